@@ -1,0 +1,73 @@
+// The narrow interface to a vendor's driver. Only cuda.cpp and hip.cpp behind it know an API's names.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/status.h"
+
+namespace attn {
+
+struct DeviceInfo {
+  int ordinal = 0;
+  std::string name;             // as the driver says
+  std::string arch;             // "sm_90", "gfx942" (feature suffixes such as :sramecc+ removed)
+  int multiprocessors = 0;
+  int64_t memory_bytes = 0;
+  int64_t shared_bytes_max = 0; // shared memory or LDS that one block can have
+  std::string driver_version;
+};
+
+using Module = struct ModuleHandle*;
+using Function = struct FunctionHandle*;
+using Event = struct EventHandle*;
+
+struct Launch {
+  Function function = nullptr;
+  uint32_t grid[3] = {1, 1, 1};
+  uint32_t block[3] = {1, 1, 1};
+  uint32_t shared_bytes = 0;      // dynamic
+  const void* kernarg = nullptr;  // the parameters, laid out as the kernel declares them
+  size_t kernarg_bytes = 0;
+};
+
+// One device of one driver. Calls are thread-safe; those that launch neither allocate nor lock. The device's
+// context is made current for the duration of a call only.
+class Driver {
+ public:
+  virtual ~Driver() = default;
+  virtual const DeviceInfo& device() const = 0;
+
+  virtual Status alloc(size_t bytes, void** memory) = 0;
+  virtual Status free(void* memory) = 0;
+  virtual Status copy_in(void* dst, const void* host_src, size_t bytes, void* stream) = 0;
+  virtual Status copy_out(void* host_dst, const void* src, size_t bytes, void* stream) = 0;
+  virtual Status fill(void* dst, uint8_t value, size_t bytes, void* stream) = 0;
+  virtual Status synchronize(void* stream) = 0;
+
+  virtual Status load(std::span<const unsigned char> image, Module* module) = 0;
+  virtual void unload(Module module) = 0;
+  // Raises the function's limit of dynamic shared memory to shared_bytes.
+  virtual Status function(Module module, const char* symbol, uint32_t shared_bytes,
+                          Function* function) = 0;
+  virtual Status launch(const Launch& launch, void* stream) = 0;
+
+  virtual Status event_create(Event* event) = 0;
+  virtual void event_destroy(Event event) = 0;
+  virtual Status event_record(Event event, void* stream) = 0;
+  virtual Status event_elapsed(Event start, Event stop, float* milliseconds) = 0;
+};
+
+// `path`: a driver library to open instead of the system's, or nullptr. The library stays open for the life of
+// the process. Errors: DRIVER_MISSING, NO_DEVICE, DRIVER_ERROR.
+Status open_cuda(const char* path, int device, std::shared_ptr<Driver>* driver);
+Status open_hip(const char* path, bool emulator, int device, std::shared_ptr<Driver>* driver);
+
+// All devices of a driver, for attn_info; creates no context.
+Status list_cuda(const char* path, std::vector<DeviceInfo>* devices);
+Status list_hip(const char* path, bool emulator, std::vector<DeviceInfo>* devices);
+
+}  // namespace attn
