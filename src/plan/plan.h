@@ -1,0 +1,61 @@
+// Plans: everything decided before the first run.
+#pragma once
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "catalog/catalog.h"
+#include "cpu/pool.h"
+#include "driver/driver.h"
+#include "plan/problem.h"
+
+namespace attn {
+
+struct Context {
+  attn_backend backend = ATTN_BACKEND_AUTO;
+  std::shared_ptr<Driver> driver;    // cuda, hip, hip-emu
+  std::unique_ptr<ThreadPool> pool;  // reference, cpu
+
+  ~Context();
+  bool host_memory() const { return !driver; }
+  // The kernel's entry point on this device, its module loaded on first use and kept.
+  Status function(const Kernel& kernel, uint32_t shared_bytes, Function* function);
+
+ private:
+  std::mutex mutex_;
+  std::map<const Image*, Module> modules_;
+};
+
+struct Plan {
+  std::shared_ptr<Context> context;
+  const Kernel* kernel = nullptr;
+  Problem problem;                  // Op::forward
+  attn_merge_problem merge{};       // Op::merge
+  attn_quantize_problem quantize{}; // Op::quantize
+  size_t workspace = 0;
+  Launch launch;                    // device kernels; kernarg is filled by each run
+};
+
+// Why a kernel that the context's backend has does not run a problem.
+struct Declined {
+  const Kernel* kernel;
+  std::string reason;
+};
+
+// Chooses the first row of the catalog that takes the problem; `declined` (may be null) gets the others
+// in front of it, or with `all` every one.
+Status plan_forward(const std::shared_ptr<Context>& context, const attn_problem* problem,
+                    std::unique_ptr<Plan>* plan, std::vector<Declined>* declined = nullptr);
+Status plan_merge(const std::shared_ptr<Context>& context, const attn_merge_problem* problem,
+                  std::unique_ptr<Plan>* plan);
+Status plan_quantize(const std::shared_ptr<Context>& context, const attn_quantize_problem* problem,
+                     std::unique_ptr<Plan>* plan);
+
+Status run_forward(const Plan& plan, const attn_args* args, void* workspace, size_t bytes, void* stream);
+Status run_merge(const Plan& plan, const attn_merge_args* args, void* stream);
+Status run_quantize(const Plan& plan, const attn_quantize_args* args, void* stream);
+Status check_forward(const Plan& plan, const attn_args* args, void* stream);
+
+}  // namespace attn
