@@ -1,0 +1,148 @@
+// The element types: names, sizes, limits and conversions, stated once.
+#pragma once
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "attn/attn.h"
+
+namespace attn {
+
+struct TypeInfo {
+  const char* name;    // as in command lines, files and errors
+  int block_elements;  // 1, or 32 for ggml blocks
+  int block_bytes;
+  double max_finite;   // of one stored element; ggml blocks: 0, their scale is inside
+};
+// Values outside the enum give the row of ATTN_DTYPE_NONE.
+const TypeInfo& type_info(attn_dtype type);
+inline const char* dtype_name(attn_dtype type) { return type_info(type).name; }
+// ATTN_DTYPE_NONE if no type has this name.
+attn_dtype dtype_from_name(std::string_view name);
+
+inline bool is_fp8(attn_dtype t) {
+  return t == ATTN_F8_E4M3FN || t == ATTN_F8_E5M2 || t == ATTN_F8_E4M3FNUZ;
+}
+inline bool is_ggml(attn_dtype t) { return t == ATTN_Q8_0 || t == ATTN_Q4_0; }
+
+// Bytes of `elements` consecutive elements, and the offset of element number `elements`. For ggml
+// blocks a multiple of 32.
+inline int64_t type_bytes(attn_dtype type, int64_t elements) {
+  const TypeInfo& info = type_info(type);
+  return elements / info.block_elements * info.block_bytes;
+}
+
+// ---- small floats ------------------------------------------------------------------------------
+
+struct SmallFloat {
+  int exponent_bits, mantissa_bits, bias;
+  uint32_t max_code;  // largest finite magnitude
+  uint32_t inf_code;  // 0 = no infinity
+  uint32_t nan_code;
+  bool signed_zero_and_nan;  // false: FNUZ, where code 0x80 is the only NaN
+  constexpr uint32_t sign_bit() const { return 1u << (exponent_bits + mantissa_bits); }
+};
+inline constexpr SmallFloat f16_format{5, 10, 15, 0x7bff, 0x7c00, 0x7e00, true};
+inline constexpr SmallFloat bf16_format{8, 7, 127, 0x7f7f, 0x7f80, 0x7fc0, true};
+inline constexpr SmallFloat e4m3fn_format{4, 3, 7, 0x7e, 0, 0x7f, true};
+inline constexpr SmallFloat e5m2_format{5, 2, 15, 0x7b, 0x7c, 0x7e, true};
+inline constexpr SmallFloat e4m3fnuz_format{4, 3, 8, 0x7f, 0, 0x80, false};
+
+namespace detail {
+constexpr double pow2(int e) { return std::bit_cast<double>(uint64_t(e + 1023) << 52); }
+}  // namespace detail
+
+// Exact.
+constexpr double decode(const SmallFloat& f, uint32_t code) {
+  constexpr double nan = std::bit_cast<double>(0x7ff8000000000000ull);
+  constexpr double inf = std::bit_cast<double>(0x7ff0000000000000ull);
+  if (!f.signed_zero_and_nan && code == f.nan_code) return nan;
+  const uint32_t magnitude = code & (f.sign_bit() - 1);
+  const double sign = code & f.sign_bit() ? -1.0 : 1.0;
+  if (f.inf_code != 0 && magnitude == f.inf_code) return sign * inf;
+  if (magnitude > f.max_code) return nan;
+  const int exponent = int(magnitude >> f.mantissa_bits);
+  const uint32_t fraction = magnitude & ((1u << f.mantissa_bits) - 1);
+  if (exponent == 0) return sign * fraction * detail::pow2(1 - f.bias - f.mantissa_bits);
+  return sign * (fraction + (1u << f.mantissa_bits)) *
+         detail::pow2(exponent - f.bias - f.mantissa_bits);
+}
+
+// Rounds once, to nearest even. Beyond the range: infinity, NaN in formats without one, or with
+// `saturate` the largest finite value. NaN stays NaN.
+constexpr uint32_t encode(const SmallFloat& f, double x, bool saturate) {
+  const uint64_t bits = std::bit_cast<uint64_t>(x);
+  const uint32_t sign = bits >> 63 ? f.sign_bit() : 0;
+  const int exponent = int(bits >> 52 & 0x7ff) - 1023;
+  const uint64_t fraction = bits & 0xfffffffffffffull;
+  if (exponent == 1024 && fraction != 0) {
+    return f.signed_zero_and_nan ? f.nan_code | sign : f.nan_code;
+  }
+  // Subnormal doubles are below half of every format's smallest value.
+  uint64_t magnitude = 0;
+  if (exponent == 1024) {
+    magnitude = uint64_t(f.max_code) + 1;
+  } else if (exponent > -1023) {
+    const int lowest = 1 - f.bias;
+    const int shift = 52 - f.mantissa_bits + (exponent < lowest ? lowest - exponent : 0);
+    if (shift <= 53) {
+      const uint64_t significand = fraction | 1ull << 52;
+      const uint64_t half = 1ull << (shift - 1);
+      const uint64_t rest = significand & (2 * half - 1);
+      uint64_t n = significand >> shift;
+      if (rest > half || (rest == half && (n & 1))) ++n;
+      // A carry out of n moves to the next exponent by itself.
+      magnitude =
+          n + (exponent > lowest ? uint64_t(exponent - lowest) << f.mantissa_bits : 0);
+    }
+  }
+  if (magnitude > f.max_code) {
+    if (saturate) magnitude = f.max_code;
+    else if (f.inf_code != 0) magnitude = f.inf_code;
+    else return f.signed_zero_and_nan ? f.nan_code | sign : f.nan_code;
+  }
+  if (magnitude == 0 && !f.signed_zero_and_nan) return 0;
+  return uint32_t(magnitude) | sign;
+}
+
+inline constexpr std::array<float, 256> make_table(const SmallFloat& f) {
+  std::array<float, 256> table{};
+  for (uint32_t code = 0; code < 256; ++code) table[code] = float(decode(f, code));
+  return table;
+}
+inline constexpr std::array<float, 256> e4m3fn_values = make_table(e4m3fn_format);
+inline constexpr std::array<float, 256> e5m2_values = make_table(e5m2_format);
+inline constexpr std::array<float, 256> e4m3fnuz_values = make_table(e4m3fnuz_format);
+
+inline float f16_value(uint16_t code) { return float(decode(f16_format, code)); }
+inline float bf16_value(uint16_t code) { return std::bit_cast<float>(uint32_t(code) << 16); }
+inline uint16_t f16_code(double x) { return uint16_t(encode(f16_format, x, false)); }
+inline uint16_t bf16_code(double x) { return uint16_t(encode(bf16_format, x, false)); }
+
+// The FNUZ code whose value is half that of the OCP code. Exact; -0 becomes 0, NaN stays NaN.
+constexpr uint8_t fnuz_half_of_e4m3fn(uint8_t code) {
+  if (code == 0x80) return 0x00;
+  if (code == 0x7f || code == 0xff) return 0x80;
+  return code;
+}
+
+// ---- rows of any type --------------------------------------------------------------------------
+
+// Reads elements [index, index + n) behind `base`; exact. ggml blocks: index may lie inside a block.
+void decode_row(attn_dtype type, const void* base, int64_t index, int64_t n, double* out);
+void decode_row(attn_dtype type, const void* base, int64_t index, int64_t n, float* out);
+double decode_element(attn_dtype type, const void* base, int64_t index);
+
+// Writes one element (f64, f32, f16, bf16, fp8), rounding once. `saturate` acts on fp8 only.
+void encode_element(attn_dtype type, void* base, int64_t index, double x, bool saturate);
+
+// One ggml block of 32 values by ggml's rules: q8_0: d = amax / 127, q = round(x / d), half away from
+// zero; q4_0: d = m / -8 where m is the value of largest magnitude, q = min(15, trunc(x / d + 8.5)).
+// Quotients use d before it is stored as f16. A NaN, or without `saturate` a d beyond f16, makes the
+// block's scale and so all its values NaN; with it d is at most 65504 and q is clamped.
+void encode_q8_0(const float* x, void* block, bool saturate);
+void encode_q4_0(const float* x, void* block, bool saturate);
+
+}  // namespace attn

@@ -1,0 +1,87 @@
+#include "cpu/kv_view.h"
+
+namespace attn {
+namespace {
+
+struct Span {
+  int64_t begin, length;
+};
+
+// Entry b of cumulative lengths, inside [0, total] and at most `capacity` long.
+Span packed_span(const int32_t* cu_seqlens, int64_t b, int64_t total, int64_t capacity) {
+  const int64_t begin = std::clamp<int64_t>(cu_seqlens[b], 0, total);
+  const int64_t end = std::clamp<int64_t>(cu_seqlens[b + 1], begin, total);
+  return {begin, std::min(end - begin, capacity)};
+}
+
+}  // namespace
+
+QueryView query_view(const Problem& p, const Args& args, int64_t b) {
+  if (p.q_layout == ATTN_PACKED) {
+    const Span span = packed_span(args.cu_seqlens_q, b, p.total_q, p.seqlen_q);
+    return {span.length, span.begin * p.q_stride.seq, span.begin * p.out_stride.seq, span.begin,
+            p.total_q};
+  }
+  return {p.seqlen_q, b * p.q_stride.batch, b * p.out_stride.batch, b * p.heads_q * p.seqlen_q,
+          p.seqlen_q};
+}
+
+int64_t segment_length(const Problem& problem, const Args& args, int64_t b, int64_t s) {
+  const attn_segment& shape = problem.segment[s];
+  const attn_segment_args& data = args.segment[s];
+  if (shape.layout == ATTN_PACKED) {
+    return packed_span(data.cu_seqlens, b, shape.total, shape.seqlen).length;
+  }
+  int64_t capacity = shape.seqlen;
+  if (shape.layout == ATTN_PAGED) {
+    capacity = std::min(capacity, int64_t(shape.max_pages) * shape.page_size);
+  }
+  return shape.has_seqlens ? std::clamp<int64_t>(data.seqlens[b], 0, capacity) : capacity;
+}
+
+int64_t sequence_length_kv(const Problem& problem, const Args& args, int64_t b) {
+  int64_t sum = 0;
+  for (int64_t s = 0; s < problem.num_segments; ++s) sum += segment_length(problem, args, b, s);
+  return sum;
+}
+
+SegmentView segment_view(const Problem& problem, const Args& args, int64_t b, int64_t s,
+                         int64_t first) {
+  SegmentView view{};
+  view.shape = &problem.segment[s];
+  view.data = &args.segment[s];
+  view.b = b;
+  view.length = segment_length(problem, args, b, s);
+  view.first = first;
+  if (view.shape->layout == ATTN_PACKED) {
+    view.first_row =
+        packed_span(view.data->cu_seqlens, b, view.shape->total, view.shape->seqlen).begin;
+  } else if (view.shape->layout == ATTN_PAGED) {
+    view.pages = view.data->block_table + b * view.shape->max_pages;
+  }
+  view.k_row_bytes = type_bytes(view.shape->k_type, view.shape->k_stride.seq);
+  view.v_row_bytes = type_bytes(view.shape->v_type, view.shape->v_stride.seq);
+  return view;
+}
+
+BlockView block_view(const Problem& p, const Args& args, int64_t b, int64_t head,
+                     int64_t block_row, int64_t block_column) {
+  const int64_t rows = (p.seqlen_q + p.block_q - 1) / p.block_q;
+  const int64_t columns = (p.seqlen_kv + p.block_k - 1) / p.block_k;
+  const int64_t grid = (p.mask_batch == 1 ? 0 : b) * p.mask_heads + (p.mask_heads == 1 ? 0 : head);
+  const int64_t cell = (grid * rows + block_row) * columns + block_column;
+  const uint8_t kind = args.block_kinds[cell];
+  BlockView view{kind <= ATTN_BLOCK_PARTIAL ? attn_block_kind(kind) : ATTN_BLOCK_EMPTY, nullptr,
+                 (p.block_k + 31) / 32};
+  if (view.kind == ATTN_BLOCK_PARTIAL) {
+    const int64_t index = args.block_index[cell];
+    if (index < 0 || index >= p.mask_partials) {
+      view.kind = ATTN_BLOCK_EMPTY;
+    } else {
+      view.bits = args.block_bits + index * p.block_q * view.words;
+    }
+  }
+  return view;
+}
+
+}  // namespace attn

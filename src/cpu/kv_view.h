@@ -1,0 +1,121 @@
+// Where the queries and keys of one batch entry lie in host memory. Lengths are clamped, tables are
+// never trusted, nothing allocates.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+#include "core/dtype.h"
+#include "plan/problem.h"
+
+namespace attn {
+
+// The queries of batch entry b. Offsets count elements.
+struct QueryView {
+  int64_t length;  // Sq[b]
+  int64_t q, out;  // row 0, head 0
+  int64_t lse;     // head 0, row 0; rows are 1 apart
+  int64_t lse_head;
+};
+QueryView query_view(const Problem& problem, const Args& args, int64_t b);
+
+// Consecutive keys whose rows are one stride apart.
+struct KeyRun {
+  int64_t count;  // 0 behind the segment's end
+  const char* k;  // row of the first key at the asked head; null: a bad page, these keys do not exist
+  const char* v;
+};
+
+// One segment of batch entry b.
+struct SegmentView {
+  const attn_segment* shape;
+  const attn_segment_args* data;
+  int64_t b;
+  int64_t length;        // keys
+  int64_t first;         // position of key 0 among all keys of the sequence
+  int64_t first_row;     // PACKED: row of key 0 in the buffer
+  const int32_t* pages;  // PAGED: this sequence's row of the block table
+  int64_t k_row_bytes, v_row_bytes;  // between consecutive keys of a run
+
+  // The run that starts at key j of the segment, 0 <= j.
+  KeyRun run(int64_t j, int64_t kv_head) const {
+    if (j >= length) return {0, nullptr, nullptr};
+    int64_t batch = b, row = j, count = length - j;
+    if (shape->layout == ATTN_PACKED) {
+      batch = 0;
+      row += first_row;
+    } else if (shape->layout == ATTN_PAGED) {
+      batch = pages[j / shape->page_size];
+      row = j % shape->page_size;
+      count = std::min(count, shape->page_size - row);
+      if (batch < 0 || batch >= shape->num_pages) return {count, nullptr, nullptr};
+    }
+    return {count, address(data->k, shape->k_type, shape->k_stride, batch, row, kv_head),
+            address(data->v, shape->v_type, shape->v_stride, batch, row, kv_head)};
+  }
+
+  float k_descale(int64_t j, int64_t kv_head, int64_t heads_kv) const {
+    return descale(shape->k_descale, data->k_descale, j, kv_head, heads_kv);
+  }
+  float v_descale(int64_t j, int64_t kv_head, int64_t heads_kv) const {
+    return descale(shape->v_descale, data->v_descale, j, kv_head, heads_kv);
+  }
+
+ private:
+  static const char* address(const void* base, attn_dtype type, const attn_strides& stride,
+                             int64_t batch, int64_t row, int64_t head) {
+    return static_cast<const char*>(base) +
+           type_bytes(type, batch * stride.batch + row * stride.seq + head * stride.head);
+  }
+  float descale(attn_descale_kind kind, const float* values, int64_t j, int64_t kv_head,
+                int64_t heads_kv) const {
+    switch (kind) {
+      case ATTN_DESCALE_TENSOR: return values[0];
+      case ATTN_DESCALE_HEAD: return values[b * heads_kv + kv_head];
+      case ATTN_DESCALE_BLOCK: {
+        const int64_t size = shape->descale_block_keys;
+        const int64_t blocks = (shape->seqlen + size - 1) / size;
+        return values[(b * heads_kv + kv_head) * blocks + j / size];
+      }
+      case ATTN_DESCALE_NONE: break;
+    }
+    return 1;
+  }
+};
+
+// Keys of segment s in batch entry b, in [0, capacity].
+int64_t segment_length(const Problem& problem, const Args& args, int64_t b, int64_t s);
+// Skv[b], the sum over all segments.
+int64_t sequence_length_kv(const Problem& problem, const Args& args, int64_t b);
+// `first`: the sum of the lengths of the segments before s.
+SegmentView segment_view(const Problem& problem, const Args& args, int64_t b, int64_t s,
+                         int64_t first);
+
+inline float q_descale(const Problem& problem, const Args& args, int64_t b, int64_t kv_head) {
+  if (problem.q_descale == ATTN_DESCALE_TENSOR) return args.q_descale[0];
+  if (problem.q_descale == ATTN_DESCALE_HEAD) {
+    return args.q_descale[b * problem.heads_kv + kv_head];
+  }
+  return 1;
+}
+
+// What a block mask says about one block; causal, window and lengths are not in it.
+struct BlockView {
+  attn_block_kind kind;  // values out of range are EMPTY, as is PARTIAL with a bad index
+  const uint32_t* bits;  // PARTIAL: the block's first row
+  int32_t words;         // per row
+
+  // Element (row, column) of the block, standing for query i and key j; diagonal = Skv - Sq.
+  bool visible(int64_t row, int64_t column, int64_t i, int64_t j, int64_t diagonal) const {
+    switch (kind) {
+      case ATTN_BLOCK_EMPTY: return false;
+      case ATTN_BLOCK_CAUSAL: return j <= i + diagonal;
+      case ATTN_BLOCK_FULL: return true;
+      case ATTN_BLOCK_PARTIAL: return bits[row * words + column / 32] >> (column % 32) & 1;
+    }
+    return false;
+  }
+};
+BlockView block_view(const Problem& problem, const Args& args, int64_t b, int64_t head,
+                     int64_t block_row, int64_t block_column);
+
+}  // namespace attn
