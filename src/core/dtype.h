@@ -22,16 +22,17 @@ inline const char* dtype_name(attn_dtype type) { return type_info(type).name; }
 // ATTN_DTYPE_NONE if no type has this name.
 attn_dtype dtype_from_name(std::string_view name);
 
-inline bool is_fp8(attn_dtype t) {
+inline bool dtype_is_fp8(attn_dtype t) {
   return t == ATTN_F8_E4M3FN || t == ATTN_F8_E5M2 || t == ATTN_F8_E4M3FNUZ;
 }
-inline bool is_ggml(attn_dtype t) { return t == ATTN_Q8_0 || t == ATTN_Q4_0; }
+inline bool dtype_is_ggml(attn_dtype t) { return t == ATTN_Q8_0 || t == ATTN_Q4_0; }
 
-// Bytes of `elements` consecutive elements, and the offset of element number `elements`. For ggml
-// blocks a multiple of 32.
-inline int64_t type_bytes(attn_dtype type, int64_t elements) {
-  const TypeInfo& info = type_info(type);
-  return elements / info.block_elements * info.block_bytes;
+// Elements and bytes of one block.
+inline int64_t dtype_block(attn_dtype type) { return type_info(type).block_elements; }
+inline int64_t dtype_bytes(attn_dtype type) { return type_info(type).block_bytes; }
+// Bytes of `elements` consecutive elements, which are whole blocks; the offset of that element.
+inline int64_t dtype_bytes(attn_dtype type, int64_t elements) {
+  return elements / dtype_block(type) * dtype_bytes(type);
 }
 
 // ---- small floats ------------------------------------------------------------------------------

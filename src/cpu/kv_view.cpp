@@ -59,8 +59,8 @@ SegmentView segment_view(const Problem& problem, const Args& args, int64_t b, in
   } else if (view.shape->layout == ATTN_PAGED) {
     view.pages = view.data->block_table + b * view.shape->max_pages;
   }
-  view.k_row_bytes = type_bytes(view.shape->k_type, view.shape->k_stride.seq);
-  view.v_row_bytes = type_bytes(view.shape->v_type, view.shape->v_stride.seq);
+  view.k_row_bytes = dtype_bytes(view.shape->k_type, view.shape->k_stride.seq);
+  view.v_row_bytes = dtype_bytes(view.shape->v_type, view.shape->v_stride.seq);
   return view;
 }
 

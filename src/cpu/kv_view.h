@@ -64,7 +64,7 @@ struct SegmentView {
   static const char* address(const void* base, attn_dtype type, const attn_strides& stride,
                              int64_t batch, int64_t row, int64_t head) {
     return static_cast<const char*>(base) +
-           type_bytes(type, batch * stride.batch + row * stride.seq + head * stride.head);
+           dtype_bytes(type, batch * stride.batch + row * stride.seq + head * stride.head);
   }
   float descale(attn_descale_kind kind, const float* values, int64_t j, int64_t kv_head,
                 int64_t heads_kv) const {
