@@ -1,0 +1,2 @@
+#include <attn/attn.h>
+int main() { return attn_version() == nullptr; }
