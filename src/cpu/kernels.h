@@ -1,0 +1,13 @@
+// The portable host kernels that the catalog lists.
+#pragma once
+#include "cpu/host_kernel.h"
+
+namespace attn {
+
+extern const HostKernel reference_kernel;           // forward in float64
+extern const HostKernel merge_reference_kernel;     // float64
+extern const HostKernel merge_cpu_kernel;           // float32
+extern const HostKernel quantize_reference_kernel;  // both compute quotients in float64: the codes
+extern const HostKernel quantize_cpu_kernel;        // are exact, there is only one answer
+
+}  // namespace attn

@@ -1,0 +1,119 @@
+// Quantisation to fp8 and to ggml blocks.
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cmath>
+
+#include "core/dtype.h"
+#include "cpu/kernels.h"
+#include "cpu/pool.h"
+
+namespace attn {
+namespace {
+
+constexpr int64_t chunk = 128;  // elements decoded at a time; whole ggml blocks
+
+struct Row {
+  int64_t b, s, h;
+  int64_t src, dst;  // offsets in elements
+  int64_t group;     // index of its descale
+};
+
+int64_t num_blocks(const attn_quantize_problem& p) {
+  return (p.seqlen + p.descale_block_keys - 1) / p.descale_block_keys;
+}
+int64_t num_descales(const attn_quantize_problem& p) {
+  switch (p.kind) {
+    case ATTN_DESCALE_HEAD: return p.batch * p.heads;
+    case ATTN_DESCALE_BLOCK: return p.batch * p.heads * num_blocks(p);
+    default: return 1;
+  }
+}
+
+Row row_of(const attn_quantize_problem& p, int64_t item) {
+  Row r{item / p.heads / p.seqlen, item / p.heads % p.seqlen, item % p.heads, 0, 0, 0};
+  r.src = r.b * p.src_stride.batch + r.s * p.src_stride.seq + r.h * p.src_stride.head;
+  r.dst = r.b * p.dst_stride.batch + r.s * p.dst_stride.seq + r.h * p.dst_stride.head;
+  if (p.kind == ATTN_DESCALE_HEAD) r.group = r.b * p.heads + r.h;
+  if (p.kind == ATTN_DESCALE_BLOCK) {
+    r.group = (r.b * p.heads + r.h) * num_blocks(p) + r.s / p.descale_block_keys;
+  }
+  return r;
+}
+
+// Calls visit(first element, count, values) for the row's elements.
+template <class Visit>
+void for_each_chunk(const attn_quantize_problem& p, const attn_quantize_args& args, const Row& row,
+                    Visit&& visit) {
+  float x[chunk];
+  for (int64_t d = 0; d < p.head_dim; d += chunk) {
+    const int64_t n = std::min(chunk, p.head_dim - d);
+    decode_row(p.src_type, args.src, row.src + d, n, x);
+    visit(d, n, x);
+  }
+}
+
+// descale = max |x| over the finite x, divided by the largest value of the type. Finite floats that
+// are not negative are ordered as their bits, so that any number of threads may raise a maximum.
+void find_descales(const attn_quantize_problem& p, const attn_quantize_args& args, int64_t rows,
+                   ThreadPool& pool) {
+  std::fill_n(args.descale, num_descales(p), 0.0f);
+  pool.for_each(rows, [&](int64_t item, int) {
+    const Row row = row_of(p, item);
+    float amax = 0;
+    for_each_chunk(p, args, row, [&](int64_t, int64_t n, const float* x) {
+      for (int64_t k = 0; k < n; ++k) {
+        if (std::isfinite(x[k])) amax = std::max(amax, std::abs(x[k]));
+      }
+    });
+    std::atomic_ref<float> shared(args.descale[row.group]);
+    float seen = shared.load(std::memory_order_relaxed);
+    while (seen < amax &&
+           !shared.compare_exchange_weak(seen, amax, std::memory_order_relaxed)) {
+    }
+  });
+  const double max_finite = type_info(p.dst_type).max_finite;
+  for (int64_t g = 0; g < num_descales(p); ++g) {
+    // A maximum so small that the quotient underflows keeps the smallest positive descale.
+    float& descale = args.descale[g];
+    if (descale == 0) descale = 1;
+    else descale = std::max(float(descale / max_finite), std::bit_cast<float>(1u));
+  }
+}
+
+// The quotient of two floats is computed in float64: no rounding there can create a tie, so the codes
+// are those of the exact quotient.
+void quantize_row(const attn_quantize_problem& p, const attn_quantize_args& args, const Row& row) {
+  const bool saturate = p.saturate != 0;
+  const double descale = p.scale == ATTN_SCALE_ONE ? 1 : args.descale[row.group];
+  for_each_chunk(p, args, row, [&](int64_t d, int64_t n, const float* x) {
+    if (dtype_is_ggml(p.dst_type)) {
+      for (int64_t k = 0; k < n; k += 32) {
+        char* block = static_cast<char*>(args.dst) + dtype_bytes(p.dst_type, row.dst + d + k);
+        if (p.dst_type == ATTN_Q8_0) encode_q8_0(x + k, block, saturate);
+        else encode_q4_0(x + k, block, saturate);
+      }
+      return;
+    }
+    for (int64_t k = 0; k < n; ++k) {
+      encode_element(p.dst_type, args.dst, row.dst + d + k, x[k] / descale, saturate);
+    }
+  });
+}
+
+void quantize(const attn_quantize_problem& p, const attn_quantize_args& args, ThreadPool& pool) {
+  const int64_t rows = p.batch * p.seqlen * p.heads;
+  if (p.scale == ATTN_SCALE_AMAX) find_descales(p, args, rows, pool);
+  if (p.scale == ATTN_SCALE_ONE && args.descale) std::fill_n(args.descale, num_descales(p), 1.0f);
+  pool.for_each(rows, [&](int64_t item, int) { quantize_row(p, args, row_of(p, item)); });
+}
+
+bool always() { return true; }
+
+}  // namespace
+
+const HostKernel quantize_reference_kernel = {
+    .runs_here = always, .isa = "any", .quantize = quantize};
+const HostKernel quantize_cpu_kernel = {.runs_here = always, .isa = "any", .quantize = quantize};
+
+}  // namespace attn

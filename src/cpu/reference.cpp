@@ -1,0 +1,149 @@
+// The float64 reference: the formula, one query row at a time. Every other kernel is compared with it.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "cpu/kernels.h"
+#include "cpu/kv_view.h"
+#include "cpu/pool.h"
+
+namespace attn {
+namespace {
+
+constexpr double infinity = std::numeric_limits<double>::infinity();
+
+struct Scratch {
+  double* scores;  // [seqlen_kv]
+  double* q;       // [head_dim]
+  double* key;     // [head_dim]
+  double* value;   // [head_dim_v]
+  double* sum;     // [head_dim_v]
+
+  static int64_t size(const Problem& p) { return p.seqlen_kv + 2 * p.head_dim + 2 * p.head_dim_v; }
+  Scratch(const Problem& p, double* at) {
+    scores = at;
+    q = scores + p.seqlen_kv;
+    key = q + p.head_dim;
+    value = key + p.head_dim;
+    sum = value + p.head_dim_v;
+  }
+};
+
+// The default scale was rounded to float when the problem was made; the formula has the exact one.
+double exact_scale(const Problem& p) {
+  const double exact = 1 / std::sqrt(double(p.head_dim));
+  return p.scale == float(exact) ? exact : double(p.scale);
+}
+
+// Calls visit(segment, key within it, key position, run, key within the run) for each key that exists.
+template <class Visit>
+void for_each_key(const Problem& p, const Args& args, int64_t b, int64_t kv_head, Visit&& visit) {
+  int64_t first = 0;
+  for (int64_t s = 0; s < p.num_segments; ++s) {
+    const SegmentView segment = segment_view(p, args, b, s, first);
+    for (int64_t begin = 0; begin < segment.length;) {
+      const KeyRun run = segment.run(begin, kv_head);
+      for (int64_t n = 0; n < run.count && run.k != nullptr; ++n) {
+        visit(segment, begin + n, first + begin + n, run, n);
+      }
+      begin += run.count;
+    }
+    first += segment.length;
+  }
+}
+
+// Query i of head h in batch entry b.
+void forward_row(const Problem& p, const Args& args, int64_t b, int64_t h, int64_t i,
+                 const QueryView& query, const Scratch& scratch) {
+  const int64_t kv_head = h / p.group();
+  const int64_t seqlen_kv = sequence_length_kv(p, args, b);
+  const int64_t diagonal = seqlen_kv - query.length;
+  const KeyRange range = p.range_mask().keys(i, query.length, seqlen_kv);
+  const double scale = exact_scale(p);
+
+  const auto bias = [&](int64_t j) -> double {
+    if (p.bias_type == ATTN_DTYPE_NONE) return 0;
+    return decode_element(p.bias_type, args.bias,
+                          b * p.bias_stride[0] + h * p.bias_stride[1] + i * p.bias_stride[2] +
+                              j * p.bias_stride[3]);
+  };
+  const auto visible = [&](int64_t j) {
+    if (j < range.begin || j >= range.end) return false;
+    if (p.has(ATTN_BLOCK_MASK) &&
+        !block_view(p, args, b, h, i / p.block_q, j / p.block_k)
+             .visible(i % p.block_q, j % p.block_k, i, j, diagonal)) {
+      return false;
+    }
+    return bias(j) != -infinity;
+  };
+
+  decode_row(p.q_type, args.q, query.q + i * p.q_stride.seq + h * p.q_stride.head, p.head_dim,
+             scratch.q);
+  const double q_scale = q_descale(p, args, b, kv_head);
+
+  double max = p.has(ATTN_SINKS) ? args.sinks[h] : -infinity;
+  std::fill_n(scratch.scores, seqlen_kv, -infinity);
+  for_each_key(p, args, b, kv_head, [&](const SegmentView& segment, int64_t key, int64_t j,
+                                        const KeyRun& run, int64_t n) {
+    if (!visible(j)) return;
+    decode_row(segment.shape->k_type, run.k + n * segment.k_row_bytes, 0, p.head_dim, scratch.key);
+    double dot = 0;
+    for (int64_t d = 0; d < p.head_dim; ++d) dot += scratch.q[d] * scratch.key[d];
+    double s = scale * dot * q_scale * segment.k_descale(key, kv_head, p.heads_kv);
+    if (p.softcap > 0) s = p.softcap * std::tanh(s / p.softcap);
+    s += bias(j);
+    if (p.has(ATTN_ALIBI)) s -= double(args.alibi_slopes[h]) * std::abs(double(i + diagonal - j));
+    scratch.scores[j] = s;
+    if (s > max || std::isnan(s)) max = s;
+  });
+
+  double denominator = p.has(ATTN_SINKS) && max != -infinity ? std::exp(args.sinks[h] - max) : 0;
+  std::fill_n(scratch.sum, p.head_dim_v, 0.0);
+  for_each_key(p, args, b, kv_head, [&](const SegmentView& segment, int64_t key, int64_t j,
+                                        const KeyRun& run, int64_t n) {
+    if (scratch.scores[j] == -infinity) return;
+    const double weight = std::exp(scratch.scores[j] - max);
+    denominator += weight;
+    decode_row(segment.shape->v_type, run.v + n * segment.v_row_bytes, 0, p.head_dim_v,
+               scratch.value);
+    const double v_scale = segment.v_descale(key, kv_head, p.heads_kv);
+    for (int64_t d = 0; d < p.head_dim_v; ++d) {
+      scratch.sum[d] += weight * scratch.value[d] * v_scale;
+    }
+  });
+
+  const int64_t out = query.out + i * p.out_stride.seq + h * p.out_stride.head;
+  const double out_scale = p.has(ATTN_OUT_SCALE) ? args.out_scale[0] : 1;
+  for (int64_t d = 0; d < p.head_dim_v; ++d) {
+    const double x = denominator == 0 ? 0 : scratch.sum[d] / denominator;
+    encode_element(p.out_type, args.out, out + d, x * out_scale, true);
+  }
+  if (args.lse) {
+    args.lse[query.lse + h * query.lse_head + i] = float(max + std::log(denominator));
+  }
+}
+
+size_t workspace_bytes(const Problem& p, int threads) {
+  return size_t(threads) * size_t(Scratch::size(p)) * sizeof(double);
+}
+
+void forward(const Problem& p, const Args& args, void* workspace, ThreadPool& pool) {
+  pool.for_each(p.batch * p.heads_q * p.seqlen_q, [&](int64_t item, int thread) {
+    const int64_t i = item % p.seqlen_q;
+    const int64_t h = item / p.seqlen_q % p.heads_q;
+    const int64_t b = item / p.seqlen_q / p.heads_q;
+    const QueryView query = query_view(p, args, b);
+    if (i >= query.length) return;
+    const Scratch scratch(p, static_cast<double*>(workspace) + thread * Scratch::size(p));
+    forward_row(p, args, b, h, i, query, scratch);
+  });
+}
+
+}  // namespace
+
+const HostKernel reference_kernel = {.runs_here = [] { return true; },
+                                     .isa = "any",
+                                     .workspace = workspace_bytes,
+                                     .forward = forward};
+
+}  // namespace attn
