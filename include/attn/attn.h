@@ -33,13 +33,17 @@
 #define ATTN_VERSION_MINOR 1
 #define ATTN_VERSION_PATCH 0
 
+/* C++ may not hold a value outside an enum's range unless its type is fixed; callers pass what they like. */
 #ifdef __cplusplus
+#define ATTN_ENUM : int
 extern "C" {
+#else
+#define ATTN_ENUM
 #endif
 
 /* ---- status ------------------------------------------------------------------------------------ */
 
-typedef enum attn_status {
+typedef enum attn_status ATTN_ENUM {
   ATTN_OK = 0,
   ATTN_INVALID_ARGUMENT = 1,    /* an argument breaks a rule stated here; nothing was done */
   ATTN_UNSUPPORTED = 2,         /* valid, but no kernel of this backend serves it */
@@ -63,7 +67,7 @@ ATTN_API const char* attn_version(void);
 
 /* ---- types ------------------------------------------------------------------------------------- */
 
-typedef enum attn_backend {
+typedef enum attn_backend ATTN_ENUM {
   ATTN_BACKEND_AUTO = 0,  /* cuda if a device is there, else hip, else cpu */
   ATTN_BACKEND_REFERENCE = 1,
   ATTN_BACKEND_CPU = 2,
@@ -72,7 +76,7 @@ typedef enum attn_backend {
   ATTN_BACKEND_HIP_EMU = 5  /* the gfx9 emulator; never chosen by AUTO */
 } attn_backend;
 
-typedef enum attn_dtype {
+typedef enum attn_dtype ATTN_ENUM {
   ATTN_DTYPE_NONE = 0,
   ATTN_F32 = 1,
   ATTN_F16 = 2,
@@ -85,13 +89,13 @@ typedef enum attn_dtype {
   ATTN_F64 = 9          /* output of the reference backend only */
 } attn_dtype;
 
-typedef enum attn_layout {
+typedef enum attn_layout ATTN_ENUM {
   ATTN_PADDED = 0, /* [B, S, H, D] */
   ATTN_PACKED = 1, /* [total, H, D] with cu_seqlens [B+1] */
   ATTN_PAGED = 2   /* [num_pages, page_size, H, D] with a block table [B, max_pages]; K/V only */
 } attn_layout;
 
-typedef enum attn_descale_kind { /* real value = stored value x descale */
+typedef enum attn_descale_kind ATTN_ENUM { /* real value = stored value x descale */
   ATTN_DESCALE_NONE = 0,
   ATTN_DESCALE_TENSOR = 1, /* f32 [1] */
   ATTN_DESCALE_HEAD = 2,   /* f32 [B, Hkv] */
@@ -308,7 +312,7 @@ ATTN_API attn_status attn_run_merge(const attn_plan* plan, const attn_merge_args
 
 /* ---- quantisation ------------------------------------------------------------------------------ */
 
-typedef enum attn_scale_source {
+typedef enum attn_scale_source ATTN_ENUM {
   ATTN_SCALE_ONE = 0,    /* stored = round(x) */
   ATTN_SCALE_GIVEN = 1,  /* descale is read: stored = round(x / descale) */
   ATTN_SCALE_AMAX = 2    /* descale = max|x| / largest finite value, and is written; 1 where max|x| is 0 */

@@ -1,6 +1,5 @@
 // The kernel table: what each kernel can do, where its bytes are, how it is launched.
 #pragma once
-#include <atomic>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -53,13 +52,16 @@ struct Kernel {
   Op op;
   attn_backend backend;
   Limits limits;
-  const HostKernel* host = nullptr;      // reference and cpu
+  const HostKernel* host = nullptr;      // reference and cpu; nullptr if this build leaves it out
   const DeviceKernel* device = nullptr;  // cuda and hip
-  std::atomic<uint64_t>* launches = nullptr;
 };
 
 std::span<const Kernel> catalog();
-const Kernel* find_kernel(const char* name);
+const Kernel* find_kernel(const char* name);  // nullptr if there is none
+
+// Launches of a kernel so far; counted where the launch has succeeded.
+void count_launch(const Kernel& kernel);
+uint64_t launch_count(const Kernel& kernel);
 
 // Device code that the build embedded: file kernels/**/NAME.cu or asm/**/NAME.s for one architecture.
 struct Image {

@@ -44,8 +44,8 @@ struct Declined {
   std::string reason;
 };
 
-// Chooses the first row of the catalog that takes the problem; `declined` (may be null) gets the others
-// in front of it, or with `all` every one.
+// Chooses the first row of the catalog that takes the problem; `declined` (may be null) gets the rows of
+// the backend that did not run it, those behind the chosen one included.
 Status plan_forward(const std::shared_ptr<Context>& context, const attn_problem* problem,
                     std::unique_ptr<Plan>* plan, std::vector<Declined>* declined = nullptr);
 Status plan_merge(const std::shared_ptr<Context>& context, const attn_merge_problem* problem,
@@ -53,6 +53,7 @@ Status plan_merge(const std::shared_ptr<Context>& context, const attn_merge_prob
 Status plan_quantize(const std::shared_ptr<Context>& context, const attn_quantize_problem* problem,
                      std::unique_ptr<Plan>* plan);
 
+Status init_workspace(const Plan& plan, void* workspace, size_t bytes, void* stream);
 Status run_forward(const Plan& plan, const attn_args* args, void* workspace, size_t bytes, void* stream);
 Status run_merge(const Plan& plan, const attn_merge_args* args, void* stream);
 Status run_quantize(const Plan& plan, const attn_quantize_args* args, void* stream);

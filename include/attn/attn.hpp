@@ -1,0 +1,169 @@
+// attn.h with owners and exceptions; nothing more. Every function throws attn::error where the C function
+// returns a status.
+#ifndef ATTN_ATTN_HPP
+#define ATTN_ATTN_HPP
+
+#include <cstddef>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "attn/attn.h"
+
+namespace attn {
+
+class error : public std::runtime_error {
+ public:
+  error(attn_status status, const char* text) : std::runtime_error(text), status_(status) {}
+  attn_status status() const noexcept { return status_; }
+
+ private:
+  attn_status status_;
+};
+
+inline void check(attn_status status) {
+  if (status != ATTN_OK) throw error(status, attn_last_error());
+}
+
+// A C struct, zero but for struct_size: auto p = attn::make<attn_problem>();
+template <class T>
+T make() {
+  T value{};
+  value.struct_size = sizeof(T);
+  return value;
+}
+
+class context {
+ public:
+  explicit context(attn_backend backend = ATTN_BACKEND_AUTO, const attn_context_options* options = nullptr) {
+    attn_context* made = nullptr;
+    check(attn_context_create(backend, options, &made));
+    handle_.reset(made);
+  }
+  attn_context* get() const noexcept { return handle_.get(); }
+  attn_backend backend() const noexcept { return attn_context_backend(get()); }
+  void synchronize(void* stream = nullptr) const { check(attn_synchronize(get(), stream)); }
+
+ private:
+  struct destroy {
+    void operator()(attn_context* c) const noexcept { attn_context_destroy(c); }
+  };
+  std::unique_ptr<attn_context, destroy> handle_;
+};
+
+// Memory of a context's backend. The context must outlive it.
+class buffer {
+ public:
+  buffer() = default;
+  buffer(const context& context, std::size_t bytes) : context_(context.get()), bytes_(bytes) {
+    if (bytes > 0) check(attn_alloc(context_, bytes, &memory_));
+  }
+  buffer(buffer&& other) noexcept { swap(other); }
+  buffer& operator=(buffer&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  ~buffer() {
+    if (memory_) attn_free(context_, memory_);
+  }
+  void* data() const noexcept { return memory_; }
+  std::size_t bytes() const noexcept { return bytes_; }
+  void copy_in(const void* host, std::size_t bytes, void* stream = nullptr) {
+    check(attn_copy_in(context_, memory_, host, bytes, stream));
+  }
+  void copy_out(void* host, std::size_t bytes, void* stream = nullptr) const {
+    check(attn_copy_out(context_, host, memory_, bytes, stream));
+  }
+
+ private:
+  void swap(buffer& other) noexcept {
+    std::swap(context_, other.context_);
+    std::swap(memory_, other.memory_);
+    std::swap(bytes_, other.bytes_);
+  }
+  attn_context* context_ = nullptr;
+  void* memory_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+class plan {
+ public:
+  plan(const context& context, const attn_problem& problem) {
+    adopt([&](attn_plan** made) { return attn_plan_create(context.get(), &problem, made); });
+  }
+  plan(const context& context, const attn_merge_problem& problem) {
+    adopt([&](attn_plan** made) { return attn_plan_create_merge(context.get(), &problem, made); });
+  }
+  plan(const context& context, const attn_quantize_problem& problem) {
+    adopt([&](attn_plan** made) { return attn_plan_create_quantize(context.get(), &problem, made); });
+  }
+  plan(const context& context, const attn_kv_append_problem& problem) {
+    adopt([&](attn_plan** made) { return attn_plan_create_kv_append(context.get(), &problem, made); });
+  }
+
+  attn_plan* get() const noexcept { return handle_.get(); }
+  const char* kernel() const noexcept { return attn_plan_kernel(get()); }
+  std::size_t workspace() const noexcept { return attn_plan_workspace(get()); }
+
+  // A workspace for runs of this plan, ready to use.
+  buffer make_workspace(const context& context, void* stream = nullptr) const {
+    buffer made(context, workspace());
+    check(attn_workspace_init(get(), made.data(), made.bytes(), stream));
+    return made;
+  }
+
+  void run(const attn_args& args, const buffer& workspace, void* stream = nullptr) const {
+    check(attn_run(get(), &args, workspace.data(), workspace.bytes(), stream));
+  }
+  void run(const attn_merge_args& args, void* stream = nullptr) const {
+    check(attn_run_merge(get(), &args, stream));
+  }
+  void run(const attn_quantize_args& args, void* stream = nullptr) const {
+    check(attn_run_quantize(get(), &args, stream));
+  }
+  void run(const attn_kv_append_args& args, void* stream = nullptr) const {
+    check(attn_run_kv_append(get(), &args, stream));
+  }
+  void check_args(const attn_args& args, void* stream = nullptr) const {
+    check(attn_check(get(), &args, stream));
+  }
+
+ private:
+  template <class Make>
+  void adopt(Make&& create) {
+    attn_plan* made = nullptr;
+    check(create(&made));
+    handle_.reset(made);
+  }
+  struct destroy {
+    void operator()(attn_plan* p) const noexcept { attn_plan_destroy(p); }
+  };
+  std::unique_ptr<attn_plan, destroy> handle_;
+};
+
+namespace detail {
+template <class Call>
+std::string text(Call&& call) {
+  std::size_t size = 0;
+  check(call(nullptr, 0, &size));
+  std::string value(size, '\0');
+  check(call(value.data(), value.size(), &size));
+  value.resize(size > 0 ? size - 1 : 0);
+  return value;
+}
+}  // namespace detail
+
+// JSON, as attn_info and attn_explain describe it.
+inline std::string info() {
+  return detail::text([](char* t, std::size_t n, std::size_t* size) { return attn_info(t, n, size); });
+}
+inline std::string explain(const context& context, const attn_problem& problem) {
+  return detail::text([&](char* t, std::size_t n, std::size_t* size) {
+    return attn_explain(context.get(), &problem, t, n, size);
+  });
+}
+
+}  // namespace attn
+#endif

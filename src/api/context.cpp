@@ -1,0 +1,154 @@
+// Contexts, memory, streams.
+#include <cstring>
+#include <new>
+
+#include "api/handles.h"
+#include "core/error.h"
+#include "plan/rules.h"
+
+using namespace attn;
+
+namespace {
+
+constexpr int max_threads = 4096;
+
+Status open_backend(attn_backend backend, const attn_context_options& options, Context* context) {
+  switch (backend) {
+    case ATTN_BACKEND_REFERENCE:
+    case ATTN_BACKEND_CPU:
+      context->pool = std::make_unique<ThreadPool>(options.cpu_threads);
+      break;
+    case ATTN_BACKEND_CUDA:
+      ATTN_TRY(open_cuda(options.driver_path, options.device, &context->driver));
+      break;
+    case ATTN_BACKEND_HIP:
+    case ATTN_BACKEND_HIP_EMU:
+      ATTN_TRY(open_hip(options.driver_path, backend == ATTN_BACKEND_HIP_EMU, options.device, &context->driver));
+      break;
+    default:
+      return invalid("backend is ", int(backend), "; accepted: auto (0), reference (1), cpu (2), cuda (3), hip (4), hip-emu (5)");
+  }
+  context->backend = backend;
+  return {};
+}
+
+Status create(attn_backend backend, const attn_context_options* in, Context* context) {
+  attn_context_options options{};
+  if (in) ATTN_TRY(copy_versioned("options", in, &options));
+  ATTN_TRY(in_range("options.device", options.device, 0, 1024));
+  ATTN_TRY(in_range("options.cpu_threads", options.cpu_threads, 0, max_threads + 1));
+  if (backend != ATTN_BACKEND_AUTO) return open_backend(backend, options, context);
+  if (options.driver_path)
+    return invalid("options.driver_path is given; accepted with backend auto: NULL");
+  if (open_backend(ATTN_BACKEND_CUDA, options, context).ok()) return {};
+  if (open_backend(ATTN_BACKEND_HIP, options, context).ok()) return {};
+  return open_backend(ATTN_BACKEND_CPU, options, context);
+}
+
+// Host memory in the library's own alignment.
+constexpr std::align_val_t host_alignment{256};
+
+Status with_driver(attn_context* context, auto&& on_host, auto&& on_device) {
+  if (!context) return invalid("context is NULL; accepted: a context");
+  Context& c = *context->context;
+  return c.host_memory() ? on_host() : on_device(*c.driver);
+}
+
+Status host_stream(const void* stream) {
+  return stream ? invalid("stream is ", stream, "; accepted on reference and cpu: NULL") : Status{};
+}
+
+}  // namespace
+
+attn_status attn_context_create(attn_backend backend, const attn_context_options* options,
+                                attn_context** context) {
+  return guarded([&]() -> Status {
+    if (!context) return invalid("context is NULL; accepted: where to put the context");
+    auto made = std::make_unique<attn_context>();
+    made->context = std::make_shared<Context>();
+    ATTN_TRY(create(backend, options, made->context.get()));
+    *context = made.release();
+    return {};
+  });
+}
+
+void attn_context_destroy(attn_context* context) { delete context; }
+
+attn_backend attn_context_backend(const attn_context* context) {
+  return context ? context->context->backend : ATTN_BACKEND_AUTO;
+}
+
+const char* attn_backend_string(attn_backend backend) {
+  switch (backend) {
+    case ATTN_BACKEND_AUTO: return "auto";
+    case ATTN_BACKEND_REFERENCE: return "reference";
+    case ATTN_BACKEND_CPU: return "cpu";
+    case ATTN_BACKEND_CUDA: return "cuda";
+    case ATTN_BACKEND_HIP: return "hip";
+    case ATTN_BACKEND_HIP_EMU: return "hip-emu";
+  }
+  return "unknown backend";
+}
+
+attn_status attn_alloc(attn_context* context, size_t bytes, void** memory) {
+  return guarded([&]() -> Status {
+    if (!memory) return invalid("memory is NULL; accepted: where to put the address");
+    if (bytes == 0) return invalid("bytes is 0; accepted: 1 or more");
+    return with_driver(
+        context,
+        [&]() -> Status {
+          *memory = ::operator new(bytes, host_alignment, std::nothrow);
+          if (*memory) return {};
+          return {ATTN_OUT_OF_MEMORY, join("bytes is ", bytes, ": host memory is exhausted")};
+        },
+        [&](Driver& driver) { return driver.alloc(bytes, memory); });
+  });
+}
+
+attn_status attn_free(attn_context* context, void* memory) {
+  return guarded([&]() -> Status {
+    return with_driver(
+        context,
+        [&]() -> Status {
+          ::operator delete(memory, host_alignment);
+          return {};
+        },
+        [&](Driver& driver) { return memory ? driver.free(memory) : Status{}; });
+  });
+}
+
+attn_status attn_copy_in(attn_context* context, void* dst, const void* src, size_t bytes, void* stream) {
+  return guarded([&]() -> Status {
+    if (bytes > 0 && (!dst || !src)) return invalid(dst ? "host_src" : "backend_dst", " is NULL; accepted: an address");
+    return with_driver(
+        context,
+        [&]() -> Status {
+          ATTN_TRY(host_stream(stream));
+          if (bytes > 0) std::memcpy(dst, src, bytes);
+          return {};
+        },
+        [&](Driver& driver) { return driver.copy_in(dst, src, bytes, stream); });
+  });
+}
+
+attn_status attn_copy_out(attn_context* context, void* dst, const void* src, size_t bytes, void* stream) {
+  return guarded([&]() -> Status {
+    if (bytes > 0 && (!dst || !src)) return invalid(dst ? "backend_src" : "host_dst", " is NULL; accepted: an address");
+    return with_driver(
+        context,
+        [&]() -> Status {
+          ATTN_TRY(host_stream(stream));
+          if (bytes > 0) std::memcpy(dst, src, bytes);
+          return {};
+        },
+        [&](Driver& driver) { return driver.copy_out(dst, src, bytes, stream); });
+  });
+}
+
+attn_status attn_synchronize(attn_context* context, void* stream) {
+  return guarded([&]() -> Status {
+    return with_driver(
+        context, [&] { return host_stream(stream); },
+        [&](Driver& driver) { return driver.synchronize(stream); });
+  });
+}

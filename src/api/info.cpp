@@ -1,0 +1,125 @@
+// Texts about the library: attn_info and attn_explain, as JSON.
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "api/handles.h"
+#include "core/dtype.h"
+#include "core/error.h"
+#include "cpu/host_kernel.h"
+
+using namespace attn;
+using json = nlohmann::ordered_json;
+
+const char* attn_version(void) {
+#define ATTN_TEXT(x) #x
+#define ATTN_VERSION_TEXT(a, b, c) ATTN_TEXT(a) "." ATTN_TEXT(b) "." ATTN_TEXT(c)
+  return ATTN_VERSION_TEXT(ATTN_VERSION_MAJOR, ATTN_VERSION_MINOR, ATTN_VERSION_PATCH);
+}
+
+namespace {
+
+Status write_text(const json& value, char* text, size_t capacity, size_t* size) {
+  const std::string dump = value.dump(-1, ' ', false, json::error_handler_t::replace);
+  if (!text && capacity > 0) return invalid("text is NULL with capacity ", capacity, "; accepted: capacity 0");
+  if (size) *size = dump.size() + 1;
+  if (capacity > 0) {
+    const size_t n = std::min(dump.size(), capacity - 1);
+    std::memcpy(text, dump.data(), n);
+    text[n] = 0;
+  }
+  return {};
+}
+
+json devices_json(const std::vector<DeviceInfo>& devices) {
+  json list = json::array();
+  for (const DeviceInfo& d : devices)
+    list.push_back({{"device", d.ordinal},
+                    {"name", d.name},
+                    {"arch", d.arch},
+                    {"multiprocessors", d.multiprocessors},
+                    {"memory_bytes", d.memory_bytes},
+                    {"shared_bytes_max", d.shared_bytes_max},
+                    {"driver_version", d.driver_version}});
+  return list;
+}
+
+json host_backend(attn_backend backend) {
+  json isas = json::array();
+  for (const Kernel& k : catalog())
+    if (k.backend == backend && k.op == Op::forward && k.host && k.host->runs_here()) isas.push_back(k.host->isa);
+  return {{"name", attn_backend_string(backend)}, {"available", true}, {"reason", ""}, {"isa", isas}};
+}
+
+json device_backend(attn_backend backend, const Status& status, const std::vector<DeviceInfo>& devices) {
+  return {{"name", attn_backend_string(backend)},
+          {"available", status.ok()},
+          {"reason", status.text},
+          {"devices", devices_json(devices)}};
+}
+
+json type_names(uint32_t types) {
+  json list = json::array();
+  for (int t = ATTN_F32; t <= ATTN_F64; ++t)
+    if (types & type_bit(attn_dtype(t))) list.push_back(dtype_name(attn_dtype(t)));
+  return list;
+}
+
+json kernel_json(const Kernel& k) {
+  json archs = json::array();
+  bool runs = false;
+  if (k.host) {
+    archs.push_back(k.host->isa);
+    runs = k.host->runs_here();
+  }
+  for (const Image& image : images())
+    if (std::strcmp(image.name, k.name) == 0) archs.push_back(image.arch);
+  json row = {{"name", k.name},
+              {"op", op_name(k.op)},
+              {"backend", attn_backend_string(k.backend)},
+              {"arch", archs},
+              {"in_build", k.host || !archs.empty()},
+              {"in", type_names(k.limits.q_types)},
+              {"out", type_names(k.limits.out_types)}};
+  if (k.op == Op::forward) row["kv"] = type_names(k.limits.kv_types);
+  if (k.host) row["runs_here"] = runs;
+  return row;
+}
+
+}  // namespace
+
+attn_status attn_info(char* text, size_t capacity, size_t* size) {
+  return guarded([&]() -> Status {
+    json backends = json::array({host_backend(ATTN_BACKEND_REFERENCE), host_backend(ATTN_BACKEND_CPU)});
+    std::vector<DeviceInfo> devices;
+    const Status cuda = list_cuda(nullptr, &devices);
+    backends.push_back(device_backend(ATTN_BACKEND_CUDA, cuda, devices));
+    devices.clear();
+    const Status hip = list_hip(nullptr, false, &devices);
+    backends.push_back(device_backend(ATTN_BACKEND_HIP, hip, devices));
+    json kernels = json::array();
+    for (const Kernel& k : catalog()) kernels.push_back(kernel_json(k));
+    return write_text({{"version", attn_version()}, {"backends", backends}, {"kernels", kernels}}, text, capacity, size);
+  });
+}
+
+attn_status attn_explain(attn_context* context, const attn_problem* problem, char* text, size_t capacity,
+                         size_t* size) {
+  return guarded([&]() -> Status {
+    if (!context) return invalid("context is NULL; accepted: a context");
+    std::unique_ptr<Plan> plan;
+    std::vector<Declined> declined;
+    const Status status = plan_forward(context->context, problem, &plan, &declined);
+    if (!status.ok() && status.code != ATTN_UNSUPPORTED) return status;
+    json list = json::array();
+    for (const Declined& d : declined) list.push_back({{"kernel", d.kernel->name}, {"reason", d.reason}});
+    json answer = {{"kernel", nullptr}, {"backend", attn_backend_string(context->context->backend)}};
+    if (plan) {
+      answer["kernel"] = plan->kernel->name;
+      answer["workspace"] = plan->workspace;
+    } else {
+      answer["reason"] = status.text;
+    }
+    answer["declined"] = list;
+    return write_text(answer, text, capacity, size);
+  });
+}

@@ -1,0 +1,185 @@
+#include "catalog/catalog.h"
+
+#include <atomic>
+#include <cstring>
+
+#include "core/dtype.h"
+#include "cpu/kernels.h"
+#include "plan/device_kernel.h"
+
+namespace attn {
+namespace {
+
+constexpr uint32_t fp8_types =
+    type_bit(ATTN_F8_E4M3FN) | type_bit(ATTN_F8_E5M2) | type_bit(ATTN_F8_E4M3FNUZ);
+constexpr uint32_t ggml_types = type_bit(ATTN_Q8_0) | type_bit(ATTN_Q4_0);
+constexpr uint32_t float_types = type_bit(ATTN_F32) | type_bit(ATTN_F16) | type_bit(ATTN_BF16);
+constexpr uint32_t all_flags = ATTN_CAUSAL | ATTN_CAUSAL_TOP_LEFT | ATTN_WINDOW | ATTN_BLOCK_MASK |
+                               ATTN_ALIBI | ATTN_SINKS | ATTN_OUT_SCALE | ATTN_SPLIT_INVARIANT |
+                               ATTN_KV_PREFIX_STABLE;
+
+constexpr Limits host_forward(uint32_t more_out_types) {
+  Limits limits;
+  limits.q_types = float_types | fp8_types;
+  limits.kv_types = float_types | fp8_types | ggml_types;
+  limits.out_types = float_types | fp8_types | more_out_types;
+  limits.flags = all_flags;
+  limits.features = feature_all;
+  return limits;
+}
+constexpr Limits from_to(uint32_t in, uint32_t out) {
+  Limits limits;
+  limits.q_types = in;
+  limits.out_types = out;
+  return limits;
+}
+constexpr Limits reference_forward = host_forward(type_bit(ATTN_F64));
+constexpr Limits cpu_forward = host_forward(0);
+constexpr Limits any_merge = from_to(float_types, float_types);
+constexpr Limits any_quantize = from_to(float_types, fp8_types | ggml_types);
+
+constexpr attn_backend reference = ATTN_BACKEND_REFERENCE, cpu = ATTN_BACKEND_CPU,
+                       cuda = ATTN_BACKEND_CUDA;
+
+// Within one operation and backend the first row that takes the problem runs it.
+constexpr Kernel table[] = {
+    // name, operation, backend, limits, host, device
+    {"reference", Op::forward, reference, reference_forward, &reference_kernel, nullptr},
+
+    {"merge_reference", Op::merge, reference, any_merge, &merge_reference_kernel, nullptr},
+    {"merge_cpu", Op::merge, cpu, any_merge, &merge_cpu_kernel, nullptr},
+
+    {"quantize_reference", Op::quantize, reference, any_quantize, &quantize_reference_kernel, nullptr},
+    {"quantize_cpu", Op::quantize, cpu, any_quantize, &quantize_cpu_kernel, nullptr},
+};
+std::atomic<uint64_t> launches[std::size(table)];
+
+struct FeatureName {
+  Feature feature;
+  const char* name;
+};
+constexpr FeatureName feature_names[] = {
+    {feature_softcap, "softcap"},
+    {feature_bias, "bias"},
+    {feature_packed_q, "packed q"},
+    {feature_packed_kv, "packed K/V"},
+    {feature_paged_kv, "paged K/V"},
+    {feature_seqlens, "seqlens"},
+    {feature_segments, "several segments"},
+    {feature_mixed_kv_types, "k and v of different types"},
+    {feature_descale_tensor, "descale per tensor"},
+    {feature_descale_head, "descale per head"},
+    {feature_descale_block, "descale per block of keys"},
+    {feature_any_block_size, "mask blocks other than 64 and 128"},
+    {feature_any_stride, "strides that are not multiples of 16 bytes"},
+    {feature_fixed_split, "fixed_split"},
+};
+struct FlagName {
+  attn_flag flag;
+  const char* name;
+};
+constexpr FlagName flag_names[] = {
+    {ATTN_CAUSAL, "causal"},
+    {ATTN_CAUSAL_TOP_LEFT, "causal_top_left"},
+    {ATTN_WINDOW, "window"},
+    {ATTN_BLOCK_MASK, "block mask"},
+    {ATTN_ALIBI, "ALiBi"},
+    {ATTN_SINKS, "sinks"},
+    {ATTN_OUT_SCALE, "out_scale"},
+    {ATTN_SPLIT_INVARIANT, "split_invariant"},
+    // ATTN_KV_PREFIX_STABLE is a promise, which a kernel need not use.
+};
+
+uint32_t descale_feature(attn_descale_kind kind) {
+  switch (kind) {
+    case ATTN_DESCALE_TENSOR: return feature_descale_tensor;
+    case ATTN_DESCALE_HEAD: return feature_descale_head;
+    case ATTN_DESCALE_BLOCK: return feature_descale_block;
+    case ATTN_DESCALE_NONE: break;
+  }
+  return 0;
+}
+
+bool aligned_strides(attn_dtype type, const attn_strides& stride) {
+  return dtype_bytes(type, stride.batch) % 16 == 0 && dtype_bytes(type, stride.seq) % 16 == 0 &&
+         dtype_bytes(type, stride.head) % 16 == 0;
+}
+
+uint32_t needed_features(const Problem& p) {
+  uint32_t needed = descale_feature(p.q_descale);
+  if (p.softcap > 0) needed |= feature_softcap;
+  if (p.bias_type != ATTN_DTYPE_NONE) needed |= feature_bias;
+  if (p.q_layout == ATTN_PACKED) needed |= feature_packed_q;
+  if (p.num_segments > 1) needed |= feature_segments;
+  if (p.fixed_split > 0) needed |= feature_fixed_split;
+  const auto standard = [](int32_t size) { return size == 64 || size == 128; };
+  if (p.has(ATTN_BLOCK_MASK) && !(standard(p.block_q) && standard(p.block_k)))
+    needed |= feature_any_block_size;
+  bool aligned = aligned_strides(p.q_type, p.q_stride) && aligned_strides(p.out_type, p.out_stride);
+  for (const attn_segment& s : p.segment) {
+    if (s.layout == ATTN_PACKED) needed |= feature_packed_kv;
+    if (s.layout == ATTN_PAGED) needed |= feature_paged_kv;
+    if (s.has_seqlens) needed |= feature_seqlens;
+    if (s.k_type != s.v_type || s.k_type != p.segment[0].k_type) needed |= feature_mixed_kv_types;
+    needed |= descale_feature(s.k_descale) | descale_feature(s.v_descale);
+    aligned = aligned && aligned_strides(s.k_type, s.k_stride) && aligned_strides(s.v_type, s.v_stride);
+  }
+  if (!aligned) needed |= feature_any_stride;
+  return needed;
+}
+
+std::string dim_reason(const char* name, int64_t dim, int64_t multiple, int64_t max) {
+  if (dim % multiple != 0) return join(name, " ", dim, " is not a multiple of ", multiple);
+  if (dim > max) return join(name, " ", dim, " is above ", max);
+  return "";
+}
+
+}  // namespace
+
+const char* op_name(Op op) {
+  switch (op) {
+    case Op::forward: return "forward";
+    case Op::merge: return "merge";
+    case Op::quantize: return "quantize";
+    case Op::kv_append: return "kv_append";
+  }
+  return "";
+}
+
+std::span<const Kernel> catalog() { return table; }
+
+const Kernel* find_kernel(const char* name) {
+  for (const Kernel& kernel : table)
+    if (std::strcmp(kernel.name, name) == 0) return &kernel;
+  return nullptr;
+}
+
+void count_launch(const Kernel& kernel) {
+  launches[&kernel - table].fetch_add(1, std::memory_order_relaxed);
+}
+uint64_t launch_count(const Kernel& kernel) {
+  return launches[&kernel - table].load(std::memory_order_relaxed);
+}
+
+std::string decline(const Kernel& kernel, const Problem& p) {
+  const Limits& can = kernel.limits;
+  const auto takes = [](uint32_t types, attn_dtype type) { return (types & type_bit(type)) != 0; };
+  if (!takes(can.q_types, p.q_type)) return join("q type ", dtype_name(p.q_type));
+  if (!takes(can.out_types, p.out_type)) return join("out type ", dtype_name(p.out_type));
+  for (const attn_segment& s : p.segment) {
+    if (!takes(can.kv_types, s.k_type)) return join("k type ", dtype_name(s.k_type));
+    if (!takes(can.kv_types, s.v_type)) return join("v type ", dtype_name(s.v_type));
+  }
+  std::string reason = dim_reason("head_dim", p.head_dim, can.head_dim_multiple, can.head_dim_max);
+  if (reason.empty())
+    reason = dim_reason("head_dim_v", p.head_dim_v, can.head_dim_v_multiple, can.head_dim_v_max);
+  if (!reason.empty()) return reason;
+  for (const FlagName& f : flag_names)
+    if (p.has(f.flag) && !(can.flags & f.flag)) return f.name;
+  const uint32_t missing = needed_features(p) & ~can.features;
+  for (const FeatureName& f : feature_names)
+    if (missing & f.feature) return f.name;
+  return "";
+}
+
+}  // namespace attn

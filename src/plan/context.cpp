@@ -1,0 +1,29 @@
+#include "core/error.h"
+#include "plan/device_kernel.h"
+#include "plan/plan.h"
+
+namespace attn {
+
+Context::~Context() {
+  for (const auto& [image, module] : modules_) driver->unload(module);
+}
+
+Status Context::function(const Kernel& kernel, uint32_t shared_bytes, Function* function) {
+  const DeviceInfo& device = driver->device();
+  if (kernel.device->kernarg_bytes > max_kernarg_bytes)
+    return unsupported(kernel.name, ": ", kernel.device->kernarg_bytes, " bytes of parameters; accepted: up to ", max_kernarg_bytes);
+  if (shared_bytes > device.shared_bytes_max)
+    return unsupported(kernel.name, ": needs ", shared_bytes, " bytes of shared memory; ", device.name, " has ", device.shared_bytes_max);
+  const Image* image;
+  ATTN_TRY(find_image(kernel.name, device.arch, &image));
+  std::lock_guard lock(mutex_);
+  auto found = modules_.find(image);
+  if (found == modules_.end()) {
+    Module module;
+    ATTN_TRY(driver->load(image->bytes(), &module));
+    found = modules_.emplace(image, module).first;
+  }
+  return driver->function(found->second, kernel.name, shared_bytes, function);
+}
+
+}  // namespace attn

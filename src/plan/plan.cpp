@@ -1,0 +1,277 @@
+#include "plan/plan.h"
+
+#include "core/dtype.h"
+#include "cpu/host_kernel.h"
+#include "plan/device_kernel.h"
+#include "plan/operations.h"
+
+namespace attn {
+namespace {
+
+// hip-emu runs the rows of hip.
+attn_backend row_backend(const Context& context) {
+  return context.backend == ATTN_BACKEND_HIP_EMU ? ATTN_BACKEND_HIP : context.backend;
+}
+
+// Why a row cannot run on this machine at all; "" if it can.
+std::string absent(const Kernel& kernel, const Context& context) {
+  if (context.host_memory()) {
+    if (!kernel.host) return "not in this build";
+    if (!kernel.host->runs_here()) return join("this processor has no ", kernel.host->isa);
+    return "";
+  }
+  const Image* image;
+  return find_image(kernel.name, context.driver->device().arch, &image).text;
+}
+
+Status check_demand(const Context& context, Op op, const std::string& name) {
+  const char* backend = attn_backend_string(context.backend);
+  const Kernel* kernel = find_kernel(name.c_str());
+  if (!kernel || kernel->op != op) {
+    std::string names;
+    for (const Kernel& k : catalog())
+      if (k.op == op && k.backend == row_backend(context))
+        names += (names.empty() ? "" : ", ") + std::string(k.name);
+    return invalid("kernel \"", name, "\" is not a ", op_name(op), " kernel; accepted on ", backend, ": ",
+                   names.empty() ? "none" : names);
+  }
+  if (kernel->backend != row_backend(context))
+    return invalid("kernel ", name, " belongs to backend ", attn_backend_string(kernel->backend),
+                   "; the context is ", backend);
+  return {};
+}
+
+// Finds the first row of an operation that `reject` has nothing against and `build` can make a plan of.
+// An unsupported problem is a reason to go on, any other failure is final.
+template <class Reject, class Build>
+Status choose(const Context& context, Op op, const std::string& demanded, std::vector<Declined>* declined,
+              Reject&& reject, Build&& build) {
+  if (!demanded.empty()) ATTN_TRY(check_demand(context, op, demanded));
+  const Kernel* chosen = nullptr;
+  std::string reasons;
+  for (const Kernel& kernel : catalog()) {
+    if (kernel.op != op || kernel.backend != row_backend(context)) continue;
+    std::string reason;
+    if (!demanded.empty() && demanded != kernel.name) {
+      reason = join("the problem demands ", demanded);
+    } else {
+      reason = absent(kernel, context);
+      if (reason.empty()) reason = reject(kernel);
+      if (reason.empty() && chosen) reason = join(chosen->name, " comes first");
+      if (reason.empty()) {
+        Status status = build(kernel);
+        if (status.ok()) {
+          chosen = &kernel;
+          if (!declined) return {};
+          continue;
+        }
+        if (status.code != ATTN_UNSUPPORTED) return status;
+        reason = status.text;
+      }
+      reasons += (reasons.empty() ? "" : "; ") + reason + " (" + kernel.name + ")";
+    }
+    if (declined) declined->push_back({&kernel, reason});
+  }
+  if (chosen) return {};
+  if (reasons.empty())
+    return unsupported(op_name(op), ": no kernel of backend ", attn_backend_string(context.backend), " yet");
+  return unsupported(reasons);
+}
+
+Status check_workspace(const Plan& plan, const void* workspace, size_t bytes) {
+  if (plan.workspace == 0) return {};
+  if (bytes < plan.workspace)
+    return {ATTN_WORKSPACE_TOO_SMALL,
+            join("workspace has ", bytes, " bytes; accepted: ", plan.workspace, " or more (", plan.kernel->name, ")")};
+  if (!workspace || reinterpret_cast<uintptr_t>(workspace) % 256 != 0)
+    return invalid("workspace is at ", workspace, "; accepted: 256-byte aligned addresses");
+  return {};
+}
+
+Status check_run(const Plan& plan, Op op, const void* stream) {
+  if (plan.kernel->op != op)
+    return invalid("plan is for ", op_name(plan.kernel->op), "; accepted by this call: plans for ", op_name(op));
+  if (plan.context->host_memory() && stream)
+    return invalid("stream is ", stream, "; accepted on ", attn_backend_string(plan.context->backend), ": NULL");
+  return {};
+}
+
+// Packs the parameters on the stack and launches.
+template <class Pack>
+Status launch(const Plan& plan, void* stream, Pack&& pack) {
+  alignas(64) unsigned char kernarg[max_kernarg_bytes];
+  pack(kernarg);
+  Launch launch = plan.launch;
+  launch.kernarg = kernarg;
+  launch.kernarg_bytes = plan.kernel->device->kernarg_bytes;
+  if (launch.grid[0] != 0 && launch.grid[1] != 0 && launch.grid[2] != 0)
+    ATTN_TRY(plan.context->driver->launch(launch, stream));
+  count_launch(*plan.kernel);
+  return {};
+}
+
+Status finish_device_plan(Plan* plan) {
+  return plan->context->function(*plan->kernel, plan->launch.shared_bytes, &plan->launch.function);
+}
+
+std::string takes_types(const Kernel& kernel, attn_dtype in, attn_dtype out) {
+  if (!(kernel.limits.q_types & type_bit(in))) return join("input type ", dtype_name(in));
+  if (!(kernel.limits.out_types & type_bit(out))) return join("output type ", dtype_name(out));
+  return "";
+}
+
+}  // namespace
+
+Status plan_forward(const std::shared_ptr<Context>& context, const attn_problem* problem,
+                    std::unique_ptr<Plan>* out, std::vector<Declined>* declined) {
+  auto plan = std::make_unique<Plan>();
+  plan->context = context;
+  ATTN_TRY(make_problem(problem, &plan->problem));
+  ATTN_TRY(choose(*context, Op::forward, plan->problem.kernel_name, declined,
+                  [&](const Kernel& kernel) { return decline(kernel, plan->problem); },
+                  [&](const Kernel& kernel) -> Status {
+                    plan->kernel = &kernel;
+                    if (kernel.host) {
+                      plan->workspace = kernel.host->workspace(plan->problem, context->pool->threads());
+                      return {};
+                    }
+                    ATTN_TRY(kernel.device->shape_forward(plan->problem, context->driver->device(), &plan->launch,
+                                                          &plan->workspace));
+                    return finish_device_plan(plan.get());
+                  }));
+  *out = std::move(plan);
+  return {};
+}
+
+Status plan_merge(const std::shared_ptr<Context>& context, const attn_merge_problem* problem,
+                  std::unique_ptr<Plan>* out) {
+  auto plan = std::make_unique<Plan>();
+  plan->context = context;
+  ATTN_TRY(make_merge_problem(problem, &plan->merge));
+  const std::string demanded = problem->kernel ? problem->kernel : "";
+  ATTN_TRY(choose(*context, Op::merge, demanded, nullptr,
+                  [&](const Kernel& kernel) { return takes_types(kernel, plan->merge.part_type, plan->merge.out_type); },
+                  [&](const Kernel& kernel) -> Status {
+                    plan->kernel = &kernel;
+                    if (kernel.host) return {};
+                    ATTN_TRY(kernel.device->shape_merge(plan->merge, context->driver->device(), &plan->launch));
+                    return finish_device_plan(plan.get());
+                  }));
+  *out = std::move(plan);
+  return {};
+}
+
+Status plan_quantize(const std::shared_ptr<Context>& context, const attn_quantize_problem* problem,
+                     std::unique_ptr<Plan>* out) {
+  auto plan = std::make_unique<Plan>();
+  plan->context = context;
+  ATTN_TRY(make_quantize_problem(problem, &plan->quantize));
+  const std::string demanded = problem->kernel ? problem->kernel : "";
+  ATTN_TRY(choose(*context, Op::quantize, demanded, nullptr,
+                  [&](const Kernel& kernel) { return takes_types(kernel, plan->quantize.src_type, plan->quantize.dst_type); },
+                  [&](const Kernel& kernel) -> Status {
+                    plan->kernel = &kernel;
+                    if (kernel.host) return {};
+                    ATTN_TRY(kernel.device->shape_quantize(plan->quantize, context->driver->device(), &plan->launch));
+                    return finish_device_plan(plan.get());
+                  }));
+  *out = std::move(plan);
+  return {};
+}
+
+Status init_workspace(const Plan& plan, void* workspace, size_t bytes, void* stream) {
+  ATTN_TRY(check_run(plan, plan.kernel->op, stream));
+  ATTN_TRY(check_workspace(plan, workspace, bytes));
+  if (plan.context->host_memory() || plan.workspace == 0) return {};
+  return plan.context->driver->fill(workspace, 0, plan.workspace, stream);
+}
+
+Status run_forward(const Plan& plan, const attn_args* in, void* workspace, size_t bytes, void* stream) {
+  ATTN_TRY(check_run(plan, Op::forward, stream));
+  Args args;
+  ATTN_TRY(check_args(plan.problem, in, plan.context->host_memory(), &args));
+  ATTN_TRY(check_workspace(plan, workspace, bytes));
+  if (plan.kernel->host) {
+    plan.kernel->host->forward(plan.problem, args, workspace, *plan.context->pool);
+    count_launch(*plan.kernel);
+    return {};
+  }
+  return launch(plan, stream, [&](void* kernarg) {
+    plan.kernel->device->pack_forward(plan.problem, args, workspace, kernarg);
+  });
+}
+
+Status run_merge(const Plan& plan, const attn_merge_args* in, void* stream) {
+  ATTN_TRY(check_run(plan, Op::merge, stream));
+  attn_merge_args args;
+  ATTN_TRY(check_merge_args(plan.merge, in, plan.context->host_memory(), &args));
+  if (plan.kernel->host) {
+    plan.kernel->host->merge(plan.merge, args, *plan.context->pool);
+    count_launch(*plan.kernel);
+    return {};
+  }
+  return launch(plan, stream, [&](void* kernarg) { plan.kernel->device->pack_merge(plan.merge, args, kernarg); });
+}
+
+Status run_quantize(const Plan& plan, const attn_quantize_args* in, void* stream) {
+  ATTN_TRY(check_run(plan, Op::quantize, stream));
+  attn_quantize_args args;
+  ATTN_TRY(check_quantize_args(plan.quantize, in, plan.context->host_memory(), &args));
+  if (plan.kernel->host) {
+    plan.kernel->host->quantize(plan.quantize, args, *plan.context->pool);
+    count_launch(*plan.kernel);
+    return {};
+  }
+  return launch(plan, stream,
+                [&](void* kernarg) { plan.kernel->device->pack_quantize(plan.quantize, args, kernarg); });
+}
+
+namespace {
+
+// Host copies of the small arrays of a device run.
+class HostCopies {
+ public:
+  HostCopies(Driver& driver, void* stream) : driver_(driver), stream_(stream) {}
+  template <class T>
+  Status fetch(const T** array, int64_t count) {
+    if (!*array || count <= 0) return {};
+    auto& copy = copies_.emplace_back(count * sizeof(T));
+    ATTN_TRY(driver_.copy_out(copy.data(), *array, copy.size(), stream_));
+    *array = reinterpret_cast<const T*>(copy.data());
+    return {};
+  }
+
+ private:
+  Driver& driver_;
+  void* stream_;
+  std::vector<std::vector<unsigned char>> copies_;
+};
+
+}  // namespace
+
+Status check_forward(const Plan& plan, const attn_args* in, void* stream) {
+  ATTN_TRY(check_run(plan, Op::forward, stream));
+  const Problem& p = plan.problem;
+  Args args;
+  ATTN_TRY(check_args(p, in, plan.context->host_memory(), &args));
+  if (plan.context->host_memory()) return check_contents(p, args);
+
+  HostCopies copies(*plan.context->driver, stream);
+  ATTN_TRY(copies.fetch(&args.cu_seqlens_q, p.batch + 1));
+  std::vector<attn_segment_args> segments(args.segment, args.segment + p.num_segments);
+  for (int32_t i = 0; i < p.num_segments; ++i) {
+    ATTN_TRY(copies.fetch(&segments[i].seqlens, p.batch));
+    ATTN_TRY(copies.fetch(&segments[i].cu_seqlens, p.batch + 1));
+    ATTN_TRY(copies.fetch(&segments[i].block_table, p.batch * p.segment[i].max_pages));
+  }
+  args.segment = segments.data();
+  if (p.has(ATTN_BLOCK_MASK)) {
+    const int64_t blocks = p.mask_batch * p.mask_heads * ((p.seqlen_q + p.block_q - 1) / p.block_q) *
+                           ((p.seqlen_kv + p.block_k - 1) / p.block_k);
+    ATTN_TRY(copies.fetch(&args.block_kinds, blocks));
+    ATTN_TRY(copies.fetch(&args.block_index, blocks));
+  }
+  return check_contents(p, args);
+}
+
+}  // namespace attn

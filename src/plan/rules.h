@@ -1,0 +1,43 @@
+// Rules that arguments of every operation obey, and the sentences that say so.
+#pragma once
+#include <cstdint>
+#include <initializer_list>
+#include <ostream>
+#include <string>
+
+#include "core/status.h"
+
+namespace attn {
+
+constexpr int64_t max_extent = int64_t{1} << 31;  // of one dimension, exclusive
+constexpr int64_t max_total = int64_t{1} << 40;   // tokens in a packed buffer, exclusive
+constexpr int64_t max_offset = int64_t{1} << 60;  // elements from a tensor's base, exclusive
+
+// low <= value < end.
+Status in_range(const std::string& name, int64_t value, int64_t low, int64_t end);
+Status one_of(const std::string& name, attn_dtype type, std::initializer_list<attn_dtype> accepted);
+
+struct Extent {
+  const char* name;
+  int64_t size;
+  int64_t* stride;
+};
+// Resolves unset strides of a tensor whose outer dimensions are listed outermost first, and checks that
+// no offset overflows. A tensor that is written must not overlap itself.
+Status resolve_strides(const std::string& name, attn_dtype type, int64_t inner, bool written,
+                       std::initializer_list<Extent> extents);
+
+// An argument's name, put together only when an error needs it: runs must not allocate.
+struct Name {
+  const char* text;
+  int32_t segment = -1;  // of several, else -1
+};
+std::ostream& operator<<(std::ostream& out, const Name& name);
+
+// `why` says when the pointer is wanted: "packed q", "ATTN_SINKS in flags".
+Status pointer(Name name, const void* p, bool wanted, size_t alignment, const char* why);
+
+// Device kernels move 16 bytes at a time; host code needs an element's own alignment.
+size_t data_alignment(attn_dtype type, bool host_memory);
+
+}  // namespace attn
