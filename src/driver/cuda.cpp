@@ -1,0 +1,219 @@
+// The CUDA driver API, through libcuda.so.1.
+#include "driver/gpu_driver.h"
+
+namespace attn {
+namespace {
+
+enum {  // CUdevice_attribute
+  attribute_multiprocessor_count = 16,
+  attribute_compute_capability_major = 75,
+  attribute_compute_capability_minor = 76,
+  attribute_max_shared_memory_per_block_optin = 97,
+};
+constexpr int function_max_dynamic_shared_size_bytes = 8;  // CUfunction_attribute
+constexpr uint64_t proc_address_legacy_stream = 1;         // NULL is the legacy default stream
+
+struct CudaCalls : GpuCalls {
+  Call<char*, int, int> device_name;  // (name, capacity, device)
+  Call<size_t*, int> device_memory;
+  Call<int*, int, int> device_attribute;
+  Call<void**> ctx_get_current;
+  Call<void*> ctx_push;
+  Call<void**> ctx_pop;
+  Call<int*> ctx_device;  // of the current context
+  Call<void**, int> primary_retain;
+  Call<int> primary_release;
+  Call<void*, int, int> set_function_attribute;
+  Call<int, const char**> error_name;
+  Call<int, const char**> error_string;
+
+  std::string error(int code) const override {
+    const char* name = nullptr;
+    const char* sentence = nullptr;
+    error_name(code, &name);
+    error_string(code, &sentence);
+    std::string text = join(name ? name : "error", " (", code, ")");
+    if (sentence) text += join(": ", sentence);
+    return text;
+  }
+};
+
+// Finds functions by name and version, in whichever of its two forms the driver has
+// cuGetProcAddress.
+struct Resolver {
+  int (*v12000)(const char*, void**, int, uint64_t, int*) = nullptr;
+  int (*v11030)(const char*, void**, int, uint64_t) = nullptr;
+
+  void* find(const char* name, int version) const {
+    void* found = nullptr;
+    const int code = v12000 ? v12000(name, &found, version, proc_address_legacy_stream, nullptr)
+                            : v11030(name, &found, version, proc_address_legacy_stream);
+    return code == 0 ? found : nullptr;
+  }
+};
+
+Status load_cuda(const char* file, CudaCalls* c) {
+  void* library = nullptr;
+  if (Status status = open_library(file, &library); !status.ok()) {
+    return {status.code, join("cuda: ", status.text)};
+  }
+  Resolver resolver;
+  resolver.v12000 =
+      reinterpret_cast<decltype(resolver.v12000)>(find_symbol(library, "cuGetProcAddress_v2"));
+  resolver.v11030 =
+      reinterpret_cast<decltype(resolver.v11030)>(find_symbol(library, "cuGetProcAddress"));
+  if (!resolver.v12000 && !resolver.v11030) {
+    return {ATTN_DRIVER_MISSING,
+            join("cuda: ", library_file(library, file),
+                 " has no cuGetProcAddress; a driver for CUDA 11.3 or newer is needed")};
+  }
+  const Symbol symbols[] = {
+      {c->init, "cuInit", 2000},
+      {c->driver_version, "cuDriverGetVersion", 2020},
+      {c->error_name, "cuGetErrorName", 6000},
+      {c->error_string, "cuGetErrorString", 6000},
+      {c->device_count, "cuDeviceGetCount", 2000},
+      {c->device_get, "cuDeviceGet", 2000},
+      {c->device_name, "cuDeviceGetName", 2000},
+      {c->device_memory, "cuDeviceTotalMem", 3020},
+      {c->device_attribute, "cuDeviceGetAttribute", 2000},
+      {c->ctx_get_current, "cuCtxGetCurrent", 4000},
+      {c->ctx_push, "cuCtxPushCurrent", 4000},
+      {c->ctx_pop, "cuCtxPopCurrent", 4000},
+      {c->ctx_device, "cuCtxGetDevice", 2000},
+      {c->primary_retain, "cuDevicePrimaryCtxRetain", 7000},
+      {c->primary_release, "cuDevicePrimaryCtxRelease", 11000},
+      {c->alloc, "cuMemAlloc", 3020},
+      {c->free, "cuMemFree", 3020},
+      {c->copy_in, "cuMemcpyHtoDAsync", 3020},
+      {c->copy_out, "cuMemcpyDtoHAsync", 3020},
+      {c->fill, "cuMemsetD8Async", 3020},
+      {c->synchronize, "cuStreamSynchronize", 2000},
+      {c->module_load, "cuModuleLoadData", 2000},
+      {c->module_unload, "cuModuleUnload", 2000},
+      {c->module_function, "cuModuleGetFunction", 2000},
+      {c->set_function_attribute, "cuFuncSetAttribute", 9000},
+      {c->launch, "cuLaunchKernel", 4000},
+      {c->event_create, "cuEventCreate", 2000},
+      {c->event_destroy, "cuEventDestroy", 4000},
+      {c->event_record, "cuEventRecord", 2000},
+      {c->event_synchronize, "cuEventSynchronize", 2000},
+      {c->event_elapsed, "cuEventElapsedTime", 2000},
+  };
+  for (const Symbol& symbol : symbols) {
+    *symbol.pointer = resolver.find(symbol.name, symbol.version);
+    if (!*symbol.pointer) {
+      return {ATTN_DRIVER_MISSING,
+              join("cuda: ", library_file(library, file), " has no ", symbol.name, " of CUDA ",
+                   symbol.version / 1000, ".", symbol.version % 1000 / 10)};
+    }
+  }
+  return c->run(c->init, 0u, 0u);
+}
+
+Status get_calls(const char* path, const CudaCalls** calls) {
+  const std::string file = path ? path : "libcuda.so.1";
+  return load_once<CudaCalls>(
+      file, [&](CudaCalls* fresh) { return load_cuda(file.c_str(), fresh); }, calls);
+}
+
+Status describe(const CudaCalls& c, int ordinal, int device, DeviceInfo* info) {
+  char name[256] = "";
+  size_t memory = 0;
+  int major = 0, minor = 0, shared = 0, version = 0;
+  info->ordinal = ordinal;
+  ATTN_TRY(c.run(c.device_name, ordinal, name, int(sizeof name), device));
+  ATTN_TRY(c.run(c.device_memory, ordinal, &memory, device));
+  const struct {
+    int attribute;
+    int* value;
+  } attributes[] = {{attribute_multiprocessor_count, &info->multiprocessors},
+                    {attribute_compute_capability_major, &major},
+                    {attribute_compute_capability_minor, &minor},
+                    {attribute_max_shared_memory_per_block_optin, &shared}};
+  for (auto [attribute, value] : attributes) {
+    ATTN_TRY(c.run(c.device_attribute, join("attribute ", attribute), value, attribute, device));
+  }
+  ATTN_TRY(c.run(c.driver_version, "", &version));
+  info->name = name;
+  info->arch = join("sm_", major, minor);
+  info->memory_bytes = int64_t(memory);
+  info->shared_bytes_max = shared;
+  info->driver_version = join(version / 1000, ".", version % 1000 / 10);
+  return {};
+}
+
+class CudaDriver final : public GpuDriver {
+ public:
+  // `retained`: the context is the primary one of `handle` and is released at the end.
+  CudaDriver(const CudaCalls& calls, DeviceInfo device, void* context, bool retained, int handle)
+      : GpuDriver(calls, std::move(device), nullptr),
+        calls_(calls),
+        context_(context),
+        retained_(retained),
+        handle_(handle) {}
+  ~CudaDriver() override {
+    if (retained_) calls_.primary_release(handle_);
+  }
+
+ protected:
+  Status enter(void** previous) override {
+    ATTN_TRY(calls_.run(calls_.ctx_get_current, "", previous));
+    return *previous == context_ ? Status{} : calls_.run(calls_.ctx_push, "", context_);
+  }
+  void leave(void* previous) override {
+    if (previous != context_) calls_.ctx_pop(&previous);
+  }
+  Status allow_shared(Function function, uint32_t bytes) override {
+    return calls_.run(calls_.set_function_attribute,
+                      join("dynamic shared memory ", bytes, " bytes"), function,
+                      function_max_dynamic_shared_size_bytes, int(bytes));
+  }
+
+ private:
+  const CudaCalls& calls_;
+  void* const context_;
+  const bool retained_;
+  const int handle_;
+};
+
+}  // namespace
+
+Status open_cuda(const char* path, int device, std::shared_ptr<Driver>* driver) {
+  const CudaCalls* calls = nullptr;
+  ATTN_TRY(get_calls(path, &calls));
+  const CudaCalls& c = *calls;
+
+  void* context = nullptr;
+  int handle = 0;
+  ATTN_TRY(c.run(c.ctx_get_current, "", &context));
+  const bool retain = context == nullptr;
+  if (retain) {
+    ATTN_TRY(c.device_handle("cuda", device, &handle));
+  } else {
+    ATTN_TRY(c.run(c.ctx_device, "", &handle));
+    device = handle;  // the driver numbers its handles from 0
+  }
+  DeviceInfo info;
+  ATTN_TRY(describe(c, device, handle, &info));
+  if (retain) ATTN_TRY(c.run(c.primary_retain, device, &context, handle));
+  *driver = std::make_shared<CudaDriver>(c, std::move(info), context, retain, handle);
+  return {};
+}
+
+Status list_cuda(const char* path, std::vector<DeviceInfo>* devices) {
+  const CudaCalls* calls = nullptr;
+  ATTN_TRY(get_calls(path, &calls));
+  int count = 0;
+  ATTN_TRY(calls->run(calls->device_count, "", &count));
+  for (int ordinal = 0; ordinal < count; ++ordinal) {
+    int handle = 0;
+    DeviceInfo info;
+    ATTN_TRY(calls->device_handle("cuda", ordinal, &handle));
+    ATTN_TRY(describe(*calls, ordinal, handle, &info));
+    devices->push_back(std::move(info));
+  }
+  return {};
+}
+
+}  // namespace attn
