@@ -1,0 +1,566 @@
+// Bad input: each mistake gets its status and a sentence that names argument, value and what is
+// accepted.
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "attn/attn.hpp"
+#include "catch.h"
+
+namespace {
+
+constexpr float nan_value = std::numeric_limits<float>::quiet_NaN();
+
+// A valid problem and its data; each case spoils one thing.
+struct Setup {
+  attn_segment segment = attn::make<attn_segment>();
+  attn_problem problem = attn::make<attn_problem>();
+  attn_segment_args segment_args = attn::make<attn_segment_args>();
+  attn_args args = attn::make<attn_args>();
+  std::vector<float> q = std::vector<float>(2 * 3 * 4 * 8, 0.5f);
+  std::vector<float> k = std::vector<float>(2 * 5 * 2 * 8, 0.5f), v = k;
+  std::vector<float> out = std::vector<float>(q.size(), nan_value),
+                     lse = std::vector<float>(2 * 4 * 3, nan_value);
+  std::vector<int32_t> lengths = {5, 2}, cu_q = {0, 3, 6}, cu_kv = {0, 5, 10}, table = {0, 1, 2, 3};
+  std::vector<float> numbers = std::vector<float>(64, 1.0f);
+  std::vector<uint8_t> kinds = std::vector<uint8_t>(4, ATTN_BLOCK_FULL);
+  std::vector<int32_t> index = std::vector<int32_t>(4, -1);
+  std::vector<uint32_t> bits = std::vector<uint32_t>(64, ~0u);
+
+  Setup() {
+    segment.k_type = segment.v_type = ATTN_F32;
+    segment.seqlen = 5;
+    problem.batch = 2;
+    problem.heads_q = 4;
+    problem.heads_kv = 2;
+    problem.head_dim = 8;
+    problem.seqlen_q = 3;
+    problem.q_type = ATTN_F32;
+    problem.num_segments = 1;
+    problem.segments = &segment;
+    segment_args.k = k.data();
+    segment_args.v = v.data();
+    args.q = q.data();
+    args.out = out.data();
+    args.lse = lse.data();
+    args.num_segments = 1;
+    args.segments = &segment_args;
+  }
+  Setup(const Setup&) = delete;
+
+  void pack_q() {
+    problem.q_layout = ATTN_PACKED;
+    problem.total_q = 6;
+    args.cu_seqlens_q = cu_q.data();
+  }
+  void pack_kv() {
+    segment.layout = ATTN_PACKED;
+    segment.total = 10;
+    segment_args.cu_seqlens = cu_kv.data();
+  }
+  void page_kv() {
+    segment.layout = ATTN_PAGED;
+    segment.seqlen = 0;
+    segment.page_size = 2;
+    segment.max_pages = 2;
+    segment.num_pages = 5;
+    segment_args.block_table = table.data();
+  }
+  void mask() {
+    problem.flags |= ATTN_BLOCK_MASK;
+    problem.block_q = problem.block_k = 4;
+    args.block_kinds = kinds.data();
+  }
+};
+
+struct Case {
+  const char* name;
+  std::function<void(Setup&)> spoil;
+  attn_status status;
+  std::vector<const char*> words;  // all in the sentence
+};
+
+void expect(const Case& c, attn_status status) {
+  INFO(c.name << ": " << attn_last_error());
+  CHECK(status == c.status);
+  for (const char* word : c.words)
+    CHECK(std::string(attn_last_error()).find(word) != std::string::npos);
+}
+
+constexpr attn_status bad = ATTN_INVALID_ARGUMENT, not_here = ATTN_UNSUPPORTED;
+
+}  // namespace
+
+TEST_CASE("a good problem runs on reference and cpu") {
+  for (attn_backend backend : {ATTN_BACKEND_REFERENCE, ATTN_BACKEND_CPU}) {
+    const attn::context context(backend);
+    for (auto change : std::vector<std::function<void(Setup&)>>{
+             [](Setup&) {}, [](Setup& s) { s.pack_q(); }, [](Setup& s) { s.pack_kv(); },
+             [](Setup& s) { s.page_kv(); }, [](Setup& s) { s.mask(); }}) {
+      Setup s;
+      change(s);
+      const attn::plan plan(context, s.problem);
+      const attn::buffer workspace = plan.make_workspace(context);
+      const uint64_t before = attn_launch_count(plan.kernel());
+      plan.run(s.args, workspace);
+      CHECK(attn_launch_count(plan.kernel()) == before + 1);
+      for (float x : s.out) CHECK(std::abs(x - 0.5f) < 1e-6f);
+      for (float x : s.lse) CHECK(std::isfinite(x));
+    }
+  }
+}
+
+TEST_CASE("a wrong problem is refused with a sentence") {
+  const std::vector<Case> cases = {
+      {"batch zero", [](Setup& s) { s.problem.batch = 0; }, bad, {"batch", "0", "1 to"}},
+      {"batch negative", [](Setup& s) { s.problem.batch = -4; }, bad, {"batch", "-4"}},
+      {"heads_q negative", [](Setup& s) { s.problem.heads_q = -1; }, bad, {"heads_q", "-1"}},
+      {"heads not a multiple",
+       [](Setup& s) { s.problem.heads_q = 5; },
+       bad,
+       {"heads_q is 5", "heads_kv = 2"}},
+      {"head_dim zero", [](Setup& s) { s.problem.head_dim = 0; }, bad, {"head_dim"}},
+      {"head_dim_v negative",
+       [](Setup& s) { s.problem.head_dim_v = -8; },
+       bad,
+       {"head_dim_v", "-8"}},
+      {"seqlen_q negative", [](Setup& s) { s.problem.seqlen_q = -3; }, bad, {"seqlen_q", "-3"}},
+      {"seqlen_q huge", [](Setup& s) { s.problem.seqlen_q = INT64_MAX; }, bad, {"seqlen_q"}},
+      {"q_type unset",
+       [](Setup& s) { s.problem.q_type = ATTN_DTYPE_NONE; },
+       bad,
+       {"q_type", "f32"}},
+      {"q_type ggml", [](Setup& s) { s.problem.q_type = ATTN_Q8_0; }, bad, {"q_type is q8_0"}},
+      {"q_type unknown", [](Setup& s) { s.problem.q_type = attn_dtype(77); }, bad, {"q_type"}},
+      {"k_type unset", [](Setup& s) { s.segment.k_type = ATTN_DTYPE_NONE; }, bad, {"k_type"}},
+      {"v_type f64", [](Setup& s) { s.segment.v_type = ATTN_F64; }, bad, {"v_type is f64"}},
+      {"out_type ggml",
+       [](Setup& s) { s.problem.out_type = ATTN_Q4_0; },
+       bad,
+       {"out_type is q4_0"}},
+      {"ggml head_dim",
+       [](Setup& s) { s.segment.k_type = ATTN_Q8_0; },
+       bad,
+       {"head_dim 8", "multiple of 32"}},
+      {"q_layout paged", [](Setup& s) { s.problem.q_layout = ATTN_PAGED; }, bad, {"q_layout"}},
+      {"kv layout unknown",
+       [](Setup& s) { s.segment.layout = attn_layout(9); },
+       bad,
+       {"layout is 9"}},
+      {"no segments", [](Setup& s) { s.problem.num_segments = 0; }, bad, {"num_segments is 0"}},
+      {"null segments", [](Setup& s) { s.problem.segments = nullptr; }, bad, {"segments is NULL"}},
+      {"struct_size zero",
+       [](Setup& s) { s.problem.struct_size = 0; },
+       bad,
+       {"problem.struct_size is 0"}},
+      {"segment struct_size",
+       [](Setup& s) { s.segment.struct_size = 3; },
+       bad,
+       {"segments.struct_size is 3"}},
+      {"negative stride",
+       [](Setup& s) {
+         s.problem.q_stride = {96, -8, 8};
+       },
+       bad,
+       {"q_stride.seq is -8"}},
+      {"overflowing stride",
+       [](Setup& s) {
+         s.segment.k_stride = {INT64_MAX, 16, 8};
+       },
+       bad,
+       {"k_stride.batch"}},
+      {"overlapping out",
+       [](Setup& s) {
+         s.problem.out_stride = {96, 4, 8};
+       },
+       bad,
+       {"out_stride", "overlap"}},
+      {"out broadcast",
+       [](Setup& s) {
+         s.problem.out_stride = {0, 32, 8};
+       },
+       bad,
+       {"out_stride.batch is 0"}},
+      {"unknown flag", [](Setup& s) { s.problem.flags = 1u << 30; }, bad, {"flags is 0x40000000"}},
+      {"both causals",
+       [](Setup& s) { s.problem.flags = ATTN_CAUSAL | ATTN_CAUSAL_TOP_LEFT; },
+       bad,
+       {"ATTN_CAUSAL_TOP_LEFT"}},
+      {"out_scale with f32",
+       [](Setup& s) { s.problem.flags = ATTN_OUT_SCALE; },
+       bad,
+       {"ATTN_OUT_SCALE", "f32"}},
+      {"window without flag",
+       [](Setup& s) { s.problem.window_left = 3; },
+       bad,
+       {"window_left is 3", "ATTN_WINDOW"}},
+      {"window below -1",
+       [](Setup& s) {
+         s.problem.flags = ATTN_WINDOW;
+         s.problem.window_right = -2;
+       },
+       bad,
+       {"window_right is -2"}},
+      {"scale nan", [](Setup& s) { s.problem.scale = nan_value; }, bad, {"scale is nan"}},
+      {"softcap negative", [](Setup& s) { s.problem.softcap = -1; }, bad, {"softcap is -1"}},
+      {"softcap inf", [](Setup& s) { s.problem.softcap = INFINITY; }, bad, {"softcap is inf"}},
+      {"fixed_split negative",
+       [](Setup& s) { s.problem.fixed_split = -1; },
+       bad,
+       {"fixed_split is -1"}},
+      {"max_sms negative", [](Setup& s) { s.problem.max_sms = -1; }, bad, {"max_sms is -1"}},
+      {"bias type",
+       [](Setup& s) { s.problem.bias_type = ATTN_F16; },
+       bad,
+       {"bias_type is f16", "f32"}},
+      {"bias with packed q",
+       [](Setup& s) {
+         s.pack_q();
+         s.problem.bias_type = ATTN_F32;
+       },
+       not_here,
+       {"bias with packed q"}},
+      {"bias stride",
+       [](Setup& s) {
+         s.problem.bias_type = ATTN_F32;
+         s.problem.bias_stride[2] = -5;
+       },
+       bad,
+       {"bias_stride.q is -5"}},
+      {"mask with packed q",
+       [](Setup& s) {
+         s.pack_q();
+         s.mask();
+       },
+       not_here,
+       {"block mask with packed q"}},
+      {"block_q zero",
+       [](Setup& s) {
+         s.mask();
+         s.problem.block_q = 0;
+       },
+       bad,
+       {"block_q is 0"}},
+      {"mask_heads",
+       [](Setup& s) {
+         s.mask();
+         s.problem.mask_heads = 3;
+       },
+       bad,
+       {"mask_heads is 3", "1, 4"}},
+      {"mask_batch",
+       [](Setup& s) {
+         s.mask();
+         s.problem.mask_batch = 7;
+       },
+       bad,
+       {"mask_batch is 7", "1, 2"}},
+      {"q_descale per block",
+       [](Setup& s) { s.problem.q_descale = ATTN_DESCALE_BLOCK; },
+       bad,
+       {"q_descale is 3"}},
+      {"descale_block_keys",
+       [](Setup& s) {
+         s.segment.k_descale = ATTN_DESCALE_BLOCK;
+         s.segment.descale_block_keys = 32;
+       },
+       bad,
+       {"descale_block_keys is 32", "64, 128"}},
+      {"seqlens of packed",
+       [](Setup& s) {
+         s.pack_kv();
+         s.segment.has_seqlens = 1;
+       },
+       bad,
+       {"has_seqlens"}},
+      {"has_seqlens 2", [](Setup& s) { s.segment.has_seqlens = 2; }, bad, {"has_seqlens is 2"}},
+      {"page_size of padded", [](Setup& s) { s.segment.page_size = 16; }, bad, {"page_size is 16"}},
+      {"page_size zero",
+       [](Setup& s) {
+         s.page_kv();
+         s.segment.page_size = 0;
+       },
+       bad,
+       {"page_size is 0"}},
+      {"seqlen above pages",
+       [](Setup& s) {
+         s.page_kv();
+         s.segment.seqlen = 9;
+       },
+       bad,
+       {"seqlen is 9", "= 4"}},
+      {"total_q of padded", [](Setup& s) { s.problem.total_q = 6; }, bad, {"total_q is 6"}},
+      {"f64 on cpu",
+       [](Setup& s) { s.problem.out_type = ATTN_F64; },
+       not_here,
+       {"out type f64", "cpu_"}},
+      {"unknown kernel",
+       [](Setup& s) { s.problem.kernel = "fwd_nothing"; },
+       bad,
+       {"fwd_nothing", "cpu_"}},
+      {"kernel of another op",
+       [](Setup& s) { s.problem.kernel = "merge_cpu"; },
+       bad,
+       {"merge_cpu", "forward"}},
+      {"kernel of another backend",
+       [](Setup& s) { s.problem.kernel = "reference"; },
+       bad,
+       {"reference", "cpu"}},
+  };
+  const attn::context context(ATTN_BACKEND_CPU);
+  for (const Case& c : cases) {
+    Setup s;
+    c.spoil(s);
+    attn_plan* plan = nullptr;
+    expect(c, attn_plan_create(context.get(), &s.problem, &plan));
+    CHECK(plan == nullptr);
+    attn_plan_destroy(plan);
+  }
+}
+
+TEST_CASE("wrong arguments of a run are refused with a sentence and touch nothing") {
+  struct Run {
+    const char* name;
+    std::function<void(Setup&)> shape;  // before the plan
+    std::function<void(Setup&)> spoil;  // before the run
+    std::vector<const char*> words;
+  };
+  const auto same = [](Setup&) {};
+  const std::vector<Run> runs = {
+      {"q null", same, [](Setup& s) { s.args.q = nullptr; }, {"q is NULL"}},
+      {"out null", same, [](Setup& s) { s.args.out = nullptr; }, {"out is NULL"}},
+      {"k null", same, [](Setup& s) { s.segment_args.k = nullptr; }, {"k is NULL"}},
+      {"v null", same, [](Setup& s) { s.segment_args.v = nullptr; }, {"v is NULL"}},
+      {"segments null",
+       same,
+       [](Setup& s) { s.args.segments = nullptr; },
+       {"args.segments is NULL"}},
+      {"segment count",
+       same,
+       [](Setup& s) { s.args.num_segments = 2; },
+       {"args.num_segments is 2", "1"}},
+      {"struct_size", same, [](Setup& s) { s.args.struct_size = 1; }, {"args.struct_size is 1"}},
+      {"misaligned q",
+       same,
+       [](Setup& s) { s.args.q = reinterpret_cast<char*>(s.q.data()) + 1; },
+       {"q is at", "4-byte"}},
+      {"misaligned lse",
+       same,
+       [](Setup& s) {
+         s.args.lse = reinterpret_cast<float*>(reinterpret_cast<char*>(s.lse.data()) + 2);
+       },
+       {"lse is at"}},
+      {"out is q", same, [](Setup& s) { s.args.out = s.q.data(); }, {"out is at the address of q"}},
+      {"out is v", same, [](Setup& s) { s.args.out = s.v.data(); }, {"out is at the address of v"}},
+      {"sinks not declared",
+       same,
+       [](Setup& s) { s.args.sinks = s.numbers.data(); },
+       {"sinks is given", "ATTN_SINKS"}},
+      {"sinks missing", [](Setup& s) { s.problem.flags = ATTN_SINKS; }, same, {"sinks is NULL"}},
+      {"slopes missing",
+       [](Setup& s) { s.problem.flags = ATTN_ALIBI; },
+       same,
+       {"alibi_slopes is NULL"}},
+      {"bias missing", [](Setup& s) { s.problem.bias_type = ATTN_F32; }, same, {"bias is NULL"}},
+      {"descale missing",
+       [](Setup& s) { s.segment.k_descale = ATTN_DESCALE_HEAD; },
+       same,
+       {"k_descale is NULL"}},
+      {"kinds missing",
+       [](Setup& s) { s.mask(); },
+       [](Setup& s) { s.args.block_kinds = nullptr; },
+       {"block_kinds is NULL"}},
+      {"bits missing",
+       [](Setup& s) {
+         s.mask();
+         s.problem.mask_partials = 1;
+         s.args.block_index = s.index.data();
+       },
+       same,
+       {"block_bits is NULL"}},
+      {"lengths missing", [](Setup& s) { s.segment.has_seqlens = 1; }, same, {"seqlens is NULL"}},
+      {"length negative",
+       [](Setup& s) { s.segment.has_seqlens = 1; },
+       [](Setup& s) {
+         s.lengths[1] = -1;
+         s.segment_args.seqlens = s.lengths.data();
+       },
+       {"seqlens[1] is -1", "0 to 5"}},
+      {"length above",
+       [](Setup& s) { s.segment.has_seqlens = 1; },
+       [](Setup& s) {
+         s.lengths[0] = 6;
+         s.segment_args.seqlens = s.lengths.data();
+       },
+       {"seqlens[0] is 6", "0 to 5"}},
+      {"cu_seqlens_q missing",
+       [](Setup& s) { s.pack_q(); },
+       [](Setup& s) { s.args.cu_seqlens_q = nullptr; },
+       {"cu_seqlens_q is NULL"}},
+      {"cu_seqlens_q decreases",
+       [](Setup& s) { s.pack_q(); },
+       [](Setup& s) {
+         s.cu_q = {0, 3, 2};
+       },
+       {"cu_seqlens_q[2] is 2", "decrease"}},
+      {"cu_seqlens_q start",
+       [](Setup& s) { s.pack_q(); },
+       [](Setup& s) {
+         s.cu_q = {1, 3, 6};
+       },
+       {"cu_seqlens_q[0] is 1"}},
+      {"cu_seqlens_q too long",
+       [](Setup& s) { s.pack_q(); },
+       [](Setup& s) {
+         s.cu_q = {0, 4, 6};
+       },
+       {"is 4", "up to 3"}},
+      {"cu_seqlens past total",
+       [](Setup& s) { s.pack_kv(); },
+       [](Setup& s) {
+         s.cu_kv = {0, 5, 11};
+         s.segment_args.cu_seqlens = s.cu_kv.data();
+       },
+       {"cu_seqlens"}},
+      {"table missing",
+       [](Setup& s) { s.page_kv(); },
+       [](Setup& s) { s.segment_args.block_table = nullptr; },
+       {"block_table is NULL"}},
+  };
+  const attn::context context(ATTN_BACKEND_CPU);
+  for (const Run& r : runs) {
+    Setup s;
+    r.shape(s);
+    const attn::plan plan(context, s.problem);
+    const attn::buffer workspace = plan.make_workspace(context);
+    r.spoil(s);
+    const std::vector<float> q = s.q, v = s.v;
+    const Case c{r.name, {}, bad, r.words};
+    expect(c, attn_run(plan.get(), &s.args, workspace.data(), workspace.bytes(), nullptr));
+    for (float x : s.out) CHECK(std::isnan(x));
+    CHECK(s.q == q);
+    CHECK(s.v == v);
+  }
+}
+
+TEST_CASE("workspace, stream, plan kind and handles") {
+  const attn::context context(ATTN_BACKEND_CPU);
+  Setup s;
+  const attn::plan plan(context, s.problem);
+  const attn::buffer workspace = plan.make_workspace(context);
+  const auto run = [&](void* memory, size_t bytes, void* stream) {
+    return attn_run(plan.get(), &s.args, memory, bytes, stream);
+  };
+  REQUIRE(plan.workspace() > 0);
+  expect({"small", {}, ATTN_WORKSPACE_TOO_SMALL, {"workspace has", "or more"}},
+         run(workspace.data(), workspace.bytes() - 1, nullptr));
+  expect({"null", {}, bad, {"workspace is at"}}, run(nullptr, workspace.bytes(), nullptr));
+  expect({"misaligned", {}, bad, {"256-byte"}},
+         run(static_cast<char*>(workspace.data()) + 8, workspace.bytes(), nullptr));
+  expect({"stream", {}, bad, {"stream is"}}, run(workspace.data(), workspace.bytes(), &s));
+  expect({"no plan", {}, bad, {"plan is NULL"}}, attn_run(nullptr, &s.args, nullptr, 0, nullptr));
+  expect({"no args", {}, bad, {"args is NULL"}},
+         attn_run(plan.get(), nullptr, workspace.data(), workspace.bytes(), nullptr));
+  auto merge_args = attn::make<attn_merge_args>();
+  expect({"wrong plan", {}, bad, {"plan is for forward", "merge"}},
+         attn_run_merge(plan.get(), &merge_args, nullptr));
+
+  attn_plan* made = nullptr;
+  expect({"no context", {}, bad, {"context is NULL"}},
+         attn_plan_create(nullptr, &s.problem, &made));
+  expect({"no problem", {}, bad, {"problem is NULL"}},
+         attn_plan_create(context.get(), nullptr, &made));
+  expect({"no output", {}, bad, {"plan is NULL"}},
+         attn_plan_create(context.get(), &s.problem, nullptr));
+  attn_context* other = nullptr;
+  expect({"backend", {}, bad, {"backend is 42"}},
+         attn_context_create(attn_backend(42), nullptr, &other));
+  auto options = attn::make<attn_context_options>();
+  options.cpu_threads = -1;
+  expect({"threads", {}, bad, {"cpu_threads is -1"}},
+         attn_context_create(ATTN_BACKEND_CPU, &options, &other));
+  void* memory = nullptr;
+  expect({"alloc", {}, bad, {"bytes is 0"}}, attn_alloc(context.get(), 0, &memory));
+  expect({"huge", {}, ATTN_OUT_OF_MEMORY, {"bytes is"}},
+         attn_alloc(context.get(), size_t{1} << 60, &memory));
+  CHECK(std::string(attn_status_string(ATTN_WORKSPACE_TOO_SMALL)) == "workspace too small");
+  CHECK(attn_launch_count("nothing") == 0);
+  CHECK(attn_launch_count(nullptr) == 0);
+}
+
+TEST_CASE("a struct of a newer header is taken while its new fields are zero") {
+  struct Newer {
+    attn_problem problem;
+    uint64_t later[4];
+  };
+  const attn::context context(ATTN_BACKEND_CPU);
+  Setup s;
+  Newer newer{s.problem, {}};
+  newer.problem.struct_size = sizeof newer;
+  attn_plan* plan = nullptr;
+  CHECK(attn_plan_create(context.get(), &newer.problem, &plan) == ATTN_OK);
+  attn_plan_destroy(plan);
+  newer.later[2] = 1;
+  expect({"newer", {}, bad, {"struct_size", "is set"}},
+         attn_plan_create(context.get(), &newer.problem, &plan));
+}
+
+TEST_CASE("attn_check reads what attn_run does not") {
+  const attn::context context(ATTN_BACKEND_CPU);
+  {
+    Setup s;
+    s.page_kv();
+    s.table[3] = 5;
+    const attn::plan plan(context, s.problem);
+    expect({"page", {}, bad, {"block_table[1, 1] is 5", "0 to 4"}},
+           attn_check(plan.get(), &s.args, nullptr));
+  }
+  {
+    Setup s;
+    s.mask();
+    s.kinds[1] = 9;
+    const attn::plan plan(context, s.problem);
+    expect({"kind", {}, bad, {"block_kinds", "is 9"}}, attn_check(plan.get(), &s.args, nullptr));
+    s.kinds[1] = ATTN_BLOCK_PARTIAL;
+    expect({"index", {}, bad, {"block_index"}}, attn_check(plan.get(), &s.args, nullptr));
+    s.kinds[1] = ATTN_BLOCK_EMPTY;
+    CHECK(attn_check(plan.get(), &s.args, nullptr) == ATTN_OK);
+  }
+}
+
+TEST_CASE("what no kernel serves yet says so") {
+  const attn::context context(ATTN_BACKEND_CPU);
+  auto append = attn::make<attn_kv_append_problem>();
+  attn_plan* plan = nullptr;
+  expect({"append", {}, not_here, {"kv_append", "cpu"}},
+         attn_plan_create_kv_append(context.get(), &append, &plan));
+  auto shape = attn::make<attn_block_mask_shape>();
+  attn_block_mask* mask = nullptr;
+  expect({"mask", {}, not_here, {"block mask", "cpu"}},
+         attn_block_mask_from_window(context.get(), &shape, 1, 1, 0, 0, &mask));
+}
+
+TEST_CASE("info and explain are JSON texts of the size they say") {
+  const std::string info = attn::info();
+  for (const char* word :
+       {"\"reference\"", "\"cpu\"", "\"cuda\"", "\"hip\"", "\"reason\"", "\"kernels\""})
+    CHECK(info.find(word) != std::string::npos);
+  char small[8];
+  size_t size = 0;
+  CHECK(attn_info(small, sizeof small, &size) == ATTN_OK);
+  CHECK(size == info.size() + 1);
+  CHECK(std::strlen(small) == sizeof small - 1);
+
+  const attn::context context(ATTN_BACKEND_CPU);
+  Setup s;
+  const attn::plan plan(context, s.problem);
+  const std::string text = attn::explain(context, s.problem);
+  CHECK(text.find(std::string("{\"kernel\":\"") + plan.kernel() + "\"") == 0);
+  s.problem.out_type = ATTN_F64;
+  const std::string none = attn::explain(context, s.problem);
+  CHECK(none.find("{\"kernel\":null") == 0);
+  CHECK(none.find("out type f64") != std::string::npos);
+}
