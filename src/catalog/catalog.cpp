@@ -48,6 +48,7 @@ constexpr Kernel table[] = {
 
     {"merge_reference", Op::merge, reference, any_merge, &merge_reference_kernel, nullptr},
     {"merge_cpu", Op::merge, cpu, any_merge, &merge_cpu_kernel, nullptr},
+    {"merge_sm80", Op::merge, cuda, any_merge, nullptr, &merge_sm80_kernel},
 
     {"quantize_reference", Op::quantize, reference, any_quantize, &quantize_reference_kernel, nullptr},
     {"quantize_cpu", Op::quantize, cpu, any_quantize, &quantize_cpu_kernel, nullptr},

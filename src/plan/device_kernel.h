@@ -28,4 +28,6 @@ struct DeviceKernel {
 
 constexpr size_t max_kernarg_bytes = 4096;  // CUDA's limit before 12.1 drivers; HIP's is the same
 
+extern const DeviceKernel merge_sm80_kernel;  // merge_device.cpp
+
 }  // namespace attn

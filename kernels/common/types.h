@@ -1,0 +1,8 @@
+// Element types in parameter structs: the values of attn_dtype in attn/attn.h, which device code
+// cannot include.
+#ifndef ATTN_KERNELS_COMMON_TYPES_H
+#define ATTN_KERNELS_COMMON_TYPES_H
+
+enum { attn_element_f32 = 1, attn_element_f16 = 2, attn_element_bf16 = 3 };
+
+#endif

@@ -1,0 +1,23 @@
+# cmake -D OUTPUT=file -P compile.cmake -- nvcc ...: runs the compiler and fails if ptxas reports local memory or
+# register spills, or prints a warning: each costs a kernel its speed in silence.
+set(command)
+set(found FALSE)
+math(EXPR last "${CMAKE_ARGC} - 1")
+foreach(i RANGE ${last})
+  if(found)
+    list(APPEND command ${CMAKE_ARGV${i}})
+  elseif(CMAKE_ARGV${i} STREQUAL "--")
+    set(found TRUE)
+  endif()
+endforeach()
+
+execute_process(COMMAND ${command} RESULT_VARIABLE result OUTPUT_VARIABLE log ERROR_VARIABLE log)
+if(NOT result EQUAL 0)
+  message(FATAL_ERROR "${log}")
+endif()
+string(REGEX MATCH "(^|[^0-9])[1-9][0-9]* bytes (stack frame|spill stores|spill loads)" spilled "${log}")
+string(REGEX MATCH "[Ww]arning" warned "${log}")
+if(spilled OR warned)
+  file(REMOVE ${OUTPUT})
+  message(FATAL_ERROR "${log}\n${OUTPUT}: local memory, spills and warnings are not allowed")
+endif()

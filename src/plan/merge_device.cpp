@@ -1,0 +1,62 @@
+// The host side of kernels/common/merge_sm80.cu.
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/common/merge_args.h"
+#include "kernels/common/types.h"
+#include "plan/device_kernel.h"
+
+namespace attn {
+namespace {
+
+static_assert(int(attn_element_f32) == ATTN_F32 && int(attn_element_f16) == ATTN_F16 &&
+              int(attn_element_bf16) == ATTN_BF16);
+
+constexpr int64_t max_grid = (int64_t{1} << 31) - 1;
+
+int64_t rows(const attn_merge_problem& p) {
+  return p.batch * p.heads_q * p.seqlen_q;
+}
+
+Status shape(const attn_merge_problem& p, const DeviceInfo&, Launch* launch) {
+  if (p.num_parts > attn_merge_max_parts) {
+    return unsupported("merge_sm80: num_parts is ", p.num_parts, "; accepted: up to ",
+                       int(attn_merge_max_parts));
+  }
+  const int64_t blocks = (rows(p) + attn_merge_warps - 1) / attn_merge_warps;
+  if (blocks > max_grid) {
+    return unsupported("merge_sm80: batch * heads_q * seqlen_q is ", rows(p), "; accepted: up to ",
+                       max_grid * attn_merge_warps);
+  }
+  launch->grid[0] = uint32_t(blocks);
+  launch->block[0] = 32 * attn_merge_warps;
+  return {};
+}
+
+void pack(const attn_merge_problem& p, const attn_merge_args& args, void* kernarg) {
+  attn_merge_kernarg a{};
+  std::copy_n(args.outs, p.num_parts, a.outs);
+  std::copy_n(args.lses, p.num_parts, a.lses);
+  a.out = args.out;
+  a.lse = args.lse;
+  const auto set = [](long long* to, const attn_strides& from) {
+    to[0] = from.batch, to[1] = from.seq, to[2] = from.head;
+  };
+  set(a.part_stride, p.part_stride);
+  set(a.out_stride, p.out_stride);
+  a.rows = rows(p);
+  a.heads = int(p.heads_q);
+  a.seqlen_q = int(p.seqlen_q);
+  a.head_dim = int(p.head_dim_v);
+  a.num_parts = p.num_parts;
+  a.part_type = p.part_type;
+  a.out_type = p.out_type;
+  std::memcpy(kernarg, &a, sizeof a);
+}
+
+}  // namespace
+
+const DeviceKernel merge_sm80_kernel = {
+    .kernarg_bytes = sizeof(attn_merge_kernarg), .shape_merge = shape, .pack_merge = pack};
+
+}  // namespace attn
