@@ -1,0 +1,47 @@
+"""Adds up CTest's JUnit files: python3 tests/count.py FILE... prints "passed failed skipped" and exits.
+
+A test that ran a Catch2 binary counts once per test case, with the skips that tests/main.cpp reports; any other
+test counts as one.
+"""
+import re
+import sys
+import xml.etree.ElementTree as ElementTree
+
+
+def catch_counts(output):
+    """(cases, failed, skipped) of a Catch2 run, or None. Reads the summaries of Catch2 2.13 and 3."""
+    skipped = sum(int(n) for n in re.findall(r"^SKIPPED: (\d+)$", output, re.M))
+    match = re.search(r"^All tests passed \(.* in (\d+) test cases?\)$", output, re.M)
+    if match:
+        return int(match.group(1)), 0, skipped
+    match = re.search(r"^test cases:\s*(\d+)(.*)$", output, re.M)
+    if match:
+        failed = re.search(r"(\d+) failed", match.group(2))
+        return int(match.group(1)), int(failed.group(1)) if failed else 0, skipped
+    return None
+
+
+def count(case):
+    """(passed, failed, skipped) of one CTest test."""
+    status = case.get("status")
+    output = case.findtext("system-out") or ""
+    if status == "disabled":
+        return 0, 0, 1
+    if status == "notrun":
+        # Also what CTest says of tests that it could not start, which are failures.
+        asked = case.find("skipped").get("message").startswith("SKIP_")
+        return (0, 0, 1) if asked else (0, 1, 0)
+    counts = catch_counts(output)
+    if counts is None:
+        return (1, 0, 0) if status == "run" else (0, 1, 0)
+    cases, failed, skipped = counts
+    if status != "run":
+        failed = max(failed, 1)
+    return max(cases - failed - skipped, 0), failed, skipped
+
+
+total = [0, 0, 0]
+for path in sys.argv[1:]:
+    for case in ElementTree.parse(path).getroot().iter("testcase"):
+        total = [t + c for t, c in zip(total, count(case))]
+print(*total)
