@@ -52,7 +52,12 @@ Status GpuDriver::inside(Body body) {
 }
 
 Status GpuDriver::alloc(size_t bytes, void** memory) {
-  return inside([&] { return calls_.run(calls_.alloc, Bytes{bytes}, memory, bytes); });
+  return inside([&]() -> Status {
+    void* fresh = nullptr;
+    ATTN_TRY(calls_.run(calls_.alloc, Bytes{bytes}, &fresh, bytes));
+    *memory = fresh;
+    return {};
+  });
 }
 
 Status GpuDriver::free(void* memory) {

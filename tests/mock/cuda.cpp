@@ -1,0 +1,301 @@
+// A stand-in for libcuda.so.1. Functions are reached through cuGetProcAddress only, as newer ABIs
+// of the real one are.
+#include <cstdint>
+#include <vector>
+
+#include "device.h"
+
+using namespace attn::mock;
+
+namespace {
+
+constexpr int no_device = 100, invalid_device = 101, invalid_context = 201;
+
+// Contexts are numbers: 0x1000 + device for a primary one, 0x2000 + device for one of the
+// application's.
+void* primary(int device) {
+  return reinterpret_cast<void*>(intptr_t(0x1000 + device));
+}
+int device_of(void* context) {
+  return int(reinterpret_cast<intptr_t>(context) & 0xfff);
+}
+thread_local std::vector<void*> contexts;
+bool none_current() {
+  return contexts.empty();
+}
+
+#define MOCK_IN_CONTEXT() \
+  MOCK_SCRIPTED();        \
+  if (none_current()) return invalid_context
+
+int cuInit(unsigned) {
+  ++state.init_calls;
+  MOCK_SCRIPTED();
+  return state.devices == 0 ? no_device : success;
+}
+int cuDriverGetVersion(int* version) {
+  MOCK_SCRIPTED();
+  *version = 13010;
+  return success;
+}
+int cuGetErrorName(int code, const char** name) {
+  switch (code) {
+    case 1:
+      *name = "CUDA_ERROR_INVALID_VALUE";
+      break;
+    case 2:
+      *name = "CUDA_ERROR_OUT_OF_MEMORY";
+      break;
+    case 100:
+      *name = "CUDA_ERROR_NO_DEVICE";
+      break;
+    case 201:
+      *name = "CUDA_ERROR_INVALID_CONTEXT";
+      break;
+    case 209:
+      *name = "CUDA_ERROR_NO_BINARY_FOR_GPU";
+      break;
+    case 500:
+      *name = "CUDA_ERROR_NOT_FOUND";
+      break;
+    case 701:
+      *name = "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES";
+      break;
+    default:
+      *name = nullptr;
+      return invalid_value;
+  }
+  return success;
+}
+int cuGetErrorString(int code, const char** text) {
+  *text = code == 2 ? "out of memory" : nullptr;
+  return *text ? success : invalid_value;
+}
+int cuDeviceGetCount(int* count) {
+  MOCK_SCRIPTED();
+  *count = state.devices;
+  return success;
+}
+int cuDeviceGet(int* device, int ordinal) {
+  MOCK_SCRIPTED();
+  if (ordinal >= state.devices) return invalid_device;
+  *device = ordinal;
+  return success;
+}
+int cuDeviceGetName(char* name, int capacity, int) {
+  MOCK_SCRIPTED();
+  std::strncpy(name, "Mock CUDA device", size_t(capacity));
+  return success;
+}
+int cuDeviceTotalMem(size_t* bytes, int) {
+  MOCK_SCRIPTED();
+  *bytes = size_t{80} << 30;
+  return success;
+}
+int cuDeviceGetAttribute(int* value, int attribute, int) {
+  MOCK_SCRIPTED();
+  switch (attribute) {
+    case 16:
+      *value = 132;
+      return success;
+    case 75:
+      *value = state.compute_capability / 10;
+      return success;
+    case 76:
+      *value = state.compute_capability % 10;
+      return success;
+    case 97:
+      *value = 232448;
+      return success;
+    default:
+      return invalid_value;
+  }
+}
+int cuCtxGetCurrent(void** context) {
+  MOCK_SCRIPTED();
+  *context = none_current() ? nullptr : contexts.back();
+  return success;
+}
+int cuCtxPushCurrent(void* context) {
+  MOCK_SCRIPTED();
+  contexts.push_back(context);
+  ++state.enters;
+  return success;
+}
+int cuCtxPopCurrent(void** context) {
+  MOCK_IN_CONTEXT();
+  *context = contexts.back();
+  contexts.pop_back();
+  return success;
+}
+int cuCtxGetDevice(int* device) {
+  MOCK_IN_CONTEXT();
+  *device = device_of(contexts.back());
+  return success;
+}
+int cuDevicePrimaryCtxRetain(void** context, int device) {
+  MOCK_SCRIPTED();
+  *context = primary(device);
+  ++state.live_contexts;
+  return success;
+}
+int cuDevicePrimaryCtxRelease(int) {
+  --state.live_contexts;
+  return success;
+}
+int cuMemAlloc(uint64_t* p, size_t bytes) {
+  MOCK_IN_CONTEXT();
+  void* fresh = nullptr;
+  const int code = allocate(&fresh, bytes);
+  *p = reinterpret_cast<uint64_t>(fresh);
+  return code;
+}
+int cuMemFree(uint64_t p) {
+  MOCK_IN_CONTEXT();
+  return release(reinterpret_cast<void*>(p));
+}
+int cuMemcpyHtoDAsync(uint64_t to, const void* from, size_t bytes, void*) {
+  MOCK_IN_CONTEXT();
+  std::memcpy(reinterpret_cast<void*>(to), from, bytes);
+  return success;
+}
+int cuMemcpyDtoHAsync(void* to, uint64_t from, size_t bytes, void*) {
+  MOCK_IN_CONTEXT();
+  std::memcpy(to, reinterpret_cast<void*>(from), bytes);
+  return success;
+}
+int cuMemsetD8Async(uint64_t to, unsigned char value, size_t bytes, void*) {
+  MOCK_IN_CONTEXT();
+  std::memset(reinterpret_cast<void*>(to), value, bytes);
+  return success;
+}
+int cuStreamSynchronize(void*) {
+  MOCK_IN_CONTEXT();
+  return success;
+}
+int cuModuleLoadData(void** module, const void* image) {
+  MOCK_IN_CONTEXT();
+  return load_module(module, image);
+}
+int cuModuleUnload(void* module) {
+  MOCK_IN_CONTEXT();
+  return unload_module(module);
+}
+int cuModuleGetFunction(void** function, void*, const char* name) {
+  MOCK_IN_CONTEXT();
+  return find_function(function, name);
+}
+int cuFuncSetAttribute(void* function, int attribute, int value) {
+  MOCK_IN_CONTEXT();
+  if (attribute != 8) return invalid_value;
+  set_text(state.attribute_symbol, function_name(function).c_str());
+  state.attribute_value = value;
+  return success;
+}
+int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                   unsigned bz, unsigned shared_bytes, void* stream, void** parameters,
+                   void** extra) {
+  MOCK_IN_CONTEXT();
+  return launch(function, {gx, gy, gz, bx, by, bz}, shared_bytes, stream, parameters, extra,
+                nullptr);
+}
+int cuEventCreate(void** event, unsigned) {
+  MOCK_IN_CONTEXT();
+  return create_event(event);
+}
+int cuEventDestroy(void* event) {
+  MOCK_IN_CONTEXT();
+  return destroy_event(event);
+}
+int cuEventRecord(void* event, void*) {
+  MOCK_IN_CONTEXT();
+  return record_event(event);
+}
+int cuEventSynchronize(void*) {
+  MOCK_IN_CONTEXT();
+  return success;
+}
+int cuEventElapsedTime(float* milliseconds, void* start, void* stop) {
+  MOCK_IN_CONTEXT();
+  return elapsed(milliseconds, start, stop);
+}
+
+// By the versions of cudaTypedefs.h: asked for an older one, the real driver gives another ABI.
+struct Entry {
+  const char* name;
+  int version;
+  void* function;
+};
+#define MOCK_ENTRY(name, version) \
+  { #name, version, reinterpret_cast < void*>(&name) }
+const Entry entries[] = {
+    MOCK_ENTRY(cuInit, 2000),
+    MOCK_ENTRY(cuDriverGetVersion, 2020),
+    MOCK_ENTRY(cuGetErrorName, 6000),
+    MOCK_ENTRY(cuGetErrorString, 6000),
+    MOCK_ENTRY(cuDeviceGetCount, 2000),
+    MOCK_ENTRY(cuDeviceGet, 2000),
+    MOCK_ENTRY(cuDeviceGetName, 2000),
+    MOCK_ENTRY(cuDeviceTotalMem, 3020),
+    MOCK_ENTRY(cuDeviceGetAttribute, 2000),
+    MOCK_ENTRY(cuCtxGetCurrent, 4000),
+    MOCK_ENTRY(cuCtxPushCurrent, 4000),
+    MOCK_ENTRY(cuCtxPopCurrent, 4000),
+    MOCK_ENTRY(cuCtxGetDevice, 2000),
+    MOCK_ENTRY(cuDevicePrimaryCtxRetain, 7000),
+    MOCK_ENTRY(cuDevicePrimaryCtxRelease, 11000),
+    MOCK_ENTRY(cuMemAlloc, 3020),
+    MOCK_ENTRY(cuMemFree, 3020),
+    MOCK_ENTRY(cuMemcpyHtoDAsync, 3020),
+    MOCK_ENTRY(cuMemcpyDtoHAsync, 3020),
+    MOCK_ENTRY(cuMemsetD8Async, 3020),
+    MOCK_ENTRY(cuStreamSynchronize, 2000),
+    MOCK_ENTRY(cuModuleLoadData, 2000),
+    MOCK_ENTRY(cuModuleUnload, 2000),
+    MOCK_ENTRY(cuModuleGetFunction, 2000),
+    MOCK_ENTRY(cuFuncSetAttribute, 9000),
+    MOCK_ENTRY(cuLaunchKernel, 4000),
+    MOCK_ENTRY(cuEventCreate, 2000),
+    MOCK_ENTRY(cuEventDestroy, 4000),
+    MOCK_ENTRY(cuEventRecord, 2000),
+    MOCK_ENTRY(cuEventSynchronize, 2000),
+    MOCK_ENTRY(cuEventElapsedTime, 2000),
+};
+
+void* find(const char* name, int version, uint64_t flags) {
+  if (flags != 1 || std::strcmp(state.hidden, name) == 0) return nullptr;
+  for (const Entry& entry : entries)
+    if (std::strcmp(entry.name, name) == 0 && version >= entry.version) return entry.function;
+  return nullptr;
+}
+
+const bool scripted_by_default = [] {
+  state.devices = 2;
+  state.compute_capability = 90;
+  return true;
+}();
+
+}  // namespace
+
+#ifdef MOCK_CUDA_11_3
+MOCK_API int cuGetProcAddress(const char* name, void** function, int version, uint64_t flags) {
+  *function = find(name, version, flags);
+  return *function ? success : not_found;
+}
+#else
+MOCK_API int cuGetProcAddress_v2(const char* name, void** function, int version, uint64_t flags,
+                                 int* status) {
+  *function = find(name, version, flags);
+  if (status) *status = *function ? 0 : 1;
+  return success;  // a name it does not know is not an error since CUDA 12
+}
+#endif
+
+// What an application does that made a context of its own.
+MOCK_API void attn_mock_set_context(int device) {
+  contexts.clear();
+  if (device >= 0) contexts.push_back(reinterpret_cast<void*>(intptr_t(0x2000 + device)));
+}
+MOCK_API int attn_mock_context_depth() {
+  return int(contexts.size());
+}

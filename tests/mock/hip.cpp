@@ -1,0 +1,178 @@
+// A stand-in for libamdhip64.so, and with MOCK_EMULATOR for libattn-hipemu.so.
+#include "device.h"
+
+using namespace attn::mock;
+
+namespace {
+
+constexpr int no_device = 100, invalid_device = 101;
+thread_local int current_device = 0;
+
+const bool scripted_by_default = [] {
+  state.devices = 2;
+  set_text(state.gcn_arch, "gfx942:sramecc+:xnack-");
+  return true;
+}();
+
+template <class T>
+void put(void* base, size_t offset, T value) {
+  std::memcpy(static_cast<char*>(base) + offset, &value, sizeof value);
+}
+void put_text(void* base, size_t offset, const char* text) {
+  std::strncpy(static_cast<char*>(base) + offset, text, 256);
+}
+
+}  // namespace
+
+#ifdef MOCK_EMULATOR
+MOCK_API int attn_hip_emulator_marker;
+int attn_hip_emulator_marker = 1;
+#endif
+
+MOCK_API int hipInit(unsigned) {
+  ++state.init_calls;
+  MOCK_SCRIPTED();
+  return success;
+}
+MOCK_API int hipDriverGetVersion(int* version) {
+  MOCK_SCRIPTED();
+  *version = 60032830;
+  return success;
+}
+MOCK_API const char* hipGetErrorName(int code) {
+  switch (code) {
+    case 1:
+      return "hipErrorInvalidValue";
+    case 2:
+      return "hipErrorOutOfMemory";
+    case 100:
+      return "hipErrorNoDevice";
+    case 209:
+      return "hipErrorNoBinaryForGpu";
+    case 500:
+      return "hipErrorNotFound";
+    case 719:
+      return "hipErrorLaunchFailure";
+    default:
+      return "hipErrorUnknown";
+  }
+}
+MOCK_API const char* hipGetErrorString(int code) {
+  return code == 2 ? "out of memory" : "some error";
+}
+MOCK_API int hipGetDeviceCount(int* count) {
+  MOCK_SCRIPTED();
+  *count = state.devices;
+  return state.devices == 0 ? no_device : success;
+}
+MOCK_API int hipDeviceGet(int* device, int ordinal) {
+  MOCK_SCRIPTED();
+  if (ordinal >= state.devices) return invalid_device;
+  *device = ordinal;
+  return success;
+}
+MOCK_API int hipGetDevice(int* device) {
+  MOCK_SCRIPTED();
+  *device = current_device;
+  return success;
+}
+MOCK_API int hipSetDevice(int device) {
+  MOCK_SCRIPTED();
+  current_device = device;
+  ++state.enters;
+  return success;
+}
+// Offsets of hipDeviceProp_t in ROCm 5 and earlier, and of hipDeviceProp_tR0600.
+MOCK_API int hipGetDeviceProperties(void* p, int) {
+  MOCK_SCRIPTED();
+  std::memset(p, 0xa5, 792);
+  put_text(p, 0, "Mock HIP device");
+  put(p, 256, size_t{192} << 30);
+  put(p, 264, size_t{65536});
+  put(p, 336, 304);
+  put_text(p, 396, state.gcn_arch);
+  return success;
+}
+#ifndef MOCK_ROCM_5
+MOCK_API int hipGetDevicePropertiesR0600(void* p, int) {
+  MOCK_SCRIPTED();
+  std::memset(p, 0xa5, 1472);
+  put_text(p, 0, "Mock HIP device");
+  put(p, 288, size_t{192} << 30);
+  put(p, 296, size_t{65536});
+  put(p, 388, 304);
+  put_text(p, 1160, state.gcn_arch);
+  return success;
+}
+#endif
+MOCK_API int hipMalloc(void** p, size_t bytes) {
+  MOCK_SCRIPTED();
+  return allocate(p, bytes);
+}
+MOCK_API int hipFree(void* p) {
+  MOCK_SCRIPTED();
+  return release(p);
+}
+MOCK_API int hipMemcpyHtoDAsync(void* to, const void* from, size_t bytes, void*) {
+  MOCK_SCRIPTED();
+  std::memcpy(to, from, bytes);
+  return success;
+}
+MOCK_API int hipMemcpyDtoHAsync(void* to, void* from, size_t bytes, void*) {
+  MOCK_SCRIPTED();
+  std::memcpy(to, from, bytes);
+  return success;
+}
+#ifndef MOCK_WITHOUT_FILL
+MOCK_API int hipMemsetD8Async(void* to, unsigned char value, size_t bytes, void*) {
+  MOCK_SCRIPTED();
+  std::memset(to, value, bytes);
+  return success;
+}
+#endif
+MOCK_API int hipStreamSynchronize(void*) {
+  MOCK_SCRIPTED();
+  return success;
+}
+MOCK_API int hipModuleLoadData(void** module, const void* image) {
+  MOCK_SCRIPTED();
+  return load_module(module, image);
+}
+MOCK_API int hipModuleUnload(void* module) {
+  MOCK_SCRIPTED();
+  return unload_module(module);
+}
+MOCK_API int hipModuleGetFunction(void** function, void*, const char* name) {
+  MOCK_SCRIPTED();
+  return find_function(function, name);
+}
+MOCK_API int hipModuleLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz,
+                                   unsigned bx, unsigned by, unsigned bz, unsigned shared_bytes,
+                                   void* stream, void** parameters, void** extra) {
+  MOCK_SCRIPTED();
+  return launch(function, {gx, gy, gz, bx, by, bz}, shared_bytes, stream, parameters, extra,
+                reinterpret_cast<void*>(3));
+}
+MOCK_API int hipEventCreateWithFlags(void** event, unsigned) {
+  MOCK_SCRIPTED();
+  return create_event(event);
+}
+MOCK_API int hipEventDestroy(void* event) {
+  MOCK_SCRIPTED();
+  return destroy_event(event);
+}
+MOCK_API int hipEventRecord(void* event, void*) {
+  MOCK_SCRIPTED();
+  return record_event(event);
+}
+MOCK_API int hipEventSynchronize(void*) {
+  MOCK_SCRIPTED();
+  return success;
+}
+MOCK_API int hipEventElapsedTime(float* milliseconds, void* start, void* stop) {
+  MOCK_SCRIPTED();
+  return elapsed(milliseconds, start, stop);
+}
+MOCK_API int attn_mock_device() {
+  return current_device;
+}

@@ -1,0 +1,42 @@
+// Stand-ins for libcuda.so.1 and libamdhip64.so whose device memory is host memory. A test scripts
+// them and reads what they saw through the state that each exports as attn_mock_state().
+#pragma once
+#include <cstddef>
+#include <cstring>
+
+namespace attn::mock {
+
+struct Launch {
+  char symbol[64];
+  unsigned grid[3], block[3], shared_bytes;
+  void* stream;
+  size_t kernarg_bytes;
+  alignas(16) unsigned char kernarg[4096];
+};
+
+struct State {
+  // script
+  int devices;
+  int compute_capability;  // cuda: 90
+  char gcn_arch[64];       // hip: "gfx942:sramecc+:xnack-"
+  char failing[64];        // this function does nothing and returns `code`
+  int code;
+  char hidden[64];                // cuda: cuGetProcAddress does not know it
+  void (*kernel)(const Launch&);  // what a launch does
+  // record
+  int init_calls;
+  int launches;
+  Launch last;
+  int live_memory, live_modules, live_events, live_contexts;
+  int enters;                 // cuda: contexts pushed; hip: hipSetDevice
+  char attribute_symbol[64];  // cuda: the function whose dynamic shared memory was raised
+  int attribute_value;
+};
+
+inline void set_text(char (&to)[64], const char* from) {
+  std::strncpy(to, from, sizeof to - 1);
+}
+
+using StateFunction = State* (*)();
+
+}  // namespace attn::mock

@@ -1,0 +1,585 @@
+// The drivers against stand-ins for the vendors' libraries (tests/mock): every failure, and the
+// good path up to a merge through the C ABI.
+#include <dlfcn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <vector>
+
+#include "catalog/catalog.h"
+#include "catch.h"
+#include "core/dtype.h"
+#include "driver/driver.h"
+#include "kernels/common/merge_args.h"
+#include "kernels/common/types.h"
+#include "mock.h"
+
+using namespace attn;
+namespace fs = std::filesystem;
+
+namespace {
+
+// A copy of a stand-in under a name of its own, so that no other test has opened it.
+class MockLibrary {
+ public:
+  explicit MockLibrary(const std::string& name) {
+    static int count = 0;
+    path_ = fs::temp_directory_path() /
+            ("attn-mock-" + std::to_string(getpid()) + "-" + std::to_string(count++) + ".so");
+    fs::copy_file(fs::path(ATTN_MOCK_DIR) / (name + ".so"), path_,
+                  fs::copy_options::overwrite_existing);
+    handle_ = dlopen(path_.c_str(), RTLD_NOW | RTLD_LOCAL);
+    REQUIRE(handle_);
+    if (auto state = symbol<mock::StateFunction>("attn_mock_state")) state_ = state();
+  }
+  ~MockLibrary() { fs::remove(path_); }
+  MockLibrary(const MockLibrary&) = delete;
+
+  const char* path() const { return path_.c_str(); }
+  mock::State* operator->() const { return state_; }
+  template <class F>
+  F symbol(const char* name) const {
+    return reinterpret_cast<F>(dlsym(handle_, name));
+  }
+  void fail(const char* function, int code) {
+    std::memset(state_->failing, 0, sizeof state_->failing);
+    mock::set_text(state_->failing, function);
+    state_->code = code;
+  }
+  void recover() { fail("", 0); }
+
+ private:
+  fs::path path_;
+  void* handle_ = nullptr;
+  mock::State* state_ = nullptr;
+};
+
+struct Vendor {
+  const char* name;
+  const char* library;
+  Status (*open)(const char* path, int device, std::shared_ptr<Driver>* driver);
+  Status (*list)(const char* path, std::vector<DeviceInfo>* devices);
+  const char *init, *alloc, *copy_in, *load, *function, *launch, *prefix;
+};
+const Vendor vendors[] = {
+    {"cuda", "cuda", open_cuda, list_cuda, "cuInit", "cuMemAlloc", "cuMemcpyHtoDAsync",
+     "cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernel", "CUDA_ERROR_"},
+    {"hip", "hip",
+     [](const char* p, int d, std::shared_ptr<Driver>* out) { return open_hip(p, false, d, out); },
+     [](const char* p, std::vector<DeviceInfo>* out) { return list_hip(p, false, out); }, "hipInit",
+     "hipMalloc", "hipMemcpyHtoDAsync", "hipModuleLoadData", "hipModuleGetFunction",
+     "hipModuleLaunchKernel", "hipError"},
+};
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+// The status and every part of the sentence.
+void check_failure(const Status& status, attn_status code,
+                   std::initializer_list<std::string> parts) {
+  INFO(status.text);
+  CHECK(status.code == code);
+  for (const std::string& part : parts) {
+    INFO("expected: " << part);
+    CHECK(has(status.text, part));
+  }
+}
+
+const unsigned char some_image[16] = {};
+
+}  // namespace
+
+TEST_CASE("driver: the library is absent", "[driver]") {
+  for (const Vendor& v : vendors) {
+    std::shared_ptr<Driver> driver;
+    check_failure(v.open("/nowhere/libgpu.so.1", 0, &driver), ATTN_DRIVER_MISSING,
+                  {v.name, "/nowhere/libgpu.so.1", "No such file"});
+    CHECK(!driver);
+  }
+}
+
+TEST_CASE("driver: the library is none, or lacks a function", "[driver]") {
+  const MockLibrary empty("empty"), without_fill("hip_without_fill");
+  MockLibrary cuda("cuda");
+  mock::set_text(cuda->hidden, "cuMemsetD8Async");
+  std::shared_ptr<Driver> driver;
+  check_failure(open_cuda(empty.path(), 0, &driver), ATTN_DRIVER_MISSING,
+                {empty.path(), "cuGetProcAddress"});
+  check_failure(open_hip(empty.path(), false, 0, &driver), ATTN_DRIVER_MISSING,
+                {empty.path(), "hipInit"});
+  check_failure(open_hip(without_fill.path(), false, 0, &driver), ATTN_DRIVER_MISSING,
+                {without_fill.path(), "hipMemsetD8Async"});
+  check_failure(open_cuda(cuda.path(), 0, &driver), ATTN_DRIVER_MISSING,
+                {cuda.path(), "cuMemsetD8Async", "CUDA 3.2"});
+  CHECK(!driver);
+
+  // A failure is not remembered.
+  cuda->hidden[0] = 0;
+  CHECK(open_cuda(cuda.path(), 0, &driver).ok());
+}
+
+TEST_CASE("driver: no device, and a device that is not there", "[driver]") {
+  for (const Vendor& v : vendors) {
+    MockLibrary none(v.library);
+    none->devices = 0;
+    std::shared_ptr<Driver> driver;
+    std::vector<DeviceInfo> devices;
+    CHECK(v.open(none.path(), 0, &driver).code == ATTN_NO_DEVICE);
+    CHECK(v.list(none.path(), &devices).code == ATTN_NO_DEVICE);
+    CHECK(devices.empty());
+
+    MockLibrary two(v.library);
+    check_failure(v.open(two.path(), 2, &driver), ATTN_NO_DEVICE, {"device: 2", v.name, "has 2"});
+    check_failure(v.open(two.path(), -1, &driver), ATTN_NO_DEVICE, {"device: -1"});
+    CHECK(!driver);
+
+    MockLibrary broken(v.library);
+    broken.fail(v.init, 999);
+    check_failure(v.open(broken.path(), 0, &driver), ATTN_DRIVER_ERROR, {v.init, "(999)"});
+  }
+}
+
+TEST_CASE("driver: a library is opened and its table made once", "[driver]") {
+  for (const Vendor& v : vendors) {
+    MockLibrary library(v.library);
+    std::shared_ptr<Driver> a, b;
+    std::vector<DeviceInfo> devices;
+    REQUIRE(v.open(library.path(), 0, &a).ok());
+    REQUIRE(v.open(library.path(), 1, &b).ok());
+    REQUIRE(v.list(library.path(), &devices).ok());
+    CHECK(library->init_calls == 1);
+    CHECK(devices.size() == 2);
+    a.reset();
+    b.reset();
+    CHECK(library->live_contexts == 0);
+    REQUIRE(v.open(library.path(), 0, &a).ok());
+    CHECK(library->init_calls == 1);
+  }
+}
+
+TEST_CASE("driver: what a device is", "[driver]") {
+  for (const char* name : {"cuda", "cuda_11_3"}) {
+    MockLibrary cuda(name);
+    std::vector<DeviceInfo> devices;
+    REQUIRE(list_cuda(cuda.path(), &devices).ok());
+    REQUIRE(devices.size() == 2);
+    CHECK(cuda->live_contexts == 0);
+    CHECK(devices[1].ordinal == 1);
+    CHECK(devices[1].name == "Mock CUDA device");
+    CHECK(devices[1].arch == "sm_90");
+    CHECK(devices[1].multiprocessors == 132);
+    CHECK(devices[1].memory_bytes == int64_t{80} << 30);
+    CHECK(devices[1].shared_bytes_max == 232448);
+    CHECK(devices[1].driver_version == "13.1");
+  }
+  for (const char* name : {"hip", "hip_rocm_5"}) {
+    MockLibrary hip(name);
+    std::vector<DeviceInfo> devices;
+    REQUIRE(list_hip(hip.path(), false, &devices).ok());
+    REQUIRE(devices.size() == 2);
+    CHECK(devices[0].name == "Mock HIP device");
+    CHECK(devices[0].arch == "gfx942");
+    CHECK(devices[0].multiprocessors == 304);
+    CHECK(devices[0].memory_bytes == int64_t{192} << 30);
+    CHECK(devices[0].shared_bytes_max == 65536);
+    CHECK(devices[0].driver_version == "6.0.32830");
+  }
+}
+
+TEST_CASE("driver: hip refuses the emulator, hip-emu takes nothing else", "[driver]") {
+  const MockLibrary emulator("hip_emulator"), hip("hip");
+  std::shared_ptr<Driver> driver;
+  check_failure(open_hip(emulator.path(), false, 0, &driver), ATTN_DRIVER_MISSING,
+                {"hip:", emulator.path(), "emulator", "attn_hip_emulator_marker"});
+  check_failure(open_hip(hip.path(), true, 0, &driver), ATTN_DRIVER_MISSING,
+                {"hip-emu:", hip.path(), "attn_hip_emulator_marker"});
+  check_failure(open_hip(nullptr, true, 0, &driver), ATTN_DRIVER_MISSING,
+                {"hip-emu:", "driver_path"});
+  CHECK(!driver);
+  CHECK(open_hip(emulator.path(), true, 0, &driver).ok());
+}
+
+TEST_CASE("driver: hip takes a copy that the process has loaded already", "[driver]") {
+  // In a child, since the copy stays open under the name of the real library.
+  const pid_t child = fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    void* loaded = dlopen(ATTN_MOCK_DIR "/hip_loaded.so", RTLD_NOW | RTLD_LOCAL);
+    if (!loaded) _exit(2);
+    std::vector<DeviceInfo> devices;
+    const bool found = list_hip(nullptr, false, &devices).ok() && !devices.empty() &&
+                       devices[0].name == "Mock HIP device";
+    _exit(found ? 0 : 1);
+  }
+  int status = -1;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+}
+
+TEST_CASE("driver: memory", "[driver]") {
+  for (const Vendor& v : vendors) {
+    MockLibrary library(v.library);
+    std::shared_ptr<Driver> driver;
+    REQUIRE(v.open(library.path(), 1, &driver).ok());
+    CHECK(driver->device().ordinal == 1);
+    void* memory = nullptr;
+    REQUIRE(driver->alloc(1000, &memory).ok());
+    CHECK(reinterpret_cast<uintptr_t>(memory) % 256 == 0);
+    const std::string in = "a text of some length";
+    std::string out(in.size(), '?');
+    CHECK(driver->copy_in(memory, in.data(), in.size(), nullptr).ok());
+    CHECK(driver->copy_out(out.data(), memory, out.size(), nullptr).ok());
+    CHECK(out == in);
+    CHECK(driver->fill(memory, 'x', 5, nullptr).ok());
+    CHECK(driver->copy_out(out.data(), memory, out.size(), nullptr).ok());
+    CHECK(out == "xxxxx" + in.substr(5));
+    CHECK(driver->synchronize(nullptr).ok());
+
+    void* untouched = memory;
+    check_failure(driver->alloc(size_t{1} << 50, &untouched), ATTN_OUT_OF_MEMORY,
+                  {v.alloc, "1125899906842624 bytes", v.prefix, "(2)", "out of memory"});
+    CHECK(untouched == memory);
+    library.fail(v.copy_in, 1);
+    check_failure(driver->copy_in(memory, in.data(), in.size(), nullptr), ATTN_DRIVER_ERROR,
+                  {v.copy_in, "21 bytes", "(1)"});
+    library.recover();
+    CHECK(driver->free(nullptr).ok());
+    CHECK(driver->free(memory).ok());
+    CHECK(driver->free(memory).code == ATTN_DRIVER_ERROR);
+    CHECK(library->live_memory == 0);
+  }
+}
+
+TEST_CASE("driver: modules, functions, launches", "[driver]") {
+  for (const Vendor& v : vendors) {
+    MockLibrary library(v.library);
+    std::shared_ptr<Driver> driver;
+    REQUIRE(v.open(library.path(), 0, &driver).ok());
+
+    Module module = nullptr;
+    library.fail(v.load, 209);
+    check_failure(driver->load(some_image, &module), ATTN_DRIVER_ERROR,
+                  {v.load, "16 bytes", v.prefix, "(209)"});
+    CHECK(module == nullptr);
+    library.recover();
+    REQUIRE(driver->load(some_image, &module).ok());
+
+    Function function = nullptr;
+    library.fail(v.function, 500);
+    check_failure(driver->function(module, "no_such_kernel", 0, &function), ATTN_DRIVER_ERROR,
+                  {v.function, "no_such_kernel", "(500)"});
+    CHECK(function == nullptr);
+    library.recover();
+    REQUIRE(driver->function(module, "some_kernel", 100000, &function).ok());
+    if (v.open == open_cuda) {
+      CHECK(library->attribute_symbol == std::string("some_kernel"));
+      CHECK(library->attribute_value == 100000);
+    }
+
+    Launch launch;
+    launch.function = function;
+    launch.grid[0] = 3, launch.grid[1] = 4, launch.grid[2] = 5;
+    launch.block[0] = 128, launch.block[1] = 2;
+    launch.shared_bytes = 100000;
+    const std::string kernarg = "parameters, as they are";
+    launch.kernarg = kernarg.data();
+    launch.kernarg_bytes = kernarg.size();
+    int stream = 0;
+    REQUIRE(driver->launch(launch, &stream).ok());
+    CHECK(library->launches == 1);
+    const mock::Launch& seen = library->last;
+    CHECK(seen.symbol == std::string("some_kernel"));
+    CHECK(std::equal(launch.grid, launch.grid + 3, seen.grid));
+    CHECK(std::equal(launch.block, launch.block + 3, seen.block));
+    CHECK(seen.shared_bytes == 100000);
+    CHECK(seen.stream == &stream);
+    CHECK(std::string(reinterpret_cast<const char*>(seen.kernarg), seen.kernarg_bytes) == kernarg);
+
+    library.fail(v.launch, 701);
+    check_failure(
+        driver->launch(launch, &stream), ATTN_DRIVER_ERROR,
+        {v.launch, "grid 3 x 4 x 5", "block 128 x 2 x 1", "100000 bytes", "23 bytes", "(701)"});
+    CHECK(library->launches == 1);
+    library.recover();
+
+    Event start = nullptr, stop = nullptr;
+    REQUIRE(driver->event_create(&start).ok());
+    REQUIRE(driver->event_create(&stop).ok());
+    REQUIRE(driver->event_record(start, nullptr).ok());
+    REQUIRE(driver->launch(launch, nullptr).ok());
+    REQUIRE(driver->event_record(stop, nullptr).ok());
+    float milliseconds = 0;
+    REQUIRE(driver->event_elapsed(start, stop, &milliseconds).ok());
+    CHECK(milliseconds == 1);
+    driver->event_destroy(start);
+    driver->event_destroy(stop);
+    driver->unload(module);
+    CHECK(library->live_events == 0);
+    CHECK(library->live_modules == 0);
+  }
+}
+
+TEST_CASE("driver: cuda uses the application's context, else the primary one", "[driver]") {
+  MockLibrary cuda("cuda");
+  const auto set_context = cuda.symbol<void (*)(int)>("attn_mock_set_context");
+  const auto depth = cuda.symbol<int (*)()>("attn_mock_context_depth");
+  std::shared_ptr<Driver> primary, application;
+  void* memory = nullptr;
+
+  REQUIRE(open_cuda(cuda.path(), 1, &primary).ok());
+  CHECK(cuda->live_contexts == 1);
+  REQUIRE(primary->alloc(16, &memory).ok());
+  REQUIRE(primary->free(memory).ok());
+  CHECK(cuda->enters == 2);
+  CHECK(depth() == 0);
+  CHECK(primary->alloc(size_t{1} << 50, &memory).code == ATTN_OUT_OF_MEMORY);
+  CHECK(depth() == 0);
+
+  set_context(0);
+  REQUIRE(open_cuda(cuda.path(), 1, &application).ok());
+  CHECK(application->device().ordinal == 0);
+  CHECK(cuda->live_contexts == 1);
+  const int before = cuda->enters;
+  REQUIRE(application->alloc(16, &memory).ok());
+  REQUIRE(application->free(memory).ok());
+  CHECK(cuda->enters == before);  // current already
+  REQUIRE(primary->synchronize(nullptr).ok());
+  CHECK(cuda->enters == before + 1);
+  CHECK(depth() == 1);
+
+  primary.reset();
+  application.reset();
+  CHECK(cuda->live_contexts == 0);
+}
+
+TEST_CASE("driver: hip leaves the thread's device as it was", "[driver]") {
+  MockLibrary hip("hip");
+  const auto current = hip.symbol<int (*)()>("attn_mock_device");
+  std::shared_ptr<Driver> driver;
+  void* memory = nullptr;
+  REQUIRE(open_hip(hip.path(), false, 1, &driver).ok());
+  REQUIRE(driver->alloc(16, &memory).ok());
+  CHECK(hip->enters == 2);
+  CHECK(current() == 0);
+  REQUIRE(driver->free(memory).ok());
+  REQUIRE(open_hip(hip.path(), false, 0, &driver).ok());
+  REQUIRE(driver->synchronize(nullptr).ok());
+  CHECK(hip->enters == 4);
+}
+
+namespace {
+
+// What merge_sm80 does, in double, for f32.
+void merge_on_host(const mock::Launch& launch) {
+  attn_merge_kernarg a;
+  REQUIRE(launch.symbol == std::string("merge_sm80"));
+  REQUIRE(launch.kernarg_bytes == sizeof a);
+  std::memcpy(&a, launch.kernarg, sizeof a);
+  REQUIRE(a.part_type == attn_element_f32);
+  REQUIRE(a.out_type == attn_element_f32);
+  const long long covered = (long long)launch.grid[0] * launch.block[0] / 32;
+  for (long long row = 0; row < std::min(covered, a.rows); ++row) {
+    const long long i = row % a.seqlen_q, h = row / a.seqlen_q % a.heads,
+                    b = row / a.seqlen_q / a.heads;
+    const auto at = [&](const long long(&stride)[3]) {
+      return b * stride[0] + i * stride[1] + h * stride[2];
+    };
+    double highest = -INFINITY, sum = 0;
+    for (int s = 0; s < a.num_parts; ++s) highest = std::max(highest, double(a.lses[s][row]));
+    const auto weight = [&](int s) {
+      return a.lses[s][row] == -INFINITY ? 0.0 : std::exp(a.lses[s][row] - highest);
+    };
+    for (int s = 0; s < a.num_parts; ++s) sum += weight(s);
+    if (a.lse) a.lse[row] = float(highest + std::log(sum));
+    for (int d = 0; d < a.head_dim; ++d) {
+      double x = 0;
+      for (int s = 0; s < a.num_parts; ++s) {
+        if (weight(s) > 0)
+          x += weight(s) * static_cast<const float*>(a.outs[s])[at(a.part_stride) + d];
+      }
+      static_cast<float*>(a.out)[at(a.out_stride) + d] = sum > 0 ? float(x / sum) : 0.0f;
+    }
+  }
+}
+
+struct OpenContext {
+  attn_context* context = nullptr;
+  OpenContext(attn_backend backend, const char* path) {
+    attn_context_options options{};
+    options.struct_size = sizeof options;
+    options.driver_path = path;
+    INFO(attn_last_error());
+    REQUIRE(attn_context_create(backend, &options, &context) == ATTN_OK);
+  }
+  ~OpenContext() { attn_context_destroy(context); }
+};
+
+constexpr int B = 2, H = 3, S = 5, D = 40, parts = 3;
+
+// Merges the same parts on any backend; out, then lse. Row 0 sees nothing in any part; in row 1
+// part 1 contributes nothing and holds NaN, which must not reach the result.
+std::vector<float> merged(attn_context* context, attn_dtype part_type, attn_dtype out_type) {
+  attn_merge_problem problem{};
+  problem.struct_size = sizeof problem;
+  problem.batch = B, problem.heads_q = H, problem.seqlen_q = S, problem.head_dim_v = D;
+  problem.num_parts = parts;
+  problem.part_type = part_type;
+  problem.out_type = out_type;
+  attn_plan* plan = nullptr;
+  const attn_status status = attn_plan_create_merge(context, &problem, &plan);
+  INFO(attn_last_error());
+  REQUIRE(status == ATTN_OK);
+
+  constexpr int outs = B * S * H * D, lses = B * H * S;
+  constexpr float inf = std::numeric_limits<float>::infinity();
+  const auto number = [](size_t i) {
+    return float(int(i * 2654435761u >> 20 & 4095) - 2048) / 1024;
+  };
+  const auto copied = [&](const void* host, size_t bytes) {
+    void* memory = nullptr;
+    REQUIRE(attn_alloc(context, bytes, &memory) == ATTN_OK);
+    REQUIRE(attn_copy_in(context, memory, host, bytes, nullptr) == ATTN_OK);
+    return memory;
+  };
+  const void* part_outs[parts];
+  const float* part_lses[parts];
+  for (int s = 0; s < parts; ++s) {
+    std::vector<unsigned char> out(outs * dtype_bytes(part_type));
+    std::vector<float> lse(lses);
+    for (int i = 0; i < outs; ++i) {
+      const bool row_1 = i >= H * D && i < H * D + D;  // batch 0, query 1, head 0
+      encode_element(part_type, out.data(), i, row_1 && s == 1 ? NAN : number(i + s * 7919), false);
+    }
+    for (int i = 0; i < lses; ++i)
+      lse[i] = i == 0 || (i == 1 && s == 1) ? -inf : 4 * number(i * 31 + s);
+    part_outs[s] = copied(out.data(), out.size());
+    part_lses[s] = static_cast<const float*>(copied(lse.data(), lse.size() * 4));
+  }
+  std::vector<unsigned char> out(outs * dtype_bytes(out_type), 0xff);
+  std::vector<float> lse(lses, NAN);
+  attn_merge_args args{};
+  args.struct_size = sizeof args;
+  args.num_parts = parts;
+  args.outs = part_outs;
+  args.lses = part_lses;
+  args.out = copied(out.data(), out.size());
+  args.lse = static_cast<float*>(copied(lse.data(), lse.size() * 4));
+  const uint64_t before = attn_launch_count(attn_plan_kernel(plan));
+  CHECK(attn_run_merge(plan, &args, nullptr) == ATTN_OK);
+  CHECK(attn_launch_count(attn_plan_kernel(plan)) == before + 1);
+  CHECK(attn_copy_out(context, out.data(), args.out, out.size(), nullptr) == ATTN_OK);
+  CHECK(attn_copy_out(context, lse.data(), args.lse, lse.size() * 4, nullptr) == ATTN_OK);
+  for (int s = 0; s < parts; ++s) {
+    CHECK(attn_free(context, const_cast<void*>(part_outs[s])) == ATTN_OK);
+    CHECK(attn_free(context, const_cast<float*>(part_lses[s])) == ATTN_OK);
+  }
+  CHECK(attn_free(context, args.out) == ATTN_OK);
+  CHECK(attn_free(context, args.lse) == ATTN_OK);
+  attn_plan_destroy(plan);
+
+  std::vector<float> result(outs);
+  decode_row(out_type, out.data(), 0, outs, result.data());
+  result.insert(result.end(), lse.begin(), lse.end());
+  return result;
+}
+
+// `bound`: of the difference, relative to the larger of 1 and the expected value.
+void compare_with_reference(attn_context* context, attn_dtype part_type, attn_dtype out_type,
+                            float bound) {
+  OpenContext reference(ATTN_BACKEND_REFERENCE, nullptr);
+  const std::vector<float> got = merged(context, part_type, out_type);
+  const std::vector<float> expected = merged(reference.context, part_type, out_type);
+  for (size_t i = 0; i < got.size(); ++i) {
+    const bool close = got[i] == expected[i] || std::abs(got[i] - expected[i]) <=
+                                                    bound * std::max(1.0f, std::abs(expected[i]));
+    if (!close) {
+      FAIL(dtype_name(part_type) << " to " << dtype_name(out_type) << ", element " << i << ": "
+                                 << got[i] << ", expected " << expected[i]);
+    }
+  }
+}
+
+bool embedded(const char* kernel) {
+  return std::any_of(images().begin(), images().end(),
+                     [&](const Image& image) { return std::strcmp(image.name, kernel) == 0; });
+}
+
+}  // namespace
+
+TEST_CASE("driver: a merge through the C ABI on the stand-in for cuda", "[driver]") {
+  if (!embedded("merge_sm80")) ATTN_SKIP("this build has no CUDA kernels");
+  MockLibrary cuda("cuda");
+  cuda->kernel = merge_on_host;
+  {
+    OpenContext device(ATTN_BACKEND_CUDA, cuda.path());
+    compare_with_reference(device.context, ATTN_F32, ATTN_F32, 1e-6f);
+    CHECK(cuda->launches == 1);
+  }
+  CHECK(cuda->live_memory == 0);
+  CHECK(cuda->live_modules == 0);
+  CHECK(cuda->live_contexts == 0);
+}
+
+TEST_CASE("driver: merge_sm80 on an NVIDIA device", "[driver][gpu]") {
+  if (!embedded("merge_sm80")) ATTN_SKIP("this build has no CUDA kernels");
+  std::vector<DeviceInfo> devices;
+  if (const Status status = list_cuda(nullptr, &devices); !status.ok()) ATTN_SKIP(status.text);
+  OpenContext device(ATTN_BACKEND_CUDA, nullptr);
+  const uint64_t before = attn_launch_count("merge_sm80");
+  for (attn_dtype part : {ATTN_F32, ATTN_F16, ATTN_BF16}) {
+    compare_with_reference(device.context, part, ATTN_F32, 1e-6f);
+    compare_with_reference(device.context, part, ATTN_F16, 1.0f / 1024);
+    compare_with_reference(device.context, part, ATTN_BF16, 1.0f / 128);
+  }
+  CHECK(attn_launch_count("merge_sm80") == before + 9);
+}
+
+TEST_CASE("driver: failures come through the C ABI", "[driver]") {
+  MockLibrary cuda("cuda");
+  OpenContext device(ATTN_BACKEND_CUDA, cuda.path());
+  attn_merge_problem problem{};
+  problem.struct_size = sizeof problem;
+  problem.batch = 1, problem.heads_q = 1, problem.seqlen_q = 1, problem.head_dim_v = 8;
+  problem.num_parts = 2;
+  problem.part_type = ATTN_F32;
+  attn_plan* plan = nullptr;
+  const auto create = [&] {
+    const attn_status status = attn_plan_create_merge(device.context, &problem, &plan);
+    CHECK(plan == nullptr);
+    return Status{status, attn_last_error()};
+  };
+
+  void* memory = nullptr;
+  CHECK(attn_alloc(device.context, size_t{1} << 50, &memory) == ATTN_OUT_OF_MEMORY);
+  CHECK(memory == nullptr);
+  CHECK(has(attn_last_error(), "cuMemAlloc"));
+
+  if (!embedded("merge_sm80")) {
+    check_failure(create(), ATTN_UNSUPPORTED, {"merge_sm80", "sm_90", "without a CUDA toolkit"});
+    ATTN_SKIP("the rest needs CUDA kernels, which this build has none of");
+  }
+  cuda.fail("cuModuleLoadData", 209);
+  check_failure(create(), ATTN_DRIVER_ERROR,
+                {"cuModuleLoadData", "CUDA_ERROR_NO_BINARY_FOR_GPU (209)"});
+  cuda.fail("cuModuleGetFunction", 500);
+  check_failure(create(), ATTN_DRIVER_ERROR, {"cuModuleGetFunction", "merge_sm80", "(500)"});
+  cuda.recover();
+  problem.num_parts = 17;
+  check_failure(create(), ATTN_UNSUPPORTED, {"merge_sm80", "17", "16"});
+
+  MockLibrary old("cuda");
+  old->compute_capability = 75;
+  OpenContext turing(ATTN_BACKEND_CUDA, old.path());
+  problem.num_parts = 2;
+  CHECK(attn_plan_create_merge(turing.context, &problem, &plan) == ATTN_UNSUPPORTED);
+  check_failure({ATTN_UNSUPPORTED, attn_last_error()}, ATTN_UNSUPPORTED,
+                {"merge_sm80", "no code for sm_75", "sm_80", "compute_80"});
+  CHECK(old->live_modules == 0);
+}
