@@ -45,6 +45,11 @@ constexpr attn_backend reference = ATTN_BACKEND_REFERENCE, cpu = ATTN_BACKEND_CP
 constexpr Kernel table[] = {
     // name, operation, backend, limits, host, device
     {"reference", Op::forward, reference, reference_forward, &reference_kernel, nullptr},
+#ifdef __x86_64__
+    {"cpu_avx512", Op::forward, cpu, cpu_forward, &cpu_avx512_kernel, nullptr},
+    {"cpu_avx2", Op::forward, cpu, cpu_forward, &cpu_avx2_kernel, nullptr},
+#endif
+    {"cpu_baseline", Op::forward, cpu, cpu_forward, &cpu_baseline_kernel, nullptr},
 
     {"merge_reference", Op::merge, reference, any_merge, &merge_reference_kernel, nullptr},
     {"merge_cpu", Op::merge, cpu, any_merge, &merge_cpu_kernel, nullptr},

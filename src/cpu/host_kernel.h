@@ -17,6 +17,9 @@ struct HostKernel {
   void (*merge)(const attn_merge_problem& problem, const attn_merge_args& args, ThreadPool& pool) = nullptr;
   void (*quantize)(const attn_quantize_problem& problem, const attn_quantize_args& args,
                    ThreadPool& pool) = nullptr;
+  // Float operations per second of fused multiply-adds on registers, by all threads: the ceiling that
+  // `attn bench` compares forward with.
+  double (*fma_rate)(ThreadPool& pool) = nullptr;
 };
 
 }  // namespace attn

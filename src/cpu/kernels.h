@@ -1,10 +1,14 @@
-// The portable host kernels that the catalog lists.
+// The host kernels that the catalog lists.
 #pragma once
 #include "cpu/host_kernel.h"
 
 namespace attn {
 
 extern const HostKernel reference_kernel;           // forward in float64
+#ifdef __x86_64__
+extern const HostKernel cpu_avx512_kernel, cpu_avx2_kernel;  // forward in float32
+#endif
+extern const HostKernel cpu_baseline_kernel;
 extern const HostKernel merge_reference_kernel;     // float64
 extern const HostKernel merge_cpu_kernel;           // float32
 extern const HostKernel quantize_reference_kernel;  // both compute quotients in float64: the codes

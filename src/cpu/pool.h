@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <type_traits>
 
 namespace attn {
 
@@ -19,7 +20,8 @@ class ThreadPool {
 
   template <class F>
   void for_each(int64_t items, F&& f) {
-    run(items, [](void* c, int64_t item, int thread) { (*static_cast<F*>(c))(item, thread); }, &f);
+    using Body = std::remove_reference_t<F>;
+    run(items, [](void* c, int64_t item, int thread) { (*static_cast<Body*>(c))(item, thread); }, &f);
   }
 
  private:

@@ -1,0 +1,372 @@
+// The cpu kernel: blocked online softmax in float32. A work item is a block of query rows of one (batch,
+// kv head); it goes over the tiles of keys that its rows see and keeps its state in one thread's scratch.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <limits>
+
+#include "cpu/kernels.h"
+#include "cpu/pool.h"
+#include "cpu/tile.h"
+
+namespace attn {
+namespace {
+
+constexpr float infinity = std::numeric_limits<float>::infinity();
+constexpr double log2_e = 1.4426950408889634;
+constexpr int64_t rows_at_once = 6;  // of TileOps::accumulate
+
+// Below so many multiply-adds, waking threads costs more than they save.
+constexpr double wake_worth = 2e6;
+
+class Item {
+ public:
+  Item(const Problem& problem, const Args& args, const TileOps& ops, const TileShape& shape,
+       const Tile& tile, int64_t b, int64_t kv_head, int64_t block)
+      : p_(problem), args_(args), ops_(ops), shape_(shape), t_(tile), b_(b), kv_head_(kv_head),
+        query_(query_view(problem, args, b)), first_row_(block * shape.rows),
+        count_(std::min(shape.rows, query_.length * problem.group() - first_row_)) {}
+
+  void run() {
+    if (count_ <= 0) return;
+    padded_ = (count_ + shape_.panel - 1) / shape_.panel * shape_.panel;
+    seqlen_kv_ = sequence_length_kv(p_, args_, b_);
+    // Scores stay raw where nothing is added to them; the softmax then applies the scale.
+    const float magnitude = std::abs(p_.scale);
+    raw_ = p_.softcap == 0 && p_.bias_type == ATTN_DTYPE_NONE && !p_.has(ATTN_ALIBI) &&
+           magnitude > 1e-30f && magnitude < 1e30f;
+    log2_scale_ = float(raw_ ? magnitude * log2_e : log2_e);
+    start_rows();
+    if (first_key_ < last_key_) {
+      load_queries(p_, args_, ops_, shape_, t_, b_, kv_head_, first_row_, count_,
+                   raw_ && p_.scale < 0 ? -1.0f : 1.0f);
+      KeyReader reader(p_, args_, b_, kv_head_);
+      for (int64_t base = first_key_ / tile_keys * tile_keys; base < last_key_; base += tile_keys) {
+        one_tile(reader, base);
+      }
+    }
+    for (int64_t row = 0; row < count_; ++row) finish_row(row);
+  }
+
+ private:
+  int64_t query_of(int64_t row) const { return (first_row_ + row) / p_.group(); }
+  int64_t head_of(int64_t row) const {
+    return kv_head_ * p_.group() + (first_row_ + row) % p_.group();
+  }
+
+  void start_rows() {
+    const RangeMask mask = p_.range_mask();
+    first_key_ = seqlen_kv_;
+    last_key_ = 0;
+    for (int64_t row = 0; row < padded_; ++row) {
+      KeyRange range{0, 0};
+      if (row < count_) range = mask.keys(query_of(row), query_.length, seqlen_kv_);
+      if (range.end <= range.begin) range = {0, 0};
+      t_.begin[row] = range.begin;
+      t_.end[row] = range.end;
+      if (range.end > 0) {
+        first_key_ = std::min<int64_t>(first_key_, range.begin);
+        last_key_ = std::max<int64_t>(last_key_, range.end);
+      }
+      t_.slope[row] = row < count_ && p_.has(ATTN_ALIBI) ? args_.alibi_slopes[head_of(row)] : 0;
+    }
+    std::fill_n(t_.max, padded_, -infinity);
+    std::fill_n(t_.sum, padded_, 0.0f);
+    std::fill_n(t_.out, padded_ * shape_.value_width, 0.0f);
+  }
+
+  // The part of a tile that some of rows [row, row + count) see; begin >= end if there is none.
+  struct Keys {
+    int64_t begin, end;
+    bool all;  // every row sees all of it
+  };
+  Keys keys_of(int64_t row, int64_t count, int64_t base) const {
+    Keys keys{tile_keys, 0, true};
+    for (int64_t r = row; r < std::min(row + count, count_); ++r) {
+      const int64_t begin = std::max<int64_t>(t_.begin[r] - base, 0);
+      const int64_t end = std::min(t_.end[r] - base, tile_keys);
+      if (begin >= end) continue;
+      keys.begin = std::min(keys.begin, begin);
+      keys.end = std::max(keys.end, end);
+    }
+    for (int64_t r = row; r < std::min(row + count, count_); ++r) {
+      keys.all &= t_.begin[r] - base <= keys.begin && t_.end[r] - base >= keys.end;
+    }
+    return keys;
+  }
+
+  void one_tile(KeyReader& reader, int64_t base) {
+    const int64_t begin = std::max(first_key_ - base, int64_t(0));
+    const int64_t end = std::min(last_key_ - base, tile_keys);
+    std::fill_n(t_.wanted, tile_keys, uint8_t(1));
+    bool masked = false;
+    if (p_.has(ATTN_BLOCK_MASK) && !mark_blocks(base, begin, end, &masked)) return;
+    const bool all_exist =
+        reader.load_keys(ops_, shape_, t_, base, base + begin, base + end, t_.wanted);
+    const bool add = masked || !all_exist || p_.bias_type != ATTN_DTYPE_NONE;
+    if (add) {
+      fill_add(base, begin, end, masked, all_exist);
+      std::fill_n(t_.seen, tile_keys, uint8_t(0));
+    }
+    for (int64_t row = 0; row < padded_; row += shape_.panel) score_panel(row, base, add);
+    reader.load_values(ops_, shape_, t_, base, base + begin, base + end, add ? t_.seen : t_.wanted);
+    for (int64_t column = 0; column < shape_.value_width; column += shape_.slab) {
+      for (int64_t panel = 0; panel < padded_; panel += shape_.panel) {
+        const int64_t panel_end = std::min(panel + shape_.panel, count_);
+        for (int64_t row = panel; row < panel_end; row += rows_at_once) {
+          const int64_t rows = std::min(rows_at_once, panel_end - row);
+          const Keys keys = keys_of(row, rows, base);
+          if (keys.begin >= keys.end) continue;
+          ops_.accumulate(shape_.slab_vectors, int(rows),
+                          t_.scores + panel * tile_keys + keys.begin * shape_.panel + (row - panel),
+                          shape_.panel, t_.values + column * tile_keys + keys.begin * shape_.slab,
+                          keys.end - keys.begin, t_.rescale + row,
+                          t_.out + row * shape_.value_width + column, shape_.value_width);
+        }
+      }
+    }
+  }
+
+  void score_panel(int64_t row, int64_t base, bool add) {
+    const Keys keys = keys_of(row, shape_.panel, base);
+    if (keys.begin >= keys.end) return;
+    const int vectors = shape_.panel_vectors;
+    const int64_t num_keys = keys.end - keys.begin;
+    float* scores = t_.scores + row * tile_keys + keys.begin * shape_.panel;
+    const float* first_key = t_.keys + keys.begin * shape_.key_stride;
+    if (shape_.few_rows) {
+      ops_.scores_few(int(count_), t_.queries, shape_.key_stride, first_key, shape_.key_stride,
+                      shape_.key_stride, num_keys, scores);
+    } else {
+      ops_.scores(vectors, t_.queries + row * p_.head_dim, first_key, shape_.key_stride, p_.head_dim,
+                  num_keys, scores, t_.tile_max + row);
+    }
+    if (!raw_ || add || !keys.all || shape_.few_rows) {
+      ScoreRules rules{};
+      if (!raw_) rules.scale = p_.scale;
+      rules.softcap = p_.softcap;
+      if (p_.has(ATTN_ALIBI)) {
+        rules.slope = t_.slope + row;
+        rules.position = t_.position + row;
+        const int64_t diagonal = seqlen_kv_ - query_.length;
+        for (int64_t r = row; r < row + shape_.panel; ++r) {
+          t_.position[r] = int32_t(query_of(r) + diagonal - base);
+        }
+      }
+      if (!keys.all) {
+        rules.begin = t_.tile_begin + row;
+        rules.end = t_.tile_end + row;
+        for (int64_t r = row; r < row + shape_.panel; ++r) {
+          t_.tile_begin[r] = int32_t(std::clamp<int64_t>(t_.begin[r] - base, 0, tile_keys));
+          t_.tile_end[r] = int32_t(std::clamp<int64_t>(t_.end[r] - base, 0, tile_keys));
+        }
+      }
+      if (add) {
+        rules.add = t_.add + row * tile_keys;
+        rules.seen = t_.seen;
+      }
+      ops_.apply_rules(vectors, rules, keys.begin, num_keys, scores, t_.tile_max + row);
+    }
+    ops_.softmax(vectors, log2_scale_, num_keys, scores, t_.tile_max + row,
+                 {t_.max + row, t_.sum + row, t_.rescale + row});
+  }
+
+  // Calls visit(row, rows, first key of the tile, last, block) for each mask block that the rows and keys
+  // [begin, end) of the tile meet; `rows` consecutive rows of one query.
+  template <class Visit>
+  void for_each_block(int64_t base, int64_t begin, int64_t end, Visit&& visit) const {
+    const int64_t group = p_.mask_heads == 1 ? p_.group() : 1;
+    for (int64_t row = 0, next; row < count_; row = next) {
+      next = std::min(count_, (first_row_ + row) / group * group + group - first_row_);
+      for (int64_t key = begin, key_end; key < end; key = key_end) {
+        const int64_t column = (base + key) / p_.block_k;
+        key_end = std::min(end, (column + 1) * p_.block_k - base);
+        visit(row, next - row, key, key_end,
+              block_view(p_, args_, b_, head_of(row), query_of(row) / p_.block_q, column));
+      }
+    }
+  }
+
+  // Clears `wanted` where all blocks are EMPTY. False: nothing of the tile is visible.
+  bool mark_blocks(int64_t base, int64_t begin, int64_t end, bool* masked) {
+    std::fill_n(t_.wanted, tile_keys, uint8_t(0));
+    bool any = false;
+    for_each_block(base, begin, end, [&](int64_t, int64_t, int64_t key, int64_t key_end,
+                                         const BlockView& block) {
+      if (block.kind != ATTN_BLOCK_FULL) *masked = true;
+      if (block.kind == ATTN_BLOCK_EMPTY) return;
+      any = true;
+      std::fill(t_.wanted + key, t_.wanted + key_end, uint8_t(1));
+    });
+    return any;
+  }
+
+  float& add_at(int64_t row, int64_t key) {
+    return t_.add[row / shape_.panel * shape_.panel * tile_keys + key * shape_.panel +
+                  row % shape_.panel];
+  }
+
+  void fill_add(int64_t base, int64_t begin, int64_t end, bool masked, bool all_exist) {
+    for (int64_t row = 0; row < padded_; ++row) {
+      if (row >= count_) {
+        for (int64_t c = begin; c < end; ++c) add_at(row, c) = -infinity;
+      } else if (p_.bias_type == ATTN_DTYPE_NONE) {
+        for (int64_t c = begin; c < end; ++c) add_at(row, c) = 0;
+      } else {
+        const int64_t index = b_ * p_.bias_stride[0] + head_of(row) * p_.bias_stride[1] +
+                              query_of(row) * p_.bias_stride[2] + base * p_.bias_stride[3];
+        float bias[tile_keys];
+        if (p_.bias_stride[3] == 1) {
+          load_row(ops_, p_.bias_type, args_.bias, index + begin, end - begin, 1, bias + begin);
+        } else {
+          for (int64_t c = begin; c < end; ++c) {
+            decode_row(p_.bias_type, args_.bias, index + c * p_.bias_stride[3], 1, bias + c);
+          }
+        }
+        for (int64_t c = begin; c < end; ++c) add_at(row, c) = bias[c];
+      }
+    }
+    if (masked) {
+      const int64_t diagonal = seqlen_kv_ - query_.length;
+      for_each_block(base, begin, end, [&](int64_t row, int64_t rows, int64_t key, int64_t key_end,
+                                           const BlockView& block) {
+        if (block.kind == ATTN_BLOCK_FULL) return;
+        const int64_t i = query_of(row);
+        for (int64_t c = key; c < key_end; ++c) {
+          const int64_t j = base + c;
+          if (block.visible(i % p_.block_q, j % p_.block_k, i, j, diagonal)) continue;
+          for (int64_t r = row; r < row + rows; ++r) add_at(r, c) = -infinity;
+        }
+      });
+    }
+    if (!all_exist) {
+      for (int64_t c = begin; c < end; ++c) {
+        if (t_.wanted[c]) continue;
+        for (int64_t row = 0; row < count_; ++row) add_at(row, c) = -infinity;
+      }
+    }
+  }
+
+  void finish_row(int64_t row) {
+    const int64_t head = head_of(row), i = query_of(row);
+    double sum = t_.sum[row];
+    double max = -infinity;  // in units of the natural logarithm
+    if (sum != 0) max = double(t_.max[row]) * (raw_ ? std::abs(double(p_.scale)) : 1);
+    double factor = 1;
+    if (p_.has(ATTN_SINKS)) {
+      const double sink = args_.sinks[head];
+      const double both = std::max(max, sink);
+      if (both != -infinity) {
+        factor = std::exp(max - both);
+        sum = sum * factor + std::exp(sink - both);
+        max = both;
+      }
+    }
+    float* out = t_.out + row * shape_.value_width;
+    if (t_.sum[row] == 0) {
+      // A NaN of V may have got here with weight 0.
+      std::fill_n(out, p_.head_dim_v, 0.0f);
+      factor = 0;
+    } else {
+      factor /= sum;
+      if (p_.has(ATTN_OUT_SCALE)) factor *= args_.out_scale[0];
+    }
+    store_row(ops_, p_.out_type, out, float(factor), p_.head_dim_v, args_.out,
+              query_.out + i * p_.out_stride.seq + head * p_.out_stride.head);
+    if (args_.lse) args_.lse[query_.lse + head * query_.lse_head + i] = float(max + std::log(sum));
+  }
+
+  const Problem& p_;
+  const Args& args_;
+  const TileOps& ops_;
+  const TileShape& shape_;
+  const Tile& t_;
+  const int64_t b_, kv_head_;
+  const QueryView query_;
+  const int64_t first_row_, count_;
+  int64_t padded_ = 0;  // count_ in whole panels
+  int64_t seqlen_kv_ = 0;
+  int64_t first_key_ = 0, last_key_ = 0;  // what any row of the item sees lies in between
+  bool raw_ = false;
+  float log2_scale_ = 0;
+};
+
+size_t workspace_bytes(const Problem& problem, const TileOps& ops, int threads) {
+  return size_t(threads) * Tile().place(problem, TileShape(problem, ops), nullptr);
+}
+
+void run_forward(const Problem& p, const Args& args, const TileOps& ops, void* workspace,
+                 ThreadPool& pool) {
+  const TileShape shape(p, ops);
+  const size_t bytes = Tile().place(p, shape, nullptr);
+  const int64_t sequences = p.batch * p.heads_kv;
+  const int64_t blocks = (p.seqlen_q * p.group() + shape.rows - 1) / shape.rows;
+  // Under a causal mask the last rows see most: the longest items go first.
+  auto one = [&](int64_t item, int thread) {
+    Tile tile;
+    tile.place(p, shape, static_cast<char*>(workspace) + size_t(thread) * bytes);
+    const int64_t sequence = item % sequences;
+    Item(p, args, ops, shape, tile, sequence / p.heads_kv, sequence % p.heads_kv,
+         blocks - 1 - item / sequences)
+        .run();
+  };
+  const double work = double(p.batch) * double(p.heads_q) * double(p.seqlen_q) *
+                      double(p.seqlen_kv) * double(p.head_dim + p.head_dim_v);
+  if (work < wake_worth) {
+    for (int64_t item = 0; item < blocks * sequences; ++item) one(item, 0);
+  } else {
+    pool.for_each(blocks * sequences, one);
+  }
+}
+
+double measure_fma_rate(const TileOps& ops, ThreadPool& pool) {
+  // About 50 us a piece, so that no thread waits long for the last one.
+  constexpr int64_t rounds = 20000, pieces_per_thread = 40;
+  const int64_t pieces = pool.threads() * pieces_per_thread;
+  const auto start = std::chrono::steady_clock::now();
+  pool.for_each(pieces, [&](int64_t, int) {
+    float sink = 1;
+    ops.fma_rounds(rounds, &sink);
+  });
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  float sink = 1;
+  return ops.fma_rounds(rounds, &sink) * double(pieces) / seconds.count();
+}
+
+// The kernel of one instruction set.
+template <const TileOps& ops>
+constexpr HostKernel kernel(const char* isa, bool (*runs_here)()) {
+  return {.runs_here = runs_here,
+          .isa = isa,
+          .workspace = [](const Problem& problem, int threads) {
+            return workspace_bytes(problem, ops, threads);
+          },
+          .forward = [](const Problem& problem, const Args& args, void* workspace,
+                        ThreadPool& pool) { run_forward(problem, args, ops, workspace, pool); },
+          .fma_rate = [](ThreadPool& pool) { return measure_fma_rate(ops, pool); }};
+}
+
+#ifdef __x86_64__
+// These ask the processor and the operating system. F16C is older than AVX2 and cannot be asked for with
+// every compiler.
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
+         __builtin_cpu_supports("aes") && __builtin_cpu_supports("pclmul");
+}
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512cd");
+}
+#endif
+
+}  // namespace
+
+#ifdef __x86_64__
+const HostKernel cpu_avx2_kernel = kernel<tile_ops_avx2>("avx2", has_avx2);
+const HostKernel cpu_avx512_kernel = kernel<tile_ops_avx512>("avx512", has_avx512);
+#endif
+const HostKernel cpu_baseline_kernel = kernel<tile_ops_baseline>("any", [] { return true; });
+
+}  // namespace attn

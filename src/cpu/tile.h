@@ -1,0 +1,84 @@
+// One thread's scratch for the cpu kernel and how the caller's data gets into it.
+#pragma once
+#include <cstdint>
+
+#include "cpu/kv_view.h"
+#include "cpu/simd/tile_ops.h"
+#include "plan/problem.h"
+
+namespace attn {
+
+constexpr int64_t tile_keys = 128;
+
+// Sizes that follow from the problem and the instruction set alone, so that bits depend on neither the
+// number of threads nor, row for row, on the batch. All in elements.
+struct TileShape {
+  int panel_vectors, slab_vectors;
+  int64_t panel, slab;  // their widths
+  int64_t rows;         // query rows of a work item, whole panels
+  int64_t key_stride;   // between keys of the K tile
+  int64_t value_width;  // head_dim_v in whole slabs
+  bool few_rows;        // scores_few serves all rows
+
+  TileShape(const Problem& problem, const TileOps& ops);
+};
+
+// Query rows are ordered by query, then by head of the group, so that a K/V tile serves the whole group.
+struct Tile {
+  float* queries;  // [rows / panel][dim][panel]; few_rows: [rows][key_stride]
+  float* keys;     // [tile_keys][key_stride]
+  float* values;   // [slabs][tile_keys][slab]
+  float* scores;   // [rows / panel][tile_keys][panel]
+  float* add;      // the same, see ScoreRules
+  float* out;      // [rows][value_width]
+  float* row;      // one row of anything
+  // per query row
+  float *max, *sum, *rescale, *tile_max, *slope;
+  int64_t *begin, *end;  // visible keys of the sequence
+  int32_t *tile_begin, *tile_end, *position;
+  // per key of the tile
+  uint8_t *wanted, *seen;
+
+  // Bytes of one thread's scratch; with base not null also sets the pointers.
+  size_t place(const Problem& problem, const TileShape& shape, char* base);
+};
+
+// Elements of a row as float32 times `factor`.
+void load_row(const TileOps& ops, attn_dtype type, const void* base, int64_t index, int64_t n,
+              float factor, float* out);
+// float32 times `factor`, rounded once into a row of any output type. Overwrites `in`.
+void store_row(const TileOps& ops, attn_dtype type, float* in, float factor, int64_t n, void* base,
+               int64_t index);
+
+// Walks the keys of one sequence and head in ascending order.
+class KeyReader {
+ public:
+  KeyReader(const Problem& problem, const Args& args, int64_t b, int64_t kv_head)
+      : p_(problem), args_(args), b_(b), kv_head_(kv_head), view_(segment_view(problem, args, b, 0, 0)) {}
+
+  // Loads those of keys [begin, end) that `wanted` marks (null: all) into tile rows from begin - base on;
+  // the others become zeros and are not read. load_keys returns false if some wanted key does not exist
+  // (a bad page): its mark is taken away. Tiles may not go backwards.
+  bool load_keys(const TileOps& ops, const TileShape& shape, const Tile& tile, int64_t base,
+                 int64_t begin, int64_t end, uint8_t* wanted);
+  void load_values(const TileOps& ops, const TileShape& shape, const Tile& tile, int64_t base,
+                   int64_t begin, int64_t end, const uint8_t* wanted);
+
+ private:
+  // Calls visit(view, key within the segment, key within the sequence, run, key within the run).
+  template <class Visit>
+  void for_each_key(int64_t begin, int64_t end, Visit&& visit);
+
+  const Problem& p_;
+  const Args& args_;
+  int64_t b_, kv_head_;
+  int64_t segment_ = 0;
+  SegmentView view_;
+};
+
+// Query rows [first_row, first_row + count) of (b, kv_head); the rest of tile.queries becomes zero.
+void load_queries(const Problem& problem, const Args& args, const TileOps& ops, const TileShape& shape,
+                  const Tile& tile, int64_t b, int64_t kv_head, int64_t first_row, int64_t count,
+                  float factor);
+
+}  // namespace attn
