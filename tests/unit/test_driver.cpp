@@ -541,6 +541,22 @@ TEST_CASE("driver: merge_sm80 on an NVIDIA device", "[driver][gpu]") {
   CHECK(attn_launch_count("merge_sm80") == before + 9);
 }
 
+TEST_CASE("driver: an NVIDIA device loads every image made for it", "[driver][gpu]") {
+  std::shared_ptr<Driver> driver;
+  if (const Status status = open_cuda(nullptr, 0, &driver); !status.ok()) ATTN_SKIP(status.text);
+  for (const Image& image : images()) {
+    if (!arch_runs_on(image.arch, driver->device().arch)) continue;
+    INFO(image.name << " for " << image.arch);
+    Module module = nullptr;
+    const Status loaded = driver->load(image.bytes(), &module);
+    INFO(loaded.text);
+    REQUIRE(loaded.ok());
+    Function function = nullptr;
+    CHECK(driver->function(module, image.name, 0, &function).ok());
+    driver->unload(module);
+  }
+}
+
 TEST_CASE("driver: failures come through the C ABI", "[driver]") {
   MockLibrary cuda("cuda");
   OpenContext device(ATTN_BACKEND_CUDA, cuda.path());
