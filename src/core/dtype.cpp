@@ -10,16 +10,11 @@ namespace attn {
 namespace {
 
 constexpr TypeInfo types[] = {
-    {"none", 1, 0, 0},
-    {"f32", 1, 4, FLT_MAX},
-    {"f16", 1, 2, 65504},
-    {"bf16", 1, 2, decode(bf16_format, bf16_format.max_code)},
-    {"f8_e4m3fn", 1, 1, 448},
-    {"f8_e5m2", 1, 1, 57344},
-    {"f8_e4m3fnuz", 1, 1, 240},
-    {"q8_0", 32, 34, 0},
-    {"q4_0", 32, 18, 0},
-    {"f64", 1, 8, DBL_MAX},
+    {"none", 1, 0, 0},          {"f32", 1, 4, FLT_MAX},
+    {"f16", 1, 2, 65504},       {"bf16", 1, 2, decode(bf16_format, bf16_format.max_code)},
+    {"f8_e4m3fn", 1, 1, 448},   {"f8_e5m2", 1, 1, 57344},
+    {"f8_e4m3fnuz", 1, 1, 240}, {"q8_0", 32, 34, 0},
+    {"q4_0", 32, 18, 0},        {"f64", 1, 8, DBL_MAX},
 };
 
 template <class T>
@@ -51,19 +46,26 @@ void decode_row_as(attn_dtype type, const void* base, int64_t index, int64_t n, 
     for (int64_t i = 0; i < n; ++i) out[i] = Real(value(base, index + i));
   };
   switch (type) {
-    case ATTN_F64: return each(load<double>);
-    case ATTN_F32: return each(load<float>);
-    case ATTN_F16: return each([](auto b, auto i) { return f16_value(load<uint16_t>(b, i)); });
-    case ATTN_BF16: return each([](auto b, auto i) { return bf16_value(load<uint16_t>(b, i)); });
+    case ATTN_F64:
+      return each(load<double>);
+    case ATTN_F32:
+      return each(load<float>);
+    case ATTN_F16:
+      return each([](auto b, auto i) { return f16_value(load<uint16_t>(b, i)); });
+    case ATTN_BF16:
+      return each([](auto b, auto i) { return bf16_value(load<uint16_t>(b, i)); });
     case ATTN_F8_E4M3FN:
       return each([](auto b, auto i) { return e4m3fn_values[load<uint8_t>(b, i)]; });
     case ATTN_F8_E5M2:
       return each([](auto b, auto i) { return e5m2_values[load<uint8_t>(b, i)]; });
     case ATTN_F8_E4M3FNUZ:
       return each([](auto b, auto i) { return e4m3fnuz_values[load<uint8_t>(b, i)]; });
-    case ATTN_Q8_0: return each(q8_0_value);
-    case ATTN_Q4_0: return each(q4_0_value);
-    case ATTN_DTYPE_NONE: return;
+    case ATTN_Q8_0:
+      return each(q8_0_value);
+    case ATTN_Q4_0:
+      return each(q4_0_value);
+    case ATTN_DTYPE_NONE:
+      return;
   }
 }
 
@@ -106,15 +108,22 @@ double decode_element(attn_dtype type, const void* base, int64_t index) {
 
 void encode_element(attn_dtype type, void* base, int64_t index, double x, bool saturate) {
   switch (type) {
-    case ATTN_F64: return store(base, index, x);
-    case ATTN_F32: return store(base, index, float(x));
-    case ATTN_F16: return store(base, index, f16_code(x));
-    case ATTN_BF16: return store(base, index, bf16_code(x));
-    case ATTN_F8_E4M3FN: return store(base, index, uint8_t(encode(e4m3fn_format, x, saturate)));
-    case ATTN_F8_E5M2: return store(base, index, uint8_t(encode(e5m2_format, x, saturate)));
+    case ATTN_F64:
+      return store(base, index, x);
+    case ATTN_F32:
+      return store(base, index, float(x));
+    case ATTN_F16:
+      return store(base, index, f16_code(x));
+    case ATTN_BF16:
+      return store(base, index, bf16_code(x));
+    case ATTN_F8_E4M3FN:
+      return store(base, index, uint8_t(encode(e4m3fn_format, x, saturate)));
+    case ATTN_F8_E5M2:
+      return store(base, index, uint8_t(encode(e5m2_format, x, saturate)));
     case ATTN_F8_E4M3FNUZ:
       return store(base, index, uint8_t(encode(e4m3fnuz_format, x, saturate)));
-    default: return;
+    default:
+      return;
   }
 }
 

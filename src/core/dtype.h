@@ -14,22 +14,30 @@ struct TypeInfo {
   const char* name;    // as in command lines, files and errors
   int block_elements;  // 1, or 32 for ggml blocks
   int block_bytes;
-  double max_finite;   // of one stored element; ggml blocks: 0, their scale is inside
+  double max_finite;  // of one stored element; ggml blocks: 0, their scale is inside
 };
 // Values outside the enum give the row of ATTN_DTYPE_NONE.
 const TypeInfo& type_info(attn_dtype type);
-inline const char* dtype_name(attn_dtype type) { return type_info(type).name; }
+inline const char* dtype_name(attn_dtype type) {
+  return type_info(type).name;
+}
 // ATTN_DTYPE_NONE if no type has this name.
 attn_dtype dtype_from_name(std::string_view name);
 
 inline bool dtype_is_fp8(attn_dtype t) {
   return t == ATTN_F8_E4M3FN || t == ATTN_F8_E5M2 || t == ATTN_F8_E4M3FNUZ;
 }
-inline bool dtype_is_ggml(attn_dtype t) { return t == ATTN_Q8_0 || t == ATTN_Q4_0; }
+inline bool dtype_is_ggml(attn_dtype t) {
+  return t == ATTN_Q8_0 || t == ATTN_Q4_0;
+}
 
 // Elements and bytes of one block.
-inline int64_t dtype_block(attn_dtype type) { return type_info(type).block_elements; }
-inline int64_t dtype_bytes(attn_dtype type) { return type_info(type).block_bytes; }
+inline int64_t dtype_block(attn_dtype type) {
+  return type_info(type).block_elements;
+}
+inline int64_t dtype_bytes(attn_dtype type) {
+  return type_info(type).block_bytes;
+}
 // Bytes of `elements` consecutive elements, which are whole blocks; the offset of that element.
 inline int64_t dtype_bytes(attn_dtype type, int64_t elements) {
   return elements / dtype_block(type) * dtype_bytes(type);
@@ -52,7 +60,9 @@ inline constexpr SmallFloat e5m2_format{5, 2, 15, 0x7b, 0x7c, 0x7e, true};
 inline constexpr SmallFloat e4m3fnuz_format{4, 3, 8, 0x7f, 0, 0x80, false};
 
 namespace detail {
-constexpr double pow2(int e) { return std::bit_cast<double>(uint64_t(e + 1023) << 52); }
+constexpr double pow2(int e) {
+  return std::bit_cast<double>(uint64_t(e + 1023) << 52);
+}
 }  // namespace detail
 
 // Exact.
@@ -95,14 +105,16 @@ constexpr uint32_t encode(const SmallFloat& f, double x, bool saturate) {
       uint64_t n = significand >> shift;
       if (rest > half || (rest == half && (n & 1))) ++n;
       // A carry out of n moves to the next exponent by itself.
-      magnitude =
-          n + (exponent > lowest ? uint64_t(exponent - lowest) << f.mantissa_bits : 0);
+      magnitude = n + (exponent > lowest ? uint64_t(exponent - lowest) << f.mantissa_bits : 0);
     }
   }
   if (magnitude > f.max_code) {
-    if (saturate) magnitude = f.max_code;
-    else if (f.inf_code != 0) magnitude = f.inf_code;
-    else return f.signed_zero_and_nan ? f.nan_code | sign : f.nan_code;
+    if (saturate)
+      magnitude = f.max_code;
+    else if (f.inf_code != 0)
+      magnitude = f.inf_code;
+    else
+      return f.signed_zero_and_nan ? f.nan_code | sign : f.nan_code;
   }
   if (magnitude == 0 && !f.signed_zero_and_nan) return 0;
   return uint32_t(magnitude) | sign;
@@ -117,10 +129,18 @@ inline constexpr std::array<float, 256> e4m3fn_values = make_table(e4m3fn_format
 inline constexpr std::array<float, 256> e5m2_values = make_table(e5m2_format);
 inline constexpr std::array<float, 256> e4m3fnuz_values = make_table(e4m3fnuz_format);
 
-inline float f16_value(uint16_t code) { return float(decode(f16_format, code)); }
-inline float bf16_value(uint16_t code) { return std::bit_cast<float>(uint32_t(code) << 16); }
-inline uint16_t f16_code(double x) { return uint16_t(encode(f16_format, x, false)); }
-inline uint16_t bf16_code(double x) { return uint16_t(encode(bf16_format, x, false)); }
+inline float f16_value(uint16_t code) {
+  return float(decode(f16_format, code));
+}
+inline float bf16_value(uint16_t code) {
+  return std::bit_cast<float>(uint32_t(code) << 16);
+}
+inline uint16_t f16_code(double x) {
+  return uint16_t(encode(f16_format, x, false));
+}
+inline uint16_t bf16_code(double x) {
+  return uint16_t(encode(bf16_format, x, false));
+}
 
 // The FNUZ code whose value is half that of the OCP code. Exact; -0 becomes 0, NaN stays NaN.
 constexpr uint8_t fnuz_half_of_e4m3fn(uint8_t code) {
@@ -131,7 +151,8 @@ constexpr uint8_t fnuz_half_of_e4m3fn(uint8_t code) {
 
 // ---- rows of any type --------------------------------------------------------------------------
 
-// Reads elements [index, index + n) behind `base`; exact. ggml blocks: index may lie inside a block.
+// Reads elements [index, index + n) behind `base`; exact. ggml blocks: index may lie inside a
+// block.
 void decode_row(attn_dtype type, const void* base, int64_t index, int64_t n, double* out);
 void decode_row(attn_dtype type, const void* base, int64_t index, int64_t n, float* out);
 double decode_element(attn_dtype type, const void* base, int64_t index);
@@ -139,10 +160,10 @@ double decode_element(attn_dtype type, const void* base, int64_t index);
 // Writes one element (f64, f32, f16, bf16, fp8), rounding once. `saturate` acts on fp8 only.
 void encode_element(attn_dtype type, void* base, int64_t index, double x, bool saturate);
 
-// One ggml block of 32 values by ggml's rules: q8_0: d = amax / 127, q = round(x / d), half away from
-// zero; q4_0: d = m / -8 where m is the value of largest magnitude, q = min(15, trunc(x / d + 8.5)).
-// Quotients use d before it is stored as f16. A NaN, or without `saturate` a d beyond f16, makes the
-// block's scale and so all its values NaN; with it d is at most 65504 and q is clamped.
+// One ggml block of 32 values by ggml's rules: q8_0: d = amax / 127, q = round(x / d), half away
+// from zero; q4_0: d = m / -8 where m is the value of largest magnitude, q = min(15, trunc(x / d
+// + 8.5)). Quotients use d before it is stored as f16. A NaN, or without `saturate` a d beyond f16,
+// makes the block's scale and so all its values NaN; with it d is at most 65504 and q is clamped.
 void encode_q8_0(const float* x, void* block, bool saturate);
 void encode_q4_0(const float* x, void* block, bool saturate);
 

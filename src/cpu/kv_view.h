@@ -21,7 +21,8 @@ QueryView query_view(const Problem& problem, const Args& args, int64_t b);
 // Consecutive keys whose rows are one stride apart.
 struct KeyRun {
   int64_t count;  // 0 behind the segment's end
-  const char* k;  // row of the first key at the asked head; null: a bad page, these keys do not exist
+  const char*
+      k;  // row of the first key at the asked head; null: a bad page, these keys do not exist
   const char* v;
 };
 
@@ -30,10 +31,10 @@ struct SegmentView {
   const attn_segment* shape;
   const attn_segment_args* data;
   int64_t b;
-  int64_t length;        // keys
-  int64_t first;         // position of key 0 among all keys of the sequence
-  int64_t first_row;     // PACKED: row of key 0 in the buffer
-  const int32_t* pages;  // PAGED: this sequence's row of the block table
+  int64_t length;                    // keys
+  int64_t first;                     // position of key 0 among all keys of the sequence
+  int64_t first_row;                 // PACKED: row of key 0 in the buffer
+  const int32_t* pages;              // PAGED: this sequence's row of the block table
   int64_t k_row_bytes, v_row_bytes;  // between consecutive keys of a run
 
   // The run that starts at key j of the segment, 0 <= j.
@@ -69,14 +70,17 @@ struct SegmentView {
   float descale(attn_descale_kind kind, const float* values, int64_t j, int64_t kv_head,
                 int64_t heads_kv) const {
     switch (kind) {
-      case ATTN_DESCALE_TENSOR: return values[0];
-      case ATTN_DESCALE_HEAD: return values[b * heads_kv + kv_head];
+      case ATTN_DESCALE_TENSOR:
+        return values[0];
+      case ATTN_DESCALE_HEAD:
+        return values[b * heads_kv + kv_head];
       case ATTN_DESCALE_BLOCK: {
         const int64_t size = shape->descale_block_keys;
         const int64_t blocks = (shape->seqlen + size - 1) / size;
         return values[(b * heads_kv + kv_head) * blocks + j / size];
       }
-      case ATTN_DESCALE_NONE: break;
+      case ATTN_DESCALE_NONE:
+        break;
     }
     return 1;
   }
@@ -107,10 +111,14 @@ struct BlockView {
   // Element (row, column) of the block, standing for query i and key j; diagonal = Skv - Sq.
   bool visible(int64_t row, int64_t column, int64_t i, int64_t j, int64_t diagonal) const {
     switch (kind) {
-      case ATTN_BLOCK_EMPTY: return false;
-      case ATTN_BLOCK_CAUSAL: return j <= i + diagonal;
-      case ATTN_BLOCK_FULL: return true;
-      case ATTN_BLOCK_PARTIAL: return bits[row * words + column / 32] >> (column % 32) & 1;
+      case ATTN_BLOCK_EMPTY:
+        return false;
+      case ATTN_BLOCK_CAUSAL:
+        return j <= i + diagonal;
+      case ATTN_BLOCK_FULL:
+        return true;
+      case ATTN_BLOCK_PARTIAL:
+        return bits[row * words + column / 32] >> (column % 32) & 1;
     }
     return false;
   }

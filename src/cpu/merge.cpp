@@ -10,14 +10,14 @@
 namespace attn {
 namespace {
 
-// One query row: m = max lse; w = exp(lse_s - m); out = sum(w out_s) / sum(w); lse = m + log(sum w).
+// One query row: m = max lse; w = exp(lse_s - m); out = sum(w out_s) / sum(w); lse = m + log(sum
+// w).
 template <class Real>
 void merge_row(const attn_merge_problem& p, const attn_merge_args& args, int64_t b, int64_t h,
                int64_t i) {
   constexpr Real infinity = std::numeric_limits<Real>::infinity();
   const int64_t lse_at = (b * p.heads_q + h) * p.seqlen_q + i;
-  const int64_t part_at =
-      b * p.part_stride.batch + i * p.part_stride.seq + h * p.part_stride.head;
+  const int64_t part_at = b * p.part_stride.batch + i * p.part_stride.seq + h * p.part_stride.head;
   const int64_t out_at = b * p.out_stride.batch + i * p.out_stride.seq + h * p.out_stride.head;
 
   Real max = -infinity;
@@ -59,11 +59,14 @@ void merge(const attn_merge_problem& p, const attn_merge_args& args, ThreadPool&
   });
 }
 
-bool always() { return true; }
+bool always() {
+  return true;
+}
 
 }  // namespace
 
-const HostKernel merge_reference_kernel = {.runs_here = always, .isa = "any", .merge = merge<double>};
+const HostKernel merge_reference_kernel = {
+    .runs_here = always, .isa = "any", .merge = merge<double>};
 const HostKernel merge_cpu_kernel = {.runs_here = always, .isa = "any", .merge = merge<float>};
 
 }  // namespace attn

@@ -24,9 +24,12 @@ int64_t num_blocks(const attn_quantize_problem& p) {
 }
 int64_t num_descales(const attn_quantize_problem& p) {
   switch (p.kind) {
-    case ATTN_DESCALE_HEAD: return p.batch * p.heads;
-    case ATTN_DESCALE_BLOCK: return p.batch * p.heads * num_blocks(p);
-    default: return 1;
+    case ATTN_DESCALE_HEAD:
+      return p.batch * p.heads;
+    case ATTN_DESCALE_BLOCK:
+      return p.batch * p.heads * num_blocks(p);
+    default:
+      return 1;
   }
 }
 
@@ -68,21 +71,22 @@ void find_descales(const attn_quantize_problem& p, const attn_quantize_args& arg
     });
     std::atomic_ref<float> shared(args.descale[row.group]);
     float seen = shared.load(std::memory_order_relaxed);
-    while (seen < amax &&
-           !shared.compare_exchange_weak(seen, amax, std::memory_order_relaxed)) {
+    while (seen < amax && !shared.compare_exchange_weak(seen, amax, std::memory_order_relaxed)) {
     }
   });
   const double max_finite = type_info(p.dst_type).max_finite;
   for (int64_t g = 0; g < num_descales(p); ++g) {
     // A maximum so small that the quotient underflows keeps the smallest positive descale.
     float& descale = args.descale[g];
-    if (descale == 0) descale = 1;
-    else descale = std::max(float(descale / max_finite), std::bit_cast<float>(1u));
+    if (descale == 0)
+      descale = 1;
+    else
+      descale = std::max(float(descale / max_finite), std::bit_cast<float>(1u));
   }
 }
 
-// The quotient of two floats is computed in float64: no rounding there can create a tie, so the codes
-// are those of the exact quotient.
+// The quotient of two floats is computed in float64: no rounding there can create a tie, so the
+// codes are those of the exact quotient.
 void quantize_row(const attn_quantize_problem& p, const attn_quantize_args& args, const Row& row) {
   const bool saturate = p.saturate != 0;
   const double descale = p.scale == ATTN_SCALE_ONE ? 1 : args.descale[row.group];
@@ -90,8 +94,10 @@ void quantize_row(const attn_quantize_problem& p, const attn_quantize_args& args
     if (dtype_is_ggml(p.dst_type)) {
       for (int64_t k = 0; k < n; k += 32) {
         char* block = static_cast<char*>(args.dst) + dtype_bytes(p.dst_type, row.dst + d + k);
-        if (p.dst_type == ATTN_Q8_0) encode_q8_0(x + k, block, saturate);
-        else encode_q4_0(x + k, block, saturate);
+        if (p.dst_type == ATTN_Q8_0)
+          encode_q8_0(x + k, block, saturate);
+        else
+          encode_q4_0(x + k, block, saturate);
       }
       return;
     }
@@ -108,7 +114,9 @@ void quantize(const attn_quantize_problem& p, const attn_quantize_args& args, Th
   pool.for_each(rows, [&](int64_t item, int) { quantize_row(p, args, row_of(p, item)); });
 }
 
-bool always() { return true; }
+bool always() {
+  return true;
+}
 
 }  // namespace
 

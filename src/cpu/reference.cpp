@@ -1,4 +1,5 @@
-// The float64 reference: the formula, one query row at a time. Every other kernel is compared with it.
+// The float64 reference: the formula, one query row at a time. Every other kernel is compared with
+// it.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -35,7 +36,8 @@ double exact_scale(const Problem& p) {
   return p.scale == float(exact) ? exact : double(p.scale);
 }
 
-// Calls visit(segment, key within it, key position, run, key within the run) for each key that exists.
+// Calls visit(segment, key within it, key position, run, key within the run) for each key that
+// exists.
 template <class Visit>
 void for_each_key(const Problem& p, const Args& args, int64_t b, int64_t kv_head, Visit&& visit) {
   int64_t first = 0;
@@ -63,15 +65,14 @@ void forward_row(const Problem& p, const Args& args, int64_t b, int64_t h, int64
 
   const auto bias = [&](int64_t j) -> double {
     if (p.bias_type == ATTN_DTYPE_NONE) return 0;
-    return decode_element(p.bias_type, args.bias,
-                          b * p.bias_stride[0] + h * p.bias_stride[1] + i * p.bias_stride[2] +
-                              j * p.bias_stride[3]);
+    return decode_element(
+        p.bias_type, args.bias,
+        b * p.bias_stride[0] + h * p.bias_stride[1] + i * p.bias_stride[2] + j * p.bias_stride[3]);
   };
   const auto visible = [&](int64_t j) {
     if (j < range.begin || j >= range.end) return false;
-    if (p.has(ATTN_BLOCK_MASK) &&
-        !block_view(p, args, b, h, i / p.block_q, j / p.block_k)
-             .visible(i % p.block_q, j % p.block_k, i, j, diagonal)) {
+    if (p.has(ATTN_BLOCK_MASK) && !block_view(p, args, b, h, i / p.block_q, j / p.block_k)
+                                       .visible(i % p.block_q, j % p.block_k, i, j, diagonal)) {
       return false;
     }
     return bias(j) != -infinity;
@@ -83,34 +84,38 @@ void forward_row(const Problem& p, const Args& args, int64_t b, int64_t h, int64
 
   double max = p.has(ATTN_SINKS) ? args.sinks[h] : -infinity;
   std::fill_n(scratch.scores, seqlen_kv, -infinity);
-  for_each_key(p, args, b, kv_head, [&](const SegmentView& segment, int64_t key, int64_t j,
-                                        const KeyRun& run, int64_t n) {
-    if (!visible(j)) return;
-    decode_row(segment.shape->k_type, run.k + n * segment.k_row_bytes, 0, p.head_dim, scratch.key);
-    double dot = 0;
-    for (int64_t d = 0; d < p.head_dim; ++d) dot += scratch.q[d] * scratch.key[d];
-    double s = scale * dot * q_scale * segment.k_descale(key, kv_head, p.heads_kv);
-    if (p.softcap > 0) s = p.softcap * std::tanh(s / p.softcap);
-    s += bias(j);
-    if (p.has(ATTN_ALIBI)) s -= double(args.alibi_slopes[h]) * std::abs(double(i + diagonal - j));
-    scratch.scores[j] = s;
-    if (s > max || std::isnan(s)) max = s;
-  });
+  for_each_key(
+      p, args, b, kv_head,
+      [&](const SegmentView& segment, int64_t key, int64_t j, const KeyRun& run, int64_t n) {
+        if (!visible(j)) return;
+        decode_row(segment.shape->k_type, run.k + n * segment.k_row_bytes, 0, p.head_dim,
+                   scratch.key);
+        double dot = 0;
+        for (int64_t d = 0; d < p.head_dim; ++d) dot += scratch.q[d] * scratch.key[d];
+        double s = scale * dot * q_scale * segment.k_descale(key, kv_head, p.heads_kv);
+        if (p.softcap > 0) s = p.softcap * std::tanh(s / p.softcap);
+        s += bias(j);
+        if (p.has(ATTN_ALIBI))
+          s -= double(args.alibi_slopes[h]) * std::abs(double(i + diagonal - j));
+        scratch.scores[j] = s;
+        if (s > max || std::isnan(s)) max = s;
+      });
 
   double denominator = p.has(ATTN_SINKS) && max != -infinity ? std::exp(args.sinks[h] - max) : 0;
   std::fill_n(scratch.sum, p.head_dim_v, 0.0);
-  for_each_key(p, args, b, kv_head, [&](const SegmentView& segment, int64_t key, int64_t j,
-                                        const KeyRun& run, int64_t n) {
-    if (scratch.scores[j] == -infinity) return;
-    const double weight = std::exp(scratch.scores[j] - max);
-    denominator += weight;
-    decode_row(segment.shape->v_type, run.v + n * segment.v_row_bytes, 0, p.head_dim_v,
-               scratch.value);
-    const double v_scale = segment.v_descale(key, kv_head, p.heads_kv);
-    for (int64_t d = 0; d < p.head_dim_v; ++d) {
-      scratch.sum[d] += weight * scratch.value[d] * v_scale;
-    }
-  });
+  for_each_key(
+      p, args, b, kv_head,
+      [&](const SegmentView& segment, int64_t key, int64_t j, const KeyRun& run, int64_t n) {
+        if (scratch.scores[j] == -infinity) return;
+        const double weight = std::exp(scratch.scores[j] - max);
+        denominator += weight;
+        decode_row(segment.shape->v_type, run.v + n * segment.v_row_bytes, 0, p.head_dim_v,
+                   scratch.value);
+        const double v_scale = segment.v_descale(key, kv_head, p.heads_kv);
+        for (int64_t d = 0; d < p.head_dim_v; ++d) {
+          scratch.sum[d] += weight * scratch.value[d] * v_scale;
+        }
+      });
 
   const int64_t out = query.out + i * p.out_stride.seq + h * p.out_stride.head;
   const double out_scale = p.has(ATTN_OUT_SCALE) ? args.out_scale[0] : 1;

@@ -98,11 +98,11 @@ TEST_CASE("dtype: every code survives decoding and encoding") {
       decode_row(f.type, bytes, 0, 1, &row);
       if (!same(row, x)) FAIL("code " << code << " decodes to " << row << " and " << x);
     }
-    const int expected = f.type == ATTN_F16            ? 2 * 1023
-                         : f.type == ATTN_BF16         ? 2 * 127
-                         : f.type == ATTN_F8_E5M2      ? 6
-                         : f.type == ATTN_F8_E4M3FN    ? 2
-                                                       : 1;
+    const int expected = f.type == ATTN_F16         ? 2 * 1023
+                         : f.type == ATTN_BF16      ? 2 * 127
+                         : f.type == ATTN_F8_E5M2   ? 6
+                         : f.type == ATTN_F8_E4M3FN ? 2
+                                                    : 1;
     CHECK(nans == expected);
     CHECK(magnitudes(f).back() == f.max);
   }
@@ -125,12 +125,12 @@ TEST_CASE("dtype: rounding is to the nearest value, ties to even, once") {
         }
       }
     };
-    // Around every midpoint and every value, by the smallest step of a double: a conversion by way of
-    // float would round these to the midpoint first.
+    // Around every midpoint and every value, by the smallest step of a double: a conversion by way
+    // of float would round these to the midpoint first.
     for (size_t code = 0; code < values.size(); ++code) {
       const double low = values[code];
-      const double high = code + 1 < values.size() ? values[code + 1]
-                                                   : low + (low - values[code - 1]);
+      const double high =
+          code + 1 < values.size() ? values[code + 1] : low + (low - values[code - 1]);
       const double mid = low + (high - low) / 2;
       const bool last = code + 1 == values.size();
       const double beyond = f.has_inf ? infinity : std::nan("");
@@ -163,8 +163,10 @@ TEST_CASE("dtype: OCP e4m3fn becomes FNUZ exactly, at half the value") {
     const double ocp = e4m3fn_values[code];
     const double fnuz = e4m3fnuz_values[fnuz_half_of_e4m3fn(uint8_t(code))];
     INFO(code);
-    if (std::isnan(ocp)) CHECK(std::isnan(fnuz));
-    else CHECK(2 * fnuz == ocp);
+    if (std::isnan(ocp))
+      CHECK(std::isnan(fnuz));
+    else
+      CHECK(2 * fnuz == ocp);
   }
   CHECK(fnuz_half_of_e4m3fn(0x80) == 0);
 }
@@ -226,8 +228,7 @@ TEST_CASE("dtype: ggml blocks") {
                       : i < 16          ? bytes[2 + i] & 15
                                         : bytes[2 + i - 16] >> 4;
         REQUIRE(q == want.q[i]);
-        REQUIRE(decode_element(type, bytes, i) ==
-                double(want.d) * (type == ATTN_Q8_0 ? q : q - 8));
+        REQUIRE(decode_element(type, bytes, i) == double(want.d) * (type == ATTN_Q8_0 ? q : q - 8));
       }
     }
   }

@@ -1,0 +1,406 @@
+#include "backend.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <set>
+#include <sstream>
+
+#include "../catch.h"
+#include "core/dtype.h"
+#include "cpu/host_kernel.h"
+
+namespace attn::test {
+namespace {
+
+std::string failed(const char* call, attn_status status) {
+  return std::string(call) + ": " + attn_status_string(status) + ": " + attn_last_error();
+}
+
+void skip_once(const std::string& reason) {
+  static std::set<std::string> said;
+  if (!said.insert(reason).second) return;
+  ++skip_count;
+  std::cout << "SKIP: " << reason << std::endl;
+}
+
+}  // namespace
+
+Backend::Backend(attn_backend backend, int threads) {
+  attn_context_options options{};
+  options.struct_size = sizeof options;
+  options.cpu_threads = threads;
+  const attn_status status = attn_context_create(backend, &options, &context);
+  if (status != ATTN_OK) reason = failed("attn_context_create", status);
+}
+Backend::~Backend() {
+  attn_context_destroy(context);
+}
+
+Backend& backend_of(attn_backend backend) {
+  static std::map<attn_backend, std::unique_ptr<Backend>> all;
+  std::unique_ptr<Backend>& entry = all[backend];
+  if (!entry) entry = std::make_unique<Backend>(backend);
+  return *entry;
+}
+
+std::vector<const Kernel*> kernels_here(Op op, bool with_reference) {
+  std::vector<const Kernel*> found;
+  for (const Kernel& kernel : catalog()) {
+    if (kernel.op != op) continue;
+    if (kernel.backend == ATTN_BACKEND_REFERENCE && !with_reference) continue;
+    const Backend& backend = backend_of(kernel.backend);
+    const bool on_host =
+        kernel.backend == ATTN_BACKEND_REFERENCE || kernel.backend == ATTN_BACKEND_CPU;
+    if (!backend.context) {
+      skip_once(std::string(kernel.name) + ": " + backend.reason);
+    } else if (on_host && !kernel.host) {
+      skip_once(std::string(kernel.name) + ": not in this build");
+    } else if (on_host && !kernel.host->runs_here()) {
+      skip_once(std::string(kernel.name) + ": this processor has no " + kernel.host->isa);
+    } else {
+      found.push_back(&kernel);
+    }
+  }
+  return found;
+}
+
+Arena::~Arena() {
+  for (const Item& item : items_) attn_free(context_, item.memory);
+  for (void* memory : workspaces_) attn_free(context_, memory);
+}
+
+void* Arena::add(const Buffer& buffer) {
+  if (!buffer.given) return nullptr;
+  void* memory = nullptr;
+  if (attn_alloc(context_, buffer.bytes.size(), &memory) != ATTN_OK) return nullptr;
+  attn_copy_in(context_, memory, buffer.bytes.data(), buffer.bytes.size(), nullptr);
+  void* data = static_cast<char*>(memory) + Buffer::guard;
+  items_.push_back({memory, &buffer, data});
+  return data;
+}
+
+void* Arena::workspace(size_t bytes) {
+  void* memory = nullptr;
+  if (bytes == 0 || attn_alloc(context_, bytes, &memory) != ATTN_OK) return nullptr;
+  workspaces_.push_back(memory);
+  return memory;
+}
+
+Buffer Arena::fetch(const Buffer& shape, void* address) const {
+  Buffer copy = shape;
+  if (address) {
+    attn_copy_out(context_, copy.bytes.data(), static_cast<char*>(address) - Buffer::guard,
+                  copy.bytes.size(), nullptr);
+  }
+  return copy;
+}
+
+std::string Arena::check_unchanged(const std::vector<void*>& outputs) const {
+  for (size_t n = 0; n < items_.size(); ++n) {
+    if (std::find(outputs.begin(), outputs.end(), items_[n].data) != outputs.end()) continue;
+    const Buffer now = fetch(*items_[n].source, items_[n].data);
+    if (now.bytes != items_[n].source->bytes) {
+      return "input number " + std::to_string(n) + " or a guard of it was written";
+    }
+  }
+  return "";
+}
+
+Outputs run_forward(Backend& backend, const Case& c, const Data& data, const char* kernel,
+                    attn_dtype out_type, bool want_lse) {
+  Outputs result;
+  const bool packed = !c.lengths_q.empty();
+  int64_t total_q = 0;
+  for (int32_t n : c.lengths_q) total_q += n;
+  if (packed) total_q += 2;  // tokens of nobody, as in make_data
+
+  int64_t elements;
+  const View out_view =
+      arrange_view(out_type, c.out_arrange, packed ? 1 : c.batch, packed ? total_q : c.seqlen_q,
+                   c.heads_q, c.head_dim_v, &elements);
+  const Buffer out(size_t(dtype_bytes(out_type, elements)), poison_of(out_type));
+  Buffer lse;
+  if (want_lse)
+    lse = Buffer(size_t(c.heads_q * (packed ? total_q : c.batch * c.seqlen_q)) * 4, 0xff);
+
+  std::vector<attn_segment> segments;
+  for (size_t n = 0; n < c.segments.size(); ++n) {
+    const SegmentCase& s = c.segments[n];
+    const SegmentData& from = data.segments[n];
+    attn_segment to{};
+    to.struct_size = sizeof to;
+    to.k_type = s.k_type;
+    to.v_type = s.v_type;
+    to.layout = s.layout;
+    to.has_seqlens = s.layout != ATTN_PACKED && !s.lengths.empty();
+    to.seqlen = s.capacity;
+    if (s.layout == ATTN_PACKED) to.total = from.total;
+    if (s.layout == ATTN_PAGED) {
+      to.num_pages = from.num_pages;
+      to.page_size = s.page_size;
+      to.max_pages = int32_t(from.max_pages);
+    }
+    to.k_stride = from.k_view.given;
+    to.v_stride = from.v_view.given;
+    to.k_descale = s.k_descale;
+    to.v_descale = s.v_descale;
+    to.descale_block_keys = s.k_descale == ATTN_DESCALE_BLOCK || s.v_descale == ATTN_DESCALE_BLOCK
+                                ? s.descale_block_keys
+                                : 0;
+    segments.push_back(to);
+  }
+  attn_problem p{};
+  p.struct_size = sizeof p;
+  p.batch = c.batch;
+  p.heads_q = c.heads_q;
+  p.heads_kv = c.heads_kv;
+  p.head_dim = c.head_dim;
+  p.head_dim_v = c.head_dim_v;
+  p.seqlen_q = c.seqlen_q;
+  p.total_q = packed ? total_q : 0;
+  p.q_layout = packed ? ATTN_PACKED : ATTN_PADDED;
+  p.q_type = c.q_type;
+  p.out_type = out_type;
+  p.q_descale = c.q_descale;
+  p.q_stride = data.q_view.given;
+  p.out_stride = out_view.given;
+  p.num_segments = int32_t(segments.size());
+  p.segments = segments.data();
+  p.scale = c.scale;
+  p.softcap = c.softcap;
+  p.flags = c.flags;
+  if (out_type == ATTN_F64) p.flags &= ~uint32_t(ATTN_OUT_SCALE);
+  p.window_left = c.window_left;
+  p.window_right = c.window_right;
+  p.bias_type = c.bias_type;
+  std::copy_n(data.bias_stride, 4, p.bias_stride);
+  if (c.has(ATTN_BLOCK_MASK)) {
+    p.block_q = c.block_q;
+    p.block_k = c.block_k;
+    p.mask_batch = c.mask_per_batch ? c.batch : 1;
+    p.mask_heads = c.mask_per_head ? c.heads_q : 1;
+    p.mask_partials = data.num_partials;
+  }
+  p.fixed_split = c.fixed_split;
+  p.kernel = kernel;
+
+  attn_plan* made = nullptr;
+  result.status = attn_plan_create(backend.context, &p, &made);
+  if (result.status != ATTN_OK) {
+    result.error = failed("attn_plan_create", result.status);
+    return result;
+  }
+  const std::unique_ptr<attn_plan, void (*)(attn_plan*)> plan(made, attn_plan_destroy);
+
+  Arena arena(backend.context);
+  std::vector<attn_segment_args> segment_args;
+  for (size_t n = 0; n < c.segments.size(); ++n) {
+    const SegmentData& from = data.segments[n];
+    attn_segment_args to{};
+    to.struct_size = sizeof to;
+    to.k = arena.add(from.k);
+    to.v = from.v.given ? arena.add(from.v)
+                        : static_cast<const char*>(to.k) +
+                              dtype_bytes(c.segments[n].v_type, from.v_view.offset);
+    to.seqlens = static_cast<int32_t*>(arena.add(from.seqlens));
+    to.cu_seqlens = static_cast<int32_t*>(arena.add(from.cu_seqlens));
+    to.block_table = static_cast<int32_t*>(arena.add(from.block_table));
+    to.k_descale = static_cast<float*>(arena.add(from.k_descale));
+    to.v_descale = static_cast<float*>(arena.add(from.v_descale));
+    segment_args.push_back(to);
+  }
+  attn_args args{};
+  args.struct_size = sizeof args;
+  args.q = arena.add(data.q);
+  args.out = arena.add(out);
+  args.lse = static_cast<float*>(arena.add(lse));
+  args.cu_seqlens_q = static_cast<int32_t*>(arena.add(data.cu_seqlens_q));
+  args.num_segments = p.num_segments;
+  args.segments = segment_args.data();
+  args.bias = arena.add(data.bias);
+  args.alibi_slopes = static_cast<float*>(arena.add(data.slopes));
+  args.sinks = static_cast<float*>(arena.add(data.sinks));
+  args.q_descale = static_cast<float*>(arena.add(data.q_descale));
+  if (p.flags & ATTN_OUT_SCALE) args.out_scale = static_cast<float*>(arena.add(data.out_scale));
+  args.block_kinds = static_cast<uint8_t*>(arena.add(data.kinds));
+  args.block_index = static_cast<int32_t*>(arena.add(data.index));
+  args.block_bits = static_cast<uint32_t*>(arena.add(data.bits));
+
+  const size_t bytes = attn_plan_workspace(plan.get());
+  void* workspace = arena.workspace(bytes);
+  const uint64_t launches = attn_launch_count(kernel);
+  result.status = attn_workspace_init(plan.get(), workspace, bytes, nullptr);
+  if (result.status == ATTN_OK) {
+    result.status = attn_run(plan.get(), &args, workspace, bytes, nullptr);
+  }
+  if (result.status == ATTN_OK) result.status = attn_synchronize(backend.context, nullptr);
+  if (result.status != ATTN_OK) {
+    result.error = failed("attn_run", result.status);
+    return result;
+  }
+  if (attn_launch_count(kernel) <= launches) {
+    result.error = std::string(kernel) + " was not launched";
+    return result;
+  }
+  result.error = arena.check_unchanged({args.out, args.lse});
+  if (!result.error.empty()) return result;
+
+  // Takes the rows out and leaves poison, so that whatever is not poison then was written wrongly.
+  Buffer now = arena.fetch(out, args.out);
+  Buffer lse_now = arena.fetch(lse, args.lse);
+  int64_t first = 0;
+  const size_t row_bytes = size_t(dtype_bytes(out_type, c.head_dim_v));
+  for (int64_t b = 0; b < c.batch; ++b) {
+    for (int64_t i = 0; i < c.queries(b); ++i) {
+      for (int64_t h = 0; h < c.heads_q; ++h) {
+        const int64_t at = packed ? out_view.at(0, first + i, h) : out_view.at(b, i, h);
+        const size_t old = result.out.size();
+        result.out.resize(old + size_t(c.head_dim_v));
+        decode_row(out_type, now.data(), at, c.head_dim_v, &result.out[old]);
+        unsigned char* row = now.data() + dtype_bytes(out_type, at);
+        result.bits.insert(result.bits.end(), row, row + row_bytes);
+        std::memset(row, out.poison, row_bytes);
+        if (!want_lse) continue;
+        const int64_t lse_at =
+            packed ? h * total_q + first + i : (b * c.heads_q + h) * c.seqlen_q + i;
+        result.lse.push_back(lse_now.as<float>()[lse_at]);
+        std::memset(&lse_now.as<float>()[lse_at], lse.poison, 4);
+      }
+    }
+    first += c.queries(b);
+  }
+  if (now.bytes != out.bytes) result.error = "out: bytes outside its rows were written";
+  if (lse_now.bytes != lse.bytes) result.error = "lse: bytes outside its rows were written";
+  return result;
+}
+
+Outputs reference_answer(const Case& c, const Data& data) {
+  return run_forward(backend_of(ATTN_BACKEND_REFERENCE), c, data, "reference", ATTN_F64);
+}
+
+double half_ulp(attn_dtype type, double x) {
+  int fraction_bits = 23, lowest = -126;
+  switch (type) {
+    case ATTN_F64:
+      fraction_bits = 52, lowest = -1022;
+      break;
+    case ATTN_F16:
+      fraction_bits = 10, lowest = -14;
+      break;
+    case ATTN_BF16:
+      fraction_bits = 7, lowest = -126;
+      break;
+    case ATTN_F8_E4M3FN:
+      fraction_bits = 3, lowest = -6;
+      break;
+    case ATTN_F8_E5M2:
+      fraction_bits = 2, lowest = -14;
+      break;
+    case ATTN_F8_E4M3FNUZ:
+      fraction_bits = 3, lowest = -7;
+      break;
+    default:
+      break;
+  }
+  const int exponent = x == 0 ? lowest : std::max(std::ilogb(x), lowest);
+  return std::ldexp(0.5, exponent - fraction_bits);
+}
+
+std::string compare(const Case& c, const Data& data, const Kernel& kernel, const Outputs& got,
+                    const Outputs& want) {
+  const double out_scale = c.has(ATTN_OUT_SCALE) ? data.out_scale.as<float>()[0] : 1;
+  const double range = dtype_is_fp8(c.out_type) ? type_info(c.out_type).max_finite
+                                                : std::numeric_limits<double>::infinity();
+  // Float32 arithmetic at sigma 1 stays below 2e-6; larger values and scores lose in proportion.
+  double arithmetic = 2e-6 * std::max(1.0, data.v_max / 5) * std::max(1.0, data.logit_bound / 10);
+  const double lse_bound = 2e-6 * std::max(1.0, data.logit_bound / 4);
+  // Matrix units take P in q's type.
+  const bool on_host =
+      kernel.backend == ATTN_BACKEND_REFERENCE || kernel.backend == ATTN_BACKEND_CPU;
+  if (!on_host) arithmetic += 2 * half_ulp(c.q_type, 1) * data.v_max;
+
+  const auto where = [&](size_t row) {
+    for (int64_t b = 0; b < c.batch; ++b) {
+      const size_t rows = size_t(c.queries(b) * c.heads_q);
+      if (row < rows) {
+        return " at b " + std::to_string(b) + " i " + std::to_string(row / size_t(c.heads_q)) +
+               " h " + std::to_string(row % size_t(c.heads_q));
+      }
+      row -= rows;
+    }
+    return std::string();
+  };
+  std::ostringstream text;
+  text.precision(9);
+  if (got.out.size() != want.out.size()) return "out has another number of rows";
+  double dot = 0, got2 = 0, want2 = 0;
+  for (size_t n = 0; n < want.out.size(); ++n) {
+    const double expected = std::clamp(want.out[n] * out_scale, -range, range);
+    const double bound = 2 * half_ulp(c.out_type, expected) * (c.out_type == ATTN_F32 ? 0 : 1) +
+                         arithmetic * out_scale;
+    const bool finite = std::isfinite(expected);
+    if (finite != std::isfinite(got.out[n]) ||
+        (finite && std::abs(got.out[n] - expected) > bound)) {
+      const size_t dim = size_t(c.head_dim_v);
+      text << "out is " << got.out[n] << ", expected " << expected << " +- " << bound
+           << where(n / dim) << " d " << n % dim;
+      return text.str();
+    }
+    if (!finite) continue;
+    dot += got.out[n] * expected;
+    got2 += got.out[n] * got.out[n];
+    want2 += expected * expected;
+  }
+  const double coarse = dtype_is_fp8(c.out_type) ? 2e-2 : 1e-4;
+  if (want2 > 0 && dot < (1 - coarse) * std::sqrt(got2 * want2)) {
+    text << "out: cosine to the expected is " << dot / std::sqrt(got2 * want2);
+    return text.str();
+  }
+  for (size_t n = 0; n < got.lse.size(); ++n) {
+    const double expected = want.lse[n];
+    const bool finite = std::isfinite(expected);
+    const double bound = lse_bound + 2 * half_ulp(ATTN_F32, finite ? expected : 0);
+    const bool same_infinity =
+        got.lse[n] == expected || (std::isnan(got.lse[n]) && std::isnan(expected));
+    if (finite ? !(std::abs(got.lse[n] - expected) <= bound) : !same_infinity) {
+      text << "lse is " << got.lse[n] << ", expected " << expected << " +- " << bound << where(n);
+      return text.str();
+    }
+  }
+  return "";
+}
+
+int check_case(const Case& c, const std::vector<const Kernel*>& kernels) {
+  const char* only = std::getenv("ATTN_CASE");
+  if (only && c.name != only) return 0;
+  const std::string test = Catch::getResultCapture().getCurrentTestName();
+  INFO(describe(c));
+  INFO("again: ATTN_CASE='" << c.name << "' attn-tests \"" << test << "\"");
+  const Data data = make_data(c);
+  const Outputs want = reference_answer(c, data);
+  if (!want.error.empty()) {
+    FAIL_CHECK("reference: " << want.error);
+    return 0;
+  }
+  int ran = 0;
+  for (const Kernel* kernel : kernels) {
+    INFO("kernel " << kernel->name);
+    const Outputs got = run_forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);
+    if (got.status == ATTN_UNSUPPORTED && kernel->backend != ATTN_BACKEND_REFERENCE &&
+        kernel->backend != ATTN_BACKEND_CPU) {
+      continue;  // reference and cpu take everything
+    }
+    ++ran;
+    const std::string error = got.error.empty() ? compare(c, data, *kernel, got, want) : got.error;
+    if (error.empty())
+      SUCCEED();
+    else
+      FAIL_CHECK(error);
+  }
+  return ran;
+}
+
+}  // namespace attn::test

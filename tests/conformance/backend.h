@@ -1,0 +1,87 @@
+// Running cases on the backends that are present: memory, plans, launches, and what must not
+// change.
+#pragma once
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "attn/attn.h"
+#include "catalog/catalog.h"
+#include "forward_case.h"
+
+namespace attn::test {
+
+// A context, or the reason why there is none.
+class Backend {
+ public:
+  explicit Backend(attn_backend backend, int threads = 0);
+  ~Backend();
+  Backend(const Backend&) = delete;
+  attn_context* context = nullptr;
+  std::string reason;
+};
+// One per backend, made on first use; cuda and hip rows share theirs with nobody.
+Backend& backend_of(attn_backend backend);
+
+// The kernels of an operation that can run here, in the catalog's order. Those that cannot are
+// printed once per process with the reason and counted as skips.
+std::vector<const Kernel*> kernels_here(Op op, bool with_reference);
+
+// Copies of host buffers in a backend's memory. Guards travel along.
+class Arena {
+ public:
+  explicit Arena(attn_context* context) : context_(context) {}
+  ~Arena();
+  // The address of the buffer's data in the backend's memory; NULL if the buffer is not given.
+  void* add(const Buffer& buffer);
+  // Zeroed-by-nobody memory for a workspace.
+  void* workspace(size_t bytes);
+  // Fetches what `address` holds now, guards included.
+  Buffer fetch(const Buffer& shape, void* address) const;
+  // "" if every buffer in the arena but those in `outputs` is as it was added.
+  std::string check_unchanged(const std::vector<void*>& outputs) const;
+
+ private:
+  struct Item {
+    void* memory;
+    const Buffer* source;
+    void* data;
+  };
+  attn_context* context_;
+  std::vector<Item> items_;
+  std::vector<void*> workspaces_;
+};
+
+// Rows in the order batch entry, query, head; only rows that exist.
+struct Outputs {
+  std::string error;  // what went wrong: a status and its sentence, or memory that was written
+  attn_status status = ATTN_OK;
+  std::vector<double> out;          // [rows, Dv]
+  std::vector<double> lse;          // [rows]
+  std::vector<unsigned char> bits;  // out as stored, row by row
+};
+
+// Runs the case on one kernel and reads the result back. Fails if the kernel's launch count has not
+// risen, if an input or a guard changed, or if bytes of out and lse that belong to no row were
+// written.
+Outputs run_forward(Backend& backend, const Case& c, const Data& data, const char* kernel,
+                    attn_dtype out_type, bool want_lse = true);
+
+// The float64 reference's answer.
+Outputs reference_answer(const Case& c, const Data& data);
+
+// "" or what differs first: positions of non-finite values, an element, or lse. `kernel` decides
+// how its numbers may be rounded.
+std::string compare(const Case& c, const Data& data, const Kernel& kernel, const Outputs& got,
+                    const Outputs& want);
+
+// Half the distance between neighbours of type at x: the most that rounding can change x by.
+double half_ulp(attn_dtype type, double x);
+
+// Makes the data, runs every kernel that takes the case and compares. Kernels that decline must
+// have a reason in the catalog. Returns how many ran. With the environment variable ATTN_CASE only
+// the case of that name runs.
+int check_case(const Case& c, const std::vector<const Kernel*>& kernels);
+
+}  // namespace attn::test

@@ -1,0 +1,457 @@
+#include "forward_case.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <sstream>
+
+#include "core/dtype.h"
+
+namespace attn::test {
+namespace {
+
+constexpr float infinity = std::numeric_limits<float>::infinity();
+enum Tag : uint64_t { tag_q = 1, tag_k, tag_v, tag_bias, tag_mask, tag_page, tag_sink, tag_scale };
+
+int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+template <class T>
+Buffer buffer_of(const std::vector<T>& values) {
+  Buffer b(values.size() * sizeof(T), 0xff);
+  std::memcpy(b.data(), values.data(), values.size() * sizeof(T));
+  return b;
+}
+
+// Writes one row of real values as the type stores them and returns what was stored, as real
+// values.
+std::vector<double> write_row(Buffer& to, attn_dtype type, int64_t at, const std::vector<float>& x,
+                              float descale) {
+  const int64_t n = int64_t(x.size());
+  if (dtype_is_ggml(type)) {
+    std::vector<float> scaled(x);
+    for (float& value : scaled) value /= descale;
+    for (int64_t d = 0; d < n; d += 32) {
+      unsigned char* block = to.data() + dtype_bytes(type, at + d);
+      if (type == ATTN_Q8_0)
+        encode_q8_0(&scaled[d], block, false);
+      else
+        encode_q4_0(&scaled[d], block, false);
+    }
+  } else {
+    for (int64_t d = 0; d < n; ++d) {
+      encode_element(type, to.data(), at + d, double(x[d]) / descale, true);
+    }
+  }
+  std::vector<double> real(n);
+  decode_row(type, to.data(), at, n, real.data());
+  for (double& value : real) value *= descale;
+  return real;
+}
+
+double norm(const std::vector<double>& x) {
+  return std::sqrt(std::inner_product(x.begin(), x.end(), x.begin(), 0.0));
+}
+
+float power_of_two(uint64_t h) {
+  return float((h & 1 ? 1 : -1) * std::exp2(double(h >> 1 & 3) - 2));
+}
+
+std::vector<float> q_row(const Case& c, int64_t b, int64_t h, int64_t i) {
+  std::vector<float> x(c.head_dim);
+  for (int64_t d = 0; d < c.head_dim; ++d) {
+    const uint64_t n = hash(c.seed, tag_q, b * 1000 + h, i, d);
+    // one_hot: the key of number (i + h) % D stands out, see k_row.
+    x[d] = c.values == Values::normal    ? float(c.sigma * normal(n))
+           : c.values == Values::one_hot ? (d == (i + h) % c.head_dim ? 16.0f : 0.0f)
+                                         : power_of_two(n);
+  }
+  return x;
+}
+std::vector<float> k_row(const Case& c, int64_t b, int64_t kv_head, int64_t j) {
+  std::vector<float> x(c.head_dim, 0.0f);
+  for (int64_t d = 0; d < c.head_dim; ++d) {
+    if (c.values == Values::normal) {
+      x[d] = float(c.sigma * normal(hash(c.seed, tag_k, b * 1000 + kv_head, j, d)));
+    } else if (c.values == Values::one_hot) {
+      x[d] = j % c.head_dim == d ? 16.0f : 0.0f;
+    }
+  }
+  return x;
+}
+std::vector<float> v_row(const Case& c, int64_t b, int64_t kv_head, int64_t j) {
+  std::vector<float> x(c.head_dim_v);
+  for (int64_t d = 0; d < c.head_dim_v; ++d) {
+    const uint64_t n = hash(c.seed, tag_v, b * 1000 + kv_head, j, d);
+    x[d] = c.values == Values::normal     ? float(c.sigma * normal(n))
+           : c.values == Values::identity ? (d == j ? 1.0f : 0.0f)
+                                          : power_of_two(n);
+  }
+  return x;
+}
+
+std::vector<float> random_descales(const Case& c, uint64_t tag, attn_descale_kind kind,
+                                   int64_t blocks) {
+  int64_t count = 1;
+  if (kind == ATTN_DESCALE_HEAD) count = c.batch * c.heads_kv;
+  if (kind == ATTN_DESCALE_BLOCK) count = c.batch * c.heads_kv * blocks;
+  std::vector<float> values(count);
+  for (int64_t n = 0; n < count; ++n) {
+    const uint64_t h = hash(c.seed, tag_scale, tag, n);
+    values[n] = c.values == Values::normal ? 0.5f + float(h % 1000) / 1000
+                                           : float(std::exp2(double(h % 3) - 1));
+  }
+  return values;
+}
+float descale_at(const Case& c, attn_descale_kind kind, const Buffer& values, int64_t b,
+                 int64_t kv_head, int64_t block, int64_t blocks) {
+  if (kind == ATTN_DESCALE_NONE) return 1;
+  if (kind == ATTN_DESCALE_TENSOR) return values.as<float>()[0];
+  const int64_t head = b * c.heads_kv + kv_head;
+  return values.as<float>()[kind == ATTN_DESCALE_HEAD ? head : head * blocks + block];
+}
+
+void make_bias(const Case& c, Data* data) {
+  const int64_t keys = c.capacity();
+  const int64_t extent[4] = {c.bias_per_batch ? c.batch : 1, c.bias_per_head ? c.heads_q : 1,
+                             c.bias_per_query ? c.seqlen_q : 1, keys};
+  int64_t stride = 1;
+  for (int n = 3; n >= 0; --n) {
+    data->bias_stride[n] = extent[n] == 1 && n < 3 ? 0 : stride;
+    stride *= extent[n];
+  }
+  data->bias = Buffer(size_t(dtype_bytes(c.bias_type, stride)), poison_of(c.bias_type));
+  for (int64_t n = 0; n < stride; ++n) {
+    const uint64_t h = hash(c.seed, tag_bias, n / keys, n % keys);
+    const float x = c.bias_value != 0 ? c.bias_value : h % 8 == 0 ? -infinity : float(normal(h));
+    encode_element(c.bias_type, data->bias.data(), n, x, false);
+    if (std::abs(x) < 100) data->logit_bound = std::max(data->logit_bound, double(std::abs(x)));
+  }
+}
+
+void make_mask(const Case& c, Data* data) {
+  const int64_t cells = (c.mask_per_batch ? c.batch : 1) * (c.mask_per_head ? c.heads_q : 1) *
+                        ceil_div(c.seqlen_q, c.block_q) * ceil_div(c.capacity(), c.block_k);
+  const int64_t words = ceil_div(c.block_k, 32);
+  std::vector<uint8_t> kinds(cells);
+  std::vector<int32_t> index(cells, -1);
+  data->num_partials = 3;
+  for (int64_t n = 0; n < cells; ++n) {
+    const uint64_t h = hash(c.seed, tag_mask, n);
+    kinds[n] = uint8_t(c.mask_kind >= 0 ? c.mask_kind : h % 4);
+    if (kinds[n] == ATTN_BLOCK_PARTIAL) index[n] = int32_t((h >> 8) % data->num_partials);
+  }
+  std::vector<uint32_t> bits(data->num_partials * c.block_q * words);
+  for (size_t n = 0; n < bits.size(); ++n) bits[n] = uint32_t(hash(c.seed, tag_mask, n, 1));
+  data->kinds = buffer_of(kinds);
+  data->index = buffer_of(index);
+  data->bits = buffer_of(bits);
+}
+
+void make_segment_buffers(const Case& c, const SegmentCase& s, int64_t number, SegmentData* out) {
+  int64_t outer = c.batch, rows = s.capacity;
+  if (s.layout == ATTN_PACKED) {
+    std::vector<int32_t> cu(1, 0);
+    for (int64_t b = 0; b < c.batch; ++b) cu.push_back(cu.back() + int32_t(s.length(b)));
+    out->total = cu.back() + 3;  // tokens that belong to nobody
+    outer = 1;
+    rows = out->total;
+    out->cu_seqlens = buffer_of(cu);
+  } else {
+    if (!s.lengths.empty()) out->seqlens = buffer_of(s.lengths);
+    if (s.layout == ATTN_PAGED) {
+      out->max_pages = ceil_div(s.capacity, s.page_size) + 1;
+      out->num_pages = c.batch * out->max_pages + 2;
+      outer = out->num_pages;
+      rows = s.page_size;
+      std::vector<int32_t> pages(out->num_pages);
+      std::iota(pages.begin(), pages.end(), 0);
+      for (size_t n = pages.size(); n > 1; --n) {
+        std::swap(pages[n - 1], pages[hash(c.seed, tag_page, number, n) % n]);
+      }
+      pages.resize(c.batch * out->max_pages);
+      for (int64_t b = 0; b < c.batch; ++b) {
+        int32_t* row = &pages[b * out->max_pages];
+        for (int64_t page = ceil_div(s.length(b), s.page_size); page < out->max_pages; ++page) {
+          row[page] = page % 2 ? -1 : std::numeric_limits<int32_t>::max();
+        }
+        for (int32_t page : s.bad_pages) {
+          if (page < out->max_pages) row[page] = b % 2 ? -7 : int32_t(out->num_pages);
+        }
+      }
+      out->block_table = buffer_of(pages);
+    }
+  }
+  int64_t k_elements, v_elements;
+  out->k_view = arrange_view(s.k_type, s.arrange, outer, rows, c.heads_kv, c.head_dim, &k_elements);
+  out->v_view =
+      arrange_view(s.v_type, s.arrange, outer, rows, c.heads_kv, c.head_dim_v, &v_elements);
+  out->k = Buffer(size_t(dtype_bytes(s.k_type, k_elements)), poison_of(s.k_type));
+  if (s.arrange == Arrange::interleaved) {
+    out->v_view.offset = c.head_dim;
+  } else {
+    out->v = Buffer(size_t(dtype_bytes(s.v_type, v_elements)), poison_of(s.v_type));
+  }
+  const int64_t blocks = ceil_div(s.capacity, s.descale_block_keys);
+  if (s.k_descale != ATTN_DESCALE_NONE) {
+    out->k_descale = buffer_of(random_descales(c, tag_k + 10 * number, s.k_descale, blocks));
+  }
+  if (s.v_descale != ATTN_DESCALE_NONE) {
+    out->v_descale = buffer_of(random_descales(c, tag_v + 10 * number, s.v_descale, blocks));
+  }
+}
+
+// Where key `key` of the segment lies: (outer, row).
+std::pair<int64_t, int64_t> key_place(const SegmentCase& s, const SegmentData& data, int64_t b,
+                                      int64_t key) {
+  if (s.layout == ATTN_PACKED) return {0, data.cu_seqlens.as<int32_t>()[b] + key};
+  if (s.layout == ATTN_PADDED) return {b, key};
+  return {data.block_table.as<int32_t>()[b * data.max_pages + key / s.page_size],
+          key % s.page_size};
+}
+
+bool in_bad_page(const SegmentCase& s, int64_t key) {
+  return s.layout == ATTN_PAGED &&
+         std::find(s.bad_pages.begin(), s.bad_pages.end(), key / s.page_size) != s.bad_pages.end();
+}
+
+}  // namespace
+
+uint64_t hash(uint64_t seed, uint64_t a, uint64_t b, uint64_t c, uint64_t d) {
+  uint64_t h = seed;
+  for (uint64_t part : {a, b, c, d}) {
+    h += part + 0x9e3779b97f4a7c15ull;
+    h = (h ^ (h >> 30)) * 0xbf58476d1ce4e5b9ull;
+    h = (h ^ (h >> 27)) * 0x94d049bb133111ebull;
+    h ^= h >> 31;
+  }
+  return h;
+}
+
+double normal(uint64_t hashed) {
+  const double u = (double(hashed >> 32) + 0.5) * 0x1p-32;
+  const double angle = double(hashed & 0xffffffff) * 0x1p-32 * 6.283185307179586;
+  return std::sqrt(-2 * std::log(u)) * std::cos(angle);
+}
+
+int64_t Case::keys(int64_t b) const {
+  int64_t sum = 0;
+  for (const SegmentCase& s : segments) sum += s.length(b);
+  return sum;
+}
+int64_t Case::capacity() const {
+  int64_t sum = 0;
+  for (const SegmentCase& s : segments) sum += s.capacity;
+  return sum;
+}
+
+std::string describe(const Case& c) {
+  std::ostringstream out;
+  const auto list = [&](const std::vector<int32_t>& values) {
+    out << "[";
+    for (size_t n = 0; n < values.size(); ++n) out << (n ? "," : "") << values[n];
+    out << "]";
+  };
+  out << c.name << ": seed " << c.seed << ", B" << c.batch << " H" << c.heads_q << "/" << c.heads_kv
+      << " D" << c.head_dim << "/" << c.head_dim_v << " Sq" << c.seqlen_q;
+  if (!c.lengths_q.empty()) list(c.lengths_q);
+  out << " q " << dtype_name(c.q_type) << " out " << dtype_name(c.out_type) << " flags " << c.flags
+      << " window " << c.window_left << "," << c.window_right << " scale " << c.scale << " softcap "
+      << c.softcap << " bias " << dtype_name(c.bias_type) << " values " << int(c.values)
+      << " sigma " << c.sigma << " arrange " << int(c.q_arrange) << int(c.out_arrange)
+      << " q_descale " << c.q_descale;
+  if (c.has(ATTN_BLOCK_MASK)) out << " blocks " << c.block_q << "x" << c.block_k;
+  for (const SegmentCase& s : c.segments) {
+    out << " | " << dtype_name(s.k_type) << "/" << dtype_name(s.v_type) << " layout " << s.layout
+        << " capacity " << s.capacity << " ";
+    list(s.lengths);
+    if (s.layout == ATTN_PAGED) out << " pages of " << s.page_size;
+    out << " arrange " << int(s.arrange) << " descale " << s.k_descale << s.v_descale;
+  }
+  return out.str();
+}
+
+unsigned char poison_of(attn_dtype type) {
+  return type == ATTN_F8_E4M3FNUZ ? 0x80 : 0xff;
+}
+
+View arrange_view(attn_dtype type, Arrange arrange, int64_t batch, int64_t seq, int64_t heads,
+                  int64_t dim, int64_t* elements) {
+  const int64_t align =
+      dtype_is_ggml(type) ? 32 * 16 : 16 / std::min<int64_t>(dtype_bytes(type), 16);
+  const auto aligned = [&](int64_t n) { return ceil_div(n, align) * align; };
+  View view{type, {}, {}, 0};
+  const int64_t tokens = std::max<int64_t>(seq, 1);
+  switch (arrange) {
+    case Arrange::contiguous:
+      view.stride = {tokens * heads * dim, heads * dim, dim};
+      break;
+    case Arrange::padded:
+      view.stride.head = aligned(dim + 1);
+      view.stride.seq = heads * view.stride.head + align;
+      view.stride.batch = tokens * view.stride.seq + align;
+      break;
+    case Arrange::head_major:
+      view.stride.seq = aligned(dim);
+      view.stride.head = tokens * view.stride.seq;
+      view.stride.batch = heads * view.stride.head;
+      break;
+    case Arrange::odd:
+      view.stride.head = dim + (dtype_is_ggml(type) ? 32 : 3);
+      view.stride.seq = heads * view.stride.head;
+      view.stride.batch = tokens * view.stride.seq;
+      break;
+    case Arrange::interleaved:
+      view.stride = {tokens * heads * 2 * dim, heads * 2 * dim, 2 * dim};
+      break;
+  }
+  if (arrange != Arrange::contiguous) view.given = view.stride;
+  const bool empty = batch == 0 || seq == 0;
+  *elements = empty ? 0 : view.at(batch - 1, seq - 1, heads - 1) + dim;
+  if (!empty && arrange == Arrange::interleaved) *elements += dim;
+  return view;
+}
+
+bool visible(const Case& c, const Data& data, int64_t b, int64_t h, int64_t i, int64_t j) {
+  const int64_t diagonal = c.keys(b) - c.queries(b);
+  if (j < 0 || j >= c.keys(b)) return false;
+  if (c.has(ATTN_CAUSAL) && j > i + diagonal) return false;
+  if (c.has(ATTN_CAUSAL_TOP_LEFT) && j > i) return false;
+  if (c.has(ATTN_WINDOW)) {
+    if (c.window_left >= 0 && j < i + diagonal - c.window_left) return false;
+    if (c.window_right >= 0 && j > i + diagonal + c.window_right) return false;
+  }
+  if (c.has(ATTN_BLOCK_MASK)) {
+    const int64_t rows = ceil_div(c.seqlen_q, c.block_q),
+                  columns = ceil_div(c.capacity(), c.block_k);
+    int64_t plane = c.mask_per_batch ? b : 0;
+    plane = c.mask_per_head ? plane * c.heads_q + h : plane;
+    const int64_t cell = (plane * rows + i / c.block_q) * columns + j / c.block_k;
+    switch (data.kinds.as<uint8_t>()[cell]) {
+      case ATTN_BLOCK_FULL:
+        break;
+      case ATTN_BLOCK_CAUSAL:
+        if (j > i + diagonal) return false;
+        break;
+      case ATTN_BLOCK_PARTIAL: {
+        const int64_t words = ceil_div(c.block_k, 32), column = j % c.block_k;
+        const int64_t row = data.index.as<int32_t>()[cell] * c.block_q + i % c.block_q;
+        if (!(data.bits.as<uint32_t>()[row * words + column / 32] >> (column % 32) & 1))
+          return false;
+        break;
+      }
+      default:
+        return false;
+    }
+  }
+  if (c.bias_type != ATTN_DTYPE_NONE &&
+      decode_element(c.bias_type, data.bias.data(),
+                     b * data.bias_stride[0] + h * data.bias_stride[1] + i * data.bias_stride[2] +
+                         j * data.bias_stride[3]) == -infinity) {
+    return false;
+  }
+  for (const SegmentCase& s : c.segments) {
+    if (j < s.length(b)) return !in_bad_page(s, j);
+    j -= s.length(b);
+  }
+  return false;
+}
+
+Data make_data(const Case& c) {
+  Data data;
+  if (c.bias_type != ATTN_DTYPE_NONE) make_bias(c, &data);
+  if (c.has(ATTN_BLOCK_MASK)) make_mask(c, &data);
+  std::vector<float> slopes(c.heads_q), sinks(c.heads_q);
+  double slope_max = 0;
+  for (int64_t h = 0; h < c.heads_q; ++h) {
+    slopes[h] = c.alibi_sign * float(std::exp2(-double(h % 8) - 1));
+    sinks[h] = float(2 * normal(hash(c.seed, tag_sink, h)));
+    slope_max = std::max(slope_max, double(std::abs(slopes[h])));
+  }
+  if (c.has(ATTN_ALIBI)) {
+    data.slopes = buffer_of(slopes);
+    data.logit_bound += slope_max * double(std::max(c.capacity(), c.seqlen_q));
+  }
+  if (c.has(ATTN_SINKS)) data.sinks = buffer_of(sinks);
+  if (c.has(ATTN_OUT_SCALE)) data.out_scale = buffer_of(std::vector<float>{1.75f});
+
+  // Queries.
+  int64_t outer = c.batch, rows = c.seqlen_q;
+  std::vector<int32_t> cu_q(1, 0);
+  if (!c.lengths_q.empty()) {
+    for (int32_t n : c.lengths_q) cu_q.push_back(cu_q.back() + n);
+    data.cu_seqlens_q = buffer_of(cu_q);
+    outer = 1;
+    rows = cu_q.back() + 2;
+  }
+  int64_t elements;
+  data.q_view = arrange_view(c.q_type, c.q_arrange, outer, rows, c.heads_q, c.head_dim, &elements);
+  data.q = Buffer(size_t(dtype_bytes(c.q_type, elements)), poison_of(c.q_type));
+  if (c.q_descale != ATTN_DESCALE_NONE) {
+    data.q_descale = buffer_of(random_descales(c, tag_q, c.q_descale, 1));
+  }
+  double q_norm = 0, k_norm = 0;
+  for (int64_t b = 0; b < c.batch; ++b) {
+    for (int64_t i = 0; i < c.queries(b); ++i) {
+      for (int64_t h = 0; h < c.heads_q; ++h) {
+        const int64_t at =
+            c.lengths_q.empty() ? data.q_view.at(b, i, h) : data.q_view.at(0, cu_q[b] + i, h);
+        const float descale =
+            descale_at(c, c.q_descale, data.q_descale, b, h / (c.heads_q / c.heads_kv), 0, 1);
+        q_norm =
+            std::max(q_norm, norm(write_row(data.q, c.q_type, at, q_row(c, b, h, i), descale)));
+      }
+    }
+  }
+
+  // Keys and values that some query of their (batch entry, kv head) sees; the others stay poison.
+  for (size_t n = 0; n < c.segments.size(); ++n) {
+    data.segments.emplace_back();
+    make_segment_buffers(c, c.segments[n], int64_t(n), &data.segments[n]);
+  }
+  const int64_t group = c.heads_q / c.heads_kv;
+  for (int64_t b = 0; b < c.batch; ++b) {
+    int64_t first = 0;
+    for (size_t n = 0; n < c.segments.size(); ++n) {
+      const SegmentCase& s = c.segments[n];
+      SegmentData& to = data.segments[n];
+      const int64_t blocks = ceil_div(s.capacity, s.descale_block_keys);
+      for (int64_t key = 0; key < s.length(b); ++key) {
+        const int64_t j = first + key;
+        for (int64_t kv_head = 0; kv_head < c.heads_kv; ++kv_head) {
+          bool seen = false;
+          for (int64_t h = kv_head * group; h < (kv_head + 1) * group && !seen; ++h) {
+            for (int64_t i = c.queries(b) - 1; i >= 0 && !seen; --i)
+              seen = visible(c, data, b, h, i, j);
+          }
+          if (!seen) continue;
+          const auto [place, row] = key_place(s, to, b, key);
+          const int64_t block = key / s.descale_block_keys;
+          const float k_descale =
+              descale_at(c, s.k_descale, to.k_descale, b, kv_head, block, blocks);
+          const float v_descale =
+              descale_at(c, s.v_descale, to.v_descale, b, kv_head, block, blocks);
+          k_norm =
+              std::max(k_norm, norm(write_row(to.k, s.k_type, to.k_view.at(place, row, kv_head),
+                                              k_row(c, b, kv_head, j), k_descale)));
+          Buffer& v = s.arrange == Arrange::interleaved ? to.k : to.v;
+          for (double x : write_row(v, s.v_type, to.v_view.at(place, row, kv_head),
+                                    v_row(c, b, kv_head, j), v_descale)) {
+            data.v_max = std::max(data.v_max, std::abs(x));
+          }
+        }
+      }
+      first += s.length(b);
+    }
+  }
+  const double scale = c.scale != 0 ? std::abs(c.scale) : 1 / std::sqrt(double(c.head_dim));
+  double score = scale * q_norm * k_norm;
+  if (c.softcap > 0) score = std::min(score, double(c.softcap));
+  data.logit_bound += score;
+  return data;
+}
+
+}  // namespace attn::test

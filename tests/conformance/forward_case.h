@@ -1,0 +1,143 @@
+// A forward problem and its data, described so that a failure can be made again from one line.
+//
+// Data is a function of (seed, batch entry, head, position), not of the layout, so that two cases
+// that differ only in layout or in how the keys are cut into segments hold the same numbers.
+// Everything a kernel must not read is NaN, and every buffer stands between guards.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "attn/attn.h"
+
+namespace attn::test {
+
+// A number in [0, 1) or from N(0, 1) that depends on its coordinates alone.
+uint64_t hash(uint64_t seed, uint64_t a, uint64_t b = 0, uint64_t c = 0, uint64_t d = 0);
+double normal(uint64_t hashed);
+
+enum class Arrange {
+  contiguous,   // strides unset
+  padded,       // unused room behind each head, token and batch entry, 16-byte multiples
+  head_major,   // [B, H, S, D]
+  odd,          // room of 3 elements behind each head: no alignment (32 for ggml blocks)
+  interleaved,  // segments: k and v side by side, [.., H, 2, D]
+};
+
+struct SegmentCase {
+  attn_dtype k_type = ATTN_F32, v_type = ATTN_F32;
+  attn_layout layout = ATTN_PADDED;
+  int64_t capacity = 0;
+  std::vector<int32_t> lengths;  // one per batch entry; empty: all are `capacity` long
+  int32_t page_size = 16;
+  attn_descale_kind k_descale = ATTN_DESCALE_NONE, v_descale = ATTN_DESCALE_NONE;
+  int32_t descale_block_keys = 64;
+  Arrange arrange = Arrange::contiguous;
+  std::vector<int32_t> bad_pages;  // PAGED: these pages of every sequence get an id out of range
+
+  int64_t length(int64_t b) const { return lengths.empty() ? capacity : lengths[b]; }
+};
+
+enum class Values {
+  normal,    // N(0, sigma)
+  uniform,   // k = 0, so that all weights of a row are equal; v powers of two
+  one_hot,   // each query picks one key by far; v powers of two
+  identity,  // k = 0, v of key j = unit vector j: out shows which keys a query sees
+};
+
+struct Case {
+  std::string name;
+  uint64_t seed = 1;
+  int64_t batch = 1, heads_q = 1, heads_kv = 1, head_dim = 64, head_dim_v = 64;
+  int64_t seqlen_q = 1;
+  std::vector<int32_t> lengths_q;  // given: packed q
+  attn_dtype q_type = ATTN_F32, out_type = ATTN_F32;
+  attn_descale_kind q_descale = ATTN_DESCALE_NONE;
+  Arrange q_arrange = Arrange::contiguous, out_arrange = Arrange::contiguous;
+  std::vector<SegmentCase> segments;
+  float scale = 0, softcap = 0;
+  uint32_t flags = 0;
+  int64_t window_left = 0, window_right = 0;
+  attn_dtype bias_type = ATTN_DTYPE_NONE;
+  bool bias_per_batch = true, bias_per_head = true, bias_per_query = true;
+  float bias_value = 0;  // 0: N(0, 1) and -inf for one key in eight; else this for all
+  float alibi_sign = 1;
+  int32_t block_q = 64, block_k = 64;
+  bool mask_per_batch = false, mask_per_head = false;
+  int mask_kind = -1;  // -1: any; else this kind everywhere
+  int64_t fixed_split = 0;
+  Values values = Values::normal;
+  double sigma = 1;
+
+  bool has(uint32_t flag) const { return (flags & flag) != 0; }
+  int64_t queries(int64_t b) const { return lengths_q.empty() ? seqlen_q : lengths_q[b]; }
+  int64_t keys(int64_t b) const;
+  int64_t capacity() const;
+};
+
+// One line that shows every field that matters.
+std::string describe(const Case& c);
+
+// Bytes between two guards.
+class Buffer {
+ public:
+  static constexpr size_t guard = 256;
+  Buffer() = default;
+  // All poison: NaN in every type of this size but FNUZ fp8, whose NaN is 0x80.
+  Buffer(size_t size, unsigned char poison)
+      : bytes(size + 2 * guard, poison), poison(poison), given(true) {}
+
+  unsigned char* data() { return bytes.data() + guard; }
+  const unsigned char* data() const { return bytes.data() + guard; }
+  size_t size() const { return bytes.empty() ? 0 : bytes.size() - 2 * guard; }
+  template <class T>
+  T* as() {
+    return reinterpret_cast<T*>(data());
+  }
+  template <class T>
+  const T* as() const {
+    return reinterpret_cast<const T*>(data());
+  }
+
+  std::vector<unsigned char> bytes;
+  unsigned char poison = 0xff;
+  bool given = false;  // else the pointer is NULL
+};
+unsigned char poison_of(attn_dtype type);
+
+// A tensor [batch, seq, head, dim] somewhere in a buffer; strides and offset in elements.
+struct View {
+  attn_dtype type = ATTN_F32;
+  attn_strides stride{};  // resolved
+  attn_strides given{};   // what the problem says: zeros for contiguous
+  int64_t offset = 0;
+  int64_t at(int64_t b, int64_t s, int64_t h) const {
+    return offset + b * stride.batch + s * stride.seq + h * stride.head;
+  }
+};
+View arrange_view(attn_dtype type, Arrange arrange, int64_t batch, int64_t seq, int64_t heads,
+                  int64_t dim, int64_t* elements);
+
+struct SegmentData {
+  View k_view, v_view;
+  Buffer k, v;  // interleaved: v is empty and lies in k
+  Buffer seqlens, cu_seqlens, block_table, k_descale, v_descale;
+  int64_t total = 0, num_pages = 0, max_pages = 0;
+};
+
+struct Data {
+  View q_view;
+  Buffer q, cu_seqlens_q, q_descale, bias, slopes, sinks, out_scale, kinds, index, bits;
+  std::vector<SegmentData> segments;
+  int64_t bias_stride[4] = {};
+  int64_t num_partials = 0;
+  double v_max = 0;        // largest |v| (real value) that some query sees
+  double logit_bound = 0;  // no |score| is larger, infinite biases aside
+};
+
+Data make_data(const Case& c);
+
+// The mask rules once more, straight from the contract and independent of the library.
+bool visible(const Case& c, const Data& data, int64_t b, int64_t h, int64_t i, int64_t j);
+
+}  // namespace attn::test

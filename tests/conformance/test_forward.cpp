@@ -1,0 +1,478 @@
+// The body of the forward operation: every kernel of the catalog that runs here, against the
+// float64 reference.
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <string>
+
+#include "../catch.h"
+#include "backend.h"
+#include "core/dtype.h"
+
+namespace attn::test {
+namespace {
+
+SegmentCase keys(int64_t capacity, attn_dtype type = ATTN_F32) {
+  SegmentCase s;
+  s.k_type = s.v_type = type;
+  s.capacity = capacity;
+  return s;
+}
+
+Case shape(std::string name, int64_t batch, int64_t heads_q, int64_t heads_kv, int64_t dim,
+           int64_t sq, int64_t skv, attn_dtype type = ATTN_F32) {
+  Case c;
+  c.name = std::move(name);
+  c.batch = batch;
+  c.heads_q = heads_q;
+  c.heads_kv = heads_kv;
+  c.head_dim = c.head_dim_v = dim;
+  c.seqlen_q = sq;
+  c.q_type = type;
+  c.out_type = dtype_is_fp8(type) ? ATTN_BF16 : type;
+  c.segments = {keys(skv, type)};
+  return c;
+}
+
+std::string name_of(const char* what, std::initializer_list<int64_t> numbers) {
+  std::string name = what;
+  for (int64_t n : numbers) name.append("-").append(std::to_string(n));
+  return name;
+}
+
+constexpr attn_dtype float_types[] = {ATTN_F32, ATTN_F16, ATTN_BF16};
+constexpr attn_dtype q_types[] = {ATTN_F32,       ATTN_F16,     ATTN_BF16,
+                                  ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ};
+constexpr attn_dtype kv_types[] = {ATTN_F32,     ATTN_F16,         ATTN_BF16, ATTN_F8_E4M3FN,
+                                   ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ, ATTN_Q8_0, ATTN_Q4_0};
+
+TEST_CASE("forward: boundary shapes") {
+  const auto kernels = kernels_here(Op::forward, false);
+  for (attn_dtype type : float_types) {
+    for (int64_t sq : {1, 2, 7, 15, 16, 17, 63, 64, 65, 127, 129}) {
+      for (int64_t skv : {1, 31, 64, 65, 127, 128, 131}) {
+        for (uint32_t flags : {0u, uint32_t(ATTN_CAUSAL), uint32_t(ATTN_CAUSAL_TOP_LEFT)}) {
+          if (type != ATTN_F32 && (sq + skv) % 3 != 0) continue;
+          Case c = shape(name_of(dtype_name(type), {sq, skv, flags}), 1, 2, 1, 64, sq, skv, type);
+          c.flags = flags;
+          check_case(c, kernels);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("forward: head dimensions") {
+  const auto kernels = kernels_here(Op::forward, false);
+  for (int64_t d : {1, 2, 3, 7, 8, 15, 16, 17, 32, 40, 64, 80, 96, 127, 128, 192, 256, 257, 576}) {
+    check_case(shape(name_of("dim", {d}), 2, 2, 2, d, 33, 70), kernels);
+    for (int64_t dv : {1, 5, 32, 64, 129, 512}) {
+      if ((d + dv) % 2) continue;
+      Case c = shape(name_of("dims", {d, dv}), 1, 2, 1, d, 9, 40);
+      c.head_dim_v = dv;
+      check_case(c, kernels);
+    }
+  }
+}
+
+TEST_CASE("forward: every combination of types") {
+  const auto kernels = kernels_here(Op::forward, false);
+  for (attn_dtype q : q_types) {
+    for (attn_dtype k : kv_types) {
+      for (attn_dtype v : kv_types) {
+        if (v != k && hash(1, q, k, v) % 4 != 0) continue;
+        Case c = shape(name_of("types", {q, k, v}), 2, 4, 2, 64, 5, 70, q);
+        c.segments[0].k_type = k;
+        c.segments[0].v_type = v;
+        check_case(c, kernels);
+      }
+    }
+    for (attn_dtype out :
+         {ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ}) {
+      Case c = shape(name_of("out", {q, out}), 1, 2, 2, 32, 20, 50, q);
+      c.out_type = out;
+      check_case(c, kernels);
+      if (!dtype_is_fp8(out)) continue;
+      c.flags = ATTN_OUT_SCALE;
+      c.name += "-scaled";
+      check_case(c, kernels);
+      c.values = Values::one_hot;  // v up to 2, times the scale, stays exact
+      c.name += "-exact";
+      check_case(c, kernels);
+    }
+  }
+}
+
+TEST_CASE("forward: f32 stays below 2e-6 at sigma 1") {
+  for (const Kernel* kernel : kernels_here(Op::forward, false)) {
+    if (!(kernel->limits.q_types & type_bit(ATTN_F32))) continue;
+    for (uint32_t flags : {0u, uint32_t(ATTN_CAUSAL)}) {
+      Case c = shape("f32-sigma-1", 1, 2, 2, 128, 200, 1031);
+      c.flags = flags;
+      const Data data = make_data(c);
+      const Outputs want = reference_answer(c, data);
+      const Outputs got = run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
+      INFO(kernel->name << " flags " << flags);
+      REQUIRE(got.error == "");
+      double worst = 0;
+      for (size_t n = 0; n < want.out.size(); ++n) {
+        worst = std::max(worst, std::abs(got.out[n] - want.out[n]));
+      }
+      CHECK(worst < 2e-6);
+      CHECK(worst > 0);
+    }
+  }
+}
+
+TEST_CASE("forward: f16 and bf16 meet the bounds of the design") {
+  for (int mask = 0; mask < 3; ++mask) {
+    Case c = shape(name_of("f16-sigma-half", {mask}), 1, 4, 4, 128, 128, 1024, ATTN_F16);
+    c.sigma = 0.5;
+    if (mask == 1) c.flags = ATTN_CAUSAL;
+    if (mask == 2) c.flags = ATTN_WINDOW, c.window_left = 256, c.window_right = 0;
+    const Data data = make_data(c);
+    const Outputs want = reference_answer(c, data);
+    for (const Kernel* kernel : kernels_here(Op::forward, false)) {
+      const Outputs got = run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F16);
+      if (got.status == ATTN_UNSUPPORTED) continue;
+      INFO(kernel->name << " mask " << mask);
+      REQUIRE(got.error == "");
+      double worst = 0, sum = 0;
+      for (size_t n = 0; n < want.out.size(); ++n) {
+        worst = std::max(worst, std::abs(got.out[n] - want.out[n]));
+        sum += std::abs(got.out[n] - want.out[n]);
+      }
+      CHECK(worst < 1e-3);
+      CHECK(sum / double(want.out.size()) < 1e-5);
+    }
+  }
+}
+
+// Sums of few powers of two over a power of two of keys are exact in float32, and so is a lone key.
+TEST_CASE("forward: exact inputs give exact outputs") {
+  for (const Kernel* kernel : kernels_here(Op::forward, true)) {
+    for (attn_dtype type : float_types) {
+      for (Values values : {Values::uniform, Values::one_hot}) {
+        for (int64_t skv : {1, 2, 64, 128, 512}) {
+          Case c = shape(name_of("exact", {int64_t(values), skv}), 2, 4, 2, 64, 70, skv, type);
+          c.values = values;
+          c.out_type = ATTN_F32;
+          c.scale = 1;
+          if (values == Values::one_hot && skv > 64) continue;  // D one-hot keys
+          const Data data = make_data(c);
+          const Outputs got =
+              run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
+          if (got.status == ATTN_UNSUPPORTED) continue;
+          INFO(kernel->name << " " << describe(c));
+          REQUIRE(got.error == "");
+          const Outputs want = reference_answer(c, data);
+          size_t wrong = 0;
+          for (size_t n = 0; n < want.out.size(); ++n)
+            wrong += float(want.out[n]) != float(got.out[n]);
+          // A kernel may divide by multiplying with a rounded reciprocal only where that is exact:
+          // the sum of 2^n equal weights is a power of two.
+          CHECK(wrong == 0);
+        }
+      }
+    }
+  }
+}
+
+// With k = 0 and v = unit vectors the output is the mask itself, divided by the row's number of
+// ones.
+TEST_CASE("forward: the output shows the mask") {
+  for (const Kernel* kernel : kernels_here(Op::forward, true)) {
+    for (int64_t sq : {1, 5, 40, 100}) {
+      for (int64_t skv : {1, 40, 70}) {
+        for (int mask = 0; mask < 8; ++mask) {
+          Case c = shape(name_of("mask", {sq, skv, mask}), 2, 2, 1, 16, sq, skv);
+          c.head_dim_v = 70;
+          c.values = Values::identity;
+          if (mask == 1) c.flags = ATTN_CAUSAL;
+          if (mask == 2) c.flags = ATTN_CAUSAL_TOP_LEFT;
+          if (mask == 3) c.flags = ATTN_WINDOW, c.window_left = 7, c.window_right = 3;
+          if (mask == 4) c.flags = ATTN_WINDOW, c.window_left = -1, c.window_right = 0;
+          if (mask == 5)
+            c.flags = ATTN_WINDOW | ATTN_CAUSAL, c.window_left = 0, c.window_right = -1;
+          if (mask == 6) c.flags = ATTN_BLOCK_MASK, c.block_q = 13, c.block_k = 17;
+          if (mask == 7) c.flags = ATTN_BLOCK_MASK | ATTN_CAUSAL, c.mask_per_head = true;
+          const Data data = make_data(c);
+          const Outputs got =
+              run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
+          if (got.status == ATTN_UNSUPPORTED) continue;
+          INFO(kernel->name << " " << describe(c));
+          REQUIRE(got.error == "");
+          size_t row = 0, wrong = 0;
+          for (int64_t b = 0; b < c.batch; ++b) {
+            for (int64_t i = 0; i < sq; ++i) {
+              for (int64_t h = 0; h < c.heads_q; ++h, ++row) {
+                int64_t seen = 0;
+                for (int64_t j = 0; j < skv; ++j) seen += visible(c, data, b, h, i, j);
+                for (int64_t j = 0; j < c.head_dim_v; ++j) {
+                  const double want = visible(c, data, b, h, i, j) ? 1.0 / double(seen) : 0.0;
+                  wrong += !(std::abs(got.out[row * 70 + size_t(j)] - want) < 1e-6);
+                }
+                const double lse = seen ? std::log(double(seen)) : -INFINITY;
+                wrong += !(got.lse[row] == lse || std::abs(got.lse[row] - lse) < 1e-6);
+              }
+            }
+          }
+          CHECK(wrong == 0);
+        }
+      }
+    }
+  }
+}
+
+// ---- random problems
+// -----------------------------------------------------------------------------
+
+template <class T, size_t n>
+T pick(uint64_t h, const T (&values)[n]) {
+  return values[h % n];
+}
+
+// Any combination of features; sizes small enough for a reference answer in milliseconds.
+Case random_case(uint64_t seed) {
+  Case c;
+  c.name = "random-" + std::to_string(seed);
+  c.seed = seed;
+  uint64_t counter = 0;
+  const auto draw = [&](uint64_t end) { return int64_t(hash(seed, 99, ++counter) % end); };
+  const auto chance = [&](uint64_t one_in) { return draw(one_in) == 0; };
+
+  c.batch = 1 + draw(3);
+  c.heads_kv = 1 + draw(3);
+  c.heads_q = c.heads_kv * (1 + draw(4));
+  const int64_t dims[] = {1, 5, 8, 16, 32, 33, 64, 64, 80, 96, 128, 128, 192, 256};
+  c.head_dim = pick(draw(1000), dims);
+  c.head_dim_v = chance(3) ? pick(draw(1000), dims) : c.head_dim;
+  const int64_t queries[] = {1, 1, 2, 7, 16, 17, 40, 64, 65, 100, 130};
+  c.seqlen_q = pick(draw(1000), queries);
+  c.q_type = pick(draw(1000), q_types);
+  c.out_type = dtype_is_fp8(c.q_type) ? ATTN_BF16 : c.q_type;
+  if (chance(4)) c.out_type = pick(draw(1000), q_types);
+  if (dtype_is_fp8(c.out_type) && chance(2)) c.flags |= ATTN_OUT_SCALE;
+  const attn_descale_kind q_kinds[] = {ATTN_DESCALE_NONE, ATTN_DESCALE_TENSOR, ATTN_DESCALE_HEAD};
+  c.q_descale = dtype_is_fp8(c.q_type) ? pick(draw(1000), q_kinds) : ATTN_DESCALE_NONE;
+  const Arrange arranges[] = {Arrange::contiguous, Arrange::padded, Arrange::head_major,
+                              Arrange::odd};
+  c.q_arrange = pick(draw(1000), arranges);
+  c.out_arrange = pick(draw(1000), arranges);
+
+  const bool packed_q = chance(4);
+  if (packed_q) {
+    for (int64_t b = 0; b < c.batch; ++b)
+      c.lengths_q.push_back(int32_t(draw(uint64_t(c.seqlen_q) + 1)));
+    c.lengths_q[size_t(draw(uint64_t(c.batch)))] = int32_t(c.seqlen_q);
+  }
+  const int64_t segments = chance(3) ? 2 + draw(3) : 1;
+  for (int64_t n = 0; n < segments; ++n) {
+    SegmentCase s;
+    const int64_t capacities[] = {1, 16, 63, 64, 65, 128, 200, 257};
+    s.capacity = pick(draw(1000), capacities) / (segments > 2 ? 2 : 1) + (chance(9) ? 1 : 0);
+    s.capacity = std::max<int64_t>(s.capacity, 1);  // 0 is not empty but unset
+    s.k_type = pick(draw(1000), kv_types);
+    s.v_type = chance(2) ? s.k_type : pick(draw(1000), kv_types);
+    if (c.head_dim % 32 != 0 && dtype_is_ggml(s.k_type)) s.k_type = ATTN_F16;
+    if (c.head_dim_v % 32 != 0 && dtype_is_ggml(s.v_type)) s.v_type = ATTN_F8_E4M3FN;
+    s.layout = attn_layout(draw(3));
+    const int32_t page_sizes[] = {1, 3, 16, 64};
+    s.page_size = pick(draw(1000), page_sizes);
+    if (s.layout == ATTN_PACKED || chance(2)) {
+      for (int64_t b = 0; b < c.batch; ++b) {
+        s.lengths.push_back(int32_t(chance(6) ? 0 : draw(uint64_t(s.capacity) + 1)));
+      }
+    }
+    s.k_descale = attn_descale_kind(draw(4));
+    s.v_descale = attn_descale_kind(draw(4));
+    s.descale_block_keys = chance(2) ? 64 : 128;
+    s.arrange = pick(draw(1000), arranges);
+    if (s.k_type == s.v_type && c.head_dim == c.head_dim_v && chance(5))
+      s.arrange = Arrange::interleaved;
+    if (s.layout == ATTN_PAGED && chance(8)) s.bad_pages = {int32_t(draw(3))};
+    c.segments.push_back(s);
+  }
+
+  if (chance(3)) c.flags |= chance(3) ? ATTN_CAUSAL_TOP_LEFT : ATTN_CAUSAL;
+  if (chance(4)) {
+    c.flags |= ATTN_WINDOW;
+    c.window_left = draw(60) - 1;
+    c.window_right = draw(20) - 1;
+  }
+  if (chance(5)) c.flags |= ATTN_ALIBI;
+  if (chance(5)) c.flags |= ATTN_SINKS;
+  if (chance(5)) c.softcap = 3;
+  if (chance(5)) c.scale = chance(2) ? 0.25f : -0.1f;
+  if (!packed_q && chance(4)) {
+    const bool narrow = c.q_type == ATTN_F16 || c.q_type == ATTN_BF16;
+    c.bias_type = narrow && chance(2) ? c.q_type : ATTN_F32;
+    c.bias_per_batch = chance(2);
+    c.bias_per_head = chance(2);
+    c.bias_per_query = !chance(4);
+  }
+  if (!packed_q && chance(4)) {
+    c.flags |= ATTN_BLOCK_MASK;
+    const int32_t sizes[] = {64, 128, 64, 16, 33, 1};
+    c.block_q = pick(draw(1000), sizes);
+    c.block_k = pick(draw(1000), sizes);
+    c.mask_per_batch = chance(2);
+    c.mask_per_head = chance(2);
+  }
+  if (chance(8)) c.fixed_split = 32 * (1 + draw(4));
+  if (chance(8)) c.flags |= ATTN_SPLIT_INVARIANT;
+  const double sigmas[] = {0.5, 1, 1, 3};
+  c.sigma = pick(draw(1000), sigmas);
+  if (chance(8)) c.values = chance(2) ? Values::uniform : Values::one_hot;
+  return c;
+}
+
+TEST_CASE("forward: random problems") {
+  constexpr uint64_t first_seed = 1000, count = 400;
+  std::cout << "forward: random problems: seeds " << first_seed << " to " << first_seed + count - 1
+            << std::endl;
+  const auto kernels = kernels_here(Op::forward, false);
+  for (uint64_t seed = first_seed; seed < first_seed + count; ++seed) {
+    check_case(random_case(seed), kernels);
+  }
+}
+
+// ---- cuts of KV
+// ----------------------------------------------------------------------------------
+
+// The first keys of a case's one segment, cut at random places into `parts` segments of any layout.
+Case cut(const Case& whole, int64_t parts, uint64_t seed) {
+  Case c = whole;
+  const SegmentCase one = whole.segments[0];
+  std::vector<int64_t> cuts = {0, one.capacity};
+  for (int64_t n = 1; n < parts; ++n)
+    cuts.push_back(int64_t(hash(seed, 7, n) % uint64_t(one.capacity + 1)));
+  std::sort(cuts.begin(), cuts.end());
+  c.segments.clear();
+  for (int64_t n = 0; n < parts; ++n) {
+    SegmentCase s = one;
+    s.layout = attn_layout(hash(seed, 8, n) % 3);
+    s.capacity = cuts[n + 1] - cuts[n];
+    s.lengths.assign(size_t(c.batch), int32_t(s.capacity));
+    c.segments.push_back(s);
+  }
+  c.name += name_of("-cut", {parts, int64_t(seed)});
+  return c;
+}
+
+TEST_CASE("forward: a cut of KV into segments changes nothing") {
+  for (const Kernel* kernel : kernels_here(Op::forward, true)) {
+    if (kernel->limits.features & feature_segments) {
+      for (attn_dtype type : float_types) {
+        for (double sigma : {0.5, 1.0, 3.0}) {
+          Case whole = shape(name_of("whole", {type}), 2, 4, 2, 64, 33, 300, type);
+          whole.sigma = sigma;
+          whole.out_type = ATTN_F32;
+          whole.flags = ATTN_CAUSAL | ATTN_WINDOW | ATTN_ALIBI | ATTN_SINKS | ATTN_SPLIT_INVARIANT;
+          whole.window_left = 250;
+          whole.window_right = -1;
+          const Backend& backend = backend_of(kernel->backend);
+          const auto answer = [&](const Case& c) {
+            return run_forward(const_cast<Backend&>(backend), c, make_data(c), kernel->name,
+                               ATTN_F32);
+          };
+          const Outputs uncut = answer(whole);
+          if (uncut.status == ATTN_UNSUPPORTED) continue;
+          REQUIRE(uncut.error == "");
+          for (int64_t parts = 1; parts <= 5; ++parts) {
+            const Case pieces = cut(whole, parts, uint64_t(parts) * 31 + uint64_t(sigma * 10));
+            INFO(kernel->name << " " << describe(pieces));
+            const Outputs got = answer(pieces);
+            REQUIRE(got.error == "");
+            double worst = 0;
+            for (size_t n = 0; n < got.out.size(); ++n) {
+              worst = std::max(worst, std::abs(got.out[n] - uncut.out[n]));
+            }
+            for (size_t n = 0; n < got.lse.size(); ++n) {
+              worst = std::max(worst, std::abs(got.lse[n] - uncut.lse[n]));
+            }
+            CHECK(worst < (sigma > 1 ? 2e-5 : 5e-6));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("forward: the same plan gives the same bits") {
+  for (const Kernel* kernel : kernels_here(Op::forward, true)) {
+    Case c = shape("repeat", 2, 4, 2, 64, 100, 500);
+    c.flags = ATTN_CAUSAL;
+    const Data data = make_data(c);
+    Outputs first = run_forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);
+    if (first.status == ATTN_UNSUPPORTED) continue;
+    INFO(kernel->name);
+    REQUIRE(first.error == "");
+    for (int n = 0; n < 3; ++n) {
+      const Outputs again =
+          run_forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);
+      CHECK(again.bits == first.bits);
+      CHECK(again.lse == first.lse);
+    }
+    // Host kernels: whatever the number of threads.
+    if (backend_of(kernel->backend).context && kernel->host) {
+      for (int threads : {1, 2, 3, 7}) {
+        Backend some(kernel->backend, threads);
+        CHECK(run_forward(some, c, data, kernel->name, c.out_type).bits == first.bits);
+      }
+    }
+  }
+}
+
+TEST_CASE("forward: fixed_split makes bits independent of the batch") {
+  for (const Kernel* kernel : kernels_here(Op::forward, false)) {
+    if (!(kernel->limits.features & feature_fixed_split)) continue;
+    for (int64_t sq : {1, 20}) {
+      Case one = shape("fixed-split", 1, 4, 1, 64, sq, 700);
+      one.fixed_split = 128;
+      Case many = one;
+      many.batch = 5;
+      const Outputs alone =
+          run_forward(backend_of(kernel->backend), one, make_data(one), kernel->name, one.out_type);
+      if (alone.status == ATTN_UNSUPPORTED) continue;
+      const Outputs among = run_forward(backend_of(kernel->backend), many, make_data(many),
+                                        kernel->name, one.out_type);
+      INFO(kernel->name << " Sq " << sq);
+      REQUIRE(alone.error == "");
+      REQUIRE(among.error == "");
+      CHECK(std::equal(alone.bits.begin(), alone.bits.end(), among.bits.begin()));
+    }
+  }
+}
+
+TEST_CASE("forward: lse is optional") {
+  for (const Kernel* kernel : kernels_here(Op::forward, true)) {
+    const Case c = shape("no-lse", 1, 2, 1, 64, 20, 50, ATTN_BF16);
+    const Data data = make_data(c);
+    const Outputs with =
+        run_forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);
+    if (with.status == ATTN_UNSUPPORTED) continue;
+    INFO(kernel->name);
+    CHECK(with.error == "");
+    const Outputs without =
+        run_forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type, false);
+    CHECK(without.error == "");
+    CHECK(with.bits == without.bits);
+  }
+}
+
+TEST_CASE("forward: nothing to do") {
+  const auto kernels = kernels_here(Op::forward, true);
+  check_case(shape("no-queries", 2, 2, 2, 64, 0, 50), kernels);
+  Case none = shape("no-keys", 2, 2, 2, 64, 9, 0);
+  check_case(none, kernels);
+  none.flags = ATTN_SINKS;
+  none.name = "no-keys-but-sinks";
+  check_case(none, kernels);
+  Case empty = shape("empty-sequences", 3, 2, 1, 64, 5, 40);
+  empty.segments[0].lengths = {0, 40, 0};
+  check_case(empty, kernels);
+}
+
+}  // namespace
+}  // namespace attn::test
