@@ -364,9 +364,9 @@ bool has_avx512() {
 }  // namespace
 
 #ifdef __x86_64__
-const HostKernel cpu_avx2_kernel = kernel<tile_ops_avx2>("avx2", has_avx2);
-const HostKernel cpu_avx512_kernel = kernel<tile_ops_avx512>("avx512", has_avx512);
+constinit const HostKernel cpu_avx2_kernel = kernel<tile_ops_avx2>("avx2", has_avx2);
+constinit const HostKernel cpu_avx512_kernel = kernel<tile_ops_avx512>("avx512", has_avx512);
 #endif
-const HostKernel cpu_baseline_kernel = kernel<tile_ops_baseline>("any", [] { return true; });
+constinit const HostKernel cpu_baseline_kernel = kernel<tile_ops_baseline>("any", [] { return true; });
 
 }  // namespace attn
