@@ -1,5 +1,5 @@
-// attn.h with owners and exceptions; nothing more. Every function throws attn::error where the C function
-// returns a status.
+// attn.h with owners and exceptions; nothing more. Every function throws attn::error where the C
+// function returns a status.
 #ifndef ATTN_ATTN_HPP
 #define ATTN_ATTN_HPP
 
@@ -37,7 +37,8 @@ T make() {
 
 class context {
  public:
-  explicit context(attn_backend backend = ATTN_BACKEND_AUTO, const attn_context_options* options = nullptr) {
+  explicit context(attn_backend backend = ATTN_BACKEND_AUTO,
+                   const attn_context_options* options = nullptr) {
     attn_context* made = nullptr;
     check(attn_context_create(backend, options, &made));
     handle_.reset(made);
@@ -97,10 +98,13 @@ class plan {
     adopt([&](attn_plan** made) { return attn_plan_create_merge(context.get(), &problem, made); });
   }
   plan(const context& context, const attn_quantize_problem& problem) {
-    adopt([&](attn_plan** made) { return attn_plan_create_quantize(context.get(), &problem, made); });
+    adopt(
+        [&](attn_plan** made) { return attn_plan_create_quantize(context.get(), &problem, made); });
   }
   plan(const context& context, const attn_kv_append_problem& problem) {
-    adopt([&](attn_plan** made) { return attn_plan_create_kv_append(context.get(), &problem, made); });
+    adopt([&](attn_plan** made) {
+      return attn_plan_create_kv_append(context.get(), &problem, made);
+    });
   }
 
   attn_plan* get() const noexcept { return handle_.get(); }
@@ -157,7 +161,8 @@ std::string text(Call&& call) {
 
 // JSON, as attn_info and attn_explain describe it.
 inline std::string info() {
-  return detail::text([](char* t, std::size_t n, std::size_t* size) { return attn_info(t, n, size); });
+  return detail::text(
+      [](char* t, std::size_t n, std::size_t* size) { return attn_info(t, n, size); });
 }
 inline std::string explain(const context& context, const attn_problem& problem) {
   return detail::text([&](char* t, std::size_t n, std::size_t* size) {

@@ -23,10 +23,13 @@ Status open_backend(attn_backend backend, const attn_context_options& options, C
       break;
     case ATTN_BACKEND_HIP:
     case ATTN_BACKEND_HIP_EMU:
-      ATTN_TRY(open_hip(options.driver_path, backend == ATTN_BACKEND_HIP_EMU, options.device, &context->driver));
+      ATTN_TRY(open_hip(options.driver_path, backend == ATTN_BACKEND_HIP_EMU, options.device,
+                        &context->driver));
       break;
     default:
-      return invalid("backend is ", int(backend), "; accepted: auto (0), reference (1), cpu (2), cuda (3), hip (4), hip-emu (5)");
+      return invalid(
+          "backend is ", int(backend),
+          "; accepted: auto (0), reference (1), cpu (2), cuda (3), hip (4), hip-emu (5)");
   }
   context->backend = backend;
   return {};
@@ -72,7 +75,9 @@ attn_status attn_context_create(attn_backend backend, const attn_context_options
   });
 }
 
-void attn_context_destroy(attn_context* context) { delete context; }
+void attn_context_destroy(attn_context* context) {
+  delete context;
+}
 
 attn_backend attn_context_backend(const attn_context* context) {
   return context ? context->context->backend : ATTN_BACKEND_AUTO;
@@ -80,12 +85,18 @@ attn_backend attn_context_backend(const attn_context* context) {
 
 const char* attn_backend_string(attn_backend backend) {
   switch (backend) {
-    case ATTN_BACKEND_AUTO: return "auto";
-    case ATTN_BACKEND_REFERENCE: return "reference";
-    case ATTN_BACKEND_CPU: return "cpu";
-    case ATTN_BACKEND_CUDA: return "cuda";
-    case ATTN_BACKEND_HIP: return "hip";
-    case ATTN_BACKEND_HIP_EMU: return "hip-emu";
+    case ATTN_BACKEND_AUTO:
+      return "auto";
+    case ATTN_BACKEND_REFERENCE:
+      return "reference";
+    case ATTN_BACKEND_CPU:
+      return "cpu";
+    case ATTN_BACKEND_CUDA:
+      return "cuda";
+    case ATTN_BACKEND_HIP:
+      return "hip";
+    case ATTN_BACKEND_HIP_EMU:
+      return "hip-emu";
   }
   return "unknown backend";
 }
@@ -117,9 +128,11 @@ attn_status attn_free(attn_context* context, void* memory) {
   });
 }
 
-attn_status attn_copy_in(attn_context* context, void* dst, const void* src, size_t bytes, void* stream) {
+attn_status attn_copy_in(attn_context* context, void* dst, const void* src, size_t bytes,
+                         void* stream) {
   return guarded([&]() -> Status {
-    if (bytes > 0 && (!dst || !src)) return invalid(dst ? "host_src" : "backend_dst", " is NULL; accepted: an address");
+    if (bytes > 0 && (!dst || !src))
+      return invalid(dst ? "host_src" : "backend_dst", " is NULL; accepted: an address");
     return with_driver(
         context,
         [&]() -> Status {
@@ -131,9 +144,11 @@ attn_status attn_copy_in(attn_context* context, void* dst, const void* src, size
   });
 }
 
-attn_status attn_copy_out(attn_context* context, void* dst, const void* src, size_t bytes, void* stream) {
+attn_status attn_copy_out(attn_context* context, void* dst, const void* src, size_t bytes,
+                          void* stream) {
   return guarded([&]() -> Status {
-    if (bytes > 0 && (!dst || !src)) return invalid(dst ? "backend_src" : "host_dst", " is NULL; accepted: an address");
+    if (bytes > 0 && (!dst || !src))
+      return invalid(dst ? "backend_src" : "host_dst", " is NULL; accepted: an address");
     return with_driver(
         context,
         [&]() -> Status {

@@ -20,7 +20,8 @@ namespace {
 
 Status write_text(const json& value, char* text, size_t capacity, size_t* size) {
   const std::string dump = value.dump(-1, ' ', false, json::error_handler_t::replace);
-  if (!text && capacity > 0) return invalid("text is NULL with capacity ", capacity, "; accepted: capacity 0");
+  if (!text && capacity > 0)
+    return invalid("text is NULL with capacity ", capacity, "; accepted: capacity 0");
   if (size) *size = dump.size() + 1;
   if (capacity > 0) {
     const size_t n = std::min(dump.size(), capacity - 1);
@@ -46,11 +47,14 @@ json devices_json(const std::vector<DeviceInfo>& devices) {
 json host_backend(attn_backend backend) {
   json isas = json::array();
   for (const Kernel& k : catalog())
-    if (k.backend == backend && k.op == Op::forward && k.host && k.host->runs_here()) isas.push_back(k.host->isa);
-  return {{"name", attn_backend_string(backend)}, {"available", true}, {"reason", ""}, {"isa", isas}};
+    if (k.backend == backend && k.op == Op::forward && k.host && k.host->runs_here())
+      isas.push_back(k.host->isa);
+  return {
+      {"name", attn_backend_string(backend)}, {"available", true}, {"reason", ""}, {"isa", isas}};
 }
 
-json device_backend(attn_backend backend, const Status& status, const std::vector<DeviceInfo>& devices) {
+json device_backend(attn_backend backend, const Status& status,
+                    const std::vector<DeviceInfo>& devices) {
   return {{"name", attn_backend_string(backend)},
           {"available", status.ok()},
           {"reason", status.text},
@@ -89,7 +93,8 @@ json kernel_json(const Kernel& k) {
 
 attn_status attn_info(char* text, size_t capacity, size_t* size) {
   return guarded([&]() -> Status {
-    json backends = json::array({host_backend(ATTN_BACKEND_REFERENCE), host_backend(ATTN_BACKEND_CPU)});
+    json backends =
+        json::array({host_backend(ATTN_BACKEND_REFERENCE), host_backend(ATTN_BACKEND_CPU)});
     std::vector<DeviceInfo> devices;
     const Status cuda = list_cuda(nullptr, &devices);
     backends.push_back(device_backend(ATTN_BACKEND_CUDA, cuda, devices));
@@ -98,12 +103,13 @@ attn_status attn_info(char* text, size_t capacity, size_t* size) {
     backends.push_back(device_backend(ATTN_BACKEND_HIP, hip, devices));
     json kernels = json::array();
     for (const Kernel& k : catalog()) kernels.push_back(kernel_json(k));
-    return write_text({{"version", attn_version()}, {"backends", backends}, {"kernels", kernels}}, text, capacity, size);
+    return write_text({{"version", attn_version()}, {"backends", backends}, {"kernels", kernels}},
+                      text, capacity, size);
   });
 }
 
-attn_status attn_explain(attn_context* context, const attn_problem* problem, char* text, size_t capacity,
-                         size_t* size) {
+attn_status attn_explain(attn_context* context, const attn_problem* problem, char* text,
+                         size_t capacity, size_t* size) {
   return guarded([&]() -> Status {
     if (!context) return invalid("context is NULL; accepted: a context");
     std::unique_ptr<Plan> plan;
@@ -111,8 +117,10 @@ attn_status attn_explain(attn_context* context, const attn_problem* problem, cha
     const Status status = plan_forward(context->context, problem, &plan, &declined);
     if (!status.ok() && status.code != ATTN_UNSUPPORTED) return status;
     json list = json::array();
-    for (const Declined& d : declined) list.push_back({{"kernel", d.kernel->name}, {"reason", d.reason}});
-    json answer = {{"kernel", nullptr}, {"backend", attn_backend_string(context->context->backend)}};
+    for (const Declined& d : declined)
+      list.push_back({{"kernel", d.kernel->name}, {"reason", d.reason}});
+    json answer = {{"kernel", nullptr},
+                   {"backend", attn_backend_string(context->context->backend)}};
     if (plan) {
       answer["kernel"] = plan->kernel->name;
       answer["workspace"] = plan->workspace;

@@ -31,7 +31,8 @@ attn_status attn_plan_create(attn_context* context, const attn_problem* problem,
   return create(context, problem, plan,
                 [](auto& c, auto* p, auto* out) { return plan_forward(c, p, out); });
 }
-attn_status attn_plan_create_merge(attn_context* context, const attn_merge_problem* problem, attn_plan** plan) {
+attn_status attn_plan_create_merge(attn_context* context, const attn_merge_problem* problem,
+                                   attn_plan** plan) {
   return create(context, problem, plan, plan_merge);
 }
 attn_status attn_plan_create_quantize(attn_context* context, const attn_quantize_problem* problem,
@@ -39,18 +40,27 @@ attn_status attn_plan_create_quantize(attn_context* context, const attn_quantize
   return create(context, problem, plan, plan_quantize);
 }
 
-void attn_plan_destroy(attn_plan* plan) { delete plan; }
+void attn_plan_destroy(attn_plan* plan) {
+  delete plan;
+}
 
-const char* attn_plan_kernel(const attn_plan* plan) { return plan ? plan->plan->kernel->name : ""; }
-size_t attn_plan_workspace(const attn_plan* plan) { return plan ? plan->plan->workspace : 0; }
+const char* attn_plan_kernel(const attn_plan* plan) {
+  return plan ? plan->plan->kernel->name : "";
+}
+size_t attn_plan_workspace(const attn_plan* plan) {
+  return plan ? plan->plan->workspace : 0;
+}
 
-attn_status attn_workspace_init(const attn_plan* plan, void* workspace, size_t bytes, void* stream) {
-  return with_plan(plan, [&](const Plan& p) { return init_workspace(p, workspace, bytes, stream); });
+attn_status attn_workspace_init(const attn_plan* plan, void* workspace, size_t bytes,
+                                void* stream) {
+  return with_plan(plan,
+                   [&](const Plan& p) { return init_workspace(p, workspace, bytes, stream); });
 }
 
 attn_status attn_run(const attn_plan* plan, const attn_args* args, void* workspace, size_t bytes,
                      void* stream) {
-  return with_plan(plan, [&](const Plan& p) { return run_forward(p, args, workspace, bytes, stream); });
+  return with_plan(plan,
+                   [&](const Plan& p) { return run_forward(p, args, workspace, bytes, stream); });
 }
 attn_status attn_run_merge(const attn_plan* plan, const attn_merge_args* args, void* stream) {
   return with_plan(plan, [&](const Plan& p) { return run_merge(p, args, stream); });

@@ -55,7 +55,8 @@ constexpr Kernel table[] = {
     {"merge_cpu", Op::merge, cpu, any_merge, &merge_cpu_kernel, nullptr},
     {"merge_sm80", Op::merge, cuda, any_merge, nullptr, &merge_sm80_kernel},
 
-    {"quantize_reference", Op::quantize, reference, any_quantize, &quantize_reference_kernel, nullptr},
+    {"quantize_reference", Op::quantize, reference, any_quantize, &quantize_reference_kernel,
+     nullptr},
     {"quantize_cpu", Op::quantize, cpu, any_quantize, &quantize_cpu_kernel, nullptr},
 };
 std::atomic<uint64_t> launches[std::size(table)];
@@ -85,23 +86,23 @@ struct FlagName {
   const char* name;
 };
 constexpr FlagName flag_names[] = {
-    {ATTN_CAUSAL, "causal"},
-    {ATTN_CAUSAL_TOP_LEFT, "causal_top_left"},
-    {ATTN_WINDOW, "window"},
-    {ATTN_BLOCK_MASK, "block mask"},
-    {ATTN_ALIBI, "ALiBi"},
-    {ATTN_SINKS, "sinks"},
-    {ATTN_OUT_SCALE, "out_scale"},
-    {ATTN_SPLIT_INVARIANT, "split_invariant"},
+    {ATTN_CAUSAL, "causal"},       {ATTN_CAUSAL_TOP_LEFT, "causal_top_left"},
+    {ATTN_WINDOW, "window"},       {ATTN_BLOCK_MASK, "block mask"},
+    {ATTN_ALIBI, "ALiBi"},         {ATTN_SINKS, "sinks"},
+    {ATTN_OUT_SCALE, "out_scale"}, {ATTN_SPLIT_INVARIANT, "split_invariant"},
     // ATTN_KV_PREFIX_STABLE is a promise, which a kernel need not use.
 };
 
 uint32_t descale_feature(attn_descale_kind kind) {
   switch (kind) {
-    case ATTN_DESCALE_TENSOR: return feature_descale_tensor;
-    case ATTN_DESCALE_HEAD: return feature_descale_head;
-    case ATTN_DESCALE_BLOCK: return feature_descale_block;
-    case ATTN_DESCALE_NONE: break;
+    case ATTN_DESCALE_TENSOR:
+      return feature_descale_tensor;
+    case ATTN_DESCALE_HEAD:
+      return feature_descale_head;
+    case ATTN_DESCALE_BLOCK:
+      return feature_descale_block;
+    case ATTN_DESCALE_NONE:
+      break;
   }
   return 0;
 }
@@ -128,7 +129,8 @@ uint32_t needed_features(const Problem& p) {
     if (s.has_seqlens) needed |= feature_seqlens;
     if (s.k_type != s.v_type || s.k_type != p.segment[0].k_type) needed |= feature_mixed_kv_types;
     needed |= descale_feature(s.k_descale) | descale_feature(s.v_descale);
-    aligned = aligned && aligned_strides(s.k_type, s.k_stride) && aligned_strides(s.v_type, s.v_stride);
+    aligned =
+        aligned && aligned_strides(s.k_type, s.k_stride) && aligned_strides(s.v_type, s.v_stride);
   }
   if (!aligned) needed |= feature_any_stride;
   return needed;
@@ -144,15 +146,21 @@ std::string dim_reason(const char* name, int64_t dim, int64_t multiple, int64_t 
 
 const char* op_name(Op op) {
   switch (op) {
-    case Op::forward: return "forward";
-    case Op::merge: return "merge";
-    case Op::quantize: return "quantize";
-    case Op::kv_append: return "kv_append";
+    case Op::forward:
+      return "forward";
+    case Op::merge:
+      return "merge";
+    case Op::quantize:
+      return "quantize";
+    case Op::kv_append:
+      return "kv_append";
   }
   return "";
 }
 
-std::span<const Kernel> catalog() { return table; }
+std::span<const Kernel> catalog() {
+  return table;
+}
 
 const Kernel* find_kernel(const char* name) {
   for (const Kernel& kernel : table)

@@ -13,7 +13,9 @@ namespace attn {
 enum class Op { forward, merge, quantize, kv_append };
 const char* op_name(Op op);
 
-constexpr uint32_t type_bit(attn_dtype type) { return 1u << type; }
+constexpr uint32_t type_bit(attn_dtype type) {
+  return 1u << type;
+}
 
 // What a forward kernel takes beyond attn_flag.
 enum Feature : uint32_t {
@@ -23,8 +25,8 @@ enum Feature : uint32_t {
   feature_packed_kv = 1 << 3,
   feature_paged_kv = 1 << 4,
   feature_seqlens = 1 << 5,
-  feature_segments = 1 << 6,       // more than one
-  feature_mixed_kv_types = 1 << 7, // k and v, or segments, of different types
+  feature_segments = 1 << 6,        // more than one
+  feature_mixed_kv_types = 1 << 7,  // k and v, or segments, of different types
   feature_descale_tensor = 1 << 8,
   feature_descale_head = 1 << 9,
   feature_descale_block = 1 << 10,
@@ -63,7 +65,8 @@ const Kernel* find_kernel(const char* name);  // nullptr if there is none
 void count_launch(const Kernel& kernel);
 uint64_t launch_count(const Kernel& kernel);
 
-// Device code that the build embedded: file kernels/**/NAME.cu or asm/**/NAME.s for one architecture.
+// Device code that the build embedded: file kernels/**/NAME.cu or asm/**/NAME.s for one
+// architecture.
 struct Image {
   const char* name;
   const char* arch;  // "sm_80", "sm_90a", "compute_80" (PTX), "gfx942"
@@ -75,8 +78,8 @@ std::span<const Image> images();
 
 // The image of `name` that runs on `arch`, or an error that says which architectures exist.
 Status find_image(const char* name, const std::string& arch, const Image** image);
-// Whether code for `image_arch` runs on a device of `device_arch`: same major and minor not above for
-// sm_XX, equal for sm_XXa and gfx, major.minor not above for compute_XX.
+// Whether code for `image_arch` runs on a device of `device_arch`: same major and minor not above
+// for sm_XX, equal for sm_XXa and gfx, major.minor not above for compute_XX.
 bool arch_runs_on(const std::string& image_arch, const std::string& device_arch);
 
 // Why the kernel does not take the problem; "" if it does. The architecture is checked separately.

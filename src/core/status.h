@@ -35,10 +35,10 @@ Status unsupported(const Parts&... parts) {
 }
 
 // Returns from the enclosing function on failure.
-#define ATTN_TRY(expression)                                        \
-  do {                                                              \
+#define ATTN_TRY(expression)                                                  \
+  do {                                                                        \
     if (::attn::Status attn_try_status = (expression); !attn_try_status.ok()) \
-      return attn_try_status;                                       \
+      return attn_try_status;                                                 \
   } while (0)
 
 }  // namespace attn

@@ -1,4 +1,5 @@
-// The narrow interface to a vendor's driver. Only cuda.cpp and hip.cpp behind it know an API's names.
+// The narrow interface to a vendor's driver. Only cuda.cpp and hip.cpp behind it know an API's
+// names.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -13,11 +14,11 @@ namespace attn {
 
 struct DeviceInfo {
   int ordinal = 0;
-  std::string name;             // as the driver says
-  std::string arch;             // "sm_90", "gfx942" (feature suffixes such as :sramecc+ removed)
+  std::string name;  // as the driver says
+  std::string arch;  // "sm_90", "gfx942" (feature suffixes such as :sramecc+ removed)
   int multiprocessors = 0;
   int64_t memory_bytes = 0;
-  int64_t shared_bytes_max = 0; // shared memory or LDS that one block can have
+  int64_t shared_bytes_max = 0;  // shared memory or LDS that one block can have
   std::string driver_version;
 };
 
@@ -34,8 +35,8 @@ struct Launch {
   size_t kernarg_bytes = 0;
 };
 
-// One device of one driver. Calls are thread-safe; those that launch neither allocate nor lock. The device's
-// context is made current for the duration of a call only.
+// One device of one driver. Calls are thread-safe; those that launch neither allocate nor lock. The
+// device's context is made current for the duration of a call only.
 class Driver {
  public:
   virtual ~Driver() = default;
@@ -61,8 +62,8 @@ class Driver {
   virtual Status event_elapsed(Event start, Event stop, float* milliseconds) = 0;
 };
 
-// `path`: a driver library to open instead of the system's, or nullptr. The library stays open for the life of
-// the process. Errors: DRIVER_MISSING, NO_DEVICE, DRIVER_ERROR.
+// `path`: a driver library to open instead of the system's, or nullptr. The library stays open for
+// the life of the process. Errors: DRIVER_MISSING, NO_DEVICE, DRIVER_ERROR.
 Status open_cuda(const char* path, int device, std::shared_ptr<Driver>* driver);
 Status open_hip(const char* path, bool emulator, int device, std::shared_ptr<Driver>* driver);
 

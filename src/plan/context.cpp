@@ -11,9 +11,12 @@ Context::~Context() {
 Status Context::function(const Kernel& kernel, uint32_t shared_bytes, Function* function) {
   const DeviceInfo& device = driver->device();
   if (kernel.device->kernarg_bytes > max_kernarg_bytes)
-    return unsupported(kernel.name, ": ", kernel.device->kernarg_bytes, " bytes of parameters; accepted: up to ", max_kernarg_bytes);
-  if (shared_bytes > device.shared_bytes_max)
-    return unsupported(kernel.name, ": needs ", shared_bytes, " bytes of shared memory; ", device.name, " has ", device.shared_bytes_max);
+    return unsupported(kernel.name, ": ", kernel.device->kernarg_bytes,
+                       " bytes of parameters; accepted: up to ", max_kernarg_bytes);
+  const int64_t shared_total = int64_t{shared_bytes} + kernel.device->static_shared_bytes;
+  if (shared_total > device.shared_bytes_max)
+    return unsupported(kernel.name, ": needs ", shared_total, " bytes of shared memory; ",
+                       device.name, " has ", device.shared_bytes_max);
   const Image* image;
   ATTN_TRY(find_image(kernel.name, device.arch, &image));
   std::lock_guard lock(mutex_);

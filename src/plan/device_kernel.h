@@ -1,5 +1,5 @@
-// The interface of kernels that run on a device: how a problem becomes a launch, as plain functions in a
-// row of the catalog. The counterpart of cpu/host_kernel.h.
+// The interface of kernels that run on a device: how a problem becomes a launch, as plain functions
+// in a row of the catalog. The counterpart of cpu/host_kernel.h.
 #pragma once
 #include <cstddef>
 
@@ -9,19 +9,23 @@
 namespace attn {
 
 struct DeviceKernel {
-  uint32_t kernarg_bytes;  // of the parameter struct; at most max_kernarg_bytes
+  uint32_t kernarg_bytes;            // of the parameter struct; at most max_kernarg_bytes
+  uint32_t static_shared_bytes = 0;  // shared memory or LDS that the kernel declares itself
 
   // Plan time: grid, block and dynamic shared memory of the launch, and the workspace it needs.
   // What the kernel cannot take beyond its Limits is an ATTN_UNSUPPORTED with the reason.
   Status (*shape_forward)(const Problem& problem, const DeviceInfo& device, Launch* launch,
                           size_t* workspace) = nullptr;
-  Status (*shape_merge)(const attn_merge_problem& problem, const DeviceInfo& device, Launch* launch) = nullptr;
+  Status (*shape_merge)(const attn_merge_problem& problem, const DeviceInfo& device,
+                        Launch* launch) = nullptr;
   Status (*shape_quantize)(const attn_quantize_problem& problem, const DeviceInfo& device,
                            Launch* launch) = nullptr;
 
   // Run time: fills the parameter struct. Neither allocates nor locks.
-  void (*pack_forward)(const Problem& problem, const Args& args, void* workspace, void* kernarg) = nullptr;
-  void (*pack_merge)(const attn_merge_problem& problem, const attn_merge_args& args, void* kernarg) = nullptr;
+  void (*pack_forward)(const Problem& problem, const Args& args, void* workspace,
+                       void* kernarg) = nullptr;
+  void (*pack_merge)(const attn_merge_problem& problem, const attn_merge_args& args,
+                     void* kernarg) = nullptr;
   void (*pack_quantize)(const attn_quantize_problem& problem, const attn_quantize_args& args,
                         void* kernarg) = nullptr;
 };

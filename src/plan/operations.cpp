@@ -30,7 +30,8 @@ Status check_merge_args(const attn_merge_problem& p, const attn_merge_args* in, 
                         attn_merge_args* args) {
   ATTN_TRY(copy_versioned("args", in, args));
   if (args->num_parts != p.num_parts)
-    return invalid("args.num_parts is ", args->num_parts, "; accepted: the problem's ", p.num_parts);
+    return invalid("args.num_parts is ", args->num_parts, "; accepted: the problem's ",
+                   p.num_parts);
   if (!args->outs) return invalid("outs is NULL; accepted: num_parts pointers");
   if (!args->lses) return invalid("lses is NULL; accepted: num_parts pointers");
   if (p.seqlen_q == 0) return {};
@@ -39,7 +40,8 @@ Status check_merge_args(const attn_merge_problem& p, const attn_merge_args* in, 
     ATTN_TRY(pointer({"outs", i}, args->outs[i], true, alignment, "a part's result"));
     ATTN_TRY(pointer({"lses", i}, args->lses[i], true, 4, "a part's lse"));
   }
-  ATTN_TRY(pointer({"out"}, args->out, true, data_alignment(p.out_type, host_memory), "room for the result"));
+  ATTN_TRY(pointer({"out"}, args->out, true, data_alignment(p.out_type, host_memory),
+                   "room for the result"));
   return pointer({"lse"}, args->lse, args->lse != nullptr, 4, "");
 }
 
@@ -54,7 +56,8 @@ Status make_quantize_problem(const attn_quantize_problem* in, attn_quantize_prob
                   {ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ, ATTN_Q8_0, ATTN_Q4_0}));
   const int64_t block = dtype_block(p->dst_type);
   if (p->head_dim % block != 0)
-    return invalid("head_dim ", p->head_dim, " is not a multiple of ", block, " (", dtype_name(p->dst_type), ")");
+    return invalid("head_dim ", p->head_dim, " is not a multiple of ", block, " (",
+                   dtype_name(p->dst_type), ")");
   if (p->kind == ATTN_DESCALE_NONE) p->kind = ATTN_DESCALE_TENSOR;
   if (p->kind < ATTN_DESCALE_TENSOR || p->kind > ATTN_DESCALE_BLOCK)
     return invalid("kind is ", int(p->kind), "; accepted: tensor (1), head (2), block (3)");
@@ -77,13 +80,16 @@ Status make_quantize_problem(const attn_quantize_problem* in, attn_quantize_prob
                           {"head", p->heads, &p->dst_stride.head}});
 }
 
-Status check_quantize_args(const attn_quantize_problem& p, const attn_quantize_args* in, bool host_memory,
-                           attn_quantize_args* args) {
+Status check_quantize_args(const attn_quantize_problem& p, const attn_quantize_args* in,
+                           bool host_memory, attn_quantize_args* args) {
   ATTN_TRY(copy_versioned("args", in, args));
   if (p.seqlen > 0) {
-    ATTN_TRY(pointer({"src"}, args->src, true, data_alignment(p.src_type, host_memory), "the source"));
-    ATTN_TRY(pointer({"dst"}, args->dst, true, data_alignment(p.dst_type, host_memory), "room for the result"));
-    if (args->src == args->dst) return invalid("dst is at the address of src; accepted: memory of its own");
+    ATTN_TRY(
+        pointer({"src"}, args->src, true, data_alignment(p.src_type, host_memory), "the source"));
+    ATTN_TRY(pointer({"dst"}, args->dst, true, data_alignment(p.dst_type, host_memory),
+                     "room for the result"));
+    if (args->src == args->dst)
+      return invalid("dst is at the address of src; accepted: memory of its own");
   }
   const bool wanted = p.scale != ATTN_SCALE_ONE || args->descale;
   return pointer({"descale"}, args->descale, wanted, 4, "scale given or amax");

@@ -32,8 +32,8 @@ Status check_demand(const Context& context, Op op, const std::string& name) {
     for (const Kernel& k : catalog())
       if (k.op == op && k.backend == row_backend(context))
         names += (names.empty() ? "" : ", ") + std::string(k.name);
-    return invalid("kernel \"", name, "\" is not a ", op_name(op), " kernel; accepted on ", backend, ": ",
-                   names.empty() ? "none" : names);
+    return invalid("kernel \"", name, "\" is not a ", op_name(op), " kernel; accepted on ", backend,
+                   ": ", names.empty() ? "none" : names);
   }
   if (kernel->backend != row_backend(context))
     return invalid("kernel ", name, " belongs to backend ", attn_backend_string(kernel->backend),
@@ -41,11 +41,11 @@ Status check_demand(const Context& context, Op op, const std::string& name) {
   return {};
 }
 
-// Finds the first row of an operation that `reject` has nothing against and `build` can make a plan of.
-// An unsupported problem is a reason to go on, any other failure is final.
+// Finds the first row of an operation that `reject` has nothing against and `build` can make a plan
+// of. An unsupported problem is a reason to go on, any other failure is final.
 template <class Reject, class Build>
-Status choose(const Context& context, Op op, const std::string& demanded, std::vector<Declined>* declined,
-              Reject&& reject, Build&& build) {
+Status choose(const Context& context, Op op, const std::string& demanded,
+              std::vector<Declined>* declined, Reject&& reject, Build&& build) {
   if (!demanded.empty()) ATTN_TRY(check_demand(context, op, demanded));
   const Kernel* chosen = nullptr;
   std::string reasons;
@@ -74,15 +74,16 @@ Status choose(const Context& context, Op op, const std::string& demanded, std::v
   }
   if (chosen) return {};
   if (reasons.empty())
-    return unsupported(op_name(op), ": no kernel of backend ", attn_backend_string(context.backend), " yet");
+    return unsupported(op_name(op), ": no kernel of backend ", attn_backend_string(context.backend),
+                       " yet");
   return unsupported(reasons);
 }
 
 Status check_workspace(const Plan& plan, const void* workspace, size_t bytes) {
   if (plan.workspace == 0) return {};
   if (bytes < plan.workspace)
-    return {ATTN_WORKSPACE_TOO_SMALL,
-            join("workspace has ", bytes, " bytes; accepted: ", plan.workspace, " or more (", plan.kernel->name, ")")};
+    return {ATTN_WORKSPACE_TOO_SMALL, join("workspace has ", bytes, " bytes; accepted: ",
+                                           plan.workspace, " or more (", plan.kernel->name, ")")};
   if (!workspace || reinterpret_cast<uintptr_t>(workspace) % 256 != 0)
     return invalid("workspace is at ", workspace, "; accepted: 256-byte aligned addresses");
   return {};
@@ -90,17 +91,24 @@ Status check_workspace(const Plan& plan, const void* workspace, size_t bytes) {
 
 Status check_run(const Plan& plan, Op op, const void* stream) {
   if (plan.kernel->op != op)
-    return invalid("plan is for ", op_name(plan.kernel->op), "; accepted by this call: plans for ", op_name(op));
+    return invalid("plan is for ", op_name(plan.kernel->op), "; accepted by this call: plans for ",
+                   op_name(op));
   if (plan.context->host_memory() && stream)
-    return invalid("stream is ", stream, "; accepted on ", attn_backend_string(plan.context->backend), ": NULL");
+    return invalid("stream is ", stream, "; accepted on ",
+                   attn_backend_string(plan.context->backend), ": NULL");
   return {};
 }
 
-// Packs the parameters on the stack and launches.
-template <class Pack>
-Status launch(const Plan& plan, void* stream, Pack&& pack) {
+// Runs a host kernel, or packs a device kernel's parameters on the stack and launches it.
+template <class Host, class Pack>
+Status execute(const Plan& plan, void* stream, Host&& host, Pack&& pack) {
+  if (plan.kernel->host) {
+    host(*plan.kernel->host, *plan.context->pool);
+    count_launch(*plan.kernel);
+    return {};
+  }
   alignas(64) unsigned char kernarg[max_kernarg_bytes];
-  pack(kernarg);
+  pack(*plan.kernel->device, kernarg);
   Launch launch = plan.launch;
   launch.kernarg = kernarg;
   launch.kernarg_bytes = plan.kernel->device->kernarg_bytes;
@@ -114,10 +122,25 @@ Status finish_device_plan(Plan* plan) {
   return plan->context->function(*plan->kernel, plan->launch.shared_bytes, &plan->launch.function);
 }
 
-std::string takes_types(const Kernel& kernel, attn_dtype in, attn_dtype out) {
-  if (!(kernel.limits.q_types & type_bit(in))) return join("input type ", dtype_name(in));
-  if (!(kernel.limits.out_types & type_bit(out))) return join("output type ", dtype_name(out));
-  return "";
+// A plan of an operation whose kernels differ in the types that they read and write.
+template <class Shape>
+Status plan_operation(const std::shared_ptr<Context>& context, Op op, const char* demanded,
+                      attn_dtype in, attn_dtype out, Plan* plan, Shape&& shape) {
+  plan->context = context;
+  return choose(
+      *context, op, demanded ? demanded : "", nullptr,
+      [&](const Kernel& kernel) -> std::string {
+        if (!(kernel.limits.q_types & type_bit(in))) return join("input type ", dtype_name(in));
+        if (!(kernel.limits.out_types & type_bit(out)))
+          return join("output type ", dtype_name(out));
+        return "";
+      },
+      [&](const Kernel& kernel) -> Status {
+        plan->kernel = &kernel;
+        if (kernel.host) return {};
+        ATTN_TRY(shape(*kernel.device));
+        return finish_device_plan(plan);
+      });
 }
 
 }  // namespace
@@ -127,18 +150,19 @@ Status plan_forward(const std::shared_ptr<Context>& context, const attn_problem*
   auto plan = std::make_unique<Plan>();
   plan->context = context;
   ATTN_TRY(make_problem(problem, &plan->problem));
-  ATTN_TRY(choose(*context, Op::forward, plan->problem.kernel_name, declined,
-                  [&](const Kernel& kernel) { return decline(kernel, plan->problem); },
-                  [&](const Kernel& kernel) -> Status {
-                    plan->kernel = &kernel;
-                    if (kernel.host) {
-                      plan->workspace = kernel.host->workspace(plan->problem, context->pool->threads());
-                      return {};
-                    }
-                    ATTN_TRY(kernel.device->shape_forward(plan->problem, context->driver->device(), &plan->launch,
-                                                          &plan->workspace));
-                    return finish_device_plan(plan.get());
-                  }));
+  ATTN_TRY(choose(
+      *context, Op::forward, plan->problem.kernel_name, declined,
+      [&](const Kernel& kernel) { return decline(kernel, plan->problem); },
+      [&](const Kernel& kernel) -> Status {
+        plan->kernel = &kernel;
+        if (kernel.host) {
+          plan->workspace = kernel.host->workspace(plan->problem, context->pool->threads());
+          return {};
+        }
+        ATTN_TRY(kernel.device->shape_forward(plan->problem, context->driver->device(),
+                                              &plan->launch, &plan->workspace));
+        return finish_device_plan(plan.get());
+      }));
   *out = std::move(plan);
   return {};
 }
@@ -146,17 +170,12 @@ Status plan_forward(const std::shared_ptr<Context>& context, const attn_problem*
 Status plan_merge(const std::shared_ptr<Context>& context, const attn_merge_problem* problem,
                   std::unique_ptr<Plan>* out) {
   auto plan = std::make_unique<Plan>();
-  plan->context = context;
   ATTN_TRY(make_merge_problem(problem, &plan->merge));
-  const std::string demanded = problem->kernel ? problem->kernel : "";
-  ATTN_TRY(choose(*context, Op::merge, demanded, nullptr,
-                  [&](const Kernel& kernel) { return takes_types(kernel, plan->merge.part_type, plan->merge.out_type); },
-                  [&](const Kernel& kernel) -> Status {
-                    plan->kernel = &kernel;
-                    if (kernel.host) return {};
-                    ATTN_TRY(kernel.device->shape_merge(plan->merge, context->driver->device(), &plan->launch));
-                    return finish_device_plan(plan.get());
-                  }));
+  ATTN_TRY(plan_operation(context, Op::merge, problem->kernel, plan->merge.part_type,
+                          plan->merge.out_type, plan.get(), [&](const DeviceKernel& kernel) {
+                            return kernel.shape_merge(plan->merge, context->driver->device(),
+                                                      &plan->launch);
+                          }));
   *out = std::move(plan);
   return {};
 }
@@ -164,17 +183,12 @@ Status plan_merge(const std::shared_ptr<Context>& context, const attn_merge_prob
 Status plan_quantize(const std::shared_ptr<Context>& context, const attn_quantize_problem* problem,
                      std::unique_ptr<Plan>* out) {
   auto plan = std::make_unique<Plan>();
-  plan->context = context;
   ATTN_TRY(make_quantize_problem(problem, &plan->quantize));
-  const std::string demanded = problem->kernel ? problem->kernel : "";
-  ATTN_TRY(choose(*context, Op::quantize, demanded, nullptr,
-                  [&](const Kernel& kernel) { return takes_types(kernel, plan->quantize.src_type, plan->quantize.dst_type); },
-                  [&](const Kernel& kernel) -> Status {
-                    plan->kernel = &kernel;
-                    if (kernel.host) return {};
-                    ATTN_TRY(kernel.device->shape_quantize(plan->quantize, context->driver->device(), &plan->launch));
-                    return finish_device_plan(plan.get());
-                  }));
+  ATTN_TRY(plan_operation(context, Op::quantize, problem->kernel, plan->quantize.src_type,
+                          plan->quantize.dst_type, plan.get(), [&](const DeviceKernel& kernel) {
+                            return kernel.shape_quantize(plan->quantize, context->driver->device(),
+                                                         &plan->launch);
+                          }));
   *out = std::move(plan);
   return {};
 }
@@ -186,44 +200,46 @@ Status init_workspace(const Plan& plan, void* workspace, size_t bytes, void* str
   return plan.context->driver->fill(workspace, 0, plan.workspace, stream);
 }
 
-Status run_forward(const Plan& plan, const attn_args* in, void* workspace, size_t bytes, void* stream) {
+Status run_forward(const Plan& plan, const attn_args* in, void* workspace, size_t bytes,
+                   void* stream) {
   ATTN_TRY(check_run(plan, Op::forward, stream));
   Args args;
   ATTN_TRY(check_args(plan.problem, in, plan.context->host_memory(), &args));
   ATTN_TRY(check_workspace(plan, workspace, bytes));
-  if (plan.kernel->host) {
-    plan.kernel->host->forward(plan.problem, args, workspace, *plan.context->pool);
-    count_launch(*plan.kernel);
-    return {};
-  }
-  return launch(plan, stream, [&](void* kernarg) {
-    plan.kernel->device->pack_forward(plan.problem, args, workspace, kernarg);
-  });
+  return execute(
+      plan, stream,
+      [&](const HostKernel& kernel, ThreadPool& pool) {
+        kernel.forward(plan.problem, args, workspace, pool);
+      },
+      [&](const DeviceKernel& kernel, void* kernarg) {
+        kernel.pack_forward(plan.problem, args, workspace, kernarg);
+      });
 }
 
 Status run_merge(const Plan& plan, const attn_merge_args* in, void* stream) {
   ATTN_TRY(check_run(plan, Op::merge, stream));
   attn_merge_args args;
   ATTN_TRY(check_merge_args(plan.merge, in, plan.context->host_memory(), &args));
-  if (plan.kernel->host) {
-    plan.kernel->host->merge(plan.merge, args, *plan.context->pool);
-    count_launch(*plan.kernel);
-    return {};
-  }
-  return launch(plan, stream, [&](void* kernarg) { plan.kernel->device->pack_merge(plan.merge, args, kernarg); });
+  return execute(
+      plan, stream,
+      [&](const HostKernel& kernel, ThreadPool& pool) { kernel.merge(plan.merge, args, pool); },
+      [&](const DeviceKernel& kernel, void* kernarg) {
+        kernel.pack_merge(plan.merge, args, kernarg);
+      });
 }
 
 Status run_quantize(const Plan& plan, const attn_quantize_args* in, void* stream) {
   ATTN_TRY(check_run(plan, Op::quantize, stream));
   attn_quantize_args args;
   ATTN_TRY(check_quantize_args(plan.quantize, in, plan.context->host_memory(), &args));
-  if (plan.kernel->host) {
-    plan.kernel->host->quantize(plan.quantize, args, *plan.context->pool);
-    count_launch(*plan.kernel);
-    return {};
-  }
-  return launch(plan, stream,
-                [&](void* kernarg) { plan.kernel->device->pack_quantize(plan.quantize, args, kernarg); });
+  return execute(
+      plan, stream,
+      [&](const HostKernel& kernel, ThreadPool& pool) {
+        kernel.quantize(plan.quantize, args, pool);
+      },
+      [&](const DeviceKernel& kernel, void* kernarg) {
+        kernel.pack_quantize(plan.quantize, args, kernarg);
+      });
 }
 
 namespace {
@@ -266,7 +282,8 @@ Status check_forward(const Plan& plan, const attn_args* in, void* stream) {
   }
   args.segment = segments.data();
   if (p.has(ATTN_BLOCK_MASK)) {
-    const int64_t blocks = p.mask_batch * p.mask_heads * ((p.seqlen_q + p.block_q - 1) / p.block_q) *
+    const int64_t blocks = p.mask_batch * p.mask_heads *
+                           ((p.seqlen_q + p.block_q - 1) / p.block_q) *
                            ((p.seqlen_kv + p.block_k - 1) / p.block_k);
     ATTN_TRY(copies.fetch(&args.block_kinds, blocks));
     ATTN_TRY(copies.fetch(&args.block_index, blocks));

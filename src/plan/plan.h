@@ -31,11 +31,11 @@ struct Context {
 struct Plan {
   std::shared_ptr<Context> context;
   const Kernel* kernel = nullptr;
-  Problem problem;                  // Op::forward
-  attn_merge_problem merge{};       // Op::merge
-  attn_quantize_problem quantize{}; // Op::quantize
+  Problem problem;                   // Op::forward
+  attn_merge_problem merge{};        // Op::merge
+  attn_quantize_problem quantize{};  // Op::quantize
   size_t workspace = 0;
-  Launch launch;                    // device kernels; kernarg is filled by each run
+  Launch launch;  // device kernels; kernarg is filled by each run
 };
 
 // Why a kernel that the context's backend has does not run a problem.
@@ -44,8 +44,8 @@ struct Declined {
   std::string reason;
 };
 
-// Chooses the first row of the catalog that takes the problem; `declined` (may be null) gets the rows of
-// the backend that did not run it, those behind the chosen one included.
+// Chooses the first row of the catalog that takes the problem; `declined` (may be null) gets the
+// rows of the backend that did not run it, those behind the chosen one included.
 Status plan_forward(const std::shared_ptr<Context>& context, const attn_problem* problem,
                     std::unique_ptr<Plan>* plan, std::vector<Declined>* declined = nullptr);
 Status plan_merge(const std::shared_ptr<Context>& context, const attn_merge_problem* problem,
@@ -54,7 +54,8 @@ Status plan_quantize(const std::shared_ptr<Context>& context, const attn_quantiz
                      std::unique_ptr<Plan>* plan);
 
 Status init_workspace(const Plan& plan, void* workspace, size_t bytes, void* stream);
-Status run_forward(const Plan& plan, const attn_args* args, void* workspace, size_t bytes, void* stream);
+Status run_forward(const Plan& plan, const attn_args* args, void* workspace, size_t bytes,
+                   void* stream);
 Status run_merge(const Plan& plan, const attn_merge_args* args, void* stream);
 Status run_quantize(const Plan& plan, const attn_quantize_args* args, void* stream);
 Status check_forward(const Plan& plan, const attn_args* args, void* stream);

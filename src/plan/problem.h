@@ -8,8 +8,9 @@
 
 namespace attn {
 
-// After make_problem: head_dim_v, out_type, scale, all strides, seqlen and total of each segment, mask_batch
-// and mask_heads hold their real values; window sides below 0 are -1; `segments` points into `segment`.
+// After make_problem: head_dim_v, out_type, scale, all strides, seqlen and total of each segment,
+// mask_batch and mask_heads hold their real values; window sides below 0 are -1; `segments` points
+// into `segment`.
 struct Problem : attn_problem {
   std::vector<attn_segment> segment;
   std::string kernel_name;  // "" = the plan chooses
@@ -21,14 +22,15 @@ struct Problem : attn_problem {
   bool has(uint32_t flag) const { return (flags & flag) != 0; }
   int64_t group() const { return heads_q / heads_kv; }
   RangeMask range_mask() const {
-    return {has(ATTN_CAUSAL), has(ATTN_CAUSAL_TOP_LEFT), has(ATTN_WINDOW), window_left, window_right};
+    return {has(ATTN_CAUSAL), has(ATTN_CAUSAL_TOP_LEFT), has(ATTN_WINDOW), window_left,
+            window_right};
   }
 };
 
 Status make_problem(const attn_problem* in, Problem* out);
 
-// Copies a caller's versioned struct: shorter ones are zero-extended, longer ones must be zero behind
-// what this library knows. `name` is the argument's name for the error.
+// Copies a caller's versioned struct: shorter ones are zero-extended, longer ones must be zero
+// behind what this library knows. `name` is the argument's name for the error.
 Status copy_versioned(const char* name, const void* in, void* out, size_t size);
 template <class T>
 Status copy_versioned(const char* name, const T* in, T* out) {
@@ -39,8 +41,8 @@ Status copy_versioned(const char* name, const T* in, T* out) {
 struct Args : attn_args {
   static constexpr int inline_segments = 8;
   attn_segment_args inline_segment[inline_segments];
-  std::vector<attn_segment_args> more;        // used beyond inline_segments
-  const attn_segment_args* segment = nullptr; // num_segments of them
+  std::vector<attn_segment_args> more;         // used beyond inline_segments
+  const attn_segment_args* segment = nullptr;  // num_segments of them
 };
 // Null pointers, alignment and overlap; on host backends also lengths and cu_seqlens.
 Status check_args(const Problem& problem, const attn_args* in, bool host_memory, Args* out);

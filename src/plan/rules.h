@@ -22,8 +22,8 @@ struct Extent {
   int64_t size;
   int64_t* stride;
 };
-// Resolves unset strides of a tensor whose outer dimensions are listed outermost first, and checks that
-// no offset overflows. A tensor that is written must not overlap itself.
+// Resolves unset strides of a tensor whose outer dimensions are listed outermost first, and checks
+// that no offset overflows. A tensor that is written must not overlap itself.
 Status resolve_strides(const std::string& name, attn_dtype type, int64_t inner, bool written,
                        std::initializer_list<Extent> extents);
 
