@@ -171,7 +171,7 @@ Status plan_merge(const std::shared_ptr<Context>& context, const attn_merge_prob
                   std::unique_ptr<Plan>* out) {
   auto plan = std::make_unique<Plan>();
   ATTN_TRY(make_merge_problem(problem, &plan->merge));
-  ATTN_TRY(plan_operation(context, Op::merge, problem->kernel, plan->merge.part_type,
+  ATTN_TRY(plan_operation(context, Op::merge, plan->merge.kernel, plan->merge.part_type,
                           plan->merge.out_type, plan.get(), [&](const DeviceKernel& kernel) {
                             return kernel.shape_merge(plan->merge, context->driver->device(),
                                                       &plan->launch);
@@ -184,7 +184,7 @@ Status plan_quantize(const std::shared_ptr<Context>& context, const attn_quantiz
                      std::unique_ptr<Plan>* out) {
   auto plan = std::make_unique<Plan>();
   ATTN_TRY(make_quantize_problem(problem, &plan->quantize));
-  ATTN_TRY(plan_operation(context, Op::quantize, problem->kernel, plan->quantize.src_type,
+  ATTN_TRY(plan_operation(context, Op::quantize, plan->quantize.kernel, plan->quantize.src_type,
                           plan->quantize.dst_type, plan.get(), [&](const DeviceKernel& kernel) {
                             return kernel.shape_quantize(plan->quantize, context->driver->device(),
                                                          &plan->launch);
