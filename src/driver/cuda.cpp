@@ -156,6 +156,21 @@ class CudaDriver final : public GpuDriver {
     if (retained_) calls_.primary_release(handle_);
   }
 
+  // Pointers and streams of the calling thread's own context would be of the wrong device.
+  Status launch(const Launch& launch, void* stream) override {
+    void* current = nullptr;
+    ATTN_TRY(calls_.run(calls_.ctx_get_current, "", &current));
+    if (current && current != context_) {
+      int handle = handle_;
+      ATTN_TRY(calls_.run(calls_.ctx_device, "", &handle));
+      if (handle != handle_)
+        return invalid("plan was made on device ", device().ordinal,
+                       "; the calling thread's current context is of device ", handle,
+                       "; accepted: the plan's device");
+    }
+    return GpuDriver::launch(launch, stream);
+  }
+
  protected:
   Status enter(void** previous) override {
     ATTN_TRY(calls_.run(calls_.ctx_get_current, "", previous));

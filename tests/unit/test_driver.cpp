@@ -354,6 +354,20 @@ TEST_CASE("driver: cuda uses the application's context, else the primary one", "
   CHECK(cuda->enters == before + 1);
   CHECK(depth() == 1);
 
+  // A plan of device 1 on a thread whose context is of device 0.
+  Module module = nullptr;
+  Launch launch;
+  launch.kernarg = "parameters";
+  launch.kernarg_bytes = 10;
+  REQUIRE(primary->load(some_image, &module).ok());
+  REQUIRE(primary->function(module, "some_kernel", 0, &launch.function).ok());
+  check_failure(primary->launch(launch, nullptr), ATTN_INVALID_ARGUMENT, {"device 1", "device 0"});
+  CHECK(cuda->launches == 0);
+  set_context(1);
+  REQUIRE(primary->launch(launch, nullptr).ok());
+  CHECK(cuda->launches == 1);
+  primary->unload(module);
+
   primary.reset();
   application.reset();
   CHECK(cuda->live_contexts == 0);
