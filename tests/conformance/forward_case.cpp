@@ -315,6 +315,13 @@ View arrange_view(attn_dtype type, Arrange arrange, int64_t batch, int64_t seq, 
   return view;
 }
 
+double bias_at(const Case& c, const Data& data, int64_t b, int64_t h, int64_t i, int64_t j) {
+  if (c.bias_type == ATTN_DTYPE_NONE) return 0;
+  return decode_element(c.bias_type, data.bias.data(),
+                        b * data.bias_stride[0] + h * data.bias_stride[1] +
+                            i * data.bias_stride[2] + j * data.bias_stride[3]);
+}
+
 bool visible(const Case& c, const Data& data, int64_t b, int64_t h, int64_t i, int64_t j) {
   const int64_t diagonal = c.keys(b) - c.queries(b);
   if (j < 0 || j >= c.keys(b)) return false;
@@ -347,10 +354,7 @@ bool visible(const Case& c, const Data& data, int64_t b, int64_t h, int64_t i, i
         return false;
     }
   }
-  if (c.bias_type != ATTN_DTYPE_NONE &&
-      decode_element(c.bias_type, data.bias.data(),
-                     b * data.bias_stride[0] + h * data.bias_stride[1] + i * data.bias_stride[2] +
-                         j * data.bias_stride[3]) == -infinity) {
+  if (bias_at(c, data, b, h, i, j) == -infinity) {
     return false;
   }
   for (const SegmentCase& s : c.segments) {
@@ -393,6 +397,12 @@ Data make_data(const Case& c) {
   if (c.q_descale != ATTN_DESCALE_NONE) {
     data.q_descale = buffer_of(random_descales(c, tag_q, c.q_descale, 1));
   }
+  int64_t most_keys = 0;
+  for (int64_t b = 0; b < c.batch; ++b) most_keys = std::max(most_keys, c.keys(b));
+  data.q_real.resize(c.batch * c.heads_q * c.seqlen_q);
+  data.k_real.resize(c.batch * c.heads_kv * most_keys);
+  data.v_real.resize(c.batch * c.heads_kv * most_keys);
+  data.most_keys = most_keys;
   double q_norm = 0, k_norm = 0;
   for (int64_t b = 0; b < c.batch; ++b) {
     for (int64_t i = 0; i < c.queries(b); ++i) {
@@ -401,8 +411,9 @@ Data make_data(const Case& c) {
             c.lengths_q.empty() ? data.q_view.at(b, i, h) : data.q_view.at(0, cu_q[b] + i, h);
         const float descale =
             descale_at(c, c.q_descale, data.q_descale, b, h / (c.heads_q / c.heads_kv), 0, 1);
-        q_norm =
-            std::max(q_norm, norm(write_row(data.q, c.q_type, at, q_row(c, b, h, i), descale)));
+        auto& real = data.q_real[(b * c.heads_q + h) * c.seqlen_q + i];
+        real = write_row(data.q, c.q_type, at, q_row(c, b, h, i), descale);
+        q_norm = std::max(q_norm, norm(real));
       }
     }
   }
@@ -434,12 +445,14 @@ Data make_data(const Case& c) {
               descale_at(c, s.k_descale, to.k_descale, b, kv_head, block, blocks);
           const float v_descale =
               descale_at(c, s.v_descale, to.v_descale, b, kv_head, block, blocks);
-          k_norm =
-              std::max(k_norm, norm(write_row(to.k, s.k_type, to.k_view.at(place, row, kv_head),
-                                              k_row(c, b, kv_head, j), k_descale)));
+          const int64_t at = (b * c.heads_kv + kv_head) * most_keys + j;
+          data.k_real[at] = write_row(to.k, s.k_type, to.k_view.at(place, row, kv_head),
+                                      k_row(c, b, kv_head, j), k_descale);
           Buffer& v = s.arrange == Arrange::interleaved ? to.k : to.v;
-          for (double x : write_row(v, s.v_type, to.v_view.at(place, row, kv_head),
-                                    v_row(c, b, kv_head, j), v_descale)) {
+          data.v_real[at] = write_row(v, s.v_type, to.v_view.at(place, row, kv_head),
+                                      v_row(c, b, kv_head, j), v_descale);
+          k_norm = std::max(k_norm, norm(data.k_real[at]));
+          for (double x : data.v_real[at]) {
             data.v_max = std::max(data.v_max, std::abs(x));
           }
         }

@@ -131,6 +131,10 @@ struct Data {
   std::vector<SegmentData> segments;
   int64_t bias_stride[4] = {};
   int64_t num_partials = 0;
+  // The stored numbers as real values, whatever their layout: rows [b, h, i] of seqlen_q and
+  // [b, kv_head, j] of most_keys; rows that no query sees are empty.
+  std::vector<std::vector<double>> q_real, k_real, v_real;
+  int64_t most_keys = 0;
   double v_max = 0;        // largest |v| (real value) that some query sees
   double logit_bound = 0;  // no |score| is larger, infinite biases aside
 };
@@ -139,5 +143,8 @@ Data make_data(const Case& c);
 
 // The mask rules once more, straight from the contract and independent of the library.
 bool visible(const Case& c, const Data& data, int64_t b, int64_t h, int64_t i, int64_t j);
+
+// The scores' bias as the contract indexes it.
+double bias_at(const Case& c, const Data& data, int64_t b, int64_t h, int64_t i, int64_t j);
 
 }  // namespace attn::test
