@@ -40,7 +40,7 @@ class Item {
     if (first_key_ < last_key_) {
       load_queries(p_, args_, ops_, shape_, t_, b_, kv_head_, first_row_, count_,
                    raw_ && p_.scale < 0 ? -1.0f : 1.0f);
-      KeyReader reader(p_, args_, b_, kv_head_);
+      KeyReader reader(p_, args_, ops_, shape_, t_, b_, kv_head_);
       for (int64_t base = first_key_ / tile_keys * tile_keys; base < last_key_; base += tile_keys) {
         one_tile(reader, base);
       }
@@ -68,7 +68,13 @@ class Item {
         first_key_ = std::min<int64_t>(first_key_, range.begin);
         last_key_ = std::max<int64_t>(last_key_, range.end);
       }
-      t_.slope[row] = row < count_ && p_.has(ATTN_ALIBI) ? args_.alibi_slopes[head_of(row)] : 0;
+      if (p_.has(ATTN_ALIBI)) {
+        // ALiBi counts from the nearest visible key, else its size would round the scores away.
+        const int64_t position = query_of(row) + seqlen_kv_ - query_.length;
+        const int64_t visible = std::max(t_.begin[row], std::min(position, t_.end[row] - 1));
+        t_.nearest[row] = int32_t(std::abs(position - visible));
+        t_.slope[row] = row < count_ ? args_.alibi_slopes[head_of(row)] : 0;
+      }
     }
     std::fill_n(t_.max, padded_, -infinity);
     std::fill_n(t_.sum, padded_, 0.0f);
@@ -101,16 +107,19 @@ class Item {
     std::fill_n(t_.wanted, tile_keys, uint8_t(1));
     bool masked = false;
     if (p_.has(ATTN_BLOCK_MASK) && !mark_blocks(base, begin, end, &masked)) return;
-    const bool all_exist =
-        reader.load_keys(ops_, shape_, t_, base, base + begin, base + end, t_.wanted);
+    bool all_exist;
+    const KeyRows k = reader.load_keys(base, begin, end, t_.wanted, &all_exist);
     const bool add = masked || !all_exist || p_.bias_type != ATTN_DTYPE_NONE;
     if (add) {
       fill_add(base, begin, end, masked, all_exist);
       std::fill_n(t_.seen, tile_keys, uint8_t(0));
     }
-    for (int64_t row = 0; row < padded_; row += shape_.panel) score_panel(row, base, add);
-    reader.load_values(ops_, shape_, t_, base, base + begin, base + end, add ? t_.seen : t_.wanted);
+    for (int64_t row = 0; row < padded_; row += shape_.panel) {
+      score_panel(row, base, begin, k, add);
+    }
+    const KeyRows v = reader.load_values(base, begin, end, add ? t_.seen : t_.wanted);
     for (int64_t column = 0; column < shape_.value_width; column += shape_.slab) {
+      const float* values = v.first + column / shape_.slab * v.slab_stride;
       for (int64_t panel = 0; panel < padded_; panel += shape_.panel) {
         const int64_t panel_end = std::min(panel + shape_.panel, count_);
         for (int64_t row = panel; row < panel_end; row += rows_at_once) {
@@ -119,7 +128,7 @@ class Item {
           if (keys.begin >= keys.end) continue;
           ops_.accumulate(shape_.slab_vectors, int(rows),
                           t_.scores + panel * tile_keys + keys.begin * shape_.panel + (row - panel),
-                          shape_.panel, t_.values + column * tile_keys + keys.begin * shape_.slab,
+                          shape_.panel, values + (keys.begin - begin) * v.stride, v.stride,
                           keys.end - keys.begin, t_.rescale + row,
                           t_.out + row * shape_.value_width + column, shape_.value_width);
         }
@@ -127,19 +136,19 @@ class Item {
     }
   }
 
-  void score_panel(int64_t row, int64_t base, bool add) {
+  void score_panel(int64_t row, int64_t base, int64_t begin, const KeyRows& k, bool add) {
     const Keys keys = keys_of(row, shape_.panel, base);
     if (keys.begin >= keys.end) return;
     const int vectors = shape_.panel_vectors;
     const int64_t num_keys = keys.end - keys.begin;
     float* scores = t_.scores + row * tile_keys + keys.begin * shape_.panel;
-    const float* first_key = t_.keys + keys.begin * shape_.key_stride;
+    const float* first_key = k.first + (keys.begin - begin) * k.stride;
     if (shape_.few_rows) {
-      ops_.scores_few(int(count_), t_.queries, shape_.key_stride, first_key, shape_.key_stride,
+      ops_.scores_few(int(count_), t_.queries, shape_.key_stride, first_key, k.stride,
                       shape_.key_stride, num_keys, scores);
     } else {
-      ops_.scores(vectors, t_.queries + row * p_.head_dim, first_key, shape_.key_stride, p_.head_dim,
-                  num_keys, scores, t_.tile_max + row);
+      ops_.scores(vectors, t_.queries + row * p_.head_dim, first_key, k.stride, p_.head_dim, num_keys,
+                  scores, t_.tile_max + row);
     }
     if (!raw_ || add || !keys.all || shape_.few_rows) {
       ScoreRules rules{};
@@ -148,6 +157,7 @@ class Item {
       if (p_.has(ATTN_ALIBI)) {
         rules.slope = t_.slope + row;
         rules.position = t_.position + row;
+        rules.nearest = t_.nearest + row;
         const int64_t diagonal = seqlen_kv_ - query_.length;
         for (int64_t r = row; r < row + shape_.panel; ++r) {
           t_.position[r] = int32_t(query_of(r) + diagonal - base);
@@ -217,7 +227,8 @@ class Item {
                               query_of(row) * p_.bias_stride[2] + base * p_.bias_stride[3];
         float bias[tile_keys];
         if (p_.bias_stride[3] == 1) {
-          load_row(ops_, p_.bias_type, args_.bias, index + begin, end - begin, 1, bias + begin);
+          load_rows(ops_, p_.bias_type, static_cast<const char*>(args_.bias), 0, 1, index + begin,
+                    end - begin, 1, bias + begin, 0);
         } else {
           for (int64_t c = begin; c < end; ++c) {
             decode_row(p_.bias_type, args_.bias, index + c * p_.bias_stride[3], 1, bias + c);
@@ -252,6 +263,7 @@ class Item {
     double sum = t_.sum[row];
     double max = -infinity;  // in units of the natural logarithm
     if (sum != 0) max = double(t_.max[row]) * (raw_ ? std::abs(double(p_.scale)) : 1);
+    if (p_.has(ATTN_ALIBI)) max -= double(t_.slope[row]) * t_.nearest[row];
     double factor = 1;
     if (p_.has(ATTN_SINKS)) {
       const double sink = args_.sinks[head];

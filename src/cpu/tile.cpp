@@ -1,7 +1,7 @@
 #include "cpu/tile.h"
 
 #include <algorithm>
-#include <cstring>
+#include <utility>
 
 namespace attn {
 namespace {
@@ -12,6 +12,20 @@ int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 // The width, at most `limit`, that splits `vectors` most evenly.
 int even_width(int64_t vectors, int limit) {
   return int(ceil_div(vectors, ceil_div(vectors, limit)));
+}
+
+bool all_marked(const uint8_t* marks, int64_t count) {
+  return std::all_of(marks, marks + count, [](uint8_t mark) { return mark != 0; });
+}
+
+// Calls visit(first, count, marked) for runs of equal marks.
+template <class Visit>
+void for_each_marked(const uint8_t* marks, int64_t count, Visit&& visit) {
+  for (int64_t n = 0, next; n < count; n = next) {
+    next = n + 1;
+    while (next < count && (marks[next] != 0) == (marks[n] != 0)) ++next;
+    visit(n, next - n, marks[n] != 0);
+  }
 }
 
 }  // namespace
@@ -48,36 +62,39 @@ size_t Tile::place(const Problem& p, const TileShape& shape, char* base) {
   take(scores, tile_keys * rows);
   take(add, tile_keys * rows);
   take(out, rows * shape.value_width);
-  take(row, std::max(shape.key_stride, shape.value_width));
+  take(row, p.head_dim);
   for (float** state : {&max, &sum, &rescale, &tile_max, &slope}) take(*state, rows);
   for (int64_t** range : {&begin, &end}) take(*range, rows);
-  for (int32_t** range : {&tile_begin, &tile_end, &position}) take(*range, rows);
+  for (int32_t** range : {&tile_begin, &tile_end, &position, &nearest}) take(*range, rows);
   for (uint8_t** mark : {&wanted, &seen}) take(*mark, tile_keys);
   return used;
 }
 
-void load_row(const TileOps& ops, attn_dtype type, const void* base, int64_t index, int64_t n,
-              float factor, float* out) {
+void load_rows(const TileOps& ops, attn_dtype type, const char* base, int64_t row_bytes, int64_t rows,
+               int64_t index, int64_t n, float factor, float* out, int64_t out_stride) {
   if (type == ATTN_F32) {
-    const float* in = static_cast<const float*>(base) + index;
-    if (factor != 1) return ops.multiply(in, factor, out, n);
-    std::memcpy(out, in, size_t(n) * sizeof(float));
-    return;
+    return ops.multiply(rows, reinterpret_cast<const float*>(base) + index,
+                        row_bytes / int64_t(sizeof(float)), factor, n, out, out_stride);
   }
-  if (type == ATTN_F16 && ops.f16_to_f32) {
-    ops.f16_to_f32(static_cast<const uint16_t*>(base) + index, out, n);
-  } else if (type == ATTN_BF16) {
-    ops.bf16_to_f32(static_cast<const uint16_t*>(base) + index, out, n);
-  } else {
-    decode_row(type, base, index, n, out);
+  float* at = out;
+  for (int64_t row = 0; row < rows; ++row, base += row_bytes, at += out_stride) {
+    if (type == ATTN_F16 && ops.f16_to_f32) {
+      ops.f16_to_f32(reinterpret_cast<const uint16_t*>(base) + index, at, n);
+    } else if (type == ATTN_BF16) {
+      ops.bf16_to_f32(reinterpret_cast<const uint16_t*>(base) + index, at, n);
+    } else {
+      decode_row(type, base, index, n, at);
+    }
   }
-  if (factor != 1) ops.multiply(out, factor, out, n);
+  if (factor != 1) ops.multiply(rows, out, out_stride, factor, n, out, out_stride);
 }
 
 void store_row(const TileOps& ops, attn_dtype type, float* in, float factor, int64_t n, void* base,
                int64_t index) {
-  if (type == ATTN_F32) return ops.multiply(in, factor, static_cast<float*>(base) + index, n);
-  ops.multiply(in, factor, in, n);
+  if (type == ATTN_F32) {
+    return ops.multiply(1, in, 0, factor, n, static_cast<float*>(base) + index, 0);
+  }
+  ops.multiply(1, in, 0, factor, n, in, 0);
   if (type == ATTN_F16 && ops.f32_to_f16) {
     ops.f32_to_f16(in, static_cast<uint16_t*>(base) + index, n);
   } else if (type == ATTN_BF16) {
@@ -88,67 +105,91 @@ void store_row(const TileOps& ops, attn_dtype type, float* in, float factor, int
 }
 
 template <class Visit>
-void KeyReader::for_each_key(int64_t begin, int64_t end, Visit&& visit) {
+void KeyReader::for_each_run(int64_t base, int64_t begin, int64_t end, Visit&& visit) {
   // A tile's values come after its keys, from the same segment on.
   int64_t segment = segment_;
   SegmentView view = view_;
-  for (int64_t j = begin; j < end;) {
-    while (j >= view.first + view.length) {
+  for (int64_t c = begin; c < end;) {
+    while (base + c >= view.first + view.length) {
       view = segment_view(p_, args_, b_, ++segment, view.first + view.length);
     }
-    if (j == begin) {
+    if (c == begin) {
       segment_ = segment;
       view_ = view;
     }
-    const KeyRun run = view.run(j - view.first, kv_head_);
-    const int64_t count = std::min(run.count, end - j);
-    for (int64_t n = 0; n < count; ++n) visit(view, j - view.first + n, j + n, run, n);
-    j += count;
+    const int64_t key = base + c - view.first;
+    const KeyRun run = view.run(key, kv_head_);
+    int64_t count = std::min(run.count, end - c);
+    if (view.shape->descale_block_keys > 0) {
+      const int64_t size = view.shape->descale_block_keys;
+      count = std::min(count, (key / size + 1) * size - key);
+    }
+    visit(view, key, c, run, count);
+    c += count;
   }
 }
 
-bool KeyReader::load_keys(const TileOps& ops, const TileShape& shape, const Tile& tile, int64_t base,
-                          int64_t begin, int64_t end, uint8_t* wanted) {
-  bool all_exist = true;
-  const int64_t dim = p_.head_dim;
-  for_each_key(begin, end, [&](const SegmentView& view, int64_t key, int64_t j, const KeyRun& run,
-                               int64_t n) {
-    float* out = tile.keys + (j - base) * shape.key_stride;
-    if (wanted[j - base] && run.k) {
-      load_row(ops, view.shape->k_type, run.k + n * view.k_row_bytes, 0, dim,
-               view.k_descale(key, kv_head_, p_.heads_kv), out);
-      std::fill(out + dim, out + shape.key_stride, 0.0f);
+KeyRows KeyReader::load_keys(int64_t base, int64_t begin, int64_t end, uint8_t* wanted,
+                             bool* exist) {
+  const int64_t dim = p_.head_dim, stride = shape_.key_stride;
+  KeyRows rows{t_.keys + begin * stride, stride, 0};
+  *exist = true;
+  for_each_run(base, begin, end, [&](const SegmentView& view, int64_t key, int64_t c,
+                                     const KeyRun& run, int64_t count) {
+    const attn_dtype type = view.shape->k_type;
+    const float factor = view.k_descale(key, kv_head_, p_.heads_kv);
+    if (!run.k) {
+      for (int64_t n = 0; n < count; ++n) *exist &= !std::exchange(wanted[c + n], uint8_t(0));
+    } else if (shape_.few_rows && count == end - begin && type == ATTN_F32 && factor == 1 &&
+               dim == stride && all_marked(wanted + c, count)) {
+      rows = {reinterpret_cast<const float*>(run.k), view.k_row_bytes / int64_t(sizeof(float)), 0};
       return;
     }
-    if (wanted[j - base]) {
-      wanted[j - base] = 0;
-      all_exist = false;
-    }
-    std::fill(out, out + shape.key_stride, 0.0f);
+    for_each_marked(wanted + c, count, [&](int64_t n, int64_t length, bool marked) {
+      float* out = t_.keys + (c + n) * stride;
+      if (!marked) {
+        std::fill_n(out, length * stride, 0.0f);
+        return;
+      }
+      load_rows(ops_, type, run.k + n * view.k_row_bytes, view.k_row_bytes, length, 0, dim, factor, out,
+                stride);
+      if (dim == stride) return;
+      for (int64_t row = 0; row < length; ++row) {
+        std::fill(out + row * stride + dim, out + (row + 1) * stride, 0.0f);
+      }
+    });
   });
-  return all_exist;
+  return rows;
 }
 
-void KeyReader::load_values(const TileOps& ops, const TileShape& shape, const Tile& tile,
-                            int64_t base, int64_t begin, int64_t end, const uint8_t* wanted) {
-  const int64_t dim = p_.head_dim_v;
-  const bool direct = shape.value_width == shape.slab;
-  for_each_key(begin, end, [&](const SegmentView& view, int64_t key, int64_t j, const KeyRun& run,
-                               int64_t n) {
-    float* out = tile.values + (j - base) * shape.slab;
-    float* row = direct ? out : tile.row;
-    if (wanted[j - base] && run.v) {
-      load_row(ops, view.shape->v_type, run.v + n * view.v_row_bytes, 0, dim,
-               view.v_descale(key, kv_head_, p_.heads_kv), row);
-      std::fill(row + dim, row + shape.value_width, 0.0f);
-    } else {
-      std::fill(row, row + shape.value_width, 0.0f);
+KeyRows KeyReader::load_values(int64_t base, int64_t begin, int64_t end, const uint8_t* wanted) {
+  const int64_t dim = p_.head_dim_v, slab = shape_.slab;
+  KeyRows rows{t_.values + begin * slab, slab, tile_keys * slab};
+  for_each_run(base, begin, end, [&](const SegmentView& view, int64_t key, int64_t c,
+                                     const KeyRun& run, int64_t count) {
+    const attn_dtype type = view.shape->v_type;
+    const float factor = view.v_descale(key, kv_head_, p_.heads_kv);
+    if (shape_.few_rows && count == end - begin && type == ATTN_F32 && factor == 1 &&
+        dim == shape_.value_width && run.v && all_marked(wanted + c, count)) {
+      rows = {reinterpret_cast<const float*>(run.v), view.v_row_bytes / int64_t(sizeof(float)), slab};
+      return;
     }
-    if (direct) return;
-    for (int64_t d = 0; d < shape.value_width; d += shape.slab) {
-      std::memcpy(out + d * tile_keys, row + d, size_t(shape.slab) * sizeof(float));
-    }
+    for_each_marked(wanted + c, count, [&](int64_t n, int64_t length, bool marked) {
+      for (int64_t d = 0; d < shape_.value_width; d += slab) {
+        float* out = t_.values + d * tile_keys + (c + n) * slab;
+        const int64_t width = marked && run.v ? std::clamp<int64_t>(dim - d, 0, slab) : 0;
+        if (width > 0) {
+          load_rows(ops_, type, run.v + n * view.v_row_bytes, view.v_row_bytes, length, d, width,
+                    factor, out, slab);
+        }
+        if (width == slab) continue;
+        for (int64_t row = 0; row < length; ++row) {
+          std::fill(out + row * slab + width, out + (row + 1) * slab, 0.0f);
+        }
+      }
+    });
   });
+  return rows;
 }
 
 void load_queries(const Problem& p, const Args& args, const TileOps& ops, const TileShape& shape,
@@ -156,6 +197,7 @@ void load_queries(const Problem& p, const Args& args, const TileOps& ops, const 
                   float factor) {
   const QueryView query = query_view(p, args, b);
   const int64_t group = p.group(), dim = p.head_dim;
+  const char* base = static_cast<const char*>(args.q);
   factor *= q_descale(p, args, b, kv_head);
   if (shape.few_rows || count % shape.panel != 0) {
     const int64_t width = shape.few_rows ? shape.key_stride : dim;
@@ -165,10 +207,10 @@ void load_queries(const Problem& p, const Args& args, const TileOps& ops, const 
     const int64_t i = (first_row + row) / group, head = kv_head * group + (first_row + row) % group;
     const int64_t index = query.q + i * p.q_stride.seq + head * p.q_stride.head;
     if (shape.few_rows) {
-      load_row(ops, p.q_type, args.q, index, dim, factor, tile.queries + row * shape.key_stride);
+      load_rows(ops, p.q_type, base, 0, 1, index, dim, factor, tile.queries + row * shape.key_stride, 0);
       continue;
     }
-    load_row(ops, p.q_type, args.q, index, dim, factor, tile.row);
+    load_rows(ops, p.q_type, base, 0, 1, index, dim, factor, tile.row, 0);
     float* out = tile.queries + row / shape.panel * shape.panel * dim + row % shape.panel;
     for (int64_t d = 0; d < dim; ++d) out[d * shape.panel] = tile.row[d];
   }

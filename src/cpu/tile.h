@@ -31,11 +31,11 @@ struct Tile {
   float* scores;   // [rows / panel][tile_keys][panel]
   float* add;      // the same, see ScoreRules
   float* out;      // [rows][value_width]
-  float* row;      // one row of anything
+  float* row;      // one row of q
   // per query row
   float *max, *sum, *rescale, *tile_max, *slope;
   int64_t *begin, *end;  // visible keys of the sequence
-  int32_t *tile_begin, *tile_end, *position;
+  int32_t *tile_begin, *tile_end, *position, *nearest;
   // per key of the tile
   uint8_t *wanted, *seen;
 
@@ -43,35 +43,46 @@ struct Tile {
   size_t place(const Problem& problem, const TileShape& shape, char* base);
 };
 
-// Elements of a row as float32 times `factor`.
-void load_row(const TileOps& ops, attn_dtype type, const void* base, int64_t index, int64_t n,
-              float factor, float* out);
+// Elements [index, index + n) of `rows` rows as float32 times `factor`.
+void load_rows(const TileOps& ops, attn_dtype type, const char* base, int64_t row_bytes, int64_t rows,
+               int64_t index, int64_t n, float factor, float* out, int64_t out_stride);
 // float32 times `factor`, rounded once into a row of any output type. Overwrites `in`.
 void store_row(const TileOps& ops, attn_dtype type, float* in, float factor, int64_t n, void* base,
                int64_t index);
 
-// Walks the keys of one sequence and head in ascending order.
+// Where keys [begin, ...) of a tile lie after loading: in the tile, or still in the caller's memory.
+struct KeyRows {
+  const float* first;
+  int64_t stride;       // between keys
+  int64_t slab_stride;  // values: between slabs
+};
+
+// Loads the tiles of one sequence and head in ascending order.
 class KeyReader {
  public:
-  KeyReader(const Problem& problem, const Args& args, int64_t b, int64_t kv_head)
-      : p_(problem), args_(args), b_(b), kv_head_(kv_head), view_(segment_view(problem, args, b, 0, 0)) {}
+  KeyReader(const Problem& problem, const Args& args, const TileOps& ops, const TileShape& shape,
+            const Tile& tile, int64_t b, int64_t kv_head)
+      : p_(problem), args_(args), ops_(ops), shape_(shape), t_(tile), b_(b), kv_head_(kv_head),
+        view_(segment_view(problem, args, b, 0, 0)) {}
 
-  // Loads those of keys [begin, end) that `wanted` marks (null: all) into tile rows from begin - base on;
-  // the others become zeros and are not read. load_keys returns false if some wanted key does not exist
-  // (a bad page): its mark is taken away. Tiles may not go backwards.
-  bool load_keys(const TileOps& ops, const TileShape& shape, const Tile& tile, int64_t base,
-                 int64_t begin, int64_t end, uint8_t* wanted);
-  void load_values(const TileOps& ops, const TileShape& shape, const Tile& tile, int64_t base,
-                   int64_t begin, int64_t end, const uint8_t* wanted);
+  // Loads those of keys [base + begin, base + end) that `wanted` marks; the others become zeros and are
+  // not read. `exist` is false if a wanted key does not exist (a bad page): its mark is taken away.
+  KeyRows load_keys(int64_t base, int64_t begin, int64_t end, uint8_t* wanted, bool* exist);
+  // The values of the same keys.
+  KeyRows load_values(int64_t base, int64_t begin, int64_t end, const uint8_t* wanted);
 
  private:
-  // Calls visit(view, key within the segment, key within the sequence, run, key within the run).
+  // Calls visit(view, key within the segment, key of the tile, run, count) for runs of keys with one
+  // descale.
   template <class Visit>
-  void for_each_key(int64_t begin, int64_t end, Visit&& visit);
+  void for_each_run(int64_t base, int64_t begin, int64_t end, Visit&& visit);
 
   const Problem& p_;
   const Args& args_;
-  int64_t b_, kv_head_;
+  const TileOps& ops_;
+  const TileShape& shape_;
+  const Tile& t_;
+  const int64_t b_, kv_head_;
   int64_t segment_ = 0;
   SegmentView view_;
 };

@@ -117,7 +117,7 @@ HWY_INLINE void few_tile(int rows, const float* HWY_RESTRICT queries, int64_t qu
       const Vec q = hn::Load(f, queries + row * query_stride + d);
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m) {
-        sum[m] = hn::MulAdd(q, hn::Load(f, keys + m * key_stride + d), sum[m]);
+        sum[m] = hn::MulAdd(q, hn::LoadU(f, keys + m * key_stride + d), sum[m]);
       }
     }
 #pragma GCC unroll 8
@@ -143,7 +143,7 @@ void scores_few(int rows, const float* queries, int64_t query_stride, const floa
 
 template <int M, int N>
 void value_tile(const float* HWY_RESTRICT weights, int64_t panel, const float* HWY_RESTRICT values,
-                int64_t num_keys, const float* HWY_RESTRICT rescale, float* HWY_RESTRICT out,
+                int64_t value_stride, int64_t num_keys, const float* HWY_RESTRICT rescale, float* HWY_RESTRICT out,
                 int64_t out_stride) {
   Vec sum[M][N];
 #pragma GCC unroll 8
@@ -157,7 +157,7 @@ void value_tile(const float* HWY_RESTRICT weights, int64_t panel, const float* H
   for (int64_t key = 0; key < num_keys; ++key) {
     Vec v[N];
 #pragma GCC unroll 8
-    for (int n = 0; n < N; ++n) v[n] = hn::Load(f, values + (key * N + n) * lanes);
+    for (int n = 0; n < N; ++n) v[n] = hn::LoadU(f, values + key * value_stride + n * lanes);
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
       const Vec w = hn::Set(f, weights[key * panel + m]);
@@ -173,11 +173,11 @@ void value_tile(const float* HWY_RESTRICT weights, int64_t panel, const float* H
 }
 
 void accumulate(int vectors, int rows, const float* weights, int64_t panel, const float* values,
-                int64_t num_keys, const float* rescale, float* out, int64_t out_stride) {
+                int64_t value_stride, int64_t num_keys, const float* rescale, float* out, int64_t out_stride) {
   with_constant<slab_vectors>(vectors, [&](auto n) {
     with_constant<value_rows>(rows, [&](auto m) {
-      value_tile<decltype(m)::value, decltype(n)::value>(weights, panel, values, num_keys, rescale,
-                                                         out, out_stride);
+      value_tile<decltype(m)::value, decltype(n)::value>(
+          weights, panel, values, value_stride, num_keys, rescale, out, out_stride);
     });
   });
 }
@@ -264,7 +264,9 @@ void apply_rules(int vectors, const ScoreRules& rules, int64_t first, int64_t nu
       }
       const auto key = hn::Set(i32, int32_t(first + c));
       if (rules.slope) {
-        const auto distance = hn::Abs(hn::Sub(hn::Load(i32, rules.position + column), key));
+        const auto distance =
+            hn::Sub(hn::Abs(hn::Sub(hn::Load(i32, rules.position + column), key)),
+                    hn::Load(i32, rules.nearest + column));
         s = hn::NegMulAdd(hn::Load(f, rules.slope + column), hn::ConvertTo(f, distance), s);
       }
       if (rules.begin) {
@@ -282,13 +284,16 @@ void apply_rules(int vectors, const ScoreRules& rules, int64_t first, int64_t nu
 
 // ---- rows --------------------------------------------------------------------------------------
 
-void multiply(const float* in, float factor, float* out, int64_t n) {
+void multiply(int64_t rows, const float* in, int64_t in_stride, float factor, int64_t n, float* out,
+              int64_t out_stride) {
   const Vec scale = hn::Set(f, factor);
-  int64_t at = 0;
-  for (; at + lanes <= n; at += lanes) {
-    hn::StoreU(hn::Mul(hn::LoadU(f, in + at), scale), f, out + at);
+  for (int64_t row = 0; row < rows; ++row, in += in_stride, out += out_stride) {
+    int64_t at = 0;
+    for (; at + lanes <= n; at += lanes) {
+      hn::StoreU(hn::Mul(hn::LoadU(f, in + at), scale), f, out + at);
+    }
+    for (; at < n; ++at) out[at] = in[at] * factor;
   }
-  for (; at < n; ++at) out[at] = in[at] * factor;
 }
 
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL

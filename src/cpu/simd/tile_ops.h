@@ -12,13 +12,14 @@ namespace attn {
 
 // What happens to raw scores before the softmax. Null and zero: skip the step.
 struct ScoreRules {
-  float scale;          // 0: scores stay raw; else the steps below see scale * score
+  float scale;                 // 0: scores stay raw; else the steps below see scale * score
   float softcap;
-  const float* slope;   // [panel] ALiBi
-  const int32_t* position;       // [panel] key position, from the first key of the tile, where a row stands
-  const float* add;              // [keys][panel]; -inf hides the element, whatever its score
-  const int32_t *begin, *end;    // [panel] visible keys of a row
-  uint8_t* seen;                 // [keys] set to 1 where any row of the panel sees the key
+  const float* slope;          // [panel] ALiBi: minus slope * (|position - key| - nearest)
+  const int32_t* position;     // [panel] where a row stands, from the first key of the tile
+  const int32_t* nearest;      // [panel] the distance that counts as 0
+  const float* add;            // [keys][panel]; -inf hides the element, whatever its score
+  const int32_t *begin, *end;  // [panel] visible keys of a row
+  uint8_t* seen;               // [keys] set to 1 where any row of the panel sees the key
 };
 
 // Running softmax of a panel, each [panel]. max and the scores are in the same unit.
@@ -43,7 +44,7 @@ struct TileOps {
   void (*scores)(int vectors, const float* queries, const float* keys, int64_t key_stride, int64_t dim,
                  int64_t num_keys, float* scores, float* max);
   // The same for rows <= few_rows: queries [rows][query_stride], dim a multiple of `lanes`, one vector of
-  // scores per key; max is not written.
+  // scores per key; max is not written. Keys need not be aligned, nor values in accumulate.
   void (*scores_few)(int rows, const float* queries, int64_t query_stride, const float* keys,
                      int64_t key_stride, int64_t dim, int64_t num_keys, float* scores);
   // Applies the rules to keys [first, first + num_keys) of the tile, `scores` being those of `first`.
@@ -52,11 +53,14 @@ struct TileOps {
   // scores -> weights 2^(log2_scale * (score - running max)), hidden ones exactly 0.
   void (*softmax)(int vectors, float log2_scale, int64_t num_keys, float* scores, const float* max,
                   const SoftmaxState& state);
-  // out[row] = out[row] * rescale[row] + weights[.][row] x values for rows of one panel.
+  // out[row] = out[row] * rescale[row] + weights[.][row] x values for rows of one panel; the values of a
+  // key are value_stride behind those of the key before.
   void (*accumulate)(int vectors, int rows, const float* weights, int64_t panel, const float* values,
-                     int64_t num_keys, const float* rescale, float* out, int64_t out_stride);
-  // out[i] = in[i] * factor
-  void (*multiply)(const float* in, float factor, float* out, int64_t n);
+                     int64_t value_stride, int64_t num_keys, const float* rescale, float* out,
+                     int64_t out_stride);
+  // out = in * factor, row by row of n elements.
+  void (*multiply)(int64_t rows, const float* in, int64_t in_stride, float factor, int64_t n,
+                   float* out, int64_t out_stride);
 
   // Runs `rounds` rounds of fused multiply-adds on registers; returns how many float operations those
   // were. *sink keeps the work alive.
