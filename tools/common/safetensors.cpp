@@ -465,7 +465,7 @@ Result<TensorFile> read_tensors(const std::string& path) {
                     });
 }
 
-Status write_tensors(const std::string& path, const TensorFile& file) {
+Status write_file(const std::string& path, const std::vector<std::span<const std::byte>>& parts) {
   const auto fail = [&](const std::string& text) { return Error{path + ": " + text}; };
 
   // A link is followed and a device refused, so that the rename replaces only a regular file.
@@ -477,31 +477,12 @@ Status write_tensors(const std::string& path, const TensorFile& file) {
       return fail("cannot write: it exists and is not a regular file");
   }
 
-  // Widest elements first keeps every tensor aligned to its element.
-  std::vector<const std::string*> order;
-  for (const auto& [name, tensor] : file.tensors) {
-    const auto count = element_count(tensor.shape);
-    if (!count || static_cast<uint64_t>(*count) * dtype_bytes(tensor.dtype) != tensor.bytes)
-      return fail("tensor " + quote(name) + ": shape and size disagree");
-    order.push_back(&name);
-  }
-  std::stable_sort(order.begin(), order.end(), [&](const std::string* a, const std::string* b) {
-    return dtype_bytes(file.tensors.find(*a)->second.dtype) >
-           dtype_bytes(file.tensors.find(*b)->second.dtype);
-  });
-  const auto header = make_header(file, order);
-  if (!header) return fail(header.error());
-
   const std::string temporary = target + ".tmp-" + std::to_string(::getpid());
   File out(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
   if (out.fd() < 0) return fail("cannot create " + temporary + ": " + errno_text());
-  const uint64_t header_bytes = header->size();
-  bool written = write_all(out.fd(), &header_bytes, 8) &&
-                 write_all(out.fd(), header->data(), header->size());
-  for (const std::string* name : order) {
-    const Tensor& tensor = file.tensors.find(*name)->second;
-    written = written && write_all(out.fd(), tensor.data.get(), tensor.bytes);
-  }
+  bool written = true;
+  for (const auto& part : parts)
+    written = written && write_all(out.fd(), part.data(), part.size());
   written = written && ::fsync(out.fd()) == 0 && out.close() == 0 &&
             ::rename(temporary.c_str(), target.c_str()) == 0;
   if (!written) {
@@ -510,6 +491,33 @@ Status write_tensors(const std::string& path, const TensorFile& file) {
     return fail("cannot write: " + why);
   }
   return Done{};
+}
+
+Status write_tensors(const std::string& path, const TensorFile& file) {
+  // Widest elements first keeps every tensor aligned to its element.
+  std::vector<const std::string*> order;
+  for (const auto& [name, tensor] : file.tensors) {
+    const auto count = element_count(tensor.shape);
+    if (!count || static_cast<uint64_t>(*count) * dtype_bytes(tensor.dtype) != tensor.bytes)
+      return Error{path + ": tensor " + quote(name) + ": shape and size disagree"};
+    order.push_back(&name);
+  }
+  std::stable_sort(order.begin(), order.end(), [&](const std::string* a, const std::string* b) {
+    return dtype_bytes(file.tensors.find(*a)->second.dtype) >
+           dtype_bytes(file.tensors.find(*b)->second.dtype);
+  });
+  const auto header = make_header(file, order);
+  if (!header) return Error{path + ": " + header.error()};
+
+  const uint64_t header_bytes = header->size();
+  std::vector<std::span<const std::byte>> parts = {
+      std::as_bytes(std::span(&header_bytes, 1)),
+      std::as_bytes(std::span(header->data(), header->size()))};
+  for (const std::string* name : order) {
+    const Tensor& tensor = file.tensors.find(*name)->second;
+    parts.emplace_back(tensor.data.get(), tensor.bytes);
+  }
+  return write_file(path, parts);
 }
 
 }  // namespace attn::tools

@@ -60,8 +60,10 @@ struct TensorFile {
 Result<TensorFile> read_tensors(const std::string& path);
 Result<TensorFile> parse_tensors(std::span<const std::byte> file, std::string label);
 
+Status write_tensors(const std::string& path, const TensorFile& file);
+
 // Writes path.tmp-<pid> beside `path`, syncs it and renames it, so that a failure leaves what was
 // there. A path that exists must be a regular file.
-Status write_tensors(const std::string& path, const TensorFile& file);
+Status write_file(const std::string& path, const std::vector<std::span<const std::byte>>& parts);
 
 }  // namespace attn::tools

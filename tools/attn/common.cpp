@@ -1,0 +1,113 @@
+#include "attn/common.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <cstdio>
+
+#include "core/dtype.h"
+
+namespace attn::tools {
+
+ExitCode exit_code_of(attn_status status) {
+  switch (status) {
+    case ATTN_OK: return exit_done;
+    case ATTN_INVALID_ARGUMENT: return exit_usage;
+    case ATTN_NO_DEVICE:
+    case ATTN_DRIVER_MISSING: return exit_no_backend;
+    default: return exit_unsupported;
+  }
+}
+
+void BackendOptions::add_to(CLI::App& command) {
+  command.add_option("--backend", backend, "auto, reference, cpu, cuda, hip or hip-emu")
+      ->check(CLI::IsMember({"auto", "reference", "cpu", "cuda", "hip", "hip-emu"}))
+      ->type_name("B");
+  command.add_option("--device", device, "ordinal of the device, from 0")->type_name("N");
+  command.add_option("--threads", threads, "threads of cpu and reference; 0: all cores")
+      ->type_name("N");
+  command.add_option("--driver", driver, "open this driver library (hip-emu: libattn-hipemu.so)")
+      ->type_name("PATH");
+}
+
+context BackendOptions::open() const {
+  auto options = make<attn_context_options>();
+  options.device = device;
+  options.cpu_threads = threads;
+  options.driver_path = driver.empty() ? nullptr : driver.c_str();
+  for (int b = ATTN_BACKEND_AUTO; b <= ATTN_BACKEND_HIP_EMU; ++b)
+    if (backend == attn_backend_string(attn_backend(b))) return context(attn_backend(b), &options);
+  throw InputError("--backend " + backend + " is unknown");
+}
+
+attn_dtype parse_dtype(const std::string& option, const std::string& text) {
+  const attn_dtype type = attn::dtype_from_name(text);
+  if (type == ATTN_DTYPE_NONE && !text.empty()) {
+    std::string names;
+    for (int t = ATTN_F32; t <= ATTN_F64; ++t) {
+      names += ' ';
+      names += attn::dtype_name(attn_dtype(t));
+    }
+    throw InputError(option + " " + quote(text) + " is not one of" + names);
+  }
+  return type;
+}
+
+Window parse_window(const std::string& text) {
+  Window window;
+  const char* at = text.data();
+  const char* end = at + text.size();
+  auto left = std::from_chars(at, end, window.left);
+  bool good = left.ec == std::errc() && left.ptr != end && *left.ptr == ',';
+  if (good) {
+    const auto right = std::from_chars(left.ptr + 1, end, window.right);
+    good = right.ec == std::errc() && right.ptr == end;
+  }
+  if (!good || window.left < -1 || window.right < -1)
+    throw InputError("--window " + quote(text) +
+                     " is not L,R with two integers from -1 (unbounded) up");
+  return window;
+}
+
+void* Arrays::room(size_t bytes) {
+  return buffers_.emplace_back(*owner_, std::max<size_t>(bytes, 1)).data();
+}
+
+void* Arrays::copy_of(const void* host, size_t bytes) {
+  void* memory = room(bytes);
+  if (bytes > 0) buffers_.back().copy_in(host, bytes);
+  return memory;
+}
+
+void copy_out(const context& from, void* host, const void* memory, size_t bytes) {
+  if (bytes > 0) check(attn_copy_out(from.get(), host, memory, bytes, nullptr));
+}
+
+Progress::Progress() : terminal_(::isatty(STDERR_FILENO) == 1) {}
+Progress::~Progress() { clear(); }
+void Progress::clear() {
+  if (std::exchange(shown_, false)) std::fputs("\r\033[K", stderr);
+}
+void Progress::say(const std::string& what) {
+  if (!terminal_) return;
+  clear();
+  std::fprintf(stderr, "attn: %s", what.c_str());
+  std::fflush(stderr);
+  shown_ = true;
+}
+
+double seconds_now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+}  // namespace attn::tools

@@ -1,0 +1,97 @@
+// What the subcommands share: failures and exit codes, common options, memory of a backend.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <deque>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <string>
+
+#include "attn/attn.hpp"
+#include "common/safetensors.h"
+
+namespace attn::tools {
+
+using Json = nlohmann::ordered_json;
+
+enum ExitCode {
+  exit_done = 0,
+  exit_failed = 1,       // a comparison failed
+  exit_usage = 2,        // bad usage or input
+  exit_no_backend = 3,   // that backend is not here
+  exit_unsupported = 4,  // unsupported, or a driver error
+};
+
+// Bad usage or input; what() is the sentence.
+struct InputError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+ExitCode exit_code_of(attn_status status);
+
+// The value, or its error as an InputError.
+template <class T>
+T need(Result<T> result) {
+  if (!result) throw InputError(result.error());
+  return std::move(*result);
+}
+
+// Subcommands. Each registers itself; its callback sets exit_code or throws.
+void add_info(CLI::App& app, int& exit_code);
+void add_run(CLI::App& app, int& exit_code);
+void add_merge(CLI::App& app, int& exit_code);
+void add_quantize(CLI::App& app, int& exit_code);
+void add_diff(CLI::App& app, int& exit_code);
+void add_mask(CLI::App& app, int& exit_code);
+void add_bench(CLI::App& app, int& exit_code);
+
+// --backend, --device, --threads, --driver.
+struct BackendOptions {
+  std::string backend = "auto";
+  int device = 0;
+  int threads = 0;
+  std::string driver;
+
+  void add_to(CLI::App& command);
+  context open() const;
+};
+
+// "f16" or the empty string (NONE); InputError otherwise.
+attn_dtype parse_dtype(const std::string& option, const std::string& text);
+
+// "L,R" with both at least -1.
+struct Window {
+  int64_t left = -1, right = -1;
+};
+Window parse_window(const std::string& text);
+
+// Arrays in a backend's memory, freed together. Addresses stay as the object lives.
+class Arrays {
+ public:
+  explicit Arrays(const context& owner) : owner_(&owner) {}
+  void* room(size_t bytes);                       // contents undefined
+  void* copy_of(const void* host, size_t bytes);  // host -> backend
+
+ private:
+  const context* owner_;
+  std::deque<buffer> buffers_;
+};
+void copy_out(const context& from, void* host, const void* memory, size_t bytes);
+
+// One line on stderr that tells what is being done, only where stderr is a terminal.
+class Progress {
+ public:
+  Progress();
+  ~Progress();
+  void say(const std::string& what);
+
+ private:
+  void clear();
+  bool terminal_, shown_ = false;
+};
+
+double seconds_now();  // monotonic
+double median(std::vector<double> values);
+
+}  // namespace attn::tools

@@ -1,0 +1,63 @@
+// attn info: backends, devices, kernels.
+#include <cstdio>
+#include <iostream>
+#include <memory>
+
+#include "attn/common.h"
+
+namespace attn::tools {
+namespace {
+
+std::string joined(const Json& list) {
+  std::string text;
+  for (const Json& item : list) text += (text.empty() ? "" : " ") + item.get<std::string>();
+  return text;
+}
+
+void print(const Json& info) {
+  std::printf("libattn %s\n\nbackends\n", info["version"].get<std::string>().c_str());
+  for (const Json& backend : info["backends"]) {
+    const std::string name = backend["name"], reason = backend["reason"];
+    std::printf("  %-10s %s", name.c_str(), backend["available"] ? "available" : "absent: ");
+    if (!reason.empty()) std::printf("%s", reason.c_str());
+    if (backend.contains("isa")) std::printf(" (%s)", joined(backend["isa"]).c_str());
+    std::printf("\n");
+    if (!backend.contains("devices")) continue;
+    for (const Json& device : backend["devices"])
+      std::printf("    %d: %s, %s, %d multiprocessors, %.1f GiB\n", device["device"].get<int>(),
+                  device["name"].get<std::string>().c_str(),
+                  device["arch"].get<std::string>().c_str(),
+                  device["multiprocessors"].get<int>(),
+                  device["memory_bytes"].get<double>() / (1 << 30));
+  }
+  std::printf("\nkernels\n");
+  for (const Json& kernel : info["kernels"]) {
+    const std::string name = kernel["name"], op = kernel["op"], backend = kernel["backend"];
+    std::printf("  %-26s %-9s %-10s ", name.c_str(), op.c_str(), backend.c_str());
+    if (!kernel["in_build"].get<bool>()) {
+      std::printf("not in this build: its toolchain was absent\n");
+      continue;
+    }
+    std::printf("%s: %s -> %s%s\n", joined(kernel["arch"]).c_str(), joined(kernel["in"]).c_str(),
+                joined(kernel["out"]).c_str(),
+                kernel.value("runs_here", true) ? "" : " (not on this machine)");
+  }
+}
+
+}  // namespace
+
+void add_info(CLI::App& app, int&) {
+  auto* command = app.add_subcommand("info", "Show backends, devices and kernels");
+  auto as_json = std::make_shared<bool>(false);
+  command->add_flag("--json", *as_json, "Print JSON");
+  command->callback([as_json] {
+    const Json info = Json::parse(attn::info());
+    if (*as_json) {
+      std::cout << info.dump(2) << "\n";
+    } else {
+      print(info);
+    }
+  });
+}
+
+}  // namespace attn::tools

@@ -1,0 +1,190 @@
+// attn quantize: k, v (and q) of IN to fp8 or ggml blocks.
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <iostream>
+
+#include "attn/io.h"
+#include "core/dtype.h"
+
+namespace attn::tools {
+namespace {
+
+struct QuantizeOptions {
+  std::string in, out, to, scale = "1", per = "tensor", kernel;
+  BackendOptions backend;
+  bool saturate = false, queries = false, as_json = false;
+};
+
+struct Scale {
+  attn_scale_source source = ATTN_SCALE_ONE;
+  float given = 1;
+};
+
+Scale parse_scale(const std::string& text) {
+  if (text == "1") return {};
+  if (text == "amax") return {ATTN_SCALE_AMAX, 1};
+  Scale scale{ATTN_SCALE_GIVEN, 0};
+  const auto end = text.data() + text.size();
+  const auto got = std::from_chars(text.data(), end, scale.given);
+  if (got.ec != std::errc() || got.ptr != end || !std::isfinite(scale.given) || scale.given <= 0)
+    throw InputError("--scale " + quote(text) + " is not 1, amax or a finite value above 0");
+  return scale;
+}
+
+class Quantizer {
+ public:
+  Quantizer(const QuantizeOptions& options, TensorFile& file, const context& device)
+      : options_(options), file_(file), device_(device),
+        type_(parse_dtype("--to", options.to)), scale_(parse_scale(options.scale)) {}
+
+  // `batch` and `heads_kv` are those of the problem, which a descale per head is for.
+  void quantize(const std::string& name, const std::string& descale_name, int64_t batch,
+                int64_t heads_kv) {
+    const Tensor source = need_tensor(file_, name);
+    const bool ggml = attn::dtype_is_ggml(type_);
+    const bool per_head = options_.per == "head" && !ggml;
+    if (file_.find(descale_name))
+      throw InputError(file_.label + ": " + descale_name + " is there already; " + name +
+                       " without a descale is expected");
+
+    // Packed and paged arrays are one batch entry; q's heads lie in groups of one kv head, whose rows
+    // are quantised as one.
+    const auto& shape = source.shape;
+    const size_t dims = shape.size();
+    auto p = make<attn_quantize_problem>();
+    p.src_type = element_type(file_, name);
+    p.dst_type = type_;
+    const bool by_entry = dims == 4 && shape[0] == batch && !paged_;
+    p.batch = by_entry ? batch : 1;
+    p.seqlen = by_entry ? shape[1] : dims == 4 ? shape[0] * shape[1] : shape[0];
+    p.heads = ggml ? shape[dims - 2] : heads_kv;
+    p.head_dim = shape[dims - 2] * shape[dims - 1] / p.heads;
+    if (ggml) p.head_dim = shape[dims - 1];
+    p.kind = per_head ? ATTN_DESCALE_HEAD : ATTN_DESCALE_TENSOR;
+    p.scale = scale_.source;
+    p.saturate = options_.saturate;
+    p.kernel = options_.kernel.empty() ? nullptr : options_.kernel.c_str();
+    const plan chosen(device_, p);
+    kernel_ = chosen.kernel();
+
+    Tensor result = make_typed(type_, shape);
+    const int64_t scales = per_head ? p.batch * p.heads : 1;
+    std::vector<float> descale(static_cast<size_t>(scales), scale_.given);
+    Arrays arrays(device_);
+    auto args = make<attn_quantize_args>();
+    args.src = arrays.copy_of(source.data.get(), source.bytes);
+    args.dst = arrays.room(result.bytes);
+    if (!ggml)
+      args.descale = static_cast<float*>(
+          arrays.copy_of(descale.data(), descale.size() * sizeof(float)));
+    chosen.run(args);
+    device_.synchronize();
+    copy_out(device_, result.data.get(), args.dst, result.bytes);
+    add_typed(file_, name, type_, std::move(result));
+    if (ggml) return;
+
+    copy_out(device_, descale.data(), args.descale, descale.size() * sizeof(float));
+    Tensor written = per_head ? make_tensor(Dtype::f32, {batch, heads_kv})
+                              : make_tensor(Dtype::f32, {1});
+    // One entry's scales serve every sequence of a packed or paged array.
+    for (int64_t i = 0; i < written.elements(); ++i)
+      written.as<float>()[i] = descale[static_cast<size_t>(i % scales)];
+    file_.tensors[descale_name] = std::move(written);
+  }
+
+  attn_dtype type() const { return type_; }
+  const std::string& kernel() const { return kernel_; }
+  void set_paged(bool paged) { paged_ = paged; }
+
+ private:
+  const QuantizeOptions& options_;
+  TensorFile& file_;
+  const context& device_;
+  attn_dtype type_;
+  Scale scale_;
+  std::string kernel_;
+  bool paged_ = false;
+};
+
+void quantize(const QuantizeOptions& options) {
+  Progress progress;
+  progress.say("reading " + options.in);
+  TensorFile file = need(read_tensors(options.in));
+  const auto input = make_input(file);  // finds what is wrong with the file before any work
+  const attn_problem& p = input->problem;
+  const context device = options.backend.open();
+  Quantizer quantizer(options, file, device);
+  if (options.queries && attn::dtype_is_ggml(quantizer.type()))
+    throw InputError("--q with --to " + options.to +
+                     "; q takes f8_e4m3fn, f8_e5m2 and f8_e4m3fnuz");
+
+  std::vector<std::string> names;
+  const bool numbered = numbered_segments(file) > 0;
+  for (int i = 0; i < p.num_segments; ++i) {
+    quantizer.set_paged(input->segments[static_cast<size_t>(i)].layout == ATTN_PAGED);
+    for (const auto& [name, descale] : {std::pair("k", "k_descale"), std::pair("v", "v_descale")}) {
+      names.push_back(segment_name(name, i, numbered));
+      progress.say("quantising " + names.back());
+      quantizer.quantize(names.back(), segment_name(descale, i, numbered), p.batch, p.heads_kv);
+    }
+  }
+  if (options.queries) {
+    if (p.heads_q % p.heads_kv != 0)
+      throw InputError(file.label + ": q has " + std::to_string(p.heads_q) + " heads; a multiple of " +
+                       std::to_string(p.heads_kv) + ", those of k, is expected");
+    names.push_back("q");
+    quantizer.set_paged(false);
+    quantizer.quantize("q", "q_descale", p.batch, p.heads_kv);
+  }
+  need(write_tensors(options.out, file));
+  progress.say("");
+
+  if (options.as_json) {
+    Json tensors = Json::object();
+    for (const std::string& name : names) {
+      const Tensor& tensor = *file.find(name);
+      tensors[name] = {{"dtype", options.to}, {"shape", tensor.shape}, {"bytes", tensor.bytes}};
+    }
+    const Json report = {{"backend", attn_backend_string(device.backend())},
+                         {"kernel", quantizer.kernel()},
+                         {"tensors", tensors}};
+    std::cout << report.dump(2) << "\n";
+  } else {
+    std::string list;
+    for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
+    std::printf("%s on %s: %s to %s, written to %s\n", quantizer.kernel().c_str(),
+                attn_backend_string(device.backend()), list.c_str(), options.to.c_str(),
+                options.out.c_str());
+  }
+}
+
+}  // namespace
+
+void add_quantize(CLI::App& app, int&) {
+  auto* command = app.add_subcommand(
+      "quantize", "Quantise IN's k and v to OUT; writes k_descale and v_descale for fp8");
+  auto o = std::make_shared<QuantizeOptions>();
+  command->add_option("IN", o->in)->required();
+  command->add_option("OUT", o->out)->required();
+  command->add_option("--to", o->to, "f8_e4m3fn, f8_e5m2, f8_e4m3fnuz, q8_0 or q4_0")
+      ->required()
+      ->check(CLI::IsMember({"f8_e4m3fn", "f8_e5m2", "f8_e4m3fnuz", "q8_0", "q4_0"}))
+      ->type_name("T");
+  command->add_option("--scale", o->scale,
+                      "1: stored = round(x); amax: the largest |x| becomes the type's largest "
+                      "value; X: stored = round(x / X), X is the descale")
+      ->type_name("S");
+  command->add_option("--per", o->per, "a descale per tensor, or per head [B, Hkv]")
+      ->check(CLI::IsMember({"tensor", "head"}))
+      ->type_name("P");
+  command->add_flag("--saturate", o->saturate, "clamp to the largest finite value");
+  command->add_flag("--q", o->queries, "quantise q too");
+  o->backend.add_to(*command);
+  command->add_option("--kernel", o->kernel, "demand this kernel")->type_name("NAME");
+  command->add_flag("--json", o->as_json, "print JSON");
+  command->callback([o] { quantize(*o); });
+}
+
+}  // namespace attn::tools
