@@ -16,8 +16,10 @@ constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr double log2_e = 1.4426950408889634;
 constexpr int64_t rows_at_once = 6;  // of TileOps::accumulate
 
-// Below so many multiply-adds, waking threads costs more than they save.
+// Below so much work, about 15 us in units of one multiply-add, waking threads costs more than they save.
+// Fetching an element of K or V takes as long as some multiply-adds.
 constexpr double wake_worth = 2e6;
+constexpr double fetch_cost = 12;
 
 class Item {
  public:
@@ -68,8 +70,9 @@ class Item {
         first_key_ = std::min<int64_t>(first_key_, range.begin);
         last_key_ = std::max<int64_t>(last_key_, range.end);
       }
+      // Bias and ALiBi count from the row's largest, else their size could round the scores away.
+      if (p_.bias_type != ATTN_DTYPE_NONE) t_.bias_base[row] = row < count_ ? largest_bias(row) : 0;
       if (p_.has(ATTN_ALIBI)) {
-        // ALiBi counts from the nearest visible key, else its size would round the scores away.
         const int64_t position = query_of(row) + seqlen_kv_ - query_.length;
         const int64_t visible = std::max(t_.begin[row], std::min(position, t_.end[row] - 1));
         t_.nearest[row] = int32_t(std::abs(position - visible));
@@ -211,6 +214,38 @@ class Item {
     return any;
   }
 
+  void read_bias(int64_t row, int64_t key, int64_t count, float* out) const {
+    const int64_t stride = p_.bias_stride[3];
+    const int64_t index = b_ * p_.bias_stride[0] + head_of(row) * p_.bias_stride[1] +
+                          query_of(row) * p_.bias_stride[2] + key * stride;
+    if (stride == 1) {
+      load_rows(ops_, p_.bias_type, static_cast<const char*>(args_.bias), 0, 1, index, count, 1, out, 0);
+      return;
+    }
+    for (int64_t n = 0; n < count; ++n) {
+      decode_row(p_.bias_type, args_.bias, index + n * stride, 1, out + n);
+    }
+  }
+
+  // The largest bias in the row's range. 0 if all are -inf, and where it is so large that scores vanish
+  // beside it in float64 as well: there the sum's rounding is the answer.
+  float largest_bias(int64_t row) const {
+    constexpr int64_t chains = 16;  // so that it becomes vector code
+    float top[chains];
+    std::fill_n(top, chains, -infinity);
+    for (int64_t key = t_.begin[row]; key < t_.end[row]; key += tile_keys) {
+      float bias[tile_keys];
+      const int64_t count = std::min(tile_keys, t_.end[row] - key);
+      read_bias(row, key, count, bias);
+      std::fill(bias + count, bias + tile_keys, -infinity);
+      for (int64_t n = 0; n < count; n += chains) {
+        for (int64_t c = 0; c < chains; ++c) top[c] = bias[n + c] > top[c] ? bias[n + c] : top[c];
+      }
+    }
+    const float largest = *std::max_element(top, top + chains);
+    return std::abs(largest) < 1e12f ? largest : 0;
+  }
+
   float& add_at(int64_t row, int64_t key) {
     return t_.add[row / shape_.panel * shape_.panel * tile_keys + key * shape_.panel +
                   row % shape_.panel];
@@ -223,18 +258,9 @@ class Item {
       } else if (p_.bias_type == ATTN_DTYPE_NONE) {
         for (int64_t c = begin; c < end; ++c) add_at(row, c) = 0;
       } else {
-        const int64_t index = b_ * p_.bias_stride[0] + head_of(row) * p_.bias_stride[1] +
-                              query_of(row) * p_.bias_stride[2] + base * p_.bias_stride[3];
         float bias[tile_keys];
-        if (p_.bias_stride[3] == 1) {
-          load_rows(ops_, p_.bias_type, static_cast<const char*>(args_.bias), 0, 1, index + begin,
-                    end - begin, 1, bias + begin, 0);
-        } else {
-          for (int64_t c = begin; c < end; ++c) {
-            decode_row(p_.bias_type, args_.bias, index + c * p_.bias_stride[3], 1, bias + c);
-          }
-        }
-        for (int64_t c = begin; c < end; ++c) add_at(row, c) = bias[c];
+        read_bias(row, base + begin, end - begin, bias);
+        for (int64_t c = begin; c < end; ++c) add_at(row, c) = bias[c - begin] - t_.bias_base[row];
       }
     }
     if (masked) {
@@ -263,6 +289,7 @@ class Item {
     double sum = t_.sum[row];
     double max = -infinity;  // in units of the natural logarithm
     if (sum != 0) max = double(t_.max[row]) * (raw_ ? std::abs(double(p_.scale)) : 1);
+    if (p_.bias_type != ATTN_DTYPE_NONE) max += t_.bias_base[row];
     if (p_.has(ATTN_ALIBI)) max -= double(t_.slope[row]) * t_.nearest[row];
     double factor = 1;
     if (p_.has(ATTN_SINKS)) {
@@ -304,26 +331,27 @@ class Item {
 };
 
 size_t workspace_bytes(const Problem& problem, const TileOps& ops, int threads) {
-  return size_t(threads) * Tile().place(problem, TileShape(problem, ops), nullptr);
+  return size_t(threads) * Tile().place(problem, TileShape(problem, ops, threads), nullptr);
 }
 
 void run_forward(const Problem& p, const Args& args, const TileOps& ops, void* workspace,
                  ThreadPool& pool) {
-  const TileShape shape(p, ops);
+  const TileShape shape(p, ops, pool.threads());
   const size_t bytes = Tile().place(p, shape, nullptr);
   const int64_t sequences = p.batch * p.heads_kv;
   const int64_t blocks = (p.seqlen_q * p.group() + shape.rows - 1) / shape.rows;
-  // Under a causal mask the last rows see most: the longest items go first.
+  // The items of a sequence follow each other, its keys stay in the cache. Under a causal mask the last
+  // rows see most: they go first.
   auto one = [&](int64_t item, int thread) {
     Tile tile;
     tile.place(p, shape, static_cast<char*>(workspace) + size_t(thread) * bytes);
-    const int64_t sequence = item % sequences;
+    const int64_t sequence = item / blocks;
     Item(p, args, ops, shape, tile, sequence / p.heads_kv, sequence % p.heads_kv,
-         blocks - 1 - item / sequences)
+         blocks - 1 - item % blocks)
         .run();
   };
-  const double work = double(p.batch) * double(p.heads_q) * double(p.seqlen_q) *
-                      double(p.seqlen_kv) * double(p.head_dim + p.head_dim_v);
+  const double work = double(sequences) * double(p.seqlen_kv) * double(p.head_dim + p.head_dim_v) *
+                      (double(p.seqlen_q) * double(p.group()) + fetch_cost * double(blocks));
   if (work < wake_worth) {
     for (int64_t item = 0; item < blocks * sequences; ++item) one(item, 0);
   } else {

@@ -30,17 +30,17 @@ void for_each_marked(const uint8_t* marks, int64_t count, Visit&& visit) {
 
 }  // namespace
 
-TileShape::TileShape(const Problem& p, const TileOps& ops) {
+TileShape::TileShape(const Problem& p, const TileOps& ops, int threads) {
   const int64_t all_rows = std::max<int64_t>(1, p.seqlen_q) * p.group();
   few_rows = all_rows <= ops.few_rows;
   // Mask blocks are mostly powers of two: so are their items.
   const int limit = p.has(ATTN_BLOCK_MASK) ? std::min(2, ops.panel_vectors) : ops.panel_vectors;
   panel_vectors = even_width(ceil_div(all_rows, ops.lanes), limit);
   panel = int64_t(panel_vectors) * ops.lanes;
-  // Large items reuse each K/V tile more often; many items keep many cores busy.
+  // Large items reuse each K/V tile more often; many items keep all threads busy to the end.
   rows = p.has(ATTN_BLOCK_MASK) ? 128 : 192;
   const int64_t sequences = std::max<int64_t>(1, p.batch * p.heads_kv);
-  while (rows > 48 && sequences * ceil_div(all_rows, rows) < 32) rows /= 2;
+  while (rows > 48 && sequences * ceil_div(all_rows, rows) < 5 * threads) rows /= 2;
   rows = round_up(std::min(rows, all_rows), panel);
   key_stride = round_up(p.head_dim, ops.lanes);
   const int64_t value_vectors = ceil_div(p.head_dim_v, ops.lanes);
@@ -63,7 +63,7 @@ size_t Tile::place(const Problem& p, const TileShape& shape, char* base) {
   take(add, tile_keys * rows);
   take(out, rows * shape.value_width);
   take(row, p.head_dim);
-  for (float** state : {&max, &sum, &rescale, &tile_max, &slope}) take(*state, rows);
+  for (float** state : {&max, &sum, &rescale, &tile_max, &slope, &bias_base}) take(*state, rows);
   for (int64_t** range : {&begin, &end}) take(*range, rows);
   for (int32_t** range : {&tile_begin, &tile_end, &position, &nearest}) take(*range, rows);
   for (uint8_t** mark : {&wanted, &seen}) take(*mark, tile_keys);
@@ -140,8 +140,8 @@ KeyRows KeyReader::load_keys(int64_t base, int64_t begin, int64_t end, uint8_t* 
     const float factor = view.k_descale(key, kv_head_, p_.heads_kv);
     if (!run.k) {
       for (int64_t n = 0; n < count; ++n) *exist &= !std::exchange(wanted[c + n], uint8_t(0));
-    } else if (shape_.few_rows && count == end - begin && type == ATTN_F32 && factor == 1 &&
-               dim == stride && all_marked(wanted + c, count)) {
+    } else if (count == end - begin && type == ATTN_F32 && factor == 1 &&
+               (dim == stride || !shape_.few_rows) && all_marked(wanted + c, count)) {
       rows = {reinterpret_cast<const float*>(run.k), view.k_row_bytes / int64_t(sizeof(float)), 0};
       return;
     }

@@ -10,8 +10,8 @@ namespace attn {
 
 constexpr int64_t tile_keys = 128;
 
-// Sizes that follow from the problem and the instruction set alone, so that bits depend on neither the
-// number of threads nor, row for row, on the batch. All in elements.
+// Sizes of a work item, in elements. What a row computes depends on none of them but few_rows, which
+// follows from the problem, so bits do not change with the number of threads or the batch.
 struct TileShape {
   int panel_vectors, slab_vectors;
   int64_t panel, slab;  // their widths
@@ -20,7 +20,7 @@ struct TileShape {
   int64_t value_width;  // head_dim_v in whole slabs
   bool few_rows;        // scores_few serves all rows
 
-  TileShape(const Problem& problem, const TileOps& ops);
+  TileShape(const Problem& problem, const TileOps& ops, int threads);
 };
 
 // Query rows are ordered by query, then by head of the group, so that a K/V tile serves the whole group.
@@ -33,7 +33,7 @@ struct Tile {
   float* out;      // [rows][value_width]
   float* row;      // one row of q
   // per query row
-  float *max, *sum, *rescale, *tile_max, *slope;
+  float *max, *sum, *rescale, *tile_max, *slope, *bias_base;
   int64_t *begin, *end;  // visible keys of the sequence
   int32_t *tile_begin, *tile_end, *position, *nearest;
   // per key of the tile
