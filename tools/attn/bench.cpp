@@ -240,9 +240,6 @@ void bench(const BenchOptions& options, bool one_shape) {
       one_shape ? std::vector<Case>{options.shape} : default_cases(device.backend());
 
   Progress progress;
-  if (!options.as_json)
-    std::printf("%s, %s\n%-40s %-18s %12s %9s %9s %7s\n", attn_backend_string(device.backend()),
-                attn::dtype_name(type), "shape", "kernel", "us", "TFLOP/s", "GB/s", "of FMA");
   Json rows = Json::array();
   double ceiling = 0;
   std::string ceiling_of;
@@ -267,6 +264,9 @@ void bench(const BenchOptions& options, bool one_shape) {
     row["fma_share"] = ceiling > 0 ? Json(share) : Json();
     rows.push_back(row);
     if (!options.as_json) {
+      if (rows.size() == 1)
+        std::printf("%s, %s\n%-40s %-18s %12s %9s %9s %7s\n", attn_backend_string(device.backend()),
+                    attn::dtype_name(type), "shape", "kernel", "us", "TFLOP/s", "GB/s", "of FMA");
       char percent[16] = "";
       if (ceiling > 0) std::snprintf(percent, sizeof percent, "%.1f %%", share * 100);
       std::printf("%-40s %-18s %12.1f %9.3f %9.2f %7s\n", shape.c_str(), timing.kernel.c_str(),

@@ -128,6 +128,9 @@ bool diff(const DiffOptions& options) {
       throw InputError(options.a + " and " + options.b + " have no tensor of the same name");
   }
 
+  for (const std::string& name : names)
+    for (const TensorFile* file : {&a, &b}) need_tensor(*file, name);
+
   bool all_good = true;
   Json rows = Json::object();
   for (const std::string& name : names) {

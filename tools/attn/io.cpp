@@ -118,6 +118,9 @@ class Reader {
   void read_queries() {
     const Tensor& q = need_named("q");
     p_.q_type = type_of("q");
+    if (attn::dtype_is_ggml(p_.q_type))
+      fail(std::string("q is ") + attn::dtype_name(p_.q_type) +
+           "; F32 F16 BF16 F8_E4M3 F8_E5M2 are accepted");
     const Tensor* offsets = find("cu_seqlens_q");
     const size_t dims = offsets ? 3 : 4;
     if (q.shape.size() != dims)

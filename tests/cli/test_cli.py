@@ -1,0 +1,618 @@
+"""Tests of the attn command line: python3 tests/cli/test_cli.py ATTN SOURCE_DIR [unittest options].
+
+Needs Python's standard library only.
+"""
+import json
+import math
+import os
+import random
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+import zlib
+from pathlib import Path
+
+ATTN = sys.argv[1]
+SOURCE = Path(sys.argv[2])
+GOLDEN = SOURCE / "tests" / "golden"
+EXAMPLE = SOURCE / "examples" / "minilm_layer3.safetensors"
+EXPECTED = SOURCE / "examples" / "minilm_layer3.expected.safetensors"
+
+FORMATS = {"F64": "d", "F32": "f", "F16": "e", "I32": "i", "I64": "q", "U8": "B", "BOOL": "?"}
+
+
+def pack(dtype, shape, values):
+    """A tensor from numbers; one number fills it."""
+    count = math.prod(shape)
+    if not hasattr(values, "__len__"):
+        values = [values] * count
+    return dtype, list(shape), struct.pack(f"<{count}{FORMATS[dtype]}", *values)
+
+
+def unpack(tensor):
+    dtype, shape, data = tensor
+    return struct.unpack(f"<{math.prod(shape)}{FORMATS[dtype]}", data)
+
+
+def save(path, tensors, metadata=None):
+    header, data = {}, b""
+    if metadata:
+        header["__metadata__"] = metadata
+    for name, (dtype, shape, chunk) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(chunk)]}
+        data += chunk
+    text = json.dumps(header).encode()
+    Path(path).write_bytes(struct.pack("<Q", len(text)) + text + data)
+    return str(path)
+
+
+def load(path):
+    data = Path(path).read_bytes()
+    size = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8:8 + size])
+    metadata = header.pop("__metadata__", {})
+    tensors = {}
+    for name, entry in header.items():
+        begin, end = (8 + size + offset for offset in entry["data_offsets"])
+        tensors[name] = entry["dtype"], entry["shape"], data[begin:end]
+    return tensors, metadata
+
+
+def noise(shape, seed=1):
+    rng = random.Random(seed)
+    return pack("F32", shape, [rng.uniform(-1, 1) for _ in range(math.prod(shape))])
+
+
+def small(b=2, sq=5, skv=7, hq=4, hkv=2, d=8):
+    return {"q": noise([b, sq, hq, d], 1), "k": noise([b, skv, hkv, d], 2), "v": noise([b, skv, hkv, d], 3)}
+
+
+class CliTest(unittest.TestCase):
+    def setUp(self):
+        self.dir = Path(tempfile.mkdtemp(prefix="attn-cli-"))
+        self.addCleanup(shutil.rmtree, self.dir)
+
+    def path(self, name):
+        return str(self.dir / name)
+
+    def attn(self, *args, code=0, says=None):
+        """Runs attn; checks the exit code and, on failure, that stderr is one sentence that has `says`."""
+        run = subprocess.run([ATTN, *map(str, args)], capture_output=True, text=True, timeout=300)
+        words = f"attn {' '.join(map(str, args))}\n{run.stdout}{run.stderr}"
+        self.assertEqual(run.returncode, code, words)
+        if code >= 2:
+            self.assertEqual(run.stdout, "", words)
+            lines = [line for line in run.stderr.splitlines() if "is not used" not in line]
+            self.assertEqual(len(lines), 1, words)
+            self.assertTrue(lines[0].startswith("attn: "), words)
+        if says is not None:
+            self.assertIn(says, run.stderr if code >= 2 else run.stdout, words)
+        return run.stdout
+
+    def json(self, *args, code=0):
+        return json.loads(self.attn(*args, "--json", code=code))
+
+
+class Usage(CliTest):
+    def test_bad_usage(self):
+        example, out = str(EXAMPLE), self.path("out")
+        for args, says in [
+            ([], "subcommand"),
+            (["fly"], '"fly" is not one of info run merge quantize diff mask bench'),
+            (["--fly"], "subcommand"),
+            (["run"], "IN"),
+            (["run", example], "OUT"),
+            (["run", example, out, "third"], "third"),
+            (["run", example, out, "--backend", "tpu"], "tpu"),
+            (["run", example, out, "--window", "3"], '--window "3"'),
+            (["run", example, out, "--window", "3,-2"], "-1 (unbounded)"),
+            (["run", example, out, "--window", "a,b"], '"a,b"'),
+            (["run", example, out, "--causal", "--causal-top-left"], "--causal"),
+            (["run", example, out, "--scale", "0"], "--scale"),
+            (["run", example, out, "--scale", "nan"], "--scale"),
+            (["run", example, out, "--scale", "x"], "--scale"),
+            (["run", example, out, "--softcap", "-1"], "softcap"),
+            (["run", example, out, "--softcap", "inf"], "softcap"),
+            (["run", example, out, "--out-dtype", "f7"], '"f7" is not one of f32'),
+            (["run", example, out, "--out-dtype", "q8_0"], "out_type is q8_0"),
+            (["run", example, out, "--fixed-split", "-1"], "fixed_split"),
+            (["run", example, out, "--threads", "-1"], "cpu_threads"),
+            (["run", example, out, "--device", "-1"], "device"),
+            (["quantize", example, out], "--to"),
+            (["quantize", example, out, "--to", "f16"], "f16"),
+            (["quantize", example, out, "--to", "f8_e5m2", "--scale", "0"], '--scale "0"'),
+            (["quantize", example, out, "--to", "f8_e5m2", "--scale", "big"], '--scale "big"'),
+            (["quantize", example, out, "--to", "f8_e5m2", "--per", "row"], "row"),
+            (["quantize", example, out, "--to", "q8_0", "--scale", "amax"], "scale is"),
+            (["quantize", example, out, "--to", "q8_0", "--q"], "--q with --to q8_0"),
+            (["diff", example], "B"),
+            (["diff", example, example, "--max-abs", "-1"], "--max-abs"),
+            (["diff", example, example, "--tensor", "bias"], '"bias" is missing'),
+            (["diff", example, str(EXPECTED)], "no tensor of the same name"),
+            (["merge", example, out], '"out.0" is missing'),
+            (["mask", example], '"block_kinds" is missing'),
+            (["bench", "--batch", "0"], "--batch"),
+            (["bench", "--heads", "3", "--heads-kv", "2", "--seqlen-q", "1"], "heads_q is 3"),
+            (["bench", "--repeats", "0"], "--repeats"),
+        ]:
+            with self.subTest(args=args):
+                self.attn(*args, code=2, says=says)
+        self.assertFalse(os.path.exists(out))
+
+    def test_help(self):
+        for command in ([], ["info"], ["run"], ["merge"], ["quantize"], ["diff"], ["mask"], ["bench"]):
+            self.assertIn("Usage: attn", self.attn(*command, "--help"))
+        self.assertRegex(self.attn("--version"), r"^\d+\.\d+\.\d+\n$")
+
+    def test_info(self):
+        info = self.json("info")
+        backends = {backend["name"]: backend for backend in info["backends"]}
+        self.assertEqual(list(backends), ["reference", "cpu", "cuda", "hip"])
+        for backend in backends.values():
+            self.assertNotEqual(backend["available"], bool(backend["reason"]), backend)
+        self.assertTrue(backends["cpu"]["available"])
+        self.assertIn("reference", {kernel["name"] for kernel in info["kernels"]})
+        self.attn("info", says="reference")
+
+    def test_backend_that_is_not_here(self):
+        for backend in self.json("info")["backends"]:
+            if not backend["available"]:
+                for command in (["run", EXAMPLE, self.path("out")], ["bench"],
+                                ["quantize", EXAMPLE, self.path("out"), "--to", "q8_0"]):
+                    self.attn(*command, "--backend", backend["name"], code=3, says=backend["reason"])
+        self.assertFalse(os.path.exists(self.path("out")))
+
+    def test_unsupported(self):
+        for args in ([], ["--kernel", "cpu_baseline"]):
+            self.attn("run", EXAMPLE, self.path("out"), "--backend", "cpu", "--out-dtype", "f64", *args, code=4, says="f64")
+
+    def test_unknown_kernels(self):
+        for kernel in ("nothing", "merge_cpu", "reference"):
+            self.attn("run", EXAMPLE, self.path("out"), "--backend", "cpu", "--kernel", kernel, code=2, says=kernel)
+
+
+class Files(CliTest):
+    """Bytes that are no good safetensors file: exit code 2 and a sentence from every reader."""
+
+    def refused(self, data, says):
+        bad = self.path("bad")
+        Path(bad).write_bytes(data)
+        for command in (["run", bad, self.path("out")], ["merge", bad, self.path("out")], ["mask", bad],
+                        ["quantize", bad, self.path("out"), "--to", "f8_e5m2"], ["diff", bad, bad]):
+            self.attn(*command, code=2, says=says)
+        self.assertFalse(os.path.exists(self.path("out")))
+
+    def test_bad_bytes(self):
+        good = EXAMPLE.read_bytes()
+
+        def file(header, data=b""):
+            text = header if isinstance(header, bytes) else json.dumps(header).encode()
+            return struct.pack("<Q", len(text)) + text + data
+
+        def entry(dtype, shape, begin, end):
+            return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+        for says, data in [
+            ("0 bytes", b""),
+            ("5 bytes", b"12345"),
+            ("header length", good[:8]),
+            ("header length", good[:100]),
+            ("do not lie within", good[:-1]),
+            ("the tensors use", good + b"x"),
+            ("header length", struct.pack("<Q", 1 << 63) + good[8:]),
+            ("header length", struct.pack("<Q", 100_000_001) + good[8:]),
+            ("not JSON", file(b"{")),
+            ("not JSON", file(b"\x00\xff")),
+            ("JSON object", file(b"[1]")),
+            ("JSON object", file(b"[" * 1_000_000)),
+            ('dtype "F12"', file({"q": entry("F12", [1], 0, 1)}, b"0")),
+            ("span 4 bytes", file({"q": entry("F32", [2], 0, 4)}, b"0000")),
+            ("begins at byte 2", file({"q": entry("U8", [4], 0, 4), "k": entry("U8", [4], 2, 6)}, b"000000")),
+            ("begins at byte 1", file({"q": entry("U8", [4], 1, 5)}, b"00000")),
+            ("shape holds -1", file({"q": entry("U8", [-1], 0, 1)}, b"0")),
+            ("larger than any file", file({"q": entry("U8", [1 << 62, 1 << 62], 0, 0)})),
+            ("appears twice", file(b'{"q":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},'
+                                   b'"q":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}')),
+            ("a string is expected", file({"__metadata__": {"k": 1}})),
+        ]:
+            with self.subTest(says=says):
+                self.refused(data, says)
+
+    def test_bad_paths(self):
+        self.attn("run", self.path("absent"), self.path("out"), code=2, says="cannot open")
+        self.attn("run", self.dir, self.path("out"), code=2, says="is a directory")
+        self.attn("diff", EXAMPLE, self.path("absent"), code=2, says="absent")
+        for out, says in ((self.path("no/such/dir"), "cannot create"), (self.dir, "not a regular file"),
+                          ("/dev/null", "not a regular file")):
+            self.attn("run", EXAMPLE, out, code=2, says=says)
+            self.attn("quantize", EXAMPLE, out, "--to", "q8_0", code=2, says=says)
+        self.assertTrue(Path("/dev/null").is_char_device())
+        self.assertEqual(list(self.dir.iterdir()), [])
+
+    def test_bad_input_keeps_the_old_output(self):
+        out = self.path("out")
+        self.attn("run", EXAMPLE, out)
+        before = Path(out).read_bytes()
+        self.attn("run", save(self.path("bad"), {"q": noise([1, 1, 1, 8])}), out, code=2, says='"k" is missing')
+        self.attn("run", EXAMPLE, out, "--backend", "cpu", "--out-dtype", "f64", code=4)
+        self.assertEqual(Path(out).read_bytes(), before)
+
+    def test_in_place(self):
+        path = save(self.path("x"), small())
+        self.attn("run", path, path)
+        self.assertEqual(sorted(load(path)[0]), ["lse", "out"])
+
+
+class Inputs(CliTest):
+    """Tensors that do not fit together: exit code 2, naming the tensor."""
+
+    def refused(self, says, change, metadata=None):
+        tensors = small()
+        tensors.update(change)
+        tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        path = save(self.path("in"), tensors, metadata)
+        with self.subTest(says=says):
+            for backend in ("reference", "cpu"):
+                self.attn("run", path, self.path("out"), "--backend", backend, code=2, says=says)
+
+    def test_types(self):
+        self.refused('"q" is missing', {"q": None})
+        self.refused('"v" is missing', {"v": None})
+        self.refused("q is F64", {"q": pack("F64", [2, 5, 4, 8], 0)})
+        self.refused("k is I32", {"k": pack("I32", [2, 7, 2, 8], 0)})
+        self.refused("k is U8", {"k": pack("U8", [2, 7, 2, 34], 0)})
+        self.refused("k is ", {"k": pack("U8", [2, 7, 2, 34], 0)}, {"k": "q5_0"})
+        self.refused("its dtype is F32", {}, {"k": "q8_0"})
+        self.refused("its dtype is F32", {}, {"v": "f8_e4m3fnuz"})
+        self.refused("multiple of the 34 bytes", {"k": pack("U8", [2, 7, 2, 35], 0)}, {"k": "q8_0"})
+        self.refused("q is q8_0", {"q": pack("U8", [2, 5, 4, 34], 0), "k": noise([2, 7, 2, 32]),
+                                        "v": noise([2, 7, 2, 32])}, {"q": "q8_0"})
+        self.refused("bias_type is f16", {"bias": pack("F16", [1, 1, 5, 7], 0)})
+
+    def test_shapes(self):
+        self.refused("q has shape [2, 5, 4]", {"q": noise([2, 5, 4])})
+        self.refused("q has shape []", {"q": noise([])})
+        self.refused("q has shape [0, 5, 4, 8]", {"q": noise([0, 5, 4, 8])})
+        self.refused("k: batch is 3", {"k": noise([3, 7, 2, 8]), "v": noise([3, 7, 2, 8])})
+        self.refused("k: head_dim is 4", {"k": noise([2, 7, 2, 4])})
+        self.refused("v has shape [2, 6, 2, 8]", {"v": noise([2, 6, 2, 8])})
+        self.refused("v has shape [2, 7, 1, 8]", {"v": noise([2, 7, 1, 8])})
+        self.refused("heads_q is 4", {"k": noise([2, 7, 3, 8]), "v": noise([2, 7, 3, 8])})
+        self.refused("Hkv and Dv from 1 up", {"v": noise([2, 7, 2, 0])})
+        self.refused("bias has shape", {"bias": noise([3, 1, 5, 7])})
+        self.refused("bias has shape", {"bias": noise([5, 7])})
+        self.refused("sinks has shape [2]", {"sinks": noise([2])})
+        self.refused("alibi_slopes is I32", {"alibi_slopes": pack("I32", [4], 0)})
+        self.refused("out_scale has shape", {"out_scale": noise([2])})
+        self.refused("ATTN_OUT_SCALE", {"out_scale": noise([1])})
+        self.refused("k_descale has shape [2]", {"k_descale": noise([2])})
+        self.refused("k_descale has shape [2, 2, 3]", {"k_descale": noise([2, 2, 3])})
+        self.refused("q_descale has shape [2, 2, 1]", {"q_descale": noise([2, 2, 1])})
+        self.refused("v_descale is F16", {"v_descale": pack("F16", [1], 0)})
+
+    def test_lengths(self):
+        i32 = lambda *values: pack("I32", [len(values)], values)
+        self.refused("seqlens_kv has shape [3]", {"seqlens_kv": i32(1, 2, 3)})
+        self.refused("seqlens_kv is I64", {"seqlens_kv": pack("I64", [2], 1)})
+        self.refused("seqlens[1] is 8", {"seqlens_kv": i32(1, 8)})
+        self.refused("seqlens[0] is -1", {"seqlens_kv": i32(-1, 7)})
+        packed = noise([6, 4, 8])
+        self.refused("q has shape [2, 5, 4, 8]", {"cu_seqlens_q": i32(0, 3, 6)})
+        self.refused("cu_seqlens_q[0] is 1", {"q": packed, "cu_seqlens_q": i32(1, 3, 6)})
+        self.refused("cu_seqlens_q[2] is 2 after 3", {"q": packed, "cu_seqlens_q": i32(0, 3, 2)})
+        self.refused("cu_seqlens_q ends at 7", {"q": packed, "cu_seqlens_q": i32(0, 3, 7)})
+        self.refused("cu_seqlens_q has no batch", {"q": packed, "cu_seqlens_q": i32(0)})
+        self.refused("cu_seqlens_q has no batch", {"q": packed, "cu_seqlens_q": i32()})
+        self.refused("as in cu_seqlens_q", {"q": packed, "cu_seqlens_q": i32(0, 6)})
+        kv = {"k": noise([9, 2, 8]), "v": noise([9, 2, 8])}
+        self.refused("k has shape [2, 7, 2, 8]", {"cu_seqlens_kv": i32(0, 3, 9)})
+        self.refused("cu_seqlens_kv has shape [2]", {**kv, "cu_seqlens_kv": i32(0, 9)})
+        self.refused("cu_seqlens_kv ends at 10", {**kv, "cu_seqlens_kv": i32(0, 3, 10)})
+        self.refused("both there", {**kv, "cu_seqlens_kv": i32(0, 3, 9), "seqlens_kv": i32(1, 1)})
+        pages = {"k": noise([5, 4, 2, 8]), "v": noise([5, 4, 2, 8])}
+        table = lambda *values: pack("I32", [2, 2], values)
+        self.refused("block_table[0, 1] is 5", {**pages, "block_table": table(0, 5, 1, 2)})
+        self.refused("block_table[1, 0] is -1", {**pages, "block_table": table(0, 4, -1, 2)})
+        self.refused("block_table has shape", {**pages, "block_table": pack("I32", [3, 1], 0)})
+        self.refused("block_table is U8", {**pages, "block_table": pack("U8", [2, 2], 0)})
+
+    def test_segments(self):
+        parts = {"k": None, "v": None}
+        one = {"k.0": noise([2, 3, 2, 8]), "v.0": noise([2, 3, 2, 8])}
+        self.refused("beside k.0", one)
+        self.refused('"v.1" is missing', {**parts, **one, "k.1": noise([2, 3, 2, 8])})
+        self.refused('"k.2" belongs to no segment', {**parts, **one, "k.2": noise([2, 3, 2, 8])})
+        self.refused('"seqlens_kv" belongs to no segment', {**parts, **one, "seqlens_kv": pack("I32", [2], 1)})
+        self.refused('"k_descale.0" belongs to no segment', {"k_descale.0": noise([1])})
+        self.refused("k.1: heads_kv is 1", {**parts, **one, "k.1": noise([2, 3, 1, 8]), "v.1": noise([2, 3, 1, 8])})
+        self.refused("v.1: head_dim_v is 4", {**parts, **one, "k.1": noise([2, 3, 2, 8]), "v.1": noise([2, 3, 2, 4])})
+
+    def test_block_masks(self):
+        size = pack("I32", [2], [4, 4])
+        kinds = lambda *values: pack("U8", [1, 1, 2, 2], values)
+        index = lambda *values: pack("I32", [1, 1, 2, 2], values)
+        bits = pack("BOOL", [1, 4, 4], True)
+        self.refused('"block_size" is missing', {"block_kinds": kinds(2, 2, 2, 2)})
+        self.refused("block_size is (0, 4)", {"block_kinds": kinds(2, 2, 2, 2), "block_size": pack("I32", [2], [0, 4])})
+        self.refused("without block_kinds", {"block_size": size})
+        self.refused("row 1, column 0 is 4", {"block_kinds": kinds(2, 2, 4, 2), "block_size": size})
+        self.refused("block_kinds has shape", {"block_kinds": pack("U8", [1, 1, 2, 3], 2), "block_size": size})
+        self.refused("block_kinds has shape", {"block_kinds": pack("U8", [2, 2], 2), "block_size": size})
+        self.refused("block_kinds is I32", {"block_kinds": index(2, 2, 2, 2), "block_size": size})
+        self.refused("has no block_bits", {"block_kinds": kinds(2, 2, 3, 2), "block_size": size})
+        self.refused("row 0, column 1 is 1; 0 to 0", {"block_kinds": kinds(2, 3, 2, 2), "block_size": size,
+                                                      "block_index": index(-1, 1, -1, -1), "block_bits": bits})
+        self.refused("block_bits has shape", {"block_kinds": kinds(2, 3, 2, 2), "block_size": size,
+                                              "block_index": index(-1, 0, -1, -1), "block_bits": pack("BOOL", [1, 4, 8], True)})
+        self.refused("block_bits is U8", {"block_kinds": kinds(2, 3, 2, 2), "block_size": size,
+                                          "block_index": index(-1, 0, -1, -1), "block_bits": pack("U8", [1, 4, 4], 1)})
+
+    def test_merge(self):
+        out, lse = noise([2, 5, 4, 8]), noise([2, 4, 5])
+        for says, tensors in [
+            ('"lse.0" is missing', {"out.0": out}),
+            ('"out.1" is missing', {"out.0": out, "lse.0": lse, "lse.1": lse}),
+            ('.2" follows no part 1', {"out.0": out, "lse.0": lse, "out.2": out, "lse.2": lse}),
+            ("out.0 has shape [5]", {"out.0": noise([5]), "lse.0": lse}),
+            ("out.1 has shape", {"out.0": out, "lse.0": lse, "out.1": noise([2, 5, 4, 4]), "lse.1": lse}),
+            ("out.1 is F16", {"out.0": out, "lse.0": lse, "out.1": pack("F16", [2, 5, 4, 8], 0), "lse.1": lse}),
+            ("lse.0 has shape", {"out.0": out, "lse.0": noise([2, 5, 4])}),
+            ("part_type is f64", {"out.0": pack("F64", [2, 5, 4, 8], 0), "lse.0": lse}),
+        ]:
+            with self.subTest(says=says):
+                self.attn("merge", save(self.path("in"), tensors), self.path("out"), code=2, says=says)
+
+    def test_quantize_twice(self):
+        once = self.path("once")
+        self.attn("quantize", EXAMPLE, once, "--to", "f8_e4m3fn")
+        self.attn("quantize", once, self.path("twice"), "--to", "f8_e4m3fn", code=2, says="k_descale is there already")
+        self.attn("quantize", EXAMPLE, once, "--to", "q8_0")
+        self.attn("quantize", once, self.path("twice"), "--to", "q4_0", code=2, says="src_type is q8_0")
+
+    def test_unused_tensors_are_named(self):
+        path = save(self.path("in"), {**small(), "sink": noise([4])})
+        run = subprocess.run([ATTN, "run", path, self.path("out")], capture_output=True, text=True)
+        self.assertEqual(run.returncode, 0)
+        self.assertIn('tensor "sink" is not used', run.stderr)
+
+
+class RoundTrips(CliTest):
+    def options(self, metadata):
+        options, args = json.loads(metadata.get("options", "{}")), []
+        args += ["--causal"] * options.get("causal", False)
+        args += ["--causal-top-left"] * options.get("causal_top_left", False)
+        if "window" in options:
+            args += ["--window", "{},{}".format(*options["window"])]
+        for name in ("scale", "softcap"):
+            if name in options:
+                args += ["--" + name, options[name]]
+        return args
+
+    def test_golden(self):
+        files = sorted(GOLDEN.glob("*.safetensors"))
+        self.assertTrue(files)
+        for path in files:
+            with self.subTest(case=path.stem):
+                tensors, metadata = load(path)
+                golden = save(self.path("golden"), {"out": tensors["golden.out"], "lse": tensors["golden.lse"]})
+                out = self.path("out")
+                if path.stem.startswith("merge_"):
+                    self.attn("merge", path, out, "--backend", "reference", "--out-dtype", "f32")
+                    bound = 2e-6
+                else:
+                    self.attn("run", path, out, "--backend", "reference", "--out-dtype", "f64",
+                              *self.options(metadata))
+                    bound = 1e-12
+                self.attn("diff", out, golden, "--tensor", "out", "--max-abs", bound)
+                self.attn("diff", out, golden, "--tensor", "lse", "--rel-fro", 1e-6)
+
+    def test_real_model(self):
+        for backend in self.json("info")["backends"]:
+            if backend["name"] not in ("reference", "cpu"):
+                continue
+            out = self.path(backend["name"])
+            report = self.json("run", EXAMPLE, out, "--backend", backend["name"])
+            self.assertEqual(report["backend"], backend["name"])
+            self.assertEqual(report["out"], {"dtype": "f32", "shape": load(EXAMPLE)[0]["q"][1]})
+            self.attn("diff", out, EXPECTED, "--max-abs", 2e-6)
+            self.attn("diff", out, EXPECTED, "--max-abs", 0, code=0 if backend["name"] == "reference" else 1)
+
+    def test_output_types(self):
+        reference = self.path("reference")
+        self.attn("run", EXAMPLE, reference, "--backend", "reference")
+        for dtype, name, bound in (("f16", "F16", 1e-3), ("bf16", "BF16", 8e-3), ("f8_e4m3fn", "F8_E4M3", 0.07),
+                                   ("f8_e5m2", "F8_E5M2", 0.13), ("f8_e4m3fnuz", "F8_E4M3", 0.07)):
+            for backend in ("reference", "cpu"):
+                out = self.path("out")
+                self.attn("run", EXAMPLE, out, "--backend", backend, "--out-dtype", dtype)
+                tensors, metadata = load(out)
+                self.assertEqual(tensors["out"][0], name)
+                self.assertEqual(metadata, {"out": dtype} if dtype == "f8_e4m3fnuz" else {})
+                self.attn("diff", out, reference, "--rel-fro", bound)
+
+    def test_segments_equal_the_whole(self):
+        whole = small(b=1, sq=4, skv=10, hq=2, hkv=2)
+        row = 2 * 8 * 4
+        parts = {"q": whole["q"]}
+        for i, (begin, end) in enumerate(((0, 3), (3, 4), (4, 10))):
+            for name in "kv":
+                parts[f"{name}.{i}"] = "F32", [1, end - begin, 2, 8], whole[name][2][begin * row:end * row]
+        for args in ([], ["--causal"], ["--split-invariant"], ["--fixed-split", "3"], ["--threads", "1"]):
+            for backend in ("reference", "cpu"):
+                one, many = self.path("one"), self.path("many")
+                self.attn("run", save(self.path("a"), whole), one, "--backend", backend, *args)
+                self.attn("run", save(self.path("b"), parts), many, "--backend", backend, *args)
+                self.attn("diff", many, one, "--max-abs", 1e-6)
+
+    def test_merge_of_parts(self):
+        whole = small(b=1, sq=4, skv=10, hq=2, hkv=2)
+        row = 2 * 8 * 4
+        parts = {}
+        for i, (begin, end) in enumerate(((0, 6), (6, 10))):
+            piece = {"q": whole["q"]}
+            for name in "kv":
+                piece[name] = "F32", [1, end - begin, 2, 8], whole[name][2][begin * row:end * row]
+            self.attn("run", save(self.path("in"), piece), self.path("part"))
+            for name, tensor in load(self.path("part"))[0].items():
+                parts[f"{name}.{i}"] = tensor
+        self.attn("run", save(self.path("in"), whole), self.path("whole"))
+        for backend in ("reference", "cpu"):
+            self.attn("merge", save(self.path("parts"), parts), self.path("merged"), "--backend", backend, says="2 parts")
+            self.attn("diff", self.path("merged"), self.path("whole"), "--max-abs", 1e-6)
+        report = self.json("merge", self.path("parts"), self.path("merged"), "--out-dtype", "bf16")
+        self.assertEqual(report["out"], {"dtype": "bf16", "shape": [1, 4, 2, 8]})
+
+    def test_quantize(self):
+        for to, bound in (("f8_e4m3fn", 0.04), ("f8_e5m2", 0.08), ("f8_e4m3fnuz", 0.04), ("q8_0", 0.01), ("q4_0", 0.12)):
+            ggml = to.startswith("q")
+            for args in ([], *([["--scale", "amax"], ["--scale", "0.125", "--saturate"], ["--scale", "amax", "--per", "head", "--q"]]
+                               if not ggml else [])):
+                with self.subTest(to=to, args=args):
+                    results = []
+                    for backend in ("reference", "cpu"):
+                        path = self.path(backend)
+                        self.attn("quantize", EXAMPLE, path, "--to", to, "--backend", backend, *args)
+                        results.append(Path(path).read_bytes())
+                    self.assertEqual(*results)
+                    tensors, metadata = load(path)
+                    if to in ("f8_e4m3fnuz", "q8_0", "q4_0"):
+                        self.assertEqual((metadata["k"], metadata["v"]), (to, to))
+                    self.assertEqual("k_descale" in tensors, not ggml)
+                    if "head" in args:
+                        self.assertEqual(tensors["k_descale"][1], [1, 12])
+                        self.assertEqual(tensors["q_descale"][1], [1, 12])
+                        self.assertEqual(tensors["q"][0], "F8_E5M2" if to == "f8_e5m2" else "F8_E4M3")
+                    if "0.125" in args:
+                        self.assertEqual(unpack(tensors["k_descale"]), (0.125,))
+                    if "0.125" not in args:
+                        self.attn("run", path, self.path("out"), "--out-dtype", "f32")
+                        self.attn("diff", self.path("out"), EXPECTED, "--tensor", "out", "--rel-fro", bound * 2)
+
+    def test_quantize_packed_paged_and_segments(self):
+        for case in ("segments_causal", "segments_varlen", "paged_varlen", "varlen_causal"):
+            with self.subTest(case=case):
+                path = GOLDEN / f"{case}.safetensors"
+                _, metadata = load(path)
+                quantized, out, golden = self.path("quantized"), self.path("out"), self.path("golden")
+                self.attn("quantize", path, quantized, "--to", "f8_e5m2", "--per", "head")
+                self.attn("run", quantized, out, "--out-dtype", "f32", *self.options(metadata))
+                tensors, _ = load(path)
+                save(golden, {"out": tensors["golden.out"]})
+                self.attn("diff", out, golden, "--rel-fro", 0.2)
+
+
+class Diff(CliTest):
+    def files(self, a, b, dtype="F32"):
+        return (save(self.path("a"), {"x": pack(dtype, [len(a)], a)}),
+                save(self.path("b"), {"x": pack(dtype, [len(b)], b)}))
+
+    def test_numbers(self):
+        a, b = self.files([1.0, 2.0, 2.0], [1.0, 2.0, 4.0])
+        row = self.json("diff", a, b)["tensors"]["x"]
+        self.assertEqual(row["max_abs"], 2)
+        self.assertAlmostEqual(row["mean_abs"], 2 / 3)
+        self.assertAlmostEqual(row["rel_fro"], 2 / math.sqrt(21))
+        self.assertAlmostEqual(row["cosine"], 13 / math.sqrt(9 * 21))
+        self.attn("diff", a, b, "--max-abs", 2, "--rel-fro", 0.5)
+        self.attn("diff", a, b, "--max-abs", 1.99, code=1, says="[2]: 2 against 4")
+        self.attn("diff", a, b, "--rel-fro", 0.4, code=1, says="FAILED")
+        self.assertFalse(self.json("diff", a, b, "--max-abs", 1, code=1)["passed"])
+
+    def test_non_finite(self):
+        inf, nan = math.inf, math.nan
+        for a, b, code in [([-inf, 1], [-inf, 1], 0), ([nan, 1], [nan, 1], 0), ([nan, 1], [1, nan], 1),
+                           ([inf, 1], [-inf, 1], 1), ([1, 1], [inf, 1], 1), ([nan, 1], [0, 1], 1)]:
+            with self.subTest(a=a, b=b):
+                self.attn("diff", *self.files(a, b), code=code)
+
+    def test_shapes_types_names(self):
+        a, b = self.files([1.0, 2.0], [1.0, 2.0, 3.0])
+        self.attn("diff", a, b, code=1, says="shape [2] against [3]")
+        a, b = self.files([1.0, 2.0], [1.0, 2.0], "F16")[0], self.files([1.0, 2.0], [1.0, 2.0])[1]
+        self.attn("diff", a, b, "--max-abs", 0)
+        a = save(self.path("a"), {"x": pack("I64", [1], [5]), "y": pack("I64", [1], [5])})
+        b = save(self.path("b"), {"x": pack("U8", [1], [5]), "z": pack("I64", [1], [5])})
+        report = self.json("diff", a, b)
+        self.assertEqual((report["only_a"], report["only_b"]), (["y"], ["z"]))
+        self.attn("diff", a, b, "--tensor", "x", "--tensor", "y", code=2, says='"y" is missing')
+        empty = save(self.path("a"), {"x": pack("F32", [0, 3], [])})
+        self.attn("diff", empty, empty, "--max-abs", 0, "--rel-fro", 0)
+
+
+class Mask(CliTest):
+    def test_text_and_picture(self):
+        path = GOLDEN / "blocks_batch_head.safetensors"
+        tensors, _ = load(path)
+        report = self.json("mask", path)
+        kinds = unpack(tensors["block_kinds"])
+        drawn = "".join(row for mask in report["masks"] for row in mask["rows"])
+        self.assertEqual(drawn, "".join(".\\#%"[kind] for kind in kinds))
+        self.assertEqual(sum(mask["PARTIAL"] for mask in report["masks"]), kinds.count(3))
+        self.attn("mask", path, says="batch 1, head 1")
+
+        picture = self.path("mask.png")
+        self.attn("mask", path, "--show", picture)
+        data = Path(picture).read_bytes()
+        self.assertEqual(data[:8], b"\x89PNG\r\n\x1a\n")
+        chunks, at = {}, 8
+        while at < len(data):
+            size = struct.unpack(">I", data[at:at + 4])[0]
+            kind, body = data[at + 4:at + 8], data[at + 8:at + 8 + size]
+            self.assertEqual(struct.unpack(">I", data[at + 8 + size:at + 12 + size])[0], zlib.crc32(kind + body))
+            chunks[kind] = body
+            at += 12 + size
+        width, height = struct.unpack(">II", chunks[b"IHDR"][:8])
+        rows = zlib.decompress(chunks[b"IDAT"])
+        self.assertEqual(len(rows), height * (width + 1))
+        # A pixel per element of [2, 2] masks of 19 x 29, 4 between them; the first is at (4, 4).
+        self.assertEqual((width, height), (2 * (29 + 4) + 4, 2 * (19 + 4) + 4))
+        bits, index = unpack(tensors["block_bits"]), unpack(tensors["block_index"])
+        for b in range(2):
+            for h in range(2):
+                for i in range(19):
+                    for j in range(29):
+                        cell = ((b * 2 + h) * 3 + i // 8) * 4 + j // 8
+                        kind = kinds[cell]
+                        visible = {0: False, 1: j <= i + 29 - 19, 2: True,
+                                   3: bits[(index[cell] * 8 + i % 8) * 8 + j % 8] if kind == 3 else None}[kind]
+                        pixel = rows[(4 + b * 23 + i) * (width + 1) + 1 + 4 + h * 33 + j]
+                        self.assertEqual(pixel, kind if visible or kind == 0 else 5, (b, h, i, j))
+
+    def test_mask_alone(self):
+        path = save(self.path("in"), {"block_kinds": pack("U8", [1, 1, 2, 2], [1, 0, 2, 1]),
+                                      "block_size": pack("I32", [2], [64, 64])})
+        self.assertEqual(self.json("mask", path)["masks"][0]["rows"], ["\\.", "#\\"])
+        self.attn("mask", path, "--show", self.path("mask.png"))
+
+
+class Bench(CliTest):
+    def test_json(self):
+        for backend in ("reference", "cpu"):
+            report = self.json("bench", "--backend", backend, "--seqlen-q", 8, "--seqlen-kv", 16, "--heads", 4,
+                               "--heads-kv", 2, "--head-dim", 32, "--causal", "--repeats", 3, "--dtype", "bf16",
+                               "--kv-dtype", "q8_0")
+            row = report["cases"][0]
+            self.assertEqual((row["heads"], row["heads_kv"], row["seqlen_kv"], row["causal"]), (4, 2, 16, True))
+            for name in ("median_us", "tflops", "gbytes_per_s"):
+                self.assertGreater(row[name], 0)
+            # causal, bottom-right: 9 + ... + 16 pairs, 2 products of 2 * 32 operations
+            operations = sum(range(9, 17)) * 4 * 2 * 2 * 32
+            self.assertAlmostEqual(row["tflops"] * row["median_us"] * 1e6, operations, places=3)
+            self.assertGreater(report["plan_us"], 0)
+            self.assertGreater(report["run_overhead_us"], 0)
+        self.attn("bench", "--seqlen-q", 4, "--window", "1,1", says="window 1,1")
+
+
+class Explain(CliTest):
+    def test_explain(self):
+        report = self.json("run", EXAMPLE, self.path("out"), "--backend", "reference", "--explain")
+        self.assertEqual(report["explain"]["kernel"], "reference")
+        self.assertEqual(report["kernel"], "reference")
+        self.attn("run", EXAMPLE, self.path("out"), "--backend", "reference", "--explain", says="reference runs")
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], *sys.argv[3:]])
