@@ -6,6 +6,7 @@
 #include "core/dtype.h"
 #include "cpu/kernels.h"
 #include "plan/device_kernel.h"
+#include "plan/forward_sm80.h"
 
 namespace attn {
 namespace {
@@ -35,6 +36,21 @@ constexpr Limits from_to(uint32_t in, uint32_t out) {
 }
 constexpr Limits reference_forward = host_forward(type_bit(ATTN_F64));
 constexpr Limits cpu_forward = host_forward(0);
+// kernels/sm80: q, k and v of one type.
+constexpr Limits sm80_forward(attn_dtype type, int64_t head_dim_max, bool score) {
+  Limits limits;
+  limits.q_types = limits.kv_types = type_bit(type);
+  limits.out_types = float_types;
+  limits.head_dim_multiple = limits.head_dim_v_multiple = 8;
+  limits.head_dim_max = limits.head_dim_v_max = head_dim_max;
+  limits.flags = ATTN_CAUSAL | ATTN_CAUSAL_TOP_LEFT | ATTN_WINDOW | ATTN_SINKS | ATTN_SPLIT_INVARIANT;
+  limits.features = feature_packed_q | feature_packed_kv | feature_seqlens | feature_segments;
+  if (score) {
+    limits.flags |= ATTN_ALIBI;
+    limits.features |= feature_softcap | feature_bias;
+  }
+  return limits;
+}
 constexpr Limits any_merge = from_to(float_types, float_types);
 constexpr Limits any_quantize = from_to(float_types, fp8_types | ggml_types);
 
@@ -50,6 +66,31 @@ constexpr Kernel table[] = {
     {"cpu_avx2", Op::forward, cpu, cpu_forward, &cpu_avx2_kernel, nullptr},
 #endif
     {"cpu_baseline", Op::forward, cpu, cpu_forward, &cpu_baseline_kernel, nullptr},
+
+    {"fwd_sm80_bf16_d64", Op::forward, cuda, sm80_forward(ATTN_BF16, 64, false), nullptr,
+     &fwd_sm80_d64_kernel},
+    {"fwd_sm80_bf16_d64_score", Op::forward, cuda, sm80_forward(ATTN_BF16, 64, true), nullptr,
+     &fwd_sm80_d64_score_kernel},
+    {"fwd_sm80_bf16_d128", Op::forward, cuda, sm80_forward(ATTN_BF16, 128, false), nullptr,
+     &fwd_sm80_d128_kernel},
+    {"fwd_sm80_bf16_d128_score", Op::forward, cuda, sm80_forward(ATTN_BF16, 128, true), nullptr,
+     &fwd_sm80_d128_score_kernel},
+    {"fwd_sm80_bf16_d256", Op::forward, cuda, sm80_forward(ATTN_BF16, 256, false), nullptr,
+     &fwd_sm80_d256_kernel},
+    {"fwd_sm80_bf16_d256_score", Op::forward, cuda, sm80_forward(ATTN_BF16, 256, true), nullptr,
+     &fwd_sm80_d256_score_kernel},
+    {"fwd_sm80_f16_d64", Op::forward, cuda, sm80_forward(ATTN_F16, 64, false), nullptr,
+     &fwd_sm80_d64_kernel},
+    {"fwd_sm80_f16_d64_score", Op::forward, cuda, sm80_forward(ATTN_F16, 64, true), nullptr,
+     &fwd_sm80_d64_score_kernel},
+    {"fwd_sm80_f16_d128", Op::forward, cuda, sm80_forward(ATTN_F16, 128, false), nullptr,
+     &fwd_sm80_d128_kernel},
+    {"fwd_sm80_f16_d128_score", Op::forward, cuda, sm80_forward(ATTN_F16, 128, true), nullptr,
+     &fwd_sm80_d128_score_kernel},
+    {"fwd_sm80_f16_d256", Op::forward, cuda, sm80_forward(ATTN_F16, 256, false), nullptr,
+     &fwd_sm80_d256_kernel},
+    {"fwd_sm80_f16_d256_score", Op::forward, cuda, sm80_forward(ATTN_F16, 256, true), nullptr,
+     &fwd_sm80_d256_score_kernel},
 
     {"merge_reference", Op::merge, reference, any_merge, &merge_reference_kernel, nullptr},
     {"merge_cpu", Op::merge, cpu, any_merge, &merge_cpu_kernel, nullptr},

@@ -1,0 +1,27 @@
+// cp.async: 16 bytes from global to shared memory, asynchronously, past L1.
+#ifndef ATTN_KERNELS_PTX_CP_ASYNC_H
+#define ATTN_KERNELS_PTX_CP_ASYNC_H
+
+namespace attn::ptx {
+
+// Without `valid` the 16 bytes become zero and global memory is not read.
+__device__ __forceinline__ void cp_async_16(unsigned shared, const void* global, bool valid) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
+               :
+               : "r"(shared), "l"(global), "r"(valid ? 16 : 0)
+               : "memory");
+}
+
+// Makes a group of the copies of this thread since the last one.
+__device__ __forceinline__ void cp_async_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// Waits until at most `pending` of this thread's groups are under way.
+template <int pending>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+
+}  // namespace attn::ptx
+#endif

@@ -1,0 +1,549 @@
+// Attention forward with mma.sync. A block has a tile of queries of one head and walks over the keys that
+// they see; a warp has 16 or 32 of the queries, its scores, its sums and the state of its softmax in
+// registers.
+#pragma once
+#include "../common/types.h"
+#include "../ptx/convert.h"
+#include "../ptx/cp_async.h"
+#include "../ptx/ex2.h"
+#include "../ptx/ldmatrix.h"
+#include "../ptx/mma.h"
+#include "forward_args.h"
+#include "tiles.h"
+
+namespace attn::sm80 {
+
+constexpr float log2_e = 1.4426950408889634f;
+constexpr float ln_2 = 0.6931471805599453f;
+__device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
+
+struct F16 {
+  static constexpr int type = attn_element_f16;
+  static __device__ void mma(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    ptx::mma_f16(d, a, b0, b1);
+  }
+  static __device__ unsigned pack(float low, float high) { return ptx::pack_f16(low, high); }
+  static __device__ float unpack(unsigned short x) { return ptx::unpack_f16(x); }
+};
+struct BF16 {
+  static constexpr int type = attn_element_bf16;
+  static __device__ void mma(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    ptx::mma_bf16(d, a, b0, b1);
+  }
+  static __device__ unsigned pack(float low, float high) { return ptx::pack_bf16(low, high); }
+  static __device__ float unpack(unsigned short x) { return ptx::unpack_bf16(x); }
+};
+
+__device__ __forceinline__ int clamp(long long x, int low, int high) {
+  return x < low ? low : x > high ? high : int(x);
+}
+
+// Entry b of cumulative lengths, inside [0, total] and at most `capacity` long.
+struct Span {
+  long long begin;
+  int length;
+};
+__device__ __forceinline__ Span packed_span(const int* cu_seqlens, int b, long long total,
+                                            int capacity) {
+  const long long first = cu_seqlens[b], last = cu_seqlens[b + 1];
+  const long long begin = first < 0 ? 0 : first > total ? total : first;
+  const long long end = last < begin ? begin : last > total ? total : last;
+  return {begin, clamp(end - begin, 0, capacity)};
+}
+__device__ __forceinline__ Span segment_span(const attn_sm80_segment& s, int b) {
+  if (s.cu_seqlens) return packed_span(s.cu_seqlens, b, s.total, s.capacity);
+  return {0, s.seqlens ? clamp(s.seqlens[b], 0, s.capacity) : s.capacity};
+}
+
+// Shared memory. 16-byte chunk c of row r lies at chunk c ^ (r % 8) of its 128-byte line, so that the eight
+// rows that ldmatrix reads at once lie in different banks.
+template <int pitch>
+__device__ __forceinline__ unsigned chunk_offset(int row, int chunk) {
+  return row * pitch + chunk / 8 * 128 + ((chunk % 8) ^ (row % 8)) * 16;
+}
+
+// The block copies `rows` rows of 128-byte lines; thread t has chunk t % 8 of each line. Rows from `count`
+// on and columns from head_dim on become zero.
+template <int threads, int rows, int pitch>
+__device__ __forceinline__ void copy_tile(unsigned to, const char* from, long long row_bytes, int count,
+                                          int head_dim) {
+  constexpr int rows_at_once = threads / 8;
+  const int first = threadIdx.x / 8, column = threadIdx.x % 8;
+  const unsigned at = to + chunk_offset<pitch>(first, column);
+  from += first * row_bytes + column * 16;
+#pragma unroll
+  for (int row = 0; row < rows; row += rows_at_once) {
+#pragma unroll
+    for (int line = 0; line < pitch / 128; ++line) {
+      ptx::cp_async_16(at + row * pitch + line * 128, from + line * 128,
+                       first + row < count && 64 * line + 8 * column < head_dim);
+    }
+    from += rows_at_once * row_bytes;
+  }
+}
+
+// What all warps of a block share: it waits in shared memory, so that registers are free for the tiles.
+struct Block {
+  int b, h;
+  int row;           // first query
+  int seqlen_q, seqlen_kv;
+  long long q_begin; // packed q: row of the sequence's query 0
+  int low, high;     // keys that some of the block's queries see
+  struct Segment {
+    const char *k, *v; // where key 0 of the sequence would be, were all of it in this segment
+    int end;           // position behind the segment's last key
+  } segment[attn_sm80_max_segments];
+
+  __device__ __forceinline__ void set_segments(const attn_sm80_forward_kernarg& a) {
+    const int kv_head = h / a.group;
+    int begin = 0;
+    for (int i = 0; i < a.num_segments; ++i) {
+      const attn_sm80_segment& s = a.segment[i];
+      const Span span = segment_span(s, b);
+      const long long batch = s.cu_seqlens ? 0 : b, row = span.begin - begin;
+      begin += span.length;
+      segment[i] = {static_cast<const char*>(s.k) +
+                        2 * (batch * s.k_stride[0] + row * s.k_stride[1] + kv_head * s.k_stride[2]),
+                    static_cast<const char*>(s.v) +
+                        2 * (batch * s.v_stride[0] + row * s.v_stride[1] + kv_head * s.v_stride[2]),
+                    begin};
+    }
+    seqlen_kv = begin;
+  }
+};
+
+// A tile of keys. Tiles follow each other segment by segment, older first, and do not reach across segments.
+struct Keys {
+  int segment;
+  int first;  // position of the tile's first key
+  int left;   // keys of the segment that the block sees, from there on; 0: behind the last tile
+
+  __device__ __forceinline__ Keys(const Block& block) : segment(0), first(block.low) { find(block); }
+  __device__ __forceinline__ void find(const Block& block) {
+    left = 0;
+    if (first >= block.high) return;
+    while (block.segment[segment].end <= first) ++segment;
+    left = min(block.segment[segment].end, block.high) - first;
+  }
+  __device__ __forceinline__ void next(const Block& block, int keys) {
+    first += min(left, keys);
+    left -= keys;
+    if (left <= 0) find(block);
+  }
+};
+
+// The compiler computes what follows from x where it is used instead of keeping it in registers.
+__device__ __forceinline__ unsigned recompute(unsigned x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+// tanh within a few ulp: ex2 loses too much for small x.
+__device__ __forceinline__ float tanh_accurate(float x) {
+  const float x2 = x * x, size = fabsf(x);
+  const float small = x + x * x2 * (-0.333333333f + x2 * (0.133333333f + x2 * (-0.0539682540f + x2 * 0.0218694885f)));
+  const float e = ptx::ex2(-2 * log2_e * size);
+  return size < 0.35f ? small : copysignf(__fdividef(1 - e, 1 + e), x);
+}
+
+// The score of query `row` and key j.
+template <class T>
+__device__ __forceinline__ float modified_score(const attn_sm80_forward_kernarg& a, const Block& block,
+                                                float dot, int row, int j) {
+  float x = dot * a.scale;
+  if (a.softcap > 0) x = a.softcap * tanh_accurate(x / a.softcap);
+  if (a.bias) {
+    const long long at = block.b * a.bias_stride[0] + block.h * a.bias_stride[1] + row * a.bias_stride[2] + j * a.bias_stride[3];
+    x += a.bias_type == attn_element_f32 ? static_cast<const float*>(a.bias)[at]
+                                         : T::unpack(static_cast<const unsigned short*>(a.bias)[at]);
+  }
+  if (a.alibi_slopes)
+    x -= a.alibi_slopes[block.h] * fabsf(float(row + block.seqlen_kv - block.seqlen_q - j));
+  return x;
+}
+
+// Four packed words, one per lane of a quad and 8-column tile, become four columns' words of one tile:
+// afterwards lane t of the quad holds all of tile t's row.
+__device__ __forceinline__ void transpose_quad(unsigned (&w)[4]) {
+  const int t = threadIdx.x % 4;
+  const bool odd = t & 1, high = t & 2;
+  unsigned give0 = odd ? w[0] : w[1], give1 = odd ? w[2] : w[3];
+  give0 = __shfl_xor_sync(0xffffffff, give0, 1);
+  give1 = __shfl_xor_sync(0xffffffff, give1, 1);
+  const unsigned a0 = odd ? give0 : w[0], a1 = odd ? w[1] : give0;
+  const unsigned a2 = odd ? give1 : w[2], a3 = odd ? w[3] : give1;
+  unsigned give2 = high ? a0 : a2, give3 = high ? a1 : a3;
+  give2 = __shfl_xor_sync(0xffffffff, give2, 2);
+  give3 = __shfl_xor_sync(0xffffffff, give3, 2);
+  w[0] = high ? give2 : a0;
+  w[1] = high ? give3 : a1;
+  w[2] = high ? a2 : give2;
+  w[3] = high ? a3 : give3;
+}
+
+
+// The scores of one warp's queries against a tile of keys, and what becomes of them.
+template <class T, int row_tiles, int key_tiles, int v_tiles>
+struct State {
+  float s[row_tiles][key_tiles][4];       // scores, as mma leaves them
+  unsigned p[row_tiles][key_tiles / 2][4];  // their weights, as mma takes them
+  float o[row_tiles][v_tiles][4];         // sums of weight * v
+  // Per row, in the log2 domain: weights are 2^(score - reference). -inf: the row has seen nothing.
+  float reference[row_tiles][2];
+  float sum[row_tiles][2];  // of the weights in the lane's columns
+
+  // s -> p, with s * unit in the log2 domain. split_invariant: the reference is an integer, so that sums taken
+  // against different references differ by an exact power of two, and the sum has the weights as rounded.
+  template <bool split_invariant>
+  __device__ __forceinline__ void softmax(float unit) {
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+      float used[2], shrink[2];
+      bool moved = false;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float top = fmaxf(s[m][0][2 * half], s[m][0][2 * half + 1]);
+#pragma unroll
+        for (int n = 1; n < key_tiles; ++n)
+          top = fmaxf(top, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
+        top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2)) * unit;
+        const float old = reference[m][half];
+        const float next = fmaxf(old, split_invariant ? ceilf(top) : top);
+        moved = moved || next != old;
+        used[half] = next == -infinity() ? 0 : next;
+        shrink[half] = ptx::ex2(old - used[half]);
+        reference[m][half] = next;
+      }
+      if (__any_sync(0xffffffff, moved)) {
+        sum[m][0] *= shrink[0];
+        sum[m][1] *= shrink[1];
+#pragma unroll
+        for (int n = 0; n < v_tiles; ++n) {
+          o[m][n][0] *= shrink[0];
+          o[m][n][1] *= shrink[0];
+          o[m][n][2] *= shrink[1];
+          o[m][n][3] *= shrink[1];
+        }
+      }
+#pragma unroll
+      for (int n = 0; n < key_tiles; ++n) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float x = ptx::ex2(fmaf(s[m][n][2 * half], unit, -used[half]));
+          float y = ptx::ex2(fmaf(s[m][n][2 * half + 1], unit, -used[half]));
+          const unsigned packed = T::pack(x, y);
+          if (split_invariant) {
+            x = T::unpack(packed & 0xffff);
+            y = T::unpack(packed >> 16);
+          }
+          sum[m][half] += x + y;
+          p[m][n / 2][n % 2 * 2 + half] = packed;
+        }
+      }
+    }
+  }
+};
+
+// One row of out: `o` holds the lane's columns 8n + 2(lane % 4) and the one behind it.
+template <class Element, int v_tiles>
+__device__ __forceinline__ void store_row_16bit(unsigned short* row, bool valid, const float (&o)[v_tiles][4],
+                                                int half, float factor, int head_dim_v) {
+#pragma unroll
+  for (int n = 0; n < v_tiles; n += 4) {
+    unsigned w[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      w[j] = factor == 0 ? 0 : Element::pack(o[n + j][2 * half] * factor, o[n + j][2 * half + 1] * factor);
+    transpose_quad(w);
+    const int column = 8 * (n + int(threadIdx.x % 4));
+    if (valid && column < head_dim_v)
+      *reinterpret_cast<uint4*>(row + column) = make_uint4(w[0], w[1], w[2], w[3]);
+  }
+}
+template <int v_tiles>
+__device__ __forceinline__ void store_row_f32(float* row, bool valid, const float (&o)[v_tiles][4], int half,
+                                              float factor, int head_dim_v) {
+#pragma unroll
+  for (int n = 0; n < v_tiles; ++n) {
+    if (valid && 8 * n < head_dim_v) {
+      *reinterpret_cast<float2*>(row + 8 * n + 2 * (threadIdx.x % 4)) =
+          make_float2(factor == 0 ? 0 : o[n][2 * half] * factor, factor == 0 ? 0 : o[n][2 * half + 1] * factor);
+    }
+  }
+}
+
+// head_dim: both products have so many columns; what is missing to it counts as zero. score: softcap, bias
+// and ALiBi too.
+template <class T, int head_dim, bool score, Tile tile = tile_of(head_dim, score)>
+__device__ __forceinline__ void forward(const attn_sm80_forward_kernarg& a) {
+  constexpr int threads = tile.threads(), keys = tile.keys;
+  constexpr int pitch = pitch_bytes(head_dim), kv_bytes = tile_bytes(tile, head_dim);
+  constexpr int warp_rows = tile.rows / tile.warps, row_tiles = warp_rows / 16;
+  constexpr int d_steps = head_dim / 16, key_tiles = keys / 8, v_tiles = head_dim / 8;
+
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  const unsigned shared = unsigned(__cvta_generic_to_shared(shared_memory));
+  const unsigned q_at = shared + q_offset(tile, head_dim);
+  __shared__ Block block;
+  __shared__ int4 warp_keys[tile.warps];  // keys [x, y) are seen by some of the warp's queries, [z, w) by all
+  static_assert(sizeof block + sizeof warp_keys <= static_shared_bytes);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const auto row_keys = [&](int row) { return a.mask.keys(row, block.seqlen_q, block.seqlen_kv); };
+
+  if (threadIdx.x == 0) {
+    // The last tiles, which see most under a causal mask, start first.
+    const unsigned pairs = a.batch * a.heads_q, query_tiles = (a.seqlen_q + tile.rows - 1) / tile.rows;
+    const unsigned first_pair = blockIdx.x / (a.chunk * query_tiles) * a.chunk;
+    const unsigned width = min(a.chunk, pairs - first_pair), rest = blockIdx.x - first_pair * query_tiles;
+    const unsigned pair = first_pair + rest % width;
+    block.b = pair / a.heads_q;
+    block.h = pair % a.heads_q;
+    block.row = (query_tiles - 1 - rest / width) * tile.rows;
+    const Span queries = a.cu_seqlens_q ? packed_span(a.cu_seqlens_q, block.b, a.total_q, a.seqlen_q)
+                                        : Span{0, a.seqlen_q};
+    block.q_begin = queries.begin;
+    block.seqlen_q = queries.length;
+    block.set_segments(a);
+    const int last = min(block.row + tile.rows, queries.length) - 1;
+    block.low = clamp(row_keys(block.row).begin, 0, block.seqlen_kv);
+    block.high = clamp(row_keys(last).end, 0, block.seqlen_kv);
+  }
+  __syncthreads();
+  if (block.row >= block.seqlen_q) return;
+  const int warp_row = block.row + warp * warp_rows;
+  if (lane == 0) {
+    int4 see = {0, 0, 0, 0};
+    if (warp_row < block.seqlen_q) {
+      const KeyRange first = row_keys(warp_row), last = row_keys(min(warp_row + warp_rows, block.seqlen_q) - 1);
+      const int length = block.seqlen_kv;
+      see = make_int4(clamp(first.begin, 0, length), clamp(last.end, 0, length), clamp(last.begin, 0, length),
+                      clamp(first.end, 0, length));
+    }
+    warp_keys[warp] = see;
+  }
+  __syncwarp();
+
+  const auto copy_k = [&](unsigned to, const Keys& from) {
+    const long long stride = 2 * a.segment[from.segment].k_stride[1];
+    copy_tile<threads, keys, pitch>(to, block.segment[from.segment].k + from.first * stride, stride, from.left,
+                                    a.head_dim);
+  };
+  const auto copy_v = [&](unsigned to, const Keys& from) {
+    const long long stride = 2 * a.segment[from.segment].v_stride[1];
+    copy_tile<threads, keys, pitch>(to, block.segment[from.segment].v + from.first * stride, stride, from.left,
+                                    a.head_dim_v);
+  };
+
+  Keys next(block);
+  const bool any = next.left > 0;
+  if (any) {
+    const long long row = (a.cu_seqlens_q ? 0 : block.b * a.q_stride[0]) + (block.q_begin + block.row) * a.q_stride[1] +
+                          block.h * a.q_stride[2];
+    copy_tile<threads, tile.rows, pitch>(q_at, static_cast<const char*>(a.q) + 2 * row,
+                                         2 * a.q_stride[1], block.seqlen_q - block.row, a.head_dim);
+    ptx::cp_async_commit();
+    copy_k(shared, next);
+    ptx::cp_async_commit();
+    if (tile.stages == 2) {
+      copy_v(shared + kv_bytes, next);
+      ptx::cp_async_commit();
+    }
+  }
+
+  State<T, row_tiles, key_tiles, v_tiles> state;
+#pragma unroll
+  for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float reference = a.sinks ? a.sinks[block.h] * log2_e : -infinity();
+      const float sink = reference;
+      if (a.split_invariant) reference = ceilf(reference);
+      state.reference[m][half] = reference;
+      state.sum[m][half] = lane % 4 == 0 && reference != -infinity() ? ptx::ex2(sink - reference) : 0;
+    }
+#pragma unroll
+    for (int n = 0; n < v_tiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) state.o[m][n][i] = 0;
+  }
+
+  // Each lane's place in the matrices that ldmatrix reads. The 16 columns of step d lie at ^ line_step(d) in
+  // line d / 4.
+  const auto line_step = [](int d) { return d % 4 * 32; };
+  const unsigned q_lane = q_at + chunk_offset<pitch>(warp * warp_rows + lane % 16, lane / 16);
+  const unsigned k_lane = chunk_offset<pitch>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+  const unsigned v_lane = chunk_offset<pitch>(lane % 16, lane / 16);
+
+  if (!score && a.scale < 0 && any) {  // softmax takes a scale above 0
+    ptx::cp_async_wait<0>();
+    __syncthreads();
+    unsigned* words = reinterpret_cast<unsigned*>(shared_memory + q_offset(tile, head_dim));
+    for (int i = threadIdx.x; i < q_bytes(tile, head_dim) / 4; i += threads) words[i] ^= 0x80008000;
+    __syncthreads();
+  }
+  unsigned q[row_tiles][tile.q_in_registers ? d_steps : 1][4];
+  if (tile.q_in_registers && any) {
+    ptx::cp_async_wait<tile.stages>();
+    __syncthreads();
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m)
+#pragma unroll
+      for (int d = 0; d < (tile.q_in_registers ? d_steps : 1); ++d)
+        ptx::ldmatrix(q[m][d], (q_lane ^ line_step(d)) + d / 4 * 128 + m * 16 * pitch);
+  }
+  const float unit = score ? 1 : fmaxf(fabsf(a.scale) * log2_e, 1e-37f);
+
+  unsigned stage_at = shared;
+  bool first = true;
+  while (next.left > 0) {
+    const int tile_first = next.first, count = min(next.left, keys);
+    const unsigned k_at = recompute(stage_at + k_lane), v_at = recompute(stage_at + kv_bytes + v_lane);
+    if (tile.stages == 1) {
+      ptx::cp_async_wait<0>();
+      __syncthreads();
+      copy_v(shared + kv_bytes, next);
+      ptx::cp_async_commit();
+    } else {
+      if (first)
+        ptx::cp_async_wait<1>();
+      else
+        ptx::cp_async_wait<0>();
+      __syncthreads();
+      stage_at = 2 * shared + 2 * kv_bytes - stage_at;
+      next.next(block, keys);
+      if (next.left > 0) {
+        copy_k(stage_at, next);
+        copy_v(stage_at + kv_bytes, next);
+      }
+      ptx::cp_async_commit();
+    }
+
+    const int4 see = warp_keys[warp];
+    const bool sees = tile_first < see.y && tile_first + count > see.x;
+    if (sees) {
+      const unsigned q_here = recompute(q_lane);
+#pragma unroll
+      for (int m = 0; m < row_tiles; ++m)
+#pragma unroll
+        for (int n = 0; n < key_tiles; ++n)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) state.s[m][n][i] = 0;
+#pragma unroll
+      for (int d = 0; d < d_steps; ++d) {
+        if (!tile.q_in_registers)
+#pragma unroll
+          for (int m = 0; m < row_tiles; ++m)
+            ptx::ldmatrix(q[m][0], (q_here ^ line_step(d)) + d / 4 * 128 + m * 16 * pitch);
+#pragma unroll
+        for (int n = 0; n < key_tiles; n += 2) {
+          unsigned k[4];
+          ptx::ldmatrix(k, (k_at ^ line_step(d)) + d / 4 * 128 + n * 8 * pitch);
+#pragma unroll
+          for (int m = 0; m < row_tiles; ++m) {
+            T::mma(state.s[m][n], q[m][tile.q_in_registers ? d : 0], k[0], k[1]);
+            T::mma(state.s[m][n + 1], q[m][tile.q_in_registers ? d : 0], k[2], k[3]);
+          }
+        }
+      }
+    }
+
+    if (tile.stages == 1) {
+      ptx::cp_async_wait<0>();
+      __syncthreads();
+      next.next(block, keys);
+      if (next.left > 0) copy_k(shared, next);
+      ptx::cp_async_commit();
+    }
+
+    if (sees) {
+      const int4 see = warp_keys[warp];
+      const bool full = tile_first >= see.z && tile_first + keys <= see.w && count == keys;
+      if (score || !full) {
+#pragma unroll
+        for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int row = warp_row + 16 * m + 8 * half + lane / 4;
+            const KeyRange r = row_keys(row);
+            const int begin = clamp(r.begin - tile_first, 0, keys);
+            const int end = row < block.seqlen_q ? clamp(r.end - tile_first, 0, count) : 0;
+#pragma unroll
+            for (int n = 0; n < key_tiles; ++n) {
+#pragma unroll
+              for (int i = 0; i < 2; ++i) {
+                const int column = 8 * n + lane % 4 * 2 + i;
+                float& s = state.s[m][n][2 * half + i];
+                if (column < begin || column >= end)
+                  s = -infinity();
+                else if (score)
+                  s = log2_e * modified_score<T>(a, block, s, row, tile_first + column);
+              }
+            }
+          }
+        }
+      }
+      if (a.split_invariant)
+        state.template softmax<true>(unit);
+      else
+        state.template softmax<false>(unit);
+    }
+    if (tile.stages == 2 && first) {
+      ptx::cp_async_wait<1>();
+      __syncthreads();
+    }
+    first = false;
+    if (sees) {
+#pragma unroll
+      for (int k = 0; k < key_tiles / 2; ++k) {
+#pragma unroll
+        for (int n = 0; n < v_tiles; n += 2) {
+          unsigned v[4];
+          ptx::ldmatrix_transposed(v, (v_at ^ line_step(n / 2)) + n / 8 * 128 + k * 16 * pitch);
+#pragma unroll
+          for (int m = 0; m < row_tiles; ++m) {
+            T::mma(state.o[m][n], state.p[m][k], v[0], v[1]);
+            T::mma(state.o[m][n + 1], state.p[m][k], v[2], v[3]);
+          }
+        }
+      }
+    }
+  }
+  ptx::cp_async_wait<0>();
+
+#pragma unroll
+  for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float sum = state.sum[m][half];
+      sum += __shfl_xor_sync(0xffffffff, sum, 1);
+      sum += __shfl_xor_sync(0xffffffff, sum, 2);
+      const int row = warp_row + 16 * m + 8 * half + lane / 4;
+      const bool valid = row < block.seqlen_q;
+      if (a.lse && valid && lane % 4 == 0) {
+        const long long at = a.cu_seqlens_q ? block.h * a.total_q + block.q_begin + row
+                                            : (block.b * (long long)a.heads_q + block.h) * a.seqlen_q + row;
+        a.lse[at] = sum == 0 ? -infinity() : fmaf(state.reference[m][half], ln_2, logf(sum));
+      }
+      const float factor = sum == 0 ? 0 : 1 / sum;
+      const long long at = (a.cu_seqlens_q ? 0 : block.b * a.out_stride[0]) + (block.q_begin + row) * a.out_stride[1] +
+                           block.h * a.out_stride[2];
+      if (a.out_type == attn_element_f32)
+        store_row_f32(static_cast<float*>(a.out) + at, valid, state.o[m], half, factor, a.head_dim_v);
+      else if (a.out_type == attn_element_f16)
+        store_row_16bit<F16>(static_cast<unsigned short*>(a.out) + at, valid, state.o[m], half, factor, a.head_dim_v);
+      else
+        store_row_16bit<BF16>(static_cast<unsigned short*>(a.out) + at, valid, state.o[m], half, factor, a.head_dim_v);
+    }
+  }
+}
+
+}  // namespace attn::sm80
+
+// The kernel NAME, which is the name of its file.
+#define ATTN_SM80_FORWARD(NAME, T, HEAD_DIM, SCORE)                                             \
+  extern "C" __global__ void __launch_bounds__(attn::sm80::tile_of(HEAD_DIM, SCORE).threads(),         \
+                                               attn::sm80::tile_of(HEAD_DIM, SCORE).blocks)            \
+      NAME(const __grid_constant__ attn_sm80_forward_kernarg a) {                               \
+    attn::sm80::forward<attn::sm80::T, HEAD_DIM, SCORE>(a);                                     \
+  }

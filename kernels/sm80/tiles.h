@@ -1,0 +1,47 @@
+// The shapes of the blocks of fwd_sm80_*, for their host side and for the kernels.
+#ifndef ATTN_KERNELS_SM80_TILES_H
+#define ATTN_KERNELS_SM80_TILES_H
+
+#include "../../src/core/mask.h"  // ATTN_HOST_DEVICE
+
+namespace attn::sm80 {
+
+struct Tile {
+  int rows;             // queries of a block
+  int keys;             // keys of a K/V tile
+  int warps;            // each has rows / warps queries: 16 or 32
+  int stages;           // K/V tiles in shared memory
+  bool q_in_registers;  // else fragments of Q are read again for every tile
+  int blocks;           // per multiprocessor at least
+
+  ATTN_HOST_DEVICE constexpr int threads() const { return 32 * warps; }
+};
+
+// By head_dim as the kernel is compiled for it. score: with softcap, bias and ALiBi, which need registers.
+ATTN_HOST_DEVICE constexpr Tile tile_of(int head_dim, bool score) {
+  return head_dim <= 64    ? Tile{128, 64, 4, 2, true, 2}
+         : head_dim <= 128 ? Tile{128, score ? 32 : 64, 4, 1, false, 2}
+                           : Tile{64, 64, 4, 1, false, 2};
+}
+
+constexpr int static_shared_bytes = 1024;  // at most, beside the tiles
+
+// Rows in shared memory are whole 128-byte lines.
+ATTN_HOST_DEVICE constexpr int pitch_bytes(int head_dim) { return (head_dim + 63) / 64 * 128; }
+ATTN_HOST_DEVICE constexpr int tile_bytes(Tile tile, int head_dim) { return tile.keys * pitch_bytes(head_dim); }
+ATTN_HOST_DEVICE constexpr int q_bytes(Tile tile, int head_dim) { return tile.rows * pitch_bytes(head_dim); }
+
+// K tiles, V tiles, Q. Q that moves on to registers lies where later tiles come: in the second stage, or with
+// one stage in V.
+ATTN_HOST_DEVICE constexpr int q_offset(Tile tile, int head_dim) {
+  const int tiles = 2 * tile.stages * tile_bytes(tile, head_dim);
+  return tile.q_in_registers ? tiles - (tile.stages == 1 ? 1 : 2) * tile_bytes(tile, head_dim) : tiles;
+}
+ATTN_HOST_DEVICE constexpr int shared_bytes(Tile tile, int head_dim) {
+  const int tiles = 2 * tile.stages * tile_bytes(tile, head_dim);
+  const int q_end = q_offset(tile, head_dim) + q_bytes(tile, head_dim);
+  return q_end > tiles ? q_end : tiles;
+}
+
+}  // namespace attn::sm80
+#endif

@@ -1,0 +1,12 @@
+// The kernels fwd_sm80_*. They differ by the largest head_dim they take; _score: with softcap, bias and
+// ALiBi.
+#pragma once
+#include "plan/device_kernel.h"
+
+namespace attn {
+
+extern const DeviceKernel fwd_sm80_d64_kernel, fwd_sm80_d64_score_kernel;
+extern const DeviceKernel fwd_sm80_d128_kernel, fwd_sm80_d128_score_kernel;
+extern const DeviceKernel fwd_sm80_d256_kernel, fwd_sm80_d256_score_kernel;
+
+}  // namespace attn
