@@ -1,5 +1,6 @@
-// The bodies of TileOps. Each file that includes this defines ATTN_SIMD_NAMESPACE and ATTN_SIMD_OPS, and
-// is compiled with the flags of one instruction set. No standard library in here, see tile_ops.h.
+// The bodies of TileOps. Each file that includes this defines ATTN_SIMD_NAMESPACE and ATTN_SIMD_OPS (and
+// ATTN_SIMD_LANES to have the instruction set checked), and is compiled with the flags of one instruction
+// set. No standard library in here, see tile_ops.h.
 #define HWY_COMPILE_ONLY_STATIC
 #include <hwy/highway.h>
 // highway.h first
@@ -20,6 +21,9 @@ using Vec = hn::Vec<F>;
 constexpr F f;
 constexpr I i32;
 constexpr int64_t lanes = HWY_LANES(float);
+#ifdef ATTN_SIMD_LANES
+static_assert(lanes == ATTN_SIMD_LANES, "Highway wants more flags to choose this instruction set");
+#endif
 
 // Register tiles: accumulators, one row of operands and a broadcast fit the register file.
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || HWY_ARCH_ARM_A64
