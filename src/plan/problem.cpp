@@ -44,6 +44,7 @@ Status make_kv(const std::string& name, attn_dtype type, const attn_segment& s, 
                               {"seq", s.seqlen, &stride->seq},
                               {"head", p.heads_kv, &stride->head}});
     case ATTN_PACKED:
+      stride->batch = 0;  // ignored, by what asks for alignment too
       return resolve_strides(stride_name, type, dim, false,
                              {{"seq", s.total, &stride->seq}, {"head", p.heads_kv, &stride->head}});
     case ATTN_PAGED:
@@ -237,6 +238,7 @@ Status make_problem(const attn_problem* in, Problem* p) {
   const attn_dtype q = p->q_type, o = p->out_type;
   if (p->q_layout == ATTN_PACKED) {
     ATTN_TRY(in_range("total_q", p->total_q, 0, max_total));
+    p->q_stride.batch = p->out_stride.batch = 0;
     ATTN_TRY(resolve_strides(
         "q_stride", q, p->head_dim, false,
         {{"seq", p->total_q, &p->q_stride.seq}, {"head", p->heads_q, &p->q_stride.head}}));

@@ -42,6 +42,9 @@ Status resolve_strides(const std::string& name, attn_dtype type, int64_t inner, 
     if (*e.stride % dtype_block(type) != 0)
       return invalid(name, ".", e.name, " is ", *e.stride, "; accepted for ", dtype_name(type),
                      ": multiples of ", dtype_block(type));
+    // Even where the dimension has one element, so that arithmetic with strides cannot overflow.
+    if (*e.stride >= max_offset)
+      return invalid(name, ".", e.name, " is ", *e.stride, "; accepted: below 2^60 elements");
     int64_t span;
     if (__builtin_mul_overflow(*e.stride, std::max<int64_t>(e.size - 1, 0), &span) ||
         __builtin_add_overflow(reach, span, &reach) || reach >= max_offset)

@@ -420,9 +420,9 @@ std::string quote(std::string_view name) {
 }
 
 Bytes allocate_bytes(size_t count) {
-  const auto align = std::align_val_t(kAlign);
+  constexpr auto align = std::align_val_t(kAlign);
   auto* block = static_cast<std::byte*>(::operator new(count ? count : 1, align));
-  return Bytes(block, [align](std::byte* p) { ::operator delete(p, align); });
+  return Bytes(block, [](std::byte* p) { ::operator delete(p, align); });
 }
 
 Tensor make_tensor(Dtype dtype, std::vector<int64_t> shape) {

@@ -1,0 +1,422 @@
+// libFuzzer target: any bytes as the structs of attn.h. Nothing may crash; a refusal has a sentence; a
+// problem that gets a plan and is small runs on buffers of exactly its size with any contents in them.
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "attn/attn.h"
+#include "core/dtype.h"
+#include "plan/problem.h"
+
+namespace {
+
+void check(bool good) {
+  if (!good) std::abort();
+}
+
+// Reads numbers off the input; zeros when it is used up.
+class Source {
+ public:
+  Source(const uint8_t* data, size_t size) : data_(data), left_(size) {}
+  size_t left() const { return left_; }
+  void bytes(void* to, size_t count) {
+    std::memset(to, 0, count);
+    const size_t n = std::min(count, left_);
+    if (n) std::memcpy(to, data_, n);
+    data_ += n;
+    left_ -= n;
+  }
+  template <class T>
+  T take() {
+    T value;
+    bytes(&value, sizeof value);
+    return value;
+  }
+  // 0 .. limit - 1
+  int64_t below(int64_t limit) { return take<uint8_t>() % limit; }
+  // A size: mostly small, now and then one that breaks arithmetic.
+  int64_t size() {
+    constexpr int64_t odd[] = {-1, INT32_MAX, int64_t{1} << 31, int64_t{1} << 40, int64_t{1} << 60,
+                               INT64_MAX, INT64_MIN, 0};
+    const int choice = take<uint8_t>();
+    return choice >= 248 ? odd[choice - 248] : choice % 12;
+  }
+
+ private:
+  const uint8_t* data_;
+  size_t left_;
+};
+
+// Structs may claim up to 64 KiB, which the library then reads.
+constexpr size_t kStruct = 1 << 16;
+constexpr int kSegments = 6;
+
+struct Structs {
+  std::vector<unsigned char> problem = std::vector<unsigned char>(kStruct);
+  std::vector<unsigned char> segments = std::vector<unsigned char>(kStruct * (kSegments + 1));
+};
+
+const char* const kKernels[] = {nullptr, "reference", "cpu_baseline", "cpu_avx2", "merge_cpu", "nothing", ""};
+
+attn_strides make_strides(Source& in) {
+  const int64_t unit = in.below(2) ? 1 : 32;
+  const auto stride = [&] {
+    const int64_t size = in.size();
+    return size < 12 && size > 0 ? size * unit : size;
+  };
+  return {stride(), stride(), stride()};
+}
+
+attn_segment make_segment(Source& in, attn_dtype q_type) {
+  attn_segment s{};
+  s.struct_size = sizeof s;
+  const auto type = [&] { return in.below(2) ? q_type : attn_dtype(in.below(11)); };
+  s.k_type = type();
+  s.v_type = type();
+  s.layout = attn_layout(in.below(3));
+  if (s.layout == ATTN_PACKED) {
+    s.seqlen = in.size();
+    s.total = in.size();
+  } else if (s.layout == ATTN_PAGED) {
+    s.num_pages = in.size();
+    s.page_size = int32_t(in.size());
+    s.max_pages = int32_t(in.size());
+    if (in.below(2)) s.seqlen = in.size();
+  } else {
+    s.seqlen = in.size();
+  }
+  s.has_seqlens = s.layout != ATTN_PACKED && in.below(2);
+  s.k_descale = attn_descale_kind(in.below(4));
+  s.v_descale = attn_descale_kind(in.below(4));
+  if (s.k_descale == ATTN_DESCALE_BLOCK || s.v_descale == ATTN_DESCALE_BLOCK)
+    s.descale_block_keys = in.below(2) ? 64 : 128;
+  if (in.below(6) == 0) s.k_stride = make_strides(in);
+  if (in.below(6) == 0) s.v_stride = make_strides(in);
+  return s;
+}
+
+attn_problem make_problem(Source& in) {
+  attn_problem p{};
+  p.struct_size = sizeof p;
+  p.batch = 1 + in.below(3);
+  p.heads_kv = 1 + in.below(3);
+  p.heads_q = p.heads_kv * (1 + in.below(3));
+  p.head_dim = in.below(4) ? 1 + in.below(20) : 32;
+  p.head_dim_v = in.below(3) ? 0 : in.size();
+  p.seqlen_q = in.below(12);
+  p.q_type = attn_dtype(1 + in.below(6));
+  p.out_type = in.below(2) ? ATTN_DTYPE_NONE : attn_dtype(in.below(11));
+  p.q_layout = attn_layout(in.below(2));
+  if (p.q_layout == ATTN_PACKED) p.total_q = in.size();
+  p.q_descale = attn_descale_kind(in.below(3));
+  p.num_segments = 1 + int32_t(in.below(3));
+  p.scale = in.below(2) ? 0 : in.take<float>();
+  p.softcap = in.below(3) ? 0 : in.take<float>();
+  p.flags = in.below(4) ? uint32_t(in.below(32)) : in.take<uint16_t>() & 0x1ff;
+  if (in.below(4) == 0) p.flags |= ATTN_BLOCK_MASK;
+  if (p.flags & ATTN_WINDOW) {
+    p.window_left = in.below(4) ? in.size() : -1;
+    p.window_right = in.below(4) ? in.size() : -1;
+  }
+  if (in.below(3) == 0) {
+    p.bias_type = in.below(2) ? ATTN_F32 : p.q_type;
+    if (in.below(2))
+      for (int64_t& stride : p.bias_stride) stride = in.size();
+  }
+  p.block_q = int32_t(in.size());
+  p.block_k = int32_t(in.below(2) ? in.size() : 40);
+  p.mask_batch = in.below(2) ? p.batch : in.below(3);
+  p.mask_heads = in.below(2) ? p.heads_q : in.below(3);
+  p.mask_partials = in.below(4);
+  p.fixed_split = in.below(3) ? 0 : in.size();
+  p.max_sms = in.below(8) ? 0 : int32_t(in.size());
+  if (in.below(6) == 0) p.q_stride = make_strides(in);
+  if (in.below(6) == 0) p.out_stride = make_strides(in);
+  return p;
+}
+
+// Puts 32 or 64 bits of the input over a field.
+void mutate(Source& in, void* structure, size_t size) {
+  const size_t at = size_t(in.take<uint16_t>()) % (size / 4) * 4;
+  const int64_t value = in.below(2) ? in.size() : in.take<int64_t>();
+  std::memcpy(static_cast<char*>(structure) + at, &value, at + 8 <= size && in.below(2) ? 8 : 4);
+}
+
+// ---- running ----
+
+// Memory of exactly `count` bytes, so that the address sanitizer sees a step beyond.
+class Memory {
+ public:
+  explicit Memory(uint32_t seed) : state_(seed | 1) {}
+  unsigned char* raw(int64_t count, size_t alignment = 16) {
+    void* block = nullptr;
+    check(::posix_memalign(&block, alignment, size_t(std::max<int64_t>(count, 1))) == 0);
+    blocks_.emplace_back(static_cast<unsigned char*>(block));
+    return blocks_.back().get();
+  }
+  unsigned char* noise(int64_t count) {
+    unsigned char* block = raw(count);
+    for (int64_t i = 0; i < count; ++i) block[i] = uint8_t(next());
+    return block;
+  }
+  // Values in [low, high]; one in 16 calls breaks the rule somewhere.
+  int32_t* integers(int64_t count, int64_t low, int64_t high) {
+    auto* values = reinterpret_cast<int32_t*>(raw(count * 4));
+    for (int64_t i = 0; i < count; ++i)
+      values[i] = int32_t(low + int64_t(next() % uint64_t(std::max<int64_t>(high - low, 0) + 1)));
+    if (count > 0 && next() % 16 == 0) values[next() % uint64_t(count)] = int32_t(next() << 8);
+    return values;
+  }
+  // [batch + 1] from 0 with steps of at most `step`, up to `total`.
+  int32_t* offsets(int64_t batch, int64_t step, int64_t total) {
+    auto* values = reinterpret_cast<int32_t*>(raw((batch + 1) * 4));
+    values[0] = 0;
+    for (int64_t b = 0; b < batch; ++b) {
+      const int64_t room = std::min<int64_t>(step, total - values[b]);
+      values[b + 1] = values[b] + int32_t(next() % uint64_t(room + 1));
+    }
+    if (next() % 16 == 0) values[next() % uint64_t(batch + 1)] = int32_t(next() << 8);
+    return values;
+  }
+  float* floats(int64_t count) { return reinterpret_cast<float*>(noise(count * 4)); }
+  uint32_t next() {
+    state_ = state_ * 6364136223846793005ull + 1442695040888963407ull;
+    return uint32_t(state_ >> 33);
+  }
+
+ private:
+  struct Free {
+    void operator()(unsigned char* p) const { std::free(p); }
+  };
+  uint64_t state_;
+  std::vector<std::unique_ptr<unsigned char, Free>> blocks_;
+};
+
+constexpr __int128 kMaxBytes = 1 << 20;
+
+// Bytes that a tensor reaches from its base.
+__int128 reach(attn_dtype type, int64_t outer, int64_t seq, int64_t heads, int64_t inner,
+               const attn_strides& stride) {
+  if (outer == 0 || seq == 0 || heads == 0) return 0;
+  const __int128 elements = __int128(outer - 1) * stride.batch + __int128(seq - 1) * stride.seq +
+                            __int128(heads - 1) * stride.head + inner;
+  return elements / attn::dtype_block(type) * attn::dtype_bytes(type);
+}
+
+struct Sizes {
+  __int128 q, out, lse, bias = 0, kinds = 0, bits = 0, work;
+  std::vector<std::pair<__int128, __int128>> kv;
+  __int128 largest = 0;
+};
+
+Sizes sizes_of(const attn::Problem& p) {
+  Sizes s;
+  const bool packed = p.q_layout == ATTN_PACKED;
+  const int64_t outer = packed ? 1 : p.batch, rows = packed ? p.total_q : p.seqlen_q;
+  s.q = reach(p.q_type, outer, rows, p.heads_q, p.head_dim, p.q_stride);
+  s.out = reach(p.out_type, outer, rows, p.heads_q, p.head_dim_v, p.out_stride);
+  s.lse = __int128(outer) * rows * p.heads_q * 4;
+  s.work = __int128(p.batch) * p.heads_q * std::max<int64_t>(p.seqlen_q, 1) *
+           std::max<int64_t>(p.seqlen_kv, 1) * (p.head_dim + p.head_dim_v);
+  for (const attn_segment& segment : p.segment) {
+    const bool paged = segment.layout == ATTN_PAGED, flat = segment.layout == ATTN_PACKED;
+    const int64_t n = paged ? segment.num_pages : flat ? 1 : p.batch;
+    const int64_t m = paged ? segment.page_size : flat ? segment.total : segment.seqlen;
+    s.kv.emplace_back(reach(segment.k_type, n, m, p.heads_kv, p.head_dim, segment.k_stride),
+                      reach(segment.v_type, n, m, p.heads_kv, p.head_dim_v, segment.v_stride));
+    s.largest = std::max({s.largest, s.kv.back().first, s.kv.back().second,
+                          __int128(p.batch) * segment.max_pages * 4,
+                          __int128(p.batch) * p.heads_kv * (segment.seqlen / 64 + 1) * 4});
+  }
+  if (p.bias_type != ATTN_DTYPE_NONE && p.seqlen_q > 0 && p.seqlen_kv > 0)
+    s.bias = (__int128(p.batch - 1) * p.bias_stride[0] + __int128(p.heads_q - 1) * p.bias_stride[1] +
+              __int128(p.seqlen_q - 1) * p.bias_stride[2] +
+              __int128(p.seqlen_kv - 1) * p.bias_stride[3] + 1) *
+             attn::dtype_bytes(p.bias_type);
+  if (p.has(ATTN_BLOCK_MASK)) {
+    const int64_t bq = p.block_q, bk = p.block_k;
+    s.kinds = __int128(p.mask_batch) * p.mask_heads * ((p.seqlen_q + bq - 1) / bq) *
+              ((p.seqlen_kv + bk - 1) / bk);
+    s.bits = __int128(p.mask_partials) * bq * ((bk + 31) / 32) * 4;
+  }
+  s.largest = std::max({s.largest, s.q, s.out, s.lse, s.bias, s.kinds * 4, s.bits,
+                        __int128(p.batch + 1) * 4, __int128(p.batch) * p.heads_kv * 4});
+  return s;
+}
+
+void run(attn_plan* plan, const attn::Problem& p, uint32_t seed) {
+  const Sizes size = sizes_of(p);
+  const size_t workspace_bytes = attn_plan_workspace(plan);
+  if (size.largest > kMaxBytes || size.work > 200'000 || workspace_bytes > (64u << 20)) return;
+  Memory memory(seed);
+  attn_args args{};
+  args.struct_size = sizeof args;
+  args.q = memory.noise(int64_t(size.q));
+  args.out = memory.raw(int64_t(size.out));
+  if (memory.next() % 4) args.lse = reinterpret_cast<float*>(memory.raw(int64_t(size.lse)));
+  if (p.q_layout == ATTN_PACKED)
+    args.cu_seqlens_q = memory.offsets(p.batch, p.seqlen_q, p.total_q);
+  if (p.q_descale != ATTN_DESCALE_NONE)
+    args.q_descale = memory.floats(p.q_descale == ATTN_DESCALE_TENSOR ? 1 : p.batch * p.heads_kv);
+  if (p.bias_type != ATTN_DTYPE_NONE) args.bias = memory.noise(int64_t(size.bias));
+  if (p.has(ATTN_ALIBI)) args.alibi_slopes = memory.floats(p.heads_q);
+  if (p.has(ATTN_SINKS)) args.sinks = memory.floats(p.heads_q);
+  if (p.has(ATTN_OUT_SCALE)) args.out_scale = memory.floats(1);
+  if (p.has(ATTN_BLOCK_MASK)) {
+    unsigned char* kinds = memory.raw(int64_t(size.kinds));
+    for (int64_t i = 0; i < int64_t(size.kinds); ++i) kinds[i] = uint8_t(memory.next() % 64 ? memory.next() % 4 : memory.next());
+    args.block_kinds = kinds;
+    if (p.mask_partials > 0) {
+      args.block_index = memory.integers(int64_t(size.kinds), -1, p.mask_partials - 1);
+      args.block_bits = reinterpret_cast<uint32_t*>(memory.noise(int64_t(size.bits)));
+    }
+  }
+  std::vector<attn_segment_args> segments(p.segment.size());
+  for (size_t i = 0; i < segments.size(); ++i) {
+    const attn_segment& s = p.segment[i];
+    attn_segment_args& a = segments[i];
+    a.struct_size = sizeof a;
+    a.k = memory.noise(int64_t(size.kv[i].first));
+    a.v = memory.noise(int64_t(size.kv[i].second));
+    if (s.has_seqlens) a.seqlens = memory.integers(p.batch, 0, s.seqlen);
+    if (s.layout == ATTN_PACKED) a.cu_seqlens = memory.offsets(p.batch, s.seqlen, s.total);
+    if (s.layout == ATTN_PAGED)
+      a.block_table = memory.integers(p.batch * s.max_pages, 0, s.num_pages - 1);
+    const auto scales = [&](attn_descale_kind kind) -> const float* {
+      const int64_t heads = p.batch * p.heads_kv;
+      switch (kind) {
+        case ATTN_DESCALE_TENSOR: return memory.floats(1);
+        case ATTN_DESCALE_HEAD: return memory.floats(heads);
+        case ATTN_DESCALE_BLOCK:
+          return memory.floats(heads * ((s.seqlen + s.descale_block_keys - 1) / s.descale_block_keys));
+        default: return nullptr;
+      }
+    };
+    a.k_descale = scales(s.k_descale);
+    a.v_descale = scales(s.v_descale);
+  }
+  args.num_segments = int32_t(segments.size());
+  args.segments = segments.data();
+  unsigned char* workspace = memory.raw(int64_t(workspace_bytes), 256);
+
+  const attn_status checked = attn_check(plan, &args, nullptr);
+  check(checked == ATTN_OK || checked == ATTN_INVALID_ARGUMENT);
+  check(attn_workspace_init(plan, workspace, workspace_bytes, nullptr) == ATTN_OK);
+  const attn_status ran = attn_run(plan, &args, workspace, workspace_bytes, nullptr);
+  check(ran == ATTN_OK || ran == ATTN_INVALID_ARGUMENT);
+  // attn_check looks at more than a run does, never at less.
+  check(checked != ATTN_OK || ran == ATTN_OK);
+}
+
+attn_context* context_of(bool reference) {
+  static attn_context* contexts[2] = {};
+  attn_context*& context = contexts[reference];
+  if (!context) {
+    attn_context_options options{};
+    options.struct_size = sizeof options;
+    options.cpu_threads = 1;
+    check(attn_context_create(reference ? ATTN_BACKEND_REFERENCE : ATTN_BACKEND_CPU, &options,
+                              &context) == ATTN_OK);
+  }
+  return context;
+}
+
+void check_refusal(attn_status status) {
+  check(status != ATTN_INTERNAL && status != ATTN_OUT_OF_MEMORY);
+  const std::string sentence = attn_last_error();
+  check(!sentence.empty() && sentence.find('\n') == std::string::npos);
+}
+
+void forward(Source& in, attn_context* context) {
+  static Structs structs;
+  std::fill_n(structs.problem.begin(), sizeof(attn_problem) + 8, 0);
+  auto* p = reinterpret_cast<attn_problem*>(structs.problem.data());
+  const bool raw = in.below(8) == 0;
+  if (raw) {
+    in.bytes(p, sizeof *p);
+    if (in.below(8)) p->struct_size = sizeof *p;
+  } else {
+    *p = make_problem(in);
+  }
+  attn_segment segments[kSegments];
+  for (attn_segment& s : segments) {
+    if (raw && in.below(2)) {
+      in.bytes(&s, sizeof s);
+      s.struct_size = sizeof s;
+    } else {
+      s = make_segment(in, p->q_type);
+    }
+  }
+  for (int64_t n = in.below(4); n > 0; --n) mutate(in, p, sizeof *p);
+  for (int64_t n = in.below(4); n > 0; --n)
+    mutate(in, reinterpret_cast<char*>(&segments[in.below(3)]) + sizeof(size_t),
+           sizeof(attn_segment) - sizeof(size_t));
+  // What the caller answers for: a count that fits the array, addresses that are some.
+  if (p->num_segments > kSegments) p->num_segments = p->num_segments % kSegments;
+  size_t step = sizeof(attn_segment);
+  if (in.below(8) == 0) step = in.take<uint16_t>();
+  const size_t used = kSegments * std::max(step, sizeof(attn_segment));
+  std::fill_n(structs.segments.begin(), std::min(used + sizeof(attn_segment), structs.segments.size()), 0);
+  for (int i = 0; i < kSegments; ++i) {
+    unsigned char* at = structs.segments.data() + size_t(i) * step;
+    segments[i].struct_size = step;
+    std::memcpy(at, &segments[i], std::max(std::min(step, sizeof(attn_segment)), sizeof(size_t)));
+  }
+  p->segments = in.below(64) == 63 ? nullptr
+                                   : reinterpret_cast<const attn_segment*>(structs.segments.data());
+  p->kernel = kKernels[in.below(4) ? 0 : in.below(std::size(kKernels))];
+
+  size_t needed = 0;
+  char text[64];
+  const attn_status explained = attn_explain(context, p, text, sizeof text, &needed);
+  if (explained != ATTN_OK) check_refusal(explained);
+  attn_plan* plan = nullptr;
+  const attn_status status = attn_plan_create(context, p, &plan);
+  if (status != ATTN_OK) {
+    check(!plan);
+    check_refusal(status);
+    return;
+  }
+  check(explained == ATTN_OK && std::strlen(attn_plan_kernel(plan)) > 0);
+  attn::Problem resolved;
+  check(attn::make_problem(p, &resolved).ok());
+  run(plan, resolved, in.take<uint32_t>());
+  attn_plan_destroy(plan);
+}
+
+template <class Problem, class Create>
+void other(Source& in, attn_context* context, Create create) {
+  std::vector<unsigned char> room(kStruct);
+  auto* p = reinterpret_cast<Problem*>(room.data());
+  if (in.below(3)) {
+    auto* field = reinterpret_cast<int32_t*>(room.data());
+    for (size_t i = 0; i < sizeof(Problem) / 4; ++i) field[i] = in.below(3) ? int32_t(in.size()) : 0;
+  } else {
+    in.bytes(p, sizeof *p);
+  }
+  if (in.below(8)) p->struct_size = sizeof *p;
+  p->kernel = kKernels[in.below(std::size(kKernels))];
+  attn_plan* plan = nullptr;
+  const attn_status status = create(context, p, &plan);
+  if (status != ATTN_OK) return check_refusal(status);
+  attn_plan_destroy(plan);
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  Source in(data, size);
+  const int64_t what = in.below(16);
+  attn_context* context = context_of(what & 1);
+  switch (what / 2) {
+    case 0: other<attn_merge_problem>(in, context, attn_plan_create_merge); break;
+    case 1: other<attn_quantize_problem>(in, context, attn_plan_create_quantize); break;
+    case 2: other<attn_kv_append_problem>(in, context, attn_plan_create_kv_append); break;
+    default: forward(in, context); break;
+  }
+  return 0;
+}
