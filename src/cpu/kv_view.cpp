@@ -74,7 +74,7 @@ BlockView block_view(const Problem& p, const Args& args, int64_t b, int64_t head
   BlockView view{kind <= ATTN_BLOCK_PARTIAL ? attn_block_kind(kind) : ATTN_BLOCK_EMPTY, nullptr,
                  (p.block_k + 31) / 32};
   if (view.kind == ATTN_BLOCK_PARTIAL) {
-    const int64_t index = args.block_index[cell];
+    const int64_t index = p.mask_partials > 0 ? args.block_index[cell] : -1;
     if (index < 0 || index >= p.mask_partials) {
       view.kind = ATTN_BLOCK_EMPTY;
     } else {
