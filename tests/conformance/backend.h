@@ -68,6 +68,11 @@ struct Outputs {
 Outputs run_forward(Backend& backend, const Case& c, const Data& data, const char* kernel,
                     attn_dtype out_type, bool want_lse = true);
 
+// Whether the kernel has declined the case, which reference and cpu never may.
+bool declined(const Kernel& kernel, const Outputs& outputs);
+// f32 if the kernel takes it, else f16, else bf16; NONE if it takes none of them.
+attn_dtype float_type_of(const Kernel& kernel);
+
 // The float64 reference's answer.
 Outputs reference_answer(const Case& c, const Data& data);
 

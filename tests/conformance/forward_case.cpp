@@ -248,6 +248,18 @@ int64_t Case::capacity() const {
   return sum;
 }
 
+Case with_type(Case c, attn_dtype type) {
+  const auto change = [&](attn_dtype* t) {
+    if (*t == ATTN_F32) *t = type;
+  };
+  change(&c.q_type);
+  for (SegmentCase& s : c.segments) {
+    change(&s.k_type);
+    change(&s.v_type);
+  }
+  return c;
+}
+
 std::string describe(const Case& c) {
   std::ostringstream out;
   const auto list = [&](const std::vector<int32_t>& values) {

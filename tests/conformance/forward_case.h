@@ -75,6 +75,9 @@ struct Case {
   int64_t capacity() const;
 };
 
+// The case with q, k and v of this type where they were f32; out stays as it is.
+Case with_type(Case c, attn_dtype type);
+
 // One line that shows every field that matters.
 std::string describe(const Case& c);
 

@@ -66,7 +66,9 @@ TEST_CASE("forward: boundary shapes") {
 TEST_CASE("forward: head dimensions") {
   const auto kernels = kernels_here(Op::forward, false);
   for (int64_t d : {1, 2, 3, 7, 8, 15, 16, 17, 32, 40, 64, 80, 96, 127, 128, 192, 256, 257, 576}) {
-    check_case(shape(name_of("dim", {d}), 2, 2, 2, d, 33, 70), kernels);
+    for (attn_dtype type : {ATTN_F32, ATTN_F16}) {
+      check_case(shape(name_of("dim", {type, d}), 2, 2, 2, d, 33, 70, type), kernels);
+    }
     for (int64_t dv : {1, 5, 32, 64, 129, 512}) {
       if ((d + dv) % 2) continue;
       Case c = shape(name_of("dims", {d, dv}), 1, 2, 1, d, 9, 40);
@@ -135,7 +137,7 @@ TEST_CASE("forward: f16 and bf16 meet the bounds of the design") {
     const Outputs want = reference_answer(c, data);
     for (const Kernel* kernel : kernels_here(Op::forward, false)) {
       const Outputs got = run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F16);
-      if (got.status == ATTN_UNSUPPORTED) continue;
+      if (declined(*kernel, got)) continue;
       INFO(kernel->name << " mask " << mask);
       REQUIRE(got.error == "");
       double worst = 0, sum = 0;
@@ -163,7 +165,7 @@ TEST_CASE("forward: exact inputs give exact outputs") {
           const Data data = make_data(c);
           const Outputs got =
               run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
-          if (got.status == ATTN_UNSUPPORTED) continue;
+          if (declined(*kernel, got)) continue;
           INFO(kernel->name << " " << describe(c));
           REQUIRE(got.error == "");
           const Outputs want = reference_answer(c, data);
@@ -187,7 +189,7 @@ TEST_CASE("forward: the output shows the mask") {
       for (int64_t skv : {1, 40, 70}) {
         for (int mask = 0; mask < 8; ++mask) {
           Case c = shape(name_of("mask", {sq, skv, mask}), 2, 2, 1, 16, sq, skv);
-          c.head_dim_v = 70;
+          c.head_dim_v = 72;
           c.values = Values::identity;
           if (mask == 1) c.flags = ATTN_CAUSAL;
           if (mask == 2) c.flags = ATTN_CAUSAL_TOP_LEFT;
@@ -197,10 +199,11 @@ TEST_CASE("forward: the output shows the mask") {
             c.flags = ATTN_WINDOW | ATTN_CAUSAL, c.window_left = 0, c.window_right = -1;
           if (mask == 6) c.flags = ATTN_BLOCK_MASK, c.block_q = 13, c.block_k = 17;
           if (mask == 7) c.flags = ATTN_BLOCK_MASK | ATTN_CAUSAL, c.mask_per_head = true;
+          c = with_type(c, float_type_of(*kernel));
           const Data data = make_data(c);
           const Outputs got =
               run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
-          if (got.status == ATTN_UNSUPPORTED) continue;
+          if (declined(*kernel, got)) continue;
           INFO(kernel->name << " " << describe(c));
           REQUIRE(got.error == "");
           size_t row = 0, wrong = 0;
@@ -211,7 +214,7 @@ TEST_CASE("forward: the output shows the mask") {
                 for (int64_t j = 0; j < skv; ++j) seen += visible(c, data, b, h, i, j);
                 for (int64_t j = 0; j < c.head_dim_v; ++j) {
                   const double want = visible(c, data, b, h, i, j) ? 1.0 / double(seen) : 0.0;
-                  wrong += !(std::abs(got.out[row * 70 + size_t(j)] - want) < 1e-6);
+                  wrong += !(std::abs(got.out[row * 72 + size_t(j)] - want) < 1e-6);
                 }
                 const double lse = seen ? std::log(double(seen)) : -INFINITY;
                 wrong += !(got.lse[row] == lse || std::abs(got.lse[row] - lse) < 1e-6);
@@ -433,18 +436,21 @@ TEST_CASE("forward: a cut of KV into segments changes nothing") {
           whole.sigma = sigma;
           whole.out_type = ATTN_F32;
           whole.flags = ATTN_CAUSAL | ATTN_WINDOW | ATTN_ALIBI | ATTN_SINKS | ATTN_SPLIT_INVARIANT;
+          whole.flags &= kernel->limits.flags;
           whole.window_left = 250;
           whole.window_right = -1;
-          const Backend& backend = backend_of(kernel->backend);
+          Backend& backend = backend_of(kernel->backend);
           const auto answer = [&](const Case& c) {
-            return run_forward(const_cast<Backend&>(backend), c, make_data(c), kernel->name,
-                               ATTN_F32);
+            return run_forward(backend, c, make_data(c), kernel->name, ATTN_F32);
           };
           const Outputs uncut = answer(whole);
-          if (uncut.status == ATTN_UNSUPPORTED) continue;
+          if (declined(*kernel, uncut)) continue;
           REQUIRE(uncut.error == "");
           for (int64_t parts = 1; parts <= 5; ++parts) {
-            const Case pieces = cut(whole, parts, uint64_t(parts) * 31 + uint64_t(sigma * 10));
+            Case pieces = cut(whole, parts, uint64_t(parts) * 31 + uint64_t(sigma * 10));
+            for (SegmentCase& s : pieces.segments)
+              if (s.layout == ATTN_PAGED && !(kernel->limits.features & feature_paged_kv))
+                s.layout = ATTN_PADDED;
             INFO(kernel->name << " " << describe(pieces));
             const Outputs got = answer(pieces);
             REQUIRE(got.error == "");
@@ -465,11 +471,11 @@ TEST_CASE("forward: a cut of KV into segments changes nothing") {
 
 TEST_CASE("forward: the same plan gives the same bits") {
   for (const Kernel* kernel : kernels_here(Op::forward, true)) {
-    Case c = shape("repeat", 2, 4, 2, 64, 100, 500);
+    Case c = shape("repeat", 2, 4, 2, 64, 100, 500, float_type_of(*kernel));
     c.flags = ATTN_CAUSAL;
     const Data data = make_data(c);
     Outputs first = run_forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);
-    if (first.status == ATTN_UNSUPPORTED) continue;
+    if (declined(*kernel, first)) continue;
     INFO(kernel->name);
     REQUIRE(first.error == "");
     for (int n = 0; n < 3; ++n) {
@@ -492,13 +498,13 @@ TEST_CASE("forward: fixed_split makes bits independent of the batch") {
   for (const Kernel* kernel : kernels_here(Op::forward, false)) {
     if (!(kernel->limits.features & feature_fixed_split)) continue;
     for (int64_t sq : {1, 20}) {
-      Case one = shape("fixed-split", 1, 4, 1, 64, sq, 700);
+      Case one = shape("fixed-split", 1, 4, 1, 64, sq, 700, float_type_of(*kernel));
       one.fixed_split = 128;
       Case many = one;
       many.batch = 5;
       const Outputs alone =
           run_forward(backend_of(kernel->backend), one, make_data(one), kernel->name, one.out_type);
-      if (alone.status == ATTN_UNSUPPORTED) continue;
+      if (declined(*kernel, alone)) continue;
       const Outputs among = run_forward(backend_of(kernel->backend), many, make_data(many),
                                         kernel->name, one.out_type);
       INFO(kernel->name << " Sq " << sq);
@@ -511,11 +517,11 @@ TEST_CASE("forward: fixed_split makes bits independent of the batch") {
 
 TEST_CASE("forward: lse is optional") {
   for (const Kernel* kernel : kernels_here(Op::forward, true)) {
-    const Case c = shape("no-lse", 1, 2, 1, 64, 20, 50, ATTN_BF16);
+    const Case c = shape("no-lse", 1, 2, 1, 64, 20, 50, float_type_of(*kernel));
     const Data data = make_data(c);
     const Outputs with =
         run_forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);
-    if (with.status == ATTN_UNSUPPORTED) continue;
+    if (declined(*kernel, with)) continue;
     INFO(kernel->name);
     CHECK(with.error == "");
     const Outputs without =
@@ -527,15 +533,18 @@ TEST_CASE("forward: lse is optional") {
 
 TEST_CASE("forward: nothing to do") {
   const auto kernels = kernels_here(Op::forward, true);
-  check_case(shape("no-queries", 2, 2, 2, 64, 0, 50), kernels);
-  Case none = shape("no-keys", 2, 2, 2, 64, 9, 0);
-  check_case(none, kernels);
-  none.flags = ATTN_SINKS;
-  none.name = "no-keys-but-sinks";
-  check_case(none, kernels);
-  Case empty = shape("empty-sequences", 3, 2, 1, 64, 5, 40);
-  empty.segments[0].lengths = {0, 40, 0};
-  check_case(empty, kernels);
+  for (attn_dtype type : float_types) {
+    const std::string tail = std::string("-") + dtype_name(type);
+    check_case(shape("no-queries" + tail, 2, 2, 2, 64, 0, 50, type), kernels);
+    Case none = shape("no-keys" + tail, 2, 2, 2, 64, 9, 0, type);
+    check_case(none, kernels);
+    none.flags = ATTN_SINKS;
+    none.name = "no-keys-but-sinks" + tail;
+    check_case(none, kernels);
+    Case empty = shape("empty-sequences" + tail, 3, 2, 1, 64, 5, 40, type);
+    empty.segments[0].lengths = {0, 40, 0};
+    check_case(empty, kernels);
+  }
 }
 
 }  // namespace
