@@ -154,8 +154,11 @@ __device__ __forceinline__ float modified_score(const attn_sm80_forward_kernarg&
   if (a.softcap > 0) x = a.softcap * tanh_accurate(x / a.softcap);
   if (a.bias) {
     const long long at = block.b * a.bias_stride[0] + block.h * a.bias_stride[1] + row * a.bias_stride[2] + j * a.bias_stride[3];
-    x += a.bias_type == attn_element_f32 ? static_cast<const float*>(a.bias)[at]
-                                         : T::unpack(static_cast<const unsigned short*>(a.bias)[at]);
+    const float bias = a.bias_type == attn_element_f32
+                           ? static_cast<const float*>(a.bias)[at]
+                           : T::unpack(static_cast<const unsigned short*>(a.bias)[at]);
+    if (bias == -infinity()) return bias;  // not seen, whatever the key holds
+    x += bias;
   }
   if (a.alibi_slopes)
     x -= a.alibi_slopes[block.h] * fabsf(float(row + block.seqlen_kv - block.seqlen_q - j));
@@ -183,7 +186,7 @@ __device__ __forceinline__ void transpose_quad(unsigned (&w)[4]) {
 
 
 // The scores of one warp's queries against a tile of keys, and what becomes of them.
-template <class T, int row_tiles, int key_tiles, int v_tiles>
+template <class T, int row_tiles, int key_tiles, int v_tiles, bool score>
 struct State {
   float s[row_tiles][key_tiles][4];       // scores, as mma leaves them
   unsigned p[row_tiles][key_tiles / 2][4];  // their weights, as mma takes them
@@ -191,6 +194,27 @@ struct State {
   // Per row, in the log2 domain: weights are 2^(score - reference). -inf: the row has seen nothing.
   float reference[row_tiles][2];
   float sum[row_tiles][2];  // of the weights in the lane's columns
+
+  // score: which of the keys that the lane has some of the warp's queries see: 0xffff per key. Values of the
+  // others, which a bias of -inf can take away from all queries, may be anything: they are taken as zero.
+  unsigned seen[score ? key_tiles : 1];
+
+  __device__ __forceinline__ void find_unseen() {
+    const unsigned same_keys = 0x11111111u << threadIdx.x % 4;
+#pragma unroll
+    for (int n = 0; n < key_tiles; ++n) {
+      unsigned words = 0;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        bool sees = false;
+#pragma unroll
+        for (int m = 0; m < row_tiles; ++m)
+          sees = sees || s[m][n][i] != -infinity() || s[m][n][2 + i] != -infinity();
+        words |= (__ballot_sync(0xffffffff, sees) & same_keys) != 0 ? 0xffffu << 16 * i : 0;
+      }
+      seen[score ? n : 0] = words;
+    }
+  }
 
   // s -> p, with s * unit in the log2 domain. split_invariant: the reference is an integer, so that sums taken
   // against different references differ by an exact power of two, and the sum has the weights as rounded.
@@ -351,7 +375,11 @@ __device__ __forceinline__ void forward(const attn_sm80_forward_kernarg& a) {
     }
   }
 
-  State<T, row_tiles, key_tiles, v_tiles> state;
+  State<T, row_tiles, key_tiles, v_tiles, score> state;
+  if (score) {
+#pragma unroll
+    for (int n = 0; n < key_tiles; ++n) state.seen[score ? n : 0] = 0xffffffff;
+  }
 #pragma unroll
   for (int m = 0; m < row_tiles; ++m) {
 #pragma unroll
@@ -483,6 +511,7 @@ __device__ __forceinline__ void forward(const attn_sm80_forward_kernarg& a) {
           }
         }
       }
+      if (score && a.bias) state.find_unseen();
       if (a.split_invariant)
         state.template softmax<true>(unit);
       else
@@ -500,6 +529,10 @@ __device__ __forceinline__ void forward(const attn_sm80_forward_kernarg& a) {
         for (int n = 0; n < v_tiles; n += 2) {
           unsigned v[4];
           ptx::ldmatrix_transposed(v, (v_at ^ line_step(n / 2)) + n / 8 * 128 + k * 16 * pitch);
+          if (score) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) v[i] &= state.seen[score ? 2 * k + i % 2 : 0];
+          }
 #pragma unroll
           for (int m = 0; m < row_tiles; ++m) {
             T::mma(state.o[m][n], state.p[m][k], v[0], v[1]);
