@@ -315,7 +315,7 @@ ATTN_API attn_status attn_run_merge(const attn_plan* plan, const attn_merge_args
 typedef enum attn_scale_source ATTN_ENUM {
   ATTN_SCALE_ONE = 0,    /* stored = round(x) */
   ATTN_SCALE_GIVEN = 1,  /* descale is read: stored = round(x / descale) */
-  ATTN_SCALE_AMAX = 2    /* descale = max|x| / largest finite value, and is written; 1 where max|x| is 0 */
+  ATTN_SCALE_AMAX = 2    /* descale = max of the finite |x| / largest finite value, and is written; 1 where that max is 0 */
 } attn_scale_source;
 
 /* x [B, S, H, D] -> fp8, or ggml blocks (whose scales are inside; scale must be ATTN_SCALE_ONE and
