@@ -150,11 +150,13 @@ class plan {
 namespace detail {
 template <class Call>
 std::string text(Call&& call) {
-  std::size_t size = 0;
-  check(call(nullptr, 0, &size));
-  std::string value(size, '\0');
-  check(call(value.data(), value.size(), &size));
-  value.resize(size > 0 ? size - 1 : 0);
+  // What is reported may grow between two calls: a device can appear.
+  std::string value;
+  for (std::size_t size = 1; value.size() < size;) {
+    value.resize(size);
+    check(call(value.data(), value.size(), &size));
+  }
+  value.resize(value.find('\0'));
   return value;
 }
 }  // namespace detail
