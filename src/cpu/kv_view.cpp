@@ -72,7 +72,7 @@ BlockView block_view(const Problem& p, const Args& args, int64_t b, int64_t head
   const int64_t cell = (grid * rows + block_row) * columns + block_column;
   const uint8_t kind = args.block_kinds[cell];
   BlockView view{kind <= ATTN_BLOCK_PARTIAL ? attn_block_kind(kind) : ATTN_BLOCK_EMPTY, nullptr,
-                 (p.block_k + 31) / 32};
+                 int32_t((int64_t{p.block_k} + 31) / 32)};
   if (view.kind == ATTN_BLOCK_PARTIAL) {
     const int64_t index = p.mask_partials > 0 ? args.block_index[cell] : -1;
     if (index < 0 || index >= p.mask_partials) {

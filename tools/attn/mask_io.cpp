@@ -9,7 +9,7 @@ uint8_t FileMask::kind(int64_t b, int64_t h, int64_t row, int64_t column) const 
 }
 
 bool FileMask::bit(int64_t n, int64_t i, int64_t j) const {
-  const int64_t words = (block_k + 31) / 32;
+  const int64_t words = (int64_t{block_k} + 31) / 32;
   return bits.as<uint32_t>()[(n * block_q + i) * words + j / 32] >> (j % 32) & 1;
 }
 

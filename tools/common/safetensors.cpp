@@ -408,15 +408,17 @@ std::string quote(std::string_view name) {
   constexpr size_t limit = 80;
   constexpr char hex[] = "0123456789abcdef";
   std::string text = "\"";
-  for (const char c : name.substr(0, limit)) {
+  for (const char c : name) {
     const auto byte = static_cast<unsigned char>(c);
+    const bool starts_character = (byte & 0xc0) != 0x80;
+    if (text.size() > limit && starts_character) return text + "\"...";
     if (byte < 0x20 || byte == 0x7f) {
       text += {'\\', 'x', hex[byte >> 4], hex[byte & 15]};
     } else {
       text += c;
     }
   }
-  return text + (name.size() > limit ? "\"..." : "\"");
+  return text + "\"";
 }
 
 Bytes allocate_bytes(size_t count) {
