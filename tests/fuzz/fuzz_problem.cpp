@@ -1,5 +1,6 @@
-// libFuzzer target: any bytes as the structs of attn.h. Nothing may crash; a refusal has a sentence; a
-// problem that gets a plan and is small runs on buffers of exactly its size with any contents in them.
+// libFuzzer target: any bytes as the structs of attn.h. Nothing may crash; a refusal has a
+// sentence; a problem that gets a plan and is small runs on buffers of exactly its size with any
+// contents in them.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -40,8 +41,9 @@ class Source {
   int64_t below(int64_t limit) { return take<uint8_t>() % limit; }
   // A size: mostly small, now and then one that breaks arithmetic.
   int64_t size() {
-    constexpr int64_t odd[] = {-1, INT32_MAX, int64_t{1} << 31, int64_t{1} << 40, int64_t{1} << 60,
-                               INT64_MAX, INT64_MIN, 0};
+    constexpr int64_t odd[] = {
+        -1,        INT32_MAX, int64_t{1} << 31, int64_t{1} << 40, int64_t{1} << 60, INT64_MAX,
+        INT64_MIN, 0};
     const int choice = take<uint8_t>();
     return choice >= 248 ? odd[choice - 248] : choice % 12;
   }
@@ -60,7 +62,8 @@ struct Structs {
   std::vector<unsigned char> segments = std::vector<unsigned char>(kStruct * (kSegments + 1));
 };
 
-const char* const kKernels[] = {nullptr, "reference", "cpu_baseline", "cpu_avx2", "merge_cpu", "nothing", ""};
+const char* const kKernels[] = {nullptr,   "reference", "cpu_baseline", "cpu_avx2", "merge_cpu",
+                                "nothing", ""};
 
 attn_strides make_strides(Source& in) {
   const int64_t unit = in.below(2) ? 1 : 32;
@@ -233,10 +236,11 @@ Sizes sizes_of(const attn::Problem& p) {
                           __int128(p.batch) * p.heads_kv * (segment.seqlen / 64 + 1) * 4});
   }
   if (p.bias_type != ATTN_DTYPE_NONE && p.seqlen_q > 0 && p.seqlen_kv > 0)
-    s.bias = (__int128(p.batch - 1) * p.bias_stride[0] + __int128(p.heads_q - 1) * p.bias_stride[1] +
-              __int128(p.seqlen_q - 1) * p.bias_stride[2] +
-              __int128(p.seqlen_kv - 1) * p.bias_stride[3] + 1) *
-             attn::dtype_bytes(p.bias_type);
+    s.bias =
+        (__int128(p.batch - 1) * p.bias_stride[0] + __int128(p.heads_q - 1) * p.bias_stride[1] +
+         __int128(p.seqlen_q - 1) * p.bias_stride[2] +
+         __int128(p.seqlen_kv - 1) * p.bias_stride[3] + 1) *
+        attn::dtype_bytes(p.bias_type);
   if (p.has(ATTN_BLOCK_MASK)) {
     const int64_t bq = p.block_q, bk = p.block_k;
     s.kinds = __int128(p.mask_batch) * p.mask_heads * ((p.seqlen_q + bq - 1) / bq) *
@@ -258,8 +262,7 @@ void run(attn_plan* plan, const attn::Problem& p, uint32_t seed) {
   args.q = memory.noise(int64_t(size.q));
   args.out = memory.raw(int64_t(size.out));
   if (memory.next() % 4) args.lse = reinterpret_cast<float*>(memory.raw(int64_t(size.lse)));
-  if (p.q_layout == ATTN_PACKED)
-    args.cu_seqlens_q = memory.offsets(p.batch, p.seqlen_q, p.total_q);
+  if (p.q_layout == ATTN_PACKED) args.cu_seqlens_q = memory.offsets(p.batch, p.seqlen_q, p.total_q);
   if (p.q_descale != ATTN_DESCALE_NONE)
     args.q_descale = memory.floats(p.q_descale == ATTN_DESCALE_TENSOR ? 1 : p.batch * p.heads_kv);
   if (p.bias_type != ATTN_DTYPE_NONE) args.bias = memory.noise(int64_t(size.bias));
@@ -268,7 +271,8 @@ void run(attn_plan* plan, const attn::Problem& p, uint32_t seed) {
   if (p.has(ATTN_OUT_SCALE)) args.out_scale = memory.floats(1);
   if (p.has(ATTN_BLOCK_MASK)) {
     unsigned char* kinds = memory.raw(int64_t(size.kinds));
-    for (int64_t i = 0; i < int64_t(size.kinds); ++i) kinds[i] = uint8_t(memory.next() % 64 ? memory.next() % 4 : memory.next());
+    for (int64_t i = 0; i < int64_t(size.kinds); ++i)
+      kinds[i] = uint8_t(memory.next() % 64 ? memory.next() % 4 : memory.next());
     args.block_kinds = kinds;
     if (p.mask_partials > 0) {
       args.block_index = memory.integers(int64_t(size.kinds), -1, p.mask_partials - 1);
@@ -289,11 +293,15 @@ void run(attn_plan* plan, const attn::Problem& p, uint32_t seed) {
     const auto scales = [&](attn_descale_kind kind) -> const float* {
       const int64_t heads = p.batch * p.heads_kv;
       switch (kind) {
-        case ATTN_DESCALE_TENSOR: return memory.floats(1);
-        case ATTN_DESCALE_HEAD: return memory.floats(heads);
+        case ATTN_DESCALE_TENSOR:
+          return memory.floats(1);
+        case ATTN_DESCALE_HEAD:
+          return memory.floats(heads);
         case ATTN_DESCALE_BLOCK:
-          return memory.floats(heads * ((s.seqlen + s.descale_block_keys - 1) / s.descale_block_keys));
-        default: return nullptr;
+          return memory.floats(heads *
+                               ((s.seqlen + s.descale_block_keys - 1) / s.descale_block_keys));
+        default:
+          return nullptr;
       }
     };
     a.k_descale = scales(s.k_descale);
@@ -360,14 +368,15 @@ void forward(Source& in, attn_context* context) {
   size_t step = sizeof(attn_segment);
   if (in.below(8) == 0) step = in.take<uint16_t>();
   const size_t used = kSegments * std::max(step, sizeof(attn_segment));
-  std::fill_n(structs.segments.begin(), std::min(used + sizeof(attn_segment), structs.segments.size()), 0);
+  std::fill_n(structs.segments.begin(),
+              std::min(used + sizeof(attn_segment), structs.segments.size()), 0);
   for (int i = 0; i < kSegments; ++i) {
     unsigned char* at = structs.segments.data() + size_t(i) * step;
     segments[i].struct_size = step;
     std::memcpy(at, &segments[i], std::max(std::min(step, sizeof(attn_segment)), sizeof(size_t)));
   }
-  p->segments = in.below(64) == 63 ? nullptr
-                                   : reinterpret_cast<const attn_segment*>(structs.segments.data());
+  p->segments =
+      in.below(64) == 63 ? nullptr : reinterpret_cast<const attn_segment*>(structs.segments.data());
   p->kernel = kKernels[in.below(4) ? 0 : in.below(std::size(kKernels))];
 
   size_t needed = 0;
@@ -394,7 +403,8 @@ void other(Source& in, attn_context* context, Create create) {
   auto* p = reinterpret_cast<Problem*>(room.data());
   if (in.below(3)) {
     auto* field = reinterpret_cast<int32_t*>(room.data());
-    for (size_t i = 0; i < sizeof(Problem) / 4; ++i) field[i] = in.below(3) ? int32_t(in.size()) : 0;
+    for (size_t i = 0; i < sizeof(Problem) / 4; ++i)
+      field[i] = in.below(3) ? int32_t(in.size()) : 0;
   } else {
     in.bytes(p, sizeof *p);
   }
@@ -413,10 +423,18 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const int64_t what = in.below(16);
   attn_context* context = context_of(what & 1);
   switch (what / 2) {
-    case 0: other<attn_merge_problem>(in, context, attn_plan_create_merge); break;
-    case 1: other<attn_quantize_problem>(in, context, attn_plan_create_quantize); break;
-    case 2: other<attn_kv_append_problem>(in, context, attn_plan_create_kv_append); break;
-    default: forward(in, context); break;
+    case 0:
+      other<attn_merge_problem>(in, context, attn_plan_create_merge);
+      break;
+    case 1:
+      other<attn_quantize_problem>(in, context, attn_plan_create_quantize);
+      break;
+    case 2:
+      other<attn_kv_append_problem>(in, context, attn_plan_create_kv_append);
+      break;
+    default:
+      forward(in, context);
+      break;
   }
   return 0;
 }

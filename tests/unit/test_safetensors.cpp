@@ -1,6 +1,4 @@
 // The safetensors reader and writer: round trips, and every way a file can be wrong.
-#include "../../tools/common/safetensors.h"
-
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -8,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "../../tools/common/safetensors.h"
 #include "../catch.h"
 
 using namespace attn::tools;
@@ -189,7 +188,8 @@ TEST_CASE("safetensors: bad entries") {
 }
 
 TEST_CASE("safetensors: sizes and offsets that do not fit") {
-  CHECK(has(refusal(one("F32", "[2,2]", "[0,15]"), 15), "span 15 bytes; shape [2, 2] of F32 needs 16"));
+  CHECK(has(refusal(one("F32", "[2,2]", "[0,15]"), 15),
+            "span 15 bytes; shape [2, 2] of F32 needs 16"));
   CHECK(has(refusal(one("F32", "[2,2]", "[0,16]"), 15), "within the 15 bytes of data"));
   CHECK(has(refusal(one("F32", "[2,2]", "[16,0]"), 16), "[16, 0]"));
   CHECK(has(refusal(one("F32", "[2,2]", "[0,18446744073709551615]"), 16), "do not lie within"));

@@ -43,7 +43,9 @@ std::vector<Case> default_cases(attn_backend backend) {
     return {{.heads = 4, .seqlen_q = 128, .head_dim = 64},
             {.heads = 4, .seqlen_q = 128, .head_dim = 64, .causal = true}};
   if (backend == ATTN_BACKEND_CPU)
-    return {{}, {.causal = true}, {.heads = 12, .seqlen_q = 512, .head_dim = 32},
+    return {{},
+            {.causal = true},
+            {.heads = 12, .seqlen_q = 512, .head_dim = 32},
             {.batch = 4, .heads = 32, .heads_kv = 8, .seqlen_q = 1, .seqlen_kv = 4096}};
   return {{.batch = 4, .heads = 32, .seqlen_q = 4096},
           {.batch = 4, .heads = 32, .seqlen_q = 4096, .causal = true},
@@ -75,8 +77,8 @@ Tensor random_tensor(attn_dtype type, std::vector<int64_t> shape, uint64_t seed)
   return tensor;
 }
 
-attn_problem make_problem(const Case& c, attn_segment& segment, attn_dtype type,
-                          attn_dtype kv_type, attn_dtype out_type) {
+attn_problem make_problem(const Case& c, attn_segment& segment, attn_dtype type, attn_dtype kv_type,
+                          attn_dtype out_type) {
   segment = make<attn_segment>();
   segment.k_type = segment.v_type = kv_type == ATTN_DTYPE_NONE ? type : kv_type;
   segment.seqlen = c.seqlen_kv ? c.seqlen_kv : c.seqlen_q;
@@ -114,7 +116,9 @@ struct Ready {
   Ready(const context& device, const Case& c, attn_dtype type, attn_dtype kv_type,
         attn_dtype out_type, const std::string& kernel)
       : problem(named(make_problem(c, segment, type, kv_type, out_type), kernel)),
-        chosen(device, problem), arrays(device), workspace(chosen.make_workspace(device)) {
+        chosen(device, problem),
+        arrays(device),
+        workspace(chosen.make_workspace(device)) {
     const attn_problem& p = problem;
     const auto put = [&](attn_dtype t, std::vector<int64_t> shape, uint64_t seed) {
       const Tensor tensor = random_tensor(t, std::move(shape), seed);
@@ -254,13 +258,20 @@ void bench(const BenchOptions& options, bool one_shape) {
     progress.say("");
     const double rate = timing.flops / timing.run_us / 1e6, share = rate * 1e12 / ceiling;
     const attn_problem& p = ready.problem;
-    Json row = {{"batch", p.batch},       {"heads", p.heads_q},
-                {"heads_kv", p.heads_kv}, {"seqlen_q", p.seqlen_q},
-                {"seqlen_kv", p.segments->seqlen}, {"head_dim", p.head_dim},
-                {"causal", c.causal},     {"window", c.window.empty() ? Json() : Json(c.window)},
-                {"kernel", timing.kernel}, {"median_us", timing.run_us},
-                {"min_us", timing.min_us}, {"repeats", timing.repeats},
-                {"tflops", rate},         {"gbytes_per_s", timing.bytes / timing.run_us / 1e3}};
+    Json row = {{"batch", p.batch},
+                {"heads", p.heads_q},
+                {"heads_kv", p.heads_kv},
+                {"seqlen_q", p.seqlen_q},
+                {"seqlen_kv", p.segments->seqlen},
+                {"head_dim", p.head_dim},
+                {"causal", c.causal},
+                {"window", c.window.empty() ? Json() : Json(c.window)},
+                {"kernel", timing.kernel},
+                {"median_us", timing.run_us},
+                {"min_us", timing.min_us},
+                {"repeats", timing.repeats},
+                {"tflops", rate},
+                {"gbytes_per_s", timing.bytes / timing.run_us / 1e3}};
     row["fma_share"] = ceiling > 0 ? Json(share) : Json();
     rows.push_back(row);
     if (!options.as_json) {

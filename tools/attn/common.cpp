@@ -13,11 +13,15 @@ namespace attn::tools {
 
 ExitCode exit_code_of(attn_status status) {
   switch (status) {
-    case ATTN_OK: return exit_done;
-    case ATTN_INVALID_ARGUMENT: return exit_usage;
+    case ATTN_OK:
+      return exit_done;
+    case ATTN_INVALID_ARGUMENT:
+      return exit_usage;
     case ATTN_NO_DEVICE:
-    case ATTN_DRIVER_MISSING: return exit_no_backend;
-    default: return exit_unsupported;
+    case ATTN_DRIVER_MISSING:
+      return exit_no_backend;
+    default:
+      return exit_unsupported;
   }
 }
 
@@ -86,7 +90,9 @@ void copy_out(const context& from, void* host, const void* memory, size_t bytes)
 }
 
 Progress::Progress() : terminal_(::isatty(STDERR_FILENO) == 1) {}
-Progress::~Progress() { clear(); }
+Progress::~Progress() {
+  clear();
+}
 void Progress::clear() {
   if (std::exchange(shown_, false)) std::fputs("\r\033[K", stderr);
 }
@@ -99,8 +105,7 @@ void Progress::say(const std::string& what) {
 }
 
 double seconds_now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
-      .count();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 double median(std::vector<double> values) {

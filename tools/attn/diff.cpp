@@ -33,15 +33,32 @@ Values read_values(const TensorFile& file, const std::string& name) {
   if (!file.metadata.contains(name)) {
     switch (tensor.dtype) {
       case Dtype::boolean:
-      case Dtype::u8: widen<uint8_t>(tensor, values); return values;
-      case Dtype::i8: widen<int8_t>(tensor, values); return values;
-      case Dtype::i16: widen<int16_t>(tensor, values); return values;
-      case Dtype::u16: widen<uint16_t>(tensor, values); return values;
-      case Dtype::i32: widen<int32_t>(tensor, values); return values;
-      case Dtype::u32: widen<uint32_t>(tensor, values); return values;
-      case Dtype::i64: widen<int64_t>(tensor, values); return values;
-      case Dtype::u64: widen<uint64_t>(tensor, values); return values;
-      default: break;
+      case Dtype::u8:
+        widen<uint8_t>(tensor, values);
+        return values;
+      case Dtype::i8:
+        widen<int8_t>(tensor, values);
+        return values;
+      case Dtype::i16:
+        widen<int16_t>(tensor, values);
+        return values;
+      case Dtype::u16:
+        widen<uint16_t>(tensor, values);
+        return values;
+      case Dtype::i32:
+        widen<int32_t>(tensor, values);
+        return values;
+      case Dtype::u32:
+        widen<uint32_t>(tensor, values);
+        return values;
+      case Dtype::i64:
+        widen<int64_t>(tensor, values);
+        return values;
+      case Dtype::u64:
+        widen<uint64_t>(tensor, values);
+        return values;
+      default:
+        break;
     }
   }
   const attn_dtype type = element_type(file, name);
@@ -61,8 +78,8 @@ struct Difference {
   double max_abs = 0, mean_abs = 0, rel_fro = 0, cosine = 1;
 };
 
-// NaN and infinities must be in the same places; two infinities must have one sign. The numbers are over
-// the elements that are finite in both.
+// NaN and infinities must be in the same places; two infinities must have one sign. The numbers are
+// over the elements that are finite in both.
 Difference compare(const std::vector<double>& a, const std::vector<double>& b) {
   Difference d;
   d.elements = static_cast<int64_t>(a.size());
@@ -91,8 +108,8 @@ Difference compare(const std::vector<double>& a, const std::vector<double>& b) {
   }
   if (finite > 0) d.mean_abs /= static_cast<double>(finite);
   if (squares > 0)
-    d.rel_fro = squares_b > 0 ? std::sqrt(squares / squares_b)
-                              : std::numeric_limits<double>::infinity();
+    d.rel_fro =
+        squares_b > 0 ? std::sqrt(squares / squares_b) : std::numeric_limits<double>::infinity();
   // Rounding may take the quotient past 1; two zero vectors point the same way.
   if (squares > 0)
     d.cosine = squares_a > 0 && squares_b > 0
@@ -119,8 +136,10 @@ bool diff(const DiffOptions& options) {
   Json only_a = Json::array(), only_b = Json::array();
   if (names.empty()) {
     for (const auto& [name, tensor] : a.tensors) {
-      if (b.find(name)) names.push_back(name);
-      else only_a.push_back(name);
+      if (b.find(name))
+        names.push_back(name);
+      else
+        only_a.push_back(name);
     }
     for (const auto& [name, tensor] : b.tensors)
       if (!a.find(name)) only_b.push_back(name);
@@ -180,7 +199,8 @@ bool diff(const DiffOptions& options) {
         {"passed", all_good}, {"tensors", rows}, {"only_a", only_a}, {"only_b", only_b}};
     std::cout << report.dump(2) << "\n";
   } else {
-    for (const auto& [only, path] : {std::pair(&only_a, &options.a), std::pair(&only_b, &options.b)})
+    for (const auto& [only, path] :
+         {std::pair(&only_a, &options.a), std::pair(&only_b, &options.b)})
       for (const Json& name : *only)
         std::printf("%s: only in %s\n", name.get<std::string>().c_str(), path->c_str());
   }

@@ -26,8 +26,7 @@ void print(const Json& info) {
     for (const Json& device : backend["devices"])
       std::printf("    %d: %s, %s, %d multiprocessors, %.1f GiB\n", device["device"].get<int>(),
                   device["name"].get<std::string>().c_str(),
-                  device["arch"].get<std::string>().c_str(),
-                  device["multiprocessors"].get<int>(),
+                  device["arch"].get<std::string>().c_str(), device["multiprocessors"].get<int>(),
                   device["memory_bytes"].get<double>() / (1 << 30));
   }
   std::printf("\nkernels\n");

@@ -11,18 +11,28 @@
 namespace attn::tools {
 namespace {
 
-std::string dtype_text(Dtype dtype) { return std::string(dtype_name(dtype)); }
+std::string dtype_text(Dtype dtype) {
+  return std::string(dtype_name(dtype));
+}
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
 
 struct TypePair {
   Dtype file;
   attn_dtype type;
 };
 constexpr TypePair kTypes[] = {
-    {Dtype::f32, ATTN_F32},       {Dtype::f16, ATTN_F16},        {Dtype::bf16, ATTN_BF16},
-    {Dtype::f8_e4m3, ATTN_F8_E4M3FN}, {Dtype::f8_e5m2, ATTN_F8_E5M2}, {Dtype::f64, ATTN_F64},
-    {Dtype::f8_e4m3, ATTN_F8_E4M3FNUZ}, {Dtype::u8, ATTN_Q8_0},   {Dtype::u8, ATTN_Q4_0},
+    {Dtype::f32, ATTN_F32},
+    {Dtype::f16, ATTN_F16},
+    {Dtype::bf16, ATTN_BF16},
+    {Dtype::f8_e4m3, ATTN_F8_E4M3FN},
+    {Dtype::f8_e5m2, ATTN_F8_E5M2},
+    {Dtype::f64, ATTN_F64},
+    {Dtype::f8_e4m3, ATTN_F8_E4M3FNUZ},
+    {Dtype::u8, ATTN_Q8_0},
+    {Dtype::u8, ATTN_Q4_0},
 };
 
 bool needs_metadata(attn_dtype type) {
@@ -35,8 +45,8 @@ Dtype file_dtype(attn_dtype type) {
   throw InputError(std::string("no file type holds ") + attn::dtype_name(type));
 }
 
-constexpr const char* kSegmentTensors[] = {"k",           "v",         "seqlens_kv", "cu_seqlens_kv",
-                                           "block_table", "k_descale", "v_descale"};
+constexpr const char* kSegmentTensors[] = {
+    "k", "v", "seqlens_kv", "cu_seqlens_kv", "block_table", "k_descale", "v_descale"};
 constexpr int64_t kMaxKeys = int64_t{1} << 40;
 
 class Reader {
@@ -86,8 +96,7 @@ class Reader {
 
   attn_dtype type_of(const std::string& name) const {
     const attn_dtype type = element_type(file_, name);
-    if (type == ATTN_F64)
-      fail(name + " is F64; F32 F16 BF16 F8_E4M3 F8_E5M2 are accepted");
+    if (type == ATTN_F64) fail(name + " is F64; F32 F16 BF16 F8_E4M3 F8_E5M2 are accepted");
     return type;
   }
 
@@ -175,7 +184,8 @@ class Reader {
                        : table ? "[pages, page_size, Hkv, D]"
                                : "[B, Skv, Hkv, D]";
     const size_t dims = offsets ? 3 : 4;
-    if (k.shape.size() != dims) fail(k_name + " has shape " + shape_text(k.shape) + "; " + form + " is expected");
+    if (k.shape.size() != dims)
+      fail(k_name + " has shape " + shape_text(k.shape) + "; " + form + " is expected");
     std::vector<int64_t> v_shape = k.shape;
     v_shape.back() = -1;
     if (v.shape.size() != dims || !std::equal(v.shape.begin(), v.shape.end() - 1, v_shape.begin()))
@@ -220,7 +230,8 @@ class Reader {
              " keys are accepted");
       point(&a.block_table, *table);
     } else {
-      same(k_name, "batch", k.shape[0], p_.batch, p_.q_layout == ATTN_PACKED ? "cu_seqlens_q" : "q");
+      same(k_name, "batch", k.shape[0], p_.batch,
+           p_.q_layout == ATTN_PACKED ? "cu_seqlens_q" : "q");
       s.seqlen = k.shape[1];
     }
     if (lengths) {
@@ -324,8 +335,9 @@ class Reader {
         mask.columns != columns)
       fail("block_kinds has shape " + shape_text(mask.kinds.shape) + "; [" +
            std::to_string(p_.batch) + " or 1, " + std::to_string(p_.heads_q) + " or 1, " +
-           std::to_string(rows) + ", " + std::to_string(columns) + "] is expected with blocks of (" +
-           std::to_string(mask.block_q) + ", " + std::to_string(mask.block_k) + ")");
+           std::to_string(rows) + ", " + std::to_string(columns) +
+           "] is expected with blocks of (" + std::to_string(mask.block_q) + ", " +
+           std::to_string(mask.block_k) + ")");
     p_.flags |= ATTN_BLOCK_MASK;
     p_.block_q = mask.block_q;
     p_.block_k = mask.block_k;
@@ -433,9 +445,11 @@ std::string segment_name(const char* name, int segment, bool numbered) {
 
 int numbered_segments(const TensorFile& file) {
   int count = 0;
-  while (file.find("k." + std::to_string(count)) || file.find("v." + std::to_string(count))) ++count;
+  while (file.find("k." + std::to_string(count)) || file.find("v." + std::to_string(count)))
+    ++count;
   if (count > 0 && (file.find("k") || file.find("v")))
-    throw InputError(file.label + ": has k or v beside k.0 and v.0; either k and v or numbered "
+    throw InputError(file.label +
+                     ": has k or v beside k.0 and v.0; either k and v or numbered "
                      "segments are expected");
   return count;
 }

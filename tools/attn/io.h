@@ -32,12 +32,12 @@ struct Input {
   std::deque<Tensor> made;  // arrays that the file holds in another form
 };
 
-// Reads q, k, v and everything else that CONTRACT gives a name; InputError names tensor, value and what
-// is accepted. What needs no knowledge of the file is left to attn_plan_create and attn_check.
+// Reads q, k, v and everything else that CONTRACT gives a name; InputError names tensor, value and
+// what is accepted. What needs no knowledge of the file is left to attn_plan_create and attn_check.
 std::unique_ptr<Input> make_input(TensorFile file);
 
-// The element type of a tensor that holds q, k, v or partial results: its dtype, or what __metadata__
-// says about it.
+// The element type of a tensor that holds q, k, v or partial results: its dtype, or what
+// __metadata__ says about it.
 attn_dtype element_type(const TensorFile& file, const std::string& name);
 
 // Elements of a last dimension of `size`, which for ggml blocks counts bytes.

@@ -35,17 +35,20 @@ Extent extent(const TensorFile& file, const FileMask& mask) {
 bool visible(const FileMask& mask, const Extent& size, int64_t b, int64_t h, int64_t i, int64_t j) {
   const int64_t row = i / mask.block_q, column = j / mask.block_k;
   switch (mask.kind(b, h, row, column)) {
-    case ATTN_BLOCK_CAUSAL: return j <= i + size.kv - size.q;
-    case ATTN_BLOCK_FULL: return true;
+    case ATTN_BLOCK_CAUSAL:
+      return j <= i + size.kv - size.q;
+    case ATTN_BLOCK_FULL:
+      return true;
     case ATTN_BLOCK_PARTIAL:
       return mask.bit(mask.index.as<int32_t>()[mask.cell(b, h, row, column)], i % mask.block_q,
                       j % mask.block_k);
-    default: return false;
+    default:
+      return false;
   }
 }
 
-// One picture per (batch, head), heads side by side, entries below each other. Elements of large masks
-// are sampled so that the whole stays within a few million pixels.
+// One picture per (batch, head), heads side by side, entries below each other. Elements of large
+// masks are sampled so that the whole stays within a few million pixels.
 Picture draw(const FileMask& mask, const Extent& size) {
   constexpr int64_t most_pixels = 16 << 20;
   constexpr int64_t gap = 4;
@@ -61,9 +64,13 @@ Picture draw(const FileMask& mask, const Extent& size) {
       throw InputError("the mask has too many batch entries and heads for one picture");
   }
   Picture picture;
-  // EMPTY, CAUSAL, FULL, PARTIAL where visible; between the masks; hidden inside a block that is not
-  // EMPTY.
-  picture.palette = {{{255, 255, 255}, {52, 120, 60}, {40, 62, 110}, {214, 122, 30}, {150, 150, 150},
+  // EMPTY, CAUSAL, FULL, PARTIAL where visible; between the masks; hidden inside a block that is
+  // not EMPTY.
+  picture.palette = {{{255, 255, 255},
+                      {52, 120, 60},
+                      {40, 62, 110},
+                      {214, 122, 30},
+                      {150, 150, 150},
                       {232, 228, 214}}};
   picture.width = static_cast<uint32_t>(width);
   picture.height = static_cast<uint32_t>(height);

@@ -41,11 +41,11 @@ FileMask read_mask(const TensorFile& file) {
     const uint8_t* from = bits->as<uint8_t>();
     uint32_t* row = mask.bits.as<uint32_t>();
     for (int64_t i = 0; i < mask.partials * mask.block_q; ++i, row += words)
-      for (int64_t j = 0; j < mask.block_k; ++j)
-        row[j / 32] |= uint32_t{*from++} << (j % 32);
+      for (int64_t j = 0; j < mask.block_k; ++j) row[j / 32] |= uint32_t{*from++} << (j % 32);
   }
   if (const Tensor* index = file.find("block_index")) {
-    need_shape(file, "block_index", *index, Dtype::i32, mask.kinds.shape, "the grid of block_kinds");
+    need_shape(file, "block_index", *index, Dtype::i32, mask.kinds.shape,
+               "the grid of block_kinds");
     mask.index = *index;
   } else {
     mask.index = make_tensor(Dtype::i32, mask.kinds.shape);

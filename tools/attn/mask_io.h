@@ -21,8 +21,8 @@ struct FileMask {
   }
 };
 
-// Reads block_kinds, block_size, block_index, block_bits and checks that kinds are 0..3 and that every
-// partial block has bits. The file must have block_kinds.
+// Reads block_kinds, block_size, block_index, block_bits and checks that kinds are 0..3 and that
+// every partial block has bits. The file must have block_kinds.
 FileMask read_mask(const TensorFile& file);
 
 }  // namespace attn::tools

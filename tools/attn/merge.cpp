@@ -42,9 +42,9 @@ void merge(const MergeOptions& options) {
   p.head_dim_v = first.shape[dims - 1];
   p.num_parts = static_cast<int32_t>(parts);
   p.part_type = element_type(file, "out.0");
-  const std::vector<int64_t> lse_shape =
-      dims == 4 ? std::vector<int64_t>{p.batch, p.heads_q, p.seqlen_q}
-                : std::vector<int64_t>{p.heads_q, p.seqlen_q};
+  const std::vector<int64_t> lse_shape = dims == 4
+                                             ? std::vector<int64_t>{p.batch, p.heads_q, p.seqlen_q}
+                                             : std::vector<int64_t>{p.heads_q, p.seqlen_q};
   for (size_t i = 0; i < parts; ++i) {
     need_shape(file, name("out", i), need_tensor(file, name("out", i)), first.dtype, first.shape,
                "the shape of out.0");
@@ -88,10 +88,11 @@ void merge(const MergeOptions& options) {
   need(write_tensors(options.out, result));
   progress.say("");
   if (options.as_json) {
-    const Json report = {{"backend", attn_backend_string(device.backend())},
-                         {"kernel", chosen.kernel()},
-                         {"parts", parts},
-                         {"out", {{"dtype", attn::dtype_name(p.out_type)}, {"shape", first.shape}}}};
+    const Json report = {
+        {"backend", attn_backend_string(device.backend())},
+        {"kernel", chosen.kernel()},
+        {"parts", parts},
+        {"out", {{"dtype", attn::dtype_name(p.out_type)}, {"shape", first.shape}}}};
     std::cout << report.dump(2) << "\n";
   } else {
     std::printf("%s on %s: %zu parts, out %s %s, written to %s\n", chosen.kernel(),
@@ -109,8 +110,10 @@ void add_merge(CLI::App& app, int&) {
   command->add_option("IN", o->in)->required();
   command->add_option("OUT", o->out)->required();
   o->backend.add_to(*command);
-  command->add_option("--out-dtype", o->out_dtype, "f32 f16 bf16; default: f32 on reference, else "
-                                                   "the parts' type")
+  command
+      ->add_option("--out-dtype", o->out_dtype,
+                   "f32 f16 bf16; default: f32 on reference, else "
+                   "the parts' type")
       ->type_name("T");
   command->add_option("--kernel", o->kernel, "demand this kernel")->type_name("NAME");
   command->add_flag("--json", o->as_json, "print JSON");

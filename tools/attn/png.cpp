@@ -35,7 +35,8 @@ uint32_t adler32(const std::string& bytes) {
 }
 
 std::string chunk(const std::string& type, const std::string& data) {
-  return big_endian(static_cast<uint32_t>(data.size())) + type + data + big_endian(crc32(type + data));
+  return big_endian(static_cast<uint32_t>(data.size())) + type + data +
+         big_endian(crc32(type + data));
 }
 
 // A zlib stream of stored blocks.

@@ -36,8 +36,11 @@ Scale parse_scale(const std::string& text) {
 class Quantizer {
  public:
   Quantizer(const QuantizeOptions& options, TensorFile& file, const context& device)
-      : options_(options), file_(file), device_(device),
-        type_(parse_dtype("--to", options.to)), scale_(parse_scale(options.scale)) {}
+      : options_(options),
+        file_(file),
+        device_(device),
+        type_(parse_dtype("--to", options.to)),
+        scale_(parse_scale(options.scale)) {}
 
   // `batch` and `heads_kv` are those of the problem, which a descale per head is for.
   void quantize(const std::string& name, const std::string& descale_name, int64_t batch,
@@ -49,8 +52,8 @@ class Quantizer {
       throw InputError(file_.label + ": " + descale_name + " is there already; " + name +
                        " without a descale is expected");
 
-    // Packed and paged arrays are one batch entry; q's heads lie in groups of one kv head, whose rows
-    // are quantised as one.
+    // Packed and paged arrays are one batch entry; q's heads lie in groups of one kv head, whose
+    // rows are quantised as one.
     const auto& shape = source.shape;
     const size_t dims = shape.size();
     auto p = make<attn_quantize_problem>();
@@ -77,8 +80,8 @@ class Quantizer {
     args.src = arrays.copy_of(source.data.get(), source.bytes);
     args.dst = arrays.room(result.bytes);
     if (!ggml)
-      args.descale = static_cast<float*>(
-          arrays.copy_of(descale.data(), descale.size() * sizeof(float)));
+      args.descale =
+          static_cast<float*>(arrays.copy_of(descale.data(), descale.size() * sizeof(float)));
     chosen.run(args);
     device_.synchronize();
     copy_out(device_, result.data.get(), args.dst, result.bytes);
@@ -86,8 +89,8 @@ class Quantizer {
     if (ggml) return;
 
     copy_out(device_, descale.data(), args.descale, descale.size() * sizeof(float));
-    Tensor written = per_head ? make_tensor(Dtype::f32, {batch, heads_kv})
-                              : make_tensor(Dtype::f32, {1});
+    Tensor written =
+        per_head ? make_tensor(Dtype::f32, {batch, heads_kv}) : make_tensor(Dtype::f32, {1});
     // One entry's scales serve every sequence of a packed or paged array.
     for (int64_t i = 0; i < written.elements(); ++i)
       written.as<float>()[i] = descale[static_cast<size_t>(i % scales)];
@@ -132,8 +135,9 @@ void quantize(const QuantizeOptions& options) {
   }
   if (options.queries) {
     if (p.heads_q % p.heads_kv != 0)
-      throw InputError(file.label + ": q has " + std::to_string(p.heads_q) + " heads; a multiple of " +
-                       std::to_string(p.heads_kv) + ", those of k, is expected");
+      throw InputError(file.label + ": q has " + std::to_string(p.heads_q) +
+                       " heads; a multiple of " + std::to_string(p.heads_kv) +
+                       ", those of k, is expected");
     names.push_back("q");
     quantizer.set_paged(false);
     quantizer.quantize("q", "q_descale", p.batch, p.heads_kv);
@@ -172,9 +176,10 @@ void add_quantize(CLI::App& app, int&) {
       ->required()
       ->check(CLI::IsMember({"f8_e4m3fn", "f8_e5m2", "f8_e4m3fnuz", "q8_0", "q4_0"}))
       ->type_name("T");
-  command->add_option("--scale", o->scale,
-                      "1: stored = round(x); amax: the largest |x| becomes the type's largest "
-                      "value; X: stored = round(x / X), X is the descale")
+  command
+      ->add_option("--scale", o->scale,
+                   "1: stored = round(x); amax: the largest |x| becomes the type's largest "
+                   "value; X: stored = round(x / X), X is the descale")
       ->type_name("S");
   command->add_option("--per", o->per, "a descale per tensor, or per head [B, Hkv]")
       ->check(CLI::IsMember({"tensor", "head"}))

@@ -28,12 +28,11 @@ struct DtypeRow {
 };
 
 constexpr DtypeRow kDtypes[] = {
-    {Dtype::boolean, "BOOL", 1}, {Dtype::u8, "U8", 1},     {Dtype::i8, "I8", 1},
-    {Dtype::i16, "I16", 2},      {Dtype::u16, "U16", 2},   {Dtype::f16, "F16", 2},
-    {Dtype::bf16, "BF16", 2},    {Dtype::i32, "I32", 4},   {Dtype::u32, "U32", 4},
-    {Dtype::f32, "F32", 4},      {Dtype::f64, "F64", 8},   {Dtype::i64, "I64", 8},
-    {Dtype::u64, "U64", 8},      {Dtype::f8_e4m3, "F8_E4M3", 1},
-    {Dtype::f8_e5m2, "F8_E5M2", 1},
+    {Dtype::boolean, "BOOL", 1}, {Dtype::u8, "U8", 1},           {Dtype::i8, "I8", 1},
+    {Dtype::i16, "I16", 2},      {Dtype::u16, "U16", 2},         {Dtype::f16, "F16", 2},
+    {Dtype::bf16, "BF16", 2},    {Dtype::i32, "I32", 4},         {Dtype::u32, "U32", 4},
+    {Dtype::f32, "F32", 4},      {Dtype::f64, "F64", 8},         {Dtype::i64, "I64", 8},
+    {Dtype::u64, "U64", 8},      {Dtype::f8_e4m3, "F8_E4M3", 1}, {Dtype::f8_e5m2, "F8_E5M2", 1},
 };
 
 std::string accepted_dtypes() {
@@ -98,8 +97,8 @@ class HeaderReader {
     if (place_ == Place::entry && key_ == "dtype") {
       const auto dtype = dtype_from_name(value);
       if (!dtype)
-        return fail("tensor " + quote(name_) + ": dtype " + quote(value) +
-                    " is not one of " + accepted_dtypes());
+        return fail("tensor " + quote(name_) + ": dtype " + quote(value) + " is not one of " +
+                    accepted_dtypes());
       entry_->dtype = *dtype;
       entry_->has_dtype = true;
       return true;
@@ -187,9 +186,7 @@ class HeaderReader {
     return false;
   }
 
-  bool missing(const char* field) {
-    return fail("tensor " + quote(name_) + " lacks " + field);
-  }
+  bool missing(const char* field) { return fail("tensor " + quote(name_) + " lacks " + field); }
 
   bool unexpected(const std::string& what) {
     switch (place_) {
@@ -199,8 +196,7 @@ class HeaderReader {
         return fail("tensor " + quote(name_) + " is " + what +
                     "; an object with dtype, shape and data_offsets is expected");
       case Place::metadata:
-        return fail("__metadata__ key " + quote(key_) + " is " + what +
-                    "; a string is expected");
+        return fail("__metadata__ key " + quote(key_) + " is " + what + "; a string is expected");
       case Place::entry:
         return fail("tensor " + quote(name_) + ": " + key_ + " is " + what +
                     (key_ == "dtype" ? "; a string is expected" : "; an array is expected"));
@@ -220,7 +216,9 @@ class HeaderReader {
   bool has_metadata_ = false;
 };
 
-std::string errno_text() { return std::strerror(errno); }
+std::string errno_text() {
+  return std::strerror(errno);
+}
 
 class File {
  public:
@@ -375,9 +373,13 @@ Result<std::string> make_header(const TensorFile& file,
 
 }  // namespace
 
-std::string_view dtype_name(Dtype dtype) { return kDtypes[static_cast<size_t>(dtype)].name; }
+std::string_view dtype_name(Dtype dtype) {
+  return kDtypes[static_cast<size_t>(dtype)].name;
+}
 
-size_t dtype_bytes(Dtype dtype) { return kDtypes[static_cast<size_t>(dtype)].bytes; }
+size_t dtype_bytes(Dtype dtype) {
+  return kDtypes[static_cast<size_t>(dtype)].bytes;
+}
 
 std::optional<Dtype> dtype_from_name(std::string_view name) {
   for (const DtypeRow& row : kDtypes)
@@ -483,8 +485,7 @@ Status write_file(const std::string& path, const std::vector<std::span<const std
   File out(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
   if (out.fd() < 0) return fail("cannot create " + temporary + ": " + errno_text());
   bool written = true;
-  for (const auto& part : parts)
-    written = written && write_all(out.fd(), part.data(), part.size());
+  for (const auto& part : parts) written = written && write_all(out.fd(), part.data(), part.size());
   written = written && ::fsync(out.fd()) == 0 && out.close() == 0 &&
             ::rename(temporary.c_str(), target.c_str()) == 0;
   if (!written) {

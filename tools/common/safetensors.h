@@ -16,7 +16,21 @@
 namespace attn::tools {
 
 enum class Dtype {
-  boolean, u8, i8, i16, u16, f16, bf16, i32, u32, f32, f64, i64, u64, f8_e4m3, f8_e5m2
+  boolean,
+  u8,
+  i8,
+  i16,
+  u16,
+  f16,
+  bf16,
+  i32,
+  u32,
+  f32,
+  f64,
+  i64,
+  u64,
+  f8_e4m3,
+  f8_e5m2
 };
 
 std::string_view dtype_name(Dtype dtype);  // as in the file: "F32"
@@ -42,7 +56,9 @@ struct Tensor {
 
   int64_t elements() const { return static_cast<int64_t>(bytes / dtype_bytes(dtype)); }
   template <class T>
-  T* as() const { return reinterpret_cast<T*>(data.get()); }
+  T* as() const {
+    return reinterpret_cast<T*>(data.get());
+  }
 };
 
 Tensor make_tensor(Dtype dtype, std::vector<int64_t> shape);  // not initialised
