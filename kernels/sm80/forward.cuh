@@ -399,9 +399,8 @@ __device__ __forceinline__ void forward(const attn_sm80_forward_kernarg& a) {
   // Each lane's place in the matrices that ldmatrix reads. The 16 columns of step d lie at ^ line_step(d) in
   // line d / 4.
   const auto line_step = [](int d) { return d % 4 * 32; };
-  const unsigned q_lane = q_at + chunk_offset<pitch>(warp * warp_rows + lane % 16, lane / 16);
   const unsigned k_lane = chunk_offset<pitch>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
-  const unsigned v_lane = chunk_offset<pitch>(lane % 16, lane / 16);
+  const unsigned v_lane = chunk_offset<pitch>(lane % 16, lane / 16);  // of Q too, from the warp's first row
 
   if (!score && a.scale < 0 && any) {  // softmax takes a scale above 0
     ptx::cp_async_wait<0>();
@@ -418,22 +417,21 @@ __device__ __forceinline__ void forward(const attn_sm80_forward_kernarg& a) {
     for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
       for (int d = 0; d < (tile.q_in_registers ? d_steps : 1); ++d)
-        ptx::ldmatrix(q[m][d], (q_lane ^ line_step(d)) + d / 4 * 128 + m * 16 * pitch);
+        ptx::ldmatrix(q[m][d], ((v_lane + q_at + warp * (warp_rows * pitch)) ^ line_step(d)) + d / 4 * 128 + m * 16 * pitch);
   }
-  const float unit = score ? 1 : fmaxf(fabsf(a.scale) * log2_e, 1e-37f);
+  const float unit = score ? 1 : a.unit;
 
   unsigned stage_at = shared;
-  bool first = true;
   while (next.left > 0) {
     const int tile_first = next.first, count = min(next.left, keys);
-    const unsigned k_at = recompute(stage_at + k_lane), v_at = recompute(stage_at + kv_bytes + v_lane);
+    const unsigned k_at = recompute(stage_at + k_lane);
     if (tile.stages == 1) {
       ptx::cp_async_wait<0>();
       __syncthreads();
       copy_v(shared + kv_bytes, next);
       ptx::cp_async_commit();
     } else {
-      if (first)
+      if (tile_first == block.low)  // V of the first tile is a group of its own
         ptx::cp_async_wait<1>();
       else
         ptx::cp_async_wait<0>();
@@ -450,7 +448,7 @@ __device__ __forceinline__ void forward(const attn_sm80_forward_kernarg& a) {
     const int4 see = warp_keys[warp];
     const bool sees = tile_first < see.y && tile_first + count > see.x;
     if (sees) {
-      const unsigned q_here = recompute(q_lane);
+      const unsigned q_here = v_lane + q_at + recompute(warp) * (warp_rows * pitch);
 #pragma unroll
       for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
@@ -517,12 +515,14 @@ __device__ __forceinline__ void forward(const attn_sm80_forward_kernarg& a) {
       else
         state.template softmax<false>(unit);
     }
-    if (tile.stages == 2 && first) {
+    if (tile.stages == 2 && tile_first == block.low) {
       ptx::cp_async_wait<1>();
       __syncthreads();
     }
-    first = false;
     if (sees) {
+      // With two stages stage_at has moved on to the other one.
+      const unsigned here = tile.stages == 2 ? 2 * shared + 2 * kv_bytes - stage_at : stage_at;
+      const unsigned v_at = recompute(here + kv_bytes + v_lane);
 #pragma unroll
       for (int k = 0; k < key_tiles / 2; ++k) {
 #pragma unroll

@@ -34,6 +34,7 @@ struct attn_sm80_forward_kernarg {
   int split_invariant;
   int num_segments;
   unsigned chunk;      // (batch, head) pairs whose blocks start together, so that their K and V stay in L2
+  float unit;          // abs(scale) * log2(e), at least 1e-37
   float scale;         // of the scores
   float softcap;       // 0: none
   attn::RangeMask mask;

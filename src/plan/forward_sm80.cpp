@@ -2,6 +2,7 @@
 #include "plan/forward_sm80.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "kernels/common/types.h"
@@ -76,6 +77,7 @@ void pack(const Problem& p, const Args& args, void*, void* kernarg) {
   const int64_t head_bytes = std::max<int64_t>(1, 2 * p.seqlen_kv * (p.head_dim + p.head_dim_v));
   a.chunk = unsigned(std::min(p.batch * p.heads_q, p.group() * std::max<int64_t>(1, l2_bytes / head_bytes)));
   a.scale = p.scale;
+  a.unit = std::max(std::abs(p.scale) * 1.44269504f, 1e-37f);  // log2(e)
   a.softcap = p.softcap;
   a.mask = p.range_mask();
   for (int32_t i = 0; i < p.num_segments; ++i) {
