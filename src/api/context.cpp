@@ -61,6 +61,30 @@ Status host_stream(const void* stream) {
   return stream ? invalid("stream is ", stream, "; accepted on reference and cpu: NULL") : Status{};
 }
 
+template <class Pointer>
+struct Named {
+  const char* name;
+  Pointer address;
+};
+
+attn_status copy(attn_context* context, Named<void*> dst, Named<const void*> src, size_t bytes,
+                 void* stream, Status (Driver::*driver_copy)(void*, const void*, size_t, void*)) {
+  return guarded([&]() -> Status {
+    if (bytes > 0 && !dst.address) return invalid(dst.name, " is NULL; accepted: an address");
+    if (bytes > 0 && !src.address) return invalid(src.name, " is NULL; accepted: an address");
+    return with_driver(
+        context,
+        [&]() -> Status {
+          ATTN_TRY(host_stream(stream));
+          if (bytes > 0) std::memcpy(dst.address, src.address, bytes);
+          return {};
+        },
+        [&](Driver& driver) {
+          return (driver.*driver_copy)(dst.address, src.address, bytes, stream);
+        });
+  });
+}
+
 }  // namespace
 
 attn_status attn_context_create(attn_backend backend, const attn_context_options* options,
@@ -128,36 +152,16 @@ attn_status attn_free(attn_context* context, void* memory) {
   });
 }
 
-attn_status attn_copy_in(attn_context* context, void* dst, const void* src, size_t bytes,
-                         void* stream) {
-  return guarded([&]() -> Status {
-    if (bytes > 0 && (!dst || !src))
-      return invalid(dst ? "host_src" : "backend_dst", " is NULL; accepted: an address");
-    return with_driver(
-        context,
-        [&]() -> Status {
-          ATTN_TRY(host_stream(stream));
-          if (bytes > 0) std::memcpy(dst, src, bytes);
-          return {};
-        },
-        [&](Driver& driver) { return driver.copy_in(dst, src, bytes, stream); });
-  });
+attn_status attn_copy_in(attn_context* context, void* backend_dst, const void* host_src,
+                         size_t bytes, void* stream) {
+  return copy(context, {"backend_dst", backend_dst}, {"host_src", host_src}, bytes, stream,
+              &Driver::copy_in);
 }
 
-attn_status attn_copy_out(attn_context* context, void* dst, const void* src, size_t bytes,
-                          void* stream) {
-  return guarded([&]() -> Status {
-    if (bytes > 0 && (!dst || !src))
-      return invalid(dst ? "backend_src" : "host_dst", " is NULL; accepted: an address");
-    return with_driver(
-        context,
-        [&]() -> Status {
-          ATTN_TRY(host_stream(stream));
-          if (bytes > 0) std::memcpy(dst, src, bytes);
-          return {};
-        },
-        [&](Driver& driver) { return driver.copy_out(dst, src, bytes, stream); });
-  });
+attn_status attn_copy_out(attn_context* context, void* host_dst, const void* backend_src,
+                          size_t bytes, void* stream) {
+  return copy(context, {"host_dst", host_dst}, {"backend_src", backend_src}, bytes, stream,
+              &Driver::copy_out);
 }
 
 attn_status attn_synchronize(attn_context* context, void* stream) {
