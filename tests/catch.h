@@ -12,7 +12,7 @@
 
 namespace attn::test {
 
-// Skips of this process so far. tests/main.cpp prints the count after the run.
+// Skips of this process so far. tests/main.cpp counts the test cases that had any.
 inline int skip_count = 0;
 
 }  // namespace attn::test

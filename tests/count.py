@@ -1,6 +1,6 @@
 """Adds up CTest's JUnit files: python3 tests/count.py FILE... prints "passed failed skipped" and exits.
 
-A test that ran a Catch2 binary counts once per test case, with the skips that tests/main.cpp reports; any other
+A test that ran a Catch2 binary counts once per test case, with the skipped ones that tests/main.cpp reports; any other
 test counts as one.
 """
 import re
