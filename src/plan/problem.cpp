@@ -176,7 +176,8 @@ Status copy_versioned(const char* name, const void* in, void* out, size_t size) 
   if (!in) return invalid(name, " is NULL; accepted: a pointer to its struct");
   size_t given;
   std::memcpy(&given, in, sizeof given);
-  if (given < sizeof(size_t) || given > (size_t{1} << 16))
+  // A size that no struct can have would cut a pointer in two.
+  if (given < sizeof(size_t) || given > (size_t{1} << 16) || given % alignof(size_t) != 0)
     return invalid(name, ".struct_size is ", given, "; accepted: sizeof the struct (", size,
                    " here)");
   std::memset(out, 0, size);

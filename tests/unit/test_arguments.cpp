@@ -1,6 +1,7 @@
 // Bad input: each mistake gets its status and a sentence that names argument, value and what is
 // accepted.
 #include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <functional>
 #include <limits>
@@ -503,6 +504,10 @@ TEST_CASE("a struct of a newer header is taken while its new fields are zero") {
   attn_plan* plan = nullptr;
   CHECK(attn_plan_create(context.get(), &newer.problem, &plan) == ATTN_OK);
   attn_plan_destroy(plan);
+  newer.problem.struct_size = offsetof(attn_problem, segments) + 4;  // half a pointer
+  expect({"cut", {}, bad, {"problem.struct_size is"}},
+         attn_plan_create(context.get(), &newer.problem, &plan));
+  newer.problem.struct_size = sizeof newer;
   newer.later[2] = 1;
   expect({"newer", {}, bad, {"struct_size", "is set"}},
          attn_plan_create(context.get(), &newer.problem, &plan));
