@@ -3,6 +3,12 @@
 #ifndef ATTN_KERNELS_COMMON_TYPES_H
 #define ATTN_KERNELS_COMMON_TYPES_H
 
-enum { attn_element_f32 = 1, attn_element_f16 = 2, attn_element_bf16 = 3 };
+enum {
+  attn_element_f32 = 1,
+  attn_element_f16 = 2,
+  attn_element_bf16 = 3,
+  attn_element_q8_0 = 7,
+  attn_element_q4_0 = 8
+};
 
 #endif

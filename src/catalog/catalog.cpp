@@ -99,6 +99,7 @@ constexpr Kernel table[] = {
     {"quantize_reference", Op::quantize, reference, any_quantize, &quantize_reference_kernel,
      nullptr},
     {"quantize_cpu", Op::quantize, cpu, any_quantize, &quantize_cpu_kernel, nullptr},
+    {"quantize_sm80", Op::quantize, cuda, any_quantize, nullptr, &quantize_sm80_kernel},
 };
 std::atomic<uint64_t> launches[std::size(table)];
 
