@@ -17,7 +17,7 @@ using attn::sm80::Tile;
 // nvcc 13.0 cannot name a kernel whose template argument is a struct.
 template <int head_dim, int rows, int keys, int warps, int stages, bool q_in_registers, int blocks>
 __global__ void __launch_bounds__(32 * warps, blocks) kernel(const __grid_constant__ attn_sm80_forward_kernarg a) {
-  attn::sm80::forward<attn::sm80::BF16, head_dim, false, Tile{rows, keys, warps, stages, q_in_registers, blocks}>(a);
+  attn::sm80::forward<attn::device::BF16, head_dim, false, Tile{rows, keys, warps, stages, q_in_registers, blocks}>(a);
 }
 
 void check(cudaError_t error, const char* what) {
@@ -78,7 +78,7 @@ void run(const Data& data, bool first) {
       a.scale = 1 / std::sqrt(float(head_dim));
       a.mask = {causal, false, false, 0, 0};
       auto& s = a.segment[0];
-      s.k = data.k, s.v = data.v, s.capacity = seqlen;
+      s.k = data.k, s.v = data.v, s.lengths.capacity = seqlen;
       for (int i = 0; i < 3; ++i) s.k_stride[i] = s.v_stride[i] = a.q_stride[i];
       const unsigned grid = batch * heads * ((seqlen + tile.rows - 1) / tile.rows);
       cudaEvent_t start, stop;

@@ -2,65 +2,19 @@
 // they see; a warp has 16 or 32 of the queries, its scores, its sums and the state of its softmax in
 // registers.
 #pragma once
-#include "../common/types.h"
-#include "../ptx/convert.h"
+#include "../common/element.cuh"
+#include "../common/lengths.cuh"
+#include "../common/store.cuh"
+#include "../common/swizzle.h"
 #include "../ptx/cp_async.h"
 #include "../ptx/ex2.h"
 #include "../ptx/ldmatrix.h"
-#include "../ptx/mma.h"
 #include "forward_args.h"
 #include "tiles.h"
 
 namespace attn::sm80 {
 
-constexpr float log2_e = 1.4426950408889634f;
-constexpr float ln_2 = 0.6931471805599453f;
-__device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
-
-struct F16 {
-  static constexpr int type = attn_element_f16;
-  static __device__ void mma(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-    ptx::mma_f16(d, a, b0, b1);
-  }
-  static __device__ unsigned pack(float low, float high) { return ptx::pack_f16(low, high); }
-  static __device__ float unpack(unsigned short x) { return ptx::unpack_f16(x); }
-};
-struct BF16 {
-  static constexpr int type = attn_element_bf16;
-  static __device__ void mma(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-    ptx::mma_bf16(d, a, b0, b1);
-  }
-  static __device__ unsigned pack(float low, float high) { return ptx::pack_bf16(low, high); }
-  static __device__ float unpack(unsigned short x) { return ptx::unpack_bf16(x); }
-};
-
-__device__ __forceinline__ int clamp(long long x, int low, int high) {
-  return x < low ? low : x > high ? high : int(x);
-}
-
-// Entry b of cumulative lengths, inside [0, total] and at most `capacity` long.
-struct Span {
-  long long begin;
-  int length;
-};
-__device__ __forceinline__ Span packed_span(const int* cu_seqlens, int b, long long total,
-                                            int capacity) {
-  const long long first = cu_seqlens[b], last = cu_seqlens[b + 1];
-  const long long begin = first < 0 ? 0 : first > total ? total : first;
-  const long long end = last < begin ? begin : last > total ? total : last;
-  return {begin, clamp(end - begin, 0, capacity)};
-}
-__device__ __forceinline__ Span segment_span(const attn_sm80_segment& s, int b) {
-  if (s.cu_seqlens) return packed_span(s.cu_seqlens, b, s.total, s.capacity);
-  return {0, s.seqlens ? clamp(s.seqlens[b], 0, s.capacity) : s.capacity};
-}
-
-// Shared memory. 16-byte chunk c of row r lies at chunk c ^ (r % 8) of its 128-byte line, so that the eight
-// rows that ldmatrix reads at once lie in different banks.
-template <int pitch>
-__device__ __forceinline__ unsigned chunk_offset(int row, int chunk) {
-  return row * pitch + chunk / 8 * 128 + ((chunk % 8) ^ (row % 8)) * 16;
-}
+using namespace device;
 
 // The block copies `rows` rows of 128-byte lines; thread t has chunk t % 8 of each line. Rows from `count`
 // on and columns from head_dim on become zero.
@@ -99,8 +53,8 @@ struct Block {
     int begin = 0;
     for (int i = 0; i < a.num_segments; ++i) {
       const attn_sm80_segment& s = a.segment[i];
-      const Span span = segment_span(s, b);
-      const long long batch = s.cu_seqlens ? 0 : b, row = span.begin - begin;
+      const Span span = segment_span(s.lengths, b);
+      const long long batch = s.lengths.cu_seqlens ? 0 : b, row = span.begin - begin;
       begin += span.length;
       segment[i] = {static_cast<const char*>(s.k) +
                         2 * (batch * s.k_stride[0] + row * s.k_stride[1] + kv_head * s.k_stride[2]),
@@ -164,26 +118,6 @@ __device__ __forceinline__ float modified_score(const attn_sm80_forward_kernarg&
     x -= a.alibi_slopes[block.h] * fabsf(float(row + block.seqlen_kv - block.seqlen_q - j));
   return x;
 }
-
-// Four packed words, one per lane of a quad and 8-column tile, become four columns' words of one tile:
-// afterwards lane t of the quad holds all of tile t's row.
-__device__ __forceinline__ void transpose_quad(unsigned (&w)[4]) {
-  const int t = threadIdx.x % 4;
-  const bool odd = t & 1, high = t & 2;
-  unsigned give0 = odd ? w[0] : w[1], give1 = odd ? w[2] : w[3];
-  give0 = __shfl_xor_sync(0xffffffff, give0, 1);
-  give1 = __shfl_xor_sync(0xffffffff, give1, 1);
-  const unsigned a0 = odd ? give0 : w[0], a1 = odd ? w[1] : give0;
-  const unsigned a2 = odd ? give1 : w[2], a3 = odd ? w[3] : give1;
-  unsigned give2 = high ? a0 : a2, give3 = high ? a1 : a3;
-  give2 = __shfl_xor_sync(0xffffffff, give2, 2);
-  give3 = __shfl_xor_sync(0xffffffff, give3, 2);
-  w[0] = high ? give2 : a0;
-  w[1] = high ? give3 : a1;
-  w[2] = high ? a2 : give2;
-  w[3] = high ? a3 : give3;
-}
-
 
 // The scores of one warp's queries against a tile of keys, and what becomes of them.
 template <class T, int row_tiles, int key_tiles, int v_tiles, bool score>
@@ -269,34 +203,6 @@ struct State {
   }
 };
 
-// One row of out: `o` holds the lane's columns 8n + 2(lane % 4) and the one behind it.
-template <class Element, int v_tiles>
-__device__ __forceinline__ void store_row_16bit(unsigned short* row, bool valid, const float (&o)[v_tiles][4],
-                                                int half, float factor, int head_dim_v) {
-#pragma unroll
-  for (int n = 0; n < v_tiles; n += 4) {
-    unsigned w[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j)
-      w[j] = factor == 0 ? 0 : Element::pack(o[n + j][2 * half] * factor, o[n + j][2 * half + 1] * factor);
-    transpose_quad(w);
-    const int column = 8 * (n + int(threadIdx.x % 4));
-    if (valid && column < head_dim_v)
-      *reinterpret_cast<uint4*>(row + column) = make_uint4(w[0], w[1], w[2], w[3]);
-  }
-}
-template <int v_tiles>
-__device__ __forceinline__ void store_row_f32(float* row, bool valid, const float (&o)[v_tiles][4], int half,
-                                              float factor, int head_dim_v) {
-#pragma unroll
-  for (int n = 0; n < v_tiles; ++n) {
-    if (valid && 8 * n < head_dim_v) {
-      *reinterpret_cast<float2*>(row + 8 * n + 2 * (threadIdx.x % 4)) =
-          make_float2(factor == 0 ? 0 : o[n][2 * half] * factor, factor == 0 ? 0 : o[n][2 * half + 1] * factor);
-    }
-  }
-}
-
 // head_dim: both products have so many columns; what is missing to it counts as zero. score: softcap, bias
 // and ALiBi too.
 template <class T, int head_dim, bool score, Tile tile = tile_of(head_dim, score)>
@@ -316,14 +222,11 @@ __device__ __forceinline__ void forward(const attn_sm80_forward_kernarg& a) {
   const auto row_keys = [&](int row) { return a.mask.keys(row, block.seqlen_q, block.seqlen_kv); };
 
   if (threadIdx.x == 0) {
-    // The last tiles, which see most under a causal mask, start first.
-    const unsigned pairs = a.batch * a.heads_q, query_tiles = (a.seqlen_q + tile.rows - 1) / tile.rows;
-    const unsigned first_pair = blockIdx.x / (a.chunk * query_tiles) * a.chunk;
-    const unsigned width = min(a.chunk, pairs - first_pair), rest = blockIdx.x - first_pair * query_tiles;
-    const unsigned pair = first_pair + rest % width;
-    block.b = pair / a.heads_q;
-    block.h = pair % a.heads_q;
-    block.row = (query_tiles - 1 - rest / width) * tile.rows;
+    const unsigned tiles = (a.seqlen_q + tile.rows - 1) / tile.rows;
+    const QueryTile item = query_tile(blockIdx.x, a.batch, a.heads_q, tiles, a.chunk);
+    block.b = item.b;
+    block.h = item.h;
+    block.row = item.tile * tile.rows;
     const Span queries = a.cu_seqlens_q ? packed_span(a.cu_seqlens_q, block.b, a.total_q, a.seqlen_q)
                                         : Span{0, a.seqlen_q};
     block.q_begin = queries.begin;
@@ -561,12 +464,8 @@ __device__ __forceinline__ void forward(const attn_sm80_forward_kernarg& a) {
       const float factor = sum == 0 ? 0 : 1 / sum;
       const long long at = (a.cu_seqlens_q ? 0 : block.b * a.out_stride[0]) + (block.q_begin + row) * a.out_stride[1] +
                            block.h * a.out_stride[2];
-      if (a.out_type == attn_element_f32)
-        store_row_f32(static_cast<float*>(a.out) + at, valid, state.o[m], half, factor, a.head_dim_v);
-      else if (a.out_type == attn_element_f16)
-        store_row_16bit<F16>(static_cast<unsigned short*>(a.out) + at, valid, state.o[m], half, factor, a.head_dim_v);
-      else
-        store_row_16bit<BF16>(static_cast<unsigned short*>(a.out) + at, valid, state.o[m], half, factor, a.head_dim_v);
+      store_row(a.out, a.out_type, at, valid, reinterpret_cast<const float(&)[4 * v_tiles]>(state.o[m]), half, factor,
+                a.head_dim_v);
     }
   }
 }
@@ -578,5 +477,5 @@ __device__ __forceinline__ void forward(const attn_sm80_forward_kernarg& a) {
   extern "C" __global__ void __launch_bounds__(attn::sm80::tile_of(HEAD_DIM, SCORE).threads(),         \
                                                attn::sm80::tile_of(HEAD_DIM, SCORE).blocks)            \
       NAME(const __grid_constant__ attn_sm80_forward_kernarg a) {                               \
-    attn::sm80::forward<attn::sm80::T, HEAD_DIM, SCORE>(a);                                     \
+    attn::sm80::forward<attn::device::T, HEAD_DIM, SCORE>(a);                                     \
   }

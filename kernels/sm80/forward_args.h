@@ -3,17 +3,15 @@
 #define ATTN_KERNELS_SM80_FORWARD_ARGS_H
 
 #include "../../src/core/mask.h"
+#include "../common/forward_args.h"
 
 enum { attn_sm80_max_segments = 24 };
 
 struct attn_sm80_segment {
   const void* k;  // padded [batch, seq, head, head_dim] or packed [total, head, head_dim]
   const void* v;
-  const int* seqlens;               // padded: [batch], null: all have `capacity` keys
-  const int* cu_seqlens;            // packed: [batch + 1]
-  long long total;                  // packed: tokens in the buffer
   long long k_stride[3], v_stride[3];  // elements: batch, seq, head
-  int capacity;
+  attn_kv_lengths lengths;
 };
 
 struct attn_sm80_forward_kernarg {
@@ -30,7 +28,7 @@ struct attn_sm80_forward_kernarg {
   int batch, heads_q, group;             // group: query heads per K/V head
   int seqlen_q;                          // capacity
   int head_dim, head_dim_v;
-  int out_type, bias_type;  // common/types.h
+  int out_type, bias_type;  // ../common/types.h
   int split_invariant;
   int num_segments;
   unsigned chunk;      // (batch, head) pairs whose blocks start together, so that their K and V stay in L2

@@ -85,12 +85,12 @@ void pack(const Problem& p, const Args& args, void*, void* kernarg) {
     attn_sm80_segment& to = a.segment[i];
     to.k = args.segment[i].k;
     to.v = args.segment[i].v;
-    to.seqlens = from.has_seqlens ? args.segment[i].seqlens : nullptr;
-    to.cu_seqlens = from.layout == ATTN_PACKED ? args.segment[i].cu_seqlens : nullptr;
-    to.total = from.total;
     set(to.k_stride, from.k_stride);
     set(to.v_stride, from.v_stride);
-    to.capacity = int(from.seqlen);
+    to.lengths = {.seqlens = from.has_seqlens ? args.segment[i].seqlens : nullptr,
+                  .cu_seqlens = from.layout == ATTN_PACKED ? args.segment[i].cu_seqlens : nullptr,
+                  .total = from.total,
+                  .capacity = int(from.seqlen)};
   }
   std::memcpy(kernarg, &a, sizeof a);
 }

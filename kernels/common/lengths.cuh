@@ -1,0 +1,44 @@
+// Lengths that lie in device memory: whatever they hold, what follows from them stays inside the tensors.
+#pragma once
+#include "forward_args.h"
+
+namespace attn::device {
+
+__device__ __forceinline__ int clamp(long long x, int low, int high) {
+  return x < low ? low : x > high ? high : int(x);
+}
+
+// A sequence in a packed tensor, or in a padded one, where it begins at 0.
+struct Span {
+  long long begin;
+  int length;
+};
+
+// Entry b of cumulative lengths, inside [0, total] and at most `capacity` long.
+__device__ __forceinline__ Span packed_span(const int* cu_seqlens, int b, long long total, int capacity) {
+  const long long first = cu_seqlens[b], last = cu_seqlens[b + 1];
+  const long long begin = first < 0 ? 0 : first > total ? total : first;
+  const long long end = last < begin ? begin : last > total ? total : last;
+  return {begin, clamp(end - begin, 0, capacity)};
+}
+__device__ __forceinline__ Span segment_span(const attn_kv_lengths& s, int b) {
+  if (s.cu_seqlens) return packed_span(s.cu_seqlens, b, s.total, s.capacity);
+  return {0, s.seqlens ? clamp(s.seqlens[b], 0, s.capacity) : s.capacity};
+}
+
+// A tile of queries of one head: item `index` of batch * heads_q * tiles.
+struct QueryTile {
+  int b, h, tile;
+};
+// `chunk` (batch, head) pairs start together, so that their K and V stay in L2. The last tiles, which see most
+// under a causal mask, start first.
+__device__ __forceinline__ QueryTile query_tile(unsigned index, int batch, int heads_q, unsigned tiles,
+                                                unsigned chunk) {
+  const unsigned pairs = batch * heads_q;
+  const unsigned first_pair = index / (chunk * tiles) * chunk;
+  const unsigned width = min(chunk, pairs - first_pair), rest = index - first_pair * tiles;
+  const unsigned pair = first_pair + rest % width;
+  return {int(pair / heads_q), int(pair % heads_q), int(tiles - 1 - rest / width)};
+}
+
+}  // namespace attn::device
