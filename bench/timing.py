@@ -1,0 +1,119 @@
+"""Times calls on the GPU as graphs of launches, and watches the clocks meanwhile."""
+import ctypes as c
+import threading
+
+import torch
+
+
+class Launches:
+    """A CUDA graph of up to 50 calls, taken in turn, so that neither Python nor a call's dispatch is timed."""
+
+    def __init__(self, calls, milliseconds):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for call in calls:  # compiles, loads, allocates
+                call()
+            start.record()
+            calls[0]()
+            stop.record()
+        stop.synchronize()
+        once = start.elapsed_time(stop)
+        turns = max(1, min(50, int(milliseconds / 4 / once)) // len(calls))
+        self.count, self.calls = turns * len(calls), calls  # what the graph launches must outlive it
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, stream=stream):
+            for _ in range(turns):
+                for call in calls:
+                    call()
+        self.start, self.stop = start, stop
+        self.repeats = 1
+        self.microseconds()
+        self.repeats = max(1, round(milliseconds / (self.microseconds() * self.count / 1e3)))
+
+    def microseconds(self):
+        """Of one launch, the mean over all replays. The quarter before them, not timed, lets the clocks settle."""
+        for _ in range((self.repeats + 3) // 4):
+            self.graph.replay()
+        self.start.record()
+        for _ in range(self.repeats):
+            self.graph.replay()
+        self.stop.record()
+        self.stop.synchronize()
+        return self.start.elapsed_time(self.stop) * 1e3 / self.repeats / self.count
+
+
+class FieldValue(c.Structure):
+    """nvmlFieldValue_t with a value of 32 bits."""
+    _fields_ = [("field", c.c_uint), ("scope", c.c_uint), ("timestamp", c.c_longlong), ("latency", c.c_longlong),
+                ("value_type", c.c_int), ("status", c.c_int), ("value", c.c_uint), ("upper", c.c_uint)]
+
+
+POWER_INSTANT = 186  # NVML_FI_DEV_POWER_INSTANT: nvmlDeviceGetPowerUsage is the mean of a second
+
+
+class Nvml:
+    """NVIDIA's management library, for the device that PyTorch uses. OSError: it is not here."""
+
+    def __init__(self):
+        self.lib = c.CDLL("libnvidia-ml.so.1")
+        self.device = c.c_void_p()
+        self.check(self.lib.nvmlInit_v2())
+        uuid = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}".encode()
+        self.check(self.lib.nvmlDeviceGetHandleByUUID(uuid, c.byref(self.device)))
+
+    def check(self, code):
+        if code:
+            raise OSError(f"libnvidia-ml.so.1: error {code}")
+
+    def read(self, function, *arguments, value=c.c_uint):
+        value = value()
+        self.check(getattr(self.lib, function)(self.device, *arguments, c.byref(value)))
+        return value.value
+
+    def watts(self):
+        field = FieldValue(field=POWER_INSTANT)
+        self.check(self.lib.nvmlDeviceGetFieldValues(self.device, 1, c.byref(field)))
+        self.check(field.status)
+        return field.value / 1e3
+
+    def state(self):
+        return {"sm_mhz": self.read("nvmlDeviceGetClockInfo", 1), "memory_mhz": self.read("nvmlDeviceGetClockInfo", 2),
+                "watts": self.watts(),
+                "celsius": self.read("nvmlDeviceGetTemperature", 0),
+                "throttle_reasons": self.read("nvmlDeviceGetCurrentClocksEventReasons", value=c.c_ulonglong)}
+
+    def driver(self):
+        text = c.create_string_buffer(96)
+        self.check(self.lib.nvmlSystemGetDriverVersion(text, c.c_uint(len(text))))
+        return text.value.decode()
+
+
+class Watch:
+    """Samples clocks and power every 5 ms while its block runs; means() tells of all blocks together."""
+
+    def __init__(self, nvml):
+        self.nvml, self.samples = nvml, []
+
+    def __enter__(self):
+        self.done = threading.Event()
+        self.thread = threading.Thread(target=self.sample) if self.nvml else None
+        if self.thread:
+            self.thread.start()
+
+    def __exit__(self, *_):
+        self.done.set()
+        if self.thread:
+            self.thread.join()
+
+    def sample(self):
+        while not self.done.wait(0.005):
+            self.samples.append((self.nvml.read("nvmlDeviceGetClockInfo", 1), self.nvml.watts()))
+
+    def means(self):
+        if not self.samples:
+            return None
+        clocks, watts = zip(*self.samples)
+        return {"sm_mhz": round(sum(clocks) / len(clocks)), "watts": round(sum(watts) / len(watts), 1),
+                "samples": len(self.samples)}
