@@ -1,0 +1,157 @@
+// One decoded instruction of gfx942, as everything after the decoder sees it.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace gfx9emu {
+
+class Wave;
+struct Inst;
+using Handler = void (*)(Wave&, const Inst&);
+
+enum class RegFile : uint8_t { Scalar, Vgpr, Agpr };
+
+// Scalar registers carry their hardware numbers: s0..s101, then these. 64-bit ones take two.
+namespace scalar {
+inline constexpr uint16_t flat_scratch = 102, xnack_mask = 104, vcc = 106, ttmp0 = 108, m0 = 124,
+                          exec = 126;
+inline constexpr uint16_t scc = 128;  // not a register of the file: the condition bit
+inline constexpr uint16_t count = 129;
+}  // namespace scalar
+
+// `count` consecutive 32-bit registers.
+struct RegRange {
+  RegFile file = RegFile::Scalar;
+  uint16_t first = 0;
+  uint16_t count = 0;
+
+  bool overlaps(const RegRange& o) const {
+    return file == o.file && first < o.first + o.count && o.first < first + count;
+  }
+  bool operator==(const RegRange&) const = default;
+};
+
+// Which part of a 32-bit register an SDWA operand is.
+enum class Sdwa : uint8_t { Byte0, Byte1, Byte2, Byte3, Word0, Word1, Dword };
+
+struct Operand {
+  enum class Kind : uint8_t { None, Register, Constant, Off };
+  Kind kind = Kind::None;
+  RegRange reg;        // Kind::Register
+  uint64_t value = 0;  // Kind::Constant: the bits, in the operand's own width
+  bool neg = false, abs = false, sext = false;
+  Sdwa sel = Sdwa::Dword;
+
+  bool is_register() const { return kind == Kind::Register; }
+  bool is_vector() const { return is_register() && reg.file != RegFile::Scalar; }
+  bool is_scalar() const { return is_register() && reg.file == RegFile::Scalar; }
+};
+
+enum class Class : uint8_t {
+  Salu,
+  Smem,
+  Branch,   // jumps, taken or not; s_setpc, s_swappc
+  Wait,     // s_waitcnt
+  Nop,      // s_nop: `imm` + 1 wait states
+  Barrier,  // s_barrier
+  End,      // s_endpgm
+  Control,  // s_sleep, s_setprio, s_sendmsg, cache control: no effect on values
+  Valu,     // 4 clocks
+  Trans,    // v_exp, v_log, v_rcp, v_rsq, v_sqrt, v_sin, v_cos: 16 clocks
+  PackedF32,
+  Mfma,
+  Lds,      // ds_*
+  Buffer,   // buffer_*
+  Global,   // global_*
+  Flat,     // flat_*
+  Scratch,  // scratch_*
+};
+inline constexpr int class_count = static_cast<int>(Class::Scratch) + 1;
+const char* class_name(Class cls);
+
+enum class Dpp : uint8_t {
+  None,
+  QuadPerm,
+  RowShl,
+  RowShr,
+  RowRor,
+  WaveShl,
+  WaveRol,
+  WaveShr,
+  WaveRor,
+  RowMirror,
+  RowHalfMirror,
+  RowBcast15,
+  RowBcast31,
+  RowNewbcast
+};
+
+struct Inst {
+  uint64_t offset = 0;  // of the encoding, from the start of the loaded image
+  uint32_t size = 0;    // bytes
+  std::string text;     // "v_fma_f32 v0, -v1, |v2|, s3 clamp", as LLVM prints it
+  std::string name;     // "v_fma_f32": without _e32, _e64, _sdwa, _dpp
+  Class cls = Class::Salu;
+  Handler run = nullptr;  // null: not known; executing it is a fault
+
+  // As written: destinations first, then sources. MFMA: D, A, B, C. Stores have no destination.
+  std::array<Operand, 6> op;
+  uint8_t op_count = 0;
+  uint8_t dst_count = 0;
+
+  // Every register read and written, implicit ones too (vcc, m0, scc, exec where it is written or
+  // an operand), but not the EXEC that every vector instruction reads. What is only partly written
+  // (the other half kept) is in `writes` and in `reads`. LDS-DMA writes no register.
+  std::vector<RegRange> reads;
+  std::vector<RegRange> writes;
+
+  // VOP modifiers.
+  bool is_e64 = false, is_sdwa = false;
+  bool clamp = false;
+  uint8_t omod = 0;  // 1: *2, 2: *4, 3: /2
+  // One bit per operand: sources 0..2, and of op_sel bit 3 the destination. Absent in the text:
+  // op_sel and neg 0, op_sel_hi all ones (VOP3P).
+  uint8_t op_sel = 0, op_sel_hi = 7, neg_lo = 0, neg_hi = 0;
+  uint8_t cbsz = 0, abid = 0, blgp = 0;
+  Dpp dpp = Dpp::None;
+  uint8_t dpp_arg = 0;  // shift, lane, or the four 2-bit selectors of QuadPerm
+  uint8_t row_mask = 15, bank_mask = 15;
+  bool bound_ctrl = false;
+  Sdwa dst_sel = Sdwa::Dword;
+  uint8_t dst_unused = 0;  // 0 pad with zeros, 1 sign extend, 2 preserve
+
+  // Memory.
+  int32_t mem_offset = 0;   // bytes; read2/write2: offset0, in elements
+  int32_t mem_offset1 = 0;  // read2/write2
+  uint8_t mem_bytes = 0;    // per lane and address
+  bool is_load = false;     // returns data to registers (atomics with sc0 too) or to LDS
+  bool is_store = false;    // atomics too
+  bool is_atomic = false;
+  bool is_lds_dma = false;  // buffer_load ... lds, global_load_lds
+  bool offen = false, idxen = false, sc0 = false, sc1 = false, nt = false, gds = false;
+
+  // Scalar.
+  int64_t imm = 0;  // simm16, s_nop count, branch displacement in dwords, ds_swizzle offset
+  uint8_t hwreg = 0, hwreg_offset = 0, hwreg_size = 32;
+  // s_waitcnt: the most that may stay outstanding; 255 where unsaid.
+  uint8_t vmcnt = 255, lgkmcnt = 255, expcnt = 255;
+
+  uint8_t passes = 0;  // MFMA: of 4 clocks
+};
+
+// A maximal run of code that was decoded front to back.
+struct Program {
+  std::vector<Inst> insts;
+  // By (offset - base) / 4: index into `insts`, or -1 where no instruction starts.
+  std::vector<int32_t> at;
+  uint64_t base = 0;
+
+  int32_t find(uint64_t offset) const {
+    if (offset < base || offset % 4 != 0 || (offset - base) / 4 >= at.size()) return -1;
+    return at[(offset - base) / 4];
+  }
+};
+
+}  // namespace gfx9emu

@@ -1,0 +1,64 @@
+// Device memory: allocations with bounds, and for every byte whether it was ever written.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace gfx9emu {
+
+struct Allocation {
+  uint64_t address = 0;
+  uint64_t bytes = 0;
+  std::string label;
+  std::byte* data = nullptr;
+  uint8_t* defined = nullptr;  // one byte per byte: 0 never written, 1 written
+  bool freed = false;
+};
+
+// Addresses are the emulator's own and are never handed out twice, so that a use after free is
+// seen. Host memory can be mapped at its own address. Allocating and freeing may run at any time;
+// freeing what a running launch uses is a fault of that launch. Functions that return a string
+// return the error, "" being success.
+class Memory {
+ public:
+  Memory();
+  ~Memory();
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  // Aligned to 256 bytes; contents undefined. 0 if the host has not that much.
+  uint64_t allocate(uint64_t bytes, std::string label = "");
+  // Makes `bytes` at a host pointer visible at the same address; defined. free() unmaps it.
+  std::string map_host(void* pointer, uint64_t bytes, std::string label = "");
+  std::string free(uint64_t address);
+
+  std::string write(uint64_t address, std::span<const std::byte> from);
+  // Undefined bytes are copied as they are.
+  std::string read(uint64_t address, std::span<std::byte> to) const;
+  std::string fill(uint64_t address, uint8_t value, uint64_t bytes);
+  // Definedness goes along with the bytes. Ranges may overlap.
+  std::string copy(uint64_t to, uint64_t from, uint64_t bytes);
+
+  // The allocation that holds `address`, freed ones included, or null. Stays valid as long as the
+  // Memory lives, but for `freed`.
+  const Allocation* find(uint64_t address) const;
+  // Why [address, address + bytes) cannot be accessed, as a sentence without its full stop.
+  std::string explain(uint64_t address, uint64_t bytes) const;
+  uint64_t bytes_in_use() const;
+
+ private:
+  struct Owned;
+  std::string check(uint64_t address, uint64_t bytes, Allocation** found) const;
+
+  mutable std::shared_mutex mutex_;
+  std::vector<std::unique_ptr<Owned>> allocations_;  // by address
+  uint64_t next_ = 0;
+  uint64_t in_use_ = 0;
+};
+
+}  // namespace gfx9emu
