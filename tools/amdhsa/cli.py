@@ -1,0 +1,74 @@
+"""The command line of amdhsa."""
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from . import declare
+from .failure import Failure
+from .generate import generate
+from .llvm import find_llvm
+from .target import TARGETS, find_target
+
+
+def write(path, data):
+    """Whole or not at all."""
+    part = Path(f"{path}.part")
+    try:
+        part.write_bytes(data)
+        os.replace(part, path)
+    except OSError as error:
+        raise Failure(f"{path}: {error.strerror}") from None
+
+
+def run_generate(options):
+    target = find_target(options.mcpu)
+    data, directives = generate(find_llvm(options.llvm), options.input, target, options.include)
+    if options.emit_s:
+        print(directives, end="")
+    if options.output:
+        write(options.output, data)
+    return 0
+
+
+def run_llvm(options):
+    llvm = find_llvm(options.llvm)
+    print(f"LLVM {llvm.version} in {llvm.folder}")
+    return 0
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(
+        prog="amdhsa", formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Kernel descriptors and metadata for hand-written gfx9 assembly, from what its "
+        "encoded instructions use.",
+        epilog="exit codes: 0 done; 1 check found an error; 2 bad usage or input.\n\n"
+        + declare.__doc__)
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--llvm", metavar="DIR", help="where LLVM's programs are")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    sub = commands.add_parser("generate", parents=[common], help="assemble and link a declared file")
+    sub.add_argument("input", metavar="IN.s")
+    sub.add_argument("-o", dest="output", metavar="OUT.hsaco")
+    sub.add_argument("-mcpu", default="gfx942", help=f"{', '.join(TARGETS)} (gfx942)")
+    sub.add_argument("-I", dest="include", action="append", default=[], metavar="DIR",
+                     help="where .include looks, after the file's own folder")
+    sub.add_argument("--emit-s", action="store_true", help="print the generated directives")
+    sub.set_defaults(run=run_generate)
+
+    sub = commands.add_parser("llvm", parents=[common], help="print which LLVM is used")
+    sub.set_defaults(run=run_llvm)
+    options = parser.parse_args()
+    if options.command == "generate" and not options.output and not options.emit_s:
+        parser.error("generate: -o OUT.hsaco or --emit-s is needed")
+    return options
+
+
+def main():
+    try:
+        options = parse_arguments()
+        return options.run(options)
+    except Failure as failure:
+        print(f"amdhsa: {failure}", file=sys.stderr)
+        return 2

@@ -1,0 +1,2 @@
+class Failure(Exception):
+    """An error as one sentence: what was given, and what is accepted."""

@@ -1,0 +1,177 @@
+"""From assembly with a declaration to a linked code object."""
+import tempfile
+from pathlib import Path
+
+from . import code, declare
+from .elf import SHN_ABS, STB_LOCAL, Elf
+from .failure import Failure
+from .target import align
+
+ENTRY_ALIGNMENT = 256
+
+
+def absolute(elf, declaration, key):
+    """The value of lds=N and the like; None where unsaid."""
+    text = declaration.options[key]
+    if text is None:
+        return None
+    where = f"kernel {declaration.name}: {key}"
+    try:
+        return int(text, 0)
+    except ValueError:
+        pass
+    symbol = elf.symbols.get(text)
+    if symbol is None or symbol.section != SHN_ABS:
+        raise Failure(f"{where} '{text}' is neither a number nor an absolute symbol of the file")
+    return symbol.value
+
+
+def bounded(elf, declaration, key, limit):
+    value = absolute(elf, declaration, key)
+    if value is not None and not 0 <= value <= limit:
+        raise Failure(f"kernel {declaration.name}: {key} {value} is not in 0 to {limit}")
+    return value
+
+
+class Kernel:
+    """What a kernel's descriptor and metadata say."""
+
+    def __init__(self, declaration, elf, table, target):
+        self.declaration = declaration
+        name = self.name = declaration.name
+        symbol = elf.symbols.get(name)
+        if symbol is None or symbol.section == SHN_ABS:
+            raise Failure(f"kernel {name} is declared, but the file has no label '{name}:'")
+        if symbol.binding == STB_LOCAL:
+            raise Failure(f"kernel {name}: its label is local; write '.globl {name}'")
+        if elf.section_of(symbol).name != ".text":
+            raise Failure(f"kernel {name} is in section {elf.section_of(symbol).name}, not in .text")
+        if symbol.value % ENTRY_ALIGNMENT or elf.section_of(symbol).alignment < ENTRY_ALIGNMENT:
+            raise Failure(f"kernel {name} is not aligned to {ENTRY_ALIGNMENT} bytes; write '.p2align 8' "
+                          "before its label")
+        if f"{name}.kd" in elf.symbols:
+            raise Failure(f"kernel {name}: the file has a descriptor of its own; .amdhsa_ directives "
+                          "are generated")
+        use = self.use = code.registers_used(table, symbol.value, name)
+        for kind, key in ("v", "indexed_vgprs"), ("s", "indexed_sgprs"):
+            limit = target.max_arch_vgprs if kind == "v" else target.max_sgprs
+            bound = bounded(elf, declaration, key, limit)
+            if kind in use.indexed and bound is None:
+                raise Failure(f"kernel {name}: '{use.indexed[kind]}' indexes registers, which cannot "
+                              f"be seen in the code; declare {key}=N, the first one it never reaches")
+            setattr(use, kind, max(getattr(use, kind), bound or 0))
+        self.lds = bounded(elf, declaration, "lds", target.lds_bytes)
+        self.scratch = bounded(elf, declaration, "scratch", 1 << 18)
+        ids = declaration.options["workgroup_id"]
+        self.ids = {axis: int(axis in ids and ids != "none") for axis in "xyz"}
+        # At entry the hardware writes the user SGPRs, the workgroup ids and v0.
+        self.sgprs = max(use.s, declare.USER_SGPRS + sum(self.ids.values()))
+        vgprs = max(use.v, 1)
+        self.accum_offset = max(align(vgprs, 4), 4)
+        self.vgprs = self.accum_offset + use.a if use.a else vgprs
+        self.sgpr_total = self.sgprs + target.extra_sgprs
+        allocated = target.allocated_vgprs(self.vgprs), target.allocated_sgprs(self.sgpr_total)
+        if not target.workgroups(*allocated, self.lds, declaration.threads):
+            waves = min(target.waves_by_vgprs(allocated[0]), target.waves_by_sgprs(allocated[1]))
+            raise Failure(f"kernel {name}: a workgroup of {declaration.threads} threads does not fit: "
+                          f"{self.vgprs} VGPRs let {waves * target.simds * 64} threads run")
+
+    def descriptor(self):
+        options = self.declaration.options
+        denorm = {"flush": 0, "keep": 3}
+        fields = [
+            ("group_segment_fixed_size", self.lds),
+            ("private_segment_fixed_size", self.scratch),
+            ("enable_private_segment", int(self.scratch > 0)),
+            ("kernarg_size", self.declaration.kernarg_size),
+            ("user_sgpr_count", declare.USER_SGPRS),
+            ("user_sgpr_kernarg_segment_ptr", 1),
+            ("system_sgpr_workgroup_id_x", self.ids["x"]),
+            ("system_sgpr_workgroup_id_y", self.ids["y"]),
+            ("system_sgpr_workgroup_id_z", self.ids["z"]),
+            ("system_vgpr_workitem_id", self.declaration.workitem_id),
+            ("next_free_vgpr", self.vgprs),
+            ("accum_offset", self.accum_offset),
+            ("next_free_sgpr", self.sgprs),
+            ("reserve_vcc", int(self.use.vcc)),
+            ("float_denorm_mode_32", denorm[options["denorm_f32"]]),
+            ("float_denorm_mode_16_64", denorm[options["denorm_f16_f64"]]),
+            ("ieee_mode", options["ieee_mode"]),
+            ("dx10_clamp", options["dx10_clamp"]),
+            ("fp16_overflow", options["fp16_overflow"]),
+            ("tg_split", 0),
+        ]
+        lines = [f".globl {self.name}", f".protected {self.name}", f".amdhsa_kernel {self.name}"]
+        lines += [f"  .amdhsa_{field} {value}" for field, value in fields]
+        return "\n".join(lines + [".end_amdhsa_kernel", ""])
+
+    def metadata(self):
+        declaration = self.declaration
+        lines = []
+        for argument in declaration.arguments:
+            lines += [f"      - .name: !str {argument.name}",
+                      f"        .offset: {argument.offset}",
+                      f"        .size: {argument.size}"]
+            if argument.is_buffer:
+                lines += ["        .value_kind: global_buffer", "        .address_space: global"]
+            else:
+                lines += ["        .value_kind: by_value"]
+        arguments = "\n".join(["    .args:", *lines]) if lines else "    .args: []"
+        fields = [
+            ("group_segment_fixed_size", self.lds),
+            ("private_segment_fixed_size", self.scratch),
+            ("kernarg_segment_size", declaration.kernarg_size),
+            ("kernarg_segment_align", 8),
+            ("max_flat_workgroup_size", declaration.threads),
+            ("uniform_work_group_size", 1),
+            ("wavefront_size", 64),
+            ("sgpr_count", self.sgpr_total),
+            ("vgpr_count", self.vgprs),
+            ("agpr_count", self.use.a),
+            ("sgpr_spill_count", 0),
+            ("vgpr_spill_count", 0),
+            ("uses_dynamic_stack", "false"),
+        ]
+        head = f"  - .name: !str {self.name}\n    .symbol: !str {self.name}.kd\n{arguments}\n"
+        return head + "".join(f"    .{field}: {value}\n" for field, value in fields)
+
+
+def directives(kernels, target):
+    triple = f"amdgcn-amd-amdhsa--{target.name}"
+    return "\n".join([
+        f'.amdgcn_target "{triple}"',
+        '.section .rodata, "a", @progbits',
+        ".p2align 6",
+        *[kernel.descriptor() for kernel in kernels],
+        ".amdgpu_metadata",
+        "---",
+        "amdhsa.version:",
+        "  - 1",
+        "  - 2",
+        f"amdhsa.target: {triple}",
+        "amdhsa.kernels:",
+        *[kernel.metadata().rstrip("\n") for kernel in kernels],
+        "...",
+        ".end_amdgpu_metadata",
+        ""])
+
+
+def generate(llvm, source, target, includes=()):
+    """The code object's bytes and the directives made for it."""
+    try:
+        text = Path(source).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise Failure(f"{source}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
+    declarations = declare.parse(text, source)
+    symbols = {name: value for d in declarations for name, value in d.symbols.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        body, extra, output = (Path(folder) / name for name in ("body.o", "directives.s", "out.hsaco"))
+        llvm.assemble(source, body, target.name, [Path(source).parent, *includes], symbols, debug=True)
+        elf = Elf(body.read_bytes(), source)
+        table = code.instructions(llvm.disassemble(body, ".text"))
+        kernels = [Kernel(d, elf, table, target) for d in declarations]
+        made = directives(kernels, target)
+        extra.write_text(made)
+        llvm.assemble(extra, extra.with_suffix(".o"), target.name)
+        llvm.link([body, extra.with_suffix(".o")], output)
+        return output.read_bytes(), made
