@@ -1,10 +1,13 @@
 """The command line of amdhsa."""
 import argparse
+import json
 import os
 import sys
 from pathlib import Path
 
-from . import declare
+from . import declare, report
+from .check import check
+from .code_object import load
 from .failure import Failure
 from .generate import generate
 from .llvm import find_llvm
@@ -28,6 +31,28 @@ def run_generate(options):
         print(directives, end="")
     if options.output:
         write(options.output, data)
+    return 0
+
+
+def run_check(options):
+    code_object = load(options.object, find_llvm(options.llvm))
+    found = check(code_object)
+    if options.json:
+        print(json.dumps({"file": code_object.name, "target": code_object.target.name,
+                          "kernels": [vars(kernel) for kernel in found]}, indent=2))
+    else:
+        for kernel in found:
+            for kind, sentences in ("error", kernel.errors), ("warning", kernel.warnings):
+                for sentence in sentences:
+                    print(f"{kind}: kernel {kernel.kernel}: {sentence}")
+            if not kernel.errors and not kernel.warnings:
+                print(f"kernel {kernel.kernel}: ok")
+    return int(any(kernel.errors for kernel in found))
+
+
+def run_report(options):
+    made = report.report(load(options.object, find_llvm(options.llvm)))
+    print(json.dumps(made, indent=2) if options.json else report.text(made))
     return 0
 
 
@@ -56,6 +81,14 @@ def parse_arguments():
                      help="where .include looks, after the file's own folder")
     sub.add_argument("--emit-s", action="store_true", help="print the generated directives")
     sub.set_defaults(run=run_generate)
+
+    for name, run, what in [
+            ("check", run_check, "descriptors against code and metadata"),
+            ("report", run_report, "registers, LDS, waves per SIMD, kernarg layout")]:
+        sub = commands.add_parser(name, parents=[common], help=what)
+        sub.add_argument("object", metavar="OBJ", help="a linked code object")
+        sub.add_argument("--json", action="store_true")
+        sub.set_defaults(run=run)
 
     sub = commands.add_parser("llvm", parents=[common], help="print which LLVM is used")
     sub.set_defaults(run=run_llvm)

@@ -3,6 +3,7 @@ import re
 from dataclasses import dataclass, field
 
 from .failure import Failure
+from .target import align
 
 LINE = re.compile(r"^\s+(\S+)(.*?)\s*// ([0-9A-F]+):((?: [0-9A-F]{8})+)", re.MULTILINE)
 # LLVM prints each operand with its whole width: v7, v[8:23], a[0:15], s[4:7].
@@ -40,9 +41,19 @@ class Use:
     a: int = 0
     s: int = 0
     vcc: bool = False
+    scratch: object = None  # the first instruction that accesses it
     touched_by: dict = field(default_factory=dict)  # kind -> the instruction with the highest
     indexed: dict = field(default_factory=dict)  # v, s -> the first instruction that indexes
     misaligned: list = field(default_factory=list)  # (register, instruction)
+
+    @property
+    def accum_offset(self):
+        return max(align(self.v, 4), 4)
+
+    @property
+    def vgprs(self):
+        """Arch VGPRs and AGPRs as they lie in one register file."""
+        return self.accum_offset + self.a if self.a else max(self.v, 1)
 
     def add(self, instruction):
         operands = instruction.operands
@@ -56,9 +67,16 @@ class Use:
         name = instruction.name
         if (USES_VCC.search(operands) or name.startswith(("v_div_fmas", "s_cbranch_vcc"))):
             self.vcc = True
+        if name.startswith(("scratch_load", "scratch_store")) and not self.scratch:
+            self.scratch = instruction
         for kind, names in INDEXED.items():
             if name.startswith(names):
                 self.indexed.setdefault(kind, instruction)
+
+
+def misaligned(register, instruction):
+    return (f"{register} in '{instruction}' at 0x{instruction.address:x} starts at an odd register; tuples "
+            "of VGPRs and AGPRs start at even ones")
 
 
 def instructions(text):
@@ -101,8 +119,4 @@ def registers_used(table, entry, kernel):
     use = Use()
     for instruction in reached(table, entry, kernel):
         use.add(instruction)
-    if use.misaligned:
-        register, instruction = use.misaligned[0]
-        raise Failure(f"kernel {kernel}: {register} in '{instruction}' at 0x{instruction.address:x} "
-                      "starts at an odd register; tuples of VGPRs and AGPRs start at even ones")
     return use

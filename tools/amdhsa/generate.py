@@ -5,7 +5,6 @@ from pathlib import Path
 from . import code, declare
 from .elf import SHN_ABS, STB_LOCAL, Elf
 from .failure import Failure
-from .target import align
 
 ENTRY_ALIGNMENT = 256
 
@@ -53,6 +52,8 @@ class Kernel:
             raise Failure(f"kernel {name}: the file has a descriptor of its own; .amdhsa_ directives "
                           "are generated")
         use = self.use = code.registers_used(table, symbol.value, name)
+        if use.misaligned:
+            raise Failure(f"kernel {name}: {code.misaligned(*use.misaligned[0])}")
         for kind, key in ("v", "indexed_vgprs"), ("s", "indexed_sgprs"):
             limit = target.max_arch_vgprs if kind == "v" else target.max_sgprs
             bound = bounded(elf, declaration, key, limit)
@@ -62,19 +63,18 @@ class Kernel:
             setattr(use, kind, max(getattr(use, kind), bound or 0))
         self.lds = bounded(elf, declaration, "lds", target.lds_bytes)
         self.scratch = bounded(elf, declaration, "scratch", 1 << 18)
+        if use.scratch and not self.scratch:
+            raise Failure(f"kernel {name}: '{use.scratch}' accesses scratch; declare scratch=BYTES")
         ids = declaration.options["workgroup_id"]
         self.ids = {axis: int(axis in ids and ids != "none") for axis in "xyz"}
-        # At entry the hardware writes the user SGPRs, the workgroup ids and v0.
+        # At entry the hardware writes the user SGPRs and the workgroup ids.
         self.sgprs = max(use.s, declare.USER_SGPRS + sum(self.ids.values()))
-        vgprs = max(use.v, 1)
-        self.accum_offset = max(align(vgprs, 4), 4)
-        self.vgprs = self.accum_offset + use.a if use.a else vgprs
         self.sgpr_total = self.sgprs + target.extra_sgprs
-        allocated = target.allocated_vgprs(self.vgprs), target.allocated_sgprs(self.sgpr_total)
+        allocated = target.allocated_vgprs(self.use.vgprs), target.allocated_sgprs(self.sgpr_total)
         if not target.workgroups(*allocated, self.lds, declaration.threads):
             waves = min(target.waves_by_vgprs(allocated[0]), target.waves_by_sgprs(allocated[1]))
             raise Failure(f"kernel {name}: a workgroup of {declaration.threads} threads does not fit: "
-                          f"{self.vgprs} VGPRs let {waves * target.simds * 64} threads run")
+                          f"{self.use.vgprs} VGPRs let {waves * target.simds * 64} threads run")
 
     def descriptor(self):
         options = self.declaration.options
@@ -90,8 +90,8 @@ class Kernel:
             ("system_sgpr_workgroup_id_y", self.ids["y"]),
             ("system_sgpr_workgroup_id_z", self.ids["z"]),
             ("system_vgpr_workitem_id", self.declaration.workitem_id),
-            ("next_free_vgpr", self.vgprs),
-            ("accum_offset", self.accum_offset),
+            ("next_free_vgpr", self.use.vgprs),
+            ("accum_offset", self.use.accum_offset),
             ("next_free_sgpr", self.sgprs),
             ("reserve_vcc", int(self.use.vcc)),
             ("float_denorm_mode_32", denorm[options["denorm_f32"]]),
@@ -126,7 +126,7 @@ class Kernel:
             ("uniform_work_group_size", 1),
             ("wavefront_size", 64),
             ("sgpr_count", self.sgpr_total),
-            ("vgpr_count", self.vgprs),
+            ("vgpr_count", self.use.vgprs),
             ("agpr_count", self.use.a),
             ("sgpr_spill_count", 0),
             ("vgpr_spill_count", 0),

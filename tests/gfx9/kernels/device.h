@@ -7,7 +7,7 @@
 // division and square root are correctly rounded, sums have one order.
 //
 // On the host each work-item is a thread, workgroups run one after another; the program sets
-// `attn_item` in each and gives attn_barrier(), which all 128 pass together.
+// `attn_item` in each and gives attn_barrier(), which all 128 pass together. Integers wrap: -fwrapv.
 #ifdef __OPENCL_C_VERSION__
 
 #pragma OPENCL EXTENSION cl_khr_fp16 : enable

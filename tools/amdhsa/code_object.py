@@ -1,0 +1,75 @@
+"""A linked code object: its kernels with descriptor, metadata and what their code uses."""
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import code, descriptor, metadata
+from .elf import ET_DYN, SHF_EXECINSTR, Elf
+from .failure import Failure
+
+
+@dataclass
+class Kernel:
+    name: str
+    descriptor: descriptor.Descriptor
+    metadata: dict
+    use: code.Use
+
+    @property
+    def threads(self):
+        return self.metadata[".max_flat_workgroup_size"]
+
+    def sgprs(self, target):
+        return max(self.use.s, self.descriptor.initial_sgprs) + target.extra_sgprs
+
+
+@dataclass
+class CodeObject:
+    name: str
+    target: object
+    kernels: list
+
+
+def load(path, llvm):
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise Failure(f"{path}: {error.strerror}") from None
+    elf = Elf(data, str(path))
+    target = elf.target
+    if elf.type != ET_DYN:
+        raise Failure(f"{path} is not linked: its ELF type is {elf.type}, not {ET_DYN}")
+    triple, described = metadata.read(elf)
+    if triple.split(":")[0] != f"amdgcn-amd-amdhsa--{target.name}":
+        raise Failure(f"{path}: the metadata is for {triple}, the code for {target.name}")
+    for name in sorted(name for name in elf.symbols if name.endswith(".kd")):
+        if name not in described:
+            raise Failure(f"{path}: kernel {name[:-3]} has a descriptor but no metadata")
+    if not described:
+        raise Failure(f"{path} has no kernel")
+    listings = {}
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "object"
+        copy.write_bytes(data)
+
+        def listing(section):
+            if section.name not in listings:
+                listings[section.name] = code.instructions(llvm.disassemble(copy, section.name))
+            return listings[section.name]
+
+        kernels = [load_kernel(elf, symbol, kernel, listing) for symbol, kernel in described.items()]
+    return CodeObject(str(path), target, kernels)
+
+
+def load_kernel(elf, symbol, described, listing):
+    name = described[".name"]
+    if symbol not in elf.symbols:
+        raise Failure(f"{elf.name}: kernel {name} has metadata but no symbol {symbol}")
+    address = elf.symbols[symbol].value
+    read = descriptor.read(elf.loaded(address, descriptor.SIZE, f"the descriptor of {name}"))
+    entry = address + read.entry_offset
+    section = elf.section_at(entry)
+    if not section or not section.flags & SHF_EXECINSTR:
+        raise Failure(f"{elf.name}: the entry of kernel {name} is 0x{entry:x}, where there is no code")
+    use = code.registers_used(listing(section), entry, name)
+    return Kernel(name, read, described, use)
