@@ -1,8 +1,8 @@
-// The parameter struct of merge_sm80, for its host side and for the kernel.
+// The parameter struct of merge_sm80 and merge_gfx942, for their host side and for the CUDA kernel.
 #ifndef ATTN_KERNELS_COMMON_MERGE_ARGS_H
 #define ATTN_KERNELS_COMMON_MERGE_ARGS_H
 
-enum { attn_merge_max_parts = 16, attn_merge_warps = 4 };
+enum { attn_merge_max_parts = 16, attn_merge_warps = 4 };  // warps, or waves, of a workgroup
 
 struct attn_merge_kernarg {
   const void* outs[attn_merge_max_parts];   // [batch, seqlen_q, heads, head_dim] each

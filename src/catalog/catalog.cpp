@@ -43,7 +43,8 @@ constexpr Limits sm80_forward(attn_dtype type, int64_t head_dim_max, bool score)
   limits.out_types = float_types;
   limits.head_dim_multiple = limits.head_dim_v_multiple = 8;
   limits.head_dim_max = limits.head_dim_v_max = head_dim_max;
-  limits.flags = ATTN_CAUSAL | ATTN_CAUSAL_TOP_LEFT | ATTN_WINDOW | ATTN_SINKS | ATTN_SPLIT_INVARIANT;
+  limits.flags =
+      ATTN_CAUSAL | ATTN_CAUSAL_TOP_LEFT | ATTN_WINDOW | ATTN_SINKS | ATTN_SPLIT_INVARIANT;
   limits.features = feature_packed_q | feature_packed_kv | feature_seqlens | feature_segments;
   if (score) {
     limits.flags |= ATTN_ALIBI;
@@ -53,9 +54,10 @@ constexpr Limits sm80_forward(attn_dtype type, int64_t head_dim_max, bool score)
 }
 constexpr Limits any_merge = from_to(float_types, float_types);
 constexpr Limits any_quantize = from_to(float_types, fp8_types | ggml_types);
+constexpr Limits fp8_quantize = from_to(float_types, fp8_types);
 
 constexpr attn_backend reference = ATTN_BACKEND_REFERENCE, cpu = ATTN_BACKEND_CPU,
-                       cuda = ATTN_BACKEND_CUDA;
+                       cuda = ATTN_BACKEND_CUDA, hip = ATTN_BACKEND_HIP;
 
 // Within one operation and backend the first row that takes the problem runs it.
 constexpr Kernel table[] = {
@@ -95,11 +97,13 @@ constexpr Kernel table[] = {
     {"merge_reference", Op::merge, reference, any_merge, &merge_reference_kernel, nullptr},
     {"merge_cpu", Op::merge, cpu, any_merge, &merge_cpu_kernel, nullptr},
     {"merge_sm80", Op::merge, cuda, any_merge, nullptr, &merge_sm80_kernel},
+    {"merge_gfx942", Op::merge, hip, any_merge, nullptr, &merge_gfx942_kernel},
 
     {"quantize_reference", Op::quantize, reference, any_quantize, &quantize_reference_kernel,
      nullptr},
     {"quantize_cpu", Op::quantize, cpu, any_quantize, &quantize_cpu_kernel, nullptr},
     {"quantize_sm80", Op::quantize, cuda, any_quantize, nullptr, &quantize_sm80_kernel},
+    {"convert_gfx942", Op::quantize, hip, fp8_quantize, nullptr, &convert_gfx942_kernel},
 };
 std::atomic<uint64_t> launches[std::size(table)];
 

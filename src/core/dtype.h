@@ -58,6 +58,12 @@ inline constexpr SmallFloat bf16_format{8, 7, 127, 0x7f7f, 0x7f80, 0x7fc0, true}
 inline constexpr SmallFloat e4m3fn_format{4, 3, 7, 0x7e, 0, 0x7f, true};
 inline constexpr SmallFloat e5m2_format{5, 2, 15, 0x7b, 0x7c, 0x7e, true};
 inline constexpr SmallFloat e4m3fnuz_format{4, 3, 8, 0x7f, 0, 0x80, false};
+// Of an fp8 type.
+constexpr const SmallFloat& fp8_format(attn_dtype type) {
+  return type == ATTN_F8_E5M2     ? e5m2_format
+         : type == ATTN_F8_E4M3FN ? e4m3fn_format
+                                  : e4m3fnuz_format;
+}
 
 namespace detail {
 constexpr double pow2(int e) {

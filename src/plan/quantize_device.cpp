@@ -19,12 +19,6 @@ static_assert(int(attn_quantize_one) == ATTN_SCALE_ONE &&
 
 constexpr int64_t max_grid = 1 << 16;  // blocks go on to further work
 
-const SmallFloat& format_of(attn_dtype type) {
-  if (type == ATTN_F8_E5M2) return e5m2_format;
-  if (type == ATTN_F8_E4M3FNUZ) return e4m3fnuz_format;
-  return e4m3fn_format;
-}
-
 void set_groups(const attn_quantize_problem& p, attn_quantize_kernarg* a) {
   const bool tensor = p.kind == ATTN_DESCALE_TENSOR;
   a->group_batch = tensor ? p.batch : 1;
@@ -70,7 +64,8 @@ void pack(const attn_quantize_problem& p, const attn_quantize_args& args, void* 
   a.dst_type = p.dst_type;
   a.scale = p.scale;
   a.saturate = p.saturate;
-  const SmallFloat& format = format_of(p.dst_type);
+  // Of no meaning for ggml blocks.
+  const SmallFloat& format = fp8_format(p.dst_type);
   a.mantissa_bits = format.mantissa_bits;
   a.bias = format.bias;
   a.sign_bit = format.sign_bit();

@@ -49,10 +49,18 @@ TEST_CASE("images: the best code for a device is found", "[catalog]") {
     INFO(i.name << " " << i.arch);
     CHECK(i.end > i.begin);
     CHECK(reinterpret_cast<uintptr_t>(i.begin) % 256 == 0);
-    if (std::strncmp(i.arch, "sm_", 3) == 0) CHECK(std::memcmp(i.begin, "\177ELF", 4) == 0);
+    if (std::strncmp(i.arch, "sm_", 3) == 0 || std::strncmp(i.arch, "gfx", 3) == 0)
+      CHECK(std::memcmp(i.begin, "\177ELF", 4) == 0);
     if (std::strncmp(i.arch, "compute_", 8) == 0) CHECK(*i.end == 0);
     CHECK(find_kernel(i.name) != nullptr);
   }
+  if (find_image("merge_gfx942", "gfx942", &image).ok()) {
+    CHECK(image->name == std::string("merge_gfx942"));
+    const Status status = find_image("merge_gfx942", "gfx950", &image);
+    CHECK(status.text == "merge_gfx942: no code for gfx950; this build has gfx942");
+  }
+  if (!find_image("merge_sm80", "sm_80", &image).ok())
+    ATTN_SKIP("the rest needs CUDA kernels, which this build has none of");
   const struct {
     const char *device, *arch;
   } cases[] = {
