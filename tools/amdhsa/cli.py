@@ -101,7 +101,12 @@ def parse_arguments():
 def main():
     try:
         options = parse_arguments()
-        return options.run(options)
+        code = options.run(options)
+        sys.stdout.flush()
+        return code
     except Failure as failure:
         print(f"amdhsa: {failure}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 2
