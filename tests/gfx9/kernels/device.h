@@ -3,11 +3,13 @@
 //
 // A kernel is NAME(out, in, n): 16 * n words each way, n a multiple of 128, run by n / 128
 // workgroups of 128 work-items. `in` holds floats k / 8 with |k| <= 64; integer kernels take their
-// bits. `out` is 0 before. Results must agree in every bit: floating point is not contracted,
-// division and square root are correctly rounded, sums have one order.
+// bits, spread() where that is too few. `out` is 0 before. Results must agree in every bit:
+// floating point is not contracted, division and square root are correctly rounded, sums have one
+// order.
 //
 // On the host each work-item is a thread, workgroups run one after another; the program sets
-// `attn_item` in each and gives attn_barrier(), which all 128 pass together. Integers wrap: -fwrapv.
+// `attn_item` in each and gives attn_barrier(), which all 128 pass together. Integers wrap:
+// -fwrapv.
 #ifdef __OPENCL_C_VERSION__
 
 #pragma OPENCL EXTENSION cl_khr_fp16 : enable
