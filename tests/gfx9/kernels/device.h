@@ -149,3 +149,9 @@ ATTN_MFMA(mfma_f32_32x32x2_f32, float, float_v16, float, float, 32, 1)
 static inline int global_id(void) {
   return 128 * group_id() + local_id();
 }
+
+// Spreads the few bits that the floats of `in` differ in.
+static inline uint spread(uint word) {
+  word = (word ^ word >> 16) * 0x7feb352du;
+  return (word ^ word >> 15) * 0x846ca68bu;
+}
