@@ -6,6 +6,7 @@ namespace {
 
 enum {  // CUdevice_attribute
   attribute_multiprocessor_count = 16,
+  attribute_l2_cache_size = 38,
   attribute_compute_capability_major = 75,
   attribute_compute_capability_minor = 76,
   attribute_max_shared_memory_per_block_optin = 97,
@@ -17,6 +18,7 @@ struct CudaCalls : GpuCalls {
   Call<char*, int, int> device_name;  // (name, capacity, device)
   Call<size_t*, int> device_memory;
   Call<int*, int, int> device_attribute;
+  Call<char*, int, int> device_pci;  // (text, capacity, device)
   Call<void**> ctx_get_current;
   Call<void*> ctx_push;
   Call<void**> ctx_pop;
@@ -77,6 +79,7 @@ Status load_cuda(const char* file, CudaCalls* c) {
       {c->device_name, "cuDeviceGetName", 2000},
       {c->device_memory, "cuDeviceTotalMem", 3020},
       {c->device_attribute, "cuDeviceGetAttribute", 2000},
+      {c->device_pci, "cuDeviceGetPCIBusId", 4010},
       {c->ctx_get_current, "cuCtxGetCurrent", 4000},
       {c->ctx_push, "cuCtxPushCurrent", 4000},
       {c->ctx_pop, "cuCtxPopCurrent", 4000},
@@ -108,6 +111,19 @@ Status load_cuda(const char* file, CudaCalls* c) {
                    symbol.version / 1000, ".", symbol.version % 1000 / 10)};
     }
   }
+  const Symbol optional[] = {
+      {c->copy, "cuMemcpyDtoDAsync", 3020},
+      {c->stream_create, "cuStreamCreate", 2000},
+      {c->stream_destroy, "cuStreamDestroy", 4000},
+      {c->capture_begin, "cuStreamBeginCapture", 10010},
+      {c->capture_end, "cuStreamEndCapture", 10000},
+      {c->graph_instantiate, "cuGraphInstantiate", 11000},
+      {c->graph_destroy, "cuGraphDestroy", 10000},
+      {c->graph_launch, "cuGraphLaunch", 10000},
+      {c->graph_exec_destroy, "cuGraphExecDestroy", 10000},
+  };
+  for (const Symbol& symbol : optional)
+    *symbol.pointer = resolver.find(symbol.name, symbol.version);
   return c->run(c->init, 0u, 0u);
 }
 
@@ -120,7 +136,8 @@ Status get_calls(const char* path, const CudaCalls** calls) {
 Status describe(const CudaCalls& c, int ordinal, int device, DeviceInfo* info) {
   char name[256] = "";
   size_t memory = 0;
-  int major = 0, minor = 0, shared = 0, version = 0;
+  int major = 0, minor = 0, shared = 0, l2 = 0, version = 0;
+  char pci[32] = "";
   info->ordinal = ordinal;
   ATTN_TRY(c.run(c.device_name, ordinal, name, int(sizeof name), device));
   ATTN_TRY(c.run(c.device_memory, ordinal, &memory, device));
@@ -130,15 +147,19 @@ Status describe(const CudaCalls& c, int ordinal, int device, DeviceInfo* info) {
   } attributes[] = {{attribute_multiprocessor_count, &info->multiprocessors},
                     {attribute_compute_capability_major, &major},
                     {attribute_compute_capability_minor, &minor},
-                    {attribute_max_shared_memory_per_block_optin, &shared}};
+                    {attribute_max_shared_memory_per_block_optin, &shared},
+                    {attribute_l2_cache_size, &l2}};
   for (auto [attribute, value] : attributes) {
     ATTN_TRY(c.run(c.device_attribute, join("attribute ", attribute), value, attribute, device));
   }
+  ATTN_TRY(c.run(c.device_pci, ordinal, pci, int(sizeof pci), device));
   ATTN_TRY(c.run(c.driver_version, "", &version));
   info->name = name;
   info->arch = join("sm_", major, minor);
   info->memory_bytes = int64_t(memory);
   info->shared_bytes_max = shared;
+  info->l2_bytes = l2;
+  info->pci = pci;
   info->driver_version = join(version / 1000, ".", version % 1000 / 10);
   return {};
 }

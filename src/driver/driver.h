@@ -3,6 +3,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -19,12 +20,15 @@ struct DeviceInfo {
   int multiprocessors = 0;
   int64_t memory_bytes = 0;
   int64_t shared_bytes_max = 0;  // shared memory or LDS that one block can have
+  int64_t l2_bytes = 0;          // cuda only
+  std::string pci;               // "0000:1b:00.0"; cuda only
   std::string driver_version;
 };
 
 using Module = struct ModuleHandle*;
 using Function = struct FunctionHandle*;
 using Event = struct EventHandle*;
+using Graph = struct GraphHandle*;
 
 struct Launch {
   Function function = nullptr;
@@ -46,6 +50,7 @@ class Driver {
   virtual Status free(void* memory) = 0;
   virtual Status copy_in(void* dst, const void* host_src, size_t bytes, void* stream) = 0;
   virtual Status copy_out(void* host_dst, const void* src, size_t bytes, void* stream) = 0;
+  virtual Status copy(void* dst, const void* src, size_t bytes, void* stream) = 0;
   virtual Status fill(void* dst, uint8_t value, size_t bytes, void* stream) = 0;
   virtual Status synchronize(void* stream) = 0;
 
@@ -60,6 +65,17 @@ class Driver {
   virtual void event_destroy(Event event) = 0;
   virtual Status event_record(Event event, void* stream) = 0;
   virtual Status event_elapsed(Event start, Event stop, float* milliseconds) = 0;
+
+  // A stream that does not wait for the default one.
+  virtual Status stream_create(void** stream) = 0;
+  virtual void stream_destroy(void* stream) = 0;
+  // What `work` launches on `stream`, a stream that stream_create made, as a graph; nothing runs.
+  virtual Status capture(void* stream, const std::function<Status()>& work, Graph* graph) = 0;
+  virtual Status graph_launch(Graph graph, void* stream) = 0;
+  virtual void graph_destroy(Graph graph) = 0;
+
+  // Does `work` with the device current, for vendors' libraries that look for it there.
+  virtual Status with_device(const std::function<Status()>& work) = 0;
 };
 
 // `path`: a driver library to open instead of the system's, or nullptr. The library stays open for

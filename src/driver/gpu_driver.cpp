@@ -7,6 +7,9 @@ namespace {
 constexpr int error_out_of_memory = 2;
 constexpr int error_no_device = 100;
 constexpr int error_invalid_device = 101;
+// And on these flags.
+constexpr unsigned stream_non_blocking = 1;
+constexpr int stream_capture_mode_thread_local = 1;
 
 struct Bytes {
   size_t count;
@@ -79,6 +82,10 @@ Status GpuDriver::copy_out(void* host_dst, const void* src, size_t bytes, void* 
   });
 }
 
+Status GpuDriver::copy(void* dst, const void* src, size_t bytes, void* stream) {
+  return inside([&] { return calls_.run(calls_.copy, Bytes{bytes}, dst, src, bytes, stream); });
+}
+
 Status GpuDriver::fill(void* dst, uint8_t value, size_t bytes, void* stream) {
   return inside([&] { return calls_.run(calls_.fill, Bytes{bytes}, dst, value, bytes, stream); });
 }
@@ -145,6 +152,47 @@ Status GpuDriver::event_elapsed(Event start, Event stop, float* milliseconds) {
     ATTN_TRY(calls_.run(calls_.event_synchronize, "", stop));
     return calls_.run(calls_.event_elapsed, "", milliseconds, start, stop);
   });
+}
+
+Status GpuDriver::stream_create(void** stream) {
+  return inside([&]() -> Status {
+    void* created = nullptr;
+    ATTN_TRY(calls_.run(calls_.stream_create, "", &created, stream_non_blocking));
+    *stream = created;
+    return {};
+  });
+}
+
+void GpuDriver::stream_destroy(void* stream) {
+  (void)inside([&] { return calls_.run(calls_.stream_destroy, "", stream); });
+}
+
+Status GpuDriver::capture(void* stream, const std::function<Status()>& work, Graph* graph) {
+  return inside([&]() -> Status {
+    ATTN_TRY(calls_.run(calls_.capture_begin, "", stream, stream_capture_mode_thread_local));
+    Status status = work();
+    void* captured = nullptr;
+    Status ended = calls_.run(calls_.capture_end, "", stream, &captured);
+    if (status.ok()) status = std::move(ended);
+    void* executable = nullptr;
+    if (status.ok())
+      status = calls_.run(calls_.graph_instantiate, "", &executable, captured, nullptr, nullptr, 0);
+    if (captured) (void)calls_.run(calls_.graph_destroy, "", captured);
+    if (status.ok()) *graph = static_cast<Graph>(executable);
+    return status;
+  });
+}
+
+Status GpuDriver::graph_launch(Graph graph, void* stream) {
+  return inside([&] { return calls_.run(calls_.graph_launch, "", graph, stream); });
+}
+
+void GpuDriver::graph_destroy(Graph graph) {
+  (void)inside([&] { return calls_.run(calls_.graph_exec_destroy, "", graph); });
+}
+
+Status GpuDriver::with_device(const std::function<Status()>& work) {
+  return inside(work);
 }
 
 }  // namespace attn

@@ -33,6 +33,17 @@ struct GpuCalls {
   Call<void*> event_synchronize;
   Call<float*, void*, void*> event_elapsed;  // (milliseconds, start, stop)
 
+  // A driver may lack these: nothing but timing needs them.
+  Call<void*, const void*, size_t, void*> copy;
+  Call<void**, unsigned> stream_create;
+  Call<void*> stream_destroy;
+  Call<void*, int> capture_begin;
+  Call<void*, void**> capture_end;
+  Call<void**, void*, void**, char*, size_t> graph_instantiate;  // last three: an error's details
+  Call<void*> graph_destroy;
+  Call<void*, void*> graph_launch;
+  Call<void*> graph_exec_destroy;
+
   // "CUDA_ERROR_OUT_OF_MEMORY (2)", with the vendor's sentence behind it where there is one.
   virtual std::string error(int code) const = 0;
   virtual ~GpuCalls() = default;
@@ -42,6 +53,7 @@ struct GpuCalls {
   template <class What, class... Parameters>
   Status run(const Call<Parameters...>& call, const What& what,
              std::type_identity_t<Parameters>... arguments) const {
+    if (!call.pointer) return {ATTN_UNSUPPORTED, join(call.name, ": the driver does not have it")};
     const int code = call(arguments...);
     return code == 0 ? Status{} : failure(call.name, join(what), code);
   }
@@ -57,6 +69,7 @@ class GpuDriver : public Driver {
   Status free(void* memory) override;
   Status copy_in(void* dst, const void* host_src, size_t bytes, void* stream) override;
   Status copy_out(void* host_dst, const void* src, size_t bytes, void* stream) override;
+  Status copy(void* dst, const void* src, size_t bytes, void* stream) override;
   Status fill(void* dst, uint8_t value, size_t bytes, void* stream) override;
   Status synchronize(void* stream) override;
   Status load(std::span<const unsigned char> image, Module* module) override;
@@ -68,6 +81,12 @@ class GpuDriver : public Driver {
   void event_destroy(Event event) override;
   Status event_record(Event event, void* stream) override;
   Status event_elapsed(Event start, Event stop, float* milliseconds) override;
+  Status stream_create(void** stream) override;
+  void stream_destroy(void* stream) override;
+  Status capture(void* stream, const std::function<Status()>& work, Graph* graph) override;
+  Status graph_launch(Graph graph, void* stream) override;
+  void graph_destroy(Graph graph) override;
+  Status with_device(const std::function<Status()>& work) override;
 
  protected:
   GpuDriver(const GpuCalls& calls, DeviceInfo device, void* launch_end)

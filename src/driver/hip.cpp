@@ -99,6 +99,18 @@ Status load_hip(const char* path, bool emulator, HipCalls* c) {
     *symbol.pointer = find_symbol(library, symbol.name);
     if (!*symbol.pointer) return missing(symbol.name);
   }
+  const Symbol optional[] = {
+      {c->copy, "hipMemcpyDtoDAsync"},
+      {c->stream_create, "hipStreamCreateWithFlags"},
+      {c->stream_destroy, "hipStreamDestroy"},
+      {c->capture_begin, "hipStreamBeginCapture"},
+      {c->capture_end, "hipStreamEndCapture"},
+      {c->graph_instantiate, "hipGraphInstantiate"},
+      {c->graph_destroy, "hipGraphDestroy"},
+      {c->graph_launch, "hipGraphLaunch"},
+      {c->graph_exec_destroy, "hipGraphExecDestroy"},
+  };
+  for (const Symbol& symbol : optional) *symbol.pointer = find_symbol(library, symbol.name);
   for (const PropertiesLayout& layout : properties_layouts) {
     *Symbol(c->properties, layout.function).pointer = find_symbol(library, layout.function);
     c->layout = &layout;

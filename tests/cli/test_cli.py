@@ -2,6 +2,7 @@
 
 Needs Python's standard library only.
 """
+import ctypes
 import json
 import math
 import os
@@ -604,6 +605,39 @@ class Bench(CliTest):
             self.assertGreater(report["plan_us"], 0)
             self.assertGreater(report["run_overhead_us"], 0)
         self.attn("bench", "--seqlen-q", 4, "--window", "1,1", says="window 1,1")
+
+    def test_device(self):
+        """On the stand-in for libcuda, where every launch takes as long as MOCK_TICK_MS says."""
+        if not any(k["in_build"] for k in self.json("info")["kernels"] if k["backend"] == "cuda"):
+            self.skipTest("this build has no CUDA kernels")
+        mock = Path(ATTN).parent.parent / "mock" / "cuda.so"
+        arguments = ["bench", "--backend", "cuda", "--driver", mock, "--heads", 2, "--seqlen-q", 64, "--head-dim", 64,
+                     "--repeats", 3]
+        # q, k, v of 16 KiB each: 43 sets exceed twice the 1 MiB of L2; 50 launches round up to 2 * 43.
+        operations = 4 * 2 * 64 * 64 * 64
+        for tick_ms, graph_launches in ((0.01, 86), (0.5, 0)):
+            os.environ["MOCK_TICK_MS"] = str(tick_ms)
+            self.addCleanup(os.environ.pop, "MOCK_TICK_MS", None)
+            report = self.json(*arguments, "--no-ceilings")
+            row = report["cases"][0]
+            self.assertEqual((row["input_sets"], row["graph_launches"]), (43, graph_launches))
+            for name in ("median_us", "min_us", "warm_us"):
+                self.assertAlmostEqual(row[name], tick_ms * 1e3, places=2)
+            self.assertAlmostEqual(row["tflops"] * row["median_us"] * 1e6, operations, delta=operations * 1e-6)
+            self.assertIsNone(row["read_share"])
+            self.assertEqual(report["ceilings"]["read"]["missing"], "--no-ceilings")
+            self.assertEqual(report["device"]["l2_bytes"], 1 << 20)
+            self.attn(*arguments, "--no-ceilings", says="of matmul")
+        try:
+            ctypes.CDLL("libcuda.so.1")
+            self.skipTest("ceilings: cuBLAS would use the real driver beside the stand-in")
+        except OSError:
+            pass
+        # The stand-in copies 16 MiB a launch, and runs no kernel: the sum that read_sm80 did not make is noticed.
+        ceilings = self.json(*arguments)["ceilings"]
+        self.assertAlmostEqual(ceilings["copy"]["gbytes_per_s"], 2 * (16 << 20) / 0.5e-3 / 1e9, places=2)
+        self.assertIn("summed its buffer to 0 instead of", ceilings["read"]["missing"])
+        self.assertIn("cublas", ceilings["matmul"]["missing"])
 
 
 class Explain(CliTest):

@@ -98,6 +98,9 @@ int cuDeviceGetAttribute(int* value, int attribute, int) {
     case 16:
       *value = 132;
       return success;
+    case 38:
+      *value = 1 << 20;
+      return success;
     case 75:
       *value = state.compute_capability / 10;
       return success;
@@ -110,6 +113,11 @@ int cuDeviceGetAttribute(int* value, int attribute, int) {
     default:
       return invalid_value;
   }
+}
+int cuDeviceGetPCIBusId(char* text, int capacity, int device) {
+  MOCK_SCRIPTED();
+  std::strncpy(text, device == 0 ? "0000:0a:00.0" : "0000:0b:00.0", size_t(capacity));
+  return success;
 }
 int cuCtxGetCurrent(void** context) {
   MOCK_SCRIPTED();
@@ -163,6 +171,10 @@ int cuMemcpyDtoHAsync(void* to, uint64_t from, size_t bytes, void*) {
   MOCK_IN_CONTEXT();
   std::memcpy(to, reinterpret_cast<void*>(from), bytes);
   return success;
+}
+int cuMemcpyDtoDAsync(uint64_t to, uint64_t from, size_t bytes, void* stream) {
+  MOCK_IN_CONTEXT();
+  return copy(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes, stream);
 }
 int cuMemsetD8Async(uint64_t to, unsigned char value, size_t bytes, void*) {
   MOCK_IN_CONTEXT();
@@ -219,6 +231,38 @@ int cuEventElapsedTime(float* milliseconds, void* start, void* stop) {
   MOCK_IN_CONTEXT();
   return elapsed(milliseconds, start, stop);
 }
+int cuStreamCreate(void** stream, unsigned flags) {
+  MOCK_IN_CONTEXT();
+  return create_stream(stream, flags);
+}
+int cuStreamDestroy(void* stream) {
+  MOCK_IN_CONTEXT();
+  return destroy_stream(stream);
+}
+int cuStreamBeginCapture(void* stream, int mode) {
+  MOCK_IN_CONTEXT();
+  return begin_capture(stream, mode);
+}
+int cuStreamEndCapture(void* stream, void** graph) {
+  MOCK_IN_CONTEXT();
+  return end_capture(stream, graph);
+}
+int cuGraphInstantiate(void** executable, void* graph, void**, char*, size_t) {
+  MOCK_IN_CONTEXT();
+  return instantiate(executable, graph);
+}
+int cuGraphDestroy(void* graph) {
+  MOCK_IN_CONTEXT();
+  return destroy_graph(graph);
+}
+int cuGraphLaunch(void* executable, void*) {
+  MOCK_IN_CONTEXT();
+  return launch_graph(executable);
+}
+int cuGraphExecDestroy(void* executable) {
+  MOCK_IN_CONTEXT();
+  return destroy_graph(executable);
+}
 
 // By the versions of cudaTypedefs.h: asked for an older one, the real driver gives another ABI.
 struct Entry {
@@ -238,6 +282,7 @@ const Entry entries[] = {
     MOCK_ENTRY(cuDeviceGetName, 2000),
     MOCK_ENTRY(cuDeviceTotalMem, 3020),
     MOCK_ENTRY(cuDeviceGetAttribute, 2000),
+    MOCK_ENTRY(cuDeviceGetPCIBusId, 4010),
     MOCK_ENTRY(cuCtxGetCurrent, 4000),
     MOCK_ENTRY(cuCtxPushCurrent, 4000),
     MOCK_ENTRY(cuCtxPopCurrent, 4000),
@@ -248,6 +293,7 @@ const Entry entries[] = {
     MOCK_ENTRY(cuMemFree, 3020),
     MOCK_ENTRY(cuMemcpyHtoDAsync, 3020),
     MOCK_ENTRY(cuMemcpyDtoHAsync, 3020),
+    MOCK_ENTRY(cuMemcpyDtoDAsync, 3020),
     MOCK_ENTRY(cuMemsetD8Async, 3020),
     MOCK_ENTRY(cuStreamSynchronize, 2000),
     MOCK_ENTRY(cuModuleLoadData, 2000),
@@ -260,6 +306,14 @@ const Entry entries[] = {
     MOCK_ENTRY(cuEventRecord, 2000),
     MOCK_ENTRY(cuEventSynchronize, 2000),
     MOCK_ENTRY(cuEventElapsedTime, 2000),
+    MOCK_ENTRY(cuStreamCreate, 2000),
+    MOCK_ENTRY(cuStreamDestroy, 4000),
+    MOCK_ENTRY(cuStreamBeginCapture, 10010),
+    MOCK_ENTRY(cuStreamEndCapture, 10000),
+    MOCK_ENTRY(cuGraphInstantiate, 11000),
+    MOCK_ENTRY(cuGraphDestroy, 10000),
+    MOCK_ENTRY(cuGraphLaunch, 10000),
+    MOCK_ENTRY(cuGraphExecDestroy, 10000),
 };
 
 void* find(const char* name, int version, uint64_t flags) {

@@ -1,8 +1,10 @@
 // What the two stand-ins have in common: memory, modules, launches, events.
 #pragma once
 #include <cstdlib>
+#include <functional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "mock.h"
 
@@ -63,6 +65,29 @@ inline const std::string& function_name(void* function) {
   return *static_cast<std::string*>(function);
 }
 
+// A graph is the work that was submitted during its capture.
+using Work = std::function<void()>;
+using Graph = std::vector<Work>;
+inline void* captured_stream = nullptr;
+inline Graph capture;
+inline int ticks = 0;  // pieces of work done so far
+
+inline int submit(void* stream, Work work) {
+  Work counted = [work = std::move(work)] {
+    work();
+    ++ticks;
+  };
+  if (stream && stream == captured_stream)
+    capture.push_back(std::move(counted));
+  else
+    counted();
+  return success;
+}
+
+inline int copy(void* to, const void* from, size_t bytes, void* stream) {
+  return submit(stream, [=] { std::memcpy(to, from, bytes); });
+}
+
 // Takes the kernel's parameters as a buffer and in no other way.
 inline int launch(void* function, const unsigned (&dims)[6], unsigned shared_bytes, void* stream,
                   void** parameters, void** extra, void* end) {
@@ -77,9 +102,8 @@ inline int launch(void* function, const unsigned (&dims)[6], unsigned shared_byt
     else
       return invalid_value;
   }
-  Launch& l = state.last;
+  Launch l{};
   if (!buffer || bytes > sizeof l.kernarg) return invalid_value;
-  l = {};
   set_text(l.symbol, function_name(function).c_str());
   for (int i = 0; i < 3; ++i) {
     if (dims[i] == 0 || dims[3 + i] == 0) return invalid_value;
@@ -90,12 +114,54 @@ inline int launch(void* function, const unsigned (&dims)[6], unsigned shared_byt
   l.stream = stream;
   l.kernarg_bytes = bytes;
   std::memcpy(l.kernarg, buffer, bytes);
-  ++state.launches;
-  if (state.kernel) state.kernel(l);
+  return submit(stream, [l] {
+    state.last = l;
+    ++state.launches;
+    if (state.kernel) state.kernel(l);
+  });
+}
+
+// A stream is a byte of its own.
+inline int create_stream(void** out, unsigned flags) {
+  if (flags != 1) return invalid_value;  // non-blocking
+  *out = new char;
+  ++state.live_streams;
+  return success;
+}
+inline int destroy_stream(void* stream) {
+  delete static_cast<char*>(stream);
+  --state.live_streams;
+  return success;
+}
+inline int begin_capture(void* stream, int mode) {
+  if (!stream || captured_stream || mode != 1) return invalid_value;  // thread-local
+  captured_stream = stream;
+  capture.clear();
+  return success;
+}
+inline int end_capture(void* stream, void** graph) {
+  if (stream != captured_stream) return invalid_value;
+  captured_stream = nullptr;
+  *graph = new Graph(capture);
+  ++state.live_graphs;
+  return success;
+}
+inline int instantiate(void** executable, void* graph) {
+  *executable = new Graph(*static_cast<Graph*>(graph));
+  ++state.live_graphs;
+  return success;
+}
+inline int launch_graph(void* executable) {
+  for (const Work& work : *static_cast<Graph*>(executable)) work();
+  return success;
+}
+inline int destroy_graph(void* graph) {
+  delete static_cast<Graph*>(graph);
+  --state.live_graphs;
   return success;
 }
 
-// An event holds the number of launches in front of it; that is its time, in milliseconds.
+// An event holds the ticks in front of it. One takes a millisecond, or what MOCK_TICK_MS says.
 inline int create_event(void** out) {
   *out = new int(-1);
   ++state.live_events;
@@ -107,11 +173,13 @@ inline int destroy_event(void* event) {
   return success;
 }
 inline int record_event(void* event) {
-  *static_cast<int*>(event) = state.launches;
+  *static_cast<int*>(event) = ticks;
   return success;
 }
 inline int elapsed(float* milliseconds, void* start, void* stop) {
-  *milliseconds = float(*static_cast<int*>(stop) - *static_cast<int*>(start));
+  const char* tick = std::getenv("MOCK_TICK_MS");
+  *milliseconds =
+      float((tick ? std::atof(tick) : 1) * (*static_cast<int*>(stop) - *static_cast<int*>(start)));
   return success;
 }
 

@@ -123,6 +123,10 @@ MOCK_API int hipMemcpyDtoHAsync(void* to, void* from, size_t bytes, void*) {
   std::memcpy(to, from, bytes);
   return success;
 }
+MOCK_API int hipMemcpyDtoDAsync(void* to, void* from, size_t bytes, void* stream) {
+  MOCK_SCRIPTED();
+  return copy(to, from, bytes, stream);
+}
 #ifndef MOCK_WITHOUT_FILL
 MOCK_API int hipMemsetD8Async(void* to, unsigned char value, size_t bytes, void*) {
   MOCK_SCRIPTED();
@@ -173,6 +177,40 @@ MOCK_API int hipEventElapsedTime(float* milliseconds, void* start, void* stop) {
   MOCK_SCRIPTED();
   return elapsed(milliseconds, start, stop);
 }
+#ifndef MOCK_ROCM_5
+MOCK_API int hipStreamCreateWithFlags(void** stream, unsigned flags) {
+  MOCK_SCRIPTED();
+  return create_stream(stream, flags);
+}
+MOCK_API int hipStreamDestroy(void* stream) {
+  MOCK_SCRIPTED();
+  return destroy_stream(stream);
+}
+MOCK_API int hipStreamBeginCapture(void* stream, int mode) {
+  MOCK_SCRIPTED();
+  return begin_capture(stream, mode);
+}
+MOCK_API int hipStreamEndCapture(void* stream, void** graph) {
+  MOCK_SCRIPTED();
+  return end_capture(stream, graph);
+}
+MOCK_API int hipGraphInstantiate(void** executable, void* graph, void**, char*, size_t) {
+  MOCK_SCRIPTED();
+  return instantiate(executable, graph);
+}
+MOCK_API int hipGraphDestroy(void* graph) {
+  MOCK_SCRIPTED();
+  return destroy_graph(graph);
+}
+MOCK_API int hipGraphLaunch(void* executable, void*) {
+  MOCK_SCRIPTED();
+  return launch_graph(executable);
+}
+MOCK_API int hipGraphExecDestroy(void* executable) {
+  MOCK_SCRIPTED();
+  return destroy_graph(executable);
+}
+#endif
 MOCK_API int attn_mock_device() {
   return current_device;
 }

@@ -27,7 +27,7 @@ struct State {
   int init_calls;
   int launches;
   Launch last;
-  int live_memory, live_modules, live_events, live_contexts;
+  int live_memory, live_modules, live_events, live_contexts, live_streams, live_graphs;
   int enters;                 // cuda: contexts pushed; hip: hipSetDevice
   char attribute_symbol[64];  // cuda: the function whose dynamic shared memory was raised
   int attribute_value;

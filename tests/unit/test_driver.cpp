@@ -176,6 +176,8 @@ TEST_CASE("driver: what a device is", "[driver]") {
     CHECK(devices[1].multiprocessors == 132);
     CHECK(devices[1].memory_bytes == int64_t{80} << 30);
     CHECK(devices[1].shared_bytes_max == 232448);
+    CHECK(devices[1].l2_bytes == 1 << 20);
+    CHECK(devices[1].pci == "0000:0b:00.0");
     CHECK(devices[1].driver_version == "13.1");
   }
   for (const char* name : {"hip", "hip_rocm_5"}) {
@@ -240,6 +242,10 @@ TEST_CASE("driver: memory", "[driver]") {
     CHECK(driver->fill(memory, 'x', 5, nullptr).ok());
     CHECK(driver->copy_out(out.data(), memory, out.size(), nullptr).ok());
     CHECK(out == "xxxxx" + in.substr(5));
+    CHECK(driver->copy(static_cast<char*>(memory) + 100, memory, 6, nullptr).ok());
+    out.resize(6);
+    CHECK(driver->copy_out(out.data(), static_cast<char*>(memory) + 100, 6, nullptr).ok());
+    CHECK(out == "xxxxx" + in.substr(5, 1));
     CHECK(driver->synchronize(nullptr).ok());
 
     void* untouched = memory;
@@ -324,6 +330,78 @@ TEST_CASE("driver: modules, functions, launches", "[driver]") {
     CHECK(library->live_events == 0);
     CHECK(library->live_modules == 0);
   }
+}
+
+TEST_CASE("driver: a graph launches what was captured", "[driver]") {
+  for (const Vendor& v : vendors) {
+    MockLibrary library(v.library);
+    std::shared_ptr<Driver> driver;
+    REQUIRE(v.open(library.path(), 0, &driver).ok());
+    Module module = nullptr;
+    Launch launch;
+    REQUIRE(driver->load(some_image, &module).ok());
+    REQUIRE(driver->function(module, "some_kernel", 0, &launch.function).ok());
+    const int kernarg = 7;
+    launch.kernarg = &kernarg;
+    launch.kernarg_bytes = sizeof kernarg;
+
+    void *stream = nullptr, *other = nullptr;
+    REQUIRE(driver->stream_create(&stream).ok());
+    REQUIRE(driver->stream_create(&other).ok());
+    Graph graph = nullptr;
+    const auto work = [&]() -> Status {
+      for (unsigned x = 1; x <= 3; ++x) {
+        launch.grid[0] = x;
+        ATTN_TRY(driver->launch(launch, stream));
+      }
+      return {};
+    };
+    REQUIRE(driver->capture(stream, work, &graph).ok());
+    CHECK(library->launches == 0);
+    CHECK(library->live_graphs == 1);
+    REQUIRE(driver->graph_launch(graph, other).ok());
+    REQUIRE(driver->graph_launch(graph, other).ok());
+    CHECK(library->launches == 6);
+    CHECK(library->last.grid[0] == 3);
+    driver->graph_destroy(graph);
+    CHECK(library->live_graphs == 0);
+
+    // Work that fails ends the capture.
+    graph = nullptr;
+    check_failure(driver->capture(
+                      stream,
+                      [] {
+                        return Status{ATTN_INTERNAL, "no work"};
+                      },
+                      &graph),
+                  ATTN_INTERNAL, {"no work"});
+    CHECK(graph == nullptr);
+    CHECK(library->live_graphs == 0);
+    REQUIRE(driver->capture(stream, work, &graph).ok());
+    driver->graph_destroy(graph);
+    driver->stream_destroy(stream);
+    driver->stream_destroy(other);
+    driver->unload(module);
+    CHECK(library->live_streams == 0);
+    CHECK(driver->with_device([] { return Status{ATTN_INTERNAL, "inside"}; }).text == "inside");
+  }
+}
+
+TEST_CASE("driver: one that knows no graphs serves everything else", "[driver]") {
+  MockLibrary hip("hip_rocm_5"), cuda("cuda");
+  mock::set_text(cuda->hidden, "cuStreamBeginCapture");
+  std::shared_ptr<Driver> driver;
+  void* stream = nullptr;
+  REQUIRE(open_hip(hip.path(), false, 0, &driver).ok());
+  check_failure(driver->stream_create(&stream), ATTN_UNSUPPORTED, {"hipStreamCreateWithFlags"});
+  REQUIRE(open_cuda(cuda.path(), 0, &driver).ok());
+  REQUIRE(driver->stream_create(&stream).ok());
+  Graph graph = nullptr;
+  check_failure(driver->capture(
+                    stream, [] { return Status{}; }, &graph),
+                ATTN_UNSUPPORTED, {"cuStreamBeginCapture"});
+  CHECK(graph == nullptr);
+  driver->stream_destroy(stream);
 }
 
 TEST_CASE("driver: cuda uses the application's context, else the primary one", "[driver]") {

@@ -2,189 +2,29 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <iostream>
 
-#include "attn/io.h"
+#include "api/handles.h"
+#include "attn/bench_case.h"
+#include "attn/ceilings.h"
+#include "attn/clocks.h"
+#include "attn/timing.h"
 #include "catalog/catalog.h"
 #include "core/dtype.h"
-#include "core/mask.h"
 #include "cpu/host_kernel.h"
 #include "cpu/pool.h"
 
 namespace attn::tools {
 namespace {
 
-struct Case {
-  int64_t batch = 1, heads = 8, heads_kv = 0, seqlen_q = 2048, seqlen_kv = 0, head_dim = 128;
-  bool causal = false;
-  std::string window{};
-};
-
 struct BenchOptions {
   BackendOptions backend;
   std::string dtype, kv_dtype, out_dtype, kernel;
   Case shape;
   int repeats = 20;
+  bool no_ceilings = false;
   bool as_json = false;
 };
-
-struct Timing {
-  std::string kernel;
-  double run_us = 0, min_us = 0;
-  int repeats = 0;
-  double flops = 0, bytes = 0;
-};
-
-constexpr double kSecondsPerCase = 3;
-
-std::vector<Case> default_cases(attn_backend backend) {
-  if (backend == ATTN_BACKEND_REFERENCE)
-    return {{.heads = 4, .seqlen_q = 128, .head_dim = 64},
-            {.heads = 4, .seqlen_q = 128, .head_dim = 64, .causal = true}};
-  if (backend == ATTN_BACKEND_CPU)
-    return {{},
-            {.causal = true},
-            {.heads = 12, .seqlen_q = 512, .head_dim = 32},
-            {.batch = 4, .heads = 32, .heads_kv = 8, .seqlen_q = 1, .seqlen_kv = 4096}};
-  return {{.batch = 4, .heads = 32, .seqlen_q = 4096},
-          {.batch = 4, .heads = 32, .seqlen_q = 4096, .causal = true},
-          {.batch = 32, .heads = 32, .heads_kv = 8, .seqlen_q = 1, .seqlen_kv = 8192}};
-}
-
-// Values in [-1, 1), the same in every run.
-Tensor random_tensor(attn_dtype type, std::vector<int64_t> shape, uint64_t seed) {
-  Tensor tensor = make_typed(type, shape);
-  const int64_t count = *element_count(shape);
-  uint64_t state = seed * 0x9e3779b97f4a7c15ull + 1;
-  const auto next = [&] {
-    state ^= state << 13;
-    state ^= state >> 7;
-    state ^= state << 17;
-    return static_cast<float>(static_cast<int32_t>(state >> 32)) * 0x1p-31f;
-  };
-  if (attn::dtype_is_ggml(type)) {
-    float block[32];
-    std::byte* to = tensor.data.get();
-    for (int64_t i = 0; i < count / 32; ++i, to += attn::dtype_bytes(type)) {
-      for (float& x : block) x = next();
-      (type == ATTN_Q8_0 ? attn::encode_q8_0 : attn::encode_q4_0)(block, to, true);
-    }
-    return tensor;
-  }
-  for (int64_t i = 0; i < count; ++i)
-    attn::encode_element(type, tensor.data.get(), i, next(), true);
-  return tensor;
-}
-
-attn_problem make_problem(const Case& c, attn_segment& segment, attn_dtype type, attn_dtype kv_type,
-                          attn_dtype out_type) {
-  segment = make<attn_segment>();
-  segment.k_type = segment.v_type = kv_type == ATTN_DTYPE_NONE ? type : kv_type;
-  segment.seqlen = c.seqlen_kv ? c.seqlen_kv : c.seqlen_q;
-  auto p = make<attn_problem>();
-  p.batch = c.batch;
-  p.heads_q = c.heads;
-  p.heads_kv = c.heads_kv ? c.heads_kv : c.heads;
-  p.head_dim = p.head_dim_v = c.head_dim;
-  p.seqlen_q = c.seqlen_q;
-  p.q_type = type;
-  p.out_type = out_type;
-  p.num_segments = 1;
-  p.segments = &segment;
-  if (c.causal) p.flags |= ATTN_CAUSAL;
-  if (!c.window.empty()) {
-    const Window window = parse_window(c.window);
-    p.flags |= ATTN_WINDOW;
-    p.window_left = window.left;
-    p.window_right = window.right;
-  }
-  return p;
-}
-
-// A plan with its data in place.
-struct Ready {
-  attn_segment segment;
-  attn_problem problem;
-  plan chosen;
-  Arrays arrays;
-  attn_args args = make<attn_args>();
-  attn_segment_args segment_args = make<attn_segment_args>();
-  buffer workspace;
-  double bytes = 0;
-
-  Ready(const context& device, const Case& c, attn_dtype type, attn_dtype kv_type,
-        attn_dtype out_type, const std::string& kernel)
-      : problem(named(make_problem(c, segment, type, kv_type, out_type), kernel)),
-        chosen(device, problem),
-        arrays(device),
-        workspace(chosen.make_workspace(device)) {
-    const attn_problem& p = problem;
-    const auto put = [&](attn_dtype t, std::vector<int64_t> shape, uint64_t seed) {
-      const Tensor tensor = random_tensor(t, std::move(shape), seed);
-      bytes += static_cast<double>(tensor.bytes);
-      return arrays.copy_of(tensor.data.get(), tensor.bytes);
-    };
-    args.q = put(type, {p.batch, p.seqlen_q, p.heads_q, p.head_dim}, 1);
-    segment_args.k = put(segment.k_type, {p.batch, segment.seqlen, p.heads_kv, p.head_dim}, 2);
-    segment_args.v = put(segment.v_type, {p.batch, segment.seqlen, p.heads_kv, p.head_dim}, 3);
-    args.num_segments = 1;
-    args.segments = &segment_args;
-    const attn_dtype out = p.out_type ? p.out_type : attn::dtype_is_fp8(type) ? ATTN_BF16 : type;
-    const int64_t rows = p.batch * p.seqlen_q * p.heads_q;
-    const auto out_bytes = static_cast<size_t>(attn::dtype_bytes(out, rows * p.head_dim_v));
-    args.out = arrays.room(out_bytes);
-    args.lse = static_cast<float*>(arrays.room(static_cast<size_t>(rows) * sizeof(float)));
-    bytes += static_cast<double>(out_bytes) + static_cast<double>(rows) * sizeof(float);
-  }
-  Ready(const Ready&) = delete;
-
-  void run() const { chosen.run(args, workspace); }
-
- private:
-  static attn_problem named(attn_problem p, const std::string& kernel) {
-    p.kernel = kernel.empty() ? nullptr : kernel.c_str();
-    return p;
-  }
-};
-
-// Two operations per multiply-add, of both products, over the pairs that the mask leaves.
-double operations(const attn_problem& p) {
-  const RangeMask mask{(p.flags & ATTN_CAUSAL) != 0, false, (p.flags & ATTN_WINDOW) != 0,
-                       p.window_left, p.window_right};
-  double pairs = 0;
-  for (int64_t i = 0; i < p.seqlen_q; ++i) {
-    const KeyRange keys = mask.keys(i, p.seqlen_q, p.segments->seqlen);
-    pairs += static_cast<double>(std::max(0ll, keys.end - keys.begin));
-  }
-  return 2 * pairs * static_cast<double>(p.batch * p.heads_q) *
-         static_cast<double>(p.head_dim + p.head_dim_v);
-}
-
-Timing time_case(const context& device, const Ready& ready, int repeats) {
-  const auto once = [&](int runs) {
-    const double start = seconds_now();
-    for (int i = 0; i < runs; ++i) ready.run();
-    device.synchronize();
-    return (seconds_now() - start) / runs;
-  };
-  once(1);
-  // Enough runs between two looks at the clock that reading it and waiting do not count.
-  const int runs = static_cast<int>(std::clamp(2e-3 / std::max(once(1), 1e-9), 1.0, 1000.0));
-  std::vector<double> seconds;
-  const double start = seconds_now();
-  while (static_cast<int>(seconds.size()) < repeats &&
-         (seconds.size() < 3 || seconds_now() - start < kSecondsPerCase))
-    seconds.push_back(once(runs));
-  Timing timing;
-  timing.kernel = ready.chosen.kernel();
-  timing.run_us = median(seconds) * 1e6;
-  timing.min_us = *std::min_element(seconds.begin(), seconds.end()) * 1e6;
-  timing.repeats = static_cast<int>(seconds.size());
-  timing.flops = operations(ready.problem);
-  timing.bytes = ready.bytes;
-  return timing;
-}
 
 // The multiply-adds per second that this machine does on registers; 0 where that is not measured.
 double fma_rate(const std::string& kernel, int threads) {
@@ -201,18 +41,18 @@ struct Overhead {
 };
 
 // What a plan and a run cost beside the work: a problem of one query and one key.
-Overhead measure_overhead(const context& device, attn_dtype type, const std::string& kernel) {
+Overhead measure_overhead(const context& device, CaseTypes types, const std::string& kernel) {
   const Case tiny{.heads = 1, .seqlen_q = 1, .head_dim = 64};
-  const Ready ready(device, tiny, type, ATTN_DTYPE_NONE, ATTN_DTYPE_NONE, kernel);
+  const Ready ready(device, tiny, {types.q}, kernel);
   std::vector<double> plans, runs;
   for (int i = 0; i < 300; ++i) {
     const double start = seconds_now();
-    const plan made(device, ready.problem);
+    const plan made(device, ready.problem());
     plans.push_back(seconds_now() - start);
   }
   for (int i = 0; i < 3000; ++i) {
     const double start = seconds_now();
-    ready.run();
+    need_ok(ready.run());
     runs.push_back(seconds_now() - start);
     if (i % 100 == 99) device.synchronize();
   }
@@ -220,88 +60,200 @@ Overhead measure_overhead(const context& device, attn_dtype type, const std::str
   return {median(plans) * 1e6, median(runs) * 1e6};
 }
 
-std::string describe(const attn_problem& p) {
-  std::string text = "B" + std::to_string(p.batch) + " H" + std::to_string(p.heads_q);
-  if (p.heads_kv != p.heads_q) text += "/" + std::to_string(p.heads_kv);
-  text += " Sq" + std::to_string(p.seqlen_q) + " Skv" + std::to_string(p.segments->seqlen) + " D" +
-          std::to_string(p.head_dim);
-  if (p.flags & ATTN_CAUSAL) text += " causal";
-  if (p.flags & ATTN_WINDOW)
-    text += " window " + std::to_string(p.window_left) + "," + std::to_string(p.window_right);
+// "71.3 %", or nothing where there is no ceiling.
+std::string percent(double rate, double ceiling) {
+  char text[16] = "";
+  if (ceiling > 0) std::snprintf(text, sizeof text, "%.1f %%", rate / ceiling * 100);
   return text;
 }
+Json share(double rate, double ceiling) {
+  return ceiling > 0 ? Json(rate / ceiling) : Json();
+}
 
-void bench(const BenchOptions& options, bool one_shape) {
-  if (options.repeats < 1) throw InputError("--repeats is below 1; 1 or more is accepted");
-  const attn_dtype given = parse_dtype("--dtype", options.dtype);
-  const attn_dtype kv_type = parse_dtype("--kv-dtype", options.kv_dtype);
-  const attn_dtype out_type = parse_dtype("--out-dtype", options.out_dtype);
-  const context device = options.backend.open();
-  const bool host =
-      device.backend() == ATTN_BACKEND_CPU || device.backend() == ATTN_BACKEND_REFERENCE;
-  const attn_dtype type = given != ATTN_DTYPE_NONE ? given : host ? ATTN_F32 : ATTN_F16;
-  const std::vector<Case> cases =
-      one_shape ? std::vector<Case>{options.shape} : default_cases(device.backend());
+Json case_json(const Case& c, const Ready& ready, const Timing& timing) {
+  const attn_problem& p = ready.problem();
+  return {{"batch", p.batch},
+          {"heads", p.heads_q},
+          {"heads_kv", p.heads_kv},
+          {"seqlen_q", p.seqlen_q},
+          {"seqlen_kv", p.segments->seqlen},
+          {"head_dim", p.head_dim},
+          {"causal", c.causal},
+          {"window", c.window.empty() ? Json() : Json(c.window)},
+          {"kernel", ready.kernel()},
+          {"median_us", timing.median_us},
+          {"min_us", timing.min_us},
+          {"repeats", timing.repeats},
+          {"tflops", ready.operations() / timing.median_us / 1e6},
+          {"gbytes_per_s", ready.bytes() / timing.median_us / 1e3}};
+}
 
-  Progress progress;
+class Bench {
+ public:
+  Bench(const BenchOptions& options, std::vector<Case> shapes);
+  void run();
+
+ private:
+  Json on_host();
+  Json on_device(Driver& driver);
+  // A line of the table, under the head of its columns where it is the first.
+  void line(const Ready& ready, const char* head, const std::string& columns);
+
+  const BenchOptions& options_;
+  const context device_;
+  std::vector<Case> cases_;
+  CaseTypes types_;
+  Progress progress_;
+  int lines_ = 0;
+};
+
+Bench::Bench(const BenchOptions& options, std::vector<Case> shapes)
+    : options_(options), device_(options.backend.open()), cases_(std::move(shapes)) {
+  if (cases_.empty()) cases_ = default_cases(device_.backend());
+  types_.kv = parse_dtype("--kv-dtype", options.kv_dtype);
+  types_.out = parse_dtype("--out-dtype", options.out_dtype);
+  types_.q = parse_dtype("--dtype", options.dtype);
+  if (types_.q == ATTN_DTYPE_NONE) types_.q = device_.get()->context->driver ? ATTN_F16 : ATTN_F32;
+}
+
+void Bench::line(const Ready& ready, const char* head, const std::string& columns) {
+  progress_.say("");
+  if (options_.as_json) return;
+  if (lines_++ == 0)
+    std::printf("%s, %s\n%-40s %-22s %s\n", attn_backend_string(device_.backend()),
+                attn::dtype_name(types_.q), "shape", "kernel", head);
+  std::printf("%-40s %-22s %s\n", ready.describe().c_str(), ready.kernel().c_str(),
+              columns.c_str());
+  std::fflush(stdout);
+}
+
+Json Bench::on_host() {
   Json rows = Json::array();
   double ceiling = 0;
   std::string ceiling_of;
-  for (const Case& c : cases) {
-    progress.say("preparing");
-    const Ready ready(device, c, type, kv_type, out_type, options.kernel);
-    const std::string shape = describe(ready.problem);
-    progress.say("timing " + shape);
-    const Timing timing = time_case(device, ready, options.repeats);
-    if (ceiling_of != timing.kernel) ceiling = fma_rate(timing.kernel, options.backend.threads);
-    ceiling_of = timing.kernel;
-    progress.say("");
-    const double rate = timing.flops / timing.run_us / 1e6, share = rate * 1e12 / ceiling;
-    const attn_problem& p = ready.problem;
-    Json row = {{"batch", p.batch},
-                {"heads", p.heads_q},
-                {"heads_kv", p.heads_kv},
-                {"seqlen_q", p.seqlen_q},
-                {"seqlen_kv", p.segments->seqlen},
-                {"head_dim", p.head_dim},
-                {"causal", c.causal},
-                {"window", c.window.empty() ? Json() : Json(c.window)},
-                {"kernel", timing.kernel},
-                {"median_us", timing.run_us},
-                {"min_us", timing.min_us},
-                {"repeats", timing.repeats},
-                {"tflops", rate},
-                {"gbytes_per_s", timing.bytes / timing.run_us / 1e3}};
-    row["fma_share"] = ceiling > 0 ? Json(share) : Json();
+  for (const Case& c : cases_) {
+    progress_.say("preparing");
+    const Ready ready(device_, c, types_, options_.kernel);
+    progress_.say("timing " + ready.describe());
+    const Timing timing = time_on_host([&] { need_ok(ready.run()); },
+                                       [&] { device_.synchronize(); }, options_.repeats);
+    if (ceiling_of != ready.kernel()) ceiling = fma_rate(ready.kernel(), options_.backend.threads);
+    ceiling_of = ready.kernel();
+    Json row = case_json(c, ready, timing);
+    const double tflops = row["tflops"], gbytes = row["gbytes_per_s"];
+    row["fma_share"] = share(tflops * 1e12, ceiling);
     rows.push_back(row);
-    if (!options.as_json) {
-      if (rows.size() == 1)
-        std::printf("%s, %s\n%-40s %-18s %12s %9s %9s %7s\n", attn_backend_string(device.backend()),
-                    attn::dtype_name(type), "shape", "kernel", "us", "TFLOP/s", "GB/s", "of FMA");
-      char percent[16] = "";
-      if (ceiling > 0) std::snprintf(percent, sizeof percent, "%.1f %%", share * 100);
-      std::printf("%-40s %-18s %12.1f %9.3f %9.2f %7s\n", shape.c_str(), timing.kernel.c_str(),
-                  timing.run_us, rate, timing.bytes / timing.run_us / 1e3, percent);
-      std::fflush(stdout);
-    }
+    char text[96];
+    std::snprintf(text, sizeof text, "%12.1f %9.3f %9.2f %7s", timing.median_us, tflops, gbytes,
+                  percent(tflops * 1e12, ceiling).c_str());
+    line(ready, "          us   TFLOP/s      GB/s  of FMA", text);
   }
-  progress.say("measuring plan and run on one query and one key");
-  const Overhead overhead = measure_overhead(device, type, options.kernel);
-  progress.say("");
-  if (options.as_json) {
-    Json report = {{"backend", attn_backend_string(device.backend())},
-                   {"dtype", attn::dtype_name(type)},
-                   {"cases", rows},
-                   {"plan_us", overhead.plan_us},
-                   {"run_overhead_us", overhead.run_us}};
-    report["fma_tflops"] = ceiling > 0 ? Json(ceiling / 1e12) : Json();
-    std::cout << report.dump(2) << "\n";
-    return;
-  }
-  if (ceiling > 0)
+  Json report = {{"cases", rows}};
+  report["fma_tflops"] = ceiling > 0 ? Json(ceiling / 1e12) : Json();
+  if (ceiling > 0 && !options_.as_json)
     std::printf("multiply-adds on registers, float32: %.3f TFLOP/s\n", ceiling / 1e12);
-  std::printf("one query and one key: plan %.2f us, run %.2f us\n", overhead.plan_us,
-              overhead.run_us);
+  return report;
+}
+
+Json Bench::on_device(Driver& driver) {
+  const DeviceInfo& info = driver.device();
+  Json report = {{"device",
+                  {{"name", info.name},
+                   {"arch", info.arch},
+                   {"multiprocessors", info.multiprocessors},
+                   {"l2_bytes", info.l2_bytes},
+                   {"driver_api", info.driver_version}}}};
+  std::unique_ptr<Clocks> clocks;
+  const attn::Status watched = Clocks::open(info.pci, &clocks);
+  Json seen;
+  const auto look = [&](const char* when) {
+    ClockSample sample;
+    if (clocks && clocks->read(&sample).ok()) seen[when] = to_json(sample);
+  };
+  if (clocks)
+    seen["driver"] = clocks->driver();
+  else
+    seen["missing"] = watched.text;
+  look("before");
+
+  Ceilings ceilings;
+  if (options_.no_ceilings) {
+    ceilings.matmul.detail = ceilings.copy.detail = ceilings.read.detail = "--no-ceilings";
+  } else {
+    progress_.say("measuring ceilings");
+    ceilings =
+        measure_ceilings(driver, types_.q == ATTN_BF16 ? ATTN_BF16 : ATTN_F16, options_.repeats);
+  }
+  // A matrix unit is twice as fast on 8-bit inputs, which this ceiling does not measure.
+  const double matmul = attn::dtype_is_fp8(types_.q) ? 0 : ceilings.matmul.rate;
+
+  DeviceTimer timer(driver);
+  const int64_t l2 = info.l2_bytes > 0 ? info.l2_bytes : int64_t{256} << 20;
+  Json rows = Json::array();
+  for (const Case& c : cases_) {
+    progress_.say("preparing");
+    const Ready ready(device_, c, types_, options_.kernel, 2 * l2);
+    progress_.say("timing " + ready.describe());
+    const DeviceTimer::LaunchSet launch = [&](int set, void* stream) {
+      return ready.run(set, stream);
+    };
+    ClockWatch watch(clocks.get());
+    const Timing cold = timer.time(launch, ready.sets(), options_.repeats);
+    const Timing warm = timer.time(launch, 1, options_.repeats);
+    Json row = case_json(c, ready, cold);
+    const double tflops = row["tflops"], gbytes = row["gbytes_per_s"];
+    row["graph_launches"] = cold.graph;
+    row["input_sets"] = ready.sets();
+    row["warm_us"] = warm.median_us;
+    row["warm_min_us"] = warm.min_us;
+    row["matmul_share"] = share(tflops * 1e12, matmul);
+    row["read_share"] = share(gbytes * 1e9, ceilings.read.rate);
+    row["clocks"] = watch.stop();
+    char state[32] = "";
+    if (!row["clocks"].is_null())
+      std::snprintf(state, sizeof state, "%.0f MHz %.0f W", row["clocks"]["sm_mhz"].get<double>(),
+                    row["clocks"]["watts"].get<double>());
+    rows.push_back(row);
+    char text[160];
+    std::snprintf(text, sizeof text, "%10.2f %10.2f %9.2f %8s %9.1f %8s  %s", cold.median_us,
+                  warm.median_us, tflops, percent(tflops * 1e12, matmul).c_str(), gbytes,
+                  percent(gbytes * 1e9, ceilings.read.rate).c_str(), state);
+    line(ready, "   cold us    warm us   TFLOP/s of matmul     GB/s  of read  clock", text);
+  }
+  look("after");
+  report["clocks"] = seen;
+  report["ceilings"] = ceilings.json();
+  report["cases"] = rows;
+  if (!options_.as_json && !options_.no_ceilings) {
+    const auto say = [](const char* what, const Ceiling& ceiling, double scale, const char* unit) {
+      if (ceiling.rate > 0)
+        std::printf("%s: %.1f %s, %s\n", what, ceiling.rate / scale, unit, ceiling.detail.c_str());
+      else
+        std::printf("%s: not measured: %s\n", what, ceiling.detail.c_str());
+    };
+    say("matmul", ceilings.matmul, 1e12, "TFLOP/s");
+    say("copy, read plus written", ceilings.copy, 1e9, "GB/s");
+    say("read", ceilings.read, 1e9, "GB/s");
+  }
+  if (!options_.as_json && !clocks) std::printf("clocks: not measured: %s\n", watched.text.c_str());
+  return report;
+}
+
+void Bench::run() {
+  const std::shared_ptr<Driver>& driver = device_.get()->context->driver;
+  Json report = {{"backend", attn_backend_string(device_.backend())},
+                 {"dtype", attn::dtype_name(types_.q)}};
+  report.update(driver ? on_device(*driver) : on_host());
+  progress_.say("measuring plan and run on one query and one key");
+  const Overhead overhead = measure_overhead(device_, types_, options_.kernel);
+  progress_.say("");
+  report["plan_us"] = overhead.plan_us;
+  report["run_overhead_us"] = overhead.run_us;
+  if (options_.as_json)
+    std::cout << report.dump(2) << "\n";
+  else
+    std::printf("one query and one key: plan %.2f us, run %.2f us\n", overhead.plan_us,
+                overhead.run_us);
 }
 
 }  // namespace
@@ -332,10 +284,14 @@ void add_bench(CLI::App& app, int&) {
   };
   command->add_option("--repeats", o->repeats, "timings of which the median counts")
       ->type_name("N");
+  command->add_flag("--no-ceilings", o->no_ceilings,
+                    "GPU: do not measure matmul, copy and read in the same run");
   command->add_flag("--json", o->as_json, "print JSON");
   command->callback([o, shape] {
-    bench(*o, std::any_of(shape.begin(), shape.end(),
-                          [](const CLI::Option* option) { return option->count() > 0; }));
+    if (o->repeats < 1) throw InputError("--repeats is below 1; 1 or more is accepted");
+    const bool one_shape = std::any_of(
+        shape.begin(), shape.end(), [](const CLI::Option* option) { return option->count() > 0; });
+    Bench(*o, one_shape ? std::vector<Case>{o->shape} : std::vector<Case>{}).run();
   });
 }
 

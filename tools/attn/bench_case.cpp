@@ -1,0 +1,151 @@
+#include "attn/bench_case.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "attn/io.h"
+#include "core/dtype.h"
+#include "core/mask.h"
+#include "cpu/host_kernel.h"
+
+namespace attn::tools {
+namespace {
+
+attn_problem make_problem(const Case& c, attn_segment& segment, CaseTypes types,
+                          const std::string& kernel) {
+  segment = make<attn_segment>();
+  segment.k_type = segment.v_type = types.kv == ATTN_DTYPE_NONE ? types.q : types.kv;
+  segment.seqlen = c.seqlen_kv ? c.seqlen_kv : c.seqlen_q;
+  auto p = make<attn_problem>();
+  p.batch = c.batch;
+  p.heads_q = c.heads;
+  p.heads_kv = c.heads_kv ? c.heads_kv : c.heads;
+  p.head_dim = p.head_dim_v = c.head_dim;
+  p.seqlen_q = c.seqlen_q;
+  p.q_type = types.q;
+  p.out_type = types.out;
+  p.num_segments = 1;
+  p.segments = &segment;
+  p.kernel = kernel.empty() ? nullptr : kernel.c_str();
+  if (c.causal) p.flags |= ATTN_CAUSAL;
+  if (!c.window.empty()) {
+    const Window window = parse_window(c.window);
+    p.flags |= ATTN_WINDOW;
+    p.window_left = window.left;
+    p.window_right = window.right;
+  }
+  return p;
+}
+
+}  // namespace
+
+std::vector<Case> default_cases(attn_backend backend) {
+  if (backend == ATTN_BACKEND_REFERENCE)
+    return {{.heads = 4, .seqlen_q = 128, .head_dim = 64},
+            {.heads = 4, .seqlen_q = 128, .head_dim = 64, .causal = true}};
+  if (backend == ATTN_BACKEND_CPU)
+    return {{},
+            {.causal = true},
+            {.heads = 12, .seqlen_q = 512, .head_dim = 32},
+            {.batch = 4, .heads = 32, .heads_kv = 8, .seqlen_q = 1, .seqlen_kv = 4096}};
+  return {{.batch = 4, .heads = 32, .seqlen_q = 4096},
+          {.batch = 4, .heads = 32, .seqlen_q = 4096, .causal = true},
+          {.seqlen_q = 512, .head_dim = 64},
+          {.batch = 32, .heads = 32, .heads_kv = 8, .seqlen_q = 1, .seqlen_kv = 8192}};
+}
+
+Tensor random_tensor(attn_dtype type, std::vector<int64_t> shape, uint64_t seed) {
+  Tensor tensor = make_typed(type, shape);
+  const int64_t drawn = std::min(*element_count(shape), int64_t{1} << 22);
+  uint64_t state = seed * 0x9e3779b97f4a7c15ull + 1;
+  const auto next = [&] {
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return static_cast<float>(static_cast<int32_t>(state >> 32)) * 0x1p-31f;
+  };
+  if (attn::dtype_is_ggml(type)) {
+    float block[32];
+    std::byte* to = tensor.data.get();
+    for (int64_t i = 0; i < drawn / 32; ++i, to += attn::dtype_bytes(type)) {
+      for (float& x : block) x = next();
+      (type == ATTN_Q8_0 ? attn::encode_q8_0 : attn::encode_q4_0)(block, to, true);
+    }
+  } else {
+    for (int64_t i = 0; i < drawn; ++i)
+      attn::encode_element(type, tensor.data.get(), i, next(), true);
+  }
+  const auto period = static_cast<size_t>(attn::dtype_bytes(type, drawn));
+  for (size_t at = period; at < tensor.bytes; at += period)
+    std::memcpy(tensor.data.get() + at, tensor.data.get(), std::min(period, tensor.bytes - at));
+  return tensor;
+}
+
+Ready::Ready(const context& device, const Case& c, CaseTypes types, const std::string& kernel,
+             int64_t inputs_above)
+    : problem_(make_problem(c, segment_, types, kernel)),
+      plan_(device, problem_),
+      arrays_(device),
+      workspace_(plan_.make_workspace(device)) {
+  const attn_problem& p = problem_;
+  const std::vector<int64_t> kv_shape = {p.batch, segment_.seqlen, p.heads_kv, p.head_dim};
+  const Tensor q = random_tensor(p.q_type, {p.batch, p.seqlen_q, p.heads_q, p.head_dim}, 1);
+  const Tensor k = random_tensor(segment_.k_type, kv_shape, 2);
+  const Tensor v = random_tensor(segment_.v_type, kv_shape, 3);
+  const size_t inputs = q.bytes + k.bytes + v.bytes;
+  const attn_dtype out_type = p.out_type                     ? p.out_type
+                              : attn::dtype_is_fp8(p.q_type) ? ATTN_BF16
+                                                             : p.q_type;
+  const int64_t rows = p.batch * p.seqlen_q * p.heads_q;
+  const auto out_bytes = static_cast<size_t>(attn::dtype_bytes(out_type, rows * p.head_dim_v));
+  const size_t lse_bytes = static_cast<size_t>(rows) * sizeof(float);
+  bytes_ = static_cast<double>(inputs + out_bytes + lse_bytes);
+
+  auto args = make<attn_args>();
+  args.out = arrays_.room(out_bytes);
+  args.lse = static_cast<float*>(arrays_.room(lse_bytes));
+  args.num_segments = 1;
+  const size_t sets = static_cast<size_t>(inputs_above) / inputs + 1;
+  segment_args_.resize(sets, make<attn_segment_args>());
+  for (attn_segment_args& segment : segment_args_) {
+    args.q = arrays_.copy_of(q.data.get(), q.bytes);
+    segment.k = arrays_.copy_of(k.data.get(), k.bytes);
+    segment.v = arrays_.copy_of(v.data.get(), v.bytes);
+    args.segments = &segment;
+    args_.push_back(args);
+  }
+  device.synchronize();
+}
+
+attn::Status Ready::run(int set, void* stream) const {
+  const attn_status code = attn_run(plan_.get(), &args_[static_cast<size_t>(set)],
+                                    workspace_.data(), workspace_.bytes(), stream);
+  return code == ATTN_OK ? attn::Status{} : attn::Status{code, attn_last_error()};
+}
+
+double Ready::operations() const {
+  const attn_problem& p = problem_;
+  const RangeMask mask{(p.flags & ATTN_CAUSAL) != 0, false, (p.flags & ATTN_WINDOW) != 0,
+                       p.window_left, p.window_right};
+  double pairs = 0;
+  for (int64_t i = 0; i < p.seqlen_q; ++i) {
+    const KeyRange keys = mask.keys(i, p.seqlen_q, segment_.seqlen);
+    pairs += static_cast<double>(std::max(0ll, keys.end - keys.begin));
+  }
+  return 2 * pairs * static_cast<double>(p.batch * p.heads_q) *
+         static_cast<double>(p.head_dim + p.head_dim_v);
+}
+
+std::string Ready::describe() const {
+  const attn_problem& p = problem_;
+  std::string text = "B" + std::to_string(p.batch) + " H" + std::to_string(p.heads_q);
+  if (p.heads_kv != p.heads_q) text += "/" + std::to_string(p.heads_kv);
+  text += " Sq" + std::to_string(p.seqlen_q) + " Skv" + std::to_string(segment_.seqlen) + " D" +
+          std::to_string(p.head_dim);
+  if (p.flags & ATTN_CAUSAL) text += " causal";
+  if (p.flags & ATTN_WINDOW)
+    text += " window " + std::to_string(p.window_left) + "," + std::to_string(p.window_right);
+  return text;
+}
+
+}  // namespace attn::tools
