@@ -363,6 +363,7 @@ class Checks(Objects):
                 (12, word(1), "bytes 12 to 15 is not 0"),
                 (48, word(rsrc1 + 1), ".vgpr_count 1 is an allocation of 8, the descriptor's is 16"),
                 (48, word(rsrc1 + (2 << 6)), ".sgpr_count 11 is an allocation of 16, the descriptor's is 32"),
+                (52, word(rsrc2 - 2), "user SGPR count is 1, its properties enable 2"),
                 (52, word(rsrc2 & ~1), "scratch is not enabled"),
                 (52, word(rsrc2 | 1 << 15), "GRANULATED_LDS_SIZE is not 0"),
                 (56, word(properties | 1 << 10), "wave32"),
@@ -444,7 +445,7 @@ class BadObjects(Objects):
         self.assertGreater(refused, 50)
 
     def test_messagepack(self):
-        self.assertEqual(msgpack.read(bytes.fromhex("83a161017fa162" "92c3cd0102a163d0ff").replace(b"\x7f", b"")),
+        self.assertEqual(msgpack.read(bytes.fromhex("83 a161 01 a162 92c3cd0102 a163 d0ff")),
                          {"a": 1, "b": [True, 258], "c": -1})
         for data in b"", b"\xa5abc", b"\xdd\xff\xff\xff\xff", b"\x91" * 100, b"\xc1", b"\x81\x01\x01":
             with self.assertRaises(Failure):

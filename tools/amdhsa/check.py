@@ -64,6 +64,9 @@ def check_kernel(kernel, target):
         found.errors.append("the descriptor asks for wave32; 64 lanes are accepted")
     if descriptor.tg_split:
         found.errors.append("the descriptor sets TG_SPLIT, which takes LDS and barriers away; 0 is accepted")
+    if descriptor.user_sgprs < descriptor.enabled_user_sgprs:
+        found.errors.append(f"the descriptor's user SGPR count is {descriptor.user_sgprs}, its properties "
+                            f"enable {descriptor.enabled_user_sgprs}")
     for name in descriptor.reserved:
         found.errors.append(f"the descriptor's {name} is not 0")
     if descriptor.group_segment_fixed_size > target.lds_bytes:

@@ -25,6 +25,7 @@ class Descriptor:
     tg_split: bool
     wave32: bool
     kernarg_ptr: bool
+    enabled_user_sgprs: int  # those that the code properties and kernarg preload ask for
     reserved: tuple  # names of what must be 0 and is not
 
     @property
@@ -37,7 +38,9 @@ class Descriptor:
 def read(data):
     lds, private, kernarg, zero, entry = struct.unpack_from("<IIIIq", data, 0)
     rsrc3, rsrc1, rsrc2 = struct.unpack_from("<III", data, 44)
-    properties, = struct.unpack_from("<H", data, 56)
+    properties, preload = struct.unpack_from("<HH", data, 56)
+    # dispatch_ptr, queue_ptr, kernarg_segment_ptr, dispatch_id, private_segment_size
+    enabled = sum(size for bit, size in [(1, 2), (2, 2), (3, 2), (4, 2), (6, 1)] if bits(properties, bit))
     must_be_zero = {
         "bytes 12 to 15": zero,
         "bytes 24 to 43": any(data[24:44]),
@@ -59,4 +62,5 @@ def read(data):
         workitem_id=bits(rsrc2, 11, 2),
         private_segment=bool(bits(rsrc2, 0)), tg_split=bool(bits(rsrc3, 16)),
         wave32=bool(bits(properties, 10)), kernarg_ptr=bool(bits(properties, 3)),
+        enabled_user_sgprs=enabled + bits(preload, 0, 7),
         reserved=tuple(name for name, value in must_be_zero.items() if value))
