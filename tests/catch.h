@@ -15,6 +15,9 @@ namespace attn::test {
 // Skips of this process so far. tests/main.cpp counts the test cases that had any.
 inline int skip_count = 0;
 
+// Called after a run of all tests, some excluded perhaps; false fails the run.
+inline bool (*after_all)() = nullptr;
+
 }  // namespace attn::test
 
 // Leaves the test case, saying why. Use it at the top level of a TEST_CASE.

@@ -1,5 +1,7 @@
 // Runs the tests and reports how many test cases were skipped, in whole or in part.
 #define CATCH_CONFIG_RUNNER
+#include <algorithm>
+
 #include "catch.h"
 
 #if __has_include(<catch2/catch_all.hpp>)
@@ -25,7 +27,16 @@ CATCH_REGISTER_LISTENER(SkippedCases)
 }  // namespace
 
 int main(int argc, char** argv) {
-  const int failed = Catch::Session().run(argc, argv);
+  Catch::Session session;
+  if (const int error = session.applyCommandLine(argc, argv)) return error;
+  int failed = session.run();
   if (skipped_cases > 0) std::cout << "SKIPPED: " << skipped_cases << std::endl;
+  const auto& config = session.configData();
+  const auto excludes = [](const std::string& filter) { return filter.starts_with('~'); };
+  const bool lists = config.listTests || config.listTags || config.listReporters;
+  if (attn::test::after_all && !lists && !config.showHelp &&
+      std::all_of(config.testsOrTags.begin(), config.testsOrTags.end(), excludes) &&
+      !attn::test::after_all())
+    failed = std::max(failed, 1);
   return failed;
 }

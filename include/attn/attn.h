@@ -9,7 +9,8 @@
  *     field means "unset, use the default". A struct from a newer header is accepted as long as the
  *     fields unknown to this library are zero.
  *   - Strides are 64-bit and count elements. The last dimension is contiguous. For q8_0 and q4_0, where
- *     32 elements make one block, strides are multiples of 32.
+ *     32 elements make one block, strides are multiples of 32. The stride of a dimension with one element
+ *     means nothing.
  *   - Data pointers, small arrays included, live in the memory of the context's backend: host memory
  *     for reference and cpu, device memory for cuda and hip.
  *   - Functions return a status; attn_last_error() then has a sentence for the calling thread. Nothing

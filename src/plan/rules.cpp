@@ -50,6 +50,7 @@ Status resolve_strides(const std::string& name, attn_dtype type, int64_t inner, 
         __builtin_add_overflow(reach, span, &reach) || reach >= max_offset)
       return invalid(name, ".", e.name, " is ", *e.stride,
                      ": the tensor reaches past 2^60 elements");
+    if (e.size <= 1) *e.stride = 0;  // there is no second element, so it means nothing
   }
   if (!written) return {};
   std::vector<Extent> sorted;

@@ -35,6 +35,8 @@ class Arena {
   ~Arena();
   // The address of the buffer's data in the backend's memory; NULL if the buffer is not given.
   void* add(const Buffer& buffer);
+  // Other contents of the same size for what add() has returned.
+  void replace(void* address, const Buffer& buffer);
   // Zeroed-by-nobody memory for a workspace.
   void* workspace(size_t bytes);
   // Fetches what `address` holds now, guards included.
@@ -62,6 +64,42 @@ struct Outputs {
   std::vector<unsigned char> bits;  // out as stored, row by row
 };
 
+// A case made ready on one kernel: plan, memory, arguments.
+class Forward {
+ public:
+  // `c` and `data` are to live as long as the object or until the next fill().
+  Forward(Backend& backend, const Case& c, const Data& data, const char* kernel,
+          attn_dtype out_type, bool want_lse = true);
+  // Other contents for the memory of the arguments, and poison in out and lse. The case may differ
+  // in its lengths, its seed and its values.
+  void fill(const Case& c, const Data& data);
+  // False if something has failed, which read() then tells. Does not wait.
+  bool launch(void* stream);
+  // Waits for the default stream and reads the result.
+  Outputs read();
+
+ private:
+  struct Destroy {
+    void operator()(attn_plan* plan) const { attn_plan_destroy(plan); }
+  };
+  bool check(const char* call, attn_status status);
+
+  Backend& backend_;
+  const Case* case_;
+  const char* kernel_;
+  attn_dtype out_type_;
+  int64_t total_q_ = 0;
+  View out_view_;
+  Buffer out_, lse_;
+  Outputs result_;
+  std::unique_ptr<attn_plan, Destroy> plan_;
+  Arena arena_;
+  std::vector<attn_segment_args> segment_args_;
+  attn_args args_{};
+  size_t workspace_bytes_ = 0;
+  void* workspace_ = nullptr;
+};
+
 // Runs the case on one kernel and reads the result back. Fails if the kernel's launch count has not
 // risen, if an input or a guard changed, or if bytes of out and lse that belong to no row were
 // written.
@@ -80,6 +118,17 @@ Outputs reference_answer(const Case& c, const Data& data);
 // how its numbers may be rounded.
 std::string compare(const Case& c, const Data& data, const Kernel& kernel, const Outputs& got,
                     const Outputs& want);
+
+// How far an answer is from the reference's, over the elements that are finite there.
+struct Distance {
+  double max = 0, mean = 0;
+};
+Distance distance(const Outputs& got, const Outputs& want);
+
+// "", or that the largest error is more than twice that of the same computation with the weights
+// and out rounded as kernels on matrix units must round them (rounded_formula).
+std::string compare_with_rounded(const Case& c, const Data& data, const Outputs& got,
+                                 const Outputs& want, const Outputs& rounded);
 
 // Half the distance between neighbours of type at x: the most that rounding can change x by.
 double half_ulp(attn_dtype type, double x);

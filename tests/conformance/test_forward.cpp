@@ -9,6 +9,7 @@
 #include "../catch.h"
 #include "backend.h"
 #include "core/dtype.h"
+#include "formula.h"
 
 namespace attn::test {
 namespace {
@@ -341,44 +342,7 @@ TEST_CASE("forward: random problems") {
   }
 }
 
-// The formula over rows that the test wrote itself: no view, no layout and no mask of the library.
-// It holds the reference to the contract where the other kernels share code with it.
-Outputs formula(const Case& c, const Data& data) {
-  Outputs answer;
-  const double scale = c.scale != 0 ? double(c.scale) : 1 / std::sqrt(double(c.head_dim));
-  for (int64_t b = 0; b < c.batch; ++b) {
-    for (int64_t i = 0; i < c.queries(b); ++i) {
-      for (int64_t h = 0; h < c.heads_q; ++h) {
-        const auto& q = data.q_real[(b * c.heads_q + h) * c.seqlen_q + i];
-        const int64_t first_key = (b * c.heads_kv + h / (c.heads_q / c.heads_kv)) * data.most_keys;
-        std::vector<std::pair<double, const std::vector<double>*>> seen;
-        double max = c.has(ATTN_SINKS) ? data.sinks.as<float>()[h] : -INFINITY;
-        for (int64_t j = 0; j < c.keys(b); ++j) {
-          if (!visible(c, data, b, h, i, j)) continue;
-          const auto& k = data.k_real[first_key + j];
-          double s = scale * std::inner_product(q.begin(), q.end(), k.begin(), 0.0);
-          if (c.softcap > 0) s = c.softcap * std::tanh(s / c.softcap);
-          s += bias_at(c, data, b, h, i, j);
-          if (c.has(ATTN_ALIBI)) {
-            s -= data.slopes.as<float>()[h] * std::abs(double(i + c.keys(b) - c.queries(b) - j));
-          }
-          seen.emplace_back(s, &data.v_real[first_key + j]);
-          max = std::max(max, s);
-        }
-        double sum = c.has(ATTN_SINKS) ? std::exp(data.sinks.as<float>()[h] - max) : 0;
-        for (const auto& [s, v] : seen) sum += std::exp(s - max);
-        for (int64_t d = 0; d < c.head_dim_v; ++d) {
-          double x = 0;
-          for (const auto& [s, v] : seen) x += std::exp(s - max) / sum * (*v)[d];
-          answer.out.push_back(x);
-        }
-        answer.lse.push_back(sum == 0 ? -INFINITY : float(max + std::log(sum)));
-      }
-    }
-  }
-  return answer;
-}
-
+// Holds the reference to the contract where the other kernels share code with it.
 TEST_CASE("reference: random problems against the formula") {
   for (uint64_t seed = 5000; seed < 5300; ++seed) {
     Case c = random_case(seed);

@@ -1,0 +1,71 @@
+#include "formula.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "core/dtype.h"
+
+namespace attn::test {
+namespace {
+
+double rounded(attn_dtype type, double x) {
+  unsigned char bytes[8];
+  encode_element(type, bytes, 0, x, false);
+  return decode_element(type, bytes, 0);
+}
+
+Outputs compute(const Case& c, const Data& data, bool round) {
+  Outputs answer;
+  const double scale = c.scale != 0 ? double(c.scale) : 1 / std::sqrt(double(c.head_dim));
+  const double log2_e = 1 / std::log(2.0);
+  for (int64_t b = 0; b < c.batch; ++b) {
+    for (int64_t i = 0; i < c.queries(b); ++i) {
+      for (int64_t h = 0; h < c.heads_q; ++h) {
+        const auto& q = data.q_real[(b * c.heads_q + h) * c.seqlen_q + i];
+        const int64_t first_key = (b * c.heads_kv + h / (c.heads_q / c.heads_kv)) * data.most_keys;
+        std::vector<std::pair<double, const std::vector<double>*>> seen;
+        double max = c.has(ATTN_SINKS) ? data.sinks.as<float>()[h] : -INFINITY;
+        for (int64_t j = 0; j < c.keys(b); ++j) {
+          if (!visible(c, data, b, h, i, j)) continue;
+          const auto& k = data.k_real[first_key + j];
+          double s = scale * std::inner_product(q.begin(), q.end(), k.begin(), 0.0);
+          if (c.softcap > 0) s = c.softcap * std::tanh(s / c.softcap);
+          s += bias_at(c, data, b, h, i, j);
+          if (c.has(ATTN_ALIBI)) {
+            s -= data.slopes.as<float>()[h] * std::abs(double(i + c.keys(b) - c.queries(b) - j));
+          }
+          seen.emplace_back(s, &data.v_real[first_key + j]);
+          max = std::max(max, s);
+        }
+        const bool whole = round && c.has(ATTN_SPLIT_INVARIANT);
+        const double reference = whole ? std::ceil(max * log2_e) / log2_e : max;
+        double sum = c.has(ATTN_SINKS) ? std::exp(data.sinks.as<float>()[h] - reference) : 0;
+        std::vector<double> weights;
+        for (const auto& [s, v] : seen) {
+          const double exact = std::exp(s - reference);
+          weights.push_back(round ? rounded(c.q_type, exact) : exact);
+          sum += whole ? weights.back() : exact;
+        }
+        for (int64_t d = 0; d < c.head_dim_v; ++d) {
+          double x = 0;
+          for (size_t n = 0; n < seen.size(); ++n) x += weights[n] / sum * (*seen[n].second)[d];
+          answer.out.push_back(round ? rounded(c.out_type, x) : x);
+        }
+        answer.lse.push_back(sum == 0 ? -INFINITY : float(reference + std::log(sum)));
+      }
+    }
+  }
+  return answer;
+}
+
+}  // namespace
+
+Outputs formula(const Case& c, const Data& data) {
+  return compute(c, data, false);
+}
+Outputs rounded_formula(const Case& c, const Data& data) {
+  return compute(c, data, true);
+}
+
+}  // namespace attn::test

@@ -1,0 +1,133 @@
+// Accuracy and repeatability on a device; the numbers are printed.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <map>
+
+#include "catch.h"
+#include "conformance/formula.h"
+#include "core/dtype.h"
+#include "cuda.h"
+
+namespace attn::test {
+namespace {
+
+void print(const std::string& line) {
+  std::cout << line << std::endl;
+}
+
+std::string number(double x) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2e", x);
+  return text;
+}
+
+TEST_CASE("accuracy: B1 H4 S1024 D128 at sigma 0.5") {
+  const auto kernels = cuda_forward_kernels();
+  if (kernels.empty()) ATTN_SKIP(backend_of(ATTN_BACKEND_CUDA).reason);
+  for (attn_dtype type : {ATTN_F16, ATTN_BF16}) {
+    for (const char* mask : {"full", "causal", "window 256"}) {
+      Case c;
+      c.name = std::string(dtype_name(type)) + " " + mask;
+      c.heads_q = c.heads_kv = 4;
+      c.head_dim = c.head_dim_v = 128;
+      c.seqlen_q = 1024;
+      c.sigma = 0.5;
+      c.q_type = c.out_type = type;
+      SegmentCase s;
+      s.k_type = s.v_type = type;
+      s.capacity = 1024;
+      c.segments = {s};
+      if (mask[0] == 'c') c.flags = ATTN_CAUSAL;
+      if (mask[0] == 'w') c.flags = ATTN_WINDOW, c.window_left = 256, c.window_right = 0;
+      const Data data = make_data(c);
+      const Outputs want = reference_answer(c, data), rounded = rounded_formula(c, data);
+      const Distance ideal = distance(rounded, want);
+      print("accuracy: " + c.name + ": rounding P and out alone: max " + number(ideal.max) +
+            " mean " + number(ideal.mean));
+      for (const Kernel* kernel : kernels) {
+        const Outputs got =
+            run_forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);
+        if (declined(*kernel, got)) continue;
+        INFO(kernel->name << " " << c.name);
+        REQUIRE(got.error == "");
+        const Distance error = distance(got, want);
+        print("accuracy: " + c.name + ": " + kernel->name + ": max " + number(error.max) +
+              " mean " + number(error.mean));
+        CHECK(compare_with_rounded(c, data, got, want, rounded) == "");
+        CHECK(error.mean <= 2 * ideal.mean);
+        if (type != ATTN_F16) continue;
+        CHECK(error.max < 1e-3);
+        CHECK(error.mean < 1e-5);
+      }
+    }
+  }
+}
+
+TEST_CASE("accuracy: K/V in 2 to 5 segments against uncut") {
+  const auto kernels = cuda_forward_kernels();
+  if (kernels.empty()) ATTN_SKIP(backend_of(ATTN_BACKEND_CUDA).reason);
+  for (const Kernel* kernel : kernels) {
+    for (double sigma : {0.5, 1.0, 3.0}) {
+      Case whole = case_for(*kernel, "whole", 1, 200, 1024);
+      whole.sigma = sigma;
+      whole.out_type = ATTN_F32;
+      whole.flags = ATTN_CAUSAL | ATTN_SPLIT_INVARIANT;
+      const Outputs uncut =
+          run_forward(backend_of(kernel->backend), whole, make_data(whole), kernel->name, ATTN_F32);
+      REQUIRE(uncut.error == "");
+      double worst = 0;
+      for (int parts = 2; parts <= 5; ++parts) {
+        Case cut = whole;
+        cut.segments.clear();
+        int64_t left = 1024;
+        for (int n = 0; n < parts; ++n) {
+          SegmentCase s = whole.segments[0];
+          s.capacity = n + 1 == parts ? left : int64_t(hash(7, uint64_t(parts), uint64_t(n)) % 400);
+          s.capacity = std::clamp<int64_t>(s.capacity, 1, left - (parts - 1 - n));
+          s.layout = n % 2 ? ATTN_PACKED : ATTN_PADDED;
+          s.lengths = {int32_t(s.capacity)};
+          left -= s.capacity;
+          cut.segments.push_back(s);
+        }
+        const Outputs got =
+            run_forward(backend_of(kernel->backend), cut, make_data(cut), kernel->name, ATTN_F32);
+        INFO(kernel->name << " " << describe(cut));
+        REQUIRE(got.error == "");
+        const double error = distance(got, uncut).max;
+        CHECK(error < 1e-4);
+        for (size_t n = 0; n < got.lse.size(); ++n)
+          REQUIRE(std::abs(got.lse[n] - uncut.lse[n]) < 1e-4);
+        worst = std::max(worst, error);
+      }
+      print("accuracy: " + std::string(kernel->name) + " in 2 to 5 segments, sigma " +
+            std::to_string(sigma).substr(0, 3) + ": max " + number(worst) + " from uncut");
+    }
+  }
+}
+
+TEST_CASE("accuracy: 100 runs give the same bits") {
+  const auto kernels = cuda_forward_kernels();
+  if (kernels.empty()) ATTN_SKIP(backend_of(ATTN_BACKEND_CUDA).reason);
+  for (const Kernel* kernel : kernels) {
+    Case c = case_for(*kernel, "repeat", 2, 300, 700);
+    c.flags = ATTN_CAUSAL;
+    c.segments[0].lengths = {700, 433};
+    const Data data = make_data(c);
+    Forward forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);
+    Outputs first;
+    for (int n = 0; n < 100; ++n) {
+      INFO(kernel->name << " run " << n);
+      forward.fill(c, data);
+      forward.launch(nullptr);
+      const Outputs got = forward.read();
+      REQUIRE(got.error == "");
+      if (n == 0) first = got;
+      REQUIRE(got.bits == first.bits);
+      REQUIRE(got.lse == first.lse);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace attn::test

@@ -1,0 +1,517 @@
+// What only a CUDA device can show: captured runs, contents of device arrays that break every rule,
+// contexts and streams of the application, offsets beyond 2^31 elements.
+#include <algorithm>
+#include <climits>
+#include <cmath>
+#include <cstring>
+#include <thread>
+
+#include "api/handles.h"
+#include "catch.h"
+#include "core/dtype.h"
+#include "cuda.h"
+
+namespace attn::test {
+namespace {
+
+// A stream of the device's primary context, which is current as long as the object lives.
+class Stream {
+ public:
+  Stream() {
+    REQUIRE(cuda().primary_retain(&context_, 0) == 0);
+    REQUIRE(cuda().ctx_set_current(context_) == 0);
+    REQUIRE(cuda().stream_create(&stream_, stream_non_blocking) == 0);
+  }
+  ~Stream() {
+    cuda().stream_destroy(stream_);
+    cuda().ctx_set_current(nullptr);
+    cuda().primary_release(0);
+  }
+  Stream(const Stream&) = delete;
+  void* get() const { return stream_; }
+
+ private:
+  void* context_ = nullptr;
+  void* stream_ = nullptr;
+};
+
+// "" or why the outputs are not the reference's.
+std::string check_outputs(const Case& c, const Data& data, const Kernel& kernel,
+                          const Outputs& got) {
+  if (!got.error.empty()) return got.error;
+  return compare(c, data, kernel, got, reference_answer(c, data));
+}
+
+// Little work, so that it ends soon under compute-sanitizer too.
+TEST_CASE("cuda: every forward kernel on few problems") {
+  const auto kernels = cuda_forward_kernels();
+  if (kernels.empty()) ATTN_SKIP(backend_of(ATTN_BACKEND_CUDA).reason);
+  for (const Kernel* kernel : kernels) {
+    const std::vector<const Kernel*> only = {kernel};
+    const auto check = [&](Case c) {
+      c.flags &= kernel->limits.flags;
+      c.name += std::string("-") + kernel->name;
+      CHECK(check_case(c, only) == 1);
+    };
+    Case full = case_for(*kernel, "few-full", 1, 140, 150);
+    full.head_dim = full.head_dim_v = std::min<int64_t>(kernel->limits.head_dim_max, 256);
+    check(full);
+
+    Case packed = full;
+    packed.name = "few-packed";
+    packed.batch = 2;
+    packed.head_dim -= 24;
+    packed.head_dim_v -= 8;
+    packed.lengths_q = {3, 140};
+    packed.flags = ATTN_CAUSAL | ATTN_SINKS | ATTN_SPLIT_INVARIANT;
+    packed.segments[0].layout = ATTN_PACKED;
+    packed.segments[0].lengths = {150, 1};
+    check(packed);
+
+    Case cut = full;
+    cut.name = "few-segments";
+    cut.batch = 2;
+    cut.flags = ATTN_WINDOW | ATTN_ALIBI;
+    cut.window_left = 90;
+    cut.window_right = 3;
+    cut.segments[0].arrange = Arrange::interleaved;
+    cut.segments.push_back(full.segments[0]);
+    cut.segments[0].lengths = {150, 0};
+    cut.segments[1].lengths = {17, 149};
+    if (kernel->limits.features & feature_bias) {
+      cut.bias_type = ATTN_F32;
+      cut.softcap = 3;
+    }
+    check(cut);
+  }
+}
+
+TEST_CASE("cuda: a captured run replays with other lengths and values") {
+  const auto kernels = cuda_forward_kernels();
+  if (kernels.empty()) ATTN_SKIP(backend_of(ATTN_BACKEND_CUDA).reason);
+  const Stream stream;
+  for (const Kernel* kernel : kernels) {
+    INFO(kernel->name);
+    Case first = case_for(*kernel, "capture", 3, 70, 300);
+    first.flags = ATTN_CAUSAL;
+    first.segments.push_back(first.segments[0]);
+    first.segments[1].capacity = 50;
+    first.segments[0].lengths = {300, 1, 130};
+    first.segments[1].lengths = {50, 49, 0};
+    const Data first_data = make_data(first);
+    // Captured before any other run: nothing is left to do at the first launch.
+    Backend fresh(ATTN_BACKEND_CUDA);
+    REQUIRE(fresh.reason == "");
+    Forward forward(fresh, first, first_data, kernel->name, first.out_type);
+    void *graph = nullptr, *exec = nullptr;
+    REQUIRE(cuda().stream_begin_capture(stream.get(), capture_global) == 0);
+    const bool launched = forward.launch(stream.get());
+    REQUIRE(cuda().stream_end_capture(stream.get(), &graph) == 0);
+    REQUIRE(launched);
+    REQUIRE(cuda().graph_instantiate(&exec, graph, 0) == 0);
+    const std::vector<std::vector<int32_t>> lengths[] = {{{300, 1, 130}, {50, 49, 0}},
+                                                         {{0, 0, 0}, {0, 1, 50}},
+                                                         {{64, 65, 300}, {50, 50, 50}},
+                                                         {{17, 0, 299}, {0, 0, 3}},
+                                                         {{300, 300, 300}, {0, 50, 1}}};
+    for (size_t n = 0; n < std::size(lengths); ++n) {
+      Case now = first;
+      now.seed = 100 + n;
+      now.segments[0].lengths = lengths[n][0];
+      now.segments[1].lengths = lengths[n][1];
+      const Data data = make_data(now);
+      forward.fill(now, data);
+      REQUIRE(cuda().graph_launch(exec, stream.get()) == 0);
+      REQUIRE(cuda().stream_synchronize(stream.get()) == 0);
+      INFO("replay " << n);
+      CHECK(check_outputs(now, data, *kernel, forward.read()) == "");
+    }
+    cuda().graph_exec_destroy(exec);
+    cuda().graph_destroy(graph);
+  }
+}
+
+// ---- contents of device arrays that break the rules --------------------------------------------
+
+constexpr int64_t clamped(int64_t x, int64_t low, int64_t high) {
+  return x < low ? low : x > high ? high : x;
+}
+
+TEST_CASE("cuda: lengths out of range are clamped") {
+  const auto kernels = cuda_forward_kernels();
+  if (kernels.empty()) ATTN_SKIP(backend_of(ATTN_BACKEND_CUDA).reason);
+  const std::vector<int32_t> garbage[] = {{-5, INT_MIN, INT_MAX, 101, 100, 37},
+                                          {INT_MAX, -1, 1 << 30, INT_MIN, 0, 66}};
+  for (const Kernel* kernel : kernels) {
+    Case c = case_for(*kernel, "lengths", 6, 40, 100);
+    c.segments.push_back(c.segments[0]);
+    c.segments[1].capacity = 65;
+    for (int s = 0; s < 2; ++s) {
+      for (int32_t n : garbage[s])
+        c.segments[s].lengths.push_back(int32_t(clamped(n, 0, c.segments[s].capacity)));
+    }
+    for (uint32_t flags : {0, int(ATTN_CAUSAL)}) {
+      c.flags = flags;
+      const Data data = make_data(c);
+      Data broken = data;
+      for (int s = 0; s < 2; ++s)
+        std::copy_n(garbage[s].data(), 6, broken.segments[s].seqlens.as<int32_t>());
+      INFO(kernel->name << " flags " << flags);
+      const Outputs got =
+          run_forward(backend_of(kernel->backend), c, broken, kernel->name, c.out_type);
+      CHECK(check_outputs(c, data, *kernel, got) == "");
+    }
+  }
+}
+
+// [begin, end) of entry b in a buffer of `total` tokens, at most `capacity` of them.
+struct Span {
+  int64_t begin, end;
+};
+Span span_of(const std::vector<int32_t>& cu_seqlens, int64_t b, int64_t total, int64_t capacity) {
+  const int64_t begin = clamped(cu_seqlens[b], 0, total);
+  const int64_t end = clamped(cu_seqlens[b + 1], begin, total);
+  return {begin, std::min(end, begin + capacity)};
+}
+
+// Packed q and K/V, one problem per kernel and many cu_seqlens.
+struct PackedCase {
+  static constexpr int64_t batch = 5, heads_q = 4, heads_kv = 2, max_q = 40, total_q = 90,
+                           max_kv = 150, total_kv = 200;
+  const Kernel& kernel;
+  attn_dtype type;
+  int64_t dim;
+  Buffer q, k, v;
+
+  explicit PackedCase(const Kernel& on)
+      : kernel(on),
+        type(float_type_of(on)),
+        dim(std::min<int64_t>(on.limits.head_dim_max, 128)),
+        q(random(1, total_q * heads_q * dim)),
+        k(random(2, total_kv * heads_kv * dim)),
+        v(random(3, total_kv * heads_kv * dim)) {}
+
+  Buffer random(uint64_t seed, int64_t elements) const {
+    Buffer to(size_t(dtype_bytes(type, elements)), 0xff);
+    for (int64_t n = 0; n < elements; ++n)
+      encode_element(type, to.data(), n, normal(hash(seed, uint64_t(n))), false);
+    return to;
+  }
+
+  attn_problem problem(attn_segment* segment, bool packed, Span queries, Span keys) const {
+    *segment = {};
+    segment->struct_size = sizeof *segment;
+    segment->k_type = segment->v_type = type;
+    segment->layout = packed ? ATTN_PACKED : ATTN_PADDED;
+    segment->seqlen = packed ? max_kv : keys.end - keys.begin;
+    segment->total = packed ? total_kv : 0;
+    attn_problem p{};
+    p.struct_size = sizeof p;
+    p.batch = packed ? batch : 1;
+    p.heads_q = heads_q;
+    p.heads_kv = heads_kv;
+    p.head_dim = dim;
+    p.seqlen_q = packed ? max_q : queries.end - queries.begin;
+    p.total_q = packed ? total_q : 0;
+    p.q_layout = packed ? ATTN_PACKED : ATTN_PADDED;
+    p.q_type = type;
+    p.out_type = ATTN_F32;
+    p.flags = ATTN_CAUSAL;
+    p.num_segments = 1;
+    p.segments = segment;
+    p.kernel = packed ? kernel.name : "reference";
+    return p;
+  }
+
+  struct Answer {
+    Span queries;
+    std::vector<float> out, lse;  // [queries, heads_q, dim], [heads_q, queries]
+  };
+  // What entry b computes, by the reference on the tokens of its spans alone.
+  Answer answer(Span queries, Span keys) const {
+    const size_t rows = size_t(queries.end - queries.begin);
+    Answer a{queries, std::vector<float>(rows * heads_q * dim, 0),
+             std::vector<float>(rows * heads_q, -INFINITY)};
+    if (rows == 0 || keys.begin == keys.end) return a;
+    attn_segment segment;
+    const attn_problem p = problem(&segment, false, queries, keys);
+    attn_context* context = backend_of(ATTN_BACKEND_REFERENCE).context;
+    attn_plan* plan = nullptr;
+    REQUIRE(attn_plan_create(context, &p, &plan) == ATTN_OK);
+    Arena arena(context);
+    const size_t bytes = attn_plan_workspace(plan);
+    void* workspace = arena.workspace(bytes);
+    attn_segment_args kv{};
+    kv.struct_size = sizeof kv;
+    kv.k = k.data() + dtype_bytes(type, keys.begin * heads_kv * dim);
+    kv.v = v.data() + dtype_bytes(type, keys.begin * heads_kv * dim);
+    attn_args args{};
+    args.struct_size = sizeof args;
+    args.q = q.data() + dtype_bytes(type, queries.begin * heads_q * dim);
+    args.out = a.out.data();
+    args.lse = a.lse.data();
+    args.num_segments = 1;
+    args.segments = &kv;
+    REQUIRE(attn_workspace_init(plan, workspace, bytes, nullptr) == ATTN_OK);
+    REQUIRE(attn_run(plan, &args, workspace, bytes, nullptr) == ATTN_OK);
+    attn_plan_destroy(plan);
+    return a;
+  }
+
+  // "" or the first row that is wrong. Where spans of q overlap, any of their answers is right;
+  // rows in no span must stay as they were.
+  std::string run(const std::vector<int32_t>& cu_q, const std::vector<int32_t>& cu_kv) const {
+    attn_context* context = backend_of(kernel.backend).context;
+    attn_segment segment;
+    const attn_problem p = problem(&segment, true, {}, {});
+    attn_plan* made = nullptr;
+    if (attn_plan_create(context, &p, &made) != ATTN_OK) return attn_last_error();
+    const std::unique_ptr<attn_plan, void (*)(attn_plan*)> plan(made, attn_plan_destroy);
+    const auto array = [](const std::vector<int32_t>& from) {
+      Buffer to(from.size() * 4, 0xff);
+      std::copy(from.begin(), from.end(), to.as<int32_t>());
+      return to;
+    };
+    const Buffer cu_q_buffer = array(cu_q), cu_kv_buffer = array(cu_kv);
+    const Buffer out(size_t(total_q * heads_q * dim) * 4, 0xff);
+    const Buffer lse(size_t(total_q * heads_q) * 4, 0xff);
+    Arena arena(context);
+    attn_segment_args kv{};
+    kv.struct_size = sizeof kv;
+    kv.k = arena.add(k);
+    kv.v = arena.add(v);
+    kv.cu_seqlens = static_cast<int32_t*>(arena.add(cu_kv_buffer));
+    attn_args args{};
+    args.struct_size = sizeof args;
+    args.q = arena.add(q);
+    args.out = arena.add(out);
+    args.lse = static_cast<float*>(arena.add(lse));
+    args.cu_seqlens_q = static_cast<int32_t*>(arena.add(cu_q_buffer));
+    args.num_segments = 1;
+    args.segments = &kv;
+    const size_t bytes = attn_plan_workspace(plan.get());
+    void* workspace = arena.workspace(bytes);
+    if (attn_workspace_init(plan.get(), workspace, bytes, nullptr) != ATTN_OK ||
+        attn_run(plan.get(), &args, workspace, bytes, nullptr) != ATTN_OK ||
+        attn_synchronize(context, nullptr) != ATTN_OK)
+      return attn_last_error();
+    if (std::string error = arena.check_unchanged({args.out, args.lse}); !error.empty())
+      return error;
+    const Buffer got = arena.fetch(out, args.out), got_lse = arena.fetch(lse, args.lse);
+    for (const Buffer* buffer : {&got, &got_lse}) {
+      const auto poisoned = [](unsigned char byte) { return byte == 0xff; };
+      if (!std::all_of(buffer->bytes.begin(), buffer->bytes.begin() + Buffer::guard, poisoned) ||
+          !std::all_of(buffer->bytes.end() - Buffer::guard, buffer->bytes.end(), poisoned))
+        return "a guard of out or lse was written";
+    }
+
+    std::vector<Answer> answers;
+    for (int64_t b = 0; b < batch; ++b)
+      answers.push_back(
+          answer(span_of(cu_q, b, total_q, max_q), span_of(cu_kv, b, total_kv, max_kv)));
+    const double bound = 2 * half_ulp(type, 1) * 5 + 1e-5;  // |v| < 5
+    for (int64_t token = 0; token < total_q; ++token) {
+      for (int64_t h = 0; h < heads_q; ++h) {
+        const float* row = got.as<float>() + (token * heads_q + h) * dim;
+        const float row_lse = got_lse.as<float>()[h * total_q + token];
+        bool written = false, right = false;
+        for (const Answer& a : answers) {
+          if (token < a.queries.begin || token >= a.queries.end) continue;
+          written = true;
+          const int64_t i = token - a.queries.begin, rows = a.queries.end - a.queries.begin;
+          const float want_lse = a.lse[size_t(h * rows + i)];
+          bool same = row_lse == want_lse || std::abs(row_lse - want_lse) < 1e-4;
+          for (int64_t d = 0; d < dim; ++d)
+            same = same && std::abs(row[d] - a.out[size_t((i * heads_q + h) * dim + d)]) < bound;
+          right = right || same;
+        }
+        if (!written)
+          right = std::isnan(row_lse) &&
+                  std::all_of(row, row + dim, [](float x) { return std::isnan(x); });
+        if (!right)
+          return "token " + std::to_string(token) + " head " + std::to_string(h) +
+                 (written ? " is none of the answers" : " of no sequence was written");
+      }
+    }
+    return "";
+  }
+};
+
+TEST_CASE("cuda: cu_seqlens that break every rule are clamped") {
+  const auto kernels = cuda_forward_kernels();
+  if (kernels.empty()) ATTN_SKIP(backend_of(ATTN_BACKEND_CUDA).reason);
+  std::vector<std::pair<std::vector<int32_t>, std::vector<int32_t>>> arrays = {
+      {{0, 30, 30, 50, 70, 90}, {0, 100, 101, 101, 150, 200}},  // as it should be
+      {{0, 30, 30, 50, 70, 90}, {-7, 50, INT_MAX, 20, INT_MIN, 60}},
+      {{INT_MIN, -1, INT_MAX, 5, 91, 0}, {0, 100, 101, 101, 150, 200}},
+      {{90, 70, 50, 30, 10, 0}, {200, 150, 100, 50, 10, 0}},
+      {{INT_MAX, INT_MIN, INT_MAX, INT_MIN, INT_MAX, INT_MIN},
+       {INT_MIN, INT_MAX, INT_MIN, INT_MAX, INT_MIN, INT_MAX}},
+  };
+  for (uint64_t seed = 1; seed <= 12; ++seed) {
+    const auto draw = [&](int32_t total) {
+      std::vector<int32_t> cu;
+      for (uint64_t n = 0; n <= PackedCase::batch; ++n) {
+        const uint64_t h = hash(seed, uint64_t(total), n);
+        const int32_t values[] = {INT_MIN,   -1,      0,
+                                  total - 1, total,   total + 1,
+                                  INT_MAX,   1 << 30, int32_t(h >> 8) % (total + 1)};
+        cu.push_back(values[h % 12 < 8 ? h % 12 : 8]);
+      }
+      return cu;
+    };
+    arrays.emplace_back(draw(PackedCase::total_q), draw(PackedCase::total_kv));
+  }
+  for (const Kernel* kernel : kernels) {
+    const PackedCase c(*kernel);
+    for (const auto& [cu_q, cu_kv] : arrays) {
+      std::string text;
+      for (int32_t n : cu_q) text += " " + std::to_string(n);
+      text += " |";
+      for (int32_t n : cu_kv) text += " " + std::to_string(n);
+      INFO(kernel->name << " cu_seqlens q | kv:" << text);
+      CHECK(c.run(cu_q, cu_kv) == "");
+    }
+  }
+}
+
+// ---- the application's contexts and threads ----------------------------------------------------
+
+TEST_CASE("cuda: the caller's own context") {
+  if (!backend_of(ATTN_BACKEND_CUDA).context) ATTN_SKIP(backend_of(ATTN_BACKEND_CUDA).reason);
+  void* own = nullptr;
+  REQUIRE(cuda().ctx_create(&own, 0, 0) == 0);
+  {
+    Backend backend(ATTN_BACKEND_CUDA);
+    REQUIRE(backend.reason == "");
+    void *memory = nullptr, *owner = nullptr, *current = nullptr;
+    REQUIRE(attn_alloc(backend.context, 1024, &memory) == ATTN_OK);
+    CHECK(cuda().pointer_attribute(&owner, pointer_context,
+                                   reinterpret_cast<unsigned long long>(memory)) == 0);
+    CHECK(owner == own);
+    attn_free(backend.context, memory);
+    for (const Kernel* kernel : cuda_forward_kernels()) {
+      const Case c = case_for(*kernel, "own-context", 2, 70, 130);
+      const Data data = make_data(c);
+      INFO(kernel->name);
+      CHECK(check_outputs(c, data, *kernel,
+                          run_forward(backend, c, data, kernel->name, c.out_type)) == "");
+      // A stream of that context, and a thread that has no context current.
+      void* stream = nullptr;
+      REQUIRE(cuda().stream_create(&stream, stream_non_blocking) == 0);
+      Forward forward(backend, c, data, kernel->name, c.out_type);
+      std::thread([&] { forward.launch(stream); }).join();
+      CHECK(cuda().stream_synchronize(stream) == 0);
+      CHECK(check_outputs(c, data, *kernel, forward.read()) == "");
+      cuda().stream_destroy(stream);
+    }
+    CHECK(cuda().ctx_get_current(&current) == 0);
+    CHECK(current == own);
+  }
+  CHECK(cuda().ctx_destroy(own) == 0);
+}
+
+// ---- offsets beyond 2^31 elements --------------------------------------------------------------
+
+TEST_CASE("cuda: tensors with more than 2^31 elements") {
+  Backend& backend = backend_of(ATTN_BACKEND_CUDA);
+  if (!backend.context) ATTN_SKIP(backend.reason);
+  // One block of memory holds all: rows of q, k, v and out lie side by side at distances that end
+  // beyond 2^31 elements, along each dimension in turn.
+  constexpr int64_t far = (int64_t{1} << 31) + 4096, elements = far + (1 << 20);
+  void* memory = nullptr;
+  if (attn_alloc(backend.context, size_t(4 * elements), &memory) != ATTN_OK)
+    ATTN_SKIP("no room for " + std::to_string(4 * elements) + " bytes: " + attn_last_error());
+  char* const base = static_cast<char*>(memory);
+  constexpr int64_t room = 1 << 17;  // elements of each tensor's rows within one distance
+  for (const Kernel* kernel : cuda_forward_kernels()) {
+    for (int dimension = 0; dimension < 3; ++dimension) {
+      Case c = case_for(*kernel, "far", 2, 3, 5);
+      c.out_type = ATTN_F32;
+      c.heads_kv = c.heads_q = 2;
+      const int64_t sizes[] = {2, 5, 2};  // batch, keys, heads
+      const int64_t d = c.head_dim;
+      attn_strides stride{16 * d, 2 * d, d};
+      (dimension == 0   ? stride.batch
+       : dimension == 1 ? stride.seq
+                        : stride.head) = far / (sizes[dimension] - 1) / 8 * 8;
+      attn_strides q_stride = stride;
+      if (dimension == 1) q_stride.seq = far / 2 / 8 * 8;  // 3 queries
+      const Data data = make_data(c);
+      const auto at = [](const attn_strides& s, int64_t b, int64_t i, int64_t h) {
+        return b * s.batch + i * s.seq + h * s.head;
+      };
+      REQUIRE(
+          backend.context->context->driver->fill(memory, 0xff, size_t(4 * elements), nullptr).ok());
+      const auto write = [&](int64_t tensor, const attn_strides& s, const View& view,
+                             const Buffer& from, int64_t tokens) {
+        for (int64_t b = 0; b < 2; ++b) {
+          for (int64_t i = 0; i < tokens; ++i) {
+            for (int64_t h = 0; h < 2; ++h) {
+              REQUIRE(attn_copy_in(backend.context, base + 2 * (tensor * room + at(s, b, i, h)),
+                                   from.data() + 2 * view.at(b, i, h), size_t(2 * d),
+                                   nullptr) == ATTN_OK);
+            }
+          }
+        }
+      };
+      write(0, q_stride, data.q_view, data.q, 3);
+      write(1, stride, data.segments[0].k_view, data.segments[0].k, 5);
+      write(2, stride, data.segments[0].v_view, data.segments[0].v, 5);
+
+      attn_segment segment{};
+      segment.struct_size = sizeof segment;
+      segment.k_type = segment.v_type = c.q_type;
+      segment.seqlen = 5;
+      segment.k_stride = segment.v_stride = stride;
+      attn_problem p{};
+      p.struct_size = sizeof p;
+      p.batch = 2;
+      p.heads_q = p.heads_kv = 2;
+      p.head_dim = d;
+      p.seqlen_q = 3;
+      p.q_type = c.q_type;
+      p.out_type = ATTN_F32;
+      p.q_stride = p.out_stride = q_stride;
+      p.num_segments = 1;
+      p.segments = &segment;
+      p.kernel = kernel->name;
+      INFO(kernel->name << " dimension " << dimension);
+      attn_plan* plan = nullptr;
+      const attn_status status = attn_plan_create(backend.context, &p, &plan);
+      INFO(attn_last_error());
+      REQUIRE(status == ATTN_OK);
+      attn_segment_args kv{};
+      kv.struct_size = sizeof kv;
+      kv.k = base + 2 * room;
+      kv.v = base + 4 * room;
+      attn_args args{};
+      args.struct_size = sizeof args;
+      args.q = base;
+      args.out = base + 6 * room;
+      args.num_segments = 1;
+      args.segments = &kv;
+      REQUIRE(attn_run(plan, &args, nullptr, 0, nullptr) == ATTN_OK);
+      REQUIRE(attn_synchronize(backend.context, nullptr) == ATTN_OK);
+      attn_plan_destroy(plan);
+
+      Outputs got;
+      for (int64_t b = 0; b < 2; ++b) {
+        for (int64_t i = 0; i < 3; ++i) {
+          for (int64_t h = 0; h < 2; ++h) {
+            std::vector<float> row(static_cast<size_t>(d));
+            REQUIRE(attn_copy_out(backend.context, row.data(),
+                                  static_cast<char*>(args.out) + 4 * at(q_stride, b, i, h),
+                                  size_t(4 * d), nullptr) == ATTN_OK);
+            got.out.insert(got.out.end(), row.begin(), row.end());
+          }
+        }
+      }
+      CHECK(compare(c, data, *kernel, got, reference_answer(c, data)) == "");
+    }
+  }
+  attn_free(backend.context, memory);
+}
+
+}  // namespace
+}  // namespace attn::test
