@@ -98,6 +98,14 @@ class CliTest(unittest.TestCase):
 
 
 class Usage(CliTest):
+    def test_example_in_f16(self):
+        half, out = self.path("half"), self.path("out")
+        subprocess.run([sys.executable, SOURCE / "examples" / "to_f16.py", EXAMPLE, half], check=True)
+        self.assertEqual({tensor[0] for tensor in load(half)[0].values()}, {"F16"})
+        self.attn("run", half, out, "--backend", "cpu", "--out-dtype", "f32")
+        for tensor in ("out", "lse"):
+            self.attn("diff", out, EXPECTED, "--tensor", tensor, "--max-abs", "4e-3")
+
     def test_bad_usage(self):
         example, out = str(EXAMPLE), self.path("out")
         for args, says in [

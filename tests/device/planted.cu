@@ -113,7 +113,7 @@ void run_without_barriers() {
   a.segment[0].k = memory(keys * row_bytes, true);
   a.segment[0].v = memory(keys * row_bytes, true);
   a.segment[0].k_stride[1] = a.segment[0].v_stride[1] = dim;
-  a.segment[0].capacity = keys;
+  a.segment[0].lengths.capacity = keys;
   cudaFuncSetAttribute(without_barriers, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
   without_barriers<<<1, tile.threads(), shared>>>(a);
 }
