@@ -310,11 +310,11 @@ def measure(options):
 
 # ---- plot -------------------------------------------------------------------------------------------------------------
 
-def plot(options):
+def plot(path, png):
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
-    result = json.loads(pathlib.Path(options.plot).read_text())
+    result = json.loads(pathlib.Path(path).read_text())
     cells = [row for row in result["cells"] if row["group"] == "grid"]
     dims = sorted({row["dim"] for row in cells})
     names = list(dict.fromkeys(name for row in cells for name in row["tflops"]))
@@ -336,7 +336,7 @@ def plot(options):
     axes[0][0].legend(fontsize=8)
     figure.suptitle(f"{result['dtype']} forward, {result['gpu']['name']}, {result['date']}")
     figure.tight_layout()
-    figure.savefig(options.png, dpi=110)
+    figure.savefig(png, dpi=110)
 
 
 def main():
@@ -354,11 +354,16 @@ def main():
     parser.add_argument("--patience", type=float, default=120, help="seconds that a cell may take before the run is given up")
     parser.add_argument("--out", help="write the result here, after every cell")
     parser.add_argument("--commit", default="", help="recorded in the result")
-    parser.add_argument("--plot", help="draw this result instead of measuring")
-    parser.add_argument("--png", default="peers.png")
+    parser.add_argument("--plot", metavar="JSON", help="draw this result instead of measuring")
+    parser.add_argument("--png", help="draw the grid's cells into this file; needs matplotlib")
     options = parser.parse_args()
     options.lib = options.lib or ["build/release/lib/libattn.so"]
-    plot(options) if options.plot else measure(options)
+    if options.png and not (options.plot or options.out):
+        parser.error("--png draws a result: of --plot, or of this run with --out")
+    if not options.plot:
+        measure(options)
+    if options.plot or options.png:
+        plot(options.plot or options.out, options.png or "peers.png")
 
 
 if __name__ == "__main__":
