@@ -71,6 +71,11 @@ enum class Class : uint8_t {
 inline constexpr int class_count = static_cast<int>(Class::Scratch) + 1;
 const char* class_name(Class cls);
 
+enum class Atomic : uint8_t {
+  None, Swap, CmpSwap, Add, Sub, Rsub, Smin, Umin, Smax, Umax, And, Or, Xor, Inc, Dec,
+  AddF32, AddF64, MinF32, MaxF32, MinF64, MaxF64, PkAddF16, PkAddBf16
+};
+
 enum class Dpp : uint8_t {
   None,
   QuadPerm,
@@ -107,6 +112,10 @@ struct Inst {
   std::vector<RegRange> reads;
   std::vector<RegRange> writes;
 
+  // Of each operand the 16-bit halves that are read or written: bit 0 low, bit 1 high.
+  std::array<uint8_t, 6> halves{3, 3, 3, 3, 3, 3};
+  bool dst_is_read = false;  // v_fmac and the like
+
   // VOP modifiers.
   bool is_e64 = false, is_sdwa = false;
   bool clamp = false;
@@ -130,6 +139,10 @@ struct Inst {
   bool is_store = false;    // atomics too
   bool is_atomic = false;
   bool is_lds_dma = false;  // buffer_load ... lds, global_load_lds
+  Atomic atomic = Atomic::None;
+  bool sign = false;     // sub-dword loads: sign extended
+  uint8_t d16 = 0;       // 1: the low half of the register, 2: the high half; the other is kept
+  uint16_t stride = 0;    // read2/write2: bytes per element of the offsets, 64 elements with st64
   bool offen = false, idxen = false, sc0 = false, sc1 = false, nt = false, gds = false;
 
   // Scalar.

@@ -1,6 +1,8 @@
 // Source lines from DWARF's .debug_line.
 #pragma once
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -19,5 +21,10 @@ struct LineTable {
   // "softmax.s:120", or "" where nothing is known.
   std::string find(uint64_t offset) const;
 };
+
+// Of the sections' bytes. What is malformed ends the table early.
+LineTable read_line_table(std::span<const std::byte> debug_line,
+                          std::span<const std::byte> debug_line_str,
+                          std::span<const std::byte> debug_str);
 
 }  // namespace gfx9emu

@@ -1,0 +1,115 @@
+// Conversions between f32 and the smaller formats as gfx942 does them, on bits and without branches
+// where loops over lanes are made of them.
+//
+// Everything is static: these functions are compiled once per instruction set, and no copy made for a
+// wider one may serve the others.
+#pragma once
+#include <cstdint>
+
+namespace gfx9emu {
+
+static inline float as_f32(uint32_t bits) { return __builtin_bit_cast(float, bits); }
+static inline uint32_t bits_of(float x) { return __builtin_bit_cast(uint32_t, x); }
+static inline double as_f64(uint64_t bits) { return __builtin_bit_cast(double, bits); }
+static inline uint64_t bits_of64(double x) { return __builtin_bit_cast(uint64_t, x); }
+
+static inline uint32_t f16_to_f32(uint32_t h) {
+  const uint32_t sign = (h & 0x8000) << 16, magnitude = h & 0x7fff;
+  const uint32_t normal = (magnitude << 13) + 0x38000000;
+  const uint32_t special = (magnitude << 13) + 0x70000000;
+  const uint32_t subnormal = bits_of(static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f);
+  return sign | (magnitude >= 0x7c00 ? special : magnitude < 0x0400 ? subnormal : normal);
+}
+
+// To nearest, ties to even. `saturate` is MODE.FP16_OVFL: finite values do not become infinite.
+static inline uint32_t f32_to_f16(uint32_t f, bool saturate) {
+  const uint32_t sign = f >> 16 & 0x8000, magnitude = f & 0x7fffffff;
+  const uint32_t normal = (magnitude + 0xfff + (magnitude >> 13 & 1) - 0x38000000) >> 13;
+  const uint32_t subnormal = bits_of(as_f32(magnitude) + 0.5f) - 0x3f000000;
+  const uint32_t finite = magnitude < 0x38800000 ? subnormal : normal;
+  const uint32_t bounded = finite >= 0x7c00 ? (saturate ? 0x7bff : 0x7c00) : finite;
+  const uint32_t nan = 0x7e00 | (magnitude >> 13 & 0x3ff);
+  return sign | (magnitude > 0x7f800000     ? nan
+                 : magnitude == 0x7f800000  ? 0x7c00
+                 : magnitude >= 0x47800000  ? (saturate ? 0x7bff : 0x7c00)
+                                            : bounded);
+}
+
+// Toward zero: v_cvt_pkrtz_f16_f32. Too large a value becomes the largest finite one.
+static inline uint32_t f32_to_f16_toward_zero(uint32_t f) {
+  const uint32_t sign = f >> 16 & 0x8000, magnitude = f & 0x7fffffff;
+  if (magnitude > 0x7f800000) return sign | 0x7e00 | (magnitude >> 13 & 0x3ff);
+  if (magnitude == 0x7f800000) return sign | 0x7c00;
+  if (magnitude >= 0x47800000) return sign | 0x7bff;
+  if (magnitude >= 0x38800000) return sign | ((magnitude - 0x38000000) >> 13);
+  return sign | static_cast<uint32_t>(as_f32(magnitude) * 0x1p24f);
+}
+
+// f64 to f16 with one rounding: first to f32 "to odd", which keeps what a second rounding needs.
+static inline uint32_t f64_to_f32_odd(double x) {
+  float f = static_cast<float>(x);
+  uint32_t bits = bits_of(f);
+  const double back = f;
+  if (back != x && x == x && (bits & 1) == 0 && (bits & 0x7fffffff) != 0x7f800000) {
+    // Toward x, to the neighbour with an odd last bit.
+    bits += (__builtin_fabs(x) > __builtin_fabs(back)) ? 1 : -1;
+  }
+  return bits;
+}
+
+// FP8 with the FNUZ encoding (one NaN 0x80, no infinities, no -0): `mantissa` bits and `bias` are 3
+// and 8 for fp8, 2 and 16 for bf8.
+template <int mantissa, int bias>
+static inline uint32_t fnuz_to_f32(uint32_t code) {
+  const uint32_t sign = (code & 0x80) << 24, magnitude = code & 0x7f;
+  const uint32_t normal = (magnitude << (23 - mantissa)) + ((127u - bias) << 23);
+  constexpr float step = bias == 8 ? 0x1p-10f : 0x1p-17f;  // 2^(1 - bias - mantissa)
+  const uint32_t subnormal = bits_of(static_cast<float>(static_cast<int32_t>(magnitude)) * step);
+  const uint32_t value = sign | (magnitude < (1u << mantissa) ? subnormal : normal);
+  return (code & 0xff) == 0x80 ? 0x7fc00000 : magnitude == 0 ? 0 : value;
+}
+
+// To nearest, ties to even. Beyond the largest value: that value if `saturate`, else NaN.
+template <int mantissa, int bias>
+static inline uint32_t f32_to_fnuz(uint32_t f, bool saturate) {
+  constexpr int drop = 23 - mantissa;
+  constexpr uint32_t half = (1u << (drop - 1)) - 1;
+  constexpr uint32_t min_normal = (128u - bias) << 23;
+  // Adding 2^23 steps leaves the rounded number of steps in the low bits.
+  constexpr float magic = bias == 8 ? 0x1p13f : 0x1p6f;
+  const uint32_t sign = f >> 24 & 0x80, magnitude = f & 0x7fffffff;
+  const uint32_t normal =
+      ((magnitude + half + (magnitude >> drop & 1)) >> drop) - ((127u - bias) << mantissa);
+  const uint32_t subnormal = bits_of(as_f32(magnitude) + magic) - bits_of(magic);
+  const uint32_t rounded = magnitude < min_normal ? subnormal : normal;
+  const bool over = magnitude >= 0x7f800000 || (magnitude >= min_normal && rounded > 0x7f);
+  const uint32_t finite = over ? 0x7f : rounded;
+  const uint32_t code = finite == 0 ? 0 : finite | sign;
+  return magnitude > 0x7f800000 || (over && !saturate) ? 0x80 : code;
+}
+
+// Stochastic rounding: the seed's high bits are added below the last place, then it is cut off.
+template <int mantissa, int bias>
+static inline uint32_t f32_to_fnuz_stochastic(uint32_t f, uint32_t seed, bool saturate) {
+  constexpr int drop = 23 - mantissa;
+  const uint32_t sign = f >> 24 & 0x80, magnitude = f & 0x7fffffff;
+  if (magnitude > 0x7f800000 || (magnitude == 0x7f800000 && !saturate)) return 0x80;
+  const int exponent = static_cast<int>(magnitude >> 23) - 127;
+  const uint64_t significand = (magnitude & 0x7fffff) | (magnitude >> 23 ? 0x800000 : 0);
+  const int below = 1 - bias - exponent;  // > 0: the result is subnormal
+  const int shift = drop + (below > 0 ? below : 0);
+  const uint64_t noise = uint64_t{seed >> (32 - drop)} << (shift - drop < 36 ? shift - drop : 36);
+  const uint64_t units = shift < 60 ? (significand + noise) >> shift : 0;
+  const uint64_t code =
+      below > 0 ? units
+                : units + (static_cast<uint64_t>(exponent + bias - 1) << mantissa);
+  if (code > 0x7f) return saturate ? sign | 0x7f : 0x80;
+  return code == 0 ? 0 : sign | static_cast<uint32_t>(code);
+}
+
+static inline uint32_t fp8_to_f32(uint32_t c) { return fnuz_to_f32<3, 8>(c); }
+static inline uint32_t bf8_to_f32(uint32_t c) { return fnuz_to_f32<2, 16>(c); }
+
+static inline uint32_t bf16_to_f32(uint32_t b) { return b << 16; }
+
+}  // namespace gfx9emu

@@ -1,0 +1,101 @@
+#include "gfx9emu/decode.h"
+
+#include <llvm-c/Disassembler.h>
+#include <llvm-c/Target.h>
+
+#include <cstdio>
+#include <cstring>
+#include <mutex>
+#include <unordered_map>
+
+#include "gfx9emu/ops.h"
+
+extern "C" {
+void LLVMInitializeAMDGPUTargetInfo(void);
+void LLVMInitializeAMDGPUTarget(void);
+void LLVMInitializeAMDGPUTargetMC(void);
+void LLVMInitializeAMDGPUDisassembler(void);
+}
+
+namespace gfx9emu {
+
+const char* class_name(Class cls) {
+  static constexpr const char* names[class_count] = {
+      "salu", "smem", "branch",     "waitcnt", "nop", "barrier", "end",    "control", "valu",
+      "trans", "packed_f32", "mfma", "lds",     "buffer", "global", "flat", "scratch"};
+  return names[static_cast<int>(cls)];
+}
+
+const Op* find_op(std::string_view name) {
+  static const auto table = [] {
+    std::unordered_map<std::string_view, const Op*> all;
+    for (const auto ops : {salu_ops(), valu_ops(), cross_lane_ops(), mfma_ops(), lds_ops(),
+                           memory_ops()}) {
+      for (const Op& op : ops) all.emplace(op.name, &op);
+    }
+    return all;
+  }();
+  const auto found = table.find(name);
+  return found == table.end() ? nullptr : found->second;
+}
+
+Decoder::Decoder() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    LLVMInitializeAMDGPUTargetInfo();
+    LLVMInitializeAMDGPUTarget();
+    LLVMInitializeAMDGPUTargetMC();
+    LLVMInitializeAMDGPUDisassembler();
+  });
+  context_ = LLVMCreateDisasmCPUFeatures("amdgcn-amd-amdhsa", "gfx942", "", nullptr, 0, nullptr,
+                                         nullptr);
+}
+
+Decoder::~Decoder() {
+  if (context_) LLVMDisasmDispose(context_);
+}
+
+Inst Decoder::decode(std::span<const std::byte> code, uint64_t offset) const {
+  Inst inst;
+  inst.offset = offset;
+  inst.size = 4;
+  if (code.size() < 4) {
+    inst.size = static_cast<uint32_t>(code.size());
+    inst.text = "(end of code)";
+    return inst;
+  }
+  uint32_t word = 0;
+  std::memcpy(&word, code.data(), 4);
+  char text[512] = "";
+  uint8_t bytes[20] = {};  // no instruction is longer; LLVM wants them writable
+  const size_t count = code.size() < sizeof bytes ? code.size() : sizeof bytes;
+  std::memcpy(bytes, code.data(), count);
+  const size_t size =
+      context_ ? LLVMDisasmInstruction(context_, bytes, count, 0, text, sizeof text) : 0;
+  if (size == 0 || size % 4 != 0) {
+    char number[32];
+    std::snprintf(number, sizeof number, ".long 0x%08x", word);
+    inst.text = number;
+    return inst;
+  }
+  inst.size = static_cast<uint32_t>(size);
+  const std::string error = parse_instruction(text, inst);
+  if (!error.empty()) inst.run = nullptr;
+  if (inst.name == "ds_swizzle_b32") inst.imm = word & 0xffff;
+  return inst;
+}
+
+Program Decoder::decode_all(std::span<const std::byte> code, uint64_t base) const {
+  Program program;
+  program.base = base;
+  program.at.assign(code.size() / 4, -1);
+  for (uint64_t at = 0; at + 4 <= code.size();) {
+    Inst inst = decode(code.subspan(at), base + at);
+    program.at[at / 4] = static_cast<int32_t>(program.insts.size());
+    at += inst.size;
+    program.insts.push_back(std::move(inst));
+  }
+  return program;
+}
+
+}  // namespace gfx9emu

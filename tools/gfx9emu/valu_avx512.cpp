@@ -1,0 +1,2 @@
+#define GFX9EMU_TARGET avx512
+#include "gfx9emu/valu.inl"

@@ -1,0 +1,2 @@
+#define GFX9EMU_TARGET baseline
+#include "gfx9emu/valu.inl"

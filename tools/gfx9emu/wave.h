@@ -1,0 +1,192 @@
+// The state of one wave and of its workgroup while they run.
+#pragma once
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "gfx9emu/emu.h"
+
+namespace gfx9emu {
+
+inline constexpr int wave_lanes = 64;
+
+// One vector register: a word for each lane.
+struct alignas(64) Row {
+  uint32_t lane[wave_lanes];
+};
+
+struct DefinedRow {
+  uint64_t half[2] = {0, 0};  // lanes whose low, high 16 bits were written
+};
+
+class Workgroup;
+
+// What all waves of a launch share.
+struct LaunchContext {
+  Memory* memory = nullptr;
+  const Kernel* kernel = nullptr;
+  const Program* program = nullptr;
+  const Options* options = nullptr;
+  uint64_t image_address = 0;
+  uint64_t kernarg_address = 0;
+  uint64_t dispatch_address = 0;
+  Dim3 grid, block;
+  uint32_t lds_bytes = 0;
+  // By instruction: 1 where it names a register outside the allocation.
+  std::vector<uint8_t> bad_registers;
+};
+
+// A memory operation that its counter still counts.
+struct Outstanding {
+  uint64_t id = 0;
+  const Inst* inst = nullptr;
+  uint8_t counters = 0;  // of vmcnt and lgkmcnt, how many still count it
+  // Registers that its data goes to.
+  RegRange dst;
+  uint8_t halves = 3;
+  // With late delivery: the data, row by row, and the lanes it is for.
+  std::vector<uint32_t> data;
+  uint64_t lanes = 0;
+  // LDS bytes read or written, for what a barrier does not yet order.
+  std::vector<std::pair<uint32_t, uint32_t>> lds;  // offset, bytes
+  bool lds_write = false;
+  // LDS-DMA with late delivery: the bytes, in the order of `lds`.
+  std::vector<std::byte> lds_data;
+};
+
+class Wave {
+ public:
+  Wave(Workgroup& group, const LaunchContext& context, uint32_t index);
+
+  // --- State that the handlers read and write.
+  Row* v = nullptr;  // arch VGPRs
+  Row* a = nullptr;  // AGPRs, in the same file
+  uint32_t s[scalar::count + 1] = {};
+  uint32_t mode = 0;
+  uint32_t next = 0;        // index of the instruction to run after this one
+  bool flush_f32_in = false, flush_f32_out = false;  // from `mode`
+  bool failed = false;
+  bool done = false;
+  bool at_barrier = false;
+  bool checks = true;
+  bool late = false;   // loads deliver late
+  bool track = true;   // outstanding operations are kept: checks or late
+
+  const LaunchContext& context;
+  Workgroup& group;
+  const uint32_t index;  // in the workgroup
+  const Inst* current = nullptr;
+  Counters counters;
+  std::vector<TraceEntry> trace;
+  TraceEntry entry;  // of the current instruction
+  uint64_t executed = 0;
+
+  uint64_t exec() const { return scalar64(scalar::exec); }
+  uint64_t scalar64(int r) const {
+    uint64_t x;
+    std::memcpy(&x, s + r, 8);
+    return x;
+  }
+  void set_scalar64(int r, uint64_t x) { std::memcpy(s + r, &x, 8); }
+  bool scc() const { return s[scalar::scc] != 0; }
+  void set_scc(bool b) { s[scalar::scc] = b; }
+  void set_mode(uint32_t value);
+
+  Row& row(const RegRange& r, int i = 0) {
+    return (r.file == RegFile::Agpr ? a : v)[r.first + i];
+  }
+  int physical(const RegRange& r) const {
+    return r.file == RegFile::Agpr ? static_cast<int>(a - v) + r.first : r.first;
+  }
+
+  // --- Faults. The first error stops the wave; handlers return after one.
+  void fail(FaultKind kind, std::string message, const Inst* earlier = nullptr);
+  void warn(FaultKind kind, std::string message, const Inst* earlier = nullptr);
+  Where where(const Inst& inst) const;
+
+  // --- Definedness.
+  std::vector<DefinedRow> defined;          // by physical register
+  std::array<uint8_t, scalar::count + 1> scalar_defined{};
+  // Faults unless lanes `lanes` of the register were written.
+  bool check_defined(const RegRange& reg, uint8_t halves, uint64_t lanes);
+  void define(const RegRange& reg, uint8_t halves, uint64_t lanes);
+
+  // --- Outstanding operations, oldest first.
+  Outstanding& issue(bool vm, bool lgkm, const RegRange& dst, uint8_t halves, int lgkm_counts = 1);
+  void wait(int vmcnt, int lgkmcnt);
+  void retire_some(std::mt19937_64& random);  // what hardware may do by itself at any time
+  bool has_outstanding() const { return !operations_.empty(); }
+
+  // Runs until the wave ends, waits at a barrier, fails or has executed `limit` instructions.
+  void run(uint64_t limit);
+
+ private:
+  friend class Workgroup;
+  struct Queued {
+    uint64_t id;
+    uint8_t counts;
+    bool unordered;
+  };
+
+  void check_before(const Inst& inst);
+  bool check_in_flight(const RegRange& reg, bool is_write);
+  void define_after(const Inst& inst);
+  void check_hazards(const Inst& inst);
+  Outstanding* find(uint64_t id);
+  void retire(uint64_t id);
+  void deliver(Outstanding& op);
+  void count(const Inst& inst);
+
+  std::vector<Row> file_;
+  std::deque<Outstanding> operations_;
+  std::deque<Queued> vm_queue_, lgkm_queue_;
+  uint64_t next_id_ = 1;
+  std::vector<uint64_t> in_flight_;                              // by physical register: operation
+  std::array<uint64_t, scalar::count + 1> scalar_in_flight_{};  // likewise
+  int registers_in_flight_ = 0;
+  // The last instructions issued, for wait states.
+  std::unique_ptr<struct HazardHistory> history_;
+  struct HistoryDelete;
+};
+
+// For every LDS byte, who touched it last.
+struct LdsByte {
+  uint32_t write_epoch = 0;  // 0: never written
+  uint32_t read_epoch = 0;
+  uint32_t writer_inst = 0, reader_inst = 0;
+  uint16_t readers = 0;  // waves, of read_epoch
+  uint8_t writer = 0;
+  bool writer_atomic = false;
+};
+
+class Workgroup {
+ public:
+  Workgroup(const LaunchContext& context, Dim3 id, uint64_t seed);
+
+  const Dim3 id;
+  std::vector<std::byte> lds;
+  std::vector<LdsByte> lds_state;  // empty with checks off
+  std::vector<std::byte> scratch;  // per lane of the workgroup, one after the other
+  std::vector<uint8_t> scratch_defined;
+  uint32_t epoch = 1;              // barriers passed, plus 1
+  std::vector<std::unique_ptr<Wave>> waves;
+  std::vector<Fault> faults;
+  std::mt19937_64 random;
+
+  // The byte ranges of an access by `wave`; false after a fault.
+  bool note_lds_read(Wave& wave, uint32_t offset, uint32_t bytes);
+  bool note_lds_write(Wave& wave, uint32_t offset, uint32_t bytes, bool atomic);
+
+  void run();
+
+ private:
+  void release_barrier();
+  const LaunchContext& context_;
+};
+
+}  // namespace gfx9emu
