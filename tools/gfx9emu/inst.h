@@ -9,6 +9,7 @@ namespace gfx9emu {
 
 class Wave;
 struct Inst;
+struct MfmaShape;
 using Handler = void (*)(Wave&, const Inst&);
 
 enum class RegFile : uint8_t { Scalar, Vgpr, Agpr };
@@ -115,6 +116,8 @@ struct Inst {
   // Of each operand the 16-bit halves that are read or written: bit 0 low, bit 1 high.
   std::array<uint8_t, 6> halves{3, 3, 3, 3, 3, 3};
   bool dst_is_read = false;  // v_fmac and the like
+  bool own_lanes = false;    // v_readlane and the like: not EXEC's lanes
+  bool selects = false;      // v_cndmask
 
   // VOP modifiers.
   bool is_e64 = false, is_sdwa = false;
@@ -152,6 +155,7 @@ struct Inst {
   uint8_t vmcnt = 255, lgkmcnt = 255, expcnt = 255;
 
   uint8_t passes = 0;  // MFMA: of 4 clocks
+  const MfmaShape* mfma = nullptr;
 };
 
 // A maximal run of code that was decoded front to back.

@@ -1,5 +1,6 @@
 // Device memory: allocations with bounds, and for every byte whether it was ever written.
 #pragma once
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -17,7 +18,7 @@ struct Allocation {
   std::string label;
   std::byte* data = nullptr;
   uint8_t* defined = nullptr;  // one byte per byte: 0 never written, 1 written
-  bool freed = false;
+  std::atomic<bool> freed{false};
 };
 
 // Addresses are the emulator's own and are never handed out twice, so that a use after free is

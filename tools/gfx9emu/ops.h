@@ -17,7 +17,8 @@ enum OpFlags : uint16_t {
   reads_m0 = 32,
   reads_exec = 64,
   writes_exec = 128,
-  pair_is_read2 = 256,  // ds_read2, ds_write2: two addresses
+  own_lanes = 256,  // reads or writes other lanes than EXEC's and looks after that itself
+  selects = 512,    // source 0 or 1 by the lane mask in source 2
 };
 
 struct Op {

@@ -10,6 +10,7 @@
 
 #include "gfx9emu/address.h"
 #include "gfx9emu/decode.h"
+#include "gfx9emu/mfma.h"
 #include "gfx9emu/ops.h"
 
 namespace gfx9emu {
@@ -417,7 +418,9 @@ void add(std::vector<RegRange>& list, RegFile file, uint16_t first, uint16_t cou
 }
 
 void collect_registers(const Op& op, bool keeps_half, Inst& inst) {
-  inst.dst_is_read = op.flags & reads_dst;
+  inst.dst_is_read = op.flags & reads_dst || (inst.cls == Class::Buffer && inst.is_atomic);
+  inst.own_lanes = op.flags & own_lanes;
+  inst.selects = op.flags & selects;
   const bool keeps = inst.dst_is_read || keeps_half;
   for (int i = 0; i < inst.op_count; ++i) {
     const Operand& o = inst.op[i];
@@ -516,24 +519,6 @@ bool find_halves(string_view name, Type type, bool packed_16, Inst& inst) {
   return false;
 }
 
-uint8_t mfma_passes(string_view name) {
-  const size_t shape = name.find("x");
-  if (shape == name.npos) return 0;
-  if (name.find("_f64") != name.npos && name.starts_with("v_mfma_f64")) {
-    return name.find("16x16x4") != name.npos ? 8 : 4;
-  }
-  if (name.find("_4x4x") != name.npos) return 2;
-  const bool large = name.find("_32x32x") != name.npos;
-  // The shapes of several blocks, all of f32, and the K of CDNA1 take twice the passes.
-  const bool full_rate = name.find("32x32x16_") != name.npos || name.find("16x16x32_") != name.npos ||
-                         name.find("32x32x8_f16") != name.npos ||
-                         name.find("16x16x16_f16") != name.npos ||
-                         name.find("32x32x8_bf16") != name.npos ||
-                         name.find("16x16x16_bf16") != name.npos ||
-                         name.find("_xf32") != name.npos;
-  return (large ? 8 : 4) * (full_rate ? 1 : 2);
-}
-
 }  // namespace
 
 std::string parse_instruction(std::string_view text, Inst& inst) {
@@ -566,7 +551,10 @@ std::string parse_instruction(std::string_view text, Inst& inst) {
   inst.sign = op->sign;
   inst.d16 = op->d16;
   inst.stride = op->stride;
-  if (op->cls == Class::Mfma) inst.passes = mfma_passes(name);
+  if (op->cls == Class::Mfma) {
+    inst.mfma = find_mfma(name);
+    inst.passes = inst.mfma->passes;
+  }
 
   if (name == "s_waitcnt") return parse_waitcnt(rest, inst) ? "" : "its counters";
   std::vector<string_view> parts = split(rest, ',');

@@ -6,7 +6,7 @@ namespace baseline {
 const Op* valu_table();
 int valu_count();
 }  // namespace baseline
-#ifdef GFX9EMU_X86
+#if GFX9EMU_X86
 namespace avx2 {
 const Op* valu_table();
 int valu_count();
@@ -21,7 +21,7 @@ std::span<const Op> valu_ops() {
   const auto table = [](const Op* ops, int count) {
     return std::span<const Op>(ops, static_cast<size_t>(count));
   };
-#ifdef GFX9EMU_X86
+#if GFX9EMU_X86
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

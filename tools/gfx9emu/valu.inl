@@ -2,6 +2,7 @@
 // set of the host (valu_*.cpp), each time with GFX9EMU_TARGET as its namespace. It calls no inline
 // function that other files share, so that no code for a wide instruction set gets into their way.
 #include "gfx9emu/convert.h"
+#include "gfx9emu/dpp.h"
 #include "gfx9emu/ops.h"
 #include "gfx9emu/wave.h"
 
@@ -54,28 +55,6 @@ GFX9EMU_INLINE void blend(U32* dst, const U32* src, U64 mask) {
 }
 
 GFX9EMU_INLINE U32 flush(U32 bits) { return bits & 0x7f800000 ? bits : bits & 0x80000000; }
-
-// The lane that DPP takes lane `i`'s operand from; -1: none.
-inline int dpp_source(const Inst& in, int i) {
-  const int row = i & ~15, in_row = i & 15, n = in.dpp_arg;
-  switch (in.dpp) {
-    case Dpp::QuadPerm: return (i & ~3) | (n >> (2 * (i & 3)) & 3);
-    case Dpp::RowShl: return in_row + n < 16 ? i + n : -1;
-    case Dpp::RowShr: return in_row - n >= 0 ? i - n : -1;
-    case Dpp::RowRor: return row | ((in_row - n) & 15);
-    case Dpp::WaveShl: return i + 1 < 64 ? i + 1 : -1;
-    case Dpp::WaveRol: return (i + 1) & 63;
-    case Dpp::WaveShr: return i - 1;
-    case Dpp::WaveRor: return (i - 1) & 63;
-    case Dpp::RowMirror: return row | (15 - in_row);
-    case Dpp::RowHalfMirror: return (i & ~7) | (7 - (i & 7));
-    case Dpp::RowBcast15: return i >= 16 ? row - 1 : -1;
-    case Dpp::RowBcast31: return i >= 32 ? 31 : -1;
-    case Dpp::RowNewbcast: return row | n;
-    case Dpp::None: break;
-  }
-  return i;
-}
 
 // One 32-bit register of source `n`, all lanes, as bits. Points into the register file where nothing
 // has to be done to the value.
@@ -629,7 +608,6 @@ GFX9EMU_INLINE float fma_for_f16(float a, float b, float c) {
 
 // --- Operations with a shape of their own.
 
-template <bool is_64>
 void v_cndmask(Wave& w, const Inst& in) {
   const Operand& m = in.op[3];
   const U64 mask = U64{w.s[m.reg.first]} | U64{w.s[m.reg.first + 1]} << 32;
@@ -1430,7 +1408,7 @@ const Op table[] = {
     op("v_bfm_b32", binary<As::B32, B2(((1u << (a & 31)) - 1) << (b & 31))>),
     op("v_mbcnt_lo_u32_b32", v_mbcnt<false>),
     op("v_mbcnt_hi_u32_b32", v_mbcnt<true>),
-    op("v_cndmask_b32", v_cndmask<false>),
+    op("v_cndmask_b32", v_cndmask, selects),
 
     op("v_mad_i32_i24", ternary<As::B32, B3(I24(s24(a) * I64{s24(b)} + S(c)))>),
     op("v_mad_u32_u24", ternary<As::B32, B3(u24(a) * u24(b) + c)>),

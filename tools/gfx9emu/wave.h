@@ -7,6 +7,8 @@
 #include <deque>
 #include <memory>
 #include <random>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "gfx9emu/emu.h"
@@ -25,6 +27,9 @@ struct DefinedRow {
 };
 
 class Workgroup;
+
+// "" or which register of the instruction lies outside what the kernel allocates.
+std::string bad_register_message(const Kernel& kernel, const Inst& inst);
 
 // What all waves of a launch share.
 struct LaunchContext {
@@ -45,18 +50,20 @@ struct LaunchContext {
 struct Outstanding {
   uint64_t id = 0;
   const Inst* inst = nullptr;
-  uint8_t counters = 0;  // of vmcnt and lgkmcnt, how many still count it
-  // Registers that its data goes to.
+  uint8_t counters = 0;  // how many of vmcnt and lgkmcnt still count it
+  bool delivered = false;
+  // Registers that its data goes to: the data row by row, and the lanes it is for.
   RegRange dst;
   uint8_t halves = 3;
-  // With late delivery: the data, row by row, and the lanes it is for.
-  std::vector<uint32_t> data;
+  std::vector<Row> data;
+  std::vector<uint32_t> scalars;
   uint64_t lanes = 0;
-  // LDS bytes read or written, for what a barrier does not yet order.
-  std::vector<std::pair<uint32_t, uint32_t>> lds;  // offset, bytes
+  // LDS accessed: one offset per lane (or more), each of `lds_bytes`. A barrier orders it only if it
+  // was waited for. LDS-DMA carries its bytes in `lds_data`.
+  std::vector<uint32_t> lds_offsets;
+  uint32_t lds_bytes = 0;
   bool lds_write = false;
-  // LDS-DMA with late delivery: the bytes, in the order of `lds`.
-  std::vector<std::byte> lds_data;
+  std::vector<uint32_t> lds_data;
 };
 
 class Wave {
@@ -85,6 +92,7 @@ class Wave {
   std::vector<TraceEntry> trace;
   TraceEntry entry;  // of the current instruction
   uint64_t executed = 0;
+  int rounding = 0;  // of f32, as <cfenv> names it
 
   uint64_t exec() const { return scalar64(scalar::exec); }
   uint64_t scalar64(int r) const {
@@ -116,11 +124,28 @@ class Wave {
   bool check_defined(const RegRange& reg, uint8_t halves, uint64_t lanes);
   void define(const RegRange& reg, uint8_t halves, uint64_t lanes);
 
-  // --- Outstanding operations, oldest first.
-  Outstanding& issue(bool vm, bool lgkm, const RegRange& dst, uint8_t halves, int lgkm_counts = 1);
+  // --- Outstanding operations, oldest first. Handlers issue one for each memory access, after it.
+  struct Counts {
+    bool vm = false;
+    int lgkm = 0;
+    bool unordered = false;  // SMEM and flat: only a wait for 0 covers it
+  };
+  // What a vector load returned goes to the lanes of `dst`.
+  void issue_load(const Inst& inst, Counts counts, const RegRange& dst, uint8_t halves,
+                  std::span<const Row> data, uint64_t lanes);
+  void issue_scalar_load(const Inst& inst, Counts counts, const RegRange& dst,
+                         std::span<const uint32_t> data);
+  // Without registers. The LDS bytes, if it touches any; with `lds_data` they are written later.
+  void issue_other(const Inst& inst, Counts counts);
+  void issue_lds(const Inst& inst, Counts counts, std::span<const uint32_t> offsets, uint32_t bytes,
+                 bool write);
+  void issue_lds_dma(const Inst& inst, std::span<const uint32_t> offsets, uint32_t bytes,
+                     std::span<const uint32_t> data);
   void wait(int vmcnt, int lgkmcnt);
-  void retire_some(std::mt19937_64& random);  // what hardware may do by itself at any time
-  bool has_outstanding() const { return !operations_.empty(); }
+  // LDS accesses that have not been waited for reach over a barrier.
+  void carry_lds_over_barrier();
+
+  const Allocation* last_allocation = nullptr;  // of the last device access, a guess for the next
 
   // Runs until the wave ends, waits at a barrier, fails or has executed `limit` instructions.
   void run(uint64_t limit);
@@ -133,25 +158,30 @@ class Wave {
     bool unordered;
   };
 
-  void check_before(const Inst& inst);
+  bool fetch();
+  bool check_before(const Inst& inst);
+  bool check_operand(const Inst& inst, int i, uint64_t exec);
   bool check_in_flight(const RegRange& reg, bool is_write);
-  void define_after(const Inst& inst);
-  void check_hazards(const Inst& inst);
+  void define_after(const Inst& inst, uint64_t exec);
+  void execute(const Inst& inst);
+  void count(const Inst& inst);
+
+  Outstanding& issue(const Inst& inst, Counts counts);
+  void mark_in_flight(const Outstanding& op);
   Outstanding* find(uint64_t id);
   void retire(uint64_t id);
   void deliver(Outstanding& op);
-  void count(const Inst& inst);
+  void deliver_some();
+  void drop_retired();
 
   std::vector<Row> file_;
   std::deque<Outstanding> operations_;
+  std::vector<Outstanding> spare_;  // for their vectors' memory
   std::deque<Queued> vm_queue_, lgkm_queue_;
+  int lgkm_count_ = 0;
   uint64_t next_id_ = 1;
   std::vector<uint64_t> in_flight_;                              // by physical register: operation
   std::array<uint64_t, scalar::count + 1> scalar_in_flight_{};  // likewise
-  int registers_in_flight_ = 0;
-  // The last instructions issued, for wait states.
-  std::unique_ptr<struct HazardHistory> history_;
-  struct HistoryDelete;
 };
 
 // For every LDS byte, who touched it last.
@@ -162,6 +192,7 @@ struct LdsByte {
   uint16_t readers = 0;  // waves, of read_epoch
   uint8_t writer = 0;
   bool writer_atomic = false;
+  bool in_flight = false;  // LDS-DMA that has not been waited for
 };
 
 class Workgroup {
@@ -180,7 +211,10 @@ class Workgroup {
 
   // The byte ranges of an access by `wave`; false after a fault.
   bool note_lds_read(Wave& wave, uint32_t offset, uint32_t bytes);
-  bool note_lds_write(Wave& wave, uint32_t offset, uint32_t bytes, bool atomic);
+  bool note_lds_write(Wave& wave, uint32_t offset, uint32_t bytes, bool atomic, bool dma = false);
+  // The same bytes count as touched after the barrier that has just been passed.
+  void renew_lds(Wave& wave, uint32_t offset, uint32_t bytes, bool write);
+  void land_lds_dma(uint32_t offset, uint32_t bytes);
 
   void run();
 

@@ -1,0 +1,91 @@
+// Vector operations between lanes and scalar registers, and the MFMA instructions.
+#include <bit>
+
+#include "gfx9emu/mfma.h"
+#include "gfx9emu/ops.h"
+#include "gfx9emu/wave.h"
+
+namespace gfx9emu {
+namespace {
+
+uint32_t scalar_source(const Wave& w, const Operand& o) {
+  return o.is_register() ? w.s[o.reg.first] : static_cast<uint32_t>(o.value);
+}
+
+void read_lane(Wave& w, const Inst& in, int lane) {
+  const Operand& from = in.op[1];
+  if (!from.is_vector()) {
+    w.s[in.op[0].reg.first] = scalar_source(w, from);
+    return;
+  }
+  if (w.checks && !w.check_defined(from.reg, 3, uint64_t{1} << lane)) return;
+  w.s[in.op[0].reg.first] = w.row(from.reg).lane[lane];
+}
+
+void v_readlane(Wave& w, const Inst& in) {
+  read_lane(w, in, static_cast<int>(scalar_source(w, in.op[2]) & 63));
+}
+void v_readfirstlane(Wave& w, const Inst& in) {
+  read_lane(w, in, w.exec() == 0 ? 0 : std::countr_zero(w.exec()));
+}
+void v_writelane(Wave& w, const Inst& in) {
+  const int lane = static_cast<int>(scalar_source(w, in.op[2]) & 63);
+  w.row(in.op[0].reg).lane[lane] = scalar_source(w, in.op[1]);
+  w.define(in.op[0].reg, 3, uint64_t{1} << lane);
+}
+
+constexpr Op lanes(std::string_view name, Handler run) {
+  return {.name = name, .cls = Class::Valu, .run = run, .flags = own_lanes};
+}
+const Op table[] = {
+    lanes("v_readlane_b32", v_readlane),
+    lanes("v_readfirstlane_b32", v_readfirstlane),
+    lanes("v_writelane_b32", v_writelane),
+};
+
+void v_mfma(Wave& w, const Inst& in) {
+  const MfmaShape& shape = *in.mfma;
+  const MfmaModifiers modifiers{.cbsz = in.cbsz,
+                                .abid = in.abid,
+                                .blgp = in.blgp,
+                                .fp16_ovfl = (w.mode >> 23 & 1) != 0};
+  const std::string refused = mfma_refuses(shape, modifiers);
+  if (!refused.empty()) {
+    w.fail(FaultKind::UnknownInstruction, refused);
+    return;
+  }
+  const Operand& c = in.op[3];
+  Row constant[2];
+  const uint32_t* c_rows = constant[0].lane;
+  int c_stride = 0;
+  if (c.is_vector()) {
+    c_rows = w.row(c.reg).lane;
+    c_stride = wave_lanes;
+  } else {
+    if (c.is_register() || (shape.a == MfmaType::F64 && c.value != 0)) {
+      w.fail(FaultKind::UnknownInstruction, "this C operand is not known");
+      return;
+    }
+    for (uint32_t& x : constant[0].lane) x = static_cast<uint32_t>(c.value);
+    constant[1] = constant[0];
+  }
+  mfma(shape, w.row(in.op[1].reg).lane, w.row(in.op[2].reg).lane, c_rows, c_stride,
+       w.row(in.op[0].reg).lane, modifiers);
+}
+
+}  // namespace
+
+std::span<const Op> cross_lane_ops() { return table; }
+
+std::span<const Op> mfma_ops() {
+  static const auto all = [] {
+    std::vector<Op> ops;
+    for (const MfmaShape& s : mfma_shapes()) {
+      ops.push_back({.name = s.name, .cls = Class::Mfma, .run = v_mfma});
+    }
+    return ops;
+  }();
+  return all;
+}
+
+}  // namespace gfx9emu
