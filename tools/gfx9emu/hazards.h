@@ -1,0 +1,65 @@
+// Wait states that gfx942 needs between two instructions of a wave and does not insert by itself.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "gfx9emu/inst.h"
+
+namespace gfx9emu {
+
+struct HazardRule {
+  const char* text;  // "VALU writes a VGPR, MFMA reads it"
+  bool warning;      // the ISA manual and the compiler disagree
+  bool (*is_earlier)(const Inst&);
+  bool (*is_later)(const Inst&);
+  // Wait states needed between the two; 0 where their registers do not meet.
+  int (*wait)(const Inst& earlier, const Inst& later);
+};
+std::span<const HazardRule> hazard_rules();
+// More than any rule asks for lie behind this.
+inline constexpr int hazard_window = 20;
+
+struct Hazard {
+  const HazardRule* rule = nullptr;
+  int needed = 0;  // wait states
+};
+// The rule that asks for most between two instructions, faults before warnings. needed 0: none.
+Hazard find_hazard(const Inst& earlier, const Inst& later);
+
+// Which rules an instruction can be a part of: bit r for hazard_rules()[r].
+struct HazardRoles {
+  uint64_t earlier = 0, later = 0;
+};
+HazardRoles hazard_roles(const Inst& inst);
+
+// Between two adjacent instructions no wait state passes; one between them is one, s_nop n is n
+// + 1.
+struct HazardFault {
+  const HazardRule* rule = nullptr;
+  const Inst* earlier = nullptr;
+  int needed = 0, given = 0;
+};
+
+// What a wave has issued of late. Instructions must outlive it.
+class HazardHistory {
+ public:
+  // Looks back from `inst`, then records it. `roles` are those of `inst`. Of several, a fault
+  // rather than a warning, and what lacks most.
+  std::optional<HazardFault> issue(const Inst& inst, const HazardRoles& roles);
+  void clear() { count_ = 0; }
+
+ private:
+  struct Entry {
+    const Inst* inst;
+    uint64_t rules;
+    uint64_t state;  // wait states that had passed after it
+  };
+  std::array<Entry, hazard_window> entries_{};
+  int count_ = 0, next_ = 0;
+  uint64_t state_ = 0;
+};
+
+}  // namespace gfx9emu
