@@ -241,6 +241,7 @@ bool Forward::check(const char* call, attn_status status) {
 }
 
 void Forward::fill(const Case& c, const Data& data) {
+  if (!result_.error.empty()) return;
   case_ = &c;
   const auto put = [&](auto& address, const Buffer& buffer) {
     using Pointer = std::remove_reference_t<decltype(address)>;

@@ -43,7 +43,9 @@ const Cuda& cuda() {
 
 std::vector<const Kernel*> cuda_forward_kernels() {
   std::vector<const Kernel*> kernels = kernels_here(Op::forward, false);
-  std::erase_if(kernels, [](const Kernel* k) { return k->backend != ATTN_BACKEND_CUDA; });
+  std::erase_if(kernels, [](const Kernel* k) {
+    return k->backend != ATTN_BACKEND_CUDA || float_type_of(*k) == ATTN_DTYPE_NONE;
+  });
   return kernels;
 }
 

@@ -33,7 +33,8 @@ constexpr int pointer_context = 1;
 // Only after a backend has been opened on the device.
 const Cuda& cuda();
 
-// The forward kernels of the cuda backend that are here. Empty without a device: skip then, with
+// The forward kernels of the cuda backend that are here and take a 16-bit q. They may decline some
+// problems, but each test finds one that runs. Empty without a device: skip then, with
 // backend_of(ATTN_BACKEND_CUDA).reason.
 std::vector<const Kernel*> cuda_forward_kernels();
 

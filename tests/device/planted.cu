@@ -7,8 +7,14 @@
 
 #include "attn/attn.h"
 
-// The forward kernel without its barriers.
-#define __syncthreads()
+// The forward kernel with the first of its barriers, behind which the threads know their tiles, and
+// without the others.
+template <int number>
+__device__ void barrier() {
+  if (number == 0) __syncthreads();
+}
+constexpr int first_barrier = __COUNTER__ + 1;
+#define __syncthreads() barrier<__COUNTER__ - first_barrier>()
 #include "../../kernels/sm80/forward.cuh"
 ATTN_SM80_FORWARD(without_barriers, F16, 64, false)
 #undef __syncthreads

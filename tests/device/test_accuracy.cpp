@@ -67,6 +67,7 @@ TEST_CASE("accuracy: B1 H4 S1024 D128 at sigma 0.5") {
 TEST_CASE("accuracy: K/V in 2 to 5 segments against uncut") {
   const auto kernels = cuda_forward_kernels();
   if (kernels.empty()) ATTN_SKIP(backend_of(ATTN_BACKEND_CUDA).reason);
+  int ran = 0;
   for (const Kernel* kernel : kernels) {
     for (double sigma : {0.5, 1.0, 3.0}) {
       Case whole = case_for(*kernel, "whole", 1, 200, 1024);
@@ -93,7 +94,9 @@ TEST_CASE("accuracy: K/V in 2 to 5 segments against uncut") {
         const Outputs got =
             run_forward(backend_of(kernel->backend), cut, make_data(cut), kernel->name, ATTN_F32);
         INFO(kernel->name << " " << describe(cut));
+        if (declined(*kernel, got)) continue;
         REQUIRE(got.error == "");
+        ++ran;
         const double error = distance(got, uncut).max;
         CHECK(error < 1e-4);
         for (size_t n = 0; n < got.lse.size(); ++n)
@@ -104,11 +107,13 @@ TEST_CASE("accuracy: K/V in 2 to 5 segments against uncut") {
             std::to_string(sigma).substr(0, 3) + ": max " + number(worst) + " from uncut");
     }
   }
+  CHECK(ran > 0);
 }
 
 TEST_CASE("accuracy: 100 runs give the same bits") {
   const auto kernels = cuda_forward_kernels();
   if (kernels.empty()) ATTN_SKIP(backend_of(ATTN_BACKEND_CUDA).reason);
+  int ran = 0;
   for (const Kernel* kernel : kernels) {
     Case c = case_for(*kernel, "repeat", 2, 300, 700);
     c.flags = ATTN_CAUSAL;
@@ -121,12 +126,15 @@ TEST_CASE("accuracy: 100 runs give the same bits") {
       forward.fill(c, data);
       forward.launch(nullptr);
       const Outputs got = forward.read();
+      if (declined(*kernel, got)) break;
       REQUIRE(got.error == "");
       if (n == 0) first = got;
       REQUIRE(got.bits == first.bits);
       REQUIRE(got.lse == first.lse);
+      ++ran;
     }
   }
+  CHECK(ran > 0);
 }
 
 }  // namespace
