@@ -138,8 +138,11 @@ typedef struct attn_context_options {
   int32_t device;          /* ordinal, from 0. cuda: ignored while the calling thread has a current
                               context, which is then used; else the device's primary context */
   int32_t cpu_threads;     /* cpu, reference: threads a run may use, the caller's included; 0 = all cores */
-  const char* driver_path; /* hip-emu: path of libattn-hipemu.so; cuda, hip: a driver to open instead of
-                              the system's (tests). NULL = default */
+  const char* driver_path; /* hip-emu: path of libattn-hipemu.so, NULL = the one beside this library;
+                              cuda, hip: a driver to open instead of the system's (tests) */
+  const char* kernel_file; /* cuda, hip, hip-emu: a file of device code (cubin, code object) that kernels
+                              are taken from instead of the library's own, under the same names; those
+                              it does not have are unsupported. For authors of kernels. NULL = none */
 } attn_context_options;
 
 /* options may be NULL. Errors: INVALID_ARGUMENT, NO_DEVICE, DRIVER_MISSING, DRIVER_ERROR, OUT_OF_MEMORY. */

@@ -32,7 +32,11 @@ Status open_backend(attn_backend backend, const attn_context_options& options, C
           "; accepted: auto (0), reference (1), cpu (2), cuda (3), hip (4), hip-emu (5)");
   }
   context->backend = backend;
-  return {};
+  if (!options.kernel_file) return {};
+  if (context->host_memory())
+    return invalid("options.kernel_file is given; accepted with ", attn_backend_string(backend),
+                   ": NULL");
+  return context->use_file(options.kernel_file);
 }
 
 Status create(attn_backend backend, const attn_context_options* in, Context* context) {
@@ -43,6 +47,8 @@ Status create(attn_backend backend, const attn_context_options* in, Context* con
   if (backend != ATTN_BACKEND_AUTO) return open_backend(backend, options, context);
   if (options.driver_path)
     return invalid("options.driver_path is given; accepted with backend auto: NULL");
+  if (options.kernel_file)
+    return invalid("options.kernel_file is given; accepted with backend auto: NULL");
   if (open_backend(ATTN_BACKEND_CUDA, options, context).ok()) return {};
   if (open_backend(ATTN_BACKEND_HIP, options, context).ok()) return {};
   return open_backend(ATTN_BACKEND_CPU, options, context);

@@ -55,10 +55,11 @@ json host_backend(attn_backend backend) {
 
 json device_backend(attn_backend backend, const Status& status,
                     const std::vector<DeviceInfo>& devices) {
-  return {{"name", attn_backend_string(backend)},
-          {"available", status.ok()},
-          {"reason", status.text},
-          {"devices", devices_json(devices)}};
+  json row = {
+      {"name", attn_backend_string(backend)}, {"available", status.ok()}, {"reason", status.text}};
+  if (backend == ATTN_BACKEND_HIP_EMU) row["emulated"] = true;
+  row["devices"] = devices_json(devices);
+  return row;
 }
 
 json type_names(uint32_t types) {
@@ -101,6 +102,9 @@ attn_status attn_info(char* text, size_t capacity, size_t* size) {
     devices.clear();
     const Status hip = list_hip(nullptr, false, &devices);
     backends.push_back(device_backend(ATTN_BACKEND_HIP, hip, devices));
+    devices.clear();
+    const Status emulator = list_hip(nullptr, true, &devices);
+    backends.push_back(device_backend(ATTN_BACKEND_HIP_EMU, emulator, devices));
     json kernels = json::array();
     for (const Kernel& k : catalog()) kernels.push_back(kernel_json(k));
     return write_text({{"version", attn_version()}, {"backends", backends}, {"kernels", kernels}},

@@ -93,6 +93,7 @@ Status load_cuda(const char* file, CudaCalls* c) {
       {c->fill, "cuMemsetD8Async", 3020},
       {c->synchronize, "cuStreamSynchronize", 2000},
       {c->module_load, "cuModuleLoadData", 2000},
+      {c->module_load_file, "cuModuleLoad", 2000},
       {c->module_unload, "cuModuleUnload", 2000},
       {c->module_function, "cuModuleGetFunction", 2000},
       {c->set_function_attribute, "cuFuncSetAttribute", 9000},

@@ -55,6 +55,7 @@ class Driver {
   virtual Status synchronize(void* stream) = 0;
 
   virtual Status load(std::span<const unsigned char> image, Module* module) = 0;
+  virtual Status load_file(const char* path, Module* module) = 0;
   virtual void unload(Module module) = 0;
   // Raises the function's limit of dynamic shared memory to shared_bytes.
   virtual Status function(Module module, const char* symbol, uint32_t shared_bytes,
@@ -78,8 +79,9 @@ class Driver {
   virtual Status with_device(const std::function<Status()>& work) = 0;
 };
 
-// `path`: a driver library to open instead of the system's, or nullptr. The library stays open for
-// the life of the process. Errors: DRIVER_MISSING, NO_DEVICE, DRIVER_ERROR.
+// `path`: a driver library to open instead of the system's, or nullptr. The emulator is only ever
+// opened by a path, by default that of libattn-hipemu.so beside this library. The library stays
+// open for the life of the process. Errors: DRIVER_MISSING, NO_DEVICE, DRIVER_ERROR.
 Status open_cuda(const char* path, int device, std::shared_ptr<Driver>* driver);
 Status open_hip(const char* path, bool emulator, int device, std::shared_ptr<Driver>* driver);
 

@@ -103,6 +103,15 @@ Status GpuDriver::load(std::span<const unsigned char> image, Module* module) {
   });
 }
 
+Status GpuDriver::load_file(const char* path, Module* module) {
+  return inside([&]() -> Status {
+    void* loaded = nullptr;
+    ATTN_TRY(calls_.run(calls_.module_load_file, path, &loaded, path));
+    *module = static_cast<Module>(loaded);
+    return {};
+  });
+}
+
 void GpuDriver::unload(Module module) {
   (void)inside([&] { return calls_.run(calls_.module_unload, "", module); });
 }

@@ -21,6 +21,7 @@ struct GpuCalls {
   Call<void*, unsigned char, size_t, void*> fill;
   Call<void*> synchronize;
   Call<void**, const void*> module_load;
+  Call<void**, const char*> module_load_file;
   Call<void*> module_unload;
   Call<void**, void*, const char*> module_function;
   // (function, grid x y z, block x y z, shared bytes, stream, parameters, extra)
@@ -73,6 +74,7 @@ class GpuDriver : public Driver {
   Status fill(void* dst, uint8_t value, size_t bytes, void* stream) override;
   Status synchronize(void* stream) override;
   Status load(std::span<const unsigned char> image, Module* module) override;
+  Status load_file(const char* path, Module* module) override;
   void unload(Module module) override;
   Status function(Module module, const char* symbol, uint32_t shared_bytes,
                   Function* function) override;

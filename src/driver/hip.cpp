@@ -6,7 +6,8 @@
 namespace attn {
 namespace {
 
-constexpr const char* emulator_marker = "attn_hip_emulator_marker";
+constexpr const char* emulator_marker = "attn_emu_marker";
+constexpr const char* emulator_file = "libattn-hipemu.so";
 
 // Where hipDeviceProp_t has what we read. The struct grew in ROCm 6, which exports both
 // generations.
@@ -28,12 +29,14 @@ struct HipCalls : GpuCalls {
   const PropertiesLayout* layout = nullptr;
   const char* (*error_name)(int) = nullptr;
   const char* (*error_string)(int) = nullptr;
+  const char* (*last_fault)() = nullptr;  // the emulator's sentence, or null on hardware
 
   std::string error(int code) const override {
     const char* name = error_name(code);
     const char* sentence = error_string(code);
     std::string text = join(name ? name : "error", " (", code, ")");
     if (sentence) text += join(": ", sentence);
+    if (const char* fault = last_fault ? last_fault() : ""; *fault) text += join(": ", fault);
     return text;
   }
 };
@@ -86,6 +89,7 @@ Status load_hip(const char* path, bool emulator, HipCalls* c) {
       {c->fill, "hipMemsetD8Async"},
       {c->synchronize, "hipStreamSynchronize"},
       {c->module_load, "hipModuleLoadData"},
+      {c->module_load_file, "hipModuleLoad"},
       {c->module_unload, "hipModuleUnload"},
       {c->module_function, "hipModuleGetFunction"},
       {c->launch, "hipModuleLaunchKernel"},
@@ -124,13 +128,23 @@ Status load_hip(const char* path, bool emulator, HipCalls* c) {
       reinterpret_cast<decltype(c->error_string)>(find_symbol(library, "hipGetErrorString"));
   if (!c->error_name) return missing("hipGetErrorName");
   if (!c->error_string) return missing("hipGetErrorString");
+  if (emulator) {
+    c->last_fault =
+        reinterpret_cast<decltype(c->last_fault)>(find_symbol(library, "attn_emu_last_fault"));
+    if (!c->last_fault) return missing("attn_emu_last_fault");
+  }
   return c->run(c->init, 0u, 0u);
 }
 
 Status get_calls(const char* path, bool emulator, const HipCalls** calls) {
+  std::string installed;
   if (emulator && !path) {
-    return {ATTN_DRIVER_MISSING,
-            "hip-emu: driver_path is not set; it is the path of libattn-hipemu.so"};
+    installed = installed_file(emulator_file);
+    if (installed.empty())
+      return {ATTN_DRIVER_MISSING,
+              join("hip-emu: ", emulator_file, " does not lie beside libattn (", own_folder(),
+                   "); driver_path may name it")};
+    path = installed.c_str();
   }
   return load_once<HipCalls>(
       join(emulator ? "emulator " : "", path ? path : ""),

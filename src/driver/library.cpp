@@ -3,6 +3,10 @@
 #include <dlfcn.h>
 #include <link.h>
 
+#include <filesystem>
+
+namespace fs = std::filesystem;
+
 namespace attn {
 
 Status open_library(const char* name, void** library) {
@@ -21,6 +25,24 @@ void* find_open_library(const char* name) {
 
 void* find_symbol(void* library, const char* name) {
   return dlsym(library, name);
+}
+
+std::string own_folder() {
+  Dl_info info;
+  if (dladdr(reinterpret_cast<void*>(&own_folder), &info) == 0 || !info.dli_fname) return "";
+  std::error_code error;
+  // A program's name may be relative to where it was started.
+  const fs::path file = fs::canonical(info.dli_fname, error);
+  return error ? "" : file.parent_path().string();
+}
+
+std::string installed_file(const char* name) {
+  const fs::path folder = own_folder();
+  if (folder.empty()) return "";
+  std::error_code error;
+  for (const fs::path& candidate : {folder / name, folder / ATTN_LIB_FROM_BIN / name})
+    if (fs::exists(candidate, error)) return candidate.lexically_normal().string();
+  return "";
 }
 
 std::string library_file(void* library, const std::string& fallback) {

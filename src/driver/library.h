@@ -37,6 +37,11 @@ Status open_library(const char* name, void** library);
 void* find_open_library(const char* name);
 // nullptr if the library does not export it.
 void* find_symbol(void* library, const char* name);
+// The folder of the library or program that this code is part of.
+std::string own_folder();
+// The path of a file that is installed along with it: in its folder, or where libraries lie as seen
+// from a program's. "" if it is in neither.
+std::string installed_file(const char* name);
 // The file that a library came from, for errors.
 std::string library_file(void* library, const std::string& fallback);
 

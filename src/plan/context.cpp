@@ -6,6 +6,21 @@ namespace attn {
 
 Context::~Context() {
   for (const auto& [image, module] : modules_) driver->unload(module);
+  if (kernel_file_module) driver->unload(kernel_file_module);
+}
+
+Status Context::use_file(const char* path) {
+  ATTN_TRY(driver->load_file(path, &kernel_file_module));
+  kernel_file = path;
+  return {};
+}
+
+std::string Context::without_code(const Kernel& kernel) const {
+  const Image* image;
+  if (!kernel_file_module) return find_image(kernel.name, driver->device().arch, &image).text;
+  Function function;
+  const Status found = driver->function(kernel_file_module, kernel.name, 0, &function);
+  return found.ok() ? "" : join(kernel_file, ": ", found.text);
 }
 
 Status Context::function(const Kernel& kernel, uint32_t shared_bytes, Function* function) {
@@ -17,6 +32,8 @@ Status Context::function(const Kernel& kernel, uint32_t shared_bytes, Function* 
   if (shared_total > device.shared_bytes_max)
     return unsupported(kernel.name, ": needs ", shared_total, " bytes of shared memory; ",
                        device.name, " has ", device.shared_bytes_max);
+  if (kernel_file_module)
+    return driver->function(kernel_file_module, kernel.name, shared_bytes, function);
   const Image* image;
   ATTN_TRY(find_image(kernel.name, device.arch, &image));
   std::lock_guard lock(mutex_);

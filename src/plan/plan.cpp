@@ -20,8 +20,7 @@ std::string absent(const Kernel& kernel, const Context& context) {
     if (!kernel.host->runs_here()) return join("this processor has no ", kernel.host->isa);
     return "";
   }
-  const Image* image;
-  return find_image(kernel.name, context.driver->device().arch, &image).text;
+  return context.without_code(kernel);
 }
 
 Status check_demand(const Context& context, Op op, const std::string& name) {

@@ -17,11 +17,17 @@ struct Context {
   attn_backend backend = ATTN_BACKEND_AUTO;
   std::shared_ptr<Driver> driver;    // cuda, hip, hip-emu
   std::unique_ptr<ThreadPool> pool;  // reference, cpu
+  // Device code from a file. If there is one, kernels come from it alone.
+  std::string kernel_file;
+  Module kernel_file_module = nullptr;
 
   ~Context();
   bool host_memory() const { return !driver; }
   // The kernel's entry point on this device, its module loaded on first use and kept.
   Status function(const Kernel& kernel, uint32_t shared_bytes, Function* function);
+  Status use_file(const char* path);
+  // Why there is no code of the kernel for this device; "" if there is.
+  std::string without_code(const Kernel& kernel) const;
 
  private:
   std::mutex mutex_;

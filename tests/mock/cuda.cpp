@@ -189,6 +189,10 @@ int cuModuleLoadData(void** module, const void* image) {
   MOCK_IN_CONTEXT();
   return load_module(module, image);
 }
+int cuModuleLoad(void** module, const char* path) {
+  MOCK_IN_CONTEXT();
+  return load_module(module, path);
+}
 int cuModuleUnload(void* module) {
   MOCK_IN_CONTEXT();
   return unload_module(module);
@@ -297,6 +301,7 @@ const Entry entries[] = {
     MOCK_ENTRY(cuMemsetD8Async, 3020),
     MOCK_ENTRY(cuStreamSynchronize, 2000),
     MOCK_ENTRY(cuModuleLoadData, 2000),
+    MOCK_ENTRY(cuModuleLoad, 2000),
     MOCK_ENTRY(cuModuleUnload, 2000),
     MOCK_ENTRY(cuModuleGetFunction, 2000),
     MOCK_ENTRY(cuFuncSetAttribute, 9000),

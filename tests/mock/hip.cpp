@@ -25,8 +25,11 @@ void put_text(void* base, size_t offset, const char* text) {
 }  // namespace
 
 #ifdef MOCK_EMULATOR
-MOCK_API int attn_hip_emulator_marker;
-int attn_hip_emulator_marker = 1;
+MOCK_API int attn_emu_marker;
+int attn_emu_marker = 1;
+MOCK_API const char* attn_emu_last_fault() {
+  return state.code != 0 ? "the emulator's sentence" : "";
+}
 #endif
 
 MOCK_API int hipInit(unsigned) {
@@ -141,6 +144,10 @@ MOCK_API int hipStreamSynchronize(void*) {
 MOCK_API int hipModuleLoadData(void** module, const void* image) {
   MOCK_SCRIPTED();
   return load_module(module, image);
+}
+MOCK_API int hipModuleLoad(void** module, const char* path) {
+  MOCK_SCRIPTED();
+  return load_module(module, path);
 }
 MOCK_API int hipModuleUnload(void* module) {
   MOCK_SCRIPTED();

@@ -198,9 +198,9 @@ TEST_CASE("driver: hip refuses the emulator, hip-emu takes nothing else", "[driv
   const MockLibrary emulator("hip_emulator"), hip("hip");
   std::shared_ptr<Driver> driver;
   check_failure(open_hip(emulator.path(), false, 0, &driver), ATTN_DRIVER_MISSING,
-                {"hip:", emulator.path(), "emulator", "attn_hip_emulator_marker"});
+                {"hip:", emulator.path(), "emulator", "attn_emu_marker"});
   check_failure(open_hip(hip.path(), true, 0, &driver), ATTN_DRIVER_MISSING,
-                {"hip-emu:", hip.path(), "attn_hip_emulator_marker"});
+                {"hip-emu:", hip.path(), "attn_emu_marker"});
   check_failure(open_hip(nullptr, true, 0, &driver), ATTN_DRIVER_MISSING,
                 {"hip-emu:", "driver_path"});
   CHECK(!driver);

@@ -32,18 +32,42 @@ void BackendOptions::add_to(CLI::App& command) {
   command.add_option("--device", device, "ordinal of the device, from 0")->type_name("N");
   command.add_option("--threads", threads, "threads of cpu and reference; 0: all cores")
       ->type_name("N");
-  command.add_option("--driver", driver, "open this driver library (hip-emu: libattn-hipemu.so)")
+  command.add_option("--driver", driver, "open this driver library (hip-emu: a libattn-hipemu.so)")
       ->type_name("PATH");
+  command
+      .add_option("--kernel-file", kernel_file,
+                  "run kernels of this code object or cubin instead of the library's own")
+      ->check(CLI::ExistingFile)
+      ->type_name("FILE");
 }
 
 context BackendOptions::open() const {
+  if (!kernel_file.empty())
+    std::fprintf(stderr, "attn: WARNING: kernels come from %s, NOT from the library\n",
+                 kernel_file.c_str());
   auto options = make<attn_context_options>();
   options.device = device;
   options.cpu_threads = threads;
   options.driver_path = driver.empty() ? nullptr : driver.c_str();
+  options.kernel_file = kernel_file.empty() ? nullptr : kernel_file.c_str();
   for (int b = ATTN_BACKEND_AUTO; b <= ATTN_BACKEND_HIP_EMU; ++b)
     if (backend == attn_backend_string(attn_backend(b))) return context(attn_backend(b), &options);
   throw InputError("--backend " + backend + " is unknown");
+}
+
+std::string BackendOptions::ran(const std::string& kernel, const context& device) const {
+  std::string text = kernel;
+  if (!kernel_file.empty()) text += " from " + kernel_file + ", NOT the library's own,";
+  text += std::string(" on ") + attn_backend_string(device.backend());
+  if (device.backend() == ATTN_BACKEND_HIP_EMU) text += " (emulated)";
+  return text;
+}
+
+Json BackendOptions::report(const context& device) const {
+  Json json = {{"backend", attn_backend_string(device.backend())}};
+  if (device.backend() == ATTN_BACKEND_HIP_EMU) json["emulated"] = true;
+  if (!kernel_file.empty()) json["kernel_file"] = kernel_file;
+  return json;
 }
 
 attn_dtype parse_dtype(const std::string& option, const std::string& text) {

@@ -46,15 +46,19 @@ void add_diff(CLI::App& app, int& exit_code);
 void add_mask(CLI::App& app, int& exit_code);
 void add_bench(CLI::App& app, int& exit_code);
 
-// --backend, --device, --threads, --driver.
+// --backend, --device, --threads, --driver, --kernel-file.
 struct BackendOptions {
   std::string backend = "auto";
   int device = 0;
   int threads = 0;
-  std::string driver;
+  std::string driver, kernel_file;
 
   void add_to(CLI::App& command);
   context open() const;
+  // "fwd_gfx942_fp8_d128 from x.hsaco, NOT the library's own, on hip-emu (emulated)".
+  std::string ran(const std::string& kernel, const context& device) const;
+  // "backend", and where they apply "emulated" and "kernel_file".
+  Json report(const context& device) const;
 };
 
 // "f16" or the empty string (NONE); InputError otherwise.

@@ -20,6 +20,8 @@ void print(const Json& info) {
     const std::string name = backend["name"], reason = backend["reason"];
     std::printf("  %-10s %s", name.c_str(), backend["available"] ? "available" : "absent: ");
     if (!reason.empty()) std::printf("%s", reason.c_str());
+    if (backend.value("emulated", false) && backend["available"])
+      std::printf(", emulated: no hardware");
     if (backend.contains("isa")) std::printf(" (%s)", joined(backend["isa"]).c_str());
     std::printf("\n");
     if (!backend.contains("devices")) continue;

@@ -88,16 +88,15 @@ void merge(const MergeOptions& options) {
   need(write_tensors(options.out, result));
   progress.say("");
   if (options.as_json) {
-    const Json report = {
-        {"backend", attn_backend_string(device.backend())},
-        {"kernel", chosen.kernel()},
-        {"parts", parts},
-        {"out", {{"dtype", attn::dtype_name(p.out_type)}, {"shape", first.shape}}}};
+    Json report = options.backend.report(device);
+    report["kernel"] = chosen.kernel();
+    report["parts"] = parts;
+    report["out"] = {{"dtype", attn::dtype_name(p.out_type)}, {"shape", first.shape}};
     std::cout << report.dump(2) << "\n";
   } else {
-    std::printf("%s on %s: %zu parts, out %s %s, written to %s\n", chosen.kernel(),
-                attn_backend_string(device.backend()), parts, attn::dtype_name(p.out_type),
-                shape_text(first.shape).c_str(), options.out.c_str());
+    std::printf("%s: %zu parts, out %s %s, written to %s\n",
+                options.backend.ran(chosen.kernel(), device).c_str(), parts,
+                attn::dtype_name(p.out_type), shape_text(first.shape).c_str(), options.out.c_str());
   }
 }
 

@@ -151,16 +151,16 @@ void quantize(const QuantizeOptions& options) {
       const Tensor& tensor = *file.find(name);
       tensors[name] = {{"dtype", options.to}, {"shape", tensor.shape}, {"bytes", tensor.bytes}};
     }
-    const Json report = {{"backend", attn_backend_string(device.backend())},
-                         {"kernel", quantizer.kernel()},
-                         {"tensors", tensors}};
+    Json report = options.backend.report(device);
+    report["kernel"] = quantizer.kernel();
+    report["tensors"] = tensors;
     std::cout << report.dump(2) << "\n";
   } else {
     std::string list;
     for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
-    std::printf("%s on %s: %s to %s, written to %s\n", quantizer.kernel().c_str(),
-                attn_backend_string(device.backend()), list.c_str(), options.to.c_str(),
-                options.out.c_str());
+    std::printf("%s: %s to %s, written to %s\n",
+                options.backend.ran(quantizer.kernel(), device).c_str(), list.c_str(),
+                options.to.c_str(), options.out.c_str());
   }
 }
 

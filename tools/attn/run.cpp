@@ -73,7 +73,7 @@ void run(const RunOptions& options) {
     p.out_type = attn::dtype_is_fp8(p.q_type) ? ATTN_BF16 : p.q_type;
   }
 
-  Json report = {{"backend", attn_backend_string(device.backend())}};
+  Json report = options.backend.report(device);
   if (options.explain) {
     report["explain"] = Json::parse(explain(device, p));
     if (!options.as_json) print_explanation(report["explain"]);
@@ -131,8 +131,8 @@ void run(const RunOptions& options) {
     report["run_us"] = run_us;
     std::cout << report.dump(2) << "\n";
   } else {
-    std::printf("%s on %s: out %s %s in %.1f us, written to %s\n", chosen.kernel(),
-                attn_backend_string(device.backend()), attn::dtype_name(p.out_type),
+    std::printf("%s: out %s %s in %.1f us, written to %s\n",
+                options.backend.ran(chosen.kernel(), device).c_str(), attn::dtype_name(p.out_type),
                 shape_text(out_shape).c_str(), run_us, options.out.c_str());
   }
 }
