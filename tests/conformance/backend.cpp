@@ -67,8 +67,21 @@ Backend::~Backend() {
 Backend& backend_of(attn_backend backend) {
   static std::map<attn_backend, std::unique_ptr<Backend>> all;
   std::unique_ptr<Backend>& entry = all[backend];
-  if (!entry) entry = std::make_unique<Backend>(backend);
+  if (entry) return *entry;
+  entry = std::make_unique<Backend>(backend);
+  if (backend == ATTN_BACKEND_HIP && !entry->context) {
+    auto emulator = std::make_unique<Backend>(ATTN_BACKEND_HIP_EMU);
+    if (emulator->context)
+      entry = std::move(emulator);
+    else
+      entry->reason += "; " + emulator->reason;
+  }
   return *entry;
+}
+
+bool emulated(const Kernel& kernel) {
+  const attn_context* context = backend_of(kernel.backend).context;
+  return context && attn_context_backend(context) == ATTN_BACKEND_HIP_EMU;
 }
 
 std::vector<const Kernel*> kernels_here(Op op, bool with_reference) {

@@ -21,8 +21,11 @@ class Backend {
   attn_context* context = nullptr;
   std::string reason;
 };
-// One per backend, made on first use; cuda and hip rows share theirs with nobody.
+// One per backend of the catalog, made on first use. Kernels of hip run on the emulator where there
+// is no AMD device.
 Backend& backend_of(attn_backend backend);
+// Whether the kernel runs on the emulator, where shapes had better be small.
+bool emulated(const Kernel& kernel);
 
 // The kernels of an operation that can run here, in the catalog's order. Those that cannot are
 // printed once per process with the reason and counted as skips.
