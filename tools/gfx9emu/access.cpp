@@ -78,10 +78,8 @@ std::byte* lds_bytes(Wave& w, uint64_t offset, uint32_t bytes, bool read, bool w
   return w.group.lds.data() + offset;
 }
 
-std::byte* scratch_bytes(Wave& w, int lane, uint64_t offset, uint32_t bytes, bool read,
-                         bool write) {
-  const uint64_t lanes = uint64_t(w.group.waves.size()) * wave_lanes;
-  const uint64_t size = lanes == 0 ? 0 : w.group.scratch.size() / lanes;
+std::byte* scratch_bytes(Wave& w, int lane, uint64_t offset, uint32_t bytes, uint8_t** defined) {
+  const uint64_t size = w.group.scratch.size() / (w.group.waves.size() * wave_lanes);
   if (offset > size || size - offset < bytes) {
     w.fail(FaultKind::OutOfBounds, "scratch bytes " + std::to_string(offset) + " to " +
                                        std::to_string(offset + bytes - 1) + " of lane " +
@@ -89,17 +87,9 @@ std::byte* scratch_bytes(Wave& w, int lane, uint64_t offset, uint32_t bytes, boo
                                        std::to_string(size) + " that a lane has");
     return nullptr;
   }
-  const uint64_t at = (uint64_t(w.index) * wave_lanes + static_cast<uint64_t>(lane)) * size + offset;
-  if (read && w.checks) {
-    for (uint32_t i = 0; i < bytes; ++i) {
-      if (w.group.scratch_defined[at + i]) continue;
-      w.fail(FaultKind::UndefinedMemory, "scratch byte " + std::to_string(offset + i) + " of lane " +
-                                             std::to_string(lane) +
-                                             " is read, but was never written");
-      return nullptr;
-    }
-  }
-  if (write) std::memset(w.group.scratch_defined.data() + at, 1, bytes);
+  const uint64_t at =
+      (uint64_t(w.index) * wave_lanes + static_cast<uint64_t>(lane)) * size + offset;
+  *defined = w.group.scratch_defined.data() + at;
   return w.group.scratch.data() + at;
 }
 

@@ -14,8 +14,8 @@ std::byte* device_bytes(Wave& w, uint64_t address, uint32_t bytes, bool read, bo
 // LDS bytes [offset, offset + bytes).
 std::byte* lds_bytes(Wave& w, uint64_t offset, uint32_t bytes, bool read, bool write, bool atomic,
                      uint32_t align);
-// The lane's own scratch.
-std::byte* scratch_bytes(Wave& w, int lane, uint64_t offset, uint32_t bytes, bool read, bool write);
+// The lane's own scratch. `defined` gets the flags of the bytes, 0 or 1 each.
+std::byte* scratch_bytes(Wave& w, int lane, uint64_t offset, uint32_t bytes, uint8_t** defined);
 
 // *p = op(*p, data), atomically as far as the host's threads go; returns the old value. `compare`
 // is for CmpSwap. `size` is 4 or 8.

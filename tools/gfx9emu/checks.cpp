@@ -144,6 +144,20 @@ bool Wave::check_operand(const Inst& inst, int i, uint64_t active) {
     const uint64_t mask = scalar64(inst.op[inst.dst_count + 2].reg.first);
     lanes &= source == 0 ? ~mask : mask;
   }
+  if (inst.cls == Class::PackedF32 && o.reg.count == 2 && source < 3) {
+    // op_sel may take both results from one of the two registers.
+    const bool moves = inst.name == "v_pk_mov_b32";
+    const bool low_from_second = inst.op_sel >> source & 1;
+    const bool high_from_second = moves ? low_from_second : inst.op_sel_hi >> source & 1;
+    RegRange one = o.reg;
+    one.count = 1;
+    if (low_from_second == high_from_second) {
+      one.first += low_from_second ? 1 : 0;
+      return check_defined(one, 3, lanes);
+    }
+  }
+  // What is spilled may be undefined, and stays so until it is used.
+  if (inst.cls == Class::Scratch && inst.is_store && i == 1) return true;
   return check_defined(o.reg, inst.halves[i], lanes);
 }
 
@@ -178,6 +192,17 @@ void Wave::define_after(const Inst& inst, uint64_t active) {
   for (int i = 0; i < inst.dst_count; ++i) {
     if (inst.op[i].is_vector()) define(inst.op[i].reg, inst.halves[i], lanes);
   }
+  if (inst.cls == Class::Scratch && inst.is_load) undefine_loaded(inst);
+}
+
+void Wave::undefine_loaded(const Inst& inst) {
+  const int first = physical(inst.op[0].reg);
+  for (int i = 0; i < inst.op[0].reg.count; ++i) {
+    for (int half = 0; half < 2; ++half) {
+      if (inst.halves[0] >> half & 1) defined[first + i].half[half] &= ~loaded_undefined[i];
+    }
+  }
+  loaded_undefined = {};
 }
 
 // --- LDS: definedness and races.

@@ -11,6 +11,8 @@ class Wave;
 struct Inst;
 struct MfmaShape;
 using Handler = void (*)(Wave&, const Inst&);
+struct WaveState;
+using LaneHandler = void (*)(WaveState&, const Inst&);
 
 enum class RegFile : uint8_t { Scalar, Vgpr, Agpr };
 
@@ -101,6 +103,7 @@ struct Inst {
   std::string name;     // "v_fma_f32": without _e32, _e64, _sdwa, _dpp
   Class cls = Class::Salu;
   Handler run = nullptr;  // null: not known; executing it is a fault
+  LaneHandler lanes = nullptr;  // of the vector ALU, called by `run`
 
   // As written: destinations first, then sources. MFMA: D, A, B, C. Stores have no destination.
   std::array<Operand, 6> op;

@@ -188,12 +188,28 @@ Wave::Counts vector_counts(const Inst& in) {
   return {.vm = true, .lgkm = flat ? 1 : 0, .unordered = flat};
 }
 
+// Scratch through flat addresses: undefined bytes are a fault at once.
+std::byte* flat_scratch_bytes(Wave& w, const Target& t, int lane, uint32_t bytes, bool read,
+                              bool write) {
+  uint8_t* defined = nullptr;
+  std::byte* p = scratch_bytes(w, lane, t.address, bytes, &defined);
+  if (!p) return nullptr;
+  if (read && w.checks && std::count(defined, defined + bytes, 0) != 0) {
+    w.fail(FaultKind::UndefinedMemory, "scratch of lane " + std::to_string(lane) + " at byte " +
+                                           std::to_string(t.address) +
+                                           " is read, but was never written");
+    return nullptr;
+  }
+  if (write) std::memset(defined, 1, bytes);
+  return p;
+}
+
 std::byte* target_bytes(Wave& w, const Target& t, int lane, uint32_t bytes, bool read, bool write,
                         uint32_t align) {
   switch (t.space) {
     case Target::Space::Device: return device_bytes(w, t.address, bytes, read, write, align);
     case Target::Space::Lds: return lds_bytes(w, t.address, bytes, read, write, false, align);
-    case Target::Space::Scratch: return scratch_bytes(w, lane, t.address, bytes, read, write);
+    case Target::Space::Scratch: return flat_scratch_bytes(w, t, lane, bytes, read, write);
     case Target::Space::Nowhere: break;
   }
   return nullptr;
@@ -268,9 +284,68 @@ void load_to_lds(Wave& w, const Inst& in) {
   w.issue_lds_dma(in, offsets, 4, data);
 }
 
-void load_any(Wave& w, const Inst& in) { in.is_lds_dma ? load_to_lds(w, in) : load(w, in); }
+void scratch_load(Wave& w, const Inst& in) {
+  const uint32_t bytes = in.mem_bytes, dwords = (bytes + 3) / 4;
+  const uint64_t lanes = w.exec();
+  const Addresses addresses(w, in);
+  std::array<Row, 4> data;
+  for_lanes(w, lanes, [&](int l) {
+    uint8_t* defined = nullptr;
+    const std::byte* p = scratch_bytes(w, l, addresses.lane(l, bytes).address, bytes, &defined);
+    if (!p) return;
+    uint32_t words[4] = {};
+    std::memcpy(words, p, bytes);
+    if (bytes < 4) words[0] = extend_loaded(in, words[0]);
+    for (uint32_t i = 0; i < dwords; ++i) {
+      data[i].lane[l] = words[i];
+      const uint8_t* flags = defined + 4 * i;
+      const bool whole = std::count(flags, flags + std::min(bytes - 4 * i, 4u), 0) == 0;
+      if (!whole) w.loaded_undefined[i] |= uint64_t{1} << l;
+    }
+  });
+  if (w.failed) return;
+  account(w, in, false, uint64_t{bytes} * std::popcount(lanes));
+  w.issue_load(in, vector_counts(in), in.op[0].reg, in.halves[0], {data.data(), dwords}, lanes);
+}
+
+void scratch_store(Wave& w, const Inst& in) {
+  const uint32_t bytes = in.mem_bytes, dwords = (bytes + 3) / 4;
+  const uint64_t lanes = w.exec();
+  const Addresses addresses(w, in);
+  const RegRange& from = in.op[addresses.place().data].reg;
+  for_lanes(w, lanes, [&](int l) {
+    uint8_t* defined = nullptr;
+    std::byte* p = scratch_bytes(w, l, addresses.lane(l, bytes).address, bytes, &defined);
+    if (!p) return;
+    for (uint32_t i = 0; i < dwords; ++i) {
+      uint32_t word = w.row(from, static_cast<int>(i)).lane[l];
+      if (in.d16 == 2) word >>= 16;
+      const DefinedRow& row = w.defined[static_cast<size_t>(w.physical(from)) + i];
+      const uint32_t n = std::min(bytes - 4 * i, 4u);
+      std::memcpy(p + 4 * i, &word, n);
+      for (uint32_t b = 0; b < n; ++b) {
+        const int half = in.d16 == 2 ? 1 : static_cast<int>(b / 2);
+        defined[4 * i + b] = row.half[half] >> l & 1;
+      }
+    }
+  });
+  if (w.failed) return;
+  account(w, in, true, uint64_t{bytes} * std::popcount(lanes));
+  w.issue_other(in, vector_counts(in));
+}
+
+void load_any(Wave& w, const Inst& in) {
+  if (in.is_lds_dma) {
+    load_to_lds(w, in);
+  } else if (in.cls == Class::Scratch) {
+    scratch_load(w, in);
+  } else {
+    load(w, in);
+  }
+}
 
 void store(Wave& w, const Inst& in) {
+  if (in.cls == Class::Scratch) return scratch_store(w, in);
   const uint32_t bytes = in.mem_bytes, dwords = (bytes + 3) / 4, align = std::min(bytes, 4u);
   const uint64_t lanes = w.exec();
   const Addresses addresses(w, in);

@@ -25,6 +25,7 @@ struct Op {
   std::string_view name;
   Class cls = Class::Valu;
   Handler run = nullptr;
+  LaneHandler lanes = nullptr;
   uint8_t dsts = 1;
   uint16_t flags = 0;
   // Memory operations.

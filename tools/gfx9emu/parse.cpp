@@ -542,6 +542,7 @@ std::string parse_instruction(std::string_view text, Inst& inst) {
   if (!op) return "no such operation is known";
   inst.cls = op->cls;
   inst.run = op->run;
+  inst.lanes = op->lanes;
   inst.dst_count = op->dsts;
   inst.mem_bytes = op->bytes;
   inst.is_load = op->load;

@@ -1,4 +1,5 @@
 #include "gfx9emu/ops.h"
+#include "gfx9emu/wave.h"
 
 namespace gfx9emu {
 
@@ -17,7 +18,9 @@ int valu_count();
 }  // namespace avx512
 #endif
 
-std::span<const Op> valu_ops() {
+namespace {
+
+std::span<const Op> widest_table() {
   const auto table = [](const Op* ops, int count) {
     return std::span<const Op>(ops, static_cast<size_t>(count));
   };
@@ -31,6 +34,20 @@ std::span<const Op> valu_ops() {
   if (avx2) return table(avx2::valu_table(), avx2::valu_count());
 #endif
   return table(baseline::valu_table(), baseline::valu_count());
+}
+
+void run_lanes(Wave& w, const Inst& in) { in.lanes(w, in); }
+
+}  // namespace
+
+std::span<const Op> valu_ops() {
+  static const auto table = [] {
+    const auto ops = widest_table();
+    std::vector<Op> all(ops.begin(), ops.end());
+    for (Op& op : all) op.run = run_lanes;
+    return all;
+  }();
+  return table;
 }
 
 }  // namespace gfx9emu

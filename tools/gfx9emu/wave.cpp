@@ -38,6 +38,10 @@ void Wave::set_mode(uint32_t value) {
   }
 }
 
+void refuse(WaveState& w, const char* message) {
+  static_cast<Wave&>(w).fail(FaultKind::UnknownInstruction, message);
+}
+
 Where Wave::where(const Inst& inst) const {
   Where w;
   w.instruction = inst.text;

@@ -12,15 +12,9 @@
 #include <vector>
 
 #include "gfx9emu/emu.h"
+#include "gfx9emu/wave_state.h"
 
 namespace gfx9emu {
-
-inline constexpr int wave_lanes = 64;
-
-// One vector register: a word for each lane.
-struct alignas(64) Row {
-  uint32_t lane[wave_lanes];
-};
 
 struct DefinedRow {
   uint64_t half[2] = {0, 0};  // lanes whose low, high 16 bits were written
@@ -66,18 +60,11 @@ struct Outstanding {
   std::vector<uint32_t> lds_data;
 };
 
-class Wave {
+class Wave : public WaveState {
  public:
   Wave(Workgroup& group, const LaunchContext& context, uint32_t index);
 
-  // --- State that the handlers read and write.
-  Row* v = nullptr;  // arch VGPRs
-  Row* a = nullptr;  // AGPRs, in the same file
-  uint32_t s[scalar::count + 1] = {};
-  uint32_t mode = 0;
-  uint32_t next = 0;        // index of the instruction to run after this one
-  bool flush_f32_in = false, flush_f32_out = false;  // from `mode`
-  bool failed = false;
+  uint32_t next = 0;  // index of the instruction to run after this one
   bool done = false;
   bool at_barrier = false;
   bool checks = true;
@@ -94,20 +81,8 @@ class Wave {
   uint64_t executed = 0;
   int rounding = 0;  // of f32, as <cfenv> names it
 
-  uint64_t exec() const { return scalar64(scalar::exec); }
-  uint64_t scalar64(int r) const {
-    uint64_t x;
-    std::memcpy(&x, s + r, 8);
-    return x;
-  }
-  void set_scalar64(int r, uint64_t x) { std::memcpy(s + r, &x, 8); }
-  bool scc() const { return s[scalar::scc] != 0; }
-  void set_scc(bool b) { s[scalar::scc] = b; }
   void set_mode(uint32_t value);
 
-  Row& row(const RegRange& r, int i = 0) {
-    return (r.file == RegFile::Agpr ? a : v)[r.first + i];
-  }
   int physical(const RegRange& r) const {
     return r.file == RegFile::Agpr ? static_cast<int>(a - v) + r.first : r.first;
   }
@@ -123,6 +98,9 @@ class Wave {
   // Faults unless lanes `lanes` of the register were written.
   bool check_defined(const RegRange& reg, uint8_t halves, uint64_t lanes);
   void define(const RegRange& reg, uint8_t halves, uint64_t lanes);
+  // By register of a scratch load: lanes that got bytes which were never written. What a kernel spills
+  // may be undefined and stays so.
+  std::array<uint64_t, 4> loaded_undefined{};
 
   // --- Outstanding operations, oldest first. Handlers issue one for each memory access, after it.
   struct Counts {
@@ -162,6 +140,7 @@ class Wave {
   bool check_before(const Inst& inst);
   bool check_operand(const Inst& inst, int i, uint64_t exec);
   bool check_in_flight(const RegRange& reg, bool is_write);
+  void undefine_loaded(const Inst& inst);
   void define_after(const Inst& inst, uint64_t exec);
   void execute(const Inst& inst);
   void count(const Inst& inst);
