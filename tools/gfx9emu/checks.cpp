@@ -1,4 +1,5 @@
 // What is checked before an instruction and noted after it.
+#include <algorithm>
 #include <bit>
 
 #include "gfx9emu/dpp.h"
@@ -161,7 +162,25 @@ bool Wave::check_operand(const Inst& inst, int i, uint64_t active) {
   return check_defined(o.reg, inst.halves[i], lanes);
 }
 
+void Wave::check_hazards(const Inst& inst) {
+  const auto fault = hazards_.issue(inst, context.hazard_roles[entry.inst]);
+  if (!fault) return;
+  const std::string message = std::string(fault->rule->text) + ": needs " +
+                              std::to_string(fault->needed) + " wait states, has " +
+                              std::to_string(fault->given);
+  if (!fault->rule->warning) {
+    fail(FaultKind::MissingWaitStates, message, fault->earlier);
+  } else if (std::find(group.warned.begin(), group.warned.end(), &inst) == group.warned.end()) {
+    group.warned.push_back(&inst);
+    warn(FaultKind::MissingWaitStates, message, fault->earlier);
+  }
+}
+
 bool Wave::check_before(const Inst& inst) {
+  if (!context.hazard_roles.empty()) {
+    check_hazards(inst);
+    if (failed) return false;
+  }
   if (!operations_.empty()) {
     for (const RegRange& r : inst.reads) {
       if (!check_in_flight(r, false)) return false;

@@ -38,7 +38,6 @@ struct Options {
   int max_faults = 16;
   // Record the instructions that each wave of workgroup 0 executes.
   bool trace = false;
-  // Lanes per LDS cycle as assumed for bank conflicts are stated in counters.h.
 };
 
 enum class FaultKind : uint8_t {
@@ -85,7 +84,8 @@ struct Counters {
   std::array<uint64_t, class_count> instructions{};  // by Class
   uint64_t mfma_passes = 0;
   uint64_t wait_states = 0;  // spent in s_nop
-  uint64_t lds_bytes = 0, lds_conflict_cycles = 0;
+  uint64_t lds_bytes = 0;
+  uint64_t lds_conflict_cycles = 0;  // model.h says how; counted with checks or a trace
   uint64_t global_read_bytes = 0, global_written_bytes = 0;  // buffer, global, flat; active lanes
   uint64_t scratch_bytes = 0;
   uint64_t barriers = 0;

@@ -11,8 +11,8 @@ class Wave;
 struct Inst;
 struct MfmaShape;
 using Handler = void (*)(Wave&, const Inst&);
-struct WaveState;
-using LaneHandler = void (*)(WaveState&, const Inst&);
+struct WaveRegisters;
+using LaneHandler = void (*)(WaveRegisters&, const Inst&);
 
 enum class RegFile : uint8_t { Scalar, Vgpr, Agpr };
 

@@ -253,6 +253,7 @@ Report launch(Memory& memory, const Kernel& kernel, Dim3 grid, Dim3 block,
   context.lds_bytes = kernel.descriptor.lds_bytes + dynamic_lds;
   for (const Inst& inst : context.program->insts) {
     context.bad_registers.push_back(!bad_register_message(kernel, inst).empty());
+    if (options.checks && options.hazards) context.hazard_roles.push_back(hazard_roles(inst));
   }
   fill_kernarg(memory, arguments.address(), kernel, grid, block, kernarg, dynamic_lds);
   fill_dispatch(memory, dispatch.address(), context);
@@ -271,6 +272,12 @@ Report launch(Memory& memory, const Kernel& kernel, Dim3 grid, Dim3 block,
       group.run();
       const std::lock_guard lock(mutex);
       for (Fault& f : group.faults) {
+        // What one workgroup warned of, the others need not repeat.
+        const bool repeated =
+            f.warning && std::any_of(report.faults.begin(), report.faults.end(), [&](const Fault& g) {
+              return g.warning && g.where.offset == f.where.offset;
+            });
+        if (repeated) continue;
         if (!f.warning) ++errors;
         if (static_cast<int>(report.faults.size()) < options.max_faults) {
           report.faults.push_back(std::move(f));

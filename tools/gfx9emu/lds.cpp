@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "gfx9emu/access.h"
+#include "gfx9emu/model.h"
 #include "gfx9emu/ops.h"
 #include "gfx9emu/wave.h"
 
@@ -21,44 +22,14 @@ bool refuse_gds(Wave& w, const Inst& in) {
   return in.gds;
 }
 
-// Clocks that one access takes: 32 banks of 4 bytes, each one dword per clock. Lanes are taken in
-// groups: all 64 for up to 4 bytes each, 32 for 8, 16 for 16; lanes that read the same dword share it.
-int conflict_cycles(const uint32_t* offsets, uint64_t lanes, uint32_t bytes) {
-  const int group = bytes <= 4 ? 64 : bytes <= 8 ? 32 : 16;
-  const int dwords = bytes <= 4 ? 1 : static_cast<int>(bytes / 4);
-  int cycles = 0;
-  for (int first = 0; first < wave_lanes; first += group) {
-    std::array<std::array<uint32_t, 64>, 32> seen;
-    std::array<int, 32> count{};
-    for (int l = first; l < first + group; ++l) {
-      if (!(lanes >> l & 1)) continue;
-      for (int i = 0; i < dwords; ++i) {
-        const uint32_t dword = offsets[l] / 4 + static_cast<uint32_t>(i);
-        auto& in_bank = seen[dword % 32];
-        int& n = count[dword % 32];
-        if (std::find(in_bank.begin(), in_bank.begin() + n, dword) == in_bank.begin() + n) {
-          in_bank[n++] = dword;
-        }
-      }
-    }
-    cycles += *std::max_element(count.begin(), count.end());
-  }
-  return cycles;
-}
-
-// Clocks without a conflict.
-int least_cycles(uint64_t lanes, uint32_t bytes) {
-  const int dwords = std::popcount(lanes) * static_cast<int>((bytes + 3) / 4);
-  return (dwords + 31) / 32;
-}
-
-void account(Wave& w, const uint32_t* offsets, uint64_t lanes, uint32_t bytes) {
-  w.counters.lds_bytes += uint64_t{bytes} * std::popcount(lanes);
+void account(Wave& w, const Inst& in, const std::array<uint32_t, 64>& offsets, uint64_t lanes) {
+  const uint32_t bytes = in.mem_bytes * static_cast<uint32_t>(std::popcount(lanes));
+  w.counters.lds_bytes += bytes;
   if (!w.checks && !w.context.options->trace) return;
-  const int cycles = conflict_cycles(offsets, lanes, bytes);
-  w.entry.lds_cycles = static_cast<uint16_t>(w.entry.lds_cycles + cycles);
-  w.entry.bytes = static_cast<uint16_t>(w.entry.bytes + bytes * std::popcount(lanes));
-  w.counters.lds_conflict_cycles += std::max(0, cycles - least_cycles(lanes, bytes));
+  const LdsClocks clocks = lds_clocks(in.mem_bytes, in.is_store, lanes, offsets);
+  w.entry.lds_cycles = static_cast<uint16_t>(w.entry.lds_cycles + clocks.clocks);
+  w.entry.bytes = static_cast<uint16_t>(w.entry.bytes + bytes);
+  w.counters.lds_conflict_cycles += clocks.conflicts;
 }
 
 // Offsets of all lanes, and the active ones' in a row for the wave's record.
@@ -111,7 +82,7 @@ void ds_read(Wave& w, const Inst& in) {
   const Offsets at(w, in.op[1], static_cast<uint32_t>(in.mem_offset), lanes);
   std::array<Row, 4> rows;
   if (!read_rows(w, in, at, lanes, rows.data())) return;
-  account(w, at.lane.data(), lanes, in.mem_bytes);
+  account(w, in, at.lane, lanes);
   w.issue_load(in, ds_counts, in.op[0].reg, in.halves[0], {rows.data(), dwords}, lanes);
   w.issue_lds(in, {}, at.active, in.mem_bytes, false);
 }
@@ -121,7 +92,7 @@ void ds_write(Wave& w, const Inst& in) {
   const uint64_t lanes = w.exec();
   const Offsets at(w, in.op[0], static_cast<uint32_t>(in.mem_offset), lanes);
   if (!write_rows(w, in, at, lanes, in.op[1].reg)) return;
-  account(w, at.lane.data(), lanes, in.mem_bytes);
+  account(w, in, at.lane, lanes);
   w.issue_lds(in, ds_counts, at.active, in.mem_bytes, true);
 }
 
@@ -135,7 +106,7 @@ void ds_read2(Wave& w, const Inst& in) {
     const int32_t offset = half ? in.mem_offset1 : in.mem_offset;
     const Offsets at(w, in.op[1], static_cast<uint32_t>(offset) * in.stride, lanes);
     if (!read_rows(w, in, at, lanes, rows.data() + half * dwords)) return;
-    account(w, at.lane.data(), lanes, in.mem_bytes);
+    account(w, in, at.lane, lanes);
     active.insert(active.end(), at.active.begin(), at.active.end());
   }
   w.issue_load(in, ds_counts, in.op[0].reg, 3, {rows.data(), 2 * dwords}, lanes);
@@ -150,7 +121,7 @@ void ds_write2(Wave& w, const Inst& in) {
     const int32_t offset = half ? in.mem_offset1 : in.mem_offset;
     const Offsets at(w, in.op[0], static_cast<uint32_t>(offset) * in.stride, lanes);
     if (!write_rows(w, in, at, lanes, in.op[1 + half].reg)) return;
-    account(w, at.lane.data(), lanes, in.mem_bytes);
+    account(w, in, at.lane, lanes);
     active.insert(active.end(), at.active.begin(), at.active.end());
   }
   w.issue_lds(in, ds_counts, active, in.mem_bytes, true);
@@ -180,7 +151,7 @@ void ds_atomic(Wave& w, const Inst& in) {
     old[0].lane[l] = static_cast<uint32_t>(value);
     old[1].lane[l] = static_cast<uint32_t>(value >> 32);
   }
-  account(w, at.lane.data(), lanes, bytes);
+  account(w, in, at.lane, lanes);
   if (d == 1) {
     w.issue_load(in, ds_counts, in.op[0].reg, 3, {old.data(), bytes / 4}, lanes);
   } else {

@@ -4,7 +4,7 @@
 #include "gfx9emu/convert.h"
 #include "gfx9emu/dpp.h"
 #include "gfx9emu/ops.h"
-#include "gfx9emu/wave_state.h"
+#include "gfx9emu/wave_registers.h"
 
 #include <cmath>
 
@@ -37,9 +37,9 @@ struct alignas(64) Lanes64 {
   U64 lane[64];
 };
 
-GFX9EMU_INLINE U64 exec_mask(const WaveState& w) { return U64{w.s[126]} | U64{w.s[127]} << 32; }
+GFX9EMU_INLINE U64 exec_mask(const WaveRegisters& w) { return U64{w.s[126]} | U64{w.s[127]} << 32; }
 
-GFX9EMU_INLINE const U32* row_of(WaveState& w, const RegRange& r, int i) {
+GFX9EMU_INLINE const U32* row_of(WaveRegisters& w, const RegRange& r, int i) {
   return (r.file == RegFile::Agpr ? w.a : w.v)[r.first + i].lane;
 }
 
@@ -58,7 +58,7 @@ GFX9EMU_INLINE U32 flush(U32 bits) { return bits & 0x7f800000 ? bits : bits & 0x
 
 // One 32-bit register of source `n`, all lanes, as bits. Points into the register file where nothing
 // has to be done to the value.
-GFX9EMU_INLINE const U32* raw(WaveState& w, const Operand& o, int i, Lanes& temp) {
+GFX9EMU_INLINE const U32* raw(WaveRegisters& w, const Operand& o, int i, Lanes& temp) {
   if (o.kind == Operand::Kind::Register) {
     if (o.reg.file != RegFile::Scalar) return row_of(w, o.reg, i);
     const U32 x = w.s[o.reg.first + i];
@@ -71,7 +71,7 @@ GFX9EMU_INLINE const U32* raw(WaveState& w, const Operand& o, int i, Lanes& temp
 }
 
 // The lanes that the result is written to: EXEC, less what DPP masks off.
-__attribute__((noinline)) U64 dpp_lanes(WaveState& w, const Inst& in) {
+__attribute__((noinline)) U64 dpp_lanes(WaveRegisters& w, const Inst& in) {
   U64 lanes = exec_mask(w);
   for (int i = 0; i < 64; ++i) {
     const bool masked = !(in.row_mask >> (i / 16) & 1) || !(in.bank_mask >> (i / 4 % 4) & 1);
@@ -82,7 +82,7 @@ __attribute__((noinline)) U64 dpp_lanes(WaveState& w, const Inst& in) {
   return lanes;
 }
 
-__attribute__((noinline)) void dpp_permute(WaveState& w, const Inst& in, const U32* source, Lanes& temp) {
+__attribute__((noinline)) void dpp_permute(WaveRegisters& w, const Inst& in, const U32* source, Lanes& temp) {
   Lanes copy;
   for (int i = 0; i < 64; ++i) copy.lane[i] = source[i];
   for (int i = 0; i < 64; ++i) {
@@ -110,7 +110,7 @@ __attribute__((noinline)) void sdwa_extract(const Operand& o, const U32* source,
 
 // Source n as 32-bit lanes: F16 widened to f32, B16 zero-extended.
 template <As as>
-GFX9EMU_INLINE const U32* source(WaveState& w, const Inst& in, int n, Lanes& temp) {
+GFX9EMU_INLINE const U32* source(WaveRegisters& w, const Inst& in, int n, Lanes& temp) {
   const Operand& o = in.op[in.dst_count + n];
   const U32* p = raw(w, o, 0, temp);
   if (in.dpp != Dpp::None && n == 0) {
@@ -144,7 +144,7 @@ GFX9EMU_INLINE const U32* source(WaveState& w, const Inst& in, int n, Lanes& tem
 }
 
 template <As as>
-GFX9EMU_INLINE void source64(WaveState& w, const Inst& in, int n, Lanes64& out) {
+GFX9EMU_INLINE void source64(WaveRegisters& w, const Inst& in, int n, Lanes64& out) {
   const Operand& o = in.op[in.dst_count + n];
   Lanes t0, t1;
   const U32* low = raw(w, o, 0, t0);
@@ -161,11 +161,11 @@ GFX9EMU_INLINE void source64(WaveState& w, const Inst& in, int n, Lanes64& out) 
   for (int i = 0; i < 64; ++i) out.lane[i] = ((U64{low[i]} | U64{high[i]} << 32) & keep) ^ change;
 }
 
-GFX9EMU_INLINE U64 write_lanes(WaveState& w, const Inst& in) {
+GFX9EMU_INLINE U64 write_lanes(WaveRegisters& w, const Inst& in) {
   return in.dpp == Dpp::None ? exec_mask(w) : dpp_lanes(w, in);
 }
 
-__attribute__((noinline)) void output_modifiers(const WaveState& w, const Inst& in, U32* out) {
+__attribute__((noinline)) void output_modifiers(const WaveRegisters& w, const Inst& in, U32* out) {
   if (in.omod) {
     const float factor = in.omod == 1 ? 2.0f : in.omod == 2 ? 4.0f : 0.5f;
     for (int i = 0; i < 64; ++i) out[i] = bits_of(as_f32(out[i]) * factor);
@@ -180,7 +180,7 @@ __attribute__((noinline)) void output_modifiers(const WaveState& w, const Inst& 
 }
 
 // What the end of an operation does to f32 results.
-GFX9EMU_INLINE void finish_f32(WaveState& w, const Inst& in, U32* out, bool flushes) {
+GFX9EMU_INLINE void finish_f32(WaveRegisters& w, const Inst& in, U32* out, bool flushes) {
   if (in.omod | in.clamp) output_modifiers(w, in, out);
   // A NaN that the operation made itself is positive here, negative on x86.
   for (int i = 0; i < 64; ++i) out[i] = out[i] == 0xffc00000 ? 0x7fc00000 : out[i];
@@ -208,7 +208,7 @@ __attribute__((noinline)) void sdwa_insert(const Inst& in, const U32* dst, U32* 
 
 // `out` holds f32 for F32 and F16; it is overwritten.
 template <As as>
-GFX9EMU_INLINE void store(WaveState& w, const Inst& in, U32* out) {
+GFX9EMU_INLINE void store(WaveRegisters& w, const Inst& in, U32* out) {
   if constexpr (as == As::F32 || as == As::F16) finish_f32(w, in, out, as == As::F32);
   if constexpr (as == As::F16) {
     const bool saturate = w.mode >> 23 & 1;
@@ -223,7 +223,7 @@ GFX9EMU_INLINE void store(WaveState& w, const Inst& in, U32* out) {
 }
 
 // 16 bits into the half that op_sel[3] names, the other half kept.
-GFX9EMU_INLINE void store_half(WaveState& w, const Inst& in, U32* out, bool high) {
+GFX9EMU_INLINE void store_half(WaveRegisters& w, const Inst& in, U32* out, bool high) {
   U32* dst = const_cast<U32*>(row_of(w, in.op[0].reg, 0));
   for (int i = 0; i < 64; ++i) {
     out[i] = high ? (dst[i] & 0xffff) | out[i] << 16 : (dst[i] & 0xffff0000) | (out[i] & 0xffff);
@@ -232,7 +232,7 @@ GFX9EMU_INLINE void store_half(WaveState& w, const Inst& in, U32* out, bool high
 }
 
 template <As as>
-GFX9EMU_INLINE void store64(WaveState& w, const Inst& in, U64* out) {
+GFX9EMU_INLINE void store64(WaveRegisters& w, const Inst& in, U64* out) {
   if (as == As::F64) {
     if (in.omod) {
       const double factor = in.omod == 1 ? 2.0 : in.omod == 2 ? 4.0 : 0.5;
@@ -257,13 +257,13 @@ GFX9EMU_INLINE void store64(WaveState& w, const Inst& in, U64* out) {
 }
 
 // A lane mask into a scalar pair; lanes outside EXEC give 0.
-GFX9EMU_INLINE void store_mask(WaveState& w, const Operand& dst, U64 mask) {
+GFX9EMU_INLINE void store_mask(WaveRegisters& w, const Operand& dst, U64 mask) {
   w.s[dst.reg.first] = static_cast<U32>(mask);
   w.s[dst.reg.first + 1] = static_cast<U32>(mask >> 32);
 }
 
 // Modifiers that an operation on bits does not have here.
-GFX9EMU_INLINE bool odd_modifiers(WaveState& w, const Inst& in) {
+GFX9EMU_INLINE bool odd_modifiers(WaveRegisters& w, const Inst& in) {
   if (!in.clamp && !in.omod) return false;
   refuse(w, "clamp and omod are not known for this operation");
   return true;
@@ -272,7 +272,7 @@ GFX9EMU_INLINE bool odd_modifiers(WaveState& w, const Inst& in) {
 // --- Shapes of operations. f works on bits.
 
 template <As from, As to, auto f>
-void unary(WaveState& w, const Inst& in) {
+void unary(WaveRegisters& w, const Inst& in) {
   if ((to == As::B32 || to == As::B16) && odd_modifiers(w, in)) return;
   Lanes t, out;
   const U32* a = source<from>(w, in, 0, t);
@@ -280,7 +280,7 @@ void unary(WaveState& w, const Inst& in) {
   store<to>(w, in, out.lane);
 }
 template <As as, auto f>
-void binary(WaveState& w, const Inst& in) {
+void binary(WaveRegisters& w, const Inst& in) {
   if ((as == As::B32 || as == As::B16) && odd_modifiers(w, in)) return;
   Lanes ta, tb, out;
   const U32* a = source<as>(w, in, 0, ta);
@@ -289,7 +289,7 @@ void binary(WaveState& w, const Inst& in) {
   store<as>(w, in, out.lane);
 }
 template <As as, auto f>
-void ternary(WaveState& w, const Inst& in) {
+void ternary(WaveRegisters& w, const Inst& in) {
   if ((as == As::B32 || as == As::B16) && odd_modifiers(w, in)) return;
   Lanes ta, tb, tc, out;
   const U32* a = source<as>(w, in, 0, ta);
@@ -300,7 +300,7 @@ void ternary(WaveState& w, const Inst& in) {
 }
 // The same with the result in half a register, the other half kept.
 template <As as, auto f>
-void ternary_half(WaveState& w, const Inst& in) {
+void ternary_half(WaveRegisters& w, const Inst& in) {
   Lanes ta, tb, tc, out;
   const U32* a = source<as>(w, in, 0, ta);
   const U32* b = source<as>(w, in, 1, tb);
@@ -315,7 +315,7 @@ void ternary_half(WaveState& w, const Inst& in) {
 }
 // With clamp as saturation.
 template <auto f, auto saturated>
-void binary_saturating(WaveState& w, const Inst& in) {
+void binary_saturating(WaveRegisters& w, const Inst& in) {
   Lanes ta, tb, out;
   const U32* a = source<As::B32>(w, in, 0, ta);
   const U32* b = source<As::B32>(w, in, 1, tb);
@@ -327,14 +327,14 @@ void binary_saturating(WaveState& w, const Inst& in) {
   store<As::B32>(w, in, out.lane);
 }
 template <As from, As to, auto f>
-void unary64(WaveState& w, const Inst& in) {
+void unary64(WaveRegisters& w, const Inst& in) {
   Lanes64 a, out;
   source64<from>(w, in, 0, a);
   for (int i = 0; i < 64; ++i) out.lane[i] = f(a.lane[i]);
   store64<to>(w, in, out.lane);
 }
 template <As as, auto f>
-void binary64(WaveState& w, const Inst& in) {
+void binary64(WaveRegisters& w, const Inst& in) {
   Lanes64 a, b, out;
   source64<as>(w, in, 0, a);
   source64<as>(w, in, 1, b);
@@ -342,7 +342,7 @@ void binary64(WaveState& w, const Inst& in) {
   store64<as>(w, in, out.lane);
 }
 template <As as, auto f>
-void ternary64(WaveState& w, const Inst& in) {
+void ternary64(WaveRegisters& w, const Inst& in) {
   Lanes64 a, b, c, out;
   source64<as>(w, in, 0, a);
   source64<as>(w, in, 1, b);
@@ -352,7 +352,7 @@ void ternary64(WaveState& w, const Inst& in) {
 }
 // 64-bit value, 32-bit second source: v_ldexp_f64; `reversed`: the shifts, whose count comes first.
 template <As as, auto f, bool reversed = false>
-void with_32(WaveState& w, const Inst& in) {
+void with_32(WaveRegisters& w, const Inst& in) {
   Lanes64 a, out;
   Lanes t;
   source64<as>(w, in, reversed ? 1 : 0, a);
@@ -361,7 +361,7 @@ void with_32(WaveState& w, const Inst& in) {
   store64<as>(w, in, out.lane);
 }
 template <As from, As to, auto f>
-void widen(WaveState& w, const Inst& in) {
+void widen(WaveRegisters& w, const Inst& in) {
   Lanes t;
   Lanes64 out;
   const U32* a = source<from>(w, in, 0, t);
@@ -369,7 +369,7 @@ void widen(WaveState& w, const Inst& in) {
   store64<to>(w, in, out.lane);
 }
 template <As from, As to, auto f>
-void narrow(WaveState& w, const Inst& in) {
+void narrow(WaveRegisters& w, const Inst& in) {
   Lanes64 a;
   Lanes out;
   source64<from>(w, in, 0, a);
@@ -377,7 +377,7 @@ void narrow(WaveState& w, const Inst& in) {
   store<to>(w, in, out.lane);
 }
 template <As as, auto f>
-void compare(WaveState& w, const Inst& in) {
+void compare(WaveRegisters& w, const Inst& in) {
   Lanes ta, tb;
   const U32* a = source<as>(w, in, 0, ta);
   const U32* b = source<as>(w, in, 1, tb);
@@ -386,7 +386,7 @@ void compare(WaveState& w, const Inst& in) {
   store_mask(w, in.op[0], mask & exec_mask(w));
 }
 template <As as, auto f>
-void compare64(WaveState& w, const Inst& in) {
+void compare64(WaveRegisters& w, const Inst& in) {
   Lanes64 a, b;
   source64<as>(w, in, 0, a);
   source64<as>(w, in, 1, b);
@@ -395,7 +395,7 @@ void compare64(WaveState& w, const Inst& in) {
   store_mask(w, in.op[0], mask & exec_mask(w));
 }
 template <LaneHandler compare_op>
-void and_exec(WaveState& w, const Inst& in) {
+void and_exec(WaveRegisters& w, const Inst& in) {
   compare_op(w, in);
   const RegRange dst = in.op[0].reg;
   w.s[126] = w.s[dst.first];
@@ -500,7 +500,7 @@ GFX9EMU_INLINE float rsq_lane(float x) {
 
 // The unit for these knows no subnormals, whatever MODE says.
 template <As as, auto f>
-void transcendental(WaveState& w, const Inst& in) {
+void transcendental(WaveRegisters& w, const Inst& in) {
   Lanes t, out;
   const U32* a = source<as>(w, in, 0, t);
   if (as == As::F32) {
@@ -606,7 +606,7 @@ GFX9EMU_INLINE float fma_for_f16(float a, float b, float c) {
 
 // --- Operations with a shape of their own.
 
-void v_cndmask(WaveState& w, const Inst& in) {
+void v_cndmask(WaveRegisters& w, const Inst& in) {
   const Operand& m = in.op[3];
   const U64 mask = U64{w.s[m.reg.first]} | U64{w.s[m.reg.first + 1]} << 32;
   Lanes ta, tb, out;
@@ -625,7 +625,7 @@ void v_cndmask(WaveState& w, const Inst& in) {
 
 // Sums with carry: op 0 the sum, op 1 the carry out, op 4 the carry in.
 template <bool subtract, bool reversed, bool carry_in>
-void add_carry(WaveState& w, const Inst& in) {
+void add_carry(WaveRegisters& w, const Inst& in) {
   Lanes ta, tb, out;
   const U32* a = source<As::B32>(w, in, reversed ? 1 : 0, ta);
   const U32* b = source<As::B32>(w, in, reversed ? 0 : 1, tb);
@@ -650,7 +650,7 @@ void add_carry(WaveState& w, const Inst& in) {
 }
 
 template <bool is_signed>
-void v_mad_64_32(WaveState& w, const Inst& in) {
+void v_mad_64_32(WaveRegisters& w, const Inst& in) {
   Lanes ta, tb;
   Lanes64 c, out;
   const U32* a = source<As::B32>(w, in, 0, ta);
@@ -671,7 +671,7 @@ void v_mad_64_32(WaveState& w, const Inst& in) {
   store_mask(w, in.op[1], carry & exec_mask(w));
 }
 
-void v_lshl_add_u64(WaveState& w, const Inst& in) {
+void v_lshl_add_u64(WaveRegisters& w, const Inst& in) {
   Lanes64 a, c, out;
   Lanes t;
   source64<As::B64>(w, in, 0, a);
@@ -683,7 +683,7 @@ void v_lshl_add_u64(WaveState& w, const Inst& in) {
 
 // fmac: the destination is the third source.
 template <As as>
-void fmac(WaveState& w, const Inst& in) {
+void fmac(WaveRegisters& w, const Inst& in) {
   if constexpr (as == As::F64) {
     Lanes64 a, b, c, out;
     source64<as>(w, in, 0, a);
@@ -710,7 +710,7 @@ void fmac(WaveState& w, const Inst& in) {
 }
 
 // Sources of packed f32: op_sel names the register for the low result, op_sel_hi for the high one.
-const U32* packed_source(WaveState& w, const Inst& in, int n, bool high, Lanes& temp) {
+const U32* packed_source(WaveRegisters& w, const Inst& in, int n, bool high, Lanes& temp) {
   const Operand& o = in.op[1 + n];
   const bool second = (high ? in.op_sel_hi : in.op_sel) >> n & 1;
   if (!o.is_register()) {
@@ -731,7 +731,7 @@ const U32* packed_source(WaveState& w, const Inst& in, int n, bool high, Lanes& 
   return p;
 }
 template <int sources, auto f>
-void packed_f32(WaveState& w, const Inst& in) {
+void packed_f32(WaveRegisters& w, const Inst& in) {
   Lanes out[2], ta, tb, tc;
   for (int half = 0; half < 2; ++half) {
     const U32* a = packed_source(w, in, 0, half, ta);
@@ -747,7 +747,7 @@ void packed_f32(WaveState& w, const Inst& in) {
     blend(const_cast<U32*>(row_of(w, in.op[0].reg, half)), out[half].lane, lanes);
   }
 }
-void v_pk_mov_b32(WaveState& w, const Inst& in) {
+void v_pk_mov_b32(WaveRegisters& w, const Inst& in) {
   // The low result comes from source 0, the high one from source 1, each by its op_sel.
   Lanes ta, tb, out[2];
   const bool a_high = in.op_sel & 1, b_high = in.op_sel & 2;
@@ -764,7 +764,7 @@ void v_pk_mov_b32(WaveState& w, const Inst& in) {
 }
 
 // One half of a packed 16-bit source, zero-extended.
-GFX9EMU_INLINE const U32* half_source(WaveState& w, const Inst& in, int n, bool high, bool is_float,
+GFX9EMU_INLINE const U32* half_source(WaveRegisters& w, const Inst& in, int n, bool high, bool is_float,
                                       Lanes& temp) {
   const U32* p = raw(w, in.op[1 + n], 0, temp);
   const int shift = (high ? in.op_sel_hi : in.op_sel) >> n & 1 ? 16 : 0;
@@ -773,7 +773,7 @@ GFX9EMU_INLINE const U32* half_source(WaveState& w, const Inst& in, int n, bool 
   return temp.lane;
 }
 template <int sources, bool is_float, auto f, bool dst_is_third = false>
-void packed_16(WaveState& w, const Inst& in) {
+void packed_16(WaveRegisters& w, const Inst& in) {
   if (!is_float && in.clamp) {
     refuse(w, "clamp is not known for this operation");
     return;
@@ -809,7 +809,7 @@ void packed_16(WaveState& w, const Inst& in) {
 }
 
 // Mixed precision: op_sel_hi makes a source f16, op_sel takes its high half.
-const U32* mix_source(WaveState& w, const Inst& in, int n, Lanes& temp) {
+const U32* mix_source(WaveRegisters& w, const Inst& in, int n, Lanes& temp) {
   const Operand& o = in.op[1 + n];
   const U32* p = raw(w, o, 0, temp);
   const U32 keep = in.neg_hi >> n & 1 || o.abs ? 0x7fffffff : ~0u;
@@ -826,7 +826,7 @@ const U32* mix_source(WaveState& w, const Inst& in, int n, Lanes& temp) {
 }
 enum class MixTo { F32, Low, High };
 template <MixTo to>
-void v_fma_mix(WaveState& w, const Inst& in) {
+void v_fma_mix(WaveRegisters& w, const Inst& in) {
   Lanes ta, tb, tc, out;
   const U32* a = mix_source(w, in, 0, ta);
   const U32* b = mix_source(w, in, 1, tb);
@@ -845,7 +845,7 @@ void v_fma_mix(WaveState& w, const Inst& in) {
 }
 
 template <int mantissa, int bias>
-void v_cvt_pk_f8(WaveState& w, const Inst& in) {
+void v_cvt_pk_f8(WaveRegisters& w, const Inst& in) {
   Lanes ta, tb, out;
   const U32* a = source<As::F32>(w, in, 0, ta);
   const U32* b = source<As::F32>(w, in, 1, tb);
@@ -857,7 +857,7 @@ void v_cvt_pk_f8(WaveState& w, const Inst& in) {
   store_half(w, in, out.lane, in.op_sel & 8);
 }
 template <int mantissa, int bias>
-void v_cvt_sr_f8(WaveState& w, const Inst& in) {
+void v_cvt_sr_f8(WaveRegisters& w, const Inst& in) {
   Lanes ta, tb, out;
   const U32* a = source<As::F32>(w, in, 0, ta);
   const U32* b = source<As::B32>(w, in, 1, tb);
@@ -871,14 +871,14 @@ void v_cvt_sr_f8(WaveState& w, const Inst& in) {
   blend(dst, out.lane, exec_mask(w));
 }
 template <auto decode>
-void v_cvt_f32_f8(WaveState& w, const Inst& in) {
+void v_cvt_f32_f8(WaveRegisters& w, const Inst& in) {
   Lanes t, out;
   const U32* a = source<As::B32>(w, in, 0, t);
   for (int i = 0; i < 64; ++i) out.lane[i] = decode(a[i] & 0xff);
   store<As::F32>(w, in, out.lane);
 }
 template <auto decode>
-void v_cvt_pk_f32_f8(WaveState& w, const Inst& in) {
+void v_cvt_pk_f32_f8(WaveRegisters& w, const Inst& in) {
   Lanes t, low, high;
   const U32* a = source<As::B32>(w, in, 0, t);  // SDWA or op_sel pick the word
   const int shift = !in.is_sdwa && in.op_sel & 1 ? 16 : 0;
@@ -893,14 +893,14 @@ void v_cvt_pk_f32_f8(WaveState& w, const Inst& in) {
 
 // Two sources into two halves.
 template <As from, auto f>
-void pack_halves(WaveState& w, const Inst& in) {
+void pack_halves(WaveRegisters& w, const Inst& in) {
   Lanes ta, tb, out;
   const U32* a = source<from>(w, in, 0, ta);
   const U32* b = source<from>(w, in, 1, tb);
   for (int i = 0; i < 64; ++i) out.lane[i] = (f(a[i]) & 0xffff) | f(b[i]) << 16;
   store<As::B32>(w, in, out.lane);
 }
-void v_pack_b32_f16(WaveState& w, const Inst& in) {
+void v_pack_b32_f16(WaveRegisters& w, const Inst& in) {
   Lanes ta, tb, out;
   const U32* a = source<As::B16>(w, in, 0, ta);
   const U32* b = source<As::B16>(w, in, 1, tb);
@@ -911,7 +911,7 @@ void v_pack_b32_f16(WaveState& w, const Inst& in) {
 }
 
 // x * 2^n with one rounding.
-void v_ldexp_f32(WaveState& w, const Inst& in) {
+void v_ldexp_f32(WaveRegisters& w, const Inst& in) {
   Lanes ta, tb, out;
   const U32* a = source<As::F32>(w, in, 0, ta);
   const U32* b = source<As::B32>(w, in, 1, tb);
@@ -923,7 +923,7 @@ void v_ldexp_f32(WaveState& w, const Inst& in) {
   }
   store<As::F32>(w, in, out.lane);
 }
-void v_ldexp_f16(WaveState& w, const Inst& in) {
+void v_ldexp_f16(WaveRegisters& w, const Inst& in) {
   Lanes ta, tb, out;
   const U32* a = source<As::F16>(w, in, 0, ta);
   const U32* b = source<As::B16>(w, in, 1, tb);
@@ -1005,7 +1005,7 @@ T div_fixup(T s0, T s1, T s2) {
   const T magnitude = s0 < T{0} || (s0 == T{0} && __builtin_signbit(s0)) ? -s0 : s0;
   return negative ? -magnitude : magnitude;
 }
-void v_div_scale_f32(WaveState& w, const Inst& in) {
+void v_div_scale_f32(WaveRegisters& w, const Inst& in) {
   Lanes ta, tb, tc, out;
   const U32* a = source<As::F32>(w, in, 0, ta);
   const U32* b = source<As::F32>(w, in, 1, tb);
@@ -1019,7 +1019,7 @@ void v_div_scale_f32(WaveState& w, const Inst& in) {
   store<As::F32>(w, in, out.lane);
   store_mask(w, in.op[1], mask & exec_mask(w));
 }
-void v_div_scale_f64(WaveState& w, const Inst& in) {
+void v_div_scale_f64(WaveRegisters& w, const Inst& in) {
   Lanes64 a, b, c, out;
   source64<As::F64>(w, in, 0, a);
   source64<As::F64>(w, in, 1, b);
@@ -1033,8 +1033,8 @@ void v_div_scale_f64(WaveState& w, const Inst& in) {
   store64<As::F64>(w, in, out.lane);
   store_mask(w, in.op[1], mask & exec_mask(w));
 }
-U64 vcc_mask(WaveState& w) { return U64{w.s[106]} | U64{w.s[107]} << 32; }
-void v_div_fmas_f32(WaveState& w, const Inst& in) {
+U64 vcc_mask(WaveRegisters& w) { return U64{w.s[106]} | U64{w.s[107]} << 32; }
+void v_div_fmas_f32(WaveRegisters& w, const Inst& in) {
   Lanes ta, tb, tc, out;
   const U32* a = source<As::F32>(w, in, 0, ta);
   const U32* b = source<As::F32>(w, in, 1, tb);
@@ -1048,7 +1048,7 @@ void v_div_fmas_f32(WaveState& w, const Inst& in) {
   }
   store<As::F32>(w, in, out.lane);
 }
-void v_div_fmas_f64(WaveState& w, const Inst& in) {
+void v_div_fmas_f64(WaveRegisters& w, const Inst& in) {
   Lanes64 a, b, c, out;
   source64<As::F64>(w, in, 0, a);
   source64<As::F64>(w, in, 1, b);
@@ -1068,7 +1068,7 @@ GFX9EMU_INLINE int class_of(U64 magnitude, bool negative, U64 quiet, U64 infinit
   const int c = magnitude == infinity ? 0 : magnitude >= normal ? 1 : magnitude != 0 ? 2 : 3;
   return negative ? 2 + c : 9 - c;
 }
-void v_cmp_class_f32(WaveState& w, const Inst& in) {
+void v_cmp_class_f32(WaveRegisters& w, const Inst& in) {
   Lanes ta, tb;
   const U32* a = source<As::F32>(w, in, 0, ta);
   const U32* b = source<As::B32>(w, in, 1, tb);
@@ -1079,7 +1079,7 @@ void v_cmp_class_f32(WaveState& w, const Inst& in) {
   }
   store_mask(w, in.op[0], mask & exec_mask(w));
 }
-void v_cmp_class_f16(WaveState& w, const Inst& in) {
+void v_cmp_class_f16(WaveRegisters& w, const Inst& in) {
   Lanes ta, tb;
   const U32* a = source<As::B16>(w, in, 0, ta);
   const U32* b = source<As::B32>(w, in, 1, tb);
@@ -1091,7 +1091,7 @@ void v_cmp_class_f16(WaveState& w, const Inst& in) {
   }
   store_mask(w, in.op[0], mask & exec_mask(w));
 }
-void v_cmp_class_f64(WaveState& w, const Inst& in) {
+void v_cmp_class_f64(WaveRegisters& w, const Inst& in) {
   Lanes64 a;
   Lanes tb;
   source64<As::F64>(w, in, 0, a);
@@ -1105,7 +1105,7 @@ void v_cmp_class_f64(WaveState& w, const Inst& in) {
   store_mask(w, in.op[0], mask & exec_mask(w));
 }
 
-void v_swap_b32(WaveState& w, const Inst& in) {
+void v_swap_b32(WaveRegisters& w, const Inst& in) {
   U32* a = const_cast<U32*>(row_of(w, in.op[0].reg, 0));
   U32* b = const_cast<U32*>(row_of(w, in.op[1].reg, 0));
   Lanes ca, cb;
@@ -1113,11 +1113,11 @@ void v_swap_b32(WaveState& w, const Inst& in) {
   blend(a, cb.lane, exec_mask(w));
   blend(b, ca.lane, exec_mask(w));
 }
-void v_nop(WaveState&, const Inst&) {}
+void v_nop(WaveRegisters&, const Inst&) {}
 
 // v_dot*: integer products summed onto the third source (or the destination, for the "c" forms).
 template <int bits, bool is_signed, bool onto_dst>
-void integer_dot(WaveState& w, const Inst& in) {
+void integer_dot(WaveRegisters& w, const Inst& in) {
   Lanes ta, tb, tc, out;
   const U32* a = source<As::B32>(w, in, 0, ta);
   const U32* b = source<As::B32>(w, in, 1, tb);
@@ -1139,7 +1139,7 @@ void integer_dot(WaveState& w, const Inst& in) {
 }
 // Two f16 products; the sum is kept exact to f64 and rounded once.
 template <bool onto_dst>
-void dot2_f32_f16(WaveState& w, const Inst& in) {
+void dot2_f32_f16(WaveRegisters& w, const Inst& in) {
   Lanes ta, tb, tc, out;
   const U32* a = source<As::B32>(w, in, 0, ta);
   const U32* b = source<As::B32>(w, in, 1, tb);
@@ -1155,7 +1155,7 @@ void dot2_f32_f16(WaveState& w, const Inst& in) {
 }
 
 template <bool high>
-void v_mbcnt(WaveState& w, const Inst& in) {
+void v_mbcnt(WaveRegisters& w, const Inst& in) {
   Lanes ta, tb, out;
   const U32* a = source<As::B32>(w, in, 0, ta);
   const U32* b = source<As::B32>(w, in, 1, tb);

@@ -38,7 +38,7 @@ void Wave::set_mode(uint32_t value) {
   }
 }
 
-void refuse(WaveState& w, const char* message) {
+void refuse(WaveRegisters& w, const char* message) {
   static_cast<Wave&>(w).fail(FaultKind::UnknownInstruction, message);
 }
 

@@ -12,7 +12,8 @@
 #include <vector>
 
 #include "gfx9emu/emu.h"
-#include "gfx9emu/wave_state.h"
+#include "gfx9emu/hazards.h"
+#include "gfx9emu/wave_registers.h"
 
 namespace gfx9emu {
 
@@ -38,6 +39,8 @@ struct LaunchContext {
   uint32_t lds_bytes = 0;
   // By instruction: 1 where it names a register outside the allocation.
   std::vector<uint8_t> bad_registers;
+  // By instruction, with hazards checked.
+  std::vector<HazardRoles> hazard_roles;
 };
 
 // A memory operation that its counter still counts.
@@ -60,7 +63,7 @@ struct Outstanding {
   std::vector<uint32_t> lds_data;
 };
 
-class Wave : public WaveState {
+class Wave : public WaveRegisters {
  public:
   Wave(Workgroup& group, const LaunchContext& context, uint32_t index);
 
@@ -138,6 +141,7 @@ class Wave : public WaveState {
 
   bool fetch();
   bool check_before(const Inst& inst);
+  void check_hazards(const Inst& inst);
   bool check_operand(const Inst& inst, int i, uint64_t exec);
   bool check_in_flight(const RegRange& reg, bool is_write);
   void undefine_loaded(const Inst& inst);
@@ -158,6 +162,7 @@ class Wave : public WaveState {
   std::vector<Outstanding> spare_;  // for their vectors' memory
   std::deque<Queued> vm_queue_, lgkm_queue_;
   int lgkm_count_ = 0;
+  HazardHistory hazards_;
   uint64_t next_id_ = 1;
   std::vector<uint64_t> in_flight_;                              // by physical register: operation
   std::array<uint64_t, scalar::count + 1> scalar_in_flight_{};  // likewise
@@ -186,6 +191,7 @@ class Workgroup {
   uint32_t epoch = 1;              // barriers passed, plus 1
   std::vector<std::unique_ptr<Wave>> waves;
   std::vector<Fault> faults;
+  std::vector<const Inst*> warned;  // each instruction warns once
   std::mt19937_64 random;
 
   // The byte ranges of an access by `wave`; false after a fault.

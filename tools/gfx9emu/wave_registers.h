@@ -14,7 +14,7 @@ struct alignas(64) Row {
   uint32_t lane[wave_lanes];
 };
 
-struct WaveState {
+struct WaveRegisters {
   Row* v = nullptr;  // arch VGPRs
   Row* a = nullptr;  // AGPRs, in the same file
   uint32_t s[scalar::count + 1] = {};
@@ -37,6 +37,6 @@ struct WaveState {
 };
 
 // A fault of the wave: an operation that is encoded in a way that is not known.
-void refuse(WaveState& w, const char* message);
+void refuse(WaveRegisters& w, const char* message);
 
 }  // namespace gfx9emu
