@@ -1,6 +1,6 @@
 // The kernels of tests/gfx9/kernels on the emulator against the same C on this machine.
-#include <cstring>
 #include <condition_variable>
+#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <mutex>

@@ -42,10 +42,10 @@ std::byte* device_bytes(Wave& w, uint64_t address, uint32_t bytes, bool read, bo
   if (read && w.checks) {
     for (uint32_t i = 0; i < bytes; ++i) {
       if (a->defined[at + i]) continue;
-      w.fail(FaultKind::UndefinedMemory,
-             "byte " + std::to_string(at + i) + " of " +
-                 (a->label.empty() ? "an allocation" : a->label) + " of " +
-                 std::to_string(a->bytes) + " bytes is read, but was never written");
+      w.fail(FaultKind::UndefinedMemory, "byte " + std::to_string(at + i) + " of " +
+                                             (a->label.empty() ? "an allocation" : a->label) +
+                                             " of " + std::to_string(a->bytes) +
+                                             " bytes is read, but was never written");
       return nullptr;
     }
   }
@@ -94,8 +94,10 @@ std::byte* scratch_bytes(Wave& w, int lane, uint64_t offset, uint32_t bytes, uin
 }
 
 uint32_t extend_loaded(const Inst& inst, uint32_t value) {
-  if (inst.mem_bytes == 1) value = inst.sign ? static_cast<uint32_t>(static_cast<int8_t>(value)) : value & 0xff;
-  if (inst.mem_bytes == 2) value = inst.sign ? static_cast<uint32_t>(static_cast<int16_t>(value)) : value & 0xffff;
+  if (inst.mem_bytes == 1)
+    value = inst.sign ? static_cast<uint32_t>(static_cast<int8_t>(value)) : value & 0xff;
+  if (inst.mem_bytes == 2)
+    value = inst.sign ? static_cast<uint32_t>(static_cast<int16_t>(value)) : value & 0xffff;
   if (inst.d16 == 2) value <<= 16;
   return value;
 }
@@ -109,21 +111,36 @@ uint64_t combine_integer(Atomic op, uint32_t size, uint64_t old, uint64_t data, 
                 : static_cast<int32_t>(a) < static_cast<int32_t>(b);
   };
   switch (op) {
-    case Atomic::Swap: return data;
-    case Atomic::CmpSwap: return old == compare ? data : old;
-    case Atomic::Add: return old + data;
-    case Atomic::Sub: return old - data;
-    case Atomic::Rsub: return data - old;
-    case Atomic::Smin: return is_less_signed(data, old) ? data : old;
-    case Atomic::Umin: return data < old ? data : old;
-    case Atomic::Smax: return is_less_signed(old, data) ? data : old;
-    case Atomic::Umax: return data > old ? data : old;
-    case Atomic::And: return old & data;
-    case Atomic::Or: return old | data;
-    case Atomic::Xor: return old ^ data;
-    case Atomic::Inc: return old >= data ? 0 : old + 1;
-    case Atomic::Dec: return old == 0 || old > data ? data : old - 1;
-    default: return old;
+    case Atomic::Swap:
+      return data;
+    case Atomic::CmpSwap:
+      return old == compare ? data : old;
+    case Atomic::Add:
+      return old + data;
+    case Atomic::Sub:
+      return old - data;
+    case Atomic::Rsub:
+      return data - old;
+    case Atomic::Smin:
+      return is_less_signed(data, old) ? data : old;
+    case Atomic::Umin:
+      return data < old ? data : old;
+    case Atomic::Smax:
+      return is_less_signed(old, data) ? data : old;
+    case Atomic::Umax:
+      return data > old ? data : old;
+    case Atomic::And:
+      return old & data;
+    case Atomic::Or:
+      return old | data;
+    case Atomic::Xor:
+      return old ^ data;
+    case Atomic::Inc:
+      return old >= data ? 0 : old + 1;
+    case Atomic::Dec:
+      return old == 0 || old > data ? data : old - 1;
+    default:
+      return old;
   }
 }
 
@@ -137,12 +154,18 @@ uint64_t combine(Atomic op, uint32_t size, uint64_t old, uint64_t data, uint64_t
     return as_f32(static_cast<uint32_t>(bits >> (16 * i) & 0xffff) << 16);
   };
   switch (op) {
-    case Atomic::AddF32: return bits_of(a + b);
-    case Atomic::MinF32: return bits_of(b < a || a != a ? b : a);
-    case Atomic::MaxF32: return bits_of(b > a || a != a ? b : a);
-    case Atomic::AddF64: return bits_of64(x + y);
-    case Atomic::MinF64: return bits_of64(y < x || x != x ? y : x);
-    case Atomic::MaxF64: return bits_of64(y > x || x != x ? y : x);
+    case Atomic::AddF32:
+      return bits_of(a + b);
+    case Atomic::MinF32:
+      return bits_of(b < a || a != a ? b : a);
+    case Atomic::MaxF32:
+      return bits_of(b > a || a != a ? b : a);
+    case Atomic::AddF64:
+      return bits_of64(x + y);
+    case Atomic::MinF64:
+      return bits_of64(y < x || x != x ? y : x);
+    case Atomic::MaxF64:
+      return bits_of64(y > x || x != x ? y : x);
     case Atomic::PkAddF16: {
       uint64_t r = 0;
       for (int i = 0; i < 2; ++i) {
@@ -160,7 +183,8 @@ uint64_t combine(Atomic op, uint32_t size, uint64_t old, uint64_t data, uint64_t
       }
       return r;
     }
-    default: return combine_integer(op, size, old, data, compare);
+    default:
+      return combine_integer(op, size, old, data, compare);
   }
 }
 
@@ -179,7 +203,8 @@ uint64_t update(std::byte* p, Atomic op, uint64_t data, uint64_t compare) {
 }  // namespace
 
 uint64_t atomic_update(std::byte* p, Atomic op, uint32_t size, uint64_t data, uint64_t compare) {
-  return size == 8 ? update<uint64_t>(p, op, data, compare) : update<uint32_t>(p, op, data, compare);
+  return size == 8 ? update<uint64_t>(p, op, data, compare)
+                   : update<uint32_t>(p, op, data, compare);
 }
 
 }  // namespace gfx9emu

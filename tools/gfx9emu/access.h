@@ -8,7 +8,8 @@
 
 namespace gfx9emu {
 
-// The bytes at a device address, or null after a fault. `bytes` is 1, 2 or a multiple of 4, up to 64.
+// The bytes at a device address, or null after a fault. `bytes` is 1, 2 or a multiple of 4, up
+// to 64.
 std::byte* device_bytes(Wave& w, uint64_t address, uint32_t bytes, bool read, bool write,
                         uint32_t align);
 // LDS bytes [offset, offset + bytes).

@@ -11,15 +11,24 @@ namespace {
 std::string scalar_name(int r) {
   if (r <= 101) return "s" + std::to_string(r);
   switch (r) {
-    case scalar::flat_scratch: return "flat_scratch_lo";
-    case scalar::flat_scratch + 1: return "flat_scratch_hi";
-    case scalar::vcc: return "vcc_lo";
-    case scalar::vcc + 1: return "vcc_hi";
-    case scalar::m0: return "m0";
-    case scalar::exec: return "exec_lo";
-    case scalar::exec + 1: return "exec_hi";
-    case scalar::scc: return "scc";
-    default: return "scalar register " + std::to_string(r);
+    case scalar::flat_scratch:
+      return "flat_scratch_lo";
+    case scalar::flat_scratch + 1:
+      return "flat_scratch_hi";
+    case scalar::vcc:
+      return "vcc_lo";
+    case scalar::vcc + 1:
+      return "vcc_hi";
+    case scalar::m0:
+      return "m0";
+    case scalar::exec:
+      return "exec_lo";
+    case scalar::exec + 1:
+      return "exec_hi";
+    case scalar::scc:
+      return "scc";
+    default:
+      return "scalar register " + std::to_string(r);
   }
 }
 
@@ -258,8 +267,7 @@ bool Workgroup::note_lds_read(Wave& wave, uint32_t offset, uint32_t bytes) {
   return true;
 }
 
-bool Workgroup::note_lds_write(Wave& wave, uint32_t offset, uint32_t bytes, bool atomic,
-                               bool dma) {
+bool Workgroup::note_lds_write(Wave& wave, uint32_t offset, uint32_t bytes, bool atomic, bool dma) {
   const uint32_t inst = static_cast<uint32_t>(wave.entry.inst);
   for (uint32_t i = offset; i < offset + bytes; ++i) {
     LdsByte& b = lds_state[i];

@@ -1,23 +1,32 @@
 // Conversions between f32 and the smaller formats as gfx942 does them, on bits and without branches
 // where loops over lanes are made of them.
 //
-// Everything is static: these functions are compiled once per instruction set, and no copy made for a
-// wider one may serve the others.
+// Everything is static: these functions are compiled once per instruction set, and no copy made for
+// a wider one may serve the others.
 #pragma once
 #include <cstdint>
 
 namespace gfx9emu {
 
-static inline float as_f32(uint32_t bits) { return __builtin_bit_cast(float, bits); }
-static inline uint32_t bits_of(float x) { return __builtin_bit_cast(uint32_t, x); }
-static inline double as_f64(uint64_t bits) { return __builtin_bit_cast(double, bits); }
-static inline uint64_t bits_of64(double x) { return __builtin_bit_cast(uint64_t, x); }
+static inline float as_f32(uint32_t bits) {
+  return __builtin_bit_cast(float, bits);
+}
+static inline uint32_t bits_of(float x) {
+  return __builtin_bit_cast(uint32_t, x);
+}
+static inline double as_f64(uint64_t bits) {
+  return __builtin_bit_cast(double, bits);
+}
+static inline uint64_t bits_of64(double x) {
+  return __builtin_bit_cast(uint64_t, x);
+}
 
 static inline uint32_t f16_to_f32(uint32_t h) {
   const uint32_t sign = (h & 0x8000) << 16, magnitude = h & 0x7fff;
   const uint32_t normal = (magnitude << 13) + 0x38000000;
   const uint32_t special = (magnitude << 13) + 0x70000000;
-  const uint32_t subnormal = bits_of(static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f);
+  const uint32_t subnormal =
+      bits_of(static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f);
   return sign | (magnitude >= 0x7c00 ? special : magnitude < 0x0400 ? subnormal : normal);
 }
 
@@ -29,10 +38,10 @@ static inline uint32_t f32_to_f16(uint32_t f, bool saturate) {
   const uint32_t finite = magnitude < 0x38800000 ? subnormal : normal;
   const uint32_t bounded = finite >= 0x7c00 ? (saturate ? 0x7bff : 0x7c00) : finite;
   const uint32_t nan = 0x7e00 | (magnitude >> 13 & 0x3ff);
-  return sign | (magnitude > 0x7f800000     ? nan
-                 : magnitude == 0x7f800000  ? 0x7c00
-                 : magnitude >= 0x47800000  ? (saturate ? 0x7bff : 0x7c00)
-                                            : bounded);
+  return sign | (magnitude > 0x7f800000    ? nan
+                 : magnitude == 0x7f800000 ? 0x7c00
+                 : magnitude >= 0x47800000 ? (saturate ? 0x7bff : 0x7c00)
+                                           : bounded);
 }
 
 // Toward zero: v_cvt_pkrtz_f16_f32. Too large a value becomes the largest finite one.
@@ -101,15 +110,20 @@ static inline uint32_t f32_to_fnuz_stochastic(uint32_t f, uint32_t seed, bool sa
   const uint64_t noise = uint64_t{seed >> (32 - drop)} << (shift - drop < 36 ? shift - drop : 36);
   const uint64_t units = shift < 60 ? (significand + noise) >> shift : 0;
   const uint64_t code =
-      below > 0 ? units
-                : units + (static_cast<uint64_t>(exponent + bias - 1) << mantissa);
+      below > 0 ? units : units + (static_cast<uint64_t>(exponent + bias - 1) << mantissa);
   if (code > 0x7f) return saturate ? sign | 0x7f : 0x80;
   return code == 0 ? 0 : sign | static_cast<uint32_t>(code);
 }
 
-static inline uint32_t fp8_to_f32(uint32_t c) { return fnuz_to_f32<3, 8>(c); }
-static inline uint32_t bf8_to_f32(uint32_t c) { return fnuz_to_f32<2, 16>(c); }
+static inline uint32_t fp8_to_f32(uint32_t c) {
+  return fnuz_to_f32<3, 8>(c);
+}
+static inline uint32_t bf8_to_f32(uint32_t c) {
+  return fnuz_to_f32<2, 16>(c);
+}
 
-static inline uint32_t bf16_to_f32(uint32_t b) { return b << 16; }
+static inline uint32_t bf16_to_f32(uint32_t b) {
+  return b << 16;
+}
 
 }  // namespace gfx9emu

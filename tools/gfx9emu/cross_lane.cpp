@@ -45,10 +45,8 @@ const Op table[] = {
 
 void v_mfma(Wave& w, const Inst& in) {
   const MfmaShape& shape = *in.mfma;
-  const MfmaModifiers modifiers{.cbsz = in.cbsz,
-                                .abid = in.abid,
-                                .blgp = in.blgp,
-                                .fp16_ovfl = (w.mode >> 23 & 1) != 0};
+  const MfmaModifiers modifiers{
+      .cbsz = in.cbsz, .abid = in.abid, .blgp = in.blgp, .fp16_ovfl = (w.mode >> 23 & 1) != 0};
   const std::string refused = mfma_refuses(shape, modifiers);
   if (!refused.empty()) {
     w.fail(FaultKind::UnknownInstruction, refused);
@@ -75,7 +73,9 @@ void v_mfma(Wave& w, const Inst& in) {
 
 }  // namespace
 
-std::span<const Op> cross_lane_ops() { return table; }
+std::span<const Op> cross_lane_ops() {
+  return table;
+}
 
 std::span<const Op> mfma_ops() {
   static const auto all = [] {

@@ -21,16 +21,16 @@ namespace gfx9emu {
 
 const char* class_name(Class cls) {
   static constexpr const char* names[class_count] = {
-      "salu", "smem", "branch",     "waitcnt", "nop", "barrier", "end",    "control", "valu",
-      "trans", "packed_f32", "mfma", "lds",     "buffer", "global", "flat", "scratch"};
+      "salu",  "smem",       "branch", "waitcnt", "nop",    "barrier", "end",  "control", "valu",
+      "trans", "packed_f32", "mfma",   "lds",     "buffer", "global",  "flat", "scratch"};
   return names[static_cast<int>(cls)];
 }
 
 const Op* find_op(std::string_view name) {
   static const auto table = [] {
     std::unordered_map<std::string_view, const Op*> all;
-    for (const auto ops : {salu_ops(), valu_ops(), cross_lane_ops(), mfma_ops(), lds_ops(),
-                           memory_ops()}) {
+    for (const auto ops :
+         {salu_ops(), valu_ops(), cross_lane_ops(), mfma_ops(), lds_ops(), memory_ops()}) {
       for (const Op& op : ops) all.emplace(op.name, &op);
     }
     return all;
@@ -47,8 +47,8 @@ Decoder::Decoder() {
     LLVMInitializeAMDGPUTargetMC();
     LLVMInitializeAMDGPUDisassembler();
   });
-  context_ = LLVMCreateDisasmCPUFeatures("amdgcn-amd-amdhsa", "gfx942", "", nullptr, 0, nullptr,
-                                         nullptr);
+  context_ =
+      LLVMCreateDisasmCPUFeatures("amdgcn-amd-amdhsa", "gfx942", "", nullptr, 0, nullptr, nullptr);
 }
 
 Decoder::~Decoder() {

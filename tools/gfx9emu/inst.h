@@ -75,8 +75,29 @@ inline constexpr int class_count = static_cast<int>(Class::Scratch) + 1;
 const char* class_name(Class cls);
 
 enum class Atomic : uint8_t {
-  None, Swap, CmpSwap, Add, Sub, Rsub, Smin, Umin, Smax, Umax, And, Or, Xor, Inc, Dec,
-  AddF32, AddF64, MinF32, MaxF32, MinF64, MaxF64, PkAddF16, PkAddBf16
+  None,
+  Swap,
+  CmpSwap,
+  Add,
+  Sub,
+  Rsub,
+  Smin,
+  Umin,
+  Smax,
+  Umax,
+  And,
+  Or,
+  Xor,
+  Inc,
+  Dec,
+  AddF32,
+  AddF64,
+  MinF32,
+  MaxF32,
+  MinF64,
+  MaxF64,
+  PkAddF16,
+  PkAddBf16
 };
 
 enum class Dpp : uint8_t {
@@ -102,7 +123,7 @@ struct Inst {
   std::string text;     // "v_fma_f32 v0, -v1, |v2|, s3 clamp", as LLVM prints it
   std::string name;     // "v_fma_f32": without _e32, _e64, _sdwa, _dpp
   Class cls = Class::Salu;
-  Handler run = nullptr;  // null: not known; executing it is a fault
+  Handler run = nullptr;        // null: not known; executing it is a fault
   LaneHandler lanes = nullptr;  // of the vector ALU, called by `run`
 
   // As written: destinations first, then sources. MFMA: D, A, B, C. Stores have no destination.
@@ -146,9 +167,9 @@ struct Inst {
   bool is_atomic = false;
   bool is_lds_dma = false;  // buffer_load ... lds, global_load_lds
   Atomic atomic = Atomic::None;
-  bool sign = false;     // sub-dword loads: sign extended
-  uint8_t d16 = 0;       // 1: the low half of the register, 2: the high half; the other is kept
-  uint16_t stride = 0;    // read2/write2: bytes per element of the offsets, 64 elements with st64
+  bool sign = false;    // sub-dword loads: sign extended
+  uint8_t d16 = 0;      // 1: the low half of the register, 2: the high half; the other is kept
+  uint16_t stride = 0;  // read2/write2: bytes per element of the offsets, 64 elements with st64
   bool offen = false, idxen = false, sc0 = false, sc1 = false, nt = false, gds = false;
 
   // Scalar.

@@ -147,8 +147,8 @@ void set_entry_state(Wave& w, const LaunchContext& c, Dim3 workgroup, uint32_t l
     const uint32_t item = w.index * 64 + l;
     const uint32_t x = item % c.block.x, y = item / c.block.x % c.block.y,
                    z = item / c.block.x / c.block.y;
-    w.v[0].lane[l] = x | (d.workitem_id_vgprs >= 1 ? y << 10 : 0) |
-                     (d.workitem_id_vgprs >= 2 ? z << 20 : 0);
+    w.v[0].lane[l] =
+        x | (d.workitem_id_vgprs >= 1 ? y << 10 : 0) | (d.workitem_id_vgprs >= 2 ? z << 20 : 0);
   }
   w.define({RegFile::Vgpr, 0, 1}, 3, active);
 }
@@ -237,7 +237,8 @@ Report launch(Memory& memory, const Kernel& kernel, Dim3 grid, Dim3 block,
   if (!problem.empty()) return refuse(problem);
   if (kernel.object->address() == 0) return refuse("the code object was not loaded into a Memory");
 
-  const Temporary arguments(memory, std::max(kernel.descriptor.kernarg_bytes, 16u), "the kernarg segment");
+  const Temporary arguments(memory, std::max(kernel.descriptor.kernarg_bytes, 16u),
+                            "the kernarg segment");
   const Temporary dispatch(memory, 64, "the dispatch packet");
   if (arguments.address() == 0 || dispatch.address() == 0) return refuse("out of memory");
   LaunchContext context;
@@ -274,7 +275,8 @@ Report launch(Memory& memory, const Kernel& kernel, Dim3 grid, Dim3 block,
       for (Fault& f : group.faults) {
         // What one workgroup warned of, the others need not repeat.
         const bool repeated =
-            f.warning && std::any_of(report.faults.begin(), report.faults.end(), [&](const Fault& g) {
+            f.warning &&
+            std::any_of(report.faults.begin(), report.faults.end(), [&](const Fault& g) {
               return g.warning && g.where.offset == f.where.offset;
             });
         if (repeated) continue;

@@ -14,8 +14,11 @@ namespace {
 
 constexpr Wave::Counts ds_counts{.vm = false, .lgkm = 1};
 
-// What hardware asks for in its unaligned mode, which the driver sets: the natural alignment up to 8.
-uint32_t alignment(uint32_t bytes) { return std::min(bytes == 12 ? 8u : bytes, 8u); }
+// What hardware asks for in its unaligned mode, which the driver sets: the natural alignment up
+// to 8.
+uint32_t alignment(uint32_t bytes) {
+  return std::min(bytes == 12 ? 8u : bytes, 8u);
+}
 
 bool refuse_gds(Wave& w, const Inst& in) {
   if (in.gds) w.fail(FaultKind::UnknownInstruction, "global data share is not known");
@@ -210,30 +213,56 @@ void ds_swizzle(Wave& w, const Inst& in) {
 void ds_nop(Wave&, const Inst&) {}
 
 constexpr Op read(std::string_view name, uint8_t bytes, bool sign = false, uint8_t d16 = 0) {
-  return {.name = name, .cls = Class::Lds, .run = ds_read, .dsts = 1, .bytes = bytes, .load = true,
-          .sign = sign, .d16 = d16};
+  return {.name = name,
+          .cls = Class::Lds,
+          .run = ds_read,
+          .dsts = 1,
+          .bytes = bytes,
+          .load = true,
+          .sign = sign,
+          .d16 = d16};
 }
 constexpr Op write(std::string_view name, uint8_t bytes, uint8_t d16 = 0) {
-  return {.name = name, .cls = Class::Lds, .run = ds_write, .dsts = 0, .bytes = bytes,
-          .store = true, .d16 = d16};
+  return {.name = name,
+          .cls = Class::Lds,
+          .run = ds_write,
+          .dsts = 0,
+          .bytes = bytes,
+          .store = true,
+          .d16 = d16};
 }
 constexpr Op read2(std::string_view name, uint8_t bytes, uint16_t stride) {
-  return {.name = name, .cls = Class::Lds, .run = ds_read2, .dsts = 1, .bytes = bytes, .load = true,
+  return {.name = name,
+          .cls = Class::Lds,
+          .run = ds_read2,
+          .dsts = 1,
+          .bytes = bytes,
+          .load = true,
           .stride = stride};
 }
 constexpr Op write2(std::string_view name, uint8_t bytes, uint16_t stride) {
-  return {.name = name, .cls = Class::Lds, .run = ds_write2, .dsts = 0, .bytes = bytes,
-          .store = true, .stride = stride};
+  return {.name = name,
+          .cls = Class::Lds,
+          .run = ds_write2,
+          .dsts = 0,
+          .bytes = bytes,
+          .store = true,
+          .stride = stride};
 }
 constexpr Op atomic(std::string_view name, Atomic kind, uint8_t bytes, bool returns) {
-  return {.name = name, .cls = Class::Lds, .run = ds_atomic,
-          .dsts = static_cast<uint8_t>(returns ? 1 : 0), .bytes = bytes, .load = returns,
-          .store = true, .atomic = kind};
+  return {.name = name,
+          .cls = Class::Lds,
+          .run = ds_atomic,
+          .dsts = static_cast<uint8_t>(returns ? 1 : 0),
+          .bytes = bytes,
+          .load = returns,
+          .store = true,
+          .atomic = kind};
 }
 constexpr Op permute(std::string_view name, Handler run) {
   return {.name = name, .cls = Class::Lds, .run = run, .dsts = 1};
 }
-#define ATOMIC(NAME, TYPE, KIND, BYTES)                 \
+#define ATOMIC(NAME, TYPE, KIND, BYTES)                    \
   atomic("ds_" NAME "_" TYPE, Atomic::KIND, BYTES, false), \
       atomic("ds_" NAME "_rtn_" TYPE, Atomic::KIND, BYTES, true)
 #define ATOMICS(NAME, T32, T64, KIND) ATOMIC(NAME, T32, KIND, 4), ATOMIC(NAME, T64, KIND, 8)
@@ -300,6 +329,8 @@ const Op table[] = {
 
 }  // namespace
 
-std::span<const Op> lds_ops() { return table; }
+std::span<const Op> lds_ops() {
+  return table;
+}
 
 }  // namespace gfx9emu

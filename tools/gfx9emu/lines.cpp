@@ -75,11 +75,21 @@ std::string string_at(std::span<const std::byte> table, uint64_t offset) {
   return Reader(table.subspan(offset)).string();
 }
 
-std::string base_name(const std::string& path) { return path.substr(path.find_last_of('/') + 1); }
+std::string base_name(const std::string& path) {
+  return path.substr(path.find_last_of('/') + 1);
+}
 
 enum : uint64_t {
-  form_block = 0x09, form_data1 = 0x0b, form_data2 = 0x05, form_data4 = 0x06, form_data8 = 0x07,
-  form_data16 = 0x1e, form_string = 0x08, form_strp = 0x0e, form_line_strp = 0x1f, form_udata = 0x0f,
+  form_block = 0x09,
+  form_data1 = 0x0b,
+  form_data2 = 0x05,
+  form_data4 = 0x06,
+  form_data8 = 0x07,
+  form_data16 = 0x1e,
+  form_string = 0x08,
+  form_strp = 0x0e,
+  form_line_strp = 0x1f,
+  form_udata = 0x0f,
 };
 
 // One unit of the line program, versions 4 and 5, 32-bit DWARF.
@@ -145,17 +155,39 @@ class Unit {
       for (const auto& [content, form] : format) {
         std::string text;
         switch (form) {
-          case form_string: text = in_.string(); break;
-          case form_line_strp: text = string_at(line_strings_, in_.fixed(4)); break;
-          case form_strp: text = string_at(strings_, in_.fixed(4)); break;
-          case form_udata: in_.uleb(); break;
-          case form_data1: in_.skip(1); break;
-          case form_data2: in_.skip(2); break;
-          case form_data4: in_.skip(4); break;
-          case form_data8: in_.skip(8); break;
-          case form_data16: in_.skip(16); break;
-          case form_block: in_.skip(in_.uleb()); break;
-          default: in_.seek(static_cast<size_t>(-1)); return;
+          case form_string:
+            text = in_.string();
+            break;
+          case form_line_strp:
+            text = string_at(line_strings_, in_.fixed(4));
+            break;
+          case form_strp:
+            text = string_at(strings_, in_.fixed(4));
+            break;
+          case form_udata:
+            in_.uleb();
+            break;
+          case form_data1:
+            in_.skip(1);
+            break;
+          case form_data2:
+            in_.skip(2);
+            break;
+          case form_data4:
+            in_.skip(4);
+            break;
+          case form_data8:
+            in_.skip(8);
+            break;
+          case form_data16:
+            in_.skip(16);
+            break;
+          case form_block:
+            in_.skip(in_.uleb());
+            break;
+          default:
+            in_.seek(static_cast<size_t>(-1));
+            return;
         }
         if (content == 1) path = text;
       }
@@ -197,14 +229,24 @@ class Unit {
         in_.seek(end);
         break;
       }
-      case 1: emit(false); break;
-      case 2: advance(in_.uleb()); break;
-      case 3: line_ += static_cast<uint32_t>(in_.sleb()); break;
-      case 4: file_ = static_cast<uint32_t>(in_.uleb()); break;
+      case 1:
+        emit(false);
+        break;
+      case 2:
+        advance(in_.uleb());
+        break;
+      case 3:
+        line_ += static_cast<uint32_t>(in_.sleb());
+        break;
+      case 4:
+        file_ = static_cast<uint32_t>(in_.uleb());
+        break;
       case 8:
         if (line_range_ != 0) advance(static_cast<uint64_t>((255 - opcode_base_) / line_range_));
         break;
-      case 9: address_ += in_.fixed(2); break;
+      case 9:
+        address_ += in_.fixed(2);
+        break;
       default:
         for (int i = opcode <= operands_.size() ? operands_[opcode - 1] : 0; i > 0; --i) in_.uleb();
     }

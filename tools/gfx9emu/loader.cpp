@@ -2,9 +2,8 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
-#include <optional>
-
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "gfx9emu/code_object.h"
 #include "gfx9emu/decode.h"
@@ -51,7 +50,9 @@ constexpr uint32_t sht_rela = 4, sht_dynsym = 11, sht_nobits = 8;
 constexpr uint32_t nt_amdgpu_metadata = 32;
 constexpr uint64_t max_image = uint64_t{1} << 28;
 
-std::string number(uint64_t n) { return std::to_string(n); }
+std::string number(uint64_t n) {
+  return std::to_string(n);
+}
 
 uint32_t bits(uint32_t word, int high, int low) {
   return word >> low & ((high - low == 31 ? 0u : 1u << (high - low + 1)) - 1);
@@ -65,9 +66,8 @@ class Loader {
 
   // "" or what is wrong.
   std::string load() {
-    for (const auto step :
-         {&Loader::read_header, &Loader::read_segments, &Loader::read_metadata,
-          &Loader::read_symbols, &Loader::read_kernels, &Loader::decode}) {
+    for (const auto step : {&Loader::read_header, &Loader::read_segments, &Loader::read_metadata,
+                            &Loader::read_symbols, &Loader::read_kernels, &Loader::decode}) {
       std::string error = (this->*step)();
       if (!error.empty()) return error;
     }
@@ -129,7 +129,8 @@ class Loader {
     // EF_AMDGPU_FEATURE_XNACK_V4: 1 any, 2 off, 3 on.
     if ((header_.flags >> 8 & 3) == 3) return "needs xnack on, this device has it off";
     if ((header_.flags >> 10 & 3) == 2) return "needs sramecc off, this device has it on";
-    if (header_.type != 3) return "not linked: its ELF type is " + number(header_.type) + ", not 3 (shared object)";
+    if (header_.type != 3)
+      return "not linked: its ELF type is " + number(header_.type) + ", not 3 (shared object)";
     return "";
   }
 
@@ -247,9 +248,8 @@ class Loader {
   std::string read_kernel(const nlohmann::json& entry, Kernel& kernel) {
     const std::string symbol_name = string(entry, ".symbol");
     if (symbol_name.empty()) return "the metadata names no .symbol";
-    const auto symbol =
-        std::find_if(symbols_.begin(), symbols_.end(),
-                     [&](const Symbol& s) { return s.name == symbol_name; });
+    const auto symbol = std::find_if(symbols_.begin(), symbols_.end(),
+                                     [&](const Symbol& s) { return s.name == symbol_name; });
     if (symbol == symbols_.end()) return "no symbol " + symbol_name;
     const std::string error = read_descriptor(symbol->offset, kernel);
     if (!error.empty()) return error;
@@ -267,10 +267,9 @@ class Loader {
       return std::string("the metadata's ") + key + " is " + number(said) +
              ", the descriptor says " + number(described);
     };
-    for (const std::string& contradiction :
-         {same(".group_segment_fixed_size", d.lds_bytes),
-          same(".private_segment_fixed_size", d.scratch_bytes),
-          same(".kernarg_segment_size", d.kernarg_bytes)}) {
+    for (const std::string& contradiction : {same(".group_segment_fixed_size", d.lds_bytes),
+                                             same(".private_segment_fixed_size", d.scratch_bytes),
+                                             same(".kernarg_segment_size", d.kernarg_bytes)}) {
       if (!contradiction.empty()) return contradiction;
     }
     if (const uint64_t lanes = integer(entry, ".wavefront_size", 64); lanes != 64) {

@@ -1,4 +1,5 @@
-// Scalar loads, and the vector loads, stores and atomics of global, buffer, flat and scratch memory.
+// Scalar loads, and the vector loads, stores and atomics of global, buffer, flat and scratch
+// memory.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -68,8 +69,8 @@ struct Places {
   int address = -1, scalar = -1, data = -1;
 };
 
-// global: [dst,] vaddr, [data,] saddr. flat: [dst,] vaddr [, data]. scratch: as global, vaddr may be
-// off. buffer: dst or data, vaddr, srsrc, soffset; an atomic's data is its destination.
+// global: [dst,] vaddr, [data,] saddr. flat: [dst,] vaddr [, data]. scratch: as global, vaddr may
+// be off. buffer: dst or data, vaddr, srsrc, soffset; an atomic's data is its destination.
 Places places(const Inst& in) {
   const int d = in.dst_count;
   Places p;
@@ -111,8 +112,11 @@ class Addresses {
       case Class::Scratch:
         if (const Operand& s = in.op[places_.scalar]; s.is_register()) base_ = w.s[s.reg.first];
         break;
-      case Class::Buffer: read_resource(); break;
-      default: break;
+      case Class::Buffer:
+        read_resource();
+        break;
+      default:
+        break;
     }
   }
 
@@ -207,10 +211,14 @@ std::byte* flat_scratch_bytes(Wave& w, const Target& t, int lane, uint32_t bytes
 std::byte* target_bytes(Wave& w, const Target& t, int lane, uint32_t bytes, bool read, bool write,
                         uint32_t align) {
   switch (t.space) {
-    case Target::Space::Device: return device_bytes(w, t.address, bytes, read, write, align);
-    case Target::Space::Lds: return lds_bytes(w, t.address, bytes, read, write, false, align);
-    case Target::Space::Scratch: return flat_scratch_bytes(w, t, lane, bytes, read, write);
-    case Target::Space::Nowhere: break;
+    case Target::Space::Device:
+      return device_bytes(w, t.address, bytes, read, write, align);
+    case Target::Space::Lds:
+      return lds_bytes(w, t.address, bytes, read, write, false, align);
+    case Target::Space::Scratch:
+      return flat_scratch_bytes(w, t, lane, bytes, read, write);
+    case Target::Space::Nowhere:
+      break;
   }
   return nullptr;
 }
@@ -411,7 +419,9 @@ void atomic(Wave& w, const Inst& in) {
   w.issue_load(in, vector_counts(in), to, 3, {data.data(), static_cast<size_t>(dwords)}, lanes);
 }
 
-void cache_control(Wave& w, const Inst& in) { w.issue_other(in, {.vm = true}); }
+void cache_control(Wave& w, const Inst& in) {
+  w.issue_other(in, {.vm = true});
+}
 void no_effect(Wave&, const Inst&) {}
 
 // --- The table: each operation for all address spaces that have it.
@@ -421,7 +431,13 @@ struct Named {
   Op op;
 };
 constexpr Op loads(uint8_t bytes, bool sign = false, uint8_t d16 = 0) {
-  return {.name = {}, .run = load_any, .dsts = 1, .bytes = bytes, .load = true, .sign = sign, .d16 = d16};
+  return {.name = {},
+          .run = load_any,
+          .dsts = 1,
+          .bytes = bytes,
+          .load = true,
+          .sign = sign,
+          .d16 = d16};
 }
 constexpr Op stores(uint8_t bytes, uint8_t d16 = 0) {
   return {.name = {}, .run = store, .dsts = 0, .bytes = bytes, .store = true, .d16 = d16};

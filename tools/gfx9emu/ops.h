@@ -1,4 +1,5 @@
-// The table of operations: what the decoder must know of each by name, and the function that runs it.
+// The table of operations: what the decoder must know of each by name, and the function that runs
+// it.
 #pragma once
 #include <span>
 #include <string_view>

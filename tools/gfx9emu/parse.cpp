@@ -127,9 +127,15 @@ bool parse_constant(string_view s, Type type, uint64_t& bits) {
     const uint64_t low = static_cast<uint32_t>(integer);
     switch (type) {
       case Type::F16:
-      case Type::F32: bits = low; break;
-      case Type::F64: bits = literal ? low << 32 : static_cast<uint64_t>(integer); break;
-      case Type::U64: bits = static_cast<uint64_t>(integer); break;
+      case Type::F32:
+        bits = low;
+        break;
+      case Type::F64:
+        bits = literal ? low << 32 : static_cast<uint64_t>(integer);
+        break;
+      case Type::U64:
+        bits = static_cast<uint64_t>(integer);
+        break;
       case Type::I64:
         bits = literal ? static_cast<uint64_t>(static_cast<int64_t>(static_cast<int32_t>(low)))
                        : static_cast<uint64_t>(integer);
@@ -142,9 +148,7 @@ bool parse_constant(string_view s, Type type, uint64_t& bits) {
   double value = std::strtod(copy.c_str(), &end);
   if (copy.empty() || *end != '\0') return false;
   if (copy.starts_with("0.15915494")) {  // 1/(2 pi), each format's own rounding
-    bits = type == Type::F16   ? 0x3118
-           : type == Type::F32 ? 0x3e22f983
-                               : 0x3fc45f306dc9c882;
+    bits = type == Type::F16 ? 0x3118 : type == Type::F32 ? 0x3e22f983 : 0x3fc45f306dc9c882;
     return true;
   }
   const uint64_t wide = std::bit_cast<uint64_t>(value);
@@ -154,8 +158,11 @@ bool parse_constant(string_view s, Type type, uint64_t& bits) {
       bits = ((f >> 16) & 0x8000) | ((((f >> 23) & 0xff) - 112) << 10);
       break;
     }
-    case Type::F32: bits = std::bit_cast<uint32_t>(static_cast<float>(value)); break;
-    default: bits = wide;
+    case Type::F32:
+      bits = std::bit_cast<uint32_t>(static_cast<float>(value));
+      break;
+    default:
+      bits = wide;
   }
   return true;
 }
@@ -281,8 +288,8 @@ bool parse_bits(string_view s, uint8_t& bits, int* count = nullptr) {
 
 bool parse_dpp(string_view name, string_view value, Inst& inst) {
   static const std::unordered_map<string_view, Dpp> with_value = {
-      {"row_shl", Dpp::RowShl},   {"row_shr", Dpp::RowShr},   {"row_ror", Dpp::RowRor},
-      {"wave_shl", Dpp::WaveShl}, {"wave_rol", Dpp::WaveRol}, {"wave_shr", Dpp::WaveShr},
+      {"row_shl", Dpp::RowShl},   {"row_shr", Dpp::RowShr},          {"row_ror", Dpp::RowRor},
+      {"wave_shl", Dpp::WaveShl}, {"wave_rol", Dpp::WaveRol},        {"wave_shr", Dpp::WaveShr},
       {"wave_ror", Dpp::WaveRor}, {"row_newbcast", Dpp::RowNewbcast}};
   int64_t n = 0;
   if (name == "quad_perm") {
@@ -388,11 +395,11 @@ bool parse_waitcnt(string_view rest, Inst& inst) {
 // "hwreg(HW_REG_MODE, 23, 1)"
 bool parse_hwreg(string_view s, Inst& inst) {
   static const std::unordered_map<string_view, int> names = {
-      {"HW_REG_MODE", 1},       {"HW_REG_STATUS", 2},    {"HW_REG_TRAPSTS", 3},
-      {"HW_REG_HW_ID", 4},      {"HW_REG_GPR_ALLOC", 5}, {"HW_REG_LDS_ALLOC", 6},
-      {"HW_REG_IB_STS", 7},     {"HW_REG_SH_MEM_BASES", 15},
-      {"HW_REG_TBA_LO", 16},    {"HW_REG_TBA_HI", 17},   {"HW_REG_TMA_LO", 18},
-      {"HW_REG_TMA_HI", 19},    {"HW_REG_XCC_ID", 20}};
+      {"HW_REG_MODE", 1},    {"HW_REG_STATUS", 2},        {"HW_REG_TRAPSTS", 3},
+      {"HW_REG_HW_ID", 4},   {"HW_REG_GPR_ALLOC", 5},     {"HW_REG_LDS_ALLOC", 6},
+      {"HW_REG_IB_STS", 7},  {"HW_REG_SH_MEM_BASES", 15}, {"HW_REG_TBA_LO", 16},
+      {"HW_REG_TBA_HI", 17}, {"HW_REG_TMA_LO", 18},       {"HW_REG_TMA_HI", 19},
+      {"HW_REG_XCC_ID", 20}};
   if (!eat(s, "hwreg(") || !eat_end(s, ")")) return false;
   const auto parts = split(s, ',');
   if (parts.size() != 1 && parts.size() != 3) return false;
@@ -442,11 +449,14 @@ uint8_t sdwa_halves(Sdwa sel) {
   switch (sel) {
     case Sdwa::Byte0:
     case Sdwa::Byte1:
-    case Sdwa::Word0: return 1;
+    case Sdwa::Word0:
+      return 1;
     case Sdwa::Byte2:
     case Sdwa::Byte3:
-    case Sdwa::Word1: return 2;
-    default: return 3;
+    case Sdwa::Word1:
+      return 2;
+    default:
+      return 3;
   }
 }
 
@@ -455,7 +465,8 @@ bool find_halves(string_view name, Type type, bool packed_16, Inst& inst) {
   const int d = inst.dst_count;
   const bool vector_memory = inst.mem_bytes != 0;
   if (vector_memory) {
-    // Data of stores and atomics is the last vector operand of ds_*, and follows the address elsewhere.
+    // Data of stores and atomics is the last vector operand of ds_*, and follows the address
+    // elsewhere.
     if (inst.is_load && !inst.is_lds_dma && d == 1 && inst.d16 != 0) {
       inst.halves[0] = inst.d16 == 2 ? 2 : 1;
       return true;
@@ -476,13 +487,14 @@ bool find_halves(string_view name, Type type, bool packed_16, Inst& inst) {
     for (int i = d; i < inst.op_count && i < d + 3; ++i) {
       const int s = i - d;
       const bool low_from_high = inst.op_sel >> s & 1, high_from_high = inst.op_sel_hi >> s & 1;
-      inst.halves[i] = (low_from_high || high_from_high ? 2 : 0) |
-                       (!low_from_high || !high_from_high ? 1 : 0);
+      inst.halves[i] =
+          (low_from_high || high_from_high ? 2 : 0) | (!low_from_high || !high_from_high ? 1 : 0);
     }
     return false;
   }
   const bool to_fp8 = name.starts_with("v_cvt_pk_fp8_f32") || name.starts_with("v_cvt_pk_bf8_f32");
-  const bool to_fp8_sr = name.starts_with("v_cvt_sr_fp8_f32") || name.starts_with("v_cvt_sr_bf8_f32");
+  const bool to_fp8_sr =
+      name.starts_with("v_cvt_sr_fp8_f32") || name.starts_with("v_cvt_sr_bf8_f32");
   if (to_fp8) {
     inst.halves[0] = inst.op_sel & 8 ? 2 : 1;
     return true;
@@ -588,9 +600,8 @@ std::string parse_instruction(std::string_view text, Inst& inst) {
     const bool scalar_imm =
         op->cls == Class::Branch || op->cls == Class::Nop || op->cls == Class::Control ||
         name.starts_with("s_movk_") || name.starts_with("s_cmovk_") ||
-        name.starts_with("s_addk_") || name.starts_with("s_mulk_") ||
-        name.starts_with("s_cmpk_") || name == "s_call_b64" || name == "s_trap" ||
-        name.starts_with("s_setreg_imm32");
+        name.starts_with("s_addk_") || name.starts_with("s_mulk_") || name.starts_with("s_cmpk_") ||
+        name == "s_call_b64" || name == "s_trap" || name.starts_with("s_setreg_imm32");
     if (scalar_imm && parse_int(part, n)) {
       inst.imm = n;
       continue;

@@ -7,22 +7,38 @@ namespace gfx9emu {
 
 const char* fault_name(FaultKind kind) {
   switch (kind) {
-    case FaultKind::BadLaunch: return "bad launch";
-    case FaultKind::UnknownInstruction: return "unknown instruction";
-    case FaultKind::RegisterRange: return "register out of range";
-    case FaultKind::UndefinedRegister: return "undefined register";
-    case FaultKind::UndefinedLds: return "undefined LDS";
-    case FaultKind::UndefinedMemory: return "undefined memory";
-    case FaultKind::MissingWaitcnt: return "missing s_waitcnt";
-    case FaultKind::MissingWaitStates: return "missing wait states";
-    case FaultKind::LdsRace: return "LDS race";
-    case FaultKind::OutOfBounds: return "out of bounds";
-    case FaultKind::UseAfterFree: return "use after free";
-    case FaultKind::Misaligned: return "misaligned";
-    case FaultKind::Budget: return "instruction budget";
-    case FaultKind::Barrier: return "barrier";
-    case FaultKind::BadJump: return "bad jump";
-    case FaultKind::Trap: return "trap";
+    case FaultKind::BadLaunch:
+      return "bad launch";
+    case FaultKind::UnknownInstruction:
+      return "unknown instruction";
+    case FaultKind::RegisterRange:
+      return "register out of range";
+    case FaultKind::UndefinedRegister:
+      return "undefined register";
+    case FaultKind::UndefinedLds:
+      return "undefined LDS";
+    case FaultKind::UndefinedMemory:
+      return "undefined memory";
+    case FaultKind::MissingWaitcnt:
+      return "missing s_waitcnt";
+    case FaultKind::MissingWaitStates:
+      return "missing wait states";
+    case FaultKind::LdsRace:
+      return "LDS race";
+    case FaultKind::OutOfBounds:
+      return "out of bounds";
+    case FaultKind::UseAfterFree:
+      return "use after free";
+    case FaultKind::Misaligned:
+      return "misaligned";
+    case FaultKind::Budget:
+      return "instruction budget";
+    case FaultKind::Barrier:
+      return "barrier";
+    case FaultKind::BadJump:
+      return "bad jump";
+    case FaultKind::Trap:
+      return "trap";
   }
   return "fault";
 }

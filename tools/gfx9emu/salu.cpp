@@ -14,8 +14,12 @@ uint32_t read32(const Wave& w, const Operand& o) {
 uint64_t read64(const Wave& w, const Operand& o) {
   return o.kind == Operand::Kind::Register ? w.scalar64(o.reg.first) : o.value;
 }
-void write32(Wave& w, const Operand& o, uint32_t value) { w.s[o.reg.first] = value; }
-void write64(Wave& w, const Operand& o, uint64_t value) { w.set_scalar64(o.reg.first, value); }
+void write32(Wave& w, const Operand& o, uint32_t value) {
+  w.s[o.reg.first] = value;
+}
+void write64(Wave& w, const Operand& o, uint64_t value) {
+  w.set_scalar64(o.reg.first, value);
+}
 
 // Result and SCC of one operation.
 struct Out32 {
@@ -26,8 +30,12 @@ struct Out64 {
   uint64_t value;
   bool scc;
 };
-Out32 nonzero(uint32_t x) { return {x, x != 0}; }
-Out64 nonzero64(uint64_t x) { return {x, x != 0}; }
+Out32 nonzero(uint32_t x) {
+  return {x, x != 0};
+}
+Out64 nonzero64(uint64_t x) {
+  return {x, x != 0};
+}
 
 template <auto f>
 void binary32(Wave& w, const Inst& in) {
@@ -128,9 +136,7 @@ constexpr auto addc_u32 = [](U32 a, U32 b, bool c) -> Out32 {
   const U64 sum = U64{a} + b + c;
   return {static_cast<U32>(sum), sum >> 32 != 0};
 };
-constexpr auto subb_u32 = [](U32 a, U32 b, bool c) -> Out32 {
-  return {a - b - c, U64{b} + c > a};
-};
+constexpr auto subb_u32 = [](U32 a, U32 b, bool c) -> Out32 { return {a - b - c, U64{b} + c > a}; };
 constexpr auto add_i32 = [](U32 a, U32 b, bool) -> Out32 {
   const U32 r = a + b;
   return {r, ((a ^ r) & (b ^ r)) >> 31 != 0};
@@ -224,7 +230,9 @@ void s_cmov_b64(Wave& w, const Inst& in) {
 U32 immediate(const Inst& in) {
   return static_cast<U32>(static_cast<I32>(static_cast<int16_t>(in.imm)));
 }
-void s_movk_i32(Wave& w, const Inst& in) { write32(w, in.op[0], immediate(in)); }
+void s_movk_i32(Wave& w, const Inst& in) {
+  write32(w, in.op[0], immediate(in));
+}
 void s_cmovk_i32(Wave& w, const Inst& in) {
   if (w.scc()) write32(w, in.op[0], immediate(in));
 }
@@ -252,8 +260,12 @@ void s_bfm_b64(Wave& w, const Inst& in) {
   const U32 width = read32(w, in.op[1]) & 63, offset = read32(w, in.op[2]) & 63;
   write64(w, in.op[0], ((U64{1} << width) - 1) << offset);
 }
-void s_mov_b64(Wave& w, const Inst& in) { write64(w, in.op[0], read64(w, in.op[1])); }
-void s_mov_b32(Wave& w, const Inst& in) { write32(w, in.op[0], read32(w, in.op[1])); }
+void s_mov_b64(Wave& w, const Inst& in) {
+  write64(w, in.op[0], read64(w, in.op[1]));
+}
+void s_mov_b32(Wave& w, const Inst& in) {
+  write32(w, in.op[0], read32(w, in.op[1]));
+}
 
 // Jumps. Addresses are those of Memory; a Program knows offsets in the image.
 void jump(Wave& w, uint64_t address) {
@@ -274,8 +286,12 @@ template <auto condition>
 void branch_if(Wave& w, const Inst& in) {
   if (condition(w)) branch(w, in);
 }
-void s_getpc_b64(Wave& w, const Inst& in) { write64(w, in.op[0], after(w, in)); }
-void s_setpc_b64(Wave& w, const Inst& in) { jump(w, read64(w, in.op[0])); }
+void s_getpc_b64(Wave& w, const Inst& in) {
+  write64(w, in.op[0], after(w, in));
+}
+void s_setpc_b64(Wave& w, const Inst& in) {
+  jump(w, read64(w, in.op[0]));
+}
 void s_swappc_b64(Wave& w, const Inst& in) {
   const uint64_t target = read64(w, in.op[1]);
   write64(w, in.op[0], after(w, in));
@@ -286,12 +302,16 @@ void s_call_b64(Wave& w, const Inst& in) {
   branch(w, in);
 }
 
-void s_endpgm(Wave& w, const Inst&) { w.done = true; }
+void s_endpgm(Wave& w, const Inst&) {
+  w.done = true;
+}
 void s_barrier(Wave& w, const Inst&) {
   w.at_barrier = true;
   ++w.counters.barriers;
 }
-void s_waitcnt(Wave& w, const Inst& in) { w.wait(in.vmcnt, in.lgkmcnt); }
+void s_waitcnt(Wave& w, const Inst& in) {
+  w.wait(in.vmcnt, in.lgkmcnt);
+}
 void no_effect(Wave&, const Inst&) {}
 void s_trap(Wave& w, const Inst& in) {
   w.fail(FaultKind::Trap, "trap " + std::to_string(in.imm));
@@ -310,21 +330,33 @@ void set_hwreg(Wave& w, const Inst& in, U32 value) {
   const U32 mask = field_mask(in) << in.hwreg_offset;
   w.set_mode((w.mode & ~mask) | (value << in.hwreg_offset & mask));
 }
-void s_setreg_b32(Wave& w, const Inst& in) { set_hwreg(w, in, read32(w, in.op[0])); }
-void s_setreg_imm32_b32(Wave& w, const Inst& in) { set_hwreg(w, in, static_cast<U32>(in.imm)); }
+void s_setreg_b32(Wave& w, const Inst& in) {
+  set_hwreg(w, in, read32(w, in.op[0]));
+}
+void s_setreg_imm32_b32(Wave& w, const Inst& in) {
+  set_hwreg(w, in, static_cast<U32>(in.imm));
+}
 void s_getreg_b32(Wave& w, const Inst& in) {
   U32 value = 0;
   switch (in.hwreg) {
-    case hw_mode: value = w.mode; break;
-    case hw_hw_id: value = w.index; break;  // wave slot; the rest of the chip is not modelled
-    case hw_xcc_id: value = 0; break;
+    case hw_mode:
+      value = w.mode;
+      break;
+    case hw_hw_id:
+      value = w.index;
+      break;  // wave slot; the rest of the chip is not modelled
+    case hw_xcc_id:
+      value = 0;
+      break;
     default:
       w.fail(FaultKind::UnknownInstruction, "reads a hardware register that is not modelled");
       return;
   }
   write32(w, in.op[0], value >> in.hwreg_offset & field_mask(in));
 }
-void s_memtime(Wave& w, const Inst& in) { write64(w, in.op[0], w.executed); }
+void s_memtime(Wave& w, const Inst& in) {
+  write64(w, in.op[0], w.executed);
+}
 
 constexpr Op scc(std::string_view name, Handler run) {
   return {.name = name, .cls = Class::Salu, .run = run, .flags = writes_scc};
@@ -336,10 +368,8 @@ constexpr Op compare(std::string_view name, Handler run) {
   return {.name = name, .cls = Class::Salu, .run = run, .dsts = 0, .flags = writes_scc};
 }
 constexpr Op saves(std::string_view name, Handler run) {
-  return {.name = name,
-          .cls = Class::Salu,
-          .run = run,
-          .flags = writes_scc | reads_exec | writes_exec};
+  return {
+      .name = name, .cls = Class::Salu, .run = run, .flags = writes_scc | reads_exec | writes_exec};
 }
 constexpr Op control(std::string_view name, Class cls, Handler run, int dsts = 0, int flags = 0) {
   return {.name = name,
@@ -360,9 +390,13 @@ constexpr Op control(std::string_view name, Class cls, Handler run, int dsts = 0
 const Op table[] = {
     scc("s_add_u32", binary32<add_u32>),
     scc("s_sub_u32", binary32<sub_u32>),
-    {.name = "s_addc_u32", .cls = Class::Salu, .run = binary32<addc_u32>,
+    {.name = "s_addc_u32",
+     .cls = Class::Salu,
+     .run = binary32<addc_u32>,
      .flags = writes_scc | reads_scc},
-    {.name = "s_subb_u32", .cls = Class::Salu, .run = binary32<subb_u32>,
+    {.name = "s_subb_u32",
+     .cls = Class::Salu,
+     .run = binary32<subb_u32>,
      .flags = writes_scc | reads_scc},
     scc("s_add_i32", binary32<add_i32>),
     scc("s_sub_i32", binary32<sub_i32>),
@@ -372,8 +406,8 @@ const Op table[] = {
     scc("s_max_u32", binary32<choose<greater_u>>),
     plain("s_cselect_b32", s_cselect_b32, reads_scc),
     plain("s_cselect_b64", s_cselect_b64, reads_scc),
-    scc("s_and_b32", binary32<F2(a & b)>),
-    scc("s_and_b64", binary64<F2_64(a & b)>),
+    scc("s_and_b32", binary32<F2(a& b)>),
+    scc("s_and_b64", binary64<F2_64(a& b)>),
     scc("s_or_b32", binary32<F2(a | b)>),
     scc("s_or_b64", binary64<F2_64(a | b)>),
     scc("s_xor_b32", binary32<F2(a ^ b)>),
@@ -382,8 +416,8 @@ const Op table[] = {
     scc("s_andn2_b64", binary64<F2_64(a & ~b)>),
     scc("s_orn2_b32", binary32<F2(a | ~b)>),
     scc("s_orn2_b64", binary64<F2_64(a | ~b)>),
-    scc("s_nand_b32", binary32<F2(~(a & b))>),
-    scc("s_nand_b64", binary64<F2_64(~(a & b))>),
+    scc("s_nand_b32", binary32<F2(~(a& b))>),
+    scc("s_nand_b64", binary64<F2_64(~(a& b))>),
     scc("s_nor_b32", binary32<F2(~(a | b))>),
     scc("s_nor_b64", binary64<F2_64(~(a | b))>),
     scc("s_xnor_b32", binary32<F2(~(a ^ b))>),
@@ -396,7 +430,7 @@ const Op table[] = {
     scc("s_ashr_i64", shift64<S2_64(static_cast<U64>(static_cast<I64>(a) >> (b & 63)))>),
     plain("s_bfm_b32", plain32<P2(((1u << (a & 31)) - 1) << (b & 31))>),
     plain("s_bfm_b64", s_bfm_b64),
-    plain("s_mul_i32", plain32<P2(a * b)>),
+    plain("s_mul_i32", plain32<P2(a* b)>),
     plain("s_mul_hi_u32", plain32<P2(static_cast<U32>(U64{a} * b >> 32))>),
     plain("s_mul_hi_i32",
           plain32<P2(static_cast<U32>(I64{static_cast<I32>(a)} * static_cast<I32>(b) >> 32))>),
@@ -420,10 +454,10 @@ const Op table[] = {
     scc("s_not_b32", unary32<[](U32 a) { return nonzero(~a); }>),
     scc("s_not_b64", unary64<[](U64 a) { return nonzero64(~a); }>),
     scc("s_wqm_b64", unary64<[](U64 a) {
-      U64 r = 0;
-      for (int i = 0; i < 64; i += 4) r |= (a >> i & 15) != 0 ? U64{15} << i : 0;
-      return nonzero64(r);
-    }>),
+          U64 r = 0;
+          for (int i = 0; i < 64; i += 4) r |= (a >> i & 15) != 0 ? U64{15} << i : 0;
+          return nonzero64(r);
+        }>),
     plain("s_brev_b32", move32<reverse_bits>),
     plain("s_brev_b64", move64<reverse_bits64>),
     scc("s_bcnt0_i32_b32", unary32<[](U32 a) { return nonzero(std::popcount(~a)); }>),
@@ -435,12 +469,11 @@ const Op table[] = {
     plain("s_ff1_i32_b32", move32<F1(a == 0 ? ~0u : static_cast<U32>(std::countr_zero(a)))>),
     plain("s_ff1_i32_b64", narrow<F1_64(a == 0 ? ~0u : static_cast<U32>(std::countr_zero(a)))>),
     plain("s_flbit_i32_b32", move32<F1(a == 0 ? ~0u : static_cast<U32>(std::countl_zero(a)))>),
-    plain("s_flbit_i32_b64",
-          narrow<F1_64(a == 0 ? ~0u : static_cast<U32>(std::countl_zero(a)))>),
+    plain("s_flbit_i32_b64", narrow<F1_64(a == 0 ? ~0u : static_cast<U32>(std::countl_zero(a)))>),
     plain("s_flbit_i32", move32<[](U32 a) {
-      const U32 x = static_cast<I32>(a) < 0 ? ~a : a;
-      return x == 0 ? ~0u : static_cast<U32>(std::countl_zero(x));
-    }>),
+            const U32 x = static_cast<I32>(a) < 0 ? ~a : a;
+            return x == 0 ? ~0u : static_cast<U32>(std::countl_zero(x));
+          }>),
     plain("s_sext_i32_i8", move32<F1(static_cast<U32>(static_cast<int8_t>(a)))>),
     plain("s_sext_i32_i16", move32<F1(static_cast<U32>(static_cast<int16_t>(a)))>),
     plain("s_bitset0_b32", bitset<0>, reads_dst),
@@ -451,17 +484,17 @@ const Op table[] = {
     scc("s_quadmask_b32", unary32<[](U32 a) { return nonzero(whole_quads(a, 4, 8)); }>),
     plain("s_getpc_b64", s_getpc_b64),
 
-    saves("s_and_saveexec_b64", save_exec<EX(a & e)>),
+    saves("s_and_saveexec_b64", save_exec<EX(a& e)>),
     saves("s_or_saveexec_b64", save_exec<EX(a | e)>),
     saves("s_xor_saveexec_b64", save_exec<EX(a ^ e)>),
     saves("s_andn2_saveexec_b64", save_exec<EX(a & ~e)>),
     saves("s_orn2_saveexec_b64", save_exec<EX(a | ~e)>),
-    saves("s_nand_saveexec_b64", save_exec<EX(~(a & e))>),
+    saves("s_nand_saveexec_b64", save_exec<EX(~(a& e))>),
     saves("s_nor_saveexec_b64", save_exec<EX(~(a | e))>),
     saves("s_xnor_saveexec_b64", save_exec<EX(~(a ^ e))>),
-    saves("s_andn1_saveexec_b64", save_exec<EX(~a & e)>),
+    saves("s_andn1_saveexec_b64", save_exec<EX(~a& e)>),
     saves("s_orn1_saveexec_b64", save_exec<EX(~a | e)>),
-    saves("s_andn1_wrexec_b64", write_exec<EX(~a & e)>),
+    saves("s_andn1_wrexec_b64", write_exec<EX(~a& e)>),
     saves("s_andn2_wrexec_b64", write_exec<EX(a & ~e)>),
 
     compare("s_cmp_eq_i32", compare32<equal>),
@@ -540,6 +573,8 @@ const Op table[] = {
 
 }  // namespace
 
-std::span<const Op> salu_ops() { return table; }
+std::span<const Op> salu_ops() {
+  return table;
+}
 
 }  // namespace gfx9emu

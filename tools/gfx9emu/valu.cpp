@@ -36,7 +36,9 @@ std::span<const Op> widest_table() {
   return table(baseline::valu_table(), baseline::valu_count());
 }
 
-void run_lanes(Wave& w, const Inst& in) { in.lanes(w, in); }
+void run_lanes(Wave& w, const Inst& in) {
+  in.lanes(w, in);
+}
 
 }  // namespace
 

@@ -1,12 +1,13 @@
-// The vector ALU: a loop over 64 lanes for each operation. This file is compiled once per instruction
-// set of the host (valu_*.cpp), each time with GFX9EMU_TARGET as its namespace. It calls no inline
-// function that other files share, so that no code for a wide instruction set gets into their way.
+// The vector ALU: a loop over 64 lanes for each operation. This file is compiled once per
+// instruction set of the host (valu_*.cpp), each time with GFX9EMU_TARGET as its namespace. It
+// calls no inline function that other files share, so that no code for a wide instruction set gets
+// into their way.
+#include <cmath>
+
 #include "gfx9emu/convert.h"
 #include "gfx9emu/dpp.h"
 #include "gfx9emu/ops.h"
 #include "gfx9emu/wave_registers.h"
-
-#include <cmath>
 
 #define GFX9EMU_INLINE static inline __attribute__((always_inline))
 
@@ -37,7 +38,9 @@ struct alignas(64) Lanes64 {
   U64 lane[64];
 };
 
-GFX9EMU_INLINE U64 exec_mask(const WaveRegisters& w) { return U64{w.s[126]} | U64{w.s[127]} << 32; }
+GFX9EMU_INLINE U64 exec_mask(const WaveRegisters& w) {
+  return U64{w.s[126]} | U64{w.s[127]} << 32;
+}
 
 GFX9EMU_INLINE const U32* row_of(WaveRegisters& w, const RegRange& r, int i) {
   return (r.file == RegFile::Agpr ? w.a : w.v)[r.first + i].lane;
@@ -54,10 +57,12 @@ GFX9EMU_INLINE void blend(U32* dst, const U32* src, U64 mask) {
   for (int i = 0; i < 32; ++i) dst[i + 32] = high >> i & 1 ? src[i + 32] : dst[i + 32];
 }
 
-GFX9EMU_INLINE U32 flush(U32 bits) { return bits & 0x7f800000 ? bits : bits & 0x80000000; }
+GFX9EMU_INLINE U32 flush(U32 bits) {
+  return bits & 0x7f800000 ? bits : bits & 0x80000000;
+}
 
-// One 32-bit register of source `n`, all lanes, as bits. Points into the register file where nothing
-// has to be done to the value.
+// One 32-bit register of source `n`, all lanes, as bits. Points into the register file where
+// nothing has to be done to the value.
 GFX9EMU_INLINE const U32* raw(WaveRegisters& w, const Operand& o, int i, Lanes& temp) {
   if (o.kind == Operand::Kind::Register) {
     if (o.reg.file != RegFile::Scalar) return row_of(w, o.reg, i);
@@ -82,7 +87,8 @@ __attribute__((noinline)) U64 dpp_lanes(WaveRegisters& w, const Inst& in) {
   return lanes;
 }
 
-__attribute__((noinline)) void dpp_permute(WaveRegisters& w, const Inst& in, const U32* source, Lanes& temp) {
+__attribute__((noinline)) void dpp_permute(WaveRegisters& w, const Inst& in, const U32* source,
+                                           Lanes& temp) {
   Lanes copy;
   for (int i = 0; i < 64; ++i) copy.lane[i] = source[i];
   for (int i = 0; i < 64; ++i) {
@@ -404,22 +410,30 @@ void and_exec(WaveRegisters& w, const Inst& in) {
 
 // --- Functions of one lane.
 
-#define F32_1(expr) [](U32 a_) -> U32 { const float a = as_f32(a_); return bits_of(expr); }
-#define F32_2(expr)                                  \
-  [](U32 a_, U32 b_) -> U32 {                        \
-    const float a = as_f32(a_), b = as_f32(b_);      \
-    return bits_of(expr);                            \
+#define F32_1(expr)             \
+  [](U32 a_) -> U32 {           \
+    const float a = as_f32(a_); \
+    return bits_of(expr);       \
   }
-#define F32_3(expr)                                                \
-  [](U32 a_, U32 b_, U32 c_) -> U32 {                              \
-    const float a = as_f32(a_), b = as_f32(b_), c = as_f32(c_);    \
-    return bits_of(expr);                                          \
+#define F32_2(expr)                             \
+  [](U32 a_, U32 b_) -> U32 {                   \
+    const float a = as_f32(a_), b = as_f32(b_); \
+    return bits_of(expr);                       \
   }
-#define F64_1(expr) [](U64 a_) -> U64 { const double a = as_f64(a_); return bits_of64(expr); }
-#define F64_2(expr)                                  \
-  [](U64 a_, U64 b_) -> U64 {                        \
-    const double a = as_f64(a_), b = as_f64(b_);     \
-    return bits_of64(expr);                          \
+#define F32_3(expr)                                             \
+  [](U32 a_, U32 b_, U32 c_) -> U32 {                           \
+    const float a = as_f32(a_), b = as_f32(b_), c = as_f32(c_); \
+    return bits_of(expr);                                       \
+  }
+#define F64_1(expr)              \
+  [](U64 a_) -> U64 {            \
+    const double a = as_f64(a_); \
+    return bits_of64(expr);      \
+  }
+#define F64_2(expr)                              \
+  [](U64 a_, U64 b_) -> U64 {                    \
+    const double a = as_f64(a_), b = as_f64(b_); \
+    return bits_of64(expr);                      \
   }
 #define B1(expr) [](U32 a) -> U32 { return (expr); }
 #define B2(expr) [](U32 a, U32 b) -> U32 { return (expr); }
@@ -428,9 +442,13 @@ void and_exec(WaveRegisters& w, const Inst& in) {
 #define S16(x) static_cast<I32>(static_cast<I16>(x))
 
 template <class T>
-GFX9EMU_INLINE T least(T a, T b) { return a < b ? a : b; }
+GFX9EMU_INLINE T least(T a, T b) {
+  return a < b ? a : b;
+}
 template <class T>
-GFX9EMU_INLINE T most(T a, T b) { return a > b ? a : b; }
+GFX9EMU_INLINE T most(T a, T b) {
+  return a > b ? a : b;
+}
 
 // -0 is less than +0, a NaN loses against a number.
 GFX9EMU_INLINE float fmin_lane(float a, float b) {
@@ -460,7 +478,7 @@ GFX9EMU_INLINE T med3_lane(T a, T b, T c) {
 
 // 2^x in double by a polynomial, rounded once; within half an ulp and a bit.
 GFX9EMU_INLINE float exp2_lane(float x) {
-  const bool tiny = x < -160.0f, huge = x > 160.0f;
+  const bool tiny = x<-160.0f, huge = x> 160.0f;
   const double y = tiny ? -160.0 : huge ? 160.0 : static_cast<double>(x);
   const double n = __builtin_floor(y + 0.5);
   const double t = (y - n) * 0.6931471805599453094;
@@ -482,7 +500,9 @@ GFX9EMU_INLINE float exp2_lane(float x) {
   const float r = static_cast<float>(p * scale);
   return x != x ? x : r;
 }
-float log2_lane(float x) { return static_cast<float>(log2(static_cast<double>(x))); }
+float log2_lane(float x) {
+  return static_cast<float>(log2(static_cast<double>(x)));
+}
 float sin_lane(float x) {
   if (x != x || x - x != 0.0f) return as_f32(0x7fc00000);
   const double turn = static_cast<double>(x) - floor(static_cast<double>(x));
@@ -493,7 +513,9 @@ float cos_lane(float x) {
   const double turn = static_cast<double>(x) - floor(static_cast<double>(x));
   return static_cast<float>(cos(turn * 6.283185307179586477));
 }
-GFX9EMU_INLINE float rcp_lane(float x) { return static_cast<float>(1.0 / static_cast<double>(x)); }
+GFX9EMU_INLINE float rcp_lane(float x) {
+  return static_cast<float>(1.0 / static_cast<double>(x));
+}
 GFX9EMU_INLINE float rsq_lane(float x) {
   return static_cast<float>(1.0 / __builtin_sqrt(static_cast<double>(x)));
 }
@@ -558,8 +580,12 @@ GFX9EMU_INLINE U32 reverse(U32 x) {
   x = (x >> 4 & 0x0f0f0f0f) | (x & 0x0f0f0f0f) << 4;
   return __builtin_bswap32(x);
 }
-GFX9EMU_INLINE I32 s24(U32 x) { return S(x << 8) >> 8; }
-GFX9EMU_INLINE U32 u24(U32 x) { return x & 0xffffff; }
+GFX9EMU_INLINE I32 s24(U32 x) {
+  return S(x << 8) >> 8;
+}
+GFX9EMU_INLINE U32 u24(U32 x) {
+  return x & 0xffffff;
+}
 
 GFX9EMU_INLINE int exponent_of(float x) {  // x = m * 2^e, 0.5 <= |m| < 1
   int e = 0;
@@ -663,7 +689,8 @@ void v_mad_64_32(WaveRegisters& w, const Inst& in) {
     bool over = out.lane[i] < product;
     if (is_signed) {
       I64 ignored;
-      over = __builtin_add_overflow(static_cast<I64>(product), static_cast<I64>(c.lane[i]), &ignored);
+      over =
+          __builtin_add_overflow(static_cast<I64>(product), static_cast<I64>(c.lane[i]), &ignored);
     }
     carry |= U64{over} << i;
   }
@@ -690,7 +717,8 @@ void fmac(WaveRegisters& w, const Inst& in) {
     source64<as>(w, in, 1, b);
     source64<as>(w, in, -1, c);
     for (int i = 0; i < 64; ++i) {
-      out.lane[i] = bits_of64(__builtin_fma(as_f64(a.lane[i]), as_f64(b.lane[i]), as_f64(c.lane[i])));
+      out.lane[i] =
+          bits_of64(__builtin_fma(as_f64(a.lane[i]), as_f64(b.lane[i]), as_f64(c.lane[i])));
     }
     store64<as>(w, in, out.lane);
   } else {
@@ -764,8 +792,8 @@ void v_pk_mov_b32(WaveRegisters& w, const Inst& in) {
 }
 
 // One half of a packed 16-bit source, zero-extended.
-GFX9EMU_INLINE const U32* half_source(WaveRegisters& w, const Inst& in, int n, bool high, bool is_float,
-                                      Lanes& temp) {
+GFX9EMU_INLINE const U32* half_source(WaveRegisters& w, const Inst& in, int n, bool high,
+                                      bool is_float, Lanes& temp) {
   const U32* p = raw(w, in.op[1 + n], 0, temp);
   const int shift = (high ? in.op_sel_hi : in.op_sel) >> n & 1 ? 16 : 0;
   const U32 flip = is_float && ((high ? in.neg_hi : in.neg_lo) >> n & 1) ? 0x8000 : 0;
@@ -946,10 +974,18 @@ template <>
 struct Float<double> {
   static constexpr int scale = 128, emin = -1022, precision = 52, wide = 768, narrow = -970;
 };
-GFX9EMU_INLINE float scale_by(float x, int n) { return ldexpf(x, n); }
-GFX9EMU_INLINE double scale_by(double x, int n) { return ldexp(x, n); }
-GFX9EMU_INLINE bool is_nan(double x) { return x != x; }
-GFX9EMU_INLINE bool is_inf(double x) { return x == x && x - x != 0.0; }
+GFX9EMU_INLINE float scale_by(float x, int n) {
+  return ldexpf(x, n);
+}
+GFX9EMU_INLINE double scale_by(double x, int n) {
+  return ldexp(x, n);
+}
+GFX9EMU_INLINE bool is_nan(double x) {
+  return x != x;
+}
+GFX9EMU_INLINE bool is_inf(double x) {
+  return x == x && x - x != 0.0;
+}
 template <class T>
 GFX9EMU_INLINE bool is_subnormal(T x) {
   return x != T{0} && __builtin_fabs(static_cast<double>(x)) < __builtin_ldexp(1.0, Float<T>::emin);
@@ -961,9 +997,13 @@ inline bool is_subnormal<double>(double x) {
 template <class T>
 T nan_of();
 template <>
-float nan_of<float>() { return as_f32(0x7fc00000); }
+float nan_of<float>() {
+  return as_f32(0x7fc00000);
+}
 template <>
-double nan_of<double>() { return as_f64(0x7ff8000000000000); }
+double nan_of<double>() {
+  return as_f64(0x7ff8000000000000);
+}
 
 // S0 is S1 or S2, whichever is to be scaled; S1 the denominator, S2 the numerator.
 template <class T>
@@ -1027,13 +1067,16 @@ void v_div_scale_f64(WaveRegisters& w, const Inst& in) {
   U64 mask = 0;
   for (int i = 0; i < 64; ++i) {
     bool vcc = false;
-    out.lane[i] = bits_of64(div_scale(as_f64(a.lane[i]), as_f64(b.lane[i]), as_f64(c.lane[i]), vcc));
+    out.lane[i] =
+        bits_of64(div_scale(as_f64(a.lane[i]), as_f64(b.lane[i]), as_f64(c.lane[i]), vcc));
     mask |= U64{vcc} << i;
   }
   store64<As::F64>(w, in, out.lane);
   store_mask(w, in.op[1], mask & exec_mask(w));
 }
-U64 vcc_mask(WaveRegisters& w) { return U64{w.s[106]} | U64{w.s[107]} << 32; }
+U64 vcc_mask(WaveRegisters& w) {
+  return U64{w.s[106]} | U64{w.s[107]} << 32;
+}
 void v_div_fmas_f32(WaveRegisters& w, const Inst& in) {
   Lanes ta, tb, tc, out;
   const U32* a = source<As::F32>(w, in, 0, ta);
@@ -1145,10 +1188,10 @@ void dot2_f32_f16(WaveRegisters& w, const Inst& in) {
   const U32* b = source<As::B32>(w, in, 1, tb);
   const U32* c = onto_dst ? row_of(w, in.op[0].reg, 0) : source<As::F32>(w, in, 2, tc);
   for (int i = 0; i < 64; ++i) {
-    const double p0 = static_cast<double>(as_f32(f16_to_f32(a[i] & 0xffff))) *
-                      as_f32(f16_to_f32(b[i] & 0xffff));
-    const double p1 = static_cast<double>(as_f32(f16_to_f32(a[i] >> 16))) *
-                      as_f32(f16_to_f32(b[i] >> 16));
+    const double p0 =
+        static_cast<double>(as_f32(f16_to_f32(a[i] & 0xffff))) * as_f32(f16_to_f32(b[i] & 0xffff));
+    const double p1 =
+        static_cast<double>(as_f32(f16_to_f32(a[i] >> 16))) * as_f32(f16_to_f32(b[i] >> 16));
     out.lane[i] = bits_of(static_cast<float>(p0 + p1 + as_f32(c[i])));
   }
   store<As::F32>(w, in, out.lane);
@@ -1177,52 +1220,50 @@ constexpr Op op(std::string_view name, LaneHandler lanes, int flags = 0, Class c
           .dsts = static_cast<uint8_t>(dsts),
           .flags = static_cast<uint16_t>(flags)};
 }
-constexpr Op trans(std::string_view name, LaneHandler lanes) { return op(name, lanes, 0, Class::Trans); }
+constexpr Op trans(std::string_view name, LaneHandler lanes) {
+  return op(name, lanes, 0, Class::Trans);
+}
 
-#define FLOAT_COMPARES(T, AS, CMP, FROM)                                                  \
-  COMPARE("f_" T, CMP, AS, [](auto, auto) -> bool { return false; })                      \
-  COMPARE("lt_" T, CMP, AS, [](auto a, auto b) -> bool { return (FROM(a) < FROM(b)); })     \
-  COMPARE("eq_" T, CMP, AS, [](auto a, auto b) -> bool { return FROM(a) == FROM(b); })    \
-  COMPARE("le_" T, CMP, AS, [](auto a, auto b) -> bool { return (FROM(a) <= FROM(b)); })    \
-  COMPARE("gt_" T, CMP, AS, [](auto a, auto b) -> bool { return (FROM(a) > FROM(b)); })     \
-  COMPARE("lg_" T, CMP, AS, [](auto a, auto b) -> bool {                                  \
-    return (FROM(a) < FROM(b) || FROM(a) > FROM(b));                                        \
-  })                                                                                      \
-  COMPARE("ge_" T, CMP, AS, [](auto a, auto b) -> bool { return (FROM(a) >= FROM(b)); })    \
-  COMPARE("o_" T, CMP, AS, [](auto a, auto b) -> bool {                                   \
-    return FROM(a) == FROM(a) && FROM(b) == FROM(b);                                      \
-  })                                                                                      \
-  COMPARE("u_" T, CMP, AS, [](auto a, auto b) -> bool {                                   \
-    return FROM(a) != FROM(a) || FROM(b) != FROM(b);                                      \
-  })                                                                                      \
-  COMPARE("nge_" T, CMP, AS, [](auto a, auto b) -> bool { return (!(FROM(a) >= FROM(b))); }) \
-  COMPARE("nlg_" T, CMP, AS, [](auto a, auto b) -> bool {                                 \
-    return (!(FROM(a) < FROM(b) || FROM(a) > FROM(b)));                                     \
-  })                                                                                      \
-  COMPARE("ngt_" T, CMP, AS, [](auto a, auto b) -> bool { return (!(FROM(a) > FROM(b))); })  \
-  COMPARE("nle_" T, CMP, AS, [](auto a, auto b) -> bool { return (!(FROM(a) <= FROM(b))); }) \
-  COMPARE("neq_" T, CMP, AS, [](auto a, auto b) -> bool { return !(FROM(a) == FROM(b)); }) \
-  COMPARE("nlt_" T, CMP, AS, [](auto a, auto b) -> bool { return (!(FROM(a) < FROM(b))); })  \
+#define FLOAT_COMPARES(T, AS, CMP, FROM)                                                      \
+  COMPARE("f_" T, CMP, AS, [](auto, auto) -> bool { return false; })                          \
+  COMPARE("lt_" T, CMP, AS, [](auto a, auto b) -> bool { return (FROM(a) < FROM(b)); })       \
+  COMPARE("eq_" T, CMP, AS, [](auto a, auto b) -> bool { return FROM(a) == FROM(b); })        \
+  COMPARE("le_" T, CMP, AS, [](auto a, auto b) -> bool { return (FROM(a) <= FROM(b)); })      \
+  COMPARE("gt_" T, CMP, AS, [](auto a, auto b) -> bool { return (FROM(a) > FROM(b)); })       \
+  COMPARE("lg_" T, CMP, AS,                                                                   \
+          [](auto a, auto b) -> bool { return (FROM(a) < FROM(b) || FROM(a) > FROM(b)); })    \
+  COMPARE("ge_" T, CMP, AS, [](auto a, auto b) -> bool { return (FROM(a) >= FROM(b)); })      \
+  COMPARE("o_" T, CMP, AS,                                                                    \
+          [](auto a, auto b) -> bool { return FROM(a) == FROM(a) && FROM(b) == FROM(b); })    \
+  COMPARE("u_" T, CMP, AS,                                                                    \
+          [](auto a, auto b) -> bool { return FROM(a) != FROM(a) || FROM(b) != FROM(b); })    \
+  COMPARE("nge_" T, CMP, AS, [](auto a, auto b) -> bool { return (!(FROM(a) >= FROM(b))); })  \
+  COMPARE("nlg_" T, CMP, AS,                                                                  \
+          [](auto a, auto b) -> bool { return (!(FROM(a) < FROM(b) || FROM(a) > FROM(b))); }) \
+  COMPARE("ngt_" T, CMP, AS, [](auto a, auto b) -> bool { return (!(FROM(a) > FROM(b))); })   \
+  COMPARE("nle_" T, CMP, AS, [](auto a, auto b) -> bool { return (!(FROM(a) <= FROM(b))); })  \
+  COMPARE("neq_" T, CMP, AS, [](auto a, auto b) -> bool { return !(FROM(a) == FROM(b)); })    \
+  COMPARE("nlt_" T, CMP, AS, [](auto a, auto b) -> bool { return (!(FROM(a) < FROM(b))); })   \
   COMPARE("tru_" T, CMP, AS, [](auto, auto) -> bool { return true; })
 
-#define INT_COMPARES(T, AS, CMP, TYPE)                                                              \
-  COMPARE("f_" T, CMP, AS, [](auto, auto) -> bool { return false; })                                \
-  COMPARE("lt_" T, CMP, AS,                                                                         \
-          [](auto a, auto b) -> bool { return (static_cast<TYPE>(a) < static_cast<TYPE>(b)); })       \
-  COMPARE("eq_" T, CMP, AS,                                                                         \
-          [](auto a, auto b) -> bool { return static_cast<TYPE>(a) == static_cast<TYPE>(b); })      \
-  COMPARE("le_" T, CMP, AS,                                                                         \
-          [](auto a, auto b) -> bool { return (static_cast<TYPE>(a) <= static_cast<TYPE>(b)); })      \
-  COMPARE("gt_" T, CMP, AS,                                                                         \
-          [](auto a, auto b) -> bool { return (static_cast<TYPE>(a) > static_cast<TYPE>(b)); })       \
-  COMPARE("ne_" T, CMP, AS,                                                                         \
-          [](auto a, auto b) -> bool { return static_cast<TYPE>(a) != static_cast<TYPE>(b); })      \
-  COMPARE("ge_" T, CMP, AS,                                                                         \
-          [](auto a, auto b) -> bool { return (static_cast<TYPE>(a) >= static_cast<TYPE>(b)); })      \
+#define INT_COMPARES(T, AS, CMP, TYPE)                                                           \
+  COMPARE("f_" T, CMP, AS, [](auto, auto) -> bool { return false; })                             \
+  COMPARE("lt_" T, CMP, AS,                                                                      \
+          [](auto a, auto b) -> bool { return (static_cast<TYPE>(a) < static_cast<TYPE>(b)); })  \
+  COMPARE("eq_" T, CMP, AS,                                                                      \
+          [](auto a, auto b) -> bool { return static_cast<TYPE>(a) == static_cast<TYPE>(b); })   \
+  COMPARE("le_" T, CMP, AS,                                                                      \
+          [](auto a, auto b) -> bool { return (static_cast<TYPE>(a) <= static_cast<TYPE>(b)); }) \
+  COMPARE("gt_" T, CMP, AS,                                                                      \
+          [](auto a, auto b) -> bool { return (static_cast<TYPE>(a) > static_cast<TYPE>(b)); })  \
+  COMPARE("ne_" T, CMP, AS,                                                                      \
+          [](auto a, auto b) -> bool { return static_cast<TYPE>(a) != static_cast<TYPE>(b); })   \
+  COMPARE("ge_" T, CMP, AS,                                                                      \
+          [](auto a, auto b) -> bool { return (static_cast<TYPE>(a) >= static_cast<TYPE>(b)); }) \
   COMPARE("t_" T, CMP, AS, [](auto, auto) -> bool { return true; })
 
-#define COMPARE(NAME, CMP, AS, ...)                  \
-  op("v_cmp_" NAME, CMP<AS, __VA_ARGS__>),           \
+#define COMPARE(NAME, CMP, AS, ...)        \
+  op("v_cmp_" NAME, CMP<AS, __VA_ARGS__>), \
       op("v_cmpx_" NAME, and_exec<CMP<AS, __VA_ARGS__>>, writes_exec),
 
 #define I24(x) static_cast<U32>(x)
@@ -1238,20 +1279,23 @@ const Op table[] = {
     op("v_bfrev_b32", unary<As::B32, As::B32, B1(reverse(a))>),
     op("v_ffbh_u32", unary<As::B32, As::B32, B1(a == 0 ? ~0u : __builtin_clz(a))>),
     op("v_ffbl_b32", unary<As::B32, As::B32, B1(a == 0 ? ~0u : __builtin_ctz(a))>),
-    op("v_ffbh_i32", unary<As::B32, As::B32, [](U32 a) -> U32 {
-      const U32 x = S(a) < 0 ? ~a : a;
-      return x == 0 ? ~0u : __builtin_clz(x);
-    }>),
+    op("v_ffbh_i32", unary<As::B32, As::B32,
+                           [](U32 a) -> U32 {
+                             const U32 x = S(a) < 0 ? ~a : a;
+                             return x == 0 ? ~0u : __builtin_clz(x);
+                           }>),
     op("v_swap_b32", v_swap_b32, reads_dst, Class::Valu, 2),
 
     op("v_cvt_f32_i32", unary<As::B32, As::F32, B1(bits_of(static_cast<float>(S(a))))>),
     op("v_cvt_f32_u32", unary<As::B32, As::F32, B1(bits_of(static_cast<float>(a)))>),
     op("v_cvt_i32_f32", unary<As::F32, As::B32, B1(static_cast<U32>(to_i32(as_f32(a))))>),
     op("v_cvt_u32_f32", unary<As::F32, As::B32, B1(to_u32(as_f32(a)))>),
-    op("v_cvt_rpi_i32_f32", unary<As::F32, As::B32, B1(static_cast<U32>(
-        to_i32(__builtin_floor(static_cast<double>(as_f32(a)) + 0.5))))>),
-    op("v_cvt_flr_i32_f32", unary<As::F32, As::B32, B1(static_cast<U32>(
-        to_i32(__builtin_floor(static_cast<double>(as_f32(a))))))>),
+    op("v_cvt_rpi_i32_f32",
+       unary<As::F32, As::B32,
+             B1(static_cast<U32>(to_i32(__builtin_floor(static_cast<double>(as_f32(a)) + 0.5))))>),
+    op("v_cvt_flr_i32_f32",
+       unary<As::F32, As::B32,
+             B1(static_cast<U32>(to_i32(__builtin_floor(static_cast<double>(as_f32(a))))))>),
     op("v_cvt_f32_ubyte0", unary<As::B32, As::F32, B1(bits_of(static_cast<float>(a & 255)))>),
     op("v_cvt_f32_ubyte1", unary<As::B32, As::F32, B1(bits_of(static_cast<float>(a >> 8 & 255)))>),
     op("v_cvt_f32_ubyte2", unary<As::B32, As::F32, B1(bits_of(static_cast<float>(a >> 16 & 255)))>),
@@ -1265,12 +1309,11 @@ const Op table[] = {
     op("v_cvt_f64_f32", widen<As::F32, As::F64, [](U32 a) -> U64 { return bits_of64(as_f32(a)); }>),
     op("v_cvt_f64_i32", widen<As::B32, As::F64, [](U32 a) -> U64 { return bits_of64(S(a)); }>),
     op("v_cvt_f64_u32", widen<As::B32, As::F64, [](U32 a) -> U64 { return bits_of64(a); }>),
-    op("v_cvt_f32_f64", narrow<As::F64, As::F32, [](U64 a) -> U32 {
-      return bits_of(static_cast<float>(as_f64(a)));
-    }>),
-    op("v_cvt_i32_f64", narrow<As::F64, As::B32, [](U64 a) -> U32 {
-      return static_cast<U32>(to_i32(as_f64(a)));
-    }>),
+    op("v_cvt_f32_f64",
+       narrow<As::F64, As::F32,
+              [](U64 a) -> U32 { return bits_of(static_cast<float>(as_f64(a))); }>),
+    op("v_cvt_i32_f64",
+       narrow<As::F64, As::B32, [](U64 a) -> U32 { return static_cast<U32>(to_i32(as_f64(a))); }>),
     op("v_cvt_u32_f64", narrow<As::F64, As::B32, [](U64 a) -> U32 { return to_u32(as_f64(a)); }>),
 
     op("v_trunc_f32", unary<As::F32, As::F32, F32_1(__builtin_truncf(a))>),
@@ -1287,13 +1330,15 @@ const Op table[] = {
     op("v_rndne_f64", unary64<As::F64, As::F64, F64_1(__builtin_rint(a))>),
     op("v_floor_f64", unary64<As::F64, As::F64, F64_1(__builtin_floor(a))>),
     op("v_fract_f64", unary64<As::F64, As::F64, F64_1(fract_lane(a))>),
-    op("v_frexp_exp_i32_f32", unary<As::F32, As::B32, B1(static_cast<U32>(exponent_of(as_f32(a))))>),
+    op("v_frexp_exp_i32_f32",
+       unary<As::F32, As::B32, B1(static_cast<U32>(exponent_of(as_f32(a))))>),
     op("v_frexp_mant_f32", unary<As::F32, As::F32, F32_1(mantissa_of(a))>),
-    op("v_frexp_exp_i16_f16", unary<As::F16, As::B16, B1(static_cast<U32>(exponent_of(as_f32(a))))>),
+    op("v_frexp_exp_i16_f16",
+       unary<As::F16, As::B16, B1(static_cast<U32>(exponent_of(as_f32(a))))>),
     op("v_frexp_mant_f16", unary<As::F16, As::F16, F32_1(mantissa_of(a))>),
-    op("v_frexp_exp_i32_f64", narrow<As::F64, As::B32, [](U64 a) -> U32 {
-      return static_cast<U32>(exponent_of(as_f64(a)));
-    }>),
+    op("v_frexp_exp_i32_f64",
+       narrow<As::F64, As::B32,
+              [](U64 a) -> U32 { return static_cast<U32>(exponent_of(as_f64(a))); }>),
     op("v_frexp_mant_f64", unary64<As::F64, As::F64, F64_1(mantissa_of(a))>),
 
     trans("v_exp_f32", transcendental<As::F32, exp2_lane>),
@@ -1318,7 +1363,7 @@ const Op table[] = {
     op("v_add_f32", binary<As::F32, F32_2(a + b)>),
     op("v_sub_f32", binary<As::F32, F32_2(a - b)>),
     op("v_subrev_f32", binary<As::F32, F32_2(b - a)>),
-    op("v_mul_f32", binary<As::F32, F32_2(a * b)>),
+    op("v_mul_f32", binary<As::F32, F32_2(a* b)>),
     op("v_mul_legacy_f32", binary<As::F32, F32_2(a == 0.0f || b == 0.0f ? 0.0f : a * b)>),
     op("v_min_f32", binary<As::F32, F32_2(fmin_lane(a, b))>),
     op("v_max_f32", binary<As::F32, F32_2(fmax_lane(a, b))>),
@@ -1336,25 +1381,26 @@ const Op table[] = {
     op("v_ldexp_f32", v_ldexp_f32),
 
     op("v_add_f64", binary64<As::F64, F64_2(a + b)>),
-    op("v_mul_f64", binary64<As::F64, F64_2(a * b)>),
+    op("v_mul_f64", binary64<As::F64, F64_2(a* b)>),
     op("v_min_f64", binary64<As::F64, F64_2(fmin_lane(a, b))>),
     op("v_max_f64", binary64<As::F64, F64_2(fmax_lane(a, b))>),
-    op("v_fma_f64", ternary64<As::F64, [](U64 a, U64 b, U64 c) -> U64 {
-      return bits_of64(__builtin_fma(as_f64(a), as_f64(b), as_f64(c)));
-    }>),
-    op("v_ldexp_f64", with_32<As::F64, [](U64 a, U32 n) -> U64 {
-      return bits_of64(ldexp(as_f64(a), S(n)));
-    }>),
-    op("v_div_fixup_f64", ternary64<As::F64, [](U64 a, U64 b, U64 c) -> U64 {
-      return bits_of64(div_fixup(as_f64(a), as_f64(b), as_f64(c)));
-    }>),
+    op("v_fma_f64", ternary64<As::F64,
+                              [](U64 a, U64 b, U64 c) -> U64 {
+                                return bits_of64(__builtin_fma(as_f64(a), as_f64(b), as_f64(c)));
+                              }>),
+    op("v_ldexp_f64",
+       with_32<As::F64, [](U64 a, U32 n) -> U64 { return bits_of64(ldexp(as_f64(a), S(n))); }>),
+    op("v_div_fixup_f64", ternary64<As::F64,
+                                    [](U64 a, U64 b, U64 c) -> U64 {
+                                      return bits_of64(div_fixup(as_f64(a), as_f64(b), as_f64(c)));
+                                    }>),
     op("v_div_scale_f64", v_div_scale_f64, 0, Class::Valu, 2),
     op("v_div_fmas_f64", v_div_fmas_f64, reads_vcc),
 
     op("v_add_f16", binary<As::F16, F32_2(a + b)>),
     op("v_sub_f16", binary<As::F16, F32_2(a - b)>),
     op("v_subrev_f16", binary<As::F16, F32_2(b - a)>),
-    op("v_mul_f16", binary<As::F16, F32_2(a * b)>),
+    op("v_mul_f16", binary<As::F16, F32_2(a* b)>),
     op("v_min_f16", binary<As::F16, F32_2(fmin_lane(a, b))>),
     op("v_max_f16", binary<As::F16, F32_2(fmax_lane(a, b))>),
     op("v_min3_f16", ternary<As::F16, F32_3(fmin_lane(fmin_lane(a, b), c))>),
@@ -1370,14 +1416,20 @@ const Op table[] = {
     op("v_add_u32", binary_saturating<B2(a + b), B2(a + b < a ? ~0u : a + b)>),
     op("v_sub_u32", binary_saturating<B2(a - b), B2(b > a ? 0 : a - b)>),
     op("v_subrev_u32", binary_saturating<B2(b - a), B2(a > b ? 0 : b - a)>),
-    op("v_add_i32", binary_saturating<B2(a + b), [](U32 a, U32 b) -> U32 {
-      const I64 r = I64{S(a)} + S(b);
-      return (static_cast<U32>(r > 2147483647 ? 2147483647 : r < -2147483648ll ? -2147483648ll : r));
-    }>),
-    op("v_sub_i32", binary_saturating<B2(a - b), [](U32 a, U32 b) -> U32 {
-      const I64 r = I64{S(a)} - S(b);
-      return (static_cast<U32>(r > 2147483647 ? 2147483647 : r < -2147483648ll ? -2147483648ll : r));
-    }>),
+    op("v_add_i32", binary_saturating<B2(a + b),
+                                      [](U32 a, U32 b) -> U32 {
+                                        const I64 r = I64{S(a)} + S(b);
+                                        return (static_cast<U32>(r > 2147483647      ? 2147483647
+                                                                 : r < -2147483648ll ? -2147483648ll
+                                                                                     : r));
+                                      }>),
+    op("v_sub_i32", binary_saturating<B2(a - b),
+                                      [](U32 a, U32 b) -> U32 {
+                                        const I64 r = I64{S(a)} - S(b);
+                                        return (static_cast<U32>(r > 2147483647      ? 2147483647
+                                                                 : r < -2147483648ll ? -2147483648ll
+                                                                                     : r));
+                                      }>),
     op("v_add_co_u32", add_carry<false, false, false>, 0, Class::Valu, 2),
     op("v_sub_co_u32", add_carry<true, false, false>, 0, Class::Valu, 2),
     op("v_subrev_co_u32", add_carry<true, true, false>, 0, Class::Valu, 2),
@@ -1395,11 +1447,11 @@ const Op table[] = {
     op("v_lshrrev_b32", binary<As::B32, B2(b >> (a & 31))>),
     op("v_lshlrev_b32", binary<As::B32, B2(b << (a & 31))>),
     op("v_ashrrev_i32", binary<As::B32, B2(static_cast<U32>(S(b) >> (a & 31)))>),
-    op("v_and_b32", binary<As::B32, B2(a & b)>),
+    op("v_and_b32", binary<As::B32, B2(a& b)>),
     op("v_or_b32", binary<As::B32, B2(a | b)>),
     op("v_xor_b32", binary<As::B32, B2(a ^ b)>),
     op("v_xnor_b32", binary<As::B32, B2(~(a ^ b))>),
-    op("v_mul_lo_u32", binary<As::B32, B2(a * b)>),
+    op("v_mul_lo_u32", binary<As::B32, B2(a* b)>),
     op("v_mul_hi_u32", binary<As::B32, B2(static_cast<U32>((U64{a} * b) >> 32))>),
     op("v_mul_hi_i32", binary<As::B32, B2(static_cast<U32>((I64{S(a)} * S(b)) >> 32))>),
     op("v_bcnt_u32_b32", binary<As::B32, B2(static_cast<U32>(__builtin_popcount(a)) + b)>),
@@ -1413,8 +1465,7 @@ const Op table[] = {
     op("v_bfe_u32", ternary<As::B32, B3(bfe_u(a, b, c))>),
     op("v_bfe_i32", ternary<As::B32, B3(bfe_i(a, b, c))>),
     op("v_bfi_b32", ternary<As::B32, B3((a & b) | (~a & c))>),
-    op("v_alignbit_b32",
-       ternary<As::B32, B3(static_cast<U32>((U64{a} << 32 | b) >> (c & 31)))>),
+    op("v_alignbit_b32", ternary<As::B32, B3(static_cast<U32>((U64{a} << 32 | b) >> (c & 31)))>),
     op("v_alignbyte_b32",
        ternary<As::B32, B3(static_cast<U32>((U64{a} << 32 | b) >> (8 * (c & 3))))>),
     op("v_min3_i32", ternary<As::B32, B3(static_cast<U32>(least(least(S(a), S(b)), S(c))))>),
@@ -1441,18 +1492,22 @@ const Op table[] = {
     op("v_mad_u64_u32", v_mad_64_32<false>, 0, Class::Valu, 2),
     op("v_mad_i64_i32", v_mad_64_32<true>, 0, Class::Valu, 2),
     op("v_lshl_add_u64", v_lshl_add_u64),
-    op("v_lshlrev_b64", with_32<As::B64, [](U64 a, U32 n) -> U64 { return (a << (n & 63)); }, true>),
-    op("v_lshrrev_b64", with_32<As::B64, [](U64 a, U32 n) -> U64 { return (a >> (n & 63)); }, true>),
-    op("v_ashrrev_i64", with_32<As::B64, [](U64 a, U32 n) -> U64 {
-      return (static_cast<U64>(static_cast<I64>(a) >> (n & 63)));
-    }, true>),
+    op("v_lshlrev_b64",
+       with_32<As::B64, [](U64 a, U32 n) -> U64 { return (a << (n & 63)); }, true>),
+    op("v_lshrrev_b64",
+       with_32<As::B64, [](U64 a, U32 n) -> U64 { return (a >> (n & 63)); }, true>),
+    op("v_ashrrev_i64", with_32<As::B64,
+                                [](U64 a, U32 n) -> U64 {
+                                  return (static_cast<U64>(static_cast<I64>(a) >> (n & 63)));
+                                },
+                                true>),
 
     op("v_add_u16", binary<As::B16, B2(a + b)>),
     op("v_sub_u16", binary<As::B16, B2(a - b)>),
     op("v_subrev_u16", binary<As::B16, B2(b - a)>),
     op("v_add_i16", binary<As::B16, B2(a + b)>),
     op("v_sub_i16", binary<As::B16, B2(a - b)>),
-    op("v_mul_lo_u16", binary<As::B16, B2(a * b)>),
+    op("v_mul_lo_u16", binary<As::B16, B2(a* b)>),
     op("v_lshlrev_b16", binary<As::B16, B2(b << (a & 15))>),
     op("v_lshrrev_b16", binary<As::B16, B2((b & 0xffff) >> (a & 15))>),
     op("v_ashrrev_i16", binary<As::B16, B2(static_cast<U32>(S16(b) >> (a & 15)))>),
@@ -1462,8 +1517,8 @@ const Op table[] = {
     op("v_min_i16", binary<As::B16, B2(static_cast<U32>(least(S16(a), S16(b))))>),
     op("v_mad_u16", ternary_half<As::B16, B3((a * b + c) & 0xffff)>),
     op("v_mad_i16", ternary_half<As::B16, B3((a * b + c) & 0xffff)>),
-    op("v_mad_legacy_u16", ternary<As::B16, B3(a * b + c)>),
-    op("v_mad_legacy_i16", ternary<As::B16, B3(a * b + c)>),
+    op("v_mad_legacy_u16", ternary<As::B16, B3(a* b + c)>),
+    op("v_mad_legacy_i16", ternary<As::B16, B3(a* b + c)>),
 
     op("v_cvt_pk_fp8_f32", v_cvt_pk_f8<3, 8>),
     op("v_cvt_pk_bf8_f32", v_cvt_pk_f8<2, 16>),
@@ -1474,19 +1529,22 @@ const Op table[] = {
     op("v_cvt_pk_f32_fp8", v_cvt_pk_f32_f8<fp8_to_f32>),
     op("v_cvt_pk_f32_bf8", v_cvt_pk_f32_f8<bf8_to_f32>),
     op("v_cvt_pkrtz_f16_f32", pack_halves<As::F32, f32_to_f16_toward_zero>),
-    op("v_cvt_pknorm_i16_f32", pack_halves<As::F32, [](U32 a) -> U32 {
-      return static_cast<U32>(to_i16(__builtin_rintf(as_f32(a) * 32767.0f)));
-    }>),
-    op("v_cvt_pknorm_u16_f32", pack_halves<As::F32, [](U32 a) -> U32 {
-      return to_u16(__builtin_rintf(as_f32(a) * 65535.0f));
-    }>),
+    op("v_cvt_pknorm_i16_f32", pack_halves<As::F32,
+                                           [](U32 a) -> U32 {
+                                             return static_cast<U32>(
+                                                 to_i16(__builtin_rintf(as_f32(a) * 32767.0f)));
+                                           }>),
+    op("v_cvt_pknorm_u16_f32",
+       pack_halves<As::F32,
+                   [](U32 a) -> U32 { return to_u16(__builtin_rintf(as_f32(a) * 65535.0f)); }>),
     op("v_cvt_pk_u16_u32", pack_halves<As::B32, B1(least(a, 65535u))>),
-    op("v_cvt_pk_i16_i32", pack_halves<As::B32, B1(static_cast<U32>(med3_lane(S(a), -32768, 32767)))>),
+    op("v_cvt_pk_i16_i32",
+       pack_halves<As::B32, B1(static_cast<U32>(med3_lane(S(a), -32768, 32767)))>),
     op("v_pack_b32_f16", v_pack_b32_f16),
 
-    op("v_pk_fma_f32", packed_f32<3, [](float a, float b, float c) {
-      return __builtin_fmaf(a, b, c);
-    }>, 0, Class::PackedF32),
+    op("v_pk_fma_f32",
+       packed_f32<3, [](float a, float b, float c) { return __builtin_fmaf(a, b, c); }>, 0,
+       Class::PackedF32),
     op("v_pk_mul_f32", packed_f32<2, [](float a, float b, float) { return a * b; }>, 0,
        Class::PackedF32),
     op("v_pk_add_f32", packed_f32<2, [](float a, float b, float) { return a + b; }>, 0,
@@ -1508,21 +1566,19 @@ const Op table[] = {
     op("v_pk_mad_i16", packed_16<3, false, [](U32 a, U32 b, U32 c) -> U32 { return a * b + c; }>),
     op("v_pk_min_u16", packed_16<2, false, [](U32 a, U32 b, U32) -> U32 { return least(a, b); }>),
     op("v_pk_max_u16", packed_16<2, false, [](U32 a, U32 b, U32) -> U32 { return most(a, b); }>),
-    op("v_pk_min_i16", packed_16<2, false, [](U32 a, U32 b, U32) -> U32 {
-      return static_cast<U32>(least(S16(a), S16(b)));
-    }>),
-    op("v_pk_max_i16", packed_16<2, false, [](U32 a, U32 b, U32) -> U32 {
-      return static_cast<U32>(most(S16(a), S16(b)));
-    }>),
-    op("v_pk_lshlrev_b16", packed_16<2, false, [](U32 a, U32 b, U32) -> U32 {
-      return (b << (a & 15));
-    }>),
-    op("v_pk_lshrrev_b16", packed_16<2, false, [](U32 a, U32 b, U32) -> U32 {
-      return (b >> (a & 15));
-    }>),
-    op("v_pk_ashrrev_i16", packed_16<2, false, [](U32 a, U32 b, U32) -> U32 {
-      return (static_cast<U32>(S16(b) >> (a & 15)));
-    }>),
+    op("v_pk_min_i16",
+       packed_16<2, false,
+                 [](U32 a, U32 b, U32) -> U32 { return static_cast<U32>(least(S16(a), S16(b))); }>),
+    op("v_pk_max_i16",
+       packed_16<2, false,
+                 [](U32 a, U32 b, U32) -> U32 { return static_cast<U32>(most(S16(a), S16(b))); }>),
+    op("v_pk_lshlrev_b16",
+       packed_16<2, false, [](U32 a, U32 b, U32) -> U32 { return (b << (a & 15)); }>),
+    op("v_pk_lshrrev_b16",
+       packed_16<2, false, [](U32 a, U32 b, U32) -> U32 { return (b >> (a & 15)); }>),
+    op("v_pk_ashrrev_i16",
+       packed_16<2, false,
+                 [](U32 a, U32 b, U32) -> U32 { return (static_cast<U32>(S16(b) >> (a & 15))); }>),
 
     op("v_dot4_i32_i8", integer_dot<8, true, false>),
     op("v_dot4_u32_u8", integer_dot<8, false, false>),
@@ -1536,16 +1592,12 @@ const Op table[] = {
     op("v_dot2_f32_f16", dot2_f32_f16<false>),
     op("v_dot2c_f32_f16", dot2_f32_f16<true>, reads_dst),
 
-    FLOAT_COMPARES("f32", As::F32, compare, as_f32)
-    FLOAT_COMPARES("f16", As::F16, compare, as_f32)
-    FLOAT_COMPARES("f64", As::F64, compare64, as_f64)
-    INT_COMPARES("i32", As::B32, compare, I32)
-    INT_COMPARES("u32", As::B32, compare, U32)
-    INT_COMPARES("i16", As::B16, compare, I16)
-    INT_COMPARES("u16", As::B16, compare, U16)
-    INT_COMPARES("i64", As::B64, compare64, I64)
-    INT_COMPARES("u64", As::B64, compare64, U64)
-    op("v_cmp_class_f32", v_cmp_class_f32),
+    FLOAT_COMPARES("f32", As::F32, compare, as_f32) FLOAT_COMPARES("f16", As::F16, compare, as_f32)
+        FLOAT_COMPARES("f64", As::F64, compare64, as_f64) INT_COMPARES("i32", As::B32, compare, I32)
+            INT_COMPARES("u32", As::B32, compare, U32) INT_COMPARES("i16", As::B16, compare, I16)
+                INT_COMPARES("u16", As::B16, compare, U16) INT_COMPARES(
+                    "i64", As::B64, compare64, I64) INT_COMPARES("u64", As::B64, compare64, U64)
+                    op("v_cmp_class_f32", v_cmp_class_f32),
     op("v_cmp_class_f16", v_cmp_class_f16),
     op("v_cmp_class_f64", v_cmp_class_f64),
     op("v_cmpx_class_f32", and_exec<v_cmp_class_f32>, writes_exec),
@@ -1554,7 +1606,11 @@ const Op table[] = {
 
 }  // namespace
 
-const Op* valu_table() { return table; }
-int valu_count() { return static_cast<int>(sizeof table / sizeof *table); }
+const Op* valu_table() {
+  return table;
+}
+int valu_count() {
+  return static_cast<int>(sizeof table / sizeof *table);
+}
 
 }  // namespace gfx9emu::GFX9EMU_TARGET

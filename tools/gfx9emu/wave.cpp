@@ -31,7 +31,8 @@ void Wave::set_mode(uint32_t value) {
   flush_f32_in = denorm == 0 || denorm == 2;
   flush_f32_out = denorm == 0 || denorm == 1;
   if ((mode >> 2 & 3) != 0) {
-    fail(FaultKind::UnknownInstruction, "rounding of f16 and f64 other than to nearest is not known");
+    fail(FaultKind::UnknownInstruction,
+         "rounding of f16 and f64 other than to nearest is not known");
   }
   if ((mode >> 6 & 3) != 3) {
     fail(FaultKind::UnknownInstruction, "flushing of f16 and f64 subnormals is not known");
@@ -253,8 +254,9 @@ void Wave::deliver_some() {
 }
 
 Outstanding* Wave::find(uint64_t id) {
-  const auto at = std::lower_bound(operations_.begin(), operations_.end(), id,
-                                   [](const Outstanding& op, uint64_t value) { return op.id < value; });
+  const auto at =
+      std::lower_bound(operations_.begin(), operations_.end(), id,
+                       [](const Outstanding& op, uint64_t value) { return op.id < value; });
   return at != operations_.end() && at->id == id ? &*at : nullptr;
 }
 

@@ -55,8 +55,8 @@ struct Outstanding {
   std::vector<Row> data;
   std::vector<uint32_t> scalars;
   uint64_t lanes = 0;
-  // LDS accessed: one offset per lane (or more), each of `lds_bytes`. A barrier orders it only if it
-  // was waited for. LDS-DMA carries its bytes in `lds_data`.
+  // LDS accessed: one offset per lane (or more), each of `lds_bytes`. A barrier orders it only if
+  // it was waited for. LDS-DMA carries its bytes in `lds_data`.
   std::vector<uint32_t> lds_offsets;
   uint32_t lds_bytes = 0;
   bool lds_write = false;
@@ -71,8 +71,8 @@ class Wave : public WaveRegisters {
   bool done = false;
   bool at_barrier = false;
   bool checks = true;
-  bool late = false;   // loads deliver late
-  bool track = true;   // outstanding operations are kept: checks or late
+  bool late = false;  // loads deliver late
+  bool track = true;  // outstanding operations are kept: checks or late
 
   const LaunchContext& context;
   Workgroup& group;
@@ -96,13 +96,13 @@ class Wave : public WaveRegisters {
   Where where(const Inst& inst) const;
 
   // --- Definedness.
-  std::vector<DefinedRow> defined;          // by physical register
+  std::vector<DefinedRow> defined;  // by physical register
   std::array<uint8_t, scalar::count + 1> scalar_defined{};
   // Faults unless lanes `lanes` of the register were written.
   bool check_defined(const RegRange& reg, uint8_t halves, uint64_t lanes);
   void define(const RegRange& reg, uint8_t halves, uint64_t lanes);
-  // By register of a scratch load: lanes that got bytes which were never written. What a kernel spills
-  // may be undefined and stays so.
+  // By register of a scratch load: lanes that got bytes which were never written. What a kernel
+  // spills may be undefined and stays so.
   std::array<uint64_t, 4> loaded_undefined{};
 
   // --- Outstanding operations, oldest first. Handlers issue one for each memory access, after it.
@@ -164,7 +164,7 @@ class Wave : public WaveRegisters {
   int lgkm_count_ = 0;
   HazardHistory hazards_;
   uint64_t next_id_ = 1;
-  std::vector<uint64_t> in_flight_;                              // by physical register: operation
+  std::vector<uint64_t> in_flight_;                             // by physical register: operation
   std::array<uint64_t, scalar::count + 1> scalar_in_flight_{};  // likewise
 };
 
@@ -188,7 +188,7 @@ class Workgroup {
   std::vector<LdsByte> lds_state;  // empty with checks off
   std::vector<std::byte> scratch;  // per lane of the workgroup, one after the other
   std::vector<uint8_t> scratch_defined;
-  uint32_t epoch = 1;              // barriers passed, plus 1
+  uint32_t epoch = 1;  // barriers passed, plus 1
   std::vector<std::unique_ptr<Wave>> waves;
   std::vector<Fault> faults;
   std::vector<const Inst*> warned;  // each instruction warns once

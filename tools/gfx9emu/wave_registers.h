@@ -31,9 +31,7 @@ struct WaveRegisters {
   void set_scalar64(int r, uint64_t x) { std::memcpy(s + r, &x, 8); }
   bool scc() const { return s[scalar::scc] != 0; }
   void set_scc(bool b) { s[scalar::scc] = b; }
-  Row& row(const RegRange& r, int i = 0) {
-    return (r.file == RegFile::Agpr ? a : v)[r.first + i];
-  }
+  Row& row(const RegRange& r, int i = 0) { return (r.file == RegFile::Agpr ? a : v)[r.first + i]; }
 };
 
 // A fault of the wave: an operation that is encoded in a way that is not known.

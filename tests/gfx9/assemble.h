@@ -1,0 +1,84 @@
+// Kernels from assembly text, for tests of the emulator.
+#pragma once
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "catch.h"
+#include "gfx9emu/emu.h"
+
+namespace gfx9emu::test {
+
+inline std::vector<std::byte> read_file(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  const std::vector<char> chars((std::istreambuf_iterator<char>(in)), {});
+  std::vector<std::byte> bytes(chars.size());
+  if (!chars.empty()) std::memcpy(bytes.data(), chars.data(), chars.size());
+  return bytes;
+}
+
+struct Source {
+  std::string name, body;
+  // 16 arch VGPRs, 16 AGPRs, s0..s31, 1024 bytes of LDS unless said otherwise here: lines that
+  // replace or add to the kernel's directives.
+  std::string directives;
+};
+
+// All kernels in one code object: NAME(out, in), both pointers, s[0:1] the kernarg segment, s2 the
+// workgroup, v0 the work item.
+inline std::vector<std::byte> assemble(const std::vector<Source>& kernels) {
+  std::string text = ".amdgcn_target \"amdgcn-amd-amdhsa--gfx942\"\n.text\n";
+  std::string metadata = ".amdgpu_metadata\namdhsa.version: [1, 2]\namdhsa.kernels:\n";
+  for (const Source& k : kernels) {
+    text += ".globl " + k.name + "\n.p2align 8\n.type " + k.name + ",@function\n" + k.name + ":\n" +
+            k.body + "\ns_endpgm\n";
+    text += ".rodata\n.p2align 6\n.amdhsa_kernel " + k.name +
+            "\n.amdhsa_user_sgpr_kernarg_segment_ptr 1\n.amdhsa_kernarg_size 16\n"
+            ".amdhsa_next_free_vgpr 32\n.amdhsa_accum_offset 16\n.amdhsa_next_free_sgpr 26\n"
+            ".amdhsa_group_segment_fixed_size 1024\n.amdhsa_float_denorm_mode_32 3\n" +
+            k.directives + ".end_amdhsa_kernel\n.text\n";
+    metadata += "  - .name: " + k.name + "\n    .symbol: " + k.name +
+                ".kd\n    .kernarg_segment_size: 16\n    .kernarg_segment_align: 8\n"
+                "    .group_segment_fixed_size: 1024\n    .private_segment_fixed_size: 0\n"
+                "    .wavefront_size: 64\n    .sgpr_count: 32\n    .vgpr_count: 32\n"
+                "    .max_flat_workgroup_size: 1024\n    .args:\n"
+                "      - {.offset: 0, .size: 8, .value_kind: global_buffer}\n"
+                "      - {.offset: 8, .size: 8, .value_kind: global_buffer}\n";
+  }
+  text += metadata + ".end_amdgpu_metadata\n";
+
+  const auto folder = std::filesystem::temp_directory_path() /
+                      ("attn-gfx9-" + std::to_string(reinterpret_cast<uintptr_t>(&text)) + "-" +
+                       std::to_string(std::hash<std::string>()(text)));
+  std::filesystem::create_directories(folder);
+  const std::string base = (folder / "k").string(), bin = ATTN_LLVM_BIN_DIR;
+  std::ofstream(base + ".s") << text;
+  const std::string command =
+      bin + "/llvm-mc -triple=amdgcn-amd-amdhsa -mcpu=gfx942 -filetype=obj " + base + ".s -o " +
+      base + ".o && " + bin + "/ld.lld -shared " + base + ".o -o " + base + ".co";
+  const int status = std::system(command.c_str());
+  const std::vector<std::byte> bytes = read_file(base + ".co");
+  std::filesystem::remove_all(folder);
+  INFO(text);
+  REQUIRE(status == 0);
+  return bytes;
+}
+
+inline bool can_assemble() {
+  return std::filesystem::exists(std::string(ATTN_LLVM_BIN_DIR) + "/llvm-mc") &&
+         std::filesystem::exists(std::string(ATTN_LLVM_BIN_DIR) + "/ld.lld");
+}
+
+inline std::string faults_of(const Report& report) {
+  std::string text;
+  for (const Fault& f : report.faults) text += f.to_string() + "\n";
+  return text;
+}
+
+}  // namespace gfx9emu::test

@@ -1,0 +1,240 @@
+// Each check: a kernel that breaks the rule faults with its kind, one that keeps it runs.
+#include <optional>
+
+#include "gfx9/assemble.h"
+
+using namespace gfx9emu;
+using namespace gfx9emu::test;
+
+namespace {
+
+struct Case {
+  std::string name;
+  std::optional<FaultKind> expected;  // none: runs
+  std::string body;
+  uint32_t block = 64;
+};
+
+// s[4:5] out, s[6:7] in, v1 the work item's byte offset.
+const std::string begin =
+    "s_load_dwordx4 s[4:7], s[0:1], 0x0\n v_and_b32 v0, 0x3ff, v0\n v_lshlrev_b32 v1, 2, v0\n"
+    "s_waitcnt lgkmcnt(0)\n";
+const std::string store = "global_store_dword v1, v2, s[4:5]\n";
+// As `begin`; only the first wave goes on to `body`.
+std::string wave_0(const std::string& body, const std::string& label) {
+  return "v_readfirstlane_b32 s10, v0\n s_cmp_lg_u32 s10, 0\n s_cbranch_scc1 " + label + "\n" +
+         body + label + ":\n";
+}
+
+const std::vector<Case> cases = {
+    {"ok", {}, begin + "global_load_dword v2, v1, s[6:7]\n s_waitcnt vmcnt(0)\n" + store},
+
+    {"vgpr_range", FaultKind::RegisterRange, begin + "v_mov_b32 v16, 0\n"},
+    {"vgpr_tuple_range", FaultKind::RegisterRange,
+     begin + "global_load_dwordx4 v[14:17], v1, s[6:7]\n"},
+    {"agpr_range", FaultKind::RegisterRange, begin + "v_accvgpr_write_b32 a16, 0\n"},
+    {"agpr_in_range", {}, begin + "v_accvgpr_write_b32 a15, 0\n"},
+    {"sgpr_range", FaultKind::RegisterRange, "s_mov_b32 s26, 0\n"},
+    {"sgpr_in_range", {}, "s_mov_b32 s25, 0\n"},
+    {"not_reached", {}, "s_endpgm\n v_mov_b32 v40, 0\n"},
+
+    {"vgpr_undefined", FaultKind::UndefinedRegister, "v_mov_b32 v2, v3\n"},
+    {"agpr_undefined", FaultKind::UndefinedRegister, "v_accvgpr_read_b32 v2, a0\n"},
+    {"sgpr_undefined", FaultKind::UndefinedRegister, "s_mov_b32 s3, s20\n"},
+    {"vcc_undefined", FaultKind::UndefinedRegister, "v_cndmask_b32 v2, 0, 1, vcc\n"},
+    {"scc_undefined", FaultKind::UndefinedRegister, "s_cselect_b32 s3, 0, 1\n"},
+    {"store_undefined", FaultKind::UndefinedRegister, begin + store},
+    {"lane_undefined", FaultKind::UndefinedRegister,
+     "s_mov_b64 s[8:9], exec\n s_mov_b64 exec, 1\n v_mov_b32 v2, 0\n s_mov_b64 exec, s[8:9]\n"
+     "v_mov_b32 v3, v2\n"},
+    {"lane_defined",
+     {},
+     "s_mov_b64 s[8:9], exec\n s_mov_b64 exec, 1\n v_mov_b32 v2, 0\n v_mov_b32 v3, v2\n"},
+    {"half_undefined", FaultKind::UndefinedRegister,
+     "v_mov_b32 v3, 1.0\n v_cvt_pk_fp8_f32 v2, v3, v3\n s_nop 3\n v_mov_b32 v4, v2\n"},
+    {"halves_defined",
+     {},
+     "v_mov_b32 v3, 1.0\n v_cvt_pk_fp8_f32 v2, v3, v3\n s_nop 3\n"
+     "v_cvt_pk_fp8_f32 v2, v3, v3 op_sel:[0,0,1]\n s_nop 3\n v_mov_b32 v4, v2\n"},
+    {"unselected_undefined",
+     {},
+     "v_mov_b32 v3, 1\n v_cmp_eq_u32 vcc, v3, v3\n s_nop 4\n v_cndmask_b32 v2, v9, v3, vcc\n"},
+
+    {"load_not_waited", FaultKind::MissingWaitcnt,
+     begin + "global_load_dword v2, v1, s[6:7]\n v_add_u32 v3, v2, v1\n"},
+    {"load_overwritten", FaultKind::MissingWaitcnt,
+     begin + "global_load_dword v2, v1, s[6:7]\n v_mov_b32 v2, 0\n"},
+    {"second_load_not_waited", FaultKind::MissingWaitcnt,
+     begin + "global_load_dword v2, v1, s[6:7]\n global_load_dword v3, v1, s[6:7]\n"
+             "s_waitcnt vmcnt(1)\n v_add_u32 v4, v3, v1\n"},
+    {"first_load_waited",
+     {},
+     begin + "global_load_dword v2, v1, s[6:7]\n global_load_dword v3, v1, s[6:7]\n"
+             "s_waitcnt vmcnt(1)\n v_add_u32 v4, v2, v1\n"},
+    {"stores_count",
+     {},
+     begin + "global_load_dword v2, v1, s[6:7]\n global_store_dword v1, v1, s[4:5]\n"
+             "s_waitcnt vmcnt(1)\n v_add_u32 v4, v2, v1\n"},
+    {"stores_count_too", FaultKind::MissingWaitcnt,
+     begin + "global_load_dword v2, v1, s[6:7]\n global_store_dword v1, v1, s[4:5]\n"
+             "s_waitcnt vmcnt(2)\n v_add_u32 v4, v2, v1\n"},
+    {"scalar_not_waited", FaultKind::MissingWaitcnt,
+     "s_load_dword s4, s[0:1], 0x0\n s_add_u32 s5, s4, 1\n"},
+    {"scalar_out_of_order", FaultKind::MissingWaitcnt,
+     begin + "s_load_dword s8, s[0:1], 0x0\n s_load_dword s9, s[0:1], 0x4\n"
+             "s_waitcnt lgkmcnt(1)\n s_add_u32 s5, s8, 1\n"},
+    {"lds_behind_scalar", FaultKind::MissingWaitcnt,
+     begin + "v_mov_b32 v2, 0\n ds_write_b32 v1, v2\n ds_read_b32 v3, v1\n"
+             "s_load_dword s9, s[0:1], 0x4\n s_waitcnt lgkmcnt(1)\n v_mov_b32 v4, v3\n"},
+    {"lds_not_waited", FaultKind::MissingWaitcnt,
+     begin + "ds_write_b32 v1, v1\n ds_read_b32 v3, v1\n s_waitcnt vmcnt(0)\n v_mov_b32 v4, v3\n"},
+    {"lds_in_order",
+     {},
+     begin + "ds_write_b32 v1, v1\n ds_read_b32 v3, v1\n ds_read_b32 v4, v1\n"
+             "s_waitcnt lgkmcnt(1)\n v_mov_b32 v5, v3\n"},
+    {"swizzle_not_waited", FaultKind::MissingWaitcnt,
+     begin + "ds_swizzle_b32 v3, v1 offset:0x401f\n v_mov_b32 v4, v3\n"},
+    {"dma_not_waited", FaultKind::MissingWaitcnt,
+     begin + "s_mov_b32 m0, 0\n s_nop 0\n global_load_lds_dword v1, s[6:7]\n ds_read_b32 v2, v1\n"},
+    {"dma_waited",
+     {},
+     begin +
+         "s_mov_b32 m0, 0\n s_nop 0\n global_load_lds_dword v1, s[6:7]\n"
+         "s_waitcnt vmcnt(0)\n ds_read_b32 v2, v1\n s_waitcnt lgkmcnt(0)\n" +
+         store},
+    {"m0_undefined", FaultKind::UndefinedRegister, begin + "global_load_lds_dword v1, s[6:7]\n"},
+
+    {"trans_no_wait_state", FaultKind::MissingWaitStates,
+     "v_mov_b32 v2, 1.0\n v_exp_f32 v3, v2\n v_mul_f32 v4, v3, v3\n"},
+    {"trans_wait_state",
+     {},
+     "v_mov_b32 v2, 1.0\n v_exp_f32 v3, v2\n s_nop 0\n v_mul_f32 v4, v3, v3\n"},
+
+    {"lds_undefined", FaultKind::UndefinedLds, begin + "ds_read_b32 v2, v1\n"},
+    {"lds_bounds", FaultKind::OutOfBounds, begin + "ds_write_b32 v1, v1 offset:772\n"},
+    {"lds_in_bounds", {}, begin + "ds_write_b32 v1, v1 offset:768\n"},
+    {"lds_misaligned", FaultKind::Misaligned, begin + "ds_write_b32 v1, v1 offset:2\n"},
+    {"lds_race_read", FaultKind::LdsRace,
+     begin + "ds_write_b32 v1, v1\n s_waitcnt lgkmcnt(0)\n s_barrier\n v_xor_b32 v2, 0x100, v1\n"
+             "ds_write_b32 v1, v1\n s_waitcnt lgkmcnt(0)\n ds_read_b32 v3, v2\n",
+     128},
+    {"lds_race_write", FaultKind::LdsRace, begin + "v_and_b32 v2, 0xff, v1\n ds_write_b32 v2, v1\n",
+     128},
+    {"lds_no_race_atomic",
+     {},
+     begin + wave_0("v_mov_b32 v3, 0\n ds_write_b32 v1, v3\n", "A") +
+         "s_waitcnt lgkmcnt(0)\n s_barrier\n v_and_b32 v2, 0xff, v1\n ds_add_u32 v2, v1\n",
+     128},
+    {"lds_barrier",
+     {},
+     begin + "ds_write_b32 v1, v1\n s_waitcnt lgkmcnt(0)\n s_barrier\n v_xor_b32 v2, 0x100, v1\n"
+             "ds_read_b32 v3, v2\n",
+     128},
+    {"lds_barrier_no_wait", FaultKind::LdsRace,
+     begin + "ds_write_b32 v1, v1\n s_barrier\n v_xor_b32 v2, 0x100, v1\n ds_read_b32 v3, v2\n",
+     128},
+    {"lds_overwritten_before_read", FaultKind::LdsRace,
+     begin + "ds_write_b32 v1, v1\n s_waitcnt lgkmcnt(0)\n s_barrier\n v_xor_b32 v2, 0x100, v1\n"
+             "ds_read_b32 v3, v2\n s_waitcnt lgkmcnt(0)\n ds_write_b32 v1, v3\n",
+     128},
+
+    {"global_bounds", FaultKind::OutOfBounds,
+     begin + "v_add_u32 v3, 0x300, v1\n global_load_dword v2, v3, s[6:7] offset:4\n"},
+    {"global_in_bounds",
+     {},
+     begin + "v_add_u32 v3, 0x300, v1\n global_load_dword v2, v3, s[6:7]\n"},
+    {"global_before", FaultKind::OutOfBounds,
+     begin + "global_load_dword v2, v1, s[6:7] offset:-4\n"},
+    {"global_null", FaultKind::OutOfBounds,
+     "v_mov_b32 v2, 0\n v_mov_b32 v3, 0\n global_load_dword v4, v[2:3], off\n"},
+    {"global_undefined", FaultKind::UndefinedMemory, begin + "global_load_dword v2, v1, s[4:5]\n"},
+    {"global_misaligned", FaultKind::Misaligned,
+     begin + "global_load_dword v2, v1, s[6:7] offset:2\n"},
+    {"kernarg_bounds", FaultKind::OutOfBounds, "s_load_dwordx2 s[4:5], s[0:1], 0xc\n"},
+
+    {"endless", FaultKind::Budget, "L1: s_branch L1\n"},
+    {"barrier_missed", FaultKind::Barrier, begin + wave_0("s_barrier\n", "B"), 128},
+    {"jump_nowhere", FaultKind::BadJump,
+     "s_getpc_b64 s[4:5]\n s_add_u32 s4, s4, 2\n s_setpc_b64 s[4:5]\n"},
+    {"trapped", FaultKind::Trap, "s_trap 2\n"},
+    {"not_known", FaultKind::UnknownInstruction, "s_getreg_b32 s4, hwreg(HW_REG_TRAPSTS)\n"},
+    {"not_code", FaultKind::UnknownInstruction, ".long 0xffffffff\n"},
+};
+
+}  // namespace
+
+TEST_CASE("checks find what is wrong, and nothing else") {
+  if (!can_assemble()) ATTN_SKIP("no llvm-mc and ld.lld");
+  std::vector<Source> sources;
+  for (const Case& c : cases) sources.push_back({c.name, c.body, ""});
+  const auto file = assemble(sources);
+  for (const Case& c : cases) {
+    for (const uint64_t seed : {0, 1, 2}) {
+      DYNAMIC_SECTION(c.name << ", seed " << seed) {
+        Memory memory;
+        std::string error;
+        const auto object = CodeObject::load(file, &memory, &error);
+        INFO(error);
+        REQUIRE(object);
+        const uint64_t args[] = {memory.allocate(1024, "out"), memory.allocate(1024, "in")};
+        memory.fill(args[1], 0, 1024);
+        const Report report =
+            launch(memory, *object->kernel(c.name), {1}, {c.block}, std::as_bytes(std::span(args)),
+                   0, {.seed = seed, .instruction_budget = 1000});
+        INFO(faults_of(report));
+        REQUIRE(report.ok() == !c.expected);
+        if (!c.expected) continue;
+        const Fault& f = report.faults.back();
+        CHECK(fault_name(f.kind) == std::string(fault_name(*c.expected)));
+        CHECK(f.kernel == c.name);
+        CHECK(!f.where.instruction.empty());
+        const bool names_earlier = f.kind == FaultKind::MissingWaitStates ||
+                                   f.kind == FaultKind::MissingWaitcnt ||
+                                   f.kind == FaultKind::LdsRace;
+        CHECK(f.has_earlier == names_earlier);
+      }
+    }
+  }
+}
+
+TEST_CASE("freed memory is not for kernels") {
+  if (!can_assemble()) ATTN_SKIP("no llvm-mc and ld.lld");
+  const auto file = assemble({{"k", begin + "global_load_dword v2, v1, s[6:7]\n", ""}});
+  Memory memory;
+  std::string error;
+  const auto object = CodeObject::load(file, &memory, &error);
+  REQUIRE(object);
+  const uint64_t args[] = {memory.allocate(1024), memory.allocate(1024)};
+  memory.fill(args[1], 0, 1024);
+  CHECK(
+      launch(memory, object->kernels()[0], {1}, {64}, std::as_bytes(std::span(args)), 0, {}).ok());
+  CHECK(memory.free(args[1]).empty());
+  const Report report =
+      launch(memory, object->kernels()[0], {1}, {64}, std::as_bytes(std::span(args)), 0, {});
+  REQUIRE(report.faults.size() == 1);
+  CHECK(report.faults[0].kind == FaultKind::UseAfterFree);
+  CHECK(memory.free(args[1]) != "");
+  CHECK(memory.free(12345) != "");
+}
+
+TEST_CASE("a launch that cannot be is refused") {
+  if (!can_assemble()) ATTN_SKIP("no llvm-mc and ld.lld");
+  const auto file = assemble({{"k", "", ""}});
+  Memory memory;
+  std::string error;
+  const auto object = CodeObject::load(file, &memory, &error);
+  REQUIRE(object);
+  const Kernel& k = object->kernels()[0];
+  const std::byte args[16] = {};
+  const auto refused = [&](Dim3 grid, Dim3 block, size_t bytes, uint32_t lds) {
+    const Report r = launch(memory, k, grid, block, std::span(args).first(bytes), lds, {});
+    return !r.ok() && r.faults[0].kind == FaultKind::BadLaunch && !r.faults[0].message.empty();
+  };
+  CHECK_FALSE(refused({1}, {64}, 16, 0));
+  CHECK(refused({0}, {64}, 16, 0));
+  CHECK(refused({1}, {0}, 16, 0));
+  CHECK(refused({1}, {1025}, 16, 0));
+  CHECK(refused({1}, {64}, 15, 0));
+  CHECK(refused({1}, {64}, 16, 65536));
+  CHECK_FALSE(refused({1}, {64}, 16, 65536 - 1024));
+}
