@@ -3,6 +3,7 @@
 // registers.
 #pragma once
 #include "../common/element.cuh"
+#include "../common/keys.cuh"
 #include "../common/lengths.cuh"
 #include "../common/store.cuh"
 #include "../common/swizzle.h"
@@ -63,26 +64,6 @@ struct Block {
                     begin};
     }
     seqlen_kv = begin;
-  }
-};
-
-// A tile of keys. Tiles follow each other segment by segment, older first, and do not reach across segments.
-struct Keys {
-  int segment;
-  int first;  // position of the tile's first key
-  int left;   // keys of the segment that the block sees, from there on; 0: behind the last tile
-
-  __device__ __forceinline__ Keys(const Block& block) : segment(0), first(block.low) { find(block); }
-  __device__ __forceinline__ void find(const Block& block) {
-    left = 0;
-    if (first >= block.high) return;
-    while (block.segment[segment].end <= first) ++segment;
-    left = min(block.segment[segment].end, block.high) - first;
-  }
-  __device__ __forceinline__ void next(const Block& block, int keys) {
-    first += min(left, keys);
-    left -= keys;
-    if (left <= 0) find(block);
   }
 };
 

@@ -7,6 +7,7 @@
 #include "cpu/kernels.h"
 #include "plan/device_kernel.h"
 #include "plan/forward_sm80.h"
+#include "plan/forward_sm90.h"
 
 namespace attn {
 namespace {
@@ -52,6 +53,10 @@ constexpr Limits sm80_forward(attn_dtype type, int64_t head_dim_max, bool score)
   }
   return limits;
 }
+// kernels/sm90: no changes of scores.
+constexpr Limits sm90_forward(attn_dtype type, int64_t head_dim_max) {
+  return sm80_forward(type, head_dim_max, false);
+}
 constexpr Limits any_merge = from_to(float_types, float_types);
 constexpr Limits any_quantize = from_to(float_types, fp8_types | ggml_types);
 constexpr Limits fp8_quantize = from_to(float_types, fp8_types);
@@ -69,6 +74,18 @@ constexpr Kernel table[] = {
 #endif
     {"cpu_baseline", Op::forward, cpu, cpu_forward, &cpu_baseline_kernel, nullptr},
 
+    {"fwd_sm90_bf16_d64", Op::forward, cuda, sm90_forward(ATTN_BF16, 64), nullptr,
+     &fwd_sm90_d64_kernel},
+    {"fwd_sm90_bf16_d128", Op::forward, cuda, sm90_forward(ATTN_BF16, 128), nullptr,
+     &fwd_sm90_d128_kernel},
+    {"fwd_sm90_bf16_d256", Op::forward, cuda, sm90_forward(ATTN_BF16, 256), nullptr,
+     &fwd_sm90_d256_kernel},
+    {"fwd_sm90_f16_d64", Op::forward, cuda, sm90_forward(ATTN_F16, 64), nullptr,
+     &fwd_sm90_d64_kernel},
+    {"fwd_sm90_f16_d128", Op::forward, cuda, sm90_forward(ATTN_F16, 128), nullptr,
+     &fwd_sm90_d128_kernel},
+    {"fwd_sm90_f16_d256", Op::forward, cuda, sm90_forward(ATTN_F16, 256), nullptr,
+     &fwd_sm90_d256_kernel},
     {"fwd_sm80_bf16_d64", Op::forward, cuda, sm80_forward(ATTN_BF16, 64, false), nullptr,
      &fwd_sm80_d64_kernel},
     {"fwd_sm80_bf16_d64_score", Op::forward, cuda, sm80_forward(ATTN_BF16, 64, true), nullptr,

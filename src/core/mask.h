@@ -14,6 +14,11 @@ struct KeyRange {
   long long begin, end;
 };
 
+// Query i sees keys [i + lower, i + upper) of those there are.
+struct KeyBand {
+  long long lower, upper;
+};
+
 // `diagonal` is Skv - Sq (0 for top-left): query i stands at key position i + diagonal.
 // Unbounded sides have left or right < 0.
 struct RangeMask {
@@ -22,16 +27,22 @@ struct RangeMask {
   bool window;
   long long left, right;
 
+  ATTN_HOST_DEVICE constexpr KeyBand band(long long seqlen_q, long long seqlen_kv) const {
+    constexpr long long unbounded = 1ll << 60;
+    const long long diagonal = seqlen_kv - seqlen_q;
+    KeyBand band{-unbounded, unbounded};
+    if (causal && diagonal + 1 < band.upper) band.upper = diagonal + 1;
+    if (top_left && 1 < band.upper) band.upper = 1;
+    if (window && left >= 0 && diagonal - left > band.lower) band.lower = diagonal - left;
+    if (window && right >= 0 && diagonal + right + 1 < band.upper) band.upper = diagonal + right + 1;
+    return band;
+  }
   // Keys that query i of seqlen_q sees among seqlen_kv keys. Empty ranges have end <= begin.
   ATTN_HOST_DEVICE constexpr KeyRange keys(long long i, long long seqlen_q,
                                            long long seqlen_kv) const {
-    const long long position = i + seqlen_kv - seqlen_q;
-    KeyRange range{0, seqlen_kv};
-    if (causal && position + 1 < range.end) range.end = position + 1;
-    if (top_left && i + 1 < range.end) range.end = i + 1;
-    if (window && left >= 0 && position - left > range.begin) range.begin = position - left;
-    if (window && right >= 0 && position + right + 1 < range.end) range.end = position + right + 1;
-    return range;
+    const KeyBand seen = band(seqlen_q, seqlen_kv);
+    return {i + seen.lower > 0 ? i + seen.lower : 0,
+            i + seen.upper < seqlen_kv ? i + seen.upper : seqlen_kv};
   }
 };
 

@@ -13,6 +13,11 @@ enum {  // CUdevice_attribute
 };
 constexpr int function_max_dynamic_shared_size_bytes = 8;  // CUfunction_attribute
 constexpr uint64_t proc_address_legacy_stream = 1;         // NULL is the legacy default stream
+enum {  // CUtensorMapDataType, CUtensorMapSwizzle, CUtensorMapL2promotion
+  tensor_map_uint16 = 1,
+  tensor_map_swizzle_128 = 3,
+  tensor_map_l2_256 = 3,
+};
 
 struct CudaCalls : GpuCalls {
   Call<char*, int, int> device_name;  // (name, capacity, device)
@@ -26,6 +31,11 @@ struct CudaCalls : GpuCalls {
   Call<void**, int> primary_retain;
   Call<int> primary_release;
   Call<void*, int, int> set_function_attribute;
+  // (map, type, rank, base, sizes, strides, box, element strides, interleave, swizzle, L2
+  // promotion, fill)
+  Call<void*, int, unsigned, void*, const uint64_t*, const uint64_t*, const unsigned*,
+       const unsigned*, int, int, int, int>
+      tensor_map_encode;
   Call<int, const char**> error_name;
   Call<int, const char**> error_string;
 
@@ -121,6 +131,7 @@ Status load_cuda(const char* file, CudaCalls* c) {
       {c->graph_instantiate, "cuGraphInstantiate", 11000},
       {c->graph_destroy, "cuGraphDestroy", 10000},
       {c->graph_launch, "cuGraphLaunch", 10000},
+      {c->tensor_map_encode, "cuTensorMapEncodeTiled", 12000},
       {c->graph_exec_destroy, "cuGraphExecDestroy", 10000},
   };
   for (const Symbol& symbol : optional)
@@ -161,6 +172,7 @@ Status describe(const CudaCalls& c, int ordinal, int device, DeviceInfo* info) {
   info->shared_bytes_max = shared;
   info->l2_bytes = l2;
   info->pci = pci;
+  info->tensor_maps = major >= 9 && c.tensor_map_encode.pointer;
   info->driver_version = join(version / 1000, ".", version % 1000 / 10);
   return {};
 }
@@ -205,6 +217,17 @@ class CudaDriver final : public GpuDriver {
     return calls_.run(calls_.set_function_attribute,
                       join("dynamic shared memory ", bytes, " bytes"), function,
                       function_max_dynamic_shared_size_bytes, int(bytes));
+  }
+  Status encode(const TensorMap& map, void* encoded) override {
+    uint64_t size[4], stride[3];
+    for (int i = 0; i < 4; ++i) size[i] = uint64_t(map.size[i]);
+    for (int i = 0; i < 3; ++i) stride[i] = map.size[i + 1] == 1 ? 16 : uint64_t(map.stride[i]);
+    const unsigned box[] = {64, unsigned(map.rows), 1, 1}, one[] = {1, 1, 1, 1};
+    return calls_.run(calls_.tensor_map_encode,
+                      join("sizes ", size[0], " ", size[1], " ", size[2], " ", size[3],
+                           ", strides ", stride[0], " ", stride[1], " ", stride[2]),
+                      encoded, tensor_map_uint16, 4u, const_cast<void*>(map.base), size, stride,
+                      box, one, 0, tensor_map_swizzle_128, tensor_map_l2_256, 0);
   }
 
  private:

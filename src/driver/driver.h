@@ -22,6 +22,7 @@ struct DeviceInfo {
   int64_t shared_bytes_max = 0;  // shared memory or LDS that one block can have
   int64_t l2_bytes = 0;          // cuda only
   std::string pci;               // "0000:1b:00.0"; cuda only
+  bool tensor_maps = false;  // launches can have maps: sm_90 and newer, with a driver for CUDA 12
   std::string driver_version;
 };
 
@@ -30,6 +31,17 @@ using Function = struct FunctionHandle*;
 using Event = struct EventHandle*;
 using Graph = struct GraphHandle*;
 
+// A tensor of 16-bit elements that CUDA's copy engine reads box by box: boxes of 64 elements of the
+// first dimension, which is contiguous, and `rows` of the second, in shared memory with the
+// 128-byte swizzle.
+struct TensorMap {
+  const void* base;  // 16-byte aligned
+  int64_t size[4];
+  int64_t stride[3];  // bytes, of dimensions 1 to 3: multiples of 16
+  int rows;
+};
+constexpr size_t tensor_map_bytes = 128;
+
 struct Launch {
   Function function = nullptr;
   uint32_t grid[3] = {1, 1, 1};
@@ -37,6 +49,9 @@ struct Launch {
   uint32_t shared_bytes = 0;      // dynamic
   const void* kernarg = nullptr;  // the parameters, laid out as the kernel declares them
   size_t kernarg_bytes = 0;
+  std::span<const TensorMap> maps =
+      {};  // encoded at encoded_maps, which is part of kernarg, before the launch
+  void* encoded_maps = nullptr;
 };
 
 // One device of one driver. Calls are thread-safe; those that launch neither allocate nor lock. The

@@ -128,14 +128,24 @@ Status GpuDriver::function(Module module, const char* symbol, uint32_t shared_by
 }
 
 Status GpuDriver::launch(const Launch& l, void* stream) {
-  return inside([&] {
+  return inside([&]() -> Status {
+    for (size_t i = 0; i < l.maps.size(); ++i)
+      ATTN_TRY(
+          encode(l.maps[i], static_cast<unsigned char*>(l.encoded_maps) + i * tensor_map_bytes));
+    const auto run = [&](void** parameters, void** extra) {
+      return calls_.run(calls_.launch, l, l.function, l.grid[0], l.grid[1], l.grid[2], l.block[0],
+                        l.block[1], l.block[2], l.shared_bytes, stream, parameters, extra);
+    };
+    if (!l.maps.empty()) {  // aligned to 64 bytes, where in the parameter space the driver knows
+      void* parameters[] = {const_cast<void*>(l.kernarg)};
+      return run(parameters, nullptr);
+    }
     size_t bytes = l.kernarg_bytes;
     void* extra[] = {reinterpret_cast<void*>(1),  // LAUNCH_PARAM_BUFFER_POINTER of both
                      const_cast<void*>(l.kernarg),
                      reinterpret_cast<void*>(2),  // LAUNCH_PARAM_BUFFER_SIZE
                      &bytes, launch_end_};
-    return calls_.run(calls_.launch, l, l.function, l.grid[0], l.grid[1], l.grid[2], l.block[0],
-                      l.block[1], l.block[2], l.shared_bytes, stream, nullptr, extra);
+    return run(nullptr, extra);
   });
 }
 

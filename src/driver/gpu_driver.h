@@ -98,6 +98,9 @@ class GpuDriver : public Driver {
   virtual Status enter(void** previous) = 0;
   virtual void leave(void* previous) = 0;
   virtual Status allow_shared(Function function, uint32_t bytes) = 0;
+  virtual Status encode(const TensorMap&, void*) {
+    return unsupported("tensor maps: not on this driver");
+  }
 
  private:
   template <class Body>

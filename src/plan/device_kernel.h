@@ -8,6 +8,8 @@
 
 namespace attn {
 
+constexpr int max_tensor_maps = 17;
+
 struct DeviceKernel {
   uint32_t kernarg_bytes;            // of the parameter struct; at most max_kernarg_bytes
   uint32_t static_shared_bytes = 0;  // shared memory or LDS that the kernel declares itself
@@ -22,6 +24,10 @@ struct DeviceKernel {
                            Launch* launch) = nullptr;
 
   // Run time: fills the parameter struct. Neither allocates nor locks.
+  // maps_forward: where the parameter struct begins with tensor maps, what they describe; returns
+  // how many there are.
+  int (*maps_forward)(const Problem& problem, const Args& args,
+                      TensorMap (&maps)[max_tensor_maps]) = nullptr;
   void (*pack_forward)(const Problem& problem, const Args& args, void* workspace,
                        void* kernarg) = nullptr;
   void (*pack_merge)(const attn_merge_problem& problem, const attn_merge_args& args,

@@ -5,20 +5,16 @@
 #include <cmath>
 #include <cstring>
 
-#include "kernels/common/types.h"
 #include "kernels/sm80/forward_args.h"
 #include "kernels/sm80/tiles.h"
+#include "plan/forward_cuda.h"
 
 namespace attn {
 namespace {
 
-static_assert(int(attn_element_f32) == ATTN_F32 && int(attn_element_f16) == ATTN_F16 &&
-              int(attn_element_bf16) == ATTN_BF16);
 static_assert(sizeof(attn_sm80_forward_kernarg) <= max_kernarg_bytes);
 
 constexpr int64_t max_grid = (int64_t{1} << 31) - 1;
-// Of K and V that the blocks in flight read: about half of what the L2 of the large devices holds.
-constexpr int64_t l2_bytes = 24 << 20;
 
 int64_t query_tiles(const Problem& p, const sm80::Tile& tile) {
   return (p.seqlen_q + tile.rows - 1) / tile.rows;
@@ -29,26 +25,23 @@ Status shape(const Problem& p, const DeviceInfo& device, Launch* launch, size_t*
   constexpr sm80::Tile tile = sm80::tile_of(head_dim, score);
   constexpr int shared = sm80::shared_bytes(tile, head_dim);
   if (shared + sm80::static_shared_bytes > device.shared_bytes_max) {
-    return unsupported("it needs ", shared + sm80::static_shared_bytes, " bytes of shared memory; the device has ",
-                       device.shared_bytes_max);
+    return unsupported("it needs ", shared + sm80::static_shared_bytes,
+                       " bytes of shared memory; the device has ", device.shared_bytes_max);
   }
   if (p.num_segments > attn_sm80_max_segments) {
-    return unsupported("num_segments is ", p.num_segments, "; accepted: up to ", int(attn_sm80_max_segments));
+    return unsupported("num_segments is ", p.num_segments, "; accepted: up to ",
+                       int(attn_sm80_max_segments));
   }
   const int64_t pairs = p.batch * p.heads_q, tiles = query_tiles(p, tile);
   if (pairs > max_grid || pairs * tiles > max_grid) {
-    return unsupported("batch * heads_q * ceil(seqlen_q / ", tile.rows, ") is ", pairs, " * ", tiles,
-                       "; accepted: up to ", max_grid);
+    return unsupported("batch * heads_q * ceil(seqlen_q / ", tile.rows, ") is ", pairs, " * ",
+                       tiles, "; accepted: up to ", max_grid);
   }
   launch->grid[0] = uint32_t(pairs * tiles);
   launch->block[0] = tile.threads();
   launch->shared_bytes = shared;
   *workspace = 0;
   return {};
-}
-
-void set(long long (&to)[3], const attn_strides& from) {
-  to[0] = from.batch, to[1] = from.seq, to[2] = from.head;
 }
 
 void pack(const Problem& p, const Args& args, void*, void* kernarg) {
@@ -60,8 +53,8 @@ void pack(const Problem& p, const Args& args, void*, void* kernarg) {
   a.bias = p.bias_type == ATTN_DTYPE_NONE ? nullptr : args.bias;
   a.alibi_slopes = p.has(ATTN_ALIBI) ? args.alibi_slopes : nullptr;
   a.sinks = p.has(ATTN_SINKS) ? args.sinks : nullptr;
-  set(a.q_stride, p.q_stride);
-  set(a.out_stride, p.out_stride);
+  set_strides(a.q_stride, p.q_stride);
+  set_strides(a.out_stride, p.out_stride);
   std::copy_n(p.bias_stride, 4, a.bias_stride);
   a.total_q = p.total_q;
   a.batch = int(p.batch);
@@ -74,8 +67,7 @@ void pack(const Problem& p, const Args& args, void*, void* kernarg) {
   a.bias_type = p.bias_type;
   a.split_invariant = p.has(ATTN_SPLIT_INVARIANT);
   a.num_segments = p.num_segments;
-  const int64_t head_bytes = std::max<int64_t>(1, 2 * p.seqlen_kv * (p.head_dim + p.head_dim_v));
-  a.chunk = unsigned(std::min(p.batch * p.heads_q, p.group() * std::max<int64_t>(1, l2_bytes / head_bytes)));
+  a.chunk = pairs_in_l2(p);
   a.scale = p.scale;
   a.unit = std::max(std::abs(p.scale) * 1.44269504f, 1e-37f);  // log2(e)
   a.softcap = p.softcap;
@@ -85,12 +77,9 @@ void pack(const Problem& p, const Args& args, void*, void* kernarg) {
     attn_sm80_segment& to = a.segment[i];
     to.k = args.segment[i].k;
     to.v = args.segment[i].v;
-    set(to.k_stride, from.k_stride);
-    set(to.v_stride, from.v_stride);
-    to.lengths = {.seqlens = from.has_seqlens ? args.segment[i].seqlens : nullptr,
-                  .cu_seqlens = from.layout == ATTN_PACKED ? args.segment[i].cu_seqlens : nullptr,
-                  .total = from.total,
-                  .capacity = int(from.seqlen)};
+    set_strides(to.k_stride, from.k_stride);
+    set_strides(to.v_stride, from.v_stride);
+    to.lengths = kv_lengths(from, args.segment[i]);
   }
   std::memcpy(kernarg, &a, sizeof a);
 }

@@ -1,5 +1,5 @@
-// The kernels fwd_sm80_*. They differ by the largest head_dim they take; _score: with softcap, bias and
-// ALiBi.
+// The kernels fwd_sm80_*. They differ by the largest head_dim they take; _score: with softcap, bias
+// and ALiBi.
 #pragma once
 #include "plan/device_kernel.h"
 

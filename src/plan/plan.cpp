@@ -98,7 +98,8 @@ Status check_run(const Plan& plan, Op op, const void* stream) {
   return {};
 }
 
-// Runs a host kernel, or packs a device kernel's parameters on the stack and launches it.
+// Runs a host kernel, or packs a device kernel's parameters on the stack and launches it. `pack`
+// returns how many tensor maps there are.
 template <class Host, class Pack>
 Status execute(const Plan& plan, void* stream, Host&& host, Pack&& pack) {
   if (plan.kernel->host) {
@@ -106,13 +107,16 @@ Status execute(const Plan& plan, void* stream, Host&& host, Pack&& pack) {
     count_launch(*plan.kernel);
     return {};
   }
-  alignas(64) unsigned char kernarg[max_kernarg_bytes];
-  pack(*plan.kernel->device, kernarg);
   Launch launch = plan.launch;
-  launch.kernarg = kernarg;
-  launch.kernarg_bytes = plan.kernel->device->kernarg_bytes;
-  if (launch.grid[0] != 0 && launch.grid[1] != 0 && launch.grid[2] != 0)
+  if (launch.grid[0] != 0 && launch.grid[1] != 0 && launch.grid[2] != 0) {
+    alignas(64) unsigned char kernarg[max_kernarg_bytes];
+    TensorMap maps[max_tensor_maps];
+    const int count = pack(*plan.kernel->device, kernarg, maps);
+    launch.kernarg = launch.encoded_maps = kernarg;
+    launch.maps = {maps, size_t(count)};
+    launch.kernarg_bytes = plan.kernel->device->kernarg_bytes;
     ATTN_TRY(plan.context->driver->launch(launch, stream));
+  }
   count_launch(*plan.kernel);
   return {};
 }
@@ -210,8 +214,9 @@ Status run_forward(const Plan& plan, const attn_args* in, void* workspace, size_
       [&](const HostKernel& kernel, ThreadPool& pool) {
         kernel.forward(plan.problem, args, workspace, pool);
       },
-      [&](const DeviceKernel& kernel, void* kernarg) {
+      [&](const DeviceKernel& kernel, void* kernarg, TensorMap(&maps)[max_tensor_maps]) {
         kernel.pack_forward(plan.problem, args, workspace, kernarg);
+        return kernel.maps_forward ? kernel.maps_forward(plan.problem, args, maps) : 0;
       });
 }
 
@@ -222,8 +227,9 @@ Status run_merge(const Plan& plan, const attn_merge_args* in, void* stream) {
   return execute(
       plan, stream,
       [&](const HostKernel& kernel, ThreadPool& pool) { kernel.merge(plan.merge, args, pool); },
-      [&](const DeviceKernel& kernel, void* kernarg) {
+      [&](const DeviceKernel& kernel, void* kernarg, auto&) {
         kernel.pack_merge(plan.merge, args, kernarg);
+        return 0;
       });
 }
 
@@ -236,8 +242,9 @@ Status run_quantize(const Plan& plan, const attn_quantize_args* in, void* stream
       [&](const HostKernel& kernel, ThreadPool& pool) {
         kernel.quantize(plan.quantize, args, pool);
       },
-      [&](const DeviceKernel& kernel, void* kernarg) {
+      [&](const DeviceKernel& kernel, void* kernarg, auto&) {
         kernel.pack_quantize(plan.quantize, args, kernarg);
+        return 0;
       });
 }
 

@@ -1,0 +1,529 @@
+// Attention forward with wgmma and the copy engine. A block stays on its multiprocessor and takes work items, tiles
+// of queries of one head, one after the other. One warpgroup loads; each of the others has 64 of the queries: their
+// scores, weights, sums and softmax are in its registers. The tiles of keys of all items form one sequence: the
+// scores of the next tile are computed together with the sums of the current one, across the border of two items
+// too. The warpgroups take turns, so that one computes its softmax while the other's products run.
+#pragma once
+#include "../common/element.cuh"
+#include "../common/keys.cuh"
+#include "../common/lengths.cuh"
+#include "../common/store.cuh"
+#include "../common/swizzle.h"
+#include "../ptx/ex2.h"
+#include "../ptx/ldmatrix.h"
+#include "../ptx/mbarrier.h"
+#include "../ptx/tma.h"
+#include "../ptx/uniform.h"
+#include "../ptx/warpgroup.h"
+#include "../ptx/wgmma.h"
+#include "forward_args.h"
+#include "tiles.h"
+
+namespace attn::sm90 {
+
+using namespace device;
+
+// Shared memory ------------------------------------------------------------------------------------------------
+
+// A work item as the warpgroup that loads describes it to the others.
+struct Item {
+  int b, h;       // b < 0: there are no more
+  int row;        // first query
+  int seqlen_q, seqlen_kv;
+  int q_begin;    // packed q: row of the sequence's query 0
+  int low, high;  // keys that some of its queries see
+  int used;       // keys from here on are not seen by any query of the sequence
+  int lower, upper;  // query i sees keys from i + lower up to i + upper
+  struct Segment {
+    int end;    // position behind the segment's last key
+    int row;    // the key at position j lies in row j + row of the tensor,
+    int batch;  // in this entry
+  } segment[attn_sm90_max_segments];
+  int4 see[3];  // per warpgroup: keys [x, y) are seen by some of its queries, [z, w) by all
+};
+
+using Barrier = unsigned long long;
+struct Control {
+  Barrier q_full[max_stages], q_empty[max_stages];  // q_full: the item's description too
+  Barrier k_full[max_stages], k_empty[max_stages], v_full[max_stages], v_empty[max_stages];
+  Item item[item_slots];
+};
+static_assert(sizeof(Control) <= control_bytes);
+
+__device__ __forceinline__ unsigned address(const void* p) { return unsigned(__cvta_generic_to_shared(p)); }
+
+// Where the n-th tile of a ring of stages lies, and the parity of the phase that fills it.
+template <int stages>
+struct Ring {
+  static __device__ __forceinline__ int stage(unsigned n) { return n % stages; }
+  static __device__ __forceinline__ unsigned parity(unsigned n) { return n / stages & 1; }
+};
+
+// Producer -----------------------------------------------------------------------------------------------------
+
+// The item that this block takes in its round-th round. Rounds alternate in direction: the blocks that got the
+// longest items of one get the shortest of the next.
+__device__ __forceinline__ unsigned item_index(unsigned round) {
+  return round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+}
+
+template <Tile tile>
+__device__ __forceinline__ void describe(const attn_sm90_forward_kernarg& a, unsigned index, Item& item) {
+  constexpr int rows = tile.rows();
+  const QueryTile at = query_tile(index, a.batch, a.heads_q, (a.seqlen_q + rows - 1) / rows, a.chunk);
+  const Span queries = a.cu_seqlens_q ? packed_span(a.cu_seqlens_q, at.b, a.total_q, a.seqlen_q)
+                                      : Span{0, a.seqlen_q};
+  item.b = at.b;
+  item.h = at.h;
+  item.row = at.tile * rows;
+  item.q_begin = int(queries.begin);
+  item.seqlen_q = queries.length;
+  int length = 0;
+  for (int i = 0; i < a.num_segments; ++i) {
+    const Span span = segment_span(a.segment[i], at.b);
+    const int row = int(span.begin) - length;
+    length += span.length;
+    item.segment[i] = {length, row, a.segment[i].cu_seqlens ? 0 : at.b};
+  }
+  item.seqlen_kv = length;
+  constexpr int unbounded = 1 << 30;
+  const KeyBand band = a.mask.band(item.seqlen_q, length);
+  item.lower = clamp(band.lower, -unbounded, unbounded);
+  item.upper = clamp(band.upper, -unbounded, unbounded);
+  asm volatile("" ::: "memory");  // what was written is read back: registers are few here
+  const auto keys = [&](int row) { return a.mask.keys(row, item.seqlen_q, item.seqlen_kv); };
+  const auto see = [&](int row, int behind) {
+    behind = min(behind, item.seqlen_q);
+    if (row >= behind) return make_int4(0, 0, 0, 0);
+    const KeyRange first = keys(row), last = keys(behind - 1);
+    const int length = item.seqlen_kv;
+    return make_int4(clamp(first.begin, 0, length), clamp(last.end, 0, length), clamp(last.begin, 0, length),
+                     clamp(first.end, 0, length));
+  };
+#pragma unroll 1
+  for (int g = 0; g < tile.groups; ++g) item.see[g] = see(item.row + 64 * g, item.row + 64 * (g + 1));
+  const int4 all = see(item.row, item.row + rows);
+  item.low = all.x;
+  item.high = all.y;
+  item.used = see(0, item.seqlen_q).y;
+}
+
+// The rows of an item that sees no key, by one warp.
+template <Tile tile>
+__device__ __forceinline__ void store_unseeing(const attn_sm90_forward_kernarg& a, const Item& item) {
+  const int lane = threadIdx.x % 32, element_bytes = a.out_type == attn_element_f32 ? 4 : 2;
+  const int behind = min(item.row + tile.rows(), item.seqlen_q);
+  for (int row = item.row; row < behind; ++row) {
+    const long long at = (a.cu_seqlens_q ? 0 : item.b * a.out_stride[0]) +
+                         ((long long)item.q_begin + row) * a.out_stride[1] + item.h * a.out_stride[2];
+    uint4* chunks = reinterpret_cast<uint4*>(static_cast<char*>(a.out) + at * element_bytes);
+    for (int i = lane; i < a.head_dim_v * element_bytes / 16; i += 32) chunks[i] = make_uint4(0, 0, 0, 0);
+    if (a.lse && lane == 0) {
+      a.lse[a.cu_seqlens_q ? item.h * a.total_q + item.q_begin + row
+                           : (item.b * (long long)a.heads_q + item.h) * a.seqlen_q + row] =
+          a.sinks ? a.sinks[item.h] : -infinity();
+    }
+  }
+}
+
+// By one warp; its lane 0 gives the orders.
+template <int head_dim, Tile tile>
+__device__ __forceinline__ void load(const attn_sm90_forward_kernarg& a, Control& control, unsigned shared) {
+  constexpr int bytes = kv_bytes(tile, head_dim);
+  const int lane = threadIdx.x % 32;
+  const auto load_panels = [&](unsigned to, const attn_tensor_map& map, Barrier& full, int rows, int row, int head,
+                               int batch) {
+#pragma unroll
+    for (int panel = 0; panel < panels(head_dim); ++panel)
+      ptx::tma_load(to + panel * rows * 128, &map, address(&full), 64 * panel, row, head, batch);
+  };
+  using Q = Ring<tile.q_stages>;
+  using K = Ring<tile.k_stages>;
+  using V = Ring<tile.v_stages>;
+  unsigned count = 0, n = 0;  // items and tiles of keys so far
+  for (unsigned round = 0;; ++round) {
+    Barrier& q_full = control.q_full[Q::stage(count)];
+    ptx::mbarrier_wait(address(&control.q_empty[Q::stage(count)]), Q::parity(count) ^ 1);
+    Item& item = control.item[count % item_slots];
+    const unsigned index = item_index(round);
+    if (index >= a.items) {
+      if (lane == 0) {
+        item.b = -1;
+        ptx::mbarrier_arrive(address(&q_full));
+      }
+      return;
+    }
+    if (lane == 0) describe<tile>(a, index, item);
+    __syncwarp();
+    if (item.low >= item.high) {
+      store_unseeing<tile>(a, item);
+      __syncwarp();
+      continue;
+    }
+    if (lane == 0) {
+      ptx::mbarrier_arrive_expect(address(&q_full), q_bytes(tile, head_dim));
+      load_panels(shared + q_offset() + Q::stage(count) * q_bytes(tile, head_dim), a.q, q_full, tile.rows(),
+                  item.q_begin + item.row, item.h, a.cu_seqlens_q ? 0 : item.b);
+      const int kv_head = item.h / a.group;
+      for (Keys keys(item); keys.left > 0; keys.next(item, tile.keys), ++n) {
+        const Item::Segment segment = item.segment[keys.segment];
+        const auto& map = a.map[keys.segment];
+        const int k = K::stage(n), v = V::stage(n);
+        ptx::mbarrier_wait(address(&control.k_empty[k]), K::parity(n) ^ 1);
+        ptx::mbarrier_arrive_expect(address(&control.k_full[k]), bytes);
+        load_panels(shared + k_offset(tile, head_dim) + k * bytes, map.k, control.k_full[k], tile.keys,
+                    keys.first + segment.row, kv_head, segment.batch);
+        ptx::mbarrier_wait(address(&control.v_empty[v]), V::parity(n) ^ 1);
+        ptx::mbarrier_arrive_expect(address(&control.v_full[v]), bytes);
+        load_panels(shared + v_offset(tile, head_dim) + v * bytes, map.v, control.v_full[v], tile.keys,
+                    keys.first + segment.row, kv_head, segment.batch);
+      }
+    }
+    __syncwarp();
+    ++count;
+  }
+}
+
+// Consumer -----------------------------------------------------------------------------------------------------
+
+// Of one row of the lane's two, in the log2 domain.
+struct RowState {
+  float reference;  // weights are 2^(score - reference); -inf: the row has seen nothing
+  float sum;        // of the weights in the lane's columns
+};
+
+template <class T, int head_dim, Tile tile>
+struct Consumer {
+  static constexpr bool bf16 = T::type == attn_element_bf16;
+  static constexpr int keys = tile.keys, d_steps = head_dim / 16, key_steps = keys / 16;
+  static constexpr int bytes = kv_bytes(tile, head_dim);
+  static constexpr int panel = keys * 128, q_panel = tile.rows() * 128;
+  using Q = Ring<tile.q_stages>;
+  using K = Ring<tile.k_stages>;
+  using V = Ring<tile.v_stages>;
+
+  const attn_sm90_forward_kernarg& a;
+  Control& control;
+  const unsigned shared;
+  const int group;  // which of the warpgroups that compute
+  const int warp, lane;
+
+  float s[keys / 2];         // scores, as wgmma leaves them, then weights
+  unsigned p[key_steps][4];  // weights of the tile before, as wgmma takes them
+  float o[head_dim / 2];     // sums of weight * v
+  unsigned q[tile.q_in_registers ? d_steps : 1][4];
+  RowState row_state[2];
+  int full_begin, full_end;  // keys that all of the warpgroup's queries see
+
+  // Named barriers 1..groups: whose turn it is.
+  __device__ __forceinline__ void wait_turn() { ptx::barrier_wait(1 + group, 256); }
+  __device__ __forceinline__ void pass_turn() { ptx::barrier_arrive(1 + (group + 1) % tile.groups, 256); }
+  __device__ __forceinline__ void release(Barrier& empty) {
+    if (lane == 0) ptx::mbarrier_arrive(address(&empty));
+  }
+
+  __device__ __forceinline__ const Item& item(unsigned index) const { return control.item[index % item_slots]; }
+  __device__ __forceinline__ unsigned q_at(unsigned index) const {
+    return shared + q_offset() + Q::stage(index) * q_bytes(tile, head_dim) + group * 64 * 128;
+  }
+  __device__ __forceinline__ unsigned k_at(unsigned n) const {
+    return shared + k_offset(tile, head_dim) + K::stage(n) * bytes;
+  }
+  __device__ __forceinline__ unsigned v_at(unsigned n) const {
+    return shared + v_offset(tile, head_dim) + V::stage(n) * bytes;
+  }
+
+  // Q of an item goes to registers, or stays until release_q. False: there is no such item.
+  __device__ __forceinline__ bool take_item(unsigned index) {
+    ptx::mbarrier_wait(address(&control.q_full[Q::stage(index)]), Q::parity(index));
+    if (item(index).b < 0) return false;
+    full_begin = item(index).see[group].z;
+    full_end = item(index).see[group].w;
+    if (tile.q_in_registers) {
+      const unsigned at = q_at(index) + 16 * warp * 128 + chunk_offset<128>(lane % 16, lane / 16);
+#pragma unroll
+      for (int d = 0; d < (tile.q_in_registers ? d_steps : 1); ++d)
+        ptx::ldmatrix(q[d], (at ^ d % 4 * 32) + d / 4 * q_panel);
+      release_q(index);
+    }
+    return true;
+  }
+  __device__ __forceinline__ void release_q(unsigned index) { release(control.q_empty[Q::stage(index)]); }
+
+  // s = Q K^T; to be waited for. q_at, k_at: places in shared memory.
+  __device__ __forceinline__ void start_scores(unsigned q_at, unsigned k_at) {
+    const unsigned long long a_matrix = ptx::wgmma_descriptor(q_at, 0), b_matrix = ptx::wgmma_descriptor(k_at, 0);
+#pragma unroll
+    for (int d = 0; d < d_steps; ++d) {
+      const unsigned long long b_step = b_matrix + ((d / 4 * panel + d % 4 * 32) >> 4);
+      if constexpr (tile.q_in_registers)
+        ptx::wgmma<bf16, false>(s, q[d], b_step, d > 0);
+      else
+        ptx::wgmma<bf16>(s, a_matrix + ((d / 4 * q_panel + d % 4 * 32) >> 4), b_step, d > 0);
+    }
+    ptx::wgmma_commit();
+  }
+  // o += P V; to be waited for. Without `add` o starts at 0.
+  __device__ __forceinline__ void start_sums(unsigned v_at, bool add) {
+    const unsigned long long b_matrix = ptx::wgmma_descriptor(v_at, panel);
+#pragma unroll
+    for (int step = 0; step < key_steps; ++step)
+      ptx::wgmma<bf16, true>(o, p[step], b_matrix + (step * 2048 >> 4), step > 0 || add);
+    ptx::wgmma_commit();
+  }
+
+  // V rows of keys that no query of the sequence sees may hold anything, and 0 * NaN is NaN: they become zero.
+  // `first`: position of the tile's first key.
+  __device__ __forceinline__ static void clear_unused(const Item::Segment& segment, int used, int first, unsigned v_at) {
+    used = min(segment.end, used) - first;
+    if (used >= keys) return;
+#pragma unroll 1
+    for (int i = threadIdx.x - 128; i < (keys - used) * 8; i += 128 * tile.groups) {
+#pragma unroll
+      for (int n = 0; n < panels(head_dim); ++n)
+        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(v_at + n * panel + used * 128 + i * 16), "r"(0)
+                     : "memory");
+    }
+    ptx::fence_async_shared();
+    ptx::barrier_wait(1 + tile.groups, 128 * tile.groups);
+  }
+
+  __device__ __forceinline__ void start_softmax(const Item& item) {
+    const float sink = a.sinks ? a.sinks[item.h] * log2_e : -infinity();
+    const float reference = a.split_invariant ? ceilf(sink) : sink;
+    const float sum = lane % 4 == 0 && sink != -infinity() ? ptx::ex2(sink - reference) : 0;
+    row_state[0] = row_state[1] = {reference, sum};
+  }
+
+  // Row of the lane in the sequence.
+  __device__ __forceinline__ int row(const Item& item, int half) const {
+    return item.row + 64 * group + 16 * warp + lane / 4 + 8 * half;
+  }
+
+  __device__ __forceinline__ void mask(const Item& item, int first, int count) {
+    const int lane_first = first + lane % 4 * 2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = this->row(item, half);
+      const int begin = row + item.lower - lane_first;
+      const int end = min(row + item.upper - lane_first, count - lane % 4 * 2);
+#pragma unroll
+      for (int n = 0; n < keys / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int column = 8 * n + i;
+          if (column < begin || column >= end) s[4 * n + 2 * half + i] = -infinity();
+        }
+      }
+    }
+  }
+
+  // Scores become weights, in place; `shrink`: what earlier weights must be multiplied with. True: it is not 1 for
+  // some row of the warp. split_invariant: the reference is an integer, so that sums taken against different
+  // references differ by an exact power of two, and the sum has the weights as rounded.
+  template <bool split_invariant>
+  __device__ __forceinline__ bool softmax(float (&shrink)[2]) {
+    const float unit = a.unit;
+    float used[2];
+    bool moved = false;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      constexpr int chains = 4;  // independent: the next instruction of a chain waits for the one before
+      float top[chains];
+#pragma unroll
+      for (int n = 0; n < keys / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float x = s[4 * n + 2 * half + i];
+          float& t = top[(2 * n + i) % chains];
+          t = 2 * n + i < chains ? x : fmaxf(t, x);
+        }
+      }
+      float most = fmaxf(fmaxf(top[0], top[1]), fmaxf(top[2], top[3]));
+      most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 1));
+      most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 2)) * unit;
+      const float old = row_state[half].reference;
+      const float next = fmaxf(old, split_invariant ? ceilf(most) : most);
+      moved = moved || next != old;
+      used[half] = next == -infinity() ? 0 : next;
+      shrink[half] = ptx::ex2(old - used[half]);
+      row_state[half].reference = next;
+    }
+    float sum[2][2] = {{row_state[0].sum * shrink[0], 0}, {row_state[1].sum * shrink[1], 0}};
+#pragma unroll
+    for (int n = 0; n < keys / 8; ++n) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float& x = s[4 * n + 2 * half];
+        float& y = s[4 * n + 2 * half + 1];
+        x = ptx::ex2(fmaf(x, unit, -used[half]));
+        y = ptx::ex2(fmaf(y, unit, -used[half]));
+        if (split_invariant) {
+          const unsigned packed = T::pack(x, y);
+          x = T::unpack(packed & 0xffff);
+          y = T::unpack(packed >> 16);
+        }
+        sum[half][0] += x;
+        sum[half][1] += y;
+      }
+    }
+    row_state[0].sum = sum[0][0] + sum[0][1];
+    row_state[1].sum = sum[1][0] + sum[1][1];
+    return __any_sync(0xffffffff, moved);
+  }
+  // Scores of the tile `at` of an item to weights.
+  __device__ __forceinline__ bool weigh(const Item& item, const Keys& at, float (&shrink)[2]) {
+    if (at.first < full_begin || at.first + keys > full_end || at.left < keys)
+      mask(item, at.first, min(at.left, keys));
+    return a.split_invariant ? softmax<true>(shrink) : softmax<false>(shrink);
+  }
+  __device__ __forceinline__ void rescale(const float (&shrink)[2]) {
+#pragma unroll
+    for (int n = 0; n < head_dim / 8; ++n) {
+      o[4 * n] *= shrink[0];
+      o[4 * n + 1] *= shrink[0];
+      o[4 * n + 2] *= shrink[1];
+      o[4 * n + 3] *= shrink[1];
+    }
+  }
+  __device__ __forceinline__ void pack_weights() {
+#pragma unroll
+    for (int n = 0; n < keys / 4; ++n) p[n / 4][n % 4] = T::pack(s[2 * n], s[2 * n + 1]);
+  }
+
+  // Writes lse; returns in factor what o must be multiplied with.
+  __device__ __forceinline__ void finish_softmax(const Item& item, float (&factor)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float total = row_state[half].sum;
+      total += __shfl_xor_sync(0xffffffff, total, 1);
+      total += __shfl_xor_sync(0xffffffff, total, 2);
+      const int row = this->row(item, half);
+      const bool valid = row < item.seqlen_q;
+      if (a.lse && valid && lane % 4 == 0) {
+        const long long at = a.cu_seqlens_q ? item.h * a.total_q + item.q_begin + row
+                                            : (item.b * (long long)a.heads_q + item.h) * a.seqlen_q + row;
+        a.lse[at] = total == 0 ? -infinity() : fmaf(row_state[half].reference, ln_2, logf(total));
+      }
+      factor[half] = total == 0 ? 0 : 1 / total;
+    }
+  }
+  __device__ __forceinline__ void store(const Item& item, const float (&factor)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = this->row(item, half);
+      const long long at = (a.cu_seqlens_q ? 0 : item.b * a.out_stride[0]) +
+                           ((long long)item.q_begin + row) * a.out_stride[1] + item.h * a.out_stride[2];
+      store_row(a.out, a.out_type, at, row < item.seqlen_q, o, half, factor[half], a.head_dim_v);
+    }
+  }
+
+  __device__ __forceinline__ void run() {
+    unsigned count = 0;  // items before the current one
+    if (!take_item(0)) return;
+    if (group == tile.groups - 1) pass_turn();
+    Keys at(item(0));
+    ptx::mbarrier_wait(address(&control.k_full[0]), 0);
+    ptx::wgmma_fence();
+    start_scores(ptx::uniform(q_at(0)), k_at(0));
+    ptx::wgmma_wait<0>();
+    ptx::pin(s);
+    release(control.k_empty[0]);
+    start_softmax(item(0));
+    float shrink[2];
+    weigh(item(0), at, shrink);
+    pack_weights();
+    bool add = false;
+    // p holds the weights of tile n, which is the current item's.
+    unsigned n = 0;
+    for (;; ++n) {
+      const unsigned k_next = ptx::uniform(k_at(n + 1)), v_here = ptx::uniform(v_at(n));
+      ptx::mbarrier_wait(address(&control.v_full[V::stage(n)]), V::parity(n));
+      if (at.left < keys) clear_unused(item(count).segment[at.segment], item(count).used, at.first, v_at(n));
+      at.next(item(count), keys);
+      const bool ends = at.left <= 0;
+      if (ends) {
+        if (!tile.q_in_registers) release_q(count);
+        if (!take_item(count + 1)) break;
+        at = Keys(item(count + 1));
+      }
+      const unsigned q_next = tile.q_in_registers ? 0 : ptx::uniform(q_at(count + ends));
+      ptx::mbarrier_wait(address(&control.k_full[K::stage(n + 1)]), K::parity(n + 1));
+      wait_turn();
+      ptx::pin(o);
+      ptx::wgmma_fence();
+      start_scores(q_next, k_next);
+      start_sums(v_here, add);
+      pass_turn();
+      ptx::wgmma_wait<1>();
+      ptx::pin(s);
+      release(control.k_empty[K::stage(n + 1)]);
+      float factor[2];
+      if (ends) {
+        finish_softmax(item(count), factor);
+        start_softmax(item(count + 1));
+      }
+      const bool moved = weigh(item(count + ends), at, shrink);
+      ptx::wgmma_wait<0>();
+      ptx::pin(o);
+      release(control.v_empty[V::stage(n)]);
+      if (ends) {
+        store(item(count), factor);
+        ++count;
+      } else if (moved) {
+        rescale(shrink);
+      }
+      add = !ends;
+      pack_weights();
+    }
+    const unsigned v_here = ptx::uniform(v_at(n));
+    wait_turn();
+    ptx::pin(o);
+    ptx::wgmma_fence();
+    start_sums(v_here, add);
+    if (group != tile.groups - 1) pass_turn();
+    ptx::wgmma_wait<0>();
+    ptx::pin(o);
+    float factor[2];
+    finish_softmax(item(count), factor);
+    store(item(count), factor);
+  }
+};
+
+// head_dim: both products have so many columns; what is missing to it counts as zero.
+template <class T, int head_dim, Tile tile = tile_of(head_dim)>
+__device__ __forceinline__ void forward(const attn_sm90_forward_kernarg& a) {
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  Control& control = *reinterpret_cast<Control*>(shared_memory);
+  const unsigned shared = address(shared_memory);
+  // The same in all lanes, which the compiler sees here.
+  const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
+  if (threadIdx.x == 0) {
+    constexpr int warps = 4 * tile.groups;
+    for (int i = 0; i < max_stages; ++i) {
+      for (Barrier* full : {&control.q_full[i], &control.k_full[i], &control.v_full[i]})
+        ptx::mbarrier_init(address(full), 1);
+      for (Barrier* empty : {&control.q_empty[i], &control.k_empty[i], &control.v_empty[i]})
+        ptx::mbarrier_init(address(empty), warps);
+    }
+    ptx::mbarrier_init_fence();
+  }
+  __syncthreads();
+  if (warp < 4) {
+    ptx::registers_shrink<tile.load_registers()>();
+    if (warp == 0) load<head_dim, tile>(a, control, shared);
+  } else {
+    ptx::registers_grow<tile.compute_registers()>();
+    Consumer<T, head_dim, tile> consumer{a, control, shared, warp / 4 - 1, warp % 4, int(threadIdx.x % 32)};
+    consumer.run();
+  }
+}
+
+}  // namespace attn::sm90
+
+// The kernel NAME, which is the name of its file.
+#define ATTN_SM90_FORWARD(NAME, T, HEAD_DIM)                                               \
+  extern "C" __global__ void __launch_bounds__(attn::sm90::tile_of(HEAD_DIM).threads(), 1) \
+      NAME(const __grid_constant__ attn_sm90_forward_kernarg a) {                          \
+    attn::sm90::forward<attn::device::T, HEAD_DIM>(a);                                     \
+  }

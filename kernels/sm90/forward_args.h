@@ -1,0 +1,39 @@
+// The parameter struct of the kernels fwd_sm90_*, for their host side and for the kernels.
+#ifndef ATTN_KERNELS_SM90_FORWARD_ARGS_H
+#define ATTN_KERNELS_SM90_FORWARD_ARGS_H
+
+#include "../../src/core/mask.h"
+#include "../common/forward_args.h"
+
+enum { attn_sm90_max_segments = 8 };
+
+struct alignas(64) attn_tensor_map {
+  unsigned char bytes[128];
+};
+
+struct attn_sm90_forward_kernarg {
+  // Dimensions of all: head_dim, seq, head, batch; packed: batch 1.
+  attn_tensor_map q;
+  struct {
+    attn_tensor_map k, v;
+  } map[attn_sm90_max_segments];
+  void* out;
+  float* lse;                 // null: not wanted
+  const int* cu_seqlens_q;    // null: padded q
+  const float* sinks;         // null: none
+  long long out_stride[3];    // elements: batch, seq, head
+  long long total_q;          // packed q: tokens in q
+  int batch, heads_q, group;  // group: query heads per K/V head
+  int seqlen_q;               // capacity
+  int head_dim_v;
+  int out_type;  // ../common/types.h
+  int split_invariant;
+  int num_segments;
+  unsigned chunk;  // (batch, head) pairs that start together, so that their K and V stay in L2
+  unsigned items;  // query tiles of all pairs
+  float unit;      // scale * log2(e), above 0
+  attn::RangeMask mask;
+  attn_kv_lengths segment[attn_sm90_max_segments];
+};
+
+#endif

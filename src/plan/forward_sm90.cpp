@@ -1,0 +1,140 @@
+// The host side of kernels/sm90.
+#include "plan/forward_sm90.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/sm90/forward_args.h"
+#include "kernels/sm90/tiles.h"
+#include "plan/forward_cuda.h"
+
+namespace attn {
+namespace {
+
+static_assert(sizeof(attn_sm90_forward_kernarg) <= max_kernarg_bytes);
+static_assert(sizeof(attn_tensor_map) == tensor_map_bytes);
+static_assert(max_tensor_maps == 1 + 2 * attn_sm90_max_segments);
+
+// Rows that the copy engine can count.
+constexpr int64_t max_rows = (int64_t{1} << 31) - 1;
+
+int64_t items(const Problem& p, const sm90::Tile& tile) {
+  return p.batch * p.heads_q * ((p.seqlen_q + tile.rows() - 1) / tile.rows());
+}
+
+// The copy engine takes no stride of 0 between entries, nor one of 2^40 bytes.
+Status check_strides(const char* name, const attn_strides& s, const int64_t (&size)[3]) {
+  const int64_t stride[] = {s.seq, s.head, s.batch};
+  for (int i = 0; i < 3; ++i) {
+    if (size[i] > 1 && (stride[i] <= 0 || stride[i] >= int64_t{1} << 39))
+      return unsupported(name, ": stride ", stride[i], "; accepted: above 0, below 2^39");
+  }
+  return {};
+}
+
+template <int head_dim>
+Status shape(const Problem& p, const DeviceInfo& device, Launch* launch, size_t* workspace) {
+  constexpr sm90::Tile tile = sm90::tile_of(head_dim);
+  constexpr int shared = sm90::shared_bytes(tile, head_dim);
+  if (!device.tensor_maps)
+    return unsupported("the driver has no cuTensorMapEncodeTiled of CUDA 12.0");
+  if (shared > device.shared_bytes_max)
+    return unsupported("it needs ", shared, " bytes of shared memory; the device has ",
+                       device.shared_bytes_max);
+  if (p.num_segments > attn_sm90_max_segments)
+    return unsupported("num_segments is ", p.num_segments, "; accepted: up to ",
+                       int(attn_sm90_max_segments));
+  if (p.scale <= 0) return unsupported("scale is ", p.scale, "; accepted: above 0");
+  const int64_t count = items(p, tile);
+  if (p.batch * p.heads_q > max_rows || count > max_rows)
+    return unsupported("batch * heads_q * ceil(seqlen_q / ", tile.rows(), ") is ", count,
+                       "; accepted: up to ", max_rows);
+  if (p.q_layout == ATTN_PACKED && p.total_q > max_rows)
+    return unsupported("total_q is ", p.total_q, "; accepted: up to ", max_rows);
+  ATTN_TRY(check_strides("q", p.q_stride,
+                         {p.q_layout == ATTN_PACKED ? p.total_q : p.seqlen_q, p.heads_q,
+                          p.q_layout == ATTN_PACKED ? 1 : p.batch}));
+  for (const attn_segment& s : p.segment) {
+    const bool packed = s.layout == ATTN_PACKED;
+    if (packed && s.total > max_rows)
+      return unsupported("total is ", s.total, "; accepted: up to ", max_rows);
+    const int64_t size[] = {packed ? s.total : s.seqlen, p.heads_kv, packed ? 1 : p.batch};
+    ATTN_TRY(check_strides("k", s.k_stride, size));
+    ATTN_TRY(check_strides("v", s.v_stride, size));
+  }
+  const int64_t blocks =
+      p.max_sms > 0 ? std::min<int64_t>(p.max_sms, device.multiprocessors) : device.multiprocessors;
+  launch->grid[0] = uint32_t(std::min(count, blocks));
+  launch->block[0] = tile.threads();
+  launch->shared_bytes = shared;
+  *workspace = 0;
+  return {};
+}
+
+template <int head_dim>
+void pack(const Problem& p, const Args& args, void*, void* kernarg) {
+  constexpr sm90::Tile tile = sm90::tile_of(head_dim);
+  auto& a = *static_cast<attn_sm90_forward_kernarg*>(kernarg);
+  a.out = args.out;
+  a.lse = args.lse;
+  a.cu_seqlens_q = p.q_layout == ATTN_PACKED ? args.cu_seqlens_q : nullptr;
+  a.sinks = p.has(ATTN_SINKS) ? args.sinks : nullptr;
+  set_strides(a.out_stride, p.out_stride);
+  a.total_q = p.total_q;
+  a.batch = int(p.batch);
+  a.heads_q = int(p.heads_q);
+  a.group = int(p.group());
+  a.seqlen_q = int(p.seqlen_q);
+  a.head_dim_v = int(p.head_dim_v);
+  a.out_type = p.out_type;
+  a.split_invariant = p.has(ATTN_SPLIT_INVARIANT);
+  a.num_segments = p.num_segments;
+  a.chunk = pairs_in_l2(p);
+  a.items = unsigned(items(p, tile));
+  a.unit = std::max(p.scale * 1.44269504f, 1e-37f);  // log2(e)
+  a.mask = p.range_mask();
+  for (int32_t i = 0; i < p.num_segments; ++i)
+    a.segment[i] = kv_lengths(p.segment[i], args.segment[i]);
+}
+
+// Maps of empty tensors are never used; the driver wants sizes above 0.
+TensorMap tensor_map(const void* base, int64_t head_dim, int64_t rows, int64_t heads, int64_t batch,
+                     const attn_strides& stride, int box_rows) {
+  return {.base = base,
+          .size = {head_dim, std::max<int64_t>(1, rows), heads, batch},
+          .stride = {2 * stride.seq, 2 * stride.head, 2 * stride.batch},
+          .rows = box_rows};
+}
+
+template <int head_dim>
+int maps(const Problem& p, const Args& args, TensorMap (&to)[max_tensor_maps]) {
+  constexpr sm90::Tile tile = sm90::tile_of(head_dim);
+  int count = 0;
+  const bool packed = p.q_layout == ATTN_PACKED;
+  to[count++] = tensor_map(args.q, p.head_dim, packed ? p.total_q : p.seqlen_q, p.heads_q,
+                           packed ? 1 : p.batch, p.q_stride, tile.rows());
+  for (int32_t i = 0; i < p.num_segments; ++i) {
+    const attn_segment& s = p.segment[i];
+    const bool packed = s.layout == ATTN_PACKED;
+    const int64_t rows = packed ? s.total : s.seqlen, batch = packed ? 1 : p.batch;
+    to[count++] =
+        tensor_map(args.segment[i].k, p.head_dim, rows, p.heads_kv, batch, s.k_stride, tile.keys);
+    to[count++] =
+        tensor_map(args.segment[i].v, p.head_dim_v, rows, p.heads_kv, batch, s.v_stride, tile.keys);
+  }
+  return count;
+}
+
+template <int head_dim>
+constexpr DeviceKernel row = {.kernarg_bytes = sizeof(attn_sm90_forward_kernarg),
+                              .shape_forward = shape<head_dim>,
+                              .maps_forward = maps<head_dim>,
+                              .pack_forward = pack<head_dim>};
+
+}  // namespace
+
+constinit const DeviceKernel fwd_sm90_d64_kernel = row<64>;
+constinit const DeviceKernel fwd_sm90_d128_kernel = row<128>;
+constinit const DeviceKernel fwd_sm90_d256_kernel = row<256>;
+
+}  // namespace attn
