@@ -44,6 +44,7 @@ struct Item {
 
 using Barrier = unsigned long long;
 struct Control {
+  Barrier item_full[item_slots];
   Barrier q_full[max_stages], q_empty[max_stages];  // q_full: the item's description too
   Barrier k_full[max_stages], k_empty[max_stages], v_full[max_stages], v_empty[max_stages];
   Item item[item_slots];
@@ -126,61 +127,75 @@ __device__ __forceinline__ void store_unseeing(const attn_sm90_forward_kernarg& 
   }
 }
 
-// By one warp; its lane 0 gives the orders.
-template <int head_dim, Tile tile>
-__device__ __forceinline__ void load(const attn_sm90_forward_kernarg& a, Control& control, unsigned shared) {
-  constexpr int bytes = kv_bytes(tile, head_dim);
-  const int lane = threadIdx.x % 32;
-  const auto load_panels = [&](unsigned to, const attn_tensor_map& map, Barrier& full, int rows, int row, int head,
-                               int batch) {
+template <int head_dim>
+__device__ __forceinline__ void load_panels(unsigned to, const attn_tensor_map& map, Barrier& full, int rows, int row,
+                                            int head, int batch) {
 #pragma unroll
-    for (int panel = 0; panel < panels(head_dim); ++panel)
-      ptx::tma_load(to + panel * rows * 128, &map, address(&full), 64 * panel, row, head, batch);
-  };
+  for (int panel = 0; panel < panels(head_dim); ++panel)
+    ptx::tma_load(to + panel * rows * 128, &map, address(&full), 64 * panel, row, head, batch);
+}
+
+// One warp describes the items and loads their queries, as far ahead as there are places for Q.
+template <int head_dim, Tile tile>
+__device__ __forceinline__ void load_items(const attn_sm90_forward_kernarg& a, Control& control, unsigned shared) {
   using Q = Ring<tile.q_stages>;
-  using K = Ring<tile.k_stages>;
-  using V = Ring<tile.v_stages>;
-  unsigned count = 0, n = 0;  // items and tiles of keys so far
+  const bool leads = threadIdx.x % 32 == 0;
+  unsigned count = 0;
   for (unsigned round = 0;; ++round) {
-    Barrier& q_full = control.q_full[Q::stage(count)];
-    ptx::mbarrier_wait(address(&control.q_empty[Q::stage(count)]), Q::parity(count) ^ 1);
+    const int q = Q::stage(count);
     Item& item = control.item[count % item_slots];
+    ptx::mbarrier_wait(address(&control.q_empty[q]), Q::parity(count) ^ 1);
     const unsigned index = item_index(round);
-    if (index >= a.items) {
-      if (lane == 0) {
-        item.b = -1;
-        ptx::mbarrier_arrive(address(&q_full));
-      }
-      return;
+    if (leads) {
+      item.b = -1;
+      if (index < a.items) describe<tile>(a, index, item);
     }
-    if (lane == 0) describe<tile>(a, index, item);
     __syncwarp();
-    if (item.low >= item.high) {
+    if (index < a.items && item.low >= item.high) {
       store_unseeing<tile>(a, item);
       __syncwarp();
       continue;
     }
-    if (lane == 0) {
-      ptx::mbarrier_arrive_expect(address(&q_full), q_bytes(tile, head_dim));
-      load_panels(shared + q_offset() + Q::stage(count) * q_bytes(tile, head_dim), a.q, q_full, tile.rows(),
-                  item.q_begin + item.row, item.h, a.cu_seqlens_q ? 0 : item.b);
-      const int kv_head = item.h / a.group;
-      for (Keys keys(item); keys.left > 0; keys.next(item, tile.keys), ++n) {
-        const Item::Segment segment = item.segment[keys.segment];
-        const auto& map = a.map[keys.segment];
-        const int k = K::stage(n), v = V::stage(n);
-        ptx::mbarrier_wait(address(&control.k_empty[k]), K::parity(n) ^ 1);
-        ptx::mbarrier_arrive_expect(address(&control.k_full[k]), bytes);
-        load_panels(shared + k_offset(tile, head_dim) + k * bytes, map.k, control.k_full[k], tile.keys,
-                    keys.first + segment.row, kv_head, segment.batch);
-        ptx::mbarrier_wait(address(&control.v_empty[v]), V::parity(n) ^ 1);
-        ptx::mbarrier_arrive_expect(address(&control.v_full[v]), bytes);
-        load_panels(shared + v_offset(tile, head_dim) + v * bytes, map.v, control.v_full[v], tile.keys,
-                    keys.first + segment.row, kv_head, segment.batch);
+    if (leads) {
+      ptx::mbarrier_arrive(address(&control.item_full[count % item_slots]));
+      if (index >= a.items) {
+        ptx::mbarrier_arrive(address(&control.q_full[q]));
+      } else {
+        ptx::mbarrier_arrive_expect(address(&control.q_full[q]), q_bytes(tile, head_dim));
+        load_panels<head_dim>(shared + q_offset() + q * q_bytes(tile, head_dim), a.q, control.q_full[q], tile.rows(),
+                              item.q_begin + item.row, item.h, a.cu_seqlens_q ? 0 : item.b);
       }
     }
-    __syncwarp();
+    if (index >= a.items) return;
     ++count;
+  }
+}
+
+// One thread loads the keys and values of the items.
+template <int head_dim, Tile tile>
+__device__ __forceinline__ void load_keys(const attn_sm90_forward_kernarg& a, Control& control, unsigned shared) {
+  using K = Ring<tile.k_stages>;
+  using V = Ring<tile.v_stages>;
+  constexpr int bytes = kv_bytes(tile, head_dim);
+  unsigned n = 0;  // tiles so far
+  for (unsigned count = 0;; ++count) {
+    const Item& item = control.item[count % item_slots];
+    ptx::mbarrier_wait(address(&control.item_full[count % item_slots]), count / item_slots & 1);
+    if (item.b < 0) return;
+    const int kv_head = item.h / a.group;
+    for (Keys keys(item); keys.left > 0; keys.next(item, tile.keys), ++n) {
+      const Item::Segment segment = item.segment[keys.segment];
+      const auto& map = a.map[keys.segment];
+      const int k = K::stage(n), v = V::stage(n);
+      ptx::mbarrier_wait(address(&control.k_empty[k]), K::parity(n) ^ 1);
+      ptx::mbarrier_arrive_expect(address(&control.k_full[k]), bytes);
+      load_panels<head_dim>(shared + k_offset(tile, head_dim) + k * bytes, map.k, control.k_full[k], tile.keys,
+                            keys.first + segment.row, kv_head, segment.batch);
+      ptx::mbarrier_wait(address(&control.v_empty[v]), V::parity(n) ^ 1);
+      ptx::mbarrier_arrive_expect(address(&control.v_full[v]), bytes);
+      load_panels<head_dim>(shared + v_offset(tile, head_dim) + v * bytes, map.v, control.v_full[v], tile.keys,
+                            keys.first + segment.row, kv_head, segment.batch);
+    }
   }
 }
 
@@ -500,6 +515,7 @@ __device__ __forceinline__ void forward(const attn_sm90_forward_kernarg& a) {
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
   if (threadIdx.x == 0) {
     constexpr int warps = 4 * tile.groups;
+    for (Barrier& full : control.item_full) ptx::mbarrier_init(address(&full), 1);
     for (int i = 0; i < max_stages; ++i) {
       for (Barrier* full : {&control.q_full[i], &control.k_full[i], &control.v_full[i]})
         ptx::mbarrier_init(address(full), 1);
@@ -511,7 +527,8 @@ __device__ __forceinline__ void forward(const attn_sm90_forward_kernarg& a) {
   __syncthreads();
   if (warp < 4) {
     ptx::registers_shrink<tile.load_registers()>();
-    if (warp == 0) load<head_dim, tile>(a, control, shared);
+    if (warp == 0) load_items<head_dim, tile>(a, control, shared);
+    if (threadIdx.x == 32) load_keys<head_dim, tile>(a, control, shared);
   } else {
     ptx::registers_grow<tile.compute_registers()>();
     Consumer<T, head_dim, tile> consumer{a, control, shared, warp / 4 - 1, warp % 4, int(threadIdx.x % 32)};

@@ -89,7 +89,9 @@ void pack(const Problem& p, const Args& args, void*, void* kernarg) {
   a.out_type = p.out_type;
   a.split_invariant = p.has(ATTN_SPLIT_INVARIANT);
   a.num_segments = p.num_segments;
-  a.chunk = pairs_in_l2(p);
+  // Under a causal mask the longest items of all pairs come first, so that the blocks end together.
+  const bool uneven = p.has(ATTN_CAUSAL) || p.has(ATTN_CAUSAL_TOP_LEFT);
+  a.chunk = uneven ? unsigned(p.batch * p.heads_q) : pairs_in_l2(p);
   a.items = unsigned(items(p, tile));
   a.unit = std::max(p.scale * 1.44269504f, 1e-37f);  // log2(e)
   a.mask = p.range_mask();
