@@ -1,6 +1,6 @@
-// ldmatrix: four 8x8 matrices of 16-bit elements from shared memory into fragments. Lane 8m + r gives the
-// address of row r of matrix m; lane l receives of each matrix elements 2(l%4) and 2(l%4)+1 of row l/4, or,
-// transposed, of column l/4.
+// ldmatrix: four 8x8 matrices of 16-bit elements from shared memory into fragments. Lane 8m + r
+// gives the address of row r of matrix m; lane l receives of each matrix elements 2(l%4) and
+// 2(l%4)+1 of row l/4, or, transposed, of column l/4.
 #ifndef ATTN_KERNELS_PTX_LDMATRIX_H
 #define ATTN_KERNELS_PTX_LDMATRIX_H
 

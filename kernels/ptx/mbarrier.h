@@ -1,4 +1,5 @@
-// mbarrier: a phase of a barrier in shared memory ends when `count` arrivals and the announced bytes have come.
+// mbarrier: a phase of a barrier in shared memory ends when `count` arrivals and the announced
+// bytes have come.
 #ifndef ATTN_KERNELS_PTX_MBARRIER_H
 #define ATTN_KERNELS_PTX_MBARRIER_H
 
@@ -16,10 +17,11 @@ __device__ __forceinline__ void mbarrier_arrive(unsigned barrier) {
 }
 // Arrives and announces bytes that the copy engine will bring in this phase.
 __device__ __forceinline__ void mbarrier_arrive_expect(unsigned barrier, unsigned bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
 }
-// Waits for the end of the phase of this parity. A new barrier is in phase 0; the phase before it, of parity 1,
-// counts as ended.
+// Waits for the end of the phase of this parity. A new barrier is in phase 0; the phase before it,
+// of parity 1, counts as ended.
 __device__ __forceinline__ void mbarrier_wait(unsigned barrier, unsigned parity) {
   asm volatile(
       "{\n"

@@ -1,15 +1,16 @@
-// cp.async.bulk.tensor: the copy engine brings a box of a tensor to shared memory. What lies outside the tensor
-// arrives as zeros; the barrier receives the bytes of the whole box either way.
+// cp.async.bulk.tensor: the copy engine brings a box of a tensor to shared memory. What lies
+// outside the tensor arrives as zeros; the barrier receives the bytes of the whole box either way.
 #ifndef ATTN_KERNELS_PTX_TMA_H
 #define ATTN_KERNELS_PTX_TMA_H
 
 namespace attn::ptx {
 
 // `map`: a CUtensorMap in parameter space. Coordinates from the innermost dimension.
-__device__ __forceinline__ void tma_load(unsigned shared, const void* map, unsigned barrier, int x, int y, int z,
-                                         int w) {
+__device__ __forceinline__ void tma_load(unsigned shared, const void* map, unsigned barrier, int x,
+                                         int y, int z, int w) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
+      "{%3, %4, %5, %6}], "
       "[%2];" ::"r"(shared),
       "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
       : "memory");
@@ -18,7 +19,9 @@ __device__ __forceinline__ void tma_prefetch_map(const void* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 // Orders this thread's accesses to shared memory before later ones by wgmma and the copy engine.
-__device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void fence_async_shared() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
 
 }  // namespace attn::ptx
 #endif

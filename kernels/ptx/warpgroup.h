@@ -4,7 +4,8 @@
 
 namespace attn::ptx {
 
-// setmaxnreg: every warp of the warpgroup gives back or takes registers; `count` is a multiple of 8.
+// setmaxnreg: every warp of the warpgroup gives back or takes registers; `count` is a multiple
+// of 8.
 template <int count>
 __device__ __forceinline__ void registers_shrink() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));

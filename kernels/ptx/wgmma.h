@@ -1,22 +1,29 @@
-// wgmma.mma_async m64nNk16: d += A B by the four warps of a warpgroup, float32 sums of bf16 or f16 products.
-// Warp w, lane l holds d[i] = D(16w + l/4 + 8(i/2 % 2), 8(i/4) + 2(l%4) + i%2). A in registers: a[0..3] are the
-// pairs that mma.m16n8k16 takes (mma.h), so pairs of neighbouring d are an A in their order.
-// The multiplication runs on after the call: between wgmma_fence() and wgmma_wait() the registers of d and a, and
-// the shared memory, belong to it.
+// wgmma.mma_async m64nNk16: d += A B by the four warps of a warpgroup, float32 sums of bf16 or f16
+// products. Warp w, lane l holds d[i] = D(16w + l/4 + 8(i/2 % 2), 8(i/4) + 2(l%4) + i%2). A in
+// registers: a[0..3] are the pairs that mma.m16n8k16 takes (mma.h), so pairs of neighbouring d are
+// an A in their order. The multiplication runs on after the call: between wgmma_fence() and
+// wgmma_wait() the registers of d and a, and the shared memory, belong to it.
 #ifndef ATTN_KERNELS_PTX_WGMMA_H
 #define ATTN_KERNELS_PTX_WGMMA_H
 
 namespace attn::ptx {
 
-// A matrix in shared memory as TMA leaves it with the 128-byte swizzle: rows of 128 bytes, eight of them in 1024
-// bytes (PTX ISA, "Matrix descriptor"). panel_bytes: from one panel of 64 columns to the next, for transposed B.
-__device__ __forceinline__ unsigned long long wgmma_descriptor(unsigned shared, unsigned panel_bytes) {
-  return (unsigned long long)(shared >> 4) | (unsigned long long)(panel_bytes >> 4) << 16 | 64ull << 32 | 1ull << 62;
+// A matrix in shared memory as TMA leaves it with the 128-byte swizzle: rows of 128 bytes, eight of
+// them in 1024 bytes (PTX ISA, "Matrix descriptor"). panel_bytes: from one panel of 64 columns to
+// the next, for transposed B.
+__device__ __forceinline__ unsigned long long wgmma_descriptor(unsigned shared,
+                                                               unsigned panel_bytes) {
+  return (unsigned long long)(shared >> 4) | (unsigned long long)(panel_bytes >> 4) << 16 |
+         64ull << 32 | 1ull << 62;
 }
 
 // Orders earlier writes of registers before the warpgroup's next wgmma.
-__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
 // Waits until at most `pending` of the committed groups are under way.
 template <int pending>
 __device__ __forceinline__ void wgmma_wait() {
@@ -29,21 +36,23 @@ __device__ __forceinline__ void pin(float (&x)[count]) {
   for (int i = 0; i < count; ++i) asm volatile("" : "+f"(x[i])::"memory");
 }
 
-#define ATTN_REGS_32 \
+#define ATTN_REGS_32                                                     \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" \
   ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define ATTN_REGS_40 \
-  ATTN_REGS_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
-#define ATTN_REGS_48 \
-  ATTN_REGS_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define ATTN_REGS_40 ATTN_REGS_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define ATTN_REGS_48 ATTN_REGS_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define ATTN_REGS_64 \
   ATTN_REGS_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define ATTN_REGS_96 \
-  ATTN_REGS_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
-  ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define ATTN_REGS_128 \
-  ATTN_REGS_96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
-  ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define ATTN_REGS_96                                                                     \
+  ATTN_REGS_64                                                                           \
+      ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
+      ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define ATTN_REGS_128                                                                            \
+  ATTN_REGS_96                                                                                   \
+      ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, " \
+      "%111"                                                                                     \
+      ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, "   \
+      "%126, %127"
 #define ATTN_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define ATTN_D8(i) ATTN_D4(i), ATTN_D4(i + 4)
 #define ATTN_D32(i) ATTN_D8(i), ATTN_D8(i + 8), ATTN_D8(i + 16), ATTN_D8(i + 24)
@@ -56,40 +65,43 @@ __device__ __forceinline__ void pin(float (&x)[count]) {
 
 // Without `add` the sums start at 0. B is [n][16] in shared memory, transposed: [16][n].
 template <bool bf16, bool transposed, int registers>
-__device__ __forceinline__ void wgmma(float (&d)[registers], const unsigned (&a)[4], unsigned long long b, bool add);
+__device__ __forceinline__ void wgmma(float (&d)[registers], const unsigned (&a)[4],
+                                      unsigned long long b, bool add);
 template <bool bf16, int registers>
-__device__ __forceinline__ void wgmma(float (&d)[registers], unsigned long long a, unsigned long long b, bool add);
+__device__ __forceinline__ void wgmma(float (&d)[registers], unsigned long long a,
+                                      unsigned long long b, bool add);
 
 // N: columns, R: registers of d, C..C+5: numbers of the operands behind d.
-#define ATTN_WGMMA_TYPE(N, R, TYPE, BF16, C0, C1, C2, C3, C4, C5)                                       \
-  template <>                                                                                                     \
-  __device__ __forceinline__ void wgmma<BF16, false, R>(float (&d)[R], const unsigned (&a)[4],                    \
-                                                        unsigned long long b, bool add) {                         \
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %" #C5 ", 0; wgmma.mma_async.sync.aligned.m64n" #N                \
-                 "k16.f32." TYPE "." TYPE " {" ATTN_REGS_##R "}, {%" #C0 ", %" #C1 ", %" #C2 ", %" #C3 "}, %" #C4 \
-                 ", p, 1, 1, 0;}"                                                                                 \
-                 : ATTN_D_##R                                                                                     \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));                            \
-  }                                                                                                               \
-  template <>                                                                                                     \
-  __device__ __forceinline__ void wgmma<BF16, true, R>(float (&d)[R], const unsigned (&a)[4],                     \
-                                                       unsigned long long b, bool add) {                          \
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %" #C5 ", 0; wgmma.mma_async.sync.aligned.m64n" #N                \
-                 "k16.f32." TYPE "." TYPE " {" ATTN_REGS_##R "}, {%" #C0 ", %" #C1 ", %" #C2 ", %" #C3 "}, %" #C4 \
-                 ", p, 1, 1, 1;}"                                                                                 \
-                 : ATTN_D_##R                                                                                     \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));                            \
-  }                                                                                                               \
-  template <>                                                                                                     \
-  __device__ __forceinline__ void wgmma<BF16, R>(float (&d)[R], unsigned long long a, unsigned long long b,       \
-                                                 bool add) {                                                      \
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %" #C2 ", 0; wgmma.mma_async.sync.aligned.m64n" #N                \
-                 "k16.f32." TYPE "." TYPE " {" ATTN_REGS_##R "}, %" #C0 ", %" #C1 ", p, 1, 1, 0, 0;}"             \
-                 : ATTN_D_##R                                                                                     \
-                 : "l"(a), "l"(b), "r"(int(add)));                                                                \
+#define ATTN_WGMMA_TYPE(N, R, TYPE, BF16, C0, C1, C2, C3, C4, C5)                                  \
+  template <>                                                                                      \
+  __device__ __forceinline__ void wgmma<BF16, false, R>(float(&d)[R], const unsigned(&a)[4],       \
+                                                        unsigned long long b, bool add) {          \
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %" #C5 ", 0; wgmma.mma_async.sync.aligned.m64n" #N \
+                 "k16.f32." TYPE "." TYPE " {" ATTN_REGS_##R "}, {%" #C0 ", %" #C1 ", %" #C2       \
+                                                             ", %" #C3 "}, %" #C4 ", p, 1, 1, 0;}" \
+                 : ATTN_D_##R                                                                      \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));             \
+  }                                                                                                \
+  template <>                                                                                      \
+  __device__ __forceinline__ void wgmma<BF16, true, R>(float(&d)[R], const unsigned(&a)[4],        \
+                                                       unsigned long long b, bool add) {           \
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %" #C5 ", 0; wgmma.mma_async.sync.aligned.m64n" #N \
+                 "k16.f32." TYPE "." TYPE " {" ATTN_REGS_##R "}, {%" #C0 ", %" #C1 ", %" #C2       \
+                                                             ", %" #C3 "}, %" #C4 ", p, 1, 1, 1;}" \
+                 : ATTN_D_##R                                                                      \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));             \
+  }                                                                                                \
+  template <>                                                                                      \
+  __device__ __forceinline__ void wgmma<BF16, R>(float(&d)[R], unsigned long long a,               \
+                                                 unsigned long long b, bool add) {                 \
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %" #C2 ", 0; wgmma.mma_async.sync.aligned.m64n" #N \
+                 "k16.f32." TYPE "." TYPE " {" ATTN_REGS_##R "}, %" #C0 ", %" #C1                  \
+                                                             ", p, 1, 1, 0, 0;}"                   \
+                 : ATTN_D_##R                                                                      \
+                 : "l"(a), "l"(b), "r"(int(add)));                                                 \
   }
-#define ATTN_WGMMA(N, R, C0, C1, C2, C3, C4, C5)                                \
-  ATTN_WGMMA_TYPE(N, R, "bf16", true, C0, C1, C2, C3, C4, C5)         \
+#define ATTN_WGMMA(N, R, C0, C1, C2, C3, C4, C5)              \
+  ATTN_WGMMA_TYPE(N, R, "bf16", true, C0, C1, C2, C3, C4, C5) \
   ATTN_WGMMA_TYPE(N, R, "f16", false, C0, C1, C2, C3, C4, C5)
 ATTN_WGMMA(64, 32, 32, 33, 34, 35, 36, 37)
 ATTN_WGMMA(80, 40, 40, 41, 42, 43, 44, 45)

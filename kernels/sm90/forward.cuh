@@ -1,8 +1,9 @@
-// Attention forward with wgmma and the copy engine. A block stays on its multiprocessor and takes work items, tiles
-// of queries of one head, one after the other. One warpgroup loads; each of the others has 64 of the queries: their
-// scores, weights, sums and softmax are in its registers. The tiles of keys of all items form one sequence: the
-// scores of the next tile are computed together with the sums of the current one, across the border of two items
-// too. The warpgroups take turns, so that one computes its softmax while the other's products run.
+// Attention forward with wgmma and the copy engine. A block stays on its multiprocessor and takes
+// work items, tiles of queries of one head, one after the other. One warpgroup loads; each of the
+// others has 64 of the queries: their scores, weights, sums and softmax are in its registers. The
+// tiles of keys of all items form one sequence: the scores of the next tile are computed together
+// with the sums of the current one, across the border of two items too. The warpgroups take turns,
+// so that one computes its softmax while the other's products run.
 #pragma once
 #include "../common/element.cuh"
 #include "../common/keys.cuh"
@@ -23,16 +24,17 @@ namespace attn::sm90 {
 
 using namespace device;
 
-// Shared memory ------------------------------------------------------------------------------------------------
+// Shared memory
+// ------------------------------------------------------------------------------------------------
 
 // A work item as the warpgroup that loads describes it to the others.
 struct Item {
-  int b, h;       // b < 0: there are no more
-  int row;        // first query
+  int b, h;  // b < 0: there are no more
+  int row;   // first query
   int seqlen_q, seqlen_kv;
-  int q_begin;    // packed q: row of the sequence's query 0
-  int low, high;  // keys that some of its queries see
-  int used;       // keys from here on are not seen by any query of the sequence
+  int q_begin;       // packed q: row of the sequence's query 0
+  int low, high;     // keys that some of its queries see
+  int used;          // keys from here on are not seen by any query of the sequence
   int lower, upper;  // query i sees keys from i + lower up to i + upper
   struct Segment {
     int end;    // position behind the segment's last key
@@ -51,7 +53,9 @@ struct Control {
 };
 static_assert(sizeof(Control) <= control_bytes);
 
-__device__ __forceinline__ unsigned address(const void* p) { return unsigned(__cvta_generic_to_shared(p)); }
+__device__ __forceinline__ unsigned address(const void* p) {
+  return unsigned(__cvta_generic_to_shared(p));
+}
 
 // Where the n-th tile of a ring of stages lies, and the parity of the phase that fills it.
 template <int stages>
@@ -60,18 +64,21 @@ struct Ring {
   static __device__ __forceinline__ unsigned parity(unsigned n) { return n / stages & 1; }
 };
 
-// Producer -----------------------------------------------------------------------------------------------------
+// Producer
+// -----------------------------------------------------------------------------------------------------
 
-// The item that this block takes in its round-th round. Rounds alternate in direction: the blocks that got the
-// longest items of one get the shortest of the next.
+// The item that this block takes in its round-th round. Rounds alternate in direction: the blocks
+// that got the longest items of one get the shortest of the next.
 __device__ __forceinline__ unsigned item_index(unsigned round) {
   return round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
 }
 
 template <Tile tile>
-__device__ __forceinline__ void describe(const attn_sm90_forward_kernarg& a, unsigned index, Item& item) {
+__device__ __forceinline__ void describe(const attn_sm90_forward_kernarg& a, unsigned index,
+                                         Item& item) {
   constexpr int rows = tile.rows();
-  const QueryTile at = query_tile(index, a.batch, a.heads_q, (a.seqlen_q + rows - 1) / rows, a.chunk);
+  const QueryTile at =
+      query_tile(index, a.batch, a.heads_q, (a.seqlen_q + rows - 1) / rows, a.chunk);
   const Span queries = a.cu_seqlens_q ? packed_span(a.cu_seqlens_q, at.b, a.total_q, a.seqlen_q)
                                       : Span{0, a.seqlen_q};
   item.b = at.b;
@@ -98,11 +105,12 @@ __device__ __forceinline__ void describe(const attn_sm90_forward_kernarg& a, uns
     if (row >= behind) return make_int4(0, 0, 0, 0);
     const KeyRange first = keys(row), last = keys(behind - 1);
     const int length = item.seqlen_kv;
-    return make_int4(clamp(first.begin, 0, length), clamp(last.end, 0, length), clamp(last.begin, 0, length),
-                     clamp(first.end, 0, length));
+    return make_int4(clamp(first.begin, 0, length), clamp(last.end, 0, length),
+                     clamp(last.begin, 0, length), clamp(first.end, 0, length));
   };
 #pragma unroll 1
-  for (int g = 0; g < tile.groups; ++g) item.see[g] = see(item.row + 64 * g, item.row + 64 * (g + 1));
+  for (int g = 0; g < tile.groups; ++g)
+    item.see[g] = see(item.row + 64 * g, item.row + 64 * (g + 1));
   const int4 all = see(item.row, item.row + rows);
   item.low = all.x;
   item.high = all.y;
@@ -111,14 +119,17 @@ __device__ __forceinline__ void describe(const attn_sm90_forward_kernarg& a, uns
 
 // The rows of an item that sees no key, by one warp.
 template <Tile tile>
-__device__ __forceinline__ void store_unseeing(const attn_sm90_forward_kernarg& a, const Item& item) {
+__device__ __forceinline__ void store_unseeing(const attn_sm90_forward_kernarg& a,
+                                               const Item& item) {
   const int lane = threadIdx.x % 32, element_bytes = a.out_type == attn_element_f32 ? 4 : 2;
   const int behind = min(item.row + tile.rows(), item.seqlen_q);
   for (int row = item.row; row < behind; ++row) {
     const long long at = (a.cu_seqlens_q ? 0 : item.b * a.out_stride[0]) +
-                         ((long long)item.q_begin + row) * a.out_stride[1] + item.h * a.out_stride[2];
+                         ((long long)item.q_begin + row) * a.out_stride[1] +
+                         item.h * a.out_stride[2];
     uint4* chunks = reinterpret_cast<uint4*>(static_cast<char*>(a.out) + at * element_bytes);
-    for (int i = lane; i < a.head_dim_v * element_bytes / 16; i += 32) chunks[i] = make_uint4(0, 0, 0, 0);
+    for (int i = lane; i < a.head_dim_v * element_bytes / 16; i += 32)
+      chunks[i] = make_uint4(0, 0, 0, 0);
     if (a.lse && lane == 0) {
       a.lse[a.cu_seqlens_q ? item.h * a.total_q + item.q_begin + row
                            : (item.b * (long long)a.heads_q + item.h) * a.seqlen_q + row] =
@@ -128,8 +139,8 @@ __device__ __forceinline__ void store_unseeing(const attn_sm90_forward_kernarg& 
 }
 
 template <int head_dim>
-__device__ __forceinline__ void load_panels(unsigned to, const attn_tensor_map& map, Barrier& full, int rows, int row,
-                                            int head, int batch) {
+__device__ __forceinline__ void load_panels(unsigned to, const attn_tensor_map& map, Barrier& full,
+                                            int rows, int row, int head, int batch) {
 #pragma unroll
   for (int panel = 0; panel < panels(head_dim); ++panel)
     ptx::tma_load(to + panel * rows * 128, &map, address(&full), 64 * panel, row, head, batch);
@@ -137,7 +148,8 @@ __device__ __forceinline__ void load_panels(unsigned to, const attn_tensor_map& 
 
 // One warp describes the items and loads their queries, as far ahead as there are places for Q.
 template <int head_dim, Tile tile>
-__device__ __forceinline__ void load_items(const attn_sm90_forward_kernarg& a, Control& control, unsigned shared) {
+__device__ __forceinline__ void load_items(const attn_sm90_forward_kernarg& a, Control& control,
+                                           unsigned shared) {
   using Q = Ring<tile.q_stages>;
   const bool leads = threadIdx.x % 32 == 0;
   unsigned count = 0;
@@ -162,8 +174,9 @@ __device__ __forceinline__ void load_items(const attn_sm90_forward_kernarg& a, C
         ptx::mbarrier_arrive(address(&control.q_full[q]));
       } else {
         ptx::mbarrier_arrive_expect(address(&control.q_full[q]), q_bytes(tile, head_dim));
-        load_panels<head_dim>(shared + q_offset() + q * q_bytes(tile, head_dim), a.q, control.q_full[q], tile.rows(),
-                              item.q_begin + item.row, item.h, a.cu_seqlens_q ? 0 : item.b);
+        load_panels<head_dim>(shared + q_offset() + q * q_bytes(tile, head_dim), a.q,
+                              control.q_full[q], tile.rows(), item.q_begin + item.row, item.h,
+                              a.cu_seqlens_q ? 0 : item.b);
       }
     }
     if (index >= a.items) return;
@@ -173,7 +186,8 @@ __device__ __forceinline__ void load_items(const attn_sm90_forward_kernarg& a, C
 
 // One thread loads the keys and values of the items.
 template <int head_dim, Tile tile>
-__device__ __forceinline__ void load_keys(const attn_sm90_forward_kernarg& a, Control& control, unsigned shared) {
+__device__ __forceinline__ void load_keys(const attn_sm90_forward_kernarg& a, Control& control,
+                                          unsigned shared) {
   using K = Ring<tile.k_stages>;
   using V = Ring<tile.v_stages>;
   constexpr int bytes = kv_bytes(tile, head_dim);
@@ -189,17 +203,18 @@ __device__ __forceinline__ void load_keys(const attn_sm90_forward_kernarg& a, Co
       const int k = K::stage(n), v = V::stage(n);
       ptx::mbarrier_wait(address(&control.k_empty[k]), K::parity(n) ^ 1);
       ptx::mbarrier_arrive_expect(address(&control.k_full[k]), bytes);
-      load_panels<head_dim>(shared + k_offset(tile, head_dim) + k * bytes, map.k, control.k_full[k], tile.keys,
-                            keys.first + segment.row, kv_head, segment.batch);
+      load_panels<head_dim>(shared + k_offset(tile, head_dim) + k * bytes, map.k, control.k_full[k],
+                            tile.keys, keys.first + segment.row, kv_head, segment.batch);
       ptx::mbarrier_wait(address(&control.v_empty[v]), V::parity(n) ^ 1);
       ptx::mbarrier_arrive_expect(address(&control.v_full[v]), bytes);
-      load_panels<head_dim>(shared + v_offset(tile, head_dim) + v * bytes, map.v, control.v_full[v], tile.keys,
-                            keys.first + segment.row, kv_head, segment.batch);
+      load_panels<head_dim>(shared + v_offset(tile, head_dim) + v * bytes, map.v, control.v_full[v],
+                            tile.keys, keys.first + segment.row, kv_head, segment.batch);
     }
   }
 }
 
-// Consumer -----------------------------------------------------------------------------------------------------
+// Consumer
+// -----------------------------------------------------------------------------------------------------
 
 // Of one row of the lane's two, in the log2 domain.
 struct RowState {
@@ -232,12 +247,16 @@ struct Consumer {
 
   // Named barriers 1..groups: whose turn it is.
   __device__ __forceinline__ void wait_turn() { ptx::barrier_wait(1 + group, 256); }
-  __device__ __forceinline__ void pass_turn() { ptx::barrier_arrive(1 + (group + 1) % tile.groups, 256); }
+  __device__ __forceinline__ void pass_turn() {
+    ptx::barrier_arrive(1 + (group + 1) % tile.groups, 256);
+  }
   __device__ __forceinline__ void release(Barrier& empty) {
     if (lane == 0) ptx::mbarrier_arrive(address(&empty));
   }
 
-  __device__ __forceinline__ const Item& item(unsigned index) const { return control.item[index % item_slots]; }
+  __device__ __forceinline__ const Item& item(unsigned index) const {
+    return control.item[index % item_slots];
+  }
   __device__ __forceinline__ unsigned q_at(unsigned index) const {
     return shared + q_offset() + Q::stage(index) * q_bytes(tile, head_dim) + group * 64 * 128;
   }
@@ -263,11 +282,14 @@ struct Consumer {
     }
     return true;
   }
-  __device__ __forceinline__ void release_q(unsigned index) { release(control.q_empty[Q::stage(index)]); }
+  __device__ __forceinline__ void release_q(unsigned index) {
+    release(control.q_empty[Q::stage(index)]);
+  }
 
   // s = Q K^T; to be waited for. q_at, k_at: places in shared memory.
   __device__ __forceinline__ void start_scores(unsigned q_at, unsigned k_at) {
-    const unsigned long long a_matrix = ptx::wgmma_descriptor(q_at, 0), b_matrix = ptx::wgmma_descriptor(k_at, 0);
+    const unsigned long long a_matrix = ptx::wgmma_descriptor(q_at, 0),
+                             b_matrix = ptx::wgmma_descriptor(k_at, 0);
 #pragma unroll
     for (int d = 0; d < d_steps; ++d) {
       const unsigned long long b_step = b_matrix + ((d / 4 * panel + d % 4 * 32) >> 4);
@@ -287,16 +309,19 @@ struct Consumer {
     ptx::wgmma_commit();
   }
 
-  // V rows of keys that no query of the sequence sees may hold anything, and 0 * NaN is NaN: they become zero.
-  // `first`: position of the tile's first key.
-  __device__ __forceinline__ static void clear_unused(const Item::Segment& segment, int used, int first, unsigned v_at) {
+  // V rows of keys that no query of the sequence sees may hold anything, and 0 * NaN is NaN: they
+  // become zero. `first`: position of the tile's first key.
+  __device__ __forceinline__ static void clear_unused(const Item::Segment& segment, int used,
+                                                      int first, unsigned v_at) {
     used = min(segment.end, used) - first;
     if (used >= keys) return;
 #pragma unroll 1
     for (int i = threadIdx.x - 128; i < (keys - used) * 8; i += 128 * tile.groups) {
 #pragma unroll
       for (int n = 0; n < panels(head_dim); ++n)
-        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(v_at + n * panel + used * 128 + i * 16), "r"(0)
+        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(v_at + n * panel +
+                                                                      used * 128 + i * 16),
+                     "r"(0)
                      : "memory");
     }
     ptx::fence_async_shared();
@@ -333,9 +358,10 @@ struct Consumer {
     }
   }
 
-  // Scores become weights, in place; `shrink`: what earlier weights must be multiplied with. True: it is not 1 for
-  // some row of the warp. split_invariant: the reference is an integer, so that sums taken against different
-  // references differ by an exact power of two, and the sum has the weights as rounded.
+  // Scores become weights, in place; `shrink`: what earlier weights must be multiplied with. True:
+  // it is not 1 for some row of the warp. split_invariant: the reference is an integer, so that
+  // sums taken against different references differ by an exact power of two, and the sum has the
+  // weights as rounded.
   template <bool split_invariant>
   __device__ __forceinline__ bool softmax(float (&shrink)[2]) {
     const float unit = a.unit;
@@ -343,7 +369,8 @@ struct Consumer {
     bool moved = false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      constexpr int chains = 4;  // independent: the next instruction of a chain waits for the one before
+      constexpr int chains =
+          4;  // independent: the next instruction of a chain waits for the one before
       float top[chains];
 #pragma unroll
       for (int n = 0; n < keys / 8; ++n) {
@@ -416,8 +443,9 @@ struct Consumer {
       const int row = this->row(item, half);
       const bool valid = row < item.seqlen_q;
       if (a.lse && valid && lane % 4 == 0) {
-        const long long at = a.cu_seqlens_q ? item.h * a.total_q + item.q_begin + row
-                                            : (item.b * (long long)a.heads_q + item.h) * a.seqlen_q + row;
+        const long long at = a.cu_seqlens_q
+                                 ? item.h * a.total_q + item.q_begin + row
+                                 : (item.b * (long long)a.heads_q + item.h) * a.seqlen_q + row;
         a.lse[at] = total == 0 ? -infinity() : fmaf(row_state[half].reference, ln_2, logf(total));
       }
       factor[half] = total == 0 ? 0 : 1 / total;
@@ -428,7 +456,8 @@ struct Consumer {
     for (int half = 0; half < 2; ++half) {
       const int row = this->row(item, half);
       const long long at = (a.cu_seqlens_q ? 0 : item.b * a.out_stride[0]) +
-                           ((long long)item.q_begin + row) * a.out_stride[1] + item.h * a.out_stride[2];
+                           ((long long)item.q_begin + row) * a.out_stride[1] +
+                           item.h * a.out_stride[2];
       store_row(a.out, a.out_type, at, row < item.seqlen_q, o, half, factor[half], a.head_dim_v);
     }
   }
@@ -454,7 +483,8 @@ struct Consumer {
     for (;; ++n) {
       const unsigned k_next = ptx::uniform(k_at(n + 1)), v_here = ptx::uniform(v_at(n));
       ptx::mbarrier_wait(address(&control.v_full[V::stage(n)]), V::parity(n));
-      if (at.left < keys) clear_unused(item(count).segment[at.segment], item(count).used, at.first, v_at(n));
+      if (at.left < keys)
+        clear_unused(item(count).segment[at.segment], item(count).used, at.first, v_at(n));
       at.next(item(count), keys);
       const bool ends = at.left <= 0;
       if (ends) {
@@ -531,7 +561,8 @@ __device__ __forceinline__ void forward(const attn_sm90_forward_kernarg& a) {
     if (threadIdx.x == 32) load_keys<head_dim, tile>(a, control, shared);
   } else {
     ptx::registers_grow<tile.compute_registers()>();
-    Consumer<T, head_dim, tile> consumer{a, control, shared, warp / 4 - 1, warp % 4, int(threadIdx.x % 32)};
+    Consumer<T, head_dim, tile> consumer{
+        a, control, shared, warp / 4 - 1, warp % 4, int(threadIdx.x % 32)};
     consumer.run();
   }
 }
