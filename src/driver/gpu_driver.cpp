@@ -7,6 +7,7 @@ namespace {
 constexpr int error_out_of_memory = 2;
 constexpr int error_no_device = 100;
 constexpr int error_invalid_device = 101;
+constexpr int error_not_supported = 801;
 // And on these flags.
 constexpr unsigned stream_non_blocking = 1;
 constexpr int stream_capture_mode_thread_local = 1;
@@ -30,6 +31,7 @@ static std::ostream& operator<<(std::ostream& out, const Launch& l) {
 Status GpuCalls::failure(const char* function, const std::string& what, int code) const {
   attn_status status = ATTN_DRIVER_ERROR;
   if (code == error_out_of_memory) status = ATTN_OUT_OF_MEMORY;
+  if (code == error_not_supported) status = ATTN_UNSUPPORTED;
   if (code == error_no_device || code == error_invalid_device) status = ATTN_NO_DEVICE;
   return {status, join(function, "(", what, "): ", error(code))};
 }

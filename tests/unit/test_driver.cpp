@@ -65,15 +65,21 @@ struct Vendor {
   Status (*open)(const char* path, int device, std::shared_ptr<Driver>* driver);
   Status (*list)(const char* path, std::vector<DeviceInfo>* devices);
   const char *init, *alloc, *copy_in, *load, *function, *launch, *prefix;
+  attn_backend backend;
+  const char *load_file, *merge;
+  const char *arch, *image_arch;  // of the stand-in's device, and of an image made for it
+  const char* other_arch;         // of a device that there is no code for
 };
 const Vendor vendors[] = {
     {"cuda", "cuda", open_cuda, list_cuda, "cuInit", "cuMemAlloc", "cuMemcpyHtoDAsync",
-     "cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernel", "CUDA_ERROR_"},
+     "cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernel", "CUDA_ERROR_", ATTN_BACKEND_CUDA,
+     "cuModuleLoad", "merge_sm80", "sm_90", "compute_80", "sm_75"},
     {"hip", "hip",
      [](const char* p, int d, std::shared_ptr<Driver>* out) { return open_hip(p, false, d, out); },
      [](const char* p, std::vector<DeviceInfo>* out) { return list_hip(p, false, out); }, "hipInit",
      "hipMalloc", "hipMemcpyHtoDAsync", "hipModuleLoadData", "hipModuleGetFunction",
-     "hipModuleLaunchKernel", "hipError"},
+     "hipModuleLaunchKernel", "hipError", ATTN_BACKEND_HIP, "hipModuleLoad", "merge_gfx942",
+     "gfx942", "gfx942", "gfx908"},
 };
 
 bool has(const std::string& text, const std::string& part) {
@@ -201,8 +207,6 @@ TEST_CASE("driver: hip refuses the emulator, hip-emu takes nothing else", "[driv
                 {"hip:", emulator.path(), "emulator", "attn_emu_marker"});
   check_failure(open_hip(hip.path(), true, 0, &driver), ATTN_DRIVER_MISSING,
                 {"hip-emu:", hip.path(), "attn_emu_marker"});
-  check_failure(open_hip(nullptr, true, 0, &driver), ATTN_DRIVER_MISSING,
-                {"hip-emu:", "driver_path"});
   CHECK(!driver);
   CHECK(open_hip(emulator.path(), true, 0, &driver).ok());
 }
@@ -468,18 +472,23 @@ TEST_CASE("driver: hip leaves the thread's device as it was", "[driver]") {
 
 namespace {
 
-// What merge_sm80 does, in double, for f32.
+// What merge_sm80 and merge_gfx942 do, in double, for f32.
 void merge_on_host(const mock::Launch& launch) {
   attn_merge_kernarg a;
-  REQUIRE(launch.symbol == std::string("merge_sm80"));
+  const bool sm80 = launch.symbol == std::string("merge_sm80");
+  if (!sm80) REQUIRE(launch.symbol == std::string("merge_gfx942"));
   REQUIRE(launch.kernarg_bytes == sizeof a);
   std::memcpy(&a, launch.kernarg, sizeof a);
   REQUIRE(a.part_type == attn_element_f32);
   REQUIRE(a.out_type == attn_element_f32);
-  const long long covered = (long long)launch.grid[0] * launch.block[0] / 32;
-  for (long long row = 0; row < std::min(covered, a.rows); ++row) {
+  // sm80: warps over all rows; gfx942: waves over the queries of a (head, batch entry) of the grid.
+  const long long covered = (long long)launch.grid[0] * launch.block[0] / (sm80 ? 32 : 64);
+  for (long long row = 0; row < a.rows; ++row) {
     const long long i = row % a.seqlen_q, h = row / a.seqlen_q % a.heads,
                     b = row / a.seqlen_q / a.heads;
+    const bool reached =
+        sm80 ? row < covered : i < covered && h < launch.grid[1] && b < launch.grid[2];
+    if (!reached) continue;
     const auto at = [&](const long long(&stride)[3]) {
       return b * stride[0] + i * stride[1] + h * stride[2];
     };
@@ -605,18 +614,23 @@ bool embedded(const char* kernel) {
 
 }  // namespace
 
-TEST_CASE("driver: a merge through the C ABI on the stand-in for cuda", "[driver]") {
-  if (!embedded("merge_sm80")) ATTN_SKIP("this build has no CUDA kernels");
-  MockLibrary cuda("cuda");
-  cuda->kernel = merge_on_host;
-  {
-    OpenContext device(ATTN_BACKEND_CUDA, cuda.path());
-    compare_with_reference(device.context, ATTN_F32, ATTN_F32, 1e-6f);
-    CHECK(cuda->launches == 1);
+TEST_CASE("driver: a merge through the C ABI on the stand-ins", "[driver]") {
+  int ran = 0;
+  for (const Vendor& v : vendors) {
+    if (!embedded(v.merge)) continue;
+    ++ran;
+    MockLibrary library(v.library);
+    library->kernel = merge_on_host;
+    {
+      OpenContext device(v.backend, library.path());
+      compare_with_reference(device.context, ATTN_F32, ATTN_F32, 1e-6f);
+      CHECK(library->launches == 1);
+    }
+    CHECK(library->live_memory == 0);
+    CHECK(library->live_modules == 0);
+    CHECK(library->live_contexts == 0);
   }
-  CHECK(cuda->live_memory == 0);
-  CHECK(cuda->live_modules == 0);
-  CHECK(cuda->live_contexts == 0);
+  if (ran < int(std::size(vendors))) ATTN_SKIP("this build lacks CUDA or gfx9 kernels");
 }
 
 TEST_CASE("driver: merge_sm80 on an NVIDIA device", "[driver][gpu]") {
@@ -650,44 +664,105 @@ TEST_CASE("driver: an NVIDIA device loads every image made for it", "[driver][gp
 }
 
 TEST_CASE("driver: failures come through the C ABI", "[driver]") {
-  MockLibrary cuda("cuda");
-  OpenContext device(ATTN_BACKEND_CUDA, cuda.path());
-  attn_merge_problem problem{};
-  problem.struct_size = sizeof problem;
-  problem.batch = 1, problem.heads_q = 1, problem.seqlen_q = 1, problem.head_dim_v = 8;
-  problem.num_parts = 2;
-  problem.part_type = ATTN_F32;
-  attn_plan* plan = nullptr;
-  const auto create = [&] {
-    const attn_status status = attn_plan_create_merge(device.context, &problem, &plan);
-    CHECK(plan == nullptr);
-    return Status{status, attn_last_error()};
-  };
+  int ran = 0;
+  for (const Vendor& v : vendors) {
+    MockLibrary library(v.library);
+    OpenContext device(v.backend, library.path());
+    attn_merge_problem problem{};
+    problem.struct_size = sizeof problem;
+    problem.batch = 1, problem.heads_q = 1, problem.seqlen_q = 1, problem.head_dim_v = 8;
+    problem.num_parts = 2;
+    problem.part_type = ATTN_F32;
+    attn_plan* plan = nullptr;
+    const auto create = [&](attn_context* context) {
+      const attn_status status = attn_plan_create_merge(context, &problem, &plan);
+      if (status != ATTN_OK) CHECK(plan == nullptr);
+      return Status{status, attn_last_error()};
+    };
 
-  void* memory = nullptr;
-  CHECK(attn_alloc(device.context, size_t{1} << 50, &memory) == ATTN_OUT_OF_MEMORY);
-  CHECK(memory == nullptr);
-  CHECK(has(attn_last_error(), "cuMemAlloc"));
+    void* memory = nullptr;
+    CHECK(attn_alloc(device.context, size_t{1} << 50, &memory) == ATTN_OUT_OF_MEMORY);
+    CHECK(memory == nullptr);
+    CHECK(has(attn_last_error(), v.alloc));
 
-  if (!embedded("merge_sm80")) {
-    check_failure(create(), ATTN_UNSUPPORTED, {"merge_sm80", "sm_90", "without a CUDA toolkit"});
-    ATTN_SKIP("the rest needs CUDA kernels, which this build has none of");
+    if (!embedded(v.merge)) {
+      check_failure(create(device.context), ATTN_UNSUPPORTED, {v.merge, v.arch, "without"});
+      continue;
+    }
+    ++ran;
+    library.fail(v.load, 209);
+    check_failure(create(device.context), ATTN_DRIVER_ERROR, {v.load, v.prefix, "(209)"});
+    library.fail(v.function, 500);
+    check_failure(create(device.context), ATTN_DRIVER_ERROR, {v.function, v.merge, "(500)"});
+    library.recover();
+    problem.num_parts = 17;
+    check_failure(create(device.context), ATTN_UNSUPPORTED, {v.merge, "17", "16"});
+
+    // A device that there is no code for.
+    MockLibrary old(v.library);
+    old->compute_capability = 75;
+    mock::set_text(old->gcn_arch, "gfx908");
+    OpenContext other(v.backend, old.path());
+    problem.num_parts = 2;
+    check_failure(create(other.context), ATTN_UNSUPPORTED,
+                  {v.merge, join("no code for ", v.other_arch), v.image_arch});
+    CHECK(old->live_modules == 0);
+
+    // A launch that fails.
+    REQUIRE(create(device.context).code == ATTN_OK);
+    REQUIRE(attn_alloc(device.context, 256, &memory) == ATTN_OK);
+    const void* outs[] = {memory, memory};
+    const float* lses[] = {static_cast<float*>(memory), static_cast<float*>(memory)};
+    attn_merge_args args{sizeof args, 2, outs, lses, memory, nullptr};
+    const uint64_t before = attn_launch_count(v.merge);
+    library.fail(v.launch, 719);
+    check_failure({attn_run_merge(plan, &args, nullptr), attn_last_error()}, ATTN_DRIVER_ERROR,
+                  {v.launch, "(719)"});
+    CHECK(attn_launch_count(v.merge) == before);
+    library.recover();
+    CHECK(attn_free(device.context, memory) == ATTN_OK);
+    attn_plan_destroy(plan);
   }
-  cuda.fail("cuModuleLoadData", 209);
-  check_failure(create(), ATTN_DRIVER_ERROR,
-                {"cuModuleLoadData", "CUDA_ERROR_NO_BINARY_FOR_GPU (209)"});
-  cuda.fail("cuModuleGetFunction", 500);
-  check_failure(create(), ATTN_DRIVER_ERROR, {"cuModuleGetFunction", "merge_sm80", "(500)"});
-  cuda.recover();
-  problem.num_parts = 17;
-  check_failure(create(), ATTN_UNSUPPORTED, {"merge_sm80", "17", "16"});
+  if (ran < int(std::size(vendors))) ATTN_SKIP("this build lacks CUDA or gfx9 kernels");
+}
 
-  MockLibrary old("cuda");
-  old->compute_capability = 75;
-  OpenContext turing(ATTN_BACKEND_CUDA, old.path());
-  problem.num_parts = 2;
-  CHECK(attn_plan_create_merge(turing.context, &problem, &plan) == ATTN_UNSUPPORTED);
-  check_failure({ATTN_UNSUPPORTED, attn_last_error()}, ATTN_UNSUPPORTED,
-                {"merge_sm80", "no code for sm_75", "sm_80", "compute_80"});
-  CHECK(old->live_modules == 0);
+TEST_CASE("driver: kernels from a file", "[driver]") {
+  for (const Vendor& v : vendors) {
+    MockLibrary library(v.library);
+    attn_context_options options{};
+    options.struct_size = sizeof options;
+    options.driver_path = library.path();
+    options.kernel_file = "some.hsaco";
+    attn_context* context = nullptr;
+    library.fail(v.load_file, 301);
+    check_failure({attn_context_create(v.backend, &options, &context), attn_last_error()},
+                  ATTN_DRIVER_ERROR, {v.load_file, "some.hsaco", "(301)"});
+    CHECK(context == nullptr);
+    library.recover();
+    REQUIRE(attn_context_create(v.backend, &options, &context) == ATTN_OK);
+    CHECK(library->live_modules == 1);
+
+    // The file stands in for what the build may lack, and only for what it has.
+    attn_merge_problem problem{};
+    problem.struct_size = sizeof problem;
+    problem.batch = 1, problem.heads_q = 1, problem.seqlen_q = 1, problem.head_dim_v = 8;
+    problem.num_parts = 2;
+    problem.part_type = ATTN_F32;
+    attn_plan* plan = nullptr;
+    library.fail(v.function, 500);
+    check_failure({attn_plan_create_merge(context, &problem, &plan), attn_last_error()},
+                  ATTN_UNSUPPORTED, {"some.hsaco", v.merge, "(500)"});
+    library.recover();
+    REQUIRE(attn_plan_create_merge(context, &problem, &plan) == ATTN_OK);
+    CHECK(library->live_modules == 1);
+    attn_plan_destroy(plan);
+    attn_context_destroy(context);
+    CHECK(library->live_modules == 0);
+
+    for (attn_backend backend : {ATTN_BACKEND_AUTO, ATTN_BACKEND_CPU, ATTN_BACKEND_REFERENCE}) {
+      options.driver_path = nullptr;
+      check_failure({attn_context_create(backend, &options, &context), attn_last_error()},
+                    ATTN_INVALID_ARGUMENT, {"options.kernel_file", attn_backend_string(backend)});
+    }
+  }
 }
