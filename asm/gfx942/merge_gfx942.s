@@ -140,15 +140,11 @@ merge_gfx942:
   v_lshlrev_b32_e32 v[offset], 3, v[lane]
   global_load_dwordx2 v[address:address+1], v[offset], s[0:1] offset:merge_gfx942.lses
   global_load_dwordx2 v[row_base:row_base+1], v[offset], s[0:1] offset:merge_gfx942.outs
-  v_mov_b32_e32 v[x], s[lse_row+1]
-  v_mov_b32_e32 v[x+1], s[part_row+1]
   wait_memory 1
-  v_add_co_u32_e32 v[address], vcc, s[lse_row], v[address]
-  v_addc_co_u32_e32 v[address+1], vcc, v[address+1], v[x], vcc
+  v_lshl_add_u64 v[address:address+1], v[address:address+1], 0, s[lse_row:lse_row+1]
   global_load_dword v[part_lse], v[address:address+1], off
   wait_memory 1
-  v_add_co_u32_e32 v[row_base], vcc, s[part_row], v[row_base]
-  v_addc_co_u32_e32 v[row_base+1], vcc, v[row_base+1], v[x+1], vcc
+  v_lshl_add_u64 v[row_base:row_base+1], v[row_base:row_base+1], 0, s[part_row:part_row+1]
   wait_memory
   s_mov_b64 exec, s[saved_exec:saved_exec+1]
 
@@ -156,8 +152,8 @@ merge_gfx942:
   v_mov_b32_e32 v[x], v[part_lse]
   wave_reduce max_f32, highest, x
   v_cmp_neq_f32_e64 s[present:present+1], s[infinity], v[part_lse]
-  v_mov_b32_e32 v[x], s[highest]
-  v_sub_f32_e32 v[weight], v[part_lse], v[x]
+  wait_states 1                         // v_readlane, v_cmp -> VALU reads s[highest]: 2
+  v_subrev_f32_e32 v[weight], s[highest], v[part_lse]
   v_mul_f32_e32 v[weight], 0x3fb8aa3b, v[weight]
   v_exp_f32_e32 v[weight], v[weight]
   wait_states 1                         // trans -> VALU
