@@ -281,7 +281,8 @@ Report launch(Memory& memory, const Kernel& kernel, Dim3 grid, Dim3 block,
             });
         if (repeated) continue;
         if (!f.warning) ++errors;
-        if (static_cast<int>(report.faults.size()) < options.max_faults) {
+        // Warnings do not crowd out errors.
+        if (!f.warning || static_cast<int>(report.faults.size()) < options.max_faults) {
           report.faults.push_back(std::move(f));
         }
       }
