@@ -1,0 +1,29 @@
+// The shipped gfx942 kernels with problems that take every path through them.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "gfx9emu/emu.h"
+
+namespace attn::test {
+
+// Bytes of all outputs of a kernel's problems, one after another, or the first fault.
+struct ShippedRun {
+  std::string fault;
+  std::vector<std::byte> outputs;
+  std::set<uint32_t> executed;  // indices of instructions, by workgroup 0; with Options::trace
+};
+
+// "merge_gfx942", "convert_gfx942".
+std::vector<std::string> shipped_kernels();
+// Its code object, freshly loaded. Null if the build made none.
+std::unique_ptr<gfx9emu::CodeObject> load_shipped(const std::string& name, gfx9emu::Memory* memory);
+// Runs the kernel of `object` by that name on all its problems, until one faults.
+ShippedRun run_shipped(const std::string& name, const gfx9emu::CodeObject& object,
+                       gfx9emu::Memory& memory, const gfx9emu::Options& options);
+
+}  // namespace attn::test
