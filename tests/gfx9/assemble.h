@@ -25,8 +25,8 @@ inline std::vector<std::byte> read_file(const std::string& path) {
 
 struct Source {
   std::string name, body;
-  // 16 arch VGPRs, 16 AGPRs, s0..s31, 1024 bytes of LDS unless said otherwise here: lines that
-  // replace or add to the kernel's directives.
+  // Each kernel has 16 arch VGPRs, 16 AGPRs, s0..s25, 1024 bytes of LDS; f32 subnormals are kept.
+  // Directives here, "NAME VALUE" a line, take the place of such defaults.
   std::string directives;
 };
 
@@ -38,11 +38,19 @@ inline std::vector<std::byte> assemble(const std::vector<Source>& kernels) {
   for (const Source& k : kernels) {
     text += ".globl " + k.name + "\n.p2align 8\n.type " + k.name + ",@function\n" + k.name + ":\n" +
             k.body + "\ns_endpgm\n";
-    text += ".rodata\n.p2align 6\n.amdhsa_kernel " + k.name +
-            "\n.amdhsa_user_sgpr_kernarg_segment_ptr 1\n.amdhsa_kernarg_size 16\n"
-            ".amdhsa_next_free_vgpr 32\n.amdhsa_accum_offset 16\n.amdhsa_next_free_sgpr 26\n"
-            ".amdhsa_group_segment_fixed_size 1024\n.amdhsa_float_denorm_mode_32 3\n" +
-            k.directives + ".end_amdhsa_kernel\n.text\n";
+    text += ".rodata\n.p2align 6\n.amdhsa_kernel " + k.name + "\n" + k.directives;
+    const std::pair<const char*, int> defaults[] = {{".amdhsa_user_sgpr_kernarg_segment_ptr", 1},
+                                                    {".amdhsa_kernarg_size", 16},
+                                                    {".amdhsa_next_free_vgpr", 32},
+                                                    {".amdhsa_accum_offset", 16},
+                                                    {".amdhsa_next_free_sgpr", 26},
+                                                    {".amdhsa_group_segment_fixed_size", 1024},
+                                                    {".amdhsa_float_denorm_mode_32", 3}};
+    for (const auto& [name, value] : defaults) {
+      if (k.directives.find(name) != std::string::npos) continue;
+      text += std::string(name) + " " + std::to_string(value) + "\n";
+    }
+    text += ".end_amdhsa_kernel\n.text\n";
     metadata += "  - .name: " + k.name + "\n    .symbol: " + k.name +
                 ".kd\n    .kernarg_segment_size: 16\n    .kernarg_segment_align: 8\n"
                 "    .group_segment_fixed_size: 1024\n    .private_segment_fixed_size: 0\n"
@@ -65,7 +73,6 @@ inline std::vector<std::byte> assemble(const std::vector<Source>& kernels) {
   const int status = std::system(command.c_str());
   const std::vector<std::byte> bytes = read_file(base + ".co");
   std::filesystem::remove_all(folder);
-  INFO(text);
   REQUIRE(status == 0);
   return bytes;
 }

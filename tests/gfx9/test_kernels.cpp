@@ -8,9 +8,8 @@
 #include <thread>
 #include <vector>
 
-#include "catch.h"
+#include "gfx9/assemble.h"
 #include "gfx9/kernel_list.h"
-#include "gfx9emu/emu.h"
 
 // What the kernels need on the host (device.h).
 struct attn_item {
@@ -38,18 +37,10 @@ void attn_barrier() {
 }
 }
 
-namespace gfx9emu {
+namespace gfx9emu::test {
 namespace {
 
 constexpr int n = 256;
-
-std::vector<std::byte> read_file(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  const std::vector<char> chars((std::istreambuf_iterator<char>(in)), {});
-  std::vector<std::byte> bytes(chars.size());
-  std::memcpy(bytes.data(), chars.data(), chars.size());
-  return bytes;
-}
 
 std::vector<float> input() {
   std::vector<float> in(16 * n);
@@ -73,12 +64,6 @@ std::vector<uint32_t> on_host(const HostKernel& kernel) {
     for (std::thread& t : items) t.join();
   }
   return out;
-}
-
-std::string faults_of(const Report& report) {
-  std::string text;
-  for (const Fault& f : report.faults) text += f.to_string() + "\n";
-  return text;
 }
 
 std::vector<uint32_t> on_emulator(const std::string& name, const Options& options) {
@@ -121,4 +106,4 @@ TEST_CASE("compiled kernels give what the same C gives on the host") {
   }
 }
 
-}  // namespace gfx9emu
+}  // namespace gfx9emu::test
