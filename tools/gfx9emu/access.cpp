@@ -37,7 +37,9 @@ std::byte* device_bytes(Wave& w, uint64_t address, uint32_t bytes, bool read, bo
            w.context.memory->explain(address, bytes));
     return nullptr;
   }
-  if (w.checks && misaligned(w, "device", address, align)) return nullptr;
+  // The host cannot do misaligned atomics, checked or not.
+  const bool atomic = read && write;
+  if ((w.checks || atomic) && misaligned(w, "device", address, align)) return nullptr;
   const uint64_t at = address - a->address;
   if (read && w.checks) {
     for (uint32_t i = 0; i < bytes; ++i) {
@@ -63,8 +65,8 @@ std::byte* lds_bytes(Wave& w, uint64_t offset, uint32_t bytes, bool read, bool w
     return nullptr;
   }
   const uint32_t at = static_cast<uint32_t>(offset);
+  if ((w.checks || atomic) && misaligned(w, "LDS", offset, align)) return nullptr;
   if (w.checks) {
-    if (misaligned(w, "LDS", offset, align)) return nullptr;
     if (read && !write && !w.group.note_lds_read(w, at, bytes)) return nullptr;
     if (read && write) {
       for (uint32_t i = at; i < at + bytes; ++i) {

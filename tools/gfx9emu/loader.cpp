@@ -49,6 +49,8 @@ constexpr uint32_t pt_load = 1, pt_note = 4, pf_x = 1;
 constexpr uint32_t sht_rela = 4, sht_dynsym = 11, sht_nobits = 8;
 constexpr uint32_t nt_amdgpu_metadata = 32;
 constexpr uint64_t max_image = uint64_t{1} << 28;
+constexpr uint32_t max_scratch = 1 << 18, max_kernarg = 1 << 16;
+constexpr int max_depth = 32;  // of the metadata
 
 std::string number(uint64_t n) {
   return std::to_string(n);
@@ -57,6 +59,33 @@ std::string number(uint64_t n) {
 uint32_t bits(uint32_t word, int high, int low) {
   return word >> low & ((high - low == 31 ? 0u : 1u << (high - low + 1)) - 1);
 }
+
+// Reads MessagePack only to see how deep it nests: the library's reader calls itself for each
+// level.
+struct Depth : nlohmann::json_sax<nlohmann::json> {
+  int depth = 0;
+
+  bool enter() { return ++depth <= max_depth; }
+  bool leave() {
+    --depth;
+    return true;
+  }
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool start_object(size_t) override { return enter(); }
+  bool key(string_t&) override { return true; }
+  bool end_object() override { return leave(); }
+  bool start_array(size_t) override { return enter(); }
+  bool end_array() override { return leave(); }
+  bool parse_error(size_t, const std::string&, const nlohmann::detail::exception&) override {
+    return false;
+  }
+};
 
 }  // namespace
 
@@ -173,6 +202,11 @@ class Loader {
           const auto bytes = range(body, size);
           if (bytes.size() != size || size == 0) return "truncated in its metadata";
           const auto* first = reinterpret_cast<const uint8_t*>(bytes.data());
+          Depth depth;
+          if (!nlohmann::json::sax_parse(first, first + size, &depth,
+                                         nlohmann::json::input_format_t::msgpack)) {
+            return "its metadata is not MessagePack, or nests too deep";
+          }
           metadata_ = nlohmann::json::from_msgpack(first, first + size, true, false);
           if (metadata_.is_discarded() || !metadata_.is_object()) {
             return "its metadata is not MessagePack";
@@ -350,6 +384,14 @@ class Loader {
              " that its descriptor enables";
     }
     if (d.lds_bytes > 65536) return number(d.lds_bytes) + " bytes of LDS, there are 65536";
+    if (d.scratch_bytes > max_scratch) {
+      return number(d.scratch_bytes) + " bytes of scratch for each work item, at most " +
+             number(max_scratch) + " are possible";
+    }
+    if (d.kernarg_bytes > max_kernarg) {
+      return number(d.kernarg_bytes) + " bytes of kernel arguments, at most " +
+             number(max_kernarg) + " are possible";
+    }
     if (d.workitem_id_vgprs > 2) return "work item ids of more than 3 dimensions";
     const uint64_t entry = offset + static_cast<uint64_t>(d.entry_offset);
     if (entry % 256 != 0) return "its entry is not aligned to 256 bytes";
@@ -359,10 +401,10 @@ class Loader {
   }
 
   std::string decode() {
-    const Decoder decoder;
+    thread_local const Decoder decoder;
     for (const Phdr& p : segments_) {
       if (p.type != pt_load || !(p.flags & pf_x)) continue;
-      const auto code = std::span<const std::byte>(object_.image_).subspan(p.vaddr, p.memsz);
+      const auto code = std::span<const std::byte>(object_.image_).subspan(p.vaddr, p.filesz);
       object_.program_ = decoder.decode_all(code, p.vaddr);
       break;
     }

@@ -396,6 +396,10 @@ void atomic(Wave& w, const Inst& in) {
   for_lanes(w, lanes, [&](int l) {
     const Target t = addresses.lane(l, bytes);
     uint64_t old = 0;
+    if (t.space == Target::Space::Scratch) {
+      w.fail(FaultKind::UnknownInstruction, "atomic operations on scratch are not known");
+      return;
+    }
     if (t.bytes_inside == bytes) {
       std::byte* p = t.space == Target::Space::Lds
                          ? lds_bytes(w, t.address, bytes, true, true, true, bytes)

@@ -479,7 +479,7 @@ GFX9EMU_INLINE T med3_lane(T a, T b, T c) {
 // 2^x in double by a polynomial, rounded once; within half an ulp and a bit.
 GFX9EMU_INLINE float exp2_lane(float x) {
   const bool tiny = x<-160.0f, huge = x> 160.0f;
-  const double y = tiny ? -160.0 : huge ? 160.0 : static_cast<double>(x);
+  const double y = tiny ? -160.0 : huge ? 160.0 : x == x ? static_cast<double>(x) : 0.0;
   const double n = __builtin_floor(y + 0.5);
   const double t = (y - n) * 0.6931471805599453094;
   double p = 1.0 / 479001600.0;
