@@ -262,3 +262,16 @@ TEST_CASE("any bytes decode to something, and never run past their end") {
   }
   CHECK(known > 500);
 }
+
+TEST_CASE("what is freed gives its memory back, and is remembered") {
+  Memory memory;
+  uint64_t last = 0;
+  for (int i = 0; i < 10000; ++i) {
+    last = memory.allocate(uint64_t{64} << 20);
+    REQUIRE(last != 0);
+    memory.fill(last, 1, 4096);
+    REQUIRE(memory.free(last) == "");
+  }
+  CHECK(memory.bytes_in_use() == 0);
+  CHECK(memory.explain(last + 5, 4).find("which was freed") != std::string::npos);
+}

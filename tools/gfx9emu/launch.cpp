@@ -61,6 +61,17 @@ std::string check_launch(const Kernel& kernel, Dim3 grid, Dim3 block, size_t ker
   return "";
 }
 
+// Keeps what is freed meanwhile until the launch has ended.
+class Running {
+ public:
+  explicit Running(Memory& memory) : memory_(memory) { memory_.begin_launch(); }
+  ~Running() { memory_.end_launch(); }
+  Running(const Running&) = delete;
+
+ private:
+  Memory& memory_;
+};
+
 // Frees what a launch allocated for itself.
 class Temporary {
  public:
@@ -237,6 +248,7 @@ Report launch(Memory& memory, const Kernel& kernel, Dim3 grid, Dim3 block,
   if (!problem.empty()) return refuse(problem);
   if (kernel.object->address() == 0) return refuse("the code object was not loaded into a Memory");
 
+  const Running running(memory);
   const Temporary arguments(memory, std::max(kernel.descriptor.kernarg_bytes, 16u),
                             "the kernarg segment");
   const Temporary dispatch(memory, 64, "the dispatch packet");

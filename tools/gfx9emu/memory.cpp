@@ -24,11 +24,17 @@ constexpr uint64_t gap = 64 << 10;
 
 struct Memory::Owned : Allocation {
   bool owns = true;
-  ~Owned() {
+  ~Owned() { release(); }
+  void release() {
     if (owns) std::free(data);
     std::free(defined);
+    data = nullptr;
+    defined = nullptr;
   }
 };
+
+// Freed allocations that are remembered, so that their use is told from any other address.
+constexpr size_t freed_remembered = 1024;
 
 Memory::Memory() : next_(device_base) {}
 Memory::~Memory() = default;
@@ -47,9 +53,7 @@ uint64_t Memory::allocate(uint64_t bytes, std::string label) {
   next_ += (bytes + gap + alignment - 1) / alignment * alignment;
   in_use_ += bytes;
   const uint64_t address = a->address;
-  const auto at = std::lower_bound(
-      allocations_.begin(), allocations_.end(), address,
-      [](const std::unique_ptr<Owned>& x, uint64_t value) { return x->address < value; });
+  const auto at = at_or_after(address);
   allocations_.insert(at, std::move(a));
   return address;
 }
@@ -66,12 +70,14 @@ std::string Memory::map_host(void* pointer, uint64_t bytes, std::string label) {
   std::memset(a->defined, 1, bytes);
   const std::unique_lock lock(mutex_);
   // Host memory comes back at the same address; what was unmapped there before is forgotten.
-  std::erase_if(allocations_, [&](const std::unique_ptr<Owned>& x) {
-    return x->freed && x->address < a->address + bytes && a->address < x->address + x->bytes;
-  });
-  const auto at = std::lower_bound(
-      allocations_.begin(), allocations_.end(), a->address,
-      [](const std::unique_ptr<Owned>& x, uint64_t value) { return x->address < value; });
+  for (auto& x : allocations_) {
+    if (!x->freed || x->address >= a->address + bytes || a->address >= x->address + x->bytes)
+      continue;
+    forgotten_.push_back(std::move(x));
+    --freed_count_;
+  }
+  std::erase(allocations_, nullptr);
+  const auto at = at_or_after(a->address);
   const bool meets_next = at != allocations_.end() && (*at)->address < a->address + bytes;
   const bool meets_previous =
       at != allocations_.begin() && (*(at - 1))->address + (*(at - 1))->bytes > a->address;
@@ -83,18 +89,49 @@ std::string Memory::map_host(void* pointer, uint64_t bytes, std::string label) {
 
 std::string Memory::free(uint64_t address) {
   const std::unique_lock lock(mutex_);
-  for (const auto& a : allocations_) {
-    if (a->address != address) continue;
-    if (a->freed) return hex(address) + " was freed before";
-    a->freed = true;
-    in_use_ -= a->bytes;
-    // A launch may still be looking at the bytes; they go when the Memory does. Their pages go now.
-    if (a->owns && a->bytes > 0) {
-      std::memset(a->data, 0xfd, std::min<uint64_t>(a->bytes, 4096));
-    }
-    return "";
+  const auto at = at_or_after(address);
+  if (at == allocations_.end() || (*at)->address != address) {
+    return hex(address) + " is not the start of an allocation";
   }
-  return hex(address) + " is not the start of an allocation";
+  Owned& a = **at;
+  if (a.freed) return hex(address) + " was freed before";
+  a.freed = true;
+  in_use_ -= a.bytes;
+  freed_.push_back(&a);
+  ++freed_count_;
+  if (launches_ == 0) release_freed();
+  return "";
+}
+
+std::vector<std::unique_ptr<Memory::Owned>>::iterator Memory::at_or_after(uint64_t address) {
+  return std::lower_bound(
+      allocations_.begin(), allocations_.end(), address,
+      [](const std::unique_ptr<Owned>& x, uint64_t value) { return x->address < value; });
+}
+
+void Memory::release_freed() {
+  for (Owned* a : freed_) a->release();
+  freed_.clear();
+  forgotten_.clear();
+  if (freed_count_ <= 2 * freed_remembered) return;
+  // The older half is forgotten; addresses only grow.
+  size_t forget = freed_count_ - freed_remembered;
+  freed_count_ = freed_remembered;
+  std::erase_if(allocations_, [&](const std::unique_ptr<Owned>& a) {
+    if (!a->freed || forget == 0) return false;
+    --forget;
+    return true;
+  });
+}
+
+void Memory::begin_launch() {
+  const std::unique_lock lock(mutex_);
+  ++launches_;
+}
+
+void Memory::end_launch() {
+  const std::unique_lock lock(mutex_);
+  if (--launches_ == 0) release_freed();
 }
 
 const Allocation* Memory::find(uint64_t address) const {

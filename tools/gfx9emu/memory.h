@@ -45,21 +45,32 @@ class Memory {
   // Definedness goes along with the bytes. Ranges may overlap.
   std::string copy(uint64_t to, uint64_t from, uint64_t bytes);
 
-  // The allocation that holds `address`, freed ones included, or null. Stays valid as long as the
-  // Memory lives, but for `freed`.
+  // The allocation that holds `address`, or did before it was freed, or null. Stays valid until the
+  // launch ends.
   const Allocation* find(uint64_t address) const;
   // Why [address, address + bytes) cannot be accessed, as a sentence without its full stop.
   std::string explain(uint64_t address, uint64_t bytes) const;
   uint64_t bytes_in_use() const;
 
+  // Between these, what is freed keeps its bytes, so that a launch that still uses them can be
+  // told.
+  void begin_launch();
+  void end_launch();
+
  private:
   struct Owned;
   std::string check(uint64_t address, uint64_t bytes, Allocation** found) const;
+  std::vector<std::unique_ptr<Owned>>::iterator at_or_after(uint64_t address);
+  void release_freed();
 
   mutable std::shared_mutex mutex_;
   std::vector<std::unique_ptr<Owned>> allocations_;  // by address
   uint64_t next_ = 0;
   uint64_t in_use_ = 0;
+  int launches_ = 0;
+  std::vector<Owned*> freed_;                      // whose bytes are still there
+  std::vector<std::unique_ptr<Owned>> forgotten_;  // at addresses that are in use again
+  size_t freed_count_ = 0;                         // of allocations_
 };
 
 }  // namespace gfx9emu
