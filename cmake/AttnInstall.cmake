@@ -5,6 +5,10 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/attn DESTINATION ${CMAKE_INSTALL
 install(TARGETS attn attn_static EXPORT attn-targets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+# Beside libattn, where hip-emu looks for it.
+if(TARGET attn_hipemu)
+  install(TARGETS attn_hipemu LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endif()
 foreach(tool attn_cli)
   if(TARGET ${tool})
     install(TARGETS ${tool} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
