@@ -88,7 +88,6 @@ void run_forward(int rows, bool cleared) {
   if (attn_plan_create(context, &p, &plan) != ATTN_OK) std::printf("%s\n", attn_last_error());
   attn_segment_args kv{};
   kv.struct_size = sizeof kv;
-  kv.k = memory(rows * row_bytes, cleared);
   kv.v = memory(keys * row_bytes, true);
   attn_args args{};
   args.struct_size = sizeof args;
@@ -96,6 +95,7 @@ void run_forward(int rows, bool cleared) {
   args.out = memory(queries * row_bytes, true);
   args.num_segments = 1;
   args.segments = &kv;
+  kv.k = memory(rows * row_bytes, cleared);  // the last: nothing lies behind it
   attn_run(plan, &args, nullptr, 0, nullptr);
   cudaDeviceSynchronize();
   attn_plan_destroy(plan);

@@ -30,7 +30,9 @@ findings() {
   shift 2
   log=$logs/$tool-${name//[^a-z0-9]/-}
   rm -f "$log".*
-  timeout 300 "$sanitizer" --tool "$tool" --print-limit 10 --log-file "$log.txt" "$@" >"$log.out" 2>&1
+  local padding=()
+  [ "$tool" != memcheck ] || padding=(--padding 65536)  # else the allocation behind hides reads beyond the end
+  timeout 300 "$sanitizer" --tool "$tool" "${padding[@]}" --print-limit 10 --log-file "$log.txt" "$@" >"$log.out" 2>&1
   code=$?
   found=$(sed -nE 's/^=+ (RACECHECK|ERROR) SUMMARY: ([0-9]+) .*/\2/p' "$log.txt" 2>/dev/null | tail -1)
 }
@@ -56,7 +58,7 @@ clean() {
     fail "$1" "$2" "$found found"
   elif [ "$code" != 0 ] || ! grep -q '^All tests passed' "$log.out"; then
     fail "$1" "$2" "the test failed, exit code $code"
-  elif grep -q '^SKIP: .*attn_context_create' "$log.out"; then
+  elif grep -Eq '^SKIP: (.*_sm[0-9]+: )?attn_context_create' "$log.out"; then
     fail "$1" "$2" "skipped, so that no kernel ran"
   else
     report "$1" "$2" "clean"
