@@ -12,6 +12,11 @@
 #include <string>
 #include <vector>
 
+// LLVM's programs and Python are there.
+inline bool can_generate() {
+  return std::system("'" ATTN_PYTHON "' '" ATTN_AMDHSA "' llvm >/dev/null 2>&1") == 0;
+}
+
 // The linked code object; empty with the tool's words in *error if it fails.
 inline std::vector<std::byte> generate(const std::string& source, std::string* error) {
   namespace fs = std::filesystem;

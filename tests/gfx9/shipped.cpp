@@ -6,6 +6,7 @@
 #include <iterator>
 #include <limits>
 #include <random>
+#include <stdexcept>
 
 #include "core/dtype.h"
 #include "plan/convert_gfx942.h"
@@ -22,6 +23,10 @@ struct Problem {
   std::vector<std::pair<uint64_t, uint64_t>> outputs;  // address, bytes
   std::vector<uint64_t> allocations;
 };
+
+void require(const Status& status) {
+  if (!status.ok()) throw std::runtime_error(status.text);
+}
 
 class Maker {
  public:
@@ -116,7 +121,7 @@ Problem merge_problem(Memory& memory, attn_dtype part, attn_dtype out, int parts
   args.lses = lses.data();
   args.out = first_row(m.output(rows * dim * dtype_bytes(out)), sign, rows, dim * dtype_bytes(out));
   args.lse = want_lse ? static_cast<float*>(m.output(rows * 4)) : nullptr;
-  merge_gfx942_kernel.shape_merge(p, {}, &m.problem.launch);
+  require(merge_gfx942_kernel.shape_merge(p, {}, &m.problem.launch));
   m.problem.kernarg.resize(merge_gfx942_kernel.kernarg_bytes);
   merge_gfx942_kernel.pack_merge(p, args, m.problem.kernarg.data());
   return std::move(m.problem);
@@ -149,7 +154,7 @@ Problem convert_problem(Memory& memory, attn_dtype from, attn_dtype to, attn_sca
   } else {
     args.descale = static_cast<float*>(m.output(64 * 4));
   }
-  convert_gfx942_kernel.shape_quantize(p, {}, &m.problem.launch);
+  require(convert_gfx942_kernel.shape_quantize(p, {}, &m.problem.launch));
   m.problem.kernarg.resize(convert_gfx942_kernel.kernarg_bytes);
   convert_gfx942_kernel.pack_quantize(p, args, m.problem.kernarg.data());
   if (back) {

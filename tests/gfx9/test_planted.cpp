@@ -13,6 +13,7 @@
 #include "core/dtype.h"
 #include "gfx9/generate.h"
 #include "gfx9emu/emu.h"
+#include "gfx9emu/model.h"
 
 using namespace gfx9emu;
 
@@ -59,15 +60,16 @@ Data make_data() {
 struct Result {
   std::string fault;
   double error = 0;
+  ModelResult model;  // of the run's trace
 };
 
 Result run(const std::string& source, const Data& data, float scale, uint64_t seed) {
   std::string error;
   const auto bytes = generate(source, &error);
-  if (bytes.empty()) return {"amdhsa: " + error, 0};
+  if (bytes.empty()) return {"amdhsa: " + error, 0, {}};
   Memory memory;
   const auto object = CodeObject::load(bytes, &memory, &error);
-  if (!object) return {error, 0};
+  if (!object) return {error, 0, {}};
   const auto put = [&](const std::vector<uint8_t>& from) {
     const uint64_t at = memory.allocate(from.size());
     memory.write(at, std::as_bytes(std::span(from)));
@@ -83,12 +85,14 @@ Result run(const std::string& source, const Data& data, float scale, uint64_t se
   Options options;
   options.seed = seed;
   options.instruction_budget = 1 << 16;
+  options.trace = true;
   const Report report = launch(memory, *object->kernel("tile"), {1}, {128},
                                std::as_bytes(std::span(&args, 1)), 0, options);
   Result r;
   for (const Fault& f : report.faults) {
     if (!f.warning && r.fault.empty()) r.fault = f.to_string();
   }
+  r.model = run_model(model_waves(object->program(), report.traces), {});
   memory.read(args.out, std::as_writable_bytes(std::span(out)));
   for (int i = 0; i < queries; ++i) {
     double difference = 0, size = 0;
@@ -165,6 +169,7 @@ const Bug bugs[] = {
 }  // namespace
 
 TEST_CASE("planted bugs are noticed", "[gfx9][planted]") {
+  if (!can_generate()) ATTN_SKIP("tools/amdhsa finds no LLVM for gfx942");
   std::ifstream in(ATTN_GFX9_TILE);
   const std::string source{std::istreambuf_iterator<char>(in), {}};
   const Data data = make_data();
@@ -175,6 +180,11 @@ TEST_CASE("planted bugs are noticed", "[gfx9][planted]") {
     INFO(r.fault);
     REQUIRE(r.fault == "");
     right = std::max(right, r.error);
+    // Two waves, three MFMA of 8 passes per tile; a b64 read of all lanes takes 4 clocks of LDS.
+    CHECK(r.model.mfma_clocks == 2 * tiles * 3 * 32);
+    CHECK(r.model.instructions[int(Class::Barrier)] == 2 * tiles * 2);
+    CHECK(r.model.lds_clocks >= 2 * tiles * 4);
+    CHECK(r.model.clocks > tiles * 3 * 32);
   }
   INFO("error without a bug: " << right);
   REQUIRE(right < 0.06);  // the weights have three bits of mantissa
