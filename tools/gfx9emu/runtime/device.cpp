@@ -36,6 +36,14 @@ constexpr ErrorText error_texts[] = {
     {not_supported, "hipErrorNotSupported", "not supported"},
 };
 
+// As much of the text as there is room for.
+template <size_t capacity>
+void keep(const std::string& text, char (&to)[capacity]) {
+  const size_t bytes = std::min(text.size(), capacity - 1);
+  std::memcpy(to, text.data(), bytes);
+  to[bytes] = 0;
+}
+
 uint64_t number(const void* address) {
   return reinterpret_cast<uint64_t>(address);
 }
@@ -127,8 +135,8 @@ const char* error_text(int code) {
   return "unknown error";
 }
 
-Error fail(Error code, std::string sentence) {
-  last_call.fault = std::move(sentence);
+Error fail(Error code, const std::string& sentence) {
+  keep(sentence, last_call.fault);
   return code;
 }
 
@@ -179,7 +187,7 @@ Error Device::free(void* address) {
       return fail(invalid_value, "memory of hipHostMalloc is freed by hipHostFree");
   }
   std::string error = memory.free(number(address));
-  return error.empty() ? success : fail(invalid_value, std::move(error));
+  return error.empty() ? success : fail(invalid_value, error);
 }
 
 Error Device::free_host(void* address) {
@@ -206,7 +214,7 @@ Error Device::copy(void* to, const void* from, size_t bytes, bool to_host, bool 
   } else {
     error = memory.copy(number(to), number(from), bytes);
   }
-  return error.empty() ? success : fail(invalid_value, std::move(error));
+  return error.empty() ? success : fail(invalid_value, error);
 }
 
 Error Device::copy_by_address(void* to, const void* from, size_t bytes) {
@@ -226,7 +234,7 @@ Error Device::fill(void* to, const void* pattern, size_t pattern_bytes, size_t c
       std::memcpy(&bytes[i * pattern_bytes], pattern, pattern_bytes);
     error = memory.write(number(to), bytes);
   }
-  return error.empty() ? success : fail(invalid_value, std::move(error));
+  return error.empty() ? success : fail(invalid_value, error);
 }
 
 // ---- modules -----------------------------------------------------------------------------------
@@ -386,7 +394,7 @@ Error Device::launch(void* handle, const LaunchShape& shape, void** parameters, 
 
   const Report report =
       gfx9emu::launch(memory, kernel, shape.grid, shape.block, kernarg, shape.dynamic_lds, options);
-  last_call.counters = counters_json(kernel, shape, report);
+  keep(counters_json(kernel, shape, report), last_call.counters);
   if (report.ok()) return success;
   const auto first = std::find_if(report.faults.begin(), report.faults.end(),
                                   [](const Fault& f) { return !f.warning; });
@@ -395,7 +403,7 @@ Error Device::launch(void* handle, const LaunchShape& shape, void** parameters, 
   std::string sentence = first->to_string();
   if (errors > 1) sentence += " (and " + std::to_string(errors - 1) + " more)";
   return fail(first->kind == FaultKind::BadLaunch ? invalid_configuration : launch_failure,
-              std::move(sentence));
+              sentence);
 }
 
 void Device::configure(const attn_emu_options& o) {

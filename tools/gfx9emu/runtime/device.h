@@ -40,16 +40,17 @@ constexpr size_t memory_bytes = size_t{192} << 30;
 constexpr uint32_t max_threads = 1024;
 constexpr uint32_t max_grid_yz = 65535;
 
-// What the thread's last call left behind.
+// What the thread's last call left behind. Needs no destructor: HIP calls may come from those of
+// static objects, which run when the main thread's own objects are gone.
 struct LastCall {
-  std::string fault;
-  std::string counters;
-  int error = success;
+  char fault[4096];
+  char counters[4096];
+  int error;
 };
 extern thread_local LastCall last_call;
 
 // Keeps the sentence and gives the code back.
-Error fail(Error code, std::string sentence);
+Error fail(Error code, const std::string& sentence);
 
 struct Module {
   std::vector<std::byte> file;

@@ -15,7 +15,7 @@ namespace {
 template <class Body>
 int run(Body&& body) noexcept {
   int code = success;
-  last_call.fault.clear();
+  last_call.fault[0] = 0;
   try {
     code = body();
   } catch (const std::bad_alloc&) {
@@ -114,10 +114,10 @@ int copy(void* to, const void* from, size_t bytes, int kind, void* stream) {
 extern "C" __attribute__((visibility("default"))) const int attn_emu_marker = 1;
 
 HIP_API const char* attn_emu_last_fault() {
-  return last_call.fault.c_str();
+  return last_call.fault;
 }
 HIP_API const char* attn_emu_last_counters() {
-  return last_call.counters.c_str();
+  return last_call.counters;
 }
 HIP_API void attn_emu_configure(const attn_emu_options* options) {
   device().configure(options ? *options : attn_emu_options{});
