@@ -22,11 +22,11 @@ void put(std::vector<std::byte>& file, size_t at, T value) {
   std::memcpy(file.data() + at, &value, sizeof value);
 }
 
-// A code object of one kernel, k(out, in), around the given code. One segment holds the whole file:
-// 0 header, 64 program headers, 256 symbols and their names, 512 descriptor, 1024 section headers,
-// 2048 metadata, 4096 code.
+// A code object of one kernel, k(out, in), around the given code. The file is
+// loaded as it is: 0 header, 64 program headers, 256 symbols and their names, 512 descriptor, 1024
+// section headers, 2048 metadata, 4096 code.
 std::vector<std::byte> wrap(std::vector<std::byte> code) {
-  while (code.size() % 4 != 0) code.push_back({});
+  while (code.empty() || code.size() % 4 != 0) code.push_back({});
   std::vector<std::byte> file;
   std::memcpy((file.resize(4096), file.data()), "\177ELF\2\1\1\100\3", 9);
   put<uint16_t>(file, 16, 3);
@@ -35,7 +35,7 @@ std::vector<std::byte> wrap(std::vector<std::byte> code) {
   put<uint64_t>(file, 40, 1024);
   put<uint32_t>(file, 48, 0x54c);
   put<uint16_t>(file, 54, 56);
-  put<uint16_t>(file, 56, 2);
+  put<uint16_t>(file, 56, 3);
   put<uint16_t>(file, 58, 64);
   put<uint16_t>(file, 60, 2);
   nlohmann::json kernel = {{".name", "k"},
@@ -73,16 +73,16 @@ std::vector<std::byte> wrap(std::vector<std::byte> code) {
   put<uint32_t>(file, 564, 1 | 2 << 1 | 1 << 7);
   put<uint16_t>(file, 568, 8);
   file.insert(file.end(), code.begin(), code.end());
-  for (int i = 0; i < 2; ++i) {
-    const size_t at = 64 + 56 * static_cast<size_t>(i);
-    put<uint32_t>(file, at, i == 0 ? 1 : 4);
-    put<uint32_t>(file, at + 4, 5);
-    put<uint64_t>(file, at + 8, i == 0 ? 0 : 2048);
-    put<uint64_t>(file, at + 16, i == 0 ? 0 : 2048);
-    const uint64_t size = i == 0 ? file.size() : 20 + metadata.size();
-    put<uint64_t>(file, at + 32, size);
-    put<uint64_t>(file, at + 40, size);
-  }
+  const auto segment = [&](size_t n, uint32_t type, uint32_t flags, uint64_t at, uint64_t size) {
+    const size_t header = 64 + 56 * n;
+    put(file, header, type);
+    put(file, header + 4, flags);
+    for (const size_t field : {8, 16}) put(file, header + field, at);
+    for (const size_t field : {32, 40}) put(file, header + field, size);
+  };
+  segment(0, 1, 4, 0, 4096);
+  segment(1, 1, 5, 4096, file.size() - 4096);
+  segment(2, 4, 4, 2048, 20 + metadata.size());
   return file;
 }
 

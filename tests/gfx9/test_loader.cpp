@@ -275,3 +275,11 @@ TEST_CASE("what is freed gives its memory back, and is remembered") {
   CHECK(memory.bytes_in_use() == 0);
   CHECK(memory.explain(last + 5, 4).find("which was freed") != std::string::npos);
 }
+
+TEST_CASE("reserved SDWA selects are no instruction") {
+  const uint32_t code[] = {0x2a0e1af9, 0x0605070d};  // v_xor_b32_sdwa with dst_sel 7
+  const Inst inst = Decoder().decode(std::as_bytes(std::span(code)), 0);
+  CHECK(inst.run == nullptr);
+  CHECK(inst.size == 4);
+  CHECK(inst.text == ".long 0x2a0e1af9");
+}

@@ -19,6 +19,19 @@ void LLVMInitializeAMDGPUDisassembler(void);
 
 namespace gfx9emu {
 
+namespace {
+
+// LLVM's printer does not survive an SDWA operand select of 7 or a dst_unused of 3, both reserved.
+bool has_reserved_sdwa(uint32_t word, uint32_t next) {
+  const bool is_vop = word >> 31 == 0, is_vopc = word >> 25 == 0x3e;
+  if (!is_vop || (word & 0x1ff) != 0xf9) return false;
+  const bool sources = (next >> 16 & 7) == 7 || (next >> 24 & 7) == 7;
+  const bool destination = !is_vopc && ((next >> 8 & 7) == 7 || (next >> 11 & 3) == 3);
+  return sources || destination;
+}
+
+}  // namespace
+
 const char* class_name(Class cls) {
   static constexpr const char* names[class_count] = {
       "salu",  "smem",       "branch", "waitcnt", "nop",    "barrier", "end",  "control", "valu",
@@ -70,8 +83,11 @@ Inst Decoder::decode(std::span<const std::byte> code, uint64_t offset) const {
   uint8_t bytes[20] = {};  // no instruction is longer; LLVM wants them writable
   const size_t count = code.size() < sizeof bytes ? code.size() : sizeof bytes;
   std::memcpy(bytes, code.data(), count);
+  uint32_t second = 0;
+  std::memcpy(&second, bytes + 4, 4);
+  const bool printable = context_ && !has_reserved_sdwa(word, second);
   const size_t size =
-      context_ ? LLVMDisasmInstruction(context_, bytes, count, 0, text, sizeof text) : 0;
+      printable ? LLVMDisasmInstruction(context_, bytes, count, 0, text, sizeof text) : 0;
   if (size == 0 || size % 4 != 0) {
     char number[32];
     std::snprintf(number, sizeof number, ".long 0x%08x", word);
