@@ -56,6 +56,9 @@ const std::vector<Case> cases = {
      {},
      "v_mov_b32 v3, 1.0\n v_cvt_pk_fp8_f32 v2, v3, v3\n s_nop 3\n"
      "v_cvt_pk_fp8_f32 v2, v3, v3 op_sel:[0,0,1]\n s_nop 3\n v_mov_b32 v4, v2\n"},
+    {"half_used",
+     {},
+     "v_mov_b32 v3, 1.0\n v_cvt_pk_fp8_f32 v2, v3, v3\n s_nop 3\n v_cvt_f32_fp8 v4, v2\n"},
     {"unselected_undefined",
      {},
      "v_mov_b32 v3, 1\n v_cmp_eq_u32 vcc, v3, v3\n s_nop 4\n v_cndmask_b32 v2, v9, v3, vcc\n"},

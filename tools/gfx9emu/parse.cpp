@@ -504,6 +504,8 @@ bool find_halves(string_view name, Type type, bool packed_16, Inst& inst) {
     inst.halves[0] = inst.op_sel & 8 ? 2 : 1;
     return true;
   }
+  const bool from_fp8 = name.ends_with("_fp8") || name.ends_with("_bf8");
+  if (from_fp8 && inst.cls == Class::Valu) inst.halves[d] = inst.op_sel & 1 ? 2 : 1;
   if (name.find("_mixlo_") != name.npos || name.find("_mixhi_") != name.npos) {
     inst.halves[0] = name.find("_mixhi_") != name.npos ? 2 : 1;
   }
