@@ -105,7 +105,7 @@ Problem merge_problem(Memory& memory, attn_dtype part, attn_dtype out, int parts
   std::vector<const float*> lses;
   for (int s = 0; s < parts; ++s) {
     outs.push_back(
-        first_row(m.input(m.values(part, rows * dim)), sign, rows, dim * dtype_bytes(part)));
+        first_row(m.input(m.values(part, rows * dim, 64)), sign, rows, dim * dtype_bytes(part)));
     std::vector<float> lse(rows);
     for (size_t r = 0; r < rows; ++r) {
       lse[r] = float(m.rng()() % 1000) / 100;
