@@ -1,0 +1,21 @@
+# cmake -D DIRECTORY=dir -P report.cmake: one line on the images that compile.cmake has made there since the last
+# report. Seconds are the sum over the images, however many were compiled at once.
+file(GLOB starts ${DIRECTORY}/*.start)
+set(images 0)
+set(seconds 0)
+set(kernels)
+foreach(start IN LISTS starts)
+  string(REGEX REPLACE "\\.start$" "" output ${start})
+  if(EXISTS ${output} AND ${output} IS_NEWER_THAN ${start})  # else nvcc failed
+    file(TIMESTAMP ${start} began "%s")
+    file(TIMESTAMP ${output} ended "%s")
+    math(EXPR images "${images} + 1")
+    math(EXPR seconds "${seconds} + ${ended} - ${began}")
+    get_filename_component(kernel ${output} NAME_WE)
+    list(APPEND kernels ${kernel})
+  endif()
+endforeach()
+list(REMOVE_DUPLICATES kernels)
+list(LENGTH kernels count)
+file(REMOVE ${starts})
+message(STATUS "CUDA kernels compiled: ${count}, as ${images} device images, in ${seconds} s of nvcc")
