@@ -2,6 +2,8 @@
 #ifndef ATTN_KERNELS_COMMON_QUANTIZE_ARGS_H
 #define ATTN_KERNELS_COMMON_QUANTIZE_ARGS_H
 
+#include "../../src/core/small_float.h"
+
 enum { attn_quantize_warps = 8 };
 enum { attn_quantize_one, attn_quantize_given, attn_quantize_amax };  // attn_scale_source
 
@@ -14,13 +16,10 @@ struct attn_quantize_kernarg {
   // Group g holds group_seqs rows of group_heads heads of group_batch batches, the last of a
   // sequence fewer rows: ((batch / group_batch) * (heads / group_heads)) * seq_groups groups.
   long long groups, group_batch, group_seqs, group_heads, seq_groups;
-  double max_finite;       // of dst_type
-  int src_type, dst_type;  // common/types.h; dst_type of fp8: the fields below say what it is
+  double max_finite;        // of dst_type
+  attn::SmallFloat format;  // of dst_type if that is fp8
+  int src_type, dst_type;   // common/types.h, which has no fp8
   int scale, saturate;
-  // The SmallFloat of core/dtype.h.
-  int mantissa_bits, bias;
-  unsigned sign_bit, max_code, inf_code, nan_code;
-  int signed_zero_and_nan;
 };
 
 #endif

@@ -72,48 +72,12 @@ __device__ float warp_max(float x) {
   return x;
 }
 
-// encode() of core/dtype.h for the format in the parameters.
-__device__ unsigned encode(const attn_quantize_kernarg& a, double x) {
-  typedef unsigned long long u64;
-  const u64 bits = __double_as_longlong(x);
-  const unsigned sign = bits >> 63 ? a.sign_bit : 0;
-  const unsigned nan = a.nan_code | (a.signed_zero_and_nan ? sign : 0);
-  const int exponent = int(bits >> 52 & 0x7ff) - 1023;
-  const u64 fraction = bits & 0xfffffffffffffull;
-  if (exponent == 1024 && fraction != 0) return nan;
-  unsigned magnitude = 0;
-  // 2^100 is beyond every fp8 format, and a magnitude of 32 bits could not hold what is far above.
-  if (exponent >= 100) {
-    magnitude = a.max_code + 1;
-  } else if (exponent > -1023) {
-    const int lowest = 1 - a.bias;
-    const int shift = 52 - a.mantissa_bits + (exponent < lowest ? lowest - exponent : 0);
-    if (shift <= 53) {
-      const u64 significand = fraction | 1ull << 52;
-      const u64 half = 1ull << (shift - 1);
-      const u64 rest = significand & (2 * half - 1);
-      magnitude = unsigned(significand >> shift);
-      if (rest > half || (rest == half && (magnitude & 1))) ++magnitude;
-      if (exponent > lowest) magnitude += unsigned(exponent - lowest) << a.mantissa_bits;
-    }
-  }
-  if (magnitude > a.max_code) {
-    if (a.saturate)
-      magnitude = a.max_code;
-    else if (a.inf_code != 0)
-      magnitude = a.inf_code;
-    else
-      return nan;
-  }
-  if (magnitude == 0 && !a.signed_zero_and_nan) return 0;
-  return magnitude | sign;
-}
-
 // The quotient in float64, as src/cpu/quantize.cpp says. A NaN keeps its sign, which the conversion
 // to float64 here may drop.
 __device__ unsigned encode_quotient(const attn_quantize_kernarg& a, float x, float descale) {
-  if (x != x) return a.nan_code | (a.signed_zero_and_nan && signbit(x) ? a.sign_bit : 0);
-  return encode(a, __ddiv_rn(x, descale));
+  const attn::SmallFloat& f = a.format;
+  if (x != x) return f.nan_code | (f.signed_zero_and_nan && signbit(x) ? f.sign_bit() : 0);
+  return attn::encode(f, __ddiv_rn(x, descale), a.saturate);
 }
 
 // One ggml block, an element per lane, by the rules of encode_q8_0 and encode_q4_0. Operations are

@@ -2,7 +2,7 @@
 #ifndef ATTN_KERNELS_SM80_TILES_H
 #define ATTN_KERNELS_SM80_TILES_H
 
-#include "../../src/core/mask.h"  // ATTN_HOST_DEVICE
+#include "../../src/core/host_device.h"
 
 namespace attn::sm80 {
 

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "attn/attn.h"
+#include "core/small_float.h"
 
 namespace attn {
 
@@ -45,14 +46,6 @@ inline int64_t dtype_bytes(attn_dtype type, int64_t elements) {
 
 // ---- small floats ------------------------------------------------------------------------------
 
-struct SmallFloat {
-  int exponent_bits, mantissa_bits, bias;
-  uint32_t max_code;  // largest finite magnitude
-  uint32_t inf_code;  // 0 = no infinity
-  uint32_t nan_code;
-  bool signed_zero_and_nan;  // false: FNUZ, where code 0x80 is the only NaN
-  constexpr uint32_t sign_bit() const { return 1u << (exponent_bits + mantissa_bits); }
-};
 inline constexpr SmallFloat f16_format{5, 10, 15, 0x7bff, 0x7c00, 0x7e00, true};
 inline constexpr SmallFloat bf16_format{8, 7, 127, 0x7f7f, 0x7f80, 0x7fc0, true};
 inline constexpr SmallFloat e4m3fn_format{4, 3, 7, 0x7e, 0, 0x7f, true};
@@ -85,45 +78,6 @@ constexpr double decode(const SmallFloat& f, uint32_t code) {
   if (exponent == 0) return sign * fraction * detail::pow2(1 - f.bias - f.mantissa_bits);
   return sign * (fraction + (1u << f.mantissa_bits)) *
          detail::pow2(exponent - f.bias - f.mantissa_bits);
-}
-
-// Rounds once, to nearest even. Beyond the range: infinity, NaN in formats without one, or with
-// `saturate` the largest finite value. NaN stays NaN.
-constexpr uint32_t encode(const SmallFloat& f, double x, bool saturate) {
-  const uint64_t bits = std::bit_cast<uint64_t>(x);
-  const uint32_t sign = bits >> 63 ? f.sign_bit() : 0;
-  const int exponent = int(bits >> 52 & 0x7ff) - 1023;
-  const uint64_t fraction = bits & 0xfffffffffffffull;
-  if (exponent == 1024 && fraction != 0) {
-    return f.signed_zero_and_nan ? f.nan_code | sign : f.nan_code;
-  }
-  // Subnormal doubles are below half of every format's smallest value.
-  uint64_t magnitude = 0;
-  if (exponent == 1024) {
-    magnitude = uint64_t(f.max_code) + 1;
-  } else if (exponent > -1023) {
-    const int lowest = 1 - f.bias;
-    const int shift = 52 - f.mantissa_bits + (exponent < lowest ? lowest - exponent : 0);
-    if (shift <= 53) {
-      const uint64_t significand = fraction | 1ull << 52;
-      const uint64_t half = 1ull << (shift - 1);
-      const uint64_t rest = significand & (2 * half - 1);
-      uint64_t n = significand >> shift;
-      if (rest > half || (rest == half && (n & 1))) ++n;
-      // A carry out of n moves to the next exponent by itself.
-      magnitude = n + (exponent > lowest ? uint64_t(exponent - lowest) << f.mantissa_bits : 0);
-    }
-  }
-  if (magnitude > f.max_code) {
-    if (saturate)
-      magnitude = f.max_code;
-    else if (f.inf_code != 0)
-      magnitude = f.inf_code;
-    else
-      return f.signed_zero_and_nan ? f.nan_code | sign : f.nan_code;
-  }
-  if (magnitude == 0 && !f.signed_zero_and_nan) return 0;
-  return uint32_t(magnitude) | sign;
 }
 
 inline constexpr std::array<float, 256> make_table(const SmallFloat& f) {

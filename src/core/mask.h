@@ -1,11 +1,6 @@
 // The mask rule, stated once for every backend. No host headers: kernels/ includes this file too.
 #pragma once
-
-#ifdef __CUDACC__
-#define ATTN_HOST_DEVICE __host__ __device__
-#else
-#define ATTN_HOST_DEVICE
-#endif
+#include "host_device.h"
 
 namespace attn {
 

@@ -3,13 +3,9 @@
 #include <algorithm>
 
 #include "kernels/common/forward_args.h"
-#include "kernels/common/types.h"
-#include "plan/problem.h"
+#include "plan/kernarg.h"
 
 namespace attn {
-
-static_assert(int(attn_element_f32) == ATTN_F32 && int(attn_element_f16) == ATTN_F16 &&
-              int(attn_element_bf16) == ATTN_BF16);
 
 // (batch, head) pairs whose blocks start together: as many as leave K and V in the L2, of which the
 // large devices have about twice this.
@@ -18,10 +14,6 @@ inline unsigned pairs_in_l2(const Problem& p) {
   const int64_t head_bytes = std::max<int64_t>(1, 2 * p.seqlen_kv * (p.head_dim + p.head_dim_v));
   return unsigned(
       std::min(p.batch * p.heads_q, p.group() * std::max<int64_t>(1, l2_bytes / head_bytes)));
-}
-
-inline void set_strides(long long (&to)[3], const attn_strides& from) {
-  to[0] = from.batch, to[1] = from.seq, to[2] = from.head;
 }
 
 inline attn_kv_lengths kv_lengths(const attn_segment& segment, const attn_segment_args& args) {

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "kernels/sm80/forward_args.h"
 #include "kernels/sm80/tiles.h"
@@ -11,10 +10,6 @@
 
 namespace attn {
 namespace {
-
-static_assert(sizeof(attn_sm80_forward_kernarg) <= max_kernarg_bytes);
-
-constexpr int64_t max_grid = (int64_t{1} << 31) - 1;
 
 int64_t query_tiles(const Problem& p, const sm80::Tile& tile) {
   return (p.seqlen_q + tile.rows - 1) / tile.rows;
@@ -53,8 +48,8 @@ void pack(const Problem& p, const Args& args, void*, void* kernarg) {
   a.bias = p.bias_type == ATTN_DTYPE_NONE ? nullptr : args.bias;
   a.alibi_slopes = p.has(ATTN_ALIBI) ? args.alibi_slopes : nullptr;
   a.sinks = p.has(ATTN_SINKS) ? args.sinks : nullptr;
-  set_strides(a.q_stride, p.q_stride);
-  set_strides(a.out_stride, p.out_stride);
+  set(a.q_stride, p.q_stride);
+  set(a.out_stride, p.out_stride);
   std::copy_n(p.bias_stride, 4, a.bias_stride);
   a.total_q = p.total_q;
   a.batch = int(p.batch);
@@ -77,11 +72,11 @@ void pack(const Problem& p, const Args& args, void*, void* kernarg) {
     attn_sm80_segment& to = a.segment[i];
     to.k = args.segment[i].k;
     to.v = args.segment[i].v;
-    set_strides(to.k_stride, from.k_stride);
-    set_strides(to.v_stride, from.v_stride);
+    set(to.k_stride, from.k_stride);
+    set(to.v_stride, from.v_stride);
     to.lengths = kv_lengths(from, args.segment[i]);
   }
-  std::memcpy(kernarg, &a, sizeof a);
+  store(a, kernarg);
 }
 
 template <int head_dim, bool score>

@@ -2,7 +2,6 @@
 #include "plan/forward_sm90.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "kernels/sm90/forward_args.h"
 #include "kernels/sm90/tiles.h"
@@ -79,7 +78,7 @@ void pack(const Problem& p, const Args& args, void*, void* kernarg) {
   a.lse = args.lse;
   a.cu_seqlens_q = p.q_layout == ATTN_PACKED ? args.cu_seqlens_q : nullptr;
   a.sinks = p.has(ATTN_SINKS) ? args.sinks : nullptr;
-  set_strides(a.out_stride, p.out_stride);
+  set(a.out_stride, p.out_stride);
   a.total_q = p.total_q;
   a.batch = int(p.batch);
   a.heads_q = int(p.heads_q);

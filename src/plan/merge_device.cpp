@@ -1,18 +1,11 @@
 // The host side of kernels/common/merge_sm80.cu and asm/gfx942/merge_gfx942.s.
 #include <algorithm>
-#include <cstring>
 
 #include "kernels/common/merge_args.h"
-#include "kernels/common/types.h"
-#include "plan/device_kernel.h"
+#include "plan/kernarg.h"
 
 namespace attn {
 namespace {
-
-static_assert(int(attn_element_f32) == ATTN_F32 && int(attn_element_f16) == ATTN_F16 &&
-              int(attn_element_bf16) == ATTN_BF16);
-
-constexpr int64_t max_grid = (int64_t{1} << 31) - 1;
 
 int64_t rows(const attn_merge_problem& p) {
   return p.batch * p.heads_q * p.seqlen_q;
@@ -61,9 +54,6 @@ void pack(const attn_merge_problem& p, const attn_merge_args& args, void* kernar
   std::copy_n(args.lses, p.num_parts, a.lses);
   a.out = args.out;
   a.lse = args.lse;
-  const auto set = [](long long* to, const attn_strides& from) {
-    to[0] = from.batch, to[1] = from.seq, to[2] = from.head;
-  };
   set(a.part_stride, p.part_stride);
   set(a.out_stride, p.out_stride);
   a.rows = rows(p);
@@ -73,7 +63,7 @@ void pack(const attn_merge_problem& p, const attn_merge_args& args, void* kernar
   a.num_parts = p.num_parts;
   a.part_type = p.part_type;
   a.out_type = p.out_type;
-  std::memcpy(kernarg, &a, sizeof a);
+  store(a, kernarg);
 }
 
 }  // namespace

@@ -1,23 +1,18 @@
 // The host side of kernels/common/quantize_sm80.cu.
 #include <algorithm>
-#include <cstring>
 
 #include "core/dtype.h"
 #include "kernels/common/quantize_args.h"
-#include "kernels/common/types.h"
-#include "plan/device_kernel.h"
+#include "plan/kernarg.h"
 
 namespace attn {
 namespace {
 
-static_assert(int(attn_element_f32) == ATTN_F32 && int(attn_element_f16) == ATTN_F16 &&
-              int(attn_element_bf16) == ATTN_BF16 && int(attn_element_q8_0) == ATTN_Q8_0 &&
-              int(attn_element_q4_0) == ATTN_Q4_0);
 static_assert(int(attn_quantize_one) == ATTN_SCALE_ONE &&
               int(attn_quantize_given) == ATTN_SCALE_GIVEN &&
               int(attn_quantize_amax) == ATTN_SCALE_AMAX);
 
-constexpr int64_t max_grid = 1 << 16;  // blocks go on to further work
+constexpr int64_t most_blocks = 1 << 16;  // they go on to further work
 
 void set_groups(const attn_quantize_problem& p, attn_quantize_kernarg* a) {
   const bool tensor = p.kind == ATTN_DESCALE_TENSOR;
@@ -39,7 +34,7 @@ Status shape(const attn_quantize_problem& p, const DeviceInfo&, Launch* launch) 
     const int64_t warps = p.batch * p.seqlen * p.heads * ((p.head_dim + 31) / 32);
     blocks = std::max<int64_t>(warps / attn_quantize_warps, a.groups / threads) + 1;
   }
-  launch->grid[0] = uint32_t(std::min(blocks, max_grid));
+  launch->grid[0] = uint32_t(std::min(blocks, most_blocks));
   launch->block[0] = 32 * attn_quantize_warps;
   return {};
 }
@@ -49,9 +44,6 @@ void pack(const attn_quantize_problem& p, const attn_quantize_args& args, void* 
   a.src = args.src;
   a.dst = args.dst;
   a.descale = args.descale;
-  const auto set = [](long long* to, const attn_strides& from) {
-    to[0] = from.batch, to[1] = from.seq, to[2] = from.head;
-  };
   set(a.src_stride, p.src_stride);
   set(a.dst_stride, p.dst_stride);
   a.batch = p.batch;
@@ -60,20 +52,12 @@ void pack(const attn_quantize_problem& p, const attn_quantize_args& args, void* 
   a.head_dim = p.head_dim;
   set_groups(p, &a);
   a.max_finite = type_info(p.dst_type).max_finite;
+  a.format = fp8_format(p.dst_type);  // of no meaning for ggml blocks
   a.src_type = p.src_type;
   a.dst_type = p.dst_type;
   a.scale = p.scale;
   a.saturate = p.saturate;
-  // Of no meaning for ggml blocks.
-  const SmallFloat& format = fp8_format(p.dst_type);
-  a.mantissa_bits = format.mantissa_bits;
-  a.bias = format.bias;
-  a.sign_bit = format.sign_bit();
-  a.max_code = format.max_code;
-  a.inf_code = format.inf_code;
-  a.nan_code = format.nan_code;
-  a.signed_zero_and_nan = format.signed_zero_and_nan;
-  std::memcpy(kernarg, &a, sizeof a);
+  store(a, kernarg);
 }
 
 }  // namespace
