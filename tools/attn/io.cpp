@@ -416,6 +416,13 @@ void add_typed(TensorFile& file, const std::string& name, attn_dtype type, Tenso
   }
 }
 
+void write_result(const std::string& path, attn_dtype out_type, Tensor out, Tensor lse) {
+  TensorFile result;
+  add_typed(result, "out", out_type, std::move(out));
+  result.tensors["lse"] = std::move(lse);
+  need(write_tensors(path, result));
+}
+
 const Tensor& need_tensor(const TensorFile& file, std::string_view name) {
   const Tensor* tensor = file.find(name);
   if (!tensor) throw InputError(file.label + ": tensor " + quote(name) + " is missing");

@@ -48,6 +48,9 @@ Tensor make_typed(attn_dtype type, std::vector<int64_t> shape);
 // Adds it under a name, with the metadata that the type needs.
 void add_typed(TensorFile& file, const std::string& name, attn_dtype type, Tensor tensor);
 
+// Writes the file that attn run and attn merge give: out and lse.
+void write_result(const std::string& path, attn_dtype out_type, Tensor out, Tensor lse);
+
 // The tensor, which must be there.
 const Tensor& need_tensor(const TensorFile& file, std::string_view name);
 // InputError unless dtype and shape are these; -1 in `shape` takes any size.

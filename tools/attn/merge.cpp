@@ -81,11 +81,8 @@ void merge(const MergeOptions& options) {
   device.synchronize();
   copy_out(device, out.data.get(), args.out, out.bytes);
   copy_out(device, lse.data.get(), args.lse, lse.bytes);
-
-  TensorFile result;
-  add_typed(result, "out", p.out_type, std::move(out));
-  result.tensors["lse"] = std::move(lse);
-  need(write_tensors(options.out, result));
+  progress.say("writing " + options.out);
+  write_result(options.out, p.out_type, std::move(out), std::move(lse));
   progress.say("");
   if (options.as_json) {
     Json report = options.backend.report(device);

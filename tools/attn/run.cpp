@@ -116,10 +116,7 @@ void run(const RunOptions& options) {
   copy_out(device, out.data.get(), input->args.out, out.bytes);
   copy_out(device, lse.data.get(), input->args.lse, lse.bytes);
   progress.say("writing " + options.out);
-  TensorFile result;
-  add_typed(result, "out", p.out_type, std::move(out));
-  result.tensors["lse"] = std::move(lse);
-  need(write_tensors(options.out, result));
+  write_result(options.out, p.out_type, std::move(out), std::move(lse));
   progress.say("");
 
   if (options.as_json) {
