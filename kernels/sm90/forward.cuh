@@ -369,8 +369,7 @@ struct Consumer {
     bool moved = false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      constexpr int chains =
-          4;  // independent: the next instruction of a chain waits for the one before
+      constexpr int chains = 4;  // an instruction waits for the one before it in its chain
       float top[chains];
 #pragma unroll
       for (int n = 0; n < keys / 8; ++n) {

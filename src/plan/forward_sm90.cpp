@@ -43,6 +43,10 @@ Status shape(const Problem& p, const DeviceInfo& device, Launch* launch, size_t*
   if (p.num_segments > attn_sm90_max_segments)
     return unsupported("num_segments is ", p.num_segments, "; accepted: up to ",
                        int(attn_sm90_max_segments));
+  constexpr int64_t max_length = 1 << 30;  // positions and their differences stay within 32 bits
+  if (p.seqlen_q > max_length || p.seqlen_kv > max_length)
+    return unsupported("seqlen is ", std::max(p.seqlen_q, p.seqlen_kv), "; accepted: up to ",
+                       max_length);
   if (p.scale <= 0) return unsupported("scale is ", p.scale, "; accepted: above 0");
   const int64_t count = items(p, tile);
   if (p.batch * p.heads_q > max_rows || count > max_rows)
