@@ -125,12 +125,18 @@ class Loader {
     if (offset > file_.size() || file_.size() - offset < size) return {};
     return file_.subspan(offset, size);
   }
+  // Texts of the file become part of sentences, which are one line.
+  static std::string printable(std::string s) {
+    for (char& c : s)
+      if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+    return s;
+  }
   std::string text_at(std::span<const std::byte> strings, uint64_t offset) const {
     std::string s;
     for (uint64_t i = offset; i < strings.size() && strings[i] != std::byte{0}; ++i) {
       s += static_cast<char>(strings[i]);
     }
-    return s;
+    return printable(s);
   }
 
   std::string read_header() {
@@ -253,7 +259,7 @@ class Loader {
   }
   static std::string string(const nlohmann::json& map, const char* key) {
     const auto found = map.find(key);
-    return found != map.end() && found->is_string() ? found->get<std::string>() : "";
+    return found != map.end() && found->is_string() ? printable(found->get<std::string>()) : "";
   }
 
   std::string read_kernels() {
