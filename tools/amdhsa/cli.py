@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from . import declare, report
+from . import declare, hazards, report
 from .check import check
 from .code_object import load
 from .failure import Failure
@@ -56,6 +56,26 @@ def run_report(options):
     return 0
 
 
+def run_hazards(options):
+    llvm = find_llvm(options.llvm)
+    code_object = load(options.object, llvm)
+    found = [hazards.examine(kernel, code_object.target, llvm) for kernel in code_object.kernels]
+    if options.json:
+        print(json.dumps({"file": code_object.name, "kernels": [vars(kernel) for kernel in found]}, indent=2))
+    else:
+        for kernel in found:
+            for row in kernel.missing:
+                print(f"error: kernel {kernel.kernel}: LLVM adds {row['wait_states']} wait states before "
+                      f"'{row['instruction']}' at +0x{row['offset']:x}")
+            for row in kernel.s_nops:
+                if not row["needed"]:
+                    print(f"note: kernel {kernel.kernel}: LLVM does without the s_nop at "
+                          f"+0x{row['offset']:x}")
+            if not kernel.missing:
+                print(f"kernel {kernel.kernel}: ok")
+    return int(any(kernel.missing for kernel in found))
+
+
 def run_llvm(options):
     llvm = find_llvm(options.llvm)
     print(f"LLVM {llvm.version} in {llvm.folder}")
@@ -67,7 +87,7 @@ def parse_arguments():
         prog="amdhsa", formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Kernel descriptors and metadata for hand-written gfx9 assembly, from what its "
         "encoded instructions use.",
-        epilog="exit codes: 0 done; 1 check found an error; 2 bad usage or input.\n\n"
+        epilog="exit codes: 0 done; 1 check or hazards found an error; 2 bad usage or input.\n\n"
         + declare.__doc__)
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--llvm", metavar="DIR", help="where LLVM's programs are")
@@ -84,7 +104,8 @@ def parse_arguments():
 
     for name, run, what in [
             ("check", run_check, "descriptors against code and metadata"),
-            ("report", run_report, "registers, LDS, waves per SIMD, kernarg layout")]:
+            ("report", run_report, "registers, LDS, waves per SIMD, kernarg layout"),
+            ("hazards", run_hazards, "wait states by LLVM's hazard recognizer; needs llc, of LLVM 19")]:
         sub = commands.add_parser(name, parents=[common], help=what)
         sub.add_argument("object", metavar="OBJ", help="a linked code object")
         sub.add_argument("--json", action="store_true")

@@ -21,16 +21,19 @@ class Instruction:
     address: int
     name: str
     operands: str
-    size: int
-    first: int  # dword
+    dwords: tuple
 
     def __str__(self):
         return self.name + self.operands
 
     @property
+    def size(self):
+        return 4 * len(self.dwords)
+
+    @property
     def target(self):
         """Where a branch with an immediate offset leads."""
-        offset = self.first & 0xFFFF
+        offset = self.dwords[0] & 0xFFFF
         return self.address + 4 + 4 * (offset - 0x10000 if offset & 0x8000 else offset)
 
 
@@ -83,9 +86,9 @@ def instructions(text):
     """objdump's listing as {address: Instruction}."""
     table = {}
     for name, operands, address, dwords in LINE.findall(text):
-        dwords = dwords.split()
         address = int(address, 16)
-        table[address] = Instruction(address, name, operands, 4 * len(dwords), int(dwords[0], 16))
+        table[address] = Instruction(address, name, operands,
+                                     tuple(int(word, 16) for word in dwords.split()))
     return table
 
 
@@ -115,8 +118,8 @@ def reached(table, entry, kernel):
     return [seen[address] for address in sorted(seen)]
 
 
-def registers_used(table, entry, kernel):
+def registers_used(instructions_reached):
     use = Use()
-    for instruction in reached(table, entry, kernel):
+    for instruction in instructions_reached:
         use.add(instruction)
     return use

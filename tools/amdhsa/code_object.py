@@ -13,6 +13,8 @@ class Kernel:
     name: str
     descriptor: descriptor.Descriptor
     metadata: dict
+    entry: int
+    instructions: list  # that it may execute
     use: code.Use
 
     @property
@@ -71,5 +73,5 @@ def load_kernel(elf, symbol, described, listing):
     section = elf.section_at(entry)
     if not section or not section.flags & SHF_EXECINSTR:
         raise Failure(f"{elf.name}: the entry of kernel {name} is 0x{entry:x}, where there is no code")
-    use = code.registers_used(listing(section), entry, name)
-    return Kernel(name, read, described, use)
+    reached = code.reached(listing(section), entry, name)
+    return Kernel(name, read, described, entry, reached, code.registers_used(reached))

@@ -51,7 +51,7 @@ class Kernel:
         if f"{name}.kd" in elf.symbols:
             raise Failure(f"kernel {name}: the file has a descriptor of its own; .amdhsa_ directives "
                           "are generated")
-        use = self.use = code.registers_used(table, symbol.value, name)
+        use = self.use = code.registers_used(code.reached(table, symbol.value, name))
         if use.misaligned:
             raise Failure(f"kernel {name}: {code.misaligned(*use.misaligned[0])}")
         for kind, key in ("v", "indexed_vgprs"), ("s", "indexed_sgprs"):

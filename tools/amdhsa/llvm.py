@@ -14,10 +14,10 @@ CODE_OBJECT = 5
 TIMEOUT = 300  # seconds
 
 
-def run(command, name):
+def run(command, name, text=None):
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace",
-                              stdin=subprocess.DEVNULL, timeout=TIMEOUT)
+                              input=text or "", timeout=TIMEOUT)
     except OSError as error:
         raise Failure(f"{command[0]}: {error.strerror}") from None
     except subprocess.TimeoutExpired:
@@ -59,8 +59,18 @@ class Llvm:
     def disassemble(self, path, section):
         return self.run(["llvm-objdump", "-d", "-z", "-j", section, str(path)])
 
-    def run(self, command):
-        return run([str(self.folder / command[0]), *command[1:]], command[0])
+    def show_instructions(self, text, mcpu, encoded=False):
+        """Each instruction as LLVM holds it, of assembly or of bytes written as 0x00."""
+        command = ["llvm-mc", f"-triple={TRIPLE}", f"-mcpu={mcpu}", "--show-inst"]
+        return self.run(command + (["--disassemble"] if encoded else []), text)
+
+    def insert_wait_states(self, machine_ir, mcpu):
+        """The machine IR with LLVM's own s_nops. Those that replays of page faults need are left out."""
+        return self.run(["llc", f"-mtriple={TRIPLE}", f"-mcpu={mcpu}", "-mattr=-xnack",
+                         "-run-pass=post-RA-hazard-rec", "-x", "mir", "-o", "-", "-"], machine_ir)
+
+    def run(self, command, text=None):
+        return run([str(self.folder / command[0]), *command[1:]], command[0], text)
 
 
 def version_of(path):
