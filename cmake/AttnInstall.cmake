@@ -9,7 +9,7 @@ install(TARGETS attn attn_static EXPORT attn-targets
 if(TARGET attn_hipemu)
   install(TARGETS attn_hipemu LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endif()
-foreach(tool attn_cli)
+foreach(tool attn_cli attn_fp8_stress)
   if(TARGET ${tool})
     install(TARGETS ${tool} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
   endif()

@@ -7,14 +7,14 @@ import json
 import math
 import os
 import random
-import shutil
 import struct
 import subprocess
 import sys
-import tempfile
 import unittest
 import zlib
 from pathlib import Path
+
+from program import ProgramTest
 
 ATTN = sys.argv[1]
 SOURCE = Path(sys.argv[2])
@@ -71,31 +71,9 @@ def small(b=2, sq=5, skv=7, hq=4, hkv=2, d=8):
     return {"q": noise([b, sq, hq, d], 1), "k": noise([b, skv, hkv, d], 2), "v": noise([b, skv, hkv, d], 3)}
 
 
-class CliTest(unittest.TestCase):
-    def setUp(self):
-        self.dir = Path(tempfile.mkdtemp(prefix="attn-cli-"))
-        self.addCleanup(shutil.rmtree, self.dir)
-
-    def path(self, name):
-        return str(self.dir / name)
-
-    def attn(self, *args, code=0, says=None):
-        """Runs attn; checks the exit code and, on failure, that stderr is one sentence that has `says`."""
-        run = subprocess.run([ATTN, *map(str, args)], capture_output=True, text=True, timeout=300)
-        words = f"attn {' '.join(map(str, args))}\n{run.stdout}{run.stderr}"
-        self.assertEqual(run.returncode, code, words)
-        if code >= 2:
-            self.assertEqual(run.stdout, "", words)
-            asides = "is not used", "WARNING: kernels come from"
-            lines = [line for line in run.stderr.splitlines() if not any(aside in line for aside in asides)]
-            self.assertEqual(len(lines), 1, words)
-            self.assertTrue(lines[0].startswith("attn: "), words)
-        if says is not None:
-            self.assertIn(says, run.stderr if code >= 2 else run.stdout, words)
-        return run.stdout
-
-    def json(self, *args, code=0):
-        return json.loads(self.attn(*args, "--json", code=code))
+class CliTest(ProgramTest):
+    program = ATTN
+    attn = ProgramTest.run_program
 
 
 class Usage(CliTest):

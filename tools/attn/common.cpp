@@ -6,6 +6,8 @@
 #include <charconv>
 #include <chrono>
 #include <cstdio>
+#include <iostream>
+#include <new>
 
 #include "core/dtype.h"
 
@@ -22,6 +24,44 @@ ExitCode exit_code_of(attn_status status) {
       return exit_no_backend;
     default:
       return exit_unsupported;
+  }
+}
+
+const char* program_name = "attn";
+
+int fail(int code, std::string text) {
+  for (char& c : text)
+    if (c == '\n' || c == '\r') c = ' ';
+  while (!text.empty() && text.back() == ' ') text.pop_back();
+  std::fprintf(stderr, "%s: %s\n", program_name, text.c_str());
+  return code;
+}
+
+int run_program(const char* name, int (*body)(int, char**), int argc, char** argv) {
+  program_name = name;
+  try {
+    const int code = body(argc, argv);
+    if (!std::cout.flush() || std::fflush(stdout) != 0)
+      return fail(exit_unsupported, "cannot write to standard output");
+    return code;
+  } catch (const InputError& e) {
+    return fail(exit_usage, e.what());
+  } catch (const attn::error& e) {
+    return fail(exit_code_of(e.status()), e.what());
+  } catch (const std::bad_alloc&) {
+    return fail(exit_unsupported, "out of memory");
+  } catch (const std::exception& e) {
+    return fail(exit_unsupported, e.what());
+  }
+}
+
+std::optional<int> parse_command_line(CLI::App& app, int argc, char** argv) {
+  try {
+    app.parse(argc, argv);
+    return {};
+  } catch (const CLI::ParseError& e) {
+    if (e.get_exit_code() == 0) return app.exit(e);  // help and version
+    return fail(exit_usage, e.what());
   }
 }
 
@@ -43,7 +83,7 @@ void BackendOptions::add_to(CLI::App& command) {
 
 context BackendOptions::open() const {
   if (!kernel_file.empty())
-    std::fprintf(stderr, "attn: WARNING: kernels come from %s, NOT from the library\n",
+    std::fprintf(stderr, "%s: WARNING: kernels come from %s, NOT from the library\n", program_name,
                  kernel_file.c_str());
   auto options = make<attn_context_options>();
   options.device = device;
@@ -123,7 +163,7 @@ void Progress::clear() {
 void Progress::say(const std::string& what) {
   if (!terminal_) return;
   clear();
-  std::fprintf(stderr, "attn: %s", what.c_str());
+  std::fprintf(stderr, "%s: %s", program_name, what.c_str());
   std::fflush(stderr);
   shown_ = true;
 }

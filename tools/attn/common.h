@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -29,6 +30,15 @@ struct InputError : std::runtime_error {
 };
 
 ExitCode exit_code_of(attn_status status);
+
+// Stands in front of every sentence on stderr.
+extern const char* program_name;
+// One line on stderr; returns `code`.
+int fail(int code, std::string text);
+// body's value, or a sentence and the exit code of what it threw.
+int run_program(const char* name, int (*body)(int argc, char** argv), int argc, char** argv);
+// Parses; help, version and bad usage come as their exit code.
+std::optional<int> parse_command_line(CLI::App& app, int argc, char** argv);
 
 // The value, or its error as an InputError.
 template <class T>

@@ -1,11 +1,9 @@
 // attn run: IN's attention on one backend.
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <iostream>
-#include <limits>
 
-#include "attn/io.h"
+#include "attn/forward.h"
 #include "core/dtype.h"
 
 namespace attn::tools {
@@ -79,58 +77,25 @@ void run(const RunOptions& options) {
     if (!options.as_json) print_explanation(report["explain"]);
   }
 
-  const double before_plan = seconds_now();
-  const plan chosen(device, p);
-  const double plan_us = (seconds_now() - before_plan) * 1e6;
-
-  const bool packed = p.q_layout == ATTN_PACKED;
-  std::vector<int64_t> out_shape, lse_shape;
-  if (packed) {
-    out_shape = {p.total_q, p.heads_q, p.head_dim_v};
-    lse_shape = {p.heads_q, p.total_q};
-  } else {
-    out_shape = {p.batch, p.seqlen_q, p.heads_q, p.head_dim_v};
-    lse_shape = {p.batch, p.heads_q, p.seqlen_q};
-  }
   // Tokens of packed q behind the last sequence belong to nobody: as a row that sees no key.
-  Tensor out = make_typed(p.out_type, out_shape);
-  std::memset(out.data.get(), 0, out.bytes);
-  Tensor lse = make_tensor(Dtype::f32, lse_shape);
-  std::fill_n(lse.as<float>(), lse.elements(), -std::numeric_limits<float>::infinity());
-
-  progress.say("copying");
-  Arrays arrays(device);
-  input->stage(arrays);
-  input->args.out = arrays.copy_of(out.data.get(), out.bytes);
-  input->args.lse = static_cast<float*>(arrays.copy_of(lse.data.get(), lse.bytes));
-  chosen.check_args(input->args);
-  const buffer workspace = chosen.make_workspace(device);
-  device.synchronize();
-
-  progress.say(std::string("running ") + chosen.kernel());
-  const double before_run = seconds_now();
-  chosen.run(input->args, workspace);
-  device.synchronize();
-  const double run_us = (seconds_now() - before_run) * 1e6;
-
-  copy_out(device, out.data.get(), input->args.out, out.bytes);
-  copy_out(device, lse.data.get(), input->args.lse, lse.bytes);
+  ForwardResult result = run_forward(device, *input, 0, progress);
+  const auto out_shape = result.out.shape, lse_shape = result.lse.shape;
   progress.say("writing " + options.out);
-  write_result(options.out, p.out_type, std::move(out), std::move(lse));
+  write_result(options.out, p.out_type, std::move(result.out), std::move(result.lse));
   progress.say("");
 
   if (options.as_json) {
-    report["kernel"] = chosen.kernel();
-    report["workspace"] = chosen.workspace();
+    report["kernel"] = result.kernel;
+    report["workspace"] = result.workspace;
     report["out"] = {{"dtype", attn::dtype_name(p.out_type)}, {"shape", out_shape}};
     report["lse"] = {{"dtype", "f32"}, {"shape", lse_shape}};
-    report["plan_us"] = plan_us;
-    report["run_us"] = run_us;
+    report["plan_us"] = result.plan_us;
+    report["run_us"] = result.run_us;
     std::cout << report.dump(2) << "\n";
   } else {
     std::printf("%s: out %s %s in %.1f us, written to %s\n",
-                options.backend.ran(chosen.kernel(), device).c_str(), attn::dtype_name(p.out_type),
-                shape_text(out_shape).c_str(), run_us, options.out.c_str());
+                options.backend.ran(result.kernel, device).c_str(), attn::dtype_name(p.out_type),
+                shape_text(out_shape).c_str(), result.run_us, options.out.c_str());
   }
 }
 

@@ -1,0 +1,235 @@
+"""Tests of attn-fp8-stress: python3 tests/cli/test_stress.py PROGRAM SOURCE_DIR [unittest options].
+
+Kernels with planted bugs are the shipped source with a line or two changed; each must fail a case.
+Needs Python's standard library only.
+"""
+import json
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+from program import ProgramTest
+
+PROGRAM = sys.argv[1]
+SOURCE = Path(sys.argv[2])
+FORWARD = SOURCE / "asm" / "include" / "forward_fp8.inc"
+PREPARE = SOURCE / "asm" / "gfx942" / "prepare_gfx942_fp8.s"
+KERNEL = SOURCE / "asm" / "gfx942" / "fwd_gfx942_fp8_d64.s"
+AMDHSA = SOURCE / "tools" / "amdhsa" / "amdhsa"
+
+
+# Name, replacements in FORWARD, the case that shows it. Changes of the steady state only: Skv is a multiple of 64.
+BUGS = [
+    ("one key dropped per tile", [(  # key 5, which the lanes of the first half have
+        """
+  v_exp_f32_e32 v[sc+\\i], v[sc+\\i]
+""", """
+  .if \\i == 5
+  s_mov_b32 exec_hi, 0
+  v_mov_b32_e32 v[sc+\\i], v[minus_inf]
+  s_mov_b32 exec_hi, -1
+  .endif
+  v_exp_f32_e32 v[sc+\\i], v[sc+\\i]
+""")], "normal/3"),
+    ("two keys swapped", [(  # keys 0 and 1 of a tile
+        """
+      v_cvt_pk_fp8_f32 v[p+item_group], v[sc+4*item_group], v[sc+4*item_group+1]
+""", """
+      .if item_group == 0
+      s_mov_b32 exec_hi, 0
+      v_swap_b32 v[sc], v[sc+1]
+      s_mov_b32 exec_hi, -1
+      .endif
+      v_cvt_pk_fp8_f32 v[p+item_group], v[sc+4*item_group], v[sc+4*item_group+1]
+""")], "normal/3"),
+    ("tile max instead of running max", [(  # the scale of what has been summed is the running maximum's
+        """
+  v_max3_f32 v[row_max], v[row_max], v[tile_max], v[test]
+  v_mov_b32_e32 v[test], v[shift]
+""", """
+  v_max_f32_e32 v[tile_max], v[tile_max], v[test]
+  v_fma_f32 v[test], -v[row_max], v[c], s[offset7]
+  v_max_f32_e32 v[row_max], v[row_max], v[tile_max]
+"""), ("""
+  v_exp_f32_e32 v[u], v[test]
+  v_mov_b32_e32 v[shift+1], v[shift]
+""", """
+  v_exp_f32_e32 v[u], v[test]
+  v_fma_f32 v[shift], -v[tile_max], v[c], s[offset7]
+  v_mov_b32_e32 v[shift+1], v[shift]
+""")], "normal/3"),
+    ("P scale 2^3", [
+        ("s_mov_b32 s[gate], 0x40fccccd ", "s_mov_b32 s[gate], 0x4079999a "),
+        ("s_mov_b32 s[offset7], 0x40e00000 ", "s_mov_b32 s[offset7], 0x40400000 ")], "sink/10/4096"),
+    ("row sum of unrounded P, one step late", [(  # that of a tile joins after the next one's scaling
+        """
+  v_exp_f32_e32 v[sc+\\i], v[sc+\\i]
+""", """
+  v_exp_f32_e32 v[sc+\\i], v[sc+\\i]
+  .if \\i > 0
+  v_add_f32_e32 v[u+2], v[u+2], v[sc+\\i-1]
+  .endif
+  .if \\i == 31
+  s_nop 0
+  v_add_f32_e32 v[u+2], v[u+2], v[sc+31]
+  .endif
+"""), ("""
+  v_mfma_f32_16x16x32_fp8_fp8 v[sum:sum+3], v[ones:ones+1], v[p+2*(\\step):p+2*(\\step)+1], v[sum:sum+3]
+""", "\n"), ("""
+  v_add_u32_e32 v[v_at], s[slot], v[lane16]
+""", """
+  v_add_u32_e32 v[v_at], s[slot], v[lane16]
+  v_add_f32_e32 v[sum], v[sum], v[u+2]
+  v_mov_b32_e32 v[u+2], 0
+"""), ("""
+  v_mov_b32_e32 v[shift+1], v[shift]
+.endm
+""", """
+  v_mov_b32_e32 v[shift+1], v[shift]
+  v_mov_b32_e32 v[u+2], 0
+.endm
+"""), ("""
+  find_row
+  join_sink
+""", """
+  v_add_f32_e32 v[sum], v[sum], v[u+2]
+  ds_bpermute_b32 v[test], v[partner], v[sum]
+  s_waitcnt lgkmcnt(0)
+  v_add_f32_e32 v[sum], v[sum], v[test]
+  find_row
+  join_sink
+""")], "normal/3"),
+    ("FNUZ read as OCP", [(  # each code then means twice its value
+        """
+  v_mov_b32_e32 v[c], s[t]
+  v_mov_b32_e32 v[c+1], s[t]
+""", """
+  v_mul_f32_e64 v[c], 4.0, s[t]
+  v_mul_f32_e64 v[c+1], 4.0, s[t]
+"""), ("""
+  v_mul_f32_e32 v[u], s[out_factor], v[u]
+""", """
+  v_mul_f32_e32 v[u], s[out_factor], v[u]
+  v_mul_f32_e32 v[u], 2.0, v[u]
+""")], "normal/3"),
+]
+
+
+class StressTest(ProgramTest):
+    program = PROGRAM
+    stress = ProgramTest.run_program
+
+
+class Usage(StressTest):
+    def test_bad_usage(self):
+        for args, says in [
+            (["--seq", "0"], "--seq"),
+            (["--seq", "many"], "--seq"),
+            (["--heads", "-1"], "--heads"),
+            (["--dim", "0"], "--dim"),
+            (["--seed", "x"], "--seed"),
+            (["--case", "matri"], '"matri" is none of matrix normal'),
+            (["--case", "matrix/row"], '"matrix/row" is none of'),
+            (["--backend", "tpu"], "tpu"),
+            (["--json", "--dump"], "--dump"),
+            (["--kernel-file", __file__], "--kernel-file needs --backend"),
+            (["--backend", "hip-emu", "--kernel-file", "nowhere"], "nowhere"),
+            (["--backend", "cpu", "--kernel-file", __file__], "kernel_file"),
+            (["run"], "run"),
+        ]:
+            with self.subTest(args=args):
+                self.stress(*args, code=2, says=says)
+
+    def test_help(self):
+        text = self.stress("--help")
+        self.assertIn("Usage: attn-fp8-stress", text)
+        self.assertIn("Exit codes", text)
+        self.assertRegex(self.stress("--version"), r"^\d+\.\d+\.\d+\n$")
+
+    def test_table(self):
+        out = self.stress("--backend", "cpu", "--seq", 65, "--heads", 1, "--dim", 32, "--case", "one-hot/4")
+        self.assertIn("f8_e4m3fn, B1 H1 D32 seed 1\n", out)
+        self.assertRegex(out, r"one-hot/4/random +65 +65 .* pass\n")
+        self.assertIn("cpu: 2 cases, 0 failed", out)
+        self.assertIn("no FP8 kernel has passed", out)
+
+    def test_json(self):
+        small = "--backend", "cpu", "--seq", 33, "--heads", 2, "--dim", 32, "--seed", 7
+        report = self.json(*small, "--case", "sink/8/4096")
+        self.assertEqual({name: report[name] for name in ("seed", "seqlen", "heads", "head_dim")},
+                         {"seed": 7, "seqlen": 33, "heads": 2, "head_dim": 32})
+        backend, = report["backends"]
+        self.assertEqual((backend["backend"], backend["passed"], backend["failed"]), ("cpu", 1, 0))
+        case, = backend["cases"]
+        self.assertEqual((case["seqlen_q"], case["seqlen_kv"], case["pass"]), (33, 4096, True))
+        self.assertLess(case["max_error"], 1e-4)
+        groups = {case["case"].split("/")[0] for case in self.json(*small)["backends"][0]["cases"]}
+        self.assertEqual(groups, {"normal", "uniform", "positive", "sparse", "one-hot", "sequential", "sink", "matrix"})
+
+    def test_dump(self):
+        small = "--backend", "cpu", "--seq", 20, "--heads", 1, "--dim", 16
+        out = self.stress(*small, "--case", "one-hot/4/one-hot", "--dump")
+        self.assertIn("codes are f8_e4m3fn", out)
+        self.assertIn("  48 4 ", out)  # the code of 4 beside its value
+        self.assertNotIn("codes are", self.stress(*small, "--dump"))  # nothing has failed
+
+    def test_backends(self):
+        info = subprocess.run([Path(PROGRAM).with_name("attn"), "info", "--json"], capture_output=True, check=True)
+        absent = [b for b in json.loads(info.stdout)["backends"] if not b["available"]]
+        for backend in absent:
+            self.stress("--backend", backend["name"], code=3, says=backend["reason"])
+        # All that are here: cpu is, and does not count.
+        tiny = "--seq", 1, "--heads", 1, "--dim", 64, "--case", "normal/1"
+        if {"cuda", "hip", "hip-emu"} <= {b["name"] for b in absent}:
+            self.stress(*tiny, code=3, says="no backend with an FP8 kernel is here", prints=True)
+
+    def test_what_no_kernel_takes(self):
+        self.stress("--backend", "hip-emu", "--dim", 24, "--case", "normal/1", code=4)
+
+
+class Planted(StressTest):
+    """The kernel for head_dim 64, from its source, on the emulator."""
+
+    def setUp(self):
+        super().setUp()
+        backends = json.loads(subprocess.run([Path(PROGRAM).with_name("attn"), "info", "--json"],
+                                             capture_output=True, check=True).stdout)["backends"]
+        reason = next(b["reason"] for b in backends if b["name"] == "hip-emu")
+        if not FORWARD.exists():
+            reason = f"no {FORWARD.name}"
+        if reason:
+            print(f"SKIP: {reason}")
+            self.skipTest(reason)
+
+    def kernel(self, replacements):
+        """The code object of the kernel and the one in front of it, with a changed FORWARD."""
+        text = FORWARD.read_text()
+        for before, after in replacements:
+            self.assertEqual(text.count(before), 1, f"{FORWARD.name} has changed; the bug wants {before!r} in it once")
+            text = text.replace(before, after)
+        (self.dir / FORWARD.name).write_text(text)
+        (self.dir / "kernel.s").write_text(PREPARE.read_text() + KERNEL.read_text())
+        made = self.path("kernel.hsaco")
+        subprocess.run([sys.executable, AMDHSA, "generate", self.path("kernel.s"), "-o", made,
+                        "-I", self.dir, "-I", SOURCE / "asm/include"], check=True)
+        return made
+
+    def run_case(self, kernel, case, code):
+        seq = 64 if case.startswith("sink") else 512
+        return self.stress("--backend", "hip-emu", "--kernel-file", kernel, "--seq", seq, "--heads", 1,
+                           "--dim", 64, "--case", case, code=code)
+
+    def test_without_a_bug(self):
+        kernel = self.kernel([])
+        for case in {case for _, _, case in BUGS}:
+            self.assertIn("fwd_gfx942_fp8_d64 from", self.run_case(kernel, case, 0))
+
+    def test_bugs(self):
+        for name, replacements, case in BUGS:
+            with self.subTest(bug=name):
+                self.assertIn("FAIL", self.run_case(self.kernel(replacements), case, 1))
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], *sys.argv[3:]])

@@ -1,0 +1,285 @@
+// The stress test itself: its inputs, its model of FP8 weights, its bounds. That kernels with
+// planted bugs fail it is tests/cli/test_stress.py.
+#include <cmath>
+#include <set>
+#include <string>
+
+#include "../catch.h"
+#include "attn/attn.hpp"
+#include "catalog/catalog.h"
+#include "core/dtype.h"
+#include "fp8_stress/model.h"
+#include "fp8_stress/verdict.h"
+
+namespace attn::tools {
+namespace {
+
+constexpr WeightRule exact_rule{"", ATTN_DTYPE_NONE, 0, 0, 32, 64, false, false};
+
+double value(const StressInputs& in, uint8_t code) {
+  return attn::decode(attn::fp8_format(in.type), code);
+}
+double largest_v(const StressInputs& in) {
+  double most = 0;
+  for (uint8_t code : in.v) most = std::max(most, std::abs(value(in, code)));
+  return most;
+}
+StressCase case_of(const StressOptions& options, const std::string& name) {
+  for (StressCase& c : stress_cases(options))
+    if (c.name == name) return std::move(c);
+  throw std::logic_error(name);
+}
+
+// The reference's answer, in float64.
+std::vector<double> reference(const StressInputs& in) {
+  const attn::context context(ATTN_BACKEND_REFERENCE);
+  auto segment = make<attn_segment>();
+  segment.k_type = segment.v_type = in.type;
+  segment.seqlen = in.seqlen_kv;
+  auto p = make<attn_problem>();
+  p.batch = 1;
+  p.heads_q = p.heads_kv = in.heads;
+  p.head_dim = in.head_dim;
+  p.seqlen_q = in.seqlen_q;
+  p.q_type = in.type;
+  p.out_type = ATTN_F64;
+  p.num_segments = 1;
+  p.segments = &segment;
+  const attn::plan plan(context, p);
+  const attn::buffer workspace = plan.make_workspace(context);
+  std::vector<double> out(in.q.size());
+  auto kv = make<attn_segment_args>();
+  kv.k = in.k.data();
+  kv.v = in.v.data();
+  auto args = make<attn_args>();
+  args.q = in.q.data();
+  args.out = out.data();
+  args.num_segments = 1;
+  args.segments = &kv;
+  plan.run(args, workspace);
+  return out;
+}
+
+TEST_CASE("fp8 stress: every kernel that takes FP8 has a rule for its weights") {
+  constexpr uint32_t fp8 = type_bit(ATTN_F8_E4M3FN) | type_bit(ATTN_F8_E4M3FNUZ);
+  for (const Kernel& kernel : attn::catalog()) {
+    if (kernel.op != Op::forward || !(kernel.limits.q_types & fp8)) continue;
+    INFO(kernel.name);
+    const WeightRule* rule = weight_rule(kernel.name);
+    REQUIRE(rule != nullptr);
+    CHECK((rule->type == ATTN_DTYPE_NONE) == (kernel.host != nullptr));
+    // A row's maximum may be the lag above m: its weight must stay finite.
+    CHECK(std::isfinite(rounded_weight(*rule, std::exp2(rule->offset + rule->lag))));
+  }
+}
+
+TEST_CASE("fp8 stress: cases and their inputs") {
+  StressOptions options;
+  const auto cases = stress_cases(options);
+  std::set<std::string> names;
+  int matrix = 0;
+  for (const StressCase& c : cases) {
+    names.insert(c.name);
+    matrix += selected(c, "matrix");
+  }
+  CHECK(cases.size() == 23 + 4 * 4 * 4 * 3);
+  CHECK(names.size() == cases.size());
+  CHECK(matrix == 192);
+
+  options.heads = 2;
+  options.head_dim = 64;
+  options.seqlen = 7;
+  const auto codes = [&](const char* name, attn_dtype type = ATTN_F8_E4M3FNUZ) {
+    return make_inputs(case_of(options, name), options, type);
+  };
+  // Element (row, head, d) of q.
+  const auto q = [&](const StressInputs& in, int64_t row, int64_t head, int64_t d) {
+    return value(in, in.q[size_t((row * in.heads + head) * in.head_dim + d)]);
+  };
+  const StressInputs rows = codes("matrix/row-column-uniform/4");
+  CHECK(rows.q.size() == 7 * 2 * 64);
+  CHECK((q(rows, 0, 0, 9) == 0 && q(rows, 3, 1, 5) == 2 && q(rows, 6, 0, 63) == 4));
+  CHECK(value(rows, rows.k[3 * 2 * 64 + 63]) == 4);
+  CHECK(value(rows, rows.v[200]) == 4);
+  const StressInputs hot = codes("one-hot/4/random");
+  for (int64_t d = 0; d < 64; ++d) CHECK(q(hot, 5, 1, d) == (d == 5 ? 4 : 0));
+  const StressInputs sequence = codes("sequential/16", ATTN_F8_E4M3FN);
+  CHECK(q(sequence, 3, 0, 32) == 8);  // 16 * (3 * 64 + 32) / (7 * 64)
+  CHECK(sequence.q == sequence.v);
+
+  options.seed = 2;
+  CHECK(codes("sequential/16").q != sequence.q);  // another type
+  CHECK(codes("one-hot/4/random").q == hot.q);
+  CHECK(codes("one-hot/4/random").v != hot.v);
+  const StressInputs normal = codes("normal/1");
+  CHECK(normal.q == codes("normal/1").q);
+  CHECK(normal.q != normal.k);
+  CHECK(normal.k != normal.v);
+
+  // One key, at another place in each head, has the score that the name says.
+  options.heads = 4;
+  for (int64_t head_dim : {64, 128}) {
+    options.head_dim = head_dim;
+    const StressInputs sink = codes("sink/8/512");
+    for (int64_t head = 0; head < 4; ++head) {
+      int keys = 0;
+      for (int64_t j = 0; j < 512; ++j) {
+        double score = 0;
+        for (int64_t d = 0; d < head_dim; ++d)
+          score += value(sink, sink.k[size_t((j * 4 + head) * head_dim + d)]);
+        keys += score != 0;
+        if (score != 0) CHECK(std::abs(score / std::sqrt(double(head_dim)) - 8) < 0.01);
+      }
+      CHECK(keys == 1);
+    }
+  }
+}
+
+TEST_CASE("fp8 stress: the model without rounding is the reference") {
+  ThreadPool pool(0);
+  StressOptions options;
+  options.seqlen = 77;
+  options.heads = 2;
+  options.head_dim = 64;
+  for (const char* name : {"normal/3", "sparse", "sink/8/512", "matrix/row-row-random/4"}) {
+    INFO(name);
+    const StressInputs in = make_inputs(case_of(options, name), options, ATTN_F8_E4M3FNUZ);
+    const std::vector<double> want = reference(in);
+    for (bool last_first : {false, true}) {
+      WeightRule rule = exact_rule;
+      rule.last_tile_first = last_first;
+      const std::vector<double> got = model_output(rule, in, ATTN_F64, pool);
+      REQUIRE(got.size() == want.size());
+      double error = 0;
+      for (size_t n = 0; n < got.size(); ++n) error = std::max(error, std::abs(got[n] - want[n]));
+      CHECK(error < 1e-12);
+    }
+  }
+}
+
+// Two keys in two tiles of one key each, scores x0 and x1 in the log2 domain, values 1 and 0.
+double weight_of_first(WeightRule rule, double x0, double x1) {
+  rule.tile_keys = 1;
+  rule.last_tile_first = false;
+  ThreadPool pool(1);
+  StressInputs in{ATTN_F8_E4M3FNUZ, 1, 2, 1, 1, {}, {}, {}};
+  const auto code = [](double x) { return uint8_t(attn::encode(attn::e4m3fnuz_format, x, false)); };
+  in.q = {code(1)};
+  in.k = {code(x0), code(x1)};
+  in.v = {code(1), code(0)};
+  return model_output(rule, in, ATTN_F64, pool)[0];
+}
+
+TEST_CASE("fp8 stress: the model's weights, worked out by hand") {
+  const WeightRule rule = *weight_rule("fwd_gfx942_fp8_d128");
+  CHECK(rule.offset == 7);
+  const double log2_e = 1 / std::log(2.0);
+  const auto p = [](double x) {  // nearest of three bits, ties to even, for P from 2^-7 up
+    const double unit = std::exp2(std::floor(x) - 3);
+    return std::nearbyint(std::exp2(x) / unit) * unit;
+  };
+  // The first is the larger: m stays, and the second is rounded against it.
+  CHECK(std::abs(weight_of_first(rule, 1, 0) - 128 / (128 + p(7 - log2_e))) < 1e-12);
+  // The second is larger by less than the lag: m stays, and its weight is above 2^7.
+  CHECK(std::abs(weight_of_first(rule, 0, 0.5) - 128 / (128 + p(7 + 0.5 * log2_e))) < 1e-12);
+  // By more: the first, rounded as 2^7, is scaled without being rounded again.
+  CHECK(std::abs(weight_of_first(rule, 0, 1) -
+                 std::exp2(7 - log2_e) / (std::exp2(7 - log2_e) + 128)) < 1e-12);
+  WeightRule unrounded = rule;
+  unrounded.sum_rounded = false;
+  CHECK(std::abs(weight_of_first(unrounded, 1, 0) - 128 / (128 + std::exp2(7 - log2_e))) < 1e-12);
+}
+
+// Runs `wrong` on cases that are named; whether one breaks a bound.
+template <class Wrong>
+bool noticed(const StressOptions& options, const std::vector<const char*>& names, Wrong&& wrong) {
+  ThreadPool pool(0);
+  const WeightRule& rule = *weight_rule("fwd_gfx942_fp8_d128");
+  for (const char* name : names) {
+    const StressInputs in = make_inputs(case_of(options, name), options, ATTN_F8_E4M3FNUZ);
+    const auto truth = model_output(exact_rule, in, ATTN_F64, pool);
+    const auto model = model_output(rule, in, ATTN_F32, pool);
+    if (!judge(wrong(rule, in, pool), truth, model, largest_v(in)).broken.empty()) return true;
+  }
+  return false;
+}
+
+TEST_CASE("fp8 stress: right results pass, wrong ones do not") {
+  StressOptions options;
+  options.seqlen = 128;
+  options.heads = 2;
+  options.head_dim = 64;
+  std::vector<std::string> all;
+  for (const StressCase& c : stress_cases(options))
+    if (c.seqlen_kv <= 512 && !c.name.ends_with("/16")) all.push_back(c.name);
+  std::vector<const char*> names;
+  for (const std::string& name : all) names.push_back(name.c_str());
+  const std::vector<const char*> normal = {"normal/0.5", "normal/1", "normal/3"};
+
+  const auto model = [](const WeightRule& rule, const StressInputs& in, ThreadPool& pool) {
+    return model_output(rule, in, ATTN_F32, pool);
+  };
+  CHECK_FALSE(noticed(options, names, model));
+
+  CHECK(noticed(options, normal, [&](const WeightRule& rule, StressInputs in, ThreadPool& pool) {
+    // Key 5 of each tile is left out.
+    const size_t row = size_t(in.heads * in.head_dim);
+    for (int64_t j = in.seqlen_kv - 1; j >= 0; --j) {
+      if (j % 64 != 5) continue;
+      for (auto* codes : {&in.k, &in.v})
+        codes->erase(codes->begin() + j * int64_t(row), codes->begin() + (j + 1) * int64_t(row));
+      --in.seqlen_kv;
+    }
+    return model(rule, in, pool);
+  }));
+  CHECK(noticed(options, normal, [&](const WeightRule& rule, StressInputs in, ThreadPool& pool) {
+    const int64_t row = in.heads * in.head_dim;
+    for (int64_t j = 0; j + 1 < in.seqlen_kv; j += 64)
+      std::swap_ranges(in.v.begin() + j * row, in.v.begin() + (j + 1) * row,
+                       in.v.begin() + (j + 1) * row);
+    return model(rule, in, pool);
+  }));
+  CHECK(noticed(options, {"sink/10/4096"},
+                [&](WeightRule rule, const StressInputs& in, ThreadPool& pool) {
+                  rule.offset = 3;
+                  return model(rule, in, pool);
+                }));
+  CHECK(noticed(options, normal, [&](const WeightRule& rule, StressInputs in, ThreadPool& pool) {
+    in.type = ATTN_F8_E4M3FN;
+    return model(rule, in, pool);
+  }));
+  CHECK(noticed(options, normal, [&](const WeightRule& rule, StressInputs in, ThreadPool& pool) {
+    auto out = model(rule, in, pool);
+    out[1234] = NAN;
+    return out;
+  }));
+}
+
+TEST_CASE("fp8 stress: the bounds") {
+  const std::vector<double> truth(100, 1.0);
+  const auto broken = [&](double error, double model_error, double max_v) {
+    std::vector<double> out = truth, model = truth;
+    for (double& x : out) x += error;
+    for (double& x : model) x += model_error;
+    return judge(out, truth, model, max_v).broken;
+  };
+  CHECK(broken(0, 0, 1) == "");
+  CHECK(broken(0.0249, 0.02, 1) == "");
+  CHECK(broken(0.0253, 0.02, 1) == "ratio to the model");
+  CHECK(broken(1.9e-4, 0, 1) == "");
+  CHECK(broken(2.1e-4, 0, 1) == "ratio to the model");
+  CHECK(broken(0.031, 0.03, 1) == "Frobenius");
+  CHECK(broken(0.031, 0.03, 60) == "");  // rms 1 is below 2 % of 60
+  CHECK(broken(0.041, 0.04, 1) == "share of max|V|, Frobenius");
+  CHECK(broken(0.51, 0.5, 60) == "max error");
+  CHECK(broken(-0.51, 0.5, 60) == "max error");
+
+  std::vector<double> out = truth;
+  out[7] = -INFINITY;
+  const Verdict verdict = judge(out, truth, truth, 1);
+  CHECK(verdict.not_finite == 1);
+  CHECK(verdict.broken == "not finite");
+}
+
+}  // namespace
+}  // namespace attn::tools

@@ -1,0 +1,127 @@
+#include "fp8_stress/model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numbers>
+
+#include "core/dtype.h"
+
+namespace attn::tools {
+namespace {
+
+constexpr WeightRule rules[] = {
+    // name, P, offset, lag, rows, keys of a tile, last tile first, sum of the rounded
+    {"fwd_gfx942_fp8", ATTN_F8_E4M3FNUZ, 7, 0.9, 32, 64, true, true},
+    {"cpu_", ATTN_DTYPE_NONE, 0, 0, 1, 64, false, false},
+    {"reference", ATTN_DTYPE_NONE, 0, 0, 1, 64, false, false},
+};
+
+// Values of codes, with the elements of one head together: [heads, seqlen, head_dim].
+std::vector<float> values_by_head(const std::vector<uint8_t>& codes, const StressInputs& in,
+                                  int64_t seqlen) {
+  const attn::SmallFloat& format = attn::fp8_format(in.type);
+  std::vector<float> values(codes.size());
+  size_t from = 0;
+  for (int64_t row = 0; row < seqlen; ++row)
+    for (int64_t head = 0; head < in.heads; ++head)
+      for (int64_t d = 0; d < in.head_dim; ++d)
+        values[static_cast<size_t>((head * seqlen + row) * in.head_dim + d)] =
+            static_cast<float>(attn::decode(format, codes[from++]));
+  return values;
+}
+
+// The state of one query row.
+struct Row {
+  double m = -std::numeric_limits<double>::infinity(), sum = 0;
+  std::vector<double> out, x;  // [head_dim], [keys of a tile]
+};
+
+}  // namespace
+
+const WeightRule* weight_rule(std::string_view kernel) {
+  for (const WeightRule& rule : rules)
+    if (kernel.starts_with(rule.kernel)) return &rule;
+  return nullptr;
+}
+
+double rounded_weight(const WeightRule& rule, double exact) {
+  if (rule.type == ATTN_DTYPE_NONE) return exact;
+  const attn::SmallFloat& format = attn::fp8_format(rule.type);
+  return attn::decode(format, attn::encode(format, exact, false));
+}
+
+std::vector<double> model_output(const WeightRule& rule, const StressInputs& in,
+                                 attn_dtype out_type, ThreadPool& pool) {
+  const int64_t dim = in.head_dim, keys = rule.tile_keys;
+  const double scale = std::numbers::log2e / std::sqrt(static_cast<double>(dim));
+  const std::vector<float> q = values_by_head(in.q, in, in.seqlen_q);
+  const std::vector<float> k = values_by_head(in.k, in, in.seqlen_kv);
+  const std::vector<float> v = values_by_head(in.v, in, in.seqlen_kv);
+  const int64_t tiles = (in.seqlen_kv + keys - 1) / keys;
+  const int64_t groups = (in.seqlen_q + rule.rows - 1) / rule.rows;
+  std::vector<double> out(in.q.size());
+
+  pool.for_each(in.heads * groups, [&](int64_t item, int) {
+    const int64_t head = item / groups, first_row = item % groups * rule.rows;
+    const int64_t count = std::min(rule.rows, in.seqlen_q - first_row);
+    std::vector<Row> rows(static_cast<size_t>(count));
+    for (Row& row : rows) {
+      row.out.resize(static_cast<size_t>(dim));
+      row.x.resize(static_cast<size_t>(keys));
+    }
+    std::vector<double> k_columns(static_cast<size_t>(dim * keys));  // [head_dim, keys]
+    for (int64_t t = 0; t < tiles; ++t) {
+      const int64_t first_key = (rule.last_tile_first ? tiles - 1 - t : t) * keys;
+      const int64_t here = std::min(keys, in.seqlen_kv - first_key);
+      const float* k_tile = &k[static_cast<size_t>((head * in.seqlen_kv + first_key) * dim)];
+      const float* v_tile = &v[static_cast<size_t>((head * in.seqlen_kv + first_key) * dim)];
+      for (int64_t j = 0; j < here; ++j)
+        for (int64_t d = 0; d < dim; ++d)
+          k_columns[static_cast<size_t>(d * keys + j)] = k_tile[j * dim + d];
+
+      bool moves = false;
+      for (int64_t r = 0; r < count; ++r) {
+        Row& row = rows[static_cast<size_t>(r)];
+        const float* q_row = &q[static_cast<size_t>((head * in.seqlen_q + first_row + r) * dim)];
+        double* x = row.x.data();
+        std::fill_n(x, here, 0.0);
+        for (int64_t d = 0; d < dim; ++d) {
+          const double factor = scale * static_cast<double>(q_row[d]);
+          const double* column = &k_columns[static_cast<size_t>(d * keys)];
+          for (int64_t j = 0; j < here; ++j) x[j] += factor * column[j];
+        }
+        moves = moves || *std::max_element(x, x + here) - row.m > rule.lag;
+      }
+      for (Row& row : rows) {
+        const double* x = row.x.data();
+        if (moves) {
+          const double m = std::max(row.m, *std::max_element(x, x + here));
+          const double factor = std::exp2(row.m - m);
+          row.m = m;
+          row.sum *= factor;
+          for (double& o : row.out) o *= factor;
+        }
+        for (int64_t j = 0; j < here; ++j) {
+          const double exact = std::exp2(x[j] - row.m + rule.offset);
+          const double p = rounded_weight(rule, exact);
+          row.sum += rule.sum_rounded ? p : exact;
+          const float* value = v_tile + j * dim;
+          for (int64_t d = 0; d < dim; ++d) row.out[static_cast<size_t>(d)] += p * value[d];
+        }
+      }
+    }
+    for (int64_t r = 0; r < count; ++r) {
+      const Row& row = rows[static_cast<size_t>(r)];
+      for (int64_t d = 0; d < dim; ++d) {
+        unsigned char stored[8];
+        attn::encode_element(out_type, stored, 0, row.out[static_cast<size_t>(d)] / row.sum, true);
+        out[static_cast<size_t>(((first_row + r) * in.heads + head) * dim + d)] =
+            attn::decode_element(out_type, stored, 0);
+      }
+    }
+  });
+  return out;
+}
+
+}  // namespace attn::tools
