@@ -188,19 +188,30 @@ class Usage(StressTest):
         self.stress("--backend", "hip-emu", "--dim", 24, "--case", "normal/1", code=4)
 
 
-class Planted(StressTest):
-    """The kernel for head_dim 64, from its source, on the emulator."""
-
+class EmulatedTest(StressTest):
     def setUp(self):
         super().setUp()
-        backends = json.loads(subprocess.run([Path(PROGRAM).with_name("attn"), "info", "--json"],
-                                             capture_output=True, check=True).stdout)["backends"]
-        reason = next(b["reason"] for b in backends if b["name"] == "hip-emu")
-        if not FORWARD.exists():
-            reason = f"no {FORWARD.name}"
+        info = json.loads(subprocess.run([Path(PROGRAM).with_name("attn"), "info", "--json"],
+                                         capture_output=True, check=True).stdout)
+        reason = next(b["reason"] for b in info["backends"] if b["name"] == "hip-emu")
+        if not any(k["name"] == KERNEL.stem and k["in_build"] for k in info["kernels"]):
+            reason = f"{KERNEL.stem} is not in this build"
         if reason:
             print(f"SKIP: {reason}")
             self.skipTest(reason)
+
+
+class Shipped(EmulatedTest):
+    def test_every_case(self):
+        for dim, heads in ((128, 1), (64, 2)):
+            with self.subTest(dim=dim):
+                out = self.stress("--backend", "hip-emu", "--seq", 130, "--heads", heads, "--dim", dim)
+                self.assertIn(f"fwd_gfx942_fp8_d{dim} on hip-emu (emulated), f8_e4m3fnuz, B1 H{heads}", out)
+                self.assertIn("hip-emu: 215 cases, 0 failed", out)
+
+
+class Planted(EmulatedTest):
+    """The kernel for head_dim 64, from its source, with and without a bug."""
 
     def kernel(self, replacements):
         """The code object of the kernel and the one in front of it, with a changed FORWARD."""

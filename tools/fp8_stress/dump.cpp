@@ -17,12 +17,12 @@ double value(attn_dtype type, uint8_t code) {
   return attn::decode(attn::fp8_format(type), code);
 }
 
-// "  d   0  0x38 1  0x40 2 ...", eight elements a line.
+// Eight elements a line, each its code and its value.
 void print_codes(std::FILE* to, attn_dtype type, const uint8_t* codes, int64_t count) {
   for (int64_t d = 0; d < count; ++d) {
+    const bool last = d % 8 == 7 || d == count - 1;
     if (d % 8 == 0) std::fprintf(to, "    d %3lld ", static_cast<long long>(d));
-    std::fprintf(to, "  %02x %-10.7g", codes[d], value(type, codes[d]));
-    if (d % 8 == 7 || d == count - 1) std::fprintf(to, "\n");
+    std::fprintf(to, last ? "  %02x %.7g\n" : "  %02x %-10.7g", codes[d], value(type, codes[d]));
   }
 }
 
