@@ -6,6 +6,7 @@
 #include "core/dtype.h"
 #include "cpu/kernels.h"
 #include "plan/device_kernel.h"
+#include "plan/forward_gfx942.h"
 #include "plan/forward_sm80.h"
 #include "plan/forward_sm90.h"
 
@@ -56,6 +57,18 @@ constexpr Limits sm80_forward(attn_dtype type, int64_t head_dim_max, bool score)
 // kernels/sm90: no changes of scores.
 constexpr Limits sm90_forward(attn_dtype type, int64_t head_dim_max) {
   return sm80_forward(type, head_dim_max, false);
+}
+// asm/gfx942: e4m3 in either form; q, k and v may differ in it.
+constexpr Limits gfx942_forward(int64_t head_dim_max) {
+  Limits limits;
+  limits.q_types = limits.kv_types = type_bit(ATTN_F8_E4M3FN) | type_bit(ATTN_F8_E4M3FNUZ);
+  limits.out_types = float_types;
+  limits.head_dim_multiple = limits.head_dim_v_multiple = 16;
+  limits.head_dim_max = limits.head_dim_v_max = head_dim_max;
+  limits.flags = ATTN_CAUSAL | ATTN_CAUSAL_TOP_LEFT | ATTN_WINDOW | ATTN_SINKS;
+  limits.features = feature_packed_q | feature_packed_kv | feature_seqlens |
+                    feature_mixed_kv_types | feature_descale_tensor | feature_descale_head;
+  return limits;
 }
 constexpr Limits any_merge = from_to(float_types, float_types);
 constexpr Limits any_quantize = from_to(float_types, fp8_types | ggml_types);
@@ -110,6 +123,11 @@ constexpr Kernel table[] = {
      &fwd_sm80_d256_kernel},
     {"fwd_sm80_f16_d256_score", Op::forward, cuda, sm80_forward(ATTN_F16, 256, true), nullptr,
      &fwd_sm80_d256_score_kernel},
+
+    {"fwd_gfx942_fp8_d64", Op::forward, hip, gfx942_forward(64), nullptr,
+     &fwd_gfx942_fp8_d64_kernel},
+    {"fwd_gfx942_fp8_d128", Op::forward, hip, gfx942_forward(128), nullptr,
+     &fwd_gfx942_fp8_d128_kernel},
 
     {"merge_reference", Op::merge, reference, any_merge, &merge_reference_kernel, nullptr},
     {"merge_cpu", Op::merge, cpu, any_merge, &merge_cpu_kernel, nullptr},

@@ -10,6 +10,17 @@ namespace attn {
 
 constexpr int max_tensor_maps = 17;
 
+// A kernel without a row of its own that is launched before a row's, in the same stream, and leaves
+// its result in the workspace.
+struct FirstKernel {
+  const char* name;  // of the image and its entry point
+  uint32_t kernarg_bytes;
+  uint32_t static_shared_bytes = 0;
+  // Plan time, for problems that the row's shape_forward takes. A grid of 0: not launched.
+  void (*shape)(const Problem& problem, Launch* launch) = nullptr;
+  void (*pack)(const Problem& problem, const Args& args, void* workspace, void* kernarg) = nullptr;
+};
+
 struct DeviceKernel {
   uint32_t kernarg_bytes;            // of the parameter struct; at most max_kernarg_bytes
   uint32_t static_shared_bytes = 0;  // shared memory or LDS that the kernel declares itself
@@ -34,11 +45,13 @@ struct DeviceKernel {
                      void* kernarg) = nullptr;
   void (*pack_quantize)(const attn_quantize_problem& problem, const attn_quantize_args& args,
                         void* kernarg) = nullptr;
+
+  const FirstKernel* first = nullptr;  // forward only
 };
 
 constexpr size_t max_kernarg_bytes = 4096;  // CUDA's limit before 12.1 drivers; HIP's is the same
 
-extern const DeviceKernel merge_sm80_kernel;     // merge_device.cpp
+extern const DeviceKernel merge_sm80_kernel;  // merge_device.cpp
 extern const DeviceKernel merge_gfx942_kernel;
 extern const DeviceKernel quantize_sm80_kernel;   // quantize_device.cpp
 extern const DeviceKernel convert_gfx942_kernel;  // convert_gfx942.cpp

@@ -98,6 +98,10 @@ Status check_run(const Plan& plan, Op op, const void* stream) {
   return {};
 }
 
+bool is_empty(const Launch& launch) {
+  return launch.grid[0] == 0 || launch.grid[1] == 0 || launch.grid[2] == 0;
+}
+
 // Runs a host kernel, or packs a device kernel's parameters on the stack and launches it. `pack`
 // returns how many tensor maps there are.
 template <class Host, class Pack>
@@ -108,7 +112,7 @@ Status execute(const Plan& plan, void* stream, Host&& host, Pack&& pack) {
     return {};
   }
   Launch launch = plan.launch;
-  if (launch.grid[0] != 0 && launch.grid[1] != 0 && launch.grid[2] != 0) {
+  if (!is_empty(launch)) {
     alignas(64) unsigned char kernarg[max_kernarg_bytes];
     TensorMap maps[max_tensor_maps];
     const int count = pack(*plan.kernel->device, kernarg, maps);
@@ -164,6 +168,10 @@ Status plan_forward(const std::shared_ptr<Context>& context, const attn_problem*
         }
         ATTN_TRY(kernel.device->shape_forward(plan->problem, context->driver->device(),
                                               &plan->launch, &plan->workspace));
+        if (const FirstKernel* first = kernel.device->first) {
+          first->shape(plan->problem, &plan->first);
+          ATTN_TRY(context->function(*first, &plan->first.function));
+        }
         return finish_device_plan(plan.get());
       }));
   *out = std::move(plan);
@@ -203,12 +211,29 @@ Status init_workspace(const Plan& plan, void* workspace, size_t bytes, void* str
   return plan.context->driver->fill(workspace, 0, plan.workspace, stream);
 }
 
+namespace {
+
+Status launch_first(const Plan& plan, const FirstKernel& kernel, const Args& args, void* workspace,
+                    void* stream) {
+  Launch launch = plan.first;
+  if (is_empty(launch) || is_empty(plan.launch)) return {};
+  alignas(64) unsigned char kernarg[max_kernarg_bytes];
+  kernel.pack(plan.problem, args, workspace, kernarg);
+  launch.kernarg = kernarg;
+  launch.kernarg_bytes = kernel.kernarg_bytes;
+  return plan.context->driver->launch(launch, stream);
+}
+
+}  // namespace
+
 Status run_forward(const Plan& plan, const attn_args* in, void* workspace, size_t bytes,
                    void* stream) {
   ATTN_TRY(check_run(plan, Op::forward, stream));
   Args args;
   ATTN_TRY(check_args(plan.problem, in, plan.context->host_memory(), &args));
   ATTN_TRY(check_workspace(plan, workspace, bytes));
+  if (plan.kernel->device && plan.kernel->device->first)
+    ATTN_TRY(launch_first(plan, *plan.kernel->device->first, args, workspace, stream));
   return execute(
       plan, stream,
       [&](const HostKernel& kernel, ThreadPool& pool) {

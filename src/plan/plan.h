@@ -13,6 +13,8 @@
 
 namespace attn {
 
+struct FirstKernel;  // plan/device_kernel.h
+
 struct Context {
   attn_backend backend = ATTN_BACKEND_AUTO;
   std::shared_ptr<Driver> driver;    // cuda, hip, hip-emu
@@ -23,13 +25,16 @@ struct Context {
 
   ~Context();
   bool host_memory() const { return !driver; }
-  // The kernel's entry point on this device, its module loaded on first use and kept.
+  // An entry point on this device, its module loaded on first use and kept. shared_bytes: dynamic.
   Status function(const Kernel& kernel, uint32_t shared_bytes, Function* function);
+  Status function(const FirstKernel& kernel, Function* function);
   Status use_file(const char* path);
   // Why there is no code of the kernel for this device; "" if there is.
   std::string without_code(const Kernel& kernel) const;
 
  private:
+  Status function(const char* name, uint32_t kernarg_bytes, uint32_t static_shared_bytes,
+                  uint32_t shared_bytes, Function* function);
   std::mutex mutex_;
   std::map<const Image*, Module> modules_;
 };
@@ -42,6 +47,7 @@ struct Plan {
   attn_quantize_problem quantize{};  // Op::quantize
   size_t workspace = 0;
   Launch launch;  // device kernels; kernarg is filled by each run
+  Launch first;   // that of DeviceKernel::first
 };
 
 // Why a kernel that the context's backend has does not run a problem.

@@ -111,7 +111,7 @@ Outputs run_forward(Backend& backend, const Case& c, const Data& data, const cha
 
 // Whether the kernel has declined the case, which reference and cpu never may.
 bool declined(const Kernel& kernel, const Outputs& outputs);
-// f32 if the kernel takes it, else f16, else bf16; NONE if it takes none of them.
+// f32 if the kernel takes it, else f16, else bf16, else f8_e4m3fnuz; NONE if it takes none of them.
 attn_dtype float_type_of(const Kernel& kernel);
 
 // The float64 reference's answer.

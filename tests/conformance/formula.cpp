@@ -38,14 +38,18 @@ Outputs compute(const Case& c, const Data& data, bool round) {
           seen.emplace_back(s, &data.v_real[first_key + j]);
           max = std::max(max, s);
         }
+        // fp8: 2^7 times the weight in e4m3fnuz, whose largest value is 240.
+        const bool fp8 = round && dtype_is_fp8(c.q_type);
         const bool whole = round && c.has(ATTN_SPLIT_INVARIANT);
         const double reference = whole ? std::ceil(max * log2_e) / log2_e : max;
         double sum = c.has(ATTN_SINKS) ? std::exp(data.sinks.as<float>()[h] - reference) : 0;
         std::vector<double> weights;
         for (const auto& [s, v] : seen) {
           const double exact = std::exp(s - reference);
-          weights.push_back(round ? rounded(c.q_type, exact) : exact);
-          sum += whole ? weights.back() : exact;
+          weights.push_back(fp8     ? rounded(ATTN_F8_E4M3FNUZ, 128 * exact) / 128
+                            : round ? rounded(c.q_type, exact)
+                                    : exact);
+          sum += whole || fp8 ? weights.back() : exact;
         }
         for (int64_t d = 0; d < c.head_dim_v; ++d) {
           double x = 0;

@@ -24,11 +24,11 @@ Case small(const char* name, int64_t sq, int64_t skv) {
   return c;
 }
 
-// Calls check(kernel, data, outputs) for every kernel and every float type of q, k and v that it
+// Calls check(kernel, data, outputs) for every kernel and every type of q, k and v among these that it
 // takes; edit(case, data) changes the data before.
 template <class Edit, class Check>
 void on_every_kernel(const Case& of_f32, Edit&& edit, Check&& check) {
-  for (attn_dtype type : {ATTN_F32, ATTN_F16, ATTN_BF16}) {
+  for (attn_dtype type : {ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8_E4M3FNUZ}) {
     const Case c = with_type(of_f32, type);
     Data data = make_data(c);
     edit(c, data);

@@ -1,0 +1,66 @@
+// The parameter structs of the FP8 forward kernels of gfx942, for their host side.
+#ifndef ATTN_ASM_GFX942_FORWARD_ARGS_H
+#define ATTN_ASM_GFX942_FORWARD_ARGS_H
+
+// Tiles of 64 keys, workgroups of 256 queries. Lengths and window sides stay below
+// attn_gfx942_max_length, so that their sums are 32-bit integers; without a bound `left`, `right`
+// and `top` are attn_gfx942_unbounded.
+enum {
+  attn_gfx942_tile_keys = 64,
+  attn_gfx942_rows = 256,
+  attn_gfx942_max_length = 1 << 29,
+  attn_gfx942_unbounded = 1 << 30
+};
+
+// Query i of Sq sees the keys from i + Skv - Sq - left to min(i + Skv - Sq + right, i + top) - 1.
+struct attn_gfx942_band {
+  int left, right, top;
+};
+
+struct attn_gfx942_prepare_kernarg {
+  const void* k;
+  const void* v;
+  void* prepared;
+  const int* cu_seqlens_q;
+  const int* seqlens_kv;
+  const int* cu_seqlens_kv;
+  long long k_stride[3], v_stride[3];  // bytes: batch, seq, head
+  int seqlen_q, total_q;
+  int seqlen_kv, total_kv;
+  struct attn_gfx942_band band;
+  int tiles;  // of a K/V head in `prepared`
+  int head_dim, head_dim_v;
+  int padded_dim;            // 64 or 128
+  int convert_k, convert_v;  // from OCP
+  int reserved;
+};
+
+struct attn_gfx942_forward_kernarg {
+  const void* q;
+  const void* prepared;
+  void* out;
+  float* lse;
+  const int* cu_seqlens_q;
+  const int* seqlens_kv;
+  const int* cu_seqlens_kv;
+  const float* q_descale;
+  const float* k_descale;
+  const float* v_descale;
+  const float* sinks;
+  long long q_stride[3], out_stride[3];  // bytes: batch, seq, head
+  int seqlen_q, total_q;
+  int seqlen_kv, total_kv;
+  struct attn_gfx942_band band;
+  int tiles;
+  int heads_kv, group, q_tiles, pairs;  // pairs: batch * heads_kv
+  int parts_log2;                       // XCDs that share a pair
+  unsigned group_magic, heads_magic;    // ceil(2^32 / x), 0 for 1
+  int per_head;                         // bits 0, 1, 2: q, k, v descales are [batch, heads_kv]
+  float scale;                          // of raw scores: log2(e) and what OCP codes mean included
+  float out_factor;                     // 2 for an OCP v
+  int convert_q;
+  int out_type;  // 1 f32, 2 f16, 3 bf16
+  int head_dim, head_dim_v;
+};
+
+#endif

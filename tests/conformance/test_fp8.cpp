@@ -1,0 +1,300 @@
+// Problems made for the FP8 forward kernels of devices: e4m3 codes of both kinds, head dimensions
+// in steps of 16, lengths around the edges of tiles of 64 keys and of 256 queries.
+#include <dlfcn.h>
+
+#include <cmath>
+#include <cstring>
+#include <iostream>
+#include <string>
+
+#include "../catch.h"
+#include "backend.h"
+#include "core/dtype.h"
+#include "gfx9emu/runtime/hipemu.h"
+
+namespace attn::test {
+namespace {
+
+constexpr attn_dtype fnuz = ATTN_F8_E4M3FNUZ, ocp = ATTN_F8_E4M3FN;
+
+std::vector<const Kernel*> fp8_kernels() {
+  std::vector<const Kernel*> found;
+  for (const Kernel* kernel : kernels_here(Op::forward, false)) {
+    if (kernel->device && (kernel->limits.q_types & (type_bit(fnuz) | type_bit(ocp))))
+      found.push_back(kernel);
+  }
+  return found;
+}
+
+Case shape(std::string name, int64_t dim, int64_t sq, int64_t skv, attn_dtype type = fnuz) {
+  Case c;
+  c.name = std::move(name);
+  c.head_dim = c.head_dim_v = dim;
+  c.seqlen_q = sq;
+  c.q_type = type;
+  c.out_type = ATTN_F32;
+  SegmentCase s;
+  s.k_type = s.v_type = type;
+  s.capacity = skv;
+  c.segments = {s};
+  return c;
+}
+
+std::string name_of(const char* what, std::initializer_list<int64_t> numbers) {
+  std::string name = what;
+  for (int64_t n : numbers) name.append("-").append(std::to_string(n));
+  return name;
+}
+
+TEST_CASE("fp8: boundary shapes") {
+  const auto kernels = fp8_kernels();
+  if (kernels.empty()) ATTN_SKIP("no device here has FP8 kernels");
+  int64_t n = 0;
+  for (int64_t dim : {64, 128}) {
+    for (int64_t sq : {1, 31, 33, 255, 257}) {
+      for (int64_t skv : {1, 63, 64, 65, 127, 129, 191, 257, 449}) {
+        Case c = shape(name_of("fp8", {dim, sq, skv}), dim, sq, skv, n % 2 ? fnuz : ocp);
+        constexpr uint32_t masks[] = {0, ATTN_CAUSAL, ATTN_WINDOW, ATTN_CAUSAL_TOP_LEFT};
+        constexpr attn_dtype outs[] = {ATTN_F32, ATTN_BF16, ATTN_F16};
+        c.flags = masks[n % 4];
+        c.out_type = outs[n % 3];
+        if (c.has(ATTN_WINDOW)) c.window_left = 70, c.window_right = n % 8 == 2 ? 3 : -1;
+        ++n;
+        check_case(c, kernels);
+      }
+    }
+  }
+}
+
+Case random_case(uint64_t seed) {
+  Case c;
+  c.name = "fp8-" + std::to_string(seed);
+  c.seed = seed;
+  uint64_t counter = 0;
+  const auto draw = [&](uint64_t end) { return int64_t(hash(seed, 78, ++counter) % end); };
+  const auto chance = [&](uint64_t one_in) { return draw(one_in) == 0; };
+  const auto pick = [&](const auto& values) { return values[draw(std::size(values))]; };
+  const auto type = [&] { return chance(2) ? fnuz : ocp; };
+
+  c.batch = 1 + draw(3);
+  c.heads_kv = 1 + draw(3);
+  const int64_t groups[] = {1, 1, 2, 4, 8};
+  c.heads_q = c.heads_kv * pick(groups);
+  const int64_t dims[] = {16, 48, 64, 64, 80, 96, 128, 128, 128};
+  c.head_dim = pick(dims);
+  c.head_dim_v = chance(4) ? pick(dims) : c.head_dim;
+  const int64_t queries[] = {1, 2, 31, 32, 33, 64, 100, 255, 256, 257, 300};
+  c.seqlen_q = pick(queries);
+  if (c.heads_q > 6) c.seqlen_q = std::min<int64_t>(c.seqlen_q, 40);
+  c.q_type = type();
+  const attn_dtype out_types[] = {ATTN_F32, ATTN_F16, ATTN_BF16};
+  c.out_type = pick(out_types);
+  const Arrange arranges[] = {Arrange::contiguous, Arrange::padded, Arrange::head_major};
+  c.q_arrange = pick(arranges);
+  c.out_arrange = pick(arranges);
+  if (chance(3)) {
+    for (int64_t b = 0; b < c.batch; ++b)
+      c.lengths_q.push_back(int32_t(chance(5) ? 0 : draw(uint64_t(c.seqlen_q) + 1)));
+    c.lengths_q[size_t(draw(uint64_t(c.batch)))] = int32_t(c.seqlen_q);
+  }
+  const attn_descale_kind kinds[] = {ATTN_DESCALE_NONE, ATTN_DESCALE_TENSOR, ATTN_DESCALE_HEAD};
+  c.q_descale = pick(kinds);
+  SegmentCase s;
+  const int64_t capacities[] = {1, 31, 64, 65, 127, 128, 200, 333, 512, 600};
+  s.capacity = pick(capacities);
+  s.k_type = type();
+  s.v_type = chance(3) ? type() : s.k_type;
+  s.layout = chance(3) ? ATTN_PACKED : ATTN_PADDED;
+  if (s.layout == ATTN_PACKED || chance(2)) {
+    for (int64_t b = 0; b < c.batch; ++b)
+      s.lengths.push_back(int32_t(chance(5) ? 0 : draw(uint64_t(s.capacity) + 1)));
+  }
+  s.k_descale = pick(kinds);
+  s.v_descale = pick(kinds);
+  s.arrange = pick(arranges);
+  if (s.k_type == s.v_type && c.head_dim == c.head_dim_v && chance(5))
+    s.arrange = Arrange::interleaved;
+  c.segments.push_back(s);
+  if (chance(2)) c.flags |= chance(3) ? ATTN_CAUSAL_TOP_LEFT : ATTN_CAUSAL;
+  if (chance(3)) {
+    c.flags |= ATTN_WINDOW;
+    c.window_left = draw(200) - 1;
+    c.window_right = draw(60) - 1;
+  }
+  if (chance(4)) c.flags |= ATTN_SINKS;
+  if (chance(5)) c.scale = chance(2) ? 0.25f : -0.1f;
+  const double sigmas[] = {0.5, 1, 3};
+  c.sigma = pick(sigmas);
+  if (chance(8)) c.values = chance(2) ? Values::uniform : Values::one_hot;
+  return c;
+}
+
+TEST_CASE("fp8: random problems") {
+  const auto kernels = fp8_kernels();
+  if (kernels.empty()) ATTN_SKIP("no device here has FP8 kernels");
+  constexpr uint64_t first_seed = 7000, count = 100;
+  std::cout << "fp8: random problems: seeds " << first_seed << " to " << first_seed + count - 1
+            << std::endl;
+  int ran = 0;
+  for (uint64_t seed = first_seed; seed < first_seed + count; ++seed)
+    ran += check_case(random_case(seed), kernels);
+  CHECK(ran > int(count));  // most by both head dimensions' kernels
+}
+
+TEST_CASE("fp8: exact inputs give exact outputs") {
+  const auto kernels = fp8_kernels();
+  if (kernels.empty()) ATTN_SKIP("no device here has FP8 kernels");
+  for (const Kernel* kernel : kernels) {
+    for (attn_dtype type : {fnuz, ocp}) {
+      for (Values values : {Values::uniform, Values::one_hot}) {
+        for (int64_t skv : {1, 64, 128, 512}) {
+          if (values == Values::one_hot && skv > 64) continue;  // D one-hot keys
+          Case c = shape(name_of("fp8-exact", {int64_t(values), skv}), 64, 40, skv, type);
+          c.values = values;
+          c.scale = 1;
+          const Data data = make_data(c);
+          const Outputs got =
+              run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
+          if (declined(*kernel, got)) continue;
+          INFO(kernel->name << " " << describe(c));
+          REQUIRE(got.error == "");
+          const Outputs want = reference_answer(c, data);
+          size_t wrong = 0;
+          for (size_t n = 0; n < want.out.size(); ++n)
+            wrong += float(want.out[n]) != float(got.out[n]);
+          CHECK(wrong == 0);
+        }
+      }
+    }
+  }
+}
+
+// All codes, -0 and NaN among them, as e4m3fn and as the FNUZ codes of half the values.
+TEST_CASE("fp8: e4m3fn codes mean what their exact conversion means") {
+  const auto kernels = fp8_kernels();
+  if (kernels.empty()) ATTN_SKIP("no device here has FP8 kernels");
+  for (const Kernel* kernel : kernels) {
+    for (int nans = 0; nans < 2; ++nans) {
+      Case c = shape("fp8-ocp", 64, 40, 150, ocp);
+      Case converted = shape("fp8-converted", 64, 40, 150, fnuz);
+      c.scale = 1 / 1024.0f;
+      converted.scale = 4 / 1024.0f;
+      Data data = make_data(c), same = make_data(converted);
+      uint64_t counter = 0;
+      const auto fill = [&](Buffer& from, Buffer& to, bool nan) {
+        REQUIRE(from.bytes.size() == to.bytes.size());
+        for (size_t n = Buffer::guard; n < from.bytes.size() - Buffer::guard; ++n) {
+          uint8_t code = uint8_t(hash(3, ++counter));
+          if ((code & 0x7f) == 0x7f && !(nan && hash(4, counter) % 16 == 0)) code = 0x80;
+          from.bytes[n] = code;
+          to.bytes[n] = (code & 0x7f) == 0x7f ? 0x80 : code == 0x80 ? 0 : code;
+        }
+      };
+      fill(data.q, same.q, nans);
+      fill(data.segments[0].k, same.segments[0].k, false);
+      fill(data.segments[0].v, same.segments[0].v, nans);
+      Backend& backend = backend_of(kernel->backend);
+      const Outputs got = run_forward(backend, c, data, kernel->name, ATTN_F32);
+      const Outputs half = run_forward(backend, converted, same, kernel->name, ATTN_F32);
+      if (declined(*kernel, got) || declined(*kernel, half)) continue;
+      INFO(kernel->name << " nans " << nans);
+      REQUIRE(got.error == "");
+      REQUIRE(half.error == "");
+      size_t wrong = 0, numbers = 0;
+      for (size_t n = 0; n < got.out.size(); ++n) {
+        const bool nan = std::isnan(got.out[n]);
+        wrong += nan ? !std::isnan(half.out[n]) : got.out[n] != 2 * half.out[n];
+        numbers += !nan;
+      }
+      CHECK(wrong == 0);
+      CHECK((nans ? numbers < got.out.size() : numbers == got.out.size()));
+      // And it is what the reference says of both.
+      Data plain = data;
+      const Outputs want = reference_answer(c, data);
+      size_t positions = 0;
+      for (size_t n = 0; n < want.out.size(); ++n)
+        positions += std::isnan(want.out[n]) != std::isnan(got.out[n]);
+      if (!nans) CHECK(positions == 0);
+    }
+  }
+}
+
+// Lengths on a device are clamped, never trusted.
+TEST_CASE("fp8: lengths out of range") {
+  const auto kernels = fp8_kernels();
+  if (kernels.empty()) ATTN_SKIP("no device here has FP8 kernels");
+  for (const Kernel* kernel : kernels) {
+    Case c = shape("fp8-lengths", 64, 40, 130);
+    c.batch = 4;
+    c.segments[0].lengths = {0, 130, 130, 0};
+    Data data = make_data(c);
+    const Outputs want = run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
+    if (declined(*kernel, want)) continue;
+    const int32_t lengths[] = {-7, 131, INT32_MAX, INT32_MIN};
+    std::memcpy(data.segments[0].seqlens.data(), lengths, sizeof lengths);
+    const Outputs got = run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
+    INFO(kernel->name);
+    REQUIRE(want.error == "");
+    REQUIRE(got.error == "");
+    CHECK(got.bits == want.bits);
+    CHECK(got.lse == want.lse);
+
+    c.segments[0].layout = ATTN_PACKED;
+    c.segments[0].lengths = {30, 50, 10, 40};
+    data = make_data(c);
+    const int32_t cu[] = {INT32_MIN, 20, 10, INT32_MAX, -3};  // clamped: all inside the buffer
+    std::memcpy(data.segments[0].cu_seqlens.data(), cu, sizeof cu);
+    const Outputs packed =
+        run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
+    CHECK(packed.error == "");
+  }
+}
+
+// Waves and loads in a random order on the emulator change nothing.
+TEST_CASE("fp8: any order of waves and loads") {
+#ifndef ATTN_HIPEMU
+  ATTN_SKIP("this build has no gfx9 emulator");
+#else
+  void* library = dlopen(ATTN_HIPEMU, RTLD_NOW | RTLD_LOCAL);
+  REQUIRE(library);
+  const auto configure =
+      reinterpret_cast<decltype(&attn_emu_configure)>(dlsym(library, "attn_emu_configure"));
+  REQUIRE(configure);
+  int ran = 0;
+  for (const Kernel* kernel : fp8_kernels()) {
+    if (!emulated(*kernel)) continue;
+    for (int64_t dim : {64, 128}) {
+      for (uint32_t flags : {0u, uint32_t(ATTN_CAUSAL)}) {
+        Case c = shape("fp8-order", dim, 257, 700);
+        c.flags = flags;
+        const Data data = make_data(c);
+        const auto run = [&](uint64_t seed) {
+          attn_emu_options options{};
+          options.seed = seed;
+          configure(&options);
+          Outputs got = run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
+          options.seed = 0;
+          configure(&options);
+          return got;
+        };
+        const Outputs want = run(0);
+        if (declined(*kernel, want)) continue;
+        INFO(kernel->name << " " << describe(c));
+        REQUIRE(want.error == "");
+        for (uint64_t seed : {1, 2, 3}) {
+          INFO("seed " << seed);
+          const Outputs got = run(seed);
+          REQUIRE(got.error == "");
+          CHECK(got.bits == want.bits);
+          CHECK(got.lse == want.lse);
+        }
+        ++ran;
+      }
+    }
+  }
+  if (ran == 0) ATTN_SKIP("no FP8 kernel runs on the emulator here");
+#endif
+}
+
+}  // namespace
+}  // namespace attn::test
