@@ -206,12 +206,13 @@ bool noticed(const StressOptions& options, const std::vector<const char*>& names
 
 TEST_CASE("fp8 stress: right results pass, wrong ones do not") {
   StressOptions options;
-  options.seqlen = 128;
-  options.heads = 2;
+  options.seqlen = 96;
+  options.heads = 1;
   options.head_dim = 64;
   std::vector<std::string> all;
   for (const StressCase& c : stress_cases(options))
-    if (c.seqlen_kv <= 512 && !c.name.ends_with("/16")) all.push_back(c.name);
+    if (c.seqlen_kv <= 512 && (!selected(c, "matrix") || c.name.ends_with("/4")))
+      all.push_back(c.name);
   std::vector<const char*> names;
   for (const std::string& name : all) names.push_back(name.c_str());
   const std::vector<const char*> normal = {"normal/0.5", "normal/1", "normal/3"};
