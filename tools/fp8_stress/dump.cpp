@@ -22,7 +22,7 @@ void print_codes(std::FILE* to, attn_dtype type, const uint8_t* codes, int64_t c
   for (int64_t d = 0; d < count; ++d) {
     const bool last = d % 8 == 7 || d == count - 1;
     if (d % 8 == 0) std::fprintf(to, "    d %3lld ", static_cast<long long>(d));
-    std::fprintf(to, last ? "  %02x %.7g\n" : "  %02x %-10.7g", codes[d], value(type, codes[d]));
+    std::fprintf(to, last ? "  %02x %.7g\n" : "  %02x %-13.7g", codes[d], value(type, codes[d]));
   }
 }
 

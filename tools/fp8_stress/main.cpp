@@ -1,4 +1,5 @@
 // attn-fp8-stress: inputs that break FP8 attention, on every backend that serves FP8.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -60,7 +61,7 @@ bool on_device(attn_backend backend) {
 class Stress {
  public:
   explicit Stress(const Options& options)
-      : options_(options), reference_(ATTN_BACKEND_REFERENCE), pool_(options.backend.threads) {
+      : options_(options), reference_(ATTN_BACKEND_REFERENCE), pool_(0) {
     for (StressCase& c : stress_cases(options.stress))
       if (selected(c, options.selection)) cases_.push_back(std::move(c));
     if (!cases_.empty()) return;
