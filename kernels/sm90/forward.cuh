@@ -11,8 +11,9 @@
 #include "../common/store.cuh"
 #include "../common/swizzle.h"
 #include "../ptx/ex2.h"
-#include "../ptx/ldmatrix.h"
+#include "../ptx/lg2.h"
 #include "../ptx/mbarrier.h"
+#include "../ptx/rcp.h"
 #include "../ptx/tma.h"
 #include "../ptx/uniform.h"
 #include "../ptx/warpgroup.h"
@@ -41,8 +42,22 @@ struct Item {
     int row;    // the key at position j lies in row j + row of the tensor,
     int batch;  // in this entry
   } segment[attn_sm90_max_segments];
-  int4 see[3];  // per warpgroup: keys [x, y) are seen by some of its queries, [z, w) by all
+  int4
+      see[max_groups];  // per warpgroup: keys [x, y) are seen by some of its queries, [z, w) by all
+  unsigned first_tile;  // flags of its first tile of keys
 };
+
+// A tile of keys of an item.
+struct KeyTile {
+  int first;           // position of its first key
+  int keys;            // that some query of the item sees, of its segment
+  int used;            // rows of V from here on are nobody's
+  unsigned next_tile;  // flags of the item's next tile
+};
+// What warpgroups must know of a tile. Of warpgroup g, shifted by 4 g: some of its queries see keys
+// of the tile; all see all of it.
+enum : unsigned { sees_some = 1, sees_all = 2 };
+enum : unsigned { last_tile = 1u << 31, has_unused = 1u << 30 };
 
 using Barrier = unsigned long long;
 struct Control {
@@ -50,6 +65,7 @@ struct Control {
   Barrier q_full[max_stages], q_empty[max_stages];  // q_full: the item's description too
   Barrier k_full[max_stages], k_empty[max_stages], v_full[max_stages], v_empty[max_stages];
   Item item[item_slots];
+  KeyTile tile[tile_slots];  // written before k_full
 };
 static_assert(sizeof(Control) <= control_bytes);
 
@@ -67,10 +83,28 @@ struct Ring {
 // Producer
 // -----------------------------------------------------------------------------------------------------
 
-// The item that this block takes in its round-th round. Rounds alternate in direction: the blocks
-// that got the longest items of one get the shortest of the next.
-__device__ __forceinline__ unsigned item_index(unsigned round) {
-  return round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+// The item that a block takes after its first: one that no other has taken. Whoever takes the last
+// one leaves the counter as it was.
+__device__ __forceinline__ unsigned next_item(const attn_sm90_forward_kernarg& a) {
+  if (a.items <= gridDim.x) return a.items;
+  const unsigned before = atomicAdd(a.taken, 1);
+  if (before == a.items - 1) *a.taken = 0;
+  return gridDim.x + before;
+}
+
+// Flags of a tile of an item, which `next` follows.
+template <Tile tile>
+__device__ __forceinline__ unsigned tile_flags(const Item& item, const Keys& at, const Keys& next) {
+  unsigned flags = next.left > 0 ? 0 : last_tile;
+  if (min(item.segment[at.segment].end, item.used) < at.first + tile.keys) flags |= has_unused;
+#pragma unroll
+  for (int g = 0; g < tile.groups; ++g) {
+    const int4 see = item.see[g];
+    if (at.first < see.y && at.first + min(at.left, tile.keys) > see.x) flags |= sees_some << 4 * g;
+    if (at.first >= see.z && at.first + tile.keys <= see.w && at.left >= tile.keys)
+      flags |= sees_all << 4 * g;
+  }
+  return flags;
 }
 
 template <Tile tile>
@@ -115,6 +149,10 @@ __device__ __forceinline__ void describe(const attn_sm90_forward_kernarg& a, uns
   item.low = all.x;
   item.high = all.y;
   item.used = see(0, item.seqlen_q).y;
+  const Keys first(item);
+  Keys second = first;
+  second.next(item, tile.keys);
+  item.first_tile = tile_flags<tile>(item, first, second);
 }
 
 // The rows of an item that sees no key, by one warp.
@@ -152,12 +190,12 @@ __device__ __forceinline__ void load_items(const attn_sm90_forward_kernarg& a, C
                                            unsigned shared) {
   using Q = Ring<tile.q_stages>;
   const bool leads = threadIdx.x % 32 == 0;
-  unsigned count = 0;
-  for (unsigned round = 0;; ++round) {
+  unsigned count = 0, index = blockIdx.x;
+  const auto take = [&] { index = __shfl_sync(0xffffffff, leads ? next_item(a) : 0, 0); };
+  for (;;) {
     const int q = Q::stage(count);
     Item& item = control.item[count % item_slots];
     ptx::mbarrier_wait(address(&control.q_empty[q]), Q::parity(count) ^ 1);
-    const unsigned index = item_index(round);
     if (leads) {
       item.b = -1;
       if (index < a.items) describe<tile>(a, index, item);
@@ -165,7 +203,7 @@ __device__ __forceinline__ void load_items(const attn_sm90_forward_kernarg& a, C
     __syncwarp();
     if (index < a.items && item.low >= item.high) {
       store_unseeing<tile>(a, item);
-      __syncwarp();
+      take();
       continue;
     }
     if (leads) {
@@ -180,6 +218,7 @@ __device__ __forceinline__ void load_items(const attn_sm90_forward_kernarg& a, C
       }
     }
     if (index >= a.items) return;
+    take();
     ++count;
   }
 }
@@ -197,11 +236,18 @@ __device__ __forceinline__ void load_keys(const attn_sm90_forward_kernarg& a, Co
     ptx::mbarrier_wait(address(&control.item_full[count % item_slots]), count / item_slots & 1);
     if (item.b < 0) return;
     const int kv_head = item.h / a.group;
-    for (Keys keys(item); keys.left > 0; keys.next(item, tile.keys), ++n) {
+    Keys keys(item), next = keys;
+    next.next(item, tile.keys);
+    for (; keys.left > 0; ++n) {
+      Keys after = next;
+      after.next(item, tile.keys);
       const Item::Segment segment = item.segment[keys.segment];
       const auto& map = a.map[keys.segment];
       const int k = K::stage(n), v = V::stage(n);
       ptx::mbarrier_wait(address(&control.k_empty[k]), K::parity(n) ^ 1);
+      control.tile[n % tile_slots] = {keys.first, min(keys.left, tile.keys),
+                                      min(segment.end, item.used) - keys.first,
+                                      next.left > 0 ? tile_flags<tile>(item, next, after) : 0};
       ptx::mbarrier_arrive_expect(address(&control.k_full[k]), bytes);
       load_panels<head_dim>(shared + k_offset(tile, head_dim) + k * bytes, map.k, control.k_full[k],
                             tile.keys, keys.first + segment.row, kv_head, segment.batch);
@@ -209,6 +255,8 @@ __device__ __forceinline__ void load_keys(const attn_sm90_forward_kernarg& a, Co
       ptx::mbarrier_arrive_expect(address(&control.v_full[v]), bytes);
       load_panels<head_dim>(shared + v_offset(tile, head_dim) + v * bytes, map.v, control.v_full[v],
                             tile.keys, keys.first + segment.row, kv_head, segment.batch);
+      keys = next;
+      next = after;
     }
   }
 }
@@ -241,14 +289,14 @@ struct Consumer {
   float s[keys / 2];         // scores, as wgmma leaves them, then weights
   unsigned p[key_steps][4];  // weights of the tile before, as wgmma takes them
   float o[head_dim / 2];     // sums of weight * v
-  unsigned q[tile.q_in_registers ? d_steps : 1][4];
   RowState row_state[2];
-  int full_begin, full_end;  // keys that all of the warpgroup's queries see
 
   // Named barriers 1..groups: whose turn it is.
-  __device__ __forceinline__ void wait_turn() { ptx::barrier_wait(1 + group, 256); }
+  __device__ __forceinline__ void wait_turn() {
+    if constexpr (tile.groups > 1) ptx::barrier_wait(1 + group, 256);
+  }
   __device__ __forceinline__ void pass_turn() {
-    ptx::barrier_arrive(1 + (group + 1) % tile.groups, 256);
+    if constexpr (tile.groups > 1) ptx::barrier_arrive(1 + (group + 1) % tile.groups, 256);
   }
   __device__ __forceinline__ void release(Barrier& empty) {
     if (lane == 0) ptx::mbarrier_arrive(address(&empty));
@@ -256,6 +304,9 @@ struct Consumer {
 
   __device__ __forceinline__ const Item& item(unsigned index) const {
     return control.item[index % item_slots];
+  }
+  __device__ __forceinline__ const KeyTile& key_tile(unsigned n) const {
+    return control.tile[n % tile_slots];
   }
   __device__ __forceinline__ unsigned q_at(unsigned index) const {
     return shared + q_offset() + Q::stage(index) * q_bytes(tile, head_dim) + group * 64 * 128;
@@ -267,19 +318,10 @@ struct Consumer {
     return shared + v_offset(tile, head_dim) + V::stage(n) * bytes;
   }
 
-  // Q of an item goes to registers, or stays until release_q. False: there is no such item.
+  // Q of an item is in shared memory until release_q. False: there is no such item.
   __device__ __forceinline__ bool take_item(unsigned index) {
     ptx::mbarrier_wait(address(&control.q_full[Q::stage(index)]), Q::parity(index));
     if (item(index).b < 0) return false;
-    full_begin = item(index).see[group].z;
-    full_end = item(index).see[group].w;
-    if (tile.q_in_registers) {
-      const unsigned at = q_at(index) + 16 * warp * 128 + chunk_offset<128>(lane % 16, lane / 16);
-#pragma unroll
-      for (int d = 0; d < (tile.q_in_registers ? d_steps : 1); ++d)
-        ptx::ldmatrix(q[d], (at ^ d % 4 * 32) + d / 4 * q_panel);
-      release_q(index);
-    }
     return true;
   }
   __device__ __forceinline__ void release_q(unsigned index) {
@@ -293,10 +335,7 @@ struct Consumer {
 #pragma unroll
     for (int d = 0; d < d_steps; ++d) {
       const unsigned long long b_step = b_matrix + ((d / 4 * panel + d % 4 * 32) >> 4);
-      if constexpr (tile.q_in_registers)
-        ptx::wgmma<bf16, false>(s, q[d], b_step, d > 0);
-      else
-        ptx::wgmma<bf16>(s, a_matrix + ((d / 4 * q_panel + d % 4 * 32) >> 4), b_step, d > 0);
+      ptx::wgmma<bf16>(s, a_matrix + ((d / 4 * q_panel + d % 4 * 32) >> 4), b_step, d > 0);
     }
     ptx::wgmma_commit();
   }
@@ -310,11 +349,8 @@ struct Consumer {
   }
 
   // V rows of keys that no query of the sequence sees may hold anything, and 0 * NaN is NaN: they
-  // become zero. `first`: position of the tile's first key.
-  __device__ __forceinline__ static void clear_unused(const Item::Segment& segment, int used,
-                                                      int first, unsigned v_at) {
-    used = min(segment.end, used) - first;
-    if (used >= keys) return;
+  // become zero, from row `used` on.
+  __device__ __forceinline__ static void clear_unused(int used, unsigned v_at) {
 #pragma unroll 1
     for (int i = threadIdx.x - 128; i < (keys - used) * 8; i += 128 * tile.groups) {
 #pragma unroll
@@ -412,10 +448,10 @@ struct Consumer {
     row_state[1].sum = sum[1][0] + sum[1][1];
     return __any_sync(0xffffffff, moved);
   }
-  // Scores of the tile `at` of an item to weights.
-  __device__ __forceinline__ bool weigh(const Item& item, const Keys& at, float (&shrink)[2]) {
-    if (at.first < full_begin || at.first + keys > full_end || at.left < keys)
-      mask(item, at.first, min(at.left, keys));
+  // Scores of tile n, which is the item's, to weights.
+  __device__ __forceinline__ bool weigh(const Item& item, unsigned n, unsigned flags,
+                                        float (&shrink)[2]) {
+    if (!(flags >> 4 * group & sees_all)) mask(item, key_tile(n).first, key_tile(n).keys);
     return a.split_invariant ? softmax<true>(shrink) : softmax<false>(shrink);
   }
   __device__ __forceinline__ void rescale(const float (&shrink)[2]) {
@@ -433,7 +469,8 @@ struct Consumer {
   }
 
   // Writes lse; returns in factor what o must be multiplied with.
-  __device__ __forceinline__ void finish_softmax(const Item& item, float (&factor)[2]) {
+  __device__ __forceinline__ void finish_softmax(const Item& item, const RowState (&row_state)[2],
+                                                 float (&factor)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float total = row_state[half].sum;
@@ -445,9 +482,9 @@ struct Consumer {
         const long long at = a.cu_seqlens_q
                                  ? item.h * a.total_q + item.q_begin + row
                                  : (item.b * (long long)a.heads_q + item.h) * a.seqlen_q + row;
-        a.lse[at] = total == 0 ? -infinity() : fmaf(row_state[half].reference, ln_2, logf(total));
+        a.lse[at] = total == 0 ? -infinity() : (row_state[half].reference + ptx::lg2(total)) * ln_2;
       }
-      factor[half] = total == 0 ? 0 : 1 / total;
+      factor[half] = total == 0 ? 0 : ptx::rcp(total);
     }
   }
   __device__ __forceinline__ void store(const Item& item, const float (&factor)[2]) {
@@ -462,80 +499,126 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void run() {
-    unsigned count = 0;  // items before the current one
     if (!take_item(0)) return;
     if (group == tile.groups - 1) pass_turn();
-    Keys at(item(0));
     ptx::mbarrier_wait(address(&control.k_full[0]), 0);
     ptx::wgmma_fence();
     start_scores(ptx::uniform(q_at(0)), k_at(0));
+    // Tile n is of the item `count`, `here` its flags; p holds its weights if the warpgroup sees
+    // it. `next` are the flags of tile n + 1, if it is of the same item.
+    unsigned n = 0, count = 0;
+    unsigned here = ptx::uniform(item(0).first_tile), next = ptx::uniform(key_tile(0).next_tile);
+    bool add = false;
+    unsigned q_next = ptx::uniform(q_at(here & last_tile ? 1 : 0)), k_next = ptx::uniform(k_at(1)),
+             v_here = ptx::uniform(v_at(0));
     ptx::wgmma_wait<0>();
     ptx::pin(s);
     release(control.k_empty[0]);
+    if (here & last_tile) release_q(0);
     start_softmax(item(0));
     float shrink[2];
-    weigh(item(0), at, shrink);
+    weigh(item(0), 0, here, shrink);
     pack_weights();
-    bool add = false;
-    // p holds the weights of tile n, which is the current item's.
-    unsigned n = 0;
+
+    const unsigned sees = sees_some << 4 * group;
     for (;; ++n) {
-      const unsigned k_next = ptx::uniform(k_at(n + 1)), v_here = ptx::uniform(v_at(n));
       ptx::mbarrier_wait(address(&control.v_full[V::stage(n)]), V::parity(n));
-      if (at.left < keys)
-        clear_unused(item(count).segment[at.segment], item(count).used, at.first, v_at(n));
-      at.next(item(count), keys);
-      const bool ends = at.left <= 0;
+      if (here & has_unused) clear_unused(key_tile(n).used, v_at(n));
+      const bool ends = here & last_tile;
       if (ends) {
-        if (!tile.q_in_registers) release_q(count);
         if (!take_item(count + 1)) break;
-        at = Keys(item(count + 1));
+        next = ptx::uniform(item(count + 1).first_tile);
       }
-      const unsigned q_next = tile.q_in_registers ? 0 : ptx::uniform(q_at(count + ends));
       ptx::mbarrier_wait(address(&control.k_full[K::stage(n + 1)]), K::parity(n + 1));
+      // What is known of the tile behind the next one when the next one's scores have been started.
+      unsigned after;
+      const auto look_ahead = [&] {
+        after = key_tile(n + 1).next_tile;
+        q_next = ptx::uniform(q_at(count + ends + (next & last_tile ? 1 : 0)));
+        k_next = ptx::uniform(k_at(n + 2));
+        v_here = ptx::uniform(v_at(n + 1));
+      };
+      const auto release_scored = [&] {
+        release(control.k_empty[K::stage(n + 1)]);
+        if (next & last_tile) release_q(count + ends);
+      };
       wait_turn();
+      if (here & next & sees) {
+        ptx::pin(o);
+        ptx::wgmma_fence();
+        start_scores(q_next, k_next);
+        start_sums(v_here, add);
+        pass_turn();
+        look_ahead();
+        ptx::wgmma_wait<1>();
+        ptx::pin(s);
+        release_scored();
+        const RowState done[2] = {row_state[0], row_state[1]};
+        if (ends) start_softmax(item(count + 1));
+        const bool moved = weigh(item(count + ends), n + 1, next, shrink);
+        ptx::wgmma_wait<0>();
+        ptx::pin(o);
+        release(control.v_empty[V::stage(n)]);
+        if (ends) {
+          float factor[2];
+          finish_softmax(item(count), done, factor);
+          store(item(count), factor);
+        } else if (moved) {
+          rescale(shrink);
+        }
+        pack_weights();
+      } else {
+        if (here & sees) {
+          ptx::pin(o);
+          ptx::wgmma_fence();
+          start_sums(v_here, add);
+          ptx::wgmma_wait<0>();
+          ptx::pin(o);
+        }
+        release(control.v_empty[V::stage(n)]);
+        if (next & sees) {
+          ptx::wgmma_fence();
+          start_scores(q_next, k_next);
+          ptx::wgmma_wait<0>();
+          ptx::pin(s);
+        }
+        pass_turn();
+        look_ahead();
+        release_scored();
+        if (ends) {
+          float factor[2];
+          finish_softmax(item(count), row_state, factor);
+          store(item(count), factor);
+          start_softmax(item(count + 1));
+        }
+        if (next & sees) {
+          weigh(item(count + ends), n + 1, next, shrink);
+          rescale(shrink);
+          pack_weights();
+        }
+      }
+      add = !ends && (add || here & sees);
+      count += ends;
+      here = next;
+      next = ptx::uniform(after);
+    }
+    wait_turn();
+    if (here & sees) {
       ptx::pin(o);
       ptx::wgmma_fence();
-      start_scores(q_next, k_next);
       start_sums(v_here, add);
-      pass_turn();
-      ptx::wgmma_wait<1>();
-      ptx::pin(s);
-      release(control.k_empty[K::stage(n + 1)]);
-      float factor[2];
-      if (ends) {
-        finish_softmax(item(count), factor);
-        start_softmax(item(count + 1));
-      }
-      const bool moved = weigh(item(count + ends), at, shrink);
       ptx::wgmma_wait<0>();
       ptx::pin(o);
-      release(control.v_empty[V::stage(n)]);
-      if (ends) {
-        store(item(count), factor);
-        ++count;
-      } else if (moved) {
-        rescale(shrink);
-      }
-      add = !ends;
-      pack_weights();
     }
-    const unsigned v_here = ptx::uniform(v_at(n));
-    wait_turn();
-    ptx::pin(o);
-    ptx::wgmma_fence();
-    start_sums(v_here, add);
     if (group != tile.groups - 1) pass_turn();
-    ptx::wgmma_wait<0>();
-    ptx::pin(o);
     float factor[2];
-    finish_softmax(item(count), factor);
+    finish_softmax(item(count), row_state, factor);
     store(item(count), factor);
   }
 };
 
 // head_dim: both products have so many columns; what is missing to it counts as zero.
-template <class T, int head_dim, Tile tile = tile_of(head_dim)>
+template <class T, int head_dim, Tile tile>
 __device__ __forceinline__ void forward(const attn_sm90_forward_kernarg& a) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   Control& control = *reinterpret_cast<Control*>(shared_memory);
@@ -555,11 +638,11 @@ __device__ __forceinline__ void forward(const attn_sm90_forward_kernarg& a) {
   }
   __syncthreads();
   if (warp < 4) {
-    ptx::registers_shrink<tile.load_registers()>();
+    if constexpr (tile.groups > 1) ptx::registers_shrink<tile.load_registers()>();
     if (warp == 0) load_items<head_dim, tile>(a, control, shared);
     if (threadIdx.x == 32) load_keys<head_dim, tile>(a, control, shared);
   } else {
-    ptx::registers_grow<tile.compute_registers()>();
+    if constexpr (tile.groups > 1) ptx::registers_grow<tile.compute_registers()>();
     Consumer<T, head_dim, tile> consumer{
         a, control, shared, warp / 4 - 1, warp % 4, int(threadIdx.x % 32)};
     consumer.run();
@@ -569,8 +652,8 @@ __device__ __forceinline__ void forward(const attn_sm90_forward_kernarg& a) {
 }  // namespace attn::sm90
 
 // The kernel NAME, which is the name of its file.
-#define ATTN_SM90_FORWARD(NAME, T, HEAD_DIM)                                               \
-  extern "C" __global__ void __launch_bounds__(attn::sm90::tile_of(HEAD_DIM).threads(), 1) \
-      NAME(const __grid_constant__ attn_sm90_forward_kernarg a) {                          \
-    attn::sm90::forward<attn::device::T, HEAD_DIM>(a);                                     \
+#define ATTN_SM90_FORWARD(NAME, T, HEAD_DIM, TILE)                            \
+  extern "C" __global__ void __launch_bounds__(attn::sm90::TILE.threads(), 1) \
+      NAME(const __grid_constant__ attn_sm90_forward_kernarg a) {             \
+    attn::sm90::forward<attn::device::T, HEAD_DIM, attn::sm90::TILE>(a);      \
   }

@@ -31,6 +31,7 @@ struct attn_sm90_forward_kernarg {
   int num_segments;
   unsigned chunk;  // (batch, head) pairs that start together, so that their K and V stay in L2
   unsigned items;  // query tiles of all pairs
+  unsigned* taken;  // of them, beyond the first of each block: 0 between launches, unused if there are none
   float unit;      // scale * log2(e), above 0
   attn::RangeMask mask;
   attn_kv_lengths segment[attn_sm90_max_segments];

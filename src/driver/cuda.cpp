@@ -36,6 +36,7 @@ struct CudaCalls : GpuCalls {
   Call<void*, int, unsigned, void*, const uint64_t*, const uint64_t*, const unsigned*,
        const unsigned*, int, int, int, int>
       tensor_map_encode;
+  Call<void*, void*> tensor_map_address;
   Call<int, const char**> error_name;
   Call<int, const char**> error_string;
 
@@ -132,6 +133,7 @@ Status load_cuda(const char* file, CudaCalls* c) {
       {c->graph_destroy, "cuGraphDestroy", 10000},
       {c->graph_launch, "cuGraphLaunch", 10000},
       {c->tensor_map_encode, "cuTensorMapEncodeTiled", 12000},
+      {c->tensor_map_address, "cuTensorMapReplaceAddress", 12000},
       {c->graph_exec_destroy, "cuGraphExecDestroy", 10000},
   };
   for (const Symbol& symbol : optional)
@@ -172,7 +174,7 @@ Status describe(const CudaCalls& c, int ordinal, int device, DeviceInfo* info) {
   info->shared_bytes_max = shared;
   info->l2_bytes = l2;
   info->pci = pci;
-  info->tensor_maps = major >= 9 && c.tensor_map_encode.pointer;
+  info->tensor_maps = major >= 9 && c.tensor_map_encode.pointer && c.tensor_map_address.pointer;
   info->driver_version = join(version / 1000, ".", version % 1000 / 10);
   return {};
 }
@@ -218,16 +220,20 @@ class CudaDriver final : public GpuDriver {
                       join("dynamic shared memory ", bytes, " bytes"), function,
                       function_max_dynamic_shared_size_bytes, int(bytes));
   }
-  Status encode(const TensorMap& map, void* encoded) override {
+  Status encode_map(const TensorMap& map, void* encoded) override {
     uint64_t size[4], stride[3];
     for (int i = 0; i < 4; ++i) size[i] = uint64_t(map.size[i]);
     for (int i = 0; i < 3; ++i) stride[i] = map.size[i + 1] == 1 ? 16 : uint64_t(map.stride[i]);
+    void* const anywhere = reinterpret_cast<void*>(uintptr_t{1} << 32);  // no address is looked at
     const unsigned box[] = {64, unsigned(map.rows), 1, 1}, one[] = {1, 1, 1, 1};
     return calls_.run(calls_.tensor_map_encode,
                       join("sizes ", size[0], " ", size[1], " ", size[2], " ", size[3],
                            ", strides ", stride[0], " ", stride[1], " ", stride[2]),
-                      encoded, tensor_map_uint16, 4u, const_cast<void*>(map.base), size, stride,
-                      box, one, 0, tensor_map_swizzle_128, tensor_map_l2_256, 0);
+                      encoded, tensor_map_uint16, 4u, anywhere, size, stride, box, one, 0,
+                      tensor_map_swizzle_128, tensor_map_l2_256, 0);
+  }
+  Status set_address(void* encoded, const void* base) override {
+    return calls_.run(calls_.tensor_map_address, "", encoded, const_cast<void*>(base));
   }
 
  private:

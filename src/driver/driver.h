@@ -49,8 +49,8 @@ struct Launch {
   uint32_t shared_bytes = 0;      // dynamic
   const void* kernarg = nullptr;  // the parameters, laid out as the kernel declares them
   size_t kernarg_bytes = 0;
-  std::span<const TensorMap> maps =
-      {};  // encoded at encoded_maps, which is part of kernarg, before the launch
+  // Maps with which kernarg begins, as encode() made them: the launch sets their addresses.
+  std::span<const TensorMap> maps = {};
   void* encoded_maps = nullptr;
 };
 
@@ -75,6 +75,8 @@ class Driver {
   // Raises the function's limit of dynamic shared memory to shared_bytes.
   virtual Status function(Module module, const char* symbol, uint32_t shared_bytes,
                           Function* function) = 0;
+  // `encoded`: tensor_map_bytes, aligned to 64; the map's base is left to the launch.
+  virtual Status encode(const TensorMap& map, void* encoded) = 0;
   virtual Status launch(const Launch& launch, void* stream) = 0;
 
   virtual Status event_create(Event* event) = 0;

@@ -129,11 +129,15 @@ Status GpuDriver::function(Module module, const char* symbol, uint32_t shared_by
   });
 }
 
+Status GpuDriver::encode(const TensorMap& map, void* encoded) {
+  return inside([&] { return encode_map(map, encoded); });
+}
+
 Status GpuDriver::launch(const Launch& l, void* stream) {
   return inside([&]() -> Status {
     for (size_t i = 0; i < l.maps.size(); ++i)
-      ATTN_TRY(
-          encode(l.maps[i], static_cast<unsigned char*>(l.encoded_maps) + i * tensor_map_bytes));
+      ATTN_TRY(set_address(static_cast<unsigned char*>(l.encoded_maps) + i * tensor_map_bytes,
+                           l.maps[i].base));
     const auto run = [&](void** parameters, void** extra) {
       return calls_.run(calls_.launch, l, l.function, l.grid[0], l.grid[1], l.grid[2], l.block[0],
                         l.block[1], l.block[2], l.shared_bytes, stream, parameters, extra);

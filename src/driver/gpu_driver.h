@@ -78,6 +78,7 @@ class GpuDriver : public Driver {
   void unload(Module module) override;
   Status function(Module module, const char* symbol, uint32_t shared_bytes,
                   Function* function) override;
+  Status encode(const TensorMap& map, void* encoded) override;
   Status launch(const Launch& launch, void* stream) override;
   Status event_create(Event* event) override;
   void event_destroy(Event event) override;
@@ -98,11 +99,11 @@ class GpuDriver : public Driver {
   virtual Status enter(void** previous) = 0;
   virtual void leave(void* previous) = 0;
   virtual Status allow_shared(Function function, uint32_t bytes) = 0;
-  virtual Status encode(const TensorMap&, void*) {
-    return unsupported("tensor maps: not on this driver");
-  }
+  virtual Status encode_map(const TensorMap&, void*) { return no_maps(); }
+  virtual Status set_address(void*, const void*) { return no_maps(); }
 
  private:
+  static Status no_maps() { return unsupported("tensor maps: not on this driver"); }
   template <class Body>
   Status inside(Body body);
 

@@ -25,6 +25,9 @@ struct DeviceKernel {
   uint32_t kernarg_bytes;            // of the parameter struct; at most max_kernarg_bytes
   uint32_t static_shared_bytes = 0;  // shared memory or LDS that the kernel declares itself
 
+  // False if a later row of the catalog is faster for a problem that both take. null: never.
+  bool (*suits_forward)(const Problem& problem) = nullptr;
+
   // Plan time: grid, block and dynamic shared memory of the launch, and the workspace it needs.
   // What the kernel cannot take beyond its Limits is an ATTN_UNSUPPORTED with the reason.
   Status (*shape_forward)(const Problem& problem, const DeviceInfo& device, Launch* launch,

@@ -14,11 +14,17 @@ static_assert(sizeof(attn_sm90_forward_kernarg) <= max_kernarg_bytes);
 static_assert(sizeof(attn_tensor_map) == tensor_map_bytes);
 static_assert(max_tensor_maps == 1 + 2 * attn_sm90_max_segments);
 
+constexpr int64_t multiprocessors = 132;  // of an H100 or H200
+
 // Rows that the copy engine can count.
 constexpr int64_t max_rows = (int64_t{1} << 31) - 1;
 
-int64_t items(const Problem& p, const sm90::Tile& tile) {
-  return p.batch * p.heads_q * ((p.seqlen_q + tile.rows() - 1) / tile.rows());
+int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+template <sm90::Tile tile>
+int64_t items(const Problem& p) {
+  return p.batch * p.heads_q * ceil_div(p.seqlen_q, tile.rows());
 }
 
 // The copy engine takes no stride of 0 between entries, nor one of 2^40 bytes.
@@ -31,9 +37,23 @@ Status check_strides(const char* name, const attn_strides& s, const int64_t (&si
   return {};
 }
 
-template <int head_dim>
+// (batch, head) pairs whose items stand together, longest first: as many as leave K and V in the
+// L2, but enough for the blocks to take two items each of them. Where items are uneven and many to
+// a pair, all pairs stand together, or the last ones would end unevenly; so they do at head_dim 64,
+// which waits less for memory.
+template <int head_dim, sm90::Tile tile>
+unsigned pairs_together(const Problem& p) {
+  const int64_t pairs = p.batch * p.heads_q, tiles = ceil_div(p.seqlen_q, tile.rows());
+  const bool uneven = p.has(ATTN_CAUSAL) || p.has(ATTN_CAUSAL_TOP_LEFT);
+  if (pairs == 0 || tiles == 0 || (uneven && (head_dim <= 64 || tiles > 16)))
+    return unsigned(std::max<int64_t>(1, pairs));
+  const int64_t most = std::max<int64_t>(
+      pairs_in_l2(p), ceil_div(2 * (p.max_sms > 0 ? p.max_sms : multiprocessors), tiles));
+  return unsigned(ceil_div(pairs, ceil_div(pairs, most)));
+}
+
+template <int head_dim, sm90::Tile tile>
 Status shape(const Problem& p, const DeviceInfo& device, Launch* launch, size_t* workspace) {
-  constexpr sm90::Tile tile = sm90::tile_of(head_dim);
   constexpr int shared = sm90::shared_bytes(tile, head_dim);
   if (!device.tensor_maps)
     return unsupported("the driver has no cuTensorMapEncodeTiled of CUDA 12.0");
@@ -48,7 +68,7 @@ Status shape(const Problem& p, const DeviceInfo& device, Launch* launch, size_t*
     return unsupported("seqlen is ", std::max(p.seqlen_q, p.seqlen_kv), "; accepted: up to ",
                        max_length);
   if (p.scale <= 0) return unsupported("scale is ", p.scale, "; accepted: above 0");
-  const int64_t count = items(p, tile);
+  const int64_t count = items<tile>(p);
   if (p.batch * p.heads_q > max_rows || count > max_rows)
     return unsupported("batch * heads_q * ceil(seqlen_q / ", tile.rows(), ") is ", count,
                        "; accepted: up to ", max_rows);
@@ -70,13 +90,12 @@ Status shape(const Problem& p, const DeviceInfo& device, Launch* launch, size_t*
   launch->grid[0] = uint32_t(std::min(count, blocks));
   launch->block[0] = tile.threads();
   launch->shared_bytes = shared;
-  *workspace = 0;
+  *workspace = count > blocks ? sizeof(unsigned) : 0;
   return {};
 }
 
-template <int head_dim>
-void pack(const Problem& p, const Args& args, void*, void* kernarg) {
-  constexpr sm90::Tile tile = sm90::tile_of(head_dim);
+template <int head_dim, sm90::Tile tile>
+void pack(const Problem& p, const Args& args, void* workspace, void* kernarg) {
   auto& a = *static_cast<attn_sm90_forward_kernarg*>(kernarg);
   a.out = args.out;
   a.lse = args.lse;
@@ -92,10 +111,9 @@ void pack(const Problem& p, const Args& args, void*, void* kernarg) {
   a.out_type = p.out_type;
   a.split_invariant = p.has(ATTN_SPLIT_INVARIANT);
   a.num_segments = p.num_segments;
-  // Under a causal mask the longest items of all pairs come first, so that the blocks end together.
-  const bool uneven = p.has(ATTN_CAUSAL) || p.has(ATTN_CAUSAL_TOP_LEFT);
-  a.chunk = uneven ? unsigned(p.batch * p.heads_q) : pairs_in_l2(p);
-  a.items = unsigned(items(p, tile));
+  a.chunk = pairs_together<head_dim, tile>(p);
+  a.items = unsigned(items<tile>(p));
+  a.taken = static_cast<unsigned*>(workspace);
   a.unit = std::max(p.scale * 1.44269504f, 1e-37f);  // log2(e)
   a.mask = p.range_mask();
   for (int32_t i = 0; i < p.num_segments; ++i)
@@ -111,9 +129,8 @@ TensorMap tensor_map(const void* base, int64_t head_dim, int64_t rows, int64_t h
           .rows = box_rows};
 }
 
-template <int head_dim>
+template <int head_dim, sm90::Tile tile>
 int maps(const Problem& p, const Args& args, TensorMap (&to)[max_tensor_maps]) {
-  constexpr sm90::Tile tile = sm90::tile_of(head_dim);
   int count = 0;
   const bool packed = p.q_layout == ATTN_PACKED;
   to[count++] = tensor_map(args.q, p.head_dim, packed ? p.total_q : p.seqlen_q, p.heads_q,
@@ -130,16 +147,31 @@ int maps(const Problem& p, const Args& args, TensorMap (&to)[max_tensor_maps]) {
   return count;
 }
 
-template <int head_dim>
-constexpr DeviceKernel row = {.kernarg_bytes = sizeof(attn_sm90_forward_kernarg),
-                              .shape_forward = shape<head_dim>,
-                              .maps_forward = maps<head_dim>,
-                              .pack_forward = pack<head_dim>};
+template <int head_dim, sm90::Tile tile>
+constexpr DeviceKernel row(bool (*suits)(const Problem&) = nullptr) {
+  return {.kernarg_bytes = sizeof(attn_sm90_forward_kernarg),
+          .suits_forward = suits,
+          .shape_forward = shape<head_dim, tile>,
+          .maps_forward = maps<head_dim, tile>,
+          .pack_forward = pack<head_dim, tile>};
+}
+
+// Smaller tiles of queries, as long as each multiprocessor has one at most.
+bool suits_short(const Problem& p) {
+  return items<sm90::tile_d64_short>(p) <= multiprocessors;
+}
+// Its larger tile costs more at the ends of sequences than it spares between them if they are short
+// (docs/hopper.md).
+bool suits_long(const Problem& p) {
+  return p.seqlen_kv >= 8192;
+}
 
 }  // namespace
 
-constinit const DeviceKernel fwd_sm90_d64_kernel = row<64>;
-constinit const DeviceKernel fwd_sm90_d128_kernel = row<128>;
-constinit const DeviceKernel fwd_sm90_d256_kernel = row<256>;
+constinit const DeviceKernel fwd_sm90_d64_short_kernel = row<64, sm90::tile_d64_short>(suits_short);
+constinit const DeviceKernel fwd_sm90_d64_kernel = row<64, sm90::tile_d64>();
+constinit const DeviceKernel fwd_sm90_d128_kernel = row<128, sm90::tile_d128>();
+constinit const DeviceKernel fwd_sm90_d128_long_kernel = row<128, sm90::tile_d128_long>(suits_long);
+constinit const DeviceKernel fwd_sm90_d256_kernel = row<256, sm90::tile_d256>();
 
 }  // namespace attn

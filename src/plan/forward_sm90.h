@@ -1,9 +1,11 @@
-// The kernels fwd_sm90_*. They differ by the largest head_dim they take.
+// The kernels fwd_sm90_*. They differ by the largest head_dim they take; _short and
+// _long are for sequences of that kind.
 #pragma once
 #include "plan/device_kernel.h"
 
 namespace attn {
 
-extern const DeviceKernel fwd_sm90_d64_kernel, fwd_sm90_d128_kernel, fwd_sm90_d256_kernel;
+extern const DeviceKernel fwd_sm90_d64_short_kernel, fwd_sm90_d64_kernel, fwd_sm90_d128_long_kernel,
+    fwd_sm90_d128_kernel, fwd_sm90_d256_kernel;
 
 }  // namespace attn

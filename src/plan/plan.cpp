@@ -1,5 +1,7 @@
 #include "plan/plan.h"
 
+#include <algorithm>
+
 #include "core/dtype.h"
 #include "cpu/host_kernel.h"
 #include "plan/device_kernel.h"
@@ -116,6 +118,7 @@ Status execute(const Plan& plan, void* stream, Host&& host, Pack&& pack) {
     alignas(64) unsigned char kernarg[max_kernarg_bytes];
     TensorMap maps[max_tensor_maps];
     const int count = pack(*plan.kernel->device, kernarg, maps);
+    std::copy(plan.encoded_maps.begin(), plan.encoded_maps.end(), kernarg);
     launch.kernarg = launch.encoded_maps = kernarg;
     launch.maps = {maps, size_t(count)};
     launch.kernarg_bytes = plan.kernel->device->kernarg_bytes;
@@ -127,6 +130,25 @@ Status execute(const Plan& plan, void* stream, Host&& host, Pack&& pack) {
 
 Status finish_device_plan(Plan* plan) {
   return plan->context->function(*plan->kernel, plan->launch.shared_bytes, &plan->launch.function);
+}
+
+// Only the addresses of a forward kernel's tensor maps are left to its runs.
+Status encode_maps(Plan* plan) {
+  plan->encoded_maps.clear();
+  const DeviceKernel& kernel = *plan->kernel->device;
+  if (!kernel.maps_forward) return {};
+  Args args{};
+  const std::vector<attn_segment_args> segments(plan->problem.num_segments);
+  args.segment = segments.data();
+  TensorMap maps[max_tensor_maps];
+  const int count = kernel.maps_forward(plan->problem, args, maps);
+  plan->encoded_maps.resize(count * tensor_map_bytes);
+  alignas(64) unsigned char encoded[tensor_map_bytes];
+  for (int i = 0; i < count; ++i) {
+    ATTN_TRY(plan->context->driver->encode(maps[i], encoded));
+    std::copy_n(encoded, tensor_map_bytes, plan->encoded_maps.begin() + i * tensor_map_bytes);
+  }
+  return {};
 }
 
 // A plan of an operation whose kernels differ in the types that they read and write.
@@ -159,7 +181,13 @@ Status plan_forward(const std::shared_ptr<Context>& context, const attn_problem*
   ATTN_TRY(make_problem(problem, &plan->problem));
   ATTN_TRY(choose(
       *context, Op::forward, plan->problem.kernel_name, declined,
-      [&](const Kernel& kernel) { return decline(kernel, plan->problem); },
+      [&](const Kernel& kernel) -> std::string {
+        const std::string reason = decline(kernel, plan->problem);
+        if (!reason.empty() || !plan->problem.kernel_name.empty()) return reason;
+        const bool suits = !kernel.device || !kernel.device->suits_forward ||
+                           kernel.device->suits_forward(plan->problem);
+        return suits ? "" : "a later kernel is faster here";
+      },
       [&](const Kernel& kernel) -> Status {
         plan->kernel = &kernel;
         if (kernel.host) {
@@ -172,6 +200,7 @@ Status plan_forward(const std::shared_ptr<Context>& context, const attn_problem*
           first->shape(plan->problem, &plan->first);
           ATTN_TRY(context->function(*first, &plan->first.function));
         }
+        ATTN_TRY(encode_maps(plan.get()));
         return finish_device_plan(plan.get());
       }));
   *out = std::move(plan);

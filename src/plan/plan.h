@@ -46,8 +46,9 @@ struct Plan {
   attn_merge_problem merge{};        // Op::merge
   attn_quantize_problem quantize{};  // Op::quantize
   size_t workspace = 0;
-  Launch launch;  // device kernels; kernarg is filled by each run
-  Launch first;   // that of DeviceKernel::first
+  Launch launch;                            // device kernels; kernarg is filled by each run
+  Launch first;                             // that of DeviceKernel::first
+  std::vector<unsigned char> encoded_maps;  // the tensor maps with which kernarg begins
 };
 
 // Why a kernel that the context's backend has does not run a problem.
