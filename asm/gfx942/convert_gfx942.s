@@ -49,10 +49,7 @@
 .set type_e5m2, 5
 .set waves, 8
 
-registers_from 2, 1
-sgpr seq_block
-sgpr head_block
-sgpr batch_block
+registers_at_entry seq_block, head_block, batch_block
 sgpr arguments, 44, 8
 .set src, arguments
 .set dst, arguments + 2
@@ -187,10 +184,7 @@ vgpr divisor_inverse                    // about 1 / divisor_mantissa
   .endr
 .endm
 
-.text
-.globl convert_gfx942
-.p2align 8
-convert_gfx942:
+kernel_entry convert_gfx942
   kernarg arguments, 16, convert_gfx942.src
   kernarg arguments + 16, 16, convert_gfx942.descale
   kernarg arguments + 32, 8, convert_gfx942.to_hardware

@@ -29,10 +29,7 @@
 .set type_f16, 2
 .set minus_infinity, 0xff800000
 
-registers_from 2, 1
-sgpr query_block
-sgpr head
-sgpr batch
+registers_at_entry query_block, head, batch
 sgpr arguments, 24, 4
 .set out, arguments
 .set lse, arguments + 2
@@ -92,10 +89,7 @@ vgpr x, 4, 2
   buffer_store_\width v[\from+3], v[offset], s[out_srd:out_srd+3], 0 offen offset:192 << \log2
 .endm
 
-.text
-.globl merge_gfx942
-.p2align 8
-merge_gfx942:
+kernel_entry merge_gfx942
   kernarg arguments, 16, merge_gfx942.out
   kernarg arguments + 16, 8, merge_gfx942.rows
   wave_and_lane query, lane
