@@ -24,7 +24,7 @@ struct attn_convert_kernarg {
   float from_hardware;
   unsigned code_mask;
   float inf_value, nan_value;
-  int reserved;
+  int log2_per_lane;
 };
 
 #endif

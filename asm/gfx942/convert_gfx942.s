@@ -4,17 +4,17 @@
 //
 // Grid: boxes of box_batch x box_seqs x box_heads rows: (along seq, along heads, along batch), one
 // workgroup each, whose eight waves take every eighth row of a sequence. A lane takes four neighbouring
-// elements of a row at a time. With `scale` 2 a box is what has one descale.
+// elements of a row at a time, or one where they are not aligned for that. With `scale` 2 a box is what has one descale.
 //
 //# kernel convert_gfx942 workgroup=512 lds=32
 //#   ptr    src             [batch, seqlen, heads, head_dim]
 //#   ptr    dst
 //#   i64[3] src_stride      bytes: batch, seq, head
-//#   i64[3] dst_stride      all of src, dst and strides in multiples of what 4 elements take, up to 16
+//#   i64[3] dst_stride
 //#   ptr    descale         f32; 0: not wanted (scale 0)
 //#   i32[3] descale_stride  elements per step of the grid: batch, seq, head
 //#   i32    seqlen
-//#   i32    head_dim        a multiple of 4
+//#   i32    head_dim
 //#   i32    scale           0 descale 1, which is written; 1 divide by descale; 2 find, write, divide;
 //                           3 multiply by descale
 //#   i32[3] box             rows: batch, seq, head
@@ -32,9 +32,10 @@
 //#   i32    max_exponent
 //#   f32    from_hardware   from fp8: factor 2 for OCP types, 1 for FNUZ
 //#   i32    code_mask       from fp8: 0x7f7f7f7f for OCP types, -1 for FNUZ
-//#   f32    inf_value       from fp8: what stands for an infinity, and from where on for NaN; infinity: nothing
+//#   f32    inf_value       from e5m2: what stands for an infinity; from fp8: from where on for NaN; infinity: nothing
 //#   f32    nan_value
-//#   i32    reserved        0
+//#   i32    log2_per_lane   elements that a lane takes at a time: 2 four, for which head_dim is a multiple
+//                             of 4, and src, dst, strides of what 4 elements take, up to 16; 0 one
 //
 // SGPRs: s0..s1 kernarg, s2..s4 workgroup, s8..s51 the arguments, s52..s87 as named below.
 // VGPRs: v0..v20 as named below. LDS: byte 4w: the largest |x| that wave w saw. Occupancy: 8 waves per SIMD.
@@ -77,6 +78,7 @@ sgpr arguments, 44, 8
 .set code_mask, arguments + 40
 .set inf_value, arguments + 41
 .set nan_value, arguments + 42
+.set log2_per_lane, arguments + 43
 sgpr src_srd, 4, 4
 sgpr dst_srd, 4, 4
 sgpr wave
@@ -86,8 +88,8 @@ sgpr searching                          // 1: the largest |x| is being looked fo
 .set row_in_batch, batch_block
 .set row_in_head, head_block
 sgpr rows                               // of the box along the sequence
-sgpr quads                              // head_dim / 4
-sgpr first_quad                         // of the 64 in work
+sgpr columns                            // of a row, one for a lane: four elements or one
+sgpr first_column                       // of the 64 in work
 sgpr highest
 sgpr abs_mask
 sgpr rounding
@@ -102,7 +104,7 @@ sgpr t, 2, 2
 sgpr mask, 8, 2                         // four lane masks
 
 .set lane, 0
-vgpr column                             // quad of this lane
+vgpr column
 vgpr offset
 vgpr x, 4, 2
 vgpr codes
@@ -164,7 +166,7 @@ vgpr divisor_inverse                    // about 1 / divisor_mantissa
 .endm
 
 // v[x .. x+3] = the values of v[codes]. FNUZ codes are read as they are, NaN included; of OCP codes the
-// magnitude, which is never the NaN of FNUZ.
+// magnitude, which is never the NaN of FNUZ. Only e5m2 has an infinity.
 .macro decode format
   v_and_b32_e32 v[u], s[code_mask], v[codes]
   unpack_4_fp8 x, u, w, \format
@@ -172,13 +174,20 @@ vgpr divisor_inverse                    // about 1 / divisor_mantissa
   v_lshlrev_b32_e32 v[u+1], 16, v[codes]
   v_lshlrev_b32_e32 v[u+2], 8, v[codes]
   v_mov_b32_e32 v[u+3], v[codes]
+  .ifc \format, bf8
+  v_mov_b32_e32 v[w], s[infinity]
+  .endif
+  v_mov_b32_e32 v[w+1], s[quiet_nan]
   .irp i, 0, 1, 2, 3
   v_mul_f32_e32 v[x+\i], s[from_hardware], v[x+\i]
+  .ifc \format, bf8
   v_cmp_eq_f32_e64 s[mask:mask+1], |v[x+\i]|, s[inf_value]
+  .endif
   v_cmp_ge_f32_e64 s[mask+2:mask+3], |v[x+\i]|, s[nan_value]
-  v_mov_b32_e32 v[w], s[infinity]
-  v_mov_b32_e32 v[w+1], s[quiet_nan]
+  wait_states 2                                             // v_cmp -> v_cndmask
+  .ifc \format, bf8
   v_cndmask_b32_e64 v[x+\i], v[x+\i], v[w], s[mask:mask+1]
+  .endif
   v_cndmask_b32_e64 v[x+\i], v[x+\i], v[w+1], s[mask+2:mask+3]
   v_bfi_b32 v[x+\i], s[abs_mask], v[x+\i], v[u+\i]
   .endr
@@ -196,12 +205,11 @@ kernel_entry convert_gfx942
   s_mov_b32 s[infinity], 0x7f800000
   s_mov_b32 s[gather_low], 0x0c0c0703
   s_mov_b32 s[gather_high], 0x07030c0c
-  v_mov_b32_e32 v[codes], 0
   v_mov_b32_e32 v[largest], 0
   wait_scalar
   buffer_bytes src_srd, src_row_bytes
   buffer_bytes dst_srd, dst_row_bytes
-  s_lshr_b32 s[quads], s[head_dim], 2
+  s_lshr_b32 s[columns], s[head_dim], s[log2_per_lane]
 
   // The box: its first row, and how many rows of the sequence are left for it.
   s_mul_i32 s[row], s[seq_block], s[box+1]
@@ -268,10 +276,12 @@ next_row:
   s_mad_u64 row, row_in_seq, dst_stride + 2, t
   s_mad_u64 row, row_in_head, dst_stride + 4, t
   buffer_base dst_srd, row
-  s_mov_b32 s[first_quad], 0
+  s_mov_b32 s[first_column], 0
 
-next_quads:
-  v_add_u32_e32 v[column], s[first_quad], v[lane]
+next_columns:
+  v_add_u32_e32 v[column], s[first_column], v[lane]
+  s_cmp_eq_u32 s[log2_per_lane], 0
+  s_cbranch_scc1 load_one
   s_cmp_ge_u32 s[src_type], type_e4m3fn
   s_cbranch_scc1 load_fp8
   s_cmp_eq_u32 s[src_type], type_f32
@@ -284,6 +294,7 @@ load_16_bits:
   v_lshlrev_b32_e32 v[offset], 3, v[column]
   buffer_load_dwordx2 v[u:u+1], v[offset], s[src_srd:src_srd+3], 0 offen
   wait_memory
+from_16_bits:
   s_cmp_eq_u32 s[src_type], type_f16
   s_cbranch_scc0 load_bf16
   v_lshrrev_b32_e32 v[w], 16, v[u]
@@ -311,12 +322,38 @@ load_fp8:
   v_lshlrev_b32_e32 v[offset], 2, v[column]
   buffer_load_dword v[codes], v[offset], s[src_srd:src_srd+3], 0 offen
   wait_memory
+from_fp8:
   s_cmp_eq_u32 s[src_type], type_e5m2
   s_cbranch_scc1 decode_e5m2
   decode fp8
   s_branch loaded
 decode_e5m2:
   decode bf8
+  s_branch loaded
+
+// One element; the other three of the lane are 0.
+load_one:
+  s_cmp_ge_u32 s[src_type], type_e4m3fn
+  s_cbranch_scc1 load_one_fp8
+  s_cmp_eq_u32 s[src_type], type_f32
+  s_cbranch_scc0 load_one_16_bits
+  v_lshlrev_b32_e32 v[offset], 2, v[column]
+  buffer_load_dword v[x], v[offset], s[src_srd:src_srd+3], 0 offen
+  .irp i, 1, 2, 3
+  v_mov_b32_e32 v[x+\i], 0
+  .endr
+  wait_memory
+  s_branch loaded
+load_one_16_bits:
+  v_lshlrev_b32_e32 v[offset], 1, v[column]
+  buffer_load_ushort v[u], v[offset], s[src_srd:src_srd+3], 0 offen
+  v_mov_b32_e32 v[u+1], 0
+  wait_memory
+  s_branch from_16_bits
+load_one_fp8:
+  buffer_load_ubyte v[codes], v[column], s[src_srd:src_srd+3], 0 offen
+  wait_memory
+  s_branch from_fp8
 loaded:
 
   s_cmp_eq_u32 s[searching], 1
@@ -331,7 +368,7 @@ loaded:
   v_cndmask_b32_e64 v[u+\i], 0, v[u+\i], s[mask+2*\i:mask+2*\i+1]
   v_max_u32_e32 v[largest], v[largest], v[u+\i]
   .endr
-  s_branch quads_done
+  s_branch columns_done
 
 convert:
   s_cmp_eq_u32 s[scale], 0
@@ -352,9 +389,11 @@ scaled:
   s_cbranch_scc1 store_fp8
   s_cmp_eq_u32 s[dst_type], type_f32
   s_cbranch_scc0 store_16_bits
+  s_cmp_eq_u32 s[log2_per_lane], 0
+  s_cbranch_scc1 store_one_f32
   v_lshlrev_b32_e32 v[offset], 4, v[column]
   buffer_store_dwordx4 v[x:x+3], v[offset], s[dst_srd:dst_srd+3], 0 offen
-  s_branch quads_done
+  s_branch columns_done
 store_16_bits:
   s_cmp_eq_u32 s[dst_type], type_f16
   s_cbranch_scc0 store_bf16
@@ -367,11 +406,13 @@ store_bf16:
   bf16_of_f32 u+\i, x+\i, rounding
   .endr
 pack_16_bits:
+  s_cmp_eq_u32 s[log2_per_lane], 0
+  s_cbranch_scc1 store_one_16_bits
   v_lshl_or_b32 v[u], v[u+1], 16, v[u]
   v_lshl_or_b32 v[u+1], v[u+3], 16, v[u+2]
   v_lshlrev_b32_e32 v[offset], 3, v[column]
   buffer_store_dwordx2 v[u:u+1], v[offset], s[dst_srd:dst_srd+3], 0 offen
-  s_branch quads_done
+  s_branch columns_done
 store_fp8:
   s_cmp_eq_u32 s[dst_type], type_e5m2
   s_cbranch_scc1 encode_e5m2
@@ -380,13 +421,27 @@ store_fp8:
 encode_e5m2:
   encode bf8
 encoded:
+  s_cmp_eq_u32 s[log2_per_lane], 0
+  s_cbranch_scc1 store_one_fp8
   v_lshlrev_b32_e32 v[offset], 2, v[column]
   buffer_store_dword v[codes], v[offset], s[dst_srd:dst_srd+3], 0 offen
+  s_branch columns_done
 
-quads_done:
-  s_add_u32 s[first_quad], s[first_quad], 64
-  s_cmp_lt_u32 s[first_quad], s[quads]
-  s_cbranch_scc1 next_quads
+store_one_f32:
+  v_lshlrev_b32_e32 v[offset], 2, v[column]
+  buffer_store_dword v[x], v[offset], s[dst_srd:dst_srd+3], 0 offen
+  s_branch columns_done
+store_one_16_bits:
+  v_lshlrev_b32_e32 v[offset], 1, v[column]
+  buffer_store_short v[u], v[offset], s[dst_srd:dst_srd+3], 0 offen
+  s_branch columns_done
+store_one_fp8:
+  buffer_store_byte v[codes], v[column], s[dst_srd:dst_srd+3], 0 offen
+
+columns_done:
+  s_add_u32 s[first_column], s[first_column], 64
+  s_cmp_lt_u32 s[first_column], s[columns]
+  s_cbranch_scc1 next_columns
   s_add_u32 s[row_in_seq], s[row_in_seq], waves
   s_cmp_lt_u32 s[row_in_seq], s[rows]
   s_cbranch_scc1 next_row

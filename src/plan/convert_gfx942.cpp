@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <limits>
 
@@ -52,17 +53,16 @@ Boxes boxes_of(const attn_quantize_problem& p) {
   return boxes;
 }
 
-bool in_quads(const attn_strides& stride) {
-  return stride.batch % 4 == 0 && stride.seq % 4 == 0 && stride.head % 4 == 0;
+// A lane can take four elements at a time.
+bool in_fours(const void* memory, attn_dtype type, const attn_strides& stride) {
+  const uintptr_t alignment = uintptr_t(std::min<int64_t>(dtype_bytes(type, 4), 16));
+  return reinterpret_cast<uintptr_t>(memory) % alignment == 0 && stride.batch % 4 == 0 &&
+         stride.seq % 4 == 0 && stride.head % 4 == 0;
 }
 
 Status shape(const attn_quantize_problem& p, const DeviceInfo&, Launch* launch) {
-  if (p.head_dim % 4 != 0)
-    return unsupported("convert_gfx942: head_dim ", p.head_dim, " is not a multiple of 4");
   if (p.head_dim > max_head_dim)
     return unsupported("convert_gfx942: head_dim ", p.head_dim, "; accepted: up to ", max_head_dim);
-  if (!in_quads(p.src_stride) || !in_quads(p.dst_stride))
-    return unsupported("convert_gfx942: strides that are not multiples of 4 elements");
   const Boxes boxes = boxes_of(p);
   if (boxes.grid[0] > max_grid_x || boxes.grid[1] > max_grid_y || boxes.grid[2] > max_grid_y)
     return unsupported("convert_gfx942: batch ", p.batch, ", heads ", p.heads, ", seqlen ",
@@ -106,6 +106,9 @@ void pack(const attn_quantize_problem& p, const attn_quantize_args& args, void* 
   a.scale = convert_scale(p.scale);
   a.src_row_bytes = int(dtype_bytes(p.src_type, p.head_dim));
   a.dst_row_bytes = int(dtype_bytes(p.dst_type, p.head_dim));
+  const bool fours = p.head_dim % 4 == 0 && in_fours(args.src, p.src_type, p.src_stride) &&
+                     in_fours(args.dst, p.dst_type, p.dst_stride);
+  a.log2_per_lane = fours ? 2 : 0;
   set_formats(p.src_type, p.dst_type, p.saturate != 0, &a);
   std::memcpy(kernarg, &a, sizeof a);
 }

@@ -1,8 +1,10 @@
 #include "gfx9/shipped.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <limits>
 #include <random>
@@ -30,7 +32,7 @@ void require(const Status& status) {
 
 class Maker {
  public:
-  explicit Maker(Memory& memory) : memory_(memory) {}
+  Maker(Memory& memory, uint32_t data) : memory_(memory), rng_(data) {}
   Problem problem;
 
   void* input(const std::vector<uint8_t>& bytes) {
@@ -39,44 +41,69 @@ class Maker {
     return reinterpret_cast<void*>(at);
   }
   void* output(uint64_t bytes) {
-    const uint64_t at = add(bytes);
-    memory_.fill(at, 0xa5, bytes);
-    problem.outputs.emplace_back(at, bytes);
+    const uint64_t at = add(bytes), whole = problem.allocations.back(), end = at + bytes;
+    memory_.fill(whole, 0xa5, end - whole);
+    problem.outputs.emplace_back(whole, end - whole);
     return reinterpret_cast<void*>(at);
   }
-  // Values of all sizes; one in `special` is zero, infinite, NaN or at the end of some fp8 type.
-  std::vector<uint8_t> values(attn_dtype type, size_t count, unsigned special = 0) {
+  // Values of all sizes, times `size`; one in `special` is zero, infinite, NaN or, with `ends`, at
+  // the end of some fp8 type, one in four lies between two numbers of 16 bits.
+  std::vector<uint8_t> values(attn_dtype type, size_t count, unsigned special, double size = 1,
+                              bool ends = true) {
     std::vector<uint8_t> bytes(count * dtype_bytes(type));
     std::normal_distribution<double> normal;
     for (size_t i = 0; i < count; ++i) {
-      double x = normal(rng_) * std::ldexp(1.0, int(rng_() % 20) - 10);
+      double x = normal(rng_) * std::ldexp(size, int(rng_() % 20) - 10);
       if (special != 0 && rng_() % special == 0) {
         constexpr double inf = std::numeric_limits<double>::infinity();
         const double some[] = {0.0, -0.0, inf, -inf, std::nan(""), 448, 464, 240, 57344, 1e30};
-        x = some[rng_() % 10];
+        x = some[rng_() % (ends ? 10 : 5)];
       }
       uint32_t code = 0;
       if (type == ATTN_F32) {
         const float f = float(x);
         std::memcpy(&code, &f, 4);
+        if (rng_() % 4 == 0) code = (code & 0xffff0000) | (rng_() % 2 ? 0x8000 : 0x1000);
       } else if (dtype_is_fp8(type)) {
         code = uint32_t(rng_() & 255);
       } else {
         code = encode(type == ATTN_F16 ? f16_format : bf16_format, x, false);
+        if (std::isnan(x)) code |= rng_() & 0x803f;  // any NaN
       }
       std::memcpy(&bytes[i * dtype_bytes(type)], &code, dtype_bytes(type));
+    }
+    return bytes;
+  }
+  // f32 whose quotients by `descale` lie halfway between two codes of an fp8 type, or a bit beside.
+  std::vector<uint8_t> near_ties(attn_dtype type, size_t count, float descale) {
+    const SmallFloat& format = fp8_format(type);
+    std::vector<uint8_t> bytes(count * 4);
+    for (size_t i = 0; i < count; ++i) {
+      const uint32_t code = rng_() % format.max_code;
+      const double tie = (decode(format, code) + decode(format, code + 1)) / 2;
+      float x = float(tie * descale);
+      const unsigned beside = rng_() % 4;
+      if (beside < 2) x = std::nextafter(x, beside == 0 ? 0.0f : 1e38f);
+      if (rng_() % 2) x = -x;
+      std::memcpy(&bytes[i * 4], &x, 4);
     }
     return bytes;
   }
   std::mt19937& rng() { return rng_; }
 
  private:
+  // A multiple of 2^32 lies in the middle, so that addresses carry into their high halves.
   uint64_t add(uint64_t bytes) {
-    problem.allocations.push_back(memory_.allocate(bytes));
-    return problem.allocations.back();
+    constexpr uint64_t page = uint64_t{1} << 32;
+    const uint64_t now = memory_.allocate(1), middle = (now / page + 2) * page;
+    memory_.free(now);
+    const uint64_t at = middle - bytes / 32 * 16, whole = at / 256 * 256;
+    memory_.skip_to(whole);
+    problem.allocations.push_back(memory_.allocate(at - whole + bytes));
+    return at;
   }
   Memory& memory_;
-  std::mt19937 rng_{42};
+  std::mt19937 rng_;
 };
 
 // [batch, seq, heads, dim] without gaps; `sign` -1: the last row first, so that offsets are
@@ -92,9 +119,9 @@ void* first_row(void* memory, int sign, int64_t rows, int64_t row_bytes) {
   return static_cast<char*>(memory) + (sign < 0 ? (rows - 1) * row_bytes : 0);
 }
 
-Problem merge_problem(Memory& memory, attn_dtype part, attn_dtype out, int parts, int64_t dim,
-                      bool want_lse, int sign = 1) {
-  Maker m(memory);
+Problem merge_problem(Memory& memory, uint32_t data, attn_dtype part, attn_dtype out, int parts,
+                      int64_t dim, bool want_lse, int sign) {
+  Maker m(memory, data);
   attn_merge_problem p{};
   p.batch = 2, p.heads_q = 3, p.seqlen_q = 6, p.head_dim_v = dim;
   p.num_parts = parts;
@@ -127,27 +154,51 @@ Problem merge_problem(Memory& memory, attn_dtype part, attn_dtype out, int parts
   return std::move(m.problem);
 }
 
-Problem convert_problem(Memory& memory, attn_dtype from, attn_dtype to, attn_scale_source scale,
-                        attn_descale_kind kind, bool saturate, int64_t dim, int sign) {
-  Maker m(memory);
+struct Convert {
+  attn_dtype from, to;
+  attn_scale_source scale;
+  attn_descale_kind kind;
+  bool saturate;
+  int64_t dim;
+  int sign, dst_sign;
+  bool ties = false;
+  double size = 1;          // of the values
+  bool short_rows = false;  // many heads of few values, some of them 0
+};
+
+Problem convert_problem(Memory& memory, uint32_t data, const Convert& c) {
+  Maker m(memory, data);
   attn_quantize_problem p{};
-  p.batch = 2, p.seqlen = kind == ATTN_DESCALE_BLOCK ? 70 : 11, p.heads = 2, p.head_dim = dim;
-  const bool back = dtype_is_fp8(from);  // only the kernel knows that way
-  p.src_type = back ? ATTN_F32 : from;
-  p.dst_type = back ? from : to;
-  p.src_stride = p.dst_stride = packed(p.seqlen, p.heads, dim, sign);
-  p.kind = kind;
+  p.batch = p.heads = c.kind == ATTN_DESCALE_BLOCK || c.dim > 64 ? 1 : 3;
+  p.seqlen = c.kind == ATTN_DESCALE_BLOCK ? 137 : 9;
+  if (c.short_rows) p.batch = 4, p.heads = 5, p.seqlen = 1;
+  p.head_dim = c.dim;
+  const bool back = dtype_is_fp8(c.from);  // only the kernel knows that way
+  p.src_type = back ? ATTN_F32 : c.from;
+  p.dst_type = back ? c.from : c.to;
+  p.src_stride = packed(p.seqlen, p.heads, c.dim, back ? c.dst_sign : c.sign);
+  p.dst_stride = packed(p.seqlen, p.heads, c.dim, back ? c.sign : c.dst_sign);
+  p.kind = c.kind;
   p.descale_block_keys = 64;
-  p.scale = scale;
-  p.saturate = saturate;
-  const int64_t rows = p.batch * p.seqlen * p.heads, count = rows * dim;
+  p.scale = c.scale;
+  p.saturate = c.saturate;
+  const attn_dtype from = c.from, to = c.to;
+  const int64_t rows = p.batch * p.seqlen * p.heads, count = rows * c.dim;
+  std::vector<float> descale(64);
+  for (float& d : descale) {
+    const unsigned n = m.rng()();
+    // Of few bits where it multiplies, so that products lie halfway between two numbers of 16 bits.
+    d = back ? float(257 + n % 256) / 256 : 0.01f * float(1 + n % 1000);
+  }
+  std::vector<uint8_t> src =
+      c.ties ? m.near_ties(to, count, descale[0])
+             : m.values(from, count, c.dim % 8 == 0 ? 4 : 16, c.size, c.scale != ATTN_SCALE_AMAX);
+  if (c.short_rows) std::fill(src.begin() + src.size() / 4, src.begin() + src.size() / 2, 0);
   attn_quantize_args args{};
-  args.src = first_row(m.input(m.values(from, count, scale == ATTN_SCALE_AMAX ? 0 : 16)), sign,
-                       rows, dim * dtype_bytes(from));
-  args.dst = first_row(m.output(count * dtype_bytes(to)), sign, rows, dim * dtype_bytes(to));
-  if (scale == ATTN_SCALE_GIVEN) {
-    std::vector<float> descale(64);
-    for (float& d : descale) d = 0.01f * float(1 + m.rng()() % 1000);
+  args.src = first_row(m.input(src), c.sign, rows, c.dim * dtype_bytes(from));
+  args.dst =
+      first_row(m.output(count * dtype_bytes(to)), c.dst_sign, rows, c.dim * dtype_bytes(to));
+  if (c.scale == ATTN_SCALE_GIVEN) {
     std::vector<uint8_t> bytes(descale.size() * 4);
     std::memcpy(bytes.data(), descale.data(), bytes.size());
     args.descale = static_cast<float*>(m.input(bytes));
@@ -160,52 +211,91 @@ Problem convert_problem(Memory& memory, attn_dtype from, attn_dtype to, attn_sca
   if (back) {
     attn_convert_kernarg a;
     std::memcpy(&a, m.problem.kernarg.data(), sizeof a);
-    set_formats(from, to, saturate, &a);
+    set_formats(from, to, c.saturate, &a);
     for (int i = 0; i < 3; ++i) {
       std::swap(a.src_stride[i], a.dst_stride[i]);
       if (to != ATTN_F32) a.dst_stride[i] /= 2;
     }
-    a.src_row_bytes = int(dim * dtype_bytes(from));
-    a.dst_row_bytes = int(dim * dtype_bytes(to));
-    a.scale = scale == ATTN_SCALE_GIVEN ? attn_convert_multiply : attn_convert_one;
+    a.src_row_bytes = int(c.dim * dtype_bytes(from));
+    a.dst_row_bytes = int(c.dim * dtype_bytes(to));
+    a.scale = c.scale == ATTN_SCALE_GIVEN ? attn_convert_multiply : attn_convert_one;
     std::memcpy(m.problem.kernarg.data(), &a, sizeof a);
   }
   return std::move(m.problem);
 }
 
-std::vector<Problem> problems_of(const std::string& name, Memory& memory) {
-  std::vector<Problem> all;
-  if (name == "merge_gfx942") {
-    all.push_back(merge_problem(memory, ATTN_F32, ATTN_F32, 3, 300, true));
-    all.push_back(merge_problem(memory, ATTN_F16, ATTN_F16, 5, 300, true, -1));
-    all.push_back(merge_problem(memory, ATTN_BF16, ATTN_BF16, 16, 260, false));
-    all.push_back(merge_problem(memory, ATTN_F32, ATTN_F16, 1, 8, true, -1));
-    all.push_back(merge_problem(memory, ATTN_BF16, ATTN_F32, 9, 256, true, -1));
-  } else {
-    const auto one = ATTN_SCALE_ONE, given = ATTN_SCALE_GIVEN, amax = ATTN_SCALE_AMAX;
-    const auto tensor = ATTN_DESCALE_TENSOR, head = ATTN_DESCALE_HEAD, block = ATTN_DESCALE_BLOCK;
-    const auto add = [&](attn_dtype from, attn_dtype to, attn_scale_source scale,
-                         attn_descale_kind kind, bool saturate, int64_t dim, int sign) {
-      all.push_back(convert_problem(memory, from, to, scale, kind, saturate, dim, sign));
-    };
-    add(ATTN_F32, ATTN_F8_E4M3FN, one, tensor, false, 260, 1);
-    add(ATTN_F16, ATTN_F8_E4M3FN, amax, tensor, true, 68, -1);
-    add(ATTN_BF16, ATTN_F8_E5M2, amax, head, false, 64, 1);
-    add(ATTN_F32, ATTN_F8_E4M3FNUZ, given, block, true, 36, -1);
-    add(ATTN_F16, ATTN_F8_E5M2, given, head, false, 36, 1);
-    add(ATTN_F32, ATTN_F8_E5M2, amax, block, true, 64, -1);
-    add(ATTN_F8_E4M3FN, ATTN_F32, one, tensor, false, 64, -1);
-    add(ATTN_F8_E5M2, ATTN_F32, one, tensor, false, 64, 1);
-    add(ATTN_F8_E5M2, ATTN_F16, given, head, false, 64, 1);
-    add(ATTN_F8_E4M3FNUZ, ATTN_BF16, given, tensor, false, 128, -1);
+// Makes a problem in a Memory; `data` seeds its values.
+using MakeProblem = std::function<Problem(Memory& memory, uint32_t data)>;
+
+std::vector<MakeProblem> merge_problems() {
+  std::vector<MakeProblem> all;
+  const auto add = [&](auto... problem) {
+    all.push_back(
+        [=](Memory& memory, uint32_t data) { return merge_problem(memory, data, problem...); });
+  };
+  add(ATTN_F32, ATTN_F32, 3, 300, true, 1);
+  add(ATTN_F16, ATTN_F16, 5, 300, true, -1);
+  add(ATTN_BF16, ATTN_BF16, 16, 260, false, 1);
+  add(ATTN_F32, ATTN_BF16, 1, 300, false, -1);
+  add(ATTN_F32, ATTN_F16, 1, 8, true, -1);
+  add(ATTN_BF16, ATTN_F16, 2, 70, true, 1);
+  add(ATTN_F16, ATTN_BF16, 2, 70, true, 1);
+  add(ATTN_BF16, ATTN_F32, 9, 256, true, -1);
+  return all;
+}
+
+std::vector<MakeProblem> convert_problems() {
+  constexpr attn_dtype f32 = ATTN_F32, f16 = ATTN_F16, bf16 = ATTN_BF16, e4m3 = ATTN_F8_E4M3FN,
+                       e5m2 = ATTN_F8_E5M2, fnuz = ATTN_F8_E4M3FNUZ;
+  constexpr auto one = ATTN_SCALE_ONE, given = ATTN_SCALE_GIVEN, amax = ATTN_SCALE_AMAX;
+  constexpr auto tensor = ATTN_DESCALE_TENSOR, head = ATTN_DESCALE_HEAD, block = ATTN_DESCALE_BLOCK;
+  std::vector<MakeProblem> all;
+  for (const Convert& c : std::initializer_list<Convert>{
+           {f32, e4m3, given, tensor, true, 68, -1, -1, true},
+           {f16, e5m2, given, head, false, 36, 1, 1},
+           {bf16, e5m2, amax, head, false, 8, 1, -1},
+           {f16, e4m3, amax, tensor, true, 12, -1, -1},
+           {e5m2, f16, given, head, false, 16, 1, -1},
+           {fnuz, bf16, given, tensor, false, 128, -1, 1},
+           {f32, fnuz, given, tensor, false, 69, 1, 1, true},
+           {f32, e4m3, one, tensor, false, 260, 1, 1},
+           {f32, fnuz, given, block, true, 8, -1, -1},
+           {f16, fnuz, one, head, false, 16, -1, 1},
+           {f32, e5m2, amax, block, true, 4, -1, -1},
+           {f32, e4m3, given, tensor, false, 68, 1, -1, false, 0x1p40},
+           {f32, e5m2, given, tensor, false, 68, -1, 1, false, 0x1p-45},
+           {e4m3, f32, one, tensor, false, 64, -1, -1},
+           {e5m2, f32, one, tensor, false, 68, 1, 1},
+           {f32, e4m3, given, head, true, 7, 1, -1, true},
+           {f16, fnuz, amax, head, false, 7, -1, 1},
+           {bf16, e5m2, one, tensor, false, 69, 1, 1},
+           {e4m3, f32, one, tensor, false, 5, -1, 1},
+           {e5m2, f16, given, tensor, false, 67, 1, -1},
+           {fnuz, bf16, one, tensor, false, 67, 1, 1},
+           {f32, e4m3, amax, head, false, 8, 1, 1, false, 0x1p-124, true},
+           {f32, fnuz, amax, head, true, 8, -1, -1, false, 0x1p-130, true},
+           {f32, e4m3, amax, head, true, 8, -1, -1, false, 0x1p-156, true},
+       }) {
+    all.push_back([c](Memory& memory, uint32_t data) { return convert_problem(memory, data, c); });
   }
   return all;
 }
 
+// To add a kernel: write the function that lists its problems, each made with a Maker, so that
+// every instruction of it is reached (which the tests check), and name it here.
+struct Shipped {
+  const char* name;
+  std::vector<MakeProblem> (*problems)();
+};
+constexpr Shipped all_shipped[] = {{"merge_gfx942", merge_problems},
+                                   {"convert_gfx942", convert_problems}};
+
 }  // namespace
 
 std::vector<std::string> shipped_kernels() {
-  return {"merge_gfx942", "convert_gfx942"};
+  std::vector<std::string> names;
+  for (const Shipped& s : all_shipped) names.push_back(s.name);
+  return names;
 }
 
 std::unique_ptr<gfx9emu::CodeObject> load_shipped(const std::string& name, Memory* memory) {
@@ -217,9 +307,12 @@ std::unique_ptr<gfx9emu::CodeObject> load_shipped(const std::string& name, Memor
 }
 
 ShippedRun run_shipped(const std::string& name, const gfx9emu::CodeObject& object, Memory& memory,
-                       const gfx9emu::Options& options) {
+                       const gfx9emu::Options& options, uint32_t data, const ShippedRun* right) {
   ShippedRun result;
-  for (const Problem& p : problems_of(name, memory)) {
+  const auto* shipped = std::find_if(std::begin(all_shipped), std::end(all_shipped),
+                                     [&](const Shipped& s) { return name == s.name; });
+  for (const MakeProblem& make : shipped->problems()) {
+    const Problem p = make(memory, data);
     const gfx9emu::Report report = gfx9emu::launch(
         memory, *object.kernel(name), {p.launch.grid[0], p.launch.grid[1], p.launch.grid[2]},
         {p.launch.block[0], p.launch.block[1], p.launch.block[2]}, p.kernarg, 0, options);
@@ -236,6 +329,8 @@ ShippedRun run_shipped(const std::string& name, const gfx9emu::CodeObject& objec
     }
     for (const uint64_t at : p.allocations) memory.free(at);
     if (!result.fault.empty()) break;
+    if (right && !std::equal(result.outputs.begin(), result.outputs.end(), right->outputs.begin()))
+      break;
   }
   return result;
 }

@@ -18,12 +18,14 @@ struct ShippedRun {
   std::set<uint32_t> executed;  // indices of instructions, by workgroup 0; with Options::trace
 };
 
-// "merge_gfx942", "convert_gfx942".
+// "merge_gfx942" and so on; shipped.cpp says how to add one.
 std::vector<std::string> shipped_kernels();
 // Its code object, freshly loaded. Null if the build made none.
 std::unique_ptr<gfx9emu::CodeObject> load_shipped(const std::string& name, gfx9emu::Memory* memory);
-// Runs the kernel of `object` by that name on all its problems, until one faults.
+// Runs the kernel of `object` by that name on all its problems, until one faults or, with `right`,
+// has other outputs than that run. `data` seeds the values in them.
 ShippedRun run_shipped(const std::string& name, const gfx9emu::CodeObject& object,
-                       gfx9emu::Memory& memory, const gfx9emu::Options& options);
+                       gfx9emu::Memory& memory, const gfx9emu::Options& options, uint32_t data = 42,
+                       const ShippedRun* right = nullptr);
 
 }  // namespace attn::test

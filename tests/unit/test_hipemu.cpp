@@ -348,7 +348,8 @@ class Converter {
   }
   ~Converter() { driver_->unload(module_); }
 
-  // One row of `count` elements, a multiple of 4.
+  int log2_per_lane = 2;  // 2 or 0
+  // One row of `count` elements, a multiple of 4 where a lane takes four.
   std::vector<unsigned char> convert(const std::vector<unsigned char>& src, int64_t count,
                                      attn_dtype from, attn_dtype to, bool saturate, int scale,
                                      float descale) {
@@ -362,6 +363,7 @@ class Converter {
     a.descale = static_cast<float*>(descale_memory);
     a.seqlen = 1;
     a.head_dim = int(count);
+    a.log2_per_lane = log2_per_lane;
     a.scale = scale;
     a.box[0] = a.box[1] = a.box[2] = 1;
     a.src_row_bytes = int(src.size());
@@ -459,6 +461,7 @@ TEST_CASE("convert_gfx942: quotients are rounded once", "[hipemu]") {
       x.resize(2048);
       const auto src = bytes_of(x);
       const bool saturate = round % 2 != 0;
+      converter.log2_per_lane = round % 3 == 2 ? 0 : 2;
       const auto got =
           converter.convert(src, 2048, ATTN_F32, to, saturate, attn_convert_divide, descale);
       CHECK(wrong_code(ATTN_F32, src, to, saturate, descale, got) == "");
@@ -475,6 +478,7 @@ TEST_CASE("convert_gfx942: fp8 codes to values", "[hipemu]") {
     for (attn_dtype to :
          {ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ}) {
       for (float descale : {1.0f, 0.375f, -3.0f}) {
+        converter.log2_per_lane = descale == 0.375f ? 0 : 2;
         const auto got =
             converter.convert(src, 256, from, to, false, attn_convert_multiply, descale);
         for (int64_t n = 0; n < 256; ++n) {

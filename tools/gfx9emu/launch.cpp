@@ -273,12 +273,16 @@ Report launch(Memory& memory, const Kernel& kernel, Dim3 grid, Dim3 block,
 
   const uint64_t groups = uint64_t(grid.x) * grid.y * grid.z;
   std::atomic<uint64_t> next{0};
+  // Nobody knows the order of workgroups either; this takes each once.
+  const uint64_t first = options.seed % groups;
+  const bool backwards = options.seed & 1;
   std::mutex mutex;
   int errors = 0;
   const auto work = [&] {
     for (;;) {
-      const uint64_t n = next++;
-      if (n >= groups) return;
+      const uint64_t turn = next++;
+      if (turn >= groups) return;
+      const uint64_t n = (first + (backwards ? groups - turn : turn)) % groups;
       const Dim3 id{static_cast<uint32_t>(n % grid.x), static_cast<uint32_t>(n / grid.x % grid.y),
                     static_cast<uint32_t>(n / grid.x / grid.y)};
       Workgroup group(context, id, options.seed ^ (n * 0x9e3779b97f4a7c15));

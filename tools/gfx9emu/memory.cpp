@@ -58,6 +58,11 @@ uint64_t Memory::allocate(uint64_t bytes, std::string label) {
   return address;
 }
 
+void Memory::skip_to(uint64_t address) {
+  const std::unique_lock lock(mutex_);
+  next_ = std::max(next_, address / alignment * alignment);
+}
+
 std::string Memory::map_host(void* pointer, uint64_t bytes, std::string label) {
   auto a = std::make_unique<Owned>();
   a->owns = false;

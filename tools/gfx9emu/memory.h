@@ -34,6 +34,8 @@ class Memory {
 
   // Aligned to 256 bytes; contents undefined. 0 if the host has not that much.
   uint64_t allocate(uint64_t bytes, std::string label = "");
+  // The next allocation begins at `address` (a multiple of 256) unless addresses are beyond it.
+  void skip_to(uint64_t address);
   // Makes `bytes` at a host pointer visible at the same address; defined. free() unmaps it.
   std::string map_host(void* pointer, uint64_t bytes, std::string label = "");
   std::string free(uint64_t address);

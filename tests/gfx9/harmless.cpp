@@ -1,0 +1,216 @@
+// Why a mutation is harmless; see mutations.h.
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "gfx9/mutations.h"
+#include "gfx9/shipped.h"
+#include "gfx9emu/decode.h"
+#include "gfx9emu/wave.h"
+
+namespace attn::test {
+namespace {
+
+using namespace gfx9emu;
+
+// Not those that mutations are noticed by.
+constexpr uint32_t data_first = 1000, data_last = 1001;
+constexpr uint64_t schedule_first = 1000, schedule_last = 1031;
+
+// ---- s_nop -------------------------------------------------------------------------------------
+
+std::string nop_not_needed(const std::string& kernel, uint64_t offset) {
+  const std::string command = "'" ATTN_PYTHON "' '" ATTN_AMDHSA
+                              "' hazards --json --llvm '" ATTN_LLVM_BIN_DIR
+                              "' '" ATTN_GFX9_IMAGES_DIR "/" +
+                              kernel + ".hsaco' 2>/dev/null";
+  std::string text;
+  FILE* pipe = popen(command.c_str(), "r");
+  if (!pipe) return "";
+  char buffer[4096];
+  for (size_t n; (n = fread(buffer, 1, sizeof buffer, pipe)) > 0;) text.append(buffer, n);
+  if (pclose(pipe) != 0) return "";
+  const auto json = nlohmann::json::parse(text, nullptr, false);
+  if (json.is_discarded()) return "";
+  for (const auto& k : json.at("kernels")) {
+    if (k.at("kernel") != kernel) continue;
+    for (const auto& nop : k.at("s_nops")) {
+      if (nop.at("offset") == offset && !nop.at("needed")) return "LLVM does not put it back";
+    }
+  }
+  return "";
+}
+
+// ---- s_waitcnt, s_barrier ----------------------------------------------------------------------
+
+std::string right_in_any_order(const std::string& kernel, const Mutation& mutation) {
+  Memory memory;
+  const auto object = load_shipped(kernel, &memory);
+  const auto mutant = load_shipped(kernel, &memory);
+  mutation.apply(*mutant);
+  for (uint32_t data = data_first; data <= data_last; ++data) {
+    const ShippedRun right = run_shipped(kernel, *object, memory, {}, data);
+    for (uint64_t seed = schedule_first; seed <= schedule_last; ++seed) {
+      const ShippedRun run = run_shipped(kernel, *mutant, memory, {.seed = seed}, data, &right);
+      if (!run.fault.empty() || run.outputs != right.outputs) return "";
+    }
+  }
+  return "right in " + std::to_string(schedule_last - schedule_first + 1) + " random schedules";
+}
+
+// ---- registers ---------------------------------------------------------------------------------
+
+// What a wave's registers hold.
+struct State {
+  std::vector<Row> rows;
+  std::vector<uint32_t> scalars;
+  uint32_t mode = 0;
+};
+State state_of(Wave& w) {
+  return {std::vector<Row>(w.v, w.v + w.context.kernel->descriptor.vgprs),
+          std::vector<uint32_t>(w.s, w.s + std::size(w.s)), w.mode};
+}
+void set_state(Wave& w, const State& state) {
+  std::copy(state.rows.begin(), state.rows.end(), w.v);
+  std::copy(state.scalars.begin(), state.scalars.end(), w.s);
+  w.set_mode(state.mode);
+}
+
+// The instruction as it is and as it is mutated, side by side. After it has run, what the mutant
+// would have left otherwise counts as never written, so that the checks report who reads it.
+struct Comparison {
+  Inst original, mutant;
+  bool differs = false;  // at least once
+  std::string unsound;   // what cannot be followed
+  struct Difference {
+    std::vector<std::pair<int, uint64_t>> rows;  // register, lanes
+    std::vector<int> scalars;
+  };
+  std::map<Wave*, Difference> pending;
+
+  bool is_memory() const { return original.is_load || original.is_store || original.is_lds_dma; }
+
+  Difference compare(const State& a, const State& b) {
+    Difference d;
+    for (size_t r = 0; r < a.rows.size(); ++r) {
+      uint64_t lanes = 0;
+      for (int l = 0; l < wave_lanes; ++l) {
+        lanes |= uint64_t{a.rows[r].lane[l] != b.rows[r].lane[l]} << l;
+      }
+      if (lanes) d.rows.emplace_back(int(r), lanes);
+    }
+    for (size_t r = 0; r < a.scalars.size(); ++r) {
+      if (a.scalars[r] != b.scalars[r]) d.scalars.push_back(int(r));
+    }
+    if (a.mode != b.mode) unsound = "MODE differs";
+    for (const int r : d.scalars) {
+      if (r == scalar::exec || r == scalar::exec + 1) unsound = "EXEC differs";
+    }
+    return d;
+  }
+
+  void run(Wave& w) {
+    const State before = state_of(w);
+    if (!is_memory()) {
+      mutant.run(w, mutant);
+      const State other = state_of(w);
+      set_state(w, before);
+      original.run(w, original);
+      pending[&w] = compare(state_of(w), other);
+      return;
+    }
+    // An access is made once: its operands hold the same, or its result goes elsewhere.
+    for (int i = original.dst_count; i < original.op_count; ++i) {
+      if (!original.op[i].is_register() || original.op[i].reg == mutant.op[i].reg) continue;
+      const RegRange &a = original.op[i].reg, &b = mutant.op[i].reg;
+      for (int n = 0; n < a.count; ++n) {
+        if (a.file == RegFile::Scalar) {
+          if (w.s[a.first + n] != w.s[b.first + n]) unsound = "operands of an access differ";
+          continue;
+        }
+        for (int l = 0; l < wave_lanes; ++l) {
+          const bool same = w.row(a, n).lane[l] == w.row(b, n).lane[l];
+          if (w.exec() >> l & 1 && !same) unsound = "operands of an access differ";
+        }
+      }
+    }
+    original.run(w, original);
+    if (original.dst_count == 0 || original.op[0].reg == mutant.op[0].reg) return;
+    State other = before;
+    const RegRange &a = original.op[0].reg, &b = mutant.op[0].reg;
+    for (int n = 0; n < a.count; ++n) {
+      if (a.file == RegFile::Scalar) {
+        other.scalars[b.first + n] = w.s[a.first + n];
+      } else {
+        for (int l = 0; l < wave_lanes; ++l) {
+          if (w.exec() >> l & 1) {
+            other.rows[w.physical(b) + n].lane[l] = w.row(a, n).lane[l];
+          }
+        }
+      }
+    }
+    pending[&w] = compare(state_of(w), other);
+  }
+
+  void forget(Wave& w) {
+    const Difference d = std::move(pending[&w]);
+    pending.erase(&w);
+    for (const auto& [r, lanes] : d.rows) {
+      for (uint64_t& half : w.defined[r].half) half &= ~lanes;
+    }
+    for (const int r : d.scalars) w.scalar_defined[r] = 0;
+    differs |= !d.rows.empty() || !d.scalars.empty();
+  }
+};
+thread_local Comparison* comparison;
+
+std::string never_matters(const std::string& kernel, const Mutation& mutation) {
+  Memory memory;
+  const auto object = load_shipped(kernel, &memory);
+  const auto watched = load_shipped(kernel, &memory);
+  Comparison c;
+  auto& program = const_cast<Program&>(watched->program());
+  Inst& inst = program.insts[mutation.index];
+  c.original = inst;
+  if (parse_instruction(mutation.replaced, c.mutant) != "") return "";
+  c.mutant.imm = c.original.imm;
+  inst.run = [](Wave& w, const Inst&) { comparison->run(w); };
+  inst.lanes = nullptr;
+  // Behind it, out of the reach of branches.
+  Inst after;
+  parse_instruction("s_sleep 0", after);
+  after.offset = inst.offset;
+  after.run = [](Wave& w, const Inst&) { comparison->forget(w); };
+  program.insts.insert(program.insts.begin() + mutation.index + 1, after);
+  for (int32_t& at : program.at) {
+    if (at > mutation.index) ++at;
+  }
+
+  comparison = &c;
+  for (uint32_t data = data_first; data <= data_last; ++data) {
+    const ShippedRun right = run_shipped(kernel, *object, memory, {}, data);
+    const ShippedRun run = run_shipped(kernel, *watched, memory, {.hazards = false}, data);
+    if (!c.unsound.empty() || !run.fault.empty() || run.outputs != right.outputs) return "";
+  }
+  return c.differs ? "what it leaves otherwise is never read" : "it leaves the same values";
+}
+
+}  // namespace
+
+std::string why_harmless(const std::string& kernel, const Mutation& mutation) {
+  switch (mutation.kind) {
+    case MutationKind::Nop:
+      return nop_not_needed(kernel, std::stoull(mutation.text.substr(1)));
+    case MutationKind::Wait:
+    case MutationKind::Barrier:
+      return right_in_any_order(kernel, mutation);
+    case MutationKind::Register:
+      return never_matters(kernel, mutation);
+    case MutationKind::Descriptor:
+      break;
+  }
+  return "";
+}
+
+}  // namespace attn::test
