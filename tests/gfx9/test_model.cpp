@@ -32,6 +32,9 @@ TEST_CASE("model: one wave", "[gfx9][model]") {
   CHECK(run("waves 1\nrepeat 10\nmfma:8 7 valu\nend").mfma_share() == 1);
   CHECK(run("waves 1\nrepeat 10\nmfma:8 8 valu\nend").clocks == 10 * 36);
   CHECK(run("waves 1\nrepeat 10\nmfma:8 2 trans\nend").clocks == 10 * 36);
+  ModelSettings alone;
+  alone.overlap = false;
+  CHECK(run("waves 1\nrepeat 10\nmfma:8 7 valu\nend", alone).clocks == 10 * 60);
   ModelSettings packed;
   packed.packed_f32 = 8;
   CHECK(run("waves 1\n10 packed").clocks == 40);
@@ -124,6 +127,10 @@ TEST_CASE("model: AMD's FP8 loop", "[gfx9][model]") {
   CHECK(at8 <= 2048 / 2640.0);
   CHECK(at8 <= at4);
   CHECK(at8 > 0.3);
+  // Where nothing runs behind an MFMA, a wave's 1024 clocks of MFMA stand beside its 1068 of VALU.
+  const double alone = json.at("no_overlap").at("mfma_share");
+  CHECK(alone <= 1024 / 2092.0);
+  CHECK(alone > 0.45);
 }
 
 TEST_CASE("lds: bank conflicts", "[gfx9][model]") {

@@ -119,7 +119,8 @@ ModelResult run_model(const ModelWaves& waves, const ModelSettings& t) {
     if (i.sets_priority) s.priority = i.imm;
     if (i.cls == Class::Nop) s.ready = at + uint64_t(i.imm + 1) * t.issue;
     if (on_port(i.cls)) {
-      const uint64_t busy = port_clocks(i.cls);
+      const bool alone = i.cls == Class::Mfma && !t.overlap;
+      const uint64_t busy = alone ? uint64_t(i.passes) * t.pass : port_clocks(i.cls);
       simd.port_free = at + busy;
       result.port_clocks += busy;
       done = at + busy;
@@ -334,24 +335,30 @@ std::string model_json(const ModelWaves& waves, ModelSettings settings) {
                       {"memory_latency", settings.memory_latency},
                       {"memory_bytes_per_clock", settings.memory_bytes_per_clock},
                       {"scalar_latency", settings.scalar_latency}};
-  for (const int packed : {4, 8}) {
-    settings.packed_f32 = packed;
+  const auto add = [&](const std::string& name) {
     const ModelResult r = run_model(waves, settings);
-    if (packed == 4) {
+    if (!json.contains("instructions")) {
       for (int c = 0; c < class_count; ++c) {
         if (r.instructions[c]) json["instructions"][class_name(Class(c))] = r.instructions[c];
       }
     }
-    json["packed_f32_" + std::to_string(packed)] = {{"clocks", r.clocks},
-                                                    {"mfma_clocks", r.mfma_clocks},
-                                                    {"mfma_share", r.mfma_share()},
-                                                    {"vector_port_share", r.port_share()},
-                                                    {"lds_share", r.lds_share()},
-                                                    {"held_by_port", r.held_by_port},
-                                                    {"held_by_mfma", r.held_by_mfma},
-                                                    {"held_by_wait", r.held_by_wait},
-                                                    {"held_by_barrier", r.held_by_barrier}};
-  }
+    json[name] = {{"clocks", r.clocks},
+                  {"mfma_clocks", r.mfma_clocks},
+                  {"mfma_share", r.mfma_share()},
+                  {"vector_port_share", r.port_share()},
+                  {"lds_share", r.lds_share()},
+                  {"held_by_port", r.held_by_port},
+                  {"held_by_mfma", r.held_by_mfma},
+                  {"held_by_wait", r.held_by_wait},
+                  {"held_by_barrier", r.held_by_barrier}};
+  };
+  settings.packed_f32 = 4;
+  add("packed_f32_4");
+  settings.packed_f32 = 8;
+  add("packed_f32_8");
+  settings.packed_f32 = 4;
+  settings.overlap = false;
+  add("no_overlap");
   return json.dump(2);
 }
 

@@ -40,6 +40,8 @@ struct ModelSettings {
   int scalar_latency = 200;
   int memory_bytes_per_clock = 64;
   int barrier = 4;  // from the last arrival to the release
+  // The vector port is free again behind the issue of an MFMA; otherwise when that is done.
+  bool overlap = true;
 };
 
 struct ModelResult {
@@ -77,7 +79,7 @@ ModelWaves model_waves(const Program& program, std::span<const std::vector<Trace
 // names the line.
 std::string parse_mix(std::string_view text, ModelWaves& waves);
 
-// The results with packed f32 at 4 and at 8 clocks, the settings, and the counts by class.
+// The results with packed f32 at 4 and at 8 clocks and without overlap, the settings, and the counts by class.
 std::string model_json(const ModelWaves& waves, ModelSettings settings);
 
 // LDS clocks of one instruction: its lanes go in groups, each group takes as many clocks as the
