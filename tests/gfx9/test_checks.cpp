@@ -2,6 +2,7 @@
 #include <optional>
 
 #include "gfx9/assemble.h"
+#include "gfx9/generate.h"
 
 using namespace gfx9emu;
 using namespace gfx9emu::test;
@@ -218,6 +219,34 @@ TEST_CASE("freed memory is not for kernels") {
   CHECK(report.faults[0].kind == FaultKind::UseAfterFree);
   CHECK(memory.free(args[1]) != "");
   CHECK(memory.free(12345) != "");
+}
+
+TEST_CASE("what no argument declares is undefined, in the padding of the kernarg segment too") {
+  if (!can_generate()) ATTN_SKIP("no LLVM or no Python");
+  const auto run = [](const std::string& arguments, const std::string& body) {
+    std::string error;
+    const auto file = generate("//# kernel k workgroup=64\n//# ptr p\n" + arguments +
+                                   ".globl k\n.p2align 8\n.type k, @function\nk:\n" + body +
+                                   "s_waitcnt lgkmcnt(0)\ns_add_u32 s2, s7, 1\ns_endpgm\n",
+                               &error);
+    Memory memory;
+    const auto object = CodeObject::load(file, &memory, &error);
+    INFO(error);
+    REQUIRE(object);
+    CHECK(object->kernels()[0].kernarg_bytes == 16);
+    const uint64_t args[2] = {};
+    return launch(memory, object->kernels()[0], {1}, {64}, std::as_bytes(std::span(args)), 0, {});
+  };
+  const std::string n = "//# i32 n\n", m = "//# i32 m\n";
+  for (const char* load : {"s_load_dword s7, s[0:1], 12\n", "s_load_dwordx4 s[4:7], s[0:1], 0\n"}) {
+    INFO(load);
+    const Report report = run(n, load);
+    REQUIRE(report.faults.size() == 1);
+    CHECK(report.faults[0].kind == FaultKind::UndefinedRegister);
+    CHECK(run(n + m, load).ok());
+  }
+  // Taken along and not used.
+  CHECK(run(n, "s_load_dwordx4 s[4:7], s[0:1], 0\ns_waitcnt lgkmcnt(0)\ns_mov_b32 s7, s6\n").ok());
 }
 
 TEST_CASE("a launch that cannot be is refused") {

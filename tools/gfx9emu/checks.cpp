@@ -216,6 +216,9 @@ void Wave::define_after(const Inst& inst, uint64_t active) {
   for (const RegRange& r : inst.writes) {
     if (r.file == RegFile::Scalar) define(r, 3, 0);
   }
+  for (; scalars_undefined != 0; scalars_undefined &= scalars_undefined - 1) {
+    scalar_defined[inst.op[0].reg.first + std::countr_zero(scalars_undefined)] = 0;
+  }
   if (inst.own_lanes) return;
   for (int i = 0; i < inst.dst_count; ++i) {
     if (inst.op[i].is_vector()) define(inst.op[i].reg, inst.halves[i], lanes);

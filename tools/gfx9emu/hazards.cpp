@@ -180,15 +180,6 @@ int always(const Inst&, const Inst&) {
   return n;
 }
 
-// The manual asks for no wait states before a carry-in; the compiler treats it as any other source.
-bool only_carry_in(const Inst& e, const Inst& l) {
-  const bool carries =
-      starts(l, "v_addc_co") || starts(l, "v_subb_co") || starts(l, "v_subbrev_co");
-  if (!carries || l.op_count < 5) return false;
-  const auto scalar_source = [&](const Operand& o) { return o.is_scalar() && meet(o, e.writes); };
-  return !scalar_source(l.op[2]) && !scalar_source(l.op[3]);  // v0, vcc, source, source, vcc
-}
-
 template <bool (*is)(const Inst&), bool (*kind)(const RegRange&)>
 bool writes(const Inst& i) {
   return is(i) && any<kind>(i.writes);
@@ -258,16 +249,9 @@ const HazardRule rules[] = {
      [](const Inst& e, const Inst& l) { return meet(data_of_store(e), l.writes) ? 2 : 0; }},
 
     // Scalar registers
+    // The manual asks for none before a carry-in; the compiler treats it as any other source.
     {"VALU writes an SGPR or VCC, VALU reads it", fault, writes<valu, is_sgpr>,
-     reads<valu, is_sgpr>,
-     [](const Inst& e, const Inst& l) {
-       return meet<is_sgpr>(e.writes, l.reads) && !only_carry_in(e, l) ? 2 : 0;
-     }},
-    {"VALU writes an SGPR or VCC, VALU reads it as carry-in", warning, writes<valu, is_sgpr>,
-     reads<valu, is_sgpr>,
-     [](const Inst& e, const Inst& l) {
-       return meet<is_sgpr>(e.writes, l.reads) && only_carry_in(e, l) ? 2 : 0;
-     }},
+     reads<valu, is_sgpr>, read_after_write<is_sgpr, 2>},
     {"VALU writes an SGPR, a memory instruction reads it", fault, writes<valu, is_sgpr>,
      reads<vmem, is_sgpr>, read_after_write<is_sgpr, 5>},
     {"VALU writes an SGPR, v_readlane or v_writelane selects a lane by it", fault,

@@ -89,9 +89,15 @@ class Temporary {
 void fill_kernarg(Memory& memory, uint64_t address, const Kernel& kernel, Dim3 grid, Dim3 block,
                   std::span<const std::byte> kernarg, uint32_t dynamic_lds) {
   const size_t given = std::min<size_t>(kernarg.size(), kernel.descriptor.kernarg_bytes);
-  memory.write(address, kernarg.first(given));
+  if (kernel.args.empty()) memory.write(address, kernarg.first(given));
   for (const KernelArg& a : kernel.args) {
-    if (!a.value_kind.starts_with("hidden_")) continue;
+    // What lies between and behind the arguments stays undefined.
+    if (!a.value_kind.starts_with("hidden_")) {
+      if (a.offset >= given) continue;
+      memory.write(address + a.offset,
+                   kernarg.subspan(a.offset, std::min<size_t>(a.size, given - a.offset)));
+      continue;
+    }
     uint64_t value = hidden_value(a.value_kind, grid, block);
     if (a.value_kind == "hidden_dynamic_lds_size") value = dynamic_lds;
     std::byte bytes[8];

@@ -39,9 +39,18 @@ void s_load(Wave& w, const Inst& in) {
   const uint64_t base = w.scalar64(in.op[1].reg.first);
   const uint64_t address = (base + scalar_offset(w, in)) & ~uint64_t{3};
   std::array<uint32_t, dwords> data;
-  const std::byte* p = device_bytes(w, address, dwords * 4, true, false, 4);
+  // Loads of arguments may be wider than these and take padding along.
+  const bool arguments =
+      address - w.context.kernarg_address < w.context.kernel->descriptor.kernarg_bytes;
+  const std::byte* p = device_bytes(w, address, dwords * 4, !arguments, false, 4);
   if (!p) return;
   std::memcpy(data.data(), p, sizeof data);
+  if (arguments && w.checks) {
+    const Allocation& a = *w.last_allocation;
+    for (int i = 0; i < 4 * dwords; ++i) {
+      if (!a.defined[address - a.address + i]) w.scalars_undefined |= 1u << (i / 4);
+    }
+  }
   w.issue_scalar_load(in, scalar_counts(dwords), in.op[0].reg, data);
 }
 

@@ -104,6 +104,8 @@ class Wave : public WaveRegisters {
   // By register of a scratch load: lanes that got bytes which were never written. What a kernel
   // spills may be undefined and stays so.
   std::array<uint64_t, 4> loaded_undefined{};
+  // Bit i: dword i of a scalar load belongs to no argument of the kernel. It stays undefined.
+  uint32_t scalars_undefined = 0;
 
   // --- Outstanding operations, oldest first. Handlers issue one for each memory access, after it.
   struct Counts {
