@@ -24,7 +24,7 @@ class Hazards(Case):
     def hazards(self, body):
         """{instruction: wait states LLVM adds}, [whether each s_nop is needed]."""
         path = self.generate(KERNEL.format("\n".join(body)))
-        done = self.amdhsa("hazards", "--json", path)
+        done = self.amdhsa("hazards", "--s-nops", "--json", path)
         found = json.loads(done.stdout)["kernels"][0]
         self.assertEqual(done.returncode, int(bool(found["missing"])))
         text = self.amdhsa("hazards", path).stdout

@@ -22,7 +22,7 @@ constexpr uint64_t schedule_first = 1000, schedule_last = 1031;
 
 std::string nop_not_needed(const std::string& kernel, uint64_t offset) {
   const std::string command = "'" ATTN_PYTHON "' '" ATTN_AMDHSA
-                              "' hazards --json --llvm '" ATTN_LLVM_BIN_DIR
+                              "' hazards --s-nops --json --llvm '" ATTN_LLVM_BIN_DIR
                               "' '" ATTN_GFX9_IMAGES_DIR "/" +
                               kernel + ".hsaco' 2>/dev/null";
   std::string text;

@@ -59,7 +59,8 @@ def run_report(options):
 def run_hazards(options):
     llvm = find_llvm(options.llvm)
     code_object = load(options.object, llvm)
-    found = [hazards.examine(kernel, code_object.target, llvm) for kernel in code_object.kernels]
+    found = [hazards.examine(kernel, code_object.target, llvm, options.s_nops)
+             for kernel in code_object.kernels]
     if options.json:
         print(json.dumps({"file": code_object.name, "kernels": [vars(kernel) for kernel in found]}, indent=2))
     else:
@@ -109,6 +110,8 @@ def parse_arguments():
         sub = commands.add_parser(name, parents=[common], help=what)
         sub.add_argument("object", metavar="OBJ", help="a linked code object")
         sub.add_argument("--json", action="store_true")
+        if name == "hazards":
+            sub.add_argument("--s-nops", action="store_true", help="also which s_nops LLVM does without")
         sub.set_defaults(run=run)
 
     sub = commands.add_parser("llvm", parents=[common], help="print which LLVM is used")

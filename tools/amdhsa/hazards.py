@@ -265,13 +265,14 @@ class Findings:
     """Offsets are bytes from the kernel's entry."""
     kernel: str
     missing: list  # instructions before which LLVM adds wait states
-    s_nops: list  # those of the code, and whether LLVM would put wait states in their place
+    s_nops: list  # those asked for, and whether LLVM would put wait states in their place
 
 
-def examine(kernel, target, llvm):
+def examine(kernel, target, llvm, each_s_nop):
     translation = Translation(llvm, target, kernel.instructions)
-    s_nops = [line.instruction for line in translation.lines if line.opcode == "S_NOP"]
-    as_it_is, *dropped = translation.run(llvm, target, [set(), *({i.address} for i in s_nops)])
+    [as_it_is] = translation.run(llvm, target, [set()])
+    s_nops = [line.instruction for line in translation.lines if each_s_nop and line.opcode == "S_NOP"]
+    dropped = translation.run(llvm, target, [{i.address} for i in s_nops]) if s_nops else []
     table = {i.address: i for i in kernel.instructions}
     missing = [{"offset": address - kernel.entry, "instruction": str(table[address]), "wait_states": states}
                for address, states in sorted(as_it_is.items())]
