@@ -382,12 +382,17 @@ ATTN_API attn_status attn_run_kv_append(const attn_plan* plan, const attn_kv_app
 
 /* ---- block masks ------------------------------------------------------------------------------- */
 
-/* A block mask in the backend's memory. Identical PARTIAL blocks are stored once. */
+/* A block mask in the backend's memory. Identical PARTIAL blocks are stored once. A mask of batch 1 or heads
+ * 1 serves all batch entries or heads. Builders that take lengths, windows or kinds compute on the host; those
+ * that take arrays of the backend's memory compute where these lie, on GPUs in the order of `stream`.
+ *
+ * Masks stand at positions from 0: Sq and Skv below are those of the shape, whatever lengths a call has. Only
+ * CAUSAL blocks, which none but from_kinds makes, follow the lengths of the call. */
 typedef struct attn_block_mask attn_block_mask;
 
 typedef struct attn_block_mask_shape {
   size_t struct_size;
-  int64_t batch, heads;        /* 1 to broadcast */
+  int64_t batch, heads;        /* 1 (or 0) to broadcast */
   int64_t seqlen_q, seqlen_kv;
   int32_t block_q, block_k;    /* 64 or 128; any on reference and cpu */
 } attn_block_mask_shape;
@@ -403,30 +408,35 @@ ATTN_API attn_status attn_block_mask_from_documents(attn_context* context,
                                                     const attn_block_mask_shape* shape,
                                                     const int64_t* lengths, int64_t num_documents,
                                                     int32_t causal, attn_block_mask** mask);
-/* window_left, window_right as in attn_problem; the first global_tokens keys are seen by all queries, and
- * prefix_tokens (prefix-LM) by all queries, whose own rows see the whole prefix. */
+/* window_left, window_right as in attn_problem: query i sees the keys from i + Skv - Sq - left to i + Skv -
+ * Sq + right, -1 = unbounded. Beside them every query sees the first global_tokens keys and the first
+ * prefix_tokens keys, also the queries in front of these (prefix-LM: window_left -1, window_right 0). */
 ATTN_API attn_status attn_block_mask_from_window(attn_context* context,
                                                  const attn_block_mask_shape* shape,
                                                  int64_t window_left, int64_t window_right,
                                                  int64_t global_tokens, int64_t prefix_tokens,
                                                  attn_block_mask** mask);
-/* Per key the queries that see it, as num_intervals (1 or 2) half-open ranges: i32
+/* Per key the queries that see it, as num_intervals (1 or 2) half-open ranges within [0, Sq]: i32
  * [batch, heads, Skv, num_intervals, 2], in the backend's memory (arXiv 2410.01359). */
 ATTN_API attn_status attn_block_mask_from_intervals(attn_context* context,
                                                     const attn_block_mask_shape* shape,
                                                     const int32_t* intervals, int32_t num_intervals,
                                                     void* stream, attn_block_mask** mask);
-/* Kinds, index and bits directly, as in attn_args, in host memory; copied. */
+/* Kinds, index and bits directly, as in attn_args, in host memory; copied. index and bits may be NULL if
+ * no block is PARTIAL. */
 ATTN_API attn_status attn_block_mask_from_kinds(attn_context* context,
                                                 const attn_block_mask_shape* shape,
                                                 const uint8_t* kinds, const int32_t* index,
                                                 const uint32_t* bits, int64_t num_partials,
                                                 attn_block_mask** mask);
-/* Element-wise intersection (combine = 0) or union (1) of two masks of one grid. */
+/* Element-wise intersection (combine = 0) or union (1) of two masks of one grid; batch and heads may be 1 in
+ * one of them. A CAUSAL block that the other mask leaves as it is stays CAUSAL; else it counts with the
+ * shape's Sq and Skv. Computes on the host; waits for the default stream. */
 ATTN_API attn_status attn_block_mask_combine(attn_context* context, const attn_block_mask* a,
                                              const attn_block_mask* b, int32_t combine,
                                              attn_block_mask** mask);
-/* Fills the mask fields of a problem and of its args (either may be NULL). */
+/* Fills the mask fields of a problem, whose shapes are set and must be those of the mask, and of its args
+ * (either may be NULL). The mask must outlive the runs. */
 ATTN_API attn_status attn_block_mask_apply(const attn_block_mask* mask, attn_problem* problem,
                                            attn_args* args);
 ATTN_API void attn_block_mask_destroy(attn_block_mask* mask);

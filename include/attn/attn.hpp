@@ -4,6 +4,7 @@
 #define ATTN_ATTN_HPP
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -145,6 +146,77 @@ class plan {
     void operator()(attn_plan* p) const noexcept { attn_plan_destroy(p); }
   };
   std::unique_ptr<attn_plan, destroy> handle_;
+};
+
+// A block mask; attn.h has the rules of each builder.
+class block_mask {
+ public:
+  static block_mask from_dense(const context& context, const attn_block_mask_shape& shape,
+                               const std::uint8_t* dense, void* stream = nullptr) {
+    return adopt([&](attn_block_mask** made) {
+      return attn_block_mask_from_dense(context.get(), &shape, dense, stream, made);
+    });
+  }
+  static block_mask from_documents(const context& context, const attn_block_mask_shape& shape,
+                                   const std::vector<std::int64_t>& lengths, bool causal) {
+    return adopt([&](attn_block_mask** made) {
+      return attn_block_mask_from_documents(context.get(), &shape, lengths.data(),
+                                            std::int64_t(lengths.size()), causal, made);
+    });
+  }
+  static block_mask from_window(const context& context, const attn_block_mask_shape& shape,
+                                std::int64_t left, std::int64_t right,
+                                std::int64_t global_tokens = 0, std::int64_t prefix_tokens = 0) {
+    return adopt([&](attn_block_mask** made) {
+      return attn_block_mask_from_window(context.get(), &shape, left, right, global_tokens,
+                                         prefix_tokens, made);
+    });
+  }
+  static block_mask from_intervals(const context& context, const attn_block_mask_shape& shape,
+                                   const std::int32_t* intervals, std::int32_t num_intervals,
+                                   void* stream = nullptr) {
+    return adopt([&](attn_block_mask** made) {
+      return attn_block_mask_from_intervals(context.get(), &shape, intervals, num_intervals, stream,
+                                            made);
+    });
+  }
+  static block_mask from_kinds(const context& context, const attn_block_mask_shape& shape,
+                               const std::uint8_t* kinds, const std::int32_t* index = nullptr,
+                               const std::uint32_t* bits = nullptr, std::int64_t num_partials = 0) {
+    return adopt([&](attn_block_mask** made) {
+      return attn_block_mask_from_kinds(context.get(), &shape, kinds, index, bits, num_partials,
+                                        made);
+    });
+  }
+  static block_mask intersection(const context& context, const block_mask& a, const block_mask& b) {
+    return adopt([&](attn_block_mask** made) {
+      return attn_block_mask_combine(context.get(), a.get(), b.get(), 0, made);
+    });
+  }
+  static block_mask union_of(const context& context, const block_mask& a, const block_mask& b) {
+    return adopt([&](attn_block_mask** made) {
+      return attn_block_mask_combine(context.get(), a.get(), b.get(), 1, made);
+    });
+  }
+
+  attn_block_mask* get() const noexcept { return handle_.get(); }
+  void apply(attn_problem* problem, attn_args* args) const {
+    check(attn_block_mask_apply(get(), problem, args));
+  }
+
+ private:
+  template <class Make>
+  static block_mask adopt(Make&& create) {
+    attn_block_mask* made = nullptr;
+    check(create(&made));
+    block_mask mask;
+    mask.handle_.reset(made);
+    return mask;
+  }
+  struct destroy {
+    void operator()(attn_block_mask* m) const noexcept { attn_block_mask_destroy(m); }
+  };
+  std::unique_ptr<attn_block_mask, destroy> handle_;
 };
 
 namespace detail {

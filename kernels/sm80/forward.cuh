@@ -11,6 +11,8 @@
 #include "../ptx/ex2.h"
 #include "../ptx/ldmatrix.h"
 #include "forward_args.h"
+#include "fragment.h"
+#include "tile_list.cuh"
 #include "tiles.h"
 
 namespace attn::sm80 {
@@ -73,6 +75,13 @@ __device__ __forceinline__ unsigned recompute(unsigned x) {
   return x;
 }
 
+// threadIdx.x, asked for where it is used.
+__device__ __forceinline__ int thread_number() {
+  int number;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(number));
+  return number;
+}
+
 // tanh within a few ulp: ex2 loses too much for small x.
 __device__ __forceinline__ float tanh_accurate(float x) {
   const float x2 = x * x, size = fabsf(x);
@@ -101,7 +110,7 @@ __device__ __forceinline__ float modified_score(const attn_sm80_forward_kernarg&
 }
 
 // The scores of one warp's queries against a tile of keys, and what becomes of them.
-template <class T, int row_tiles, int key_tiles, int v_tiles, bool score>
+template <class T, int row_tiles, int key_tiles, int v_tiles, bool score, bool masked>
 struct State {
   float s[row_tiles][key_tiles][4];       // scores, as mma leaves them
   unsigned p[row_tiles][key_tiles / 2][4];  // their weights, as mma takes them
@@ -110,12 +119,20 @@ struct State {
   float reference[row_tiles][2];
   float sum[row_tiles][2];  // of the weights in the lane's columns
 
-  // score: which of the keys that the lane has some of the warp's queries see: 0xffff per key. Values of the
-  // others, which a bias of -inf can take away from all queries, may be anything: they are taken as zero.
-  unsigned seen[score ? key_tiles : 1];
+  // score, masked: which of the keys that the lane has some of the warp's queries see. Values of the others, which a
+  // bias of -inf or a mask can take away from all queries, may be anything: they are taken as zero. 0xffff per key;
+  // masked: one bit, for there are few registers.
+  unsigned seen[score && !masked ? key_tiles : 1];
+  static constexpr unsigned all_seen = (1u << 2 * key_tiles) - 1;
+
+  // 0xffff for each of the two keys of tile n that are seen.
+  __device__ __forceinline__ unsigned seen_words(int n) const {
+    return (seen[0] >> 2 * n & 1) * 0xffffu | (seen[0] >> (2 * n + 1) & 1) * 0xffff0000u;
+  }
 
   __device__ __forceinline__ void find_unseen() {
     const unsigned same_keys = 0x11111111u << threadIdx.x % 4;
+    if (masked) seen[0] = 0;
 #pragma unroll
     for (int n = 0; n < key_tiles; ++n) {
       unsigned words = 0;
@@ -125,9 +142,13 @@ struct State {
 #pragma unroll
         for (int m = 0; m < row_tiles; ++m)
           sees = sees || s[m][n][i] != -infinity() || s[m][n][2 + i] != -infinity();
-        words |= (__ballot_sync(0xffffffff, sees) & same_keys) != 0 ? 0xffffu << 16 * i : 0;
+        const unsigned ones = masked ? 1u << (2 * n + i) : 0xffffu << 16 * i;
+        words |= (__ballot_sync(0xffffffff, sees) & same_keys) != 0 ? ones : 0;
       }
-      seen[score ? n : 0] = words;
+      if (masked)
+        seen[0] |= words;
+      else
+        seen[score ? n : 0] = words;
     }
   }
 
@@ -184,10 +205,38 @@ struct State {
   }
 };
 
-// head_dim: both products have so many columns; what is missing to it counts as zero. score: softcap, bias
-// and ALiBi too.
-template <class T, int head_dim, bool score, Tile tile = tile_of(head_dim, score)>
-__device__ __forceinline__ void forward(const attn_sm80_forward_kernarg& a) {
+// What a kernel can do beyond masks of ranges.
+enum : unsigned {
+  with_score = 1,  // softcap, bias, ALiBi
+  with_mask = 2,   // block masks
+};
+
+template <unsigned with>
+struct KernargOf {
+  using type = attn_sm80_forward_kernarg;
+};
+template <>
+struct KernargOf<with_mask> {
+  using type = attn_sm80_mask_kernarg;
+};
+template <unsigned with>
+using Kernarg = typename KernargOf<with & with_mask>::type;
+
+template <bool is>
+struct Constant {
+  static constexpr bool value = is;
+};
+
+template <int keys>
+__device__ __forceinline__ TileList<keys>& shared_list() {
+  __shared__ TileList<keys> list;
+  return list;
+}
+
+// head_dim: both products have so many columns; what is missing to it counts as zero.
+template <class T, int head_dim, unsigned with, Tile tile = tile_of(head_dim, with & with_score)>
+__device__ __forceinline__ void forward(const Kernarg<with>& a) {
+  constexpr bool score = with & with_score, masked = with & with_mask;
   constexpr int threads = tile.threads(), keys = tile.keys;
   constexpr int pitch = pitch_bytes(head_dim), kv_bytes = tile_bytes(tile, head_dim);
   constexpr int warp_rows = tile.rows / tile.warps, row_tiles = warp_rows / 16;
@@ -198,7 +247,8 @@ __device__ __forceinline__ void forward(const attn_sm80_forward_kernarg& a) {
   const unsigned q_at = shared + q_offset(tile, head_dim);
   __shared__ Block block;
   __shared__ int4 warp_keys[tile.warps];  // keys [x, y) are seen by some of the warp's queries, [z, w) by all
-  static_assert(sizeof block + sizeof warp_keys <= static_shared_bytes);
+  static_assert(sizeof block + sizeof warp_keys + (masked ? sizeof(TileList<keys>) : 0) <=
+                static_shared_bytes(masked));
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const auto row_keys = [&](int row) { return a.mask.keys(row, block.seqlen_q, block.seqlen_kv); };
 
@@ -220,6 +270,16 @@ __device__ __forceinline__ void forward(const attn_sm80_forward_kernarg& a) {
   __syncthreads();
   if (block.row >= block.seqlen_q) return;
   const int warp_row = block.row + warp * warp_rows;
+  if constexpr (masked) {
+    TileList<keys>& list = shared_list<keys>();
+    if (warp == 0) {
+      if (lane == 0) list.start(a.block_mask, block, tile.rows);
+      __syncwarp();
+      list.fill(a.block_mask, block);
+      if (lane == 0 && list.count > 1) block.low = list.tile[1].first;
+    }
+    __syncthreads();
+  }
   if (lane == 0) {
     int4 see = {0, 0, 0, 0};
     if (warp_row < block.seqlen_q) {
@@ -232,18 +292,35 @@ __device__ __forceinline__ void forward(const attn_sm80_forward_kernarg& a) {
   }
   __syncwarp();
 
-  const auto copy_k = [&](unsigned to, const Keys& from) {
+  const auto copy_k = [&](unsigned to, const auto& from) {
     const long long stride = 2 * a.segment[from.segment].k_stride[1];
     copy_tile<threads, keys, pitch>(to, block.segment[from.segment].k + from.first * stride, stride, from.left,
                                     a.head_dim);
   };
-  const auto copy_v = [&](unsigned to, const Keys& from) {
+  const auto copy_v = [&](unsigned to, const auto& from) {
     const long long stride = 2 * a.segment[from.segment].v_stride[1];
     copy_tile<threads, keys, pitch>(to, block.segment[from.segment].v + from.first * stride, stride, from.left,
                                     a.head_dim_v);
   };
 
-  Keys next(block);
+  // The query of a fragment's row.
+  const auto row_at = [&](int m, int half) {
+    if constexpr (!masked) return warp_row + 16 * m + fragment_row(half, lane);
+    const int thread = thread_number();
+    return block.row + thread / 32 * warp_rows + 16 * m + fragment_row(half, thread % 32);
+  };
+  auto next = [&] {
+    if constexpr (masked)
+      return ListedKeys(shared_list<keys>());
+    else
+      return Keys(block);
+  }();
+  const auto go_on = [&] {
+    if constexpr (masked)
+      next.next(shared_list<keys>(), a.block_mask, block);
+    else
+      next.next(block, keys);
+  };
   const bool any = next.left > 0;
   if (any) {
     const long long row = (a.cu_seqlens_q ? 0 : block.b * a.q_stride[0]) + (block.q_begin + block.row) * a.q_stride[1] +
@@ -259,8 +336,8 @@ __device__ __forceinline__ void forward(const attn_sm80_forward_kernarg& a) {
     }
   }
 
-  State<T, row_tiles, key_tiles, v_tiles, score> state;
-  if (score) {
+  State<T, row_tiles, key_tiles, v_tiles, score, masked> state;
+  if (score && !masked) {
 #pragma unroll
     for (int n = 0; n < key_tiles; ++n) state.seen[score ? n : 0] = 0xffffffff;
   }
@@ -307,7 +384,16 @@ __device__ __forceinline__ void forward(const attn_sm80_forward_kernarg& a) {
 
   unsigned stage_at = shared;
   while (next.left > 0) {
-    const int tile_first = next.first, count = min(next.left, keys);
+    int tile_first = next.first, count = min(next.left, keys);
+    int mask = mask_full;  // what mask_block says about the tile for the warp's queries
+    // With a mask there are no registers to keep these in: they are read where they are used. `at`: in the list.
+    [[maybe_unused]] const auto read_tile = [&](int at) {
+      const TileList<keys>& list = shared_list<keys>();
+      const auto& t = list.tile[recompute(at)];
+      tile_first = t.first;
+      count = t.left;
+      mask = t.mask[block.row + thread_number() / 32 * warp_rows >= list.first[1]];
+    };
     const unsigned k_at = recompute(stage_at + k_lane);
     if (tile.stages == 1) {
       ptx::cp_async_wait<0>();
@@ -321,7 +407,7 @@ __device__ __forceinline__ void forward(const attn_sm80_forward_kernarg& a) {
         ptx::cp_async_wait<0>();
       __syncthreads();
       stage_at = 2 * shared + 2 * kv_bytes - stage_at;
-      next.next(block, keys);
+      go_on();
       if (next.left > 0) {
         copy_k(stage_at, next);
         copy_v(stage_at + kv_bytes, next);
@@ -329,8 +415,9 @@ __device__ __forceinline__ void forward(const attn_sm80_forward_kernarg& a) {
       ptx::cp_async_commit();
     }
 
-    const int4 see = warp_keys[warp];
-    const bool sees = tile_first < see.y && tile_first + count > see.x;
+    const int4 see = warp_keys[masked ? thread_number() / 32 : warp];
+    if constexpr (masked) read_tile(tile.stages == 1 ? next.at : next.at - 1);
+    const bool sees = tile_first < see.y && tile_first + count > see.x && (!masked || mask != mask_empty);
     if (sees) {
       const unsigned q_here = v_lane + q_at + recompute(warp) * (warp_rows * pitch);
 #pragma unroll
@@ -361,30 +448,46 @@ __device__ __forceinline__ void forward(const attn_sm80_forward_kernarg& a) {
     if (tile.stages == 1) {
       ptx::cp_async_wait<0>();
       __syncthreads();
-      next.next(block, keys);
+      go_on();
       if (next.left > 0) copy_k(shared, next);
       ptx::cp_async_commit();
     }
 
     if (sees) {
-      const int4 see = warp_keys[warp];
-      const bool full = tile_first >= see.z && tile_first + keys <= see.w && count == keys;
+      const int4 see = warp_keys[masked ? thread_number() / 32 : warp];
+      if constexpr (masked) read_tile(next.at - 1);
+      const bool full =
+          tile_first >= see.z && tile_first + keys <= see.w && count == keys && (!masked || mask == mask_full);
       if (score || !full) {
 #pragma unroll
         for (int m = 0; m < row_tiles; ++m) {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
-            const int row = warp_row + 16 * m + 8 * half + lane / 4;
+            const int row = row_at(m, half);
             const KeyRange r = row_keys(row);
             const int begin = clamp(r.begin - tile_first, 0, keys);
-            const int end = row < block.seqlen_q ? clamp(r.end - tile_first, 0, count) : 0;
+            int end = row < block.seqlen_q ? clamp(r.end - tile_first, 0, count) : 0;
+            unsigned bits[keys / 32];  // of the lane's first column and those behind it
+            if constexpr (masked) {
+              const int block_q = 1 << a.block_mask.block_q_log2, block_k = 1 << a.block_mask.block_k_log2;
+              if (mask == mask_causal)
+                end = min(end, row + block.seqlen_kv - block.seqlen_q + 1 - tile_first);
+#pragma unroll
+              for (int n = 0; n < keys / 32; ++n) {
+                bits[n] = ~0u;
+                if (mask >= 0 && row < block.seqlen_q)
+                  bits[n] = mask_word(a.block_mask, mask, row & (block_q - 1),
+                                      (tile_first & (block_k - 1)) + 32 * n) >>
+                            fragment_column(0, lane);
+              }
+            }
 #pragma unroll
             for (int n = 0; n < key_tiles; ++n) {
 #pragma unroll
               for (int i = 0; i < 2; ++i) {
-                const int column = 8 * n + lane % 4 * 2 + i;
+                const int column = 8 * n + fragment_column(i, lane);
                 float& s = state.s[m][n][2 * half + i];
-                if (column < begin || column >= end)
+                if (column < begin || column >= end || (masked && !(bits[n / 4] >> (8 * n % 32 + i) & 1)))
                   s = -infinity();
                 else if (score)
                   s = log2_e * modified_score<T>(a, block, s, row, tile_first + column);
@@ -393,12 +496,14 @@ __device__ __forceinline__ void forward(const attn_sm80_forward_kernarg& a) {
           }
         }
       }
-      if (score && a.bias) state.find_unseen();
+      if (masked) state.seen[0] = state.all_seen;
+      if ((masked && !full) || (score && a.bias)) state.find_unseen();
       if (a.split_invariant)
         state.template softmax<true>(unit);
       else
         state.template softmax<false>(unit);
     }
+    if constexpr (masked && tile.stages == 2) read_tile(next.at - 1);
     if (tile.stages == 2 && tile_first == block.low) {
       ptx::cp_async_wait<1>();
       __syncthreads();
@@ -407,24 +512,34 @@ __device__ __forceinline__ void forward(const attn_sm80_forward_kernarg& a) {
       // With two stages stage_at has moved on to the other one.
       const unsigned here = tile.stages == 2 ? 2 * shared + 2 * kv_bytes - stage_at : stage_at;
       const unsigned v_at = recompute(here + kv_bytes + v_lane);
+      const auto multiply = [&](auto zeroing) {
 #pragma unroll
-      for (int k = 0; k < key_tiles / 2; ++k) {
+        for (int k = 0; k < key_tiles / 2; ++k) {
+          unsigned seen[2];
+          if (masked && zeroing.value) seen[0] = state.seen_words(2 * k), seen[1] = state.seen_words(2 * k + 1);
 #pragma unroll
-        for (int n = 0; n < v_tiles; n += 2) {
-          unsigned v[4];
-          ptx::ldmatrix_transposed(v, (v_at ^ line_step(n / 2)) + n / 8 * 128 + k * 16 * pitch);
-          if (score) {
+          for (int n = 0; n < v_tiles; n += 2) {
+            unsigned v[4];
+            ptx::ldmatrix_transposed(v, (v_at ^ line_step(n / 2)) + n / 8 * 128 + k * 16 * pitch);
+            if (zeroing.value) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) v[i] &= state.seen[score ? 2 * k + i % 2 : 0];
-          }
+              for (int i = 0; i < 4; ++i)
+                v[i] &= masked ? seen[i % 2] : state.seen[score && !masked ? 2 * k + i % 2 : 0];
+            }
 #pragma unroll
-          for (int m = 0; m < row_tiles; ++m) {
-            T::mma(state.o[m][n], state.p[m][k], v[0], v[1]);
-            T::mma(state.o[m][n + 1], state.p[m][k], v[2], v[3]);
+            for (int m = 0; m < row_tiles; ++m) {
+              T::mma(state.o[m][n], state.p[m][k], v[0], v[1]);
+              T::mma(state.o[m][n + 1], state.p[m][k], v[2], v[3]);
+            }
           }
         }
-      }
+      };
+      if (masked && state.seen[0] == state.all_seen)
+        multiply(Constant<false>{});
+      else
+        multiply(Constant<score || masked>{});
     }
+    if constexpr (masked) next.read(shared_list<keys>());
   }
   ptx::cp_async_wait<0>();
 
@@ -435,7 +550,7 @@ __device__ __forceinline__ void forward(const attn_sm80_forward_kernarg& a) {
       float sum = state.sum[m][half];
       sum += __shfl_xor_sync(0xffffffff, sum, 1);
       sum += __shfl_xor_sync(0xffffffff, sum, 2);
-      const int row = warp_row + 16 * m + 8 * half + lane / 4;
+      const int row = row_at(m, half);
       const bool valid = row < block.seqlen_q;
       if (a.lse && valid && lane % 4 == 0) {
         const long long at = a.cu_seqlens_q ? block.h * a.total_q + block.q_begin + row
@@ -453,10 +568,12 @@ __device__ __forceinline__ void forward(const attn_sm80_forward_kernarg& a) {
 
 }  // namespace attn::sm80
 
-// The kernel NAME, which is the name of its file.
-#define ATTN_SM80_FORWARD(NAME, T, HEAD_DIM, SCORE)                                             \
-  extern "C" __global__ void __launch_bounds__(attn::sm80::tile_of(HEAD_DIM, SCORE).threads(),         \
-                                               attn::sm80::tile_of(HEAD_DIM, SCORE).blocks)            \
-      NAME(const __grid_constant__ attn_sm80_forward_kernarg a) {                               \
-    attn::sm80::forward<attn::device::T, HEAD_DIM, SCORE>(a);                                     \
+// The kernel NAME, which is the name of its file. WITH: with_score, with_mask.
+#define ATTN_SM80_FORWARD(NAME, T, HEAD_DIM, WITH)                                                      \
+  extern "C" __global__ void __launch_bounds__(                                                         \
+      attn::sm80::tile_of(HEAD_DIM, (WITH) & attn::sm80::with_score).threads(),                         \
+      attn::sm80::tile_of(HEAD_DIM, (WITH) & attn::sm80::with_score).blocks)                            \
+      NAME(const __grid_constant__ attn::sm80::Kernarg<WITH> a) {                                       \
+    using namespace attn::sm80;                                                                         \
+    forward<attn::device::T, HEAD_DIM, (WITH)>(a);                                                      \
   }

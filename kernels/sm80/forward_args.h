@@ -3,6 +3,7 @@
 #define ATTN_KERNELS_SM80_FORWARD_ARGS_H
 
 #include "../../src/core/mask.h"
+#include "../common/block_mask.h"
 #include "../common/forward_args.h"
 
 enum { attn_sm80_max_segments = 24 };
@@ -37,6 +38,10 @@ struct attn_sm80_forward_kernarg {
   float softcap;       // 0: none
   attn::RangeMask mask;
   attn_sm80_segment segment[attn_sm80_max_segments];
+};
+
+struct attn_sm80_mask_kernarg : attn_sm80_forward_kernarg {
+  attn_mask_arrays block_mask;
 };
 
 #endif

@@ -1,3 +1,3 @@
 #include "forward.cuh"
 
-ATTN_SM80_FORWARD(fwd_sm80_bf16_d128, BF16, 128, false)
+ATTN_SM80_FORWARD(fwd_sm80_bf16_d128, BF16, 128, 0)

@@ -1,3 +1,3 @@
 #include "forward.cuh"
 
-ATTN_SM80_FORWARD(fwd_sm80_bf16_d64, BF16, 64, false)
+ATTN_SM80_FORWARD(fwd_sm80_bf16_d64, BF16, 64, 0)

@@ -1,3 +1,3 @@
 #include "forward.cuh"
 
-ATTN_SM80_FORWARD(fwd_sm80_f16_d64, F16, 64, false)
+ATTN_SM80_FORWARD(fwd_sm80_f16_d64, F16, 64, 0)

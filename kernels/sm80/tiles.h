@@ -24,7 +24,8 @@ ATTN_HOST_DEVICE constexpr Tile tile_of(int head_dim, bool score) {
                            : Tile{64, 64, 4, 1, false, 2};
 }
 
-constexpr int static_shared_bytes = 1024;  // at most, beside the tiles
+// At most, beside the tiles. masked: with block masks.
+ATTN_HOST_DEVICE constexpr int static_shared_bytes(bool masked) { return masked ? 3072 : 1024; }
 
 // Rows in shared memory are whole 128-byte lines.
 ATTN_HOST_DEVICE constexpr int pitch_bytes(int head_dim) { return (head_dim + 63) / 64 * 128; }

@@ -54,6 +54,11 @@ constexpr Limits sm80_forward(attn_dtype type, int64_t head_dim_max, bool score)
   }
   return limits;
 }
+constexpr Limits with_block_mask(Limits limits) {
+  limits.flags |= ATTN_BLOCK_MASK;
+  limits.demands |= ATTN_BLOCK_MASK;
+  return limits;
+}
 // kernels/sm90: no changes of scores.
 constexpr Limits sm90_forward(attn_dtype type, int64_t head_dim_max) {
   return sm80_forward(type, head_dim_max, false);
@@ -111,26 +116,50 @@ constexpr Kernel table[] = {
      &fwd_sm80_d64_kernel},
     {"fwd_sm80_bf16_d64_score", Op::forward, cuda, sm80_forward(ATTN_BF16, 64, true), nullptr,
      &fwd_sm80_d64_score_kernel},
+    {"fwd_sm80_bf16_d64_mask", Op::forward, cuda,
+     with_block_mask(sm80_forward(ATTN_BF16, 64, false)), nullptr, &fwd_sm80_d64_mask_kernel},
+    {"fwd_sm80_bf16_d64_score_mask", Op::forward, cuda,
+     with_block_mask(sm80_forward(ATTN_BF16, 64, true)), nullptr, &fwd_sm80_d64_score_mask_kernel},
     {"fwd_sm80_bf16_d128", Op::forward, cuda, sm80_forward(ATTN_BF16, 128, false), nullptr,
      &fwd_sm80_d128_kernel},
     {"fwd_sm80_bf16_d128_score", Op::forward, cuda, sm80_forward(ATTN_BF16, 128, true), nullptr,
      &fwd_sm80_d128_score_kernel},
+    {"fwd_sm80_bf16_d128_mask", Op::forward, cuda,
+     with_block_mask(sm80_forward(ATTN_BF16, 128, false)), nullptr, &fwd_sm80_d128_mask_kernel},
+    {"fwd_sm80_bf16_d128_score_mask", Op::forward, cuda,
+     with_block_mask(sm80_forward(ATTN_BF16, 128, true)), nullptr, &fwd_sm80_d128_score_mask_kernel},
     {"fwd_sm80_bf16_d256", Op::forward, cuda, sm80_forward(ATTN_BF16, 256, false), nullptr,
      &fwd_sm80_d256_kernel},
     {"fwd_sm80_bf16_d256_score", Op::forward, cuda, sm80_forward(ATTN_BF16, 256, true), nullptr,
      &fwd_sm80_d256_score_kernel},
+    {"fwd_sm80_bf16_d256_mask", Op::forward, cuda,
+     with_block_mask(sm80_forward(ATTN_BF16, 256, false)), nullptr, &fwd_sm80_d256_mask_kernel},
+    {"fwd_sm80_bf16_d256_score_mask", Op::forward, cuda,
+     with_block_mask(sm80_forward(ATTN_BF16, 256, true)), nullptr, &fwd_sm80_d256_score_mask_kernel},
     {"fwd_sm80_f16_d64", Op::forward, cuda, sm80_forward(ATTN_F16, 64, false), nullptr,
      &fwd_sm80_d64_kernel},
     {"fwd_sm80_f16_d64_score", Op::forward, cuda, sm80_forward(ATTN_F16, 64, true), nullptr,
      &fwd_sm80_d64_score_kernel},
+    {"fwd_sm80_f16_d64_mask", Op::forward, cuda,
+     with_block_mask(sm80_forward(ATTN_F16, 64, false)), nullptr, &fwd_sm80_d64_mask_kernel},
+    {"fwd_sm80_f16_d64_score_mask", Op::forward, cuda,
+     with_block_mask(sm80_forward(ATTN_F16, 64, true)), nullptr, &fwd_sm80_d64_score_mask_kernel},
     {"fwd_sm80_f16_d128", Op::forward, cuda, sm80_forward(ATTN_F16, 128, false), nullptr,
      &fwd_sm80_d128_kernel},
     {"fwd_sm80_f16_d128_score", Op::forward, cuda, sm80_forward(ATTN_F16, 128, true), nullptr,
      &fwd_sm80_d128_score_kernel},
+    {"fwd_sm80_f16_d128_mask", Op::forward, cuda,
+     with_block_mask(sm80_forward(ATTN_F16, 128, false)), nullptr, &fwd_sm80_d128_mask_kernel},
+    {"fwd_sm80_f16_d128_score_mask", Op::forward, cuda,
+     with_block_mask(sm80_forward(ATTN_F16, 128, true)), nullptr, &fwd_sm80_d128_score_mask_kernel},
     {"fwd_sm80_f16_d256", Op::forward, cuda, sm80_forward(ATTN_F16, 256, false), nullptr,
      &fwd_sm80_d256_kernel},
     {"fwd_sm80_f16_d256_score", Op::forward, cuda, sm80_forward(ATTN_F16, 256, true), nullptr,
      &fwd_sm80_d256_score_kernel},
+    {"fwd_sm80_f16_d256_mask", Op::forward, cuda,
+     with_block_mask(sm80_forward(ATTN_F16, 256, false)), nullptr, &fwd_sm80_d256_mask_kernel},
+    {"fwd_sm80_f16_d256_score_mask", Op::forward, cuda,
+     with_block_mask(sm80_forward(ATTN_F16, 256, true)), nullptr, &fwd_sm80_d256_score_mask_kernel},
 
     {"fwd_gfx942_fp8_d64", Op::forward, hip, gfx942_forward(64), nullptr,
      &fwd_gfx942_fp8_d64_kernel},
@@ -147,6 +176,8 @@ constexpr Kernel table[] = {
     {"quantize_cpu", Op::quantize, cpu, any_quantize, &quantize_cpu_kernel, nullptr},
     {"quantize_sm80", Op::quantize, cuda, any_quantize, nullptr, &quantize_sm80_kernel},
     {"convert_gfx942", Op::quantize, hip, fp8_quantize, nullptr, &convert_gfx942_kernel},
+
+    {"mask_sm80", Op::block_mask, cuda, Limits{}, nullptr, &mask_sm80_kernel},
 };
 std::atomic<uint64_t> launches[std::size(table)];
 
@@ -243,6 +274,8 @@ const char* op_name(Op op) {
       return "quantize";
     case Op::kv_append:
       return "kv_append";
+    case Op::block_mask:
+      return "block_mask";
   }
   return "";
 }
@@ -277,8 +310,10 @@ std::string decline(const Kernel& kernel, const Problem& p) {
   if (reason.empty())
     reason = dim_reason("head_dim_v", p.head_dim_v, can.head_dim_v_multiple, can.head_dim_v_max);
   if (!reason.empty()) return reason;
-  for (const FlagName& f : flag_names)
+  for (const FlagName& f : flag_names) {
     if (p.has(f.flag) && !(can.flags & f.flag)) return f.name;
+    if (!p.has(f.flag) && (can.demands & f.flag)) return join("no ", f.name);
+  }
   const uint32_t missing = needed_features(p) & ~can.features;
   for (const FeatureName& f : feature_names)
     if (missing & f.feature) return f.name;

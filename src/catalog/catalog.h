@@ -10,7 +10,7 @@
 
 namespace attn {
 
-enum class Op { forward, merge, quantize, kv_append };
+enum class Op { forward, merge, quantize, kv_append, block_mask };
 const char* op_name(Op op);
 
 constexpr uint32_t type_bit(attn_dtype type) {
@@ -42,6 +42,7 @@ struct Limits {
   int64_t head_dim_multiple = 1, head_dim_max = INT64_MAX;
   int64_t head_dim_v_multiple = 1, head_dim_v_max = INT64_MAX;
   uint32_t flags = 0;     // attn_flag
+  uint32_t demands = 0;   // of flags, those that a problem must have
   uint32_t features = 0;  // Feature
 };
 

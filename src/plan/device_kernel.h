@@ -57,6 +57,7 @@ constexpr size_t max_kernarg_bytes = 4096;  // CUDA's limit before 12.1 drivers;
 extern const DeviceKernel merge_sm80_kernel;  // merge_device.cpp
 extern const DeviceKernel merge_gfx942_kernel;
 extern const DeviceKernel quantize_sm80_kernel;   // quantize_device.cpp
+extern const DeviceKernel mask_sm80_kernel;       // mask_device.cpp
 extern const DeviceKernel convert_gfx942_kernel;  // convert_gfx942.cpp
 
 }  // namespace attn

@@ -15,17 +15,23 @@ int64_t query_tiles(const Problem& p, const sm80::Tile& tile) {
   return (p.seqlen_q + tile.rows - 1) / tile.rows;
 }
 
-template <int head_dim, bool score>
+template <int head_dim, bool score, bool masked>
 Status shape(const Problem& p, const DeviceInfo& device, Launch* launch, size_t* workspace) {
   constexpr sm80::Tile tile = sm80::tile_of(head_dim, score);
   constexpr int shared = sm80::shared_bytes(tile, head_dim);
-  if (shared + sm80::static_shared_bytes > device.shared_bytes_max) {
-    return unsupported("it needs ", shared + sm80::static_shared_bytes,
-                       " bytes of shared memory; the device has ", device.shared_bytes_max);
+  constexpr int with_static = shared + sm80::static_shared_bytes(masked);
+  if (with_static > device.shared_bytes_max) {
+    return unsupported("it needs ", with_static, " bytes of shared memory; the device has ",
+                       device.shared_bytes_max);
   }
   if (p.num_segments > attn_sm80_max_segments) {
     return unsupported("num_segments is ", p.num_segments, "; accepted: up to ",
                        int(attn_sm80_max_segments));
+  }
+  constexpr int64_t max_length = 1 << 30;  // so that the ends of blocks stay within 32 bits
+  if (masked && (p.seqlen_q > max_length || p.seqlen_kv > max_length)) {
+    return unsupported("seqlen is ", std::max(p.seqlen_q, p.seqlen_kv),
+                       "; accepted with a block mask: up to ", max_length);
   }
   const int64_t pairs = p.batch * p.heads_q, tiles = query_tiles(p, tile);
   if (pairs > max_grid || pairs * tiles > max_grid) {
@@ -39,8 +45,8 @@ Status shape(const Problem& p, const DeviceInfo& device, Launch* launch, size_t*
   return {};
 }
 
-void pack(const Problem& p, const Args& args, void*, void* kernarg) {
-  attn_sm80_forward_kernarg a{};
+void set_forward(const Problem& p, const Args& args, attn_sm80_forward_kernarg* kernarg) {
+  attn_sm80_forward_kernarg& a = *kernarg;
   a.q = args.q;
   a.out = args.out;
   a.lse = args.lse;
@@ -76,22 +82,44 @@ void pack(const Problem& p, const Args& args, void*, void* kernarg) {
     set(to.v_stride, from.v_stride);
     to.lengths = kv_lengths(from, args.segment[i]);
   }
+}
+
+void pack(const Problem& p, const Args& args, void*, void* kernarg) {
+  attn_sm80_forward_kernarg a{};
+  set_forward(p, args, &a);
+  store(a, kernarg);
+}
+void pack_masked(const Problem& p, const Args& args, void*, void* kernarg) {
+  attn_sm80_mask_kernarg a{};
+  set_forward(p, args, &a);
+  a.block_mask = mask_arrays(p, args);
   store(a, kernarg);
 }
 
 template <int head_dim, bool score>
 constexpr DeviceKernel row = {.kernarg_bytes = sizeof(attn_sm80_forward_kernarg),
-                              .static_shared_bytes = sm80::static_shared_bytes,
-                              .shape_forward = shape<head_dim, score>,
+                              .static_shared_bytes = sm80::static_shared_bytes(false),
+                              .shape_forward = shape<head_dim, score, false>,
                               .pack_forward = pack};
+template <int head_dim, bool score>
+constexpr DeviceKernel masked_row = {.kernarg_bytes = sizeof(attn_sm80_mask_kernarg),
+                                     .static_shared_bytes = sm80::static_shared_bytes(true),
+                                     .shape_forward = shape<head_dim, score, true>,
+                                     .pack_forward = pack_masked};
 
 }  // namespace
 
 constinit const DeviceKernel fwd_sm80_d64_kernel = row<64, false>;
 constinit const DeviceKernel fwd_sm80_d64_score_kernel = row<64, true>;
+constinit const DeviceKernel fwd_sm80_d64_mask_kernel = masked_row<64, false>;
+constinit const DeviceKernel fwd_sm80_d64_score_mask_kernel = masked_row<64, true>;
 constinit const DeviceKernel fwd_sm80_d128_kernel = row<128, false>;
 constinit const DeviceKernel fwd_sm80_d128_score_kernel = row<128, true>;
+constinit const DeviceKernel fwd_sm80_d128_mask_kernel = masked_row<128, false>;
+constinit const DeviceKernel fwd_sm80_d128_score_mask_kernel = masked_row<128, true>;
 constinit const DeviceKernel fwd_sm80_d256_kernel = row<256, false>;
 constinit const DeviceKernel fwd_sm80_d256_score_kernel = row<256, true>;
+constinit const DeviceKernel fwd_sm80_d256_mask_kernel = masked_row<256, false>;
+constinit const DeviceKernel fwd_sm80_d256_score_mask_kernel = masked_row<256, true>;
 
 }  // namespace attn

@@ -73,24 +73,21 @@ Status make_segment(const std::string& name, const Problem& p, attn_segment* s) 
     if (s->has_seqlens)
       return invalid(
           name, "has_seqlens is 1; accepted for a packed segment: 0 (cu_seqlens has the lengths)");
-    if (s->seqlen == 0) {
+    if (s->seqlen == 0)
       ATTN_TRY(in_range(name + "total without seqlen", s->total, 0, max_extent));
-      s->seqlen = s->total;
-    }
   }
   if (s->layout == ATTN_PAGED) {
     ATTN_TRY(in_range(name + "page_size", s->page_size, 1, max_extent));
     ATTN_TRY(in_range(name + "max_pages", s->max_pages, 0, max_extent));
     ATTN_TRY(in_range(name + "num_pages", s->num_pages, 0, max_extent));
     const int64_t capacity = int64_t{s->max_pages} * s->page_size;
-    if (s->seqlen == 0) {
+    if (s->seqlen == 0)
       ATTN_TRY(in_range(name + "max_pages * page_size", capacity, 0, max_extent));
-      s->seqlen = capacity;
-    }
     if (s->seqlen > capacity)
       return invalid(name, "seqlen is ", s->seqlen,
                      "; accepted: up to max_pages * page_size = ", capacity);
   }
+  s->seqlen = segment_capacity(*s);
   ATTN_TRY(make_kv(name + "k", s->k_type, *s, p, p.head_dim, "head_dim", &s->k_stride));
   ATTN_TRY(make_kv(name + "v", s->v_type, *s, p, p.head_dim_v, "head_dim_v", &s->v_stride));
   ATTN_TRY(check_descale(name + "k_descale", s->k_descale, s->descale_block_keys, true));
@@ -189,6 +186,11 @@ Status copy_versioned(const char* name, const void* in, void* out, size_t size) 
       return invalid(name, ".struct_size is ", given, " and byte ", i,
                      " is set; this library knows ", size, " bytes");
   return {};
+}
+
+int64_t segment_capacity(const attn_segment& s) {
+  if (s.seqlen != 0 || s.layout == ATTN_PADDED) return s.seqlen;
+  return s.layout == ATTN_PACKED ? s.total : int64_t{s.max_pages} * s.page_size;
 }
 
 Status make_problem(const attn_problem* in, Problem* p) {

@@ -29,6 +29,9 @@ struct Problem : attn_problem {
 
 Status make_problem(const attn_problem* in, Problem* out);
 
+// Keys per sequence at most: seqlen, or what stands for it where that is 0.
+int64_t segment_capacity(const attn_segment& segment);
+
 // Copies a caller's versioned struct: shorter ones are zero-extended, longer ones must be zero
 // behind what this library knows. `name` is the argument's name for the error.
 Status copy_versioned(const char* name, const void* in, void* out, size_t size);

@@ -333,8 +333,8 @@ class Inputs(CliTest):
         self.refused("block_kinds has shape", {"block_kinds": pack("U8", [1, 1, 2, 3], 2), "block_size": size})
         self.refused("block_kinds has shape", {"block_kinds": pack("U8", [2, 2], 2), "block_size": size})
         self.refused("block_kinds is I32", {"block_kinds": index(2, 2, 2, 2), "block_size": size})
-        self.refused("has no block_bits", {"block_kinds": kinds(2, 2, 3, 2), "block_size": size})
-        self.refused("row 0, column 1 is 1; 0 to 0", {"block_kinds": kinds(2, 3, 2, 2), "block_size": size,
+        self.refused("row 1, column 0 is partial (3)", {"block_kinds": kinds(2, 2, 3, 2), "block_size": size})
+        self.refused("row 0, column 1 is 1; accepted: 0 to 0", {"block_kinds": kinds(2, 3, 2, 2), "block_size": size,
                                                       "block_index": index(-1, 1, -1, -1), "block_bits": bits})
         self.refused("block_bits has shape", {"block_kinds": kinds(2, 3, 2, 2), "block_size": size,
                                               "block_index": index(-1, 0, -1, -1), "block_bits": pack("BOOL", [1, 4, 8], True)})

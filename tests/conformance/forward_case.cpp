@@ -87,7 +87,7 @@ std::vector<float> v_row(const Case& c, int64_t b, int64_t kv_head, int64_t j) {
   for (int64_t d = 0; d < c.head_dim_v; ++d) {
     const uint64_t n = hash(c.seed, tag_v, b * 1000 + kv_head, j, d);
     x[d] = c.values == Values::normal     ? float(c.sigma * normal(n))
-           : c.values == Values::identity ? (d == j ? 1.0f : 0.0f)
+           : c.values == Values::identity ? (d == j % c.head_dim_v ? 1.0f : 0.0f)
                                           : power_of_two(n);
   }
   return x;
@@ -133,19 +133,42 @@ void make_bias(const Case& c, Data* data) {
 }
 
 void make_mask(const Case& c, Data* data) {
-  const int64_t cells = (c.mask_per_batch ? c.batch : 1) * (c.mask_per_head ? c.heads_q : 1) *
-                        ceil_div(c.seqlen_q, c.block_q) * ceil_div(c.capacity(), c.block_k);
-  const int64_t words = ceil_div(c.block_k, 32);
+  const int64_t planes = (c.mask_per_batch ? c.batch : 1) * (c.mask_per_head ? c.heads_q : 1);
+  const int64_t cells =
+      planes * ceil_div(c.seqlen_q, c.block_q) * ceil_div(c.capacity(), c.block_k);
+  const int64_t words = ceil_div(c.block_k, 32), block_words = c.block_q * words;
+  const bool random = c.mask_bits == MaskBits::random;
   std::vector<uint8_t> kinds(cells);
   std::vector<int32_t> index(cells, -1);
-  data->num_partials = 3;
+  data->num_partials = random ? 3 : planes;
   for (int64_t n = 0; n < cells; ++n) {
     const uint64_t h = hash(c.seed, tag_mask, n);
-    kinds[n] = uint8_t(c.mask_kind >= 0 ? c.mask_kind : h % 4);
-    if (kinds[n] == ATTN_BLOCK_PARTIAL) index[n] = int32_t((h >> 8) % data->num_partials);
+    kinds[n] = c.mask_kinds.empty() ? uint8_t(h % 4) : c.mask_kinds[n % c.mask_kinds.size()];
+    if (!random) kinds[n] = ATTN_BLOCK_PARTIAL;
+    if (kinds[n] == ATTN_BLOCK_PARTIAL)
+      index[n] = int32_t(random ? int64_t(h >> 8) % data->num_partials : n);
+    if (!c.mask_garbage || (h >> 16) % 2) continue;
+    if (kinds[n] != ATTN_BLOCK_PARTIAL) {
+      kinds[n] = uint8_t(4 + (h >> 24) % 252);
+    } else {
+      constexpr int32_t most = std::numeric_limits<int32_t>::max();
+      const int32_t bad[] = {-1, -most - 1, most, int32_t(data->num_partials), 1 << 20};
+      index[n] = bad[(h >> 24) % std::size(bad)];
+    }
   }
-  std::vector<uint32_t> bits(data->num_partials * c.block_q * words);
-  for (size_t n = 0; n < bits.size(); ++n) bits[n] = uint32_t(hash(c.seed, tag_mask, n, 1));
+  std::vector<uint32_t> bits(data->num_partials * block_words, c.mask_inverted ? ~0u : 0u);
+  const auto change = [&](int64_t block, int64_t row, int64_t column) {
+    bits[block * block_words + row * words + column / 32] ^= 1u << (column % 32);
+  };
+  for (int64_t n = 0; n < int64_t(bits.size()) && random; ++n)
+    bits[n] = uint32_t(hash(c.seed, tag_mask, n, 1));
+  for (int64_t n = 0; n < planes && !random; ++n) {
+    const int64_t first = c.mask_first + n;
+    if (c.mask_bits == MaskBits::one_element)
+      change(n, first / c.block_k, first % c.block_k);
+    else
+      for (int64_t i = 0; i < c.block_q; ++i) change(n, i, (i + first) % c.block_k);
+  }
   data->kinds = buffer_of(kinds);
   data->index = buffer_of(index);
   data->bits = buffer_of(bits);
@@ -275,7 +298,12 @@ std::string describe(const Case& c) {
       << c.softcap << " bias " << dtype_name(c.bias_type) << " values " << int(c.values)
       << " sigma " << c.sigma << " arrange " << int(c.q_arrange) << int(c.out_arrange)
       << " q_descale " << c.q_descale;
-  if (c.has(ATTN_BLOCK_MASK)) out << " blocks " << c.block_q << "x" << c.block_k;
+  if (c.has(ATTN_BLOCK_MASK)) {
+    out << " blocks " << c.block_q << "x" << c.block_k << " kinds [";
+    for (size_t n = 0; n < c.mask_kinds.size(); ++n) out << (n ? "," : "") << int(c.mask_kinds[n]);
+    out << "] bits " << int(c.mask_bits) << (c.mask_inverted ? " inverted" : "") << " from "
+        << c.mask_first << (c.mask_garbage ? " garbage" : "");
+  }
   for (const SegmentCase& s : c.segments) {
     out << " | " << dtype_name(s.k_type) << "/" << dtype_name(s.v_type) << " layout " << s.layout
         << " capacity " << s.capacity << " ";
@@ -357,7 +385,9 @@ bool visible(const Case& c, const Data& data, int64_t b, int64_t h, int64_t i, i
         break;
       case ATTN_BLOCK_PARTIAL: {
         const int64_t words = ceil_div(c.block_k, 32), column = j % c.block_k;
-        const int64_t row = data.index.as<int32_t>()[cell] * c.block_q + i % c.block_q;
+        const int64_t index = data.index.as<int32_t>()[cell];
+        if (index < 0 || index >= data.num_partials) return false;
+        const int64_t row = index * c.block_q + i % c.block_q;
         if (!(data.bits.as<uint32_t>()[row * words + column / 32] >> (column % 32) & 1))
           return false;
         break;

@@ -42,7 +42,13 @@ enum class Values {
   normal,    // N(0, sigma)
   uniform,   // k = 0, so that all weights of a row are equal; v powers of two
   one_hot,   // each query picks one key by far; v powers of two
-  identity,  // k = 0, v of key j = unit vector j: out shows which keys a query sees
+  identity,  // k = 0, v of key j = unit vector j % Dv: out shows which keys a query sees
+};
+
+enum class MaskBits {
+  random,       // 3 different PARTIAL blocks
+  one_element,  // a block in each plane: plane p shows element number mask_first + p
+  one_per_row,  // a block in each plane: row i shows column i + mask_first + p, modulo block_k
 };
 
 struct Case {
@@ -64,7 +70,11 @@ struct Case {
   float alibi_sign = 1;
   int32_t block_q = 64, block_k = 64;
   bool mask_per_batch = false, mask_per_head = false;
-  int mask_kind = -1;  // -1: any; else this kind everywhere
+  std::vector<uint8_t> mask_kinds;  // of the grid's blocks, over and over; empty: any
+  MaskBits mask_bits = MaskBits::random;
+  bool mask_inverted = false;  // bits of one_element and one_per_row
+  int64_t mask_first = 0;
+  bool mask_garbage = false;  // kinds and indices that mean nothing among the others
   int64_t fixed_split = 0;
   Values values = Values::normal;
   double sigma = 1;

@@ -83,7 +83,7 @@ TEST_CASE("L1: rows that see nothing give 0 and -inf, never NaN") {
   });
   Case blocks = small("L1-blocks", 40, 70);
   blocks.flags = ATTN_BLOCK_MASK;
-  blocks.mask_kind = ATTN_BLOCK_EMPTY;
+  blocks.mask_kinds = {ATTN_BLOCK_EMPTY};
   on_every_kernel(blocks, [&](const Kernel&, const Data&, const Outputs& got) {
     expect_nothing_seen(blocks, got, 40);
   });
@@ -276,7 +276,7 @@ TEST_CASE("L14: block masks broadcast, and their last blocks are partial") {
           c.block_k = bk;
           c.mask_per_batch = per_batch;
           c.mask_per_head = per_head;
-          c.mask_kind = kind;
+          if (kind >= 0) c.mask_kinds = {uint8_t(kind)};
           check_case(c, kernels);
         }
       }
@@ -287,7 +287,7 @@ TEST_CASE("L14: block masks broadcast, and their last blocks are partial") {
 TEST_CASE("L14: kinds and indices out of range see nothing") {
   Case c = small("L14-bad", 10, 128);
   c.flags = ATTN_BLOCK_MASK;
-  c.mask_kind = ATTN_BLOCK_FULL;
+  c.mask_kinds = {ATTN_BLOCK_FULL};
   on_every_kernel(
       c, [](const Case&, Data& data) { data.kinds.data()[0] = 77; },
       [&](const Kernel&, const Data&, const Outputs& got) {

@@ -542,10 +542,6 @@ TEST_CASE("what no kernel serves yet says so") {
   attn_plan* plan = nullptr;
   expect({"append", {}, not_here, {"kv_append", "cpu"}},
          attn_plan_create_kv_append(context.get(), &append, &plan));
-  auto shape = attn::make<attn_block_mask_shape>();
-  attn_block_mask* mask = nullptr;
-  expect({"mask", {}, not_here, {"block mask", "cpu"}},
-         attn_block_mask_from_window(context.get(), &shape, 1, 1, 0, 0, &mask));
 }
 
 TEST_CASE("info and explain are JSON texts of the size they say") {

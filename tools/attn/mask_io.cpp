@@ -52,22 +52,23 @@ FileMask read_mask(const TensorFile& file) {
     std::memset(mask.index.data.get(), 0xff, mask.index.bytes);
   }
 
-  for (int64_t n = 0; n < mask.kinds.elements(); ++n) {
-    const auto at = [&] {
-      return " at block row " + std::to_string(n / mask.columns % mask.rows) + ", column " +
-             std::to_string(n % mask.columns) + " is ";
-    };
-    const int kind = mask.kinds.as<uint8_t>()[n];
-    if (kind > ATTN_BLOCK_PARTIAL)
-      throw InputError(file.label + ": block_kinds" + at() + std::to_string(kind) +
-                       "; EMPTY 0, CAUSAL 1, FULL 2 and PARTIAL 3 are accepted");
-    const int32_t index = mask.index.as<int32_t>()[n];
-    if (kind != ATTN_BLOCK_PARTIAL || (index >= 0 && index < mask.partials)) continue;
-    if (mask.partials == 0)
-      throw InputError(file.label + ": block_kinds" + at() +
-                       "3 (PARTIAL) and the file has no block_bits");
-    throw InputError(file.label + ": block_index" + at() + std::to_string(index) + "; 0 to " +
-                     std::to_string(mask.partials - 1) + " is expected for a PARTIAL block");
+  // The library's own rules.
+  auto shape = make<attn_block_mask_shape>();
+  shape.batch = mask.batch;
+  shape.heads = mask.heads;
+  shape.seqlen_q = mask.rows * mask.block_q;
+  shape.seqlen_kv = mask.columns * mask.block_k;
+  shape.block_q = mask.block_q;
+  shape.block_k = mask.block_k;
+  auto options = make<attn_context_options>();
+  options.cpu_threads = 1;
+  const context host(ATTN_BACKEND_REFERENCE, &options);
+  try {
+    if (mask.kinds.elements() > 0)
+      block_mask::from_kinds(host, shape, mask.kinds.as<uint8_t>(), mask.index.as<int32_t>(),
+                             mask.partials > 0 ? mask.bits.as<uint32_t>() : nullptr, mask.partials);
+  } catch (const error& refused) {
+    throw InputError(file.label + ": block_" + refused.what());
   }
   return mask;
 }

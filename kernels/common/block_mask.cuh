@@ -1,0 +1,42 @@
+// What a block mask says about a block of queries and keys.
+#pragma once
+#include "block_mask.h"
+
+namespace attn::device {
+
+// What is to be done with a block: one of these, or from 0 on the number of its bits in `bits`.
+enum : int { mask_empty = -3, mask_causal = -2, mask_full = -1 };
+
+// The block in row `row` of the grid for the queries [first, last] in it, by which CAUSAL blocks can be EMPTY or
+// FULL. grid: where the (batch, head) has its blocks. diagonal: Skv - Sq.
+__device__ __forceinline__ int mask_block(const attn_mask_arrays& a, long long grid, int row, int column, int first,
+                                          int last, int diagonal) {
+  const long long at = grid + (long long)row * a.columns + column;
+  const int kind = a.kinds[at];
+  if (kind == attn_kind_full) return mask_full;
+  if (kind == attn_kind_causal) {
+    const int begin = column << a.block_k_log2, end = (column + 1) << a.block_k_log2;
+    if (begin > last + diagonal) return mask_empty;
+    return end - 1 <= first + diagonal ? mask_full : mask_causal;
+  }
+  if (kind != attn_kind_partial || !a.index) return mask_empty;
+  const int index = a.index[at];
+  return index >= 0 && index < a.partials ? index : mask_empty;
+}
+
+// Whether mask_block may say other than EMPTY.
+__device__ __forceinline__ bool mask_may_see(const attn_mask_arrays& a, long long grid, int row, int column) {
+  const int kind = a.kinds[grid + (long long)row * a.columns + column];
+  return kind >= attn_kind_causal && kind <= attn_kind_partial;
+}
+
+// The 32 bits of query `row` of a PARTIAL block from key `column` >= 0 on, both counted from the block's begin; bits
+// behind the block are 0.
+__device__ __forceinline__ unsigned mask_word(const attn_mask_arrays& a, int index, int row, int column) {
+  const int words_log2 = a.block_k_log2 - 5, words = 1 << words_log2, at = column / 32;
+  const unsigned* from = a.bits + ((((long long)index << a.block_q_log2) + row) << words_log2);
+  const unsigned low = at < words ? from[at] : 0, high = at + 1 < words ? from[at + 1] : 0;
+  return __funnelshift_r(low, high, column % 32);
+}
+
+}  // namespace attn::device
