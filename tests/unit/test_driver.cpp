@@ -633,6 +633,62 @@ TEST_CASE("driver: a merge through the C ABI on the stand-ins", "[driver]") {
   if (ran < int(std::size(vendors))) ATTN_SKIP("this build lacks CUDA or gfx9 kernels");
 }
 
+TEST_CASE("driver: block masks lie in device memory and go with the mask", "[driver]") {
+  attn_block_mask_shape shape{};
+  shape.struct_size = sizeof shape;
+  shape.seqlen_q = shape.seqlen_kv = 300;
+  shape.block_q = shape.block_k = 64;
+  const int64_t lengths[] = {100, 200};
+  const auto documents = [&](attn_context* context, attn_block_mask** mask) {
+    return attn_block_mask_from_documents(context, &shape, lengths, 2, 1, mask);
+  };
+  attn_args want{}, got{};
+  want.struct_size = got.struct_size = sizeof want;
+  OpenContext host(ATTN_BACKEND_CPU, nullptr);
+  attn_block_mask* on_host = nullptr;
+  REQUIRE(documents(host.context, &on_host) == ATTN_OK);
+  REQUIRE(attn_block_mask_apply(on_host, nullptr, &want) == ATTN_OK);
+  for (const Vendor& v : vendors) {
+    MockLibrary library(v.library);
+    OpenContext device(v.backend, library.path());
+    attn_block_mask* mask = nullptr;
+    REQUIRE(documents(device.context, &mask) == ATTN_OK);
+    REQUIRE(attn_block_mask_apply(mask, nullptr, &got) == ATTN_OK);
+    CHECK(library->live_memory == 1);
+    std::vector<uint8_t> kinds(25);
+    REQUIRE(attn_copy_out(device.context, kinds.data(), got.block_kinds, 25, nullptr) == ATTN_OK);
+    CHECK(std::equal(kinds.begin(), kinds.end(), want.block_kinds));
+    attn_block_mask_destroy(mask);
+    CHECK(library->live_memory == 0);
+
+    mask = nullptr;
+    library.fail(v.alloc, 2);
+    CHECK(documents(device.context, &mask) == ATTN_OUT_OF_MEMORY);
+    library.recover();
+    library.fail(v.copy_in, 1);
+    CHECK(documents(device.context, &mask) == ATTN_DRIVER_ERROR);
+    library.recover();
+    CHECK(mask == nullptr);
+    CHECK(library->live_memory == 0);
+
+    // From an array on the device: launched where there is a kernel.
+    const std::vector<uint8_t> dense(300 * 300);
+    const attn_status status =
+        attn_block_mask_from_dense(device.context, &shape, dense.data(), nullptr, &mask);
+    if (v.backend == ATTN_BACKEND_CUDA && embedded("mask_sm80")) {
+      CHECK(status == ATTN_OK);
+      CHECK(std::string(library->last.symbol) == "mask_sm80");
+      CHECK(library->last.grid[0] == 25);
+      CHECK(library->live_memory == 1);
+      attn_block_mask_destroy(mask);
+    } else {
+      CHECK(status == ATTN_UNSUPPORTED);
+    }
+    CHECK(library->live_memory == 0);
+  }
+  attn_block_mask_destroy(on_host);
+}
+
 TEST_CASE("driver: merge_sm80 on an NVIDIA device", "[driver][gpu]") {
   if (!embedded("merge_sm80")) ATTN_SKIP("this build has no CUDA kernels");
   std::vector<DeviceInfo> devices;
