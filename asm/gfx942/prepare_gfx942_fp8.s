@@ -43,10 +43,7 @@
 .include "convert.inc"
 .include "lengths.inc"
 
-registers_from 2, 1
-sgpr tile
-sgpr head
-sgpr batch
+registers_at_entry tile, head, batch
 sgpr arguments, 38, 8
 .set k, arguments
 .set v, arguments + 2
@@ -129,10 +126,7 @@ vgpr y, 16, 2
   v_perm_b32 v[\y+12], v[b], v[a], s[high_halves]
 .endm
 
-.text
-.globl prepare_gfx942_fp8
-.p2align 8
-prepare_gfx942_fp8:
+kernel_entry prepare_gfx942_fp8
   kernarg arguments, 16, prepare_gfx942_fp8.k
   kernarg arguments + 16, 16, prepare_gfx942_fp8.k_stride + 16
   kernarg arguments + 32, 4, prepare_gfx942_fp8.head_dim
