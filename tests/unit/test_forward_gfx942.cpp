@@ -1,0 +1,107 @@
+// How the FP8 forward kernels of gfx942 spread their work: the arithmetic of
+// asm/include/forward_fp8.inc, find_work, on what the host side gives it.
+#include <cstring>
+#include <map>
+#include <set>
+#include <tuple>
+
+#include "asm/gfx942/forward_args.h"
+#include "catch.h"
+#include "plan/forward_gfx942.h"
+#include "plan/problem.h"
+
+using namespace attn;
+
+namespace {
+
+uint32_t divide(uint32_t n, uint32_t magic) {
+  return magic == 0 ? n : uint32_t(uint64_t{n} * magic >> 32);
+}
+
+struct Spread {
+  size_t items = 0;                           // (pair, head, tile) with a workgroup
+  bool once = true;                           // none has two
+  std::map<uint32_t, std::set<uint32_t>> on;  // XCDs of a pair
+  uint64_t most = 0, least = UINT64_MAX;      // workgroups with work on an XCD
+};
+
+Spread spread(int64_t batch, int64_t heads_q, int64_t heads_kv, int64_t seqlen_q) {
+  attn_segment segment{};
+  segment.struct_size = sizeof segment;
+  segment.k_type = segment.v_type = ATTN_F8_E4M3FNUZ;
+  segment.seqlen = 100;
+  attn_problem in{};
+  in.struct_size = sizeof in;
+  in.batch = batch, in.heads_q = heads_q, in.heads_kv = heads_kv;
+  in.head_dim = 128, in.seqlen_q = seqlen_q;
+  in.q_type = ATTN_F8_E4M3FNUZ;
+  in.num_segments = 1, in.segments = &segment;
+  Problem p;
+  REQUIRE(make_problem(&in, &p).ok());
+  Launch launch;
+  size_t workspace;
+  const DeviceKernel& kernel = fwd_gfx942_fp8_d128_kernel;
+  REQUIRE(kernel.shape_forward(p, {}, &launch, &workspace).ok());
+  Args args;
+  attn_segment_args segment_args{};
+  args.segment = &segment_args;
+  attn_gfx942_forward_kernarg a;
+  REQUIRE(sizeof a == kernel.kernarg_bytes);
+  kernel.pack_forward(p, args, nullptr, &a);
+
+  Spread result;
+  std::set<std::tuple<uint32_t, uint32_t, uint32_t>> seen;
+  std::map<uint32_t, uint64_t> of_xcd;
+  for (uint32_t z = 0; z < launch.grid[2]; ++z) {
+    for (uint32_t y = 0; y < launch.grid[1]; ++y) {
+      for (uint32_t xcd = 0; xcd < launch.grid[0]; ++xcd) {
+        const uint32_t unit = z * 8 + xcd, parts = 1u << a.parts_log2;
+        const uint32_t item = y * parts + unit % parts, pair = unit / parts;
+        if (pair >= uint32_t(a.pairs)) continue;
+        const uint32_t tile = divide(item, a.group_magic);
+        if (tile >= uint32_t(a.q_tiles)) continue;
+        CHECK(tile == item / uint32_t(a.group));
+        CHECK(divide(pair, a.heads_magic) == pair / uint32_t(heads_kv));
+        result.once &= seen.emplace(pair, item % uint32_t(a.group), tile).second;
+        result.on[pair].insert(xcd);
+        ++of_xcd[xcd];
+      }
+    }
+  }
+  result.items = seen.size();
+  for (uint32_t xcd = 0; xcd < 8; ++xcd) {
+    result.most = std::max(result.most, of_xcd[xcd]);
+    result.least = std::min(result.least, of_xcd[xcd]);
+  }
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("gfx942 forward: every tile of queries has one workgroup", "[plan]") {
+  for (const auto& [batch, group, heads_kv, seqlen] : {std::tuple{1, 1, 1, 1},
+                                                       {1, 1, 1, 5000},
+                                                       {2, 8, 1, 300},
+                                                       {3, 3, 5, 1000},
+                                                       {1, 4, 8, 4096},
+                                                       {5, 7, 3, 257},
+                                                       {16, 1, 2, 256}}) {
+    INFO(batch << " " << group << " " << heads_kv << " " << seqlen);
+    const Spread s = spread(batch, group * heads_kv, heads_kv, seqlen);
+    CHECK(s.once);
+    CHECK(s.items == size_t(batch * group * heads_kv * ((seqlen + 255) / 256)));
+  }
+}
+
+TEST_CASE("gfx942 forward: a K/V head stays on one XCD unless XCDs would idle", "[plan]") {
+  for (const auto& [batch, heads_kv] : {std::pair{1, 8}, {2, 8}, {1, 16}, {3, 8}, {4, 4}}) {
+    const Spread s = spread(batch, 4 * heads_kv, heads_kv, 2048);
+    for (const auto& [pair, xcds] : s.on) CHECK(xcds.size() == 1);
+    CHECK(s.most == s.least);
+  }
+  for (const auto& [pairs, each] : {std::pair{1, 8}, {2, 4}, {4, 2}, {12, 2}}) {
+    const Spread s = spread(1, 4 * pairs, pairs, 2048);
+    for (const auto& [pair, xcds] : s.on) CHECK(int(xcds.size()) == each);
+    CHECK(s.most == s.least);
+  }
+}
