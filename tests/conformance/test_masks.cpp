@@ -54,7 +54,7 @@ std::vector<const Kernel*> kernels_with_masks() {
 
 // Shapes and types that differ only for kernels of devices are run where there is one.
 bool worth_it(const std::vector<const Kernel*>& kernels, uint64_t number) {
-  return number % 3 == 0 || std::any_of(kernels.begin(), kernels.end(), [](const Kernel* kernel) {
+  return number % 5 == 0 || std::any_of(kernels.begin(), kernels.end(), [](const Kernel* kernel) {
            return kernel->device && (kernel->limits.flags & ATTN_BLOCK_MASK);
          });
 }
