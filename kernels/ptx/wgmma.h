@@ -41,6 +41,7 @@ __device__ __forceinline__ void pin(float (&x)[count]) {
   ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define ATTN_REGS_40 ATTN_REGS_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define ATTN_REGS_48 ATTN_REGS_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define ATTN_REGS_56 ATTN_REGS_48 ", %48, %49, %50, %51, %52, %53, %54, %55"
 #define ATTN_REGS_64 \
   ATTN_REGS_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define ATTN_REGS_88                                                                     \
@@ -63,6 +64,7 @@ __device__ __forceinline__ void pin(float (&x)[count]) {
 #define ATTN_D_32 ATTN_D32(0)
 #define ATTN_D_40 ATTN_D_32, ATTN_D8(32)
 #define ATTN_D_48 ATTN_D_40, ATTN_D8(40)
+#define ATTN_D_56 ATTN_D_48, ATTN_D8(48)
 #define ATTN_D_64 ATTN_D_32, ATTN_D32(32)
 #define ATTN_D_88 ATTN_D_64, ATTN_D8(64), ATTN_D8(72), ATTN_D8(80)
 #define ATTN_D_96 ATTN_D_64, ATTN_D32(64)
@@ -111,6 +113,7 @@ __device__ __forceinline__ void wgmma(float (&d)[registers], unsigned long long 
 ATTN_WGMMA(64, 32, 32, 33, 34, 35, 36, 37)
 ATTN_WGMMA(80, 40, 40, 41, 42, 43, 44, 45)
 ATTN_WGMMA(96, 48, 48, 49, 50, 51, 52, 53)
+ATTN_WGMMA(112, 56, 56, 57, 58, 59, 60, 61)
 ATTN_WGMMA(128, 64, 64, 65, 66, 67, 68, 69)
 ATTN_WGMMA(176, 88, 88, 89, 90, 91, 92, 93)
 ATTN_WGMMA(192, 96, 96, 97, 98, 99, 100, 101)
@@ -121,6 +124,8 @@ ATTN_WGMMA(256, 128, 128, 129, 130, 131, 132, 133)
 #undef ATTN_D_40
 #undef ATTN_REGS_48
 #undef ATTN_D_48
+#undef ATTN_REGS_56
+#undef ATTN_D_56
 #undef ATTN_REGS_64
 #undef ATTN_D_64
 #undef ATTN_REGS_88

@@ -7,6 +7,7 @@
 #include "../common/lengths.cuh"
 #include "../common/store.cuh"
 #include "../common/swizzle.h"
+#include "../common/tanh.cuh"
 #include "../ptx/cp_async.h"
 #include "../ptx/ex2.h"
 #include "../ptx/ldmatrix.h"
@@ -80,14 +81,6 @@ __device__ __forceinline__ int thread_number() {
   int number;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(number));
   return number;
-}
-
-// tanh within a few ulp: ex2 loses too much for small x.
-__device__ __forceinline__ float tanh_accurate(float x) {
-  const float x2 = x * x, size = fabsf(x);
-  const float small = x + x * x2 * (-0.333333333f + x2 * (0.133333333f + x2 * (-0.0539682540f + x2 * 0.0218694885f)));
-  const float e = ptx::ex2(-2 * log2_e * size);
-  return size < 0.35f ? small : copysignf(__fdividef(1 - e, 1 + e), x);
 }
 
 // The score of query `row` and key j.

@@ -10,6 +10,7 @@
 #include "../common/lengths.cuh"
 #include "../common/store.cuh"
 #include "../common/swizzle.h"
+#include "../common/tanh.cuh"
 #include "../ptx/ex2.h"
 #include "../ptx/lg2.h"
 #include "../ptx/mbarrier.h"
@@ -176,16 +177,16 @@ __device__ __forceinline__ void store_unseeing(const attn_sm90_forward_kernarg& 
   }
 }
 
-template <int head_dim>
+template <int columns>
 __device__ __forceinline__ void load_panels(unsigned to, const attn_tensor_map& map, Barrier& full,
                                             int rows, int row, int head, int batch) {
 #pragma unroll
-  for (int panel = 0; panel < panels(head_dim); ++panel)
+  for (int panel = 0; panel < panels(columns); ++panel)
     ptx::tma_load(to + panel * rows * 128, &map, address(&full), 64 * panel, row, head, batch);
 }
 
 // One warp describes the items and loads their queries, as far ahead as there are places for Q.
-template <int head_dim, Tile tile>
+template <Tile tile>
 __device__ __forceinline__ void load_items(const attn_sm90_forward_kernarg& a, Control& control,
                                            unsigned shared) {
   using Q = Ring<tile.q_stages>;
@@ -211,10 +212,10 @@ __device__ __forceinline__ void load_items(const attn_sm90_forward_kernarg& a, C
       if (index >= a.items) {
         ptx::mbarrier_arrive(address(&control.q_full[q]));
       } else {
-        ptx::mbarrier_arrive_expect(address(&control.q_full[q]), q_bytes(tile, head_dim));
-        load_panels<head_dim>(shared + q_offset() + q * q_bytes(tile, head_dim), a.q,
-                              control.q_full[q], tile.rows(), item.q_begin + item.row, item.h,
-                              a.cu_seqlens_q ? 0 : item.b);
+        ptx::mbarrier_arrive_expect(address(&control.q_full[q]), tile.q_bytes());
+        load_panels<tile.head_dim>(shared + tile.q_offset() + q * tile.q_bytes(), a.q,
+                                   control.q_full[q], tile.rows(), item.q_begin + item.row, item.h,
+                                   a.cu_seqlens_q ? 0 : item.b);
       }
     }
     if (index >= a.items) return;
@@ -224,12 +225,11 @@ __device__ __forceinline__ void load_items(const attn_sm90_forward_kernarg& a, C
 }
 
 // One thread loads the keys and values of the items.
-template <int head_dim, Tile tile>
+template <Tile tile>
 __device__ __forceinline__ void load_keys(const attn_sm90_forward_kernarg& a, Control& control,
                                           unsigned shared) {
   using K = Ring<tile.k_stages>;
   using V = Ring<tile.v_stages>;
-  constexpr int bytes = kv_bytes(tile, head_dim);
   unsigned n = 0;  // tiles so far
   for (unsigned count = 0;; ++count) {
     const Item& item = control.item[count % item_slots];
@@ -248,13 +248,15 @@ __device__ __forceinline__ void load_keys(const attn_sm90_forward_kernarg& a, Co
       control.tile[n % tile_slots] = {keys.first, min(keys.left, tile.keys),
                                       min(segment.end, item.used) - keys.first,
                                       next.left > 0 ? tile_flags<tile>(item, next, after) : 0};
-      ptx::mbarrier_arrive_expect(address(&control.k_full[k]), bytes);
-      load_panels<head_dim>(shared + k_offset(tile, head_dim) + k * bytes, map.k, control.k_full[k],
-                            tile.keys, keys.first + segment.row, kv_head, segment.batch);
+      ptx::mbarrier_arrive_expect(address(&control.k_full[k]), tile.k_bytes());
+      load_panels<tile.head_dim>(shared + tile.k_offset() + k * tile.k_bytes(), map.k,
+                                 control.k_full[k], tile.keys, keys.first + segment.row, kv_head,
+                                 segment.batch);
       ptx::mbarrier_wait(address(&control.v_empty[v]), V::parity(n) ^ 1);
-      ptx::mbarrier_arrive_expect(address(&control.v_full[v]), bytes);
-      load_panels<head_dim>(shared + v_offset(tile, head_dim) + v * bytes, map.v, control.v_full[v],
-                            tile.keys, keys.first + segment.row, kv_head, segment.batch);
+      ptx::mbarrier_arrive_expect(address(&control.v_full[v]), tile.v_bytes());
+      load_panels<tile.head_dim_v>(shared + tile.v_offset() + v * tile.v_bytes(), map.v,
+                                   control.v_full[v], tile.keys, keys.first + segment.row, kv_head,
+                                   segment.batch);
       keys = next;
       next = after;
     }
@@ -270,11 +272,11 @@ struct RowState {
   float sum;        // of the weights in the lane's columns
 };
 
-template <class T, int head_dim, Tile tile>
+// score: softcap and ALiBi change scores, and the scale may be any.
+template <class T, Tile tile, bool score>
 struct Consumer {
   static constexpr bool bf16 = T::type == attn_element_bf16;
-  static constexpr int keys = tile.keys, d_steps = head_dim / 16, key_steps = keys / 16;
-  static constexpr int bytes = kv_bytes(tile, head_dim);
+  static constexpr int keys = tile.keys, d_steps = tile.head_dim / 16, key_steps = keys / 16;
   static constexpr int panel = keys * 128, q_panel = tile.rows() * 128;
   using Q = Ring<tile.q_stages>;
   using K = Ring<tile.k_stages>;
@@ -286,9 +288,9 @@ struct Consumer {
   const int group;  // which of the warpgroups that compute
   const int warp, lane;
 
-  float s[keys / 2];         // scores, as wgmma leaves them, then weights
-  unsigned p[key_steps][4];  // weights of the tile before, as wgmma takes them
-  float o[head_dim / 2];     // sums of weight * v
+  float s[keys / 2];             // scores, as wgmma leaves them, then weights
+  unsigned p[key_steps][4];      // weights of the tile before, as wgmma takes them
+  float o[tile.head_dim_v / 2];  // sums of weight * v
   RowState row_state[2];
 
   // Named barriers 1..groups: whose turn it is.
@@ -309,13 +311,13 @@ struct Consumer {
     return control.tile[n % tile_slots];
   }
   __device__ __forceinline__ unsigned q_at(unsigned index) const {
-    return shared + q_offset() + Q::stage(index) * q_bytes(tile, head_dim) + group * 64 * 128;
+    return shared + tile.q_offset() + Q::stage(index) * tile.q_bytes() + group * 64 * 128;
   }
   __device__ __forceinline__ unsigned k_at(unsigned n) const {
-    return shared + k_offset(tile, head_dim) + K::stage(n) * bytes;
+    return shared + tile.k_offset() + K::stage(n) * tile.k_bytes();
   }
   __device__ __forceinline__ unsigned v_at(unsigned n) const {
-    return shared + v_offset(tile, head_dim) + V::stage(n) * bytes;
+    return shared + tile.v_offset() + V::stage(n) * tile.v_bytes();
   }
 
   // Q of an item is in shared memory until release_q. False: there is no such item.
@@ -354,7 +356,7 @@ struct Consumer {
 #pragma unroll 1
     for (int i = threadIdx.x - 128; i < (keys - used) * 8; i += 128 * tile.groups) {
 #pragma unroll
-      for (int n = 0; n < panels(head_dim); ++n)
+      for (int n = 0; n < panels(tile.head_dim_v); ++n)
         asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(v_at + n * panel +
                                                                       used * 128 + i * 16),
                      "r"(0)
@@ -394,13 +396,34 @@ struct Consumer {
     }
   }
 
+  // Scores of the tile whose first key is at `first` as the softmax takes them, in the log2 domain.
+  __device__ __forceinline__ void modify(const Item& item, int first) {
+    const float slope = a.alibi_slopes ? a.alibi_slopes[item.h] * log2_e : 0;
+    const float limit = a.softcap * log2_e, into_limit = a.softcap > 0 ? a.scale / a.softcap : 0;
+    const float unit = a.scale * log2_e;
+    const int away = item.seqlen_kv - item.seqlen_q - first - lane % 4 * 2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row_away = this->row(item, half) + away;
+#pragma unroll
+      for (int n = 0; n < keys / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float& x = s[4 * n + 2 * half + i];
+          x = a.softcap > 0 ? limit * tanh_accurate(x * into_limit) : x * unit;
+          if (a.alibi_slopes) x = fmaf(-slope, fabsf(float(row_away - 8 * n - i)), x);
+        }
+      }
+    }
+  }
+
   // Scores become weights, in place; `shrink`: what earlier weights must be multiplied with. True:
   // it is not 1 for some row of the warp. split_invariant: the reference is an integer, so that
   // sums taken against different references differ by an exact power of two, and the sum has the
   // weights as rounded.
   template <bool split_invariant>
   __device__ __forceinline__ bool softmax(float (&shrink)[2]) {
-    const float unit = a.unit;
+    const float unit = score ? 1 : a.unit;
     float used[2];
     bool moved = false;
 #pragma unroll
@@ -451,12 +474,13 @@ struct Consumer {
   // Scores of tile n, which is the item's, to weights.
   __device__ __forceinline__ bool weigh(const Item& item, unsigned n, unsigned flags,
                                         float (&shrink)[2]) {
+    if (score) modify(item, key_tile(n).first);
     if (!(flags >> 4 * group & sees_all)) mask(item, key_tile(n).first, key_tile(n).keys);
     return a.split_invariant ? softmax<true>(shrink) : softmax<false>(shrink);
   }
   __device__ __forceinline__ void rescale(const float (&shrink)[2]) {
 #pragma unroll
-    for (int n = 0; n < head_dim / 8; ++n) {
+    for (int n = 0; n < tile.head_dim_v / 8; ++n) {
       o[4 * n] *= shrink[0];
       o[4 * n + 1] *= shrink[0];
       o[4 * n + 2] *= shrink[1];
@@ -617,8 +641,7 @@ struct Consumer {
   }
 };
 
-// head_dim: both products have so many columns; what is missing to it counts as zero.
-template <class T, int head_dim, Tile tile>
+template <class T, Tile tile, bool score>
 __device__ __forceinline__ void forward(const attn_sm90_forward_kernarg& a) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   Control& control = *reinterpret_cast<Control*>(shared_memory);
@@ -639,11 +662,11 @@ __device__ __forceinline__ void forward(const attn_sm90_forward_kernarg& a) {
   __syncthreads();
   if (warp < 4) {
     if constexpr (tile.groups > 1) ptx::registers_shrink<tile.load_registers()>();
-    if (warp == 0) load_items<head_dim, tile>(a, control, shared);
-    if (threadIdx.x == 32) load_keys<head_dim, tile>(a, control, shared);
+    if (warp == 0) load_items<tile>(a, control, shared);
+    if (threadIdx.x == 32) load_keys<tile>(a, control, shared);
   } else {
     if constexpr (tile.groups > 1) ptx::registers_grow<tile.compute_registers()>();
-    Consumer<T, head_dim, tile> consumer{
+    Consumer<T, tile, score> consumer{
         a, control, shared, warp / 4 - 1, warp % 4, int(threadIdx.x % 32)};
     consumer.run();
   }
@@ -652,8 +675,8 @@ __device__ __forceinline__ void forward(const attn_sm90_forward_kernarg& a) {
 }  // namespace attn::sm90
 
 // The kernel NAME, which is the name of its file.
-#define ATTN_SM90_FORWARD(NAME, T, HEAD_DIM, TILE)                            \
+#define ATTN_SM90_FORWARD(NAME, T, TILE, SCORE)                               \
   extern "C" __global__ void __launch_bounds__(attn::sm90::TILE.threads(), 1) \
       NAME(const __grid_constant__ attn_sm90_forward_kernarg a) {             \
-    attn::sm90::forward<attn::device::T, HEAD_DIM, attn::sm90::TILE>(a);      \
+    attn::sm90::forward<attn::device::T, attn::sm90::TILE, SCORE>(a);         \
   }

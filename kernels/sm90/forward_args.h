@@ -21,6 +21,7 @@ struct attn_sm90_forward_kernarg {
   float* lse;                 // null: not wanted
   const int* cu_seqlens_q;    // null: padded q
   const float* sinks;         // null: none
+  const float* alibi_slopes;  // null: none
   long long out_stride[3];    // elements: batch, seq, head
   long long total_q;          // packed q: tokens in q
   int batch, heads_q, group;  // group: query heads per K/V head
@@ -29,10 +30,12 @@ struct attn_sm90_forward_kernarg {
   int out_type;  // ../common/types.h
   int split_invariant;
   int num_segments;
-  unsigned chunk;  // (batch, head) pairs that start together, so that their K and V stay in L2
-  unsigned items;  // query tiles of all pairs
-  unsigned* taken;  // of them, beyond the first of each block: 0 between launches, unused if there are none
-  float unit;      // scale * log2(e), above 0
+  unsigned chunk;   // (batch, head) pairs that start together, so that their K and V stay in L2
+  unsigned items;   // query tiles of all pairs
+  unsigned* taken;  // of them, beyond the first of each block: 0 between launches, unused if there
+                    // are none
+  float unit;       // scale * log2(e), above 0; kernels that change scores take the following
+  float scale, softcap;  // softcap 0: none
   attn::RangeMask mask;
   attn_kv_lengths segment[attn_sm90_max_segments];
 };

@@ -1,3 +1,3 @@
 #include "forward.cuh"
 
-ATTN_SM90_FORWARD(fwd_sm90_f16_d128_long, F16, 128, tile_d128_long)
+ATTN_SM90_FORWARD(fwd_sm90_f16_d128_long, F16, tile_d128_long, false)

@@ -6,9 +6,19 @@
 
 namespace attn::sm90 {
 
+// A tile of keys or queries is made of panels of 64 columns, whose rows have 128 bytes.
+ATTN_HOST_DEVICE constexpr int panels(int columns) { return (columns + 63) / 64; }
+
+constexpr int max_groups = 3;
+constexpr int max_stages = 3;
+constexpr int item_slots = 4;  // work items between the warpgroup that loads and those that compute
+constexpr int tile_slots = 8;  // the same for tiles of keys; more than max_stages
+constexpr int control_bytes = 2048;  // barriers, items and tiles, before Q, K and V
+
 struct Tile {
-  int groups;                      // warpgroups that compute, each 64 queries
-  int keys;                        // keys of a K/V tile
+  int head_dim, head_dim_v;          // columns that the products have; what is missing to them counts as zero
+  int groups;                        // warpgroups that compute, each 64 queries
+  int keys;                          // keys of a K/V tile
   int q_stages, k_stages, v_stages;  // tiles in shared memory
 
   ATTN_HOST_DEVICE constexpr int rows() const { return 64 * groups; }
@@ -17,35 +27,28 @@ struct Tile {
   // with. One that computes has enough from the start.
   ATTN_HOST_DEVICE constexpr int load_registers() const { return groups == 2 ? 40 : 32; }
   ATTN_HOST_DEVICE constexpr int compute_registers() const { return groups == 2 ? 232 : 160; }
+
+  ATTN_HOST_DEVICE constexpr int q_bytes() const { return rows() * panels(head_dim) * 128; }
+  ATTN_HOST_DEVICE constexpr int k_bytes() const { return keys * panels(head_dim) * 128; }
+  ATTN_HOST_DEVICE constexpr int v_bytes() const { return keys * panels(head_dim_v) * 128; }
+  ATTN_HOST_DEVICE constexpr int q_offset() const { return control_bytes; }
+  ATTN_HOST_DEVICE constexpr int k_offset() const { return q_offset() + q_stages * q_bytes(); }
+  ATTN_HOST_DEVICE constexpr int v_offset() const { return k_offset() + k_stages * k_bytes(); }
+  ATTN_HOST_DEVICE constexpr int shared_bytes() const { return v_offset() + v_stages * v_bytes(); }
 };
 
-// By head_dim as the kernel is compiled for it.
-constexpr Tile tile_d64{3, 128, 2, 3, 3};
-constexpr Tile tile_d64_short{1, 128, 1, 3, 3};  // where larger ones would leave multiprocessors idle
-constexpr Tile tile_d128{2, 128, 2, 3, 2};
-constexpr Tile tile_d128_long{2, 176, 1, 2, 2};  // for long sequences: Q has one place, and ends waste more
-constexpr Tile tile_d256{2, 80, 1, 2, 2};
-
-constexpr int max_groups = 3;
-constexpr int max_stages = 3;
-constexpr int item_slots = 4;        // work items between the warpgroup that loads and those that compute
-constexpr int tile_slots = 8;        // the same for tiles of keys; more than max_stages
-constexpr int control_bytes = 2048;  // barriers and items, before the tiles
-
-// A tile is made of panels of 64 columns, whose rows have 128 bytes.
-ATTN_HOST_DEVICE constexpr int panels(int head_dim) { return (head_dim + 63) / 64; }
-ATTN_HOST_DEVICE constexpr int kv_bytes(Tile tile, int head_dim) { return tile.keys * panels(head_dim) * 128; }
-ATTN_HOST_DEVICE constexpr int q_bytes(Tile tile, int head_dim) { return tile.rows() * panels(head_dim) * 128; }
-ATTN_HOST_DEVICE constexpr int q_offset() { return control_bytes; }
-ATTN_HOST_DEVICE constexpr int k_offset(Tile tile, int head_dim) {
-  return q_offset() + tile.q_stages * q_bytes(tile, head_dim);
-}
-ATTN_HOST_DEVICE constexpr int v_offset(Tile tile, int head_dim) {
-  return k_offset(tile, head_dim) + tile.k_stages * kv_bytes(tile, head_dim);
-}
-ATTN_HOST_DEVICE constexpr int shared_bytes(Tile tile, int head_dim) {
-  return v_offset(tile, head_dim) + tile.v_stages * kv_bytes(tile, head_dim);
-}
+constexpr Tile tile_d64_short{64, 64, 1, 128, 1, 3, 3};  // where larger ones would leave multiprocessors idle
+constexpr Tile tile_d64{64, 64, 3, 128, 2, 3, 3};
+constexpr Tile tile_d96{96, 96, 2, 128, 2, 3, 2};
+constexpr Tile tile_d128{128, 128, 2, 128, 2, 3, 2};
+constexpr Tile tile_d128_long{128, 128, 2, 176, 1, 2, 2};  // for long sequences: Q has one place, and ends waste more
+constexpr Tile tile_d192_dv128{192, 128, 2, 128, 1, 2, 2};
+constexpr Tile tile_d192{192, 192, 2, 112, 1, 2, 2};
+constexpr Tile tile_d256{256, 256, 2, 80, 1, 2, 2};
+// For kernels that change scores, which takes registers.
+constexpr Tile tile_d64_score{64, 64, 3, 80, 2, 3, 3};
+constexpr Tile tile_d128_score{128, 128, 2, 96, 2, 3, 3};
+constexpr Tile tile_d256_score{256, 256, 2, 64, 1, 2, 2};
 
 }  // namespace attn::sm90
 #endif

@@ -59,9 +59,16 @@ constexpr Limits with_block_mask(Limits limits) {
   limits.demands |= ATTN_BLOCK_MASK;
   return limits;
 }
-// kernels/sm90: no changes of scores.
-constexpr Limits sm90_forward(attn_dtype type, int64_t head_dim_max) {
-  return sm80_forward(type, head_dim_max, false);
+// kernels/sm90. Of the changes of scores, bias is left to sm80.
+constexpr Limits sm90_forward(attn_dtype type, int64_t head_dim_max, int64_t head_dim_v_max) {
+  Limits limits = sm80_forward(type, head_dim_max, false);
+  limits.head_dim_v_max = head_dim_v_max;
+  return limits;
+}
+constexpr Limits sm90_score(attn_dtype type, int64_t head_dim_max) {
+  Limits limits = sm80_forward(type, head_dim_max, true);
+  limits.features &= ~feature_bias;
+  return limits;
 }
 // asm/gfx942: e4m3 in either form; q, k and v may differ in it.
 constexpr Limits gfx942_forward(int64_t head_dim_max) {
@@ -92,26 +99,50 @@ constexpr Kernel table[] = {
 #endif
     {"cpu_baseline", Op::forward, cpu, cpu_forward, &cpu_baseline_kernel, nullptr},
 
-    {"fwd_sm90_bf16_d64_short", Op::forward, cuda, sm90_forward(ATTN_BF16, 64), nullptr,
+    {"fwd_sm90_bf16_d64_short", Op::forward, cuda, sm90_forward(ATTN_BF16, 64, 64), nullptr,
      &fwd_sm90_d64_short_kernel},
-    {"fwd_sm90_bf16_d64", Op::forward, cuda, sm90_forward(ATTN_BF16, 64), nullptr,
+    {"fwd_sm90_bf16_d64", Op::forward, cuda, sm90_forward(ATTN_BF16, 64, 64), nullptr,
      &fwd_sm90_d64_kernel},
-    {"fwd_sm90_bf16_d128_long", Op::forward, cuda, sm90_forward(ATTN_BF16, 128), nullptr,
+    {"fwd_sm90_bf16_d96", Op::forward, cuda, sm90_forward(ATTN_BF16, 96, 96), nullptr,
+     &fwd_sm90_d96_kernel},
+    {"fwd_sm90_bf16_d128_long", Op::forward, cuda, sm90_forward(ATTN_BF16, 128, 128), nullptr,
      &fwd_sm90_d128_long_kernel},
-    {"fwd_sm90_bf16_d128", Op::forward, cuda, sm90_forward(ATTN_BF16, 128), nullptr,
+    {"fwd_sm90_bf16_d128", Op::forward, cuda, sm90_forward(ATTN_BF16, 128, 128), nullptr,
      &fwd_sm90_d128_kernel},
-    {"fwd_sm90_bf16_d256", Op::forward, cuda, sm90_forward(ATTN_BF16, 256), nullptr,
+    {"fwd_sm90_bf16_d192_dv128", Op::forward, cuda, sm90_forward(ATTN_BF16, 192, 128), nullptr,
+     &fwd_sm90_d192_dv128_kernel},
+    {"fwd_sm90_bf16_d192", Op::forward, cuda, sm90_forward(ATTN_BF16, 192, 192), nullptr,
+     &fwd_sm90_d192_kernel},
+    {"fwd_sm90_bf16_d256", Op::forward, cuda, sm90_forward(ATTN_BF16, 256, 256), nullptr,
      &fwd_sm90_d256_kernel},
-    {"fwd_sm90_f16_d64_short", Op::forward, cuda, sm90_forward(ATTN_F16, 64), nullptr,
+    {"fwd_sm90_bf16_d64_score", Op::forward, cuda, sm90_score(ATTN_BF16, 64), nullptr,
+     &fwd_sm90_d64_score_kernel},
+    {"fwd_sm90_bf16_d128_score", Op::forward, cuda, sm90_score(ATTN_BF16, 128), nullptr,
+     &fwd_sm90_d128_score_kernel},
+    {"fwd_sm90_bf16_d256_score", Op::forward, cuda, sm90_score(ATTN_BF16, 256), nullptr,
+     &fwd_sm90_d256_score_kernel},
+    {"fwd_sm90_f16_d64_short", Op::forward, cuda, sm90_forward(ATTN_F16, 64, 64), nullptr,
      &fwd_sm90_d64_short_kernel},
-    {"fwd_sm90_f16_d64", Op::forward, cuda, sm90_forward(ATTN_F16, 64), nullptr,
+    {"fwd_sm90_f16_d64", Op::forward, cuda, sm90_forward(ATTN_F16, 64, 64), nullptr,
      &fwd_sm90_d64_kernel},
-    {"fwd_sm90_f16_d128_long", Op::forward, cuda, sm90_forward(ATTN_F16, 128), nullptr,
+    {"fwd_sm90_f16_d96", Op::forward, cuda, sm90_forward(ATTN_F16, 96, 96), nullptr,
+     &fwd_sm90_d96_kernel},
+    {"fwd_sm90_f16_d128_long", Op::forward, cuda, sm90_forward(ATTN_F16, 128, 128), nullptr,
      &fwd_sm90_d128_long_kernel},
-    {"fwd_sm90_f16_d128", Op::forward, cuda, sm90_forward(ATTN_F16, 128), nullptr,
+    {"fwd_sm90_f16_d128", Op::forward, cuda, sm90_forward(ATTN_F16, 128, 128), nullptr,
      &fwd_sm90_d128_kernel},
-    {"fwd_sm90_f16_d256", Op::forward, cuda, sm90_forward(ATTN_F16, 256), nullptr,
+    {"fwd_sm90_f16_d192_dv128", Op::forward, cuda, sm90_forward(ATTN_F16, 192, 128), nullptr,
+     &fwd_sm90_d192_dv128_kernel},
+    {"fwd_sm90_f16_d192", Op::forward, cuda, sm90_forward(ATTN_F16, 192, 192), nullptr,
+     &fwd_sm90_d192_kernel},
+    {"fwd_sm90_f16_d256", Op::forward, cuda, sm90_forward(ATTN_F16, 256, 256), nullptr,
      &fwd_sm90_d256_kernel},
+    {"fwd_sm90_f16_d64_score", Op::forward, cuda, sm90_score(ATTN_F16, 64), nullptr,
+     &fwd_sm90_d64_score_kernel},
+    {"fwd_sm90_f16_d128_score", Op::forward, cuda, sm90_score(ATTN_F16, 128), nullptr,
+     &fwd_sm90_d128_score_kernel},
+    {"fwd_sm90_f16_d256_score", Op::forward, cuda, sm90_score(ATTN_F16, 256), nullptr,
+     &fwd_sm90_d256_score_kernel},
     {"fwd_sm80_bf16_d64", Op::forward, cuda, sm80_forward(ATTN_BF16, 64, false), nullptr,
      &fwd_sm80_d64_kernel},
     {"fwd_sm80_bf16_d64_score", Op::forward, cuda, sm80_forward(ATTN_BF16, 64, true), nullptr,

@@ -41,20 +41,20 @@ Status check_strides(const char* name, const attn_strides& s, const int64_t (&si
 // L2, but enough for the blocks to take two items each of them. Where items are uneven and many to
 // a pair, all pairs stand together, or the last ones would end unevenly; so they do at head_dim 64,
 // which waits less for memory.
-template <int head_dim, sm90::Tile tile>
+template <sm90::Tile tile>
 unsigned pairs_together(const Problem& p) {
   const int64_t pairs = p.batch * p.heads_q, tiles = ceil_div(p.seqlen_q, tile.rows());
   const bool uneven = p.has(ATTN_CAUSAL) || p.has(ATTN_CAUSAL_TOP_LEFT);
-  if (pairs == 0 || tiles == 0 || (uneven && (head_dim <= 64 || tiles > 16)))
+  if (pairs == 0 || tiles == 0 || (uneven && (tile.head_dim <= 64 || tiles > 16)))
     return unsigned(std::max<int64_t>(1, pairs));
   const int64_t most = std::max<int64_t>(
       pairs_in_l2(p), ceil_div(2 * (p.max_sms > 0 ? p.max_sms : multiprocessors), tiles));
   return unsigned(ceil_div(pairs, ceil_div(pairs, most)));
 }
 
-template <int head_dim, sm90::Tile tile>
+template <sm90::Tile tile, bool score>
 Status shape(const Problem& p, const DeviceInfo& device, Launch* launch, size_t* workspace) {
-  constexpr int shared = sm90::shared_bytes(tile, head_dim);
+  constexpr int shared = tile.shared_bytes();
   if (!device.tensor_maps)
     return unsupported("the driver has no cuTensorMapEncodeTiled of CUDA 12.0");
   if (shared > device.shared_bytes_max)
@@ -67,7 +67,7 @@ Status shape(const Problem& p, const DeviceInfo& device, Launch* launch, size_t*
   if (p.seqlen_q > max_length || p.seqlen_kv > max_length)
     return unsupported("seqlen is ", std::max(p.seqlen_q, p.seqlen_kv), "; accepted: up to ",
                        max_length);
-  if (p.scale <= 0) return unsupported("scale is ", p.scale, "; accepted: above 0");
+  if (!score && p.scale <= 0) return unsupported("scale is ", p.scale, "; accepted: above 0");
   const int64_t count = items<tile>(p);
   if (p.batch * p.heads_q > max_rows || count > max_rows)
     return unsupported("batch * heads_q * ceil(seqlen_q / ", tile.rows(), ") is ", count,
@@ -94,7 +94,7 @@ Status shape(const Problem& p, const DeviceInfo& device, Launch* launch, size_t*
   return {};
 }
 
-template <int head_dim, sm90::Tile tile>
+template <sm90::Tile tile>
 void pack(const Problem& p, const Args& args, void* workspace, void* kernarg) {
   auto& a = *static_cast<attn_sm90_forward_kernarg*>(kernarg);
   a.out = args.out;
@@ -111,10 +111,13 @@ void pack(const Problem& p, const Args& args, void* workspace, void* kernarg) {
   a.out_type = p.out_type;
   a.split_invariant = p.has(ATTN_SPLIT_INVARIANT);
   a.num_segments = p.num_segments;
-  a.chunk = pairs_together<head_dim, tile>(p);
+  a.chunk = pairs_together<tile>(p);
   a.items = unsigned(items<tile>(p));
   a.taken = static_cast<unsigned*>(workspace);
   a.unit = std::max(p.scale * 1.44269504f, 1e-37f);  // log2(e)
+  a.alibi_slopes = p.has(ATTN_ALIBI) ? args.alibi_slopes : nullptr;
+  a.scale = p.scale;
+  a.softcap = p.softcap;
   a.mask = p.range_mask();
   for (int32_t i = 0; i < p.num_segments; ++i)
     a.segment[i] = kv_lengths(p.segment[i], args.segment[i]);
@@ -129,7 +132,7 @@ TensorMap tensor_map(const void* base, int64_t head_dim, int64_t rows, int64_t h
           .rows = box_rows};
 }
 
-template <int head_dim, sm90::Tile tile>
+template <sm90::Tile tile>
 int maps(const Problem& p, const Args& args, TensorMap (&to)[max_tensor_maps]) {
   int count = 0;
   const bool packed = p.q_layout == ATTN_PACKED;
@@ -147,13 +150,13 @@ int maps(const Problem& p, const Args& args, TensorMap (&to)[max_tensor_maps]) {
   return count;
 }
 
-template <int head_dim, sm90::Tile tile>
+template <sm90::Tile tile, bool score = false>
 constexpr DeviceKernel row(bool (*suits)(const Problem&) = nullptr) {
   return {.kernarg_bytes = sizeof(attn_sm90_forward_kernarg),
           .suits_forward = suits,
-          .shape_forward = shape<head_dim, tile>,
-          .maps_forward = maps<head_dim, tile>,
-          .pack_forward = pack<head_dim, tile>};
+          .shape_forward = shape<tile, score>,
+          .maps_forward = maps<tile>,
+          .pack_forward = pack<tile>};
 }
 
 // Smaller tiles of queries, as long as each multiprocessor has one at most.
@@ -168,10 +171,16 @@ bool suits_long(const Problem& p) {
 
 }  // namespace
 
-constinit const DeviceKernel fwd_sm90_d64_short_kernel = row<64, sm90::tile_d64_short>(suits_short);
-constinit const DeviceKernel fwd_sm90_d64_kernel = row<64, sm90::tile_d64>();
-constinit const DeviceKernel fwd_sm90_d128_kernel = row<128, sm90::tile_d128>();
-constinit const DeviceKernel fwd_sm90_d128_long_kernel = row<128, sm90::tile_d128_long>(suits_long);
-constinit const DeviceKernel fwd_sm90_d256_kernel = row<256, sm90::tile_d256>();
+constinit const DeviceKernel fwd_sm90_d64_short_kernel = row<sm90::tile_d64_short>(suits_short);
+constinit const DeviceKernel fwd_sm90_d64_kernel = row<sm90::tile_d64>();
+constinit const DeviceKernel fwd_sm90_d96_kernel = row<sm90::tile_d96>();
+constinit const DeviceKernel fwd_sm90_d128_long_kernel = row<sm90::tile_d128_long>(suits_long);
+constinit const DeviceKernel fwd_sm90_d128_kernel = row<sm90::tile_d128>();
+constinit const DeviceKernel fwd_sm90_d192_dv128_kernel = row<sm90::tile_d192_dv128>();
+constinit const DeviceKernel fwd_sm90_d192_kernel = row<sm90::tile_d192>();
+constinit const DeviceKernel fwd_sm90_d256_kernel = row<sm90::tile_d256>();
+constinit const DeviceKernel fwd_sm90_d64_score_kernel = row<sm90::tile_d64_score, true>();
+constinit const DeviceKernel fwd_sm90_d128_score_kernel = row<sm90::tile_d128_score, true>();
+constinit const DeviceKernel fwd_sm90_d256_score_kernel = row<sm90::tile_d256_score, true>();
 
 }  // namespace attn
