@@ -55,7 +55,8 @@ TEST_CASE("cuda: every forward kernel on few problems") {
       ran += check_case(c, only);
     };
     Case full = case_for(*kernel, "few-full", 1, 140, 150);
-    full.head_dim = full.head_dim_v = std::min<int64_t>(kernel->limits.head_dim_max, 256);
+    full.head_dim = std::min<int64_t>(kernel->limits.head_dim_max, 256);
+    full.head_dim_v = std::min<int64_t>(kernel->limits.head_dim_v_max, 256);
     check(full);
 
     Case packed = full;
