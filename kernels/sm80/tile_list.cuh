@@ -9,8 +9,18 @@ namespace attn::sm80 {
 
 using namespace device;
 
-// Lies in shared memory and holds the tiles of up to 16 columns of the mask's grid at a time, behind the last one
-// of those before them. A tile lies in one block of the mask and in one segment.
+// The keys [low, high) of a column of mask blocks, as Keys walks them.
+template <class Segment>
+struct ColumnPart {
+  int low, high;
+  const Segment* segment;
+};
+template <class Segment>
+ColumnPart(int, int, const Segment*) -> ColumnPart<Segment>;
+
+// Lies in shared memory and holds the tiles of up to 16 columns of the mask's grid at a time,
+// behind the last one of those before them. A tile lies in one block of the mask and in one
+// segment.
 template <int keys>
 struct TileList {
   static constexpr int columns_at_once = 16;
@@ -19,17 +29,19 @@ struct TileList {
   struct Tile {
     int first;            // position of the first key
     short left, segment;  // left: keys of the tile
-    int mask[2];          // mask_block for the first and for the second row of the grid that the queries meet
+    int mask[2];  // mask_block for the first and for the second row of the grid that the queries
+                  // meet
   };
   Tile tile[capacity];
-  int count;              // 1: there are no more tiles
-  int column;             // of the grid, the first one that is not in the list yet
+  int count;   // 1: there are no more tiles
+  int column;  // of the grid, the first one that is not in the list yet
   long long grid;
   int row[2];             // of the grid; equal: there is one
   int first[2], last[2];  // queries in each
 
   template <class Block>
-  __device__ __forceinline__ void start(const attn_mask_arrays& a, const Block& block, int tile_rows) {
+  __device__ __forceinline__ void start(const attn_mask_arrays& a, const Block& block,
+                                        int tile_rows) {
     grid = block.b * a.batch_stride + block.h * a.head_stride;
     const int end = min(block.row + tile_rows, block.seqlen_q) - 1;
     row[0] = block.row >> a.block_q_log2;
@@ -42,8 +54,8 @@ struct TileList {
     count = 1;
   }
 
-  // Makes the last tile number 0 and puts what comes next behind it. By all lanes of one warp; afterwards the block's
-  // warps must wait for each other.
+  // Makes the last tile number 0 and puts what comes next behind it. By all lanes of one warp;
+  // afterwards the block's warps must wait for each other.
   template <class Block>
   __device__ __forceinline__ void fill(const attn_mask_arrays& a, const Block& block) {
     const int lane = threadIdx.x % 32, diagonal = block.seqlen_kv - block.seqlen_q;
@@ -74,11 +86,12 @@ struct TileList {
       int mask[2] = {mask_empty, mask_empty};
       if (lane < columns_at_once && c < end) {
 #pragma unroll
-        for (int n = 0; n < 2; ++n) mask[n] = mask_block(a, grid, row[n], c, first[n], last[n], diagonal);
+        for (int n = 0; n < 2; ++n)
+          mask[n] = mask_block(a, grid, row[n], c, first[n], last[n], diagonal);
       }
       const bool live = mask[0] != mask_empty || mask[1] != mask_empty;
-      const Part part{live ? max(block.low, c << a.block_k_log2) : 0,
-                      live ? min(block.high, (c + 1) << a.block_k_log2) : 0, block.segment};
+      const ColumnPart part{live ? max(block.low, c << a.block_k_log2) : 0,
+                            live ? min(block.high, (c + 1) << a.block_k_log2) : 0, block.segment};
       int behind = 0;  // the lane's tiles, then with those of the lanes before it
       for (Keys k(part); k.left > 0; k.next(part, keys)) ++behind;
       const int own = behind;
@@ -100,15 +113,6 @@ struct TileList {
     }
     __syncwarp();
   }
-
- private:
-  template <class Segment>
-  struct Part {
-    int low, high;
-    const Segment* segment;
-  };
-  template <class Segment>
-  Part(int, int, const Segment*) -> Part<Segment>;
 };
 
 // As Keys, by the list.
@@ -125,7 +129,8 @@ struct ListedKeys {
     left = at < list.count ? tile.left : 0;
   }
   template <class Block>
-  __device__ __forceinline__ void next(TileList<keys>& list, const attn_mask_arrays& a, const Block& block) {
+  __device__ __forceinline__ void next(TileList<keys>& list, const attn_mask_arrays& a,
+                                       const Block& block) {
     if (++at == list.count) {
       __syncthreads();
       if (threadIdx.x < 32) list.fill(a, block);
