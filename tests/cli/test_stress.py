@@ -34,14 +34,14 @@ BUGS = [
 """)], "normal/3"),
     ("two keys swapped", [(  # keys 0 and 1 of a tile
         """
-      v_cvt_pk_fp8_f32 v[p+item_group], v[sc+4*item_group], v[sc+4*item_group+1]
+  v_cvt_pk_fp8_f32 v[p+\\group], v[sc+4*(\\group)], v[sc+4*(\\group)+1]
 """, """
-      .if item_group == 0
-      s_mov_b32 exec_hi, 0
-      v_swap_b32 v[sc], v[sc+1]
-      s_mov_b32 exec_hi, -1
-      .endif
-      v_cvt_pk_fp8_f32 v[p+item_group], v[sc+4*item_group], v[sc+4*item_group+1]
+  .if (\\group) == 0
+  s_mov_b32 exec_hi, 0
+  v_swap_b32 v[sc], v[sc+1]
+  s_mov_b32 exec_hi, -1
+  .endif
+  v_cvt_pk_fp8_f32 v[p+\\group], v[sc+4*(\\group)], v[sc+4*(\\group)+1]
 """)], "normal/3"),
     ("tile max instead of running max", [(  # the scale of what has been summed is the running maximum's
         """
