@@ -2,6 +2,7 @@
 // in a row of the catalog. The counterpart of cpu/host_kernel.h.
 #pragma once
 #include <cstddef>
+#include <string>
 
 #include "driver/driver.h"
 #include "plan/problem.h"
@@ -25,8 +26,9 @@ struct DeviceKernel {
   uint32_t kernarg_bytes;            // of the parameter struct; at most max_kernarg_bytes
   uint32_t static_shared_bytes = 0;  // shared memory or LDS that the kernel declares itself
 
-  // False if a later row of the catalog is faster for a problem that both take. null: never.
-  bool (*suits_forward)(const Problem& problem) = nullptr;
+  // Why a plan passes over the kernel unless the problem demands it by name, though it takes the
+  // problem; "": it does not. null: never.
+  std::string (*passed_over)(const Problem& problem) = nullptr;
 
   // Plan time: grid, block and dynamic shared memory of the launch, and the workspace it needs.
   // What the kernel cannot take beyond its Limits is an ATTN_UNSUPPORTED with the reason.

@@ -151,30 +151,35 @@ int maps(const Problem& p, const Args& args, TensorMap (&to)[max_tensor_maps]) {
 }
 
 template <sm90::Tile tile, bool score = false>
-constexpr DeviceKernel row(bool (*suits)(const Problem&) = nullptr) {
+constexpr DeviceKernel row(std::string (*passed_over)(const Problem&) = nullptr) {
   return {.kernarg_bytes = sizeof(attn_sm90_forward_kernarg),
-          .suits_forward = suits,
+          .passed_over = passed_over,
           .shape_forward = shape<tile, score>,
           .maps_forward = maps<tile>,
           .pack_forward = pack<tile>};
 }
 
 // Smaller tiles of queries, as long as each multiprocessor has one at most.
-bool suits_short(const Problem& p) {
-  return items<sm90::tile_d64_short>(p) <= multiprocessors;
+std::string too_many(const Problem& p) {
+  const int64_t count = items<sm90::tile_d64_short>(p);
+  if (count <= multiprocessors) return "";
+  return join("for ", count, " tiles of 64 queries, more than ", multiprocessors,
+              ", a later kernel is faster");
 }
 // Its larger tile costs more at the ends of sequences than it spares between them if they are short
 // (docs/hopper.md).
-bool suits_long(const Problem& p) {
-  return p.seqlen_kv >= 8192;
+std::string too_short(const Problem& p) {
+  constexpr int64_t least = 8192;
+  if (p.seqlen_kv >= least) return "";
+  return join("for seqlen_kv ", p.seqlen_kv, ", below ", least, ", a later kernel is faster");
 }
 
 }  // namespace
 
-constinit const DeviceKernel fwd_sm90_d64_short_kernel = row<sm90::tile_d64_short>(suits_short);
+constinit const DeviceKernel fwd_sm90_d64_short_kernel = row<sm90::tile_d64_short>(too_many);
 constinit const DeviceKernel fwd_sm90_d64_kernel = row<sm90::tile_d64>();
 constinit const DeviceKernel fwd_sm90_d96_kernel = row<sm90::tile_d96>();
-constinit const DeviceKernel fwd_sm90_d128_long_kernel = row<sm90::tile_d128_long>(suits_long);
+constinit const DeviceKernel fwd_sm90_d128_long_kernel = row<sm90::tile_d128_long>(too_short);
 constinit const DeviceKernel fwd_sm90_d128_kernel = row<sm90::tile_d128>();
 constinit const DeviceKernel fwd_sm90_d192_dv128_kernel = row<sm90::tile_d192_dv128>();
 constinit const DeviceKernel fwd_sm90_d192_kernel = row<sm90::tile_d192>();

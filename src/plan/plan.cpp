@@ -183,10 +183,10 @@ Status plan_forward(const std::shared_ptr<Context>& context, const attn_problem*
       *context, Op::forward, plan->problem.kernel_name, declined,
       [&](const Kernel& kernel) -> std::string {
         const std::string reason = decline(kernel, plan->problem);
-        if (!reason.empty() || !plan->problem.kernel_name.empty()) return reason;
-        const bool suits = !kernel.device || !kernel.device->suits_forward ||
-                           kernel.device->suits_forward(plan->problem);
-        return suits ? "" : "a later kernel is faster here";
+        const bool demanded = !plan->problem.kernel_name.empty();
+        if (!reason.empty() || demanded || !kernel.device || !kernel.device->passed_over)
+          return reason;
+        return kernel.device->passed_over(plan->problem);
       },
       [&](const Kernel& kernel) -> Status {
         plan->kernel = &kernel;
