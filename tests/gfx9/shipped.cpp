@@ -13,6 +13,8 @@
 #include "core/dtype.h"
 #include "plan/convert_gfx942.h"
 #include "plan/device_kernel.h"
+#include "plan/forward_gfx942.h"
+#include "plan/problem.h"
 
 namespace attn::test {
 namespace {
@@ -282,20 +284,206 @@ std::vector<MakeProblem> convert_problems() {
   return all;
 }
 
+// Of the forward kernels and of what prepares K and V for them. Workgroup 0 has the last queries of
+// head 0.
+struct Forward {
+  int64_t batch = 1, group = 1, heads_kv = 1, dim, dim_v, seqlen_q, seqlen_kv;
+  uint32_t flags = 0;
+  attn_dtype q_type = ATTN_F8_E4M3FNUZ, kv_type = ATTN_F8_E4M3FNUZ, out_type = ATTN_F32;
+  int64_t left = -1, right = -1;
+  std::vector<int32_t> lengths_q = {}, lengths_kv = {};  // given: packed
+  std::vector<int32_t> seqlens = {};
+  attn_descale_kind descale = ATTN_DESCALE_NONE;
+  float scale = 0;
+  bool want_lse = true, nan = false;
+};
+
+// Codes of magnitude about `size`, now and then far more, so that maxima move; one in 500 NaN if
+// wanted.
+std::vector<uint8_t> codes(Maker& m, size_t count, bool nan) {
+  std::vector<uint8_t> bytes(count);
+  for (size_t i = 0; i < count; ++i) {
+    uint8_t code = uint8_t(m.rng()() % 0x50 | (m.rng()() % 2 << 7));
+    if ((code & 0x7f) == 0) code = 0;
+    if (i / 4096 % 3 == 1 && code % 4 == 1) code += 0x10;
+    if (nan && m.rng()() % 500 == 0) code = 0x80;
+    bytes[i] = code;
+  }
+  return bytes;
+}
+
+Problem forward_problem(Memory& memory, uint32_t data, const DeviceKernel& kernel, bool prepare,
+                        int64_t most_dim, const Forward& f) {
+  Maker m(memory, data);
+  attn_segment segment{};
+  segment.struct_size = sizeof segment;
+  segment.k_type = segment.v_type = f.kv_type;
+  segment.seqlen = f.seqlen_kv;
+  segment.k_descale = segment.v_descale = f.descale;
+  attn_problem in{};
+  in.struct_size = sizeof in;
+  in.batch = f.batch, in.heads_kv = f.heads_kv, in.heads_q = f.group * f.heads_kv;
+  in.head_dim = std::min(f.dim, most_dim), in.head_dim_v = std::min(f.dim_v, most_dim);
+  in.seqlen_q = f.seqlen_q;
+  in.q_type = f.q_type, in.out_type = f.out_type, in.q_descale = f.descale;
+  in.flags = f.flags;
+  if (f.flags & ATTN_WINDOW) in.window_left = f.left, in.window_right = f.right;
+  in.scale = f.scale;
+  in.num_segments = 1, in.segments = &segment;
+  const auto ints = [&](std::vector<int32_t> values, bool cumulative) {
+    if (cumulative) {
+      values.insert(values.begin(), 0);
+      for (size_t i = 1; i < values.size(); ++i) values[i] += values[i - 1];
+    }
+    std::vector<uint8_t> bytes(values.size() * 4);
+    std::memcpy(bytes.data(), values.data(), bytes.size());
+    return static_cast<int32_t*>(m.input(bytes));
+  };
+  const auto sum = [](const std::vector<int32_t>& v) {
+    int64_t total = 0;
+    for (int32_t n : v) total += n;
+    return total;
+  };
+  attn_segment_args segment_args{};
+  Args args;
+  args.segment = &segment_args;
+  int64_t rows_q = f.batch * f.seqlen_q, rows_kv = f.batch * f.seqlen_kv;
+  if (!f.lengths_q.empty()) {
+    in.q_layout = ATTN_PACKED;
+    in.total_q = rows_q = sum(f.lengths_q);
+    args.cu_seqlens_q = ints(f.lengths_q, true);
+  }
+  if (!f.lengths_kv.empty()) {
+    segment.layout = ATTN_PACKED;
+    segment.total = rows_kv = sum(f.lengths_kv);
+    segment_args.cu_seqlens = ints(f.lengths_kv, true);
+  }
+  if (!f.seqlens.empty()) {
+    segment.has_seqlens = 1;
+    segment_args.seqlens = ints(f.seqlens, false);
+  }
+  attn::Problem p;
+  require(make_problem(&in, &p));
+  size_t workspace = 0;
+  require(kernel.shape_forward(p, {}, &m.problem.launch, &workspace));
+  const auto floats = [&](size_t count) {
+    std::vector<uint8_t> bytes(count * 4);
+    for (size_t i = 0; i < count; ++i) {
+      const float x = 0.25f + float(m.rng()() % 100) / 100;
+      std::memcpy(&bytes[i * 4], &x, 4);
+    }
+    return static_cast<float*>(m.input(bytes));
+  };
+  const size_t descales = f.descale == ATTN_DESCALE_HEAD ? size_t(f.batch * f.heads_kv) : size_t(1);
+  args.q = m.input(codes(m, size_t(rows_q * in.heads_q * in.head_dim), f.nan));
+  args.q_descale = floats(descales);
+  segment_args.k_descale = floats(descales);
+  segment_args.v_descale = floats(descales);
+  args.sinks = floats(size_t(in.heads_q));
+  if (prepare) {
+    segment_args.k = m.input(codes(m, size_t(rows_kv * in.heads_kv * in.head_dim), f.nan));
+    segment_args.v = m.input(codes(m, size_t(rows_kv * in.heads_kv * in.head_dim_v), f.nan));
+    kernel.first->shape(p, &m.problem.launch);
+    void* prepared = m.output(workspace);
+    m.problem.kernarg.resize(kernel.first->kernarg_bytes);
+    kernel.first->pack(p, args, prepared, m.problem.kernarg.data());
+    return std::move(m.problem);
+  }
+  args.out = m.output(size_t(rows_q * in.heads_q * in.head_dim_v) * dtype_bytes(f.out_type));
+  args.lse = f.want_lse ? static_cast<float*>(m.output(size_t(rows_q * in.heads_q) * 4)) : nullptr;
+  void* prepared = m.input(codes(m, std::max<size_t>(workspace, 16), false));
+  m.problem.kernarg.resize(kernel.kernarg_bytes);
+  kernel.pack_forward(p, args, prepared, m.problem.kernarg.data());
+  return std::move(m.problem);
+}
+
+std::vector<MakeProblem> forward_problems(const DeviceKernel& kernel, bool prepare, int64_t dim) {
+  constexpr attn_dtype ocp = ATTN_F8_E4M3FN;
+  std::vector<MakeProblem> all;
+  for (const Forward& f : std::initializer_list<Forward>{
+           {.dim = 128, .dim_v = 128, .seqlen_q = 40, .seqlen_kv = 520, .flags = ATTN_SINKS},
+           {.dim = 128,
+           .dim_v = 96,
+           .seqlen_q = 150,
+           .seqlen_kv = 330,
+           .flags = ATTN_CAUSAL,
+           .out_type = ATTN_BF16,
+           .descale = ATTN_DESCALE_TENSOR,
+           .scale = -0.05f},
+           {.batch = 2,
+           .group = 2,
+           .heads_kv = 2,
+           .dim = 48,
+           .dim_v = 128,
+           .seqlen_q = 70,
+           .seqlen_kv = 200,
+           .q_type = ocp,
+           .kv_type = ocp,
+           .out_type = ATTN_F16,
+           .lengths_q = {70, 33},
+           .lengths_kv = {200, 130},
+           .descale = ATTN_DESCALE_HEAD,
+           .want_lse = false},
+           {.dim = 128,
+           .dim_v = 128,
+           .seqlen_q = 33,
+           .seqlen_kv = 600,
+           .flags = ATTN_WINDOW,
+           .left = 400,
+           .right = 0,
+           .nan = true},
+           {.dim = 128,
+           .dim_v = 128,
+           .seqlen_q = 20,
+           .seqlen_kv = 64,
+           .flags = ATTN_CAUSAL_TOP_LEFT,
+           .nan = true},
+           {.batch = 2,
+           .dim = 128,
+           .dim_v = 128,
+           .seqlen_q = 300,
+           .seqlen_kv = 128,
+           .flags = ATTN_SINKS,
+           .seqlens = {0, 128}},
+       }) {
+    all.push_back([&kernel, prepare, dim, f](Memory& memory, uint32_t data) {
+      return forward_problem(memory, data, kernel, prepare, dim, f);
+    });
+  }
+  return all;
+}
+std::vector<MakeProblem> forward_d64_problems() {
+  return forward_problems(fwd_gfx942_fp8_d64_kernel, false, 64);
+}
+std::vector<MakeProblem> forward_d128_problems() {
+  return forward_problems(fwd_gfx942_fp8_d128_kernel, false, 128);
+}
+std::vector<MakeProblem> prepare_problems() {
+  std::vector<MakeProblem> all = forward_problems(fwd_gfx942_fp8_d128_kernel, true, 128);
+  for (const MakeProblem& make : forward_problems(fwd_gfx942_fp8_d64_kernel, true, 64))
+    all.push_back(make);
+  return all;
+}
+
 // To add a kernel: write the function that lists its problems, each made with a Maker, so that
 // every instruction of it is reached (which the tests check), and name it here.
 struct Shipped {
   const char* name;
   std::vector<MakeProblem> (*problems)();
+  bool slow = false;  // too slow for every run of the tests
 };
 constexpr Shipped all_shipped[] = {{"merge_gfx942", merge_problems},
-                                   {"convert_gfx942", convert_problems}};
+                                   {"convert_gfx942", convert_problems},
+                                   {"prepare_gfx942_fp8", prepare_problems, true},
+                                   {"fwd_gfx942_fp8_d64", forward_d64_problems, true},
+                                   {"fwd_gfx942_fp8_d128", forward_d128_problems, true}};
 
 }  // namespace
 
-std::vector<std::string> shipped_kernels() {
+std::vector<std::string> shipped_kernels(bool slow) {
   std::vector<std::string> names;
-  for (const Shipped& s : all_shipped) names.push_back(s.name);
+  for (const Shipped& s : all_shipped)
+    if (s.slow == slow) names.push_back(s.name);
   return names;
 }
 

@@ -19,7 +19,8 @@ struct ShippedRun {
 };
 
 // "merge_gfx942" and so on; shipped.cpp says how to add one.
-std::vector<std::string> shipped_kernels();
+// `slow`: those that are too slow to be mutated in every run of the tests, instead.
+std::vector<std::string> shipped_kernels(bool slow = false);
 // Its code object, freshly loaded. Null if the build made none.
 std::unique_ptr<gfx9emu::CodeObject> load_shipped(const std::string& name, gfx9emu::Memory* memory);
 // Runs the kernel of `object` by that name on all its problems, until one faults or, with `right`,

@@ -133,3 +133,25 @@ TEST_CASE("mutations of the shipped kernels, other registers swapped",
     CHECK(pooled.unconfirmed == 0);
   }
 }
+
+// attn-gfx9-tests "[mutation-forward]"; ATTN_MUTATION_KERNEL=NAME for one of them. Minutes.
+TEST_CASE("mutations of the FP8 forward kernels are noticed", "[.][gfx9][mutation-forward]") {
+  const char* only = std::getenv("ATTN_MUTATION_KERNEL");
+  for (const std::string& name : shipped_kernels(true)) {
+    if (only && name != only) continue;
+    Subject kernel(name);
+    if (!kernel.object) ATTN_SKIP("no code object of " + name);
+    REQUIRE(kernel.right.fault == "");
+    const auto& insts = kernel.object->program().insts;
+    for (size_t i = 0; i < insts.size(); ++i) {
+      if (!kernel.right.executed.count(uint32_t(i)) && insts[i].run && insts[i].name != "s_nop" &&
+          insts[i].name != "s_code_end")
+        std::cout << name << ": not reached: +" << insts[i].offset << " " << insts[i].text << "\n";
+    }
+    Count count = try_all(kernel, dropped_and_lowered(name, *kernel.object, kernel.right.executed));
+    count += try_all(kernel,
+                     swapped_registers(name, *kernel.object, kernel.right.executed, swaps, 2026));
+    say(name, count);
+    CHECK(count.total - count.unconfirmed >= 0.95 * count.total);
+  }
+}
