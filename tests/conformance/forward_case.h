@@ -12,6 +12,15 @@
 
 namespace attn::test {
 
+// How many of the random problems are run. Sanitizers make them several times slower.
+constexpr uint64_t random_share(uint64_t count) {
+#ifdef __SANITIZE_ADDRESS__
+  return count / 4;
+#else
+  return count;
+#endif
+}
+
 // A number in [0, 1) or from N(0, 1) that depends on its coordinates alone.
 uint64_t hash(uint64_t seed, uint64_t a, uint64_t b = 0, uint64_t c = 0, uint64_t d = 0);
 double normal(uint64_t hashed);

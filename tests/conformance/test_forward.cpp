@@ -333,7 +333,7 @@ Case random_case(uint64_t seed) {
 }
 
 TEST_CASE("forward: random problems") {
-  constexpr uint64_t first_seed = 1000, count = 400;
+  constexpr uint64_t first_seed = 1000, count = random_share(400);
   std::cout << "forward: random problems: seeds " << first_seed << " to " << first_seed + count - 1
             << std::endl;
   const auto kernels = kernels_here(Op::forward, false);

@@ -132,7 +132,7 @@ Case random_case(uint64_t seed) {
 TEST_CASE("fp8: random problems") {
   const auto kernels = fp8_kernels();
   if (kernels.empty()) ATTN_SKIP("no device here has FP8 kernels");
-  constexpr uint64_t first_seed = 7000, count = 100;
+  constexpr uint64_t first_seed = 7000, count = random_share(100);
   std::cout << "fp8: random problems: seeds " << first_seed << " to " << first_seed + count - 1
             << std::endl;
   int ran = 0;
