@@ -9,7 +9,6 @@
 #include "../common/keys.cuh"
 #include "../common/lengths.cuh"
 #include "../common/store.cuh"
-#include "../common/swizzle.h"
 #include "../common/tanh.cuh"
 #include "../ptx/ex2.h"
 #include "../ptx/lg2.h"
@@ -350,6 +349,15 @@ struct Consumer {
     ptx::wgmma_commit();
   }
 
+  // The same, waited for.
+  __device__ __forceinline__ void add_sums(unsigned v_at, bool add) {
+    ptx::pin(o);
+    ptx::wgmma_fence();
+    start_sums(v_at, add);
+    ptx::wgmma_wait<0>();
+    ptx::pin(o);
+  }
+
   // V rows of keys that no query of the sequence sees may hold anything, and 0 * NaN is NaN: they
   // become zero, from row `used` on.
   __device__ __forceinline__ static void clear_unused(int used, unsigned v_at) {
@@ -522,6 +530,13 @@ struct Consumer {
     }
   }
 
+  // The rows of an item whose tiles are all in o and state.
+  __device__ __forceinline__ void finish(const Item& item, const RowState (&state)[2]) {
+    float factor[2];
+    finish_softmax(item, state, factor);
+    store(item, factor);
+  }
+
   __device__ __forceinline__ void run() {
     if (!take_item(0)) return;
     if (group == tile.groups - 1) pass_turn();
@@ -584,21 +599,13 @@ struct Consumer {
         ptx::pin(o);
         release(control.v_empty[V::stage(n)]);
         if (ends) {
-          float factor[2];
-          finish_softmax(item(count), done, factor);
-          store(item(count), factor);
+          finish(item(count), done);
         } else if (moved) {
           rescale(shrink);
         }
         pack_weights();
       } else {
-        if (here & sees) {
-          ptx::pin(o);
-          ptx::wgmma_fence();
-          start_sums(v_here, add);
-          ptx::wgmma_wait<0>();
-          ptx::pin(o);
-        }
+        if (here & sees) add_sums(v_here, add);
         release(control.v_empty[V::stage(n)]);
         if (next & sees) {
           ptx::wgmma_fence();
@@ -610,9 +617,7 @@ struct Consumer {
         look_ahead();
         release_scored();
         if (ends) {
-          float factor[2];
-          finish_softmax(item(count), row_state, factor);
-          store(item(count), factor);
+          finish(item(count), row_state);
           start_softmax(item(count + 1));
         }
         if (next & sees) {
@@ -627,17 +632,9 @@ struct Consumer {
       next = ptx::uniform(after);
     }
     wait_turn();
-    if (here & sees) {
-      ptx::pin(o);
-      ptx::wgmma_fence();
-      start_sums(v_here, add);
-      ptx::wgmma_wait<0>();
-      ptx::pin(o);
-    }
+    if (here & sees) add_sums(v_here, add);
     if (group != tile.groups - 1) pass_turn();
-    float factor[2];
-    finish_softmax(item(count), row_state, factor);
-    store(item(count), factor);
+    finish(item(count), row_state);
   }
 };
 
