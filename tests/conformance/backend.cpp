@@ -488,6 +488,18 @@ std::string compare(const Case& c, const Data& data, const Kernel& kernel, const
   return "";
 }
 
+void check_exact(const Case& c, const Kernel& kernel) {
+  const Data data = make_data(c);
+  const Outputs got = run_forward(backend_of(kernel.backend), c, data, kernel.name, ATTN_F32);
+  if (declined(kernel, got)) return;
+  INFO(kernel.name << " " << describe(c));
+  REQUIRE(got.error == "");
+  const Outputs want = reference_answer(c, data);
+  size_t wrong = 0;
+  for (size_t n = 0; n < want.out.size(); ++n) wrong += float(want.out[n]) != float(got.out[n]);
+  CHECK(wrong == 0);
+}
+
 int check_case(const Case& c, const std::vector<const Kernel*>& kernels) {
   const char* only = std::getenv("ATTN_CASE");
   if (only && c.name != only) return 0;

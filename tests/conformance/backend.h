@@ -141,4 +141,8 @@ double half_ulp(attn_dtype type, double x);
 // the case of that name runs.
 int check_case(const Case& c, const std::vector<const Kernel*>& kernels);
 
+// Runs a case whose answer is exact in every step with out in f32: it is the reference's, bit for
+// bit, unless the kernel declines.
+void check_exact(const Case& c, const Kernel& kernel);
+
 }  // namespace attn::test

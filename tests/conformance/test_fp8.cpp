@@ -152,17 +152,7 @@ TEST_CASE("fp8: exact inputs give exact outputs") {
           Case c = shape(name_of("fp8-exact", {int64_t(values), skv}), 64, 40, skv, type);
           c.values = values;
           c.scale = 1;
-          const Data data = make_data(c);
-          const Outputs got =
-              run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
-          if (declined(*kernel, got)) continue;
-          INFO(kernel->name << " " << describe(c));
-          REQUIRE(got.error == "");
-          const Outputs want = reference_answer(c, data);
-          size_t wrong = 0;
-          for (size_t n = 0; n < want.out.size(); ++n)
-            wrong += float(want.out[n]) != float(got.out[n]);
-          CHECK(wrong == 0);
+          check_exact(c, *kernel);
         }
       }
     }
