@@ -527,7 +527,7 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
           }
         }
       };
-      if (masked && state.seen[0] == state.all_seen)
+      if (masked && __all_sync(0xffffffff, state.seen[0] == state.all_seen))  // lanes have other keys
         multiply(Constant<false>{});
       else
         multiply(Constant<score || masked>{});

@@ -101,13 +101,9 @@ constexpr DeviceKernel row = {.kernarg_bytes = sizeof(attn_sm80_forward_kernarg)
                               .static_shared_bytes = sm80::static_shared_bytes(false),
                               .shape_forward = shape<head_dim, score, false>,
                               .pack_forward = pack};
-std::string untried(const Problem&) {
-  return "it has not run on a device yet; accepted if demanded by name";
-}
 template <int head_dim, bool score>
 constexpr DeviceKernel masked_row = {.kernarg_bytes = sizeof(attn_sm80_mask_kernarg),
                                      .static_shared_bytes = sm80::static_shared_bytes(true),
-                                     .passed_over = untried,
                                      .shape_forward = shape<head_dim, score, true>,
                                      .pack_forward = pack_masked};
 
