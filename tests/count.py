@@ -1,7 +1,7 @@
 """Adds up CTest's JUnit files: python3 tests/count.py FILE... prints "passed failed skipped" and exits.
 
-A test that ran a Catch2 binary counts once per test case, with the skipped ones that tests/main.cpp reports; any other
-test counts as one.
+A test that ran a Catch2 binary counts once per test case, with the skipped ones that tests/main.cpp reports; one of
+Python's unittest once per test method; any other test counts as one.
 """
 import re
 import sys
@@ -21,6 +21,16 @@ def catch_counts(output):
     return None
 
 
+def unittest_counts(output):
+    """(tests, failed, skipped) of Python's unittest, or None."""
+    ran = re.search(r"^Ran (\d+) tests? in ", output, re.M)
+    end = re.search(r"^(OK|FAILED)(?: \((.*)\))?$", output, re.M)
+    if not ran or not end:
+        return None
+    parts = {name: int(n) for name, n in re.findall(r"(\w+)=(\d+)", end.group(2) or "")}
+    return int(ran.group(1)), parts.get("failures", 0) + parts.get("errors", 0), parts.get("skipped", 0)
+
+
 def count(case):
     """(passed, failed, skipped) of one CTest test."""
     status = case.get("status")
@@ -31,7 +41,7 @@ def count(case):
         # Also what CTest says of tests that it could not start, which are failures.
         asked = case.find("skipped").get("message").startswith("SKIP_")
         return (0, 0, 1) if asked else (0, 1, 0)
-    counts = catch_counts(output)
+    counts = catch_counts(output) or unittest_counts(output)
     if counts is None:
         return (1, 0, 0) if status == "run" else (0, 1, 0)
     cases, failed, skipped = counts

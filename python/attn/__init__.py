@@ -1,0 +1,147 @@
+"""Attention forward on NVIDIA, AMD and CPU: libattn's Python face.
+
+Arrays are NumPy's, PyTorch's, CuPy's, JAX's or any other's with __dlpack__. Results are arrays of q's framework, where q
+is. On a GPU a call launches in the framework's current stream and returns. Errors are attn.Error and its subclasses.
+
+Types are named as in attn.h (f32 f16 bf16 f8_e4m3fn f8_e5m2 f8_e4m3fnuz q8_0 q4_0) or given as a framework's dtype.
+"""
+import json
+import os
+
+from . import _attn
+from ._errors import (DriverError, DriverMissing, Error, InternalError, InvalidArgument, NoDevice, OutOfMemory,
+                      Unsupported)
+from ._masks import BlockMask
+
+__all__ = ["BlockMask", "DriverError", "DriverMissing", "Error", "InternalError", "InvalidArgument", "NoDevice",
+           "OutOfMemory", "Plan", "Unsupported", "cache_clear", "cache_info", "explain", "forward", "info", "merge",
+           "quantize"]
+__version__ = _attn.version()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_attn.forget_everything)
+
+
+def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), scale=None, softcap=0.0, bias=None,
+            alibi_slopes=None, sinks=None, block_mask=None, seqlens_kv=None, cu_seqlens_q=None, cu_seqlens_kv=None,
+            max_seqlen_q=None, block_table=None, q_descale=None, k_descale=None, v_descale=None, out_scale=None,
+            out_dtype=None, return_lse=False, out=None, backend="auto"):
+    """softmax(scale q k^T + bias, masked) v -> out, or (out, lse) with return_lse.
+
+    q [B, Sq, Hq, D], k [B, Skv, Hkv, D], v [B, Skv, Hkv, Dv]; out [B, Sq, Hq, Dv], lse f32 [B, Hq, Sq] natural log. Any
+    strides, the last dimension contiguous; Hq is a multiple of Hkv.
+
+    causal             query i sees key j <= i + Skv - Sq; causal_top_left: j <= i
+    window             (left, right): i + Skv - Sq - left <= j <= i + Skv - Sq + right, -1 = unbounded
+    scale, softcap     S = scale q k^T (None: 1 / sqrt(D)), then softcap * tanh(S / softcap) if it is not 0
+    bias               f32 or q's type [B, Hq, Sq, Skv], 1 where it broadcasts; added to S
+    alibi_slopes       f32 [Hq]: S - slope * |i + Skv - Sq - j|
+    sinks              f32 [Hq]: exp(sink) joins the denominator and lse
+    block_mask         a BlockMask
+    seqlens_kv         i32 [B]: keys of each sequence, the rest of k and v is not read
+    cu_seqlens_q       i32 [B + 1]: q is packed [total_q, Hq, D], lse [Hq, total_q]; max_seqlen_q, the longest sequence, saves
+                       work on GPUs (None: total_q)
+    cu_seqlens_kv      i32 [B + 1]: k and v are packed [total, Hkv, D]
+    block_table        i32 [B, pages]: k and v are pages [num_pages, page_size, Hkv, D]
+    q_descale          f32 [1] or [B, Hkv]; k_descale, v_descale also [B, Hkv, blocks of 64 or 128 keys]: value = stored *
+                       descale
+    out_scale          f32 [1], fp8 out: stored = round(value * out_scale)
+    out_dtype          None: q's type, bf16 for an fp8 q; or that of `out`
+    out                an array for the result; it is what is returned
+    backend            "auto": by where q lies; "reference" (float64) or "cpu" for host memory, "cuda", "hip"
+
+    k and v may be lists of segments, older keys first; seqlens_kv, cu_seqlens_kv, block_table, k_descale and v_descale are
+    then lists too, with None where a segment has none. K/V in q8_0 or q4_0 are uint8 arrays whose last dimension is the
+    bytes of a row. Arrays that require grad are refused. Plans are kept for calls that differ in data only.
+    """
+    return _attn.forward(locals())
+
+
+_OPTIONS = dict(forward.__kwdefaults__)
+# Arrays, None where not given; what else there is stays as it was when the plan was made.
+_ARRAYS = ("bias", "alibi_slopes", "sinks", "block_mask", "seqlens_kv", "cu_seqlens_q", "cu_seqlens_kv", "block_table",
+           "q_descale", "k_descale", "v_descale", "out_scale", "out", "return_lse")
+_EXECUTION = {"kernel": None, "max_sms": 0, "fixed_split": 0, "split_invariant": False, "kv_prefix_stable": False}
+
+
+def _arguments(function, q, k, v, options):
+    unknown = set(options) - set(_OPTIONS) - set(_EXECUTION)
+    if unknown:
+        raise TypeError(f"{function}() got an unexpected keyword argument {min(unknown)!r}")
+    return {"q": q, "k": k, "v": v, **_OPTIONS, **_EXECUTION, **options}
+
+
+class Plan:
+    """A kernel chosen and loaded for calls like this one: Plan(q, k, v, **arguments of forward).
+
+    The arrays are examples: shapes, types, strides and device count. More arguments: kernel (a name, no other will do),
+    max_sms, fixed_split (keys per split), split_invariant, kv_prefix_stable; attn.h has their meaning.
+    """
+
+    def __init__(self, q, k, v, **options):
+        arguments = _arguments("Plan", q, k, v, options)
+        self._plan = _attn.make_plan(arguments)
+        self._options = {name: value for name, value in arguments.items() if name not in _ARRAYS}
+
+    def __call__(self, q, k, v, **arrays):
+        """As forward() with the scalars and execution options of the plan; `arrays` are its array arguments, out and
+        return_lse."""
+        unknown = set(arrays) - set(_ARRAYS)
+        if unknown:
+            raise TypeError(f"a Plan got an unexpected keyword argument {min(unknown)!r}")
+        return self._plan.run({**_OPTIONS, **self._options, "q": q, "k": k, "v": v, **arrays})
+
+    @property
+    def kernel(self):
+        return self._plan.kernel
+
+    @property
+    def backend(self):
+        return self._plan.backend
+
+    @property
+    def workspace(self):
+        """Bytes of the backend's memory that a run needs beside its arrays."""
+        return self._plan.workspace
+
+    def __repr__(self):
+        return f"<attn.Plan {self.kernel}>"
+
+
+def explain(q, k, v, **options):
+    """Which kernel Plan(q, k, v, **options) would choose, and why each other one declines: {"kernel", "backend",
+    "workspace", "declined": [{"kernel", "reason"}]}."""
+    return json.loads(_attn.explain(_arguments("explain", q, k, v, options)))
+
+
+def merge(parts, *, out_dtype=None, backend="auto"):
+    """One (out, lse) from those of disjoint sets of keys: [(out, lse), ...], out [B, Sq, Hq, Dv] in f32, f16 or bf16 with
+    lse f32 [B, Hq, Sq], or packed [total_q, Hq, Dv] with [Hq, total_q]. Parts whose lse is -inf contribute nothing. With
+    sinks, one part alone may have them."""
+    return _attn.merge([(out, lse) for out, lse in parts], out_dtype, backend)
+
+
+def quantize(x, dtype, *, scale=1, per="tensor", saturate=False, backend="auto"):
+    """(stored, descale) of x [B, S, H, D], or packed [total, H, D], in f32, f16 or bf16; value = stored * descale.
+
+    dtype      f8_e4m3fn, f8_e5m2, f8_e4m3fnuz; q8_0, q4_0 (stored: uint8 [..., bytes of a row], descale None)
+    scale      a number or an f32 array, which becomes descale; "amax": the largest |x| / the type's largest value
+    per        what has a scale of its own: "tensor" [1], "head" [B, H], 64 or 128 keys [B, H, blocks]
+    saturate   a value beyond the range becomes the largest one, else NaN (inf for f8_e5m2)
+    """
+    return _attn.quantize(x, dtype, scale, per, saturate, backend)
+
+
+def info():
+    """{"version", "backends": [{"name", "available", "reason", "devices"}], "kernels": [...]}"""
+    return json.loads(_attn.info())
+
+
+def cache_info():
+    """{"plans", "hits", "misses"} of forward(), merge() and quantize() since the start or cache_clear()."""
+    return dict(zip(("plans", "hits", "misses"), _attn.cache_counts()))
+
+
+def cache_clear():
+    """Drops the plans that the functions keep, and their workspaces."""
+    _attn.cache_clear()

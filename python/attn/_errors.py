@@ -1,0 +1,40 @@
+"""Exceptions, one for each status of attn.h. Their text is the library's sentence: argument, value, what is accepted."""
+
+
+class Error(RuntimeError):
+    """What all of these are."""
+
+
+class InvalidArgument(Error, ValueError):
+    """An argument breaks a rule."""
+
+
+class Unsupported(Error, NotImplementedError):
+    """Valid, but no kernel of this backend serves it."""
+
+
+class NoDevice(Error):
+    """The driver is there, the device is not."""
+
+
+class DriverMissing(Error):
+    """The vendor's driver library is absent."""
+
+
+class DriverError(Error):
+    """The driver refused; the sentence has its native code."""
+
+
+class OutOfMemory(Error, MemoryError):
+    pass
+
+
+class InternalError(Error):
+    pass
+
+
+_BY_STATUS = {1: InvalidArgument, 2: Unsupported, 3: NoDevice, 4: DriverMissing, 5: DriverError, 6: OutOfMemory}
+
+
+def error_type(status):
+    return _BY_STATUS.get(status, InternalError)

@@ -1,0 +1,59 @@
+"""What attn asks of the frameworks whose arrays it is given; the module _attn calls it. No framework but NumPy is
+imported unless an array of it came."""
+import functools
+
+import numpy
+
+
+@functools.cache
+def _numpy_dtype(name):
+    if name.startswith(("bfloat16", "float8")):
+        import ml_dtypes
+        return numpy.dtype(getattr(ml_dtypes, name))
+    return numpy.dtype(name)
+
+
+@functools.cache
+def torch_fp8():
+    """Torch's dtypes that DLPack may not name -> attn's."""
+    import torch
+    names = {"float8_e4m3fn": "f8_e4m3fn", "float8_e5m2": "f8_e5m2", "float8_e4m3fnuz": "f8_e4m3fnuz"}
+    return {getattr(torch, name): ours for name, ours in names.items() if hasattr(torch, name)}
+
+
+def empty(framework, shape, dtype, like):
+    """An array of `framework` where `like` is, contents undefined."""
+    if framework == "numpy":
+        return numpy.empty(shape, _numpy_dtype(dtype))
+    if framework == "torch":
+        import torch
+        return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
+    if framework == "cupy":
+        import cupy
+        with like.device:
+            return cupy.empty(shape, _numpy_dtype(dtype))
+    import jax.numpy
+    # Memory that no other array has; attn writes it before anyone reads it.
+    return jax.numpy.empty(shape, _numpy_dtype(dtype), device=like.device).block_until_ready()
+
+
+def full(framework, shape, value, like):
+    """float32, every element `value`."""
+    if framework == "jax":
+        import jax.numpy
+        return jax.numpy.full(shape, value, numpy.float32, device=like.device).block_until_ready()
+    array = empty(framework, shape, "float32", like)
+    array[...] = value
+    return array
+
+
+def stream(framework, like):
+    """The current stream on the device of `like`, as a number; 0 is the default stream."""
+    if framework == "torch":
+        import torch
+        return torch.cuda.current_stream(like.device).cuda_stream
+    if framework == "cupy":
+        import cupy
+        with like.device:
+            return cupy.cuda.get_current_stream().ptr
+    return 0

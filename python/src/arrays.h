@@ -1,0 +1,107 @@
+// Arrays of Python's frameworks as libattn needs them: address, element type, shape, strides, where
+// the memory is.
+#pragma once
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+#include "attn/attn.hpp"
+
+namespace attn::python {
+
+namespace nb = nanobind;
+
+// An argument that breaks a rule: attn.InvalidArgument in Python.
+[[noreturn]] void refuse(const std::string& text);
+
+// attn_dtype and the integers that small arrays have.
+struct ElementType {
+  const char* name;   // attn's: "bf16", "i32"
+  const char* numpy;  // NumPy's, ml_dtypes' and torch's: "bfloat16"
+  attn_dtype type;    // NONE: no type of q, k, v
+};
+// By either name, by a dtype object of a framework, or null.
+const ElementType* find_type(nb::handle dtype);
+const char* type_name(attn_dtype type);
+bool is_fp8(attn_dtype type);
+// "1, 2, 3" in brackets.
+std::string shape_text(const std::vector<int64_t>& shape);
+
+enum class Framework { numpy, torch, cupy, jax, other };
+Framework framework_of(nb::handle array);
+// The name in attn._frameworks.
+const char* framework_name(Framework framework);
+bool is_array(nb::handle value);
+
+// A Python value as T; `accepted` is what the sentence of the TypeError asks for.
+[[noreturn]] void refuse_type(nb::handle value, const std::string& name, const char* accepted);
+template <class T>
+T scalar(nb::handle value, const std::string& name, const char* accepted) {
+  T result;
+  if (!nb::try_cast(value, result)) refuse_type(value, name, accepted);
+  return result;
+}
+
+// Where memory lies. A backend of ATTN_BACKEND_CPU is host memory.
+struct Device {
+  attn_backend backend = ATTN_BACKEND_CPU;
+  int32_t index = 0;
+  bool host() const { return backend == ATTN_BACKEND_CPU; }
+  bool operator==(const Device&) const = default;
+  std::string text() const;
+};
+
+// Keeps the memory alive.
+struct Array {
+  std::string name;  // the argument's
+  nb::object source;
+  nb::ndarray<nb::ro> tensor;
+  Framework framework = Framework::numpy;
+  Device device;
+  ElementType type{};
+
+  void* data() const { return const_cast<void*>(tensor.data()); }
+  int64_t size(size_t i) const { return int64_t(tensor.shape(i)); }
+  std::vector<int64_t> shape() const;
+  // Refuses another shape; -1 is any size. `form` is the meaning of the dimensions: "[B, Sq, Hq,
+  // D]".
+  void need_shape(const std::vector<int64_t>& want, const char* form) const;
+  void need_type(const char* type) const;
+  bool contiguous() const;
+  void need_contiguous() const;
+  // Element strides of the dimensions before the last, which must be contiguous; all 0, which
+  // attn.h takes as "contiguous", if the array is. For types of blocks: a block's bytes and
+  // elements.
+  std::vector<int64_t> outer_strides(int64_t block_bytes = 1, int64_t block_elements = 1) const;
+};
+
+// Reads arrays of one call. The first one (q) decides the framework, device and stream of the run;
+// arrays of the same framework are used in the order of its current stream, others are told the
+// stream by DLPack.
+class Reader {
+ public:
+  Array first(nb::handle value, const std::string& name);
+  Array next(nb::handle value, const std::string& name) const;
+  // One that is written.
+  Array output(nb::handle value, const std::string& name) const;
+  // New memory in the first array's framework and device; a list for one of all dimensions.
+  nb::object empty(const std::vector<int64_t>& shape, const ElementType& type) const;
+  nb::object full(const std::vector<int64_t>& shape, float value) const;
+
+  const Array& origin() const { return first_; }
+  void* stream() const { return stream_; }
+  // JAX has no current stream: its arrays are ready when a call returns.
+  bool waits() const { return first_.framework == Framework::jax && !first_.device.host(); }
+
+ private:
+  Array read(nb::handle value, const std::string& name) const;
+  bool started_ = false;
+  Array first_;
+  void* stream_ = nullptr;
+};
+
+}  // namespace attn::python

@@ -1,0 +1,553 @@
+#include "call.h"
+
+#include <nanobind/stl/pair.h>
+
+#include <cstring>
+#include <list>
+#include <map>
+#include <string_view>
+#include <thread>
+#include <unordered_map>
+
+namespace attn::python {
+namespace {
+
+// Plans are small, a workspace of theirs may not be.
+constexpr size_t most_plans = 256;
+
+// Bytes between fields count in a key.
+template <class T>
+void clear(T* value) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  std::memset(static_cast<void*>(value), 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+template <class T>
+void append(std::string* key, const T& value) {
+  key->append(reinterpret_cast<const char*>(&value), sizeof value);
+}
+
+// All of it is used with the GIL held alone. It outlives the interpreter: a driver may be gone by
+// then.
+struct State {
+  std::map<std::pair<int, int32_t>, std::shared_ptr<context>> contexts;
+  std::list<std::shared_ptr<Compiled>> plans;  // the last used one first
+  std::unordered_map<std::string_view, std::list<std::shared_ptr<Compiled>>::iterator> by_key;
+  size_t hits = 0, misses = 0;
+};
+State* state = new State;
+int times_forked = 0;
+
+template <class Problem>
+std::shared_ptr<Compiled> find_or_make(const std::shared_ptr<context>& owner,
+                                       const Problem& problem, std::string key) {
+  if (const auto found = state->by_key.find(key); found != state->by_key.end()) {
+    ++state->hits;
+    state->plans.splice(state->plans.begin(), state->plans, found->second);
+    return *found->second;
+  }
+  ++state->misses;
+  auto made = [&] {
+    nb::gil_scoped_release release;  // a module may be loaded
+    return std::make_shared<Compiled>(Compiled{owner, plan(*owner, problem), {}, std::move(key)});
+  }();
+  if (const auto found = state->by_key.find(made->key); found != state->by_key.end())
+    return *found->second;  // another thread's
+  state->plans.push_front(made);
+  state->by_key.emplace(made->key, state->plans.begin());
+  if (state->plans.size() > most_plans) {
+    state->by_key.erase(state->plans.back()->key);
+    state->plans.pop_back();
+  }
+  return made;
+}
+
+// A plan of merge or quantize, whose problem has `kernel` for its only pointer.
+template <class Problem>
+std::string simple_key(const char* what, const context& owner, const Problem& problem) {
+  std::string key = what;
+  append(&key, owner.get());
+  append(&key, problem);
+  return key;
+}
+
+}  // namespace
+
+std::shared_ptr<context> context_for(const std::string& name, Device device) {
+  attn_backend backend = device.backend;
+  if (name != "auto") {
+    int b = ATTN_BACKEND_REFERENCE;
+    while (b <= ATTN_BACKEND_HIP_EMU && name != attn_backend_string(attn_backend(b))) ++b;
+    if (b > ATTN_BACKEND_HIP_EMU)
+      refuse("backend is " + name + "; accepted: auto, reference, cpu, cuda, hip");
+    backend = attn_backend(b);
+    if (backend == ATTN_BACKEND_HIP_EMU)
+      refuse(
+          "backend is hip-emu; accepted from Python: auto, reference, cpu, cuda, hip (the emulator "
+          "has "
+          "memory of its own)");
+    const bool fits = device.host()
+                          ? backend == ATTN_BACKEND_REFERENCE || backend == ATTN_BACKEND_CPU
+                          : backend == device.backend;
+    if (!fits)
+      refuse("backend is " + name + "; accepted for arrays in " + device.text() + ": auto, " +
+             (device.host() ? "reference, cpu" : attn_backend_string(device.backend)));
+  }
+  auto& slot = state->contexts[{int(backend), device.index}];
+  if (slot) return slot;
+  auto options = make<attn_context_options>();
+  options.device = device.index;
+  std::shared_ptr<context> made;
+  std::exception_ptr failed;
+  // A new thread has no current context of CUDA, so this takes the device's primary one, as
+  // frameworks do.
+  std::thread([&] {
+    try {
+      made = std::make_shared<context>(backend, &options);
+    } catch (...) {
+      failed = std::current_exception();
+    }
+  }).join();
+  if (failed) std::rethrow_exception(failed);
+  return slot = made;
+}
+
+CacheCounts cache_counts() {
+  return {state->plans.size(), state->hits, state->misses};
+}
+
+void cache_clear() {
+  state->by_key.clear();
+  state->plans.clear();
+  state->hits = state->misses = 0;
+}
+
+void forget_everything() {
+  state = new State;
+  ++times_forked;
+}
+
+int forks() {
+  return times_forked;
+}
+
+std::string key_of(const context& owner, const attn_problem& problem) {
+  attn_problem plain;
+  std::memcpy(static_cast<void*>(&plain), &problem, sizeof plain);
+  plain.segments = nullptr;
+  plain.kernel = nullptr;
+  std::string key = "forward";
+  append(&key, owner.get());
+  append(&key, plain);
+  key.append(reinterpret_cast<const char*>(problem.segments),
+             size_t(problem.num_segments) * sizeof(attn_segment));
+  if (problem.kernel) key += problem.kernel;
+  return key;
+}
+
+std::shared_ptr<Compiled> cached(const std::shared_ptr<context>& owner,
+                                 const attn_problem& problem) {
+  return find_or_make(owner, problem, key_of(*owner, problem));
+}
+std::shared_ptr<Compiled> cached(const std::shared_ptr<context>& owner,
+                                 const attn_merge_problem& problem) {
+  return find_or_make(owner, problem, simple_key("merge", *owner, problem));
+}
+std::shared_ptr<Compiled> cached(const std::shared_ptr<context>& owner,
+                                 const attn_quantize_problem& problem) {
+  return find_or_make(owner, problem, simple_key("quantize", *owner, problem));
+}
+
+// ---- arguments -> problem -----------------------------------------------------------------------
+
+Call::Call(const nb::dict& arguments) : arguments_(arguments) {
+  clear(&problem_);
+  clear(&args_);
+  read_queries();
+  owner_ = context_for(value<std::string>("backend", "a name: auto, reference, cpu, cuda, hip"),
+                       reader_.origin().device);
+
+  nb::object k = argument("k"), v = argument("v");
+  const auto is_list = [](nb::handle x) {
+    return nb::isinstance<nb::list>(x) || nb::isinstance<nb::tuple>(x);
+  };
+  several_ = is_list(k);
+  if (several_ != is_list(v)) refuse("one of k and v is a list; accepted: both, or neither");
+  const size_t count = several_ ? nb::len(k) : 1;
+  if (count == 0) refuse("k is an empty list; accepted: one segment or more");
+  segments_.resize(count);
+  segment_args_.resize(count);
+  for (size_t i = 0; i < count; ++i) {
+    clear(&segments_[i]);
+    clear(&segment_args_[i]);
+    read_segment(i);
+  }
+  problem_.num_segments = args_.num_segments = int32_t(count);
+  problem_.segments = segments_.data();
+  args_.segments = segment_args_.data();
+  read_scores();
+  read_out_type();
+  read_execution();
+}
+
+nb::object Call::argument(const char* name) const {
+  PyObject* found = PyDict_GetItemString(arguments_.ptr(), name);
+  return found ? nb::borrow(found) : nb::none();
+}
+
+nb::object Call::of_segment(const char* what, size_t i, std::string* name) const {
+  nb::object value = argument(what);
+  *name = what;
+  if (!several_ || value.is_none()) return value;
+  if (!nb::isinstance<nb::list>(value) && !nb::isinstance<nb::tuple>(value))
+    refuse(*name +
+           " is not a list; accepted where k is a list: a list with an element or None for each");
+  if (nb::len(value) != segments_.size())
+    refuse(*name + " has " + std::to_string(nb::len(value)) +
+           " elements; accepted: " + std::to_string(segments_.size()) + ", as k has");
+  *name += "[" + std::to_string(i) + "]";
+  return nb::object(value[i]);
+}
+
+const Array& Call::keep(Array array) {
+  arrays_.push_back(std::make_unique<Array>(std::move(array)));
+  return *arrays_.back();
+}
+
+const void* Call::vector_of(const char* name, nb::handle value, const char* type,
+                            const std::vector<int64_t>& shape, const char* form) {
+  const Array& a = keep(reader_.next(value, name));
+  a.need_type(type);
+  a.need_shape(shape, form);
+  a.need_contiguous();
+  return a.data();
+}
+
+void Call::read_queries() {
+  attn_problem& p = problem_;
+  const Array& q = keep(reader_.first(argument("q"), "q"));
+  const bool packed = given("cu_seqlens_q");
+  const size_t dims = packed ? 3 : 4;
+  if (q.tensor.ndim() != dims)
+    refuse("q has shape " + shape_text(q.shape()) +
+           (packed ? "; accepted with cu_seqlens_q: [total_q, Hq, D]"
+                   : "; accepted: [B, Sq, Hq, D], or packed with cu_seqlens_q"));
+  if (q.type.type == ATTN_DTYPE_NONE || q.type.type == ATTN_F64)
+    refuse(std::string("q is ") + q.type.name +
+           "; accepted: f32, f16, bf16, f8_e4m3fn, f8_e5m2, f8_e4m3fnuz");
+  p.q_type = q.type.type;
+  p.heads_q = q.size(dims - 2);
+  p.head_dim = q.size(dims - 1);
+  const std::vector<int64_t> strides = q.outer_strides();
+  if (packed) {
+    p.q_layout = ATTN_PACKED;
+    p.total_q = q.size(0);
+    p.q_stride = {0, strides[0], strides[1]};
+    const Array& offsets = keep(reader_.next(argument("cu_seqlens_q"), "cu_seqlens_q"));
+    offsets.need_type("i32");
+    offsets.need_shape({-1}, "[B + 1]");
+    offsets.need_contiguous();
+    if (offsets.size(0) < 2)
+      refuse("cu_seqlens_q has shape " + shape_text(offsets.shape()) + "; accepted: [B + 1]");
+    p.batch = offsets.size(0) - 1;
+    p.seqlen_q = given("max_seqlen_q") ? value<int64_t>("max_seqlen_q", "an integer") : p.total_q;
+    args_.cu_seqlens_q = static_cast<const int32_t*>(offsets.data());
+  } else {
+    if (given("max_seqlen_q")) refuse("max_seqlen_q is given; accepted without cu_seqlens_q: None");
+    p.batch = q.size(0);
+    p.seqlen_q = q.size(1);
+    p.q_stride = {strides[0], strides[1], strides[2]};
+  }
+  args_.q = q.data();
+}
+
+// The type of k or v and its elements per row. Bytes are blocks of q8_0 or q4_0; `dim` tells which,
+// 0 = unknown.
+std::pair<attn_dtype, int64_t> Call::kv_type(const Array& a, int64_t dim) const {
+  const int64_t last = a.size(a.tensor.ndim() - 1);
+  if (a.type.type != ATTN_DTYPE_NONE && a.type.type != ATTN_F64) return {a.type.type, last};
+  const bool q8 = last % 34 == 0, q4 = last % 18 == 0;
+  if (!std::strcmp(a.type.name, "u8") && last > 0 && (q8 || q4)) {
+    if (q8 && (!q4 || last / 34 * 32 == dim)) return {ATTN_Q8_0, last / 34 * 32};
+    return {ATTN_Q4_0, last / 18 * 32};
+  }
+  refuse(a.name + " is " + a.type.name + " with a last dimension of " + std::to_string(last) +
+         "; accepted: f32, f16, bf16, f8_e4m3fn, f8_e5m2, f8_e4m3fnuz, and u8 with blocks of q8_0 "
+         "(34 bytes) "
+         "or q4_0 (18 bytes)");
+}
+
+void Call::read_segment(size_t i) {
+  attn_problem& p = problem_;
+  attn_segment& s = segments_[i];
+  attn_segment_args& a = segment_args_[i];
+  std::string k_name, v_name, offsets_name, table_name, lengths_name, descale_name;
+  nb::object k_value = of_segment("k", i, &k_name), v_value = of_segment("v", i, &v_name);
+  const Array& k = keep(reader_.next(k_value, k_name));
+  const Array& v = keep(reader_.next(v_value, v_name));
+  nb::object offsets = of_segment("cu_seqlens_kv", i, &offsets_name);
+  nb::object table = of_segment("block_table", i, &table_name);
+  nb::object lengths = of_segment("seqlens_kv", i, &lengths_name);
+  if (!offsets.is_none() && !(table.is_none() && lengths.is_none()))
+    refuse(offsets_name + " and " + (table.is_none() ? lengths_name : table_name) +
+           " are given; accepted: packed keys with cu_seqlens_kv alone");
+
+  const char* form = !offsets.is_none() ? "[total, Hkv, D]"
+                     : !table.is_none() ? "[pages, page_size, Hkv, D]"
+                                        : "[B, Skv, Hkv, D]";
+  const size_t dims = offsets.is_none() ? 4 : 3;
+  k.need_shape(std::vector<int64_t>(dims, -1), form);
+  std::vector<int64_t> v_shape = k.shape();
+  v_shape.back() = -1;
+  v.need_shape(v_shape, "k's shape but for the last dimension");
+  const auto [k_type, dim] = kv_type(k, p.head_dim);
+  const auto [v_type, dim_v] = kv_type(v, i == 0 ? p.head_dim : p.head_dim_v);
+  s.k_type = k_type;
+  s.v_type = v_type;
+  const int64_t heads = k.size(dims - 2);
+  if (i == 0) {
+    p.heads_kv = heads;
+    p.head_dim_v = dim_v;
+  }
+  const auto same = [](const std::string& name, const char* what, int64_t value, int64_t want,
+                       const char* whose) {
+    if (value != want)
+      refuse(name + ": " + what + " is " + std::to_string(value) +
+             "; accepted: " + std::to_string(want) + " as in " + whose);
+  };
+  same(k_name, "head_dim", dim, p.head_dim, "q");
+  same(k_name, "heads_kv", heads, p.heads_kv, "k[0]");
+  same(v_name, "head_dim_v", dim_v, p.head_dim_v, "v[0]");
+
+  const auto strides = [&](const Array& x, attn_dtype type) {
+    const int64_t bytes = type == ATTN_Q8_0 ? 34 : type == ATTN_Q4_0 ? 18 : 1;
+    const std::vector<int64_t> outer = x.outer_strides(bytes, bytes > 1 ? 32 : 1);
+    return dims == 3 ? attn_strides{0, outer[0], outer[1]}
+                     : attn_strides{outer[0], outer[1], outer[2]};
+  };
+  s.k_stride = strides(k, k_type);
+  s.v_stride = strides(v, v_type);
+  a.k = k.data();
+  a.v = v.data();
+
+  if (!offsets.is_none()) {
+    s.layout = ATTN_PACKED;
+    s.total = s.seqlen = k.size(0);
+    a.cu_seqlens = static_cast<const int32_t*>(
+        vector_of(offsets_name.c_str(), offsets, "i32", {p.batch + 1}, "[B + 1]"));
+  } else if (!table.is_none()) {
+    s.layout = ATTN_PAGED;
+    s.num_pages = k.size(0);
+    s.page_size = int32_t(k.size(1));
+    const Array& pages = keep(reader_.next(table, table_name));
+    pages.need_type("i32");
+    pages.need_shape({p.batch, -1}, "[B, pages of a sequence]");
+    pages.need_contiguous();
+    s.max_pages = int32_t(pages.size(1));
+    s.seqlen = int64_t{s.max_pages} * s.page_size;
+    a.block_table = static_cast<const int32_t*>(pages.data());
+  } else {
+    same(k_name, "batch", k.size(0), p.batch, p.q_layout == ATTN_PACKED ? "cu_seqlens_q" : "q");
+    s.seqlen = k.size(1);
+  }
+  if (!lengths.is_none()) {
+    s.has_seqlens = 1;
+    a.seqlens = static_cast<const int32_t*>(
+        vector_of(lengths_name.c_str(), lengths, "i32", {p.batch}, "[B]"));
+  }
+  nb::object descale = of_segment("k_descale", i, &descale_name);
+  s.k_descale = read_descale(descale_name, descale, &s, &a.k_descale);
+  descale = of_segment("v_descale", i, &descale_name);
+  s.v_descale = read_descale(descale_name, descale, &s, &a.v_descale);
+}
+
+// `segment` is null for q, which knows no blocks of keys.
+attn_descale_kind Call::read_descale(const std::string& name, nb::handle value,
+                                     attn_segment* segment, const float** pointer) {
+  if (value.is_none()) return ATTN_DESCALE_NONE;
+  const Array& a = keep(reader_.next(value, name));
+  a.need_type("f32");
+  a.need_contiguous();
+  *pointer = static_cast<const float*>(a.data());
+  const attn_problem& p = problem_;
+  const size_t dims = a.tensor.ndim();
+  if (dims == 1 && a.size(0) == 1) return ATTN_DESCALE_TENSOR;
+  const bool heads = dims >= 2 && a.size(0) == p.batch && a.size(1) == p.heads_kv;
+  if (heads && dims == 2) return ATTN_DESCALE_HEAD;
+  if (heads && dims == 3 && segment) {
+    // Up to 64 keys are one block of either size: keep what the other of k and v needs.
+    for (const int32_t keys : {segment->descale_block_keys, 128, 64}) {
+      if (keys == 0 || (segment->seqlen + keys - 1) / keys != a.size(2)) continue;
+      if (segment->descale_block_keys != 0 && segment->descale_block_keys != keys) break;
+      segment->descale_block_keys = keys;
+      return ATTN_DESCALE_BLOCK;
+    }
+  }
+  std::string accepted = "[1], [B, Hkv] = " + shape_text({p.batch, p.heads_kv});
+  if (segment)
+    accepted += ", [B, Hkv, blocks] with " + std::to_string((segment->seqlen + 63) / 64) + " or " +
+                std::to_string((segment->seqlen + 127) / 128) +
+                " blocks of 64 or 128 keys, the same for k and v";
+  refuse(name + " has shape " + shape_text(a.shape()) + "; accepted: " + accepted);
+}
+
+void Call::read_scores() {
+  attn_problem& p = problem_;
+  if (value<bool>("causal", "a bool")) p.flags |= ATTN_CAUSAL;
+  if (value<bool>("causal_top_left", "a bool")) p.flags |= ATTN_CAUSAL_TOP_LEFT;
+  if (given("window")) {
+    const auto [left, right] = value<std::pair<int64_t, int64_t>>(
+        "window", "a pair of integers (left, right), -1 = unbounded");
+    if (left != -1 || right != -1) {
+      p.flags |= ATTN_WINDOW;
+      p.window_left = left;
+      p.window_right = right;
+    }
+  }
+  if (given("scale")) {
+    p.scale = value<float>("scale", "a number or None");
+    if (p.scale == 0) refuse("scale is 0; accepted: None for 1 / sqrt(D), or another number");
+  }
+  p.softcap = value<float>("softcap", "a number");
+
+  std::string name;
+  p.q_descale = read_descale("q_descale", argument("q_descale"), nullptr, &args_.q_descale);
+  if (given("alibi_slopes")) {
+    p.flags |= ATTN_ALIBI;
+    args_.alibi_slopes = static_cast<const float*>(
+        vector_of("alibi_slopes", argument("alibi_slopes"), "f32", {p.heads_q}, "[Hq]"));
+  }
+  if (given("sinks")) {
+    p.flags |= ATTN_SINKS;
+    args_.sinks = static_cast<const float*>(
+        vector_of("sinks", argument("sinks"), "f32", {p.heads_q}, "[Hq]"));
+  }
+  if (given("out_scale")) {
+    p.flags |= ATTN_OUT_SCALE;
+    args_.out_scale =
+        static_cast<const float*>(vector_of("out_scale", argument("out_scale"), "f32", {1}, "[1]"));
+  }
+  int64_t seqlen_kv = 0;
+  for (const attn_segment& s : segments_) seqlen_kv += s.seqlen;
+  if (given("bias")) read_bias(seqlen_kv);
+  if (given("block_mask")) {
+    Mask* mask = nullptr;
+    if (!nb::try_cast(nb::getattr(argument("block_mask"), "_mask", nb::none()), mask) || !mask)
+      refuse_type(argument("block_mask"), "block_mask", "a BlockMask or None");
+    if (mask->device != reader_.origin().device)
+      refuse("block_mask lies in " + mask->device.text() +
+             "; accepted: " + reader_.origin().device.text() + ", where q is");
+    mask->mask.apply(&problem_, &args_);
+  }
+}
+
+void Call::read_bias(int64_t seqlen_kv) {
+  attn_problem& p = problem_;
+  const Array& bias = keep(reader_.next(argument("bias"), "bias"));
+  const int64_t want[] = {p.batch, p.heads_q, p.seqlen_q, seqlen_kv};
+  bool good = bias.tensor.ndim() == 4;
+  for (size_t i = 0; good && i < 4; ++i) good = bias.size(i) == 1 || bias.size(i) == want[i];
+  if (!good)
+    refuse("bias has shape " + shape_text(bias.shape()) + "; accepted: [B, Hq, Sq, Skv] = " +
+           shape_text({want[0], want[1], want[2], want[3]}) + " or 1 where it broadcasts");
+  if (bias.type.type == ATTN_DTYPE_NONE)
+    refuse(std::string("bias is ") + bias.type.name + "; accepted: f32 or q's type");
+  p.bias_type = bias.type.type;
+  args_.bias = bias.data();
+  bool any = false, more = false;
+  for (size_t i = 0; i < 4; ++i) {
+    // The stride of one element means nothing, but four zeros mean "contiguous".
+    p.bias_stride[i] = want[i] <= 1 ? 1 : bias.size(i) == 1 ? 0 : bias.tensor.stride(i);
+    any |= p.bias_stride[i] != 0;
+    more |= want[i] > 1;
+  }
+  if (!any && more) refuse("bias has one number for all scores; accepted: one that varies");
+}
+
+void Call::read_out_type() {
+  attn_problem& p = problem_;
+  if (given("out_dtype")) {
+    const ElementType* type = find_type(argument("out_dtype"));
+    if (!type || type->type == ATTN_DTYPE_NONE)
+      refuse("out_dtype is " + nb::cast<std::string>(nb::str(argument("out_dtype"))) +
+             "; accepted: f32, f16, bf16, f8_e4m3fn, f8_e5m2, f8_e4m3fnuz, f64 (reference)");
+    p.out_type = type->type;
+  } else {
+    p.out_type = is_fp8(p.q_type) ? ATTN_BF16 : p.q_type;
+  }
+  if (!given("out")) return;
+  out_ = argument("out");
+  const Array& out = keep(reader_.output(out_, "out"));
+  if (out.type.type == ATTN_DTYPE_NONE)
+    refuse(std::string("out is ") + out.type.name + "; accepted: a type of floats");
+  if (given("out_dtype") && out.type.type != p.out_type)
+    refuse(std::string("out is ") + out.type.name + "; accepted: " + type_name(p.out_type) +
+           " as out_dtype says");
+  p.out_type = out.type.type;
+  const bool packed = p.q_layout == ATTN_PACKED;
+  out.need_shape(packed ? std::vector<int64_t>{p.total_q, p.heads_q, p.head_dim_v}
+                        : std::vector<int64_t>{p.batch, p.seqlen_q, p.heads_q, p.head_dim_v},
+                 packed ? "[total_q, Hq, Dv]" : "[B, Sq, Hq, Dv]");
+  const std::vector<int64_t> strides = out.outer_strides();
+  p.out_stride = packed ? attn_strides{0, strides[0], strides[1]}
+                        : attn_strides{strides[0], strides[1], strides[2]};
+  args_.out = out.data();
+}
+
+void Call::read_execution() {
+  attn_problem& p = problem_;
+  if (given("kernel")) {
+    kernel_ = value<std::string>("kernel", "a kernel's name or None");
+    p.kernel = kernel_.c_str();
+  }
+  if (given("max_sms")) p.max_sms = value<int32_t>("max_sms", "an integer");
+  if (given("fixed_split")) p.fixed_split = value<int64_t>("fixed_split", "an integer");
+  if (given("split_invariant") && value<bool>("split_invariant", "a bool"))
+    p.flags |= ATTN_SPLIT_INVARIANT;
+  if (given("kv_prefix_stable") && value<bool>("kv_prefix_stable", "a bool"))
+    p.flags |= ATTN_KV_PREFIX_STABLE;
+}
+
+void Call::make_outputs() {
+  const attn_problem& p = problem_;
+  const bool packed = p.q_layout == ATTN_PACKED;
+  if (out_.is_none()) {
+    out_ =
+        reader_.empty(packed ? std::vector<int64_t>{p.total_q, p.heads_q, p.head_dim_v}
+                             : std::vector<int64_t>{p.batch, p.seqlen_q, p.heads_q, p.head_dim_v},
+                      *find_type(nb::str(type_name(p.out_type))));
+    args_.out = keep(reader_.next(out_, "out")).data();
+  }
+  if (value<bool>("return_lse", "a bool")) {
+    lse_ = reader_.empty(packed ? std::vector<int64_t>{p.heads_q, p.total_q}
+                                : std::vector<int64_t>{p.batch, p.heads_q, p.seqlen_q},
+                         *find_type(nb::str("f32")));
+    args_.lse = static_cast<float*>(keep(reader_.next(lse_, "lse")).data());
+  }
+}
+
+nb::object Call::run(Compiled& compiled) {
+  make_outputs();
+  void* stream = reader_.stream();
+  buffer workspace;
+  bool has = compiled.made.workspace() == 0;
+  for (auto it = compiled.workspaces.begin(); !has && it != compiled.workspaces.end(); ++it)
+    if (it->first == stream) {
+      workspace = std::move(it->second);
+      compiled.workspaces.erase(it);
+      has = true;
+      break;
+    }
+  {
+    nb::gil_scoped_release release;
+    if (!has) workspace = compiled.made.make_workspace(*compiled.owner, stream);
+    compiled.made.run(args_, workspace, stream);
+    if (reader_.waits()) compiled.owner->synchronize(stream);
+  }
+  if (workspace.bytes() > 0) compiled.workspaces.emplace_back(stream, std::move(workspace));
+  if (lse_.is_none()) return out_;
+  return nb::make_tuple(out_, lse_);
+}
+
+}  // namespace attn::python

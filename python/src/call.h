@@ -1,0 +1,100 @@
+// From the arguments of forward() to a plan and its run.
+#pragma once
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "arrays.h"
+
+namespace attn::python {
+
+// The context of a device, made on first use and kept. `backend` is "auto" or a name of attn.h that
+// `device` serves.
+std::shared_ptr<context> context_for(const std::string& backend, Device device);
+
+class Mask {
+ public:
+  std::shared_ptr<context> owner;
+  Device device;
+  attn_block_mask_shape shape;
+  block_mask mask;
+};
+
+// A plan with its key and the workspaces that no run is using.
+struct Compiled {
+  std::shared_ptr<context> owner;
+  plan made;
+  std::vector<std::pair<void*, buffer>> workspaces;  // each belongs to a stream
+  std::string key;
+};
+
+// Plans by key, the longest unused one dropped when there are too many.
+struct CacheCounts {
+  size_t plans, hits, misses;
+};
+CacheCounts cache_counts();
+void cache_clear();
+// In the child of a fork: threads and devices of the parent are not there.
+void forget_everything();
+int forks();
+
+// The bytes that tell one problem from another.
+std::string key_of(const context& owner, const attn_problem& problem);
+std::shared_ptr<Compiled> cached(const std::shared_ptr<context>& owner,
+                                 const attn_problem& problem);
+std::shared_ptr<Compiled> cached(const std::shared_ptr<context>& owner,
+                                 const attn_merge_problem& problem);
+std::shared_ptr<Compiled> cached(const std::shared_ptr<context>& owner,
+                                 const attn_quantize_problem& problem);
+
+// One call of forward(), whose arguments are in a dict, beside those that Plan and explain() take
+// more.
+class Call {
+ public:
+  explicit Call(const nb::dict& arguments);
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  const attn_problem& problem() const { return problem_; }
+  const std::shared_ptr<context>& owner() const { return owner_; }
+  // out, or (out, lse).
+  nb::object run(Compiled& compiled);
+
+ private:
+  nb::object argument(const char* name) const;
+  template <class T>
+  T value(const char* name, const char* accepted) const {
+    return scalar<T>(argument(name), name, accepted);
+  }
+  bool given(const char* name) const { return !argument(name).is_none(); }
+  // Of segment i; `name` gets "k[i]" where there are several.
+  nb::object of_segment(const char* what, size_t i, std::string* name) const;
+  const Array& keep(Array array);
+  const void* vector_of(const char* name, nb::handle value, const char* type,
+                        const std::vector<int64_t>& shape, const char* form);
+  void read_queries();
+  void read_segment(size_t i);
+  std::pair<attn_dtype, int64_t> kv_type(const Array& a, int64_t dim) const;
+  attn_descale_kind read_descale(const std::string& name, nb::handle value, attn_segment* segment,
+                                 const float** pointer);
+  void read_scores();
+  void read_bias(int64_t seqlen_kv);
+  void read_out_type();
+  void read_execution();
+  void make_outputs();
+
+  nb::dict arguments_;
+  Reader reader_;
+  std::vector<std::unique_ptr<Array>> arrays_;
+  bool several_ = false;
+  std::shared_ptr<context> owner_;
+  attn_problem problem_;
+  attn_args args_;
+  std::vector<attn_segment> segments_;
+  std::vector<attn_segment_args> segment_args_;
+  std::string kernel_;
+  nb::object out_ = nb::none(), lse_ = nb::none();
+};
+
+}  // namespace attn::python

@@ -1,0 +1,436 @@
+// The module attn._attn. The package's Python files state what each function takes.
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <tuple>
+
+#include "call.h"
+
+namespace attn::python {
+namespace {
+
+// ---- plans --------------------------------------------------------------------------------------
+
+struct PlanObject {
+  std::shared_ptr<Compiled> compiled;
+  int made_at = forks();
+  nb::object run(const nb::dict& arguments);
+};
+
+PlanObject make_plan(const nb::dict& arguments) {
+  const Call call(arguments);
+  const std::shared_ptr<context> owner = call.owner();
+  nb::gil_scoped_release release;
+  return PlanObject{std::make_shared<Compiled>(
+      Compiled{owner, plan(*owner, call.problem()), {}, key_of(*owner, call.problem())})};
+}
+
+nb::object PlanObject::run(const nb::dict& arguments) {
+  if (made_at != forks())
+    refuse("the plan was made before a fork; accepted in this process: a plan that it made itself");
+  Call call(arguments);
+  if (key_of(*call.owner(), call.problem()) != compiled->key)
+    refuse(
+        "the arrays are not as those that the plan was made for; accepted: the same shapes, types, "
+        "strides "
+        "and device, and the same arguments given");
+  const std::shared_ptr<Compiled> kept = compiled;
+  return call.run(*kept);
+}
+
+nb::object forward(const nb::dict& arguments) {
+  Call call(arguments);
+  const std::shared_ptr<Compiled> compiled = cached(call.owner(), call.problem());
+  return call.run(*compiled);
+}
+
+std::string explain_call(const nb::dict& arguments) {
+  const Call call(arguments);
+  return explain(*call.owner(), call.problem());
+}
+
+// ---- block masks --------------------------------------------------------------------------------
+
+attn_block_mask_shape mask_shape(int64_t batch, int64_t heads, int64_t seqlen_q, int64_t seqlen_kv,
+                                 std::pair<int32_t, int32_t> block_size) {
+  auto shape = make<attn_block_mask_shape>();
+  shape.batch = batch;
+  shape.heads = heads;
+  shape.seqlen_q = seqlen_q;
+  shape.seqlen_kv = seqlen_kv;
+  shape.block_q = block_size.first;
+  shape.block_k = block_size.second;
+  return shape;
+}
+
+// "cpu", "cuda", "cuda:1", "hip", "hip:1"; torch.device as text is one of these.
+Device parse_device(const std::string& text) {
+  const size_t colon = text.find(':');
+  const std::string kind = text.substr(0, colon);
+  const std::string index = colon == std::string::npos ? "0" : text.substr(colon + 1);
+  Device device;
+  device.backend = kind == "cuda"  ? ATTN_BACKEND_CUDA
+                   : kind == "hip" ? ATTN_BACKEND_HIP
+                                   : ATTN_BACKEND_CPU;
+  const bool number = !index.empty() && index.size() < 5 &&
+                      index.find_first_not_of("0123456789") == std::string::npos;
+  if (!number || (kind != "cpu" && device.host()))
+    refuse("device is " + text + "; accepted: cpu, cuda, cuda:N, hip, hip:N");
+  if (!device.host()) device.index = std::stoi(index);
+  return device;
+}
+
+template <class Build>
+Mask make_mask(Device device, const attn_block_mask_shape& shape, Build&& build) {
+  std::shared_ptr<context> owner = context_for("auto", device);
+  nb::gil_scoped_release release;
+  block_mask made = build(*owner);
+  return Mask{std::move(owner), device, shape, std::move(made)};
+}
+
+// [batch, heads, ...], or without these two.
+std::pair<int64_t, int64_t> mask_batch_heads(const Array& a, size_t dims, const char* form) {
+  if (a.tensor.ndim() == dims) return {1, 1};
+  a.need_shape(std::vector<int64_t>(dims + 2, -1), form);
+  return {a.size(0), a.size(1)};
+}
+
+Mask mask_from_dense(nb::handle value, std::pair<int32_t, int32_t> block_size) {
+  Reader reader;
+  const Array dense = reader.first(value, "dense");
+  if (std::strcmp(dense.type.name, "u8") != 0) dense.need_type("bool");
+  const auto [batch, heads] = mask_batch_heads(dense, 2, "[Sq, Skv] or [B or 1, Hq or 1, Sq, Skv]");
+  dense.need_contiguous();
+  const size_t n = dense.tensor.ndim();
+  const auto shape = mask_shape(batch, heads, dense.size(n - 2), dense.size(n - 1), block_size);
+  return make_mask(dense.device, shape, [&](const context& owner) {
+    return block_mask::from_dense(owner, shape, static_cast<const uint8_t*>(dense.data()),
+                                  reader.stream());
+  });
+}
+
+Mask mask_from_intervals(nb::handle value, int64_t seqlen_q,
+                         std::pair<int32_t, int32_t> block_size) {
+  Reader reader;
+  const Array a = reader.first(value, "intervals");
+  a.need_type("i32");
+  const char* form = "[Skv, 1 or 2, 2] or [B or 1, Hq or 1, Skv, 1 or 2, 2]";
+  const auto [batch, heads] = mask_batch_heads(a, 3, form);
+  const size_t n = a.tensor.ndim();
+  std::vector<int64_t> want(n, -1);
+  want.back() = 2;
+  a.need_shape(want, form);
+  a.need_contiguous();
+  const auto shape = mask_shape(batch, heads, seqlen_q, a.size(n - 3), block_size);
+  return make_mask(a.device, shape, [&](const context& owner) {
+    return block_mask::from_intervals(owner, shape, static_cast<const int32_t*>(a.data()),
+                                      int32_t(a.size(n - 2)), reader.stream());
+  });
+}
+
+Mask mask_from_documents(const std::vector<int64_t>& lengths, bool causal,
+                         std::pair<int32_t, int32_t> block_size, const std::string& device) {
+  int64_t total = 0;
+  for (int64_t n : lengths)
+    if (__builtin_add_overflow(total, n, &total))
+      refuse("lengths add up to more than 64 bits hold");
+  const auto shape = mask_shape(1, 1, total, total, block_size);
+  return make_mask(parse_device(device), shape, [&](const context& owner) {
+    return block_mask::from_documents(owner, shape, lengths, causal);
+  });
+}
+
+Mask mask_from_window(int64_t seqlen_q, int64_t seqlen_kv, std::pair<int64_t, int64_t> window,
+                      int64_t global_tokens, int64_t prefix_tokens,
+                      std::pair<int32_t, int32_t> block_size, const std::string& device) {
+  const auto shape = mask_shape(1, 1, seqlen_q, seqlen_kv, block_size);
+  return make_mask(parse_device(device), shape, [&](const context& owner) {
+    return block_mask::from_window(owner, shape, window.first, window.second, global_tokens,
+                                   prefix_tokens);
+  });
+}
+
+// kinds u8 [B or 1, Hq or 1, rows, columns], index i32 of the same shape, bits u32 [P, bq, words],
+// on the host.
+Mask mask_from_kinds(nb::handle kinds_value, nb::handle index_value, nb::handle bits_value,
+                     int64_t seqlen_q, int64_t seqlen_kv, std::pair<int32_t, int32_t> block_size,
+                     const std::string& device) {
+  Reader reader;
+  const Array kinds = reader.first(kinds_value, "kinds");
+  if (!kinds.device.host())
+    refuse("kinds lies in " + kinds.device.text() + "; accepted: host memory");
+  kinds.need_type("u8");
+  const auto blocks = [](const char* name, int64_t size) {
+    if (size < 1)
+      refuse(std::string(name) + " is " + std::to_string(size) + "; accepted: 1 or more");
+    return size;
+  };
+  const int64_t bq = blocks("block_size[0]", block_size.first);
+  const int64_t bk = blocks("block_size[1]", block_size.second);
+  kinds.need_shape({-1, -1, (seqlen_q + bq - 1) / bq, (seqlen_kv + bk - 1) / bk},
+                   "[B or 1, Hq or 1, ceil(Sq / bq), ceil(Skv / bk)]");
+  kinds.need_contiguous();
+  Array index, bits;
+  if (!index_value.is_none()) {
+    index = reader.next(index_value, "index");
+    index.need_type("i32");
+    index.need_shape(kinds.shape(), "the shape of kinds");
+    index.need_contiguous();
+  }
+  int64_t partials = 0;
+  if (!bits_value.is_none()) {
+    bits = reader.next(bits_value, "bits");
+    bits.need_type("u32");
+    bits.need_shape({-1, bq, (bk + 31) / 32}, "[P, bq, ceil(bk / 32)]");
+    bits.need_contiguous();
+    partials = bits.size(0);
+  }
+  const auto shape = mask_shape(kinds.size(0), kinds.size(1), seqlen_q, seqlen_kv, block_size);
+  return make_mask(parse_device(device), shape, [&](const context& owner) {
+    return block_mask::from_kinds(
+        owner, shape, static_cast<const uint8_t*>(kinds.data()),
+        index_value.is_none() ? nullptr : static_cast<const int32_t*>(index.data()),
+        partials ? static_cast<const uint32_t*>(bits.data()) : nullptr, partials);
+  });
+}
+
+Mask combine(const Mask& a, const Mask& b, bool unite) {
+  if (a.device != b.device)
+    refuse("the other mask lies in " + b.device.text() + "; accepted: " + a.device.text());
+  auto shape = a.shape;
+  shape.batch = std::max(a.shape.batch, b.shape.batch);
+  shape.heads = std::max(a.shape.heads, b.shape.heads);
+  return make_mask(a.device, shape, [&](const context& owner) {
+    return unite ? block_mask::union_of(owner, a.mask, b.mask)
+                 : block_mask::intersection(owner, a.mask, b.mask);
+  });
+}
+
+// ---- merge and quantize -------------------------------------------------------------------------
+
+template <class T>
+T cleared() {
+  T value;
+  std::memset(static_cast<void*>(&value), 0, sizeof value);
+  value.struct_size = sizeof value;
+  return value;
+}
+
+attn_strides strides_of(const Array& a) {
+  const std::vector<int64_t> s = a.outer_strides();
+  return s.size() == 2 ? attn_strides{0, s[0], s[1]} : attn_strides{s[0], s[1], s[2]};
+}
+
+nb::object merge(const std::vector<std::pair<nb::object, nb::object>>& parts, nb::handle out_dtype,
+                 const std::string& backend) {
+  if (parts.empty()) refuse("parts is empty; accepted: one (out, lse) or more");
+  auto p = cleared<attn_merge_problem>();
+  Reader reader;
+  std::vector<Array> outs, lses;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const std::string name = "parts[" + std::to_string(i) + "]";
+    Array out = i == 0 ? reader.first(parts[i].first, name + "[0]")
+                       : reader.next(parts[i].first, name + "[0]");
+    if (i == 0) {
+      const size_t n = out.tensor.ndim();
+      if (n != 3) out.need_shape({-1, -1, -1, -1}, "[B, Sq, Hq, Dv], or packed [total_q, Hq, Dv]");
+      p.batch = n == 3 ? 1 : out.size(0);
+      p.seqlen_q = out.size(n - 3);
+      p.heads_q = out.size(n - 2);
+      p.head_dim_v = out.size(n - 1);
+      p.part_type = out.type.type;
+      p.part_stride = strides_of(out);
+    } else {
+      out.need_shape(outs[0].shape(), "the shape of parts[0][0]");
+      out.need_type(outs[0].type.name);
+      const attn_strides s = strides_of(out), &want = p.part_stride;
+      if (s.batch != want.batch || s.seq != want.seq || s.head != want.head)
+        refuse(out.name + " has other strides than parts[0][0]; accepted: the same");
+    }
+    Array lse = reader.next(parts[i].second, name + "[1]");
+    lse.need_type("f32");
+    if (out.tensor.ndim() == 3)
+      lse.need_shape({p.heads_q, p.seqlen_q}, "[Hq, total_q]");
+    else
+      lse.need_shape({p.batch, p.heads_q, p.seqlen_q}, "[B, Hq, Sq]");
+    lse.need_contiguous();
+    outs.push_back(std::move(out));
+    lses.push_back(std::move(lse));
+  }
+  const ElementType* type = out_dtype.is_none() ? &outs[0].type : find_type(out_dtype);
+  if (!type || type->type == ATTN_DTYPE_NONE)
+    refuse("out_dtype is " + nb::cast<std::string>(nb::str(out_dtype)) +
+           "; accepted: f32, f16, bf16");
+  p.out_type = type->type;
+  p.num_parts = int32_t(parts.size());
+
+  const std::shared_ptr<Compiled> compiled =
+      cached(context_for(backend, reader.origin().device), p);
+  nb::object out = reader.empty(outs[0].shape(), *type),
+             lse = reader.empty(lses[0].shape(), lses[0].type);
+  const Array out_array = reader.next(out, "out"), lse_array = reader.next(lse, "lse");
+  std::vector<const void*> out_pointers;
+  std::vector<const float*> lse_pointers;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    out_pointers.push_back(outs[i].data());
+    lse_pointers.push_back(static_cast<const float*>(lses[i].data()));
+  }
+  auto args = make<attn_merge_args>();
+  args.num_parts = p.num_parts;
+  args.outs = out_pointers.data();
+  args.lses = lse_pointers.data();
+  args.out = out_array.data();
+  args.lse = static_cast<float*>(lse_array.data());
+  {
+    nb::gil_scoped_release release;
+    compiled->made.run(args, reader.stream());
+    if (reader.waits()) compiled->owner->synchronize(reader.stream());
+  }
+  return nb::make_tuple(out, lse);
+}
+
+// scale: 1, "amax", another number, or an array of f32. per: "tensor", "head", 64 or 128.
+nb::object quantize(nb::handle value, nb::handle dtype, nb::handle scale, nb::handle per,
+                    bool saturate, const std::string& backend) {
+  auto p = cleared<attn_quantize_problem>();
+  Reader reader;
+  const Array x = reader.first(value, "x");
+  const size_t n = x.tensor.ndim();
+  if (n != 3) x.need_shape({-1, -1, -1, -1}, "[B, S, H, D], or packed [total, H, D]");
+  p.batch = n == 3 ? 1 : x.size(0);
+  p.seqlen = x.size(n - 3);
+  p.heads = x.size(n - 2);
+  p.head_dim = x.size(n - 1);
+  p.src_type = x.type.type;
+  p.src_stride = strides_of(x);
+  const ElementType* type = find_type(dtype);
+  const bool ggml = type && (type->type == ATTN_Q8_0 || type->type == ATTN_Q4_0);
+  if (!type || !(ggml || is_fp8(type->type)))
+    refuse("dtype is " + nb::cast<std::string>(nb::str(dtype)) +
+           "; accepted: f8_e4m3fn, f8_e5m2, f8_e4m3fnuz, q8_0, q4_0");
+  p.dst_type = type->type;
+  p.saturate = saturate;
+
+  std::vector<int64_t> descale_shape = {1};
+  const std::string per_text = nb::cast<std::string>(nb::str(per));
+  if (per_text == "head") {
+    p.kind = ATTN_DESCALE_HEAD;
+    descale_shape = {p.batch, p.heads};
+  } else if (per_text == "64" || per_text == "128") {
+    p.kind = ATTN_DESCALE_BLOCK;
+    p.descale_block_keys = per_text == "64" ? 64 : 128;
+    descale_shape = {p.batch, p.heads,
+                     (p.seqlen + p.descale_block_keys - 1) / p.descale_block_keys};
+  } else if (per_text != "tensor") {
+    refuse("per is " + per_text + "; accepted: tensor, head, 64, 128 (keys of a block)");
+  } else {
+    p.kind = ATTN_DESCALE_TENSOR;
+  }
+
+  nb::object descale = nb::none();
+  Array descale_array;
+  const ElementType& f32 = *find_type(nb::str("f32"));
+  if (nb::isinstance<nb::str>(scale)) {
+    if (nb::cast<std::string>(scale) != "amax")
+      refuse("scale is " + nb::cast<std::string>(scale) +
+             "; accepted: a number, amax, or an array of f32");
+    p.scale = ATTN_SCALE_AMAX;
+    descale = reader.empty(descale_shape, f32);
+  } else if (is_array(scale) && !nb::isinstance<nb::float_>(scale)) {
+    p.scale = ATTN_SCALE_GIVEN;
+    descale = nb::borrow(scale);
+  } else {
+    const float number = scalar<float>(scale, "scale", "a number, amax, or an array of f32");
+    p.scale = number == 1 ? ATTN_SCALE_ONE : ATTN_SCALE_GIVEN;
+    if (!(ggml && number == 1)) descale = reader.full(descale_shape, number);
+  }
+  if (!descale.is_none()) {
+    descale_array = reader.next(descale, "scale");
+    descale_array.need_type("f32");
+    descale_array.need_shape(descale_shape, "the shape that `per` asks for");
+    descale_array.need_contiguous();
+  }
+
+  std::vector<int64_t> shape = x.shape();
+  if (ggml) shape.back() = shape.back() / 32 * (type->type == ATTN_Q8_0 ? 34 : 18);
+  const std::shared_ptr<Compiled> compiled =
+      cached(context_for(backend, reader.origin().device), p);
+  nb::object stored = reader.empty(shape, ggml ? *find_type(nb::str("u8")) : *type);
+  const Array stored_array = reader.next(stored, "stored");
+  auto args = make<attn_quantize_args>();
+  args.src = x.data();
+  args.dst = stored_array.data();
+  if (!descale.is_none()) args.descale = static_cast<float*>(descale_array.data());
+  {
+    nb::gil_scoped_release release;
+    compiled->made.run(args, reader.stream());
+    if (reader.waits()) compiled->owner->synchronize(reader.stream());
+  }
+  return nb::make_tuple(stored, descale);
+}
+
+// attn.InvalidArgument and its siblings, by status.
+void raise(const std::exception_ptr& caught, void*) {
+  try {
+    std::rethrow_exception(caught);
+  } catch (const error& e) {
+    nb::object type = nb::module_::import_("attn._errors").attr("error_type")(int(e.status()));
+    PyErr_SetString(type.ptr(), e.what());
+  }
+}
+
+}  // namespace
+
+NB_MODULE(_attn, m) {
+  nb::set_leak_warnings(false);
+  nb::register_exception_translator(raise);
+  m.def("forward", &forward);
+  m.def("explain", &explain_call);
+  m.def("info", [] { return info(); });
+  m.def("version", [] { return attn_version(); });
+  m.def("launch_count", [](const char* kernel) { return attn_launch_count(kernel); });
+  m.def("cache_counts", [] {
+    const CacheCounts counts = cache_counts();
+    return std::make_tuple(counts.plans, counts.hits, counts.misses);
+  });
+  m.def("cache_clear", &cache_clear);
+  m.def("forget_everything", &forget_everything);
+  m.def("merge", &merge, nb::arg("parts"), nb::arg("out_dtype").none(), nb::arg("backend"));
+  m.def("quantize", &quantize);
+
+  nb::class_<PlanObject>(m, "Plan")
+      .def_prop_ro("kernel",
+                   [](const PlanObject& p) { return std::string(p.compiled->made.kernel()); })
+      .def_prop_ro(
+          "backend",
+          [](const PlanObject& p) { return attn_backend_string(p.compiled->owner->backend()); })
+      .def_prop_ro("workspace", [](const PlanObject& p) { return p.compiled->made.workspace(); })
+      .def("run", &PlanObject::run);
+  m.def("make_plan", &make_plan);
+
+  nb::class_<Mask>(m, "Mask")
+      .def_prop_ro("shape",
+                   [](const Mask& mask) {
+                     const attn_block_mask_shape& s = mask.shape;
+                     return std::make_tuple(s.batch, s.heads, s.seqlen_q, s.seqlen_kv);
+                   })
+      .def_prop_ro(
+          "block_size",
+          [](const Mask& mask) { return std::pair(mask.shape.block_q, mask.shape.block_k); })
+      .def_prop_ro("device", [](const Mask& mask) {
+        if (mask.device.host()) return std::string("cpu");
+        return std::string(attn_backend_string(mask.device.backend)) + ":" +
+               std::to_string(mask.device.index);
+      });
+  m.def("mask_from_dense", &mask_from_dense);
+  m.def("mask_from_intervals", &mask_from_intervals);
+  m.def("mask_from_documents", &mask_from_documents);
+  m.def("mask_from_window", &mask_from_window);
+  m.def("mask_from_kinds", &mask_from_kinds, nb::arg(), nb::arg().none(), nb::arg().none(),
+        nb::arg(), nb::arg(), nb::arg(), nb::arg());
+  m.def("mask_combine", &combine);
+}
+
+}  // namespace attn::python

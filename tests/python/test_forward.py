@@ -1,0 +1,354 @@
+"""forward(), Plan and explain() on NumPy arrays: layouts, types, outputs, errors, the cache."""
+import gc
+import inspect
+import multiprocessing
+import threading
+import weakref
+
+import unittest
+
+from support import Case, attn, causal, ml_dtypes, np, softmax_attention
+
+
+class Layouts(Case):
+    def test_strides_are_honoured(self):
+        q, k, v = self.qkv()
+        want, want_lse = softmax_attention(q, k, v, causal(9, 13))
+
+        def head_major(x):
+            return np.ascontiguousarray(x.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3)
+
+        def padded(x):
+            room = np.full((x.shape[0] + 1, x.shape[1] + 3, x.shape[2] + 1, x.shape[3] + 5), np.nan, x.dtype)
+            room[1:, 2:-1, :-1, 3:-2] = x
+            return room[1:, 2:-1, :-1, 3:-2]
+
+        def every_second(x):
+            room = np.full((x.shape[0], 2 * x.shape[1], *x.shape[2:]), np.nan, x.dtype)
+            room[:, ::2] = x
+            return room[:, ::2]
+
+        for layout in head_major, padded, every_second:
+            for backend in "reference", "cpu":
+                with self.subTest(layout=layout.__name__, backend=backend):
+                    out, lse = attn.forward(layout(q), layout(k), layout(v), causal=True, return_lse=True,
+                                            backend=backend)
+                    self.close(out, want)
+                    self.close(lse, want_lse)
+
+    def test_broadcast_strides(self):
+        q, k, v = self.qkv()
+        one = np.broadcast_to(k[:1], k.shape), np.broadcast_to(v[:1], v.shape)  # read-only, stride 0
+        self.close(attn.forward(q, *one), softmax_attention(q, *one)[0])
+        repeated = np.broadcast_to(k[0, 0, 0], k.shape)
+        self.refuses(ValueError, ["k: all strides are 0"], attn.forward, q, repeated, v)
+
+    def test_strides_that_are_none(self):
+        q, k, v = self.qkv()
+        self.refuses(ValueError, ["q: the last dimension has stride 2", "accepted: 1"],
+                     attn.forward, np.repeat(q, 2, axis=3)[..., ::2], k, v)
+        self.refuses(ValueError, "k_stride", attn.forward, q, k[:, ::-1], v)
+        room = np.zeros(2 * q.size, np.float32)
+        odd = np.lib.stride_tricks.as_strided(room, q.shape, (q.strides[0] + 2, *q.strides[1:]))
+        self.refuses(ValueError, ["q cannot be read", "whole elements"], attn.forward, odd, k, v)
+
+    def test_bias_broadcasts(self):
+        q, k, v = self.qkv()
+        for shape in (2, 4, 9, 13), (1, 4, 9, 13), (2, 1, 1, 13), (1, 1, 9, 13), (1, 1, 1, 13), (2, 4, 9, 1), (1, 4, 1, 1):
+            bias = self.normal(*shape)
+            s = np.einsum("bihd,bjhd->bhij", q.astype(np.float64), np.repeat(k, 2, 2)) / 4 + bias
+            p = np.exp(s)
+            want = np.einsum("bhij,bjhd->bihd", p / p.sum(-1, keepdims=True), np.repeat(v, 2, 2))
+            with self.subTest(shape):
+                self.close(attn.forward(q, k, v, bias=bias), want)
+        self.refuses(ValueError, "bias", attn.forward, q, k, v, bias=self.normal(1, 1, 1, 1))
+        self.refuses(ValueError, ["bias has shape [2, 4, 9, 12]", "[2, 4, 9, 13]"], attn.forward, q, k, v,
+                     bias=self.normal(2, 4, 9, 12))
+        one = self.qkv(batch=1)
+        self.close(attn.forward(*one, bias=self.normal(1, 1, 1, 1)), softmax_attention(*one)[0])
+
+    def test_packed_and_paged_strides(self):
+        q, k, v = self.qkv(batch=1, seqlen_q=7, seqlen_kv=12)
+        want = softmax_attention(q, k, v)[0]
+        offsets = np.array([0, 7], np.int32), np.array([0, 12], np.int32)
+        wide = [np.concatenate([x[0], x[0]], axis=1)[:, :x.shape[2]] for x in (q, k, v)]
+        out, lse = attn.forward(*wide, cu_seqlens_q=offsets[0], cu_seqlens_kv=offsets[1], return_lse=True)
+        self.close(out, want[0])
+        self.assertEqual(lse.shape, (4, 7))
+        # pages of 4 keys, the pool in reverse order
+        pages = [np.concatenate([np.full((1, 4, 2, 16), np.nan, np.float32), x[0].reshape(3, 4, 2, 16)[::-1]])
+                 for x in (k, v)]
+        table = np.array([[3, 2, 1]], np.int32)
+        self.close(attn.forward(q, *pages, block_table=table), want)
+
+    def test_segments(self):
+        q, k, v = self.qkv(seqlen_kv=20)
+        want, want_lse = softmax_attention(q, k, v, causal(9, 20))
+        cuts = [(0, 5), (5, 6), (6, 20)]
+        parts = [k[:, a:b] for a, b in cuts], tuple(v[:, a:b] for a, b in cuts)
+        for backend in "reference", "cpu":
+            out, lse = attn.forward(q, *parts, causal=True, return_lse=True, backend=backend)
+            self.close(out, want)
+            self.close(lse, want_lse)
+        lengths = np.array([3, 5], np.int32)
+        out = attn.forward(q, *parts, seqlens_kv=[lengths, None, None])
+        for b in range(2):
+            keep = np.r_[0:lengths[b], 5:20]
+            self.close(out[b:b + 1], softmax_attention(q[b:b + 1], k[b:b + 1, keep], v[b:b + 1, keep])[0])
+        self.refuses(ValueError, ["seqlens_kv has 2 elements", "accepted: 3"], attn.forward, q, *parts,
+                     seqlens_kv=[lengths, None])
+        self.refuses(ValueError, "seqlens_kv is not a list", attn.forward, q, *parts, seqlens_kv=lengths)
+        self.refuses(ValueError, "one of k and v is a list", attn.forward, q, parts[0], v)
+        self.refuses(ValueError, ["k[1]: head_dim is 15", "accepted: 16"], attn.forward, q,
+                     [k, k[..., :15]], [v, v])
+        self.refuses(ValueError, "k is an empty list", attn.forward, q, [], [])
+
+
+class Types(Case):
+    def test_ml_dtypes(self):
+        q, k, v = self.qkv(dim=32)
+        for name, result in (("bfloat16", ml_dtypes.bfloat16), ("float8_e4m3fn", ml_dtypes.bfloat16),
+                             ("float8_e5m2", ml_dtypes.bfloat16), ("float8_e4m3fnuz", ml_dtypes.bfloat16),
+                             ("float16", np.float16)):
+            with self.subTest(name):
+                dtype = np.dtype(getattr(ml_dtypes, name, None) or name)
+                small = [x.astype(dtype) for x in (q, k, v)]
+                want = softmax_attention(*small)[0]
+                self.close(attn.forward(*small, out_dtype="f32"), want, 4e-6)
+                out = attn.forward(*small)
+                self.assertEqual(out.dtype, result)
+                self.close(out, want, 2.0 ** -8 * np.abs(want).max())
+                self.assertEqual(attn.forward(q, small[1], small[2]).dtype, np.float32)
+
+    def test_out_dtype(self):
+        q, k, v = self.qkv()
+        for given in ("bf16", "bfloat16", ml_dtypes.bfloat16, np.dtype(ml_dtypes.bfloat16)):
+            self.assertEqual(attn.forward(q, k, v, out_dtype=given).dtype, ml_dtypes.bfloat16)
+        for given in ("f16", np.float16, np.dtype("float16")):
+            self.assertEqual(attn.forward(q, k, v, out_dtype=given).dtype, np.float16)
+        scale = np.array([16], np.float32)
+        stored = attn.forward(q, k, v, out_dtype="f8_e4m3fn", out_scale=scale)
+        self.assertEqual(stored.dtype, ml_dtypes.float8_e4m3fn)
+        self.close(stored.astype(np.float32) / 16, softmax_attention(q, k, v)[0], 0.15)
+        self.refuses(ValueError, ["out_dtype is <class 'numpy.int32'>", "accepted"], attn.forward, q, k, v, out_dtype=np.int32)
+        self.refuses(ValueError, ["out_dtype is f17", "accepted"], attn.forward, q, k, v, out_dtype="f17")
+
+    def test_ggml(self):
+        q, k, v = self.qkv(dim=64)
+        for kind in "q8_0", "q4_0":
+            blocks = [attn.quantize(x, kind)[0] for x in (k, v)]
+            self.assertEqual((blocks[0].dtype, blocks[0].shape[-1]), (np.uint8, {"q8_0": 68, "q4_0": 36}[kind]))
+            error = np.abs(attn.forward(q, *blocks) - softmax_attention(q, k, v)[0]).max()
+            self.assertLess(error, {"q8_0": 0.03, "q4_0": 0.4}[kind])
+            self.assertGreater(error, 0)
+            every_second = [np.repeat(x, 2, axis=1)[:, ::2] for x in blocks]
+            self.close(attn.forward(q, *every_second), attn.forward(q, *blocks), 0)
+
+    def test_types_that_are_none(self):
+        q, k, v = self.qkv()
+        self.refuses(ValueError, ["q is f64", "f32"], attn.forward, q.astype(np.float64), k, v)
+        self.refuses(ValueError, ["k is i32", "f32"], attn.forward, q, k.astype(np.int32), v)
+        self.refuses(ValueError, ["v is", "int4"], attn.forward, q, k, v.astype(ml_dtypes.int4))
+        self.refuses(ValueError, ["sinks is f64", "accepted: f32"], attn.forward, q, k, v, sinks=np.ones(4))
+        self.refuses(ValueError, ["seqlens_kv is i64", "accepted: i32"], attn.forward, q, k, v,
+                     seqlens_kv=np.array([3, 4]))
+        self.refuses(TypeError, ["k is a int", "accepted"], attn.forward, q, 3, v)
+        self.refuses(TypeError, ["sinks is a list"], attn.forward, q, k, v, sinks=[1.0] * 4)
+
+
+class Outputs(Case):
+    def test_out_is_filled_and_returned(self):
+        q, k, v = self.qkv()
+        want = softmax_attention(q, k, v)[0]
+        out = np.full_like(q, np.nan)
+        self.assertIs(attn.forward(q, k, v, out=out), out)
+        self.close(out, want)
+        room = np.full((2, 4, 9, 20), np.nan, np.float32)
+        view = room.transpose(0, 2, 1, 3)[..., 2:-2]
+        got, lse = attn.forward(q, k, v, out=view, return_lse=True)
+        self.assertIs(got, view)
+        self.close(room[..., 2:-2].transpose(0, 2, 1, 3), want)
+        self.assertTrue(np.isnan(room[..., :2]).all() and np.isnan(room[..., -2:]).all())
+        half = np.empty(q.shape, ml_dtypes.bfloat16)
+        self.close(attn.forward(q, k, v, out=half), want, 0.02)
+
+    def test_out_that_is_none(self):
+        q, k, v = self.qkv()
+        self.refuses(ValueError, ["out has shape [2, 9, 4, 15]", "[2, 9, 4, 16]"], attn.forward, q, k, v,
+                     out=np.empty((2, 9, 4, 15), np.float32))
+        self.refuses(ValueError, ["out is f32", "accepted: f16"], attn.forward, q, k, v, out=np.empty_like(q),
+                     out_dtype="f16")
+        frozen = np.empty_like(q)
+        frozen.flags.writeable = False
+        self.refuses(ValueError, ["out is read-only"], attn.forward, q, k, v, out=frozen)
+        self.refuses(ValueError, ["out_stride"], attn.forward, q, k, v,
+                     out=np.lib.stride_tricks.as_strided(np.empty_like(q), q.shape, (0, *q.strides[1:])))
+
+    def test_inputs_are_not_kept(self):
+        q, k, v = self.qkv()
+        gone = [weakref.ref(x) for x in (q, k, v)]
+        attn.forward(q, k, v)
+        del q, k, v
+        gc.collect()
+        self.assertEqual([ref() for ref in gone], [None] * 3)
+
+
+class Arguments(Case):
+    def test_signature(self):
+        self.assertEqual(
+            str(inspect.signature(attn.forward)),
+            "(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), scale=None, softcap=0.0, bias=None, "
+            "alibi_slopes=None, sinks=None, block_mask=None, seqlens_kv=None, cu_seqlens_q=None, cu_seqlens_kv=None, "
+            "max_seqlen_q=None, block_table=None, q_descale=None, k_descale=None, v_descale=None, out_scale=None, "
+            "out_dtype=None, return_lse=False, out=None, backend='auto')")
+
+    def test_sentences(self):
+        q, k, v = self.qkv()
+        i32 = np.int32
+        self.refuses(ValueError, ["q has shape [9, 4, 16]", "[B, Sq, Hq, D]"], attn.forward, q[0], k, v)
+        self.refuses(ValueError, ["v has shape [2, 12, 2, 16]", "[2, 13, 2, any]"], attn.forward, q, k, v[:, 1:])
+        self.refuses(ValueError, ["k: batch is 1", "accepted: 2 as in q"], attn.forward, q, k[:1], v[:1])
+        self.refuses(ValueError, "heads_q", attn.forward, q[:, :, :3], k, v)
+        self.refuses(ValueError, ["scale is 0"], attn.forward, q, k, v, scale=0)
+        self.refuses(ValueError, ["window"], attn.forward, q, k, v, window=(-3, 0))
+        self.refuses(TypeError, ["window is a tuple", "pair"], attn.forward, q, k, v, window=(1,))
+        self.refuses(TypeError, ["softcap is a str", "a number"], attn.forward, q, k, v, softcap="x")
+        self.refuses(TypeError, ["block_mask is a ndarray", "a BlockMask"], attn.forward, q, k, v, block_mask=q)
+        self.refuses(ValueError, ["backend is vulkan", "auto, reference, cpu, cuda, hip"], attn.forward, q, k, v,
+                     backend="vulkan")
+        self.refuses(ValueError, ["backend is cuda", "host memory"], attn.forward, q, k, v, backend="cuda")
+        self.refuses(ValueError, ["backend is hip-emu"], attn.forward, q, k, v, backend="hip-emu")
+        self.refuses(ValueError, ["seqlens_kv has shape [3]", "[2]"], attn.forward, q, k, v, seqlens_kv=np.ones(3, i32))
+        self.refuses(ValueError, ["seqlens", "14"], attn.forward, q, k, v, seqlens_kv=np.array([14, 1], i32))
+        self.refuses(ValueError, ["max_seqlen_q"], attn.forward, q, k, v, max_seqlen_q=9)
+        self.refuses(ValueError, ["cu_seqlens_kv and seqlens_kv"], attn.forward, q, k[0], v[0],
+                     cu_seqlens_kv=np.array([0, 3, 13], i32), seqlens_kv=np.ones(2, i32))
+        self.refuses(ValueError, ["k_descale has shape [3]", "[1]"], attn.forward, q, k, v,
+                     k_descale=np.ones(3, np.float32))
+        self.refuses(ValueError, ["alibi_slopes is not contiguous"], attn.forward, q, k, v,
+                     alibi_slopes=np.ones(8, np.float32)[::2])
+
+    def test_errors_by_status(self):
+        q, k, v = self.qkv()
+        offsets = np.array([0, 9], np.int32)
+        unsupported = self.refuses(attn.Unsupported, ["bias with packed q"], attn.forward, q[0], k[:1], v[:1],
+                                   cu_seqlens_q=offsets, bias=self.normal(1, 4, 9, 13))
+        self.assertIsInstance(unsupported, NotImplementedError)
+        self.assertIsInstance(unsupported, attn.Error)
+        self.refuses(attn.InvalidArgument, "cuda", attn.Plan, q, k, v, kernel="fwd_sm80_bf16_d128")
+        self.assertTrue(issubclass(attn.InvalidArgument, ValueError))
+        self.assertTrue(issubclass(attn.OutOfMemory, MemoryError))
+
+    def test_grad(self):
+        class Parameter(np.ndarray):
+            requires_grad = True
+        q, k, v = self.qkv()
+
+        class Tensor:  # of no framework that attn knows
+            def __init__(self, array, grad):
+                self.array, self.requires_grad = array, grad
+
+            def __dlpack__(self, **options):
+                return self.array.__dlpack__(**options)
+
+            def __dlpack_device__(self):
+                return self.array.__dlpack_device__()
+        want = softmax_attention(q, k, v)[0]
+        self.close(attn.forward(Tensor(q, False), k, Tensor(v, False)), want)
+        self.refuses(ValueError, ["v requires grad", "backward"], attn.forward, q, k, Tensor(v, True))
+        self.refuses(ValueError, ["bias requires grad"], attn.forward, q, k, v,
+                     bias=Tensor(self.normal(2, 4, 9, 13), True))
+        self.refuses(ValueError, ["q requires grad"], attn.forward, q.view(Parameter), k, v)
+
+
+class Plans(Case):
+    def test_cache(self):
+        q, k, v = self.qkv()
+        attn.cache_clear()
+        first = attn.forward(q, k, v, causal=True)
+        self.assertEqual(attn.cache_info(), {"plans": 1, "hits": 0, "misses": 1})
+        more = [x + 1 for x in (q, k, v)]
+        before = attn._attn.launch_count(attn.Plan(q, k, v, causal=True).kernel)
+        self.close(attn.forward(*more, causal=True), softmax_attention(*more, causal(9, 13))[0])
+        np.testing.assert_array_equal(attn.forward(q, k, v, causal=True), first)
+        self.assertEqual(attn._attn.launch_count(attn.Plan(q, k, v, causal=True).kernel), before + 2)
+        self.assertEqual(attn.cache_info(), {"plans": 1, "hits": 2, "misses": 1})
+        attn.forward(q, k, v, causal=True, backend="reference")
+        attn.forward(q, k, v)
+        attn.forward(q, k[:, :-1], v[:, :-1], causal=True)
+        self.assertEqual(attn.cache_info(), {"plans": 4, "hits": 2, "misses": 4})
+        attn.cache_clear()
+        self.assertEqual(attn.cache_info(), {"plans": 0, "hits": 0, "misses": 0})
+
+    def test_cache_has_an_end(self):
+        attn.cache_clear()
+        q = self.normal(1, 300, 1, 4)
+        for n in range(1, 300):
+            attn.forward(q[:, :n], q, q)
+        self.assertEqual(attn.cache_info()["plans"], 256)
+        attn.forward(q[:, :299], q, q)
+        self.assertEqual(attn.cache_info()["hits"], 1)
+        attn.forward(q[:, :1], q, q)  # long gone
+        self.assertEqual(attn.cache_info()["hits"], 1)
+
+    def test_plan(self):
+        q, k, v = self.qkv()
+        plan = attn.Plan(q, k, v, causal=True, kernel="cpu_baseline")
+        self.assertEqual((plan.kernel, plan.backend), ("cpu_baseline", "cpu"))
+        self.assertGreaterEqual(plan.workspace, 0)
+        before = attn._attn.launch_count("cpu_baseline")
+        out, lse = plan(q, k, v, return_lse=True)
+        self.assertEqual(attn._attn.launch_count("cpu_baseline"), before + 1)
+        want, want_lse = softmax_attention(q, k, v, causal(9, 13))
+        self.close(out, want)
+        self.close(lse, want_lse)
+        self.refuses(ValueError, "the plan was made for", plan, q[:, 1:], k, v)
+        self.refuses(ValueError, "the plan was made for", plan, q, k, v, sinks=np.zeros(4, np.float32))
+        self.refuses(TypeError, "causal", plan, q, k, v, causal=False)
+        self.refuses(TypeError, "kernal", attn.Plan, q, k, v, kernal="x")
+        sinks = attn.Plan(q, k, v, sinks=np.zeros(4, np.float32), backend="reference")
+        self.close(sinks(q, k, v, sinks=np.full(4, -np.inf, np.float32)), softmax_attention(q, k, v)[0])
+
+    def test_explain_and_info(self):
+        q, k, v = self.qkv()
+        said = attn.explain(q, k, v, kernel="cpu_baseline")
+        self.assertEqual(said["kernel"], "cpu_baseline")
+        self.assertEqual(attn.explain(q, k, v, backend="reference")["kernel"], "reference")
+        info = attn.info()
+        self.assertEqual(info["version"], attn.__version__)
+        self.assertIn("reference", [kernel["name"] for kernel in info["kernels"]])
+
+    def test_threads(self):
+        q, k, v = self.qkv(seqlen_q=60, seqlen_kv=80)
+        want = attn.forward(q, k, v, causal=True)
+        wrong = []
+
+        def work():
+            for _ in range(30):
+                if not np.array_equal(attn.forward(q, k, v, causal=True), want):
+                    wrong.append(1)
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(wrong, [])
+
+    def test_fork(self):
+        q, k, v = self.qkv(seqlen_q=60, seqlen_kv=80)
+        want = attn.forward(q, k, v)
+        fork = multiprocessing.get_context("fork")
+        plan = attn.Plan(q, k, v)
+
+        def work():  # the parent's threads are not there
+            good = np.array_equal(attn.forward(q, k, v), want)
+            self.refuses(ValueError, "before a fork", plan, q, k, v)
+            raise SystemExit(not good)
+        child = fork.Process(target=work)
+        child.start()
+        child.join(60)
+        self.assertEqual(child.exitcode, 0)
+
+
+if __name__ == "__main__":
+    unittest.main()

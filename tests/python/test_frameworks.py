@@ -1,0 +1,206 @@
+"""Arrays of PyTorch, JAX and CuPy, where they are installed; on a GPU where one is."""
+import importlib.util
+import os
+import unittest
+
+from support import Case, attn, causal, ml_dtypes, np, softmax_attention
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+
+def needs(name):
+    return unittest.skipUnless(importlib.util.find_spec(name), f"{name} is not installed")
+
+
+def cuda_backend():
+    return next(b for b in attn.info()["backends"] if b["name"] == "cuda")
+
+
+@needs("torch")
+class Torch(Case):
+    def tensors(self, dtype, device="cpu", **shape):
+        import torch
+        return [torch.from_numpy(x).to(device).to(dtype) for x in self.qkv(**shape)]
+
+    def test_types(self):
+        import torch
+        for dtype in torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2:
+            with self.subTest(dtype):
+                q, k, v = self.tensors(dtype)
+                want = softmax_attention(*(x.to(torch.float64) for x in (q, k, v)))[0]
+                out, lse = attn.forward(q, k, v, return_lse=True)
+                self.assertIsInstance(out, torch.Tensor)
+                self.assertEqual(out.dtype, torch.bfloat16 if dtype.itemsize == 1 else dtype)
+                self.assertEqual(lse.dtype, torch.float32)
+                self.close(out.to(torch.float64), want, 2e-6 if dtype == torch.float32 else 0.01)
+                self.assertEqual(attn.forward(q, k, v, out_dtype=torch.float16).dtype, torch.float16)
+
+    def test_layouts(self):
+        import torch
+        q, k, v = self.tensors(torch.float32)
+        want = softmax_attention(q, k, v, causal(9, 13))[0]
+        heads = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+        out = torch.empty(2, 4, 9, 16).transpose(1, 2)
+        self.assertIs(attn.forward(*heads, causal=True, out=out), out)
+        self.close(out, want)
+
+    def test_grad(self):
+        import torch
+        q, k, v = self.tensors(torch.float32)
+        k.requires_grad_()
+        self.refuses(ValueError, ["k requires grad"], attn.forward, q, k, v)
+        with torch.no_grad():
+            k *= 1
+        attn.forward(q, k.detach(), v)
+
+    def test_frameworks_mix_on_the_host(self):
+        import torch
+        q, k, v = self.tensors(torch.float32)
+        out = attn.forward(q, k.numpy(), v)
+        self.assertIsInstance(out, torch.Tensor)
+        self.close(out, softmax_attention(q, k, v)[0])
+        self.refuses(ValueError, "out is of another framework", attn.forward, q, k, v, out=np.empty((2, 9, 4, 16), np.float32))
+
+    def test_merge_quantize_masks(self):
+        import torch
+        q, k, v = self.tensors(torch.float32)
+        out, lse = attn.merge([attn.forward(q, k[:, :6], v[:, :6], return_lse=True),
+                               attn.forward(q, k[:, 6:], v[:, 6:], return_lse=True)])
+        self.close(out, softmax_attention(q, k, v)[0])
+        stored, descale = attn.quantize(k, torch.float8_e4m3fn, scale="amax", per="head")
+        self.assertEqual((stored.dtype, tuple(descale.shape)), (torch.float8_e4m3fn, (2, 2)))
+        self.close(stored.float() * descale[:, None, :, None], k, 0.2)
+        mask = attn.BlockMask.from_dense(torch.from_numpy(causal(9, 13)), block_size=4)
+        self.close(attn.forward(q, k, v, block_mask=mask), softmax_attention(q, k, v, causal(9, 13))[0])
+
+    def gpu(self):
+        import torch
+        if not torch.cuda.is_available():
+            self.skipTest("torch has no GPU")
+        backend = cuda_backend()
+        if not backend["available"]:
+            self.skipTest(f"cuda: {backend['reason']}")
+        return torch
+
+    def test_gpu(self):
+        torch = self.gpu()
+        q, k, v = self.tensors(torch.float16, "cuda", seqlen_q=200, seqlen_kv=333, dim=64)
+        want, want_lse = softmax_attention(*(x.double().cpu() for x in (q, k, v)), causal(200, 333))
+        out, lse = attn.forward(q, k, v, causal=True, return_lse=True)
+        self.assertEqual((out.device, out.dtype), (q.device, torch.float16))
+        self.close(out.cpu(), want, 2e-3)
+        self.close(lse.cpu(), want_lse, 2e-3)
+        self.refuses(ValueError, ["sinks lies in host memory", "cuda device 0"], attn.forward, q, k, v,
+                     sinks=torch.zeros(4))
+        self.refuses(ValueError, ["backend is cpu", "cuda"], attn.forward, q, k, v, backend="cpu")
+
+    def test_gpu_stream(self):
+        torch = self.gpu()
+        q, k, v = self.tensors(torch.float16, "cuda", dim=64, seqlen_q=128, seqlen_kv=128)
+        want = attn.forward(q, k, v)
+        late = torch.zeros_like(q)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(50_000_000)
+            late.copy_(q)  # seen only by what runs in this stream
+            out = attn.forward(late, k, v)
+        stream.synchronize()
+        self.assertTrue(torch.equal(out, want))
+
+    def test_gpu_graph(self):
+        torch = self.gpu()
+        q, k, v = self.tensors(torch.float16, "cuda", dim=64, seqlen_q=1, seqlen_kv=500)
+        plan, out = attn.Plan(q, k, v), torch.empty_like(q)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            plan(q, k, v, out=out)  # makes the workspace of this stream
+        side.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=side):
+            plan(q, k, v, out=out)
+        out.zero_()
+        q.copy_(q.flip(0))
+        graph.replay()
+        torch.cuda.synchronize()
+        self.close(out.cpu(), softmax_attention(*(x.double().cpu() for x in (q, k, v)))[0], 2e-3)
+
+    def test_gpu_masks(self):
+        torch = self.gpu()
+        q, k, v = self.tensors(torch.float16, "cuda", seqlen_q=200, seqlen_kv=333, dim=64)
+        dense = torch.rand(200, 333, device="cuda") < 0.5
+        intervals = torch.stack([torch.arange(333) // 4, torch.full((333,), 200)], -1)[:, None].int().cuda()
+        i = torch.arange(200, device="cuda")[:, None]
+        for mask, visible in ((attn.BlockMask.from_dense(dense), dense),
+                              (attn.BlockMask.from_intervals(intervals, 200), i >= intervals[:, 0, 0]),
+                              (attn.BlockMask.from_window(200, 333, (40, 0), device=q.device), None)):
+            self.assertEqual(mask.device, "cuda:0")
+            if visible is None:
+                j, i_ = np.arange(333), np.arange(200)[:, None] + 133
+                visible = (j >= i_ - 40) & (j <= i_)
+            else:
+                visible = visible.cpu().numpy()
+            names = [k["name"] for k in attn.info()["kernels"] if k["name"].startswith("fwd_sm80_f16")]
+            for name in (n for n in names if n.endswith("_mask") and "score" not in n):
+                said = attn.explain(q, k, v, block_mask=mask, kernel=name)
+                if said["kernel"] != name:
+                    continue
+                out = attn.Plan(q, k, v, block_mask=mask, kernel=name)(q, k, v, block_mask=mask)
+                self.close(out.cpu(), softmax_attention(*(x.double().cpu() for x in (q, k, v)), visible)[0], 4e-3)
+
+
+@needs("jax")
+class Jax(Case):
+    def test_host(self):
+        import jax
+        host = jax.devices("cpu")[0]
+        for name in "float32", "bfloat16", "float8_e4m3fn":
+            arrays = [jax.device_put(x.astype(np.dtype(name) if name == "float32" else getattr(ml_dtypes, name)), host)
+                      for x in self.qkv()]
+            out, lse = attn.forward(*arrays, causal=True, return_lse=True)
+            self.assertIsInstance(out, jax.Array)
+            want, want_lse = softmax_attention(*map(np.asarray, arrays), causal(9, 13))
+            self.close(out, want, 2e-6 if name == "float32" else 0.02)
+            self.close(lse, want_lse, 2e-6)
+        self.assertEqual(float(jax.numpy.empty((2, 9, 4, 16)).sum()), 0)  # memory of others was left alone
+        self.refuses(ValueError, "out is a JAX array", attn.forward, *arrays, out=out)
+        self.refuses(TypeError, "q is a", jax.jit(lambda q: attn.forward(q, *arrays[1:])), arrays[0])
+
+    def test_gpu(self):
+        import jax
+        try:
+            device = jax.devices("gpu")[0]
+        except RuntimeError:
+            self.skipTest("jax has no GPU")
+        if not cuda_backend()["available"]:
+            self.skipTest("cuda is not available")
+        arrays = [jax.device_put(x.astype(np.float16), device) for x in self.qkv(dim=64, seqlen_kv=300)]
+        arrays[0] = arrays[0] * 2
+        out = attn.forward(*arrays)
+        self.assertEqual(out.device, device)
+        self.close(out, softmax_attention(*map(np.asarray, arrays))[0], 2e-3)
+
+
+@needs("cupy")
+class Cupy(Case):
+    def test_gpu(self):
+        import cupy
+        try:
+            cupy.cuda.runtime.getDeviceCount()
+        except cupy.cuda.runtime.CUDARuntimeError as error:
+            self.skipTest(f"cupy has no GPU: {error}")
+        if not cuda_backend()["available"]:
+            self.skipTest("cuda is not available")
+        arrays = [cupy.asarray(x.astype(np.float16)) for x in self.qkv(dim=64, seqlen_kv=300)]
+        with cupy.cuda.Stream(non_blocking=True) as stream:
+            late = arrays[0] * 2
+            out = attn.forward(late, *arrays[1:], causal=True)
+        stream.synchronize()
+        self.assertIsInstance(out, cupy.ndarray)
+        want = softmax_attention(*(x.get() for x in (late, *arrays[1:])), causal(9, 300))[0]
+        self.close(out.get(), want, 2e-3)
+
+
+if __name__ == "__main__":
+    unittest.main()
