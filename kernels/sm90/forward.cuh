@@ -19,11 +19,30 @@
 #include "../ptx/warpgroup.h"
 #include "../ptx/wgmma.h"
 #include "forward_args.h"
+#include "live_tiles.cuh"
 #include "tiles.h"
 
 namespace attn::sm90 {
 
 using namespace device;
+
+// What a kernel can do beyond masks of ranges.
+enum : unsigned {
+  plain = 0,
+  with_score = 1,  // softcap, ALiBi, a scale that is not above 0
+  with_mask = 2,   // block masks
+};
+
+template <unsigned with>
+struct KernargOf {
+  using type = attn_sm90_forward_kernarg;
+};
+template <>
+struct KernargOf<with_mask> {
+  using type = attn_sm90_mask_kernarg;
+};
+template <unsigned with>
+using Kernarg = typename KernargOf<with>::type;
 
 // Shared memory
 // ------------------------------------------------------------------------------------------------
@@ -44,7 +63,7 @@ struct Item {
   } segment[attn_sm90_max_segments];
   int4
       see[max_groups];  // per warpgroup: keys [x, y) are seen by some of its queries, [z, w) by all
-  unsigned first_tile;  // flags of its first tile of keys
+  unsigned first_tile;  // flags of its first tile of keys, written before that one's k_full
 };
 
 // A tile of keys of an item.
@@ -52,13 +71,8 @@ struct KeyTile {
   int first;           // position of its first key
   int keys;            // that some query of the item sees, of its segment
   int used;            // rows of V from here on are nobody's
-  unsigned next_tile;  // flags of the item's next tile
+  unsigned next_tile;  // flags of the item's next tile, see live_tiles.cuh
 };
-// What warpgroups must know of a tile. Of warpgroup g, shifted by 4 g: some of its queries see keys
-// of the tile; all see all of it.
-enum : unsigned { sees_some = 1, sees_all = 2 };
-enum : unsigned { last_tile = 1u << 31, has_unused = 1u << 30 };
-
 using Barrier = unsigned long long;
 struct Control {
   Barrier item_full[item_slots];
@@ -66,6 +80,7 @@ struct Control {
   Barrier k_full[max_stages], k_empty[max_stages], v_full[max_stages], v_empty[max_stages];
   Item item[item_slots];
   KeyTile tile[tile_slots];  // written before k_full
+  TileBlocks blocks[tile_slots];  // with a block mask, of the same tiles
 };
 static_assert(sizeof(Control) <= control_bytes);
 
@@ -223,42 +238,81 @@ __device__ __forceinline__ void load_items(const attn_sm90_forward_kernarg& a, C
   }
 }
 
+// Loads K and V of tile n, which begins at position `first` of a segment. Without `any` it only
+// says that they are there.
+template <Tile tile>
+__device__ __forceinline__ void load_tile(const attn_sm90_forward_kernarg& a, Control& control,
+                                          unsigned shared, unsigned n, const Item& item,
+                                          int segment_index, const KeyTile& at, bool any = true) {
+  using K = Ring<tile.k_stages>;
+  using V = Ring<tile.v_stages>;
+  const Item::Segment segment = item.segment[segment_index];
+  const auto& map = a.map[segment_index];
+  const int k = K::stage(n), v = V::stage(n), row = at.first + segment.row, head = item.h / a.group;
+  ptx::mbarrier_wait(address(&control.k_empty[k]), K::parity(n) ^ 1);
+  control.tile[n % tile_slots] = at;
+  ptx::mbarrier_arrive_expect(address(&control.k_full[k]), any ? tile.k_bytes() : 0);
+  if (any)
+    load_panels<tile.head_dim>(shared + tile.k_offset() + k * tile.k_bytes(), map.k,
+                               control.k_full[k], tile.keys, row, head, segment.batch);
+  ptx::mbarrier_wait(address(&control.v_empty[v]), V::parity(n) ^ 1);
+  ptx::mbarrier_arrive_expect(address(&control.v_full[v]), any ? tile.v_bytes() : 0);
+  if (any)
+    load_panels<tile.head_dim_v>(shared + tile.v_offset() + v * tile.v_bytes(), map.v,
+                                 control.v_full[v], tile.keys, row, head, segment.batch);
+}
+
 // One thread loads the keys and values of the items.
 template <Tile tile>
 __device__ __forceinline__ void load_keys(const attn_sm90_forward_kernarg& a, Control& control,
                                           unsigned shared) {
-  using K = Ring<tile.k_stages>;
-  using V = Ring<tile.v_stages>;
   unsigned n = 0;  // tiles so far
   for (unsigned count = 0;; ++count) {
     const Item& item = control.item[count % item_slots];
     ptx::mbarrier_wait(address(&control.item_full[count % item_slots]), count / item_slots & 1);
     if (item.b < 0) return;
-    const int kv_head = item.h / a.group;
     Keys keys(item), next = keys;
     next.next(item, tile.keys);
     for (; keys.left > 0; ++n) {
       Keys after = next;
       after.next(item, tile.keys);
-      const Item::Segment segment = item.segment[keys.segment];
-      const auto& map = a.map[keys.segment];
-      const int k = K::stage(n), v = V::stage(n);
-      ptx::mbarrier_wait(address(&control.k_empty[k]), K::parity(n) ^ 1);
-      control.tile[n % tile_slots] = {keys.first, min(keys.left, tile.keys),
-                                      min(segment.end, item.used) - keys.first,
-                                      next.left > 0 ? tile_flags<tile>(item, next, after) : 0};
-      ptx::mbarrier_arrive_expect(address(&control.k_full[k]), tile.k_bytes());
-      load_panels<tile.head_dim>(shared + tile.k_offset() + k * tile.k_bytes(), map.k,
-                                 control.k_full[k], tile.keys, keys.first + segment.row, kv_head,
-                                 segment.batch);
-      ptx::mbarrier_wait(address(&control.v_empty[v]), V::parity(n) ^ 1);
-      ptx::mbarrier_arrive_expect(address(&control.v_full[v]), tile.v_bytes());
-      load_panels<tile.head_dim_v>(shared + tile.v_offset() + v * tile.v_bytes(), map.v,
-                                   control.v_full[v], tile.keys, keys.first + segment.row, kv_head,
-                                   segment.batch);
+      load_tile<tile>(a, control, shared, n, item, keys.segment,
+                      {keys.first, min(keys.left, tile.keys),
+                       min(item.segment[keys.segment].end, item.used) - keys.first,
+                       next.left > 0 ? tile_flags<tile>(item, next, after) : 0});
       keys = next;
       next = after;
     }
+  }
+}
+
+// The same with a block mask: one warp finds the tiles that it leaves, two ahead of the one that its
+// first lane loads. An item that sees nothing has one tile, which nobody sees.
+template <Tile tile>
+__device__ __forceinline__ void load_live_keys(const attn_sm90_mask_kernarg& a, Control& control,
+                                               unsigned shared) {
+  const bool leads = threadIdx.x % 32 == 0;
+  unsigned n = 0;
+  for (unsigned count = 0;; ++count) {
+    Item& item = control.item[count % item_slots];
+    ptx::mbarrier_wait(address(&control.item_full[count % item_slots]), count / item_slots & 1);
+    if (item.b < 0) return;
+    LiveTiles<tile, Item> tiles(a.block_mask, item);
+    const auto find = [&](unsigned n) { return tiles.find(control.blocks[n % tile_slots]); };
+    LiveTile at = find(n), next = find(n + 1);
+    if (leads) item.first_tile = at.flags | (next.keys > 0 ? 0 : last_tile);
+    do {
+      const LiveTile after = find(n + 2);
+      if (leads) {
+        const unsigned flags = next.flags | (after.keys > 0 ? 0 : last_tile);
+        load_tile<tile>(a, control, shared, n, item, at.segment,
+                        {at.first, at.keys, at.keys, next.keys > 0 ? flags : 0}, at.keys > 0);
+      }
+      __syncwarp();  // the places of tiles that have been waited for may be filled again
+      at = next;
+      next = after;
+      ++n;
+    } while (at.keys > 0);
   }
 }
 
@@ -271,9 +325,9 @@ struct RowState {
   float sum;        // of the weights in the lane's columns
 };
 
-// score: softcap and ALiBi change scores, and the scale may be any.
-template <class T, Tile tile, bool score>
+template <class T, Tile tile, unsigned with>
 struct Consumer {
+  static constexpr bool score = with & with_score, masked = with & with_mask;
   static constexpr bool bf16 = T::type == attn_element_bf16;
   static constexpr int keys = tile.keys, d_steps = tile.head_dim / 16, key_steps = keys / 16;
   static constexpr int panel = keys * 128, q_panel = tile.rows() * 128;
@@ -281,7 +335,7 @@ struct Consumer {
   using K = Ring<tile.k_stages>;
   using V = Ring<tile.v_stages>;
 
-  const attn_sm90_forward_kernarg& a;
+  const Kernarg<with>& a;
   Control& control;
   const unsigned shared;
   const int group;  // which of the warpgroups that compute
@@ -358,20 +412,25 @@ struct Consumer {
     ptx::pin(o);
   }
 
-  // V rows of keys that no query of the sequence sees may hold anything, and 0 * NaN is NaN: they
-  // become zero, from row `used` on.
-  __device__ __forceinline__ static void clear_unused(int used, unsigned v_at) {
+  // V rows of keys that no query of the sequence sees, with a block mask no query of the item, may
+  // hold anything, and 0 * NaN is NaN: they become zero.
+  __device__ __forceinline__ void clear_unused(unsigned n) {
+    const auto meet = [] { ptx::barrier_wait(1 + tile.groups, 128 * tile.groups); };
+    const unsigned v = v_at(n);
+    const int used = masked ? 0 : key_tile(n).used;
+    const unsigned* seen = control.blocks[n % tile_slots].seen;
+    if (masked) meet();  // all have said what they see
 #pragma unroll 1
-    for (int i = threadIdx.x - 128; i < (keys - used) * 8; i += 128 * tile.groups) {
+    for (int i = 8 * used + threadIdx.x - 128; i < keys * 8; i += 128 * tile.groups) {
+      if (masked && seen[i / 256] >> i / 8 % 32 & 1) continue;
 #pragma unroll
-      for (int n = 0; n < panels(tile.head_dim_v); ++n)
-        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(v_at + n * panel +
-                                                                      used * 128 + i * 16),
+      for (int column = 0; column < panels(tile.head_dim_v); ++column)
+        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(v + column * panel + i * 16),
                      "r"(0)
                      : "memory");
     }
     ptx::fence_async_shared();
-    ptx::barrier_wait(1 + tile.groups, 128 * tile.groups);
+    meet();
   }
 
   __device__ __forceinline__ void start_softmax(const Item& item) {
@@ -399,6 +458,35 @@ struct Consumer {
         for (int i = 0; i < 2; ++i) {
           const int column = 8 * n + i;
           if (column < begin || column >= end) s[4 * n + 2 * half + i] = -infinity();
+        }
+      }
+    }
+  }
+
+  // With a block mask: hides what it, lengths and ranges hide of tile n, and notes what is seen.
+  __device__ __forceinline__ void mask_by_blocks(const Item& item, unsigned n) {
+    const KeyTile& at = key_tile(n);
+    TileBlocks& blocks = control.blocks[n % tile_slots];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = this->row(item, half), away = row - at.first;
+      const int begin = away + item.lower;
+      const int end = row < item.seqlen_q ? min(away + item.upper, at.keys) : 0;
+#pragma unroll
+      for (int word = 0; word < keys; word += 32) {
+        unsigned bits = visible<tile>(a.block_mask, &blocks.block[group * mask_blocks<tile>],
+                                      at.first, at.first + word, row,
+                                      item.seqlen_kv - item.seqlen_q);
+        bits &= low_bits(end - word) & ~low_bits(begin - word);
+        const unsigned seen = __reduce_or_sync(0xffffffff, bits);
+        if (lane == 0) atomicOr(&blocks.seen[word / 32], seen);
+        bits >>= lane % 4 * 2;
+#pragma unroll
+        for (int column = word; column < keys && column < word + 32; column += 8) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            if (!(bits >> (column - word + i) & 1)) s[column / 2 + 2 * half + i] = -infinity();
+          }
         }
       }
     }
@@ -483,7 +571,12 @@ struct Consumer {
   __device__ __forceinline__ bool weigh(const Item& item, unsigned n, unsigned flags,
                                         float (&shrink)[2]) {
     if (score) modify(item, key_tile(n).first);
-    if (!(flags >> 4 * group & sees_all)) mask(item, key_tile(n).first, key_tile(n).keys);
+    if (!(flags >> 4 * group & sees_all)) {
+      if constexpr (masked)
+        mask_by_blocks(item, n);
+      else
+        mask(item, key_tile(n).first, key_tile(n).keys);
+    }
     return a.split_invariant ? softmax<true>(shrink) : softmax<false>(shrink);
   }
   __device__ __forceinline__ void rescale(const float (&shrink)[2]) {
@@ -562,13 +655,11 @@ struct Consumer {
     const unsigned sees = sees_some << 4 * group;
     for (;; ++n) {
       ptx::mbarrier_wait(address(&control.v_full[V::stage(n)]), V::parity(n));
-      if (here & has_unused) clear_unused(key_tile(n).used, v_at(n));
+      if (here & has_unused) clear_unused(n);
       const bool ends = here & last_tile;
-      if (ends) {
-        if (!take_item(count + 1)) break;
-        next = ptx::uniform(item(count + 1).first_tile);
-      }
+      if (ends && !take_item(count + 1)) break;
       ptx::mbarrier_wait(address(&control.k_full[K::stage(n + 1)]), K::parity(n + 1));
+      if (ends) next = ptx::uniform(item(count + 1).first_tile);
       // What is known of the tile behind the next one when the next one's scores have been started.
       unsigned after;
       const auto look_ahead = [&] {
@@ -638,8 +729,8 @@ struct Consumer {
   }
 };
 
-template <class T, Tile tile, bool score>
-__device__ __forceinline__ void forward(const attn_sm90_forward_kernarg& a) {
+template <class T, Tile tile, unsigned with>
+__device__ __forceinline__ void forward(const Kernarg<with>& a) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   Control& control = *reinterpret_cast<Control*>(shared_memory);
   const unsigned shared = address(shared_memory);
@@ -660,10 +751,14 @@ __device__ __forceinline__ void forward(const attn_sm90_forward_kernarg& a) {
   if (warp < 4) {
     if constexpr (tile.groups > 1) ptx::registers_shrink<tile.load_registers()>();
     if (warp == 0) load_items<tile>(a, control, shared);
-    if (threadIdx.x == 32) load_keys<tile>(a, control, shared);
+    if constexpr (with & with_mask) {
+      if (warp == 1) load_live_keys<tile>(a, control, shared);
+    } else {
+      if (threadIdx.x == 32) load_keys<tile>(a, control, shared);
+    }
   } else {
     if constexpr (tile.groups > 1) ptx::registers_grow<tile.compute_registers()>();
-    Consumer<T, tile, score> consumer{
+    Consumer<T, tile, with> consumer{
         a, control, shared, warp / 4 - 1, warp % 4, int(threadIdx.x % 32)};
     consumer.run();
   }
@@ -671,9 +766,9 @@ __device__ __forceinline__ void forward(const attn_sm90_forward_kernarg& a) {
 
 }  // namespace attn::sm90
 
-// The kernel NAME, which is the name of its file.
-#define ATTN_SM90_FORWARD(NAME, T, TILE, SCORE)                               \
-  extern "C" __global__ void __launch_bounds__(attn::sm90::TILE.threads(), 1) \
-      NAME(const __grid_constant__ attn_sm90_forward_kernarg a) {             \
-    attn::sm90::forward<attn::device::T, attn::sm90::TILE, SCORE>(a);         \
+// The kernel NAME, which is the name of its file. WITH: plain, with_score or with_mask.
+#define ATTN_SM90_FORWARD(NAME, T, TILE, WITH)                                          \
+  extern "C" __global__ void __launch_bounds__(attn::sm90::TILE.threads(), 1)           \
+      NAME(const __grid_constant__ attn::sm90::Kernarg<attn::sm90::WITH> a) {           \
+    attn::sm90::forward<attn::device::T, attn::sm90::TILE, attn::sm90::WITH>(a);        \
   }

@@ -3,6 +3,7 @@
 #define ATTN_KERNELS_SM90_FORWARD_ARGS_H
 
 #include "../../src/core/mask.h"
+#include "../common/block_mask.h"
 #include "../common/forward_args.h"
 
 enum { attn_sm90_max_segments = 8 };
@@ -38,6 +39,10 @@ struct attn_sm90_forward_kernarg {
   float scale, softcap;  // softcap 0: none
   attn::RangeMask mask;
   attn_kv_lengths segment[attn_sm90_max_segments];
+};
+
+struct attn_sm90_mask_kernarg : attn_sm90_forward_kernarg {
+  attn_mask_arrays block_mask;
 };
 
 #endif

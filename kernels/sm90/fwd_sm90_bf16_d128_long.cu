@@ -1,3 +1,3 @@
 #include "forward.cuh"
 
-ATTN_SM90_FORWARD(fwd_sm90_bf16_d128_long, BF16, tile_d128_long, false)
+ATTN_SM90_FORWARD(fwd_sm90_bf16_d128_long, BF16, tile_d128_long, plain)

@@ -1,3 +1,3 @@
 #include "forward.cuh"
 
-ATTN_SM90_FORWARD(fwd_sm90_bf16_d256, BF16, tile_d256, false)
+ATTN_SM90_FORWARD(fwd_sm90_bf16_d256, BF16, tile_d256, plain)

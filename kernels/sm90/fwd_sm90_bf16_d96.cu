@@ -1,3 +1,3 @@
 #include "forward.cuh"
 
-ATTN_SM90_FORWARD(fwd_sm90_bf16_d96, BF16, tile_d96, false)
+ATTN_SM90_FORWARD(fwd_sm90_bf16_d96, BF16, tile_d96, plain)

@@ -20,13 +20,14 @@ struct Tile {
   int groups;                        // warpgroups that compute, each 64 queries
   int keys;                          // keys of a K/V tile
   int q_stages, k_stages, v_stages;  // tiles in shared memory
+  bool finds = false;                // the warpgroup that loads finds what a block mask leaves, which takes registers
 
   ATTN_HOST_DEVICE constexpr int rows() const { return 64 * groups; }
   ATTN_HOST_DEVICE constexpr int threads() const { return 128 * (groups + 1); }
   // What setmaxnreg leaves the warpgroup that loads and those that compute: together what they start
   // with. One that computes has enough from the start.
-  ATTN_HOST_DEVICE constexpr int load_registers() const { return groups == 2 ? 40 : 32; }
-  ATTN_HOST_DEVICE constexpr int compute_registers() const { return groups == 2 ? 232 : 160; }
+  ATTN_HOST_DEVICE constexpr int load_registers() const { return finds ? 56 : groups == 2 ? 40 : 32; }
+  ATTN_HOST_DEVICE constexpr int compute_registers() const { return (groups == 2 ? 232 : 160) - (finds ? 8 : 0); }
 
   ATTN_HOST_DEVICE constexpr int q_bytes() const { return rows() * panels(head_dim) * 128; }
   ATTN_HOST_DEVICE constexpr int k_bytes() const { return keys * panels(head_dim) * 128; }
@@ -45,6 +46,10 @@ constexpr Tile tile_d128_long{128, 128, 2, 176, 1, 2, 2};  // for long sequences
 constexpr Tile tile_d192_dv128{192, 128, 2, 128, 1, 2, 2};
 constexpr Tile tile_d192{192, 192, 2, 112, 1, 2, 2};
 constexpr Tile tile_d256{256, 256, 2, 80, 1, 2, 2};
+// For block masks: keys are cut as without, so that a mask that is all FULL gives the same bits.
+constexpr Tile tile_d64_mask{64, 64, 2, 128, 2, 3, 3, true};
+constexpr Tile tile_d128_mask{128, 128, 2, 128, 2, 3, 2, true};
+constexpr Tile tile_d256_mask{256, 256, 2, 80, 1, 2, 2, true};
 // For kernels that change scores, which takes registers.
 constexpr Tile tile_d64_score{64, 64, 3, 80, 2, 3, 3};
 constexpr Tile tile_d128_score{128, 128, 2, 96, 2, 3, 3};

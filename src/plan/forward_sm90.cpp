@@ -10,7 +10,7 @@
 namespace attn {
 namespace {
 
-static_assert(sizeof(attn_sm90_forward_kernarg) <= max_kernarg_bytes);
+static_assert(sizeof(attn_sm90_mask_kernarg) <= max_kernarg_bytes);
 static_assert(sizeof(attn_tensor_map) == tensor_map_bytes);
 static_assert(max_tensor_maps == 1 + 2 * attn_sm90_max_segments);
 
@@ -44,7 +44,8 @@ Status check_strides(const char* name, const attn_strides& s, const int64_t (&si
 template <sm90::Tile tile>
 unsigned pairs_together(const Problem& p) {
   const int64_t pairs = p.batch * p.heads_q, tiles = ceil_div(p.seqlen_q, tile.rows());
-  const bool uneven = p.has(ATTN_CAUSAL) || p.has(ATTN_CAUSAL_TOP_LEFT);
+  const bool uneven =
+      p.has(ATTN_CAUSAL) || p.has(ATTN_CAUSAL_TOP_LEFT) || p.has(ATTN_BLOCK_MASK);
   if (pairs == 0 || tiles == 0 || (uneven && (tile.head_dim <= 64 || tiles > 16)))
     return unsigned(std::max<int64_t>(1, pairs));
   const int64_t most = std::max<int64_t>(
@@ -123,6 +124,12 @@ void pack(const Problem& p, const Args& args, void* workspace, void* kernarg) {
     a.segment[i] = kv_lengths(p.segment[i], args.segment[i]);
 }
 
+template <sm90::Tile tile>
+void pack_masked(const Problem& p, const Args& args, void* workspace, void* kernarg) {
+  pack<tile>(p, args, workspace, kernarg);
+  static_cast<attn_sm90_mask_kernarg*>(kernarg)->block_mask = mask_arrays(p, args);
+}
+
 // Maps of empty tensors are never used; the driver wants sizes above 0.
 TensorMap tensor_map(const void* base, int64_t head_dim, int64_t rows, int64_t heads, int64_t batch,
                      const attn_strides& stride, int box_rows) {
@@ -159,6 +166,14 @@ constexpr DeviceKernel row(std::string (*passed_over)(const Problem&) = nullptr)
           .pack_forward = pack<tile>};
 }
 
+template <sm90::Tile tile>
+constexpr DeviceKernel masked_row() {
+  DeviceKernel kernel = row<tile>();
+  kernel.kernarg_bytes = sizeof(attn_sm90_mask_kernarg);
+  kernel.pack_forward = pack_masked<tile>;
+  return kernel;
+}
+
 // Smaller tiles of queries, as long as each multiprocessor has one at most.
 std::string too_many(const Problem& p) {
   const int64_t count = items<sm90::tile_d64_short>(p);
@@ -184,6 +199,9 @@ constinit const DeviceKernel fwd_sm90_d128_kernel = row<sm90::tile_d128>();
 constinit const DeviceKernel fwd_sm90_d192_dv128_kernel = row<sm90::tile_d192_dv128>();
 constinit const DeviceKernel fwd_sm90_d192_kernel = row<sm90::tile_d192>();
 constinit const DeviceKernel fwd_sm90_d256_kernel = row<sm90::tile_d256>();
+constinit const DeviceKernel fwd_sm90_d64_mask_kernel = masked_row<sm90::tile_d64_mask>();
+constinit const DeviceKernel fwd_sm90_d128_mask_kernel = masked_row<sm90::tile_d128_mask>();
+constinit const DeviceKernel fwd_sm90_d256_mask_kernel = masked_row<sm90::tile_d256_mask>();
 constinit const DeviceKernel fwd_sm90_d64_score_kernel = row<sm90::tile_d64_score, true>();
 constinit const DeviceKernel fwd_sm90_d128_score_kernel = row<sm90::tile_d128_score, true>();
 constinit const DeviceKernel fwd_sm90_d256_score_kernel = row<sm90::tile_d256_score, true>();
