@@ -50,6 +50,28 @@ def make(kind, **fields):
     return kind(struct_size=c.sizeof(kind), **fields)
 
 
+class MaskShape(c.Structure):
+    _fields_ = [("struct_size", c.c_size_t), ("batch", c.c_int64), ("heads", c.c_int64), ("seqlen_q", c.c_int64),
+                ("seqlen_kv", c.c_int64), ("block_q", c.c_int32), ("block_k", c.c_int32)]
+
+
+class BlockMask:
+    """A block mask of the library from a dense tensor of bytes [Sq, Skv], for all batch entries and heads."""
+
+    def __init__(self, library, dense, block):
+        self.library, self.mask = library, c.c_void_p()
+        shape = make(MaskShape, seqlen_q=dense.shape[0], seqlen_kv=dense.shape[1], block_q=block, block_k=block)
+        library.check(library.lib.attn_block_mask_from_dense(library.context, c.byref(shape), c.c_void_p(dense.data_ptr()),
+                                                             stream(), c.byref(self.mask)))
+
+    def apply(self, problem=None, args=None):
+        self.library.check(self.library.lib.attn_block_mask_apply(self.mask, problem and c.byref(problem),
+                                                                  args and c.byref(args)))
+
+    def __del__(self):
+        self.library.lib.attn_block_mask_destroy(self.mask)
+
+
 class Libattn:
     """One build of the library. `kernel`: None, or a name to demand, in which {dim} and {dtype} are the cell's."""
 
@@ -58,9 +80,9 @@ class Libattn:
         for name in ("attn_last_error", "attn_plan_kernel", "attn_version"):
             getattr(self.lib, name).restype = c.c_char_p
         self.lib.attn_plan_workspace.restype = c.c_size_t
-        for name in ("attn_plan_kernel", "attn_plan_workspace", "attn_plan_destroy"):
+        for name in ("attn_plan_kernel", "attn_plan_workspace", "attn_plan_destroy", "attn_block_mask_destroy"):
             getattr(self.lib, name).argtypes = [c.c_void_p]
-        self.lib.attn_plan_destroy.restype = None
+        self.lib.attn_plan_destroy.restype = self.lib.attn_block_mask_destroy.restype = None
         self.context = c.c_void_p()
         self.check(self.lib.attn_context_create(CUDA, None, c.byref(self.context)))
 
@@ -68,7 +90,7 @@ class Libattn:
         if status:
             raise RuntimeError(self.lib.attn_last_error().decode())
 
-    def forward(self, cell, inputs):
+    def forward(self, cell, inputs, mask=None):
         """Per set of inputs a call that launches on PyTorch's current stream and returns the output, which all share."""
         q, k, v = inputs[0]
         kind = TYPE_OF[q.dtype]
@@ -78,14 +100,16 @@ class Libattn:
                        head_dim_v=cell.dim, seqlen_q=cell.seqlen, q_type=kind, num_segments=1,
                        segments=c.pointer(segment), flags=CAUSAL if cell.causal else 0,
                        kernel=self.kernel.format(dim=cell.dim, dtype=dtype).encode() if self.kernel else None)
-        plan = Plan(self, problem)
+        if mask:
+            mask.apply(problem=problem)
+        plan = Plan(self, problem, mask)
         out = torch.empty(q.shape, dtype=torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype, device=q.device)
         return [plan.call(q, k, v, out) for q, k, v in inputs], plan.kernel
 
 
 class Plan:
-    def __init__(self, library, problem):
-        self.library, self.lib = library, library.lib
+    def __init__(self, library, problem, mask=None):
+        self.library, self.lib, self.mask = library, library.lib, mask
         self.plan = c.c_void_p()
         library.check(self.lib.attn_plan_create(library.context, c.byref(problem), c.byref(self.plan)))
         self.kernel = self.lib.attn_plan_kernel(self.plan).decode()
@@ -101,6 +125,8 @@ class Plan:
     def call(self, q, k, v, out):
         segment_args = make(SegmentArgs, k=k.data_ptr(), v=v.data_ptr())
         args = make(Args, q=q.data_ptr(), out=out.data_ptr(), num_segments=1, segments=c.pointer(segment_args))
+        if self.mask:
+            self.mask.apply(args=args)
 
         def run(keep=(q, k, v, segment_args)):
             self.library.check(self.lib.attn_run(self.plan, c.byref(args), self.memory, self.bytes, stream()))
