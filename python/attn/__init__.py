@@ -39,8 +39,8 @@ def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), sc
     sinks              f32 [Hq]: exp(sink) joins the denominator and lse
     block_mask         a BlockMask
     seqlens_kv         i32 [B]: keys of each sequence, the rest of k and v is not read
-    cu_seqlens_q       i32 [B + 1]: q is packed [total_q, Hq, D], lse [Hq, total_q]; max_seqlen_q, the longest sequence, saves
-                       work on GPUs (None: total_q)
+    cu_seqlens_q       i32 [B + 1]: q is packed [total_q, Hq, D], lse [Hq, total_q]
+    max_seqlen_q       with cu_seqlens_q: the longest sequence or more, None = total_q; the smaller the faster on GPUs
     cu_seqlens_kv      i32 [B + 1]: k and v are packed [total, Hkv, D]
     block_table        i32 [B, pages]: k and v are pages [num_pages, page_size, Hkv, D]
     q_descale          f32 [1] or [B, Hkv]; k_descale, v_descale also [B, Hkv, blocks of 64 or 128 keys]: value = stored *
@@ -59,8 +59,8 @@ def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), sc
 
 _OPTIONS = dict(forward.__kwdefaults__)
 # Arrays, None where not given; what else there is stays as it was when the plan was made.
-_ARRAYS = ("bias", "alibi_slopes", "sinks", "block_mask", "seqlens_kv", "cu_seqlens_q", "cu_seqlens_kv", "block_table",
-           "q_descale", "k_descale", "v_descale", "out_scale", "out", "return_lse")
+_ARRAYS = {"bias", "alibi_slopes", "sinks", "block_mask", "seqlens_kv", "cu_seqlens_q", "cu_seqlens_kv", "block_table",
+           "q_descale", "k_descale", "v_descale", "out_scale", "out", "return_lse"}
 _EXECUTION = {"kernel": None, "max_sms": 0, "fixed_split": 0, "split_invariant": False, "kv_prefix_stable": False}
 
 
@@ -81,15 +81,15 @@ class Plan:
     def __init__(self, q, k, v, **options):
         arguments = _arguments("Plan", q, k, v, options)
         self._plan = _attn.make_plan(arguments)
-        self._options = {name: value for name, value in arguments.items() if name not in _ARRAYS}
+        examples = {"q": None, "k": None, "v": None, **{name: _OPTIONS[name] for name in _ARRAYS}}
+        self._options = {**arguments, **examples}  # which are not kept
 
     def __call__(self, q, k, v, **arrays):
         """As forward() with the scalars and execution options of the plan; `arrays` are its array arguments, out and
         return_lse."""
-        unknown = set(arrays) - set(_ARRAYS)
-        if unknown:
-            raise TypeError(f"a Plan got an unexpected keyword argument {min(unknown)!r}")
-        return self._plan.run({**_OPTIONS, **self._options, "q": q, "k": k, "v": v, **arrays})
+        if not arrays.keys() <= _ARRAYS:
+            raise TypeError(f"a Plan got an unexpected keyword argument {min(arrays.keys() - _ARRAYS)!r}")
+        return self._plan.run({**self._options, "q": q, "k": k, "v": v, **arrays})
 
     @property
     def kernel(self):

@@ -11,6 +11,15 @@ def _pair(block_size):
     return int(block_q), int(block_k)
 
 
+def _device(device):
+    """As text: torch calls AMD's devices cuda."""
+    text = str(device)
+    if type(device).__module__ == "torch":
+        import torch
+        return text.replace("cuda", "hip") if torch.version.hip else text
+    return text
+
+
 class BlockMask:
     """Blocks of (bq, bk) = block_size over query and key positions from 0; forward(block_mask=...) and every other rule
     must show an element. 64 or 128 on GPUs, any size on the host; one number is both. A mask lies on one device, where
@@ -36,8 +45,8 @@ class BlockMask:
     @classmethod
     def from_documents(cls, lengths, *, causal=False, block_size=128, device="cpu"):
         """Documents one behind the other; a query sees its own, with `causal` up to itself. Their lengths add up to
-        Sq = Skv. device: "cpu", "cuda", "cuda:1", "hip" ..."""
-        return cls(_attn.mask_from_documents([int(n) for n in lengths], causal, _pair(block_size), str(device)))
+        Sq = Skv. device: "cpu", "cuda", "cuda:1", "hip" ..., or a torch.device."""
+        return cls(_attn.mask_from_documents([int(n) for n in lengths], causal, _pair(block_size), _device(device)))
 
     @classmethod
     def from_window(cls, seqlen_q, seqlen_kv, window, *, global_tokens=0, block_size=128, device="cpu"):
@@ -45,13 +54,13 @@ class BlockMask:
         global_tokens keys."""
         left, right = window
         return cls(_attn.mask_from_window(seqlen_q, seqlen_kv, (left, right), global_tokens, 0, _pair(block_size),
-                                          str(device)))
+                                          _device(device)))
 
     @classmethod
     def from_prefix(cls, seqlen_q, seqlen_kv, prefix_tokens, *, block_size=128, device="cpu"):
         """Prefix-LM: causal, but every query sees the first prefix_tokens keys."""
         return cls(_attn.mask_from_window(seqlen_q, seqlen_kv, (-1, 0), 0, prefix_tokens, _pair(block_size),
-                                          str(device)))
+                                          _device(device)))
 
     @classmethod
     def from_kinds(cls, kinds, seqlen_q, seqlen_kv, *, block_size=128, index=None, bits=None, device="cpu"):
@@ -63,7 +72,7 @@ class BlockMask:
             packed = numpy.packbits(bits, axis=-1, bitorder="little")
             padding = [(0, 0)] * (packed.ndim - 1) + [(0, -packed.shape[-1] % 4)]
             bits = numpy.pad(packed, padding).view(numpy.uint32)
-        return cls(_attn.mask_from_kinds(*grid, bits, seqlen_q, seqlen_kv, _pair(block_size), str(device)))
+        return cls(_attn.mask_from_kinds(*grid, bits, seqlen_q, seqlen_kv, _pair(block_size), _device(device)))
 
     EMPTY, CAUSAL, FULL, PARTIAL = range(4)
 

@@ -58,9 +58,13 @@ ElementType from_dlpack(nb::dlpack::dtype dtype) {
   return {"another type", "", ATTN_DTYPE_NONE};
 }
 
-nb::module_ frameworks() {
-  return nb::module_::import_("attn._frameworks");
+// Looked up once: an import takes longer than all else here. Lives as long as the interpreter.
+nb::handle once(PyObject*& slot, const char* module, const char* name) {
+  if (!slot) slot = nb::object(nb::module_::import_(module).attr(name)).release().ptr();
+  return slot;
 }
+PyObject *empty_function, *full_function, *stream_function, *torch_fp8, *to_dlpack, *torch_uint8;
+constexpr const char* helpers = "attn._frameworks";
 
 // DLPack's number of the host and of GPUs' stream that all others wait for.
 constexpr int dl_cpu = 1, dl_cuda = 2, dl_cuda_host = 3, dl_rocm = 10, dl_rocm_host = 11,
@@ -237,10 +241,10 @@ Array Reader::read(nb::handle value, const std::string& name) const {
       shown = value.attr("view")(nb::cast<int>(dtype.attr("itemsize")) == 2 ? "uint16" : "uint8");
     }
   } else if (a.framework == Framework::torch) {
-    nb::object fp8 = frameworks().attr("torch_fp8")();
-    if (PyObject* found = PyDict_GetItemWithError(fp8.ptr(), value.attr("dtype").ptr())) {
+    if (!torch_fp8) torch_fp8 = nb::module_::import_(helpers).attr("torch_fp8")().release().ptr();
+    if (PyObject* found = PyDict_GetItemWithError(torch_fp8, value.attr("dtype").ptr())) {
       hidden = find_type(found);
-      shown = value.attr("view")(nb::module_::import_("torch").attr("uint8"));
+      shown = value.attr("view")(once(torch_uint8, "torch", "uint8"));
     }
   }
 
@@ -248,7 +252,7 @@ Array Reader::read(nb::handle value, const std::string& name) const {
   if (a.framework != Framework::numpy) {
     const bool of_first = started_ && a.framework == first_.framework;
     if (a.framework == Framework::torch && (!started_ || of_first)) {
-      capsule = nb::module_::import_("torch.utils.dlpack").attr("to_dlpack")(shown);
+      capsule = once(to_dlpack, "torch.utils.dlpack", "to_dlpack")(shown);
     } else {
       nb::object at = shown.attr("__dlpack_device__")();
       const int device_type = nb::cast<int>(nb::int_(at[0]));
@@ -279,7 +283,7 @@ Array Reader::first(nb::handle value, const std::string& name) {
   started_ = true;
   if (!first_.device.host())
     stream_ = reinterpret_cast<void*>(nb::cast<intptr_t>(
-        frameworks().attr("stream")(framework_name(first_.framework), first_.source)));
+        once(stream_function, helpers, "stream")(framework_name(first_.framework), first_.source)));
   return first_;
 }
 
@@ -308,15 +312,15 @@ nb::object Reader::empty(const std::vector<int64_t>& shape, const ElementType& t
   if (first_.framework == Framework::other && !first_.device.host())
     refuse(std::string(
         "out is None; accepted for GPU arrays of this framework: an array for the result"));
-  return frameworks().attr("empty")(framework_name(first_.framework), nb::tuple(sizes), type.numpy,
-                                    first_.source);
+  return once(empty_function, helpers, "empty")(framework_name(first_.framework), nb::tuple(sizes),
+                                                type.numpy, first_.source);
 }
 
 nb::object Reader::full(const std::vector<int64_t>& shape, float value) const {
   nb::list sizes;
   for (int64_t n : shape) sizes.append(n);
-  return frameworks().attr("full")(framework_name(first_.framework), nb::tuple(sizes), value,
-                                   first_.source);
+  return once(full_function, helpers, "full")(framework_name(first_.framework), nb::tuple(sizes),
+                                              value, first_.source);
 }
 
 }  // namespace attn::python

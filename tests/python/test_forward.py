@@ -188,9 +188,11 @@ class Outputs(Case):
         q, k, v = self.qkv()
         gone = [weakref.ref(x) for x in (q, k, v)]
         attn.forward(q, k, v)
+        plan = attn.Plan(q, k, v)
         del q, k, v
         gc.collect()
         self.assertEqual([ref() for ref in gone], [None] * 3)
+        self.assertEqual(plan(*self.qkv()).shape, (2, 9, 4, 16))
 
 
 class Arguments(Case):
