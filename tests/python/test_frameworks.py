@@ -1,4 +1,5 @@
 """Arrays of PyTorch, JAX and CuPy, where they are installed; on a GPU where one is."""
+import ctypes
 import importlib.util
 import os
 import unittest
@@ -14,6 +15,53 @@ def needs(name):
 
 def cuda_backend():
     return next(b for b in attn.info()["backends"] if b["name"] == "cuda")
+
+
+class Claimed:
+    """A host array that says it lies on another device of DLPack's, of no framework that attn knows."""
+
+    class Tensor(ctypes.Structure):
+        _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32)]
+
+    def __init__(self, array, device):
+        self.array, self.device, self.streams = array, device, []
+
+    def __dlpack_device__(self):
+        return self.device
+
+    def __dlpack__(self, stream=None):
+        self.streams.append(stream)
+        capsule = self.array.__dlpack__()
+        pointer = ctypes.pythonapi.PyCapsule_GetPointer
+        pointer.restype, pointer.argtypes = ctypes.POINTER(self.Tensor), [ctypes.py_object, ctypes.c_char_p]
+        tensor = pointer(capsule, b"dltensor").contents
+        tensor.device_type, tensor.device_id = self.device
+        return capsule
+
+
+class Dlpack(Case):
+    CPU, CUDA, CUDA_HOST, METAL, ROCM = 1, 2, 3, 8, 10
+
+    def test_pinned_memory_is_host_memory(self):
+        q, k, v = self.qkv()
+        pinned = Claimed(k, (self.CUDA_HOST, 0))
+        out = attn.forward(q, pinned, v)
+        self.assertEqual(pinned.streams, [None])
+        self.close(out, softmax_attention(q, k, v)[0])
+        self.close(attn.forward(Claimed(q, (self.CPU, 0)), k, v), out, 0)
+
+    def test_devices(self):
+        q, k, v = self.qkv()
+        self.refuses(ValueError, ["k lies in cuda device 1", "accepted: host memory, where q is"], attn.forward, q,
+                     Claimed(k, (self.CUDA, 1)), v)
+        self.refuses(ValueError, ["v lies in hip device 0"], attn.forward, q, k, Claimed(v, (self.ROCM, 0)))
+        self.refuses(ValueError, ["q lies on a device of DLPack type 8"], attn.forward, Claimed(q, (self.METAL, 0)), k, v)
+        self.refuses(ValueError, ["backend is hip", "accepted for arrays in cuda device 0: auto, cuda"], attn.forward,
+                     Claimed(q, (self.CUDA, 0)), k, v, backend="hip")
+        for device, default_stream in ((self.CUDA, 1), (self.ROCM, 0)):
+            far = Claimed(q, (device, 900))
+            self.refuses(attn.Error, "", attn.forward, far, k, v)  # no such device, or no driver
+            self.assertEqual(far.streams, [default_stream])
 
 
 @needs("torch")
@@ -129,25 +177,21 @@ class Torch(Case):
     def test_gpu_masks(self):
         torch = self.gpu()
         q, k, v = self.tensors(torch.float16, "cuda", seqlen_q=200, seqlen_kv=333, dim=64)
-        dense = torch.rand(200, 333, device="cuda") < 0.5
-        intervals = torch.stack([torch.arange(333) // 4, torch.full((333,), 200)], -1)[:, None].int().cuda()
-        i = torch.arange(200, device="cuda")[:, None]
-        for mask, visible in ((attn.BlockMask.from_dense(dense), dense),
-                              (attn.BlockMask.from_intervals(intervals, 200), i >= intervals[:, 0, 0]),
-                              (attn.BlockMask.from_window(200, 333, (40, 0), device=q.device), None)):
-            self.assertEqual(mask.device, "cuda:0")
-            if visible is None:
-                j, i_ = np.arange(333), np.arange(200)[:, None] + 133
-                visible = (j >= i_ - 40) & (j <= i_)
-            else:
-                visible = visible.cpu().numpy()
-            names = [k["name"] for k in attn.info()["kernels"] if k["name"].startswith("fwd_sm80_f16")]
-            for name in (n for n in names if n.endswith("_mask") and "score" not in n):
-                said = attn.explain(q, k, v, block_mask=mask, kernel=name)
-                if said["kernel"] != name:
-                    continue
-                out = attn.Plan(q, k, v, block_mask=mask, kernel=name)(q, k, v, block_mask=mask)
+        i, j = np.arange(200)[:, None], np.arange(333)
+        dense = self.rng.random((200, 333)) < 0.5
+        window = (j >= i + 133 - 40) & (j <= i + 133)
+        intervals = torch.tensor(np.stack([j // 4, np.full(333, 200)], -1)[:, None], dtype=torch.int32, device="cuda")
+        masks = {"dense": (attn.BlockMask.from_dense(torch.from_numpy(dense).cuda()), dense),
+                 "intervals": (attn.BlockMask.from_intervals(intervals, 200), i >= j // 4),
+                 "window": (attn.BlockMask.from_window(200, 333, (40, 0), device=q.device), window)}
+        masks["union"] = masks["dense"][0] | masks["window"][0], dense | window
+        for name, (mask, visible) in masks.items():
+            with self.subTest(name):
+                self.assertEqual(mask.device, "cuda:0")
+                out = attn.forward(q, k, v, block_mask=mask)
                 self.close(out.cpu(), softmax_attention(*(x.double().cpu() for x in (q, k, v)), visible)[0], 4e-3)
+        self.refuses(ValueError, ["block_mask lies in cuda device 0", "host memory"], attn.forward,
+                     q.float().cpu(), k.float().cpu(), v.float().cpu(), block_mask=masks["window"][0])
 
 
 @needs("jax")
