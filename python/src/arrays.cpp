@@ -186,6 +186,7 @@ void Array::need_type(const char* want) const {
 }
 
 bool Array::contiguous() const {
+  if (tensor.size() == 0) return true;  // strides of no elements are anything
   int64_t stride = 1;
   for (size_t i = tensor.ndim(); i-- > 0; stride *= size(i))
     if (size(i) > 1 && tensor.stride(i) != stride) return false;

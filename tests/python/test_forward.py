@@ -67,6 +67,15 @@ class Layouts(Case):
         one = self.qkv(batch=1)
         self.close(attn.forward(*one, bias=self.normal(1, 1, 1, 1)), softmax_attention(*one)[0])
 
+    def test_no_elements(self):
+        q, k, v = self.qkv()
+        nothing = np.empty((2, 0, 2, 16), np.float32)
+        for empty in nothing, k[:, 3:3], nothing.transpose(0, 2, 1, 3).copy().transpose(0, 2, 1, 3):
+            out, lse = attn.forward(q, empty, empty, return_lse=True)
+            self.assertTrue((out == 0).all() and (lse == -np.inf).all())
+            self.close(attn.forward(q, [empty, k], [empty, v]), softmax_attention(q, k, v)[0])
+        self.refuses(ValueError, ["batch is 0"], attn.forward, q[:0], k[:0], v[:0])
+
     def test_packed_and_paged_strides(self):
         q, k, v = self.qkv(batch=1, seqlen_q=7, seqlen_kv=12)
         want = softmax_attention(q, k, v)[0]
