@@ -215,7 +215,7 @@ kernel_entry prepare_gfx942_fp8
   .endif
   .if r % 2 == 0
   v_add_u32_e32 v[dim], s[index], v[dim]
-  .else
+  .elseif r == 1
   v_subrev_u32_e32 v[dim], s[index], v[dim]
   .endif
   .set r, r + 1
@@ -234,7 +234,9 @@ k_converted:
   .set r, 0
   .rept 4
   global_store_dwordx4 v[to], v[x+4*r:x+4*r+3], s[dst:dst+1]
+  .if r < 3
   v_add_u32_e32 v[to], s[index], v[to]
+  .endif
   .set r, r + 1
   .endr
 
@@ -268,7 +270,9 @@ k_converted:
   lanes_in_use
   global_load_dword v[x+r], v[offset], s[base:base+1]
   s_mov_b64 exec, -1
+  .if r < 15
   v_add_u32_e32 v[key], 1, v[key]
+  .endif
   .set r, r + 1
   .endr
   wait_memory

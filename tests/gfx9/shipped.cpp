@@ -295,18 +295,24 @@ struct Forward {
   std::vector<int32_t> seqlens = {};
   attn_descale_kind descale = ATTN_DESCALE_NONE;
   float scale = 0;
+  float sink = 1;  // about the size of sinks
   bool want_lse = true, nan = false;
 };
 
-// Codes of magnitude about `size`, now and then far more, so that maxima move; one in 500 NaN if
-// wanted.
-std::vector<uint8_t> codes(Maker& m, size_t count, bool nan) {
+// Codes of rows of `dim`, now and then of larger values, so that maxima move. If wanted, 16 rows of
+// 32 have a NaN, each in other 4 dims, and where there is one, the other 16 have a -0.
+std::vector<uint8_t> codes(Maker& m, size_t count, int64_t dim, attn_dtype type, bool nan) {
   std::vector<uint8_t> bytes(count);
   for (size_t i = 0; i < count; ++i) {
     uint8_t code = uint8_t(m.rng()() % 0x50 | (m.rng()() % 2 << 7));
     if ((code & 0x7f) == 0) code = 0;
     if (i / 4096 % 3 == 1 && code % 4 == 1) code += 0x10;
-    if (nan && m.rng()() % 500 == 0) code = 0x80;
+    const size_t row = i / size_t(dim), special = 4 * (row % 16 + row / 32 * 16);
+    if (nan && i % size_t(dim) == special % size_t(dim)) {
+      const bool ocp = type == ATTN_F8_E4M3FN;
+      if (row % 32 < 16) code = !ocp ? 0x80 : row % 2 ? 0x7f : 0xff;
+      if (row % 32 >= 16 && ocp) code = 0x80;
+    }
     bytes[i] = code;
   }
   return bytes;
@@ -334,6 +340,7 @@ Problem forward_problem(Memory& memory, uint32_t data, const DeviceKernel& kerne
     if (cumulative) {
       values.insert(values.begin(), 0);
       for (size_t i = 1; i < values.size(); ++i) values[i] += values[i - 1];
+      values.front() = -3, values.back() = INT32_MAX;  // are clamped
     }
     std::vector<uint8_t> bytes(values.size() * 4);
     std::memcpy(bytes.data(), values.data(), bytes.size());
@@ -366,23 +373,27 @@ Problem forward_problem(Memory& memory, uint32_t data, const DeviceKernel& kerne
   require(make_problem(&in, &p));
   size_t workspace = 0;
   require(kernel.shape_forward(p, {}, &m.problem.launch, &workspace));
-  const auto floats = [&](size_t count) {
+  const auto floats = [&](size_t count, float size = 1) {
     std::vector<uint8_t> bytes(count * 4);
     for (size_t i = 0; i < count; ++i) {
-      const float x = 0.25f + float(m.rng()() % 100) / 100;
+      // Of few bits, so that what it multiplies lies halfway between two numbers of 16 bits.
+      const float x = size * float(33 + m.rng()() % 16 * 2) / 64;
       std::memcpy(&bytes[i * 4], &x, 4);
     }
     return static_cast<float*>(m.input(bytes));
   };
   const size_t descales = f.descale == ATTN_DESCALE_HEAD ? size_t(f.batch * f.heads_kv) : size_t(1);
-  args.q = m.input(codes(m, size_t(rows_q * in.heads_q * in.head_dim), f.nan));
+  args.q =
+      m.input(codes(m, size_t(rows_q * in.heads_q * in.head_dim), in.head_dim, f.q_type, f.nan));
   args.q_descale = floats(descales);
   segment_args.k_descale = floats(descales);
   segment_args.v_descale = floats(descales);
-  args.sinks = floats(size_t(in.heads_q));
+  args.sinks = floats(size_t(in.heads_q), f.sink);
   if (prepare) {
-    segment_args.k = m.input(codes(m, size_t(rows_kv * in.heads_kv * in.head_dim), f.nan));
-    segment_args.v = m.input(codes(m, size_t(rows_kv * in.heads_kv * in.head_dim_v), f.nan));
+    const int64_t rows = rows_kv * in.heads_kv;
+    segment_args.k = m.input(codes(m, size_t(rows * in.head_dim), in.head_dim, f.kv_type, f.nan));
+    segment_args.v =
+        m.input(codes(m, size_t(rows * in.head_dim_v), in.head_dim_v, f.kv_type, f.nan));
     kernel.first->shape(p, &m.problem.launch);
     void* prepared = m.output(workspace);
     m.problem.kernarg.resize(kernel.first->kernarg_bytes);
@@ -391,7 +402,8 @@ Problem forward_problem(Memory& memory, uint32_t data, const DeviceKernel& kerne
   }
   args.out = m.output(size_t(rows_q * in.heads_q * in.head_dim_v) * dtype_bytes(f.out_type));
   args.lse = f.want_lse ? static_cast<float*>(m.output(size_t(rows_q * in.heads_q) * 4)) : nullptr;
-  void* prepared = m.input(codes(m, std::max<size_t>(workspace, 16), false));
+  void* prepared =
+      m.input(codes(m, std::max<size_t>(workspace, 16), in.head_dim, f.kv_type, false));
   m.problem.kernarg.resize(kernel.kernarg_bytes);
   kernel.pack_forward(p, args, prepared, m.problem.kernarg.data());
   return std::move(m.problem);
@@ -401,9 +413,14 @@ std::vector<MakeProblem> forward_problems(const DeviceKernel& kernel, bool prepa
   constexpr attn_dtype ocp = ATTN_F8_E4M3FN;
   std::vector<MakeProblem> all;
   for (const Forward& f : std::initializer_list<Forward>{
-           {.dim = 128, .dim_v = 128, .seqlen_q = 40, .seqlen_kv = 520, .flags = ATTN_SINKS},
            {.dim = 128,
-           .dim_v = 96,
+ .dim_v = 128,
+ .seqlen_q = 40,
+ .seqlen_kv = 520,
+ .flags = ATTN_SINKS,
+ .scale = 0.02f},  // all tiles count
+           {.dim = 128,
+           .dim_v = 128,
            .seqlen_q = 150,
            .seqlen_kv = 330,
            .flags = ATTN_CAUSAL,
@@ -414,18 +431,21 @@ std::vector<MakeProblem> forward_problems(const DeviceKernel& kernel, bool prepa
            .group = 2,
            .heads_kv = 2,
            .dim = 48,
-           .dim_v = 128,
+           .dim_v = 80,
            .seqlen_q = 70,
            .seqlen_kv = 200,
+           .flags = ATTN_CAUSAL | ATTN_WINDOW,
            .q_type = ocp,
            .kv_type = ocp,
            .out_type = ATTN_F16,
+           .left = 70,
            .lengths_q = {70, 33},
            .lengths_kv = {200, 130},
            .descale = ATTN_DESCALE_HEAD,
-           .want_lse = false},
+           .want_lse = false,
+           .nan = true},
            {.dim = 128,
-           .dim_v = 128,
+           .dim_v = 80,
            .seqlen_q = 33,
            .seqlen_kv = 600,
            .flags = ATTN_WINDOW,
@@ -433,10 +453,12 @@ std::vector<MakeProblem> forward_problems(const DeviceKernel& kernel, bool prepa
            .right = 0,
            .nan = true},
            {.dim = 128,
-           .dim_v = 128,
-           .seqlen_q = 20,
+           .dim_v = 48,
+           .seqlen_q = 64,
            .seqlen_kv = 64,
            .flags = ATTN_CAUSAL_TOP_LEFT,
+           .q_type = ocp,
+           .kv_type = ocp,
            .nan = true},
            {.batch = 2,
            .dim = 128,
@@ -444,10 +466,39 @@ std::vector<MakeProblem> forward_problems(const DeviceKernel& kernel, bool prepa
            .seqlen_q = 300,
            .seqlen_kv = 128,
            .flags = ATTN_SINKS,
-           .seqlens = {0, 128}},
+           .seqlens = {-1, 1000},  // are clamped
+            .sink = 60},
+           // Three tiles, the last of which is seen fully.
+           {.dim = 112, .dim_v = 16, .seqlen_q = 20, .seqlen_kv = 192, .nan = true},
+           // A query sees one key: out is V times a descale.
+           {.dim = 128,
+           .dim_v = 128,
+           .seqlen_q = 40,
+           .seqlen_kv = 40,
+           .flags = ATTN_WINDOW,
+           .out_type = ATTN_BF16,
+           .left = 0,
+           .right = 0,
+           .descale = ATTN_DESCALE_TENSOR,
+           .nan = true},
+           {.dim = 96,
+           .dim_v = 48,
+           .seqlen_q = 40,
+           .seqlen_kv = 40,
+           .out_type = ATTN_F16,
+           .descale = ATTN_DESCALE_TENSOR},
+           {.dim = 16, .dim_v = 48, .seqlen_q = 1, .seqlen_kv = 10, .out_type = ATTN_BF16},
+           {.dim = 16, .dim_v = 80, .seqlen_q = 1, .seqlen_kv = 10, .out_type = ATTN_BF16},
        }) {
     all.push_back([&kernel, prepare, dim, f](Memory& memory, uint32_t data) {
       return forward_problem(memory, data, kernel, prepare, dim, f);
+    });
+  }
+  // Sequences that end in each of the 16 keys of a thread.
+  for (int64_t keys = 1; prepare && keys < 16; ++keys) {
+    const Forward f{.dim = dim, .dim_v = dim, .seqlen_q = 1, .seqlen_kv = keys};
+    all.push_back([&kernel, dim, f](Memory& memory, uint32_t data) {
+      return forward_problem(memory, data, kernel, true, dim, f);
     });
   }
   return all;
@@ -474,7 +525,7 @@ struct Shipped {
 };
 constexpr Shipped all_shipped[] = {{"merge_gfx942", merge_problems},
                                    {"convert_gfx942", convert_problems},
-                                   {"prepare_gfx942_fp8", prepare_problems, true},
+                                   {"prepare_gfx942_fp8", prepare_problems},
                                    {"fwd_gfx942_fp8_d64", forward_d64_problems, true},
                                    {"fwd_gfx942_fp8_d128", forward_d128_problems, true}};
 
@@ -507,6 +558,12 @@ ShippedRun run_shipped(const std::string& name, const gfx9emu::CodeObject& objec
         {p.launch.block[0], p.launch.block[1], p.launch.block[2]}, p.kernarg, 0, options);
     for (const gfx9emu::Fault& f : report.faults) {
       if (!f.warning && result.fault.empty()) result.fault = f.to_string();
+    }
+    for (int c = 0; c < gfx9emu::class_count; ++c) {
+      using enum gfx9emu::Class;
+      const auto cls = gfx9emu::Class(c);
+      if (cls != Wait && cls != Nop && cls != Barrier)
+        result.work += report.counters.instructions[c];
     }
     for (const auto& trace : report.traces) {
       for (const gfx9emu::TraceEntry& e : trace) result.executed.insert(e.inst);

@@ -15,11 +15,12 @@ namespace attn::test {
 struct ShippedRun {
   std::string fault;
   std::vector<std::byte> outputs;
+  uint64_t work = 0;            // instructions issued, s_waitcnt, s_nop and s_barrier aside
   std::set<uint32_t> executed;  // indices of instructions, by workgroup 0; with Options::trace
 };
 
 // "merge_gfx942" and so on; shipped.cpp says how to add one.
-// `slow`: those that are too slow to be mutated in every run of the tests, instead.
+// `slow`: instead those that are too slow to be mutated in every run of the tests.
 std::vector<std::string> shipped_kernels(bool slow = false);
 // Its code object, freshly loaded. Null if the build made none.
 std::unique_ptr<gfx9emu::CodeObject> load_shipped(const std::string& name, gfx9emu::Memory* memory);
