@@ -217,7 +217,7 @@ std::vector<int64_t> Array::outer_strides(int64_t block_bytes, int64_t block_ele
   return strides;
 }
 
-Array Reader::read(nb::handle value, const std::string& name) const {
+Array Reader::read(nb::handle value, const std::string& name) {
   Array a;
   a.name = name;
   a.framework = framework_of(value);
@@ -275,6 +275,7 @@ Array Reader::read(nb::handle value, const std::string& name) const {
     refuse(name +
            " cannot be read by DLPack; accepted: strided arrays whose strides are whole elements");
   a.device = device_of(name, a.tensor.device_type(), a.tensor.device_id());
+  waits_ |= !a.device.host() && (a.framework == Framework::jax || a.framework == Framework::other);
   a.type = hidden ? *hidden : from_dlpack(a.tensor.dtype());
   return a;
 }
@@ -288,7 +289,7 @@ Array Reader::first(nb::handle value, const std::string& name) {
   return first_;
 }
 
-Array Reader::next(nb::handle value, const std::string& name) const {
+Array Reader::next(nb::handle value, const std::string& name) {
   Array a = read(value, name);
   if (a.device != first_.device)
     refuse(name + " lies in " + a.device.text() + "; accepted: " + first_.device.text() +
@@ -296,7 +297,7 @@ Array Reader::next(nb::handle value, const std::string& name) const {
   return a;
 }
 
-Array Reader::output(nb::handle value, const std::string& name) const {
+Array Reader::output(nb::handle value, const std::string& name) {
   Array a = next(value, name);
   if (a.framework == Framework::jax)
     refuse(name + " is a JAX array, which does not change; accepted: None");

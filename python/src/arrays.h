@@ -5,7 +5,6 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
-#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -28,7 +27,7 @@ struct ElementType {
 const ElementType* find_type(nb::handle dtype);
 const char* type_name(attn_dtype type);
 bool is_fp8(attn_dtype type);
-// "1, 2, 3" in brackets.
+// "[1, 2, 3]"
 std::string shape_text(const std::vector<int64_t>& shape);
 
 enum class Framework { numpy, torch, cupy, jax, other };
@@ -67,8 +66,7 @@ struct Array {
   void* data() const { return const_cast<void*>(tensor.data()); }
   int64_t size(size_t i) const { return int64_t(tensor.shape(i)); }
   std::vector<int64_t> shape() const;
-  // Refuses another shape; -1 is any size. `form` is the meaning of the dimensions: "[B, Sq, Hq,
-  // D]".
+  // Refuses another shape; -1 is any size. `form` names the dimensions: "[B, Sq, Hq, D]".
   void need_shape(const std::vector<int64_t>& want, const char* form) const;
   void need_type(const char* type) const;
   bool contiguous() const;
@@ -85,21 +83,22 @@ struct Array {
 class Reader {
  public:
   Array first(nb::handle value, const std::string& name);
-  Array next(nb::handle value, const std::string& name) const;
+  Array next(nb::handle value, const std::string& name);
   // One that is written.
-  Array output(nb::handle value, const std::string& name) const;
-  // New memory in the first array's framework and device; a list for one of all dimensions.
+  Array output(nb::handle value, const std::string& name);
+  // New arrays of the first one's framework on its device.
   nb::object empty(const std::vector<int64_t>& shape, const ElementType& type) const;
   nb::object full(const std::vector<int64_t>& shape, float value) const;
 
   const Array& origin() const { return first_; }
   void* stream() const { return stream_; }
-  // JAX has no current stream: its arrays are ready when a call returns.
-  bool waits() const { return first_.framework == Framework::jax && !first_.device.host(); }
+  // Whether a call returns only when the result is there: JAX and frameworks unknown here do not
+  // know the stream, and may use an array's memory again as soon as nobody holds it.
+  bool waits() const { return waits_; }
 
  private:
-  Array read(nb::handle value, const std::string& name) const;
-  bool started_ = false;
+  Array read(nb::handle value, const std::string& name);
+  bool started_ = false, waits_ = false;
   Array first_;
   void* stream_ = nullptr;
 };

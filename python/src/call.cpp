@@ -15,14 +15,6 @@ namespace {
 // Plans are small, a workspace of theirs may not be.
 constexpr size_t most_plans = 256;
 
-// Bytes between fields count in a key.
-template <class T>
-void clear(T* value) {
-  static_assert(std::is_trivially_copyable_v<T>);
-  std::memset(static_cast<void*>(value), 0, sizeof *value);
-  value->struct_size = sizeof *value;
-}
-
 template <class T>
 void append(std::string* key, const T& value) {
   key->append(reinterpret_cast<const char*>(&value), sizeof value);

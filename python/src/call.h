@@ -1,13 +1,23 @@
 // From the arguments of forward() to a plan and its run.
 #pragma once
+#include <cstring>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "arrays.h"
 
 namespace attn::python {
+
+// A C struct, zero but for struct_size, also between its fields: its bytes are a key.
+template <class T>
+void clear(T* value) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  std::memset(static_cast<void*>(value), 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
 
 // The context of a device, made on first use and kept. `backend` is "auto" or a name of attn.h that
 // `device` serves.

@@ -106,8 +106,10 @@ Mask mask_from_dense(nb::handle value, std::pair<int32_t, int32_t> block_size) {
   const size_t n = dense.tensor.ndim();
   const auto shape = mask_shape(batch, heads, dense.size(n - 2), dense.size(n - 1), block_size);
   return make_mask(dense.device, shape, [&](const context& owner) {
-    return block_mask::from_dense(owner, shape, static_cast<const uint8_t*>(dense.data()),
-                                  reader.stream());
+    block_mask made = block_mask::from_dense(
+        owner, shape, static_cast<const uint8_t*>(dense.data()), reader.stream());
+    if (reader.waits()) owner.synchronize(reader.stream());
+    return made;
   });
 }
 
@@ -125,8 +127,11 @@ Mask mask_from_intervals(nb::handle value, int64_t seqlen_q,
   a.need_contiguous();
   const auto shape = mask_shape(batch, heads, seqlen_q, a.size(n - 3), block_size);
   return make_mask(a.device, shape, [&](const context& owner) {
-    return block_mask::from_intervals(owner, shape, static_cast<const int32_t*>(a.data()),
-                                      int32_t(a.size(n - 2)), reader.stream());
+    block_mask made =
+        block_mask::from_intervals(owner, shape, static_cast<const int32_t*>(a.data()),
+                                   int32_t(a.size(n - 2)), reader.stream());
+    if (reader.waits()) owner.synchronize(reader.stream());
+    return made;
   });
 }
 
@@ -210,14 +215,6 @@ Mask combine(const Mask& a, const Mask& b, bool unite) {
 
 // ---- merge and quantize -------------------------------------------------------------------------
 
-template <class T>
-T cleared() {
-  T value;
-  std::memset(static_cast<void*>(&value), 0, sizeof value);
-  value.struct_size = sizeof value;
-  return value;
-}
-
 attn_strides strides_of(const Array& a) {
   const std::vector<int64_t> s = a.outer_strides();
   return s.size() == 2 ? attn_strides{0, s[0], s[1]} : attn_strides{s[0], s[1], s[2]};
@@ -226,7 +223,8 @@ attn_strides strides_of(const Array& a) {
 nb::object merge(const std::vector<std::pair<nb::object, nb::object>>& parts, nb::handle out_dtype,
                  const std::string& backend) {
   if (parts.empty()) refuse("parts is empty; accepted: one (out, lse) or more");
-  auto p = cleared<attn_merge_problem>();
+  attn_merge_problem p;
+  clear(&p);
   Reader reader;
   std::vector<Array> outs, lses;
   for (size_t i = 0; i < parts.size(); ++i) {
@@ -294,7 +292,8 @@ nb::object merge(const std::vector<std::pair<nb::object, nb::object>>& parts, nb
 // scale: 1, "amax", another number, or an array of f32. per: "tensor", "head", 64 or 128.
 nb::object quantize(nb::handle value, nb::handle dtype, nb::handle scale, nb::handle per,
                     bool saturate, const std::string& backend) {
-  auto p = cleared<attn_quantize_problem>();
+  attn_quantize_problem p;
+  clear(&p);
   Reader reader;
   const Array x = reader.first(value, "x");
   const size_t n = x.tensor.ndim();
