@@ -2,6 +2,8 @@
 #ifndef ATTN_ASM_GFX942_FORWARD_ARGS_H
 #define ATTN_ASM_GFX942_FORWARD_ARGS_H
 
+#include "kernels/common/block_mask.h"
+
 // Tiles of 64 keys, workgroups of 256 queries. Lengths and window sides stay below
 // attn_gfx942_max_length, so that their sums are 32-bit integers; without a bound `left`, `right`
 // and `top` are attn_gfx942_unbounded.
@@ -61,6 +63,12 @@ struct attn_gfx942_forward_kernarg {
   int convert_q;
   int out_type;  // 1 f32, 2 f16, 3 bf16
   int head_dim, head_dim_v;
+};
+
+// Of the kernels with block masks.
+struct attn_gfx942_mask_kernarg {
+  struct attn_gfx942_forward_kernarg forward;
+  struct attn_mask_arrays block_mask;
 };
 
 #endif

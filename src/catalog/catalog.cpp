@@ -208,6 +208,10 @@ constexpr Kernel table[] = {
      &fwd_gfx942_fp8_d64_kernel},
     {"fwd_gfx942_fp8_d128", Op::forward, hip, gfx942_forward(128), nullptr,
      &fwd_gfx942_fp8_d128_kernel},
+    {"fwd_gfx942_fp8_d64_mask", Op::forward, hip, with_block_mask(gfx942_forward(64)), nullptr,
+     &fwd_gfx942_fp8_d64_mask_kernel},
+    {"fwd_gfx942_fp8_d128_mask", Op::forward, hip, with_block_mask(gfx942_forward(128)), nullptr,
+     &fwd_gfx942_fp8_d128_mask_kernel},
 
     {"merge_reference", Op::merge, reference, any_merge, &merge_reference_kernel, nullptr},
     {"merge_cpu", Op::merge, cpu, any_merge, &merge_cpu_kernel, nullptr},

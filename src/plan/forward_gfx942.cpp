@@ -6,6 +6,7 @@
 #include "asm/gfx942/forward_args.h"
 #include "core/dtype.h"
 #include "plan/kernarg.h"
+#include "plan/mask_arrays.h"
 
 namespace attn {
 namespace {
@@ -66,7 +67,7 @@ Status check_seq_stride(const char* name, attn_dtype type, int64_t stride) {
   return unsupported(name, ".seq is ", stride, "; accepted: less than ", max_seq_stride, " bytes");
 }
 
-template <int dim>
+template <int dim, bool masked>
 Status shape(const Problem& p, const DeviceInfo&, Launch* launch, size_t* workspace) {
   const attn_segment& s = p.segment[0];
   if (p.seqlen_q > max_length || s.seqlen > max_length)
@@ -88,6 +89,9 @@ Status shape(const Problem& p, const DeviceInfo&, Launch* launch, size_t* worksp
     return unsupported("batch ", p.batch, ", heads_q ", p.heads_q, ", heads_kv ", p.heads_kv,
                        ", seqlen_q ", p.seqlen_q,
                        ": more workgroups than a grid has, or more tiles of K and V than 2^31");
+  if (masked && ceil_div(p.seqlen_q, p.block_q) * ceil_div(s.seqlen, p.block_k) >> 31 != 0)
+    return unsupported("seqlen_q ", p.seqlen_q, ", seqlen ", s.seqlen,
+                       ": 2^31 blocks of the mask or more for a head");
   launch->grid[0] = xcds;
   launch->grid[1] = uint32_t(items);
   launch->grid[2] = uint32_t(units);
@@ -148,7 +152,7 @@ void shape_prepare(const Problem& p, Launch* launch) {
   launch->block[0] = dim;
 }
 
-void pack(const Problem& p, const Args& args, void* workspace, void* kernarg) {
+attn_gfx942_forward_kernarg forward_kernarg(const Problem& p, const Args& args, void* workspace) {
   const attn_segment& s = p.segment[0];
   attn_gfx942_forward_kernarg a{};
   a.q = args.q;
@@ -178,7 +182,14 @@ void pack(const Problem& p, const Args& args, void* workspace, void* kernarg) {
   a.out_factor = is_ocp(s.v_type) ? 2 : 1;
   a.convert_q = is_ocp(p.q_type);
   a.out_type = p.out_type;
-  store(a, kernarg);
+  return a;
+}
+void pack(const Problem& p, const Args& args, void* workspace, void* kernarg) {
+  store(forward_kernarg(p, args, workspace), kernarg);
+}
+void pack_masked(const Problem& p, const Args& args, void* workspace, void* kernarg) {
+  store(attn_gfx942_mask_kernarg{forward_kernarg(p, args, workspace), mask_arrays(p, args)},
+        kernarg);
 }
 static_assert(ATTN_F32 == 1 && ATTN_F16 == 2 && ATTN_BF16 == 3);
 
@@ -188,16 +199,19 @@ constexpr FirstKernel prepare = {.name = "prepare_gfx942_fp8",
                                  .shape = shape_prepare<dim>,
                                  .pack = pack_prepare<dim>};
 
-template <int dim>
-constexpr DeviceKernel row = {.kernarg_bytes = sizeof(attn_gfx942_forward_kernarg),
+template <int dim, bool masked>
+constexpr DeviceKernel row = {.kernarg_bytes = masked ? sizeof(attn_gfx942_mask_kernarg)
+                                                      : sizeof(attn_gfx942_forward_kernarg),
                               .static_shared_bytes = 8 * tile_keys* dim,  // four tiles of K and V
-                              .shape_forward = shape<dim>,
-                              .pack_forward = pack,
+                              .shape_forward = shape<dim, masked>,
+                              .pack_forward = masked ? pack_masked : pack,
                               .first = &prepare<dim>};
 
 }  // namespace
 
-constinit const DeviceKernel fwd_gfx942_fp8_d64_kernel = row<64>;
-constinit const DeviceKernel fwd_gfx942_fp8_d128_kernel = row<128>;
+constinit const DeviceKernel fwd_gfx942_fp8_d64_kernel = row<64, false>;
+constinit const DeviceKernel fwd_gfx942_fp8_d128_kernel = row<128, false>;
+constinit const DeviceKernel fwd_gfx942_fp8_d64_mask_kernel = row<64, true>;
+constinit const DeviceKernel fwd_gfx942_fp8_d128_mask_kernel = row<128, true>;
 
 }  // namespace attn

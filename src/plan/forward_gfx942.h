@@ -6,5 +6,7 @@ namespace attn {
 
 extern const DeviceKernel fwd_gfx942_fp8_d64_kernel;
 extern const DeviceKernel fwd_gfx942_fp8_d128_kernel;
+extern const DeviceKernel fwd_gfx942_fp8_d64_mask_kernel;
+extern const DeviceKernel fwd_gfx942_fp8_d128_mask_kernel;
 
 }  // namespace attn

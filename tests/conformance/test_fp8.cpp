@@ -126,6 +126,14 @@ Case random_case(uint64_t seed) {
   const double sigmas[] = {0.5, 1, 3};
   c.sigma = pick(sigmas);
   if (chance(8)) c.values = chance(2) ? Values::uniform : Values::one_hot;
+  if (c.lengths_q.empty() && chance(3)) {
+    c.flags |= ATTN_BLOCK_MASK;
+    c.block_q = chance(2) ? 64 : 128;
+    c.block_k = chance(2) ? 64 : 128;
+    c.mask_per_batch = chance(2);
+    c.mask_per_head = chance(2);
+    c.mask_garbage = chance(4);
+  }
   return c;
 }
 
@@ -154,6 +162,135 @@ TEST_CASE("fp8: exact inputs give exact outputs") {
           c.scale = 1;
           check_exact(c, *kernel);
         }
+      }
+    }
+  }
+}
+
+// ---- block masks -------------------------------------------------------------------------------
+
+struct Blocks {
+  int32_t q, k;
+};
+constexpr Blocks blocks[] = {{64, 64}, {128, 128}, {64, 128}, {128, 64}};
+
+std::vector<const Kernel*> masking_fp8_kernels() {
+  std::vector<const Kernel*> found = fp8_kernels();
+  std::erase_if(found, [](const Kernel* k) { return !(k->limits.flags & ATTN_BLOCK_MASK); });
+  return found;
+}
+
+Case masked(std::string name, int64_t dim, int64_t sq, int64_t skv, attn_dtype type, Blocks size) {
+  Case c = shape(std::move(name), dim, sq, skv, type);
+  c.flags = ATTN_BLOCK_MASK;
+  c.block_q = size.q, c.block_k = size.k;
+  return c;
+}
+
+// All kinds, with everything that may come together with a mask.
+TEST_CASE("fp8: block masks, mixtures of kinds") {
+  const auto kernels = masking_fp8_kernels();
+  if (kernels.empty()) ATTN_SKIP("no device here has FP8 kernels with block masks");
+  uint64_t n = 0;
+  for (Blocks size : blocks) {
+    for (auto [sq, skv] : {std::pair{64, 64}, std::pair{129, 257}, std::pair{300, 77},
+                           std::pair{1, 500}, std::pair{200, 400}, std::pair{70, 900}}) {
+      for (int64_t dim : {64, 128}) {
+        ++n;
+        Case c = masked(name_of("fp8-mix", {size.q, size.k, dim, sq, skv}), dim, sq, skv,
+                        n % 5 < 2 ? ocp : fnuz, size);
+        c.seed = n;
+        c.heads_q = 2;
+        c.mask_per_head = n % 3 == 0;
+        if (random_share(4) < 4 && n % 3) continue;
+        if (n / 2 % 2) {
+          check_case(c, kernels);
+          continue;
+        }
+        c.name += "-more";
+        c.batch = 2;
+        c.heads_kv = 1 + n % 2;
+        c.heads_q = 2;
+        c.mask_per_batch = n % 2;
+        c.segments[0].lengths = {int32_t(skv), int32_t(skv - skv / 3)};
+        if (n / 4 % 2) c.segments[0].layout = ATTN_PACKED;
+        if (n % 3 == 1) c.flags |= ATTN_SINKS;
+        if (n % 3 == 2) c.flags |= ATTN_CAUSAL;
+        if (n % 5 == 0) c.flags |= ATTN_WINDOW, c.window_left = 90, c.window_right = 40;
+        constexpr attn_dtype outs[] = {ATTN_F32, ATTN_BF16, ATTN_F16};
+        c.out_type = outs[n % 3];
+        check_case(c, kernels);
+      }
+    }
+  }
+}
+
+// Long rows of blocks, more than the 64 tiles that a kernel finds at once, few of them live.
+TEST_CASE("fp8: block masks, little to see") {
+  const auto kernels = masking_fp8_kernels();
+  if (kernels.empty()) ATTN_SKIP("no device here has FP8 kernels with block masks");
+  constexpr uint8_t live[] = {ATTN_BLOCK_CAUSAL, ATTN_BLOCK_FULL, ATTN_BLOCK_PARTIAL};
+  uint64_t n = 0;
+  for (Blocks size : blocks) {
+    const int64_t columns = 150 * 64 / size.k, sq = 3 * size.q - 5, skv = columns * size.k - 3;
+    Case c = masked(name_of("fp8-little", {size.q, size.k}), n % 2 ? 64 : 128, sq, skv, fnuz, size);
+    c.mask_kinds.assign(size_t(3 * columns), ATTN_BLOCK_EMPTY);
+    c.mask_kinds[size_t(2 * columns - 1)] = live[n % 3];
+    c.mask_kinds[size_t(2 * columns)] = c.mask_kinds[size_t(3 * columns - 1)] = live[(n + 1) % 3];
+    for (int64_t column : {columns / 3, columns / 2})
+      c.mask_kinds[size_t(columns + column)] = live[(n + 2) % 3];
+    ++n;
+    check_case(c, kernels);
+    c.name += "-none";
+    c.mask_kinds = {ATTN_BLOCK_EMPTY};
+    c.flags |= n % 2 ? ATTN_SINKS : 0;
+    check_case(c, kernels);
+  }
+}
+
+TEST_CASE("fp8: block masks, garbage in kinds and index hides blocks") {
+  const auto kernels = masking_fp8_kernels();
+  if (kernels.empty()) ATTN_SKIP("no device here has FP8 kernels with block masks");
+  for (Blocks size : blocks) {
+    for (int64_t dim : {64, 128}) {
+      Case c = masked(name_of("fp8-garbage", {size.q, size.k, dim}), dim, 300, 700, fnuz, size);
+      c.seed = uint64_t(dim + size.q);
+      c.mask_garbage = true;
+      check_case(c, kernels);
+    }
+  }
+}
+
+// Also with what band and lengths hide.
+TEST_CASE("fp8: block masks, all FULL gives the bits of no mask") {
+  const auto kernels = masking_fp8_kernels();
+  if (kernels.empty()) ATTN_SKIP("no device here has FP8 kernels with block masks");
+  size_t ran = 0;
+  for (const Kernel* kernel : kernels) {
+    std::string plain = kernel->name;
+    plain.resize(plain.size() - std::string("_mask").size());
+    for (uint32_t flags : {0u, uint32_t(ATTN_CAUSAL), uint32_t(ATTN_WINDOW | ATTN_SINKS)}) {
+      for (auto [sq, skv] : {std::pair{200, 700}, std::pair{65, 128}, std::pair{300, 333}}) {
+        Case c =
+            masked(name_of("fp8-all-full", {flags, sq, skv}), 64, sq, skv, fnuz, blocks[ran % 4]);
+        c.heads_q = 2;
+        c.batch = 2;
+        c.mask_kinds = {ATTN_BLOCK_FULL};
+        c.segments[0].lengths = {int32_t(skv), int32_t(skv / 2)};
+        c.flags |= flags;
+        if (flags & ATTN_WINDOW) c.window_left = 150, c.window_right = 20;
+        Case without = c;
+        without.flags &= ~uint32_t(ATTN_BLOCK_MASK);
+        Backend& backend = backend_of(kernel->backend);
+        const Data data = make_data(c), data_without = make_data(without);
+        const Outputs got = run_forward(backend, c, data, kernel->name, ATTN_F32);
+        const Outputs want = run_forward(backend, without, data_without, plain.c_str(), ATTN_F32);
+        INFO(kernel->name << " " << describe(c));
+        REQUIRE(got.error == "");
+        REQUIRE(want.error == "");
+        CHECK(got.bits == want.bits);
+        CHECK(got.lse == want.lse);
+        ++ran;
       }
     }
   }
@@ -254,7 +391,7 @@ TEST_CASE("fp8: any order of waves and loads") {
   for (const Kernel* kernel : fp8_kernels()) {
     if (!emulated(*kernel)) continue;
     for (int64_t dim : {64, 128}) {
-      for (uint32_t flags : {0u, uint32_t(ATTN_CAUSAL)}) {
+      for (uint32_t flags : {0u, uint32_t(ATTN_CAUSAL), uint32_t(ATTN_BLOCK_MASK)}) {
         Case c = shape("fp8-order", dim, 257, 700);
         c.flags = flags;
         const Data data = make_data(c);

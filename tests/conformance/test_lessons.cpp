@@ -254,6 +254,7 @@ TEST_CASE("L7: the stride of a dimension of size 1 means nothing") {
     });
     // Odd ones are no reason to decline.
     for (const Kernel* kernel : kernels_here(Op::forward, true)) {
+      if (kernel->limits.demands) continue;  // of block masks, which the case has not
       INFO(kernel->name << " stride " << stride);
       CHECK(std::count(ran.begin(), ran.end(), kernel->name) > 0);
     }
