@@ -114,6 +114,9 @@ TEST_CASE("forward fp8: EMPTY blocks are not loaded", "[gfx9]") {
         const int tiles = int(3 * in_block);
         const Counters alone = counters(dim, tiles, grid_of(block_q, block_k, tiles, {0, 1, 2}));
         CHECK(alone.instructions == three.instructions);
+        // A wave multiplies what its own block shows: a tile is that of block_q / 32 waves.
+        const uint64_t waves = uint64_t(block_q / 32), mfma = uint64_t(4 + dim / 4);
+        CHECK(nine.instructions[int(Class::Mfma)] == 9 * in_block * waves * mfma);
         // A load would have been reported.
         CHECK(!run(dim, 60, few, 17 * int(in_block)).faults.empty());
       }
