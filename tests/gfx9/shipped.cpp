@@ -297,6 +297,9 @@ struct Forward {
   float scale = 0;
   float sink = 1;  // about the size of sinks
   bool want_lse = true, nan = false;
+  std::vector<uint8_t> kinds = {};  // given: a block mask of these over and over, for each head
+  int32_t block_q = 64, block_k = 64;
+  int64_t partials = 3;
 };
 
 // Codes of rows of `dim`, now and then of larger values, so that maxima move. If wanted, 16 rows of
@@ -318,6 +321,55 @@ std::vector<uint8_t> codes(Maker& m, size_t count, int64_t dim, attn_dtype type,
   return bytes;
 }
 
+bool hidden(int key) {
+  return key % 4 == key / 4 % 4;
+}
+
+// The arrays of a block mask. PARTIAL blocks hide `hidden` keys of 64 from all queries; some have
+// an index that means nothing.
+void set_block_mask(Maker& m, const attn::Problem& p, const Forward& f, Args* args) {
+  const size_t cells =
+      size_t(p.mask_batch * p.mask_heads * ((p.seqlen_q + p.block_q - 1) / p.block_q) *
+             ((p.seqlen_kv + p.block_k - 1) / p.block_k));
+  std::vector<uint8_t> kinds(cells), index(4 * cells);
+  for (size_t n = 0; n < cells; ++n) {
+    const int32_t bad[] = {-1, int32_t(f.partials), 1 << 20};
+    const int32_t i = n % 3 == 2 ? bad[n / 3 % 3] : int32_t(n / 3 % 3);
+    kinds[n] = f.kinds[n % f.kinds.size()];
+    std::memcpy(&index[4 * n], &i, 4);
+  }
+  args->block_kinds = static_cast<const uint8_t*>(m.input(kinds));
+  if (f.partials == 0) return;
+  std::vector<uint8_t> bits(size_t(f.partials * p.block_q * p.block_k / 8));
+  for (size_t n = 0; n < bits.size(); n += 8) {
+    uint64_t keys = uint64_t{m.rng()()} << 32 | m.rng()();
+    if (n / (bits.size() / size_t(f.partials)) == 1) keys &= uint64_t{m.rng()()} << 32 | m.rng()();
+    for (int key = 0; key < 64; ++key)
+      if (hidden(key)) keys &= ~(uint64_t{1} << key);
+    std::memcpy(&bits[n], &keys, 8);
+  }
+  args->block_index = static_cast<const int32_t*>(m.input(index));
+  args->block_bits = static_cast<const uint32_t*>(m.input(bits));
+}
+
+// NaN in V of the keys that PARTIAL blocks hide, in tiles that no other block shows: of one head,
+// blocks of 64 keys.
+void hide_nan(const Forward& f, int64_t dim, std::vector<uint8_t>* prepared) {
+  const size_t columns = size_t((f.seqlen_kv + 63) / 64);
+  for (size_t column = 0; column < columns; ++column) {
+    bool shown = false;
+    for (size_t n = column; n < f.kinds.size(); n += columns)
+      shown |= f.kinds[n] == ATTN_BLOCK_FULL || f.kinds[n] == ATTN_BLOCK_CAUSAL;
+    if (shown) continue;
+    for (size_t key = 0; key < 64; ++key) {
+      if (!hidden(int(key))) continue;
+      uint8_t* v = prepared->data() + (128 * column + 64 + key / 32 * 32) * size_t(dim);
+      for (size_t d = 0; d < size_t(dim); ++d)
+        v[(d / 32 * 64 + key / 16 % 2 * 32 + d % 32) * 16 + key % 16] = 0x80;
+    }
+  }
+}
+
 Problem forward_problem(Memory& memory, uint32_t data, const DeviceKernel& kernel, bool prepare,
                         int64_t most_dim, const Forward& f) {
   Maker m(memory, data);
@@ -334,6 +386,12 @@ Problem forward_problem(Memory& memory, uint32_t data, const DeviceKernel& kerne
   in.q_type = f.q_type, in.out_type = f.out_type, in.q_descale = f.descale;
   in.flags = f.flags;
   if (f.flags & ATTN_WINDOW) in.window_left = f.left, in.window_right = f.right;
+  if (!f.kinds.empty()) {
+    in.flags |= ATTN_BLOCK_MASK;
+    in.block_q = f.block_q, in.block_k = f.block_k;
+    in.mask_batch = in.batch, in.mask_heads = in.heads_q;
+    in.mask_partials = f.partials;
+  }
   in.scale = f.scale;
   in.num_segments = 1, in.segments = &segment;
   const auto ints = [&](std::vector<int32_t> values, bool cumulative) {
@@ -402,117 +460,166 @@ Problem forward_problem(Memory& memory, uint32_t data, const DeviceKernel& kerne
   }
   args.out = m.output(size_t(rows_q * in.heads_q * in.head_dim_v) * dtype_bytes(f.out_type));
   args.lse = f.want_lse ? static_cast<float*>(m.output(size_t(rows_q * in.heads_q) * 4)) : nullptr;
-  void* prepared =
-      m.input(codes(m, std::max<size_t>(workspace, 16), in.head_dim, f.kv_type, false));
+  std::vector<uint8_t> tiles =
+      codes(m, std::max<size_t>(workspace, 16), in.head_dim, f.kv_type, false);
+  if (!f.kinds.empty()) {
+    set_block_mask(m, p, f, &args);
+    if (f.kinds.size() > 20) hide_nan(f, most_dim, &tiles);
+  }
+  void* prepared = m.input(tiles);
   m.problem.kernarg.resize(kernel.kernarg_bytes);
   kernel.pack_forward(p, args, prepared, m.problem.kernarg.data());
   return std::move(m.problem);
 }
 
-std::vector<MakeProblem> forward_problems(const DeviceKernel& kernel, bool prepare, int64_t dim) {
+std::vector<Forward> forwards() {
   constexpr attn_dtype ocp = ATTN_F8_E4M3FN;
+  std::vector<Forward> all;
+  // All tiles count.
+  all.push_back({.dim = 128, .dim_v = 128, .seqlen_q = 40, .seqlen_kv = 520});
+  all.back().flags = ATTN_SINKS;
+  all.back().scale = 0.02f;
+
+  all.push_back({.dim = 128, .dim_v = 128, .seqlen_q = 150, .seqlen_kv = 330});
+  all.back().flags = ATTN_CAUSAL;
+  all.back().out_type = ATTN_BF16;
+  all.back().descale = ATTN_DESCALE_TENSOR;
+  all.back().scale = -0.05f;
+
+  all.push_back({.dim = 48, .dim_v = 80, .seqlen_q = 70, .seqlen_kv = 200});
+  all.back().batch = all.back().group = all.back().heads_kv = 2;
+  all.back().flags = ATTN_CAUSAL | ATTN_WINDOW;
+  all.back().left = 70;
+  all.back().q_type = all.back().kv_type = ocp;
+  all.back().out_type = ATTN_F16;
+  all.back().lengths_q = {70, 33};
+  all.back().lengths_kv = {200, 130};
+  all.back().descale = ATTN_DESCALE_HEAD;
+  all.back().want_lse = false;
+  all.back().nan = true;
+
+  all.push_back({.dim = 128, .dim_v = 80, .seqlen_q = 33, .seqlen_kv = 600});
+  all.back().flags = ATTN_WINDOW;
+  all.back().left = 400;
+  all.back().right = 0;
+  all.back().nan = true;
+
+  all.push_back({.dim = 128, .dim_v = 48, .seqlen_q = 64, .seqlen_kv = 64});
+  all.back().flags = ATTN_CAUSAL_TOP_LEFT;
+  all.back().q_type = all.back().kv_type = ocp;
+  all.back().nan = true;
+
+  all.push_back({.dim = 128, .dim_v = 128, .seqlen_q = 300, .seqlen_kv = 128});
+  all.back().batch = 2;
+  all.back().flags = ATTN_SINKS;
+  all.back().seqlens = {-1, 1000};  // are clamped
+  all.back().sink = 60;
+
+  // Three tiles, the last of which is seen fully.
+  all.push_back({.dim = 112, .dim_v = 16, .seqlen_q = 20, .seqlen_kv = 192});
+  all.back().nan = true;
+
+  // A query sees one key: out is V times a descale.
+  all.push_back({.dim = 128, .dim_v = 128, .seqlen_q = 40, .seqlen_kv = 40});
+  all.back().flags = ATTN_WINDOW;
+  all.back().left = all.back().right = 0;
+  all.back().out_type = ATTN_BF16;
+  all.back().descale = ATTN_DESCALE_TENSOR;
+  all.back().nan = true;
+
+  all.push_back({.dim = 96, .dim_v = 48, .seqlen_q = 40, .seqlen_kv = 40});
+  all.back().out_type = ATTN_F16;
+  all.back().descale = ATTN_DESCALE_TENSOR;
+
+  for (const int64_t dim_v : {48, 80}) {
+    all.push_back({.dim = 16, .dim_v = dim_v, .seqlen_q = 1, .seqlen_kv = 10});
+    all.back().out_type = ATTN_BF16;
+  }
+  return all;
+}
+
+// With block masks: some of their own, then the others with blocks that are all FULL.
+std::vector<Forward> masked_forwards() {
+  std::vector<Forward> all;
+  std::mt19937 rng(7);
+  // Four rows of blocks over more than 64 tiles; what a row does not see, another one may.
+  for (const int columns : {72, 14}) {
+    all.push_back({.dim = 128, .dim_v = 128, .seqlen_q = 250, .seqlen_kv = 64 * columns - 30});
+    all.back().nan = columns == 72;
+    all.back().scale = 0.02f;
+    all.back().kinds.resize(size_t(4 * columns));
+    for (int column = 0; column < columns; ++column) {
+      const unsigned what = column + 8 > columns ? 7 : rng() % 8;
+      for (int row = 0; row < 4; ++row) {
+        constexpr uint8_t any[] = {0, 1, 2, 2, 3, 1, 0, 77}, hides[] = {0, 3};
+        uint8_t& kind = all.back().kinds[size_t(row * columns + column)];
+        kind = what < 3 ? 0 : what < 5 ? hides[rng() % 2] : any[rng() % 8];
+        // The last tile of the walk hides keys, behind 46 others and behind 9; one row sees none of
+        // it.
+        if (column == 0) kind = row < 3 ? 3 : 0;
+        if (column == 1 && columns == 14) kind = 0;
+        if (column == columns - 1 && row == 0) kind = 3;  // its index means nothing in one of both
+      }
+    }
+  }
+
+  all.push_back({.dim = 64, .dim_v = 64, .seqlen_q = 300, .seqlen_kv = 400});
+  all.back().batch = all.back().group = 2;
+  all.back().flags = ATTN_CAUSAL | ATTN_WINDOW | ATTN_SINKS;
+  all.back().left = 200;
+  all.back().lengths_kv = {400, 170};
+  all.back().block_q = all.back().block_k = 128;
+  all.back().kinds = {3, 2, 1, 0, 3, 1, 2};
+
+  all.push_back({.dim = 64, .dim_v = 64, .seqlen_q = 130, .seqlen_kv = 300});
+  all.back().block_k = 128;
+  all.back().kinds = {3, 2, 1};
+  all.back().partials = 0;
+
+  all.push_back({.dim = 64, .dim_v = 64, .seqlen_q = 70, .seqlen_kv = 130});
+  all.back().block_q = 128;
+  all.back().kinds = {0};
+
+  for (Forward& f : forwards()) {
+    f.lengths_q.clear();
+    f.kinds = {2};
+    all.push_back(f);
+  }
+  return all;
+}
+
+std::vector<MakeProblem> forward_problems(const DeviceKernel& kernel, bool prepare, int64_t dim,
+                                          const std::vector<Forward>& list) {
   std::vector<MakeProblem> all;
-  for (const Forward& f : std::initializer_list<Forward>{
-           {.dim = 128,
- .dim_v = 128,
- .seqlen_q = 40,
- .seqlen_kv = 520,
- .flags = ATTN_SINKS,
- .scale = 0.02f},  // all tiles count
-           {.dim = 128,
-           .dim_v = 128,
-           .seqlen_q = 150,
-           .seqlen_kv = 330,
-           .flags = ATTN_CAUSAL,
-           .out_type = ATTN_BF16,
-           .descale = ATTN_DESCALE_TENSOR,
-           .scale = -0.05f},
-           {.batch = 2,
-           .group = 2,
-           .heads_kv = 2,
-           .dim = 48,
-           .dim_v = 80,
-           .seqlen_q = 70,
-           .seqlen_kv = 200,
-           .flags = ATTN_CAUSAL | ATTN_WINDOW,
-           .q_type = ocp,
-           .kv_type = ocp,
-           .out_type = ATTN_F16,
-           .left = 70,
-           .lengths_q = {70, 33},
-           .lengths_kv = {200, 130},
-           .descale = ATTN_DESCALE_HEAD,
-           .want_lse = false,
-           .nan = true},
-           {.dim = 128,
-           .dim_v = 80,
-           .seqlen_q = 33,
-           .seqlen_kv = 600,
-           .flags = ATTN_WINDOW,
-           .left = 400,
-           .right = 0,
-           .nan = true},
-           {.dim = 128,
-           .dim_v = 48,
-           .seqlen_q = 64,
-           .seqlen_kv = 64,
-           .flags = ATTN_CAUSAL_TOP_LEFT,
-           .q_type = ocp,
-           .kv_type = ocp,
-           .nan = true},
-           {.batch = 2,
-           .dim = 128,
-           .dim_v = 128,
-           .seqlen_q = 300,
-           .seqlen_kv = 128,
-           .flags = ATTN_SINKS,
-           .seqlens = {-1, 1000},  // are clamped
-            .sink = 60},
-           // Three tiles, the last of which is seen fully.
-           {.dim = 112, .dim_v = 16, .seqlen_q = 20, .seqlen_kv = 192, .nan = true},
-           // A query sees one key: out is V times a descale.
-           {.dim = 128,
-           .dim_v = 128,
-           .seqlen_q = 40,
-           .seqlen_kv = 40,
-           .flags = ATTN_WINDOW,
-           .out_type = ATTN_BF16,
-           .left = 0,
-           .right = 0,
-           .descale = ATTN_DESCALE_TENSOR,
-           .nan = true},
-           {.dim = 96,
-           .dim_v = 48,
-           .seqlen_q = 40,
-           .seqlen_kv = 40,
-           .out_type = ATTN_F16,
-           .descale = ATTN_DESCALE_TENSOR},
-           {.dim = 16, .dim_v = 48, .seqlen_q = 1, .seqlen_kv = 10, .out_type = ATTN_BF16},
-           {.dim = 16, .dim_v = 80, .seqlen_q = 1, .seqlen_kv = 10, .out_type = ATTN_BF16},
-       }) {
+  for (const Forward& f : list) {
     all.push_back([&kernel, prepare, dim, f](Memory& memory, uint32_t data) {
       return forward_problem(memory, data, kernel, prepare, dim, f);
-    });
-  }
-  // Sequences that end in each of the 16 keys of a thread.
-  for (int64_t keys = 1; prepare && keys < 16; ++keys) {
-    const Forward f{.dim = dim, .dim_v = dim, .seqlen_q = 1, .seqlen_kv = keys};
-    all.push_back([&kernel, dim, f](Memory& memory, uint32_t data) {
-      return forward_problem(memory, data, kernel, true, dim, f);
     });
   }
   return all;
 }
 std::vector<MakeProblem> forward_d64_problems() {
-  return forward_problems(fwd_gfx942_fp8_d64_kernel, false, 64);
+  return forward_problems(fwd_gfx942_fp8_d64_kernel, false, 64, forwards());
 }
 std::vector<MakeProblem> forward_d128_problems() {
-  return forward_problems(fwd_gfx942_fp8_d128_kernel, false, 128);
+  return forward_problems(fwd_gfx942_fp8_d128_kernel, false, 128, forwards());
+}
+std::vector<MakeProblem> forward_d64_mask_problems() {
+  return forward_problems(fwd_gfx942_fp8_d64_mask_kernel, false, 64, masked_forwards());
+}
+std::vector<MakeProblem> forward_d128_mask_problems() {
+  return forward_problems(fwd_gfx942_fp8_d128_mask_kernel, false, 128, masked_forwards());
 }
 std::vector<MakeProblem> prepare_problems() {
-  std::vector<MakeProblem> all = forward_problems(fwd_gfx942_fp8_d128_kernel, true, 128);
-  for (const MakeProblem& make : forward_problems(fwd_gfx942_fp8_d64_kernel, true, 64))
-    all.push_back(make);
+  std::vector<MakeProblem> all;
+  for (const DeviceKernel* kernel : {&fwd_gfx942_fp8_d128_kernel, &fwd_gfx942_fp8_d64_kernel}) {
+    const int64_t dim = kernel == &fwd_gfx942_fp8_d64_kernel ? 64 : 128;
+    std::vector<Forward> list = forwards();
+    // Sequences that end in each of the 16 keys of a thread.
+    for (int64_t keys = 1; keys < 16; ++keys)
+      list.push_back({.dim = dim, .dim_v = dim, .seqlen_q = 1, .seqlen_kv = keys});
+    for (const MakeProblem& make : forward_problems(*kernel, true, dim, list)) all.push_back(make);
+  }
   return all;
 }
 
@@ -527,7 +634,9 @@ constexpr Shipped all_shipped[] = {{"merge_gfx942", merge_problems},
                                    {"convert_gfx942", convert_problems},
                                    {"prepare_gfx942_fp8", prepare_problems},
                                    {"fwd_gfx942_fp8_d64", forward_d64_problems, true},
-                                   {"fwd_gfx942_fp8_d128", forward_d128_problems, true}};
+                                   {"fwd_gfx942_fp8_d128", forward_d128_problems, true},
+                                   {"fwd_gfx942_fp8_d64_mask", forward_d64_mask_problems, true},
+                                   {"fwd_gfx942_fp8_d128_mask", forward_d128_mask_problems, true}};
 
 }  // namespace
 

@@ -117,7 +117,8 @@ TEST_CASE("mutations of the shipped kernels are noticed", "[gfx9][mutations]") {
   for (const std::string& name : shipped_kernels()) mutate(name);
 }
 
-// attn-gfx9-tests "[mutation-forward]": a minute.
+// attn-gfx9-tests "[mutation-forward]": five minutes, most of them for the kernels with block
+// masks.
 TEST_CASE("mutations of the FP8 forward kernels are noticed", "[.][gfx9][mutation-forward]") {
   for (const std::string& name : shipped_kernels(true)) mutate(name);
 }
