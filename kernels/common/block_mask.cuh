@@ -8,20 +8,19 @@ namespace attn::device {
 enum : int { mask_empty = -3, mask_causal = -2, mask_full = -1 };
 
 // The block in row `row` of the grid for the queries [first, last] in it, by which CAUSAL blocks can be EMPTY or
-// FULL. grid: where the (batch, head) has its blocks. diagonal: Skv - Sq.
+// FULL. grid: where the (batch, head) has its blocks. diagonal: Skv - Sq. kind and index are asked for together:
+// either takes as long as the other.
 __device__ __forceinline__ int mask_block(const attn_mask_arrays& a, long long grid, int row, int column, int first,
                                           int last, int diagonal) {
   const long long at = grid + (long long)row * a.columns + column;
-  const int kind = a.kinds[at];
+  const int kind = a.kinds[at], index = a.index ? a.index[at] : -1;
   if (kind == attn_kind_full) return mask_full;
   if (kind == attn_kind_causal) {
     const int begin = column << a.block_k_log2, end = (column + 1) << a.block_k_log2;
     if (begin > last + diagonal) return mask_empty;
     return end - 1 <= first + diagonal ? mask_full : mask_causal;
   }
-  if (kind != attn_kind_partial || !a.index) return mask_empty;
-  const int index = a.index[at];
-  return index >= 0 && index < a.partials ? index : mask_empty;
+  return kind == attn_kind_partial && index >= 0 && index < a.partials ? index : mask_empty;
 }
 
 // Whether mask_block may say other than EMPTY.

@@ -35,6 +35,20 @@ __device__ __forceinline__ void mbarrier_wait(unsigned barrier, unsigned parity)
       "r"(parity)
       : "memory");
 }
+// Whether it has ended.
+__device__ __forceinline__ bool mbarrier_test(unsigned barrier, unsigned parity) {
+  unsigned ended;
+  asm volatile(
+      "{\n"
+      ".reg .pred ended;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 ended, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, ended;\n"
+      "}"
+      : "=r"(ended)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return ended;
+}
 
 }  // namespace attn::ptx
 #endif

@@ -72,6 +72,7 @@ struct KeyTile {
   int keys;            // that some query of the item sees, of its segment
   int used;            // rows of V from here on are nobody's
   unsigned next_tile;  // flags of the item's next tile, see live_tiles.cuh
+  int row, segment, head, batch;  // where it lies; segment < 0: nowhere
 };
 using Barrier = unsigned long long;
 struct Control {
@@ -88,6 +89,17 @@ __device__ __forceinline__ unsigned address(const void* p) {
   return unsigned(__cvta_generic_to_shared(p));
 }
 
+// Goes around a ring of stages.
+template <int stages>
+struct RingAt {
+  int stage;
+  unsigned parity;
+  __device__ __forceinline__ void advance() {
+    const bool wraps = stage == stages - 1;
+    stage = wraps ? 0 : stage + 1;
+    parity ^= wraps;
+  }
+};
 // Where the n-th tile of a ring of stages lies, and the parity of the phase that fills it.
 template <int stages>
 struct Ring {
@@ -110,8 +122,9 @@ __device__ __forceinline__ unsigned next_item(const attn_sm90_forward_kernarg& a
 // Flags of a tile of an item, which `next` follows.
 template <Tile tile>
 __device__ __forceinline__ unsigned tile_flags(const Item& item, const Keys& at, const Keys& next) {
-  unsigned flags = next.left > 0 ? 0 : last_tile;
-  if (min(item.segment[at.segment].end, item.used) < at.first + tile.keys) flags |= has_unused;
+  unsigned flags = next.left > 0 ? 0 : last_tile * for_all_groups;
+  if (min(item.segment[at.segment].end, item.used) < at.first + tile.keys)
+    flags |= has_unused * for_all_groups;
 #pragma unroll
   for (int g = 0; g < tile.groups; ++g) {
     const int4 see = item.see[g];
@@ -200,8 +213,8 @@ __device__ __forceinline__ void load_panels(unsigned to, const attn_tensor_map& 
 }
 
 // One warp describes the items and loads their queries, as far ahead as there are places for Q.
-template <Tile tile>
-__device__ __forceinline__ void load_items(const attn_sm90_forward_kernarg& a, Control& control,
+template <Tile tile, unsigned with>
+__device__ __forceinline__ void load_items(const Kernarg<with>& a, Control& control,
                                            unsigned shared) {
   using Q = Ring<tile.q_stages>;
   const bool leads = threadIdx.x % 32 == 0;
@@ -216,6 +229,8 @@ __device__ __forceinline__ void load_items(const attn_sm90_forward_kernarg& a, C
       if (index < a.items) describe<tile>(a, index, item);
     }
     __syncwarp();
+    if constexpr (with & with_mask)
+      if (index < a.items) narrow<tile>(a.block_mask, item);
     if (index < a.items && item.low >= item.high) {
       store_unseeing<tile>(a, item);
       take();
@@ -238,52 +253,87 @@ __device__ __forceinline__ void load_items(const attn_sm90_forward_kernarg& a, C
   }
 }
 
-// Loads K and V of tile n, which begins at position `first` of a segment. Without `any` it only
-// says that they are there.
+// Loads tiles of keys and values. V of a tile is loaded behind K of a later one, in the order in
+// which their places become free.
 template <Tile tile>
-__device__ __forceinline__ void load_tile(const attn_sm90_forward_kernarg& a, Control& control,
-                                          unsigned shared, unsigned n, const Item& item,
-                                          int segment_index, const KeyTile& at, bool any = true) {
+struct Loader {
   using K = Ring<tile.k_stages>;
   using V = Ring<tile.v_stages>;
-  const Item::Segment segment = item.segment[segment_index];
-  const auto& map = a.map[segment_index];
-  const int k = K::stage(n), v = V::stage(n), row = at.first + segment.row, head = item.h / a.group;
-  ptx::mbarrier_wait(address(&control.k_empty[k]), K::parity(n) ^ 1);
-  control.tile[n % tile_slots] = at;
-  ptx::mbarrier_arrive_expect(address(&control.k_full[k]), any ? tile.k_bytes() : 0);
-  if (any)
-    load_panels<tile.head_dim>(shared + tile.k_offset() + k * tile.k_bytes(), map.k,
-                               control.k_full[k], tile.keys, row, head, segment.batch);
-  ptx::mbarrier_wait(address(&control.v_empty[v]), V::parity(n) ^ 1);
-  ptx::mbarrier_arrive_expect(address(&control.v_full[v]), any ? tile.v_bytes() : 0);
-  if (any)
-    load_panels<tile.head_dim_v>(shared + tile.v_offset() + v * tile.v_bytes(), map.v,
-                                 control.v_full[v], tile.keys, row, head, segment.batch);
-}
+  static constexpr unsigned behind = tile.k_stages - tile.v_stages + 1;
+
+  const attn_sm90_forward_kernarg& a;
+  Control& control;
+  const unsigned shared;
+  unsigned count = 0, values = 0;  // tiles whose K and whose V are under way
+
+  // The next tile. Without `any` it is only said to be there.
+  __device__ __forceinline__ void load(const Item& item, int segment_index, KeyTile at,
+                                       bool any = true) {
+    const Item::Segment segment = item.segment[segment_index];
+    const int k = K::stage(count);
+    at.row = at.first + segment.row;
+    at.segment = any ? segment_index : -1;
+    at.head = item.h / a.group;
+    at.batch = segment.batch;
+    ptx::mbarrier_wait(address(&control.k_empty[k]), K::parity(count) ^ 1);
+    control.tile[count % tile_slots] = at;
+    Barrier& full = control.k_full[k];
+    ptx::mbarrier_arrive_expect(address(&full), any ? tile.k_bytes() : 0);
+    if (any)
+      load_panels<tile.head_dim>(shared + tile.k_offset() + k * tile.k_bytes(),
+                                 a.map[segment_index].k, full, tile.keys, at.row, at.head,
+                                 at.batch);
+    ++count;
+    if (values + behind < count) load_values();
+  }
+  // Until the item is described. What is left of V does not wait for it.
+  __device__ __forceinline__ void wait_item(unsigned index) {
+    const unsigned full = address(&control.item_full[index % item_slots]);
+    const unsigned parity = index / item_slots & 1;
+    if (!ptx::mbarrier_test(full, parity)) finish();
+    ptx::mbarrier_wait(full, parity);
+  }
+  __device__ __forceinline__ void finish() {
+#pragma unroll 1
+    while (values < count) load_values();
+  }
+  __device__ __forceinline__ void load_values() {
+    const unsigned n = values++;
+    const KeyTile at = control.tile[n % tile_slots];
+    const int v = V::stage(n);
+    ptx::mbarrier_wait(address(&control.v_empty[v]), V::parity(n) ^ 1);
+    Barrier& full = control.v_full[v];
+    ptx::mbarrier_arrive_expect(address(&full), at.segment >= 0 ? tile.v_bytes() : 0);
+    if (at.segment >= 0)
+      load_panels<tile.head_dim_v>(shared + tile.v_offset() + v * tile.v_bytes(),
+                                   a.map[at.segment].v, full, tile.keys, at.row, at.head,
+                                   at.batch);
+  }
+};
 
 // One thread loads the keys and values of the items.
 template <Tile tile>
 __device__ __forceinline__ void load_keys(const attn_sm90_forward_kernarg& a, Control& control,
                                           unsigned shared) {
-  unsigned n = 0;  // tiles so far
+  Loader<tile> loader{a, control, shared};
   for (unsigned count = 0;; ++count) {
     const Item& item = control.item[count % item_slots];
-    ptx::mbarrier_wait(address(&control.item_full[count % item_slots]), count / item_slots & 1);
-    if (item.b < 0) return;
+    loader.wait_item(count);
+    if (item.b < 0) break;
     Keys keys(item), next = keys;
     next.next(item, tile.keys);
-    for (; keys.left > 0; ++n) {
+    while (keys.left > 0) {
       Keys after = next;
       after.next(item, tile.keys);
-      load_tile<tile>(a, control, shared, n, item, keys.segment,
-                      {keys.first, min(keys.left, tile.keys),
-                       min(item.segment[keys.segment].end, item.used) - keys.first,
-                       next.left > 0 ? tile_flags<tile>(item, next, after) : 0});
+      loader.load(item, keys.segment,
+                  {keys.first, min(keys.left, tile.keys),
+                   min(item.segment[keys.segment].end, item.used) - keys.first,
+                   next.left > 0 ? tile_flags<tile>(item, next, after) : 0});
       keys = next;
       next = after;
     }
   }
+  loader.finish();
 }
 
 // The same with a block mask: one warp finds the tiles that it leaves, two ahead of the one that its
@@ -292,21 +342,23 @@ template <Tile tile>
 __device__ __forceinline__ void load_live_keys(const attn_sm90_mask_kernarg& a, Control& control,
                                                unsigned shared) {
   const bool leads = threadIdx.x % 32 == 0;
+  Loader<tile> loader{a, control, shared};
   unsigned n = 0;
   for (unsigned count = 0;; ++count) {
     Item& item = control.item[count % item_slots];
-    ptx::mbarrier_wait(address(&control.item_full[count % item_slots]), count / item_slots & 1);
-    if (item.b < 0) return;
+    if (leads) loader.wait_item(count);
+    __syncwarp();
+    if (item.b < 0) break;
     LiveTiles<tile, Item> tiles(a.block_mask, item);
     const auto find = [&](unsigned n) { return tiles.find(control.blocks[n % tile_slots]); };
     LiveTile at = find(n), next = find(n + 1);
-    if (leads) item.first_tile = at.flags | (next.keys > 0 ? 0 : last_tile);
+    if (leads) item.first_tile = at.flags | (next.keys > 0 ? 0 : last_tile * for_all_groups);
     do {
       const LiveTile after = find(n + 2);
       if (leads) {
-        const unsigned flags = next.flags | (after.keys > 0 ? 0 : last_tile);
-        load_tile<tile>(a, control, shared, n, item, at.segment,
-                        {at.first, at.keys, at.keys, next.keys > 0 ? flags : 0}, at.keys > 0);
+        const unsigned flags = next.flags | (after.keys > 0 ? 0 : last_tile * for_all_groups);
+        loader.load(item, at.segment, {at.first, at.keys, at.keys, next.keys > 0 ? flags : 0},
+                    at.keys > 0);
       }
       __syncwarp();  // the places of tiles that have been waited for may be filled again
       at = next;
@@ -314,6 +366,7 @@ __device__ __forceinline__ void load_live_keys(const attn_sm90_mask_kernarg& a, 
       ++n;
     } while (at.keys > 0);
   }
+  if (leads) loader.finish();
 }
 
 // Consumer
@@ -328,6 +381,7 @@ struct RowState {
 template <class T, Tile tile, unsigned with>
 struct Consumer {
   static constexpr bool score = with & with_score, masked = with & with_mask;
+  static constexpr bool may_split = score;  // takes split_invariant, which costs the others time
   static constexpr bool bf16 = T::type == attn_element_bf16;
   static constexpr int keys = tile.keys, d_steps = tile.head_dim / 16, key_steps = keys / 16;
   static constexpr int panel = keys * 128, q_panel = tile.rows() * 128;
@@ -341,7 +395,7 @@ struct Consumer {
   const int group;  // which of the warpgroups that compute
   const int warp, lane;
 
-  float s[keys / 2];             // scores, as wgmma leaves them, then weights
+  using Scores = float[keys / 2];  // as wgmma leaves them, then weights
   unsigned p[key_steps][4];      // weights of the tile before, as wgmma takes them
   float o[tile.head_dim_v / 2];  // sums of weight * v
   RowState row_state[2];
@@ -384,7 +438,7 @@ struct Consumer {
   }
 
   // s = Q K^T; to be waited for. q_at, k_at: places in shared memory.
-  __device__ __forceinline__ void start_scores(unsigned q_at, unsigned k_at) {
+  __device__ __forceinline__ void start_scores(Scores& s, unsigned q_at, unsigned k_at) {
     const unsigned long long a_matrix = ptx::wgmma_descriptor(q_at, 0),
                              b_matrix = ptx::wgmma_descriptor(k_at, 0);
 #pragma unroll
@@ -419,7 +473,14 @@ struct Consumer {
     const unsigned v = v_at(n);
     const int used = masked ? 0 : key_tile(n).used;
     const unsigned* seen = control.blocks[n % tile_slots].seen;
-    if (masked) meet();  // all have said what they see
+    if (masked) {
+      meet();  // all have said what they see
+      bool all = true;
+#pragma unroll
+      for (int word = 0; word < words; ++word)
+        all = all && seen[word] == low_bits(keys - 32 * word);
+      if (all) return;
+    }
 #pragma unroll 1
     for (int i = 8 * used + threadIdx.x - 128; i < keys * 8; i += 128 * tile.groups) {
       if (masked && seen[i / 256] >> i / 8 % 32 & 1) continue;
@@ -435,7 +496,7 @@ struct Consumer {
 
   __device__ __forceinline__ void start_softmax(const Item& item) {
     const float sink = a.sinks ? a.sinks[item.h] * log2_e : -infinity();
-    const float reference = a.split_invariant ? ceilf(sink) : sink;
+    const float reference = may_split && a.split_invariant ? ceilf(sink) : sink;
     const float sum = lane % 4 == 0 && sink != -infinity() ? ptx::ex2(sink - reference) : 0;
     row_state[0] = row_state[1] = {reference, sum};
   }
@@ -445,7 +506,7 @@ struct Consumer {
     return item.row + 64 * group + 16 * warp + lane / 4 + 8 * half;
   }
 
-  __device__ __forceinline__ void mask(const Item& item, int first, int count) {
+  __device__ __forceinline__ void mask(Scores& s, const Item& item, int first, int count) {
     const int lane_first = first + lane % 4 * 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -463,37 +524,56 @@ struct Consumer {
     }
   }
 
-  // With a block mask: hides what it, lengths and ranges hide of tile n, and notes what is seen.
-  __device__ __forceinline__ void mask_by_blocks(const Item& item, unsigned n) {
+  // With a block mask: per row of the lane, the keys of a tile that it sees.
+  static constexpr int words = (keys + 31) / 32;
+  using Visible = unsigned[2][words];
+  static constexpr bool early = tile.head_dim_v <= 128;  // there are registers for it beside scores
+
+  // Of tile n. Notes which keys are seen.
+  __device__ __forceinline__ void find_visible(const Item& item, unsigned n, Visible& bits) {
     const KeyTile& at = key_tile(n);
     TileBlocks& blocks = control.blocks[n % tile_slots];
+constexpr int rows = early ? 2 : 1;  // at once
+#pragma unroll
+    for (int half = 0; half < 2; half += rows) {
+      int row[rows];
+      unsigned found[rows][words];
+#pragma unroll
+      for (int n = 0; n < rows; ++n) row[n] = this->row(item, half + n);
+      visible_by_blocks<tile>(a.block_mask, &blocks.block[group * mask_blocks<tile>], at.first, row,
+                              item.seqlen_kv - item.seqlen_q, found);
+#pragma unroll
+      for (int n = 0; n < rows; ++n) {
+        const int away = row[n] - at.first, begin = away + item.lower;
+        const int end = row[n] < item.seqlen_q ? min(away + item.upper, at.keys) : 0;
+#pragma unroll
+        for (int word = 0; word < words; ++word)
+          bits[half + n][word] =
+              found[n][word] & low_bits(end - 32 * word) & ~low_bits(begin - 32 * word);
+      }
+    }
+#pragma unroll
+    for (int word = 0; word < words; ++word) {
+      const unsigned seen = __reduce_or_sync(0xffffffff, bits[0][word] | bits[1][word]);
+      if (lane == 0) atomicOr(&blocks.seen[word], seen);
+    }
+  }
+  // Hides the others.
+  __device__ __forceinline__ void mask(Scores& s, const Visible& visible) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = this->row(item, half), away = row - at.first;
-      const int begin = away + item.lower;
-      const int end = row < item.seqlen_q ? min(away + item.upper, at.keys) : 0;
 #pragma unroll
-      for (int word = 0; word < keys; word += 32) {
-        unsigned bits = visible<tile>(a.block_mask, &blocks.block[group * mask_blocks<tile>],
-                                      at.first, at.first + word, row,
-                                      item.seqlen_kv - item.seqlen_q);
-        bits &= low_bits(end - word) & ~low_bits(begin - word);
-        const unsigned seen = __reduce_or_sync(0xffffffff, bits);
-        if (lane == 0) atomicOr(&blocks.seen[word / 32], seen);
-        bits >>= lane % 4 * 2;
+      for (int column = 0; column < keys; column += 8) {
+        const unsigned bits = visible[half][column / 32] >> lane % 4 * 2;
 #pragma unroll
-        for (int column = word; column < keys && column < word + 32; column += 8) {
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            if (!(bits >> (column - word + i) & 1)) s[column / 2 + 2 * half + i] = -infinity();
-          }
-        }
+        for (int i = 0; i < 2; ++i)
+          if (!(bits >> (column % 32 + i) & 1)) s[column / 2 + 2 * half + i] = -infinity();
       }
     }
   }
 
   // Scores of the tile whose first key is at `first` as the softmax takes them, in the log2 domain.
-  __device__ __forceinline__ void modify(const Item& item, int first) {
+  __device__ __forceinline__ void modify(Scores& s, const Item& item, int first) {
     const float slope = a.alibi_slopes ? a.alibi_slopes[item.h] * log2_e : 0;
     const float limit = a.softcap * log2_e, into_limit = a.softcap > 0 ? a.scale / a.softcap : 0;
     const float unit = a.scale * log2_e;
@@ -513,84 +593,130 @@ struct Consumer {
     }
   }
 
-  // Scores become weights, in place; `shrink`: what earlier weights must be multiplied with. True:
-  // it is not 1 for some row of the warp. split_invariant: the reference is an integer, so that
-  // sums taken against different references differ by an exact power of two, and the sum has the
-  // weights as rounded.
-  template <bool split_invariant>
-  __device__ __forceinline__ bool softmax(float (&shrink)[2]) {
-    const float unit = score ? 1 : a.unit;
-    float used[2];
-    bool moved = false;
+  // The largest of the lane's scores of each of its rows. As integers three are compared at once;
+  // the order is that of the numbers unless all are negative, which matters where the row has seen
+  // nothing above 0 before either.
+  __device__ __forceinline__ void find_largest(const Scores& s, float (&largest)[2]) const {
+    constexpr int chains = 2;  // an instruction waits for the one before it in its chain
+    int top[2][chains];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      constexpr int chains = 4;  // an instruction waits for the one before it in its chain
-      float top[chains];
+#pragma unroll
+      for (int n = 0; n < keys / 8; ++n) {
+        const int x = __float_as_int(s[4 * n + 2 * half]);
+        const int y = __float_as_int(s[4 * n + 2 * half + 1]);
+        int& t = top[half][n % chains];
+        t = n < chains ? max(x, y) : __vimax3_s32(t, x, y);
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      int most = max(top[half][0], top[half][1]);
+      most = max(most, __shfl_xor_sync(0xffffffff, most, 1));
+      most = max(most, __shfl_xor_sync(0xffffffff, most, 2));
+      largest[half] = __int_as_float(most);
+    }
+    const bool wrong = ((largest[0] < 0) & (row_state[0].reference < 0)) |
+                       ((largest[1] < 0) & (row_state[1].reference < 0));
+    if (__any_sync(0xffffffff, wrong)) [[unlikely]] {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float most = -infinity();
+#pragma unroll
+        for (int n = 0; n < keys / 8; ++n)
+          most = fmaxf(most, fmaxf(s[4 * n + 2 * half], s[4 * n + 2 * half + 1]));
+        most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 1));
+        largest[half] = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 2));
+      }
+    }
+  }
+
+  // Weights are 2^s of the s that this leaves; what earlier weights must be multiplied with is left
+  // in `shrink`, and the sums of the lane's earlier weights so multiplied in `sum`. True: `shrink` is
+  // not 1 for some row of the warp. split_invariant: the reference is an integer, so that sums taken
+  // against different references differ by an exact power of two.
+  __device__ __forceinline__ bool start_weights(Scores& s, float (&shrink)[2], float (&sum)[4]) {
+    const float unit = score ? 1 : a.unit;
+    float largest[2];
+    bool moved = false;
+    find_largest(s, largest);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float most = largest[half] * unit, old = row_state[half].reference;
+      const float next = fmaxf(old, may_split && a.split_invariant ? ceilf(most) : most);
+      const float used = next == -infinity() ? 0 : next;
+      moved = moved || next != old;
+      shrink[half] = ptx::ex2(old - used);
+      row_state[half].reference = next;
+      sum[2 * half] = row_state[half].sum * shrink[half];
+      sum[2 * half + 1] = 0;
 #pragma unroll
       for (int n = 0; n < keys / 8; ++n) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const float x = s[4 * n + 2 * half + i];
-          float& t = top[(2 * n + i) % chains];
-          t = 2 * n + i < chains ? x : fmaxf(t, x);
+          float& x = s[4 * n + 2 * half + i];
+          x = fmaf(x, unit, -used);
         }
       }
-      float most = fmaxf(fmaxf(top[0], top[1]), fmaxf(top[2], top[3]));
-      most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 1));
-      most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 2)) * unit;
-      const float old = row_state[half].reference;
-      const float next = fmaxf(old, split_invariant ? ceilf(most) : most);
-      moved = moved || next != old;
-      used[half] = next == -infinity() ? 0 : next;
-      shrink[half] = ptx::ex2(old - used[half]);
-      row_state[half].reference = next;
     }
-    float sum[2][2] = {{row_state[0].sum * shrink[0], 0}, {row_state[1].sum * shrink[1], 0}};
-#pragma unroll
-    for (int n = 0; n < keys / 8; ++n) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float& x = s[4 * n + 2 * half];
-        float& y = s[4 * n + 2 * half + 1];
-        x = ptx::ex2(fmaf(x, unit, -used[half]));
-        y = ptx::ex2(fmaf(y, unit, -used[half]));
-        if (split_invariant) {
-          const unsigned packed = T::pack(x, y);
-          x = T::unpack(packed & 0xffff);
-          y = T::unpack(packed >> 16);
-        }
-        sum[half][0] += x;
-        sum[half][1] += y;
-      }
-    }
-    row_state[0].sum = sum[0][0] + sum[0][1];
-    row_state[1].sum = sum[1][0] + sum[1][1];
-    return __any_sync(0xffffffff, moved);
+    return !rescale_always && __any_sync(0xffffffff, moved);
   }
-  // Scores of tile n, which is the item's, to weights.
-  __device__ __forceinline__ bool weigh(const Item& item, unsigned n, unsigned flags,
-                                        float (&shrink)[2]) {
-    if (score) modify(item, key_tile(n).first);
-    if (!(flags >> 4 * group & sees_all)) {
-      if constexpr (masked)
-        mask_by_blocks(item, n);
-      else
-        mask(item, key_tile(n).first, key_tile(n).keys);
-    }
-    return a.split_invariant ? softmax<true>(shrink) : softmax<false>(shrink);
-  }
+  // Multiplying o with 1 costs less than finding out that it need not be, while the unit for
+  // exponentials, which takes one in eight clocks, is busy anyway. The widest o takes longer.
+  static constexpr bool rescale_always = tile.head_dim_v <= 128;
   __device__ __forceinline__ void rescale(const float (&shrink)[2]) {
 #pragma unroll
-    for (int n = 0; n < tile.head_dim_v / 8; ++n) {
-      o[4 * n] *= shrink[0];
-      o[4 * n + 1] *= shrink[0];
-      o[4 * n + 2] *= shrink[1];
-      o[4 * n + 3] *= shrink[1];
+    for (int n = 0; n < tile.head_dim_v / 2; ++n) o[n] *= shrink[n / 2 % 2];
+  }
+  // The weights of s[0, first_weights), and the rest of them; with the latter p gets them all.
+  static constexpr int first_weights = 8;
+  __device__ __forceinline__ static void find_first_weights(Scores& s) {
+#pragma unroll
+    for (int i = 0; i < first_weights; ++i) s[i] = ptx::ex2(s[i]);
+  }
+  __device__ __forceinline__ void finish_weights(Scores& s, const float (&shrink)[2],
+                                                 float (&sum)[4]) {
+    if (rescale_always) rescale(shrink);
+    const bool rounded = may_split && a.split_invariant;  // the sums have the weights as rounded
+#pragma unroll
+    for (int i = 0; i < keys / 2; ++i) {
+      if (i >= first_weights) s[i] = ptx::ex2(s[i]);
+      if (!rounded) sum[i % 4] += s[i];
+    }
+#pragma unroll
+    for (int n = 0; n < keys / 4; ++n) {
+      const unsigned packed = p[n / 4][n % 4] = T::pack(s[2 * n], s[2 * n + 1]);
+      if (rounded) {
+        sum[n % 2 * 2] += T::unpack(packed & 0xffff);
+        sum[n % 2 * 2 + 1] += T::unpack(packed >> 16);
+      }
+    }
+    row_state[0].sum = sum[0] + sum[1];
+    row_state[1].sum = sum[2] + sum[3];
+  }
+  // Scores of tile n, which is the item's, as start_weights takes them. visible: with a block mask, if
+  // not all see all.
+  __device__ __forceinline__ void prepare(Scores& s, const Item& item, unsigned n, unsigned flags,
+                                          const Visible& visible) {
+    if (score) modify(s, item, key_tile(n).first);
+    if (!(flags & sees_all)) [[unlikely]] {
+      if constexpr (masked)
+        mask(s, visible);
+      else
+        mask(s, item, key_tile(n).first, key_tile(n).keys);
     }
   }
-  __device__ __forceinline__ void pack_weights() {
-#pragma unroll
-    for (int n = 0; n < keys / 4; ++n) p[n / 4][n % 4] = T::pack(s[2 * n], s[2 * n + 1]);
+  // All of it where nothing runs meanwhile.
+  __device__ __forceinline__ void weigh(Scores& s, const Item& item, unsigned n, unsigned flags) {
+    float shrink[2], sum[4];
+    Visible visible;
+    if constexpr (masked)
+      if (!(flags & sees_all)) find_visible(item, n, visible);
+    prepare(s, item, n, flags, visible);
+    const bool moved = start_weights(s, shrink, sum);
+    if (!rescale_always && moved) rescale(shrink);
+    find_first_weights(s);
+    finish_weights(s, shrink, sum);
   }
 
   // Writes lse; returns in factor what o must be multiplied with.
@@ -632,14 +758,18 @@ struct Consumer {
 
   __device__ __forceinline__ void run() {
     if (!take_item(0)) return;
+    Scores s;
+#pragma unroll
+    for (float& x : o) x = 0;
     if (group == tile.groups - 1) pass_turn();
     ptx::mbarrier_wait(address(&control.k_full[0]), 0);
     ptx::wgmma_fence();
-    start_scores(ptx::uniform(q_at(0)), k_at(0));
+    start_scores(s, ptx::uniform(q_at(0)), k_at(0));
     // Tile n is of the item `count`, `here` its flags; p holds its weights if the warpgroup sees
     // it. `next` are the flags of tile n + 1, if it is of the same item.
     unsigned n = 0, count = 0;
-    unsigned here = ptx::uniform(item(0).first_tile), next = ptx::uniform(key_tile(0).next_tile);
+    unsigned here = ptx::uniform(item(0).first_tile >> 4 * group),
+             next = ptx::uniform(key_tile(0).next_tile >> 4 * group);
     bool add = false;
     unsigned q_next = ptx::uniform(q_at(here & last_tile ? 1 : 0)), k_next = ptx::uniform(k_at(1)),
              v_here = ptx::uniform(v_at(0));
@@ -648,59 +778,78 @@ struct Consumer {
     release(control.k_empty[0]);
     if (here & last_tile) release_q(0);
     start_softmax(item(0));
-    float shrink[2];
-    weigh(item(0), 0, here, shrink);
-    pack_weights();
+    weigh(s, item(0), 0, here);
 
-    const unsigned sees = sees_some << 4 * group;
+    RingAt<tile.k_stages> k{K::stage(1), K::parity(1)};  // of tile n + 1
+    RingAt<tile.v_stages> v{0, 0};                       // of tile n
+    bool ready = false;  // K of tile n + 1 and V of n are there, and nothing but the rule is to be done
     for (;; ++n) {
-      ptx::mbarrier_wait(address(&control.v_full[V::stage(n)]), V::parity(n));
-      if (here & has_unused) clear_unused(n);
       const bool ends = here & last_tile;
-      if (ends && !take_item(count + 1)) break;
-      ptx::mbarrier_wait(address(&control.k_full[K::stage(n + 1)]), K::parity(n + 1));
-      if (ends) next = ptx::uniform(item(count + 1).first_tile);
+      if (!ready) {
+        ptx::mbarrier_wait(address(&control.v_full[v.stage]), v.parity);
+        if (here & has_unused) clear_unused(n);
+        if (ends && !take_item(count + 1)) break;
+        ptx::mbarrier_wait(address(&control.k_full[k.stage]), k.parity);
+        if (ends) next = ptx::uniform(item(count + 1).first_tile >> 4 * group);
+      }
+      const int k_stage = k.stage, v_stage = v.stage;
       // What is known of the tile behind the next one when the next one's scores have been started.
       unsigned after;
       const auto look_ahead = [&] {
-        after = key_tile(n + 1).next_tile;
+        after = key_tile(n + 1).next_tile >> 4 * group;
+        k.advance();
+        v.advance();
         q_next = ptx::uniform(q_at(count + ends + (next & last_tile ? 1 : 0)));
-        k_next = ptx::uniform(k_at(n + 2));
-        v_here = ptx::uniform(v_at(n + 1));
+        k_next = ptx::uniform(shared + tile.k_offset() + k.stage * tile.k_bytes());
+        v_here = ptx::uniform(shared + tile.v_offset() + v.stage * tile.v_bytes());
       };
       const auto release_scored = [&] {
-        release(control.k_empty[K::stage(n + 1)]);
+        release(control.k_empty[k_stage]);
         if (next & last_tile) release_q(count + ends);
       };
       wait_turn();
-      if (here & next & sees) {
+      if (here & next & sees_some) [[likely]] {
         ptx::pin(o);
         ptx::wgmma_fence();
-        start_scores(q_next, k_next);
+        start_scores(s, q_next, k_next);
         start_sums(v_here, add);
         pass_turn();
         look_ahead();
+        Visible visible;
+        if constexpr (masked && early)
+          if (!(next & sees_all)) find_visible(item(count + ends), n + 1, visible);
         ptx::wgmma_wait<1>();
         ptx::pin(s);
         release_scored();
         const RowState done[2] = {row_state[0], row_state[1]};
-        if (ends) start_softmax(item(count + 1));
-        const bool moved = weigh(item(count + ends), n + 1, next, shrink);
-        ptx::wgmma_wait<0>();
-        ptx::pin(o);
-        release(control.v_empty[V::stage(n)]);
-        if (ends) {
+        if (ends) [[unlikely]] start_softmax(item(count + 1));
+        float shrink[2], sum[4];
+        if constexpr (masked && !early)
+          if (!(next & sees_all)) find_visible(item(count + ends), n + 1, visible);
+        prepare(s, item(count + ends), n + 1, next, visible);
+        const bool moved = start_weights(s, shrink, sum);
+        find_first_weights(s);
+        if (ends) [[unlikely]] {  // on both sides, for what stands before a branch stays there
+          ptx::wgmma_wait<0>();
+          ptx::pin(o);
           finish(item(count), done);
-        } else if (moved) {
-          rescale(shrink);
+        } else {
+          ptx::wgmma_wait<0>();
+          ptx::pin(o);
+          if (!rescale_always && moved) rescale(shrink);
         }
-        pack_weights();
+        release(control.v_empty[v_stage]);
+        ready = ptx::mbarrier_test(address(&control.v_full[v.stage]), v.parity) &
+                ptx::mbarrier_test(address(&control.k_full[k.stage]), k.parity) &
+                !(next & (last_tile | has_unused));
+        finish_weights(s, shrink, sum);
+        add = !ends;
       } else {
-        if (here & sees) add_sums(v_here, add);
-        release(control.v_empty[V::stage(n)]);
-        if (next & sees) {
+        if (here & sees_some) add_sums(v_here, add);
+        release(control.v_empty[v_stage]);
+        if (next & sees_some) {
           ptx::wgmma_fence();
-          start_scores(q_next, k_next);
+          start_scores(s, q_next, k_next);
           ptx::wgmma_wait<0>();
           ptx::pin(s);
         }
@@ -711,19 +860,16 @@ struct Consumer {
           finish(item(count), row_state);
           start_softmax(item(count + 1));
         }
-        if (next & sees) {
-          weigh(item(count + ends), n + 1, next, shrink);
-          rescale(shrink);
-          pack_weights();
-        }
+        if (next & sees_some) weigh(s, item(count + ends), n + 1, next);
+        add = !ends && (add || here & sees_some);
+        ready = false;
       }
-      add = !ends && (add || here & sees);
       count += ends;
       here = next;
       next = ptx::uniform(after);
     }
     wait_turn();
-    if (here & sees) add_sums(v_here, add);
+    if (here & sees_some) add_sums(v_here, add);
     if (group != tile.groups - 1) pass_turn();
     finish(item(count), row_state);
   }
@@ -750,7 +896,7 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
   __syncthreads();
   if (warp < 4) {
     if constexpr (tile.groups > 1) ptx::registers_shrink<tile.load_registers()>();
-    if (warp == 0) load_items<tile>(a, control, shared);
+    if (warp == 0) load_items<tile, with>(a, control, shared);
     if constexpr (with & with_mask) {
       if (warp == 1) load_live_keys<tile>(a, control, shared);
     } else {

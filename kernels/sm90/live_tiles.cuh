@@ -10,11 +10,15 @@ namespace attn::sm90 {
 
 using namespace device;
 
-// What warpgroups must know of a tile of keys. Of warpgroup g, shifted by 4 g: some of its queries
-// see keys of the tile; all see all of it.
-enum : unsigned { sees_some = 1, sees_all = 2 };
-// Its item's last tile; V has rows that nobody sees.
-enum : unsigned { last_tile = 1u << 31, has_unused = 1u << 30 };
+// What warpgroups must know of a tile of keys, for warpgroup g shifted by 4 g.
+enum : unsigned {
+  sees_some = 1,   // some of its queries see keys of the tile
+  sees_all = 2,    // all see all of it
+  last_tile = 4,   // the item's last tile
+  has_unused = 8,  // V has rows that nobody sees
+};
+constexpr unsigned for_all_groups = 0x111;
+static_assert(max_groups == 3);
 
 // With a block mask tiles are cut where multiples of tile.keys lie, and between segments. So many
 // pieces of 64 keys, which begin at multiples of 64, meet such a tile.
@@ -42,45 +46,45 @@ struct LiveTiles {
   const attn_mask_arrays& a;
   const Item& item;
   const long long grid;  // of the item's batch entry and head
-  int column;            // of tile.keys keys each: where the 32 begin that are looked at next
-  unsigned live;         // of the 32 before, those that may be seen and have not been given yet
-  int first, end;        // what is left of the current column
+  int column;            // of tile.keys keys each: the first of 32, of which each lane has one
+  int block[blocks];     // what mask_block says about the lane's column: [warpgroup][piece]
+  unsigned live;         // columns that may be seen and have not been given yet
+  int from;              // the lane whose column is current
+  int first, end;        // what is left of it
   int segment;
 
   __device__ __forceinline__ LiveTiles(const attn_mask_arrays& a, const Item& item)
       : a(a),
         item(item),
         grid(item.b * a.batch_stride + item.h * a.head_stride),
-        column(item.low / tile.keys),
+        column(item.low / tile.keys - 32),
         live(0),
+        from(0),
         first(0),
         end(0),
         segment(0) {}
 
   __device__ __forceinline__ static int lane() { return threadIdx.x % 32; }
 
-  // The next 32 columns: which of them may be seen.
+  // The next 32 columns.
   __device__ __forceinline__ void look() {
+    column += 32;
     const int from = (column + lane()) * tile.keys, to = min(from + tile.keys, item.high);
     bool sees = false;
 #pragma unroll
-    for (int g = 0; g < tile.groups; ++g) {
-      const int row = item.row + 64 * g;
-      if (row >= item.seqlen_q || from >= item.see[g].y || to <= item.see[g].x) continue;
-      for (int at = from & ~63; at < to; at += 64)
-        sees = sees || mask_may_see(a, grid, row >> a.block_q_log2, at >> a.block_k_log2);
+    for (int n = 0; n < blocks; ++n) {
+      const int row = item.row + 64 * (n / pieces), at = (from & ~63) + 64 * (n % pieces);
+      block[n] = mask_empty;
+      if (row < item.seqlen_q && at < to)
+        block[n] = mask_block(a, grid, row >> a.block_q_log2, at >> a.block_k_log2, row,
+                              min(row + 64, item.seqlen_q) - 1, item.seqlen_kv - item.seqlen_q);
+    }
+#pragma unroll
+    for (int n = 0; n < blocks; ++n) {
+      const int4 see = item.see[n / pieces];
+      sees = sees || (block[n] != mask_empty && from < see.y && to > see.x);
     }
     live = __ballot_sync(0xffffffff, sees);
-    column += 32;
-  }
-
-  // What the mask says to this lane's warpgroup about this lane's piece of the tile at `first`.
-  __device__ __forceinline__ int block_of_lane() const {
-    const int group = lane() / pieces, row = item.row + 64 * group;
-    const int at = (first / tile.keys * tile.keys & ~63) + 64 * (lane() % pieces);
-    if (lane() >= blocks || row >= item.seqlen_q || at >= end) return mask_empty;
-    return mask_block(a, grid, row >> a.block_q_log2, at >> a.block_k_log2, row,
-                      min(row + 64, item.seqlen_q) - 1, item.seqlen_kv - item.seqlen_q);
   }
 
   // The next tile, whose blocks are left in `to`.
@@ -88,37 +92,42 @@ struct LiveTiles {
     for (;;) {
       while (first >= end) {
         while (live == 0) {
-          if (column * tile.keys >= item.high) return {0, 0, 0, 0};
+          if ((column + 32) * tile.keys >= item.high) return {0, 0, 0, 0};
           look();
         }
-        const int at = (column - 32 + __ffs(int(live)) - 1) * tile.keys;
+        from = __ffs(int(live)) - 1;
         live &= live - 1;
-        first = max(item.low, at);
-        end = min(item.high, at + tile.keys);
+        first = max(item.low, (column + from) * tile.keys);
+        end = min(item.high, (column + from + 1) * tile.keys);
       }
       while (item.segment[segment].end <= first) ++segment;
       LiveTile found{first, min(item.segment[segment].end, end) - first, segment, 0};
-      const int block = block_of_lane();
-      const unsigned some = __ballot_sync(0xffffffff, block != mask_empty);
-      const unsigned full = __ballot_sync(0xffffffff, block == mask_full);
       first += found.keys;
       bool unused = true;
 #pragma unroll
       for (int g = 0; g < tile.groups; ++g) {
-        constexpr unsigned ones = (1u << pieces) - 1;
         const int4 see = item.see[g];
-        if ((some >> g * pieces & ones) != 0 && found.first < see.y &&
-            found.first + found.keys > see.x)
+        bool some = false, full = true;
+#pragma unroll
+        for (int piece = 0; piece < pieces; ++piece) {
+          const int kind = __shfl_sync(0xffffffff, block[g * pieces + piece], from);
+          some = some || kind != mask_empty;
+          full = full && kind == mask_full;
+        }
+        if (some && found.first < see.y && found.first + found.keys > see.x)
           found.flags |= sees_some << 4 * g;
-        if ((full >> g * pieces & ones) == ones && found.first >= see.z &&
-            found.first + tile.keys <= see.w && found.keys == tile.keys) {
+        if (full && found.first >= see.z && found.first + tile.keys <= see.w &&
+            found.keys == tile.keys) {
           found.flags |= sees_all << 4 * g;
           unused = false;
         }
       }
       if (found.flags == 0) continue;
-      if (unused) found.flags |= has_unused;
-      if (lane() < blocks) to.block[lane()] = block;
+      if (unused) found.flags |= has_unused * for_all_groups;
+      if (lane() == from) {
+#pragma unroll
+        for (int n = 0; n < blocks; ++n) to.block[n] = block[n];
+      }
       if (lane() < 4) to.seen[lane()] = 0;
       __syncwarp();
       return found;
@@ -126,33 +135,89 @@ struct LiveTiles {
   }
 };
 
+// Narrows the keys of an item to those between the first and the last block that the mask shows to
+// it. By all lanes of one warp.
+template <Tile tile, class Item>
+__device__ __forceinline__ void narrow(const attn_mask_arrays& a, Item& item) {
+  const int lane = threadIdx.x % 32, last_row = min(item.row + tile.rows(), item.seqlen_q) - 1;
+  const long long grid = item.b * a.batch_stride + item.h * a.head_stride;
+  const int behind = item.high > item.low ? ((item.high - 1) >> a.block_k_log2) + 1 : 0;
+  int first = behind, last = -1;
+  for (int row = item.row >> a.block_q_log2; row <= last_row >> a.block_q_log2; ++row) {
+#pragma unroll 4
+    for (int column = (item.low >> a.block_k_log2) + lane; column < behind; column += 32) {
+      if (!mask_may_see(a, grid, row, column)) continue;
+      first = min(first, column);
+      last = max(last, column);
+    }
+  }
+  first = __reduce_min_sync(0xffffffff, first);
+  last = __reduce_max_sync(0xffffffff, last);
+  if (lane == 0) {
+    item.low = max(item.low, first << a.block_k_log2);
+    item.high = min(item.high, (last + 1) << a.block_k_log2);
+  }
+  __syncwarp();
+}
+
 // The x lowest bits.
 __device__ __forceinline__ unsigned low_bits(int x) {
   return x <= 0 ? 0 : x >= 32 ? ~0u : (1u << x) - 1;
 }
 
-// By the mask alone: which of the 32 keys from position `at` on, a multiple of 32, query `row` sees.
-// block: what mask_block says about the pieces of the tile, the first of which begins at `from`.
-// diagonal: Skv - Sq.
-template <Tile tile>
-__device__ __forceinline__ unsigned aligned_visible(const attn_mask_arrays& a, const int* block,
-                                                    int from, int at, int row, int diagonal) {
-  const int piece = (at - from) / 64;
-  const int kind = piece < mask_blocks<tile> ? block[piece] : mask_empty;
-  if (kind == mask_causal) return low_bits(row + diagonal + 1 - at);
-  if (kind < 0) return kind == mask_full ? ~0u : 0;
-  const long long line = ((long long)kind << a.block_q_log2) + (row & ((1 << a.block_q_log2) - 1));
-  return a.bits[(line << (a.block_k_log2 - 5)) + ((at & ((1 << a.block_k_log2) - 1)) >> 5)];
-}
-// The same from any position on, in the tile that begins at `first` or later.
-template <Tile tile>
-__device__ __forceinline__ unsigned visible(const attn_mask_arrays& a, const int* block, int first,
-                                            int at, int row, int diagonal) {
-  const int from = first / tile.keys * tile.keys & ~63, aligned = at & ~31;
-  const auto word = [&](int at) {
-    return aligned_visible<tile>(a, block, from, at, row, diagonal);
-  };
-  return at == aligned ? word(at) : __funnelshift_r(word(aligned), word(aligned + 32), at % 32);
+// By the mask alone: bits[n] has the keys from position `first` on that query row[n] sees. block: what
+// mask_block says about the pieces of the tile that `first` lies in. diagonal: Skv - Sq.
+template <Tile tile, int rows, int words>
+__device__ __forceinline__ void visible_by_blocks(const attn_mask_arrays& a, const int* block,
+                                                  int first, const int (&row)[rows], int diagonal,
+                                                  unsigned (&bits)[rows][words]) {
+  constexpr int pieces = mask_blocks<tile>;
+  const int from = first / tile.keys * tile.keys & ~63;
+  unsigned all[rows][2 * pieces];
+  // All loads are under way before the first is waited for.
+#pragma unroll
+  for (int n = 0; n < rows; ++n) {
+#pragma unroll
+    for (int piece = 0; piece < pieces; ++piece) {
+      const int kind = block[piece], at = from + 64 * piece, partial = kind >= 0;
+      const long long line = ((long long)(partial ? kind : 0) << a.block_q_log2) +
+                             (row[n] & ((1 << a.block_q_log2) - 1));
+      unsigned &x = all[n][2 * piece], &y = all[n][2 * piece + 1];
+      x = y = kind == mask_empty ? 0 : ~0u;
+      asm volatile(
+          "{\n"
+          ".reg .pred partial;\n"
+          "setp.ne.s32 partial, %3, 0;\n"
+          "@partial ld.global.v2.u32 {%0, %1}, [%2];\n"
+          "}"
+          : "+r"(x), "+r"(y)
+          : "l"(a.bits + (line << (a.block_k_log2 - 5)) +
+                ((at & ((1 << a.block_k_log2) - 1)) >> 5)),
+            "r"(partial));
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < rows; ++n) {
+#pragma unroll
+    for (int piece = 0; piece < pieces; ++piece) {
+      if (block[piece] != mask_causal) continue;
+      const int seen = row[n] + diagonal + 1 - from - 64 * piece;
+      all[n][2 * piece] = low_bits(seen);
+      all[n][2 * piece + 1] = low_bits(seen - 32);
+    }
+    const int away = first - from;  // less than 128
+#pragma unroll
+    for (int step = 2; step >= 1; --step) {
+#pragma unroll
+      for (int i = 0; i < 2 * pieces; ++i)
+        all[n][i] = (away & 32 * step) == 0   ? all[n][i]
+                    : i + step < 2 * pieces ? all[n][i + step < 2 * pieces ? i + step : 0]
+                                            : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < words; ++i)
+      bits[n][i] = __funnelshift_r(all[n][i], i + 1 < 2 * pieces ? all[n][i + 1] : 0, away % 32);
+  }
 }
 
 }  // namespace attn::sm90

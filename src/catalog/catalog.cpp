@@ -59,10 +59,12 @@ constexpr Limits with_block_mask(Limits limits) {
   limits.demands |= ATTN_BLOCK_MASK;
   return limits;
 }
-// kernels/sm90. Of the changes of scores, bias is left to sm80.
+// kernels/sm90. Of the changes of scores, bias is left to sm80. split_invariant costs time that only the kernels that
+// change scores take.
 constexpr Limits sm90_forward(attn_dtype type, int64_t head_dim_max, int64_t head_dim_v_max) {
   Limits limits = sm80_forward(type, head_dim_max, false);
   limits.head_dim_v_max = head_dim_v_max;
+  limits.flags &= ~uint32_t{ATTN_SPLIT_INVARIANT};
   return limits;
 }
 constexpr Limits sm90_score(attn_dtype type, int64_t head_dim_max) {

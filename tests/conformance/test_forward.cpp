@@ -383,7 +383,8 @@ Case cut(const Case& whole, int64_t parts, uint64_t seed) {
 
 TEST_CASE("forward: a cut of KV into segments changes nothing") {
   for (const Kernel* kernel : kernels_here(Op::forward, true)) {
-    if (kernel->limits.features & feature_segments) {
+    if ((kernel->limits.features & feature_segments) &&
+        (kernel->limits.flags & ATTN_SPLIT_INVARIANT)) {
       for (attn_dtype type : float_types) {
         for (double sigma : {0.5, 1.0, 3.0}) {
           Case whole = shape(name_of("whole", {type}), 2, 4, 2, 64, 33, 300, type);

@@ -69,6 +69,7 @@ TEST_CASE("accuracy: K/V in 2 to 5 segments against uncut") {
   if (kernels.empty()) ATTN_SKIP(backend_of(ATTN_BACKEND_CUDA).reason);
   int ran = 0;
   for (const Kernel* kernel : kernels) {
+    if (!(kernel->limits.flags & ATTN_SPLIT_INVARIANT) || kernel->limits.demands) continue;
     for (double sigma : {0.5, 1.0, 3.0}) {
       Case whole = case_for(*kernel, "whole", 1, 200, 1024);
       whole.sigma = sigma;
