@@ -347,7 +347,7 @@ __device__ __forceinline__ void load_live_keys(const attn_sm90_mask_kernarg& a, 
   for (unsigned count = 0;; ++count) {
     Item& item = control.item[count % item_slots];
     if (leads) loader.wait_item(count);
-    __syncwarp();
+    ptx::mbarrier_wait(address(&control.item_full[count % item_slots]), count / item_slots & 1);
     if (item.b < 0) break;
     LiveTiles<tile, Item> tiles(a.block_mask, item);
     const auto find = [&](unsigned n) { return tiles.find(control.blocks[n % tile_slots]); };
