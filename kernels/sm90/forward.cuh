@@ -68,10 +68,10 @@ struct Item {
 
 // A tile of keys of an item.
 struct KeyTile {
-  int first;           // position of its first key
-  int keys;            // that some query of the item sees, of its segment
-  int used;            // rows of V from here on are nobody's
-  unsigned next_tile;  // flags of the item's next tile, see live_tiles.cuh
+  int first;                      // position of its first key
+  int keys;                       // that some query of the item sees, of its segment
+  int used;                       // rows of V from here on are nobody's
+  unsigned next_tile;             // flags of the item's next tile, see live_tiles.cuh
   int row, segment, head, batch;  // where it lies; segment < 0: nowhere
 };
 using Barrier = unsigned long long;
@@ -80,7 +80,7 @@ struct Control {
   Barrier q_full[max_stages], q_empty[max_stages];  // q_full: the item's description too
   Barrier k_full[max_stages], k_empty[max_stages], v_full[max_stages], v_empty[max_stages];
   Item item[item_slots];
-  KeyTile tile[tile_slots];  // written before k_full
+  KeyTile tile[tile_slots];       // written before k_full
   TileBlocks blocks[tile_slots];  // with a block mask, of the same tiles
 };
 static_assert(sizeof(Control) <= control_bytes);
@@ -306,8 +306,7 @@ struct Loader {
     ptx::mbarrier_arrive_expect(address(&full), at.segment >= 0 ? tile.v_bytes() : 0);
     if (at.segment >= 0)
       load_panels<tile.head_dim_v>(shared + tile.v_offset() + v * tile.v_bytes(),
-                                   a.map[at.segment].v, full, tile.keys, at.row, at.head,
-                                   at.batch);
+                                   a.map[at.segment].v, full, tile.keys, at.row, at.head, at.batch);
   }
 };
 
@@ -336,8 +335,8 @@ __device__ __forceinline__ void load_keys(const attn_sm90_forward_kernarg& a, Co
   loader.finish();
 }
 
-// The same with a block mask: one warp finds the tiles that it leaves, two ahead of the one that its
-// first lane loads. An item that sees nothing has one tile, which nobody sees.
+// The same with a block mask: one warp finds the tiles that it leaves, two ahead of the one that
+// its first lane loads. An item that sees nothing has one tile, which nobody sees.
 template <Tile tile>
 __device__ __forceinline__ void load_live_keys(const attn_sm90_mask_kernarg& a, Control& control,
                                                unsigned shared) {
@@ -396,8 +395,8 @@ struct Consumer {
   const int warp, lane;
 
   using Scores = float[keys / 2];  // as wgmma leaves them, then weights
-  unsigned p[key_steps][4];      // weights of the tile before, as wgmma takes them
-  float o[tile.head_dim_v / 2];  // sums of weight * v
+  unsigned p[key_steps][4];        // weights of the tile before, as wgmma takes them
+  float o[tile.head_dim_v / 2];    // sums of weight * v
   RowState row_state[2];
 
   // Named barriers 1..groups: whose turn it is.
@@ -533,7 +532,7 @@ struct Consumer {
   __device__ __forceinline__ void find_visible(const Item& item, unsigned n, Visible& bits) {
     const KeyTile& at = key_tile(n);
     TileBlocks& blocks = control.blocks[n % tile_slots];
-constexpr int rows = early ? 2 : 1;  // at once
+    constexpr int rows = early ? 2 : 1;  // at once
 #pragma unroll
     for (int half = 0; half < 2; half += rows) {
       int row[rows];
@@ -632,9 +631,9 @@ constexpr int rows = early ? 2 : 1;  // at once
   }
 
   // Weights are 2^s of the s that this leaves; what earlier weights must be multiplied with is left
-  // in `shrink`, and the sums of the lane's earlier weights so multiplied in `sum`. True: `shrink` is
-  // not 1 for some row of the warp. split_invariant: the reference is an integer, so that sums taken
-  // against different references differ by an exact power of two.
+  // in `shrink`, and the sums of the lane's earlier weights so multiplied in `sum`. True: `shrink`
+  // is not 1 for some row of the warp. split_invariant: the reference is an integer, so that sums
+  // taken against different references differ by an exact power of two.
   __device__ __forceinline__ bool start_weights(Scores& s, float (&shrink)[2], float (&sum)[4]) {
     const float unit = score ? 1 : a.unit;
     float largest[2];
@@ -694,8 +693,8 @@ constexpr int rows = early ? 2 : 1;  // at once
     row_state[0].sum = sum[0] + sum[1];
     row_state[1].sum = sum[2] + sum[3];
   }
-  // Scores of tile n, which is the item's, as start_weights takes them. visible: with a block mask, if
-  // not all see all.
+  // Scores of tile n, which is the item's, as start_weights takes them. visible: with a block mask,
+  // if not all see all.
   __device__ __forceinline__ void prepare(Scores& s, const Item& item, unsigned n, unsigned flags,
                                           const Visible& visible) {
     if (score) modify(s, item, key_tile(n).first);
@@ -782,7 +781,8 @@ constexpr int rows = early ? 2 : 1;  // at once
 
     RingAt<tile.k_stages> k{K::stage(1), K::parity(1)};  // of tile n + 1
     RingAt<tile.v_stages> v{0, 0};                       // of tile n
-    bool ready = false;  // K of tile n + 1 and V of n are there, and nothing but the rule is to be done
+    bool ready =
+        false;  // K of tile n + 1 and V of n are there, and nothing but the rule is to be done
     for (;; ++n) {
       const bool ends = here & last_tile;
       if (!ready) {
@@ -822,7 +822,8 @@ constexpr int rows = early ? 2 : 1;  // at once
         ptx::pin(s);
         release_scored();
         const RowState done[2] = {row_state[0], row_state[1]};
-        if (ends) [[unlikely]] start_softmax(item(count + 1));
+        if (ends) [[unlikely]]
+          start_softmax(item(count + 1));
         float shrink[2], sum[4];
         if constexpr (masked && !early)
           if (!(next & sees_all)) find_visible(item(count + ends), n + 1, visible);
@@ -913,8 +914,8 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
 }  // namespace attn::sm90
 
 // The kernel NAME, which is the name of its file. WITH: plain, with_score or with_mask.
-#define ATTN_SM90_FORWARD(NAME, T, TILE, WITH)                                          \
-  extern "C" __global__ void __launch_bounds__(attn::sm90::TILE.threads(), 1)           \
-      NAME(const __grid_constant__ attn::sm90::Kernarg<attn::sm90::WITH> a) {           \
-    attn::sm90::forward<attn::device::T, attn::sm90::TILE, attn::sm90::WITH>(a);        \
+#define ATTN_SM90_FORWARD(NAME, T, TILE, WITH)                                   \
+  extern "C" __global__ void __launch_bounds__(attn::sm90::TILE.threads(), 1)    \
+      NAME(const __grid_constant__ attn::sm90::Kernarg<attn::sm90::WITH> a) {    \
+    attn::sm90::forward<attn::device::T, attn::sm90::TILE, attn::sm90::WITH>(a); \
   }

@@ -1,5 +1,5 @@
-// What a block mask leaves of an item: the tiles of keys that some of its queries see, and which keys
-// of a tile a query sees.
+// What a block mask leaves of an item: the tiles of keys that some of its queries see, and which
+// keys of a tile a query sees.
 #pragma once
 #include "../common/block_mask.cuh"
 #include "../common/lengths.cuh"
@@ -165,8 +165,8 @@ __device__ __forceinline__ unsigned low_bits(int x) {
   return x <= 0 ? 0 : x >= 32 ? ~0u : (1u << x) - 1;
 }
 
-// By the mask alone: bits[n] has the keys from position `first` on that query row[n] sees. block: what
-// mask_block says about the pieces of the tile that `first` lies in. diagonal: Skv - Sq.
+// By the mask alone: bits[n] has the keys from position `first` on that query row[n] sees. block:
+// what mask_block says about the pieces of the tile that `first` lies in. diagonal: Skv - Sq.
 template <Tile tile, int rows, int words>
 __device__ __forceinline__ void visible_by_blocks(const attn_mask_arrays& a, const int* block,
                                                   int first, const int (&row)[rows], int diagonal,
@@ -210,7 +210,7 @@ __device__ __forceinline__ void visible_by_blocks(const attn_mask_arrays& a, con
     for (int step = 2; step >= 1; --step) {
 #pragma unroll
       for (int i = 0; i < 2 * pieces; ++i)
-        all[n][i] = (away & 32 * step) == 0   ? all[n][i]
+        all[n][i] = (away & 32 * step) == 0 ? all[n][i]
                     : i + step < 2 * pieces ? all[n][i + step < 2 * pieces ? i + step : 0]
                                             : 0;
     }

@@ -44,8 +44,7 @@ Status check_strides(const char* name, const attn_strides& s, const int64_t (&si
 template <sm90::Tile tile>
 unsigned pairs_together(const Problem& p) {
   const int64_t pairs = p.batch * p.heads_q, tiles = ceil_div(p.seqlen_q, tile.rows());
-  const bool uneven =
-      p.has(ATTN_CAUSAL) || p.has(ATTN_CAUSAL_TOP_LEFT) || p.has(ATTN_BLOCK_MASK);
+  const bool uneven = p.has(ATTN_CAUSAL) || p.has(ATTN_CAUSAL_TOP_LEFT) || p.has(ATTN_BLOCK_MASK);
   if (pairs == 0 || tiles == 0 || (uneven && (tile.head_dim <= 64 || tiles > 16)))
     return unsigned(std::max<int64_t>(1, pairs));
   const int64_t most = std::max<int64_t>(

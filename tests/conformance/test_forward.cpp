@@ -416,8 +416,8 @@ TEST_CASE("forward: a cut of KV into segments changes nothing") {
             for (size_t n = 0; n < got.lse.size(); ++n) {
               worst = std::max(worst, std::abs(got.lse[n] - uncut.lse[n]));
             }
-            // What differs is the last bit of a score less its reference, which now and then rounds a
-            // weight the other way; ALiBi makes single weights large.
+            // What differs is the last bit of a score less its reference, which now and then rounds
+            // a weight the other way; ALiBi makes single weights large.
             const bool large =
                 kernel->backend == ATTN_BACKEND_CUDA && (whole.flags & ATTN_ALIBI) != 0;
             CHECK(worst < (large ? 1e-4 : sigma > 1 ? 2e-5 : 5e-6));
