@@ -5,8 +5,8 @@
 #include <iostream>
 #include <iterator>
 
-#include "asm/gfx942/forward_args.h"
 #include "catch.h"
+#include "gfx9/forward_kernarg.h"
 #include "gfx9/shipped.h"
 #include "gfx9emu/emu.h"
 #include "gfx9emu/model.h"
@@ -26,26 +26,8 @@ Run run(const std::string& name, int dim, int tiles) {
   Memory memory;
   const auto object = attn::test::load_shipped(name, &memory);
   REQUIRE(object);
-  const auto zeros = [&](uint64_t bytes) {
-    const uint64_t at = memory.allocate(bytes);
-    memory.fill(at, 0, bytes);
-    return reinterpret_cast<void*>(at);
-  };
-  attn_gfx942_forward_kernarg a{};
-  a.q = zeros(256 * dim);
-  a.prepared = zeros(uint64_t(tiles) * 128 * dim);
-  a.out = zeros(256 * dim * 4);
-  a.q_stride[1] = dim;
-  a.out_stride[1] = dim * 4;
-  a.seqlen_q = 256;
-  a.seqlen_kv = tiles * 64;
-  a.band = {attn_gfx942_unbounded, attn_gfx942_unbounded, attn_gfx942_unbounded};
-  a.tiles = tiles;
-  a.heads_kv = a.group = a.q_tiles = a.pairs = 1;
-  a.scale = 1;
-  a.out_factor = 1;
-  a.out_type = 1;
-  a.head_dim = a.head_dim_v = dim;
+  const attn_gfx942_forward_kernarg a = attn::test::zero_queries(
+      memory, dim, tiles, attn::test::zeros(memory, uint64_t(tiles) * 128 * dim));
   std::vector<std::byte> kernarg(sizeof a);
   std::memcpy(kernarg.data(), &a, sizeof a);
   Options options;

@@ -4,8 +4,8 @@
 #include <iostream>
 #include <vector>
 
-#include "asm/gfx942/forward_args.h"
 #include "catch.h"
+#include "gfx9/forward_kernarg.h"
 #include "gfx9/shipped.h"
 #include "gfx9emu/emu.h"
 #include "gfx9emu/model.h"
@@ -30,29 +30,10 @@ Report run(int dim, int tiles, const Grid& grid, int unwritten = -1, uint64_t* c
   Memory memory;
   const auto object = attn::test::load_shipped(name, &memory);
   REQUIRE(object);
-  const auto zeros = [&](uint64_t bytes) {
-    const uint64_t at = memory.allocate(bytes);
-    memory.fill(at, 0, bytes);
-    return reinterpret_cast<void*>(at);
-  };
   const uint64_t tile_bytes = uint64_t(128) * dim;
-  attn_gfx942_mask_kernarg m{};
-  attn_gfx942_forward_kernarg& a = m.forward;
-  a.q = zeros(256 * dim);
   const uint64_t prepared = memory.allocate(tiles * tile_bytes);
-  a.prepared = reinterpret_cast<void*>(prepared);
-  a.out = zeros(256 * dim * 4);
-  a.q_stride[1] = dim;
-  a.out_stride[1] = dim * 4;
-  a.seqlen_q = 256;
-  a.seqlen_kv = tiles * 64;
-  a.band = {attn_gfx942_unbounded, attn_gfx942_unbounded, attn_gfx942_unbounded};
-  a.tiles = tiles;
-  a.heads_kv = a.group = a.q_tiles = a.pairs = 1;
-  a.scale = 1;
-  a.out_factor = 1;
-  a.out_type = 1;
-  a.head_dim = a.head_dim_v = dim;
+  attn_gfx942_mask_kernarg m{};
+  m.forward = attn::test::zero_queries(memory, dim, tiles, reinterpret_cast<void*>(prepared));
   const int in_block = grid.block_k / 64;
   m.block_mask.rows = 256 / grid.block_q;
   m.block_mask.columns = (tiles + in_block - 1) / in_block;
@@ -64,10 +45,10 @@ Report run(int dim, int tiles, const Grid& grid, int unwritten = -1, uint64_t* c
       live = grid.kinds[size_t(row * m.block_mask.columns + tile / in_block)] != empty;
     if (live && tile != unwritten) memory.fill(prepared + tile * tile_bytes, 0, tile_bytes);
   }
-  std::vector<std::byte> kernarg(sizeof a);
+  std::vector<std::byte> kernarg(sizeof m.forward);
   if (!grid.kinds.empty()) {
     REQUIRE(grid.kinds.size() == size_t(m.block_mask.rows * m.block_mask.columns));
-    void* kinds = zeros(grid.kinds.size());
+    void* kinds = attn::test::zeros(memory, grid.kinds.size());
     memory.write(reinterpret_cast<uint64_t>(kinds), std::as_bytes(std::span(grid.kinds)));
     m.block_mask.kinds = static_cast<const unsigned char*>(kinds);
     kernarg.resize(sizeof m);
