@@ -13,6 +13,21 @@ __device__ __forceinline__ void cp_async_16(unsigned shared, const void* global,
 }
 
 // Makes a group of the copies of this thread since the last one.
+// `bytes`, 4 or 8, at a multiple of so many; nothing is copied unless `take`.
+template <int bytes>
+__device__ __forceinline__ void cp_async_if(unsigned shared, const void* global, bool take) {
+  asm volatile(
+      "{\n"
+      ".reg .pred take;\n"
+      "setp.ne.s32 take, %3, 0;\n"
+      "@take cp.async.ca.shared.global [%0], [%1], %2;\n"
+      "}" ::"r"(shared),
+      "l"(global), "n"(bytes), "r"(int(take))
+      : "memory");
+}
+__device__ __forceinline__ void cp_async_wait_all() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
 __device__ __forceinline__ void cp_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }

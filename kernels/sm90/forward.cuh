@@ -10,8 +10,11 @@
 #include "../common/lengths.cuh"
 #include "../common/store.cuh"
 #include "../common/tanh.cuh"
+#include "../ptx/cp_async.h"
 #include "../ptx/ex2.h"
 #include "../ptx/lg2.h"
+#include "../ptx/load_shared.h"
+#include "../ptx/max.h"
 #include "../ptx/mbarrier.h"
 #include "../ptx/rcp.h"
 #include "../ptx/tma.h"
@@ -29,8 +32,9 @@ using namespace device;
 // What a kernel can do beyond masks of ranges.
 enum : unsigned {
   plain = 0,
-  with_score = 1,  // softcap, ALiBi, a scale that is not above 0
-  with_mask = 2,   // block masks
+  with_score = 1,              // softcap, ALiBi, a scale that is not above 0
+  with_mask = 2,               // block masks
+  with_bias = 4 | with_score,  // a bias beside those
 };
 
 template <unsigned with>
@@ -40,6 +44,10 @@ struct KernargOf {
 template <>
 struct KernargOf<with_mask> {
   using type = attn_sm90_mask_kernarg;
+};
+template <>
+struct KernargOf<with_bias> {
+  using type = attn_sm90_bias_kernarg;
 };
 template <unsigned with>
 using Kernarg = typename KernargOf<with>::type;
@@ -81,7 +89,8 @@ struct Control {
   Barrier k_full[max_stages], k_empty[max_stages], v_full[max_stages], v_empty[max_stages];
   Item item[item_slots];
   KeyTile tile[tile_slots];       // written before k_full
-  TileBlocks blocks[tile_slots];  // with a block mask, of the same tiles
+  TileBlocks blocks[tile_slots];  // with a block mask or a bias, of the same tiles
+  Barrier said[tile_slots];       // with a bias: the warps have said what they see of the tile
 };
 static_assert(sizeof(Control) <= control_bytes);
 
@@ -311,7 +320,7 @@ struct Loader {
 };
 
 // One thread loads the keys and values of the items.
-template <Tile tile>
+template <Tile tile, bool biased>
 __device__ __forceinline__ void load_keys(const attn_sm90_forward_kernarg& a, Control& control,
                                           unsigned shared) {
   Loader<tile> loader{a, control, shared};
@@ -324,6 +333,8 @@ __device__ __forceinline__ void load_keys(const attn_sm90_forward_kernarg& a, Co
     while (keys.left > 0) {
       Keys after = next;
       after.next(item, tile.keys);
+      if constexpr (biased)
+        for (unsigned& word : control.blocks[loader.count % tile_slots].seen) word = 0;
       loader.load(item, keys.segment,
                   {keys.first, min(keys.left, tile.keys),
                    min(item.segment[keys.segment].end, item.used) - keys.first,
@@ -379,7 +390,8 @@ struct RowState {
 
 template <class T, Tile tile, unsigned with>
 struct Consumer {
-  static constexpr bool score = with & with_score, masked = with & with_mask;
+  static constexpr bool score = with & with_score, masked = with & with_mask,
+                        biased = with == with_bias;
   static constexpr bool may_split = score;  // takes split_invariant, which costs the others time
   static constexpr bool bf16 = T::type == attn_element_bf16;
   static constexpr int keys = tile.keys, d_steps = tile.head_dim / 16, key_steps = keys / 16;
@@ -398,6 +410,7 @@ struct Consumer {
   unsigned p[key_steps][4];        // weights of the tile before, as wgmma takes them
   float o[tile.head_dim_v / 2];    // sums of weight * v
   RowState row_state[2];
+  bool unseen;  // with a bias: some of the tile's keys are not seen by any of the warp's queries
 
   // Named barriers 1..groups: whose turn it is.
   __device__ __forceinline__ void wait_turn() {
@@ -465,15 +478,19 @@ struct Consumer {
     ptx::pin(o);
   }
 
-  // V rows of keys that no query of the sequence sees, with a block mask no query of the item, may
-  // hold anything, and 0 * NaN is NaN: they become zero.
+  // V rows of keys that no query of the sequence sees, with a block mask or a bias no query of the
+  // item, may hold anything, and 0 * NaN is NaN: they become zero. With a bias the warps that see
+  // all keys do not wait for the others, which find that there is nothing to do.
   __device__ __forceinline__ void clear_unused(unsigned n) {
     const auto meet = [] { ptx::barrier_wait(1 + tile.groups, 128 * tile.groups); };
     const unsigned v = v_at(n);
-    const int used = masked ? 0 : key_tile(n).used;
+    const int used = masked || biased ? 0 : key_tile(n).used;
     const unsigned* seen = control.blocks[n % tile_slots].seen;
-    if (masked) {
-      meet();  // all have said what they see
+    if (masked || biased) {
+      if constexpr (biased)
+        ptx::mbarrier_wait(address(&control.said[n % tile_slots]), n / tile_slots & 1);
+      else
+        meet();  // all have said what they see
       bool all = true;
 #pragma unroll
       for (int word = 0; word < words; ++word)
@@ -482,7 +499,7 @@ struct Consumer {
     }
 #pragma unroll 1
     for (int i = 8 * used + threadIdx.x - 128; i < keys * 8; i += 128 * tile.groups) {
-      if (masked && seen[i / 256] >> i / 8 % 32 & 1) continue;
+      if ((masked || biased) && seen[i / 256] >> i / 8 % 32 & 1) continue;
 #pragma unroll
       for (int column = 0; column < panels(tile.head_dim_v); ++column)
         asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(v + column * panel + i * 16),
@@ -592,6 +609,141 @@ struct Consumer {
     }
   }
 
+  // The lane keeps the bias of its scores in shared memory, where no other lane reads it: pairs of
+  // neighbours, those of one row behind those of the other. Here lies the first pair, the next one
+  // bias_step further.
+  template <int element_bytes>
+  __device__ __forceinline__ unsigned bias_at() const {
+    return shared + tile.bias_offset() + (4 * group + warp) * (16 * keys * 4) +
+           lane * (2 * element_bytes);
+  }
+  template <int element_bytes>
+  static constexpr int bias_step = 32 * 2 * element_bytes;
+
+  // Brings the bias of tile n; to be waited for. The bias of keys past the item's last is not read;
+  // rows past the sequence get that of its last.
+  __device__ __forceinline__ void load_bias(const Item& item, unsigned n) const {
+    if constexpr (biased) {
+      if (!a.bias) return;
+      const KeyTile& at = key_tile(n);
+      const int column = lane % 4 * 2, count = at.keys - column;
+      const long long next = a.bias_stride[3];
+      const long long begin =
+          item.b * a.bias_stride[0] + item.h * a.bias_stride[1] + (at.first + column) * next;
+      const bool pairs = a.bias_pairs && ((at.first | at.keys) & 1) == 0;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = min(this->row(item, half), item.seqlen_q - 1);
+        const long long offset = begin + row * a.bias_stride[2];
+        if (a.bias_type == attn_element_f32) {
+          const float* from = static_cast<const float*>(a.bias) + offset;
+          unsigned to = bias_at<4>() + half * (keys / 8 * bias_step<4>);
+          if (pairs) {
+#pragma unroll
+            for (int n = 0; n < keys / 8; ++n)
+              ptx::cp_async_if<8>(to + n * bias_step<4>, from + 8 * n, 8 * n < count);
+          } else {
+#pragma unroll 1
+            for (int n = 0; n < keys; n += 8) {
+              ptx::cp_async_if<4>(to, from, n < count);
+              ptx::cp_async_if<4>(to + 4, from + next, n + 1 < count);
+              from += 8 * next;
+              to += bias_step<4>;
+            }
+          }
+        } else {
+          const unsigned short* from = static_cast<const unsigned short*>(a.bias) + offset;
+          unsigned to = bias_at<2>() + half * (keys / 8 * bias_step<2>);
+          if (pairs) {
+#pragma unroll
+            for (int n = 0; n < keys / 8; ++n)
+              ptx::cp_async_if<4>(to + n * bias_step<2>, from + 8 * n, 8 * n < count);
+          } else {
+#pragma unroll 1
+            for (int n = 0; n < keys; n += 8) {
+              const unsigned low = n < count ? from[0] : 0, high = n + 1 < count ? from[next] : 0;
+              ptx::store_shared(to, low | high << 16);
+              from += 8 * next;
+              to += bias_step<2>;
+            }
+          }
+        }
+      }
+    }
+  }
+  // Adds it to scores in the log2 domain. A key whose bias is -inf is not seen, whatever it holds;
+  // a finite one hides nothing, so its product is kept finite.
+  __device__ __forceinline__ void add_bias(Scores& s) const {
+    if constexpr (biased) {
+      if (!a.bias) return;
+      ptx::cp_async_wait_all();
+      const auto add = [&](float& x, float b) {
+        x = b == -infinity() ? b : fmaf(ptx::max_nan(b, lowest_bias), log2_e, x);
+      };
+      if (a.bias_type == attn_element_f32) {
+        const unsigned from = bias_at<4>();
+#pragma unroll
+        for (int i = 0; i < keys / 4; ++i) {
+          const int n = i % (keys / 8), half = i / (keys / 8);
+          const uint2 pair = ptx::load_shared_pair(from + i * bias_step<4>);
+          add(s[4 * n + 2 * half], __uint_as_float(pair.x));
+          add(s[4 * n + 2 * half + 1], __uint_as_float(pair.y));
+        }
+      } else {
+        const unsigned from = bias_at<2>();
+#pragma unroll
+        for (int i = 0; i < keys / 4; ++i) {
+          const int n = i % (keys / 8), half = i / (keys / 8);
+          const unsigned pair = ptx::load_shared(from + i * bias_step<2>);
+          add(s[4 * n + 2 * half], T::unpack(pair & 0xffff));
+          add(s[4 * n + 2 * half + 1], T::unpack(pair >> 16));
+        }
+      }
+    }
+  }
+  static constexpr float lowest_bias = -2.3e38f;
+
+  // Says which keys of tile n the warp's queries see.
+  __device__ __forceinline__ void say_seen(const Scores& s, unsigned n) {
+    if constexpr (biased) {
+      unsigned most = 0;  // as an integer, -inf is above all numbers, and only NaNs are above it
+#pragma unroll
+      for (int i = 0; i < keys / 2; i += 2)
+        most = __vimax3_u32(most, __float_as_uint(s[i]), __float_as_uint(s[i + 1]));
+      unsigned mine = low_bits(keys - 32 * lane);  // lane n has word n
+      unseen = __any_sync(0xffffffff, most >= 0xff800000u);
+      if (unseen) [[unlikely]] {
+        bool all = true;
+#pragma unroll
+        for (int word = 0; word < words; ++word) {
+          unsigned seen = 0;
+#pragma unroll
+          for (int n = 4 * word; n < min(4 * word + 4, keys / 8); ++n) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+              const bool sees = s[4 * n + i] != -infinity() || s[4 * n + 2 + i] != -infinity();
+              seen |= unsigned(sees) << (8 * (n % 4) + i);
+            }
+          }
+          seen = __reduce_or_sync(0xffffffff, seen << lane % 4 * 2);
+          all = all && seen == low_bits(keys - 32 * word);
+          if (lane == word) mine = seen;
+        }
+        unseen = !all;
+      }
+      if (lane < words) atomicOr(&control.blocks[n % tile_slots].seen[lane], mine);
+      __syncwarp();
+      release(control.said[n % tile_slots]);
+    }
+  }
+  // The same of a tile of which they see nothing.
+  __device__ __forceinline__ void say_nothing_seen(unsigned n) {
+    if constexpr (biased) {
+      unseen = true;
+      release(control.said[n % tile_slots]);
+    }
+  }
+
   // The largest of the lane's scores of each of its rows. As integers three are compared at once;
   // the order is that of the numbers unless all are negative, which matters where the row has seen
   // nothing above 0 before either.
@@ -698,12 +850,14 @@ struct Consumer {
   __device__ __forceinline__ void prepare(Scores& s, const Item& item, unsigned n, unsigned flags,
                                           const Visible& visible) {
     if (score) modify(s, item, key_tile(n).first);
+    add_bias(s);
     if (!(flags & sees_all)) [[unlikely]] {
       if constexpr (masked)
         mask(s, visible);
       else
         mask(s, item, key_tile(n).first, key_tile(n).keys);
     }
+    say_seen(s, n);
   }
   // All of it where nothing runs meanwhile.
   __device__ __forceinline__ void weigh(Scores& s, const Item& item, unsigned n, unsigned flags) {
@@ -711,6 +865,7 @@ struct Consumer {
     Visible visible;
     if constexpr (masked)
       if (!(flags & sees_all)) find_visible(item, n, visible);
+    load_bias(item, n);
     prepare(s, item, n, flags, visible);
     const bool moved = start_weights(s, shrink, sum);
     if (!rescale_always && moved) rescale(shrink);
@@ -787,7 +942,7 @@ struct Consumer {
       const bool ends = here & last_tile;
       if (!ready) {
         ptx::mbarrier_wait(address(&control.v_full[v.stage]), v.parity);
-        if (here & has_unused) clear_unused(n);
+        if (biased ? unseen : here & has_unused) clear_unused(n);
         if (ends && !take_item(count + 1)) break;
         ptx::mbarrier_wait(address(&control.k_full[k.stage]), k.parity);
         if (ends) next = ptx::uniform(item(count + 1).first_tile >> 4 * group);
@@ -816,6 +971,7 @@ struct Consumer {
         pass_turn();
         look_ahead();
         Visible visible;
+        load_bias(item(count + ends), n + 1);
         if constexpr (masked && early)
           if (!(next & sees_all)) find_visible(item(count + ends), n + 1, visible);
         ptx::wgmma_wait<1>();
@@ -842,7 +998,7 @@ struct Consumer {
         release(control.v_empty[v_stage]);
         ready = ptx::mbarrier_test(address(&control.v_full[v.stage]), v.parity) &
                 ptx::mbarrier_test(address(&control.k_full[k.stage]), k.parity) &
-                !(next & (last_tile | has_unused));
+                !(next & (last_tile | (biased ? 0 : has_unused))) & !(biased && unseen);
         finish_weights(s, shrink, sum);
         add = !ends;
       } else {
@@ -861,7 +1017,10 @@ struct Consumer {
           finish(item(count), row_state);
           start_softmax(item(count + 1));
         }
-        if (next & sees_some) weigh(s, item(count + ends), n + 1, next);
+        if (next & sees_some)
+          weigh(s, item(count + ends), n + 1, next);
+        else
+          say_nothing_seen(n + 1);
         add = !ends && (add || here & sees_some);
         ready = false;
       }
@@ -892,6 +1051,8 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
       for (Barrier* empty : {&control.q_empty[i], &control.k_empty[i], &control.v_empty[i]})
         ptx::mbarrier_init(address(empty), warps);
     }
+    if constexpr (with == with_bias)
+      for (Barrier& said : control.said) ptx::mbarrier_init(address(&said), warps);
     ptx::mbarrier_init_fence();
   }
   __syncthreads();
@@ -901,7 +1062,7 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
     if constexpr (with & with_mask) {
       if (warp == 1) load_live_keys<tile>(a, control, shared);
     } else {
-      if (threadIdx.x == 32) load_keys<tile>(a, control, shared);
+      if (threadIdx.x == 32) load_keys<tile, with == with_bias>(a, control, shared);
     }
   } else {
     if constexpr (tile.groups > 1) ptx::registers_grow<tile.compute_registers()>();
@@ -913,7 +1074,7 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
 
 }  // namespace attn::sm90
 
-// The kernel NAME, which is the name of its file. WITH: plain, with_score or with_mask.
+// The kernel NAME, which is the name of its file. WITH: plain, with_score, with_mask or with_bias.
 #define ATTN_SM90_FORWARD(NAME, T, TILE, WITH)                                   \
   extern "C" __global__ void __launch_bounds__(attn::sm90::TILE.threads(), 1)    \
       NAME(const __grid_constant__ attn::sm90::Kernarg<attn::sm90::WITH> a) {    \

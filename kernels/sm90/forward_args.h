@@ -45,4 +45,11 @@ struct attn_sm90_mask_kernarg : attn_sm90_forward_kernarg {
   attn_mask_arrays block_mask;
 };
 
+struct attn_sm90_bias_kernarg : attn_sm90_forward_kernarg {
+  const void* bias;          // null: none
+  long long bias_stride[4];  // elements: batch, head, q, kv
+  int bias_type;             // ../common/types.h
+  int bias_pairs;  // two keys from an even one on lie side by side, where a load of both can begin
+};
+
 #endif

@@ -21,6 +21,7 @@ struct Tile {
   int keys;                          // keys of a K/V tile
   int q_stages, k_stages, v_stages;  // tiles in shared memory
   bool finds = false;                // the warpgroup that loads finds what a block mask leaves, which takes registers
+  bool adds = false;                 // the bias of a tile lies in shared memory too
 
   ATTN_HOST_DEVICE constexpr int rows() const { return 64 * groups; }
   ATTN_HOST_DEVICE constexpr int threads() const { return 128 * (groups + 1); }
@@ -35,7 +36,8 @@ struct Tile {
   ATTN_HOST_DEVICE constexpr int q_offset() const { return control_bytes; }
   ATTN_HOST_DEVICE constexpr int k_offset() const { return q_offset() + q_stages * q_bytes(); }
   ATTN_HOST_DEVICE constexpr int v_offset() const { return k_offset() + k_stages * k_bytes(); }
-  ATTN_HOST_DEVICE constexpr int shared_bytes() const { return v_offset() + v_stages * v_bytes(); }
+  ATTN_HOST_DEVICE constexpr int bias_offset() const { return v_offset() + v_stages * v_bytes(); }
+  ATTN_HOST_DEVICE constexpr int shared_bytes() const { return bias_offset() + (adds ? rows() * keys * 4 : 0); }
 };
 
 constexpr Tile tile_d64_short{64, 64, 1, 128, 1, 3, 3};  // where larger ones would leave multiprocessors idle
@@ -54,6 +56,10 @@ constexpr Tile tile_d256_mask{256, 256, 2, 80, 1, 2, 2, true};
 constexpr Tile tile_d64_score{64, 64, 3, 80, 2, 3, 3};
 constexpr Tile tile_d128_score{128, 128, 2, 96, 2, 3, 3};
 constexpr Tile tile_d256_score{256, 256, 2, 64, 1, 2, 2};
+// For kernels that add a bias too.
+constexpr Tile tile_d64_bias{64, 64, 3, 80, 2, 3, 3, false, true};
+constexpr Tile tile_d128_bias{128, 128, 2, 96, 2, 2, 2, false, true};
+constexpr Tile tile_d256_bias{256, 256, 2, 64, 1, 2, 2, false, true};
 
 }  // namespace attn::sm90
 #endif

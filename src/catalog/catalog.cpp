@@ -59,16 +59,18 @@ constexpr Limits with_block_mask(Limits limits) {
   limits.demands |= ATTN_BLOCK_MASK;
   return limits;
 }
-// kernels/sm90. Of the changes of scores, bias is left to sm80. split_invariant costs time that only the kernels that
-// change scores take.
+// kernels/sm90. split_invariant costs time that only the kernels that change scores take.
 constexpr Limits sm90_forward(attn_dtype type, int64_t head_dim_max, int64_t head_dim_v_max) {
   Limits limits = sm80_forward(type, head_dim_max, false);
   limits.head_dim_v_max = head_dim_v_max;
   limits.flags &= ~uint32_t{ATTN_SPLIT_INVARIANT};
   return limits;
 }
+constexpr Limits sm90_bias(attn_dtype type, int64_t head_dim_max) {
+  return sm80_forward(type, head_dim_max, true);
+}
 constexpr Limits sm90_score(attn_dtype type, int64_t head_dim_max) {
-  Limits limits = sm80_forward(type, head_dim_max, true);
+  Limits limits = sm90_bias(type, head_dim_max);
   limits.features &= ~feature_bias;
   return limits;
 }
@@ -129,6 +131,12 @@ constexpr Kernel table[] = {
      &fwd_sm90_d128_score_kernel},
     {"fwd_sm90_bf16_d256_score", Op::forward, cuda, sm90_score(ATTN_BF16, 256), nullptr,
      &fwd_sm90_d256_score_kernel},
+    {"fwd_sm90_bf16_d64_bias", Op::forward, cuda, sm90_bias(ATTN_BF16, 64), nullptr,
+     &fwd_sm90_d64_bias_kernel},
+    {"fwd_sm90_bf16_d128_bias", Op::forward, cuda, sm90_bias(ATTN_BF16, 128), nullptr,
+     &fwd_sm90_d128_bias_kernel},
+    {"fwd_sm90_bf16_d256_bias", Op::forward, cuda, sm90_bias(ATTN_BF16, 256), nullptr,
+     &fwd_sm90_d256_bias_kernel},
     {"fwd_sm90_f16_d64_short", Op::forward, cuda, sm90_forward(ATTN_F16, 64, 64), nullptr,
      &fwd_sm90_d64_short_kernel},
     {"fwd_sm90_f16_d64", Op::forward, cuda, sm90_forward(ATTN_F16, 64, 64), nullptr,
@@ -157,6 +165,12 @@ constexpr Kernel table[] = {
      &fwd_sm90_d128_score_kernel},
     {"fwd_sm90_f16_d256_score", Op::forward, cuda, sm90_score(ATTN_F16, 256), nullptr,
      &fwd_sm90_d256_score_kernel},
+    {"fwd_sm90_f16_d64_bias", Op::forward, cuda, sm90_bias(ATTN_F16, 64), nullptr,
+     &fwd_sm90_d64_bias_kernel},
+    {"fwd_sm90_f16_d128_bias", Op::forward, cuda, sm90_bias(ATTN_F16, 128), nullptr,
+     &fwd_sm90_d128_bias_kernel},
+    {"fwd_sm90_f16_d256_bias", Op::forward, cuda, sm90_bias(ATTN_F16, 256), nullptr,
+     &fwd_sm90_d256_bias_kernel},
     {"fwd_sm80_bf16_d64", Op::forward, cuda, sm80_forward(ATTN_BF16, 64, false), nullptr,
      &fwd_sm80_d64_kernel},
     {"fwd_sm80_bf16_d64_score", Op::forward, cuda, sm80_forward(ATTN_BF16, 64, true), nullptr,

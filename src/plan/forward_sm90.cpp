@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "core/dtype.h"
 #include "kernels/sm90/forward_args.h"
 #include "kernels/sm90/tiles.h"
 #include "plan/forward_cuda.h"
@@ -11,6 +12,7 @@ namespace attn {
 namespace {
 
 static_assert(sizeof(attn_sm90_mask_kernarg) <= max_kernarg_bytes);
+static_assert(sizeof(attn_sm90_bias_kernarg) <= max_kernarg_bytes);
 static_assert(sizeof(attn_tensor_map) == tensor_map_bytes);
 static_assert(max_tensor_maps == 1 + 2 * attn_sm90_max_segments);
 
@@ -129,6 +131,26 @@ void pack_masked(const Problem& p, const Args& args, void* workspace, void* kern
   static_cast<attn_sm90_mask_kernarg*>(kernarg)->block_mask = mask_arrays(p, args);
 }
 
+// Whether keys lie side by side, two from an even one on at a multiple of the size of both.
+bool bias_pairs(const Problem& p, const void* bias) {
+  const int64_t size[] = {p.batch, p.heads_q, p.seqlen_q};
+  for (int i = 0; i < 3; ++i)
+    if (size[i] > 1 && p.bias_stride[i] % 2 != 0) return false;
+  return p.bias_stride[3] == 1 &&
+         reinterpret_cast<uintptr_t>(bias) % size_t(dtype_bytes(p.bias_type, 2)) == 0;
+}
+
+template <sm90::Tile tile>
+void pack_biased(const Problem& p, const Args& args, void* workspace, void* kernarg) {
+  pack<tile>(p, args, workspace, kernarg);
+  auto& a = *static_cast<attn_sm90_bias_kernarg*>(kernarg);
+  const bool any = p.bias_type != ATTN_DTYPE_NONE;
+  a.bias = any ? args.bias : nullptr;
+  std::copy_n(p.bias_stride, 4, a.bias_stride);
+  a.bias_type = p.bias_type;
+  a.bias_pairs = any && bias_pairs(p, args.bias);
+}
+
 // Maps of empty tensors are never used; the driver wants sizes above 0.
 TensorMap tensor_map(const void* base, int64_t head_dim, int64_t rows, int64_t heads, int64_t batch,
                      const attn_strides& stride, int box_rows) {
@@ -173,6 +195,14 @@ constexpr DeviceKernel masked_row() {
   return kernel;
 }
 
+template <sm90::Tile tile>
+constexpr DeviceKernel biased_row() {
+  DeviceKernel kernel = row<tile, true>();
+  kernel.kernarg_bytes = sizeof(attn_sm90_bias_kernarg);
+  kernel.pack_forward = pack_biased<tile>;
+  return kernel;
+}
+
 // Smaller tiles of queries, as long as each multiprocessor has one at most.
 std::string too_many(const Problem& p) {
   const int64_t count = items<sm90::tile_d64_short>(p);
@@ -204,5 +234,8 @@ constinit const DeviceKernel fwd_sm90_d256_mask_kernel = masked_row<sm90::tile_d
 constinit const DeviceKernel fwd_sm90_d64_score_kernel = row<sm90::tile_d64_score, true>();
 constinit const DeviceKernel fwd_sm90_d128_score_kernel = row<sm90::tile_d128_score, true>();
 constinit const DeviceKernel fwd_sm90_d256_score_kernel = row<sm90::tile_d256_score, true>();
+constinit const DeviceKernel fwd_sm90_d64_bias_kernel = biased_row<sm90::tile_d64_bias>();
+constinit const DeviceKernel fwd_sm90_d128_bias_kernel = biased_row<sm90::tile_d128_bias>();
+constinit const DeviceKernel fwd_sm90_d256_bias_kernel = biased_row<sm90::tile_d256_bias>();
 
 }  // namespace attn

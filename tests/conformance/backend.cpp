@@ -282,6 +282,8 @@ void Forward::fill(const Case& c, const Data& data) {
   put(args_.lse, lse_);
   put(args_.cu_seqlens_q, data.cu_seqlens_q);
   put(args_.bias, data.bias);
+  if (args_.bias)
+    args_.bias = static_cast<const char*>(args_.bias) + dtype_bytes(c.bias_type, c.bias_first);
   put(args_.alibi_slopes, data.slopes);
   put(args_.sinks, data.sinks);
   put(args_.q_descale, data.q_descale);

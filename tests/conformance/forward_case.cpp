@@ -118,16 +118,18 @@ void make_bias(const Case& c, Data* data) {
   const int64_t keys = c.capacity();
   const int64_t extent[4] = {c.bias_per_batch ? c.batch : 1, c.bias_per_head ? c.heads_q : 1,
                              c.bias_per_query ? c.seqlen_q : 1, keys};
-  int64_t stride = 1;
+  int64_t stride = c.bias_key_stride, count = 1;
   for (int n = 3; n >= 0; --n) {
     data->bias_stride[n] = extent[n] == 1 && n < 3 ? 0 : stride;
     stride *= extent[n];
+    count *= extent[n];
   }
-  data->bias = Buffer(size_t(dtype_bytes(c.bias_type, stride)), poison_of(c.bias_type));
-  for (int64_t n = 0; n < stride; ++n) {
+  data->bias =
+      Buffer(size_t(dtype_bytes(c.bias_type, c.bias_first + stride)), poison_of(c.bias_type));
+  for (int64_t n = 0; n < count; ++n) {
     const uint64_t h = hash(c.seed, tag_bias, n / keys, n % keys);
     const float x = c.bias_value != 0 ? c.bias_value : h % 8 == 0 ? -infinity : float(normal(h));
-    encode_element(c.bias_type, data->bias.data(), n, x, false);
+    encode_element(c.bias_type, data->bias.data(), c.bias_first + n * c.bias_key_stride, x, false);
     if (std::abs(x) < 100) data->logit_bound = std::max(data->logit_bound, double(std::abs(x)));
   }
 }
@@ -295,9 +297,9 @@ std::string describe(const Case& c) {
   if (!c.lengths_q.empty()) list(c.lengths_q);
   out << " q " << dtype_name(c.q_type) << " out " << dtype_name(c.out_type) << " flags " << c.flags
       << " window " << c.window_left << "," << c.window_right << " scale " << c.scale << " softcap "
-      << c.softcap << " bias " << dtype_name(c.bias_type) << " values " << int(c.values)
-      << " sigma " << c.sigma << " arrange " << int(c.q_arrange) << int(c.out_arrange)
-      << " q_descale " << c.q_descale;
+      << c.softcap << " bias " << dtype_name(c.bias_type) << " from " << c.bias_first << " by "
+      << c.bias_key_stride << " values " << int(c.values) << " sigma " << c.sigma << " arrange "
+      << int(c.q_arrange) << int(c.out_arrange) << " q_descale " << c.q_descale;
   if (c.has(ATTN_BLOCK_MASK)) {
     out << " blocks " << c.block_q << "x" << c.block_k << " kinds [";
     for (size_t n = 0; n < c.mask_kinds.size(); ++n) out << (n ? "," : "") << int(c.mask_kinds[n]);
@@ -358,7 +360,7 @@ View arrange_view(attn_dtype type, Arrange arrange, int64_t batch, int64_t seq, 
 double bias_at(const Case& c, const Data& data, int64_t b, int64_t h, int64_t i, int64_t j) {
   if (c.bias_type == ATTN_DTYPE_NONE) return 0;
   return decode_element(c.bias_type, data.bias.data(),
-                        b * data.bias_stride[0] + h * data.bias_stride[1] +
+                        c.bias_first + b * data.bias_stride[0] + h * data.bias_stride[1] +
                             i * data.bias_stride[2] + j * data.bias_stride[3]);
 }
 

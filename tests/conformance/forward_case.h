@@ -75,6 +75,7 @@ struct Case {
   int64_t window_left = 0, window_right = 0;
   attn_dtype bias_type = ATTN_DTYPE_NONE;
   bool bias_per_batch = true, bias_per_head = true, bias_per_query = true;
+  int64_t bias_first = 0, bias_key_stride = 1;  // elements before it; from key to key
   float bias_value = 0;  // 0: N(0, 1) and -inf for one key in eight; else this for all
   float alibi_sign = 1;
   int32_t block_q = 64, block_k = 64;

@@ -1,5 +1,6 @@
-// Problems made for kernels on matrix units: 16-bit types, head dimensions in steps of 8, strides in steps of
-// 16 bytes, several tiles of queries and keys. The random problems of test_forward.cpp are seldom all of that.
+// Problems made for kernels on matrix units: 16-bit types, head dimensions in steps of 8, strides
+// in steps of 16 bytes, several tiles of queries and keys. The random problems of test_forward.cpp
+// are seldom all of that.
 #include <algorithm>
 #include <iostream>
 #include <string>
@@ -89,6 +90,45 @@ TEST_CASE("forward: random problems for matrix units") {
             << first_seed + count - 1 << std::endl;
   for (uint64_t seed = first_seed; seed < first_seed + count; ++seed)
     check_case(random_case(seed), kernels);
+}
+
+// Rows of a bias begin at odd elements and at even ones, keys lie apart, what is before it is
+// poison. A column of -inf hides a key, whose value is NaN, from all queries or from those of some
+// warps.
+TEST_CASE("forward: a bias of any layout") {
+  const auto kernels = kernels_here(Op::forward, false);
+  struct Layout {
+    int64_t first, key_stride, seqlen_kv;
+    bool per_query;
+  };
+  uint64_t seed = 1;
+  for (const Layout& layout : {Layout{0, 1, 330, true},
+                               {1, 1, 330, true},
+                               {0, 1, 331, true},
+                               {0, 3, 330, true},
+                               {0, 1, 330, false},
+                               {1, 2, 331, false}}) {
+    for (int64_t seqlen_q : {2, 66, 200}) {
+      for (const bool as_q : {false, true}) {
+        Case c;
+        c.name = "bias-layout";
+        c.seed = ++seed;
+        c.q_type = c.out_type = seed / 2 % 2 ? ATTN_F16 : ATTN_BF16;
+        c.bias_type = as_q ? c.q_type : ATTN_F32;
+        c.bias_first = layout.first;
+        c.bias_key_stride = layout.key_stride;
+        c.bias_per_query = layout.per_query;
+        c.heads_q = 2;
+        c.seqlen_q = seqlen_q;
+        SegmentCase s;
+        s.k_type = s.v_type = c.q_type;
+        s.capacity = layout.seqlen_kv;
+        c.segments = {s};
+        if (seed % 5 == 0) c.flags |= ATTN_CAUSAL;
+        check_case(c, kernels);
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -1,0 +1,23 @@
+// Single words of shared memory by address.
+#ifndef ATTN_KERNELS_PTX_LOAD_SHARED_H
+#define ATTN_KERNELS_PTX_LOAD_SHARED_H
+
+namespace attn::ptx {
+
+__device__ __forceinline__ unsigned load_shared(unsigned from) {
+  unsigned x;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(from) : "memory");
+  return x;
+}
+// Of 8 bytes at a multiple of 8.
+__device__ __forceinline__ uint2 load_shared_pair(unsigned from) {
+  uint2 x;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(from) : "memory");
+  return x;
+}
+__device__ __forceinline__ void store_shared(unsigned to, unsigned x) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
+}
+
+}  // namespace attn::ptx
+#endif

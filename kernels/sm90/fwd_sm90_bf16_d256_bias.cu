@@ -1,0 +1,3 @@
+#include "forward.cuh"
+
+ATTN_SM90_FORWARD(fwd_sm90_bf16_d256_bias, BF16, tile_d256_bias, with_bias)

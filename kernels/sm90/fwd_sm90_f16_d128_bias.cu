@@ -1,0 +1,3 @@
+#include "forward.cuh"
+
+ATTN_SM90_FORWARD(fwd_sm90_f16_d128_bias, F16, tile_d128_bias, with_bias)

@@ -1,0 +1,3 @@
+#include "forward.cuh"
+
+ATTN_SM90_FORWARD(fwd_sm90_f16_d64_bias, F16, tile_d64_bias, with_bias)
