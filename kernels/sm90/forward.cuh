@@ -22,6 +22,7 @@
 #include "../ptx/warpgroup.h"
 #include "../ptx/wgmma.h"
 #include "forward_args.h"
+#include "item_order.cuh"
 #include "live_tiles.cuh"
 #include "tiles.h"
 
@@ -91,6 +92,7 @@ struct Control {
   KeyTile tile[tile_slots];       // written before k_full
   TileBlocks blocks[tile_slots];  // with a block mask or a bias, of the same tiles
   Barrier said[tile_slots];       // with a bias: the warps have said what they see of the tile
+  Barrier listed;                 // with a block mask: the items are listed, see item_order.cuh
 };
 static_assert(sizeof(Control) <= control_bytes);
 
@@ -228,7 +230,22 @@ __device__ __forceinline__ void load_items(const Kernarg<with>& a, Control& cont
   using Q = Ring<tile.q_stages>;
   const bool leads = threadIdx.x % 32 == 0;
   unsigned count = 0, index = blockIdx.x;
-  const auto take = [&] { index = __shfl_sync(0xffffffff, leads ? next_item(a) : 0, 0); };
+  ItemOrder order;
+  bool ordered = false;
+  const auto take = [&] {
+    if constexpr (with & with_mask) {
+      if (sorts_items(a)) {
+        if (!ordered) {
+          ptx::mbarrier_wait(address(&control.listed), 0);
+          order.look(*a.order);
+          ordered = true;
+        }
+        index = order.take(a);
+        return;
+      }
+    }
+    index = __shfl_sync(0xffffffff, leads ? next_item(a) : 0, 0);
+  };
   for (;;) {
     const int q = Q::stage(count);
     Item& item = control.item[count % item_slots];
@@ -1053,6 +1070,7 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
     }
     if constexpr (with == with_bias)
       for (Barrier& said : control.said) ptx::mbarrier_init(address(&said), warps);
+    if constexpr (with & with_mask) ptx::mbarrier_init(address(&control.listed), 1);
     ptx::mbarrier_init_fence();
   }
   __syncthreads();
@@ -1061,6 +1079,10 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
     if (warp == 0) load_items<tile, with>(a, control, shared);
     if constexpr (with & with_mask) {
       if (warp == 1) load_live_keys<tile>(a, control, shared);
+      if (warp == 2 && sorts_items(a)) {
+        list_items<tile>(a);
+        if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(address(&control.listed));
+      }
     } else {
       if (threadIdx.x == 32) load_keys<tile, with == with_bias>(a, control, shared);
     }

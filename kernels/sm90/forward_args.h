@@ -7,6 +7,7 @@
 #include "../common/forward_args.h"
 
 enum { attn_sm90_max_segments = 8 };
+enum { attn_sm90_order_classes = 32, attn_sm90_order_max_items = 4096 };
 
 struct alignas(64) attn_tensor_map {
   unsigned char bytes[128];
@@ -41,8 +42,20 @@ struct attn_sm90_forward_kernarg {
   attn_kv_lengths segment[attn_sm90_max_segments];
 };
 
+// The workspace of item_order.cuh: counters, 0 between launches, and what they count.
+struct attn_sm90_order {
+  unsigned taken;   // where attn_sm90_forward_kernarg has it
+  unsigned shares;  // of items, taken to be listed
+  unsigned listed;  // items
+  unsigned in_class[attn_sm90_order_classes];
+
+  // Items beyond the first of each block: [classes][so many].
+  ATTN_HOST_DEVICE unsigned short* list() { return reinterpret_cast<unsigned short*>(this + 1); }
+};
+
 struct attn_sm90_mask_kernarg : attn_sm90_forward_kernarg {
   attn_mask_arrays block_mask;
+  attn_sm90_order* order;  // null: items are taken as they come; unused if there are no later ones
 };
 
 struct attn_sm90_bias_kernarg : attn_sm90_forward_kernarg {

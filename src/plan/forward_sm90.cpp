@@ -54,6 +54,14 @@ unsigned pairs_together(const Problem& p) {
   return unsigned(ceil_div(pairs, ceil_div(pairs, most)));
 }
 
+// With a block mask: whether the items are taken longest first (item_order.cuh). Where they are
+// many, blocks end together anyway; and pairs that stand together for the L2 stay so.
+template <sm90::Tile tile>
+bool orders_items(const Problem& p) {
+  return p.has(ATTN_BLOCK_MASK) && items<tile>(p) <= attn_sm90_order_max_items &&
+         pairs_together<tile>(p) >= p.batch * p.heads_q;
+}
+
 template <sm90::Tile tile, bool score>
 Status shape(const Problem& p, const DeviceInfo& device, Launch* launch, size_t* workspace) {
   constexpr int shared = tile.shared_bytes();
@@ -92,7 +100,12 @@ Status shape(const Problem& p, const DeviceInfo& device, Launch* launch, size_t*
   launch->grid[0] = uint32_t(std::min(count, blocks));
   launch->block[0] = tile.threads();
   launch->shared_bytes = shared;
-  *workspace = count > blocks ? sizeof(unsigned) : 0;
+  const int64_t later = count - blocks;
+  *workspace = later <= 0 ? 0
+               : orders_items<tile>(p)
+                   ? sizeof(attn_sm90_order) +
+                         size_t(later) * attn_sm90_order_classes * sizeof(unsigned short)
+                   : sizeof(unsigned);
   return {};
 }
 
@@ -128,7 +141,9 @@ void pack(const Problem& p, const Args& args, void* workspace, void* kernarg) {
 template <sm90::Tile tile>
 void pack_masked(const Problem& p, const Args& args, void* workspace, void* kernarg) {
   pack<tile>(p, args, workspace, kernarg);
-  static_cast<attn_sm90_mask_kernarg*>(kernarg)->block_mask = mask_arrays(p, args);
+  auto& a = *static_cast<attn_sm90_mask_kernarg*>(kernarg);
+  a.block_mask = mask_arrays(p, args);
+  a.order = orders_items<tile>(p) ? static_cast<attn_sm90_order*>(workspace) : nullptr;
 }
 
 // Whether keys lie side by side, two from an even one on at a multiple of the size of both.

@@ -228,6 +228,7 @@ Forward::Forward(Backend& backend, const Case& c, const Data& data, const char* 
     p.mask_partials = data.num_partials;
   }
   p.fixed_split = c.fixed_split;
+  p.max_sms = c.max_sms;
   p.kernel = kernel;
 
   attn_plan* plan = nullptr;

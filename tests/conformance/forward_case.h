@@ -86,6 +86,7 @@ struct Case {
   int64_t mask_first = 0;
   bool mask_garbage = false;  // kinds and indices that mean nothing among the others
   int64_t fixed_split = 0;
+  int32_t max_sms = 0;
   Values values = Values::normal;
   double sigma = 1;
 

@@ -1,0 +1,150 @@
+// The order of the items under a block mask: those with most to do first, so that the blocks end
+// together. A warp of each block that has nothing else to do counts what the mask leaves of items,
+// a share at a time, and lists each in the class of its count; then all blocks take from the lists.
+// A block waits only until the shares that have been taken are listed, which are those of blocks
+// that run: blocks that start late hold up nobody.
+#pragma once
+#include "../common/block_mask.cuh"
+#include "../common/lengths.cuh"
+#include "../ptx/acquire.h"
+#include "forward_args.h"
+#include "tiles.h"
+
+namespace attn::sm90 {
+
+using namespace device;
+
+static_assert(attn_sm90_order_classes == 32);  // one to a lane
+
+// Items beyond the first of each block.
+template <class Kernarg>
+__device__ __forceinline__ unsigned later_items(const Kernarg& a) {
+  return a.items - gridDim.x;
+}
+__device__ __forceinline__ bool sorts_items(const attn_sm90_mask_kernarg& a) {
+  return a.order && a.items > gridDim.x;
+}
+
+// The class of an item with so many live columns: 31 has none, the others those from 1 to 7 each,
+// then a quarter of an octave, and class 0 the largest.
+__device__ __forceinline__ int class_of(int columns) {
+  if (columns < 8) return 31 - columns;
+  const int octave = 28 - __clz(columns);
+  return max(0, 31 - 8 - 4 * octave - (columns >> (octave + 1) & 3));
+}
+
+// Columns of the mask's grid that some query of the item may see: every `step`-th, from the
+// `from`-th on.
+template <Tile tile>
+__device__ __forceinline__ int live_columns(const attn_sm90_mask_kernarg& a, unsigned index,
+                                            int from, int step) {
+  constexpr int rows = tile.rows();
+  static_assert(rows <= 128);  // of the grid they meet two rows at most
+  const attn_mask_arrays& mask = a.block_mask;
+  const QueryTile at =
+      query_tile(index, a.batch, a.heads_q, (a.seqlen_q + rows - 1) / rows, a.chunk);
+  int length = 0;
+  for (int i = 0; i < a.num_segments; ++i) length += segment_span(a.segment[i], at.b).length;
+  const int first = at.tile * rows, last = min(first + rows, a.seqlen_q) - 1;
+  const int low = clamp(a.mask.keys(first, a.seqlen_q, length).begin, 0, length);
+  const int high = clamp(a.mask.keys(last, a.seqlen_q, length).end, 0, length);
+  if (low >= high) return 0;
+  const unsigned char* kinds = mask.kinds + at.b * mask.batch_stride + at.h * mask.head_stride;
+  const unsigned char* upper = kinds + (long long)(first >> mask.block_q_log2) * mask.columns;
+  const unsigned char* lower = kinds + (long long)(last >> mask.block_q_log2) * mask.columns;
+  const int behind = ((high - 1) >> mask.block_k_log2) + 1;
+  const int causal_end = last + length - a.seqlen_q;  // the last key that CAUSAL blocks show
+  int live = 0;
+  constexpr int at_once = 8;
+  for (int column = (low >> mask.block_k_log2) + from; column < behind; column += at_once * step) {
+    unsigned kind[at_once][2];
+#pragma unroll
+    for (int n = 0; n < at_once; ++n) {
+      const int at = min(column + n * step, behind - 1);
+      kind[n][0] = upper[at];
+      kind[n][1] = lower[at];
+    }
+#pragma unroll
+    for (int n = 0; n < at_once; ++n) {
+      const int at = column + n * step;
+      const unsigned least =
+          at << mask.block_k_log2 <= causal_end ? attn_kind_causal : attn_kind_full;
+      const unsigned width = attn_kind_partial - least;
+      live += at < behind && (kind[n][0] - least <= width || kind[n][1] - least <= width);
+    }
+  }
+  return live;
+}
+
+// Until all items are listed. By all lanes of one warp.
+template <Tile tile>
+__device__ __forceinline__ void list_items(const attn_sm90_mask_kernarg& a) {
+  constexpr unsigned lanes = 4, share = 32 / lanes;  // items at a time
+  const unsigned lane = threadIdx.x % 32, items = later_items(a);
+  attn_sm90_order& order = *a.order;
+  for (;;) {
+    const unsigned first =
+        __shfl_sync(0xffffffff, lane == 0 ? atomicAdd(&order.shares, 1) : 0, 0) * share;
+    if (first >= items) break;
+    const unsigned n = first + lane / lanes;
+    int live = n < items ? live_columns<tile>(a, gridDim.x + n, lane % lanes, lanes) : 0;
+#pragma unroll
+    for (unsigned step = 1; step < lanes; step *= 2)
+      live += __shfl_xor_sync(0xffffffff, live, step);
+    if (n < items && lane % lanes == 0) {
+      const int c = class_of(live);
+      const unsigned at = c * items + atomicAdd(&order.in_class[c], 1);
+      order.list()[at] = (unsigned short)(gridDim.x + n);
+    }
+    __syncwarp();
+    if (lane == 0) {
+      __threadfence();
+      atomicAdd(&order.listed, min(share, items - first));
+    }
+  }
+  if (lane == 0) {
+    while (ptx::load_acquire(&order.listed) < items) __nanosleep(64);
+  }
+  __syncwarp();
+}
+
+// What a warp that takes items knows of the lists, when all items are listed.
+struct ItemOrder {
+  unsigned begin, behind;  // ranks of the items of the lane's class
+
+  __device__ __forceinline__ void look(const attn_sm90_order& order) {
+    const int lane = threadIdx.x % 32;
+    const unsigned count = __ldcg(&order.in_class[lane]);
+    behind = count;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const unsigned before = __shfl_up_sync(0xffffffff, behind, step);
+      if (lane >= step) behind += before;
+    }
+    begin = behind - count;
+  }
+  // The next item, a.items if there is none. Whoever is the last to be told so leaves the counters
+  // at 0: nobody reads them any more, for list_items ends before its block takes.
+  __device__ __forceinline__ unsigned take(const attn_sm90_mask_kernarg& a) const {
+    const unsigned lane = threadIdx.x % 32, items = later_items(a);
+    attn_sm90_order& order = *a.order;
+    const unsigned n = __shfl_sync(0xffffffff, lane == 0 ? atomicAdd(a.taken, 1) : 0, 0);
+    if (n >= items) {
+      if (n == a.items - 1) {
+        order.in_class[lane] = 0;
+        if (lane == 0) order.taken = order.shares = order.listed = 0;
+      }
+      return a.items;
+    }
+    // Those that see nothing come in the middle: storing them hides behind what is computed.
+    const unsigned seeing = __shfl_sync(0xffffffff, begin, 31), half = seeing / 2;
+    const unsigned rank = n < half                    ? n
+                          : n < half + items - seeing ? n + seeing - half
+                                                      : n + seeing - items;
+    const unsigned c = __popc(__ballot_sync(0xffffffff, behind <= rank));
+    const unsigned item = lane == c ? __ldcg(order.list() + c * items + rank - begin) : 0;
+    return __shfl_sync(0xffffffff, item, c);
+  }
+};
+
+}  // namespace attn::sm90

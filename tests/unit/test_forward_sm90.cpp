@@ -1,0 +1,84 @@
+// What the kernels fwd_sm90_* get from their host side: blocks, workspace, parameters.
+#include "catch.h"
+#include "kernels/sm90/forward_args.h"
+#include "plan/forward_sm90.h"
+#include "plan/problem.h"
+
+using namespace attn;
+
+namespace {
+
+constexpr size_t multiprocessors = 132;
+
+struct Planned {
+  size_t blocks = 0, workspace = 0;
+  attn_sm90_mask_kernarg kernarg{};
+};
+
+Planned planned(const DeviceKernel& kernel, int64_t heads, int64_t seqlen, bool masked,
+                int32_t max_sms = 0) {
+  attn_segment segment{};
+  segment.struct_size = sizeof segment;
+  segment.k_type = segment.v_type = ATTN_BF16;
+  segment.seqlen = seqlen;
+  attn_problem in{};
+  in.struct_size = sizeof in;
+  in.batch = 1, in.heads_q = in.heads_kv = heads;
+  in.head_dim = 128, in.seqlen_q = seqlen;
+  in.q_type = ATTN_BF16;
+  in.num_segments = 1, in.segments = &segment;
+  in.max_sms = max_sms;
+  if (masked) {
+    in.flags = ATTN_BLOCK_MASK;
+    in.block_q = in.block_k = 128;
+  }
+  Problem p;
+  REQUIRE(make_problem(&in, &p).ok());
+  DeviceInfo device;
+  device.multiprocessors = multiprocessors;
+  device.shared_bytes_max = 227 << 10;
+  device.tensor_maps = true;
+  Launch launch;
+  Planned result;
+  REQUIRE(kernel.shape_forward(p, device, &launch, &result.workspace).ok());
+  result.blocks = launch.grid[0];
+  REQUIRE(kernel.kernarg_bytes <= sizeof result.kernarg);
+  Args args;
+  attn_segment_args segment_args{};
+  args.segment = &segment_args;
+  kernel.pack_forward(p, args, &result, &result.kernarg);
+  CHECK(result.kernarg.taken == static_cast<void*>(&result));
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("sm90 forward: the workspace of block masks has room for every later item", "[plan]") {
+  const DeviceKernel& kernel = fwd_sm90_d128_mask_kernel;
+  for (const auto& [heads, seqlen, max_sms] :
+       {std::tuple{16, 8192, 0}, {1, 132 * 128 + 1, 0}, {3, 1000, 5}, {1, 4096 * 128, 0}}) {
+    INFO(heads << " " << seqlen << " " << max_sms);
+    const Planned p = planned(kernel, heads, seqlen, true, max_sms);
+    CHECK(p.blocks == (max_sms ? size_t(max_sms) : multiprocessors));
+    CHECK(p.kernarg.items == heads * ((unsigned(seqlen) + 127) / 128));
+    CHECK(static_cast<void*>(p.kernarg.order) == p.kernarg.taken);
+    // Each item may be of the same class.
+    CHECK(p.workspace ==
+          sizeof(attn_sm90_order) + 32 * sizeof(unsigned short) * (p.kernarg.items - p.blocks));
+  }
+}
+
+TEST_CASE("sm90 forward: who takes items as they come needs their number alone", "[plan]") {
+  const DeviceKernel& masked = fwd_sm90_d128_mask_kernel;
+  for (const auto& [heads, seqlen] : {std::pair{1, 4096 * 128 + 1},  // too many
+                                      {200, 1024}}) {                // stay in the L2 together
+    INFO(heads << " " << seqlen);
+    const Planned p = planned(masked, heads, seqlen, true);
+    CHECK(p.kernarg.order == nullptr);
+    CHECK(p.workspace == sizeof(unsigned));
+  }
+  CHECK(planned(fwd_sm90_d128_kernel, 16, 8192, false).workspace == sizeof(unsigned));
+  // Each block has one item.
+  CHECK(planned(masked, 1, 132 * 128, true).workspace == 0);
+  CHECK(planned(fwd_sm90_d128_kernel, 1, 132 * 128, false).workspace == 0);
+}
