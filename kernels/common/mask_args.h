@@ -3,6 +3,7 @@
 #define ATTN_KERNELS_COMMON_MASK_ARGS_H
 
 enum { attn_mask_threads = 256, attn_mask_max_words = 128 * 128 / 32 };
+enum { attn_mask_blocks = 6 };  // that a multiprocessor has at once
 
 struct attn_mask_kernarg {
   const unsigned char* dense;  // [planes, seqlen_q, seqlen_kv]; null: intervals
@@ -11,7 +12,7 @@ struct attn_mask_kernarg {
   int seqlen_q, seqlen_kv;
   int block_q, block_k;        // 64 or 128
   int rows, columns;           // of the grid
-  long long cells;             // planes * rows * columns
+  unsigned cells;              // planes * rows * columns, less than 2^31
   unsigned char* kinds;        // [cells]
   int* index;                  // [cells]
   unsigned* bits;              // [cells, block_q, block_k / 32], for as many as there may be

@@ -1,6 +1,7 @@
 // Block masks from dense masks and from intervals of queries per key, in device memory. Blocks of threads take the
 // blocks of the mask one after the other: bits into shared memory, their number and a hash, and for a PARTIAL block
-// the place of an equal one or a new place.
+// the place of an equal one or a new place. Where dense masks can be read 16 bytes at a time, the next block of the
+// mask is on its way while one is worked on, and shared memory and hash are for PARTIAL blocks alone.
 #include "block_mask.h"
 #include "mask_args.h"
 
@@ -14,12 +15,12 @@ struct Cell {
   int i, j;          // first query and key
   int rows, columns; // that exist
 };
-__device__ Cell cell_of(const attn_mask_kernarg& a, long long n) {
+__device__ Cell cell_of(const attn_mask_kernarg& a, unsigned n) {
   Cell c;
-  const long long row = n / a.columns;
-  c.plane = row / a.rows;
-  c.i = int(row % a.rows) * a.block_q;
-  c.j = int(n % a.columns) * a.block_k;
+  const unsigned row = n / unsigned(a.columns), plane = row / unsigned(a.rows);
+  c.plane = plane;
+  c.i = int(row - plane * a.rows) * a.block_q;
+  c.j = int(n - row * a.columns) * a.block_k;
   c.rows = min(a.block_q, a.seqlen_q - c.i);
   c.columns = min(a.block_k, a.seqlen_kv - c.j);
   return c;
@@ -30,30 +31,41 @@ __device__ unsigned gather_bits(unsigned bytes) {
   return ((__vcmpne4(bytes, 0) & 0x01010101) * 0x01020408) >> 24;
 }
 
+// Whether chunks of 16 keys can be loaded at once.
+__device__ bool in_chunks(const attn_mask_kernarg& a) {
+  return a.dense && a.seqlen_kv % 16 == 0 && reinterpret_cast<unsigned long long>(a.dense) % 16 == 0;
+}
+constexpr int most_chunks = 128 * 128 / 16 / attn_mask_threads;  // of a thread
+// The n-th chunk of the thread in a block of the mask.
+struct Chunk {
+  int number;  // in the order of the bits, which are half a word
+  int i, j;
+  __device__ Chunk(const attn_mask_kernarg& a, int n) : number(threadIdx.x + n * attn_mask_threads) {
+    const int log2 = a.block_k == 128 ? 3 : 2;
+    i = number >> log2;
+    j = (number & ((1 << log2) - 1)) * 16;
+  }
+  __device__ bool exists(const Cell& c) const { return i < c.rows && j < c.columns; }
+};
+__device__ void load_chunks(const attn_mask_kernarg& a, const Cell& c, uint4 (&x)[most_chunks]) {
+  const unsigned char* from = a.dense + (c.plane * a.seqlen_q + c.i) * a.seqlen_kv + c.j;
+#pragma unroll
+  for (int n = 0; n < most_chunks; ++n) {
+    const Chunk at(a, n);
+    x[n] = make_uint4(0, 0, 0, 0);
+    if (at.exists(c)) x[n] = __ldcs(reinterpret_cast<const uint4*>(from + (long long)at.i * a.seqlen_kv + at.j));
+  }
+}
+
 __device__ void read_dense(const attn_mask_kernarg& a, const Cell& c, unsigned* words) {
   const int row_words = a.block_k / 32;
   const unsigned char* from = a.dense + (c.plane * a.seqlen_q + c.i) * a.seqlen_kv + c.j;
-  if (a.seqlen_kv % 16 == 0 && reinterpret_cast<unsigned long long>(a.dense) % 16 == 0) {
-    // A lane takes 16 keys, which are half a word.
-    unsigned short* halves = reinterpret_cast<unsigned short*>(words);
-    const int chunks = a.block_k / 16;
-    for (int n = threadIdx.x; n < a.block_q * chunks; n += attn_mask_threads) {
-      const int i = n / chunks, j = n % chunks * 16;
-      unsigned bits = 0;
-      if (i < c.rows && j < c.columns) {
-        const uint4 x = __ldcs(reinterpret_cast<const uint4*>(from + (long long)i * a.seqlen_kv + j));
-        bits = gather_bits(x.x) | gather_bits(x.y) << 4 | gather_bits(x.z) << 8 | gather_bits(x.w) << 12;
-      }
-      halves[n] = (unsigned short)bits;
-    }
-  } else {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    for (int n = warp; n < a.block_q * row_words; n += warps) {
-      const int i = n / row_words, j = n % row_words * 32 + lane;
-      const bool sees = i < c.rows && j < c.columns && from[(long long)i * a.seqlen_kv + j] != 0;
-      const unsigned word = __ballot_sync(all_lanes, sees);
-      if (lane == 0) words[n] = word;
-    }
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  for (int n = warp; n < a.block_q * row_words; n += warps) {
+    const int i = n / row_words, j = n % row_words * 32 + lane;
+    const bool sees = i < c.rows && j < c.columns && from[(long long)i * a.seqlen_kv + j] != 0;
+    const unsigned word = __ballot_sync(all_lanes, sees);
+    if (lane == 0) words[n] = word;
   }
 }
 
@@ -152,12 +164,56 @@ __device__ int place_of(const attn_mask_kernarg& a, const unsigned* words, int c
   }
 }
 
+__device__ void store(const attn_mask_kernarg& a, unsigned n, int kind, int place) {
+  if (threadIdx.x != 0) return;
+  a.kinds[n] = (unsigned char)kind;
+  a.index[n] = place;
+}
+
+__device__ void from_chunks(const attn_mask_kernarg& a, unsigned* words, int count) {
+  unsigned short* halves = reinterpret_cast<unsigned short*>(words);
+  Cell c = cell_of(a, blockIdx.x);
+  uint4 x[most_chunks];
+  load_chunks(a, c, x);
+  for (unsigned n = blockIdx.x; n < a.cells;) {
+    unsigned bits[most_chunks];
+    bool some = false, all = true;
+#pragma unroll
+    for (int k = 0; k < most_chunks; ++k) {
+      bits[k] = gather_bits(x[k].x) | gather_bits(x[k].y) << 4 | gather_bits(x[k].z) << 8 | gather_bits(x[k].w) << 12;
+      some |= bits[k] != 0;
+      all &= bits[k] == (Chunk(a, k).exists(c) ? 0xffff : 0);
+    }
+    const unsigned next = n + gridDim.x;
+    if (next < a.cells) {
+      c = cell_of(a, next);
+      load_chunks(a, c, x);
+    }
+    some = __syncthreads_or(some);
+    all = __syncthreads_and(all);
+    int place = -1;
+    if (some && !all) {
+#pragma unroll
+      for (int k = 0; k < most_chunks; ++k) {
+        const Chunk at(a, k);
+        if (at.i < a.block_q) halves[at.number] = (unsigned short)bits[k];
+      }
+      __syncthreads();
+      place = place_of(a, words, count, sum_up(words, count).hash);
+    }
+    store(a, n, all ? attn_kind_full : some ? attn_kind_partial : attn_kind_empty, place);
+    n = next;
+  }
+}
+
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(attn_mask_threads) mask_sm80(const __grid_constant__ attn_mask_kernarg a) {
+extern "C" __global__ void __launch_bounds__(attn_mask_threads, attn_mask_blocks)
+    mask_sm80(const __grid_constant__ attn_mask_kernarg a) {
   __shared__ __align__(4) unsigned words[attn_mask_max_words];
   const int count = a.block_q * (a.block_k / 32);
-  for (long long n = blockIdx.x; n < a.cells; n += gridDim.x) {
+  if (in_chunks(a)) return from_chunks(a, words, count);
+  for (unsigned n = blockIdx.x; n < a.cells; n += gridDim.x) {
     const Cell c = cell_of(a, n);
     if (a.dense)
       read_dense(a, c, words);
@@ -172,10 +228,7 @@ extern "C" __global__ void __launch_bounds__(attn_mask_threads) mask_sm80(const 
       kind = attn_kind_full;
     else
       place = place_of(a, words, count, sums.hash);
-    if (threadIdx.x == 0) {
-      a.kinds[n] = (unsigned char)kind;
-      a.index[n] = place;
-    }
+    store(a, n, kind, place);
     __syncthreads();  // words and sums are read
   }
 }

@@ -10,8 +10,6 @@
 namespace attn {
 namespace {
 
-constexpr int64_t most_blocks = 1 << 16;  // they go on to further work
-
 unsigned table_size(const MaskShape& shape) {
   return unsigned(std::bit_ceil(uint64_t(shape.cells()) * 2));
 }
@@ -42,6 +40,10 @@ Status build_mask(Context& context, const MaskShape& shape, const MaskSource& so
                        attn_backend_string(context.backend), " yet");
   if (const std::string reason = context.without_code(*kernel); !reason.empty())
     return unsupported(reason, " (", kernel->name, ")");
+  constexpr int64_t most_cells = (int64_t{1} << 31) - 1;
+  if (shape.cells() > most_cells)
+    return unsupported("block mask: batch * heads * rows * columns of blocks is ", shape.cells(),
+                       "; accepted: up to ", most_cells);
   Launch launch;
   ATTN_TRY(context.function(*kernel, 0, &launch.function));
   const DeviceMask at = device_mask(shape);
@@ -56,14 +58,15 @@ Status build_mask(Context& context, const MaskShape& shape, const MaskSource& so
   a.block_k = shape.block_k;
   a.rows = int(shape.rows());
   a.columns = int(shape.columns());
-  a.cells = shape.cells();
+  a.cells = unsigned(shape.cells());
   a.kinds = base + at.kinds;
   a.index = reinterpret_cast<int*>(base + at.index);
   a.bits = reinterpret_cast<unsigned*>(base + at.bits);
   a.table = reinterpret_cast<unsigned long long*>(base + at.table);
   a.table_size = table_size(shape);
   a.partials = reinterpret_cast<int*>(base + at.partials);
-  launch.grid[0] = uint32_t(std::min(shape.cells(), most_blocks));
+  const int64_t blocks = int64_t{attn_mask_blocks} * context.driver->device().multiprocessors;
+  launch.grid[0] = uint32_t(std::min(shape.cells(), blocks));  // they go on to further work
   launch.block[0] = attn_mask_threads;
   launch.kernarg = &a;
   launch.kernarg_bytes = sizeof a;
