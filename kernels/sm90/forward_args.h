@@ -42,15 +42,15 @@ struct attn_sm90_forward_kernarg {
   attn_kv_lengths segment[attn_sm90_max_segments];
 };
 
-// The workspace of item_order.cuh: counters, 0 between launches, and what they count.
-struct attn_sm90_order {
+// The workspace of item_order.cuh, all 0 between launches.
+struct alignas(16) attn_sm90_order {
   unsigned taken;   // where attn_sm90_forward_kernarg has it
   unsigned shares;  // of items, taken to be listed
   unsigned listed;  // items
+  unsigned unused;
   unsigned in_class[attn_sm90_order_classes];
-
-  // Items beyond the first of each block: [classes][so many].
-  ATTN_HOST_DEVICE unsigned short* list() { return reinterpret_cast<unsigned short*>(this + 1); }
+  // A bit for each item beyond the first of each block.
+  unsigned items[attn_sm90_order_classes][attn_sm90_order_max_items / 32];
 };
 
 struct attn_sm90_mask_kernarg : attn_sm90_forward_kernarg {

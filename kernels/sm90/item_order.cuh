@@ -1,8 +1,9 @@
 // The order of the items under a block mask: those with most to do first, so that the blocks end
 // together. A warp of each block that has nothing else to do counts what the mask leaves of items,
-// a share at a time, and lists each in the class of its count; then all blocks take from the lists.
-// A block waits only until the shares that have been taken are listed, which are those of blocks
-// that run: blocks that start late hold up nobody.
+// a share at a time, and notes each in the class of its count; then all blocks take from the
+// classes. Items of a class keep their order, in which they share keys in the L2. A block waits
+// only until the shares that have been taken are listed, which are those of blocks that run: blocks
+// that start late hold up nobody.
 #pragma once
 #include "../common/block_mask.cuh"
 #include "../common/lengths.cuh"
@@ -25,12 +26,12 @@ __device__ __forceinline__ bool sorts_items(const attn_sm90_mask_kernarg& a) {
   return a.order && a.items > gridDim.x;
 }
 
-// The class of an item with so many live columns: 31 has none, the others those from 1 to 7 each,
-// then a quarter of an octave, and class 0 the largest.
+// The class of an item with so many live columns: two to an octave, the largest in class 0, those
+// that see nothing in 31.
 __device__ __forceinline__ int class_of(int columns) {
-  if (columns < 8) return 31 - columns;
-  const int octave = 28 - __clz(columns);
-  return max(0, 31 - 8 - 4 * octave - (columns >> (octave + 1) & 3));
+  if (columns < 2) return 31 - columns;
+  const int octave = 31 - __clz(columns);
+  return max(0, 31 - 2 * octave - (columns >> (octave - 1) & 1));
 }
 
 // Columns of the mask's grid that some query of the item may see: every `step`-th, from the
@@ -93,8 +94,8 @@ __device__ __forceinline__ void list_items(const attn_sm90_mask_kernarg& a) {
       live += __shfl_xor_sync(0xffffffff, live, step);
     if (n < items && lane % lanes == 0) {
       const int c = class_of(live);
-      const unsigned at = c * items + atomicAdd(&order.in_class[c], 1);
-      order.list()[at] = (unsigned short)(gridDim.x + n);
+      atomicAdd(&order.in_class[c], 1);
+      atomicOr(&order.items[c][n / 32], 1u << n % 32);
     }
     __syncwarp();
     if (lane == 0) {
@@ -108,31 +109,62 @@ __device__ __forceinline__ void list_items(const attn_sm90_mask_kernarg& a) {
   __syncwarp();
 }
 
-// What a warp that takes items knows of the lists, when all items are listed.
+// What a warp that takes items knows of the classes, when all items are listed.
 struct ItemOrder {
   unsigned begin, behind;  // ranks of the items of the lane's class
+  unsigned ticket;         // lane 0: for the next item
 
-  __device__ __forceinline__ void look(const attn_sm90_order& order) {
+  __device__ __forceinline__ static unsigned sum_up_to_lane(unsigned x) {
     const int lane = threadIdx.x % 32;
-    const unsigned count = __ldcg(&order.in_class[lane]);
-    behind = count;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
-      const unsigned before = __shfl_up_sync(0xffffffff, behind, step);
-      if (lane >= step) behind += before;
+      const unsigned before = __shfl_up_sync(0xffffffff, x, step);
+      if (lane >= step) x += before;
     }
+    return x;
+  }
+  __device__ __forceinline__ void look(const attn_sm90_order& order) {
+    const unsigned count = __ldcg(&order.in_class[threadIdx.x % 32]);
+    behind = sum_up_to_lane(count);
     begin = behind - count;
   }
-  // The next item, a.items if there is none. Whoever is the last to be told so leaves the counters
-  // at 0: nobody reads them any more, for list_items ends before its block takes.
-  __device__ __forceinline__ unsigned take(const attn_sm90_mask_kernarg& a) const {
+  __device__ __forceinline__ void ask(const attn_sm90_mask_kernarg& a) {
+    if (threadIdx.x % 32 == 0) ticket = atomicAdd(a.taken, 1);
+  }
+
+  // The n-th item of class c, 0 the first beyond those that blocks begin with.
+  __device__ __forceinline__ static unsigned find(const attn_sm90_order& order, unsigned c,
+                                                  unsigned n) {
+    static_assert(sizeof order.items[c] == 32 * sizeof(uint4));
+    const unsigned lane = threadIdx.x % 32;
+    const uint4 bits = __ldcg(reinterpret_cast<const uint4*>(order.items[c]) + lane);
+    const unsigned behind_x = __popc(bits.x), behind_y = behind_x + __popc(bits.y),
+                   behind_z = behind_y + __popc(bits.z), count = behind_z + __popc(bits.w);
+    const unsigned behind = sum_up_to_lane(count), rest = n - (behind - count);
+    const int owner = __popc(__ballot_sync(0xffffffff, behind <= n));
+    // Of the owner's: which word, and how many bits of it come before.
+    const unsigned word = (rest >= behind_x) + (rest >= behind_y) + (rest >= behind_z);
+    const unsigned before = word == 0 ? 0 : word == 1 ? behind_x : word == 2 ? behind_y : behind_z;
+    unsigned mine = word == 0 ? bits.x : word == 1 ? bits.y : word == 2 ? bits.z : bits.w;
+    mine = __shfl_sync(0xffffffff, mine, owner);
+    const int left = __shfl_sync(0xffffffff, rest - before, owner);
+    const unsigned at = __shfl_sync(0xffffffff, word, owner);
+    const bool is_it = (mine >> lane & 1) && __popc(mine & ((1u << lane) - 1)) == left;
+    return 128 * owner + 32 * at + __ffs(int(__ballot_sync(0xffffffff, is_it))) - 1;
+  }
+
+  // The next item, a.items if there is none. Whoever is the last to be told so leaves the workspace
+  // at 0: nobody reads it any more, for list_items ends before its block asks, and a block asks for
+  // an item when it has found the one before.
+  __device__ __forceinline__ unsigned take(const attn_sm90_mask_kernarg& a) {
     const unsigned lane = threadIdx.x % 32, items = later_items(a);
     attn_sm90_order& order = *a.order;
-    const unsigned n = __shfl_sync(0xffffffff, lane == 0 ? atomicAdd(a.taken, 1) : 0, 0);
+    const unsigned n = __shfl_sync(0xffffffff, ticket, 0);
     if (n >= items) {
       if (n == a.items - 1) {
-        order.in_class[lane] = 0;
-        if (lane == 0) order.taken = order.shares = order.listed = 0;
+        uint4* all = reinterpret_cast<uint4*>(&order);
+        for (unsigned i = lane; i < sizeof order / sizeof(uint4); i += 32)
+          all[i] = make_uint4(0, 0, 0, 0);
       }
       return a.items;
     }
@@ -142,8 +174,9 @@ struct ItemOrder {
                           : n < half + items - seeing ? n + seeing - half
                                                       : n + seeing - items;
     const unsigned c = __popc(__ballot_sync(0xffffffff, behind <= rank));
-    const unsigned item = lane == c ? __ldcg(order.list() + c * items + rank - begin) : 0;
-    return __shfl_sync(0xffffffff, item, c);
+    const unsigned found = find(order, c, rank - __shfl_sync(0xffffffff, begin, c));
+    ask(a);
+    return gridDim.x + found;
   }
 };
 

@@ -100,12 +100,9 @@ Status shape(const Problem& p, const DeviceInfo& device, Launch* launch, size_t*
   launch->grid[0] = uint32_t(std::min(count, blocks));
   launch->block[0] = tile.threads();
   launch->shared_bytes = shared;
-  const int64_t later = count - blocks;
-  *workspace = later <= 0 ? 0
-               : orders_items<tile>(p)
-                   ? sizeof(attn_sm90_order) +
-                         size_t(later) * attn_sm90_order_classes * sizeof(unsigned short)
-                   : sizeof(unsigned);
+  *workspace = count <= blocks         ? 0
+               : orders_items<tile>(p) ? sizeof(attn_sm90_order)
+                                       : sizeof(unsigned);
   return {};
 }
 
