@@ -44,9 +44,8 @@ Status check_strides(const char* name, const attn_strides& s, const int64_t (&si
 // a pair, all pairs stand together, or the last ones would end unevenly; so they do at head_dim 64,
 // which waits less for memory.
 template <sm90::Tile tile>
-unsigned pairs_together(const Problem& p) {
+unsigned pairs_together(const Problem& p, bool uneven) {
   const int64_t pairs = p.batch * p.heads_q, tiles = ceil_div(p.seqlen_q, tile.rows());
-  const bool uneven = p.has(ATTN_CAUSAL) || p.has(ATTN_CAUSAL_TOP_LEFT) || p.has(ATTN_BLOCK_MASK);
   if (pairs == 0 || tiles == 0 || (uneven && (tile.head_dim <= 64 || tiles > 16)))
     return unsigned(std::max<int64_t>(1, pairs));
   const int64_t most = std::max<int64_t>(
@@ -55,11 +54,17 @@ unsigned pairs_together(const Problem& p) {
 }
 
 // With a block mask: whether the items are taken longest first (item_order.cuh). Where they are
-// many, blocks end together anyway; and pairs that stand together for the L2 stay so.
+// many, blocks end together anyway; where pairs had better stand together for the L2, they do.
 template <sm90::Tile tile>
 bool orders_items(const Problem& p) {
   return p.has(ATTN_BLOCK_MASK) && items<tile>(p) <= attn_sm90_order_max_items &&
-         pairs_together<tile>(p) >= p.batch * p.heads_q;
+         pairs_together<tile>(p, true) >= p.batch * p.heads_q;
+}
+// Items that are taken longest first stand together for the L2 among those of one length.
+template <sm90::Tile tile>
+unsigned pairs_together(const Problem& p) {
+  const bool uneven = p.has(ATTN_CAUSAL) || p.has(ATTN_CAUSAL_TOP_LEFT) || p.has(ATTN_BLOCK_MASK);
+  return pairs_together<tile>(p, uneven && !orders_items<tile>(p));
 }
 
 template <sm90::Tile tile, bool score>

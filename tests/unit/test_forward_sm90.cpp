@@ -63,6 +63,7 @@ TEST_CASE("sm90 forward: the workspace of block masks has room for every later i
     CHECK(p.kernarg.items == heads * ((unsigned(seqlen) + 127) / 128));
     CHECK(static_cast<void*>(p.kernarg.order) == p.kernarg.taken);
     CHECK(p.workspace == sizeof(attn_sm90_order));
+    CHECK(int64_t{p.kernarg.chunk} == (heads == 16 ? 6 : heads));  // K and V of a head: 4 MB
     CHECK(p.kernarg.items - p.blocks <= 8 * sizeof p.kernarg.order->items[0]);
   }
 }
