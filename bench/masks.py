@@ -97,7 +97,7 @@ def measure(options):
             truth = calls["flex"][0]().float()
             for label in libraries:
                 row["difference_to_flex"][label] = ((calls[label][0]().float() - truth).norm() / truth.norm()).item()
-        launches = {label: Launches(made, options.ms) for label, made in calls.items()}
+        launches = {label: Launches(made, options.ms, options.settle) for label, made in calls.items()}
         rounds = {label: [] for label in launches}
         watches = {label: Watch(nvml) for label in launches}
         order = list(launches)
@@ -133,6 +133,7 @@ if __name__ == "__main__":
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ms", type=float, default=40, help="of GPU time per contender and round")
+    parser.add_argument("--settle", type=float, default=100, help="milliseconds of its own work before each of its measures")
     parser.add_argument("--patience", type=float, default=120, help="seconds for a mask before the run is given up")
     parser.add_argument("--commit", default="")
     parser.add_argument("--out")

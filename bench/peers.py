@@ -143,7 +143,7 @@ def measure_cell(torch, cell, libraries, peers, options, nvml, published):
                                       for name, made in calls.items() if name != ANCHOR}
     truth = None
 
-    launches = {name: Launches(made, options.ms) for name, made in calls.items()}
+    launches = {name: Launches(made, options.ms, options.settle) for name, made in calls.items()}
     rounds = {name: [] for name in launches}
     watches = {name: Watch(nvml) for name in launches}
     names = list(launches)
@@ -351,6 +351,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--take", default="median", choices=["median", "worst"], help="which round's ratio counts")
     parser.add_argument("--ms", type=float, default=50, help="work per measure in milliseconds")
+    parser.add_argument("--settle", type=float, default=100, help="milliseconds of its own work before each of its measures")
     parser.add_argument("--patience", type=float, default=120, help="seconds that a cell may take before the run is given up")
     parser.add_argument("--out", help="write the result here, after every cell")
     parser.add_argument("--commit", default="", help="recorded in the result")

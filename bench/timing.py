@@ -6,9 +6,10 @@ import torch
 
 
 class Launches:
-    """A CUDA graph of up to 50 calls, taken in turn, so that neither Python nor a call's dispatch is timed."""
+    """A CUDA graph of up to 50 calls, taken in turn, so that neither Python nor a call's dispatch is timed. settle: that
+    many milliseconds of them run before each measure, so that clocks and power are this contender's own."""
 
-    def __init__(self, calls, milliseconds):
+    def __init__(self, calls, milliseconds, settle=0):
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -28,13 +29,14 @@ class Launches:
                 for call in calls:
                     call()
         self.start, self.stop = start, stop
-        self.repeats = 1
+        self.repeats = self.before = 1
         self.microseconds()
-        self.repeats = max(1, round(milliseconds / (self.microseconds() * self.count / 1e3)))
+        replay = self.microseconds() * self.count / 1e3
+        self.repeats, self.before = max(1, round(milliseconds / replay)), max(1, round(settle / replay))
 
     def microseconds(self):
-        """Of one launch, the mean over all replays. The quarter before them, not timed, lets the clocks settle."""
-        for _ in range((self.repeats + 3) // 4):
+        """Of one launch, the mean over all replays."""
+        for _ in range(self.before):
             self.graph.replay()
         self.start.record()
         for _ in range(self.repeats):

@@ -12,6 +12,17 @@ __device__ __forceinline__ void mbarrier_init(unsigned barrier, unsigned count) 
 __device__ __forceinline__ void mbarrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
+// Of those lanes for which `arrives` is true; no branch, after which lanes would go on apart.
+__device__ __forceinline__ void mbarrier_arrive_if(unsigned barrier, bool arrives) {
+  asm volatile(
+      "{\n"
+      ".reg .pred arrives;\n"
+      "setp.ne.s32 arrives, %1, 0;\n"
+      "@arrives mbarrier.arrive.shared::cta.b64 _, [%0];\n"
+      "}" ::"r"(barrier),
+      "r"(int(arrives))
+      : "memory");
+}
 __device__ __forceinline__ void mbarrier_arrive(unsigned barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }

@@ -146,52 +146,60 @@ __device__ __forceinline__ unsigned tile_flags(const Item& item, const Keys& at,
   return flags;
 }
 
+// By all lanes of one warp.
 template <Tile tile>
 __device__ __forceinline__ void describe(const attn_sm90_forward_kernarg& a, unsigned index,
                                          Item& item) {
   constexpr int rows = tile.rows();
+  const int lane = threadIdx.x % 32;
   const QueryTile at =
-      query_tile(index, a.batch, a.heads_q, (a.seqlen_q + rows - 1) / rows, a.chunk);
+      query_tile(index, a.batch, a.heads_q, (a.seqlen_q + rows - 1) / rows, a.chunk, a.tail);
   const Span queries = a.cu_seqlens_q ? packed_span(a.cu_seqlens_q, at.b, a.total_q, a.seqlen_q)
                                       : Span{0, a.seqlen_q};
-  item.b = at.b;
-  item.h = at.h;
-  item.row = at.tile * rows;
-  item.q_begin = int(queries.begin);
-  item.seqlen_q = queries.length;
   int length = 0;
   for (int i = 0; i < a.num_segments; ++i) {
     const Span span = segment_span(a.segment[i], at.b);
     const int row = int(span.begin) - length;
     length += span.length;
-    item.segment[i] = {length, row, a.segment[i].cu_seqlens ? 0 : at.b};
+    if (lane == 0) item.segment[i] = {length, row, a.segment[i].cu_seqlens ? 0 : at.b};
   }
-  item.seqlen_kv = length;
   constexpr int unbounded = 1 << 30;
-  const KeyBand band = a.mask.band(item.seqlen_q, length);
-  item.lower = clamp(band.lower, -unbounded, unbounded);
-  item.upper = clamp(band.upper, -unbounded, unbounded);
-  asm volatile("" ::: "memory");  // what was written is read back: registers are few here
-  const auto keys = [&](int row) { return a.mask.keys(row, item.seqlen_q, item.seqlen_kv); };
-  const auto see = [&](int row, int behind) {
-    behind = min(behind, item.seqlen_q);
-    if (row >= behind) return make_int4(0, 0, 0, 0);
-    const KeyRange first = keys(row), last = keys(behind - 1);
-    const int length = item.seqlen_kv;
-    return make_int4(clamp(first.begin, 0, length), clamp(last.end, 0, length),
-                     clamp(last.begin, 0, length), clamp(first.end, 0, length));
-  };
-#pragma unroll 1
-  for (int g = 0; g < tile.groups; ++g)
-    item.see[g] = see(item.row + 64 * g, item.row + 64 * (g + 1));
-  const int4 all = see(item.row, item.row + rows);
-  item.low = all.x;
-  item.high = all.y;
-  item.used = see(0, item.seqlen_q).y;
+  const KeyBand band = a.mask.band(queries.length, length);
+  const int lower = clamp(band.lower, -unbounded, unbounded);
+  const int upper = clamp(band.upper, -unbounded, unbounded);
+  // Lane g finds what warpgroup g sees, the next one what the item sees, the next the sequence.
+  const int item_row = at.tile * rows;
+  const int row = lane < tile.groups ? item_row + 64 * lane : lane == tile.groups ? item_row : 0;
+  const int behind = min(lane < tile.groups    ? row + 64
+                         : lane == tile.groups ? item_row + rows
+                                               : queries.length,
+                         queries.length);
+  int4 see = make_int4(0, 0, 0, 0);
+  if (row < behind)
+    see = make_int4(clamp(row + lower, 0, length), clamp(behind - 1 + upper, 0, length),
+                    clamp(behind - 1 + lower, 0, length), clamp(row + upper, 0, length));
+  if (lane < tile.groups) item.see[lane] = see;
+  if (lane == tile.groups) {
+    item.low = see.x;
+    item.high = see.y;
+  }
+  if (lane == tile.groups + 1) item.used = see.y;
+  if (lane == 0) {
+    item.b = at.b;
+    item.h = at.h;
+    item.row = item_row;
+    item.q_begin = int(queries.begin);
+    item.seqlen_q = queries.length;
+    item.seqlen_kv = length;
+    item.lower = lower;
+    item.upper = upper;
+  }
+  __syncwarp();
   const Keys first(item);
   Keys second = first;
   second.next(item, tile.keys);
-  item.first_tile = tile_flags<tile>(item, first, second);
+  const unsigned flags = tile_flags<tile>(item, first, second);
+  if (lane == 0) item.first_tile = flags;
 }
 
 // The rows of an item that sees no key, by one warp.
@@ -223,13 +231,16 @@ __device__ __forceinline__ void load_panels(unsigned to, const attn_tensor_map& 
     ptx::tma_load(to + panel * rows * 128, &map, address(&full), 64 * panel, row, head, batch);
 }
 
-// One warp describes the items and loads their queries, as far ahead as there are places for Q.
+// One warp takes items, describes them and loads their queries: an item when the one before it
+// begins. Where Q has one place that is before the place is free.
 template <Tile tile, unsigned with>
 __device__ __forceinline__ void load_items(const Kernarg<with>& a, Control& control,
                                            unsigned shared) {
   using Q = Ring<tile.q_stages>;
+  // Nobody reads the item that was in its place any more.
+  static_assert(item_slots >= tile.q_stages + 3);
   const bool leads = threadIdx.x % 32 == 0;
-  unsigned count = 0, index = blockIdx.x;
+  unsigned index = blockIdx.x;
   ItemOrder order;
   bool ordered = false;
   const auto take = [&] {
@@ -247,35 +258,36 @@ __device__ __forceinline__ void load_items(const Kernarg<with>& a, Control& cont
     }
     index = __shfl_sync(0xffffffff, leads ? next_item(a) : 0, 0);
   };
-  for (;;) {
-    const int q = Q::stage(count);
+  for (unsigned taken = 0, count = 0;; ++taken) {
     Item& item = control.item[count % item_slots];
-    ptx::mbarrier_wait(address(&control.q_empty[q]), Q::parity(count) ^ 1);
-    if (leads) {
-      item.b = -1;
-      if (index < a.items) describe<tile>(a, index, item);
-    }
-    __syncwarp();
-    if constexpr (with & with_mask)
-      if (index < a.items) narrow<tile>(a.block_mask, item);
-    if (index < a.items && item.low >= item.high) {
-      store_unseeing<tile>(a, item);
-      take();
-      continue;
-    }
-    if (leads) {
-      ptx::mbarrier_arrive(address(&control.item_full[count % item_slots]));
-      if (index >= a.items) {
-        ptx::mbarrier_arrive(address(&control.q_full[q]));
-      } else {
-        ptx::mbarrier_arrive_expect(address(&control.q_full[q]), tile.q_bytes());
-        load_panels<tile.head_dim>(shared + tile.q_offset() + q * tile.q_bytes(), a.q,
-                                   control.q_full[q], tile.rows(), item.q_begin + item.row, item.h,
-                                   a.cu_seqlens_q ? 0 : item.b);
+    const int q = Q::stage(count);
+    const auto wait_place = [&] {
+      ptx::mbarrier_wait(address(&control.q_empty[q]), Q::parity(count) ^ 1);
+    };
+    if (tile.q_stages > 1) wait_place();
+    if (taken > 0) take();
+    const bool any = index < a.items;
+    if (any) {
+      describe<tile>(a, index, item);
+      __syncwarp();
+      if constexpr (with & with_mask) narrow<tile>(a.block_mask, item);
+      if (item.low >= item.high) {
+        store_unseeing<tile>(a, item);
+        continue;
       }
+    } else {
+      item.b = -1;  // by all lanes, for nothing here may part them, but what joins them again
     }
-    if (index >= a.items) return;
-    take();
+    ptx::mbarrier_arrive_if(address(&control.item_full[count % item_slots]), leads);
+    if (tile.q_stages == 1) wait_place();
+    if (leads && any) {
+      ptx::mbarrier_arrive_expect(address(&control.q_full[q]), tile.q_bytes());
+      load_panels<tile.head_dim>(shared + tile.q_offset() + q * tile.q_bytes(), a.q,
+                                 control.q_full[q], tile.rows(), item.q_begin + item.row, item.h,
+                                 a.cu_seqlens_q ? 0 : item.b);
+    }
+    ptx::mbarrier_arrive_if(address(&control.q_full[q]), leads && !any);
+    if (!any) return;
     ++count;
   }
 }

@@ -7,7 +7,7 @@
 #include "../common/forward_args.h"
 
 enum { attn_sm90_max_segments = 8 };
-enum { attn_sm90_order_classes = 32, attn_sm90_order_max_items = 4096 };
+enum { attn_sm90_order_classes = 32, attn_sm90_order_max_items = 400 };
 
 struct alignas(64) attn_tensor_map {
   unsigned char bytes[128];
@@ -32,7 +32,8 @@ struct attn_sm90_forward_kernarg {
   int out_type;  // ../common/types.h
   int split_invariant;
   int num_segments;
-  unsigned chunk;   // (batch, head) pairs that start together, so that their K and V stay in L2
+  unsigned chunk;   // (batch, head) pairs that stand together, so that their K and V stay in L2
+  unsigned tail;    // the same of the last ones; what is before is a multiple of chunk
   unsigned items;   // query tiles of all pairs
   unsigned* taken;  // of them, beyond the first of each block: 0 between launches, unused if there
                     // are none
@@ -49,13 +50,14 @@ struct alignas(16) attn_sm90_order {
   unsigned listed;  // items
   unsigned unused;
   unsigned in_class[attn_sm90_order_classes];
-  // A bit for each item beyond the first of each block.
-  unsigned items[attn_sm90_order_classes][attn_sm90_order_max_items / 32];
+
+  // The items that are sorted, counted from the first of them: [classes][so many].
+  ATTN_HOST_DEVICE unsigned short* list() { return reinterpret_cast<unsigned short*>(this + 1); }
 };
 
 struct attn_sm90_mask_kernarg : attn_sm90_forward_kernarg {
   attn_mask_arrays block_mask;
-  attn_sm90_order* order;  // null: items are taken as they come; unused if there are no later ones
+  attn_sm90_order* order;  // unused if there are no items beyond the first of each block
 };
 
 struct attn_sm90_bias_kernarg : attn_sm90_forward_kernarg {

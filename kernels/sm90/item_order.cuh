@@ -1,9 +1,8 @@
-// The order of the items under a block mask: those with most to do first, so that the blocks end
-// together. A warp of each block that has nothing else to do counts what the mask leaves of items,
-// a share at a time, and notes each in the class of its count; then all blocks take from the
-// classes. Items of a class keep their order, in which they share keys in the L2. A block waits
-// only until the shares that have been taken are listed, which are those of blocks that run: blocks
-// that start late hold up nobody.
+// The order of the last items under a block mask: those with most to do first, so that the blocks
+// end together. Those before them are taken as they come, which keeps K and V in the L2. A warp of each block that has nothing else to do counts what the mask leaves of items,
+// a share at a time, and lists each in the class of its count; then all blocks take from the lists.
+// A block waits only until the shares that have been taken are listed, which are those of blocks
+// that run: blocks that start late hold up nobody.
 #pragma once
 #include "../common/block_mask.cuh"
 #include "../common/lengths.cuh"
@@ -17,13 +16,12 @@ using namespace device;
 
 static_assert(attn_sm90_order_classes == 32);  // one to a lane
 
-// Items beyond the first of each block.
-template <class Kernarg>
-__device__ __forceinline__ unsigned later_items(const Kernarg& a) {
-  return a.items - gridDim.x;
-}
 __device__ __forceinline__ bool sorts_items(const attn_sm90_mask_kernarg& a) {
-  return a.order && a.items > gridDim.x;
+  return a.items > gridDim.x;
+}
+// The first item of a block is no other's, so it is not among them.
+__device__ __forceinline__ unsigned sorted_items(const attn_sm90_mask_kernarg& a) {
+  return min(a.items - gridDim.x, unsigned(attn_sm90_order_max_items));
 }
 
 // The class of an item with so many live columns: two to an octave, the largest in class 0, those
@@ -43,7 +41,7 @@ __device__ __forceinline__ int live_columns(const attn_sm90_mask_kernarg& a, uns
   static_assert(rows <= 128);  // of the grid they meet two rows at most
   const attn_mask_arrays& mask = a.block_mask;
   const QueryTile at =
-      query_tile(index, a.batch, a.heads_q, (a.seqlen_q + rows - 1) / rows, a.chunk);
+      query_tile(index, a.batch, a.heads_q, (a.seqlen_q + rows - 1) / rows, a.chunk, a.tail);
   int length = 0;
   for (int i = 0; i < a.num_segments; ++i) length += segment_span(a.segment[i], at.b).length;
   const int first = at.tile * rows, last = min(first + rows, a.seqlen_q) - 1;
@@ -81,21 +79,21 @@ __device__ __forceinline__ int live_columns(const attn_sm90_mask_kernarg& a, uns
 template <Tile tile>
 __device__ __forceinline__ void list_items(const attn_sm90_mask_kernarg& a) {
   constexpr unsigned lanes = 4, share = 32 / lanes;  // items at a time
-  const unsigned lane = threadIdx.x % 32, items = later_items(a);
+  const unsigned lane = threadIdx.x % 32, items = sorted_items(a);
   attn_sm90_order& order = *a.order;
   for (;;) {
     const unsigned first =
         __shfl_sync(0xffffffff, lane == 0 ? atomicAdd(&order.shares, 1) : 0, 0) * share;
     if (first >= items) break;
     const unsigned n = first + lane / lanes;
-    int live = n < items ? live_columns<tile>(a, gridDim.x + n, lane % lanes, lanes) : 0;
+    int live = n < items ? live_columns<tile>(a, a.items - items + n, lane % lanes, lanes) : 0;
 #pragma unroll
     for (unsigned step = 1; step < lanes; step *= 2)
       live += __shfl_xor_sync(0xffffffff, live, step);
     if (n < items && lane % lanes == 0) {
       const int c = class_of(live);
-      atomicAdd(&order.in_class[c], 1);
-      atomicOr(&order.items[c][n / 32], 1u << n % 32);
+      const unsigned at = c * items + atomicAdd(&order.in_class[c], 1);
+      order.list()[at] = (unsigned short)n;
     }
     __syncwarp();
     if (lane == 0) {
@@ -128,43 +126,18 @@ struct ItemOrder {
     behind = sum_up_to_lane(count);
     begin = behind - count;
   }
-  __device__ __forceinline__ void ask(const attn_sm90_mask_kernarg& a) {
-    if (threadIdx.x % 32 == 0) ticket = atomicAdd(a.taken, 1);
-  }
-
-  // The n-th item of class c, 0 the first beyond those that blocks begin with.
-  __device__ __forceinline__ static unsigned find(const attn_sm90_order& order, unsigned c,
-                                                  unsigned n) {
-    static_assert(sizeof order.items[c] == 32 * sizeof(uint4));
-    const unsigned lane = threadIdx.x % 32;
-    const uint4 bits = __ldcg(reinterpret_cast<const uint4*>(order.items[c]) + lane);
-    const unsigned behind_x = __popc(bits.x), behind_y = behind_x + __popc(bits.y),
-                   behind_z = behind_y + __popc(bits.z), count = behind_z + __popc(bits.w);
-    const unsigned behind = sum_up_to_lane(count), rest = n - (behind - count);
-    const int owner = __popc(__ballot_sync(0xffffffff, behind <= n));
-    // Of the owner's: which word, and how many bits of it come before.
-    const unsigned word = (rest >= behind_x) + (rest >= behind_y) + (rest >= behind_z);
-    const unsigned before = word == 0 ? 0 : word == 1 ? behind_x : word == 2 ? behind_y : behind_z;
-    unsigned mine = word == 0 ? bits.x : word == 1 ? bits.y : word == 2 ? bits.z : bits.w;
-    mine = __shfl_sync(0xffffffff, mine, owner);
-    const int left = __shfl_sync(0xffffffff, rest - before, owner);
-    const unsigned at = __shfl_sync(0xffffffff, word, owner);
-    const bool is_it = (mine >> lane & 1) && __popc(mine & ((1u << lane) - 1)) == left;
-    return 128 * owner + 32 * at + __ffs(int(__ballot_sync(0xffffffff, is_it))) - 1;
-  }
-
-  // The next item, a.items if there is none. Whoever is the last to be told so leaves the workspace
-  // at 0: nobody reads it any more, for list_items ends before its block asks, and a block asks for
-  // an item when it has found the one before.
-  __device__ __forceinline__ unsigned take(const attn_sm90_mask_kernarg& a) {
-    const unsigned lane = threadIdx.x % 32, items = later_items(a);
+  // The next item, a.items if there is none. Whoever is the last to be told so leaves the counters
+  // at 0: nobody reads them any more, for list_items ends before its block takes.
+  __device__ __forceinline__ unsigned take(const attn_sm90_mask_kernarg& a) const {
+    const unsigned lane = threadIdx.x % 32, items = sorted_items(a), first = a.items - items;
     attn_sm90_order& order = *a.order;
-    const unsigned n = __shfl_sync(0xffffffff, ticket, 0);
-    if (n >= items) {
-      if (n == a.items - 1) {
-        uint4* all = reinterpret_cast<uint4*>(&order);
-        for (unsigned i = lane; i < sizeof order / sizeof(uint4); i += 32)
-          all[i] = make_uint4(0, 0, 0, 0);
+    const unsigned taken = __shfl_sync(0xffffffff, lane == 0 ? atomicAdd(a.taken, 1) : 0, 0);
+    const unsigned index = gridDim.x + taken, n = index - first;
+    if (index < first) return index;
+    if (index >= a.items) {
+      if (taken == a.items - 1) {
+        order.in_class[lane] = 0;
+        if (lane == 0) order.taken = order.shares = order.listed = 0;
       }
       return a.items;
     }
@@ -174,9 +147,8 @@ struct ItemOrder {
                           : n < half + items - seeing ? n + seeing - half
                                                       : n + seeing - items;
     const unsigned c = __popc(__ballot_sync(0xffffffff, behind <= rank));
-    const unsigned found = find(order, c, rank - __shfl_sync(0xffffffff, begin, c));
-    ask(a);
-    return gridDim.x + found;
+    const unsigned item = lane == c ? __ldcg(order.list() + c * items + rank - begin) : 0;
+    return first + __shfl_sync(0xffffffff, item, c);
   }
 };
 

@@ -87,12 +87,29 @@ struct LiveTiles {
     live = __ballot_sync(0xffffffff, sees);
   }
 
-  // The next tile, whose blocks are left in `to`.
+  // One lane has the blocks.
+  __device__ __forceinline__ static void leave(TileBlocks& to, bool has, const int (&block)[blocks]) {
+    if (has) {
+#pragma unroll
+      for (int n = 0; n < blocks; ++n) to.block[n] = block[n];
+    }
+    if (lane() < 4) to.seen[lane()] = 0;
+    __syncwarp();
+  }
+
+  // The next tile, whose blocks are left in `to`: where there is none, EMPTY ones, for those who
+  // compute look at the tile of an item that has none.
   __device__ __forceinline__ LiveTile find(TileBlocks& to) {
     for (;;) {
       while (first >= end) {
         while (live == 0) {
-          if ((column + 32) * tile.keys >= item.high) return {0, 0, 0, 0};
+          if ((column + 32) * tile.keys >= item.high) {
+            int none[blocks];
+#pragma unroll
+            for (int& block : none) block = mask_empty;
+            leave(to, lane() == 0, none);
+            return {0, 0, 0, 0};
+          }
           look();
         }
         from = __ffs(int(live)) - 1;
@@ -124,12 +141,7 @@ struct LiveTiles {
       }
       if (found.flags == 0) continue;
       if (unused) found.flags |= has_unused * for_all_groups;
-      if (lane() == from) {
-#pragma unroll
-        for (int n = 0; n < blocks; ++n) to.block[n] = block[n];
-      }
-      if (lane() < 4) to.seen[lane()] = 0;
-      __syncwarp();
+      leave(to, lane() == from, block);
       return found;
     }
   }

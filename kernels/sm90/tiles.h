@@ -11,9 +11,9 @@ ATTN_HOST_DEVICE constexpr int panels(int columns) { return (columns + 63) / 64;
 
 constexpr int max_groups = 3;
 constexpr int max_stages = 3;
-constexpr int item_slots = 4;  // work items between the warpgroup that loads and those that compute
+constexpr int item_slots = 8;  // work items between the warpgroup that loads and those that compute
 constexpr int tile_slots = 8;  // the same for tiles of keys; more than max_stages
-constexpr int control_bytes = 2048;  // barriers, items and tiles, before Q, K and V
+constexpr int control_bytes = 3072;  // barriers, items and tiles, before Q, K and V
 
 struct Tile {
   int head_dim, head_dim_v;          // columns that the products have; what is missing to them counts as zero

@@ -39,32 +39,26 @@ Status check_strides(const char* name, const attn_strides& s, const int64_t (&si
   return {};
 }
 
-// (batch, head) pairs whose items stand together, longest first: as many as leave K and V in the
-// L2, but enough for the blocks to take two items each of them. Where items are uneven and many to
-// a pair, all pairs stand together, or the last ones would end unevenly; so they do at head_dim 64,
-// which waits less for memory.
+// (batch, head) pairs whose items stand together, longest first: `each` and, of the last ones,
+// `last`. Few leave K and V in the L2, many let the blocks end together.
+struct Together {
+  int64_t each, last;
+};
 template <sm90::Tile tile>
-unsigned pairs_together(const Problem& p, bool uneven) {
+Together pairs_together(const Problem& p) {
   const int64_t pairs = p.batch * p.heads_q, tiles = ceil_div(p.seqlen_q, tile.rows());
-  if (pairs == 0 || tiles == 0 || (uneven && (tile.head_dim <= 64 || tiles > 16)))
-    return unsigned(std::max<int64_t>(1, pairs));
-  const int64_t most = std::max<int64_t>(
-      pairs_in_l2(p), ceil_div(2 * (p.max_sms > 0 ? p.max_sms : multiprocessors), tiles));
-  return unsigned(ceil_div(pairs, ceil_div(pairs, most)));
-}
-
-// With a block mask: whether the items are taken longest first (item_order.cuh). Where they are
-// many, blocks end together anyway; where pairs had better stand together for the L2, they do.
-template <sm90::Tile tile>
-bool orders_items(const Problem& p) {
-  return p.has(ATTN_BLOCK_MASK) && items<tile>(p) <= attn_sm90_order_max_items &&
-         pairs_together<tile>(p, true) >= p.batch * p.heads_q;
-}
-// Items that are taken longest first stand together for the L2 among those of one length.
-template <sm90::Tile tile>
-unsigned pairs_together(const Problem& p) {
-  const bool uneven = p.has(ATTN_CAUSAL) || p.has(ATTN_CAUSAL_TOP_LEFT) || p.has(ATTN_BLOCK_MASK);
-  return pairs_together<tile>(p, uneven && !orders_items<tile>(p));
+  const int64_t blocks = p.max_sms > 0 ? p.max_sms : multiprocessors;
+  const bool causal = p.has(ATTN_CAUSAL) || p.has(ATTN_CAUSAL_TOP_LEFT);
+  if (pairs == 0 || tiles == 0) return {1, 0};
+  if (!causal && !p.has(ATTN_BLOCK_MASK)) return {1, 0};
+  if (tile.head_dim > 128 && tiles > 64) return {pairs, 0};
+  if (causal && tiles > 8) {  // one item each, four of the last ones
+    const int64_t each = std::clamp<int64_t>(blocks / tiles, 1, pairs);
+    const int64_t last = std::min(pairs, 4 * blocks / tiles);
+    return {each, last + (pairs - last) % each};
+  }
+  const int64_t most = std::max<int64_t>(pairs_in_l2(p), ceil_div(2 * blocks, tiles));
+  return {ceil_div(pairs, ceil_div(pairs, most)), 0};
 }
 
 template <sm90::Tile tile, bool score>
@@ -105,9 +99,13 @@ Status shape(const Problem& p, const DeviceInfo& device, Launch* launch, size_t*
   launch->grid[0] = uint32_t(std::min(count, blocks));
   launch->block[0] = tile.threads();
   launch->shared_bytes = shared;
-  *workspace = count <= blocks         ? 0
-               : orders_items<tile>(p) ? sizeof(attn_sm90_order)
-                                       : sizeof(unsigned);
+  const int64_t later = count - blocks;
+  const size_t sorted = std::min<int64_t>(later, attn_sm90_order_max_items);
+  *workspace = later <= 0 ? 0
+               : p.has(ATTN_BLOCK_MASK)
+                   ? sizeof(attn_sm90_order) +
+                         sorted * attn_sm90_order_classes * sizeof(unsigned short)
+                   : sizeof(unsigned);
   return {};
 }
 
@@ -128,7 +126,9 @@ void pack(const Problem& p, const Args& args, void* workspace, void* kernarg) {
   a.out_type = p.out_type;
   a.split_invariant = p.has(ATTN_SPLIT_INVARIANT);
   a.num_segments = p.num_segments;
-  a.chunk = pairs_together<tile>(p);
+  const Together together = pairs_together<tile>(p);
+  a.chunk = unsigned(together.each);
+  a.tail = unsigned(together.last);
   a.items = unsigned(items<tile>(p));
   a.taken = static_cast<unsigned*>(workspace);
   a.unit = std::max(p.scale * 1.44269504f, 1e-37f);  // log2(e)
@@ -145,7 +145,7 @@ void pack_masked(const Problem& p, const Args& args, void* workspace, void* kern
   pack<tile>(p, args, workspace, kernarg);
   auto& a = *static_cast<attn_sm90_mask_kernarg*>(kernarg);
   a.block_mask = mask_arrays(p, args);
-  a.order = orders_items<tile>(p) ? static_cast<attn_sm90_order*>(workspace) : nullptr;
+  a.order = static_cast<attn_sm90_order*>(workspace);
 }
 
 // Whether keys lie side by side, two from an even one on at a multiple of the size of both.
