@@ -248,7 +248,6 @@ __device__ __forceinline__ void load_items(const Kernarg<with>& a, Control& cont
       if (sorts_items(a)) {
         if (!ordered) {
           ptx::mbarrier_wait(address(&control.listed), 0);
-          order.ask(a);
           order.look(*a.order);
           ordered = true;
         }

@@ -43,12 +43,11 @@ struct attn_sm90_forward_kernarg {
   attn_kv_lengths segment[attn_sm90_max_segments];
 };
 
-// The workspace of item_order.cuh, all 0 between launches.
-struct alignas(16) attn_sm90_order {
+// The workspace of item_order.cuh: counters, 0 between launches, and what they count.
+struct attn_sm90_order {
   unsigned taken;   // where attn_sm90_forward_kernarg has it
   unsigned shares;  // of items, taken to be listed
   unsigned listed;  // items
-  unsigned unused;
   unsigned in_class[attn_sm90_order_classes];
 
   // The items that are sorted, counted from the first of them: [classes][so many].

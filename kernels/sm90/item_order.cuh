@@ -24,12 +24,12 @@ __device__ __forceinline__ unsigned sorted_items(const attn_sm90_mask_kernarg& a
   return min(a.items - gridDim.x, unsigned(attn_sm90_order_max_items));
 }
 
-// The class of an item with so many live columns: two to an octave, the largest in class 0, those
-// that see nothing in 31.
+// The class of an item with so many live columns: 31 has none, the others those from 1 to 7 each,
+// then a quarter of an octave, and class 0 the largest.
 __device__ __forceinline__ int class_of(int columns) {
-  if (columns < 2) return 31 - columns;
-  const int octave = 31 - __clz(columns);
-  return max(0, 31 - 2 * octave - (columns >> (octave - 1) & 1));
+  if (columns < 8) return 31 - columns;
+  const int octave = 28 - __clz(columns);
+  return max(0, 31 - 8 - 4 * octave - (columns >> (octave + 1) & 3));
 }
 
 // Columns of the mask's grid that some query of the item may see: every `step`-th, from the
@@ -107,23 +107,19 @@ __device__ __forceinline__ void list_items(const attn_sm90_mask_kernarg& a) {
   __syncwarp();
 }
 
-// What a warp that takes items knows of the classes, when all items are listed.
+// What a warp that takes items knows of the lists, when all items are listed.
 struct ItemOrder {
   unsigned begin, behind;  // ranks of the items of the lane's class
-  unsigned ticket;         // lane 0: for the next item
 
-  __device__ __forceinline__ static unsigned sum_up_to_lane(unsigned x) {
+  __device__ __forceinline__ void look(const attn_sm90_order& order) {
     const int lane = threadIdx.x % 32;
+    const unsigned count = __ldcg(&order.in_class[lane]);
+    behind = count;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
-      const unsigned before = __shfl_up_sync(0xffffffff, x, step);
-      if (lane >= step) x += before;
+      const unsigned before = __shfl_up_sync(0xffffffff, behind, step);
+      if (lane >= step) behind += before;
     }
-    return x;
-  }
-  __device__ __forceinline__ void look(const attn_sm90_order& order) {
-    const unsigned count = __ldcg(&order.in_class[threadIdx.x % 32]);
-    behind = sum_up_to_lane(count);
     begin = behind - count;
   }
   // The next item, a.items if there is none. Whoever is the last to be told so leaves the counters

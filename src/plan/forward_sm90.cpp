@@ -101,11 +101,11 @@ Status shape(const Problem& p, const DeviceInfo& device, Launch* launch, size_t*
   launch->shared_bytes = shared;
   const int64_t later = count - blocks;
   const size_t sorted = std::min<int64_t>(later, attn_sm90_order_max_items);
-  *workspace = later <= 0 ? 0
-               : p.has(ATTN_BLOCK_MASK)
-                   ? sizeof(attn_sm90_order) +
-                         sorted * attn_sm90_order_classes * sizeof(unsigned short)
-                   : sizeof(unsigned);
+  *workspace =
+      later <= 0 ? 0
+      : p.has(ATTN_BLOCK_MASK)
+          ? sizeof(attn_sm90_order) + sorted * attn_sm90_order_classes * sizeof(unsigned short)
+          : sizeof(unsigned);
   return {};
 }
 

@@ -177,7 +177,8 @@ TEST_CASE("cuda: more items than blocks under uneven block masks") {
   int ran = 0;
   for (const Kernel* kernel : kernels) {
     if (!(kernel->limits.demands & ATTN_BLOCK_MASK)) continue;
-    if (std::string(kernel->name).find("_sm90_") == std::string::npos) continue;  // others sort none
+    // Others sort none.
+    if (std::string(kernel->name).find("_sm90_") == std::string::npos) continue;
     for (const Shape& shape : {Shape{2, 1000, 400, 1, 0, 3}, Shape{5, 1100, 700, 7, ATTN_CAUSAL, 3},
                                Shape{40, 500, 300, 0, 0, 4}}) {
       Case c = case_for(*kernel, "uneven", 2, shape.seqlen_q, shape.seqlen_kv);
