@@ -51,8 +51,8 @@ Together pairs_together(const Problem& p) {
   const bool causal = p.has(ATTN_CAUSAL) || p.has(ATTN_CAUSAL_TOP_LEFT);
   if (pairs == 0 || tiles == 0) return {1, 0};
   if (!causal && !p.has(ATTN_BLOCK_MASK)) return {1, 0};
-  if (tile.head_dim > 128 && tiles > 64) return {pairs, 0};
-  if (causal && tiles > 8) {  // one item each, four of the last ones
+  if (causal && tile.head_dim > 128 && tiles > 64) return {pairs, 0};
+  if (causal && (tiles > 8 || tile.head_dim <= 64)) {  // an item for each block, four of the last
     const int64_t each = std::clamp<int64_t>(blocks / tiles, 1, pairs);
     const int64_t last = std::min(pairs, 4 * blocks / tiles);
     return {each, last + (pairs - last) % each};

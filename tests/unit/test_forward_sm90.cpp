@@ -17,7 +17,7 @@ struct Planned {
   attn_sm90_mask_kernarg kernarg{};
 };
 
-Planned planned(const DeviceKernel& kernel, int64_t heads, int64_t seqlen, bool masked,
+Planned planned(const DeviceKernel& kernel, int64_t heads, int64_t seqlen, uint64_t flags,
                 int32_t max_sms = 0) {
   attn_segment segment{};
   segment.struct_size = sizeof segment;
@@ -30,10 +30,8 @@ Planned planned(const DeviceKernel& kernel, int64_t heads, int64_t seqlen, bool 
   in.q_type = ATTN_BF16;
   in.num_segments = 1, in.segments = &segment;
   in.max_sms = max_sms;
-  if (masked) {
-    in.flags = ATTN_BLOCK_MASK;
-    in.block_q = in.block_k = 128;
-  }
+  in.flags = flags;
+  if (flags & ATTN_BLOCK_MASK) in.block_q = in.block_k = 128;
   Problem p;
   REQUIRE(make_problem(&in, &p).ok());
   DeviceInfo device;
@@ -61,7 +59,7 @@ TEST_CASE("sm90 forward: the workspace of block masks has room for the items tha
   for (const auto& [heads, seqlen, max_sms] :
        {std::tuple{16, 8192, 0}, {1, 133 * 128 + 1, 0}, {3, 1000, 5}, {1, 4096 * 128, 0}}) {
     INFO(heads << " " << seqlen << " " << max_sms);
-    const Planned p = planned(kernel, heads, seqlen, true, max_sms);
+    const Planned p = planned(kernel, heads, seqlen, ATTN_BLOCK_MASK, max_sms);
     CHECK(p.blocks == (max_sms ? size_t(max_sms) : multiprocessors));
     CHECK(p.kernarg.items == heads * ((unsigned(seqlen) + 127) / 128));
     CHECK(static_cast<void*>(p.kernarg.order) == p.kernarg.taken);
@@ -72,8 +70,26 @@ TEST_CASE("sm90 forward: the workspace of block masks has room for the items tha
 }
 
 TEST_CASE("sm90 forward: who takes items as they come needs their number alone", "[plan]") {
-  CHECK(planned(fwd_sm90_d128_kernel, 16, 8192, false).workspace == sizeof(unsigned));
+  CHECK(planned(fwd_sm90_d128_kernel, 16, 8192, 0).workspace == sizeof(unsigned));
   // Each block has one item.
-  CHECK(planned(fwd_sm90_d128_mask_kernel, 1, 132 * 128, true).workspace == 0);
-  CHECK(planned(fwd_sm90_d128_kernel, 1, 132 * 128, false).workspace == 0);
+  CHECK(planned(fwd_sm90_d128_mask_kernel, 1, 132 * 128, ATTN_BLOCK_MASK).workspace == 0);
+  CHECK(planned(fwd_sm90_d128_kernel, 1, 132 * 128, 0).workspace == 0);
+}
+
+// query_tile (kernels/common/lengths.cuh) takes the last pairs to begin at a multiple of the
+// others.
+TEST_CASE("sm90 forward: pairs that stand together", "[plan]") {
+  for (const uint64_t flags : {0, int(ATTN_CAUSAL), int(ATTN_BLOCK_MASK)})
+    for (const int64_t heads : {1, 2, 7, 33, 131, 1024})
+      for (const int64_t seqlen : {1, 300, 1024, 1100, 2048, 8192, 100000})
+        for (const int32_t max_sms : {0, 1, 200}) {
+          INFO(flags << " " << heads << " " << seqlen << " " << max_sms);
+          const DeviceKernel& kernel =
+              flags & ATTN_BLOCK_MASK ? fwd_sm90_d128_mask_kernel : fwd_sm90_d128_kernel;
+          const attn_sm90_mask_kernarg a = planned(kernel, heads, seqlen, flags, max_sms).kernarg;
+          REQUIRE(a.chunk >= 1);
+          REQUIRE(a.chunk <= heads);
+          REQUIRE(a.tail <= heads);
+          if (a.tail > 0) CHECK((heads - a.tail) % a.chunk == 0);
+        }
 }
