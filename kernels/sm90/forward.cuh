@@ -276,6 +276,7 @@ __device__ __forceinline__ void load_items(const Kernarg<with>& a, Control& cont
       }
     } else {
       item.b = -1;  // by all lanes, for nothing here may part them, but what joins them again
+      __syncwarp();
     }
     ptx::mbarrier_arrive_if(address(&control.item_full[count % item_slots]), leads);
     if (tile.q_stages == 1) wait_place();
