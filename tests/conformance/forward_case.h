@@ -25,6 +25,18 @@ constexpr uint64_t random_share(uint64_t count) {
 uint64_t hash(uint64_t seed, uint64_t a, uint64_t b = 0, uint64_t c = 0, uint64_t d = 0);
 double normal(uint64_t hashed);
 
+// A sequence of numbers for each seed and salt.
+struct Draw {
+  uint64_t seed, salt, count = 0;
+
+  int64_t operator()(uint64_t end) { return int64_t(hash(seed, salt, ++count) % end); }
+  bool chance(uint64_t one_in) { return (*this)(one_in) == 0; }
+  template <class Values>
+  auto pick(const Values& values) {
+    return values[(*this)(std::size(values))];
+  }
+};
+
 enum class Arrange {
   contiguous,   // strides unset
   padded,       // unused room behind each head, token and batch entry, 16-byte multiples

@@ -232,22 +232,20 @@ Case random_case(uint64_t seed) {
   Case c;
   c.name = "random-" + std::to_string(seed);
   c.seed = seed;
-  uint64_t counter = 0;
-  const auto draw = [&](uint64_t end) { return int64_t(hash(seed, 99, ++counter) % end); };
-  const auto chance = [&](uint64_t one_in) { return draw(one_in) == 0; };
+  Draw draw{seed, 99};
 
   c.batch = 1 + draw(3);
   c.heads_kv = 1 + draw(3);
   c.heads_q = c.heads_kv * (1 + draw(4));
   const int64_t dims[] = {1, 5, 8, 16, 32, 33, 64, 64, 80, 96, 128, 128, 192, 256};
   c.head_dim = pick(draw(1000), dims);
-  c.head_dim_v = chance(3) ? pick(draw(1000), dims) : c.head_dim;
+  c.head_dim_v = draw.chance(3) ? pick(draw(1000), dims) : c.head_dim;
   const int64_t queries[] = {1, 1, 2, 7, 16, 17, 40, 64, 65, 100, 130};
   c.seqlen_q = pick(draw(1000), queries);
   c.q_type = pick(draw(1000), q_types);
   c.out_type = dtype_is_fp8(c.q_type) ? ATTN_BF16 : c.q_type;
-  if (chance(4)) c.out_type = pick(draw(1000), q_types);
-  if (dtype_is_fp8(c.out_type) && chance(2)) c.flags |= ATTN_OUT_SCALE;
+  if (draw.chance(4)) c.out_type = pick(draw(1000), q_types);
+  if (dtype_is_fp8(c.out_type) && draw.chance(2)) c.flags |= ATTN_OUT_SCALE;
   const attn_descale_kind q_kinds[] = {ATTN_DESCALE_NONE, ATTN_DESCALE_TENSOR, ATTN_DESCALE_HEAD};
   c.q_descale = dtype_is_fp8(c.q_type) ? pick(draw(1000), q_kinds) : ATTN_DESCALE_NONE;
   const Arrange arranges[] = {Arrange::contiguous, Arrange::padded, Arrange::head_major,
@@ -255,70 +253,70 @@ Case random_case(uint64_t seed) {
   c.q_arrange = pick(draw(1000), arranges);
   c.out_arrange = pick(draw(1000), arranges);
 
-  const bool packed_q = chance(4);
+  const bool packed_q = draw.chance(4);
   if (packed_q) {
     for (int64_t b = 0; b < c.batch; ++b)
       c.lengths_q.push_back(int32_t(draw(uint64_t(c.seqlen_q) + 1)));
     c.lengths_q[size_t(draw(uint64_t(c.batch)))] = int32_t(c.seqlen_q);
   }
-  const int64_t segments = chance(3) ? 2 + draw(3) : 1;
+  const int64_t segments = draw.chance(3) ? 2 + draw(3) : 1;
   for (int64_t n = 0; n < segments; ++n) {
     SegmentCase s;
     const int64_t capacities[] = {1, 16, 63, 64, 65, 128, 200, 257};
-    s.capacity = pick(draw(1000), capacities) / (segments > 2 ? 2 : 1) + (chance(9) ? 1 : 0);
+    s.capacity = pick(draw(1000), capacities) / (segments > 2 ? 2 : 1) + (draw.chance(9) ? 1 : 0);
     s.capacity = std::max<int64_t>(s.capacity, 1);  // 0 is not empty but unset
     s.k_type = pick(draw(1000), kv_types);
-    s.v_type = chance(2) ? s.k_type : pick(draw(1000), kv_types);
+    s.v_type = draw.chance(2) ? s.k_type : pick(draw(1000), kv_types);
     if (c.head_dim % 32 != 0 && dtype_is_ggml(s.k_type)) s.k_type = ATTN_F16;
     if (c.head_dim_v % 32 != 0 && dtype_is_ggml(s.v_type)) s.v_type = ATTN_F8_E4M3FN;
     s.layout = attn_layout(draw(3));
     const int32_t page_sizes[] = {1, 3, 16, 64};
     s.page_size = pick(draw(1000), page_sizes);
-    if (s.layout == ATTN_PACKED || chance(2)) {
+    if (s.layout == ATTN_PACKED || draw.chance(2)) {
       for (int64_t b = 0; b < c.batch; ++b) {
-        s.lengths.push_back(int32_t(chance(6) ? 0 : draw(uint64_t(s.capacity) + 1)));
+        s.lengths.push_back(int32_t(draw.chance(6) ? 0 : draw(uint64_t(s.capacity) + 1)));
       }
     }
     s.k_descale = attn_descale_kind(draw(4));
     s.v_descale = attn_descale_kind(draw(4));
-    s.descale_block_keys = chance(2) ? 64 : 128;
+    s.descale_block_keys = draw.chance(2) ? 64 : 128;
     s.arrange = pick(draw(1000), arranges);
-    if (s.k_type == s.v_type && c.head_dim == c.head_dim_v && chance(5))
+    if (s.k_type == s.v_type && c.head_dim == c.head_dim_v && draw.chance(5))
       s.arrange = Arrange::interleaved;
-    if (s.layout == ATTN_PAGED && chance(8)) s.bad_pages = {int32_t(draw(3))};
+    if (s.layout == ATTN_PAGED && draw.chance(8)) s.bad_pages = {int32_t(draw(3))};
     c.segments.push_back(s);
   }
 
-  if (chance(3)) c.flags |= chance(3) ? ATTN_CAUSAL_TOP_LEFT : ATTN_CAUSAL;
-  if (chance(4)) {
+  if (draw.chance(3)) c.flags |= draw.chance(3) ? ATTN_CAUSAL_TOP_LEFT : ATTN_CAUSAL;
+  if (draw.chance(4)) {
     c.flags |= ATTN_WINDOW;
     c.window_left = draw(60) - 1;
     c.window_right = draw(20) - 1;
   }
-  if (chance(5)) c.flags |= ATTN_ALIBI;
-  if (chance(5)) c.flags |= ATTN_SINKS;
-  if (chance(5)) c.softcap = 3;
-  if (chance(5)) c.scale = chance(2) ? 0.25f : -0.1f;
-  if (!packed_q && chance(4)) {
+  if (draw.chance(5)) c.flags |= ATTN_ALIBI;
+  if (draw.chance(5)) c.flags |= ATTN_SINKS;
+  if (draw.chance(5)) c.softcap = 3;
+  if (draw.chance(5)) c.scale = draw.chance(2) ? 0.25f : -0.1f;
+  if (!packed_q && draw.chance(4)) {
     const bool narrow = c.q_type == ATTN_F16 || c.q_type == ATTN_BF16;
-    c.bias_type = narrow && chance(2) ? c.q_type : ATTN_F32;
-    c.bias_per_batch = chance(2);
-    c.bias_per_head = chance(2);
-    c.bias_per_query = !chance(4);
+    c.bias_type = narrow && draw.chance(2) ? c.q_type : ATTN_F32;
+    c.bias_per_batch = draw.chance(2);
+    c.bias_per_head = draw.chance(2);
+    c.bias_per_query = !draw.chance(4);
   }
-  if (!packed_q && chance(4)) {
+  if (!packed_q && draw.chance(4)) {
     c.flags |= ATTN_BLOCK_MASK;
     const int32_t sizes[] = {64, 128, 64, 16, 33, 1};
     c.block_q = pick(draw(1000), sizes);
     c.block_k = pick(draw(1000), sizes);
-    c.mask_per_batch = chance(2);
-    c.mask_per_head = chance(2);
+    c.mask_per_batch = draw.chance(2);
+    c.mask_per_head = draw.chance(2);
   }
-  if (chance(8)) c.fixed_split = 32 * (1 + draw(4));
-  if (chance(8)) c.flags |= ATTN_SPLIT_INVARIANT;
+  if (draw.chance(8)) c.fixed_split = 32 * (1 + draw(4));
+  if (draw.chance(8)) c.flags |= ATTN_SPLIT_INVARIANT;
   const double sigmas[] = {0.5, 1, 1, 3};
   c.sigma = pick(draw(1000), sigmas);
-  if (chance(8)) c.values = chance(2) ? Values::uniform : Values::one_hot;
+  if (draw.chance(8)) c.values = draw.chance(2) ? Values::uniform : Values::one_hot;
   return c;
 }
 

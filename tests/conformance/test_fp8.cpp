@@ -70,69 +70,66 @@ Case random_case(uint64_t seed) {
   Case c;
   c.name = "fp8-" + std::to_string(seed);
   c.seed = seed;
-  uint64_t counter = 0;
-  const auto draw = [&](uint64_t end) { return int64_t(hash(seed, 78, ++counter) % end); };
-  const auto chance = [&](uint64_t one_in) { return draw(one_in) == 0; };
-  const auto pick = [&](const auto& values) { return values[draw(std::size(values))]; };
-  const auto type = [&] { return chance(2) ? fnuz : ocp; };
+  Draw draw{seed, 78};
+  const auto type = [&] { return draw.chance(2) ? fnuz : ocp; };
 
   c.batch = 1 + draw(3);
   c.heads_kv = 1 + draw(3);
   const int64_t groups[] = {1, 1, 2, 4, 8};
-  c.heads_q = c.heads_kv * pick(groups);
+  c.heads_q = c.heads_kv * draw.pick(groups);
   const int64_t dims[] = {16, 48, 64, 64, 80, 96, 128, 128, 128};
-  c.head_dim = pick(dims);
-  c.head_dim_v = chance(4) ? pick(dims) : c.head_dim;
+  c.head_dim = draw.pick(dims);
+  c.head_dim_v = draw.chance(4) ? draw.pick(dims) : c.head_dim;
   const int64_t queries[] = {1, 2, 31, 32, 33, 64, 100, 255, 256, 257, 300};
-  c.seqlen_q = pick(queries);
+  c.seqlen_q = draw.pick(queries);
   if (c.heads_q > 6) c.seqlen_q = std::min<int64_t>(c.seqlen_q, 40);
   c.q_type = type();
   const attn_dtype out_types[] = {ATTN_F32, ATTN_F16, ATTN_BF16};
-  c.out_type = pick(out_types);
+  c.out_type = draw.pick(out_types);
   const Arrange arranges[] = {Arrange::contiguous, Arrange::padded, Arrange::head_major};
-  c.q_arrange = pick(arranges);
-  c.out_arrange = pick(arranges);
-  if (chance(3)) {
+  c.q_arrange = draw.pick(arranges);
+  c.out_arrange = draw.pick(arranges);
+  if (draw.chance(3)) {
     for (int64_t b = 0; b < c.batch; ++b)
-      c.lengths_q.push_back(int32_t(chance(5) ? 0 : draw(uint64_t(c.seqlen_q) + 1)));
+      c.lengths_q.push_back(int32_t(draw.chance(5) ? 0 : draw(uint64_t(c.seqlen_q) + 1)));
     c.lengths_q[size_t(draw(uint64_t(c.batch)))] = int32_t(c.seqlen_q);
   }
   const attn_descale_kind kinds[] = {ATTN_DESCALE_NONE, ATTN_DESCALE_TENSOR, ATTN_DESCALE_HEAD};
-  c.q_descale = pick(kinds);
+  c.q_descale = draw.pick(kinds);
   SegmentCase s;
   const int64_t capacities[] = {1, 31, 64, 65, 127, 128, 200, 333, 512, 600};
-  s.capacity = pick(capacities);
+  s.capacity = draw.pick(capacities);
   s.k_type = type();
-  s.v_type = chance(3) ? type() : s.k_type;
-  s.layout = chance(3) ? ATTN_PACKED : ATTN_PADDED;
-  if (s.layout == ATTN_PACKED || chance(2)) {
+  s.v_type = draw.chance(3) ? type() : s.k_type;
+  s.layout = draw.chance(3) ? ATTN_PACKED : ATTN_PADDED;
+  if (s.layout == ATTN_PACKED || draw.chance(2)) {
     for (int64_t b = 0; b < c.batch; ++b)
-      s.lengths.push_back(int32_t(chance(5) ? 0 : draw(uint64_t(s.capacity) + 1)));
+      s.lengths.push_back(int32_t(draw.chance(5) ? 0 : draw(uint64_t(s.capacity) + 1)));
   }
-  s.k_descale = pick(kinds);
-  s.v_descale = pick(kinds);
-  s.arrange = pick(arranges);
-  if (s.k_type == s.v_type && c.head_dim == c.head_dim_v && chance(5))
+  s.k_descale = draw.pick(kinds);
+  s.v_descale = draw.pick(kinds);
+  s.arrange = draw.pick(arranges);
+  if (s.k_type == s.v_type && c.head_dim == c.head_dim_v && draw.chance(5))
     s.arrange = Arrange::interleaved;
   c.segments.push_back(s);
-  if (chance(2)) c.flags |= chance(3) ? ATTN_CAUSAL_TOP_LEFT : ATTN_CAUSAL;
-  if (chance(3)) {
+  if (draw.chance(2)) c.flags |= draw.chance(3) ? ATTN_CAUSAL_TOP_LEFT : ATTN_CAUSAL;
+  if (draw.chance(3)) {
     c.flags |= ATTN_WINDOW;
     c.window_left = draw(200) - 1;
     c.window_right = draw(60) - 1;
   }
-  if (chance(4)) c.flags |= ATTN_SINKS;
-  if (chance(5)) c.scale = chance(2) ? 0.25f : -0.1f;
+  if (draw.chance(4)) c.flags |= ATTN_SINKS;
+  if (draw.chance(5)) c.scale = draw.chance(2) ? 0.25f : -0.1f;
   const double sigmas[] = {0.5, 1, 3};
-  c.sigma = pick(sigmas);
-  if (chance(8)) c.values = chance(2) ? Values::uniform : Values::one_hot;
-  if (c.lengths_q.empty() && chance(3)) {
+  c.sigma = draw.pick(sigmas);
+  if (draw.chance(8)) c.values = draw.chance(2) ? Values::uniform : Values::one_hot;
+  if (c.lengths_q.empty() && draw.chance(3)) {
     c.flags |= ATTN_BLOCK_MASK;
-    c.block_q = chance(2) ? 64 : 128;
-    c.block_k = chance(2) ? 64 : 128;
-    c.mask_per_batch = chance(2);
-    c.mask_per_head = chance(2);
-    c.mask_garbage = chance(4);
+    c.block_q = draw.chance(2) ? 64 : 128;
+    c.block_k = draw.chance(2) ? 64 : 128;
+    c.mask_per_batch = draw.chance(2);
+    c.mask_per_head = draw.chance(2);
+    c.mask_garbage = draw.chance(4);
   }
   return c;
 }

@@ -15,66 +15,63 @@ Case random_case(uint64_t seed) {
   Case c;
   c.name = "matrix-" + std::to_string(seed);
   c.seed = seed;
-  uint64_t counter = 0;
-  const auto draw = [&](uint64_t end) { return int64_t(hash(seed, 77, ++counter) % end); };
-  const auto chance = [&](uint64_t one_in) { return draw(one_in) == 0; };
-  const auto pick = [&](const auto& values) { return values[draw(std::size(values))]; };
+  Draw draw{seed, 77};
 
-  const bool packed_q = chance(4), scores = chance(2);
+  const bool packed_q = draw.chance(4), scores = draw.chance(2);
   c.batch = 1 + draw(3);
   c.heads_kv = 1 + draw(2);
   c.heads_q = c.heads_kv * (1 + draw(3));
   const int64_t dims[] = {8, 40, 64, 64, 72, 96, 128, 128, 136, 192, 256, 256};
-  c.head_dim = pick(dims);
-  c.head_dim_v = chance(4) ? pick(dims) : c.head_dim;
+  c.head_dim = draw.pick(dims);
+  c.head_dim_v = draw.chance(4) ? draw.pick(dims) : c.head_dim;
   const int64_t queries[] = {1, 2, 16, 63, 64, 65, 127, 129, 150, 260};
-  c.seqlen_q = pick(queries);
-  c.q_type = chance(2) ? ATTN_F16 : ATTN_BF16;
+  c.seqlen_q = draw.pick(queries);
+  c.q_type = draw.chance(2) ? ATTN_F16 : ATTN_BF16;
   const attn_dtype out_types[] = {c.q_type, c.q_type, ATTN_F32, ATTN_F16, ATTN_BF16};
-  c.out_type = pick(out_types);
+  c.out_type = draw.pick(out_types);
   const Arrange arranges[] = {Arrange::contiguous, Arrange::padded, Arrange::head_major};
-  c.q_arrange = pick(arranges);
-  c.out_arrange = pick(arranges);
+  c.q_arrange = draw.pick(arranges);
+  c.out_arrange = draw.pick(arranges);
   if (packed_q) {
     for (int64_t b = 0; b < c.batch; ++b)
       c.lengths_q.push_back(int32_t(draw(uint64_t(c.seqlen_q) + 1)));
     c.lengths_q[size_t(draw(uint64_t(c.batch)))] = int32_t(c.seqlen_q);
   }
-  const int64_t segments = chance(3) ? 2 + draw(4) : 1;
+  const int64_t segments = draw.chance(3) ? 2 + draw(4) : 1;
   for (int64_t n = 0; n < segments; ++n) {
     SegmentCase s;
     const int64_t capacities[] = {1, 31, 64, 65, 127, 128, 200, 333, 512};
-    s.capacity = pick(capacities);
+    s.capacity = draw.pick(capacities);
     s.k_type = s.v_type = c.q_type;
-    s.layout = chance(3) ? ATTN_PACKED : ATTN_PADDED;
-    if (s.layout == ATTN_PACKED || chance(2)) {
+    s.layout = draw.chance(3) ? ATTN_PACKED : ATTN_PADDED;
+    if (s.layout == ATTN_PACKED || draw.chance(2)) {
       for (int64_t b = 0; b < c.batch; ++b)
-        s.lengths.push_back(int32_t(chance(6) ? 0 : draw(uint64_t(s.capacity) + 1)));
+        s.lengths.push_back(int32_t(draw.chance(6) ? 0 : draw(uint64_t(s.capacity) + 1)));
     }
-    s.arrange = pick(arranges);
-    if (c.head_dim == c.head_dim_v && chance(5)) s.arrange = Arrange::interleaved;
+    s.arrange = draw.pick(arranges);
+    if (c.head_dim == c.head_dim_v && draw.chance(5)) s.arrange = Arrange::interleaved;
     c.segments.push_back(s);
   }
-  if (chance(2)) c.flags |= chance(3) ? ATTN_CAUSAL_TOP_LEFT : ATTN_CAUSAL;
-  if (chance(3)) {
+  if (draw.chance(2)) c.flags |= draw.chance(3) ? ATTN_CAUSAL_TOP_LEFT : ATTN_CAUSAL;
+  if (draw.chance(3)) {
     c.flags |= ATTN_WINDOW;
     c.window_left = draw(200) - 1;
     c.window_right = draw(60) - 1;
   }
-  if (chance(4)) c.flags |= ATTN_SINKS;
-  if (chance(3)) c.flags |= ATTN_SPLIT_INVARIANT;
-  if (chance(5)) c.scale = chance(2) ? 0.25f : -0.1f;
-  if (scores && chance(2)) c.flags |= ATTN_ALIBI;
-  if (scores && chance(2)) c.softcap = 3;
-  if (scores && !packed_q && chance(2)) {
-    c.bias_type = chance(2) ? c.q_type : ATTN_F32;
-    c.bias_per_batch = chance(2);
-    c.bias_per_head = chance(2);
-    c.bias_per_query = !chance(4);
+  if (draw.chance(4)) c.flags |= ATTN_SINKS;
+  if (draw.chance(3)) c.flags |= ATTN_SPLIT_INVARIANT;
+  if (draw.chance(5)) c.scale = draw.chance(2) ? 0.25f : -0.1f;
+  if (scores && draw.chance(2)) c.flags |= ATTN_ALIBI;
+  if (scores && draw.chance(2)) c.softcap = 3;
+  if (scores && !packed_q && draw.chance(2)) {
+    c.bias_type = draw.chance(2) ? c.q_type : ATTN_F32;
+    c.bias_per_batch = draw.chance(2);
+    c.bias_per_head = draw.chance(2);
+    c.bias_per_query = !draw.chance(4);
   }
   const double sigmas[] = {0.5, 1, 3};
-  c.sigma = pick(sigmas);
-  if (chance(8)) c.values = chance(2) ? Values::uniform : Values::one_hot;
+  c.sigma = draw.pick(sigmas);
+  if (draw.chance(8)) c.values = draw.chance(2) ? Values::uniform : Values::one_hot;
   return c;
 }
 
