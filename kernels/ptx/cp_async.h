@@ -1,4 +1,4 @@
-// cp.async: 16 bytes from global to shared memory, asynchronously, past L1.
+// cp.async: from global to shared memory, asynchronously; 16 bytes past L1, fewer through it.
 #ifndef ATTN_KERNELS_PTX_CP_ASYNC_H
 #define ATTN_KERNELS_PTX_CP_ASYNC_H
 
@@ -12,7 +12,6 @@ __device__ __forceinline__ void cp_async_16(unsigned shared, const void* global,
                : "memory");
 }
 
-// Makes a group of the copies of this thread since the last one.
 // `bytes`, 4 or 8, at a multiple of so many; nothing is copied unless `take`.
 template <int bytes>
 __device__ __forceinline__ void cp_async_if(unsigned shared, const void* global, bool take) {
@@ -25,9 +24,8 @@ __device__ __forceinline__ void cp_async_if(unsigned shared, const void* global,
       "l"(global), "n"(bytes), "r"(int(take))
       : "memory");
 }
-__device__ __forceinline__ void cp_async_wait_all() {
-  asm volatile("cp.async.wait_all;" ::: "memory");
-}
+
+// Makes a group of the copies of this thread since the last one.
 __device__ __forceinline__ void cp_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
@@ -36,6 +34,10 @@ __device__ __forceinline__ void cp_async_commit() {
 template <int pending>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+// Waits for all copies of this thread, in groups or not.
+__device__ __forceinline__ void cp_async_wait_all() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
 }  // namespace attn::ptx

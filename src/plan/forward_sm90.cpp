@@ -49,8 +49,7 @@ Together pairs_together(const Problem& p) {
   const int64_t pairs = p.batch * p.heads_q, tiles = ceil_div(p.seqlen_q, tile.rows());
   const int64_t blocks = p.max_sms > 0 ? p.max_sms : multiprocessors;
   const bool causal = p.has(ATTN_CAUSAL) || p.has(ATTN_CAUSAL_TOP_LEFT);
-  if (pairs == 0 || tiles == 0) return {1, 0};
-  if (!causal && !p.has(ATTN_BLOCK_MASK)) return {1, 0};
+  if (pairs == 0 || tiles == 0 || !(causal || p.has(ATTN_BLOCK_MASK))) return {1, 0};
   if (causal && tile.head_dim > 128 && tiles > 64) return {pairs, 0};
   if (causal && (tiles > 8 || tile.head_dim <= 64)) {  // an item for each block, four of the last
     const int64_t each = std::clamp<int64_t>(blocks / tiles, 1, pairs);
@@ -99,13 +98,14 @@ Status shape(const Problem& p, const DeviceInfo& device, Launch* launch, size_t*
   launch->grid[0] = uint32_t(std::min(count, blocks));
   launch->block[0] = tile.threads();
   launch->shared_bytes = shared;
-  const int64_t later = count - blocks;
-  const size_t sorted = std::min<int64_t>(later, attn_sm90_order_max_items);
-  *workspace =
-      later <= 0 ? 0
-      : p.has(ATTN_BLOCK_MASK)
-          ? sizeof(attn_sm90_order) + sorted * attn_sm90_order_classes * sizeof(unsigned short)
-          : sizeof(unsigned);
+  *workspace = 0;
+  if (count > blocks) {
+    const size_t sorted = std::min<int64_t>(count - blocks, attn_sm90_order_max_items);
+    *workspace =
+        p.has(ATTN_BLOCK_MASK)
+            ? sizeof(attn_sm90_order) + sorted * attn_sm90_order_classes * sizeof(unsigned short)
+            : sizeof(unsigned);
+  }
   return {};
 }
 

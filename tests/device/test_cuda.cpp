@@ -97,6 +97,33 @@ TEST_CASE("cuda: every forward kernel on few problems") {
   }
 }
 
+// A run as a graph.
+class Captured {
+ public:
+  Captured(Forward& forward, const Stream& stream) : stream_(stream) {
+    REQUIRE(cuda().stream_begin_capture(stream.get(), capture_global) == 0);
+    const bool launched = forward.launch(stream.get());
+    REQUIRE(cuda().stream_end_capture(stream.get(), &graph_) == 0);
+    REQUIRE(launched);
+    REQUIRE(cuda().graph_instantiate(&exec_, graph_, 0) == 0);
+  }
+  ~Captured() {
+    cuda().graph_exec_destroy(exec_);
+    cuda().graph_destroy(graph_);
+  }
+  Captured(const Captured&) = delete;
+  Captured& operator=(const Captured&) = delete;
+
+  void replay() const {
+    REQUIRE(cuda().graph_launch(exec_, stream_.get()) == 0);
+    REQUIRE(cuda().stream_synchronize(stream_.get()) == 0);
+  }
+
+ private:
+  const Stream& stream_;
+  void *graph_ = nullptr, *exec_ = nullptr;
+};
+
 TEST_CASE("cuda: a captured run replays with other lengths and values") {
   const auto kernels = cuda_forward_kernels();
   if (kernels.empty()) ATTN_SKIP(backend_of(ATTN_BACKEND_CUDA).reason);
@@ -119,12 +146,7 @@ TEST_CASE("cuda: a captured run replays with other lengths and values") {
     Backend fresh(ATTN_BACKEND_CUDA);
     REQUIRE(fresh.reason == "");
     Forward forward(fresh, first, first_data, kernel->name, first.out_type);
-    void *graph = nullptr, *exec = nullptr;
-    REQUIRE(cuda().stream_begin_capture(stream.get(), capture_global) == 0);
-    const bool launched = forward.launch(stream.get());
-    REQUIRE(cuda().stream_end_capture(stream.get(), &graph) == 0);
-    REQUIRE(launched);
-    REQUIRE(cuda().graph_instantiate(&exec, graph, 0) == 0);
+    const Captured captured(forward, stream);
     const std::vector<std::vector<int32_t>> lengths[] = {{{300, 1, 130}, {50, 49, 0}},
                                                          {{0, 0, 0}, {0, 1, 50}},
                                                          {{64, 65, 300}, {50, 50, 50}},
@@ -137,13 +159,10 @@ TEST_CASE("cuda: a captured run replays with other lengths and values") {
       now.segments[1].lengths = lengths[n][1];
       const Data data = make_data(now);
       forward.fill(now, data);
-      REQUIRE(cuda().graph_launch(exec, stream.get()) == 0);
-      REQUIRE(cuda().stream_synchronize(stream.get()) == 0);
+      captured.replay();
       INFO("replay " << n);
       CHECK(check_outputs(now, data, *kernel, forward.read()) == "");
     }
-    cuda().graph_exec_destroy(exec);
-    cuda().graph_destroy(graph);
   }
   CHECK(ran > 0);
 }
@@ -203,18 +222,12 @@ TEST_CASE("cuda: more items than blocks under uneven block masks") {
       Forward forward(backend_of(ATTN_BACKEND_CUDA), c, first, kernel->name, c.out_type);
       REQUIRE(forward.launch(nullptr));
       REQUIRE(check_outputs(c, first, *kernel, forward.read()) == "");
-      void *graph = nullptr, *exec = nullptr;
-      REQUIRE(cuda().stream_begin_capture(stream.get(), capture_global) == 0);
-      const bool launched = forward.launch(stream.get());
-      REQUIRE(cuda().stream_end_capture(stream.get(), &graph) == 0);
-      REQUIRE(launched);
-      REQUIRE(cuda().graph_instantiate(&exec, graph, 0) == 0);
+      const Captured captured(forward, stream);
       std::vector<unsigned char> bits;
       for (int n = 0; n < shape.replays; ++n) {
         const Data data = set(uint64_t(2 + n / 2));  // each twice
         forward.fill(c, data);
-        REQUIRE(cuda().graph_launch(exec, stream.get()) == 0);
-        REQUIRE(cuda().stream_synchronize(stream.get()) == 0);
+        captured.replay();
         const Outputs got = forward.read();
         INFO("replay " << n);
         if (n % 2 == 0)
@@ -223,8 +236,6 @@ TEST_CASE("cuda: more items than blocks under uneven block masks") {
           CHECK(got.bits == bits);
         bits = got.bits;
       }
-      cuda().graph_exec_destroy(exec);
-      cuda().graph_destroy(graph);
       ++ran;
     }
   }
