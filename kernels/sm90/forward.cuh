@@ -383,28 +383,31 @@ __device__ __forceinline__ void load_live_keys(const attn_sm90_mask_kernarg& a, 
                                                unsigned shared) {
   const bool leads = threadIdx.x % 32 == 0;
   Loader<tile> loader{a, control, shared};
-  unsigned n = 0;
+  unsigned n = 0;  // tiles found
   for (unsigned count = 0;; ++count) {
     Item& item = control.item[count % item_slots];
     if (leads) loader.wait_item(count);
     ptx::mbarrier_wait(address(&control.item_full[count % item_slots]), count / item_slots & 1);
     if (item.b < 0) break;
     LiveTiles<tile, Item> tiles(a.block_mask, item);
-    const auto find = [&](unsigned n) { return tiles.find(control.blocks[n % tile_slots]); };
-    LiveTile at = find(n), next = find(n + 1);
-    if (leads) item.first_tile = at.flags | (next.keys > 0 ? 0 : last_tile * for_all_groups);
-    do {
-      const LiveTile after = find(n + 2);
-      if (leads) {
-        const unsigned flags = next.flags | (after.keys > 0 ? 0 : last_tile * for_all_groups);
-        loader.load(item, at.segment, {at.first, at.keys, at.keys, next.keys > 0 ? flags : 0},
-                    at.keys > 0);
+    LiveTile at{}, next{};
+    at.keys = next.keys = -1;  // not found yet
+    for (;; ++n) {
+      const LiveTile after = tiles.find(control.blocks[n % tile_slots]);
+      const unsigned flags = next.flags | (after.keys > 0 ? 0 : last_tile * for_all_groups);
+      if (at.keys >= 0) {
+        if (leads)
+          loader.load(item, at.segment, {at.first, at.keys, at.keys, next.keys > 0 ? flags : 0},
+                      at.keys > 0);
+        __syncwarp();  // the places of tiles that have been waited for may be filled again
+        if (next.keys == 0) break;
+      } else if (next.keys >= 0) {
+        if (leads) item.first_tile = flags;
       }
-      __syncwarp();  // the places of tiles that have been waited for may be filled again
       at = next;
       next = after;
-      ++n;
-    } while (at.keys > 0);
+    }
+    --n;  // `next` was none
   }
   if (leads) loader.finish();
 }

@@ -48,7 +48,8 @@ struct LiveTiles {
   const long long grid;  // of the item's batch entry and head
   int column;            // of tile.keys keys each: the first of 32, of which each lane has one
   int block[blocks];     // what mask_block says about the lane's column: [warpgroup][piece]
-  unsigned live;         // columns that may be seen and have not been given yet
+  unsigned flags;        // of the lane's column, if no segment ends in it
+  unsigned live;         // columns that are seen and have not been given yet
   int from;              // the lane whose column is current
   int first, end;        // what is left of it
   int segment;
@@ -69,26 +70,45 @@ struct LiveTiles {
   // The next 32 columns.
   __device__ __forceinline__ void look() {
     column += 32;
-    const int from = (column + lane()) * tile.keys, to = min(from + tile.keys, item.high);
-    bool sees = false;
+    const int from = (column + lane()) * tile.keys, begin = max(from, item.low);
+    const int end = min(from + tile.keys, item.high);
+    const auto row = [&](int n) { return item.row + 64 * (n / pieces); };
+    const auto at = [&](int n) { return (from & ~63) + 64 * (n % pieces); };
+    int kind[blocks], index[blocks];
 #pragma unroll
-    for (int n = 0; n < blocks; ++n) {
-      const int row = item.row + 64 * (n / pieces), at = (from & ~63) + 64 * (n % pieces);
-      block[n] = mask_empty;
-      if (row < item.seqlen_q && at < to)
-        block[n] = mask_block(a, grid, row >> a.block_q_log2, at >> a.block_k_log2, row,
-                              min(row + 64, item.seqlen_q) - 1, item.seqlen_kv - item.seqlen_q);
+    for (int n = 0; n < blocks; ++n) {  // all loads are under way before the first is waited for
+      const bool inside = row(n) < item.seqlen_q && at(n) < end;
+      const long long cell = grid + (long long)(inside ? row(n) >> a.block_q_log2 : 0) * a.columns +
+                             (inside ? at(n) >> a.block_k_log2 : 0);
+      kind[n] = a.kinds[cell];
+      index[n] = -1;
+      if (a.index) index[n] = a.index[cell];
+      if (!inside) kind[n] = attn_kind_empty;
     }
+    flags = 0;
 #pragma unroll
-    for (int n = 0; n < blocks; ++n) {
-      const int4 see = item.see[n / pieces];
-      sees = sees || (block[n] != mask_empty && from < see.y && to > see.x);
+    for (int n = 0; n < blocks; ++n)
+      block[n] = mask_block(a, kind[n], index[n], at(n) >> a.block_k_log2, row(n),
+                            min(row(n) + 64, item.seqlen_q) - 1, item.seqlen_kv - item.seqlen_q);
+#pragma unroll
+    for (int g = 0; g < tile.groups; ++g) {
+      const int4 see = item.see[g];
+      bool some = false, full = true;
+#pragma unroll
+      for (int piece = 0; piece < pieces; ++piece) {
+        some |= block[g * pieces + piece] != mask_empty;
+        full &= block[g * pieces + piece] == mask_full;
+      }
+      if (some & (begin < see.y) & (end > see.x)) flags |= sees_some << 4 * g;
+      if (full & (begin >= see.z) & (begin + tile.keys <= see.w) & (end - begin == tile.keys))
+        flags |= sees_all << 4 * g;
     }
-    live = __ballot_sync(0xffffffff, sees);
+    live = __ballot_sync(0xffffffff, flags != 0);
   }
 
   // One lane has the blocks.
-  __device__ __forceinline__ static void leave(TileBlocks& to, bool has, const int (&block)[blocks]) {
+  __device__ __forceinline__ static void leave(TileBlocks& to, bool has,
+                                               const int (&block)[blocks]) {
     if (has) {
 #pragma unroll
       for (int n = 0; n < blocks; ++n) to.block[n] = block[n];
@@ -97,10 +117,11 @@ struct LiveTiles {
     __syncwarp();
   }
 
-  // The next tile, whose blocks are left in `to`: where there is none, EMPTY ones, for those who
-  // compute look at the tile of an item that has none.
+  // The next tile. Its blocks are left in `to` unless all see all of it: where there is none, EMPTY
+  // ones, for those who compute look at the tile of an item that has none.
   __device__ __forceinline__ LiveTile find(TileBlocks& to) {
     for (;;) {
+      bool whole = false;
       while (first >= end) {
         while (live == 0) {
           if ((column + 32) * tile.keys >= item.high) {
@@ -116,32 +137,25 @@ struct LiveTiles {
         live &= live - 1;
         first = max(item.low, (column + from) * tile.keys);
         end = min(item.high, (column + from + 1) * tile.keys);
+        whole = true;
       }
       while (item.segment[segment].end <= first) ++segment;
       LiveTile found{first, min(item.segment[segment].end, end) - first, segment, 0};
       first += found.keys;
-      bool unused = true;
+      found.flags = __shfl_sync(0xffffffff, flags, from);
+      if (!whole || first < end) [[unlikely]] {  // cut by the end of a segment
 #pragma unroll
-      for (int g = 0; g < tile.groups; ++g) {
-        const int4 see = item.see[g];
-        bool some = false, full = true;
-#pragma unroll
-        for (int piece = 0; piece < pieces; ++piece) {
-          const int kind = __shfl_sync(0xffffffff, block[g * pieces + piece], from);
-          some = some || kind != mask_empty;
-          full = full && kind == mask_full;
+        for (int g = 0; g < tile.groups; ++g) {
+          const int4 see = item.see[g];
+          const bool sees = found.first < see.y && first > see.x;
+          found.flags &= ~((sees ? sees_all : sees_all | sees_some) << 4 * g);
         }
-        if (some && found.first < see.y && found.first + found.keys > see.x)
-          found.flags |= sees_some << 4 * g;
-        if (full && found.first >= see.z && found.first + tile.keys <= see.w &&
-            found.keys == tile.keys) {
-          found.flags |= sees_all << 4 * g;
-          unused = false;
-        }
+        if (found.flags == 0) continue;
       }
-      if (found.flags == 0) continue;
-      if (unused) found.flags |= has_unused * for_all_groups;
-      leave(to, lane() == from, block);
+      constexpr unsigned every = for_all_groups >> 4 * (max_groups - tile.groups);
+      const unsigned all = found.flags / sees_all & every;
+      if (all == 0) found.flags |= has_unused * for_all_groups;
+      if (all != every) leave(to, lane() == from, block);
       return found;
     }
   }
@@ -151,16 +165,28 @@ struct LiveTiles {
 // it. By all lanes of one warp.
 template <Tile tile, class Item>
 __device__ __forceinline__ void narrow(const attn_mask_arrays& a, Item& item) {
+  static_assert(tile.rows() <= 128);  // of the grid they meet two rows at most
   const int lane = threadIdx.x % 32, last_row = min(item.row + tile.rows(), item.seqlen_q) - 1;
   const long long grid = item.b * a.batch_stride + item.h * a.head_stride;
+  const long long upper = grid + (long long)(item.row >> a.block_q_log2) * a.columns,
+                  lower = grid + (long long)(last_row >> a.block_q_log2) * a.columns;
   const int behind = item.high > item.low ? ((item.high - 1) >> a.block_k_log2) + 1 : 0;
   int first = behind, last = -1;
-  for (int row = item.row >> a.block_q_log2; row <= last_row >> a.block_q_log2; ++row) {
-#pragma unroll 4
-    for (int column = (item.low >> a.block_k_log2) + lane; column < behind; column += 32) {
-      if (!mask_may_see(a, grid, row, column)) continue;
-      first = min(first, column);
-      last = max(last, column);
+  constexpr int at_once = 4;
+  for (int column = (item.low >> a.block_k_log2) + lane; column < behind; column += 32 * at_once) {
+    int kind[at_once][2];
+#pragma unroll
+    for (int n = 0; n < at_once; ++n) {
+      const int at = min(column + 32 * n, behind - 1);
+      kind[n][0] = a.kinds[upper + at];
+      kind[n][1] = a.kinds[lower + at];
+    }
+#pragma unroll
+    for (int n = 0; n < at_once; ++n) {
+      const int at = column + 32 * n;
+      const bool sees = at < behind & (mask_may_see(kind[n][0]) | mask_may_see(kind[n][1]));
+      first = sees ? min(first, at) : first;
+      last = sees ? max(last, at) : last;
     }
   }
   first = __reduce_min_sync(0xffffffff, first);
