@@ -18,6 +18,17 @@ __device__ __forceinline__ uint2 load_shared_pair(unsigned from) {
 __device__ __forceinline__ void store_shared(unsigned to, unsigned x) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
 }
+// By those lanes for which `stores` is true; no branch, after which lanes would go on apart.
+__device__ __forceinline__ void store_shared_if(unsigned to, unsigned x, bool stores) {
+  asm volatile(
+      "{\n"
+      ".reg .pred stores;\n"
+      "setp.ne.s32 stores, %2, 0;\n"
+      "@stores st.shared.u32 [%0], %1;\n"
+      "}" ::"r"(to),
+      "r"(x), "r"(int(stores))
+      : "memory");
+}
 
 }  // namespace attn::ptx
 #endif

@@ -81,8 +81,9 @@ struct KeyTile {
   int keys;                       // that some query of the item sees, of its segment
   int used;                       // rows of V from here on are nobody's
   unsigned next_tile;             // flags of the item's next tile, see live_tiles.cuh
-  int row, segment, head, batch;  // where it lies; segment < 0: nowhere
+  int row, segment, head, batch;  // where it lies; segment: or one of these
 };
+enum : int { nowhere = -1, no_more_tiles = -2 };
 using Barrier = unsigned long long;
 struct Control {
   Barrier item_full[item_slots];
@@ -93,6 +94,7 @@ struct Control {
   TileBlocks blocks[tile_slots];  // with a block mask or a bias, of the same tiles
   Barrier said[tile_slots];       // with a bias: the warps have said what they see of the tile
   Barrier listed;                 // with a block mask: the items are listed, see item_order.cuh
+  Barrier described[tile_slots];  // with a block mask: the tile is written
 };
 static_assert(sizeof(Control) <= control_bytes);
 
@@ -272,11 +274,11 @@ __device__ __forceinline__ void load_items(const Kernarg<with>& a, Control& cont
       if constexpr (with & with_mask) narrow<tile>(a.block_mask, item);
       if (item.low >= item.high) {
         store_unseeing<tile>(a, item);
+        __syncwarp();
         continue;
       }
     } else {
-      item.b = -1;  // by all lanes, for nothing here may part them, but what joins them again
-      __syncwarp();
+      ptx::store_shared_if(address(&item.b), ~0u, leads);
     }
     ptx::mbarrier_arrive_if(address(&control.item_full[count % item_slots]), leads);
     if (tile.q_stages == 1) wait_place();
@@ -293,7 +295,8 @@ __device__ __forceinline__ void load_items(const Kernarg<with>& a, Control& cont
 }
 
 // Loads tiles of keys and values. V of a tile is loaded behind K of a later one, in the order in
-// which their places become free.
+// which their places become free. With a block mask another thread loads V, which would wait for the
+// next tile to be found.
 template <Tile tile>
 struct Loader {
   using K = Ring<tile.k_stages>;
@@ -309,21 +312,26 @@ struct Loader {
   __device__ __forceinline__ void load(const Item& item, int segment_index, KeyTile at,
                                        bool any = true) {
     const Item::Segment segment = item.segment[segment_index];
-    const int k = K::stage(count);
     at.row = at.first + segment.row;
-    at.segment = any ? segment_index : -1;
+    at.segment = any ? segment_index : nowhere;
     at.head = item.h / a.group;
     at.batch = segment.batch;
-    ptx::mbarrier_wait(address(&control.k_empty[k]), K::parity(count) ^ 1);
-    control.tile[count % tile_slots] = at;
+    const int k = K::stage(count);
+    describe(at);
     Barrier& full = control.k_full[k];
     ptx::mbarrier_arrive_expect(address(&full), any ? tile.k_bytes() : 0);
     if (any)
       load_panels<tile.head_dim>(shared + tile.k_offset() + k * tile.k_bytes(),
                                  a.map[segment_index].k, full, tile.keys, at.row, at.head,
                                  at.batch);
-    ++count;
-    if (values + behind < count) load_values();
+    if (!tile.finds && values + behind < count) load_values();
+  }
+  // When there is a place for its keys.
+  __device__ __forceinline__ void describe(const KeyTile& at) {
+    const unsigned n = count++;
+    ptx::mbarrier_wait(address(&control.k_empty[K::stage(n)]), K::parity(n) ^ 1);
+    control.tile[n % tile_slots] = at;
+    if (tile.finds) ptx::mbarrier_arrive(address(&control.described[n % tile_slots]));
   }
   // Until the item is described. What is left of V does not wait for it.
   __device__ __forceinline__ void wait_item(unsigned index) {
@@ -336,9 +344,13 @@ struct Loader {
 #pragma unroll 1
     while (values < count) load_values();
   }
-  __device__ __forceinline__ void load_values() {
+  // V of the next tile; false: there is none.
+  __device__ __forceinline__ bool load_values() {
     const unsigned n = values++;
+    if (tile.finds)
+      ptx::mbarrier_wait(address(&control.described[n % tile_slots]), n / tile_slots & 1);
     const KeyTile at = control.tile[n % tile_slots];
+    if (tile.finds && at.segment == no_more_tiles) return false;
     const int v = V::stage(n);
     ptx::mbarrier_wait(address(&control.v_empty[v]), V::parity(n) ^ 1);
     Barrier& full = control.v_full[v];
@@ -346,6 +358,7 @@ struct Loader {
     if (at.segment >= 0)
       load_panels<tile.head_dim_v>(shared + tile.v_offset() + v * tile.v_bytes(),
                                    a.map[at.segment].v, full, tile.keys, at.row, at.head, at.batch);
+    return true;
   }
 };
 
@@ -386,7 +399,6 @@ __device__ __forceinline__ void load_live_keys(const attn_sm90_mask_kernarg& a, 
   unsigned n = 0;  // tiles found
   for (unsigned count = 0;; ++count) {
     Item& item = control.item[count % item_slots];
-    if (leads) loader.wait_item(count);
     ptx::mbarrier_wait(address(&control.item_full[count % item_slots]), count / item_slots & 1);
     if (item.b < 0) break;
     LiveTiles<tile, Item> tiles(a.block_mask, item);
@@ -409,7 +421,11 @@ __device__ __forceinline__ void load_live_keys(const attn_sm90_mask_kernarg& a, 
     }
     --n;  // `next` was none
   }
-  if (leads) loader.finish();
+  if (leads) {
+    KeyTile none{};
+    none.segment = no_more_tiles;
+    loader.describe(none);
+  }
 }
 
 // Consumer
@@ -962,6 +978,7 @@ struct Consumer {
              v_here = ptx::uniform(v_at(0));
     ptx::wgmma_wait<0>();
     ptx::pin(s);
+    __syncwarp();
     release(control.k_empty[0]);
     if (here & last_tile) release_q(0);
     start_softmax(item(0));
@@ -992,6 +1009,7 @@ struct Consumer {
         v_here = ptx::uniform(shared + tile.v_offset() + v.stage * tile.v_bytes());
       };
       const auto release_scored = [&] {
+        __syncwarp();  // no lane looks at earlier tiles and items any more
         release(control.k_empty[k_stage]);
         if (next & last_tile) release_q(count + ends);
       };
@@ -1086,7 +1104,10 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
     }
     if constexpr (with == with_bias)
       for (Barrier& said : control.said) ptx::mbarrier_init(address(&said), warps);
-    if constexpr (with & with_mask) ptx::mbarrier_init(address(&control.listed), 1);
+    if constexpr (with & with_mask) {
+      ptx::mbarrier_init(address(&control.listed), 1);
+      for (Barrier& described : control.described) ptx::mbarrier_init(address(&described), 1);
+    }
     ptx::mbarrier_init_fence();
   }
   __syncthreads();
@@ -1098,6 +1119,11 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
       if (warp == 2 && sorts_items(a)) {
         list_items<tile>(a);
         if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(address(&control.listed));
+      }
+      if (threadIdx.x == 96) {
+        Loader<tile> loader{a, control, shared};
+        while (loader.load_values()) {
+        }
       }
     } else {
       if (threadIdx.x == 32) load_keys<tile, with == with_bias>(a, control, shared);
