@@ -12,6 +12,7 @@
 #include "../common/tanh.cuh"
 #include "../ptx/cp_async.h"
 #include "../ptx/ex2.h"
+#include "../ptx/grid.h"
 #include "../ptx/lg2.h"
 #include "../ptx/load_shared.h"
 #include "../ptx/max.h"
@@ -1111,6 +1112,8 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
     ptx::mbarrier_init_fence();
   }
   __syncthreads();
+  ptx::grid_let_next_start();
+  ptx::grid_wait();
   if (warp < 4) {
     if constexpr (tile.groups > 1) ptx::registers_shrink<tile.load_registers()>();
     if (warp == 0) load_items<tile, with>(a, control, shared);

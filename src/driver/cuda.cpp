@@ -19,6 +19,20 @@ enum {  // CUtensorMapDataType, CUtensorMapSwizzle, CUtensorMapL2promotion
   tensor_map_l2_256 = 3,
 };
 
+struct LaunchAttribute {  // CUlaunchAttribute
+  int id;
+  alignas(8) int value;
+  char rest[60];  // of the largest value
+};
+constexpr int programmatic_stream_serialization = 6;  // CUlaunchAttributeID
+struct LaunchConfig {                                 // CUlaunchConfig
+  unsigned grid[3], block[3], shared_bytes;
+  void* stream;
+  const LaunchAttribute* attributes;
+  unsigned count;
+};
+static_assert(sizeof(LaunchAttribute) == 72 && sizeof(LaunchConfig) == 56);
+
 struct CudaCalls : GpuCalls {
   Call<char*, int, int> device_name;  // (name, capacity, device)
   Call<size_t*, int> device_memory;
@@ -37,6 +51,7 @@ struct CudaCalls : GpuCalls {
        const unsigned*, int, int, int, int>
       tensor_map_encode;
   Call<void*, void*> tensor_map_address;
+  Call<const LaunchConfig*, void*, void**, void**> launch_ex;  // a driver may lack it
   Call<int, const char**> error_name;
   Call<int, const char**> error_string;
 
@@ -134,6 +149,7 @@ Status load_cuda(const char* file, CudaCalls* c) {
       {c->graph_launch, "cuGraphLaunch", 10000},
       {c->tensor_map_encode, "cuTensorMapEncodeTiled", 12000},
       {c->tensor_map_address, "cuTensorMapReplaceAddress", 12000},
+      {c->launch_ex, "cuLaunchKernelEx", 11060},
       {c->graph_exec_destroy, "cuGraphExecDestroy", 10000},
   };
   for (const Symbol& symbol : optional)
@@ -234,6 +250,18 @@ class CudaDriver final : public GpuDriver {
   }
   Status set_address(void* encoded, const void* base) override {
     return calls_.run(calls_.tensor_map_address, "", encoded, const_cast<void*>(base));
+  }
+  Status start(const Launch& l, void* stream, void** parameters, void** extra) override {
+    if (!l.starts_early || !calls_.launch_ex.pointer)
+      return GpuDriver::start(l, stream, parameters, extra);
+    const LaunchAttribute early = {programmatic_stream_serialization, 1, {}};
+    const LaunchConfig config = {{l.grid[0], l.grid[1], l.grid[2]},
+                                 {l.block[0], l.block[1], l.block[2]},
+                                 l.shared_bytes,
+                                 stream,
+                                 &early,
+                                 1};
+    return calls_.run(calls_.launch_ex, l, &config, l.function, parameters, extra);
   }
 
  private:

@@ -52,6 +52,9 @@ struct Launch {
   // Maps with which kernarg begins, as encode() made them: the launch sets their addresses.
   std::span<const TensorMap> maps = {};
   void* encoded_maps = nullptr;
+  // cuda: the kernel waits by itself (griddepcontrol) for the work before it in the stream, so its
+  // blocks may be placed while that ends.
+  bool starts_early = false;
 };
 
 // One device of one driver. Calls are thread-safe; those that launch neither allocate nor lock. The

@@ -21,8 +21,7 @@ std::ostream& operator<<(std::ostream& out, Bytes bytes) {
 
 }  // namespace
 
-// Outside, so that join() finds it by its argument.
-static std::ostream& operator<<(std::ostream& out, const Launch& l) {
+std::ostream& operator<<(std::ostream& out, const Launch& l) {
   return out << "grid " << l.grid[0] << " x " << l.grid[1] << " x " << l.grid[2] << ", block "
              << l.block[0] << " x " << l.block[1] << " x " << l.block[2] << ", shared memory "
              << l.shared_bytes << " bytes, parameters " << l.kernarg_bytes << " bytes";
@@ -138,21 +137,22 @@ Status GpuDriver::launch(const Launch& l, void* stream) {
     for (size_t i = 0; i < l.maps.size(); ++i)
       ATTN_TRY(set_address(static_cast<unsigned char*>(l.encoded_maps) + i * tensor_map_bytes,
                            l.maps[i].base));
-    const auto run = [&](void** parameters, void** extra) {
-      return calls_.run(calls_.launch, l, l.function, l.grid[0], l.grid[1], l.grid[2], l.block[0],
-                        l.block[1], l.block[2], l.shared_bytes, stream, parameters, extra);
-    };
     if (!l.maps.empty()) {  // aligned to 64 bytes, where in the parameter space the driver knows
       void* parameters[] = {const_cast<void*>(l.kernarg)};
-      return run(parameters, nullptr);
+      return start(l, stream, parameters, nullptr);
     }
     size_t bytes = l.kernarg_bytes;
     void* extra[] = {reinterpret_cast<void*>(1),  // LAUNCH_PARAM_BUFFER_POINTER of both
                      const_cast<void*>(l.kernarg),
                      reinterpret_cast<void*>(2),  // LAUNCH_PARAM_BUFFER_SIZE
                      &bytes, launch_end_};
-    return run(nullptr, extra);
+    return start(l, stream, nullptr, extra);
   });
+}
+
+Status GpuDriver::start(const Launch& l, void* stream, void** parameters, void** extra) {
+  return calls_.run(calls_.launch, l, l.function, l.grid[0], l.grid[1], l.grid[2], l.block[0],
+                    l.block[1], l.block[2], l.shared_bytes, stream, parameters, extra);
 }
 
 Status GpuDriver::event_create(Event* event) {

@@ -1,5 +1,6 @@
 // What the CUDA and HIP drivers have in common, which is all but names, contexts and error texts.
 #pragma once
+#include <iosfwd>
 #include <type_traits>
 
 #include "driver/driver.h"
@@ -63,6 +64,9 @@ struct GpuCalls {
   Status device_handle(const char* vendor, int ordinal, int* handle) const;
 };
 
+// For errors.
+std::ostream& operator<<(std::ostream& out, const Launch& launch);
+
 class GpuDriver : public Driver {
  public:
   const DeviceInfo& device() const override { return device_; }
@@ -101,6 +105,8 @@ class GpuDriver : public Driver {
   virtual Status allow_shared(Function function, uint32_t bytes) = 0;
   virtual Status encode_map(const TensorMap&, void*) { return no_maps(); }
   virtual Status set_address(void*, const void*) { return no_maps(); }
+  // The last step of a launch; parameters and extra are the driver call's.
+  virtual Status start(const Launch& l, void* stream, void** parameters, void** extra);
 
  private:
   static Status no_maps() { return unsupported("tensor maps: not on this driver"); }

@@ -98,6 +98,7 @@ Status shape(const Problem& p, const DeviceInfo& device, Launch* launch, size_t*
   launch->grid[0] = uint32_t(std::min(count, blocks));
   launch->block[0] = tile.threads();
   launch->shared_bytes = shared;
+  launch->starts_early = true;
   *workspace = 0;
   if (count > blocks) {
     const size_t sorted = std::min<int64_t>(count - blocks, attn_sm90_order_max_items);

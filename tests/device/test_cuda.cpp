@@ -541,6 +541,104 @@ TEST_CASE("cuda: the caller's own context") {
   CHECK(cuda().ctx_destroy(own) == 0);
 }
 
+// ---- order in a stream --------------------------------------------------------------------------
+
+// Each run's q, k and v are what the run before it wrote: one that begins too early meets poison.
+TEST_CASE("cuda: a run sees what those before it in the stream wrote") {
+  Backend& backend = backend_of(ATTN_BACKEND_CUDA);
+  if (!backend.context) ATTN_SKIP(backend.reason);
+  constexpr int runs = 6;
+  constexpr int64_t batch = 2, seqlen = 1000, heads = 8;
+  const Stream stream;
+  int ran = 0;
+  for (const Kernel* kernel : cuda_forward_kernels()) {
+    INFO(kernel->name);
+    const Case c = case_for(*kernel, "chain", batch, seqlen, seqlen);
+    attn_segment segment{};
+    segment.struct_size = sizeof segment;
+    segment.k_type = segment.v_type = c.q_type;
+    segment.seqlen = seqlen;
+    attn_problem p{};
+    p.struct_size = sizeof p;
+    p.batch = batch;
+    p.heads_q = p.heads_kv = heads;
+    p.head_dim = c.head_dim;
+    p.seqlen_q = seqlen;
+    p.q_type = p.out_type = c.q_type;
+    p.flags = ATTN_CAUSAL;
+    p.num_segments = 1;
+    p.segments = &segment;
+    p.kernel = kernel->name;
+    attn_plan* plan = nullptr;
+    const attn_status status = attn_plan_create(backend.context, &p, &plan);
+    if (status == ATTN_UNSUPPORTED) continue;
+    INFO(attn_last_error());
+    REQUIRE(status == ATTN_OK);
+    ++ran;
+    const size_t elements = size_t(batch * seqlen * heads * c.head_dim);
+    std::vector<uint16_t> first(elements), poison(elements, 0xffff);
+    for (size_t i = 0; i < elements; ++i)  // of either type between 0.5 and 2
+      first[i] = uint16_t(0x3f00 | (hash(7, i) & 0x807f));
+    Arena arena(backend.context);
+    const size_t workspace_bytes = attn_plan_workspace(plan);
+    void* const workspace = arena.workspace(workspace_bytes);
+    REQUIRE(attn_workspace_init(plan, workspace, workspace_bytes, nullptr) == ATTN_OK);
+    char* const x = static_cast<char*>(arena.workspace((runs + 1) * 2 * elements));
+    const auto tensor = [&](int n) { return x + size_t(n) * 2 * elements; };
+    const auto begin = [&] {
+      for (int n = 0; n <= runs; ++n)
+        REQUIRE(attn_copy_in(backend.context, tensor(n), n == 0 ? first.data() : poison.data(),
+                             2 * elements, nullptr) == ATTN_OK);
+      REQUIRE(attn_synchronize(backend.context, nullptr) == ATTN_OK);
+    };
+    const auto run = [&](bool waits) {
+      for (int n = 0; n < runs; ++n) {
+        attn_segment_args kv{};
+        kv.struct_size = sizeof kv;
+        kv.k = kv.v = tensor(n);
+        attn_args args{};
+        args.struct_size = sizeof args;
+        args.q = tensor(n);
+        args.out = tensor(n + 1);
+        args.num_segments = 1;
+        args.segments = &kv;
+        REQUIRE(attn_run(plan, &args, workspace, workspace_bytes, stream.get()) == ATTN_OK);
+        if (waits) REQUIRE(cuda().stream_synchronize(stream.get()) == 0);
+      }
+    };
+    const auto answer = [&] {
+      REQUIRE(cuda().stream_synchronize(stream.get()) == 0);
+      std::vector<uint16_t> last(elements);
+      REQUIRE(attn_copy_out(backend.context, last.data(), tensor(runs), 2 * elements, nullptr) ==
+              ATTN_OK);
+      REQUIRE(attn_synchronize(backend.context, nullptr) == ATTN_OK);
+      return last;
+    };
+    begin();
+    run(true);
+    const std::vector<uint16_t> want = answer();
+    CHECK(std::find(want.begin(), want.end(), 0xffff) == want.end());
+    begin();
+    run(false);
+    CHECK(answer() == want);
+
+    void *graph = nullptr, *exec = nullptr;
+    REQUIRE(cuda().stream_begin_capture(stream.get(), capture_global) == 0);
+    run(false);
+    REQUIRE(cuda().stream_end_capture(stream.get(), &graph) == 0);
+    REQUIRE(cuda().graph_instantiate(&exec, graph, 0) == 0);
+    for (int replay = 0; replay < 3; ++replay) {
+      begin();
+      REQUIRE(cuda().graph_launch(exec, stream.get()) == 0);
+      CHECK(answer() == want);
+    }
+    cuda().graph_exec_destroy(exec);
+    cuda().graph_destroy(graph);
+    attn_plan_destroy(plan);
+  }
+  CHECK(ran > 0);
+}
+
 // ---- offsets beyond 2^31 elements --------------------------------------------------------------
 
 TEST_CASE("cuda: tensors with more than 2^31 elements") {

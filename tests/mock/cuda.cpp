@@ -215,6 +215,25 @@ int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsign
   return launch(function, {gx, gy, gz, bx, by, bz}, shared_bytes, stream, parameters, extra,
                 nullptr);
 }
+struct LaunchAttribute {
+  int id, padding, value;
+  char rest[60];
+};
+struct LaunchConfig {
+  unsigned gx, gy, gz, bx, by, bz, shared_bytes;
+  void* stream;
+  const LaunchAttribute* attributes;
+  unsigned count;
+};
+int cuLaunchKernelEx(const LaunchConfig* l, void* function, void** parameters, void** extra) {
+  MOCK_IN_CONTEXT();
+  for (unsigned i = 0; i < l->count; ++i) {
+    if (l->attributes[i].id != 6) return invalid_value;  // programmatic stream serialization
+    state.early += l->attributes[i].value;
+  }
+  return launch(function, {l->gx, l->gy, l->gz, l->bx, l->by, l->bz}, l->shared_bytes, l->stream,
+                parameters, extra, nullptr);
+}
 int cuEventCreate(void** event, unsigned) {
   MOCK_IN_CONTEXT();
   return create_event(event);
@@ -306,6 +325,7 @@ const Entry entries[] = {
     MOCK_ENTRY(cuModuleGetFunction, 2000),
     MOCK_ENTRY(cuFuncSetAttribute, 9000),
     MOCK_ENTRY(cuLaunchKernel, 4000),
+    MOCK_ENTRY(cuLaunchKernelEx, 11060),
     MOCK_ENTRY(cuEventCreate, 2000),
     MOCK_ENTRY(cuEventDestroy, 4000),
     MOCK_ENTRY(cuEventRecord, 2000),

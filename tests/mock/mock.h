@@ -29,6 +29,7 @@ struct State {
   Launch last;
   int live_memory, live_modules, live_events, live_contexts, live_streams, live_graphs;
   int enters;                 // cuda: contexts pushed; hip: hipSetDevice
+  int early;                  // cuda: launches that may start early
   char attribute_symbol[64];  // cuda: the function whose dynamic shared memory was raised
   int attribute_value;
 };

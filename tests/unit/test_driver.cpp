@@ -312,6 +312,18 @@ TEST_CASE("driver: modules, functions, launches", "[driver]") {
     CHECK(seen.stream == &stream);
     CHECK(std::string(reinterpret_cast<const char*>(seen.kernarg), seen.kernarg_bytes) == kernarg);
 
+    if (v.open == open_cuda) {
+      launch.starts_early = true;
+      REQUIRE(driver->launch(launch, &stream).ok());
+      CHECK(library->early == 1);
+      CHECK(library->launches == 2);
+      CHECK(std::equal(launch.block, launch.block + 3, seen.block));
+      CHECK(seen.shared_bytes == 100000);
+      CHECK(seen.stream == &stream);
+      library->launches = 1;
+      launch.starts_early = false;
+    }
+
     library.fail(v.launch, 701);
     check_failure(
         driver->launch(launch, &stream), ATTN_DRIVER_ERROR,
