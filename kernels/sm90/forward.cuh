@@ -82,7 +82,7 @@ struct KeyTile {
   int keys;                       // that some query of the item sees, of its segment
   int used;                       // rows of V from here on are nobody's
   unsigned next_tile;             // flags of the item's next tile, see live_tiles.cuh
-  int row, segment, head, batch;  // where it lies; segment: or one of these
+  int row, segment, head, batch;  // where it lies; segment: its number or one of these
 };
 enum : int { nowhere = -1, no_more_tiles = -2 };
 using Barrier = unsigned long long;
@@ -327,7 +327,7 @@ struct Loader {
                                  at.batch);
     if (!tile.finds && values + behind < count) load_values();
   }
-  // When there is a place for its keys.
+  // Says what the next tile is, when there is a place for its keys.
   __device__ __forceinline__ void describe(const KeyTile& at) {
     const unsigned n = count++;
     ptx::mbarrier_wait(address(&control.k_empty[K::stage(n)]), K::parity(n) ^ 1);
@@ -1010,7 +1010,7 @@ struct Consumer {
         v_here = ptx::uniform(shared + tile.v_offset() + v.stage * tile.v_bytes());
       };
       const auto release_scored = [&] {
-        __syncwarp();  // no lane looks at earlier tiles and items any more
+        __syncwarp();  // what all lanes have read, lane 0 may give free
         release(control.k_empty[k_stage]);
         if (next & last_tile) release_q(count + ends);
       };
@@ -1113,7 +1113,7 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
   }
   __syncthreads();
   ptx::grid_let_next_start();
-  ptx::grid_wait();
+  ptx::grid_wait();  // before any access to memory
   if (warp < 4) {
     if constexpr (tile.groups > 1) ptx::registers_shrink<tile.load_registers()>();
     if (warp == 0) load_items<tile, with>(a, control, shared);
