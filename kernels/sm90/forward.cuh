@@ -10,7 +10,6 @@
 #include "../common/lengths.cuh"
 #include "../common/store.cuh"
 #include "../common/tanh.cuh"
-#include "../ptx/cluster.h"
 #include "../ptx/cp_async.h"
 #include "../ptx/ex2.h"
 #include "../ptx/grid.h"
@@ -64,7 +63,7 @@ struct Item {
   int row;   // first query
   int seqlen_q, seqlen_kv;
   int q_begin;       // packed q: row of the sequence's query 0
-  int low, high;     // keys that some of its queries see; in a cluster, of the queries of all blocks
+  int low, high;     // keys that some of its queries see
   int used;          // keys from here on are not seen by any query of the sequence
   int lower, upper;  // query i sees keys from i + lower up to i + upper
   struct Segment {
@@ -134,11 +133,6 @@ __device__ __forceinline__ unsigned next_item(const attn_sm90_forward_kernarg& a
   return gridDim.x + before;
 }
 
-template <Tile tile>
-__device__ __forceinline__ int block_of_cluster() {
-  return tile.blocks > 1 ? blockIdx.x % tile.blocks : 0;
-}
-
 // Flags of a tile of an item, which `next` follows.
 template <Tile tile>
 __device__ __forceinline__ unsigned tile_flags(const Item& item, const Keys& at, const Keys& next) {
@@ -155,14 +149,14 @@ __device__ __forceinline__ unsigned tile_flags(const Item& item, const Keys& at,
   return flags;
 }
 
-// By all lanes of one warp. index: of the cluster's item, of which each block has a part.
+// By all lanes of one warp.
 template <Tile tile>
 __device__ __forceinline__ void describe(const attn_sm90_forward_kernarg& a, unsigned index,
                                          Item& item) {
-  constexpr int rows = tile.rows(), all_rows = rows * tile.blocks;
+  constexpr int rows = tile.rows();
   const int lane = threadIdx.x % 32;
-  const QueryTile at = query_tile(index, a.batch, a.heads_q,
-                                  (a.seqlen_q + all_rows - 1) / all_rows, a.chunk, a.tail);
+  const QueryTile at =
+      query_tile(index, a.batch, a.heads_q, (a.seqlen_q + rows - 1) / rows, a.chunk, a.tail);
   const Span queries = a.cu_seqlens_q ? packed_span(a.cu_seqlens_q, at.b, a.total_q, a.seqlen_q)
                                       : Span{0, a.seqlen_q};
   int length = 0;
@@ -177,10 +171,10 @@ __device__ __forceinline__ void describe(const attn_sm90_forward_kernarg& a, uns
   const int lower = clamp(band.lower, -unbounded, unbounded);
   const int upper = clamp(band.upper, -unbounded, unbounded);
   // Lane g finds what warpgroup g sees, the next one what the item sees, the next the sequence.
-  const int all_row = at.tile * all_rows, item_row = all_row + rows * block_of_cluster<tile>();
-  const int row = lane < tile.groups ? item_row + 64 * lane : lane == tile.groups ? all_row : 0;
+  const int item_row = at.tile * rows;
+  const int row = lane < tile.groups ? item_row + 64 * lane : lane == tile.groups ? item_row : 0;
   const int behind = min(lane < tile.groups    ? row + 64
-                         : lane == tile.groups ? all_row + all_rows
+                         : lane == tile.groups ? item_row + rows
                                                : queries.length,
                          queries.length);
   int4 see = make_int4(0, 0, 0, 0);
@@ -240,22 +234,6 @@ __device__ __forceinline__ void load_panels(unsigned to, const attn_tensor_map& 
     ptx::tma_load(to + panel * rows * 128, &map, address(&full), 64 * panel, row, head, batch);
 }
 
-// The part of a tile that each block of a cluster loads for all.
-template <int columns, Tile tile>
-__device__ __forceinline__ void load_tile(unsigned to, const attn_tensor_map& map, Barrier& full,
-                                          int row, int head, int batch) {
-  if constexpr (tile.blocks == 1) {
-    load_panels<columns>(to, map, full, tile.keys, row, head, batch);
-  } else {
-    static_assert(tile.keys % (8 * tile.blocks) == 0);
-    const int part = tile.keys / tile.blocks, first = part * block_of_cluster<tile>();
-#pragma unroll
-    for (int panel = 0; panel < panels(columns); ++panel)
-      ptx::tma_load_to_all(to + panel * tile.keys * 128 + first * 128, &map, address(&full),
-                           64 * panel, row + first, head, batch, (1 << tile.blocks) - 1);
-  }
-}
-
 // One warp takes items, describes them and loads their queries: an item when the one before it
 // begins. Where Q has one place that is before the place is free.
 template <Tile tile, unsigned with>
@@ -265,7 +243,7 @@ __device__ __forceinline__ void load_items(const Kernarg<with>& a, Control& cont
   // Nobody reads the item that was in its place any more.
   static_assert(item_slots >= tile.q_stages + 3);
   const bool leads = threadIdx.x % 32 == 0;
-  unsigned index = blockIdx.x / tile.blocks;
+  unsigned index = blockIdx.x;
   ItemOrder order;
   bool ordered = false;
   const auto take = [&] {
@@ -280,10 +258,7 @@ __device__ __forceinline__ void load_items(const Kernarg<with>& a, Control& cont
         return;
       }
     }
-    if (tile.blocks > 1)
-      index += gridDim.x / tile.blocks;
-    else
-      index = __shfl_sync(0xffffffff, leads ? next_item(a) : 0, 0);
+    index = __shfl_sync(0xffffffff, leads ? next_item(a) : 0, 0);
   };
   for (unsigned taken = 0, count = 0;; ++taken) {
     Item& item = control.item[count % item_slots];
@@ -347,8 +322,9 @@ struct Loader {
     Barrier& full = control.k_full[k];
     ptx::mbarrier_arrive_expect(address(&full), any ? tile.k_bytes() : 0);
     if (any)
-      load_tile<tile.head_dim, tile>(shared + tile.k_offset() + k * tile.k_bytes(),
-                                     a.map[segment_index].k, full, at.row, at.head, at.batch);
+      load_panels<tile.head_dim>(shared + tile.k_offset() + k * tile.k_bytes(),
+                                 a.map[segment_index].k, full, tile.keys, at.row, at.head,
+                                 at.batch);
     if (!tile.finds && values + behind < count) load_values();
   }
   // Says what the next tile is, when there is a place for its keys.
@@ -369,14 +345,6 @@ struct Loader {
 #pragma unroll 1
     while (values < count) load_values();
   }
-  // Until the blocks of a cluster have all released all tiles: what they write to is there as long as
-  // this thread is.
-  __device__ __forceinline__ void wait_released() const {
-    for (unsigned n = count; n < count + tile.k_stages; ++n)
-      ptx::mbarrier_wait(address(&control.k_empty[K::stage(n)]), K::parity(n) ^ 1);
-    for (unsigned n = count; n < count + tile.v_stages; ++n)
-      ptx::mbarrier_wait(address(&control.v_empty[V::stage(n)]), V::parity(n) ^ 1);
-  }
   // V of the next tile; false: there is none.
   __device__ __forceinline__ bool load_values() {
     const unsigned n = values++;
@@ -389,8 +357,8 @@ struct Loader {
     Barrier& full = control.v_full[v];
     ptx::mbarrier_arrive_expect(address(&full), at.segment >= 0 ? tile.v_bytes() : 0);
     if (at.segment >= 0)
-      load_tile<tile.head_dim_v, tile>(shared + tile.v_offset() + v * tile.v_bytes(),
-                                       a.map[at.segment].v, full, at.row, at.head, at.batch);
+      load_panels<tile.head_dim_v>(shared + tile.v_offset() + v * tile.v_bytes(),
+                                   a.map[at.segment].v, full, tile.keys, at.row, at.head, at.batch);
     return true;
   }
 };
@@ -420,7 +388,6 @@ __device__ __forceinline__ void load_keys(const attn_sm90_forward_kernarg& a, Co
     }
   }
   loader.finish();
-  if (tile.blocks > 1) loader.wait_released();
 }
 
 // The same with a block mask: one warp finds the tiles that it leaves, two ahead of the one that
@@ -506,14 +473,6 @@ struct Consumer {
     if (lane == 0) ptx::mbarrier_arrive(address(&empty));
   }
 
-  // K or V of a tile, in all blocks of a cluster.
-  __device__ __forceinline__ void release_tile(Barrier& empty) {
-    if constexpr (tile.blocks == 1)
-      release(empty);
-    else if (lane < tile.blocks)
-      ptx::mbarrier_arrive_at(address(&empty), lane);
-  }
-
   __device__ __forceinline__ const Item& item(unsigned index) const {
     return control.item[index % item_slots];
   }
@@ -540,14 +499,10 @@ struct Consumer {
     release(control.q_empty[Q::stage(index)]);
   }
 
-  // In a cluster an address has its block's number above these bits, a descriptor has not.
-  __device__ __forceinline__ static unsigned within_block(unsigned at) {
-    return tile.blocks > 1 ? at & 0x3ffff : at;
-  }
   // s = Q K^T; to be waited for. q_at, k_at: places in shared memory.
   __device__ __forceinline__ void start_scores(Scores& s, unsigned q_at, unsigned k_at) {
-    const unsigned long long a_matrix = ptx::wgmma_descriptor(within_block(q_at), 0),
-                             b_matrix = ptx::wgmma_descriptor(within_block(k_at), 0);
+    const unsigned long long a_matrix = ptx::wgmma_descriptor(q_at, 0),
+                             b_matrix = ptx::wgmma_descriptor(k_at, 0);
 #pragma unroll
     for (int d = 0; d < d_steps; ++d) {
       const unsigned long long b_step = b_matrix + ((d / 4 * panel + d % 4 * 32) >> 4);
@@ -557,7 +512,7 @@ struct Consumer {
   }
   // o += P V; to be waited for. Without `add` o starts at 0.
   __device__ __forceinline__ void start_sums(unsigned v_at, bool add) {
-    const unsigned long long b_matrix = ptx::wgmma_descriptor(within_block(v_at), panel);
+    const unsigned long long b_matrix = ptx::wgmma_descriptor(v_at, panel);
 #pragma unroll
     for (int step = 0; step < key_steps; ++step)
       ptx::wgmma<bf16, true>(o, p[step], b_matrix + (step * 2048 >> 4), step > 0 || add);
@@ -1025,7 +980,7 @@ struct Consumer {
     ptx::wgmma_wait<0>();
     ptx::pin(s);
     __syncwarp();
-    release_tile(control.k_empty[0]);
+    release(control.k_empty[0]);
     if (here & last_tile) release_q(0);
     start_softmax(item(0));
     weigh(s, item(0), 0, here);
@@ -1056,7 +1011,7 @@ struct Consumer {
       };
       const auto release_scored = [&] {
         __syncwarp();  // what all lanes have read, lane 0 may give free
-        release_tile(control.k_empty[k_stage]);
+        release(control.k_empty[k_stage]);
         if (next & last_tile) release_q(count + ends);
       };
       wait_turn();
@@ -1092,7 +1047,7 @@ struct Consumer {
           ptx::pin(o);
           if (!rescale_always && moved) rescale(shrink);
         }
-        release_tile(control.v_empty[v_stage]);
+        release(control.v_empty[v_stage]);
         ready = ptx::mbarrier_test(address(&control.v_full[v.stage]), v.parity) &
                 ptx::mbarrier_test(address(&control.k_full[k.stage]), k.parity) &
                 !(next & (last_tile | (biased ? 0 : has_unused))) & !(biased && unseen);
@@ -1100,7 +1055,7 @@ struct Consumer {
         add = !ends;
       } else {
         if (here & sees_some) add_sums(v_here, add);
-        release_tile(control.v_empty[v_stage]);
+        release(control.v_empty[v_stage]);
         if (next & sees_some) {
           ptx::wgmma_fence();
           start_scores(s, q_next, k_next);
@@ -1127,7 +1082,6 @@ struct Consumer {
     }
     wait_turn();
     if (here & sees_some) add_sums(v_here, add);
-    if (tile.blocks > 1) release_tile(control.v_empty[v.stage]);
     if (group != tile.groups - 1) pass_turn();
     finish(item(count), row_state);
   }
@@ -1146,9 +1100,8 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
     for (int i = 0; i < max_stages; ++i) {
       for (Barrier* full : {&control.q_full[i], &control.k_full[i], &control.v_full[i]})
         ptx::mbarrier_init(address(full), 1);
-      ptx::mbarrier_init(address(&control.q_empty[i]), warps);
-      for (Barrier* empty : {&control.k_empty[i], &control.v_empty[i]})
-        ptx::mbarrier_init(address(empty), warps * tile.blocks);
+      for (Barrier* empty : {&control.q_empty[i], &control.k_empty[i], &control.v_empty[i]})
+        ptx::mbarrier_init(address(empty), warps);
     }
     if constexpr (with == with_bias)
       for (Barrier& said : control.said) ptx::mbarrier_init(address(&said), warps);
@@ -1158,10 +1111,7 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
     }
     ptx::mbarrier_init_fence();
   }
-  if constexpr (tile.blocks > 1)
-    ptx::cluster_meet();
-  else
-    __syncthreads();
+  __syncthreads();
   ptx::grid_let_next_start();
   ptx::grid_wait();  // before any access to memory
   if (warp < 4) {
@@ -1191,10 +1141,9 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
 
 }  // namespace attn::sm90
 
-// The kernel NAME, which is the name of its file. WITH: plain, with_score, with_mask or with_bias;
-// behind it __cluster_dims__ where the tile has several blocks.
-#define ATTN_SM90_FORWARD(NAME, T, TILE, WITH, ...)                                         \
-  extern "C" __global__ void __launch_bounds__(attn::sm90::TILE.threads(), 1) __VA_ARGS__   \
-      NAME(const __grid_constant__ attn::sm90::Kernarg<attn::sm90::WITH> a) {               \
-    attn::sm90::forward<attn::device::T, attn::sm90::TILE, attn::sm90::WITH>(a);            \
+// The kernel NAME, which is the name of its file. WITH: plain, with_score, with_mask or with_bias.
+#define ATTN_SM90_FORWARD(NAME, T, TILE, WITH)                                   \
+  extern "C" __global__ void __launch_bounds__(attn::sm90::TILE.threads(), 1)    \
+      NAME(const __grid_constant__ attn::sm90::Kernarg<attn::sm90::WITH> a) {    \
+    attn::sm90::forward<attn::device::T, attn::sm90::TILE, attn::sm90::WITH>(a); \
   }
