@@ -5,6 +5,7 @@
 #include <climits>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <thread>
 
 #include "api/handles.h"
@@ -97,12 +98,12 @@ TEST_CASE("cuda: every forward kernel on few problems") {
   }
 }
 
-// A run as a graph.
+// What `launch` launches on the stream, as a graph; it returns false if something has failed.
 class Captured {
  public:
-  Captured(Forward& forward, const Stream& stream) : stream_(stream) {
+  Captured(const Stream& stream, const std::function<bool()>& launch) : stream_(stream) {
     REQUIRE(cuda().stream_begin_capture(stream.get(), capture_global) == 0);
-    const bool launched = forward.launch(stream.get());
+    const bool launched = launch();
     REQUIRE(cuda().stream_end_capture(stream.get(), &graph_) == 0);
     REQUIRE(launched);
     REQUIRE(cuda().graph_instantiate(&exec_, graph_, 0) == 0);
@@ -146,7 +147,7 @@ TEST_CASE("cuda: a captured run replays with other lengths and values") {
     Backend fresh(ATTN_BACKEND_CUDA);
     REQUIRE(fresh.reason == "");
     Forward forward(fresh, first, first_data, kernel->name, first.out_type);
-    const Captured captured(forward, stream);
+    const Captured captured(stream, [&] { return forward.launch(stream.get()); });
     const std::vector<std::vector<int32_t>> lengths[] = {{{300, 1, 130}, {50, 49, 0}},
                                                          {{0, 0, 0}, {0, 1, 50}},
                                                          {{64, 65, 300}, {50, 50, 50}},
@@ -222,7 +223,7 @@ TEST_CASE("cuda: more items than blocks under uneven block masks") {
       Forward forward(backend_of(ATTN_BACKEND_CUDA), c, first, kernel->name, c.out_type);
       REQUIRE(forward.launch(nullptr));
       REQUIRE(check_outputs(c, first, *kernel, forward.read()) == "");
-      const Captured captured(forward, stream);
+      const Captured captured(stream, [&] { return forward.launch(stream.get()); });
       std::vector<unsigned char> bits;
       for (int n = 0; n < shape.replays; ++n) {
         const Data data = set(uint64_t(2 + n / 2));  // each twice
@@ -541,6 +542,67 @@ TEST_CASE("cuda: the caller's own context") {
   CHECK(cuda().ctx_destroy(own) == 0);
 }
 
+// A case of one segment through the C API, in memory that the test lays out itself.
+class OneSegment {
+ public:
+  OneSegment(attn_context* context, const Kernel& kernel, const Case& c,
+             const attn_strides& q_stride = {}, const attn_strides& kv_stride = {})
+      : arena_(context) {
+    attn_segment segment{};
+    segment.struct_size = sizeof segment;
+    segment.k_type = segment.v_type = c.q_type;
+    segment.seqlen = c.segments[0].capacity;
+    segment.k_stride = segment.v_stride = kv_stride;
+    attn_problem p{};
+    p.struct_size = sizeof p;
+    p.batch = c.batch;
+    p.heads_q = c.heads_q;
+    p.heads_kv = c.heads_kv;
+    p.head_dim = c.head_dim;
+    p.seqlen_q = c.seqlen_q;
+    p.q_type = c.q_type;
+    p.out_type = c.out_type;
+    p.q_stride = p.out_stride = q_stride;
+    p.flags = c.flags;
+    p.num_segments = 1;
+    p.segments = &segment;
+    p.kernel = kernel.name;
+    const attn_status status = attn_plan_create(context, &p, &plan_);
+    declined_ = status == ATTN_UNSUPPORTED;
+    if (declined_) return;
+    INFO(attn_last_error());
+    REQUIRE(status == ATTN_OK);
+    bytes_ = attn_plan_workspace(plan_);
+    workspace_ = arena_.workspace(bytes_);
+    REQUIRE(attn_workspace_init(plan_, workspace_, bytes_, nullptr) == ATTN_OK);
+  }
+  ~OneSegment() { attn_plan_destroy(plan_); }
+  OneSegment(const OneSegment&) = delete;
+  OneSegment& operator=(const OneSegment&) = delete;
+
+  bool declined() const { return declined_; }
+  attn_status run(const void* q, const void* k, const void* v, void* out, void* stream) const {
+    attn_segment_args kv{};
+    kv.struct_size = sizeof kv;
+    kv.k = k;
+    kv.v = v;
+    attn_args args{};
+    args.struct_size = sizeof args;
+    args.q = q;
+    args.out = out;
+    args.num_segments = 1;
+    args.segments = &kv;
+    return attn_run(plan_, &args, workspace_, bytes_, stream);
+  }
+
+ private:
+  Arena arena_;
+  attn_plan* plan_ = nullptr;
+  bool declined_ = false;
+  size_t bytes_ = 0;
+  void* workspace_ = nullptr;
+};
+
 // ---- order in a stream --------------------------------------------------------------------------
 
 // Each run's q, k and v are what the run before it wrote: one that begins too early meets poison.
@@ -553,36 +615,17 @@ TEST_CASE("cuda: a run sees what those before it in the stream wrote") {
   int ran = 0;
   for (const Kernel* kernel : cuda_forward_kernels()) {
     INFO(kernel->name);
-    const Case c = case_for(*kernel, "chain", batch, seqlen, seqlen);
-    attn_segment segment{};
-    segment.struct_size = sizeof segment;
-    segment.k_type = segment.v_type = c.q_type;
-    segment.seqlen = seqlen;
-    attn_problem p{};
-    p.struct_size = sizeof p;
-    p.batch = batch;
-    p.heads_q = p.heads_kv = heads;
-    p.head_dim = c.head_dim;
-    p.seqlen_q = seqlen;
-    p.q_type = p.out_type = c.q_type;
-    p.flags = ATTN_CAUSAL;
-    p.num_segments = 1;
-    p.segments = &segment;
-    p.kernel = kernel->name;
-    attn_plan* plan = nullptr;
-    const attn_status status = attn_plan_create(backend.context, &p, &plan);
-    if (status == ATTN_UNSUPPORTED) continue;
-    INFO(attn_last_error());
-    REQUIRE(status == ATTN_OK);
+    Case c = case_for(*kernel, "chain", batch, seqlen, seqlen);
+    c.heads_q = c.heads_kv = heads;
+    c.flags = ATTN_CAUSAL;
+    const OneSegment forward(backend.context, *kernel, c);
+    if (forward.declined()) continue;
     ++ran;
     const size_t elements = size_t(batch * seqlen * heads * c.head_dim);
     std::vector<uint16_t> first(elements), poison(elements, 0xffff);
     for (size_t i = 0; i < elements; ++i)  // of either type between 0.5 and 2
       first[i] = uint16_t(0x3f00 | (hash(7, i) & 0x807f));
     Arena arena(backend.context);
-    const size_t workspace_bytes = attn_plan_workspace(plan);
-    void* const workspace = arena.workspace(workspace_bytes);
-    REQUIRE(attn_workspace_init(plan, workspace, workspace_bytes, nullptr) == ATTN_OK);
     char* const x = static_cast<char*>(arena.workspace((runs + 1) * 2 * elements));
     const auto tensor = [&](int n) { return x + size_t(n) * 2 * elements; };
     const auto begin = [&] {
@@ -593,18 +636,11 @@ TEST_CASE("cuda: a run sees what those before it in the stream wrote") {
     };
     const auto run = [&](bool waits) {
       for (int n = 0; n < runs; ++n) {
-        attn_segment_args kv{};
-        kv.struct_size = sizeof kv;
-        kv.k = kv.v = tensor(n);
-        attn_args args{};
-        args.struct_size = sizeof args;
-        args.q = tensor(n);
-        args.out = tensor(n + 1);
-        args.num_segments = 1;
-        args.segments = &kv;
-        REQUIRE(attn_run(plan, &args, workspace, workspace_bytes, stream.get()) == ATTN_OK);
+        REQUIRE(forward.run(tensor(n), tensor(n), tensor(n), tensor(n + 1), stream.get()) ==
+                ATTN_OK);
         if (waits) REQUIRE(cuda().stream_synchronize(stream.get()) == 0);
       }
+      return true;
     };
     const auto answer = [&] {
       REQUIRE(cuda().stream_synchronize(stream.get()) == 0);
@@ -622,19 +658,12 @@ TEST_CASE("cuda: a run sees what those before it in the stream wrote") {
     run(false);
     CHECK(answer() == want);
 
-    void *graph = nullptr, *exec = nullptr;
-    REQUIRE(cuda().stream_begin_capture(stream.get(), capture_global) == 0);
-    run(false);
-    REQUIRE(cuda().stream_end_capture(stream.get(), &graph) == 0);
-    REQUIRE(cuda().graph_instantiate(&exec, graph, 0) == 0);
+    const Captured captured(stream, [&] { return run(false); });
     for (int replay = 0; replay < 3; ++replay) {
       begin();
-      REQUIRE(cuda().graph_launch(exec, stream.get()) == 0);
+      captured.replay();
       CHECK(answer() == want);
     }
-    cuda().graph_exec_destroy(exec);
-    cuda().graph_destroy(graph);
-    attn_plan_destroy(plan);
   }
   CHECK(ran > 0);
 }
@@ -688,55 +717,20 @@ TEST_CASE("cuda: tensors with more than 2^31 elements") {
       write(1, stride, data.segments[0].k_view, data.segments[0].k, 5);
       write(2, stride, data.segments[0].v_view, data.segments[0].v, 5);
 
-      attn_segment segment{};
-      segment.struct_size = sizeof segment;
-      segment.k_type = segment.v_type = c.q_type;
-      segment.seqlen = 5;
-      segment.k_stride = segment.v_stride = stride;
-      attn_problem p{};
-      p.struct_size = sizeof p;
-      p.batch = 2;
-      p.heads_q = p.heads_kv = 2;
-      p.head_dim = d;
-      p.seqlen_q = 3;
-      p.q_type = c.q_type;
-      p.out_type = ATTN_F32;
-      p.q_stride = p.out_stride = q_stride;
-      p.num_segments = 1;
-      p.segments = &segment;
-      p.kernel = kernel->name;
       INFO(kernel->name << " dimension " << dimension);
-      attn_plan* plan = nullptr;
-      const attn_status status = attn_plan_create(backend.context, &p, &plan);
-      if (status == ATTN_UNSUPPORTED) continue;
-      INFO(attn_last_error());
-      REQUIRE(status == ATTN_OK);
+      const OneSegment forward(backend.context, *kernel, c, q_stride, stride);
+      if (forward.declined()) continue;
       ++ran;
-      attn_segment_args kv{};
-      kv.struct_size = sizeof kv;
-      kv.k = base + 2 * room;
-      kv.v = base + 4 * room;
-      attn_args args{};
-      args.struct_size = sizeof args;
-      args.q = base;
-      args.out = base + 6 * room;
-      args.num_segments = 1;
-      args.segments = &kv;
-      Arena arena(backend.context);
-      const size_t bytes = attn_plan_workspace(plan);
-      void* workspace = arena.workspace(bytes);
-      REQUIRE(attn_workspace_init(plan, workspace, bytes, nullptr) == ATTN_OK);
-      REQUIRE(attn_run(plan, &args, workspace, bytes, nullptr) == ATTN_OK);
+      char* const out = base + 6 * room;
+      REQUIRE(forward.run(base, base + 2 * room, base + 4 * room, out, nullptr) == ATTN_OK);
       REQUIRE(attn_synchronize(backend.context, nullptr) == ATTN_OK);
-      attn_plan_destroy(plan);
 
       Outputs got;
       for (int64_t b = 0; b < 2; ++b) {
         for (int64_t i = 0; i < 3; ++i) {
           for (int64_t h = 0; h < 2; ++h) {
             std::vector<float> row(static_cast<size_t>(d));
-            REQUIRE(attn_copy_out(backend.context, row.data(),
-                                  static_cast<char*>(args.out) + 4 * at(q_stride, b, i, h),
+            REQUIRE(attn_copy_out(backend.context, row.data(), out + 4 * at(q_stride, b, i, h),
                                   size_t(4 * d), nullptr) == ATTN_OK);
             got.out.insert(got.out.end(), row.begin(), row.end());
           }

@@ -312,6 +312,13 @@ TEST_CASE("driver: modules, functions, launches", "[driver]") {
     CHECK(seen.stream == &stream);
     CHECK(std::string(reinterpret_cast<const char*>(seen.kernarg), seen.kernarg_bytes) == kernarg);
 
+    library.fail(v.launch, 701);
+    check_failure(
+        driver->launch(launch, &stream), ATTN_DRIVER_ERROR,
+        {v.launch, "grid 3 x 4 x 5", "block 128 x 2 x 1", "100000 bytes", "23 bytes", "(701)"});
+    CHECK(library->launches == 1);
+    library.recover();
+
     if (v.open == open_cuda) {
       launch.starts_early = true;
       REQUIRE(driver->launch(launch, &stream).ok());
@@ -320,16 +327,7 @@ TEST_CASE("driver: modules, functions, launches", "[driver]") {
       CHECK(std::equal(launch.block, launch.block + 3, seen.block));
       CHECK(seen.shared_bytes == 100000);
       CHECK(seen.stream == &stream);
-      library->launches = 1;
-      launch.starts_early = false;
     }
-
-    library.fail(v.launch, 701);
-    check_failure(
-        driver->launch(launch, &stream), ATTN_DRIVER_ERROR,
-        {v.launch, "grid 3 x 4 x 5", "block 128 x 2 x 1", "100000 bytes", "23 bytes", "(701)"});
-    CHECK(library->launches == 1);
-    library.recover();
 
     Event start = nullptr, stop = nullptr;
     REQUIRE(driver->event_create(&start).ok());
