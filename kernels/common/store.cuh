@@ -24,37 +24,46 @@ __device__ __forceinline__ void transpose_quad(unsigned (&w)[4]) {
   w[3] = high ? a3 : give3;
 }
 
-// factor 0 stores zeros whatever o holds.
 template <class Element, int count>
 __device__ __forceinline__ void store_row_16bit(unsigned short* row, bool valid, const float (&o)[count], int half,
                                                 float factor, int head_dim_v) {
+  const int column = threadIdx.x % 4 * 8;
+  const int columns = valid ? head_dim_v - column : 0;
+  row += column;
+  asm volatile("" : "+l"(row));  // else the compiler adds up per store, and keeps the terms through the kernel's loops
 #pragma unroll
   for (int n = 0; n < count / 4; n += 4) {
     unsigned w[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int at = 4 * (n + j) + 2 * half;
-      w[j] = factor == 0 ? 0 : Element::pack(o[at] * factor, o[at + 1] * factor);
+      w[j] = Element::pack(o[at] * factor, o[at + 1] * factor);
     }
     transpose_quad(w);
-    const int column = 8 * (n + int(threadIdx.x % 4));
-    if (valid && column < head_dim_v)
-      *reinterpret_cast<uint4*>(row + column) = make_uint4(w[0], w[1], w[2], w[3]);
+    if (8 * n < columns) *reinterpret_cast<uint4*>(row + 8 * n) = make_uint4(w[0], w[1], w[2], w[3]);
   }
 }
 template <int count>
 __device__ __forceinline__ void store_row_f32(float* row, bool valid, const float (&o)[count], int half, float factor,
                                               int head_dim_v) {
+  const int columns = valid ? head_dim_v : 0;
+  row += threadIdx.x % 4 * 2;
+  asm volatile("" : "+l"(row));
 #pragma unroll
   for (int n = 0; n < count / 4; ++n) {
-    if (valid && 8 * n < head_dim_v) {
-      const int at = 4 * n + 2 * half;
-      *reinterpret_cast<float2*>(row + 8 * n + 2 * (threadIdx.x % 4)) =
-          make_float2(factor == 0 ? 0 : o[at] * factor, factor == 0 ? 0 : o[at + 1] * factor);
-    }
+    const int at = 4 * n + 2 * half;
+    if (8 * n < columns) *reinterpret_cast<float2*>(row + 8 * n) = make_float2(o[at] * factor, o[at + 1] * factor);
   }
 }
-// `at`: of the row's first element, in elements of out_type.
+// Rows of factor 0 become zeros whatever they held. By all lanes of a warp.
+template <int count>
+__device__ __forceinline__ void clear_rows(float (&o)[count], const float (&factor)[2]) {
+  if (!__any_sync(0xffffffff, factor[0] == 0 || factor[1] == 0)) [[likely]]
+    return;
+#pragma unroll
+  for (int n = 0; n < count; ++n) o[n] = factor[n / 2 % 2] == 0 ? 0 : o[n];
+}
+// By all lanes of a warp. `at`: of the row's first element, in elements of out_type.
 template <int count>
 __device__ __forceinline__ void store_row(void* out, int out_type, long long at, bool valid, const float (&o)[count],
                                           int half, float factor, int head_dim_v) {

@@ -15,8 +15,11 @@ __device__ __forceinline__ void tma_load(unsigned shared, const void* map, unsig
       "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
       : "memory");
 }
-__device__ __forceinline__ void tma_prefetch_map(const void* map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+// The same box to L2 only.
+__device__ __forceinline__ void tma_prefetch(const void* map, int x, int y, int z, int w) {
+  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map),
+               "r"(x), "r"(y), "r"(z), "r"(w)
+               : "memory");
 }
 // Orders this thread's accesses to shared memory before later ones by wgmma and the copy engine.
 __device__ __forceinline__ void fence_async_shared() {

@@ -538,6 +538,8 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
 
 #pragma unroll
   for (int m = 0; m < row_tiles; ++m) {
+    auto& o = reinterpret_cast<float(&)[4 * v_tiles]>(state.o[m]);
+    float factor[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float sum = state.sum[m][half];
@@ -550,11 +552,15 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
                                             : (block.b * (long long)a.heads_q + block.h) * a.seqlen_q + row;
         a.lse[at] = sum == 0 ? -infinity() : fmaf(state.reference[m][half], ln_2, logf(sum));
       }
-      const float factor = sum == 0 ? 0 : 1 / sum;
+      factor[half] = sum == 0 ? 0 : 1 / sum;
+    }
+    clear_rows(o, factor);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = row_at(m, half);
       const long long at = (a.cu_seqlens_q ? 0 : block.b * a.out_stride[0]) + (block.q_begin + row) * a.out_stride[1] +
                            block.h * a.out_stride[2];
-      store_row(a.out, a.out_type, at, valid, reinterpret_cast<const float(&)[4 * v_tiles]>(state.o[m]), half, factor,
-                a.head_dim_v);
+      store_row(a.out, a.out_type, at, row < block.seqlen_q, o, half, factor[half], a.head_dim_v);
     }
   }
 }

@@ -88,12 +88,15 @@ enum : int { nowhere = -1, no_more_tiles = -2 };
 using Barrier = unsigned long long;
 struct Control {
   Barrier item_full[item_slots];
-  Barrier q_full[max_stages], q_empty[max_stages];  // q_full: the item's description too
+  Barrier q_full[max_stages][max_groups];  // per part of Q; the item's description too
+  Barrier q_empty[max_stages][max_groups];
   Barrier k_full[max_stages], k_empty[max_stages], v_full[max_stages], v_empty[max_stages];
   Item item[item_slots];
   KeyTile tile[tile_slots];       // written before k_full
   TileBlocks blocks[tile_slots];  // with a block mask or a bias, of the same tiles
-  Barrier said[tile_slots];       // with a bias: the warps have said what they see of the tile
+  // The warps have said what they see of the tile: with a bias, and with a block mask if the tile
+  // has_unused.
+  Barrier said[tile_slots];
   Barrier listed;                 // with a block mask: the items are listed, see item_order.cuh
   Barrier described[tile_slots];  // with a block mask: the tile is written
 };
@@ -234,6 +237,34 @@ __device__ __forceinline__ void load_panels(unsigned to, const attn_tensor_map& 
     ptx::tma_load(to + panel * rows * 128, &map, address(&full), 64 * panel, row, head, batch);
 }
 
+// Asks for what the block needs first, in L2: by one thread, before it may read memory, so only where
+// no length lies there.
+template <Tile tile>
+__device__ __forceinline__ void prefetch_first(const attn_sm90_forward_kernarg& a) {
+  const auto& segment = a.segment[0];
+  if (a.cu_seqlens_q || a.num_segments != 1 || segment.cu_seqlens || segment.seqlens) return;
+  constexpr int rows = tile.rows();
+  const QueryTile at = query_tile(blockIdx.x, a.batch, a.heads_q, (a.seqlen_q + rows - 1) / rows,
+                                  a.chunk, a.tail);
+  const int row = at.tile * rows, head = at.h / a.group;
+  const int key = clamp(a.mask.keys(row, a.seqlen_q, segment.capacity).begin, 0, segment.capacity);
+#pragma unroll
+  for (int g = 0; g < tile.groups; ++g) {
+#pragma unroll
+    for (int panel = 0; panel < panels(tile.head_dim); ++panel)
+      ptx::tma_prefetch(&a.q, 64 * panel, row + 64 * g, at.h, at.b);
+  }
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+#pragma unroll
+    for (int panel = 0; panel < panels(tile.head_dim); ++panel)
+      ptx::tma_prefetch(&a.map[0].k, 64 * panel, key + n * tile.keys, head, at.b);
+#pragma unroll
+    for (int panel = 0; panel < panels(tile.head_dim_v); ++panel)
+      ptx::tma_prefetch(&a.map[0].v, 64 * panel, key + n * tile.keys, head, at.b);
+  }
+}
+
 // One warp takes items, describes them and loads their queries: an item when the one before it
 // begins. Where Q has one place that is before the place is free.
 template <Tile tile, unsigned with>
@@ -263,10 +294,10 @@ __device__ __forceinline__ void load_items(const Kernarg<with>& a, Control& cont
   for (unsigned taken = 0, count = 0;; ++taken) {
     Item& item = control.item[count % item_slots];
     const int q = Q::stage(count);
-    const auto wait_place = [&] {
-      ptx::mbarrier_wait(address(&control.q_empty[q]), Q::parity(count) ^ 1);
+    const auto wait_place = [&](int part) {
+      ptx::mbarrier_wait(address(&control.q_empty[q][part]), Q::parity(count) ^ 1);
     };
-    if (tile.q_stages > 1) wait_place();
+    if (tile.q_stages > 1) wait_place(0);
     if (taken > 0) take();
     const bool any = index < a.items;
     if (any) {
@@ -282,14 +313,19 @@ __device__ __forceinline__ void load_items(const Kernarg<with>& a, Control& cont
       ptx::store_shared_if(address(&item.b), ~0u, leads);
     }
     ptx::mbarrier_arrive_if(address(&control.item_full[count % item_slots]), leads);
-    if (tile.q_stages == 1) wait_place();
-    if (leads && any) {
-      ptx::mbarrier_arrive_expect(address(&control.q_full[q]), tile.q_bytes());
-      load_panels<tile.head_dim>(shared + tile.q_offset() + q * tile.q_bytes(), a.q,
-                                 control.q_full[q], tile.rows(), item.q_begin + item.row, item.h,
-                                 a.cu_seqlens_q ? 0 : item.b);
+#pragma unroll
+    for (int part = 0; part < tile.q_parts(); ++part) {
+      Barrier& full = control.q_full[q][part];
+      if (tile.q_stages == 1) wait_place(part);
+      if (leads && any) {
+        const int row = part * tile.q_part_rows();
+        ptx::mbarrier_arrive_expect(address(&full), tile.q_bytes() / tile.q_parts());
+        load_panels<tile.head_dim>(shared + tile.q_offset() + q * tile.q_bytes() + row * 128, a.q,
+                                   full, tile.rows(), item.q_begin + item.row + row, item.h,
+                                   a.cu_seqlens_q ? 0 : item.b);
+      }
+      ptx::mbarrier_arrive_if(address(&full), leads && !any);
     }
-    ptx::mbarrier_arrive_if(address(&control.q_full[q]), leads && !any);
     if (!any) return;
     ++count;
   }
@@ -461,6 +497,7 @@ struct Consumer {
   float o[tile.head_dim_v / 2];    // sums of weight * v
   RowState row_state[2];
   bool unseen;  // with a bias: some of the tile's keys are not seen by any of the warp's queries
+  unsigned said_parity = 0;  // with a block mask: of the next phase of each control.said
 
   // Named barriers 1..groups: whose turn it is.
   __device__ __forceinline__ void wait_turn() {
@@ -489,14 +526,16 @@ struct Consumer {
     return shared + tile.v_offset() + V::stage(n) * tile.v_bytes();
   }
 
+  __device__ __forceinline__ int q_part() const { return tile.q_parts() > 1 ? group : 0; }
   // Q of an item is in shared memory until release_q. False: there is no such item.
   __device__ __forceinline__ bool take_item(unsigned index) {
-    ptx::mbarrier_wait(address(&control.q_full[Q::stage(index)]), Q::parity(index));
+    ptx::mbarrier_wait(address(&control.q_full[Q::stage(index)][q_part()]),
+                       Q::parity(index));
     if (item(index).b < 0) return false;
     return true;
   }
   __device__ __forceinline__ void release_q(unsigned index) {
-    release(control.q_empty[Q::stage(index)]);
+    release(control.q_empty[Q::stage(index)][q_part()]);
   }
 
   // s = Q K^T; to be waited for. q_at, k_at: places in shared memory.
@@ -537,10 +576,10 @@ struct Consumer {
     const int used = masked || biased ? 0 : key_tile(n).used;
     const unsigned* seen = control.blocks[n % tile_slots].seen;
     if (masked || biased) {
-      if constexpr (biased)
-        ptx::mbarrier_wait(address(&control.said[n % tile_slots]), n / tile_slots & 1);
-      else
-        meet();  // all have said what they see
+      const unsigned slot = n % tile_slots;
+      ptx::mbarrier_wait(address(&control.said[slot]),
+                         (biased ? n / tile_slots : said_parity >> slot) & 1);
+      said_parity ^= 1u << slot;
       bool all = true;
 #pragma unroll
       for (int word = 0; word < words; ++word)
@@ -596,7 +635,8 @@ struct Consumer {
   static constexpr bool early = tile.head_dim_v <= 128;  // there are registers for it beside scores
 
   // Of tile n. Notes which keys are seen.
-  __device__ __forceinline__ void find_visible(const Item& item, unsigned n, Visible& bits) {
+  __device__ __forceinline__ void find_visible(const Item& item, unsigned n, unsigned flags,
+                                               Visible& bits) {
     const KeyTile& at = key_tile(n);
     TileBlocks& blocks = control.blocks[n % tile_slots];
     constexpr int rows = early ? 2 : 1;  // at once
@@ -623,6 +663,7 @@ struct Consumer {
       const unsigned seen = __reduce_or_sync(0xffffffff, bits[0][word] | bits[1][word]);
       if (lane == 0) atomicOr(&blocks.seen[word], seen);
     }
+    if (flags & has_unused) release(control.said[n % tile_slots]);
   }
   // Hides the others.
   __device__ __forceinline__ void mask(Scores& s, const Visible& visible) const {
@@ -787,7 +828,8 @@ struct Consumer {
     }
   }
   // The same of a tile of which they see nothing.
-  __device__ __forceinline__ void say_nothing_seen(unsigned n) {
+  __device__ __forceinline__ void say_nothing_seen(unsigned n, unsigned flags) {
+    if (masked && flags & has_unused) release(control.said[n % tile_slots]);
     if constexpr (biased) {
       unseen = true;
       release(control.said[n % tile_slots]);
@@ -914,7 +956,7 @@ struct Consumer {
     float shrink[2], sum[4];
     Visible visible;
     if constexpr (masked)
-      if (!(flags & sees_all)) find_visible(item, n, visible);
+      if (!(flags & sees_all)) find_visible(item, n, flags, visible);
     load_bias(item, n);
     prepare(s, item, n, flags, visible);
     const bool moved = start_weights(s, shrink, sum);
@@ -943,6 +985,7 @@ struct Consumer {
     }
   }
   __device__ __forceinline__ void store(const Item& item, const float (&factor)[2]) {
+    clear_rows(o, factor);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = this->row(item, half);
@@ -953,11 +996,14 @@ struct Consumer {
     }
   }
 
-  // The rows of an item whose tiles are all in o and state.
-  __device__ __forceinline__ void finish(const Item& item, const RowState (&state)[2]) {
+  // The rows of an item whose tiles are all in o and state. Without `any` no tile is, and o is of an
+  // earlier item; a sink may be in state.
+  __device__ __forceinline__ void finish(unsigned index, const RowState (&state)[2],
+                                         bool any = true) {
     float factor[2];
-    finish_softmax(item, state, factor);
-    store(item, factor);
+    finish_softmax(item(index), state, factor);
+    if (!any) factor[0] = factor[1] = 0;
+    store(item(index), factor);
   }
 
   __device__ __forceinline__ void run() {
@@ -1025,7 +1071,7 @@ struct Consumer {
         Visible visible;
         load_bias(item(count + ends), n + 1);
         if constexpr (masked && early)
-          if (!(next & sees_all)) find_visible(item(count + ends), n + 1, visible);
+          if (!(next & sees_all)) find_visible(item(count + ends), n + 1, next, visible);
         ptx::wgmma_wait<1>();
         ptx::pin(s);
         release_scored();
@@ -1034,14 +1080,14 @@ struct Consumer {
           start_softmax(item(count + 1));
         float shrink[2], sum[4];
         if constexpr (masked && !early)
-          if (!(next & sees_all)) find_visible(item(count + ends), n + 1, visible);
+          if (!(next & sees_all)) find_visible(item(count + ends), n + 1, next, visible);
         prepare(s, item(count + ends), n + 1, next, visible);
         const bool moved = start_weights(s, shrink, sum);
         find_first_weights(s);
         if (ends) [[unlikely]] {  // on both sides, for what stands before a branch stays there
           ptx::wgmma_wait<0>();
           ptx::pin(o);
-          finish(item(count), done);
+          finish(count, done);
         } else {
           ptx::wgmma_wait<0>();
           ptx::pin(o);
@@ -1066,13 +1112,13 @@ struct Consumer {
         look_ahead();
         release_scored();
         if (ends) {
-          finish(item(count), row_state);
+          finish(count, row_state, add || here & sees_some);
           start_softmax(item(count + 1));
         }
         if (next & sees_some)
           weigh(s, item(count + ends), n + 1, next);
         else
-          say_nothing_seen(n + 1);
+          say_nothing_seen(n + 1, next);
         add = !ends && (add || here & sees_some);
         ready = false;
       }
@@ -1083,7 +1129,7 @@ struct Consumer {
     wait_turn();
     if (here & sees_some) add_sums(v_here, add);
     if (group != tile.groups - 1) pass_turn();
-    finish(item(count), row_state);
+    finish(count, row_state, add || here & sees_some);
   }
 };
 
@@ -1098,12 +1144,15 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
     constexpr int warps = 4 * tile.groups;
     for (Barrier& full : control.item_full) ptx::mbarrier_init(address(&full), 1);
     for (int i = 0; i < max_stages; ++i) {
-      for (Barrier* full : {&control.q_full[i], &control.k_full[i], &control.v_full[i]})
+      for (Barrier* full : {&control.k_full[i], &control.v_full[i]})
         ptx::mbarrier_init(address(full), 1);
-      for (Barrier* empty : {&control.q_empty[i], &control.k_empty[i], &control.v_empty[i]})
+      for (Barrier* empty : {&control.k_empty[i], &control.v_empty[i]})
         ptx::mbarrier_init(address(empty), warps);
+      for (Barrier& full : control.q_full[i]) ptx::mbarrier_init(address(&full), 1);
+      for (Barrier& empty : control.q_empty[i])
+        ptx::mbarrier_init(address(&empty), warps / tile.q_parts());
     }
-    if constexpr (with == with_bias)
+    if constexpr (with == with_bias || with & with_mask)
       for (Barrier& said : control.said) ptx::mbarrier_init(address(&said), warps);
     if constexpr (with & with_mask) {
       ptx::mbarrier_init(address(&control.listed), 1);
@@ -1113,6 +1162,9 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
   }
   __syncthreads();
   ptx::grid_let_next_start();
+#ifndef NO_PREFETCH
+  if (with == plain && threadIdx.x == 32) prefetch_first<tile>(a);
+#endif
   ptx::grid_wait();  // before any access to memory
   if (warp < 4) {
     if constexpr (tile.groups > 1) ptx::registers_shrink<tile.load_registers()>();

@@ -30,6 +30,10 @@ struct Tile {
   ATTN_HOST_DEVICE constexpr int load_registers() const { return finds ? 56 : groups == 2 ? 40 : 32; }
   ATTN_HOST_DEVICE constexpr int compute_registers() const { return (groups == 2 ? 232 : 160) - (finds ? 8 : 0); }
 
+  // Q has so many parts, each with its own barriers: where it has one place, each warpgroup gets
+  // its queries anew as soon as it is done with the item before.
+  ATTN_HOST_DEVICE constexpr int q_parts() const { return q_stages == 1 ? groups : 1; }
+  ATTN_HOST_DEVICE constexpr int q_part_rows() const { return rows() / q_parts(); }
   ATTN_HOST_DEVICE constexpr int q_bytes() const { return rows() * panels(head_dim) * 128; }
   ATTN_HOST_DEVICE constexpr int k_bytes() const { return keys * panels(head_dim) * 128; }
   ATTN_HOST_DEVICE constexpr int v_bytes() const { return keys * panels(head_dim_v) * 128; }

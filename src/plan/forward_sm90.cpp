@@ -51,9 +51,12 @@ Together pairs_together(const Problem& p) {
   const bool causal = p.has(ATTN_CAUSAL) || p.has(ATTN_CAUSAL_TOP_LEFT);
   if (pairs == 0 || tiles == 0 || !(causal || p.has(ATTN_BLOCK_MASK))) return {1, 0};
   if (causal && tile.head_dim > 128 && tiles > 64) return {pairs, 0};
-  if (causal && (tiles > 8 || tile.head_dim <= 64)) {  // an item for each block, four of the last
+  // An item for each block, and four of the last, or two where K and V of four are more than the
+  // L2.
+  if (causal && (tiles > 8 || tile.head_dim != 128)) {
     const int64_t each = std::clamp<int64_t>(blocks / tiles, 1, pairs);
-    const int64_t last = std::min(pairs, 4 * blocks / tiles);
+    const int64_t last =
+        std::min(pairs, (tile.head_dim > 128 && tiles <= 16 ? 2 : 4) * blocks / tiles);
     return {each, last + (pairs - last) % each};
   }
   const int64_t most = std::max<int64_t>(pairs_in_l2(p), ceil_div(2 * blocks, tiles));
@@ -183,7 +186,7 @@ int maps(const Problem& p, const Args& args, TensorMap (&to)[max_tensor_maps]) {
   int count = 0;
   const bool packed = p.q_layout == ATTN_PACKED;
   to[count++] = tensor_map(args.q, p.head_dim, packed ? p.total_q : p.seqlen_q, p.heads_q,
-                           packed ? 1 : p.batch, p.q_stride, tile.rows());
+                           packed ? 1 : p.batch, p.q_stride, tile.q_part_rows());
   for (int32_t i = 0; i < p.num_segments; ++i) {
     const attn_segment& s = p.segment[i];
     const bool packed = s.layout == ATTN_PACKED;

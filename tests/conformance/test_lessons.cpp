@@ -106,6 +106,23 @@ TEST_CASE("L1: rows that see nothing but a sink give 0 and the sink") {
   });
 }
 
+TEST_CASE("L1: rows that see nothing but a sink give 0 behind rows that see keys") {
+  // A block that takes one item after the other still has the sums of the one before.
+  Case c = small("L1-sink-behind", 160, 160);
+  c.flags = ATTN_CAUSAL | ATTN_SINKS;
+  c.batch = 4;
+  c.segments[0].lengths = {160, 64, 160, 64};
+  c.max_sms = 1;
+  on_every_kernel(c, [&](const Kernel&, const Data& data, const Outputs& got) {
+    for (int64_t b : {1, 3}) {
+      for (int64_t row = b * 160 * 2; row < (b * 160 + 96) * 2; ++row) {
+        for (int64_t d = 0; d < 64; ++d) REQUIRE(got.out[size_t(row * 64 + d)] == 0);
+        REQUIRE(std::abs(got.lse[size_t(row)] - data.sinks.as<float>()[row % 2]) < 1e-6);
+      }
+    }
+  });
+}
+
 TEST_CASE("L1: a finite mask value is a number") {
   // All scores of a row shifted by the same amount leave the weights as they are.
   for (float value : {-65504.0f, -1e9f, -1e38f}) {
