@@ -5,6 +5,7 @@
 #include "../common/element.cuh"
 #include "../common/keys.cuh"
 #include "../common/lengths.cuh"
+#include "../common/softmax.cuh"
 #include "../common/store.cuh"
 #include "../common/swizzle.h"
 #include "../common/tanh.cuh"
@@ -338,11 +339,8 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
   for (int m = 0; m < row_tiles; ++m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float reference = a.sinks ? a.sinks[block.h] * log2_e : -infinity();
-      const float sink = reference;
-      if (a.split_invariant) reference = ceilf(reference);
-      state.reference[m][half] = reference;
-      state.sum[m][half] = lane % 4 == 0 && reference != -infinity() ? ptx::ex2(sink - reference) : 0;
+      state.reference[m][half] = -infinity();
+      state.sum[m][half] = 0;
     }
 #pragma unroll
     for (int n = 0; n < v_tiles; ++n)
@@ -536,6 +534,7 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
   }
   ptx::cp_async_wait<0>();
 
+  const float sink = a.sinks ? a.sinks[block.h] * log2_e : -infinity();
 #pragma unroll
   for (int m = 0; m < row_tiles; ++m) {
     auto& o = reinterpret_cast<float(&)[4 * v_tiles]>(state.o[m]);
@@ -545,14 +544,14 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
       float sum = state.sum[m][half];
       sum += __shfl_xor_sync(0xffffffff, sum, 1);
       sum += __shfl_xor_sync(0xffffffff, sum, 2);
+      const float lse = end_softmax(state.reference[m][half], sum, sink, factor[half]);
       const int row = row_at(m, half);
       const bool valid = row < block.seqlen_q;
       if (a.lse && valid && lane % 4 == 0) {
         const long long at = a.cu_seqlens_q ? block.h * a.total_q + block.q_begin + row
                                             : (block.b * (long long)a.heads_q + block.h) * a.seqlen_q + row;
-        a.lse[at] = sum == 0 ? -infinity() : fmaf(state.reference[m][half], ln_2, logf(sum));
+        a.lse[at] = lse;
       }
-      factor[half] = sum == 0 ? 0 : 1 / sum;
     }
     clear_rows(o, factor);
 #pragma unroll

@@ -8,16 +8,15 @@
 #include "../common/element.cuh"
 #include "../common/keys.cuh"
 #include "../common/lengths.cuh"
+#include "../common/softmax.cuh"
 #include "../common/store.cuh"
 #include "../common/tanh.cuh"
 #include "../ptx/cp_async.h"
 #include "../ptx/ex2.h"
 #include "../ptx/grid.h"
-#include "../ptx/lg2.h"
 #include "../ptx/load_shared.h"
 #include "../ptx/max.h"
 #include "../ptx/mbarrier.h"
-#include "../ptx/rcp.h"
 #include "../ptx/tma.h"
 #include "../ptx/uniform.h"
 #include "../ptx/warpgroup.h"
@@ -599,12 +598,7 @@ struct Consumer {
     meet();
   }
 
-  __device__ __forceinline__ void start_softmax(const Item& item) {
-    const float sink = a.sinks ? a.sinks[item.h] * log2_e : -infinity();
-    const float reference = may_split && a.split_invariant ? ceilf(sink) : sink;
-    const float sum = lane % 4 == 0 && sink != -infinity() ? ptx::ex2(sink - reference) : 0;
-    row_state[0] = row_state[1] = {reference, sum};
-  }
+  __device__ __forceinline__ void start_softmax() { row_state[0] = row_state[1] = {-infinity(), 0}; }
 
   // Row of the lane in the sequence.
   __device__ __forceinline__ int row(const Item& item, int half) const {
@@ -968,20 +962,21 @@ struct Consumer {
   // Writes lse; returns in factor what o must be multiplied with.
   __device__ __forceinline__ void finish_softmax(const Item& item, const RowState (&row_state)[2],
                                                  float (&factor)[2]) {
+    const float sink = a.sinks ? a.sinks[item.h] * log2_e : -infinity();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float total = row_state[half].sum;
-      total += __shfl_xor_sync(0xffffffff, total, 1);
-      total += __shfl_xor_sync(0xffffffff, total, 2);
+      float sum = row_state[half].sum;
+      sum += __shfl_xor_sync(0xffffffff, sum, 1);
+      sum += __shfl_xor_sync(0xffffffff, sum, 2);
+      const float lse = end_softmax(row_state[half].reference, sum, sink, factor[half]);
       const int row = this->row(item, half);
       const bool valid = row < item.seqlen_q;
       if (a.lse && valid && lane % 4 == 0) {
         const long long at = a.cu_seqlens_q
                                  ? item.h * a.total_q + item.q_begin + row
                                  : (item.b * (long long)a.heads_q + item.h) * a.seqlen_q + row;
-        a.lse[at] = total == 0 ? -infinity() : (row_state[half].reference + ptx::lg2(total)) * ln_2;
+        a.lse[at] = lse;
       }
-      factor[half] = total == 0 ? 0 : ptx::rcp(total);
     }
   }
   __device__ __forceinline__ void store(const Item& item, const float (&factor)[2]) {
@@ -996,14 +991,11 @@ struct Consumer {
     }
   }
 
-  // The rows of an item whose tiles are all in o and state. Without `any` no tile is, and o is of an
-  // earlier item; a sink may be in state.
-  __device__ __forceinline__ void finish(unsigned index, const RowState (&state)[2],
-                                         bool any = true) {
+  // The rows of an item whose tiles are all in o and state; if there are none, o has anything.
+  __device__ __forceinline__ void finish(const Item& item, const RowState (&state)[2]) {
     float factor[2];
-    finish_softmax(item(index), state, factor);
-    if (!any) factor[0] = factor[1] = 0;
-    store(item(index), factor);
+    finish_softmax(item, state, factor);
+    store(item, factor);
   }
 
   __device__ __forceinline__ void run() {
@@ -1028,7 +1020,7 @@ struct Consumer {
     __syncwarp();
     release(control.k_empty[0]);
     if (here & last_tile) release_q(0);
-    start_softmax(item(0));
+    start_softmax();
     weigh(s, item(0), 0, here);
 
     RingAt<tile.k_stages> k{K::stage(1), K::parity(1)};  // of tile n + 1
@@ -1077,7 +1069,7 @@ struct Consumer {
         release_scored();
         const RowState done[2] = {row_state[0], row_state[1]};
         if (ends) [[unlikely]]
-          start_softmax(item(count + 1));
+          start_softmax();
         float shrink[2], sum[4];
         if constexpr (masked && !early)
           if (!(next & sees_all)) find_visible(item(count + ends), n + 1, next, visible);
@@ -1087,7 +1079,7 @@ struct Consumer {
         if (ends) [[unlikely]] {  // on both sides, for what stands before a branch stays there
           ptx::wgmma_wait<0>();
           ptx::pin(o);
-          finish(count, done);
+          finish(item(count), done);
         } else {
           ptx::wgmma_wait<0>();
           ptx::pin(o);
@@ -1112,8 +1104,8 @@ struct Consumer {
         look_ahead();
         release_scored();
         if (ends) {
-          finish(count, row_state, add || here & sees_some);
-          start_softmax(item(count + 1));
+          finish(item(count), row_state);
+          start_softmax();
         }
         if (next & sees_some)
           weigh(s, item(count + ends), n + 1, next);
@@ -1129,7 +1121,7 @@ struct Consumer {
     wait_turn();
     if (here & sees_some) add_sums(v_here, add);
     if (group != tile.groups - 1) pass_turn();
-    finish(count, row_state, add || here & sees_some);
+    finish(item(count), row_state);
   }
 };
 

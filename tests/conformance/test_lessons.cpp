@@ -123,6 +123,26 @@ TEST_CASE("L1: rows that see nothing but a sink give 0 behind rows that see keys
   });
 }
 
+TEST_CASE("L1: keys far below a sink keep their precision") {
+  // Scores 0 beside a sink of 13: taken against the sink, a weight has 5 bits in f16.
+  Case c = small("L1-far-sink", 70, 200);
+  c.flags = ATTN_SINKS;
+  c.values = Values::uniform;
+  c.out_type = ATTN_F32;
+  on_every_kernel(
+      c,
+      [](const Case&, Data& data) {
+        for (int64_t h = 0; h < 2; ++h) data.sinks.as<float>()[h] = 13;
+      },
+      [&](const Kernel& kernel, const Data& data, const Outputs& got) {
+        const Outputs want = reference_answer(with_type(c, data.q_view.type), data);
+        for (size_t n = 0; n < want.out.size(); ++n) {
+          INFO(kernel.name << ": " << n);
+          REQUIRE(std::abs(got.out[n] - want.out[n]) <= 2e-3 * std::abs(want.out[n]) + 1e-9);
+        }
+      });
+}
+
 TEST_CASE("L1: a finite mask value is a number") {
   // All scores of a row shifted by the same amount leave the weights as they are.
   for (float value : {-65504.0f, -1e9f, -1e38f}) {

@@ -72,6 +72,8 @@ Case random_case(uint64_t seed) {
   const double sigmas[] = {0.5, 1, 3};
   c.sigma = draw.pick(sigmas);
   if (draw.chance(8)) c.values = draw.chance(2) ? Values::uniform : Values::one_hot;
+  if (draw.chance(2))
+    c.max_sms = int32_t(1 + draw(3));  // blocks that take one tile after the other
   return c;
 }
 
@@ -82,7 +84,7 @@ TEST_CASE("forward: random problems for matrix units") {
   };
   // Host kernels have seen the like in test_forward.cpp.
   const bool device = std::any_of(kernels.begin(), kernels.end(), on_device);
-  const uint64_t first_seed = 5000, count = device ? 200 : 40;
+  const uint64_t first_seed = 5000, count = device ? 300 : 40;
   std::cout << "forward: random problems for matrix units: seeds " << first_seed << " to "
             << first_seed + count - 1 << std::endl;
   for (uint64_t seed = first_seed; seed < first_seed + count; ++seed)
