@@ -39,8 +39,8 @@ Status check_strides(const char* name, const attn_strides& s, const int64_t (&si
   return {};
 }
 
-// (batch, head) pairs whose items stand together, longest first: `each` and, of the last ones,
-// `last`. Few leave K and V in the L2, many let the blocks end together.
+// (batch, head) pairs whose items stand together, under a causal mask longest first: `each` and, of
+// the last ones, `last`. Few leave K and V in the L2, many let the blocks end together.
 struct Together {
   int64_t each, last;
 };
@@ -49,11 +49,11 @@ Together pairs_together(const Problem& p) {
   const int64_t pairs = p.batch * p.heads_q, tiles = ceil_div(p.seqlen_q, tile.rows());
   const int64_t blocks = p.max_sms > 0 ? p.max_sms : multiprocessors;
   const bool causal = p.has(ATTN_CAUSAL) || p.has(ATTN_CAUSAL_TOP_LEFT);
-  if (pairs == 0 || tiles == 0 || !(causal || p.has(ATTN_BLOCK_MASK))) return {1, 0};
-  if (causal && tile.head_dim > 128 && tiles > 64) return {pairs, 0};
+  if (pairs == 0 || tiles == 0 || !causal) return {1, 0};
+  if (tile.head_dim > 128 && tiles > 64) return {pairs, 0};
   // An item for each block, and four of the last, or two where K and V of four are more than the
   // L2.
-  if (causal && (tiles > 8 || tile.head_dim != 128)) {
+  if (tiles > 8 || tile.head_dim != 128) {
     const int64_t each = std::clamp<int64_t>(blocks / tiles, 1, pairs);
     const int64_t last =
         std::min(pairs, (tile.head_dim > 128 && tiles <= 16 ? 2 : 4) * blocks / tiles);
