@@ -1063,7 +1063,8 @@ struct Consumer {
         Visible visible;
         load_bias(item(count + ends), n + 1);
         if constexpr (masked && early)
-          if (!(next & sees_all)) find_visible(item(count + ends), n + 1, next, visible);
+          if (!(next & sees_all)) [[unlikely]]
+            find_visible(item(count + ends), n + 1, next, visible);
         ptx::wgmma_wait<1>();
         ptx::pin(s);
         release_scored();

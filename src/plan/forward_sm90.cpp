@@ -24,6 +24,9 @@ constexpr int64_t max_rows = (int64_t{1} << 31) - 1;
 int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
+bool causal(const Problem& p) {
+  return p.has(ATTN_CAUSAL) || p.has(ATTN_CAUSAL_TOP_LEFT);
+}
 template <sm90::Tile tile>
 int64_t items(const Problem& p) {
   return p.batch * p.heads_q * ceil_div(p.seqlen_q, tile.rows());
@@ -48,8 +51,7 @@ template <sm90::Tile tile>
 Together pairs_together(const Problem& p) {
   const int64_t pairs = p.batch * p.heads_q, tiles = ceil_div(p.seqlen_q, tile.rows());
   const int64_t blocks = p.max_sms > 0 ? p.max_sms : multiprocessors;
-  const bool causal = p.has(ATTN_CAUSAL) || p.has(ATTN_CAUSAL_TOP_LEFT);
-  if (pairs == 0 || tiles == 0 || !causal) return {1, 0};
+  if (pairs == 0 || tiles == 0 || !causal(p)) return {1, 0};
   if (tile.head_dim > 128 && tiles > 64) return {pairs, 0};
   // An item for each block, and four of the last, or two where K and V of four are more than the
   // L2.
@@ -231,10 +233,11 @@ std::string too_many(const Problem& p) {
   return join("for ", count, " tiles of 64 queries, more than ", multiprocessors,
               ", a later kernel is faster");
 }
-// Its larger tile costs more at the ends of sequences than it spares between them if they are short
-// (docs/hopper.md).
+// Its larger tile costs more at the ends of sequences than it spares between them if they are short,
+// and spares nothing where all items are equally long (docs/hopper.md).
 std::string too_short(const Problem& p) {
   constexpr int64_t least = 8192;
+  if (!causal(p)) return "without a causal mask a later kernel is as fast";
   if (p.seqlen_kv >= least) return "";
   return join("for seqlen_kv ", p.seqlen_kv, ", below ", least, ", a later kernel is faster");
 }
