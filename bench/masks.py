@@ -3,7 +3,8 @@
     python3 bench/masks.py --lib build/release/lib/libattn.so --out docs/measured/NAME.json
 
 TFLOP/s count 4 * head_dim per visible pair of query and key. libattn gets each mask as a dense tensor on the device, which
-`mask_sm80` turns into blocks; how long that takes is a line of its own. "none" is libattn without a mask.
+`mask_sm80` turns into blocks; how long that takes is a line of its own. "none" is libattn without a mask. What is compared of
+libattn with itself, none, full and half empty, is measured once more, in rounds of its own.
 """
 import argparse
 import datetime
@@ -67,10 +68,23 @@ def build_microseconds(torch, build):
     return sorted(times)[len(times) // 2]
 
 
+def take_rounds(launches, count, nvml):
+    """label -> microseconds per round, and its clocks; each round begins with another, every other one goes backwards."""
+    from timing import Watch
+    rounds, watches = {label: [] for label in launches}, {label: Watch(nvml) for label in launches}
+    order = list(launches)
+    for turn in range(count):
+        turned = order[turn % len(order):] + order[:turn % len(order)]
+        for label in turned[::-1] if turn % 2 else turned:
+            with watches[label]:
+                rounds[label].append(launches[label].microseconds())
+    return rounds, watches
+
+
 def measure(options):
     import torch
     from contenders import BlockMask, Libattn
-    from timing import Launches, Nvml, Watch
+    from timing import Launches, Nvml
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
     torch.zeros(1, device="cuda")
     paths = dict(one.split("=", 1) if "=" in one else ("libattn", one) for one in options.lib)
@@ -85,6 +99,7 @@ def measure(options):
               "gpu": {"name": torch.cuda.get_device_name(), "driver": nvml.driver()}, "cuda": torch.version.cuda,
               "torch": torch.__version__, "cell": cell.__dict__, "block": BLOCK, "rounds": options.rounds, "masks": []}
     at = torch.arange(cell.seqlen, device="cuda")
+    own = {}  # name -> launches of the first library
     for name, visible in masks(torch, cell.seqlen).items():
         if options.only and name not in options.only.split(","):
             continue
@@ -108,13 +123,9 @@ def measure(options):
             for label in libraries:
                 row["difference_to_flex"][label] = ((calls[label][0]().float() - truth).norm() / truth.norm()).item()
         launches = {label: Launches(made, options.ms, options.settle) for label, made in calls.items()}
-        rounds = {label: [] for label in launches}
-        watches = {label: Watch(nvml) for label in launches}
-        order = list(launches)
-        for turn in range(options.rounds):
-            for label in order[turn % len(order):] + order[:turn % len(order)]:
-                with watches[label]:
-                    rounds[label].append(launches[label].microseconds())
+        if name in ("none", "full", "half empty"):
+            own[name] = next(iter(launches.values()))
+        rounds, watches = take_rounds(launches, options.rounds, nvml)
         faulthandler.cancel_dump_traceback_later()
         row["rounds_us"] = rounds
         row["clocks"] = {label: watch.means() for label, watch in watches.items()}
@@ -127,6 +138,16 @@ def measure(options):
                                      for label in launches) +
               "".join(f" {label} / flex {ratio:.3f}" for label, ratio in row.get("ratio_to_flex", {}).items()) +
               f" {row['difference_to_flex']} {row['kernels']} {row.get('build_us', '')}", flush=True)
+        if options.out:
+            pathlib.Path(options.out).write_text(json.dumps(result, indent=1) + "\n")
+    if len(own) == 3:
+        rounds, watches = take_rounds(own, options.rounds, nvml)
+        none, full, half = (rounds[name] for name in ("none", "full", "half empty"))
+        result["own"] = {"rounds_us": rounds, "clocks": {name: watch.means() for name, watch in watches.items()},
+                         "none_to_full": [a / b for a, b in zip(none, full)],
+                         "half_empty_to_full": [a / b for a, b in zip(half, full)]}
+        print("none / full", *(f"{x:.3f}" for x in result["own"]["none_to_full"]), " half empty / full",
+              *(f"{x:.3f}" for x in result["own"]["half_empty_to_full"]), flush=True)
         if options.out:
             pathlib.Path(options.out).write_text(json.dumps(result, indent=1) + "\n")
     if not result["masks"]:
