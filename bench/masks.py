@@ -164,7 +164,7 @@ if __name__ == "__main__":
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ms", type=float, default=300, help="of GPU time per contender and round")
-    parser.add_argument("--settle", type=float, default=100, help="milliseconds of its own work before each of its measures")
+    parser.add_argument("--settle", type=float, default=400, help="milliseconds of its own work before each of its measures")
     parser.add_argument("--patience", type=float, default=120, help="seconds for a mask before the run is given up")
     parser.add_argument("--commit", default="")
     parser.add_argument("--out")

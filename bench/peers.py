@@ -351,7 +351,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--take", default="median", choices=["median", "worst"], help="which round's ratio counts")
     parser.add_argument("--ms", type=float, default=300, help="work per measure in milliseconds")
-    parser.add_argument("--settle", type=float, default=100, help="milliseconds of its own work before each of its measures")
+    parser.add_argument("--settle", type=float, default=400, help="milliseconds of its own work before each of its measures")
     parser.add_argument("--patience", type=float, default=120, help="seconds that a cell may take before the run is given up")
     parser.add_argument("--out", help="write the result here, after every cell")
     parser.add_argument("--commit", default="", help="recorded in the result")
