@@ -241,17 +241,18 @@ __device__ __forceinline__ void load_panels(unsigned to, const attn_tensor_map& 
 template <Tile tile>
 __device__ __forceinline__ void prefetch_first(const attn_sm90_forward_kernarg& a) {
   const auto& segment = a.segment[0];
-  if (a.cu_seqlens_q || a.num_segments != 1 || segment.cu_seqlens || segment.seqlens) return;
+  if (a.cu_seqlens_q || segment.cu_seqlens || segment.seqlens) return;
+  if (a.num_segments != 1 || segment.capacity == 0) return;
   constexpr int rows = tile.rows();
   const QueryTile at = query_tile(blockIdx.x, a.batch, a.heads_q, (a.seqlen_q + rows - 1) / rows,
                                   a.chunk, a.tail);
   const int row = at.tile * rows, head = at.h / a.group;
   const int key = clamp(a.mask.keys(row, a.seqlen_q, segment.capacity).begin, 0, segment.capacity);
 #pragma unroll
-  for (int g = 0; g < tile.groups; ++g) {
+  for (int part = 0; part < tile.q_parts(); ++part) {
 #pragma unroll
     for (int panel = 0; panel < panels(tile.head_dim); ++panel)
-      ptx::tma_prefetch(&a.q, 64 * panel, row + 64 * g, at.h, at.b);
+      ptx::tma_prefetch(&a.q, 64 * panel, row + part * tile.q_part_rows(), at.h, at.b);
   }
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
@@ -1155,9 +1156,7 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
   }
   __syncthreads();
   ptx::grid_let_next_start();
-#ifndef NO_PREFETCH
   if (with == plain && threadIdx.x == 32) prefetch_first<tile>(a);
-#endif
   ptx::grid_wait();  // before any access to memory
   if (warp < 4) {
     if constexpr (tile.groups > 1) ptx::registers_shrink<tile.load_registers()>();
