@@ -68,23 +68,10 @@ def build_microseconds(torch, build):
     return sorted(times)[len(times) // 2]
 
 
-def take_rounds(launches, count, nvml):
-    """label -> microseconds per round, and its clocks; each round begins with another, every other one goes backwards."""
-    from timing import Watch
-    rounds, watches = {label: [] for label in launches}, {label: Watch(nvml) for label in launches}
-    order = list(launches)
-    for turn in range(count):
-        turned = order[turn % len(order):] + order[:turn % len(order)]
-        for label in turned[::-1] if turn % 2 else turned:
-            with watches[label]:
-                rounds[label].append(launches[label].microseconds())
-    return rounds, watches
-
-
 def measure(options):
     import torch
     from contenders import BlockMask, Libattn
-    from timing import Launches, Nvml
+    from timing import Launches, Nvml, take_rounds
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
     torch.zeros(1, device="cuda")
     paths = dict(one.split("=", 1) if "=" in one else ("libattn", one) for one in options.lib)
@@ -100,6 +87,11 @@ def measure(options):
               "torch": torch.__version__, "cell": cell.__dict__, "block": BLOCK, "rounds": options.rounds, "masks": []}
     at = torch.arange(cell.seqlen, device="cuda")
     own = {}  # name -> launches of the first library
+
+    def save():
+        if options.out:
+            pathlib.Path(options.out).write_text(json.dumps(result, indent=1) + "\n")
+
     for name, visible in masks(torch, cell.seqlen).items():
         if options.only and name not in options.only.split(","):
             continue
@@ -125,10 +117,9 @@ def measure(options):
         launches = {label: Launches(made, options.ms, options.settle) for label, made in calls.items()}
         if name in ("none", "full", "half empty"):
             own[name] = next(iter(launches.values()))
-        rounds, watches = take_rounds(launches, options.rounds, nvml)
+        rounds, row["clocks"] = take_rounds(launches, options.rounds, nvml)
         faulthandler.cancel_dump_traceback_later()
         row["rounds_us"] = rounds
-        row["clocks"] = {label: watch.means() for label, watch in watches.items()}
         row["tflops"] = {label: 4 * cell.heads * cell.dim * pairs / max(times) / 1e6 for label, times in rounds.items()}
         if options.flex:
             row["ratio_to_flex"] = {label: min(theirs / ours for ours, theirs in zip(rounds[label], rounds["flex"]))
@@ -138,18 +129,15 @@ def measure(options):
                                      for label in launches) +
               "".join(f" {label} / flex {ratio:.3f}" for label, ratio in row.get("ratio_to_flex", {}).items()) +
               f" {row['difference_to_flex']} {row['kernels']} {row.get('build_us', '')}", flush=True)
-        if options.out:
-            pathlib.Path(options.out).write_text(json.dumps(result, indent=1) + "\n")
+        save()
     if len(own) == 3:
-        rounds, watches = take_rounds(own, options.rounds, nvml)
+        rounds, clocks = take_rounds(own, options.rounds, nvml)
         none, full, half = (rounds[name] for name in ("none", "full", "half empty"))
-        result["own"] = {"rounds_us": rounds, "clocks": {name: watch.means() for name, watch in watches.items()},
-                         "none_to_full": [a / b for a, b in zip(none, full)],
+        result["own"] = {"rounds_us": rounds, "clocks": clocks, "none_to_full": [a / b for a, b in zip(none, full)],
                          "half_empty_to_full": [a / b for a, b in zip(half, full)]}
         print("none / full", *(f"{x:.3f}" for x in result["own"]["none_to_full"]), " half empty / full",
               *(f"{x:.3f}" for x in result["own"]["half_empty_to_full"]), flush=True)
-        if options.out:
-            pathlib.Path(options.out).write_text(json.dumps(result, indent=1) + "\n")
+        save()
     if not result["masks"]:
         sys.exit(f"--only {options.only}: no mask is called so")
 

@@ -129,7 +129,7 @@ def contenders(torch, cell, libraries, peers, plain, eight, row):
 
 def measure_cell(torch, cell, libraries, peers, options, nvml, published):
     from contenders import ANCHOR
-    from timing import Launches, Watch
+    from timing import Launches, take_rounds
     row = {**cell.__dict__, "name": cell.name, "kernels": {}, "missing": {}}
     # A short call is timed as a model's step would see it, its inputs just written.
     rotate = cell.group != "latency" and not options.warm
@@ -144,18 +144,10 @@ def measure_cell(torch, cell, libraries, peers, options, nvml, published):
     truth = None
 
     launches = {name: Launches(made, options.ms, options.settle) for name, made in calls.items()}
-    rounds = {name: [] for name in launches}
-    watches = {name: Watch(nvml) for name in launches}
-    names = list(launches)
-    for turn in range(options.rounds):
-        at = turn % len(names)  # so that each follows each
-        for name in names[at:] + names[:at]:
-            with watches[name]:
-                rounds[name].append(launches[name].microseconds())
+    rounds, row["clocks"] = take_rounds(launches, options.rounds, nvml)
     row["launches_per_graph"] = {name: one.count for name, one in launches.items()}
     row["rounds_us"] = rounds
     row["us"] = {name: statistics.median(times) for name, times in rounds.items()}
-    row["clocks"] = {name: watch.means() for name, watch in watches.items()}
     row["derived"], row["host_bound"] = [], []
     if ANCHOR in rounds:
         for name in derived_names(options.fp8):

@@ -46,6 +46,18 @@ class Launches:
         return self.start.elapsed_time(self.stop) * 1e3 / self.repeats / self.count
 
 
+def take_rounds(launches, count, nvml):
+    """label -> microseconds per round, and label -> clocks, of contenders that take turns."""
+    rounds, watches = {label: [] for label in launches}, {label: Watch(nvml) for label in launches}
+    labels = list(launches)
+    for turn in range(count):
+        at = turn % len(labels)  # so that each follows each
+        for label in labels[at:] + labels[:at]:
+            with watches[label]:
+                rounds[label].append(launches[label].microseconds())
+    return rounds, {label: watch.means() for label, watch in watches.items()}
+
+
 class FieldValue(c.Structure):
     """nvmlFieldValue_t with a value of 32 bits."""
     _fields_ = [("field", c.c_uint), ("scope", c.c_uint), ("timestamp", c.c_longlong), ("latency", c.c_longlong),

@@ -236,6 +236,14 @@ __device__ __forceinline__ void load_panels(unsigned to, const attn_tensor_map& 
     ptx::tma_load(to + panel * rows * 128, &map, address(&full), 64 * panel, row, head, batch);
 }
 
+template <int columns>
+__device__ __forceinline__ void prefetch_panels(const attn_tensor_map& map, int row, int head,
+                                                int batch) {
+#pragma unroll
+  for (int panel = 0; panel < panels(columns); ++panel)
+    ptx::tma_prefetch(&map, 64 * panel, row, head, batch);
+}
+
 // Asks for what the block needs first, in L2: by one thread, before it may read memory, so only where
 // no length lies there.
 template <Tile tile>
@@ -249,19 +257,12 @@ __device__ __forceinline__ void prefetch_first(const attn_sm90_forward_kernarg& 
   const int row = at.tile * rows, head = at.h / a.group;
   const int key = clamp(a.mask.keys(row, a.seqlen_q, segment.capacity).begin, 0, segment.capacity);
 #pragma unroll
-  for (int part = 0; part < tile.q_parts(); ++part) {
-#pragma unroll
-    for (int panel = 0; panel < panels(tile.head_dim); ++panel)
-      ptx::tma_prefetch(&a.q, 64 * panel, row + part * tile.q_part_rows(), at.h, at.b);
-  }
+  for (int part = 0; part < tile.q_parts(); ++part)
+    prefetch_panels<tile.head_dim>(a.q, row + part * tile.q_part_rows(), at.h, at.b);
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
-#pragma unroll
-    for (int panel = 0; panel < panels(tile.head_dim); ++panel)
-      ptx::tma_prefetch(&a.map[0].k, 64 * panel, key + n * tile.keys, head, at.b);
-#pragma unroll
-    for (int panel = 0; panel < panels(tile.head_dim_v); ++panel)
-      ptx::tma_prefetch(&a.map[0].v, 64 * panel, key + n * tile.keys, head, at.b);
+    prefetch_panels<tile.head_dim>(a.map[0].k, key + n * tile.keys, head, at.b);
+    prefetch_panels<tile.head_dim_v>(a.map[0].v, key + n * tile.keys, head, at.b);
   }
 }
 

@@ -155,6 +155,29 @@ std::string Arena::check_unchanged(const std::vector<void*>& outputs) const {
   return "";
 }
 
+attn_problem problem_of(const Case& c) {
+  attn_problem p{};
+  p.struct_size = sizeof p;
+  p.batch = c.batch;
+  p.heads_q = c.heads_q;
+  p.heads_kv = c.heads_kv;
+  p.head_dim = c.head_dim;
+  p.head_dim_v = c.head_dim_v;
+  p.seqlen_q = c.seqlen_q;
+  p.q_type = c.q_type;
+  p.out_type = c.out_type;
+  p.q_descale = c.q_descale;
+  p.scale = c.scale;
+  p.softcap = c.softcap;
+  p.flags = c.flags;
+  p.window_left = c.window_left;
+  p.window_right = c.window_right;
+  p.bias_type = c.bias_type;
+  p.fixed_split = c.fixed_split;
+  p.max_sms = c.max_sms;
+  return p;
+}
+
 Forward::Forward(Backend& backend, const Case& c, const Data& data, const char* kernel,
                  attn_dtype out_type, bool want_lse)
     : backend_(backend), case_(&c), kernel_(kernel), out_type_(out_type), arena_(backend.context) {
@@ -195,30 +218,15 @@ Forward::Forward(Backend& backend, const Case& c, const Data& data, const char* 
                                 : 0;
     segments.push_back(to);
   }
-  attn_problem p{};
-  p.struct_size = sizeof p;
-  p.batch = c.batch;
-  p.heads_q = c.heads_q;
-  p.heads_kv = c.heads_kv;
-  p.head_dim = c.head_dim;
-  p.head_dim_v = c.head_dim_v;
-  p.seqlen_q = c.seqlen_q;
+  attn_problem p = problem_of(c);
   p.total_q = packed ? total_q_ : 0;
   p.q_layout = packed ? ATTN_PACKED : ATTN_PADDED;
-  p.q_type = c.q_type;
   p.out_type = out_type;
-  p.q_descale = c.q_descale;
   p.q_stride = data.q_view.given;
   p.out_stride = out_view_.given;
   p.num_segments = int32_t(segments.size());
   p.segments = segments.data();
-  p.scale = c.scale;
-  p.softcap = c.softcap;
-  p.flags = c.flags;
   if (out_type == ATTN_F64) p.flags &= ~uint32_t(ATTN_OUT_SCALE);
-  p.window_left = c.window_left;
-  p.window_right = c.window_right;
-  p.bias_type = c.bias_type;
   std::copy_n(data.bias_stride, 4, p.bias_stride);
   if (c.has(ATTN_BLOCK_MASK)) {
     p.block_q = c.block_q;
@@ -227,8 +235,6 @@ Forward::Forward(Backend& backend, const Case& c, const Data& data, const char* 
     p.mask_heads = c.mask_per_head ? c.heads_q : 1;
     p.mask_partials = data.num_partials;
   }
-  p.fixed_split = c.fixed_split;
-  p.max_sms = c.max_sms;
   p.kernel = kernel;
 
   attn_plan* plan = nullptr;

@@ -67,6 +67,9 @@ struct Outputs {
   std::vector<unsigned char> bits;  // out as stored, row by row
 };
 
+// What of the case's problem does not depend on where tensors lie.
+attn_problem problem_of(const Case& c);
+
 // A case made ready on one kernel: plan, memory, arguments.
 class Forward {
  public:

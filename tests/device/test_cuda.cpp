@@ -553,17 +553,8 @@ class OneSegment {
     segment.k_type = segment.v_type = c.q_type;
     segment.seqlen = c.segments[0].capacity;
     segment.k_stride = segment.v_stride = kv_stride;
-    attn_problem p{};
-    p.struct_size = sizeof p;
-    p.batch = c.batch;
-    p.heads_q = c.heads_q;
-    p.heads_kv = c.heads_kv;
-    p.head_dim = c.head_dim;
-    p.seqlen_q = c.seqlen_q;
-    p.q_type = c.q_type;
-    p.out_type = c.out_type;
+    attn_problem p = problem_of(c);
     p.q_stride = p.out_stride = q_stride;
-    p.flags = c.flags;
     p.num_segments = 1;
     p.segments = &segment;
     p.kernel = kernel.name;
