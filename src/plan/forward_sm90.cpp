@@ -55,7 +55,7 @@ Together pairs_together(const Problem& p) {
   if (tile.head_dim > 128 && tiles > 64) return {pairs, 0};
   // An item for each block, and four of the last, or two where K and V of four are more than the
   // L2.
-  if (tiles > 8 || tile.head_dim != 128) {
+  if (tiles > 8 || tile.head_dim <= 64 || tile.head_dim > 128) {
     const int64_t each = std::clamp<int64_t>(blocks / tiles, 1, pairs);
     const int64_t last =
         std::min(pairs, (tile.head_dim > 128 && tiles <= 16 ? 2 : 4) * blocks / tiles);
