@@ -164,7 +164,10 @@ def flex(cell, q, k, v):
 
 
 def fa3(cell, q, k, v):
-    from flash_attn_interface import flash_attn_func
+    try:
+        from flash_attn_interface import flash_attn_func
+    except ImportError:
+        from fa3_fwd_interface import flash_attn_func  # the package fa3-fwd: the same, forward and bf16 only
 
     def call():
         out = flash_attn_func(q, k, v, causal=cell.causal)
