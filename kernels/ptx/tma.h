@@ -21,6 +21,16 @@ __device__ __forceinline__ void tma_prefetch(const void* map, int x, int y, int 
                "r"(x), "r"(y), "r"(z), "r"(w)
                : "memory");
 }
+// The same to the same place of each block of the cluster that has a bit in `blocks`; the barrier
+// in each of them receives the bytes.
+__device__ __forceinline__ void tma_load_to_all(unsigned shared, const void* map, unsigned barrier,
+                                                int x, int y, int z, int w, unsigned short blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(shared),
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w), "h"(blocks)
+      : "memory");
+}
 // Orders this thread's accesses to shared memory before later ones by wgmma and the copy engine.
 __device__ __forceinline__ void fence_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

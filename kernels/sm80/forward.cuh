@@ -544,7 +544,7 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
       float sum = state.sum[m][half];
       sum += __shfl_xor_sync(0xffffffff, sum, 1);
       sum += __shfl_xor_sync(0xffffffff, sum, 2);
-      const float lse = end_softmax(state.reference[m][half], sum, sink, factor[half]);
+      const float lse = end_softmax(state.reference[m][half], sum, 0, sink, factor[half]);
       const int row = row_at(m, half);
       const bool valid = row < block.seqlen_q;
       if (a.lse && valid && lane % 4 == 0) {

@@ -11,6 +11,7 @@
 #include "../common/softmax.cuh"
 #include "../common/store.cuh"
 #include "../common/tanh.cuh"
+#include "../ptx/cluster.h"
 #include "../ptx/cp_async.h"
 #include "../ptx/ex2.h"
 #include "../ptx/grid.h"
@@ -59,10 +60,11 @@ using Kernarg = typename KernargOf<with>::type;
 // A work item as the warpgroup that loads describes it to the others.
 struct Item {
   int b, h;  // b < 0: there are no more
+  int head_kv;
   int row;   // first query
   int seqlen_q, seqlen_kv;
   int q_begin;       // packed q: row of the sequence's query 0
-  int low, high;     // keys that some of its queries see
+  int low, high;     // keys that some of its queries see; in a cluster, of the queries of all blocks
   int used;          // keys from here on are not seen by any query of the sequence
   int lower, upper;  // query i sees keys from i + lower up to i + upper
   struct Segment {
@@ -98,6 +100,8 @@ struct Control {
   Barrier said[tile_slots];
   Barrier listed;                 // with a block mask: the items are listed, see item_order.cuh
   Barrier described[tile_slots];  // with a block mask: the tile is written
+  // In a cluster: the other block has the place free too.
+  Barrier k_there[max_stages], v_there[max_stages];
 };
 static_assert(sizeof(Control) <= control_bytes);
 
@@ -135,6 +139,17 @@ __device__ __forceinline__ unsigned next_item(const attn_sm90_forward_kernarg& a
   return gridDim.x + before;
 }
 
+template <Tile tile>
+__device__ __forceinline__ int block_of_cluster() {
+  return tile.blocks > 1 ? blockIdx.x % tile.blocks : 0;
+}
+// In a cluster an address in shared memory has its block's number above these bits. The descriptors
+// of wgmma have not; all else needs it.
+template <Tile tile>
+__device__ __forceinline__ unsigned within_block(unsigned shared) {
+  return tile.blocks > 1 ? shared & 0x3ffff : shared;
+}
+
 // Flags of a tile of an item, which `next` follows.
 template <Tile tile>
 __device__ __forceinline__ unsigned tile_flags(const Item& item, const Keys& at, const Keys& next) {
@@ -151,14 +166,14 @@ __device__ __forceinline__ unsigned tile_flags(const Item& item, const Keys& at,
   return flags;
 }
 
-// By all lanes of one warp.
+// By all lanes of one warp. index: of the cluster's item, of which each block has a part.
 template <Tile tile>
 __device__ __forceinline__ void describe(const attn_sm90_forward_kernarg& a, unsigned index,
                                          Item& item) {
-  constexpr int rows = tile.rows();
+  constexpr int rows = tile.rows(), all_rows = rows * tile.blocks;
   const int lane = threadIdx.x % 32;
-  const QueryTile at =
-      query_tile(index, a.batch, a.heads_q, (a.seqlen_q + rows - 1) / rows, a.chunk, a.tail);
+  const QueryTile at = query_tile(index, a.batch, a.heads_q,
+                                  (a.seqlen_q + all_rows - 1) / all_rows, a.chunk, a.tail);
   const Span queries = a.cu_seqlens_q ? packed_span(a.cu_seqlens_q, at.b, a.total_q, a.seqlen_q)
                                       : Span{0, a.seqlen_q};
   int length = 0;
@@ -173,10 +188,10 @@ __device__ __forceinline__ void describe(const attn_sm90_forward_kernarg& a, uns
   const int lower = clamp(band.lower, -unbounded, unbounded);
   const int upper = clamp(band.upper, -unbounded, unbounded);
   // Lane g finds what warpgroup g sees, the next one what the item sees, the next the sequence.
-  const int item_row = at.tile * rows;
-  const int row = lane < tile.groups ? item_row + 64 * lane : lane == tile.groups ? item_row : 0;
+  const int all_row = at.tile * all_rows, item_row = all_row + rows * block_of_cluster<tile>();
+  const int row = lane < tile.groups ? item_row + 64 * lane : lane == tile.groups ? all_row : 0;
   const int behind = min(lane < tile.groups    ? row + 64
-                         : lane == tile.groups ? item_row + rows
+                         : lane == tile.groups ? all_row + all_rows
                                                : queries.length,
                          queries.length);
   int4 see = make_int4(0, 0, 0, 0);
@@ -192,6 +207,7 @@ __device__ __forceinline__ void describe(const attn_sm90_forward_kernarg& a, uns
   if (lane == 0) {
     item.b = at.b;
     item.h = at.h;
+    item.head_kv = at.h / a.group;
     item.row = item_row;
     item.q_begin = int(queries.begin);
     item.seqlen_q = queries.length;
@@ -252,17 +268,34 @@ __device__ __forceinline__ void prefetch_first(const attn_sm90_forward_kernarg& 
   if (a.cu_seqlens_q || segment.cu_seqlens || segment.seqlens) return;
   if (a.num_segments != 1 || segment.capacity == 0) return;
   constexpr int rows = tile.rows();
-  const QueryTile at = query_tile(blockIdx.x, a.batch, a.heads_q, (a.seqlen_q + rows - 1) / rows,
-                                  a.chunk, a.tail);
-  const int row = at.tile * rows, head = at.h / a.group;
+  const QueryTile at =
+      query_tile(blockIdx.x / tile.blocks, a.batch, a.heads_q,
+                 (a.seqlen_q + rows * tile.blocks - 1) / (rows * tile.blocks), a.chunk, a.tail);
+  const int row = (at.tile * tile.blocks + block_of_cluster<tile>()) * rows, head = at.h / a.group;
   const int key = clamp(a.mask.keys(row, a.seqlen_q, segment.capacity).begin, 0, segment.capacity);
 #pragma unroll
   for (int part = 0; part < tile.q_parts(); ++part)
     prefetch_panels<tile.head_dim>(a.q, row + part * tile.q_part_rows(), at.h, at.b);
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
-    prefetch_panels<tile.head_dim>(a.map[0].k, key + n * tile.keys, head, at.b);
-    prefetch_panels<tile.head_dim_v>(a.map[0].v, key + n * tile.keys, head, at.b);
+    prefetch_panels<tile.head_dim>(a.map[0].k, key + n * (tile.keys / tile.blocks), head, at.b);
+    prefetch_panels<tile.head_dim_v>(a.map[0].v, key + n * (tile.keys / tile.blocks), head, at.b);
+  }
+}
+
+// The part of a tile that each block of a cluster loads for all.
+template <int columns, Tile tile>
+__device__ __forceinline__ void load_tile(unsigned to, const attn_tensor_map& map, Barrier& full,
+                                          int row, int head, int batch) {
+  if constexpr (tile.blocks == 1) {
+    load_panels<columns>(to, map, full, tile.keys, row, head, batch);
+  } else {
+    static_assert(tile.keys % (8 * tile.blocks) == 0);
+    const int part = tile.keys / tile.blocks, first = part * block_of_cluster<tile>();
+#pragma unroll
+    for (int panel = 0; panel < panels(columns); ++panel)
+      ptx::tma_load_to_all(to + panel * tile.keys * 128 + first * 128, &map, address(&full),
+                           64 * panel, row + first, head, batch, (1 << tile.blocks) - 1);
   }
 }
 
@@ -275,7 +308,7 @@ __device__ __forceinline__ void load_items(const Kernarg<with>& a, Control& cont
   // Nobody reads the item that was in its place any more.
   static_assert(item_slots >= tile.q_stages + 3);
   const bool leads = threadIdx.x % 32 == 0;
-  unsigned index = blockIdx.x;
+  unsigned index = blockIdx.x / tile.blocks;
   ItemOrder order;
   bool ordered = false;
   const auto take = [&] {
@@ -290,7 +323,10 @@ __device__ __forceinline__ void load_items(const Kernarg<with>& a, Control& cont
         return;
       }
     }
-    index = __shfl_sync(0xffffffff, leads ? next_item(a) : 0, 0);
+    if (tile.blocks > 1)
+      index += gridDim.x / tile.blocks;
+    else
+      index = __shfl_sync(0xffffffff, leads ? next_item(a) : 0, 0);
   };
   for (unsigned taken = 0, count = 0;; ++taken) {
     Item& item = control.item[count % item_slots];
@@ -337,14 +373,14 @@ __device__ __forceinline__ void load_items(const Kernarg<with>& a, Control& cont
 // next tile to be found.
 template <Tile tile>
 struct Loader {
-  using K = Ring<tile.k_stages>;
-  using V = Ring<tile.v_stages>;
   static constexpr unsigned behind = tile.k_stages - tile.v_stages + 1;
 
   const attn_sm90_forward_kernarg& a;
   Control& control;
   const unsigned shared;
-  unsigned count = 0, values = 0;  // tiles whose K and whose V are under way
+  unsigned count = 0, values = 0;       // tiles whose K and whose V are under way
+  RingAt<tile.k_stages> next_k{0, 0};  // where the next ones lie
+  RingAt<tile.v_stages> next_v{0, 0};
 
   // The next tile. Without `any` it is only said to be there.
   __device__ __forceinline__ void load(const Item& item, int segment_index, KeyTile at,
@@ -352,31 +388,38 @@ struct Loader {
     const Item::Segment segment = item.segment[segment_index];
     at.row = at.first + segment.row;
     at.segment = any ? segment_index : nowhere;
-    at.head = item.h / a.group;
+    at.head = item.head_kv;
     at.batch = segment.batch;
-    const int k = K::stage(count);
+    const int k = next_k.stage;
     describe(at);
     Barrier& full = control.k_full[k];
     ptx::mbarrier_arrive_expect(address(&full), any ? tile.k_bytes() : 0);
     if (any)
-      load_panels<tile.head_dim>(shared + tile.k_offset() + k * tile.k_bytes(),
-                                 a.map[segment_index].k, full, tile.keys, at.row, at.head,
-                                 at.batch);
+      load_tile<tile.head_dim, tile>(shared + tile.k_offset() + k * tile.k_bytes(),
+                                     a.map[segment_index].k, full, at.row, at.head, at.batch);
     if (!tile.finds && values + behind < count) load_values();
   }
   // Says what the next tile is, when there is a place for its keys.
   __device__ __forceinline__ void describe(const KeyTile& at) {
     const unsigned n = count++;
-    ptx::mbarrier_wait(address(&control.k_empty[K::stage(n)]), K::parity(n) ^ 1);
+    ptx::mbarrier_wait(address(&control.k_empty[next_k.stage]), next_k.parity ^ 1);
+    if (tile.blocks > 1) meet(control.k_there[next_k.stage], next_k.parity);
+    next_k.advance();
     control.tile[n % tile_slots] = at;
     if (tile.finds) ptx::mbarrier_arrive(address(&control.described[n % tile_slots]));
   }
-  // Until the item is described. What is left of V does not wait for it.
+  // Until the item is described. What is left of V does not wait for it, unless another block loads
+  // half of it, whose thread may see the item sooner: both load in the same order.
   __device__ __forceinline__ void wait_item(unsigned index) {
     const unsigned full = address(&control.item_full[index % item_slots]);
     const unsigned parity = index / item_slots & 1;
-    if (!ptx::mbarrier_test(full, parity)) finish();
+    if (tile.blocks == 1 && !ptx::mbarrier_test(full, parity)) finish();
     ptx::mbarrier_wait(full, parity);
+  }
+  // Until a place is free in both blocks of the cluster, each of which fills half of it in both.
+  __device__ __forceinline__ static void meet(Barrier& there, unsigned parity) {
+    ptx::mbarrier_arrive_at(address(&there), block_of_cluster<tile>() ^ 1);
+    ptx::mbarrier_wait(address(&there), parity);
   }
   __device__ __forceinline__ void finish() {
 #pragma unroll 1
@@ -389,13 +432,15 @@ struct Loader {
       ptx::mbarrier_wait(address(&control.described[n % tile_slots]), n / tile_slots & 1);
     const KeyTile at = control.tile[n % tile_slots];
     if (tile.finds && at.segment == no_more_tiles) return false;
-    const int v = V::stage(n);
-    ptx::mbarrier_wait(address(&control.v_empty[v]), V::parity(n) ^ 1);
+    const int v = next_v.stage;
+    ptx::mbarrier_wait(address(&control.v_empty[v]), next_v.parity ^ 1);
+    if (tile.blocks > 1) meet(control.v_there[v], next_v.parity);
+    next_v.advance();
     Barrier& full = control.v_full[v];
     ptx::mbarrier_arrive_expect(address(&full), at.segment >= 0 ? tile.v_bytes() : 0);
     if (at.segment >= 0)
-      load_panels<tile.head_dim_v>(shared + tile.v_offset() + v * tile.v_bytes(),
-                                   a.map[at.segment].v, full, tile.keys, at.row, at.head, at.batch);
+      load_tile<tile.head_dim_v, tile>(shared + tile.v_offset() + v * tile.v_bytes(),
+                                       a.map[at.segment].v, full, at.row, at.head, at.batch);
     return true;
   }
 };
@@ -471,8 +516,9 @@ __device__ __forceinline__ void load_live_keys(const attn_sm90_mask_kernarg& a, 
 
 // Of one row of the lane's two, in the log2 domain.
 struct RowState {
-  float reference;  // weights are 2^(score - reference); -inf: the row has seen nothing
+  float reference;  // weights are 2^(score - reference); `lowest`: the row has seen nothing
   float sum;        // of the weights in the lane's columns
+  float rounding;   // what the products have beyond that, see start_weights
 };
 
 template <class T, Tile tile, unsigned with>
@@ -489,8 +535,8 @@ struct Consumer {
 
   const Kernarg<with>& a;
   Control& control;
-  const unsigned shared;
-  const int group;  // which of the warpgroups that compute
+  const unsigned shared;  // within_block
+  const int group;        // which of the warpgroups that compute
   const int warp, lane;
 
   using Scores = float[keys / 2];  // as wgmma leaves them, then weights
@@ -573,7 +619,7 @@ struct Consumer {
   // all keys do not wait for the others, which find that there is nothing to do.
   __device__ __forceinline__ void clear_unused(unsigned n) {
     const auto meet = [] { ptx::barrier_wait(1 + tile.groups, 128 * tile.groups); };
-    const unsigned v = v_at(n);
+    const unsigned v = v_at(n) - within_block<tile>(shared) + address(&control);
     const int used = masked || biased ? 0 : key_tile(n).used;
     const unsigned* seen = control.blocks[n % tile_slots].seen;
     if (masked || biased) {
@@ -600,7 +646,8 @@ struct Consumer {
     meet();
   }
 
-  __device__ __forceinline__ void start_softmax() { row_state[0] = row_state[1] = {-infinity(), 0}; }
+  static constexpr float lowest = -3.402823466e38f;
+  __device__ __forceinline__ void start_softmax() { row_state[0] = row_state[1] = {lowest, 0, 0}; }
 
   // Row of the lane in the sequence.
   __device__ __forceinline__ int row(const Item& item, int half) const {
@@ -855,9 +902,9 @@ struct Consumer {
       most = max(most, __shfl_xor_sync(0xffffffff, most, 2));
       largest[half] = __int_as_float(most);
     }
-    const bool wrong = ((largest[0] < 0) & (row_state[0].reference < 0)) |
-                       ((largest[1] < 0) & (row_state[1].reference < 0));
-    if (__any_sync(0xffffffff, wrong)) [[unlikely]] {
+    const int negative = (__float_as_int(largest[0]) & __float_as_int(row_state[0].reference)) |
+                         (__float_as_int(largest[1]) & __float_as_int(row_state[1].reference));
+    if (__any_sync(0xffffffff, negative < 0)) [[unlikely]] {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float most = -infinity();
@@ -870,10 +917,19 @@ struct Consumer {
     }
   }
 
+  // A reference stays where it is until a score exceeds it by more than this: weights are up to
+  // 2^slack then, and o is rarely multiplied, which would keep the tensor cores waiting
+  // (docs/hopper.md). split_invariant: it is an integer and moves at once, so that sums taken
+  // against different references differ by an exact power of two.
+  __device__ __forceinline__ float slack() const { return sums_rounded() ? 0 : 8; }
+  // split_invariant: the sums have all weights as they are rounded for the products.
+  __device__ __forceinline__ bool sums_rounded() const { return may_split && a.split_invariant; }
+
   // Weights are 2^s of the s that this leaves; what earlier weights must be multiplied with is left
   // in `shrink`, and the sums of the lane's earlier weights so multiplied in `sum`. True: `shrink`
-  // is not 1 for some row of the warp. split_invariant: the reference is an integer, so that sums
-  // taken against different references differ by an exact power of two.
+  // is not 1 for some row of the warp. The products have weights as they are rounded. Of a row that
+  // one key dominates the error would be that key's, so that of each tile's largest weight is added
+  // up; the row's four lanes share it.
   __device__ __forceinline__ bool start_weights(Scores& s, float (&shrink)[2], float (&sum)[4]) {
     const float unit = score ? 1 : a.unit;
     float largest[2];
@@ -882,10 +938,9 @@ struct Consumer {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float most = largest[half] * unit, old = row_state[half].reference;
-      const float next = fmaxf(old, may_split && a.split_invariant ? ceilf(most) : most);
-      const float used = next == -infinity() ? 0 : next;
+      const float next = most > old + slack() ? (sums_rounded() ? ceilf(most) : most) : old;
       moved = moved || next != old;
-      shrink[half] = ptx::ex2(old - used);
+      shrink[half] = ptx::ex2(old - next);
       row_state[half].reference = next;
       sum[2 * half] = row_state[half].sum * shrink[half];
       sum[2 * half + 1] = 0;
@@ -894,15 +949,17 @@ struct Consumer {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           float& x = s[4 * n + 2 * half + i];
-          x = fmaf(x, unit, -used);
+          x = fmaf(x, unit, -next);
         }
       }
+      if (!sums_rounded()) {
+        const float weight = ptx::ex2(fmaf(largest[half], unit, -next));
+        const float error = T::unpack(T::pack(weight, weight) & 0xffff) - weight;
+        row_state[half].rounding = fmaf(row_state[half].rounding, shrink[half], error * 0.25f);
+      }
     }
-    return !rescale_always && __any_sync(0xffffffff, moved);
+    return __any_sync(0xffffffff, moved);
   }
-  // Multiplying o with 1 costs less than finding out that it need not be, while the unit for
-  // exponentials, which takes one in eight clocks, is busy anyway. The widest o takes longer.
-  static constexpr bool rescale_always = tile.head_dim_v <= 128;
   __device__ __forceinline__ void rescale(const float (&shrink)[2]) {
 #pragma unroll
     for (int n = 0; n < tile.head_dim_v / 2; ++n) o[n] *= shrink[n / 2 % 2];
@@ -915,8 +972,7 @@ struct Consumer {
   }
   __device__ __forceinline__ void finish_weights(Scores& s, const float (&shrink)[2],
                                                  float (&sum)[4]) {
-    if (rescale_always) rescale(shrink);
-    const bool rounded = may_split && a.split_invariant;  // the sums have the weights as rounded
+    const bool rounded = sums_rounded();
 #pragma unroll
     for (int i = 0; i < keys / 2; ++i) {
       if (i >= first_weights) s[i] = ptx::ex2(s[i]);
@@ -956,7 +1012,7 @@ struct Consumer {
     load_bias(item, n);
     prepare(s, item, n, flags, visible);
     const bool moved = start_weights(s, shrink, sum);
-    if (!rescale_always && moved) rescale(shrink);
+    if (moved) rescale(shrink);
     find_first_weights(s);
     finish_weights(s, shrink, sum);
   }
@@ -967,10 +1023,13 @@ struct Consumer {
     const float sink = a.sinks ? a.sinks[item.h] * log2_e : -infinity();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float sum = row_state[half].sum;
-      sum += __shfl_xor_sync(0xffffffff, sum, 1);
-      sum += __shfl_xor_sync(0xffffffff, sum, 2);
-      const float lse = end_softmax(row_state[half].reference, sum, sink, factor[half]);
+      float sum = row_state[half].sum, rounding = row_state[half].rounding;
+#pragma unroll
+      for (int lanes = 1; lanes <= 2; lanes *= 2) {
+        sum += __shfl_xor_sync(0xffffffff, sum, lanes);
+        rounding += __shfl_xor_sync(0xffffffff, rounding, lanes);
+      }
+      const float lse = end_softmax(row_state[half].reference, sum, rounding, sink, factor[half]);
       const int row = this->row(item, half);
       const bool valid = row < item.seqlen_q;
       if (a.lse && valid && lane % 4 == 0) {
@@ -1042,7 +1101,7 @@ struct Consumer {
       // What is known of the tile behind the next one when the next one's scores have been started.
       unsigned after;
       const auto look_ahead = [&] {
-        after = key_tile(n + 1).next_tile >> 4 * group;
+        after = ptx::uniform(key_tile(n + 1).next_tile >> 4 * group);
         k.advance();
         v.advance();
         q_next = ptx::uniform(q_at(count + ends + (next & last_tile ? 1 : 0)));
@@ -1059,9 +1118,10 @@ struct Consumer {
         ptx::pin(o);
         ptx::wgmma_fence();
         start_scores(s, q_next, k_next);
-        start_sums(v_here, add);
+        const unsigned v_now = v_here;
+        look_ahead();  // while the scores are computed: a warp waits in front of a product
+        start_sums(v_now, add);
         pass_turn();
-        look_ahead();
         Visible visible;
         load_bias(item(count + ends), n + 1);
         if constexpr (masked && early)
@@ -1086,7 +1146,7 @@ struct Consumer {
         } else {
           ptx::wgmma_wait<0>();
           ptx::pin(o);
-          if (!rescale_always && moved) rescale(shrink);
+          if (moved) rescale(shrink);
         }
         release(control.v_empty[v_stage]);
         ready = ptx::mbarrier_test(address(&control.v_full[v.stage]), v.parity) &
@@ -1119,7 +1179,7 @@ struct Consumer {
       }
       count += ends;
       here = next;
-      next = ptx::uniform(after);
+      next = after;
     }
     wait_turn();
     if (here & sees_some) add_sums(v_here, add);
@@ -1146,6 +1206,9 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
       for (Barrier& full : control.q_full[i]) ptx::mbarrier_init(address(&full), 1);
       for (Barrier& empty : control.q_empty[i])
         ptx::mbarrier_init(address(&empty), warps / tile.q_parts());
+      if (tile.blocks > 1)
+        for (Barrier* there : {&control.k_there[i], &control.v_there[i]})
+          ptx::mbarrier_init(address(there), 1);
     }
     if constexpr (with == with_bias || with & with_mask)
       for (Barrier& said : control.said) ptx::mbarrier_init(address(&said), warps);
@@ -1155,7 +1218,10 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
     }
     ptx::mbarrier_init_fence();
   }
-  __syncthreads();
+  if constexpr (tile.blocks > 1)
+    ptx::cluster_meet();
+  else
+    __syncthreads();
   ptx::grid_let_next_start();
   if (with == plain && threadIdx.x == 32) prefetch_first<tile>(a);
   ptx::grid_wait();  // before any access to memory
@@ -1179,16 +1245,18 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
   } else {
     if constexpr (tile.groups > 1) ptx::registers_grow<tile.compute_registers()>();
     Consumer<T, tile, with> consumer{
-        a, control, shared, warp / 4 - 1, warp % 4, int(threadIdx.x % 32)};
+        a,        control,  within_block<tile>(shared), warp / 4 - 1,
+        warp % 4, int(threadIdx.x % 32)};
     consumer.run();
   }
 }
 
 }  // namespace attn::sm90
 
-// The kernel NAME, which is the name of its file. WITH: plain, with_score, with_mask or with_bias.
-#define ATTN_SM90_FORWARD(NAME, T, TILE, WITH)                                   \
-  extern "C" __global__ void __launch_bounds__(attn::sm90::TILE.threads(), 1)    \
-      NAME(const __grid_constant__ attn::sm90::Kernarg<attn::sm90::WITH> a) {    \
-    attn::sm90::forward<attn::device::T, attn::sm90::TILE, attn::sm90::WITH>(a); \
+// The kernel NAME, which is the name of its file. WITH: plain, with_score, with_mask or with_bias;
+// behind it __cluster_dims__ where the tile has several blocks.
+#define ATTN_SM90_FORWARD(NAME, T, TILE, WITH, ...)                                         \
+  extern "C" __global__ void __launch_bounds__(attn::sm90::TILE.threads(), 1) __VA_ARGS__   \
+      NAME(const __grid_constant__ attn::sm90::Kernarg<attn::sm90::WITH> a) {               \
+    attn::sm90::forward<attn::device::T, attn::sm90::TILE, attn::sm90::WITH>(a);            \
   }

@@ -22,6 +22,7 @@ struct Tile {
   int q_stages, k_stages, v_stages;  // tiles in shared memory
   bool finds = false;                // the warpgroup that loads finds what a block mask leaves, which takes registers
   bool adds = false;                 // the bias of a tile lies in shared memory too
+  int blocks = 1;                    // of a cluster: neighbours in the sequence that share K and V
 
   ATTN_HOST_DEVICE constexpr int rows() const { return 64 * groups; }
   ATTN_HOST_DEVICE constexpr int threads() const { return 128 * (groups + 1); }
@@ -52,6 +53,9 @@ constexpr Tile tile_d128_long{128, 128, 2, 176, 1, 2, 2};  // for long sequences
 constexpr Tile tile_d192_dv128{192, 128, 2, 128, 1, 2, 2};
 constexpr Tile tile_d192{192, 192, 2, 112, 1, 2, 2};
 constexpr Tile tile_d256{256, 256, 2, 80, 1, 2, 2};
+// Two blocks each load half of a K/V tile for both, for long sequences without a causal mask.
+constexpr Tile tile_d128_pair{128, 128, 2, 176, 1, 2, 2, false, false, 2};
+constexpr Tile tile_d256_pair{256, 256, 2, 80, 1, 2, 2, false, false, 2};
 // For block masks: keys are cut as without, so that a mask that is all FULL gives the same bits.
 constexpr Tile tile_d64_mask{64, 64, 2, 128, 2, 3, 3, true};
 constexpr Tile tile_d128_mask{128, 128, 2, 128, 2, 3, 2, true};

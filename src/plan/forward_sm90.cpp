@@ -27,9 +27,14 @@ int64_t ceil_div(int64_t a, int64_t b) {
 bool causal(const Problem& p) {
   return p.has(ATTN_CAUSAL) || p.has(ATTN_CAUSAL_TOP_LEFT);
 }
+// Of a (batch, head) pair.
+template <sm90::Tile tile>
+int64_t query_tiles(const Problem& p) {
+  return ceil_div(p.seqlen_q, tile.rows() * tile.blocks);
+}
 template <sm90::Tile tile>
 int64_t items(const Problem& p) {
-  return p.batch * p.heads_q * ceil_div(p.seqlen_q, tile.rows());
+  return p.batch * p.heads_q * query_tiles<tile>(p);
 }
 
 // The copy engine takes no stride of 0 between entries, nor one of 2^40 bytes.
@@ -49,7 +54,7 @@ struct Together {
 };
 template <sm90::Tile tile>
 Together pairs_together(const Problem& p) {
-  const int64_t pairs = p.batch * p.heads_q, tiles = ceil_div(p.seqlen_q, tile.rows());
+  const int64_t pairs = p.batch * p.heads_q, tiles = query_tiles<tile>(p);
   const int64_t blocks = p.max_sms > 0 ? p.max_sms : multiprocessors;
   if (pairs == 0 || tiles == 0 || !causal(p)) return {1, 0};
   if (tile.head_dim > 128 && tiles > 64) return {pairs, 0};
@@ -100,12 +105,15 @@ Status shape(const Problem& p, const DeviceInfo& device, Launch* launch, size_t*
   }
   const int64_t blocks =
       p.max_sms > 0 ? std::min<int64_t>(p.max_sms, device.multiprocessors) : device.multiprocessors;
-  launch->grid[0] = uint32_t(std::min(count, blocks));
+  if (blocks < tile.blocks)
+    return unsupported("it runs on ", tile.blocks, " multiprocessors or more; max_sms is ",
+                       p.max_sms);
+  launch->grid[0] = uint32_t(std::min(count, blocks / tile.blocks) * tile.blocks);
   launch->block[0] = tile.threads();
   launch->shared_bytes = shared;
   launch->starts_early = true;
   *workspace = 0;
-  if (count > blocks) {
+  if (tile.blocks == 1 && count > blocks) {
     const size_t sorted = std::min<int64_t>(count - blocks, attn_sm90_order_max_items);
     *workspace =
         p.has(ATTN_BLOCK_MASK)
@@ -193,10 +201,10 @@ int maps(const Problem& p, const Args& args, TensorMap (&to)[max_tensor_maps]) {
     const attn_segment& s = p.segment[i];
     const bool packed = s.layout == ATTN_PACKED;
     const int64_t rows = packed ? s.total : s.seqlen, batch = packed ? 1 : p.batch;
-    to[count++] =
-        tensor_map(args.segment[i].k, p.head_dim, rows, p.heads_kv, batch, s.k_stride, tile.keys);
-    to[count++] =
-        tensor_map(args.segment[i].v, p.head_dim_v, rows, p.heads_kv, batch, s.v_stride, tile.keys);
+    to[count++] = tensor_map(args.segment[i].k, p.head_dim, rows, p.heads_kv, batch, s.k_stride,
+                             tile.keys / tile.blocks);
+    to[count++] = tensor_map(args.segment[i].v, p.head_dim_v, rows, p.heads_kv, batch, s.v_stride,
+                             tile.keys / tile.blocks);
   }
   return count;
 }
@@ -242,8 +250,24 @@ std::string too_short(const Problem& p) {
   return join("for seqlen_kv ", p.seqlen_kv, ", below ", least, ", a later kernel is faster");
 }
 
+// Two blocks that share K and V take as long as the one that has more to do, and their items in a
+// fixed order; what sharing spares shows where nearly all is read from the L2 (docs/hopper.md).
+template <int64_t least>
+std::string shares_little(const Problem& p) {
+  if (causal(p) || p.window_left >= 0 || p.window_right >= 0)
+    return "for causal masks and windows a later kernel is faster";
+  if (p.q_layout == ATTN_PACKED || p.seqlen_q % 256 != 0)
+    return "for sequences that are not multiples of 256 queries a later kernel is faster";
+  if (p.seqlen_kv >= least) return "";
+  return join("for seqlen_kv ", p.seqlen_kv, ", below ", least, ", a later kernel is faster");
+}
+
 }  // namespace
 
+constinit const DeviceKernel fwd_sm90_d128_pair_kernel =
+    row<sm90::tile_d128_pair>(shares_little<8193>);
+constinit const DeviceKernel fwd_sm90_d256_pair_kernel =
+    row<sm90::tile_d256_pair>(shares_little<4096>);
 constinit const DeviceKernel fwd_sm90_d64_short_kernel = row<sm90::tile_d64_short>(too_many);
 constinit const DeviceKernel fwd_sm90_d64_kernel = row<sm90::tile_d64>();
 constinit const DeviceKernel fwd_sm90_d96_kernel = row<sm90::tile_d96>();
