@@ -167,7 +167,7 @@ def fa3(cell, q, k, v):
     try:
         from flash_attn_interface import flash_attn_func
     except ImportError:
-        from fa3_fwd_interface import flash_attn_func  # the package fa3-fwd: the same, forward and bf16 only
+        from fa3_fwd_interface import flash_attn_func  # the package fa3-fwd: the same, forward alone, without f16
 
     def call():
         out = flash_attn_func(q, k, v, causal=cell.causal)

@@ -51,7 +51,7 @@ def take_rounds(launches, count, nvml):
     rounds, watches = {label: [] for label in launches}, {label: Watch(nvml) for label in launches}
     labels = list(launches)
     for turn in range(count):
-        at = turn % len(labels)  # so that each follows each
+        at = turn % len(labels)  # another one comes first
         for label in labels[at:] + labels[:at]:
             with watches[label]:
                 rounds[label].append(launches[label].microseconds())

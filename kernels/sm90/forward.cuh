@@ -170,10 +170,9 @@ __device__ __forceinline__ unsigned tile_flags(const Item& item, const Keys& at,
 template <Tile tile>
 __device__ __forceinline__ void describe(const attn_sm90_forward_kernarg& a, unsigned index,
                                          Item& item) {
-  constexpr int rows = tile.rows(), all_rows = rows * tile.blocks;
+  constexpr int rows = tile.rows(), all_rows = tile.item_rows();
   const int lane = threadIdx.x % 32;
-  const QueryTile at = query_tile(index, a.batch, a.heads_q,
-                                  (a.seqlen_q + all_rows - 1) / all_rows, a.chunk, a.tail);
+  const QueryTile at = item_queries<tile>(a, index);
   const Span queries = a.cu_seqlens_q ? packed_span(a.cu_seqlens_q, at.b, a.total_q, a.seqlen_q)
                                       : Span{0, a.seqlen_q};
   int length = 0;
@@ -267,19 +266,17 @@ __device__ __forceinline__ void prefetch_first(const attn_sm90_forward_kernarg& 
   const auto& segment = a.segment[0];
   if (a.cu_seqlens_q || segment.cu_seqlens || segment.seqlens) return;
   if (a.num_segments != 1 || segment.capacity == 0) return;
-  constexpr int rows = tile.rows();
-  const QueryTile at =
-      query_tile(blockIdx.x / tile.blocks, a.batch, a.heads_q,
-                 (a.seqlen_q + rows * tile.blocks - 1) / (rows * tile.blocks), a.chunk, a.tail);
-  const int row = (at.tile * tile.blocks + block_of_cluster<tile>()) * rows, head = at.h / a.group;
+  const QueryTile at = item_queries<tile>(a, blockIdx.x / tile.blocks);
+  const int row = (at.tile * tile.blocks + block_of_cluster<tile>()) * tile.rows();
+  const int head = at.h / a.group;
   const int key = clamp(a.mask.keys(row, a.seqlen_q, segment.capacity).begin, 0, segment.capacity);
 #pragma unroll
   for (int part = 0; part < tile.q_parts(); ++part)
     prefetch_panels<tile.head_dim>(a.q, row + part * tile.q_part_rows(), at.h, at.b);
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
-    prefetch_panels<tile.head_dim>(a.map[0].k, key + n * (tile.keys / tile.blocks), head, at.b);
-    prefetch_panels<tile.head_dim_v>(a.map[0].v, key + n * (tile.keys / tile.blocks), head, at.b);
+    prefetch_panels<tile.head_dim>(a.map[0].k, key + n * tile.loaded_keys(), head, at.b);
+    prefetch_panels<tile.head_dim_v>(a.map[0].v, key + n * tile.loaded_keys(), head, at.b);
   }
 }
 
@@ -291,7 +288,7 @@ __device__ __forceinline__ void load_tile(unsigned to, const attn_tensor_map& ma
     load_panels<columns>(to, map, full, tile.keys, row, head, batch);
   } else {
     static_assert(tile.keys % (8 * tile.blocks) == 0);
-    const int part = tile.keys / tile.blocks, first = part * block_of_cluster<tile>();
+    const int first = tile.loaded_keys() * block_of_cluster<tile>();
 #pragma unroll
     for (int panel = 0; panel < panels(columns); ++panel)
       ptx::tma_load_to_all(to + panel * tile.keys * 128 + first * 128, &map, address(&full),
@@ -402,8 +399,7 @@ struct Loader {
   // Says what the next tile is, when there is a place for its keys.
   __device__ __forceinline__ void describe(const KeyTile& at) {
     const unsigned n = count++;
-    ptx::mbarrier_wait(address(&control.k_empty[next_k.stage]), next_k.parity ^ 1);
-    if (tile.blocks > 1) meet(control.k_there[next_k.stage], next_k.parity);
+    wait_free(control.k_empty[next_k.stage], control.k_there[next_k.stage], next_k.parity);
     next_k.advance();
     control.tile[n % tile_slots] = at;
     if (tile.finds) ptx::mbarrier_arrive(address(&control.described[n % tile_slots]));
@@ -416,10 +412,16 @@ struct Loader {
     if (tile.blocks == 1 && !ptx::mbarrier_test(full, parity)) finish();
     ptx::mbarrier_wait(full, parity);
   }
-  // Until a place is free in both blocks of the cluster, each of which fills half of it in both.
-  __device__ __forceinline__ static void meet(Barrier& there, unsigned parity) {
-    ptx::mbarrier_arrive_at(address(&there), block_of_cluster<tile>() ^ 1);
-    ptx::mbarrier_wait(address(&there), parity);
+  // Until a place is free for the phase of this parity; in a cluster in both blocks, each of which
+  // fills half of it in both.
+  __device__ __forceinline__ static void wait_free(Barrier& empty, Barrier& there,
+                                                   unsigned parity) {
+    ptx::mbarrier_wait(address(&empty), parity ^ 1);
+    if constexpr (tile.blocks > 1) {
+      static_assert(tile.blocks == 2);
+      ptx::mbarrier_arrive_at(address(&there), block_of_cluster<tile>() ^ 1);
+      ptx::mbarrier_wait(address(&there), parity);
+    }
   }
   __device__ __forceinline__ void finish() {
 #pragma unroll 1
@@ -433,8 +435,7 @@ struct Loader {
     const KeyTile at = control.tile[n % tile_slots];
     if (tile.finds && at.segment == no_more_tiles) return false;
     const int v = next_v.stage;
-    ptx::mbarrier_wait(address(&control.v_empty[v]), next_v.parity ^ 1);
-    if (tile.blocks > 1) meet(control.v_there[v], next_v.parity);
+    wait_free(control.v_empty[v], control.v_there[v], next_v.parity);
     next_v.advance();
     Barrier& full = control.v_full[v];
     ptx::mbarrier_arrive_expect(address(&full), at.segment >= 0 ? tile.v_bytes() : 0);
@@ -619,7 +620,7 @@ struct Consumer {
   // all keys do not wait for the others, which find that there is nothing to do.
   __device__ __forceinline__ void clear_unused(unsigned n) {
     const auto meet = [] { ptx::barrier_wait(1 + tile.groups, 128 * tile.groups); };
-    const unsigned v = v_at(n) - within_block<tile>(shared) + address(&control);
+    const unsigned v = v_at(n) - shared + address(&control);  // not within_block
     const int used = masked || biased ? 0 : key_tile(n).used;
     const unsigned* seen = control.blocks[n % tile_slots].seen;
     if (masked || biased) {
@@ -646,7 +647,7 @@ struct Consumer {
     meet();
   }
 
-  static constexpr float lowest = -3.402823466e38f;
+  static constexpr float lowest = -3.402823466e38f;  // not -inf: differences of it are no NaN
   __device__ __forceinline__ void start_softmax() { row_state[0] = row_state[1] = {lowest, 0, 0}; }
 
   // Row of the lane in the sequence.
@@ -927,9 +928,9 @@ struct Consumer {
 
   // Weights are 2^s of the s that this leaves; what earlier weights must be multiplied with is left
   // in `shrink`, and the sums of the lane's earlier weights so multiplied in `sum`. True: `shrink`
-  // is not 1 for some row of the warp. The products have weights as they are rounded. Of a row that
-  // one key dominates the error would be that key's, so that of each tile's largest weight is added
-  // up; the row's four lanes share it.
+  // is not 1 for some row of the warp. The products have the weights as they are rounded. What
+  // rounding adds to each tile's largest one is added up, for in a row that one key dominates it is
+  // the error; each of the row's four lanes takes its share.
   __device__ __forceinline__ bool start_weights(Scores& s, float (&shrink)[2], float (&sum)[4]) {
     const float unit = score ? 1 : a.unit;
     float largest[2];

@@ -17,6 +17,14 @@ using namespace device;
 
 static_assert(attn_sm90_order_classes == 32);  // one to a lane
 
+// The queries of work item `index`.
+template <Tile tile>
+__device__ __forceinline__ QueryTile item_queries(const attn_sm90_forward_kernarg& a,
+                                                  unsigned index) {
+  constexpr int rows = tile.item_rows();
+  return query_tile(index, a.batch, a.heads_q, (a.seqlen_q + rows - 1) / rows, a.chunk, a.tail);
+}
+
 __device__ __forceinline__ bool sorts_items(const attn_sm90_mask_kernarg& a) {
   return a.items > gridDim.x;
 }
@@ -41,8 +49,7 @@ __device__ __forceinline__ int live_columns(const attn_sm90_mask_kernarg& a, uns
   constexpr int rows = tile.rows();
   static_assert(rows <= 128);  // of the grid they meet two rows at most
   const attn_mask_arrays& mask = a.block_mask;
-  const QueryTile at =
-      query_tile(index, a.batch, a.heads_q, (a.seqlen_q + rows - 1) / rows, a.chunk, a.tail);
+  const QueryTile at = item_queries<tile>(a, index);
   int length = 0;
   for (int i = 0; i < a.num_segments; ++i) length += segment_span(a.segment[i], at.b).length;
   const int first = at.tile * rows, last = min(first + rows, a.seqlen_q) - 1;

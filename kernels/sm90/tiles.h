@@ -25,6 +25,10 @@ struct Tile {
   int blocks = 1;                    // of a cluster: neighbours in the sequence that share K and V
 
   ATTN_HOST_DEVICE constexpr int rows() const { return 64 * groups; }
+  // Of a work item, which all blocks of a cluster take together, and of a K/V tile what each of
+  // them loads.
+  ATTN_HOST_DEVICE constexpr int item_rows() const { return rows() * blocks; }
+  ATTN_HOST_DEVICE constexpr int loaded_keys() const { return keys / blocks; }
   ATTN_HOST_DEVICE constexpr int threads() const { return 128 * (groups + 1); }
   // What setmaxnreg leaves the warpgroup that loads and those that compute: together what they start
   // with. One that computes has enough from the start.

@@ -30,7 +30,7 @@ bool causal(const Problem& p) {
 // Of a (batch, head) pair.
 template <sm90::Tile tile>
 int64_t query_tiles(const Problem& p) {
-  return ceil_div(p.seqlen_q, tile.rows() * tile.blocks);
+  return ceil_div(p.seqlen_q, tile.item_rows());
 }
 template <sm90::Tile tile>
 int64_t items(const Problem& p) {
@@ -202,9 +202,9 @@ int maps(const Problem& p, const Args& args, TensorMap (&to)[max_tensor_maps]) {
     const bool packed = s.layout == ATTN_PACKED;
     const int64_t rows = packed ? s.total : s.seqlen, batch = packed ? 1 : p.batch;
     to[count++] = tensor_map(args.segment[i].k, p.head_dim, rows, p.heads_kv, batch, s.k_stride,
-                             tile.keys / tile.blocks);
+                             tile.loaded_keys());
     to[count++] = tensor_map(args.segment[i].v, p.head_dim_v, rows, p.heads_kv, batch, s.v_stride,
-                             tile.keys / tile.blocks);
+                             tile.loaded_keys());
   }
   return count;
 }
@@ -241,33 +241,35 @@ std::string too_many(const Problem& p) {
   return join("for ", count, " tiles of 64 queries, more than ", multiprocessors,
               ", a later kernel is faster");
 }
+std::string shorter_than(int64_t least, const Problem& p) {
+  if (p.seqlen_kv >= least) return "";
+  return join("for seqlen_kv ", p.seqlen_kv, ", below ", least, ", a later kernel is faster");
+}
 // Its larger tile costs more at the ends of sequences than it spares between them if they are short,
 // and spares nothing where all items are equally long (docs/hopper.md).
 std::string too_short(const Problem& p) {
-  constexpr int64_t least = 8192;
   if (!causal(p)) return "without a causal mask a later kernel is as fast";
-  if (p.seqlen_kv >= least) return "";
-  return join("for seqlen_kv ", p.seqlen_kv, ", below ", least, ", a later kernel is faster");
+  return shorter_than(8192, p);
 }
 
 // Two blocks that share K and V take as long as the one that has more to do, and their items in a
 // fixed order; what sharing spares shows where nearly all is read from the L2 (docs/hopper.md).
-template <int64_t least>
+template <sm90::Tile tile, int64_t least>
 std::string shares_little(const Problem& p) {
   if (causal(p) || p.window_left >= 0 || p.window_right >= 0)
     return "for causal masks and windows a later kernel is faster";
-  if (p.q_layout == ATTN_PACKED || p.seqlen_q % 256 != 0)
-    return "for sequences that are not multiples of 256 queries a later kernel is faster";
-  if (p.seqlen_kv >= least) return "";
-  return join("for seqlen_kv ", p.seqlen_kv, ", below ", least, ", a later kernel is faster");
+  if (p.q_layout == ATTN_PACKED || p.seqlen_q % tile.item_rows() != 0)
+    return join("for sequences that are not multiples of ", tile.item_rows(),
+                " queries a later kernel is faster");
+  return shorter_than(least, p);
 }
 
 }  // namespace
 
 constinit const DeviceKernel fwd_sm90_d128_pair_kernel =
-    row<sm90::tile_d128_pair>(shares_little<8193>);
+    row<sm90::tile_d128_pair>(shares_little<sm90::tile_d128_pair, 8193>);
 constinit const DeviceKernel fwd_sm90_d256_pair_kernel =
-    row<sm90::tile_d256_pair>(shares_little<4096>);
+    row<sm90::tile_d256_pair>(shares_little<sm90::tile_d256_pair, 4096>);
 constinit const DeviceKernel fwd_sm90_d64_short_kernel = row<sm90::tile_d64_short>(too_many);
 constinit const DeviceKernel fwd_sm90_d64_kernel = row<sm90::tile_d64>();
 constinit const DeviceKernel fwd_sm90_d96_kernel = row<sm90::tile_d96>();
