@@ -256,7 +256,7 @@ std::string too_short(const Problem& p) {
 // fixed order; what sharing spares shows where nearly all is read from the L2 (docs/hopper.md).
 template <sm90::Tile tile, int64_t least>
 std::string shares_little(const Problem& p) {
-  if (causal(p) || p.window_left >= 0 || p.window_right >= 0)
+  if (causal(p) || p.has(ATTN_WINDOW))
     return "for causal masks and windows a later kernel is faster";
   if (p.q_layout == ATTN_PACKED || p.seqlen_q % tile.item_rows() != 0)
     return join("for sequences that are not multiples of ", tile.item_rows(),

@@ -17,8 +17,8 @@ struct Planned {
   attn_sm90_mask_kernarg kernarg{};
 };
 
-Planned planned(const DeviceKernel& kernel, int64_t heads, int64_t seqlen, uint64_t flags,
-                int32_t max_sms = 0) {
+void make(int64_t heads, int64_t seqlen, uint64_t flags, int64_t head_dim, int32_t max_sms,
+          Problem* p) {
   attn_segment segment{};
   segment.struct_size = sizeof segment;
   segment.k_type = segment.v_type = ATTN_BF16;
@@ -26,14 +26,20 @@ Planned planned(const DeviceKernel& kernel, int64_t heads, int64_t seqlen, uint6
   attn_problem in{};
   in.struct_size = sizeof in;
   in.batch = 1, in.heads_q = in.heads_kv = heads;
-  in.head_dim = 128, in.seqlen_q = seqlen;
+  in.head_dim = head_dim, in.seqlen_q = seqlen;
   in.q_type = ATTN_BF16;
   in.num_segments = 1, in.segments = &segment;
   in.max_sms = max_sms;
   in.flags = flags;
   if (flags & ATTN_BLOCK_MASK) in.block_q = in.block_k = 128;
+  if (flags & ATTN_WINDOW) in.window_left = 1000, in.window_right = -1;
+  REQUIRE(make_problem(&in, p).ok());
+}
+
+Planned planned(const DeviceKernel& kernel, int64_t heads, int64_t seqlen, uint64_t flags,
+                int32_t max_sms = 0) {
   Problem p;
-  REQUIRE(make_problem(&in, &p).ok());
+  make(heads, seqlen, flags, 128, max_sms, &p);
   DeviceInfo device;
   device.multiprocessors = multiprocessors;
   device.shared_bytes_max = 227 << 10;
@@ -74,6 +80,28 @@ TEST_CASE("sm90 forward: who takes items as they come needs their number alone",
   // Each block has one item.
   CHECK(planned(fwd_sm90_d128_mask_kernel, 1, 132 * 128, ATTN_BLOCK_MASK).workspace == 0);
   CHECK(planned(fwd_sm90_d128_kernel, 1, 132 * 128, 0).workspace == 0);
+}
+
+// docs/hopper.md has what was measured.
+TEST_CASE("sm90 forward: which problems the tiles of 176 keys and clusters get", "[plan]") {
+  const auto takes = [](const DeviceKernel& kernel, int64_t seqlen, uint64_t flags = 0,
+                        int64_t head_dim = 128) {
+    Problem p;
+    make(16, seqlen, flags, head_dim, 0, &p);
+    return kernel.passed_over(p).empty();
+  };
+  CHECK(takes(fwd_sm90_d128_pair_kernel, 16384));
+  CHECK(!takes(fwd_sm90_d128_pair_kernel, 8192));
+  CHECK(!takes(fwd_sm90_d128_pair_kernel, 16384 + 128));
+  CHECK(!takes(fwd_sm90_d128_pair_kernel, 16384, ATTN_CAUSAL));
+  CHECK(!takes(fwd_sm90_d128_pair_kernel, 16384, ATTN_CAUSAL_TOP_LEFT));
+  CHECK(!takes(fwd_sm90_d128_pair_kernel, 16384, ATTN_WINDOW));
+  CHECK(takes(fwd_sm90_d256_pair_kernel, 4096, 0, 256));
+  CHECK(!takes(fwd_sm90_d256_pair_kernel, 2048, 0, 256));
+  CHECK(!takes(fwd_sm90_d256_pair_kernel, 4096, ATTN_WINDOW, 256));
+  CHECK(takes(fwd_sm90_d128_long_kernel, 8192, ATTN_CAUSAL));
+  CHECK(!takes(fwd_sm90_d128_long_kernel, 4096, ATTN_CAUSAL));
+  CHECK(!takes(fwd_sm90_d128_long_kernel, 16384));
 }
 
 // query_tile (kernels/common/lengths.cuh) takes the last pairs to begin at a multiple of the
