@@ -30,16 +30,12 @@ __device__ __forceinline__ Span segment_span(const attn_kv_lengths& s, int b) {
 struct QueryTile {
   int b, h, tile;
 };
-// `chunk` (batch, head) pairs stand together, so that their K and V stay in L2, and so do the last `tail`, behind a
-// multiple of `chunk`. The last tiles of those together, which see most under a causal mask, come first.
-__device__ __forceinline__ QueryTile query_tile(unsigned index, int batch, int heads_q, unsigned tiles,
-                                                unsigned chunk, unsigned tail = 0) {
-  const unsigned chunked = batch * heads_q - tail;
-  unsigned first_pair = index / (chunk * tiles) * chunk, width = min(chunk, chunked - first_pair);
-  if (first_pair >= chunked) {
-    first_pair = chunked;
-    width = tail;
-  }
+// `chunk` (batch, head) pairs stand together, so that their K and V stay in L2. The last tiles of
+// those together, which see most under a causal mask, come first.
+__device__ __forceinline__ QueryTile query_tile(unsigned index, int batch, int heads_q,
+                                                unsigned tiles, unsigned chunk) {
+  const unsigned first_pair = index / (chunk * tiles) * chunk,
+                 width = min(chunk, batch * heads_q - first_pair);
   const unsigned rest = index - first_pair * tiles, pair = first_pair + rest % width;
   return {int(pair / heads_q), int(pair % heads_q), int(tiles - 1 - rest / width)};
 }

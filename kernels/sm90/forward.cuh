@@ -6,7 +6,6 @@
 // so that one computes its softmax while the other's products run.
 #pragma once
 #include "../common/element.cuh"
-#include "../common/keys.cuh"
 #include "../common/lengths.cuh"
 #include "../common/softmax.cuh"
 #include "../common/store.cuh"
@@ -24,6 +23,7 @@
 #include "../ptx/wgmma.h"
 #include "forward_args.h"
 #include "item_order.cuh"
+#include "key_walk.cuh"
 #include "live_tiles.cuh"
 #include "tiles.h"
 
@@ -88,7 +88,7 @@ struct KeyTile {
 enum : int { nowhere = -1, no_more_tiles = -2 };
 using Barrier = unsigned long long;
 struct Control {
-  Barrier item_full[item_slots];
+  Barrier item_full[item_slots];           // by all lanes, each of which writes a part of it
   Barrier q_full[max_stages][max_groups];  // per part of Q; the item's description too
   Barrier q_empty[max_stages][max_groups];
   Barrier k_full[max_stages], k_empty[max_stages], v_full[max_stages], v_empty[max_stages];
@@ -100,6 +100,7 @@ struct Control {
   Barrier said[tile_slots];
   Barrier listed;                 // with a block mask: the items are listed, see item_order.cuh
   Barrier described[tile_slots];  // with a block mask: the tile is written
+  Barrier ending;                 // of the item that was described last, few tiles are to be loaded
   // In a cluster: the other block has the place free too.
   Barrier k_there[max_stages], v_there[max_stages];
 };
@@ -150,18 +151,17 @@ __device__ __forceinline__ unsigned within_block(unsigned shared) {
   return tile.blocks > 1 ? shared & 0x3ffff : shared;
 }
 
-// Flags of a tile of an item, which `next` follows.
 template <Tile tile>
-__device__ __forceinline__ unsigned tile_flags(const Item& item, const Keys& at, const Keys& next) {
-  unsigned flags = next.left > 0 ? 0 : last_tile * for_all_groups;
+__device__ __forceinline__ unsigned tile_flags(const Item& item, const KeyWalk<tile.keys>& at) {
+  unsigned flags = at.ends(item) ? last_tile * for_all_groups : 0;
   if (min(item.segment[at.segment].end, item.used) < at.first + tile.keys)
     flags |= has_unused * for_all_groups;
 #pragma unroll
   for (int g = 0; g < tile.groups; ++g) {
     const int4 see = item.see[g];
-    if (at.first < see.y && at.first + min(at.left, tile.keys) > see.x) flags |= sees_some << 4 * g;
-    if (at.first >= see.z && at.first + tile.keys <= see.w && at.left >= tile.keys)
-      flags |= sees_all << 4 * g;
+    const bool whole = at.first + tile.keys <= at.end;
+    if (at.first < see.y && at.first + at.count() > see.x) flags |= sees_some << 4 * g;
+    if (whole && at.first >= see.z && at.first + tile.keys <= see.w) flags |= sees_all << 4 * g;
   }
   return flags;
 }
@@ -214,12 +214,6 @@ __device__ __forceinline__ void describe(const attn_sm90_forward_kernarg& a, uns
     item.lower = lower;
     item.upper = upper;
   }
-  __syncwarp();
-  const Keys first(item);
-  Keys second = first;
-  second.next(item, tile.keys);
-  const unsigned flags = tile_flags<tile>(item, first, second);
-  if (lane == 0) item.first_tile = flags;
 }
 
 // The rows of an item that sees no key, by one warp.
@@ -245,10 +239,12 @@ __device__ __forceinline__ void store_unseeing(const attn_sm90_forward_kernarg& 
 
 template <int columns>
 __device__ __forceinline__ void load_panels(unsigned to, const attn_tensor_map& map, Barrier& full,
-                                            int rows, int row, int head, int batch) {
+                                            int rows, int row, int head, int batch,
+                                            unsigned long long policy) {
 #pragma unroll
   for (int panel = 0; panel < panels(columns); ++panel)
-    ptx::tma_load(to + panel * rows * 128, &map, address(&full), 64 * panel, row, head, batch);
+    ptx::tma_load(to + panel * rows * 128, &map, address(&full), 64 * panel, row, head, batch,
+                  policy);
 }
 
 template <int columns>
@@ -267,16 +263,22 @@ __device__ __forceinline__ void prefetch_first(const attn_sm90_forward_kernarg& 
   if (a.cu_seqlens_q || segment.cu_seqlens || segment.seqlens) return;
   if (a.num_segments != 1 || segment.capacity == 0) return;
   const QueryTile at = item_queries<tile>(a, blockIdx.x / tile.blocks);
-  const int row = (at.tile * tile.blocks + block_of_cluster<tile>()) * tile.rows();
-  const int head = at.h / a.group;
-  const int key = clamp(a.mask.keys(row, a.seqlen_q, segment.capacity).begin, 0, segment.capacity);
+  const int block = block_of_cluster<tile>(), all_row = at.tile * tile.item_rows();
+  const int row = all_row + block * tile.rows(), head = at.h / a.group;
+  const int last_row = min(all_row + tile.item_rows(), a.seqlen_q) - 1, length = segment.capacity;
+  const int low = clamp(a.mask.keys(all_row, a.seqlen_q, length).begin, 0, length);
+  const int high = clamp(a.mask.keys(last_row, a.seqlen_q, length).end, 0, length);
+  if (low >= high) return;
+  const int step = a.down ? -tile.keys : tile.keys;
+  const int key =
+      (a.down ? low + (high - 1 - low) / tile.keys * tile.keys : low) + block * tile.loaded_keys();
 #pragma unroll
   for (int part = 0; part < tile.q_parts(); ++part)
     prefetch_panels<tile.head_dim>(a.q, row + part * tile.q_part_rows(), at.h, at.b);
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
-    prefetch_panels<tile.head_dim>(a.map[0].k, key + n * tile.loaded_keys(), head, at.b);
-    prefetch_panels<tile.head_dim_v>(a.map[0].v, key + n * tile.loaded_keys(), head, at.b);
+    prefetch_panels<tile.head_dim>(a.map[0].k, key + n * step, head, at.b);
+    prefetch_panels<tile.head_dim_v>(a.map[0].v, key + n * step, head, at.b);
   }
 }
 
@@ -285,14 +287,15 @@ template <int columns, Tile tile>
 __device__ __forceinline__ void load_tile(unsigned to, const attn_tensor_map& map, Barrier& full,
                                           int row, int head, int batch) {
   if constexpr (tile.blocks == 1) {
-    load_panels<columns>(to, map, full, tile.keys, row, head, batch);
+    load_panels<columns>(to, map, full, tile.keys, row, head, batch, ptx::l2_last());
   } else {
     static_assert(tile.keys % (8 * tile.blocks) == 0);
     const int first = tile.loaded_keys() * block_of_cluster<tile>();
 #pragma unroll
     for (int panel = 0; panel < panels(columns); ++panel)
       ptx::tma_load_to_all(to + panel * tile.keys * 128 + first * 128, &map, address(&full),
-                           64 * panel, row + first, head, batch, (1 << tile.blocks) - 1);
+                           64 * panel, row + first, head, batch, (1 << tile.blocks) - 1,
+                           ptx::l2_last());
   }
 }
 
@@ -332,6 +335,9 @@ __device__ __forceinline__ void load_items(const Kernarg<with>& a, Control& cont
       ptx::mbarrier_wait(address(&control.q_empty[q][part]), Q::parity(count) ^ 1);
     };
     if (tile.q_stages > 1) wait_place(0);
+    // Not before: who is done early shall have the longest item that is left.
+    if (count > 0 && a.items > gridDim.x)
+      ptx::mbarrier_wait(address(&control.ending), count - 1 & 1);
     if (taken > 0) take();
     const bool any = index < a.items;
     if (any) {
@@ -346,7 +352,7 @@ __device__ __forceinline__ void load_items(const Kernarg<with>& a, Control& cont
     } else {
       ptx::store_shared_if(address(&item.b), ~0u, leads);
     }
-    ptx::mbarrier_arrive_if(address(&control.item_full[count % item_slots]), leads);
+    ptx::mbarrier_arrive(address(&control.item_full[count % item_slots]));
 #pragma unroll
     for (int part = 0; part < tile.q_parts(); ++part) {
       Barrier& full = control.q_full[q][part];
@@ -356,7 +362,7 @@ __device__ __forceinline__ void load_items(const Kernarg<with>& a, Control& cont
         ptx::mbarrier_arrive_expect(address(&full), tile.q_bytes() / tile.q_parts());
         load_panels<tile.head_dim>(shared + tile.q_offset() + q * tile.q_bytes() + row * 128, a.q,
                                    full, tile.rows(), item.q_begin + item.row + row, item.h,
-                                   a.cu_seqlens_q ? 0 : item.b);
+                                   a.cu_seqlens_q ? 0 : item.b, ptx::l2_first());
       }
       ptx::mbarrier_arrive_if(address(&full), leads && !any);
     }
@@ -379,30 +385,38 @@ struct Loader {
   RingAt<tile.k_stages> next_k{0, 0};  // where the next ones lie
   RingAt<tile.v_stages> next_v{0, 0};
 
-  // The next tile. Without `any` it is only said to be there.
-  __device__ __forceinline__ void load(const Item& item, int segment_index, KeyTile at,
-                                       bool any = true) {
+  // The next tile, which begins at position `first` of a segment. Without `any` it is only said to
+  // be there. tell: what is to be known of it, found while the copy engine works.
+  template <class Tell>
+  __device__ __forceinline__ void load(const Item& item, int segment_index, int first, bool any,
+                                       const Tell& tell) {
     const Item::Segment segment = item.segment[segment_index];
-    at.row = at.first + segment.row;
-    at.segment = any ? segment_index : nowhere;
-    at.head = item.head_kv;
-    at.batch = segment.batch;
-    const int k = next_k.stage;
-    describe(at);
+    const int k = next_k.stage, row = first + segment.row, head = item.head_kv;
     Barrier& full = control.k_full[k];
-    ptx::mbarrier_arrive_expect(address(&full), any ? tile.k_bytes() : 0);
+    wait_place();
     if (any)
       load_tile<tile.head_dim, tile>(shared + tile.k_offset() + k * tile.k_bytes(),
-                                     a.map[segment_index].k, full, at.row, at.head, at.batch);
+                                     a.map[segment_index].k, full, row, head, segment.batch);
+    KeyTile at{};
+    at.first = first;
+    at.row = row;
+    at.segment = any ? segment_index : nowhere;
+    at.head = head;
+    at.batch = segment.batch;
+    tell(at);
+    describe(at);
+    ptx::mbarrier_arrive_expect(address(&full), any ? tile.k_bytes() : 0);
     if (!tile.finds && values + behind < count) load_values();
   }
-  // Says what the next tile is, when there is a place for its keys.
-  __device__ __forceinline__ void describe(const KeyTile& at) {
-    const unsigned n = count++;
+  // Until there is a place for the next tile.
+  __device__ __forceinline__ void wait_place() {
     wait_free(control.k_empty[next_k.stage], control.k_there[next_k.stage], next_k.parity);
     next_k.advance();
-    control.tile[n % tile_slots] = at;
-    if (tile.finds) ptx::mbarrier_arrive(address(&control.described[n % tile_slots]));
+  }
+  __device__ __forceinline__ void describe(const KeyTile& at) {
+    const unsigned slot = count++ % tile_slots;
+    control.tile[slot] = at;
+    if (tile.finds) ptx::mbarrier_arrive(address(&control.described[slot]));
   }
   // Until the item is described. What is left of V does not wait for it, unless another block loads
   // half of it, whose thread may see the item sooner: both load in the same order.
@@ -446,28 +460,37 @@ struct Loader {
   }
 };
 
+// An item is taken when so many tiles of the one before it are to be loaded.
+constexpr int ending_tiles = 4;
+
 // One thread loads the keys and values of the items.
 template <Tile tile, bool biased>
 __device__ __forceinline__ void load_keys(const attn_sm90_forward_kernarg& a, Control& control,
                                           unsigned shared) {
   Loader<tile> loader{a, control, shared};
   for (unsigned count = 0;; ++count) {
-    const Item& item = control.item[count % item_slots];
+    Item& item = control.item[count % item_slots];
     loader.wait_item(count);
     if (item.b < 0) break;
-    Keys keys(item), next = keys;
-    next.next(item, tile.keys);
-    while (keys.left > 0) {
-      Keys after = next;
-      after.next(item, tile.keys);
+    KeyWalk<tile.keys> at(item, a.down);
+    for (bool begins = true, ending = false, ends = false; !ends;) {
+      if (!ending && at.left(item) <= ending_tiles * tile.keys) {
+        ptx::mbarrier_arrive(address(&control.ending));
+        ending = true;
+      }
       if constexpr (biased)
         for (unsigned& word : control.blocks[loader.count % tile_slots].seen) word = 0;
-      loader.load(item, keys.segment,
-                  {keys.first, min(keys.left, tile.keys),
-                   min(item.segment[keys.segment].end, item.used) - keys.first,
-                   next.left > 0 ? tile_flags<tile>(item, next, after) : 0});
-      keys = next;
-      next = after;
+      loader.load(item, at.segment, at.first, true, [&](KeyTile& described) {
+        if (begins) item.first_tile = tile_flags<tile>(item, at);
+        begins = false;
+        described.keys = at.count();
+        described.used = min(item.segment[at.segment].end, item.used) - at.first;
+        ends = at.ends(item);
+        if (!ends) {
+          at.next(item);
+          described.next_tile = tile_flags<tile>(item, at);
+        }
+      });
     }
   }
   loader.finish();
@@ -485,16 +508,23 @@ __device__ __forceinline__ void load_live_keys(const attn_sm90_mask_kernarg& a, 
     Item& item = control.item[count % item_slots];
     ptx::mbarrier_wait(address(&control.item_full[count % item_slots]), count / item_slots & 1);
     if (item.b < 0) break;
-    LiveTiles<tile, Item> tiles(a.block_mask, item);
+    LiveTiles<tile, Item> tiles(a.block_mask, item, a.down);
     LiveTile at{}, next{};
     at.keys = next.keys = -1;  // not found yet
-    for (;; ++n) {
+    for (bool ends = false;; ++n) {
       const LiveTile after = tiles.find(control.blocks[n % tile_slots]);
+      const int left = a.down ? after.first + after.keys - item.low : item.high - after.first;
+      if (!ends && (after.keys == 0 || left <= ending_tiles * tile.keys)) {
+        ptx::mbarrier_arrive_if(address(&control.ending), leads);
+        ends = true;
+      }
       const unsigned flags = next.flags | (after.keys > 0 ? 0 : last_tile * for_all_groups);
       if (at.keys >= 0) {
         if (leads)
-          loader.load(item, at.segment, {at.first, at.keys, at.keys, next.keys > 0 ? flags : 0},
-                      at.keys > 0);
+          loader.load(item, at.segment, at.first, at.keys > 0, [&](KeyTile& described) {
+            described.keys = described.used = at.keys;
+            described.next_tile = next.keys > 0 ? flags : 0;
+          });
         __syncwarp();  // the places of tiles that have been waited for may be filled again
         if (next.keys == 0) break;
       } else if (next.keys >= 0) {
@@ -508,6 +538,7 @@ __device__ __forceinline__ void load_live_keys(const attn_sm90_mask_kernarg& a, 
   if (leads) {
     KeyTile none{};
     none.segment = no_more_tiles;
+    loader.wait_place();
     loader.describe(none);
   }
 }
@@ -621,8 +652,9 @@ struct Consumer {
   __device__ __forceinline__ void clear_unused(unsigned n) {
     const auto meet = [] { ptx::barrier_wait(1 + tile.groups, 128 * tile.groups); };
     const unsigned v = v_at(n) - shared + address(&control);  // not within_block
-    const int used = masked || biased ? 0 : key_tile(n).used;
-    const unsigned* seen = control.blocks[n % tile_slots].seen;
+    unsigned seen[words];
+#pragma unroll
+    for (int word = 0; word < words; ++word) seen[word] = low_bits(key_tile(n).used - 32 * word);
     if (masked || biased) {
       const unsigned slot = n % tile_slots;
       ptx::mbarrier_wait(address(&control.said[slot]),
@@ -630,18 +662,27 @@ struct Consumer {
       said_parity ^= 1u << slot;
       bool all = true;
 #pragma unroll
-      for (int word = 0; word < words; ++word)
+      for (int word = 0; word < words; ++word) {
+        // By lane 0, which alone gives the place free.
+        if (lane == 0) seen[word] = control.blocks[slot].seen[word];
+        seen[word] = __shfl_sync(0xffffffff, seen[word], 0);
         all = all && seen[word] == low_bits(keys - 32 * word);
+      }
       if (all) return;
     }
-#pragma unroll 1
-    for (int i = 8 * used + threadIdx.x - 128; i < keys * 8; i += 128 * tile.groups) {
-      if ((masked || biased) && seen[i / 256] >> i / 8 % 32 & 1) continue;
 #pragma unroll
-      for (int column = 0; column < panels(tile.head_dim_v); ++column)
-        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(v + column * panel + i * 16),
-                     "r"(0)
-                     : "memory");
+    for (int word = 0; word < words; ++word) {
+      const int chunks = 8 * min(32, keys - 32 * word);
+#pragma unroll 1
+      for (int i = threadIdx.x - 128; i < chunks; i += 128 * tile.groups) {
+        if (seen[word] >> i / 8 & 1) continue;
+#pragma unroll
+        for (int column = 0; column < panels(tile.head_dim_v); ++column)
+          asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(v + column * panel +
+                                                                        (256 * word + i) * 16),
+                       "r"(0)
+                       : "memory");
+      }
     }
     ptx::fence_async_shared();
     meet();
@@ -1198,7 +1239,8 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
   if (threadIdx.x == 0) {
     constexpr int warps = 4 * tile.groups;
-    for (Barrier& full : control.item_full) ptx::mbarrier_init(address(&full), 1);
+    for (Barrier& full : control.item_full) ptx::mbarrier_init(address(&full), 32);
+    ptx::mbarrier_init(address(&control.ending), 1);
     for (int i = 0; i < max_stages; ++i) {
       for (Barrier* full : {&control.k_full[i], &control.v_full[i]})
         ptx::mbarrier_init(address(full), 1);

@@ -7,7 +7,7 @@
 #include "../common/forward_args.h"
 
 enum { attn_sm90_max_segments = 8 };
-enum { attn_sm90_order_classes = 32, attn_sm90_order_max_items = 400 };
+enum { attn_sm90_order_classes = 32, attn_sm90_order_words = 13, attn_sm90_order_max_items = 400 };
 
 struct alignas(64) attn_tensor_map {
   unsigned char bytes[128];
@@ -32,8 +32,8 @@ struct attn_sm90_forward_kernarg {
   int out_type;  // ../common/types.h
   int split_invariant;
   int num_segments;
+  int down;         // items walk their keys from the last to the first, see key_walk.cuh
   unsigned chunk;   // (batch, head) pairs that stand together, so that their K and V stay in L2
-  unsigned tail;    // the same of the last ones; what is before is a multiple of chunk
   unsigned items;   // query tiles of all pairs
   unsigned* taken;  // of them, beyond the first of each block: 0 between launches, unused if there
                     // are none
@@ -43,16 +43,16 @@ struct attn_sm90_forward_kernarg {
   attn_kv_lengths segment[attn_sm90_max_segments];
 };
 
-// The workspace of item_order.cuh: counters, 0 between launches, and what they count.
+// The workspace of item_order.cuh, 0 between launches.
 struct attn_sm90_order {
   unsigned taken;   // where attn_sm90_forward_kernarg has it
   unsigned shares;  // of items, taken to be listed
   unsigned listed;  // items
-  unsigned in_class[attn_sm90_order_classes];
-
-  // The items that are sorted, counted from the first of them: [classes][so many].
-  ATTN_HOST_DEVICE unsigned short* list() { return reinterpret_cast<unsigned short*>(this + 1); }
+  // A bit for each item that is sorted, counted from the first of them.
+  unsigned in_class[attn_sm90_order_classes][attn_sm90_order_words];
 };
+
+static_assert(attn_sm90_order_max_items <= 32 * attn_sm90_order_words);
 
 struct attn_sm90_mask_kernarg : attn_sm90_forward_kernarg {
   attn_mask_arrays block_mask;

@@ -22,7 +22,7 @@ template <Tile tile>
 __device__ __forceinline__ QueryTile item_queries(const attn_sm90_forward_kernarg& a,
                                                   unsigned index) {
   constexpr int rows = tile.item_rows();
-  return query_tile(index, a.batch, a.heads_q, (a.seqlen_q + rows - 1) / rows, a.chunk, a.tail);
+  return query_tile(index, a.batch, a.heads_q, (a.seqlen_q + rows - 1) / rows, a.chunk);
 }
 
 __device__ __forceinline__ bool sorts_items(const attn_sm90_mask_kernarg& a) {
@@ -98,11 +98,8 @@ __device__ __forceinline__ void list_items(const attn_sm90_mask_kernarg& a) {
 #pragma unroll
     for (unsigned step = 1; step < lanes; step *= 2)
       live += __shfl_xor_sync(0xffffffff, live, step);
-    if (n < items && lane % lanes == 0) {
-      const int c = class_of(live);
-      const unsigned at = c * items + atomicAdd(&order.in_class[c], 1);
-      order.list()[at] = (unsigned short)n;
-    }
+    if (n < items && lane % lanes == 0)
+      atomicOr(&order.in_class[class_of(live)][n / 32], 1u << n % 32);
     __syncwarp();
     if (lane == 0) {
       __threadfence();
@@ -115,20 +112,25 @@ __device__ __forceinline__ void list_items(const attn_sm90_mask_kernarg& a) {
   __syncwarp();
 }
 
-// What a warp that takes items knows of the lists, when all items are listed.
+// What a warp that takes items knows of the classes, when all items are listed.
 struct ItemOrder {
   unsigned begin, behind;  // ranks of the items of the lane's class
 
   __device__ __forceinline__ void look(const attn_sm90_order& order) {
-    const int lane = threadIdx.x % 32;
-    const unsigned count = __ldcg(&order.in_class[lane]);
-    behind = count;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const unsigned before = __shfl_up_sync(0xffffffff, behind, step);
-      if (lane >= step) behind += before;
-    }
+    unsigned count = 0;
+    for (const unsigned& word : order.in_class[threadIdx.x % 32]) count += __popc(__ldcg(&word));
+    behind = sum_up(count);
     begin = behind - count;
+  }
+  // Of the lanes up to this one.
+  static __device__ __forceinline__ unsigned sum_up(unsigned x) {
+    const unsigned lane = threadIdx.x % 32;
+#pragma unroll
+    for (unsigned step = 1; step < 32; step *= 2) {
+      const unsigned before = __shfl_up_sync(0xffffffff, x, step);
+      if (lane >= step) x += before;
+    }
+    return x;
   }
   // The next item, a.items if there is none. Whoever is the last to be told so leaves the counters
   // at 0: nobody reads them any more, for list_items ends before its block takes.
@@ -140,7 +142,7 @@ struct ItemOrder {
     if (index < first) return index;
     if (index >= a.items) {
       if (taken == a.items - 1) {
-        order.in_class[lane] = 0;
+        for (unsigned& word : order.in_class[lane]) word = 0;
         if (lane == 0) order.taken = order.shares = order.listed = 0;
       }
       return a.items;
@@ -151,8 +153,14 @@ struct ItemOrder {
                           : n < half + items - seeing ? n + seeing - half
                                                       : n + seeing - items;
     const unsigned c = __popc(__ballot_sync(0xffffffff, behind <= rank));
-    const unsigned item = lane == c ? __ldcg(order.list() + c * items + rank - begin) : 0;
-    return first + __shfl_sync(0xffffffff, item, c);
+    const unsigned in_class = rank - __shfl_sync(0xffffffff, begin, c);
+    const unsigned mine = lane < attn_sm90_order_words ? __ldcg(&order.in_class[c][lane]) : 0;
+    const unsigned up_to = sum_up(__popc(mine)), before = up_to - __popc(mine);
+    const unsigned at = __popc(__ballot_sync(0xffffffff, up_to <= in_class));
+    const unsigned word = __shfl_sync(0xffffffff, mine, at);
+    const unsigned in_word = in_class - __shfl_sync(0xffffffff, before, at);
+    const bool found = word >> lane & 1 && __popc(word & ((1u << lane) - 1)) == in_word;
+    return first + 32 * at + __ffs(__ballot_sync(0xffffffff, found)) - 1;
   }
 };
 

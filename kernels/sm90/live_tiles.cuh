@@ -37,7 +37,8 @@ struct LiveTile {
   unsigned flags;  // without last_tile
 };
 
-// The walk, by all lanes of one warp. Item: the item of forward.cuh.
+// The walk, down if that of key_walk.cuh goes down, by all lanes of one warp. Item: the item of
+// forward.cuh.
 template <Tile tile, class Item>
 struct LiveTiles {
   static constexpr int pieces = mask_blocks<tile>, blocks = tile.groups * pieces;
@@ -45,6 +46,7 @@ struct LiveTiles {
 
   const attn_mask_arrays& a;
   const Item& item;
+  const bool down;
   const long long grid;  // of the item's batch entry and head
   int column;            // of tile.keys keys each: the first of 32, of which each lane has one
   int block[blocks];     // what mask_block says about the lane's column: [warpgroup][piece]
@@ -54,22 +56,25 @@ struct LiveTiles {
   int first, end;        // what is left of it
   int segment;
 
-  __device__ __forceinline__ LiveTiles(const attn_mask_arrays& a, const Item& item)
+  __device__ __forceinline__ LiveTiles(const attn_mask_arrays& a, const Item& item, bool down)
       : a(a),
         item(item),
+        down(down),
         grid(item.b * a.batch_stride + item.h * a.head_stride),
-        column(item.low / tile.keys - 32),
+        column(down ? (item.high - 1) / tile.keys + 1 : item.low / tile.keys - 32),
         live(0),
         from(0),
         first(0),
         end(0),
-        segment(0) {}
+        segment(0) {
+    while (down && item.segment[segment].end < item.high) ++segment;
+  }
 
   __device__ __forceinline__ static int lane() { return threadIdx.x % 32; }
 
   // The next 32 columns.
   __device__ __forceinline__ void look() {
-    column += 32;
+    column += down ? -32 : 32;
     const int from = (column + lane()) * tile.keys, begin = max(from, item.low);
     const int end = min(from + tile.keys, item.high);
     const auto row = [&](int n) { return item.row + 64 * (n / pieces); };
@@ -77,7 +82,7 @@ struct LiveTiles {
     int kind[blocks], index[blocks];
 #pragma unroll
     for (int n = 0; n < blocks; ++n) {  // all loads are under way before the first is waited for
-      const bool inside = row(n) < item.seqlen_q && at(n) < end;
+      const bool inside = row(n) < item.seqlen_q && begin < end && at(n) < end;
       const long long cell = grid + (long long)(inside ? row(n) >> a.block_q_log2 : 0) * a.columns +
                              (inside ? at(n) >> a.block_k_log2 : 0);
       kind[n] = a.kinds[cell];
@@ -117,6 +122,21 @@ struct LiveTiles {
     __syncwarp();
   }
 
+  // What is left of the current column up to the end of a segment, or down to the beginning of one.
+  __device__ __forceinline__ LiveTile next_piece() {
+    if (down) {
+      while (segment > 0 && item.segment[segment - 1].end >= end) --segment;
+      const int begin = segment > 0 ? max(first, item.segment[segment - 1].end) : first;
+      const int keys = end - begin;
+      end = begin;
+      return {begin, keys, segment, 0};
+    }
+    while (item.segment[segment].end <= first) ++segment;
+    const int begin = first;
+    first = min(item.segment[segment].end, end);
+    return {begin, first - begin, segment, 0};
+  }
+
   // The next tile. Its blocks are left in `to` unless all see all of it: where there is none, EMPTY
   // ones, for those who compute look at the tile of an item that has none.
   __device__ __forceinline__ LiveTile find(TileBlocks& to) {
@@ -124,7 +144,7 @@ struct LiveTiles {
       bool whole = false;
       while (first >= end) {
         while (live == 0) {
-          if ((column + 32) * tile.keys >= item.high) {
+          if (down ? column * tile.keys <= item.low : (column + 32) * tile.keys >= item.high) {
             int none[blocks];
 #pragma unroll
             for (int& block : none) block = mask_empty;
@@ -133,21 +153,19 @@ struct LiveTiles {
           }
           look();
         }
-        from = __ffs(int(live)) - 1;
-        live &= live - 1;
+        from = down ? 31 - __clz(int(live)) : __ffs(int(live)) - 1;
+        live &= ~(1u << from);
         first = max(item.low, (column + from) * tile.keys);
         end = min(item.high, (column + from + 1) * tile.keys);
         whole = true;
       }
-      while (item.segment[segment].end <= first) ++segment;
-      LiveTile found{first, min(item.segment[segment].end, end) - first, segment, 0};
-      first += found.keys;
+      LiveTile found = next_piece();
       found.flags = __shfl_sync(0xffffffff, flags, from);
       if (!whole || first < end) [[unlikely]] {  // cut by the end of a segment
 #pragma unroll
         for (int g = 0; g < tile.groups; ++g) {
           const int4 see = item.see[g];
-          const bool sees = found.first < see.y && first > see.x;
+          const bool sees = found.first < see.y && found.first + found.keys > see.x;
           found.flags &= ~((sees ? sees_all : sees_all | sees_some) << 4 * g);
         }
         if (found.flags == 0) continue;

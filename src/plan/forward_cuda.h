@@ -8,10 +8,8 @@
 
 namespace attn {
 
-// (batch, head) pairs whose blocks start together: as many as leave K and V in the L2, of which the
-// large devices have about twice this.
-inline unsigned pairs_in_l2(const Problem& p) {
-  constexpr int64_t l2_bytes = 24 << 20;
+// (batch, head) pairs whose K and V are at most so many bytes, but at least those of one K/V head.
+inline unsigned pairs_in_l2(const Problem& p, int64_t l2_bytes) {
   const int64_t head_bytes = std::max<int64_t>(1, 2 * p.seqlen_kv * (p.head_dim + p.head_dim_v));
   return unsigned(
       std::min(p.batch * p.heads_q, p.group() * std::max<int64_t>(1, l2_bytes / head_bytes)));

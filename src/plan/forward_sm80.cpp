@@ -68,7 +68,7 @@ void set_forward(const Problem& p, const Args& args, attn_sm80_forward_kernarg* 
   a.bias_type = p.bias_type;
   a.split_invariant = p.has(ATTN_SPLIT_INVARIANT);
   a.num_segments = p.num_segments;
-  a.chunk = pairs_in_l2(p);
+  a.chunk = pairs_in_l2(p, 24 << 20);  // large devices have 40 MB and more
   a.scale = p.scale;
   a.unit = std::max(std::abs(p.scale) * 1.44269504f, 1e-37f);  // log2(e)
   a.softcap = p.softcap;

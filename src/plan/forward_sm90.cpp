@@ -47,27 +47,12 @@ Status check_strides(const char* name, const attn_strides& s, const int64_t (&si
   return {};
 }
 
-// (batch, head) pairs whose items stand together, under a causal mask longest first: `each` and, of
-// the last ones, `last`. Few leave K and V in the L2, many let the blocks end together.
-struct Together {
-  int64_t each, last;
-};
-template <sm90::Tile tile>
-Together pairs_together(const Problem& p) {
-  const int64_t pairs = p.batch * p.heads_q, tiles = query_tiles<tile>(p);
-  const int64_t blocks = p.max_sms > 0 ? p.max_sms : multiprocessors;
-  if (pairs == 0 || tiles == 0 || !causal(p)) return {1, 0};
-  if (tile.head_dim > 128 && tiles > 64) return {pairs, 0};
-  // An item for each block, and four of the last, or two where K and V of four are more than the
-  // L2.
-  if (tiles > 8 || tile.head_dim <= 64 || tile.head_dim > 128) {
-    const int64_t each = std::clamp<int64_t>(blocks / tiles, 1, pairs);
-    const int64_t last =
-        std::min(pairs, (tile.head_dim > 128 && tiles <= 16 ? 2 : 4) * blocks / tiles);
-    return {each, last + (pairs - last) % each};
-  }
-  const int64_t most = std::max<int64_t>(pairs_in_l2(p), ceil_div(2 * blocks, tiles));
-  return {ceil_div(pairs, ceil_div(pairs, most)), 0};
+// (batch, head) pairs whose items stand together. Under a causal mask longest first: those whose K
+// and V the L2 holds beside all else, so that blocks which end early find long items of them left.
+unsigned pairs_together(const Problem& p) {
+  const int64_t pairs = p.batch * p.heads_q;
+  if (pairs == 0 || !causal(p)) return 1;
+  return unsigned(ceil_div(pairs, ceil_div(pairs, pairs_in_l2(p, 32 << 20))));
 }
 
 template <sm90::Tile tile, bool score>
@@ -113,13 +98,8 @@ Status shape(const Problem& p, const DeviceInfo& device, Launch* launch, size_t*
   launch->shared_bytes = shared;
   launch->starts_early = true;
   *workspace = 0;
-  if (tile.blocks == 1 && count > blocks) {
-    const size_t sorted = std::min<int64_t>(count - blocks, attn_sm90_order_max_items);
-    *workspace =
-        p.has(ATTN_BLOCK_MASK)
-            ? sizeof(attn_sm90_order) + sorted * attn_sm90_order_classes * sizeof(unsigned short)
-            : sizeof(unsigned);
-  }
+  if (tile.blocks == 1 && count > blocks)
+    *workspace = p.has(ATTN_BLOCK_MASK) ? sizeof(attn_sm90_order) : sizeof(unsigned);
   return {};
 }
 
@@ -140,9 +120,8 @@ void pack(const Problem& p, const Args& args, void* workspace, void* kernarg) {
   a.out_type = p.out_type;
   a.split_invariant = p.has(ATTN_SPLIT_INVARIANT);
   a.num_segments = p.num_segments;
-  const Together together = pairs_together<tile>(p);
-  a.chunk = unsigned(together.each);
-  a.tail = unsigned(together.last);
+  a.down = causal(p);
+  a.chunk = pairs_together(p);
   a.items = unsigned(items<tile>(p));
   a.taken = static_cast<unsigned*>(workspace);
   a.unit = std::max(p.scale * 1.44269504f, 1e-37f);  // log2(e)
