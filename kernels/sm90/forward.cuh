@@ -88,7 +88,7 @@ struct KeyTile {
 enum : int { nowhere = -1, no_more_tiles = -2 };
 using Barrier = unsigned long long;
 struct Control {
-  Barrier item_full[item_slots];           // by all lanes, each of which writes a part of it
+  Barrier item_full[item_slots];
   Barrier q_full[max_stages][max_groups];  // per part of Q; the item's description too
   Barrier q_empty[max_stages][max_groups];
   Barrier k_full[max_stages], k_empty[max_stages], v_full[max_stages], v_empty[max_stages];
@@ -197,13 +197,19 @@ __device__ __forceinline__ void describe(const attn_sm90_forward_kernarg& a, uns
   if (row < behind)
     see = make_int4(clamp(row + lower, 0, length), clamp(behind - 1 + upper, 0, length),
                     clamp(behind - 1 + lower, 0, length), clamp(row + upper, 0, length));
-  if (lane < tile.groups) item.see[lane] = see;
-  if (lane == tile.groups) {
-    item.low = see.x;
-    item.high = see.y;
+  // Lane 0 writes all of it, for it alone says that it is there.
+  const auto of = [](int x, int lane) { return __shfl_sync(0xffffffff, x, lane); };
+#pragma unroll
+  for (int g = 0; g < tile.groups; ++g) {
+    const int4 sees = make_int4(of(see.x, g), of(see.y, g), of(see.z, g), of(see.w, g));
+    if (lane == 0) item.see[g] = sees;
   }
-  if (lane == tile.groups + 1) item.used = see.y;
+  const int low = of(see.x, tile.groups), high = of(see.y, tile.groups);
+  const int used = of(see.y, tile.groups + 1);
   if (lane == 0) {
+    item.low = low;
+    item.high = high;
+    item.used = used;
     item.b = at.b;
     item.h = at.h;
     item.head_kv = at.h / a.group;
@@ -352,7 +358,7 @@ __device__ __forceinline__ void load_items(const Kernarg<with>& a, Control& cont
     } else {
       ptx::store_shared_if(address(&item.b), ~0u, leads);
     }
-    ptx::mbarrier_arrive(address(&control.item_full[count % item_slots]));
+    ptx::mbarrier_arrive_if(address(&control.item_full[count % item_slots]), leads);
 #pragma unroll
     for (int part = 0; part < tile.q_parts(); ++part) {
       Barrier& full = control.q_full[q][part];
@@ -1239,7 +1245,7 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
   if (threadIdx.x == 0) {
     constexpr int warps = 4 * tile.groups;
-    for (Barrier& full : control.item_full) ptx::mbarrier_init(address(&full), 32);
+    for (Barrier& full : control.item_full) ptx::mbarrier_init(address(&full), 1);
     ptx::mbarrier_init(address(&control.ending), 1);
     for (int i = 0; i < max_stages; ++i) {
       for (Barrier* full : {&control.k_full[i], &control.v_full[i]})
