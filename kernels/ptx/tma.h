@@ -5,10 +5,15 @@
 
 namespace attn::ptx {
 
-// What the L2 gives up last, and first (PTX ISA, "createpolicy").
+// What the L2 gives up last, in its turn, and first (PTX ISA, "createpolicy").
 __device__ __forceinline__ unsigned long long l2_last() {
   unsigned long long policy;
   asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ __forceinline__ unsigned long long l2_normal() {
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
 __device__ __forceinline__ unsigned long long l2_first() {
@@ -18,7 +23,7 @@ __device__ __forceinline__ unsigned long long l2_first() {
 }
 
 // `map`: a CUtensorMap in parameter space. Coordinates from the innermost dimension. policy:
-// l2_last() or l2_first().
+// one of those above.
 __device__ __forceinline__ void tma_load(unsigned shared, const void* map, unsigned barrier, int x,
                                          int y, int z, int w, unsigned long long policy) {
   asm volatile(

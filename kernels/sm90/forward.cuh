@@ -291,17 +291,16 @@ __device__ __forceinline__ void prefetch_first(const attn_sm90_forward_kernarg& 
 // The part of a tile that each block of a cluster loads for all.
 template <int columns, Tile tile>
 __device__ __forceinline__ void load_tile(unsigned to, const attn_tensor_map& map, Barrier& full,
-                                          int row, int head, int batch) {
+                                          int row, int head, int batch, unsigned long long policy) {
   if constexpr (tile.blocks == 1) {
-    load_panels<columns>(to, map, full, tile.keys, row, head, batch, ptx::l2_last());
+    load_panels<columns>(to, map, full, tile.keys, row, head, batch, policy);
   } else {
     static_assert(tile.keys % (8 * tile.blocks) == 0);
     const int first = tile.loaded_keys() * block_of_cluster<tile>();
 #pragma unroll
     for (int panel = 0; panel < panels(columns); ++panel)
       ptx::tma_load_to_all(to + panel * tile.keys * 128 + first * 128, &map, address(&full),
-                           64 * panel, row + first, head, batch, (1 << tile.blocks) - 1,
-                           ptx::l2_last());
+                           64 * panel, row + first, head, batch, (1 << tile.blocks) - 1, policy);
   }
 }
 
@@ -368,7 +367,8 @@ __device__ __forceinline__ void load_items(const Kernarg<with>& a, Control& cont
         ptx::mbarrier_arrive_expect(address(&full), tile.q_bytes() / tile.q_parts());
         load_panels<tile.head_dim>(shared + tile.q_offset() + q * tile.q_bytes() + row * 128, a.q,
                                    full, tile.rows(), item.q_begin + item.row + row, item.h,
-                                   a.cu_seqlens_q ? 0 : item.b, ptx::l2_first());
+                                   a.cu_seqlens_q ? 0 : item.b,
+                                   a.down ? ptx::l2_first() : ptx::l2_normal());
       }
       ptx::mbarrier_arrive_if(address(&full), leads && !any);
     }
@@ -402,7 +402,8 @@ struct Loader {
     wait_place();
     if (any)
       load_tile<tile.head_dim, tile>(shared + tile.k_offset() + k * tile.k_bytes(),
-                                     a.map[segment_index].k, full, row, head, segment.batch);
+                                     a.map[segment_index].k, full, row, head, segment.batch,
+                                     policy());
     KeyTile at{};
     at.first = first;
     at.row = row;
@@ -413,6 +414,10 @@ struct Loader {
     describe(at);
     ptx::mbarrier_arrive_expect(address(&full), any ? tile.k_bytes() : 0);
     if (!tile.finds && values + behind < count) load_values();
+  }
+  // Under a causal mask the items of several pairs take turns and come back to K and V.
+  __device__ __forceinline__ unsigned long long policy() const {
+    return a.down ? ptx::l2_last() : ptx::l2_normal();
   }
   // Until there is a place for the next tile.
   __device__ __forceinline__ void wait_place() {
@@ -461,7 +466,8 @@ struct Loader {
     ptx::mbarrier_arrive_expect(address(&full), at.segment >= 0 ? tile.v_bytes() : 0);
     if (at.segment >= 0)
       load_tile<tile.head_dim_v, tile>(shared + tile.v_offset() + v * tile.v_bytes(),
-                                       a.map[at.segment].v, full, at.row, at.head, at.batch);
+                                       a.map[at.segment].v, full, at.row, at.head, at.batch,
+                                       policy());
     return true;
   }
 };

@@ -118,7 +118,10 @@ struct LiveTiles {
 #pragma unroll
       for (int n = 0; n < blocks; ++n) to.block[n] = block[n];
     }
-    if (lane() < 4) to.seen[lane()] = 0;
+    if (lane() == 0) {  // which has waited for those who read it
+#pragma unroll
+      for (unsigned& word : to.seen) word = 0;
+    }
     __syncwarp();
   }
 
