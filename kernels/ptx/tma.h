@@ -5,31 +5,14 @@
 
 namespace attn::ptx {
 
-// What the L2 gives up last, in its turn, and first (PTX ISA, "createpolicy").
-__device__ __forceinline__ unsigned long long l2_last() {
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-__device__ __forceinline__ unsigned long long l2_normal() {
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-__device__ __forceinline__ unsigned long long l2_first() {
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-
-// `map`: a CUtensorMap in parameter space. Coordinates from the innermost dimension. policy:
-// one of those above.
+// `map`: a CUtensorMap in parameter space. Coordinates from the innermost dimension.
 __device__ __forceinline__ void tma_load(unsigned shared, const void* map, unsigned barrier, int x,
-                                         int y, int z, int w, unsigned long long policy) {
+                                         int y, int z, int w) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(shared),
-      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w), "l"(policy)
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
+      "{%3, %4, %5, %6}], "
+      "[%2];" ::"r"(shared),
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
       : "memory");
 }
 // The same box to L2 only.
@@ -41,13 +24,11 @@ __device__ __forceinline__ void tma_prefetch(const void* map, int x, int y, int 
 // The same to the same place of each block of the cluster that has a bit in `blocks`; the barrier
 // in each of them receives the bytes.
 __device__ __forceinline__ void tma_load_to_all(unsigned shared, const void* map, unsigned barrier,
-                                                int x, int y, int z, int w, unsigned short blocks,
-                                                unsigned long long policy) {
+                                                int x, int y, int z, int w, unsigned short blocks) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".multicast::cluster.L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], %7, %8;" ::"r"(
-          shared),
-      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w), "h"(blocks), "l"(policy)
+      ".multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(shared),
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w), "h"(blocks)
       : "memory");
 }
 // Orders this thread's accesses to shared memory before later ones by wgmma and the copy engine.

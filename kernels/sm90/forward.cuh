@@ -245,12 +245,10 @@ __device__ __forceinline__ void store_unseeing(const attn_sm90_forward_kernarg& 
 
 template <int columns>
 __device__ __forceinline__ void load_panels(unsigned to, const attn_tensor_map& map, Barrier& full,
-                                            int rows, int row, int head, int batch,
-                                            unsigned long long policy) {
+                                            int rows, int row, int head, int batch) {
 #pragma unroll
   for (int panel = 0; panel < panels(columns); ++panel)
-    ptx::tma_load(to + panel * rows * 128, &map, address(&full), 64 * panel, row, head, batch,
-                  policy);
+    ptx::tma_load(to + panel * rows * 128, &map, address(&full), 64 * panel, row, head, batch);
 }
 
 template <int columns>
@@ -291,16 +289,16 @@ __device__ __forceinline__ void prefetch_first(const attn_sm90_forward_kernarg& 
 // The part of a tile that each block of a cluster loads for all.
 template <int columns, Tile tile>
 __device__ __forceinline__ void load_tile(unsigned to, const attn_tensor_map& map, Barrier& full,
-                                          int row, int head, int batch, unsigned long long policy) {
+                                          int row, int head, int batch) {
   if constexpr (tile.blocks == 1) {
-    load_panels<columns>(to, map, full, tile.keys, row, head, batch, policy);
+    load_panels<columns>(to, map, full, tile.keys, row, head, batch);
   } else {
     static_assert(tile.keys % (8 * tile.blocks) == 0);
     const int first = tile.loaded_keys() * block_of_cluster<tile>();
 #pragma unroll
     for (int panel = 0; panel < panels(columns); ++panel)
       ptx::tma_load_to_all(to + panel * tile.keys * 128 + first * 128, &map, address(&full),
-                           64 * panel, row + first, head, batch, (1 << tile.blocks) - 1, policy);
+                           64 * panel, row + first, head, batch, (1 << tile.blocks) - 1);
   }
 }
 
@@ -367,8 +365,7 @@ __device__ __forceinline__ void load_items(const Kernarg<with>& a, Control& cont
         ptx::mbarrier_arrive_expect(address(&full), tile.q_bytes() / tile.q_parts());
         load_panels<tile.head_dim>(shared + tile.q_offset() + q * tile.q_bytes() + row * 128, a.q,
                                    full, tile.rows(), item.q_begin + item.row + row, item.h,
-                                   a.cu_seqlens_q ? 0 : item.b,
-                                   a.down ? ptx::l2_first() : ptx::l2_normal());
+                                   a.cu_seqlens_q ? 0 : item.b);
       }
       ptx::mbarrier_arrive_if(address(&full), leads && !any);
     }
@@ -392,32 +389,35 @@ struct Loader {
   RingAt<tile.v_stages> next_v{0, 0};
 
   // The next tile, which begins at position `first` of a segment. Without `any` it is only said to
-  // be there. tell: what is to be known of it, found while the copy engine works.
+  // be there. tell: writes keys, used and next_tile, which it finds while there is no place; for
+  // the first tile of an item, which is waited for, while the copy engine works.
   template <class Tell>
   __device__ __forceinline__ void load(const Item& item, int segment_index, int first, bool any,
-                                       const Tell& tell) {
+                                       bool begins, const Tell& tell) {
     const Item::Segment segment = item.segment[segment_index];
-    const int k = next_k.stage, row = first + segment.row, head = item.head_kv;
+    const int k = next_k.stage;
     Barrier& full = control.k_full[k];
-    wait_place();
-    if (any)
-      load_tile<tile.head_dim, tile>(shared + tile.k_offset() + k * tile.k_bytes(),
-                                     a.map[segment_index].k, full, row, head, segment.batch,
-                                     policy());
     KeyTile at{};
     at.first = first;
-    at.row = row;
+    at.row = first + segment.row;
     at.segment = any ? segment_index : nowhere;
-    at.head = head;
+    at.head = item.head_kv;
     at.batch = segment.batch;
-    tell(at);
+    const auto start = [&] {
+      if (any)
+        load_tile<tile.head_dim, tile>(shared + tile.k_offset() + k * tile.k_bytes(),
+                                       a.map[segment_index].k, full, at.row, at.head, at.batch);
+    };
+    if (!begins) tell(at);
+    wait_place();
+    if (begins) {
+      start();
+      tell(at);
+    }
     describe(at);
     ptx::mbarrier_arrive_expect(address(&full), any ? tile.k_bytes() : 0);
+    if (!begins) start();
     if (!tile.finds && values + behind < count) load_values();
-  }
-  // Under a causal mask the items of several pairs take turns and come back to K and V.
-  __device__ __forceinline__ unsigned long long policy() const {
-    return a.down ? ptx::l2_last() : ptx::l2_normal();
   }
   // Until there is a place for the next tile.
   __device__ __forceinline__ void wait_place() {
@@ -466,8 +466,7 @@ struct Loader {
     ptx::mbarrier_arrive_expect(address(&full), at.segment >= 0 ? tile.v_bytes() : 0);
     if (at.segment >= 0)
       load_tile<tile.head_dim_v, tile>(shared + tile.v_offset() + v * tile.v_bytes(),
-                                       a.map[at.segment].v, full, at.row, at.head, at.batch,
-                                       policy());
+                                       a.map[at.segment].v, full, at.row, at.head, at.batch);
     return true;
   }
 };
@@ -485,16 +484,17 @@ __device__ __forceinline__ void load_keys(const attn_sm90_forward_kernarg& a, Co
     loader.wait_item(count);
     if (item.b < 0) break;
     KeyWalk<tile.keys> at(item, a.down);
-    for (bool begins = true, ending = false, ends = false; !ends;) {
-      if (!ending && at.left(item) <= ending_tiles * tile.keys) {
+    const int late =
+        a.down ? item.low + (ending_tiles - 1) * tile.keys : item.high - ending_tiles * tile.keys;
+    for (bool begins = true, ending = false, ends = false; !ends; begins = false) {
+      if (!ending && (a.down ? at.first <= late : at.first >= late)) {
         ptx::mbarrier_arrive(address(&control.ending));
         ending = true;
       }
       if constexpr (biased)
         for (unsigned& word : control.blocks[loader.count % tile_slots].seen) word = 0;
-      loader.load(item, at.segment, at.first, true, [&](KeyTile& described) {
+      loader.load(item, at.segment, at.first, true, begins, [&](KeyTile& described) {
         if (begins) item.first_tile = tile_flags<tile>(item, at);
-        begins = false;
         described.keys = at.count();
         described.used = min(item.segment[at.segment].end, item.used) - at.first;
         ends = at.ends(item);
@@ -533,7 +533,7 @@ __device__ __forceinline__ void load_live_keys(const attn_sm90_mask_kernarg& a, 
       const unsigned flags = next.flags | (after.keys > 0 ? 0 : last_tile * for_all_groups);
       if (at.keys >= 0) {
         if (leads)
-          loader.load(item, at.segment, at.first, at.keys > 0, [&](KeyTile& described) {
+          loader.load(item, at.segment, at.first, at.keys > 0, false, [&](KeyTile& described) {
             described.keys = described.used = at.keys;
             described.next_tile = next.keys > 0 ? flags : 0;
           });

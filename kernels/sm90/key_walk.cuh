@@ -35,11 +35,6 @@ struct KeyWalk {
   }
   // The tile's, that the item sees.
   __device__ __forceinline__ int count() const { return min(end - first, keys); }
-  // The item's, from the tile on.
-  template <class Item>
-  __device__ __forceinline__ int left(const Item& item) const {
-    return step < 0 ? first + count() - item.low : item.high - first;
-  }
 
  private:
   // The segment that has this position, which the item sees.
