@@ -23,7 +23,7 @@
 #include "../ptx/wgmma.h"
 #include "forward_args.h"
 #include "item_order.cuh"
-#include "key_walk.cuh"
+#include "key_walk.h"
 #include "live_tiles.cuh"
 #include "tiles.h"
 

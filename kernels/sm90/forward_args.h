@@ -32,7 +32,7 @@ struct attn_sm90_forward_kernarg {
   int out_type;  // ../common/types.h
   int split_invariant;
   int num_segments;
-  int down;         // items walk their keys from the last to the first, see key_walk.cuh
+  int down;         // items walk their keys from the last to the first, see key_walk.h
   unsigned chunk;   // (batch, head) pairs that stand together, so that their K and V stay in L2
   unsigned items;   // query tiles of all pairs
   unsigned* taken;  // of them, beyond the first of each block: 0 between launches, unused if there

@@ -37,7 +37,7 @@ struct LiveTile {
   unsigned flags;  // without last_tile
 };
 
-// The walk, down if that of key_walk.cuh goes down, by all lanes of one warp. Item: the item of
+// The walk, down if that of key_walk.h goes down, by all lanes of one warp. Item: the item of
 // forward.cuh.
 template <Tile tile, class Item>
 struct LiveTiles {

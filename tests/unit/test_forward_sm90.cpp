@@ -1,8 +1,11 @@
 // What the kernels fwd_sm90_* get from their host side: blocks, workspace, parameters.
 #include <algorithm>
+#include <random>
+#include <vector>
 
 #include "catch.h"
 #include "kernels/sm90/forward_args.h"
+#include "kernels/sm90/key_walk.h"
 #include "plan/forward_sm90.h"
 #include "plan/problem.h"
 
@@ -117,4 +120,48 @@ TEST_CASE("sm90 forward: pairs that stand together have K and V of 32 MiB at mos
           CHECK((flags & ATTN_CAUSAL && heads <= most ? a.chunk == heads : true));
           CHECK(a.down == (flags & ATTN_CAUSAL ? 1 : 0));
         }
+}
+
+// Each key of the item lies in one tile, tiles lie in one segment and follow each other the one way
+// or the other, and only the last one ends the walk.
+TEST_CASE("sm90 forward: the walk over keys, up and down", "[plan]") {
+  struct Item {
+    int low, high;
+    struct {
+      int end;
+    } segment[attn_sm90_max_segments];
+  };
+  constexpr int keys = 80;
+  std::mt19937 random(7);
+  const auto up_to = [&](int most) { return int(random() % (most + 1)); };
+  for (int i = 0; i < 5000; ++i) {
+    Item item{};
+    const int segments = 1 + up_to(attn_sm90_max_segments - 1);
+    int length = 0;
+    for (int s = 0; s < segments; ++s)
+      item.segment[s].end = length += up_to(3) == 0 ? 0 : up_to(3 * keys);
+    if (length == 0) continue;
+    item.low = up_to(2) == 0 ? 0 : up_to(length - 1);
+    item.high = up_to(2) == 0 ? length : item.low + 1 + up_to(length - item.low - 1);
+    for (const bool down : {false, true}) {
+      std::vector<int> seen(length, 0), first;
+      sm90::KeyWalk<keys> at(item, down);
+      for (;; at.next(item)) {
+        REQUIRE(at.count() > 0);
+        REQUIRE(at.count() <= keys);
+        REQUIRE(at.segment < segments);
+        const int begin = std::max(item.low, at.segment > 0 ? item.segment[at.segment - 1].end : 0);
+        REQUIRE((at.first - begin) % keys == 0);
+        REQUIRE(at.first >= begin);
+        REQUIRE(at.first + at.count() <= std::min(item.high, item.segment[at.segment].end));
+        if (!first.empty()) REQUIRE((down ? at.first < first.back() : at.first > first.back()));
+        first.push_back(at.first);
+        for (int n = 0; n < at.count(); ++n) ++seen[at.first + n];
+        if (at.ends(item)) break;
+      }
+      std::vector<int> once(length, 0);
+      std::fill(once.begin() + item.low, once.begin() + item.high, 1);
+      REQUIRE(seen == once);
+    }
+  }
 }

@@ -1,10 +1,22 @@
 // The walk over the keys that an item sees, in tiles of `keys`, which begin where the item's keys
 // or a segment's begin. Under a causal mask it goes down: then what an item asks for when it begins
 // is what longer ones that began before are about to ask for, and comes from the L2 once
-// (docs/hopper.md). Item: the item of forward.cuh.
-#pragma once
+// (docs/hopper.md). Item: the item of forward.cuh. Host code includes this too.
+#ifndef ATTN_KERNELS_SM90_KEY_WALK_H
+#define ATTN_KERNELS_SM90_KEY_WALK_H
+
+#include "../../src/core/host_device.h"
+
+#ifndef __CUDACC__
+#include <algorithm>
+#endif
 
 namespace attn::sm90 {
+
+#ifndef __CUDACC__
+using std::max;
+using std::min;
+#endif
 
 template <int keys>
 struct KeyWalk {
@@ -16,30 +28,29 @@ struct KeyWalk {
 
   // At the first tile of an item that sees some key.
   template <class Item>
-  __device__ __forceinline__ KeyWalk(const Item& item, bool down)
-      : step(down ? -keys : keys), segment(0) {
+  ATTN_HOST_DEVICE KeyWalk(const Item& item, bool down) : step(down ? -keys : keys), segment(0) {
     enter(item, down ? item.high - 1 : item.low);
   }
   // Whether there is none behind it.
   template <class Item>
-  __device__ __forceinline__ bool ends(const Item& item) const {
+  ATTN_HOST_DEVICE bool ends(const Item& item) const {
     return first == last && (step < 0 ? first <= item.low : end >= item.high);
   }
   // Not behind the last one.
   template <class Item>
-  __device__ __forceinline__ void next(const Item& item) {
+  ATTN_HOST_DEVICE void next(const Item& item) {
     if (first != last) [[likely]]
       first += step;
     else
       enter(item, step < 0 ? first - 1 : end);
   }
   // The tile's, that the item sees.
-  __device__ __forceinline__ int count() const { return min(end - first, keys); }
+  ATTN_HOST_DEVICE int count() const { return min(end - first, keys); }
 
  private:
   // The segment that has this position, which the item sees.
   template <class Item>
-  __device__ __forceinline__ void enter(const Item& item, int position) {
+  ATTN_HOST_DEVICE void enter(const Item& item, int position) {
     if (step < 0) segment = 0;
     while (item.segment[segment].end <= position) ++segment;
     const int begin = max(item.low, segment > 0 ? item.segment[segment - 1].end : 0);
@@ -51,3 +62,4 @@ struct KeyWalk {
 };
 
 }  // namespace attn::sm90
+#endif
