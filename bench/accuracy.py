@@ -35,8 +35,7 @@ def times(mine, theirs):
     return {name: mine[name] / theirs[name] for name in mine}
 
 
-def inputs(torch, cell, sigma, seed, device):
-    dtype = {"f16": torch.float16, "bf16": torch.bfloat16}[cell.dtype]
+def inputs(torch, cell, dtype, sigma, seed, device):
     torch.manual_seed(seed)
     shape = (cell.batch, cell.seqlen, cell.heads, cell.dim)
     return [(torch.randn(shape) * sigma).to(dtype).to(device) for _ in range(3)]
@@ -44,15 +43,17 @@ def inputs(torch, cell, sigma, seed, device):
 
 def measure(options):
     import torch
-    from contenders import PEERS, Libattn
+    from contenders import DTYPES, PEERS, Libattn
+    from timing import Nvml
     library = Libattn(options.lib, options.kernel)
-    result = {"date": datetime.date.today().isoformat(), "commit": options.commit, "gpu": torch.cuda.get_device_name(),
+    result = {"date": datetime.date.today().isoformat(), "commit": options.commit,
+              "gpu": {"name": torch.cuda.get_device_name(), "driver": Nvml().driver()}, "cuda": torch.version.cuda,
               "torch": torch.__version__, "cudnn": torch.backends.cudnn.version(), "sigma": options.sigma, "cells": []}
     for dtype in ("f16", "bf16"):
         for dim in (64, 128, 256):
             for causal in (False, True):
                 cell = Cell("accuracy", 1, 4, 4, 1024, dim, causal, dtype)
-                q, k, v = inputs(torch, cell, options.sigma, options.seed, "cuda")
+                q, k, v = inputs(torch, cell, DTYPES[dtype][1], options.sigma, options.seed, "cuda")
                 want = reference(torch, q, k, v, causal)
                 calls, kernel = library.forward(cell, [(q, k, v)])
                 found, missing = {"libattn": errors(calls[0](), want)}, {}

@@ -7,7 +7,8 @@
 #include "../common/forward_args.h"
 
 enum { attn_sm90_max_segments = 8 };
-enum { attn_sm90_order_classes = 32, attn_sm90_order_words = 13, attn_sm90_order_max_items = 400 };
+enum { attn_sm90_order_classes = 32, attn_sm90_order_max_items = 400 };
+enum { attn_sm90_order_words = (attn_sm90_order_max_items + 31) / 32 };
 
 struct alignas(64) attn_tensor_map {
   unsigned char bytes[128];
@@ -51,8 +52,6 @@ struct attn_sm90_order {
   // A bit for each item that is sorted, counted from the first of them.
   unsigned in_class[attn_sm90_order_classes][attn_sm90_order_words];
 };
-
-static_assert(attn_sm90_order_max_items <= 32 * attn_sm90_order_words);
 
 struct attn_sm90_mask_kernarg : attn_sm90_forward_kernarg {
   attn_mask_arrays block_mask;
