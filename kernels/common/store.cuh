@@ -5,42 +5,32 @@
 
 namespace attn::device {
 
-// Four packed words, one per lane of a quad and 8-column tile, become four columns' words of one tile:
-// afterwards lane t of the quad holds all of tile t's row.
-__device__ __forceinline__ void transpose_quad(unsigned (&w)[4]) {
-  const int t = threadIdx.x % 4;
-  const bool odd = t & 1, high = t & 2;
-  unsigned give0 = odd ? w[0] : w[1], give1 = odd ? w[2] : w[3];
-  give0 = __shfl_xor_sync(0xffffffff, give0, 1);
-  give1 = __shfl_xor_sync(0xffffffff, give1, 1);
-  const unsigned a0 = odd ? give0 : w[0], a1 = odd ? w[1] : give0;
-  const unsigned a2 = odd ? give1 : w[2], a3 = odd ? w[3] : give1;
-  unsigned give2 = high ? a0 : a2, give3 = high ? a1 : a3;
-  give2 = __shfl_xor_sync(0xffffffff, give2, 2);
-  give3 = __shfl_xor_sync(0xffffffff, give3, 2);
-  w[0] = high ? give2 : a0;
-  w[1] = high ? give3 : a1;
-  w[2] = high ? a2 : give2;
-  w[3] = high ? a3 : give3;
+// Of two neighbouring tiles of 8 columns each lane has a packed word. Afterwards lanes 0 and 2 of a
+// quad have two words of the first, and lanes 1 and 3 two of the second, in the order of their
+// columns.
+__device__ __forceinline__ uint2 pair_columns(unsigned first, unsigned second) {
+  const bool odd = threadIdx.x & 1;
+  const unsigned got = __shfl_xor_sync(0xffffffff, odd ? first : second, 1);
+  return odd ? make_uint2(got, second) : make_uint2(first, got);
 }
 
 template <class Element, int count>
 __device__ __forceinline__ void store_row_16bit(unsigned short* row, bool valid, const float (&o)[count], int half,
                                                 float factor, int head_dim_v) {
-  const int column = threadIdx.x % 4 * 8;
+  const int column = threadIdx.x % 2 * 8 + threadIdx.x % 4 / 2 * 4;
   const int columns = valid ? head_dim_v - column : 0;
   row += column;
   asm volatile("" : "+l"(row));  // else the compiler adds up per store, and keeps the terms through the kernel's loops
 #pragma unroll
-  for (int n = 0; n < count / 4; n += 4) {
-    unsigned w[4];
+  for (int n = 0; n < count / 4; n += 2) {
+    unsigned w[2];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
+    for (int j = 0; j < 2; ++j) {
       const int at = 4 * (n + j) + 2 * half;
       w[j] = Element::pack(o[at] * factor, o[at + 1] * factor);
     }
-    transpose_quad(w);
-    if (8 * n < columns) *reinterpret_cast<uint4*>(row + 8 * n) = make_uint4(w[0], w[1], w[2], w[3]);
+    const uint2 pair = pair_columns(w[0], w[1]);
+    if (8 * n < columns) *reinterpret_cast<uint2*>(row + 8 * n) = pair;
   }
 }
 template <int count>

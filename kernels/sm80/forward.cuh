@@ -544,7 +544,8 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
       float sum = state.sum[m][half];
       sum += __shfl_xor_sync(0xffffffff, sum, 1);
       sum += __shfl_xor_sync(0xffffffff, sum, 2);
-      const float lse = end_softmax(state.reference[m][half], sum, 0, sink, factor[half]);
+      factor[half] = row_factor(state.reference[m][half], sum, sink);
+      const float lse = row_lse(state.reference[m][half], sum, sink);
       const int row = row_at(m, half);
       const bool valid = row < block.seqlen_q;
       if (a.lse && valid && lane % 4 == 0) {

@@ -166,6 +166,48 @@ __device__ __forceinline__ unsigned tile_flags(const Item& item, const KeyWalk<t
   return flags;
 }
 
+// The walk over an item's tiles with what is said of each.
+template <Tile tile>
+struct ItemWalk {
+  KeyWalk<tile.keys> at;
+  int keys, used;  // see KeyTile
+  unsigned flags;
+  // The following tiles of the segment that begin at these positions, both included, are seen whole
+  // by all and not the last one on the way: most tiles, which two comparisons tell.
+  int low, high;
+
+  // Before `look` only `at` may be used.
+  __device__ __forceinline__ ItemWalk(const Item& item, bool down) : at(item, down) {}
+  __device__ __forceinline__ void look(const Item& item) {
+    const int behind_used = min(item.segment[at.segment].end, item.used);
+    keys = at.count();
+    used = behind_used - at.first;
+    flags = tile_flags<tile>(item, at);
+    low = at.step < 0 ? at.last + 1 : at.first;
+    high = min(at.end, behind_used) - tile.keys;
+    if (at.step > 0) high = min(high, at.last - 1);
+#pragma unroll
+    for (int g = 0; g < tile.groups; ++g) {
+      low = max(low, item.see[g].z);
+      high = min(high, item.see[g].w - tile.keys);
+    }
+  }
+  // false: there is none.
+  __device__ __forceinline__ bool next(const Item& item) {
+    const int first = at.first + at.step;
+    if (first >= low && first <= high) [[likely]] {
+      at.first = first;
+      keys = used = tile.keys;
+      flags = (sees_some | sees_all) * (for_all_groups >> 4 * (max_groups - tile.groups));
+      return true;
+    }
+    if (at.ends(item)) return false;
+    at.next(item);
+    look(item);
+    return true;
+  }
+};
+
 // By all lanes of one warp. index: of the cluster's item, of which each block has a part.
 template <Tile tile>
 __device__ __forceinline__ void describe(const attn_sm90_forward_kernarg& a, unsigned index,
@@ -403,20 +445,14 @@ struct Loader {
     at.segment = any ? segment_index : nowhere;
     at.head = item.head_kv;
     at.batch = segment.batch;
-    const auto start = [&] {
-      if (any)
-        load_tile<tile.head_dim, tile>(shared + tile.k_offset() + k * tile.k_bytes(),
-                                       a.map[segment_index].k, full, at.row, at.head, at.batch);
-    };
     if (!begins) tell(at);
     wait_place();
-    if (begins) {
-      start();
-      tell(at);
-    }
+    if (any)
+      load_tile<tile.head_dim, tile>(shared + tile.k_offset() + k * tile.k_bytes(),
+                                     a.map[segment_index].k, full, at.row, at.head, at.batch);
+    if (begins) tell(at);
     describe(at);
     ptx::mbarrier_arrive_expect(address(&full), any ? tile.k_bytes() : 0);
-    if (!begins) start();
     if (!tile.finds && values + behind < count) load_values();
   }
   // Until there is a place for the next tile.
@@ -483,25 +519,26 @@ __device__ __forceinline__ void load_keys(const attn_sm90_forward_kernarg& a, Co
     Item& item = control.item[count % item_slots];
     loader.wait_item(count);
     if (item.b < 0) break;
-    KeyWalk<tile.keys> at(item, a.down);
+    ItemWalk<tile> walk(item, a.down);
     const int late =
         a.down ? item.low + (ending_tiles - 1) * tile.keys : item.high - ending_tiles * tile.keys;
-    for (bool begins = true, ending = false, ends = false; !ends; begins = false) {
-      if (!ending && (a.down ? at.first <= late : at.first >= late)) {
+    for (bool begins = true, ending = false, more = true; more; begins = false) {
+      const int first = walk.at.first;
+      if (!ending && (a.down ? first <= late : first >= late)) {
         ptx::mbarrier_arrive(address(&control.ending));
         ending = true;
       }
       if constexpr (biased)
         for (unsigned& word : control.blocks[loader.count % tile_slots].seen) word = 0;
-      loader.load(item, at.segment, at.first, true, begins, [&](KeyTile& described) {
-        if (begins) item.first_tile = tile_flags<tile>(item, at);
-        described.keys = at.count();
-        described.used = min(item.segment[at.segment].end, item.used) - at.first;
-        ends = at.ends(item);
-        if (!ends) {
-          at.next(item);
-          described.next_tile = tile_flags<tile>(item, at);
+      loader.load(item, walk.at.segment, first, true, begins, [&](KeyTile& described) {
+        if (begins) {
+          walk.look(item);
+          item.first_tile = walk.flags;
         }
+        described.keys = walk.keys;
+        described.used = walk.used;
+        more = walk.next(item);
+        described.next_tile = walk.flags;
       });
     }
   }
@@ -708,20 +745,26 @@ struct Consumer {
     return item.row + 64 * group + 16 * warp + lane / 4 + 8 * half;
   }
 
+  // Of the lane's scores of a row, which are those of keys 8 n and 8 n + 1 from the lane's first
+  // on, so many are of keys before this one.
+  __device__ __forceinline__ static int scores_before(int key) {
+    key = clamp(key, 0, keys);
+    return key / 8 * 2 + min(key % 8, 2);
+  }
+  // As bits, which are moved to predicates seven at a time.
   __device__ __forceinline__ void mask(Scores& s, const Item& item, int first, int count) {
     const int lane_first = first + lane % 4 * 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = this->row(item, half);
-      const int begin = row + item.lower - lane_first;
-      const int end = min(row + item.upper - lane_first, count - lane % 4 * 2);
+      const int begin = scores_before(row + item.lower - lane_first);
+      const int end = scores_before(min(row + item.upper - lane_first, count - lane % 4 * 2));
 #pragma unroll
-      for (int n = 0; n < keys / 8; ++n) {
+      for (int word = 0; word < keys / 4; word += 32) {
+        const unsigned seen = low_bits(end - word) & ~low_bits(begin - word);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int column = 8 * n + i;
-          if (column < begin || column >= end) s[4 * n + 2 * half + i] = -infinity();
-        }
+        for (int n = word; n < min(word + 32, keys / 4); ++n)
+          if (!(seen >> n % 32 & 1)) s[n / 2 * 4 + 2 * half + n % 2] = -infinity();
       }
     }
   }
@@ -1071,22 +1114,25 @@ struct Consumer {
     finish_weights(s, shrink, sum);
   }
 
-  // Writes lse; returns in factor what o must be multiplied with.
-  __device__ __forceinline__ void finish_softmax(const Item& item, const RowState (&row_state)[2],
-                                                 float (&factor)[2]) {
+  // Of an item whose weights have all been found: writes lse and leaves in factor what o must be
+  // multiplied with.
+  __device__ __forceinline__ void finish_softmax(const Item& item, float (&factor)[2]) {
     const float sink = a.sinks ? a.sinks[item.h] * log2_e : -infinity();
+    const auto of_row = [](float x) {
+      x += __shfl_xor_sync(0xffffffff, x, 1);
+      return x + __shfl_xor_sync(0xffffffff, x, 2);
+    };
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float sum = row_state[half].sum, rounding = row_state[half].rounding;
+      const RowState& state = row_state[half];
+      factor[half] = row_factor(state.reference, of_row(state.sum + state.rounding), sink);
+    }
+    if (!a.lse) return;
 #pragma unroll
-      for (int lanes = 1; lanes <= 2; lanes *= 2) {
-        sum += __shfl_xor_sync(0xffffffff, sum, lanes);
-        rounding += __shfl_xor_sync(0xffffffff, rounding, lanes);
-      }
-      const float lse = end_softmax(row_state[half].reference, sum, rounding, sink, factor[half]);
+    for (int half = 0; half < 2; ++half) {
+      const float lse = row_lse(row_state[half].reference, of_row(row_state[half].sum), sink);
       const int row = this->row(item, half);
-      const bool valid = row < item.seqlen_q;
-      if (a.lse && valid && lane % 4 == 0) {
+      if (row < item.seqlen_q && lane % 4 == 0) {
         const long long at = a.cu_seqlens_q
                                  ? item.h * a.total_q + item.q_begin + row
                                  : (item.b * (long long)a.heads_q + item.h) * a.seqlen_q + row;
@@ -1104,13 +1150,6 @@ struct Consumer {
                            item.h * a.out_stride[2];
       store_row(a.out, a.out_type, at, row < item.seqlen_q, o, half, factor[half], a.head_dim_v);
     }
-  }
-
-  // The rows of an item whose tiles are all in o and state; if there are none, o has anything.
-  __device__ __forceinline__ void finish(const Item& item, const RowState (&state)[2]) {
-    float factor[2];
-    finish_softmax(item, state, factor);
-    store(item, factor);
   }
 
   __device__ __forceinline__ void run() {
@@ -1140,14 +1179,20 @@ struct Consumer {
 
     RingAt<tile.k_stages> k{K::stage(1), K::parity(1)};  // of tile n + 1
     RingAt<tile.v_stages> v{0, 0};                       // of tile n
-    bool ready =
-        false;  // K of tile n + 1 and V of n are there, and nothing but the rule is to be done
+    float factor[2];  // what o of the item whose last tile is n is to be multiplied with
+    // K of tile n + 1 and V of n are there, and nothing but the rule is to be done.
+    bool ready = false;
     for (;; ++n) {
       const bool ends = here & last_tile;
       if (!ready) {
         ptx::mbarrier_wait(address(&control.v_full[v.stage]), v.parity);
         if (biased ? unseen : here & has_unused) clear_unused(n);
-        if (ends && !take_item(count + 1)) break;
+        if (ends) {
+          // Here rather than with o, for now the warp waits for its turn anyway.
+          finish_softmax(item(count), factor);
+          start_softmax();
+          if (!take_item(count + 1)) break;
+        }
         ptx::mbarrier_wait(address(&control.k_full[k.stage]), k.parity);
         if (ends) next = ptx::uniform(item(count + 1).first_tile >> 4 * group);
       }
@@ -1184,9 +1229,6 @@ struct Consumer {
         ptx::wgmma_wait<1>();
         ptx::pin(s);
         release_scored();
-        const RowState done[2] = {row_state[0], row_state[1]};
-        if (ends) [[unlikely]]
-          start_softmax();
         float shrink[2], sum[4];
         if constexpr (masked && !early)
           if (!(next & sees_all)) find_visible(item(count + ends), n + 1, next, visible);
@@ -1196,7 +1238,7 @@ struct Consumer {
         if (ends) [[unlikely]] {  // on both sides, for what stands before a branch stays there
           ptx::wgmma_wait<0>();
           ptx::pin(o);
-          finish(item(count), done);
+          store(item(count), factor);
         } else {
           ptx::wgmma_wait<0>();
           ptx::pin(o);
@@ -1220,10 +1262,7 @@ struct Consumer {
         pass_turn();
         look_ahead();
         release_scored();
-        if (ends) {
-          finish(item(count), row_state);
-          start_softmax();
-        }
+        if (ends) store(item(count), factor);
         if (next & sees_some)
           weigh(s, item(count + ends), n + 1, next);
         else
@@ -1238,7 +1277,7 @@ struct Consumer {
     wait_turn();
     if (here & sees_some) add_sums(v_here, add);
     if (group != tile.groups - 1) pass_turn();
-    finish(item(count), row_state);
+    store(item(count), factor);
   }
 };
 
