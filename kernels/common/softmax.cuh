@@ -7,6 +7,12 @@
 
 namespace attn::device {
 
+// Added up over the four lanes that share a row.
+__device__ __forceinline__ float row_sum(float x) {
+  x += __shfl_xor_sync(0xffffffff, x, 1);
+  return x + __shfl_xor_sync(0xffffffff, x, 2);
+}
+
 // A sink, -inf if there is none, joins here, for as a reference it could leave weights too small
 // for 16 bits. All scores are log2; reference: of the row's weights, 2^(score - reference), which
 // `sum` is the sum of.

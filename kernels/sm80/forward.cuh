@@ -541,9 +541,7 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
     float factor[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float sum = state.sum[m][half];
-      sum += __shfl_xor_sync(0xffffffff, sum, 1);
-      sum += __shfl_xor_sync(0xffffffff, sum, 2);
+      const float sum = row_sum(state.sum[m][half]);
       factor[half] = row_factor(state.reference[m][half], sum, sink);
       const float lse = row_lse(state.reference[m][half], sum, sink);
       const int row = row_at(m, half);

@@ -507,8 +507,13 @@ struct Loader {
   }
 };
 
-// An item is taken when so many tiles of the one before it are to be loaded.
-constexpr int ending_tiles = 4;
+// Whether few tiles of the item are to be loaded, the next one from `first` on: then another is
+// taken.
+template <Tile tile>
+__device__ __forceinline__ bool is_ending(const Item& item, bool down, int first) {
+  const int keys = down ? first + tile.keys - item.low : item.high - first;
+  return keys <= 4 * tile.keys;
+}
 
 // One thread loads the keys and values of the items.
 template <Tile tile, bool biased>
@@ -520,11 +525,9 @@ __device__ __forceinline__ void load_keys(const attn_sm90_forward_kernarg& a, Co
     loader.wait_item(count);
     if (item.b < 0) break;
     ItemWalk<tile> walk(item, a.down);
-    const int late =
-        a.down ? item.low + (ending_tiles - 1) * tile.keys : item.high - ending_tiles * tile.keys;
     for (bool begins = true, ending = false, more = true; more; begins = false) {
       const int first = walk.at.first;
-      if (!ending && (a.down ? first <= late : first >= late)) {
+      if (!ending && is_ending<tile>(item, a.down, first)) {
         ptx::mbarrier_arrive(address(&control.ending));
         ending = true;
       }
@@ -562,8 +565,7 @@ __device__ __forceinline__ void load_live_keys(const attn_sm90_mask_kernarg& a, 
     at.keys = next.keys = -1;  // not found yet
     for (bool ends = false;; ++n) {
       const LiveTile after = tiles.find(control.blocks[n % tile_slots]);
-      const int left = a.down ? after.first + after.keys - item.low : item.high - after.first;
-      if (!ends && (after.keys == 0 || left <= ending_tiles * tile.keys)) {
+      if (!ends && (after.keys == 0 || is_ending<tile>(item, a.down, after.first))) {
         ptx::mbarrier_arrive_if(address(&control.ending), leads);
         ends = true;
       }
@@ -1118,19 +1120,15 @@ struct Consumer {
   // multiplied with.
   __device__ __forceinline__ void finish_softmax(const Item& item, float (&factor)[2]) {
     const float sink = a.sinks ? a.sinks[item.h] * log2_e : -infinity();
-    const auto of_row = [](float x) {
-      x += __shfl_xor_sync(0xffffffff, x, 1);
-      return x + __shfl_xor_sync(0xffffffff, x, 2);
-    };
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const RowState& state = row_state[half];
-      factor[half] = row_factor(state.reference, of_row(state.sum + state.rounding), sink);
+      factor[half] = row_factor(state.reference, row_sum(state.sum + state.rounding), sink);
     }
     if (!a.lse) return;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float lse = row_lse(row_state[half].reference, of_row(row_state[half].sum), sink);
+      const float lse = row_lse(row_state[half].reference, row_sum(row_state[half].sum), sink);
       const int row = this->row(item, half);
       if (row < item.seqlen_q && lane % 4 == 0) {
         const long long at = a.cu_seqlens_q
