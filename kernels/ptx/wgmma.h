@@ -9,12 +9,12 @@
 namespace attn::ptx {
 
 // A matrix in shared memory as TMA leaves it with the 128-byte swizzle: rows of 128 bytes, eight of
-// them in 1024 bytes (PTX ISA, "Matrix descriptor"). panel_bytes: from one panel of 64 columns to
-// the next, for transposed B.
-__device__ __forceinline__ unsigned long long wgmma_descriptor(unsigned shared,
+// them in 1024 bytes (PTX ISA, "Matrix descriptor"). at_16: its address / 16. panel_bytes: from one
+// panel of 64 columns to the next, for transposed B.
+__device__ __forceinline__ unsigned long long wgmma_descriptor(unsigned at_16,
                                                                unsigned panel_bytes) {
-  return (unsigned long long)(shared >> 4) | (unsigned long long)(panel_bytes >> 4) << 16 |
-         64ull << 32 | 1ull << 62;
+  return (unsigned long long)at_16 | (unsigned long long)(panel_bytes >> 4) << 16 | 64ull << 32 |
+         1ull << 62;
 }
 
 // Orders earlier writes of registers before the warpgroup's next wgmma.

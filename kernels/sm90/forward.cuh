@@ -626,6 +626,7 @@ struct Consumer {
   unsigned p[key_steps][4];        // weights of the tile before, as wgmma takes them
   float o[tile.head_dim_v / 2];    // sums of weight * v
   RowState row_state[2];
+  bool negative;  // the reference of some row of the warp
   bool unseen;  // with a bias: some of the tile's keys are not seen by any of the warp's queries
   unsigned said_parity = 0;  // with a block mask: of the next phase of each control.said
 
@@ -646,15 +647,19 @@ struct Consumer {
   __device__ __forceinline__ const KeyTile& key_tile(unsigned n) const {
     return control.tile[n % tile_slots];
   }
+  // Places in shared memory, in units of 16 bytes.
+  __device__ __forceinline__ unsigned k_of(int stage) const {
+    return (shared + tile.k_offset()) / 16 + stage * (tile.k_bytes() / 16);
+  }
+  __device__ __forceinline__ unsigned v_of(int stage) const {
+    return (shared + tile.v_offset()) / 16 + stage * (tile.v_bytes() / 16);
+  }
   __device__ __forceinline__ unsigned q_at(unsigned index) const {
-    return shared + tile.q_offset() + Q::stage(index) * tile.q_bytes() + group * 64 * 128;
+    return (shared + tile.q_offset()) / 16 +
+           (Q::stage(index) * tile.q_bytes() + group * 64 * 128) / 16;
   }
-  __device__ __forceinline__ unsigned k_at(unsigned n) const {
-    return shared + tile.k_offset() + K::stage(n) * tile.k_bytes();
-  }
-  __device__ __forceinline__ unsigned v_at(unsigned n) const {
-    return shared + tile.v_offset() + V::stage(n) * tile.v_bytes();
-  }
+  __device__ __forceinline__ unsigned k_at(unsigned n) const { return k_of(K::stage(n)); }
+  __device__ __forceinline__ unsigned v_at(unsigned n) const { return v_of(V::stage(n)); }
 
   __device__ __forceinline__ int q_part() const { return tile.q_parts() > 1 ? group : 0; }
   // Q of an item is in shared memory until release_q. False: there is no such item.
@@ -668,7 +673,7 @@ struct Consumer {
     release(control.q_empty[Q::stage(index)][q_part()]);
   }
 
-  // s = Q K^T; to be waited for. q_at, k_at: places in shared memory.
+  // s = Q K^T; to be waited for.
   __device__ __forceinline__ void start_scores(Scores& s, unsigned q_at, unsigned k_at) {
     const unsigned long long a_matrix = ptx::wgmma_descriptor(q_at, 0),
                              b_matrix = ptx::wgmma_descriptor(k_at, 0);
@@ -702,7 +707,7 @@ struct Consumer {
   // all keys do not wait for the others, which find that there is nothing to do.
   __device__ __forceinline__ void clear_unused(unsigned n) {
     const auto meet = [] { ptx::barrier_wait(1 + tile.groups, 128 * tile.groups); };
-    const unsigned v = v_at(n) - shared + address(&control);  // not within_block
+    const unsigned v = 16 * v_at(n) - shared + address(&control);  // not within_block
     unsigned seen[words];
 #pragma unroll
     for (int word = 0; word < words; ++word) seen[word] = low_bits(key_tile(n).used - 32 * word);
@@ -740,7 +745,14 @@ struct Consumer {
   }
 
   static constexpr float lowest = -3.402823466e38f;  // not -inf: differences of it are no NaN
-  __device__ __forceinline__ void start_softmax() { row_state[0] = row_state[1] = {lowest, 0, 0}; }
+  __device__ __forceinline__ void start_softmax() {
+    row_state[0] = row_state[1] = {lowest, 0, 0};
+    negative = true;
+  }
+  __device__ __forceinline__ void look_at_references() {
+    negative = __any_sync(0xffffffff, (__float_as_int(row_state[0].reference) |
+                                       __float_as_int(row_state[1].reference)) < 0);
+  }
 
   // Row of the lane in the sequence.
   __device__ __forceinline__ int row(const Item& item, int half) const {
@@ -1001,9 +1013,11 @@ struct Consumer {
       most = max(most, __shfl_xor_sync(0xffffffff, most, 2));
       largest[half] = __int_as_float(most);
     }
-    const int negative = (__float_as_int(largest[0]) & __float_as_int(row_state[0].reference)) |
-                         (__float_as_int(largest[1]) & __float_as_int(row_state[1].reference));
-    if (__any_sync(0xffffffff, negative < 0)) [[unlikely]] {
+    if (!negative) [[likely]]
+      return;
+    const int both = (__float_as_int(largest[0]) & __float_as_int(row_state[0].reference)) |
+                     (__float_as_int(largest[1]) & __float_as_int(row_state[1].reference));
+    if (__any_sync(0xffffffff, both < 0)) [[unlikely]] {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float most = -infinity();
@@ -1111,7 +1125,10 @@ struct Consumer {
     load_bias(item, n);
     prepare(s, item, n, flags, visible);
     const bool moved = start_weights(s, shrink, sum);
-    if (moved) rescale(shrink);
+    if (moved) {
+      rescale(shrink);
+      look_at_references();
+    }
     find_first_weights(s);
     finish_weights(s, shrink, sum);
   }
@@ -1159,19 +1176,19 @@ struct Consumer {
     ptx::mbarrier_wait(address(&control.k_full[0]), 0);
     ptx::wgmma_fence();
     start_scores(s, ptx::uniform(q_at(0)), k_at(0));
-    // Tile n is of the item `count`, `here` its flags; p holds its weights if the warpgroup sees
-    // it. `next` are the flags of tile n + 1, if it is of the same item.
+    // Tile n + 1 is of the item `count`. `here` are the flags of tile n, whose weights p holds if
+    // the warpgroup sees it; `next` those of tile n + 1, if it is of the same item; `before` those
+    // of tile n - 1, as if it were the last one of its item if o has nothing of that of tile n.
     unsigned n = 0, count = 0;
     unsigned here = ptx::uniform(item(0).first_tile >> 4 * group),
              next = ptx::uniform(key_tile(0).next_tile >> 4 * group);
-    bool add = false;
-    unsigned q_next = ptx::uniform(q_at(here & last_tile ? 1 : 0)), k_next = ptx::uniform(k_at(1)),
-             v_here = ptx::uniform(v_at(0));
+    unsigned before = last_tile;
+    unsigned q_next = ptx::uniform(q_at(0)), k_next = k_at(1), v_here = v_at(0);
     ptx::wgmma_wait<0>();
     ptx::pin(s);
     __syncwarp();
     release(control.k_empty[0]);
-    if (here & last_tile) release_q(0);
+    if (tile.q_stages == 1 && here & last_tile) release_q(0);
     start_softmax();
     weigh(s, item(0), 0, here);
 
@@ -1189,10 +1206,12 @@ struct Consumer {
           // Here rather than with o, for now the warp waits for its turn anyway.
           finish_softmax(item(count), factor);
           start_softmax();
-          if (!take_item(count + 1)) break;
+          if (tile.q_stages > 1) release_q(count);
+          if (!take_item(++count)) break;
+          q_next = ptx::uniform(q_at(count));
         }
         ptx::mbarrier_wait(address(&control.k_full[k.stage]), k.parity);
-        if (ends) next = ptx::uniform(item(count + 1).first_tile >> 4 * group);
+        if (ends) next = ptx::uniform(item(count).first_tile >> 4 * group);
       }
       const int k_stage = k.stage, v_stage = v.stage;
       // What is known of the tile behind the next one when the next one's scores have been started.
@@ -1201,14 +1220,13 @@ struct Consumer {
         after = ptx::uniform(key_tile(n + 1).next_tile >> 4 * group);
         k.advance();
         v.advance();
-        q_next = ptx::uniform(q_at(count + ends + (next & last_tile ? 1 : 0)));
-        k_next = ptx::uniform(shared + tile.k_offset() + k.stage * tile.k_bytes());
-        v_here = ptx::uniform(shared + tile.v_offset() + v.stage * tile.v_bytes());
+        k_next = k_of(k.stage);
+        v_here = v_of(v.stage);
       };
       const auto release_scored = [&] {
         __syncwarp();  // what all lanes have read, lane 0 may give free
         release(control.k_empty[k_stage]);
-        if (next & last_tile) release_q(count + ends);
+        if (tile.q_stages == 1 && next & last_tile) release_q(count);
       };
       wait_turn();
       if (here & next & sees_some) [[likely]] {
@@ -1217,38 +1235,43 @@ struct Consumer {
         start_scores(s, q_next, k_next);
         const unsigned v_now = v_here;
         look_ahead();  // while the scores are computed: a warp waits in front of a product
-        start_sums(v_now, add);
+        start_sums(v_now, !(before & last_tile));
         pass_turn();
         Visible visible;
-        load_bias(item(count + ends), n + 1);
+        load_bias(item(count), n + 1);
         if constexpr (masked && early)
           if (!(next & sees_all)) [[unlikely]]
-            find_visible(item(count + ends), n + 1, next, visible);
+            find_visible(item(count), n + 1, next, visible);
         ptx::wgmma_wait<1>();
         ptx::pin(s);
         release_scored();
         float shrink[2], sum[4];
         if constexpr (masked && !early)
-          if (!(next & sees_all)) find_visible(item(count + ends), n + 1, next, visible);
-        prepare(s, item(count + ends), n + 1, next, visible);
+          if (!(next & sees_all)) find_visible(item(count), n + 1, next, visible);
+        prepare(s, item(count), n + 1, next, visible);
         const bool moved = start_weights(s, shrink, sum);
         find_first_weights(s);
         if (ends) [[unlikely]] {  // on both sides, for what stands before a branch stays there
           ptx::wgmma_wait<0>();
           ptx::pin(o);
-          store(item(count), factor);
+          store(item(count - 1), factor);
+          look_at_references();
         } else {
           ptx::wgmma_wait<0>();
           ptx::pin(o);
-          if (moved) rescale(shrink);
+          if (moved) {
+            rescale(shrink);
+            look_at_references();
+          }
         }
         release(control.v_empty[v_stage]);
         ready = ptx::mbarrier_test(address(&control.v_full[v.stage]), v.parity) &
                 ptx::mbarrier_test(address(&control.k_full[k.stage]), k.parity) &
                 !(next & (last_tile | (biased ? 0 : has_unused))) & !(biased && unseen);
         finish_weights(s, shrink, sum);
-        add = !ends;
+        before = here;
       } else {
+        const bool add = !(before & last_tile);
         if (here & sees_some) add_sums(v_here, add);
         release(control.v_empty[v_stage]);
         if (next & sees_some) {
@@ -1260,22 +1283,21 @@ struct Consumer {
         pass_turn();
         look_ahead();
         release_scored();
-        if (ends) store(item(count), factor);
+        if (ends) store(item(count - 1), factor);
         if (next & sees_some)
-          weigh(s, item(count + ends), n + 1, next);
+          weigh(s, item(count), n + 1, next);
         else
           say_nothing_seen(n + 1, next);
-        add = !ends && (add || here & sees_some);
+        before = add || here & sees_some ? here : here | last_tile;
         ready = false;
       }
-      count += ends;
       here = next;
       next = after;
     }
     wait_turn();
-    if (here & sees_some) add_sums(v_here, add);
+    if (here & sees_some) add_sums(v_here, !(before & last_tile));
     if (group != tile.groups - 1) pass_turn();
-    store(item(count), factor);
+    store(item(count - 1), factor);
   }
 };
 
