@@ -82,7 +82,7 @@ struct KeyTile {
   int first;                      // position of its first key
   int keys;                       // that some query of the item sees, of its segment
   int used;                       // rows of V from here on are nobody's
-  unsigned next_tile;             // flags of the item's next tile, see live_tiles.cuh
+  unsigned next_tile;             // flags of the item's next tile, if any, see live_tiles.cuh
   int row, segment, head, batch;  // where it lies; segment: its number or one of these
 };
 enum : int { nowhere = -1, no_more_tiles = -2 };
@@ -198,7 +198,7 @@ struct ItemWalk {
     if (first >= low && first <= high) [[likely]] {
       at.first = first;
       keys = used = tile.keys;
-      flags = (sees_some | sees_all) * (for_all_groups >> 4 * (max_groups - tile.groups));
+      flags = (sees_some | sees_all) * every_group<tile>;
       return true;
     }
     if (at.ends(item)) return false;
@@ -344,8 +344,8 @@ __device__ __forceinline__ void load_tile(unsigned to, const attn_tensor_map& ma
   }
 }
 
-// One warp takes items, describes them and loads their queries: an item when the one before it
-// begins. Where Q has one place that is before the place is free.
+// One warp takes items, describes them and loads their queries: an item when the one before it is
+// ending. Where Q has one place that is before the place is free.
 template <Tile tile, unsigned with>
 __device__ __forceinline__ void load_items(const Kernarg<with>& a, Control& control,
                                            unsigned shared) {
@@ -1073,9 +1073,11 @@ struct Consumer {
     }
     return __any_sync(0xffffffff, moved);
   }
+  // What is to be done where references have moved.
   __device__ __forceinline__ void rescale(const float (&shrink)[2]) {
 #pragma unroll
     for (int n = 0; n < tile.head_dim_v / 2; ++n) o[n] *= shrink[n / 2 % 2];
+    look_at_references();
   }
   // The weights of s[0, first_weights), and the rest of them; with the latter p gets them all.
   static constexpr int first_weights = 8;
@@ -1125,10 +1127,7 @@ struct Consumer {
     load_bias(item, n);
     prepare(s, item, n, flags, visible);
     const bool moved = start_weights(s, shrink, sum);
-    if (moved) {
-      rescale(shrink);
-      look_at_references();
-    }
+    if (moved) rescale(shrink);
     find_first_weights(s);
     finish_weights(s, shrink, sum);
   }
@@ -1259,10 +1258,7 @@ struct Consumer {
         } else {
           ptx::wgmma_wait<0>();
           ptx::pin(o);
-          if (moved) {
-            rescale(shrink);
-            look_at_references();
-          }
+          if (moved) rescale(shrink);
         }
         release(control.v_empty[v_stage]);
         ready = ptx::mbarrier_test(address(&control.v_full[v.stage]), v.parity) &

@@ -19,6 +19,8 @@ enum : unsigned {
 };
 constexpr unsigned for_all_groups = 0x111;
 static_assert(max_groups == 3);
+template <Tile tile>
+constexpr unsigned every_group = for_all_groups >> 4 * (max_groups - tile.groups);
 
 // With a block mask tiles are cut where multiples of tile.keys lie, and between segments. So many
 // pieces of 64 keys, which begin at multiples of 64, meet such a tile.
@@ -173,10 +175,9 @@ struct LiveTiles {
         }
         if (found.flags == 0) continue;
       }
-      constexpr unsigned every = for_all_groups >> 4 * (max_groups - tile.groups);
-      const unsigned all = found.flags / sees_all & every;
+      const unsigned all = found.flags / sees_all & every_group<tile>;
       if (all == 0) found.flags |= has_unused * for_all_groups;
-      if (all != every) leave(to, lane() == from, block);
+      if (all != every_group<tile>) leave(to, lane() == from, block);
       return found;
     }
   }
