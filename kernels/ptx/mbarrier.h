@@ -42,6 +42,17 @@ __device__ __forceinline__ void mbarrier_arrive_expect(unsigned barrier, unsigne
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
+__device__ __forceinline__ void mbarrier_arrive_expect_if(unsigned barrier, unsigned bytes,
+                                                          bool arrives) {
+  asm volatile(
+      "{\n"
+      ".reg .pred arrives;\n"
+      "setp.ne.s32 arrives, %2, 0;\n"
+      "@arrives mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n"
+      "}" ::"r"(barrier),
+      "r"(bytes), "r"(int(arrives))
+      : "memory");
+}
 // Waits for the end of the phase of this parity. A new barrier is in phase 0; the phase before it,
 // of parity 1, counts as ended.
 __device__ __forceinline__ void mbarrier_wait(unsigned barrier, unsigned parity) {

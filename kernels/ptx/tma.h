@@ -15,6 +15,19 @@ __device__ __forceinline__ void tma_load(unsigned shared, const void* map, unsig
       "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
       : "memory");
 }
+// By those lanes for which `loads` is true; no branch, after which lanes would go on apart.
+__device__ __forceinline__ void tma_load_if(unsigned shared, const void* map, unsigned barrier,
+                                            int x, int y, int z, int w, bool loads) {
+  asm volatile(
+      "{\n"
+      ".reg .pred loads;\n"
+      "setp.ne.s32 loads, %7, 0;\n"
+      "@loads cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5, %6}], [%2];\n"
+      "}" ::"r"(shared),
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w), "r"(int(loads))
+      : "memory");
+}
 // The same box to L2 only.
 __device__ __forceinline__ void tma_prefetch(const void* map, int x, int y, int z, int w) {
   asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map),

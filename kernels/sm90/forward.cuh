@@ -293,6 +293,17 @@ __device__ __forceinline__ void load_panels(unsigned to, const attn_tensor_map& 
     ptx::tma_load(to + panel * rows * 128, &map, address(&full), 64 * panel, row, head, batch);
 }
 
+// By those lanes for which `loads` is true; no branch, after which lanes would go on apart.
+template <int columns>
+__device__ __forceinline__ void load_panels_if(unsigned to, const attn_tensor_map& map,
+                                               Barrier& full, int rows, int row, int head,
+                                               int batch, bool loads) {
+#pragma unroll
+  for (int panel = 0; panel < panels(columns); ++panel)
+    ptx::tma_load_if(to + panel * rows * 128, &map, address(&full), 64 * panel, row, head, batch,
+                     loads);
+}
+
 template <int columns>
 __device__ __forceinline__ void prefetch_panels(const attn_tensor_map& map, int row, int head,
                                                 int batch) {
@@ -417,8 +428,7 @@ __device__ __forceinline__ void load_items(const Kernarg<with>& a, Control& cont
 }
 
 // Loads tiles of keys and values. V of a tile is loaded behind K of a later one, in the order in
-// which their places become free. With a block mask another thread loads V, which would wait for the
-// next tile to be found.
+// which their places become free.
 template <Tile tile>
 struct Loader {
   static constexpr unsigned behind = tile.k_stages - tile.v_stages + 1;
@@ -430,40 +440,30 @@ struct Loader {
   RingAt<tile.k_stages> next_k{0, 0};  // where the next ones lie
   RingAt<tile.v_stages> next_v{0, 0};
 
-  // The next tile, which begins at position `first` of a segment. Without `any` it is only said to
-  // be there. tell: writes keys, used and next_tile, which it finds while there is no place; for
-  // the first tile of an item, which is waited for, while the copy engine works.
+  // The next tile, which begins at position `first` of a segment. tell: writes keys, used and
+  // next_tile, which it finds while there is no place; for the first tile of an item, which is
+  // waited for, while the copy engine works.
   template <class Tell>
-  __device__ __forceinline__ void load(const Item& item, int segment_index, int first, bool any,
-                                       bool begins, const Tell& tell) {
+  __device__ __forceinline__ void load(const Item& item, int segment_index, int first, bool begins,
+                                       const Tell& tell) {
     const Item::Segment segment = item.segment[segment_index];
     const int k = next_k.stage;
     Barrier& full = control.k_full[k];
     KeyTile at{};
     at.first = first;
     at.row = first + segment.row;
-    at.segment = any ? segment_index : nowhere;
+    at.segment = segment_index;
     at.head = item.head_kv;
     at.batch = segment.batch;
     if (!begins) tell(at);
-    wait_place();
-    if (any)
-      load_tile<tile.head_dim, tile>(shared + tile.k_offset() + k * tile.k_bytes(),
-                                     a.map[segment_index].k, full, at.row, at.head, at.batch);
-    if (begins) tell(at);
-    describe(at);
-    ptx::mbarrier_arrive_expect(address(&full), any ? tile.k_bytes() : 0);
-    if (!tile.finds && values + behind < count) load_values();
-  }
-  // Until there is a place for the next tile.
-  __device__ __forceinline__ void wait_place() {
-    wait_free(control.k_empty[next_k.stage], control.k_there[next_k.stage], next_k.parity);
+    wait_free(control.k_empty[k], control.k_there[k], next_k.parity);
     next_k.advance();
-  }
-  __device__ __forceinline__ void describe(const KeyTile& at) {
-    const unsigned slot = count++ % tile_slots;
-    control.tile[slot] = at;
-    if (tile.finds) ptx::mbarrier_arrive(address(&control.described[slot]));
+    load_tile<tile.head_dim, tile>(shared + tile.k_offset() + k * tile.k_bytes(),
+                                   a.map[segment_index].k, full, at.row, at.head, at.batch);
+    if (begins) tell(at);
+    control.tile[count++ % tile_slots] = at;
+    ptx::mbarrier_arrive_expect(address(&full), tile.k_bytes());
+    if (values + behind < count) load_values();
   }
   // Until the item is described. What is left of V does not wait for it, unless another block loads
   // half of it, whose thread may see the item sooner: both load in the same order.
@@ -488,22 +488,16 @@ struct Loader {
 #pragma unroll 1
     while (values < count) load_values();
   }
-  // V of the next tile; false: there is none.
-  __device__ __forceinline__ bool load_values() {
-    const unsigned n = values++;
-    if (tile.finds)
-      ptx::mbarrier_wait(address(&control.described[n % tile_slots]), n / tile_slots & 1);
-    const KeyTile at = control.tile[n % tile_slots];
-    if (tile.finds && at.segment == no_more_tiles) return false;
+  // V of the next tile.
+  __device__ __forceinline__ void load_values() {
+    const KeyTile at = control.tile[values++ % tile_slots];
     const int v = next_v.stage;
     wait_free(control.v_empty[v], control.v_there[v], next_v.parity);
     next_v.advance();
     Barrier& full = control.v_full[v];
-    ptx::mbarrier_arrive_expect(address(&full), at.segment >= 0 ? tile.v_bytes() : 0);
-    if (at.segment >= 0)
-      load_tile<tile.head_dim_v, tile>(shared + tile.v_offset() + v * tile.v_bytes(),
-                                       a.map[at.segment].v, full, at.row, at.head, at.batch);
-    return true;
+    ptx::mbarrier_arrive_expect(address(&full), tile.v_bytes());
+    load_tile<tile.head_dim_v, tile>(shared + tile.v_offset() + v * tile.v_bytes(),
+                                     a.map[at.segment].v, full, at.row, at.head, at.batch);
   }
 };
 
@@ -533,7 +527,7 @@ __device__ __forceinline__ void load_keys(const attn_sm90_forward_kernarg& a, Co
       }
       if constexpr (biased)
         for (unsigned& word : control.blocks[loader.count % tile_slots].seen) word = 0;
-      loader.load(item, walk.at.segment, first, true, begins, [&](KeyTile& described) {
+      loader.load(item, walk.at.segment, first, begins, [&](KeyTile& described) {
         if (begins) {
           walk.look(item);
           item.first_tile = walk.flags;
@@ -548,13 +542,22 @@ __device__ __forceinline__ void load_keys(const attn_sm90_forward_kernarg& a, Co
   loader.finish();
 }
 
-// The same with a block mask: one warp finds the tiles that it leaves, two ahead of the one that
-// its first lane loads. An item that sees nothing has one tile, which nobody sees.
+// With a block mask one warp finds the tiles that it leaves, two ahead of the one whose keys it
+// loads, and another loads the values, which would come late behind the search. All lanes of both
+// go one way, and the first acts for them. An item that sees nothing has one tile, which nobody
+// sees.
 template <Tile tile>
 __device__ __forceinline__ void load_live_keys(const attn_sm90_mask_kernarg& a, Control& control,
                                                unsigned shared) {
   const bool leads = threadIdx.x % 32 == 0;
-  Loader<tile> loader{a, control, shared};
+  RingAt<tile.k_stages> k{0, 0};  // of the next tile to be loaded
+  const auto wait_place = [&] {
+    ptx::mbarrier_wait(address(&control.k_empty[k.stage]), k.parity ^ 1);
+  };
+  const auto describe = [&](unsigned index, const KeyTile& described) {
+    if (leads) control.tile[index % tile_slots] = described;
+    ptx::mbarrier_arrive_if(address(&control.described[index % tile_slots]), leads);
+  };
   unsigned n = 0;  // tiles found
   for (unsigned count = 0;; ++count) {
     Item& item = control.item[count % item_slots];
@@ -571,11 +574,24 @@ __device__ __forceinline__ void load_live_keys(const attn_sm90_mask_kernarg& a, 
       }
       const unsigned flags = next.flags | (after.keys > 0 ? 0 : last_tile * for_all_groups);
       if (at.keys >= 0) {
-        if (leads)
-          loader.load(item, at.segment, at.first, at.keys > 0, false, [&](KeyTile& described) {
-            described.keys = described.used = at.keys;
-            described.next_tile = next.keys > 0 ? flags : 0;
-          });
+        const bool any = at.keys > 0;
+        const int segment = ptx::uniform(at.segment), first = ptx::uniform(at.first);
+        KeyTile described;
+        described.first = first;
+        described.keys = described.used = at.keys;
+        described.next_tile = next.keys > 0 ? flags : 0;
+        described.row = first + item.segment[segment].row;
+        described.segment = any ? segment : nowhere;
+        described.head = item.head_kv;
+        described.batch = item.segment[segment].batch;
+        wait_place();
+        Barrier& full = control.k_full[k.stage];
+        load_panels_if<tile.head_dim>(shared + tile.k_offset() + k.stage * tile.k_bytes(),
+                                      a.map[segment].k, full, tile.keys, described.row,
+                                      described.head, described.batch, leads && any);
+        describe(n - 2, described);
+        ptx::mbarrier_arrive_expect_if(address(&full), any ? tile.k_bytes() : 0, leads);
+        k.advance();
         __syncwarp();  // the places of tiles that have been waited for may be filled again
         if (next.keys == 0) break;
       } else if (next.keys >= 0) {
@@ -586,11 +602,31 @@ __device__ __forceinline__ void load_live_keys(const attn_sm90_mask_kernarg& a, 
     }
     --n;  // `next` was none
   }
-  if (leads) {
-    KeyTile none{};
-    none.segment = no_more_tiles;
-    loader.wait_place();
-    loader.describe(none);
+  wait_place();
+  KeyTile none{};
+  none.segment = no_more_tiles;
+  describe(n, none);
+}
+
+template <Tile tile>
+__device__ __forceinline__ void load_live_values(const attn_sm90_mask_kernarg& a, Control& control,
+                                                 unsigned shared) {
+  const bool leads = threadIdx.x % 32 == 0;
+  RingAt<tile.v_stages> v{0, 0};
+  for (unsigned n = 0;; ++n) {
+    ptx::mbarrier_wait(address(&control.described[n % tile_slots]), n / tile_slots & 1);
+    const KeyTile& at = control.tile[n % tile_slots];
+    const int segment = ptx::uniform(at.segment), row = ptx::uniform(at.row);
+    const int head = ptx::uniform(at.head), batch = ptx::uniform(at.batch);
+    if (segment == no_more_tiles) return;
+    const bool any = segment >= 0;
+    ptx::mbarrier_wait(address(&control.v_empty[v.stage]), v.parity ^ 1);
+    Barrier& full = control.v_full[v.stage];
+    ptx::mbarrier_arrive_expect_if(address(&full), any ? tile.v_bytes() : 0, leads);
+    load_panels_if<tile.head_dim_v>(shared + tile.v_offset() + v.stage * tile.v_bytes(),
+                                    a.map[any ? segment : 0].v, full, tile.keys, row, head, batch,
+                                    leads && any);
+    v.advance();
   }
 }
 
@@ -1115,6 +1151,7 @@ struct Consumer {
         mask(s, visible);
       else
         mask(s, item, key_tile(n).first, key_tile(n).keys);
+      ptx::pin(s);  // without it ptxas moves some of them where nothing is hidden too
     }
     say_seen(s, n);
   }
@@ -1235,7 +1272,10 @@ struct Consumer {
         const unsigned v_now = v_here;
         look_ahead();  // while the scores are computed: a warp waits in front of a product
         start_sums(v_now, !(before & last_tile));
-        pass_turn();
+        // Between tiles that all see whole the turn is passed on when the sums are nearly done, so
+        // that the other's products do not queue behind them. Hiding scores takes longer than that.
+        const bool late = masked && tile.groups == 2 && next & here & sees_all;
+        if (!late) pass_turn();
         Visible visible;
         load_bias(item(count), n + 1);
         if constexpr (masked && early)
@@ -1250,6 +1290,7 @@ struct Consumer {
         prepare(s, item(count), n + 1, next, visible);
         const bool moved = start_weights(s, shrink, sum);
         find_first_weights(s);
+        if (late) pass_turn();
         if (ends) [[unlikely]] {  // on both sides, for what stands before a branch stays there
           ptx::wgmma_wait<0>();
           ptx::pin(o);
@@ -1337,19 +1378,19 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
   ptx::grid_wait();  // before any access to memory
   if (warp < 4) {
     if constexpr (tile.groups > 1) ptx::registers_shrink<tile.load_registers()>();
-    if (warp == 0) load_items<tile, with>(a, control, shared);
     if constexpr (with & with_mask) {
-      if (warp == 1) load_live_keys<tile>(a, control, shared);
-      if (warp == 2 && sorts_items(a)) {
+      if (warp == 0) {
+        load_items<tile, with>(a, control, shared);
+      } else if (warp == 1) {
+        load_live_keys<tile>(a, control, shared);
+      } else if (warp == 3) {
+        load_live_values<tile>(a, control, shared);
+      } else if (sorts_items(a)) {
         list_items<tile>(a);
         if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(address(&control.listed));
       }
-      if (threadIdx.x == 96) {
-        Loader<tile> loader{a, control, shared};
-        while (loader.load_values()) {
-        }
-      }
     } else {
+      if (warp == 0) load_items<tile, with>(a, control, shared);
       if (threadIdx.x == 32) load_keys<tile, with == with_bias>(a, control, shared);
     }
   } else {

@@ -54,7 +54,9 @@ struct LiveTiles {
   int block[blocks];     // what mask_block says about the lane's column: [warpgroup][piece]
   unsigned flags;        // of the lane's column, if no segment ends in it
   unsigned live;         // columns that are seen and have not been given yet
+  unsigned whole;        // columns that all see all of, in which no segment begins or ends
   int from;              // the lane whose column is current
+  int run;               // so many columns behind it are whole, and not in `live` any more
   int first, end;        // what is left of it
   int segment;
 
@@ -66,6 +68,7 @@ struct LiveTiles {
         column(down ? (item.high - 1) / tile.keys + 1 : item.low / tile.keys - 32),
         live(0),
         from(0),
+        run(0),
         first(0),
         end(0),
         segment(0) {
@@ -110,7 +113,24 @@ struct LiveTiles {
       if (full & (begin >= see.z) & (begin + tile.keys <= see.w) & (end - begin == tile.keys))
         flags |= sees_all << 4 * g;
     }
+    bool cut = false;
+    for (int i = 0; item.segment[i].end < item.seqlen_kv; ++i)
+      cut |= begin <= item.segment[i].end && item.segment[i].end <= end;
     live = __ballot_sync(0xffffffff, flags != 0);
+    whole = __ballot_sync(0xffffffff, flags == seen_whole && !cut);
+  }
+  static constexpr unsigned seen_whole = (sees_some | sees_all) * every_group<tile>;
+
+  // Counts the whole columns behind the current one, which find() then gives without a look at
+  // each: most tiles.
+  __device__ __forceinline__ void start_run() {
+    if (down) {
+      run = __clz(~(whole << (31 - from) << 1));
+      live &= (1u << (from - run)) - 1;
+    } else {
+      run = __ffs(~(whole >> from >> 1)) - 1;
+      live &= ~1u << (from + run);
+    }
   }
 
   // One lane has the blocks.
@@ -145,8 +165,13 @@ struct LiveTiles {
   // The next tile. Its blocks are left in `to` unless all see all of it: where there is none, EMPTY
   // ones, for those who compute look at the tile of an item that has none.
   __device__ __forceinline__ LiveTile find(TileBlocks& to) {
+    if (run > 0) [[likely]] {
+      --run;
+      from += down ? -1 : 1;
+      return {(column + from) * tile.keys, tile.keys, segment, seen_whole};
+    }
     for (;;) {
-      bool whole = false;
+      bool begins = false;
       while (first >= end) {
         while (live == 0) {
           if (down ? column * tile.keys <= item.low : (column + 32) * tile.keys >= item.high) {
@@ -162,11 +187,11 @@ struct LiveTiles {
         live &= ~(1u << from);
         first = max(item.low, (column + from) * tile.keys);
         end = min(item.high, (column + from + 1) * tile.keys);
-        whole = true;
+        begins = true;
       }
       LiveTile found = next_piece();
       found.flags = __shfl_sync(0xffffffff, flags, from);
-      if (!whole || first < end) [[unlikely]] {  // cut by the end of a segment
+      if (!begins || first < end) [[unlikely]] {  // cut by the end of a segment
 #pragma unroll
         for (int g = 0; g < tile.groups; ++g) {
           const int4 see = item.see[g];
@@ -178,6 +203,7 @@ struct LiveTiles {
       const unsigned all = found.flags / sees_all & every_group<tile>;
       if (all == 0) found.flags |= has_unused * for_all_groups;
       if (all != every_group<tile>) leave(to, lane() == from, block);
+      if (first >= end) start_run();
       return found;
     }
   }

@@ -301,6 +301,37 @@ TEST_CASE("block masks: a long row of blocks") {
   }
 }
 
+// Long runs of FULL blocks, broken by others and by segments that end where blocks and tiles do,
+// and within them.
+TEST_CASE("block masks: runs of FULL blocks") {
+  auto kernels = kernels_here(Op::forward, false);
+  std::erase_if(kernels, [](const Kernel* kernel) { return emulated(*kernel); });  // slow
+  for (int64_t dim : {64, 128, 256}) {
+    if (dim > 64) std::erase_if(kernels, [](const Kernel* kernel) { return kernel->host; });
+    if (kernels.empty()) continue;
+    for (uint32_t flags : {0u, uint32_t(ATTN_CAUSAL)})
+      for (bool cut : {false, true}) {
+        const attn_dtype type = (dim / 64 + flags) % 2 ? ATTN_F16 : ATTN_BF16;
+        constexpr int64_t columns = 37;
+        Case c = masked(name_of("runs", {dim, flags, cut}), 1, 1, dim, 130, 128 * columns - 9, type,
+                        {128, 128});
+        c.flags |= flags;
+        c.mask_kinds.assign(2 * columns, full);
+        for (size_t n : {5, 22, 33}) c.mask_kinds[n] = c.mask_kinds[n + 2] = empty;
+        for (size_t n : {7, 31, 36, 40}) c.mask_kinds[n] = partial;
+        if (cut) {
+          SegmentCase second = c.segments[0], third = c.segments[0];
+          c.segments[0].capacity = 1280;  // a multiple of all tiles
+          second.capacity = 1000;
+          third.capacity = 128 * columns - 9 - 2280;
+          c.segments.push_back(second);
+          c.segments.push_back(third);
+        }
+        check_case(c, kernels);
+      }
+  }
+}
+
 // In device memory the arrays are not trusted: kinds that mean nothing and indices out of range
 // hide their blocks.
 TEST_CASE("block masks: garbage in kinds and index hides blocks") {
