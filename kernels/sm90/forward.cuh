@@ -198,7 +198,7 @@ struct ItemWalk {
     if (first >= low && first <= high) [[likely]] {
       at.first = first;
       keys = used = tile.keys;
-      flags = (sees_some | sees_all) * every_group<tile>;
+      flags = seen_whole<tile>;
       return true;
     }
     if (at.ends(item)) return false;

@@ -21,6 +21,8 @@ constexpr unsigned for_all_groups = 0x111;
 static_assert(max_groups == 3);
 template <Tile tile>
 constexpr unsigned every_group = for_all_groups >> 4 * (max_groups - tile.groups);
+template <Tile tile>
+constexpr unsigned seen_whole = (sees_some | sees_all) * every_group<tile>;
 
 // With a block mask tiles are cut where multiples of tile.keys lie, and between segments. So many
 // pieces of 64 keys, which begin at multiples of 64, meet such a tile.
@@ -117,9 +119,8 @@ struct LiveTiles {
     for (int i = 0; item.segment[i].end < item.seqlen_kv; ++i)
       cut |= begin <= item.segment[i].end && item.segment[i].end <= end;
     live = __ballot_sync(0xffffffff, flags != 0);
-    whole = __ballot_sync(0xffffffff, flags == seen_whole && !cut);
+    whole = __ballot_sync(0xffffffff, flags == seen_whole<tile> && !cut);
   }
-  static constexpr unsigned seen_whole = (sees_some | sees_all) * every_group<tile>;
 
   // Counts the whole columns behind the current one, which find() then gives without a look at
   // each: most tiles.
@@ -168,7 +169,7 @@ struct LiveTiles {
     if (run > 0) [[likely]] {
       --run;
       from += down ? -1 : 1;
-      return {(column + from) * tile.keys, tile.keys, segment, seen_whole};
+      return {(column + from) * tile.keys, tile.keys, segment, seen_whole<tile>};
     }
     for (;;) {
       bool begins = false;
