@@ -1,14 +1,13 @@
 // Texts about the library: attn_info and attn_explain, as JSON.
 #include <cstring>
-#include <nlohmann/json.hpp>
 
 #include "api/handles.h"
+#include "api/json.h"
 #include "core/dtype.h"
 #include "core/error.h"
 #include "cpu/host_kernel.h"
 
 using namespace attn;
-using json = nlohmann::ordered_json;
 
 const char* attn_version(void) {
 #define ATTN_TEXT(x) #x
@@ -18,59 +17,58 @@ const char* attn_version(void) {
 
 namespace {
 
-Status write_text(const json& value, char* text, size_t capacity, size_t* size) {
-  const std::string dump = value.dump(-1, ' ', false, json::error_handler_t::replace);
+Status write_text(const Json& value, char* text, size_t capacity, size_t* size) {
   if (!text && capacity > 0)
     return invalid("text is NULL with capacity ", capacity, "; accepted: capacity 0");
-  if (size) *size = dump.size() + 1;
+  if (size) *size = value.text.size() + 1;
   if (capacity > 0) {
-    const size_t n = std::min(dump.size(), capacity - 1);
-    std::memcpy(text, dump.data(), n);
+    const size_t n = std::min(value.text.size(), capacity - 1);
+    std::memcpy(text, value.text.data(), n);
     text[n] = 0;
   }
   return {};
 }
 
-json devices_json(const std::vector<DeviceInfo>& devices) {
-  json list = json::array();
+Json devices_json(const std::vector<DeviceInfo>& devices) {
+  JsonList list;
   for (const DeviceInfo& d : devices)
-    list.push_back({{"device", d.ordinal},
-                    {"name", d.name},
-                    {"arch", d.arch},
-                    {"multiprocessors", d.multiprocessors},
-                    {"memory_bytes", d.memory_bytes},
-                    {"shared_bytes_max", d.shared_bytes_max},
-                    {"driver_version", d.driver_version}});
+    list.push_back(JsonObject{{"device", d.ordinal},
+                              {"name", d.name},
+                              {"arch", d.arch},
+                              {"multiprocessors", d.multiprocessors},
+                              {"memory_bytes", d.memory_bytes},
+                              {"shared_bytes_max", d.shared_bytes_max},
+                              {"driver_version", d.driver_version}});
   return list;
 }
 
-json host_backend(attn_backend backend) {
-  json isas = json::array();
+Json host_backend(attn_backend backend) {
+  JsonList isas;
   for (const Kernel& k : catalog())
     if (k.backend == backend && k.op == Op::forward && k.host && k.host->runs_here())
       isas.push_back(k.host->isa);
-  return {
+  return JsonObject{
       {"name", attn_backend_string(backend)}, {"available", true}, {"reason", ""}, {"isa", isas}};
 }
 
-json device_backend(attn_backend backend, const Status& status,
+Json device_backend(attn_backend backend, const Status& status,
                     const std::vector<DeviceInfo>& devices) {
-  json row = {
+  JsonObject row = {
       {"name", attn_backend_string(backend)}, {"available", status.ok()}, {"reason", status.text}};
-  if (backend == ATTN_BACKEND_HIP_EMU) row["emulated"] = true;
-  row["devices"] = devices_json(devices);
+  if (backend == ATTN_BACKEND_HIP_EMU) row.emplace_back("emulated", true);
+  row.emplace_back("devices", devices_json(devices));
   return row;
 }
 
-json type_names(uint32_t types) {
-  json list = json::array();
+Json type_names(uint32_t types) {
+  JsonList list;
   for (int t = ATTN_F32; t <= ATTN_F64; ++t)
     if (types & type_bit(attn_dtype(t))) list.push_back(dtype_name(attn_dtype(t)));
   return list;
 }
 
-json kernel_json(const Kernel& k) {
-  json archs = json::array();
+Json kernel_json(const Kernel& k) {
+  JsonList archs;
   bool runs = false;
   if (k.host) {
     archs.push_back(k.host->isa);
@@ -78,15 +76,15 @@ json kernel_json(const Kernel& k) {
   }
   for (const Image& image : images())
     if (std::strcmp(image.name, k.name) == 0) archs.push_back(image.arch);
-  json row = {{"name", k.name},
-              {"op", op_name(k.op)},
-              {"backend", attn_backend_string(k.backend)},
-              {"arch", archs},
-              {"in_build", k.host || !archs.empty()},
-              {"in", type_names(k.limits.q_types)},
-              {"out", type_names(k.limits.out_types)}};
-  if (k.op == Op::forward) row["kv"] = type_names(k.limits.kv_types);
-  if (k.host) row["runs_here"] = runs;
+  JsonObject row = {{"name", k.name},
+                    {"op", op_name(k.op)},
+                    {"backend", attn_backend_string(k.backend)},
+                    {"arch", archs},
+                    {"in_build", k.host || !archs.empty()},
+                    {"in", type_names(k.limits.q_types)},
+                    {"out", type_names(k.limits.out_types)}};
+  if (k.op == Op::forward) row.emplace_back("kv", type_names(k.limits.kv_types));
+  if (k.host) row.emplace_back("runs_here", runs);
   return row;
 }
 
@@ -94,8 +92,7 @@ json kernel_json(const Kernel& k) {
 
 attn_status attn_info(char* text, size_t capacity, size_t* size) {
   return guarded([&]() -> Status {
-    json backends =
-        json::array({host_backend(ATTN_BACKEND_REFERENCE), host_backend(ATTN_BACKEND_CPU)});
+    JsonList backends = {host_backend(ATTN_BACKEND_REFERENCE), host_backend(ATTN_BACKEND_CPU)};
     std::vector<DeviceInfo> devices;
     const Status cuda = list_cuda(nullptr, &devices);
     backends.push_back(device_backend(ATTN_BACKEND_CUDA, cuda, devices));
@@ -105,10 +102,11 @@ attn_status attn_info(char* text, size_t capacity, size_t* size) {
     devices.clear();
     const Status emulator = list_hip(nullptr, true, &devices);
     backends.push_back(device_backend(ATTN_BACKEND_HIP_EMU, emulator, devices));
-    json kernels = json::array();
+    JsonList kernels;
     for (const Kernel& k : catalog()) kernels.push_back(kernel_json(k));
-    return write_text({{"version", attn_version()}, {"backends", backends}, {"kernels", kernels}},
-                      text, capacity, size);
+    return write_text(
+        JsonObject{{"version", attn_version()}, {"backends", backends}, {"kernels", kernels}}, text,
+        capacity, size);
   });
 }
 
@@ -120,18 +118,17 @@ attn_status attn_explain(attn_context* context, const attn_problem* problem, cha
     std::vector<Declined> declined;
     const Status status = plan_forward(context->context, problem, &plan, &declined);
     if (!status.ok() && status.code != ATTN_UNSUPPORTED) return status;
-    json list = json::array();
+    JsonList list;
     for (const Declined& d : declined)
-      list.push_back({{"kernel", d.kernel->name}, {"reason", d.reason}});
-    json answer = {{"kernel", nullptr},
-                   {"backend", attn_backend_string(context->context->backend)}};
+      list.push_back(JsonObject{{"kernel", d.kernel->name}, {"reason", d.reason}});
+    JsonObject answer = {{"kernel", plan ? Json(plan->kernel->name) : Json(nullptr)},
+                         {"backend", attn_backend_string(context->context->backend)}};
     if (plan) {
-      answer["kernel"] = plan->kernel->name;
-      answer["workspace"] = plan->workspace;
+      answer.emplace_back("workspace", plan->workspace);
     } else {
-      answer["reason"] = status.text;
+      answer.emplace_back("reason", status.text);
     }
-    answer["declined"] = list;
+    answer.emplace_back("declined", list);
     return write_text(answer, text, capacity, size);
   });
 }

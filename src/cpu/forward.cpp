@@ -391,8 +391,7 @@ constexpr HostKernel kernel(const char* isa, bool (*runs_here)()) {
 // every compiler.
 bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-         __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
-         __builtin_cpu_supports("aes") && __builtin_cpu_supports("pclmul");
+         __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
 }
 bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

@@ -1,0 +1,140 @@
+// Vectors of the instruction set whose flags this is compiled with: the compiler's own types and
+// operators, and intrinsics for what those have not. For tile_ops-inl.h, which gives the namespace.
+#pragma once
+#include <stdint.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#define ATTN_INLINE inline __attribute__((always_inline))
+
+namespace attn {
+namespace ATTN_SIMD_NAMESPACE {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int64_t lanes = 16;
+#elif defined(__AVX2__)
+constexpr int64_t lanes = 8;
+#else
+constexpr int64_t lanes = 4;
+#endif
+
+typedef float Vec __attribute__((vector_size(4 * lanes)));
+typedef int32_t Ints __attribute__((vector_size(4 * lanes)));  // a comparison gives -1 and 0
+// The same in memory, at an address of whole vectors or of any float.
+typedef float Stored __attribute__((vector_size(4 * lanes), may_alias));
+typedef float StoredAnywhere __attribute__((vector_size(4 * lanes), may_alias, aligned(4)));
+typedef int32_t StoredInts __attribute__((vector_size(4 * lanes), may_alias));
+
+ATTN_INLINE Vec load(const float* from) {
+  return *reinterpret_cast<const Stored*>(from);
+}
+ATTN_INLINE Vec load_unaligned(const float* from) {
+  return *reinterpret_cast<const StoredAnywhere*>(from);
+}
+ATTN_INLINE Ints load(const int32_t* from) {
+  return *reinterpret_cast<const StoredInts*>(from);
+}
+ATTN_INLINE void store(Vec v, float* to) {
+  *reinterpret_cast<Stored*>(to) = v;
+}
+ATTN_INLINE void store_unaligned(Vec v, float* to) {
+  *reinterpret_cast<StoredAnywhere*>(to) = v;
+}
+
+// In all lanes. Not Vec{} + x, which makes 0 of -0.
+ATTN_INLINE Vec set(float x) {
+  return x - Vec{};
+}
+ATTN_INLINE Ints set(int32_t x) {
+  return x - Ints{};
+}
+ATTN_INLINE Vec as_floats(Ints bits) {
+  return reinterpret_cast<Vec>(bits);
+}
+ATTN_INLINE Ints as_ints(Vec v) {
+  return reinterpret_cast<Ints>(v);
+}
+
+// fma: a * b + c, rounded once where the instruction set can. larger: b where one is NaN, on
+// aarch64 NaN. sum_of_lanes: always in the same order. any: of a comparison's lanes.
+#if defined(__AVX512F__)
+ATTN_INLINE Vec fma(Vec a, Vec b, Vec c) {
+  return _mm512_fmadd_ps(a, b, c);
+}
+ATTN_INLINE Vec larger(Vec a, Vec b) {
+  return _mm512_max_ps(a, b);
+}
+ATTN_INLINE float sum_of_lanes(Vec v) {
+  return _mm512_reduce_add_ps(v);
+}
+ATTN_INLINE bool any(Ints mask) {
+  return _mm512_movepi32_mask(reinterpret_cast<__m512i>(mask)) != 0;
+}
+ATTN_INLINE void f16_to_f32(const uint16_t* in, float* out) {
+  store_unaligned(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(in))), out);
+}
+ATTN_INLINE void f32_to_f16(const float* in, uint16_t* out) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out),
+                      _mm512_cvtps_ph(load_unaligned(in), _MM_FROUND_TO_NEAREST_INT));
+}
+#elif defined(__AVX2__)
+ATTN_INLINE Vec fma(Vec a, Vec b, Vec c) {
+  return _mm256_fmadd_ps(a, b, c);
+}
+ATTN_INLINE Vec larger(Vec a, Vec b) {
+  return _mm256_max_ps(a, b);
+}
+ATTN_INLINE float sum_of_lanes(Vec v) {
+  __m128 part = _mm256_castps256_ps128(v) + _mm256_extractf128_ps(v, 1);
+  part += _mm_movehl_ps(part, part);
+  return part[0] + part[1];
+}
+ATTN_INLINE bool any(Ints mask) {
+  return _mm256_movemask_ps(reinterpret_cast<__m256>(mask)) != 0;
+}
+ATTN_INLINE void f16_to_f32(const uint16_t* in, float* out) {
+  store_unaligned(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in))), out);
+}
+ATTN_INLINE void f32_to_f16(const float* in, uint16_t* out) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(out),
+                   _mm256_cvtps_ph(load_unaligned(in), _MM_FROUND_TO_NEAREST_INT));
+}
+#else
+ATTN_INLINE Vec fma(Vec a, Vec b, Vec c) {
+#if defined(__aarch64__)
+  return vfmaq_f32(c, a, b);
+#else
+  return a * b + c;
+#endif
+}
+ATTN_INLINE Vec larger(Vec a, Vec b) {
+#if defined(__x86_64__)
+  return _mm_max_ps(a, b);
+#elif defined(__aarch64__)
+  return vmaxq_f32(a, b);
+#else
+  return a > b ? a : b;
+#endif
+}
+ATTN_INLINE float sum_of_lanes(Vec v) {
+  return (v[0] + v[2]) + (v[1] + v[3]);
+}
+ATTN_INLINE bool any(Ints mask) {
+  return (mask[0] | mask[1] | mask[2] | mask[3]) != 0;
+}
+#endif
+
+ATTN_INLINE Vec abs(Vec v) {
+  return as_floats(as_ints(v) & 0x7fffffff);
+}
+ATTN_INLINE Vec copysign(Vec size, Vec sign) {
+  return as_floats(as_ints(size) | (as_ints(sign) & INT32_MIN));
+}
+
+}  // namespace
+}  // namespace ATTN_SIMD_NAMESPACE
+}  // namespace attn
