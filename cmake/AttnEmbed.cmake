@@ -7,7 +7,7 @@ function(attn_embed target)
   cmake_parse_arguments(PARSE_ARGV 1 image "" "NAME;ARCH;FILE" "")
   set(symbol attn_image_${image_NAME}_${image_ARCH})
   set(source ${PROJECT_BINARY_DIR}/images/${symbol}.S)
-  # The 0 behind the image ends PTX, which drivers take as a string.
+  # The 0 behind the image ends plain PTX, which drivers take as a string.
   file(CONFIGURE OUTPUT ${source} @ONLY CONTENT [[
 .section .rodata
 .hidden @symbol@_begin

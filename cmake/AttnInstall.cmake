@@ -1,7 +1,8 @@
-# Headers, both libraries, the tools that were built, the CMake package and attn.pc.
+# Headers, both libraries, the tools that were built, the CMake package, attn.pc and the licence.
 include(CMakePackageConfigHelpers)
 
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/attn DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(TARGETS attn attn_static EXPORT attn-targets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
@@ -19,7 +20,7 @@ set(attn_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/attn)
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/attn-config.cmake.in
   ${PROJECT_BINARY_DIR}/attn-config.cmake INSTALL_DESTINATION ${attn_package_dir})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/attn-config-version.cmake
-  COMPATIBILITY SameMajorVersion)
+  COMPATIBILITY SameMinorVersion)  # as SOVERSION
 install(FILES ${PROJECT_BINARY_DIR}/attn-config.cmake
   ${PROJECT_BINARY_DIR}/attn-config-version.cmake DESTINATION ${attn_package_dir})
 install(EXPORT attn-targets NAMESPACE attn:: DESTINATION ${attn_package_dir})

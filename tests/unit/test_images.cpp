@@ -51,9 +51,21 @@ TEST_CASE("images: the best code for a device is found", "[catalog]") {
     INFO(i.name << " " << i.arch);
     CHECK(i.end > i.begin);
     CHECK(reinterpret_cast<uintptr_t>(i.begin) % 256 == 0);
-    if (std::strncmp(i.arch, "sm_", 3) == 0 || std::strncmp(i.arch, "gfx", 3) == 0)
+    if (std::strncmp(i.arch, "gfx", 3) == 0) {
       CHECK(std::memcmp(i.begin, "\177ELF", 4) == 0);
-    if (std::strncmp(i.arch, "compute_", 8) == 0) CHECK(*i.end == 0);
+    } else {  // a fatbin: magic, version, bytes of this header, bytes behind it
+      struct {
+        uint32_t magic;
+        uint16_t version, header;
+        uint64_t rest;
+      } fatbin;
+      REQUIRE(i.bytes().size() > sizeof fatbin);
+      std::memcpy(&fatbin, i.begin, sizeof fatbin);
+      CHECK(fatbin.magic == 0xba55ed50);
+      CHECK(fatbin.header + fatbin.rest == i.bytes().size());
+      // The largest kernel's code has 240 KB, PTX 360.
+      CHECK(i.bytes().size() < 80000);
+    }
     // Of a row, or launched before a row's.
     CHECK((find_kernel(i.name) != nullptr ||
            std::any_of(catalog().begin(), catalog().end(), [&](const Kernel& row) {
