@@ -29,10 +29,13 @@ void* find_symbol(void* library, const char* name) {
 
 std::string own_folder() {
   Dl_info info;
-  if (dladdr(reinterpret_cast<void*>(&own_folder), &info) == 0 || !info.dli_fname) return "";
+  link_map* map = nullptr;
+  if (dladdr1(reinterpret_cast<void*>(&own_folder), &info, reinterpret_cast<void**>(&map),
+              RTLD_DL_LINKMAP) == 0)
+    return "";
   std::error_code error;
-  // A program's name may be relative to where it was started.
-  const fs::path file = fs::canonical(info.dli_fname, error);
+  // A program has no name here, and what it was called by need not lie in the current folder.
+  const fs::path file = fs::canonical(map->l_name[0] ? map->l_name : "/proc/self/exe", error);
   return error ? "" : file.parent_path().string();
 }
 

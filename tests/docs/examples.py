@@ -1,0 +1,73 @@
+"""What stands before and after the examples of each document, in their order: inputs, and what must come out."""
+
+# v is 1, so out is.
+README_CPP = ("""#include <cstdint>
+#include <cstdio>
+#include <vector>
+int main() {
+void* stream = nullptr;
+attn::context memory;
+std::vector<uint16_t> ones(std::size_t{2048} * 32 * 128, 0x3c00), result(ones.size());
+attn::buffer q_buffer(memory, 2 * ones.size()), kv_buffer(memory, ones.size() / 2), out_buffer(memory, 2 * ones.size());
+q_buffer.copy_in(ones.data(), 2 * ones.size());
+kv_buffer.copy_in(ones.data(), ones.size() / 2);
+void *q = q_buffer.data(), *k = kv_buffer.data(), *v = kv_buffer.data(), *out = out_buffer.data();
+""", """
+out_buffer.copy_out(result.data(), 2 * result.size());
+for (uint16_t x : result)
+  if (x != 0x3c00) return std::printf("%04x\\n", x), 1;
+}
+""")
+
+MASKS_CPP = ("""#include <attn/attn.hpp>
+int main() {
+attn::context context(ATTN_BACKEND_CPU);
+auto segment = attn::make<attn_segment>();
+segment.k_type = segment.v_type = ATTN_F32;
+segment.seqlen = 8192;
+auto problem = attn::make<attn_problem>();
+problem.batch = problem.heads_q = problem.heads_kv = problem.num_segments = 1;
+problem.head_dim = 64;
+problem.seqlen_q = 8192;
+problem.q_type = ATTN_F32;
+problem.segments = &segment;
+auto args = attn::make<attn_args>();
+""", """
+return problem.flags & ATTN_BLOCK_MASK ? 0 : 1;
+}
+""")
+
+NUMPY = """
+import numpy as np
+def normal(*shape): return np.random.default_rng(1).standard_normal(shape, dtype=np.float32)
+q, k, v = normal(2, 64, 4, 32), normal(2, 64, 2, 32), normal(2, 64, 2, 32)
+"""
+
+EXAMPLES = {
+    "README.md": [README_CPP, (NUMPY, "assert out.shape == q.shape and lse.shape == (2, 4, 64), (out.shape, lse.shape)")],
+    "docs/masks.md": [MASKS_CPP],
+    "docs/python.md": [
+        (NUMPY + """
+k_old, k_new, v_old, v_new = k[:, :48], k[:, 48:], v[:, :48], v[:, 48:]
+k_pages, v_pages = k.reshape(8, 16, 2, 32), v.reshape(8, 16, 2, 32)
+table = np.arange(8, dtype=np.int32).reshape(2, 4)
+lengths = np.array([48, 48], np.int32)
+""", """
+assert np.abs(out - attn.forward(q, k_old, v_old)).max() < 1e-5
+"""),
+        "needs an NVIDIA device and PyTorch",
+        ("import attn" + NUMPY + "q, k, v = normal(1, 8192, 1, 32), normal(1, 8192, 1, 32), normal(1, 8192, 1, 32)\n", """
+assert np.abs(out[0, 3000] - v[0, 3000]).max() < 1e-6  # the first of its document sees itself alone
+"""),
+        ("import attn" + NUMPY + """
+k1, k2, v1, v2 = k[:, :32], k[:, 32:], v[:, :32], v[:, 32:]
+v8, v_descale = attn.quantize(v, "f8_e4m3fn", scale="amax", per="head")
+whole = attn.forward(q, k, v)
+""", """
+assert np.abs(attn.merge([attn.forward(q, k1, v1, return_lse=True), attn.forward(q, k2, v2, return_lse=True)])[0]
+              - whole).max() < 1e-5
+assert np.abs(out - whole).max() < 0.2
+assert np.abs(attn.forward(q, blocks, v) - whole).max() < 0.1
+"""),
+    ],
+}

@@ -1,0 +1,238 @@
+"""test_docs.py SOURCE_DIR BUILD_DIR CXX: every command and example of every document, in the order of the document.
+
+A document is a script: its commands run in one scratch folder, where the source tree seems to lie. What stands in a
+document must be named here, and what is named here must stand in a document.
+"""
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+import examples  # noqa: E402
+
+SOURCE, BUILD = map(Path, sys.argv[1:3])
+CXX = sys.argv[3]
+PROGRAMS = ("attn", "attn-fp8-stress", "tools/", "python3", "pip", "cmake", "cat")
+
+
+class Run:
+    """Runs. `first` is run before it; words of the command are replaced as `words` says."""
+
+    def __init__(self, first="", words=(), needs=""):
+        self.first, self.words, self.needs = first, dict(words), needs
+
+
+class Skip:
+    def __init__(self, why):
+        self.why = why
+
+
+builds = Skip("installs packages and builds everything")
+gpu = Skip("needs an NVIDIA device and PyTorch")
+in_configure = Skip("builds everything; tests/configure configures so")
+MERGE = "cp tests/golden/merge_two.safetensors parts.safetensors"
+EMULATOR = "hip-emu"
+
+COMMANDS = {
+    "README.md": {
+        "tools/demo": builds,
+        "tools/test": builds,
+        "attn info": Run(),
+        "attn run in.safetensors out.safetensors --causal --backend cpu":
+            Run("cp examples/minilm_layer3.safetensors in.safetensors"),
+        "attn diff out.safetensors expected.safetensors --max-abs 2e-6":
+            Run("attn run in.safetensors expected.safetensors --causal --backend reference"),
+        "attn bench": Skip("times for half a minute; tests/cli runs it on small cases"),
+        "attn-fp8-stress --backend hip-emu": Skip("takes minutes; tests/cli runs its cases on fewer keys"),
+    },
+    "HACKING.md": {
+        "tools/amdhsa/amdhsa generate asm/gfx942/merge_gfx942.s -o merge.hsaco -I asm/include": Run(needs=EMULATOR),
+        "attn merge parts.safetensors out.safetensors --backend hip-emu --kernel-file merge.hsaco":
+            Run(MERGE, needs=EMULATOR),
+        "cat asm/gfx942/prepare_gfx942_fp8.s asm/gfx942/fwd_gfx942_fp8_d64.s > fp8.s": Run(),
+        "tools/amdhsa/amdhsa generate fp8.s -o fp8.hsaco -I asm/include": Run(needs=EMULATOR),
+        "attn-fp8-stress --backend hip-emu --kernel-file fp8.hsaco --dim 64 --seq 64 --case normal --dump":
+            Run(needs=EMULATOR),
+        "tools/test": builds,
+        "tools/test --quick": builds,
+        "cmake --preset debug && cmake --build --preset debug": builds,
+    },
+    "docs/bench.md": {
+        "attn bench": Skip("times for half a minute; tests/cli runs it on small cases"),
+        "attn bench --backend cuda --dtype bf16 --batch 4 --heads 32 --seqlen-q 4096 --causal": gpu,
+        "attn bench --json > result.json": Skip("times for half a minute; tests/cli runs it on small cases"),
+        "python3 bench/peers.py --lib build/release/lib/libattn.so --commit $(git rev-parse --short HEAD) "
+        "--out docs/measured/NAME.json": gpu,
+        "python3 bench/peers.py --lib new=a/libattn.so --lib old=b/libattn.so --only d128,causal,8k,16k": gpu,
+        "python3 bench/peers.py --plot docs/measured/NAME.json --png docs/measured/NAME.png":
+            Run(words={"docs/measured/NAME.json": "docs/measured/2026-11-22_h200_peers_12.json",
+                       "docs/measured/NAME.png": "peers.png"}, needs="matplotlib"),
+        "python3 bench/accuracy.py --lib build/release/lib/libattn.so --commit $(git rev-parse --short HEAD) "
+        "--out docs/measured/NAME.json": gpu,
+        "python3 bench/masks.py --lib build/release/lib/libattn.so --commit $(git rev-parse --short HEAD) "
+        "--out docs/measured/NAME.json": gpu,
+    },
+    "docs/build.md": {
+        "cmake --preset release -DATTN_CUDA=OFF": in_configure,
+        "cmake --build --preset release": builds,
+        "cmake --install build/release --prefix PREFIX": Run(words={"build/release": str(BUILD), "PREFIX": "prefix"}),
+        "pip install .": Skip("reaches a package index"),
+        "pip install . -C cmake.define.ATTN_CUDA=ON": Skip("reaches a package index"),
+        "cmake -S . -B build/aarch64 --toolchain cmake/toolchains/aarch64-linux-gnu.cmake": in_configure,
+        "cmake --build build/aarch64": builds,
+    },
+    "docs/python.md": {
+        "pip install .": Skip("reaches a package index"),
+        "cmake -S python -B build/python -DCMAKE_PREFIX_PATH=PREFIX -DPython_EXECUTABLE=python3.13":
+            Run(f"cmake --install {BUILD} --prefix prefix", needs="attn",
+                words={"PREFIX": "$PWD/prefix", "python3.13": sys.executable}),
+    },
+    "examples/README.md": {
+        "attn run examples/minilm_layer3.safetensors out.safetensors --backend cpu": Run(),
+        "attn diff out.safetensors examples/minilm_layer3.expected.safetensors --max-abs 2e-6": Run(),
+    },
+}
+
+# The first lines of blocks that are no commands.
+TEXTS = {
+    "HACKING.md": ["problem --validate--> plan --choose--> catalog row --load--> module --launch--> result"],
+    "asm/README.md": ["//# kernel scale_gfx942 workgroup=256"],
+    "docs/gfx942.md": ["x = S c - m c + 7              one fma; c = log2(e) * scale * descales * (factors of OCP)"],
+    "docs/masks.md": ["blocks of 32 queries x 32 keys: . EMPTY  \\ CAUSAL  # FULL  % PARTIAL"],
+    "docs/numerics.md": ["s   = scale * descale_q * descale_k * (q . k)",
+                         "x_j = log2(e) * scale * (q . k_j)                       float64, from the codes"],
+    "docs/python.md": ["attn.InvalidArgument: k: head_dim is 100; accepted: 128 as in q"],
+}
+
+
+def blocks(document):
+    """(line, language or "", lines) of each fenced or indented block."""
+    lines = (SOURCE / document).read_text().split("\n")
+    found, i, after_blank = [], 0, True
+    while i < len(lines):
+        start = i
+        if lines[i].startswith("```"):
+            while not lines[i := i + 1].startswith("```"):
+                pass
+            found.append((start + 1, lines[start][3:] or "text", lines[start + 1:i]))
+        elif after_blank and lines[i].startswith("    "):
+            while i < len(lines) and lines[i].startswith("    "):
+                i += 1
+            found.append((start + 1, "", [line[4:] for line in lines[start:i]]))
+            after_blank = False
+            continue
+        after_blank = not lines[i].strip()
+        i += 1
+    return found
+
+
+def command_of(line):
+    """A line's command, without what the document says of it; "" if it is none."""
+    command = re.split(r"\s{2,}| #", line.strip())[0]
+    return command if any(command == p or command.startswith(p if p[-1] == "/" else p + " ") for p in PROGRAMS) else ""
+
+
+def missing(needs):
+    if needs == EMULATOR and not list((BUILD / "lib").glob("libattn-hipemu.so")):
+        return "this build has no emulator"
+    if needs == "attn" and not os.environ.get("PYTHONPATH"):
+        return "this build has no Python package"
+    if needs and needs != EMULATOR:
+        try:
+            __import__(needs)
+        except ImportError as error:
+            return str(error)
+    return ""
+
+
+class Document(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = Path(tempfile.mkdtemp(prefix="attn-docs-"))
+        cls.addClassCleanup(shutil.rmtree, cls.folder)
+        for entry in SOURCE.iterdir():
+            if entry.name not in ("build", ".git"):
+                (cls.folder / entry.name).symlink_to(entry)
+
+    def shell(self, command):
+        environment = dict(os.environ, PATH=f"{BUILD / 'bin'}:{os.environ['PATH']}")
+        done = subprocess.run(["sh", "-ec", command], cwd=self.folder, env=environment, capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, f"{command}\n{done.stdout}{done.stderr}")
+
+    def command(self, command, how):
+        if isinstance(how, Skip) or missing(how.needs):
+            self.skipTest(how.why if isinstance(how, Skip) else missing(how.needs))
+        if how.first:
+            self.shell(how.first)
+        for word, by in how.words.items():
+            self.assertIn(word, command)
+            command = command.replace(word, by)
+        self.shell(command)
+
+    def cpp(self, code, harness):
+        before, after = harness
+        source = self.folder / "example.cpp"
+        includes = re.findall(r"^#include.*\n", code, re.M)
+        source.write_text("".join(includes) + before + re.sub(r"^#include.*\n", "", code, flags=re.M) + after)
+        self.shell(f"{CXX} -std=c++17 -Wall -Wextra -Werror -I{SOURCE}/include example.cpp -o example "
+                   f"-L{BUILD}/lib -lattn -Wl,-rpath,{BUILD}/lib && ./example")
+
+    def python(self, code, harness):
+        if isinstance(harness, str) or missing("attn"):
+            self.skipTest(harness if isinstance(harness, str) else missing("attn"))
+        before, after = harness
+        self.shell(f"{sys.executable} - <<'EOF'\n{before}\n{code}\n{after}\nEOF")
+
+
+def make_tests(document):
+    """The document's class: a test per command and example, and what it has that is not known here."""
+    known, texts = dict(COMMANDS.get(document, {})), list(TEXTS.get(document, []))
+    harnesses = list(examples.EXAMPLES.get(document, []))
+    unknown, tests = [], {}
+
+    def add(line, name, body):
+        tests[f"test_{line:04}_{re.sub('[^a-z0-9]+', '_', name.lower())[:60]}"] = body
+
+    for line, language, lines in blocks(document):
+        if language in ("cpp", "python"):
+            if not harnesses:
+                unknown.append(f"{document}:{line}: an example in {language}")
+                continue
+            harness = harnesses.pop(0)
+            add(line, language, lambda self, code="\n".join(lines) + "\n", harness=harness, language=language:
+                getattr(self, language)(code, harness))
+        elif any(command_of(text) for text in lines):
+            for number, text in enumerate(lines, line):
+                command = command_of(text)
+                how = known.pop(command, None)
+                if how is None:
+                    unknown.append(f"{document}:{number}: {text}")
+                else:
+                    add(number, command, lambda self, command=command, how=how: self.command(command, how))
+        elif lines[0].strip() in texts:
+            texts.remove(lines[0].strip())
+        else:
+            unknown.append(f"{document}:{line}: {lines[0]}")
+    unknown += [f"{document}: no longer there: {what}" for what in [*known, *texts, *harnesses]]
+
+    def test_all_known(self):
+        self.assertEqual(unknown, [], "tests/docs says how what stands in a document is tested")
+
+    tests["test_all_known"] = test_all_known
+    return type(re.sub(r"\W", "_", document), (Document,), tests)
+
+
+documents = subprocess.run(["git", "-C", str(SOURCE), "ls-files", "*.md"], capture_output=True, text=True)
+found = documents.stdout.split() or [str(p.relative_to(SOURCE)) for p in SOURCE.rglob("*.md") if "build" not in p.parts]
+for name in sorted({*found, *COMMANDS, *TEXTS, *examples.EXAMPLES}):
+    made = make_tests(name)
+    globals()[made.__name__] = made
+
+if __name__ == "__main__":
+    del Document, made
+    unittest.main(argv=sys.argv[:1] + sys.argv[4:], verbosity=2)
