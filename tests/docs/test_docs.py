@@ -90,7 +90,7 @@ COMMANDS = {
         "pip install .": Skip("reaches a package index"),
         "cmake -S python -B build/python -DCMAKE_PREFIX_PATH=PREFIX -DPython_EXECUTABLE=python3.13":
             Run(f"cmake --install {BUILD} --prefix prefix", needs="attn",
-                words={"PREFIX": "$PWD/prefix", "python3.13": sys.executable}),
+                words={"=PREFIX": "=$PWD/prefix", "python3.13": sys.executable}),
     },
     "examples/README.md": {
         "attn run examples/minilm_layer3.safetensors out.safetensors --backend cpu": Run(),
