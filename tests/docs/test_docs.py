@@ -227,9 +227,21 @@ def make_tests(document):
     return type(re.sub(r"\W", "_", document), (Document,), tests)
 
 
-documents = subprocess.run(["git", "-C", str(SOURCE), "ls-files", "*.md"], capture_output=True, text=True)
-found = documents.stdout.split() or [str(p.relative_to(SOURCE)) for p in SOURCE.rglob("*.md") if "build" not in p.parts]
-for name in sorted({*found, *COMMANDS, *TEXTS, *examples.EXAMPLES}):
+
+def documents():
+    """Of the repository, or where that is not known, of the tree."""
+    if shutil.which("git"):
+        listed = subprocess.run(["git", "-C", str(SOURCE), "ls-files", "*.md"], capture_output=True, text=True)
+        if listed.stdout:
+            return listed.stdout.split()
+    found = []
+    for folder, folders, files in os.walk(SOURCE):
+        folders[:] = [f for f in folders if f != "build" and f[0] != "."]
+        found += [str((Path(folder) / f).relative_to(SOURCE)) for f in files if f.endswith(".md")]
+    return found
+
+
+for name in sorted({*documents(), *COMMANDS, *TEXTS, *examples.EXAMPLES}):
     made = make_tests(name)
     globals()[made.__name__] = made
 
