@@ -5,10 +5,11 @@ import random
 import re
 import struct
 import unittest
+from unittest import mock
 
 from common import LLVM, Case, Failure, descriptor_place, granules, llvm_tool
 
-from amdhsa import check, code_object, msgpack
+from amdhsa import check, code_object, generate, msgpack
 from amdhsa.target import TARGETS
 
 HEAD = "//# kernel k workgroup=256{}\n.globl k\n.p2align 8\n.type k, @function\nk:\n"
@@ -196,6 +197,155 @@ class Registers(Objects):
             self.assertEqual(self.counted("", f" workgroup_id={ids}")[2], expected)
 
 
+WIDE_CODE = "v_mov_b32 v200, 0\n"
+CALL = """s_getpc_b64 s[4:5]
+  s_add_u32 s4, s4, {0}@rel32@lo+4
+  s_addc_u32 s5, s5, {0}@rel32@hi+12
+  s_swappc_b64 s[30:31], s[4:5]
+"""
+RETURN = "s_setpc_b64 s[30:31]\n"
+FAR = '.section {}, "ax", @progbits\n'
+
+
+class Linked(Objects):
+    """What a kernel reaches is known in the linked object alone."""
+
+    def counts(self, text):
+        """{kernel: {field: value}} of the descriptors that generate writes, which check accepts."""
+        done = self.amdhsa("generate", "--emit-s", self.write("k.s", text), "-o", self.folder / "k.hsaco")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(self.amdhsa("check", self.folder / "k.hsaco").returncode, 0)
+        return {name: {field: int(value) for field, value in re.findall(r"\.amdhsa_(\w+) (\d+)", text)}
+                for name, text in re.findall(r"\.amdhsa_kernel (\w+)\n(.*?)\.end_amdhsa_kernel", done.stdout, re.S)}
+
+    def test_code_elsewhere_counts(self):
+        function = "f: " + WIDE_CODE
+        for what, text in {
+                "branch to another section": kernel("s_branch f") + FAR.format("far") + function + "s_endpgm\n",
+                "and to one that is linked into .text":
+                    kernel("s_branch f") + FAR.format(".text.f") + function + "s_endpgm\n",
+                "conditional branch": kernel("s_cbranch_scc1 f") + FAR.format("far") + function + "s_endpgm\n",
+                "branch to another kernel": "//# kernel b workgroup=64\n" + kernel("s_branch b")
+                    + ".globl b\n.p2align 8\nb: " + WIDE_CODE + "s_endpgm\n",
+                "into the middle of another kernel": "//# kernel b workgroup=64\n" + kernel("s_branch inside")
+                    + ".globl b\n.p2align 8\nb: s_endpgm\ninside: " + WIDE_CODE + "s_endpgm\n",
+                "branch to a global label": kernel("s_branch f") + ".globl f\n.protected f\n" + function + "s_endpgm\n",
+                "call": kernel("s_call_b64 s[30:31], f") + FAR.format("far") + function + RETURN,
+                "call of a weak function": kernel("s_call_b64 s[30:31], f") + FAR.format("far")
+                    + ".weak f\n.protected f\n" + function + RETURN,
+                "call through an address": kernel(CALL.format("f")) + FAR.format("far") + function + RETURN,
+                "call within .text": kernel(CALL.format("f")) + function + RETURN,
+                "jump through an address": kernel(CALL.format("f").replace("s_swappc_b64 s[30:31],", "s_setpc_b64"))
+                    + FAR.format("far") + function + "s_endpgm\n",
+                "call of a call": kernel("s_call_b64 s[30:31], g") + FAR.format("near")
+                    + "g: v_writelane_b32 v1, s30, 0\nv_writelane_b32 v1, s31, 1\n" + CALL.format("f")
+                    + "v_readlane_b32 s31, v1, 1\nv_readlane_b32 s30, v1, 0\n" + RETURN
+                    + FAR.format("far") + function + RETURN,
+                "into a table": kernel("s_getpc_b64 s[4:5]\ns_add_u32 s4, s4, s6\ns_addc_u32 s5, s5, 0\ns_setpc_b64 s[4:5]")
+                    + FAR.format("far") + function + "s_endpgm\n",
+                "padding and data before it": kernel("s_branch f") + FAR.format("far")
+                    + ".long 0xffffffff, 0xd3f30008\n.p2align 8, 0\n" + function + "s_endpgm\n",
+                "kernel in a section of its own": FAR.format("mine") + kernel(WIDE_CODE),
+        }.items():
+            with self.subTest(what):
+                k = self.counts(text)["k"]
+                self.assertEqual((k["next_free_vgpr"], k["accum_offset"]), (201, 204))
+
+    def test_all_that_a_function_uses_counts(self):
+        # Each kind of register, in code that two of three kernels call.
+        function = (FAR.format("far") + "f: v_accvgpr_write_b32 a7, v9\ns_mov_b32 s77, 0\nv_cmp_eq_u32 vcc, v0, v1\n"
+                    + RETURN)
+        body = "\n.globl {0}\n.p2align 8\n{0}: {1}\ns_endpgm\n"
+        text = "".join(f"//# kernel {name} workgroup=64\n" for name in "abc")
+        for name, call in ("a", "s_call_b64 s[30:31], f"), ("b", "s_cbranch_scc0 f"), ("c", ""):
+            text += body.format(name, call)
+        # f returns, which b alone has not called: its return address is a's.
+        fields = "next_free_vgpr", "accum_offset", "next_free_sgpr", "reserve_vcc"
+        made = {name: tuple(k[f] for f in fields) for name, k in self.counts(text + function).items()}
+        self.assertEqual(made, {"a": (20, 12, 78, 1), "b": (20, 12, 78, 1), "c": (1, 4, 5, 0)})
+
+        call = kernel("s_call_b64 s[30:31], f") + FAR.format("far") + "f: {}\n" + RETURN
+        for instruction, sentence in [
+                ("scratch_load_dword v1, off, off", "accesses scratch; declare scratch=BYTES"),
+                ("s_set_gpr_idx_on s3, gpr_idx(SRC0)", "declare indexed_vgprs=N"),
+                (".long 0xd3f30008, 0x04220d05", "starts at an odd register"),
+        ]:
+            with self.subTest(instruction):
+                self.assertIn(sentence, self.refused(call.format(instruction)))
+
+    def test_check_sees_other_sections(self):
+        call = "\n  " + CALL.format("f") + "  s_endpgm\n" + FAR.format("far") + "f: " + WIDE_CODE + RETURN + ".text\n"
+        errors, _ = self.found(self.hand_written(call))
+        self.assertIn("8 VGPRs are allocated, 201 are needed: 'v_mov_b32_e32 v200, 0'", errors[1])
+        loaded = "s_load_dwordx2 s[4:5], s[0:1], 0x0\n s_setpc_b64 s[4:5]"
+        errors, warnings = self.found(self.hand_written(loaded))
+        self.assertEqual(errors, [])
+        self.assertIn("leads to what neither s_getpc_b64 nor a call of this file says; what it needs is not counted",
+                      warnings[0])
+
+    def test_what_cannot_be_followed(self):
+        f = ".globl f\nf: " + WIDE_CODE + "s_endpgm\n"
+        unseen = "leads to what neither s_getpc_b64 nor a call of this file says"
+        for what, text, sentence in [
+                ("loaded", kernel("s_load_dwordx2 s[4:5], s[0:1], 0x0\ns_swappc_b64 s[30:31], s[4:5]"), unseen),
+                ("loaded and changed", kernel("s_load_dwordx2 s[4:5], s[0:1], 0x0\ns_add_u32 s4, s4, 16\n"
+                                              "s_addc_u32 s5, s5, 0\ns_setpc_b64 s[4:5]"), unseen),
+                ("of a lane", kernel("v_readfirstlane_b32 s4, v0\nv_readfirstlane_b32 s5, v1\ns_setpc_b64 s[4:5]"), unseen),
+                ("not written", kernel("s_setpc_b64 s[0:1]"), unseen),
+                ("vcc", kernel("s_setpc_b64 vcc"), unseen),
+                ("global offset table", kernel(CALL.format("f").replace("rel32", "gotpcrel32").replace(
+                    "s_swap", "s_load_dwordx2 s[4:5], s[4:5], 0x0\n  s_swap")) + FAR.format("far") + f, unseen),
+                ("into an instruction", kernel("s_getpc_b64 s[4:5]\ns_add_u32 s4, s4, 6\ns_addc_u32 s5, s5, 0\n"
+                                               "s_setpc_b64 s[4:5]"), unseen),
+                ("out of the file", kernel("s_branch 0x4000"), "execution reaches address"),
+                ("into data", kernel("s_branch f") + FAR.format("far") + "f: .long 0xffffffff\n", "execution reaches address"),
+                ("symbol of another's", kernel("s_branch f") + f, "'f' is global, so that another code object's may take"),
+                ("the same, as an address", kernel(CALL.format("f")) + FAR.format("far") + f, "write '.protected f'"),
+                ("symbol of none", kernel("") + ".data\n.quad f\n", "uses 'f', which it does not define"),
+                ("weak symbol of none", kernel("") + ".weak f\n.data\n.quad f\n", "uses 'f', which it does not define"),
+        ]:
+            with self.subTest(what):
+                self.assertIn(sentence, self.refused(text))
+
+    def test_what_is_generated_is_refused(self):
+        own = HAND_WRITTEN.format(body="s_nop 0", lds=0, vgprs=8, accum=4, sgprs=10, tg_split=0, offset=0,
+                                  workgroup=256, agprs=0, vgpr_count=8, sgpr_count=16)
+        descriptor, metadata = own[own.index(".rodata"):own.index(".amdgpu_metadata")], own[own.index(".amdgpu_metadata"):]
+        for text, sentence in [
+                (kernel("") + metadata, "has metadata of its own; .amdgpu_metadata is generated"),
+                (kernel("") + descriptor, "kernel k: the file has a descriptor of its own"),
+                (kernel("") + descriptor.replace("_kernel k", "_kernel b"), "kernel b: the file has a descriptor of its own"),
+                (".amdhsa_code_object_version 4\n" + kernel(""), "that of code object version 4; 5 is generated"),
+                ('.amdgcn_target "amdgcn-amd-amdhsa--gfx90a"\n' + kernel(""), "does not match the specified target id"),
+        ]:
+            with self.subTest(sentence=sentence):
+                self.assertIn(sentence, self.refused(text))
+        self.generate('.amdgcn_target "amdgcn-amd-amdhsa--gfx942"\n' + kernel(""))
+
+    def test_what_is_written_has_passed_check(self):
+        source = self.write("k.s", kernel(WIDE_CODE))
+        for changes, sentence in [
+                ({"next_free_vgpr 201": "next_free_vgpr 204", "vgpr_count: 201": "vgpr_count: 209"},
+                 "the metadata's .vgpr_count 209 is an allocation of 216, the descriptor's is 208"),
+                ({"accum_offset 204": "accum_offset 8"}, "accum_offset 8 is too small, 204 is needed"),
+                ({"next_free_vgpr 201": "next_free_vgpr 8", "accum_offset 204": "accum_offset 8"},
+                 "accum_offset 8 is too small, 204 is needed"),
+                ({"next_free_vgpr 201": "next_free_vgpr 300", "vgpr_count: 201": "vgpr_count: 300"},
+                 "304 VGPRs are larger than needed"),
+        ]:
+            def wrong(*arguments, made=generate.directives):
+                text = made(*arguments)
+                for before, after in changes.items():
+                    self.assertEqual(text.count(before), 1)
+                    text = text.replace(before, after)
+                return text
+            with self.subTest(sentence), mock.patch.object(generate, "directives", wrong):
+                with self.assertRaises(Failure) as caught:
+                    generate.generate(LLVM, source, TARGETS["gfx942"])
+                self.assertIn("kernel k: what was generated does not pass check: ", str(caught.exception))
+                self.assertIn(sentence, str(caught.exception))
+
+
 class Declarations(Objects):
     def test_kernarg_is_the_c_struct(self):
         text = """//# kernel k workgroup=64x4 lds=used scratch=16
@@ -284,7 +434,7 @@ k:
                 (declared + "k: s_endpgm\n", "kernel k: its label is local; write '.globl k'"),
                 (declared + "s_nop 0\n.globl k\nk: s_endpgm\n", "kernel k is not aligned to 256 bytes"),
                 (declared + ".rodata\n.globl k\n.p2align 8\nk: .long 0\n.text\n s_endpgm\n",
-                 "kernel k is in section .rodata, not in .text"),
+                 "kernel k is in section .rodata, which is not for code"),
                 (kernel("", " lds=65537"), "kernel k: lds 65537 is not in 0 to 65536"),
                 (kernel("", " lds=-1"), "kernel k: lds -1 is not in 0 to 65536"),
                 (kernel("", " lds=k"), "kernel k: lds 'k' is neither a number nor an absolute symbol"),

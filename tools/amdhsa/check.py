@@ -2,6 +2,7 @@
 from dataclasses import dataclass, field
 
 from . import code, metadata
+from .target import ENTRY_ALIGNMENT
 
 
 @dataclass
@@ -57,6 +58,10 @@ def check_registers(kernel, target, found):
 def check_kernel(kernel, target):
     found = Findings(kernel.name)
     descriptor, use = kernel.descriptor, kernel.use
+    if kernel.entry % ENTRY_ALIGNMENT:
+        found.errors.append(f"the entry is at 0x{kernel.entry:x}; a multiple of {ENTRY_ALIGNMENT} is accepted")
+    if use.unseen:
+        found.warnings.append(code.leaves(use.unseen) + "; what it needs is not counted")
     for register, instruction in use.misaligned:
         found.errors.append(code.misaligned(register, instruction))
     check_registers(kernel, target, found)

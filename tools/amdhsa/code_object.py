@@ -32,38 +32,34 @@ class CodeObject:
     kernels: list
 
 
-def load(path, llvm):
+def load(path, llvm, name=None):
+    """`name` is what errors call the file."""
+    name = str(name or path)
     try:
         data = Path(path).read_bytes()
     except OSError as error:
-        raise Failure(f"{path}: {error.strerror}") from None
-    elf = Elf(data, str(path))
+        raise Failure(f"{name}: {error.strerror}") from None
+    elf = Elf(data, name)
     target = elf.target
     if elf.type != ET_DYN:
-        raise Failure(f"{path} is not linked: its ELF type is {elf.type}, not {ET_DYN}")
+        raise Failure(f"{name} is not linked: its ELF type is {elf.type}, not {ET_DYN}")
     triple, described = metadata.read(elf)
     if triple.split(":")[0] != f"amdgcn-amd-amdhsa--{target.name}":
-        raise Failure(f"{path}: the metadata is for {triple}, the code for {target.name}")
-    for name in sorted(name for name in elf.symbols if name.endswith(".kd")):
-        if name not in described:
-            raise Failure(f"{path}: kernel {name[:-3]} has a descriptor but no metadata")
+        raise Failure(f"{name}: the metadata is for {triple}, the code for {target.name}")
+    for symbol in sorted(symbol for symbol in elf.symbols if symbol.endswith(".kd")):
+        if symbol not in described:
+            raise Failure(f"{name}: kernel {symbol[:-3]} has a descriptor but no metadata")
     if not described:
-        raise Failure(f"{path} has no kernel")
-    listings = {}
+        raise Failure(f"{name} has no kernel")
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "object"
         copy.write_bytes(data)
-
-        def listing(section):
-            if section.name not in listings:
-                listings[section.name] = code.instructions(llvm.disassemble(copy, section.name))
-            return listings[section.name]
-
-        kernels = [load_kernel(elf, symbol, kernel, listing) for symbol, kernel in described.items()]
-    return CodeObject(str(path), target, kernels)
+        table = code.instructions(llvm.disassemble(copy))
+    kernels = [load_kernel(elf, symbol, kernel, table) for symbol, kernel in described.items()]
+    return CodeObject(name, target, kernels)
 
 
-def load_kernel(elf, symbol, described, listing):
+def load_kernel(elf, symbol, described, table):
     name = described[".name"]
     if symbol not in elf.symbols:
         raise Failure(f"{elf.name}: kernel {name} has metadata but no symbol {symbol}")
@@ -73,5 +69,5 @@ def load_kernel(elf, symbol, described, listing):
     section = elf.section_at(entry)
     if not section or not section.flags & SHF_EXECINSTR:
         raise Failure(f"{elf.name}: the entry of kernel {name} is 0x{entry:x}, where there is no code")
-    reached = code.reached(listing(section), entry, name)
-    return Kernel(name, read, described, entry, reached, code.registers_used(reached))
+    use, instructions = code.registers_used(table, entry, name)
+    return Kernel(name, read, described, entry, instructions, use)

@@ -59,7 +59,8 @@ class Elf:
             Section(self.string(rows[names][4], rows[names][5], row[0], f"the name of section {i}"),
                     row[1], row[2], row[3], row[4], row[5], row[6], row[8])
             for i, row in enumerate(rows)]
-        self.symbols = {}
+        self.abi_version = ident[8]
+        self.symbols, self.undefined = {}, []
         for kind in SHT_DYNSYM, SHT_SYMTAB:
             for section in self.sections:
                 if section.type == kind:
@@ -97,7 +98,9 @@ class Elf:
         for at in range(table.offset, table.offset + table.size // 24 * 24, 24):
             name, info, _, section, value, size = self.unpack("<IBBHQQ", at, "a symbol")
             name = self.string(strings.offset, strings.size, name, "the name of a symbol")
-            if name and section != SHN_UNDEF:
+            if name and section == SHN_UNDEF:
+                self.undefined.append(name)
+            elif name:
                 self.symbols[name] = Symbol(name, value, size, info >> 4, section)
 
     def section_of(self, symbol):

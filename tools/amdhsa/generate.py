@@ -1,12 +1,15 @@
 """From assembly with a declaration to a linked code object."""
+import re
 import tempfile
 from pathlib import Path
 
-from . import code, declare
-from .elf import SHN_ABS, STB_LOCAL, Elf
+from . import code, declare, metadata
+from .check import check
+from .code_object import load
+from .elf import SHF_EXECINSTR, SHN_ABS, STB_LOCAL, Elf
 from .failure import Failure
-
-ENTRY_ALIGNMENT = 256
+from .llvm import CODE_OBJECT
+from .target import ENTRY_ALIGNMENT
 
 
 def absolute(elf, declaration, key):
@@ -33,27 +36,27 @@ def bounded(elf, declaration, key, limit):
 
 
 class Kernel:
-    """What a kernel's descriptor and metadata say."""
+    """What a kernel's descriptor and metadata say. `elf` is the assembled file, `table` the linked one's code,
+    in which the kernel's is at `entry`."""
 
-    def __init__(self, declaration, elf, table, target):
+    def __init__(self, declaration, elf, table, entry, target):
         self.declaration = declaration
         name = self.name = declaration.name
-        symbol = elf.symbols.get(name)
-        if symbol is None or symbol.section == SHN_ABS:
-            raise Failure(f"kernel {name} is declared, but the file has no label '{name}:'")
+        symbol = elf.symbols[name]
         if symbol.binding == STB_LOCAL:
             raise Failure(f"kernel {name}: its label is local; write '.globl {name}'")
-        if elf.section_of(symbol).name != ".text":
-            raise Failure(f"kernel {name} is in section {elf.section_of(symbol).name}, not in .text")
-        if symbol.value % ENTRY_ALIGNMENT or elf.section_of(symbol).alignment < ENTRY_ALIGNMENT:
+        section = elf.section_of(symbol)
+        if not section.flags & SHF_EXECINSTR:
+            raise Failure(f"kernel {name} is in section {section.name}, which is not for code")
+        if symbol.value % ENTRY_ALIGNMENT or section.alignment < ENTRY_ALIGNMENT:
             raise Failure(f"kernel {name} is not aligned to {ENTRY_ALIGNMENT} bytes; write '.p2align 8' "
                           "before its label")
-        if f"{name}.kd" in elf.symbols:
-            raise Failure(f"kernel {name}: the file has a descriptor of its own; .amdhsa_ directives "
-                          "are generated")
-        use = self.use = code.registers_used(code.reached(table, symbol.value, name))
+        use, _ = code.registers_used(table, entry, name)
+        self.use = use
         if use.misaligned:
             raise Failure(f"kernel {name}: {code.misaligned(*use.misaligned[0])}")
+        if use.unseen:
+            raise Failure(f"kernel {name}: {code.leaves(use.unseen)}; functions of the file are accepted")
         for kind, key in ("v", "indexed_vgprs"), ("s", "indexed_sgprs"):
             limit = target.max_arch_vgprs if kind == "v" else target.max_sgprs
             bound = bounded(elf, declaration, key, limit)
@@ -156,6 +159,48 @@ def directives(kernels, target):
         ""])
 
 
+def check_own(elf, declarations):
+    """Refuses what the generated part would contradict, or what stands in no file."""
+    for name in sorted(elf.symbols):
+        if name.endswith(".kd"):
+            raise Failure(f"kernel {name[:-3]}: the file has a descriptor of its own; .amdhsa_ directives "
+                          "are generated")
+    if metadata.notes(elf):
+        raise Failure(f"{elf.name} has metadata of its own; .amdgpu_metadata is generated")
+    if elf.abi_version != CODE_OBJECT - 2:
+        raise Failure(f"{elf.name} asks for ABI version {elf.abi_version}, that of code object version "
+                      f"{elf.abi_version + 2}; {CODE_OBJECT} is generated")
+    if elf.undefined:
+        raise Failure(f"{elf.name} uses '{elf.undefined[0]}', which it does not define; a code object is complete")
+    for declaration in declarations:
+        symbol = elf.symbols.get(declaration.name)
+        if symbol is None or symbol.section == SHN_ABS:
+            raise Failure(f"kernel {declaration.name} is declared, but the file has no label "
+                          f"'{declaration.name}:'")
+
+
+def link_last(llvm, objects, output, source):
+    """What differs from the link before: other code objects may put theirs in the place of global symbols."""
+    try:
+        llvm.link(objects, output)
+    except Failure as failure:
+        symbol = re.search("cannot be used against symbol '(.*?)'", str(failure))
+        if not symbol:
+            raise
+        name = symbol.group(1)
+        raise Failure(f"{source}: '{name}' is global, so that another code object's may take its place; write "
+                      f"'.protected {name}' or leave .globl and .weak out") from None
+
+
+def check_made(path, llvm, source):
+    """What is generated stands up to the check of any code object. What is larger than needed comes from
+    declared bounds of indexed registers alone."""
+    made = load(path, llvm, source)
+    for kernel, found in zip(made.kernels, check(made)):
+        for sentence in found.errors + ([] if kernel.use.indexed else found.warnings):
+            raise Failure(f"kernel {kernel.name}: what was generated does not pass check: {sentence}")
+
+
 def generate(llvm, source, target, includes=()):
     """The code object's bytes and the directives made for it."""
     try:
@@ -165,13 +210,19 @@ def generate(llvm, source, target, includes=()):
     declarations = declare.parse(text, source)
     symbols = {name: value for d in declarations for name, value in d.symbols.items()}
     with tempfile.TemporaryDirectory() as folder:
-        body, extra, output = (Path(folder) / name for name in ("body.o", "directives.s", "out.hsaco"))
+        body, linked, extra, output = (Path(folder) / name for name in
+                                       ("body.o", "linked", "directives.s", "out.hsaco"))
         llvm.assemble(source, body, target.name, [Path(source).parent, *includes], symbols, debug=True)
         elf = Elf(body.read_bytes(), source)
-        table = code.instructions(llvm.disassemble(body, ".text"))
-        kernels = [Kernel(d, elf, table, target) for d in declarations]
+        check_own(elf, declarations)
+        # Where branches between sections and to global symbols lead is known once they are linked.
+        llvm.link([body], linked, "-Bsymbolic")
+        table = code.instructions(llvm.disassemble(linked))
+        entries = Elf(linked.read_bytes(), source).symbols
+        kernels = [Kernel(d, elf, table, entries[d.name].value, target) for d in declarations]
         made = directives(kernels, target)
         extra.write_text(made)
         llvm.assemble(extra, extra.with_suffix(".o"), target.name)
-        llvm.link([body, extra.with_suffix(".o")], output)
+        link_last(llvm, [body, extra.with_suffix(".o")], output, source)
+        check_made(output, llvm, source)
         return output.read_bytes(), made

@@ -53,11 +53,12 @@ class Llvm:
             command += [f"-fdebug-prefix-map={os.getcwd()}=."]
         self.run(command + include + ["-o", str(output), str(source)])
 
-    def link(self, objects, output):
-        self.run(["ld.lld", "-shared", "-o", str(output), *map(str, objects)])
+    def link(self, objects, output, *options):
+        self.run(["ld.lld", "-shared", *options, "-o", str(output), *map(str, objects)])
 
-    def disassemble(self, path, section):
-        return self.run(["llvm-objdump", "-d", "-z", "-j", section, str(path)])
+    def disassemble(self, path):
+        """Every section of code."""
+        return self.run(["llvm-objdump", "-d", "-z", str(path)])
 
     def show_instructions(self, text, mcpu, encoded=False):
         """Each instruction as LLVM holds it, of assembly or of bytes written as 0x00."""

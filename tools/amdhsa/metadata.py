@@ -29,14 +29,18 @@ def typed(where, key, value, kind):
         raise Failure(f"{where}: {key} is not {names[kind]}")
 
 
+def notes(elf):
+    return [data for owner, kind, data in elf.notes() if (owner, kind) == (OWNER, TYPE)]
+
+
 def read(elf):
     """(target, {symbol of the descriptor: a kernel's map}); arguments are a list, in .args."""
-    notes = [data for owner, kind, data in elf.notes() if (owner, kind) == (OWNER, TYPE)]
+    found = notes(elf)
     where = f"{elf.name}: the AMDGPU metadata"
-    if len(notes) != 1:
-        raise Failure(f"{elf.name} has {len(notes)} AMDGPU metadata notes, not 1")
+    if len(found) != 1:
+        raise Failure(f"{elf.name} has {len(found)} AMDGPU metadata notes, not 1")
     try:
-        root = msgpack.read(notes[0])
+        root = msgpack.read(found[0])
     except Failure as failure:
         raise Failure(f"{where} is not MessagePack: {failure}") from None
     require(where, root, {"amdhsa.version": list, "amdhsa.target": str, "amdhsa.kernels": list})

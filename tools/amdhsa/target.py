@@ -5,6 +5,7 @@ from .failure import Failure
 
 WAVE = 64
 MAX_WORKGROUP = 1024
+ENTRY_ALIGNMENT = 256  # of a kernel's first instruction
 
 
 def align(value, unit):
