@@ -1,4 +1,6 @@
 """Runs amdhsa for its tests; needs Python's standard library only."""
+import contextlib
+import io
 import os
 import struct
 import subprocess
@@ -6,12 +8,14 @@ import sys
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 SOURCE = Path(sys.argv.pop(1)).resolve()
 AMDHSA = SOURCE / "tools" / "amdhsa" / "amdhsa"
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(SOURCE / "tools"))
 
+from amdhsa import cli
 from amdhsa.failure import Failure
 from amdhsa.llvm import find_llvm
 
@@ -43,8 +47,24 @@ class Case(unittest.TestCase):
         self.folder = Path(folder.name)
 
     def amdhsa(self, *arguments, env=None):
-        done = subprocess.run([sys.executable, AMDHSA, *map(str, arguments)], capture_output=True,
-                              text=True, cwd=self.folder, env={**os.environ, **(env or {})})
+        """What the program does: in this process, which has found LLVM already, but where `env` is given."""
+        arguments = [str(argument) for argument in arguments]
+        if env is None:
+            out, err = io.StringIO(), io.StringIO()
+            there = os.getcwd()
+            os.chdir(self.folder)
+            try:
+                with (contextlib.redirect_stdout(out), contextlib.redirect_stderr(err),
+                      mock.patch.object(cli, "find_llvm", lambda folder: find_llvm(folder) if folder else LLVM)):
+                    code = cli.main(arguments)
+            except SystemExit as done:  # argparse's
+                code = done.code
+            finally:
+                os.chdir(there)
+            done = subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+        else:
+            done = subprocess.run([sys.executable, AMDHSA, *arguments], capture_output=True, text=True,
+                                  cwd=self.folder, env={**os.environ, **env})
         self.assertIn(done.returncode, (0, 1, 2), done.stderr)
         self.assertNotIn("Traceback", done.stderr)
         return done

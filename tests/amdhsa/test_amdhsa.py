@@ -628,7 +628,7 @@ class Tools(Objects):
         self.assertEqual(*sections)
 
     def test_which_llvm(self):
-        usual = self.amdhsa("llvm")
+        usual = self.amdhsa("llvm", env={})
         self.assertEqual(usual.stdout, f"LLVM {LLVM.version} in {LLVM.folder}\n")
         folder = self.folder_of(["llvm-mc", "llvm-objdump"])
         self.assertIn("has no ld.lld", self.amdhsa("llvm", "--llvm", folder).stderr)
@@ -652,7 +652,7 @@ class Tools(Objects):
         lines = re.findall(r"; \S*k\.s:(\d+)\n\s+(\S+)", llvm_tool("llvm-objdump", "-d", "-l", path))
         self.assertEqual(lines, [("7", "v_mov_b32_e32"), ("8", "s_nop"), ("9", "s_endpgm")])
         self.write("here.s", kernel(""))
-        self.assertEqual(self.amdhsa("generate", "here.s", "-o", "here.hsaco").returncode, 0)
+        self.assertEqual(self.amdhsa("generate", "here.s", "-o", "here.hsaco", env={}).returncode, 0)
         self.assertNotIn(os.fsencode(self.folder), (self.folder / "here.hsaco").read_bytes())
 
 

@@ -83,7 +83,7 @@ def run_llvm(options):
     return 0
 
 
-def parse_arguments():
+def parse_arguments(arguments):
     parser = argparse.ArgumentParser(
         prog="amdhsa", formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Kernel descriptors and metadata for hand-written gfx9 assembly, from what its "
@@ -116,15 +116,16 @@ def parse_arguments():
 
     sub = commands.add_parser("llvm", parents=[common], help="print which LLVM is used")
     sub.set_defaults(run=run_llvm)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.command == "generate" and not options.output and not options.emit_s:
         parser.error("generate: -o OUT.hsaco or --emit-s is needed")
     return options
 
 
-def main():
+def main(arguments=None):
+    """The exit code; without arguments, of this process's."""
     try:
-        options = parse_arguments()
+        options = parse_arguments(arguments)
         code = options.run(options)
         sys.stdout.flush()
         return code
