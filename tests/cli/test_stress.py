@@ -136,6 +136,9 @@ class Usage(StressTest):
             (["--kernel-file", __file__], "--kernel-file needs --backend"),
             (["--backend", "hip-emu", "--kernel-file", "nowhere"], "nowhere"),
             (["--backend", "cpu", "--kernel-file", __file__], "kernel_file"),
+            (["--self-check", "0"], "--self-check"),
+            (["--self-check", "1", "--backend", "cpu"], "--backend"),
+            (["--self-check", "1", "--seq", "64"], "--seq"),
             (["run"], "run"),
         ]:
             with self.subTest(args=args):
@@ -174,6 +177,18 @@ class Usage(StressTest):
         self.assertIn("  48 4 ", out)  # the code of 4 beside its value
         self.assertNotIn("codes are", self.stress(*small, "--dump"))  # nothing has failed
 
+    def test_self_check(self):
+        args = "--self-check", 2, "--seed", 1
+        out = self.stress(*args)
+        self.assertRegex(out, r"one key dropped per tile +2 +0 +0\n")
+        self.assertIn("model: 430 cases, 0 failed", out)
+        report = self.json(*args)
+        self.assertEqual((report["choices"], report["cases"], report["cases_failed"], report["wrong"]), (2, 430, 0, []))
+        # The bugs planted in the kernel below, by the same names.
+        self.assertEqual([bug["bug"] for bug in report["bugs"]], [name for name, *_ in BUGS])
+        for bug in report["bugs"]:
+            self.assertEqual((bug["fails"] + bug["changes_nothing"], bug["passes"]), (2, 0), bug)
+
     def test_backends(self):
         info = subprocess.run([Path(PROGRAM).with_name("attn"), "info", "--json"], capture_output=True, check=True)
         absent = [b for b in json.loads(info.stdout)["backends"] if not b["available"]]
@@ -208,6 +223,19 @@ class Shipped(EmulatedTest):
                 out = self.stress("--backend", "hip-emu", "--seq", 130, "--heads", heads, "--dim", dim)
                 self.assertIn(f"fwd_gfx942_fp8_d{dim} on hip-emu (emulated), f8_e4m3fnuz, B1 H{heads}", out)
                 self.assertIn("hip-emu: 215 cases, 0 failed", out)
+
+
+    def test_as_good_as_its_model(self):
+        # The model's own relative Frobenius error is above 3 % there.
+        for dim, seed, case in ((64, 4, "matrix/column-random-random/1"), (64, 90210, "matrix/column-random-random/1"),
+                                (128, 1, "uniform/-1..1"), (128, 4, "matrix/uniform-random-random/1"),
+                                (128, 6, "matrix/uniform-random-random/1")):
+            with self.subTest(dim=dim, seed=seed):
+                report = self.json("--backend", "hip-emu", "--seq", 173, "--heads", 1, "--dim", dim, "--seed", seed,
+                                   "--case", case)
+                case, = report["backends"][0]["cases"]
+                self.assertGreater(case["rel_fro"], 0.03)
+                self.assertLess(case["ratio_to_model"], 1)
 
 
 class Planted(EmulatedTest):

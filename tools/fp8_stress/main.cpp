@@ -9,7 +9,7 @@
 #include "attn/forward.h"
 #include "core/dtype.h"
 #include "fp8_stress/dump.h"
-#include "fp8_stress/model.h"
+#include "fp8_stress/self_check.h"
 #include "fp8_stress/verdict.h"
 
 using namespace attn::tools;
@@ -19,6 +19,7 @@ namespace {
 struct Options {
   StressOptions stress;
   BackendOptions backend;
+  int64_t choices = 0;
   bool every_backend = true, as_json = false, dump = false;
   std::string selection;
 };
@@ -183,6 +184,73 @@ class Stress {
   Json report_ = Json::array();
 };
 
+// Random choices of what the options say, by the model alone; whether it passes and no bug does.
+bool check_self(const Options& options) {
+  const WeightRule& rule = *weight_rule("fwd_gfx942_fp8");
+  constexpr size_t count = std::size(planted_bugs);
+  attn::ThreadPool pool(0);
+  Progress progress;
+  int64_t cases = 0, above = 0, broken = 0, failed[count] = {}, unchanged[count] = {};
+  Json wrong = Json::array();
+  for (uint64_t n = 0; n < static_cast<uint64_t>(options.choices); ++n) {
+    progress.say("choice " + std::to_string(n + 1) + " of " + std::to_string(options.choices));
+    const StressOptions choice = random_choice(options.stress.seed, n);
+    const SelfCheck found = self_check(rule, choice, pool);
+    cases += found.cases;
+    above += found.above;
+    broken += static_cast<int64_t>(found.broken.size());
+    std::vector<std::string> sentences = found.broken;
+    for (size_t b = 0; b < count; ++b) {
+      failed[b] += !found.bugs[b].failed.empty();
+      unchanged[b] += !found.bugs[b].changes;
+      if (found.bugs[b].failed.empty() && found.bugs[b].changes)
+        sentences.push_back(std::string(planted_bugs[b].name) + ": passes every case");
+    }
+    for (const std::string& sentence : sentences)
+      wrong.push_back({{"seed", choice.seed},
+                       {"seqlen", choice.seqlen},
+                       {"heads", choice.heads},
+                       {"head_dim", choice.head_dim},
+                       {"what", sentence}});
+  }
+  progress.say("");
+  Json bugs = Json::array();
+  for (size_t b = 0; b < count; ++b)
+    bugs.push_back({{"bug", planted_bugs[b].name},
+                    {"fails", failed[b]},
+                    {"changes_nothing", unchanged[b]},
+                    {"passes", options.choices - failed[b] - unchanged[b]}});
+  if (options.as_json) {
+    const Json all = {{"seed", options.stress.seed},
+                      {"choices", options.choices},
+                      {"cases", cases},
+                      {"cases_failed", broken},
+                      {"cases_above_fixed_bounds", above},
+                      {"bugs", bugs},
+                      {"wrong", wrong}};
+    std::cout << all.dump(2) << "\n";
+    return wrong.empty();
+  }
+  std::printf("the model of %s in the place of a kernel, %lld choices from seed %llu\n",
+              rule.kernel, static_cast<long long>(options.choices),
+              static_cast<unsigned long long>(options.stress.seed));
+  std::printf("%-40s %6s %15s %6s\n", "choices in which a planted bug", "fails", "changes nothing",
+              "passes");
+  for (const Json& bug : bugs)
+    std::printf("  %-38s %6lld %15lld %6lld\n", bug["bug"].get<std::string>().c_str(),
+                bug["fails"].get<long long>(), bug["changes_nothing"].get<long long>(),
+                bug["passes"].get<long long>());
+  for (const Json& what : wrong)
+    std::printf("FAIL: --seq %lld --heads %lld --dim %lld --seed %llu: %s\n",
+                what["seqlen"].get<long long>(), what["heads"].get<long long>(),
+                what["head_dim"].get<long long>(), what["seed"].get<unsigned long long>(),
+                what["what"].get<std::string>().c_str());
+  std::printf("model: %lld cases, %lld failed; %lld above a bound's fixed part\n",
+              static_cast<long long>(cases), static_cast<long long>(broken),
+              static_cast<long long>(above));
+  return wrong.empty();
+}
+
 // The backends that are here and have a kernel for FP8, the reference aside.
 std::vector<std::string> backends_here() {
   const Json info = Json::parse(attn::info());
@@ -232,7 +300,8 @@ int run(int argc, char** argv) {
       "Each case passes if every element is finite, the largest error is below 0.5 and 4 % of "
       "max|V|, the relative Frobenius error below 3 % where the output's rms is above 2 % of "
       "max|V|, and largest and rms error are at most 1.25 times those of the float64 model of this "
-      "kernel's weights plus 2e-4 of max|V|.\n"
+      "kernel's weights plus 2e-4 of max|V|. Where the model's own figure is beyond one of the "
+      "first three bounds, 1.1 times that figure is the bound.\n"
       "Without --backend: every backend that is here and has an FP8 kernel. cpu does not count as "
       "one that passed.\n"
       "Exit codes: 0 all passed; 1 a case failed; 2 bad usage; 3 that backend, or any, is not "
@@ -257,7 +326,17 @@ int run(int argc, char** argv) {
                "print the worst row of each case that fails, with --case of each: fp8 bits and "
                "decoded values")
       ->excludes(as_json);
+  auto* self_check =
+      app.add_option("--self-check", o.choices,
+                     "instead of a backend: on N random choices of seed, lengths, heads and "
+                     "head_dim, from --seed, the model passes and each planted bug fails a case")
+          ->check(positive)
+          ->type_name("N");
+  for (const char* other : {"--backend", "--device", "--threads", "--driver", "--kernel-file",
+                            "--seq", "--heads", "--dim", "--case", "--dump"})
+    self_check->excludes(app.get_option(other));
   if (const auto code = parse_command_line(app, argc, argv)) return *code;
+  if (o.choices > 0) return check_self(o) ? exit_done : exit_failed;
   o.every_backend = app.count("--backend") == 0;
   if (o.every_backend)
     for (const char* needs : {"--kernel-file", "--driver", "--device"})

@@ -19,21 +19,24 @@ constexpr WeightRule rules[] = {
 
 // Values of codes, with the elements of one head together: [heads, seqlen, head_dim].
 std::vector<float> values_by_head(const std::vector<uint8_t>& codes, const StressInputs& in,
-                                  int64_t seqlen) {
-  const attn::SmallFloat& format = attn::fp8_format(in.type);
+                                  int64_t seqlen, attn_dtype type) {
+  float value_of[256];
+  for (int code = 0; code < 256; ++code)
+    value_of[code] =
+        static_cast<float>(attn::decode(attn::fp8_format(type), static_cast<uint8_t>(code)));
   std::vector<float> values(codes.size());
   size_t from = 0;
   for (int64_t row = 0; row < seqlen; ++row)
     for (int64_t head = 0; head < in.heads; ++head)
       for (int64_t d = 0; d < in.head_dim; ++d)
         values[static_cast<size_t>((head * seqlen + row) * in.head_dim + d)] =
-            static_cast<float>(attn::decode(format, codes[from++]));
+            value_of[codes[from++]];
   return values;
 }
 
-// The state of one query row.
+// The state of one query row. Weights are relative to m but for a bug's.
 struct Row {
-  double m = -std::numeric_limits<double>::infinity(), sum = 0;
+  double m = -std::numeric_limits<double>::infinity(), weights_m = m, sum = 0, late = 0;
   std::vector<double> out, x;  // [head_dim], [keys of a tile]
 };
 
@@ -51,13 +54,17 @@ double rounded_weight(const WeightRule& rule, double exact) {
   return attn::decode(format, attn::encode(format, exact, false));
 }
 
-std::vector<double> model_output(const WeightRule& rule, const StressInputs& in,
-                                 attn_dtype out_type, ThreadPool& pool) {
+std::vector<double> model_output(const WeightRule& kernel_rule, const StressInputs& in,
+                                 attn_dtype out_type, ThreadPool& pool, Bug bug) {
+  WeightRule rule = kernel_rule;
+  if (bug == Bug::small_weights) rule.offset = 3;
+  if (bug == Bug::late_sum) rule.sum_rounded = false;
+  const attn_dtype in_type = bug == Bug::ocp_codes ? ATTN_F8_E4M3FN : in.type;
   const int64_t dim = in.head_dim, keys = rule.tile_keys;
   const double scale = std::numbers::log2e / std::sqrt(static_cast<double>(dim));
-  const std::vector<float> q = values_by_head(in.q, in, in.seqlen_q);
-  const std::vector<float> k = values_by_head(in.k, in, in.seqlen_kv);
-  const std::vector<float> v = values_by_head(in.v, in, in.seqlen_kv);
+  const std::vector<float> q = values_by_head(in.q, in, in.seqlen_q, in_type);
+  const std::vector<float> k = values_by_head(in.k, in, in.seqlen_kv, in_type);
+  const std::vector<float> v = values_by_head(in.v, in, in.seqlen_kv, in_type);
   const int64_t tiles = (in.seqlen_kv + keys - 1) / keys;
   const int64_t groups = (in.seqlen_q + rule.rows - 1) / rule.rows;
   std::vector<double> out(in.q.size());
@@ -91,31 +98,42 @@ std::vector<double> model_output(const WeightRule& rule, const StressInputs& in,
           const double* column = &k_columns[static_cast<size_t>(d * keys)];
           for (int64_t j = 0; j < here; ++j) x[j] += factor * column[j];
         }
-        moves = moves || *std::max_element(x, x + here) - row.m > rule.lag;
+        moves = moves || *std::max_element(x, x + here) - row.weights_m > rule.lag;
       }
       for (Row& row : rows) {
-        const double* x = row.x.data();
+        double* x = row.x.data();
         if (moves) {
-          const double m = std::max(row.m, *std::max_element(x, x + here));
+          const double tile_m = *std::max_element(x, x + here), m = std::max(row.m, tile_m);
           const double factor = std::exp2(row.m - m);
           row.m = m;
+          row.weights_m = bug == Bug::tile_maximum ? tile_m : m;
           row.sum *= factor;
           for (double& o : row.out) o *= factor;
         }
+        row.sum += row.late;
+        row.late = 0;
+        double& sum = bug == Bug::late_sum ? row.late : row.sum;
         for (int64_t j = 0; j < here; ++j) {
-          const double exact = std::exp2(x[j] - row.m + rule.offset);
-          const double p = rounded_weight(rule, exact);
-          row.sum += rule.sum_rounded ? p : exact;
+          const bool dropped = bug == Bug::dropped_key && j == 5;
+          const double exact = dropped ? 0 : std::exp2(x[j] - row.weights_m + rule.offset);
+          x[j] = rounded_weight(rule, exact);
+          sum += rule.sum_rounded ? x[j] : exact;
+        }
+        if (bug == Bug::swapped_keys && here > 1) std::swap(x[0], x[1]);
+        for (int64_t j = 0; j < here; ++j) {
+          const double p = x[j];
           const float* value = v_tile + j * dim;
-          for (int64_t d = 0; d < dim; ++d) row.out[static_cast<size_t>(d)] += p * value[d];
+          double* out_row = row.out.data();
+          for (int64_t d = 0; d < dim; ++d) out_row[d] += p * value[d];
         }
       }
     }
     for (int64_t r = 0; r < count; ++r) {
       const Row& row = rows[static_cast<size_t>(r)];
+      const double sum = row.sum + row.late;
       for (int64_t d = 0; d < dim; ++d) {
         unsigned char stored[8];
-        attn::encode_element(out_type, stored, 0, row.out[static_cast<size_t>(d)] / row.sum, true);
+        attn::encode_element(out_type, stored, 0, row.out[static_cast<size_t>(d)] / sum, true);
         out[static_cast<size_t>(((first_row + r) * in.heads + head) * dim + d)] =
             attn::decode_element(out_type, stored, 0);
       }

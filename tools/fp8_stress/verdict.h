@@ -15,6 +15,7 @@ struct Verdict {
   // The larger of e / (model's e + 1.6e-4 max|V|) for e the largest and the rms error: 1.25 times
   // the model's error plus 2e-4 of max|V| is 1.25.
   double ratio = 0;
+  bool above = false;  // the model itself is above the fixed part of a bound
   std::string broken;  // which bounds, "" if none: the case passes
 };
 
