@@ -171,7 +171,7 @@ TEST_CASE("checks find what is wrong, and nothing else") {
   if (!can_assemble()) ATTN_SKIP("no llvm-mc and ld.lld");
   std::vector<Source> sources;
   for (const Case& c : cases) sources.push_back({c.name, c.body, ""});
-  const auto file = assemble(sources);
+  static const auto file = assemble(sources);  // the test starts again for each section
   for (const Case& c : cases) {
     for (const uint64_t seed : {0, 1, 2}) {
       DYNAMIC_SECTION(c.name << ", seed " << seed) {
