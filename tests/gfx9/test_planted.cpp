@@ -5,6 +5,7 @@
 #include <fstream>
 #include <iostream>
 #include <iterator>
+#include <map>
 #include <random>
 #include <string>
 #include <vector>
@@ -64,9 +65,16 @@ struct Result {
 };
 
 Result run(const std::string& source, const Data& data, float scale, uint64_t seed) {
+  struct Made {
+    std::vector<std::byte> bytes;
+    std::string error;
+  };
+  static std::map<std::string, Made> made;  // each source once, for all seeds
+  const auto [at, is_new] = made.try_emplace(source);
+  if (is_new) at->second.bytes = generate(source, &at->second.error);
+  const auto& [bytes, words] = at->second;
+  if (bytes.empty()) return {"amdhsa: " + words, 0, {}};
   std::string error;
-  const auto bytes = generate(source, &error);
-  if (bytes.empty()) return {"amdhsa: " + error, 0, {}};
   Memory memory;
   const auto object = CodeObject::load(bytes, &memory, &error);
   if (!object) return {error, 0, {}};
