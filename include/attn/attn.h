@@ -54,7 +54,8 @@ typedef enum attn_status ATTN_ENUM {
   ATTN_DRIVER_ERROR = 5,        /* the driver refused; the sentence has its native code */
   ATTN_OUT_OF_MEMORY = 6,
   ATTN_WORKSPACE_TOO_SMALL = 7,
-  ATTN_INTERNAL = 8
+  ATTN_INTERNAL = 8,
+  ATTN_INTERRUPTED = 9          /* attn_context_options.interrupted ended the call; its outputs are undefined */
 } attn_status;
 
 /* The name of a status, e.g. "invalid argument". Never NULL. */
@@ -136,14 +137,23 @@ typedef struct attn_context attn_context;
 
 typedef struct attn_context_options {
   size_t struct_size;
-  int32_t device;          /* ordinal, from 0. cuda: ignored while the calling thread has a current
-                              context, which is then used; else the device's primary context */
-  int32_t cpu_threads;     /* cpu, reference: threads a run may use, the caller's included; 0 = all cores */
+  int32_t device;          /* ordinal, from 0; see has_device */
+  int32_t cpu_threads;     /* cpu, reference: threads a run may use, the caller's included; 0 = the first
+                              number of OMP_NUM_THREADS, which is read once, else all cores */
   const char* driver_path; /* hip-emu: path of libattn-hipemu.so, NULL = the one beside this library;
                               cuda, hip: a driver to open instead of the system's (tests) */
   const char* kernel_file; /* cuda, hip, hip-emu: a file of device code (cubin, code object) that kernels
                               are taken from instead of the library's own, under the same names; those
                               it does not have are unsupported. For authors of kernels. NULL = none */
+  int32_t has_device;      /* 1: `device` is meant, as it is where it is not 0. 0 with device 0: cuda takes that
+                              of the calling thread's current context, where there is one, else 0. cuda: the
+                              current context is used where it is of the device, else the primary one. Runs
+                              work on the context's device whatever is current, and leave that as it was */
+  /* Asked about every 50 ms by the thread that called, during runs on reference and cpu and while the host
+   * builds a block mask; on several threads at once if these call. Not 0 ends the call with INTERRUPTED. Must
+   * not throw. NULL = none */
+  int32_t (*interrupted)(void* user);
+  void* interrupted_user;
 } attn_context_options;
 
 /* options may be NULL. Errors: INVALID_ARGUMENT, NO_DEVICE, DRIVER_MISSING, DRIVER_ERROR, OUT_OF_MEMORY. */
@@ -153,6 +163,8 @@ ATTN_API attn_status attn_context_create(attn_backend backend, const attn_contex
 ATTN_API void attn_context_destroy(attn_context* context);
 /* The backend in use, never AUTO. */
 ATTN_API attn_backend attn_context_backend(const attn_context* context);
+/* cpu, reference: the most threads that a run uses, the caller's included; 0 on GPU backends. */
+ATTN_API int32_t attn_context_threads(const attn_context* context);
 
 /* "auto", "reference", "cpu", "cuda", "hip", "hip-emu". Never NULL. */
 ATTN_API const char* attn_backend_string(attn_backend backend);

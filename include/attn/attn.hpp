@@ -46,6 +46,7 @@ class context {
   }
   attn_context* get() const noexcept { return handle_.get(); }
   attn_backend backend() const noexcept { return attn_context_backend(get()); }
+  std::int32_t threads() const noexcept { return attn_context_threads(get()); }
   void synchronize(void* stream = nullptr) const { check(attn_synchronize(get(), stream)); }
 
  private:

@@ -14,8 +14,8 @@ from ._errors import (DriverError, DriverMissing, Error, InternalError, InvalidA
 from ._masks import BlockMask
 
 __all__ = ["BlockMask", "DriverError", "DriverMissing", "Error", "InternalError", "InvalidArgument", "NoDevice",
-           "OutOfMemory", "Plan", "Unsupported", "cache_clear", "cache_info", "explain", "forward", "info", "merge",
-           "quantize"]
+           "OutOfMemory", "Plan", "Unsupported", "cache_clear", "cache_info", "explain", "forward", "get_num_threads",
+           "info", "merge", "quantize", "set_num_threads"]
 __version__ = _attn.version()
 
 if hasattr(os, "register_at_fork"):
@@ -61,7 +61,7 @@ _OPTIONS = dict(forward.__kwdefaults__)
 # Arrays, None where not given; what else there is stays as it was when the plan was made.
 _ARRAYS = {"bias", "alibi_slopes", "sinks", "block_mask", "seqlens_kv", "cu_seqlens_q", "cu_seqlens_kv", "block_table",
            "q_descale", "k_descale", "v_descale", "out_scale", "out", "return_lse"}
-_EXECUTION = {"kernel": None, "max_sms": 0, "fixed_split": 0, "split_invariant": False, "kv_prefix_stable": False}
+_EXECUTION = {"kernel": None, "num_threads": 0, "max_sms": 0, "fixed_split": 0, "split_invariant": False, "kv_prefix_stable": False}
 
 
 def _arguments(function, q, k, v, options):
@@ -75,14 +75,14 @@ class Plan:
     """A kernel chosen and loaded for calls like this one: Plan(q, k, v, **arguments of forward).
 
     The arrays are examples: shapes, types, strides and device count. More arguments: kernel (a name, no other will do),
-    max_sms, fixed_split (keys per split), split_invariant, kv_prefix_stable; attn.h has their meaning.
+    num_threads (on the host; 0: as get_num_threads() says now), max_sms, fixed_split (keys per split), split_invariant, kv_prefix_stable; attn.h has their meaning.
     """
 
     def __init__(self, q, k, v, **options):
         arguments = _arguments("Plan", q, k, v, options)
         self._plan = _attn.make_plan(arguments)
         examples = {"q": None, "k": None, "v": None, **{name: _OPTIONS[name] for name in _ARRAYS}}
-        self._options = {**arguments, **examples}  # which are not kept
+        self._options = {**arguments, **examples, "num_threads": self._plan.threads}  # examples are not kept
 
     def __call__(self, q, k, v, **arrays):
         """As forward() with the scalars and execution options of the plan; `arrays` are its array arguments, out and
@@ -130,6 +130,18 @@ def quantize(x, dtype, *, scale=1, per="tensor", saturate=False, backend="auto")
     saturate   a value beyond the range becomes the largest one, else NaN (inf for f8_e5m2)
     """
     return _attn.quantize(x, dtype, scale, per, saturate, backend)
+
+
+def set_num_threads(n):
+    """Calls on the host from now on use up to n threads, the caller's included; few for little work. Plans keep theirs.
+
+    0 is the default: the first number of OMP_NUM_THREADS, which is read once in a process, else the cores it may use."""
+    _attn.set_num_threads(n)
+
+
+def get_num_threads():
+    """What set_num_threads() has set, or the default."""
+    return _attn.num_threads()
 
 
 def info():

@@ -42,6 +42,10 @@ def full(framework, shape, value, like):
     if framework == "jax":
         import jax.numpy
         return jax.numpy.full(shape, value, numpy.float32, device=like.device).block_until_ready()
+    if framework == "cupy":
+        import cupy
+        with like.device:
+            return cupy.full(shape, value, numpy.float32)
     array = empty(framework, shape, "float32", like)
     array[...] = value
     return array

@@ -7,6 +7,7 @@
 #include <map>
 #include <string_view>
 #include <thread>
+#include <tuple>
 #include <unordered_map>
 
 namespace attn::python {
@@ -23,13 +24,36 @@ void append(std::string* key, const T& value) {
 // All of it is used with the GIL held alone. It outlives the interpreter: a driver may be gone by
 // then.
 struct State {
-  std::map<std::pair<int, int32_t>, std::shared_ptr<context>> contexts;
+  int32_t threads = 0;  // num_threads(), 0 = not known yet
+  // By backend, device, threads.
+  std::map<std::tuple<int, int32_t, int32_t>, std::shared_ptr<context>> contexts;
   std::list<std::shared_ptr<Compiled>> plans;  // the last used one first
   std::unordered_map<std::string_view, std::list<std::shared_ptr<Compiled>>::iterator> by_key;
   size_t hits = 0, misses = 0;
 };
 State* state = new State;
 int times_forked = 0;
+unsigned long main_thread = 0;
+// What a signal's handler raised in this thread's call.
+thread_local std::unique_ptr<nb::python_error> signalled;
+
+// Python runs signals' handlers on its main thread only.
+int32_t check_signals(void*) {
+  if (PyThread_get_thread_ident() != main_thread) return 0;
+  nb::gil_scoped_acquire acquire;
+  if (PyErr_CheckSignals() == 0) return 0;
+  signalled = std::make_unique<nb::python_error>();
+  return 1;
+}
+
+attn_context_options options_for(int32_t device, int32_t threads) {
+  auto options = make<attn_context_options>();
+  options.device = device;
+  options.has_device = 1;
+  options.cpu_threads = threads;
+  options.interrupted = check_signals;
+  return options;
+}
 
 template <class Problem>
 std::shared_ptr<Compiled> find_or_make(const std::shared_ptr<context>& owner,
@@ -66,7 +90,7 @@ std::string simple_key(const char* what, const context& owner, const Problem& pr
 
 }  // namespace
 
-std::shared_ptr<context> context_for(const std::string& name, Device device) {
+std::shared_ptr<context> context_for(const std::string& name, Device device, int32_t threads) {
   attn_backend backend = device.backend;
   if (name != "auto") {
     int b = ATTN_BACKEND_REFERENCE;
@@ -86,14 +110,17 @@ std::shared_ptr<context> context_for(const std::string& name, Device device) {
       refuse("backend is " + name + "; accepted for arrays in " + device.text() + ": auto, " +
              (device.host() ? "reference, cpu" : attn_backend_string(device.backend)));
   }
-  auto& slot = state->contexts[{int(backend), device.index}];
+  if (!device.host())
+    threads = 0;
+  else if (threads == 0)
+    threads = num_threads();
+  auto& slot = state->contexts[{int(backend), device.index, threads}];
   if (slot) return slot;
-  auto options = make<attn_context_options>();
-  options.device = device.index;
+  const attn_context_options options = options_for(device.index, threads);
   std::shared_ptr<context> made;
   std::exception_ptr failed;
   // A new thread has no current context of CUDA, so this takes the device's primary one, as
-  // frameworks do.
+  // frameworks do, even where the caller's current one is another of this device.
   std::thread([&] {
     try {
       made = std::make_shared<context>(backend, &options);
@@ -103,6 +130,41 @@ std::shared_ptr<context> context_for(const std::string& name, Device device) {
   }).join();
   if (failed) std::rethrow_exception(failed);
   return slot = made;
+}
+
+int32_t num_threads() {
+  if (state->threads == 0) {
+    const attn_context_options options = options_for(0, 0);
+    auto made = std::make_shared<context>(ATTN_BACKEND_CPU, &options);
+    state->threads = made->threads();
+    state->contexts[{int(ATTN_BACKEND_CPU), 0, state->threads}] = std::move(made);
+  }
+  return state->threads;
+}
+
+// What nobody but the caches holds goes, and its threads with it.
+void set_num_threads(int32_t threads) {
+  if (threads < 0 || threads > 4096)
+    refuse("threads is " + std::to_string(threads) + "; accepted: 1 to 4096, or 0 for the default");
+  state->threads = threads;
+  const auto of_host = [](const context& c) { return c.threads() > 0; };
+  for (auto it = state->plans.begin(); it != state->plans.end();) {
+    if (!of_host(*(*it)->owner)) {
+      ++it;
+      continue;
+    }
+    state->by_key.erase((*it)->key);
+    it = state->plans.erase(it);
+  }
+  std::erase_if(state->contexts, [&](const auto& entry) {
+    return entry.second && of_host(*entry.second) && entry.second.use_count() == 1;
+  });
+}
+
+bool raise_of_signal() {
+  if (!signalled) return false;
+  std::exchange(signalled, nullptr)->restore();
+  return true;
 }
 
 CacheCounts cache_counts() {
@@ -116,8 +178,15 @@ void cache_clear() {
 }
 
 void forget_everything() {
+  const int32_t threads = state->threads;
   state = new State;
+  state->threads = threads;
   ++times_forked;
+  main_thread = PyThread_get_thread_ident();
+}
+
+void set_main_thread(unsigned long thread) {
+  main_thread = thread;
 }
 
 int forks() {
@@ -157,8 +226,17 @@ Call::Call(const nb::dict& arguments) : arguments_(arguments) {
   clear(&problem_);
   clear(&args_);
   read_queries();
+  const Device device = reader_.origin().device;
+  if (given("num_threads")) threads_ = value<int32_t>("num_threads", "an integer");
+  if (threads_ < 0 || threads_ > 4096)
+    refuse("num_threads is " + std::to_string(threads_) +
+           "; accepted: 1 to 4096, or 0 for that of set_num_threads");
+  if (!device.host())
+    threads_ = 0;
+  else if (threads_ == 0)
+    threads_ = num_threads();
   owner_ = context_for(value<std::string>("backend", "a name: auto, reference, cpu, cuda, hip"),
-                       reader_.origin().device);
+                       device, threads_);
 
   nb::object k = argument("k"), v = argument("v");
   const auto is_list = [](nb::handle x) {

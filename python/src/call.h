@@ -20,8 +20,15 @@ void clear(T* value) {
 }
 
 // The context of a device, made on first use and kept. `backend` is "auto" or a name of attn.h that
-// `device` serves.
-std::shared_ptr<context> context_for(const std::string& backend, Device device);
+// `device` serves; `threads` are those of a host backend, 0 = num_threads().
+std::shared_ptr<context> context_for(const std::string& backend, Device device,
+                                     int32_t threads = 0);
+// Threads of calls on the host that say nothing else. 0 sets the library's default.
+int32_t num_threads();
+void set_num_threads(int32_t threads);
+// Whether a signal's handler has raised in this thread's call, which ended for it; that is Python's
+// error then.
+bool raise_of_signal();
 
 class Mask {
  public:
@@ -48,6 +55,7 @@ void cache_clear();
 // In the child of a fork: threads and devices of the parent are not there.
 void forget_everything();
 int forks();
+void set_main_thread(unsigned long thread);  // by Python's number
 
 // The bytes that tell one problem from another.
 std::string key_of(const context& owner, const attn_problem& problem);
@@ -68,6 +76,7 @@ class Call {
 
   const attn_problem& problem() const { return problem_; }
   const std::shared_ptr<context>& owner() const { return owner_; }
+  int32_t threads() const { return threads_; }  // as asked for; 0 on devices
   // out, or (out, lse).
   nb::object run(Compiled& compiled);
 
@@ -99,6 +108,7 @@ class Call {
   std::vector<std::unique_ptr<Array>> arrays_;
   bool several_ = false;
   std::shared_ptr<context> owner_;
+  int32_t threads_ = 0;
   attn_problem problem_;
   attn_args args_;
   std::vector<attn_segment> segments_;

@@ -15,6 +15,7 @@ namespace {
 
 struct PlanObject {
   std::shared_ptr<Compiled> compiled;
+  int32_t threads;  // that its calls must ask for to be of the same context
   int made_at = forks();
   nb::object run(const nb::dict& arguments);
 };
@@ -23,8 +24,9 @@ PlanObject make_plan(const nb::dict& arguments) {
   const Call call(arguments);
   const std::shared_ptr<context> owner = call.owner();
   nb::gil_scoped_release release;
-  return PlanObject{std::make_shared<Compiled>(
-      Compiled{owner, plan(*owner, call.problem()), {}, key_of(*owner, call.problem())})};
+  return PlanObject{std::make_shared<Compiled>(Compiled{
+                        owner, plan(*owner, call.problem()), {}, key_of(*owner, call.problem())}),
+                    call.threads()};
 }
 
 nb::object PlanObject::run(const nb::dict& arguments) {
@@ -375,6 +377,7 @@ void raise(const std::exception_ptr& caught, void*) {
   try {
     std::rethrow_exception(caught);
   } catch (const error& e) {
+    if (e.status() == ATTN_INTERRUPTED && raise_of_signal()) return;
     nb::object type = nb::module_::import_("attn._errors").attr("error_type")(int(e.status()));
     PyErr_SetString(type.ptr(), e.what());
   }
@@ -385,6 +388,8 @@ void raise(const std::exception_ptr& caught, void*) {
 NB_MODULE(_attn, m) {
   nb::set_leak_warnings(false);
   nb::register_exception_translator(raise);
+  set_main_thread(nb::cast<unsigned long>(
+      nb::module_::import_("threading").attr("main_thread")().attr("ident")));
   m.def("forward", &forward);
   m.def("explain", &explain_call);
   m.def("info", [] { return info(); });
@@ -395,6 +400,8 @@ NB_MODULE(_attn, m) {
     return std::make_tuple(counts.plans, counts.hits, counts.misses);
   });
   m.def("cache_clear", &cache_clear);
+  m.def("num_threads", &num_threads);
+  m.def("set_num_threads", &set_num_threads);
   m.def("forget_everything", &forget_everything);
   m.def("merge", &merge, nb::arg("parts"), nb::arg("out_dtype").none(), nb::arg("backend"));
   m.def("quantize", &quantize);
@@ -405,6 +412,7 @@ NB_MODULE(_attn, m) {
       .def_prop_ro(
           "backend",
           [](const PlanObject& p) { return attn_backend_string(p.compiled->owner->backend()); })
+      .def_ro("threads", &PlanObject::threads)
       .def_prop_ro("workspace", [](const PlanObject& p) { return p.compiled->made.workspace(); })
       .def("run", &PlanObject::run);
   m.def("make_plan", &make_plan);

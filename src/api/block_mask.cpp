@@ -77,16 +77,17 @@ attn_status create(attn_context* context, const attn_block_mask_shape* shape,
     return {};
   });
 }
-// make(shape, host mask) builds in host memory.
+// make(shape, interrupt, host mask) builds in host memory.
 attn_status create_on_host(attn_context* context, const attn_block_mask_shape* shape,
                            attn_block_mask** mask, auto&& make) {
   return create(context, shape, mask, [&](attn_block_mask* made) -> Status {
-    return make(MaskShape(made->host.shape), &made->host);
+    Interrupt interrupt(made->context->interrupted, made->context->interrupted_user);
+    return make(MaskShape(made->host.shape), interrupt, &made->host);
   });
 }
 
-// A mask from arrays that lie in the backend's memory: on_host(shape, host mask), or built on the
-// device where they are.
+// A mask from arrays that lie in the backend's memory: on_host(shape, interrupt, host mask), or
+// built on the device where they are.
 attn_status create_from(attn_context* context, const attn_block_mask_shape* shape, void* stream,
                         attn_block_mask** mask, const MaskSource& source, auto&& on_host) {
   return create(context, shape, mask, [&](attn_block_mask* made) -> Status {
@@ -98,7 +99,8 @@ attn_status create_from(attn_context* context, const attn_block_mask_shape* shap
                               "i32 [batch, heads, Skv, num_intervals, 2]"));
     if (made->context->host_memory()) {
       if (stream) return invalid("stream is ", stream, "; accepted on reference and cpu: NULL");
-      return on_host(s, &made->host);
+      Interrupt interrupt(made->context->interrupted, made->context->interrupted_user);
+      return on_host(s, interrupt, &made->host);
     }
     if (s.cells() == 0) return {};
     const DeviceMask at = device_mask(s);
@@ -170,28 +172,32 @@ Status check_grid(const MaskShape& s, const attn_problem& in) {
 
 attn_status attn_block_mask_from_dense(attn_context* context, const attn_block_mask_shape* shape,
                                        const uint8_t* dense, void* stream, attn_block_mask** mask) {
-  return create_from(
-      context, shape, stream, mask, {.dense = dense},
-      [&](const MaskShape& s, HostMask* out) { return mask_from_dense(s, dense, out); });
+  return create_from(context, shape, stream, mask, {.dense = dense},
+                     [&](const MaskShape& s, Interrupt& interrupt, HostMask* out) {
+                       return mask_from_dense(s, dense, interrupt, out);
+                     });
 }
 
 attn_status attn_block_mask_from_documents(attn_context* context,
                                            const attn_block_mask_shape* shape,
                                            const int64_t* lengths, int64_t num_documents,
                                            int32_t causal, attn_block_mask** mask) {
-  return create_on_host(context, shape, mask, [&](const MaskShape& s, HostMask* out) -> Status {
-    if (num_documents > 0) ATTN_TRY(needed("lengths", lengths, "i64 [num_documents]"));
-    return mask_from_documents(s, lengths, num_documents, causal, out);
-  });
+  return create_on_host(
+      context, shape, mask, [&](const MaskShape& s, Interrupt& interrupt, HostMask* out) -> Status {
+        if (num_documents > 0) ATTN_TRY(needed("lengths", lengths, "i64 [num_documents]"));
+        return mask_from_documents(s, lengths, num_documents, causal, interrupt, out);
+      });
 }
 
 attn_status attn_block_mask_from_window(attn_context* context, const attn_block_mask_shape* shape,
                                         int64_t window_left, int64_t window_right,
                                         int64_t global_tokens, int64_t prefix_tokens,
                                         attn_block_mask** mask) {
-  return create_on_host(context, shape, mask, [&](const MaskShape& s, HostMask* out) {
-    return mask_from_window(s, window_left, window_right, global_tokens, prefix_tokens, out);
-  });
+  return create_on_host(context, shape, mask,
+                        [&](const MaskShape& s, Interrupt& interrupt, HostMask* out) {
+                          return mask_from_window(s, window_left, window_right, global_tokens,
+                                                  prefix_tokens, interrupt, out);
+                        });
 }
 
 attn_status attn_block_mask_from_intervals(attn_context* context,
@@ -201,8 +207,8 @@ attn_status attn_block_mask_from_intervals(attn_context* context,
   if (const Status status = check_num_intervals(num_intervals); !status.ok()) return report(status);
   return create_from(context, shape, stream, mask,
                      {.intervals = intervals, .num_intervals = num_intervals},
-                     [&](const MaskShape& s, HostMask* out) {
-                       return mask_from_intervals(s, intervals, num_intervals, out);
+                     [&](const MaskShape& s, Interrupt& interrupt, HostMask* out) {
+                       return mask_from_intervals(s, intervals, num_intervals, interrupt, out);
                      });
 }
 
@@ -210,10 +216,11 @@ attn_status attn_block_mask_from_kinds(attn_context* context, const attn_block_m
                                        const uint8_t* kinds, const int32_t* index,
                                        const uint32_t* bits, int64_t num_partials,
                                        attn_block_mask** mask) {
-  return create_on_host(context, shape, mask, [&](const MaskShape& s, HostMask* out) -> Status {
-    if (s.cells() > 0) ATTN_TRY(needed("kinds", kinds, "a kind for each block"));
-    return mask_from_kinds(s, kinds, index, bits, num_partials, out);
-  });
+  return create_on_host(
+      context, shape, mask, [&](const MaskShape& s, Interrupt& interrupt, HostMask* out) -> Status {
+        if (s.cells() > 0) ATTN_TRY(needed("kinds", kinds, "a kind for each block"));
+        return mask_from_kinds(s, kinds, index, bits, num_partials, interrupt, out);
+      });
 }
 
 attn_status attn_block_mask_combine(attn_context* context, const attn_block_mask* a,
@@ -236,7 +243,8 @@ attn_status attn_block_mask_combine(attn_context* context, const attn_block_mask
     ATTN_TRY(check_same_grid(a->host.shape, b->host.shape));
     ATTN_TRY(fetch(*a, &copy_a, &host_a));
     ATTN_TRY(fetch(*b, &copy_b, &host_b));
-    ATTN_TRY(combine_masks(*host_a, *host_b, combine, &made->host));
+    Interrupt interrupt(made->context->interrupted, made->context->interrupted_user);
+    ATTN_TRY(combine_masks(*host_a, *host_b, combine, interrupt, &made->host));
     ATTN_TRY(place(made.get()));
     *mask = made.release();
     return {};

@@ -1,6 +1,7 @@
 // Contexts, memory, streams.
 #include <cstring>
 #include <new>
+#include <optional>
 
 #include "api/handles.h"
 #include "core/error.h"
@@ -10,7 +11,10 @@ using namespace attn;
 
 namespace {
 
-constexpr int max_threads = 4096;
+std::optional<int> device_of(const attn_context_options& options) {
+  if (!options.has_device && options.device == 0) return {};
+  return options.device;
+}
 
 Status open_backend(attn_backend backend, const attn_context_options& options, Context* context) {
   switch (backend) {
@@ -19,7 +23,7 @@ Status open_backend(attn_backend backend, const attn_context_options& options, C
       context->pool = std::make_unique<ThreadPool>(options.cpu_threads);
       break;
     case ATTN_BACKEND_CUDA:
-      ATTN_TRY(open_cuda(options.driver_path, options.device, &context->driver));
+      ATTN_TRY(open_cuda(options.driver_path, device_of(options), &context->driver));
       break;
     case ATTN_BACKEND_HIP:
     case ATTN_BACKEND_HIP_EMU:
@@ -32,6 +36,8 @@ Status open_backend(attn_backend backend, const attn_context_options& options, C
           "; accepted: auto (0), reference (1), cpu (2), cuda (3), hip (4), hip-emu (5)");
   }
   context->backend = backend;
+  context->interrupted = options.interrupted;
+  context->interrupted_user = options.interrupted_user;
   if (!options.kernel_file) return {};
   if (context->host_memory())
     return invalid("options.kernel_file is given; accepted with ", attn_backend_string(backend),
@@ -43,6 +49,7 @@ Status create(attn_backend backend, const attn_context_options* in, Context* con
   attn_context_options options{};
   if (in) ATTN_TRY(copy_versioned("options", in, &options));
   ATTN_TRY(in_range("options.device", options.device, 0, 1024));
+  ATTN_TRY(in_range("options.has_device", options.has_device, 0, 2));
   ATTN_TRY(in_range("options.cpu_threads", options.cpu_threads, 0, max_threads + 1));
   if (backend != ATTN_BACKEND_AUTO) return open_backend(backend, options, context);
   if (options.driver_path)
@@ -111,6 +118,10 @@ void attn_context_destroy(attn_context* context) {
 
 attn_backend attn_context_backend(const attn_context* context) {
   return context ? context->context->backend : ATTN_BACKEND_AUTO;
+}
+
+int32_t attn_context_threads(const attn_context* context) {
+  return context && context->context->pool ? context->context->pool->threads() : 0;
 }
 
 const char* attn_backend_string(attn_backend backend) {

@@ -48,6 +48,8 @@ const char* attn_status_string(attn_status status) {
       return "workspace too small";
     case ATTN_INTERNAL:
       return "internal error";
+    case ATTN_INTERRUPTED:
+      return "interrupted";
   }
   return "unknown status";
 }

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/interrupt.h"
 #include "cpu/kernels.h"
 #include "cpu/pool.h"
 #include "cpu/tile.h"
@@ -16,17 +17,27 @@ constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr double log2_e = 1.4426950408889634;
 constexpr int64_t rows_at_once = 6;  // of TileOps::accumulate
 
-// Below so much work, about 15 us in units of one multiply-add, waking threads costs more than they save.
-// Fetching an element of K or V takes as long as some multiply-adds.
-constexpr double wake_worth = 2e6;
+// What one thread does in a nanosecond, multiply-adds; fetching an element of K or V takes as long
+// as some.
+constexpr double work_per_nanosecond = 120;
 constexpr double fetch_cost = 12;
 
 class Item {
  public:
   Item(const Problem& problem, const Args& args, const TileOps& ops, const TileShape& shape,
-       const Tile& tile, int64_t b, int64_t kv_head, int64_t block)
-      : p_(problem), args_(args), ops_(ops), shape_(shape), t_(tile), b_(b), kv_head_(kv_head),
-        query_(query_view(problem, args, b)), first_row_(block * shape.rows),
+       const Tile& tile, Interrupt& interrupt, int thread, int64_t b, int64_t kv_head,
+       int64_t block)
+      : interrupt_(interrupt),
+        thread_(thread),
+        p_(problem),
+        args_(args),
+        ops_(ops),
+        shape_(shape),
+        t_(tile),
+        b_(b),
+        kv_head_(kv_head),
+        query_(query_view(problem, args, b)),
+        first_row_(block * shape.rows),
         count_(std::min(shape.rows, query_.length * problem.group() - first_row_)) {}
 
   void run() {
@@ -44,13 +55,19 @@ class Item {
                    raw_ && p_.scale < 0 ? -1.0f : 1.0f);
       KeyReader reader(p_, args_, ops_, shape_, t_, b_, kv_head_);
       for (int64_t base = first_key_ / tile_keys * tile_keys; base < last_key_; base += tile_keys) {
+        if (stop(count_ * (p_.head_dim + p_.head_dim_v))) return;
         one_tile(reader, base);
       }
     }
+    if (interrupt_.stopped()) return;  // while the rows started
     for (int64_t row = 0; row < count_; ++row) finish_row(row);
   }
 
  private:
+  // Before `operations` on each key of a tile.
+  bool stop(int64_t operations) const {
+    return interrupt_.stop(thread_, tile_keys * operations / 32);
+  }
   int64_t query_of(int64_t row) const { return (first_row_ + row) / p_.group(); }
   int64_t head_of(int64_t row) const {
     return kv_head_ * p_.group() + (first_row_ + row) % p_.group();
@@ -234,6 +251,7 @@ class Item {
     float top[chains];
     std::fill_n(top, chains, -infinity);
     for (int64_t key = t_.begin[row]; key < t_.end[row]; key += tile_keys) {
+      if (stop(32)) return 0;
       float bias[tile_keys];
       const int64_t count = std::min(tile_keys, t_.end[row] - key);
       read_bias(row, key, count, bias);
@@ -315,6 +333,8 @@ class Item {
     if (args_.lse) args_.lse[query_.lse + head * query_.lse_head + i] = float(max + std::log(sum));
   }
 
+  Interrupt& interrupt_;
+  const int thread_;
   const Problem& p_;
   const Args& args_;
   const TileOps& ops_;
@@ -335,7 +355,7 @@ size_t workspace_bytes(const Problem& problem, const TileOps& ops, int threads) 
 }
 
 void run_forward(const Problem& p, const Args& args, const TileOps& ops, void* workspace,
-                 ThreadPool& pool) {
+                 ThreadPool& pool, Interrupt& interrupt) {
   const TileShape shape(p, ops, pool.threads());
   const size_t bytes = Tile().place(p, shape, nullptr);
   const int64_t sequences = p.batch * p.heads_kv;
@@ -346,17 +366,13 @@ void run_forward(const Problem& p, const Args& args, const TileOps& ops, void* w
     Tile tile;
     tile.place(p, shape, static_cast<char*>(workspace) + size_t(thread) * bytes);
     const int64_t sequence = item / blocks;
-    Item(p, args, ops, shape, tile, sequence / p.heads_kv, sequence % p.heads_kv,
+    Item(p, args, ops, shape, tile, interrupt, thread, sequence / p.heads_kv, sequence % p.heads_kv,
          blocks - 1 - item % blocks)
         .run();
   };
   const double work = double(sequences) * double(p.seqlen_kv) * double(p.head_dim + p.head_dim_v) *
                       (double(p.seqlen_q) * double(p.group()) + fetch_cost * double(blocks));
-  if (work < wake_worth) {
-    for (int64_t item = 0; item < blocks * sequences; ++item) one(item, 0);
-  } else {
-    pool.for_each(blocks * sequences, one);
-  }
+  pool.for_each(blocks * sequences, one, &interrupt, pool.worth(work / work_per_nanosecond));
 }
 
 double measure_fma_rate(const TileOps& ops, ThreadPool& pool) {
@@ -376,14 +392,15 @@ double measure_fma_rate(const TileOps& ops, ThreadPool& pool) {
 // The kernel of one instruction set.
 template <const TileOps& ops>
 constexpr HostKernel kernel(const char* isa, bool (*runs_here)()) {
-  return {.runs_here = runs_here,
-          .isa = isa,
-          .workspace = [](const Problem& problem, int threads) {
-            return workspace_bytes(problem, ops, threads);
-          },
-          .forward = [](const Problem& problem, const Args& args, void* workspace,
-                        ThreadPool& pool) { run_forward(problem, args, ops, workspace, pool); },
-          .fma_rate = [](ThreadPool& pool) { return measure_fma_rate(ops, pool); }};
+  return {
+      .runs_here = runs_here,
+      .isa = isa,
+      .workspace = [](const Problem& problem,
+                      int threads) { return workspace_bytes(problem, ops, threads); },
+      .forward =
+          [](const Problem& problem, const Args& args, void* workspace, ThreadPool& pool,
+             Interrupt& interrupt) { run_forward(problem, args, ops, workspace, pool, interrupt); },
+      .fma_rate = [](ThreadPool& pool) { return measure_fma_rate(ops, pool); }};
 }
 
 #ifdef __x86_64__

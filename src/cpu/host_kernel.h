@@ -6,6 +6,7 @@
 
 namespace attn {
 
+class Interrupt;   // core/interrupt.h
 class ThreadPool;  // cpu/pool.h
 
 // Nothing here allocates; scratch is the caller's workspace (256-byte aligned, sized by
@@ -14,12 +15,13 @@ struct HostKernel {
   bool (*runs_here)();  // cpuid
   const char* isa;      // "any", "avx2", "avx512"
   size_t (*workspace)(const Problem& problem, int threads) = nullptr;
-  void (*forward)(const Problem& problem, const Args& args, void* workspace,
-                  ThreadPool& pool) = nullptr;
-  void (*merge)(const attn_merge_problem& problem, const attn_merge_args& args,
-                ThreadPool& pool) = nullptr;
+  // Each ends early where the interrupt stops it, and looks there every millisecond or so.
+  void (*forward)(const Problem& problem, const Args& args, void* workspace, ThreadPool& pool,
+                  Interrupt& interrupt) = nullptr;
+  void (*merge)(const attn_merge_problem& problem, const attn_merge_args& args, ThreadPool& pool,
+                Interrupt& interrupt) = nullptr;
   void (*quantize)(const attn_quantize_problem& problem, const attn_quantize_args& args,
-                   ThreadPool& pool) = nullptr;
+                   ThreadPool& pool, Interrupt& interrupt) = nullptr;
   // Float operations per second of fused multiply-adds on registers, by all threads: the ceiling
   // that `attn bench` compares forward with.
   double (*fma_rate)(ThreadPool& pool) = nullptr;

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "core/dtype.h"
+#include "core/interrupt.h"
 #include "cpu/kernels.h"
 #include "cpu/pool.h"
 
@@ -14,7 +15,7 @@ namespace {
 // w).
 template <class Real>
 void merge_row(const attn_merge_problem& p, const attn_merge_args& args, int64_t b, int64_t h,
-               int64_t i) {
+               int64_t i, Interrupt& interrupt, int thread) {
   constexpr Real infinity = std::numeric_limits<Real>::infinity();
   const int64_t lse_at = (b * p.heads_q + h) * p.seqlen_q + i;
   const int64_t part_at = b * p.part_stride.batch + i * p.part_stride.seq + h * p.part_stride.head;
@@ -35,6 +36,7 @@ void merge_row(const attn_merge_problem& p, const attn_merge_args& args, int64_t
   Real sum[chunk], part[chunk];
   for (int64_t d = 0; d < p.head_dim_v; d += chunk) {
     const int64_t n = std::min(chunk, p.head_dim_v - d);
+    if (interrupt.stop(thread, n * p.num_parts)) return;
     std::fill_n(sum, n, Real(0));
     for (int32_t s = 0; s < p.num_parts; ++s) {
       const Real lse = args.lses[s][lse_at];
@@ -52,11 +54,17 @@ void merge_row(const attn_merge_problem& p, const attn_merge_args& args, int64_t
 }
 
 template <class Real>
-void merge(const attn_merge_problem& p, const attn_merge_args& args, ThreadPool& pool) {
-  pool.for_each(p.batch * p.heads_q * p.seqlen_q, [&](int64_t item, int) {
-    merge_row<Real>(p, args, item / p.seqlen_q / p.heads_q, item / p.seqlen_q % p.heads_q,
-                    item % p.seqlen_q);
-  });
+void merge(const attn_merge_problem& p, const attn_merge_args& args, ThreadPool& pool,
+           Interrupt& interrupt) {
+  const int64_t rows = p.batch * p.heads_q * p.seqlen_q;
+  const double nanoseconds = double(rows) * p.num_parts * (20.0 + double(p.head_dim_v));
+  pool.for_each(
+      rows,
+      [&](int64_t item, int thread) {
+        merge_row<Real>(p, args, item / p.seqlen_q / p.heads_q, item / p.seqlen_q % p.heads_q,
+                        item % p.seqlen_q, interrupt, thread);
+      },
+      &interrupt, pool.worth(nanoseconds));
 }
 
 bool always() {

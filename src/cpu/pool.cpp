@@ -1,14 +1,23 @@
 #include "cpu/pool.h"
 
+#include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <condition_variable>
+#include <cstdlib>
+#include <cstring>
 #include <mutex>
 #include <system_error>
 #include <thread>
 #include <vector>
 
+#include "core/interrupt.h"
+
 #ifdef __linux__
 #include <sched.h>
+#endif
+#ifdef __unix__
+#include <pthread.h>
 #endif
 
 namespace attn {
@@ -24,11 +33,56 @@ int usable_cores() {
   return cores == 0 ? 1 : int(cores);
 }
 
+// The first of "4" or "4,2", OpenMP's levels; 0 if there is none.
+int omp_num_threads() {
+  const char* text = std::getenv("OMP_NUM_THREADS");
+  if (!text) return 0;
+  char* end;
+  errno = 0;
+  const long threads = std::strtol(text, &end, 10);
+  const bool good = end != text && errno == 0 && threads > 0;
+  end += std::strspn(end, " ");
+  return good && (*end == 0 || *end == ',') ? int(std::min(threads, long{max_threads})) : 0;
+}
+
+// Forks that led to this process since it made its first pool.
+std::atomic<int> forks{0};
+int count_forks() {
+#ifdef __unix__
+  static const int registered = pthread_atfork(nullptr, nullptr, [] { ++forks; });
+  (void)registered;
+#endif
+  return forks.load(std::memory_order_relaxed);
+}
+
+void pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// A caller without items left looks so often, about 20 us, whether the workers are done before it
+// sleeps.
+constexpr int looks_before_sleep = 500;
+// Below two shares of so much work a second thread does not pay.
+constexpr double share = 20e3;  // ns
+
 }  // namespace
+
+int default_threads() {
+  static const int threads = [] {
+    const int wanted = omp_num_threads();
+    return wanted > 0 ? wanted : usable_cores();
+  }();
+  return threads;
+}
 
 // A worker joins a job while it is open and leaves when no item is left. The caller closes the job when
 // it finds no item left and waits for those who joined, so a thread slow to wake delays nobody.
 struct ThreadPool::State {
+  const int made_at = count_forks();
   std::vector<std::thread> workers;
   std::atomic<bool> busy{false};
 
@@ -36,16 +90,19 @@ struct ThreadPool::State {
   std::condition_variable work, done;
   bool stop = false;
   bool open = false;
-  uint64_t job = 0;  // number of the latest job
-  int joined = 0;    // workers inside it
+  uint64_t job = 0;            // number of the latest job
+  int64_t room = 0;            // workers that may still join it
+  std::atomic<int> joined{0};  // workers inside it; changed under the mutex
 
   Task task = nullptr;
   void* context = nullptr;
+  Interrupt* interrupt = nullptr;
   int64_t items = 0;
   std::atomic<int64_t> next{0};
 
   void take_items(int thread) {
     for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < items;) {
+      if (interrupt && interrupt->stopped()) return;
       task(context, item, thread);
     }
   }
@@ -54,14 +111,35 @@ struct ThreadPool::State {
     uint64_t seen = 0;
     std::unique_lock lock(mutex);
     for (;;) {
-      work.wait(lock, [&] { return stop || (open && job != seen); });
+      work.wait(lock, [&] { return stop || (open && job != seen && room > 0); });
       if (stop) return;
       seen = job;
-      ++joined;
+      --room;
+      joined.fetch_add(1, std::memory_order_relaxed);
       lock.unlock();
       take_items(thread);
       lock.lock();
-      if (--joined == 0) done.notify_one();
+      if (joined.fetch_sub(1, std::memory_order_release) == 1) done.notify_one();
+    }
+  }
+
+  // Closes the job and returns when no worker is inside it.
+  void close() {
+    std::unique_lock lock(mutex);
+    open = false;
+    const auto all_left = [&] { return joined.load(std::memory_order_acquire) == 0; };
+    if (all_left()) return;
+    lock.unlock();
+    for (int look = 0; look < looks_before_sleep; ++look) {
+      if (all_left()) return;
+      pause();
+    }
+    lock.lock();
+    if (!interrupt || !interrupt->possible()) return done.wait(lock, all_left);
+    while (!done.wait_for(lock, Interrupt::interval, all_left)) {
+      lock.unlock();
+      interrupt->ask();
+      lock.lock();
     }
   }
 
@@ -76,7 +154,7 @@ struct ThreadPool::State {
 };
 
 ThreadPool::ThreadPool(int threads) : state_(std::make_unique<State>()) {
-  if (threads <= 0) threads = usable_cores();
+  if (threads <= 0) threads = default_threads();
   state_->workers.reserve(size_t(threads) - 1);
   try {
     for (int t = 1; t < threads; ++t) {
@@ -87,36 +165,46 @@ ThreadPool::ThreadPool(int threads) : state_(std::make_unique<State>()) {
   }
 }
 
-ThreadPool::~ThreadPool() { state_->finish(); }
+ThreadPool::~ThreadPool() {
+  if (state_->made_at == count_forks())
+    state_->finish();
+  else
+    (void)state_.release();  // its threads are the parent's, and its mutex may be held by one
+}
 
 int ThreadPool::threads() const { return int(state_->workers.size()) + 1; }
 
-void ThreadPool::run(int64_t items, Task task, void* context) {
+int ThreadPool::worth(double nanoseconds) const {
+  return int(std::clamp(nanoseconds / share, 1.0, double(threads())));
+}
+
+void ThreadPool::run(int64_t items, Task task, void* context, Interrupt* interrupt, int most) {
   State& s = *state_;
-  if (items <= 1 || s.workers.empty() || s.busy.exchange(true, std::memory_order_acquire)) {
-    for (int64_t item = 0; item < items; ++item) task(context, item, 0);
+  const int64_t helpers = std::min({items - 1, int64_t{most} - 1, int64_t(s.workers.size())});
+  if (helpers <= 0 || s.made_at != count_forks() ||
+      s.busy.exchange(true, std::memory_order_acquire)) {
+    for (int64_t item = 0; item < items && !(interrupt && interrupt->stopped()); ++item)
+      task(context, item, 0);
     return;
   }
   {
     std::lock_guard lock(s.mutex);
     s.task = task;
     s.context = context;
+    s.interrupt = interrupt;
     s.items = items;
     s.next.store(0, std::memory_order_relaxed);
     s.open = true;
+    s.room = helpers;
     ++s.job;
   }
-  if (items > int64_t(s.workers.size())) {
+  if (helpers == int64_t(s.workers.size())) {
     s.work.notify_all();
   } else {
-    for (int64_t i = 1; i < items; ++i) s.work.notify_one();
+    for (int64_t i = 0; i < helpers; ++i) s.work.notify_one();
   }
   s.take_items(0);
-  {
-    std::unique_lock lock(s.mutex);
-    s.open = false;
-    s.done.wait(lock, [&] { return s.joined == 0; });
-  }
+  s.close();
   s.busy.store(false, std::memory_order_release);
 }
 

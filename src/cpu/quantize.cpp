@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "core/dtype.h"
+#include "core/interrupt.h"
 #include "cpu/kernels.h"
 #include "cpu/pool.h"
 
@@ -47,10 +48,11 @@ Row row_of(const attn_quantize_problem& p, int64_t item) {
 // Calls visit(first element, count, values) for the row's elements.
 template <class Visit>
 void for_each_chunk(const attn_quantize_problem& p, const attn_quantize_args& args, const Row& row,
-                    Visit&& visit) {
+                    Interrupt& interrupt, int thread, Visit&& visit) {
   float x[chunk];
   for (int64_t d = 0; d < p.head_dim; d += chunk) {
     const int64_t n = std::min(chunk, p.head_dim - d);
+    if (interrupt.stop(thread, 4 * n)) return;
     decode_row(p.src_type, args.src, row.src + d, n, x);
     visit(d, n, x);
   }
@@ -59,12 +61,12 @@ void for_each_chunk(const attn_quantize_problem& p, const attn_quantize_args& ar
 // descale = max |x| over the finite x, divided by the largest value of the type. Finite floats that
 // are not negative are ordered as their bits, so that any number of threads may raise a maximum.
 void find_descales(const attn_quantize_problem& p, const attn_quantize_args& args, int64_t rows,
-                   ThreadPool& pool) {
+                   ThreadPool& pool, Interrupt& interrupt, int threads) {
   std::fill_n(args.descale, num_descales(p), 0.0f);
-  pool.for_each(rows, [&](int64_t item, int) {
+  auto one = [&](int64_t item, int thread) {
     const Row row = row_of(p, item);
     float amax = 0;
-    for_each_chunk(p, args, row, [&](int64_t, int64_t n, const float* x) {
+    for_each_chunk(p, args, row, interrupt, thread, [&](int64_t, int64_t n, const float* x) {
       for (int64_t k = 0; k < n; ++k) {
         if (std::isfinite(x[k])) amax = std::max(amax, std::abs(x[k]));
       }
@@ -73,7 +75,8 @@ void find_descales(const attn_quantize_problem& p, const attn_quantize_args& arg
     float seen = shared.load(std::memory_order_relaxed);
     while (seen < amax && !shared.compare_exchange_weak(seen, amax, std::memory_order_relaxed)) {
     }
-  });
+  };
+  pool.for_each(rows, one, &interrupt, threads);
   const double max_finite = type_info(p.dst_type).max_finite;
   for (int64_t g = 0; g < num_descales(p); ++g) {
     // A maximum so small that the quotient underflows keeps the smallest positive descale.
@@ -87,10 +90,11 @@ void find_descales(const attn_quantize_problem& p, const attn_quantize_args& arg
 
 // The quotient of two floats is computed in float64: no rounding there can create a tie, so the
 // codes are those of the exact quotient.
-void quantize_row(const attn_quantize_problem& p, const attn_quantize_args& args, const Row& row) {
+void quantize_row(const attn_quantize_problem& p, const attn_quantize_args& args, const Row& row,
+                  Interrupt& interrupt, int thread) {
   const bool saturate = p.saturate != 0;
   const double descale = p.scale == ATTN_SCALE_ONE ? 1 : args.descale[row.group];
-  for_each_chunk(p, args, row, [&](int64_t d, int64_t n, const float* x) {
+  for_each_chunk(p, args, row, interrupt, thread, [&](int64_t d, int64_t n, const float* x) {
     if (dtype_is_ggml(p.dst_type)) {
       for (int64_t k = 0; k < n; k += 32) {
         char* block = static_cast<char*>(args.dst) + dtype_bytes(p.dst_type, row.dst + d + k);
@@ -107,11 +111,16 @@ void quantize_row(const attn_quantize_problem& p, const attn_quantize_args& args
   });
 }
 
-void quantize(const attn_quantize_problem& p, const attn_quantize_args& args, ThreadPool& pool) {
+void quantize(const attn_quantize_problem& p, const attn_quantize_args& args, ThreadPool& pool,
+              Interrupt& interrupt) {
   const int64_t rows = p.batch * p.seqlen * p.heads;
-  if (p.scale == ATTN_SCALE_AMAX) find_descales(p, args, rows, pool);
+  const int threads = pool.worth(double(rows) * 4 * double(p.head_dim));
+  if (p.scale == ATTN_SCALE_AMAX) find_descales(p, args, rows, pool, interrupt, threads);
   if (p.scale == ATTN_SCALE_ONE && args.descale) std::fill_n(args.descale, num_descales(p), 1.0f);
-  pool.for_each(rows, [&](int64_t item, int) { quantize_row(p, args, row_of(p, item)); });
+  pool.for_each(
+      rows,
+      [&](int64_t item, int thread) { quantize_row(p, args, row_of(p, item), interrupt, thread); },
+      &interrupt, threads);
 }
 
 bool always() {

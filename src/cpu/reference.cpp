@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/interrupt.h"
 #include "cpu/kernels.h"
 #include "cpu/kv_view.h"
 #include "cpu/pool.h"
@@ -37,7 +38,7 @@ double exact_scale(const Problem& p) {
 }
 
 // Calls visit(segment, key within it, key position, run, key within the run) for each key that
-// exists.
+// exists, while it returns true.
 template <class Visit>
 void for_each_key(const Problem& p, const Args& args, int64_t b, int64_t kv_head, Visit&& visit) {
   int64_t first = 0;
@@ -46,7 +47,7 @@ void for_each_key(const Problem& p, const Args& args, int64_t b, int64_t kv_head
     for (int64_t begin = 0; begin < segment.length;) {
       const KeyRun run = segment.run(begin, kv_head);
       for (int64_t n = 0; n < run.count && run.k != nullptr; ++n) {
-        visit(segment, begin + n, first + begin + n, run, n);
+        if (!visit(segment, begin + n, first + begin + n, run, n)) return;
       }
       begin += run.count;
     }
@@ -56,7 +57,7 @@ void for_each_key(const Problem& p, const Args& args, int64_t b, int64_t kv_head
 
 // Query i of head h in batch entry b.
 void forward_row(const Problem& p, const Args& args, int64_t b, int64_t h, int64_t i,
-                 const QueryView& query, const Scratch& scratch) {
+                 const QueryView& query, const Scratch& scratch, Interrupt& interrupt, int thread) {
   const int64_t kv_head = h / p.group();
   const int64_t seqlen_kv = sequence_length_kv(p, args, b);
   const int64_t diagonal = seqlen_kv - query.length;
@@ -83,11 +84,13 @@ void forward_row(const Problem& p, const Args& args, int64_t b, int64_t h, int64
   const double q_scale = q_descale(p, args, b, kv_head);
 
   double max = p.has(ATTN_SINKS) ? args.sinks[h] : -infinity;
-  std::fill_n(scratch.scores, seqlen_kv, -infinity);
   for_each_key(
       p, args, b, kv_head,
       [&](const SegmentView& segment, int64_t key, int64_t j, const KeyRun& run, int64_t n) {
-        if (!visible(j)) return;
+        scratch.scores[j] = -infinity;
+        if (interrupt.stop(thread, 16)) return false;
+        if (!visible(j)) return true;
+        if (interrupt.stop(thread, 2 * p.head_dim)) return false;
         decode_row(segment.shape->k_type, run.k + n * segment.k_row_bytes, 0, p.head_dim,
                    scratch.key);
         double dot = 0;
@@ -99,6 +102,7 @@ void forward_row(const Problem& p, const Args& args, int64_t b, int64_t h, int64
           s -= double(args.alibi_slopes[h]) * std::abs(double(i + diagonal - j));
         scratch.scores[j] = s;
         if (s > max || std::isnan(s)) max = s;
+        return true;
       });
 
   double denominator = p.has(ATTN_SINKS) && max != -infinity ? std::exp(args.sinks[h] - max) : 0;
@@ -106,7 +110,9 @@ void forward_row(const Problem& p, const Args& args, int64_t b, int64_t h, int64
   for_each_key(
       p, args, b, kv_head,
       [&](const SegmentView& segment, int64_t key, int64_t j, const KeyRun& run, int64_t n) {
-        if (scratch.scores[j] == -infinity) return;
+        if (interrupt.stop(thread, 4)) return false;
+        if (scratch.scores[j] == -infinity) return true;
+        if (interrupt.stop(thread, 2 * p.head_dim_v)) return false;
         const double weight = std::exp(scratch.scores[j] - max);
         denominator += weight;
         decode_row(segment.shape->v_type, run.v + n * segment.v_row_bytes, 0, p.head_dim_v,
@@ -115,7 +121,9 @@ void forward_row(const Problem& p, const Args& args, int64_t b, int64_t h, int64
         for (int64_t d = 0; d < p.head_dim_v; ++d) {
           scratch.sum[d] += weight * scratch.value[d] * v_scale;
         }
+        return true;
       });
+  if (interrupt.stopped()) return;
 
   const int64_t out = query.out + i * p.out_stride.seq + h * p.out_stride.head;
   const double out_scale = p.has(ATTN_OUT_SCALE) ? args.out_scale[0] : 1;
@@ -132,16 +140,21 @@ size_t workspace_bytes(const Problem& p, int threads) {
   return size_t(threads) * size_t(Scratch::size(p)) * sizeof(double);
 }
 
-void forward(const Problem& p, const Args& args, void* workspace, ThreadPool& pool) {
-  pool.for_each(p.batch * p.heads_q * p.seqlen_q, [&](int64_t item, int thread) {
+void forward(const Problem& p, const Args& args, void* workspace, ThreadPool& pool,
+             Interrupt& interrupt) {
+  const int64_t rows = p.batch * p.heads_q * p.seqlen_q;
+  const double nanoseconds =
+      double(rows) * double(p.seqlen_kv) * (10.0 + 2 * double(p.head_dim + p.head_dim_v));
+  auto one = [&](int64_t item, int thread) {
     const int64_t i = item % p.seqlen_q;
     const int64_t h = item / p.seqlen_q % p.heads_q;
     const int64_t b = item / p.seqlen_q / p.heads_q;
     const QueryView query = query_view(p, args, b);
     if (i >= query.length) return;
     const Scratch scratch(p, static_cast<double*>(workspace) + thread * Scratch::size(p));
-    forward_row(p, args, b, h, i, query, scratch);
-  });
+    forward_row(p, args, b, h, i, query, scratch, interrupt, thread);
+  };
+  pool.for_each(rows, one, &interrupt, pool.worth(nanoseconds));
 }
 
 }  // namespace

@@ -208,21 +208,6 @@ class CudaDriver final : public GpuDriver {
     if (retained_) calls_.primary_release(handle_);
   }
 
-  // Pointers and streams of the calling thread's own context would be of the wrong device.
-  Status launch(const Launch& launch, void* stream) override {
-    void* current = nullptr;
-    ATTN_TRY(calls_.run(calls_.ctx_get_current, "", &current));
-    if (current && current != context_) {
-      int handle = handle_;
-      ATTN_TRY(calls_.run(calls_.ctx_device, "", &handle));
-      if (handle != handle_)
-        return invalid("plan was made on device ", device().ordinal,
-                       "; the calling thread's current context is of device ", handle,
-                       "; accepted: the plan's device");
-    }
-    return GpuDriver::launch(launch, stream);
-  }
-
  protected:
   Status enter(void** previous) override {
     ATTN_TRY(calls_.run(calls_.ctx_get_current, "", previous));
@@ -273,24 +258,23 @@ class CudaDriver final : public GpuDriver {
 
 }  // namespace
 
-Status open_cuda(const char* path, int device, std::shared_ptr<Driver>* driver) {
+Status open_cuda(const char* path, std::optional<int> device, std::shared_ptr<Driver>* driver) {
   const CudaCalls* calls = nullptr;
   ATTN_TRY(get_calls(path, &calls));
   const CudaCalls& c = *calls;
 
+  // The current context serves where it is of the wanted device: the streams and memory of an
+  // application that made it are its own.
   void* context = nullptr;
-  int handle = 0;
+  int current = -1, handle = 0;  // the driver numbers its handles from 0, as ordinals
   ATTN_TRY(c.run(c.ctx_get_current, "", &context));
-  const bool retain = context == nullptr;
-  if (retain) {
-    ATTN_TRY(c.device_handle("cuda", device, &handle));
-  } else {
-    ATTN_TRY(c.run(c.ctx_device, "", &handle));
-    device = handle;  // the driver numbers its handles from 0
-  }
+  if (context) ATTN_TRY(c.run(c.ctx_device, "", &current));
+  const int ordinal = device ? *device : context ? current : 0;
+  ATTN_TRY(c.device_handle("cuda", ordinal, &handle));
+  const bool retain = handle != current;
   DeviceInfo info;
-  ATTN_TRY(describe(c, device, handle, &info));
-  if (retain) ATTN_TRY(c.run(c.primary_retain, device, &context, handle));
+  ATTN_TRY(describe(c, ordinal, handle, &info));
+  if (retain) ATTN_TRY(c.run(c.primary_retain, ordinal, &context, handle));
   *driver = std::make_shared<CudaDriver>(c, std::move(info), context, retain, handle);
   return {};
 }

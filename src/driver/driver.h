@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -101,8 +102,9 @@ class Driver {
 
 // `path`: a driver library to open instead of the system's, or nullptr. The emulator is only ever
 // opened by a path, by default that of libattn-hipemu.so beside this library. The library stays
-// open for the life of the process. Errors: DRIVER_MISSING, NO_DEVICE, DRIVER_ERROR.
-Status open_cuda(const char* path, int device, std::shared_ptr<Driver>* driver);
+// open for the life of the process. cuda without a device: that of the calling thread's current
+// context, else 0. Errors: DRIVER_MISSING, NO_DEVICE, DRIVER_ERROR.
+Status open_cuda(const char* path, std::optional<int> device, std::shared_ptr<Driver>* driver);
 Status open_hip(const char* path, bool emulator, int device, std::shared_ptr<Driver>* driver);
 
 // All devices of a driver, for attn_info; creates no context.

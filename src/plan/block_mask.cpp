@@ -83,17 +83,21 @@ class Partials {
   std::unordered_set<int32_t, Hash, Equal> known_;
 };
 
-// Calls visit(number, cell) for every block of the grid.
+// Calls visit(number, cell) for every block of the grid, unless the interrupt stops it.
 template <class Visit>
-void for_each_cell(const MaskShape& s, Visit&& visit) {
+Status for_each_cell(const MaskShape& s, Interrupt& interrupt, Visit&& visit) {
+  const int64_t operations = 8 * (s.block_words() + s.block_q);
   int64_t n = 0;
   for (int64_t b = 0; b < s.batch; ++b)
     for (int64_t h = 0; h < s.heads; ++h)
       for (int64_t row = 0; row < s.rows(); ++row)
-        for (int64_t column = 0; column < s.columns(); ++column)
+        for (int64_t column = 0; column < s.columns(); ++column) {
+          if (interrupt.stop(0, operations)) return interrupt.status();
           visit(n++, Cell{b, h, row, column, row * s.block_q,
                           std::min((row + 1) * s.block_q, s.seqlen_q), column * s.block_k,
                           std::min((column + 1) * s.block_k, s.seqlen_kv)});
+        }
+  return {};
 }
 
 void start(const MaskShape& shape, HostMask* out) {
@@ -108,14 +112,15 @@ constexpr auto nowhere = [](const Cell&) { return false; };
 // A mask of the elements that fill(cell, bits) shows. CAUSAL blocks move with the lengths of a
 // call, so there are none but those that causal(cell) asks for.
 template <class Fill, class Causal = decltype(nowhere)>
-Status build(const MaskShape& shape, HostMask* out, Fill&& fill, const Causal& causal = nowhere) {
+Status build(const MaskShape& shape, Interrupt& interrupt, HostMask* out, Fill&& fill,
+             const Causal& causal = nowhere) {
   constexpr int64_t most_words = 1 << 28;
   if (shape.block_words() > most_words)
     return invalid("shape.block_q * block_k is ", shape.block_q, " * ", shape.block_k,
                    "; accepted by this builder: up to ", 32 * most_words);
   start(shape, out);
   Partials partials(out);
-  for_each_cell(shape, [&](int64_t n, const Cell& cell) {
+  return for_each_cell(shape, interrupt, [&](int64_t n, const Cell& cell) {
     if (causal(cell)) {
       out->kinds[n] = ATTN_BLOCK_CAUSAL;
       return;
@@ -133,7 +138,6 @@ Status build(const MaskShape& shape, HostMask* out, Fill&& fill, const Causal& c
       out->index[n] = partials.keep();
     }
   });
-  return {};
 }
 
 // One bit of each of eight bytes that are 0 or not.
@@ -202,8 +206,9 @@ Status make_mask_shape(const attn_block_mask_shape* in, bool host_memory, MaskSh
   return {};
 }
 
-Status mask_from_dense(const MaskShape& s, const uint8_t* dense, HostMask* out) {
-  return build(s, out, [&](const Cell& cell, Bits& bits) {
+Status mask_from_dense(const MaskShape& s, const uint8_t* dense, Interrupt& interrupt,
+                       HostMask* out) {
+  return build(s, interrupt, out, [&](const Cell& cell, Bits& bits) {
     for (int64_t i = cell.i; i < cell.i_end; ++i) {
       const uint8_t* from =
           dense + ((cell.b * s.heads + cell.h) * s.seqlen_q + i) * s.seqlen_kv + cell.j;
@@ -217,7 +222,7 @@ Status mask_from_dense(const MaskShape& s, const uint8_t* dense, HostMask* out) 
 }
 
 Status mask_from_documents(const MaskShape& s, const int64_t* lengths, int64_t num_documents,
-                           int32_t causal, HostMask* out) {
+                           int32_t causal, Interrupt& interrupt, HostMask* out) {
   if (s.seqlen_q != s.seqlen_kv)
     return invalid("shape.seqlen_q is ", s.seqlen_q,
                    "; accepted for documents: seqlen_kv = ", s.seqlen_kv);
@@ -235,19 +240,19 @@ Status mask_from_documents(const MaskShape& s, const int64_t* lengths, int64_t n
   }
   if (at != s.seqlen_q)
     return invalid("lengths add up to ", at, "; accepted: seqlen_q = ", s.seqlen_q);
-  return build(s, out, [&](const Cell& cell, Bits& bits) {
+  return build(s, interrupt, out, [&](const Cell& cell, Bits& bits) {
     for (int64_t i = cell.i; i < cell.i_end; ++i) bits.show(i, begin[i], causal ? i + 1 : end[i]);
   });
 }
 
 Status mask_from_window(const MaskShape& s, int64_t left, int64_t right, int64_t global_tokens,
-                        int64_t prefix_tokens, HostMask* out) {
+                        int64_t prefix_tokens, Interrupt& interrupt, HostMask* out) {
   ATTN_TRY(in_range("window_left", left, -1, max_extent));
   ATTN_TRY(in_range("window_right", right, -1, max_extent));
   ATTN_TRY(in_range("global_tokens", global_tokens, 0, s.seqlen_kv + 1));
   ATTN_TRY(in_range("prefix_tokens", prefix_tokens, 0, s.seqlen_kv + 1));
   const RangeMask window{false, false, true, left, right};
-  return build(s, out, [&](const Cell& cell, Bits& bits) {
+  return build(s, interrupt, out, [&](const Cell& cell, Bits& bits) {
     for (int64_t i = cell.i; i < cell.i_end; ++i) {
       const KeyRange keys = window.keys(i, s.seqlen_q, s.seqlen_kv);
       bits.show(i, keys.begin, keys.end);
@@ -262,7 +267,7 @@ Status check_num_intervals(int32_t num_intervals) {
 }
 
 Status mask_from_intervals(const MaskShape& s, const int32_t* intervals, int32_t num_intervals,
-                           HostMask* out) {
+                           Interrupt& interrupt, HostMask* out) {
   const int64_t count = s.batch * s.heads * s.seqlen_kv * num_intervals;
   for (int64_t n = 0; n < count; ++n) {
     const int32_t begin = intervals[2 * n], end = intervals[2 * n + 1];
@@ -271,7 +276,7 @@ Status mask_from_intervals(const MaskShape& s, const int32_t* intervals, int32_t
                      " is [", begin, ", ", end,
                      "); accepted: 0 <= begin <= end <= seqlen_q = ", s.seqlen_q);
   }
-  return build(s, out, [&](const Cell& cell, Bits& bits) {
+  return build(s, interrupt, out, [&](const Cell& cell, Bits& bits) {
     const int64_t keys = (cell.b * s.heads + cell.h) * s.seqlen_kv;
     for (int64_t j = cell.j; j < cell.j_end; ++j)
       for (int32_t n = 0; n < num_intervals; ++n) {
@@ -283,14 +288,15 @@ Status mask_from_intervals(const MaskShape& s, const int32_t* intervals, int32_t
 }
 
 Status mask_from_kinds(const MaskShape& s, const uint8_t* kinds, const int32_t* index,
-                       const uint32_t* bits, int64_t num_partials, HostMask* out) {
+                       const uint32_t* bits, int64_t num_partials, Interrupt& interrupt,
+                       HostMask* out) {
   ATTN_TRY(in_range("num_partials", num_partials, 0, max_extent));
   if (num_partials > 0 && !bits)
     return invalid("bits is NULL; accepted: the bits of num_partials = ", num_partials, " blocks");
   Status status;
   start(s, out);
   Partials partials(out);
-  for_each_cell(s, [&](int64_t n, const Cell& cell) {
+  ATTN_TRY(for_each_cell(s, interrupt, [&](int64_t n, const Cell& cell) {
     if (!status.ok()) return;
     if (kinds[n] > ATTN_BLOCK_PARTIAL) {
       status = invalid("kinds at block row ", cell.row, ", column ", cell.column, " is ",
@@ -312,7 +318,7 @@ Status mask_from_kinds(const MaskShape& s, const uint8_t* kinds, const int32_t* 
       std::copy_n(bits + index[n] * s.block_words(), s.block_words(), partials.open());
       out->index[n] = partials.keep();
     }
-  });
+  }));
   return status;
 }
 
@@ -330,7 +336,8 @@ Status check_same_grid(const MaskShape& a, const MaskShape& b) {
   return {};
 }
 
-Status combine_masks(const HostMask& a, const HostMask& b, int32_t combine, HostMask* out) {
+Status combine_masks(const HostMask& a, const HostMask& b, int32_t combine, Interrupt& interrupt,
+                     HostMask* out) {
   if (combine != 0 && combine != 1)
     return invalid("combine is ", combine, "; accepted: intersection (0), union (1)");
   ATTN_TRY(check_same_grid(a.shape, b.shape));
@@ -353,7 +360,7 @@ Status combine_masks(const HostMask& a, const HostMask& b, int32_t combine, Host
   };
   // Blocks of which one mask has CAUSAL and the other what leaves it as it is.
   const uint8_t neutral = combine == 0 ? ATTN_BLOCK_FULL : ATTN_BLOCK_EMPTY;
-  return build(shape, out, fill, [&](const Cell& cell) {
+  return build(shape, interrupt, out, fill, [&](const Cell& cell) {
     const uint8_t x = a.kinds[number_in(a.shape, cell)], y = b.kinds[number_in(b.shape, cell)];
     const auto stays = [&](uint8_t kind) { return kind == ATTN_BLOCK_CAUSAL || kind == neutral; };
     return (x == ATTN_BLOCK_CAUSAL && stays(y)) || (y == ATTN_BLOCK_CAUSAL && stays(x));

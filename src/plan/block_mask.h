@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/status.h"
+#include "core/interrupt.h"
 
 namespace attn {
 
@@ -28,16 +28,20 @@ struct HostMask {
   int64_t partials() const { return int64_t(bits.size()) / shape.block_words(); }
 };
 
-Status mask_from_dense(const MaskShape& shape, const uint8_t* dense, HostMask* out);
+// Each ends early where the interrupt stops it.
+Status mask_from_dense(const MaskShape& shape, const uint8_t* dense, Interrupt& interrupt,
+                       HostMask* out);
 Status mask_from_documents(const MaskShape& shape, const int64_t* lengths, int64_t num_documents,
-                           int32_t causal, HostMask* out);
+                           int32_t causal, Interrupt& interrupt, HostMask* out);
 Status mask_from_window(const MaskShape& shape, int64_t left, int64_t right, int64_t global_tokens,
-                        int64_t prefix_tokens, HostMask* out);
+                        int64_t prefix_tokens, Interrupt& interrupt, HostMask* out);
 Status mask_from_intervals(const MaskShape& shape, const int32_t* intervals, int32_t num_intervals,
-                           HostMask* out);
+                           Interrupt& interrupt, HostMask* out);
 Status mask_from_kinds(const MaskShape& shape, const uint8_t* kinds, const int32_t* index,
-                       const uint32_t* bits, int64_t num_partials, HostMask* out);
-Status combine_masks(const HostMask& a, const HostMask& b, int32_t combine, HostMask* out);
+                       const uint32_t* bits, int64_t num_partials, Interrupt& interrupt,
+                       HostMask* out);
+Status combine_masks(const HostMask& a, const HostMask& b, int32_t combine, Interrupt& interrupt,
+                     HostMask* out);
 
 // Whether num_intervals is 1 or 2.
 Status check_num_intervals(int32_t num_intervals);

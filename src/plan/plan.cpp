@@ -109,7 +109,9 @@ bool is_empty(const Launch& launch) {
 template <class Host, class Pack>
 Status execute(const Plan& plan, void* stream, Host&& host, Pack&& pack) {
   if (plan.kernel->host) {
-    host(*plan.kernel->host, *plan.context->pool);
+    Interrupt interrupt(plan.context->interrupted, plan.context->interrupted_user);
+    host(*plan.kernel->host, *plan.context->pool, interrupt);
+    ATTN_TRY(interrupt.status());
     count_launch(*plan.kernel);
     return {};
   }
@@ -265,8 +267,8 @@ Status run_forward(const Plan& plan, const attn_args* in, void* workspace, size_
     ATTN_TRY(launch_first(plan, *plan.kernel->device->first, args, workspace, stream));
   return execute(
       plan, stream,
-      [&](const HostKernel& kernel, ThreadPool& pool) {
-        kernel.forward(plan.problem, args, workspace, pool);
+      [&](const HostKernel& kernel, ThreadPool& pool, Interrupt& interrupt) {
+        kernel.forward(plan.problem, args, workspace, pool, interrupt);
       },
       [&](const DeviceKernel& kernel, void* kernarg, TensorMap(&maps)[max_tensor_maps]) {
         kernel.pack_forward(plan.problem, args, workspace, kernarg);
@@ -280,7 +282,9 @@ Status run_merge(const Plan& plan, const attn_merge_args* in, void* stream) {
   ATTN_TRY(check_merge_args(plan.merge, in, plan.context->host_memory(), &args));
   return execute(
       plan, stream,
-      [&](const HostKernel& kernel, ThreadPool& pool) { kernel.merge(plan.merge, args, pool); },
+      [&](const HostKernel& kernel, ThreadPool& pool, Interrupt& interrupt) {
+        kernel.merge(plan.merge, args, pool, interrupt);
+      },
       [&](const DeviceKernel& kernel, void* kernarg, auto&) {
         kernel.pack_merge(plan.merge, args, kernarg);
         return 0;
@@ -293,8 +297,8 @@ Status run_quantize(const Plan& plan, const attn_quantize_args* in, void* stream
   ATTN_TRY(check_quantize_args(plan.quantize, in, plan.context->host_memory(), &args));
   return execute(
       plan, stream,
-      [&](const HostKernel& kernel, ThreadPool& pool) {
-        kernel.quantize(plan.quantize, args, pool);
+      [&](const HostKernel& kernel, ThreadPool& pool, Interrupt& interrupt) {
+        kernel.quantize(plan.quantize, args, pool, interrupt);
       },
       [&](const DeviceKernel& kernel, void* kernarg, auto&) {
         kernel.pack_quantize(plan.quantize, args, kernarg);

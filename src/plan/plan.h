@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "catalog/catalog.h"
+#include "core/interrupt.h"
 #include "cpu/pool.h"
 #include "driver/driver.h"
 #include "plan/problem.h"
@@ -19,6 +20,8 @@ struct Context {
   attn_backend backend = ATTN_BACKEND_AUTO;
   std::shared_ptr<Driver> driver;    // cuda, hip, hip-emu
   std::unique_ptr<ThreadPool> pool;  // reference, cpu
+  Interrupt::Callback interrupted = nullptr;
+  void* interrupted_user = nullptr;
   // Device code from a file. If there is one, kernels come from it alone.
   std::string kernel_file;
   Module kernel_file_module = nullptr;

@@ -53,10 +53,12 @@ const bool registered = [] {
 
 }  // namespace
 
-Backend::Backend(attn_backend backend, int threads) {
+Backend::Backend(attn_backend backend, int threads, std::optional<int> device) {
   attn_context_options options{};
   options.struct_size = sizeof options;
   options.cpu_threads = threads;
+  options.has_device = device.has_value();
+  options.device = device.value_or(0);
   const attn_status status = attn_context_create(backend, &options, &context);
   if (status != ATTN_OK) reason = failed("attn_context_create", status);
 }

@@ -3,6 +3,7 @@
 #pragma once
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,7 +16,8 @@ namespace attn::test {
 // A context, or the reason why there is none.
 class Backend {
  public:
-  explicit Backend(attn_backend backend, int threads = 0);
+  // Without a device: the one that attn_context_options.has_device = 0 means.
+  explicit Backend(attn_backend backend, int threads = 0, std::optional<int> device = {});
   ~Backend();
   Backend(const Backend&) = delete;
   attn_context* context = nullptr;

@@ -542,6 +542,114 @@ TEST_CASE("cuda: the caller's own context") {
   CHECK(cuda().ctx_destroy(own) == 0);
 }
 
+// Why there are not two devices, or "".
+std::string one_device() {
+  std::vector<DeviceInfo> devices;
+  if (const Status status = list_cuda(nullptr, &devices); !status.ok()) return status.text;
+  return devices.size() < 2 ? "one CUDA device; two are needed" : "";
+}
+
+// Makes a device's primary context current for the thread while it lives; -1: none.
+class Current {
+ public:
+  explicit Current(int device) : device_(device) {
+    REQUIRE(cuda().ctx_get_current(&before_) == 0);
+    if (device >= 0) REQUIRE(cuda().primary_retain(&context_, device) == 0);
+    REQUIRE(cuda().ctx_set_current(context_) == 0);
+  }
+  ~Current() {
+    cuda().ctx_set_current(before_);
+    if (device_ >= 0) cuda().primary_release(device_);
+  }
+  Current(const Current&) = delete;
+  void* context() const { return context_; }
+  bool still() const {
+    void* now = nullptr;
+    return cuda().ctx_get_current(&now) == 0 && now == context_;
+  }
+
+ private:
+  const int device_;
+  void *before_ = nullptr, *context_ = nullptr;
+};
+
+TEST_CASE("cuda: a context of either device, whatever device is current") {
+  if (const std::string why = one_device(); !why.empty()) ATTN_SKIP(why);
+  for (int device : {0, 1}) {
+    void *own = nullptr, *stream = nullptr;
+    {
+      const Current current(device);
+      own = current.context();
+      REQUIRE(cuda().primary_retain(&own, device) == 0);  // until the end of the loop
+      REQUIRE(cuda().stream_create(&stream, stream_non_blocking) == 0);
+    }
+    for (int other : {-1, device, 1 - device}) {
+      INFO("device " << device << ", current " << other);
+      const Current current(other);
+      {
+        Backend backend(ATTN_BACKEND_CUDA, 0, device);
+        REQUIRE(backend.reason == "");
+        CHECK(backend.context->context->driver->device().ordinal == device);
+        void *memory = nullptr, *owner = nullptr;
+        REQUIRE(attn_alloc(backend.context, 1024, &memory) == ATTN_OK);
+        CHECK(cuda().pointer_attribute(&owner, pointer_context,
+                                       reinterpret_cast<unsigned long long>(memory)) == 0);
+        CHECK(owner == own);
+        CHECK(attn_free(backend.context, memory) == ATTN_OK);
+        int ran = 0;
+        for (const Kernel* kernel : cuda_forward_kernels()) {
+          Case c = case_for(*kernel, "two-devices", 2, 70, 130);
+          if (kernel->limits.demands & ATTN_BLOCK_MASK) {
+            c.flags |= ATTN_BLOCK_MASK;
+            c.block_q = 64;
+            c.block_k = 128;
+          }
+          const Data data = make_data(c);
+          INFO(kernel->name);
+          Forward forward(backend, c, data, kernel->name, c.out_type);
+          forward.launch(nullptr);
+          const Outputs got = forward.read();
+          if (declined(*kernel, got)) continue;
+          ++ran;
+          CHECK(check_outputs(c, data, *kernel, got) == "");
+          forward.fill(c, data);
+          CHECK(attn_synchronize(backend.context, nullptr) == ATTN_OK);
+          CHECK(forward.launch(stream));
+          CHECK(attn_synchronize(backend.context, stream) == ATTN_OK);
+          CHECK(check_outputs(c, data, *kernel, forward.read()) == "");
+          CHECK(current.still());
+        }
+        CHECK(ran > 0);
+
+        // A mask that the device builds.
+        attn_block_mask_shape shape{};
+        shape.struct_size = sizeof shape;
+        shape.seqlen_q = shape.seqlen_kv = 128;
+        shape.block_q = shape.block_k = 64;
+        Arena arena(backend.context);
+        auto* dense = static_cast<uint8_t*>(arena.add(Buffer(128 * 128, 1)));
+        attn_block_mask* mask = nullptr;
+        REQUIRE(attn_block_mask_from_dense(backend.context, &shape, dense, stream, &mask) ==
+                ATTN_OK);
+        attn_args args{};
+        args.struct_size = sizeof args;
+        CHECK(attn_synchronize(backend.context, stream) == ATTN_OK);
+        REQUIRE(attn_block_mask_apply(mask, nullptr, &args) == ATTN_OK);
+        std::vector<uint8_t> kinds(4);
+        CHECK(attn_copy_out(backend.context, kinds.data(), args.block_kinds, 4, stream) == ATTN_OK);
+        CHECK(kinds == std::vector<uint8_t>(4, ATTN_BLOCK_FULL));
+        attn_block_mask_destroy(mask);
+      }
+      CHECK(current.still());
+    }
+    {
+      const Current current(device);
+      cuda().stream_destroy(stream);
+    }
+    cuda().primary_release(device);
+  }
+}
+
 // A case of one segment through the C API, in memory that the test lays out itself.
 class OneSegment {
  public:

@@ -55,6 +55,9 @@ int cuGetErrorName(int code, const char** name) {
     case 209:
       *name = "CUDA_ERROR_NO_BINARY_FOR_GPU";
       break;
+    case 400:
+      *name = "CUDA_ERROR_INVALID_HANDLE";
+      break;
     case 500:
       *name = "CUDA_ERROR_NOT_FOUND";
       break;
@@ -162,13 +165,15 @@ int cuMemFree(uint64_t p) {
   MOCK_IN_CONTEXT();
   return release(reinterpret_cast<void*>(p));
 }
-int cuMemcpyHtoDAsync(uint64_t to, const void* from, size_t bytes, void*) {
+int cuMemcpyHtoDAsync(uint64_t to, const void* from, size_t bytes, void* stream) {
   MOCK_IN_CONTEXT();
+  MOCK_OURS(stream);
   std::memcpy(reinterpret_cast<void*>(to), from, bytes);
   return success;
 }
-int cuMemcpyDtoHAsync(void* to, uint64_t from, size_t bytes, void*) {
+int cuMemcpyDtoHAsync(void* to, uint64_t from, size_t bytes, void* stream) {
   MOCK_IN_CONTEXT();
+  MOCK_OURS(stream);
   std::memcpy(to, reinterpret_cast<void*>(from), bytes);
   return success;
 }
@@ -176,13 +181,15 @@ int cuMemcpyDtoDAsync(uint64_t to, uint64_t from, size_t bytes, void* stream) {
   MOCK_IN_CONTEXT();
   return copy(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes, stream);
 }
-int cuMemsetD8Async(uint64_t to, unsigned char value, size_t bytes, void*) {
+int cuMemsetD8Async(uint64_t to, unsigned char value, size_t bytes, void* stream) {
   MOCK_IN_CONTEXT();
+  MOCK_OURS(stream);
   std::memset(reinterpret_cast<void*>(to), value, bytes);
   return success;
 }
-int cuStreamSynchronize(void*) {
+int cuStreamSynchronize(void* stream) {
   MOCK_IN_CONTEXT();
+  MOCK_OURS(stream);
   return success;
 }
 int cuModuleLoadData(void** module, const void* image) {
@@ -197,9 +204,9 @@ int cuModuleUnload(void* module) {
   MOCK_IN_CONTEXT();
   return unload_module(module);
 }
-int cuModuleGetFunction(void** function, void*, const char* name) {
+int cuModuleGetFunction(void** function, void* module, const char* name) {
   MOCK_IN_CONTEXT();
-  return find_function(function, name);
+  return find_function(function, module, name);
 }
 int cuFuncSetAttribute(void* function, int attribute, int value) {
   MOCK_IN_CONTEXT();
@@ -242,9 +249,9 @@ int cuEventDestroy(void* event) {
   MOCK_IN_CONTEXT();
   return destroy_event(event);
 }
-int cuEventRecord(void* event, void*) {
+int cuEventRecord(void* event, void* stream) {
   MOCK_IN_CONTEXT();
-  return record_event(event);
+  return record_event(event, stream);
 }
 int cuEventSynchronize(void*) {
   MOCK_IN_CONTEXT();
@@ -278,9 +285,9 @@ int cuGraphDestroy(void* graph) {
   MOCK_IN_CONTEXT();
   return destroy_graph(graph);
 }
-int cuGraphLaunch(void* executable, void*) {
+int cuGraphLaunch(void* executable, void* stream) {
   MOCK_IN_CONTEXT();
-  return launch_graph(executable);
+  return launch_graph(executable, stream);
 }
 int cuGraphExecDestroy(void* executable) {
   MOCK_IN_CONTEXT();
@@ -355,6 +362,10 @@ const bool scripted_by_default = [] {
 }();
 
 }  // namespace
+
+intptr_t attn::mock::current_place() {
+  return none_current() ? 0 : reinterpret_cast<intptr_t>(contexts.back());
+}
 
 #ifdef MOCK_CUDA_11_3
 MOCK_API int cuGetProcAddress(const char* name, void** function, int version, uint64_t flags) {

@@ -1,7 +1,9 @@
 // What the two stand-ins have in common: memory, modules, launches, events.
 #pragma once
+#include <cstdint>
 #include <cstdlib>
 #include <functional>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -17,7 +19,8 @@ MOCK_API State* attn_mock_state() {
   return &state;
 }
 
-constexpr int success = 0, invalid_value = 1, out_of_memory = 2, not_found = 500;
+constexpr int success = 0, invalid_value = 1, out_of_memory = 2, invalid_handle = 400,
+              not_found = 500;
 
 // The scripted failure of a function, else 0.
 inline int scripted(const char* function) {
@@ -25,6 +28,24 @@ inline int scripted(const char* function) {
 }
 #define MOCK_SCRIPTED() \
   if (const int code = ::attn::mock::scripted(__func__)) return code
+
+// What is current: a context (cuda), a device (hip). Modules, functions, streams and events belong
+// to where they were made and are refused elsewhere, as by the real drivers. Each stand-in defines
+// it.
+intptr_t current_place();
+MOCK_API long attn_mock_place() {
+  return long(current_place());
+}
+inline std::map<const void*, intptr_t> places;
+inline void made_here(const void* handle) {
+  places[handle] = current_place();
+}
+inline bool foreign(const void* handle) {
+  const auto found = places.find(handle);
+  return found != places.end() && found->second != current_place();
+}
+#define MOCK_OURS(handle) \
+  if (::attn::mock::foreign(handle)) return ::attn::mock::invalid_handle
 
 inline std::set<void*> memory;
 
@@ -34,6 +55,7 @@ inline int allocate(void** out, size_t bytes) {
   *out = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
   if (!*out) return out_of_memory;
   memory.insert(*out);
+  state.allocated_in = long(current_place());
   ++state.live_memory;
   return success;
 }
@@ -44,25 +66,31 @@ inline int release(void* p) {
   return success;
 }
 
-// Both kinds of handle are strings here: the module's is empty, the function's is its name.
+// A module is a string, empty; a function is its name and its place.
 inline int load_module(void** out, const void* image) {
   if (!image) return invalid_value;
   *out = new std::string;
+  made_here(*out);
   ++state.live_modules;
   return success;
 }
 inline int unload_module(void* module) {
+  MOCK_OURS(module);
+  places.erase(module);
   delete static_cast<std::string*>(module);
   --state.live_modules;
   return success;
 }
-inline std::set<std::string> functions;
-inline int find_function(void** out, const char* name) {
-  *out = const_cast<std::string*>(&*functions.insert(name).first);
+using Function = std::pair<std::string, intptr_t>;
+inline std::set<Function> functions;
+inline int find_function(void** out, const void* module, const char* name) {
+  MOCK_OURS(module);
+  *out = const_cast<Function*>(&*functions.insert({name, current_place()}).first);
+  made_here(*out);
   return success;
 }
 inline const std::string& function_name(void* function) {
-  return *static_cast<std::string*>(function);
+  return static_cast<Function*>(function)->first;
 }
 
 // A graph is the work that was submitted during its capture.
@@ -73,6 +101,7 @@ inline Graph capture;
 inline int ticks = 0;  // pieces of work done so far
 
 inline int submit(void* stream, Work work) {
+  MOCK_OURS(stream);
   Work counted = [work = std::move(work)] {
     work();
     ++ticks;
@@ -91,6 +120,7 @@ inline int copy(void* to, const void* from, size_t bytes, void* stream) {
 // Takes the kernel's parameters as a buffer and in no other way.
 inline int launch(void* function, const unsigned (&dims)[6], unsigned shared_bytes, void* stream,
                   void** parameters, void** extra, void* end) {
+  MOCK_OURS(function);
   if (parameters || !extra) return invalid_value;
   const void* buffer = nullptr;
   size_t bytes = 0;
@@ -114,9 +144,10 @@ inline int launch(void* function, const unsigned (&dims)[6], unsigned shared_byt
   l.stream = stream;
   l.kernarg_bytes = bytes;
   std::memcpy(l.kernarg, buffer, bytes);
-  return submit(stream, [l] {
+  return submit(stream, [l, place = current_place()] {
     state.last = l;
     ++state.launches;
+    state.launched_in = long(place);
     if (state.kernel) state.kernel(l);
   });
 }
@@ -125,15 +156,18 @@ inline int launch(void* function, const unsigned (&dims)[6], unsigned shared_byt
 inline int create_stream(void** out, unsigned flags) {
   if (flags != 1) return invalid_value;  // non-blocking
   *out = new char;
+  made_here(*out);
   ++state.live_streams;
   return success;
 }
 inline int destroy_stream(void* stream) {
+  places.erase(stream);
   delete static_cast<char*>(stream);
   --state.live_streams;
   return success;
 }
 inline int begin_capture(void* stream, int mode) {
+  MOCK_OURS(stream);
   if (!stream || captured_stream || mode != 1) return invalid_value;  // thread-local
   captured_stream = stream;
   capture.clear();
@@ -151,7 +185,8 @@ inline int instantiate(void** executable, void* graph) {
   ++state.live_graphs;
   return success;
 }
-inline int launch_graph(void* executable) {
+inline int launch_graph(void* executable, void* stream) {
+  MOCK_OURS(stream);
   for (const Work& work : *static_cast<Graph*>(executable)) work();
   return success;
 }
@@ -164,15 +199,19 @@ inline int destroy_graph(void* graph) {
 // An event holds the ticks in front of it. One takes a millisecond, or what MOCK_TICK_MS says.
 inline int create_event(void** out) {
   *out = new int(-1);
+  made_here(*out);
   ++state.live_events;
   return success;
 }
 inline int destroy_event(void* event) {
+  places.erase(event);
   delete static_cast<int*>(event);
   --state.live_events;
   return success;
 }
-inline int record_event(void* event) {
+inline int record_event(void* event, void* stream) {
+  MOCK_OURS(event);
+  MOCK_OURS(stream);
   *static_cast<int*>(event) = ticks;
   return success;
 }

@@ -24,6 +24,10 @@ void put_text(void* base, size_t offset, const char* text) {
 
 }  // namespace
 
+intptr_t attn::mock::current_place() {
+  return current_device;
+}
+
 #ifdef MOCK_EMULATOR
 MOCK_API int attn_emu_marker;
 int attn_emu_marker = 1;
@@ -52,6 +56,8 @@ MOCK_API const char* hipGetErrorName(int code) {
       return "hipErrorNoDevice";
     case 209:
       return "hipErrorNoBinaryForGpu";
+    case 400:
+      return "hipErrorInvalidHandle";
     case 500:
       return "hipErrorNotFound";
     case 719:
@@ -116,13 +122,15 @@ MOCK_API int hipFree(void* p) {
   MOCK_SCRIPTED();
   return release(p);
 }
-MOCK_API int hipMemcpyHtoDAsync(void* to, const void* from, size_t bytes, void*) {
+MOCK_API int hipMemcpyHtoDAsync(void* to, const void* from, size_t bytes, void* stream) {
   MOCK_SCRIPTED();
+  MOCK_OURS(stream);
   std::memcpy(to, from, bytes);
   return success;
 }
-MOCK_API int hipMemcpyDtoHAsync(void* to, void* from, size_t bytes, void*) {
+MOCK_API int hipMemcpyDtoHAsync(void* to, void* from, size_t bytes, void* stream) {
   MOCK_SCRIPTED();
+  MOCK_OURS(stream);
   std::memcpy(to, from, bytes);
   return success;
 }
@@ -131,14 +139,16 @@ MOCK_API int hipMemcpyDtoDAsync(void* to, void* from, size_t bytes, void* stream
   return copy(to, from, bytes, stream);
 }
 #ifndef MOCK_WITHOUT_FILL
-MOCK_API int hipMemsetD8Async(void* to, unsigned char value, size_t bytes, void*) {
+MOCK_API int hipMemsetD8Async(void* to, unsigned char value, size_t bytes, void* stream) {
   MOCK_SCRIPTED();
+  MOCK_OURS(stream);
   std::memset(to, value, bytes);
   return success;
 }
 #endif
-MOCK_API int hipStreamSynchronize(void*) {
+MOCK_API int hipStreamSynchronize(void* stream) {
   MOCK_SCRIPTED();
+  MOCK_OURS(stream);
   return success;
 }
 MOCK_API int hipModuleLoadData(void** module, const void* image) {
@@ -153,9 +163,9 @@ MOCK_API int hipModuleUnload(void* module) {
   MOCK_SCRIPTED();
   return unload_module(module);
 }
-MOCK_API int hipModuleGetFunction(void** function, void*, const char* name) {
+MOCK_API int hipModuleGetFunction(void** function, void* module, const char* name) {
   MOCK_SCRIPTED();
-  return find_function(function, name);
+  return find_function(function, module, name);
 }
 MOCK_API int hipModuleLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz,
                                    unsigned bx, unsigned by, unsigned bz, unsigned shared_bytes,
@@ -172,9 +182,9 @@ MOCK_API int hipEventDestroy(void* event) {
   MOCK_SCRIPTED();
   return destroy_event(event);
 }
-MOCK_API int hipEventRecord(void* event, void*) {
+MOCK_API int hipEventRecord(void* event, void* stream) {
   MOCK_SCRIPTED();
-  return record_event(event);
+  return record_event(event, stream);
 }
 MOCK_API int hipEventSynchronize(void*) {
   MOCK_SCRIPTED();
@@ -209,15 +219,12 @@ MOCK_API int hipGraphDestroy(void* graph) {
   MOCK_SCRIPTED();
   return destroy_graph(graph);
 }
-MOCK_API int hipGraphLaunch(void* executable, void*) {
+MOCK_API int hipGraphLaunch(void* executable, void* stream) {
   MOCK_SCRIPTED();
-  return launch_graph(executable);
+  return launch_graph(executable, stream);
 }
 MOCK_API int hipGraphExecDestroy(void* executable) {
   MOCK_SCRIPTED();
   return destroy_graph(executable);
 }
 #endif
-MOCK_API int attn_mock_device() {
-  return current_device;
-}

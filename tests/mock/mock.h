@@ -28,6 +28,9 @@ struct State {
   int launches;
   Launch last;
   int live_memory, live_modules, live_events, live_contexts, live_streams, live_graphs;
+  // Where the last memory was allocated and the last launch went: a context, see cuda.cpp; hip: a
+  // device.
+  long allocated_in, launched_in;
   int enters;                 // cuda: contexts pushed; hip: hipSetDevice
   int early;                  // cuda: launches that may start early
   char attribute_symbol[64];  // cuda: the function whose dynamic shared memory was raised

@@ -11,6 +11,7 @@
 #include <limits>
 #include <vector>
 
+#include "api/handles.h"
 #include "catalog/catalog.h"
 #include "catch.h"
 #include "core/dtype.h"
@@ -71,9 +72,11 @@ struct Vendor {
   const char* other_arch;         // of a device that there is no code for
 };
 const Vendor vendors[] = {
-    {"cuda", "cuda", open_cuda, list_cuda, "cuInit", "cuMemAlloc", "cuMemcpyHtoDAsync",
-     "cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernel", "CUDA_ERROR_", ATTN_BACKEND_CUDA,
-     "cuModuleLoad", "merge_sm80", "sm_90", "compute_80", "sm_75"},
+    {"cuda", "cuda",
+     [](const char* p, int d, std::shared_ptr<Driver>* out) { return open_cuda(p, d, out); },
+     list_cuda, "cuInit", "cuMemAlloc", "cuMemcpyHtoDAsync", "cuModuleLoadData",
+     "cuModuleGetFunction", "cuLaunchKernel", "CUDA_ERROR_", ATTN_BACKEND_CUDA, "cuModuleLoad",
+     "merge_sm80", "sm_90", "compute_80", "sm_75"},
     {"hip", "hip",
      [](const char* p, int d, std::shared_ptr<Driver>* out) { return open_hip(p, false, d, out); },
      [](const char* p, std::vector<DeviceInfo>* out) { return list_hip(p, false, out); }, "hipInit",
@@ -288,7 +291,7 @@ TEST_CASE("driver: modules, functions, launches", "[driver]") {
     CHECK(function == nullptr);
     library.recover();
     REQUIRE(driver->function(module, "some_kernel", 100000, &function).ok());
-    if (v.open == open_cuda) {
+    if (v.backend == ATTN_BACKEND_CUDA) {
       CHECK(library->attribute_symbol == std::string("some_kernel"));
       CHECK(library->attribute_value == 100000);
     }
@@ -319,7 +322,7 @@ TEST_CASE("driver: modules, functions, launches", "[driver]") {
     CHECK(library->launches == 1);
     library.recover();
 
-    if (v.open == open_cuda) {
+    if (v.backend == ATTN_BACKEND_CUDA) {
       launch.starts_early = true;
       REQUIRE(driver->launch(launch, &stream).ok());
       CHECK(library->early == 1);
@@ -435,7 +438,7 @@ TEST_CASE("driver: cuda uses the application's context, else the primary one", "
   CHECK(depth() == 0);
 
   set_context(0);
-  REQUIRE(open_cuda(cuda.path(), 1, &application).ok());
+  REQUIRE(open_cuda(cuda.path(), {}, &application).ok());
   CHECK(application->device().ordinal == 0);
   CHECK(cuda->live_contexts == 1);
   const int before = cuda->enters;
@@ -446,38 +449,158 @@ TEST_CASE("driver: cuda uses the application's context, else the primary one", "
   CHECK(cuda->enters == before + 1);
   CHECK(depth() == 1);
 
-  // A plan of device 1 on a thread whose context is of device 0.
-  Module module = nullptr;
-  Launch launch;
-  launch.kernarg = "parameters";
-  launch.kernarg_bytes = 10;
-  REQUIRE(primary->load(some_image, &module).ok());
-  REQUIRE(primary->function(module, "some_kernel", 0, &launch.function).ok());
-  check_failure(primary->launch(launch, nullptr), ATTN_INVALID_ARGUMENT, {"device 1", "device 0"});
-  CHECK(cuda->launches == 0);
-  set_context(1);
-  REQUIRE(primary->launch(launch, nullptr).ok());
-  CHECK(cuda->launches == 1);
-  primary->unload(module);
+  // A device that is named is that one, in the application's context where this is of it.
+  for (int current : {0, 1}) {
+    for (int named : {0, 1}) {
+      set_context(current);
+      std::shared_ptr<Driver> driver;
+      REQUIRE(open_cuda(cuda.path(), named, &driver).ok());
+      CHECK(driver->device().ordinal == named);
+      CHECK(cuda->live_contexts == (named == current ? 1 : 2));
+      REQUIRE(driver->alloc(16, &memory).ok());
+      CHECK(cuda->allocated_in == (named == current ? 0x2000 : 0x1000) + named);
+      REQUIRE(driver->free(memory).ok());
+      CHECK(depth() == 1);
+    }
+  }
 
   primary.reset();
   application.reset();
   CHECK(cuda->live_contexts == 0);
 }
 
-TEST_CASE("driver: hip leaves the thread's device as it was", "[driver]") {
-  MockLibrary hip("hip");
-  const auto current = hip.symbol<int (*)()>("attn_mock_device");
-  std::shared_ptr<Driver> driver;
-  void* memory = nullptr;
-  REQUIRE(open_hip(hip.path(), false, 1, &driver).ok());
-  REQUIRE(driver->alloc(16, &memory).ok());
-  CHECK(hip->enters == 2);
-  CHECK(current() == 0);
-  REQUIRE(driver->free(memory).ok());
-  REQUIRE(open_hip(hip.path(), false, 0, &driver).ok());
-  REQUIRE(driver->synchronize(nullptr).ok());
-  CHECK(hip->enters == 4);
+namespace {
+
+// What makes a device current for the calling thread, as an application does, and what tells it.
+void set_current(const MockLibrary& library, const Vendor& v, int device) {
+  if (v.backend == ATTN_BACKEND_CUDA)
+    library.symbol<void (*)(int)>("attn_mock_set_context")(device);
+  else
+    library.symbol<int (*)(int)>("hipSetDevice")(device);
+}
+long current_place(const MockLibrary& library) {
+  return library.symbol<long (*)()>("attn_mock_place")();
+}
+
+}  // namespace
+
+TEST_CASE("driver: every call works on its device and leaves the thread's as it was", "[driver]") {
+  for (const Vendor& v : vendors) {
+    for (int device : {0, 1}) {
+      INFO(v.name << " device " << device);
+      MockLibrary library(v.library);
+      std::shared_ptr<Driver> driver;
+      REQUIRE(v.open(library.path(), device, &driver).ok());
+      const long here = v.backend == ATTN_BACKEND_CUDA ? 0x1000 + device : device;
+      set_current(library, v, 1 - device);
+      const long before = current_place(library);
+      REQUIRE(before != here);
+      const auto good = [&](const Status& status) {
+        INFO(status.text);
+        CHECK(status.ok());
+        CHECK(current_place(library) == before);
+      };
+
+      void *memory = nullptr, *stream = nullptr;
+      good(driver->alloc(16, &memory));
+      CHECK(library->allocated_in == here);
+      good(driver->stream_create(&stream));
+      char text[16] = "fifteen letters";
+      for (void* in : {stream, static_cast<void*>(nullptr)}) {
+        good(driver->copy_in(memory, text, 16, in));
+        good(driver->copy_out(text, memory, 16, in));
+        good(driver->fill(memory, 0, 8, in));
+        good(driver->copy(memory, static_cast<char*>(memory) + 8, 8, in));
+        good(driver->synchronize(in));
+      }
+
+      Module module = nullptr;
+      Launch launch;
+      launch.kernarg = text;
+      launch.kernarg_bytes = sizeof text;
+      good(driver->load(some_image, &module));
+      good(driver->function(module, "some_kernel", 1000, &launch.function));
+      for (bool early : {false, true}) {
+        launch.starts_early = early;
+        library->launched_in = -1;
+        good(driver->launch(launch, stream));
+        CHECK(library->launched_in == here);
+        good(driver->launch(launch, nullptr));
+        CHECK(library->launched_in == here);
+      }
+
+      Event start = nullptr, stop = nullptr;
+      float milliseconds = 0;
+      good(driver->event_create(&start));
+      good(driver->event_create(&stop));
+      good(driver->event_record(start, stream));
+      good(driver->event_record(stop, nullptr));
+      good(driver->event_elapsed(start, stop, &milliseconds));
+      driver->event_destroy(start);
+      driver->event_destroy(stop);
+      Graph graph = nullptr;
+      good(driver->capture(
+          stream, [&] { return driver->launch(launch, stream); }, &graph));
+      good(driver->graph_launch(graph, stream));
+      CHECK(library->launched_in == here);
+      good(driver->with_device([&] {
+        CHECK(current_place(library) == here);
+        return Status{};
+      }));
+      check_failure(driver->alloc(size_t{1} << 50, &memory), ATTN_OUT_OF_MEMORY, {});
+      good({});
+      driver->graph_destroy(graph);
+      driver->stream_destroy(stream);
+      driver->unload(module);
+      good(driver->free(memory));
+      CHECK(library->live_modules == 0);
+
+      // Where the device is current already, nothing is made current.
+      set_current(library, v, device);
+      if (v.backend == ATTN_BACKEND_HIP) {
+        const int enters = library->enters;
+        CHECK(driver->synchronize(nullptr).ok());
+        CHECK(library->enters == enters);
+      }
+      driver.reset();
+      CHECK(library->live_contexts == 0);
+    }
+  }
+}
+
+TEST_CASE("driver: the device of the options is the context's, whatever is current", "[driver]") {
+  for (const Vendor& v : vendors) {
+    for (int device : {0, 1}) {
+      INFO(v.name << " device " << device);
+      MockLibrary library(v.library);
+      const auto driver_of = [&](attn_context_options options) {
+        options.struct_size = sizeof options;
+        options.driver_path = library.path();
+        attn_context* context = nullptr;
+        REQUIRE(attn_context_create(v.backend, &options, &context) == ATTN_OK);
+        const std::shared_ptr<Driver> driver = context->context->driver;
+        attn_context_destroy(context);
+        return driver;
+      };
+      attn_context_options named{}, unset{}, old{};
+      named.has_device = 1;
+      named.device = old.device = device;
+      set_current(library, v, 1 - device);
+      const long before = current_place(library);
+      CHECK(driver_of(named)->device().ordinal == device);
+      if (device != 0) CHECK(driver_of(old)->device().ordinal == device);
+      // Unset: cuda goes by the current context, hip takes device 0.
+      CHECK(driver_of(unset)->device().ordinal ==
+            (v.backend == ATTN_BACKEND_CUDA ? 1 - device : 0));
+      CHECK(current_place(library) == before);
+    }
+  }
+  attn_context_options options{};
+  options.struct_size = sizeof options;
+  options.has_device = 2;
+  attn_context* context = nullptr;
+  check_failure({attn_context_create(ATTN_BACKEND_CUDA, &options, &context), attn_last_error()},
+                ATTN_INVALID_ARGUMENT, {"options.has_device is 2", "0 to 1"});
 }
 
 namespace {
@@ -522,8 +645,7 @@ void merge_on_host(const mock::Launch& launch) {
 
 struct OpenContext {
   attn_context* context = nullptr;
-  OpenContext(attn_backend backend, const char* path) {
-    attn_context_options options{};
+  OpenContext(attn_backend backend, const char* path, attn_context_options options = {}) {
     options.struct_size = sizeof options;
     options.driver_path = path;
     INFO(attn_last_error());
@@ -641,6 +763,32 @@ TEST_CASE("driver: a merge through the C ABI on the stand-ins", "[driver]") {
     CHECK(library->live_contexts == 0);
   }
   if (ran < int(std::size(vendors))) ATTN_SKIP("this build lacks CUDA or gfx9 kernels");
+}
+
+TEST_CASE("driver: a run through the C ABI on another device than the current one", "[driver]") {
+  for (const Vendor& v : vendors) {
+    for (int device : {0, 1}) {
+      INFO(v.name << " device " << device);
+      MockLibrary library(v.library);
+      library->kernel = merge_on_host;
+      attn_context_options options{};
+      options.has_device = 1;
+      options.device = device;
+      options.kernel_file = "some.hsaco";  // no build lacks it
+      {
+        OpenContext context(v.backend, library.path(), options);
+        set_current(library, v, 1 - device);
+        const long before = current_place(library);
+        compare_with_reference(context.context, ATTN_F32, ATTN_F32, 1e-6f);
+        CHECK(library->launches == 1);
+        CHECK(library->launched_in == (v.backend == ATTN_BACKEND_CUDA ? 0x1000 + device : device));
+        CHECK(current_place(library) == before);
+      }
+      CHECK(library->live_memory == 0);
+      CHECK(library->live_modules == 0);
+      CHECK(library->live_contexts == 0);
+    }
+  }
 }
 
 TEST_CASE("driver: block masks lie in device memory and go with the mask", "[driver]") {

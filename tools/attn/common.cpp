@@ -70,7 +70,7 @@ void BackendOptions::add_to(CLI::App& command) {
       ->check(CLI::IsMember({"auto", "reference", "cpu", "cuda", "hip", "hip-emu"}))
       ->type_name("B");
   command.add_option("--device", device, "ordinal of the device, from 0")->type_name("N");
-  command.add_option("--threads", threads, "threads of cpu and reference; 0: all cores")
+  command.add_option("--threads", threads, "threads of cpu and reference; 0: OMP_NUM_THREADS, else all cores")
       ->type_name("N");
   command.add_option("--driver", driver, "open this driver library (hip-emu: a libattn-hipemu.so)")
       ->type_name("PATH");
@@ -86,7 +86,8 @@ context BackendOptions::open() const {
     std::fprintf(stderr, "%s: WARNING: kernels come from %s, NOT from the library\n", program_name,
                  kernel_file.c_str());
   auto options = make<attn_context_options>();
-  options.device = device;
+  options.device = device.value_or(0);
+  options.has_device = device.has_value();
   options.cpu_threads = threads;
   options.driver_path = driver.empty() ? nullptr : driver.c_str();
   options.kernel_file = kernel_file.empty() ? nullptr : kernel_file.c_str();

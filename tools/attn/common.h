@@ -59,7 +59,7 @@ void add_bench(CLI::App& app, int& exit_code);
 // --backend, --device, --threads, --driver, --kernel-file.
 struct BackendOptions {
   std::string backend = "auto";
-  int device = 0;
+  std::optional<int> device;
   int threads = 0;
   std::string driver, kernel_file;
 
