@@ -17,6 +17,8 @@
  *     prints, aborts or falls back to another backend. Output parameters are written on success only.
  *   - All functions may be called from any thread. A plan may run on many threads at once as long as
  *     each run has its own workspace. Handles may be destroyed in any order, but not while in use.
+ *   - In the child of a fork, handles of reference and cpu made before it work on the calling thread alone;
+ *     those of devices do not work, as their drivers do not.
  */
 #ifndef ATTN_ATTN_H
 #define ATTN_ATTN_H

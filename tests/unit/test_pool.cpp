@@ -366,6 +366,20 @@ TEST_CASE("pool: one plan runs on many threads at once, each with its workspace"
   }
 }
 
+TEST_CASE("pool: a context says how many threads its runs use") {
+  auto options = attn::make<attn_context_options>();
+  for (attn_backend backend : {ATTN_BACKEND_REFERENCE, ATTN_BACKEND_CPU}) {
+    options.cpu_threads = 3;
+    CHECK(attn::context(backend, &options).threads() == 3);
+    options.cpu_threads = 0;
+    CHECK(attn::context(backend, &options).threads() == attn::default_threads());
+    CHECK(attn::context(backend).threads() == attn::default_threads());
+  }
+  CHECK(attn::default_threads() >= 1);
+  CHECK(attn_context_threads(nullptr) == 0);
+  CHECK(std::string(attn_status_string(ATTN_INTERRUPTED)) == "interrupted");
+}
+
 TEST_CASE("pool: last_error belongs to its thread") {
   attn_context* context = nullptr;
   REQUIRE(attn_context_create(attn_backend(99), nullptr, &context) != ATTN_OK);
