@@ -125,7 +125,7 @@ class Signals(Case):
             # What comes after is as it always is.
             q, k, v = self.qkv()
             self.close(attn.forward(q, k, v, backend=backend), softmax_attention(q, k, v)[0])
-        self.ends("a mask", lambda: attn.BlockMask.from_window(1 << 18, 1 << 18, (100, 0), block_size=(64, 64)))
+        self.ends("a mask", lambda: attn.BlockMask.from_window(1 << 17, 1 << 17, (100, 0), block_size=(64, 64)))
         parts = [(np.ones((1, 1 << 20, 1, 64), np.float16), np.zeros((1, 1, 1 << 20), np.float32))]
         self.ends("merge", lambda: attn.merge(parts * 256))
 

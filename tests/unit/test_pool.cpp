@@ -261,18 +261,20 @@ TEST_CASE("interrupt: a long call on the host ends with a status") {
     const attn::context context(backend, &options);
     const std::string name = attn_backend_string(backend);
     {
-      const int64_t rows = 1 << 20, dim = 64;
+      const int64_t rows = 1 << 19, dim = 64;
       const int parts = 256;
       auto problem = attn::make<attn_merge_problem>();
-      problem.batch = problem.heads_q = 1;
+      problem.batch = 1;
+      problem.heads_q = 2;  // so that the stride of a head counts
       problem.seqlen_q = rows;
       problem.head_dim_v = dim;
       problem.num_parts = parts;
       problem.part_type = ATTN_F16;
-      const std::unique_ptr<uint16_t[]> in(new uint16_t[rows * dim]()),
-          out(new uint16_t[rows * dim]);
-      const std::unique_ptr<float[]> lse(new float[rows]());
-      const std::vector<const void*> outs(parts, in.get());
+      problem.part_stride = {1, 0, 1};
+      const std::vector<uint16_t> in(dim + 1);
+      const std::unique_ptr<uint16_t[]> out(new uint16_t[2 * rows * dim]);
+      const std::unique_ptr<float[]> lse(new float[2 * rows]());
+      const std::vector<const void*> outs(parts, in.data());
       const std::vector<const float*> lses(parts, lse.get());
       auto args = attn::make<attn_merge_args>();
       args.num_parts = parts;
@@ -302,7 +304,7 @@ TEST_CASE("interrupt: a long call on the host ends with a status") {
       ended(name + " quantize", attn_run_quantize(plan.get(), &args, nullptr));
     }
     auto shape = attn::make<attn_block_mask_shape>();
-    shape.seqlen_q = shape.seqlen_kv = 1 << 18;
+    shape.seqlen_q = shape.seqlen_kv = 1 << 17;
     shape.block_q = shape.block_k = 64;
     attn_block_mask* mask = nullptr;
     ended(name + " mask", attn_block_mask_from_window(context.get(), &shape, 100, 0, 0, 0, &mask));
