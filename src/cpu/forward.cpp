@@ -350,13 +350,24 @@ class Item {
   float log2_scale_ = 0;
 };
 
+// How many of `threads` pay for the problem.
+int paying_threads(const Problem& p, int threads) {
+  const double rows = double(p.seqlen_q) * double(p.group());
+  const double fetches = std::ceil(rows / TileShape::most_rows);  // of all keys, by the largest items
+  const double work = double(p.batch * p.heads_kv) * double(p.seqlen_kv) *
+                      double(p.head_dim + p.head_dim_v) * (rows + fetch_cost * fetches);
+  return ThreadPool::worth(work / work_per_nanosecond, threads);
+}
+
 size_t workspace_bytes(const Problem& problem, const TileOps& ops, int threads) {
-  return size_t(threads) * Tile().place(problem, TileShape(problem, ops, threads), nullptr);
+  const TileShape shape(problem, ops, paying_threads(problem, threads));
+  return size_t(threads) * Tile().place(problem, shape, nullptr);
 }
 
 void run_forward(const Problem& p, const Args& args, const TileOps& ops, void* workspace,
                  ThreadPool& pool, Interrupt& interrupt) {
-  const TileShape shape(p, ops, pool.threads());
+  const int threads = paying_threads(p, pool.threads());
+  const TileShape shape(p, ops, threads);
   const size_t bytes = Tile().place(p, shape, nullptr);
   const int64_t sequences = p.batch * p.heads_kv;
   const int64_t blocks = (p.seqlen_q * p.group() + shape.rows - 1) / shape.rows;
@@ -370,9 +381,7 @@ void run_forward(const Problem& p, const Args& args, const TileOps& ops, void* w
          blocks - 1 - item % blocks)
         .run();
   };
-  const double work = double(sequences) * double(p.seqlen_kv) * double(p.head_dim + p.head_dim_v) *
-                      (double(p.seqlen_q) * double(p.group()) + fetch_cost * double(blocks));
-  pool.for_each(blocks * sequences, one, &interrupt, pool.worth(work / work_per_nanosecond));
+  pool.for_each(blocks * sequences, one, &interrupt, threads);
 }
 
 double measure_fma_rate(const TileOps& ops, ThreadPool& pool) {

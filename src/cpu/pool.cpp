@@ -174,8 +174,8 @@ ThreadPool::~ThreadPool() {
 
 int ThreadPool::threads() const { return int(state_->workers.size()) + 1; }
 
-int ThreadPool::worth(double nanoseconds) const {
-  return int(std::clamp(nanoseconds / share, 1.0, double(threads())));
+int ThreadPool::worth(double nanoseconds, int threads) {
+  return int(std::clamp(nanoseconds / share, 1.0, double(threads)));
 }
 
 void ThreadPool::run(int64_t items, Task task, void* context, Interrupt* interrupt, int most) {

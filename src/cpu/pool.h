@@ -17,8 +17,9 @@ class ThreadPool {
   explicit ThreadPool(int threads);
   ~ThreadPool();
   int threads() const;
-  // Threads that pay for a job that takes one thread about so long: waking one costs its share too.
-  int worth(double nanoseconds) const;
+  // How many of `threads` pay for a job that takes one thread about so long: waking one costs, too.
+  static int worth(double nanoseconds, int threads);
+  int worth(double nanoseconds) const { return worth(nanoseconds, threads()); }
 
   // Calls task(context, item, thread) for each item in [0, items), thread in [0, threads());
   // returns when all are done, or none is begun any more since `interrupt` (may be null) stops. At

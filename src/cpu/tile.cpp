@@ -38,7 +38,7 @@ TileShape::TileShape(const Problem& p, const TileOps& ops, int threads) {
   panel_vectors = even_width(ceil_div(all_rows, ops.lanes), limit);
   panel = int64_t(panel_vectors) * ops.lanes;
   // Large items reuse each K/V tile more often; many items keep all threads busy to the end.
-  rows = p.has(ATTN_BLOCK_MASK) ? 128 : 192;
+  rows = p.has(ATTN_BLOCK_MASK) ? 128 : most_rows;
   const int64_t sequences = std::max<int64_t>(1, p.batch * p.heads_kv);
   while (rows > 48 && sequences * ceil_div(all_rows, rows) < 5 * threads) rows /= 2;
   rows = round_up(std::min(rows, all_rows), panel);

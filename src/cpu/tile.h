@@ -13,6 +13,7 @@ constexpr int64_t tile_keys = 128;
 // Sizes of a work item, in elements. What a row computes depends on none of them but few_rows, which
 // follows from the problem, so bits do not change with the number of threads or the batch.
 struct TileShape {
+  static constexpr int64_t most_rows = 192;
   int panel_vectors, slab_vectors;
   int64_t panel, slab;  // their widths
   int64_t rows;         // query rows of a work item, whole panels
