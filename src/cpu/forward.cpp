@@ -353,7 +353,7 @@ class Item {
 // How many of `threads` pay for the problem.
 int paying_threads(const Problem& p, int threads) {
   const double rows = double(p.seqlen_q) * double(p.group());
-  const double fetches = std::ceil(rows / TileShape::most_rows);  // of all keys, by the largest items
+  const double fetches = std::ceil(rows / TileShape::most_rows);  // of all keys
   const double work = double(p.batch * p.heads_kv) * double(p.seqlen_kv) *
                       double(p.head_dim + p.head_dim_v) * (rows + fetch_cost * fetches);
   return ThreadPool::worth(work / work_per_nanosecond, threads);
