@@ -2,7 +2,7 @@
  *
  *   attn_context  a backend and one of its devices
  *   attn_plan     an immutable choice of kernel for one problem on one context
- *   attn_run      runs a plan on data: no allocation, no locks, no synchronisation on GPU backends
+ *   attn_run      runs a plan on data: no allocation; on GPU backends no locks, no synchronisation
  *
  * Common rules
  *   - Every struct starts with struct_size, set by the caller to sizeof(the struct). Zero in any other
@@ -10,9 +10,18 @@
  *     fields unknown to this library are zero.
  *   - Strides are 64-bit and count elements. The last dimension is contiguous. For q8_0 and q4_0, where
  *     32 elements make one block, strides are multiples of 32. The stride of a dimension with one element
- *     means nothing.
+ *     means nothing. Strides may be negative: the address given is that of element 0 of every dimension,
+ *     wherever the others lie. reference and cpu take them, kernels of GPUs decline.
  *   - Data pointers, small arrays included, live in the memory of the context's backend: host memory
  *     for reference and cpu, device memory for cuda and hip.
+ *   - What a run writes (out, lse, dst, a descale that is found, the workspace) shares no memory with any
+ *     other array of the run; else INVALID_ARGUMENT, on every backend. An array is the elements that the
+ *     shapes and strides of its problem reach, whatever lengths and tables say: all tokens of a packed
+ *     buffer, all pages of a pool. Arrays that lie between each other's elements, as slices of one tensor
+ *     [B, S, 4, H, D] do, share none; but where the strides of two such arrays, in order of size, are not
+ *     multiples of each other, they may be refused too.
+ *   - A batch of 0 is a call with nothing to do, of every operation: its plan has no workspace, its runs
+ *     launch and write nothing, and pointers to what has no elements may be NULL.
  *   - Functions return a status; attn_last_error() then has a sentence for the calling thread. Nothing
  *     prints, aborts or falls back to another backend. Output parameters are written on success only.
  *   - All functions may be called from any thread. A plan may run on many threads at once as long as
@@ -139,7 +148,7 @@ typedef struct attn_context attn_context;
 
 typedef struct attn_context_options {
   size_t struct_size;
-  int32_t device;          /* ordinal, from 0; see has_device */
+  int32_t device;          /* ordinal, from 0; see has_device. reference, cpu: 0 */
   int32_t cpu_threads;     /* cpu, reference: threads a run may use, the caller's included; 0 = the first
                               number of OMP_NUM_THREADS, which is read once, else all cores */
   const char* driver_path; /* hip-emu: path of libattn-hipemu.so, NULL = the one beside this library;
@@ -205,14 +214,16 @@ typedef struct attn_segment {
 typedef struct attn_problem {
   size_t struct_size;
   /* shapes: q [B, Sq, Hq, D] or packed [total_q, Hq, D]; k [B, Skv, Hkv, D]; v [B, Skv, Hkv, Dv];
-   * out as q with Dv; lse f32 [B, Hq, Sq] or packed [Hq, total_q], contiguous, natural log */
+   * out as q with Dv; lse f32 [B, Hq, Sq] or packed [Hq, total_q], contiguous, natural log. Each row is
+   * written: one that sees no key is 0 in out and -inf in lse, or its sink; a packed row that belongs to no
+   * sequence, from cu_seqlens_q[B] on, is 0 and -inf */
   int64_t batch;
   int64_t heads_q;        /* a multiple of heads_kv */
   int64_t heads_kv;
   int64_t head_dim;
   int64_t head_dim_v;     /* 0 = head_dim */
   int64_t seqlen_q;       /* PACKED: the maximum over the batch */
-  int64_t total_q;        /* PACKED: tokens in q and out */
+  int64_t total_q;        /* PACKED: tokens in q and out; 0 for a batch of 0 */
   attn_layout q_layout;   /* PADDED or PACKED */
   attn_dtype q_type;
   attn_dtype out_type;    /* NONE: q's type; bf16 for an fp8 q */
@@ -258,7 +269,7 @@ typedef struct attn_args {
   float* lse;                 /* NULL = not wanted */
   const int32_t* cu_seqlens_q;/* PACKED q: [B+1] */
   int32_t num_segments;
-  const attn_segment_args* segments; /* host array, as in the problem */
+  const attn_segment_args* segments; /* host array, as in the problem; all of one struct_size */
   const void* bias;
   const float* alibi_slopes;  /* [Hq] */
   const float* sinks;         /* [Hq] */
@@ -293,8 +304,7 @@ ATTN_API attn_status attn_workspace_init(const attn_plan* plan, void* workspace,
  * reference and cpu, where the call returns when the result is there. On GPU backends the call only
  * launches, so contents of device arrays are clamped by the kernels, never trusted: lengths to
  * [0, capacity], a bad page has no keys, a negative span is 0. On reference and cpu lengths and
- * cu_seqlens are host values and checked first.
- * q, k, v, out must not overlap. GPU kernels need 16-byte aligned bases and outer strides. */
+ * cu_seqlens are host values and checked first. GPU kernels need 16-byte aligned bases and outer strides. */
 ATTN_API attn_status attn_run(const attn_plan* plan, const attn_args* args, void* workspace,
                               size_t bytes, void* stream);
 
@@ -399,7 +409,8 @@ ATTN_API attn_status attn_run_kv_append(const attn_plan* plan, const attn_kv_app
 
 /* A block mask in the backend's memory. Identical PARTIAL blocks are stored once. A mask of batch 1 or heads
  * 1 serves all batch entries or heads. Builders that take lengths, windows or kinds compute on the host; those
- * that take arrays of the backend's memory compute where these lie, on GPUs in the order of `stream`.
+ * that take arrays of the backend's memory compute where these lie, on GPUs in the order of `stream`. The
+ * contents of bits that no element of the index names are undefined.
  *
  * Masks stand at positions from 0: Sq and Skv below are those of the shape, whatever lengths a call has. Only
  * CAUSAL blocks, which none but from_kinds makes, follow the lengths of the call. */

@@ -1,5 +1,6 @@
 #include "catalog/catalog.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 
@@ -9,6 +10,7 @@
 #include "plan/forward_gfx942.h"
 #include "plan/forward_sm80.h"
 #include "plan/forward_sm90.h"
+#include "plan/rules.h"
 
 namespace attn {
 namespace {
@@ -30,10 +32,11 @@ constexpr Limits host_forward(uint32_t more_out_types) {
   limits.features = feature_all;
   return limits;
 }
-constexpr Limits from_to(uint32_t in, uint32_t out) {
+constexpr Limits from_to(uint32_t in, uint32_t out, uint32_t features = 0) {
   Limits limits;
   limits.q_types = in;
   limits.out_types = out;
+  limits.features = features;
   return limits;
 }
 constexpr Limits reference_forward = host_forward(type_bit(ATTN_F64));
@@ -86,6 +89,9 @@ constexpr Limits gfx942_forward(int64_t head_dim_max) {
                     feature_mixed_kv_types | feature_descale_tensor | feature_descale_head;
   return limits;
 }
+constexpr Limits host_merge = from_to(float_types, float_types, feature_negative_strides);
+constexpr Limits host_quantize =
+    from_to(float_types, fp8_types | ggml_types, feature_negative_strides);
 constexpr Limits any_merge = from_to(float_types, float_types);
 constexpr Limits any_quantize = from_to(float_types, fp8_types | ggml_types);
 constexpr Limits fp8_quantize = from_to(float_types, fp8_types);
@@ -239,14 +245,14 @@ constexpr Kernel table[] = {
     {"fwd_gfx942_fp8_d128_mask", Op::forward, hip, with_block_mask(gfx942_forward(128)), nullptr,
      &fwd_gfx942_fp8_d128_mask_kernel},
 
-    {"merge_reference", Op::merge, reference, any_merge, &merge_reference_kernel, nullptr},
-    {"merge_cpu", Op::merge, cpu, any_merge, &merge_cpu_kernel, nullptr},
+    {"merge_reference", Op::merge, reference, host_merge, &merge_reference_kernel, nullptr},
+    {"merge_cpu", Op::merge, cpu, host_merge, &merge_cpu_kernel, nullptr},
     {"merge_sm80", Op::merge, cuda, any_merge, nullptr, &merge_sm80_kernel},
     {"merge_gfx942", Op::merge, hip, any_merge, nullptr, &merge_gfx942_kernel},
 
-    {"quantize_reference", Op::quantize, reference, any_quantize, &quantize_reference_kernel,
+    {"quantize_reference", Op::quantize, reference, host_quantize, &quantize_reference_kernel,
      nullptr},
-    {"quantize_cpu", Op::quantize, cpu, any_quantize, &quantize_cpu_kernel, nullptr},
+    {"quantize_cpu", Op::quantize, cpu, host_quantize, &quantize_cpu_kernel, nullptr},
     {"quantize_sm80", Op::quantize, cuda, any_quantize, nullptr, &quantize_sm80_kernel},
     {"convert_gfx942", Op::quantize, hip, fp8_quantize, nullptr, &convert_gfx942_kernel},
 
@@ -273,6 +279,7 @@ constexpr FeatureName feature_names[] = {
     {feature_any_block_size, "mask blocks other than 64 and 128"},
     {feature_any_stride, "strides that are not multiples of 16 bytes"},
     {feature_fixed_split, "fixed_split"},
+    {feature_negative_strides, "negative strides"},
 };
 struct FlagName {
   attn_flag flag;
@@ -315,6 +322,9 @@ uint32_t needed_features(const Problem& p) {
   const auto standard = [](int32_t size) { return size == 64 || size == 128; };
   if (p.has(ATTN_BLOCK_MASK) && !(standard(p.block_q) && standard(p.block_k)))
     needed |= feature_any_block_size;
+  bool negative = is_negative(p.q_stride) || is_negative(p.out_stride) ||
+                  (p.bias_type != ATTN_DTYPE_NONE &&
+                   std::any_of(p.bias_stride, p.bias_stride + 4, [](int64_t s) { return s < 0; }));
   bool aligned = aligned_strides(p.q_type, p.q_stride) && aligned_strides(p.out_type, p.out_stride);
   for (const attn_segment& s : p.segment) {
     if (s.layout == ATTN_PACKED) needed |= feature_packed_kv;
@@ -322,10 +332,12 @@ uint32_t needed_features(const Problem& p) {
     if (s.has_seqlens) needed |= feature_seqlens;
     if (s.k_type != s.v_type || s.k_type != p.segment[0].k_type) needed |= feature_mixed_kv_types;
     needed |= descale_feature(s.k_descale) | descale_feature(s.v_descale);
+    negative = negative || is_negative(s.k_stride) || is_negative(s.v_stride);
     aligned =
         aligned && aligned_strides(s.k_type, s.k_stride) && aligned_strides(s.v_type, s.v_stride);
   }
   if (!aligned) needed |= feature_any_stride;
+  if (negative) needed |= feature_negative_strides;
   return needed;
 }
 

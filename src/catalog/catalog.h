@@ -33,10 +33,12 @@ enum Feature : uint32_t {
   feature_any_block_size = 1 << 11,  // block masks beyond 64 and 128
   feature_any_stride = 1 << 12,      // else bases and outer strides are multiples of 16 bytes
   feature_fixed_split = 1 << 13,
-  feature_all = (1 << 14) - 1,
+  feature_negative_strides = 1 << 14,
+  feature_all = (1 << 15) - 1,
 };
 
-// What a kernel takes. Kernels of ops other than forward use the types and head_dim only.
+// What a kernel takes. Kernels of ops other than forward use the types, head_dim and
+// feature_negative_strides only.
 struct Limits {
   uint32_t q_types = 0, kv_types = 0, out_types = 0;  // type_bit
   int64_t head_dim_multiple = 1, head_dim_max = INT64_MAX;

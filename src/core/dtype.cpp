@@ -127,6 +127,14 @@ void encode_element(attn_dtype type, void* base, int64_t index, double x, bool s
   }
 }
 
+void encode_result(attn_dtype type, void* base, int64_t index, double x) {
+  if (!dtype_is_fp8(type)) return encode_element(type, base, index, x, true);
+  const SmallFloat& format = fp8_format(type);
+  const unsigned code = encode(format, x, true);
+  const bool zero = format.signed_zero_and_nan && code == format.sign_bit();
+  store(base, index, uint8_t(zero ? 0 : code));
+}
+
 void encode_q8_0(const float* x, void* block, bool saturate) {
   float amax = 0;
   bool has_nan = false;

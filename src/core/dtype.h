@@ -120,6 +120,9 @@ double decode_element(attn_dtype type, const void* base, int64_t index);
 // Writes one element (f64, f32, f16, bf16, fp8), rounding once. `saturate` acts on fp8 only.
 void encode_element(attn_dtype type, void* base, int64_t index, double x, bool saturate);
 
+// An element of forward's out: fp8 saturates, and its zero has no sign (docs/numerics.md).
+void encode_result(attn_dtype type, void* base, int64_t index, double x);
+
 // One ggml block of 32 values by ggml's rules: q8_0: d = amax / 127, q = round(x / d), half away
 // from zero; q4_0: d = m / -8 where m is the value of largest magnitude, q = min(15, trunc(x / d
 // + 8.5)). Quotients use d before it is stored as f16. A NaN, or without `saturate` a d beyond f16,

@@ -1,5 +1,8 @@
 #include "cpu/kv_view.h"
 
+#include <cstring>
+#include <limits>
+
 namespace attn {
 namespace {
 
@@ -26,9 +29,22 @@ QueryView query_view(const Problem& p, const Args& args, int64_t b) {
           p.seqlen_q};
 }
 
+void write_rows_of_nobody(const Problem& p, const Args& args) {
+  if (p.q_layout != ATTN_PACKED || p.batch == 0) return;
+  const size_t bytes = size_t(dtype_bytes(p.out_type, p.head_dim_v));
+  for (int64_t row = args.cu_seqlens_q[p.batch]; row < p.total_q; ++row) {
+    for (int64_t head = 0; head < p.heads_q; ++head) {
+      const int64_t at = row * p.out_stride.seq + head * p.out_stride.head;
+      std::memset(static_cast<char*>(args.out) + dtype_bytes(p.out_type, at), 0,
+                  bytes);  // 0 in each type
+      if (args.lse) args.lse[head * p.total_q + row] = -std::numeric_limits<float>::infinity();
+    }
+  }
+}
+
 int64_t segment_length(const Problem& problem, const Args& args, int64_t b, int64_t s) {
   const attn_segment& shape = problem.segment[s];
-  const attn_segment_args& data = args.segment[s];
+  const attn_segment_args data = args.segment[s];
   if (shape.layout == ATTN_PACKED) {
     return packed_span(data.cu_seqlens, b, shape.total, shape.seqlen).length;
   }
@@ -49,15 +65,15 @@ SegmentView segment_view(const Problem& problem, const Args& args, int64_t b, in
                          int64_t first) {
   SegmentView view{};
   view.shape = &problem.segment[s];
-  view.data = &args.segment[s];
+  view.data = args.segment[s];
   view.b = b;
   view.length = segment_length(problem, args, b, s);
   view.first = first;
   if (view.shape->layout == ATTN_PACKED) {
     view.first_row =
-        packed_span(view.data->cu_seqlens, b, view.shape->total, view.shape->seqlen).begin;
+        packed_span(view.data.cu_seqlens, b, view.shape->total, view.shape->seqlen).begin;
   } else if (view.shape->layout == ATTN_PAGED) {
-    view.pages = view.data->block_table + b * view.shape->max_pages;
+    view.pages = view.data.block_table + b * view.shape->max_pages;
   }
   view.k_row_bytes = dtype_bytes(view.shape->k_type, view.shape->k_stride.seq);
   view.v_row_bytes = dtype_bytes(view.shape->v_type, view.shape->v_stride.seq);

@@ -8,6 +8,7 @@
 #include "core/interrupt.h"
 #include "cpu/kernels.h"
 #include "cpu/pool.h"
+#include "plan/operations.h"
 
 namespace attn {
 namespace {
@@ -23,17 +24,6 @@ struct Row {
 int64_t num_blocks(const attn_quantize_problem& p) {
   return (p.seqlen + p.descale_block_keys - 1) / p.descale_block_keys;
 }
-int64_t num_descales(const attn_quantize_problem& p) {
-  switch (p.kind) {
-    case ATTN_DESCALE_HEAD:
-      return p.batch * p.heads;
-    case ATTN_DESCALE_BLOCK:
-      return p.batch * p.heads * num_blocks(p);
-    default:
-      return 1;
-  }
-}
-
 Row row_of(const attn_quantize_problem& p, int64_t item) {
   Row r{item / p.heads / p.seqlen, item / p.heads % p.seqlen, item % p.heads, 0, 0, 0};
   r.src = r.b * p.src_stride.batch + r.s * p.src_stride.seq + r.h * p.src_stride.head;

@@ -129,7 +129,7 @@ void forward_row(const Problem& p, const Args& args, int64_t b, int64_t h, int64
   const double out_scale = p.has(ATTN_OUT_SCALE) ? args.out_scale[0] : 1;
   for (int64_t d = 0; d < p.head_dim_v; ++d) {
     const double x = denominator == 0 ? 0 : scratch.sum[d] / denominator;
-    encode_element(p.out_type, args.out, out + d, x * out_scale, true);
+    encode_result(p.out_type, args.out, out + d, x * out_scale);
   }
   if (args.lse) {
     args.lse[query.lse + h * query.lse_head + i] = float(max + std::log(denominator));
@@ -142,6 +142,7 @@ size_t workspace_bytes(const Problem& p, int threads) {
 
 void forward(const Problem& p, const Args& args, void* workspace, ThreadPool& pool,
              Interrupt& interrupt) {
+  write_rows_of_nobody(p, args);
   const int64_t rows = p.batch * p.heads_q * p.seqlen_q;
   const double nanoseconds =
       double(rows) * double(p.seqlen_kv) * (10.0 + 2 * double(p.head_dim + p.head_dim_v));

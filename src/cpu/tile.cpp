@@ -100,7 +100,7 @@ void store_row(const TileOps& ops, attn_dtype type, float* in, float factor, int
   } else if (type == ATTN_BF16) {
     ops.f32_to_bf16(in, static_cast<uint16_t*>(base) + index, n);
   } else {
-    for (int64_t d = 0; d < n; ++d) encode_element(type, base, index + d, in[d], true);
+    for (int64_t d = 0; d < n; ++d) encode_result(type, base, index + d, in[d]);
   }
 }
 

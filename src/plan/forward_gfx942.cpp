@@ -110,7 +110,7 @@ void set_bytes(long long (&to)[3], attn_dtype type, const attn_strides& from) {
 template <class Kernarg>
 void set_lengths(const Problem& p, const Args& args, Kernarg* a) {
   const attn_segment& s = p.segment[0];
-  const attn_segment_args& given = args.segment[0];
+  const attn_segment_args given = args.segment[0];
   a->cu_seqlens_q = p.q_layout == ATTN_PACKED ? args.cu_seqlens_q : nullptr;
   a->cu_seqlens_kv = s.layout == ATTN_PACKED ? given.cu_seqlens : nullptr;
   a->seqlens_kv = s.layout != ATTN_PACKED && s.has_seqlens ? given.seqlens : nullptr;

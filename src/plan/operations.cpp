@@ -6,9 +6,9 @@
 
 namespace attn {
 
-Status make_merge_problem(const attn_merge_problem* in, attn_merge_problem* p) {
-  ATTN_TRY(copy_versioned("problem", in, p));
-  ATTN_TRY(in_range("batch", p->batch, 1, max_extent));
+Status make_merge_problem(const attn_merge_problem* in, MergeProblem* p) {
+  ATTN_TRY(copy_versioned("problem", in, static_cast<attn_merge_problem*>(p)));
+  ATTN_TRY(in_range("batch", p->batch, 0, max_extent));
   ATTN_TRY(in_range("heads_q", p->heads_q, 1, max_extent));
   ATTN_TRY(in_range("seqlen_q", p->seqlen_q, 0, max_extent));
   ATTN_TRY(in_range("head_dim_v", p->head_dim_v, 1, max_extent));
@@ -16,17 +16,19 @@ Status make_merge_problem(const attn_merge_problem* in, attn_merge_problem* p) {
   ATTN_TRY(one_of("part_type", p->part_type, {ATTN_F32, ATTN_F16, ATTN_BF16}));
   if (p->out_type == ATTN_DTYPE_NONE) p->out_type = p->part_type;
   ATTN_TRY(one_of("out_type", p->out_type, {ATTN_F32, ATTN_F16, ATTN_BF16}));
-  ATTN_TRY(resolve_strides("part_stride", p->part_type, p->head_dim_v, false,
-                           {{"batch", p->batch, &p->part_stride.batch},
-                            {"seq", p->seqlen_q, &p->part_stride.seq},
-                            {"head", p->heads_q, &p->part_stride.head}}));
-  return resolve_strides("out_stride", p->out_type, p->head_dim_v, true,
-                         {{"batch", p->batch, &p->out_stride.batch},
-                          {"seq", p->seqlen_q, &p->out_stride.seq},
-                          {"head", p->heads_q, &p->out_stride.head}});
+  ATTN_TRY(make_tensor("part_stride", p->part_type, p->head_dim_v, false,
+                       {{"batch", p->batch, &p->part_stride.batch},
+                        {"seq", p->seqlen_q, &p->part_stride.seq},
+                        {"head", p->heads_q, &p->part_stride.head}},
+                       &p->part_bytes));
+  return make_tensor("out_stride", p->out_type, p->head_dim_v, true,
+                     {{"batch", p->batch, &p->out_stride.batch},
+                      {"seq", p->seqlen_q, &p->out_stride.seq},
+                      {"head", p->heads_q, &p->out_stride.head}},
+                     &p->out_bytes);
 }
 
-Status check_merge_args(const attn_merge_problem& p, const attn_merge_args* in, bool host_memory,
+Status check_merge_args(const MergeProblem& p, const attn_merge_args* in, bool host_memory,
                         attn_merge_args* args) {
   ATTN_TRY(copy_versioned("args", in, args));
   if (args->num_parts != p.num_parts)
@@ -34,20 +36,32 @@ Status check_merge_args(const attn_merge_problem& p, const attn_merge_args* in, 
                    p.num_parts);
   if (!args->outs) return invalid("outs is NULL; accepted: num_parts pointers");
   if (!args->lses) return invalid("lses is NULL; accepted: num_parts pointers");
-  if (p.seqlen_q == 0) return {};
+  if (p.out_bytes.width == 0) return {};
   for (int32_t i = 0; i < p.num_parts; ++i) {
     const size_t alignment = data_alignment(p.part_type, host_memory);
-    ATTN_TRY(pointer({"outs", i}, args->outs[i], true, alignment, "a part's result"));
-    ATTN_TRY(pointer({"lses", i}, args->lses[i], true, 4, "a part's lse"));
+    ATTN_TRY(pointer({"outs", -1, i}, args->outs[i], true, alignment, "a part's result"));
+    ATTN_TRY(pointer({"lses", -1, i}, args->lses[i], true, 4, "a part's lse"));
   }
   ATTN_TRY(pointer({"out"}, args->out, true, data_alignment(p.out_type, host_memory),
                    "room for the result"));
-  return pointer({"lse"}, args->lse, args->lse != nullptr, 4, "");
+  ATTN_TRY(pointer({"lse"}, args->lse, args->lse != nullptr, 4, ""));
+  const Footprint lse_bytes(4, {p.batch, p.heads_q, p.seqlen_q});
+  const Placed out{{"out"}, args->out, &p.out_bytes}, lse{{"lse"}, args->lse, &lse_bytes};
+  ATTN_TRY(keep_apart(out, lse));
+  for (int32_t i = 0; i < p.num_parts; ++i) {
+    const Placed part{{"outs", -1, i}, args->outs[i], &p.part_bytes},
+        part_lse{{"lses", -1, i}, args->lses[i], &lse_bytes};
+    ATTN_TRY(keep_apart(out, part));
+    ATTN_TRY(keep_apart(out, part_lse));
+    ATTN_TRY(keep_apart(lse, part));
+    ATTN_TRY(keep_apart(lse, part_lse));
+  }
+  return {};
 }
 
-Status make_quantize_problem(const attn_quantize_problem* in, attn_quantize_problem* p) {
-  ATTN_TRY(copy_versioned("problem", in, p));
-  ATTN_TRY(in_range("batch", p->batch, 1, max_extent));
+Status make_quantize_problem(const attn_quantize_problem* in, QuantizeProblem* p) {
+  ATTN_TRY(copy_versioned("problem", in, static_cast<attn_quantize_problem*>(p)));
+  ATTN_TRY(in_range("batch", p->batch, 0, max_extent));
   ATTN_TRY(in_range("seqlen", p->seqlen, 0, max_extent));
   ATTN_TRY(in_range("heads", p->heads, 1, max_extent));
   ATTN_TRY(in_range("head_dim", p->head_dim, 1, max_extent));
@@ -70,29 +84,46 @@ Status make_quantize_problem(const attn_quantize_problem* in, attn_quantize_prob
                    ": one (0), its blocks carry scales of their own");
   if (p->saturate != 0 && p->saturate != 1)
     return invalid("saturate is ", p->saturate, "; accepted: 0, 1");
-  ATTN_TRY(resolve_strides("src_stride", p->src_type, p->head_dim, false,
-                           {{"batch", p->batch, &p->src_stride.batch},
-                            {"seq", p->seqlen, &p->src_stride.seq},
-                            {"head", p->heads, &p->src_stride.head}}));
-  return resolve_strides("dst_stride", p->dst_type, p->head_dim, true,
-                         {{"batch", p->batch, &p->dst_stride.batch},
-                          {"seq", p->seqlen, &p->dst_stride.seq},
-                          {"head", p->heads, &p->dst_stride.head}});
+  ATTN_TRY(make_tensor("src_stride", p->src_type, p->head_dim, false,
+                       {{"batch", p->batch, &p->src_stride.batch},
+                        {"seq", p->seqlen, &p->src_stride.seq},
+                        {"head", p->heads, &p->src_stride.head}},
+                       &p->src_bytes));
+  return make_tensor("dst_stride", p->dst_type, p->head_dim, true,
+                     {{"batch", p->batch, &p->dst_stride.batch},
+                      {"seq", p->seqlen, &p->dst_stride.seq},
+                      {"head", p->heads, &p->dst_stride.head}},
+                     &p->dst_bytes);
 }
 
-Status check_quantize_args(const attn_quantize_problem& p, const attn_quantize_args* in,
-                           bool host_memory, attn_quantize_args* args) {
+int64_t num_descales(const attn_quantize_problem& p) {
+  switch (p.kind) {
+    case ATTN_DESCALE_HEAD:
+      return p.batch * p.heads;
+    case ATTN_DESCALE_BLOCK:
+      return p.batch * p.heads * ((p.seqlen + p.descale_block_keys - 1) / p.descale_block_keys);
+    default:
+      return 1;
+  }
+}
+
+Status check_quantize_args(const QuantizeProblem& p, const attn_quantize_args* in, bool host_memory,
+                           attn_quantize_args* args) {
   ATTN_TRY(copy_versioned("args", in, args));
-  if (p.seqlen > 0) {
+  if (p.dst_bytes.width > 0) {
     ATTN_TRY(
         pointer({"src"}, args->src, true, data_alignment(p.src_type, host_memory), "the source"));
     ATTN_TRY(pointer({"dst"}, args->dst, true, data_alignment(p.dst_type, host_memory),
                      "room for the result"));
-    if (args->src == args->dst)
-      return invalid("dst is at the address of src; accepted: memory of its own");
   }
-  const bool wanted = p.scale != ATTN_SCALE_ONE || args->descale;
-  return pointer({"descale"}, args->descale, wanted, 4, "scale given or amax");
+  const bool wanted = args->descale || (p.batch > 0 && p.scale != ATTN_SCALE_ONE);
+  ATTN_TRY(pointer({"descale"}, args->descale, wanted, 4, "scale given or amax"));
+  const Footprint descale_bytes(4, {num_descales(p)});
+  const Placed src{{"src"}, args->src, &p.src_bytes}, dst{{"dst"}, args->dst, &p.dst_bytes},
+      descale{{"descale"}, args->descale, &descale_bytes};
+  ATTN_TRY(keep_apart(dst, src));
+  ATTN_TRY(keep_apart(dst, descale));
+  return p.scale == ATTN_SCALE_GIVEN ? Status{} : keep_apart(descale, src);
 }
 
 }  // namespace attn

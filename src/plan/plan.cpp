@@ -5,7 +5,7 @@
 #include "core/dtype.h"
 #include "cpu/host_kernel.h"
 #include "plan/device_kernel.h"
-#include "plan/operations.h"
+#include "plan/rules.h"
 
 namespace attn {
 namespace {
@@ -134,6 +134,12 @@ Status finish_device_plan(Plan* plan) {
   return plan->context->function(*plan->kernel, plan->launch.shared_bytes, &plan->launch.function);
 }
 
+// A call without batch entries has nothing to do, whatever the kernel's limits are.
+Status launch_nothing(Plan* plan) {
+  plan->launch.grid[0] = 0;
+  return {};
+}
+
 // Only the addresses of a forward kernel's tensor maps are left to its runs.
 Status encode_maps(Plan* plan) {
   plan->encoded_maps.clear();
@@ -153,21 +159,27 @@ Status encode_maps(Plan* plan) {
   return {};
 }
 
-// A plan of an operation whose kernels differ in the types that they read and write.
+// A plan of an operation whose kernels differ in the types and strides that they take.
 template <class Shape>
 Status plan_operation(const std::shared_ptr<Context>& context, Op op, const char* demanded,
-                      attn_dtype in, attn_dtype out, Plan* plan, Shape&& shape) {
+                      int64_t batch, std::pair<attn_dtype, attn_dtype> types,
+                      std::pair<attn_strides, attn_strides> strides, Plan* plan, Shape&& shape) {
   plan->context = context;
+  const auto [in, out] = types;
+  const bool negative = is_negative(strides.first) || is_negative(strides.second);
   return choose(
       *context, op, demanded ? demanded : "", nullptr,
       [&](const Kernel& kernel) -> std::string {
         if (!(kernel.limits.q_types & type_bit(in))) return join("input type ", dtype_name(in));
         if (!(kernel.limits.out_types & type_bit(out)))
           return join("output type ", dtype_name(out));
+        if (negative && !(kernel.limits.features & feature_negative_strides))
+          return "negative strides";
         return "";
       },
       [&](const Kernel& kernel) -> Status {
         plan->kernel = &kernel;
+        if (batch == 0) return launch_nothing(plan);
         if (kernel.host) return {};
         ATTN_TRY(shape(*kernel.device));
         return finish_device_plan(plan);
@@ -192,6 +204,7 @@ Status plan_forward(const std::shared_ptr<Context>& context, const attn_problem*
       },
       [&](const Kernel& kernel) -> Status {
         plan->kernel = &kernel;
+        if (plan->problem.batch == 0) return launch_nothing(plan.get());
         if (kernel.host) {
           plan->workspace = kernel.host->workspace(plan->problem, context->pool->threads());
           return {};
@@ -213,10 +226,11 @@ Status plan_merge(const std::shared_ptr<Context>& context, const attn_merge_prob
                   std::unique_ptr<Plan>* out) {
   auto plan = std::make_unique<Plan>();
   ATTN_TRY(make_merge_problem(problem, &plan->merge));
-  ATTN_TRY(plan_operation(context, Op::merge, plan->merge.kernel, plan->merge.part_type,
-                          plan->merge.out_type, plan.get(), [&](const DeviceKernel& kernel) {
-                            return kernel.shape_merge(plan->merge, context->driver->device(),
-                                                      &plan->launch);
+  const MergeProblem& p = plan->merge;
+  ATTN_TRY(plan_operation(context, Op::merge, p.kernel, p.batch, {p.part_type, p.out_type},
+                          {p.part_stride, p.out_stride}, plan.get(),
+                          [&](const DeviceKernel& kernel) {
+                            return kernel.shape_merge(p, context->driver->device(), &plan->launch);
                           }));
   *out = std::move(plan);
   return {};
@@ -226,11 +240,12 @@ Status plan_quantize(const std::shared_ptr<Context>& context, const attn_quantiz
                      std::unique_ptr<Plan>* out) {
   auto plan = std::make_unique<Plan>();
   ATTN_TRY(make_quantize_problem(problem, &plan->quantize));
-  ATTN_TRY(plan_operation(context, Op::quantize, plan->quantize.kernel, plan->quantize.src_type,
-                          plan->quantize.dst_type, plan.get(), [&](const DeviceKernel& kernel) {
-                            return kernel.shape_quantize(plan->quantize, context->driver->device(),
-                                                         &plan->launch);
-                          }));
+  const QuantizeProblem& p = plan->quantize;
+  ATTN_TRY(
+      plan_operation(context, Op::quantize, p.kernel, p.batch, {p.src_type, p.dst_type},
+                     {p.src_stride, p.dst_stride}, plan.get(), [&](const DeviceKernel& kernel) {
+                       return kernel.shape_quantize(p, context->driver->device(), &plan->launch);
+                     }));
   *out = std::move(plan);
   return {};
 }
@@ -261,8 +276,9 @@ Status run_forward(const Plan& plan, const attn_args* in, void* workspace, size_
                    void* stream) {
   ATTN_TRY(check_run(plan, Op::forward, stream));
   Args args;
-  ATTN_TRY(check_args(plan.problem, in, plan.context->host_memory(), &args));
   ATTN_TRY(check_workspace(plan, workspace, bytes));
+  ATTN_TRY(
+      check_args(plan.problem, in, workspace, plan.workspace, plan.context->host_memory(), &args));
   if (plan.kernel->device && plan.kernel->device->first)
     ATTN_TRY(launch_first(plan, *plan.kernel->device->first, args, workspace, stream));
   return execute(
@@ -333,13 +349,14 @@ Status check_forward(const Plan& plan, const attn_args* in, void* stream) {
   ATTN_TRY(check_run(plan, Op::forward, stream));
   const Problem& p = plan.problem;
   Args args;
-  ATTN_TRY(check_args(p, in, plan.context->host_memory(), &args));
+  ATTN_TRY(check_args(p, in, nullptr, 0, plan.context->host_memory(), &args));
   if (plan.context->host_memory()) return check_contents(p, args);
 
   HostCopies copies(*plan.context->driver, stream);
   ATTN_TRY(copies.fetch(&args.cu_seqlens_q, p.batch + 1));
-  std::vector<attn_segment_args> segments(args.segment, args.segment + p.num_segments);
+  std::vector<attn_segment_args> segments(p.num_segments);
   for (int32_t i = 0; i < p.num_segments; ++i) {
+    segments[i] = args.segment[i];
     ATTN_TRY(copies.fetch(&segments[i].seqlens, p.batch));
     ATTN_TRY(copies.fetch(&segments[i].cu_seqlens, p.batch + 1));
     ATTN_TRY(copies.fetch(&segments[i].block_table, p.batch * p.segment[i].max_pages));

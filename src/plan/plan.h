@@ -10,6 +10,7 @@
 #include "core/interrupt.h"
 #include "cpu/pool.h"
 #include "driver/driver.h"
+#include "plan/operations.h"
 #include "plan/problem.h"
 
 namespace attn {
@@ -46,8 +47,8 @@ struct Plan {
   std::shared_ptr<Context> context;
   const Kernel* kernel = nullptr;
   Problem problem;                   // Op::forward
-  attn_merge_problem merge{};        // Op::merge
-  attn_quantize_problem quantize{};  // Op::quantize
+  MergeProblem merge{};              // Op::merge
+  QuantizeProblem quantize{};        // Op::quantize
   size_t workspace = 0;
   Launch launch;                            // device kernels; kernarg is filled by each run
   Launch first;                             // that of DeviceKernel::first

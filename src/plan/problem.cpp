@@ -31,7 +31,7 @@ constexpr std::initializer_list<attn_dtype> kv_types = {
     ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ, ATTN_Q8_0, ATTN_Q4_0};
 
 Status make_kv(const std::string& name, attn_dtype type, const attn_segment& s, const Problem& p,
-               int64_t dim, const char* dim_name, attn_strides* stride) {
+               int64_t dim, const char* dim_name, attn_strides* stride, Footprint* bytes) {
   ATTN_TRY(one_of(name + "_type", type, kv_types));
   if (dim % dtype_block(type) != 0)
     return invalid(name, ": ", dim_name, " ", dim, " is not a multiple of ", dtype_block(type),
@@ -39,24 +39,28 @@ Status make_kv(const std::string& name, attn_dtype type, const attn_segment& s, 
   const std::string stride_name = name + "_stride";
   switch (s.layout) {
     case ATTN_PADDED:
-      return resolve_strides(stride_name, type, dim, false,
-                             {{"batch", p.batch, &stride->batch},
-                              {"seq", s.seqlen, &stride->seq},
-                              {"head", p.heads_kv, &stride->head}});
+      return make_tensor(stride_name, type, dim, false,
+                         {{"batch", p.batch, &stride->batch},
+                          {"seq", s.seqlen, &stride->seq},
+                          {"head", p.heads_kv, &stride->head}},
+                         bytes);
     case ATTN_PACKED:
       stride->batch = 0;  // ignored, by what asks for alignment too
-      return resolve_strides(stride_name, type, dim, false,
-                             {{"seq", s.total, &stride->seq}, {"head", p.heads_kv, &stride->head}});
+      return make_tensor(stride_name, type, dim, false,
+                         {{"seq", s.total, &stride->seq}, {"head", p.heads_kv, &stride->head}},
+                         bytes);
     case ATTN_PAGED:
-      return resolve_strides(stride_name, type, dim, false,
-                             {{"batch", s.num_pages, &stride->batch},
-                              {"seq", s.page_size, &stride->seq},
-                              {"head", p.heads_kv, &stride->head}});
+      return make_tensor(stride_name, type, dim, false,
+                         {{"batch", s.num_pages, &stride->batch},
+                          {"seq", s.page_size, &stride->seq},
+                          {"head", p.heads_kv, &stride->head}},
+                         bytes);
   }
   return {};
 }
 
-Status make_segment(const std::string& name, const Problem& p, attn_segment* s) {
+Status make_segment(const std::string& name, const Problem& p, attn_segment* s,
+                    Problem::KvBytes* bytes) {
   if (s->layout < ATTN_PADDED || s->layout > ATTN_PAGED)
     return invalid(name, "layout is ", int(s->layout),
                    "; accepted: padded (0), packed (1), paged (2)");
@@ -88,8 +92,9 @@ Status make_segment(const std::string& name, const Problem& p, attn_segment* s) 
                      "; accepted: up to max_pages * page_size = ", capacity);
   }
   s->seqlen = segment_capacity(*s);
-  ATTN_TRY(make_kv(name + "k", s->k_type, *s, p, p.head_dim, "head_dim", &s->k_stride));
-  ATTN_TRY(make_kv(name + "v", s->v_type, *s, p, p.head_dim_v, "head_dim_v", &s->v_stride));
+  ATTN_TRY(make_kv(name + "k", s->k_type, *s, p, p.head_dim, "head_dim", &s->k_stride, &bytes->k));
+  ATTN_TRY(
+      make_kv(name + "v", s->v_type, *s, p, p.head_dim_v, "head_dim_v", &s->v_stride, &bytes->v));
   ATTN_TRY(check_descale(name + "k_descale", s->k_descale, s->descale_block_keys, true));
   return check_descale(name + "v_descale", s->v_descale, s->descale_block_keys, true);
 }
@@ -101,11 +106,12 @@ Status make_bias(Problem* p) {
   else
     ATTN_TRY(one_of("bias_type", p->bias_type, {ATTN_F32}));
   if (p->q_layout == ATTN_PACKED) return unsupported("bias with packed q; accepted: padded q");
-  return resolve_strides("bias_stride", p->bias_type, 1, false,
-                         {{"batch", p->batch, &p->bias_stride[0]},
-                          {"head", p->heads_q, &p->bias_stride[1]},
-                          {"q", p->seqlen_q, &p->bias_stride[2]},
-                          {"kv", p->seqlen_kv, &p->bias_stride[3]}});
+  return make_tensor("bias_stride", p->bias_type, 1, false,
+                     {{"batch", p->batch, &p->bias_stride[0]},
+                      {"head", p->heads_q, &p->bias_stride[1]},
+                      {"q", p->seqlen_q, &p->bias_stride[2]},
+                      {"kv", p->seqlen_kv, &p->bias_stride[3]}},
+                     &p->bias_bytes);
 }
 
 Status make_block_mask(Problem* p) {
@@ -148,6 +154,10 @@ Status check_offsets(Name name, const int32_t* values, int64_t batch, int64_t ca
   return {};
 }
 
+int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
 std::string segment_prefix(int64_t count, int64_t i) {
   return count == 1 ? "" : join("segment ", i, ": ");
 }
@@ -158,11 +168,74 @@ Status check_host_lengths(const Problem& p, const Args& args) {
     ATTN_TRY(check_offsets({"cu_seqlens_q"}, args.cu_seqlens_q, p.batch, p.seqlen_q, p.total_q));
   for (int32_t i = 0; i < p.num_segments; ++i) {
     const attn_segment& s = p.segment[i];
-    const attn_segment_args& a = args.segment[i];
+    const attn_segment_args a = args.segment[i];
     const int32_t n = p.num_segments > 1 ? i : -1;
     if (s.has_seqlens) ATTN_TRY(check_lengths({"seqlens", n}, a.seqlens, p.batch, s.seqlen));
     if (s.layout == ATTN_PACKED)
       ATTN_TRY(check_offsets({"cu_seqlens", n}, a.cu_seqlens, p.batch, s.seqlen, s.total));
+  }
+  return {};
+}
+
+// Nothing that a run writes, the workspace included, shares memory with its other arrays.
+Status check_overlap(const Problem& p, const Args& args, const void* workspace,
+                     size_t workspace_bytes) {
+  const int64_t rows = p.q_layout == ATTN_PACKED ? p.total_q : p.batch * p.seqlen_q;
+  const Footprint lse_bytes(4, {p.heads_q, rows}), work_bytes(int64_t(workspace_bytes), {});
+  const Placed out{{"out"}, args.out, &p.out_bytes}, lse{{"lse"}, args.lse, &lse_bytes},
+      work{{"workspace"}, workspace, &work_bytes};
+  ATTN_TRY(keep_apart(out, lse));
+  ATTN_TRY(keep_apart(work, out));
+  ATTN_TRY(keep_apart(work, lse));
+  const auto tensor = [&](Name name, const void* address, const Footprint& bytes) -> Status {
+    if (!address) return {};
+    const Placed input{name, address, &bytes};
+    ATTN_TRY(keep_apart(out, input));
+    ATTN_TRY(keep_apart(lse, input));
+    return keep_apart(work, input);
+  };
+  const auto array = [&](Name name, const void* address, int64_t bytes,
+                         std::initializer_list<int64_t> extents) -> Status {
+    return address ? tensor(name, address, Footprint(bytes, extents)) : Status{};
+  };
+  const auto descale = [&](Name name, const float* address, attn_descale_kind kind,
+                           const attn_segment* s) -> Status {
+    const bool one = kind == ATTN_DESCALE_TENSOR, blocks = kind == ATTN_DESCALE_BLOCK;
+    return array(name, address, 4,
+                 {one ? 1 : p.batch, one ? 1 : p.heads_kv,
+                  blocks ? ceil_div(s->seqlen, s->descale_block_keys) : 1});
+  };
+  ATTN_TRY(tensor({"q"}, args.q, p.q_bytes));
+  ATTN_TRY(array({"cu_seqlens_q"}, args.cu_seqlens_q, 4, {p.batch + 1}));
+  ATTN_TRY(descale({"q_descale"}, args.q_descale, p.q_descale, nullptr));
+  ATTN_TRY(tensor({"bias"}, args.bias, p.bias_bytes));
+  ATTN_TRY(array({"alibi_slopes"}, args.alibi_slopes, 4, {p.heads_q}));
+  ATTN_TRY(array({"sinks"}, args.sinks, 4, {p.heads_q}));
+  ATTN_TRY(array({"out_scale"}, args.out_scale, 4, {1}));
+  if (p.has(ATTN_BLOCK_MASK)) {
+    const int64_t grid_rows = ceil_div(p.seqlen_q, p.block_q),
+                  columns = ceil_div(p.seqlen_kv, p.block_k);
+    const auto grid = [&](Name name, const void* address, int64_t bytes) {
+      return array(name, address, bytes, {p.mask_batch, p.mask_heads, grid_rows, columns});
+    };
+    ATTN_TRY(grid({"block_kinds"}, args.block_kinds, 1));
+    if (p.mask_partials > 0) {
+      ATTN_TRY(grid({"block_index"}, args.block_index, 4));
+      ATTN_TRY(array({"block_bits"}, args.block_bits, 4,
+                     {p.mask_partials, p.block_q, ceil_div(p.block_k, 32)}));
+    }
+  }
+  for (int32_t i = 0; i < p.num_segments; ++i) {
+    const attn_segment& s = p.segment[i];
+    const attn_segment_args a = args.segment[i];
+    const int32_t n = p.num_segments > 1 ? i : -1;
+    ATTN_TRY(tensor({"k", n}, a.k, p.kv_bytes[i].k));
+    ATTN_TRY(tensor({"v", n}, a.v, p.kv_bytes[i].v));
+    ATTN_TRY(array({"seqlens", n}, a.seqlens, 4, {p.batch}));
+    ATTN_TRY(array({"cu_seqlens", n}, a.cu_seqlens, 4, {p.batch + 1}));
+    ATTN_TRY(array({"block_table", n}, a.block_table, 4, {p.batch, s.max_pages}));
+    ATTN_TRY(descale({"k_descale", n}, a.k_descale, s.k_descale, &s));
+    ATTN_TRY(descale({"v_descale", n}, a.v_descale, s.v_descale, &s));
   }
   return {};
 }
@@ -196,7 +269,7 @@ int64_t segment_capacity(const attn_segment& s) {
 Status make_problem(const attn_problem* in, Problem* p) {
   ATTN_TRY(copy_versioned("problem", in, static_cast<attn_problem*>(p)));
 
-  ATTN_TRY(in_range("batch", p->batch, 1, max_extent));
+  ATTN_TRY(in_range("batch", p->batch, 0, max_extent));
   ATTN_TRY(in_range("heads_q", p->heads_q, 1, max_extent));
   ATTN_TRY(in_range("heads_kv", p->heads_kv, 1, max_extent));
   if (p->heads_q % p->heads_kv != 0)
@@ -240,24 +313,28 @@ Status make_problem(const attn_problem* in, Problem* p) {
 
   const attn_dtype q = p->q_type, o = p->out_type;
   if (p->q_layout == ATTN_PACKED) {
-    ATTN_TRY(in_range("total_q", p->total_q, 0, max_total));
+    ATTN_TRY(in_range("total_q", p->total_q, 0, p->batch == 0 ? 1 : max_total));
     p->q_stride.batch = p->out_stride.batch = 0;
-    ATTN_TRY(resolve_strides(
+    ATTN_TRY(make_tensor(
         "q_stride", q, p->head_dim, false,
-        {{"seq", p->total_q, &p->q_stride.seq}, {"head", p->heads_q, &p->q_stride.head}}));
-    ATTN_TRY(resolve_strides(
+        {{"seq", p->total_q, &p->q_stride.seq}, {"head", p->heads_q, &p->q_stride.head}},
+        &p->q_bytes));
+    ATTN_TRY(make_tensor(
         "out_stride", o, p->head_dim_v, true,
-        {{"seq", p->total_q, &p->out_stride.seq}, {"head", p->heads_q, &p->out_stride.head}}));
+        {{"seq", p->total_q, &p->out_stride.seq}, {"head", p->heads_q, &p->out_stride.head}},
+        &p->out_bytes));
   } else {
     if (p->total_q) return invalid("total_q is ", p->total_q, "; accepted for padded q: 0");
-    ATTN_TRY(resolve_strides("q_stride", q, p->head_dim, false,
-                             {{"batch", p->batch, &p->q_stride.batch},
-                              {"seq", p->seqlen_q, &p->q_stride.seq},
-                              {"head", p->heads_q, &p->q_stride.head}}));
-    ATTN_TRY(resolve_strides("out_stride", o, p->head_dim_v, true,
-                             {{"batch", p->batch, &p->out_stride.batch},
-                              {"seq", p->seqlen_q, &p->out_stride.seq},
-                              {"head", p->heads_q, &p->out_stride.head}}));
+    ATTN_TRY(make_tensor("q_stride", q, p->head_dim, false,
+                         {{"batch", p->batch, &p->q_stride.batch},
+                          {"seq", p->seqlen_q, &p->q_stride.seq},
+                          {"head", p->heads_q, &p->q_stride.head}},
+                         &p->q_bytes));
+    ATTN_TRY(make_tensor("out_stride", o, p->head_dim_v, true,
+                         {{"batch", p->batch, &p->out_stride.batch},
+                          {"seq", p->seqlen_q, &p->out_stride.seq},
+                          {"head", p->heads_q, &p->out_stride.head}},
+                         &p->out_bytes));
   }
 
   ATTN_TRY(in_range("num_segments", p->num_segments, 1, max_segments + 1));
@@ -266,12 +343,13 @@ Status make_problem(const attn_problem* in, Problem* p) {
   size_t step;
   std::memcpy(&step, p->segments, sizeof step);
   p->segment.resize(p->num_segments);
+  p->kv_bytes.resize(p->num_segments);
   p->seqlen_kv = 0;
   for (int32_t i = 0; i < p->num_segments; ++i) {
     const auto* source = reinterpret_cast<const attn_segment*>(
         reinterpret_cast<const char*>(p->segments) + i * step);
     ATTN_TRY(copy_versioned("segments", source, &p->segment[i]));
-    ATTN_TRY(make_segment(segment_prefix(p->num_segments, i), *p, &p->segment[i]));
+    ATTN_TRY(make_segment(segment_prefix(p->num_segments, i), *p, &p->segment[i], &p->kv_bytes[i]));
     p->seqlen_kv += p->segment[i].seqlen;
   }
   p->segments = p->segment.data();
@@ -284,7 +362,8 @@ Status make_problem(const attn_problem* in, Problem* p) {
   return {};
 }
 
-Status check_args(const Problem& p, const attn_args* in, bool host_memory, Args* args) {
+Status check_args(const Problem& p, const attn_args* in, const void* workspace,
+                  size_t workspace_bytes, bool host_memory, Args* args) {
   ATTN_TRY(copy_versioned("args", in, static_cast<attn_args*>(args)));
   if (args->num_segments != p.num_segments)
     return invalid("args.num_segments is ", args->num_segments, "; accepted: the problem's ",
@@ -292,16 +371,13 @@ Status check_args(const Problem& p, const attn_args* in, bool host_memory, Args*
   if (!args->segments)
     return invalid("args.segments is NULL; accepted: num_segments = ", p.num_segments, " structs");
 
-  const bool any_q = p.q_layout == ATTN_PACKED ? p.total_q > 0 : p.seqlen_q > 0;
+  const bool any_q = p.out_bytes.width > 0;
   if (any_q || args->q)
     ATTN_TRY(pointer({"q"}, args->q, true, data_alignment(p.q_type, host_memory), "the queries"));
   if (any_q || args->out)
     ATTN_TRY(pointer({"out"}, args->out, true, data_alignment(p.out_type, host_memory),
                      "room for the result"));
   if (args->lse) ATTN_TRY(pointer({"lse"}, args->lse, true, 4, ""));
-  if (any_q && (args->out == args->q || args->out == args->lse))
-    return invalid("out is at the address of ", args->out == args->q ? "q" : "lse",
-                   "; accepted: memory of its own");
   ATTN_TRY(pointer({"cu_seqlens_q"}, args->cu_seqlens_q, p.q_layout == ATTN_PACKED, 4, "packed q"));
   ATTN_TRY(
       pointer({"q_descale"}, args->q_descale, p.q_descale != ATTN_DESCALE_NONE, 4, "q_descale"));
@@ -324,28 +400,21 @@ Status check_args(const Problem& p, const attn_args* in, bool host_memory, Args*
 
   size_t step;
   std::memcpy(&step, args->segments, sizeof step);
-  attn_segment_args* segment = args->inline_segment;
-  if (p.num_segments > Args::inline_segments) {
-    args->more.resize(p.num_segments);
-    segment = args->more.data();
-  }
   for (int32_t i = 0; i < p.num_segments; ++i) {
     const attn_segment& s = p.segment[i];
-    attn_segment_args& a = segment[i];
+    attn_segment_args a;
     const auto* source = reinterpret_cast<const attn_segment_args*>(
         reinterpret_cast<const char*>(args->segments) + i * step);
     ATTN_TRY(copy_versioned("args.segments", source, &a));
+    if (source->struct_size != step)
+      return invalid("args.segments[", i, "].struct_size is ", source->struct_size,
+                     "; accepted: that of element 0, ", step);
     const int32_t n = p.num_segments > 1 ? i : -1;
-    const bool any_k = s.layout == ATTN_PACKED  ? s.total > 0
-                       : s.layout == ATTN_PAGED ? s.num_pages > 0
-                                                : s.seqlen > 0;
+    const bool any_k = p.kv_bytes[i].k.width > 0;
     if (any_k || a.k)
       ATTN_TRY(pointer({"k", n}, a.k, true, data_alignment(s.k_type, host_memory), "the keys"));
     if (any_k || a.v)
       ATTN_TRY(pointer({"v", n}, a.v, true, data_alignment(s.v_type, host_memory), "the values"));
-    if (any_q && any_k && (args->out == a.k || args->out == a.v))
-      return invalid("out is at the address of ", Name{args->out == a.k ? "k" : "v", n},
-                     "; accepted: memory of its own");
     ATTN_TRY(pointer({"seqlens", n}, a.seqlens, s.has_seqlens, 4, "has_seqlens"));
     ATTN_TRY(
         pointer({"cu_seqlens", n}, a.cu_seqlens, s.layout == ATTN_PACKED, 4, "a packed segment"));
@@ -356,7 +425,8 @@ Status check_args(const Problem& p, const attn_args* in, bool host_memory, Args*
     ATTN_TRY(
         pointer({"v_descale", n}, a.v_descale, s.v_descale != ATTN_DESCALE_NONE, 4, "v_descale"));
   }
-  args->segment = segment;
+  args->segment = {args->segments, step};
+  ATTN_TRY(check_overlap(p, *args, workspace, workspace_bytes));
   return host_memory ? check_host_lengths(p, *args) : Status{};
 }
 
@@ -364,7 +434,7 @@ Status check_contents(const Problem& p, const Args& args) {
   ATTN_TRY(check_host_lengths(p, args));
   for (int32_t i = 0; i < p.num_segments; ++i) {
     const attn_segment& s = p.segment[i];
-    const attn_segment_args& a = args.segment[i];
+    const attn_segment_args a = args.segment[i];
     if (s.layout != ATTN_PAGED) continue;
     for (int64_t b = 0; b < p.batch; ++b) {
       const int64_t length = s.has_seqlens ? a.seqlens[b] : s.seqlen;

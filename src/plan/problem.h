@@ -1,10 +1,12 @@
 // A validated problem: every default resolved, so that nothing downstream asks "unset?".
 #pragma once
+#include <cstring>
 #include <string>
 #include <vector>
 
 #include "core/mask.h"
 #include "core/status.h"
+#include "plan/overlap.h"
 
 namespace attn {
 
@@ -15,6 +17,11 @@ struct Problem : attn_problem {
   std::vector<attn_segment> segment;
   std::string kernel_name;  // "" = the plan chooses
   int64_t seqlen_kv = 0;    // sum of the segments' capacities
+  Footprint q_bytes, out_bytes, bias_bytes;
+  struct KvBytes {
+    Footprint k, v;
+  };
+  std::vector<KvBytes> kv_bytes;  // one per segment
 
   Problem() : attn_problem{} {}
   Problem(const Problem&) = delete;
@@ -40,15 +47,38 @@ Status copy_versioned(const char* name, const T* in, T* out) {
   return copy_versioned(name, static_cast<const void*>(in), static_cast<void*>(out), sizeof(T));
 }
 
-// The caller's arguments in the library's own layout: at most a pointer check per array.
+// The caller's array of segments, element i at i * step bytes. Read where it lies, however long it
+// is: a run copies no more than the element that it asks for.
+class SegmentList {
+ public:
+  SegmentList() = default;
+  SegmentList(const attn_segment_args* first) : SegmentList(first, sizeof *first) {}
+  SegmentList(const void* first, size_t step)
+      : first_(static_cast<const char*>(first)), step_(step) {}
+  // In the library's own layout: what a shorter struct has not is zero.
+  attn_segment_args operator[](int64_t i) const {
+    const char* from = first_ + size_t(i) * step_;
+    attn_segment_args a{};
+    if (step_ >= sizeof a) {
+      std::memcpy(&a, from, sizeof a);
+    } else {
+      std::memcpy(&a, from, step_);
+    }
+    return a;
+  }
+
+ private:
+  const char* first_ = nullptr;
+  size_t step_ = 0;
+};
+
+// The caller's arguments in the library's own layout.
 struct Args : attn_args {
-  static constexpr int inline_segments = 8;
-  attn_segment_args inline_segment[inline_segments];
-  std::vector<attn_segment_args> more;         // used beyond inline_segments
-  const attn_segment_args* segment = nullptr;  // num_segments of them
+  SegmentList segment;  // num_segments of them
 };
 // Null pointers, alignment and overlap; on host backends also lengths and cu_seqlens.
-Status check_args(const Problem& problem, const attn_args* in, bool host_memory, Args* out);
+Status check_args(const Problem& problem, const attn_args* in, const void* workspace,
+                  size_t workspace_bytes, bool host_memory, Args* out);
 
 // Lengths, tables and block masks whose contents lie in host memory; what attn_check reports.
 Status check_contents(const Problem& problem, const Args& args);

@@ -1,6 +1,7 @@
 #include "plan/rules.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <iterator>
 #include <vector>
 
@@ -35,18 +36,17 @@ Status resolve_strides(const std::string& name, attn_dtype type, int64_t inner, 
     }
     return {};
   }
-  int64_t reach = inner;
+  int64_t reach = inner;  // from the lowest to the highest element
   for (const Extent& e : extents) {
-    if (*e.stride < 0)
-      return invalid(name, ".", e.name, " is ", *e.stride, "; accepted: 0 or more elements");
     if (*e.stride % dtype_block(type) != 0)
       return invalid(name, ".", e.name, " is ", *e.stride, "; accepted for ", dtype_name(type),
                      ": multiples of ", dtype_block(type));
     // Even where the dimension has one element, so that arithmetic with strides cannot overflow.
-    if (*e.stride >= max_offset)
-      return invalid(name, ".", e.name, " is ", *e.stride, "; accepted: below 2^60 elements");
+    if (*e.stride >= max_offset || *e.stride <= -max_offset)
+      return invalid(name, ".", e.name, " is ", *e.stride,
+                     "; accepted: above -2^60, below 2^60 elements");
     int64_t span;
-    if (__builtin_mul_overflow(*e.stride, std::max<int64_t>(e.size - 1, 0), &span) ||
+    if (__builtin_mul_overflow(std::abs(*e.stride), std::max<int64_t>(e.size - 1, 0), &span) ||
         __builtin_add_overflow(reach, span, &reach) || reach >= max_offset)
       return invalid(name, ".", e.name, " is ", *e.stride,
                      ": the tensor reaches past 2^60 elements");
@@ -56,21 +56,25 @@ Status resolve_strides(const std::string& name, attn_dtype type, int64_t inner, 
   std::vector<Extent> sorted;
   std::copy_if(extents.begin(), extents.end(), std::back_inserter(sorted),
                [](const Extent& e) { return e.size > 1; });
-  std::sort(sorted.begin(), sorted.end(),
-            [](const Extent& a, const Extent& b) { return *a.stride < *b.stride; });
+  std::sort(sorted.begin(), sorted.end(), [](const Extent& a, const Extent& b) {
+    return std::abs(*a.stride) < std::abs(*b.stride);
+  });
   int64_t covered = inner;
   for (const Extent& e : sorted) {
-    if (*e.stride < covered)
+    if (std::abs(*e.stride) < covered)
       return invalid(name, ".", e.name, " is ", *e.stride,
-                     ", so that elements overlap; accepted: ", covered, " or more");
-    covered = *e.stride * (e.size - 1) + covered;
+                     ", so that elements overlap; accepted: ", covered, " or more, or ", -covered,
+                     " or less");
+    covered = std::abs(*e.stride) * (e.size - 1) + covered;
   }
   return {};
 }
 
 std::ostream& operator<<(std::ostream& out, const Name& name) {
   if (name.segment >= 0) out << "segment " << name.segment << ": ";
-  return out << name.text;
+  out << name.text;
+  if (name.part >= 0) out << "[" << name.part << "]";
+  return out;
 }
 
 Status pointer(Name name, const void* p, bool wanted, size_t alignment, const char* why) {

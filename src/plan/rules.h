@@ -27,10 +27,15 @@ struct Extent {
 Status resolve_strides(const std::string& name, attn_dtype type, int64_t inner, bool written,
                        std::initializer_list<Extent> extents);
 
+inline bool is_negative(const attn_strides& s) {
+  return s.batch < 0 || s.seq < 0 || s.head < 0;
+}
+
 // An argument's name, put together only when an error needs it: runs must not allocate.
 struct Name {
   const char* text;
   int32_t segment = -1;  // of several, else -1
+  int32_t part = -1;     // the same
 };
 std::ostream& operator<<(std::ostream& out, const Name& name);
 

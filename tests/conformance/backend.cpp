@@ -185,7 +185,7 @@ Forward::Forward(Backend& backend, const Case& c, const Data& data, const char* 
     : backend_(backend), case_(&c), kernel_(kernel), out_type_(out_type), arena_(backend.context) {
   const bool packed = !c.lengths_q.empty();
   for (int32_t n : c.lengths_q) total_q_ += n;
-  if (packed) total_q_ += 2;  // tokens of nobody, as in make_data
+  if (packed) total_q_ += c.tokens_of_nobody;
 
   int64_t elements;
   out_view_ = arrange_view(out_type, c.out_arrange, packed ? 1 : c.batch,
@@ -265,34 +265,36 @@ bool Forward::check(const char* call, attn_status status) {
 void Forward::fill(const Case& c, const Data& data) {
   if (!result_.error.empty()) return;
   case_ = &c;
-  const auto put = [&](auto& address, const Buffer& buffer) {
+  // `offset`: bytes from the buffer's data to the address.
+  const auto put = [&](auto& address, const Buffer& buffer, int64_t offset = 0) {
     using Pointer = std::remove_reference_t<decltype(address)>;
-    if (address)
-      arena_.replace(const_cast<void*>(static_cast<const void*>(address)), buffer);
-    else
-      address = static_cast<Pointer>(arena_.add(buffer));
+    if (address) {
+      const void* at = address;
+      arena_.replace(static_cast<char*>(const_cast<void*>(at)) - offset, buffer);
+    } else if (void* data = arena_.add(buffer)) {
+      address = static_cast<Pointer>(static_cast<void*>(static_cast<char*>(data) + offset));
+    }
   };
+  const auto first = [](const View& view) { return dtype_bytes(view.type, view.offset); };
   for (size_t n = 0; n < c.segments.size(); ++n) {
     const SegmentData& from = data.segments[n];
     attn_segment_args& to = segment_args_[n];
-    put(to.k, from.k);
+    put(to.k, from.k, first(from.k_view));
     if (from.v.given)
-      put(to.v, from.v);
+      put(to.v, from.v, first(from.v_view));
     else
-      to.v = static_cast<const char*>(to.k) + dtype_bytes(c.segments[n].v_type, from.v_view.offset);
+      to.v = static_cast<const char*>(to.k) + first(from.v_view);
     put(to.seqlens, from.seqlens);
     put(to.cu_seqlens, from.cu_seqlens);
     put(to.block_table, from.block_table);
     put(to.k_descale, from.k_descale);
     put(to.v_descale, from.v_descale);
   }
-  put(args_.q, data.q);
-  put(args_.out, out_);
+  put(args_.q, data.q, first(data.q_view));
+  put(args_.out, out_, first(out_view_));
   put(args_.lse, lse_);
   put(args_.cu_seqlens_q, data.cu_seqlens_q);
-  put(args_.bias, data.bias);
-  if (args_.bias)
-    args_.bias = static_cast<const char*>(args_.bias) + dtype_bytes(c.bias_type, c.bias_first);
+  put(args_.bias, data.bias, dtype_bytes(c.bias_type, c.bias_first));
   put(args_.alibi_slopes, data.slopes);
   put(args_.sinks, data.sinks);
   put(args_.q_descale, data.q_descale);
@@ -300,6 +302,10 @@ void Forward::fill(const Case& c, const Data& data) {
   put(args_.block_kinds, data.kinds);
   put(args_.block_index, data.index);
   put(args_.block_bits, data.bits);
+}
+
+void* Forward::out_data() const {
+  return static_cast<char*>(args_.out) - dtype_bytes(out_type_, out_view_.offset);
 }
 
 bool Forward::launch(void* stream) {
@@ -316,11 +322,11 @@ Outputs Forward::read() {
   if (!result_.error.empty()) return result_;
   if (!check("attn_synchronize", attn_synchronize(backend_.context, nullptr))) return result_;
   Outputs result;
-  result.error = arena_.check_unchanged({args_.out, args_.lse});
+  result.error = arena_.check_unchanged({out_data(), args_.lse});
   if (!result.error.empty()) return result;
 
   // Takes the rows out and leaves poison, so that whatever is not poison then was written wrongly.
-  Buffer now = arena_.fetch(out_, args_.out);
+  Buffer now = arena_.fetch(out_, out_data());
   Buffer lse_now = arena_.fetch(lse_, args_.lse);
   const Case& c = *case_;
   const bool packed = !c.lengths_q.empty();
@@ -344,6 +350,13 @@ Outputs Forward::read() {
       }
     }
     first += c.queries(b);
+  }
+  for (int64_t row = first; row < total_q_; ++row) {
+    for (int64_t h = 0; h < c.heads_q; ++h) {
+      std::memset(now.data() + dtype_bytes(out_type_, out_view_.at(0, row, h)), out_.poison,
+                  row_bytes);
+      if (lse_.given) std::memset(&lse_now.as<float>()[h * total_q_ + row], lse_.poison, 4);
+    }
   }
   if (now.bytes != out_.bytes) result.error = "out: bytes outside its rows were written";
   if (lse_now.bytes != lse_.bytes) result.error = "lse: bytes outside its rows were written";

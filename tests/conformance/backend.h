@@ -2,13 +2,16 @@
 // change.
 #pragma once
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "../catch.h"
 #include "attn/attn.h"
 #include "catalog/catalog.h"
+#include "core/dtype.h"
 #include "forward_case.h"
 
 namespace attn::test {
@@ -60,6 +63,11 @@ class Arena {
   std::vector<void*> workspaces_;
 };
 
+// The address that a call gets of a tensor in a buffer at `data`.
+inline void* address_of(void* data, const View& view) {
+  return data ? static_cast<char*>(data) + dtype_bytes(view.type, view.offset) : nullptr;
+}
+
 // Rows in the order batch entry, query, head; only rows that exist.
 struct Outputs {
   std::string error;  // what went wrong: a status and its sentence, or memory that was written
@@ -91,6 +99,8 @@ class Forward {
     void operator()(attn_plan* plan) const { attn_plan_destroy(plan); }
   };
   bool check(const char* call, attn_status status);
+  // Where the buffer of out begins.
+  void* out_data() const;
 
   Backend& backend_;
   const Case* case_;
@@ -145,6 +155,49 @@ double half_ulp(attn_dtype type, double x);
 // have a reason in the catalog. Returns how many ran. With the environment variable ATTN_CASE only
 // the case of that name runs.
 int check_case(const Case& c, const std::vector<const Kernel*>& kernels);
+
+// Two heads of 64.
+inline Case small(const char* name, int64_t sq, int64_t skv) {
+  Case c;
+  c.name = name;
+  c.heads_q = 2;
+  c.heads_kv = 2;
+  c.head_dim = c.head_dim_v = 64;
+  c.seqlen_q = sq;
+  SegmentCase s;
+  s.capacity = skv;
+  c.segments = {s};
+  return c;
+}
+
+// Calls check(kernel, data, outputs) for every kernel and every type of q, k and v among these that
+// it takes; edit(case, data) changes the data before.
+template <class Edit, class Check>
+void on_every_kernel(const Case& of_f32, Edit&& edit, Check&& check,
+                     std::initializer_list<attn_dtype> types = {ATTN_F32, ATTN_F16, ATTN_BF16,
+                                                                ATTN_F8_E4M3FNUZ}) {
+  for (attn_dtype type : types) {
+    const Case c = with_type(of_f32, type);
+    Data data = make_data(c);
+    edit(c, data);
+    int ran = 0;
+    for (const Kernel* kernel : kernels_here(Op::forward, true)) {
+      const Outputs got =
+          run_forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);
+      if (declined(*kernel, got)) continue;
+      INFO(kernel->name << " " << describe(c));
+      REQUIRE(got.error == "");
+      check(*kernel, data, got);
+      ++ran;
+    }
+    CHECK(ran > 0);
+  }
+}
+template <class Check>
+void on_every_kernel(const Case& c, Check&& check) {
+  on_every_kernel(
+      c, [](const Case&, Data&) {}, check);
+}
 
 // Runs a case whose answer is exact in every step with out in f32: it is the reference's, bit for
 // bit, unless the kernel declines.

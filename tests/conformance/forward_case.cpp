@@ -329,9 +329,11 @@ View arrange_view(attn_dtype type, Arrange arrange, int64_t batch, int64_t seq, 
   const int64_t tokens = std::max<int64_t>(seq, 1);
   switch (arrange) {
     case Arrange::contiguous:
+    case Arrange::reversed:
       view.stride = {tokens * heads * dim, heads * dim, dim};
       break;
     case Arrange::padded:
+    case Arrange::flipped:
       view.stride.head = aligned(dim + 1);
       view.stride.seq = heads * view.stride.head + align;
       view.stride.batch = tokens * view.stride.seq + align;
@@ -350,9 +352,18 @@ View arrange_view(attn_dtype type, Arrange arrange, int64_t batch, int64_t seq, 
       view.stride = {tokens * heads * 2 * dim, heads * 2 * dim, 2 * dim};
       break;
   }
-  if (arrange != Arrange::contiguous) view.given = view.stride;
   const bool empty = batch == 0 || seq == 0;
   *elements = empty ? 0 : view.at(batch - 1, seq - 1, heads - 1) + dim;
+  const auto reverse = [&](int64_t& stride, int64_t size) {
+    view.offset += std::max<int64_t>(size - 1, 0) * stride;
+    stride = -stride;
+  };
+  if (arrange == Arrange::reversed) {
+    reverse(view.stride.batch, batch);
+    reverse(view.stride.head, heads);
+  }
+  if (arrange == Arrange::reversed || arrange == Arrange::flipped) reverse(view.stride.seq, seq);
+  if (arrange != Arrange::contiguous) view.given = view.stride;
   if (!empty && arrange == Arrange::interleaved) *elements += dim;
   return view;
 }
@@ -433,7 +444,7 @@ Data make_data(const Case& c) {
     for (int32_t n : c.lengths_q) cu_q.push_back(cu_q.back() + n);
     data.cu_seqlens_q = buffer_of(cu_q);
     outer = 1;
-    rows = cu_q.back() + 2;
+    rows = cu_q.back() + c.tokens_of_nobody;
   }
   int64_t elements;
   data.q_view = arrange_view(c.q_type, c.q_arrange, outer, rows, c.heads_q, c.head_dim, &elements);

@@ -43,6 +43,8 @@ enum class Arrange {
   head_major,   // [B, H, S, D]
   odd,          // room of 3 elements behind each head: no alignment (32 for ggml blocks)
   interleaved,  // segments: k and v side by side, [.., H, 2, D]
+  reversed,     // contiguous, all strides negative
+  flipped,      // padded, the stride of tokens negative
 };
 
 struct SegmentCase {
@@ -78,6 +80,7 @@ struct Case {
   int64_t batch = 1, heads_q = 1, heads_kv = 1, head_dim = 64, head_dim_v = 64;
   int64_t seqlen_q = 1;
   std::vector<int32_t> lengths_q;  // given: packed q
+  int64_t tokens_of_nobody = 2;    // of packed q, behind the last sequence
   attn_dtype q_type = ATTN_F32, out_type = ATTN_F32;
   attn_descale_kind q_descale = ATTN_DESCALE_NONE;
   Arrange q_arrange = Arrange::contiguous, out_arrange = Arrange::contiguous;
@@ -146,7 +149,7 @@ struct View {
   attn_dtype type = ATTN_F32;
   attn_strides stride{};  // resolved
   attn_strides given{};   // what the problem says: zeros for contiguous
-  int64_t offset = 0;
+  int64_t offset = 0;     // of element 0 of every dimension
   int64_t at(int64_t b, int64_t s, int64_t h) const {
     return offset + b * stride.batch + s * stride.seq + h * stride.head;
   }

@@ -11,46 +11,6 @@
 namespace attn::test {
 namespace {
 
-Case small(const char* name, int64_t sq, int64_t skv) {
-  Case c;
-  c.name = name;
-  c.heads_q = 2;
-  c.heads_kv = 2;
-  c.head_dim = c.head_dim_v = 64;
-  c.seqlen_q = sq;
-  SegmentCase s;
-  s.capacity = skv;
-  c.segments = {s};
-  return c;
-}
-
-// Calls check(kernel, data, outputs) for every kernel and every type of q, k and v among these that it
-// takes; edit(case, data) changes the data before.
-template <class Edit, class Check>
-void on_every_kernel(const Case& of_f32, Edit&& edit, Check&& check) {
-  for (attn_dtype type : {ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8_E4M3FNUZ}) {
-    const Case c = with_type(of_f32, type);
-    Data data = make_data(c);
-    edit(c, data);
-    int ran = 0;
-    for (const Kernel* kernel : kernels_here(Op::forward, true)) {
-      const Outputs got =
-          run_forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);
-      if (declined(*kernel, got)) continue;
-      INFO(kernel->name << " " << describe(c));
-      REQUIRE(got.error == "");
-      check(*kernel, data, got);
-      ++ran;
-    }
-    CHECK(ran > 0);
-  }
-}
-template <class Check>
-void on_every_kernel(const Case& c, Check&& check) {
-  on_every_kernel(
-      c, [](const Case&, Data&) {}, check);
-}
-
 void expect_nothing_seen(const Case& c, const Outputs& got, int64_t first_rows) {
   size_t wrong = 0;
   for (int64_t row = 0; row < first_rows * c.heads_q; ++row) {
@@ -256,7 +216,8 @@ TEST_CASE("L7: strides are believed") {
   const auto kernels = kernels_here(Op::forward, false);
   for (attn_dtype type : {ATTN_F32, ATTN_BF16, ATTN_F8_E4M3FN, ATTN_Q8_0}) {
     for (attn_layout layout : {ATTN_PADDED, ATTN_PACKED, ATTN_PAGED}) {
-      for (Arrange arrange : {Arrange::padded, Arrange::head_major, Arrange::interleaved}) {
+      for (Arrange arrange : {Arrange::padded, Arrange::head_major, Arrange::interleaved,
+                              Arrange::reversed, Arrange::flipped}) {
         Case c = small("L7", 20, 100);
         c.name +=
             "-" + std::to_string(type) + std::to_string(layout) + std::to_string(int(arrange));
@@ -270,6 +231,28 @@ TEST_CASE("L7: strides are believed") {
         check_case(c, kernels);
       }
     }
+  }
+}
+
+TEST_CASE("L7: a bias may run backwards") {
+  Case c = small("L7-bias", 20, 70);
+  c.batch = 2;
+  c.bias_type = ATTN_F32;
+  c.bias_first = 2 * 2 * 20 * 70 - 1;  // room in front of it
+  const auto reverse = [](const Case& typed, Data& data) {
+    float* bias = data.bias.as<float>() + typed.bias_first;
+    for (int64_t n = 1; n <= typed.bias_first; ++n) bias[-n] = bias[n];
+    for (int64_t& stride : data.bias_stride) stride = -stride;
+  };
+  Outputs want = reference_answer(c, make_data(c));
+  for (const char* kernel : {"reference", "cpu_baseline"}) {
+    Data data = make_data(c);
+    reverse(c, data);
+    const Outputs got =
+        run_forward(backend_of(find_kernel(kernel)->backend), c, data, kernel, ATTN_F32);
+    INFO(kernel);
+    CHECK(compare(c, data, *find_kernel(kernel), got, want) == "");
+    CHECK(got.error == "");
   }
 }
 
@@ -420,6 +403,33 @@ TEST_CASE("L15: ALiBi falls with the distance from the query's place among the k
             }
           }
         });
+  }
+}
+
+// The sign of so small a sum is that of rounding errors, which backends do not share.
+TEST_CASE("an fp8 result that rounds to zero is +0 on every backend") {
+  for (attn_dtype type : {ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ}) {
+    for (float scale : {1.75f, -1.75f}) {
+      Case c = small("fp8-zero", 130, 90);
+      c.out_type = type;
+      c.flags = ATTN_OUT_SCALE | ATTN_CAUSAL;  // the first rows see nothing
+      c.sigma = 1e-6;
+      Data data = make_data(c);
+      data.out_scale.as<float>()[0] = scale;
+      for (const Kernel* kernel : kernels_here(Op::forward, true)) {
+        const Outputs got = run_forward(backend_of(kernel->backend), c, data, kernel->name, type);
+        if (declined(*kernel, got)) continue;
+        INFO(kernel->name << " " << dtype_name(type));
+        REQUIRE(got.error == "");
+        size_t zeros = 0, negative = 0;
+        for (double x : got.out) {
+          zeros += x == 0;
+          negative += x == 0 && std::signbit(x);
+        }
+        CHECK(zeros > 1000);
+        CHECK(negative == 0);
+      }
+    }
   }
 }
 

@@ -144,14 +144,15 @@ std::string run_quantize_case(const QuantizeCase& c, const Kernel& kernel, bool*
   const Buffer dst(want.size(), poison_of(c.dst));
   attn_quantize_args args{};
   args.struct_size = sizeof args;
-  args.src = arena.add(src);
-  args.dst = arena.add(dst);
+  void* const dst_data = arena.add(dst);
+  args.src = address_of(arena.add(src), src_view);
+  args.dst = address_of(dst_data, dst_view);
   args.descale = static_cast<float*>(arena.add(given));
   const uint64_t launches = attn_launch_count(kernel.name);
   if (attn_run_quantize(plan.get(), &args, nullptr) != ATTN_OK) return attn_last_error();
   if (attn_synchronize(backend.context, nullptr) != ATTN_OK) return attn_last_error();
   if (attn_launch_count(kernel.name) <= launches) return "not launched";
-  if (std::string error = arena.check_unchanged({args.dst, args.descale}); !error.empty())
+  if (std::string error = arena.check_unchanged({dst_data, args.descale}); !error.empty())
     return error;
 
   const Buffer got_descale = arena.fetch(given, args.descale);
@@ -159,7 +160,7 @@ std::string run_quantize_case(const QuantizeCase& c, const Kernel& kernel, bool*
     return "descale differs: " + std::to_string(got_descale.as<float>()[0]) + ", expected " +
            std::to_string(descale[0]) + " first";
   }
-  const Buffer got = arena.fetch(dst, args.dst);
+  const Buffer got = arena.fetch(dst, dst_data);
   // NaN codes may carry any sign.
   std::string error;
   each_row([&](int64_t b, int64_t s, int64_t h) {
@@ -227,7 +228,8 @@ TEST_CASE("quantize: types, scales, layouts and values that do not fit") {
       }
       for (int64_t dim : {32, 64, 160, 256}) {
         for (int64_t seqlen : {0, 1, 64, 129}) {
-          for (Arrange arrange : {Arrange::contiguous, Arrange::padded, Arrange::head_major}) {
+          for (Arrange arrange : {Arrange::contiguous, Arrange::padded, Arrange::head_major,
+                                  Arrange::reversed, Arrange::flipped}) {
             QuantizeCase c;
             c.dst = dst;
             c.dim = dim;
@@ -239,6 +241,14 @@ TEST_CASE("quantize: types, scales, layouts and values that do not fit") {
           }
         }
       }
+    }
+    // A descale is written where there is nothing to find it in.
+    for (attn_descale_kind kind : {ATTN_DESCALE_TENSOR, ATTN_DESCALE_HEAD, ATTN_DESCALE_BLOCK}) {
+      QuantizeCase none;
+      none.seqlen = 0;
+      none.kind = kind;
+      none.scale = ATTN_SCALE_AMAX;
+      check(none);
     }
     QuantizeCase odd_dim;
     odd_dim.dim = 7;

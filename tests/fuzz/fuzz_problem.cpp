@@ -67,11 +67,12 @@ const char* const kKernels[] = {nullptr,   "reference", "cpu_baseline", "cpu_avx
 
 attn_strides make_strides(Source& in) {
   const int64_t unit = in.below(2) ? 1 : 32;
-  const auto stride = [&] {
+  const int64_t signs = in.below(3) ? 0 : in.below(8);
+  const auto stride = [&](int n) {
     const int64_t size = in.size();
-    return size < 12 && size > 0 ? size * unit : size;
+    return size < 12 && size > 0 ? (signs >> n & 1 ? -size : size) * unit : size;
   };
-  return {stride(), stride(), stride()};
+  return {stride(0), stride(1), stride(2)};
 }
 
 attn_segment make_segment(Source& in, attn_dtype q_type) {
@@ -105,7 +106,7 @@ attn_segment make_segment(Source& in, attn_dtype q_type) {
 attn_problem make_problem(Source& in) {
   attn_problem p{};
   p.struct_size = sizeof p;
-  p.batch = 1 + in.below(3);
+  p.batch = in.below(4);
   p.heads_kv = 1 + in.below(3);
   p.heads_q = p.heads_kv * (1 + in.below(3));
   p.head_dim = in.below(4) ? 1 + in.below(20) : 32;
@@ -114,7 +115,7 @@ attn_problem make_problem(Source& in) {
   p.q_type = attn_dtype(1 + in.below(6));
   p.out_type = in.below(2) ? ATTN_DTYPE_NONE : attn_dtype(in.below(11));
   p.q_layout = attn_layout(in.below(2));
-  if (p.q_layout == ATTN_PACKED) p.total_q = in.size();
+  if (p.q_layout == ATTN_PACKED && p.batch > 0) p.total_q = in.size();
   p.q_descale = attn_descale_kind(in.below(3));
   p.num_segments = 1 + int32_t(in.below(3));
   p.scale = in.below(2) ? 0 : in.take<float>();
@@ -128,7 +129,7 @@ attn_problem make_problem(Source& in) {
   if (in.below(3) == 0) {
     p.bias_type = in.below(2) ? ATTN_F32 : p.q_type;
     if (in.below(2))
-      for (int64_t& stride : p.bias_stride) stride = in.size();
+      for (int64_t& stride : p.bias_stride) stride = in.below(4) ? in.size() : -in.below(12);
   }
   p.block_q = int32_t(in.size());
   p.block_k = int32_t(in.below(2) ? in.size() : 40);
@@ -201,18 +202,27 @@ class Memory {
 
 constexpr __int128 kMaxBytes = 1 << 20;
 
-// Bytes that a tensor reaches from its base.
-__int128 reach(attn_dtype type, int64_t outer, int64_t seq, int64_t heads, int64_t inner,
-               const attn_strides& stride) {
-  if (outer == 0 || seq == 0 || heads == 0) return 0;
-  const __int128 elements = __int128(outer - 1) * stride.batch + __int128(seq - 1) * stride.seq +
-                            __int128(heads - 1) * stride.head + inner;
-  return elements / attn::dtype_block(type) * attn::dtype_bytes(type);
+// Bytes that a tensor reaches below and from its base.
+struct Reach {
+  __int128 below = 0, from = 0;
+  __int128 size() const { return below + from; }
+};
+Reach reach(attn_dtype type, int64_t inner,
+            std::initializer_list<std::pair<int64_t, int64_t>> dims) {
+  Reach elements{0, inner};
+  for (const auto& [size, stride] : dims) {
+    if (size == 0) return {};
+    const __int128 span = __int128(size - 1) * stride;
+    (span < 0 ? elements.below : elements.from) += span < 0 ? -span : span;
+  }
+  const int64_t block = attn::dtype_block(type), bytes = attn::dtype_bytes(type);
+  return {elements.below / block * bytes, elements.from / block * bytes};
 }
 
 struct Sizes {
-  __int128 q, out, lse, bias = 0, kinds = 0, bits = 0, work;
-  std::vector<std::pair<__int128, __int128>> kv;
+  Reach q, out, bias;
+  __int128 lse, kinds = 0, bits = 0, work;
+  std::vector<std::pair<Reach, Reach>> kv;
   __int128 largest = 0;
 };
 
@@ -220,8 +230,12 @@ Sizes sizes_of(const attn::Problem& p) {
   Sizes s;
   const bool packed = p.q_layout == ATTN_PACKED;
   const int64_t outer = packed ? 1 : p.batch, rows = packed ? p.total_q : p.seqlen_q;
-  s.q = reach(p.q_type, outer, rows, p.heads_q, p.head_dim, p.q_stride);
-  s.out = reach(p.out_type, outer, rows, p.heads_q, p.head_dim_v, p.out_stride);
+  const auto tensor = [](attn_dtype type, int64_t n, int64_t m, int64_t heads, int64_t inner,
+                         const attn_strides& stride) {
+    return reach(type, inner, {{n, stride.batch}, {m, stride.seq}, {heads, stride.head}});
+  };
+  s.q = tensor(p.q_type, outer, rows, p.heads_q, p.head_dim, p.q_stride);
+  s.out = tensor(p.out_type, outer, rows, p.heads_q, p.head_dim_v, p.out_stride);
   s.lse = __int128(outer) * rows * p.heads_q * 4;
   s.work = __int128(p.batch) * p.heads_q * std::max<int64_t>(p.seqlen_q, 1) *
            std::max<int64_t>(p.seqlen_kv, 1) * (p.head_dim + p.head_dim_v);
@@ -229,27 +243,42 @@ Sizes sizes_of(const attn::Problem& p) {
     const bool paged = segment.layout == ATTN_PAGED, flat = segment.layout == ATTN_PACKED;
     const int64_t n = paged ? segment.num_pages : flat ? 1 : p.batch;
     const int64_t m = paged ? segment.page_size : flat ? segment.total : segment.seqlen;
-    s.kv.emplace_back(reach(segment.k_type, n, m, p.heads_kv, p.head_dim, segment.k_stride),
-                      reach(segment.v_type, n, m, p.heads_kv, p.head_dim_v, segment.v_stride));
-    s.largest = std::max({s.largest, s.kv.back().first, s.kv.back().second,
+    s.kv.emplace_back(tensor(segment.k_type, n, m, p.heads_kv, p.head_dim, segment.k_stride),
+                      tensor(segment.v_type, n, m, p.heads_kv, p.head_dim_v, segment.v_stride));
+    s.largest = std::max({s.largest, s.kv.back().first.size(), s.kv.back().second.size(),
                           __int128(p.batch) * segment.max_pages * 4,
                           __int128(p.batch) * p.heads_kv * (segment.seqlen / 64 + 1) * 4});
   }
-  if (p.bias_type != ATTN_DTYPE_NONE && p.seqlen_q > 0 && p.seqlen_kv > 0)
-    s.bias =
-        (__int128(p.batch - 1) * p.bias_stride[0] + __int128(p.heads_q - 1) * p.bias_stride[1] +
-         __int128(p.seqlen_q - 1) * p.bias_stride[2] +
-         __int128(p.seqlen_kv - 1) * p.bias_stride[3] + 1) *
-        attn::dtype_bytes(p.bias_type);
+  if (p.bias_type != ATTN_DTYPE_NONE)
+    s.bias = reach(p.bias_type, 1,
+                   {{p.batch, p.bias_stride[0]},
+                    {p.heads_q, p.bias_stride[1]},
+                    {p.seqlen_q, p.bias_stride[2]},
+                    {p.seqlen_kv, p.bias_stride[3]}});
   if (p.has(ATTN_BLOCK_MASK)) {
     const int64_t bq = p.block_q, bk = p.block_k;
     s.kinds = __int128(p.mask_batch) * p.mask_heads * ((p.seqlen_q + bq - 1) / bq) *
               ((p.seqlen_kv + bk - 1) / bk);
     s.bits = __int128(p.mask_partials) * bq * ((bk + 31) / 32) * 4;
   }
-  s.largest = std::max({s.largest, s.q, s.out, s.lse, s.bias, s.kinds * 4, s.bits,
-                        __int128(p.batch + 1) * 4, __int128(p.batch) * p.heads_kv * 4});
+  s.largest = std::max({s.largest, s.q.size(), s.out.size(), s.lse, s.bias.size(), s.kinds * 4,
+                        s.bits, __int128(p.batch + 1) * 4, __int128(p.batch) * p.heads_kv * 4});
   return s;
+}
+
+// The elements of q, without what lies between them.
+std::vector<unsigned char> rows_of_q(const attn::Problem& p, const void* q) {
+  std::vector<unsigned char> rows;
+  const bool packed = p.q_layout == ATTN_PACKED;
+  const size_t bytes = size_t(attn::dtype_bytes(p.q_type, p.head_dim));
+  for (int64_t b = 0; b < (packed ? 1 : p.batch); ++b)
+    for (int64_t i = 0; i < (packed ? p.total_q : p.seqlen_q); ++i)
+      for (int64_t h = 0; h < p.heads_q; ++h) {
+        const int64_t at = b * p.q_stride.batch + i * p.q_stride.seq + h * p.q_stride.head;
+        const auto* row = static_cast<const unsigned char*>(q) + attn::dtype_bytes(p.q_type, at);
+        rows.insert(rows.end(), row, row + bytes);
+      }
+  return rows;
 }
 
 void run(attn_plan* plan, const attn::Problem& p, uint32_t seed) {
@@ -259,13 +288,26 @@ void run(attn_plan* plan, const attn::Problem& p, uint32_t seed) {
   Memory memory(seed);
   attn_args args{};
   args.struct_size = sizeof args;
-  args.q = memory.noise(int64_t(size.q));
-  args.out = memory.raw(int64_t(size.out));
+  const auto tensor = [&](const Reach& r) {
+    return memory.noise(int64_t(r.size())) + int64_t(r.below);
+  };
+  args.q = tensor(size.q);
+  args.out = tensor(size.out);
+  // out somewhere over q: refused, or q is as it was.
+  bool shared = false;
+  if (memory.next() % 4 == 0 && size.q.size() > 0) {
+    unsigned char* both = memory.noise(int64_t(size.q.size() + size.out.size()));
+    args.q = both + int64_t(size.q.below);
+    const auto element = attn::dtype_bytes(p.out_type);
+    args.out = both + int64_t(memory.next() % uint64_t(size.q.size() + 1)) / element * element +
+               int64_t(size.out.below);
+    shared = true;
+  }
   if (memory.next() % 4) args.lse = reinterpret_cast<float*>(memory.raw(int64_t(size.lse)));
   if (p.q_layout == ATTN_PACKED) args.cu_seqlens_q = memory.offsets(p.batch, p.seqlen_q, p.total_q);
   if (p.q_descale != ATTN_DESCALE_NONE)
     args.q_descale = memory.floats(p.q_descale == ATTN_DESCALE_TENSOR ? 1 : p.batch * p.heads_kv);
-  if (p.bias_type != ATTN_DTYPE_NONE) args.bias = memory.noise(int64_t(size.bias));
+  if (p.bias_type != ATTN_DTYPE_NONE) args.bias = tensor(size.bias);
   if (p.has(ATTN_ALIBI)) args.alibi_slopes = memory.floats(p.heads_q);
   if (p.has(ATTN_SINKS)) args.sinks = memory.floats(p.heads_q);
   if (p.has(ATTN_OUT_SCALE)) args.out_scale = memory.floats(1);
@@ -284,8 +326,8 @@ void run(attn_plan* plan, const attn::Problem& p, uint32_t seed) {
     const attn_segment& s = p.segment[i];
     attn_segment_args& a = segments[i];
     a.struct_size = sizeof a;
-    a.k = memory.noise(int64_t(size.kv[i].first));
-    a.v = memory.noise(int64_t(size.kv[i].second));
+    a.k = tensor(size.kv[i].first);
+    a.v = tensor(size.kv[i].second);
     if (s.has_seqlens) a.seqlens = memory.integers(p.batch, 0, s.seqlen);
     if (s.layout == ATTN_PACKED) a.cu_seqlens = memory.offsets(p.batch, s.seqlen, s.total);
     if (s.layout == ATTN_PAGED)
@@ -311,6 +353,8 @@ void run(attn_plan* plan, const attn::Problem& p, uint32_t seed) {
   args.segments = segments.data();
   unsigned char* workspace = memory.raw(int64_t(workspace_bytes), 256);
 
+  const std::vector<unsigned char> q_before =
+      shared ? rows_of_q(p, args.q) : std::vector<unsigned char>();
   const attn_status checked = attn_check(plan, &args, nullptr);
   check(checked == ATTN_OK || checked == ATTN_INVALID_ARGUMENT);
   check(attn_workspace_init(plan, workspace, workspace_bytes, nullptr) == ATTN_OK);
@@ -318,6 +362,7 @@ void run(attn_plan* plan, const attn::Problem& p, uint32_t seed) {
   check(ran == ATTN_OK || ran == ATTN_INVALID_ARGUMENT);
   // attn_check looks at more than a run does, never at less.
   check(checked != ATTN_OK || ran == ATTN_OK);
+  check(!shared || ran != ATTN_OK || rows_of_q(p, args.q) == q_before);
 }
 
 attn_context* context_of(bool reference) {

@@ -294,6 +294,20 @@ int cuGraphExecDestroy(void* executable) {
   return destroy_graph(executable);
 }
 
+#ifdef MOCK_TENSOR_MAPS
+int cuTensorMapEncodeTiled(void* map, int, unsigned, void*, const uint64_t*, const uint64_t*,
+                           const unsigned*, const unsigned*, int, int, int, int) {
+  MOCK_IN_CONTEXT();
+  std::memset(map, 0, 128);
+  return success;
+}
+int cuTensorMapReplaceAddress(void* map, void* address) {
+  MOCK_IN_CONTEXT();
+  std::memcpy(map, &address, sizeof address);
+  return success;
+}
+#endif
+
 // By the versions of cudaTypedefs.h: asked for an older one, the real driver gives another ABI.
 struct Entry {
   const char* name;
@@ -346,6 +360,10 @@ const Entry entries[] = {
     MOCK_ENTRY(cuGraphDestroy, 10000),
     MOCK_ENTRY(cuGraphLaunch, 10000),
     MOCK_ENTRY(cuGraphExecDestroy, 10000),
+#ifdef MOCK_TENSOR_MAPS
+    MOCK_ENTRY(cuTensorMapEncodeTiled, 12000),
+    MOCK_ENTRY(cuTensorMapReplaceAddress, 12000),
+#endif
 };
 
 void* find(const char* name, int version, uint64_t flags) {

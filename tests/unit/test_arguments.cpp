@@ -116,7 +116,17 @@ TEST_CASE("a good problem runs on reference and cpu") {
 
 TEST_CASE("a wrong problem is refused with a sentence") {
   const std::vector<Case> cases = {
-      {"batch zero", [](Setup& s) { s.problem.batch = 0; }, bad, {"batch", "0", "1 to"}},
+      {"batch too large",
+       [](Setup& s) { s.problem.batch = int64_t{1} << 31; },
+       bad,
+       {"batch", "0 to"}},
+      {"tokens of batch zero",
+       [](Setup& s) {
+         s.pack_q();
+         s.problem.batch = 0;
+       },
+       bad,
+       {"total_q is 6", "0 to 0"}},
       {"batch negative", [](Setup& s) { s.problem.batch = -4; }, bad, {"batch", "-4"}},
       {"heads_q negative", [](Setup& s) { s.problem.heads_q = -1; }, bad, {"heads_q", "-1"}},
       {"heads not a multiple",
@@ -161,18 +171,24 @@ TEST_CASE("a wrong problem is refused with a sentence") {
        [](Setup& s) { s.segment.struct_size = 3; },
        bad,
        {"segments.struct_size is 3"}},
-      {"negative stride",
-       [](Setup& s) {
-         s.problem.q_stride = {96, -8, 8};
-       },
-       bad,
-       {"q_stride.seq is -8"}},
       {"overflowing stride",
        [](Setup& s) {
          s.segment.k_stride = {INT64_MAX, 16, 8};
        },
        bad,
        {"k_stride.batch"}},
+      {"overflowing negative stride",
+       [](Setup& s) {
+         s.segment.k_stride = {16, INT64_MIN, 8};
+       },
+       bad,
+       {"k_stride.seq is -9223372036854775808", "above -2^60"}},
+      {"overlapping out with a negative stride",
+       [](Setup& s) {
+         s.problem.out_stride = {96, -4, 8};
+       },
+       bad,
+       {"out_stride.seq is -4", "overlap"}},
       {"overlapping out",
        [](Setup& s) {
          s.problem.out_stride = {96, 4, 8};
@@ -227,10 +243,10 @@ TEST_CASE("a wrong problem is refused with a sentence") {
       {"bias stride",
        [](Setup& s) {
          s.problem.bias_type = ATTN_F32;
-         s.problem.bias_stride[2] = -5;
+         s.problem.bias_stride[2] = -(int64_t{1} << 59);
        },
        bad,
-       {"bias_stride.q is -5"}},
+       {"bias_stride.q is -576460752303423488", "2^60"}},
       {"mask with packed q",
        [](Setup& s) {
          s.pack_q();
@@ -354,8 +370,8 @@ TEST_CASE("wrong arguments of a run are refused with a sentence and touch nothin
          s.args.lse = reinterpret_cast<float*>(reinterpret_cast<char*>(s.lse.data()) + 2);
        },
        {"lse is at"}},
-      {"out is q", same, [](Setup& s) { s.args.out = s.q.data(); }, {"out is at the address of q"}},
-      {"out is v", same, [](Setup& s) { s.args.out = s.v.data(); }, {"out is at the address of v"}},
+      {"out is q", same, [](Setup& s) { s.args.out = s.q.data(); }, {"out is at", "overlaps q at"}},
+      {"out is v", same, [](Setup& s) { s.args.out = s.v.data(); }, {"out is at", "overlaps v at"}},
       {"sinks not declared",
        same,
        [](Setup& s) { s.args.sinks = s.numbers.data(); },

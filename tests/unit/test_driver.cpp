@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <filesystem>
 #include <limits>
 #include <vector>
 
@@ -18,47 +17,12 @@
 #include "driver/driver.h"
 #include "kernels/common/merge_args.h"
 #include "kernels/common/types.h"
-#include "mock.h"
+#include "mock_library.h"
 
 using namespace attn;
-namespace fs = std::filesystem;
+using mock::MockLibrary;
 
 namespace {
-
-// A copy of a stand-in under a name of its own, so that no other test has opened it.
-class MockLibrary {
- public:
-  explicit MockLibrary(const std::string& name) {
-    static int count = 0;
-    path_ = fs::temp_directory_path() /
-            ("attn-mock-" + std::to_string(getpid()) + "-" + std::to_string(count++) + ".so");
-    fs::copy_file(fs::path(ATTN_MOCK_DIR) / (name + ".so"), path_,
-                  fs::copy_options::overwrite_existing);
-    handle_ = dlopen(path_.c_str(), RTLD_NOW | RTLD_LOCAL);
-    REQUIRE(handle_);
-    if (auto state = symbol<mock::StateFunction>("attn_mock_state")) state_ = state();
-  }
-  ~MockLibrary() { fs::remove(path_); }
-  MockLibrary(const MockLibrary&) = delete;
-
-  const char* path() const { return path_.c_str(); }
-  mock::State* operator->() const { return state_; }
-  template <class F>
-  F symbol(const char* name) const {
-    return reinterpret_cast<F>(dlsym(handle_, name));
-  }
-  void fail(const char* function, int code) {
-    std::memset(state_->failing, 0, sizeof state_->failing);
-    mock::set_text(state_->failing, function);
-    state_->code = code;
-  }
-  void recover() { fail("", 0); }
-
- private:
-  fs::path path_;
-  void* handle_ = nullptr;
-  mock::State* state_ = nullptr;
-};
 
 struct Vendor {
   const char* name;
@@ -927,7 +891,7 @@ TEST_CASE("driver: failures come through the C ABI", "[driver]") {
     REQUIRE(attn_alloc(device.context, 256, &memory) == ATTN_OK);
     const void* outs[] = {memory, memory};
     const float* lses[] = {static_cast<float*>(memory), static_cast<float*>(memory)};
-    attn_merge_args args{sizeof args, 2, outs, lses, memory, nullptr};
+    attn_merge_args args{sizeof args, 2, outs, lses, static_cast<char*>(memory) + 128, nullptr};
     const uint64_t before = attn_launch_count(v.merge);
     library.fail(v.launch, 719);
     check_failure({attn_run_merge(plan, &args, nullptr), attn_last_error()}, ATTN_DRIVER_ERROR,

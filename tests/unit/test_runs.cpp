@@ -1,0 +1,387 @@
+// Runs on every backend, GPUs on stand-ins: they allocate nothing, and nothing is done where there
+// is nothing to do.
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "../conformance/backend.h"
+#include "backends.h"
+#include "catalog/catalog.h"
+#include "catch.h"
+#include "core/dtype.h"
+#include "cpu/host_kernel.h"
+#include "kernels/common/merge_args.h"
+#include "kernels/sm80/forward_args.h"
+#include "kernels/sm90/forward_args.h"
+
+// ---- a counter of allocations ------------------------------------------------------------------
+
+namespace {
+
+std::atomic<bool> counting{false};
+std::atomic<int> allocations{0};
+void count_allocation() {
+  if (counting.load(std::memory_order_relaxed)) allocations.fetch_add(1, std::memory_order_relaxed);
+}
+
+}  // namespace
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+// The sanitizer has the allocator, and calls this.
+extern "C" void __sanitizer_malloc_hook(const volatile void*, size_t) {
+  count_allocation();
+}
+#else
+// Every allocation of the process comes by here, operator new's too.
+extern "C" {
+void* __libc_malloc(size_t);
+void* __libc_calloc(size_t, size_t);
+void* __libc_realloc(void*, size_t);
+void* __libc_memalign(size_t, size_t);
+
+void* malloc(size_t bytes) {
+  count_allocation();
+  return __libc_malloc(bytes);
+}
+void* calloc(size_t count, size_t bytes) {
+  count_allocation();
+  return __libc_calloc(count, bytes);
+}
+void* realloc(void* memory, size_t bytes) {
+  count_allocation();
+  return __libc_realloc(memory, bytes);
+}
+void* memalign(size_t alignment, size_t bytes) {
+  count_allocation();
+  return __libc_memalign(alignment, bytes);
+}
+void* aligned_alloc(size_t alignment, size_t bytes) {
+  count_allocation();
+  return __libc_memalign(alignment, bytes);
+}
+int posix_memalign(void** memory, size_t alignment, size_t bytes) {
+  count_allocation();
+  *memory = __libc_memalign(alignment, bytes);
+  return *memory ? 0 : ENOMEM;
+}
+}
+#endif
+
+using namespace attn;
+using namespace attn::test;
+
+namespace {
+
+// The allocations of the second run: the first may set up what belongs to the thread.
+template <class Run>
+int allocations_of(Run&& run) {
+  REQUIRE(run() == ATTN_OK);
+  allocations = 0;
+  counting = true;
+  const attn_status status = run();
+  counting = false;
+  INFO(attn_last_error());
+  REQUIRE(status == ATTN_OK);
+  return allocations;
+}
+
+// Zeros, in which every array of a call may lie that is only read: lengths, offsets, pages, kinds.
+struct Memory {
+  std::vector<char> bytes = std::vector<char>(1 << 20);
+  char* at(size_t place) {
+    return bytes.data() + (256 - reinterpret_cast<uintptr_t>(bytes.data()) % 256) % 256 + place;
+  }
+};
+
+// What of a problem no two of which every kernel takes together.
+struct Variant {
+  const char* name;
+  int segments;
+  uint32_t flags = 0;
+  bool packed = false, paged = false, seqlens = false, bias = false, descale = false;
+  float softcap = 0;
+  attn_dtype out_type = ATTN_DTYPE_NONE;
+  int64_t seqlen_q = 3, seqlen = 2;
+};
+const Variant variants[] = {
+    {.name = "plain", .segments = 1},
+    {.name = "sinks and a window", .segments = 1, .flags = ATTN_SINKS | ATTN_WINDOW | ATTN_CAUSAL},
+    {.name = "8 segments", .segments = 8},
+    {.name = "9 segments", .segments = 9},
+    {.name = "24 segments", .segments = 24},
+    {.name = "1024 segments", .segments = 1024},
+    {.name = "24 packed segments", .segments = 24, .packed = true},
+    {.name = "packed", .segments = 1, .packed = true},
+    {.name = "lengths", .segments = 1, .seqlens = true},
+    {.name = "paged", .segments = 2, .paged = true},
+    {.name = "scores", .segments = 1, .flags = ATTN_ALIBI, .bias = true, .softcap = 2},
+    {.name = "block mask", .segments = 1, .flags = ATTN_BLOCK_MASK},
+    {.name = "descales", .segments = 1, .descale = true},
+    {.name = "fp8 out", .segments = 1, .flags = ATTN_OUT_SCALE, .out_type = ATTN_F8_E5M2},
+    {.name = "many threads", .segments = 1, .seqlen_q = 300, .seqlen = 300},
+};
+
+// The variant on one kernel: -1 if it declines, else what a run allocates.
+int allocations_of_forward(attn_context* context, const Kernel& kernel, const Variant& v) {
+  constexpr int64_t batch = 2, heads = 2, dim = 64;
+  std::vector<attn_segment> segments(size_t(v.segments), make<attn_segment>());
+  std::vector<attn_segment_args> kv(size_t(v.segments), make<attn_segment_args>());
+  Memory in, out;
+  auto p = make<attn_problem>();
+  auto args = make<attn_args>();
+  p.batch = batch;
+  p.heads_q = p.heads_kv = heads;
+  p.head_dim = dim;
+  p.seqlen_q = v.seqlen_q;
+  p.q_type = float_type_of(kernel);
+  p.out_type = v.out_type;
+  p.flags = v.flags | kernel.limits.demands;
+  p.softcap = v.softcap;
+  p.kernel = kernel.name;
+  p.num_segments = args.num_segments = v.segments;
+  p.segments = segments.data();
+  args.segments = kv.data();
+  const auto zeros = [&](auto& pointer) {
+    pointer = reinterpret_cast<std::decay_t<decltype(pointer)>>(in.at(0));
+  };
+  zeros(args.q);
+  args.out = out.at(0);
+  args.lse = reinterpret_cast<float*>(out.at(1000000));
+  if (p.flags & ATTN_ALIBI) zeros(args.alibi_slopes);
+  if (p.flags & ATTN_SINKS) zeros(args.sinks);
+  if (p.flags & ATTN_OUT_SCALE) zeros(args.out_scale);
+  if (v.bias) {
+    p.bias_type = ATTN_F32;
+    zeros(args.bias);
+  }
+  if (p.flags & ATTN_BLOCK_MASK) {
+    p.block_q = p.block_k = 64;
+    zeros(args.block_kinds);
+  }
+  if (v.descale) {
+    p.q_descale = ATTN_DESCALE_HEAD;
+    zeros(args.q_descale);
+  }
+  if (v.packed) {
+    p.q_layout = ATTN_PACKED;
+    p.total_q = batch * p.seqlen_q;
+    zeros(args.cu_seqlens_q);
+  }
+  for (size_t n = 0; n < segments.size(); ++n) {
+    attn_segment& s = segments[n];
+    s.k_type = s.v_type = p.q_type;
+    s.seqlen = v.seqlen;
+    zeros(kv[n].k);
+    zeros(kv[n].v);
+    if (v.packed) {
+      s.layout = ATTN_PACKED;
+      s.total = batch * s.seqlen;
+      zeros(kv[n].cu_seqlens);
+    }
+    if (v.seqlens) {
+      s.has_seqlens = 1;
+      zeros(kv[n].seqlens);
+    }
+    if (v.paged) {
+      s.layout = ATTN_PAGED;
+      s.page_size = 1;
+      s.max_pages = s.num_pages = 2;
+      zeros(kv[n].block_table);
+    }
+    if (v.descale) {
+      s.k_descale = s.v_descale = ATTN_DESCALE_HEAD;
+      zeros(kv[n].k_descale);
+      zeros(kv[n].v_descale);
+    }
+  }
+  Plan plan;
+  const attn_status status = attn_plan_create(context, &p, &plan.plan);
+  if (status == ATTN_UNSUPPORTED) return -1;
+  INFO(attn_last_error());
+  REQUIRE(status == ATTN_OK);
+  const size_t bytes = attn_plan_workspace(plan.plan);
+  std::vector<char> room(bytes + 256);
+  char* workspace = room.data() + (256 - reinterpret_cast<uintptr_t>(room.data()) % 256) % 256;
+  return allocations_of([&] { return attn_run(plan.plan, &args, workspace, bytes, nullptr); });
+}
+
+// The most segments that the rows of a backend take.
+int most_segments(const Kernel& kernel) {
+  if (kernel.host) return 1024;
+  if (kernel.backend == ATTN_BACKEND_HIP) return 1;
+  return std::string(kernel.name).find("sm90") != std::string::npos ? int(attn_sm90_max_segments)
+                                                                    : int(attn_sm80_max_segments);
+}
+
+template <class Visit>
+void for_each_kernel(attn_context* context, Op op, Visit&& visit) {
+  for (const Kernel& kernel : catalog()) {
+    if (kernel.op != op || kernel.backend != attn_context_backend(context)) continue;
+    if (kernel.host && !kernel.host->runs_here()) continue;
+    INFO(kernel.name);
+    visit(kernel);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("runs: forward allocates nothing") {
+  on_every_backend([](attn_context* context, const mock::MockLibrary*) {
+    for_each_kernel(context, Op::forward, [&](const Kernel& kernel) {
+      int ran = 0, most = 0;
+      for (const Variant& v : variants) {
+        INFO(v.name);
+        const int count = allocations_of_forward(context, kernel, v);
+        if (count < 0) continue;
+        CHECK(count == 0);
+        ++ran;
+        most = std::max(most, v.segments);
+      }
+      CHECK(most == most_segments(kernel));
+      CHECK(ran >= 3);
+    });
+  });
+}
+
+TEST_CASE("runs: merge allocates nothing") {
+  on_every_backend([](attn_context* context, const mock::MockLibrary*) {
+    for_each_kernel(context, Op::merge, [&](const Kernel& kernel) {
+      for (int parts : {1, kernel.host ? 65535 : int(attn_merge_max_parts)}) {
+        auto p = make<attn_merge_problem>();
+        p.batch = p.heads_q = 2;
+        p.seqlen_q = 5;
+        p.head_dim_v = 40;
+        p.num_parts = parts;
+        p.part_type = ATTN_F32;
+        p.kernel = kernel.name;
+        Plan plan;
+        REQUIRE(attn_plan_create_merge(context, &p, &plan.plan) == ATTN_OK);
+        Memory in, out;
+        const std::vector<const void*> outs(size_t(parts), in.at(0));
+        const std::vector<const float*> lses(size_t(parts), reinterpret_cast<float*>(in.at(0)));
+        auto args = make<attn_merge_args>();
+        args.num_parts = parts;
+        args.outs = outs.data();
+        args.lses = lses.data();
+        args.out = out.at(0);
+        args.lse = reinterpret_cast<float*>(out.at(8192));
+        CHECK(allocations_of([&] { return attn_run_merge(plan.plan, &args, nullptr); }) == 0);
+      }
+    });
+  });
+}
+
+TEST_CASE("runs: quantize allocates nothing") {
+  on_every_backend([](attn_context* context, const mock::MockLibrary*) {
+    for_each_kernel(context, Op::quantize, [&](const Kernel& kernel) {
+      for (int type = ATTN_F8_E4M3FN; type <= ATTN_Q4_0; ++type) {
+        if (!(kernel.limits.out_types & type_bit(attn_dtype(type)))) continue;
+        for (attn_scale_source scale : {ATTN_SCALE_ONE, ATTN_SCALE_GIVEN, ATTN_SCALE_AMAX}) {
+          if (dtype_is_ggml(attn_dtype(type)) && scale != ATTN_SCALE_ONE) continue;
+          auto p = make<attn_quantize_problem>();
+          p.batch = p.heads = 2;
+          p.seqlen = 130;
+          p.head_dim = 64;
+          p.src_type = ATTN_F32;
+          p.dst_type = attn_dtype(type);
+          p.kind = ATTN_DESCALE_BLOCK;
+          p.descale_block_keys = 64;
+          p.scale = scale;
+          p.kernel = kernel.name;
+          Plan plan;
+          REQUIRE(attn_plan_create_quantize(context, &p, &plan.plan) == ATTN_OK);
+          Memory in, out;
+          auto args = make<attn_quantize_args>();
+          args.src = in.at(0);
+          args.dst = out.at(0);
+          args.descale = reinterpret_cast<float*>(out.at(1000000));
+          CHECK(allocations_of([&] { return attn_run_quantize(plan.plan, &args, nullptr); }) == 0);
+        }
+      }
+    });
+  });
+}
+
+// Without arrays: there is nothing in them.
+TEST_CASE("runs: a batch of 0 has nothing to do") {
+  on_every_backend([](attn_context* context, const mock::MockLibrary* library) {
+    for_each_kernel(context, Op::forward, [&](const Kernel& kernel) {
+      for (const bool packed : {false, true}) {
+        auto segment = make<attn_segment>();
+        segment.k_type = segment.v_type = float_type_of(kernel);
+        segment.seqlen = 70;
+        auto p = make<attn_problem>();
+        p.heads_q = p.heads_kv = 2;
+        p.head_dim = 64;
+        p.seqlen_q = 65;
+        p.q_type = segment.k_type;
+        p.num_segments = 1;
+        p.segments = &segment;
+        p.kernel = kernel.name;
+        p.flags = kernel.limits.demands;
+        if (p.flags & ATTN_BLOCK_MASK) p.block_q = p.block_k = 64;
+        if (packed) {
+          p.q_layout = segment.layout = ATTN_PACKED;
+          segment.total = 300;
+        }
+        Plan plan;
+        const attn_status status = attn_plan_create(context, &p, &plan.plan);
+        INFO(attn_last_error());
+        if (status == ATTN_UNSUPPORTED && packed && (p.flags & ATTN_BLOCK_MASK)) continue;
+        REQUIRE(status == ATTN_OK);
+        CHECK(attn_plan_workspace(plan.plan) == 0);
+        CHECK(attn_workspace_init(plan.plan, nullptr, 0, nullptr) == ATTN_OK);
+        const int32_t offset = 0;
+        const uint8_t kind = 0;
+        const std::vector<char> keys(packed ? 300 * 2 * 64 * 8 : 0);
+        auto kv = make<attn_segment_args>();
+        auto args = make<attn_args>();
+        args.num_segments = 1;
+        args.segments = &kv;
+        if (p.flags & ATTN_BLOCK_MASK) args.block_kinds = &kind;
+        if (packed) {
+          args.cu_seqlens_q = kv.cu_seqlens = &offset;
+          kv.k = kv.v = keys.data();
+        }
+        const attn_status ran = attn_run(plan.plan, &args, nullptr, 0, nullptr);
+        INFO(attn_last_error());
+        CHECK(ran == ATTN_OK);
+        CHECK(attn_check(plan.plan, &args, nullptr) == ATTN_OK);
+      }
+    });
+    for (const bool nothing : {false, true}) {
+      auto p = make<attn_merge_problem>();
+      p.heads_q = 2;
+      p.seqlen_q = 5;
+      p.head_dim_v = 40;
+      p.num_parts = 1;
+      p.part_type = ATTN_F32;
+      Plan plan;
+      REQUIRE(attn_plan_create_merge(context, &p, &plan.plan) == ATTN_OK);
+      const void* out = nullptr;
+      const float* lse = nullptr;
+      auto args = make<attn_merge_args>();
+      args.num_parts = 1;
+      args.outs = &out;
+      args.lses = &lse;
+      CHECK(attn_run_merge(plan.plan, &args, nullptr) == ATTN_OK);
+
+      auto q = make<attn_quantize_problem>();
+      q.heads = 2;
+      q.seqlen = nothing ? 0 : 70;
+      q.head_dim = 64;
+      q.src_type = ATTN_F32;
+      q.dst_type = ATTN_F8_E4M3FN;
+      q.kind = nothing ? ATTN_DESCALE_HEAD : ATTN_DESCALE_BLOCK;
+      q.descale_block_keys = nothing ? 0 : 64;
+      q.scale = ATTN_SCALE_AMAX;
+      Plan quantize;
+      REQUIRE(attn_plan_create_quantize(context, &q, &quantize.plan) == ATTN_OK);
+      auto quantize_args = make<attn_quantize_args>();
+      CHECK(attn_run_quantize(quantize.plan, &quantize_args, nullptr) == ATTN_OK);
+    }
+    if (library) CHECK((*library)->launches == 0);
+  });
+}
