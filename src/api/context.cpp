@@ -20,6 +20,9 @@ Status open_backend(attn_backend backend, const attn_context_options& options, C
   switch (backend) {
     case ATTN_BACKEND_REFERENCE:
     case ATTN_BACKEND_CPU:
+      if (options.device != 0)
+        return invalid("options.device is ", options.device, "; accepted with ",
+                       attn_backend_string(backend), ": 0");
       context->pool = std::make_unique<ThreadPool>(options.cpu_threads);
       break;
     case ATTN_BACKEND_CUDA:

@@ -37,3 +37,15 @@ class ProgramTest(unittest.TestCase):
 
     def json(self, *args, code=0):
         return json.loads(self.run_program(*args, "--json", code=code))
+
+    def json_error(self, *args, code, says):
+        """With --json a failure is one object on stdout, and nothing of it on stderr."""
+        run = subprocess.run([self.program, *map(str, args)], capture_output=True, text=True, timeout=300)
+        words = f"{' '.join(map(str, args))}\n{run.stdout}{run.stderr}"
+        self.assertEqual(run.returncode, code, words)
+        self.assertEqual(run.stderr, "", words)
+        report = json.loads(run.stdout)
+        self.assertEqual(list(report), ["error"], words)
+        self.assertEqual(report["error"]["exit_code"], code, words)
+        self.assertIn(says, report["error"]["message"], words)
+        return report["error"]["status"]

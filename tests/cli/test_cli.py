@@ -7,6 +7,7 @@ import json
 import math
 import os
 import random
+import re
 import struct
 import subprocess
 import sys
@@ -101,23 +102,37 @@ class Usage(CliTest):
             (["run", example, out, "--causal", "--causal-top-left"], "--causal"),
             (["run", example, out, "--scale", "0"], "--scale"),
             (["run", example, out, "--scale", "nan"], "--scale"),
+            (["run", example, out, "--scale", "inf"], "--scale"),
+            (["run", example, out, "--scale", "1e99"], "--scale"),
+            (["run", example, out, "--scale", "1e-99"], "--scale"),
             (["run", example, out, "--scale", "x"], "--scale"),
             (["run", example, out, "--softcap", "-1"], "softcap"),
             (["run", example, out, "--softcap", "inf"], "softcap"),
+            (["run", example, out, "--softcap", "nan"], "softcap"),
+            (["run", example, out, "--window", "nan,1"], '"nan,1"'),
+            (["run", example, out, "--window", "1,inf"], '"1,inf"'),
             (["run", example, out, "--out-dtype", "f7"], '"f7" is not one of f32'),
             (["run", example, out, "--out-dtype", "q8_0"], "out_type is q8_0"),
             (["run", example, out, "--fixed-split", "-1"], "fixed_split"),
             (["run", example, out, "--threads", "-1"], "cpu_threads"),
             (["run", example, out, "--device", "-1"], "device"),
+            (["run", example, out, "--device", "5", "--backend", "cpu"], "device is 5; accepted with cpu: 0"),
+            (["run", example, out, "--device", "5", "--backend", "reference"], "device is 5"),
+            (["quantize", example, out, "--to", "q8_0", "--device", "1", "--backend", "cpu"], "device is 1"),
+            (["bench", "--device", "1", "--backend", "cpu", "--seqlen-q", "1"], "device is 1"),
             (["quantize", example, out], "--to"),
             (["quantize", example, out, "--to", "f16"], "f16"),
             (["quantize", example, out, "--to", "f8_e5m2", "--scale", "0"], '--scale "0"'),
             (["quantize", example, out, "--to", "f8_e5m2", "--scale", "big"], '--scale "big"'),
+            (["quantize", example, out, "--to", "f8_e5m2", "--scale", "nan"], '--scale "nan"'),
+            (["quantize", example, out, "--to", "f8_e5m2", "--scale", "inf"], '--scale "inf"'),
             (["quantize", example, out, "--to", "f8_e5m2", "--per", "row"], "row"),
             (["quantize", example, out, "--to", "q8_0", "--scale", "amax"], "scale is"),
             (["quantize", example, out, "--to", "q8_0", "--q"], "--q with --to q8_0"),
             (["diff", example], "B"),
             (["diff", example, example, "--max-abs", "-1"], "--max-abs"),
+            (["diff", example, example, "--max-abs", "nan"], "--max-abs"),
+            (["diff", example, example, "--rel-fro", "nan"], "--rel-fro"),
             (["diff", example, example, "--tensor", "bias"], '"bias" is missing'),
             (["diff", example, str(EXPECTED)], "no tensor of the same name"),
             (["merge", example, out], '"out.0" is missing'),
@@ -129,6 +144,49 @@ class Usage(CliTest):
             with self.subTest(args=args):
                 self.attn(*args, code=2, says=says)
         self.assertFalse(os.path.exists(out))
+
+    def test_json_errors(self):
+        out = self.path("out")
+        for args, code, status, says in [
+            (["run", EXAMPLE, "--json"], 2, "invalid argument", "OUT"),
+            (["fly", "--json"], 2, "invalid argument", '"fly" is not one of'),
+            (["run", EXAMPLE, out, "--json", "--fly"], 2, "invalid argument", "--fly"),
+            (["run", EXAMPLE, out, "--json", "--scale", "nan"], 2, "invalid argument", "--scale"),
+            (["run", EXAMPLE, out, "--json", "--softcap", "-1"], 2, "invalid argument", "softcap is -1"),
+            (["run", EXAMPLE, out, "--json", "--backend", "cpu", "--out-dtype", "f64"], 4, "unsupported here", "f64"),
+            (["run", EXAMPLE, out, "--json", "--backend", "cuda", "--driver", "/absent"], 3, "driver missing", "/absent"),
+            (["run", "/absent", out, "--json"], 2, "invalid argument", "/absent"),
+            (["merge", EXAMPLE, out, "--json"], 2, "invalid argument", '"out.0" is missing'),
+            (["quantize", EXAMPLE, "/no/out", "--json", "--to", "q8_0"], 2, "invalid argument", "/no/out"),
+            (["mask", EXAMPLE, "--json"], 2, "invalid argument", '"block_kinds" is missing'),
+            (["mask", GOLDEN / "blocks.safetensors", "--json", "--show", "/no/out.png"], 2, "invalid argument", "/no/out.png"),
+            (["diff", EXAMPLE, EXPECTED, "--json"], 2, "invalid argument", "no tensor of the same name"),
+            (["bench", "--json", "--repeats", "0"], 2, "invalid argument", "--repeats"),
+            (["info", "--json", "more"], 2, "invalid argument", "more"),
+        ]:
+            with self.subTest(args=args):
+                self.assertEqual(self.json_error(*args, code=code, says=says), status)
+
+    def test_help_names_the_tensors(self):
+        """Those that some golden file has, so that none is forgotten; and no others."""
+        def named(command):
+            text = self.attn(command, "--help").split("IN holds", 1)[1]
+            words = re.findall(r"^  ((?:[a-z_0-9.]+, )*[a-z_0-9.]+)(?: |$)", text, re.M)
+            return {name for word in words for name in word.split(", ")}
+        held, parts = set(), set()
+        for path in GOLDEN.glob("*.safetensors"):
+            for name in load(path)[0]:
+                base = name.split(".")[0]
+                if name != base and base in ("out", "lse"):
+                    parts.add(base + ".0")
+                elif base not in ("out", "lse", "golden"):
+                    held.add(base)
+        held.add("out_scale")  # of fp8 results, of which no file is golden
+        mask = {name for name in held if name.startswith("block_") and name != "block_table"}
+        self.assertEqual(named("run"), held - mask | {"block_kinds"})
+        self.assertEqual(named("quantize"), named("run"))
+        self.assertEqual(named("mask"), mask | {"q", "k", "v"})
+        self.assertEqual(named("merge"), parts)
 
     def test_help(self):
         for command in ([], ["info"], ["run"], ["merge"], ["quantize"], ["diff"], ["mask"], ["bench"]):

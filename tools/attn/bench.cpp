@@ -286,7 +286,7 @@ void add_bench(CLI::App& app, int&) {
       ->type_name("N");
   command->add_flag("--no-ceilings", o->no_ceilings,
                     "GPU: do not measure matmul, copy and read in the same run");
-  command->add_flag("--json", o->as_json, "print JSON");
+  add_json(*command, o->as_json);
   command->callback([o, shape] {
     if (o->repeats < 1) throw InputError("--repeats is below 1; 1 or more is accepted");
     const bool one_shape = std::any_of(

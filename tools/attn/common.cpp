@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <iostream>
 #include <new>
+#include <string_view>
 
 #include "core/dtype.h"
 
@@ -29,29 +30,48 @@ ExitCode exit_code_of(attn_status status) {
 
 const char* program_name = "attn";
 
-int fail(int code, std::string text) {
+// The parser may be what fails, so nobody has to have parsed it.
+static bool json_asked_for = false;
+
+int fail(attn_status status, std::string text) {
   for (char& c : text)
     if (c == '\n' || c == '\r') c = ' ';
   while (!text.empty() && text.back() == ' ') text.pop_back();
-  std::fprintf(stderr, "%s: %s\n", program_name, text.c_str());
+  const ExitCode code = exit_code_of(status);
+  if (!json_asked_for) {
+    std::fprintf(stderr, "%s: %s\n", program_name, text.c_str());
+    return code;
+  }
+  const Json error = {
+      {"status", attn_status_string(status)}, {"message", text}, {"exit_code", int(code)}};
+  std::cout << Json{{"error", error}}.dump(2, ' ', false, Json::error_handler_t::replace) << "\n"
+            << std::flush;
   return code;
+}
+
+void add_json(CLI::App& command, bool& as_json) {
+  command.add_flag(
+      "--json", as_json,
+      "print JSON; a failure is {\"error\": {\"status\", \"message\", \"exit_code\"}}");
 }
 
 int run_program(const char* name, int (*body)(int, char**), int argc, char** argv) {
   program_name = name;
+  json_asked_for = std::any_of(argv, argv + argc,
+                               [](const char* word) { return word == std::string_view("--json"); });
   try {
     const int code = body(argc, argv);
     if (!std::cout.flush() || std::fflush(stdout) != 0)
-      return fail(exit_unsupported, "cannot write to standard output");
+      return fail(ATTN_INTERNAL, "cannot write to standard output");
     return code;
   } catch (const InputError& e) {
-    return fail(exit_usage, e.what());
+    return fail(ATTN_INVALID_ARGUMENT, e.what());
   } catch (const attn::error& e) {
-    return fail(exit_code_of(e.status()), e.what());
+    return fail(e.status(), e.what());
   } catch (const std::bad_alloc&) {
-    return fail(exit_unsupported, "out of memory");
+    return fail(ATTN_OUT_OF_MEMORY, "out of memory");
   } catch (const std::exception& e) {
-    return fail(exit_unsupported, e.what());
+    return fail(ATTN_INTERNAL, e.what());
   }
 }
 
@@ -61,7 +81,7 @@ std::optional<int> parse_command_line(CLI::App& app, int argc, char** argv) {
     return {};
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == 0) return app.exit(e);  // help and version
-    return fail(exit_usage, e.what());
+    return fail(ATTN_INVALID_ARGUMENT, e.what());
   }
 }
 

@@ -33,8 +33,9 @@ ExitCode exit_code_of(attn_status status);
 
 // Stands in front of every sentence on stderr.
 extern const char* program_name;
-// One line on stderr; returns `code`.
-int fail(int code, std::string text);
+// What went wrong: one line on stderr, or with --json on the command line {"error": {"status",
+// "message", "exit_code"}} on stdout. Returns the exit code.
+int fail(attn_status status, std::string text);
 // body's value, or a sentence and the exit code of what it threw.
 int run_program(const char* name, int (*body)(int argc, char** argv), int argc, char** argv);
 // Parses; help, version and bad usage come as their exit code.
@@ -55,6 +56,9 @@ void add_quantize(CLI::App& app, int& exit_code);
 void add_diff(CLI::App& app, int& exit_code);
 void add_mask(CLI::App& app, int& exit_code);
 void add_bench(CLI::App& app, int& exit_code);
+
+// --json.
+void add_json(CLI::App& command, bool& as_json);
 
 // --backend, --device, --threads, --driver, --kernel-file.
 struct BackendOptions {

@@ -224,8 +224,11 @@ void add_diff(CLI::App& app, int& exit_code) {
   command->add_option("--rel-fro", o->rel_fro, "fail above this relative Frobenius norm")
       ->check(CLI::NonNegativeNumber)
       ->type_name("X");
-  command->add_flag("--json", o->as_json, "print JSON");
+  add_json(*command, o->as_json);
   command->callback([o, &exit_code] {
+    for (const auto& [name, bound] :
+         {std::pair("--max-abs", o->max_abs), {"--rel-fro", o->rel_fro}})
+      if (std::isnan(bound)) throw InputError(std::string(name) + " is nan; a number is accepted");
     if (!diff(*o)) exit_code = exit_failed;
   });
 }

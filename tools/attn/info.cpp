@@ -50,7 +50,7 @@ void print(const Json& info) {
 void add_info(CLI::App& app, int&) {
   auto* command = app.add_subcommand("info", "Show backends, devices and kernels");
   auto as_json = std::make_shared<bool>(false);
-  command->add_flag("--json", *as_json, "Print JSON");
+  add_json(*command, *as_json);
   command->callback([as_json] {
     const Json info = Json::parse(attn::info());
     if (*as_json) {

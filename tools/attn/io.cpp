@@ -49,6 +49,50 @@ constexpr const char* kSegmentTensors[] = {
     "k", "v", "seqlens_kv", "cu_seqlens_kv", "block_table", "k_descale", "v_descale"};
 constexpr int64_t kMaxKeys = int64_t{1} << 40;
 
+}  // namespace
+
+const char* const input_help =
+    "IN holds\n"
+    "  q              [B, Sq, Hq, D]; packed [total_q, Hq, D]\n"
+    "  k, v           [B, Skv, Hkv, D] and [B, Skv, Hkv, Dv]; packed [total, Hkv, D]; paged\n"
+    "                 [pages, page_size, Hkv, D]. Several segments, older keys first: k.0, v.0, "
+    "k.1, v.1\n"
+    "                 and so on, and so with all that belongs to k and v\n"
+    "and where they are wanted\n"
+    "  cu_seqlens_q   I32 [B + 1], of packed q\n"
+    "  cu_seqlens_kv  I32 [B + 1], of packed k and v\n"
+    "  seqlens_kv     I32 [B], keys of each sequence\n"
+    "  block_table    I32 [B, pages per sequence], of paged k and v\n"
+    "  q_descale      F32 [1] or [B, Hkv]\n"
+    "  k_descale, v_descale\n"
+    "                 F32 [1], [B, Hkv] or [B, Hkv, blocks of 64 or 128 keys]\n"
+    "  bias           F32 or q's type, [B or 1, Hq or 1, Sq, Skv]\n"
+    "  alibi_slopes, sinks\n"
+    "                 F32 [Hq]\n"
+    "  out_scale      F32 [1], of an fp8 out\n"
+    "  block_kinds and the rest of a block mask, see attn mask --help\n"
+    "__metadata__ has the types that safetensors lacks, by tensor: f8_e4m3fnuz of F8_E4M3; q8_0 "
+    "and q4_0\n"
+    "of U8 whose last dimension counts bytes.";
+
+const char* const mask_help =
+    "IN holds\n"
+    "  block_kinds    U8 [B or 1, Hq or 1, ceil(Sq / bq), ceil(Skv / bk)]: 0 EMPTY, 1 CAUSAL, 2 "
+    "FULL,\n"
+    "                 3 PARTIAL\n"
+    "  block_size     I32 [2], bq and bk\n"
+    "and where they are wanted\n"
+    "  block_index    I32 like block_kinds, -1 where not PARTIAL\n"
+    "  block_bits     BOOL [partial blocks, bq, bk]\n"
+    "  q, k, v        for Sq and Skv, see attn run --help";
+
+const char* const parts_help =
+    "IN holds, of each part from 0 on,\n"
+    "  out.0          [B, Sq, Hq, Dv], or packed [total_q, Hq, Dv]\n"
+    "  lse.0          F32 [B, Hq, Sq], or packed [Hq, total_q]";
+
+namespace {
+
 class Reader {
  public:
   explicit Reader(Input& input) : in_(input), file_(input.file), p_(input.problem) {}

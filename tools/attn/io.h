@@ -32,6 +32,11 @@ struct Input {
   std::deque<Tensor> made;  // arrays that the file holds in another form
 };
 
+// For --help: the tensors that make_input knows, those of a block mask, and those of attn merge.
+extern const char* const input_help;
+extern const char* const mask_help;
+extern const char* const parts_help;
+
 // Reads q, k, v and everything else that CONTRACT gives a name; InputError names tensor, value and
 // what is accepted. What needs no knowledge of the file is left to attn_plan_create and attn_check.
 std::unique_ptr<Input> make_input(TensorFile file);

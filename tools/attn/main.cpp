@@ -27,7 +27,7 @@ int run(int argc, char** argv) {
     names += ' ' + command->get_name();
     known = known || command->get_name() == argv[1];
   }
-  if (!known) return fail(exit_usage, quote(argv[1]) + " is not one of" + names);
+  if (!known) return fail(ATTN_INVALID_ARGUMENT, quote(argv[1]) + " is not one of" + names);
   return parse_command_line(app, argc, argv).value_or(exit_code);
 }
 

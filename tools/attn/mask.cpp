@@ -126,16 +126,16 @@ void show(const MaskOptions& options) {
       }
       grids.push_back(std::move(grid));
     }
+  if (!options.picture.empty()) {
+    const std::string png = png_bytes(draw(mask, size));
+    need(write_file(options.picture, {std::as_bytes(std::span(png.data(), png.size()))}));
+    if (!options.as_json) std::printf("picture written to %s\n", options.picture.c_str());
+  }
   if (options.as_json) {
     const Json report = {{"block_size", {mask.block_q, mask.block_k}},
                          {"partials", mask.partials},
                          {"masks", grids}};
     std::cout << report.dump(2) << "\n";
-  }
-  if (!options.picture.empty()) {
-    const std::string png = png_bytes(draw(mask, size));
-    need(write_file(options.picture, {std::as_bytes(std::span(png.data(), png.size()))}));
-    if (!options.as_json) std::printf("picture written to %s\n", options.picture.c_str());
   }
 }
 
@@ -144,10 +144,11 @@ void show(const MaskOptions& options) {
 void add_mask(CLI::App& app, int&) {
   auto* command = app.add_subcommand("mask", "Show the block mask of IN, a character per block");
   auto o = std::make_shared<MaskOptions>();
+  command->footer(mask_help);
   command->add_option("IN", o->in)->required();
   command->add_option("--show", o->picture, "write a picture, a pixel per element")
       ->type_name("OUT.png");
-  command->add_flag("--json", o->as_json, "print JSON");
+  add_json(*command, o->as_json);
   command->callback([o] { show(*o); });
 }
 

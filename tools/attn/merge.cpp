@@ -103,6 +103,7 @@ void add_merge(CLI::App& app, int&) {
   auto* command =
       app.add_subcommand("merge", "Merge out.0 lse.0 out.1 lse.1 ... of IN to out and lse in OUT");
   auto o = std::make_shared<MergeOptions>();
+  command->footer(parts_help);
   command->add_option("IN", o->in)->required();
   command->add_option("OUT", o->out)->required();
   o->backend.add_to(*command);
@@ -112,7 +113,7 @@ void add_merge(CLI::App& app, int&) {
                    "the parts' type")
       ->type_name("T");
   command->add_option("--kernel", o->kernel, "demand this kernel")->type_name("NAME");
-  command->add_flag("--json", o->as_json, "print JSON");
+  add_json(*command, o->as_json);
   command->callback([o] { merge(*o); });
 }
 

@@ -170,6 +170,7 @@ void add_quantize(CLI::App& app, int&) {
   auto* command = app.add_subcommand(
       "quantize", "Quantise IN's k and v to OUT; writes k_descale and v_descale for fp8");
   auto o = std::make_shared<QuantizeOptions>();
+  command->footer(input_help);
   command->add_option("IN", o->in)->required();
   command->add_option("OUT", o->out)->required();
   command->add_option("--to", o->to, "f8_e4m3fn, f8_e5m2, f8_e4m3fnuz, q8_0 or q4_0")
@@ -188,7 +189,7 @@ void add_quantize(CLI::App& app, int&) {
   command->add_flag("--q", o->queries, "quantise q too");
   o->backend.add_to(*command);
   command->add_option("--kernel", o->kernel, "demand this kernel")->type_name("NAME");
-  command->add_flag("--json", o->as_json, "print JSON");
+  add_json(*command, o->as_json);
   command->callback([o] { quantize(*o); });
 }
 

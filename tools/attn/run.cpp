@@ -104,6 +104,7 @@ void run(const RunOptions& options) {
 void add_run(CLI::App& app, int&) {
   auto* command = app.add_subcommand("run", "Attention of IN's q, k, v; writes out and lse to OUT");
   auto o = std::make_shared<RunOptions>();
+  command->footer(input_help);
   command->add_option("IN", o->in)->required();
   command->add_option("OUT", o->out)->required();
   o->backend.add_to(*command);
@@ -124,7 +125,7 @@ void add_run(CLI::App& app, int&) {
                     "any cut of KV gives the same answer to float32 rounding");
   command->add_option("--kernel", o->kernel, "demand this kernel")->type_name("NAME");
   command->add_flag("--explain", o->explain, "tell why each other kernel declines");
-  command->add_flag("--json", o->as_json, "print JSON");
+  add_json(*command, o->as_json);
   command->callback([o, scale] {
     o->has_scale = scale->count() > 0;
     run(*o);

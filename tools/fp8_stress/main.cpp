@@ -284,12 +284,11 @@ int stress(Options options) {
     passed = stress.run(device) && passed;
     counted = counted || on_device(device.backend());
   }
-  if (options.as_json) stress.print_json();
-  if (!passed) return exit_failed;
-  if (options.every_backend && !counted)
-    return fail(exit_no_backend,
+  if (passed && options.every_backend && !counted)
+    return fail(ATTN_NO_DEVICE,
                 "no backend with an FP8 kernel is here (attn info says why); cpu does not count");
-  return exit_done;
+  if (options.as_json) stress.print_json();
+  return passed ? exit_done : exit_failed;
 }
 
 int run(int argc, char** argv) {
@@ -321,11 +320,11 @@ int run(int argc, char** argv) {
   app.add_option("--case", o.selection,
                  "one case (\"matrix/row-column-random/4\") or those that begin so (\"sink/10\")")
       ->type_name("NAME");
-  auto* as_json = app.add_flag("--json", o.as_json, "print JSON");
+  add_json(app, o.as_json);
   app.add_flag("--dump", o.dump,
                "print the worst row of each case that fails, with --case of each: fp8 bits and "
                "decoded values")
-      ->excludes(as_json);
+      ->excludes("--json");
   auto* self_check =
       app.add_option("--self-check", o.choices,
                      "instead of a backend: on N random choices of seed, lengths, heads and "
