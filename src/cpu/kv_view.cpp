@@ -17,6 +17,17 @@ Span packed_span(const int32_t* cu_seqlens, int64_t b, int64_t total, int64_t ca
   return {begin, std::min(end - begin, capacity)};
 }
 
+int64_t length_of(const attn_segment& shape, const attn_segment_args& data, int64_t b) {
+  if (shape.layout == ATTN_PACKED) {
+    return packed_span(data.cu_seqlens, b, shape.total, shape.seqlen).length;
+  }
+  int64_t capacity = shape.seqlen;
+  if (shape.layout == ATTN_PAGED) {
+    capacity = std::min(capacity, int64_t(shape.max_pages) * shape.page_size);
+  }
+  return shape.has_seqlens ? std::clamp<int64_t>(data.seqlens[b], 0, capacity) : capacity;
+}
+
 }  // namespace
 
 QueryView query_view(const Problem& p, const Args& args, int64_t b) {
@@ -43,16 +54,7 @@ void write_rows_of_nobody(const Problem& p, const Args& args) {
 }
 
 int64_t segment_length(const Problem& problem, const Args& args, int64_t b, int64_t s) {
-  const attn_segment& shape = problem.segment[s];
-  const attn_segment_args data = args.segment[s];
-  if (shape.layout == ATTN_PACKED) {
-    return packed_span(data.cu_seqlens, b, shape.total, shape.seqlen).length;
-  }
-  int64_t capacity = shape.seqlen;
-  if (shape.layout == ATTN_PAGED) {
-    capacity = std::min(capacity, int64_t(shape.max_pages) * shape.page_size);
-  }
-  return shape.has_seqlens ? std::clamp<int64_t>(data.seqlens[b], 0, capacity) : capacity;
+  return length_of(problem.segment[s], args.segment[s], b);
 }
 
 int64_t sequence_length_kv(const Problem& problem, const Args& args, int64_t b) {
@@ -63,17 +65,20 @@ int64_t sequence_length_kv(const Problem& problem, const Args& args, int64_t b) 
 
 SegmentView segment_view(const Problem& problem, const Args& args, int64_t b, int64_t s,
                          int64_t first) {
+  const attn_segment_args data = args.segment[s];
   SegmentView view{};
   view.shape = &problem.segment[s];
-  view.data = args.segment[s];
+  view.k = data.k;
+  view.v = data.v;
+  view.k_descales = data.k_descale;
+  view.v_descales = data.v_descale;
   view.b = b;
-  view.length = segment_length(problem, args, b, s);
+  view.length = length_of(*view.shape, data, b);
   view.first = first;
   if (view.shape->layout == ATTN_PACKED) {
-    view.first_row =
-        packed_span(view.data.cu_seqlens, b, view.shape->total, view.shape->seqlen).begin;
+    view.first_row = packed_span(data.cu_seqlens, b, view.shape->total, view.shape->seqlen).begin;
   } else if (view.shape->layout == ATTN_PAGED) {
-    view.pages = view.data.block_table + b * view.shape->max_pages;
+    view.pages = data.block_table + b * view.shape->max_pages;
   }
   view.k_row_bytes = dtype_bytes(view.shape->k_type, view.shape->k_stride.seq);
   view.v_row_bytes = dtype_bytes(view.shape->v_type, view.shape->v_stride.seq);

@@ -32,7 +32,8 @@ struct KeyRun {
 // One segment of batch entry b.
 struct SegmentView {
   const attn_segment* shape;
-  attn_segment_args data;
+  const void *k, *v;
+  const float *k_descales, *v_descales;
   int64_t b;
   int64_t length;                    // keys
   int64_t first;                     // position of key 0 among all keys of the sequence
@@ -53,15 +54,15 @@ struct SegmentView {
       count = std::min(count, shape->page_size - row);
       if (batch < 0 || batch >= shape->num_pages) return {count, nullptr, nullptr};
     }
-    return {count, address(data.k, shape->k_type, shape->k_stride, batch, row, kv_head),
-            address(data.v, shape->v_type, shape->v_stride, batch, row, kv_head)};
+    return {count, address(k, shape->k_type, shape->k_stride, batch, row, kv_head),
+            address(v, shape->v_type, shape->v_stride, batch, row, kv_head)};
   }
 
   float k_descale(int64_t j, int64_t kv_head, int64_t heads_kv) const {
-    return descale(shape->k_descale, data.k_descale, j, kv_head, heads_kv);
+    return descale(shape->k_descale, k_descales, j, kv_head, heads_kv);
   }
   float v_descale(int64_t j, int64_t kv_head, int64_t heads_kv) const {
-    return descale(shape->v_descale, data.v_descale, j, kv_head, heads_kv);
+    return descale(shape->v_descale, v_descales, j, kv_head, heads_kv);
   }
 
  private:

@@ -51,10 +51,10 @@ Status check_merge_args(const MergeProblem& p, const attn_merge_args* in, bool h
   for (int32_t i = 0; i < p.num_parts; ++i) {
     const Placed part{{"outs", -1, i}, args->outs[i], &p.part_bytes},
         part_lse{{"lses", -1, i}, args->lses[i], &lse_bytes};
-    ATTN_TRY(keep_apart(out, part));
-    ATTN_TRY(keep_apart(out, part_lse));
-    ATTN_TRY(keep_apart(lse, part));
-    ATTN_TRY(keep_apart(lse, part_lse));
+    for (const Placed& read : {part, part_lse}) {
+      ATTN_TRY(keep_apart(out, read));
+      ATTN_TRY(keep_apart(lse, read));
+    }
   }
   return {};
 }

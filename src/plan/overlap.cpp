@@ -1,6 +1,5 @@
 #include "plan/overlap.h"
 
-#include <algorithm>
 #include <cstdlib>
 
 #include "core/dtype.h"
@@ -31,31 +30,25 @@ uint64_t span_within(const Footprint& f, int64_t least, int64_t* period) {
   return span;
 }
 
-struct Range {
-  const Placed& array;
-};
-std::ostream& operator<<(std::ostream& out, const Range& range) {
-  const char* at = static_cast<const char*>(range.array.address);
-  const Footprint& bytes = *range.array.bytes;
-  return out << static_cast<const void*>(at + bytes.low) << " to "
-             << static_cast<const void*>(at + bytes.high);
-}
-
 }  // namespace
 
-Footprint::Footprint(int64_t bytes, std::initializer_list<int64_t> extents) {
-  __int128 product = bytes;  // of at most four extents, each of which has 31 bits
-  for (int64_t extent : extents) product *= extent;
-  width = high = int64_t(std::min<__int128>(product, INT64_MAX));
+std::ostream& operator<<(std::ostream& out, const Range& range) {
+  return out << reinterpret_cast<const void*>(range.begin) << " to "
+             << reinterpret_cast<const void*>(range.begin + range.length);
 }
 
 // Offsets stay below 2^60 elements, which resolve_strides has checked.
 Footprint::Footprint(attn_dtype type, int64_t inner, std::initializer_list<Extent> extents) {
   for (const Extent& e : extents)
     if (e.size == 0) return;
-  width = high = dtype_bytes(type, inner);
+  const TypeInfo& info = type_info(type);
+  const auto bytes = [&](int64_t elements) {
+    return (info.block_elements == 1 ? elements : elements / info.block_elements) *
+           info.block_bytes;
+  };
+  width = high = bytes(inner);
   for (const Extent& e : extents) {
-    const int64_t step = dtype_bytes(type, *e.stride);
+    const int64_t step = bytes(*e.stride);
     if (e.size == 1 || step == 0) continue;
     (step < 0 ? low : high) += (e.size - 1) * step;
     dims[num_dims++] = {e.size, std::abs(step)};
@@ -89,9 +82,11 @@ bool share_bytes(const Placed& a, const Placed& b) {
   return true;
 }
 
-Status overlap_error(const Placed& written, const Placed& other) {
-  return invalid(written.name, " is at ", Range{written}, " and overlaps ", other.name, " at ",
-                 Range{other}, "; accepted: memory of its own");
+Status keep_apart(const Placed& written, const Placed& other) {
+  const Range a(written.address, *written.bytes), b(other.address, *other.bytes);
+  if (!a.meets(b) || !share_bytes(written, other)) return {};
+  return invalid(written.name, " is at ", a, " and overlaps ", other.name, " at ", b,
+                 "; accepted: memory of its own");
 }
 
 }  // namespace attn

@@ -23,7 +23,12 @@ struct Footprint {
 
   Footprint() = default;
   // One piece of so many elements of `bytes` each: the product of `extents`.
-  Footprint(int64_t bytes, std::initializer_list<int64_t> extents);
+  Footprint(int64_t bytes, std::initializer_list<int64_t> extents) {
+    __int128 product =
+        bytes;  // at most four extents, each of which has 31 bits, or 40 and fewer of them
+    for (int64_t extent : extents) product *= extent;
+    width = high = product > INT64_MAX ? INT64_MAX : int64_t(product);
+  }
   // Rows of `inner` elements. Strides count elements; 0 comes back to the same row.
   Footprint(attn_dtype type, int64_t inner, std::initializer_list<Extent> extents);
 };
@@ -39,24 +44,25 @@ struct Placed {
   const Footprint* bytes;
 };
 
-// Whether the ranges from the lowest to the highest byte meet.
-inline bool ranges_meet(const Placed& a, const Placed& b) {
-  if (!a.address || !b.address || a.bytes->width == 0 || b.bytes->width == 0) return false;
-  const __int128 at_a = __int128(uintptr_t(a.address)), at_b = __int128(uintptr_t(b.address));
-  return at_a + a.bytes->low < at_b + b.bytes->high && at_b + b.bytes->low < at_a + a.bytes->high;
-}
+// From the lowest to behind the highest byte of an array.
+struct Range {
+  uint64_t begin, length;  // length 0: no byte, or no array
+  Range(const void* address, const Footprint& bytes)
+      : begin(reinterpret_cast<uintptr_t>(address) + uint64_t(bytes.low)),
+        length(address ? uint64_t(bytes.high - bytes.low) : 0) {}
+  bool meets(const Range& other) const {
+    return length != 0 && other.length != 0 &&
+           (other.begin - begin < length || begin - other.begin < other.length);
+  }
+};
+std::ostream& operator<<(std::ostream& out, const Range& range);
 
 // Whether two arrays whose ranges meet may share a byte. "No" is always right. "Yes" is right where
 // the strides of both, in order of size, are multiples of each other and what a stride steps over
 // fits into it, which slices of one tensor have.
 bool share_bytes(const Placed& a, const Placed& b);
 
-Status overlap_error(const Placed& written, const Placed& other);
-
 // An error if `written` shares bytes with `other`.
-inline Status keep_apart(const Placed& written, const Placed& other) {
-  if (!ranges_meet(written, other) || !share_bytes(written, other)) return {};
-  return overlap_error(written, other);
-}
+Status keep_apart(const Placed& written, const Placed& other);
 
 }  // namespace attn

@@ -165,7 +165,7 @@ Status plan_operation(const std::shared_ptr<Context>& context, Op op, const char
                       int64_t batch, std::pair<attn_dtype, attn_dtype> types,
                       std::pair<attn_strides, attn_strides> strides, Plan* plan, Shape&& shape) {
   plan->context = context;
-  const auto [in, out] = types;
+  const attn_dtype in = types.first, out = types.second;
   const bool negative = is_negative(strides.first) || is_negative(strides.second);
   return choose(
       *context, op, demanded ? demanded : "", nullptr,

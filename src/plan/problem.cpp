@@ -59,8 +59,7 @@ Status make_kv(const std::string& name, attn_dtype type, const attn_segment& s, 
   return {};
 }
 
-Status make_segment(const std::string& name, const Problem& p, attn_segment* s,
-                    Problem::KvBytes* bytes) {
+Status make_segment(const std::string& name, const Problem& p, Problem::Segment* s) {
   if (s->layout < ATTN_PADDED || s->layout > ATTN_PAGED)
     return invalid(name, "layout is ", int(s->layout),
                    "; accepted: padded (0), packed (1), paged (2)");
@@ -92,9 +91,10 @@ Status make_segment(const std::string& name, const Problem& p, attn_segment* s,
                      "; accepted: up to max_pages * page_size = ", capacity);
   }
   s->seqlen = segment_capacity(*s);
-  ATTN_TRY(make_kv(name + "k", s->k_type, *s, p, p.head_dim, "head_dim", &s->k_stride, &bytes->k));
   ATTN_TRY(
-      make_kv(name + "v", s->v_type, *s, p, p.head_dim_v, "head_dim_v", &s->v_stride, &bytes->v));
+      make_kv(name + "k", s->k_type, *s, p, p.head_dim, "head_dim", &s->k_stride, &s->k_bytes));
+  ATTN_TRY(
+      make_kv(name + "v", s->v_type, *s, p, p.head_dim_v, "head_dim_v", &s->v_stride, &s->v_bytes));
   ATTN_TRY(check_descale(name + "k_descale", s->k_descale, s->descale_block_keys, true));
   return check_descale(name + "v_descale", s->v_descale, s->descale_block_keys, true);
 }
@@ -177,67 +177,80 @@ Status check_host_lengths(const Problem& p, const Args& args) {
   return {};
 }
 
+// Calls visit(name, address, bytes) for each array that a run only reads.
+template <class Visit>
+void for_each_input(const Problem& p, const Args& args, Visit&& visit) {
+  const auto array = [&](Name name, const void* address, int64_t bytes,
+                         std::initializer_list<int64_t> extents) {
+    visit(name, address, Footprint(bytes, extents));
+  };
+  const auto descale = [&](Name name, const float* address, attn_descale_kind kind,
+                           int64_t blocks) {
+    const bool one = kind == ATTN_DESCALE_TENSOR;
+    array(name, address, 4, {one ? 1 : p.batch, one ? 1 : p.heads_kv, blocks});
+  };
+  visit(Name{"q"}, args.q, p.q_bytes);
+  if (args.cu_seqlens_q) array({"cu_seqlens_q"}, args.cu_seqlens_q, 4, {p.batch + 1});
+  if (args.q_descale) descale({"q_descale"}, args.q_descale, p.q_descale, 1);
+  if (args.bias) visit(Name{"bias"}, args.bias, p.bias_bytes);
+  if (args.alibi_slopes) array({"alibi_slopes"}, args.alibi_slopes, 4, {p.heads_q});
+  if (args.sinks) array({"sinks"}, args.sinks, 4, {p.heads_q});
+  if (args.out_scale) array({"out_scale"}, args.out_scale, 4, {1});
+  if (p.has(ATTN_BLOCK_MASK)) {
+    const int64_t rows = ceil_div(p.seqlen_q, p.block_q),
+                  columns = ceil_div(p.seqlen_kv, p.block_k);
+    const auto grid = [&](Name name, const void* address, int64_t bytes) {
+      array(name, address, bytes, {p.mask_batch, p.mask_heads, rows, columns});
+    };
+    grid({"block_kinds"}, args.block_kinds, 1);
+    if (p.mask_partials > 0) {
+      grid({"block_index"}, args.block_index, 4);
+      array({"block_bits"}, args.block_bits, 4,
+            {p.mask_partials, p.block_q, ceil_div(p.block_k, 32)});
+    }
+  }
+  for (int32_t i = 0; i < p.num_segments; ++i) {
+    const Problem::Segment& s = p.segment[i];
+    const attn_segment_args a = args.segment[i];
+    const int32_t n = p.num_segments > 1 ? i : -1;
+    visit(Name{"k", n}, a.k, s.k_bytes);
+    visit(Name{"v", n}, a.v, s.v_bytes);
+    if (a.seqlens) array({"seqlens", n}, a.seqlens, 4, {p.batch});
+    if (a.cu_seqlens) array({"cu_seqlens", n}, a.cu_seqlens, 4, {p.batch + 1});
+    if (a.block_table) array({"block_table", n}, a.block_table, 4, {p.batch, s.max_pages});
+    const auto blocks = [&](attn_descale_kind kind) {
+      return kind == ATTN_DESCALE_BLOCK ? ceil_div(s.seqlen, s.descale_block_keys) : 1;
+    };
+    if (a.k_descale) descale({"k_descale", n}, a.k_descale, s.k_descale, blocks(s.k_descale));
+    if (a.v_descale) descale({"v_descale", n}, a.v_descale, s.v_descale, blocks(s.v_descale));
+  }
+}
+
 // Nothing that a run writes, the workspace included, shares memory with its other arrays.
 Status check_overlap(const Problem& p, const Args& args, const void* workspace,
                      size_t workspace_bytes) {
   const int64_t rows = p.q_layout == ATTN_PACKED ? p.total_q : p.batch * p.seqlen_q;
   const Footprint lse_bytes(4, {p.heads_q, rows}), work_bytes(int64_t(workspace_bytes), {});
+  const Range out_range(args.out, p.out_bytes), lse_range(args.lse, lse_bytes),
+      work_range(workspace, work_bytes);
+  bool meet =
+      out_range.meets(lse_range) || work_range.meets(out_range) || work_range.meets(lse_range);
+  for_each_input(p, args, [&](Name, const void* address, const Footprint& bytes) {
+    const Range input(address, bytes);
+    meet |= out_range.meets(input) || lse_range.meets(input) || work_range.meets(input);
+  });
+  if (!meet) return {};
   const Placed out{{"out"}, args.out, &p.out_bytes}, lse{{"lse"}, args.lse, &lse_bytes},
       work{{"workspace"}, workspace, &work_bytes};
   ATTN_TRY(keep_apart(out, lse));
   ATTN_TRY(keep_apart(work, out));
   ATTN_TRY(keep_apart(work, lse));
-  const auto tensor = [&](Name name, const void* address, const Footprint& bytes) -> Status {
-    if (!address) return {};
-    const Placed input{name, address, &bytes};
-    ATTN_TRY(keep_apart(out, input));
-    ATTN_TRY(keep_apart(lse, input));
-    return keep_apart(work, input);
-  };
-  const auto array = [&](Name name, const void* address, int64_t bytes,
-                         std::initializer_list<int64_t> extents) -> Status {
-    return address ? tensor(name, address, Footprint(bytes, extents)) : Status{};
-  };
-  const auto descale = [&](Name name, const float* address, attn_descale_kind kind,
-                           const attn_segment* s) -> Status {
-    const bool one = kind == ATTN_DESCALE_TENSOR, blocks = kind == ATTN_DESCALE_BLOCK;
-    return array(name, address, 4,
-                 {one ? 1 : p.batch, one ? 1 : p.heads_kv,
-                  blocks ? ceil_div(s->seqlen, s->descale_block_keys) : 1});
-  };
-  ATTN_TRY(tensor({"q"}, args.q, p.q_bytes));
-  ATTN_TRY(array({"cu_seqlens_q"}, args.cu_seqlens_q, 4, {p.batch + 1}));
-  ATTN_TRY(descale({"q_descale"}, args.q_descale, p.q_descale, nullptr));
-  ATTN_TRY(tensor({"bias"}, args.bias, p.bias_bytes));
-  ATTN_TRY(array({"alibi_slopes"}, args.alibi_slopes, 4, {p.heads_q}));
-  ATTN_TRY(array({"sinks"}, args.sinks, 4, {p.heads_q}));
-  ATTN_TRY(array({"out_scale"}, args.out_scale, 4, {1}));
-  if (p.has(ATTN_BLOCK_MASK)) {
-    const int64_t grid_rows = ceil_div(p.seqlen_q, p.block_q),
-                  columns = ceil_div(p.seqlen_kv, p.block_k);
-    const auto grid = [&](Name name, const void* address, int64_t bytes) {
-      return array(name, address, bytes, {p.mask_batch, p.mask_heads, grid_rows, columns});
-    };
-    ATTN_TRY(grid({"block_kinds"}, args.block_kinds, 1));
-    if (p.mask_partials > 0) {
-      ATTN_TRY(grid({"block_index"}, args.block_index, 4));
-      ATTN_TRY(array({"block_bits"}, args.block_bits, 4,
-                     {p.mask_partials, p.block_q, ceil_div(p.block_k, 32)}));
-    }
-  }
-  for (int32_t i = 0; i < p.num_segments; ++i) {
-    const attn_segment& s = p.segment[i];
-    const attn_segment_args a = args.segment[i];
-    const int32_t n = p.num_segments > 1 ? i : -1;
-    ATTN_TRY(tensor({"k", n}, a.k, p.kv_bytes[i].k));
-    ATTN_TRY(tensor({"v", n}, a.v, p.kv_bytes[i].v));
-    ATTN_TRY(array({"seqlens", n}, a.seqlens, 4, {p.batch}));
-    ATTN_TRY(array({"cu_seqlens", n}, a.cu_seqlens, 4, {p.batch + 1}));
-    ATTN_TRY(array({"block_table", n}, a.block_table, 4, {p.batch, s.max_pages}));
-    ATTN_TRY(descale({"k_descale", n}, a.k_descale, s.k_descale, &s));
-    ATTN_TRY(descale({"v_descale", n}, a.v_descale, s.v_descale, &s));
-  }
-  return {};
+  Status status;
+  for_each_input(p, args, [&](Name name, const void* address, const Footprint& bytes) {
+    for (const Placed& written : {out, lse, work})
+      if (status.ok()) status = keep_apart(written, {name, address, &bytes});
+  });
+  return status;
 }
 
 }  // namespace
@@ -343,16 +356,15 @@ Status make_problem(const attn_problem* in, Problem* p) {
   size_t step;
   std::memcpy(&step, p->segments, sizeof step);
   p->segment.resize(p->num_segments);
-  p->kv_bytes.resize(p->num_segments);
   p->seqlen_kv = 0;
   for (int32_t i = 0; i < p->num_segments; ++i) {
     const auto* source = reinterpret_cast<const attn_segment*>(
         reinterpret_cast<const char*>(p->segments) + i * step);
-    ATTN_TRY(copy_versioned("segments", source, &p->segment[i]));
-    ATTN_TRY(make_segment(segment_prefix(p->num_segments, i), *p, &p->segment[i], &p->kv_bytes[i]));
+    ATTN_TRY(copy_versioned("segments", source, static_cast<attn_segment*>(&p->segment[i])));
+    ATTN_TRY(make_segment(segment_prefix(p->num_segments, i), *p, &p->segment[i]));
     p->seqlen_kv += p->segment[i].seqlen;
   }
-  p->segments = p->segment.data();
+  p->segments = nullptr;
   ATTN_TRY(in_range("the sum of the segments' seqlen", p->seqlen_kv, 0, max_extent));
 
   ATTN_TRY(make_bias(p));
@@ -410,7 +422,7 @@ Status check_args(const Problem& p, const attn_args* in, const void* workspace,
       return invalid("args.segments[", i, "].struct_size is ", source->struct_size,
                      "; accepted: that of element 0, ", step);
     const int32_t n = p.num_segments > 1 ? i : -1;
-    const bool any_k = p.kv_bytes[i].k.width > 0;
+    const bool any_k = p.segment[i].k_bytes.width > 0;
     if (any_k || a.k)
       ATTN_TRY(pointer({"k", n}, a.k, true, data_alignment(s.k_type, host_memory), "the keys"));
     if (any_k || a.v)

@@ -11,17 +11,16 @@
 namespace attn {
 
 // After make_problem: head_dim_v, out_type, scale, all strides, seqlen and total of each segment,
-// mask_batch and mask_heads hold their real values; window sides below 0 are -1; `segments` points
-// into `segment`.
+// mask_batch and mask_heads hold their real values; window sides below 0 are -1; `segments` is
+// null, `segment` has them.
 struct Problem : attn_problem {
-  std::vector<attn_segment> segment;
+  struct Segment : attn_segment {
+    Footprint k_bytes, v_bytes;
+  };
+  std::vector<Segment> segment;
   std::string kernel_name;  // "" = the plan chooses
   int64_t seqlen_kv = 0;    // sum of the segments' capacities
   Footprint q_bytes, out_bytes, bias_bytes;
-  struct KvBytes {
-    Footprint k, v;
-  };
-  std::vector<KvBytes> kv_bytes;  // one per segment
 
   Problem() : attn_problem{} {}
   Problem(const Problem&) = delete;
@@ -58,10 +57,11 @@ class SegmentList {
   // In the library's own layout: what a shorter struct has not is zero.
   attn_segment_args operator[](int64_t i) const {
     const char* from = first_ + size_t(i) * step_;
-    attn_segment_args a{};
+    attn_segment_args a;
     if (step_ >= sizeof a) {
       std::memcpy(&a, from, sizeof a);
     } else {
+      std::memset(&a, 0, sizeof a);
       std::memcpy(&a, from, step_);
     }
     return a;

@@ -77,13 +77,11 @@ std::ostream& operator<<(std::ostream& out, const Name& name) {
   return out;
 }
 
-Status pointer(Name name, const void* p, bool wanted, size_t alignment, const char* why) {
+Status bad_pointer(Name name, const void* p, bool wanted, size_t alignment, const char* why) {
   if (wanted && !p) return invalid(name, " is NULL; accepted: ", why);
   if (!wanted && p)
     return invalid(name, " is given; accepted for this problem: NULL (not ", why, ")");
-  if (reinterpret_cast<uintptr_t>(p) % alignment != 0)
-    return invalid(name, " is at ", p, "; accepted: ", alignment, "-byte aligned addresses");
-  return {};
+  return invalid(name, " is at ", p, "; accepted: ", alignment, "-byte aligned addresses");
 }
 
 size_t data_alignment(attn_dtype type, bool host_memory) {

@@ -39,8 +39,15 @@ struct Name {
 };
 std::ostream& operator<<(std::ostream& out, const Name& name);
 
-// `why` says when the pointer is wanted: "packed q", "ATTN_SINKS in flags".
-Status pointer(Name name, const void* p, bool wanted, size_t alignment, const char* why);
+Status bad_pointer(Name name, const void* p, bool wanted, size_t alignment, const char* why);
+// `alignment` is a power of two; `why` says when the pointer is wanted: "packed q", "ATTN_SINKS in
+// flags".
+[[gnu::always_inline]] inline Status pointer(Name name, const void* p, bool wanted,
+                                             size_t alignment, const char* why) {
+  if (wanted == (p != nullptr) && (reinterpret_cast<uintptr_t>(p) & (alignment - 1)) == 0)
+    return {};
+  return bad_pointer(name, p, wanted, alignment, why);
+}
 
 // Device kernels move 16 bytes at a time; host code needs an element's own alignment.
 size_t data_alignment(attn_dtype type, bool host_memory);

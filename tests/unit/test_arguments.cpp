@@ -496,6 +496,12 @@ TEST_CASE("workspace, stream, plan kind and handles") {
   expect({"backend", {}, bad, {"backend is 42"}},
          attn_context_create(attn_backend(42), nullptr, &other));
   auto options = attn::make<attn_context_options>();
+  for (attn_backend backend : {ATTN_BACKEND_CPU, ATTN_BACKEND_REFERENCE}) {
+    options.device = 5;
+    expect({"device", {}, bad, {"options.device is 5", "0", attn_backend_string(backend)}},
+           attn_context_create(backend, &options, &other));
+  }
+  options.device = 0;
   options.cpu_threads = -1;
   expect({"threads", {}, bad, {"cpu_threads is -1"}},
          attn_context_create(ATTN_BACKEND_CPU, &options, &other));
