@@ -14,8 +14,8 @@ from ._errors import (DriverError, DriverMissing, Error, InternalError, InvalidA
 from ._masks import BlockMask
 
 __all__ = ["BlockMask", "DriverError", "DriverMissing", "Error", "InternalError", "InvalidArgument", "NoDevice",
-           "OutOfMemory", "Plan", "Unsupported", "cache_clear", "cache_info", "explain", "forward", "get_num_threads",
-           "info", "merge", "quantize", "set_num_threads"]
+           "OutOfMemory", "Plan", "Unsupported", "cache_clear", "cache_info", "check", "explain", "forward",
+           "get_num_threads", "info", "merge", "quantize", "set_num_threads"]
 __version__ = _attn.version()
 
 if hasattr(os, "register_at_fork"):
@@ -52,7 +52,9 @@ def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), sc
 
     k and v may be lists of segments, older keys first; seqlens_kv, cu_seqlens_kv, block_table, k_descale and v_descale are
     then lists too, with None where a segment has none. K/V in q8_0 or q4_0 are uint8 arrays whose last dimension is the
-    bytes of a row. Arrays that require grad are refused. Plans are kept for calls that differ in data only.
+    bytes of a row. Arrays that require grad are refused but under torch.no_grad() and inference_mode(). out must not
+    overlap an input. With cu_seqlens_q, rows of out and lse beyond cu_seqlens_q[-1] are 0 and -inf. Plans are kept for
+    calls that differ in data only.
     """
     return _attn.forward(locals())
 
@@ -106,6 +108,13 @@ class Plan:
 
     def __repr__(self):
         return f"<attn.Plan {self.kernel}>"
+
+
+def check(q, k, v, **options):
+    """Raises InvalidArgument if lengths, offsets, pages or blocks of a mask are none for Plan(q, k, v, **options) to run
+    on. A run on a GPU does not look at them, but takes what is bad for a key that is not there; this waits for the stream.
+    On the host every run checks lengths and offsets, this pages too."""
+    _attn.check(_arguments("check", q, k, v, options))
 
 
 def explain(q, k, v, **options):

@@ -21,13 +21,27 @@ def torch_fp8():
     return {getattr(torch, name): ours for name, ours in names.items() if hasattr(torch, name)}
 
 
+def unreadable(framework, array):
+    """Why an array's memory is not its value, as the end of a sentence that its name begins; None if it is."""
+    if framework == "torch":
+        import torch
+        if type(array).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            return f"is a {type(array).__name__}, which computes for itself (__torch_dispatch__); accepted: plain tensors"
+        if array.is_neg():
+            return "has the negative bit set; accepted: its resolve_neg()"
+    if isinstance(array, numpy.ma.MaskedArray):
+        return f"is a {type(array).__name__}; accepted: arrays without a mask"
+    return None
+
+
 def empty(framework, shape, dtype, like):
     """An array of `framework` where `like` is, contents undefined."""
     if framework == "numpy":
         return numpy.empty(shape, _numpy_dtype(dtype))
     if framework == "torch":
         import torch
-        return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
+        make = torch.empty if type(like) is torch.Tensor else like.new_empty  # which makes one of a subclass
+        return make(shape, dtype=getattr(torch, dtype), device=like.device)
     if framework == "cupy":
         import cupy
         with like.device:

@@ -1,21 +1,14 @@
 """Block masks."""
-import numpy
-
 from . import _attn
 
 
-def _pair(block_size):
-    if isinstance(block_size, int):
-        return block_size, block_size
-    block_q, block_k = block_size
-    return int(block_q), int(block_k)
-
-
 def _device(device):
-    """As text: torch calls AMD's devices cuda."""
+    """As text: torch calls AMD's devices cuda, and means the current one if it names none."""
     text = str(device)
     if type(device).__module__ == "torch":
         import torch
+        if text == "cuda":
+            text = f"cuda:{torch.cuda.current_device()}"
         return text.replace("cuda", "hip") if torch.version.hip else text
     return text
 
@@ -34,45 +27,37 @@ class BlockMask:
     @classmethod
     def from_dense(cls, dense, *, block_size=128):
         """dense: bool or uint8 [Sq, Skv] or [B or 1, Hq or 1, Sq, Skv], contiguous; not 0 = visible. Built where it lies."""
-        return cls(_attn.mask_from_dense(dense, _pair(block_size)))
+        return cls(_attn.mask_from_dense(dense, block_size))
 
     @classmethod
     def from_intervals(cls, intervals, seqlen_q, *, block_size=128):
         """Per key the queries that see it, as one or two half-open ranges within [0, Sq]: i32 [Skv, 1 or 2, 2] or
         [B or 1, Hq or 1, Skv, 1 or 2, 2], contiguous (FlashMask, arXiv 2410.01359). Built where they lie."""
-        return cls(_attn.mask_from_intervals(intervals, seqlen_q, _pair(block_size)))
+        return cls(_attn.mask_from_intervals(intervals, seqlen_q, block_size))
 
     @classmethod
     def from_documents(cls, lengths, *, causal=False, block_size=128, device="cpu"):
         """Documents one behind the other; a query sees its own, with `causal` up to itself. Their lengths add up to
         Sq = Skv. device: "cpu", "cuda", "cuda:1", "hip" ..., or a torch.device."""
-        return cls(_attn.mask_from_documents([int(n) for n in lengths], causal, _pair(block_size), _device(device)))
+        return cls(_attn.mask_from_documents(list(lengths), causal, block_size, _device(device)))
 
     @classmethod
     def from_window(cls, seqlen_q, seqlen_kv, window, *, global_tokens=0, block_size=128, device="cpu"):
         """window (left, right) as forward has it, here with these Sq and Skv; every query also sees the first
         global_tokens keys."""
-        left, right = window
-        return cls(_attn.mask_from_window(seqlen_q, seqlen_kv, (left, right), global_tokens, 0, _pair(block_size),
-                                          _device(device)))
+        return cls(_attn.mask_from_window(seqlen_q, seqlen_kv, window, global_tokens, 0, block_size, _device(device)))
 
     @classmethod
     def from_prefix(cls, seqlen_q, seqlen_kv, prefix_tokens, *, block_size=128, device="cpu"):
         """Prefix-LM: causal, but every query sees the first prefix_tokens keys."""
-        return cls(_attn.mask_from_window(seqlen_q, seqlen_kv, (-1, 0), 0, prefix_tokens, _pair(block_size),
-                                          _device(device)))
+        return cls(_attn.mask_from_window(seqlen_q, seqlen_kv, (-1, 0), 0, prefix_tokens, block_size, _device(device)))
 
     @classmethod
     def from_kinds(cls, kinds, seqlen_q, seqlen_kv, *, block_size=128, index=None, bits=None, device="cpu"):
         """The blocks themselves, from host memory: kinds u8 [rows, columns] or [B or 1, Hq or 1, rows, columns], each
         EMPTY, CAUSAL, FULL or PARTIAL. For PARTIAL ones index i32 of that shape, -1 elsewhere, into bits bool [P, bq, bk]
         (or u32 [P, bq, ceil(bk / 32)], bit c % 32 of word c / 32)."""
-        grid = [None if a is None else a.reshape(1, 1, *a.shape) if a.ndim == 2 else a for a in (kinds, index)]
-        if bits is not None and bits.dtype == numpy.bool_:
-            packed = numpy.packbits(bits, axis=-1, bitorder="little")
-            padding = [(0, 0)] * (packed.ndim - 1) + [(0, -packed.shape[-1] % 4)]
-            bits = numpy.pad(packed, padding).view(numpy.uint32)
-        return cls(_attn.mask_from_kinds(*grid, bits, seqlen_q, seqlen_kv, _pair(block_size), _device(device)))
+        return cls(_attn.mask_from_kinds(kinds, index, bits, seqlen_q, seqlen_kv, block_size, _device(device)))
 
     EMPTY, CAUSAL, FULL, PARTIAL = range(4)
 

@@ -1,6 +1,7 @@
 #include "arrays.h"
 
-#include <algorithm>
+#include <cfloat>
+#include <cmath>
 #include <cstring>
 
 namespace attn::python {
@@ -63,8 +64,13 @@ nb::handle once(PyObject*& slot, const char* module, const char* name) {
   if (!slot) slot = nb::object(nb::module_::import_(module).attr(name)).release().ptr();
   return slot;
 }
-PyObject *empty_function, *full_function, *stream_function, *torch_fp8, *to_dlpack, *torch_uint8;
+PyObject *empty_function, *full_function, *stream_function, *unreadable_function, *torch_fp8,
+    *to_dlpack, *torch_uint8, *torch_tensor, *torch_grad, *numpy_array;
 constexpr const char* helpers = "attn._frameworks";
+
+// Of a dimension, so that sums and products of sizes do not overflow before libattn checks them.
+constexpr int64_t most_elements = int64_t{1} << 40;
+constexpr size_t longest_text = 200;
 
 // DLPack's number of the host and of GPUs' stream that all others wait for.
 constexpr int dl_cpu = 1, dl_cuda = 2, dl_cuda_host = 3, dl_rocm = 10, dl_rocm_host = 11,
@@ -92,22 +98,95 @@ void refuse(const std::string& text) {
   throw error(ATTN_INVALID_ARGUMENT, text.c_str());
 }
 
+std::string text_of(nb::handle value) {
+  PyObject* text = PyObject_Str(value.ptr());
+  const nb::object keep = nb::steal(text);
+  const char* characters = text ? PyUnicode_AsUTF8AndSize(text, nullptr) : nullptr;
+  PyErr_Clear();
+  if (!characters) return "not text";
+  std::string cut = characters;
+  if (cut.size() <= longest_text) return cut;
+  size_t end = longest_text;
+  while ((cut[end] & 0xc0) == 0x80) --end;  // between two characters
+  return cut.substr(0, end) + "...";
+}
+
 void refuse_type(nb::handle value, const std::string& name, const char* accepted) {
-  const std::string type = nb::cast<std::string>(nb::str(value.type().attr("__name__")));
+  const std::string type = text_of(nb::getattr(value.type(), "__name__", nb::none()));
   throw nb::type_error((name + " is a " + type + "; accepted: " + accepted).c_str());
 }
 
-const ElementType* find_type(nb::handle dtype) {
-  std::string name;
-  if (nb::isinstance<nb::str>(dtype)) {
-    name = nb::cast<std::string>(dtype);
-  } else if (nb::hasattr(dtype, "name")) {  // a numpy.dtype
-    name = nb::cast<std::string>(nb::str(dtype.attr("name")));
-  } else if (nb::hasattr(dtype, "__name__")) {  // a scalar type: numpy.float16
-    name = nb::cast<std::string>(nb::str(dtype.attr("__name__")));
-  } else {  // torch.float16
-    name = nb::cast<std::string>(nb::str(dtype));
+bool boolean(nb::handle value, const std::string& name) {
+  if (value.ptr() == Py_True) return true;
+  if (value.ptr() == Py_False) return false;
+  // numpy.bool's, and arrays of one without dimensions.
+  const nb::object shape = nb::getattr(value, "shape", nb::none());
+  const nb::object dtype = nb::getattr(value, "dtype", nb::none());
+  int truth = -1;
+  if (nb::isinstance<nb::tuple>(shape) && nb::len(shape) == 0 && !dtype.is_none()) {
+    const ElementType* type = find_type(dtype);
+    if (type && !std::strcmp(type->name, "bool")) truth = PyObject_IsTrue(value.ptr());
   }
+  if (truth >= 0) return truth;
+  PyErr_Clear();
+  refuse_type(value, name, "a bool");
+}
+
+float number(nb::handle value, const std::string& name, const char* accepted) {
+  const double wide = PyFloat_AsDouble(value.ptr());
+  const bool failed = wide == -1 && PyErr_Occurred();
+  const bool large = failed && PyErr_ExceptionMatches(PyExc_OverflowError);
+  PyErr_Clear();
+  if (failed && !large) refuse_type(value, name, accepted);
+  if (large || (std::isfinite(wide) && std::abs(wide) > FLT_MAX) || (wide != 0 && float(wide) == 0))
+    refuse(name + " is " + text_of(value) + "; accepted: " + accepted + " that f32 can hold");
+  return float(wide);
+}
+
+std::string text(nb::handle value, const std::string& name, const char* accepted) {
+  if (!nb::isinstance<nb::str>(value)) refuse_type(value, name, accepted);
+  Py_ssize_t size;
+  const char* characters = PyUnicode_AsUTF8AndSize(value.ptr(), &size);
+  if (characters && std::strlen(characters) == size_t(size)) return characters;
+  PyErr_Clear();
+  refuse(name + " has characters that no name has; accepted: " + accepted);
+}
+
+int64_t integer(nb::handle value, const std::string& name, const char* accepted, int64_t low,
+                int64_t high) {
+  const nb::object index = nb::steal(PyNumber_Index(value.ptr()));
+  PyErr_Clear();
+  if (!index) refuse_type(value, name, accepted);
+  int overflow;
+  const long long result = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+  if (overflow || result < low || result > high)
+    refuse(name + " is " + text_of(index) + "; accepted: " + std::to_string(low) + " to " +
+           std::to_string(high));
+  return result;
+}
+
+std::pair<int64_t, int64_t> integers(nb::handle pair, const std::string& name,
+                                     const char* accepted) {
+  const bool two = PyObject_Size(pair.ptr()) == 2;
+  PyErr_Clear();
+  const nb::object first =
+      nb::steal(two ? PyObject_GetItem(pair.ptr(), nb::int_(0).ptr()) : nullptr);
+  PyErr_Clear();
+  const nb::object second =
+      nb::steal(two ? PyObject_GetItem(pair.ptr(), nb::int_(1).ptr()) : nullptr);
+  PyErr_Clear();
+  if (!first || !second) refuse_type(pair, name, accepted);
+  return {integer(first, name + "[0]", accepted), integer(second, name + "[1]", accepted)};
+}
+
+const ElementType* find_type(nb::handle dtype) {
+  nb::object named = nb::borrow(dtype);  // text, or torch.float16
+  if (!nb::isinstance<nb::str>(dtype)) {
+    named = nb::getattr(dtype, "name", nb::none());                           // a numpy.dtype
+    if (named.is_none()) named = nb::getattr(dtype, "__name__", nb::none());  // numpy.float16
+    if (named.is_none()) named = nb::borrow(dtype);
+  }
+  std::string name = text_of(named);
   if (const size_t dot = name.rfind('.'); dot != std::string::npos) name.erase(0, dot + 1);
   for (const ElementType& type : types)
     if (name == type.name || name == type.numpy) return &type;
@@ -130,18 +209,30 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return "[" + text + "]";
 }
 
-Framework framework_of(nb::handle array) {
-  nb::object module = nb::getattr(array.type(), "__module__", nb::none());
-  const char* name = nb::isinstance<nb::str>(module) ? nb::borrow<nb::str>(module).c_str() : "";
+// By the module that a class comes from.
+static Framework framework_of_class(nb::handle type) {
+  const nb::object module = nb::getattr(type, "__module__", nb::none());
+  if (!nb::isinstance<nb::str>(module)) return Framework::other;
+  const std::string name = text_of(module);
   const auto begins = [&](const char* prefix) {
     const size_t n = std::strlen(prefix);
-    return !std::strncmp(name, prefix, n) && (name[n] == 0 || name[n] == '.');
+    return !name.compare(0, n, prefix) && (name.size() == n || name[n] == '.');
   };
   if (begins("numpy")) return Framework::numpy;
   if (begins("torch")) return Framework::torch;
   if (begins("cupy")) return Framework::cupy;
   if (begins("jaxlib") || begins("jax")) return Framework::jax;
   return Framework::other;
+}
+
+Framework framework_of(nb::handle array) {
+  Framework found = framework_of_class(array.type());
+  if (found != Framework::other) return found;
+  const nb::object classes = nb::getattr(array.type(), "__mro__", nb::none());
+  if (!nb::isinstance<nb::tuple>(classes)) return found;
+  for (nb::handle base : nb::borrow<nb::tuple>(classes))
+    if (found == Framework::other) found = framework_of_class(base);
+  return found;
 }
 
 const char* framework_name(Framework framework) {
@@ -185,11 +276,24 @@ void Array::need_type(const char* want) const {
   if (std::strcmp(type.name, want) != 0) refuse(name + " is " + type.name + "; accepted: " + want);
 }
 
+const void* Array::address() const {
+  static const int64_t nothing = 0;
+  return data() ? data() : &nothing;
+}
+
+bool Array::empty() const {
+  for (size_t i = 0; i < tensor.ndim(); ++i)
+    if (size(i) == 0) return true;
+  return false;
+}
+
 bool Array::contiguous() const {
-  if (tensor.size() == 0) return true;  // strides of no elements are anything
+  if (empty()) return true;  // strides of no elements are anything
   int64_t stride = 1;
-  for (size_t i = tensor.ndim(); i-- > 0; stride *= size(i))
+  for (size_t i = tensor.ndim(); i-- > 0;) {
     if (size(i) > 1 && tensor.stride(i) != stride) return false;
+    if (__builtin_mul_overflow(stride, size(i), &stride)) return false;
+  }
   return true;
 }
 
@@ -217,17 +321,31 @@ std::vector<int64_t> Array::outer_strides(int64_t block_bytes, int64_t block_ele
   return strides;
 }
 
-Array Reader::read(nb::handle value, const std::string& name) {
-  Array a;
-  a.name = name;
-  a.framework = framework_of(value);
-  a.source = nb::borrow(value);
-  if (!is_array(value))
-    refuse_type(value, name,
-                "an array of NumPy, PyTorch, CuPy or JAX, or any other with __dlpack__");
-  if (a.framework != Framework::numpy &&
-      nb::bool_(nb::getattr(value, "requires_grad", nb::bool_(false))))
-    refuse(name + " requires grad; accepted: arrays that do not, attn has no backward");
+// Takes what DLPack would not say, and what it would say wrongly, as an error.
+static void refuse_unreadable(const Array& a) {
+  const nb::handle value = a.source;
+  if (a.framework == Framework::numpy &&
+      value.type().ptr() == once(numpy_array, "numpy", "ndarray").ptr())
+    return;
+  if (nb::bool_(nb::getattr(value, "requires_grad", nb::bool_(false))) &&
+      !(a.framework == Framework::torch &&
+        !nb::bool_(once(torch_grad, "torch", "is_grad_enabled")())))
+    refuse(a.name +
+           " requires grad; accepted: arrays that do not, and any under torch.no_grad() or "
+           "inference_mode(), attn has no backward");
+  if (a.framework == Framework::torch &&
+      value.type().ptr() == once(torch_tensor, "torch", "Tensor").ptr() &&
+      !nb::bool_(value.attr("is_neg")()))
+    return;
+  const nb::object reason =
+      once(unreadable_function, helpers, "unreadable")(framework_name(a.framework), value);
+  if (!reason.is_none()) refuse(a.name + " " + text_of(reason));
+}
+
+void Reader::import(Array* array) {
+  Array& a = *array;
+  const nb::handle value = a.source;
+  refuse_unreadable(a);
 
   // What DLPack cannot name goes as bytes of that size.
   const ElementType* hidden = nullptr;
@@ -237,7 +355,7 @@ Array Reader::read(nb::handle value, const std::string& name) {
     if (nb::cast<int>(dtype.attr("num")) >= 256) {  // ml_dtypes'
       hidden = find_type(dtype);
       if (!hidden)
-        refuse(name + " is " + nb::cast<std::string>(nb::str(dtype)) +
+        refuse(a.name + " is " + text_of(dtype) +
                "; accepted of ml_dtypes: bfloat16, float8_e4m3fn, float8_e5m2, float8_e4m3fnuz");
       shown = value.attr("view")(nb::cast<int>(dtype.attr("itemsize")) == 2 ? "uint16" : "uint8");
     }
@@ -257,7 +375,7 @@ Array Reader::read(nb::handle value, const std::string& name) {
     } else {
       nb::object at = shown.attr("__dlpack_device__")();
       const int device_type = nb::cast<int>(nb::int_(at[0]));
-      const Device device = device_of(name, device_type, nb::cast<int>(nb::int_(at[1])));
+      const Device device = device_of(a.name, device_type, nb::cast<int>(nb::int_(at[1])));
       if (a.framework == Framework::jax) shown.attr("block_until_ready")();
       nb::object method = shown.attr("__dlpack__");
       if (device.host() || a.framework == Framework::jax) {
@@ -272,11 +390,35 @@ Array Reader::read(nb::handle value, const std::string& name) {
     }
   }
   if (!nb::try_cast(capsule, a.tensor, false))
-    refuse(name +
+    refuse(a.name +
            " cannot be read by DLPack; accepted: strided arrays whose strides are whole elements");
+  a.type = hidden ? *hidden : from_dlpack(a.tensor.dtype());
+}
+
+Array Reader::read(nb::handle value, const std::string& name) {
+  Array a;
+  a.name = name;
+  a.framework = framework_of(value);
+  a.source = nb::borrow(value);
+  if (!is_array(value))
+    refuse_type(value, name,
+                "an array of NumPy, PyTorch, CuPy or JAX, or any other with __dlpack__");
+  try {
+    import(&a);
+  } catch (const nb::python_error& raised) {
+    // The framework's: no memory, or more than one device.
+    if (!raised.matches(PyExc_Exception) || raised.matches(PyExc_MemoryError)) throw;
+    const std::string said = text_of(raised.value());
+    refuse(name + " cannot be read: " + said.substr(0, said.find('\n')) +
+           "; accepted: strided arrays in the memory of one device");
+  }
+  for (size_t i = 0; i < a.tensor.ndim(); ++i)
+    if (a.size(i) >= most_elements)
+      refuse(name + " has shape " + shape_text(a.shape()) + "; accepted: dimensions below 2^40");
+  if (!a.empty() && !a.data())
+    refuse(name + " has no memory; accepted: arrays with memory of their own");
   a.device = device_of(name, a.tensor.device_type(), a.tensor.device_id());
   waits_ |= !a.device.host() && (a.framework == Framework::jax || a.framework == Framework::other);
-  a.type = hidden ? *hidden : from_dlpack(a.tensor.dtype());
   return a;
 }
 
@@ -308,21 +450,34 @@ Array Reader::output(nb::handle value, const std::string& name) {
   return a;
 }
 
-nb::object Reader::empty(const std::vector<int64_t>& shape, const ElementType& type) const {
+// JAX may make f32 of f64.
+Array Reader::made(nb::handle value, const std::string& name, const std::vector<int64_t>& shape,
+                   const ElementType& type) {
+  Array a = next(value, name + " as " + framework_name(first_.framework) + " makes it");
+  a.need_type(type.name);
+  a.need_shape(shape, "the result's");
+  a.need_contiguous();
+  return a;
+}
+
+Array Reader::empty(const std::string& name, const std::vector<int64_t>& shape,
+                    const ElementType& type) {
   nb::list sizes;
   for (int64_t n : shape) sizes.append(n);
   if (first_.framework == Framework::other && !first_.device.host())
     refuse(std::string(
         "out is None; accepted for GPU arrays of this framework: an array for the result"));
-  return once(empty_function, helpers, "empty")(framework_name(first_.framework), nb::tuple(sizes),
-                                                type.numpy, first_.source);
+  return made(once(empty_function, helpers, "empty")(framework_name(first_.framework),
+                                                     nb::tuple(sizes), type.numpy, first_.source),
+              name, shape, type);
 }
 
-nb::object Reader::full(const std::vector<int64_t>& shape, float value) const {
+Array Reader::full(const std::string& name, const std::vector<int64_t>& shape, float value) {
   nb::list sizes;
   for (int64_t n : shape) sizes.append(n);
-  return once(full_function, helpers, "full")(framework_name(first_.framework), nb::tuple(sizes),
-                                              value, first_.source);
+  return made(once(full_function, helpers, "full")(framework_name(first_.framework),
+                                                   nb::tuple(sizes), value, first_.source),
+              name, shape, named("f32"));
 }
 
 }  // namespace attn::python

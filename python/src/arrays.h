@@ -5,7 +5,9 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
+#include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "attn/attn.hpp"
@@ -36,14 +38,23 @@ Framework framework_of(nb::handle array);
 const char* framework_name(Framework framework);
 bool is_array(nb::handle value);
 
-// A Python value as T; `accepted` is what the sentence of the TypeError asks for.
+// str(value), for sentences: not too much of it.
+std::string text_of(nb::handle value);
+
+// Python's values, NumPy's scalars and arrays without dimensions. Another kind is a TypeError,
+// whose sentence asks for what is `accepted`; a number that does not fit is refused, not rounded to
+// 0 or infinity.
 [[noreturn]] void refuse_type(nb::handle value, const std::string& name, const char* accepted);
-template <class T>
-T scalar(nb::handle value, const std::string& name, const char* accepted) {
-  T result;
-  if (!nb::try_cast(value, result)) refuse_type(value, name, accepted);
-  return result;
+bool boolean(nb::handle value, const std::string& name);
+float number(nb::handle value, const std::string& name, const char* accepted);
+std::string text(nb::handle value, const std::string& name, const char* accepted);
+int64_t integer(nb::handle value, const std::string& name, const char* accepted = "an integer",
+                int64_t low = INT64_MIN, int64_t high = INT64_MAX);
+inline int32_t integer32(nb::handle value, const std::string& name) {
+  return int32_t(integer(value, name, "an integer", INT32_MIN, INT32_MAX));
 }
+std::pair<int64_t, int64_t> integers(nb::handle pair, const std::string& name,
+                                     const char* accepted);
 
 // Where memory lies. A backend of ATTN_BACKEND_CPU is host memory.
 struct Device {
@@ -64,6 +75,9 @@ struct Array {
   ElementType type{};
 
   void* data() const { return const_cast<void*>(tensor.data()); }
+  // Not null, also of an array without elements.
+  const void* address() const;
+  bool empty() const;
   int64_t size(size_t i) const { return int64_t(tensor.shape(i)); }
   std::vector<int64_t> shape() const;
   // Refuses another shape; -1 is any size. `form` names the dimensions: "[B, Sq, Hq, D]".
@@ -86,9 +100,9 @@ class Reader {
   Array next(nb::handle value, const std::string& name);
   // One that is written.
   Array output(nb::handle value, const std::string& name);
-  // New arrays of the first one's framework on its device.
-  nb::object empty(const std::vector<int64_t>& shape, const ElementType& type) const;
-  nb::object full(const std::vector<int64_t>& shape, float value) const;
+  // New arrays of the first one's framework on its device; `source` is what Python gets.
+  Array empty(const std::string& name, const std::vector<int64_t>& shape, const ElementType& type);
+  Array full(const std::string& name, const std::vector<int64_t>& shape, float value);
 
   const Array& origin() const { return first_; }
   void* stream() const { return stream_; }
@@ -98,6 +112,9 @@ class Reader {
 
  private:
   Array read(nb::handle value, const std::string& name);
+  void import(Array* array);
+  Array made(nb::handle value, const std::string& name, const std::vector<int64_t>& shape,
+             const ElementType& type);
   bool started_ = false, waits_ = false;
   Array first_;
   void* stream_ = nullptr;

@@ -90,6 +90,10 @@ std::string simple_key(const char* what, const context& owner, const Problem& pr
 
 }  // namespace
 
+std::shared_ptr<context> context_for(nb::handle name, Device device, int32_t threads) {
+  return context_for(text(name, "backend", "auto, reference, cpu, cuda, hip"), device, threads);
+}
+
 std::shared_ptr<context> context_for(const std::string& name, Device device, int32_t threads) {
   attn_backend backend = device.backend;
   if (name != "auto") {
@@ -227,7 +231,7 @@ Call::Call(const nb::dict& arguments) : arguments_(arguments) {
   clear(&args_);
   read_queries();
   const Device device = reader_.origin().device;
-  if (given("num_threads")) threads_ = value<int32_t>("num_threads", "an integer");
+  if (given("num_threads")) threads_ = integer32(argument("num_threads"), "num_threads");
   if (threads_ < 0 || threads_ > 4096)
     refuse("num_threads is " + std::to_string(threads_) +
            "; accepted: 1 to 4096, or 0 for that of set_num_threads");
@@ -235,8 +239,7 @@ Call::Call(const nb::dict& arguments) : arguments_(arguments) {
     threads_ = 0;
   else if (threads_ == 0)
     threads_ = num_threads();
-  owner_ = context_for(value<std::string>("backend", "a name: auto, reference, cpu, cuda, hip"),
-                       device, threads_);
+  owner_ = context_for(argument("backend"), device, threads_);
 
   nb::object k = argument("k"), v = argument("v");
   const auto is_list = [](nb::handle x) {
@@ -291,7 +294,15 @@ const void* Call::vector_of(const char* name, nb::handle value, const char* type
   a.need_type(type);
   a.need_shape(shape, form);
   a.need_contiguous();
-  return a.data();
+  return a.address();
+}
+
+// A size that a field of 32 bits takes.
+static int32_t size32(const Array& a, size_t dimension) {
+  if (a.size(dimension) > INT32_MAX)
+    refuse(a.name + " has shape " + shape_text(a.shape()) + "; accepted: dimension " +
+           std::to_string(dimension) + " below 2^31");
+  return int32_t(a.size(dimension));
 }
 
 void Call::read_queries() {
@@ -318,10 +329,10 @@ void Call::read_queries() {
     offsets.need_type("i32");
     offsets.need_shape({-1}, "[B + 1]");
     offsets.need_contiguous();
-    if (offsets.size(0) < 2)
-      refuse("cu_seqlens_q has shape " + shape_text(offsets.shape()) + "; accepted: [B + 1]");
+    if (offsets.size(0) < 1) refuse("cu_seqlens_q has shape [0]; accepted: [B + 1]");
     p.batch = offsets.size(0) - 1;
-    p.seqlen_q = given("max_seqlen_q") ? value<int64_t>("max_seqlen_q", "an integer") : p.total_q;
+    p.seqlen_q =
+        given("max_seqlen_q") ? integer(argument("max_seqlen_q"), "max_seqlen_q") : p.total_q;
     args_.cu_seqlens_q = static_cast<const int32_t*>(offsets.data());
   } else {
     if (given("max_seqlen_q")) refuse("max_seqlen_q is given; accepted without cu_seqlens_q: None");
@@ -332,15 +343,20 @@ void Call::read_queries() {
   args_.q = q.data();
 }
 
-// The type of k or v and its elements per row. Bytes are blocks of q8_0 or q4_0; `dim` tells which,
-// 0 = unknown.
+// The type of k or v and its elements per row. Bytes are blocks of q8_0 or q4_0; where they could
+// be either, `dim` tells which.
 std::pair<attn_dtype, int64_t> Call::kv_type(const Array& a, int64_t dim) const {
   const int64_t last = a.size(a.tensor.ndim() - 1);
   if (a.type.type != ATTN_DTYPE_NONE && a.type.type != ATTN_F64) return {a.type.type, last};
   const bool q8 = last % 34 == 0, q4 = last % 18 == 0;
   if (!std::strcmp(a.type.name, "u8") && last > 0 && (q8 || q4)) {
-    if (q8 && (!q4 || last / 34 * 32 == dim)) return {ATTN_Q8_0, last / 34 * 32};
-    return {ATTN_Q4_0, last / 18 * 32};
+    const int64_t q8_dim = last / 34 * 32, q4_dim = last / 18 * 32;
+    if (q8 && q4 && q8_dim != dim && q4_dim != dim)
+      refuse(a.name + " is u8 with a last dimension of " + std::to_string(last) + ", which is " +
+             std::to_string(q8_dim) + " elements of q8_0 or " + std::to_string(q4_dim) +
+             " of q4_0; accepted: " + std::to_string(dim) + " elements of either");
+    if (q8 && (!q4 || q8_dim == dim)) return {ATTN_Q8_0, q8_dim};
+    return {ATTN_Q4_0, q4_dim};
   }
   refuse(a.name + " is " + a.type.name + " with a last dimension of " + std::to_string(last) +
          "; accepted: f32, f16, bf16, f8_e4m3fn, f8_e5m2, f8_e4m3fnuz, and u8 with blocks of q8_0 "
@@ -386,6 +402,9 @@ void Call::read_segment(size_t i) {
       refuse(name + ": " + what + " is " + std::to_string(value) +
              "; accepted: " + std::to_string(want) + " as in " + whose);
   };
+  if (dim_v == 0)  // which attn.h takes for head_dim
+    refuse(v_name + " has shape " + shape_text(v.shape()) +
+           "; accepted: a head_dim_v of 1 or more");
   same(k_name, "head_dim", dim, p.head_dim, "q");
   same(k_name, "heads_kv", heads, p.heads_kv, "k[0]");
   same(v_name, "head_dim_v", dim_v, p.head_dim_v, "v[0]");
@@ -409,14 +428,17 @@ void Call::read_segment(size_t i) {
   } else if (!table.is_none()) {
     s.layout = ATTN_PAGED;
     s.num_pages = k.size(0);
-    s.page_size = int32_t(k.size(1));
+    s.page_size = size32(k, 1);
     const Array& pages = keep(reader_.next(table, table_name));
     pages.need_type("i32");
     pages.need_shape({p.batch, -1}, "[B, pages of a sequence]");
     pages.need_contiguous();
-    s.max_pages = int32_t(pages.size(1));
+    s.max_pages = size32(pages, 1);
     s.seqlen = int64_t{s.max_pages} * s.page_size;
-    a.block_table = static_cast<const int32_t*>(pages.data());
+    if (s.seqlen > INT32_MAX)
+      refuse(table_name + " has shape " + shape_text(pages.shape()) + " for pages of " +
+             std::to_string(s.page_size) + " keys; accepted: below 2^31 keys in all");
+    a.block_table = static_cast<const int32_t*>(pages.address());
   } else {
     same(k_name, "batch", k.size(0), p.batch, p.q_layout == ATTN_PACKED ? "cu_seqlens_q" : "q");
     s.seqlen = k.size(1);
@@ -439,7 +461,7 @@ attn_descale_kind Call::read_descale(const std::string& name, nb::handle value,
   const Array& a = keep(reader_.next(value, name));
   a.need_type("f32");
   a.need_contiguous();
-  *pointer = static_cast<const float*>(a.data());
+  *pointer = static_cast<const float*>(a.address());
   const attn_problem& p = problem_;
   const size_t dims = a.tensor.ndim();
   if (dims == 1 && a.size(0) == 1) return ATTN_DESCALE_TENSOR;
@@ -464,11 +486,11 @@ attn_descale_kind Call::read_descale(const std::string& name, nb::handle value,
 
 void Call::read_scores() {
   attn_problem& p = problem_;
-  if (value<bool>("causal", "a bool")) p.flags |= ATTN_CAUSAL;
-  if (value<bool>("causal_top_left", "a bool")) p.flags |= ATTN_CAUSAL_TOP_LEFT;
+  if (is_set("causal")) p.flags |= ATTN_CAUSAL;
+  if (is_set("causal_top_left")) p.flags |= ATTN_CAUSAL_TOP_LEFT;
   if (given("window")) {
-    const auto [left, right] = value<std::pair<int64_t, int64_t>>(
-        "window", "a pair of integers (left, right), -1 = unbounded");
+    const auto [left, right] =
+        integers(argument("window"), "window", "a pair of integers (left, right), -1 = unbounded");
     if (left != -1 || right != -1) {
       p.flags |= ATTN_WINDOW;
       p.window_left = left;
@@ -476,10 +498,10 @@ void Call::read_scores() {
     }
   }
   if (given("scale")) {
-    p.scale = value<float>("scale", "a number or None");
+    p.scale = number(argument("scale"), "scale", "a number or None");
     if (p.scale == 0) refuse("scale is 0; accepted: None for 1 / sqrt(D), or another number");
   }
-  p.softcap = value<float>("softcap", "a number");
+  p.softcap = number(argument("softcap"), "softcap", "a number");
 
   std::string name;
   p.q_descale = read_descale("q_descale", argument("q_descale"), nullptr, &args_.q_descale);
@@ -524,7 +546,7 @@ void Call::read_bias(int64_t seqlen_kv) {
   if (bias.type.type == ATTN_DTYPE_NONE)
     refuse(std::string("bias is ") + bias.type.name + "; accepted: f32 or q's type");
   p.bias_type = bias.type.type;
-  args_.bias = bias.data();
+  args_.bias = bias.address();
   bool any = false, more = false;
   for (size_t i = 0; i < 4; ++i) {
     // The stride of one element means nothing, but four zeros mean "contiguous".
@@ -540,7 +562,7 @@ void Call::read_out_type() {
   if (given("out_dtype")) {
     const ElementType* type = find_type(argument("out_dtype"));
     if (!type || type->type == ATTN_DTYPE_NONE)
-      refuse("out_dtype is " + nb::cast<std::string>(nb::str(argument("out_dtype"))) +
+      refuse("out_dtype is " + text_of(argument("out_dtype")) +
              "; accepted: f32, f16, bf16, f8_e4m3fn, f8_e5m2, f8_e4m3fnuz, f64 (reference)");
     p.out_type = type->type;
   } else {
@@ -568,33 +590,43 @@ void Call::read_out_type() {
 void Call::read_execution() {
   attn_problem& p = problem_;
   if (given("kernel")) {
-    kernel_ = value<std::string>("kernel", "a kernel's name or None");
+    kernel_ = text(argument("kernel"), "kernel", "a kernel's name or None");
+    if (kernel_.empty()) refuse("kernel is empty text; accepted: a kernel's name or None");
     p.kernel = kernel_.c_str();
   }
-  if (given("max_sms")) p.max_sms = value<int32_t>("max_sms", "an integer");
-  if (given("fixed_split")) p.fixed_split = value<int64_t>("fixed_split", "an integer");
-  if (given("split_invariant") && value<bool>("split_invariant", "a bool"))
-    p.flags |= ATTN_SPLIT_INVARIANT;
-  if (given("kv_prefix_stable") && value<bool>("kv_prefix_stable", "a bool"))
-    p.flags |= ATTN_KV_PREFIX_STABLE;
+  if (given("max_sms")) p.max_sms = integer32(argument("max_sms"), "max_sms");
+  if (given("fixed_split")) p.fixed_split = integer(argument("fixed_split"), "fixed_split");
+  if (given("split_invariant") && is_set("split_invariant")) p.flags |= ATTN_SPLIT_INVARIANT;
+  if (given("kv_prefix_stable") && is_set("kv_prefix_stable")) p.flags |= ATTN_KV_PREFIX_STABLE;
 }
 
 void Call::make_outputs() {
   const attn_problem& p = problem_;
   const bool packed = p.q_layout == ATTN_PACKED;
   if (out_.is_none()) {
-    out_ =
-        reader_.empty(packed ? std::vector<int64_t>{p.total_q, p.heads_q, p.head_dim_v}
+    const Array& out = keep(
+        reader_.empty("out",
+                      packed ? std::vector<int64_t>{p.total_q, p.heads_q, p.head_dim_v}
                              : std::vector<int64_t>{p.batch, p.seqlen_q, p.heads_q, p.head_dim_v},
-                      *find_type(nb::str(type_name(p.out_type))));
-    args_.out = keep(reader_.next(out_, "out")).data();
+                      *find_type(nb::str(type_name(p.out_type)))));
+    out_ = out.source;
+    args_.out = out.data();
   }
-  if (value<bool>("return_lse", "a bool")) {
-    lse_ = reader_.empty(packed ? std::vector<int64_t>{p.heads_q, p.total_q}
-                                : std::vector<int64_t>{p.batch, p.heads_q, p.seqlen_q},
-                         *find_type(nb::str("f32")));
-    args_.lse = static_cast<float*>(keep(reader_.next(lse_, "lse")).data());
+  if (is_set("return_lse")) {
+    const Array& lse =
+        keep(reader_.empty("lse",
+                           packed ? std::vector<int64_t>{p.heads_q, p.total_q}
+                                  : std::vector<int64_t>{p.batch, p.heads_q, p.seqlen_q},
+                           *find_type(nb::str("f32"))));
+    lse_ = lse.source;
+    args_.lse = static_cast<float*>(lse.data());
   }
+}
+
+void Call::check(Compiled& compiled) {
+  make_outputs();
+  nb::gil_scoped_release release;
+  compiled.made.check_args(args_, reader_.stream());
 }
 
 nb::object Call::run(Compiled& compiled) {

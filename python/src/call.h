@@ -21,6 +21,7 @@ void clear(T* value) {
 
 // The context of a device, made on first use and kept. `backend` is "auto" or a name of attn.h that
 // `device` serves; `threads` are those of a host backend, 0 = num_threads().
+std::shared_ptr<context> context_for(nb::handle backend, Device device, int32_t threads = 0);
 std::shared_ptr<context> context_for(const std::string& backend, Device device,
                                      int32_t threads = 0);
 // Threads of calls on the host that say nothing else. 0 sets the library's default.
@@ -79,14 +80,13 @@ class Call {
   int32_t threads() const { return threads_; }  // as asked for; 0 on devices
   // out, or (out, lse).
   nb::object run(Compiled& compiled);
+  // Refuses contents of the small arrays that a run on a GPU would not look at.
+  void check(Compiled& compiled);
 
  private:
   nb::object argument(const char* name) const;
-  template <class T>
-  T value(const char* name, const char* accepted) const {
-    return scalar<T>(argument(name), name, accepted);
-  }
   bool given(const char* name) const { return !argument(name).is_none(); }
+  bool is_set(const char* name) const { return boolean(argument(name), name); }
   // Of segment i; `name` gets "k[i]" where there are several.
   nb::object of_segment(const char* what, size_t i, std::string* name) const;
   const Array& keep(Array array);

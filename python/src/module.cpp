@@ -4,7 +4,9 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
+#include <string>
 #include <tuple>
+#include <vector>
 
 #include "call.h"
 
@@ -48,12 +50,38 @@ nb::object forward(const nb::dict& arguments) {
   return call.run(*compiled);
 }
 
+void check_call(const nb::dict& arguments) {
+  Call call(arguments);
+  const std::shared_ptr<Compiled> compiled = cached(call.owner(), call.problem());
+  call.check(*compiled);
+}
+
 std::string explain_call(const nb::dict& arguments) {
   const Call call(arguments);
   return explain(*call.owner(), call.problem());
 }
 
 // ---- block masks --------------------------------------------------------------------------------
+
+// One integer, or one for queries and one for keys.
+std::pair<int32_t, int32_t> read_block_size(nb::handle value) {
+  const nb::object one = nb::steal(PyNumber_Index(value.ptr()));
+  PyErr_Clear();
+  if (one) {
+    const int32_t size = integer32(one, "block_size");
+    return {size, size};
+  }
+  const auto [q, k] = integers(value, "block_size", "an integer or a pair of them");
+  for (int64_t size : {q, k})
+    if (size < INT32_MIN || size > INT32_MAX)
+      refuse("block_size is " + text_of(value) + "; accepted: below 2^31");
+  return {int32_t(q), int32_t(k)};
+}
+
+// Of a builder that is told the lengths.
+std::pair<int64_t, int64_t> read_lengths(nb::handle seqlen_q, nb::handle seqlen_kv) {
+  return {integer(seqlen_q, "seqlen_q"), integer(seqlen_kv, "seqlen_kv")};
+}
 
 attn_block_mask_shape mask_shape(int64_t batch, int64_t heads, int64_t seqlen_q, int64_t seqlen_kv,
                                  std::pair<int32_t, int32_t> block_size) {
@@ -92,14 +120,18 @@ Mask make_mask(Device device, const attn_block_mask_shape& shape, Build&& build)
   return Mask{std::move(owner), device, shape, std::move(made)};
 }
 
-// [batch, heads, ...], or without these two.
+// [batch, heads, ...], or without these two. 0, which attn.h takes for 1, is none of them.
 std::pair<int64_t, int64_t> mask_batch_heads(const Array& a, size_t dims, const char* form) {
   if (a.tensor.ndim() == dims) return {1, 1};
   a.need_shape(std::vector<int64_t>(dims + 2, -1), form);
+  if (a.size(0) == 0 || a.size(1) == 0)
+    refuse(a.name + " has shape " + shape_text(a.shape()) +
+           "; accepted: 1 or more in the first two dimensions, " + form);
   return {a.size(0), a.size(1)};
 }
 
-Mask mask_from_dense(nb::handle value, std::pair<int32_t, int32_t> block_size) {
+Mask mask_from_dense(nb::handle value, nb::handle size) {
+  const auto block_size = read_block_size(size);
   Reader reader;
   const Array dense = reader.first(value, "dense");
   if (std::strcmp(dense.type.name, "u8") != 0) dense.need_type("bool");
@@ -109,14 +141,15 @@ Mask mask_from_dense(nb::handle value, std::pair<int32_t, int32_t> block_size) {
   const auto shape = mask_shape(batch, heads, dense.size(n - 2), dense.size(n - 1), block_size);
   return make_mask(dense.device, shape, [&](const context& owner) {
     block_mask made = block_mask::from_dense(
-        owner, shape, static_cast<const uint8_t*>(dense.data()), reader.stream());
+        owner, shape, static_cast<const uint8_t*>(dense.address()), reader.stream());
     if (reader.waits()) owner.synchronize(reader.stream());
     return made;
   });
 }
 
-Mask mask_from_intervals(nb::handle value, int64_t seqlen_q,
-                         std::pair<int32_t, int32_t> block_size) {
+Mask mask_from_intervals(nb::handle value, nb::handle length, nb::handle size) {
+  const auto block_size = read_block_size(size);
+  const int64_t seqlen_q = integer(length, "seqlen_q");
   Reader reader;
   const Array a = reader.first(value, "intervals");
   a.need_type("i32");
@@ -125,45 +158,73 @@ Mask mask_from_intervals(nb::handle value, int64_t seqlen_q,
   const size_t n = a.tensor.ndim();
   std::vector<int64_t> want(n, -1);
   want.back() = 2;
+  if (a.size(n - 2) != 2) want[n - 2] = 1;
   a.need_shape(want, form);
   a.need_contiguous();
   const auto shape = mask_shape(batch, heads, seqlen_q, a.size(n - 3), block_size);
   return make_mask(a.device, shape, [&](const context& owner) {
     block_mask made =
-        block_mask::from_intervals(owner, shape, static_cast<const int32_t*>(a.data()),
+        block_mask::from_intervals(owner, shape, static_cast<const int32_t*>(a.address()),
                                    int32_t(a.size(n - 2)), reader.stream());
     if (reader.waits()) owner.synchronize(reader.stream());
     return made;
   });
 }
 
-Mask mask_from_documents(const std::vector<int64_t>& lengths, bool causal,
-                         std::pair<int32_t, int32_t> block_size, const std::string& device) {
+Mask mask_from_documents(const std::vector<nb::object>& values, nb::handle causal_value,
+                         nb::handle size, const std::string& device) {
+  const auto block_size = read_block_size(size);
+  const bool causal = boolean(causal_value, "causal");
+  std::vector<int64_t> lengths;
   int64_t total = 0;
-  for (int64_t n : lengths)
-    if (__builtin_add_overflow(total, n, &total))
+  for (const nb::object& value : values) {
+    lengths.push_back(integer(value, "lengths[" + std::to_string(lengths.size()) + "]"));
+    if (__builtin_add_overflow(total, lengths.back(), &total))
       refuse("lengths add up to more than 64 bits hold");
+  }
   const auto shape = mask_shape(1, 1, total, total, block_size);
   return make_mask(parse_device(device), shape, [&](const context& owner) {
     return block_mask::from_documents(owner, shape, lengths, causal);
   });
 }
 
-Mask mask_from_window(int64_t seqlen_q, int64_t seqlen_kv, std::pair<int64_t, int64_t> window,
-                      int64_t global_tokens, int64_t prefix_tokens,
-                      std::pair<int32_t, int32_t> block_size, const std::string& device) {
-  const auto shape = mask_shape(1, 1, seqlen_q, seqlen_kv, block_size);
+Mask mask_from_window(nb::handle length_q, nb::handle length_kv, nb::handle window_value,
+                      nb::handle global_value, nb::handle prefix_value, nb::handle size,
+                      const std::string& device) {
+  const auto [seqlen_q, seqlen_kv] = read_lengths(length_q, length_kv);
+  const auto window =
+      integers(window_value, "window", "a pair of integers (left, right), -1 = unbounded");
+  const int64_t global_tokens = integer(global_value, "global_tokens");
+  const int64_t prefix_tokens = integer(prefix_value, "prefix_tokens");
+  const auto shape = mask_shape(1, 1, seqlen_q, seqlen_kv, read_block_size(size));
   return make_mask(parse_device(device), shape, [&](const context& owner) {
     return block_mask::from_window(owner, shape, window.first, window.second, global_tokens,
                                    prefix_tokens);
   });
 }
 
-// kinds u8 [B or 1, Hq or 1, rows, columns], index i32 of the same shape, bits u32 [P, bq, words],
-// on the host.
+// bool [P, bq, bk] as words, bit c % 32 of word c / 32.
+std::vector<uint32_t> pack_bits(const Array& bits) {
+  const int64_t words = (bits.size(2) + 31) / 32;
+  std::vector<uint32_t> packed(size_t(bits.size(0) * bits.size(1) * words));
+  const auto* from = static_cast<const uint8_t*>(bits.data());
+  for (int64_t p = 0, row = 0; p < bits.size(0); ++p)
+    for (int64_t i = 0; i < bits.size(1); ++i, ++row)
+      for (int64_t c = 0; c < bits.size(2); ++c) {
+        const int64_t at =
+            p * bits.tensor.stride(0) + i * bits.tensor.stride(1) + c * bits.tensor.stride(2);
+        packed[size_t(row * words + c / 32)] |= uint32_t{from[at] != 0} << c % 32;
+      }
+  return packed;
+}
+
+// kinds u8 [rows, columns] or [B or 1, Hq or 1, rows, columns], index i32 of the same shape, bits
+// bool [P, bq, bk] or u32 [P, bq, words], on the host.
 Mask mask_from_kinds(nb::handle kinds_value, nb::handle index_value, nb::handle bits_value,
-                     int64_t seqlen_q, int64_t seqlen_kv, std::pair<int32_t, int32_t> block_size,
+                     nb::handle length_q, nb::handle length_kv, nb::handle size,
                      const std::string& device) {
+  const auto [seqlen_q, seqlen_kv] = read_lengths(length_q, length_kv);
+  const auto block_size = read_block_size(size);
   Reader reader;
   const Array kinds = reader.first(kinds_value, "kinds");
   if (!kinds.device.host())
@@ -176,8 +237,16 @@ Mask mask_from_kinds(nb::handle kinds_value, nb::handle index_value, nb::handle 
   };
   const int64_t bq = blocks("block_size[0]", block_size.first);
   const int64_t bk = blocks("block_size[1]", block_size.second);
-  kinds.need_shape({-1, -1, (seqlen_q + bq - 1) / bq, (seqlen_kv + bk - 1) / bk},
-                   "[B or 1, Hq or 1, ceil(Sq / bq), ceil(Skv / bk)]");
+  for (int64_t length : {seqlen_q, seqlen_kv})
+    if (length < 0 || length > INT32_MAX)
+      refuse("seqlen_q is " + std::to_string(seqlen_q) + ", seqlen_kv " +
+             std::to_string(seqlen_kv) + "; accepted: 0 to 2^31 - 1");
+  const char* form = "[rows, columns] or [B or 1, Hq or 1, rows, columns]";
+  const auto [batch, heads] = mask_batch_heads(kinds, 2, form);
+  std::vector<int64_t> grid(kinds.tensor.ndim(), -1);
+  grid.end()[-2] = (seqlen_q + bq - 1) / bq;
+  grid.end()[-1] = (seqlen_kv + bk - 1) / bk;
+  kinds.need_shape(grid, form);
   kinds.need_contiguous();
   Array index, bits;
   if (!index_value.is_none()) {
@@ -187,19 +256,28 @@ Mask mask_from_kinds(nb::handle kinds_value, nb::handle index_value, nb::handle 
     index.need_contiguous();
   }
   int64_t partials = 0;
+  std::vector<uint32_t> packed;
+  const uint32_t* words = nullptr;
   if (!bits_value.is_none()) {
     bits = reader.next(bits_value, "bits");
-    bits.need_type("u32");
-    bits.need_shape({-1, bq, (bk + 31) / 32}, "[P, bq, ceil(bk / 32)]");
-    bits.need_contiguous();
+    if (!std::strcmp(bits.type.name, "bool")) {
+      bits.need_shape({-1, bq, bk}, "[P, bq, bk]");
+      packed = pack_bits(bits);
+      words = packed.data();
+    } else {
+      bits.need_type("u32");
+      bits.need_shape({-1, bq, (bk + 31) / 32}, "[P, bq, ceil(bk / 32)]");
+      bits.need_contiguous();
+      words = static_cast<const uint32_t*>(bits.data());
+    }
     partials = bits.size(0);
   }
-  const auto shape = mask_shape(kinds.size(0), kinds.size(1), seqlen_q, seqlen_kv, block_size);
+  const auto shape = mask_shape(batch, heads, seqlen_q, seqlen_kv, block_size);
   return make_mask(parse_device(device), shape, [&](const context& owner) {
     return block_mask::from_kinds(
-        owner, shape, static_cast<const uint8_t*>(kinds.data()),
-        index_value.is_none() ? nullptr : static_cast<const int32_t*>(index.data()),
-        partials ? static_cast<const uint32_t*>(bits.data()) : nullptr, partials);
+        owner, shape, static_cast<const uint8_t*>(kinds.address()),
+        index_value.is_none() ? nullptr : static_cast<const int32_t*>(index.address()),
+        partials ? words : nullptr, partials);
   });
 }
 
@@ -223,7 +301,7 @@ attn_strides strides_of(const Array& a) {
 }
 
 nb::object merge(const std::vector<std::pair<nb::object, nb::object>>& parts, nb::handle out_dtype,
-                 const std::string& backend) {
+                 nb::handle backend) {
   if (parts.empty()) refuse("parts is empty; accepted: one (out, lse) or more");
   attn_merge_problem p;
   clear(&p);
@@ -240,6 +318,8 @@ nb::object merge(const std::vector<std::pair<nb::object, nb::object>>& parts, nb
       p.seqlen_q = out.size(n - 3);
       p.heads_q = out.size(n - 2);
       p.head_dim_v = out.size(n - 1);
+      if (out.type.type == ATTN_DTYPE_NONE)
+        refuse(out.name + " is " + out.type.name + "; accepted: f32, f16, bf16");
       p.part_type = out.type.type;
       p.part_stride = strides_of(out);
     } else {
@@ -261,16 +341,14 @@ nb::object merge(const std::vector<std::pair<nb::object, nb::object>>& parts, nb
   }
   const ElementType* type = out_dtype.is_none() ? &outs[0].type : find_type(out_dtype);
   if (!type || type->type == ATTN_DTYPE_NONE)
-    refuse("out_dtype is " + nb::cast<std::string>(nb::str(out_dtype)) +
-           "; accepted: f32, f16, bf16");
+    refuse("out_dtype is " + text_of(out_dtype) + "; accepted: f32, f16, bf16");
   p.out_type = type->type;
   p.num_parts = int32_t(parts.size());
 
   const std::shared_ptr<Compiled> compiled =
       cached(context_for(backend, reader.origin().device), p);
-  nb::object out = reader.empty(outs[0].shape(), *type),
-             lse = reader.empty(lses[0].shape(), lses[0].type);
-  const Array out_array = reader.next(out, "out"), lse_array = reader.next(lse, "lse");
+  const Array out = reader.empty("out", outs[0].shape(), *type);
+  const Array lse = reader.empty("lse", lses[0].shape(), lses[0].type);
   std::vector<const void*> out_pointers;
   std::vector<const float*> lse_pointers;
   for (size_t i = 0; i < parts.size(); ++i) {
@@ -281,19 +359,19 @@ nb::object merge(const std::vector<std::pair<nb::object, nb::object>>& parts, nb
   args.num_parts = p.num_parts;
   args.outs = out_pointers.data();
   args.lses = lse_pointers.data();
-  args.out = out_array.data();
-  args.lse = static_cast<float*>(lse_array.data());
+  args.out = out.data();
+  args.lse = static_cast<float*>(lse.data());
   {
     nb::gil_scoped_release release;
     compiled->made.run(args, reader.stream());
     if (reader.waits()) compiled->owner->synchronize(reader.stream());
   }
-  return nb::make_tuple(out, lse);
+  return nb::make_tuple(out.source, lse.source);
 }
 
 // scale: 1, "amax", another number, or an array of f32. per: "tensor", "head", 64 or 128.
 nb::object quantize(nb::handle value, nb::handle dtype, nb::handle scale, nb::handle per,
-                    bool saturate, const std::string& backend) {
+                    nb::handle saturate, nb::handle backend) {
   attn_quantize_problem p;
   clear(&p);
   Reader reader;
@@ -304,18 +382,20 @@ nb::object quantize(nb::handle value, nb::handle dtype, nb::handle scale, nb::ha
   p.seqlen = x.size(n - 3);
   p.heads = x.size(n - 2);
   p.head_dim = x.size(n - 1);
+  if (x.type.type == ATTN_DTYPE_NONE)
+    refuse(std::string("x is ") + x.type.name + "; accepted: f32, f16, bf16");
   p.src_type = x.type.type;
   p.src_stride = strides_of(x);
   const ElementType* type = find_type(dtype);
   const bool ggml = type && (type->type == ATTN_Q8_0 || type->type == ATTN_Q4_0);
   if (!type || !(ggml || is_fp8(type->type)))
-    refuse("dtype is " + nb::cast<std::string>(nb::str(dtype)) +
+    refuse("dtype is " + text_of(dtype) +
            "; accepted: f8_e4m3fn, f8_e5m2, f8_e4m3fnuz, q8_0, q4_0");
   p.dst_type = type->type;
-  p.saturate = saturate;
+  p.saturate = boolean(saturate, "saturate");
 
   std::vector<int64_t> descale_shape = {1};
-  const std::string per_text = nb::cast<std::string>(nb::str(per));
+  const std::string per_text = text_of(per);
   if (per_text == "head") {
     p.kind = ATTN_DESCALE_HEAD;
     descale_shape = {p.batch, p.heads};
@@ -330,46 +410,42 @@ nb::object quantize(nb::handle value, nb::handle dtype, nb::handle scale, nb::ha
     p.kind = ATTN_DESCALE_TENSOR;
   }
 
-  nb::object descale = nb::none();
-  Array descale_array;
-  const ElementType& f32 = *find_type(nb::str("f32"));
+  Array descale;
+  descale.source = nb::none();
+  const char* scales = "a number, amax, or an array of f32";
   if (nb::isinstance<nb::str>(scale)) {
-    if (nb::cast<std::string>(scale) != "amax")
-      refuse("scale is " + nb::cast<std::string>(scale) +
-             "; accepted: a number, amax, or an array of f32");
+    if (text_of(scale) != "amax") refuse("scale is " + text_of(scale) + "; accepted: " + scales);
     p.scale = ATTN_SCALE_AMAX;
-    descale = reader.empty(descale_shape, f32);
-  } else if (is_array(scale) && !nb::isinstance<nb::float_>(scale)) {
+    descale = reader.empty("descale", descale_shape, *find_type(nb::str("f32")));
+  } else if (is_array(scale)) {
     p.scale = ATTN_SCALE_GIVEN;
-    descale = nb::borrow(scale);
+    descale = reader.next(scale, "scale");
+    descale.need_type("f32");
+    descale.need_shape(descale_shape, "the shape that `per` asks for");
+    descale.need_contiguous();
   } else {
-    const float number = scalar<float>(scale, "scale", "a number, amax, or an array of f32");
-    p.scale = number == 1 ? ATTN_SCALE_ONE : ATTN_SCALE_GIVEN;
-    if (!(ggml && number == 1)) descale = reader.full(descale_shape, number);
-  }
-  if (!descale.is_none()) {
-    descale_array = reader.next(descale, "scale");
-    descale_array.need_type("f32");
-    descale_array.need_shape(descale_shape, "the shape that `per` asks for");
-    descale_array.need_contiguous();
+    const float factor = number(scale, "scale", scales);
+    if (factor == 0) refuse("scale is 0; accepted: another number");
+    p.scale = factor == 1 ? ATTN_SCALE_ONE : ATTN_SCALE_GIVEN;
+    if (!(ggml && factor == 1)) descale = reader.full("descale", descale_shape, factor);
   }
 
   std::vector<int64_t> shape = x.shape();
   if (ggml) shape.back() = shape.back() / 32 * (type->type == ATTN_Q8_0 ? 34 : 18);
   const std::shared_ptr<Compiled> compiled =
       cached(context_for(backend, reader.origin().device), p);
-  nb::object stored = reader.empty(shape, ggml ? *find_type(nb::str("u8")) : *type);
-  const Array stored_array = reader.next(stored, "stored");
+  const Array stored = reader.empty("stored", shape, ggml ? *find_type(nb::str("u8")) : *type);
   auto args = make<attn_quantize_args>();
   args.src = x.data();
-  args.dst = stored_array.data();
-  if (!descale.is_none()) args.descale = static_cast<float*>(descale_array.data());
+  args.dst = stored.data();
+  if (!descale.source.is_none())
+    args.descale = static_cast<float*>(const_cast<void*>(descale.address()));
   {
     nb::gil_scoped_release release;
     compiled->made.run(args, reader.stream());
     if (reader.waits()) compiled->owner->synchronize(reader.stream());
   }
-  return nb::make_tuple(stored, descale);
+  return nb::make_tuple(stored.source, descale.source);
 }
 
 // attn.InvalidArgument and its siblings, by status.
@@ -391,6 +467,7 @@ NB_MODULE(_attn, m) {
   set_main_thread(nb::cast<unsigned long>(
       nb::module_::import_("threading").attr("main_thread")().attr("ident")));
   m.def("forward", &forward);
+  m.def("check", &check_call);
   m.def("explain", &explain_call);
   m.def("info", [] { return info(); });
   m.def("version", [] { return attn_version(); });
@@ -401,10 +478,13 @@ NB_MODULE(_attn, m) {
   });
   m.def("cache_clear", &cache_clear);
   m.def("num_threads", &num_threads);
-  m.def("set_num_threads", &set_num_threads);
+  m.def(
+      "set_num_threads", [](nb::handle n) { set_num_threads(integer32(n, "threads")); },
+      nb::arg().none());
   m.def("forget_everything", &forget_everything);
-  m.def("merge", &merge, nb::arg("parts"), nb::arg("out_dtype").none(), nb::arg("backend"));
-  m.def("quantize", &quantize);
+  const auto any = nb::arg().none();  // nanobind's own sentence for None names no argument
+  m.def("merge", &merge, nb::arg(), any, any);
+  m.def("quantize", &quantize, any, any, any, any, any, any);
 
   nb::class_<PlanObject>(m, "Plan")
       .def_prop_ro("kernel",
@@ -431,12 +511,11 @@ NB_MODULE(_attn, m) {
         return std::string(attn_backend_string(mask.device.backend)) + ":" +
                std::to_string(mask.device.index);
       });
-  m.def("mask_from_dense", &mask_from_dense);
-  m.def("mask_from_intervals", &mask_from_intervals);
-  m.def("mask_from_documents", &mask_from_documents);
-  m.def("mask_from_window", &mask_from_window);
-  m.def("mask_from_kinds", &mask_from_kinds, nb::arg(), nb::arg().none(), nb::arg().none(),
-        nb::arg(), nb::arg(), nb::arg(), nb::arg());
+  m.def("mask_from_dense", &mask_from_dense, any, any);
+  m.def("mask_from_intervals", &mask_from_intervals, any, any, any);
+  m.def("mask_from_documents", &mask_from_documents, nb::arg(), any, any, nb::arg());
+  m.def("mask_from_window", &mask_from_window, any, any, any, any, any, any, nb::arg());
+  m.def("mask_from_kinds", &mask_from_kinds, any, any, any, any, any, any, nb::arg());
   m.def("mask_combine", &combine);
 }
 

@@ -1,6 +1,7 @@
 """forward(), Plan and explain() on NumPy arrays: layouts, types, outputs, errors, the cache."""
 import gc
 import inspect
+import itertools
 import multiprocessing
 import threading
 import weakref
@@ -239,6 +240,100 @@ class Arguments(Case):
         self.refuses(ValueError, ["alibi_slopes is not contiguous"], attn.forward, q, k, v,
                      alibi_slopes=np.ones(8, np.float32)[::2])
 
+    def test_what_attn_h_takes_for_a_default(self):
+        """0 sizes, strides, numbers and names that in C mean "unset" are not reached by way of an array or option."""
+        q, k, v = self.qkv()
+        calls = attn.forward, attn.Plan, attn.explain, attn.check
+        none = v[..., :0]
+        for call in calls:
+            self.refuses(ValueError, ["v has shape [2, 13, 2, 0]", "head_dim_v of 1 or more"], call, q, k, none)
+            self.refuses(ValueError, ["v has shape [2, 13, 2, 0]"], call, q, k, none, out=np.empty((2, 9, 4, 0), np.float32))
+            self.refuses(ValueError, ["v[0] has shape [2, 13, 2, 0]"], call, q, [k, k], [none, v])
+            self.refuses(ValueError, ["v[1] has shape [2, 13, 2, 0]"], call, q, [k, k], [v, none])
+            self.refuses(ValueError, ["head_dim is 0"], call, q[..., :0], k[..., :0], v)
+            self.refuses(ValueError, ["scale is 1e-50", "f32"], call, q, k, v, scale=1e-50)
+            self.refuses(ValueError, ["scale is 1e+300", "f32"], call, q, k, v, scale=1e300)
+            self.refuses(ValueError, ["softcap is 1e-60", "f32"], call, q, k, v, softcap=1e-60)
+        for call in calls[1:]:
+            self.refuses(ValueError, ["kernel is empty text"], call, q, k, v, kernel="")
+        self.refuses(ValueError, ["out has shape [2, 9, 4, 0]"], attn.forward, q, k, v, out=np.empty((2, 9, 4, 0), np.float32))
+        self.refuses(ValueError, ["kernel has characters"], attn.Plan, q, k, v, kernel="reference\0", backend="reference")
+        # what 32 bits would cut down to 4 keys
+        pages = np.broadcast_to(k[:1, :1], (3, 2 ** 32 + 4, 2, 16))
+        table = np.zeros((2, 3), np.int32)
+        self.refuses(ValueError, ["k has shape [3, 4294967300, 2, 16]", "2^31"], attn.forward, q, pages, pages, block_table=table)
+        long = np.broadcast_to(k[:1, :1], (1, 2 ** 31 - 1, 2, 16))
+        self.refuses(ValueError, ["block_table has shape [2, 3]", "2^31"], attn.forward, q, long, long, block_table=table)
+        huge = np.broadcast_to(k[:, :1], (2, 2 ** 41, 2, 16))
+        self.refuses(ValueError, ["k has shape", "2^40"], attn.forward, q, huge, huge)
+        # 306 bytes are 9 blocks of q8_0 or 17 of q4_0
+        stored = attn.quantize(self.normal(2, 13, 2, 288), "q8_0")[0]
+        self.refuses(ValueError, ["v is u8", "288 elements of q8_0 or 544 of q4_0"], attn.forward, q, k, stored)
+        wide = self.normal(2, 9, 4, 288)
+        self.close(attn.forward(wide, stored, stored), attn.forward(wide, stored, stored, backend="reference"))
+
+    def test_repeated_elements(self):
+        """A stride of 0 is read as it is: four zeros of a bias and three of k mean "contiguous" in C."""
+        q, k, v = self.qkv()
+        for keep in itertools.product((False, True), repeat=3):
+            repeat = [x[tuple(slice(None) if kept else slice(1) for kept in keep)] for x in (k, v)]
+            repeat = [np.broadcast_to(x, k.shape) for x in repeat]
+            for backend in "reference", "cpu":
+                if any(keep):
+                    self.close(attn.forward(q, *repeat, backend=backend), softmax_attention(q, *repeat)[0])
+                else:
+                    self.refuses(ValueError, "k: all strides are 0", attn.forward, q, *repeat, backend=backend)
+        one = np.broadcast_to(k[:, 0, 0], (9, 4, 2, 16)).transpose(2, 0, 1, 3)
+        self.close(attn.quantize(one, "f8_e5m2")[0].astype(np.float32), one.astype(ml_dtypes.float8_e5m2).astype(np.float32))
+        out, lse = attn.forward(q, k, v, return_lse=True)
+        same = np.broadcast_to(out[:, :1], out.shape), np.ascontiguousarray(np.broadcast_to(lse[:, :, :1], lse.shape))
+        self.close(attn.merge([same])[0], same[0])
+
+    def test_no_elements_of_small_arrays(self):
+        q, k, v = self.qkv()
+        none = k[:, :0], v[:, :0]
+        out, lse = attn.forward(q, *none, bias=np.empty((2, 4, 9, 0), np.float32), return_lse=True)
+        self.assertTrue((out == 0).all() and (lse == -np.inf).all())
+        pages = np.empty((0, 4, 2, 16), np.float32)
+        self.assertTrue((attn.forward(q, pages, pages, block_table=np.empty((2, 0), np.int32)) == 0).all())
+        blocks = np.empty((2, 2, 0), np.float32)
+        self.assertTrue((attn.forward(q, *none, k_descale=blocks, v_descale=blocks) == 0).all())
+        nothing = np.empty((0, 4, 16), np.float32), np.zeros(3, np.int32)
+        self.assertEqual(attn.forward(nothing[0], k, v, cu_seqlens_q=nothing[1], max_seqlen_q=0).shape, (0, 4, 16))
+
+    def test_kinds_of_numbers(self):
+        """NumPy's scalars, and arrays without dimensions, are Python's."""
+        q, k, v = self.qkv()
+        want, want_lse = attn.forward(q, k, v, causal=True, scale=0.25, softcap=2, window=(4, 1), return_lse=True)
+        for true in np.True_, np.array(True):
+            out, lse = attn.forward(q, k, v, causal=true, scale=np.float64(0.25), softcap=np.int8(2), return_lse=true,
+                                    window=np.array([4, 1]))
+            np.testing.assert_array_equal(out, want)
+            np.testing.assert_array_equal(lse, want_lse)
+        top = attn.forward(q, k, v, causal_top_left=True)
+        np.testing.assert_array_equal(attn.forward(q, k, v, causal=np.False_, causal_top_left=np.True_), top)
+        out = attn.Plan(q, k, v, split_invariant=np.True_, kv_prefix_stable=np.False_, fixed_split=np.int64(4),
+                        max_sms=np.array(0), scale=np.array(0.5))(q, k, v, return_lse=np.False_)
+        self.close(out, softmax_attention(q, k, v, scale=0.5)[0])
+        packed = attn.forward(q[0], k[:1], v[:1], cu_seqlens_q=np.array([0, 9], np.int32), max_seqlen_q=np.uint8(9))
+        self.close(packed, softmax_attention(q[:1], k[:1], v[:1])[0][0])
+        for wrong in 1, 0.0, "yes", None, [True], np.array([True]), np.int64(1):
+            self.refuses(TypeError, ["causal is a", "a bool"], attn.forward, q, k, v, causal=wrong)
+        for wrong in 2.0, np.float32(2), "2", np.array([1, 2]):
+            self.refuses(TypeError, ["max_sms is a", "an integer"], attn.Plan, q, k, v, max_sms=wrong)
+        self.refuses(TypeError, ["window[0] is a float", "integers"], attn.forward, q, k, v, window=(1.5, 2))
+        self.refuses(ValueError, ["max_sms is 4294967297", "2147483647"], attn.Plan, q, k, v, max_sms=2 ** 32 + 1)
+        self.refuses(ValueError, ["fixed_split is 1180591620717411303424"], attn.Plan, q, k, v, fixed_split=2 ** 70)
+
+    def test_subclasses_of_numpy(self):
+        class Own(np.ndarray):
+            pass
+        q, k, v = self.qkv()
+        self.close(attn.forward(q.view(Own), k.view(Own), v), softmax_attention(q, k, v)[0])
+        masked = np.ma.masked_array(k, mask=k > 0)
+        self.refuses(ValueError, ["k is a MaskedArray", "without a mask"], attn.forward, q, masked, v)
+        self.refuses(ValueError, ["x is a MaskedArray"], attn.quantize, masked, "f8_e5m2")
+
     def test_errors_by_status(self):
         q, k, v = self.qkv()
         offsets = np.array([0, 9], np.int32)
@@ -270,6 +365,46 @@ class Arguments(Case):
         self.refuses(ValueError, ["bias requires grad"], attn.forward, q, k, v,
                      bias=Tensor(self.normal(2, 4, 9, 13), True))
         self.refuses(ValueError, ["q requires grad"], attn.forward, q.view(Parameter), k, v)
+
+
+class Checks(Case):
+    """check() says what a run takes as it is."""
+
+    def test_pages(self):
+        q, k, v = self.qkv(seqlen_kv=4)
+        table, lengths = np.array([[0, 1], [1, 0]], np.int32), np.array([8, 3], np.int32)
+        arguments = q, k, v
+        options = {"block_table": table, "seqlens_kv": lengths, "causal": True}
+        for backend in "reference", "cpu":
+            self.assertIsNone(attn.check(*arguments, **options, backend=backend))
+            table[1, 1] = 7  # beyond what lengths[1] needs
+            attn.check(*arguments, **options, backend=backend)
+            for bad in 2, -1:
+                table[0, 1] = bad
+                attn.forward(*arguments, **options, backend=backend)
+                self.refuses(attn.InvalidArgument, [f"block_table[0, 1] is {bad}", "accepted: 0 to 1"], attn.check,
+                             *arguments, **options, backend=backend)
+                self.refuses(attn.InvalidArgument, [f"segment 1: block_table[0, 1] is {bad}"], attn.check, q, [k, k], [v, v],
+                             block_table=[None, table], seqlens_kv=[None, lengths], backend=backend)
+            table[0, 1] = 1
+
+    def test_lengths(self):
+        q, k, v = self.qkv()
+        self.refuses(attn.InvalidArgument, ["seqlens[1] is 14", "0 to 13"], attn.check, q, k, v,
+                     seqlens_kv=np.array([13, 14], np.int32))
+        self.refuses(attn.InvalidArgument, ["cu_seqlens[1] is -1"], attn.check, q, k[0], v[0],
+                     cu_seqlens_kv=np.array([0, -1, 3], np.int32))
+        self.refuses(attn.InvalidArgument, ["cu_seqlens_q[0] is 1"], attn.check, q[0], k, v,
+                     cu_seqlens_q=np.array([1, 3, 9], np.int32))
+        self.assertIsNone(attn.check(q[0], k, v, cu_seqlens_q=np.array([0, 3, 9], np.int32), return_lse=True,
+                                     kernel="cpu_baseline", out=np.empty_like(q[0])))
+
+    def test_arguments(self):
+        q, k, v = self.qkv()
+        self.refuses(TypeError, "kernal", attn.check, q, k, v, kernal="x")
+        self.refuses(ValueError, ["head_dim"], attn.check, q, k[..., :4], v)
+        mask = attn.BlockMask.from_dense(causal(9, 13), block_size=4)
+        self.assertIsNone(attn.check(q, k, v, block_mask=mask))
 
 
 class Plans(Case):

@@ -101,6 +101,136 @@ class Torch(Case):
             k *= 1
         attn.forward(q, k.detach(), v)
 
+    def test_grad_is_off(self):
+        """A model's parameters are taken where torch records nothing, and nowhere else."""
+        import torch
+        q, k, v = self.tensors(torch.float32)
+        sinks = torch.nn.Parameter(torch.zeros(4))
+        weights = [torch.nn.Parameter(x) for x in (q, k, v)]
+        want, want_lse = attn.forward(q, k, v, sinks=sinks.detach(), return_lse=True)
+        part = (want.clone().requires_grad_(), want_lse)
+        calls = (lambda: attn.forward(q, k, v, sinks=sinks), lambda: attn.forward(*weights, sinks=sinks),
+                 lambda: attn.Plan(*weights, sinks=sinks)(q, weights[1], v, sinks=sinks),
+                 lambda: attn.merge([part])[0],
+                 lambda: attn.forward(q, k, v, sinks=sinks.detach(), out=torch.empty_like(q).requires_grad_()))
+        for call in calls:
+            for off in torch.no_grad(), torch.inference_mode():
+                with off:
+                    out = call()
+                    self.close(out.detach(), want, 0)
+            self.refuses(ValueError, ["requires grad", "no_grad", "backward"], call)
+        with torch.no_grad():
+            stored, _ = attn.quantize(weights[1], "f8_e5m2")
+            self.assertIs(type(stored), torch.Tensor)
+            self.assertFalse(attn.forward(*weights).requires_grad)
+        self.refuses(ValueError, ["x requires grad"], attn.quantize, weights[1], "f8_e5m2")
+
+    def test_subclasses(self):
+        import torch
+
+        class Own(torch.Tensor):
+            pass
+
+        q, k, v = self.tensors(torch.float32)
+        own = [x.as_subclass(Own) for x in (q, k, v)]
+        want, want_lse = attn.forward(q, k, v, return_lse=True)
+        out, lse = attn.forward(*own, return_lse=True)
+        self.assertEqual([type(out), type(lse)], [Own, Own])
+        self.close(out, want, 0)
+        self.close(lse, want_lse, 0)
+        self.assertIs(type(attn.forward(q, own[1], v)), torch.Tensor)
+        self.assertIs(type(attn.merge([(out, lse)])[0]), Own)
+        stored, descale = attn.quantize(own[1], torch.float8_e4m3fn, scale=2)
+        self.assertEqual([type(stored), type(descale)], [Own, Own])
+        self.close(stored.float(), attn.quantize(k, torch.float8_e4m3fn, scale=2)[0].float(), 0)
+        mask = attn.BlockMask.from_dense(torch.from_numpy(causal(9, 13)).as_subclass(Own), block_size=4)
+        self.close(attn.forward(*own, block_mask=mask), attn.forward(q, k, v, causal=True))
+
+        class Short(torch.Tensor):
+            def new_empty(self, shape, **options):
+                return torch.empty(1, **options)
+        self.refuses(ValueError, ["out as torch makes it has shape [1]"], attn.forward, q.as_subclass(Short), k, v)
+
+    def test_memory_that_is_not_the_value(self):
+        """Negative bit, sparse, meta, vmap, nested, classes that compute for themselves: an attn.Error that says so, of
+        every function and of an argument of each kind."""
+        import torch
+
+        class Wrapper(torch.Tensor):
+            @staticmethod
+            def __new__(cls, inner):
+                return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+            @classmethod
+            def __torch_dispatch__(cls, function, types, arguments=(), options=None):
+                raise AssertionError(function)
+
+        class Logs(Wrapper):
+            @staticmethod
+            def __new__(cls, inner):
+                return torch.Tensor._make_subclass(cls, inner)
+
+        q, k, v = self.tensors(torch.float32)
+        sinks, lse = torch.zeros(4), torch.zeros(2, 4, 9)
+        made = {"negative bit": torch._neg_view, "data pointer": lambda x: x.to_sparse(), "meta": lambda x: x.to("meta"),
+                "is a Wrapper": Wrapper, "is a Logs": Logs}
+        for words, make in made.items():
+            calls = {"q": lambda: attn.forward(make(q), k, v), "k": lambda: attn.forward(q, make(k), v),
+                     "v[1]": lambda: attn.forward(q, [k, k], [v, make(v)]),
+                     "sinks": lambda: attn.forward(q, k, v, sinks=make(sinks)),
+                     "bias": lambda: attn.Plan(q, k, v, bias=make(torch.zeros(2, 4, 9, 13))),
+                     "out": lambda: attn.forward(q, k, v, out=make(torch.empty_like(q))),
+                     "parts[0][0]": lambda: attn.merge([(make(q), lse)]),
+                     "parts[1][1]": lambda: attn.merge([(q, lse), (q, make(lse))]),
+                     "x": lambda: attn.quantize(make(k), "f8_e4m3fn"),
+                     "scale": lambda: attn.quantize(k, "f8_e4m3fn", scale=make(torch.ones(1)))}
+            for name, call in calls.items():
+                with self.subTest(words, name=name):
+                    said = self.refuses(attn.Error, [words, "accepted"], call)
+                    self.assertEqual(str(said).split()[0], name)
+            if words != "negative bit":  # a mask's bools have none
+                dense, kinds = make(torch.ones(9, 13, dtype=torch.uint8)), torch.full((1, 1), 3, dtype=torch.uint8)
+                self.refuses(attn.Error, ["dense", words], attn.BlockMask.from_dense, dense)
+                bits = make(torch.ones(1, 128, 128, dtype=torch.bool))
+                index = torch.zeros(1, 1, dtype=torch.int32)
+                self.refuses(attn.Error, ["bits", words], attn.BlockMask.from_kinds, kinds, 9, 13, index=index, bits=bits)
+                self.refuses(attn.Error, ["kinds", words], attn.BlockMask.from_kinds, make(kinds), 9, 13)
+        for call in (lambda x: attn.forward(x, x, x), lambda x: attn.quantize(x, "f8_e5m2"),
+                     lambda x: attn.merge([(x, lse)])):
+            self.refuses(attn.Error, ["cannot be read", "storage"], torch.vmap(call), q[None])
+        nested = torch.nested.nested_tensor([q[0], q[1, :5]])
+        self.refuses(attn.Error, ["q cannot be read"], attn.forward, nested, k, v)
+        self.refuses(attn.Error, ["q cannot be read"], attn.forward, torch.quantize_per_tensor(q, 0.1, 0, torch.qint8), k, v)
+        self.refuses(attn.Error, ["q is another type"], attn.forward, q.to(torch.complex64).conj(), k, v)
+        self.close(attn.forward(torch._neg_view(q).resolve_neg(), k, v), attn.forward(-q, k, v), 0)
+
+    def test_no_elements(self):
+        """Torch's empty tensors have no address."""
+        import torch
+        q, k, v = self.tensors(torch.float32)
+        none = k[:, :0].clone(), v[:, :0].clone()
+        blocks = torch.empty(2, 2, 0)
+        out, lse = attn.forward(q, *none, bias=torch.empty(2, 4, 9, 0), k_descale=blocks, v_descale=blocks, return_lse=True)
+        self.assertTrue((out == 0).all() and (lse == -float("inf")).all())
+        pages = torch.empty(0, 4, 2, 16)
+        attn.check(q, pages, pages, block_table=torch.empty(2, 0, dtype=torch.int32))
+        self.assertTrue((attn.forward(q, pages, pages, block_table=torch.empty(2, 0, dtype=torch.int32)) == 0).all())
+        stored, descale = attn.quantize(none[0], "f8_e4m3fn", scale="amax", per=64)
+        self.assertEqual((tuple(stored.shape), tuple(descale.shape)), ((2, 0, 2, 16), (2, 2, 0)))
+        mask = attn.BlockMask.from_dense(torch.empty(9, 0, dtype=torch.bool))
+        self.assertTrue((attn.forward(q, *none, block_mask=mask) == 0).all())
+        self.refuses(ValueError, "v has shape [2, 13, 2, 0]", attn.forward, q, k, v[..., :0])
+
+    def test_numbers(self):
+        import torch
+        q, k, v = self.tensors(torch.float32)
+        out = attn.forward(q, k, v, causal=torch.tensor(True), scale=torch.tensor(0.25), window=torch.tensor([4, 0]))
+        self.close(out, attn.forward(q, k, v, causal=True, scale=0.25, window=(4, 0)), 0)
+        mask = attn.BlockMask.from_documents(torch.tensor([4, 5]), block_size=torch.tensor(4))
+        self.assertEqual(mask.shape, (1, 1, 9, 9))
+        self.refuses(TypeError, "causal is a Tensor", attn.forward, q, k, v, causal=torch.tensor(1))
+        self.refuses(TypeError, "scale is a Tensor", attn.forward, q, k, v, scale=torch.tensor(1., device="meta"))
+
     def test_frameworks_mix_on_the_host(self):
         import torch
         q, k, v = self.tensors(torch.float32)
@@ -155,6 +285,48 @@ class Torch(Case):
             out = attn.forward(late, k, v)
         stream.synchronize()
         self.assertTrue(torch.equal(out, want))
+
+    def test_gpu_that_is_not_current(self):
+        """A call runs where its tensors are, in the stream that is current there, and leaves the current device alone."""
+        torch = self.gpu()
+        if torch.cuda.device_count() < 2:
+            self.skipTest("one GPU; two are needed")
+        self.assertEqual(torch.cuda.current_device(), 0)
+        host = self.tensors(torch.float16, seqlen_q=200, seqlen_kv=333, dim=64)
+        q, k, v = (x.to("cuda:1") for x in host)
+        want, want_lse = softmax_attention(*(x.double() for x in host), causal(200, 333))
+        plan = attn.Plan(q, k, v, causal=True)
+        parts = [attn.forward(q, k[:, a:b], v[:, a:b], return_lse=True) for a, b in ((0, 100), (100, 333))]
+        merged = attn.merge(parts)
+        stored, descale = attn.quantize(k, "f8_e4m3fn", scale=2)
+        dense = attn.BlockMask.from_dense(torch.from_numpy(causal(200, 333)).to("cuda:1"))
+        window = attn.BlockMask.from_window(200, 333, (-1, 0), device=q.device)
+        self.assertEqual([dense.device, window.device], ["cuda:1"] * 2)
+        out, lse = attn.forward(q, k, v, causal=True, return_lse=True)
+        results = [out, lse, *merged, stored, descale, plan(q, k, v), attn.forward(q, k, v, block_mask=dense),
+                   attn.forward(q, k, v, block_mask=window)]
+        attn.check(q, k, v, causal=True, seqlens_kv=torch.tensor([333, 12], dtype=torch.int32, device="cuda:1"))
+        with torch.cuda.device(1):
+            self.assertEqual(attn.BlockMask.from_window(9, 9, (-1, 0), device=torch.device("cuda")).device, "cuda:1")
+        self.assertEqual([x.device for x in results], [q.device] * len(results))
+        self.assertEqual(torch.cuda.current_device(), 0)
+        torch.cuda.synchronize(1)
+        self.close(lse.cpu(), want_lse, 2e-3)
+        for got in out, *results[6:]:
+            self.close(got.cpu(), want, 4e-3)
+        self.close(merged[0].cpu(), softmax_attention(*(x.double() for x in host))[0], 4e-3)
+        self.assertEqual(descale.tolist(), [2])
+        self.close(stored.cpu().float() * 2, host[1].float(), 0.3)
+        stream, late = torch.cuda.Stream(1), torch.zeros_like(q)
+        torch.cuda.synchronize(1)
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(50_000_000)
+            late.copy_(q)
+            torch.cuda.set_device(0)  # the stream stays the current one of its device
+            in_order = attn.forward(late, k, v, causal=True)
+        stream.synchronize()
+        self.assertTrue(torch.equal(in_order, out))
+        self.refuses(ValueError, ["k lies in cuda device 0", "accepted: cuda device 1"], attn.forward, q, k.to("cuda:0"), v)
 
     def test_gpu_graph(self):
         torch = self.gpu()

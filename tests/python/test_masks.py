@@ -83,6 +83,9 @@ class Masks(Case):
         visible = visible[:SQ, :SKV]
         mask = attn.BlockMask.from_kinds(kinds, SQ, SKV, block_size=32, index=index, bits=bits)
         self.holds(mask, visible)
+        apart = np.zeros((2, 64, 96), bool)[:, ::2, ::3]
+        apart[...] = bits
+        self.holds(attn.BlockMask.from_kinds(kinds, SQ, SKV, block_size=32, index=index, bits=apart), visible)
         words = np.packbits(bits, axis=-1, bitorder="little").view(np.uint32)
         self.holds(attn.BlockMask.from_kinds(kinds[None, None], SQ, SKV, block_size=32, index=index[None, None],
                                              bits=words), visible)
@@ -116,6 +119,38 @@ class Masks(Case):
             attn.forward(self.q, self.k, self.v, block_mask=mask)
         self.assertLessEqual(attn.cache_info()["plans"], 3)
 
+    def test_sizes_that_mean_a_default(self):
+        """attn.h takes a batch or heads of 0 for 1."""
+        mask = attn.BlockMask
+        for shape in (0, 1), (1, 0), (0, 0):
+            self.refuses(ValueError, ["dense has shape [", "1 or more"], mask.from_dense, np.ones((*shape, SQ, SKV), bool))
+            self.refuses(ValueError, ["intervals has shape ["], mask.from_intervals, np.zeros((*shape, SKV, 1, 2), np.int32), SQ)
+            self.refuses(ValueError, ["kinds has shape ["], mask.from_kinds, np.zeros((*shape, 1, 1), np.uint8), SQ, SKV)
+        for count in 0, 3, 2 ** 32 + 1:
+            intervals = np.broadcast_to(np.zeros((1, 1, 2), np.int32), (0, count, 2))
+            self.refuses(ValueError, ["intervals has shape"], mask.from_intervals, intervals, SQ)
+        self.refuses(ValueError, ["block_size is 4294967312"], mask.from_window, SQ, SKV, (1, 0), block_size=2 ** 32 + 16)
+        self.refuses(ValueError, ["block_size is (16, 4294967312)"], mask.from_window, SQ, SKV, (1, 0),
+                     block_size=(16, 2 ** 32 + 16))
+        for length in -1, -SQ, 2 ** 63 - 1, 2 ** 80:
+            self.refuses(ValueError, ["seqlen_"], mask.from_kinds, np.zeros((1, 1), np.uint8), length, SKV)
+            self.refuses(ValueError, ["seqlen_"], mask.from_kinds, np.zeros((1, 1), np.uint8), SQ, length)
+
+    def test_kinds_of_numbers(self):
+        mask = attn.BlockMask
+        want = window(9, 2)
+        for size in np.int64(16), np.array(16), np.array([16, 16]), [16, np.uint8(16)]:
+            self.holds(mask.from_dense(want, block_size=size), want)
+        self.holds(mask.from_window(np.int64(SQ), np.uint16(SKV), np.array([9, 2]), global_tokens=np.int8(0), block_size=16), want)
+        same = np.tri(SQ, dtype=bool)
+        self.holds(mask.from_documents(np.array([SQ]), causal=np.True_, block_size=16), same,
+                   (self.q, self.k[:, :SQ], self.v[:, :SQ]))
+        self.refuses(TypeError, ["lengths[1] is a float"], mask.from_documents, [3, 4.5])
+        self.refuses(TypeError, ["causal is a int"], mask.from_documents, [3], causal=1)
+        self.refuses(TypeError, ["block_size is a float"], mask.from_dense, want, block_size=16.0)
+        self.refuses(TypeError, ["kinds is a list", "array"], mask.from_kinds, [[2]], SQ, SKV)
+        self.refuses(TypeError, ["bits is a list"], mask.from_kinds, np.zeros((1, 1), np.uint8), SQ, SKV, bits=[[[1]]])
+
     def test_sentences(self):
         mask = attn.BlockMask
         dense = np.ones((SQ, SKV), bool)
@@ -128,7 +163,7 @@ class Masks(Case):
         self.refuses(ValueError, ["interval 0 of key 0", "accepted"], mask.from_intervals, np.full((SKV, 1, 2), 99, np.int32), SQ)
         self.refuses(ValueError, ["intervals has shape [70, 1, 3]"], mask.from_intervals, np.zeros((SKV, 1, 3), np.int32), SQ)
         self.refuses(ValueError, ["kinds"], mask.from_kinds, np.full((1, 1), 7, np.uint8), SQ, SKV)
-        self.refuses(ValueError, ["kinds has shape [1, 1, 2, 1]", "[any, any, 1, 1]"], mask.from_kinds,
+        self.refuses(ValueError, ["kinds has shape [2, 1]", "[1, 1]"], mask.from_kinds,
                      np.zeros((2, 1), np.uint8), SQ, SKV)
         self.refuses(ValueError, ["partial (3)"], mask.from_kinds, np.full((1, 1), 3, np.uint8), SQ, SKV)
         self.refuses(ValueError, ["length"], mask.from_documents, [3, -1])

@@ -45,6 +45,27 @@ class Quantize(Case):
         values = (scale * blocks[..., 2:].view(np.int8)).reshape(x.shape)
         np.testing.assert_allclose(values, x, atol=np.abs(x).max() / 127)
 
+    def test_no_elements(self):
+        """A descale is written where there is nothing to look at: 1, as for zeros."""
+        x = np.empty((2, 0, 3, 16), np.float32)
+        for backend in "reference", "cpu":
+            for per, shape in (("tensor", (1,)), ("head", (2, 3)), (64, (2, 3, 0))):
+                stored, descale = attn.quantize(x, "f8_e4m3fn", scale="amax", per=per, backend=backend)
+                self.assertEqual(stored.shape, x.shape)
+                np.testing.assert_array_equal(descale, np.ones(shape))
+
+    def test_kinds_of_numbers(self):
+        x = self.normal(1, 5, 2, 32)
+        want, descale = attn.quantize(x, "f8_e4m3fn", scale=0.25, saturate=True, per=64)
+        for number in np.float64(0.25), np.float16(0.25):
+            stored, same = attn.quantize(x, "f8_e4m3fn", scale=number, saturate=np.True_, per=np.int64(64))
+            np.testing.assert_array_equal(stored.view(np.uint8), want.view(np.uint8))
+            np.testing.assert_array_equal(same, descale)
+        self.refuses(TypeError, ["saturate is a int", "a bool"], attn.quantize, x, "f8_e4m3fn", saturate=1)
+        self.refuses(TypeError, ["backend is a int"], attn.quantize, x, "f8_e4m3fn", backend=1)
+        self.refuses(ValueError, ["scale is 0"], attn.quantize, x, "f8_e4m3fn", scale=0)
+        self.refuses(ValueError, ["scale is 1e-50", "f32"], attn.quantize, x, "f8_e4m3fn", scale=1e-50)
+
     def test_sentences(self):
         x = self.normal(1, 5, 2, 48)
         self.refuses(ValueError, ["dtype is float32", "accepted: f8_e4m3fn"], attn.quantize, x, "float32")
@@ -73,6 +94,8 @@ class Merge(Case):
         self.refuses(ValueError, ["parts[0][1] has shape", "[2, 4, 9]"], attn.merge, [(out, lse[:1])])
         self.refuses(ValueError, ["parts[1][0] is f16", "f32"], attn.merge, [(out, lse), (out.astype(np.float16), lse)])
         self.refuses(ValueError, ["out_dtype is i32"], attn.merge, [(out, lse)], out_dtype="i32")
+        self.refuses(ValueError, ["parts[0][0] is i32", "f32"], attn.merge, [(out.astype(np.int32), lse)])
+        self.refuses(ValueError, ["head_dim_v is 0"], attn.merge, [(out[..., :0], lse)])
 
 
 if __name__ == "__main__":
