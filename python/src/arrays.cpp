@@ -1,5 +1,6 @@
 #include "arrays.h"
 
+#include <algorithm>
 #include <cfloat>
 #include <cmath>
 #include <cstring>
@@ -76,7 +77,10 @@ constexpr size_t longest_text = 200;
 constexpr int dl_cpu = 1, dl_cuda = 2, dl_cuda_host = 3, dl_rocm = 10, dl_rocm_host = 11,
               dl_cuda_managed = 13;
 
-Device device_of(const std::string& name, int type, int index) {
+Device device_of(const std::string& name, int64_t type, int64_t number) {
+  const auto index = int32_t(number);
+  if (index != number)
+    refuse(name + " lies on device " + std::to_string(number) + "; accepted: below 2^31");
   switch (type) {
     case dl_cpu:
     case dl_cuda_host:
@@ -105,6 +109,7 @@ std::string text_of(nb::handle value) {
   PyErr_Clear();
   if (!characters) return "not text";
   std::string cut = characters;
+  std::replace(cut.begin(), cut.end(), '\n', ' ');
   if (cut.size() <= longest_text) return cut;
   size_t end = longest_text;
   while ((cut[end] & 0xc0) == 0x80) --end;  // between two characters
@@ -373,9 +378,10 @@ void Reader::import(Array* array) {
     if (a.framework == Framework::torch && (!started_ || of_first)) {
       capsule = once(to_dlpack, "torch.utils.dlpack", "to_dlpack")(shown);
     } else {
-      nb::object at = shown.attr("__dlpack_device__")();
-      const int device_type = nb::cast<int>(nb::int_(at[0]));
-      const Device device = device_of(a.name, device_type, nb::cast<int>(nb::int_(at[1])));
+      const auto [type, index] =
+          integers(shown.attr("__dlpack_device__")(), a.name + "'s __dlpack_device__()",
+                   "a pair of integers (type, index)");
+      const Device device = device_of(a.name, type, index);
       if (a.framework == Framework::jax) shown.attr("block_until_ready")();
       nb::object method = shown.attr("__dlpack__");
       if (device.host() || a.framework == Framework::jax) {
@@ -408,8 +414,7 @@ Array Reader::read(nb::handle value, const std::string& name) {
   } catch (const nb::python_error& raised) {
     // The framework's: no memory, or more than one device.
     if (!raised.matches(PyExc_Exception) || raised.matches(PyExc_MemoryError)) throw;
-    const std::string said = text_of(raised.value());
-    refuse(name + " cannot be read: " + said.substr(0, said.find('\n')) +
+    refuse(name + " cannot be read: " + text_of(raised.value()) +
            "; accepted: strided arrays in the memory of one device");
   }
   for (size_t i = 0; i < a.tensor.ndim(); ++i)

@@ -38,7 +38,7 @@ Framework framework_of(nb::handle array);
 const char* framework_name(Framework framework);
 bool is_array(nb::handle value);
 
-// str(value), for sentences: not too much of it.
+// str(value), for sentences: one line, not too much of it.
 std::string text_of(nb::handle value);
 
 // Python's values, NumPy's scalars and arrays without dimensions. Another kind is a TypeError,
