@@ -48,7 +48,7 @@ class Layouts(Case):
         q, k, v = self.qkv()
         self.refuses(ValueError, ["q: the last dimension has stride 2", "accepted: 1"],
                      attn.forward, np.repeat(q, 2, axis=3)[..., ::2], k, v)
-        self.refuses(ValueError, "k_stride", attn.forward, q, k[:, ::-1], v)
+        self.refuses(ValueError, ["k: the last dimension has stride -1"], attn.forward, q, k[..., ::-1], v)
         room = np.zeros(2 * q.size, np.float32)
         odd = np.lib.stride_tricks.as_strided(room, q.shape, (q.strides[0] + 2, *q.strides[1:]))
         self.refuses(ValueError, ["q cannot be read", "whole elements"], attn.forward, odd, k, v)
@@ -75,7 +75,88 @@ class Layouts(Case):
             out, lse = attn.forward(q, empty, empty, return_lse=True)
             self.assertTrue((out == 0).all() and (lse == -np.inf).all())
             self.close(attn.forward(q, [empty, k], [empty, v]), softmax_attention(q, k, v)[0])
-        self.refuses(ValueError, ["batch is 0"], attn.forward, q[:0], k[:0], v[:0])
+
+    def test_negative_strides(self):
+        """A view that runs backwards begins at its first element; nothing is copied."""
+        q, k, v = self.qkv()
+        want, want_lse = softmax_attention(q, k, v, causal(9, 13))
+        for axes in (0,), (1,), (2,), (0, 1, 2):
+            back = [np.flip(np.ascontiguousarray(np.flip(x, axes)), axes) for x in (q, k, v)]
+            self.assertLess(min(back[0].strides), 0)
+            out = np.flip(np.full(q.shape, np.nan, np.float32), axes)
+            for backend in "reference", "cpu":
+                got, lse = attn.forward(*back, causal=True, return_lse=True, backend=backend)
+                self.close(got, want)
+                self.close(lse, want_lse)
+                self.assertIs(attn.forward(*back, causal=True, out=out, backend=backend), out)
+                self.close(out, want)
+                stored = attn.quantize(back[1], "f8_e5m2", backend=backend)[0]
+                np.testing.assert_array_equal(stored.astype(np.float32), k.astype(ml_dtypes.float8_e5m2).astype(np.float32))
+                self.close(attn.merge([(out, lse)], backend=backend)[0], want)
+        bias = self.normal(2, 4, 9, 13)
+        for axes in (3,), (0, 1, 2, 3):
+            back = np.flip(np.ascontiguousarray(np.flip(bias, axes)), axes)
+            self.close(attn.forward(q, k, v, bias=back), attn.forward(q, k, v, bias=bias), 0)
+        packed = [np.ascontiguousarray(x[0][::-1])[::-1] for x in (q, k, v)]
+        offsets = np.array([0, 9], np.int32), np.array([0, 13], np.int32)
+        self.close(attn.forward(*packed, cu_seqlens_q=offsets[0], cu_seqlens_kv=offsets[1]),
+                   softmax_attention(q[:1], k[:1], v[:1])[0][0])
+        pages = [np.ascontiguousarray(x[0, :12].reshape(3, 4, 2, 16)[::-1])[::-1] for x in (k, v)]
+        self.close(attn.forward(q[:1], *pages, block_table=np.array([[0, 1, 2]], np.int32)),
+                   softmax_attention(q[:1], k[:1, :12], v[:1, :12])[0])
+        blocks = attn.quantize(self.normal(2, 13, 2, 32), "q8_0")[0]
+        wide = self.normal(2, 9, 4, 32)
+        back = np.ascontiguousarray(blocks[:, ::-1])[:, ::-1]
+        self.close(attn.forward(wide, back, back), attn.forward(wide, blocks, blocks), 0)
+
+    def test_no_batch(self):
+        """Nothing to do, of each layout and function."""
+        q, k, v = self.qkv()
+        none, i32 = [x[:0] for x in (q, k, v)], np.int32
+        for backend in "reference", "cpu":
+            out, lse = attn.forward(*none, causal=True, bias=self.normal(1, 4, 9, 13), sinks=np.zeros(4, np.float32),
+                                    seqlens_kv=np.zeros(0, i32), k_descale=np.ones((0, 2), np.float32), return_lse=True,
+                                    block_mask=attn.BlockMask.from_dense(causal(9, 13)), backend=backend)
+            self.assertEqual((out.shape, lse.shape), ((0, 9, 4, 16), (0, 4, 9)))
+            self.assertIsNone(attn.check(*none, seqlens_kv=np.zeros(0, i32), backend=backend))
+            out, lse = attn.forward(q[0, :0], k[:0], v[:0], cu_seqlens_q=np.zeros(1, i32), return_lse=True, backend=backend)
+            self.assertEqual((out.shape, lse.shape), ((0, 4, 16), (4, 0)))
+            out = attn.forward(none[0], k[0], v[0], cu_seqlens_kv=np.zeros(1, i32), backend=backend)
+            self.assertEqual(out.shape, (0, 9, 4, 16))
+            out = attn.forward(none[0], k, v, block_table=np.zeros((0, 3), i32), backend=backend)
+            self.assertEqual(out.shape, (0, 9, 4, 16))
+            self.assertEqual([x.shape for x in attn.merge([(none[0], np.zeros((0, 4, 9), np.float32))], backend=backend)],
+                             [(0, 9, 4, 16), (0, 4, 9)])
+            for scale in 1, "amax":
+                stored, descale = attn.quantize(none[1], "f8_e5m2", scale=scale, backend=backend)
+                self.assertEqual((stored.shape, descale.tolist()), ((0, 13, 2, 16), [1]))
+
+    def test_rows_of_no_sequence(self):
+        """With packed q, rows beyond cu_seqlens_q[-1] are 0 and -inf, whatever the memory held."""
+        q, k, v = self.qkv(batch=1)
+        for backend in "reference", "cpu":
+            for end in 0, 5:
+                out = np.full((9, 4, 16), np.nan, np.float32)
+                out, lse = attn.forward(q[0], k, v, cu_seqlens_q=np.array([0, end], np.int32), max_seqlen_q=end, out=out,
+                                        return_lse=True, backend=backend)
+                want, want_lse = softmax_attention(q[:, :end], k, v)
+                self.close(out, np.concatenate([want[0], np.zeros((9 - end, 4, 16))]))
+                self.close(lse, np.concatenate([want_lse[0], np.full((4, 9 - end), -np.inf)], axis=1))
+
+    def test_out_of_its_own(self):
+        """Memory that out shares with an input, strides considered, is refused; what lies between rows is free."""
+        q, k, v = self.qkv()
+        room = np.zeros(2 * q.size, np.float32)
+        room[:q.size] = q.ravel()
+        view = room[:q.size].reshape(q.shape)
+        want = softmax_attention(q, k, v)[0]
+        for backend in "reference", "cpu":
+            for shift in 0, 1, 64, q.size - 1:
+                out = room[shift:shift + q.size].reshape(q.shape)
+                self.refuses(ValueError, ["out", "q"], attn.forward, view, k, v, out=out, backend=backend)
+            self.close(attn.forward(view, k, v, out=room[q.size:].reshape(q.shape), backend=backend), want)
+            self.refuses(ValueError, ["out", "bias"], attn.forward, q, k, v, bias=room[:936].reshape(2, 4, 9, 13),
+                         out=room[900:900 + q.size].reshape(q.shape), backend=backend)
 
     def test_packed_and_paged_strides(self):
         q, k, v = self.qkv(batch=1, seqlen_q=7, seqlen_kv=12)
