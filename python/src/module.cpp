@@ -96,7 +96,8 @@ attn_block_mask_shape mask_shape(int64_t batch, int64_t heads, int64_t seqlen_q,
 }
 
 // "cpu", "cuda", "cuda:1", "hip", "hip:1"; torch.device as text is one of these.
-Device parse_device(const std::string& text) {
+Device parse_device(nb::handle value) {
+  const std::string text = text_of(value);
   const size_t colon = text.find(':');
   const std::string kind = text.substr(0, colon);
   const std::string index = colon == std::string::npos ? "0" : text.substr(colon + 1);
@@ -172,7 +173,7 @@ Mask mask_from_intervals(nb::handle value, nb::handle length, nb::handle size) {
 }
 
 Mask mask_from_documents(const std::vector<nb::object>& values, nb::handle causal_value,
-                         nb::handle size, const std::string& device) {
+                         nb::handle size, nb::handle device) {
   const auto block_size = read_block_size(size);
   const bool causal = boolean(causal_value, "causal");
   std::vector<int64_t> lengths;
@@ -190,7 +191,7 @@ Mask mask_from_documents(const std::vector<nb::object>& values, nb::handle causa
 
 Mask mask_from_window(nb::handle length_q, nb::handle length_kv, nb::handle window_value,
                       nb::handle global_value, nb::handle prefix_value, nb::handle size,
-                      const std::string& device) {
+                      nb::handle device) {
   const auto [seqlen_q, seqlen_kv] = read_lengths(length_q, length_kv);
   const auto window =
       integers(window_value, "window", "a pair of integers (left, right), -1 = unbounded");
@@ -222,7 +223,7 @@ std::vector<uint32_t> pack_bits(const Array& bits) {
 // bool [P, bq, bk] or u32 [P, bq, words], on the host.
 Mask mask_from_kinds(nb::handle kinds_value, nb::handle index_value, nb::handle bits_value,
                      nb::handle length_q, nb::handle length_kv, nb::handle size,
-                     const std::string& device) {
+                     nb::handle device) {
   const auto [seqlen_q, seqlen_kv] = read_lengths(length_q, length_kv);
   const auto block_size = read_block_size(size);
   Reader reader;

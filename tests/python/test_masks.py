@@ -160,6 +160,9 @@ class Masks(Case):
         self.refuses(ValueError, ["block_q is 0"], mask.from_dense, dense, block_size=0)
         self.refuses(ValueError, ["window"], mask.from_window, SQ, SKV, (-2, 0))
         self.refuses(ValueError, ["device is tpu", "accepted: cpu"], mask.from_window, SQ, SKV, (1, 0), device="tpu")
+        for device in None, "", "cpu:", "cuda:x", "\ud800", np.zeros((3, 3)):
+            said = self.refuses(ValueError, ["device is", "accepted: cpu"], mask.from_window, SQ, SKV, (1, 0), device=device)
+            self.assertNotIn("\n", str(said))
         self.refuses(ValueError, ["interval 0 of key 0", "accepted"], mask.from_intervals, np.full((SKV, 1, 2), 99, np.int32), SQ)
         self.refuses(ValueError, ["intervals has shape [70, 1, 3]"], mask.from_intervals, np.zeros((SKV, 1, 3), np.int32), SQ)
         self.refuses(ValueError, ["kinds"], mask.from_kinds, np.full((1, 1), 7, np.uint8), SQ, SKV)
