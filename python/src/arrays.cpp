@@ -96,6 +96,44 @@ Device device_of(const std::string& name, int64_t type, int64_t number) {
          "; accepted: host, CUDA and ROCm memory");
 }
 
+// By the module that a class comes from.
+Framework framework_of_class(nb::handle type) {
+  const nb::object module = nb::getattr(type, "__module__", nb::none());
+  if (!nb::isinstance<nb::str>(module)) return Framework::other;
+  const char* name = PyUnicode_AsUTF8AndSize(module.ptr(), nullptr);
+  PyErr_Clear();
+  const auto begins = [&](const char* prefix) {
+    const size_t n = std::strlen(prefix);
+    return name && !std::strncmp(name, prefix, n) && (name[n] == 0 || name[n] == '.');
+  };
+  if (begins("numpy")) return Framework::numpy;
+  if (begins("torch")) return Framework::torch;
+  if (begins("cupy")) return Framework::cupy;
+  if (begins("jaxlib") || begins("jax")) return Framework::jax;
+  return Framework::other;
+}
+
+// Refuses what DLPack says nothing of: gradients, and memory that is not the value.
+void refuse_unreadable(const Array& a) {
+  const nb::handle value = a.source;
+  if (a.framework == Framework::numpy &&
+      value.type().ptr() == once(numpy_array, "numpy", "ndarray").ptr())
+    return;
+  if (nb::bool_(nb::getattr(value, "requires_grad", nb::bool_(false))) &&
+      !(a.framework == Framework::torch &&
+        !nb::bool_(once(torch_grad, "torch", "is_grad_enabled")())))
+    refuse(a.name +
+           " requires grad; accepted: arrays that do not, and any under torch.no_grad() or "
+           "inference_mode(), attn has no backward");
+  if (a.framework == Framework::torch &&
+      value.type().ptr() == once(torch_tensor, "torch", "Tensor").ptr() &&
+      !nb::bool_(value.attr("is_neg")()))
+    return;
+  const nb::object reason =
+      once(unreadable_function, helpers, "unreadable")(framework_name(a.framework), value);
+  if (!reason.is_none()) refuse(a.name + " " + text_of(reason));
+}
+
 }  // namespace
 
 void refuse(const std::string& text) {
@@ -214,22 +252,6 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return "[" + text + "]";
 }
 
-// By the module that a class comes from.
-static Framework framework_of_class(nb::handle type) {
-  const nb::object module = nb::getattr(type, "__module__", nb::none());
-  if (!nb::isinstance<nb::str>(module)) return Framework::other;
-  const std::string name = text_of(module);
-  const auto begins = [&](const char* prefix) {
-    const size_t n = std::strlen(prefix);
-    return !name.compare(0, n, prefix) && (name.size() == n || name[n] == '.');
-  };
-  if (begins("numpy")) return Framework::numpy;
-  if (begins("torch")) return Framework::torch;
-  if (begins("cupy")) return Framework::cupy;
-  if (begins("jaxlib") || begins("jax")) return Framework::jax;
-  return Framework::other;
-}
-
 Framework framework_of(nb::handle array) {
   Framework found = framework_of_class(array.type());
   if (found != Framework::other) return found;
@@ -324,27 +346,6 @@ std::vector<int64_t> Array::outer_strides(int64_t block_bytes, int64_t block_ele
   }
   if (!any) refuse(name + ": all strides are 0; accepted: an array that does not repeat one row");
   return strides;
-}
-
-// Takes what DLPack would not say, and what it would say wrongly, as an error.
-static void refuse_unreadable(const Array& a) {
-  const nb::handle value = a.source;
-  if (a.framework == Framework::numpy &&
-      value.type().ptr() == once(numpy_array, "numpy", "ndarray").ptr())
-    return;
-  if (nb::bool_(nb::getattr(value, "requires_grad", nb::bool_(false))) &&
-      !(a.framework == Framework::torch &&
-        !nb::bool_(once(torch_grad, "torch", "is_grad_enabled")())))
-    refuse(a.name +
-           " requires grad; accepted: arrays that do not, and any under torch.no_grad() or "
-           "inference_mode(), attn has no backward");
-  if (a.framework == Framework::torch &&
-      value.type().ptr() == once(torch_tensor, "torch", "Tensor").ptr() &&
-      !nb::bool_(value.attr("is_neg")()))
-    return;
-  const nb::object reason =
-      once(unreadable_function, helpers, "unreadable")(framework_name(a.framework), value);
-  if (!reason.is_none()) refuse(a.name + " " + text_of(reason));
 }
 
 void Reader::import(Array* array) {

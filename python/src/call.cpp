@@ -88,6 +88,14 @@ std::string simple_key(const char* what, const context& owner, const Problem& pr
   return key;
 }
 
+// A size that a field of 32 bits takes.
+int32_t size32(const Array& a, size_t dimension) {
+  if (a.size(dimension) > INT32_MAX)
+    refuse(a.name + " has shape " + shape_text(a.shape()) + "; accepted: dimension " +
+           std::to_string(dimension) + " below 2^31");
+  return int32_t(a.size(dimension));
+}
+
 }  // namespace
 
 std::shared_ptr<context> context_for(nb::handle name, Device device, int32_t threads) {
@@ -295,14 +303,6 @@ const void* Call::vector_of(const char* name, nb::handle value, const char* type
   a.need_shape(shape, form);
   a.need_contiguous();
   return a.address();
-}
-
-// A size that a field of 32 bits takes.
-static int32_t size32(const Array& a, size_t dimension) {
-  if (a.size(dimension) > INT32_MAX)
-    refuse(a.name + " has shape " + shape_text(a.shape()) + "; accepted: dimension " +
-           std::to_string(dimension) + " below 2^31");
-  return int32_t(a.size(dimension));
 }
 
 void Call::read_queries() {

@@ -3,6 +3,7 @@ import ctypes
 import importlib.util
 import os
 import unittest
+import warnings
 
 from support import Case, attn, causal, ml_dtypes, np, softmax_attention
 
@@ -382,6 +383,10 @@ class Jax(Case):
         with jax.default_device(host):
             self.assertEqual(float(jax.numpy.zeros((2, 9, 4, 16)).sum()), 0)  # memory of others was left alone
         self.refuses(ValueError, "out is a JAX array", attn.forward, *arrays, out=out)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # jax makes f32 of f64 and says so
+            self.refuses(ValueError, ["out as jax makes it is f32", "f64"], attn.forward, *arrays, out_dtype="f64",
+                         backend="reference")
         self.refuses(TypeError, "q is a", jax.jit(lambda q: attn.forward(q, *arrays[1:])), arrays[0])
 
     def test_gpu(self):
