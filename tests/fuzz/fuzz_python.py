@@ -24,7 +24,7 @@ import time
 import traceback
 import warnings
 
-HANG = 120  # seconds that no case takes
+HANG = 300  # seconds that no 32 cases take
 POISON = 0xa5
 
 
@@ -686,7 +686,7 @@ def child(descriptor, seed, only=None):
     count = 0 if only is None else only
     while only is not None or time.monotonic() - start < seconds:
         number[:] = struct.pack("q", count)
-        if count % 256 == 0 or only is not None:
+        if count % 32 == 0 or only is not None:
             faulthandler.dump_traceback_later(HANG, exit=True)
         case = Case(seed, count)
         try:
