@@ -3,9 +3,9 @@
     .venv/bin/python tests/fuzz/fuzz_python.py build/asan/python            for ATTN_FUZZ_SECONDS (20)
     .venv/bin/python tests/fuzz/fuzz_python.py build/asan/python SEED CASE  one case again
 
-The argument is the directory that has the package `attn`, built with the address sanitizer or without. A call ends in a result, an
-attn.Error, a TypeError or a ValueError. A result of "cpu" is that of "reference", no element is left unwritten, nothing else is
-written. Arrays are NumPy's, and PyTorch's and JAX's where these are installed.
+The argument is the directory that has the package `attn`, built with the address sanitizer or without. A call ends in a
+result, an attn.Error, a TypeError, a ValueError or a MemoryError. A result of "cpu" is that of "reference", no element is
+left unwritten, nothing else is written. Arrays are NumPy's, and PyTorch's and JAX's where these are installed.
 """
 import decimal
 import faulthandler
@@ -39,7 +39,8 @@ def main():
                      .stdout.strip() for name in ("libasan", "libstdc++")]
         # Not Python's own blocks but each array's memory has an end that is watched.
         environment.update(LD_PRELOAD=" ".join(libraries), PYTHONMALLOC="malloc",
-                           ASAN_OPTIONS="detect_leaks=0:quarantine_size_mb=64:allocator_may_return_null=1:max_allocation_size_mb=4096",
+                           ASAN_OPTIONS="detect_leaks=0:quarantine_size_mb=64:allocator_may_return_null=1:"
+                                        "max_allocation_size_mb=4096",
                            UBSAN_OPTIONS="print_stacktrace=1")
     with tempfile.TemporaryFile() as file:
         file.write(bytes(8))
@@ -74,7 +75,8 @@ FLOATS = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16, "f8_
           "f8_e5m2": ml_dtypes.float8_e5m2, "f8_e4m3fnuz": ml_dtypes.float8_e4m3fnuz}
 OTHERS = [np.float64, np.int32, np.int64, np.uint8, np.bool_, np.uint32, np.complex64, np.int16, ">f4", "M8[s]", object, "V3",
           ml_dtypes.int4, ml_dtypes.float8_e4m3b11fnuz]
-TORCH = {"bfloat16": "bfloat16", "float8_e4m3fn": "float8_e4m3fn", "float8_e5m2": "float8_e5m2", "float8_e4m3fnuz": "float8_e4m3fnuz"}
+TORCH = {"bfloat16": "bfloat16", "float8_e4m3fn": "float8_e4m3fn", "float8_e5m2": "float8_e5m2",
+         "float8_e4m3fnuz": "float8_e4m3fnuz"}
 BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
@@ -124,25 +126,29 @@ class OwnArray(np.ndarray):
 
 
 def junk():
-    values = [None, True, False, 0, 1, -1, 2, 3, 64, 2 ** 31, 2 ** 32 + 1, 2 ** 63 - 1, 2 ** 63, -2 ** 63, 2 ** 70, 0.0, -0.0, 0.5,
-              1e-50, 1e-40, 1e300, 10 ** 400, math.inf, -math.inf, math.nan, "", "x", "auto", "cpu", "reference", "cuda", "hip-emu",
-              "head", "amax", "f32", "f16", "f64", "q8_0", "\ud800", "a\0b", b"x", (), (1,), (1, 2), (-1, 3), (1, 2, 3), [], [None],
-              [0.5, 1], {}, {0: 1, 1: 2}, set(), object(), np.True_, np.array(True), np.array([True]), np.float16(1), np.int8(3),
-              np.array(1), np.array([1]), np.array([1, 2]), np.array("x"), np.zeros(0, np.float32), np.zeros((0, 0, 0, 0), np.float32),
-              np.ones((1, 1, 1, 1), np.float32), np.datetime64(1, "s"), np.float32, np.dtype("f2"), ml_dtypes.bfloat16, int, len,
-              fractions.Fraction(1, 3), decimal.Decimal("0.25"), 1j, Odd(), Odd, OddArray((1, 0), 7), OddArray((1, 0), Planted),
-              OddArray((1, 0), None), OddArray((2 ** 40, 0), None), OddArray((1,), None), OddArray(None, None), OddArray(("x", 0), None),
-              OddArray((2, 0), None), Wrapped(np.zeros((2, 3), np.float32)), np.ma.masked_array(np.zeros((1, 2, 1, 4), np.float32))]
+    values = [None, True, False, 0, 1, -1, 2, 3, 64, 2 ** 31, 2 ** 32 + 1, 2 ** 63 - 1, 2 ** 63, -2 ** 63, 2 ** 70]
+    values += [0.0, -0.0, 0.5, 1e-50, 1e-40, 1e300, 10 ** 400, math.inf, -math.inf, math.nan, 1j]
+    values += ["", "x", "auto", "cpu", "reference", "cuda", "hip-emu", "head", "amax", "f32", "f16", "f64", "q8_0", "\ud800",
+               "a\0b", b"x"]
+    values += [(), (1,), (1, 2), (-1, 3), (1, 2, 3), [], [None], [0.5, 1], {}, {0: 1, 1: 2}, set(), object(), int, len]
+    values += [np.True_, np.array(True), np.array([True]), np.float16(1), np.int8(3), np.array(1), np.array([1]),
+               np.array([1, 2]), np.array("x"), np.datetime64(1, "s"), np.float32, np.dtype("f2"), ml_dtypes.bfloat16]
+    values += [np.zeros(0, np.float32), np.zeros((0, 0, 0, 0), np.float32), np.ones((1, 1, 1, 1), np.float32),
+               np.ma.masked_array(np.zeros((1, 2, 1, 4), np.float32)), Wrapped(np.zeros((2, 3), np.float32))]
+    values += [fractions.Fraction(1, 3), decimal.Decimal("0.25"), Odd(), Odd]
+    values += [OddArray(device, None) for device in ((1, 0), (2, 0), (2 ** 40, 0), (1,), None, ("x", 0))]
+    values += [OddArray((1, 0), 7), OddArray((1, 0), Planted)]
     if torch:
-        values += [torch.tensor(True), torch.tensor(1), torch.tensor(0.5), torch.float16, torch.device("cpu"), torch.zeros(1, 2, 1, 4),
-                   torch.zeros(3, device="meta"), torch.tensor(1., device="meta"), torch.zeros(2, 2).to_sparse(), torch.zeros(0)]
+        values += [torch.tensor(True), torch.tensor(1), torch.tensor(0.5), torch.float16, torch.device("cpu"),
+                   torch.zeros(1, 2, 1, 4), torch.zeros(3, device="meta"), torch.tensor(1., device="meta"),
+                   torch.zeros(2, 2).to_sparse(), torch.zeros(0)]
     return values
 
 
 JUNK = junk()
 
 
-def address_of_no_value(empty):
+def filling(empty):
     """Fresh arrays hold what no other call leaves there: an element that stays unwritten differs between two calls."""
     def filled(framework, shape, dtype, like):
         array = empty(framework, shape, dtype, like)
@@ -156,7 +162,7 @@ def address_of_no_value(empty):
     return filled
 
 
-attn._frameworks.empty = address_of_no_value(attn._frameworks.empty)
+attn._frameworks.empty = filling(attn._frameworks.empty)
 
 
 class Failure(Exception):
@@ -169,7 +175,8 @@ class Case:
         self.numbers = np.random.default_rng(self.rng.getrandbits(64))
         self.tame = True      # values for which the backends agree
         self.watched = []     # (base, its bytes, where it may change)
-        self.framework = self.pick("numpy", "numpy", "numpy", *(["torch"] * 2 if torch else []), *(["jax"] if jax and self.chance(4) else []))
+        self.framework = self.pick("numpy", "numpy", "numpy", *(["torch"] * 2 if torch else []),
+                                   *(["jax"] if jax and self.chance(4) else []))
         self.log = []
 
     # ---- choices ----
@@ -197,7 +204,7 @@ class Case:
         return np.empty(shape, dtype)
 
     def strided(self, x, rows=True, written=False):
-        """The same values elsewhere: other strides, some negative, poison between. The last dimension stays contiguous if `rows`."""
+        """The same values elsewhere: other strides, some negative, poison between; the last one is 1 if `rows`."""
         dims = list(range(x.ndim))
         order = dims[:]
         if self.chance(2):
@@ -243,7 +250,8 @@ class Case:
         return self.framed(x)
 
     def framed(self, x, framework=None):
-        framework = framework or (self.framework if not self.chance(40) else self.pick("numpy", "other", "own", "masked", "torch", "jax"))
+        framework = framework or (self.framework if not self.chance(40) else self.pick("numpy", "other", "own", "masked",
+                                                                                       "torch", "jax"))
         plain = x.dtype.kind in "fiub" and x.dtype.isbuiltin == 1 and x.dtype.isnative
         if framework == "torch" and torch and all(s >= 0 for s in x.strides):
             name = TORCH.get(x.dtype.name)
@@ -322,7 +330,8 @@ class Case:
             raise Failure(f"{what} has shape {got.shape}, reference {want.shape}")
         finite = np.isfinite(want)
         largest = np.abs(want[finite]).max(initial=1)
-        good = np.where(finite, np.abs(got - np.where(finite, want, 0)) <= bound * largest, (got == want) | (np.isnan(got) & np.isnan(want)))
+        good = np.where(finite, np.abs(got - np.where(finite, want, 0)) <= bound * largest,
+                        (got == want) | (np.isnan(got) & np.isnan(want)))
         if not good.all():
             at = tuple(np.argwhere(~good)[0])
             raise Failure(f"{what} at {at} is {got[at]}, reference {want[at]}; {(~good).sum()} of {good.size} differ")
@@ -346,7 +355,8 @@ class Case:
                 raise Failure(f"results are {types}")
             if self.tame:
                 compare(*results)
-        elif any(r is not None for r in results) and not isinstance(next(e for e in errors if e), (attn.Unsupported, MemoryError)):
+        elif any(r is not None for r in results) and not isinstance(next(e for e in errors if e),
+                                                                    (attn.Unsupported, MemoryError)):
             raise Failure(f"one backend refuses, the other does not: {errors}")
 
     # ---- forward and what takes its arguments ----
@@ -437,7 +447,8 @@ class Case:
             a["softcap"] = self.pick(0, 0.5, 3, np.float32(20))
         if self.chance(4) and (not packed or self.chance(10)):
             shape = [n if not self.chance(3) else 1 for n in (batch, heads_q, seqlen_q, capacity)]
-            a["bias"] = self.array(shape, FLOATS[kinds[0]] if kinds[0] in ("f16", "bf16") and self.chance(2) else np.float32, rows=False)
+            a["bias"] = self.array(shape, FLOATS[kinds[0]] if kinds[0] in ("f16", "bf16") and self.chance(2) else np.float32,
+                                   rows=False)
         if self.chance(5):
             a["alibi_slopes"] = self.small(self.numbers.uniform(0, 1, heads_q), np.float32)
         if self.chance(5):
@@ -480,7 +491,8 @@ class Case:
                     shape[i] = max(0, self.pick(0, 0, 1, 2, shape[i] - 1, shape[i] + 1, shape[i] * 2))
                 else:
                     shape = shape + [1] if self.chance(2) else shape[:-1]
-                a[name] = self.array(shape, old.dtype, not self.chance(4), name == "out") if math.prod(shape) < 100_000 else None
+                a[name] = self.array(shape, old.dtype, not self.chance(4),
+                                     name == "out") if math.prod(shape) < 100_000 else None
             elif how == 2:  # another type
                 self.tame = False
                 a[name] = self.array(old.shape, self.pick(*FLOATS.values(), *OTHERS), True, name == "out")
@@ -518,7 +530,8 @@ class Case:
         if self.chance(40):
             a["surprise"] = 1
         if what != "forward":
-            for name, values in {"kernel": ["reference", "cpu_baseline", "cpu_avx2", "fwd_sm80_bf16_d128", ""], "max_sms": [0, 1, -1],
+            for name, values in {"kernel": ["reference", "cpu_baseline", "cpu_avx2", "fwd_sm80_bf16_d128", ""],
+                                 "max_sms": [0, 1, -1],
                                  "fixed_split": [0, 1, 3, 64, np.int16(2)], "split_invariant": [True, np.True_],
                                  "kv_prefix_stable": [True, False]}.items():
                 if self.chance(8):
@@ -526,7 +539,8 @@ class Case:
         a["backend"] = self.pick("auto", "cpu", "reference", "reference") if not self.chance(30) else self.pick(*JUNK)
         result = self.call(getattr(attn, what), *arguments, **a)
         if what == "Plan" and result is not None:
-            if not result.kernel or result.backend not in ("cpu", "reference") or result.workspace < 0 or "attn.Plan" not in repr(result):
+            good = result.backend in ("cpu", "reference") and result.workspace >= 0 and result.kernel in repr(result)
+            if not good:
                 raise Failure(f"{result!r} of {result.backend}")
             arrays = {name: a[name] for name in attn._ARRAYS & a.keys()}
             for _ in range(2):
@@ -537,14 +551,15 @@ class Case:
     def mask(self, shape=None):
         size = self.pick(1, 3, 8, 16, 64, (4, 16), np.int64(8), np.array([5, 7]), 128)
         if shape:
-            return self.call(attn.BlockMask.from_dense, self.framed(self.values(shape, self.pick(np.bool_, np.uint8))), block_size=size)
+            return self.call(attn.BlockMask.from_dense, self.framed(self.values(shape, self.pick(np.bool_, np.uint8))),
+                             block_size=size)
         odd = (lambda value: value) if not self.chance(4) else lambda value: value if self.chance(2) else self.pick(*JUNK)
         make = self.rng.randrange(6)
         sq, skv = self.size(), self.size()
         if make == 0:
             lead = self.pick((), (), (1, 1), (2, 3), (0, 1), (1, 0))
-            return self.call(attn.BlockMask.from_dense, odd(self.array((*lead, sq, skv), self.pick(np.bool_, np.uint8), small=not self.chance(8))),
-                             block_size=odd(size))
+            dense = self.array((*lead, sq, skv), self.pick(np.bool_, np.uint8), small=not self.chance(8))
+            return self.call(attn.BlockMask.from_dense, odd(dense), block_size=odd(size))
         if make == 1:
             lead = self.pick((), (), (1, 1), (2, 3), (0, 1))
             x = np.sort(self.numbers.integers(0, sq + 1, (*lead, skv, self.pick(1, 1, 2, 2, 0, 3), 2)), axis=-1)
@@ -554,7 +569,8 @@ class Case:
             return self.call(attn.BlockMask.from_documents, odd(self.pick(list, np.array)(lengths)) if lengths else [],
                              causal=odd(self.pick(True, np.False_)), block_size=odd(size), device=odd("cpu"))
         if make == 3:
-            return self.call(attn.BlockMask.from_window, odd(sq), odd(skv), odd((self.rng.randint(-1, 9), self.rng.randint(-1, 9))),
+            return self.call(attn.BlockMask.from_window, odd(sq), odd(skv),
+                             odd((self.rng.randint(-1, 9), self.rng.randint(-1, 9))),
                              global_tokens=odd(self.rng.randrange(4)), block_size=odd(size), device=odd("cpu"))
         if make == 4:
             return self.call(attn.BlockMask.from_prefix, odd(sq), odd(skv), odd(self.rng.randrange(9)), block_size=odd(size))
@@ -597,7 +613,8 @@ class Case:
         options = {"out_dtype": self.pick("f32", "f16", np.float32, "f64", *JUNK)} if self.chance(3) else {}
         for _ in range(self.pick(0, 0, 0, 1)):
             i = self.rng.randrange(len(parts))
-            parts[i] = self.pick((parts[i][1], parts[i][0]), (self.pick(*JUNK), parts[i][1]), (parts[i][0], self.pick(*JUNK)), self.pick(*JUNK),
+            parts[i] = self.pick((parts[i][1], parts[i][0]), (self.pick(*JUNK), parts[i][1]), (parts[i][0], self.pick(*JUNK)),
+                                 self.pick(*JUNK),
                                  (self.array((2, 3, 1, 8), np.float32), parts[i][1]))
             self.tame = False
         self.both(attn.merge, (parts,), options, self.compare_forward)
@@ -605,14 +622,16 @@ class Case:
     def quantize(self):
         shape = (self.pick(0, 1, 2), self.size(), self.rng.randrange(1, 4), self.pick(1, 8, 16, 32, 33, 64, 0))
         shape = shape if self.chance(2) else shape[1:]
-        x = self.array(shape, self.pick(np.float32, np.float16, ml_dtypes.bfloat16) if not self.chance(9) else self.pick(*OTHERS))
+        x = self.array(shape, self.pick(np.float32, np.float16, ml_dtypes.bfloat16) if not self.chance(9)
+                       else self.pick(*OTHERS))
         options = {}
         if self.chance(2):
             options["per"] = self.pick("tensor", "head", 64, 128, np.int64(64)) if not self.chance(8) else self.pick(*JUNK)
         if self.chance(2):
             batch, seqlen, heads = (1, *shape[:2]) if len(shape) == 3 else shape[:3]
             form = self.pick((1,), (batch, heads), (batch, heads, -(-seqlen // 64)))
-            options["scale"] = self.pick("amax", "amax", 1, 2, 0.5, np.float32(3), self.small(self.numbers.uniform(0.5, 2, form), np.float32))
+            options["scale"] = self.pick("amax", "amax", 1, 2, 0.5, np.float32(3),
+                                         self.small(self.numbers.uniform(0.5, 2, form), np.float32))
             if self.chance(8):
                 options["scale"] = self.pick(*JUNK)
         if self.chance(3):
@@ -625,7 +644,7 @@ class Case:
                     raise Failure(f"{name} is {got} and {want}")
                 if got is not None:
                     got, want = (np.ascontiguousarray(x) for x in (got, want))
-                    if got.shape != want.shape or not np.array_equal(got.view(np.uint8) if got.size else got, want.view(np.uint8) if want.size else want):
+                    if got.shape != want.shape or got.tobytes() != want.tobytes():
                         raise Failure(f"{name} differs between the backends")
         self.both(attn.quantize, (x if not self.chance(30) else self.pick(*JUNK), dtype), options, compare)
 
@@ -652,8 +671,10 @@ def plain(x):
             return None
         x = x.detach().resolve_neg().as_subclass(torch.Tensor)
         name = TORCH.get(str(x.dtype)[6:])
-        return x.contiguous().view(torch.uint8 if x.dtype.itemsize == 1 else torch.int16).numpy().view(getattr(ml_dtypes, name)) \
-            if name else x.numpy()
+        if not name:
+            return x.numpy()
+        bits = x.contiguous().view(torch.uint8 if x.dtype.itemsize == 1 else torch.int16)
+        return bits.numpy().view(getattr(ml_dtypes, name))
     if jax and isinstance(x, jax.Array):
         return np.asarray(x)
     if isinstance(x, Wrapped):
@@ -694,7 +715,8 @@ def child(descriptor, seed, only=None):
         except Exception:
             traceback.print_exc()
             for name, arguments, options in case.log[-2:]:
-                print(f"{name}:", *(f"\n  {shown(x)}" for x in arguments), *(f"\n  {key} = {shown(x)}" for key, x in options.items()))
+                print(f"{name}:", *(f"\n  {shown(x)}" for x in arguments),
+                      *(f"\n  {key} = {shown(x)}" for key, x in options.items()))
             return 1
         count += 1
         if only is not None:

@@ -124,7 +124,8 @@ class Masks(Case):
         mask = attn.BlockMask
         for shape in (0, 1), (1, 0), (0, 0):
             self.refuses(ValueError, ["dense has shape [", "1 or more"], mask.from_dense, np.ones((*shape, SQ, SKV), bool))
-            self.refuses(ValueError, ["intervals has shape ["], mask.from_intervals, np.zeros((*shape, SKV, 1, 2), np.int32), SQ)
+            self.refuses(ValueError, ["intervals has shape ["], mask.from_intervals, np.zeros((*shape, SKV, 1, 2), np.int32),
+                         SQ)
             self.refuses(ValueError, ["kinds has shape ["], mask.from_kinds, np.zeros((*shape, 1, 1), np.uint8), SQ, SKV)
         for count in 0, 3, 2 ** 32 + 1:
             intervals = np.broadcast_to(np.zeros((1, 1, 2), np.int32), (0, count, 2))
@@ -141,7 +142,8 @@ class Masks(Case):
         want = window(9, 2)
         for size in np.int64(16), np.array(16), np.array([16, 16]), [16, np.uint8(16)]:
             self.holds(mask.from_dense(want, block_size=size), want)
-        self.holds(mask.from_window(np.int64(SQ), np.uint16(SKV), np.array([9, 2]), global_tokens=np.int8(0), block_size=16), want)
+        self.holds(mask.from_window(np.int64(SQ), np.uint16(SKV), np.array([9, 2]), global_tokens=np.int8(0), block_size=16),
+                   want)
         same = np.tri(SQ, dtype=bool)
         self.holds(mask.from_documents(np.array([SQ]), causal=np.True_, block_size=16), same,
                    (self.q, self.k[:, :SQ], self.v[:, :SQ]))
@@ -163,7 +165,8 @@ class Masks(Case):
         for device in None, "", "cpu:", "cuda:x", "\ud800", np.zeros((3, 3)):
             said = self.refuses(ValueError, ["device is", "accepted: cpu"], mask.from_window, SQ, SKV, (1, 0), device=device)
             self.assertNotIn("\n", str(said))
-        self.refuses(ValueError, ["interval 0 of key 0", "accepted"], mask.from_intervals, np.full((SKV, 1, 2), 99, np.int32), SQ)
+        self.refuses(ValueError, ["interval 0 of key 0", "accepted"], mask.from_intervals, np.full((SKV, 1, 2), 99, np.int32),
+                     SQ)
         self.refuses(ValueError, ["intervals has shape [70, 1, 3]"], mask.from_intervals, np.zeros((SKV, 1, 3), np.int32), SQ)
         self.refuses(ValueError, ["kinds"], mask.from_kinds, np.full((1, 1), 7, np.uint8), SQ, SKV)
         self.refuses(ValueError, ["kinds has shape [2, 1]", "[1, 1]"], mask.from_kinds,
