@@ -14,23 +14,26 @@ __device__ __forceinline__ float row_sum(float x) {
 }
 
 // A sink, -inf if there is none, joins here, for as a reference it could leave weights too small
-// for 16 bits. All scores are log2; reference: of the row's weights, 2^(score - reference), which
-// `sum` is the sum of.
+// for 16 bits. The sink is natural, as lse, all else log2; reference: of the row's weights,
+// 2^(score - reference), which `sum` is the sum of.
 
 // What the sums of weight * v must be multiplied with, 0 if no key is seen. sum: of the weights as
 // those sums have them.
 __device__ __forceinline__ float row_factor(float reference, float sum, float sink) {
   if (sink == -infinity()) [[likely]]
     return sum == 0 ? 0 : ptx::rcp(sum);
-  const float most = fmaxf(reference, sink), scale = ptx::ex2(reference - most);
-  const float total = fmaf(sum, scale, ptx::ex2(sink - most));
+  const float joins = sink * log2_e;
+  const float most = fmaxf(reference, joins), scale = ptx::ex2(reference - most);
+  const float total = fmaf(sum, scale, ptx::ex2(joins - most));
   return sum == 0 ? 0 : scale * ptx::rcp(total);
 }
 
+// Without a key it is the sink, whatever its size.
 __device__ __forceinline__ float row_lse(float reference, float sum, float sink) {
-  const float most = fmaxf(reference, sink), used = most == -infinity() ? 0 : most;
-  const float total = fmaf(sum, ptx::ex2(reference - used), ptx::ex2(sink - used));
-  return total == 0 ? -infinity() : fmaf(used, ln_2, ptx::lg2(total) * ln_2);
+  const float joins = sink * log2_e;
+  const float most = fmaxf(reference, joins), used = most == -infinity() ? 0 : most;
+  const float total = fmaf(sum, ptx::ex2(reference - used), ptx::ex2(joins - used));
+  return sum == 0 ? sink : fmaf(used, ln_2, ptx::lg2(total) * ln_2);
 }
 
 }  // namespace attn::device

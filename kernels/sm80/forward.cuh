@@ -5,6 +5,7 @@
 #include "../common/element.cuh"
 #include "../common/keys.cuh"
 #include "../common/lengths.cuh"
+#include "../common/no_keys.cuh"
 #include "../common/softmax.cuh"
 #include "../common/store.cuh"
 #include "../common/swizzle.h"
@@ -246,6 +247,11 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const auto row_keys = [&](int row) { return a.mask.keys(row, block.seqlen_q, block.seqlen_kv); };
 
+  // Packed q, which block masks do not take. Meanwhile another warp waits for the lengths too.
+  if (!masked && a.cu_seqlens_q) {
+    if (warp == tile.warps - 1) store_rows_of_no_sequence<long long>(a, blockIdx.x, gridDim.x);
+    if (a.batch == 0 || a.seqlen_q == 0) return;
+  }
   if (threadIdx.x == 0) {
     const unsigned tiles = (a.seqlen_q + tile.rows - 1) / tile.rows;
     const QueryTile item = query_tile(blockIdx.x, a.batch, a.heads_q, tiles, a.chunk);
@@ -534,7 +540,7 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
   }
   ptx::cp_async_wait<0>();
 
-  const float sink = a.sinks ? a.sinks[block.h] * log2_e : -infinity();
+  const float sink = a.sinks ? a.sinks[block.h] : -infinity();
 #pragma unroll
   for (int m = 0; m < row_tiles; ++m) {
     auto& o = reinterpret_cast<float(&)[4 * v_tiles]>(state.o[m]);

@@ -7,6 +7,7 @@
 #pragma once
 #include "../common/element.cuh"
 #include "../common/lengths.cuh"
+#include "../common/no_keys.cuh"
 #include "../common/softmax.cuh"
 #include "../common/store.cuh"
 #include "../common/tanh.cuh"
@@ -268,20 +269,15 @@ __device__ __forceinline__ void describe(const attn_sm90_forward_kernarg& a, uns
 template <Tile tile>
 __device__ __forceinline__ void store_unseeing(const attn_sm90_forward_kernarg& a,
                                                const Item& item) {
-  const int lane = threadIdx.x % 32, element_bytes = a.out_type == attn_element_f32 ? 4 : 2;
   const int behind = min(item.row + tile.rows(), item.seqlen_q);
   for (int row = item.row; row < behind; ++row) {
     const long long at = (a.cu_seqlens_q ? 0 : item.b * a.out_stride[0]) +
                          ((long long)item.q_begin + row) * a.out_stride[1] +
                          item.h * a.out_stride[2];
-    uint4* chunks = reinterpret_cast<uint4*>(static_cast<char*>(a.out) + at * element_bytes);
-    for (int i = lane; i < a.head_dim_v * element_bytes / 16; i += 32)
-      chunks[i] = make_uint4(0, 0, 0, 0);
-    if (a.lse && lane == 0) {
-      a.lse[a.cu_seqlens_q ? item.h * a.total_q + item.q_begin + row
-                           : (item.b * (long long)a.heads_q + item.h) * a.seqlen_q + row] =
-          a.sinks ? a.sinks[item.h] : -infinity();
-    }
+    const long long lse_at = a.cu_seqlens_q
+                                 ? item.h * a.total_q + item.q_begin + row
+                                 : (item.b * (long long)a.heads_q + item.h) * a.seqlen_q + row;
+    store_no_keys(a, at, lse_at, a.sinks ? a.sinks[item.h] : -infinity());
   }
 }
 
@@ -1172,7 +1168,7 @@ struct Consumer {
   // Of an item whose weights have all been found: writes lse and leaves in factor what o must be
   // multiplied with.
   __device__ __forceinline__ void finish_softmax(const Item& item, float (&factor)[2]) {
-    const float sink = a.sinks ? a.sinks[item.h] * log2_e : -infinity();
+    const float sink = a.sinks ? a.sinks[item.h] : -infinity();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const RowState& state = row_state[half];
@@ -1390,6 +1386,11 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
         if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(address(&control.listed));
       }
     } else {
+      if (warp >= 2) {
+        if (a.cu_seqlens_q)
+          store_rows_of_no_sequence<unsigned>(a, 2 * blockIdx.x + warp - 2, 2 * gridDim.x);
+        return;
+      }
       if (warp == 0) load_items<tile, with>(a, control, shared);
       if (threadIdx.x == 32) load_keys<tile, with == with_bias>(a, control, shared);
     }
