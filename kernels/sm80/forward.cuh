@@ -154,7 +154,7 @@ struct State {
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
       float used[2], shrink[2];
-      bool moved = false;
+      bool moved = false, large = false;  // large: see ../common/softmax.cuh
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float top = fmaxf(s[m][0][2 * half], s[m][0][2 * half + 1]);
@@ -167,10 +167,24 @@ struct State {
         const float next = fmaxf(old, split_invariant ? ceilf(top) : top);
         moved = moved || next != old;
         used[half] = next == -infinity() ? 0 : next;
+        large = large || fabsf(used[half]) >= large_score;
         shrink[half] = ptx::ex2(old - used[half]);
         reference[m][half] = next;
       }
-      if (__any_sync(0xffffffff, moved)) {
+      if (__any_sync(0xffffffff, moved || (!score && large))) {
+        if (!score && __any_sync(0xffffffff, large)) [[unlikely]] {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+#pragma unroll
+            for (int n = 0; n < key_tiles; ++n)
+#pragma unroll
+              for (int i = 0; i < 2; ++i) {
+                float& x = s[m][n][2 * half + i];
+                x = round_large_score(x, unit, used[half]) * ptx::rcp(unit);
+              }
+            used[half] = 0;
+          }
+        }
         sum[m][0] *= shrink[0];
         sum[m][1] *= shrink[1];
 #pragma unroll
