@@ -41,6 +41,8 @@
 //#   i32    out_type       1 f32, 2 f16, 3 bf16
 //#   i32    head_dim       of the tensors: multiples of 16
 //#   i32    head_dim_v
+//#   i32    items          of the grid
+//#   i32    workgroups     that store rows of no sequence
 //#   ptr    kinds          kernels/common/block_mask.h
 //#   ptr    index
 //#   ptr    bits

@@ -27,12 +27,11 @@ __device__ __forceinline__ void store_rows_of_no_sequence(const Kernarg& a, Row 
 #pragma unroll 1
   for (Row b = 0; b == 0 || b < a.batch; b += b == 0 ? worker + 1 : workers) {
     const Span before = span((b == 0 ? a.batch : b) - 1);
-    const Row total = Row(a.total_q);
-    Row row = Row(before.begin) + before.length, end = Row(span(b).begin);
-    if (b == 0) row += worker, end += total;
+    const Row total = Row(a.total_q), begin = Row(before.begin) + before.length, end = Row(span(b).begin);
+    const Row rows = b == 0 ? min(total - begin + end, total) : end > begin ? end - begin : 0;
 #pragma unroll 1
-    for (; row < end; row += b == 0 ? workers : 1) {
-      const Row at = row < total ? row : row - total;
+    for (Row row = b == 0 ? worker : 0; row < rows; row += b == 0 ? workers : 1) {
+      const Row at = begin + row < total ? begin + row : begin + row - total;
 #pragma unroll 1
       for (int h = 0; h < a.heads_q; ++h)
         store_no_keys(a, at * a.out_stride[1] + h * a.out_stride[2], h * a.total_q + at, -infinity());

@@ -45,6 +45,15 @@ int parts_log2(const Problem& p) {
   return log2;
 }
 
+// The grid is (XCDs, items of a unit, units of an XCD).
+int64_t grid_items(const Problem& p) {
+  const int64_t items = ceil_div(query_tiles(p) * p.group(), int64_t{1} << parts_log2(p));
+  return forward_blocks(p, items);
+}
+int64_t grid_units(const Problem& p) {
+  return forward_blocks(p, ceil_div((p.batch * p.heads_kv) << parts_log2(p), xcds));
+}
+
 // ceil(2^32 / divisor), which gives quotients of n while n * divisor < 2^32; 0 stands for 1.
 unsigned magic(int64_t divisor) {
   return divisor == 1 ? 0 : unsigned(ceil_div(int64_t{1} << 32, divisor));
@@ -80,8 +89,7 @@ Status shape(const Problem& p, const DeviceInfo&, Launch* launch, size_t* worksp
   ATTN_TRY(check_seq_stride("k_stride", s.k_type, s.k_stride.seq));
   ATTN_TRY(check_seq_stride("v_stride", s.v_type, s.v_stride.seq));
   const int log2 = parts_log2(p);
-  const int64_t items = ceil_div(query_tiles(p) * p.group(), int64_t{1} << log2);
-  const int64_t units = ceil_div((p.batch * p.heads_kv) << log2, xcds);
+  const int64_t items = grid_items(p), units = grid_units(p);
   if (p.batch > max_grid_yz || p.heads_kv > max_grid_yz || items > max_grid_yz ||
       units > max_grid_yz || (items << log2) * p.group() >> 32 != 0 ||
       p.batch * p.heads_kv * p.heads_kv >> 32 != 0 || workspace_tiles(p) * p.heads_kv >> 31 != 0 ||
@@ -182,6 +190,8 @@ attn_gfx942_forward_kernarg forward_kernarg(const Problem& p, const Args& args, 
   a.out_factor = is_ocp(s.v_type) ? 2 : 1;
   a.convert_q = is_ocp(p.q_type);
   a.out_type = p.out_type;
+  a.items = int(grid_items(p));
+  a.workgroups = int(std::min<int64_t>(xcds * grid_items(p) * grid_units(p), 1 << 16));
   return a;
 }
 void pack(const Problem& p, const Args& args, void* workspace, void* kernarg) {

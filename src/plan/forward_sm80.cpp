@@ -38,7 +38,7 @@ Status shape(const Problem& p, const DeviceInfo& device, Launch* launch, size_t*
     return unsupported("batch * heads_q * ceil(seqlen_q / ", tile.rows, ") is ", pairs, " * ",
                        tiles, "; accepted: up to ", max_grid);
   }
-  launch->grid[0] = uint32_t(pairs * tiles);
+  launch->grid[0] = uint32_t(forward_blocks(p, pairs * tiles));
   launch->block[0] = tile.threads();
   launch->shared_bytes = shared;
   *workspace = 0;

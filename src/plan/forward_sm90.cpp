@@ -93,7 +93,8 @@ Status shape(const Problem& p, const DeviceInfo& device, Launch* launch, size_t*
   if (blocks < tile.blocks)
     return unsupported("it runs on ", tile.blocks, " multiprocessors or more; max_sms is ",
                        p.max_sms);
-  launch->grid[0] = uint32_t(std::min(count, blocks / tile.blocks) * tile.blocks);
+  launch->grid[0] =
+      uint32_t(std::min(forward_blocks(p, count), blocks / tile.blocks) * tile.blocks);
   launch->block[0] = tile.threads();
   launch->shared_bytes = shared;
   launch->starts_early = true;
@@ -165,7 +166,7 @@ void pack_biased(const Problem& p, const Args& args, void* workspace, void* kern
 TensorMap tensor_map(const void* base, int64_t head_dim, int64_t rows, int64_t heads, int64_t batch,
                      const attn_strides& stride, int box_rows) {
   return {.base = base,
-          .size = {head_dim, std::max<int64_t>(1, rows), heads, batch},
+          .size = {head_dim, std::max<int64_t>(1, rows), heads, std::max<int64_t>(1, batch)},
           .stride = {2 * stride.seq, 2 * stride.head, 2 * stride.batch},
           .rows = box_rows};
 }

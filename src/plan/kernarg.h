@@ -1,5 +1,6 @@
 // What the host sides of the kernels share: from problems to parameter structs.
 #pragma once
+#include <algorithm>
 #include <cstring>
 
 #include "attn/attn.h"
@@ -13,6 +14,12 @@ static_assert(int(attn_element_f32) == ATTN_F32 && int(attn_element_f16) == ATTN
               int(attn_element_q4_0) == ATTN_Q4_0);
 
 constexpr int64_t max_grid = (int64_t{1} << 31) - 1;  // blocks of a launch along x
+
+// Blocks of a forward launch that has this many for its queries. Rows of packed q that belong to no sequence are stored
+// even where no sequence can have a query.
+inline int64_t forward_blocks(const Problem& p, int64_t blocks) {
+  return p.q_layout == ATTN_PACKED && p.total_q > 0 ? std::max<int64_t>(1, blocks) : blocks;
+}
 
 inline void set(long long (&to)[3], const attn_strides& from) {
   to[0] = from.batch, to[1] = from.seq, to[2] = from.head;
