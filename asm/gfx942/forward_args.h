@@ -64,7 +64,7 @@ struct attn_gfx942_forward_kernarg {
   int out_type;  // 1 f32, 2 f16, 3 bf16
   int head_dim, head_dim_v;
   int items;       // of the grid
-  int workgroups;  // packed q: so many share the rows that belong to no sequence
+  int workgroups;  // packed q: so many share the rows of nobody
 };
 
 // Of the kernels with block masks.

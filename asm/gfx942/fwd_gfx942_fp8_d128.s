@@ -41,7 +41,7 @@
 //#   i32    head_dim       of the tensors: multiples of 16
 //#   i32    head_dim_v
 //#   i32    items          of the grid
-//#   i32    workgroups     that store rows of no sequence
+//#   i32    workgroups     that store rows of nobody
 //
 // Registers and LDS: include/forward_fp8.inc. Occupancy: 2 waves per SIMD.
 .set dim, 128

@@ -42,7 +42,7 @@
 //#   i32    head_dim       of the tensors: multiples of 16
 //#   i32    head_dim_v
 //#   i32    items          of the grid
-//#   i32    workgroups     that store rows of no sequence
+//#   i32    workgroups     that store rows of nobody
 //#   ptr    kinds          kernels/common/block_mask.h
 //#   ptr    index
 //#   ptr    bits

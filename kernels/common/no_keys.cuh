@@ -15,17 +15,15 @@ __device__ __forceinline__ void store_no_keys(const Kernarg& a, long long at, lo
   if (a.lse && lane == 0) a.lse[lse_at] = lse;
 }
 
-// Packed q: rows that belong to no sequence become 0, their lse -inf. By all lanes of a warp, of `workers` that share
-// them. Those behind the last sequence and in front of the first are everybody's, for there can be many; between two
-// there are some only where lengths are wrong, and one warp has them.
+// Packed q: rows of nobody, which belong to no sequence, become 0, their lse -inf. By all lanes of a warp, of `workers`
+// that share them. Those behind the last sequence and in front of the first are everybody's, for there can be many;
+// between two there are some only where lengths are wrong, and one warp has them.
 template <class Row, class Kernarg>
-__device__ __forceinline__ void store_rows_of_no_sequence(const Kernarg& a, Row worker, Row workers) {
-  const auto span = [&](Row b) {
-    return a.batch > 0 ? packed_span(a.cu_seqlens_q, int(b), a.total_q, a.seqlen_q) : Span{0, 0};
-  };
+__device__ __forceinline__ void store_rows_of_nobody(const Kernarg& a, Row worker, Row workers) {
+  const auto span = [&](Row b) { return packed_span(a.cu_seqlens_q, int(b), a.total_q, a.seqlen_q); };
   // In front of sequence b, and for 0 behind the last one too.
 #pragma unroll 1
-  for (Row b = 0; b == 0 || b < a.batch; b += b == 0 ? worker + 1 : workers) {
+  for (Row b = 0; b < a.batch; b += b == 0 ? worker + 1 : workers) {
     const Span before = span((b == 0 ? a.batch : b) - 1);
     const Row total = Row(a.total_q), begin = Row(before.begin) + before.length, end = Row(span(b).begin);
     const Row rows = b == 0 ? min(total - begin + end, total) : end > begin ? end - begin : 0;

@@ -263,8 +263,8 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
 
   // Packed q, which block masks do not take. Meanwhile another warp waits for the lengths too.
   if (!masked && a.cu_seqlens_q) {
-    if (warp == tile.warps - 1) store_rows_of_no_sequence<long long>(a, blockIdx.x, gridDim.x);
-    if (a.batch == 0 || a.seqlen_q == 0) return;
+    if (warp == tile.warps - 1) store_rows_of_nobody<long long>(a, blockIdx.x, gridDim.x);
+    if (a.seqlen_q == 0) return;
   }
   if (threadIdx.x == 0) {
     const unsigned tiles = (a.seqlen_q + tile.rows - 1) / tile.rows;

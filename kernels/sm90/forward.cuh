@@ -1420,7 +1420,7 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
     } else {
       if (warp >= 2) {
         if (a.cu_seqlens_q)
-          store_rows_of_no_sequence<unsigned>(a, 2 * blockIdx.x + warp - 2, 2 * gridDim.x);
+          store_rows_of_nobody<unsigned>(a, 2 * blockIdx.x + warp - 2, 2 * gridDim.x);
         return;
       }
       if (warp == 0) load_items<tile, with>(a, control, shared);

@@ -166,7 +166,7 @@ void pack_biased(const Problem& p, const Args& args, void* workspace, void* kern
 TensorMap tensor_map(const void* base, int64_t head_dim, int64_t rows, int64_t heads, int64_t batch,
                      const attn_strides& stride, int box_rows) {
   return {.base = base,
-          .size = {head_dim, std::max<int64_t>(1, rows), heads, std::max<int64_t>(1, batch)},
+          .size = {head_dim, std::max<int64_t>(1, rows), heads, batch},
           .stride = {2 * stride.seq, 2 * stride.head, 2 * stride.batch},
           .rows = box_rows};
 }
