@@ -353,9 +353,15 @@ Outputs Forward::read() {
   }
   for (int64_t row = first; row < total_q_; ++row) {
     for (int64_t h = 0; h < c.heads_q; ++h) {
-      std::memset(now.data() + dtype_bytes(out_type_, out_view_.at(0, row, h)), out_.poison,
-                  row_bytes);
-      if (lse_.given) std::memset(&lse_now.as<float>()[h * total_q_ + row], lse_.poison, 4);
+      unsigned char* bytes = now.data() + dtype_bytes(out_type_, out_view_.at(0, row, h));
+      bool right = std::all_of(bytes, bytes + row_bytes, [](unsigned char x) { return x == 0; });
+      std::memset(bytes, out_.poison, row_bytes);
+      if (lse_.given) {
+        float& lse = lse_now.as<float>()[h * total_q_ + row];
+        right = right && lse == -std::numeric_limits<float>::infinity();
+        std::memset(&lse, lse_.poison, 4);
+      }
+      if (!right) result.error = "row " + std::to_string(row) + " of nobody is not 0 and -inf";
     }
   }
   if (now.bytes != out_.bytes) result.error = "out: bytes outside its rows were written";

@@ -292,6 +292,7 @@ struct Forward {
   attn_dtype q_type = ATTN_F8_E4M3FNUZ, kv_type = ATTN_F8_E4M3FNUZ, out_type = ATTN_F32;
   int64_t left = -1, right = -1;
   std::vector<int32_t> lengths_q = {}, lengths_kv = {};  // given: packed
+  std::vector<int32_t> cu_seqlens_q = {};                // given: packed q of 130 tokens
   std::vector<int32_t> seqlens = {};
   attn_descale_kind descale = ATTN_DESCALE_NONE;
   float scale = 0;
@@ -418,6 +419,11 @@ Problem forward_problem(Memory& memory, uint32_t data, const DeviceKernel& kerne
     in.total_q = rows_q = sum(f.lengths_q);
     args.cu_seqlens_q = ints(f.lengths_q, true);
   }
+  if (!f.cu_seqlens_q.empty()) {
+    in.q_layout = ATTN_PACKED;
+    in.total_q = rows_q = 130;
+    args.cu_seqlens_q = ints(f.cu_seqlens_q, false);
+  }
   if (!f.lengths_kv.empty()) {
     segment.layout = ATTN_PACKED;
     segment.total = rows_kv = sum(f.lengths_kv);
@@ -531,6 +537,26 @@ std::vector<Forward> forwards() {
   all.back().out_type = ATTN_F16;
   all.back().descale = ATTN_DESCALE_TENSOR;
 
+  // Rows of nobody: in front of the first sequence, behind the last one, and between two where one
+  // is longer than all may be.
+  for (const attn_dtype out_type : {ATTN_F32, ATTN_F16}) {
+    all.push_back({.dim = 32, .dim_v = 48, .seqlen_q = 33, .seqlen_kv = 70});
+    all.back().batch = 4;
+    all.back().group = 2;
+    all.back().flags = ATTN_SINKS;
+    all.back().cu_seqlens_q = {5, 25, 70, 100, 90};
+    all.back().out_type = out_type;
+    all.back().want_lse = out_type == ATTN_F32;
+  }
+
+  // Scores so large that the maximum is taken off them first, from the first tile on and from a
+  // later one.
+  all.push_back({.dim = 64, .dim_v = 64, .seqlen_q = 40, .seqlen_kv = 520});
+  all.back().scale = 3e5f;
+  all.push_back({.dim = 64, .dim_v = 64, .seqlen_q = 200, .seqlen_kv = 330});
+  all.back().flags = ATTN_CAUSAL | ATTN_SINKS;
+  all.back().scale = 3e4f;
+
   for (const int64_t dim_v : {48, 80}) {
     all.push_back({.dim = 16, .dim_v = dim_v, .seqlen_q = 1, .seqlen_kv = 10});
     all.back().out_type = ATTN_BF16;
@@ -543,10 +569,10 @@ std::vector<Forward> masked_forwards() {
   std::vector<Forward> all;
   std::mt19937 rng(7);
   // Four rows of blocks over more than 64 tiles; what a row does not see, another one may.
-  for (const int columns : {72, 14}) {
+  for (const auto& [columns, scale] : {std::pair{72, 0.02f}, {14, 0.02f}, {14, 3e5f}}) {
     all.push_back({.dim = 128, .dim_v = 128, .seqlen_q = 250, .seqlen_kv = 64 * columns - 30});
     all.back().nan = columns == 72;
-    all.back().scale = 0.02f;
+    all.back().scale = scale;
     all.back().kinds.resize(size_t(4 * columns));
     for (int column = 0; column < columns; ++column) {
       const unsigned what = column + 8 > columns ? 7 : rng() % 8;
@@ -582,6 +608,7 @@ std::vector<Forward> masked_forwards() {
 
   for (Forward& f : forwards()) {
     f.lengths_q.clear();
+    f.cu_seqlens_q.clear();
     f.kinds = {2};
     all.push_back(f);
   }

@@ -93,6 +93,41 @@ TEST_CASE("gfx942 forward: every tile of queries has one workgroup", "[plan]") {
   }
 }
 
+// The numbers that store_rows_of_nobody makes of workgroups count them from 0, and rows of nobody
+// are stored where no sequence can have a query.
+TEST_CASE("gfx942 forward: workgroups share the rows of nobody", "[plan]") {
+  for (const auto& [batch, heads_kv, seqlen, total] :
+       {std::tuple{1, 1, 0, 5}, {3, 5, 1000, 100}, {1, 1, 0, 0}, {40000, 1, 2000, 1 << 20}}) {
+    INFO(batch << " " << heads_kv << " " << seqlen << " " << total);
+    attn_segment segment{};
+    segment.struct_size = sizeof segment;
+    segment.k_type = segment.v_type = ATTN_F8_E4M3FNUZ;
+    segment.seqlen = 100;
+    attn_problem in{};
+    in.struct_size = sizeof in;
+    in.batch = batch, in.heads_q = in.heads_kv = heads_kv;
+    in.head_dim = 128, in.seqlen_q = seqlen, in.total_q = total;
+    in.q_layout = ATTN_PACKED;
+    in.q_type = ATTN_F8_E4M3FNUZ;
+    in.num_segments = 1, in.segments = &segment;
+    Problem p;
+    REQUIRE(make_problem(&in, &p).ok());
+    Launch launch;
+    size_t workspace;
+    const DeviceKernel& kernel = fwd_gfx942_fp8_d128_kernel;
+    REQUIRE(kernel.shape_forward(p, {}, &launch, &workspace).ok());
+    Args args;
+    attn_segment_args segment_args{};
+    args.segment = &segment_args;
+    attn_gfx942_forward_kernarg a;
+    kernel.pack_forward(p, args, nullptr, &a);
+    const uint64_t all = uint64_t{launch.grid[0]} * launch.grid[1] * launch.grid[2];
+    CHECK((all > 0) == (total > 0));
+    CHECK(uint32_t(a.items) == launch.grid[1]);
+    CHECK(uint64_t(a.workgroups) == std::min<uint64_t>(all, 1 << 16));
+  }
+}
+
 TEST_CASE("gfx942 forward: a K/V head stays on one XCD unless XCDs would idle", "[plan]") {
   for (const auto& [batch, heads_kv] : {std::pair{1, 8}, {2, 8}, {1, 16}, {3, 8}, {4, 4}}) {
     const Spread s = spread(batch, 4 * heads_kv, heads_kv, 2048);

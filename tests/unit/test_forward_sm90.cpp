@@ -1,4 +1,4 @@
-// What the kernels fwd_sm90_* get from their host side: blocks, workspace, parameters.
+// What the CUDA forward kernels get from their host side: blocks, workspace, parameters.
 #include <algorithm>
 #include <random>
 #include <vector>
@@ -6,6 +6,7 @@
 #include "catch.h"
 #include "kernels/sm90/forward_args.h"
 #include "kernels/sm90/key_walk.h"
+#include "plan/forward_sm80.h"
 #include "plan/forward_sm90.h"
 #include "plan/problem.h"
 
@@ -81,6 +82,36 @@ TEST_CASE("sm90 forward: who takes items as they come needs their number alone",
   // Each block has one item.
   CHECK(planned(fwd_sm90_d128_mask_kernel, 1, 132 * 128, ATTN_BLOCK_MASK).workspace == 0);
   CHECK(planned(fwd_sm90_d128_kernel, 1, 132 * 128, 0).workspace == 0);
+}
+
+TEST_CASE("CUDA forward: rows of nobody are stored where no sequence can have a query", "[plan]") {
+  for (const DeviceKernel* kernel : {&fwd_sm80_d128_kernel, &fwd_sm80_d128_score_kernel,
+                                     &fwd_sm90_d128_kernel, &fwd_sm90_d128_pair_kernel}) {
+    for (const int64_t total : {0, 7}) {
+      attn_segment segment{};
+      segment.struct_size = sizeof segment;
+      segment.k_type = segment.v_type = ATTN_BF16;
+      segment.seqlen = 100;
+      attn_problem in{};
+      in.struct_size = sizeof in;
+      in.batch = 2, in.heads_q = in.heads_kv = 3;
+      in.head_dim = 128, in.total_q = total;
+      in.q_layout = ATTN_PACKED;
+      in.q_type = ATTN_BF16;
+      in.num_segments = 1, in.segments = &segment;
+      Problem p;
+      REQUIRE(make_problem(&in, &p).ok());
+      DeviceInfo device;
+      device.multiprocessors = multiprocessors;
+      device.shared_bytes_max = 227 << 10;
+      device.tensor_maps = true;
+      Launch launch;
+      size_t workspace;
+      REQUIRE(kernel->shape_forward(p, device, &launch, &workspace).ok());
+      const uint32_t blocks = kernel == &fwd_sm90_d128_pair_kernel ? 2 : 1;
+      CHECK(launch.grid[0] == (total > 0 ? blocks : 0));
+    }
+  }
 }
 
 // docs/hopper.md has what was measured.

@@ -1,0 +1,195 @@
+// Sinks of every size, and scores of every size that float32 holds: the result is that of the
+// scores as float32 rounds them (docs/numerics.md).
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "../catch.h"
+#include "backend.h"
+#include "core/dtype.h"
+
+namespace attn::test {
+namespace {
+
+constexpr double infinity = std::numeric_limits<double>::infinity();
+constexpr attn_dtype types[] = {ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8_E4M3FNUZ};
+
+Case shape(std::string name, int64_t heads, int64_t dim, int64_t sq, int64_t skv, attn_dtype type) {
+  Case c;
+  c.name = std::move(name);
+  c.heads_q = c.heads_kv = heads;
+  c.head_dim = c.head_dim_v = dim;
+  c.seqlen_q = sq;
+  c.out_type = ATTN_F32;
+  SegmentCase s;
+  s.capacity = skv;
+  c.segments = {s};
+  return with_type(c, type);
+}
+
+// A sum of several is that of all keys with weight 1 but for float32 rounding.
+void compare_rows(const Data& data, const Outputs& got, const Outputs& want) {
+  REQUIRE(got.error == "");
+  REQUIRE(got.out.size() == want.out.size());
+  size_t wrong = 0, wrong_lse = 0;
+  for (size_t n = 0; n < want.out.size(); ++n)
+    wrong += !(std::abs(got.out[n] - want.out[n]) <= 4e-6 * data.v_max);
+  for (size_t n = 0; n < want.lse.size(); ++n) {
+    const bool same = got.lse[n] == want.lse[n];
+    wrong_lse +=
+        !same && !(std::abs(got.lse[n] - want.lse[n]) <= 1e-6 * std::abs(want.lse[n]) + 1e-5);
+  }
+  CHECK(wrong == 0);
+  CHECK(wrong_lse == 0);
+}
+
+constexpr float none = -std::numeric_limits<float>::infinity();  // a sink as if there were none
+
+// ---- sinks -------------------------------------------------------------------------------------
+
+TEST_CASE("sinks: a row without a key has its sink as lse, whatever its size") {
+  const std::vector<float> sinks = {none, -3e38f, -1e30f, -1e4f, -88,  -87,   -1,   -1e-40f,
+                                    0,    1e-40f, 1,      88,    1e4f, 1e30f, 3e38f};
+  for (attn_dtype type : types) {
+    // The first 20 rows see nothing; some of the others see one tile of keys, some two.
+    Case c = shape("sinks-" + std::to_string(type), int64_t(sinks.size()), 64, 110, 90, type);
+    c.flags = ATTN_CAUSAL | ATTN_SINKS;
+    c.scale = 0.125f;
+    Data data = make_data(c);
+    for (size_t h = 0; h < sinks.size(); ++h) data.sinks.as<float>()[h] = sinks[h];
+    for (const Kernel* kernel : kernels_here(Op::forward, true)) {
+      const Outputs got = run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
+      if (declined(*kernel, got)) continue;
+      INFO(kernel->name << " " << describe(c));
+      REQUIRE(got.error == "");
+      size_t wrong = 0;
+      for (size_t row = 0; row < 20 * sinks.size(); ++row) {
+        wrong += got.lse[row] != sinks[row % sinks.size()];
+        for (size_t d = 0; d < 64; ++d) wrong += got.out[row * 64 + d] != 0;
+      }
+      CHECK(wrong == 0);
+    }
+  }
+}
+
+TEST_CASE("sinks: rows with keys, sinks far above and below their scores") {
+  const std::vector<float> sinks = {none, -1e30f, -1e4f, -200, -1e-40f, 0, 200, 1e4f, 1e30f};
+  for (attn_dtype type : types) {
+    Case c = shape("far-sinks-" + std::to_string(type), int64_t(sinks.size()), 64, 20, 90, type);
+    c.values = Values::uniform;  // all scores 0, all weights exact
+    Data data = make_data(c);
+    const Outputs none = reference_answer(c, data);
+    c.flags = ATTN_SINKS;
+    data = make_data(c);
+    for (size_t h = 0; h < sinks.size(); ++h) data.sinks.as<float>()[h] = sinks[h];
+    Outputs want = none;
+    for (size_t row = 0; row < want.lse.size(); ++row) {
+      const double keys = 90, sink = sinks[row % sinks.size()];
+      const double most = std::max(0.0, sink);
+      const double sum = keys * std::exp(-most) + std::exp(sink - most);
+      want.lse[row] = most + std::log(sum);
+      for (size_t d = 0; d < 64; ++d) want.out[row * 64 + d] *= keys * std::exp(-most) / sum;
+    }
+    for (const Kernel* kernel : kernels_here(Op::forward, true)) {
+      const Outputs got = run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
+      if (declined(*kernel, got)) continue;
+      INFO(kernel->name << " " << describe(c));
+      compare_rows(data, got, want);
+    }
+  }
+}
+
+// ---- scores ------------------------------------------------------------------------------------
+
+// q is 8, -8 or 0 in dim 0, k what `key` says, all else 0.
+template <class Key>
+Data one_dim(const Case& c, const Key& key) {
+  Data data = make_data(c);
+  const auto put = [](Buffer& to, const View& view, int64_t s, int64_t h, int64_t dim, float x) {
+    for (int64_t d = 0; d < dim; ++d)
+      encode_element(view.type, to.data(), view.at(0, s, h) + d, d == 0 ? x : 0, true);
+  };
+  constexpr float q[] = {8, -8, 0};
+  for (int64_t h = 0; h < c.heads_q; ++h) {
+    for (int64_t i = 0; i < c.seqlen_q; ++i) put(data.q, data.q_view, i, h, c.head_dim, q[i % 3]);
+    for (int64_t j = 0; j < c.keys(0); ++j)
+      put(data.segments[0].k, data.segments[0].k_view, j, h, c.head_dim, key(j));
+  }
+  return data;
+}
+
+// Of the keys that a row sees those with the largest score, all others being far below it.
+template <class Key>
+Outputs largest_wins(const Case& c, const Data& data, const Key& key) {
+  Outputs want;
+  for (int64_t i = 0; i < c.seqlen_q; ++i) {
+    for (int64_t h = 0; h < c.heads_q; ++h) {
+      double largest = -infinity, count = 0;
+      std::vector<double> sum(size_t(c.head_dim_v), 0);
+      for (int64_t j = 0; j < c.keys(0); ++j) {
+        if (!visible(c, data, 0, h, i, j)) continue;
+        const double s = i % 3 == 2 ? 0 : (i % 3 == 0 ? 8.0 : -8.0) * key(j) * double(c.scale);
+        if (s > largest) {
+          largest = s;
+          count = 0;
+          std::fill(sum.begin(), sum.end(), 0.0);
+        }
+        if (s < largest) continue;
+        ++count;
+        for (size_t d = 0; d < sum.size(); ++d)
+          sum[d] += data.v_real[size_t(h * data.most_keys + j)][d];
+      }
+      for (double x : sum) want.out.push_back(count == 0 ? 0 : x / count);
+      want.lse.push_back(count == 0 ? -infinity : largest + std::log(count));
+    }
+  }
+  return want;
+}
+
+TEST_CASE("scores: the largest wins, whatever its size") {
+  constexpr int64_t skv = 200;
+  // Many sizes; one key above (or below) all others, in the first tile, in a later one and in the
+  // last.
+  struct Pattern {
+    const char* name;
+    int64_t stands_out;
+  };
+  for (const Pattern& pattern :
+       {Pattern{"many", -1}, {"first", 3}, {"later", 100}, {"last", skv - 1}}) {
+    const auto key = [&](int64_t j) {
+      if (pattern.stands_out >= 0) return j == pattern.stands_out ? 4.0f : 0.0f;
+      return 0.25f * float(1 + j * 7 % 13);
+    };
+    for (const int exponent : {10, 18, 20, 22, 24, 28, 40, 116}) {
+      for (const float sign : {1.0f, -1.0f}) {
+        for (attn_dtype type : types) {
+          for (uint32_t flags : {0u, uint32_t(ATTN_CAUSAL), uint32_t(ATTN_BLOCK_MASK),
+                                 uint32_t(ATTN_SPLIT_INVARIANT)}) {
+            Case c = shape(std::string("scores-") + pattern.name + "-" + std::to_string(exponent),
+                           1, 64, 70, skv, type);
+            c.flags = flags;
+            c.scale = sign * std::ldexp(1.3f, exponent);
+            c.mask_kinds = {ATTN_BLOCK_FULL,  ATTN_BLOCK_PARTIAL, ATTN_BLOCK_CAUSAL,
+                            ATTN_BLOCK_EMPTY, ATTN_BLOCK_PARTIAL, ATTN_BLOCK_FULL,
+                            ATTN_BLOCK_FULL};
+            const Data data = one_dim(c, key);
+            const Outputs want = largest_wins(c, data, key);
+            for (const Kernel* kernel : kernels_here(Op::forward, true)) {
+              if (kernel->host && flags == ATTN_SPLIT_INVARIANT) continue;  // is no other way there
+              if (emulated(*kernel) && exponent == 10) continue;
+              const Outputs got =
+                  run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
+              if (declined(*kernel, got)) continue;
+              INFO(kernel->name << " " << describe(c));
+              compare_rows(data, got, want);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace attn::test
