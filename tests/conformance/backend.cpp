@@ -351,17 +351,20 @@ Outputs Forward::read() {
     }
     first += c.queries(b);
   }
+  // Rows of nobody.
+  const std::vector<unsigned char> zeros(row_bytes, 0);
   for (int64_t row = first; row < total_q_; ++row) {
     for (int64_t h = 0; h < c.heads_q; ++h) {
-      unsigned char* bytes = now.data() + dtype_bytes(out_type_, out_view_.at(0, row, h));
-      bool right = std::all_of(bytes, bytes + row_bytes, [](unsigned char x) { return x == 0; });
-      std::memset(bytes, out_.poison, row_bytes);
-      if (lse_.given) {
-        float& lse = lse_now.as<float>()[h * total_q_ + row];
-        right = right && lse == -std::numeric_limits<float>::infinity();
-        std::memset(&lse, lse_.poison, 4);
-      }
-      if (!right) result.error = "row " + std::to_string(row) + " of nobody is not 0 and -inf";
+      unsigned char* at = now.data() + dtype_bytes(out_type_, out_view_.at(0, row, h));
+      if (std::memcmp(at, zeros.data(), row_bytes) != 0)
+        result.error = "out: row " + std::to_string(row) + " belongs to no sequence and is not 0";
+      std::memset(at, out_.poison, row_bytes);
+      if (!lse_.given) continue;
+      float& lse = lse_now.as<float>()[h * total_q_ + row];
+      if (lse != -std::numeric_limits<float>::infinity())
+        result.error =
+            "lse: row " + std::to_string(row) + " belongs to no sequence and is not -inf";
+      std::memset(&lse, lse_.poison, 4);
     }
   }
   if (now.bytes != out_.bytes) result.error = "out: bytes outside its rows were written";
