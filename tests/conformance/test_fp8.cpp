@@ -405,7 +405,7 @@ TEST_CASE("fp8: any order of waves and loads") {
         if (declined(*kernel, want)) continue;
         INFO(kernel->name << " " << describe(c));
         REQUIRE(want.error == "");
-        for (uint64_t seed : {1, 2, 3}) {
+        for (uint64_t seed = 1; seed <= (sanitized ? 1 : 3); ++seed) {
           INFO("seed " << seed);
           const Outputs got = run(seed);
           REQUIRE(got.error == "");

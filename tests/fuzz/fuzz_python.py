@@ -34,11 +34,9 @@ def main():
     one = [int(x) for x in sys.argv[2:4]]
     seed = one[0] if one else int.from_bytes(os.urandom(4), "little")
     environment = dict(os.environ, PYTHONPATH=str(package), PYTHONDONTWRITEBYTECODE="1", JAX_PLATFORMS="cpu")
-    if b"libasan" in next(package.glob("attn/_attn*.so")).read_bytes():
-        libraries = [subprocess.run(["gcc", f"-print-file-name={name}.so"], text=True, capture_output=True, check=True)
-                     .stdout.strip() for name in ("libasan", "libstdc++")]
+    if (package / "preload").exists():  # the runtime of the sanitizer that the package was built with
         # Not Python's own blocks but each array's memory has an end that is watched.
-        environment.update(LD_PRELOAD=" ".join(libraries), PYTHONMALLOC="malloc",
+        environment.update(LD_PRELOAD=(package / "preload").read_text(), PYTHONMALLOC="malloc",
                            ASAN_OPTIONS="detect_leaks=0:quarantine_size_mb=64:allocator_may_return_null=1:"
                                         "max_allocation_size_mb=4096",
                            UBSAN_OPTIONS="print_stacktrace=1")
