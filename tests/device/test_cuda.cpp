@@ -374,8 +374,16 @@ struct PackedCase {
     return a;
   }
 
+  // Whether a token lies behind one sequence and in front of the next, or outside of all.
+  static bool of_nobody(const std::vector<Answer>& answers, int64_t token) {
+    bool found = token < answers.front().queries.begin || token >= answers.back().queries.end;
+    for (size_t b = 1; b < answers.size(); ++b)
+      found |= token >= answers[b - 1].queries.end && token < answers[b].queries.begin;
+    return found;
+  }
+
   // "", "declined" or the first row that is wrong. Where spans of q overlap, any of their answers
-  // is right; rows in no span must stay as they were.
+  // is right; rows between one span and the next are nobody's, which are 0 and -inf.
   std::string run(const std::vector<int32_t>& cu_q, const std::vector<int32_t>& cu_kv) const {
     attn_context* context = backend_of(kernel.backend).context;
     attn_segment segment;
@@ -432,10 +440,12 @@ struct PackedCase {
       for (int64_t h = 0; h < heads_q; ++h) {
         const float* row = got.as<float>() + (token * heads_q + h) * dim;
         const float row_lse = got_lse.as<float>()[h * total_q + token];
-        // Where sequences overlap their blocks write at the same time: each element is one of the
-        // answers.
-        bool written = false, lse_right = false;
+        // Where sequences overlap, or rows of nobody and a sequence, they are written at the same
+        // time: each element is one of the answers.
+        const bool nobodys = of_nobody(answers, token);
+        bool written = nobodys, lse_right = nobodys && row_lse == -INFINITY;
         std::vector<bool> out_right(size_t(dim), false);
+        for (int64_t d = 0; d < dim; ++d) out_right[size_t(d)] = nobodys && row[d] == 0;
         for (const Answer& a : answers) {
           if (token < a.queries.begin || token >= a.queries.end) continue;
           written = true;
@@ -446,13 +456,10 @@ struct PackedCase {
             if (std::abs(row[d] - a.out[size_t((i * heads_q + h) * dim + d)]) < bound)
               out_right[size_t(d)] = true;
         }
-        bool right = lse_right && std::count(out_right.begin(), out_right.end(), false) == 0;
-        if (!written)
-          right = std::isnan(row_lse) &&
-                  std::all_of(row, row + dim, [](float x) { return std::isnan(x); });
+        const bool right = written && lse_right && std::count(out_right.begin(), out_right.end(), false) == 0;
         if (!right)
           return "token " + std::to_string(token) + " head " + std::to_string(h) +
-                 (written ? " is none of the answers" : " of no sequence was written");
+                 (written ? " is none of the answers" : " is nobody's and no sequence's");
       }
     }
     return "";
