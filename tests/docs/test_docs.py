@@ -106,7 +106,8 @@ TEXTS = {
     "docs/masks.md": ["blocks of 32 queries x 32 keys: . EMPTY  \\ CAUSAL  # FULL  % PARTIAL"],
     "docs/numerics.md": ["s   = scale * descale_q * descale_k * (q . k)",
                          "x_j = log2(e) * scale * (q . k_j)                       float64, from the codes"],
-    "docs/python.md": ["attn.InvalidArgument: k: head_dim is 100; accepted: 128 as in q"],
+    "docs/python.md": ["attn.InvalidArgument: k: head_dim is 100; accepted: 128 as in q",
+                       "attn.InvalidArgument: block_table[0, 1] is 7; accepted: 0 to 3"],
 }
 
 
