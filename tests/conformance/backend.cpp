@@ -357,13 +357,12 @@ Outputs Forward::read() {
     for (int64_t h = 0; h < c.heads_q; ++h) {
       unsigned char* at = now.data() + dtype_bytes(out_type_, out_view_.at(0, row, h));
       if (std::memcmp(at, zeros.data(), row_bytes) != 0)
-        result.error = "out: row " + std::to_string(row) + " belongs to no sequence and is not 0";
+        result.error = "out: row " + std::to_string(row) + " of nobody is not 0";
       std::memset(at, out_.poison, row_bytes);
       if (!lse_.given) continue;
       float& lse = lse_now.as<float>()[h * total_q_ + row];
       if (lse != -std::numeric_limits<float>::infinity())
-        result.error =
-            "lse: row " + std::to_string(row) + " belongs to no sequence and is not -inf";
+        result.error = "lse: row " + std::to_string(row) + " of nobody is not -inf";
       std::memset(&lse, lse_.poison, 4);
     }
   }

@@ -194,5 +194,59 @@ TEST_CASE("scores: the largest wins, whatever its size") {
   }
 }
 
+// Numbers in ascending order that every type of q and k holds, both forms of e4m3 included.
+std::vector<double> ascending() {
+  std::vector<double> values = {0};
+  for (int exponent = -6; exponent <= 7; ++exponent) {
+    for (int m = 8; m < 16; ++m) {
+      values.push_back(std::ldexp(m, exponent - 3));
+      values.push_back(-values.back());
+    }
+  }
+  std::sort(values.begin(), values.end());
+  return values;
+}
+
+TEST_CASE("scores: each key is above all before it, whatever their size") {
+  constexpr int64_t keys = 200;  // of 225 numbers, those around 0
+  const std::vector<double> values = ascending();
+  const auto value = [&](int64_t j) { return values[size_t(j + 12)]; };
+  for (const int exponent : {16, 18, 26, 40, 115}) {
+    for (const double sign : {1.0, -1.0}) {
+      for (attn_dtype type : {ATTN_F32, ATTN_BF16, ATTN_F8_E4M3FN, ATTN_F8_E4M3FNUZ}) {
+        Case c = shape("ramp-" + std::to_string(exponent), 2, 64, keys, keys, type);
+        c.flags = ATTN_CAUSAL;
+        c.values = Values::uniform;
+        c.scale = float(std::ldexp(sign, exponent));
+        Data data = make_data(c);
+        const auto put = [&](Buffer& to, const View& view, int64_t row, int64_t head, double x) {
+          for (int64_t d = 0; d < 64; ++d)
+            encode_element(type, to.data(), view.at(0, row, head) + d, d == 0 ? x : 0, false);
+        };
+        // Head 0: the newest key is the largest. Head 1: the first is.
+        Outputs want;
+        for (int64_t i = 0; i < keys; ++i) {
+          for (int64_t h = 0; h < 2; ++h) {
+            const double q = h == 0 ? 1 : -1;
+            const int64_t top = h == 0 ? i : 0;
+            put(data.q, data.q_view, i, h, q * sign);
+            put(data.segments[0].k, data.segments[0].k_view, i, h, value(i));
+            want.lse.push_back(std::ldexp(q * value(top), exponent));
+            const auto& v = data.v_real[size_t(h * data.most_keys + top)];
+            want.out.insert(want.out.end(), v.begin(), v.end());
+          }
+        }
+        for (const Kernel* kernel : kernels_here(Op::forward, true)) {
+          const Outputs got =
+              run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
+          if (declined(*kernel, got)) continue;
+          INFO(kernel->name << " " << describe(c));
+          compare_rows(data, got, want, kernel->backend == ATTN_BACKEND_CUDA ? type : ATTN_F32);
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace attn::test

@@ -92,6 +92,18 @@ TEST_CASE("rows of nobody: no sequence has a query, none has a key") {
   CHECK(ran > 0);
 }
 
+TEST_CASE("rows of nobody: results in fp8") {
+  for (const Kernel* kernel : kernels_here(Op::forward, true)) {
+    for (attn_dtype type : {ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ}) {
+      Case c = packed({7, 3}, 11, 64, ATTN_F16);
+      c.out_type = type;
+      Outputs got;
+      INFO(kernel->name);
+      CHECK(run(c, make_data(c), *kernel, &got, type) == (kernel->host != nullptr));
+    }
+  }
+}
+
 // Where lengths are clamped: what lies in front of the first sequence, and of a longer one than
 // there may be what lies behind so many queries.
 TEST_CASE("rows of nobody: lengths out of range on a device") {
