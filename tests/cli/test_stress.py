@@ -47,10 +47,9 @@ BUGS = [
     ("tile max instead of running max", [(  # the scale of what has been summed is the running maximum's
         """
   v_max3_f32 v[row_max], v[row_max], v[tile_max], v[test]
-  v_mov_b32_e32 v[test], v[shift]
 """, """
   v_max_f32_e32 v[tile_max], v[tile_max], v[test]
-  v_fma_f32 v[test], -v[row_max], v[c], s[offset7]
+  v_fma_f32 v[u+1], -v[row_max], v[c], s[offset7]
   v_max_f32_e32 v[row_max], v[row_max], v[tile_max]
 """), ("""
   v_exp_f32_e32 v[u], v[test]
@@ -109,10 +108,10 @@ BUGS = [
   v_mul_f32_e64 v[c], 4.0, s[t]
   v_mul_f32_e64 v[c+1], 4.0, s[t]
 """), ("""
-  v_mul_f32_e32 v[u], s[out_factor], v[u]
+  v_mul_f32_e32 v[u+1], s[out_factor], v[u+1]
 """, """
-  v_mul_f32_e32 v[u], s[out_factor], v[u]
-  v_mul_f32_e32 v[u], 2.0, v[u]
+  v_mul_f32_e32 v[u+1], s[out_factor], v[u+1]
+  v_mul_f32_e32 v[u+1], 2.0, v[u+1]
 """)], "normal/3"),
 ]
 
@@ -133,7 +132,6 @@ class Usage(StressTest):
             (["--case", "matri"], '"matri" is none of matrix normal'),
             (["--case", "matrix/row"], '"matrix/row" is none of'),
             (["--backend", "tpu"], "tpu"),
-            (["--json", "--dump"], "--dump"),
             (["--kernel-file", __file__], "--kernel-file needs --backend"),
             (["--backend", "hip-emu", "--kernel-file", "nowhere"], "nowhere"),
             (["--backend", "cpu", "--kernel-file", __file__], "kernel_file"),
@@ -144,6 +142,7 @@ class Usage(StressTest):
         ]:
             with self.subTest(args=args):
                 self.stress(*args, code=2, says=says)
+        self.json_error("--json", "--dump", code=2, says="--dump")
 
     def test_help(self):
         text = self.stress("--help")
