@@ -529,7 +529,7 @@ class Case:
             a["surprise"] = 1
         if what != "forward":
             for name, values in {"kernel": ["reference", "cpu_baseline", "cpu_avx2", "fwd_sm80_bf16_d128", ""],
-                                 "max_sms": [0, 1, -1],
+                                 "max_sms": [0, 1, -1], "num_threads": [0, 1, 3, np.int8(2), -1, 5000, None],
                                  "fixed_split": [0, 1, 3, 64, np.int16(2)], "split_invariant": [True, np.True_],
                                  "kv_prefix_stable": [True, False]}.items():
                 if self.chance(8):
@@ -647,7 +647,9 @@ class Case:
         self.both(attn.quantize, (x if not self.chance(30) else self.pick(*JUNK), dtype), options, compare)
 
     def state(self):
-        self.call(self.pick(attn.cache_clear, attn.cache_info, attn.info))
+        self.call(self.pick(attn.cache_clear, attn.cache_info, attn.info, attn.get_num_threads))
+        if self.chance(2):
+            self.call(attn.set_num_threads, self.pick(0, 1, 2, 5) if self.chance(2) else self.pick(*JUNK))
 
     def run(self):
         what = self.pick(*[self.forward] * 24, *[self.masks] * 5, *[self.merge] * 4, *[self.quantize] * 6, self.state)
