@@ -659,7 +659,6 @@ struct Consumer {
   float o[tile.head_dim_v / 2];    // sums of weight * v
   RowState row_state[2];
   bool negative;  // the reference of some row of the warp
-  bool large;     // the same, see is_large
   bool unseen;  // with a bias: some of the tile's keys are not seen by any of the warp's queries
   unsigned said_parity = 0;  // with a block mask: of the next phase of each control.said
 
@@ -781,7 +780,6 @@ struct Consumer {
   __device__ __forceinline__ void start_softmax() {
     row_state[0] = row_state[1] = {lowest, 0, 0};
     negative = true;
-    large = false;
   }
   __device__ __forceinline__ void look_at_references() {
     negative = __any_sync(0xffffffff, (__float_as_int(row_state[0].reference) |
@@ -1072,30 +1070,6 @@ struct Consumer {
   // split_invariant: the sums have all weights as they are rounded for the products.
   __device__ __forceinline__ bool sums_rounded() const { return may_split && a.split_invariant; }
 
-  // The reference of a row that has seen something: ../common/softmax.cuh wants scores rounded.
-  __device__ __forceinline__ static bool is_large(float reference) {
-    return fabsf(reference) >= large_score && reference != lowest;
-  }
-  // Where it is: leaves scores whose distance from 0 is that from the reference.
-  __device__ __forceinline__ void round_large(Scores& s, float (&largest)[2], float (&used)[2],
-                                              float unit) {
-    large = __any_sync(0xffffffff, is_large(used[0]) || is_large(used[1]));
-    if (!large) [[likely]]
-      return;
-    const float into_raw = ptx::rcp(unit);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const auto round = [&](float x) { return round_large_score(x, unit, used[half]) * into_raw; };
-#pragma unroll
-      for (int n = 0; n < keys / 8; ++n) {
-        s[4 * n + 2 * half] = round(s[4 * n + 2 * half]);
-        s[4 * n + 2 * half + 1] = round(s[4 * n + 2 * half + 1]);
-      }
-      largest[half] = round(largest[half]);
-      used[half] = 0;
-    }
-  }
-
   // Weights are 2^s of the s that this leaves; what earlier weights must be multiplied with is left
   // in `shrink`, and the sums of the lane's earlier weights so multiplied in `sum`. True: `shrink`
   // is not 1 for some row of the warp. The products have the weights as they are rounded. What
@@ -1103,8 +1077,8 @@ struct Consumer {
   // the error; each of the row's four lanes takes its share.
   __device__ __forceinline__ bool start_weights(Scores& s, float (&shrink)[2], float (&sum)[4]) {
     const float unit = score ? 1 : a.unit;
-    float largest[2], used[2];
-    bool moved = large;
+    float largest[2];
+    bool moved = false;
     find_largest(s, largest);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -1112,30 +1086,24 @@ struct Consumer {
       const float next = most > old + slack() ? (sums_rounded() ? ceilf(most) : most) : old;
       moved = moved || next != old;
       shrink[half] = ptx::ex2(old - next);
-      row_state[half].reference = used[half] = next;
+      row_state[half].reference = next;
       sum[2 * half] = row_state[half].sum * shrink[half];
       sum[2 * half + 1] = 0;
-    }
-    moved = __any_sync(0xffffffff, moved);
-    if (!score && moved) [[unlikely]]
-      round_large(s, largest, used, unit);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
 #pragma unroll
       for (int n = 0; n < keys / 8; ++n) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           float& x = s[4 * n + 2 * half + i];
-          x = fmaf(x, unit, -used[half]);
+          x = fmaf(x, unit, -next);
         }
       }
       if (!sums_rounded()) {
-        const float weight = ptx::ex2(fmaf(largest[half], unit, -used[half]));
+        const float weight = ptx::ex2(fmaf(largest[half], unit, -next));
         const float error = T::unpack(T::pack(weight, weight) & 0xffff) - weight;
         row_state[half].rounding = fmaf(row_state[half].rounding, shrink[half], error * 0.25f);
       }
     }
-    return moved;
+    return __any_sync(0xffffffff, moved);
   }
   // What is to be done where references have moved.
   __device__ __forceinline__ void rescale(const float (&shrink)[2]) {
