@@ -81,7 +81,7 @@ attn_status create(attn_context* context, const attn_block_mask_shape* shape,
 attn_status create_on_host(attn_context* context, const attn_block_mask_shape* shape,
                            attn_block_mask** mask, auto&& make) {
   return create(context, shape, mask, [&](attn_block_mask* made) -> Status {
-    Interrupt interrupt(made->context->interrupted, made->context->interrupted_user);
+    Interrupt interrupt = made->context->interrupt();
     return make(MaskShape(made->host.shape), interrupt, &made->host);
   });
 }
@@ -99,7 +99,7 @@ attn_status create_from(attn_context* context, const attn_block_mask_shape* shap
                               "i32 [batch, heads, Skv, num_intervals, 2]"));
     if (made->context->host_memory()) {
       if (stream) return invalid("stream is ", stream, "; accepted on reference and cpu: NULL");
-      Interrupt interrupt(made->context->interrupted, made->context->interrupted_user);
+      Interrupt interrupt = made->context->interrupt();
       return on_host(s, interrupt, &made->host);
     }
     if (s.cells() == 0) return {};
@@ -243,7 +243,7 @@ attn_status attn_block_mask_combine(attn_context* context, const attn_block_mask
     ATTN_TRY(check_same_grid(a->host.shape, b->host.shape));
     ATTN_TRY(fetch(*a, &copy_a, &host_a));
     ATTN_TRY(fetch(*b, &copy_b, &host_b));
-    Interrupt interrupt(made->context->interrupted, made->context->interrupted_user);
+    Interrupt interrupt = made->context->interrupt();
     ATTN_TRY(combine_masks(*host_a, *host_b, combine, interrupt, &made->host));
     ATTN_TRY(place(made.get()));
     *mask = made.release();

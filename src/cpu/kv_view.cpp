@@ -87,8 +87,7 @@ SegmentView segment_view(const Problem& problem, const Args& args, int64_t b, in
 
 BlockView block_view(const Problem& p, const Args& args, int64_t b, int64_t head, int64_t block_row,
                      int64_t block_column) {
-  const int64_t rows = (p.seqlen_q + p.block_q - 1) / p.block_q;
-  const int64_t columns = (p.seqlen_kv + p.block_k - 1) / p.block_k;
+  const int64_t rows = p.mask_rows(), columns = p.mask_columns();
   const int64_t grid = (p.mask_batch == 1 ? 0 : b) * p.mask_heads + (p.mask_heads == 1 ? 0 : head);
   const int64_t cell = (grid * rows + block_row) * columns + block_column;
   const uint8_t kind = args.block_kinds[cell];

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 
+#include "core/ceil_div.h"
 #include "core/dtype.h"
 #include "core/interrupt.h"
 #include "cpu/kernels.h"
@@ -21,16 +22,13 @@ struct Row {
   int64_t group;     // index of its descale
 };
 
-int64_t num_blocks(const attn_quantize_problem& p) {
-  return (p.seqlen + p.descale_block_keys - 1) / p.descale_block_keys;
-}
 Row row_of(const attn_quantize_problem& p, int64_t item) {
   Row r{item / p.heads / p.seqlen, item / p.heads % p.seqlen, item % p.heads, 0, 0, 0};
   r.src = r.b * p.src_stride.batch + r.s * p.src_stride.seq + r.h * p.src_stride.head;
   r.dst = r.b * p.dst_stride.batch + r.s * p.dst_stride.seq + r.h * p.dst_stride.head;
   if (p.kind == ATTN_DESCALE_HEAD) r.group = r.b * p.heads + r.h;
   if (p.kind == ATTN_DESCALE_BLOCK) {
-    r.group = (r.b * p.heads + r.h) * num_blocks(p) + r.s / p.descale_block_keys;
+    r.group = (r.b * p.heads + r.h) * ceil_div(p.seqlen, p.descale_block_keys) + r.s / p.descale_block_keys;
   }
   return r;
 }

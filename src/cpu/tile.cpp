@@ -6,7 +6,6 @@
 namespace attn {
 namespace {
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
 // The width, at most `limit`, that splits `vectors` most evenly.

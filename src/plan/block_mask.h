@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/ceil_div.h"
 #include "core/interrupt.h"
 
 namespace attn {
@@ -11,10 +12,10 @@ namespace attn {
 // After make_mask_shape: batch and heads are at least 1, and the number of cells fits in 31 bits.
 struct MaskShape : attn_block_mask_shape {
   MaskShape() : attn_block_mask_shape{} {}
-  int64_t rows() const { return (seqlen_q + block_q - 1) / block_q; }
-  int64_t columns() const { return (seqlen_kv + block_k - 1) / block_k; }
+  int64_t rows() const { return ceil_div(seqlen_q, block_q); }
+  int64_t columns() const { return ceil_div(seqlen_kv, block_k); }
   int64_t cells() const { return batch * heads * rows() * columns(); }
-  int64_t row_words() const { return (int64_t{block_k} + 31) / 32; }
+  int64_t row_words() const { return ceil_div(block_k, 32); }
   int64_t block_words() const { return block_q * row_words(); }
 };
 // `host_memory`: of reference and cpu, which take blocks of any size.

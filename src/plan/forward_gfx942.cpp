@@ -17,10 +17,6 @@ constexpr int64_t max_grid_yz = (1 << 16) - 1;  // workgroups of a HIP grid alon
 constexpr int64_t max_seq_stride = 1 << 24;     // bytes: offsets of 256 rows are 32 bits
 constexpr unsigned xcds = 8;                    // workgroup i runs on XCD i % 8
 
-int64_t ceil_div(int64_t x, int64_t y) {
-  return (x + y - 1) / y;
-}
-
 // Tiles of a K/V head in the workspace. A packed sequence begins at tile cu_seqlens / 64 + b.
 int64_t workspace_tiles(const Problem& p) {
   const attn_segment& s = p.segment[0];
@@ -97,7 +93,7 @@ Status shape(const Problem& p, const DeviceInfo&, Launch* launch, size_t* worksp
     return unsupported("batch ", p.batch, ", heads_q ", p.heads_q, ", heads_kv ", p.heads_kv,
                        ", seqlen_q ", p.seqlen_q,
                        ": more workgroups than a grid has, or more tiles of K and V than 2^31");
-  if (masked && ceil_div(p.seqlen_q, p.block_q) * ceil_div(s.seqlen, p.block_k) >> 31 != 0)
+  if (masked && p.mask_rows() * p.mask_columns() >> 31 != 0)
     return unsupported("seqlen_q ", p.seqlen_q, ", seqlen ", s.seqlen,
                        ": 2^31 blocks of the mask or more for a head");
   launch->grid[0] = xcds;
@@ -190,8 +186,9 @@ attn_gfx942_forward_kernarg forward_kernarg(const Problem& p, const Args& args, 
   a.out_factor = is_ocp(s.v_type) ? 2 : 1;
   a.convert_q = is_ocp(p.q_type);
   a.out_type = p.out_type;
-  a.items = int(grid_items(p));
-  a.workgroups = int(std::min<int64_t>(xcds * grid_items(p) * grid_units(p), 1 << 16));
+  const int64_t items = grid_items(p);
+  a.items = int(items);
+  a.workgroups = int(std::min<int64_t>(xcds * items * grid_units(p), 1 << 16));
   return a;
 }
 void pack(const Problem& p, const Args& args, void* workspace, void* kernarg) {

@@ -21,9 +21,6 @@ constexpr int64_t multiprocessors = 132;  // of an H100 or H200
 // Rows that the copy engine can count.
 constexpr int64_t max_rows = (int64_t{1} << 31) - 1;
 
-int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
 bool causal(const Problem& p) {
   return p.has(ATTN_CAUSAL) || p.has(ATTN_CAUSAL_TOP_LEFT);
 }

@@ -16,8 +16,8 @@ inline attn_mask_arrays mask_arrays(const Problem& p, const Args& args) {
   a.kinds = args.block_kinds;
   a.index = p.mask_partials > 0 ? args.block_index : nullptr;
   a.bits = args.block_bits;
-  a.rows = int((p.seqlen_q + p.block_q - 1) / p.block_q);
-  a.columns = int((p.seqlen_kv + p.block_k - 1) / p.block_k);
+  a.rows = int(p.mask_rows());
+  a.columns = int(p.mask_columns());
   const long long grid = (long long)a.rows * a.columns;
   a.batch_stride = p.mask_batch == 1 ? 0 : p.mask_heads * grid;
   a.head_stride = p.mask_heads == 1 ? 0 : grid;

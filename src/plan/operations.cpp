@@ -1,5 +1,6 @@
 #include "plan/operations.h"
 
+#include "core/ceil_div.h"
 #include "core/dtype.h"
 #include "plan/problem.h"
 #include "plan/rules.h"
@@ -101,7 +102,7 @@ int64_t num_descales(const attn_quantize_problem& p) {
     case ATTN_DESCALE_HEAD:
       return p.batch * p.heads;
     case ATTN_DESCALE_BLOCK:
-      return p.batch * p.heads * ((p.seqlen + p.descale_block_keys - 1) / p.descale_block_keys);
+      return p.batch * p.heads * ceil_div(p.seqlen, p.descale_block_keys);
     default:
       return 1;
   }

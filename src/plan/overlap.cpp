@@ -1,20 +1,12 @@
 #include "plan/overlap.h"
 
 #include <cstdlib>
+#include <numeric>
 
 #include "core/dtype.h"
 
 namespace attn {
 namespace {
-
-int64_t common_divisor(int64_t a, int64_t b) {
-  while (b != 0) {
-    const int64_t rest = a % b;
-    a = b;
-    b = rest;
-  }
-  return a;
-}
 
 // The bytes from the lowest to the highest of one step of the dimensions from `least` on, whose
 // common divisor with *period becomes *period.
@@ -25,7 +17,7 @@ uint64_t span_within(const Footprint& f, int64_t least, int64_t* period) {
     if (step < least)
       span += uint64_t(count - 1) * uint64_t(step);
     else if (step != *period)
-      *period = common_divisor(step, *period);
+      *period = std::gcd(step, *period);
   }
   return span;
 }

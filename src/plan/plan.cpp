@@ -109,7 +109,7 @@ bool is_empty(const Launch& launch) {
 template <class Host, class Pack>
 Status execute(const Plan& plan, void* stream, Host&& host, Pack&& pack) {
   if (plan.kernel->host) {
-    Interrupt interrupt(plan.context->interrupted, plan.context->interrupted_user);
+    Interrupt interrupt = plan.context->interrupt();
     host(*plan.kernel->host, *plan.context->pool, interrupt);
     ATTN_TRY(interrupt.status());
     count_launch(*plan.kernel);
@@ -364,9 +364,7 @@ Status check_forward(const Plan& plan, const attn_args* in, void* stream) {
   }
   args.segment = segments.data();
   if (p.has(ATTN_BLOCK_MASK)) {
-    const int64_t blocks = p.mask_batch * p.mask_heads *
-                           ((p.seqlen_q + p.block_q - 1) / p.block_q) *
-                           ((p.seqlen_kv + p.block_k - 1) / p.block_k);
+    const int64_t blocks = p.mask_batch * p.mask_heads * p.mask_rows() * p.mask_columns();
     ATTN_TRY(copies.fetch(&args.block_kinds, blocks));
     ATTN_TRY(copies.fetch(&args.block_index, blocks));
   }

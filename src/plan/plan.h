@@ -29,6 +29,8 @@ struct Context {
 
   ~Context();
   bool host_memory() const { return !driver; }
+  // Of one call.
+  Interrupt interrupt() const { return Interrupt(interrupted, interrupted_user); }
   // An entry point on this device, its module loaded on first use and kept. shared_bytes: dynamic.
   Status function(const Kernel& kernel, uint32_t shared_bytes, Function* function);
   Status function(const FirstKernel& kernel, Function* function);

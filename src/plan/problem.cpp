@@ -154,10 +154,6 @@ Status check_offsets(Name name, const int32_t* values, int64_t batch, int64_t ca
   return {};
 }
 
-int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-
 std::string segment_prefix(int64_t count, int64_t i) {
   return count == 1 ? "" : join("segment ", i, ": ");
 }
@@ -197,10 +193,8 @@ void for_each_input(const Problem& p, const Args& args, Visit&& visit) {
   if (args.sinks) array({"sinks"}, args.sinks, 4, {p.heads_q});
   if (args.out_scale) array({"out_scale"}, args.out_scale, 4, {1});
   if (p.has(ATTN_BLOCK_MASK)) {
-    const int64_t rows = ceil_div(p.seqlen_q, p.block_q),
-                  columns = ceil_div(p.seqlen_kv, p.block_k);
     const auto grid = [&](Name name, const void* address, int64_t bytes) {
-      array(name, address, bytes, {p.mask_batch, p.mask_heads, rows, columns});
+      array(name, address, bytes, {p.mask_batch, p.mask_heads, p.mask_rows(), p.mask_columns()});
     };
     grid({"block_kinds"}, args.block_kinds, 1);
     if (p.mask_partials > 0) {
@@ -459,8 +453,7 @@ Status check_contents(const Problem& p, const Args& args) {
     }
   }
   if (p.has(ATTN_BLOCK_MASK)) {
-    const int64_t rows = (p.seqlen_q + p.block_q - 1) / p.block_q;
-    const int64_t columns = (p.seqlen_kv + p.block_k - 1) / p.block_k;
+    const int64_t rows = p.mask_rows(), columns = p.mask_columns();
     const int64_t count = p.mask_batch * p.mask_heads * rows * columns;
     for (int64_t n = 0; n < count; ++n) {
       const int kind = args.block_kinds[n];

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "core/ceil_div.h"
 #include "core/mask.h"
 #include "core/status.h"
 #include "plan/overlap.h"
@@ -27,6 +28,9 @@ struct Problem : attn_problem {
   Problem& operator=(const Problem&) = delete;
   bool has(uint32_t flag) const { return (flags & flag) != 0; }
   int64_t group() const { return heads_q / heads_kv; }
+  // Blocks of the block mask's grid.
+  int64_t mask_rows() const { return ceil_div(seqlen_q, block_q); }
+  int64_t mask_columns() const { return ceil_div(seqlen_kv, block_k); }
   RangeMask range_mask() const {
     return {has(ATTN_CAUSAL), has(ATTN_CAUSAL_TOP_LEFT), has(ATTN_WINDOW), window_left,
             window_right};

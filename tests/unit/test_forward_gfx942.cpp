@@ -25,7 +25,13 @@ struct Spread {
   uint64_t most = 0, least = UINT64_MAX;      // workgroups with work on an XCD
 };
 
-Spread spread(int64_t batch, int64_t heads_q, int64_t heads_kv, int64_t seqlen_q) {
+struct Planned {
+  Launch launch;
+  attn_gfx942_forward_kernarg kernarg;
+};
+// packed: q is, with `total_q` tokens.
+Planned planned(int64_t batch, int64_t heads_q, int64_t heads_kv, int64_t seqlen_q,
+                bool packed = false, int64_t total_q = 0) {
   attn_segment segment{};
   segment.struct_size = sizeof segment;
   segment.k_type = segment.v_type = ATTN_F8_E4M3FNUZ;
@@ -33,22 +39,26 @@ Spread spread(int64_t batch, int64_t heads_q, int64_t heads_kv, int64_t seqlen_q
   attn_problem in{};
   in.struct_size = sizeof in;
   in.batch = batch, in.heads_q = heads_q, in.heads_kv = heads_kv;
-  in.head_dim = 128, in.seqlen_q = seqlen_q;
+  in.head_dim = 128, in.seqlen_q = seqlen_q, in.total_q = total_q;
+  in.q_layout = packed ? ATTN_PACKED : ATTN_PADDED;
   in.q_type = ATTN_F8_E4M3FNUZ;
   in.num_segments = 1, in.segments = &segment;
   Problem p;
   REQUIRE(make_problem(&in, &p).ok());
-  Launch launch;
+  Planned result;
   size_t workspace;
   const DeviceKernel& kernel = fwd_gfx942_fp8_d128_kernel;
-  REQUIRE(kernel.shape_forward(p, {}, &launch, &workspace).ok());
+  REQUIRE(kernel.shape_forward(p, {}, &result.launch, &workspace).ok());
   Args args;
   attn_segment_args segment_args{};
   args.segment = &segment_args;
-  attn_gfx942_forward_kernarg a;
-  REQUIRE(sizeof a == kernel.kernarg_bytes);
-  kernel.pack_forward(p, args, nullptr, &a);
+  REQUIRE(sizeof result.kernarg == kernel.kernarg_bytes);
+  kernel.pack_forward(p, args, nullptr, &result.kernarg);
+  return result;
+}
 
+Spread spread(int64_t batch, int64_t heads_q, int64_t heads_kv, int64_t seqlen_q) {
+  const auto [launch, a] = planned(batch, heads_q, heads_kv, seqlen_q);
   Spread result;
   std::set<std::tuple<uint32_t, uint32_t, uint32_t>> seen;
   std::map<uint32_t, uint64_t> of_xcd;
@@ -99,28 +109,7 @@ TEST_CASE("gfx942 forward: workgroups share the rows of nobody", "[plan]") {
   for (const auto& [batch, heads_kv, seqlen, total] :
        {std::tuple{1, 1, 0, 5}, {3, 5, 1000, 100}, {1, 1, 0, 0}, {40000, 1, 2000, 1 << 20}}) {
     INFO(batch << " " << heads_kv << " " << seqlen << " " << total);
-    attn_segment segment{};
-    segment.struct_size = sizeof segment;
-    segment.k_type = segment.v_type = ATTN_F8_E4M3FNUZ;
-    segment.seqlen = 100;
-    attn_problem in{};
-    in.struct_size = sizeof in;
-    in.batch = batch, in.heads_q = in.heads_kv = heads_kv;
-    in.head_dim = 128, in.seqlen_q = seqlen, in.total_q = total;
-    in.q_layout = ATTN_PACKED;
-    in.q_type = ATTN_F8_E4M3FNUZ;
-    in.num_segments = 1, in.segments = &segment;
-    Problem p;
-    REQUIRE(make_problem(&in, &p).ok());
-    Launch launch;
-    size_t workspace;
-    const DeviceKernel& kernel = fwd_gfx942_fp8_d128_kernel;
-    REQUIRE(kernel.shape_forward(p, {}, &launch, &workspace).ok());
-    Args args;
-    attn_segment_args segment_args{};
-    args.segment = &segment_args;
-    attn_gfx942_forward_kernarg a;
-    kernel.pack_forward(p, args, nullptr, &a);
+    const auto [launch, a] = planned(batch, heads_kv, heads_kv, seqlen, true, total);
     const uint64_t all = uint64_t{launch.grid[0]} * launch.grid[1] * launch.grid[2];
     CHECK((all > 0) == (total > 0));
     CHECK(uint32_t(a.items) == launch.grid[1]);

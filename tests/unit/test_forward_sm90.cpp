@@ -16,6 +16,14 @@ namespace {
 
 constexpr size_t multiprocessors = 132;
 
+DeviceInfo hopper() {
+  DeviceInfo device;
+  device.multiprocessors = multiprocessors;
+  device.shared_bytes_max = 227 << 10;
+  device.tensor_maps = true;
+  return device;
+}
+
 struct Planned {
   size_t blocks = 0, workspace = 0;
   attn_sm90_mask_kernarg kernarg{};
@@ -44,13 +52,9 @@ Planned planned(const DeviceKernel& kernel, int64_t heads, int64_t seqlen, uint6
                 int32_t max_sms = 0) {
   Problem p;
   make(heads, seqlen, flags, 128, max_sms, &p);
-  DeviceInfo device;
-  device.multiprocessors = multiprocessors;
-  device.shared_bytes_max = 227 << 10;
-  device.tensor_maps = true;
   Launch launch;
   Planned result;
-  REQUIRE(kernel.shape_forward(p, device, &launch, &result.workspace).ok());
+  REQUIRE(kernel.shape_forward(p, hopper(), &launch, &result.workspace).ok());
   result.blocks = launch.grid[0];
   REQUIRE(kernel.kernarg_bytes <= sizeof result.kernarg);
   Args args;
@@ -101,13 +105,9 @@ TEST_CASE("CUDA forward: rows of nobody are stored where no sequence can have a 
       in.num_segments = 1, in.segments = &segment;
       Problem p;
       REQUIRE(make_problem(&in, &p).ok());
-      DeviceInfo device;
-      device.multiprocessors = multiprocessors;
-      device.shared_bytes_max = 227 << 10;
-      device.tensor_maps = true;
       Launch launch;
       size_t workspace;
-      REQUIRE(kernel->shape_forward(p, device, &launch, &workspace).ok());
+      REQUIRE(kernel->shape_forward(p, hopper(), &launch, &workspace).ok());
       const uint32_t blocks = kernel == &fwd_sm90_d128_pair_kernel ? 2 : 1;
       CHECK(launch.grid[0] == (total > 0 ? blocks : 0));
     }
