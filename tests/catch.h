@@ -22,18 +22,18 @@ inline bool (*after_all)() = nullptr;
 
 // Leaves the test case, saying why. Use it at the top level of a TEST_CASE.
 #ifdef SKIP
-#define ATTN_SKIP(reason)                                \
-  do {                                                   \
-    ++attn::test::skip_count;                            \
-    std::cout << "SKIP: " << (reason) << std::endl;      \
-    SKIP(reason);                                        \
+#define ATTN_SKIP(reason)                           \
+  do {                                              \
+    ++attn::test::skip_count;                       \
+    std::cout << "SKIP: " << (reason) << std::endl; \
+    SKIP(reason);                                   \
   } while (false)
 #else
-#define ATTN_SKIP(reason)                                \
-  do {                                                   \
-    ++attn::test::skip_count;                            \
-    std::cout << "SKIP: " << (reason) << std::endl;      \
-    SUCCEED(reason);                                     \
-    return;                                              \
+#define ATTN_SKIP(reason)                           \
+  do {                                              \
+    ++attn::test::skip_count;                       \
+    std::cout << "SKIP: " << (reason) << std::endl; \
+    SUCCEED(reason);                                \
+    return;                                         \
   } while (false)
 #endif

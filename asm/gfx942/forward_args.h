@@ -2,7 +2,7 @@
 #ifndef ATTN_ASM_GFX942_FORWARD_ARGS_H
 #define ATTN_ASM_GFX942_FORWARD_ARGS_H
 
-#include "kernels/common/block_mask.h"
+#include "kernels/shared/block_mask.h"
 
 // Tiles of 64 keys, workgroups of 256 queries. Lengths and window sides stay below
 // attn_gfx942_max_length, so that their sums are 32-bit integers; without a bound `left`, `right`

@@ -43,7 +43,7 @@
 //#   i32    head_dim_v
 //#   i32    items          of the grid
 //#   i32    workgroups     that store rows of nobody
-//#   ptr    kinds          kernels/common/block_mask.h
+//#   ptr    kinds          kernels/shared/block_mask.h
 //#   ptr    index
 //#   ptr    bits
 //#   i64    batch_stride

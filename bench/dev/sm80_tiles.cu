@@ -1,6 +1,7 @@
-// Times the block shapes that kernels/sm80/tiles.h could choose, for bf16, and compares their results with
-// those of the chosen one.
-//   nvcc -O3 -std=c++20 -arch=sm_90 -DHEAD_DIM=128 -Xptxas -v -o sm80_tiles bench/dev/sm80_tiles.cu && ./sm80_tiles
+// Times the block shapes that kernels/sm80/tiles.h could choose, for bf16, and compares their
+// results with those of the chosen one.
+//   nvcc -O3 -std=c++20 -arch=sm_90 -DHEAD_DIM=128 -Xptxas -v -o sm80_tiles bench/dev/sm80_tiles.cu
+//   && ./sm80_tiles
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -16,8 +17,10 @@ using attn::sm80::Tile;
 
 // nvcc 13.0 cannot name a kernel whose template argument is a struct.
 template <int head_dim, int rows, int keys, int warps, int stages, bool q_in_registers, int blocks>
-__global__ void __launch_bounds__(32 * warps, blocks) kernel(const __grid_constant__ attn_sm80_forward_kernarg a) {
-  attn::sm80::forward<attn::device::BF16, head_dim, false, Tile{rows, keys, warps, stages, q_in_registers, blocks}>(a);
+__global__ void __launch_bounds__(32 * warps, blocks)
+    kernel(const __grid_constant__ attn_sm80_forward_kernarg a) {
+  attn::sm80::forward<attn::device::BF16, head_dim, false,
+                      Tile{rows, keys, warps, stages, q_in_registers, blocks}>(a);
 }
 
 void check(cudaError_t error, const char* what) {
@@ -28,7 +31,8 @@ void check(cudaError_t error, const char* what) {
 #define CHECK(call) check(call, #call)
 
 __global__ void fill(__nv_bfloat16* p, size_t count, unsigned seed) {
-  for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < count; i += size_t(gridDim.x) * blockDim.x) {
+  for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < count;
+       i += size_t(gridDim.x) * blockDim.x) {
     unsigned x = unsigned(i) * 2654435761u + seed;
     float sum = 0;  // of 4 uniform numbers: near enough to a normal one
     for (int k = 0; k < 4; ++k) {
@@ -47,16 +51,17 @@ struct Data {
 template <int head_dim, Tile tile>
 void run(const Data& data, bool first) {
   constexpr int shared = attn::sm80::shared_bytes(tile, head_dim);
-  const auto function =
-      kernel<head_dim, tile.rows, tile.keys, tile.warps, tile.stages, tile.q_in_registers, tile.blocks>;
-  std::printf("d%d rows %3d keys %3d warps %d stages %d q_in_registers %d blocks %d:", head_dim, tile.rows, tile.keys,
-              tile.warps, tile.stages, tile.q_in_registers, tile.blocks);
+  const auto function = kernel<head_dim, tile.rows, tile.keys, tile.warps, tile.stages,
+                               tile.q_in_registers, tile.blocks>;
+  std::printf("d%d rows %3d keys %3d warps %d stages %d q_in_registers %d blocks %d:", head_dim,
+              tile.rows, tile.keys, tile.warps, tile.stages, tile.q_in_registers, tile.blocks);
   CHECK(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
   cudaFuncAttributes attributes;
   CHECK(cudaFuncGetAttributes(&attributes, function));
   int blocks = 0;
   CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, tile.threads(), shared));
-  std::printf(" %3d registers %3d spilled, %d blocks/SM;", attributes.numRegs, int(attributes.localSizeBytes), blocks);
+  std::printf(" %3d registers %3d spilled, %d blocks/SM;", attributes.numRegs,
+              int(attributes.localSizeBytes), blocks);
   float worst = 0;
   for (int seqlen : {512, 2048, 16384}) {
     for (bool causal : {false, true}) {
@@ -74,7 +79,8 @@ void run(const Data& data, bool first) {
       a.head_dim = a.head_dim_v = head_dim;
       a.out_type = attn_element_bf16;
       a.num_segments = 1;
-      a.chunk = std::min<long long>(batch * heads, std::max<long long>(1, (24ll << 20) / (4ll * seqlen * head_dim)));
+      a.chunk = std::min<long long>(
+          batch * heads, std::max<long long>(1, (24ll << 20) / (4ll * seqlen * head_dim)));
       a.scale = 1 / std::sqrt(float(head_dim));
       a.mask = {causal, false, false, 0, 0};
       auto& s = a.segment[0];
@@ -97,15 +103,17 @@ void run(const Data& data, bool first) {
       CHECK(cudaGetLastError());
       std::sort(times.begin(), times.end());
       const double flop = 4.0 * tokens * double(seqlen) * width * (causal ? 0.5 : 1);
-      std::printf(" %s%d %.0f", causal ? "causal " : "", seqlen, flop / times[times.size() / 2] / 1e9);
+      std::printf(" %s%d %.0f", causal ? "causal " : "", seqlen,
+                  flop / times[times.size() / 2] / 1e9);
       if (seqlen == 2048 && causal) {  // every block shape sums in another order
         if (first) {
-          CHECK(cudaMemcpy(data.q + size_t(tokens) * width, data.expected, size_t(tokens) * width * 2,
-                           cudaMemcpyDeviceToDevice));
+          CHECK(cudaMemcpy(data.q + size_t(tokens) * width, data.expected,
+                           size_t(tokens) * width * 2, cudaMemcpyDeviceToDevice));
         } else {
           std::vector<__nv_bfloat16> got(size_t(tokens) * width), want(got.size());
           CHECK(cudaMemcpy(got.data(), data.out, got.size() * 2, cudaMemcpyDeviceToHost));
-          CHECK(cudaMemcpy(want.data(), data.q + size_t(tokens) * width, got.size() * 2, cudaMemcpyDeviceToHost));
+          CHECK(cudaMemcpy(want.data(), data.q + size_t(tokens) * width, got.size() * 2,
+                           cudaMemcpyDeviceToHost));
           for (size_t i = 0; i < got.size(); ++i)
             worst = std::max(worst, std::abs(__bfloat162float(got[i]) - __bfloat162float(want[i])));
         }
@@ -135,17 +143,19 @@ void run_all() {
 
 int main() {
 #if HEAD_DIM == 64
-  run_all<64, attn::sm80::tile_of(64, false), Tile{128, 64, 4, 1, true, 2}, Tile{128, 64, 4, 1, false, 2},
-          Tile{128, 64, 4, 2, false, 2}, Tile{128, 96, 4, 1, true, 2}, Tile{128, 96, 4, 1, false, 2},
+  run_all<64, attn::sm80::tile_of(64, false), Tile{128, 64, 4, 1, true, 2},
+          Tile{128, 64, 4, 1, false, 2}, Tile{128, 64, 4, 2, false, 2},
+          Tile{128, 96, 4, 1, true, 2}, Tile{128, 96, 4, 1, false, 2},
           Tile{128, 128, 4, 1, false, 2}, Tile{128, 32, 4, 2, true, 2}, Tile{64, 64, 4, 2, true, 4},
           Tile{64, 64, 4, 2, true, 3}, Tile{256, 64, 8, 2, true, 1}>();
 #elif HEAD_DIM == 128
-  run_all<128, attn::sm80::tile_of(128, false), Tile{128, 64, 4, 2, false, 2}, Tile{128, 32, 4, 1, false, 2},
-          Tile{128, 32, 4, 2, false, 2}, Tile{64, 64, 4, 2, true, 2}, Tile{64, 64, 4, 1, true, 3},
-          Tile{64, 128, 4, 1, true, 2}, Tile{128, 64, 8, 2, true, 1}, Tile{128, 128, 8, 1, true, 1}>();
+  run_all<128, attn::sm80::tile_of(128, false), Tile{128, 64, 4, 2, false, 2},
+          Tile{128, 32, 4, 1, false, 2}, Tile{128, 32, 4, 2, false, 2}, Tile{64, 64, 4, 2, true, 2},
+          Tile{64, 64, 4, 1, true, 3}, Tile{64, 128, 4, 1, true, 2}, Tile{128, 64, 8, 2, true, 1},
+          Tile{128, 128, 8, 1, true, 1}>();
 #else
-  run_all<256, attn::sm80::tile_of(256, false), Tile{128, 64, 8, 1, false, 1}, Tile{128, 64, 8, 2, false, 1},
-          Tile{64, 32, 4, 1, false, 2}, Tile{64, 32, 4, 2, false, 2}, Tile{128, 32, 8, 2, true, 1},
-          Tile{64, 32, 4, 2, true, 2}>();
+  run_all<256, attn::sm80::tile_of(256, false), Tile{128, 64, 8, 1, false, 1},
+          Tile{128, 64, 8, 2, false, 1}, Tile{64, 32, 4, 1, false, 2}, Tile{64, 32, 4, 2, false, 2},
+          Tile{128, 32, 8, 2, true, 1}, Tile{64, 32, 4, 2, true, 2}>();
 #endif
 }

@@ -5,29 +5,30 @@
  *   attn_run      runs a plan on data: no allocation; on GPU backends no locks, no synchronisation
  *
  * Common rules
- *   - Every struct starts with struct_size, set by the caller to sizeof(the struct). Zero in any other
- *     field means "unset, use the default". A struct from a newer header is accepted as long as the
- *     fields unknown to this library are zero.
- *   - Strides are 64-bit and count elements. The last dimension is contiguous. For q8_0 and q4_0, where
- *     32 elements make one block, strides are multiples of 32. The stride of a dimension with one element
- *     means nothing. Strides may be negative: the address given is that of element 0 of every dimension,
- *     wherever the others lie. reference and cpu take them, kernels of GPUs decline.
- *   - Data pointers, small arrays included, live in the memory of the context's backend: host memory
- *     for reference and cpu, device memory for cuda and hip.
- *   - What a run writes (out, lse, dst, a descale that is found, the workspace) shares no memory with any
- *     other array of the run; else INVALID_ARGUMENT, on every backend. An array is the elements that the
- *     shapes and strides of its problem reach, whatever lengths and tables say: all tokens of a packed
- *     buffer, all pages of a pool. Arrays that lie between each other's elements, as slices of one tensor
- *     [B, S, 4, H, D] do, share none; but where the strides of two such arrays, in order of size, are not
- *     multiples of each other, they may be refused too.
- *   - A batch of 0 is a call with nothing to do, of every operation: its plan has no workspace, its runs
- *     launch and write nothing, and pointers to what has no elements may be NULL.
- *   - Functions return a status; attn_last_error() then has a sentence for the calling thread. Nothing
- *     prints, aborts or falls back to another backend. Output parameters are written on success only.
- *   - All functions may be called from any thread. A plan may run on many threads at once as long as
- *     each run has its own workspace. Handles may be destroyed in any order, but not while in use.
- *   - In the child of a fork, handles of reference and cpu made before it work on the calling thread alone;
- *     those of devices do not work, as their drivers do not.
+ *   - Every struct starts with struct_size, set by the caller to sizeof(the struct). Zero in any
+ * other field means "unset, use the default". A struct from a newer header is accepted as long as
+ * the fields unknown to this library are zero.
+ *   - Strides are 64-bit and count elements. The last dimension is contiguous. For q8_0 and q4_0,
+ * where 32 elements make one block, strides are multiples of 32. The stride of a dimension with one
+ * element means nothing. Strides may be negative: the address given is that of element 0 of every
+ * dimension, wherever the others lie. reference and cpu take them, kernels of GPUs decline.
+ *   - Data pointers, small arrays included, live in the memory of the context's backend: host
+ * memory for reference and cpu, device memory for cuda and hip.
+ *   - What a run writes (out, lse, dst, a descale that is found, the workspace) shares no memory
+ * with any other array of the run; else INVALID_ARGUMENT, on every backend. An array is the
+ * elements that the shapes and strides of its problem reach, whatever lengths and tables say: all
+ * tokens of a packed buffer, all pages of a pool. Arrays that lie between each other's elements, as
+ * slices of one tensor [B, S, 4, H, D] do, share none; but where the strides of two such arrays, in
+ * order of size, are not multiples of each other, they may be refused too.
+ *   - A batch of 0 is a call with nothing to do, of every operation: its plan has no workspace, its
+ * runs launch and write nothing, and pointers to what has no elements may be NULL.
+ *   - Functions return a status; attn_last_error() then has a sentence for the calling thread.
+ * Nothing prints, aborts or falls back to another backend. Output parameters are written on success
+ * only.
+ *   - All functions may be called from any thread. A plan may run on many threads at once as long
+ * as each run has its own workspace. Handles may be destroyed in any order, but not while in use.
+ *   - In the child of a fork, handles of reference and cpu made before it work on the calling
+ * thread alone; those of devices do not work, as their drivers do not.
  */
 #ifndef ATTN_ATTN_H
 #define ATTN_ATTN_H
@@ -41,12 +42,14 @@
 #define ATTN_API __attribute__((visibility("default")))
 #endif
 
-/* Until 1.0 a minor version may break what was built with the one before (SONAME libattn.so.0.1); patch versions do not. */
+/* Until 1.0 a minor version may break what was built with the one before (SONAME libattn.so.0.1);
+ * patch versions do not. */
 #define ATTN_VERSION_MAJOR 0
 #define ATTN_VERSION_MINOR 1
 #define ATTN_VERSION_PATCH 0
 
-/* C++ may not hold a value outside an enum's range unless its type is fixed; callers pass what they like. */
+/* C++ may not hold a value outside an enum's range unless its type is fixed; callers pass what they
+ * like. */
 #ifdef __cplusplus
 #define ATTN_ENUM : int
 extern "C" {
@@ -54,40 +57,43 @@ extern "C" {
 #define ATTN_ENUM
 #endif
 
-/* ---- status ------------------------------------------------------------------------------------ */
+/* ---- status ------------------------------------------------------------------------------------
+ */
 
 typedef enum attn_status ATTN_ENUM {
   ATTN_OK = 0,
-  ATTN_INVALID_ARGUMENT = 1,    /* an argument breaks a rule stated here; nothing was done */
-  ATTN_UNSUPPORTED = 2,         /* valid, but no kernel of this backend serves it */
-  ATTN_NO_DEVICE = 3,           /* the driver is there, the device is not */
-  ATTN_DRIVER_MISSING = 4,      /* the vendor's driver library or one of its symbols is absent */
-  ATTN_DRIVER_ERROR = 5,        /* the driver refused; the sentence has its native code */
+  ATTN_INVALID_ARGUMENT = 1, /* an argument breaks a rule stated here; nothing was done */
+  ATTN_UNSUPPORTED = 2,      /* valid, but no kernel of this backend serves it */
+  ATTN_NO_DEVICE = 3,        /* the driver is there, the device is not */
+  ATTN_DRIVER_MISSING = 4,   /* the vendor's driver library or one of its symbols is absent */
+  ATTN_DRIVER_ERROR = 5,     /* the driver refused; the sentence has its native code */
   ATTN_OUT_OF_MEMORY = 6,
   ATTN_WORKSPACE_TOO_SMALL = 7,
   ATTN_INTERNAL = 8,
-  ATTN_INTERRUPTED = 9          /* attn_context_options.interrupted ended the call; its outputs are undefined */
+  ATTN_INTERRUPTED =
+      9 /* attn_context_options.interrupted ended the call; its outputs are undefined */
 } attn_status;
 
 /* The name of a status, e.g. "invalid argument". Never NULL. */
 ATTN_API const char* attn_status_string(attn_status status);
 
-/* A sentence about the last failure on this thread: argument, value and what would be accepted. "" if
- * nothing failed yet. Valid until the next attn call on this thread. */
+/* A sentence about the last failure on this thread: argument, value and what would be accepted. ""
+ * if nothing failed yet. Valid until the next attn call on this thread. */
 ATTN_API const char* attn_last_error(void);
 
 /* "MAJOR.MINOR.PATCH" of the library that is loaded. */
 ATTN_API const char* attn_version(void);
 
-/* ---- types ------------------------------------------------------------------------------------- */
+/* ---- types -------------------------------------------------------------------------------------
+ */
 
 typedef enum attn_backend ATTN_ENUM {
-  ATTN_BACKEND_AUTO = 0,  /* cuda if a device is there, else hip, else cpu */
+  ATTN_BACKEND_AUTO = 0, /* cuda if a device is there, else hip, else cpu */
   ATTN_BACKEND_REFERENCE = 1,
   ATTN_BACKEND_CPU = 2,
   ATTN_BACKEND_CUDA = 3,
   ATTN_BACKEND_HIP = 4,
-  ATTN_BACKEND_HIP_EMU = 5  /* the gfx9 emulator; never chosen by AUTO */
+  ATTN_BACKEND_HIP_EMU = 5 /* the gfx9 emulator; never chosen by AUTO */
 } attn_backend;
 
 typedef enum attn_dtype ATTN_ENUM {
@@ -99,8 +105,8 @@ typedef enum attn_dtype ATTN_ENUM {
   ATTN_F8_E5M2 = 5,     /* OCP: bias 15, max 57344, has inf */
   ATTN_F8_E4M3FNUZ = 6, /* bias 8, max 240, NaN 0x80, no -0 */
   ATTN_Q8_0 = 7,        /* ggml: f16 scale + 32 x int8, 34 bytes per 32 elements */
-  ATTN_Q4_0 = 8,        /* ggml: f16 scale + 16 bytes, low nibbles first, 18 bytes per 32 elements */
-  ATTN_F64 = 9          /* output of the reference backend only */
+  ATTN_Q4_0 = 8, /* ggml: f16 scale + 16 bytes, low nibbles first, 18 bytes per 32 elements */
+  ATTN_F64 = 9   /* output of the reference backend only */
 } attn_dtype;
 
 typedef enum attn_layout ATTN_ENUM {
@@ -109,31 +115,33 @@ typedef enum attn_layout ATTN_ENUM {
   ATTN_PAGED = 2   /* [num_pages, page_size, H, D] with a block table [B, max_pages]; K/V only */
 } attn_layout;
 
-typedef enum attn_descale_kind ATTN_ENUM { /* real value = stored value x descale */
-  ATTN_DESCALE_NONE = 0,
-  ATTN_DESCALE_TENSOR = 1, /* f32 [1] */
-  ATTN_DESCALE_HEAD = 2,   /* f32 [B, Hkv] */
-  ATTN_DESCALE_BLOCK = 3   /* f32 [B, Hkv, ceil(seqlen / descale_block_keys)]; K/V only */
-} attn_descale_kind;
+typedef enum attn_descale_kind
+    ATTN_ENUM { /* real value = stored value x descale */
+                ATTN_DESCALE_NONE = 0,
+                ATTN_DESCALE_TENSOR = 1, /* f32 [1] */
+                ATTN_DESCALE_HEAD = 2,   /* f32 [B, Hkv] */
+                ATTN_DESCALE_BLOCK =
+                    3 /* f32 [B, Hkv, ceil(seqlen / descale_block_keys)]; K/V only */
+    } attn_descale_kind;
 
 enum attn_flag {
-  ATTN_CAUSAL = 1 << 0,           /* bottom-right: query i sees key j <= i + Skv[b] - Sq[b] */
-  ATTN_CAUSAL_TOP_LEFT = 1 << 1,  /* j <= i; not together with ATTN_CAUSAL */
-  ATTN_WINDOW = 1 << 2,           /* i + Skv - Sq - window_left <= j <= i + Skv - Sq + window_right */
-  ATTN_BLOCK_MASK = 1 << 3,       /* attn_args.block_kinds and its companions */
-  ATTN_ALIBI = 1 << 4,            /* - slope[h] * |i + Skv - Sq - j| */
-  ATTN_SINKS = 1 << 5,            /* exp(sink[h]) joins the denominator and lse */
-  ATTN_OUT_SCALE = 1 << 6,        /* fp8 out only: stored = round(real x out_scale) */
-  ATTN_SPLIT_INVARIANT = 1 << 7,  /* any cut of KV gives the same answer to float32 rounding */
-  ATTN_KV_PREFIX_STABLE = 1 << 8  /* promise: the kernel in front in the stream writes no KV but the
-                                     newest token of each sequence */
+  ATTN_CAUSAL = 1 << 0,          /* bottom-right: query i sees key j <= i + Skv[b] - Sq[b] */
+  ATTN_CAUSAL_TOP_LEFT = 1 << 1, /* j <= i; not together with ATTN_CAUSAL */
+  ATTN_WINDOW = 1 << 2,     /* i + Skv - Sq - window_left <= j <= i + Skv - Sq + window_right */
+  ATTN_BLOCK_MASK = 1 << 3, /* attn_args.block_kinds and its companions */
+  ATTN_ALIBI = 1 << 4,      /* - slope[h] * |i + Skv - Sq - j| */
+  ATTN_SINKS = 1 << 5,      /* exp(sink[h]) joins the denominator and lse */
+  ATTN_OUT_SCALE = 1 << 6,  /* fp8 out only: stored = round(real x out_scale) */
+  ATTN_SPLIT_INVARIANT = 1 << 7, /* any cut of KV gives the same answer to float32 rounding */
+  ATTN_KV_PREFIX_STABLE = 1 << 8 /* promise: the kernel in front in the stream writes no KV but the
+                                    newest token of each sequence */
 };
 
 enum attn_block_kind {
-  ATTN_BLOCK_EMPTY = 0,   /* nothing visible; never loaded */
-  ATTN_BLOCK_CAUSAL = 1,  /* the rule of ATTN_CAUSAL inside the block */
+  ATTN_BLOCK_EMPTY = 0,  /* nothing visible; never loaded */
+  ATTN_BLOCK_CAUSAL = 1, /* the rule of ATTN_CAUSAL inside the block */
   ATTN_BLOCK_FULL = 2,
-  ATTN_BLOCK_PARTIAL = 3  /* one bit per element */
+  ATTN_BLOCK_PARTIAL = 3 /* one bit per element */
 };
 
 /* Element strides of the outer dimensions. All three zero: contiguous in the order of the layout.
@@ -142,32 +150,37 @@ typedef struct attn_strides {
   int64_t batch, seq, head;
 } attn_strides;
 
-/* ---- context ----------------------------------------------------------------------------------- */
+/* ---- context -----------------------------------------------------------------------------------
+ */
 
 typedef struct attn_context attn_context;
 
 typedef struct attn_context_options {
   size_t struct_size;
-  int32_t device;          /* ordinal, from 0; see has_device. reference, cpu: 0 */
-  int32_t cpu_threads;     /* cpu, reference: threads a run may use, the caller's included; 0 = the first
-                              number of OMP_NUM_THREADS, which is read once, else all cores */
-  const char* driver_path; /* hip-emu: path of libattn-hipemu.so, NULL = the one beside this library;
-                              cuda, hip: a driver to open instead of the system's (tests) */
-  const char* kernel_file; /* cuda, hip, hip-emu: a file of device code (cubin, code object) that kernels
-                              are taken from instead of the library's own, under the same names; those
-                              it does not have are unsupported. For authors of kernels. NULL = none */
-  int32_t has_device;      /* 1: `device` is meant, as it is where it is not 0. 0 with device 0: cuda takes that
-                              of the calling thread's current context, where there is one, else 0. cuda: the
-                              current context is used where it is of the device, else the primary one. Runs
-                              work on the context's device whatever is current, and leave that as it was */
-  /* Asked about every 50 ms by the thread that called, during runs on reference and cpu and while the host
-   * builds a block mask; on several threads at once if these call. Not 0 ends the call with INTERRUPTED. Must
-   * not throw. NULL = none */
+  int32_t device;      /* ordinal, from 0; see has_device. reference, cpu: 0 */
+  int32_t cpu_threads; /* cpu, reference: threads a run may use, the caller's included; 0 = the
+                          first number of OMP_NUM_THREADS, which is read once, else all cores */
+  const char*
+      driver_path; /* hip-emu: path of libattn-hipemu.so, NULL = the one beside this library;
+                      cuda, hip: a driver to open instead of the system's (tests) */
+  const char*
+      kernel_file;    /* cuda, hip, hip-emu: a file of device code (cubin, code object) that kernels
+                         are taken from instead of the library's own, under the same names; those
+                         it does not have are unsupported. For authors of kernels. NULL = none */
+  int32_t has_device; /* 1: `device` is meant, as it is where it is not 0. 0 with device 0: cuda
+                         takes that of the calling thread's current context, where there is one,
+                         else 0. cuda: the current context is used where it is of the device, else
+                         the primary one. Runs work on the context's device whatever is current, and
+                         leave that as it was */
+  /* Asked about every 50 ms by the thread that called, during runs on reference and cpu and while
+   * the host builds a block mask; on several threads at once if these call. Not 0 ends the call
+   * with INTERRUPTED. Must not throw. NULL = none */
   int32_t (*interrupted)(void* user);
   void* interrupted_user;
 } attn_context_options;
 
-/* options may be NULL. Errors: INVALID_ARGUMENT, NO_DEVICE, DRIVER_MISSING, DRIVER_ERROR, OUT_OF_MEMORY. */
+/* options may be NULL. Errors: INVALID_ARGUMENT, NO_DEVICE, DRIVER_MISSING, DRIVER_ERROR,
+ * OUT_OF_MEMORY. */
 ATTN_API attn_status attn_context_create(attn_backend backend, const attn_context_options* options,
                                          attn_context** context);
 /* NULL is allowed. Plans made from the context stay valid. */
@@ -183,8 +196,8 @@ ATTN_API const char* attn_backend_string(attn_backend backend);
 /* Memory of the context's backend: 256-byte aligned, contents undefined. bytes > 0. */
 ATTN_API attn_status attn_alloc(attn_context* context, size_t bytes, void** memory);
 ATTN_API attn_status attn_free(attn_context* context, void* memory);
-/* Copies between host memory and the backend's memory, after all work in front of it on `stream`, and
- * returns when the copy is complete. */
+/* Copies between host memory and the backend's memory, after all work in front of it on `stream`,
+ * and returns when the copy is complete. */
 ATTN_API attn_status attn_copy_in(attn_context* context, void* backend_dst, const void* host_src,
                                   size_t bytes, void* stream);
 ATTN_API attn_status attn_copy_out(attn_context* context, void* host_dst, const void* backend_src,
@@ -192,64 +205,69 @@ ATTN_API attn_status attn_copy_out(attn_context* context, void* host_dst, const 
 /* Waits for the stream (NULL: the default stream) and reports errors of the work in it. */
 ATTN_API attn_status attn_synchronize(attn_context* context, void* stream);
 
-/* ---- the problem: everything but data ---------------------------------------------------------- */
+/* ---- the problem: everything but data ----------------------------------------------------------
+ */
 
 /* One K/V segment. A problem has one or more, older keys first. */
 typedef struct attn_segment {
   size_t struct_size;
-  attn_dtype k_type, v_type;      /* may differ */
+  attn_dtype k_type, v_type; /* may differ */
   attn_layout layout;
-  int32_t has_seqlens;            /* PADDED, PAGED: attn_segment_args.seqlens is given; else all are full */
-  int64_t seqlen;                 /* capacity: keys per sequence at most. PADDED: S. PAGED: 0 means
-                                     max_pages * page_size */
-  int64_t total;                  /* PACKED: tokens in the buffer */
-  int64_t num_pages;              /* PAGED: pages in the pool */
-  int32_t page_size;              /* PAGED: keys per page */
-  int32_t max_pages;              /* PAGED: columns of the block table */
+  int32_t has_seqlens; /* PADDED, PAGED: attn_segment_args.seqlens is given; else all are full */
+  int64_t seqlen;      /* capacity: keys per sequence at most. PADDED: S. PAGED: 0 means
+                          max_pages * page_size */
+  int64_t total;       /* PACKED: tokens in the buffer */
+  int64_t num_pages;   /* PAGED: pages in the pool */
+  int32_t page_size;   /* PAGED: keys per page */
+  int32_t max_pages;   /* PAGED: columns of the block table */
   attn_strides k_stride, v_stride;
   attn_descale_kind k_descale, v_descale;
-  int32_t descale_block_keys;     /* ATTN_DESCALE_BLOCK: 64 or 128 */
+  int32_t descale_block_keys; /* ATTN_DESCALE_BLOCK: 64 or 128 */
 } attn_segment;
 
 typedef struct attn_problem {
   size_t struct_size;
   /* shapes: q [B, Sq, Hq, D] or packed [total_q, Hq, D]; k [B, Skv, Hkv, D]; v [B, Skv, Hkv, Dv];
-   * out as q with Dv; lse f32 [B, Hq, Sq] or packed [Hq, total_q], contiguous, natural log. Each row is
-   * written: one that sees no key is 0 in out and -inf in lse, or its sink; a packed row that belongs to no
-   * sequence, from cu_seqlens_q[B] on, is 0 and -inf */
+   * out as q with Dv; lse f32 [B, Hq, Sq] or packed [Hq, total_q], contiguous, natural log. Each
+   * row is written: one that sees no key is 0 in out and -inf in lse, or its sink; a packed row
+   * that belongs to no sequence, from cu_seqlens_q[B] on, is 0 and -inf */
   int64_t batch;
-  int64_t heads_q;        /* a multiple of heads_kv */
+  int64_t heads_q; /* a multiple of heads_kv */
   int64_t heads_kv;
   int64_t head_dim;
-  int64_t head_dim_v;     /* 0 = head_dim */
-  int64_t seqlen_q;       /* PACKED: the maximum over the batch */
-  int64_t total_q;        /* PACKED: tokens in q and out; 0 for a batch of 0 */
-  attn_layout q_layout;   /* PADDED or PACKED */
+  int64_t head_dim_v;   /* 0 = head_dim */
+  int64_t seqlen_q;     /* PACKED: the maximum over the batch */
+  int64_t total_q;      /* PACKED: tokens in q and out; 0 for a batch of 0 */
+  attn_layout q_layout; /* PADDED or PACKED */
   attn_dtype q_type;
-  attn_dtype out_type;    /* NONE: q's type; bf16 for an fp8 q */
+  attn_dtype out_type; /* NONE: q's type; bf16 for an fp8 q */
   attn_descale_kind q_descale;
   attn_strides q_stride, out_stride;
   int32_t num_segments;
   const attn_segment* segments; /* copied; element i is at i * segments[0].struct_size bytes */
   /* scores: scale * q k^T, softcap, bias, ALiBi, masks, softmax */
-  float scale;            /* 0 = 1 / sqrt(head_dim) */
-  float softcap;          /* 0 = none; else softcap * tanh(s / softcap) */
-  uint32_t flags;         /* attn_flag */
-  int64_t window_left;    /* ATTN_WINDOW: -1 = unbounded */
+  float scale;         /* 0 = 1 / sqrt(head_dim) */
+  float softcap;       /* 0 = none; else softcap * tanh(s / softcap) */
+  uint32_t flags;      /* attn_flag */
+  int64_t window_left; /* ATTN_WINDOW: -1 = unbounded */
   int64_t window_right;
   attn_dtype bias_type;   /* NONE = no bias; f32 or q's type; PADDED q only */
-  int64_t bias_stride[4]; /* over [B, Hq, Sq, Skv]; 0 broadcasts. All zero: contiguous [B, Hq, Sq, sum of seqlen] */
-  /* ATTN_BLOCK_MASK (PADDED q only): grid [mask_batch, mask_heads, ceil(Sq / block_q), ceil(Skv / block_k)] */
-  int32_t block_q, block_k;         /* 64 or 128 on GPUs, any on reference and cpu */
-  int64_t mask_batch, mask_heads;   /* 1 or B; 1 or Hq; 0 = 1 */
-  int64_t mask_partials;            /* blocks in block_bits */
+  int64_t bias_stride[4]; /* over [B, Hq, Sq, Skv]; 0 broadcasts. All zero: contiguous [B, Hq, Sq,
+                             sum of seqlen] */
+  /* ATTN_BLOCK_MASK (PADDED q only): grid [mask_batch, mask_heads, ceil(Sq / block_q), ceil(Skv /
+   * block_k)] */
+  int32_t block_q, block_k;       /* 64 or 128 on GPUs, any on reference and cpu */
+  int64_t mask_batch, mask_heads; /* 1 or B; 1 or Hq; 0 = 1 */
+  int64_t mask_partials;          /* blocks in block_bits */
   /* execution */
-  int64_t fixed_split;    /* keys per split; makes bits independent of the batch. 0 = the plan decides */
-  int32_t max_sms;        /* multiprocessors to use at most; 0 = all */
-  const char* kernel;     /* demand this kernel by name; NULL = the plan chooses */
+  int64_t
+      fixed_split; /* keys per split; makes bits independent of the batch. 0 = the plan decides */
+  int32_t max_sms; /* multiprocessors to use at most; 0 = all */
+  const char* kernel; /* demand this kernel by name; NULL = the plan chooses */
 } attn_problem;
 
-/* ---- the data ---------------------------------------------------------------------------------- */
+/* ---- the data ----------------------------------------------------------------------------------
+ */
 
 typedef struct attn_segment_args {
   size_t struct_size;
@@ -266,8 +284,8 @@ typedef struct attn_args {
   size_t struct_size;
   const void* q;
   void* out;
-  float* lse;                 /* NULL = not wanted */
-  const int32_t* cu_seqlens_q;/* PACKED q: [B+1] */
+  float* lse;                  /* NULL = not wanted */
+  const int32_t* cu_seqlens_q; /* PACKED q: [B+1] */
   int32_t num_segments;
   const attn_segment_args* segments; /* host array, as in the problem; all of one struct_size */
   const void* bias;
@@ -277,16 +295,18 @@ typedef struct attn_args {
   const float* out_scale;     /* [1] */
   const uint8_t* block_kinds; /* the grid of attn_problem */
   const int32_t* block_index; /* the same grid: index into block_bits, -1 where not PARTIAL */
-  const uint32_t* block_bits; /* [mask_partials, block_q, ceil(block_k / 32)]; bit c % 32 of word c / 32 */
+  const uint32_t*
+      block_bits; /* [mask_partials, block_q, ceil(block_k / 32)]; bit c % 32 of word c / 32 */
 } attn_args;
 
-/* ---- plan and run ------------------------------------------------------------------------------ */
+/* ---- plan and run ------------------------------------------------------------------------------
+ */
 
 typedef struct attn_plan attn_plan;
 
-/* Validates the problem, chooses the kernel, loads its module. Errors: INVALID_ARGUMENT, UNSUPPORTED (no
- * kernel of this backend takes it, or the demanded one does not; the sentence has the reasons),
- * DRIVER_ERROR, OUT_OF_MEMORY. */
+/* Validates the problem, chooses the kernel, loads its module. Errors: INVALID_ARGUMENT,
+ * UNSUPPORTED (no kernel of this backend takes it, or the demanded one does not; the sentence has
+ * the reasons), DRIVER_ERROR, OUT_OF_MEMORY. */
 ATTN_API attn_status attn_plan_create(attn_context* context, const attn_problem* problem,
                                       attn_plan** plan);
 ATTN_API void attn_plan_destroy(attn_plan* plan);
@@ -295,33 +315,38 @@ ATTN_API const char* attn_plan_kernel(const attn_plan* plan);
 /* Bytes a run needs; may be 0. The same for every run of the plan. */
 ATTN_API size_t attn_plan_workspace(const attn_plan* plan);
 
-/* Must be called once on a new workspace before its first run; afterwards the workspace belongs to one
- * stream at a time. workspace: 256-byte aligned, in the backend's memory, at least attn_plan_workspace. */
+/* Must be called once on a new workspace before its first run; afterwards the workspace belongs to
+ * one stream at a time. workspace: 256-byte aligned, in the backend's memory, at least
+ * attn_plan_workspace. */
 ATTN_API attn_status attn_workspace_init(const attn_plan* plan, void* workspace, size_t bytes,
                                          void* stream);
 
-/* Computes out (and lse). stream: CUstream or hipStream_t, NULL for the default stream; must be NULL on
- * reference and cpu, where the call returns when the result is there. On GPU backends the call only
- * launches, so contents of device arrays are clamped by the kernels, never trusted: lengths to
- * [0, capacity], a bad page has no keys, a negative span is 0. On reference and cpu lengths and
- * cu_seqlens are host values and checked first. GPU kernels need 16-byte aligned bases and outer strides. */
+/* Computes out (and lse). stream: CUstream or hipStream_t, NULL for the default stream; must be
+ * NULL on reference and cpu, where the call returns when the result is there. On GPU backends the
+ * call only launches, so contents of device arrays are clamped by the kernels, never trusted:
+ * lengths to [0, capacity], a bad page has no keys, a negative span is 0. On reference and cpu
+ * lengths and cu_seqlens are host values and checked first. GPU kernels need 16-byte aligned bases
+ * and outer strides. */
 ATTN_API attn_status attn_run(const attn_plan* plan, const attn_args* args, void* workspace,
                               size_t bytes, void* stream);
 
-/* Validates the contents of the small arrays (lengths, tables, block kinds and indices), which attn_run
- * cannot on GPUs. Synchronises the stream. */
+/* Validates the contents of the small arrays (lengths, tables, block kinds and indices), which
+ * attn_run cannot on GPUs. Synchronises the stream. */
 ATTN_API attn_status attn_check(const attn_plan* plan, const attn_args* args, void* stream);
 
-/* ---- merge of partial results ------------------------------------------------------------------ */
+/* ---- merge of partial results ------------------------------------------------------------------
+ */
 
-/* m = max lse; w = exp(lse_s - m); out = sum(w out) / sum(w); lse = m + log(sum w). Parts with lse -inf
- * contribute nothing; all -inf gives 0 and -inf. (Online softmax merge as in arXiv 2205.14135, 3.1.) */
+/* m = max lse; w = exp(lse_s - m); out = sum(w out) / sum(w); lse = m + log(sum w). Parts with lse
+ * -inf contribute nothing; all -inf gives 0 and -inf. (Online softmax merge as in arXiv
+ * 2205.14135, 3.1.) */
 typedef struct attn_merge_problem {
   size_t struct_size;
-  int64_t batch, heads_q, seqlen_q, head_dim_v; /* out.i, out [B, Sq, Hq, Dv]; lse.i, lse [B, Hq, Sq] */
-  int32_t num_parts;                            /* at least 1 */
-  attn_dtype part_type;                         /* f32, f16, bf16 */
-  attn_dtype out_type;                          /* NONE: part_type */
+  int64_t batch, heads_q, seqlen_q,
+      head_dim_v;       /* out.i, out [B, Sq, Hq, Dv]; lse.i, lse [B, Hq, Sq] */
+  int32_t num_parts;    /* at least 1 */
+  attn_dtype part_type; /* f32, f16, bf16 */
+  attn_dtype out_type;  /* NONE: part_type */
   attn_strides part_stride, out_stride;
   const char* kernel;
 } attn_merge_problem;
@@ -329,34 +354,37 @@ typedef struct attn_merge_problem {
 typedef struct attn_merge_args {
   size_t struct_size;
   int32_t num_parts;
-  const void* const* outs;   /* host array of num_parts backend pointers */
+  const void* const* outs; /* host array of num_parts backend pointers */
   const float* const* lses;
   void* out;
-  float* lse;                /* NULL = not wanted */
+  float* lse; /* NULL = not wanted */
 } attn_merge_args;
 
-ATTN_API attn_status attn_plan_create_merge(attn_context* context, const attn_merge_problem* problem,
-                                            attn_plan** plan);
-ATTN_API attn_status attn_run_merge(const attn_plan* plan, const attn_merge_args* args, void* stream);
+ATTN_API attn_status attn_plan_create_merge(attn_context* context,
+                                            const attn_merge_problem* problem, attn_plan** plan);
+ATTN_API attn_status attn_run_merge(const attn_plan* plan, const attn_merge_args* args,
+                                    void* stream);
 
-/* ---- quantisation ------------------------------------------------------------------------------ */
+/* ---- quantisation ------------------------------------------------------------------------------
+ */
 
 typedef enum attn_scale_source ATTN_ENUM {
-  ATTN_SCALE_ONE = 0,    /* stored = round(x) */
-  ATTN_SCALE_GIVEN = 1,  /* descale is read: stored = round(x / descale) */
-  ATTN_SCALE_AMAX = 2    /* descale = max of the finite |x| / largest finite value, and is written; 1 where that max is 0 */
+  ATTN_SCALE_ONE = 0,   /* stored = round(x) */
+  ATTN_SCALE_GIVEN = 1, /* descale is read: stored = round(x / descale) */
+  ATTN_SCALE_AMAX = 2   /* descale = max of the finite |x| / largest finite value, and is written; 1
+                           where that max is 0 */
 } attn_scale_source;
 
 /* x [B, S, H, D] -> fp8, or ggml blocks (whose scales are inside; scale must be ATTN_SCALE_ONE and
- * head_dim a multiple of 32). Rounds to nearest even. Without saturate a value beyond the range becomes
- * NaN (inf for e5m2); with it, the largest finite value. NaN stays NaN. */
+ * head_dim a multiple of 32). Rounds to nearest even. Without saturate a value beyond the range
+ * becomes NaN (inf for e5m2); with it, the largest finite value. NaN stays NaN. */
 typedef struct attn_quantize_problem {
   size_t struct_size;
   int64_t batch, seqlen, heads, head_dim;
-  attn_dtype src_type;        /* f32, f16, bf16 */
-  attn_dtype dst_type;        /* f8_e4m3fn, f8_e5m2, f8_e4m3fnuz, q8_0, q4_0 */
+  attn_dtype src_type; /* f32, f16, bf16 */
+  attn_dtype dst_type; /* f8_e4m3fn, f8_e5m2, f8_e4m3fnuz, q8_0, q4_0 */
   attn_strides src_stride, dst_stride;
-  attn_descale_kind kind;     /* NONE: same as TENSOR. TENSOR [1], HEAD [B, H], BLOCK [B, H, nblocks] */
+  attn_descale_kind kind; /* NONE: same as TENSOR. TENSOR [1], HEAD [B, H], BLOCK [B, H, nblocks] */
   int32_t descale_block_keys; /* BLOCK: 64 or 128 */
   attn_scale_source scale;
   int32_t saturate;
@@ -371,23 +399,25 @@ typedef struct attn_quantize_args {
 } attn_quantize_args;
 
 ATTN_API attn_status attn_plan_create_quantize(attn_context* context,
-                                               const attn_quantize_problem* problem, attn_plan** plan);
+                                               const attn_quantize_problem* problem,
+                                               attn_plan** plan);
 ATTN_API attn_status attn_run_quantize(const attn_plan* plan, const attn_quantize_args* args,
                                        void* stream);
 
-/* ---- appending to a KV cache ------------------------------------------------------------------- */
+/* ---- appending to a KV cache -------------------------------------------------------------------
+ */
 
-/* Writes new keys and values behind the ones that a segment holds, converted to the segment's types:
- * token t of sequence b goes to position seqlens[b] + t. The caller advances seqlens. */
+/* Writes new keys and values behind the ones that a segment holds, converted to the segment's
+ * types: token t of sequence b goes to position seqlens[b] + t. The caller advances seqlens. */
 typedef struct attn_kv_append_problem {
   size_t struct_size;
   int64_t batch, heads_kv, head_dim, head_dim_v;
-  int64_t seqlen_new;        /* tokens per sequence; PACKED: the maximum */
-  int64_t total_new;         /* PACKED: tokens in k_new and v_new */
-  attn_layout new_layout;    /* PADDED [B, seqlen_new, Hkv, D] or PACKED with cu_seqlens_new */
-  attn_dtype new_type;       /* f32, f16, bf16 */
+  int64_t seqlen_new;     /* tokens per sequence; PACKED: the maximum */
+  int64_t total_new;      /* PACKED: tokens in k_new and v_new */
+  attn_layout new_layout; /* PADDED [B, seqlen_new, Hkv, D] or PACKED with cu_seqlens_new */
+  attn_dtype new_type;    /* f32, f16, bf16 */
   attn_strides k_new_stride, v_new_stride;
-  attn_segment segment;      /* the cache: PADDED or PAGED, has_seqlens */
+  attn_segment segment; /* the cache: PADDED or PAGED, has_seqlens */
   const char* kernel;
 } attn_kv_append_problem;
 
@@ -396,7 +426,7 @@ typedef struct attn_kv_append_args {
   const void* k_new;
   const void* v_new;
   const int32_t* cu_seqlens_new;
-  attn_segment_args cache;   /* k and v are written */
+  attn_segment_args cache; /* k and v are written */
 } attn_kv_append_args;
 
 ATTN_API attn_status attn_plan_create_kv_append(attn_context* context,
@@ -405,22 +435,24 @@ ATTN_API attn_status attn_plan_create_kv_append(attn_context* context,
 ATTN_API attn_status attn_run_kv_append(const attn_plan* plan, const attn_kv_append_args* args,
                                         void* stream);
 
-/* ---- block masks ------------------------------------------------------------------------------- */
+/* ---- block masks -------------------------------------------------------------------------------
+ */
 
-/* A block mask in the backend's memory. Identical PARTIAL blocks are stored once. A mask of batch 1 or heads
- * 1 serves all batch entries or heads. Builders that take lengths, windows or kinds compute on the host; those
- * that take arrays of the backend's memory compute where these lie, on GPUs in the order of `stream`. The
- * contents of bits that no element of the index names are undefined.
+/* A block mask in the backend's memory. Identical PARTIAL blocks are stored once. A mask of batch 1
+ * or heads 1 serves all batch entries or heads. Builders that take lengths, windows or kinds
+ * compute on the host; those that take arrays of the backend's memory compute where these lie, on
+ * GPUs in the order of `stream`. The contents of bits that no element of the index names are
+ * undefined.
  *
- * Masks stand at positions from 0: Sq and Skv below are those of the shape, whatever lengths a call has. Only
- * CAUSAL blocks, which none but from_kinds makes, follow the lengths of the call. */
+ * Masks stand at positions from 0: Sq and Skv below are those of the shape, whatever lengths a call
+ * has. Only CAUSAL blocks, which none but from_kinds makes, follow the lengths of the call. */
 typedef struct attn_block_mask attn_block_mask;
 
 typedef struct attn_block_mask_shape {
   size_t struct_size;
-  int64_t batch, heads;        /* 1 (or 0) to broadcast */
+  int64_t batch, heads; /* 1 (or 0) to broadcast */
   int64_t seqlen_q, seqlen_kv;
-  int32_t block_q, block_k;    /* 64 or 128; any on reference and cpu */
+  int32_t block_q, block_k; /* 64 or 128; any on reference and cpu */
 } attn_block_mask_shape;
 
 /* dense: u8 [batch, heads, Sq, Skv], non-zero = visible, contiguous, in the backend's memory. */
@@ -434,9 +466,10 @@ ATTN_API attn_status attn_block_mask_from_documents(attn_context* context,
                                                     const attn_block_mask_shape* shape,
                                                     const int64_t* lengths, int64_t num_documents,
                                                     int32_t causal, attn_block_mask** mask);
-/* window_left, window_right as in attn_problem: query i sees the keys from i + Skv - Sq - left to i + Skv -
- * Sq + right, -1 = unbounded. Beside them every query sees the first global_tokens keys and the first
- * prefix_tokens keys, also the queries in front of these (prefix-LM: window_left -1, window_right 0). */
+/* window_left, window_right as in attn_problem: query i sees the keys from i + Skv - Sq - left to i
+ * + Skv - Sq + right, -1 = unbounded. Beside them every query sees the first global_tokens keys and
+ * the first prefix_tokens keys, also the queries in front of these (prefix-LM: window_left -1,
+ * window_right 0). */
 ATTN_API attn_status attn_block_mask_from_window(attn_context* context,
                                                  const attn_block_mask_shape* shape,
                                                  int64_t window_left, int64_t window_right,
@@ -448,40 +481,41 @@ ATTN_API attn_status attn_block_mask_from_intervals(attn_context* context,
                                                     const attn_block_mask_shape* shape,
                                                     const int32_t* intervals, int32_t num_intervals,
                                                     void* stream, attn_block_mask** mask);
-/* Kinds, index and bits directly, as in attn_args, in host memory; copied. index and bits may be NULL if
- * no block is PARTIAL. */
+/* Kinds, index and bits directly, as in attn_args, in host memory; copied. index and bits may be
+ * NULL if no block is PARTIAL. */
 ATTN_API attn_status attn_block_mask_from_kinds(attn_context* context,
                                                 const attn_block_mask_shape* shape,
                                                 const uint8_t* kinds, const int32_t* index,
                                                 const uint32_t* bits, int64_t num_partials,
                                                 attn_block_mask** mask);
-/* Element-wise intersection (combine = 0) or union (1) of two masks of one grid; batch and heads may be 1 in
- * one of them. A CAUSAL block that the other mask leaves as it is stays CAUSAL; else it counts with the
- * shape's Sq and Skv. Computes on the host; waits for the default stream. */
+/* Element-wise intersection (combine = 0) or union (1) of two masks of one grid; batch and heads
+ * may be 1 in one of them. A CAUSAL block that the other mask leaves as it is stays CAUSAL; else it
+ * counts with the shape's Sq and Skv. Computes on the host; waits for the default stream. */
 ATTN_API attn_status attn_block_mask_combine(attn_context* context, const attn_block_mask* a,
                                              const attn_block_mask* b, int32_t combine,
                                              attn_block_mask** mask);
-/* Fills the mask fields of a problem, whose shapes are set and must be those of the mask, and of its args
- * (either may be NULL). The mask must outlive the runs. */
+/* Fills the mask fields of a problem, whose shapes are set and must be those of the mask, and of
+ * its args (either may be NULL). The mask must outlive the runs. */
 ATTN_API attn_status attn_block_mask_apply(const attn_block_mask* mask, attn_problem* problem,
                                            attn_args* args);
 ATTN_API void attn_block_mask_destroy(attn_block_mask* mask);
 
-/* ---- looking around ---------------------------------------------------------------------------- */
+/* ---- looking around ----------------------------------------------------------------------------
+ */
 
 /* JSON text: {"version", "backends": [{"name", "available", "reason", "devices": [...]}],
- * "kernels": [{"name", "op", "backend", "arch", ...}]}. Opens drivers, loads no module. Writes at most
- * `capacity` bytes with a terminating 0; *size gets the bytes needed, the 0 included. text may be NULL if
- * capacity is 0. */
+ * "kernels": [{"name", "op", "backend", "arch", ...}]}. Opens drivers, loads no module. Writes at
+ * most `capacity` bytes with a terminating 0; *size gets the bytes needed, the 0 included. text may
+ * be NULL if capacity is 0. */
 ATTN_API attn_status attn_info(char* text, size_t capacity, size_t* size);
 
-/* JSON text: {"kernel": name or null, "backend", "workspace", "declined": [{"kernel", "reason"}]}: which
- * kernel attn_plan_create would choose and why each other one of the backend declines. */
+/* JSON text: {"kernel": name or null, "backend", "workspace", "declined": [{"kernel", "reason"}]}:
+ * which kernel attn_plan_create would choose and why each other one of the backend declines. */
 ATTN_API attn_status attn_explain(attn_context* context, const attn_problem* problem, char* text,
                                   size_t capacity, size_t* size);
 
-/* Launches of a kernel by this process so far, under the name that attn_plan_kernel gives; 0 for names
- * it does not know. Tests use it to prove that the kernel they mean did run. */
+/* Launches of a kernel by this process so far, under the name that attn_plan_kernel gives; 0 for
+ * names it does not know. Tests use it to prove that the kernel they mean did run. */
 ATTN_API uint64_t attn_launch_count(const char* kernel);
 
 #ifdef __cplusplus

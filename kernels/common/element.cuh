@@ -2,13 +2,15 @@
 #pragma once
 #include "../ptx/convert.h"
 #include "../ptx/mma.h"
-#include "types.h"
+#include "../shared/types.h"
 
 namespace attn::device {
 
 constexpr float log2_e = 1.4426950408889634f;
 constexpr float ln_2 = 0.6931471805599453f;
-__device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
+__device__ __forceinline__ float infinity() {
+  return __int_as_float(0x7f800000);
+}
 
 struct F16 {
   static constexpr int type = attn_element_f16;

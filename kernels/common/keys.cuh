@@ -3,9 +3,9 @@
 
 namespace attn::device {
 
-// A tile of keys. Tiles follow each other segment by segment, older first, and do not reach across segments.
-// Block has `low` and `high`, between which the queries see keys, and segment[].end, positions behind the
-// segments' last keys.
+// A tile of keys. Tiles follow each other segment by segment, older first, and do not reach across
+// segments. Block has `low` and `high`, between which the queries see keys, and segment[].end,
+// positions behind the segments' last keys.
 struct Keys {
   int segment;
   int first;  // position of the tile's first key

@@ -1,6 +1,7 @@
-// Lengths that lie in device memory: whatever they hold, what follows from them stays inside the tensors.
+// Lengths that lie in device memory: whatever they hold, what follows from them stays inside the
+// tensors.
 #pragma once
-#include "forward_args.h"
+#include "../shared/forward_args.h"
 
 namespace attn::device {
 
@@ -15,7 +16,8 @@ struct Span {
 };
 
 // Entry b of cumulative lengths, inside [0, total] and at most `capacity` long.
-__device__ __forceinline__ Span packed_span(const int* cu_seqlens, int b, long long total, int capacity) {
+__device__ __forceinline__ Span packed_span(const int* cu_seqlens, int b, long long total,
+                                            int capacity) {
   const long long first = cu_seqlens[b], last = cu_seqlens[b + 1];
   const long long begin = first < 0 ? 0 : first > total ? total : first;
   const long long end = last < begin ? begin : last > total ? total : last;

@@ -1,5 +1,6 @@
-// A warp's rows of out, from the fragments that matrix instructions leave: of every 8 columns a lane has
-// o[4n + 2 half], column 8n + 2(lane % 4), and the one behind it, for rows lane / 4 + 8 half.
+// A warp's rows of out, from the fragments that matrix instructions leave: of every 8 columns a
+// lane has o[4n + 2 half], column 8n + 2(lane % 4), and the one behind it, for rows lane / 4 + 8
+// half.
 #pragma once
 #include "element.cuh"
 
@@ -15,12 +16,15 @@ __device__ __forceinline__ uint2 pair_columns(unsigned first, unsigned second) {
 }
 
 template <class Element, int count>
-__device__ __forceinline__ void store_row_16bit(unsigned short* row, bool valid, const float (&o)[count], int half,
-                                                float factor, int head_dim_v) {
+__device__ __forceinline__ void store_row_16bit(unsigned short* row, bool valid,
+                                                const float (&o)[count], int half, float factor,
+                                                int head_dim_v) {
   const int column = threadIdx.x % 2 * 8 + threadIdx.x % 4 / 2 * 4;
   const int columns = valid ? head_dim_v - column : 0;
   row += column;
-  asm volatile("" : "+l"(row));  // else the compiler adds up per store, and keeps the terms through the kernel's loops
+  asm volatile(""
+               : "+l"(row));  // else the compiler adds up per store, and keeps the terms through
+                              // the kernel's loops
 #pragma unroll
   for (int n = 0; n < count / 4; n += 2) {
     unsigned w[2];
@@ -34,15 +38,16 @@ __device__ __forceinline__ void store_row_16bit(unsigned short* row, bool valid,
   }
 }
 template <int count>
-__device__ __forceinline__ void store_row_f32(float* row, bool valid, const float (&o)[count], int half, float factor,
-                                              int head_dim_v) {
+__device__ __forceinline__ void store_row_f32(float* row, bool valid, const float (&o)[count],
+                                              int half, float factor, int head_dim_v) {
   const int columns = valid ? head_dim_v : 0;
   row += threadIdx.x % 4 * 2;
   asm volatile("" : "+l"(row));
 #pragma unroll
   for (int n = 0; n < count / 4; ++n) {
     const int at = 4 * n + 2 * half;
-    if (8 * n < columns) *reinterpret_cast<float2*>(row + 8 * n) = make_float2(o[at] * factor, o[at + 1] * factor);
+    if (8 * n < columns)
+      *reinterpret_cast<float2*>(row + 8 * n) = make_float2(o[at] * factor, o[at + 1] * factor);
   }
 }
 // Rows of factor 0 become zeros whatever they held. By all lanes of a warp.
@@ -55,14 +60,17 @@ __device__ __forceinline__ void clear_rows(float (&o)[count], const float (&fact
 }
 // By all lanes of a warp. `at`: of the row's first element, in elements of out_type.
 template <int count>
-__device__ __forceinline__ void store_row(void* out, int out_type, long long at, bool valid, const float (&o)[count],
-                                          int half, float factor, int head_dim_v) {
+__device__ __forceinline__ void store_row(void* out, int out_type, long long at, bool valid,
+                                          const float (&o)[count], int half, float factor,
+                                          int head_dim_v) {
   if (out_type == attn_element_f32)
     store_row_f32(static_cast<float*>(out) + at, valid, o, half, factor, head_dim_v);
   else if (out_type == attn_element_f16)
-    store_row_16bit<F16>(static_cast<unsigned short*>(out) + at, valid, o, half, factor, head_dim_v);
+    store_row_16bit<F16>(static_cast<unsigned short*>(out) + at, valid, o, half, factor,
+                         head_dim_v);
   else
-    store_row_16bit<BF16>(static_cast<unsigned short*>(out) + at, valid, o, half, factor, head_dim_v);
+    store_row_16bit<BF16>(static_cast<unsigned short*>(out) + at, valid, o, half, factor,
+                          head_dim_v);
 }
 
 }  // namespace attn::device

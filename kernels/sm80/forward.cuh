@@ -1,6 +1,6 @@
-// Attention forward with mma.sync. A block has a tile of queries of one head and walks over the keys that
-// they see; a warp has 16 or 32 of the queries, its scores, its sums and the state of its softmax in
-// registers.
+// Attention forward with mma.sync. A block has a tile of queries of one head and walks over the
+// keys that they see; a warp has 16 or 32 of the queries, its scores, its sums and the state of its
+// softmax in registers.
 #pragma once
 #include "../common/element.cuh"
 #include "../common/keys.cuh"
@@ -8,11 +8,11 @@
 #include "../common/no_keys.cuh"
 #include "../common/softmax.cuh"
 #include "../common/store.cuh"
-#include "../common/swizzle.h"
 #include "../common/tanh.cuh"
 #include "../ptx/cp_async.h"
 #include "../ptx/ex2.h"
 #include "../ptx/ldmatrix.h"
+#include "../shared/swizzle.h"
 #include "forward_args.h"
 #include "fragment.h"
 #include "tile_list.cuh"
@@ -22,11 +22,11 @@ namespace attn::sm80 {
 
 using namespace device;
 
-// The block copies `rows` rows of 128-byte lines; thread t has chunk t % 8 of each line. Rows from `count`
-// on and columns from head_dim on become zero.
+// The block copies `rows` rows of 128-byte lines; thread t has chunk t % 8 of each line. Rows from
+// `count` on and columns from head_dim on become zero.
 template <int threads, int rows, int pitch>
-__device__ __forceinline__ void copy_tile(unsigned to, const char* from, long long row_bytes, int count,
-                                          int head_dim) {
+__device__ __forceinline__ void copy_tile(unsigned to, const char* from, long long row_bytes,
+                                          int count, int head_dim) {
   constexpr int rows_at_once = threads / 8;
   const int first = threadIdx.x / 8, column = threadIdx.x % 8;
   const unsigned at = to + chunk_offset<pitch>(first, column);
@@ -42,16 +42,17 @@ __device__ __forceinline__ void copy_tile(unsigned to, const char* from, long lo
   }
 }
 
-// What all warps of a block share: it waits in shared memory, so that registers are free for the tiles.
+// What all warps of a block share: it waits in shared memory, so that registers are free for the
+// tiles.
 struct Block {
   int b, h;
-  int row;           // first query
+  int row;  // first query
   int seqlen_q, seqlen_kv;
-  long long q_begin; // packed q: row of the sequence's query 0
-  int low, high;     // keys that some of the block's queries see
+  long long q_begin;  // packed q: row of the sequence's query 0
+  int low, high;      // keys that some of the block's queries see
   struct Segment {
-    const char *k, *v; // where key 0 of the sequence would be, were all of it in this segment
-    int end;           // position behind the segment's last key
+    const char *k, *v;  // where key 0 of the sequence would be, were all of it in this segment
+    int end;            // position behind the segment's last key
   } segment[attn_sm80_max_segments];
 
   __device__ __forceinline__ void set_segments(const attn_sm80_forward_kernarg& a) {
@@ -87,12 +88,13 @@ __device__ __forceinline__ int thread_number() {
 
 // The score of query `row` and key j.
 template <class T>
-__device__ __forceinline__ float modified_score(const attn_sm80_forward_kernarg& a, const Block& block,
-                                                float dot, int row, int j) {
+__device__ __forceinline__ float modified_score(const attn_sm80_forward_kernarg& a,
+                                                const Block& block, float dot, int row, int j) {
   float x = dot * a.scale;
   if (a.softcap > 0) x = a.softcap * tanh_accurate(x / a.softcap);
   if (a.bias) {
-    const long long at = block.b * a.bias_stride[0] + block.h * a.bias_stride[1] + row * a.bias_stride[2] + j * a.bias_stride[3];
+    const long long at = block.b * a.bias_stride[0] + block.h * a.bias_stride[1] +
+                         row * a.bias_stride[2] + j * a.bias_stride[3];
     const float bias = a.bias_type == attn_element_f32
                            ? static_cast<const float*>(a.bias)[at]
                            : T::unpack(static_cast<const unsigned short*>(a.bias)[at]);
@@ -107,16 +109,16 @@ __device__ __forceinline__ float modified_score(const attn_sm80_forward_kernarg&
 // The scores of one warp's queries against a tile of keys, and what becomes of them.
 template <class T, int row_tiles, int key_tiles, int v_tiles, bool score, bool masked>
 struct State {
-  float s[row_tiles][key_tiles][4];       // scores, as mma leaves them
+  float s[row_tiles][key_tiles][4];         // scores, as mma leaves them
   unsigned p[row_tiles][key_tiles / 2][4];  // their weights, as mma takes them
-  float o[row_tiles][v_tiles][4];         // sums of weight * v
+  float o[row_tiles][v_tiles][4];           // sums of weight * v
   // Per row, in the log2 domain: weights are 2^(score - reference). -inf: the row has seen nothing.
   float reference[row_tiles][2];
   float sum[row_tiles][2];  // of the weights in the lane's columns
 
-  // score, masked: which of the keys that the lane has some of the warp's queries see. Values of the others, which a
-  // bias of -inf or a mask can take away from all queries, may be anything: they are taken as zero. 0xffff per key;
-  // masked: one bit, for there are few registers.
+  // score, masked: which of the keys that the lane has some of the warp's queries see. Values of
+  // the others, which a bias of -inf or a mask can take away from all queries, may be anything:
+  // they are taken as zero. 0xffff per key; masked: one bit, for there are few registers.
   unsigned seen[score && !masked ? key_tiles : 1];
   static constexpr unsigned all_seen = (1u << 2 * key_tiles) - 1;
 
@@ -147,8 +149,9 @@ struct State {
     }
   }
 
-  // s -> p, with s * unit in the log2 domain. split_invariant: the reference is an integer, so that sums taken
-  // against different references differ by an exact power of two, and the sum has the weights as rounded.
+  // s -> p, with s * unit in the log2 domain. split_invariant: the reference is an integer, so that
+  // sums taken against different references differ by an exact power of two, and the sum has the
+  // weights as rounded.
   template <bool split_invariant>
   __device__ __forceinline__ void softmax(float unit) {
 #pragma unroll
@@ -243,7 +246,7 @@ __device__ __forceinline__ TileList<keys>& shared_list() {
 }
 
 // head_dim: both products have so many columns; what is missing to it counts as zero.
-template <class T, int head_dim, unsigned with, Tile tile = tile_of(head_dim, with & with_score)>
+template <class T, int head_dim, unsigned with, Tile tile = tile_of(head_dim, with& with_score)>
 __device__ __forceinline__ void forward(const Kernarg<with>& a) {
   constexpr bool score = with & with_score, masked = with & with_mask;
   constexpr int threads = tile.threads(), keys = tile.keys;
@@ -255,7 +258,8 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
   const unsigned shared = unsigned(__cvta_generic_to_shared(shared_memory));
   const unsigned q_at = shared + q_offset(tile, head_dim);
   __shared__ Block block;
-  __shared__ int4 warp_keys[tile.warps];  // keys [x, y) are seen by some of the warp's queries, [z, w) by all
+  __shared__ int4
+      warp_keys[tile.warps];  // keys [x, y) are seen by some of the warp's queries, [z, w) by all
   static_assert(sizeof block + sizeof warp_keys + (masked ? sizeof(TileList<keys>) : 0) <=
                 static_shared_bytes(masked));
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -272,8 +276,9 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
     block.b = item.b;
     block.h = item.h;
     block.row = item.tile * tile.rows;
-    const Span queries = a.cu_seqlens_q ? packed_span(a.cu_seqlens_q, block.b, a.total_q, a.seqlen_q)
-                                        : Span{0, a.seqlen_q};
+    const Span queries = a.cu_seqlens_q
+                             ? packed_span(a.cu_seqlens_q, block.b, a.total_q, a.seqlen_q)
+                             : Span{0, a.seqlen_q};
     block.q_begin = queries.begin;
     block.seqlen_q = queries.length;
     block.set_segments(a);
@@ -297,10 +302,11 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
   if (lane == 0) {
     int4 see = {0, 0, 0, 0};
     if (warp_row < block.seqlen_q) {
-      const KeyRange first = row_keys(warp_row), last = row_keys(min(warp_row + warp_rows, block.seqlen_q) - 1);
+      const KeyRange first = row_keys(warp_row),
+                     last = row_keys(min(warp_row + warp_rows, block.seqlen_q) - 1);
       const int length = block.seqlen_kv;
-      see = make_int4(clamp(first.begin, 0, length), clamp(last.end, 0, length), clamp(last.begin, 0, length),
-                      clamp(first.end, 0, length));
+      see = make_int4(clamp(first.begin, 0, length), clamp(last.end, 0, length),
+                      clamp(last.begin, 0, length), clamp(first.end, 0, length));
     }
     warp_keys[warp] = see;
   }
@@ -308,13 +314,13 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
 
   const auto copy_k = [&](unsigned to, const auto& from) {
     const long long stride = 2 * a.segment[from.segment].k_stride[1];
-    copy_tile<threads, keys, pitch>(to, block.segment[from.segment].k + from.first * stride, stride, from.left,
-                                    a.head_dim);
+    copy_tile<threads, keys, pitch>(to, block.segment[from.segment].k + from.first * stride, stride,
+                                    from.left, a.head_dim);
   };
   const auto copy_v = [&](unsigned to, const auto& from) {
     const long long stride = 2 * a.segment[from.segment].v_stride[1];
-    copy_tile<threads, keys, pitch>(to, block.segment[from.segment].v + from.first * stride, stride, from.left,
-                                    a.head_dim_v);
+    copy_tile<threads, keys, pitch>(to, block.segment[from.segment].v + from.first * stride, stride,
+                                    from.left, a.head_dim_v);
   };
 
   // The query of a fragment's row.
@@ -337,8 +343,8 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
   };
   const bool any = next.left > 0;
   if (any) {
-    const long long row = (a.cu_seqlens_q ? 0 : block.b * a.q_stride[0]) + (block.q_begin + block.row) * a.q_stride[1] +
-                          block.h * a.q_stride[2];
+    const long long row = (a.cu_seqlens_q ? 0 : block.b * a.q_stride[0]) +
+                          (block.q_begin + block.row) * a.q_stride[1] + block.h * a.q_stride[2];
     copy_tile<threads, tile.rows, pitch>(q_at, static_cast<const char*>(a.q) + 2 * row,
                                          2 * a.q_stride[1], block.seqlen_q - block.row, a.head_dim);
     ptx::cp_async_commit();
@@ -368,11 +374,12 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
       for (int i = 0; i < 4; ++i) state.o[m][n][i] = 0;
   }
 
-  // Each lane's place in the matrices that ldmatrix reads. The 16 columns of step d lie at ^ line_step(d) in
-  // line d / 4.
+  // Each lane's place in the matrices that ldmatrix reads. The 16 columns of step d lie at ^
+  // line_step(d) in line d / 4.
   const auto line_step = [](int d) { return d % 4 * 32; };
   const unsigned k_lane = chunk_offset<pitch>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
-  const unsigned v_lane = chunk_offset<pitch>(lane % 16, lane / 16);  // of Q too, from the warp's first row
+  const unsigned v_lane =
+      chunk_offset<pitch>(lane % 16, lane / 16);  // of Q too, from the warp's first row
 
   if (!score && a.scale < 0 && any) {  // softmax takes a scale above 0
     ptx::cp_async_wait<0>();
@@ -389,7 +396,8 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
     for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
       for (int d = 0; d < (tile.q_in_registers ? d_steps : 1); ++d)
-        ptx::ldmatrix(q[m][d], ((v_lane + q_at + warp * (warp_rows * pitch)) ^ line_step(d)) + d / 4 * 128 + m * 16 * pitch);
+        ptx::ldmatrix(q[m][d], ((v_lane + q_at + warp * (warp_rows * pitch)) ^ line_step(d)) +
+                                   d / 4 * 128 + m * 16 * pitch);
   }
   const float unit = score ? 1 : a.unit;
 
@@ -397,7 +405,8 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
   while (next.left > 0) {
     int tile_first = next.first, count = min(next.left, keys);
     int mask = mask_full;  // what mask_block says about the tile for the warp's queries
-    // With a mask there are no registers to keep these in: they are read where they are used. `at`: in the list.
+    // With a mask there are no registers to keep these in: they are read where they are used. `at`:
+    // in the list.
     [[maybe_unused]] const auto read_tile = [&](int at) {
       const TileList<keys>& list = shared_list<keys>();
       const auto& t = list.tile[recompute(at)];
@@ -428,7 +437,8 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
 
     const int4 see = warp_keys[masked ? thread_number() / 32 : warp];
     if constexpr (masked) read_tile(tile.stages == 1 ? next.at : next.at - 1);
-    const bool sees = tile_first < see.y && tile_first + count > see.x && (!masked || mask != mask_empty);
+    const bool sees =
+        tile_first < see.y && tile_first + count > see.x && (!masked || mask != mask_empty);
     if (sees) {
       const unsigned q_here = v_lane + q_at + recompute(warp) * (warp_rows * pitch);
 #pragma unroll
@@ -467,8 +477,8 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
     if (sees) {
       const int4 see = warp_keys[masked ? thread_number() / 32 : warp];
       if constexpr (masked) read_tile(next.at - 1);
-      const bool full =
-          tile_first >= see.z && tile_first + keys <= see.w && count == keys && (!masked || mask == mask_full);
+      const bool full = tile_first >= see.z && tile_first + keys <= see.w && count == keys &&
+                        (!masked || mask == mask_full);
       if (score || !full) {
 #pragma unroll
         for (int m = 0; m < row_tiles; ++m) {
@@ -480,7 +490,8 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
             int end = row < block.seqlen_q ? clamp(r.end - tile_first, 0, count) : 0;
             unsigned bits[keys / 32];  // of the lane's first column and those behind it
             if constexpr (masked) {
-              const int block_q = 1 << a.block_mask.block_q_log2, block_k = 1 << a.block_mask.block_k_log2;
+              const int block_q = 1 << a.block_mask.block_q_log2,
+                        block_k = 1 << a.block_mask.block_k_log2;
               if (mask == mask_causal)
                 end = min(end, row + block.seqlen_kv - block.seqlen_q + 1 - tile_first);
 #pragma unroll
@@ -498,7 +509,8 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
               for (int i = 0; i < 2; ++i) {
                 const int column = 8 * n + fragment_column(i, lane);
                 float& s = state.s[m][n][2 * half + i];
-                if (column < begin || column >= end || (masked && !(bits[n / 4] >> (8 * n % 32 + i) & 1)))
+                if (column < begin || column >= end ||
+                    (masked && !(bits[n / 4] >> (8 * n % 32 + i) & 1)))
                   s = -infinity();
                 else if (score)
                   s = log2_e * modified_score<T>(a, block, s, row, tile_first + column);
@@ -527,7 +539,8 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
 #pragma unroll
         for (int k = 0; k < key_tiles / 2; ++k) {
           unsigned seen[2];
-          if (masked && zeroing.value) seen[0] = state.seen_words(2 * k), seen[1] = state.seen_words(2 * k + 1);
+          if (masked && zeroing.value)
+            seen[0] = state.seen_words(2 * k), seen[1] = state.seen_words(2 * k + 1);
 #pragma unroll
           for (int n = 0; n < v_tiles; n += 2) {
             unsigned v[4];
@@ -545,10 +558,11 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
           }
         }
       };
-      if (masked && __all_sync(0xffffffff, state.seen[0] == state.all_seen))  // lanes have other keys
+      if (masked &&
+          __all_sync(0xffffffff, state.seen[0] == state.all_seen))  // lanes have other keys
         multiply(Constant<false>{});
       else
-        multiply(Constant<score || masked>{});
+        multiply(Constant < score || masked > {});
     }
     if constexpr (masked) next.read(shared_list<keys>());
   }
@@ -567,8 +581,9 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
       const int row = row_at(m, half);
       const bool valid = row < block.seqlen_q;
       if (a.lse && valid && lane % 4 == 0) {
-        const long long at = a.cu_seqlens_q ? block.h * a.total_q + block.q_begin + row
-                                            : (block.b * (long long)a.heads_q + block.h) * a.seqlen_q + row;
+        const long long at = a.cu_seqlens_q
+                                 ? block.h * a.total_q + block.q_begin + row
+                                 : (block.b * (long long)a.heads_q + block.h) * a.seqlen_q + row;
         a.lse[at] = lse;
       }
     }
@@ -576,8 +591,8 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = row_at(m, half);
-      const long long at = (a.cu_seqlens_q ? 0 : block.b * a.out_stride[0]) + (block.q_begin + row) * a.out_stride[1] +
-                           block.h * a.out_stride[2];
+      const long long at = (a.cu_seqlens_q ? 0 : block.b * a.out_stride[0]) +
+                           (block.q_begin + row) * a.out_stride[1] + block.h * a.out_stride[2];
       store_row(a.out, a.out_type, at, row < block.seqlen_q, o, half, factor[half], a.head_dim_v);
     }
   }
@@ -586,11 +601,11 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
 }  // namespace attn::sm80
 
 // The kernel NAME, which is the name of its file. WITH: with_score, with_mask.
-#define ATTN_SM80_FORWARD(NAME, T, HEAD_DIM, WITH)                                                      \
-  extern "C" __global__ void __launch_bounds__(                                                         \
-      attn::sm80::tile_of(HEAD_DIM, (WITH) & attn::sm80::with_score).threads(),                         \
-      attn::sm80::tile_of(HEAD_DIM, (WITH) & attn::sm80::with_score).blocks)                            \
-      NAME(const __grid_constant__ attn::sm80::Kernarg<WITH> a) {                                       \
-    using namespace attn::sm80;                                                                         \
-    forward<attn::device::T, HEAD_DIM, (WITH)>(a);                                                      \
+#define ATTN_SM80_FORWARD(NAME, T, HEAD_DIM, WITH)                              \
+  extern "C" __global__ void __launch_bounds__(                                 \
+      attn::sm80::tile_of(HEAD_DIM, (WITH) & attn::sm80::with_score).threads(), \
+      attn::sm80::tile_of(HEAD_DIM, (WITH) & attn::sm80::with_score).blocks)    \
+      NAME(const __grid_constant__ attn::sm80::Kernarg<WITH> a) {               \
+    using namespace attn::sm80;                                                 \
+    forward<attn::device::T, HEAD_DIM, (WITH)>(a);                              \
   }

@@ -2,9 +2,9 @@
 #ifndef ATTN_KERNELS_SM80_FORWARD_ARGS_H
 #define ATTN_KERNELS_SM80_FORWARD_ARGS_H
 
-#include "../../src/core/mask.h"
-#include "../common/block_mask.h"
-#include "../common/forward_args.h"
+#include "../shared/block_mask.h"
+#include "../shared/forward_args.h"
+#include "../shared/mask.h"
 
 enum { attn_sm80_max_segments = 24 };
 
@@ -32,10 +32,11 @@ struct attn_sm80_forward_kernarg {
   int out_type, bias_type;  // ../common/types.h
   int split_invariant;
   int num_segments;
-  unsigned chunk;      // (batch, head) pairs whose blocks start together, so that their K and V stay in L2
-  float unit;          // abs(scale) * log2(e), at least 1e-37
-  float scale;         // of the scores
-  float softcap;       // 0: none
+  unsigned
+      chunk;    // (batch, head) pairs whose blocks start together, so that their K and V stay in L2
+  float unit;   // abs(scale) * log2(e), at least 1e-37
+  float scale;  // of the scores
+  float softcap;  // 0: none
   attn::RangeMask mask;
   attn_sm80_segment segment[attn_sm80_max_segments];
 };

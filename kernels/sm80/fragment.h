@@ -1,9 +1,14 @@
-// Which element of a 16 x 8 tile lies where when mma.sync leaves it: register 2 * half + i of a lane.
+// Which element of a 16 x 8 tile lies where when mma.sync leaves it: register 2 * half + i of a
+// lane.
 #pragma once
 
 namespace attn::sm80 {
 
-__device__ __forceinline__ int fragment_row(int half, int lane) { return 8 * half + lane / 4; }
-__device__ __forceinline__ int fragment_column(int i, int lane) { return lane % 4 * 2 + i; }
+__device__ __forceinline__ int fragment_row(int half, int lane) {
+  return 8 * half + lane / 4;
+}
+__device__ __forceinline__ int fragment_column(int i, int lane) {
+  return lane % 4 * 2 + i;
+}
 
 }  // namespace attn::sm80

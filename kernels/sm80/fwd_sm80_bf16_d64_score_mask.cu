@@ -1,3 +1,4 @@
 #include "forward.cuh"
 
-ATTN_SM80_FORWARD(fwd_sm80_bf16_d64_score_mask, BF16, 64, attn::sm80::with_score | attn::sm80::with_mask)
+ATTN_SM80_FORWARD(fwd_sm80_bf16_d64_score_mask, BF16, 64,
+                  attn::sm80::with_score | attn::sm80::with_mask)

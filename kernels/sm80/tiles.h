@@ -2,7 +2,7 @@
 #ifndef ATTN_KERNELS_SM80_TILES_H
 #define ATTN_KERNELS_SM80_TILES_H
 
-#include "../../src/core/host_device.h"
+#include "../shared/host_device.h"
 
 namespace attn::sm80 {
 
@@ -17,7 +17,8 @@ struct Tile {
   ATTN_HOST_DEVICE constexpr int threads() const { return 32 * warps; }
 };
 
-// By head_dim as the kernel is compiled for it. score: with softcap, bias and ALiBi, which need registers.
+// By head_dim as the kernel is compiled for it. score: with softcap, bias and ALiBi, which need
+// registers.
 ATTN_HOST_DEVICE constexpr Tile tile_of(int head_dim, bool score) {
   return head_dim <= 64    ? Tile{128, 64, 4, 2, true, 2}
          : head_dim <= 128 ? Tile{128, score ? 32 : 64, 4, score ? 1 : 2, false, 2}
@@ -25,18 +26,27 @@ ATTN_HOST_DEVICE constexpr Tile tile_of(int head_dim, bool score) {
 }
 
 // At most, beside the tiles. masked: with block masks.
-ATTN_HOST_DEVICE constexpr int static_shared_bytes(bool masked) { return masked ? 3072 : 1024; }
+ATTN_HOST_DEVICE constexpr int static_shared_bytes(bool masked) {
+  return masked ? 3072 : 1024;
+}
 
 // Rows in shared memory are whole 128-byte lines.
-ATTN_HOST_DEVICE constexpr int pitch_bytes(int head_dim) { return (head_dim + 63) / 64 * 128; }
-ATTN_HOST_DEVICE constexpr int tile_bytes(Tile tile, int head_dim) { return tile.keys * pitch_bytes(head_dim); }
-ATTN_HOST_DEVICE constexpr int q_bytes(Tile tile, int head_dim) { return tile.rows * pitch_bytes(head_dim); }
+ATTN_HOST_DEVICE constexpr int pitch_bytes(int head_dim) {
+  return (head_dim + 63) / 64 * 128;
+}
+ATTN_HOST_DEVICE constexpr int tile_bytes(Tile tile, int head_dim) {
+  return tile.keys * pitch_bytes(head_dim);
+}
+ATTN_HOST_DEVICE constexpr int q_bytes(Tile tile, int head_dim) {
+  return tile.rows * pitch_bytes(head_dim);
+}
 
-// K tiles, V tiles, Q. Q that moves on to registers lies where later tiles come: in the second stage, or with
-// one stage in V.
+// K tiles, V tiles, Q. Q that moves on to registers lies where later tiles come: in the second
+// stage, or with one stage in V.
 ATTN_HOST_DEVICE constexpr int q_offset(Tile tile, int head_dim) {
   const int tiles = 2 * tile.stages * tile_bytes(tile, head_dim);
-  return tile.q_in_registers ? tiles - (tile.stages == 1 ? 1 : 2) * tile_bytes(tile, head_dim) : tiles;
+  return tile.q_in_registers ? tiles - (tile.stages == 1 ? 1 : 2) * tile_bytes(tile, head_dim)
+                             : tiles;
 }
 ATTN_HOST_DEVICE constexpr int shared_bytes(Tile tile, int head_dim) {
   const int tiles = 2 * tile.stages * tile_bytes(tile, head_dim);

@@ -62,11 +62,11 @@ using Kernarg = typename KernargOf<with>::type;
 struct Item {
   int b, h;  // b < 0: there are no more
   int head_kv;
-  int row;   // first query
+  int row;  // first query
   int seqlen_q, seqlen_kv;
-  int q_begin;       // packed q: row of the sequence's query 0
-  int low, high;     // keys that some of its queries see; in a cluster, of the queries of all blocks
-  int used;          // keys from here on are not seen by any query of the sequence
+  int q_begin;    // packed q: row of the sequence's query 0
+  int low, high;  // keys that some of its queries see; in a cluster, of the queries of all blocks
+  int used;       // keys from here on are not seen by any query of the sequence
   int lower, upper;  // query i sees keys from i + lower up to i + upper
   struct Segment {
     int end;    // position behind the segment's last key
@@ -308,8 +308,8 @@ __device__ __forceinline__ void prefetch_panels(const attn_tensor_map& map, int 
     ptx::tma_prefetch(&map, 64 * panel, row, head, batch);
 }
 
-// Asks for what the block needs first, in L2: by one thread, before it may read memory, so only where
-// no length lies there.
+// Asks for what the block needs first, in L2: by one thread, before it may read memory, so only
+// where no length lies there.
 template <Tile tile>
 __device__ __forceinline__ void prefetch_first(const attn_sm90_forward_kernarg& a) {
   const auto& segment = a.segment[0];
@@ -432,7 +432,7 @@ struct Loader {
   const attn_sm90_forward_kernarg& a;
   Control& control;
   const unsigned shared;
-  unsigned count = 0, values = 0;       // tiles whose K and whose V are under way
+  unsigned count = 0, values = 0;      // tiles whose K and whose V are under way
   RingAt<tile.k_stages> next_k{0, 0};  // where the next ones lie
   RingAt<tile.v_stages> next_v{0, 0};
 
@@ -659,7 +659,7 @@ struct Consumer {
   float o[tile.head_dim_v / 2];    // sums of weight * v
   RowState row_state[2];
   bool negative;  // the reference of some row of the warp
-  bool unseen;  // with a bias: some of the tile's keys are not seen by any of the warp's queries
+  bool unseen;    // with a bias: some of the tile's keys are not seen by any of the warp's queries
   unsigned said_parity = 0;  // with a block mask: of the next phase of each control.said
 
   // Named barriers 1..groups: whose turn it is.
@@ -696,8 +696,7 @@ struct Consumer {
   __device__ __forceinline__ int q_part() const { return tile.q_parts() > 1 ? group : 0; }
   // Q of an item is in shared memory until release_q. False: there is no such item.
   __device__ __forceinline__ bool take_item(unsigned index) {
-    ptx::mbarrier_wait(address(&control.q_full[Q::stage(index)][q_part()]),
-                       Q::parity(index));
+    ptx::mbarrier_wait(address(&control.q_full[Q::stage(index)][q_part()]), Q::parity(index));
     if (item(index).b < 0) return false;
     return true;
   }
@@ -1397,8 +1396,7 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
   } else {
     if constexpr (tile.groups > 1) ptx::registers_grow<tile.compute_registers()>();
     Consumer<T, tile, with> consumer{
-        a,        control,  within_block<tile>(shared), warp / 4 - 1,
-        warp % 4, int(threadIdx.x % 32)};
+        a, control, within_block<tile>(shared), warp / 4 - 1, warp % 4, int(threadIdx.x % 32)};
     consumer.run();
   }
 }
@@ -1407,8 +1405,8 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
 
 // The kernel NAME, which is the name of its file. WITH: plain, with_score, with_mask or with_bias;
 // behind it __cluster_dims__ where the tile has several blocks.
-#define ATTN_SM90_FORWARD(NAME, T, TILE, WITH, ...)                                         \
-  extern "C" __global__ void __launch_bounds__(attn::sm90::TILE.threads(), 1) __VA_ARGS__   \
-      NAME(const __grid_constant__ attn::sm90::Kernarg<attn::sm90::WITH> a) {               \
-    attn::sm90::forward<attn::device::T, attn::sm90::TILE, attn::sm90::WITH>(a);            \
+#define ATTN_SM90_FORWARD(NAME, T, TILE, WITH, ...)                                       \
+  extern "C" __global__ void __launch_bounds__(attn::sm90::TILE.threads(), 1)             \
+      __VA_ARGS__ NAME(const __grid_constant__ attn::sm90::Kernarg<attn::sm90::WITH> a) { \
+    attn::sm90::forward<attn::device::T, attn::sm90::TILE, attn::sm90::WITH>(a);          \
   }

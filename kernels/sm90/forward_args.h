@@ -2,9 +2,9 @@
 #ifndef ATTN_KERNELS_SM90_FORWARD_ARGS_H
 #define ATTN_KERNELS_SM90_FORWARD_ARGS_H
 
-#include "../../src/core/mask.h"
-#include "../common/block_mask.h"
-#include "../common/forward_args.h"
+#include "../shared/block_mask.h"
+#include "../shared/forward_args.h"
+#include "../shared/mask.h"
 
 enum { attn_sm90_max_segments = 8 };
 enum { attn_sm90_order_classes = 32, attn_sm90_order_max_items = 400 };

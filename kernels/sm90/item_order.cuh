@@ -2,8 +2,9 @@
 // end together. Those before are taken as they come, which keeps K and V in the L2. A warp of each
 // block that has nothing else to do counts what the mask leaves of items, a share at a time, and
 // notes each in the class of its count; then all blocks take from the classes, of each the first
-// items first, so that they work on one head together. A block waits only until the shares that have
-// been taken are noted, which are those of blocks that run: blocks that start late hold up nobody.
+// items first, so that they work on one head together. A block waits only until the shares that
+// have been taken are noted, which are those of blocks that run: blocks that start late hold up
+// nobody.
 #pragma once
 #include "../common/block_mask.cuh"
 #include "../common/lengths.cuh"

@@ -5,7 +5,7 @@
 #ifndef ATTN_KERNELS_SM90_KEY_WALK_H
 #define ATTN_KERNELS_SM90_KEY_WALK_H
 
-#include "../../src/core/host_device.h"
+#include "../shared/host_device.h"
 
 #ifndef __CUDACC__
 #include <algorithm>

@@ -2,12 +2,14 @@
 #ifndef ATTN_KERNELS_SM90_TILES_H
 #define ATTN_KERNELS_SM90_TILES_H
 
-#include "../../src/core/mask.h"  // ATTN_HOST_DEVICE
+#include "../shared/mask.h"  // ATTN_HOST_DEVICE
 
 namespace attn::sm90 {
 
 // A tile of keys or queries is made of panels of 64 columns, whose rows have 128 bytes.
-ATTN_HOST_DEVICE constexpr int panels(int columns) { return (columns + 63) / 64; }
+ATTN_HOST_DEVICE constexpr int panels(int columns) {
+  return (columns + 63) / 64;
+}
 
 constexpr int max_groups = 3;
 constexpr int max_stages = 3;
@@ -16,13 +18,15 @@ constexpr int tile_slots = 8;  // the same for tiles of keys; more than max_stag
 constexpr int control_bytes = 3072;  // barriers, items and tiles, before Q, K and V
 
 struct Tile {
-  int head_dim, head_dim_v;          // columns that the products have; what is missing to them counts as zero
-  int groups;                        // warpgroups that compute, each 64 queries
-  int keys;                          // keys of a K/V tile
+  int head_dim,
+      head_dim_v;  // columns that the products have; what is missing to them counts as zero
+  int groups;      // warpgroups that compute, each 64 queries
+  int keys;        // keys of a K/V tile
   int q_stages, k_stages, v_stages;  // tiles in shared memory
-  bool finds = false;                // the warpgroup that loads finds what a block mask leaves, which takes registers
-  bool adds = false;                 // the bias of a tile lies in shared memory too
-  int blocks = 1;                    // of a cluster: neighbours in the sequence that share K and V
+  bool finds =
+      false;  // the warpgroup that loads finds what a block mask leaves, which takes registers
+  bool adds = false;  // the bias of a tile lies in shared memory too
+  int blocks = 1;     // of a cluster: neighbours in the sequence that share K and V
 
   ATTN_HOST_DEVICE constexpr int rows() const { return 64 * groups; }
   // Of a work item, which all blocks of a cluster take together, and of a K/V tile what each of
@@ -30,10 +34,14 @@ struct Tile {
   ATTN_HOST_DEVICE constexpr int item_rows() const { return rows() * blocks; }
   ATTN_HOST_DEVICE constexpr int loaded_keys() const { return keys / blocks; }
   ATTN_HOST_DEVICE constexpr int threads() const { return 128 * (groups + 1); }
-  // What setmaxnreg leaves the warpgroup that loads and those that compute: together what they start
-  // with. One that computes has enough from the start.
-  ATTN_HOST_DEVICE constexpr int load_registers() const { return finds ? 56 : groups == 2 ? 40 : 32; }
-  ATTN_HOST_DEVICE constexpr int compute_registers() const { return (groups == 2 ? 232 : 160) - (finds ? 8 : 0); }
+  // What setmaxnreg leaves the warpgroup that loads and those that compute: together what they
+  // start with. One that computes has enough from the start.
+  ATTN_HOST_DEVICE constexpr int load_registers() const {
+    return finds ? 56 : groups == 2 ? 40 : 32;
+  }
+  ATTN_HOST_DEVICE constexpr int compute_registers() const {
+    return (groups == 2 ? 232 : 160) - (finds ? 8 : 0);
+  }
 
   // Q has so many parts, each with its own barriers: where it has one place, each warpgroup gets
   // its queries anew as soon as it is done with the item before.
@@ -46,14 +54,18 @@ struct Tile {
   ATTN_HOST_DEVICE constexpr int k_offset() const { return q_offset() + q_stages * q_bytes(); }
   ATTN_HOST_DEVICE constexpr int v_offset() const { return k_offset() + k_stages * k_bytes(); }
   ATTN_HOST_DEVICE constexpr int bias_offset() const { return v_offset() + v_stages * v_bytes(); }
-  ATTN_HOST_DEVICE constexpr int shared_bytes() const { return bias_offset() + (adds ? rows() * keys * 4 : 0); }
+  ATTN_HOST_DEVICE constexpr int shared_bytes() const {
+    return bias_offset() + (adds ? rows() * keys * 4 : 0);
+  }
 };
 
-constexpr Tile tile_d64_short{64, 64, 1, 128, 1, 3, 3};  // where larger ones would leave multiprocessors idle
+constexpr Tile tile_d64_short{64, 64, 1, 128,
+                              1,  3,  3};  // where larger ones would leave multiprocessors idle
 constexpr Tile tile_d64{64, 64, 3, 128, 2, 3, 3};
 constexpr Tile tile_d96{96, 96, 2, 128, 2, 3, 2};
 constexpr Tile tile_d128{128, 128, 2, 128, 2, 3, 2};
-constexpr Tile tile_d128_long{128, 128, 2, 176, 1, 2, 2};  // for long sequences: Q has one place, and ends waste more
+constexpr Tile tile_d128_long{
+    128, 128, 2, 176, 1, 2, 2};  // for long sequences: Q has one place, and ends waste more
 constexpr Tile tile_d192_dv128{192, 128, 2, 128, 1, 2, 2};
 constexpr Tile tile_d192{192, 192, 2, 112, 1, 2, 2};
 constexpr Tile tile_d256{256, 256, 2, 80, 1, 2, 2};

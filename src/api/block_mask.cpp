@@ -1,14 +1,14 @@
 // Block masks: built on the host, kept in the memory of the context's backend.
-#include "plan/block_mask.h"
+#include "masks/block_mask.h"
 
 #include <cstddef>
 #include <cstring>
 
 #include "api/handles.h"
 #include "core/error.h"
-#include "plan/mask_device.h"
-#include "plan/problem.h"
-#include "plan/rules.h"
+#include "kernels/block_mask.h"
+#include "problem/problem.h"
+#include "problem/rules.h"
 
 using namespace attn;
 

@@ -5,7 +5,7 @@
 
 #include "api/handles.h"
 #include "core/error.h"
-#include "plan/rules.h"
+#include "problem/rules.h"
 
 using namespace attn;
 

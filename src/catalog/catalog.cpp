@@ -6,11 +6,11 @@
 
 #include "core/dtype.h"
 #include "cpu/kernels.h"
-#include "plan/device_kernel.h"
-#include "plan/forward_gfx942.h"
-#include "plan/forward_sm80.h"
-#include "plan/forward_sm90.h"
-#include "plan/rules.h"
+#include "kernels/device_kernel.h"
+#include "kernels/gfx942_forward.h"
+#include "kernels/sm80_forward.h"
+#include "kernels/sm90_forward.h"
+#include "problem/rules.h"
 
 namespace attn {
 namespace {

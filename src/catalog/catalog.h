@@ -6,7 +6,7 @@
 
 #include "core/status.h"
 #include "driver/driver.h"
-#include "plan/problem.h"
+#include "problem/problem.h"
 
 namespace attn {
 

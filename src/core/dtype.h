@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "attn/attn.h"
-#include "core/small_float.h"
+#include "kernels/shared/small_float.h"
 
 namespace attn {
 

@@ -1,5 +1,6 @@
-// The cpu kernel: blocked online softmax in float32. A work item is a block of query rows of one (batch,
-// kv head); it goes over the tiles of keys that its rows see and keeps its state in one thread's scratch.
+// The cpu kernel: blocked online softmax in float32. A work item is a block of query rows of one
+// (batch, kv head); it goes over the tiles of keys that its rows see and keeps its state in one
+// thread's scratch.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -167,8 +168,8 @@ class Item {
       ops_.scores_few(int(count_), t_.queries, shape_.key_stride, first_key, k.stride,
                       shape_.key_stride, num_keys, scores);
     } else {
-      ops_.scores(vectors, t_.queries + row * p_.head_dim, first_key, k.stride, p_.head_dim, num_keys,
-                  scores, t_.tile_max + row);
+      ops_.scores(vectors, t_.queries + row * p_.head_dim, first_key, k.stride, p_.head_dim,
+                  num_keys, scores, t_.tile_max + row);
     }
     if (!raw_ || add || !keys.all || shape_.few_rows) {
       ScoreRules rules{};
@@ -201,8 +202,8 @@ class Item {
                  {t_.max + row, t_.sum + row, t_.rescale + row});
   }
 
-  // Calls visit(row, rows, first key of the tile, last, block) for each mask block that the rows and keys
-  // [begin, end) of the tile meet; `rows` consecutive rows of one query.
+  // Calls visit(row, rows, first key of the tile, last, block) for each mask block that the rows
+  // and keys [begin, end) of the tile meet; `rows` consecutive rows of one query.
   template <class Visit>
   void for_each_block(int64_t base, int64_t begin, int64_t end, Visit&& visit) const {
     const int64_t group = p_.mask_heads == 1 ? p_.group() : 1;
@@ -221,13 +222,13 @@ class Item {
   bool mark_blocks(int64_t base, int64_t begin, int64_t end, bool* masked) {
     std::fill_n(t_.wanted, tile_keys, uint8_t(0));
     bool any = false;
-    for_each_block(base, begin, end, [&](int64_t, int64_t, int64_t key, int64_t key_end,
-                                         const BlockView& block) {
-      if (block.kind != ATTN_BLOCK_FULL) *masked = true;
-      if (block.kind == ATTN_BLOCK_EMPTY) return;
-      any = true;
-      std::fill(t_.wanted + key, t_.wanted + key_end, uint8_t(1));
-    });
+    for_each_block(base, begin, end,
+                   [&](int64_t, int64_t, int64_t key, int64_t key_end, const BlockView& block) {
+                     if (block.kind != ATTN_BLOCK_FULL) *masked = true;
+                     if (block.kind == ATTN_BLOCK_EMPTY) return;
+                     any = true;
+                     std::fill(t_.wanted + key, t_.wanted + key_end, uint8_t(1));
+                   });
     return any;
   }
 
@@ -236,7 +237,8 @@ class Item {
     const int64_t index = b_ * p_.bias_stride[0] + head_of(row) * p_.bias_stride[1] +
                           query_of(row) * p_.bias_stride[2] + key * stride;
     if (stride == 1) {
-      load_rows(ops_, p_.bias_type, static_cast<const char*>(args_.bias), 0, 1, index, count, 1, out, 0);
+      load_rows(ops_, p_.bias_type, static_cast<const char*>(args_.bias), 0, 1, index, count, 1,
+                out, 0);
       return;
     }
     for (int64_t n = 0; n < count; ++n) {
@@ -244,8 +246,8 @@ class Item {
     }
   }
 
-  // The largest bias in the row's range. 0 if all are -inf, and where it is so large that scores vanish
-  // beside it in float64 as well: there the sum's rounding is the answer.
+  // The largest bias in the row's range. 0 if all are -inf, and where it is so large that scores
+  // vanish beside it in float64 as well: there the sum's rounding is the answer.
   float largest_bias(int64_t row) const {
     constexpr int64_t chains = 16;  // so that it becomes vector code
     float top[chains];
@@ -283,16 +285,17 @@ class Item {
     }
     if (masked) {
       const int64_t diagonal = seqlen_kv_ - query_.length;
-      for_each_block(base, begin, end, [&](int64_t row, int64_t rows, int64_t key, int64_t key_end,
-                                           const BlockView& block) {
-        if (block.kind == ATTN_BLOCK_FULL) return;
-        const int64_t i = query_of(row);
-        for (int64_t c = key; c < key_end; ++c) {
-          const int64_t j = base + c;
-          if (block.visible(i % p_.block_q, j % p_.block_k, i, j, diagonal)) continue;
-          for (int64_t r = row; r < row + rows; ++r) add_at(r, c) = -infinity;
-        }
-      });
+      for_each_block(
+          base, begin, end,
+          [&](int64_t row, int64_t rows, int64_t key, int64_t key_end, const BlockView& block) {
+            if (block.kind == ATTN_BLOCK_FULL) return;
+            const int64_t i = query_of(row);
+            for (int64_t c = key; c < key_end; ++c) {
+              const int64_t j = base + c;
+              if (block.visible(i % p_.block_q, j % p_.block_k, i, j, diagonal)) continue;
+              for (int64_t r = row; r < row + rows; ++r) add_at(r, c) = -infinity;
+            }
+          });
     }
     if (!all_exist) {
       for (int64_t c = begin; c < end; ++c) {
@@ -372,8 +375,8 @@ void run_forward(const Problem& p, const Args& args, const TileOps& ops, void* w
   const size_t bytes = Tile().place(p, shape, nullptr);
   const int64_t sequences = p.batch * p.heads_kv;
   const int64_t blocks = (p.seqlen_q * p.group() + shape.rows - 1) / shape.rows;
-  // The items of a sequence follow each other, its keys stay in the cache. Under a causal mask the last
-  // rows see most: they go first.
+  // The items of a sequence follow each other, its keys stay in the cache. Under a causal mask the
+  // last rows see most: they go first.
   auto one = [&](int64_t item, int thread) {
     Tile tile;
     tile.place(p, shape, static_cast<char*>(workspace) + size_t(thread) * bytes);
@@ -414,8 +417,8 @@ constexpr HostKernel kernel(const char* isa, bool (*runs_here)()) {
 }
 
 #ifdef __x86_64__
-// These ask the processor and the operating system. F16C is older than AVX2 and cannot be asked for with
-// every compiler.
+// These ask the processor and the operating system. F16C is older than AVX2 and cannot be asked for
+// with every compiler.
 bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
          __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
@@ -433,6 +436,7 @@ bool has_avx512() {
 constinit const HostKernel cpu_avx2_kernel = kernel<tile_ops_avx2>("avx2", has_avx2);
 constinit const HostKernel cpu_avx512_kernel = kernel<tile_ops_avx512>("avx512", has_avx512);
 #endif
-constinit const HostKernel cpu_baseline_kernel = kernel<tile_ops_baseline>("any", [] { return true; });
+constinit const HostKernel cpu_baseline_kernel =
+    kernel<tile_ops_baseline>("any", [] { return true; });
 
 }  // namespace attn

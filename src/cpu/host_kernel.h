@@ -2,7 +2,7 @@
 #pragma once
 #include <cstddef>
 
-#include "plan/problem.h"
+#include "problem/problem.h"
 
 namespace attn {
 

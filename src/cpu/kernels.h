@@ -4,7 +4,7 @@
 
 namespace attn {
 
-extern const HostKernel reference_kernel;           // forward in float64
+extern const HostKernel reference_kernel;  // forward in float64
 #ifdef __x86_64__
 extern const HostKernel cpu_avx512_kernel, cpu_avx2_kernel;  // forward in float32
 #endif

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
-#include "plan/problem.h"
+#include "problem/problem.h"
 
 namespace attn {
 

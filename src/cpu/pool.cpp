@@ -79,8 +79,9 @@ int default_threads() {
   return threads;
 }
 
-// A worker joins a job while it is open and leaves when no item is left. The caller closes the job when
-// it finds no item left and waits for those who joined, so a thread slow to wake delays nobody.
+// A worker joins a job while it is open and leaves when no item is left. The caller closes the job
+// when it finds no item left and waits for those who joined, so a thread slow to wake delays
+// nobody.
 struct ThreadPool::State {
   const int made_at = count_forks();
   std::vector<std::thread> workers;
@@ -172,7 +173,9 @@ ThreadPool::~ThreadPool() {
     (void)state_.release();  // its threads are the parent's, and its mutex may be held by one
 }
 
-int ThreadPool::threads() const { return int(state_->workers.size()) + 1; }
+int ThreadPool::threads() const {
+  return int(state_->workers.size()) + 1;
+}
 
 int ThreadPool::worth(double nanoseconds, int threads) {
   return int(std::clamp(nanoseconds / share, 1.0, double(threads)));

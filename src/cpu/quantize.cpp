@@ -9,7 +9,7 @@
 #include "core/interrupt.h"
 #include "cpu/kernels.h"
 #include "cpu/pool.h"
-#include "plan/operations.h"
+#include "problem/operations.h"
 
 namespace attn {
 namespace {
@@ -28,7 +28,8 @@ Row row_of(const attn_quantize_problem& p, int64_t item) {
   r.dst = r.b * p.dst_stride.batch + r.s * p.dst_stride.seq + r.h * p.dst_stride.head;
   if (p.kind == ATTN_DESCALE_HEAD) r.group = r.b * p.heads + r.h;
   if (p.kind == ATTN_DESCALE_BLOCK) {
-    r.group = (r.b * p.heads + r.h) * ceil_div(p.seqlen, p.descale_block_keys) + r.s / p.descale_block_keys;
+    r.group = (r.b * p.heads + r.h) * ceil_div(p.seqlen, p.descale_block_keys) +
+              r.s / p.descale_block_keys;
   }
   return r;
 }

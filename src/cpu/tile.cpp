@@ -6,7 +6,9 @@
 namespace attn {
 namespace {
 
-int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+int64_t round_up(int64_t a, int64_t b) {
+  return ceil_div(a, b) * b;
+}
 
 // The width, at most `limit`, that splits `vectors` most evenly.
 int even_width(int64_t vectors, int limit) {
@@ -69,8 +71,9 @@ size_t Tile::place(const Problem& p, const TileShape& shape, char* base) {
   return used;
 }
 
-void load_rows(const TileOps& ops, attn_dtype type, const char* base, int64_t row_bytes, int64_t rows,
-               int64_t index, int64_t n, float factor, float* out, int64_t out_stride) {
+void load_rows(const TileOps& ops, attn_dtype type, const char* base, int64_t row_bytes,
+               int64_t rows, int64_t index, int64_t n, float factor, float* out,
+               int64_t out_stride) {
   if (type == ATTN_F32) {
     return ops.multiply(rows, reinterpret_cast<const float*>(base) + index,
                         row_bytes / int64_t(sizeof(float)), factor, n, out, out_stride);
@@ -133,61 +136,65 @@ KeyRows KeyReader::load_keys(int64_t base, int64_t begin, int64_t end, uint8_t* 
   const int64_t dim = p_.head_dim, stride = shape_.key_stride;
   KeyRows rows{t_.keys + begin * stride, stride, 0};
   *exist = true;
-  for_each_run(base, begin, end, [&](const SegmentView& view, int64_t key, int64_t c,
-                                     const KeyRun& run, int64_t count) {
-    const attn_dtype type = view.shape->k_type;
-    const float factor = view.k_descale(key, kv_head_, p_.heads_kv);
-    if (!run.k) {
-      for (int64_t n = 0; n < count; ++n) *exist &= !std::exchange(wanted[c + n], uint8_t(0));
-    } else if (count == end - begin && type == ATTN_F32 && factor == 1 &&
-               (dim == stride || !shape_.few_rows) && all_marked(wanted + c, count)) {
-      rows = {reinterpret_cast<const float*>(run.k), view.k_row_bytes / int64_t(sizeof(float)), 0};
-      return;
-    }
-    for_each_marked(wanted + c, count, [&](int64_t n, int64_t length, bool marked) {
-      float* out = t_.keys + (c + n) * stride;
-      if (!marked) {
-        std::fill_n(out, length * stride, 0.0f);
-        return;
-      }
-      load_rows(ops_, type, run.k + n * view.k_row_bytes, view.k_row_bytes, length, 0, dim, factor, out,
-                stride);
-      if (dim == stride) return;
-      for (int64_t row = 0; row < length; ++row) {
-        std::fill(out + row * stride + dim, out + (row + 1) * stride, 0.0f);
-      }
-    });
-  });
+  for_each_run(
+      base, begin, end,
+      [&](const SegmentView& view, int64_t key, int64_t c, const KeyRun& run, int64_t count) {
+        const attn_dtype type = view.shape->k_type;
+        const float factor = view.k_descale(key, kv_head_, p_.heads_kv);
+        if (!run.k) {
+          for (int64_t n = 0; n < count; ++n) *exist &= !std::exchange(wanted[c + n], uint8_t(0));
+        } else if (count == end - begin && type == ATTN_F32 && factor == 1 &&
+                   (dim == stride || !shape_.few_rows) && all_marked(wanted + c, count)) {
+          rows = {reinterpret_cast<const float*>(run.k), view.k_row_bytes / int64_t(sizeof(float)),
+                  0};
+          return;
+        }
+        for_each_marked(wanted + c, count, [&](int64_t n, int64_t length, bool marked) {
+          float* out = t_.keys + (c + n) * stride;
+          if (!marked) {
+            std::fill_n(out, length * stride, 0.0f);
+            return;
+          }
+          load_rows(ops_, type, run.k + n * view.k_row_bytes, view.k_row_bytes, length, 0, dim,
+                    factor, out, stride);
+          if (dim == stride) return;
+          for (int64_t row = 0; row < length; ++row) {
+            std::fill(out + row * stride + dim, out + (row + 1) * stride, 0.0f);
+          }
+        });
+      });
   return rows;
 }
 
 KeyRows KeyReader::load_values(int64_t base, int64_t begin, int64_t end, const uint8_t* wanted) {
   const int64_t dim = p_.head_dim_v, slab = shape_.slab;
   KeyRows rows{t_.values + begin * slab, slab, tile_keys * slab};
-  for_each_run(base, begin, end, [&](const SegmentView& view, int64_t key, int64_t c,
-                                     const KeyRun& run, int64_t count) {
-    const attn_dtype type = view.shape->v_type;
-    const float factor = view.v_descale(key, kv_head_, p_.heads_kv);
-    if (shape_.few_rows && count == end - begin && type == ATTN_F32 && factor == 1 &&
-        dim == shape_.value_width && run.v && all_marked(wanted + c, count)) {
-      rows = {reinterpret_cast<const float*>(run.v), view.v_row_bytes / int64_t(sizeof(float)), slab};
-      return;
-    }
-    for_each_marked(wanted + c, count, [&](int64_t n, int64_t length, bool marked) {
-      for (int64_t d = 0; d < shape_.value_width; d += slab) {
-        float* out = t_.values + d * tile_keys + (c + n) * slab;
-        const int64_t width = marked && run.v ? std::clamp<int64_t>(dim - d, 0, slab) : 0;
-        if (width > 0) {
-          load_rows(ops_, type, run.v + n * view.v_row_bytes, view.v_row_bytes, length, d, width,
-                    factor, out, slab);
+  for_each_run(
+      base, begin, end,
+      [&](const SegmentView& view, int64_t key, int64_t c, const KeyRun& run, int64_t count) {
+        const attn_dtype type = view.shape->v_type;
+        const float factor = view.v_descale(key, kv_head_, p_.heads_kv);
+        if (shape_.few_rows && count == end - begin && type == ATTN_F32 && factor == 1 &&
+            dim == shape_.value_width && run.v && all_marked(wanted + c, count)) {
+          rows = {reinterpret_cast<const float*>(run.v), view.v_row_bytes / int64_t(sizeof(float)),
+                  slab};
+          return;
         }
-        if (width == slab) continue;
-        for (int64_t row = 0; row < length; ++row) {
-          std::fill(out + row * slab + width, out + (row + 1) * slab, 0.0f);
-        }
-      }
-    });
-  });
+        for_each_marked(wanted + c, count, [&](int64_t n, int64_t length, bool marked) {
+          for (int64_t d = 0; d < shape_.value_width; d += slab) {
+            float* out = t_.values + d * tile_keys + (c + n) * slab;
+            const int64_t width = marked && run.v ? std::clamp<int64_t>(dim - d, 0, slab) : 0;
+            if (width > 0) {
+              load_rows(ops_, type, run.v + n * view.v_row_bytes, view.v_row_bytes, length, d,
+                        width, factor, out, slab);
+            }
+            if (width == slab) continue;
+            for (int64_t row = 0; row < length; ++row) {
+              std::fill(out + row * slab + width, out + (row + 1) * slab, 0.0f);
+            }
+          }
+        });
+      });
   return rows;
 }
 
@@ -206,7 +213,8 @@ void load_queries(const Problem& p, const Args& args, const TileOps& ops, const 
     const int64_t i = (first_row + row) / group, head = kv_head * group + (first_row + row) % group;
     const int64_t index = query.q + i * p.q_stride.seq + head * p.q_stride.head;
     if (shape.few_rows) {
-      load_rows(ops, p.q_type, base, 0, 1, index, dim, factor, tile.queries + row * shape.key_stride, 0);
+      load_rows(ops, p.q_type, base, 0, 1, index, dim, factor,
+                tile.queries + row * shape.key_stride, 0);
       continue;
     }
     load_rows(ops, p.q_type, base, 0, 1, index, dim, factor, tile.row, 0);

@@ -4,14 +4,14 @@
 
 #include "cpu/kv_view.h"
 #include "cpu/simd/tile_ops.h"
-#include "plan/problem.h"
+#include "problem/problem.h"
 
 namespace attn {
 
 constexpr int64_t tile_keys = 128;
 
-// Sizes of a work item, in elements. What a row computes depends on none of them but few_rows, which
-// follows from the problem, so bits do not change with the number of threads or the batch.
+// Sizes of a work item, in elements. What a row computes depends on none of them but few_rows,
+// which follows from the problem, so bits do not change with the number of threads or the batch.
 struct TileShape {
   static constexpr int64_t most_rows = 192;
   int panel_vectors, slab_vectors;
@@ -24,7 +24,8 @@ struct TileShape {
   TileShape(const Problem& problem, const TileOps& ops, int threads);
 };
 
-// Query rows are ordered by query, then by head of the group, so that a K/V tile serves the whole group.
+// Query rows are ordered by query, then by head of the group, so that a K/V tile serves the whole
+// group.
 struct Tile {
   float* queries;  // [rows / panel][dim][panel]; few_rows: [rows][key_stride]
   float* keys;     // [tile_keys][key_stride]
@@ -45,13 +46,15 @@ struct Tile {
 };
 
 // Elements [index, index + n) of `rows` rows as float32 times `factor`.
-void load_rows(const TileOps& ops, attn_dtype type, const char* base, int64_t row_bytes, int64_t rows,
-               int64_t index, int64_t n, float factor, float* out, int64_t out_stride);
+void load_rows(const TileOps& ops, attn_dtype type, const char* base, int64_t row_bytes,
+               int64_t rows, int64_t index, int64_t n, float factor, float* out,
+               int64_t out_stride);
 // float32 times `factor`, rounded once into a row of any output type. Overwrites `in`.
 void store_row(const TileOps& ops, attn_dtype type, float* in, float factor, int64_t n, void* base,
                int64_t index);
 
-// Where keys [begin, ...) of a tile lie after loading: in the tile, or still in the caller's memory.
+// Where keys [begin, ...) of a tile lie after loading: in the tile, or still in the caller's
+// memory.
 struct KeyRows {
   const float* first;
   int64_t stride;       // between keys
@@ -63,18 +66,25 @@ class KeyReader {
  public:
   KeyReader(const Problem& problem, const Args& args, const TileOps& ops, const TileShape& shape,
             const Tile& tile, int64_t b, int64_t kv_head)
-      : p_(problem), args_(args), ops_(ops), shape_(shape), t_(tile), b_(b), kv_head_(kv_head),
+      : p_(problem),
+        args_(args),
+        ops_(ops),
+        shape_(shape),
+        t_(tile),
+        b_(b),
+        kv_head_(kv_head),
         view_(segment_view(problem, args, b, 0, 0)) {}
 
-  // Loads those of keys [base + begin, base + end) that `wanted` marks; the others become zeros and are
-  // not read. `exist` is false if a wanted key does not exist (a bad page): its mark is taken away.
+  // Loads those of keys [base + begin, base + end) that `wanted` marks; the others become zeros and
+  // are not read. `exist` is false if a wanted key does not exist (a bad page): its mark is taken
+  // away.
   KeyRows load_keys(int64_t base, int64_t begin, int64_t end, uint8_t* wanted, bool* exist);
   // The values of the same keys.
   KeyRows load_values(int64_t base, int64_t begin, int64_t end, const uint8_t* wanted);
 
  private:
-  // Calls visit(view, key within the segment, key of the tile, run, count) for runs of keys with one
-  // descale.
+  // Calls visit(view, key within the segment, key of the tile, run, count) for runs of keys with
+  // one descale.
   template <class Visit>
   void for_each_run(int64_t base, int64_t begin, int64_t end, Visit&& visit);
 
@@ -89,8 +99,8 @@ class KeyReader {
 };
 
 // Query rows [first_row, first_row + count) of (b, kv_head); the rest of tile.queries becomes zero.
-void load_queries(const Problem& problem, const Args& args, const TileOps& ops, const TileShape& shape,
-                  const Tile& tile, int64_t b, int64_t kv_head, int64_t first_row, int64_t count,
-                  float factor);
+void load_queries(const Problem& problem, const Args& args, const TileOps& ops,
+                  const TileShape& shape, const Tile& tile, int64_t b, int64_t kv_head,
+                  int64_t first_row, int64_t count, float factor);
 
 }  // namespace attn

@@ -4,8 +4,8 @@
 
 #include "core/dtype.h"
 #include "cpu/host_kernel.h"
-#include "plan/device_kernel.h"
-#include "plan/rules.h"
+#include "kernels/device_kernel.h"
+#include "problem/rules.h"
 
 namespace attn {
 namespace {

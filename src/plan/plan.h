@@ -10,8 +10,8 @@
 #include "core/interrupt.h"
 #include "cpu/pool.h"
 #include "driver/driver.h"
-#include "plan/operations.h"
-#include "plan/problem.h"
+#include "problem/operations.h"
+#include "problem/problem.h"
 
 namespace attn {
 
@@ -48,9 +48,9 @@ struct Context {
 struct Plan {
   std::shared_ptr<Context> context;
   const Kernel* kernel = nullptr;
-  Problem problem;                   // Op::forward
-  MergeProblem merge{};              // Op::merge
-  QuantizeProblem quantize{};        // Op::quantize
+  Problem problem;             // Op::forward
+  MergeProblem merge{};        // Op::merge
+  QuantizeProblem quantize{};  // Op::quantize
   size_t workspace = 0;
   Launch launch;                            // device kernels; kernarg is filled by each run
   Launch first;                             // that of DeviceKernel::first

@@ -195,8 +195,7 @@ void on_every_kernel(const Case& of_f32, Edit&& edit, Check&& check,
 }
 template <class Check>
 void on_every_kernel(const Case& c, Check&& check) {
-  on_every_kernel(
-      c, [](const Case&, Data&) {}, check);
+  on_every_kernel(c, [](const Case&, Data&) {}, check);
 }
 
 // Runs a case whose answer is exact in every step with out in f32: it is the reference's, bit for

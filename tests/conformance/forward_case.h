@@ -17,8 +17,8 @@ namespace attn::test {
 #define __SANITIZE_ADDRESS__
 #endif
 #endif
-// Like problems make the same errors of memory, which is what a sanitizer looks for, several times slower: of many
-// that differ in shapes, seeds or types it runs a fifth, the other builds all.
+// Like problems make the same errors of memory, which is what a sanitizer looks for, several times
+// slower: of many that differ in shapes, seeds or types it runs a fifth, the other builds all.
 #ifdef __SANITIZE_ADDRESS__
 constexpr bool sanitized = true;
 #else

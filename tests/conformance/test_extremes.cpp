@@ -28,8 +28,8 @@ Case shape(std::string name, int64_t heads, int64_t dim, int64_t sq, int64_t skv
   return with_type(c, type);
 }
 
-// A sum of several is that of all keys with one weight: 1 but for float32 rounding, in kernels that round weights to
-// `weight_type` but not those they add up, as far as that type holds it.
+// A sum of several is that of all keys with one weight: 1 but for float32 rounding, in kernels that
+// round weights to `weight_type` but not those they add up, as far as that type holds it.
 void compare_rows(const Data& data, const Outputs& got, const Outputs& want,
                   attn_dtype weight_type = ATTN_F32) {
   const double bound = 4e-6 + (weight_type == ATTN_F32 ? 0 : half_ulp(weight_type, 1));
@@ -107,8 +107,8 @@ TEST_CASE("sinks: rows with keys, sinks far above and below their scores") {
 
 // Up to which power of 2, in the log2 domain, a kernel has a stated result (docs/numerics.md).
 int largest_exponent(const Kernel& kernel, attn_dtype type) {
-  const bool by_fma_alone = std::string(kernel.name).starts_with("fwd_sm90_") &&
-                            !(kernel.limits.flags & ATTN_ALIBI);
+  const bool by_fma_alone =
+      std::string(kernel.name).starts_with("fwd_sm90_") && !(kernel.limits.flags & ATTN_ALIBI);
   return !by_fma_alone ? 127 : type == ATTN_F16 ? 26 : 30;
 }
 

@@ -45,7 +45,8 @@ double worst_error(const std::vector<float>& out) {
       for (int j = 0; j < keys; ++j) {
         double s = 0;
         for (int d = 0; d < dim; ++d)
-          s += double(element(0, (i * heads + h) * dim + d)) * element(1, (j * heads + h) * dim + d);
+          s +=
+              double(element(0, (i * heads + h) * dim + d)) * element(1, (j * heads + h) * dim + d);
         sum += weights[j] = std::exp(s / 8);  // sqrt(dim)
       }
       for (int d = 0; d < dim; ++d) {
@@ -64,7 +65,8 @@ double worst_error(const std::vector<float>& out) {
 
 int main() try {
   int devices = 0;
-  if (const cudaError_t error = cudaGetDeviceCount(&devices); error != cudaSuccess || devices == 0) {
+  if (const cudaError_t error = cudaGetDeviceCount(&devices);
+      error != cudaSuccess || devices == 0) {
     std::printf("SKIP: no CUDA device: %s\n", cudaGetErrorString(error));
     return 77;
   }
@@ -73,7 +75,8 @@ int main() try {
   constexpr int counts[] = {queries * heads * dim, keys * heads * dim, keys * heads * dim};
   __half* tensors[3];
   for (int n = 0; n < 3; ++n) {
-    CHECK(cudaMallocAsync(reinterpret_cast<void**>(&tensors[n]), counts[n] * sizeof(__half), stream));
+    CHECK(
+        cudaMallocAsync(reinterpret_cast<void**>(&tensors[n]), counts[n] * sizeof(__half), stream));
     produce<<<(counts[n] + 255) / 256, 256, 0, stream>>>(tensors[n], counts[n], n);
   }
   std::vector<float> out(counts[0]);

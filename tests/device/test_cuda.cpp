@@ -456,7 +456,8 @@ struct PackedCase {
             if (std::abs(row[d] - a.out[size_t((i * heads_q + h) * dim + d)]) < bound)
               out_right[size_t(d)] = true;
         }
-        const bool right = written && lse_right && std::count(out_right.begin(), out_right.end(), false) == 0;
+        const bool right =
+            written && lse_right && std::count(out_right.begin(), out_right.end(), false) == 0;
         if (!right)
           return "token " + std::to_string(token) + " head " + std::to_string(h) +
                  (written ? " is none of the answers" : " is nobody's and no sequence's");

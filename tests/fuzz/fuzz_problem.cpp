@@ -11,7 +11,7 @@
 
 #include "attn/attn.h"
 #include "core/dtype.h"
-#include "plan/problem.h"
+#include "problem/problem.h"
 
 namespace {
 

@@ -11,10 +11,10 @@
 #include <stdexcept>
 
 #include "core/dtype.h"
-#include "plan/convert_gfx942.h"
-#include "plan/device_kernel.h"
-#include "plan/forward_gfx942.h"
-#include "plan/problem.h"
+#include "kernels/device_kernel.h"
+#include "kernels/gfx942_convert.h"
+#include "kernels/gfx942_forward.h"
+#include "problem/problem.h"
 
 namespace attn::test {
 namespace {

@@ -87,10 +87,7 @@ const std::string flush = ".amdhsa_float_denorm_mode_32 0\n";
 const std::vector<Case> cases = {
     // DPP
     {"quad_perm", "v_mov_b32_dpp v2, v3 quad_perm:[3,0,2,1] row_mask:0xf bank_mask:0xf\n",
-     [](const In& in, int l) {
-       return in.a[(l & ~3) + std::array{3, 0, 2, 1}[l & 3]];
-     },
-     ""},
+     [](const In& in, int l) { return in.a[(l & ~3) + std::array{3, 0, 2, 1}[l & 3]]; }, ""},
     {"row_shr_keeps", "v_mov_b32_dpp v2, v3 row_shr:3 row_mask:0xf bank_mask:0xf\n",
      [](const In& in, int l) { return l % 16 < 3 ? ~0u : in.a[l - 3]; }, ""},
     {"row_shl_zero", "v_mov_b32_dpp v2, v3 row_shl:5 row_mask:0xf bank_mask:0xf bound_ctrl:0\n",
@@ -131,10 +128,7 @@ const std::vector<Case> cases = {
     {"swizzle_xor", "ds_swizzle_b32 v2, v3 offset:0x241f\n",
      [](const In& in, int l) { return in.a[l ^ 9]; }, ""},
     {"swizzle_quad", "ds_swizzle_b32 v2, v3 offset:swizzle(QUAD_PERM,1,1,3,0)\n",
-     [](const In& in, int l) {
-       return in.a[(l & ~3) + std::array{1, 1, 3, 0}[l & 3]];
-     },
-     ""},
+     [](const In& in, int l) { return in.a[(l & ~3) + std::array{1, 1, 3, 0}[l & 3]]; }, ""},
     {"bpermute", "v_mul_u32_u24 v6, 28, v0\n ds_bpermute_b32 v2, v6, v3 offset:4\n",
      [](const In& in, int l) { return in.a[(7 * l + 1) % 64]; }, ""},
     {"permute", "v_mul_u32_u24 v6, 28, v0\n ds_permute_b32 v2, v6, v3\n",

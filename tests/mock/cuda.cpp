@@ -314,8 +314,7 @@ struct Entry {
   int version;
   void* function;
 };
-#define MOCK_ENTRY(name, version) \
-  { #name, version, reinterpret_cast < void*>(&name) }
+#define MOCK_ENTRY(name, version) {#name, version, reinterpret_cast<void*>(&name)}
 const Entry entries[] = {
     MOCK_ENTRY(cuInit, 2000),
     MOCK_ENTRY(cuDriverGetVersion, 2020),

@@ -172,33 +172,23 @@ TEST_CASE("a wrong problem is refused with a sentence") {
        bad,
        {"segments.struct_size is 3"}},
       {"overflowing stride",
-       [](Setup& s) {
-         s.segment.k_stride = {INT64_MAX, 16, 8};
-       },
+       [](Setup& s) { s.segment.k_stride = {INT64_MAX, 16, 8}; },
        bad,
        {"k_stride.batch"}},
       {"overflowing negative stride",
-       [](Setup& s) {
-         s.segment.k_stride = {16, INT64_MIN, 8};
-       },
+       [](Setup& s) { s.segment.k_stride = {16, INT64_MIN, 8}; },
        bad,
        {"k_stride.seq is -9223372036854775808", "above -2^60"}},
       {"overlapping out with a negative stride",
-       [](Setup& s) {
-         s.problem.out_stride = {96, -4, 8};
-       },
+       [](Setup& s) { s.problem.out_stride = {96, -4, 8}; },
        bad,
        {"out_stride.seq is -4", "overlap"}},
       {"overlapping out",
-       [](Setup& s) {
-         s.problem.out_stride = {96, 4, 8};
-       },
+       [](Setup& s) { s.problem.out_stride = {96, 4, 8}; },
        bad,
        {"out_stride", "overlap"}},
       {"out broadcast",
-       [](Setup& s) {
-         s.problem.out_stride = {0, 32, 8};
-       },
+       [](Setup& s) { s.problem.out_stride = {0, 32, 8}; },
        bad,
        {"out_stride.batch is 0"}},
       {"unknown flag", [](Setup& s) { s.problem.flags = 1u << 30; }, bad, {"flags is 0x40000000"}},
@@ -419,21 +409,15 @@ TEST_CASE("wrong arguments of a run are refused with a sentence and touch nothin
        {"cu_seqlens_q is NULL"}},
       {"cu_seqlens_q decreases",
        [](Setup& s) { s.pack_q(); },
-       [](Setup& s) {
-         s.cu_q = {0, 3, 2};
-       },
+       [](Setup& s) { s.cu_q = {0, 3, 2}; },
        {"cu_seqlens_q[2] is 2", "decrease"}},
       {"cu_seqlens_q start",
        [](Setup& s) { s.pack_q(); },
-       [](Setup& s) {
-         s.cu_q = {1, 3, 6};
-       },
+       [](Setup& s) { s.cu_q = {1, 3, 6}; },
        {"cu_seqlens_q[0] is 1"}},
       {"cu_seqlens_q too long",
        [](Setup& s) { s.pack_q(); },
-       [](Setup& s) {
-         s.cu_q = {0, 4, 6};
-       },
+       [](Setup& s) { s.cu_q = {0, 4, 6}; },
        {"is 4", "up to 3"}},
       {"cu_seqlens past total",
        [](Setup& s) { s.pack_kv(); },

@@ -15,8 +15,8 @@
 #include "catch.h"
 #include "core/dtype.h"
 #include "driver/driver.h"
-#include "kernels/common/merge_args.h"
-#include "kernels/common/types.h"
+#include "kernels/shared/merge_args.h"
+#include "kernels/shared/types.h"
 #include "mock_library.h"
 
 using namespace attn;
@@ -350,11 +350,7 @@ TEST_CASE("driver: a graph launches what was captured", "[driver]") {
     // Work that fails ends the capture.
     graph = nullptr;
     check_failure(driver->capture(
-                      stream,
-                      [] {
-                        return Status{ATTN_INTERNAL, "no work"};
-                      },
-                      &graph),
+                      stream, [] { return Status{ATTN_INTERNAL, "no work"}; }, &graph),
                   ATTN_INTERNAL, {"no work"});
     CHECK(graph == nullptr);
     CHECK(library->live_graphs == 0);
@@ -503,8 +499,7 @@ TEST_CASE("driver: every call works on its device and leaves the thread's as it 
       driver->event_destroy(start);
       driver->event_destroy(stop);
       Graph graph = nullptr;
-      good(driver->capture(
-          stream, [&] { return driver->launch(launch, stream); }, &graph));
+      good(driver->capture(stream, [&] { return driver->launch(launch, stream); }, &graph));
       good(driver->graph_launch(graph, stream));
       CHECK(library->launched_in == here);
       good(driver->with_device([&] {

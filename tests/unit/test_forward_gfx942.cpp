@@ -7,8 +7,8 @@
 
 #include "asm/gfx942/forward_args.h"
 #include "catch.h"
-#include "plan/forward_gfx942.h"
-#include "plan/problem.h"
+#include "kernels/gfx942_forward.h"
+#include "problem/problem.h"
 
 using namespace attn;
 

@@ -4,11 +4,11 @@
 #include <vector>
 
 #include "catch.h"
+#include "kernels/sm80_forward.h"
 #include "kernels/sm90/forward_args.h"
 #include "kernels/sm90/key_walk.h"
-#include "plan/forward_sm80.h"
-#include "plan/forward_sm90.h"
-#include "plan/problem.h"
+#include "kernels/sm90_forward.h"
+#include "problem/problem.h"
 
 using namespace attn;
 

@@ -18,7 +18,7 @@
 #include "driver/driver.h"
 #include "driver/library.h"
 #include "gfx9emu/runtime/hipemu.h"
-#include "plan/convert_gfx942.h"
+#include "kernels/gfx942_convert.h"
 
 using namespace attn;
 namespace fs = std::filesystem;

@@ -4,7 +4,7 @@
 
 #include "catalog/catalog.h"
 #include "catch.h"
-#include "plan/device_kernel.h"
+#include "kernels/device_kernel.h"
 
 using namespace attn;
 

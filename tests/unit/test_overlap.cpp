@@ -8,7 +8,7 @@
 
 #include "backends.h"
 #include "catch.h"
-#include "plan/overlap.h"
+#include "problem/overlap.h"
 
 using namespace attn;
 using namespace attn::test;

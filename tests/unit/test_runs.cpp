@@ -12,7 +12,7 @@
 #include "catch.h"
 #include "core/dtype.h"
 #include "cpu/host_kernel.h"
-#include "kernels/common/merge_args.h"
+#include "kernels/shared/merge_args.h"
 #include "kernels/sm80/forward_args.h"
 #include "kernels/sm90/forward_args.h"
 
@@ -28,8 +28,8 @@ std::atomic<int> allocations{0};
 
 }  // namespace
 
-// Every allocation of the process comes by here, operator new's too. A sanitizer has an allocator of its own, by which it
-// allocates for itself too: there nothing is counted.
+// Every allocation of the process comes by here, operator new's too. A sanitizer has an allocator
+// of its own, by which it allocates for itself too: there nothing is counted.
 #ifndef __SANITIZE_ADDRESS__
 extern "C" {
 void* __libc_malloc(size_t);

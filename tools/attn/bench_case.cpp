@@ -5,8 +5,8 @@
 
 #include "attn/io.h"
 #include "core/dtype.h"
-#include "core/mask.h"
 #include "cpu/host_kernel.h"
+#include "kernels/shared/mask.h"
 
 namespace attn::tools {
 namespace {

@@ -6,7 +6,7 @@
 #include "attn/bench_case.h"
 #include "core/dtype.h"
 #include "driver/library.h"
-#include "kernels/common/read_args.h"
+#include "kernels/shared/read_args.h"
 
 #ifdef ATTN_READ_KERNEL
 extern "C" __attribute__((visibility("hidden")))

@@ -90,7 +90,9 @@ void BackendOptions::add_to(CLI::App& command) {
       ->check(CLI::IsMember({"auto", "reference", "cpu", "cuda", "hip", "hip-emu"}))
       ->type_name("B");
   command.add_option("--device", device, "ordinal of the device, from 0")->type_name("N");
-  command.add_option("--threads", threads, "threads of cpu and reference; 0: OMP_NUM_THREADS, else all cores")
+  command
+      .add_option("--threads", threads,
+                  "threads of cpu and reference; 0: OMP_NUM_THREADS, else all cores")
       ->type_name("N");
   command.add_option("--driver", driver, "open this driver library (hip-emu: a libattn-hipemu.so)")
       ->type_name("PATH");

@@ -83,8 +83,8 @@ Timing DeviceTimer::time(const LaunchSet& launch, int sets, int repeats) {
   if (once_ms * 1e3 < graph_below_us) {
     launches = (graph_launches + sets - 1) / sets * sets;
     Graph captured = nullptr;
-    const attn::Status made = driver_.capture(
-        stream_, [&] { return one_by_one(launches); }, &captured);
+    const attn::Status made =
+        driver_.capture(stream_, [&] { return one_by_one(launches); }, &captured);
     if (made.code != ATTN_UNSUPPORTED) need_ok(made);
     graph.reset(captured);
   }

@@ -457,7 +457,7 @@ Result<TensorFile> parse_tensors(std::span<const std::byte> file, std::string la
 Result<TensorFile> read_tensors(const std::string& path) {
   // O_NONBLOCK: opening a pipe nobody writes to must not hang before the check below.
   const File file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  struct stat info {};
+  struct stat info{};
   if (file.fd() < 0 || ::fstat(file.fd(), &info) != 0)
     return Error{path + ": cannot open: " + errno_text()};
   if (!S_ISREG(info.st_mode))

@@ -27,8 +27,8 @@ struct Options {
   bool checks = true;
   // Wait states are part of the checks; they can be left out by themselves.
   bool hazards = true;
-  // 0: workgroups and waves take turns in order and loads deliver at once. Otherwise workgroups come
-  // in another order, waves are interleaved at random, and what a load returns appears in its
+  // 0: workgroups and waves take turns in order and loads deliver at once. Otherwise workgroups
+  // come in another order, waves are interleaved at random, and what a load returns appears in its
   // registers at a random time before the wait.
   uint64_t seed = 0;
   // Instructions that one wave may execute; an endless loop ends here.

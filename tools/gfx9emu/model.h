@@ -79,7 +79,8 @@ ModelWaves model_waves(const Program& program, std::span<const std::vector<Trace
 // names the line.
 std::string parse_mix(std::string_view text, ModelWaves& waves);
 
-// The results with packed f32 at 4 and at 8 clocks and without overlap, the settings, and the counts by class.
+// The results with packed f32 at 4 and at 8 clocks and without overlap, the settings, and the
+// counts by class.
 std::string model_json(const ModelWaves& waves, ModelSettings settings);
 
 // LDS clocks of one instruction: its lanes go in groups, each group takes as many clocks as the

@@ -146,9 +146,8 @@ constexpr auto sub_i32 = [](U32 a, U32 b, bool) -> Out32 {
   return {r, ((a ^ b) & (a ^ r)) >> 31 != 0};
 };
 template <auto better>
-constexpr auto choose = [](U32 a, U32 b, bool) -> Out32 {
-  return {better(a, b) ? a : b, better(a, b)};
-};
+constexpr auto choose =
+    [](U32 a, U32 b, bool) -> Out32 { return {better(a, b) ? a : b, better(a, b)}; };
 constexpr auto less_i = [](U32 a, U32 b) { return static_cast<I32>(a) < static_cast<I32>(b); };
 constexpr auto less_u = [](U32 a, U32 b) { return a < b; };
 constexpr auto greater_i = [](U32 a, U32 b) { return static_cast<I32>(a) > static_cast<I32>(b); };

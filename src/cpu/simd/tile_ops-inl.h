@@ -15,11 +15,11 @@ static_assert(lanes == ATTN_SIMD_LANES,
 
 // Register tiles: accumulators, one row of operands and a broadcast fit the register file.
 #if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int panel_vectors = 3, score_keys = 8;   // 8 x 3
-constexpr int slab_vectors = 4, value_rows = 6;    // 6 x 4
+constexpr int panel_vectors = 3, score_keys = 8;  // 8 x 3
+constexpr int slab_vectors = 4, value_rows = 6;   // 6 x 4
 #else
-constexpr int panel_vectors = 3, score_keys = 4;   // 4 x 3
-constexpr int slab_vectors = 2, value_rows = 6;    // 6 x 2
+constexpr int panel_vectors = 3, score_keys = 4;  // 4 x 3
+constexpr int slab_vectors = 2, value_rows = 6;   // 6 x 2
 #endif
 
 const float minus_infinity = -__builtin_inff();
@@ -165,11 +165,12 @@ void value_tile(const float* __restrict__ weights, int64_t panel, const float* _
 }
 
 void accumulate(int vectors, int rows, const float* weights, int64_t panel, const float* values,
-                int64_t value_stride, int64_t num_keys, const float* rescale, float* out, int64_t out_stride) {
+                int64_t value_stride, int64_t num_keys, const float* rescale, float* out,
+                int64_t out_stride) {
   with_constant<slab_vectors>(vectors, [&](auto n) {
     with_constant<value_rows>(rows, [&](auto m) {
-      value_tile<decltype(m)::value, decltype(n)::value>(
-          weights, panel, values, value_stride, num_keys, rescale, out, out_stride);
+      value_tile<decltype(m)::value, decltype(n)::value>(weights, panel, values, value_stride,
+                                                         num_keys, rescale, out, out_stride);
     });
   });
 }

@@ -1,8 +1,8 @@
 // The inner loops of the cpu kernel, compiled once per instruction set. Plain data only: what an
 // instruction set's file emits must never be picked by the linker for another one.
 //
-// A tile is `keys` keys by a panel of query rows. Query rows lie along the vector lanes, so the maximum
-// and the sum over keys need no shuffles, and keys and values are read in their own order:
+// A tile is `keys` keys by a panel of query rows. Query rows lie along the vector lanes, so the
+// maximum and the sum over keys need no shuffles, and keys and values are read in their own order:
 //   queries  [dim][panel]   keys  [keys][stride]   scores  [keys][panel]   values  [keys][slab]
 // panel and slab are `vectors` vectors wide. All is float32; -inf in scores means not visible.
 #pragma once
@@ -12,7 +12,7 @@ namespace attn {
 
 // What happens to raw scores before the softmax. Null and zero: skip the step.
 struct ScoreRules {
-  float scale;                 // 0: scores stay raw; else the steps below see scale * score
+  float scale;  // 0: scores stay raw; else the steps below see scale * score
   float softcap;
   const float* slope;          // [panel] ALiBi: minus slope * (|position - key| - nearest)
   const int32_t* position;     // [panel] where a row stands, from the first key of the tile
@@ -41,29 +41,31 @@ struct TileOps {
   void (*f32_to_bf16)(const float* in, uint16_t* out, int64_t n);
 
   // scores = keys x queries; max gets each row's largest score.
-  void (*scores)(int vectors, const float* queries, const float* keys, int64_t key_stride, int64_t dim,
-                 int64_t num_keys, float* scores, float* max);
-  // The same for rows <= few_rows: queries [rows][query_stride], dim a multiple of `lanes`, one vector of
-  // scores per key; max is not written. Keys need not be aligned, nor values in accumulate.
+  void (*scores)(int vectors, const float* queries, const float* keys, int64_t key_stride,
+                 int64_t dim, int64_t num_keys, float* scores, float* max);
+  // The same for rows <= few_rows: queries [rows][query_stride], dim a multiple of `lanes`, one
+  // vector of scores per key; max is not written. Keys need not be aligned, nor values in
+  // accumulate.
   void (*scores_few)(int rows, const float* queries, int64_t query_stride, const float* keys,
                      int64_t key_stride, int64_t dim, int64_t num_keys, float* scores);
-  // Applies the rules to keys [first, first + num_keys) of the tile, `scores` being those of `first`.
+  // Applies the rules to keys [first, first + num_keys) of the tile, `scores` being those of
+  // `first`.
   void (*apply_rules)(int vectors, const ScoreRules& rules, int64_t first, int64_t num_keys,
                       float* scores, float* max);
   // scores -> weights 2^(log2_scale * (score - running max)), hidden ones exactly 0.
   void (*softmax)(int vectors, float log2_scale, int64_t num_keys, float* scores, const float* max,
                   const SoftmaxState& state);
-  // out[row] = out[row] * rescale[row] + weights[.][row] x values for rows of one panel; the values of a
-  // key are value_stride behind those of the key before.
-  void (*accumulate)(int vectors, int rows, const float* weights, int64_t panel, const float* values,
-                     int64_t value_stride, int64_t num_keys, const float* rescale, float* out,
-                     int64_t out_stride);
+  // out[row] = out[row] * rescale[row] + weights[.][row] x values for rows of one panel; the values
+  // of a key are value_stride behind those of the key before.
+  void (*accumulate)(int vectors, int rows, const float* weights, int64_t panel,
+                     const float* values, int64_t value_stride, int64_t num_keys,
+                     const float* rescale, float* out, int64_t out_stride);
   // out = in * factor, row by row of n elements.
   void (*multiply)(int64_t rows, const float* in, int64_t in_stride, float factor, int64_t n,
                    float* out, int64_t out_stride);
 
-  // Runs `rounds` rounds of fused multiply-adds on registers; returns how many float operations those
-  // were. *sink keeps the work alive.
+  // Runs `rounds` rounds of fused multiply-adds on registers; returns how many float operations
+  // those were. *sink keeps the work alive.
   double (*fma_rounds)(int64_t rounds, float* sink);
 };
 

@@ -1,4 +1,5 @@
-// One query against two keys with scores ln 3 and 0, weights 3/4 and 1/4; then the call that must fail.
+// One query against two keys with scores ln 3 and 0, weights 3/4 and 1/4; then the call that must
+// fail.
 #include <attn/attn.hpp>
 #include <cmath>
 #include <cstdio>

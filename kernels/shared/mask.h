@@ -1,0 +1,45 @@
+// The mask rule, stated once for every backend. No host headers: kernels/ includes this file too.
+#pragma once
+#include "host_device.h"
+
+namespace attn {
+
+// Causal, window and lengths leave each query an interval of keys [begin, end).
+struct KeyRange {
+  long long begin, end;
+};
+
+// Query i sees keys [i + lower, i + upper) of those there are.
+struct KeyBand {
+  long long lower, upper;
+};
+
+// `diagonal` is Skv - Sq (0 for top-left): query i stands at key position i + diagonal.
+// Unbounded sides have left or right < 0.
+struct RangeMask {
+  bool causal;
+  bool top_left;
+  bool window;
+  long long left, right;
+
+  ATTN_HOST_DEVICE constexpr KeyBand band(long long seqlen_q, long long seqlen_kv) const {
+    constexpr long long unbounded = 1ll << 60;
+    const long long diagonal = seqlen_kv - seqlen_q;
+    KeyBand band{-unbounded, unbounded};
+    if (causal && diagonal + 1 < band.upper) band.upper = diagonal + 1;
+    if (top_left && 1 < band.upper) band.upper = 1;
+    if (window && left >= 0 && diagonal - left > band.lower) band.lower = diagonal - left;
+    if (window && right >= 0 && diagonal + right + 1 < band.upper)
+      band.upper = diagonal + right + 1;
+    return band;
+  }
+  // Keys that query i of seqlen_q sees among seqlen_kv keys. Empty ranges have end <= begin.
+  ATTN_HOST_DEVICE constexpr KeyRange keys(long long i, long long seqlen_q,
+                                           long long seqlen_kv) const {
+    const KeyBand seen = band(seqlen_q, seqlen_kv);
+    return {i + seen.lower > 0 ? i + seen.lower : 0,
+            i + seen.upper < seqlen_kv ? i + seen.upper : seqlen_kv};
+  }
+};
+
+}  // namespace attn

@@ -1,0 +1,180 @@
+// Quantisation to fp8 and to ggml blocks, with the codes of core/dtype.h. A warp takes 32
+// neighbouring elements of a row at a time, which is one ggml block.
+//
+// A launch is one kernel, so that only a block can know the maximum of a group before it quantizes:
+// with scale amax a group is the work of one block, a whole tensor too. That is slow for large
+// tensors with one scale, and right.
+#include <cuda_fp16.h>
+
+#include "../shared/quantize_args.h"
+#include "../shared/types.h"
+
+namespace {
+
+constexpr unsigned all_lanes = 0xffffffff;
+constexpr float float_infinity = __builtin_huge_valf();
+
+// A box of rows.
+struct Span {
+  long long b, s, h;               // its first row
+  long long batches, seqs, heads;  // its extent
+};
+
+__device__ Span whole(const attn_quantize_kernarg& a) {
+  return {0, 0, 0, a.batch, a.seqlen, a.heads};
+}
+__device__ Span group_span(const attn_quantize_kernarg& a, long long group) {
+  const long long heads = a.heads / a.group_heads;
+  const long long s = group % a.seq_groups * a.group_seqs, outer = group / a.seq_groups;
+  const long long rest = a.seqlen - s;
+  return {outer / heads * a.group_batch,
+          s,
+          outer % heads * a.group_heads,
+          a.group_batch,
+          rest < a.group_seqs ? rest : a.group_seqs,
+          a.group_heads};
+}
+
+// Element 32 * chunk + lane of a row, for item number `item` of the span.
+struct Place {
+  long long src, dst;  // offsets in elements
+  long long group;
+  bool inside;  // of head_dim
+};
+
+__device__ Place place(const attn_quantize_kernarg& a, const Span& span, long long chunks,
+                       long long item) {
+  const long long d = item % chunks * 32 + threadIdx.x % 32;
+  item /= chunks;
+  const long long h = span.h + item % span.heads;
+  item /= span.heads;
+  const long long s = span.s + item % span.seqs, b = span.b + item / span.seqs;
+  Place p;
+  p.src = b * a.src_stride[0] + s * a.src_stride[1] + h * a.src_stride[2] + d;
+  p.dst = b * a.dst_stride[0] + s * a.dst_stride[1] + h * a.dst_stride[2] + d;
+  p.group = (b / a.group_batch * (a.heads / a.group_heads) + h / a.group_heads) * a.seq_groups +
+            s / a.group_seqs;
+  p.inside = d < a.head_dim;
+  return p;
+}
+
+// NaN of f16 has no sign, as in core/dtype.h.
+__device__ float load(const attn_quantize_kernarg& a, long long at) {
+  if (a.src_type == attn_element_f32) return static_cast<const float*>(a.src)[at];
+  const unsigned short bits = static_cast<const unsigned short*>(a.src)[at];
+  if (a.src_type == attn_element_bf16) return __uint_as_float(unsigned(bits) << 16);
+  return (bits & 0x7fff) > 0x7c00 ? __uint_as_float(0x7fc00000)
+                                  : __half2float(__ushort_as_half(bits));
+}
+
+__device__ float warp_max(float x) {
+  for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(all_lanes, x, step));
+  return x;
+}
+
+// The quotient in float64, as src/cpu/quantize.cpp says. A NaN keeps its sign, which the conversion
+// to float64 here may drop.
+__device__ unsigned encode_quotient(const attn_quantize_kernarg& a, float x, float descale) {
+  const attn::SmallFloat& f = a.format;
+  if (x != x) return f.nan_code | (f.signed_zero_and_nan && signbit(x) ? f.sign_bit() : 0);
+  return attn::encode(f, __ddiv_rn(x, descale), a.saturate);
+}
+
+// One ggml block, an element per lane, by the rules of encode_q8_0 and encode_q4_0. Operations are
+// named where the compiler would fuse or approximate them.
+__device__ void store_ggml(const attn_quantize_kernarg& a, long long dst, float x) {
+  const int lane = threadIdx.x % 32;
+  const bool q8 = a.dst_type == attn_element_q8_0;
+  const bool has_nan = __any_sync(all_lanes, x != x);
+  const float amax = warp_max(x != x ? 0 : fabsf(x));
+  float d;
+  if (q8) {
+    d = __fdiv_rn(amax, 127);
+  } else {
+    const unsigned largest = __ballot_sync(all_lanes, fabsf(x) == amax);
+    const float first = __shfl_sync(all_lanes, x, largest ? __ffs(int(largest)) - 1 : 0);
+    d = __fdiv_rn(amax == 0 ? 0 : first, -8);
+  }
+  const bool lost = has_nan || (!a.saturate && fabsf(d) > 65504);
+  d = fminf(fmaxf(d, -65504), 65504);
+  const float quotient = __fdiv_rn(1, d);
+  const float inverse = lost || fabsf(quotient) == float_infinity ? 0 : quotient;
+
+  unsigned char* block = static_cast<unsigned char*>(a.dst) + dst / 32 * (q8 ? 34 : 18);
+  if (lane == 0) {
+    *reinterpret_cast<unsigned short*>(block) =
+        lost ? 0x7e00 : __half_as_ushort(__float2half_rn(d));
+  }
+  if (q8) {
+    const float q = inverse == 0 ? 0 : roundf(__fmul_rn(x, inverse));
+    block[2 + lane] = (unsigned char)int(fminf(fmaxf(q, -127), 127));
+  } else {
+    const float q = inverse == 0 ? 8 : __fadd_rn(__fmul_rn(x, inverse), 8.5f);
+    const int low = int(fminf(fmaxf(q, 0), 15));
+    const int high = __shfl_xor_sync(all_lanes, low, 16);
+    if (lane < 16) block[2 + lane] = (unsigned char)(low | high << 4);
+  }
+}
+
+// The items first, first + step, .. of the span; `descale` counts with scale amax.
+__device__ void quantize(const attn_quantize_kernarg& a, const Span& span, long long first,
+                         long long step, float descale) {
+  const bool ggml = a.dst_type == attn_element_q8_0 || a.dst_type == attn_element_q4_0;
+  const long long chunks = (a.head_dim + 31) / 32;
+  const long long items = span.batches * span.seqs * span.heads * chunks;
+  for (long long item = first; item < items; item += step) {
+    const Place p = place(a, span, chunks, item);
+    if (ggml) {
+      store_ggml(a, p.dst, load(a, p.src));
+    } else if (p.inside) {
+      const float by = a.scale == attn_quantize_given ? a.descale[p.group] : descale;
+      static_cast<unsigned char*>(a.dst)[p.dst] =
+          (unsigned char)encode_quotient(a, load(a, p.src), by);
+    }
+  }
+}
+
+// The descale of a group, in every thread of the block.
+__device__ float find_descale(const attn_quantize_kernarg& a, const Span& span) {
+  __shared__ float highest[attn_quantize_warps];
+  const int warp = threadIdx.x / 32;
+  const long long chunks = (a.head_dim + 31) / 32;
+  const long long items = span.batches * span.seqs * span.heads * chunks;
+  float amax = 0;
+  for (long long item = warp; item < items; item += attn_quantize_warps) {
+    const Place p = place(a, span, chunks, item);
+    const float x = p.inside ? fabsf(load(a, p.src)) : 0;
+    if (x < float_infinity) amax = fmaxf(amax, x);
+  }
+  amax = warp_max(amax);
+  __syncthreads();  // the previous group has been read
+  if (threadIdx.x % 32 == 0) highest[warp] = amax;
+  __syncthreads();
+  for (int w = 0; w < attn_quantize_warps; ++w) amax = fmaxf(amax, highest[w]);
+  // A maximum so small that the quotient underflows keeps the smallest positive descale.
+  if (amax == 0) return 1;
+  return fmaxf(float(__ddiv_rn(amax, a.max_finite)), __uint_as_float(1));
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(32 * attn_quantize_warps)
+    quantize_sm80(const __grid_constant__ attn_quantize_kernarg a) {
+  const int warp = threadIdx.x / 32;
+  if (a.scale == attn_quantize_amax) {
+    for (long long group = blockIdx.x; group < a.groups; group += gridDim.x) {
+      const Span span = group_span(a, group);
+      const float descale = find_descale(a, span);
+      if (threadIdx.x == 0) a.descale[group] = descale;
+      quantize(a, span, warp, attn_quantize_warps, descale);
+    }
+    return;
+  }
+  const long long threads = gridDim.x * 32ll * attn_quantize_warps;
+  if (a.scale == attn_quantize_one && a.descale) {
+    for (long long g = blockIdx.x * 32ll * attn_quantize_warps + threadIdx.x; g < a.groups;
+         g += threads)
+      a.descale[g] = 1;
+  }
+  quantize(a, whole(a), blockIdx.x * (long long)attn_quantize_warps + warp, threads / 32, 1);
+}

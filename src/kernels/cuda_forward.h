@@ -1,0 +1,25 @@
+// What the host sides of the CUDA forward kernels share.
+#pragma once
+#include <algorithm>
+
+#include "kernels/kernarg.h"
+#include "kernels/mask_arrays.h"
+#include "kernels/shared/forward_args.h"
+
+namespace attn {
+
+// (batch, head) pairs whose K and V are at most so many bytes, but at least those of one K/V head.
+inline unsigned pairs_in_l2(const Problem& p, int64_t l2_bytes) {
+  const int64_t head_bytes = std::max<int64_t>(1, 2 * p.seqlen_kv * (p.head_dim + p.head_dim_v));
+  return unsigned(
+      std::min(p.batch * p.heads_q, p.group() * std::max<int64_t>(1, l2_bytes / head_bytes)));
+}
+
+inline attn_kv_lengths kv_lengths(const attn_segment& segment, const attn_segment_args& args) {
+  return {.seqlens = segment.has_seqlens ? args.seqlens : nullptr,
+          .cu_seqlens = segment.layout == ATTN_PACKED ? args.cu_seqlens : nullptr,
+          .total = segment.total,
+          .capacity = int(segment.seqlen)};
+}
+
+}  // namespace attn

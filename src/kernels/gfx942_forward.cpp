@@ -1,0 +1,224 @@
+// The host side of asm/gfx942/prepare_gfx942_fp8.s and fwd_gfx942_fp8_d*.s.
+#include "kernels/gfx942_forward.h"
+
+#include <algorithm>
+
+#include "asm/gfx942/forward_args.h"
+#include "core/dtype.h"
+#include "kernels/kernarg.h"
+#include "kernels/mask_arrays.h"
+
+namespace attn {
+namespace {
+
+constexpr int64_t tile_keys = attn_gfx942_tile_keys;
+constexpr int64_t max_length = attn_gfx942_max_length;
+constexpr int64_t max_grid_yz = (1 << 16) - 1;  // workgroups of a HIP grid along y and z
+constexpr int64_t max_seq_stride = 1 << 24;     // bytes: offsets of 256 rows are 32 bits
+constexpr unsigned xcds = 8;                    // workgroup i runs on XCD i % 8
+
+// Tiles of a K/V head in the workspace. A packed sequence begins at tile cu_seqlens / 64 + b.
+int64_t workspace_tiles(const Problem& p) {
+  const attn_segment& s = p.segment[0];
+  if (s.layout == ATTN_PACKED) return s.total / tile_keys + p.batch;
+  return p.batch * ceil_div(s.seqlen, tile_keys);
+}
+
+int64_t query_tiles(const Problem& p) {
+  return ceil_div(p.seqlen_q, attn_gfx942_rows);
+}
+
+// The work of a (batch, KV head) pair stays on one XCD, whose L2 then has its K and V, unless that
+// leaves XCDs idle: then the pair is cut into 2, 4 or 8 parts.
+int parts_log2(const Problem& p) {
+  const int64_t pairs = p.batch * p.heads_kv, items = query_tiles(p) * p.group();
+  int log2 = 0;
+  const auto idle = [&] {
+    const int64_t units = pairs << log2, slots = ceil_div(units, xcds) * xcds;
+    return 10 * (slots - units) > slots;
+  };
+  while (log2 < 3 && (int64_t{2} << log2) <= items && idle()) ++log2;
+  return log2;
+}
+
+// The grid is (XCDs, items of a unit, units of an XCD).
+int64_t grid_items(const Problem& p) {
+  const int64_t items = ceil_div(query_tiles(p) * p.group(), int64_t{1} << parts_log2(p));
+  return forward_blocks(p, items);
+}
+int64_t grid_units(const Problem& p) {
+  return forward_blocks(p, ceil_div((p.batch * p.heads_kv) << parts_log2(p), xcds));
+}
+
+// ceil(2^32 / divisor), which gives quotients of n while n * divisor < 2^32; 0 stands for 1.
+unsigned magic(int64_t divisor) {
+  return divisor == 1 ? 0 : unsigned(ceil_div(int64_t{1} << 32, divisor));
+}
+
+attn_gfx942_band band_of(const Problem& p) {
+  constexpr int64_t none = attn_gfx942_unbounded;
+  const RangeMask mask = p.range_mask();
+  attn_gfx942_band band{int(none), int(none), int(none)};
+  if (mask.window && mask.left >= 0) band.left = int(std::min<int64_t>(mask.left, none));
+  if (mask.window && mask.right >= 0) band.right = int(std::min<int64_t>(mask.right + 1, none));
+  if (mask.causal) band.right = std::min(band.right, 1);
+  if (mask.top_left) band.top = 1;
+  return band;
+}
+
+Status check_seq_stride(const char* name, attn_dtype type, int64_t stride) {
+  const int64_t bytes = dtype_bytes(type, stride);
+  if (bytes >= 0 && bytes < max_seq_stride) return {};
+  return unsupported(name, ".seq is ", stride, "; accepted: less than ", max_seq_stride, " bytes");
+}
+
+template <int dim, bool masked>
+Status shape(const Problem& p, const DeviceInfo&, Launch* launch, size_t* workspace) {
+  const attn_segment& s = p.segment[0];
+  if (p.seqlen_q > max_length || s.seqlen > max_length)
+    return unsupported("seqlen_q ", p.seqlen_q, ", seqlen ", s.seqlen, "; accepted: up to ",
+                       max_length);
+  if (p.total_q > INT32_MAX || s.total > INT32_MAX)
+    return unsupported("total_q ", p.total_q, ", total ", s.total, "; accepted: up to ", INT32_MAX);
+  ATTN_TRY(check_seq_stride("q_stride", p.q_type, p.q_stride.seq));
+  ATTN_TRY(check_seq_stride("out_stride", p.out_type, p.out_stride.seq));
+  ATTN_TRY(check_seq_stride("k_stride", s.k_type, s.k_stride.seq));
+  ATTN_TRY(check_seq_stride("v_stride", s.v_type, s.v_stride.seq));
+  const int log2 = parts_log2(p);
+  const int64_t items = grid_items(p), units = grid_units(p);
+  if (p.batch > max_grid_yz || p.heads_kv > max_grid_yz || items > max_grid_yz ||
+      units > max_grid_yz || (items << log2) * p.group() >> 32 != 0 ||
+      p.batch * p.heads_kv * p.heads_kv >> 32 != 0 || workspace_tiles(p) * p.heads_kv >> 31 != 0 ||
+      p.batch * p.heads_q >> 31 != 0)
+    return unsupported("batch ", p.batch, ", heads_q ", p.heads_q, ", heads_kv ", p.heads_kv,
+                       ", seqlen_q ", p.seqlen_q,
+                       ": more workgroups than a grid has, or more tiles of K and V than 2^31");
+  if (masked && p.mask_rows() * p.mask_columns() >> 31 != 0)
+    return unsupported("seqlen_q ", p.seqlen_q, ", seqlen ", s.seqlen,
+                       ": 2^31 blocks of the mask or more for a head");
+  launch->grid[0] = xcds;
+  launch->grid[1] = uint32_t(items);
+  launch->grid[2] = uint32_t(units);
+  launch->block[0] = 512;
+  *workspace = size_t(workspace_tiles(p) * p.heads_kv * 2 * tile_keys * dim);
+  return {};
+}
+
+void set_bytes(long long (&to)[3], attn_dtype type, const attn_strides& from) {
+  to[0] = dtype_bytes(type, from.batch);
+  to[1] = dtype_bytes(type, from.seq);
+  to[2] = dtype_bytes(type, from.head);
+}
+
+// The lengths, which both kernels read alike.
+template <class Kernarg>
+void set_lengths(const Problem& p, const Args& args, Kernarg* a) {
+  const attn_segment& s = p.segment[0];
+  const attn_segment_args given = args.segment[0];
+  a->cu_seqlens_q = p.q_layout == ATTN_PACKED ? args.cu_seqlens_q : nullptr;
+  a->cu_seqlens_kv = s.layout == ATTN_PACKED ? given.cu_seqlens : nullptr;
+  a->seqlens_kv = s.layout != ATTN_PACKED && s.has_seqlens ? given.seqlens : nullptr;
+  a->seqlen_q = int(p.seqlen_q);
+  a->total_q = int(p.total_q);
+  a->seqlen_kv = int(s.seqlen);
+  a->total_kv = int(s.total);
+  a->band = band_of(p);
+  a->tiles = int(workspace_tiles(p));
+  a->head_dim = int(p.head_dim);
+  a->head_dim_v = int(p.head_dim_v);
+}
+
+bool is_ocp(attn_dtype type) {
+  return type == ATTN_F8_E4M3FN;
+}
+
+template <int dim>
+void pack_prepare(const Problem& p, const Args& args, void* workspace, void* kernarg) {
+  const attn_segment& s = p.segment[0];
+  attn_gfx942_prepare_kernarg a{};
+  a.k = args.segment[0].k;
+  a.v = args.segment[0].v;
+  a.prepared = workspace;
+  set_bytes(a.k_stride, s.k_type, s.k_stride);
+  set_bytes(a.v_stride, s.v_type, s.v_stride);
+  set_lengths(p, args, &a);
+  a.padded_dim = dim;
+  a.convert_k = is_ocp(s.k_type);
+  a.convert_v = is_ocp(s.v_type);
+  store(a, kernarg);
+}
+
+template <int dim>
+void shape_prepare(const Problem& p, Launch* launch) {
+  launch->grid[0] = uint32_t(ceil_div(p.segment[0].seqlen, tile_keys));
+  launch->grid[1] = uint32_t(p.heads_kv);
+  launch->grid[2] = uint32_t(p.batch);
+  launch->block[0] = dim;
+}
+
+attn_gfx942_forward_kernarg forward_kernarg(const Problem& p, const Args& args, void* workspace) {
+  const attn_segment& s = p.segment[0];
+  attn_gfx942_forward_kernarg a{};
+  a.q = args.q;
+  a.prepared = workspace;
+  a.out = args.out;
+  a.lse = args.lse;
+  set_lengths(p, args, &a);
+  // A descale that the problem has not is 1.
+  const auto descale = [&](attn_descale_kind kind, const float* given, int bit) {
+    if (kind == ATTN_DESCALE_HEAD) a.per_head |= 1 << bit;
+    return kind == ATTN_DESCALE_NONE ? nullptr : given;
+  };
+  a.q_descale = descale(p.q_descale, args.q_descale, 0);
+  a.k_descale = descale(s.k_descale, args.segment[0].k_descale, 1);
+  a.v_descale = descale(s.v_descale, args.segment[0].v_descale, 2);
+  a.sinks = p.has(ATTN_SINKS) ? args.sinks : nullptr;
+  set_bytes(a.q_stride, p.q_type, p.q_stride);
+  set_bytes(a.out_stride, p.out_type, p.out_stride);
+  a.heads_kv = int(p.heads_kv);
+  a.group = int(p.group());
+  a.q_tiles = int(query_tiles(p));
+  a.pairs = int(p.batch * p.heads_kv);
+  a.parts_log2 = parts_log2(p);
+  a.group_magic = magic(p.group());
+  a.heads_magic = magic(p.heads_kv);
+  a.scale = p.scale * 1.44269504f * float(1 << (is_ocp(p.q_type) + is_ocp(s.k_type)));  // log2(e)
+  a.out_factor = is_ocp(s.v_type) ? 2 : 1;
+  a.convert_q = is_ocp(p.q_type);
+  a.out_type = p.out_type;
+  const int64_t items = grid_items(p);
+  a.items = int(items);
+  a.workgroups = int(std::min<int64_t>(xcds * items * grid_units(p), 1 << 16));
+  return a;
+}
+void pack(const Problem& p, const Args& args, void* workspace, void* kernarg) {
+  store(forward_kernarg(p, args, workspace), kernarg);
+}
+void pack_masked(const Problem& p, const Args& args, void* workspace, void* kernarg) {
+  store(attn_gfx942_mask_kernarg{forward_kernarg(p, args, workspace), mask_arrays(p, args)},
+        kernarg);
+}
+static_assert(ATTN_F32 == 1 && ATTN_F16 == 2 && ATTN_BF16 == 3);
+
+template <int dim>
+constexpr FirstKernel prepare = {.name = "prepare_gfx942_fp8",
+                                 .kernarg_bytes = sizeof(attn_gfx942_prepare_kernarg),
+                                 .shape = shape_prepare<dim>,
+                                 .pack = pack_prepare<dim>};
+
+template <int dim, bool masked>
+constexpr DeviceKernel row = {.kernarg_bytes = masked ? sizeof(attn_gfx942_mask_kernarg)
+                                                      : sizeof(attn_gfx942_forward_kernarg),
+                              .static_shared_bytes = 8 * tile_keys * dim,  // four tiles of K and V
+                              .shape_forward = shape<dim, masked>,
+                              .pack_forward = masked ? pack_masked : pack,
+                              .first = &prepare<dim>};
+
+}  // namespace
+
+constinit const DeviceKernel fwd_gfx942_fp8_d64_kernel = row<64, false>;
+constinit const DeviceKernel fwd_gfx942_fp8_d128_kernel = row<128, false>;
+constinit const DeviceKernel fwd_gfx942_fp8_d64_mask_kernel = row<64, true>;
+constinit const DeviceKernel fwd_gfx942_fp8_d128_mask_kernel = row<128, true>;
+
+}  // namespace attn

@@ -1,0 +1,34 @@
+// What the host sides of the kernels share: from problems to parameter structs.
+#pragma once
+#include <algorithm>
+#include <cstring>
+
+#include "attn/attn.h"
+#include "kernels/device_kernel.h"
+#include "kernels/shared/types.h"
+
+namespace attn {
+
+static_assert(int(attn_element_f32) == ATTN_F32 && int(attn_element_f16) == ATTN_F16 &&
+              int(attn_element_bf16) == ATTN_BF16 && int(attn_element_q8_0) == ATTN_Q8_0 &&
+              int(attn_element_q4_0) == ATTN_Q4_0);
+
+constexpr int64_t max_grid = (int64_t{1} << 31) - 1;  // blocks of a launch along x
+
+// Blocks of a forward launch that has this many for its queries: rows of nobody are stored even
+// where no sequence can have a query.
+inline int64_t forward_blocks(const Problem& p, int64_t blocks) {
+  return p.q_layout == ATTN_PACKED && p.total_q > 0 ? std::max<int64_t>(1, blocks) : blocks;
+}
+
+inline void set(long long (&to)[3], const attn_strides& from) {
+  to[0] = from.batch, to[1] = from.seq, to[2] = from.head;
+}
+
+template <class T>
+void store(const T& parameters, void* kernarg) {
+  static_assert(sizeof parameters <= max_kernarg_bytes);
+  std::memcpy(kernarg, &parameters, sizeof parameters);
+}
+
+}  // namespace attn

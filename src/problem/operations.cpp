@@ -1,0 +1,130 @@
+#include "problem/operations.h"
+
+#include "core/ceil_div.h"
+#include "core/dtype.h"
+#include "problem/problem.h"
+#include "problem/rules.h"
+
+namespace attn {
+
+Status make_merge_problem(const attn_merge_problem* in, MergeProblem* p) {
+  ATTN_TRY(copy_versioned("problem", in, static_cast<attn_merge_problem*>(p)));
+  ATTN_TRY(in_range("batch", p->batch, 0, max_extent));
+  ATTN_TRY(in_range("heads_q", p->heads_q, 1, max_extent));
+  ATTN_TRY(in_range("seqlen_q", p->seqlen_q, 0, max_extent));
+  ATTN_TRY(in_range("head_dim_v", p->head_dim_v, 1, max_extent));
+  ATTN_TRY(in_range("num_parts", p->num_parts, 1, 1 << 16));
+  ATTN_TRY(one_of("part_type", p->part_type, {ATTN_F32, ATTN_F16, ATTN_BF16}));
+  if (p->out_type == ATTN_DTYPE_NONE) p->out_type = p->part_type;
+  ATTN_TRY(one_of("out_type", p->out_type, {ATTN_F32, ATTN_F16, ATTN_BF16}));
+  ATTN_TRY(make_tensor("part_stride", p->part_type, p->head_dim_v, false,
+                       {{"batch", p->batch, &p->part_stride.batch},
+                        {"seq", p->seqlen_q, &p->part_stride.seq},
+                        {"head", p->heads_q, &p->part_stride.head}},
+                       &p->part_bytes));
+  return make_tensor("out_stride", p->out_type, p->head_dim_v, true,
+                     {{"batch", p->batch, &p->out_stride.batch},
+                      {"seq", p->seqlen_q, &p->out_stride.seq},
+                      {"head", p->heads_q, &p->out_stride.head}},
+                     &p->out_bytes);
+}
+
+Status check_merge_args(const MergeProblem& p, const attn_merge_args* in, bool host_memory,
+                        attn_merge_args* args) {
+  ATTN_TRY(copy_versioned("args", in, args));
+  if (args->num_parts != p.num_parts)
+    return invalid("args.num_parts is ", args->num_parts, "; accepted: the problem's ",
+                   p.num_parts);
+  if (!args->outs) return invalid("outs is NULL; accepted: num_parts pointers");
+  if (!args->lses) return invalid("lses is NULL; accepted: num_parts pointers");
+  if (p.out_bytes.width == 0) return {};
+  for (int32_t i = 0; i < p.num_parts; ++i) {
+    const size_t alignment = data_alignment(p.part_type, host_memory);
+    ATTN_TRY(pointer({"outs", -1, i}, args->outs[i], true, alignment, "a part's result"));
+    ATTN_TRY(pointer({"lses", -1, i}, args->lses[i], true, 4, "a part's lse"));
+  }
+  ATTN_TRY(pointer({"out"}, args->out, true, data_alignment(p.out_type, host_memory),
+                   "room for the result"));
+  ATTN_TRY(pointer({"lse"}, args->lse, args->lse != nullptr, 4, ""));
+  const Footprint lse_bytes(4, {p.batch, p.heads_q, p.seqlen_q});
+  const Placed out{{"out"}, args->out, &p.out_bytes}, lse{{"lse"}, args->lse, &lse_bytes};
+  ATTN_TRY(keep_apart(out, lse));
+  for (int32_t i = 0; i < p.num_parts; ++i) {
+    const Placed part{{"outs", -1, i}, args->outs[i], &p.part_bytes},
+        part_lse{{"lses", -1, i}, args->lses[i], &lse_bytes};
+    for (const Placed& read : {part, part_lse}) {
+      ATTN_TRY(keep_apart(out, read));
+      ATTN_TRY(keep_apart(lse, read));
+    }
+  }
+  return {};
+}
+
+Status make_quantize_problem(const attn_quantize_problem* in, QuantizeProblem* p) {
+  ATTN_TRY(copy_versioned("problem", in, static_cast<attn_quantize_problem*>(p)));
+  ATTN_TRY(in_range("batch", p->batch, 0, max_extent));
+  ATTN_TRY(in_range("seqlen", p->seqlen, 0, max_extent));
+  ATTN_TRY(in_range("heads", p->heads, 1, max_extent));
+  ATTN_TRY(in_range("head_dim", p->head_dim, 1, max_extent));
+  ATTN_TRY(one_of("src_type", p->src_type, {ATTN_F32, ATTN_F16, ATTN_BF16}));
+  ATTN_TRY(one_of("dst_type", p->dst_type,
+                  {ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ, ATTN_Q8_0, ATTN_Q4_0}));
+  const int64_t block = dtype_block(p->dst_type);
+  if (p->head_dim % block != 0)
+    return invalid("head_dim ", p->head_dim, " is not a multiple of ", block, " (",
+                   dtype_name(p->dst_type), ")");
+  if (p->kind == ATTN_DESCALE_NONE) p->kind = ATTN_DESCALE_TENSOR;
+  if (p->kind < ATTN_DESCALE_TENSOR || p->kind > ATTN_DESCALE_BLOCK)
+    return invalid("kind is ", int(p->kind), "; accepted: tensor (1), head (2), block (3)");
+  if (p->kind == ATTN_DESCALE_BLOCK && p->descale_block_keys != 64 && p->descale_block_keys != 128)
+    return invalid("descale_block_keys is ", p->descale_block_keys, "; accepted: 64, 128");
+  if (p->scale < ATTN_SCALE_ONE || p->scale > ATTN_SCALE_AMAX)
+    return invalid("scale is ", int(p->scale), "; accepted: one (0), given (1), amax (2)");
+  if (block > 1 && p->scale != ATTN_SCALE_ONE)
+    return invalid("scale is ", int(p->scale), "; accepted for ", dtype_name(p->dst_type),
+                   ": one (0), its blocks carry scales of their own");
+  if (p->saturate != 0 && p->saturate != 1)
+    return invalid("saturate is ", p->saturate, "; accepted: 0, 1");
+  ATTN_TRY(make_tensor("src_stride", p->src_type, p->head_dim, false,
+                       {{"batch", p->batch, &p->src_stride.batch},
+                        {"seq", p->seqlen, &p->src_stride.seq},
+                        {"head", p->heads, &p->src_stride.head}},
+                       &p->src_bytes));
+  return make_tensor("dst_stride", p->dst_type, p->head_dim, true,
+                     {{"batch", p->batch, &p->dst_stride.batch},
+                      {"seq", p->seqlen, &p->dst_stride.seq},
+                      {"head", p->heads, &p->dst_stride.head}},
+                     &p->dst_bytes);
+}
+
+int64_t num_descales(const attn_quantize_problem& p) {
+  switch (p.kind) {
+    case ATTN_DESCALE_HEAD:
+      return p.batch * p.heads;
+    case ATTN_DESCALE_BLOCK:
+      return p.batch * p.heads * ceil_div(p.seqlen, p.descale_block_keys);
+    default:
+      return 1;
+  }
+}
+
+Status check_quantize_args(const QuantizeProblem& p, const attn_quantize_args* in, bool host_memory,
+                           attn_quantize_args* args) {
+  ATTN_TRY(copy_versioned("args", in, args));
+  if (p.dst_bytes.width > 0) {
+    ATTN_TRY(
+        pointer({"src"}, args->src, true, data_alignment(p.src_type, host_memory), "the source"));
+    ATTN_TRY(pointer({"dst"}, args->dst, true, data_alignment(p.dst_type, host_memory),
+                     "room for the result"));
+  }
+  const bool wanted = args->descale || (p.batch > 0 && p.scale != ATTN_SCALE_ONE);
+  ATTN_TRY(pointer({"descale"}, args->descale, wanted, 4, "scale given or amax"));
+  const Footprint descale_bytes(4, {num_descales(p)});
+  const Placed src{{"src"}, args->src, &p.src_bytes}, dst{{"dst"}, args->dst, &p.dst_bytes},
+      descale{{"descale"}, args->descale, &descale_bytes};
+  ATTN_TRY(keep_apart(dst, src));
+  ATTN_TRY(keep_apart(dst, descale));
+  return p.scale == ATTN_SCALE_GIVEN ? Status{} : keep_apart(descale, src);
+}
+
+}  // namespace attn

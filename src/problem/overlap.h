@@ -1,0 +1,68 @@
+// Which bytes the arrays of a run reach, and whether two arrays share one. Nothing here allocates.
+#pragma once
+#include <cstdint>
+#include <initializer_list>
+
+#include "core/status.h"
+#include "problem/rules.h"
+
+namespace attn {
+
+// The bytes that an array reaches, relative to its address: `width` side by side, repeated `count`
+// times at `step` bytes for each dimension.
+struct Footprint {
+  static constexpr int max_dims = 4;
+  struct Dim {
+    int64_t count, step;  // above 1, above 0
+  };
+  int64_t width = 0;  // 0: no bytes at all
+  int64_t low = 0,
+          high = 0;  // of the lowest byte, below 0 with negative strides; behind the highest
+  int num_dims = 0;
+  Dim dims[max_dims];
+
+  Footprint() = default;
+  // One piece of so many elements of `bytes` each: the product of `extents`.
+  Footprint(int64_t bytes, std::initializer_list<int64_t> extents) {
+    __int128 product =
+        bytes;  // at most four extents, each of which has 31 bits, or 40 and fewer of them
+    for (int64_t extent : extents) product *= extent;
+    width = high = product > INT64_MAX ? INT64_MAX : int64_t(product);
+  }
+  // Rows of `inner` elements. Strides count elements; 0 comes back to the same row.
+  Footprint(attn_dtype type, int64_t inner, std::initializer_list<Extent> extents);
+};
+
+// Resolves the strides of a tensor of rows of `inner` elements and finds the bytes that it reaches.
+Status make_tensor(const std::string& stride_name, attn_dtype type, int64_t inner, bool written,
+                   std::initializer_list<Extent> extents, Footprint* bytes);
+
+// An array of a call; its name is for the error's sentence.
+struct Placed {
+  Name name;
+  const void* address;  // NULL: not given
+  const Footprint* bytes;
+};
+
+// From the lowest to behind the highest byte of an array.
+struct Range {
+  uint64_t begin, length;  // length 0: no byte, or no array
+  Range(const void* address, const Footprint& bytes)
+      : begin(reinterpret_cast<uintptr_t>(address) + uint64_t(bytes.low)),
+        length(address ? uint64_t(bytes.high - bytes.low) : 0) {}
+  bool meets(const Range& other) const {
+    return length != 0 && other.length != 0 &&
+           (other.begin - begin < length || begin - other.begin < other.length);
+  }
+};
+std::ostream& operator<<(std::ostream& out, const Range& range);
+
+// Whether two arrays whose ranges meet may share a byte. "No" is always right. "Yes" is right where
+// the strides of both, in order of size, are multiples of each other and what a stride steps over
+// fits into it, which slices of one tensor have.
+bool share_bytes(const Placed& a, const Placed& b);
+
+// An error if `written` shares bytes with `other`.
+Status keep_apart(const Placed& written, const Placed& other);
+
+}  // namespace attn

@@ -1,0 +1,472 @@
+#include "problem/problem.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "core/dtype.h"
+#include "problem/rules.h"
+
+namespace attn {
+namespace {
+
+constexpr int32_t max_segments = 1024;
+
+constexpr uint32_t known_flags = ATTN_CAUSAL | ATTN_CAUSAL_TOP_LEFT | ATTN_WINDOW |
+                                 ATTN_BLOCK_MASK | ATTN_ALIBI | ATTN_SINKS | ATTN_OUT_SCALE |
+                                 ATTN_SPLIT_INVARIANT | ATTN_KV_PREFIX_STABLE;
+
+Status check_descale(const std::string& name, attn_descale_kind kind, int32_t block_keys,
+                     bool blocks_allowed) {
+  if (kind < ATTN_DESCALE_NONE || kind > ATTN_DESCALE_BLOCK ||
+      (kind == ATTN_DESCALE_BLOCK && !blocks_allowed))
+    return invalid(name, " is ", int(kind), "; accepted: none (0), tensor (1), head (2)",
+                   blocks_allowed ? ", block (3)" : "");
+  if (kind == ATTN_DESCALE_BLOCK && block_keys != 64 && block_keys != 128)
+    return invalid("descale_block_keys is ", block_keys, "; accepted: 64, 128");
+  return {};
+}
+
+constexpr std::initializer_list<attn_dtype> kv_types = {
+    ATTN_F32,     ATTN_F16,         ATTN_BF16, ATTN_F8_E4M3FN,
+    ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ, ATTN_Q8_0, ATTN_Q4_0};
+
+Status make_kv(const std::string& name, attn_dtype type, const attn_segment& s, const Problem& p,
+               int64_t dim, const char* dim_name, attn_strides* stride, Footprint* bytes) {
+  ATTN_TRY(one_of(name + "_type", type, kv_types));
+  if (dim % dtype_block(type) != 0)
+    return invalid(name, ": ", dim_name, " ", dim, " is not a multiple of ", dtype_block(type),
+                   " (", dtype_name(type), ")");
+  const std::string stride_name = name + "_stride";
+  switch (s.layout) {
+    case ATTN_PADDED:
+      return make_tensor(stride_name, type, dim, false,
+                         {{"batch", p.batch, &stride->batch},
+                          {"seq", s.seqlen, &stride->seq},
+                          {"head", p.heads_kv, &stride->head}},
+                         bytes);
+    case ATTN_PACKED:
+      stride->batch = 0;  // ignored, by what asks for alignment too
+      return make_tensor(stride_name, type, dim, false,
+                         {{"seq", s.total, &stride->seq}, {"head", p.heads_kv, &stride->head}},
+                         bytes);
+    case ATTN_PAGED:
+      return make_tensor(stride_name, type, dim, false,
+                         {{"batch", s.num_pages, &stride->batch},
+                          {"seq", s.page_size, &stride->seq},
+                          {"head", p.heads_kv, &stride->head}},
+                         bytes);
+  }
+  return {};
+}
+
+Status make_segment(const std::string& name, const Problem& p, Problem::Segment* s) {
+  if (s->layout < ATTN_PADDED || s->layout > ATTN_PAGED)
+    return invalid(name, "layout is ", int(s->layout),
+                   "; accepted: padded (0), packed (1), paged (2)");
+  ATTN_TRY(in_range(name + "seqlen", s->seqlen, 0, max_extent));
+  if (s->has_seqlens != 0 && s->has_seqlens != 1)
+    return invalid(name, "has_seqlens is ", s->has_seqlens, "; accepted: 0, 1");
+  if (s->layout != ATTN_PAGED && (s->page_size || s->num_pages || s->max_pages))
+    return invalid(name, "page_size is ", s->page_size, ", num_pages ", s->num_pages,
+                   ", max_pages ", s->max_pages, "; accepted for a segment that is not paged: 0");
+  if (s->layout != ATTN_PACKED && s->total)
+    return invalid(name, "total is ", s->total, "; accepted for a segment that is not packed: 0");
+  if (s->layout == ATTN_PACKED) {
+    ATTN_TRY(in_range(name + "total", s->total, 0, max_total));
+    if (s->has_seqlens)
+      return invalid(
+          name, "has_seqlens is 1; accepted for a packed segment: 0 (cu_seqlens has the lengths)");
+    if (s->seqlen == 0) ATTN_TRY(in_range(name + "total without seqlen", s->total, 0, max_extent));
+  }
+  if (s->layout == ATTN_PAGED) {
+    ATTN_TRY(in_range(name + "page_size", s->page_size, 1, max_extent));
+    ATTN_TRY(in_range(name + "max_pages", s->max_pages, 0, max_extent));
+    ATTN_TRY(in_range(name + "num_pages", s->num_pages, 0, max_extent));
+    const int64_t capacity = int64_t{s->max_pages} * s->page_size;
+    if (s->seqlen == 0) ATTN_TRY(in_range(name + "max_pages * page_size", capacity, 0, max_extent));
+    if (s->seqlen > capacity)
+      return invalid(name, "seqlen is ", s->seqlen,
+                     "; accepted: up to max_pages * page_size = ", capacity);
+  }
+  s->seqlen = segment_capacity(*s);
+  ATTN_TRY(
+      make_kv(name + "k", s->k_type, *s, p, p.head_dim, "head_dim", &s->k_stride, &s->k_bytes));
+  ATTN_TRY(
+      make_kv(name + "v", s->v_type, *s, p, p.head_dim_v, "head_dim_v", &s->v_stride, &s->v_bytes));
+  ATTN_TRY(check_descale(name + "k_descale", s->k_descale, s->descale_block_keys, true));
+  return check_descale(name + "v_descale", s->v_descale, s->descale_block_keys, true);
+}
+
+Status make_bias(Problem* p) {
+  if (p->bias_type == ATTN_DTYPE_NONE) return {};
+  if (p->q_type == ATTN_F16 || p->q_type == ATTN_BF16)
+    ATTN_TRY(one_of("bias_type", p->bias_type, {ATTN_F32, p->q_type}));
+  else
+    ATTN_TRY(one_of("bias_type", p->bias_type, {ATTN_F32}));
+  if (p->q_layout == ATTN_PACKED) return unsupported("bias with packed q; accepted: padded q");
+  return make_tensor("bias_stride", p->bias_type, 1, false,
+                     {{"batch", p->batch, &p->bias_stride[0]},
+                      {"head", p->heads_q, &p->bias_stride[1]},
+                      {"q", p->seqlen_q, &p->bias_stride[2]},
+                      {"kv", p->seqlen_kv, &p->bias_stride[3]}},
+                     &p->bias_bytes);
+}
+
+Status make_block_mask(Problem* p) {
+  if (!p->has(ATTN_BLOCK_MASK)) return {};
+  if (p->q_layout == ATTN_PACKED)
+    return unsupported("block mask with packed q; accepted: padded q");
+  ATTN_TRY(in_range("block_q", p->block_q, 1, max_extent));
+  ATTN_TRY(in_range("block_k", p->block_k, 1, max_extent));
+  if (p->mask_batch == 0) p->mask_batch = 1;
+  if (p->mask_heads == 0) p->mask_heads = 1;
+  if (p->mask_batch != 1 && p->mask_batch != p->batch)
+    return invalid("mask_batch is ", p->mask_batch, "; accepted: 1, ", p->batch, " (batch)");
+  if (p->mask_heads != 1 && p->mask_heads != p->heads_q)
+    return invalid("mask_heads is ", p->mask_heads, "; accepted: 1, ", p->heads_q, " (heads_q)");
+  return in_range("mask_partials", p->mask_partials, 0, max_extent);
+}
+
+Status check_lengths(Name name, const int32_t* values, int64_t count, int64_t capacity) {
+  for (int64_t b = 0; b < count; ++b)
+    if (values[b] < 0 || values[b] > capacity)
+      return invalid(name, "[", b, "] is ", values[b], "; accepted: 0 to ", capacity);
+  return {};
+}
+
+Status check_offsets(Name name, const int32_t* values, int64_t batch, int64_t capacity,
+                     int64_t total) {
+  if (values[0] != 0) return invalid(name, "[0] is ", values[0], "; accepted: 0");
+  for (int64_t b = 0; b < batch; ++b) {
+    const int64_t length = int64_t{values[b + 1]} - values[b];
+    if (length < 0)
+      return invalid(name, "[", b + 1, "] is ", values[b + 1], " after ", values[b],
+                     "; accepted: values that do not decrease");
+    if (length > capacity)
+      return invalid(name, "[", b + 1, "] - ", name, "[", b, "] is ", length, "; accepted: up to ",
+                     capacity);
+  }
+  if (values[batch] > total)
+    return invalid(name, "[", batch, "] is ", values[batch], "; accepted: up to ", total,
+                   " tokens in the buffer");
+  return {};
+}
+
+std::string segment_prefix(int64_t count, int64_t i) {
+  return count == 1 ? "" : join("segment ", i, ": ");
+}
+
+// O(batch): what attn_run checks on host backends.
+Status check_host_lengths(const Problem& p, const Args& args) {
+  if (p.q_layout == ATTN_PACKED)
+    ATTN_TRY(check_offsets({"cu_seqlens_q"}, args.cu_seqlens_q, p.batch, p.seqlen_q, p.total_q));
+  for (int32_t i = 0; i < p.num_segments; ++i) {
+    const attn_segment& s = p.segment[i];
+    const attn_segment_args a = args.segment[i];
+    const int32_t n = p.num_segments > 1 ? i : -1;
+    if (s.has_seqlens) ATTN_TRY(check_lengths({"seqlens", n}, a.seqlens, p.batch, s.seqlen));
+    if (s.layout == ATTN_PACKED)
+      ATTN_TRY(check_offsets({"cu_seqlens", n}, a.cu_seqlens, p.batch, s.seqlen, s.total));
+  }
+  return {};
+}
+
+// Calls visit(name, address, bytes) for each array that a run only reads.
+template <class Visit>
+void for_each_input(const Problem& p, const Args& args, Visit&& visit) {
+  const auto array = [&](Name name, const void* address, int64_t bytes,
+                         std::initializer_list<int64_t> extents) {
+    visit(name, address, Footprint(bytes, extents));
+  };
+  const auto descale = [&](Name name, const float* address, attn_descale_kind kind,
+                           int64_t blocks) {
+    const bool one = kind == ATTN_DESCALE_TENSOR;
+    array(name, address, 4, {one ? 1 : p.batch, one ? 1 : p.heads_kv, blocks});
+  };
+  visit(Name{"q"}, args.q, p.q_bytes);
+  if (args.cu_seqlens_q) array({"cu_seqlens_q"}, args.cu_seqlens_q, 4, {p.batch + 1});
+  if (args.q_descale) descale({"q_descale"}, args.q_descale, p.q_descale, 1);
+  if (args.bias) visit(Name{"bias"}, args.bias, p.bias_bytes);
+  if (args.alibi_slopes) array({"alibi_slopes"}, args.alibi_slopes, 4, {p.heads_q});
+  if (args.sinks) array({"sinks"}, args.sinks, 4, {p.heads_q});
+  if (args.out_scale) array({"out_scale"}, args.out_scale, 4, {1});
+  if (p.has(ATTN_BLOCK_MASK)) {
+    const auto grid = [&](Name name, const void* address, int64_t bytes) {
+      array(name, address, bytes, {p.mask_batch, p.mask_heads, p.mask_rows(), p.mask_columns()});
+    };
+    grid({"block_kinds"}, args.block_kinds, 1);
+    if (p.mask_partials > 0) {
+      grid({"block_index"}, args.block_index, 4);
+      array({"block_bits"}, args.block_bits, 4,
+            {p.mask_partials, p.block_q, ceil_div(p.block_k, 32)});
+    }
+  }
+  for (int32_t i = 0; i < p.num_segments; ++i) {
+    const Problem::Segment& s = p.segment[i];
+    const attn_segment_args a = args.segment[i];
+    const int32_t n = p.num_segments > 1 ? i : -1;
+    visit(Name{"k", n}, a.k, s.k_bytes);
+    visit(Name{"v", n}, a.v, s.v_bytes);
+    if (a.seqlens) array({"seqlens", n}, a.seqlens, 4, {p.batch});
+    if (a.cu_seqlens) array({"cu_seqlens", n}, a.cu_seqlens, 4, {p.batch + 1});
+    if (a.block_table) array({"block_table", n}, a.block_table, 4, {p.batch, s.max_pages});
+    const auto blocks = [&](attn_descale_kind kind) {
+      return kind == ATTN_DESCALE_BLOCK ? ceil_div(s.seqlen, s.descale_block_keys) : 1;
+    };
+    if (a.k_descale) descale({"k_descale", n}, a.k_descale, s.k_descale, blocks(s.k_descale));
+    if (a.v_descale) descale({"v_descale", n}, a.v_descale, s.v_descale, blocks(s.v_descale));
+  }
+}
+
+// Nothing that a run writes, the workspace included, shares memory with its other arrays.
+Status check_overlap(const Problem& p, const Args& args, const void* workspace,
+                     size_t workspace_bytes) {
+  const int64_t rows = p.q_layout == ATTN_PACKED ? p.total_q : p.batch * p.seqlen_q;
+  const Footprint lse_bytes(4, {p.heads_q, rows}), work_bytes(int64_t(workspace_bytes), {});
+  const Range out_range(args.out, p.out_bytes), lse_range(args.lse, lse_bytes),
+      work_range(workspace, work_bytes);
+  bool meet =
+      out_range.meets(lse_range) || work_range.meets(out_range) || work_range.meets(lse_range);
+  for_each_input(p, args, [&](Name, const void* address, const Footprint& bytes) {
+    const Range input(address, bytes);
+    meet |= out_range.meets(input) || lse_range.meets(input) || work_range.meets(input);
+  });
+  if (!meet) return {};
+  const Placed out{{"out"}, args.out, &p.out_bytes}, lse{{"lse"}, args.lse, &lse_bytes},
+      work{{"workspace"}, workspace, &work_bytes};
+  ATTN_TRY(keep_apart(out, lse));
+  ATTN_TRY(keep_apart(work, out));
+  ATTN_TRY(keep_apart(work, lse));
+  Status status;
+  for_each_input(p, args, [&](Name name, const void* address, const Footprint& bytes) {
+    for (const Placed& written : {out, lse, work})
+      if (status.ok()) status = keep_apart(written, {name, address, &bytes});
+  });
+  return status;
+}
+
+}  // namespace
+
+Status copy_versioned(const char* name, const void* in, void* out, size_t size) {
+  if (!in) return invalid(name, " is NULL; accepted: a pointer to its struct");
+  size_t given;
+  std::memcpy(&given, in, sizeof given);
+  // A size that no struct can have would cut a pointer in two.
+  if (given < sizeof(size_t) || given > (size_t{1} << 16) || given % alignof(size_t) != 0)
+    return invalid(name, ".struct_size is ", given, "; accepted: sizeof the struct (", size,
+                   " here)");
+  std::memset(out, 0, size);
+  std::memcpy(out, in, std::min(given, size));
+  std::memcpy(out, &size, sizeof size);
+  const auto* bytes = static_cast<const unsigned char*>(in);
+  for (size_t i = size; i < given; ++i)
+    if (bytes[i] != 0)
+      return invalid(name, ".struct_size is ", given, " and byte ", i,
+                     " is set; this library knows ", size, " bytes");
+  return {};
+}
+
+int64_t segment_capacity(const attn_segment& s) {
+  if (s.seqlen != 0 || s.layout == ATTN_PADDED) return s.seqlen;
+  return s.layout == ATTN_PACKED ? s.total : int64_t{s.max_pages} * s.page_size;
+}
+
+Status make_problem(const attn_problem* in, Problem* p) {
+  ATTN_TRY(copy_versioned("problem", in, static_cast<attn_problem*>(p)));
+
+  ATTN_TRY(in_range("batch", p->batch, 0, max_extent));
+  ATTN_TRY(in_range("heads_q", p->heads_q, 1, max_extent));
+  ATTN_TRY(in_range("heads_kv", p->heads_kv, 1, max_extent));
+  if (p->heads_q % p->heads_kv != 0)
+    return invalid("heads_q is ", p->heads_q, "; accepted: multiples of heads_kv = ", p->heads_kv);
+  ATTN_TRY(in_range("head_dim", p->head_dim, 1, max_extent));
+  if (p->head_dim_v == 0) p->head_dim_v = p->head_dim;
+  ATTN_TRY(in_range("head_dim_v", p->head_dim_v, 1, max_extent));
+  ATTN_TRY(in_range("seqlen_q", p->seqlen_q, 0, max_extent));
+
+  if (p->q_layout != ATTN_PADDED && p->q_layout != ATTN_PACKED)
+    return invalid("q_layout is ", int(p->q_layout), "; accepted: padded (0), packed (1)");
+  ATTN_TRY(one_of("q_type", p->q_type,
+                  {ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ}));
+  if (p->out_type == ATTN_DTYPE_NONE) p->out_type = dtype_is_fp8(p->q_type) ? ATTN_BF16 : p->q_type;
+  ATTN_TRY(one_of(
+      "out_type", p->out_type,
+      {ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ, ATTN_F64}));
+  ATTN_TRY(check_descale("q_descale", p->q_descale, 0, false));
+
+  if (p->flags & ~known_flags)
+    return invalid("flags is 0x", std::hex, p->flags, "; accepted: bits of 0x", known_flags);
+  if (p->has(ATTN_CAUSAL) && p->has(ATTN_CAUSAL_TOP_LEFT))
+    return invalid("flags has ATTN_CAUSAL and ATTN_CAUSAL_TOP_LEFT; accepted: one of them");
+  if (p->has(ATTN_OUT_SCALE) && !dtype_is_fp8(p->out_type))
+    return invalid("flags has ATTN_OUT_SCALE with out_type ", dtype_name(p->out_type),
+                   "; accepted: an fp8 out_type");
+  if (p->has(ATTN_WINDOW)) {
+    ATTN_TRY(in_range("window_left", p->window_left, -1, max_extent));
+    ATTN_TRY(in_range("window_right", p->window_right, -1, max_extent));
+  } else if (p->window_left || p->window_right) {
+    return invalid("window_left is ", p->window_left, ", window_right ", p->window_right,
+                   "; accepted without ATTN_WINDOW in flags: 0");
+  }
+  if (p->scale == 0) p->scale = float(1 / std::sqrt(double(p->head_dim)));
+  if (!std::isfinite(p->scale)) return invalid("scale is ", p->scale, "; accepted: finite values");
+  if (!std::isfinite(p->softcap) || p->softcap < 0)
+    return invalid("softcap is ", p->softcap, "; accepted: 0 (none) or finite values above it");
+  if (p->fixed_split < 0)
+    return invalid("fixed_split is ", p->fixed_split, "; accepted: 0 or more keys");
+  if (p->max_sms < 0) return invalid("max_sms is ", p->max_sms, "; accepted: 0 (all) or more");
+
+  const attn_dtype q = p->q_type, o = p->out_type;
+  if (p->q_layout == ATTN_PACKED) {
+    ATTN_TRY(in_range("total_q", p->total_q, 0, p->batch == 0 ? 1 : max_total));
+    p->q_stride.batch = p->out_stride.batch = 0;
+    ATTN_TRY(make_tensor(
+        "q_stride", q, p->head_dim, false,
+        {{"seq", p->total_q, &p->q_stride.seq}, {"head", p->heads_q, &p->q_stride.head}},
+        &p->q_bytes));
+    ATTN_TRY(make_tensor(
+        "out_stride", o, p->head_dim_v, true,
+        {{"seq", p->total_q, &p->out_stride.seq}, {"head", p->heads_q, &p->out_stride.head}},
+        &p->out_bytes));
+  } else {
+    if (p->total_q) return invalid("total_q is ", p->total_q, "; accepted for padded q: 0");
+    ATTN_TRY(make_tensor("q_stride", q, p->head_dim, false,
+                         {{"batch", p->batch, &p->q_stride.batch},
+                          {"seq", p->seqlen_q, &p->q_stride.seq},
+                          {"head", p->heads_q, &p->q_stride.head}},
+                         &p->q_bytes));
+    ATTN_TRY(make_tensor("out_stride", o, p->head_dim_v, true,
+                         {{"batch", p->batch, &p->out_stride.batch},
+                          {"seq", p->seqlen_q, &p->out_stride.seq},
+                          {"head", p->heads_q, &p->out_stride.head}},
+                         &p->out_bytes));
+  }
+
+  ATTN_TRY(in_range("num_segments", p->num_segments, 1, max_segments + 1));
+  if (!p->segments)
+    return invalid("segments is NULL; accepted: num_segments = ", p->num_segments, " structs");
+  size_t step;
+  std::memcpy(&step, p->segments, sizeof step);
+  p->segment.resize(p->num_segments);
+  p->seqlen_kv = 0;
+  for (int32_t i = 0; i < p->num_segments; ++i) {
+    const auto* source = reinterpret_cast<const attn_segment*>(
+        reinterpret_cast<const char*>(p->segments) + i * step);
+    ATTN_TRY(copy_versioned("segments", source, static_cast<attn_segment*>(&p->segment[i])));
+    ATTN_TRY(make_segment(segment_prefix(p->num_segments, i), *p, &p->segment[i]));
+    p->seqlen_kv += p->segment[i].seqlen;
+  }
+  p->segments = nullptr;
+  ATTN_TRY(in_range("the sum of the segments' seqlen", p->seqlen_kv, 0, max_extent));
+
+  ATTN_TRY(make_bias(p));
+  ATTN_TRY(make_block_mask(p));
+  if (p->kernel) p->kernel_name = p->kernel;
+  p->kernel = nullptr;
+  return {};
+}
+
+Status check_args(const Problem& p, const attn_args* in, const void* workspace,
+                  size_t workspace_bytes, bool host_memory, Args* args) {
+  ATTN_TRY(copy_versioned("args", in, static_cast<attn_args*>(args)));
+  if (args->num_segments != p.num_segments)
+    return invalid("args.num_segments is ", args->num_segments, "; accepted: the problem's ",
+                   p.num_segments);
+  if (!args->segments)
+    return invalid("args.segments is NULL; accepted: num_segments = ", p.num_segments, " structs");
+
+  const bool any_q = p.out_bytes.width > 0;
+  if (any_q || args->q)
+    ATTN_TRY(pointer({"q"}, args->q, true, data_alignment(p.q_type, host_memory), "the queries"));
+  if (any_q || args->out)
+    ATTN_TRY(pointer({"out"}, args->out, true, data_alignment(p.out_type, host_memory),
+                     "room for the result"));
+  if (args->lse) ATTN_TRY(pointer({"lse"}, args->lse, true, 4, ""));
+  ATTN_TRY(pointer({"cu_seqlens_q"}, args->cu_seqlens_q, p.q_layout == ATTN_PACKED, 4, "packed q"));
+  ATTN_TRY(
+      pointer({"q_descale"}, args->q_descale, p.q_descale != ATTN_DESCALE_NONE, 4, "q_descale"));
+  ATTN_TRY(pointer({"bias"}, args->bias, p.bias_type != ATTN_DTYPE_NONE,
+                   p.bias_type == ATTN_DTYPE_NONE ? 1 : dtype_bytes(p.bias_type), "bias_type"));
+  ATTN_TRY(
+      pointer({"alibi_slopes"}, args->alibi_slopes, p.has(ATTN_ALIBI), 4, "ATTN_ALIBI in flags"));
+  ATTN_TRY(pointer({"sinks"}, args->sinks, p.has(ATTN_SINKS), 4, "ATTN_SINKS in flags"));
+  ATTN_TRY(
+      pointer({"out_scale"}, args->out_scale, p.has(ATTN_OUT_SCALE), 4, "ATTN_OUT_SCALE in flags"));
+  ATTN_TRY(pointer({"block_kinds"}, args->block_kinds, p.has(ATTN_BLOCK_MASK), 1,
+                   "ATTN_BLOCK_MASK in flags"));
+  const bool partials = p.has(ATTN_BLOCK_MASK) && p.mask_partials > 0;
+  if (partials || !p.has(ATTN_BLOCK_MASK)) {
+    ATTN_TRY(pointer({"block_index"}, args->block_index, partials, 4,
+                     "ATTN_BLOCK_MASK in flags with mask_partials"));
+    ATTN_TRY(pointer({"block_bits"}, args->block_bits, partials, 4,
+                     "ATTN_BLOCK_MASK in flags with mask_partials"));
+  }
+
+  size_t step;
+  std::memcpy(&step, args->segments, sizeof step);
+  for (int32_t i = 0; i < p.num_segments; ++i) {
+    const attn_segment& s = p.segment[i];
+    attn_segment_args a;
+    const auto* source = reinterpret_cast<const attn_segment_args*>(
+        reinterpret_cast<const char*>(args->segments) + i * step);
+    ATTN_TRY(copy_versioned("args.segments", source, &a));
+    if (source->struct_size != step)
+      return invalid("args.segments[", i, "].struct_size is ", source->struct_size,
+                     "; accepted: that of element 0, ", step);
+    const int32_t n = p.num_segments > 1 ? i : -1;
+    const bool any_k = p.segment[i].k_bytes.width > 0;
+    if (any_k || a.k)
+      ATTN_TRY(pointer({"k", n}, a.k, true, data_alignment(s.k_type, host_memory), "the keys"));
+    if (any_k || a.v)
+      ATTN_TRY(pointer({"v", n}, a.v, true, data_alignment(s.v_type, host_memory), "the values"));
+    ATTN_TRY(pointer({"seqlens", n}, a.seqlens, s.has_seqlens, 4, "has_seqlens"));
+    ATTN_TRY(
+        pointer({"cu_seqlens", n}, a.cu_seqlens, s.layout == ATTN_PACKED, 4, "a packed segment"));
+    ATTN_TRY(
+        pointer({"block_table", n}, a.block_table, s.layout == ATTN_PAGED, 4, "a paged segment"));
+    ATTN_TRY(
+        pointer({"k_descale", n}, a.k_descale, s.k_descale != ATTN_DESCALE_NONE, 4, "k_descale"));
+    ATTN_TRY(
+        pointer({"v_descale", n}, a.v_descale, s.v_descale != ATTN_DESCALE_NONE, 4, "v_descale"));
+  }
+  args->segment = {args->segments, step};
+  ATTN_TRY(check_overlap(p, *args, workspace, workspace_bytes));
+  return host_memory ? check_host_lengths(p, *args) : Status{};
+}
+
+Status check_contents(const Problem& p, const Args& args) {
+  ATTN_TRY(check_host_lengths(p, args));
+  for (int32_t i = 0; i < p.num_segments; ++i) {
+    const attn_segment& s = p.segment[i];
+    const attn_segment_args a = args.segment[i];
+    if (s.layout != ATTN_PAGED) continue;
+    for (int64_t b = 0; b < p.batch; ++b) {
+      const int64_t length = s.has_seqlens ? a.seqlens[b] : s.seqlen;
+      for (int64_t page = 0; page * s.page_size < length; ++page) {
+        const int32_t id = a.block_table[b * s.max_pages + page];
+        if (id < 0 || id >= s.num_pages)
+          return invalid(segment_prefix(p.num_segments, i), "block_table[", b, ", ", page, "] is ",
+                         id, "; accepted: 0 to ", s.num_pages - 1);
+      }
+    }
+  }
+  if (p.has(ATTN_BLOCK_MASK)) {
+    const int64_t rows = p.mask_rows(), columns = p.mask_columns();
+    const int64_t count = p.mask_batch * p.mask_heads * rows * columns;
+    for (int64_t n = 0; n < count; ++n) {
+      const int kind = args.block_kinds[n];
+      const int64_t row = n / columns % rows, column = n % columns;
+      if (kind > ATTN_BLOCK_PARTIAL)
+        return invalid("block_kinds at block row ", row, ", column ", column, " is ", kind,
+                       "; accepted: empty (0), causal (1), full (2), partial (3)");
+      if (kind != ATTN_BLOCK_PARTIAL) continue;
+      const int32_t index = args.block_index ? args.block_index[n] : -1;
+      if (index < 0 || index >= p.mask_partials)
+        return invalid("block_index at block row ", row, ", column ", column, " is ", index,
+                       "; accepted: 0 to ", p.mask_partials - 1, " for a partial block");
+    }
+  }
+  return {};
+}
+
+}  // namespace attn

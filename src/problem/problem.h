@@ -1,0 +1,90 @@
+// A validated problem: every default resolved, so that nothing downstream asks "unset?".
+#pragma once
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "core/ceil_div.h"
+#include "core/status.h"
+#include "kernels/shared/mask.h"
+#include "problem/overlap.h"
+
+namespace attn {
+
+// After make_problem: head_dim_v, out_type, scale, all strides, seqlen and total of each segment,
+// mask_batch and mask_heads hold their real values; window sides below 0 are -1; `segments` is
+// null, `segment` has them.
+struct Problem : attn_problem {
+  struct Segment : attn_segment {
+    Footprint k_bytes, v_bytes;
+  };
+  std::vector<Segment> segment;
+  std::string kernel_name;  // "" = the plan chooses
+  int64_t seqlen_kv = 0;    // sum of the segments' capacities
+  Footprint q_bytes, out_bytes, bias_bytes;
+
+  Problem() : attn_problem{} {}
+  Problem(const Problem&) = delete;
+  Problem& operator=(const Problem&) = delete;
+  bool has(uint32_t flag) const { return (flags & flag) != 0; }
+  int64_t group() const { return heads_q / heads_kv; }
+  // Blocks of the block mask's grid.
+  int64_t mask_rows() const { return ceil_div(seqlen_q, block_q); }
+  int64_t mask_columns() const { return ceil_div(seqlen_kv, block_k); }
+  RangeMask range_mask() const {
+    return {has(ATTN_CAUSAL), has(ATTN_CAUSAL_TOP_LEFT), has(ATTN_WINDOW), window_left,
+            window_right};
+  }
+};
+
+Status make_problem(const attn_problem* in, Problem* out);
+
+// Keys per sequence at most: seqlen, or what stands for it where that is 0.
+int64_t segment_capacity(const attn_segment& segment);
+
+// Copies a caller's versioned struct: shorter ones are zero-extended, longer ones must be zero
+// behind what this library knows. `name` is the argument's name for the error.
+Status copy_versioned(const char* name, const void* in, void* out, size_t size);
+template <class T>
+Status copy_versioned(const char* name, const T* in, T* out) {
+  return copy_versioned(name, static_cast<const void*>(in), static_cast<void*>(out), sizeof(T));
+}
+
+// The caller's array of segments, element i at i * step bytes. Read where it lies, however long it
+// is: a run copies no more than the element that it asks for.
+class SegmentList {
+ public:
+  SegmentList() = default;
+  SegmentList(const attn_segment_args* first) : SegmentList(first, sizeof *first) {}
+  SegmentList(const void* first, size_t step)
+      : first_(static_cast<const char*>(first)), step_(step) {}
+  // In the library's own layout: what a shorter struct has not is zero.
+  attn_segment_args operator[](int64_t i) const {
+    const char* from = first_ + size_t(i) * step_;
+    attn_segment_args a;
+    if (step_ >= sizeof a) {
+      std::memcpy(&a, from, sizeof a);
+    } else {
+      std::memset(&a, 0, sizeof a);
+      std::memcpy(&a, from, step_);
+    }
+    return a;
+  }
+
+ private:
+  const char* first_ = nullptr;
+  size_t step_ = 0;
+};
+
+// The caller's arguments in the library's own layout.
+struct Args : attn_args {
+  SegmentList segment;  // num_segments of them
+};
+// Null pointers, alignment and overlap; on host backends also lengths and cu_seqlens.
+Status check_args(const Problem& problem, const attn_args* in, const void* workspace,
+                  size_t workspace_bytes, bool host_memory, Args* out);
+
+// Lengths, tables and block masks whose contents lie in host memory; what attn_check reports.
+Status check_contents(const Problem& problem, const Args& args);
+
+}  // namespace attn

@@ -1,0 +1,92 @@
+#include "problem/rules.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <iterator>
+#include <vector>
+
+#include "core/dtype.h"
+
+namespace attn {
+
+Status in_range(const std::string& name, int64_t value, int64_t low, int64_t end) {
+  if (value >= low && value < end) return {};
+  return invalid(name, " is ", value, "; accepted: ", low, " to ", end - 1);
+}
+
+Status one_of(const std::string& name, attn_dtype type,
+              std::initializer_list<attn_dtype> accepted) {
+  if (std::find(accepted.begin(), accepted.end(), type) != accepted.end()) return {};
+  std::string list;
+  for (attn_dtype t : accepted) list += (list.empty() ? "" : ", ") + std::string(dtype_name(t));
+  return invalid(name, " is ", dtype_name(type), "; accepted: ", list);
+}
+
+Status resolve_strides(const std::string& name, attn_dtype type, int64_t inner, bool written,
+                       std::initializer_list<Extent> extents) {
+  const bool unset =
+      std::all_of(extents.begin(), extents.end(), [](const Extent& e) { return *e.stride == 0; });
+  if (unset) {
+    int64_t stride = inner;
+    for (auto e = std::rbegin(extents); e != std::rend(extents); ++e) {
+      *e->stride = stride;
+      if (__builtin_mul_overflow(stride, std::max<int64_t>(e->size, 1), &stride) ||
+          stride >= max_offset)
+        return invalid(name, " has more than 2^60 elements");
+    }
+    return {};
+  }
+  int64_t reach = inner;  // from the lowest to the highest element
+  for (const Extent& e : extents) {
+    if (*e.stride % dtype_block(type) != 0)
+      return invalid(name, ".", e.name, " is ", *e.stride, "; accepted for ", dtype_name(type),
+                     ": multiples of ", dtype_block(type));
+    // Even where the dimension has one element, so that arithmetic with strides cannot overflow.
+    if (*e.stride >= max_offset || *e.stride <= -max_offset)
+      return invalid(name, ".", e.name, " is ", *e.stride,
+                     "; accepted: above -2^60, below 2^60 elements");
+    int64_t span;
+    if (__builtin_mul_overflow(std::abs(*e.stride), std::max<int64_t>(e.size - 1, 0), &span) ||
+        __builtin_add_overflow(reach, span, &reach) || reach >= max_offset)
+      return invalid(name, ".", e.name, " is ", *e.stride,
+                     ": the tensor reaches past 2^60 elements");
+    if (e.size <= 1) *e.stride = 0;  // there is no second element, so it means nothing
+  }
+  if (!written) return {};
+  std::vector<Extent> sorted;
+  std::copy_if(extents.begin(), extents.end(), std::back_inserter(sorted),
+               [](const Extent& e) { return e.size > 1; });
+  std::sort(sorted.begin(), sorted.end(), [](const Extent& a, const Extent& b) {
+    return std::abs(*a.stride) < std::abs(*b.stride);
+  });
+  int64_t covered = inner;
+  for (const Extent& e : sorted) {
+    if (std::abs(*e.stride) < covered)
+      return invalid(name, ".", e.name, " is ", *e.stride,
+                     ", so that elements overlap; accepted: ", covered, " or more, or ", -covered,
+                     " or less");
+    covered = std::abs(*e.stride) * (e.size - 1) + covered;
+  }
+  return {};
+}
+
+std::ostream& operator<<(std::ostream& out, const Name& name) {
+  if (name.segment >= 0) out << "segment " << name.segment << ": ";
+  out << name.text;
+  if (name.part >= 0) out << "[" << name.part << "]";
+  return out;
+}
+
+Status bad_pointer(Name name, const void* p, bool wanted, size_t alignment, const char* why) {
+  if (wanted && !p) return invalid(name, " is NULL; accepted: ", why);
+  if (!wanted && p)
+    return invalid(name, " is given; accepted for this problem: NULL (not ", why, ")");
+  return invalid(name, " is at ", p, "; accepted: ", alignment, "-byte aligned addresses");
+}
+
+size_t data_alignment(attn_dtype type, bool host_memory) {
+  if (!host_memory) return 16;
+  return dtype_block(type) > 1 ? 2 : dtype_bytes(type);
+}
+
+}  // namespace attn
