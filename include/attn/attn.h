@@ -514,6 +514,20 @@ ATTN_API attn_status attn_info(char* text, size_t capacity, size_t* size);
 ATTN_API attn_status attn_explain(attn_context* context, const attn_problem* problem, char* text,
                                   size_t capacity, size_t* size);
 
+/* A device, described. It need not be here. */
+typedef struct attn_device {
+  size_t struct_size;
+  const char* arch;         /* "sm_80", "sm_89", "sm_90", "gfx942" */
+  int32_t multiprocessors;  /* compute units */
+  int64_t shared_bytes_max; /* shared memory or LDS that one block can have */
+  int64_t l2_bytes;         /* 0: not known */
+} attn_device;
+
+/* The same for a device that is described: which kernel a context on it would choose, with a driver
+ * that has all that libattn uses. Launches, loads and opens nothing. */
+ATTN_API attn_status attn_explain_device(const attn_device* device, const attn_problem* problem,
+                                         char* text, size_t capacity, size_t* size);
+
 /* Launches of a kernel by this process so far, under the name that attn_plan_kernel gives; 0 for
  * names it does not know. Tests use it to prove that the kernel they mean did run. */
 ATTN_API uint64_t attn_launch_count(const char* kernel);

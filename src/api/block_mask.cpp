@@ -1,12 +1,11 @@
 // Block masks: built on the host, kept in the memory of the context's backend.
-#include "masks/block_mask.h"
-
 #include <cstddef>
 #include <cstring>
 
 #include "api/handles.h"
 #include "core/error.h"
-#include "kernels/block_mask.h"
+#include "masks/device_mask.h"
+#include "plan/plan.h"
 #include "problem/problem.h"
 #include "problem/rules.h"
 
@@ -89,7 +88,7 @@ attn_status create_on_host(attn_context* context, const attn_block_mask_shape* s
 // A mask from arrays that lie in the backend's memory: on_host(shape, interrupt, host mask), or
 // built on the device where they are.
 attn_status create_from(attn_context* context, const attn_block_mask_shape* shape, void* stream,
-                        attn_block_mask** mask, const MaskSource& source, auto&& on_host) {
+                        attn_block_mask** mask, const MaskArgs& source, auto&& on_host) {
   return create(context, shape, mask, [&](attn_block_mask* made) -> Status {
     const MaskShape s = made->host.shape;
     const bool dense = source.num_intervals == 0;
@@ -110,7 +109,11 @@ attn_status create_from(attn_context* context, const attn_block_mask_shape* shap
     made->index = reinterpret_cast<const int32_t*>(base + at.index);
     made->bits = reinterpret_cast<const uint32_t*>(base + at.bits);
     made->partials = s.cells();
-    return build_mask(*made->context, s, source, made->memory, stream);
+    std::unique_ptr<Plan> plan;
+    ATTN_TRY(make_plan(made->context, std::make_unique<MaskProblem>(s), &plan));
+    MaskArgs args = source;
+    args.memory = made->memory;
+    return run_block_mask(*plan, args, stream);
   });
 }
 

@@ -6,6 +6,7 @@
 #include "core/dtype.h"
 #include "core/error.h"
 #include "cpu/host_kernel.h"
+#include "problem/rules.h"
 
 using namespace attn;
 
@@ -81,7 +82,7 @@ Json kernel_json(const Kernel& k) {
                     {"backend", attn_backend_string(k.backend)},
                     {"arch", archs},
                     {"in_build", k.host || !archs.empty()},
-                    {"in", type_names(k.limits.q_types)},
+                    {"in", type_names(k.limits.in_types)},
                     {"out", type_names(k.limits.out_types)}};
   if (k.op == Op::forward) row.emplace_back("kv", type_names(k.limits.kv_types));
   if (k.host) row.emplace_back("runs_here", runs);
@@ -110,25 +111,73 @@ attn_status attn_info(char* text, size_t capacity, size_t* size) {
   });
 }
 
+namespace {
+
+Status explain(const Machine& machine, const attn_problem* in, char* text, size_t capacity,
+               size_t* size) {
+  Problem problem;
+  ATTN_TRY(make_problem(in, &problem));
+  Choice choice;
+  std::vector<Declined> declined;
+  const Status status = choose(problem, machine, &choice, &declined);
+  if (!status.ok() && status.code != ATTN_UNSUPPORTED) return status;
+  JsonList list;
+  for (const Declined& d : declined)
+    list.push_back(JsonObject{{"kernel", d.kernel->name}, {"reason", d.reason}});
+  JsonObject answer = {{"kernel", choice.kernel ? Json(choice.kernel->name) : Json(nullptr)},
+                       {"backend", attn_backend_string(machine.backend)}};
+  if (choice.kernel) {
+    answer.emplace_back("workspace", choice.recipe.workspace);
+  } else {
+    answer.emplace_back("reason", status.text);
+  }
+  answer.emplace_back("declined", list);
+  return write_text(answer, text, capacity, size);
+}
+
+// The backend whose kernels an architecture runs.
+Status backend_of(const std::string& arch, attn_backend* backend) {
+  const bool cuda = arch_runs_on("compute_80", arch), gfx = arch.starts_with("gfx");
+  if (!cuda && !gfx)
+    return invalid("device.arch is \"", arch, "\"; accepted: sm_80 and later, gfx942");
+  *backend = cuda ? ATTN_BACKEND_CUDA : ATTN_BACKEND_HIP;
+  return {};
+}
+
+Status describe(const attn_device* in, DeviceInfo* device) {
+  attn_device d;
+  ATTN_TRY(copy_versioned("device", in, &d));
+  if (!d.arch) return invalid("device.arch is NULL; accepted: sm_80 and later, gfx942");
+  ATTN_TRY(in_range("device.multiprocessors", d.multiprocessors, 1, max_extent));
+  ATTN_TRY(in_range("device.shared_bytes_max", d.shared_bytes_max, 1, max_extent));
+  ATTN_TRY(in_range("device.l2_bytes", d.l2_bytes, 0, max_offset));
+  device->name = "the described device";
+  device->arch = d.arch;
+  device->multiprocessors = d.multiprocessors;
+  device->shared_bytes_max = d.shared_bytes_max;
+  device->l2_bytes = d.l2_bytes;
+  device->tensor_maps = arch_runs_on("compute_90", device->arch);
+  return {};
+}
+
+}  // namespace
+
 attn_status attn_explain(attn_context* context, const attn_problem* problem, char* text,
                          size_t capacity, size_t* size) {
   return guarded([&]() -> Status {
     if (!context) return invalid("context is NULL; accepted: a context");
-    std::unique_ptr<Plan> plan;
-    std::vector<Declined> declined;
-    const Status status = plan_forward(context->context, problem, &plan, &declined);
-    if (!status.ok() && status.code != ATTN_UNSUPPORTED) return status;
-    JsonList list;
-    for (const Declined& d : declined)
-      list.push_back(JsonObject{{"kernel", d.kernel->name}, {"reason", d.reason}});
-    JsonObject answer = {{"kernel", plan ? Json(plan->kernel->name) : Json(nullptr)},
-                         {"backend", attn_backend_string(context->context->backend)}};
-    if (plan) {
-      answer.emplace_back("workspace", plan->workspace);
-    } else {
-      answer.emplace_back("reason", status.text);
-    }
-    answer.emplace_back("declined", list);
-    return write_text(answer, text, capacity, size);
+    return explain(context->context->machine(), problem, text, capacity, size);
+  });
+}
+
+attn_status attn_explain_device(const attn_device* in, const attn_problem* problem, char* text,
+                                size_t capacity, size_t* size) {
+  return guarded([&]() -> Status {
+    DeviceInfo device;
+    Machine machine;
+    ATTN_TRY(describe(in, &device));
+    ATTN_TRY(backend_of(device.arch, &machine.backend));
+    machine.device = &device;
+    return explain(machine, problem, text, capacity, size);
   });
 }

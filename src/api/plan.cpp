@@ -28,8 +28,7 @@ attn_status with_plan(const attn_plan* plan, auto&& body) {
 }  // namespace
 
 attn_status attn_plan_create(attn_context* context, const attn_problem* problem, attn_plan** plan) {
-  return create(context, problem, plan,
-                [](auto& c, auto* p, auto* out) { return plan_forward(c, p, out); });
+  return create(context, problem, plan, plan_forward);
 }
 attn_status attn_plan_create_merge(attn_context* context, const attn_merge_problem* problem,
                                    attn_plan** plan) {
@@ -38,6 +37,10 @@ attn_status attn_plan_create_merge(attn_context* context, const attn_merge_probl
 attn_status attn_plan_create_quantize(attn_context* context, const attn_quantize_problem* problem,
                                       attn_plan** plan) {
   return create(context, problem, plan, plan_quantize);
+}
+attn_status attn_plan_create_kv_append(attn_context* context, const attn_kv_append_problem* problem,
+                                       attn_plan** plan) {
+  return create(context, problem, plan, plan_kv_append);
 }
 
 void attn_plan_destroy(attn_plan* plan) {
@@ -67,6 +70,10 @@ attn_status attn_run_merge(const attn_plan* plan, const attn_merge_args* args, v
 }
 attn_status attn_run_quantize(const attn_plan* plan, const attn_quantize_args* args, void* stream) {
   return with_plan(plan, [&](const Plan& p) { return run_quantize(p, args, stream); });
+}
+attn_status attn_run_kv_append(const attn_plan* plan, const attn_kv_append_args* args,
+                               void* stream) {
+  return with_plan(plan, [&](const Plan& p) { return run_kv_append(p, args, stream); });
 }
 attn_status attn_check(const attn_plan* plan, const attn_args* args, void* stream) {
   return with_plan(plan, [&](const Plan& p) { return check_forward(p, args, stream); });

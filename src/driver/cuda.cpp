@@ -14,6 +14,7 @@ enum {  // CUdevice_attribute
 constexpr int function_max_dynamic_shared_size_bytes = 8;  // CUfunction_attribute
 constexpr uint64_t proc_address_legacy_stream = 1;         // NULL is the legacy default stream
 enum {  // CUtensorMapDataType, CUtensorMapSwizzle, CUtensorMapL2promotion
+  tensor_map_uint8 = 0,
   tensor_map_uint16 = 1,
   tensor_map_swizzle_128 = 3,
   tensor_map_l2_256 = 3,
@@ -222,16 +223,19 @@ class CudaDriver final : public GpuDriver {
                       function_max_dynamic_shared_size_bytes, int(bytes));
   }
   Status encode_map(const TensorMap& map, void* encoded) override {
-    uint64_t size[4], stride[3];
-    for (int i = 0; i < 4; ++i) size[i] = uint64_t(map.size[i]);
-    for (int i = 0; i < 3; ++i) stride[i] = map.size[i + 1] == 1 ? 16 : uint64_t(map.stride[i]);
+    uint64_t size[5], stride[4];
+    unsigned box[5], one[5];
+    for (int i = 0; i < map.rank; ++i) {
+      size[i] = uint64_t(map.size[i]);
+      box[i] = unsigned(map.box[i]);
+      one[i] = 1;
+      // A stride that is never taken may be any.
+      if (i > 0) stride[i - 1] = map.size[i] == 1 ? 16 : uint64_t(map.stride[i - 1]);
+    }
     void* const anywhere = reinterpret_cast<void*>(uintptr_t{1} << 32);  // no address is looked at
-    const unsigned box[] = {64, unsigned(map.rows), 1, 1}, one[] = {1, 1, 1, 1};
-    return calls_.run(calls_.tensor_map_encode,
-                      join("sizes ", size[0], " ", size[1], " ", size[2], " ", size[3],
-                           ", strides ", stride[0], " ", stride[1], " ", stride[2]),
-                      encoded, tensor_map_uint16, 4u, anywhere, size, stride, box, one, 0,
-                      tensor_map_swizzle_128, tensor_map_l2_256, 0);
+    const int type = map.element_bytes == 1 ? tensor_map_uint8 : tensor_map_uint16;
+    return calls_.run(calls_.tensor_map_encode, map, encoded, type, unsigned(map.rank), anywhere,
+                      size, stride, box, one, 0, tensor_map_swizzle_128, tensor_map_l2_256, 0);
   }
   Status set_address(void* encoded, const void* base) override {
     return calls_.run(calls_.tensor_map_address, "", encoded, const_cast<void*>(base));

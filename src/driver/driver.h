@@ -32,14 +32,14 @@ using Function = struct FunctionHandle*;
 using Event = struct EventHandle*;
 using Graph = struct GraphHandle*;
 
-// A tensor of 16-bit elements that CUDA's copy engine reads box by box: boxes of 64 elements of the
-// first dimension, which is contiguous, and `rows` of the second, in shared memory with the
-// 128-byte swizzle.
+// A tensor that CUDA's copy engine reads box by box into shared memory, with the 128-byte swizzle.
+// Its address, 16-byte aligned, comes with each launch. The first dimension is contiguous.
 struct TensorMap {
-  const void* base;  // 16-byte aligned
-  int64_t size[4];
-  int64_t stride[3];  // bytes, of dimensions 1 to 3: multiples of 16
-  int rows;
+  int rank;           // 2 to 5
+  int element_bytes;  // 1 or 2
+  int64_t size[5];    // elements
+  int64_t stride[4];  // bytes, of dimensions from 1 on: multiples of 16
+  int box[5];         // elements; of dimension 0 at most 128 bytes
 };
 constexpr size_t tensor_map_bytes = 128;
 
@@ -47,16 +47,20 @@ struct Launch {
   Function function = nullptr;
   uint32_t grid[3] = {1, 1, 1};
   uint32_t block[3] = {1, 1, 1};
-  uint32_t shared_bytes = 0;      // dynamic
-  const void* kernarg = nullptr;  // the parameters, laid out as the kernel declares them
+  uint32_t shared_bytes = 0;  // dynamic
+  void* kernarg = nullptr;    // the parameters, laid out as the kernel declares them
   size_t kernarg_bytes = 0;
-  // Maps with which kernarg begins, as encode() made them: the launch sets their addresses.
-  std::span<const TensorMap> maps = {};
-  void* encoded_maps = nullptr;
+  // Addresses of the tensor maps with which kernarg, which the launch then writes to, begins as
+  // encode() made them.
+  std::span<const void* const> map_base = {};
   // cuda: the kernel waits by itself (griddepcontrol) for the work before it in the stream, so its
   // blocks may be placed while that ends.
   bool starts_early = false;
 };
+
+inline bool is_empty(const Launch& launch) {
+  return launch.grid[0] == 0 || launch.grid[1] == 0 || launch.grid[2] == 0;
+}
 
 // One device of one driver. Calls are thread-safe; those that launch neither allocate nor lock. The
 // device's context is made current for the duration of a call only.
@@ -79,7 +83,7 @@ class Driver {
   // Raises the function's limit of dynamic shared memory to shared_bytes.
   virtual Status function(Module module, const char* symbol, uint32_t shared_bytes,
                           Function* function) = 0;
-  // `encoded`: tensor_map_bytes, aligned to 64; the map's base is left to the launch.
+  // `encoded`: tensor_map_bytes, aligned to 64.
   virtual Status encode(const TensorMap& map, void* encoded) = 0;
   virtual Status launch(const Launch& launch, void* stream) = 0;
 

@@ -27,6 +27,17 @@ std::ostream& operator<<(std::ostream& out, const Launch& l) {
              << l.shared_bytes << " bytes, parameters " << l.kernarg_bytes << " bytes";
 }
 
+std::ostream& operator<<(std::ostream& out, const TensorMap& map) {
+  const auto list = [&](const char* name, const auto& values, int count) {
+    out << name;
+    for (int i = 0; i < count; ++i) out << ' ' << values[i];
+  };
+  list("sizes", map.size, map.rank);
+  list(", strides", map.stride, map.rank - 1);
+  list(", box", map.box, map.rank);
+  return out << ", " << map.element_bytes << " bytes an element";
+}
+
 Status GpuCalls::failure(const char* function, const std::string& what, int code) const {
   attn_status status = ATTN_DRIVER_ERROR;
   if (code == error_out_of_memory) status = ATTN_OUT_OF_MEMORY;
@@ -134,16 +145,17 @@ Status GpuDriver::encode(const TensorMap& map, void* encoded) {
 
 Status GpuDriver::launch(const Launch& l, void* stream) {
   return inside([&]() -> Status {
-    for (size_t i = 0; i < l.maps.size(); ++i)
-      ATTN_TRY(set_address(static_cast<unsigned char*>(l.encoded_maps) + i * tensor_map_bytes,
-                           l.maps[i].base));
-    if (!l.maps.empty()) {  // aligned to 64 bytes, where in the parameter space the driver knows
-      void* parameters[] = {const_cast<void*>(l.kernarg)};
+    for (size_t i = 0; i < l.map_base.size(); ++i)
+      ATTN_TRY(set_address(static_cast<unsigned char*>(l.kernarg) + i * tensor_map_bytes,
+                           l.map_base[i]));
+    if (!l.map_base
+             .empty()) {  // aligned to 64 bytes, where in the parameter space the driver knows
+      void* parameters[] = {l.kernarg};
       return start(l, stream, parameters, nullptr);
     }
     size_t bytes = l.kernarg_bytes;
     void* extra[] = {reinterpret_cast<void*>(1),  // LAUNCH_PARAM_BUFFER_POINTER of both
-                     const_cast<void*>(l.kernarg),
+                     l.kernarg,
                      reinterpret_cast<void*>(2),  // LAUNCH_PARAM_BUFFER_SIZE
                      &bytes, launch_end_};
     return start(l, stream, nullptr, extra);

@@ -66,6 +66,7 @@ struct GpuCalls {
 
 // For errors.
 std::ostream& operator<<(std::ostream& out, const Launch& launch);
+std::ostream& operator<<(std::ostream& out, const TensorMap& map);
 
 class GpuDriver : public Driver {
  public:

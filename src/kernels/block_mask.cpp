@@ -1,57 +1,22 @@
-// The host side of kernels/sm80/mask_sm80.cu.
-#include "kernels/block_mask.h"
-
+// The kernel mask_sm80.
 #include <algorithm>
-#include <bit>
 
+#include "kernels/families.h"
 #include "kernels/kernarg.h"
 #include "kernels/shared/mask_args.h"
+#include "masks/device_mask.h"
 
 namespace attn {
 namespace {
 
-unsigned table_size(const MaskShape& shape) {
-  return unsigned(std::bit_ceil(uint64_t(shape.cells()) * 2));
-}
-
-}  // namespace
-
-DeviceMask device_mask(const MaskShape& shape) {
-  const auto aligned = [](size_t bytes) { return (bytes + 255) / 256 * 256; };
-  const size_t cells = size_t(shape.cells());
-  DeviceMask m;
-  m.table = 0;
-  m.partials = 8 * size_t{table_size(shape)};
-  m.cleared = m.partials + 4;
-  m.kinds = aligned(m.cleared);
-  m.index = aligned(m.kinds + cells);
-  m.bits = aligned(m.index + 4 * cells);
-  m.bytes = m.bits + 4 * cells * size_t(shape.block_words());
-  return m;
-}
-
-Status build_mask(Context& context, const MaskShape& shape, const MaskSource& source, void* memory,
-                  void* stream) {
-  const Kernel* kernel = nullptr;
-  for (const Kernel& row : catalog())
-    if (row.op == Op::block_mask && row.backend == context.backend) kernel = &row;
-  if (!kernel)
-    return unsupported("block mask from arrays: no kernel of backend ",
-                       attn_backend_string(context.backend), " yet");
-  if (const std::string reason = context.without_code(*kernel); !reason.empty())
-    return unsupported(reason, " (", kernel->name, ")");
-  constexpr int64_t most_cells = (int64_t{1} << 31) - 1;
-  if (shape.cells() > most_cells)
-    return unsupported("block mask: batch * heads * rows * columns of blocks is ", shape.cells(),
-                       "; accepted: up to ", most_cells);
-  Launch launch;
-  ATTN_TRY(context.function(*kernel, 0, &launch.function));
+void pack(const MaskProblem& p, const MaskArgs& args, const Target&, Parameters* to) {
+  const MaskShape& shape = p.shape;
   const DeviceMask at = device_mask(shape);
-  auto* base = static_cast<unsigned char*>(memory);
+  auto* base = static_cast<unsigned char*>(args.memory);
   attn_mask_kernarg a{};
-  a.dense = source.dense;
-  a.intervals = source.intervals;
-  a.num_intervals = source.num_intervals;
+  a.dense = args.dense;
+  a.intervals = args.intervals;
+  a.num_intervals = args.num_intervals;
   a.seqlen_q = int(shape.seqlen_q);
   a.seqlen_kv = int(shape.seqlen_kv);
   a.block_q = shape.block_q;
@@ -62,20 +27,39 @@ Status build_mask(Context& context, const MaskShape& shape, const MaskSource& so
   a.kinds = base + at.kinds;
   a.index = reinterpret_cast<int*>(base + at.index);
   a.bits = reinterpret_cast<unsigned*>(base + at.bits);
-  a.table = reinterpret_cast<unsigned long long*>(base + at.table);
-  a.table_size = table_size(shape);
+  a.table = reinterpret_cast<unsigned long long*>(base);
+  a.table_size = at.table_size;
   a.partials = reinterpret_cast<int*>(base + at.partials);
-  const int64_t blocks = int64_t{attn_mask_blocks} * context.driver->device().multiprocessors;
-  launch.grid[0] = uint32_t(std::min(shape.cells(), blocks));  // they go on to further work
-  launch.block[0] = attn_mask_threads;
-  launch.kernarg = &a;
-  launch.kernarg_bytes = sizeof a;
-  ATTN_TRY(context.driver->fill(memory, 0, at.cleared, stream));
-  ATTN_TRY(context.driver->launch(launch, stream));
-  count_launch(*kernel);
+  store(a, to);
+}
+
+Status make_recipe(const MaskProblem& p, const DeviceInfo& device, Recipe* recipe) {
+  constexpr int64_t most_cells = (int64_t{1} << 31) - 1;
+  const int64_t cells = p.shape.cells();
+  if (cells > most_cells)
+    return unsupported("batch * heads * rows * columns of blocks is ", cells, "; accepted: up to ",
+                       most_cells);
+  // Blocks go on to further work.
+  const int64_t blocks = std::min(cells, int64_t{attn_mask_blocks} * device.multiprocessors);
+  recipe->workspace = device_mask(p.shape).workspace;
+  recipe->steps.push_back({
+      .image = "mask_sm80",
+      .kernarg_bytes = sizeof(attn_mask_kernarg),
+      .launch = {.grid = {uint32_t(blocks), 1, 1}, .block = {attn_mask_threads, 1, 1}},
+      .pack = pack_of<pack>,
+  });
   return {};
 }
 
-const DeviceKernel mask_sm80_kernel = {.kernarg_bytes = sizeof(attn_mask_kernarg)};
+constexpr Kernel row = {.name = "mask_sm80",
+                        .op = Op::block_mask,
+                        .backend = ATTN_BACKEND_CUDA,
+                        .recipe = recipe_of<make_recipe>};
+
+}  // namespace
+
+std::span<const Kernel> block_mask_rows() {
+  return {&row, 1};
+}
 
 }  // namespace attn

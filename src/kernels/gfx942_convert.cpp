@@ -1,4 +1,4 @@
-// The host side of asm/gfx942/convert_gfx942.s.
+// The kernel convert_gfx942.
 #include "kernels/gfx942_convert.h"
 
 #include <algorithm>
@@ -8,7 +8,10 @@
 #include <limits>
 
 #include "core/dtype.h"
-#include "kernels/device_kernel.h"
+#include "kernels/families.h"
+#include "kernels/kernarg.h"
+#include "kernels/limits.h"
+#include "problem/operations.h"
 
 namespace attn {
 namespace {
@@ -33,7 +36,7 @@ struct Boxes {
   int64_t descale_stride[3];  // batch, seq, head
 };
 
-Boxes boxes_of(const attn_quantize_problem& p) {
+Boxes boxes_of(const QuantizeProblem& p) {
   const bool find = p.scale == ATTN_SCALE_AMAX, block = p.kind == ATTN_DESCALE_BLOCK;
   Boxes boxes{{1, rows_per_box, 1}, {}, {}};
   if (block) boxes.size[1] = p.descale_block_keys;
@@ -60,20 +63,6 @@ bool in_fours(const void* memory, attn_dtype type, const attn_strides& stride) {
          stride.seq % 4 == 0 && stride.head % 4 == 0;
 }
 
-Status shape(const attn_quantize_problem& p, const DeviceInfo&, Launch* launch) {
-  if (p.head_dim > max_head_dim)
-    return unsupported("convert_gfx942: head_dim ", p.head_dim, "; accepted: up to ", max_head_dim);
-  const Boxes boxes = boxes_of(p);
-  if (boxes.grid[0] > max_grid_x || boxes.grid[1] > max_grid_y || boxes.grid[2] > max_grid_y)
-    return unsupported("convert_gfx942: batch ", p.batch, ", heads ", p.heads, ", seqlen ",
-                       p.seqlen, "; accepted: batch and heads up to ", max_grid_y);
-  if (p.batch * p.heads * std::max<int64_t>(boxes.grid[0], 1) >= int64_t{1} << 31)
-    return unsupported("convert_gfx942: 2^31 or more blocks of rows");
-  for (int i = 0; i < 3; ++i) launch->grid[i] = uint32_t(boxes.grid[i]);
-  launch->block[0] = 64 * attn_convert_waves;
-  return {};
-}
-
 int convert_scale(attn_scale_source scale) {
   switch (scale) {
     case ATTN_SCALE_GIVEN:
@@ -86,7 +75,7 @@ int convert_scale(attn_scale_source scale) {
   return attn_convert_one;
 }
 
-void pack(const attn_quantize_problem& p, const attn_quantize_args& args, void* kernarg) {
+void pack(const QuantizeProblem& p, const attn_quantize_args& args, const Target&, Parameters* to) {
   attn_convert_kernarg a{};
   a.src = args.src;
   a.dst = args.dst;
@@ -110,8 +99,35 @@ void pack(const attn_quantize_problem& p, const attn_quantize_args& args, void* 
                      in_fours(args.dst, p.dst_type, p.dst_stride);
   a.log2_per_lane = fours ? 2 : 0;
   set_formats(p.src_type, p.dst_type, p.saturate != 0, &a);
-  std::memcpy(kernarg, &a, sizeof a);
+  store(a, to);
 }
+
+Status make_recipe(const QuantizeProblem& p, const DeviceInfo&, Recipe* recipe) {
+  if (p.head_dim > max_head_dim)
+    return unsupported("convert_gfx942: head_dim ", p.head_dim, "; accepted: up to ", max_head_dim);
+  const Boxes boxes = boxes_of(p);
+  if (boxes.grid[0] > max_grid_x || boxes.grid[1] > max_grid_y || boxes.grid[2] > max_grid_y)
+    return unsupported("convert_gfx942: batch ", p.batch, ", heads ", p.heads, ", seqlen ",
+                       p.seqlen, "; accepted: batch and heads up to ", max_grid_y);
+  if (p.batch * p.heads * std::max<int64_t>(boxes.grid[0], 1) >= int64_t{1} << 31)
+    return unsupported("convert_gfx942: 2^31 or more blocks of rows");
+  recipe->steps.push_back({
+      .image = "convert_gfx942",
+      .kernarg_bytes = sizeof(attn_convert_kernarg),
+      .static_shared_bytes = 4 * attn_convert_waves,
+      .launch = {.grid = {uint32_t(boxes.grid[0]), uint32_t(boxes.grid[1]),
+                          uint32_t(boxes.grid[2])},
+                 .block = {64 * attn_convert_waves, 1, 1}},
+      .pack = pack_of<pack>,
+  });
+  return {};
+}
+
+constexpr Kernel row = {.name = "convert_gfx942",
+                        .op = Op::quantize,
+                        .backend = ATTN_BACKEND_HIP,
+                        .limits = {.in_types = float_types, .out_types = fp8_types},
+                        .recipe = recipe_of<make_recipe>};
 
 }  // namespace
 
@@ -151,9 +167,8 @@ void set_formats(attn_dtype src_type, attn_dtype dst_type, bool saturate, attn_c
   }
 }
 
-const DeviceKernel convert_gfx942_kernel = {.kernarg_bytes = sizeof(attn_convert_kernarg),
-                                            .static_shared_bytes = 4 * attn_convert_waves,
-                                            .shape_quantize = shape,
-                                            .pack_quantize = pack};
+std::span<const Kernel> gfx942_convert_rows() {
+  return {&row, 1};
+}
 
 }  // namespace attn

@@ -1,11 +1,12 @@
-// The host side of asm/gfx942/prepare_gfx942_fp8.s and fwd_gfx942_fp8_d*.s.
-#include "kernels/gfx942_forward.h"
-
+// The kernels fwd_gfx942_fp8_*; prepare_gfx942_fp8 runs before each. They differ by the largest
+// head_dim they take; _mask: with a block mask.
 #include <algorithm>
 
 #include "asm/gfx942/forward_args.h"
 #include "core/dtype.h"
+#include "kernels/families.h"
 #include "kernels/kernarg.h"
+#include "kernels/limits.h"
 #include "kernels/mask_arrays.h"
 
 namespace attn {
@@ -15,7 +16,7 @@ constexpr int64_t tile_keys = attn_gfx942_tile_keys;
 constexpr int64_t max_length = attn_gfx942_max_length;
 constexpr int64_t max_grid_yz = (1 << 16) - 1;  // workgroups of a HIP grid along y and z
 constexpr int64_t max_seq_stride = 1 << 24;     // bytes: offsets of 256 rows are 32 bits
-constexpr unsigned xcds = 8;                    // workgroup i runs on XCD i % 8
+constexpr unsigned xcds = 8;  // as the kernels count: workgroup i runs on XCD i % 8
 
 // Tiles of a K/V head in the workspace. A packed sequence begins at tile cu_seqlens / 64 + b.
 int64_t workspace_tiles(const Problem& p) {
@@ -72,8 +73,7 @@ Status check_seq_stride(const char* name, attn_dtype type, int64_t stride) {
   return unsupported(name, ".seq is ", stride, "; accepted: less than ", max_seq_stride, " bytes");
 }
 
-template <int dim, bool masked>
-Status shape(const Problem& p, const DeviceInfo&, Launch* launch, size_t* workspace) {
+Status check(const Problem& p, bool masked) {
   const attn_segment& s = p.segment[0];
   if (p.seqlen_q > max_length || s.seqlen > max_length)
     return unsupported("seqlen_q ", p.seqlen_q, ", seqlen ", s.seqlen, "; accepted: up to ",
@@ -96,11 +96,6 @@ Status shape(const Problem& p, const DeviceInfo&, Launch* launch, size_t* worksp
   if (masked && p.mask_rows() * p.mask_columns() >> 31 != 0)
     return unsupported("seqlen_q ", p.seqlen_q, ", seqlen ", s.seqlen,
                        ": 2^31 blocks of the mask or more for a head");
-  launch->grid[0] = xcds;
-  launch->grid[1] = uint32_t(items);
-  launch->grid[2] = uint32_t(units);
-  launch->block[0] = 512;
-  *workspace = size_t(workspace_tiles(p) * p.heads_kv * 2 * tile_keys * dim);
   return {};
 }
 
@@ -133,34 +128,27 @@ bool is_ocp(attn_dtype type) {
 }
 
 template <int dim>
-void pack_prepare(const Problem& p, const Args& args, void* workspace, void* kernarg) {
+void pack_prepare(const Problem& p, const Args& args, const Target& target, Parameters* to) {
   const attn_segment& s = p.segment[0];
   attn_gfx942_prepare_kernarg a{};
   a.k = args.segment[0].k;
   a.v = args.segment[0].v;
-  a.prepared = workspace;
+  a.prepared = target.workspace;
   set_bytes(a.k_stride, s.k_type, s.k_stride);
   set_bytes(a.v_stride, s.v_type, s.v_stride);
   set_lengths(p, args, &a);
   a.padded_dim = dim;
   a.convert_k = is_ocp(s.k_type);
   a.convert_v = is_ocp(s.v_type);
-  store(a, kernarg);
+  store(a, to);
 }
 
-template <int dim>
-void shape_prepare(const Problem& p, Launch* launch) {
-  launch->grid[0] = uint32_t(ceil_div(p.segment[0].seqlen, tile_keys));
-  launch->grid[1] = uint32_t(p.heads_kv);
-  launch->grid[2] = uint32_t(p.batch);
-  launch->block[0] = dim;
-}
-
-attn_gfx942_forward_kernarg forward_kernarg(const Problem& p, const Args& args, void* workspace) {
+attn_gfx942_forward_kernarg forward_kernarg(const Problem& p, const Args& args,
+                                            const Target& target) {
   const attn_segment& s = p.segment[0];
   attn_gfx942_forward_kernarg a{};
   a.q = args.q;
-  a.prepared = workspace;
+  a.prepared = target.workspace;
   a.out = args.out;
   a.lse = args.lse;
   set_lengths(p, args, &a);
@@ -186,39 +174,91 @@ attn_gfx942_forward_kernarg forward_kernarg(const Problem& p, const Args& args, 
   a.out_factor = is_ocp(s.v_type) ? 2 : 1;
   a.convert_q = is_ocp(p.q_type);
   a.out_type = p.out_type;
-  const int64_t items = grid_items(p);
-  a.items = int(items);
-  a.workgroups = int(std::min<int64_t>(xcds * items * grid_units(p), 1 << 16));
+  const uint32_t(&grid)[3] = target.step.launch.grid;
+  a.items = int(grid[1]);
+  a.workgroups = int(std::min<int64_t>(int64_t{grid[0]} * grid[1] * grid[2], 1 << 16));
   return a;
 }
-void pack(const Problem& p, const Args& args, void* workspace, void* kernarg) {
-  store(forward_kernarg(p, args, workspace), kernarg);
-}
-void pack_masked(const Problem& p, const Args& args, void* workspace, void* kernarg) {
-  store(attn_gfx942_mask_kernarg{forward_kernarg(p, args, workspace), mask_arrays(p, args)},
-        kernarg);
+template <bool masked>
+void pack(const Problem& p, const Args& args, const Target& target, Parameters* to) {
+  const attn_gfx942_forward_kernarg a = forward_kernarg(p, args, target);
+  if constexpr (masked)
+    store(attn_gfx942_mask_kernarg{a, mask_arrays(p, args)}, to);
+  else
+    store(a, to);
 }
 static_assert(ATTN_F32 == 1 && ATTN_F16 == 2 && ATTN_BF16 == 3);
 
-template <int dim>
-constexpr FirstKernel prepare = {.name = "prepare_gfx942_fp8",
-                                 .kernarg_bytes = sizeof(attn_gfx942_prepare_kernarg),
-                                 .shape = shape_prepare<dim>,
-                                 .pack = pack_prepare<dim>};
+constexpr const char* prepare_image = "prepare_gfx942_fp8";
 
-template <int dim, bool masked>
-constexpr DeviceKernel row = {.kernarg_bytes = masked ? sizeof(attn_gfx942_mask_kernarg)
-                                                      : sizeof(attn_gfx942_forward_kernarg),
-                              .static_shared_bytes = 8 * tile_keys * dim,  // four tiles of K and V
-                              .shape_forward = shape<dim, masked>,
-                              .pack_forward = masked ? pack_masked : pack,
-                              .first = &prepare<dim>};
+template <Text name, int dim, bool masked>
+Status make_recipe(const Problem& p, const DeviceInfo&, Recipe* recipe) {
+  ATTN_TRY(check(p, masked));
+  recipe->workspace = size_t(workspace_tiles(p) * p.heads_kv * 2 * tile_keys * dim);
+  const Launch launch = {.grid = {xcds, uint32_t(grid_items(p)), uint32_t(grid_units(p))},
+                         .block = {512, 1, 1}};
+  if (is_empty(launch)) return {};
+  recipe->steps.reserve(2);
+  recipe->steps.push_back({
+      .image = prepare_image,
+      .kernarg_bytes = sizeof(attn_gfx942_prepare_kernarg),
+      .launch = {.grid = {uint32_t(ceil_div(p.segment[0].seqlen, tile_keys)), uint32_t(p.heads_kv),
+                          uint32_t(p.batch)},
+                 .block = {dim, 1, 1}},
+      .pack = pack_of<pack_prepare<dim>>,
+  });
+  recipe->steps.push_back({
+      .image = name_of<name>.text,
+      .kernarg_bytes =
+          masked ? sizeof(attn_gfx942_mask_kernarg) : sizeof(attn_gfx942_forward_kernarg),
+      .static_shared_bytes = 8 * tile_keys * dim,  // four tiles of K and V
+      .launch = launch,
+      .pack = pack_of<pack<masked>>,
+  });
+  return {};
+}
+
+// e4m3 in either form; q, k and v may differ in it.
+constexpr Limits limits(int64_t head_dim_max) {
+  constexpr uint32_t types = type_bit(ATTN_F8_E4M3FN) | type_bit(ATTN_F8_E4M3FNUZ);
+  return {.in_types = types,
+          .kv_types = types,
+          .out_types = float_types,
+          .flags = forward_flags,
+          .features = forward_features | feature_mixed_kv_types | feature_descale_tensor |
+                      feature_descale_head,
+          .head_dim = {.multiple = 16, .max = head_dim_max},
+          .head_dim_v = {.multiple = 16, .max = head_dim_max}};
+}
+
+template <Text name, int dim, bool masked>
+constexpr Kernel row() {
+  return {.name = name_of<name>.text,
+          .op = Op::forward,
+          .backend = ATTN_BACKEND_HIP,
+          .limits = masked ? with_block_mask(limits(dim)) : limits(dim),
+          .numerics = {.weights = ATTN_F8_E4M3FNUZ,
+                       .offset = 7,
+                       .lag = 0.9,
+                       .rows = 32,
+                       .keys = tile_keys,
+                       .last_tile_first = true,
+                       .rounded_sums = true},
+          .recipe = recipe_of<make_recipe<name, dim, masked>>,
+          .first_image = prepare_image};
+}
+
+constinit const Kernel rows[] = {
+    row<"fwd_gfx942_fp8_d64", 64, false>(),
+    row<"fwd_gfx942_fp8_d128", 128, false>(),
+    row<"fwd_gfx942_fp8_d64_mask", 64, true>(),
+    row<"fwd_gfx942_fp8_d128_mask", 128, true>(),
+};
 
 }  // namespace
 
-constinit const DeviceKernel fwd_gfx942_fp8_d64_kernel = row<64, false>;
-constinit const DeviceKernel fwd_gfx942_fp8_d128_kernel = row<128, false>;
-constinit const DeviceKernel fwd_gfx942_fp8_d64_mask_kernel = row<64, true>;
-constinit const DeviceKernel fwd_gfx942_fp8_d128_mask_kernel = row<128, true>;
+std::span<const Kernel> gfx942_forward_rows() {
+  return rows;
+}
 
 }  // namespace attn

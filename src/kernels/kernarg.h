@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "attn/attn.h"
-#include "kernels/device_kernel.h"
+#include "kernels/kernel.h"
 #include "kernels/shared/types.h"
 
 namespace attn {
@@ -26,9 +26,9 @@ inline void set(long long (&to)[3], const attn_strides& from) {
 }
 
 template <class T>
-void store(const T& parameters, void* kernarg) {
-  static_assert(sizeof parameters <= max_kernarg_bytes);
-  std::memcpy(kernarg, &parameters, sizeof parameters);
+void store(const T& kernarg, Parameters* to) {
+  static_assert(sizeof kernarg <= max_kernarg_bytes);
+  std::memcpy(to->kernarg, &kernarg, sizeof kernarg);
 }
 
 }  // namespace attn

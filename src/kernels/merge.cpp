@@ -1,54 +1,27 @@
-// The host side of kernels/sm80/merge_sm80.cu and asm/gfx942/merge_gfx942.s.
+// The kernels merge_*.
 #include <algorithm>
 
+#include "cpu/kernels.h"
+#include "kernels/families.h"
 #include "kernels/kernarg.h"
+#include "kernels/limits.h"
 #include "kernels/shared/merge_args.h"
+#include "problem/operations.h"
 
 namespace attn {
 namespace {
 
-int64_t rows(const attn_merge_problem& p) {
+int64_t rows(const MergeProblem& p) {
   return p.batch * p.heads_q * p.seqlen_q;
 }
 
-Status limit_parts(const char* kernel, const attn_merge_problem& p) {
+Status limit_parts(const char* kernel, const MergeProblem& p) {
   if (p.num_parts <= attn_merge_max_parts) return {};
   return unsupported(kernel, ": num_parts is ", p.num_parts, "; accepted: up to ",
                      int(attn_merge_max_parts));
 }
 
-Status shape_sm80(const attn_merge_problem& p, const DeviceInfo&, Launch* launch) {
-  ATTN_TRY(limit_parts("merge_sm80", p));
-  const int64_t blocks = (rows(p) + attn_merge_warps - 1) / attn_merge_warps;
-  if (blocks > max_grid) {
-    return unsupported("merge_sm80: batch * heads_q * seqlen_q is ", rows(p), "; accepted: up to ",
-                       max_grid * attn_merge_warps);
-  }
-  launch->grid[0] = uint32_t(blocks);
-  launch->block[0] = 32 * attn_merge_warps;
-  return {};
-}
-
-// HIP's limits: a grid has fewer than 2^32 work items along x, 2^16 workgroups along y and z.
-Status shape_gfx942(const attn_merge_problem& p, const DeviceInfo&, Launch* launch) {
-  constexpr int64_t max_y = (1 << 16) - 1, max_seqlen = int64_t{1} << 25;
-  constexpr int64_t max_head_dim = int64_t{1} << 28;  // offsets in a row are 32 bits of bytes
-  ATTN_TRY(limit_parts("merge_gfx942", p));
-  if (p.seqlen_q > max_seqlen || p.heads_q > max_y || p.batch > max_y)
-    return unsupported("merge_gfx942: batch ", p.batch, ", heads_q ", p.heads_q, ", seqlen_q ",
-                       p.seqlen_q, "; accepted: batch and heads_q up to ", max_y,
-                       ", seqlen_q up to ", max_seqlen);
-  if (p.head_dim_v > max_head_dim)
-    return unsupported("merge_gfx942: head_dim_v ", p.head_dim_v, "; accepted: up to ",
-                       max_head_dim);
-  launch->grid[0] = uint32_t((p.seqlen_q + attn_merge_warps - 1) / attn_merge_warps);
-  launch->grid[1] = uint32_t(p.heads_q);
-  launch->grid[2] = uint32_t(p.batch);
-  launch->block[0] = 64 * attn_merge_warps;
-  return {};
-}
-
-void pack(const attn_merge_problem& p, const attn_merge_args& args, void* kernarg) {
+void pack(const MergeProblem& p, const attn_merge_args& args, const Target&, Parameters* to) {
   attn_merge_kernarg a{};
   std::copy_n(args.outs, p.num_parts, a.outs);
   std::copy_n(args.lses, p.num_parts, a.lses);
@@ -63,14 +36,78 @@ void pack(const attn_merge_problem& p, const attn_merge_args& args, void* kernar
   a.num_parts = p.num_parts;
   a.part_type = p.part_type;
   a.out_type = p.out_type;
-  store(a, kernarg);
+  store(a, to);
 }
+
+Step step(const char* image, const Launch& launch) {
+  return {.image = image,
+          .kernarg_bytes = sizeof(attn_merge_kernarg),
+          .launch = launch,
+          .pack = pack_of<pack>};
+}
+
+Status recipe_sm80(const MergeProblem& p, const DeviceInfo&, Recipe* recipe) {
+  ATTN_TRY(limit_parts("merge_sm80", p));
+  const int64_t blocks = ceil_div(rows(p), attn_merge_warps);
+  if (blocks > max_grid) {
+    return unsupported("merge_sm80: batch * heads_q * seqlen_q is ", rows(p), "; accepted: up to ",
+                       max_grid * attn_merge_warps);
+  }
+  recipe->steps.push_back(step(
+      "merge_sm80", {.grid = {uint32_t(blocks), 1, 1}, .block = {32 * attn_merge_warps, 1, 1}}));
+  return {};
+}
+
+// HIP's limits: a grid has fewer than 2^32 work items along x, 2^16 workgroups along y and z.
+Status recipe_gfx942(const MergeProblem& p, const DeviceInfo&, Recipe* recipe) {
+  constexpr int64_t max_y = (1 << 16) - 1, max_seqlen = int64_t{1} << 25;
+  constexpr int64_t max_head_dim = int64_t{1} << 28;  // offsets in a row are 32 bits of bytes
+  ATTN_TRY(limit_parts("merge_gfx942", p));
+  if (p.seqlen_q > max_seqlen || p.heads_q > max_y || p.batch > max_y)
+    return unsupported("merge_gfx942: batch ", p.batch, ", heads_q ", p.heads_q, ", seqlen_q ",
+                       p.seqlen_q, "; accepted: batch and heads_q up to ", max_y,
+                       ", seqlen_q up to ", max_seqlen);
+  if (p.head_dim_v > max_head_dim)
+    return unsupported("merge_gfx942: head_dim_v ", p.head_dim_v, "; accepted: up to ",
+                       max_head_dim);
+  recipe->steps.push_back(
+      step("merge_gfx942", {.grid = {uint32_t(ceil_div(p.seqlen_q, attn_merge_warps)),
+                                     uint32_t(p.heads_q), uint32_t(p.batch)},
+                            .block = {64 * attn_merge_warps, 1, 1}}));
+  return {};
+}
+
+constexpr Limits device_limits = {.in_types = float_types, .out_types = float_types};
+constexpr Limits host_limits = {
+    .in_types = float_types, .out_types = float_types, .features = feature_negative_strides};
+
+constinit const Kernel all_rows[] = {
+    {.name = "merge_reference",
+     .op = Op::merge,
+     .backend = ATTN_BACKEND_REFERENCE,
+     .limits = host_limits,
+     .host = &merge_reference_kernel},
+    {.name = "merge_cpu",
+     .op = Op::merge,
+     .backend = ATTN_BACKEND_CPU,
+     .limits = host_limits,
+     .host = &merge_cpu_kernel},
+    {.name = "merge_sm80",
+     .op = Op::merge,
+     .backend = ATTN_BACKEND_CUDA,
+     .limits = device_limits,
+     .recipe = recipe_of<recipe_sm80>},
+    {.name = "merge_gfx942",
+     .op = Op::merge,
+     .backend = ATTN_BACKEND_HIP,
+     .limits = device_limits,
+     .recipe = recipe_of<recipe_gfx942>},
+};
 
 }  // namespace
 
-const DeviceKernel merge_sm80_kernel = {
-    .kernarg_bytes = sizeof(attn_merge_kernarg), .shape_merge = shape_sm80, .pack_merge = pack};
-const DeviceKernel merge_gfx942_kernel = {
-    .kernarg_bytes = sizeof(attn_merge_kernarg), .shape_merge = shape_gfx942, .pack_merge = pack};
+std::span<const Kernel> merge_rows() {
+  return all_rows;
+}
 
 }  // namespace attn

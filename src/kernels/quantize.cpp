@@ -1,9 +1,13 @@
-// The host side of kernels/sm80/quantize_sm80.cu.
+// The kernels quantize_*.
 #include <algorithm>
 
 #include "core/dtype.h"
+#include "cpu/kernels.h"
+#include "kernels/families.h"
 #include "kernels/kernarg.h"
+#include "kernels/limits.h"
 #include "kernels/shared/quantize_args.h"
+#include "problem/operations.h"
 
 namespace attn {
 namespace {
@@ -14,7 +18,7 @@ static_assert(int(attn_quantize_one) == ATTN_SCALE_ONE &&
 
 constexpr int64_t most_blocks = 1 << 16;  // they go on to further work
 
-void set_groups(const attn_quantize_problem& p, attn_quantize_kernarg* a) {
+void set_groups(const QuantizeProblem& p, attn_quantize_kernarg* a) {
   const bool tensor = p.kind == ATTN_DESCALE_TENSOR;
   a->group_batch = tensor ? p.batch : 1;
   a->group_heads = tensor ? p.heads : 1;
@@ -25,21 +29,7 @@ void set_groups(const attn_quantize_problem& p, attn_quantize_kernarg* a) {
   a->groups = tensor ? 1 : p.batch * p.heads * a->seq_groups;
 }
 
-Status shape(const attn_quantize_problem& p, const DeviceInfo&, Launch* launch) {
-  attn_quantize_kernarg a{};
-  set_groups(p, &a);
-  int64_t blocks = a.groups;
-  if (p.scale != ATTN_SCALE_AMAX) {
-    constexpr int64_t threads = 32 * attn_quantize_warps;
-    const int64_t warps = p.batch * p.seqlen * p.heads * ((p.head_dim + 31) / 32);
-    blocks = std::max<int64_t>(warps / attn_quantize_warps, a.groups / threads) + 1;
-  }
-  launch->grid[0] = uint32_t(std::min(blocks, most_blocks));
-  launch->block[0] = 32 * attn_quantize_warps;
-  return {};
-}
-
-void pack(const attn_quantize_problem& p, const attn_quantize_args& args, void* kernarg) {
+void pack(const QuantizeProblem& p, const attn_quantize_args& args, const Target&, Parameters* to) {
   attn_quantize_kernarg a{};
   a.src = args.src;
   a.dst = args.dst;
@@ -57,12 +47,55 @@ void pack(const attn_quantize_problem& p, const attn_quantize_args& args, void* 
   a.dst_type = p.dst_type;
   a.scale = p.scale;
   a.saturate = p.saturate;
-  store(a, kernarg);
+  store(a, to);
 }
+
+Status recipe_sm80(const QuantizeProblem& p, const DeviceInfo&, Recipe* recipe) {
+  attn_quantize_kernarg a{};
+  set_groups(p, &a);
+  int64_t blocks = a.groups;
+  if (p.scale != ATTN_SCALE_AMAX) {
+    constexpr int64_t threads = 32 * attn_quantize_warps;
+    const int64_t warps = p.batch * p.seqlen * p.heads * ((p.head_dim + 31) / 32);
+    blocks = std::max<int64_t>(warps / attn_quantize_warps, a.groups / threads) + 1;
+  }
+  recipe->steps.push_back({
+      .image = "quantize_sm80",
+      .kernarg_bytes = sizeof(attn_quantize_kernarg),
+      .launch = {.grid = {uint32_t(std::min(blocks, most_blocks)), 1, 1},
+                 .block = {32 * attn_quantize_warps, 1, 1}},
+      .pack = pack_of<pack>,
+  });
+  return {};
+}
+
+constexpr Limits device_limits = {.in_types = float_types, .out_types = fp8_types | ggml_types};
+constexpr Limits host_limits = {.in_types = float_types,
+                                .out_types = fp8_types | ggml_types,
+                                .features = feature_negative_strides};
+
+constinit const Kernel rows[] = {
+    {.name = "quantize_reference",
+     .op = Op::quantize,
+     .backend = ATTN_BACKEND_REFERENCE,
+     .limits = host_limits,
+     .host = &quantize_reference_kernel},
+    {.name = "quantize_cpu",
+     .op = Op::quantize,
+     .backend = ATTN_BACKEND_CPU,
+     .limits = host_limits,
+     .host = &quantize_cpu_kernel},
+    {.name = "quantize_sm80",
+     .op = Op::quantize,
+     .backend = ATTN_BACKEND_CUDA,
+     .limits = device_limits,
+     .recipe = recipe_of<recipe_sm80>},
+};
 
 }  // namespace
 
-const DeviceKernel quantize_sm80_kernel = {
-    .kernarg_bytes = sizeof(attn_quantize_kernarg), .shape_quantize = shape, .pack_quantize = pack};
+std::span<const Kernel> quantize_rows() {
+  return rows;
+}
 
 }  // namespace attn

@@ -1,22 +1,22 @@
-// The host side of kernels/sm80.
-#include "kernels/sm80_forward.h"
-
+// The kernels fwd_sm80_*. They differ by the largest head_dim they take; _score: with softcap, bias
+// and ALiBi; _mask: with a block mask.
 #include <algorithm>
 #include <cmath>
 
 #include "kernels/cuda_forward.h"
+#include "kernels/families.h"
+#include "kernels/limits.h"
 #include "kernels/sm80/forward_args.h"
 #include "kernels/sm80/tiles.h"
 
 namespace attn {
 namespace {
 
-int64_t query_tiles(const Problem& p, const sm80::Tile& tile) {
-  return (p.seqlen_q + tile.rows - 1) / tile.rows;
-}
+template <bool masked>
+void pack(const Problem& p, const Args& args, const Target& target, Parameters* to);
 
-template <int head_dim, bool score, bool masked>
-Status shape(const Problem& p, const DeviceInfo& device, Launch* launch, size_t* workspace) {
+template <attn_dtype type, Text variant, int head_dim, bool score, bool masked>
+Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   constexpr sm80::Tile tile = sm80::tile_of(head_dim, score);
   constexpr int shared = sm80::shared_bytes(tile, head_dim);
   constexpr int with_static = shared + sm80::static_shared_bytes(masked);
@@ -33,19 +33,25 @@ Status shape(const Problem& p, const DeviceInfo& device, Launch* launch, size_t*
     return unsupported("seqlen is ", std::max(p.seqlen_q, p.seqlen_kv),
                        "; accepted with a block mask: up to ", max_length);
   }
-  const int64_t pairs = p.batch * p.heads_q, tiles = query_tiles(p, tile);
+  const int64_t pairs = p.batch * p.heads_q, tiles = ceil_div(p.seqlen_q, tile.rows);
   if (pairs > max_grid || pairs * tiles > max_grid) {
     return unsupported("batch * heads_q * ceil(seqlen_q / ", tile.rows, ") is ", pairs, " * ",
                        tiles, "; accepted: up to ", max_grid);
   }
-  launch->grid[0] = uint32_t(forward_blocks(p, pairs * tiles));
-  launch->block[0] = tile.threads();
-  launch->shared_bytes = shared;
-  *workspace = 0;
+  recipe->steps.push_back({
+      .image = kernel_name<"fwd_sm80_", type, variant>.text,
+      .kernarg_bytes = masked ? sizeof(attn_sm80_mask_kernarg) : sizeof(attn_sm80_forward_kernarg),
+      .static_shared_bytes = sm80::static_shared_bytes(masked),
+      .launch = {.grid = {uint32_t(forward_blocks(p, pairs * tiles)), 1, 1},
+                 .block = {uint32_t(tile.threads()), 1, 1},
+                 .shared_bytes = shared},
+      .pack = pack_of<pack<masked>>,
+  });
   return {};
 }
 
-void set_forward(const Problem& p, const Args& args, attn_sm80_forward_kernarg* kernarg) {
+void set_forward(const Problem& p, const Args& args, const DeviceInfo& device,
+                 attn_sm80_forward_kernarg* kernarg) {
   attn_sm80_forward_kernarg& a = *kernarg;
   a.q = args.q;
   a.out = args.out;
@@ -68,7 +74,7 @@ void set_forward(const Problem& p, const Args& args, attn_sm80_forward_kernarg* 
   a.bias_type = p.bias_type;
   a.split_invariant = p.has(ATTN_SPLIT_INVARIANT);
   a.num_segments = p.num_segments;
-  a.chunk = pairs_in_l2(p, 24 << 20);  // large devices have 40 MB and more
+  a.chunk = pairs_in_l2(p, 24 << 20, device);
   a.scale = p.scale;
   a.unit = std::max(std::abs(p.scale) * 1.44269504f, 1e-37f);  // log2(e)
   a.softcap = p.softcap;
@@ -84,42 +90,61 @@ void set_forward(const Problem& p, const Args& args, attn_sm80_forward_kernarg* 
   }
 }
 
-void pack(const Problem& p, const Args& args, void*, void* kernarg) {
-  attn_sm80_forward_kernarg a{};
-  set_forward(p, args, &a);
-  store(a, kernarg);
-}
-void pack_masked(const Problem& p, const Args& args, void*, void* kernarg) {
-  attn_sm80_mask_kernarg a{};
-  set_forward(p, args, &a);
-  a.block_mask = mask_arrays(p, args);
-  store(a, kernarg);
+template <bool masked>
+void pack(const Problem& p, const Args& args, const Target& target, Parameters* to) {
+  std::conditional_t<masked, attn_sm80_mask_kernarg, attn_sm80_forward_kernarg> a{};
+  set_forward(p, args, target.device, &a);
+  if constexpr (masked) a.block_mask = mask_arrays(p, args);
+  store(a, to);
 }
 
-template <int head_dim, bool score>
-constexpr DeviceKernel row = {.kernarg_bytes = sizeof(attn_sm80_forward_kernarg),
-                              .static_shared_bytes = sm80::static_shared_bytes(false),
-                              .shape_forward = shape<head_dim, score, false>,
-                              .pack_forward = pack};
-template <int head_dim, bool score>
-constexpr DeviceKernel masked_row = {.kernarg_bytes = sizeof(attn_sm80_mask_kernarg),
-                                     .static_shared_bytes = sm80::static_shared_bytes(true),
-                                     .shape_forward = shape<head_dim, score, true>,
-                                     .pack_forward = pack_masked};
+// q, k and v are of one type.
+constexpr Limits limits(attn_dtype type, int64_t head_dim_max, bool score) {
+  return {.in_types = type_bit(type),
+          .kv_types = type_bit(type),
+          .out_types = float_types,
+          .flags = forward_flags | ATTN_SPLIT_INVARIANT | (score ? uint32_t{ATTN_ALIBI} : 0u),
+          .features =
+              forward_features | feature_segments | (score ? feature_softcap | feature_bias : 0u),
+          .head_dim = {.multiple = 8, .max = head_dim_max},
+          .head_dim_v = {.multiple = 8, .max = head_dim_max}};
+}
+
+template <attn_dtype type, Text variant, int head_dim, bool score = false, bool masked = false>
+constexpr Kernel row() {
+  constexpr sm80::Tile tile = sm80::tile_of(head_dim, score);
+  constexpr Limits takes = limits(type, head_dim, score);
+  return {.name = kernel_name<"fwd_sm80_", type, variant>.text,
+          .op = Op::forward,
+          .backend = ATTN_BACKEND_CUDA,
+          .limits = masked ? with_block_mask(takes) : takes,
+          .numerics = {.weights = type, .rows = tile.rows / tile.warps, .keys = tile.keys},
+          .recipe = recipe_of<make_recipe<type, variant, head_dim, score, masked>>};
+}
+
+constexpr bool score = true, masked = true;
+
+template <attn_dtype type>
+constexpr std::array rows = {
+    row<type, "d64", 64>(),
+    row<type, "d64_score", 64, score>(),
+    row<type, "d64_mask", 64, !score, masked>(),
+    row<type, "d64_score_mask", 64, score, masked>(),
+    row<type, "d128", 128>(),
+    row<type, "d128_score", 128, score>(),
+    row<type, "d128_mask", 128, !score, masked>(),
+    row<type, "d128_score_mask", 128, score, masked>(),
+    row<type, "d256", 256>(),
+    row<type, "d256_score", 256, score>(),
+    row<type, "d256_mask", 256, !score, masked>(),
+    row<type, "d256_score_mask", 256, score, masked>(),
+};
+constinit const std::array all_rows = both(rows<ATTN_BF16>, rows<ATTN_F16>);
 
 }  // namespace
 
-constinit const DeviceKernel fwd_sm80_d64_kernel = row<64, false>;
-constinit const DeviceKernel fwd_sm80_d64_score_kernel = row<64, true>;
-constinit const DeviceKernel fwd_sm80_d64_mask_kernel = masked_row<64, false>;
-constinit const DeviceKernel fwd_sm80_d64_score_mask_kernel = masked_row<64, true>;
-constinit const DeviceKernel fwd_sm80_d128_kernel = row<128, false>;
-constinit const DeviceKernel fwd_sm80_d128_score_kernel = row<128, true>;
-constinit const DeviceKernel fwd_sm80_d128_mask_kernel = masked_row<128, false>;
-constinit const DeviceKernel fwd_sm80_d128_score_mask_kernel = masked_row<128, true>;
-constinit const DeviceKernel fwd_sm80_d256_kernel = row<256, false>;
-constinit const DeviceKernel fwd_sm80_d256_score_kernel = row<256, true>;
-constinit const DeviceKernel fwd_sm80_d256_mask_kernel = masked_row<256, false>;
-constinit const DeviceKernel fwd_sm80_d256_score_mask_kernel = masked_row<256, true>;
+std::span<const Kernel> sm80_forward_rows() {
+  return all_rows;
+}
 
 }  // namespace attn

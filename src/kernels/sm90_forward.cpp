@@ -1,37 +1,36 @@
-// The host side of kernels/sm90.
-#include "kernels/sm90_forward.h"
-
+// The kernels fwd_sm90_*. They differ by the head dimensions they take. _score: with softcap and
+// ALiBi; _bias: with a bias too; _mask: with a block mask; _short, _long, _pair: other tiles, for
+// problems whose queries are few, long and causal, or many.
 #include <algorithm>
 
 #include "core/dtype.h"
 #include "kernels/cuda_forward.h"
+#include "kernels/families.h"
+#include "kernels/limits.h"
 #include "kernels/sm90/forward_args.h"
 #include "kernels/sm90/tiles.h"
 
 namespace attn {
 namespace {
 
-static_assert(sizeof(attn_sm90_mask_kernarg) <= max_kernarg_bytes);
-static_assert(sizeof(attn_sm90_bias_kernarg) <= max_kernarg_bytes);
 static_assert(sizeof(attn_tensor_map) == tensor_map_bytes);
 static_assert(max_tensor_maps == 1 + 2 * attn_sm90_max_segments);
-
-constexpr int64_t multiprocessors = 132;  // of an H100 or H200
 
 // Rows that the copy engine can count.
 constexpr int64_t max_rows = (int64_t{1} << 31) - 1;
 
+// What a kernel does to scores.
+enum class Scores { plain, masked, changed, biased };
+
 bool causal(const Problem& p) {
   return p.has(ATTN_CAUSAL) || p.has(ATTN_CAUSAL_TOP_LEFT);
 }
-// Of a (batch, head) pair.
-template <sm90::Tile tile>
-int64_t query_tiles(const Problem& p) {
-  return ceil_div(p.seqlen_q, tile.item_rows());
+int64_t items(const Problem& p, const sm90::Tile& tile) {
+  return p.batch * p.heads_q * ceil_div(p.seqlen_q, tile.item_rows());
 }
-template <sm90::Tile tile>
-int64_t items(const Problem& p) {
-  return p.batch * p.heads_q * query_tiles<tile>(p);
+int64_t multiprocessors(const Problem& p, const DeviceInfo& device) {
+  return p.max_sms > 0 ? std::min<int64_t>(p.max_sms, device.multiprocessors)
+                       : device.multiprocessors;
 }
 
 // The copy engine takes no stride of 0 between entries, nor one of 2^40 bytes.
@@ -46,19 +45,17 @@ Status check_strides(const char* name, const attn_strides& s, const int64_t (&si
 
 // (batch, head) pairs whose items stand together. Under a causal mask longest first: those whose K
 // and V the L2 holds beside all else, so that blocks which end early find long items of them left.
-unsigned pairs_together(const Problem& p) {
+unsigned pairs_together(const Problem& p, const DeviceInfo& device) {
   const int64_t pairs = p.batch * p.heads_q;
   if (pairs == 0 || !causal(p)) return 1;
-  return unsigned(ceil_div(pairs, ceil_div(pairs, pairs_in_l2(p, 32 << 20))));
+  return unsigned(ceil_div(pairs, ceil_div(pairs, pairs_in_l2(p, 32 << 20, device))));
 }
 
-template <sm90::Tile tile, bool score>
-Status shape(const Problem& p, const DeviceInfo& device, Launch* launch, size_t* workspace) {
-  constexpr int shared = tile.shared_bytes();
+Status check(const Problem& p, const DeviceInfo& device, const sm90::Tile& tile, Scores scores) {
   if (!device.tensor_maps)
     return unsupported("the driver has no cuTensorMapEncodeTiled of CUDA 12.0");
-  if (shared > device.shared_bytes_max)
-    return unsupported("it needs ", shared, " bytes of shared memory; the device has ",
+  if (tile.shared_bytes() > device.shared_bytes_max)
+    return unsupported("it needs ", tile.shared_bytes(), " bytes of shared memory; the device has ",
                        device.shared_bytes_max);
   if (p.num_segments > attn_sm90_max_segments)
     return unsupported("num_segments is ", p.num_segments, "; accepted: up to ",
@@ -67,8 +64,9 @@ Status shape(const Problem& p, const DeviceInfo& device, Launch* launch, size_t*
   if (p.seqlen_q > max_length || p.seqlen_kv > max_length)
     return unsupported("seqlen is ", std::max(p.seqlen_q, p.seqlen_kv), "; accepted: up to ",
                        max_length);
-  if (!score && p.scale <= 0) return unsupported("scale is ", p.scale, "; accepted: above 0");
-  const int64_t count = items<tile>(p);
+  if ((scores == Scores::plain || scores == Scores::masked) && p.scale <= 0)
+    return unsupported("scale is ", p.scale, "; accepted: above 0");
+  const int64_t count = items(p, tile);
   if (p.batch * p.heads_q > max_rows || count > max_rows)
     return unsupported("batch * heads_q * ceil(seqlen_q / ", tile.rows(), ") is ", count,
                        "; accepted: up to ", max_rows);
@@ -85,25 +83,25 @@ Status shape(const Problem& p, const DeviceInfo& device, Launch* launch, size_t*
     ATTN_TRY(check_strides("k", s.k_stride, size));
     ATTN_TRY(check_strides("v", s.v_stride, size));
   }
-  const int64_t blocks =
-      p.max_sms > 0 ? std::min<int64_t>(p.max_sms, device.multiprocessors) : device.multiprocessors;
-  if (blocks < tile.blocks)
+  if (multiprocessors(p, device) < tile.blocks)
     return unsupported("it runs on ", tile.blocks, " multiprocessors or more; max_sms is ",
                        p.max_sms);
-  launch->grid[0] =
-      uint32_t(std::min(forward_blocks(p, count), blocks / tile.blocks) * tile.blocks);
-  launch->block[0] = tile.threads();
-  launch->shared_bytes = shared;
-  launch->starts_early = true;
-  *workspace = 0;
-  if (tile.blocks == 1 && count > blocks)
-    *workspace = p.has(ATTN_BLOCK_MASK) ? sizeof(attn_sm90_order) : sizeof(unsigned);
   return {};
 }
 
+void set_bases(const Problem& p, const Args& args, const void** base) {
+  *base++ = args.q;
+  for (int32_t i = 0; i < p.num_segments; ++i) {
+    const attn_segment_args a = args.segment[i];
+    *base++ = a.k;
+    *base++ = a.v;
+  }
+}
+
 template <sm90::Tile tile>
-void pack(const Problem& p, const Args& args, void* workspace, void* kernarg) {
-  auto& a = *static_cast<attn_sm90_forward_kernarg*>(kernarg);
+void set_forward(const Problem& p, const Args& args, const Target& target,
+                 attn_sm90_forward_kernarg* kernarg) {
+  attn_sm90_forward_kernarg& a = *kernarg;
   a.out = args.out;
   a.lse = args.lse;
   a.cu_seqlens_q = p.q_layout == ATTN_PACKED ? args.cu_seqlens_q : nullptr;
@@ -119,9 +117,9 @@ void pack(const Problem& p, const Args& args, void* workspace, void* kernarg) {
   a.split_invariant = p.has(ATTN_SPLIT_INVARIANT);
   a.num_segments = p.num_segments;
   a.down = causal(p);
-  a.chunk = pairs_together(p);
-  a.items = unsigned(items<tile>(p));
-  a.taken = static_cast<unsigned*>(workspace);
+  a.chunk = pairs_together(p, target.device);
+  a.items = unsigned(items(p, tile));
+  a.taken = static_cast<unsigned*>(target.workspace);
   a.unit = std::max(p.scale * 1.44269504f, 1e-37f);  // log2(e)
   a.alibi_slopes = p.has(ATTN_ALIBI) ? args.alibi_slopes : nullptr;
   a.scale = p.scale;
@@ -129,14 +127,6 @@ void pack(const Problem& p, const Args& args, void* workspace, void* kernarg) {
   a.mask = p.range_mask();
   for (int32_t i = 0; i < p.num_segments; ++i)
     a.segment[i] = kv_lengths(p.segment[i], args.segment[i]);
-}
-
-template <sm90::Tile tile>
-void pack_masked(const Problem& p, const Args& args, void* workspace, void* kernarg) {
-  pack<tile>(p, args, workspace, kernarg);
-  auto& a = *static_cast<attn_sm90_mask_kernarg*>(kernarg);
-  a.block_mask = mask_arrays(p, args);
-  a.order = static_cast<attn_sm90_order*>(workspace);
 }
 
 // Whether keys lie side by side, two from an even one on at a multiple of the size of both.
@@ -148,74 +138,68 @@ bool bias_pairs(const Problem& p, const void* bias) {
          reinterpret_cast<uintptr_t>(bias) % size_t(dtype_bytes(p.bias_type, 2)) == 0;
 }
 
-template <sm90::Tile tile>
-void pack_biased(const Problem& p, const Args& args, void* workspace, void* kernarg) {
-  pack<tile>(p, args, workspace, kernarg);
-  auto& a = *static_cast<attn_sm90_bias_kernarg*>(kernarg);
-  const bool any = p.bias_type != ATTN_DTYPE_NONE;
-  a.bias = any ? args.bias : nullptr;
-  std::copy_n(p.bias_stride, 4, a.bias_stride);
-  a.bias_type = p.bias_type;
-  a.bias_pairs = any && bias_pairs(p, args.bias);
+template <Scores scores>
+using Kernarg =
+    std::conditional_t<scores == Scores::masked, attn_sm90_mask_kernarg,
+                       std::conditional_t<scores == Scores::biased, attn_sm90_bias_kernarg,
+                                          attn_sm90_forward_kernarg>>;
+
+template <sm90::Tile tile, Scores scores>
+void pack(const Problem& p, const Args& args, const Target& target, Parameters* to) {
+  static_assert(sizeof(Kernarg<scores>) <= max_kernarg_bytes);
+  set_bases(p, args, to->map_base);
+  auto& a = *reinterpret_cast<Kernarg<scores>*>(to->kernarg);
+  set_forward<tile>(p, args, target, &a);
+  if constexpr (scores == Scores::masked) {
+    a.block_mask = mask_arrays(p, args);
+    a.order = static_cast<attn_sm90_order*>(target.workspace);
+  }
+  if constexpr (scores == Scores::biased) {
+    const bool any = p.bias_type != ATTN_DTYPE_NONE;
+    a.bias = any ? args.bias : nullptr;
+    std::copy_n(p.bias_stride, 4, a.bias_stride);
+    a.bias_type = p.bias_type;
+    a.bias_pairs = any && bias_pairs(p, args.bias);
+  }
 }
 
-// Maps of empty tensors are never used; the driver wants sizes above 0.
-TensorMap tensor_map(const void* base, int64_t head_dim, int64_t rows, int64_t heads, int64_t batch,
+// Of 16-bit elements in panels of 64 columns. Maps of empty tensors are never used; the driver
+// wants sizes above 0.
+TensorMap tensor_map(int64_t head_dim, int64_t rows, int64_t heads, int64_t batch,
                      const attn_strides& stride, int box_rows) {
-  return {.base = base,
+  return {.rank = 4,
+          .element_bytes = 2,
           .size = {head_dim, std::max<int64_t>(1, rows), heads, batch},
           .stride = {2 * stride.seq, 2 * stride.head, 2 * stride.batch},
-          .rows = box_rows};
+          .box = {64, box_rows, 1, 1}};
 }
 
-template <sm90::Tile tile>
-int maps(const Problem& p, const Args& args, TensorMap (&to)[max_tensor_maps]) {
-  int count = 0;
+std::vector<TensorMap> maps_of(const Problem& p, const sm90::Tile& tile) {
+  std::vector<TensorMap> maps;
+  maps.reserve(1 + 2 * p.num_segments);
   const bool packed = p.q_layout == ATTN_PACKED;
-  to[count++] = tensor_map(args.q, p.head_dim, packed ? p.total_q : p.seqlen_q, p.heads_q,
-                           packed ? 1 : p.batch, p.q_stride, tile.q_part_rows());
-  for (int32_t i = 0; i < p.num_segments; ++i) {
-    const attn_segment& s = p.segment[i];
+  maps.push_back(tensor_map(p.head_dim, packed ? p.total_q : p.seqlen_q, p.heads_q,
+                            packed ? 1 : p.batch, p.q_stride, tile.q_part_rows()));
+  for (const attn_segment& s : p.segment) {
     const bool packed = s.layout == ATTN_PACKED;
     const int64_t rows = packed ? s.total : s.seqlen, batch = packed ? 1 : p.batch;
-    to[count++] = tensor_map(args.segment[i].k, p.head_dim, rows, p.heads_kv, batch, s.k_stride,
-                             tile.loaded_keys());
-    to[count++] = tensor_map(args.segment[i].v, p.head_dim_v, rows, p.heads_kv, batch, s.v_stride,
-                             tile.loaded_keys());
+    maps.push_back(tensor_map(p.head_dim, rows, p.heads_kv, batch, s.k_stride, tile.loaded_keys()));
+    maps.push_back(
+        tensor_map(p.head_dim_v, rows, p.heads_kv, batch, s.v_stride, tile.loaded_keys()));
   }
-  return count;
+  return maps;
 }
 
-template <sm90::Tile tile, bool score = false>
-constexpr DeviceKernel row(std::string (*passed_over)(const Problem&) = nullptr) {
-  return {.kernarg_bytes = sizeof(attn_sm90_forward_kernarg),
-          .passed_over = passed_over,
-          .shape_forward = shape<tile, score>,
-          .maps_forward = maps<tile>,
-          .pack_forward = pack<tile>};
+// Why a later kernel serves a problem better; "": none does.
+using PassedOver = std::string (*)(const Problem&, const DeviceInfo&, const sm90::Tile&);
+std::string never(const Problem&, const DeviceInfo&, const sm90::Tile&) {
+  return "";
 }
-
-template <sm90::Tile tile>
-constexpr DeviceKernel masked_row() {
-  DeviceKernel kernel = row<tile>();
-  kernel.kernarg_bytes = sizeof(attn_sm90_mask_kernarg);
-  kernel.pack_forward = pack_masked<tile>;
-  return kernel;
-}
-
-template <sm90::Tile tile>
-constexpr DeviceKernel biased_row() {
-  DeviceKernel kernel = row<tile, true>();
-  kernel.kernarg_bytes = sizeof(attn_sm90_bias_kernarg);
-  kernel.pack_forward = pack_biased<tile>;
-  return kernel;
-}
-
 // Smaller tiles of queries, as long as each multiprocessor has one at most.
-std::string too_many(const Problem& p) {
-  const int64_t count = items<sm90::tile_d64_short>(p);
-  if (count <= multiprocessors) return "";
-  return join("for ", count, " tiles of 64 queries, more than ", multiprocessors,
+std::string too_many(const Problem& p, const DeviceInfo& device, const sm90::Tile& tile) {
+  const int64_t count = items(p, tile), most = multiprocessors(p, device);
+  if (count <= most) return "";
+  return join("for ", count, " tiles of ", tile.item_rows(), " queries, more than ", most,
               ", a later kernel is faster");
 }
 std::string shorter_than(int64_t least, const Problem& p) {
@@ -224,15 +208,15 @@ std::string shorter_than(int64_t least, const Problem& p) {
 }
 // Its larger tile costs more at the ends of sequences than it spares between them if they are
 // short, and spares nothing where all items are equally long (docs/hopper.md).
-std::string too_short(const Problem& p) {
+std::string too_short(const Problem& p, const DeviceInfo&, const sm90::Tile&) {
   if (!causal(p)) return "without a causal mask a later kernel is as fast";
   return shorter_than(8192, p);
 }
 
 // Two blocks that share K and V take as long as the one that has more to do, and their items in a
 // fixed order; what sharing spares shows where nearly all is read from the L2 (docs/hopper.md).
-template <sm90::Tile tile, int64_t least>
-std::string shares_little(const Problem& p) {
+template <int64_t least>
+std::string shares_little(const Problem& p, const DeviceInfo&, const sm90::Tile& tile) {
   if (causal(p) || p.has(ATTN_WINDOW))
     return "for causal masks and windows a later kernel is faster";
   if (p.q_layout == ATTN_PACKED || p.seqlen_q % tile.item_rows() != 0)
@@ -241,28 +225,93 @@ std::string shares_little(const Problem& p) {
   return shorter_than(least, p);
 }
 
+template <attn_dtype type, Text variant, sm90::Tile tile, Scores scores, PassedOver passed_over>
+Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
+  ATTN_TRY(check(p, device, tile, scores));
+  recipe->passed_over = passed_over(p, device, tile);
+  const int64_t count = items(p, tile), blocks = multiprocessors(p, device);
+  if (tile.blocks == 1 && count > blocks)
+    recipe->workspace = scores == Scores::masked ? sizeof(attn_sm90_order) : sizeof(unsigned);
+  const int64_t grid = std::min(forward_blocks(p, count), blocks / tile.blocks) * tile.blocks;
+  recipe->steps.push_back({
+      .image = kernel_name<"fwd_sm90_", type, variant>.text,
+      .kernarg_bytes = sizeof(Kernarg<scores>),
+      .launch = {.grid = {uint32_t(grid), 1, 1},
+                 .block = {uint32_t(tile.threads()), 1, 1},
+                 .shared_bytes = uint32_t(tile.shared_bytes()),
+                 .starts_early = true},
+      .maps = maps_of(p, tile),
+      .pack = pack_of<pack<tile, scores>>,
+  });
+  return {};
+}
+
+// q, k and v are of one type. split_invariant costs time that only the kernels that change scores
+// take.
+constexpr Limits limits(attn_dtype type, const sm90::Tile& tile, Scores scores) {
+  const bool changes = scores == Scores::changed || scores == Scores::biased;
+  const Limits limits = {
+      .in_types = type_bit(type),
+      .kv_types = type_bit(type),
+      .out_types = float_types,
+      .flags = forward_flags | (changes ? ATTN_ALIBI | ATTN_SPLIT_INVARIANT : 0u),
+      .features = forward_features | feature_segments | (changes ? feature_softcap : 0u) |
+                  (scores == Scores::biased ? feature_bias : 0u),
+      .head_dim = {.multiple = 8, .max = tile.head_dim},
+      .head_dim_v = {.multiple = 8, .max = tile.head_dim_v}};
+  return scores == Scores::masked ? with_block_mask(limits) : limits;
+}
+
+// Scores that are not changed go into the weights' exponents with one FMA, whose result is stated
+// for those whose bits it keeps (docs/numerics.md).
+constexpr int largest_score(attn_dtype type, Scores scores) {
+  if (scores == Scores::changed || scores == Scores::biased) return 127;
+  return type == ATTN_F16 ? 26 : 30;
+}
+
+template <attn_dtype type, Text variant, sm90::Tile tile, Scores scores = Scores::plain,
+          PassedOver passed_over = never>
+constexpr Kernel row() {
+  return {.name = kernel_name<"fwd_sm90_", type, variant>.text,
+          .op = Op::forward,
+          .backend = ATTN_BACKEND_CUDA,
+          .limits = limits(type, tile, scores),
+          .numerics = {.weights = type,
+                       .rows = 16,
+                       .keys = tile.keys,
+                       .largest_score = largest_score(type, scores)},
+          .recipe = recipe_of<make_recipe<type, variant, tile, scores, passed_over>>};
+}
+
+using enum Scores;
+template <attn_dtype type>
+constexpr std::array rows = {
+    row<type, "d64_short", sm90::tile_d64_short, plain, too_many>(),
+    row<type, "d64", sm90::tile_d64>(),
+    row<type, "d96", sm90::tile_d96>(),
+    row<type, "d128_pair", sm90::tile_d128_pair, plain, shares_little<8193>>(),
+    row<type, "d128_long", sm90::tile_d128_long, plain, too_short>(),
+    row<type, "d128", sm90::tile_d128>(),
+    row<type, "d192_dv128", sm90::tile_d192_dv128>(),
+    row<type, "d192", sm90::tile_d192>(),
+    row<type, "d256_pair", sm90::tile_d256_pair, plain, shares_little<4096>>(),
+    row<type, "d256", sm90::tile_d256>(),
+    row<type, "d64_mask", sm90::tile_d64_mask, masked>(),
+    row<type, "d128_mask", sm90::tile_d128_mask, masked>(),
+    row<type, "d256_mask", sm90::tile_d256_mask, masked>(),
+    row<type, "d64_score", sm90::tile_d64_score, changed>(),
+    row<type, "d128_score", sm90::tile_d128_score, changed>(),
+    row<type, "d256_score", sm90::tile_d256_score, changed>(),
+    row<type, "d64_bias", sm90::tile_d64_bias, biased>(),
+    row<type, "d128_bias", sm90::tile_d128_bias, biased>(),
+    row<type, "d256_bias", sm90::tile_d256_bias, biased>(),
+};
+constinit const std::array all_rows = both(rows<ATTN_BF16>, rows<ATTN_F16>);
+
 }  // namespace
 
-constinit const DeviceKernel fwd_sm90_d128_pair_kernel =
-    row<sm90::tile_d128_pair>(shares_little<sm90::tile_d128_pair, 8193>);
-constinit const DeviceKernel fwd_sm90_d256_pair_kernel =
-    row<sm90::tile_d256_pair>(shares_little<sm90::tile_d256_pair, 4096>);
-constinit const DeviceKernel fwd_sm90_d64_short_kernel = row<sm90::tile_d64_short>(too_many);
-constinit const DeviceKernel fwd_sm90_d64_kernel = row<sm90::tile_d64>();
-constinit const DeviceKernel fwd_sm90_d96_kernel = row<sm90::tile_d96>();
-constinit const DeviceKernel fwd_sm90_d128_long_kernel = row<sm90::tile_d128_long>(too_short);
-constinit const DeviceKernel fwd_sm90_d128_kernel = row<sm90::tile_d128>();
-constinit const DeviceKernel fwd_sm90_d192_dv128_kernel = row<sm90::tile_d192_dv128>();
-constinit const DeviceKernel fwd_sm90_d192_kernel = row<sm90::tile_d192>();
-constinit const DeviceKernel fwd_sm90_d256_kernel = row<sm90::tile_d256>();
-constinit const DeviceKernel fwd_sm90_d64_mask_kernel = masked_row<sm90::tile_d64_mask>();
-constinit const DeviceKernel fwd_sm90_d128_mask_kernel = masked_row<sm90::tile_d128_mask>();
-constinit const DeviceKernel fwd_sm90_d256_mask_kernel = masked_row<sm90::tile_d256_mask>();
-constinit const DeviceKernel fwd_sm90_d64_score_kernel = row<sm90::tile_d64_score, true>();
-constinit const DeviceKernel fwd_sm90_d128_score_kernel = row<sm90::tile_d128_score, true>();
-constinit const DeviceKernel fwd_sm90_d256_score_kernel = row<sm90::tile_d256_score, true>();
-constinit const DeviceKernel fwd_sm90_d64_bias_kernel = biased_row<sm90::tile_d64_bias>();
-constinit const DeviceKernel fwd_sm90_d128_bias_kernel = biased_row<sm90::tile_d128_bias>();
-constinit const DeviceKernel fwd_sm90_d256_bias_kernel = biased_row<sm90::tile_d256_bias>();
+std::span<const Kernel> sm90_forward_rows() {
+  return all_rows;
+}
 
 }  // namespace attn

@@ -6,6 +6,19 @@
 #include "problem/rules.h"
 
 namespace attn {
+namespace {
+
+// Of an operation from one tensor to another.
+void state_needs(attn_dtype in_type, const attn_strides& in_stride, attn_dtype out_type,
+                 const attn_strides& out_stride, int64_t batch, const char* kernel, AnyProblem* p) {
+  p->needs = {.in_type = in_type, .out_type = out_type};
+  if (is_negative(in_stride) || is_negative(out_stride))
+    p->needs.features = feature_negative_strides;
+  p->no_batch = batch == 0;
+  if (kernel) p->kernel_name = kernel;
+}
+
+}  // namespace
 
 Status make_merge_problem(const attn_merge_problem* in, MergeProblem* p) {
   ATTN_TRY(copy_versioned("problem", in, static_cast<attn_merge_problem*>(p)));
@@ -22,11 +35,14 @@ Status make_merge_problem(const attn_merge_problem* in, MergeProblem* p) {
                         {"seq", p->seqlen_q, &p->part_stride.seq},
                         {"head", p->heads_q, &p->part_stride.head}},
                        &p->part_bytes));
-  return make_tensor("out_stride", p->out_type, p->head_dim_v, true,
-                     {{"batch", p->batch, &p->out_stride.batch},
-                      {"seq", p->seqlen_q, &p->out_stride.seq},
-                      {"head", p->heads_q, &p->out_stride.head}},
-                     &p->out_bytes);
+  ATTN_TRY(make_tensor("out_stride", p->out_type, p->head_dim_v, true,
+                       {{"batch", p->batch, &p->out_stride.batch},
+                        {"seq", p->seqlen_q, &p->out_stride.seq},
+                        {"head", p->heads_q, &p->out_stride.head}},
+                       &p->out_bytes));
+  state_needs(p->part_type, p->part_stride, p->out_type, p->out_stride, p->batch, p->kernel, p);
+  p->kernel = nullptr;
+  return {};
 }
 
 Status check_merge_args(const MergeProblem& p, const attn_merge_args* in, bool host_memory,
@@ -90,11 +106,14 @@ Status make_quantize_problem(const attn_quantize_problem* in, QuantizeProblem* p
                         {"seq", p->seqlen, &p->src_stride.seq},
                         {"head", p->heads, &p->src_stride.head}},
                        &p->src_bytes));
-  return make_tensor("dst_stride", p->dst_type, p->head_dim, true,
-                     {{"batch", p->batch, &p->dst_stride.batch},
-                      {"seq", p->seqlen, &p->dst_stride.seq},
-                      {"head", p->heads, &p->dst_stride.head}},
-                     &p->dst_bytes);
+  ATTN_TRY(make_tensor("dst_stride", p->dst_type, p->head_dim, true,
+                       {{"batch", p->batch, &p->dst_stride.batch},
+                        {"seq", p->seqlen, &p->dst_stride.seq},
+                        {"head", p->heads, &p->dst_stride.head}},
+                       &p->dst_bytes));
+  state_needs(p->src_type, p->src_stride, p->dst_type, p->dst_stride, p->batch, p->kernel, p);
+  p->kernel = nullptr;
+  return {};
 }
 
 int64_t num_descales(const attn_quantize_problem& p) {
@@ -125,6 +144,14 @@ Status check_quantize_args(const QuantizeProblem& p, const attn_quantize_args* i
   ATTN_TRY(keep_apart(dst, src));
   ATTN_TRY(keep_apart(dst, descale));
   return p.scale == ATTN_SCALE_GIVEN ? Status{} : keep_apart(descale, src);
+}
+
+Status make_kv_append_problem(const attn_kv_append_problem* in, KvAppendProblem* p) {
+  ATTN_TRY(copy_versioned("problem", in, static_cast<attn_kv_append_problem*>(p)));
+  p->needs = {.in_type = p->new_type};
+  if (p->kernel) p->kernel_name = p->kernel;
+  p->kernel = nullptr;
+  return {};
 }
 
 }  // namespace attn

@@ -1,12 +1,15 @@
 #include "problem/problem.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "core/dtype.h"
 #include "problem/rules.h"
 
 namespace attn {
+
 namespace {
 
 constexpr int32_t max_segments = 1024;
@@ -150,6 +153,70 @@ Status check_offsets(Name name, const int32_t* values, int64_t batch, int64_t ca
     return invalid(name, "[", batch, "] is ", values[batch], "; accepted: up to ", total,
                    " tokens in the buffer");
   return {};
+}
+
+uint32_t descale_feature(attn_descale_kind kind) {
+  switch (kind) {
+    case ATTN_DESCALE_TENSOR:
+      return feature_descale_tensor;
+    case ATTN_DESCALE_HEAD:
+      return feature_descale_head;
+    case ATTN_DESCALE_BLOCK:
+      return feature_descale_block;
+    case ATTN_DESCALE_NONE:
+      break;
+  }
+  return 0;
+}
+
+bool aligned_strides(attn_dtype type, const attn_strides& stride) {
+  return dtype_bytes(type, stride.batch) % 16 == 0 && dtype_bytes(type, stride.seq) % 16 == 0 &&
+         dtype_bytes(type, stride.head) % 16 == 0;
+}
+
+// Of a problem with all else resolved.
+Needs needs_of(const Problem& p) {
+  uint32_t needed = descale_feature(p.q_descale);
+  if (p.softcap > 0) needed |= feature_softcap;
+  if (p.bias_type != ATTN_DTYPE_NONE) needed |= feature_bias;
+  if (p.q_layout == ATTN_PACKED) needed |= feature_packed_q;
+  if (p.num_segments > 1) needed |= feature_segments;
+  if (p.fixed_split > 0) needed |= feature_fixed_split;
+  const auto standard = [](int32_t size) { return size == 64 || size == 128; };
+  if (p.has(ATTN_BLOCK_MASK) && !(standard(p.block_q) && standard(p.block_k)))
+    needed |= feature_any_block_size;
+  bool negative = is_negative(p.q_stride) || is_negative(p.out_stride) ||
+                  (p.bias_type != ATTN_DTYPE_NONE &&
+                   std::any_of(p.bias_stride, p.bias_stride + 4, [](int64_t s) { return s < 0; }));
+  bool aligned = aligned_strides(p.q_type, p.q_stride) && aligned_strides(p.out_type, p.out_stride);
+  uint32_t k_types = 0, v_types = 0;
+  int64_t page_size = 0;
+  for (const attn_segment& s : p.segment) {
+    k_types |= type_bit(s.k_type);
+    v_types |= type_bit(s.v_type);
+    page_size = std::gcd(page_size, s.page_size);
+    if (s.layout == ATTN_PACKED) needed |= feature_packed_kv;
+    if (s.layout == ATTN_PAGED) needed |= feature_paged_kv;
+    if (s.has_seqlens) needed |= feature_seqlens;
+    if (s.k_type != s.v_type || s.k_type != p.segment[0].k_type) needed |= feature_mixed_kv_types;
+    needed |= descale_feature(s.k_descale) | descale_feature(s.v_descale);
+    negative = negative || is_negative(s.k_stride) || is_negative(s.v_stride);
+    aligned =
+        aligned && aligned_strides(s.k_type, s.k_stride) && aligned_strides(s.v_type, s.v_stride);
+  }
+  if (!aligned) needed |= feature_any_stride;
+  if (negative) needed |= feature_negative_strides;
+  return {.in_type = p.q_type,
+          .out_type = p.out_type,
+          .k_types = k_types,
+          .v_types = v_types,
+          .flags = p.flags,
+          .features = needed,
+          .head_dim = p.head_dim,
+          .head_dim_v = p.head_dim_v,
+          .seqlen_q = p.seqlen_q,
+          .group = p.group(),
+          .page_size = page_size};
 }
 
 std::string segment_prefix(int64_t count, int64_t i) {
@@ -361,6 +428,8 @@ Status make_problem(const attn_problem* in, Problem* p) {
 
   ATTN_TRY(make_bias(p));
   ATTN_TRY(make_block_mask(p));
+  p->needs = needs_of(*p);
+  p->no_batch = p->batch == 0;
   if (p->kernel) p->kernel_name = p->kernel;
   p->kernel = nullptr;
   return {};

@@ -7,6 +7,7 @@
 #include "core/ceil_div.h"
 #include "core/status.h"
 #include "kernels/shared/mask.h"
+#include "problem/any_problem.h"
 #include "problem/overlap.h"
 
 namespace attn {
@@ -14,18 +15,15 @@ namespace attn {
 // After make_problem: head_dim_v, out_type, scale, all strides, seqlen and total of each segment,
 // mask_batch and mask_heads hold their real values; window sides below 0 are -1; `segments` is
 // null, `segment` has them.
-struct Problem : attn_problem {
+struct Problem : AnyProblem, attn_problem {
   struct Segment : attn_segment {
     Footprint k_bytes, v_bytes;
   };
   std::vector<Segment> segment;
-  std::string kernel_name;  // "" = the plan chooses
-  int64_t seqlen_kv = 0;    // sum of the segments' capacities
+  int64_t seqlen_kv = 0;  // sum of the segments' capacities
   Footprint q_bytes, out_bytes, bias_bytes;
 
-  Problem() : attn_problem{} {}
-  Problem(const Problem&) = delete;
-  Problem& operator=(const Problem&) = delete;
+  Problem() : AnyProblem(Op::forward), attn_problem{} {}
   bool has(uint32_t flag) const { return (flags & flag) != 0; }
   int64_t group() const { return heads_q / heads_kv; }
   // Blocks of the block mask's grid.

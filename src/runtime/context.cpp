@@ -1,41 +1,36 @@
-#include "core/error.h"
-#include "kernels/device_kernel.h"
-#include "plan/plan.h"
+#include "runtime/context.h"
 
 namespace attn {
 
 Context::~Context() {
   for (const auto& [image, module] : modules_) driver->unload(module);
-  if (kernel_file_module) driver->unload(kernel_file_module);
+  if (file_module_) driver->unload(file_module_);
+}
+
+Machine Context::machine() const {
+  return {.backend = backend,
+          .threads = pool ? pool->threads() : 0,
+          .device = driver ? &driver->device() : nullptr,
+          .file = file_module_ ? this : nullptr};
 }
 
 Status Context::use_file(const char* path) {
-  ATTN_TRY(driver->load_file(path, &kernel_file_module));
-  kernel_file = path;
+  ATTN_TRY(driver->load_file(path, &file_module_));
+  file_ = path;
   return {};
 }
 
-std::string Context::without_code(const Kernel& kernel) const {
-  const Image* image;
-  if (!kernel_file_module) return find_image(kernel.name, driver->device().arch, &image).text;
+std::string Context::without(const char* image) const {
   Function function;
-  const Status found = driver->function(kernel_file_module, kernel.name, 0, &function);
-  return found.ok() ? "" : join(kernel_file, ": ", found.text);
+  const Status found = driver->function(file_module_, image, 0, &function);
+  return found.ok() ? "" : join(file_, ": ", found.text);
 }
 
-Status Context::function(const char* name, uint32_t kernarg_bytes, uint32_t static_shared_bytes,
-                         uint32_t shared_bytes, Function* function) {
-  const DeviceInfo& device = driver->device();
-  if (kernarg_bytes > max_kernarg_bytes)
-    return unsupported(name, ": ", kernarg_bytes, " bytes of parameters; accepted: up to ",
-                       max_kernarg_bytes);
-  const int64_t shared_total = int64_t{shared_bytes} + static_shared_bytes;
-  if (shared_total > device.shared_bytes_max)
-    return unsupported(name, ": needs ", shared_total, " bytes of shared memory; ", device.name,
-                       " has ", device.shared_bytes_max);
-  if (kernel_file_module) return driver->function(kernel_file_module, name, shared_bytes, function);
+Status Context::function(const Step& step, Function* function) {
+  const uint32_t shared_bytes = step.launch.shared_bytes;
+  if (file_module_) return driver->function(file_module_, step.image, shared_bytes, function);
   const Image* image;
-  ATTN_TRY(find_image(name, device.arch, &image));
+  ATTN_TRY(find_image(step.image, driver->device().arch, &image));
   std::lock_guard lock(mutex_);
   auto found = modules_.find(image);
   if (found == modules_.end()) {
@@ -43,16 +38,7 @@ Status Context::function(const char* name, uint32_t kernarg_bytes, uint32_t stat
     ATTN_TRY(driver->load(image->bytes(), &module));
     found = modules_.emplace(image, module).first;
   }
-  return driver->function(found->second, name, shared_bytes, function);
-}
-
-Status Context::function(const Kernel& kernel, uint32_t shared_bytes, Function* function) {
-  return this->function(kernel.name, kernel.device->kernarg_bytes,
-                        kernel.device->static_shared_bytes, shared_bytes, function);
-}
-
-Status Context::function(const FirstKernel& kernel, Function* function) {
-  return this->function(kernel.name, kernel.kernarg_bytes, kernel.static_shared_bytes, 0, function);
+  return driver->function(found->second, step.image, shared_bytes, function);
 }
 
 }  // namespace attn

@@ -32,7 +32,7 @@ void skip_once(const std::string& reason) {
 bool every_kernel_ran() {
   bool all = true;
   for (const Kernel& kernel : catalog()) {
-    if (!kernel.device) continue;
+    if (!kernel.recipe) continue;
     const attn_context* context = backend_of(kernel.backend).context;
     if (!context) continue;
     const Image* image = nullptr;
@@ -384,7 +384,7 @@ bool declined(const Kernel& kernel, const Outputs& outputs) {
 
 attn_dtype float_type_of(const Kernel& kernel) {
   for (attn_dtype type : {ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8_E4M3FNUZ}) {
-    if (kernel.limits.q_types & type_bit(type)) return type;
+    if (kernel.limits.in_types & type_bit(type)) return type;
   }
   return ATTN_DTYPE_NONE;
 }
@@ -553,7 +553,7 @@ int check_case(const Case& c, const std::vector<const Kernel*>& kernels) {
     ++ran;
     std::string error = got.error.empty() ? compare(c, data, *kernel, got, want) : got.error;
     // The largest of few errors scatters too much.
-    if (error.empty() && kernel->device && c.q_type != ATTN_F32 && want.out.size() >= 1000) {
+    if (error.empty() && kernel->recipe && c.q_type != ATTN_F32 && want.out.size() >= 1000) {
       if (rounded.out.empty()) rounded = rounded_formula(c, data);
       error = compare_with_rounded(c, data, got, want, rounded);
     }

@@ -47,6 +47,12 @@ void compare_rows(const Data& data, const Outputs& got, const Outputs& want,
   CHECK(wrong_lse == 0);
 }
 
+// As which the weights that are not 1 are rounded; FP8 kernels' are powers of two here.
+attn_dtype weights_of(const Kernel& kernel) {
+  const attn_dtype type = kernel.numerics.weights;
+  return type == ATTN_F16 || type == ATTN_BF16 ? type : ATTN_F32;
+}
+
 constexpr float none = -std::numeric_limits<float>::infinity();  // a sink as if there were none
 
 // ---- sinks -------------------------------------------------------------------------------------
@@ -104,13 +110,6 @@ TEST_CASE("sinks: rows with keys, sinks far above and below their scores") {
 }
 
 // ---- scores ------------------------------------------------------------------------------------
-
-// Up to which power of 2, in the log2 domain, a kernel has a stated result (docs/numerics.md).
-int largest_exponent(const Kernel& kernel, attn_dtype type) {
-  const bool by_fma_alone =
-      std::string(kernel.name).starts_with("fwd_sm90_") && !(kernel.limits.flags & ATTN_ALIBI);
-  return !by_fma_alone ? 127 : type == ATTN_F16 ? 26 : 30;
-}
 
 // q is 8, -8 or 0 in dim 0, k what `key` says, all else 0.
 template <class Key>
@@ -190,12 +189,12 @@ TEST_CASE("scores: the largest wins, whatever its size") {
             for (const Kernel* kernel : kernels_here(Op::forward, true)) {
               if (kernel->host && flags == ATTN_SPLIT_INVARIANT) continue;  // is no other way there
               if (emulated(*kernel) && exponent == 10) continue;
-              if (exponent + 6 > largest_exponent(*kernel, type)) continue;  // q k is up to 32
+              if (exponent + 6 > kernel->numerics.largest_score) continue;  // q k is up to 32
               const Outputs got =
                   run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
               if (declined(*kernel, got)) continue;
               INFO(kernel->name << " " << describe(c));
-              compare_rows(data, got, want, kernel->backend == ATTN_BACKEND_CUDA ? type : ATTN_F32);
+              compare_rows(data, got, want, weights_of(*kernel));
             }
           }
         }
@@ -249,12 +248,12 @@ TEST_CASE("scores: each key is above all before it, whatever their size") {
           }
         }
         for (const Kernel* kernel : kernels_here(Op::forward, true)) {
-          if (exponent + 9 > largest_exponent(*kernel, type)) continue;  // k is up to 240
+          if (exponent + 9 > kernel->numerics.largest_score) continue;  // k is up to 240
           const Outputs got =
               run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
           if (declined(*kernel, got)) continue;
           INFO(kernel->name << " " << describe(c));
-          compare_rows(data, got, want, kernel->backend == ATTN_BACKEND_CUDA ? type : ATTN_F32);
+          compare_rows(data, got, want, weights_of(*kernel));
         }
       }
     }

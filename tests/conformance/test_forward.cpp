@@ -109,7 +109,7 @@ TEST_CASE("forward: every combination of types") {
 
 TEST_CASE("forward: f32 stays below 2e-6 at sigma 1") {
   for (const Kernel* kernel : kernels_here(Op::forward, false)) {
-    if (!(kernel->limits.q_types & type_bit(ATTN_F32))) continue;
+    if (!(kernel->limits.in_types & type_bit(ATTN_F32))) continue;
     for (uint32_t flags : {0u, uint32_t(ATTN_CAUSAL)}) {
       Case c = shape("f32-sigma-1", 1, 2, 2, 128, 200, 1031);
       c.flags = flags;

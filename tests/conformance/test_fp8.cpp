@@ -20,7 +20,7 @@ constexpr attn_dtype fnuz = ATTN_F8_E4M3FNUZ, ocp = ATTN_F8_E4M3FN;
 std::vector<const Kernel*> fp8_kernels() {
   std::vector<const Kernel*> found;
   for (const Kernel* kernel : kernels_here(Op::forward, false)) {
-    if (kernel->device && (kernel->limits.q_types & (type_bit(fnuz) | type_bit(ocp))))
+    if (kernel->recipe && (kernel->limits.in_types & (type_bit(fnuz) | type_bit(ocp))))
       found.push_back(kernel);
   }
   return found;

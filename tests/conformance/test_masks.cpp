@@ -55,7 +55,7 @@ std::vector<const Kernel*> kernels_with_masks() {
 // Shapes and types that differ only for kernels of devices are run where there is one.
 bool worth_it(const std::vector<const Kernel*>& kernels, uint64_t number) {
   return number % 5 == 0 || std::any_of(kernels.begin(), kernels.end(), [](const Kernel* kernel) {
-           return kernel->device && (kernel->limits.flags & ATTN_BLOCK_MASK) && !emulated(*kernel);
+           return kernel->recipe && (kernel->limits.flags & ATTN_BLOCK_MASK) && !emulated(*kernel);
          });
 }
 
@@ -87,7 +87,7 @@ void check_shown(const Case& shaped, const std::vector<const Kernel*>& kernels) 
     const Case c = with_type(shaped, type);
     for (const Kernel* kernel : kernels) {
       if (float_type_of(*kernel) != type) continue;
-      if (c.head_dim % kernel->limits.head_dim_multiple != 0) continue;
+      if (c.head_dim % kernel->limits.head_dim.multiple != 0) continue;
       if (!data) want.emplace(c, data.emplace(make_data(c)));
       const Outputs got =
           run_forward(backend_of(kernel->backend), c, *data, kernel->name, ATTN_F32);

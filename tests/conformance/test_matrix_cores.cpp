@@ -80,7 +80,7 @@ Case random_case(uint64_t seed) {
 TEST_CASE("forward: random problems for matrix units") {
   const auto kernels = kernels_here(Op::forward, false);
   const auto on_device = [](const Kernel* kernel) {
-    return kernel->device && (kernel->limits.q_types & (type_bit(ATTN_F16) | type_bit(ATTN_BF16)));
+    return kernel->recipe && (kernel->limits.in_types & (type_bit(ATTN_F16) | type_bit(ATTN_BF16)));
   };
   // Host kernels have seen the like in test_forward.cpp.
   const bool device = std::any_of(kernels.begin(), kernels.end(), on_device);

@@ -35,7 +35,7 @@ int on_every_kernel(bool on_host, Use&& use) {
   for (const Kernel* kernel : kernels_here(Op::forward, true)) {
     if (kernel->host && !on_host) continue;
     for (attn_dtype type : {ATTN_F16, ATTN_BF16, ATTN_F8_E4M3FNUZ}) {
-      if (!(kernel->limits.q_types >> type & 1)) continue;
+      if (!(kernel->limits.in_types >> type & 1)) continue;
       INFO(kernel->name);
       ran += use(*kernel, type);
     }

@@ -56,7 +56,7 @@ Case case_for(const Kernel& kernel, const std::string& name, int64_t batch, int6
   c.batch = batch;
   c.heads_q = 4;
   c.heads_kv = 2;
-  c.head_dim = c.head_dim_v = std::min<int64_t>(kernel.limits.head_dim_max, 128);
+  c.head_dim = c.head_dim_v = std::min<int64_t>(kernel.limits.head_dim.max, 128);
   c.seqlen_q = seqlen_q;
   c.q_type = c.out_type = float_type_of(kernel);
   SegmentCase s;

@@ -63,8 +63,8 @@ TEST_CASE("cuda: every forward kernel on few problems") {
       ran += check_case(c, only);
     };
     Case full = case_for(*kernel, "few-full", 1, 140, 150);
-    full.head_dim = std::min<int64_t>(kernel->limits.head_dim_max, 256);
-    full.head_dim_v = std::min<int64_t>(kernel->limits.head_dim_v_max, 256);
+    full.head_dim = std::min<int64_t>(kernel->limits.head_dim.max, 256);
+    full.head_dim_v = std::min<int64_t>(kernel->limits.head_dim_v.max, 256);
     check(full);
 
     Case packed = full;
@@ -208,8 +208,8 @@ TEST_CASE("cuda: more items than blocks under uneven block masks") {
       c.max_sms = shape.max_sms;
       c.flags = shape.flags | ATTN_BLOCK_MASK;
       c.segments[0].lengths = {int32_t(shape.seqlen_kv), int32_t(shape.seqlen_kv / 3)};
-      c.block_q = kernel->limits.head_dim_max == 128 ? 128 : 64;
-      c.block_k = kernel->limits.head_dim_max == 64 ? 128 : 64;
+      c.block_q = kernel->limits.head_dim.max == 128 ? 128 : 64;
+      c.block_k = kernel->limits.head_dim.max == 64 ? 128 : 64;
       c.mask_per_head = true;
       const int64_t rows = shape.heads * ((shape.seqlen_q + c.block_q - 1) / c.block_q);
       const int64_t columns = (shape.seqlen_kv + c.block_k - 1) / c.block_k;
@@ -302,7 +302,7 @@ struct PackedCase {
   explicit PackedCase(const Kernel& on)
       : kernel(on),
         type(float_type_of(on)),
-        dim(std::min<int64_t>(on.limits.head_dim_max, 128)),
+        dim(std::min<int64_t>(on.limits.head_dim.max, 128)),
         q(random(1, total_q * heads_q * dim)),
         k(random(2, total_kv * heads_kv * dim)),
         v(random(3, total_kv * heads_kv * dim)) {}

@@ -161,7 +161,7 @@ class Document(unittest.TestCase):
                 (cls.folder / entry.name).symlink_to(entry)
 
     def shell(self, command):
-        environment = dict(os.environ, PATH=f"{BUILD / 'bin'}:{os.environ['PATH']}")
+        environment = dict(os.environ, PATH=f"{BUILD / 'bin'}:{os.environ['PATH']}", CMAKE_GENERATOR="Ninja")
         done = subprocess.run(["sh", "-ec", command], cwd=self.folder, env=environment, capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, f"{command}\n{done.stdout}{done.stderr}")
 

@@ -10,11 +10,10 @@
 #include <random>
 #include <stdexcept>
 
+#include "catalog/catalog.h"
 #include "core/dtype.h"
-#include "kernels/device_kernel.h"
 #include "kernels/gfx942_convert.h"
-#include "kernels/gfx942_forward.h"
-#include "problem/problem.h"
+#include "problem/operations.h"
 
 namespace attn::test {
 namespace {
@@ -30,6 +29,20 @@ struct Problem {
 
 void require(const Status& status) {
   if (!status.ok()) throw std::runtime_error(status.text);
+}
+
+// What the kernel's row makes of a problem.
+Recipe recipe_of(const std::string& kernel, const AnyProblem& p) {
+  Recipe recipe;
+  require(find_kernel(kernel.c_str())->recipe(p, {}, &recipe));
+  return recipe;
+}
+void fill(const Step& step, const AnyProblem& p, const void* args, void* workspace, Problem* to) {
+  Parameters parameters;
+  step.pack(p, args, {step, {}, workspace}, &parameters);
+  to->launch = step.launch;
+  const auto* bytes = reinterpret_cast<const std::byte*>(parameters.kernarg);
+  to->kernarg.assign(bytes, bytes + step.kernarg_bytes);
 }
 
 class Maker {
@@ -125,7 +138,7 @@ void* first_row(void* memory, int sign, int64_t rows, int64_t row_bytes) {
 Problem merge_problem(Memory& memory, uint32_t data, attn_dtype part, attn_dtype out, int parts,
                       int64_t dim, bool want_lse, int sign) {
   Maker m(memory, data);
-  attn_merge_problem p{};
+  MergeProblem p;
   p.batch = 2, p.heads_q = 3, p.seqlen_q = 6, p.head_dim_v = dim;
   p.num_parts = parts;
   p.part_type = part, p.out_type = out;
@@ -151,9 +164,7 @@ Problem merge_problem(Memory& memory, uint32_t data, attn_dtype part, attn_dtype
   args.lses = lses.data();
   args.out = first_row(m.output(rows * dim * dtype_bytes(out)), sign, rows, dim * dtype_bytes(out));
   args.lse = want_lse ? static_cast<float*>(m.output(rows * 4)) : nullptr;
-  require(merge_gfx942_kernel.shape_merge(p, {}, &m.problem.launch));
-  m.problem.kernarg.resize(merge_gfx942_kernel.kernarg_bytes);
-  merge_gfx942_kernel.pack_merge(p, args, m.problem.kernarg.data());
+  fill(recipe_of("merge_gfx942", p).steps[0], p, &args, nullptr, &m.problem);
   return std::move(m.problem);
 }
 
@@ -171,7 +182,7 @@ struct Convert {
 
 Problem convert_problem(Memory& memory, uint32_t data, const Convert& c) {
   Maker m(memory, data);
-  attn_quantize_problem p{};
+  QuantizeProblem p;
   p.batch = p.heads = c.kind == ATTN_DESCALE_BLOCK || c.dim > 64 ? 1 : 3;
   p.seqlen = c.kind == ATTN_DESCALE_BLOCK ? 137 : 9;
   if (c.short_rows) p.batch = 4, p.heads = 5, p.seqlen = 1;
@@ -208,9 +219,7 @@ Problem convert_problem(Memory& memory, uint32_t data, const Convert& c) {
   } else {
     args.descale = static_cast<float*>(m.output(64 * 4));
   }
-  require(convert_gfx942_kernel.shape_quantize(p, {}, &m.problem.launch));
-  m.problem.kernarg.resize(convert_gfx942_kernel.kernarg_bytes);
-  convert_gfx942_kernel.pack_quantize(p, args, m.problem.kernarg.data());
+  fill(recipe_of("convert_gfx942", p).steps[0], p, &args, nullptr, &m.problem);
   if (back) {
     attn_convert_kernarg a;
     std::memcpy(&a, m.problem.kernarg.data(), sizeof a);
@@ -371,7 +380,7 @@ void hide_nan(const Forward& f, int64_t dim, std::vector<uint8_t>* prepared) {
   }
 }
 
-Problem forward_problem(Memory& memory, uint32_t data, const DeviceKernel& kernel, bool prepare,
+Problem forward_problem(Memory& memory, uint32_t data, const std::string& kernel, bool prepare,
                         int64_t most_dim, const Forward& f) {
   Maker m(memory, data);
   attn_segment segment{};
@@ -435,8 +444,8 @@ Problem forward_problem(Memory& memory, uint32_t data, const DeviceKernel& kerne
   }
   attn::Problem p;
   require(make_problem(&in, &p));
-  size_t workspace = 0;
-  require(kernel.shape_forward(p, {}, &m.problem.launch, &workspace));
+  const Recipe recipe = recipe_of(kernel, p);
+  const size_t workspace = recipe.workspace;
   const auto floats = [&](size_t count, float size = 1) {
     std::vector<uint8_t> bytes(count * 4);
     for (size_t i = 0; i < count; ++i) {
@@ -458,10 +467,7 @@ Problem forward_problem(Memory& memory, uint32_t data, const DeviceKernel& kerne
     segment_args.k = m.input(codes(m, size_t(rows * in.head_dim), in.head_dim, f.kv_type, f.nan));
     segment_args.v =
         m.input(codes(m, size_t(rows * in.head_dim_v), in.head_dim_v, f.kv_type, f.nan));
-    kernel.first->shape(p, &m.problem.launch);
-    void* prepared = m.output(workspace);
-    m.problem.kernarg.resize(kernel.first->kernarg_bytes);
-    kernel.first->pack(p, args, prepared, m.problem.kernarg.data());
+    fill(recipe.steps[0], p, &args, m.output(workspace), &m.problem);
     return std::move(m.problem);
   }
   args.out = m.output(size_t(rows_q * in.heads_q * in.head_dim_v) * dtype_bytes(f.out_type));
@@ -473,8 +479,7 @@ Problem forward_problem(Memory& memory, uint32_t data, const DeviceKernel& kerne
     if (f.kinds.size() > 20) hide_nan(f, most_dim, &tiles);
   }
   void* prepared = m.input(tiles);
-  m.problem.kernarg.resize(kernel.kernarg_bytes);
-  kernel.pack_forward(p, args, prepared, m.problem.kernarg.data());
+  fill(recipe.steps[1], p, &args, prepared, &m.problem);
   return std::move(m.problem);
 }
 
@@ -625,37 +630,37 @@ std::vector<Forward> masked_forwards() {
   return all;
 }
 
-std::vector<MakeProblem> forward_problems(const DeviceKernel& kernel, bool prepare, int64_t dim,
+std::vector<MakeProblem> forward_problems(const std::string& kernel, bool prepare, int64_t dim,
                                           const std::vector<Forward>& list) {
   std::vector<MakeProblem> all;
   for (const Forward& f : list) {
-    all.push_back([&kernel, prepare, dim, f](Memory& memory, uint32_t data) {
+    all.push_back([kernel, prepare, dim, f](Memory& memory, uint32_t data) {
       return forward_problem(memory, data, kernel, prepare, dim, f);
     });
   }
   return all;
 }
 std::vector<MakeProblem> forward_d64_problems() {
-  return forward_problems(fwd_gfx942_fp8_d64_kernel, false, 64, forwards());
+  return forward_problems("fwd_gfx942_fp8_d64", false, 64, forwards());
 }
 std::vector<MakeProblem> forward_d128_problems() {
-  return forward_problems(fwd_gfx942_fp8_d128_kernel, false, 128, forwards());
+  return forward_problems("fwd_gfx942_fp8_d128", false, 128, forwards());
 }
 std::vector<MakeProblem> forward_d64_mask_problems() {
-  return forward_problems(fwd_gfx942_fp8_d64_mask_kernel, false, 64, masked_forwards());
+  return forward_problems("fwd_gfx942_fp8_d64_mask", false, 64, masked_forwards());
 }
 std::vector<MakeProblem> forward_d128_mask_problems() {
-  return forward_problems(fwd_gfx942_fp8_d128_mask_kernel, false, 128, masked_forwards());
+  return forward_problems("fwd_gfx942_fp8_d128_mask", false, 128, masked_forwards());
 }
 std::vector<MakeProblem> prepare_problems() {
   std::vector<MakeProblem> all;
-  for (const DeviceKernel* kernel : {&fwd_gfx942_fp8_d128_kernel, &fwd_gfx942_fp8_d64_kernel}) {
-    const int64_t dim = kernel == &fwd_gfx942_fp8_d64_kernel ? 64 : 128;
+  for (const int64_t dim : {128, 64}) {
+    const std::string kernel = "fwd_gfx942_fp8_d" + std::to_string(dim);
     std::vector<Forward> list = forwards();
     // Sequences that end in each of the 16 keys of a thread.
     for (int64_t keys = 1; keys < 16; ++keys)
       list.push_back({.dim = dim, .dim_v = dim, .seqlen_q = 1, .seqlen_kv = keys});
-    for (const MakeProblem& make : forward_problems(*kernel, true, dim, list)) all.push_back(make);
+    for (const MakeProblem& make : forward_problems(kernel, true, dim, list)) all.push_back(make);
   }
   return all;
 }

@@ -265,7 +265,7 @@ TEST_CASE("driver: modules, functions, launches", "[driver]") {
     launch.grid[0] = 3, launch.grid[1] = 4, launch.grid[2] = 5;
     launch.block[0] = 128, launch.block[1] = 2;
     launch.shared_bytes = 100000;
-    const std::string kernarg = "parameters, as they are";
+    std::string kernarg = "parameters, as they are";
     launch.kernarg = kernarg.data();
     launch.kernarg_bytes = kernarg.size();
     int stream = 0;
@@ -322,7 +322,7 @@ TEST_CASE("driver: a graph launches what was captured", "[driver]") {
     Launch launch;
     REQUIRE(driver->load(some_image, &module).ok());
     REQUIRE(driver->function(module, "some_kernel", 0, &launch.function).ok());
-    const int kernarg = 7;
+    int kernarg = 7;
     launch.kernarg = &kernarg;
     launch.kernarg_bytes = sizeof kernarg;
 

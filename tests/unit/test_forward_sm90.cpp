@@ -1,13 +1,14 @@
 // What the CUDA forward kernels get from their host side: blocks, workspace, parameters.
 #include <algorithm>
+#include <cstring>
 #include <random>
+#include <string>
 #include <vector>
 
+#include "catalog/catalog.h"
 #include "catch.h"
-#include "kernels/sm80_forward.h"
 #include "kernels/sm90/forward_args.h"
 #include "kernels/sm90/key_walk.h"
-#include "kernels/sm90_forward.h"
 #include "problem/problem.h"
 
 using namespace attn;
@@ -22,6 +23,20 @@ DeviceInfo hopper() {
   device.shared_bytes_max = 227 << 10;
   device.tensor_maps = true;
   return device;
+}
+
+const Kernel& kernel_of(const char* name) {
+  const Kernel* kernel = find_kernel(name);
+  REQUIRE(kernel);
+  return *kernel;
+}
+
+Recipe made_recipe(const char* kernel, const Problem& p) {
+  Recipe recipe;
+  REQUIRE(kernel_of(kernel).recipe(p, hopper(), &recipe).ok());
+  REQUIRE(recipe.steps.size() == 1);
+  CHECK(recipe.steps[0].image == std::string(kernel));
+  return recipe;
 }
 
 struct Planned {
@@ -48,19 +63,22 @@ void make(int64_t heads, int64_t seqlen, uint64_t flags, int64_t head_dim, int32
   REQUIRE(make_problem(&in, p).ok());
 }
 
-Planned planned(const DeviceKernel& kernel, int64_t heads, int64_t seqlen, uint64_t flags,
+Planned planned(const char* kernel, int64_t heads, int64_t seqlen, uint64_t flags,
                 int32_t max_sms = 0) {
   Problem p;
   make(heads, seqlen, flags, 128, max_sms, &p);
-  Launch launch;
+  const Recipe recipe = made_recipe(kernel, p);
+  const Step& step = recipe.steps[0];
   Planned result;
-  REQUIRE(kernel.shape_forward(p, hopper(), &launch, &result.workspace).ok());
-  result.blocks = launch.grid[0];
-  REQUIRE(kernel.kernarg_bytes <= sizeof result.kernarg);
+  result.workspace = recipe.workspace;
+  result.blocks = step.launch.grid[0];
+  REQUIRE(step.kernarg_bytes <= sizeof result.kernarg);
   Args args;
   attn_segment_args segment_args{};
   args.segment = &segment_args;
-  kernel.pack_forward(p, args, &result, &result.kernarg);
+  Parameters parameters;
+  step.pack(p, &args, {step, hopper(), &result}, &parameters);
+  std::memcpy(&result.kernarg, parameters.kernarg, step.kernarg_bytes);
   CHECK(result.kernarg.taken == static_cast<void*>(&result));
   return result;
 }
@@ -69,7 +87,7 @@ Planned planned(const DeviceKernel& kernel, int64_t heads, int64_t seqlen, uint6
 
 TEST_CASE("sm90 forward: the workspace of block masks has room for the items that are sorted",
           "[plan]") {
-  const DeviceKernel& kernel = fwd_sm90_d128_mask_kernel;
+  const char* kernel = "fwd_sm90_bf16_d128_mask";
   for (const auto& [heads, seqlen, max_sms] :
        {std::tuple{16, 8192, 0}, {1, 133 * 128 + 1, 0}, {3, 1000, 5}, {1, 4096 * 128, 0}}) {
     INFO(heads << " " << seqlen << " " << max_sms);
@@ -82,15 +100,15 @@ TEST_CASE("sm90 forward: the workspace of block masks has room for the items tha
 }
 
 TEST_CASE("sm90 forward: who takes items as they come needs their number alone", "[plan]") {
-  CHECK(planned(fwd_sm90_d128_kernel, 16, 8192, 0).workspace == sizeof(unsigned));
+  CHECK(planned("fwd_sm90_bf16_d128", 16, 8192, 0).workspace == sizeof(unsigned));
   // Each block has one item.
-  CHECK(planned(fwd_sm90_d128_mask_kernel, 1, 132 * 128, ATTN_BLOCK_MASK).workspace == 0);
-  CHECK(planned(fwd_sm90_d128_kernel, 1, 132 * 128, 0).workspace == 0);
+  CHECK(planned("fwd_sm90_bf16_d128_mask", 1, 132 * 128, ATTN_BLOCK_MASK).workspace == 0);
+  CHECK(planned("fwd_sm90_bf16_d128", 1, 132 * 128, 0).workspace == 0);
 }
 
 TEST_CASE("CUDA forward: rows of nobody are stored where no sequence can have a query", "[plan]") {
-  for (const DeviceKernel* kernel : {&fwd_sm80_d128_kernel, &fwd_sm80_d128_score_kernel,
-                                     &fwd_sm90_d128_kernel, &fwd_sm90_d128_pair_kernel}) {
+  for (const std::string kernel : {"fwd_sm80_bf16_d128", "fwd_sm80_bf16_d128_score",
+                                   "fwd_sm90_bf16_d128", "fwd_sm90_bf16_d128_pair"}) {
     for (const int64_t total : {0, 7}) {
       attn_segment segment{};
       segment.struct_size = sizeof segment;
@@ -105,35 +123,33 @@ TEST_CASE("CUDA forward: rows of nobody are stored where no sequence can have a 
       in.num_segments = 1, in.segments = &segment;
       Problem p;
       REQUIRE(make_problem(&in, &p).ok());
-      Launch launch;
-      size_t workspace;
-      REQUIRE(kernel->shape_forward(p, hopper(), &launch, &workspace).ok());
-      const uint32_t blocks = kernel == &fwd_sm90_d128_pair_kernel ? 2 : 1;
-      CHECK(launch.grid[0] == (total > 0 ? blocks : 0));
+      const Recipe recipe = made_recipe(kernel.c_str(), p);
+      const uint32_t blocks = kernel.ends_with("_pair") ? 2 : 1;
+      CHECK(recipe.steps[0].launch.grid[0] == (total > 0 ? blocks : 0));
     }
   }
 }
 
 // docs/hopper.md has what was measured.
 TEST_CASE("sm90 forward: which problems the tiles of 176 keys and clusters get", "[plan]") {
-  const auto takes = [](const DeviceKernel& kernel, int64_t seqlen, uint64_t flags = 0,
+  const auto takes = [](const char* kernel, int64_t seqlen, uint64_t flags = 0,
                         int64_t head_dim = 128) {
     Problem p;
     make(16, seqlen, flags, head_dim, 0, &p);
-    return kernel.passed_over(p).empty();
+    return made_recipe(kernel, p).passed_over.empty();
   };
-  CHECK(takes(fwd_sm90_d128_pair_kernel, 16384));
-  CHECK(!takes(fwd_sm90_d128_pair_kernel, 8192));
-  CHECK(!takes(fwd_sm90_d128_pair_kernel, 16384 + 128));
-  CHECK(!takes(fwd_sm90_d128_pair_kernel, 16384, ATTN_CAUSAL));
-  CHECK(!takes(fwd_sm90_d128_pair_kernel, 16384, ATTN_CAUSAL_TOP_LEFT));
-  CHECK(!takes(fwd_sm90_d128_pair_kernel, 16384, ATTN_WINDOW));
-  CHECK(takes(fwd_sm90_d256_pair_kernel, 4096, 0, 256));
-  CHECK(!takes(fwd_sm90_d256_pair_kernel, 2048, 0, 256));
-  CHECK(!takes(fwd_sm90_d256_pair_kernel, 4096, ATTN_WINDOW, 256));
-  CHECK(takes(fwd_sm90_d128_long_kernel, 8192, ATTN_CAUSAL));
-  CHECK(!takes(fwd_sm90_d128_long_kernel, 4096, ATTN_CAUSAL));
-  CHECK(!takes(fwd_sm90_d128_long_kernel, 16384));
+  CHECK(takes("fwd_sm90_bf16_d128_pair", 16384));
+  CHECK(!takes("fwd_sm90_bf16_d128_pair", 8192));
+  CHECK(!takes("fwd_sm90_bf16_d128_pair", 16384 + 128));
+  CHECK(!takes("fwd_sm90_bf16_d128_pair", 16384, ATTN_CAUSAL));
+  CHECK(!takes("fwd_sm90_bf16_d128_pair", 16384, ATTN_CAUSAL_TOP_LEFT));
+  CHECK(!takes("fwd_sm90_bf16_d128_pair", 16384, ATTN_WINDOW));
+  CHECK(takes("fwd_sm90_bf16_d256_pair", 4096, 0, 256));
+  CHECK(!takes("fwd_sm90_bf16_d256_pair", 2048, 0, 256));
+  CHECK(!takes("fwd_sm90_bf16_d256_pair", 4096, ATTN_WINDOW, 256));
+  CHECK(takes("fwd_sm90_bf16_d128_long", 8192, ATTN_CAUSAL));
+  CHECK(!takes("fwd_sm90_bf16_d128_long", 4096, ATTN_CAUSAL));
+  CHECK(!takes("fwd_sm90_bf16_d128_long", 16384));
 }
 
 TEST_CASE("sm90 forward: pairs that stand together have K and V of 32 MiB at most", "[plan]") {
@@ -142,8 +158,8 @@ TEST_CASE("sm90 forward: pairs that stand together have K and V of 32 MiB at mos
       for (const int64_t seqlen : {1, 300, 1024, 1100, 2048, 8192, 100000})
         for (const int32_t max_sms : {0, 1, 200}) {
           INFO(flags << " " << heads << " " << seqlen << " " << max_sms);
-          const DeviceKernel& kernel =
-              flags & ATTN_BLOCK_MASK ? fwd_sm90_d128_mask_kernel : fwd_sm90_d128_kernel;
+          const char* kernel =
+              flags & ATTN_BLOCK_MASK ? "fwd_sm90_bf16_d128_mask" : "fwd_sm90_bf16_d128";
           const attn_sm90_mask_kernarg a = planned(kernel, heads, seqlen, flags, max_sms).kernarg;
           const int64_t most = std::max<int64_t>(1, (32 << 20) / (seqlen * 2 * 128 * 2));
           CHECK(a.chunk >= 1);

@@ -14,7 +14,7 @@
 namespace attn::tools {
 namespace {
 
-constexpr WeightRule exact_rule{"", ATTN_DTYPE_NONE, 0, 0, 32, 64, false, false};
+constexpr Numerics exact_rule{.rows = 32};
 
 double value(const StressInputs& in, uint8_t code) {
   return attn::decode(attn::fp8_format(in.type), code);
@@ -63,13 +63,12 @@ std::vector<double> reference(const StressInputs& in) {
 TEST_CASE("fp8 stress: every kernel that takes FP8 has a rule for its weights") {
   constexpr uint32_t fp8 = type_bit(ATTN_F8_E4M3FN) | type_bit(ATTN_F8_E4M3FNUZ);
   for (const Kernel& kernel : attn::catalog()) {
-    if (kernel.op != Op::forward || !(kernel.limits.q_types & fp8)) continue;
+    if (kernel.op != Op::forward || !(kernel.limits.in_types & fp8)) continue;
     INFO(kernel.name);
-    const WeightRule* rule = weight_rule(kernel.name);
-    REQUIRE(rule != nullptr);
-    CHECK((rule->type == ATTN_DTYPE_NONE) == (kernel.host != nullptr));
+    const Numerics& rule = kernel.numerics;
+    CHECK((rule.weights == ATTN_DTYPE_NONE) == (kernel.host != nullptr));
     // A row's maximum may be the lag above m: its weight must stay finite.
-    CHECK(std::isfinite(rounded_weight(*rule, std::exp2(rule->offset + rule->lag))));
+    CHECK(std::isfinite(rounded_weight(rule, std::exp2(rule.offset + rule.lag))));
   }
 }
 
@@ -146,7 +145,7 @@ TEST_CASE("fp8 stress: the model without rounding is the reference") {
     const StressInputs in = make_inputs(case_of(options, name), options, ATTN_F8_E4M3FNUZ);
     const std::vector<double> want = reference(in);
     for (bool last_first : {false, true}) {
-      WeightRule rule = exact_rule;
+      Numerics rule = exact_rule;
       rule.last_tile_first = last_first;
       const std::vector<double> got = model_output(rule, in, ATTN_F64, pool);
       REQUIRE(got.size() == want.size());
@@ -158,8 +157,8 @@ TEST_CASE("fp8 stress: the model without rounding is the reference") {
 }
 
 // Two keys in two tiles of one key each, scores x0 and x1 in the log2 domain, values 1 and 0.
-double weight_of_first(WeightRule rule, double x0, double x1) {
-  rule.tile_keys = 1;
+double weight_of_first(Numerics rule, double x0, double x1) {
+  rule.keys = 1;
   rule.last_tile_first = false;
   ThreadPool pool(1);
   StressInputs in{ATTN_F8_E4M3FNUZ, 1, 2, 1, 1, {}, {}, {}};
@@ -171,7 +170,7 @@ double weight_of_first(WeightRule rule, double x0, double x1) {
 }
 
 TEST_CASE("fp8 stress: the model's weights, worked out by hand") {
-  const WeightRule rule = *weight_rule("fwd_gfx942_fp8_d128");
+  const Numerics rule = attn::find_kernel("fwd_gfx942_fp8_d128")->numerics;
   CHECK(rule.offset == 7);
   const double log2_e = 1 / std::log(2.0);
   const auto p = [](double x) {  // nearest of three bits, ties to even, for P from 2^-7 up
@@ -185,14 +184,14 @@ TEST_CASE("fp8 stress: the model's weights, worked out by hand") {
   // By more: the first, rounded as 2^7, is scaled without being rounded again.
   CHECK(std::abs(weight_of_first(rule, 0, 1) -
                  std::exp2(7 - log2_e) / (std::exp2(7 - log2_e) + 128)) < 1e-12);
-  WeightRule unrounded = rule;
-  unrounded.sum_rounded = false;
+  Numerics unrounded = rule;
+  unrounded.rounded_sums = false;
   CHECK(std::abs(weight_of_first(unrounded, 1, 0) - 128 / (128 + std::exp2(7 - log2_e))) < 1e-12);
 }
 
 TEST_CASE("fp8 stress: the model passes where its own error is above a fixed bound") {
   ThreadPool pool(0);
-  const WeightRule& rule = *weight_rule("fwd_gfx942_fp8_d128");
+  const Numerics& rule = attn::find_kernel("fwd_gfx942_fp8_d128")->numerics;
   struct {
     int64_t head_dim;
     uint64_t seed;
@@ -219,7 +218,7 @@ TEST_CASE("fp8 stress: the model passes where its own error is above a fixed bou
 // attn-fp8-stress --self-check has many choices.
 TEST_CASE("fp8 stress: the model passes every case, each planted bug fails one") {
   ThreadPool pool(0);
-  const WeightRule& rule = *weight_rule("fwd_gfx942_fp8_d128");
+  const Numerics& rule = attn::find_kernel("fwd_gfx942_fp8_d128")->numerics;
   for (const int64_t seqlen : {3, 96}) {
     const SelfCheck found = self_check(rule, {seqlen, 2, 16, 5}, pool);
     CHECK(found.cases == 215);
@@ -227,7 +226,7 @@ TEST_CASE("fp8 stress: the model passes every case, each planted bug fails one")
     for (size_t n = 0; n < found.bugs.size(); ++n) {
       INFO(planted_bugs[n].name << ", seqlen " << seqlen);
       // One tile has no other maximum than its own.
-      const bool can_show = planted_bugs[n].bug != Bug::tile_maximum || seqlen > rule.tile_keys;
+      const bool can_show = planted_bugs[n].bug != Bug::tile_maximum || seqlen > rule.keys;
       CHECK(found.bugs[n].changes == can_show);
       CHECK(found.bugs[n].failed.empty() != can_show);
     }

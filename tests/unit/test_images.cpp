@@ -4,7 +4,6 @@
 
 #include "catalog/catalog.h"
 #include "catch.h"
-#include "kernels/device_kernel.h"
 
 using namespace attn;
 
@@ -66,11 +65,10 @@ TEST_CASE("images: the best code for a device is found", "[catalog]") {
       // The largest kernel's code has 240 KB, PTX 360.
       CHECK(i.bytes().size() < 80000);
     }
-    // Of a row, or launched before a row's.
+    // Of a row, or of a step before a row's own.
     CHECK((find_kernel(i.name) != nullptr ||
            std::any_of(catalog().begin(), catalog().end(), [&](const Kernel& row) {
-             return row.device && row.device->first &&
-                    std::strcmp(row.device->first->name, i.name) == 0;
+             return row.first_image && std::strcmp(row.first_image, i.name) == 0;
            })));
   }
   if (find_image("merge_gfx942", "gfx942", &image).ok()) {

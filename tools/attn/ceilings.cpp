@@ -164,8 +164,8 @@ Ceiling read(Driver& driver, int repeats) {
   need_ok(driver.fill(data.get(), 1, bytes, nullptr));
   need_ok(driver.fill(sum.get(), 0, sizeof(unsigned), nullptr));
 
-  const attn_read_kernarg kernarg{data.get(), static_cast<long long>(bytes / 16),
-                                  static_cast<unsigned*>(sum.get())};
+  attn_read_kernarg kernarg{data.get(), static_cast<long long>(bytes / 16),
+                            static_cast<unsigned*>(sum.get())};
   Launch launch;
   need_ok(driver.function(module, "read_sm80", 0, &launch.function));
   launch.grid[0] = static_cast<uint32_t>(driver.device().multiprocessors * attn_read_blocks_per_sm);

@@ -36,8 +36,8 @@ unsigned long long bits_of(const Tensor& tensor, int64_t index) {
 
 }  // namespace
 
-void dump_worst_row(std::FILE* to, const WeightRule& rule, const StressInputs& in,
-                    const Tensor& out, attn_dtype out_type, std::span<const double> truth,
+void dump_worst_row(std::FILE* to, const Numerics& rule, const StressInputs& in, const Tensor& out,
+                    attn_dtype out_type, std::span<const double> truth,
                     std::span<const double> model) {
   const int64_t dim = in.head_dim, heads = in.heads;
   const auto got = [&](int64_t index) {
@@ -85,9 +85,9 @@ void dump_worst_row(std::FILE* to, const WeightRule& rule, const StressInputs& i
     const double score = scores[static_cast<size_t>(j)];
     const double exact = std::exp2(score - max + rule.offset);
     std::fprintf(to, "  key %lld: score %.9g, P %.9g", number(j), score, exact);
-    if (rule.type != ATTN_DTYPE_NONE)
+    if (attn::dtype_is_fp8(rule.weights))
       std::fprintf(to, " stored as %02x %.9g",
-                   attn::encode(attn::fp8_format(rule.type), exact, false),
+                   attn::encode(attn::fp8_format(rule.weights), exact, false),
                    rounded_weight(rule, exact));
     std::fprintf(to, ", v[%lld] %02x %.7g; k\n", number(column), at(in.v, j)[column],
                  value(in.type, at(in.v, j)[column]));

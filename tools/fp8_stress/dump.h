@@ -10,7 +10,7 @@
 namespace attn::tools {
 
 // The row whose element is furthest from the truth. out: as the kernel stored it.
-void dump_worst_row(std::FILE* to, const WeightRule& rule, const StressInputs& inputs,
+void dump_worst_row(std::FILE* to, const Numerics& rule, const StressInputs& inputs,
                     const Tensor& out, attn_dtype out_type, std::span<const double> truth,
                     std::span<const double> model);
 

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "attn/forward.h"
+#include "catalog/catalog.h"
 #include "core/dtype.h"
 #include "fp8_stress/dump.h"
 #include "fp8_stress/self_check.h"
@@ -87,15 +88,13 @@ class Stress {
       progress_.say(std::string(backend) + ": " + c.name);
       const StressInputs inputs = make_inputs(c, options_.stress, type_of(device.backend()));
       const ForwardResult result = run_on(device, inputs, ATTN_F32, progress_);
-      const WeightRule* rule = weight_rule(result.kernel);
-      if (!rule)
-        throw std::logic_error("the model knows no rule for the weights of " + result.kernel);
+      const attn::Numerics& rule = attn::find_kernel(result.kernel.c_str())->numerics;
       progress_.say(std::string(backend) + ": " + c.name + ", reference");
       const ForwardResult exact = run_on(reference_, inputs, ATTN_F64, progress_);
       const std::vector<double> truth(exact.out.as<double>(),
                                       exact.out.as<double>() + exact.out.elements());
       progress_.say(std::string(backend) + ": " + c.name + ", model");
-      const std::vector<double> model = model_output(*rule, inputs, ATTN_F32, pool_);
+      const std::vector<double> model = model_output(rule, inputs, ATTN_F32, pool_);
       const std::vector<double> out =
           decoded(ATTN_F32, result.out.data.get(), result.out.elements());
       double max_v = 0;
@@ -114,7 +113,7 @@ class Stress {
       } else {
         print(c, verdict);
         if (options_.dump && (!verdict.broken.empty() || !options_.selection.empty()))
-          dump_worst_row(stdout, *rule, inputs, result.out, ATTN_F32, truth, model);
+          dump_worst_row(stdout, rule, inputs, result.out, ATTN_F32, truth, model);
         std::fflush(stdout);
       }
     }
@@ -186,7 +185,7 @@ class Stress {
 
 // Random choices of what the options say, by the model alone; whether it passes and no bug does.
 bool check_self(const Options& options) {
-  const WeightRule& rule = *weight_rule("fwd_gfx942_fp8");
+  const attn::Kernel& kernel = *attn::find_kernel("fwd_gfx942_fp8_d128");
   constexpr size_t count = std::size(planted_bugs);
   attn::ThreadPool pool(0);
   Progress progress;
@@ -195,7 +194,7 @@ bool check_self(const Options& options) {
   for (uint64_t n = 0; n < static_cast<uint64_t>(options.choices); ++n) {
     progress.say("choice " + std::to_string(n + 1) + " of " + std::to_string(options.choices));
     const StressOptions choice = random_choice(options.stress.seed, n);
-    const SelfCheck found = self_check(rule, choice, pool);
+    const SelfCheck found = self_check(kernel.numerics, choice, pool);
     cases += found.cases;
     above += found.above;
     broken += static_cast<int64_t>(found.broken.size());
@@ -232,7 +231,7 @@ bool check_self(const Options& options) {
     return wrong.empty();
   }
   std::printf("the model of %s in the place of a kernel, %lld choices from seed %llu\n",
-              rule.kernel, static_cast<long long>(options.choices),
+              kernel.name, static_cast<long long>(options.choices),
               static_cast<unsigned long long>(options.stress.seed));
   std::printf("%-40s %6s %15s %6s\n", "choices in which a planted bug", "fails", "changes nothing",
               "passes");

@@ -10,13 +10,6 @@
 namespace attn::tools {
 namespace {
 
-constexpr WeightRule rules[] = {
-    // name, P, offset, lag, rows, keys of a tile, last tile first, sum of the rounded
-    {"fwd_gfx942_fp8", ATTN_F8_E4M3FNUZ, 7, 0.9, 32, 64, true, true},
-    {"cpu_", ATTN_DTYPE_NONE, 0, 0, 1, 64, false, false},
-    {"reference", ATTN_DTYPE_NONE, 0, 0, 1, 64, false, false},
-};
-
 // Values of codes, with the elements of one head together: [heads, seqlen, head_dim].
 std::vector<float> values_by_head(const std::vector<uint8_t>& codes, const StressInputs& in,
                                   int64_t seqlen, attn_dtype type) {
@@ -42,25 +35,19 @@ struct Row {
 
 }  // namespace
 
-const WeightRule* weight_rule(std::string_view kernel) {
-  for (const WeightRule& rule : rules)
-    if (kernel.starts_with(rule.kernel)) return &rule;
-  return nullptr;
-}
-
-double rounded_weight(const WeightRule& rule, double exact) {
-  if (rule.type == ATTN_DTYPE_NONE) return exact;
-  const attn::SmallFloat& format = attn::fp8_format(rule.type);
+double rounded_weight(const Numerics& rule, double exact) {
+  if (!attn::dtype_is_fp8(rule.weights)) return exact;
+  const attn::SmallFloat& format = attn::fp8_format(rule.weights);
   return attn::decode(format, attn::encode(format, exact, false));
 }
 
-std::vector<double> model_output(const WeightRule& kernel_rule, const StressInputs& in,
+std::vector<double> model_output(const Numerics& kernel_rule, const StressInputs& in,
                                  attn_dtype out_type, ThreadPool& pool, Bug bug) {
-  WeightRule rule = kernel_rule;
+  Numerics rule = kernel_rule;
   if (bug == Bug::small_weights) rule.offset = 3;
-  if (bug == Bug::late_sum) rule.sum_rounded = false;
+  if (bug == Bug::late_sum) rule.rounded_sums = false;
   const attn_dtype in_type = bug == Bug::ocp_codes ? ATTN_F8_E4M3FN : in.type;
-  const int64_t dim = in.head_dim, keys = rule.tile_keys;
+  const int64_t dim = in.head_dim, keys = rule.keys;
   const double scale = std::numbers::log2e / std::sqrt(static_cast<double>(dim));
   const std::vector<float> q = values_by_head(in.q, in, in.seqlen_q, in_type);
   const std::vector<float> k = values_by_head(in.k, in, in.seqlen_kv, in_type);
@@ -71,7 +58,7 @@ std::vector<double> model_output(const WeightRule& kernel_rule, const StressInpu
 
   pool.for_each(in.heads * groups, [&](int64_t item, int) {
     const int64_t head = item / groups, first_row = item % groups * rule.rows;
-    const int64_t count = std::min(rule.rows, in.seqlen_q - first_row);
+    const int64_t count = std::min<int64_t>(rule.rows, in.seqlen_q - first_row);
     std::vector<Row> rows(static_cast<size_t>(count));
     for (Row& row : rows) {
       row.out.resize(static_cast<size_t>(dim));
@@ -117,7 +104,7 @@ std::vector<double> model_output(const WeightRule& kernel_rule, const StressInpu
           const bool dropped = bug == Bug::dropped_key && j == 5;
           const double exact = dropped ? 0 : std::exp2(x[j] - row.weights_m + rule.offset);
           x[j] = rounded_weight(rule, exact);
-          sum += rule.sum_rounded ? x[j] : exact;
+          sum += rule.rounded_sums ? x[j] : exact;
         }
         if (bug == Bug::swapped_keys && here > 1) std::swap(x[0], x[1]);
         for (int64_t j = 0; j < here; ++j) {

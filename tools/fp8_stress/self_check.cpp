@@ -21,12 +21,12 @@ void drop_repeated_queries(StressInputs& in) {
 
 }  // namespace
 
-SelfCheck self_check(const WeightRule& rule, const StressOptions& options, ThreadPool& pool) {
-  WeightRule exact = rule;
-  exact.type = ATTN_DTYPE_NONE;
+SelfCheck self_check(const Numerics& rule, const StressOptions& options, ThreadPool& pool) {
+  Numerics exact = rule;
+  exact.weights = ATTN_DTYPE_NONE;
   SelfCheck result;
   for (const StressCase& c : stress_cases(options)) {
-    StressInputs in = make_inputs(c, options, rule.type);
+    StressInputs in = make_inputs(c, options, rule.weights);
     drop_repeated_queries(in);
     double max_v = 0;
     for (const uint8_t code : in.v)

@@ -22,7 +22,7 @@ struct SelfCheck {
 };
 
 // All cases of one choice; a bug is tried until a case has shown it.
-SelfCheck self_check(const WeightRule& rule, const StressOptions& options, ThreadPool& pool);
+SelfCheck self_check(const Numerics& rule, const StressOptions& options, ThreadPool& pool);
 
 // Choice `index` of those from `seed`: 1 to 320 queries and keys, at most 64 in 4 of 9, 1 to 4
 // heads, head_dim a multiple of 16 up to 128.

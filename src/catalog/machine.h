@@ -1,0 +1,38 @@
+// What kernels are chosen for.
+#pragma once
+#include <string>
+
+#include "catalog/catalog.h"
+
+namespace attn {
+
+// A file of device code that stands in for the library's own.
+class CodeFile {
+ public:
+  virtual ~CodeFile() = default;
+  // Why it has no code of that name; "" if it has.
+  virtual std::string without(const char* image) const = 0;
+};
+
+// A backend, and the device that it has or would have: a description is enough to choose by.
+struct Machine {
+  attn_backend backend = ATTN_BACKEND_AUTO;
+  int threads = 0;                     // reference, cpu
+  const DeviceInfo* device = nullptr;  // cuda, hip, hip-emu
+  const CodeFile* file = nullptr;      // if there is one, kernels come from it alone
+
+  bool host_memory() const {
+    return backend == ATTN_BACKEND_REFERENCE || backend == ATTN_BACKEND_CPU;
+  }
+  // That of its rows: hip-emu runs those of hip.
+  attn_backend row_backend() const {
+    return backend == ATTN_BACKEND_HIP_EMU ? ATTN_BACKEND_HIP : backend;
+  }
+};
+
+// Why a kernel cannot run on a machine at all; "" if it can.
+std::string absent(const Kernel& kernel, const Machine& machine);
+// The same of an image.
+std::string without_code(const char* image, const Machine& machine);
+
+}  // namespace attn

@@ -1,0 +1,45 @@
+// The forward kernels of reference and cpu.
+#include "cpu/kernels.h"
+#include "kernels/families.h"
+#include "kernels/limits.h"
+
+namespace attn {
+namespace {
+
+constexpr Limits limits(uint32_t out_types) {
+  return {.in_types = float_types | fp8_types,
+          .kv_types = float_types | fp8_types | ggml_types,
+          .out_types = out_types,
+          .flags = forward_flags | ATTN_BLOCK_MASK | ATTN_ALIBI | ATTN_OUT_SCALE |
+                   ATTN_SPLIT_INVARIANT | ATTN_KV_PREFIX_STABLE,
+          .features = feature_all};
+}
+
+constexpr Kernel cpu_row(const char* name, const HostKernel* kernel) {
+  return {.name = name,
+          .op = Op::forward,
+          .backend = ATTN_BACKEND_CPU,
+          .limits = limits(float_types | fp8_types),
+          .host = kernel};
+}
+
+constinit const Kernel rows[] = {
+    {.name = "reference",
+     .op = Op::forward,
+     .backend = ATTN_BACKEND_REFERENCE,
+     .limits = limits(float_types | fp8_types | type_bit(ATTN_F64)),
+     .host = &reference_kernel},
+#ifdef __x86_64__
+    cpu_row("cpu_avx512", &cpu_avx512_kernel),
+    cpu_row("cpu_avx2", &cpu_avx2_kernel),
+#endif
+    cpu_row("cpu_baseline", &cpu_baseline_kernel),
+};
+
+}  // namespace
+
+std::span<const Kernel> host_forward_rows() {
+  return rows;
+}
+
+}  // namespace attn

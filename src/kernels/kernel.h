@@ -1,0 +1,130 @@
+// A kernel as the catalog lists it: what it takes, how it computes, and what a plan launches for
+// it.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/status.h"
+#include "driver/driver.h"
+#include "problem/problem.h"
+
+namespace attn {
+
+constexpr int max_tensor_maps = 17;
+constexpr size_t max_kernarg_bytes = 4096;  // CUDA's limit before 12.1 drivers; HIP's is the same
+
+// Sizes that a kernel takes.
+struct Sizes {
+  int64_t multiple = 1, max = INT64_MAX;
+};
+
+// What a kernel takes of each thing that a problem needs (problem/any_problem.h).
+struct Limits {
+  uint32_t in_types = 0, kv_types = 0, out_types = 0;  // type_bit
+  uint32_t flags = 0;                                  // attn_flag
+  uint32_t demands = 0;                                // of flags, those that a problem must have
+  uint32_t features = 0;                               // Feature
+  Sizes head_dim = {}, head_dim_v = {}, seqlen_q = {}, group = {}, page_size = {};
+};
+
+// How a forward kernel computes, which bounds of errors and the model of FP8 weights follow from.
+// Scores x are in the log2 domain; m is what a row's weights are relative to.
+struct Numerics {
+  attn_dtype weights =
+      ATTN_DTYPE_NONE;  // P = round(2^(x - m + offset)) in this type; NONE: as computed
+  int offset = 0;
+  double lag = 0;  // m moves where a row's maximum is more than this above it, to that
+  int rows = 1;    // maximum; and then for all of so many query rows
+  int keys = 64;   // of a tile, whose maximum is known before its first weight
+  bool last_tile_first = false;  // the order of tiles
+  bool rounded_sums = false;     // the row sum has P as rounded
+  int largest_score = 127;       // results are stated for scores up to this power of 2
+};
+
+struct Step;
+
+// What parameters are packed for.
+struct Target {
+  const Step& step;
+  const DeviceInfo& device;
+  void* workspace;
+};
+
+// What one launch reads. Neither is cleared before pack().
+struct Parameters {
+  alignas(64) unsigned char kernarg[max_kernarg_bytes];
+  const void* map_base[max_tensor_maps];  // of Step::maps
+};
+
+// Fills the parameters of a launch: run time, neither allocates nor locks. `args`: those of the
+// problem's operation.
+using Pack = void (*)(const AnyProblem& problem, const void* args, const Target& target,
+                      Parameters* to);
+
+// One launch of a plan.
+struct Step {
+  const char* image = "";            // device code: its file and its entry point
+  uint32_t kernarg_bytes = 0;        // of the parameter struct; at most max_kernarg_bytes
+  uint32_t static_shared_bytes = 0;  // shared memory or LDS that the kernel declares itself
+  Launch launch = {};  // grid, block, dynamic shared memory; an empty grid: not launched
+  std::vector<TensorMap> maps = {};  // with which the parameter struct begins
+  Pack pack = nullptr;
+};
+
+// What a plan launches for a problem, one step after the other in one stream.
+struct Recipe {
+  size_t workspace = 0;  // bytes
+  std::vector<Step> steps;
+  std::string passed_over;  // why a later kernel serves the problem better; "": none does
+};
+
+// A function of its arguments alone. What the kernel cannot take beyond its Limits is an
+// ATTN_UNSUPPORTED with the reason.
+using MakeRecipe = Status (*)(const AnyProblem& problem, const DeviceInfo& device, Recipe* recipe);
+
+struct HostKernel;  // cpu/host_kernel.h
+
+// One row. Rows of one operation and backend stand in order of preference.
+struct Kernel {
+  const char* name;  // symbol, file name, name in logs and tests
+  Op op;
+  attn_backend backend;
+  Limits limits = {};
+  Numerics numerics = {};
+  const HostKernel* host = nullptr;   // reference and cpu; nullptr if this build leaves it out
+  MakeRecipe recipe = nullptr;        // cuda and hip
+  const char* first_image = nullptr;  // of a step before that with the kernel's own image
+};
+
+namespace detail {
+
+template <class T>
+struct Typed;
+template <class P>
+struct Typed<Status (*)(const P&, const DeviceInfo&, Recipe*)> {
+  template <auto make>
+  static Status recipe(const AnyProblem& problem, const DeviceInfo& device, Recipe* to) {
+    return make(static_cast<const P&>(problem), device, to);
+  }
+};
+template <class P, class A>
+struct Typed<void (*)(const P&, const A&, const Target&, Parameters*)> {
+  template <auto fill>
+  static void pack(const AnyProblem& problem, const void* args, const Target& target,
+                   Parameters* to) {
+    fill(static_cast<const P&>(problem), *static_cast<const A*>(args), target, to);
+  }
+};
+
+}  // namespace detail
+
+// Functions of an operation's own problem and arguments, for rows and steps, which have any.
+template <auto make>
+constexpr MakeRecipe recipe_of = detail::Typed<decltype(make)>::template recipe<make>;
+template <auto fill>
+constexpr Pack pack_of = detail::Typed<decltype(fill)>::template pack<fill>;
+
+}  // namespace attn

@@ -1,0 +1,56 @@
+// Types and names that the rows of several families have.
+#pragma once
+#include <array>
+#include <cstddef>
+
+#include "kernels/kernel.h"
+
+namespace attn {
+
+constexpr uint32_t float_types = type_bit(ATTN_F32) | type_bit(ATTN_F16) | type_bit(ATTN_BF16);
+constexpr uint32_t fp8_types =
+    type_bit(ATTN_F8_E4M3FN) | type_bit(ATTN_F8_E5M2) | type_bit(ATTN_F8_E4M3FNUZ);
+constexpr uint32_t ggml_types = type_bit(ATTN_Q8_0) | type_bit(ATTN_Q4_0);
+
+// Masks and layouts that every forward kernel takes.
+constexpr uint32_t forward_flags = ATTN_CAUSAL | ATTN_CAUSAL_TOP_LEFT | ATTN_WINDOW | ATTN_SINKS;
+constexpr uint32_t forward_features = feature_packed_q | feature_packed_kv | feature_seqlens;
+
+constexpr Limits with_block_mask(Limits limits) {
+  limits.flags |= ATTN_BLOCK_MASK;
+  limits.demands |= ATTN_BLOCK_MASK;
+  return limits;
+}
+
+// A name of at most 47 characters, put together when the library is compiled.
+struct Text {
+  char text[48] = {};
+  constexpr Text() = default;
+  constexpr Text(const char* from) { append(from); }  // NOLINT: a literal is a Text
+  constexpr Text& append(const char* from) {
+    size_t end = 0;
+    while (text[end]) ++end;
+    while (*from) text[end++] = *from++;
+    return *this;
+  }
+};
+
+// A name that is passed to a template, where it can be pointed to.
+template <Text name>
+constexpr Text name_of = name;
+
+// "fwd_sm90_" + "bf16" + "_" + "d64"
+template <Text family, attn_dtype type, Text variant>
+constexpr Text kernel_name =
+    Text(family).append(type == ATTN_F16 ? "f16" : "bf16").append("_").append(variant.text);
+
+// What is written for each of the two types of 16 bits, as one array.
+template <class Row, size_t n>
+constexpr std::array<Row, 2 * n> both(const std::array<Row, n>& bf16,
+                                      const std::array<Row, n>& f16) {
+  std::array<Row, 2 * n> all{};
+  for (size_t i = 0; i < n; ++i) all[i] = bf16[i], all[n + i] = f16[i];
+  return all;
+}
+
+}  // namespace attn

@@ -1,0 +1,94 @@
+#include "plan/choose.h"
+
+#include "core/dtype.h"
+#include "cpu/host_kernel.h"
+
+namespace attn {
+namespace {
+
+Status check_demand(const Machine& machine, Op op, const std::string& name) {
+  const char* backend = attn_backend_string(machine.backend);
+  const Kernel* kernel = find_kernel(name.c_str());
+  if (!kernel || kernel->op != op) {
+    std::string names;
+    for (const Kernel& k : catalog())
+      if (k.op == op && k.backend == machine.row_backend())
+        names += (names.empty() ? "" : ", ") + std::string(k.name);
+    return invalid("kernel \"", name, "\" is not a ", op_name(op), " kernel; accepted on ", backend,
+                   ": ", names.empty() ? "none" : names);
+  }
+  if (kernel->backend != machine.row_backend())
+    return invalid("kernel ", name, " belongs to backend ", attn_backend_string(kernel->backend),
+                   "; the context is ", backend);
+  return {};
+}
+
+// What holds for the steps of any kernel.
+Status check_step(const Step& step, const Machine& machine) {
+  if (step.kernarg_bytes > max_kernarg_bytes)
+    return unsupported(step.image, ": ", step.kernarg_bytes,
+                       " bytes of parameters; accepted: up to ", max_kernarg_bytes);
+  const int64_t shared_total = int64_t{step.launch.shared_bytes} + step.static_shared_bytes;
+  if (shared_total > machine.device->shared_bytes_max)
+    return unsupported(step.image, ": needs ", shared_total, " bytes of shared memory; ",
+                       machine.device->name, " has ", machine.device->shared_bytes_max);
+  const std::string reason = without_code(step.image, machine);
+  return reason.empty() ? Status{} : unsupported(reason);
+}
+
+// An ATTN_UNSUPPORTED is a reason to go on, any other failure is final.
+Status make_recipe(const Kernel& kernel, const AnyProblem& problem, const Machine& machine,
+                   Recipe* recipe) {
+  if (problem.no_batch) return {};
+  if (kernel.host) {
+    if (kernel.host->workspace)
+      recipe->workspace =
+          kernel.host->workspace(static_cast<const Problem&>(problem), machine.threads);
+    return {};
+  }
+  ATTN_TRY(kernel.recipe(problem, *machine.device, recipe));
+  for (const Step& step : recipe->steps) ATTN_TRY(check_step(step, machine));
+  return {};
+}
+
+}  // namespace
+
+Status choose(const AnyProblem& problem, const Machine& machine, Choice* choice,
+              std::vector<Declined>* declined) {
+  const std::string& demanded = problem.kernel_name;
+  if (!demanded.empty()) ATTN_TRY(check_demand(machine, problem.op, demanded));
+  choice->kernel = nullptr;
+  std::string reasons;
+  for (const Kernel& kernel : catalog()) {
+    if (kernel.op != problem.op || kernel.backend != machine.row_backend()) continue;
+    std::string reason;
+    if (!demanded.empty() && demanded != kernel.name) {
+      reason = join("the problem demands ", demanded);
+    } else {
+      Recipe recipe;
+      reason = absent(kernel, machine);
+      if (reason.empty()) reason = decline(kernel, problem.needs);
+      if (reason.empty()) {
+        const Status status = make_recipe(kernel, problem, machine, &recipe);
+        if (!status.ok() && status.code != ATTN_UNSUPPORTED) return status;
+        reason = status.text;
+      }
+      if (reason.empty() && demanded.empty()) reason = recipe.passed_over;
+      if (reason.empty() && choice->kernel) reason = join(choice->kernel->name, " comes first");
+      if (reason.empty()) {
+        *choice = {&kernel, std::move(recipe)};
+        if (!declined) return {};
+        continue;
+      }
+      reasons += (reasons.empty() ? "" : "; ") + reason + " (" + kernel.name + ")";
+    }
+    if (declined) declined->push_back({&kernel, reason});
+  }
+  if (choice->kernel) return {};
+  if (reasons.empty())
+    return unsupported(op_name(problem.op), ": no kernel of backend ",
+                       attn_backend_string(machine.backend), " yet");
+  return unsupported(reasons);
+}
+
+}  // namespace attn

@@ -1,0 +1,166 @@
+// Runs of plans: their arguments are checked, then each step is packed and launched.
+#include <algorithm>
+
+#include "cpu/host_kernel.h"
+#include "plan/plan.h"
+
+namespace attn {
+namespace {
+
+Status check_workspace(const Plan& plan, const void* workspace, size_t bytes) {
+  if (plan.workspace == 0) return {};
+  if (bytes < plan.workspace)
+    return {ATTN_WORKSPACE_TOO_SMALL, join("workspace has ", bytes, " bytes; accepted: ",
+                                           plan.workspace, " or more (", plan.kernel->name, ")")};
+  if (!workspace || reinterpret_cast<uintptr_t>(workspace) % 256 != 0)
+    return invalid("workspace is at ", workspace, "; accepted: 256-byte aligned addresses");
+  return {};
+}
+
+Status check_run(const Plan& plan, Op op, const void* stream) {
+  if (plan.problem->op != op)
+    return invalid("plan is for ", op_name(plan.problem->op), "; accepted by this call: plans for ",
+                   op_name(op));
+  if (plan.context->host_memory() && stream)
+    return invalid("stream is ", stream, "; accepted on ",
+                   attn_backend_string(plan.context->backend), ": NULL");
+  return {};
+}
+
+template <class P>
+const P& problem_of(const Plan& plan) {
+  return static_cast<const P&>(*plan.problem);
+}
+
+Status launch(const Plan& plan, const Plan::Loaded& loaded, const void* args, void* workspace,
+              void* stream) {
+  const Step& step = loaded.step;
+  if (is_empty(step.launch)) return {};
+  Parameters parameters;
+  step.pack(*plan.problem, args, {step, plan.context->driver->device(), workspace}, &parameters);
+  std::copy(loaded.encoded_maps.begin(), loaded.encoded_maps.end(), parameters.kernarg);
+  Launch launch = step.launch;
+  launch.kernarg = parameters.kernarg;
+  launch.kernarg_bytes = step.kernarg_bytes;
+  launch.map_base = {parameters.map_base, step.maps.size()};
+  return plan.context->driver->launch(launch, stream);
+}
+
+// Runs a host kernel, or the steps of a device kernel.
+template <class Host>
+Status execute(const Plan& plan, const void* args, void* workspace, void* stream, Host&& host) {
+  if (plan.kernel->host) {
+    Interrupt interrupt = plan.context->interrupt();
+    host(*plan.kernel->host, *plan.context->pool, interrupt);
+    ATTN_TRY(interrupt.status());
+  }
+  for (const Plan::Loaded& step : plan.steps) ATTN_TRY(launch(plan, step, args, workspace, stream));
+  count_launch(*plan.kernel);
+  return {};
+}
+
+}  // namespace
+
+Status init_workspace(const Plan& plan, void* workspace, size_t bytes, void* stream) {
+  ATTN_TRY(check_run(plan, plan.problem->op, stream));
+  ATTN_TRY(check_workspace(plan, workspace, bytes));
+  if (plan.context->host_memory() || plan.workspace == 0) return {};
+  return plan.context->driver->fill(workspace, 0, plan.workspace, stream);
+}
+
+Status run_forward(const Plan& plan, const attn_args* in, void* workspace, size_t bytes,
+                   void* stream) {
+  ATTN_TRY(check_run(plan, Op::forward, stream));
+  const auto& problem = problem_of<Problem>(plan);
+  Args args;
+  ATTN_TRY(check_workspace(plan, workspace, bytes));
+  ATTN_TRY(check_args(problem, in, workspace, plan.workspace, plan.context->host_memory(), &args));
+  return execute(plan, &args, workspace, stream,
+                 [&](const HostKernel& kernel, ThreadPool& pool, Interrupt& interrupt) {
+                   kernel.forward(problem, args, workspace, pool, interrupt);
+                 });
+}
+
+Status run_merge(const Plan& plan, const attn_merge_args* in, void* stream) {
+  ATTN_TRY(check_run(plan, Op::merge, stream));
+  const auto& problem = problem_of<MergeProblem>(plan);
+  attn_merge_args args;
+  ATTN_TRY(check_merge_args(problem, in, plan.context->host_memory(), &args));
+  return execute(plan, &args, nullptr, stream,
+                 [&](const HostKernel& kernel, ThreadPool& pool, Interrupt& interrupt) {
+                   kernel.merge(problem, args, pool, interrupt);
+                 });
+}
+
+Status run_quantize(const Plan& plan, const attn_quantize_args* in, void* stream) {
+  ATTN_TRY(check_run(plan, Op::quantize, stream));
+  const auto& problem = problem_of<QuantizeProblem>(plan);
+  attn_quantize_args args;
+  ATTN_TRY(check_quantize_args(problem, in, plan.context->host_memory(), &args));
+  return execute(plan, &args, nullptr, stream,
+                 [&](const HostKernel& kernel, ThreadPool& pool, Interrupt& interrupt) {
+                   kernel.quantize(problem, args, pool, interrupt);
+                 });
+}
+
+Status run_kv_append(const Plan& plan, const attn_kv_append_args*, void* stream) {
+  ATTN_TRY(check_run(plan, Op::kv_append, stream));
+  return unsupported("kv_append: no kernel runs it");
+}
+
+Status run_block_mask(const Plan& plan, const MaskArgs& args, void* stream) {
+  ATTN_TRY(init_workspace(plan, args.memory, plan.workspace, stream));
+  return execute(plan, &args, args.memory, stream,
+                 [](const HostKernel&, ThreadPool&, Interrupt&) {});
+}
+
+namespace {
+
+// Host copies of the small arrays of a device run.
+class HostCopies {
+ public:
+  HostCopies(Driver& driver, void* stream) : driver_(driver), stream_(stream) {}
+  template <class T>
+  Status fetch(const T** array, int64_t count) {
+    if (!*array || count <= 0) return {};
+    auto& copy = copies_.emplace_back(count * sizeof(T));
+    ATTN_TRY(driver_.copy_out(copy.data(), *array, copy.size(), stream_));
+    *array = reinterpret_cast<const T*>(copy.data());
+    return {};
+  }
+
+ private:
+  Driver& driver_;
+  void* stream_;
+  std::vector<std::vector<unsigned char>> copies_;
+};
+
+}  // namespace
+
+Status check_forward(const Plan& plan, const attn_args* in, void* stream) {
+  ATTN_TRY(check_run(plan, Op::forward, stream));
+  const auto& p = problem_of<Problem>(plan);
+  Args args;
+  ATTN_TRY(check_args(p, in, nullptr, 0, plan.context->host_memory(), &args));
+  if (p.batch == 0) return {};  // nothing of a mask is used
+  if (plan.context->host_memory()) return check_contents(p, args);
+
+  HostCopies copies(*plan.context->driver, stream);
+  ATTN_TRY(copies.fetch(&args.cu_seqlens_q, p.batch + 1));
+  std::vector<attn_segment_args> segments(p.num_segments);
+  for (int32_t i = 0; i < p.num_segments; ++i) {
+    segments[i] = args.segment[i];
+    ATTN_TRY(copies.fetch(&segments[i].seqlens, p.batch));
+    ATTN_TRY(copies.fetch(&segments[i].cu_seqlens, p.batch + 1));
+    ATTN_TRY(copies.fetch(&segments[i].block_table, p.batch * p.segment[i].max_pages));
+  }
+  args.segment = segments.data();
+  if (p.has(ATTN_BLOCK_MASK)) {
+    const int64_t blocks = p.mask_batch * p.mask_heads * p.mask_rows() * p.mask_columns();
+    ATTN_TRY(copies.fetch(&args.block_kinds, blocks));
+    ATTN_TRY(copies.fetch(&args.block_index, blocks));
+  }
+  return check_contents(p, args);
+}
+
+}  // namespace attn

@@ -1,0 +1,63 @@
+// What problems of all operations have in common, so that the same code chooses kernels for them,
+// makes plans of them and runs these.
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "attn/attn.h"
+
+namespace attn {
+
+enum class Op { forward, merge, quantize, kv_append, block_mask };
+const char* op_name(Op op);
+
+constexpr uint32_t type_bit(attn_dtype type) {
+  return 1u << type;
+}
+
+// What a problem asks for beyond types, sizes and attn_flag.
+enum Feature : uint32_t {
+  feature_softcap = 1 << 0,
+  feature_bias = 1 << 1,
+  feature_packed_q = 1 << 2,
+  feature_packed_kv = 1 << 3,
+  feature_paged_kv = 1 << 4,
+  feature_seqlens = 1 << 5,
+  feature_segments = 1 << 6,        // more than one
+  feature_mixed_kv_types = 1 << 7,  // k and v, or segments, of different types
+  feature_descale_tensor = 1 << 8,
+  feature_descale_head = 1 << 9,
+  feature_descale_block = 1 << 10,
+  feature_any_block_size = 1 << 11,  // block masks beyond 64 and 128
+  feature_any_stride = 1 << 12,      // else bases and outer strides are multiples of 16 bytes
+  feature_fixed_split = 1 << 13,
+  feature_negative_strides = 1 << 14,
+  feature_all = (1 << 15) - 1,
+};
+
+// What a kernel must take to run a problem: the counterpart of Limits in kernels/kernel.h.
+struct Needs {
+  attn_dtype in_type = ATTN_DTYPE_NONE;   // of q, a merge's parts, what is quantized
+  attn_dtype out_type = ATTN_DTYPE_NONE;  // NONE: there is none
+  uint32_t k_types = 0, v_types = 0;      // type_bit, of the segments
+  uint32_t flags = 0;                     // attn_flag
+  uint32_t features = 0;                  // Feature
+  int64_t head_dim = 0, head_dim_v = 0;   // these and the following are 0 where there is none
+  int64_t seqlen_q = 0;                   // capacity
+  int64_t group = 0;                      // query heads per K/V head
+  int64_t page_size = 0;                  // tokens; the greatest that divides those of all segments
+};
+
+struct AnyProblem {
+  explicit AnyProblem(Op op) : op(op) {}
+  virtual ~AnyProblem() = default;
+  AnyProblem(const AnyProblem&) = delete;
+  AnyProblem& operator=(const AnyProblem&) = delete;
+
+  const Op op;
+  Needs needs;
+  std::string kernel_name;  // "" = the plan chooses
+  bool no_batch = false;    // no entries: there is nothing to do, whatever a kernel's limits are
+};
+
+}  // namespace attn
