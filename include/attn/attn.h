@@ -57,8 +57,7 @@ extern "C" {
 #define ATTN_ENUM
 #endif
 
-/* ---- status ------------------------------------------------------------------------------------
- */
+/* ---- status --------------------------------------------------------------------------------- */
 
 typedef enum attn_status ATTN_ENUM {
   ATTN_OK = 0,
@@ -84,8 +83,7 @@ ATTN_API const char* attn_last_error(void);
 /* "MAJOR.MINOR.PATCH" of the library that is loaded. */
 ATTN_API const char* attn_version(void);
 
-/* ---- types -------------------------------------------------------------------------------------
- */
+/* ---- types ---------------------------------------------------------------------------------- */
 
 typedef enum attn_backend ATTN_ENUM {
   ATTN_BACKEND_AUTO = 0, /* cuda if a device is there, else hip, else cpu */
@@ -150,8 +148,7 @@ typedef struct attn_strides {
   int64_t batch, seq, head;
 } attn_strides;
 
-/* ---- context -----------------------------------------------------------------------------------
- */
+/* ---- context -------------------------------------------------------------------------------- */
 
 typedef struct attn_context attn_context;
 
@@ -205,8 +202,7 @@ ATTN_API attn_status attn_copy_out(attn_context* context, void* host_dst, const 
 /* Waits for the stream (NULL: the default stream) and reports errors of the work in it. */
 ATTN_API attn_status attn_synchronize(attn_context* context, void* stream);
 
-/* ---- the problem: everything but data ----------------------------------------------------------
- */
+/* ---- the problem: everything but data ------------------------------------------------------- */
 
 /* One K/V segment. A problem has one or more, older keys first. */
 typedef struct attn_segment {
@@ -266,8 +262,7 @@ typedef struct attn_problem {
   const char* kernel; /* demand this kernel by name; NULL = the plan chooses */
 } attn_problem;
 
-/* ---- the data ----------------------------------------------------------------------------------
- */
+/* ---- the data ------------------------------------------------------------------------------- */
 
 typedef struct attn_segment_args {
   size_t struct_size;
@@ -299,8 +294,7 @@ typedef struct attn_args {
       block_bits; /* [mask_partials, block_q, ceil(block_k / 32)]; bit c % 32 of word c / 32 */
 } attn_args;
 
-/* ---- plan and run ------------------------------------------------------------------------------
- */
+/* ---- plan and run --------------------------------------------------------------------------- */
 
 typedef struct attn_plan attn_plan;
 
@@ -334,8 +328,7 @@ ATTN_API attn_status attn_run(const attn_plan* plan, const attn_args* args, void
  * attn_run cannot on GPUs. Synchronises the stream. */
 ATTN_API attn_status attn_check(const attn_plan* plan, const attn_args* args, void* stream);
 
-/* ---- merge of partial results ------------------------------------------------------------------
- */
+/* ---- merge of partial results --------------------------------------------------------------- */
 
 /* m = max lse; w = exp(lse_s - m); out = sum(w out) / sum(w); lse = m + log(sum w). Parts with lse
  * -inf contribute nothing; all -inf gives 0 and -inf. (Online softmax merge as in arXiv
@@ -365,8 +358,7 @@ ATTN_API attn_status attn_plan_create_merge(attn_context* context,
 ATTN_API attn_status attn_run_merge(const attn_plan* plan, const attn_merge_args* args,
                                     void* stream);
 
-/* ---- quantisation ------------------------------------------------------------------------------
- */
+/* ---- quantisation --------------------------------------------------------------------------- */
 
 typedef enum attn_scale_source ATTN_ENUM {
   ATTN_SCALE_ONE = 0,   /* stored = round(x) */
@@ -404,8 +396,7 @@ ATTN_API attn_status attn_plan_create_quantize(attn_context* context,
 ATTN_API attn_status attn_run_quantize(const attn_plan* plan, const attn_quantize_args* args,
                                        void* stream);
 
-/* ---- appending to a KV cache -------------------------------------------------------------------
- */
+/* ---- appending to a KV cache ---------------------------------------------------------------- */
 
 /* Writes new keys and values behind the ones that a segment holds, converted to the segment's
  * types: token t of sequence b goes to position seqlens[b] + t. The caller advances seqlens. */
@@ -435,8 +426,7 @@ ATTN_API attn_status attn_plan_create_kv_append(attn_context* context,
 ATTN_API attn_status attn_run_kv_append(const attn_plan* plan, const attn_kv_append_args* args,
                                         void* stream);
 
-/* ---- block masks -------------------------------------------------------------------------------
- */
+/* ---- block masks ---------------------------------------------------------------------------- */
 
 /* A block mask in the backend's memory. Identical PARTIAL blocks are stored once. A mask of batch 1
  * or heads 1 serves all batch entries or heads. Builders that take lengths, windows or kinds
@@ -500,12 +490,12 @@ ATTN_API attn_status attn_block_mask_apply(const attn_block_mask* mask, attn_pro
                                            attn_args* args);
 ATTN_API void attn_block_mask_destroy(attn_block_mask* mask);
 
-/* ---- looking around ----------------------------------------------------------------------------
- */
+/* ---- looking around ------------------------------------------------------------------------- */
 
 /* JSON text: {"version", "backends": [{"name", "available", "reason", "devices": [...]}],
- * "kernels": [{"name", "op", "backend", "arch", ...}]}. Opens drivers, loads no module. Writes at
- * most `capacity` bytes with a terminating 0; *size gets the bytes needed, the 0 included. text may
+ * "kernels": [{"name", "op", "backend", "arch", "in", "out", and of forward kernels "kv",
+ * "head_dim": {"multiple", "max"}, "head_dim_v", "takes": [words], "demands": [words]}]}. Opens
+ * drivers, loads no module. Writes at most `capacity` bytes with a terminating 0; *size gets the bytes needed, the 0 included. text may
  * be NULL if capacity is 0. */
 ATTN_API attn_status attn_info(char* text, size_t capacity, size_t* size);
 

@@ -68,6 +68,27 @@ Json type_names(uint32_t types) {
   return list;
 }
 
+JsonList flag_names_of(uint32_t flags) {
+  JsonList list;
+  for (uint32_t bit = 1; bit != 0; bit <<= 1)
+    if (const char* name = flag_name(attn_flag(flags & bit)); *name) list.push_back(name);
+  return list;
+}
+
+// Flags and features, in the words in which kernels decline.
+Json taken_names(const Limits& limits) {
+  JsonList list = flag_names_of(limits.flags);
+  for (uint32_t bit = 1; bit < feature_all; bit <<= 1)
+    if (limits.features & bit) list.push_back(feature_name(Feature(bit)));
+  return list;
+}
+
+Json sizes_json(const Sizes& sizes) {
+  JsonObject object = {{"multiple", sizes.multiple}};
+  if (sizes.max != INT64_MAX) object.emplace_back("max", sizes.max);
+  return object;
+}
+
 Json kernel_json(const Kernel& k) {
   JsonList archs;
   bool runs = false;
@@ -84,7 +105,13 @@ Json kernel_json(const Kernel& k) {
                     {"in_build", k.host || !archs.empty()},
                     {"in", type_names(k.limits.in_types)},
                     {"out", type_names(k.limits.out_types)}};
-  if (k.op == Op::forward) row.emplace_back("kv", type_names(k.limits.kv_types));
+  if (k.op == Op::forward) {
+    row.emplace_back("kv", type_names(k.limits.kv_types));
+    row.emplace_back("head_dim", sizes_json(k.limits.head_dim));
+    row.emplace_back("head_dim_v", sizes_json(k.limits.head_dim_v));
+    row.emplace_back("takes", taken_names(k.limits));
+    row.emplace_back("demands", flag_names_of(k.limits.demands));
+  }
   if (k.host) row.emplace_back("runs_here", runs);
   return row;
 }

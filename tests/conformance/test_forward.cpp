@@ -223,8 +223,7 @@ TEST_CASE("forward: the output shows the mask") {
   }
 }
 
-// ---- random problems
-// -----------------------------------------------------------------------------
+// ---- random problems --------------------------------------------------------------------------
 
 template <class T, size_t n>
 T pick(uint64_t h, const T (&values)[n]) {
@@ -360,8 +359,7 @@ TEST_CASE("reference: random problems against the formula") {
   }
 }
 
-// ---- cuts of KV
-// ----------------------------------------------------------------------------------
+// ---- cuts of KV -------------------------------------------------------------------------------
 
 // The first keys of a case's one segment, cut at random places into `parts` segments of any layout.
 Case cut(const Case& whole, int64_t parts, uint64_t seed) {

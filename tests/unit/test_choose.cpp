@@ -1,0 +1,165 @@
+// Which kernel a plan gets, on devices that are described and need not be here.
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "attn/attn.hpp"
+#include "catalog/catalog.h"
+#include "catch.h"
+#include "core/dtype.h"
+#include "plan/choose.h"
+
+using namespace attn;
+
+namespace {
+
+attn_device device(const char* arch, int multiprocessors, int64_t shared_bytes, int64_t l2_bytes) {
+  auto d = attn::make<attn_device>();
+  d.arch = arch;
+  d.multiprocessors = multiprocessors;
+  d.shared_bytes_max = shared_bytes;
+  d.l2_bytes = l2_bytes;
+  return d;
+}
+const attn_device h200 = device("sm_90", 132, 227 << 10, 60 << 20);
+const attn_device h100_pcie = device("sm_90", 114, 227 << 10, 50 << 20);
+const attn_device a100 = device("sm_80", 108, 163 << 10, 40 << 20);
+const attn_device l4 = device("sm_89", 58, 99 << 10, 48 << 20);
+const attn_device mi300x = device("gfx942", 304, 64 << 10, 0);
+
+struct Shape {
+  int64_t heads = 8, seqlen = 1024, dim = 64;
+  uint32_t flags = 0;
+  int32_t max_sms = 0;
+  attn_dtype type = ATTN_BF16;
+  float softcap = 0;
+};
+
+std::string explained(const attn_device& on, const Shape& s) {
+  auto segment = attn::make<attn_segment>();
+  segment.k_type = segment.v_type = s.type;
+  segment.seqlen = s.seqlen;
+  auto p = attn::make<attn_problem>();
+  p.batch = 1, p.heads_q = p.heads_kv = s.heads;
+  p.head_dim = s.dim, p.seqlen_q = s.seqlen;
+  p.q_type = s.type;
+  p.flags = s.flags, p.max_sms = s.max_sms, p.softcap = s.softcap;
+  p.num_segments = 1, p.segments = &segment;
+  size_t size = 0;
+  std::string text(20000, 0);
+  const attn_status status = attn_explain_device(&on, &p, text.data(), text.size(), &size);
+  if (status != ATTN_OK) return attn_last_error();
+  text.resize(size - 1);
+  return text;
+}
+
+// The value behind a key of the text's outermost object.
+std::string value(const std::string& text, const std::string& key) {
+  const size_t at = text.find("\"" + key + "\":");
+  if (at == std::string::npos) return "";
+  const size_t begin = at + key.size() + 3;
+  return text.substr(begin, text.find_first_of(",}", begin) - begin);
+}
+std::string chosen(const attn_device& on, const Shape& s) {
+  return value(explained(on, s), "kernel");
+}
+
+bool in_build(const char* kernel, const char* arch) {
+  const Image* image;
+  return find_image(kernel, arch, &image).ok();
+}
+
+}  // namespace
+
+TEST_CASE("choose: short tiles where each multiprocessor of the device gets one at most",
+          "[plan]") {
+  if (!in_build("fwd_sm90_bf16_d64", "sm_90")) ATTN_SKIP("this build has no CUDA kernels");
+  const std::string small = "\"fwd_sm90_bf16_d64_short\"", other = "\"fwd_sm90_bf16_d64\"";
+  for (const attn_device& on : {h200, h100_pcie}) {
+    const int64_t most = on.multiprocessors;
+    INFO(most);
+    CHECK(chosen(on, {.heads = most, .seqlen = 64}) == small);
+    CHECK(chosen(on, {.heads = most + 1, .seqlen = 64}) == other);
+    CHECK(chosen(on, {.heads = 50, .seqlen = 64, .max_sms = 50}) == small);
+    CHECK(chosen(on, {.heads = 51, .seqlen = 64, .max_sms = 50}) == other);
+    CHECK(chosen(on, {.heads = most, .seqlen = 64, .max_sms = 1000}) == small);
+    // Who takes items as they come needs their number.
+    CHECK(value(explained(on, {.heads = most, .seqlen = 192}), "workspace") == "0");
+    CHECK(value(explained(on, {.heads = most + 1, .seqlen = 192}), "workspace") == "4");
+  }
+  CHECK(chosen(h100_pcie, {.heads = 120, .seqlen = 64}) == other);
+  CHECK(chosen(h200, {.heads = 120, .seqlen = 64}) == small);
+}
+
+TEST_CASE("choose: each architecture gets its kernels", "[plan]") {
+  if (in_build("fwd_sm80_bf16_d64", "sm_80")) {
+    for (const attn_device& on : {a100, l4})
+      for (const int64_t dim : {64, 128, 256}) {
+        const std::string name = "fwd_sm80_bf16_d" + std::to_string(dim);
+        CHECK(chosen(on, {.dim = dim}) == "\"" + name + "\"");
+        CHECK(chosen(on, {.dim = dim, .softcap = 3}) == "\"" + name + "_score\"");
+      }
+    CHECK(chosen(h200, {.dim = 128}) == "\"fwd_sm90_bf16_d128\"");
+    CHECK(chosen(h200, {.seqlen = 8192, .dim = 128, .flags = ATTN_CAUSAL}) ==
+          "\"fwd_sm90_bf16_d128_long\"");
+    CHECK(chosen(h200, {.dim = 128, .type = ATTN_F8_E4M3FN}) == "null");
+    // Shared memory decides too.
+    const attn_device little = device("sm_90", 132, 40 << 10, 0);
+    CHECK(explained(little, {.dim = 256}).find("bytes of shared memory") != std::string::npos);
+  }
+  if (in_build("fwd_gfx942_fp8_d64", "gfx942")) {
+    CHECK(chosen(mi300x, {.type = ATTN_F8_E4M3FNUZ}) == "\"fwd_gfx942_fp8_d64\"");
+    CHECK(chosen(mi300x, {.dim = 128, .type = ATTN_F8_E4M3FN}) == "\"fwd_gfx942_fp8_d128\"");
+    CHECK(value(explained(mi300x, {.type = ATTN_F8_E4M3FNUZ}), "backend") == "\"hip\"");
+  }
+  if (images().empty()) ATTN_SKIP("this build has no device code");
+}
+
+TEST_CASE("choose: a description that is none is refused", "[plan]") {
+  CHECK(explained(device("sm_75", 40, 64 << 10, 0), {}).find("sm_75") != std::string::npos);
+  CHECK(explained(device("", 40, 64 << 10, 0), {}).find("device.arch") != std::string::npos);
+  CHECK(explained(device(nullptr, 40, 64 << 10, 0), {}).find("NULL") != std::string::npos);
+  CHECK(explained(device("sm_90", 0, 64 << 10, 0), {}).find("multiprocessors is 0") !=
+        std::string::npos);
+  CHECK(explained(device("sm_90", 1, 0, 0), {}).find("shared_bytes_max is 0") != std::string::npos);
+  CHECK(explained(device("sm_90", 1, 1, -1), {}).find("l2_bytes is -1") != std::string::npos);
+}
+
+// A row that was tried leaves nothing behind: the recipe is that of the kernel demanded by name.
+TEST_CASE("choose: rows that decline leave nothing in the recipe", "[plan]") {
+  if (!in_build("fwd_sm80_bf16_d64", "sm_80")) ATTN_SKIP("this build has no CUDA kernels");
+  auto segment = attn::make<attn_segment>();
+  segment.k_type = segment.v_type = ATTN_BF16;
+  segment.seqlen = 1000;
+  auto in = attn::make<attn_problem>();
+  in.batch = 1, in.heads_q = in.heads_kv = 200;
+  in.head_dim = 128, in.seqlen_q = 1000;
+  in.q_type = ATTN_BF16;
+  in.num_segments = 1, in.segments = &segment;
+  in.scale = -1;  // fwd_sm90_*_d128 declines after its limits, _score takes it
+  DeviceInfo hopper;
+  hopper.arch = "sm_90";
+  hopper.multiprocessors = 132;
+  hopper.shared_bytes_max = 227 << 10;
+  hopper.tensor_maps = true;
+  const Machine machine = {.backend = ATTN_BACKEND_CUDA, .device = &hopper};
+  Problem p;
+  REQUIRE(make_problem(&in, &p).ok());
+  Choice choice;
+  std::vector<Declined> declined;
+  REQUIRE(choose(p, machine, &choice, &declined).ok());
+  CHECK(choice.kernel->name == std::string("fwd_sm90_bf16_d128_score"));
+  REQUIRE(choice.recipe.steps.size() == 1);
+  CHECK(choice.recipe.steps[0].image == std::string(choice.kernel->name));
+  CHECK(choice.recipe.steps[0].maps.size() == 3);
+  CHECK(choice.recipe.workspace == sizeof(unsigned));
+  CHECK(declined.size() > 10);
+
+  in.kernel = "fwd_sm80_bf16_d128";
+  Problem demanded;
+  REQUIRE(make_problem(&in, &demanded).ok());
+  REQUIRE(choose(demanded, machine, &choice).ok());
+  CHECK(choice.kernel->name == std::string(in.kernel));
+  CHECK(choice.recipe.workspace == 0);
+  CHECK(choice.recipe.steps[0].maps.empty());
+}
