@@ -495,8 +495,8 @@ ATTN_API void attn_block_mask_destroy(attn_block_mask* mask);
 /* JSON text: {"version", "backends": [{"name", "available", "reason", "devices": [...]}],
  * "kernels": [{"name", "op", "backend", "arch", "in", "out", and of forward kernels "kv",
  * "head_dim": {"multiple", "max"}, "head_dim_v", "takes": [words], "demands": [words]}]}. Opens
- * drivers, loads no module. Writes at most `capacity` bytes with a terminating 0; *size gets the bytes needed, the 0 included. text may
- * be NULL if capacity is 0. */
+ * drivers, loads no module. Writes at most `capacity` bytes with a terminating 0; *size gets the
+ * bytes needed, the 0 included. text may be NULL if capacity is 0. */
 ATTN_API attn_status attn_info(char* text, size_t capacity, size_t* size);
 
 /* JSON text: {"kernel": name or null, "backend", "workspace", "declined": [{"kernel", "reason"}]}:

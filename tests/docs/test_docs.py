@@ -100,7 +100,9 @@ COMMANDS = {
 
 # The first lines of blocks that are no commands.
 TEXTS = {
-    "HACKING.md": ["problem --validate--> plan --choose--> catalog row --load--> module --launch--> result"],
+    "HACKING.md": ["problem --validate--> needs --choose--> catalog row --recipe--> steps --load--> functions "
+                   "--launch--> result",
+                   "src/core -> include, kernels/shared"],
     "asm/README.md": ["//# kernel scale_gfx942 workgroup=256"],
     "docs/gfx942.md": ["x = S c - m c + 7              one fma; c = log2(e) * scale * descales * (factors of OCP)"],
     "docs/masks.md": ["blocks of 32 queries x 32 keys: . EMPTY  \\ CAUSAL  # FULL  % PARTIAL"],

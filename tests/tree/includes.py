@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""Which room of the tree includes which, by the #include lines: none upwards, none in a circle.
+
+    tests/tree/includes.py [TREE]             how many includes there are, and each that climbs
+    tests/tree/includes.py [TREE] --picture   the rooms from below upwards, and what each includes
+"""
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+
+# From below upwards; a room includes itself and, of the rooms of src, those before it.
+ROOMS = ["src/core", "src/problem", "src/masks", "src/driver", "src/cpu", "src/kernels", "src/catalog", "src/runtime",
+         "src/plan", "src/api"]
+# What else a folder includes. Device code knows nothing of the host; what both share knows neither.
+BESIDE = {
+    "include": [],
+    "kernels/shared": [],
+    "kernels/ptx": ["kernels/shared"],
+    "kernels/common": ["kernels/shared", "kernels/ptx"],
+    "kernels/sm80": ["kernels/shared", "kernels/ptx", "kernels/common"],
+    "kernels/sm90": ["kernels/shared", "kernels/ptx", "kernels/common"],
+    "asm": ["kernels/shared"],
+}
+# The parameter structs and tiles beside a kernel are there for its host side.
+SHARED_FILES = re.compile(r"(_args|tiles|key_walk)\.h$")
+# The outermost rooms include what they use.
+OUTER = ["python", "tools", "tests", "examples", "bench"]
+INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
+SOURCES = {".h", ".hpp", ".c", ".cpp", ".cu", ".cuh"}
+
+
+def room_of(path):
+    for room in [*ROOMS, *BESIDE, *OUTER]:
+        if path == room or path.startswith(room + "/"):
+            return room
+    return None
+
+
+def accepted(room):
+    if room in ROOMS:
+        return ["include", "kernels/shared", *ROOMS[:ROOMS.index(room) + 1]]
+    if room in BESIDE:
+        return [room, *BESIDE[room]]
+    return [*ROOMS, *BESIDE, *OUTER]
+
+
+def resolve(tree, path, name):
+    """The file of the tree that an include means: beside the one that includes it, else from a root."""
+    for base in (path.parent, tree / "src", tree / "include", tree, tree / "tools", tree / "tests"):
+        found = (base / name).resolve()
+        if found.is_file() and tree in found.parents:
+            return found
+    return None
+
+
+def includes(tree):
+    """(file, line, included file), as paths from the tree."""
+    for top in ("include", "src", "kernels", "asm", "python", "tools", "tests", "examples", "bench"):
+        for path in sorted((tree / top).rglob("*")):
+            if path.suffix not in SOURCES or not path.is_file():
+                continue
+            text = path.read_text(errors="replace")
+            for match in INCLUDE.finditer(text):
+                found = resolve(tree, path, match[1])
+                if found:
+                    line = text.count("\n", 0, match.start(1)) + 1
+                    yield str(path.relative_to(tree)), line, str(found.relative_to(tree))
+
+
+def circles(edges):
+    """The circles of a graph {node: successors}, each from its first node in order."""
+    found, done = [], set()
+
+    def walk(node, trail):
+        if node in trail:
+            circle = trail[trail.index(node):]
+            if node == min(circle):
+                found.append(circle + [node])
+            return
+        if node in done:
+            return
+        for successor in sorted(edges.get(node, ())):
+            walk(successor, trail + [node])
+        done.add(node)
+
+    for node in sorted(edges):
+        walk(node, [])
+    return found
+
+
+def main(arguments):
+    picture = "--picture" in arguments
+    trees = [a for a in arguments if a != "--picture"]
+    tree = Path(trees[0] if trees else Path(__file__).parents[2]).resolve()
+    count, wrong, files, rooms = 0, [], {}, Counter()
+    for path, line, included in includes(tree):
+        count += 1
+        files.setdefault(path, set()).add(included)
+        room, other = room_of(path), room_of(included)
+        if room != other:
+            rooms[room, other] += 1
+        for_host = room in ROOMS and room == "src/kernels" and SHARED_FILES.search(included)
+        if other not in accepted(room) and not for_host:
+            wrong.append(f"{path}:{line}: {room} includes {other} ({included}); accepted: {', '.join(accepted(room))}")
+    edges = {}
+    for room, other in rooms:
+        edges.setdefault(room, set()).add(other)
+    inner = {r: {o for o in s if o not in OUTER} for r, s in edges.items() if r not in OUTER}
+    wrong += ["rooms in a circle: " + " -> ".join(circle) for circle in circles(inner)]
+    wrong += ["files in a circle: " + " -> ".join(circle) for circle in circles(files)]
+    if picture:
+        for room in [*BESIDE, *ROOMS]:
+            below = [f"{other.removeprefix('src/')} {n}" for (from_, other), n in sorted(rooms.items()) if from_ == room]
+            print(f"{room:16} -> {', '.join(below) or '-'}")
+    print("\n".join(wrong) if wrong else f"{count} includes, 0 of them upwards, no circle")
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
