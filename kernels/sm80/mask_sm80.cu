@@ -1,3 +1,4 @@
+//# architectures sm_80 sm_90 compute_80
 // Block masks from dense masks and from intervals of queries per key, in device memory. Blocks of
 // threads take the blocks of the mask one after the other: bits into shared memory, their number
 // and a hash, and for a PARTIAL block the place of an equal one or a new place. Where dense masks

@@ -1,3 +1,4 @@
+//# architectures sm_80 sm_90 compute_80
 // Merges partial attention results by their log-sum-exp. One warp per row; rows in the order of
 // lse, [batch, heads, seqlen_q]; the lanes of the warp walk along head_dim.
 #include <cuda_bf16.h>

@@ -1,3 +1,4 @@
+//# architectures sm_80 sm_90 compute_80
 // Quantisation to fp8 and to ggml blocks, with the codes of core/dtype.h. A warp takes 32
 // neighbouring elements of a row at a time, which is one ggml block.
 //

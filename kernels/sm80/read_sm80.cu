@@ -1,3 +1,4 @@
+//# architectures compute_80 not_in_library
 // Reads a buffer and sums it: how fast device memory can be read. Part of `attn bench`, not of the
 // library.
 #include "../shared/read_args.h"
