@@ -70,7 +70,7 @@ COMMANDS = {
         "--out docs/measured/NAME.json": gpu,
         "python3 bench/peers.py --lib new=a/libattn.so --lib old=b/libattn.so --only d128,causal,8k,16k": gpu,
         "python3 bench/peers.py --plot docs/measured/NAME.json --png docs/measured/NAME.png":
-            Run(words={"docs/measured/NAME.json": "docs/measured/2026-11-22_h200_peers_12.json",
+            Run(words={"docs/measured/NAME.json": "docs/measured/2026-11-22_h200_peers_25aed70.json",
                        "docs/measured/NAME.png": "peers.png"}, needs="matplotlib"),
         "python3 bench/accuracy.py --lib build/release/lib/libattn.so --commit $(git rev-parse --short HEAD) "
         "--out docs/measured/NAME.json": gpu,
@@ -229,6 +229,24 @@ def make_tests(document):
     tests["test_all_known"] = test_all_known
     return type(re.sub(r"\W", "_", document), (Document,), tests)
 
+
+
+class Links(unittest.TestCase):
+    """Each link of a document to a file, and each measurement to a document."""
+
+    def test_files_exist(self):
+        for document in documents():
+            for target in re.findall(r"\]\(([^)#\s]+)", (SOURCE / document).read_text()):
+                if "://" not in target:
+                    with self.subTest(document=document, target=target):
+                        self.assertTrue((SOURCE / document).parent.joinpath(target).exists())
+
+    def test_measurements_are_cited(self):
+        pages = "".join((SOURCE / document).read_text() for document in documents())
+        for path in sorted((SOURCE / "docs" / "measured").iterdir()):
+            with self.subTest(file=path.name):
+                self.assertTrue(path.name in pages, "no page cites it")
+                self.assertRegex(path.name, r"^\d{4}-\d\d-\d\d_[a-z0-9]+_[a-z0-9_]+_[0-9a-f]{7}[a-z]?\.(json|png)$")
 
 
 def documents():
