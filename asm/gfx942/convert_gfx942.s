@@ -52,33 +52,33 @@
 
 registers_at_entry seq_block, head_block, batch_block
 sgpr arguments, 44, 8
-.set src, arguments
-.set dst, arguments + 2
-.set src_stride, arguments + 4
-.set dst_stride, arguments + 10
-.set descale, arguments + 16
-.set descale_stride, arguments + 18
-.set seqlen, arguments + 21
-.set head_dim, arguments + 22
-.set scale, arguments + 23
-.set box, arguments + 24
-.set src_type, arguments + 27
-.set dst_type, arguments + 28
-.set src_row_bytes, arguments + 29
-.set dst_row_bytes, arguments + 30
-.set nan_shift, arguments + 31
-.set to_hardware, arguments + 32
-.set limit, arguments + 33
-.set nan_mask, arguments + 34
-.set sign_always, arguments + 35
-.set max_mantissa, arguments + 36
-.set max_inverse, arguments + 37
-.set max_exponent, arguments + 38
-.set from_hardware, arguments + 39
-.set code_mask, arguments + 40
-.set inf_value, arguments + 41
-.set nan_value, arguments + 42
-.set log2_per_lane, arguments + 43
+.set src, arguments + convert_gfx942.src / 4
+.set dst, arguments + convert_gfx942.dst / 4
+.set src_stride, arguments + convert_gfx942.src_stride / 4
+.set dst_stride, arguments + convert_gfx942.dst_stride / 4
+.set descale, arguments + convert_gfx942.descale / 4
+.set descale_stride, arguments + convert_gfx942.descale_stride / 4
+.set seqlen, arguments + convert_gfx942.seqlen / 4
+.set head_dim, arguments + convert_gfx942.head_dim / 4
+.set scale, arguments + convert_gfx942.scale / 4
+.set box, arguments + convert_gfx942.box / 4
+.set src_type, arguments + convert_gfx942.src_type / 4
+.set dst_type, arguments + convert_gfx942.dst_type / 4
+.set src_row_bytes, arguments + convert_gfx942.src_row_bytes / 4
+.set dst_row_bytes, arguments + convert_gfx942.dst_row_bytes / 4
+.set nan_shift, arguments + convert_gfx942.nan_shift / 4
+.set to_hardware, arguments + convert_gfx942.to_hardware / 4
+.set limit, arguments + convert_gfx942.limit / 4
+.set nan_mask, arguments + convert_gfx942.nan_mask / 4
+.set sign_always, arguments + convert_gfx942.sign_always / 4
+.set max_mantissa, arguments + convert_gfx942.max_mantissa / 4
+.set max_inverse, arguments + convert_gfx942.max_inverse / 4
+.set max_exponent, arguments + convert_gfx942.max_exponent / 4
+.set from_hardware, arguments + convert_gfx942.from_hardware / 4
+.set code_mask, arguments + convert_gfx942.code_mask / 4
+.set inf_value, arguments + convert_gfx942.inf_value / 4
+.set nan_value, arguments + convert_gfx942.nan_value / 4
+.set log2_per_lane, arguments + convert_gfx942.log2_per_lane / 4
 sgpr src_srd, 4, 4
 sgpr dst_srd, 4, 4
 sgpr wave

@@ -31,16 +31,16 @@
 
 registers_at_entry query_block, head, batch
 sgpr arguments, 24, 4
-.set out, arguments
-.set lse, arguments + 2
-.set part_stride, arguments + 4
-.set out_stride, arguments + 10
-.set heads, arguments + 18
-.set seqlen_q, arguments + 19
-.set head_dim, arguments + 20
-.set num_parts, arguments + 21
-.set part_type, arguments + 22
-.set out_type, arguments + 23
+.set out, arguments + (merge_gfx942.out - merge_gfx942.out) / 4
+.set lse, arguments + (merge_gfx942.lse - merge_gfx942.out) / 4
+.set part_stride, arguments + (merge_gfx942.part_stride - merge_gfx942.out) / 4
+.set out_stride, arguments + (merge_gfx942.out_stride - merge_gfx942.out) / 4
+.set heads, arguments + (merge_gfx942.heads - merge_gfx942.out) / 4
+.set seqlen_q, arguments + (merge_gfx942.seqlen_q - merge_gfx942.out) / 4
+.set head_dim, arguments + (merge_gfx942.head_dim - merge_gfx942.out) / 4
+.set num_parts, arguments + (merge_gfx942.num_parts - merge_gfx942.out) / 4
+.set part_type, arguments + (merge_gfx942.part_type - merge_gfx942.out) / 4
+.set out_type, arguments + (merge_gfx942.out_type - merge_gfx942.out) / 4
 sgpr part_srd, 4, 4
 sgpr out_srd, 4, 4
 sgpr query

@@ -45,27 +45,27 @@
 
 registers_at_entry tile, head, batch
 sgpr arguments, 38, 8
-.set k, arguments
-.set v, arguments + 2
-.set prepared, arguments + 4
-.set cu_seqlens_q, arguments + 6
-.set seqlens_kv, arguments + 8
-.set cu_seqlens_kv, arguments + 10
-.set k_stride, arguments + 12
-.set v_stride, arguments + 18
-.set seqlen_q, arguments + 24
-.set total_q, arguments + 25
-.set seqlen_kv, arguments + 26
-.set total_kv, arguments + 27
-.set left, arguments + 28
-.set right, arguments + 29
-.set top, arguments + 30
-.set tiles, arguments + 31
-.set head_dim, arguments + 32
-.set head_dim_v, arguments + 33
-.set padded_dim, arguments + 34
-.set convert_k, arguments + 35
-.set convert_v, arguments + 36
+.set k, arguments + prepare_gfx942_fp8.k / 4
+.set v, arguments + prepare_gfx942_fp8.v / 4
+.set prepared, arguments + prepare_gfx942_fp8.prepared / 4
+.set cu_seqlens_q, arguments + prepare_gfx942_fp8.cu_seqlens_q / 4
+.set seqlens_kv, arguments + prepare_gfx942_fp8.seqlens_kv / 4
+.set cu_seqlens_kv, arguments + prepare_gfx942_fp8.cu_seqlens_kv / 4
+.set k_stride, arguments + prepare_gfx942_fp8.k_stride / 4
+.set v_stride, arguments + prepare_gfx942_fp8.v_stride / 4
+.set seqlen_q, arguments + prepare_gfx942_fp8.seqlen_q / 4
+.set total_q, arguments + prepare_gfx942_fp8.total_q / 4
+.set seqlen_kv, arguments + prepare_gfx942_fp8.seqlen_kv / 4
+.set total_kv, arguments + prepare_gfx942_fp8.total_kv / 4
+.set left, arguments + prepare_gfx942_fp8.left / 4
+.set right, arguments + prepare_gfx942_fp8.right / 4
+.set top, arguments + prepare_gfx942_fp8.top / 4
+.set tiles, arguments + prepare_gfx942_fp8.tiles / 4
+.set head_dim, arguments + prepare_gfx942_fp8.head_dim / 4
+.set head_dim_v, arguments + prepare_gfx942_fp8.head_dim_v / 4
+.set padded_dim, arguments + prepare_gfx942_fp8.padded_dim / 4
+.set convert_k, arguments + prepare_gfx942_fp8.convert_k / 4
+.set convert_v, arguments + prepare_gfx942_fp8.convert_v / 4
 sgpr q_begin
 sgpr q_length
 sgpr kv_begin

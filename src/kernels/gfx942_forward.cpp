@@ -35,19 +35,19 @@ int parts_log2(const Problem& p) {
   const int64_t pairs = p.batch * p.heads_kv, items = query_tiles(p) * p.group();
   int log2 = 0;
   const auto idle = [&] {
-    const int64_t units = pairs << log2, slots = ceil_div(units, xcds) * xcds;
-    return 10 * (slots - units) > slots;
+    const int64_t portions = pairs << log2, slots = ceil_div(portions, xcds) * xcds;
+    return 10 * (slots - portions) > slots;
   };
   while (log2 < 3 && (int64_t{2} << log2) <= items && idle()) ++log2;
   return log2;
 }
 
-// The grid is (XCDs, items of a unit, units of an XCD).
+// The grid is (XCDs, items of a portion, portions of an XCD).
 int64_t grid_items(const Problem& p) {
   const int64_t items = ceil_div(query_tiles(p) * p.group(), int64_t{1} << parts_log2(p));
   return forward_blocks(p, items);
 }
-int64_t grid_units(const Problem& p) {
+int64_t grid_portions(const Problem& p) {
   return forward_blocks(p, ceil_div((p.batch * p.heads_kv) << parts_log2(p), xcds));
 }
 
@@ -85,9 +85,9 @@ Status check(const Problem& p, bool masked) {
   ATTN_TRY(check_seq_stride("k_stride", s.k_type, s.k_stride.seq));
   ATTN_TRY(check_seq_stride("v_stride", s.v_type, s.v_stride.seq));
   const int log2 = parts_log2(p);
-  const int64_t items = grid_items(p), units = grid_units(p);
+  const int64_t items = grid_items(p), portions = grid_portions(p);
   if (p.batch > max_grid_yz || p.heads_kv > max_grid_yz || items > max_grid_yz ||
-      units > max_grid_yz || (items << log2) * p.group() >> 32 != 0 ||
+      portions > max_grid_yz || (items << log2) * p.group() >> 32 != 0 ||
       p.batch * p.heads_kv * p.heads_kv >> 32 != 0 || workspace_tiles(p) * p.heads_kv >> 31 != 0 ||
       p.batch * p.heads_q >> 31 != 0)
     return unsupported("batch ", p.batch, ", heads_q ", p.heads_q, ", heads_kv ", p.heads_kv,
@@ -195,7 +195,7 @@ template <Text name, int dim, bool masked>
 Status make_recipe(const Problem& p, const DeviceInfo&, Recipe* recipe) {
   ATTN_TRY(check(p, masked));
   recipe->workspace = size_t(workspace_tiles(p) * p.heads_kv * 2 * tile_keys * dim);
-  const Launch launch = {.grid = {xcds, uint32_t(grid_items(p)), uint32_t(grid_units(p))},
+  const Launch launch = {.grid = {xcds, uint32_t(grid_items(p)), uint32_t(grid_portions(p))},
                          .block = {512, 1, 1}};
   if (is_empty(launch)) return {};
   recipe->steps.reserve(2);

@@ -75,8 +75,8 @@ Spread spread(int64_t batch, int64_t heads_q, int64_t heads_kv, int64_t seqlen_q
   for (uint32_t z = 0; z < launch.grid[2]; ++z) {
     for (uint32_t y = 0; y < launch.grid[1]; ++y) {
       for (uint32_t xcd = 0; xcd < launch.grid[0]; ++xcd) {
-        const uint32_t unit = z * 8 + xcd, parts = 1u << a.parts_log2;
-        const uint32_t item = y * parts + unit % parts, pair = unit / parts;
+        const uint32_t portion = z * 8 + xcd, parts = 1u << a.parts_log2;
+        const uint32_t item = y * parts + portion % parts, pair = portion / parts;
         if (pair >= uint32_t(a.pairs)) continue;
         const uint32_t tile = divide(item, a.group_magic);
         if (tile >= uint32_t(a.q_tiles)) continue;

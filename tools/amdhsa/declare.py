@@ -6,7 +6,12 @@
     //#   i64   rows
 
 The kernarg segment is the C struct of the arguments; the body names an argument's offset
-scale_gfx942.rows. What follows an argument's name is for the reader.
+scale_gfx942.rows. What follows an argument's name is for the reader. Arguments that several kernels have stand
+in a file of their own or that they include, found as these are, whose lines of this kind
+
+    //# arguments forward_fp8.inc
+
+adds; forward_fp8.q is then the offset of q in each of them.
 
     workgroup=X | XxY | XxYxZ    largest workgroup; Y and Z ask for the y and z work-item ids in v0
     lds=N scratch=N              bytes, of a workgroup and of a work-item (0)
@@ -20,6 +25,7 @@ An N is a number or an absolute symbol of the body.
 """
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from .failure import Failure
 from .target import MAX_WORKGROUP, align
@@ -39,6 +45,7 @@ class Argument:
     type: str
     count: int
     offset: int
+    table: str = ""  # of the file that it stands in, if that is not the kernel's
 
     @property
     def size(self):
@@ -73,9 +80,10 @@ class Declaration:
 
     @property
     def symbols(self):
-        return {f"{self.name}.{a.name}": a.offset for a in self.arguments}
+        own = {f"{self.name}.{a.name}": a.offset for a in self.arguments}
+        return own | {f"{a.table}.{a.name}": a.offset for a in self.arguments if a.table}
 
-    def add(self, type_name, count, name):
+    def add(self, type_name, count, name, table=""):
         where = f"kernel {self.name}: argument {name}"
         if type_name not in SIZES:
             raise Failure(f"{where}: type '{type_name}' is not one of {', '.join(SIZES)}")
@@ -86,7 +94,7 @@ class Declaration:
         if not 1 <= count <= MAX_KERNARG:
             raise Failure(f"{where}: {count} elements; 1 to {MAX_KERNARG} are accepted")
         end = max((a.offset + a.size for a in self.arguments), default=0)
-        self.arguments.append(Argument(name, type_name, count, align(end, SIZES[type_name])))
+        self.arguments.append(Argument(name, type_name, count, align(end, SIZES[type_name]), table))
         if self.kernarg_size > MAX_KERNARG:
             raise Failure(f"{where} ends at byte {self.kernarg_size}; at most {MAX_KERNARG} are "
                           "accepted")
@@ -131,14 +139,49 @@ def parse_kernel(words):
     return Declaration(name, values, workgroup)
 
 
-def parse(text, file_name):
-    """The declarations of an assembly file, in their order."""
+def declared_lines(text):
+    """(line number, what a line says behind the prefix)."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.startswith(PREFIX):
+            yield number, line[len(PREFIX):].strip()
+
+
+def add_argument(kernel, line, where, table=""):
+    match = ARGUMENT.match(line)
+    if not match:
+        raise Failure(f"{where}: '{PREFIX} {line}' is no argument 'TYPE NAME'")
+    type_name, count, argument = match.groups()
+    kernel.add(type_name, int(count or 1), argument, table)
+
+
+def read_table(name, includes, where):
+    for folder in includes:
+        path = Path(folder) / name
+        if path.is_file():
+            return path.read_text(encoding="utf-8")
+    searched = ", ".join(str(folder) for folder in includes) or "nowhere"
+    raise Failure(f"{where}: there is no file {name}; searched: {searched}")
+
+
+def add_table(kernel, words, includes, where):
+    """The arguments that another file has."""
+    if len(words) != 1:
+        raise Failure(f"{where}: 'arguments' takes one file name; {len(words)} are given")
+    name = words[0]
+    table = Path(name).stem
+    lines = list(declared_lines(read_table(name, includes, where)))
+    if not lines:
+        raise Failure(f"{where}: {name} declares no argument: it needs lines '{PREFIX} TYPE NAME'")
+    for number, line in lines:
+        add_argument(kernel, line, f"{name}:{number}", table)
+
+
+def parse(text, file_name, includes=()):
+    """The declarations of an assembly file, in their order. includes: folders of the files whose arguments it adds."""
     kernels = {}
     kernel = None
-    for line in text.splitlines():
-        if not line.startswith(PREFIX):
-            continue
-        line = line[len(PREFIX):].strip()
+    for number, line in declared_lines(text):
+        where = f"{file_name}:{number}"
         words = line.split()
         if words[:1] == ["kernel"]:
             kernel = parse_kernel(words[1:])
@@ -146,13 +189,24 @@ def parse(text, file_name):
                 raise Failure(f"kernel {kernel.name} is declared twice")
             kernels[kernel.name] = kernel
             continue
-        match = ARGUMENT.match(line)
-        if not match or not kernel:
+        if kernel and words[:1] == ["arguments"]:
+            add_table(kernel, words[1:], includes, where)
+            continue
+        if not kernel or not ARGUMENT.match(line):
             raise Failure(f"{file_name}: '{PREFIX} {line}' is neither 'kernel NAME workgroup=N ...' nor "
                           "an argument 'TYPE NAME' of a kernel before it")
-        type_name, count, argument = match.groups()
-        kernel.add(type_name, int(count or 1), argument)
+        add_argument(kernel, line, where)
     if not kernels:
         raise Failure(f"{file_name} declares no kernel: a line '{PREFIX} kernel NAME workgroup=N' is "
                       "needed")
     return list(kernels.values())
+
+
+def symbols(declarations):
+    """Of all of a file: each offset that its body may name. A table's is the same in each kernel that has it."""
+    found = {}
+    for name, offset in (item for d in declarations for item in d.symbols.items()):
+        if found.setdefault(name, offset) != offset:
+            raise Failure(f"{name} is at byte {found[name]} of one kernel and at {offset} of another; arguments of one "
+                          "file stand at the same place in all kernels of a source")
+    return found

@@ -207,12 +207,13 @@ def generate(llvm, source, target, includes=()):
         text = Path(source).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise Failure(f"{source}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
-    declarations = declare.parse(text, source)
-    symbols = {name: value for d in declarations for name, value in d.symbols.items()}
+    folders = [Path(source).parent, *includes]
+    declarations = declare.parse(text, source, folders)
+    symbols = declare.symbols(declarations)
     with tempfile.TemporaryDirectory() as folder:
         body, linked, extra, output = (Path(folder) / name for name in
                                        ("body.o", "linked", "directives.s", "out.hsaco"))
-        llvm.assemble(source, body, target.name, [Path(source).parent, *includes], symbols, debug=True)
+        llvm.assemble(source, body, target.name, folders, symbols, debug=True)
         elf = Elf(body.read_bytes(), source)
         check_own(elf, declarations)
         # Where branches between sections and to global symbols lead is known once they are linked.

@@ -1,0 +1,152 @@
+// The parameter structs that the host fills are the tables that the kernels declare, field by
+// field.
+#include <cstddef>
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "asm/gfx942/convert_args.h"
+#include "asm/gfx942/forward_args.h"
+#include "catch.h"
+#include "gfx9/shipped.h"
+#include "kernels/shared/merge_args.h"
+
+namespace {
+
+struct Field {
+  std::string name;
+  size_t offset, size;
+};
+// A field of a struct, by a name of its own where the table has another.
+#define FIELD_AS(name, type, member)                   \
+  Field {                                              \
+    name, offsetof(type, member), sizeof(type::member) \
+  }
+#define FIELD(type, member) FIELD_AS(#member, type, member)
+
+std::vector<Field> merge_fields() {
+  using A = attn_merge_kernarg;
+  return {FIELD(A, outs),        FIELD(A, lses),       FIELD(A, out),       FIELD(A, lse),
+          FIELD(A, part_stride), FIELD(A, out_stride), FIELD(A, rows),      FIELD(A, heads),
+          FIELD(A, seqlen_q),    FIELD(A, head_dim),   FIELD(A, num_parts), FIELD(A, part_type),
+          FIELD(A, out_type)};
+}
+
+std::vector<Field> convert_fields() {
+  using A = attn_convert_kernarg;
+  return {FIELD(A, src),           FIELD(A, dst),           FIELD(A, src_stride),
+          FIELD(A, dst_stride),    FIELD(A, descale),       FIELD(A, descale_stride),
+          FIELD(A, seqlen),        FIELD(A, head_dim),      FIELD(A, scale),
+          FIELD(A, box),           FIELD(A, src_type),      FIELD(A, dst_type),
+          FIELD(A, src_row_bytes), FIELD(A, dst_row_bytes), FIELD(A, nan_shift),
+          FIELD(A, to_hardware),   FIELD(A, limit),         FIELD(A, nan_mask),
+          FIELD(A, sign_always),   FIELD(A, max_mantissa),  FIELD(A, max_inverse),
+          FIELD(A, max_exponent),  FIELD(A, from_hardware), FIELD(A, code_mask),
+          FIELD(A, inf_value),     FIELD(A, nan_value),     FIELD(A, log2_per_lane)};
+}
+
+// Fields of a struct that lies within another.
+std::vector<Field> within(const std::vector<Field>& fields, size_t offset) {
+  std::vector<Field> moved = fields;
+  for (Field& f : moved) f.offset += offset;
+  return moved;
+}
+void append(std::vector<Field>* to, const std::vector<Field>& more) {
+  to->insert(to->end(), more.begin(), more.end());
+}
+
+std::vector<Field> band_fields() {
+  using A = attn_gfx942_band;
+  return {FIELD(A, left), FIELD(A, right), FIELD(A, top)};
+}
+
+std::vector<Field> prepare_fields() {
+  using A = attn_gfx942_prepare_kernarg;
+  std::vector<Field> all = {FIELD(A, k),          FIELD(A, v),
+                            FIELD(A, prepared),   FIELD(A, cu_seqlens_q),
+                            FIELD(A, seqlens_kv), FIELD(A, cu_seqlens_kv),
+                            FIELD(A, k_stride),   FIELD(A, v_stride),
+                            FIELD(A, seqlen_q),   FIELD(A, total_q),
+                            FIELD(A, seqlen_kv),  FIELD(A, total_kv)};
+  append(&all, within(band_fields(), offsetof(A, band)));
+  append(&all, {FIELD(A, tiles), FIELD(A, head_dim), FIELD(A, head_dim_v), FIELD(A, padded_dim),
+                FIELD(A, convert_k), FIELD(A, convert_v), FIELD(A, reserved)});
+  return all;
+}
+
+std::vector<Field> forward_fields() {
+  using A = attn_gfx942_forward_kernarg;
+  std::vector<Field> all = {FIELD(A, q),
+                            FIELD(A, prepared),
+                            FIELD(A, out),
+                            FIELD(A, lse),
+                            FIELD(A, cu_seqlens_q),
+                            FIELD(A, seqlens_kv),
+                            FIELD(A, cu_seqlens_kv),
+                            FIELD(A, q_descale),
+                            FIELD(A, k_descale),
+                            FIELD(A, v_descale),
+                            FIELD(A, sinks),
+                            FIELD(A, q_stride),
+                            FIELD(A, out_stride),
+                            FIELD(A, seqlen_q),
+                            FIELD(A, total_q),
+                            FIELD(A, seqlen_kv),
+                            FIELD(A, total_kv)};
+  append(&all, within(band_fields(), offsetof(A, band)));
+  append(&all,
+         {FIELD(A, tiles), FIELD(A, heads_kv), FIELD(A, group), FIELD(A, q_tiles), FIELD(A, pairs),
+          FIELD(A, parts_log2), FIELD(A, group_magic), FIELD(A, heads_magic), FIELD(A, per_head),
+          FIELD(A, scale), FIELD(A, out_factor), FIELD(A, convert_q), FIELD(A, out_type),
+          FIELD(A, head_dim), FIELD(A, head_dim_v), FIELD(A, items), FIELD(A, workgroups)});
+  return all;
+}
+
+std::vector<Field> mask_fields() {
+  using A = attn_mask_arrays;
+  std::vector<Field> all = forward_fields();
+  append(&all, within({FIELD(A, kinds), FIELD(A, index), FIELD(A, bits), FIELD(A, batch_stride),
+                       FIELD(A, head_stride), FIELD(A, rows), FIELD(A, columns),
+                       FIELD(A, block_q_log2), FIELD(A, block_k_log2), FIELD(A, partials)},
+                      offsetof(attn_gfx942_mask_kernarg, block_mask)));
+  // What ends the struct at a multiple of its alignment.
+  all.push_back({"reserved", all.back().offset + 4, 4});
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("arguments: the host's structs are the tables that the kernels declare") {
+  const std::map<std::string, std::pair<std::vector<Field>, size_t>> kernels = {
+      {"merge_gfx942", {merge_fields(), sizeof(attn_merge_kernarg)}},
+      {"convert_gfx942", {convert_fields(), sizeof(attn_convert_kernarg)}},
+      {"prepare_gfx942_fp8", {prepare_fields(), sizeof(attn_gfx942_prepare_kernarg)}},
+      {"fwd_gfx942_fp8_d64", {forward_fields(), sizeof(attn_gfx942_forward_kernarg)}},
+      {"fwd_gfx942_fp8_d128", {forward_fields(), sizeof(attn_gfx942_forward_kernarg)}},
+      {"fwd_gfx942_fp8_d64_mask", {mask_fields(), sizeof(attn_gfx942_mask_kernarg)}},
+      {"fwd_gfx942_fp8_d128_mask", {mask_fields(), sizeof(attn_gfx942_mask_kernarg)}},
+  };
+  size_t shipped = 0;
+  for (const bool slow : {false, true})
+    for (const std::string& name : attn::test::shipped_kernels(slow)) {
+      INFO(name);
+      ++shipped;
+      REQUIRE(kernels.contains(name));
+      const auto& [fields, size] = kernels.at(name);
+      gfx9emu::Memory memory;
+      const auto code = attn::test::load_shipped(name, &memory);
+      if (!code) ATTN_SKIP("this build has no gfx9 kernels");
+      const gfx9emu::Kernel* kernel = code->kernel(name);
+      REQUIRE(kernel);
+      REQUIRE(kernel->args.size() == fields.size());
+      for (size_t i = 0; i < fields.size(); ++i) {
+        INFO(fields[i].name);
+        CHECK(kernel->args[i].name == fields[i].name);
+        CHECK(kernel->args[i].offset == fields[i].offset);
+        CHECK(kernel->args[i].size == fields[i].size);
+      }
+      CHECK((kernel->kernarg_bytes + 7) / 8 * 8 == (size + 7) / 8 * 8);
+    }
+  CHECK(shipped == kernels.size());
+}
