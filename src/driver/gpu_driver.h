@@ -5,6 +5,7 @@
 
 #include "driver/driver.h"
 #include "driver/library.h"
+#include "driver/timing.h"
 
 namespace attn {
 
@@ -68,7 +69,7 @@ struct GpuCalls {
 std::ostream& operator<<(std::ostream& out, const Launch& launch);
 std::ostream& operator<<(std::ostream& out, const TensorMap& map);
 
-class GpuDriver : public Driver {
+class GpuDriver : public Driver, public Timing {
  public:
   const DeviceInfo& device() const override { return device_; }
   Status alloc(size_t bytes, void** memory) override;
@@ -85,6 +86,9 @@ class GpuDriver : public Driver {
                   Function* function) override;
   Status encode(const TensorMap& map, void* encoded) override;
   Status launch(const Launch& launch, void* stream) override;
+  Timing& timing() override { return *this; }
+
+  // gpu_timing.cpp
   Status event_create(Event* event) override;
   void event_destroy(Event event) override;
   Status event_record(Event event, void* stream) override;
@@ -112,7 +116,13 @@ class GpuDriver : public Driver {
  private:
   static Status no_maps() { return unsupported("tensor maps: not on this driver"); }
   template <class Body>
-  Status inside(Body body);
+  Status inside(Body body) {
+    void* previous = nullptr;
+    ATTN_TRY(enter(&previous));
+    Status status = body();
+    leave(previous);
+    return status;
+  }
 
   const GpuCalls& calls_;
   const DeviceInfo device_;

@@ -15,6 +15,7 @@
 #include "catch.h"
 #include "core/dtype.h"
 #include "driver/driver.h"
+#include "driver/timing.h"
 #include "kernels/shared/merge_args.h"
 #include "kernels/shared/types.h"
 #include "mock_library.h"
@@ -297,16 +298,16 @@ TEST_CASE("driver: modules, functions, launches", "[driver]") {
     }
 
     Event start = nullptr, stop = nullptr;
-    REQUIRE(driver->event_create(&start).ok());
-    REQUIRE(driver->event_create(&stop).ok());
-    REQUIRE(driver->event_record(start, nullptr).ok());
+    REQUIRE(driver->timing().event_create(&start).ok());
+    REQUIRE(driver->timing().event_create(&stop).ok());
+    REQUIRE(driver->timing().event_record(start, nullptr).ok());
     REQUIRE(driver->launch(launch, nullptr).ok());
-    REQUIRE(driver->event_record(stop, nullptr).ok());
+    REQUIRE(driver->timing().event_record(stop, nullptr).ok());
     float milliseconds = 0;
-    REQUIRE(driver->event_elapsed(start, stop, &milliseconds).ok());
+    REQUIRE(driver->timing().event_elapsed(start, stop, &milliseconds).ok());
     CHECK(milliseconds == 1);
-    driver->event_destroy(start);
-    driver->event_destroy(stop);
+    driver->timing().event_destroy(start);
+    driver->timing().event_destroy(stop);
     driver->unload(module);
     CHECK(library->live_events == 0);
     CHECK(library->live_modules == 0);
@@ -327,8 +328,8 @@ TEST_CASE("driver: a graph launches what was captured", "[driver]") {
     launch.kernarg_bytes = sizeof kernarg;
 
     void *stream = nullptr, *other = nullptr;
-    REQUIRE(driver->stream_create(&stream).ok());
-    REQUIRE(driver->stream_create(&other).ok());
+    REQUIRE(driver->timing().stream_create(&stream).ok());
+    REQUIRE(driver->timing().stream_create(&other).ok());
     Graph graph = nullptr;
     const auto work = [&]() -> Status {
       for (unsigned x = 1; x <= 3; ++x) {
@@ -337,30 +338,31 @@ TEST_CASE("driver: a graph launches what was captured", "[driver]") {
       }
       return {};
     };
-    REQUIRE(driver->capture(stream, work, &graph).ok());
+    REQUIRE(driver->timing().capture(stream, work, &graph).ok());
     CHECK(library->launches == 0);
     CHECK(library->live_graphs == 1);
-    REQUIRE(driver->graph_launch(graph, other).ok());
-    REQUIRE(driver->graph_launch(graph, other).ok());
+    REQUIRE(driver->timing().graph_launch(graph, other).ok());
+    REQUIRE(driver->timing().graph_launch(graph, other).ok());
     CHECK(library->launches == 6);
     CHECK(library->last.grid[0] == 3);
-    driver->graph_destroy(graph);
+    driver->timing().graph_destroy(graph);
     CHECK(library->live_graphs == 0);
 
     // Work that fails ends the capture.
     graph = nullptr;
-    check_failure(driver->capture(
+    check_failure(driver->timing().capture(
                       stream, [] { return Status{ATTN_INTERNAL, "no work"}; }, &graph),
                   ATTN_INTERNAL, {"no work"});
     CHECK(graph == nullptr);
     CHECK(library->live_graphs == 0);
-    REQUIRE(driver->capture(stream, work, &graph).ok());
-    driver->graph_destroy(graph);
-    driver->stream_destroy(stream);
-    driver->stream_destroy(other);
+    REQUIRE(driver->timing().capture(stream, work, &graph).ok());
+    driver->timing().graph_destroy(graph);
+    driver->timing().stream_destroy(stream);
+    driver->timing().stream_destroy(other);
     driver->unload(module);
     CHECK(library->live_streams == 0);
-    CHECK(driver->with_device([] { return Status{ATTN_INTERNAL, "inside"}; }).text == "inside");
+    CHECK(driver->timing().with_device([] { return Status{ATTN_INTERNAL, "inside"}; }).text ==
+          "inside");
   }
 }
 
@@ -370,15 +372,16 @@ TEST_CASE("driver: one that knows no graphs serves everything else", "[driver]")
   std::shared_ptr<Driver> driver;
   void* stream = nullptr;
   REQUIRE(open_hip(hip.path(), false, 0, &driver).ok());
-  check_failure(driver->stream_create(&stream), ATTN_UNSUPPORTED, {"hipStreamCreateWithFlags"});
+  check_failure(driver->timing().stream_create(&stream), ATTN_UNSUPPORTED,
+                {"hipStreamCreateWithFlags"});
   REQUIRE(open_cuda(cuda.path(), 0, &driver).ok());
-  REQUIRE(driver->stream_create(&stream).ok());
+  REQUIRE(driver->timing().stream_create(&stream).ok());
   Graph graph = nullptr;
-  check_failure(driver->capture(
+  check_failure(driver->timing().capture(
                     stream, [] { return Status{}; }, &graph),
                 ATTN_UNSUPPORTED, {"cuStreamBeginCapture"});
   CHECK(graph == nullptr);
-  driver->stream_destroy(stream);
+  driver->timing().stream_destroy(stream);
 }
 
 TEST_CASE("driver: cuda uses the application's context, else the primary one", "[driver]") {
@@ -464,7 +467,7 @@ TEST_CASE("driver: every call works on its device and leaves the thread's as it 
       void *memory = nullptr, *stream = nullptr;
       good(driver->alloc(16, &memory));
       CHECK(library->allocated_in == here);
-      good(driver->stream_create(&stream));
+      good(driver->timing().stream_create(&stream));
       char text[16] = "fifteen letters";
       for (void* in : {stream, static_cast<void*>(nullptr)}) {
         good(driver->copy_in(memory, text, 16, in));
@@ -491,25 +494,26 @@ TEST_CASE("driver: every call works on its device and leaves the thread's as it 
 
       Event start = nullptr, stop = nullptr;
       float milliseconds = 0;
-      good(driver->event_create(&start));
-      good(driver->event_create(&stop));
-      good(driver->event_record(start, stream));
-      good(driver->event_record(stop, nullptr));
-      good(driver->event_elapsed(start, stop, &milliseconds));
-      driver->event_destroy(start);
-      driver->event_destroy(stop);
+      good(driver->timing().event_create(&start));
+      good(driver->timing().event_create(&stop));
+      good(driver->timing().event_record(start, stream));
+      good(driver->timing().event_record(stop, nullptr));
+      good(driver->timing().event_elapsed(start, stop, &milliseconds));
+      driver->timing().event_destroy(start);
+      driver->timing().event_destroy(stop);
       Graph graph = nullptr;
-      good(driver->capture(stream, [&] { return driver->launch(launch, stream); }, &graph));
-      good(driver->graph_launch(graph, stream));
+      good(
+          driver->timing().capture(stream, [&] { return driver->launch(launch, stream); }, &graph));
+      good(driver->timing().graph_launch(graph, stream));
       CHECK(library->launched_in == here);
-      good(driver->with_device([&] {
+      good(driver->timing().with_device([&] {
         CHECK(current_place(library) == here);
         return Status{};
       }));
       check_failure(driver->alloc(size_t{1} << 50, &memory), ATTN_OUT_OF_MEMORY, {});
       good({});
-      driver->graph_destroy(graph);
-      driver->stream_destroy(stream);
+      driver->timing().graph_destroy(graph);
+      driver->timing().stream_destroy(stream);
       driver->unload(module);
       good(driver->free(memory));
       CHECK(library->live_modules == 0);

@@ -109,8 +109,8 @@ Ceiling matmul(Driver& driver, attn_dtype type, int repeats) {
   fill_random(driver, right, type, b, 2);
 
   void* handle = nullptr;
-  const attn::Status created =
-      driver.with_device([&] { return cublas_status(cublas.create(&handle), cublas.create.name); });
+  const attn::Status created = driver.timing().with_device(
+      [&] { return cublas_status(cublas.create(&handle), cublas.create.name); });
   if (!created.ok()) return {0, created.text};
   const float one = 1, zero = 0;
   const int kind = type == ATTN_BF16 ? r_16bf : r_16f;
@@ -118,7 +118,7 @@ Ceiling matmul(Driver& driver, attn_dtype type, int repeats) {
   Ceiling best;
   for (const auto& s : shapes) {
     const auto launch = [&](int, void* stream) {
-      return driver.with_device([&]() -> attn::Status {
+      return driver.timing().with_device([&]() -> attn::Status {
         ATTN_TRY(cublas_status(cublas.set_stream(handle, stream), cublas.set_stream.name));
         return cublas_status(
             cublas.gemm(handle, op_t, op_n, s.m, s.n, s.k, &one, left.get(), kind, s.k, right.get(),
@@ -134,7 +134,7 @@ Ceiling matmul(Driver& driver, attn_dtype type, int repeats) {
       if (best.rate == 0) best.detail = error.what();
     }
   }
-  (void)driver.with_device(
+  (void)driver.timing().with_device(
       [&] { return cublas_status(cublas.destroy(handle), cublas.destroy.name); });
   return best;
 }

@@ -48,24 +48,25 @@ Timing time_on_host(const std::function<void()>& run, const std::function<void()
 
 DeviceTimer::DeviceTimer(Driver& driver) : driver_(driver) {
   // A driver without streams has the default one.
-  if (const attn::Status made = driver.stream_create(&stream_); made.code != ATTN_UNSUPPORTED)
+  if (const attn::Status made = driver.timing().stream_create(&stream_);
+      made.code != ATTN_UNSUPPORTED)
     need_ok(made);
-  need_ok(driver.event_create(&start_));
-  need_ok(driver.event_create(&stop_));
+  need_ok(driver.timing().event_create(&start_));
+  need_ok(driver.timing().event_create(&stop_));
 }
 
 DeviceTimer::~DeviceTimer() {
-  if (start_) driver_.event_destroy(start_);
-  if (stop_) driver_.event_destroy(stop_);
-  if (stream_) driver_.stream_destroy(stream_);
+  if (start_) driver_.timing().event_destroy(start_);
+  if (stop_) driver_.timing().event_destroy(stop_);
+  if (stream_) driver_.timing().stream_destroy(stream_);
 }
 
 double DeviceTimer::milliseconds(const std::function<attn::Status()>& work) {
   float elapsed = 0;
-  need_ok(driver_.event_record(start_, stream_));
+  need_ok(driver_.timing().event_record(start_, stream_));
   need_ok(work());
-  need_ok(driver_.event_record(stop_, stream_));
-  need_ok(driver_.event_elapsed(start_, stop_, &elapsed));
+  need_ok(driver_.timing().event_record(stop_, stream_));
+  need_ok(driver_.timing().event_elapsed(start_, stop_, &elapsed));
   return elapsed;
 }
 
@@ -77,19 +78,19 @@ Timing DeviceTimer::time(const LaunchSet& launch, int sets, int repeats) {
   milliseconds([&] { return one_by_one(sets); });
   double once_ms = milliseconds([&] { return one_by_one(sets); }) / sets;
 
-  const auto free_graph = [this](Graph g) { driver_.graph_destroy(g); };
+  const auto free_graph = [this](Graph g) { driver_.timing().graph_destroy(g); };
   std::unique_ptr<GraphHandle, decltype(free_graph)> graph(nullptr, free_graph);
   int launches = sets;
   if (once_ms * 1e3 < graph_below_us) {
     launches = (graph_launches + sets - 1) / sets * sets;
     Graph captured = nullptr;
     const attn::Status made =
-        driver_.capture(stream_, [&] { return one_by_one(launches); }, &captured);
+        driver_.timing().capture(stream_, [&] { return one_by_one(launches); }, &captured);
     if (made.code != ATTN_UNSUPPORTED) need_ok(made);
     graph.reset(captured);
   }
   const std::function<attn::Status()> play = [&] {
-    return graph ? driver_.graph_launch(graph.get(), stream_) : one_by_one(launches);
+    return graph ? driver_.timing().graph_launch(graph.get(), stream_) : one_by_one(launches);
   };
   milliseconds(play);
   once_ms = milliseconds(play) / launches;

@@ -5,6 +5,7 @@
 
 #include "attn/common.h"
 #include "driver/driver.h"
+#include "driver/timing.h"
 
 namespace attn::tools {
 
