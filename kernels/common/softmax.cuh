@@ -13,12 +13,13 @@ __device__ __forceinline__ float row_sum(float x) {
   return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
-// Weights are 2^(score * unit - reference), by one fma, where the reference is such a product,
-// rounded. What rounding takes off it, the same for all of a row, grows with it: from 2^31 on no
-// weight may be left, or none that is finite. Long before that the products are rounded as well.
+// Weights are 2^(score * log2_scale - reference), by one fma, where the reference is such a
+// product, rounded. What rounding takes off it, the same for all of a row, grows with it: from 2^31
+// on no weight may be left, or none that is finite. Long before that the products are rounded as
+// well.
 constexpr float large_score = 1 << 24;
-__device__ __forceinline__ float round_large_score(float score, float unit, float reference) {
-  return __fmul_rn(score, unit) - reference;
+__device__ __forceinline__ float round_large_score(float score, float log2_scale, float reference) {
+  return __fmul_rn(score, log2_scale) - reference;
 }
 
 // A sink, -inf if there is none, joins here, for as a reference it could leave weights too small

@@ -1,6 +1,6 @@
 // Block masks in the parameter structs of forward kernels.
-#ifndef ATTN_KERNELS_COMMON_BLOCK_MASK_H
-#define ATTN_KERNELS_COMMON_BLOCK_MASK_H
+#ifndef ATTN_KERNELS_SHARED_BLOCK_MASK_H
+#define ATTN_KERNELS_SHARED_BLOCK_MASK_H
 
 // Values of attn_block_kind in attn/attn.h, which device code cannot include.
 enum { attn_kind_empty = 0, attn_kind_causal = 1, attn_kind_full = 2, attn_kind_partial = 3 };

@@ -1,6 +1,6 @@
 // What the parameter structs of the forward kernels have in common.
-#ifndef ATTN_KERNELS_COMMON_FORWARD_ARGS_H
-#define ATTN_KERNELS_COMMON_FORWARD_ARGS_H
+#ifndef ATTN_KERNELS_SHARED_FORWARD_ARGS_H
+#define ATTN_KERNELS_SHARED_FORWARD_ARGS_H
 
 struct attn_kv_lengths {
   const int* seqlens;     // padded: [batch], null: all have `capacity` keys

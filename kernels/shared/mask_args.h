@@ -1,6 +1,6 @@
 // The parameter struct of mask_sm80, for its host side and for the kernel.
-#ifndef ATTN_KERNELS_COMMON_MASK_ARGS_H
-#define ATTN_KERNELS_COMMON_MASK_ARGS_H
+#ifndef ATTN_KERNELS_SHARED_MASK_ARGS_H
+#define ATTN_KERNELS_SHARED_MASK_ARGS_H
 
 enum { attn_mask_threads = 256, attn_mask_max_words = 128 * 128 / 32 };
 enum { attn_mask_blocks = 6 };  // that a multiprocessor has at once

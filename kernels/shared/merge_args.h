@@ -1,6 +1,6 @@
 // The parameter struct of merge_sm80 and merge_gfx942, for their host side and for the CUDA kernel.
-#ifndef ATTN_KERNELS_COMMON_MERGE_ARGS_H
-#define ATTN_KERNELS_COMMON_MERGE_ARGS_H
+#ifndef ATTN_KERNELS_SHARED_MERGE_ARGS_H
+#define ATTN_KERNELS_SHARED_MERGE_ARGS_H
 
 enum { attn_merge_max_parts = 16, attn_merge_warps = 4 };  // warps, or waves, of a workgroup
 
@@ -13,7 +13,7 @@ struct attn_merge_kernarg {
   long long rows;                           // batch * heads * seqlen_q
   int heads, seqlen_q, head_dim;
   int num_parts;
-  int part_type, out_type;  // common/types.h
+  int part_type, out_type;  // types.h
 };
 
 #endif

@@ -1,6 +1,6 @@
 // The parameter struct of quantize_sm80, for its host side and for the kernel.
-#ifndef ATTN_KERNELS_COMMON_QUANTIZE_ARGS_H
-#define ATTN_KERNELS_COMMON_QUANTIZE_ARGS_H
+#ifndef ATTN_KERNELS_SHARED_QUANTIZE_ARGS_H
+#define ATTN_KERNELS_SHARED_QUANTIZE_ARGS_H
 
 #include "small_float.h"
 
@@ -18,7 +18,7 @@ struct attn_quantize_kernarg {
   long long groups, group_batch, group_seqs, group_heads, seq_groups;
   double max_finite;        // of dst_type
   attn::SmallFloat format;  // of dst_type if that is fp8
-  int src_type, dst_type;   // common/types.h, which has no fp8
+  int src_type, dst_type;   // types.h, which has no fp8
   int scale, saturate;
 };
 

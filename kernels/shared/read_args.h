@@ -1,6 +1,6 @@
 // The parameter struct of read_sm80, for its host side and for the kernel.
-#ifndef ATTN_KERNELS_COMMON_READ_ARGS_H
-#define ATTN_KERNELS_COMMON_READ_ARGS_H
+#ifndef ATTN_KERNELS_SHARED_READ_ARGS_H
+#define ATTN_KERNELS_SHARED_READ_ARGS_H
 
 enum { attn_read_threads = 512, attn_read_unroll = 8, attn_read_blocks_per_sm = 2 };
 

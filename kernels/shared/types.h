@@ -1,7 +1,7 @@
 // Element types in parameter structs: the values of attn_dtype in attn/attn.h, which device code
 // cannot include.
-#ifndef ATTN_KERNELS_COMMON_TYPES_H
-#define ATTN_KERNELS_COMMON_TYPES_H
+#ifndef ATTN_KERNELS_SHARED_TYPES_H
+#define ATTN_KERNELS_SHARED_TYPES_H
 
 enum {
   attn_element_f32 = 1,

@@ -6,6 +6,7 @@
 #include "../common/keys.cuh"
 #include "../common/lengths.cuh"
 #include "../common/no_keys.cuh"
+#include "../common/seen_keys.h"
 #include "../common/softmax.cuh"
 #include "../common/store.cuh"
 #include "../common/tanh.cuh"
@@ -149,11 +150,11 @@ struct State {
     }
   }
 
-  // s -> p, with s * unit in the log2 domain. split_invariant: the reference is an integer, so that
-  // sums taken against different references differ by an exact power of two, and the sum has the
-  // weights as rounded.
+  // s -> p, with s * log2_scale in the log2 domain. split_invariant: the reference is an integer,
+  // so that sums taken against different references differ by an exact power of two, and the sum
+  // has the weights as rounded.
   template <bool split_invariant>
-  __device__ __forceinline__ void softmax(float unit) {
+  __device__ __forceinline__ void softmax(float log2_scale) {
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
       float used[2], shrink[2];
@@ -165,7 +166,7 @@ struct State {
         for (int n = 1; n < key_tiles; ++n)
           top = fmaxf(top, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
         top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 1));
-        top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2)) * unit;
+        top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2)) * log2_scale;
         const float old = reference[m][half];
         const float next = fmaxf(old, split_invariant ? ceilf(top) : top);
         moved = moved || next != old;
@@ -183,7 +184,7 @@ struct State {
 #pragma unroll
               for (int i = 0; i < 2; ++i) {
                 float& x = s[m][n][2 * half + i];
-                x = round_large_score(x, unit, used[half]) * ptx::rcp(unit);
+                x = round_large_score(x, log2_scale, used[half]) * ptx::rcp(log2_scale);
               }
             used[half] = 0;
           }
@@ -202,8 +203,8 @@ struct State {
       for (int n = 0; n < key_tiles; ++n) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          float x = ptx::ex2(fmaf(s[m][n][2 * half], unit, -used[half]));
-          float y = ptx::ex2(fmaf(s[m][n][2 * half + 1], unit, -used[half]));
+          float x = ptx::ex2(fmaf(s[m][n][2 * half], log2_scale, -used[half]));
+          float y = ptx::ex2(fmaf(s[m][n][2 * half + 1], log2_scale, -used[half]));
           const unsigned packed = T::pack(x, y);
           if (split_invariant) {
             x = T::unpack(packed & 0xffff);
@@ -258,8 +259,7 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
   const unsigned shared = unsigned(__cvta_generic_to_shared(shared_memory));
   const unsigned q_at = shared + q_offset(tile, head_dim);
   __shared__ Block block;
-  __shared__ int4
-      warp_keys[tile.warps];  // keys [x, y) are seen by some of the warp's queries, [z, w) by all
+  __shared__ SeenKeys warp_keys[tile.warps];
   static_assert(sizeof block + sizeof warp_keys + (masked ? sizeof(TileList<keys>) : 0) <=
                 static_shared_bytes(masked));
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -300,13 +300,13 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
     __syncthreads();
   }
   if (lane == 0) {
-    int4 see = {0, 0, 0, 0};
+    SeenKeys see = {0, 0, 0, 0};
     if (warp_row < block.seqlen_q) {
       const KeyRange first = row_keys(warp_row),
                      last = row_keys(min(warp_row + warp_rows, block.seqlen_q) - 1);
       const int length = block.seqlen_kv;
-      see = make_int4(clamp(first.begin, 0, length), clamp(last.end, 0, length),
-                      clamp(last.begin, 0, length), clamp(first.end, 0, length));
+      see = {clamp(first.begin, 0, length), clamp(last.end, 0, length),
+             clamp(last.begin, 0, length), clamp(first.end, 0, length)};
     }
     warp_keys[warp] = see;
   }
@@ -399,7 +399,7 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
         ptx::ldmatrix(q[m][d], ((v_lane + q_at + warp * (warp_rows * pitch)) ^ line_step(d)) +
                                    d / 4 * 128 + m * 16 * pitch);
   }
-  const float unit = score ? 1 : a.unit;
+  const float log2_scale = score ? 1 : a.log2_scale;
 
   unsigned stage_at = shared;
   while (next.left > 0) {
@@ -435,10 +435,10 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
       ptx::cp_async_commit();
     }
 
-    const int4 see = warp_keys[masked ? thread_number() / 32 : warp];
+    const SeenKeys see = warp_keys[masked ? thread_number() / 32 : warp];
     if constexpr (masked) read_tile(tile.stages == 1 ? next.at : next.at - 1);
-    const bool sees =
-        tile_first < see.y && tile_first + count > see.x && (!masked || mask != mask_empty);
+    const bool sees = tile_first < see.some_end && tile_first + count > see.some_begin &&
+                      (!masked || mask != mask_empty);
     if (sees) {
       const unsigned q_here = v_lane + q_at + recompute(warp) * (warp_rows * pitch);
 #pragma unroll
@@ -475,10 +475,10 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
     }
 
     if (sees) {
-      const int4 see = warp_keys[masked ? thread_number() / 32 : warp];
+      const SeenKeys see = warp_keys[masked ? thread_number() / 32 : warp];
       if constexpr (masked) read_tile(next.at - 1);
-      const bool full = tile_first >= see.z && tile_first + keys <= see.w && count == keys &&
-                        (!masked || mask == mask_full);
+      const bool full = tile_first >= see.all_begin && tile_first + keys <= see.all_end &&
+                        count == keys && (!masked || mask == mask_full);
       if (score || !full) {
 #pragma unroll
         for (int m = 0; m < row_tiles; ++m) {
@@ -522,9 +522,9 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
       if (masked) state.seen[0] = state.all_seen;
       if ((masked && !full) || (score && a.bias)) state.find_unseen();
       if (a.split_invariant)
-        state.template softmax<true>(unit);
+        state.template softmax<true>(log2_scale);
       else
-        state.template softmax<false>(unit);
+        state.template softmax<false>(log2_scale);
     }
     if constexpr (masked && tile.stages == 2) read_tile(next.at - 1);
     if (tile.stages == 2 && tile_first == block.low) {

@@ -29,14 +29,14 @@ struct attn_sm80_forward_kernarg {
   int batch, heads_q, group;             // group: query heads per K/V head
   int seqlen_q;                          // capacity
   int head_dim, head_dim_v;
-  int out_type, bias_type;  // ../common/types.h
+  int out_type, bias_type;  // shared/types.h
   int split_invariant;
   int num_segments;
   unsigned
-      chunk;    // (batch, head) pairs whose blocks start together, so that their K and V stay in L2
-  float unit;   // abs(scale) * log2(e), at least 1e-37
-  float scale;  // of the scores
-  float softcap;  // 0: none
+      chunk;  // (batch, head) pairs whose blocks start together, so that their K and V stay in L2
+  float log2_scale;  // abs(scale) * log2(e), at least 1e-37
+  float scale;       // of the scores
+  float softcap;     // 0: none
   attn::RangeMask mask;
   attn_sm80_segment segment[attn_sm80_max_segments];
 };

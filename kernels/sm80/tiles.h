@@ -20,9 +20,16 @@ struct Tile {
 // By head_dim as the kernel is compiled for it. score: with softcap, bias and ALiBi, which need
 // registers.
 ATTN_HOST_DEVICE constexpr Tile tile_of(int head_dim, bool score) {
-  return head_dim <= 64    ? Tile{128, 64, 4, 2, true, 2}
-         : head_dim <= 128 ? Tile{128, score ? 32 : 64, 4, score ? 1 : 2, false, 2}
-                           : Tile{64, 64, 4, 1, false, 2};
+  if (head_dim <= 64)
+    return {.rows = 128, .keys = 64, .warps = 4, .stages = 2, .q_in_registers = true, .blocks = 2};
+  if (head_dim <= 128)
+    return {.rows = 128,
+            .keys = score ? 32 : 64,
+            .warps = 4,
+            .stages = score ? 1 : 2,
+            .q_in_registers = false,
+            .blocks = 2};
+  return {.rows = 64, .keys = 64, .warps = 4, .stages = 1, .q_in_registers = false, .blocks = 2};
 }
 
 // At most, beside the tiles. masked: with block masks.

@@ -30,15 +30,15 @@ struct attn_sm90_forward_kernarg {
   int batch, heads_q, group;  // group: query heads per K/V head
   int seqlen_q;               // capacity
   int head_dim_v;
-  int out_type;  // ../common/types.h
+  int out_type;  // shared/types.h
   int split_invariant;
   int num_segments;
-  int down;         // items walk their keys from the last to the first, see key_walk.h
-  unsigned chunk;   // (batch, head) pairs that stand together, so that their K and V stay in L2
-  unsigned items;   // query tiles of all pairs
-  unsigned* taken;  // of them, beyond the first of each block: 0 between launches, unused if there
-                    // are none
-  float unit;       // scale * log2(e), above 0; kernels that change scores take the following
+  int down;          // items walk their keys from the last to the first, see key_walk.h
+  unsigned chunk;    // (batch, head) pairs that stand together, so that their K and V stay in L2
+  unsigned items;    // query tiles of all pairs
+  unsigned* taken;   // of them, beyond the first of each block: 0 between launches, unused if there
+                     // are none
+  float log2_scale;  // scale * log2(e), above 0; kernels that change scores take the following
   float scale, softcap;  // softcap 0: none
   attn::RangeMask mask;
   attn_kv_lengths segment[attn_sm90_max_segments];
@@ -61,7 +61,7 @@ struct attn_sm90_mask_kernarg : attn_sm90_forward_kernarg {
 struct attn_sm90_bias_kernarg : attn_sm90_forward_kernarg {
   const void* bias;          // null: none
   long long bias_stride[4];  // elements: batch, head, q, kv
-  int bias_type;             // ../common/types.h
+  int bias_type;             // shared/types.h
   int bias_pairs;  // two keys from an even one on lie side by side, where a load of both can begin
 };
 

@@ -1,7 +1,7 @@
 // The walk over the keys that an item sees, in tiles of `keys`, which begin where the item's keys
 // or a segment's begin. Under a causal mask it goes down: then what an item asks for when it begins
 // is what longer ones that began before are about to ask for, and comes from the L2 once
-// (docs/hopper.md). Item: the item of forward.cuh. Host code includes this too.
+// (docs/hopper.md). Item: the item of control.cuh. Host code includes this too.
 #ifndef ATTN_KERNELS_SM90_KEY_WALK_H
 #define ATTN_KERNELS_SM90_KEY_WALK_H
 

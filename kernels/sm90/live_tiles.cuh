@@ -3,6 +3,7 @@
 #pragma once
 #include "../common/block_mask.cuh"
 #include "../common/lengths.cuh"
+#include "../common/seen_keys.h"
 #include "forward_args.h"
 #include "tiles.h"
 
@@ -104,15 +105,16 @@ struct LiveTiles {
                             min(row(n) + 64, item.seqlen_q) - 1, item.seqlen_kv - item.seqlen_q);
 #pragma unroll
     for (int g = 0; g < tile.groups; ++g) {
-      const int4 see = item.see[g];
+      const SeenKeys see = item.see[g];
       bool some = false, full = true;
 #pragma unroll
       for (int piece = 0; piece < pieces; ++piece) {
         some |= block[g * pieces + piece] != mask_empty;
         full &= block[g * pieces + piece] == mask_full;
       }
-      if (some & (begin < see.y) & (end > see.x)) flags |= sees_some << 4 * g;
-      if (full & (begin >= see.z) & (begin + tile.keys <= see.w) & (end - begin == tile.keys))
+      if (some & (begin < see.some_end) & (end > see.some_begin)) flags |= sees_some << 4 * g;
+      if (full & (begin >= see.all_begin) & (begin + tile.keys <= see.all_end) &
+          (end - begin == tile.keys))
         flags |= sees_all << 4 * g;
     }
     bool cut = false;
@@ -195,8 +197,8 @@ struct LiveTiles {
       if (!begins || first < end) [[unlikely]] {  // cut by the end of a segment
 #pragma unroll
         for (int g = 0; g < tile.groups; ++g) {
-          const int4 see = item.see[g];
-          const bool sees = found.first < see.y && found.first + found.keys > see.x;
+          const SeenKeys see = item.see[g];
+          const bool sees = found.first < see.some_end && found.first + found.keys > see.some_begin;
           found.flags &= ~((sees ? sees_all : sees_all | sees_some) << 4 * g);
         }
         if (found.flags == 0) continue;

@@ -59,31 +59,153 @@ struct Tile {
   }
 };
 
-constexpr Tile tile_d64_short{64, 64, 1, 128,
-                              1,  3,  3};  // where larger ones would leave multiprocessors idle
-constexpr Tile tile_d64{64, 64, 3, 128, 2, 3, 3};
-constexpr Tile tile_d96{96, 96, 2, 128, 2, 3, 2};
-constexpr Tile tile_d128{128, 128, 2, 128, 2, 3, 2};
-constexpr Tile tile_d128_long{
-    128, 128, 2, 176, 1, 2, 2};  // for long sequences: Q has one place, and ends waste more
-constexpr Tile tile_d192_dv128{192, 128, 2, 128, 1, 2, 2};
-constexpr Tile tile_d192{192, 192, 2, 112, 1, 2, 2};
-constexpr Tile tile_d256{256, 256, 2, 80, 1, 2, 2};
+// Where larger tiles would leave multiprocessors idle.
+constexpr Tile tile_d64_short{.head_dim = 64,
+                              .head_dim_v = 64,
+                              .groups = 1,
+                              .keys = 128,
+                              .q_stages = 1,
+                              .k_stages = 3,
+                              .v_stages = 3};
+constexpr Tile tile_d64{.head_dim = 64,
+                        .head_dim_v = 64,
+                        .groups = 3,
+                        .keys = 128,
+                        .q_stages = 2,
+                        .k_stages = 3,
+                        .v_stages = 3};
+constexpr Tile tile_d96{.head_dim = 96,
+                        .head_dim_v = 96,
+                        .groups = 2,
+                        .keys = 128,
+                        .q_stages = 2,
+                        .k_stages = 3,
+                        .v_stages = 2};
+constexpr Tile tile_d128{.head_dim = 128,
+                         .head_dim_v = 128,
+                         .groups = 2,
+                         .keys = 128,
+                         .q_stages = 2,
+                         .k_stages = 3,
+                         .v_stages = 2};
+// For long sequences: Q has one place, and ends waste more.
+constexpr Tile tile_d128_long{.head_dim = 128,
+                              .head_dim_v = 128,
+                              .groups = 2,
+                              .keys = 176,
+                              .q_stages = 1,
+                              .k_stages = 2,
+                              .v_stages = 2};
+constexpr Tile tile_d192_dv128{.head_dim = 192,
+                               .head_dim_v = 128,
+                               .groups = 2,
+                               .keys = 128,
+                               .q_stages = 1,
+                               .k_stages = 2,
+                               .v_stages = 2};
+constexpr Tile tile_d192{.head_dim = 192,
+                         .head_dim_v = 192,
+                         .groups = 2,
+                         .keys = 112,
+                         .q_stages = 1,
+                         .k_stages = 2,
+                         .v_stages = 2};
+constexpr Tile tile_d256{.head_dim = 256,
+                         .head_dim_v = 256,
+                         .groups = 2,
+                         .keys = 80,
+                         .q_stages = 1,
+                         .k_stages = 2,
+                         .v_stages = 2};
 // Two blocks each load half of a K/V tile for both, for long sequences without a causal mask.
-constexpr Tile tile_d128_pair{128, 128, 2, 176, 1, 2, 2, false, false, 2};
-constexpr Tile tile_d256_pair{256, 256, 2, 80, 1, 2, 2, false, false, 2};
+constexpr Tile tile_d128_pair{.head_dim = 128,
+                              .head_dim_v = 128,
+                              .groups = 2,
+                              .keys = 176,
+                              .q_stages = 1,
+                              .k_stages = 2,
+                              .v_stages = 2,
+                              .blocks = 2};
+constexpr Tile tile_d256_pair{.head_dim = 256,
+                              .head_dim_v = 256,
+                              .groups = 2,
+                              .keys = 80,
+                              .q_stages = 1,
+                              .k_stages = 2,
+                              .v_stages = 2,
+                              .blocks = 2};
 // For block masks: keys are cut as without, so that a mask that is all FULL gives the same bits.
-constexpr Tile tile_d64_mask{64, 64, 2, 128, 2, 3, 3, true};
-constexpr Tile tile_d128_mask{128, 128, 2, 128, 2, 3, 2, true};
-constexpr Tile tile_d256_mask{256, 256, 2, 80, 1, 2, 2, true};
+constexpr Tile tile_d64_mask{.head_dim = 64,
+                             .head_dim_v = 64,
+                             .groups = 2,
+                             .keys = 128,
+                             .q_stages = 2,
+                             .k_stages = 3,
+                             .v_stages = 3,
+                             .finds = true};
+constexpr Tile tile_d128_mask{.head_dim = 128,
+                              .head_dim_v = 128,
+                              .groups = 2,
+                              .keys = 128,
+                              .q_stages = 2,
+                              .k_stages = 3,
+                              .v_stages = 2,
+                              .finds = true};
+constexpr Tile tile_d256_mask{.head_dim = 256,
+                              .head_dim_v = 256,
+                              .groups = 2,
+                              .keys = 80,
+                              .q_stages = 1,
+                              .k_stages = 2,
+                              .v_stages = 2,
+                              .finds = true};
 // For kernels that change scores, which takes registers.
-constexpr Tile tile_d64_score{64, 64, 3, 80, 2, 3, 3};
-constexpr Tile tile_d128_score{128, 128, 2, 96, 2, 3, 3};
-constexpr Tile tile_d256_score{256, 256, 2, 64, 1, 2, 2};
+constexpr Tile tile_d64_score{.head_dim = 64,
+                              .head_dim_v = 64,
+                              .groups = 3,
+                              .keys = 80,
+                              .q_stages = 2,
+                              .k_stages = 3,
+                              .v_stages = 3};
+constexpr Tile tile_d128_score{.head_dim = 128,
+                               .head_dim_v = 128,
+                               .groups = 2,
+                               .keys = 96,
+                               .q_stages = 2,
+                               .k_stages = 3,
+                               .v_stages = 3};
+constexpr Tile tile_d256_score{.head_dim = 256,
+                               .head_dim_v = 256,
+                               .groups = 2,
+                               .keys = 64,
+                               .q_stages = 1,
+                               .k_stages = 2,
+                               .v_stages = 2};
 // For kernels that add a bias too.
-constexpr Tile tile_d64_bias{64, 64, 3, 80, 2, 3, 3, false, true};
-constexpr Tile tile_d128_bias{128, 128, 2, 96, 2, 2, 2, false, true};
-constexpr Tile tile_d256_bias{256, 256, 2, 64, 1, 2, 2, false, true};
+constexpr Tile tile_d64_bias{.head_dim = 64,
+                             .head_dim_v = 64,
+                             .groups = 3,
+                             .keys = 80,
+                             .q_stages = 2,
+                             .k_stages = 3,
+                             .v_stages = 3,
+                             .adds = true};
+constexpr Tile tile_d128_bias{.head_dim = 128,
+                              .head_dim_v = 128,
+                              .groups = 2,
+                              .keys = 96,
+                              .q_stages = 2,
+                              .k_stages = 2,
+                              .v_stages = 2,
+                              .adds = true};
+constexpr Tile tile_d256_bias{.head_dim = 256,
+                              .head_dim_v = 256,
+                              .groups = 2,
+                              .keys = 64,
+                              .q_stages = 1,
+                              .k_stages = 2,
+                              .v_stages = 2,
+                              .adds = true};
 
 }  // namespace attn::sm90
 #endif

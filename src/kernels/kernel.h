@@ -8,7 +8,8 @@
 #include <vector>
 
 #include "core/status.h"
-#include "driver/driver.h"
+#include "driver/device.h"
+#include "driver/launch.h"
 #include "problem/problem.h"
 
 namespace attn {

@@ -76,7 +76,7 @@ void set_forward(const Problem& p, const Args& args, const DeviceInfo& device,
   a.num_segments = p.num_segments;
   a.chunk = pairs_in_l2(p, 24 << 20, device);
   a.scale = p.scale;
-  a.unit = std::max(std::abs(p.scale) * 1.44269504f, 1e-37f);  // log2(e)
+  a.log2_scale = std::max(std::abs(p.scale) * 1.44269504f, 1e-37f);  // log2(e)
   a.softcap = p.softcap;
   a.mask = p.range_mask();
   for (int32_t i = 0; i < p.num_segments; ++i) {

@@ -120,7 +120,7 @@ void set_forward(const Problem& p, const Args& args, const Target& target,
   a.chunk = pairs_together(p, target.device);
   a.items = unsigned(items(p, tile));
   a.taken = static_cast<unsigned*>(target.workspace);
-  a.unit = std::max(p.scale * 1.44269504f, 1e-37f);  // log2(e)
+  a.log2_scale = std::max(p.scale * 1.44269504f, 1e-37f);  // log2(e)
   a.alibi_slopes = p.has(ATTN_ALIBI) ? args.alibi_slopes : nullptr;
   a.scale = p.scale;
   a.softcap = p.softcap;
@@ -207,14 +207,14 @@ std::string shorter_than(int64_t least, const Problem& p) {
   return join("for seqlen_kv ", p.seqlen_kv, ", below ", least, ", a later kernel is faster");
 }
 // Its larger tile costs more at the ends of sequences than it spares between them if they are
-// short, and spares nothing where all items are equally long (docs/hopper.md).
+// short, and spares nothing where all items are equally long (docs/log).
 std::string too_short(const Problem& p, const DeviceInfo&, const sm90::Tile&) {
   if (!causal(p)) return "without a causal mask a later kernel is as fast";
   return shorter_than(8192, p);
 }
 
 // Two blocks that share K and V take as long as the one that has more to do, and their items in a
-// fixed order; what sharing spares shows where nearly all is read from the L2 (docs/hopper.md).
+// fixed order; what sharing spares shows where nearly all is read from the L2 (docs/log).
 template <int64_t least>
 std::string shares_little(const Problem& p, const DeviceInfo&, const sm90::Tile& tile) {
   if (causal(p) || p.has(ATTN_WINDOW))

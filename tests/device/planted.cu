@@ -115,7 +115,7 @@ void run_without_barriers() {
   a.out_type = attn_element_f16;
   a.num_segments = 1;
   a.chunk = 1;
-  a.scale = a.unit = 1;
+  a.scale = a.log2_scale = 1;
   a.segment[0].k = memory(keys * row_bytes, true);
   a.segment[0].v = memory(keys * row_bytes, true);
   a.segment[0].k_stride[1] = a.segment[0].v_stride[1] = dim;

@@ -130,7 +130,7 @@ TEST_CASE("CUDA forward: rows of nobody are stored where no sequence can have a 
   }
 }
 
-// docs/hopper.md has what was measured.
+// docs/log has what was measured.
 TEST_CASE("sm90 forward: which problems the tiles of 176 keys and clusters get", "[plan]") {
   const auto takes = [](const char* kernel, int64_t seqlen, uint64_t flags = 0,
                         int64_t head_dim = 128) {

@@ -1,0 +1,94 @@
+// Shared memory: the words by which the warpgroup that loads and those that compute tell each other
+// of work items and tiles of keys, and where tiles lie.
+#pragma once
+#include "../common/seen_keys.h"
+#include "forward_args.h"
+#include "live_tiles.cuh"
+#include "tiles.h"
+
+namespace attn::sm90 {
+
+using namespace device;
+
+// A work item as the warpgroup that loads describes it to the others.
+struct Item {
+  int b, h;  // b < 0: there are no more
+  int head_kv;
+  int row;  // first query
+  int seqlen_q, seqlen_kv;
+  int q_begin;    // packed q: row of the sequence's query 0
+  int low, high;  // keys that some of its queries see; in a cluster, of the queries of all blocks
+  int used;       // keys from here on are not seen by any query of the sequence
+  int lower, upper;  // query i sees keys from i + lower up to i + upper
+  struct Segment {
+    int end;    // position behind the segment's last key
+    int row;    // the key at position j lies in row j + row of the tensor,
+    int batch;  // in this entry
+  } segment[attn_sm90_max_segments];
+  SeenKeys see[max_groups];  // per warpgroup
+  unsigned first_tile;       // flags of its first tile of keys, written before that one's k_full
+};
+
+// A tile of keys of an item.
+struct KeyTile {
+  int first;                      // position of its first key
+  int keys;                       // that some query of the item sees, of its segment
+  int used;                       // rows of V from here on are nobody's
+  unsigned next_tile;             // flags of the item's next tile, if any, see live_tiles.cuh
+  int row, segment, head, batch;  // where it lies; segment: its number or one of these
+};
+enum : int { nowhere = -1, no_more_tiles = -2 };
+using Barrier = unsigned long long;
+struct Control {
+  Barrier item_full[item_slots];
+  Barrier q_full[max_stages][max_groups];  // per part of Q; the item's description too
+  Barrier q_empty[max_stages][max_groups];
+  Barrier k_full[max_stages], k_empty[max_stages], v_full[max_stages], v_empty[max_stages];
+  Item item[item_slots];
+  KeyTile tile[tile_slots];       // written before k_full
+  TileBlocks blocks[tile_slots];  // with a block mask or a bias, of the same tiles
+  // The warps have said what they see of the tile: with a bias, and with a block mask if the tile
+  // has_unused.
+  Barrier said[tile_slots];
+  Barrier listed;                 // with a block mask: the items are listed, see item_order.cuh
+  Barrier described[tile_slots];  // with a block mask: the tile is written
+  Barrier ending;                 // of the item that was described last, few tiles are to be loaded
+  // In a cluster: the other block has the place free too.
+  Barrier k_there[max_stages], v_there[max_stages];
+};
+static_assert(sizeof(Control) <= control_bytes);
+
+__device__ __forceinline__ unsigned address(const void* p) {
+  return unsigned(__cvta_generic_to_shared(p));
+}
+
+// Goes around a ring of stages.
+template <int stages>
+struct RingAt {
+  int stage;
+  unsigned parity;
+  __device__ __forceinline__ void advance() {
+    const bool wraps = stage == stages - 1;
+    stage = wraps ? 0 : stage + 1;
+    parity ^= wraps;
+  }
+};
+// Where the n-th tile of a ring of stages lies, and the parity of the phase that fills it.
+template <int stages>
+struct Ring {
+  static __device__ __forceinline__ int stage(unsigned n) { return n % stages; }
+  static __device__ __forceinline__ unsigned parity(unsigned n) { return n / stages & 1; }
+};
+
+template <Tile tile>
+__device__ __forceinline__ int block_of_cluster() {
+  return tile.blocks > 1 ? blockIdx.x % tile.blocks : 0;
+}
+// In a cluster an address in shared memory has its block's number above these bits. The descriptors
+// of wgmma have not; all else needs it.
+template <Tile tile>
+__device__ __forceinline__ unsigned within_block(unsigned shared) {
+  return tile.blocks > 1 ? shared & 0x3ffff : shared;
+}
+
+}  // namespace attn::sm90

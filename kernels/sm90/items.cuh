@@ -1,0 +1,152 @@
+// Work items: which one a block takes, what is said of it and of its tiles of keys.
+#pragma once
+#include "../common/lengths.cuh"
+#include "../common/no_keys.cuh"
+#include "control.cuh"
+#include "item_order.cuh"
+#include "key_walk.h"
+
+namespace attn::sm90 {
+
+// The item that a block takes after its first: one that no other has taken. Whoever takes the last
+// one leaves the counter as it was.
+__device__ __forceinline__ unsigned next_item(const attn_sm90_forward_kernarg& a) {
+  if (a.items <= gridDim.x) return a.items;
+  const unsigned before = atomicAdd(a.taken, 1);
+  if (before == a.items - 1) *a.taken = 0;
+  return gridDim.x + before;
+}
+
+template <Tile tile>
+__device__ __forceinline__ unsigned tile_flags(const Item& item, const KeyWalk<tile.keys>& at) {
+  unsigned flags = at.ends(item) ? last_tile * for_all_groups : 0;
+  if (min(item.segment[at.segment].end, item.used) < at.first + tile.keys)
+    flags |= has_unused * for_all_groups;
+#pragma unroll
+  for (int g = 0; g < tile.groups; ++g) {
+    const SeenKeys see = item.see[g];
+    const bool whole = at.first + tile.keys <= at.end;
+    if (at.first < see.some_end && at.first + at.count() > see.some_begin)
+      flags |= sees_some << 4 * g;
+    if (whole && at.first >= see.all_begin && at.first + tile.keys <= see.all_end)
+      flags |= sees_all << 4 * g;
+  }
+  return flags;
+}
+
+// The walk over an item's tiles with what is said of each.
+template <Tile tile>
+struct ItemWalk {
+  KeyWalk<tile.keys> at;
+  int keys, used;  // see KeyTile
+  unsigned flags;
+  // The following tiles of the segment that begin at these positions, both included, are seen whole
+  // by all and not the last one on the way: most tiles, which two comparisons tell.
+  int low, high;
+
+  // Before `look` only `at` may be used.
+  __device__ __forceinline__ ItemWalk(const Item& item, bool down) : at(item, down) {}
+  __device__ __forceinline__ void look(const Item& item) {
+    const int behind_used = min(item.segment[at.segment].end, item.used);
+    keys = at.count();
+    used = behind_used - at.first;
+    flags = tile_flags<tile>(item, at);
+    low = at.step < 0 ? at.last + 1 : at.first;
+    high = min(at.end, behind_used) - tile.keys;
+    if (at.step > 0) high = min(high, at.last - 1);
+#pragma unroll
+    for (int g = 0; g < tile.groups; ++g) {
+      low = max(low, item.see[g].all_begin);
+      high = min(high, item.see[g].all_end - tile.keys);
+    }
+  }
+  // false: there is none.
+  __device__ __forceinline__ bool next(const Item& item) {
+    const int first = at.first + at.step;
+    if (first >= low && first <= high) [[likely]] {
+      at.first = first;
+      keys = used = tile.keys;
+      flags = seen_whole<tile>;
+      return true;
+    }
+    if (at.ends(item)) return false;
+    at.next(item);
+    look(item);
+    return true;
+  }
+};
+
+// By all lanes of one warp. index: of the cluster's item, of which each block has a part.
+template <Tile tile>
+__device__ __forceinline__ void describe(const attn_sm90_forward_kernarg& a, unsigned index,
+                                         Item& item) {
+  constexpr int rows = tile.rows(), all_rows = tile.item_rows();
+  const int lane = threadIdx.x % 32;
+  const QueryTile at = item_queries<tile>(a, index);
+  const Span queries = a.cu_seqlens_q ? packed_span(a.cu_seqlens_q, at.b, a.total_q, a.seqlen_q)
+                                      : Span{0, a.seqlen_q};
+  int length = 0;
+  for (int i = 0; i < a.num_segments; ++i) {
+    const Span span = segment_span(a.segment[i], at.b);
+    const int row = int(span.begin) - length;
+    length += span.length;
+    if (lane == 0) item.segment[i] = {length, row, a.segment[i].cu_seqlens ? 0 : at.b};
+  }
+  constexpr int unbounded = 1 << 30;
+  const KeyBand band = a.mask.band(queries.length, length);
+  const int lower = clamp(band.lower, -unbounded, unbounded);
+  const int upper = clamp(band.upper, -unbounded, unbounded);
+  // Lane g finds what warpgroup g sees, the next one what the item sees, the next the sequence.
+  const int all_row = at.tile * all_rows, item_row = all_row + rows * block_of_cluster<tile>();
+  const int row = lane < tile.groups ? item_row + 64 * lane : lane == tile.groups ? all_row : 0;
+  const int behind = min(lane < tile.groups    ? row + 64
+                         : lane == tile.groups ? all_row + all_rows
+                                               : queries.length,
+                         queries.length);
+  SeenKeys see = {0, 0, 0, 0};
+  if (row < behind)
+    see = {clamp(row + lower, 0, length), clamp(behind - 1 + upper, 0, length),
+           clamp(behind - 1 + lower, 0, length), clamp(row + upper, 0, length)};
+  // Lane 0 writes all of it, for it alone says that it is there.
+  const auto of = [](int x, int lane) { return __shfl_sync(0xffffffff, x, lane); };
+#pragma unroll
+  for (int g = 0; g < tile.groups; ++g) {
+    const SeenKeys sees = {of(see.some_begin, g), of(see.some_end, g), of(see.all_begin, g),
+                           of(see.all_end, g)};
+    if (lane == 0) item.see[g] = sees;
+  }
+  const int low = of(see.some_begin, tile.groups), high = of(see.some_end, tile.groups);
+  const int used = of(see.some_end, tile.groups + 1);
+  if (lane == 0) {
+    item.low = low;
+    item.high = high;
+    item.used = used;
+    item.b = at.b;
+    item.h = at.h;
+    item.head_kv = at.h / a.group;
+    item.row = item_row;
+    item.q_begin = int(queries.begin);
+    item.seqlen_q = queries.length;
+    item.seqlen_kv = length;
+    item.lower = lower;
+    item.upper = upper;
+  }
+}
+
+// The rows of an item that sees no key, by one warp.
+template <Tile tile>
+__device__ __forceinline__ void store_unseeing(const attn_sm90_forward_kernarg& a,
+                                               const Item& item) {
+  const int behind = min(item.row + tile.rows(), item.seqlen_q);
+  for (int row = item.row; row < behind; ++row) {
+    const long long at = (a.cu_seqlens_q ? 0 : item.b * a.out_stride[0]) +
+                         ((long long)item.q_begin + row) * a.out_stride[1] +
+                         item.h * a.out_stride[2];
+    const long long lse_at = a.cu_seqlens_q
+                                 ? item.h * a.total_q + item.q_begin + row
+                                 : (item.b * (long long)a.heads_q + item.h) * a.seqlen_q + row;
+    store_no_keys(a, at, lse_at, a.sinks ? a.sinks[item.h] : -infinity());
+  }
+}
+
+}  // namespace attn::sm90
