@@ -128,10 +128,13 @@ class Plan:
         if self.mask:
             self.mask.apply(args=args)
 
-        def run(keep=(q, k, v, segment_args)):
-            self.library.check(self.lib.attn_run(self.plan, c.byref(args), self.memory, self.bytes, stream()))
+        def call(keep=(q, k, v, segment_args)):
+            self.run(args)
             return out
-        return run
+        return call
+
+    def run(self, args):
+        self.library.check(self.lib.attn_run(self.plan, c.byref(args), self.memory, self.bytes, stream()))
 
 
 def stream():

@@ -25,6 +25,11 @@ __device__ __forceinline__ void cp_async_if(unsigned shared, const void* global,
       : "memory");
 }
 
+// Arrives at an mbarrier once all copies of this thread so far have come. The barrier counts it.
+__device__ __forceinline__ void cp_async_arrive(unsigned barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 // Makes a group of the copies of this thread since the last one.
 __device__ __forceinline__ void cp_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");

@@ -1,0 +1,258 @@
+"""Times decode: few queries against a long cache, libattn beside what is importable, in one process, rounds interleaved.
+
+    python3 bench/decode.py --lib build/release/lib/libattn.so --read build/release/kernels/read_sm80.compute_80.ptx
+    python3 bench/decode.py --lib new=a/libattn.so --lib old=b/libattn.so --only anchors,short --out docs/measured/NAME.json
+
+A figure is microseconds per launch of a graph of up to 50. "cold": caches in turn that are larger than 200 MB together;
+"warm": one. GB/s count K and V once. `read` is what read_sm80 takes to read as many bytes in such a graph (needs CuPy).
+"""
+import argparse
+import datetime
+import json
+import math
+import pathlib
+import statistics
+from dataclasses import dataclass, replace
+
+COLD_BYTES = 200 << 20
+
+
+@dataclass(frozen=True)
+class Cell:
+    group: str
+    batch: int
+    heads: int
+    heads_kv: int
+    seqlen: int
+    kv: str = "bf16"
+    page: int = 0  # keys; 0: padded
+    seqlen_q: int = 1
+    warm: bool = False
+    dim: int = 128
+
+    @property
+    def name(self):
+        return (f"B{self.batch} {self.heads}/{self.heads_kv} {self.seqlen} d{self.dim} {self.kv}" +
+                (f" pages of {self.page}" if self.page else "") + (f" q{self.seqlen_q}" if self.seqlen_q > 1 else "") +
+                (" warm" if self.warm else ""))
+
+    @property
+    def kv_bytes(self):
+        return 2 * self.batch * self.heads_kv * self.seqlen * self.dim * (2 if self.kv == "bf16" else 1)
+
+
+def all_cells():
+    anchors = [Cell("anchors", *shape) for shape in (
+        (1, 32, 8, 8192), (1, 32, 8, 131072), (16, 32, 8, 8192), (64, 32, 8, 8192), (128, 64, 8, 4096), (32, 32, 32, 4096),
+        (1, 8, 1, 65536))]
+    short = [Cell("short", 1, 32, 8, seqlen, warm=warm) for seqlen in (1024, 8192) for warm in (False, True)]
+    fp8 = [replace(cell, group="fp8", kv="e4m3") for cell in anchors]
+    pages = [replace(anchors[3], group="pages", page=page) for page in (128, 64, 16, 1)]
+    pages += [replace(fp8[3], group="pages", page=page) for page in (64, 16)]
+    rows = [replace(anchors[3], group="rows", seqlen_q=4), Cell("rows", 64, 8, 8, 8192), Cell("rows", 16, 128, 8, 8192),
+            Cell("rows", 64, 32, 8, 8192, dim=64), Cell("rows", 32, 32, 8, 8192, dim=256)]
+    return anchors + short + fp8 + pages + rows
+
+
+class Inputs:
+    """Sets of q, k, v [B, S, H, D], of which k and v may be pools of pages [pages, page, H, D], shuffled by `table`."""
+
+    def __init__(self, torch, cell):
+        kind = torch.bfloat16 if cell.kv == "bf16" else torch.float8_e4m3fn
+        sets = 1 if cell.warm else max(1, math.ceil(COLD_BYTES / cell.kv_bytes))
+        torch.manual_seed(0)
+        cache = (cell.batch, cell.seqlen, cell.heads_kv, cell.dim)
+        if cell.page:
+            pages = cell.batch * cell.seqlen // cell.page
+            cache = (pages, cell.page, cell.heads_kv, cell.dim)
+            self.table = torch.randperm(pages, device="cuda", dtype=torch.int32).view(cell.batch, -1).contiguous()
+        self.sets = [(torch.randn(cell.batch, cell.seqlen_q, cell.heads, cell.dim, device="cuda", dtype=torch.bfloat16),
+                      torch.randn(cache, device="cuda", dtype=torch.bfloat16).to(kind),
+                      torch.randn(cache, device="cuda", dtype=torch.bfloat16).to(kind)) for _ in range(sets)]
+
+    def padded(self, torch, cell, which):
+        """k (1) or v (2) of the first set as [B, S, H, D] in float32."""
+        cache = self.sets[0][which]
+        if cell.page:
+            cache = cache.view(torch.uint8) if cell.kv != "bf16" else cache
+            cache = cache[self.table.long()].view(cell.batch, cell.seqlen, cell.heads_kv, -1)
+            cache = cache.view(torch.float8_e4m3fn) if cell.kv != "bf16" else cache
+        return cache.float()
+
+
+def expected(torch, cell, inputs):
+    """What the first sequence's outputs are, in float32 [Sq, H, D], causal."""
+    q, k, v = inputs.sets[0][0][0].float(), *(inputs.padded(torch, cell, which)[0] for which in (1, 2))
+    group = cell.heads // cell.heads_kv
+    k, v = (x.repeat_interleave(group, 1) for x in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(cell.dim)
+    seen = torch.arange(cell.seqlen, device="cuda")[None] <= torch.arange(cell.seqlen_q, device="cuda")[:, None] + \
+        cell.seqlen - cell.seqlen_q
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, -math.inf).softmax(-1), v)
+
+
+# ---- contenders: label -> calls, one per set of inputs ----------------------------------------------------------------
+
+def libattn_calls(library, cell, inputs, torch, parts):
+    from contenders import CAUSAL, Args, Plan, Problem, Segment, SegmentArgs, TYPE_OF, make
+    import ctypes as c
+    kind, q_kind = TYPE_OF[inputs.sets[0][1].dtype], TYPE_OF[torch.bfloat16]
+    layout = dict(layout=2, num_pages=inputs.sets[0][1].shape[0], page_size=cell.page,
+                  max_pages=cell.seqlen // cell.page) if cell.page else dict(seqlen=cell.seqlen)
+    segment = make(Segment, k_type=kind, v_type=kind, **layout)
+    problem = make(Problem, batch=cell.batch, heads_q=cell.heads, heads_kv=cell.heads_kv, head_dim=cell.dim,
+                   seqlen_q=cell.seqlen_q, q_type=q_kind, num_segments=1, segments=c.pointer(segment), flags=CAUSAL)
+    plan = Plan(library, problem)
+    out = torch.empty_like(inputs.sets[0][0])
+    table = inputs.table.data_ptr() if cell.page else None
+
+    def call(q, k, v):
+        segment_args = make(SegmentArgs, k=k.data_ptr(), v=v.data_ptr(), block_table=table)
+        args = make(Args, q=q.data_ptr(), out=out.data_ptr(), num_segments=1, segments=c.pointer(segment_args))
+        return lambda keep=segment_args: (plan.run(args), out)[1]
+    parts["kernel"] = plan.kernel
+    return [call(*one) for one in inputs.sets]
+
+
+def cudnn_calls(cell, inputs, torch):
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    if cell.page or cell.kv != "bf16" or cell.seqlen_q > 1:
+        raise ImportError("one query, bf16, padded only")
+
+    def call(q, k, v):
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+
+        def run():
+            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+                return torch.nn.functional.scaled_dot_product_attention(
+                    q, k, v, enable_gqa=cell.heads != cell.heads_kv).transpose(1, 2)
+        return run
+    return [call(*one) for one in inputs.sets]
+
+
+def fa3_calls(cell, inputs, torch, library):
+    """FlashAttention-3 as vllm ships it: q in the type of K and V, pages, packed GQA."""
+    torch.ops.load_library(library)
+    batch, length = cell.batch, cell.seqlen
+    used = torch.full((batch,), length, device="cuda", dtype=torch.int32)
+    table = inputs.table if cell.page else None
+
+    def call(q, k, v):
+        fp8 = cell.kv != "bf16"
+        q = q.to(k.dtype)
+        out = torch.empty(q.shape, device="cuda", dtype=torch.bfloat16)
+        descale = torch.ones(batch, cell.heads_kv, device="cuda") if fp8 else None
+
+        def run():
+            return torch.ops._vllm_fa3_C.fwd(
+                q, k, v, None, None, None, out, None, None, None, None, used, None, cell.seqlen, table, None, None, None,
+                None, None, descale, descale, descale, cell.dim ** -0.5, True, -1, -1, 0.0, True, None, 0, None, 0, None,
+                1, 0, None)[0]
+        return run
+    return [call(*one) for one in inputs.sets]
+
+
+def read_calls(path, cell, torch):
+    import struct
+    import cupy
+    import numpy
+    kernel = cupy.RawModule(path=path).get_function("read_sm80")
+    granule = 16 * 512 * 8
+    size = max(granule, cell.kv_bytes // granule * granule)
+    sets = 1 if cell.warm else max(1, math.ceil(COLD_BYTES / size))
+    data = [torch.ones(size // 4, device="cuda", dtype=torch.int32) for _ in range(sets)]
+    total = torch.zeros(1, device="cuda", dtype=torch.int32)
+    blocks = 2 * torch.cuda.get_device_properties(0).multi_processor_count
+
+    def call(one):
+        kernarg = numpy.frombuffer(struct.pack("<QqQ", one.data_ptr(), size // 16, total.data_ptr()),
+                                   dtype=numpy.dtype("V24"))[0]
+
+        def run():
+            with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
+                kernel((blocks,), (512,), (kernarg,))
+            return total
+        return run
+    return [call(one) for one in data], size
+
+
+# ---- a run ------------------------------------------------------------------------------------------------------------
+
+def measure(options, cells):
+    import torch
+    from contenders import Libattn
+    from timing import Launches, Nvml, take_rounds
+    torch.zeros(1, device="cuda")
+    paths = dict(one.split("=", 1) if "=" in one else ("libattn", one) for one in options.lib)
+    libraries = {label: Libattn(str(pathlib.Path(path).resolve())) for label, path in paths.items()}
+    nvml = Nvml()
+    result = {"date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"), "commit": options.commit,
+              "gpu": {"name": torch.cuda.get_device_name(), "driver": nvml.driver(), "before": nvml.state()},
+              "cuda": torch.version.cuda, "torch": torch.__version__, "cudnn": torch.backends.cudnn.version(),
+              "rounds": options.rounds, "cells": []}
+    for cell in cells:
+        inputs = Inputs(torch, cell)
+        row = {**cell.__dict__, "name": cell.name, "kv_bytes": cell.kv_bytes, "kernels": {}, "missing": {}, "errors": {}}
+        want = expected(torch, cell, inputs)
+        calls = {}
+
+        def add(name, make_calls):
+            try:
+                made = make_calls()
+                got = made[0]()
+                torch.cuda.synchronize()
+                if name != "read":
+                    row["errors"][name] = ((got[0].float() - want).norm() / want.norm()).item()
+                calls[name] = made
+            except Exception as error:  # each package has its own for "not here" and "not this problem"
+                row["missing"][name] = (str(error) or type(error).__name__).splitlines()[0][:200]
+        for label, library in libraries.items():
+            parts = {}
+            add(label, lambda: libattn_calls(library, cell, inputs, torch, parts))
+            row["kernels"][label] = parts.get("kernel")
+        if not options.alone:
+            add("cudnn", lambda: cudnn_calls(cell, inputs, torch))
+            if options.fa3:
+                add("fa3", lambda: fa3_calls(cell, inputs, torch, options.fa3))
+        size = cell.kv_bytes
+        if options.read:
+            def reading():
+                nonlocal size
+                made, size = read_calls(options.read, cell, torch)
+                return made
+            add("read", reading)
+        launches = {name: Launches(made, options.ms, options.settle) for name, made in calls.items()}
+        rounds, row["clocks"] = take_rounds(launches, options.rounds, nvml)
+        row["rounds_us"] = rounds
+        row["us"] = {name: statistics.median(times) for name, times in rounds.items()}
+        if "read" in row["us"]:
+            row["us"]["read"] *= cell.kv_bytes / size
+        row["gbytes_per_s"] = {name: cell.kv_bytes / us / 1e3 for name, us in row["us"].items()}
+        result["cells"].append(row)
+        line = f"{cell.name:34}" + "".join(f"  {name} {us:8.2f} us {row['gbytes_per_s'][name]:5.0f}"
+                                           for name, us in row["us"].items())
+        line += "  |" + "".join(f" {name} {error:.1e}" for name, error in row["errors"].items())
+        line += "".join(f" [{name}: {why}]" for name, why in row["missing"].items())
+        print(line, flush=True)
+        del inputs, calls, launches
+        torch.cuda.empty_cache()
+        if options.out:
+            result["gpu"]["after"] = nvml.state()
+            pathlib.Path(options.out).write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lib", action="append", required=True, metavar="[LABEL=]PATH", help="a build of libattn.so")
+    parser.add_argument("--read", metavar="FILE", help="read_sm80 as PTX or cubin")
+    parser.add_argument("--fa3", metavar="FILE", help="vllm's _vllm_fa3_C.abi3.so")
+    parser.add_argument("--only", default="", help="comma-separated groups")
+    parser.add_argument("--alone", action="store_true", help="without peers")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--ms", type=float, default=60)
+    parser.add_argument("--settle", type=float, default=30)
+    parser.add_argument("--out")
+    parser.add_argument("--commit", default="")
+    chosen = parser.parse_args()
+    groups = chosen.only.split(",") if chosen.only else None
+    measure(chosen, [cell for cell in all_cells() if not groups or cell.group in groups])

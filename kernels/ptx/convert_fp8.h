@@ -1,0 +1,19 @@
+// Pairs of fp8 as pairs of f16, the first in the low half: exact. sm_89 and newer.
+#ifndef ATTN_KERNELS_PTX_CONVERT_FP8_H
+#define ATTN_KERNELS_PTX_CONVERT_FP8_H
+
+namespace attn::ptx {
+
+__device__ __forceinline__ unsigned f16_of_e4m3(unsigned short pair) {
+  unsigned d;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(d) : "h"(pair));
+  return d;
+}
+__device__ __forceinline__ unsigned f16_of_e5m2(unsigned short pair) {
+  unsigned d;
+  asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(d) : "h"(pair));
+  return d;
+}
+
+}  // namespace attn::ptx
+#endif

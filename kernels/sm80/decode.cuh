@@ -1,0 +1,379 @@
+// Attention of a few queries against many keys. K and V are read once for all query heads of their
+// head: these, and the queries, are the columns of S^T = K Q^T and O^T = V^T P^T, up to 16 rows in
+// all. One warp of a block loads units of 64 keys into a ring; of four that compute each has 16
+// keys of a unit and its own state of the softmax. They meet where a K/V head's units end.
+#pragma once
+#include "../common/tanh.cuh"
+#include "../ptx/movmatrix.h"
+#if __CUDA_ARCH__ >= 900
+#include "../ptx/grid.h"
+#endif
+#include "decode_load.cuh"
+#include "decode_merge.cuh"
+
+namespace attn::sm80 {
+
+// The compiler computes what follows from x where it is used instead of keeping it in registers.
+__device__ __forceinline__ unsigned recompute(unsigned x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+// A warp's part of the work.
+template <class T, class KV, int head_dim, int head_dim_v, int rows>
+struct Decoder {
+  using Product = typename KV::Product;
+  static constexpr int q_tiles = rows / 8, k_steps = head_dim / 16, v_tiles = head_dim_v / 16;
+  static constexpr DecodeTile tile = {head_dim, head_dim_v, KV::bytes};
+  static constexpr int q_pitch = (head_dim + 63) / 64 * 128;
+  static_assert(rows * q_pitch <= tile.merge_bytes());
+
+  const attn_decode_kernarg& a;
+  DecodeShared& shared;
+  float* merge;  // in shared memory: Q, and when a head's units end the warps' sums
+  Head at;
+  int all_begin, all_end;  // keys that all queries see
+  float o[v_tiles][q_tiles][4];
+  float reference[q_tiles][2];  // log2 domain, an integer; -inf: nothing seen yet
+  float sum[q_tiles][2];        // of the weights of the lane's keys
+
+  __device__ __forceinline__ int lane() const { return threadIdx.x % 32; }
+  __device__ __forceinline__ int used_rows() const { return at.seqlen_q * a.group; }
+  __device__ __forceinline__ int lane_row(int n, int i) const { return 8 * n + lane() % 4 * 2 + i; }
+
+  __device__ __forceinline__ void begin_head(const Unit& unit) {
+    at = {unit.b, unit.h, unit.seqlen_q, unit.seqlen_kv, unit.q_begin};
+    const auto keys_of = [&](int query) {
+      const KeyRange keys = a.mask.keys(query, at.seqlen_q, at.seqlen_kv);
+      return make_int2(clamp(keys.begin, 0, at.seqlen_kv), clamp(keys.end, 0, at.seqlen_kv));
+    };
+    all_begin = keys_of(at.seqlen_q - 1).x;
+    all_end = keys_of(0).y;
+    if (threadIdx.x < rows)
+      shared.keys[threadIdx.x] = keys_of(min(int(threadIdx.x) / a.group, at.seqlen_q - 1));
+    load_q();
+    meet();
+#pragma unroll
+    for (int n = 0; n < q_tiles; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        reference[n][i] = -infinity();
+        sum[n][i] = 0;
+      }
+#pragma unroll
+      for (int v = 0; v < v_tiles; ++v)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o[v][n][i] = 0;
+    }
+  }
+
+  // Q to shared memory, 8 threads per row, two neighbouring columns at once.
+  __device__ __forceinline__ void load_q() {
+    const int r = threadIdx.x / 8, t = threadIdx.x % 8;
+    if (r >= rows) return;
+    const bool used = r < used_rows();
+    const Row row(a, at, used ? r : 0);
+    const char* from = static_cast<const char*>(a.q) +
+                       2 * ((a.cu_seqlens_q ? at.q_begin * a.q_stride[1] : at.b * a.q_stride[0]) +
+                            row.query * a.q_stride[1] + row.head * a.q_stride[2]);
+    unsigned q[k_steps];  // columns 16 * step + 2t and the one behind
+#pragma unroll
+    for (int step = 0; step < k_steps; ++step) {
+      const int column = 16 * step + 2 * t;
+      q[step] =
+          used && column < a.head_dim ? *reinterpret_cast<const unsigned*>(from + 2 * column) : 0;
+    }
+    float scale = a.scale;
+    if (KV::scaled) scale *= to_f16(q);
+    if (t == 0) shared.q_scale[r] = scale;
+    const int chunk = KV::scaled ? t % 2 : t / 4, word = KV::scaled ? t / 2 : t % 4;
+#pragma unroll
+    for (int step = 0; step < k_steps; ++step)
+      *reinterpret_cast<unsigned*>(reinterpret_cast<char*>(merge) +
+                                   chunk_offset<q_pitch>(r, 2 * step + chunk) + 4 * word) = q[step];
+  }
+
+  // f16 has fewer exponents than bf16: each row by a power of two, so that its largest value is
+  // in [1, 2). What is lost is below 2^-25 of that. Returns what undoes it.
+  __device__ __forceinline__ float to_f16(unsigned (&q)[k_steps]) const {
+    const auto value = [&](int step, int half) {
+      const unsigned short bits = q[step] >> 16 * half;
+      return a.q_type == attn_element_f16 ? F16::unpack(bits) : BF16::unpack(bits);
+    };
+    float most = 0;
+#pragma unroll
+    for (int step = 0; step < k_steps; ++step)
+      most = fmaxf(most, fmaxf(fabsf(value(step, 0)), fabsf(value(step, 1))));
+#pragma unroll
+    for (int step = 1; step < 8; step *= 2)
+      most = fmaxf(most, __shfl_xor_sync(__activemask(), most, step));
+    const int exponent = __float_as_int(most) >> 23;
+    const bool usual = exponent > 0 && exponent < 254;
+    const float factor = usual ? __int_as_float((254 - exponent) << 23) : 1;
+#pragma unroll
+    for (int step = 0; step < k_steps; ++step)
+      q[step] = F16::pack(value(step, 0) * factor, value(step, 1) * factor);
+    return usual ? __int_as_float(exponent << 23) : 1;
+  }
+
+  // The warp's keys of a unit.
+  __device__ __forceinline__ void take(unsigned stage, const Unit& unit) {
+    const int warp = threadIdx.x / 32;
+    const unsigned valid = unit.valid[warp / 2] >> 16 * (warp % 2) & 0xffff;
+    if (valid == 0) return;
+    const float k_descale = KV::scaled ? unit.k_descale : 1,
+                v_descale = KV::scaled ? unit.v_descale : 1;
+    float s[q_tiles][4] = {}, odd[q_tiles][4] = {};  // two chains of products
+    constexpr int k_pitch = tile.pitch(head_dim), v_pitch = tile.pitch(head_dim_v);
+    const unsigned k_lane =
+        stage + warp * warp_keys * k_pitch + KV::template k_lane<k_pitch>(lane());
+    const unsigned q_lane =
+        recompute(address(merge) + chunk_offset<q_pitch>(lane() % 8, lane() / 8));
+#pragma unroll
+    for (int step = 0; step < k_steps; step += 2) {
+      unsigned k[2][4], q[q_tiles][4];
+      KV::load_k(k, k_lane, step);
+#pragma unroll
+      for (int n = 0; n < q_tiles; ++n)
+        ptx::ldmatrix(q[n], advance(q_lane, 2 * step) + 8 * n * q_pitch);
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+#pragma unroll
+        for (int n = 0; n < q_tiles; ++n)
+          Product::mma(i == 0 ? s[n] : odd[n], k[i], q[n][2 * i], q[n][2 * i + 1]);
+    }
+#pragma unroll
+    for (int n = 0; n < q_tiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[n][i] += odd[n][i];
+
+    const int first = unit.first + warp_keys * warp;
+    change_scores(s, first, k_descale);
+    if (valid != 0xffff || first < all_begin || first + warp_keys > all_end) hide(s, first, valid);
+    unsigned p[q_tiles][2];
+#pragma unroll
+    for (int n = 0; n < q_tiles; ++n) weigh(s[n], n, p[n]);
+
+    const unsigned v_lane =
+        stage + tile.k_bytes() + warp * warp_keys * v_pitch + KV::template v_lane<v_pitch>(lane());
+#pragma unroll
+    for (int v = 0; v < v_tiles; v += 2) {
+      unsigned columns[2][4];
+      KV::load_v(columns, v_lane, v);
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+#pragma unroll
+        for (int n = 0; n < q_tiles; ++n) {
+          if (KV::scaled) {
+            float sums[4] = {0, 0, 0, 0};
+            Product::mma(sums, columns[i], p[n][0], p[n][1]);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) o[v + i][n][j] = fmaf(sums[j], v_descale, o[v + i][n][j]);
+          } else {
+            Product::mma(o[v + i][n], columns[i], p[n][0], p[n][1]);
+          }
+        }
+    }
+  }
+
+  // Products become scores in the log2 domain.
+  __device__ __forceinline__ void change_scores(float (&s)[q_tiles][4], int first,
+                                                float k_descale) const {
+    const bool plain = a.softcap == 0 && !a.alibi_slopes;
+#pragma unroll
+    for (int n = 0; n < q_tiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float factor = shared.q_scale[lane_row(n, i)] * k_descale;
+        if (plain) {
+          s[n][i] *= factor * log2_e, s[n][2 + i] *= factor * log2_e;
+          continue;
+        }
+        const int r = lane_row(n, i);
+        const Row row(a, at, r < used_rows() ? r : 0);
+        const int diagonal = row.query + at.seqlen_kv - at.seqlen_q;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float x = s[n][2 * half + i] * factor;
+          if (a.softcap > 0) x = a.softcap * tanh_accurate(x / a.softcap);
+          if (a.alibi_slopes)
+            x -=
+                a.alibi_slopes[row.head] * fabsf(float(diagonal - (first + 8 * half + lane() / 4)));
+          s[n][2 * half + i] = x * log2_e;
+        }
+      }
+  }
+
+  // Scores of keys that their queries do not see.
+  __device__ __forceinline__ void hide(float (&s)[q_tiles][4], int first, unsigned valid) const {
+#pragma unroll
+    for (int n = 0; n < q_tiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int2 keys = shared.keys[lane_row(n, i)];
+        const int begin = clamp(keys.x - first, 0, warp_keys),
+                  end = clamp(keys.y - first, begin, warp_keys);
+        const unsigned seen = valid & ((1u << end) - (1u << begin));
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          if (!(seen >> (8 * half + lane() / 4) & 1)) s[n][2 * half + i] = -infinity();
+      }
+  }
+
+  // Weights 2^(s - reference) of the rows of tile n, as the second product takes them. References
+  // are integers, so that sums against different ones differ by an exact power of two.
+  __device__ __forceinline__ void weigh(const float (&s)[4], int n, unsigned (&p)[2]) {
+    float most[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) most[i] = fmaxf(s[i], s[2 + i]);
+    if (__any_sync(0xffffffff, most[0] > reference[n][0] || most[1] > reference[n][1])) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+#pragma unroll
+        for (int step = 4; step < 32; step *= 2)
+          most[i] = fmaxf(most[i], __shfl_xor_sync(0xffffffff, most[i], step));
+        const float next = fmaxf(reference[n][i], ceilf(most[i]));
+        const float shrink = next == -infinity() ? 1 : ptx::ex2(reference[n][i] - next);
+        reference[n][i] = next;
+        sum[n][i] *= shrink;
+#pragma unroll
+        for (int v = 0; v < v_tiles; ++v) o[v][n][i] *= shrink, o[v][n][2 + i] *= shrink;
+      }
+    }
+    float used[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) used[i] = reference[n][i] == -infinity() ? 0 : reference[n][i];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float x = ptx::ex2(s[2 * half] - used[0]), y = ptx::ex2(s[2 * half + 1] - used[1]);
+      const unsigned pair = Product::pack(x, y);
+      if (a.split_invariant) {  // then sums have the weights as rounded
+        x = Product::unpack(pair & 0xffff);
+        y = Product::unpack(pair >> 16);
+      }
+      sum[n][0] += x;
+      sum[n][1] += y;
+      p[half] = ptx::transpose_8x8(pair);
+    }
+  }
+
+  // The head's units in this block end: to the result, or to the workspace.
+  __device__ __forceinline__ void end_head(const Share& share, unsigned head_begin, int units) {
+    const int warp = threadIdx.x / 32;
+    const unsigned first = share.block_of(head_begin),
+                   last = share.block_of(head_begin + units - 1);
+    const Parts<head_dim_v> parts = {a, first, last - first + 1};
+#pragma unroll
+    for (int n = 0; n < q_tiles; ++n) {
+      meet();  // all have done with Q, or with the rows before
+      // Row r's columns lie at ^ 8 (r / 2), so that a store of a warp meets each bank once.
+      const auto place = [](int warp, int r, int column) {
+        return (warp * 8 + r) * head_dim_v + (column ^ (r / 2 % 4 * 8));
+      };
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+#pragma unroll
+        for (int step = 4; step < 32; step *= 2)
+          sum[n][i] += __shfl_xor_sync(0xffffffff, sum[n][i], step);
+        if (lane() < 4)
+          shared.stats[warp][lane_row(0, i)] = make_float2(reference[n][i], sum[n][i]);
+      }
+      const int here = int(recompute(lane()));
+#pragma unroll
+      for (int v = 0; v < v_tiles; ++v)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          merge[place(warp, here % 4 * 2 + i % 2, KV::v_column(v, i / 2, here))] = o[v][n][i];
+      meet();
+      const int r = RowPart<head_dim_v>::row();
+      RowPart<head_dim_v> row;
+      row.template add<decode_warps>(
+          [&](int w) { return shared.stats[w][r]; },
+          [&](int w, int column) {
+            return *reinterpret_cast<const float4*>(merge + place(w, r, column));
+          });
+      if (parts.count == 1)
+        store_result(a, at, 8 * n + r, row);
+      else if (8 * n + r < used_rows())
+        parts.write(blockIdx.x - first, 8 * n + r, row);
+    }
+    if (parts.count > 1) parts.arrive(at, blockIdx.x - first, used_rows());
+    meet();  // before the next head's Q comes where the sums are
+  }
+
+  __device__ __forceinline__ void run(const Work& work, unsigned ring) {
+    Stage stage;
+    unsigned left = work.end - work.begin;
+#pragma unroll 1
+    while (true) {
+      wait(shared.full[stage.number], stage.parity);
+      begin_head(shared.unit[stage.number]);
+      unsigned head_begin;
+      int units;
+#pragma unroll 1
+      for (bool last = false; !last;) {
+        wait(shared.full[stage.number], stage.parity);
+        const Unit& unit = shared.unit[stage.number];
+        take(ring + stage.number * tile.stage_bytes(), unit);
+        last = unit.last, head_begin = unit.head_begin, units = unit.units;
+        __syncwarp();
+        if (lane() == 0) ptx::mbarrier_arrive(address(&shared.empty[stage.number]));
+        stage.next(a.stages);
+        --left;
+      }
+      end_head(work.share, head_begin, units);
+      if (left == 0) return;
+    }
+  }
+};
+
+template <class T, class KV, int head_dim, int head_dim_v>
+__device__ __forceinline__ void decode(const attn_decode_kernarg& a) {
+  constexpr DecodeTile tile = {head_dim, head_dim_v, KV::bytes};
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  DecodeShared& shared = decode_shared();
+  // The same in all lanes, which the compiler sees here.
+  const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
+  if (threadIdx.x < a.stages) {
+    ptx::mbarrier_init(address(&shared.full[threadIdx.x]), 32 + 1);
+    ptx::mbarrier_init(address(&shared.empty[threadIdx.x]), decode_warps);
+  }
+#if __CUDA_ARCH__ >= 900
+  ptx::grid_let_next_start();
+  ptx::grid_wait();  // before any access to memory
+#endif
+  if (a.cu_seqlens_q) {
+    if (warp == 0) store_rows_of_nobody<long long>(a, blockIdx.x, gridDim.x);
+    if (a.seqlen_q == 0) return;
+  }
+  const Work work = find_work(a);  // all meet there
+  if (work.begin == work.end) return;
+  float* merge = reinterpret_cast<float*>(shared_memory);
+  const unsigned ring = address(shared_memory) + tile.merge_bytes();
+  if (warp == decode_warps) {
+    Loader<KV, head_dim, head_dim_v>{a, shared, ring, int(threadIdx.x % 32)}.run(work);
+  } else if (a.seqlen_q * a.group <= 8) {
+    Decoder<T, KV, head_dim, head_dim_v, 8>{a, shared, merge}.run(work, ring);
+  } else {
+    Decoder<T, KV, head_dim, head_dim_v, 16>{a, shared, merge}.run(work, ring);
+  }
+}
+
+}  // namespace attn::sm80
+
+// The kernel NAME, which is the name of its file.
+#define ATTN_DECODE(NAME, HEAD_DIM, HEAD_DIM_V, BYTES, ...)                                     \
+  extern "C" __global__ void __launch_bounds__(                                                 \
+      attn::sm80::decode_threads, attn::sm80::DecodeTile{HEAD_DIM, HEAD_DIM_V, BYTES}.blocks()) \
+      NAME(const __grid_constant__ attn_decode_kernarg a) {                                     \
+    using namespace attn::sm80;                                                                 \
+    __VA_ARGS__                                                                                 \
+  }
+// K and V of the type T of Q.
+#define ATTN_DECODE_SAME(NAME, T, HEAD_DIM, HEAD_DIM_V) \
+  ATTN_DECODE(NAME, HEAD_DIM, HEAD_DIM_V, 2, (decode<T, Same<T>, HEAD_DIM, HEAD_DIM_V>(a));)
+// K and V of fp8, Q of f16 or bf16.
+#define ATTN_DECODE_FP8(NAME, HEAD_DIM, HEAD_DIM_V)                                             \
+  ATTN_DECODE(NAME, HEAD_DIM, HEAD_DIM_V, 1,                                                    \
+              if (a.kv_e5m2) decode<F16, Fp8<attn::ptx::f16_of_e5m2>, HEAD_DIM, HEAD_DIM_V>(a); \
+              else decode<F16, Fp8<attn::ptx::f16_of_e4m3>, HEAD_DIM, HEAD_DIM_V>(a);)

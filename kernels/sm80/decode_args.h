@@ -1,0 +1,54 @@
+// The parameter struct of the kernels decode_*, for their host side and for the kernels.
+#ifndef ATTN_KERNELS_SM80_DECODE_ARGS_H
+#define ATTN_KERNELS_SM80_DECODE_ARGS_H
+
+#include "../shared/forward_args.h"
+#include "../shared/mask.h"
+
+enum { attn_decode_max_segments = 16 };
+
+// What stored values are multiplied with: at[b * batch + h * head + key / block_keys].
+struct attn_descale {
+  const float* at;  // null: with 1
+  int batch, head;  // elements
+  int block_keys;   // 0: one for all keys
+};
+
+struct attn_decode_segment {
+  const void* k;  // padded [batch, seq, head, head_dim], packed [total, head, head_dim]
+  const void* v;  // or paged [num_pages, page_size, head, head_dim]
+  long long k_stride[3], v_stride[3];  // elements: batch or page, seq, head
+  attn_kv_lengths lengths;
+  const int* block_table;  // paged: [batch, max_pages]; null: not paged
+  int num_pages, page_size, max_pages;
+  attn_descale k_descale, v_descale;
+};
+
+struct attn_decode_kernarg {
+  const void* q;
+  void* out;
+  float* lse;               // null: not wanted
+  const int* cu_seqlens_q;  // null: padded q
+  const float* alibi_slopes;
+  const float* sinks;
+  long long q_stride[3], out_stride[3];  // elements: batch, seq, head
+  long long total_q;                     // packed q: tokens in q
+  int batch, heads_q, heads_kv, group;   // group: query heads per K/V head
+  int seqlen_q;                          // capacity
+  int head_dim, head_dim_v;
+  int q_type, out_type;  // shared/types.h
+  int kv_e5m2;           // fp8 K and V: e5m2, else e4m3
+  int stages;            // of each warp's ring
+  int split_invariant;
+  int num_segments;
+  float scale;    // of the scores
+  float softcap;  // 0: none
+  attn::RangeMask mask;
+  // The workspace: two slots for each block.
+  float* sums;        // [slots, rows, head_dim_v of the tile]
+  float* stats;       // [slots, rows, 2]: reference and sum of the weights
+  unsigned* arrived;  // [2, slots]: zero between launches
+  attn_decode_segment segment[attn_decode_max_segments];
+};
+
+#endif

@@ -1,0 +1,209 @@
+// The warp of decode_* that loads: K and V of one unit after the other, and what is to know of it.
+#pragma once
+#include "../ptx/cp_async.h"
+#include "../ptx/mbarrier.h"
+#include "../shared/swizzle.h"
+#include "decode_elements.cuh"
+#include "decode_units.cuh"
+
+namespace attn::sm80 {
+
+using Barrier = unsigned long long;
+
+// What the warps that compute know of a unit.
+struct Unit {
+  int b, h;  // sequence and K/V head
+  int seqlen_q, seqlen_kv;
+  long long q_begin;    // packed q: row of query 0
+  int first;            // position of the first key
+  int units;            // of the head
+  unsigned head_begin;  // number of the head's first unit
+  bool last;            // of the head, or of the block
+  float k_descale, v_descale;
+  unsigned valid[2];  // a bit per key: there is one that some query sees
+};
+
+// Beside the ring and what the warps merge.
+struct DecodeShared {
+  Barrier full[decode_max_stages], empty[decode_max_stages];
+  Unit unit[decode_max_stages];
+  float2 stats[decode_warps][8];  // reference and sum of each warp's weights of 8 rows
+  float q_scale[decode_rows];     // what products of a row of Q are multiplied with
+  int2 keys[decode_rows];         // that a row sees: from, to
+};
+static_assert(sizeof(DecodeShared) + 32 <= decode_static_shared_bytes);
+
+__device__ __forceinline__ DecodeShared& decode_shared() {
+  __shared__ DecodeShared shared;
+  return shared;
+}
+
+__device__ __forceinline__ unsigned address(const void* shared) {
+  return unsigned(__cvta_generic_to_shared(shared));
+}
+
+__device__ __forceinline__ void wait(Barrier& barrier, unsigned parity) {
+#if __CUDA_ARCH__ >= 900
+  ptx::mbarrier_wait(address(&barrier), parity);
+#else
+  while (!ptx::mbarrier_test(address(&barrier), parity)) {
+  }
+#endif
+}
+
+template <int n>
+struct Columns {
+  static constexpr int value = n;
+};
+
+// A place in the ring.
+struct Stage {
+  int number = 0;
+  unsigned parity = 0;
+  __device__ __forceinline__ void next(int stages) {
+    if (++number < stages) return;
+    number = 0;
+    parity ^= 1;
+  }
+};
+
+template <class KV, int head_dim, int head_dim_v>
+struct Loader {
+  static constexpr DecodeTile tile = {head_dim, head_dim_v, KV::bytes};
+  const attn_decode_kernarg& a;
+  DecodeShared& shared;
+  const unsigned ring;
+  const int lane;
+  Cursor at;
+  int page[2];  // of keys `lane` and `lane` + 32 of the unit
+
+  // Pages are asked for ahead, so that their rows need not wait for them.
+  __device__ __forceinline__ void look_up_pages() {
+    const attn_decode_segment& s = a.segment[at.segment];
+    if (!s.block_table) return;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int entry = (at.first - at.begin + lane + 32 * i) / s.page_size;
+      page[i] = entry < s.max_pages ? s.block_table[at.b * (long long)s.max_pages + entry] : -1;
+    }
+  }
+
+  // 16 rows from `row` on, of which lane r % 32 has the address of row r if they are scattered.
+  template <int columns>
+  __device__ __forceinline__ void copy(unsigned to, int row, const char* base, long long row_bytes,
+                                       bool scattered, int used_bytes, unsigned valid) const {
+    constexpr int chunks = columns * KV::bytes / 16, pitch = tile.pitch(columns);
+#pragma unroll
+    for (int i = 0; i < 16 * chunks / 32; ++i) {
+      const int r = (32 * i + lane) / chunks, chunk = (32 * i + lane) % chunks;
+      const unsigned place = chunk / 8 * panel_bytes + chunk_offset<pitch>(r, chunk % 8);
+      const char* from = base + r * row_bytes;
+      if (scattered)
+        from = reinterpret_cast<const char*>(
+            __shfl_sync(0xffffffff, reinterpret_cast<unsigned long long>(base), (row + r) % 32));
+      ptx::cp_async_16(to + row * pitch + place, from + 16 * chunk,
+                       (valid >> r & 1) && 16 * chunk < used_bytes);
+    }
+  }
+
+  __device__ __forceinline__ const float* descale_at(const attn_descale& d, int key) const {
+    return d.at + (at.b * (long long)d.batch + at.h * (long long)d.head +
+                   (d.block_keys ? key / d.block_keys : 0));
+  }
+
+  __device__ __forceinline__ void load(Stage stage, unsigned head_begin, bool ends) {
+    const attn_decode_segment& s = a.segment[at.segment];
+    const int local = at.first - at.begin;  // in the segment
+    const int from = clamp(at.sequence.low - at.first, 0, unit_keys),
+              end = clamp(min(at.sequence.high, at.end) - at.first, from, unit_keys);
+    unsigned valid[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int key = lane + 32 * i;
+      const bool there = !s.block_table || unsigned(page[i]) < unsigned(s.num_pages);
+      valid[i] = __ballot_sync(0xffffffff, key >= from && key < end && there);
+    }
+    // Lanes have the place of key lane + 32 i if there are pages, of the unit's first key else.
+    const auto address_of = [&](const void* base, const long long(&stride)[3], int i) {
+      long long entry = s.lengths.cu_seqlens ? 0 : at.b, row = at.row + local;
+      if (s.block_table) {
+        entry = unsigned(page[i]) < unsigned(s.num_pages) ? page[i] : 0;
+        row = (local + lane + 32 * i) % s.page_size;
+      }
+      return static_cast<const char*>(base) +
+             KV::bytes * (entry * stride[0] + row * stride[1] + at.h * stride[2]);
+    };
+    const bool scattered = s.block_table && s.page_size % 16 != 0;
+    const unsigned k_to = ring + stage.number * tile.stage_bytes(), v_to = k_to + tile.k_bytes();
+    const auto copy_tile = [&](auto columns, unsigned to, const void* base,
+                               const long long(&stride)[3], int used) {
+      const char* lane_base[2];
+      lane_base[0] = lane_base[1] = address_of(base, stride, 0);
+      if (s.block_table) lane_base[1] = address_of(base, stride, 1);
+      const long long row_bytes = scattered ? 0 : KV::bytes * stride[1];
+#pragma unroll
+      for (int row = 0; row < unit_keys; row += 16) {
+        const char* first = lane_base[row / 32];
+        if (!s.block_table)
+          first += row * row_bytes;
+        else if (!scattered)
+          first = reinterpret_cast<const char*>(
+              __shfl_sync(0xffffffff, reinterpret_cast<unsigned long long>(first), row % 32));
+        copy<columns.value>(to, row, first, row_bytes, scattered, used * KV::bytes,
+                            valid[row / 32] >> row % 32);
+      }
+    };
+    copy_tile(Columns<head_dim>{}, k_to, s.k, s.k_stride, a.head_dim);
+    copy_tile(Columns<head_dim_v>{}, v_to, s.v, s.v_stride, a.head_dim_v);
+
+    const unsigned full = address(&shared.full[stage.number]);
+    if (lane == 0) {
+      Unit& unit = shared.unit[stage.number];
+      unit.b = at.b;
+      unit.h = at.h;
+      unit.seqlen_q = at.sequence.seqlen_q;
+      unit.seqlen_kv = at.sequence.seqlen_kv;
+      unit.q_begin = at.sequence.q_begin;
+      unit.first = at.first;
+      unit.units = at.sequence.units;
+      unit.head_begin = head_begin;
+      unit.last = ends || at.left == 1;
+      unit.valid[0] = valid[0];
+      unit.valid[1] = valid[1];
+      if (KV::scaled) {
+        const bool any = valid[0] | valid[1];
+        const auto descale = [&](float& to, const attn_descale& d) {
+          if (d.at && any)
+            ptx::cp_async_if<4>(address(&to), descale_at(d, local), true);
+          else
+            to = 1;
+        };
+        descale(unit.k_descale, s.k_descale);
+        descale(unit.v_descale, s.v_descale);
+      }
+    }
+    ptx::cp_async_arrive(full);
+    if (lane == 0) ptx::mbarrier_arrive(full);
+  }
+
+  __device__ __forceinline__ void run(const Work& work) {
+    at.start(a, work.b, work.skip);
+    look_up_pages();
+    unsigned head_begin = work.begin - (at.sequence.units - at.left);
+    Stage stage;
+#pragma unroll 1
+    for (unsigned unit = work.begin;;) {
+      if (unit - work.begin >= a.stages) wait(shared.empty[stage.number], stage.parity ^ 1);
+      const bool ends = unit + 1 == work.end;
+      load(stage, head_begin, ends);
+      if (ends) break;
+      stage.next(a.stages);
+      ++unit;
+      if (at.left == 1) head_begin = unit;
+      at.next(a);
+      look_up_pages();
+    }
+  }
+};
+
+}  // namespace attn::sm80

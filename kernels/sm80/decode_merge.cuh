@@ -1,0 +1,188 @@
+// The end of a K/V head's units in a block: its warps' sums become one, that a result or, where
+// other blocks have units of it too, a part of one in the workspace. The last block to leave its
+// part adds all up, in their order.
+#pragma once
+#include "../common/no_keys.cuh"
+#include "../common/softmax.cuh"
+#include "../ptx/arrive.h"
+#include "decode_units.cuh"
+
+namespace attn::sm80 {
+
+// What each thread of a block has of a row: 4 neighbouring columns in each 64.
+template <int columns>
+struct RowPart {
+  static constexpr int count = columns / 64;
+  float reference = -infinity(), sum = 0;
+  float4 o[count] = {};
+
+  static __device__ __forceinline__ int row() { return threadIdx.x / 16; }  // of 8
+  static __device__ __forceinline__ int column(int i) { return 64 * i + threadIdx.x % 16 * 4; }
+
+  __device__ __forceinline__ void scale(float factor) {
+    sum *= factor;
+#pragma unroll
+    for (int i = 0; i < count; ++i)
+      o[i].x *= factor, o[i].y *= factor, o[i].z *= factor, o[i].w *= factor;
+  }
+  // Adds n parts, all asked for before the first is used: stats(i) gives the reference and sum of
+  // part i, 0 if there is none, columns(i, column) its columns. Parts of sum 0 may hold anything.
+  template <int n, class Stats, class Columns>
+  __device__ __forceinline__ void add(Stats&& stats, Columns&& columns_of) {
+    float2 of[n];
+    float4 x[n][count];
+#pragma unroll
+    for (int i = 0; i < n; ++i) {
+      of[i] = stats(i);
+#pragma unroll
+      for (int j = 0; j < count; ++j) x[i][j] = columns_of(i, column(j));
+    }
+    float most = reference;
+#pragma unroll
+    for (int i = 0; i < n; ++i) most = fmaxf(most, of[i].y == 0 ? -infinity() : of[i].x);
+    if (most == -infinity()) return;
+    scale(ptx::ex2(reference - most));
+    reference = most;
+#pragma unroll
+    for (int i = 0; i < n; ++i) {
+      if (of[i].y == 0) continue;
+      const float factor = ptx::ex2(of[i].x - most);
+      sum = fmaf(of[i].y, factor, sum);
+#pragma unroll
+      for (int j = 0; j < count; ++j) {
+        o[j].x = fmaf(x[i][j].x, factor, o[j].x), o[j].y = fmaf(x[i][j].y, factor, o[j].y);
+        o[j].z = fmaf(x[i][j].z, factor, o[j].z), o[j].w = fmaf(x[i][j].w, factor, o[j].w);
+      }
+    }
+  }
+};
+
+// A K/V head of a sequence.
+struct Head {
+  int b, h;
+  int seqlen_q, seqlen_kv;
+  long long q_begin;  // packed q: row of query 0
+};
+
+// All threads of the warps that compute.
+__device__ __forceinline__ void meet() {
+  asm volatile("bar.sync 1, %0;" ::"n"(32 * decode_warps) : "memory");
+}
+
+// Query and head of row r of a K/V head: the heads of a group stand together.
+struct Row {
+  int query, head;
+  __device__ __forceinline__ Row(const attn_decode_kernarg& a, const Head& at, int r)
+      : query(r / a.group), head(at.h * a.group + r % a.group) {}
+};
+
+template <int columns>
+__device__ __forceinline__ void store_result(const attn_decode_kernarg& a, const Head& at, int r,
+                                             const RowPart<columns>& part) {
+  if (r >= at.seqlen_q * a.group) return;
+  const Row row(a, at, r);
+  const float sink = a.sinks ? a.sinks[row.head] : -infinity();
+  const float factor = row_factor(part.reference, part.sum, sink);
+  const long long q = (a.cu_seqlens_q ? at.q_begin : 0) + row.query;
+  const long long out = (a.cu_seqlens_q ? 0 : at.b * a.out_stride[0]) + q * a.out_stride[1] +
+                        row.head * a.out_stride[2];
+#pragma unroll
+  for (int i = 0; i < RowPart<columns>::count; ++i) {
+    const int column = RowPart<columns>::column(i);
+    if (column >= a.head_dim_v) break;
+    float4 x = part.o[i];
+    x.x *= factor, x.y *= factor, x.z *= factor, x.w *= factor;
+    if (factor == 0) x = {};
+    if (a.out_type == attn_element_f32) {
+      *reinterpret_cast<float4*>(static_cast<float*>(a.out) + out + column) = x;
+    } else {
+      const bool f16 = a.out_type == attn_element_f16;
+      const uint2 packed = f16 ? uint2{F16::pack(x.x, x.y), F16::pack(x.z, x.w)}
+                               : uint2{BF16::pack(x.x, x.y), BF16::pack(x.z, x.w)};
+      *reinterpret_cast<uint2*>(static_cast<unsigned short*>(a.out) + out + column) = packed;
+    }
+  }
+  if (a.lse && threadIdx.x % 16 == 0) {
+    const long long lse = a.cu_seqlens_q
+                              ? row.head * a.total_q + q
+                              : (at.b * (long long)a.heads_q + row.head) * a.seqlen_q + q;
+    a.lse[lse] = row_lse(part.reference, part.sum, sink);
+  }
+}
+
+// The parts of one K/V head of one sequence, from several blocks that follow each other.
+template <int columns>
+struct Parts {
+  const attn_decode_kernarg& a;
+  unsigned first_block, count;
+
+  // A block has at most one part that others began, and one that others go on with.
+  __device__ __forceinline__ unsigned slot(unsigned part) const {
+    return 2 * (first_block + part) + (part == 0);
+  }
+  __device__ __forceinline__ float* sums(unsigned part, int r) const {
+    return a.sums + (slot(part) * (long long)decode_rows + r) * columns;
+  }
+  __device__ __forceinline__ float2* stats(unsigned part, int r) const {
+    return reinterpret_cast<float2*>(a.stats) + slot(part) * decode_rows + r;
+  }
+  __device__ __forceinline__ void write(unsigned part, int r, const RowPart<columns>& from) const {
+    if (threadIdx.x % 16 == 0) *stats(part, r) = make_float2(from.reference, from.sum);
+#pragma unroll
+    for (int i = 0; i < RowPart<columns>::count; ++i)
+      *reinterpret_cast<float4*>(sums(part, r) + RowPart<columns>::column(i)) = from.o[i];
+  }
+  // Every step-th of the parts [begin, end). Past L1, which may have what was there before.
+  __device__ __forceinline__ RowPart<columns> read(unsigned begin, unsigned end, unsigned step,
+                                                   int r) const {
+    constexpr int n = 4;
+    RowPart<columns> row;
+#pragma unroll 1
+    for (unsigned part = begin; part < end; part += n * step) {
+      row.template add<n>(
+          [&](int i) {
+            return part + i * step < end ? __ldcg(stats(part + i * step, r)) : make_float2(0, 0);
+          },
+          [&](int i, int column) {
+            const float* from = sums(min(part + i * step, end - 1), r) + column;
+            return __ldcg(reinterpret_cast<const float4*>(from));
+          });
+    }
+    return row;
+  }
+  // Whether this block is the last of `expected` to come here; what the others wrote before can
+  // then be read. By all threads of a block.
+  __device__ __forceinline__ bool last_here(unsigned* arrived, unsigned expected) const {
+    __shared__ bool last;
+    meet();
+    if (threadIdx.x == 0) {
+      last = ptx::count_arrival(arrived) == expected - 1;
+      if (last) *arrived = 0;
+    }
+    meet();
+    return last;
+  }
+  // After a block has written its part. Parts are added up in groups, and these again.
+  __device__ __forceinline__ void arrive(const Head& at, unsigned part, int rows) const {
+    const unsigned begin = part / merged_parts * merged_parts,
+                   end = min(begin + merged_parts, count);
+    if (!last_here(a.arrived + slot(begin), end - begin)) return;
+    unsigned step = 1, from = begin, to = end;
+    if (count > merged_parts) {
+      for (int first = 0; first < rows; first += 8) {
+        const int r = first + RowPart<columns>::row();
+        RowPart<columns> row;
+        if (r < rows) row = read(begin, end, 1, r);
+        __syncwarp();  // a row's threads are of one warp: all have read what one overwrites
+        if (r < rows) write(begin, r, row);
+      }
+      const unsigned groups = (count + merged_parts - 1) / merged_parts;
+      if (!last_here(a.arrived + 2 * gridDim.x + slot(0), groups)) return;
+      from = 0, to = count, step = merged_parts;
+    }
+    for (int r = RowPart<columns>::row(); r < rows; r += 8)
+      store_result(a, at, r, read(from, to, step, r));
+  }
+};
+
+}  // namespace attn::sm80

@@ -1,0 +1,178 @@
+// The work of decode_* in units of 64 keys of one K/V head of one sequence, and each block's share.
+#pragma once
+#include "../common/lengths.cuh"
+#include "decode_args.h"
+#include "decode_tiles.h"
+
+namespace attn::sm80 {
+
+using namespace device;
+
+// A sequence, the same for all its K/V heads.
+struct Sequence {
+  int seqlen_q, seqlen_kv;
+  long long q_begin;  // packed q: row of query 0
+  int low, high;      // keys that some query sees
+  int units;          // at least 1 where there are queries, whose rows someone must write
+
+  Sequence() = default;
+  __device__ __forceinline__ Sequence(const attn_decode_kernarg& a, int b) {
+    const Span queries = a.cu_seqlens_q ? packed_span(a.cu_seqlens_q, b, a.total_q, a.seqlen_q)
+                                        : Span{0, a.seqlen_q};
+    seqlen_q = queries.length;
+    q_begin = queries.begin;
+    seqlen_kv = 0;
+#pragma unroll 1
+    for (int i = 0; i < a.num_segments; ++i)
+      seqlen_kv += segment_span(a.segment[i].lengths, b).length;
+    low = clamp(a.mask.keys(0, seqlen_q, seqlen_kv).begin, 0, seqlen_kv);
+    high = clamp(a.mask.keys(seqlen_q - 1, seqlen_q, seqlen_kv).end, 0, seqlen_kv);
+    units = 0;
+    if (seqlen_q == 0) return;
+    int begin = 0;
+#pragma unroll 1
+    for (int i = 0; i < a.num_segments; ++i) {
+      const int end = begin + segment_span(a.segment[i].lengths, b).length;
+      units += units_of(begin, end);
+      begin = end;
+    }
+    units = max(units, 1);
+  }
+
+  // Units are counted from a segment's first key.
+  __device__ __forceinline__ int units_of(int begin, int end) const {
+    const int from = max(low, begin), to = min(high, end);
+    return to > from ? (to - begin + unit_keys - 1) / unit_keys - (from - begin) / unit_keys : 0;
+  }
+};
+
+// A unit, and the way to the next.
+struct Cursor {
+  Sequence sequence;
+  int b, h;        // sequence and K/V head
+  int left;        // units of both from this one on
+  int segment;     // that the unit is in
+  int begin, end;  // positions of the segment's first key and behind its last
+  int first;       // position of the unit's first key
+  long long row;   // packed K/V: of the segment's first key
+
+  __device__ __forceinline__ void start(const attn_decode_kernarg& a, int sequence_number,
+                                        int skip) {
+    b = sequence_number;
+    sequence = Sequence(a, b);
+    h = skip / sequence.units;
+    skip -= h * sequence.units;
+    left = sequence.units - skip;
+    find(a, skip);
+  }
+  __device__ __forceinline__ void find(const attn_decode_kernarg& a, int skip) {
+    begin = 0;
+#pragma unroll 1
+    for (segment = 0;; ++segment) {
+      const Span span = segment_span(a.segment[segment].lengths, b);
+      row = span.begin;
+      end = begin + span.length;
+      const int units = sequence.units_of(begin, end);
+      if (skip < units || segment == a.num_segments - 1) break;
+      skip -= units;
+      begin = end;
+    }
+    first = begin + (max(sequence.low - begin, 0) / unit_keys + skip) * unit_keys;
+  }
+  __device__ __forceinline__ void next(const attn_decode_kernarg& a) {
+    if (--left > 0) {
+      first += unit_keys;
+      if (first >= end) find(a, sequence.units - left);
+      return;
+    }
+    if (++h == a.heads_kv) {
+      h = 0;
+      do {
+        if (++b >= a.batch) return;
+        sequence = Sequence(a, b);
+      } while (sequence.units == 0);
+    }
+    left = sequence.units;
+    find(a, 0);
+  }
+};
+
+// The units [begin, begin + count) of `total` that a block has. Each has as many, or one more.
+struct Share {
+  unsigned total, blocks;
+
+  __device__ __forceinline__ unsigned begin(unsigned block) const {
+    return total / blocks * block + min(block, total % blocks);
+  }
+  // The block that has unit u.
+  __device__ __forceinline__ unsigned block_of(unsigned u) const {
+    const unsigned fewer = total / blocks, more = total % blocks;
+    return u < more * (fewer + 1) ? u / (fewer + 1) : more + (u - more * (fewer + 1)) / fewer;
+  }
+};
+
+// The sums of x over the threads up to this one, and over all. By all threads of a block.
+struct Scan {
+  unsigned up_to_here, all;
+};
+__device__ __forceinline__ Scan scan(unsigned x) {
+  __shared__ unsigned warp_sums[decode_threads / 32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const unsigned before = __shfl_up_sync(0xffffffff, x, step);
+    if (lane >= step) x += before;
+  }
+  if (lane == 31) warp_sums[warp] = x;
+  __syncthreads();
+  Scan sums = {x, 0};
+#pragma unroll
+  for (int w = 0; w < decode_threads / 32; ++w) {
+    if (w < warp) sums.up_to_here += warp_sums[w];
+    sums.all += warp_sums[w];
+  }
+  __syncthreads();
+  return sums;
+}
+
+struct Work {
+  Share share;
+  unsigned begin, end;  // units of this block
+  int b;                // sequence of the first
+  int skip;             // units of the sequence before that
+};
+
+// By all threads of a block.
+__device__ __forceinline__ Work find_work(const attn_decode_kernarg& a) {
+  __shared__ int start[2];
+  const auto units = [&](int b) -> unsigned {
+    return b < a.batch ? Sequence(a, b).units * unsigned(a.heads_kv) : 0;
+  };
+  constexpr int threads = decode_threads;
+  unsigned total = 0, own = 0;
+#pragma unroll 1
+  for (int b = threadIdx.x; b - int(threadIdx.x) < a.batch; b += threads) own += units(b);
+  total = scan(own).all;
+  Work work;
+  work.share = {total, gridDim.x};
+  work.begin = work.share.begin(blockIdx.x);
+  work.end = work.share.begin(blockIdx.x + 1);
+  unsigned before = 0;
+#pragma unroll 1
+  for (int b = threadIdx.x; b - int(threadIdx.x) < a.batch; b += threads) {
+    if (a.batch > threads) own = units(b);
+    const Scan sums = scan(own);
+    const unsigned end = before + sums.up_to_here;
+    if (work.begin < end && work.begin >= end - own) {
+      start[0] = b;
+      start[1] = work.begin - (end - own);
+    }
+    before += sums.all;
+  }
+  __syncthreads();
+  work.b = start[0];
+  work.skip = start[1];
+  return work;
+}
+
+}  // namespace attn::sm80

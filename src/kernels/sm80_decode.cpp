@@ -1,0 +1,209 @@
+// The kernels decode_*: few queries against many keys, of 16 bits as the queries (sm80) or of fp8
+// (sm89). They differ by the head dimensions they take.
+#include "kernels/cuda_forward.h"
+#include "kernels/families.h"
+#include "kernels/limits.h"
+#include "kernels/sm80/decode_args.h"
+#include "kernels/sm80/decode_tiles.h"
+
+namespace attn {
+namespace {
+
+constexpr uint32_t fp8_of_cuda = type_bit(ATTN_F8_E4M3FN) | type_bit(ATTN_F8_E5M2);
+constexpr int ring_bytes = 192 << 10;  // of the blocks of a multiprocessor
+constexpr int block_reserve = 1024;    // shared memory that each block costs beside its own
+
+// What a launch is made of.
+struct Shape {
+  int stages;
+  int64_t blocks;
+};
+
+// As many stages as the device's shared memory has, and blocks as its multiprocessors have at once,
+// but no more than there can be units.
+Shape shape_of(const Problem& p, const DeviceInfo& device, const sm80::DecodeTile& tile) {
+  using namespace sm80;
+  const auto bytes = [&](int stages) {
+    return tile.shared_bytes(stages) + decode_static_shared_bytes;
+  };
+  int stages = std::clamp(ring_bytes / tile.blocks() / tile.stage_bytes(), 2, decode_max_stages);
+  while (stages > 2 && bytes(stages) > device.shared_bytes_max) --stages;
+  const int64_t fit = (device.shared_bytes_max + block_reserve) / (bytes(stages) + block_reserve);
+  const int64_t multiprocessors =
+      p.max_sms > 0 ? std::min<int64_t>(p.max_sms, device.multiprocessors) : device.multiprocessors;
+  int64_t units = 1;
+  for (const attn_segment& s : p.segment) units += ceil_div(s.seqlen, unit_keys);
+  return {stages, std::min(multiprocessors * std::clamp<int64_t>(fit, 1, tile.blocks()),
+                           p.batch * p.heads_kv * units)};
+}
+
+// The workspace: sums, stats and counters of two slots for each block.
+struct Workspace {
+  int64_t stats_at, arrived_at, bytes;
+};
+Workspace workspace_of(int64_t blocks, const sm80::DecodeTile& tile) {
+  const int64_t rows = 2 * blocks * sm80::decode_rows;
+  const int64_t stats_at = rows * tile.head_dim_v * int64_t{sizeof(float)},
+                arrived_at = stats_at + rows * 2 * int64_t{sizeof(float)};
+  return {stats_at, arrived_at, arrived_at + 2 * 2 * blocks * int64_t{sizeof(unsigned)}};
+}
+
+attn_descale descale(attn_descale_kind kind, const float* at, const Problem& p,
+                     const attn_segment& s) {
+  if (kind == ATTN_DESCALE_NONE) return {};
+  if (kind == ATTN_DESCALE_TENSOR) return {.at = at};
+  if (kind == ATTN_DESCALE_HEAD) return {.at = at, .batch = int(p.heads_kv), .head = 1};
+  const int blocks = int(ceil_div(s.seqlen, s.descale_block_keys));
+  return {.at = at,
+          .batch = int(p.heads_kv) * blocks,
+          .head = blocks,
+          .block_keys = s.descale_block_keys};
+}
+
+template <sm80::DecodeTile tile>
+void pack(const Problem& p, const Args& args, const Target& target, Parameters* to) {
+  attn_decode_kernarg a{};
+  a.q = args.q;
+  a.out = args.out;
+  a.lse = args.lse;
+  a.cu_seqlens_q = p.q_layout == ATTN_PACKED ? args.cu_seqlens_q : nullptr;
+  a.alibi_slopes = p.has(ATTN_ALIBI) ? args.alibi_slopes : nullptr;
+  a.sinks = p.has(ATTN_SINKS) ? args.sinks : nullptr;
+  set(a.q_stride, p.q_stride);
+  set(a.out_stride, p.out_stride);
+  a.total_q = p.total_q;
+  a.batch = int(p.batch);
+  a.heads_q = int(p.heads_q);
+  a.heads_kv = int(p.heads_kv);
+  a.group = int(p.group());
+  a.seqlen_q = int(p.seqlen_q);
+  a.head_dim = int(p.head_dim);
+  a.head_dim_v = int(p.head_dim_v);
+  a.q_type = p.q_type;
+  a.out_type = p.out_type;
+  a.kv_e5m2 = p.segment[0].k_type == ATTN_F8_E5M2;
+  const Shape shape = shape_of(p, target.device, tile);
+  a.stages = shape.stages;
+  a.split_invariant = p.has(ATTN_SPLIT_INVARIANT);
+  a.num_segments = p.num_segments;
+  a.scale = p.scale;
+  a.softcap = p.softcap;
+  a.mask = p.range_mask();
+  const Workspace workspace = workspace_of(shape.blocks, tile);
+  char* base = static_cast<char*>(target.workspace);
+  a.sums = reinterpret_cast<float*>(base);
+  a.stats = reinterpret_cast<float*>(base + workspace.stats_at);
+  a.arrived = reinterpret_cast<unsigned*>(base + workspace.arrived_at);
+  for (int32_t i = 0; i < p.num_segments; ++i) {
+    const attn_segment& from = p.segment[i];
+    const attn_segment_args of = args.segment[i];
+    attn_decode_segment& s = a.segment[i];
+    s.k = of.k;
+    s.v = of.v;
+    set(s.k_stride, from.k_stride);
+    set(s.v_stride, from.v_stride);
+    s.lengths = kv_lengths(from, of);
+    if (from.layout == ATTN_PAGED) {
+      s.block_table = of.block_table;
+      s.num_pages = int(from.num_pages);
+      s.page_size = from.page_size;
+      s.max_pages = from.max_pages;
+    }
+    s.k_descale = descale(from.k_descale, of.k_descale, p, from);
+    s.v_descale = descale(from.v_descale, of.v_descale, p, from);
+  }
+  store(a, to);
+}
+
+template <Text name, sm80::DecodeTile tile>
+Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
+  using namespace sm80;
+  if (p.group() * p.seqlen_q > decode_rows)
+    return unsupported("heads_q / heads_kv * seqlen_q is ", p.group(), " * ", p.seqlen_q,
+                       "; accepted: up to ", decode_rows);
+  if (p.num_segments > attn_decode_max_segments)
+    return unsupported("num_segments is ", p.num_segments, "; accepted: up to ",
+                       int(attn_decode_max_segments));
+  constexpr int64_t max_length = 1 << 30, max_units = INT32_MAX;
+  if (p.seqlen_kv > max_length)
+    return unsupported("seqlen_kv is ", p.seqlen_kv, "; accepted: up to ", max_length);
+  const int64_t units = p.batch * p.heads_kv * (ceil_div(p.seqlen_kv, unit_keys) + p.num_segments);
+  if (units > max_units)
+    return unsupported("batch * heads_kv * ceil(seqlen_kv / ", unit_keys, ") is ", units,
+                       "; accepted: up to ", max_units);
+  for (const attn_segment& s : p.segment) {
+    if (s.layout == ATTN_PAGED && s.num_pages > INT32_MAX)
+      return unsupported("num_pages is ", s.num_pages, "; accepted: up to ", int64_t{INT32_MAX});
+    for (const attn_descale_kind kind : {s.k_descale, s.v_descale})
+      if (kind == ATTN_DESCALE_BLOCK && units > INT32_MAX / 2)
+        return unsupported("descales are too many");
+  }
+  const Shape shape = shape_of(p, device, tile);
+  recipe->workspace = size_t(workspace_of(shape.blocks, tile).bytes);
+  recipe->steps.push_back({
+      .image = name.text,
+      .kernarg_bytes = sizeof(attn_decode_kernarg),
+      .static_shared_bytes = decode_static_shared_bytes,
+      .launch = {.grid = {uint32_t(forward_blocks(p, shape.blocks)), 1, 1},
+                 .block = {decode_threads, 1, 1},
+                 .shared_bytes = uint32_t(tile.shared_bytes(shape.stages)),
+                 .starts_early = device.arch == "sm_90"},
+      .pack = pack_of<pack<tile>>,
+  });
+  return {};
+}
+
+template <Text name, sm80::DecodeTile tile>
+constexpr Kernel row(uint32_t q_types, uint32_t kv_types, attn_dtype weights) {
+  const bool fp8 = tile.element_bytes == 1;
+  return {
+      .name = name_of<name>.text,
+      .op = Op::forward,
+      .backend = ATTN_BACKEND_CUDA,
+      .limits = {.in_types = q_types,
+                 .kv_types = kv_types,
+                 .out_types = float_types,
+                 .flags = forward_flags | ATTN_ALIBI | ATTN_SPLIT_INVARIANT,
+                 .features =
+                     forward_features | feature_segments | feature_paged_kv | feature_softcap |
+                     (fp8 ? feature_descale_tensor | feature_descale_head | feature_descale_block
+                          : 0u),
+                 .head_dim = {.multiple = fp8 ? 16 : 8, .max = tile.head_dim},
+                 .head_dim_v = {.multiple = fp8 ? 16 : 8, .max = tile.head_dim_v}},
+      .numerics = {.weights = weights, .keys = sm80::warp_keys},
+      .recipe = recipe_of<make_recipe<name, tile>>};
+}
+
+template <attn_dtype type, Text variant, int head_dim, int head_dim_v = head_dim>
+constexpr Kernel same() {
+  return row<kernel_name<"decode_sm80_", type, variant>, sm80::DecodeTile{head_dim, head_dim_v, 2}>(
+      type_bit(type), type_bit(type), type);
+}
+template <Text name, int head_dim, int head_dim_v = head_dim>
+constexpr Kernel fp8() {
+  return row<name, sm80::DecodeTile{head_dim, head_dim_v, 1}>(
+      type_bit(ATTN_F16) | type_bit(ATTN_BF16), fp8_of_cuda, ATTN_F16);
+}
+
+constinit const std::array all_rows = {
+    same<ATTN_BF16, "d64", 64>(),
+    same<ATTN_BF16, "d128", 128>(),
+    same<ATTN_BF16, "d192_dv128", 192, 128>(),
+    same<ATTN_BF16, "d256", 256>(),
+    same<ATTN_F16, "d64", 64>(),
+    same<ATTN_F16, "d128", 128>(),
+    same<ATTN_F16, "d192_dv128", 192, 128>(),
+    same<ATTN_F16, "d256", 256>(),
+    fp8<"decode_sm89_fp8_d64", 64>(),
+    fp8<"decode_sm89_fp8_d128", 128>(),
+    fp8<"decode_sm89_fp8_d192_dv128", 192, 128>(),
+    fp8<"decode_sm89_fp8_d256", 256>(),
+};
+
+}  // namespace
+
+std::span<const Kernel> sm80_decode_rows() {
+  return all_rows;
+}
+
+}  // namespace attn
