@@ -379,7 +379,7 @@ TEST_CASE("overlap: all that kv_append writes with every array") {
       const attn_status made = attn_plan_create_kv_append(context, &p, &plan.plan);
       if (made == ATTN_UNSUPPORTED) continue;  // on a device
       REQUIRE(made == ATTN_OK);
-      // Elsewhere than q, so that q_out at q is not q_out in its place.
+      // q and seqlens, which may be written in place, lie elsewhere.
       auto args = make<attn_kv_append_args>();
       args.cache = make<attn_segment_args>();
       constexpr size_t fresh = batch * tokens * heads * dim * 2, table = capacity * 16 * 4;
