@@ -443,7 +443,8 @@ typedef struct attn_kv_append_args {
   const float* rotary_cos;       /* [rotary_positions, rotary_dim / 2], contiguous */
   const float* rotary_sin;
   const void* q;
-  void* q_out;          /* may be q, with q's strides; not written for tokens without room */
+  void* q_out; /* may be q, with q's strides; not written for tokens without room or, packed,
+                  of no sequence */
   int32_t* seqlens_out; /* [B]; may be cache.seqlens */
 } attn_kv_append_args;
 
