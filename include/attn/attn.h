@@ -14,8 +14,8 @@
  * dimension, wherever the others lie. reference and cpu take them, kernels of GPUs decline.
  *   - Data pointers, small arrays included, live in the memory of the context's backend: host
  * memory for reference and cpu, device memory for cuda and hip.
- *   - What a run writes (out, lse, dst, a descale that is found, the workspace) shares no memory
- * with any other array of the run; else INVALID_ARGUMENT, on every backend. An array is the
+ *   - What a run writes (out, lse, dst, a descale that is found, a cache, the workspace) shares no
+ * memory with any other array of the run; else INVALID_ARGUMENT, on every backend. An array is the
  * elements that the shapes and strides of its problem reach, whatever lengths and tables say: all
  * tokens of a packed buffer, all pages of a pool. Arrays that lie between each other's elements, as
  * slices of one tensor [B, S, 4, H, D] do, share none; but where the strides of two such arrays, in
@@ -399,30 +399,61 @@ ATTN_API attn_status attn_run_quantize(const attn_plan* plan, const attn_quantiz
 /* ---- appending to a KV cache ---------------------------------------------------------------- */
 
 /* Writes new keys and values behind the ones that a segment holds, converted to the segment's
- * types: token t of sequence b goes to position seqlens[b] + t. The caller advances seqlens. */
+ * types: token t of sequence b goes to position seqlens[b] + t. Positions from the segment's
+ * capacity on have no room: nothing is written for a token there.
+ *
+ * stored = round(x / descale), to nearest even; ggml blocks as attn_quantize makes them. Beyond the
+ * range of fp8 and of a block's scale: the largest value; of f16 and bf16: infinity. NaN stays NaN.
+ *
+ * With rotary_dim the first rotary_dim elements of each head of k_new are rotated before that, and
+ * with heads_q those of q, whose rows are the tokens of k_new: a pair (x, y) at a position becomes
+ * (x cos[i] - y sin[i], x sin[i] + y cos[i]), pair i of a head being the elements i and
+ * i + rotary_dim / 2, or 2 i and 2 i + 1. The other elements of q are copied.
+ *
+ * The call reads lengths where they lie, and with advance_seqlens writes what they become:
+ * seqlens[b] + the new tokens of b, at most the capacity. Else the caller advances them. A page
+ * that a run writes belongs to one sequence and stands once in its table; else its contents are
+ * undefined. */
 typedef struct attn_kv_append_problem {
   size_t struct_size;
-  int64_t batch, heads_kv, head_dim, head_dim_v;
+  int64_t batch, heads_kv, head_dim;
+  int64_t head_dim_v;     /* 0 = head_dim */
   int64_t seqlen_new;     /* tokens per sequence; PACKED: the maximum */
-  int64_t total_new;      /* PACKED: tokens in k_new and v_new */
+  int64_t total_new;      /* PACKED: tokens in k_new and v_new; 0 for a batch of 0 */
   attn_layout new_layout; /* PADDED [B, seqlen_new, Hkv, D] or PACKED with cu_seqlens_new */
   attn_dtype new_type;    /* f32, f16, bf16 */
   attn_strides k_new_stride, v_new_stride;
-  attn_segment segment; /* the cache: PADDED or PAGED, has_seqlens */
+  attn_segment segment; /* the cache: PADDED or PAGED, has_seqlens; strides without overlap */
   const char* kernel;
+  int32_t advance_seqlens; /* 1: attn_kv_append_args.seqlens_out is written */
+  /* rotary embedding (arXiv 2104.09864); what follows is 0 without rotary_dim */
+  int32_t rotary_interleaved; /* 1: pairs of neighbours; 0: of elements rotary_dim / 2 apart */
+  int64_t rotary_dim;         /* even, up to head_dim; 0 = none */
+  int64_t rotary_positions;   /* rows of the tables: the segment's capacity or more */
+  int64_t heads_q;            /* 0 = no q; else q, q_out as k_new with Hq heads, of new_type */
+  attn_strides q_stride, q_out_stride;
 } attn_kv_append_problem;
 
 typedef struct attn_kv_append_args {
   size_t struct_size;
   const void* k_new;
   const void* v_new;
-  const int32_t* cu_seqlens_new;
-  attn_segment_args cache; /* k and v are written */
+  const int32_t* cu_seqlens_new; /* PACKED: [B+1] */
+  attn_segment_args cache;       /* k and v are written */
+  const float* rotary_cos;       /* [rotary_positions, rotary_dim / 2], contiguous */
+  const float* rotary_sin;
+  const void* q;
+  void* q_out; /* may be q, with q's strides; not written for tokens without room or, packed,
+                  of no sequence */
+  int32_t* seqlens_out; /* [B]; may be cache.seqlens */
 } attn_kv_append_args;
 
 ATTN_API attn_status attn_plan_create_kv_append(attn_context* context,
                                                 const attn_kv_append_problem* problem,
                                                 attn_plan** plan);
+/* On reference and cpu lengths, offsets and the pages to be written are checked before anything is
+ * written. On GPUs lengths count as clamped to [0, capacity], and what a page out of range would
+ * get is not written. */
 ATTN_API attn_status attn_run_kv_append(const attn_plan* plan, const attn_kv_append_args* args,
                                         void* stream);
 
@@ -493,10 +524,10 @@ ATTN_API void attn_block_mask_destroy(attn_block_mask* mask);
 /* ---- looking around ------------------------------------------------------------------------- */
 
 /* JSON text: {"version", "backends": [{"name", "available", "reason", "devices": [...]}],
- * "kernels": [{"name", "op", "backend", "arch", "in", "out", and of forward kernels "kv",
- * "head_dim": {"multiple", "max"}, "head_dim_v", "takes": [words], "demands": [words]}]}. Opens
- * drivers, loads no module. Writes at most `capacity` bytes with a terminating 0; *size gets the
- * bytes needed, the 0 included. text may be NULL if capacity is 0. */
+ * "kernels": [{"name", "op", "backend", "arch", "in", "out", of forward and kv_append "kv", and of
+ * forward kernels "head_dim": {"multiple", "max"}, "head_dim_v", "takes": [words], "demands":
+ * [words]}]}. Opens drivers, loads no module. Writes at most `capacity` bytes with a terminating 0;
+ * *size gets the bytes needed, the 0 included. text may be NULL if capacity is 0. */
 ATTN_API attn_status attn_info(char* text, size_t capacity, size_t* size);
 
 /* JSON text: {"kernel": name or null, "backend", "workspace", "declined": [{"kernel", "reason"}]}:

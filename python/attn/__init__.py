@@ -15,7 +15,7 @@ from ._masks import BlockMask
 
 __all__ = ["BlockMask", "DriverError", "DriverMissing", "Error", "InternalError", "InvalidArgument", "NoDevice",
            "OutOfMemory", "Plan", "Unsupported", "cache_clear", "cache_info", "check", "explain", "forward",
-           "get_num_threads", "info", "merge", "quantize", "set_num_threads"]
+           "get_num_threads", "info", "kv_append", "merge", "quantize", "set_num_threads"]
 __version__ = _attn.version()
 
 if hasattr(os, "register_at_fork"):
@@ -141,6 +141,30 @@ def quantize(x, dtype, *, scale=1, per="tensor", saturate=False, backend="auto")
     return _attn.quantize(x, dtype, scale, per, saturate, backend)
 
 
+def kv_append(k_new, v_new, k_cache, v_cache, seqlens, *, cu_seqlens_new=None, max_seqlen_new=None, block_table=None,
+              k_descale=None, v_descale=None, rotary_cos=None, rotary_sin=None, rotary_interleaved=False, q=None, q_out=None,
+              advance_seqlens=False, backend="auto"):
+    """Writes k_new and v_new into a cache, token t of sequence b at position seqlens[b] + t -> q rotated, None without q.
+
+    k_new [B, T, Hkv, D], v_new [B, T, Hkv, Dv] in f32, f16 or bf16; k_cache [B, S, Hkv, D], v_cache [B, S, Hkv, Dv] in any
+    type of forward()'s k and v, whose elements are stored = round(x / descale); seqlens i32 [B]. Nothing is written for a
+    token whose position is S or more.
+
+    cu_seqlens_new      i32 [B + 1]: k_new, v_new and q are packed [total, heads, D]
+    max_seqlen_new      with cu_seqlens_new: the most tokens of a sequence or more, None = total
+    block_table         i32 [B, pages]: k_cache and v_cache are pages [num_pages, page_size, Hkv, D]
+    k_descale           f32 [1], [B, Hkv] or [B, Hkv, blocks of 64 or 128 keys], as v_descale; read
+    rotary_cos          f32 [S or more positions, R / 2], as rotary_sin: the first R elements of each head of k_new and q are
+                        rotated for their position, elements i and i + R / 2 by angle i
+    rotary_interleaved  elements 2 i and 2 i + 1 by angle i instead
+    q                   k_new's type [B, T, Hq, D]; rotated as k_new is, with rotary_cos and rotary_sin alone
+    q_out               an array for the result, q itself too; rows of tokens without room are not written
+    advance_seqlens     seqlens becomes what the cache holds then
+    backend             as forward()'s
+    """
+    return _attn.kv_append(locals())
+
+
 def set_num_threads(n):
     """Calls on the host from now on use up to n threads, the caller's included; few for little work. Plans keep theirs.
 
@@ -159,7 +183,7 @@ def info():
 
 
 def cache_info():
-    """{"plans", "hits", "misses"} of forward(), merge() and quantize() since the start or cache_clear()."""
+    """{"plans", "hits", "misses"} of forward(), merge(), quantize() and kv_append() since the start or cache_clear()."""
     return dict(zip(("plans", "hits", "misses"), _attn.cache_counts()))
 
 

@@ -445,10 +445,10 @@ Array Reader::next(nb::handle value, const std::string& name) {
   return a;
 }
 
-Array Reader::output(nb::handle value, const std::string& name) {
+Array Reader::output(nb::handle value, const std::string& name, const char* accepted) {
   Array a = next(value, name);
   if (a.framework == Framework::jax)
-    refuse(name + " is a JAX array, which does not change; accepted: None");
+    refuse(name + " is a JAX array, which does not change; accepted: " + accepted);
   if (a.framework != first_.framework)
     refuse(name + " is of another framework than " + first_.name + "; accepted: the same");
   if (a.framework == Framework::numpy && !nb::cast<bool>(value.attr("flags").attr("writeable")))

@@ -98,8 +98,8 @@ class Reader {
  public:
   Array first(nb::handle value, const std::string& name);
   Array next(nb::handle value, const std::string& name);
-  // One that is written.
-  Array output(nb::handle value, const std::string& name);
+  // One that is written; `accepted` in the place of JAX's, which cannot be.
+  Array output(nb::handle value, const std::string& name, const char* accepted = "None");
   // New arrays of the first one's framework on its device; `source` is what Python gets.
   Array empty(const std::string& name, const std::vector<int64_t>& shape, const ElementType& type);
   Array full(const std::string& name, const std::vector<int64_t>& shape, float value);

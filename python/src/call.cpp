@@ -79,7 +79,7 @@ std::shared_ptr<Compiled> find_or_make(const std::shared_ptr<context>& owner,
   return made;
 }
 
-// A plan of merge or quantize, whose problem has `kernel` for its only pointer.
+// A plan of another operation, whose problem has `kernel` for its only pointer.
 template <class Problem>
 std::string simple_key(const char* what, const context& owner, const Problem& problem) {
   std::string key = what;
@@ -231,8 +231,77 @@ std::shared_ptr<Compiled> cached(const std::shared_ptr<context>& owner,
                                  const attn_quantize_problem& problem) {
   return find_or_make(owner, problem, simple_key("quantize", *owner, problem));
 }
+std::shared_ptr<Compiled> cached(const std::shared_ptr<context>& owner,
+                                 const attn_kv_append_problem& problem) {
+  return find_or_make(owner, problem, simple_key("kv_append", *owner, problem));
+}
 
 // ---- arguments -> problem -----------------------------------------------------------------------
+
+std::pair<attn_dtype, int64_t> kv_type(const Array& a, int64_t dim) {
+  const int64_t last = a.size(a.tensor.ndim() - 1);
+  if (a.type.type != ATTN_DTYPE_NONE && a.type.type != ATTN_F64) return {a.type.type, last};
+  const bool q8 = last % 34 == 0, q4 = last % 18 == 0;
+  if (!std::strcmp(a.type.name, "u8") && last > 0 && (q8 || q4)) {
+    const int64_t q8_dim = last / 34 * 32, q4_dim = last / 18 * 32;
+    if (q8 && q4 && q8_dim != dim && q4_dim != dim)
+      refuse(a.name + " is u8 with a last dimension of " + std::to_string(last) + ", which is " +
+             std::to_string(q8_dim) + " elements of q8_0 or " + std::to_string(q4_dim) +
+             " of q4_0; accepted: " + std::to_string(dim) + " elements of either");
+    if (q8 && (!q4 || q8_dim == dim)) return {ATTN_Q8_0, q8_dim};
+    return {ATTN_Q4_0, q4_dim};
+  }
+  refuse(a.name + " is " + a.type.name + " with a last dimension of " + std::to_string(last) +
+         "; accepted: f32, f16, bf16, f8_e4m3fn, f8_e5m2, f8_e4m3fnuz, and u8 with blocks of q8_0 "
+         "(34 bytes) "
+         "or q4_0 (18 bytes)");
+}
+
+attn_strides strides_of(const Array& a, attn_dtype type) {
+  const int64_t bytes = type == ATTN_Q8_0 ? 34 : type == ATTN_Q4_0 ? 18 : 1;
+  const std::vector<int64_t> s = a.outer_strides(bytes, bytes > 1 ? 32 : 1);
+  return s.size() == 2 ? attn_strides{0, s[0], s[1]} : attn_strides{s[0], s[1], s[2]};
+}
+
+const int32_t* read_pages(const Array& k, const Array& table, int64_t batch, attn_segment* s) {
+  s->layout = ATTN_PAGED;
+  s->num_pages = k.size(0);
+  s->page_size = size32(k, 1);
+  table.need_type("i32");
+  table.need_shape({batch, -1}, "[B, pages of a sequence]");
+  table.need_contiguous();
+  s->max_pages = size32(table, 1);
+  s->seqlen = int64_t{s->max_pages} * s->page_size;
+  if (s->seqlen > INT32_MAX)
+    refuse(table.name + " has shape " + shape_text(table.shape()) + " for pages of " +
+           std::to_string(s->page_size) + " keys; accepted: below 2^31 keys in all");
+  return static_cast<const int32_t*>(table.address());
+}
+
+attn_descale_kind descale_kind(const Array& a, int64_t batch, int64_t heads_kv,
+                               attn_segment* segment) {
+  a.need_type("f32");
+  a.need_contiguous();
+  const size_t dims = a.tensor.ndim();
+  if (dims == 1 && a.size(0) == 1) return ATTN_DESCALE_TENSOR;
+  const bool heads = dims >= 2 && a.size(0) == batch && a.size(1) == heads_kv;
+  if (heads && dims == 2) return ATTN_DESCALE_HEAD;
+  if (heads && dims == 3 && segment) {
+    // Up to 64 keys are one block of either size: keep what the other of k and v needs.
+    for (const int32_t keys : {segment->descale_block_keys, 128, 64}) {
+      if (keys == 0 || (segment->seqlen + keys - 1) / keys != a.size(2)) continue;
+      if (segment->descale_block_keys != 0 && segment->descale_block_keys != keys) break;
+      segment->descale_block_keys = keys;
+      return ATTN_DESCALE_BLOCK;
+    }
+  }
+  std::string accepted = "[1], [B, Hkv] = " + shape_text({batch, heads_kv});
+  if (segment)
+    accepted += ", [B, Hkv, blocks] with " + std::to_string((segment->seqlen + 63) / 64) + " or " +
+                std::to_string((segment->seqlen + 127) / 128) +
+                " blocks of 64 or 128 keys, the same for k and v";
+  refuse(a.name + " has shape " + shape_text(a.shape()) + "; accepted: " + accepted);
+}
 
 Call::Call(const nb::dict& arguments) : arguments_(arguments) {
   clear(&problem_);
@@ -343,27 +412,6 @@ void Call::read_queries() {
   args_.q = q.data();
 }
 
-// The type of k or v and its elements per row. Bytes are blocks of q8_0 or q4_0; where they could
-// be either, `dim` tells which.
-std::pair<attn_dtype, int64_t> Call::kv_type(const Array& a, int64_t dim) const {
-  const int64_t last = a.size(a.tensor.ndim() - 1);
-  if (a.type.type != ATTN_DTYPE_NONE && a.type.type != ATTN_F64) return {a.type.type, last};
-  const bool q8 = last % 34 == 0, q4 = last % 18 == 0;
-  if (!std::strcmp(a.type.name, "u8") && last > 0 && (q8 || q4)) {
-    const int64_t q8_dim = last / 34 * 32, q4_dim = last / 18 * 32;
-    if (q8 && q4 && q8_dim != dim && q4_dim != dim)
-      refuse(a.name + " is u8 with a last dimension of " + std::to_string(last) + ", which is " +
-             std::to_string(q8_dim) + " elements of q8_0 or " + std::to_string(q4_dim) +
-             " of q4_0; accepted: " + std::to_string(dim) + " elements of either");
-    if (q8 && (!q4 || q8_dim == dim)) return {ATTN_Q8_0, q8_dim};
-    return {ATTN_Q4_0, q4_dim};
-  }
-  refuse(a.name + " is " + a.type.name + " with a last dimension of " + std::to_string(last) +
-         "; accepted: f32, f16, bf16, f8_e4m3fn, f8_e5m2, f8_e4m3fnuz, and u8 with blocks of q8_0 "
-         "(34 bytes) "
-         "or q4_0 (18 bytes)");
-}
-
 void Call::read_segment(size_t i) {
   attn_problem& p = problem_;
   attn_segment& s = segments_[i];
@@ -409,14 +457,8 @@ void Call::read_segment(size_t i) {
   same(k_name, "heads_kv", heads, p.heads_kv, "k[0]");
   same(v_name, "head_dim_v", dim_v, p.head_dim_v, "v[0]");
 
-  const auto strides = [&](const Array& x, attn_dtype type) {
-    const int64_t bytes = type == ATTN_Q8_0 ? 34 : type == ATTN_Q4_0 ? 18 : 1;
-    const std::vector<int64_t> outer = x.outer_strides(bytes, bytes > 1 ? 32 : 1);
-    return dims == 3 ? attn_strides{0, outer[0], outer[1]}
-                     : attn_strides{outer[0], outer[1], outer[2]};
-  };
-  s.k_stride = strides(k, k_type);
-  s.v_stride = strides(v, v_type);
+  s.k_stride = strides_of(k, k_type);
+  s.v_stride = strides_of(v, v_type);
   a.k = k.data();
   a.v = v.data();
 
@@ -426,19 +468,7 @@ void Call::read_segment(size_t i) {
     a.cu_seqlens = static_cast<const int32_t*>(
         vector_of(offsets_name.c_str(), offsets, "i32", {p.batch + 1}, "[B + 1]"));
   } else if (!table.is_none()) {
-    s.layout = ATTN_PAGED;
-    s.num_pages = k.size(0);
-    s.page_size = size32(k, 1);
-    const Array& pages = keep(reader_.next(table, table_name));
-    pages.need_type("i32");
-    pages.need_shape({p.batch, -1}, "[B, pages of a sequence]");
-    pages.need_contiguous();
-    s.max_pages = size32(pages, 1);
-    s.seqlen = int64_t{s.max_pages} * s.page_size;
-    if (s.seqlen > INT32_MAX)
-      refuse(table_name + " has shape " + shape_text(pages.shape()) + " for pages of " +
-             std::to_string(s.page_size) + " keys; accepted: below 2^31 keys in all");
-    a.block_table = static_cast<const int32_t*>(pages.address());
+    a.block_table = read_pages(k, keep(reader_.next(table, table_name)), p.batch, &s);
   } else {
     same(k_name, "batch", k.size(0), p.batch, p.q_layout == ATTN_PACKED ? "cu_seqlens_q" : "q");
     s.seqlen = k.size(1);
@@ -454,34 +484,12 @@ void Call::read_segment(size_t i) {
   s.v_descale = read_descale(descale_name, descale, &s, &a.v_descale);
 }
 
-// `segment` is null for q, which knows no blocks of keys.
 attn_descale_kind Call::read_descale(const std::string& name, nb::handle value,
                                      attn_segment* segment, const float** pointer) {
   if (value.is_none()) return ATTN_DESCALE_NONE;
   const Array& a = keep(reader_.next(value, name));
-  a.need_type("f32");
-  a.need_contiguous();
   *pointer = static_cast<const float*>(a.address());
-  const attn_problem& p = problem_;
-  const size_t dims = a.tensor.ndim();
-  if (dims == 1 && a.size(0) == 1) return ATTN_DESCALE_TENSOR;
-  const bool heads = dims >= 2 && a.size(0) == p.batch && a.size(1) == p.heads_kv;
-  if (heads && dims == 2) return ATTN_DESCALE_HEAD;
-  if (heads && dims == 3 && segment) {
-    // Up to 64 keys are one block of either size: keep what the other of k and v needs.
-    for (const int32_t keys : {segment->descale_block_keys, 128, 64}) {
-      if (keys == 0 || (segment->seqlen + keys - 1) / keys != a.size(2)) continue;
-      if (segment->descale_block_keys != 0 && segment->descale_block_keys != keys) break;
-      segment->descale_block_keys = keys;
-      return ATTN_DESCALE_BLOCK;
-    }
-  }
-  std::string accepted = "[1], [B, Hkv] = " + shape_text({p.batch, p.heads_kv});
-  if (segment)
-    accepted += ", [B, Hkv, blocks] with " + std::to_string((segment->seqlen + 63) / 64) + " or " +
-                std::to_string((segment->seqlen + 127) / 128) +
-                " blocks of 64 or 128 keys, the same for k and v";
-  refuse(name + " has shape " + shape_text(a.shape()) + "; accepted: " + accepted);
+  return descale_kind(a, problem_.batch, problem_.heads_kv, segment);
 }
 
 void Call::read_scores() {

@@ -66,6 +66,23 @@ std::shared_ptr<Compiled> cached(const std::shared_ptr<context>& owner,
                                  const attn_merge_problem& problem);
 std::shared_ptr<Compiled> cached(const std::shared_ptr<context>& owner,
                                  const attn_quantize_problem& problem);
+std::shared_ptr<Compiled> cached(const std::shared_ptr<context>& owner,
+                                 const attn_kv_append_problem& problem);
+
+// The type of k or v and its elements per row. Bytes are blocks of q8_0 or q4_0; where they could
+// be either, `dim` tells which.
+std::pair<attn_dtype, int64_t> kv_type(const Array& a, int64_t dim);
+// Of [B, S, H, D], or [total, H, D] without a batch.
+attn_strides strides_of(const Array& a, attn_dtype type = ATTN_DTYPE_NONE);
+// Makes a segment one of k's pages.
+const int32_t* read_pages(const Array& k, const Array& table, int64_t batch, attn_segment* segment);
+// What an array of descales is by its shape. `segment` is null for q, which knows no blocks of
+// keys.
+attn_descale_kind descale_kind(const Array& a, int64_t batch, int64_t heads_kv,
+                               attn_segment* segment);
+
+// One call of kv_append(), whose arguments are in a dict: q_out or None.
+nb::object kv_append(const nb::dict& arguments);
 
 // One call of forward(), whose arguments are in a dict, beside those that Plan and explain() take
 // more.
@@ -94,7 +111,6 @@ class Call {
                         const std::vector<int64_t>& shape, const char* form);
   void read_queries();
   void read_segment(size_t i);
-  std::pair<attn_dtype, int64_t> kv_type(const Array& a, int64_t dim) const;
   attn_descale_kind read_descale(const std::string& name, nb::handle value, attn_segment* segment,
                                  const float** pointer);
   void read_scores();

@@ -296,11 +296,6 @@ Mask combine(const Mask& a, const Mask& b, bool unite) {
 
 // ---- merge and quantize -------------------------------------------------------------------------
 
-attn_strides strides_of(const Array& a) {
-  const std::vector<int64_t> s = a.outer_strides();
-  return s.size() == 2 ? attn_strides{0, s[0], s[1]} : attn_strides{s[0], s[1], s[2]};
-}
-
 nb::object merge(const std::vector<std::pair<nb::object, nb::object>>& parts, nb::handle out_dtype,
                  nb::handle backend) {
   if (parts.empty()) refuse("parts is empty; accepted: one (out, lse) or more");
@@ -486,6 +481,7 @@ NB_MODULE(_attn, m) {
   const auto any = nb::arg().none();  // nanobind's own sentence for None names no argument
   m.def("merge", &merge, nb::arg(), any, any);
   m.def("quantize", &quantize, any, any, any, any, any, any);
+  m.def("kv_append", &kv_append);
 
   nb::class_<PlanObject>(m, "Plan")
       .def_prop_ro("kernel",

@@ -22,6 +22,8 @@ struct HostKernel {
                 Interrupt& interrupt) = nullptr;
   void (*quantize)(const attn_quantize_problem& problem, const attn_quantize_args& args,
                    ThreadPool& pool, Interrupt& interrupt) = nullptr;
+  void (*kv_append)(const attn_kv_append_problem& problem, const attn_kv_append_args& args,
+                    ThreadPool& pool, Interrupt& interrupt) = nullptr;
   // Float operations per second of fused multiply-adds on registers, by all threads: the ceiling
   // that `attn bench` compares forward with.
   double (*fma_rate)(ThreadPool& pool) = nullptr;

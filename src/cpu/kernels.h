@@ -9,9 +9,11 @@ extern const HostKernel reference_kernel;  // forward in float64
 extern const HostKernel cpu_avx512_kernel, cpu_avx2_kernel;  // forward in float32
 #endif
 extern const HostKernel cpu_baseline_kernel;
-extern const HostKernel merge_reference_kernel;     // float64
-extern const HostKernel merge_cpu_kernel;           // float32
-extern const HostKernel quantize_reference_kernel;  // both compute quotients in float64: the codes
-extern const HostKernel quantize_cpu_kernel;        // are exact, there is only one answer
+extern const HostKernel merge_reference_kernel;      // float64
+extern const HostKernel merge_cpu_kernel;            // float32
+extern const HostKernel quantize_reference_kernel;   // both compute quotients in float64: the codes
+extern const HostKernel quantize_cpu_kernel;         // are exact, there is only one answer
+extern const HostKernel kv_append_reference_kernel;  // both compute in float64, as quantize does
+extern const HostKernel kv_append_cpu_kernel;
 
 }  // namespace attn

@@ -63,25 +63,32 @@ int64_t sequence_length_kv(const Problem& problem, const Args& args, int64_t b) 
   return sum;
 }
 
-SegmentView segment_view(const Problem& problem, const Args& args, int64_t b, int64_t s,
-                         int64_t first) {
-  const attn_segment_args data = args.segment[s];
+SegmentView segment_view(const attn_segment& shape, const attn_segment_args& data, int64_t b,
+                         int64_t length) {
   SegmentView view{};
-  view.shape = &problem.segment[s];
+  view.shape = &shape;
   view.k = data.k;
   view.v = data.v;
   view.k_descales = data.k_descale;
   view.v_descales = data.v_descale;
   view.b = b;
-  view.length = length_of(*view.shape, data, b);
-  view.first = first;
-  if (view.shape->layout == ATTN_PACKED) {
-    view.first_row = packed_span(data.cu_seqlens, b, view.shape->total, view.shape->seqlen).begin;
-  } else if (view.shape->layout == ATTN_PAGED) {
-    view.pages = data.block_table + b * view.shape->max_pages;
+  view.length = length;
+  if (shape.layout == ATTN_PACKED) {
+    view.first_row = packed_span(data.cu_seqlens, b, shape.total, shape.seqlen).begin;
+  } else if (shape.layout == ATTN_PAGED) {
+    view.pages = data.block_table + b * shape.max_pages;
   }
-  view.k_row_bytes = dtype_bytes(view.shape->k_type, view.shape->k_stride.seq);
-  view.v_row_bytes = dtype_bytes(view.shape->v_type, view.shape->v_stride.seq);
+  view.k_row_bytes = dtype_bytes(shape.k_type, shape.k_stride.seq);
+  view.v_row_bytes = dtype_bytes(shape.v_type, shape.v_stride.seq);
+  return view;
+}
+
+SegmentView segment_view(const Problem& problem, const Args& args, int64_t b, int64_t s,
+                         int64_t first) {
+  const attn_segment_args data = args.segment[s];
+  const attn_segment& shape = problem.segment[s];
+  SegmentView view = segment_view(shape, data, b, length_of(shape, data, b));
+  view.first = first;
   return view;
 }
 

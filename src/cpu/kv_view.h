@@ -94,6 +94,9 @@ struct SegmentView {
 int64_t segment_length(const Problem& problem, const Args& args, int64_t b, int64_t s);
 // Skv[b], the sum over all segments.
 int64_t sequence_length_kv(const Problem& problem, const Args& args, int64_t b);
+// Batch entry b of a segment, as far as its first `length` keys.
+SegmentView segment_view(const attn_segment& shape, const attn_segment_args& data, int64_t b,
+                         int64_t length);
 // `first`: the sum of the lengths of the segments before s.
 SegmentView segment_view(const Problem& problem, const Args& args, int64_t b, int64_t s,
                          int64_t first);

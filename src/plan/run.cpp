@@ -103,9 +103,15 @@ Status run_quantize(const Plan& plan, const attn_quantize_args* in, void* stream
                  });
 }
 
-Status run_kv_append(const Plan& plan, const attn_kv_append_args*, void* stream) {
+Status run_kv_append(const Plan& plan, const attn_kv_append_args* in, void* stream) {
   ATTN_TRY(check_run(plan, Op::kv_append, stream));
-  return unsupported("kv_append: no kernel runs it");
+  const auto& problem = problem_of<KvAppendProblem>(plan);
+  attn_kv_append_args args;
+  ATTN_TRY(check_kv_append_args(problem, in, plan.context->host_memory(), &args));
+  return execute(plan, &args, nullptr, stream,
+                 [&](const HostKernel& kernel, ThreadPool& pool, Interrupt& interrupt) {
+                   kernel.kv_append(problem, args, pool, interrupt);
+                 });
 }
 
 Status run_block_mask(const Plan& plan, const MaskArgs& args, void* stream) {

@@ -146,12 +146,4 @@ Status check_quantize_args(const QuantizeProblem& p, const attn_quantize_args* i
   return p.scale == ATTN_SCALE_GIVEN ? Status{} : keep_apart(descale, src);
 }
 
-Status make_kv_append_problem(const attn_kv_append_problem* in, KvAppendProblem* p) {
-  ATTN_TRY(copy_versioned("problem", in, static_cast<attn_kv_append_problem*>(p)));
-  p->needs = {.in_type = p->new_type};
-  if (p->kernel) p->kernel_name = p->kernel;
-  p->kernel = nullptr;
-  return {};
-}
-
 }  // namespace attn

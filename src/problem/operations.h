@@ -3,6 +3,7 @@
 #include "core/status.h"
 #include "problem/any_problem.h"
 #include "problem/overlap.h"
+#include "problem/problem.h"
 
 namespace attn {
 
@@ -24,10 +25,17 @@ int64_t num_descales(const attn_quantize_problem& problem);
 Status check_quantize_args(const QuantizeProblem& problem, const attn_quantize_args* in,
                            bool host_memory, attn_quantize_args* out);
 
+// After make_kv_append_problem: head_dim_v, all strides, the segment's seqlen hold their real
+// values. `cache` is the segment, `segment` a copy of it without footprints.
 struct KvAppendProblem : AnyProblem, attn_kv_append_problem {
-  KvAppendProblem() : AnyProblem(Op::kv_append), attn_kv_append_problem{} {}
+  Segment cache;
+  Footprint k_new_bytes, v_new_bytes, q_bytes, q_out_bytes;
+
+  KvAppendProblem() : AnyProblem(Op::kv_append), attn_kv_append_problem{}, cache{} {}
+  KvShape kv_shape() const { return {batch, heads_kv, head_dim, head_dim_v}; }
 };
-// What no kernel serves yet is checked as far as it must be to say so.
 Status make_kv_append_problem(const attn_kv_append_problem* in, KvAppendProblem* out);
+Status check_kv_append_args(const KvAppendProblem& problem, const attn_kv_append_args* in,
+                            bool host_memory, attn_kv_append_args* out);
 
 }  // namespace attn

@@ -1,6 +1,7 @@
 #include "problem/problem.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -33,8 +34,9 @@ constexpr std::initializer_list<attn_dtype> kv_types = {
     ATTN_F32,     ATTN_F16,         ATTN_BF16, ATTN_F8_E4M3FN,
     ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ, ATTN_Q8_0, ATTN_Q4_0};
 
-Status make_kv(const std::string& name, attn_dtype type, const attn_segment& s, const Problem& p,
-               int64_t dim, const char* dim_name, attn_strides* stride, Footprint* bytes) {
+Status make_kv(const std::string& name, attn_dtype type, const attn_segment& s, const KvShape& p,
+               bool written, int64_t dim, const char* dim_name, attn_strides* stride,
+               Footprint* bytes) {
   ATTN_TRY(one_of(name + "_type", type, kv_types));
   if (dim % dtype_block(type) != 0)
     return invalid(name, ": ", dim_name, " ", dim, " is not a multiple of ", dtype_block(type),
@@ -42,62 +44,24 @@ Status make_kv(const std::string& name, attn_dtype type, const attn_segment& s, 
   const std::string stride_name = name + "_stride";
   switch (s.layout) {
     case ATTN_PADDED:
-      return make_tensor(stride_name, type, dim, false,
+      return make_tensor(stride_name, type, dim, written,
                          {{"batch", p.batch, &stride->batch},
                           {"seq", s.seqlen, &stride->seq},
                           {"head", p.heads_kv, &stride->head}},
                          bytes);
     case ATTN_PACKED:
       stride->batch = 0;  // ignored, by what asks for alignment too
-      return make_tensor(stride_name, type, dim, false,
+      return make_tensor(stride_name, type, dim, written,
                          {{"seq", s.total, &stride->seq}, {"head", p.heads_kv, &stride->head}},
                          bytes);
     case ATTN_PAGED:
-      return make_tensor(stride_name, type, dim, false,
+      return make_tensor(stride_name, type, dim, written,
                          {{"batch", s.num_pages, &stride->batch},
                           {"seq", s.page_size, &stride->seq},
                           {"head", p.heads_kv, &stride->head}},
                          bytes);
   }
   return {};
-}
-
-Status make_segment(const std::string& name, const Problem& p, Problem::Segment* s) {
-  if (s->layout < ATTN_PADDED || s->layout > ATTN_PAGED)
-    return invalid(name, "layout is ", int(s->layout),
-                   "; accepted: padded (0), packed (1), paged (2)");
-  ATTN_TRY(in_range(name + "seqlen", s->seqlen, 0, max_extent));
-  if (s->has_seqlens != 0 && s->has_seqlens != 1)
-    return invalid(name, "has_seqlens is ", s->has_seqlens, "; accepted: 0, 1");
-  if (s->layout != ATTN_PAGED && (s->page_size || s->num_pages || s->max_pages))
-    return invalid(name, "page_size is ", s->page_size, ", num_pages ", s->num_pages,
-                   ", max_pages ", s->max_pages, "; accepted for a segment that is not paged: 0");
-  if (s->layout != ATTN_PACKED && s->total)
-    return invalid(name, "total is ", s->total, "; accepted for a segment that is not packed: 0");
-  if (s->layout == ATTN_PACKED) {
-    ATTN_TRY(in_range(name + "total", s->total, 0, max_total));
-    if (s->has_seqlens)
-      return invalid(
-          name, "has_seqlens is 1; accepted for a packed segment: 0 (cu_seqlens has the lengths)");
-    if (s->seqlen == 0) ATTN_TRY(in_range(name + "total without seqlen", s->total, 0, max_extent));
-  }
-  if (s->layout == ATTN_PAGED) {
-    ATTN_TRY(in_range(name + "page_size", s->page_size, 1, max_extent));
-    ATTN_TRY(in_range(name + "max_pages", s->max_pages, 0, max_extent));
-    ATTN_TRY(in_range(name + "num_pages", s->num_pages, 0, max_extent));
-    const int64_t capacity = int64_t{s->max_pages} * s->page_size;
-    if (s->seqlen == 0) ATTN_TRY(in_range(name + "max_pages * page_size", capacity, 0, max_extent));
-    if (s->seqlen > capacity)
-      return invalid(name, "seqlen is ", s->seqlen,
-                     "; accepted: up to max_pages * page_size = ", capacity);
-  }
-  s->seqlen = segment_capacity(*s);
-  ATTN_TRY(
-      make_kv(name + "k", s->k_type, *s, p, p.head_dim, "head_dim", &s->k_stride, &s->k_bytes));
-  ATTN_TRY(
-      make_kv(name + "v", s->v_type, *s, p, p.head_dim_v, "head_dim_v", &s->v_stride, &s->v_bytes));
-  ATTN_TRY(check_descale(name + "k_descale", s->k_descale, s->descale_block_keys, true));
-  return check_descale(name + "v_descale", s->v_descale, s->descale_block_keys, true);
 }
 
 Status make_bias(Problem* p) {
@@ -130,31 +94,6 @@ Status make_block_mask(Problem* p) {
   return in_range("mask_partials", p->mask_partials, 0, max_extent);
 }
 
-Status check_lengths(Name name, const int32_t* values, int64_t count, int64_t capacity) {
-  for (int64_t b = 0; b < count; ++b)
-    if (values[b] < 0 || values[b] > capacity)
-      return invalid(name, "[", b, "] is ", values[b], "; accepted: 0 to ", capacity);
-  return {};
-}
-
-Status check_offsets(Name name, const int32_t* values, int64_t batch, int64_t capacity,
-                     int64_t total) {
-  if (values[0] != 0) return invalid(name, "[0] is ", values[0], "; accepted: 0");
-  for (int64_t b = 0; b < batch; ++b) {
-    const int64_t length = int64_t{values[b + 1]} - values[b];
-    if (length < 0)
-      return invalid(name, "[", b + 1, "] is ", values[b + 1], " after ", values[b],
-                     "; accepted: values that do not decrease");
-    if (length > capacity)
-      return invalid(name, "[", b + 1, "] - ", name, "[", b, "] is ", length, "; accepted: up to ",
-                     capacity);
-  }
-  if (values[batch] > total)
-    return invalid(name, "[", batch, "] is ", values[batch], "; accepted: up to ", total,
-                   " tokens in the buffer");
-  return {};
-}
-
 uint32_t descale_feature(attn_descale_kind kind) {
   switch (kind) {
     case ATTN_DESCALE_TENSOR:
@@ -169,11 +108,6 @@ uint32_t descale_feature(attn_descale_kind kind) {
   return 0;
 }
 
-bool aligned_strides(attn_dtype type, const attn_strides& stride) {
-  return dtype_bytes(type, stride.batch) % 16 == 0 && dtype_bytes(type, stride.seq) % 16 == 0 &&
-         dtype_bytes(type, stride.head) % 16 == 0;
-}
-
 // Of a problem with all else resolved.
 Needs needs_of(const Problem& p) {
   uint32_t needed = descale_feature(p.q_descale);
@@ -185,38 +119,22 @@ Needs needs_of(const Problem& p) {
   const auto standard = [](int32_t size) { return size == 64 || size == 128; };
   if (p.has(ATTN_BLOCK_MASK) && !(standard(p.block_q) && standard(p.block_k)))
     needed |= feature_any_block_size;
-  bool negative = is_negative(p.q_stride) || is_negative(p.out_stride) ||
-                  (p.bias_type != ATTN_DTYPE_NONE &&
-                   std::any_of(p.bias_stride, p.bias_stride + 4, [](int64_t s) { return s < 0; }));
-  bool aligned = aligned_strides(p.q_type, p.q_stride) && aligned_strides(p.out_type, p.out_stride);
-  uint32_t k_types = 0, v_types = 0;
-  int64_t page_size = 0;
-  for (const attn_segment& s : p.segment) {
-    k_types |= type_bit(s.k_type);
-    v_types |= type_bit(s.v_type);
-    page_size = std::gcd(page_size, s.page_size);
-    if (s.layout == ATTN_PACKED) needed |= feature_packed_kv;
-    if (s.layout == ATTN_PAGED) needed |= feature_paged_kv;
-    if (s.has_seqlens) needed |= feature_seqlens;
-    if (s.k_type != s.v_type || s.k_type != p.segment[0].k_type) needed |= feature_mixed_kv_types;
-    needed |= descale_feature(s.k_descale) | descale_feature(s.v_descale);
-    negative = negative || is_negative(s.k_stride) || is_negative(s.v_stride);
-    aligned =
-        aligned && aligned_strides(s.k_type, s.k_stride) && aligned_strides(s.v_type, s.v_stride);
-  }
-  if (!aligned) needed |= feature_any_stride;
-  if (negative) needed |= feature_negative_strides;
-  return {.in_type = p.q_type,
-          .out_type = p.out_type,
-          .k_types = k_types,
-          .v_types = v_types,
-          .flags = p.flags,
-          .features = needed,
-          .head_dim = p.head_dim,
-          .head_dim_v = p.head_dim_v,
-          .seqlen_q = p.seqlen_q,
-          .group = p.group(),
-          .page_size = page_size};
+  const bool bias = p.bias_type != ATTN_DTYPE_NONE;
+  if (is_negative(p.q_stride) || is_negative(p.out_stride) ||
+      (bias && std::any_of(p.bias_stride, p.bias_stride + 4, [](int64_t s) { return s < 0; })))
+    needed |= feature_negative_strides;
+  if (!aligned_strides(p.q_type, p.q_stride) || !aligned_strides(p.out_type, p.out_stride))
+    needed |= feature_any_stride;
+  Needs needs = {.in_type = p.q_type,
+                 .out_type = p.out_type,
+                 .flags = p.flags,
+                 .features = needed,
+                 .head_dim = p.head_dim,
+                 .head_dim_v = p.head_dim_v,
+                 .seqlen_q = p.seqlen_q,
+                 .group = p.group()};
+  for (const attn_segment& s : p.segment) add_needs(s, &needs);
+  return needs;
 }
 
 std::string segment_prefix(int64_t count, int64_t i) {
@@ -245,14 +163,12 @@ void for_each_input(const Problem& p, const Args& args, Visit&& visit) {
                          std::initializer_list<int64_t> extents) {
     visit(name, address, Footprint(bytes, extents));
   };
-  const auto descale = [&](Name name, const float* address, attn_descale_kind kind,
-                           int64_t blocks) {
-    const bool one = kind == ATTN_DESCALE_TENSOR;
-    array(name, address, 4, {one ? 1 : p.batch, one ? 1 : p.heads_kv, blocks});
-  };
   visit(Name{"q"}, args.q, p.q_bytes);
   if (args.cu_seqlens_q) array({"cu_seqlens_q"}, args.cu_seqlens_q, 4, {p.batch + 1});
-  if (args.q_descale) descale({"q_descale"}, args.q_descale, p.q_descale, 1);
+  if (args.q_descale) {
+    const bool one = p.q_descale == ATTN_DESCALE_TENSOR;
+    array({"q_descale"}, args.q_descale, 4, {one ? 1 : p.batch, one ? 1 : p.heads_kv});
+  }
   if (args.bias) visit(Name{"bias"}, args.bias, p.bias_bytes);
   if (args.alibi_slopes) array({"alibi_slopes"}, args.alibi_slopes, 4, {p.heads_q});
   if (args.sinks) array({"sinks"}, args.sinks, 4, {p.heads_q});
@@ -269,19 +185,12 @@ void for_each_input(const Problem& p, const Args& args, Visit&& visit) {
     }
   }
   for (int32_t i = 0; i < p.num_segments; ++i) {
-    const Problem::Segment& s = p.segment[i];
+    const Segment& s = p.segment[i];
     const attn_segment_args a = args.segment[i];
     const int32_t n = p.num_segments > 1 ? i : -1;
     visit(Name{"k", n}, a.k, s.k_bytes);
     visit(Name{"v", n}, a.v, s.v_bytes);
-    if (a.seqlens) array({"seqlens", n}, a.seqlens, 4, {p.batch});
-    if (a.cu_seqlens) array({"cu_seqlens", n}, a.cu_seqlens, 4, {p.batch + 1});
-    if (a.block_table) array({"block_table", n}, a.block_table, 4, {p.batch, s.max_pages});
-    const auto blocks = [&](attn_descale_kind kind) {
-      return kind == ATTN_DESCALE_BLOCK ? ceil_div(s.seqlen, s.descale_block_keys) : 1;
-    };
-    if (a.k_descale) descale({"k_descale", n}, a.k_descale, s.k_descale, blocks(s.k_descale));
-    if (a.v_descale) descale({"v_descale", n}, a.v_descale, s.v_descale, blocks(s.v_descale));
+    for_each_small_array(s, a, p.kv_shape(), n, visit);
   }
 }
 
@@ -336,6 +245,117 @@ Status copy_versioned(const char* name, const void* in, void* out, size_t size) 
 int64_t segment_capacity(const attn_segment& s) {
   if (s.seqlen != 0 || s.layout == ATTN_PADDED) return s.seqlen;
   return s.layout == ATTN_PACKED ? s.total : int64_t{s.max_pages} * s.page_size;
+}
+
+Status make_segment(const std::string& name, const KvShape& shape, bool written, Segment* s) {
+  if (s->layout < ATTN_PADDED || s->layout > ATTN_PAGED)
+    return invalid(name, "layout is ", int(s->layout),
+                   "; accepted: padded (0), packed (1), paged (2)");
+  ATTN_TRY(in_range(name + "seqlen", s->seqlen, 0, max_extent));
+  if (s->has_seqlens != 0 && s->has_seqlens != 1)
+    return invalid(name, "has_seqlens is ", s->has_seqlens, "; accepted: 0, 1");
+  if (s->layout != ATTN_PAGED && (s->page_size || s->num_pages || s->max_pages))
+    return invalid(name, "page_size is ", s->page_size, ", num_pages ", s->num_pages,
+                   ", max_pages ", s->max_pages, "; accepted for a segment that is not paged: 0");
+  if (s->layout != ATTN_PACKED && s->total)
+    return invalid(name, "total is ", s->total, "; accepted for a segment that is not packed: 0");
+  if (s->layout == ATTN_PACKED) {
+    ATTN_TRY(in_range(name + "total", s->total, 0, max_total));
+    if (s->has_seqlens)
+      return invalid(
+          name, "has_seqlens is 1; accepted for a packed segment: 0 (cu_seqlens has the lengths)");
+    if (s->seqlen == 0) ATTN_TRY(in_range(name + "total without seqlen", s->total, 0, max_extent));
+  }
+  if (s->layout == ATTN_PAGED) {
+    ATTN_TRY(in_range(name + "page_size", s->page_size, 1, max_extent));
+    ATTN_TRY(in_range(name + "max_pages", s->max_pages, 0, max_extent));
+    ATTN_TRY(in_range(name + "num_pages", s->num_pages, 0, max_extent));
+    const int64_t capacity = int64_t{s->max_pages} * s->page_size;
+    if (s->seqlen == 0) ATTN_TRY(in_range(name + "max_pages * page_size", capacity, 0, max_extent));
+    if (s->seqlen > capacity)
+      return invalid(name, "seqlen is ", s->seqlen,
+                     "; accepted: up to max_pages * page_size = ", capacity);
+  }
+  s->seqlen = segment_capacity(*s);
+  ATTN_TRY(make_kv(name + "k", s->k_type, *s, shape, written, shape.head_dim, "head_dim",
+                   &s->k_stride, &s->k_bytes));
+  ATTN_TRY(make_kv(name + "v", s->v_type, *s, shape, written, shape.head_dim_v, "head_dim_v",
+                   &s->v_stride, &s->v_bytes));
+  ATTN_TRY(check_descale(name + "k_descale", s->k_descale, s->descale_block_keys, true));
+  return check_descale(name + "v_descale", s->v_descale, s->descale_block_keys, true);
+}
+
+Status check_segment_pointers(const Segment& s, const attn_segment_args& a, int32_t n,
+                              bool host_memory) {
+  const bool any = s.k_bytes.width > 0;
+  if (any || a.k)
+    ATTN_TRY(pointer({"k", n}, a.k, true, data_alignment(s.k_type, host_memory), "the keys"));
+  if (any || a.v)
+    ATTN_TRY(pointer({"v", n}, a.v, true, data_alignment(s.v_type, host_memory), "the values"));
+  ATTN_TRY(pointer({"seqlens", n}, a.seqlens, s.has_seqlens, 4, "has_seqlens"));
+  ATTN_TRY(
+      pointer({"cu_seqlens", n}, a.cu_seqlens, s.layout == ATTN_PACKED, 4, "a packed segment"));
+  ATTN_TRY(
+      pointer({"block_table", n}, a.block_table, s.layout == ATTN_PAGED, 4, "a paged segment"));
+  ATTN_TRY(
+      pointer({"k_descale", n}, a.k_descale, s.k_descale != ATTN_DESCALE_NONE, 4, "k_descale"));
+  return pointer({"v_descale", n}, a.v_descale, s.v_descale != ATTN_DESCALE_NONE, 4, "v_descale");
+}
+
+bool aligned_strides(attn_dtype type, const attn_strides& stride) {
+  return dtype_bytes(type, stride.batch) % 16 == 0 && dtype_bytes(type, stride.seq) % 16 == 0 &&
+         dtype_bytes(type, stride.head) % 16 == 0;
+}
+
+void add_needs(const attn_segment& s, Needs* needs) {
+  needs->k_types |= type_bit(s.k_type);
+  needs->v_types |= type_bit(s.v_type);
+  needs->page_size = std::gcd(needs->page_size, s.page_size);
+  uint32_t needed = descale_feature(s.k_descale) | descale_feature(s.v_descale);
+  if (s.layout == ATTN_PACKED) needed |= feature_packed_kv;
+  if (s.layout == ATTN_PAGED) needed |= feature_paged_kv;
+  if (s.has_seqlens) needed |= feature_seqlens;
+  if (std::popcount(needs->k_types | needs->v_types) > 1) needed |= feature_mixed_kv_types;
+  if (is_negative(s.k_stride) || is_negative(s.v_stride)) needed |= feature_negative_strides;
+  if (!aligned_strides(s.k_type, s.k_stride) || !aligned_strides(s.v_type, s.v_stride))
+    needed |= feature_any_stride;
+  needs->features |= needed;
+}
+
+Status check_lengths(Name name, const int32_t* values, int64_t count, int64_t capacity) {
+  for (int64_t b = 0; b < count; ++b)
+    if (values[b] < 0 || values[b] > capacity)
+      return invalid(name, "[", b, "] is ", values[b], "; accepted: 0 to ", capacity);
+  return {};
+}
+
+Status check_offsets(Name name, const int32_t* values, int64_t batch, int64_t capacity,
+                     int64_t total) {
+  if (values[0] != 0) return invalid(name, "[0] is ", values[0], "; accepted: 0");
+  for (int64_t b = 0; b < batch; ++b) {
+    const int64_t length = int64_t{values[b + 1]} - values[b];
+    if (length < 0)
+      return invalid(name, "[", b + 1, "] is ", values[b + 1], " after ", values[b],
+                     "; accepted: values that do not decrease");
+    if (length > capacity)
+      return invalid(name, "[", b + 1, "] - ", name, "[", b, "] is ", length, "; accepted: up to ",
+                     capacity);
+  }
+  if (values[batch] > total)
+    return invalid(name, "[", batch, "] is ", values[batch], "; accepted: up to ", total,
+                   " tokens in the buffer");
+  return {};
+}
+
+Status check_pages(const std::string& prefix, const attn_segment& s, const int32_t* block_table,
+                   int64_t b, int64_t begin, int64_t end) {
+  for (int64_t page = begin; page < end; ++page) {
+    const int32_t id = block_table[b * s.max_pages + page];
+    if (id < 0 || id >= s.num_pages)
+      return invalid(prefix, "block_table[", b, ", ", page, "] is ", id, "; accepted: 0 to ",
+                     s.num_pages - 1);
+  }
+  return {};
 }
 
 Status make_problem(const attn_problem* in, Problem* p) {
@@ -420,7 +440,8 @@ Status make_problem(const attn_problem* in, Problem* p) {
     const auto* source = reinterpret_cast<const attn_segment*>(
         reinterpret_cast<const char*>(p->segments) + i * step);
     ATTN_TRY(copy_versioned("segments", source, static_cast<attn_segment*>(&p->segment[i])));
-    ATTN_TRY(make_segment(segment_prefix(p->num_segments, i), *p, &p->segment[i]));
+    ATTN_TRY(
+        make_segment(segment_prefix(p->num_segments, i), p->kv_shape(), false, &p->segment[i]));
     p->seqlen_kv += p->segment[i].seqlen;
   }
   p->segments = nullptr;
@@ -474,7 +495,6 @@ Status check_args(const Problem& p, const attn_args* in, const void* workspace,
   size_t step;
   std::memcpy(&step, args->segments, sizeof step);
   for (int32_t i = 0; i < p.num_segments; ++i) {
-    const attn_segment& s = p.segment[i];
     attn_segment_args a;
     const auto* source = reinterpret_cast<const attn_segment_args*>(
         reinterpret_cast<const char*>(args->segments) + i * step);
@@ -483,20 +503,7 @@ Status check_args(const Problem& p, const attn_args* in, const void* workspace,
       return invalid("args.segments[", i, "].struct_size is ", source->struct_size,
                      "; accepted: that of element 0, ", step);
     const int32_t n = p.num_segments > 1 ? i : -1;
-    const bool any_k = p.segment[i].k_bytes.width > 0;
-    if (any_k || a.k)
-      ATTN_TRY(pointer({"k", n}, a.k, true, data_alignment(s.k_type, host_memory), "the keys"));
-    if (any_k || a.v)
-      ATTN_TRY(pointer({"v", n}, a.v, true, data_alignment(s.v_type, host_memory), "the values"));
-    ATTN_TRY(pointer({"seqlens", n}, a.seqlens, s.has_seqlens, 4, "has_seqlens"));
-    ATTN_TRY(
-        pointer({"cu_seqlens", n}, a.cu_seqlens, s.layout == ATTN_PACKED, 4, "a packed segment"));
-    ATTN_TRY(
-        pointer({"block_table", n}, a.block_table, s.layout == ATTN_PAGED, 4, "a paged segment"));
-    ATTN_TRY(
-        pointer({"k_descale", n}, a.k_descale, s.k_descale != ATTN_DESCALE_NONE, 4, "k_descale"));
-    ATTN_TRY(
-        pointer({"v_descale", n}, a.v_descale, s.v_descale != ATTN_DESCALE_NONE, 4, "v_descale"));
+    ATTN_TRY(check_segment_pointers(p.segment[i], a, n, host_memory));
   }
   args->segment = {args->segments, step};
   ATTN_TRY(check_overlap(p, *args, workspace, workspace_bytes));
@@ -509,14 +516,10 @@ Status check_contents(const Problem& p, const Args& args) {
     const attn_segment& s = p.segment[i];
     const attn_segment_args a = args.segment[i];
     if (s.layout != ATTN_PAGED) continue;
+    const std::string prefix = segment_prefix(p.num_segments, i);
     for (int64_t b = 0; b < p.batch; ++b) {
       const int64_t length = s.has_seqlens ? a.seqlens[b] : s.seqlen;
-      for (int64_t page = 0; page * s.page_size < length; ++page) {
-        const int32_t id = a.block_table[b * s.max_pages + page];
-        if (id < 0 || id >= s.num_pages)
-          return invalid(segment_prefix(p.num_segments, i), "block_table[", b, ", ", page, "] is ",
-                         id, "; accepted: 0 to ", s.num_pages - 1);
-      }
+      ATTN_TRY(check_pages(prefix, s, a.block_table, b, 0, ceil_div(length, s.page_size)));
     }
   }
   if (p.has(ATTN_BLOCK_MASK)) {

@@ -12,13 +12,19 @@
 
 namespace attn {
 
+// What the problem of an operation says about its segments.
+struct KvShape {
+  int64_t batch, heads_kv, head_dim, head_dim_v;
+};
+
+struct Segment : attn_segment {
+  Footprint k_bytes, v_bytes;
+};
+
 // After make_problem: head_dim_v, out_type, scale, all strides, seqlen and total of each segment,
 // mask_batch and mask_heads hold their real values; window sides below 0 are -1; `segments` is
 // null, `segment` has them.
 struct Problem : AnyProblem, attn_problem {
-  struct Segment : attn_segment {
-    Footprint k_bytes, v_bytes;
-  };
   std::vector<Segment> segment;
   int64_t seqlen_kv = 0;  // sum of the segments' capacities
   Footprint q_bytes, out_bytes, bias_bytes;
@@ -26,6 +32,7 @@ struct Problem : AnyProblem, attn_problem {
   Problem() : AnyProblem(Op::forward), attn_problem{} {}
   bool has(uint32_t flag) const { return (flags & flag) != 0; }
   int64_t group() const { return heads_q / heads_kv; }
+  KvShape kv_shape() const { return {batch, heads_kv, head_dim, head_dim_v}; }
   // Blocks of the block mask's grid.
   int64_t mask_rows() const { return ceil_div(seqlen_q, block_q); }
   int64_t mask_columns() const { return ceil_div(seqlen_kv, block_k); }
@@ -39,6 +46,43 @@ Status make_problem(const attn_problem* in, Problem* out);
 
 // Keys per sequence at most: seqlen, or what stands for it where that is 0.
 int64_t segment_capacity(const attn_segment& segment);
+
+// Validates and resolves a segment. `prefix` begins the names in errors; `written`: k and v are.
+Status make_segment(const std::string& prefix, const KvShape& shape, bool written, Segment* s);
+// Null pointers and alignment. `n`: the segment's number among several, else -1.
+Status check_segment_pointers(const Segment& s, const attn_segment_args& a, int32_t n,
+                              bool host_memory);
+// Calls visit(name, address, bytes) for each small array that is given.
+template <class Visit>
+void for_each_small_array(const Segment& s, const attn_segment_args& a, const KvShape& shape,
+                          int32_t n, Visit&& visit) {
+  const auto array = [&](const char* name, const void* address,
+                         std::initializer_list<int64_t> extents) {
+    if (address) visit(Name{name, n}, address, Footprint(4, extents));
+  };
+  const auto descale = [&](const char* name, const float* address, attn_descale_kind kind) {
+    const bool one = kind == ATTN_DESCALE_TENSOR;
+    array(name, address,
+          {one ? 1 : shape.batch, one ? 1 : shape.heads_kv,
+           kind == ATTN_DESCALE_BLOCK ? ceil_div(s.seqlen, s.descale_block_keys) : 1});
+  };
+  array("seqlens", a.seqlens, {shape.batch});
+  array("cu_seqlens", a.cu_seqlens, {shape.batch + 1});
+  array("block_table", a.block_table, {shape.batch, s.max_pages});
+  descale("k_descale", a.k_descale, s.k_descale);
+  descale("v_descale", a.v_descale, s.v_descale);
+}
+// Adds what a segment asks for to the types, features and page size of `needs`.
+void add_needs(const attn_segment& s, Needs* needs);
+bool aligned_strides(attn_dtype type, const attn_strides& stride);  // to 16 bytes
+
+// Of lengths and cumulative lengths that lie on the host.
+Status check_lengths(Name name, const int32_t* values, int64_t count, int64_t capacity);
+Status check_offsets(Name name, const int32_t* values, int64_t batch, int64_t capacity,
+                     int64_t total);
+// The pages of sequence b in [begin, end) of its row of the block table.
+Status check_pages(const std::string& prefix, const attn_segment& s, const int32_t* block_table,
+                   int64_t b, int64_t begin, int64_t end);
 
 // Copies a caller's versioned struct: shorter ones are zero-extended, longer ones must be zero
 // behind what this library knows. `name` is the argument's name for the error.

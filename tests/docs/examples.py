@@ -69,5 +69,16 @@ assert np.abs(attn.merge([attn.forward(q, k1, v1, return_lse=True), attn.forward
 assert np.abs(out - whole).max() < 0.2
 assert np.abs(attn.forward(q, blocks, v) - whole).max() < 0.1
 """),
+        ("import attn" + NUMPY + """
+k_new, v_new, q = k[:, 48:], v[:, 48:], q[:, 48:]
+k_pages, v_pages = k.reshape(8, 16, 2, 32).copy(), v.reshape(8, 16, 2, 32).copy()
+k_pages[3::4] = v_pages[3::4] = np.nan
+table = np.arange(8, dtype=np.int32).reshape(2, 4)
+lengths = np.array([48, 48], np.int32)
+cos, sin = np.ones((64, 16), np.float32), np.zeros((64, 16), np.float32)  # which turn nothing
+""", """
+assert lengths.tolist() == [64, 64]
+assert np.abs(out - attn.forward(q, k, v, causal=True)).max() < 1e-5
+"""),
     ],
 }

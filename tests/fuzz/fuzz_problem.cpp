@@ -10,7 +10,9 @@
 #include <vector>
 
 #include "attn/attn.h"
+#include "core/ceil_div.h"
 #include "core/dtype.h"
+#include "problem/operations.h"
 #include "problem/problem.h"
 
 namespace {
@@ -442,6 +444,125 @@ void forward(Source& in, attn_context* context) {
   attn_plan_destroy(plan);
 }
 
+// ---- kv_append ----
+
+attn_kv_append_problem make_append(Source& in) {
+  attn_kv_append_problem p{};
+  p.struct_size = sizeof p;
+  p.batch = in.below(4);
+  p.heads_kv = 1 + in.below(3);
+  p.head_dim = in.below(4) ? 1 + in.below(20) : 32 * (1 + in.below(9));
+  p.head_dim_v = in.below(3) ? 0 : in.size();
+  p.seqlen_new = in.below(8);
+  p.new_layout = attn_layout(in.below(2));
+  if (p.new_layout == ATTN_PACKED && p.batch > 0) p.total_new = in.size();
+  p.new_type = attn_dtype(1 + in.below(3));
+  if (in.below(6) == 0) p.k_new_stride = make_strides(in);
+  if (in.below(6) == 0) p.v_new_stride = make_strides(in);
+  p.segment = make_segment(in, p.new_type);
+  if (in.below(16)) {
+    if (p.segment.layout == ATTN_PACKED) {
+      p.segment.layout = ATTN_PADDED;
+      p.segment.total = 0;
+    }
+    p.segment.has_seqlens = 1;
+  }
+  p.advance_seqlens = int32_t(in.below(2));
+  if (in.below(2)) {
+    p.rotary_dim = in.below(8) ? in.below(p.head_dim / 2 + 1) * 2 : in.size();
+    p.rotary_interleaved = int32_t(in.below(2));
+    p.rotary_positions = int64_t(uint64_t(attn::segment_capacity(p.segment)) + in.below(3));
+    p.heads_q = in.below(4);
+    if (in.below(6) == 0) p.q_stride = make_strides(in);
+    if (in.below(6) == 0) p.q_out_stride = make_strides(in);
+  }
+  return p;
+}
+
+void run_append(attn_plan* plan, const attn::KvAppendProblem& p, uint32_t seed) {
+  const bool packed = p.new_layout == ATTN_PACKED, paged = p.segment.layout == ATTN_PAGED;
+  const int64_t outer = packed ? 1 : p.batch, rows = packed ? p.total_new : p.seqlen_new;
+  const attn_segment& s = p.segment;
+  const auto fresh = [&](int64_t heads, int64_t dim, const attn_strides& stride) {
+    return reach(p.new_type, dim,
+                 {{outer, stride.batch}, {rows, stride.seq}, {heads, stride.head}});
+  };
+  const auto kept = [&](attn_dtype type, int64_t dim, const attn_strides& stride) {
+    return reach(type, dim,
+                 {{paged ? s.num_pages : p.batch, stride.batch},
+                  {paged ? s.page_size : s.seqlen, stride.seq},
+                  {p.heads_kv, stride.head}});
+  };
+  const Reach k_new = fresh(p.heads_kv, p.head_dim, p.k_new_stride),
+              v_new = fresh(p.heads_kv, p.head_dim_v, p.v_new_stride),
+              q = p.heads_q ? fresh(p.heads_q, p.head_dim, p.q_stride) : Reach{},
+              q_out = p.heads_q ? fresh(p.heads_q, p.head_dim, p.q_out_stride) : Reach{},
+              k = kept(s.k_type, p.head_dim, s.k_stride),
+              v = kept(s.v_type, p.head_dim_v, s.v_stride);
+  const __int128 table = __int128(p.rotary_positions) * (p.rotary_dim / 2) * 4;
+  const __int128 work =
+      __int128(outer) * rows * (p.heads_kv + p.heads_q) * (p.head_dim + p.head_dim_v);
+  const __int128 largest = std::max({k_new.size(), v_new.size(), q.size(), q_out.size(), k.size(),
+                                     v.size(), table, __int128(p.batch) * s.max_pages * 4,
+                                     __int128(p.batch) * p.heads_kv * (s.seqlen / 64 + 1) * 4});
+  if (largest > kMaxBytes || work > 200'000) return;
+  Memory memory(seed);
+  const auto tensor = [&](const Reach& r) {
+    return memory.noise(int64_t(r.size())) + int64_t(r.below);
+  };
+  attn_kv_append_args args{};
+  args.struct_size = sizeof args;
+  args.k_new = tensor(k_new);
+  args.v_new = tensor(v_new);
+  if (packed) args.cu_seqlens_new = memory.offsets(p.batch, p.seqlen_new, p.total_new);
+  attn_segment_args& a = args.cache;
+  a.struct_size = sizeof a;
+  a.k = tensor(k);
+  a.v = tensor(v);
+  int32_t* lengths = memory.integers(p.batch, 0, s.seqlen);
+  a.seqlens = lengths;
+  if (paged) a.block_table = memory.integers(p.batch * s.max_pages, 0, s.num_pages - 1);
+  const auto scales = [&](attn_descale_kind kind) -> const float* {
+    const int64_t heads = p.batch * p.heads_kv;
+    if (kind == ATTN_DESCALE_NONE) return nullptr;
+    if (kind == ATTN_DESCALE_TENSOR) return memory.floats(1);
+    return memory.floats(
+        kind == ATTN_DESCALE_HEAD ? heads : heads * attn::ceil_div(s.seqlen, s.descale_block_keys));
+  };
+  a.k_descale = scales(s.k_descale);
+  a.v_descale = scales(s.v_descale);
+  if (p.rotary_dim > 0) {
+    args.rotary_cos = memory.floats(int64_t(table) / 4);
+    args.rotary_sin = memory.floats(int64_t(table) / 4);
+  }
+  if (p.heads_q > 0) {
+    args.q = tensor(q);
+    const bool fits = q_out.below <= q.below && q_out.from <= q.from;
+    args.q_out = fits && memory.next() % 2 ? const_cast<void*>(args.q) : tensor(q_out);
+  }
+  if (p.advance_seqlens)
+    args.seqlens_out = memory.next() % 2 ? lengths : memory.integers(p.batch, 0, 0);
+  const attn_status ran = attn_run_kv_append(plan, &args, nullptr);
+  check(ran == ATTN_OK || ran == ATTN_INVALID_ARGUMENT);
+  if (ran != ATTN_OK || !p.advance_seqlens) return;
+  for (int64_t b = 0; b < p.batch; ++b)
+    check(args.seqlens_out[b] >= 0 && args.seqlens_out[b] <= s.seqlen);
+}
+
+void append(Source& in, attn_context* context) {
+  attn_kv_append_problem p = make_append(in);
+  for (int64_t n = in.below(4); n > 0; --n)
+    mutate(in, reinterpret_cast<char*>(&p) + sizeof(size_t), sizeof p - sizeof(size_t));
+  p.kernel = nullptr;
+  attn_plan* plan = nullptr;
+  const attn_status status = attn_plan_create_kv_append(context, &p, &plan);
+  if (status != ATTN_OK) return check_refusal(status);
+  attn::KvAppendProblem resolved;
+  check(attn::make_kv_append_problem(&p, &resolved).ok());
+  run_append(plan, resolved, in.take<uint32_t>());
+  attn_plan_destroy(plan);
+}
+
 template <class Problem, class Create>
 void other(Source& in, attn_context* context, Create create) {
   std::vector<unsigned char> room(kStruct);
@@ -475,7 +596,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       other<attn_quantize_problem>(in, context, attn_plan_create_quantize);
       break;
     case 2:
-      other<attn_kv_append_problem>(in, context, attn_plan_create_kv_append);
+      if (in.below(4))
+        append(in, context);
+      else
+        other<attn_kv_append_problem>(in, context, attn_plan_create_kv_append);
       break;
     default:
       forward(in, context);

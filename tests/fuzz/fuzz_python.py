@@ -646,13 +646,67 @@ class Case:
                         raise Failure(f"{name} differs between the backends")
         self.both(attn.quantize, (x if not self.chance(30) else self.pick(*JUNK), dtype), options, compare)
 
+    def kv_append(self):
+        batch, heads, seqlen = self.pick(0, 1, 2, 3), self.rng.randrange(1, 4), self.pick(0, 1, 1, 2, 5, 9)
+        new = FLOATS[self.pick("f32", "f16", "bf16") if not self.chance(15) else self.pick(*FLOATS)]
+        kinds = [self.pick(*FLOATS, "q8_0", "q4_0") for _ in range(2)]
+        dims = [self.pick(32, 64, 288) if kind in ("q8_0", "q4_0") else self.pick(1, 2, 7, 8, 16, 33, 64, 0 if self.chance(9) else 4)
+                for kind in kinds]
+        options, lead, added = {}, (batch, seqlen), [seqlen] * batch
+        if self.chance(3):
+            offsets = self.offsets(batch, seqlen)
+            options["cu_seqlens_new"] = self.small(offsets, np.int32)
+            lead, added = (seqlen,), np.diff(offsets).tolist()
+            if self.chance(3):
+                options["max_seqlen_new"] = self.pick(max(added, default=0), seqlen)
+        capacity, shape = self.size(), None
+        if self.chance(2):
+            page, columns = self.pick(1, 2, 4, 16), self.rng.randrange(4)
+            pages, capacity = batch * columns + self.rng.randrange(3), page * columns
+            table = self.numbers.permutation(max(pages, batch * columns))[:batch * columns].reshape(batch, columns)
+            options["block_table"] = self.small(table - (1 if self.chance(20) else 0), np.int32)
+            shape = (pages, page, heads)
+        caches = []
+        for dim, kind in zip(dims, kinds):
+            size = {"q8_0": 34, "q4_0": 18}.get(kind)
+            full = (*(shape or (batch, capacity, heads)), dim // 32 * size if size else dim)
+            caches.append(self.array(full, np.uint8 if size else FLOATS[kind], written=True))
+        lengths = [self.rng.randint(0, capacity + (1 if self.chance(20) else 0)) for _ in range(batch)]
+        for name in "k_descale", "v_descale":
+            if self.chance(4):
+                form = self.pick((1,), (batch, heads), (batch, heads, -(-capacity // 64)))
+                options[name] = self.small(self.numbers.uniform(0.5, 2, form), np.float32)
+        if self.chance(2):
+            half = self.rng.randint(0 if self.chance(9) else 1, max(dims[0] // 2 + self.chance(9), 1))
+            for name in "rotary_cos", "rotary_sin":
+                options[name] = self.small(self.numbers.uniform(-1, 1, (capacity + self.rng.randrange(2), half)), np.float32)
+            options["rotary_interleaved"] = self.pick(True, False, np.True_)
+            if self.chance(2):
+                options["q"] = self.array((*lead, self.rng.randint(0 if self.chance(9) else 1, 4), dims[0]), new)
+        arguments = [*(self.array((*lead, heads, dim), new) for dim in dims), *caches, self.small(lengths, np.int32)]
+        for _ in range(self.pick(0, 0, 0, 0, 1)):
+            if self.chance(2):
+                arguments[self.rng.randrange(5)] = self.pick(*JUNK, self.array((2, 3, 1, 8), np.float32))
+            else:
+                options[self.pick("advance_seqlens", "q", "q_out", "rotary_cos", "block_table", "max_seqlen_new")] = self.pick(*JUNK)
+            self.tame = False
+        if self.chance(4):
+            arguments[4] = self.array((batch,), np.int32, rows=False, written=True, small=True)
+            return self.call(attn.kv_append, *arguments, **options, **({} if "advance_seqlens" in options else {"advance_seqlens": True}))
+        room = all(n + more <= capacity for n, more in zip(lengths, added)) and sum(added) == math.prod(lead)
+
+        def compare(cpu, reference):
+            if room and cpu and (cpu[0].shape != reference[0].shape or cpu[0].tobytes() != reference[0].tobytes()):
+                raise Failure("q_out differs between the backends")
+        self.both(attn.kv_append, arguments, options, compare)
+
     def state(self):
         self.call(self.pick(attn.cache_clear, attn.cache_info, attn.info, attn.get_num_threads))
         if self.chance(2):
             self.call(attn.set_num_threads, self.pick(0, 1, 2, 5) if self.chance(2) else self.pick(*JUNK))
 
     def run(self):
-        what = self.pick(*[self.forward] * 24, *[self.masks] * 5, *[self.merge] * 4, *[self.quantize] * 6, self.state)
+        what = self.pick(*[self.forward] * 24, *[self.masks] * 5, *[self.merge] * 4, *[self.quantize] * 6, *[self.kv_append] * 6, self.state)
         grad = torch is not None and self.chance(3)
         with torch.no_grad() if grad else warnings.catch_warnings():
             what()

@@ -542,12 +542,329 @@ TEST_CASE("attn_check reads what attn_run does not") {
   }
 }
 
-TEST_CASE("what no kernel serves yet says so") {
+namespace {
+
+// An append of two tokens to each of two sequences, and what spoils it.
+struct Append {
+  attn_kv_append_problem problem = attn::make<attn_kv_append_problem>();
+  attn_kv_append_args args = attn::make<attn_kv_append_args>();
+  std::vector<float> x = std::vector<float>(2 * 2 * 2 * 32, 0.5f), q = x;
+  std::vector<float> k = std::vector<float>(2 * 6 * 2 * 32, nan_value), v = k;
+  std::vector<float> q_out = std::vector<float>(q.size(), nan_value);
+  std::vector<float> table_cos = std::vector<float>(6 * 4, 1), table_sin = table_cos;
+  std::vector<float> descale = {2};
+  std::vector<int32_t> lengths = {1, 5}, after = {-7, -7}, offsets = {0, 1, 3},
+                       table = {0, 1, 2, 3};
+
+  Append() {
+    problem.batch = problem.heads_kv = problem.seqlen_new = 2;
+    problem.head_dim = 32;
+    problem.new_type = ATTN_F32;
+    problem.segment = attn::make<attn_segment>();
+    problem.segment.k_type = problem.segment.v_type = ATTN_F32;
+    problem.segment.has_seqlens = 1;
+    problem.segment.seqlen = 6;
+    args.k_new = args.v_new = x.data();
+    args.cache = attn::make<attn_segment_args>();
+    args.cache.k = k.data();
+    args.cache.v = v.data();
+    args.cache.seqlens = lengths.data();
+  }
+  Append(const Append&) = delete;
+  void pack() {
+    problem.new_layout = ATTN_PACKED;
+    problem.total_new = 4;
+    args.cu_seqlens_new = offsets.data();
+  }
+  void page() {
+    problem.segment.layout = ATTN_PAGED;
+    problem.segment.page_size = 3;
+    problem.segment.max_pages = 2;
+    problem.segment.num_pages = 4;
+    args.cache.block_table = table.data();
+  }
+  void rotate() {
+    problem.rotary_dim = 8;
+    problem.rotary_positions = 6;
+    problem.heads_q = 2;
+    args.rotary_cos = table_cos.data();
+    args.rotary_sin = table_sin.data();
+    args.q = q.data();
+    args.q_out = q_out.data();
+  }
+  void advance() {
+    problem.advance_seqlens = 1;
+    args.seqlens_out = after.data();
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a good append runs on reference and cpu") {
+  for (attn_backend backend : {ATTN_BACKEND_REFERENCE, ATTN_BACKEND_CPU}) {
+    const attn::context context(backend);
+    Append s;
+    s.page();
+    s.rotate();
+    s.advance();
+    s.problem.segment.v_descale = ATTN_DESCALE_TENSOR;
+    s.args.cache.v_descale = s.descale.data();
+    const attn::plan plan(context, s.problem);
+    CHECK(plan.workspace() == 0);
+    plan.run(s.args);
+    CHECK(s.after == std::vector<int32_t>{3, 6});
+    CHECK(s.k[1 * 64 + 0] == 0.0f);  // 0.5 * 1 - 0.5 * 1
+    CHECK(s.k[1 * 64 + 4] == 1.0f);
+    CHECK(s.k[1 * 64 + 8] == 0.5f);
+    CHECK(s.v[1 * 64] == 0.25f);
+    CHECK(std::isnan(s.k[0]));
+    CHECK(s.q_out[4] == 1.0f);
+    CHECK(std::isnan(s.q_out[3 * 64]));  // of the token without room
+  }
+}
+
+TEST_CASE("an append by the struct of an older header neither rotates nor advances") {
   const attn::context context(ATTN_BACKEND_CPU);
-  auto append = attn::make<attn_kv_append_problem>();
-  attn_plan* plan = nullptr;
-  expect({"append", {}, not_here, {"kv_append", "cpu"}},
-         attn_plan_create_kv_append(context.get(), &append, &plan));
+  Append s;
+  s.problem.struct_size = offsetof(attn_kv_append_problem, advance_seqlens);
+  s.problem.advance_seqlens = s.problem.rotary_interleaved = 77;
+  s.args.struct_size = offsetof(attn_kv_append_args, rotary_cos);
+  s.args.q_out = s.args.seqlens_out = s.lengths.data();
+  const attn::plan plan(context, s.problem);
+  plan.run(s.args);
+  CHECK(s.k[1 * 64] == 0.5f);
+  CHECK(s.lengths == std::vector<int32_t>{1, 5});
+}
+
+TEST_CASE("a wrong append is refused with a sentence") {
+  struct Wrong {
+    const char* name;
+    std::function<void(Append&)> spoil;
+    std::vector<const char*> words;
+  };
+  const std::vector<Wrong> problems = {
+      {"batch", [](Append& s) { s.problem.batch = -1; }, {"batch is -1", "0 to"}},
+      {"heads_kv", [](Append& s) { s.problem.heads_kv = 0; }, {"heads_kv is 0"}},
+      {"head_dim", [](Append& s) { s.problem.head_dim = 0; }, {"head_dim is 0"}},
+      {"head_dim_v", [](Append& s) { s.problem.head_dim_v = -8; }, {"head_dim_v is -8"}},
+      {"seqlen_new", [](Append& s) { s.problem.seqlen_new = -2; }, {"seqlen_new is -2"}},
+      {"new_type",
+       [](Append& s) { s.problem.new_type = ATTN_F8_E5M2; },
+       {"new_type is f8_e5m2", "f32, f16, bf16"}},
+      {"new_layout",
+       [](Append& s) { s.problem.new_layout = ATTN_PAGED; },
+       {"new_layout is 2", "packed (1)"}},
+      {"total of padded",
+       [](Append& s) { s.problem.total_new = 4; },
+       {"total_new is 4", "padded new tokens: 0"}},
+      {"total of no batch",
+       [](Append& s) {
+         s.pack();
+         s.problem.batch = 0;
+       },
+       {"total_new is 4", "0 to 0"}},
+      {"new stride",
+       [](Append& s) { s.problem.v_new_stride = {0, int64_t{1} << 61, 1}; },
+       {"v_new_stride.seq"}},
+      {"rows without memory",
+       [](Append& s) {
+         s.problem.batch = s.problem.seqlen_new = s.problem.heads_kv = 1 << 30;
+         s.problem.k_new_stride = s.problem.v_new_stride = {0, 0, 1};
+       },
+       {"new tokens of 1073741824 heads", "2^60"}},
+      {"segment size",
+       [](Append& s) { s.problem.segment.struct_size = 0; },
+       {"segment.struct_size is 0"}},
+      {"packed cache",
+       [](Append& s) { s.problem.segment.layout = ATTN_PACKED; },
+       {"layout is packed (1)", "paged (2)"}},
+      {"no lengths", [](Append& s) { s.problem.segment.has_seqlens = 0; }, {"has_seqlens is 0"}},
+      {"page_size",
+       [](Append& s) {
+         s.page();
+         s.problem.segment.page_size = 0;
+       },
+       {"page_size is 0", "1 to"}},
+      {"capacity",
+       [](Append& s) {
+         s.page();
+         s.problem.segment.seqlen = 7;
+       },
+       {"seqlen is 7", "max_pages * page_size = 6"}},
+      {"k_type", [](Append& s) { s.problem.segment.k_type = ATTN_F64; }, {"k_type is f64", "q4_0"}},
+      {"blocks",
+       [](Append& s) {
+         s.problem.head_dim = 40;
+         s.problem.segment.k_type = ATTN_Q8_0;
+       },
+       {"head_dim 40", "multiple of 32", "q8_0"}},
+      {"cache overlaps itself",
+       [](Append& s) { s.problem.segment.v_stride = {0, 64, 32}; },
+       {"v_stride.batch is 0", "overlap"}},
+      {"descale",
+       [](Append& s) { s.problem.segment.k_descale = ATTN_DESCALE_BLOCK; },
+       {"descale_block_keys is 0", "64, 128"}},
+      {"advance",
+       [](Append& s) { s.problem.advance_seqlens = 2; },
+       {"advance_seqlens is 2", "0, 1"}},
+      {"odd rotary_dim",
+       [](Append& s) {
+         s.rotate();
+         s.problem.rotary_dim = 7;
+       },
+       {"rotary_dim is 7", "even", "head_dim = 32"}},
+      {"rotary_dim above",
+       [](Append& s) {
+         s.rotate();
+         s.problem.rotary_dim = 34;
+       },
+       {"rotary_dim is 34", "head_dim = 32"}},
+      {"interleaved",
+       [](Append& s) {
+         s.rotate();
+         s.problem.rotary_interleaved = -1;
+       },
+       {"rotary_interleaved is -1"}},
+      {"few positions",
+       [](Append& s) {
+         s.rotate();
+         s.problem.rotary_positions = 5;
+       },
+       {"rotary_positions is 5", "capacity 6"}},
+      {"q without rotation",
+       [](Append& s) { s.problem.heads_q = 2; },
+       {"heads_q 2", "without rotary_dim: 0"}},
+      {"heads_q",
+       [](Append& s) {
+         s.rotate();
+         s.problem.heads_q = -1;
+       },
+       {"heads_q is -1"}},
+      {"q_out overlaps itself",
+       [](Append& s) {
+         s.rotate();
+         s.problem.q_out_stride = {128, 64, 16};
+       },
+       {"q_out_stride.head is 16", "overlap"}},
+      {"kernel",
+       [](Append& s) { s.problem.kernel = "quantize_cpu"; },
+       {"quantize_cpu", "not a kv_append kernel", "kv_append_cpu"}},
+  };
+  const attn::context context(ATTN_BACKEND_CPU);
+  attn_plan* made = nullptr;
+  for (const Wrong& w : problems) {
+    Append s;
+    w.spoil(s);
+    expect({w.name, {}, bad, w.words},
+           attn_plan_create_kv_append(context.get(), &s.problem, &made));
+    CHECK(made == nullptr);
+  }
+
+  const auto plain = [](Append&) {};
+  const auto all = [](Append& s) {
+    s.rotate();
+    s.advance();
+  };
+  const auto packed = [](Append& s) { s.pack(); };
+  const auto paged = [](Append& s) { s.page(); };
+  struct Run {
+    const char* name;
+    std::function<void(Append&)> shape, spoil;
+    std::vector<const char*> words;
+  };
+  const std::vector<Run> runs = {
+      {"k_new", plain, [](Append& s) { s.args.k_new = nullptr; }, {"k_new is NULL"}},
+      {"v", plain, [](Append& s) { s.args.cache.v = nullptr; }, {"v is NULL"}},
+      {"cache size",
+       plain,
+       [](Append& s) { s.args.cache.struct_size = 8; },
+       {"args.cache.struct_size is 8"}},
+      {"seqlens", plain, [](Append& s) { s.args.cache.seqlens = nullptr; }, {"seqlens is NULL"}},
+      {"length negative",
+       plain,
+       [](Append& s) { s.lengths[0] = -1; },
+       {"seqlens[0] is -1", "0 to 6"}},
+      {"length above", plain, [](Append& s) { s.lengths[1] = 7; }, {"seqlens[1] is 7", "0 to 6"}},
+      {"offsets missing",
+       packed,
+       [](Append& s) { s.args.cu_seqlens_new = nullptr; },
+       {"cu_seqlens_new is NULL", "packed"}},
+      {"offsets not wanted",
+       plain,
+       [](Append& s) { s.args.cu_seqlens_new = s.offsets.data(); },
+       {"cu_seqlens_new is given", "packed"}},
+      {"offsets decrease",
+       packed,
+       [](Append& s) { s.offsets = {0, 2, 1}; },
+       {"cu_seqlens_new[2] is 1", "decrease"}},
+      {"offsets too far", packed, [](Append& s) { s.offsets = {0, 3, 4}; }, {"is 3", "up to 2"}},
+      {"offsets past total",
+       packed,
+       [](Append& s) {
+         s.problem.total_new = 0;
+         s.offsets = {0, 2, 5};
+       },
+       {"cu_seqlens_new"}},
+      {"table",
+       paged,
+       [](Append& s) { s.args.cache.block_table = nullptr; },
+       {"block_table is NULL"}},
+      {"page", paged, [](Append& s) { s.table[3] = 4; }, {"block_table[1, 1] is 4", "0 to 3"}},
+      {"page negative", paged, [](Append& s) { s.table[0] = -1; }, {"block_table[0, 0] is -1"}},
+      {"cos",
+       all,
+       [](Append& s) { s.args.rotary_cos = nullptr; },
+       {"rotary_cos is NULL", "rotary_dim"}},
+      {"sin",
+       all,
+       [](Append& s) { s.args.rotary_sin = nullptr; },
+       {"rotary_sin is NULL", "rotary_dim"}},
+      {"tables not wanted",
+       plain,
+       [](Append& s) { s.args.rotary_sin = s.table_sin.data(); },
+       {"rotary_sin is given", "rotary_dim"}},
+      {"q", all, [](Append& s) { s.args.q = nullptr; }, {"q is NULL", "heads_q"}},
+      {"q_out", all, [](Append& s) { s.args.q_out = nullptr; }, {"q_out is NULL", "heads_q"}},
+      {"q not wanted", plain, [](Append& s) { s.args.q = s.q.data(); }, {"q is given", "heads_q"}},
+      {"seqlens_out",
+       all,
+       [](Append& s) { s.args.seqlens_out = nullptr; },
+       {"seqlens_out is NULL", "advance_seqlens"}},
+      {"seqlens_out not wanted",
+       plain,
+       [](Append& s) { s.args.seqlens_out = s.after.data(); },
+       {"seqlens_out is given"}},
+      {"descale not wanted",
+       plain,
+       [](Append& s) { s.args.cache.k_descale = s.descale.data(); },
+       {"k_descale is given"}},
+      {"k over v",
+       plain,
+       [](Append& s) { s.args.cache.v = s.k.data() + 1; },
+       {"k is at", "overlaps v"}},
+      {"k over k_new",
+       plain,
+       [](Append& s) { s.args.k_new = s.k.data(); },
+       {"k is at", "overlaps k_new"}},
+      {"q_out beside q",
+       all,
+       [](Append& s) { s.args.q_out = s.q.data() + 1; },
+       {"q_out is at", "overlaps q"}},
+      {"seqlens_out beside seqlens",
+       all,
+       [](Append& s) { s.args.seqlens_out = s.lengths.data() + 1; },
+       {"seqlens_out is at", "overlaps seqlens"}},
+  };
+  for (const Run& r : runs) {
+    Append s;
+    r.shape(s);
+    const attn::plan plan(context, s.problem);
+    r.spoil(s);
+    expect({r.name, {}, bad, r.words}, attn_run_kv_append(plan.get(), &s.args, nullptr));
+    for (const std::vector<float>* x : {&s.k, &s.v, &s.q_out})
+      for (float value : *x) CHECK(std::isnan(value));
+    CHECK(s.after == std::vector<int32_t>{-7, -7});
+  }
 }
 
 TEST_CASE("info and explain are JSON texts of the size they say") {

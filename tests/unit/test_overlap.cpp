@@ -350,6 +350,108 @@ TEST_CASE("overlap: dst and descale of quantize with src") {
   });
 }
 
+TEST_CASE("overlap: all that kv_append writes with every array") {
+  on_every_backend([](attn_context* context, const mock::MockLibrary*) {
+    for (bool paged : {false, true}) {
+      constexpr int64_t batch = 2, heads = 2, tokens = 3, capacity = 8, dim = 64;
+      auto p = make<attn_kv_append_problem>();
+      p.batch = batch;
+      p.heads_kv = p.heads_q = heads;
+      p.head_dim = dim;
+      p.seqlen_new = tokens;
+      p.total_new = batch * tokens;
+      p.new_layout = ATTN_PACKED;
+      p.new_type = ATTN_F16;
+      p.segment = make<attn_segment>();
+      p.segment.k_type = p.segment.v_type = ATTN_F16;
+      p.segment.has_seqlens = 1;
+      p.segment.seqlen = p.rotary_positions = capacity;
+      p.segment.k_descale = p.segment.v_descale = ATTN_DESCALE_HEAD;
+      p.rotary_dim = 32;
+      p.advance_seqlens = 1;
+      if (paged) {
+        p.segment.layout = ATTN_PAGED;
+        p.segment.page_size = capacity / 2;
+        p.segment.max_pages = 2;
+        p.segment.num_pages = 2 * batch;
+      }
+      Plan plan;
+      const attn_status made = attn_plan_create_kv_append(context, &p, &plan.plan);
+      if (made == ATTN_UNSUPPORTED) continue;  // on a device
+      REQUIRE(made == ATTN_OK);
+      // q and seqlens, which may be written in place, lie elsewhere.
+      auto args = make<attn_kv_append_args>();
+      args.cache = make<attn_segment_args>();
+      constexpr size_t fresh = batch * tokens * heads * dim * 2, table = capacity * 16 * 4;
+      constexpr size_t cache = batch * capacity * heads * dim * 2, scales = batch * heads * 4;
+      std::vector<Array> arrays = {{"k", into(args.cache.k), cache, true},
+                                   {"v", into(args.cache.v), cache, true},
+                                   {"seqlens_out", into(args.seqlens_out), batch * 4, true},
+                                   {"k_new", into(args.k_new), fresh},
+                                   {"v_new", into(args.v_new), fresh},
+                                   {"rotary_cos", into(args.rotary_cos), table},
+                                   {"rotary_sin", into(args.rotary_sin), table},
+                                   {"k_descale", into(args.cache.k_descale), scales},
+                                   {"v_descale", into(args.cache.v_descale), scales},
+                                   {"cu_seqlens_new", into(args.cu_seqlens_new), (batch + 1) * 4},
+                                   {"q_out", into(args.q_out), fresh, true}};
+      if (paged) arrays.push_back({"block_table", into(args.cache.block_table), batch * 2 * 4});
+      alignas(16) int32_t lengths[batch] = {};
+      alignas(16) uint16_t q[batch * tokens * heads * dim] = {};
+      args.cache.seqlens = lengths;
+      args.q = q;
+      Places places(arrays);
+      places.check([&] { return attn_run_kv_append(plan.plan, &args, nullptr); });
+      // What may be in place is compared with the others still.
+      args.q = args.q_out;
+      args.cache.seqlens = args.seqlens_out;
+      CHECK(attn_run_kv_append(plan.plan, &args, nullptr) == ATTN_OK);
+      args.k_new = args.q_out;
+      CHECK(attn_run_kv_append(plan.plan, &args, nullptr) == ATTN_INVALID_ARGUMENT);
+      CHECK(std::string(attn_last_error()).find("overlaps k_new") != std::string::npos);
+    }
+  });
+}
+
+TEST_CASE("overlap: kv_append of slices of one tensor to slices of another") {
+  // New q, k and v [B, T, Hq + 2 Hkv, D], q in place; a cache [B, S, 2, H, D].
+  const context host(ATTN_BACKEND_CPU);
+  constexpr int64_t batch = 2, tokens = 3, capacity = 8, heads_q = 4, heads = 2, dim = 16;
+  constexpr int64_t all = heads_q + 2 * heads;
+  std::vector<float> fresh(batch * tokens * all * dim, 1),
+      cache(batch * capacity * 2 * heads * dim);
+  const std::vector<float> table(capacity * dim / 2);
+  const std::vector<int32_t> lengths(batch);
+  auto p = make<attn_kv_append_problem>();
+  p.batch = batch;
+  p.heads_kv = heads;
+  p.heads_q = heads_q;
+  p.head_dim = p.rotary_dim = dim;
+  p.seqlen_new = tokens;
+  p.new_type = ATTN_F32;
+  p.q_stride = p.q_out_stride = p.k_new_stride =
+      p.v_new_stride = {tokens * all * dim, all * dim, dim};
+  p.segment = make<attn_segment>();
+  p.segment.k_type = p.segment.v_type = ATTN_F32;
+  p.segment.has_seqlens = 1;
+  p.segment.seqlen = p.rotary_positions = capacity;
+  p.segment.k_stride = p.segment.v_stride = {capacity * 2 * heads * dim, 2 * heads * dim, dim};
+  auto args = make<attn_kv_append_args>();
+  args.cache = make<attn_segment_args>();
+  args.q = args.q_out = fresh.data();
+  args.k_new = fresh.data() + heads_q * dim;
+  args.v_new = fresh.data() + (heads_q + heads) * dim;
+  args.cache.k = cache.data();
+  args.cache.v = cache.data() + heads * dim;
+  args.cache.seqlens = lengths.data();
+  args.rotary_cos = args.rotary_sin = table.data();
+  Plan plan;
+  REQUIRE(attn_plan_create_kv_append(host.get(), &p, &plan.plan) == ATTN_OK);
+  CHECK(attn_run_kv_append(plan.plan, &args, nullptr) == ATTN_OK);
+  args.v_new = fresh.data() + (heads_q - 1) * dim;
+  CHECK(attn_run_kv_append(plan.plan, &args, nullptr) == ATTN_INVALID_ARGUMENT);
+}
+
 TEST_CASE("overlap: q, k, v and out as slices of one tensor") {
   // [B, S, 4, H, D]: ranges overlap, elements do not.
   constexpr int64_t batch = 2, length = 7, heads = 3, dim = 16, slot = heads * dim;

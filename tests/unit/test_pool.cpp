@@ -303,6 +303,31 @@ TEST_CASE("interrupt: a long call on the host ends with a status") {
       const attn::plan plan(context, problem);
       ended(name + " quantize", attn_run_quantize(plan.get(), &args, nullptr));
     }
+    for (int64_t heads : {1, 1 << 20}) {  // one row, many rows
+      auto problem = attn::make<attn_kv_append_problem>();
+      const int64_t elements = int64_t{1} << 29;
+      problem.batch = problem.seqlen_new = 1;
+      problem.heads_kv = heads;
+      problem.head_dim = elements / heads;
+      problem.new_type = ATTN_BF16;
+      problem.segment = attn::make<attn_segment>();
+      problem.segment.k_type = problem.segment.v_type = ATTN_F8_E4M3FN;
+      problem.segment.has_seqlens = 1;
+      problem.segment.seqlen = 1;
+      problem.advance_seqlens = 1;
+      const std::unique_ptr<uint16_t[]> x(new uint16_t[elements]());
+      const std::unique_ptr<uint8_t[]> k(new uint8_t[elements]), v(new uint8_t[elements]);
+      int32_t length = 0;
+      auto args = attn::make<attn_kv_append_args>();
+      args.k_new = args.v_new = x.get();
+      args.cache = attn::make<attn_segment_args>();
+      args.cache.k = k.get();
+      args.cache.v = v.get();
+      args.cache.seqlens = args.seqlens_out = &length;
+      const attn::plan plan(context, problem);
+      ended(name + " kv_append", attn_run_kv_append(plan.get(), &args, nullptr));
+      CHECK(length == 0);
+    }
     auto shape = attn::make<attn_block_mask_shape>();
     shape.seqlen_q = shape.seqlen_kv = 1 << 17;
     shape.block_q = shape.block_k = 64;

@@ -300,6 +300,43 @@ TEST_CASE("runs: quantize allocates nothing") {
   });
 }
 
+TEST_CASE("runs: kv_append allocates nothing") {
+  on_every_backend([](attn_context* context, const mock::MockLibrary*) {
+    for_each_kernel(context, Op::kv_append, [&](const Kernel& kernel) {
+      for (int type = ATTN_F32; type <= ATTN_Q4_0; ++type) {
+        if (!(kernel.limits.kv_types & type_bit(attn_dtype(type)))) continue;
+        auto p = make<attn_kv_append_problem>();
+        p.batch = p.heads_kv = p.heads_q = 2;
+        p.head_dim = 64;
+        p.seqlen_new = 20;
+        p.new_type = ATTN_F16;
+        p.segment = make<attn_segment>();
+        p.segment.layout = ATTN_PAGED;
+        p.segment.k_type = p.segment.v_type = attn_dtype(type);
+        p.segment.has_seqlens = 1;
+        p.segment.page_size = 16;
+        p.segment.max_pages = p.segment.num_pages = 2;
+        p.rotary_dim = p.rotary_positions = 32;
+        p.advance_seqlens = 1;
+        p.kernel = kernel.name;
+        Plan plan;
+        REQUIRE(attn_plan_create_kv_append(context, &p, &plan.plan) == ATTN_OK);
+        Memory in, out;
+        auto args = make<attn_kv_append_args>();
+        args.cache = make<attn_segment_args>();
+        args.k_new = args.v_new = args.q = in.at(0);
+        args.rotary_cos = args.rotary_sin = reinterpret_cast<const float*>(in.at(500000));
+        args.cache.block_table = reinterpret_cast<const int32_t*>(in.at(600000));
+        args.cache.k = out.at(0);
+        args.cache.v = out.at(300000);
+        args.q_out = out.at(600000);
+        args.cache.seqlens = args.seqlens_out = reinterpret_cast<int32_t*>(out.at(900000));
+        CHECK(allocations_of([&] { return attn_run_kv_append(plan.plan, &args, nullptr); }) == 0);
+      }
+    });
+  });
+}
+
 // Without arrays: there is nothing in them.
 TEST_CASE("runs: a batch of 0 has nothing to do") {
   on_every_backend([](attn_context* context, const mock::MockLibrary* library) {
@@ -377,6 +414,25 @@ TEST_CASE("runs: a batch of 0 has nothing to do") {
       REQUIRE(attn_plan_create_quantize(context, &q, &quantize.plan) == ATTN_OK);
       auto quantize_args = make<attn_quantize_args>();
       CHECK(attn_run_quantize(quantize.plan, &quantize_args, nullptr) == ATTN_OK);
+
+      auto a = make<attn_kv_append_problem>();
+      a.heads_kv = a.heads_q = 2;
+      a.head_dim = 64;
+      a.seqlen_new = 3;
+      a.new_layout = nothing ? ATTN_PADDED : ATTN_PACKED;
+      a.new_type = ATTN_F16;
+      a.segment = make<attn_segment>();
+      a.segment.k_type = a.segment.v_type = ATTN_F16;
+      a.segment.has_seqlens = 1;
+      a.segment.seqlen = a.rotary_positions = 70;
+      a.rotary_dim = 64;
+      a.advance_seqlens = 1;
+      Plan append;
+      const attn_status made = attn_plan_create_kv_append(context, &a, &append.plan);
+      if (made == ATTN_UNSUPPORTED && library) continue;
+      REQUIRE(made == ATTN_OK);
+      const auto append_args = make<attn_kv_append_args>();
+      CHECK(attn_run_kv_append(append.plan, &append_args, nullptr) == ATTN_OK);
     }
     if (library) CHECK((*library)->launches == 0);
   });

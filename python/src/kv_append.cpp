@@ -1,0 +1,213 @@
+// kv_append().
+#include <cstdint>
+
+#include "call.h"
+
+namespace attn::python {
+namespace {
+
+class Append {
+ public:
+  explicit Append(const nb::dict& arguments) : arguments_(arguments) {
+    clear(&problem_);
+    clear(&problem_.segment);
+    args_ = make<attn_kv_append_args>();
+    args_.cache = make<attn_segment_args>();
+    read_new();
+    read_cache();
+    read_rotary();
+    if (given("q")) read_queries();
+    if (given("q_out") && !given("q")) refuse("q_out is given; accepted without q: None");
+  }
+  Append(const Append&) = delete;
+
+  nb::object run() {
+    const std::shared_ptr<Compiled> compiled =
+        cached(context_for(argument("backend"), reader_.origin().device), problem_);
+    if (given("q") && !given("q_out")) {
+      const Array& out = keep(reader_.empty("q_out", q_shape_, reader_.origin().type));
+      q_out_ = out.source;
+      args_.q_out = out.data();
+    }
+    {
+      nb::gil_scoped_release release;
+      compiled->made.run(args_, reader_.stream());
+      if (reader_.waits()) compiled->owner->synchronize(reader_.stream());
+    }
+    return q_out_;
+  }
+
+ private:
+  nb::object argument(const char* name) const { return nb::object(arguments_[name]); }
+  bool given(const char* name) const { return !argument(name).is_none(); }
+  const Array& keep(Array array) {
+    arrays_.push_back(std::make_unique<Array>(std::move(array)));
+    return *arrays_.back();
+  }
+  const Array& next(const char* name) { return keep(reader_.next(argument(name), name)); }
+  const Array& output(const char* name, const char* accepted) {
+    return keep(reader_.output(argument(name), name, accepted));
+  }
+  const char* form(const char* padded, const char* packed) const {
+    return problem_.new_layout == ATTN_PACKED ? packed : padded;
+  }
+
+  void read_new() {
+    attn_kv_append_problem& p = problem_;
+    const Array& k = keep(reader_.first(argument("k_new"), "k_new"));
+    p.new_layout = given("cu_seqlens_new") ? ATTN_PACKED : ATTN_PADDED;
+    const size_t dims = p.new_layout == ATTN_PACKED ? 3 : 4;
+    k.need_shape(std::vector<int64_t>(dims, -1), form("[B, T, Hkv, D]", "[total, Hkv, D]"));
+    if (k.type.type == ATTN_DTYPE_NONE)
+      refuse(std::string("k_new is ") + k.type.name + "; accepted: f32, f16, bf16");
+    const Array& v = next("v_new");
+    std::vector<int64_t> v_shape = k.shape();
+    v_shape.back() = -1;
+    v.need_shape(v_shape, "k_new's shape but for the last dimension");
+    v.need_type(k.type.name);
+    if (v.size(dims - 1) == 0)  // which attn.h takes for head_dim
+      refuse("v_new has shape " + shape_text(v.shape()) + "; accepted: a head_dim_v of 1 or more");
+    p.new_type = k.type.type;
+    p.heads_kv = k.size(dims - 2);
+    p.head_dim = k.size(dims - 1);
+    p.head_dim_v = v.size(dims - 1);
+    p.k_new_stride = strides_of(k);
+    p.v_new_stride = strides_of(v);
+    args_.k_new = k.data();
+    args_.v_new = v.data();
+    if (p.new_layout == ATTN_PACKED) {
+      const Array& offsets = next("cu_seqlens_new");
+      offsets.need_type("i32");
+      offsets.need_shape({-1}, "[B + 1]");
+      offsets.need_contiguous();
+      if (offsets.size(0) < 1) refuse("cu_seqlens_new has shape [0]; accepted: [B + 1]");
+      p.batch = offsets.size(0) - 1;
+      p.total_new = k.size(0);
+      p.seqlen_new = given("max_seqlen_new") ? integer(argument("max_seqlen_new"), "max_seqlen_new")
+                                             : p.total_new;
+      args_.cu_seqlens_new = static_cast<const int32_t*>(offsets.data());
+    } else {
+      if (given("max_seqlen_new"))
+        refuse("max_seqlen_new is given; accepted without cu_seqlens_new: None");
+      p.batch = k.size(0);
+      p.seqlen_new = k.size(1);
+    }
+  }
+
+  // Its shape, but for the elements of a row, of which blocks have another number of bytes.
+  attn_dtype read_kept(const Array& a, const std::vector<int64_t>& shape, const char* shape_form,
+                       int64_t dim) {
+    a.need_shape({shape[0], shape[1], problem_.heads_kv, -1}, shape_form);
+    const auto [type, elements] = kv_type(a, dim);
+    if (elements != dim)
+      refuse(a.name + ": a row has " + std::to_string(elements) +
+             " elements; accepted: " + std::to_string(dim) + " as of new tokens");
+    return type;
+  }
+
+  void read_cache() {
+    attn_kv_append_problem& p = problem_;
+    attn_segment& s = p.segment;
+    attn_segment_args& a = args_.cache;
+    constexpr const char* writable = "arrays of NumPy, PyTorch or CuPy";
+    const Array& k = output("k_cache", writable);
+    const Array& v = output("v_cache", writable);
+    const bool paged = given("block_table");
+    s.k_type = read_kept(k, {paged ? -1 : p.batch, -1},
+                         paged ? "[pages, page_size, Hkv, D]" : "[B, S, Hkv, D]", p.head_dim);
+    s.v_type = read_kept(v, {k.size(0), k.size(1)}, "k_cache's shape but for the last dimension",
+                         p.head_dim_v);
+    s.k_stride = strides_of(k, s.k_type);
+    s.v_stride = strides_of(v, s.v_type);
+    a.k = k.data();
+    a.v = v.data();
+    if (paged)
+      a.block_table = read_pages(k, next("block_table"), p.batch, &s);
+    else
+      s.seqlen = k.size(1);
+
+    p.advance_seqlens = boolean(argument("advance_seqlens"), "advance_seqlens");
+    const Array& lengths =
+        p.advance_seqlens ? output("seqlens", "without advance_seqlens any") : next("seqlens");
+    lengths.need_type("i32");
+    lengths.need_shape({p.batch}, "[B]");
+    lengths.need_contiguous();
+    s.has_seqlens = 1;
+    a.seqlens = static_cast<const int32_t*>(lengths.address());
+    if (p.advance_seqlens) args_.seqlens_out = const_cast<int32_t*>(a.seqlens);
+    s.k_descale = read_descale("k_descale", &a.k_descale);
+    s.v_descale = read_descale("v_descale", &a.v_descale);
+  }
+
+  attn_descale_kind read_descale(const char* name, const float** pointer) {
+    if (!given(name)) return ATTN_DESCALE_NONE;
+    const Array& a = next(name);
+    *pointer = static_cast<const float*>(a.address());
+    return descale_kind(a, problem_.batch, problem_.heads_kv, &problem_.segment);
+  }
+
+  const float* read_table(const char* name, const std::vector<int64_t>& shape) {
+    const Array& table = next(name);
+    table.need_type("f32");
+    table.need_shape(shape, "[positions, R / 2]");
+    table.need_contiguous();
+    problem_.rotary_positions = table.size(0);
+    problem_.rotary_dim = 2 * table.size(1);
+    return static_cast<const float*>(table.address());
+  }
+
+  void read_rotary() {
+    attn_kv_append_problem& p = problem_;
+    p.rotary_interleaved = boolean(argument("rotary_interleaved"), "rotary_interleaved");
+    if (given("rotary_cos") != given("rotary_sin"))
+      refuse("one of rotary_cos and rotary_sin is None; accepted: both, or neither");
+    if (!given("rotary_cos")) {
+      if (p.rotary_interleaved || given("q"))
+        refuse(std::string(given("q") ? "q" : "rotary_interleaved") +
+               " is given; accepted with rotary_cos and rotary_sin alone");
+      return;
+    }
+    args_.rotary_cos = read_table("rotary_cos", {-1, -1});
+    if (p.rotary_dim == 0)  // which attn.h takes for none
+      refuse("rotary_cos has no columns; accepted: R / 2 of 1 or more");
+    args_.rotary_sin = read_table("rotary_sin", {p.rotary_positions, p.rotary_dim / 2});
+  }
+
+  void read_queries() {
+    attn_kv_append_problem& p = problem_;
+    const Array& q = next("q");
+    const char* shape_form = form("[B, T, Hq, D]", "[total, Hq, D]");
+    q_shape_ = reader_.origin().shape();
+    q_shape_.end()[-2] = -1;
+    q.need_shape(q_shape_, shape_form);
+    q.need_type(reader_.origin().type.name);
+    p.heads_q = q_shape_.end()[-2] = q.size(q_shape_.size() - 2);
+    if (p.heads_q == 0)
+      refuse("q has shape " + shape_text(q.shape()) + "; accepted: 1 head or more");
+    p.q_stride = strides_of(q);
+    args_.q = q.data();
+    if (!given("q_out")) return;
+    q_out_ = argument("q_out");
+    const Array& out = output("q_out", "None");
+    out.need_shape(q_shape_, shape_form);
+    out.need_type(q.type.name);
+    p.q_out_stride = strides_of(out);
+    args_.q_out = out.data();
+  }
+
+  nb::dict arguments_;
+  Reader reader_;
+  std::vector<std::unique_ptr<Array>> arrays_;
+  attn_kv_append_problem problem_;
+  attn_kv_append_args args_;
+  std::vector<int64_t> q_shape_;
+  nb::object q_out_ = nb::none();
+};
+
+}  // namespace
+
+nb::object kv_append(const nb::dict& arguments) {
+  return Append(arguments).run();
+}
+
+}  // namespace attn::python

@@ -1,0 +1,198 @@
+"""kv_append() beside the same in NumPy: positions and pages by indexing, rotation in float64, conversions by ml_dtypes."""
+import unittest
+
+from support import Case, attn, ml_dtypes, np, softmax_attention
+from test_frameworks import needs
+
+TYPES = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16, "f8_e4m3fn": ml_dtypes.float8_e4m3fn,
+         "f8_e5m2": ml_dtypes.float8_e5m2, "f8_e4m3fnuz": ml_dtypes.float8_e4m3fnuz}
+
+
+def rotated(x, positions, cos, sin, interleaved):
+    """x [tokens, H, D] in float64."""
+    x = np.array(x, np.float64)
+    r = 2 * cos.shape[1]
+    first, second = (slice(0, r, 2), slice(1, r, 2)) if interleaved else (slice(0, r // 2), slice(r // 2, r))
+    c, s = (t.astype(np.float64)[positions][:, None] for t in (cos, sin))
+    a, b = x[..., first].copy(), x[..., second].copy()
+    x[..., first], x[..., second] = a * c - b * s, a * s + b * c
+    return x
+
+
+def same(got, want):
+    """Bit for bit, but for the sign and payload of NaN."""
+    got, want = np.asarray(got), np.asarray(want)
+    nan = np.isnan(want.astype(np.float64))
+    np.testing.assert_array_equal(np.isnan(got.astype(np.float64)), nan)
+    bits = f"u{got.dtype.itemsize}"
+    np.testing.assert_array_equal(np.where(nan, 0, got.view(bits)), np.where(nan, 0, want.view(bits)))
+
+
+class KvAppend(Case):
+    def tables(self, positions, half):
+        angle = np.outer(np.arange(positions), 10000.0 ** (-np.arange(half) / half))
+        return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+
+    def stored(self, x, descale, dtype):
+        """x / descale, within the range of fp8."""
+        x = np.asarray(x, np.float64) / descale
+        if np.dtype(dtype).itemsize == 1:
+            top = float(ml_dtypes.finfo(dtype).max)
+            x = np.clip(x, -top, top)
+        return x.astype(dtype)
+
+    def test_types_and_layouts(self):
+        lengths, table = np.array([5, 0, 9], np.int32), np.array([[3, 7], [8, 1], [0, 5]], np.int32)
+        for name, dtype in TYPES.items():
+            for new_type in np.float32, np.float16, ml_dtypes.bfloat16:
+                for paged in False, True:
+                    for packed in False, True:
+                        for backend in "reference", "cpu":
+                            with self.subTest(name, new=new_type, paged=paged, packed=packed, backend=backend):
+                                self.one(dtype, new_type, lengths, table if paged else None, packed, backend)
+
+    def one(self, dtype, new_type, lengths, table, packed, backend):
+        added = [4, 0, 2] if packed else [3] * 3
+        k_new, v_new, q = ([self.normal(n, heads, dim, dtype=new_type) for n in added]
+                           for heads, dim in ((2, 16), (2, 24), (4, 16)))
+        shape = (9, 6, 2) if table is not None else (3, 12, 2)
+        k, v = self.normal(*shape, 16).astype(dtype), self.normal(*shape, 24).astype(dtype)
+        want_k, want_v = k.copy(), v.copy()
+        cos, sin = self.tables(13, 5)
+        k_descale, v_descale = np.array([0.5], np.float32), self.rng.uniform(0.5, 2, (3, 2)).astype(np.float32)
+        interleaved = bool(self.rng.integers(2))
+        want_q = []
+        for b, length in enumerate(lengths):
+            at = length + np.arange(added[b])
+            place = (table[b][at // 6], at % 6) if table is not None else (b, at)
+            want_k[place] = self.stored(rotated(k_new[b], at, cos, sin, interleaved), 0.5, dtype)
+            want_v[place] = self.stored(v_new[b], v_descale[b][:, None].astype(np.float64), dtype)
+            want_q.append(rotated(q[b], at, cos, sin, interleaved).astype(new_type))
+        options = {"block_table": table, "k_descale": k_descale, "v_descale": v_descale, "rotary_cos": cos,
+                   "rotary_sin": sin, "rotary_interleaved": interleaved, "advance_seqlens": True, "backend": backend}
+        join = np.concatenate if packed else np.stack
+        if packed:
+            options["cu_seqlens_new"] = np.cumsum([0, *added]).astype(np.int32)
+        after = lengths.copy()
+        q_out = attn.kv_append(join(k_new), join(v_new), k, v, after, q=join(q), **options)
+        np.testing.assert_array_equal(after, lengths + added)
+        same(k, want_k)
+        same(v, want_v)
+        same(q_out, join(want_q))
+
+    def test_what_it_returns(self):
+        new, cache, lengths = self.normal(1, 2, 3, 8), np.zeros((1, 5, 3, 8), np.float32), np.array([4], np.int32)
+        self.assertIsNone(attn.kv_append(new, new, cache, cache.copy(), lengths))
+        np.testing.assert_array_equal(cache[0, 4], new[0, 0])  # for the other token there is no room
+        np.testing.assert_array_equal(cache[0, :4], 0)
+        np.testing.assert_array_equal(lengths, [4])
+        cos, sin = self.tables(5, 4)
+        q, out = self.normal(1, 2, 3, 8), np.full((1, 2, 3, 8), 7, np.float32)
+        self.assertIs(attn.kv_append(new, new, cache, cache.copy(), lengths, q=q, q_out=out, rotary_cos=cos, rotary_sin=sin), out)
+        np.testing.assert_array_equal(out[0, 1], 7)
+        self.assertIs(attn.kv_append(new, new, cache, cache.copy(), lengths, q=q, q_out=q, rotary_cos=cos, rotary_sin=sin), q)
+        np.testing.assert_array_equal(q[0, 0], out[0, 0])
+
+    def test_blocks(self):
+        new, lengths = self.normal(2, 3, 2, 64), np.array([1, 2], np.int32)
+        for kind in "q8_0", "q4_0":
+            blocks = attn.quantize(new, kind)[0]
+            k, v = np.zeros((2, 5, 2, blocks.shape[-1]), np.uint8), np.zeros((2, 5, 2, 64), np.float32)
+            attn.kv_append(new, new, k, v, lengths)
+            for b, n in enumerate(lengths):
+                np.testing.assert_array_equal(k[b, n:n + 3], blocks[b])
+                np.testing.assert_array_equal(v[b, n:n + 3], new[b])
+
+    def test_decode_step_by_step(self):
+        """Tokens one by one into pages, attention after each, beside all of it at once."""
+        k, v = self.normal(2, 7, 2, 16), self.normal(2, 7, 2, 16)
+        q = self.normal(2, 7, 4, 16)
+        cos, sin = self.tables(8, 8)
+        pages = np.zeros((2, 5, 4, 2, 16), np.float32)
+        table, lengths = np.array([[4, 0], [2, 3]], np.int32), np.zeros(2, np.int32)
+        at = np.arange(7)
+        whole_k, whole_q = (np.stack([rotated(x[b], at, cos, sin, False) for b in range(2)]) for x in (k, q))
+        for t in range(7):
+            step = slice(t, t + 1)
+            turned = attn.kv_append(k[:, step], v[:, step], *pages, lengths, block_table=table, q=q[:, step], rotary_cos=cos,
+                                    rotary_sin=sin, advance_seqlens=True)
+            out = attn.forward(turned, *pages, block_table=table, seqlens_kv=lengths)
+            self.close(out, softmax_attention(whole_q[:, step], whole_k[:, :t + 1], v[:, :t + 1])[0])
+
+    def test_sentences(self):
+        new, k, v = self.normal(2, 3, 2, 8), self.normal(2, 6, 2, 8), self.normal(2, 6, 2, 8)
+        lengths = np.array([0, 6], np.int32)
+        cos, sin = self.tables(6, 4)
+        rotary = {"rotary_cos": cos, "rotary_sin": sin}
+
+        def refuses(words, *arguments, error=ValueError, **options):
+            given = dict(zip(("k_new", "v_new", "k_cache", "v_cache", "seqlens"), (new, new, k, v, lengths)), **options)
+            before = k.copy(), v.copy()
+            self.refuses(error, words, attn.kv_append, **given)
+            np.testing.assert_array_equal((k, v), before)
+        refuses(["k_new is i32", "f32, f16, bf16"], k_new=new.astype(np.int32))
+        refuses(["new_type is f8_e5m2", "f32, f16, bf16"], k_new=new.astype(ml_dtypes.float8_e5m2), v_new=new.astype(ml_dtypes.float8_e5m2))
+        refuses(["v_new is f16", "f32"], v_new=new.astype(np.float16))
+        refuses(["v_new has shape [1, 3, 2, 8]", "k_new's shape"], v_new=new[:1])
+        refuses(["k_cache has shape [1, 6, 2, 8]", "[B, S, Hkv, D] = [2, any, 2, any]"], k_cache=k[:1])
+        refuses(["k_cache: a row has 4 elements", "accepted: 8"], k_cache=k[..., :4])
+        refuses(["v_cache has shape [2, 5, 2, 8]", "k_cache's shape"], v_cache=v[:, :5])
+        frozen = k.copy()
+        frozen.flags.writeable = False
+        refuses(["k_cache is read-only"], k_cache=frozen)
+        refuses(["seqlens[1] is 7", "0 to 6"], seqlens=np.array([0, 7], np.int32))
+        refuses(["seqlens is i64", "i32"], seqlens=lengths.astype(np.int64))
+        refuses(["seqlens has shape [1]", "[B] = [2]"], seqlens=lengths[:1])
+        refuses(["k is at", "overlaps v"], v_cache=k)
+        refuses(["max_seqlen_new is given", "None"], max_seqlen_new=3)
+        refuses(["one of rotary_cos and rotary_sin is None"], rotary_cos=cos)
+        refuses(["rotary_sin has shape [6, 3]", "[6, 4]"], rotary_cos=cos, rotary_sin=sin[:, :3])
+        refuses(["rotary_cos is f64"], rotary_cos=cos.astype(np.float64), rotary_sin=sin)
+        refuses(["rotary_cos has no columns"], rotary_cos=cos[:, :0], rotary_sin=sin[:, :0])
+        refuses(["rotary_positions is 5", "capacity 6"], rotary_cos=cos[:5], rotary_sin=sin[:5])
+        wide = self.tables(6, 5)
+        refuses(["rotary_dim is 10", "head_dim = 8"], rotary_cos=wide[0], rotary_sin=wide[1])
+        refuses(["rotary_interleaved is given"], rotary_interleaved=True)
+        refuses(["q is given", "rotary_cos"], q=new)
+        refuses(["q_out is given", "without q"], q_out=new, **rotary)
+        refuses(["q has shape [2, 3, 2, 7]", "[B, T, Hq, D]"], q=new[..., :7], **rotary)
+        refuses(["q has shape [2, 3, 0, 8]", "1 head"], q=new[:, :, :0], **rotary)
+        refuses(["q is f16", "f32"], q=new.astype(np.float16), **rotary)
+        refuses(["q_out has shape"], q=new, q_out=new[:1], **rotary)
+        refuses(["block_table[0, 0] is 9", "0 to 3"], k_cache=k.reshape(4, 3, 2, 8), v_cache=v.reshape(4, 3, 2, 8),
+                block_table=np.array([[9, 1], [2, 3]], np.int32))
+        refuses(["k_descale has shape [3]", "[1]"], k_descale=np.ones(3, np.float32))
+        refuses(["advance_seqlens is a int"], error=TypeError, advance_seqlens=1)
+        refuses(["backend is cuda", "host memory"], backend="cuda")
+
+    def test_plans_are_kept(self):
+        new, k, v = self.normal(2, 3, 2, 8), self.normal(2, 6, 2, 8), self.normal(2, 6, 2, 8)
+        attn.cache_clear()
+        for _ in range(3):
+            attn.kv_append(new, new, k, v, np.zeros(2, np.int32))
+        self.assertEqual(attn.cache_info(), {"plans": 1, "hits": 2, "misses": 1})
+
+
+@needs("torch")
+class Torch(Case):
+    def test_tensors(self):
+        import torch
+        new = torch.from_numpy(self.normal(2, 3, 2, 16)).to(torch.bfloat16)
+        cos, sin = torch.from_numpy(self.normal(9, 8)), torch.from_numpy(self.normal(9, 8))
+        for dtype in torch.float16, torch.bfloat16, torch.float8_e4m3fn:
+            k, v = (torch.zeros(2, 2, 9, 16).to(dtype).transpose(1, 2) for _ in range(2))
+            lengths = torch.tensor([2, 5], dtype=torch.int32)
+            q = new.clone()
+            out = attn.kv_append(new, new, k, v, lengths, q=q, q_out=q, rotary_cos=cos, rotary_sin=sin, advance_seqlens=True)
+            self.assertIs(out, q)
+            self.assertEqual(lengths.tolist(), [5, 8])
+            for b, n in enumerate((2, 5)):
+                at = np.arange(n, n + 3)
+                want = torch.from_numpy(rotated(new[b].double().numpy(), at, cos.numpy(), sin.numpy(), False))
+                self.assertTrue(torch.equal(k[b, n:n + 3].float(), want.to(dtype).float()))
+                self.assertTrue(torch.equal(v[b, n:n + 3].float(), new[b].to(dtype).float()))
+                self.assertTrue(torch.equal(q[b], want.to(torch.bfloat16)))
+
+
+if __name__ == "__main__":
+    unittest.main()
