@@ -22,13 +22,11 @@ const Table& table() {
          {host_forward_rows(), sm80_decode_rows(), sm90_forward_rows(), sm80_forward_rows(),
           gfx942_forward_rows(), merge_rows(), quantize_rows(), gfx942_convert_rows(),
           kv_append_rows(), block_mask_rows()})
-      block_mask_rows()})
       t.rows.insert(t.rows.end(), rows.begin(), rows.end());
-  t.launches = std::make_unique<std::atomic<uint64_t>[]>(t.rows.size());
-  return t;
-}
-();
-return joined;
+    t.launches = std::make_unique<std::atomic<uint64_t>[]>(t.rows.size());
+    return t;
+  }();
+  return joined;
 }
 
 std::atomic<uint64_t>& launches_of(const Kernel& kernel) {
