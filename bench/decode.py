@@ -4,7 +4,7 @@
     python3 bench/decode.py --lib new=a/libattn.so --lib old=b/libattn.so --only anchors,short --out docs/measured/NAME.json
 
 A figure is microseconds per launch of a graph of up to 50. "cold": caches in turn that are larger than 200 MB together;
-"warm": one. GB/s count K and V once. `read` is what read_sm80 takes to read as many bytes in such a graph (needs CuPy).
+"warm": one. GB/s count K and V once. `read` is what read_sm80 takes to read as many bytes in such a graph.
 """
 import argparse
 import datetime
@@ -153,27 +153,40 @@ def fa3_calls(cell, inputs, torch, library):
 
 
 def read_calls(path, cell, torch):
-    import struct
-    import cupy
-    import numpy
-    kernel = cupy.RawModule(path=path).get_function("read_sm80")
-    granule = 16 * 512 * 8
+    """read_sm80 over buffers of ones as large as K and V, whose sum is checked."""
+    import ctypes as c
+    driver = c.CDLL("libcuda.so.1")
+
+    def check(code):
+        if code:
+            raise RuntimeError(f"libcuda.so.1: error {code}")
+    module, kernel = c.c_void_p(), c.c_void_p()
+    check(driver.cuModuleLoad(c.byref(module), str(path).encode()))
+    check(driver.cuModuleGetFunction(c.byref(kernel), module, b"read_sm80"))
+
+    class Kernarg(c.Structure):
+        _fields_ = [("data", c.c_void_p), ("vectors", c.c_longlong), ("sum", c.c_void_p)]
+    threads, granule = 512, 16 * 512 * 8
     size = max(granule, cell.kv_bytes // granule * granule)
     sets = 1 if cell.warm else max(1, math.ceil(COLD_BYTES / size))
-    data = [torch.ones(size // 4, device="cuda", dtype=torch.int32) for _ in range(sets)]
     total = torch.zeros(1, device="cuda", dtype=torch.int32)
     blocks = 2 * torch.cuda.get_device_properties(0).multi_processor_count
 
-    def call(one):
-        kernarg = numpy.frombuffer(struct.pack("<QqQ", one.data_ptr(), size // 16, total.data_ptr()),
-                                   dtype=numpy.dtype("V24"))[0]
+    def call():
+        data = torch.ones(size // 4, device="cuda", dtype=torch.int32)
+        kernarg = Kernarg(data.data_ptr(), size // 16, total.data_ptr())
+        parameters = (c.c_void_p * 1)(c.cast(c.byref(kernarg), c.c_void_p))
 
-        def run():
-            with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
-                kernel((blocks,), (512,), (kernarg,))
+        def run(keep=(data, kernarg)):
+            stream = c.c_void_p(torch.cuda.current_stream().cuda_stream)
+            check(driver.cuLaunchKernel(kernel, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, None))
             return total
         return run
-    return [call(one) for one in data], size
+    calls = [call() for _ in range(sets)]
+    calls[0]()
+    if total.item() != size // 4:
+        raise RuntimeError(f"read_sm80 added {size // 4} ones up to {total.item()}")
+    return calls, size
 
 
 # ---- a run ------------------------------------------------------------------------------------------------------------

@@ -41,11 +41,11 @@ struct Decoder {
   __device__ __forceinline__ int used_rows() const { return at.seqlen_q * a.group; }
   __device__ __forceinline__ int lane_row(int n, int i) const { return 8 * n + lane() % 4 * 2 + i; }
 
-  __device__ __forceinline__ void begin_head(const Unit& unit) {
-    at = {unit.b, unit.h, unit.seqlen_q, unit.seqlen_kv, unit.q_begin};
+  __device__ __forceinline__ void begin_head() {
+    const KeyBand seen = a.mask.band(at.seqlen_q, at.seqlen_kv);
     const auto keys_of = [&](int query) {
-      const KeyRange keys = a.mask.keys(query, at.seqlen_q, at.seqlen_kv);
-      return make_int2(clamp(keys.begin, 0, at.seqlen_kv), clamp(keys.end, 0, at.seqlen_kv));
+      return make_int2(clamp(query + seen.lower, 0, at.seqlen_kv),
+                       clamp(query + seen.upper, 0, at.seqlen_kv));
     };
     all_begin = keys_of(at.seqlen_q - 1).x;
     all_end = keys_of(0).y;
@@ -135,7 +135,7 @@ struct Decoder {
       KV::load_k(k, k_lane, step);
 #pragma unroll
       for (int n = 0; n < q_tiles; ++n)
-        ptx::ldmatrix(q[n], advance(q_lane, 2 * step) + 8 * n * q_pitch);
+        ptx::ldmatrix(q[n], (q_lane ^ 2 * step % 8 * 16) + 2 * step / 8 * 128 + 8 * n * q_pitch);
 #pragma unroll
       for (int i = 0; i < 2; ++i)
 #pragma unroll
@@ -149,17 +149,32 @@ struct Decoder {
 
     const int first = unit.first + warp_keys * warp;
     change_scores(s, first, k_descale);
-    if (valid != 0xffff || first < all_begin || first + warp_keys > all_end) hide(s, first, valid);
+    const bool all = valid == 0xffff;
+    if (!all || first < all_begin || first + warp_keys > all_end) hide(s, first, valid);
     unsigned p[q_tiles][2];
 #pragma unroll
     for (int n = 0; n < q_tiles; ++n) weigh(s[n], n, p[n]);
 
     const unsigned v_lane =
         stage + tile.k_bytes() + warp * warp_keys * v_pitch + KV::template v_lane<v_pitch>(lane());
+    // Values of keys that are not valid may be anything: the lane's keys are 2t and 2t + 8, and
+    // those behind them.
+    unsigned there[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const unsigned two = valid >> (8 * i + lane() % 4 * 2);
+      there[i] = (two & 1 ? 0xffff : 0) | (two & 2 ? 0xffff0000 : 0);
+    }
 #pragma unroll
     for (int v = 0; v < v_tiles; v += 2) {
       unsigned columns[2][4];
       KV::load_v(columns, v_lane, v);
+      if (!all) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+          for (int j = 0; j < 4; ++j) columns[i][j] &= j < 2 ? there[0] : there[1];
+      }
 #pragma unroll
       for (int i = 0; i < 2; ++i)
 #pragma unroll
@@ -304,10 +319,13 @@ struct Decoder {
   __device__ __forceinline__ void run(const Work& work, unsigned ring) {
     Stage stage;
     unsigned left = work.end - work.begin;
+    // The first head is known before its first unit is there.
+    const Sequence sequence(a, work.b);
+    at = {work.b, work.skip / sequence.units, sequence.seqlen_q, sequence.seqlen_kv,
+          sequence.q_begin};
 #pragma unroll 1
     while (true) {
-      wait(shared.full[stage.number], stage.parity);
-      begin_head(shared.unit[stage.number]);
+      begin_head();
       unsigned head_begin;
       int units;
 #pragma unroll 1
@@ -323,22 +341,27 @@ struct Decoder {
       }
       end_head(work.share, head_begin, units);
       if (left == 0) return;
+      wait(shared.full[stage.number], stage.parity);
+      const Unit& unit = shared.unit[stage.number];
+      at = {unit.b, unit.h, unit.seqlen_q, unit.seqlen_kv, unit.q_begin};
     }
   }
 };
 
-template <class T, class KV, int head_dim, int head_dim_v>
-__device__ __forceinline__ void decode(const attn_decode_kernarg& a) {
+template <class T, class KV, int head_dim, int head_dim_v, class M>
+__device__ __forceinline__ void decode(const attn_decode_kernarg& a, const M& maps) {
   constexpr DecodeTile tile = {head_dim, head_dim_v, KV::bytes};
+  constexpr bool engine = Loader<KV, head_dim, head_dim_v, M>::engine;
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   DecodeShared& shared = decode_shared();
   // The same in all lanes, which the compiler sees here.
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
   if (threadIdx.x < a.stages) {
-    ptx::mbarrier_init(address(&shared.full[threadIdx.x]), 32 + 1);
+    ptx::mbarrier_init(address(&shared.full[threadIdx.x]), engine ? 1 : 32 + 1);
     ptx::mbarrier_init(address(&shared.empty[threadIdx.x]), decode_warps);
   }
 #if __CUDA_ARCH__ >= 900
+  if (engine) ptx::mbarrier_init_fence();
   ptx::grid_let_next_start();
   ptx::grid_wait();  // before any access to memory
 #endif
@@ -348,10 +371,11 @@ __device__ __forceinline__ void decode(const attn_decode_kernarg& a) {
   }
   const Work work = find_work(a);  // all meet there
   if (work.begin == work.end) return;
-  float* merge = reinterpret_cast<float*>(shared_memory);
-  const unsigned ring = address(shared_memory) + tile.merge_bytes();
+  // The ring first, for the copy engine writes to multiples of 1024 bytes.
+  const unsigned ring = address(shared_memory);
+  float* merge = reinterpret_cast<float*>(shared_memory + a.stages * tile.stage_bytes());
   if (warp == decode_warps) {
-    Loader<KV, head_dim, head_dim_v>{a, shared, ring, int(threadIdx.x % 32)}.run(work);
+    Loader<KV, head_dim, head_dim_v, M>{a, maps, shared, ring, int(threadIdx.x % 32)}.run(work);
   } else if (a.seqlen_q * a.group <= 8) {
     Decoder<T, KV, head_dim, head_dim_v, 8>{a, shared, merge}.run(work, ring);
   } else {
@@ -361,19 +385,27 @@ __device__ __forceinline__ void decode(const attn_decode_kernarg& a) {
 
 }  // namespace attn::sm80
 
-// The kernel NAME, which is the name of its file.
-#define ATTN_DECODE(NAME, HEAD_DIM, HEAD_DIM_V, BYTES, ...)                                     \
+// The kernel NAME, which is the name of its file. KV: of Q's type T, or fp8 under f16 and bf16.
+#define ATTN_DECODE(NAME, HEAD_DIM, HEAD_DIM_V, BYTES, KERNARG, ...)                            \
   extern "C" __global__ void __launch_bounds__(                                                 \
       attn::sm80::decode_threads, attn::sm80::DecodeTile{HEAD_DIM, HEAD_DIM_V, BYTES}.blocks()) \
-      NAME(const __grid_constant__ attn_decode_kernarg a) {                                     \
+      NAME(const __grid_constant__ KERNARG a) {                                                 \
     using namespace attn::sm80;                                                                 \
     __VA_ARGS__                                                                                 \
   }
-// K and V of the type T of Q.
-#define ATTN_DECODE_SAME(NAME, T, HEAD_DIM, HEAD_DIM_V) \
-  ATTN_DECODE(NAME, HEAD_DIM, HEAD_DIM_V, 2, (decode<T, Same<T>, HEAD_DIM, HEAD_DIM_V>(a));)
-// K and V of fp8, Q of f16 or bf16.
-#define ATTN_DECODE_FP8(NAME, HEAD_DIM, HEAD_DIM_V)                                             \
-  ATTN_DECODE(NAME, HEAD_DIM, HEAD_DIM_V, 1,                                                    \
-              if (a.kv_e5m2) decode<F16, Fp8<attn::ptx::f16_of_e5m2>, HEAD_DIM, HEAD_DIM_V>(a); \
-              else decode<F16, Fp8<attn::ptx::f16_of_e4m3>, HEAD_DIM, HEAD_DIM_V>(a);)
+#define ATTN_DECODE_SM80(NAME, T, HEAD_DIM, HEAD_DIM_V)           \
+  ATTN_DECODE(NAME, HEAD_DIM, HEAD_DIM_V, 2, attn_decode_kernarg, \
+              (decode<T, Same<T>, HEAD_DIM, HEAD_DIM_V>(a, NoMaps{}));)
+#define ATTN_DECODE_SM90(NAME, T, HEAD_DIM, HEAD_DIM_V)                \
+  ATTN_DECODE(NAME, HEAD_DIM, HEAD_DIM_V, 2, attn_decode_sm90_kernarg, \
+              (decode<T, Same<T>, HEAD_DIM, HEAD_DIM_V>(a.a, a.map));)
+#define ATTN_DECODE_SM89_FP8(NAME, HEAD_DIM, HEAD_DIM_V)                                       \
+  ATTN_DECODE(NAME, HEAD_DIM, HEAD_DIM_V, 1, attn_decode_kernarg,                              \
+              if (a.kv_e5m2)                                                                   \
+                  decode<F16, Fp8<attn::ptx::f16_of_e5m2>, HEAD_DIM, HEAD_DIM_V>(a, NoMaps{}); \
+              else decode<F16, Fp8<attn::ptx::f16_of_e4m3>, HEAD_DIM, HEAD_DIM_V>(a, NoMaps{});)
+#define ATTN_DECODE_SM90_FP8(NAME, HEAD_DIM, HEAD_DIM_V)                                      \
+  ATTN_DECODE(NAME, HEAD_DIM, HEAD_DIM_V, 1, attn_decode_sm90_kernarg,                        \
+              if (a.a.kv_e5m2)                                                                \
+                  decode<F16, Fp8<attn::ptx::f16_of_e5m2>, HEAD_DIM, HEAD_DIM_V>(a.a, a.map); \
+              else decode<F16, Fp8<attn::ptx::f16_of_e4m3>, HEAD_DIM, HEAD_DIM_V>(a.a, a.map);)

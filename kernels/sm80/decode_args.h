@@ -4,8 +4,9 @@
 
 #include "../shared/forward_args.h"
 #include "../shared/mask.h"
+#include "../shared/tensor_map.h"
 
-enum { attn_decode_max_segments = 16 };
+enum { attn_decode_max_segments = 8 };
 
 // What stored values are multiplied with: at[b * batch + h * head + key / block_keys].
 struct attn_descale {
@@ -21,6 +22,7 @@ struct attn_decode_segment {
   attn_kv_lengths lengths;
   const int* block_table;  // paged: [batch, max_pages]; null: not paged
   int num_pages, page_size, max_pages;
+  int box_keys;  // of the copy engine: 16, 32 or 64, of which one is in one page
   attn_descale k_descale, v_descale;
 };
 
@@ -49,6 +51,15 @@ struct attn_decode_kernarg {
   float* stats;       // [slots, rows, 2]: reference and sum of the weights
   unsigned* arrived;  // [2, slots]: zero between launches
   attn_decode_segment segment[attn_decode_max_segments];
+};
+
+// K and V come by the copy engine. Dimensions: head_dim, seq, head, batch; packed: batch 1; paged:
+// head_dim, slot, head, page.
+struct attn_decode_sm90_kernarg {
+  struct {
+    attn_tensor_map k, v;
+  } map[attn_decode_max_segments];
+  attn_decode_kernarg a;
 };
 
 #endif

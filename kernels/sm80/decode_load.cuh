@@ -1,7 +1,12 @@
 // The warp of decode_* that loads: K and V of one unit after the other, and what is to know of it.
 #pragma once
+#include <type_traits>
+
 #include "../ptx/cp_async.h"
 #include "../ptx/mbarrier.h"
+#if __CUDA_ARCH__ >= 900
+#include "../ptx/tma.h"
+#endif
 #include "../shared/swizzle.h"
 #include "decode_elements.cuh"
 #include "decode_units.cuh"
@@ -67,24 +72,42 @@ struct Stage {
   }
 };
 
-template <class KV, int head_dim, int head_dim_v>
+// What comes with the parameters of kernels whose K and V the copy engine brings.
+using Maps = decltype(attn_decode_sm90_kernarg::map);
+struct NoMaps {};
+
+template <class KV, int head_dim, int head_dim_v, class M>
 struct Loader {
+  static constexpr bool engine = !std::is_same_v<M, NoMaps>;
   static constexpr DecodeTile tile = {head_dim, head_dim_v, KV::bytes};
   const attn_decode_kernarg& a;
+  const M& maps;
   DecodeShared& shared;
   const unsigned ring;
   const int lane;
   Cursor at;
   int page[2];  // of keys `lane` and `lane` + 32 of the unit
+  float k_descale, v_descale;
 
-  // Pages are asked for ahead, so that their rows need not wait for them.
-  __device__ __forceinline__ void look_up_pages() {
+  // What the unit needs of small arrays is asked for ahead, so that its rows need not wait for it.
+  __device__ __forceinline__ void look_up() {
     const attn_decode_segment& s = a.segment[at.segment];
-    if (!s.block_table) return;
+    const int local = at.first - at.begin;
+    if (s.block_table) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int entry = (at.first - at.begin + lane + 32 * i) / s.page_size;
-      page[i] = entry < s.max_pages ? s.block_table[at.b * (long long)s.max_pages + entry] : -1;
+      for (int i = 0; i < 2; ++i) {
+        const int entry = (local + lane + 32 * i) / s.page_size;
+        page[i] = entry < s.max_pages ? s.block_table[at.b * (long long)s.max_pages + entry] : -1;
+      }
+    }
+    if (KV::scaled) {
+      const auto descale = [&](const attn_descale& d) {
+        if (!d.at || at.first >= at.end) return 1.0f;
+        return d.at[at.b * (long long)d.batch + at.h * (long long)d.head +
+                    (d.block_keys ? local / d.block_keys : 0)];
+      };
+      k_descale = descale(s.k_descale);
+      v_descale = descale(s.v_descale);
     }
   }
 
@@ -106,11 +129,6 @@ struct Loader {
     }
   }
 
-  __device__ __forceinline__ const float* descale_at(const attn_descale& d, int key) const {
-    return d.at + (at.b * (long long)d.batch + at.h * (long long)d.head +
-                   (d.block_keys ? key / d.block_keys : 0));
-  }
-
   __device__ __forceinline__ void load(Stage stage, unsigned head_begin, bool ends) {
     const attn_decode_segment& s = a.segment[at.segment];
     const int local = at.first - at.begin;  // in the segment
@@ -123,6 +141,76 @@ struct Loader {
       const bool there = !s.block_table || unsigned(page[i]) < unsigned(s.num_pages);
       valid[i] = __ballot_sync(0xffffffff, key >= from && key < end && there);
     }
+    if (lane == 0) {
+      Unit& unit = shared.unit[stage.number];
+      unit.b = at.b;
+      unit.h = at.h;
+      unit.seqlen_q = at.sequence.seqlen_q;
+      unit.seqlen_kv = at.sequence.seqlen_kv;
+      unit.q_begin = at.sequence.q_begin;
+      unit.first = at.first;
+      unit.units = at.sequence.units;
+      unit.head_begin = head_begin;
+      unit.last = ends || at.left == 1;
+      unit.valid[0] = valid[0];
+      unit.valid[1] = valid[1];
+      unit.k_descale = k_descale;
+      unit.v_descale = v_descale;
+    }
+    const unsigned k_to = ring + stage.number * tile.stage_bytes(), v_to = k_to + tile.k_bytes(),
+                   full = address(&shared.full[stage.number]);
+    if constexpr (engine) {
+      copy_boxes(s, k_to, v_to, full, valid, local);
+    } else {
+      copy_rows(s, k_to, v_to, valid, local);
+      ptx::cp_async_arrive(full);
+      if (lane == 0) ptx::mbarrier_arrive(full);
+    }
+  }
+
+  // By the copy engine. What boxes hold of keys that are not valid may be anything.
+  __device__ __forceinline__ void copy_boxes(const attn_decode_segment& s, unsigned k_to,
+                                             unsigned v_to, unsigned full,
+                                             const unsigned (&valid)[2], int local) const {
+#if __CUDA_ARCH__ >= 900
+    const int keys = s.box_keys;
+    const auto wanted = [&](int key) { return any_of(valid, key, keys); };
+    constexpr int k_panels = tile.panels(head_dim), v_panels = tile.panels(head_dim_v);
+    unsigned boxes = 0;
+    for (int key = 0; key < unit_keys; key += keys) boxes += wanted(key);
+    if (lane == 0)
+      ptx::mbarrier_arrive_expect(
+          full,
+          boxes * keys * (k_panels * tile.pitch(head_dim) + v_panels * tile.pitch(head_dim_v)));
+    __syncwarp();
+    for (int key = 0; key < unit_keys; key += keys) {
+      if (!wanted(key)) continue;
+      const int own = __shfl_sync(0xffffffff, key < 32 ? page[0] : page[1], key % 32);
+      const int entry = s.block_table ? own : s.lengths.cu_seqlens ? 0 : at.b;
+      const int row = s.block_table ? (local + key) % s.page_size : int(at.row) + local + key;
+      const auto load = [&](auto columns, unsigned to, const attn_tensor_map& map) {
+        constexpr int pitch = tile.pitch(columns.value);
+#pragma unroll
+        for (int panel = 0; panel < tile.panels(columns.value); ++panel)
+          if (lane == panel)
+            ptx::tma_load(to + panel * panel_bytes + key * pitch, &map, full,
+                          panel * (pitch / KV::bytes), row, at.h, entry);
+      };
+      load(Columns<head_dim>{}, k_to, maps[at.segment].k);
+      load(Columns<head_dim_v>{}, v_to, maps[at.segment].v);
+    }
+#endif
+  }
+  static __device__ __forceinline__ bool any_of(const unsigned (&valid)[2], int key, int keys) {
+    if (keys == unit_keys) return valid[0] | valid[1];
+    const unsigned word = key < 32 ? valid[0] : valid[1];
+    return keys == 32 ? word != 0 : (word >> key % 32 & 0xffff) != 0;
+  }
+
+  // By this warp.
+  __device__ __forceinline__ void copy_rows(const attn_decode_segment& s, unsigned k_to,
+                                            unsigned v_to, const unsigned (&valid)[2],
+                                            int local) const {
     // Lanes have the place of key lane + 32 i if there are pages, of the unit's first key else.
     const auto address_of = [&](const void* base, const long long(&stride)[3], int i) {
       long long entry = s.lengths.cu_seqlens ? 0 : at.b, row = at.row + local;
@@ -134,7 +222,6 @@ struct Loader {
              KV::bytes * (entry * stride[0] + row * stride[1] + at.h * stride[2]);
     };
     const bool scattered = s.block_table && s.page_size % 16 != 0;
-    const unsigned k_to = ring + stage.number * tile.stage_bytes(), v_to = k_to + tile.k_bytes();
     const auto copy_tile = [&](auto columns, unsigned to, const void* base,
                                const long long(&stride)[3], int used) {
       const char* lane_base[2];
@@ -155,40 +242,11 @@ struct Loader {
     };
     copy_tile(Columns<head_dim>{}, k_to, s.k, s.k_stride, a.head_dim);
     copy_tile(Columns<head_dim_v>{}, v_to, s.v, s.v_stride, a.head_dim_v);
-
-    const unsigned full = address(&shared.full[stage.number]);
-    if (lane == 0) {
-      Unit& unit = shared.unit[stage.number];
-      unit.b = at.b;
-      unit.h = at.h;
-      unit.seqlen_q = at.sequence.seqlen_q;
-      unit.seqlen_kv = at.sequence.seqlen_kv;
-      unit.q_begin = at.sequence.q_begin;
-      unit.first = at.first;
-      unit.units = at.sequence.units;
-      unit.head_begin = head_begin;
-      unit.last = ends || at.left == 1;
-      unit.valid[0] = valid[0];
-      unit.valid[1] = valid[1];
-      if (KV::scaled) {
-        const bool any = valid[0] | valid[1];
-        const auto descale = [&](float& to, const attn_descale& d) {
-          if (d.at && any)
-            ptx::cp_async_if<4>(address(&to), descale_at(d, local), true);
-          else
-            to = 1;
-        };
-        descale(unit.k_descale, s.k_descale);
-        descale(unit.v_descale, s.v_descale);
-      }
-    }
-    ptx::cp_async_arrive(full);
-    if (lane == 0) ptx::mbarrier_arrive(full);
   }
 
   __device__ __forceinline__ void run(const Work& work) {
     at.start(a, work.b, work.skip);
-    look_up_pages();
+    look_up();
     unsigned head_begin = work.begin - (at.sequence.units - at.left);
     Stage stage;
 #pragma unroll 1
@@ -201,7 +259,7 @@ struct Loader {
       ++unit;
       if (at.left == 1) head_begin = unit;
       at.next(a);
-      look_up_pages();
+      look_up();
     }
   }
 };

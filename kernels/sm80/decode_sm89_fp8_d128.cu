@@ -2,4 +2,4 @@
 #include "../ptx/convert_fp8.h"
 #include "decode.cuh"
 
-ATTN_DECODE_FP8(decode_sm89_fp8_d128, 128, 128)
+ATTN_DECODE_SM89_FP8(decode_sm89_fp8_d128, 128, 128)

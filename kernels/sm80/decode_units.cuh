@@ -25,8 +25,9 @@ struct Sequence {
 #pragma unroll 1
     for (int i = 0; i < a.num_segments; ++i)
       seqlen_kv += segment_span(a.segment[i].lengths, b).length;
-    low = clamp(a.mask.keys(0, seqlen_q, seqlen_kv).begin, 0, seqlen_kv);
-    high = clamp(a.mask.keys(seqlen_q - 1, seqlen_q, seqlen_kv).end, 0, seqlen_kv);
+    const KeyBand seen = a.mask.band(seqlen_q, seqlen_kv);
+    low = clamp(seen.lower, 0, seqlen_kv);
+    high = clamp(seqlen_q - 1 + seen.upper, 0, seqlen_kv);
     units = 0;
     if (seqlen_q == 0) return;
     int begin = 0;

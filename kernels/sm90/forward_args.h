@@ -5,14 +5,11 @@
 #include "../shared/block_mask.h"
 #include "../shared/forward_args.h"
 #include "../shared/mask.h"
+#include "../shared/tensor_map.h"
 
 enum { attn_sm90_max_segments = 8 };
 enum { attn_sm90_order_classes = 32, attn_sm90_order_max_items = 400 };
 enum { attn_sm90_order_words = (attn_sm90_order_max_items + 31) / 32 };
-
-struct alignas(64) attn_tensor_map {
-  unsigned char bytes[128];
-};
 
 struct attn_sm90_forward_kernarg {
   // Dimensions of all: head_dim, seq, head, batch; packed: batch 1.

@@ -44,12 +44,15 @@ template <Text family, attn_dtype type, Text variant>
 constexpr Text kernel_name =
     Text(family).append(type == ATTN_F16 ? "f16" : "bf16").append("_").append(variant.text);
 
-// What is written for each of the two types of 16 bits, as one array.
-template <class Row, size_t n>
-constexpr std::array<Row, 2 * n> both(const std::array<Row, n>& bf16,
-                                      const std::array<Row, n>& f16) {
-  std::array<Row, 2 * n> all{};
-  for (size_t i = 0; i < n; ++i) all[i] = bf16[i], all[n + i] = f16[i];
+// Arrays of rows, one behind the other.
+template <class Row, size_t... n>
+constexpr auto joined(const std::array<Row, n>&... arrays) {
+  std::array<Row, (n + ...)> all{};
+  size_t end = 0;
+  const auto append = [&](const auto& rows) {
+    for (const Row& row : rows) all[end++] = row;
+  };
+  (append(arrays), ...);
   return all;
 }
 

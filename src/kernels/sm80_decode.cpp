@@ -1,5 +1,9 @@
-// The kernels decode_*: few queries against many keys, of 16 bits as the queries (sm80) or of fp8
-// (sm89). They differ by the head dimensions they take.
+// The kernels decode_*: few queries against many keys, of 16 bits as the queries or of fp8. They
+// differ by the head dimensions they take, and by what brings K and V: in decode_sm90_* the copy
+// engine, whose boxes must each lie in one page.
+#include <numeric>
+
+#include "kernels/copy_engine.h"
 #include "kernels/cuda_forward.h"
 #include "kernels/families.h"
 #include "kernels/limits.h"
@@ -60,9 +64,24 @@ attn_descale descale(attn_descale_kind kind, const float* at, const Problem& p,
           .block_keys = s.descale_block_keys};
 }
 
+// Keys that the copy engine brings at once.
+int box_keys(const attn_segment& s) {
+  return s.layout == ATTN_PAGED ? std::gcd(s.page_size, sm80::unit_keys) : sm80::unit_keys;
+}
+
+// Rows that follow each other, of which there are `batch` times so many.
+struct Extents {
+  int64_t rows, batch;
+};
+Extents extents(const Problem& p, const attn_segment& s) {
+  if (s.layout == ATTN_PAGED) return {s.page_size, s.num_pages};
+  if (s.layout == ATTN_PACKED) return {s.total, 1};
+  return {s.seqlen, p.batch};
+}
+
 template <sm80::DecodeTile tile>
-void pack(const Problem& p, const Args& args, const Target& target, Parameters* to) {
-  attn_decode_kernarg a{};
+void set_decode(const Problem& p, const Args& args, const Target& target, attn_decode_kernarg* to) {
+  attn_decode_kernarg& a = *to;
   a.q = args.q;
   a.out = args.out;
   a.lse = args.lse;
@@ -97,7 +116,7 @@ void pack(const Problem& p, const Args& args, const Target& target, Parameters* 
   for (int32_t i = 0; i < p.num_segments; ++i) {
     const attn_segment& from = p.segment[i];
     const attn_segment_args of = args.segment[i];
-    attn_decode_segment& s = a.segment[i];
+    attn_decode_segment& s = a.segment[i] = {};
     s.k = of.k;
     s.v = of.v;
     set(s.k_stride, from.k_stride);
@@ -109,13 +128,58 @@ void pack(const Problem& p, const Args& args, const Target& target, Parameters* 
       s.page_size = from.page_size;
       s.max_pages = from.max_pages;
     }
+    s.box_keys = box_keys(from);
     s.k_descale = descale(from.k_descale, of.k_descale, p, from);
     s.v_descale = descale(from.v_descale, of.v_descale, p, from);
   }
-  store(a, to);
 }
 
-template <Text name, sm80::DecodeTile tile>
+template <sm80::DecodeTile tile, bool engine>
+void pack(const Problem& p, const Args& args, const Target& target, Parameters* to) {
+  if constexpr (engine) {
+    static_assert(sizeof(attn_decode_sm90_kernarg) <= max_kernarg_bytes);
+    for (int32_t i = 0; i < p.num_segments; ++i) {
+      const attn_segment_args a = args.segment[i];
+      to->map_base[2 * i] = a.k;
+      to->map_base[2 * i + 1] = a.v;
+    }
+    set_decode<tile>(p, args, target, &reinterpret_cast<attn_decode_sm90_kernarg*>(to->kernarg)->a);
+  } else {
+    set_decode<tile>(p, args, target, reinterpret_cast<attn_decode_kernarg*>(to->kernarg));
+  }
+}
+
+Status check_engine(const Problem& p, const DeviceInfo& device) {
+  if (!device.tensor_maps)
+    return unsupported("the driver has no cuTensorMapEncodeTiled of CUDA 12.0");
+  for (const attn_segment& s : p.segment) {
+    if (s.layout == ATTN_PAGED && s.page_size % sm80::warp_keys != 0)
+      return unsupported("page_size ", s.page_size, " is not a multiple of ", sm80::warp_keys);
+    if (s.layout == ATTN_PACKED && s.total > max_rows)
+      return unsupported("total is ", s.total, "; accepted: up to ", max_rows);
+    const Extents size = extents(p, s);
+    ATTN_TRY(check_strides("k", s.k_stride, {size.rows, p.heads_kv, size.batch}));
+    ATTN_TRY(check_strides("v", s.v_stride, {size.rows, p.heads_kv, size.batch}));
+  }
+  return {};
+}
+
+std::vector<TensorMap> maps_of(const Problem& p, const sm80::DecodeTile& tile) {
+  std::vector<TensorMap> maps;
+  maps.reserve(2 * p.num_segments);
+  for (const attn_segment& s : p.segment) {
+    const Extents size = extents(p, s);
+    const auto map = [&](int64_t head_dim, int tile_dim, const attn_strides& stride) {
+      maps.push_back(tensor_map(tile.element_bytes, head_dim, size.rows, p.heads_kv, size.batch,
+                                stride, tile.pitch(tile_dim) / tile.element_bytes, box_keys(s)));
+    };
+    map(p.head_dim, tile.head_dim, s.k_stride);
+    map(p.head_dim_v, tile.head_dim_v, s.v_stride);
+  }
+  return maps;
+}
+
+template <Text name, sm80::DecodeTile tile, bool engine>
 Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   using namespace sm80;
   if (p.group() * p.seqlen_q > decode_rows)
@@ -138,22 +202,24 @@ Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
       if (kind == ATTN_DESCALE_BLOCK && units > INT32_MAX / 2)
         return unsupported("descales are too many");
   }
+  if (engine) ATTN_TRY(check_engine(p, device));
   const Shape shape = shape_of(p, device, tile);
   recipe->workspace = size_t(workspace_of(shape.blocks, tile).bytes);
   recipe->steps.push_back({
       .image = name.text,
-      .kernarg_bytes = sizeof(attn_decode_kernarg),
+      .kernarg_bytes = engine ? sizeof(attn_decode_sm90_kernarg) : sizeof(attn_decode_kernarg),
       .static_shared_bytes = decode_static_shared_bytes,
       .launch = {.grid = {uint32_t(forward_blocks(p, shape.blocks)), 1, 1},
                  .block = {decode_threads, 1, 1},
                  .shared_bytes = uint32_t(tile.shared_bytes(shape.stages)),
-                 .starts_early = device.arch == "sm_90"},
-      .pack = pack_of<pack<tile>>,
+                 .starts_early = engine || device.arch == "sm_90"},
+      .maps = engine ? maps_of(p, tile) : std::vector<TensorMap>{},
+      .pack = pack_of<pack<tile, engine>>,
   });
   return {};
 }
 
-template <Text name, sm80::DecodeTile tile>
+template <Text name, sm80::DecodeTile tile, bool engine>
 constexpr Kernel row(uint32_t q_types, uint32_t kv_types, attn_dtype weights) {
   const bool fp8 = tile.element_bytes == 1;
   return {
@@ -171,34 +237,32 @@ constexpr Kernel row(uint32_t q_types, uint32_t kv_types, attn_dtype weights) {
                  .head_dim = {.multiple = fp8 ? 16 : 8, .max = tile.head_dim},
                  .head_dim_v = {.multiple = fp8 ? 16 : 8, .max = tile.head_dim_v}},
       .numerics = {.weights = weights, .keys = sm80::warp_keys},
-      .recipe = recipe_of<make_recipe<name, tile>>};
+      .recipe = recipe_of<make_recipe<name, tile, engine>>};
 }
 
-template <attn_dtype type, Text variant, int head_dim, int head_dim_v = head_dim>
+template <attn_dtype type, Text variant, int head_dim, int head_dim_v, bool engine>
 constexpr Kernel same() {
-  return row<kernel_name<"decode_sm80_", type, variant>, sm80::DecodeTile{head_dim, head_dim_v, 2}>(
+  constexpr Text family = engine ? "decode_sm90_" : "decode_sm80_";
+  return row<kernel_name<family, type, variant>, sm80::DecodeTile{head_dim, head_dim_v, 2}, engine>(
       type_bit(type), type_bit(type), type);
 }
-template <Text name, int head_dim, int head_dim_v = head_dim>
+template <Text variant, int head_dim, int head_dim_v, bool engine>
 constexpr Kernel fp8() {
-  return row<name, sm80::DecodeTile{head_dim, head_dim_v, 1}>(
+  constexpr Text name = Text(engine ? "decode_sm90_fp8_" : "decode_sm89_fp8_").append(variant.text);
+  return row<name, sm80::DecodeTile{head_dim, head_dim_v, 1}, engine>(
       type_bit(ATTN_F16) | type_bit(ATTN_BF16), fp8_of_cuda, ATTN_F16);
 }
 
-constinit const std::array all_rows = {
-    same<ATTN_BF16, "d64", 64>(),
-    same<ATTN_BF16, "d128", 128>(),
-    same<ATTN_BF16, "d192_dv128", 192, 128>(),
-    same<ATTN_BF16, "d256", 256>(),
-    same<ATTN_F16, "d64", 64>(),
-    same<ATTN_F16, "d128", 128>(),
-    same<ATTN_F16, "d192_dv128", 192, 128>(),
-    same<ATTN_F16, "d256", 256>(),
-    fp8<"decode_sm89_fp8_d64", 64>(),
-    fp8<"decode_sm89_fp8_d128", 128>(),
-    fp8<"decode_sm89_fp8_d192_dv128", 192, 128>(),
-    fp8<"decode_sm89_fp8_d256", 256>(),
-};
+template <bool engine, Text variant, int head_dim, int head_dim_v = head_dim>
+constexpr std::array of_all_types = {same<ATTN_BF16, variant, head_dim, head_dim_v, engine>(),
+                                     same<ATTN_F16, variant, head_dim, head_dim_v, engine>(),
+                                     fp8<variant, head_dim, head_dim_v, engine>()};
+
+template <bool engine>
+constexpr std::array rows =
+    joined(of_all_types<engine, "d64", 64>, of_all_types<engine, "d128", 128>,
+           of_all_types<engine, "d192_dv128", 192, 128>, of_all_types<engine, "d256", 256>);
+constinit const std::array all_rows = joined(rows<true>, rows<false>);
 
 }  // namespace
 

@@ -139,7 +139,7 @@ constexpr std::array rows = {
     row<type, "d256_mask", 256, !score, masked>(),
     row<type, "d256_score_mask", 256, score, masked>(),
 };
-constinit const std::array all_rows = both(rows<ATTN_BF16>, rows<ATTN_F16>);
+constinit const std::array all_rows = joined(rows<ATTN_BF16>, rows<ATTN_F16>);
 
 }  // namespace
 

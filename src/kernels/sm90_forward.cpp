@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/dtype.h"
+#include "kernels/copy_engine.h"
 #include "kernels/cuda_forward.h"
 #include "kernels/families.h"
 #include "kernels/limits.h"
@@ -13,11 +14,7 @@
 namespace attn {
 namespace {
 
-static_assert(sizeof(attn_tensor_map) == tensor_map_bytes);
 static_assert(max_tensor_maps == 1 + 2 * attn_sm90_max_segments);
-
-// Rows that the copy engine can count.
-constexpr int64_t max_rows = (int64_t{1} << 31) - 1;
 
 // What a kernel does to scores.
 enum class Scores { plain, masked, changed, biased };
@@ -31,16 +28,6 @@ int64_t items(const Problem& p, const sm90::Tile& tile) {
 int64_t multiprocessors(const Problem& p, const DeviceInfo& device) {
   return p.max_sms > 0 ? std::min<int64_t>(p.max_sms, device.multiprocessors)
                        : device.multiprocessors;
-}
-
-// The copy engine takes no stride of 0 between entries, nor one of 2^40 bytes.
-Status check_strides(const char* name, const attn_strides& s, const int64_t (&size)[3]) {
-  const int64_t stride[] = {s.seq, s.head, s.batch};
-  for (int i = 0; i < 3; ++i) {
-    if (size[i] > 1 && (stride[i] <= 0 || stride[i] >= int64_t{1} << 39))
-      return unsupported(name, ": stride ", stride[i], "; accepted: above 0, below 2^39");
-  }
-  return {};
 }
 
 // (batch, head) pairs whose items stand together. Under a causal mask longest first: those whose K
@@ -163,29 +150,24 @@ void pack(const Problem& p, const Args& args, const Target& target, Parameters* 
   }
 }
 
-// Of 16-bit elements in panels of 64 columns. Maps of empty tensors are never used; the driver
-// wants sizes above 0.
-TensorMap tensor_map(int64_t head_dim, int64_t rows, int64_t heads, int64_t batch,
-                     const attn_strides& stride, int box_rows) {
-  return {.rank = 4,
-          .element_bytes = 2,
-          .size = {head_dim, std::max<int64_t>(1, rows), heads, batch},
-          .stride = {2 * stride.seq, 2 * stride.head, 2 * stride.batch},
-          .box = {64, box_rows, 1, 1}};
+// Panels of 64 columns.
+TensorMap panel_map(int64_t head_dim, int64_t rows, int64_t heads, int64_t batch,
+                    const attn_strides& stride, int box_rows) {
+  return tensor_map(2, head_dim, rows, heads, batch, stride, 64, box_rows);
 }
 
 std::vector<TensorMap> maps_of(const Problem& p, const sm90::Tile& tile) {
   std::vector<TensorMap> maps;
   maps.reserve(1 + 2 * p.num_segments);
   const bool packed = p.q_layout == ATTN_PACKED;
-  maps.push_back(tensor_map(p.head_dim, packed ? p.total_q : p.seqlen_q, p.heads_q,
-                            packed ? 1 : p.batch, p.q_stride, tile.q_part_rows()));
+  maps.push_back(panel_map(p.head_dim, packed ? p.total_q : p.seqlen_q, p.heads_q,
+                           packed ? 1 : p.batch, p.q_stride, tile.q_part_rows()));
   for (const attn_segment& s : p.segment) {
     const bool packed = s.layout == ATTN_PACKED;
     const int64_t rows = packed ? s.total : s.seqlen, batch = packed ? 1 : p.batch;
-    maps.push_back(tensor_map(p.head_dim, rows, p.heads_kv, batch, s.k_stride, tile.loaded_keys()));
+    maps.push_back(panel_map(p.head_dim, rows, p.heads_kv, batch, s.k_stride, tile.loaded_keys()));
     maps.push_back(
-        tensor_map(p.head_dim_v, rows, p.heads_kv, batch, s.v_stride, tile.loaded_keys()));
+        panel_map(p.head_dim_v, rows, p.heads_kv, batch, s.v_stride, tile.loaded_keys()));
   }
   return maps;
 }
@@ -306,7 +288,7 @@ constexpr std::array rows = {
     row<type, "d128_bias", sm90::tile_d128_bias, biased>(),
     row<type, "d256_bias", sm90::tile_d256_bias, biased>(),
 };
-constinit const std::array all_rows = both(rows<ATTN_BF16>, rows<ATTN_F16>);
+constinit const std::array all_rows = joined(rows<ATTN_BF16>, rows<ATTN_F16>);
 
 }  // namespace
 

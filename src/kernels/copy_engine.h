@@ -1,0 +1,38 @@
+// Tensors as CUDA's copy engine reads them.
+#pragma once
+#include <algorithm>
+
+#include "kernels/kernel.h"
+#include "kernels/shared/tensor_map.h"
+
+namespace attn {
+
+static_assert(sizeof(attn_tensor_map) == tensor_map_bytes);
+
+// Rows that the copy engine can count.
+constexpr int64_t max_rows = (int64_t{1} << 31) - 1;
+
+// The copy engine takes no stride of 0 between entries, nor one of 2^40 bytes. size: seq, head,
+// batch.
+inline Status check_strides(const char* name, const attn_strides& s, const int64_t (&size)[3]) {
+  const int64_t stride[] = {s.seq, s.head, s.batch};
+  for (int i = 0; i < 3; ++i) {
+    if (size[i] > 1 && (stride[i] <= 0 || stride[i] >= int64_t{1} << 39))
+      return unsupported(name, ": stride ", stride[i], "; accepted: above 0, below 2^39");
+  }
+  return {};
+}
+
+// Boxes of `columns` columns, at most 128 bytes, of box_rows rows. Maps of empty tensors are never
+// used; the driver wants sizes above 0.
+inline TensorMap tensor_map(int element_bytes, int64_t head_dim, int64_t rows, int64_t heads,
+                            int64_t batch, const attn_strides& stride, int columns, int box_rows) {
+  return {.rank = 4,
+          .element_bytes = element_bytes,
+          .size = {head_dim, std::max<int64_t>(1, rows), heads, batch},
+          .stride = {element_bytes * stride.seq, element_bytes * stride.head,
+                     element_bytes * stride.batch},
+          .box = {columns, box_rows, 1, 1}};
+}
+
+}  // namespace attn

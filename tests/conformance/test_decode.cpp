@@ -1,0 +1,233 @@
+// Few queries against many keys, in every forward kernel that takes them: what a step of a server
+// asks for.
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "../catch.h"
+#include "backend.h"
+#include "core/dtype.h"
+
+namespace attn::test {
+namespace {
+
+constexpr attn_dtype q_types[] = {ATTN_BF16, ATTN_BF16, ATTN_F16, ATTN_F32};
+constexpr Arrange arranges[] = {Arrange::contiguous, Arrange::padded, Arrange::head_major,
+                                Arrange::interleaved};
+
+// Any combination of what decode kernels take; long enough for heads to be shared by blocks.
+Case random_case(uint64_t seed) {
+  Case c;
+  c.name = "decode-" + std::to_string(seed);
+  c.seed = seed;
+  Draw draw{seed, 131};
+
+  c.batch = 1 + draw(5);
+  c.heads_kv = 1 + draw(3);
+  const int64_t groups[] = {1, 1, 2, 3, 4, 5, 8, 16};
+  const int64_t group = draw.pick(groups);
+  c.heads_q = c.heads_kv * group;
+  c.seqlen_q = draw.chance(2) ? 1 : 1 + draw(uint64_t(16 / group));
+  const int64_t dims[] = {16, 32, 64, 64, 80, 128, 128, 128, 192, 256};
+  c.head_dim = draw.pick(dims);
+  c.head_dim_v = c.head_dim == 192 ? 128 : draw.chance(5) ? draw.pick(dims) : c.head_dim;
+  c.q_type = draw.pick(q_types);
+  const attn_dtype out_types[] = {ATTN_F32, c.q_type, c.q_type, ATTN_F16, ATTN_BF16};
+  c.out_type = draw.pick(out_types);
+  c.q_arrange = arranges[draw(3)];
+  c.out_arrange = arranges[draw(3)];
+  if (draw.chance(3)) {
+    for (int64_t b = 0; b < c.batch; ++b)
+      c.lengths_q.push_back(int32_t(draw(uint64_t(c.seqlen_q) + 1)));
+    c.lengths_q[size_t(draw(uint64_t(c.batch)))] = int32_t(c.seqlen_q);
+  }
+  const attn_dtype kv_type = draw.chance(2)   ? c.q_type
+                             : draw.chance(2) ? ATTN_F8_E4M3FN
+                                              : ATTN_F8_E5M2;
+  const int64_t segments = draw.chance(4) ? 2 + draw(3) : 1;
+  for (int64_t n = 0; n < segments; ++n) {
+    SegmentCase s;
+    const int64_t capacities[] = {1, 15, 63, 64, 65, 200, 257, 600, 1500};
+    s.capacity = draw.pick(capacities);
+    s.k_type = s.v_type = kv_type;
+    s.layout = attn_layout(draw.chance(2) ? 2 : draw(3));
+    const int32_t page_sizes[] = {1, 3, 8, 16, 24, 32, 48, 64, 100, 128, 256};
+    s.page_size = draw.pick(page_sizes);
+    if (s.layout == ATTN_PACKED || !draw.chance(3)) {
+      for (int64_t b = 0; b < c.batch; ++b)
+        s.lengths.push_back(int32_t(draw.chance(6) ? 0 : draw(uint64_t(s.capacity) + 1)));
+    }
+    if (dtype_is_fp8(kv_type)) {
+      s.k_descale = attn_descale_kind(draw(4));
+      s.v_descale = attn_descale_kind(draw(4));
+      s.descale_block_keys = draw.chance(2) ? 64 : 128;
+    }
+    s.arrange = draw.pick(arranges);
+    if (c.head_dim != c.head_dim_v && s.arrange == Arrange::interleaved)
+      s.arrange = Arrange::padded;
+    if (s.layout == ATTN_PAGED && draw.chance(6)) s.bad_pages = {int32_t(draw(4))};
+    c.segments.push_back(s);
+  }
+  if (!draw.chance(3)) c.flags |= draw.chance(5) ? ATTN_CAUSAL_TOP_LEFT : ATTN_CAUSAL;
+  if (draw.chance(4)) {
+    c.flags |= ATTN_WINDOW;
+    c.window_left = draw(300) - 1;
+    c.window_right = draw(20) - 1;
+  }
+  if (draw.chance(5)) c.flags |= ATTN_ALIBI;
+  if (draw.chance(4)) c.flags |= ATTN_SINKS;
+  if (draw.chance(5)) c.softcap = 3;
+  if (draw.chance(5)) c.scale = draw.chance(2) ? 0.25f : -0.1f;
+  if (draw.chance(6)) c.flags |= ATTN_SPLIT_INVARIANT;
+  if (draw.chance(3)) c.max_sms = int32_t(1 + draw(40));
+  const double sigmas[] = {0.5, 1, 1, 3};
+  c.sigma = draw.pick(sigmas);
+  if (draw.chance(8)) c.values = draw.chance(2) ? Values::uniform : Values::one_hot;
+  return c;
+}
+
+TEST_CASE("decode: random problems") {
+  const auto kernels = kernels_here(Op::forward, false);
+  for (uint64_t seed = 1; seed <= random_share(400); ++seed) check_case(random_case(seed), kernels);
+}
+
+Case long_case(const char* name, int64_t batch, int64_t heads_q, int64_t heads_kv, int64_t keys,
+               attn_dtype type = ATTN_BF16) {
+  Case c;
+  c.name = name;
+  c.batch = batch;
+  c.heads_q = heads_q;
+  c.heads_kv = heads_kv;
+  c.head_dim = c.head_dim_v = 128;
+  c.q_type = c.out_type = type;
+  c.flags = ATTN_CAUSAL;
+  SegmentCase s;
+  s.k_type = s.v_type = type;
+  s.capacity = keys;
+  c.segments = {s};
+  return c;
+}
+
+// One head that all blocks of a device share, so that parts of its result are added up in groups.
+TEST_CASE("decode: one head for all blocks") {
+  const auto kernels = kernels_here(Op::forward, false);
+  for (const int64_t keys : {1025, 20000}) {
+    for (const int32_t max_sms : {0, 1, 9, 33}) {
+      if (sanitized && max_sms != 9) continue;
+      Case c = long_case("shared-head", 1, 8, 1, keys);
+      c.name += "-" + std::to_string(keys) + "-" + std::to_string(max_sms);
+      c.max_sms = max_sms;
+      check_case(c, kernels);
+    }
+  }
+}
+
+TEST_CASE("decode: many short sequences") {
+  const auto kernels = kernels_here(Op::forward, false);
+  Case c = long_case("short", 600, 2, 1, 70);
+  c.head_dim = c.head_dim_v = 64;
+  for (int64_t b = 0; b < c.batch; ++b) c.segments[0].lengths.push_back(int32_t(b * 37 % 71));
+  check_case(c, kernels);
+  c.name = "short-fp8";
+  c.segments[0].k_type = c.segments[0].v_type = ATTN_F8_E4M3FN;
+  check_case(c, kernels);
+}
+
+TEST_CASE("decode: a cut of KV into segments and pages changes nothing") {
+  for (const Kernel* kernel : kernels_here(Op::forward, true)) {
+    if (!(kernel->limits.features & feature_segments) ||
+        !(kernel->limits.flags & ATTN_SPLIT_INVARIANT))
+      continue;
+    const attn_dtype type = float_type_of(*kernel);
+    Case whole = long_case("whole", 2, 4, 2, 700, type == ATTN_DTYPE_NONE ? ATTN_BF16 : type);
+    whole.head_dim = whole.head_dim_v = 64;
+    whole.seqlen_q = 3;
+    whole.out_type = ATTN_F32;
+    if (!(kernel->limits.kv_types & type_bit(whole.q_type))) {
+      whole.segments[0].k_type = whole.segments[0].v_type = ATTN_F8_E4M3FN;
+    }
+    whole.flags |= ATTN_SINKS | ATTN_SPLIT_INVARIANT;
+    Backend& backend = backend_of(kernel->backend);
+    const Outputs uncut = run_forward(backend, whole, make_data(whole), kernel->name, ATTN_F32);
+    if (declined(*kernel, uncut)) continue;
+    for (uint64_t seed = 1; seed <= random_share(10); ++seed) {
+      Case pieces = whole;
+      pieces.segments.clear();
+      Draw draw{seed, 17};
+      int64_t left = 700;
+      while (left > 0) {
+        SegmentCase s = whole.segments[0];
+        s.capacity = std::min<int64_t>(left, 1 + draw(300));
+        left -= s.capacity;
+        if (kernel->limits.features & feature_paged_kv) s.layout = attn_layout(draw(3));
+        const int32_t page_sizes[] = {1, 16, 20, 64};
+        s.page_size = draw.pick(page_sizes);
+        s.lengths.assign(2, int32_t(s.capacity));
+        pieces.segments.push_back(s);
+      }
+      const Outputs got = run_forward(backend, pieces, make_data(pieces), kernel->name, ATTN_F32);
+      if (declined(*kernel, got)) continue;  // of too many segments
+      INFO(kernel->name << " " << describe(pieces));
+      REQUIRE(got.error == "");
+      double worst = 0;
+      for (size_t n = 0; n < got.out.size(); ++n)
+        worst = std::max(worst, std::abs(got.out[n] - uncut.out[n]));
+      for (size_t n = 0; n < got.lse.size(); ++n)
+        worst = std::max(worst, double(std::abs(got.lse[n] - uncut.lse[n])));
+      CHECK(worst < 1e-5);
+    }
+  }
+}
+
+// However often, whatever else the device's blocks do in between.
+TEST_CASE("decode: the same plan gives the same bits") {
+  for (const Kernel* kernel : kernels_here(Op::forward, true)) {
+    const attn_dtype type = float_type_of(*kernel);
+    Case c = long_case("repeat", 3, 8, 2, 3000, type == ATTN_DTYPE_NONE ? ATTN_BF16 : type);
+    c.head_dim = c.head_dim_v = 64;
+    if (!(kernel->limits.kv_types & type_bit(c.q_type)))
+      c.segments[0].k_type = c.segments[0].v_type = ATTN_F8_E4M3FN;
+    const Data data = make_data(c);
+    const Outputs first =
+        run_forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);
+    if (declined(*kernel, first)) continue;
+    INFO(kernel->name);
+    REQUIRE(first.error == "");
+    for (int n = 0; n < (sanitized ? 1 : 5); ++n) {
+      const Outputs again =
+          run_forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);
+      CHECK(again.bits == first.bits);
+      CHECK(again.lse == first.lse);
+    }
+  }
+}
+
+// A full mask and a causal one say the same of a single token, on whatever path.
+TEST_CASE("decode: a single token sees all keys, causal or not") {
+  for (const Kernel* kernel : kernels_here(Op::forward, true)) {
+    const attn_dtype type = float_type_of(*kernel);
+    if (type == ATTN_DTYPE_NONE || dtype_is_fp8(type)) continue;
+    Case c = long_case("token", 1, 4, 2, 333, type);
+    c.head_dim = c.head_dim_v = 64;
+    c.sigma = 0.5;
+    if (!(kernel->limits.kv_types & type_bit(type))) continue;
+    const Data data = make_data(c);
+    Outputs causal = run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
+    if (declined(*kernel, causal)) continue;
+    INFO(kernel->name);
+    REQUIRE(causal.error == "");
+    Case full = c;
+    full.flags = 0;
+    const Outputs without =
+        run_forward(backend_of(kernel->backend), full, data, kernel->name, ATTN_F32);
+    REQUIRE(without.error == "");
+    const Outputs want = reference_answer(c, data);
+    for (size_t n = 0; n < causal.out.size(); ++n) {
+      CHECK(std::abs(causal.out[n] - without.out[n]) < 1e-6);
+      CHECK(std::abs(causal.out[n] - want.out[n]) < (type == ATTN_BF16 ? 4e-4 : 1e-4));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace attn::test
