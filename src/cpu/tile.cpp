@@ -31,6 +31,12 @@ void for_each_marked(const uint8_t* marks, int64_t count, Visit&& visit) {
 
 }  // namespace
 
+// Query rows of a head up to which a problem counts as decode.
+constexpr int64_t decode_rows = 128;
+// Keys of a part at least, and so many parts in all, or in each sequence with a fixed split, at
+// most: what the parts leave behind stays small beside the keys.
+constexpr int64_t least_part = 512, fixed_parts = 512;
+
 TileShape::TileShape(const Problem& p, const TileOps& ops, int threads) {
   const int64_t all_rows = std::max<int64_t>(1, p.seqlen_q) * p.group();
   few_rows = all_rows <= ops.few_rows;
@@ -41,7 +47,17 @@ TileShape::TileShape(const Problem& p, const TileOps& ops, int threads) {
   // Large items reuse each K/V tile more often; many items keep all threads busy to the end.
   rows = p.has(ATTN_BLOCK_MASK) ? 128 : most_rows;
   const int64_t sequences = std::max<int64_t>(1, p.batch * p.heads_kv);
-  while (rows > 48 && sequences * ceil_div(all_rows, rows) < 5 * threads) rows /= 2;
+  // Few queries: the keys are cut instead. Tiles stay in the first cache, and the heads of a token,
+  // which mostly lie side by side, are read one behind the other.
+  const bool decode = all_rows <= decode_rows;
+  keys = decode ? 32 : most_tile_keys;
+  part_keys = round_up(std::max(least_part, p.fixed_split), keys);
+  const int64_t limit_of_parts = p.fixed_split > 0 ? fixed_parts : ceil_div(fixed_parts, sequences);
+  most_parts = decode ? std::clamp<int64_t>(p.seqlen_kv / part_keys, 1, limit_of_parts) : 1;
+  const int64_t items = sequences * most_parts;
+  heads = decode ? std::min(p.heads_kv, most_heads) : 1;
+  while (heads > 1 && items < 4 * threads * heads) heads = ceil_div(heads, 2);
+  while (rows > 48 && items * ceil_div(all_rows, rows) < 5 * threads) rows /= 2;
   rows = round_up(std::min(rows, all_rows), panel);
   key_stride = round_up(p.head_dim, ops.lanes);
   const int64_t value_vectors = ceil_div(p.head_dim_v, ops.lanes);
@@ -50,43 +66,45 @@ TileShape::TileShape(const Problem& p, const TileOps& ops, int threads) {
   value_width = round_up(p.head_dim_v, slab);
 }
 
-size_t Tile::place(const Problem& p, const TileShape& shape, char* base) {
+size_t Tile::place(const Problem& p, const TileShape& shape, char* base, int64_t head) {
   size_t used = 0;
   const auto take = [&](auto*& pointer, int64_t count) {
     if (base) pointer = reinterpret_cast<std::decay_t<decltype(pointer)>>(base + used);
     used += size_t(round_up(count * int64_t(sizeof(*pointer)), 256));
   };
   const int64_t rows = shape.rows;
-  take(queries, rows * (shape.few_rows ? shape.key_stride : p.head_dim));
-  take(keys, tile_keys * shape.key_stride);
-  take(values, tile_keys * shape.value_width);
-  take(scores, tile_keys * rows);
-  take(add, tile_keys * rows);
-  take(out, rows * shape.value_width);
+  take(keys, shape.keys * shape.key_stride);
+  take(values, shape.keys * shape.value_width);
+  take(scores, shape.keys * rows);
+  take(add, shape.keys * rows);
   take(row, p.head_dim);
-  for (float** state : {&max, &sum, &rescale, &tile_max, &slope, &bias_base}) take(*state, rows);
-  for (int64_t** range : {&begin, &end}) take(*range, rows);
-  for (int32_t** range : {&tile_begin, &tile_end, &position, &nearest}) take(*range, rows);
-  for (uint8_t** mark : {&wanted, &seen}) take(*mark, tile_keys);
-  return used;
+  for (float** state : {&rescale, &tile_max}) take(*state, rows);
+  for (int32_t** range : {&tile_begin, &tile_end, &position}) take(*range, rows);
+  for (uint8_t** mark : {&wanted, &seen}) take(*mark, shape.keys);
+  const size_t shared = used;
+  const auto take_of_head = [&] {
+    take(queries, rows * (shape.few_rows ? shape.key_stride : p.head_dim));
+    take(out, rows * shape.value_width);
+    for (float** state : {&max, &sum, &slope, &bias_base}) take(*state, rows);
+    for (int64_t** range : {&begin, &end}) take(*range, rows);
+    take(nearest, rows);
+  };
+  take_of_head();
+  const size_t of_head = used - shared;
+  if (head > 0) {
+    used = shared + size_t(head) * of_head;
+    take_of_head();
+  }
+  return shared + size_t(shape.heads) * of_head;
 }
 
 void load_rows(const TileOps& ops, attn_dtype type, const char* base, int64_t row_bytes,
                int64_t rows, int64_t index, int64_t n, float factor, float* out,
                int64_t out_stride) {
-  if (type == ATTN_F32) {
-    return ops.multiply(rows, reinterpret_cast<const float*>(base) + index,
-                        row_bytes / int64_t(sizeof(float)), factor, n, out, out_stride);
-  }
+  if (ops.load_rows(type, base, row_bytes, rows, index, n, factor, out, out_stride)) return;
   float* at = out;
   for (int64_t row = 0; row < rows; ++row, base += row_bytes, at += out_stride) {
-    if (type == ATTN_F16 && ops.f16_to_f32) {
-      ops.f16_to_f32(reinterpret_cast<const uint16_t*>(base) + index, at, n);
-    } else if (type == ATTN_BF16) {
-      ops.bf16_to_f32(reinterpret_cast<const uint16_t*>(base) + index, at, n);
-    } else {
-      decode_row(type, base, index, n, at);
-    }
+    decode_row(type, base, index, n, at);
   }
   if (factor != 1) ops.multiply(rows, out, out_stride, factor, n, out, out_stride);
 }
@@ -168,7 +186,7 @@ KeyRows KeyReader::load_keys(int64_t base, int64_t begin, int64_t end, uint8_t* 
 
 KeyRows KeyReader::load_values(int64_t base, int64_t begin, int64_t end, const uint8_t* wanted) {
   const int64_t dim = p_.head_dim_v, slab = shape_.slab;
-  KeyRows rows{t_.values + begin * slab, slab, tile_keys * slab};
+  KeyRows rows{t_.values + begin * slab, slab, shape_.keys * slab};
   for_each_run(
       base, begin, end,
       [&](const SegmentView& view, int64_t key, int64_t c, const KeyRun& run, int64_t count) {
@@ -182,7 +200,7 @@ KeyRows KeyReader::load_values(int64_t base, int64_t begin, int64_t end, const u
         }
         for_each_marked(wanted + c, count, [&](int64_t n, int64_t length, bool marked) {
           for (int64_t d = 0; d < shape_.value_width; d += slab) {
-            float* out = t_.values + d * tile_keys + (c + n) * slab;
+            float* out = t_.values + d * shape_.keys + (c + n) * slab;
             const int64_t width = marked && run.v ? std::clamp<int64_t>(dim - d, 0, slab) : 0;
             if (width > 0) {
               load_rows(ops_, type, run.v + n * view.v_row_bytes, view.v_row_bytes, length, d,

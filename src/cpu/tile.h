@@ -8,18 +8,22 @@
 
 namespace attn {
 
-constexpr int64_t tile_keys = 128;
+constexpr int64_t most_tile_keys = 128;
 
-// Sizes of a work item, in elements. What a row computes depends on none of them but few_rows,
-// which follows from the problem, so bits do not change with the number of threads or the batch.
+// Sizes of a work item, in elements. What a row computes depends on those alone that follow from
+// the problem, so bits do not change with the number of threads.
 struct TileShape {
-  static constexpr int64_t most_rows = 192;
+  static constexpr int64_t most_rows = 192, most_heads = 8;
   int panel_vectors, slab_vectors;
   int64_t panel, slab;  // their widths
-  int64_t rows;         // query rows of a work item, whole panels
+  int64_t keys;         // of a tile; from the problem
+  int64_t most_parts;   // into which the keys of a sequence are cut; from the problem
+  int64_t part_keys;    // of a part at least, whole tiles; from the problem
+  int64_t heads;        // KV heads of a work item
+  int64_t rows;         // query rows of a work item in each, whole panels
   int64_t key_stride;   // between keys of the K tile
   int64_t value_width;  // head_dim_v in whole slabs
-  bool few_rows;        // scores_few serves all rows
+  bool few_rows;        // scores_few serves all rows; from the problem
 
   TileShape(const Problem& problem, const TileOps& ops, int threads);
 };
@@ -27,22 +31,27 @@ struct TileShape {
 // Query rows are ordered by query, then by head of the group, so that a K/V tile serves the whole
 // group.
 struct Tile {
-  float* queries;  // [rows / panel][dim][panel]; few_rows: [rows][key_stride]
-  float* keys;     // [tile_keys][key_stride]
-  float* values;   // [slabs][tile_keys][slab]
-  float* scores;   // [rows / panel][tile_keys][panel]
-  float* add;      // the same, see ScoreRules
-  float* out;      // [rows][value_width]
-  float* row;      // one row of q
+  float* keys;    // [tile keys][key_stride]
+  float* values;  // [slabs][tile keys][slab]
+  float* scores;  // [rows / panel][tile keys][panel]
+  float* add;     // the same, see ScoreRules
+  float* row;     // one row of q
   // per query row
-  float *max, *sum, *rescale, *tile_max, *slope, *bias_base;
-  int64_t *begin, *end;  // visible keys of the sequence
-  int32_t *tile_begin, *tile_end, *position, *nearest;
+  float *rescale, *tile_max;
+  int32_t *tile_begin, *tile_end, *position;
   // per key of the tile
   uint8_t *wanted, *seen;
+  // what is kept from tile to tile, for each head
+  float* queries;  // [rows / panel][dim][panel]; few_rows: [rows][key_stride]
+  float* out;      // [rows][value_width]
+  // per query row
+  float *max, *sum, *slope, *bias_base;
+  int64_t *begin, *end;  // visible keys of the sequence
+  int32_t* nearest;
 
-  // Bytes of one thread's scratch; with base not null also sets the pointers.
-  size_t place(const Problem& problem, const TileShape& shape, char* base);
+  // Bytes of one thread's scratch; with base not null also sets the pointers, for this head of the
+  // work item.
+  size_t place(const Problem& problem, const TileShape& shape, char* base, int64_t head = 0);
 };
 
 // Elements [index, index + n) of `rows` rows as float32 times `factor`.

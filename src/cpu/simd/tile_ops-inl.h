@@ -97,40 +97,54 @@ void scores(int vectors, const float* queries, const float* keys, int64_t key_st
   });
 }
 
+// Of 4 keys so many rows at once, so that a lane is left for the sum of each pair.
+constexpr int few_height = lanes / 4;
+
 template <int M>
-ATTN_INLINE void few_tile(int rows, const float* __restrict__ queries, int64_t query_stride,
+ATTN_INLINE void few_tile(const float* __restrict__ queries, int64_t query_stride,
                           const float* __restrict__ keys, int64_t key_stride, int64_t dim,
                           float* __restrict__ scores) {
-  for (int row = 0; row < rows; ++row) {
-    Vec sum[M];
+  Vec sum[lanes] = {};
+  for (int64_t d = 0; d < dim; d += lanes) {
+    Vec q[few_height];
 #pragma GCC unroll 8
-    for (int m = 0; m < M; ++m) sum[m] = Vec{};
-    for (int64_t d = 0; d < dim; d += lanes) {
-      const Vec q = load(queries + row * query_stride + d);
-#pragma GCC unroll 8
-      for (int m = 0; m < M; ++m) {
-        sum[m] = fma(q, load_unaligned(keys + m * key_stride + d), sum[m]);
-      }
-    }
+    for (int n = 0; n < few_height; ++n) q[n] = load(queries + n * query_stride + d);
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
-      scores[m * lanes + row] = sum_of_lanes(sum[m]);
+      const Vec k = load_unaligned(keys + m * key_stride + d);
+#pragma GCC unroll 8
+      for (int n = 0; n < few_height; ++n) {
+        sum[m * few_height + n] = fma(q[n], k, sum[m * few_height + n]);
+      }
     }
+  }
+  alignas(sizeof(Vec)) float sums[lanes];
+  store(sums_of_lanes(sum), sums);
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) {
+    __builtin_memcpy(scores + m * lanes, sums + m * few_height, few_height * sizeof(float));
   }
 }
 
 void scores_few(int rows, const float* queries, int64_t query_stride, const float* keys,
-                int64_t key_stride, int64_t dim, int64_t num_keys, float* scores) {
+                int64_t key_stride, int64_t dim, int64_t num_keys, float* scores, float* max) {
   for (int64_t key = 0; key < num_keys; ++key) store(Vec{}, scores + key * lanes);
   int64_t key = 0;
-  for (; key + 8 <= num_keys; key += 8) {
-    few_tile<8>(rows, queries, query_stride, keys + key * key_stride, key_stride, dim,
-                scores + key * lanes);
+  for (; key + 4 <= num_keys; key += 4) {
+    for (int row = 0; row < rows; row += few_height) {
+      few_tile<4>(queries + row * query_stride, query_stride, keys + key * key_stride, key_stride,
+                  dim, scores + key * lanes + row);
+    }
   }
   for (; key < num_keys; ++key) {
-    few_tile<1>(rows, queries, query_stride, keys + key * key_stride, key_stride, dim,
-                scores + key * lanes);
+    for (int row = 0; row < rows; row += few_height) {
+      few_tile<1>(queries + row * query_stride, query_stride, keys + key * key_stride, key_stride,
+                  dim, scores + key * lanes + row);
+    }
   }
+  Vec top = set(minus_infinity);
+  for (key = 0; key < num_keys; ++key) top = larger(top, load(scores + key * lanes));
+  store(top, max);
 }
 
 template <int M, int N>
@@ -273,7 +287,7 @@ void apply_rules(int vectors, const ScoreRules& rules, int64_t first, int64_t nu
       if (rules.slope) {
         const Ints from = load(rules.position + column) - key;
         const Ints distance = (from < 0 ? -from : from) - load(rules.nearest + column);
-        s = fma(-load(rules.slope + column), __builtin_convertvector(distance, Vec), s);
+        s = fma(-load(rules.slope + column), floats(distance), s);
       }
       if (rules.begin) {
         const Ints inside = (key >= load(rules.begin + column)) & (key < load(rules.end + column));
@@ -303,22 +317,44 @@ void multiply(int64_t rows, const float* in, int64_t in_stride, float factor, in
 
 #ifdef __F16C__
 #define ATTN_SIMD_F16 1
-// A row's end goes through a whole vector on the stack.
-void f16_to_f32(const uint16_t* in, float* out, int64_t n) {
-  int64_t at = 0;
-  for (; at + lanes <= n; at += lanes) f16_to_f32(in + at, out + at);
-  if (at == n) return;
-  uint16_t part[lanes] = {};
-  float wide[lanes];
-  for (int64_t j = at; j < n; ++j) part[j - at] = in[j];
-  f16_to_f32(part, wide);
-  for (int64_t j = at; j < n; ++j) out[j] = wide[j - at];
+
+// Exact: e5m2 is the upper half of an f16, e4m3 fits in one times a power of two.
+template <attn_dtype type>
+ATTN_INLINE Vec fp8_to_f32(const char* from) {
+  const Halves wide = halves(read<SignedBytes>(from));  // the sign is in all upper bits
+  if constexpr (type == ATTN_F8_E5M2) return f16_to_f32(wide << 8);
+  const Halves code = (wide << 7) & 0xbf80;
+  if constexpr (type == ATTN_F8_E4M3FN) {
+    const Halves nan = reinterpret_cast<Halves>((code & 0x3f80) == 0x3f80);
+    return f16_to_f32(code | (nan & 0x7c00)) * 256;
+  } else {
+    const Halves nan = reinterpret_cast<Halves>(code == 0x8000);
+    return f16_to_f32(code | (nan & 0x7e00)) * 128;
+  }
+}
+
+// The 32 values behind a ggml block's scale, from value `at` on, which is a multiple of `lanes`.
+template <attn_dtype type>
+ATTN_INLINE Vec ggml_to_f32(const char* block, int64_t at) {
+  uint16_t scale;
+  __builtin_memcpy(&scale, block, sizeof(scale));
+  const char* values = block + sizeof(scale);
+  Vec v;
+  if constexpr (type == ATTN_Q8_0) {
+    v = floats(ints(read<SignedBytes>(values + at)));
+  } else {
+    const Bytes pairs = read<Bytes>(values + at % 16);
+    const Bytes codes = at < 16 ? pairs & 15 : pairs >> 4;
+    v = floats(ints(reinterpret_cast<SignedBytes>(codes)) - 8);
+  }
+  return v * f16_to_f32(scale - Halves{});
 }
 
 void f32_to_f16(const float* in, uint16_t* out, int64_t n) {
   int64_t at = 0;
   for (; at + lanes <= n; at += lanes) f32_to_f16(in + at, out + at);
   if (at == n) return;
+  // A row's end goes through a whole vector on the stack.
   float wide[lanes] = {};
   uint16_t part[lanes];
   for (int64_t j = at; j < n; ++j) wide[j - at] = in[j];
@@ -327,14 +363,73 @@ void f32_to_f16(const float* in, uint16_t* out, int64_t n) {
 }
 #endif
 
-// Plain loops, which the compiler turns into vectors of this file's instruction set.
-void bf16_to_f32(const uint16_t* __restrict__ in, float* __restrict__ out, int64_t n) {
-  for (int64_t j = 0; j < n; ++j) {
-    const uint32_t bits = uint32_t(in[j]) << 16;
-    __builtin_memcpy(out + j, &bits, sizeof(bits));
+// Elements [at, at + lanes) of a row.
+template <attn_dtype type>
+ATTN_INLINE Vec elements(const char* row, int64_t at) {
+  if constexpr (type == ATTN_F32) {
+    return read<Vec>(row + at * 4);
+  } else if constexpr (type == ATTN_BF16) {
+    return as_floats(ints(read<Halves>(row + at * 2)) << 16);
+#ifdef ATTN_SIMD_F16
+  } else if constexpr (type == ATTN_F16) {
+    return f16_to_f32(read<Halves>(row + at * 2));
+  } else if constexpr (type == ATTN_Q8_0 || type == ATTN_Q4_0) {
+    return ggml_to_f32<type>(row + at / 32 * (type == ATTN_Q8_0 ? 34 : 18), at % 32);
+  } else {
+    return fp8_to_f32<type>(row + at);
+#endif
   }
 }
 
+// element_bytes: 0 where elements come in blocks, of which `n` has whole vectors.
+template <attn_dtype type, int element_bytes>
+void load_rows_of(const char* base, int64_t row_bytes, int64_t rows, int64_t index, int64_t n,
+                  float factor, float* __restrict__ out, int64_t out_stride) {
+  const Vec scale = set(factor);
+  for (int64_t row = 0; row < rows; ++row, base += row_bytes, out += out_stride) {
+    int64_t at = 0;
+    for (; at + lanes <= n; at += lanes) {
+      store_unaligned(elements<type>(base, index + at) * scale, out + at);
+    }
+    if (element_bytes == 0 || at == n) continue;
+    char part[4 * lanes] = {};
+    __builtin_memcpy(part, base + (index + at) * element_bytes, size_t((n - at) * element_bytes));
+    const Vec last = elements<type>(part, 0) * scale;
+    __builtin_memcpy(out + at, &last, size_t(n - at) * sizeof(float));
+  }
+}
+
+bool load_rows(attn_dtype type, const char* base, int64_t row_bytes, int64_t rows, int64_t index,
+               int64_t n, float factor, float* out, int64_t out_stride) {
+  const auto load = [&](auto f) {
+    f(base, row_bytes, rows, index, n, factor, out, out_stride);
+    return true;
+  };
+  switch (type) {
+    case ATTN_F32:
+      return load(load_rows_of<ATTN_F32, 4>);
+    case ATTN_BF16:
+      return load(load_rows_of<ATTN_BF16, 2>);
+#ifdef ATTN_SIMD_F16
+    case ATTN_F16:
+      return load(load_rows_of<ATTN_F16, 2>);
+    case ATTN_F8_E4M3FN:
+      return load(load_rows_of<ATTN_F8_E4M3FN, 1>);
+    case ATTN_F8_E5M2:
+      return load(load_rows_of<ATTN_F8_E5M2, 1>);
+    case ATTN_F8_E4M3FNUZ:
+      return load(load_rows_of<ATTN_F8_E4M3FNUZ, 1>);
+    case ATTN_Q8_0:
+      return load(load_rows_of<ATTN_Q8_0, 0>);
+    case ATTN_Q4_0:
+      return load(load_rows_of<ATTN_Q4_0, 0>);
+#endif
+    default:
+      return false;
+  }
+}
+
+// A plain loop, which the compiler turns into vectors of this file's instruction set.
 void f32_to_bf16(const float* __restrict__ in, uint16_t* __restrict__ out, int64_t n) {
   for (int64_t j = 0; j < n; ++j) {
     uint32_t bits;
@@ -370,13 +465,8 @@ const TileOps ATTN_SIMD_OPS = {
     .lanes = int(ATTN_SIMD_NAMESPACE::lanes),
     .panel_vectors = ATTN_SIMD_NAMESPACE::panel_vectors,
     .slab_vectors = ATTN_SIMD_NAMESPACE::slab_vectors,
-    .few_rows = int(ATTN_SIMD_NAMESPACE::lanes / 4),
-#ifdef ATTN_SIMD_F16
-    .f16_to_f32 = ATTN_SIMD_NAMESPACE::f16_to_f32,
-#else
-    .f16_to_f32 = nullptr,
-#endif
-    .bf16_to_f32 = ATTN_SIMD_NAMESPACE::bf16_to_f32,
+    .few_rows = int(ATTN_SIMD_NAMESPACE::lanes / 2),
+    .load_rows = ATTN_SIMD_NAMESPACE::load_rows,
 #ifdef ATTN_SIMD_F16
     .f32_to_f16 = ATTN_SIMD_NAMESPACE::f32_to_f16,
 #else

@@ -8,6 +8,8 @@
 #pragma once
 #include <stdint.h>
 
+#include "attn/attn.h"
+
 namespace attn {
 
 // What happens to raw scores before the softmax. Null and zero: skip the step.
@@ -34,20 +36,22 @@ struct TileOps {
   int panel_vectors, slab_vectors;  // upper limits of `vectors`
   int few_rows;                     // up to so many rows scores_few is the faster one
 
+  // Elements [index, index + n) of `rows` rows as float32, exact, times `factor`; ggml: index is a
+  // multiple of `lanes`, n of 16. False: the instruction set has no fast way for this type.
+  bool (*load_rows)(attn_dtype type, const char* base, int64_t row_bytes, int64_t rows,
+                    int64_t index, int64_t n, float factor, float* out, int64_t out_stride);
   // Rounds as core/dtype.h does. Null where the instruction set has no fast way.
-  void (*f16_to_f32)(const uint16_t* in, float* out, int64_t n);
-  void (*bf16_to_f32)(const uint16_t* in, float* out, int64_t n);
   void (*f32_to_f16)(const float* in, uint16_t* out, int64_t n);
   void (*f32_to_bf16)(const float* in, uint16_t* out, int64_t n);
 
   // scores = keys x queries; max gets each row's largest score.
   void (*scores)(int vectors, const float* queries, const float* keys, int64_t key_stride,
                  int64_t dim, int64_t num_keys, float* scores, float* max);
-  // The same for rows <= few_rows: queries [rows][query_stride], dim a multiple of `lanes`, one
-  // vector of scores per key; max is not written. Keys need not be aligned, nor values in
+  // The same for rows <= few_rows: queries [lanes][query_stride], dim a multiple of `lanes`, one
+  // vector of scores per key, 0 in what is behind the rows. Keys need not be aligned, nor values in
   // accumulate.
   void (*scores_few)(int rows, const float* queries, int64_t query_stride, const float* keys,
-                     int64_t key_stride, int64_t dim, int64_t num_keys, float* scores);
+                     int64_t key_stride, int64_t dim, int64_t num_keys, float* scores, float* max);
   // Applies the rules to keys [first, first + num_keys) of the tile, `scores` being those of
   // `first`.
   void (*apply_rules)(int vectors, const ScoreRules& rules, int64_t first, int64_t num_keys,
