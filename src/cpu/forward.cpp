@@ -103,8 +103,15 @@ class Item {
   // False: the call is to end.
   bool tile(int64_t base) {
     if (stop(count_ * (p_.head_dim + p_.head_dim_v))) return false;
-    one_tile(reader_, base);
+    one_tile(base);
     return true;
+  }
+
+  // Called while the tile before is still to be done.
+  void prefetch(int64_t base) const {
+    if (!shape_.prefetch || base >= keys_end()) return;
+    reader_.prefetch(base, std::max(first_key_ - base, int64_t(0)),
+                     std::min(last_key_ - base, shape_.keys), false);
   }
 
   void finish() {
@@ -194,14 +201,15 @@ class Item {
     return keys;
   }
 
-  void one_tile(KeyReader& reader, int64_t base) {
+  void one_tile(int64_t base) {
     const int64_t begin = std::max(first_key_ - base, int64_t(0));
     const int64_t end = std::min(last_key_ - base, shape_.keys);
     std::fill_n(t_.wanted, shape_.keys, uint8_t(1));
     bool masked = false;
     if (p_.has(ATTN_BLOCK_MASK) && !mark_blocks(base, begin, end, &masked)) return;
     bool all_exist;
-    const KeyRows k = reader.load_keys(base, begin, end, t_.wanted, &all_exist);
+    const KeyRows k = reader_.load_keys(base, begin, end, t_.wanted, &all_exist);
+    if (shape_.prefetch) reader_.prefetch(base, begin, end, true);
     const bool add = masked || !all_exist || p_.bias_type != ATTN_DTYPE_NONE;
     if (add) {
       fill_add(base, begin, end, masked, all_exist);
@@ -210,7 +218,7 @@ class Item {
     for (int64_t row = 0; row < padded_; row += shape_.panel) {
       score_panel(row, base, begin, k, add);
     }
-    const KeyRows v = reader.load_values(base, begin, end, add ? t_.seen : t_.wanted);
+    const KeyRows v = reader_.load_values(base, begin, end, add ? t_.seen : t_.wanted);
     for (int64_t column = 0; column < shape_.value_width; column += shape_.slab) {
       const float* values = v.first + column / shape_.slab * v.slab_stride;
       for (int64_t panel = 0; panel < padded_; panel += shape_.panel) {
@@ -520,6 +528,8 @@ void run_forward(const Problem& p, const Args& args, const TileOps& ops, void* w
     // All heads see the same tiles.
     for (int64_t base = items[0]->keys_begin(); base < items[0]->keys_end(); base += shape.keys) {
       for (int64_t n = 0; n < num_heads; ++n) {
+        const bool last = n == num_heads - 1;
+        items[last ? 0 : n + 1]->prefetch(last ? base + shape.keys : base);
         if (!items[n]->tile(base)) return;
       }
     }

@@ -37,6 +37,16 @@ constexpr int64_t decode_rows = 128;
 // most: what the parts leave behind stays small beside the keys.
 constexpr int64_t least_part = 512, fixed_parts = 512;
 
+bool heads_side_by_side(const Problem& p) {
+  const auto side_by_side = [](const attn_strides& stride) {
+    return 0 < stride.head && stride.head < stride.seq;
+  };
+  for (int64_t s = 0; s < p.num_segments; ++s) {
+    if (!side_by_side(p.segment[s].k_stride) || !side_by_side(p.segment[s].v_stride)) return false;
+  }
+  return true;
+}
+
 TileShape::TileShape(const Problem& p, const TileOps& ops, int threads) {
   const int64_t all_rows = std::max<int64_t>(1, p.seqlen_q) * p.group();
   few_rows = all_rows <= ops.few_rows;
@@ -50,12 +60,13 @@ TileShape::TileShape(const Problem& p, const TileOps& ops, int threads) {
   // Few queries: the keys are cut instead. Tiles stay in the first cache, and the heads of a token,
   // which mostly lie side by side, are read one behind the other.
   const bool decode = all_rows <= decode_rows;
+  prefetch = decode && !p.has(ATTN_BLOCK_MASK);  // what a mask hides is not read
   keys = decode ? 32 : most_tile_keys;
   part_keys = round_up(std::max(least_part, p.fixed_split), keys);
   const int64_t limit_of_parts = p.fixed_split > 0 ? fixed_parts : ceil_div(fixed_parts, sequences);
   most_parts = decode ? std::clamp<int64_t>(p.seqlen_kv / part_keys, 1, limit_of_parts) : 1;
   const int64_t items = sequences * most_parts;
-  heads = decode ? std::min(p.heads_kv, most_heads) : 1;
+  heads = decode && heads_side_by_side(p) ? std::min(p.heads_kv, most_heads) : 1;
   while (heads > 1 && items < 4 * threads * heads) heads = ceil_div(heads, 2);
   while (rows > 48 && items * ceil_div(all_rows, rows) < 5 * threads) rows /= 2;
   rows = round_up(std::min(rows, all_rows), panel);
@@ -73,8 +84,8 @@ size_t Tile::place(const Problem& p, const TileShape& shape, char* base, int64_t
     used += size_t(round_up(count * int64_t(sizeof(*pointer)), 256));
   };
   const int64_t rows = shape.rows;
-  take(keys, shape.keys * shape.key_stride);
-  take(values, shape.keys * shape.value_width);
+  take(keys, shape.keys * std::max(shape.key_stride, shape.value_width));
+  values = keys;
   take(scores, shape.keys * rows);
   take(add, shape.keys * rows);
   take(row, p.head_dim);
@@ -124,18 +135,19 @@ void store_row(const TileOps& ops, attn_dtype type, float* in, float factor, int
   }
 }
 
+void KeyReader::seek(int64_t position) {
+  while (position >= view_.first + view_.length) {
+    view_ = segment_view(p_, args_, b_, ++segment_, view_.first + view_.length);
+  }
+}
+
 template <class Visit>
-void KeyReader::for_each_run(int64_t base, int64_t begin, int64_t end, Visit&& visit) {
-  // A tile's values come after its keys, from the same segment on.
+void KeyReader::for_each_run(int64_t base, int64_t begin, int64_t end, Visit&& visit) const {
   int64_t segment = segment_;
   SegmentView view = view_;
   for (int64_t c = begin; c < end;) {
     while (base + c >= view.first + view.length) {
       view = segment_view(p_, args_, b_, ++segment, view.first + view.length);
-    }
-    if (c == begin) {
-      segment_ = segment;
-      view_ = view;
     }
     const int64_t key = base + c - view.first;
     const KeyRun run = view.run(key, kv_head_);
@@ -153,6 +165,7 @@ KeyRows KeyReader::load_keys(int64_t base, int64_t begin, int64_t end, uint8_t* 
                              bool* exist) {
   const int64_t dim = p_.head_dim, stride = shape_.key_stride;
   KeyRows rows{t_.keys + begin * stride, stride, 0};
+  seek(base + begin);
   *exist = true;
   for_each_run(
       base, begin, end,
@@ -214,6 +227,20 @@ KeyRows KeyReader::load_values(int64_t base, int64_t begin, int64_t end, const u
         });
       });
   return rows;
+}
+
+void KeyReader::prefetch(int64_t base, int64_t begin, int64_t end, bool values) const {
+  constexpr int64_t line = 64;
+  for_each_run(base, begin, end,
+               [&](const SegmentView& view, int64_t, int64_t, const KeyRun& run, int64_t count) {
+                 const char* row = values ? run.v : run.k;
+                 const int64_t stride = values ? view.v_row_bytes : view.k_row_bytes;
+                 const int64_t bytes = values ? dtype_bytes(view.shape->v_type, p_.head_dim_v)
+                                              : dtype_bytes(view.shape->k_type, p_.head_dim);
+                 for (int64_t n = 0; row && n < count; ++n, row += stride) {
+                   for (int64_t at = 0; at < bytes; at += line) __builtin_prefetch(row + at);
+                 }
+               });
 }
 
 void load_queries(const Problem& p, const Args& args, const TileOps& ops, const TileShape& shape,

@@ -24,6 +24,7 @@ struct TileShape {
   int64_t key_stride;   // between keys of the K tile
   int64_t value_width;  // head_dim_v in whole slabs
   bool few_rows;        // scores_few serves all rows; from the problem
+  bool prefetch;        // few rows wait for memory
 
   TileShape(const Problem& problem, const TileOps& ops, int threads);
 };
@@ -32,7 +33,7 @@ struct TileShape {
 // group.
 struct Tile {
   float* keys;    // [tile keys][key_stride]
-  float* values;  // [slabs][tile keys][slab]
+  float* values;  // [slabs][tile keys][slab], in the place of the keys, which are done with then
   float* scores;  // [rows / panel][tile keys][panel]
   float* add;     // the same, see ScoreRules
   float* row;     // one row of q
@@ -90,12 +91,16 @@ class KeyReader {
   KeyRows load_keys(int64_t base, int64_t begin, int64_t end, uint8_t* wanted, bool* exist);
   // The values of the same keys.
   KeyRows load_values(int64_t base, int64_t begin, int64_t end, const uint8_t* wanted);
+  // Has the keys, or the values, on their way to the cache.
+  void prefetch(int64_t base, int64_t begin, int64_t end, bool values) const;
 
  private:
   // Calls visit(view, key within the segment, key of the tile, run, count) for runs of keys with
   // one descale.
   template <class Visit>
-  void for_each_run(int64_t base, int64_t begin, int64_t end, Visit&& visit);
+  void for_each_run(int64_t base, int64_t begin, int64_t end, Visit&& visit) const;
+  // To the segment of the key at this position, from which runs are found.
+  void seek(int64_t position);
 
   const Problem& p_;
   const Args& args_;

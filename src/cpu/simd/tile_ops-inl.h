@@ -382,20 +382,34 @@ ATTN_INLINE Vec elements(const char* row, int64_t at) {
 }
 
 // element_bytes: 0 where elements come in blocks, of which `n` has whole vectors.
-template <attn_dtype type, int element_bytes>
-void load_rows_of(const char* base, int64_t row_bytes, int64_t rows, int64_t index, int64_t n,
+template <attn_dtype type, int element_bytes, bool scaled>
+void load_rows_as(const char* base, int64_t row_bytes, int64_t rows, int64_t index, int64_t n,
                   float factor, float* __restrict__ out, int64_t out_stride) {
-  const Vec scale = set(factor);
+  const auto value = [&](const char* row, int64_t at) {
+    const Vec v = elements<type>(row, at);
+    return scaled ? v * factor : v;
+  };
   for (int64_t row = 0; row < rows; ++row, base += row_bytes, out += out_stride) {
     int64_t at = 0;
     for (; at + lanes <= n; at += lanes) {
-      store_unaligned(elements<type>(base, index + at) * scale, out + at);
+      store_unaligned(value(base, index + at), out + at);
     }
     if (element_bytes == 0 || at == n) continue;
     char part[4 * lanes] = {};
     __builtin_memcpy(part, base + (index + at) * element_bytes, size_t((n - at) * element_bytes));
-    const Vec last = elements<type>(part, 0) * scale;
+    const Vec last = value(part, 0);
     __builtin_memcpy(out + at, &last, size_t(n - at) * sizeof(float));
+  }
+}
+
+template <attn_dtype type, int element_bytes>
+void load_rows_of(const char* base, int64_t row_bytes, int64_t rows, int64_t index, int64_t n,
+                  float factor, float* out, int64_t out_stride) {
+  if (factor == 1) {
+    load_rows_as<type, element_bytes, false>(base, row_bytes, rows, index, n, 1, out, out_stride);
+  } else {
+    load_rows_as<type, element_bytes, true>(base, row_bytes, rows, index, n, factor, out,
+                                            out_stride);
   }
 }
 
