@@ -208,7 +208,7 @@ class Item {
     bool masked = false;
     if (p_.has(ATTN_BLOCK_MASK) && !mark_blocks(base, begin, end, &masked)) return;
     bool all_exist;
-    const KeyRows k = reader_.load_keys(base, begin, end, t_.wanted, &all_exist);
+    const Rows k = reader_.load_keys(base, begin, end, t_.wanted, &all_exist);
     if (shape_.prefetch) reader_.prefetch(base, begin, end, true);
     const bool add = masked || !all_exist || p_.bias_type != ATTN_DTYPE_NONE;
     if (add) {
@@ -218,9 +218,13 @@ class Item {
     for (int64_t row = 0; row < padded_; row += shape_.panel) {
       score_panel(row, base, begin, k, add);
     }
-    const KeyRows v = reader_.load_values(base, begin, end, add ? t_.seen : t_.wanted);
+    const Rows v = reader_.load_values(base, begin, end, add ? t_.seen : t_.wanted);
+    if (v.first != reinterpret_cast<const char*>(t_.values + begin * shape_.slab)) {
+      accumulate_stored(base, begin, v);
+      return;
+    }
     for (int64_t column = 0; column < shape_.value_width; column += shape_.slab) {
-      const float* values = v.first + column / shape_.slab * v.slab_stride;
+      const float* values = t_.values + column * shape_.keys;
       for (int64_t panel = 0; panel < padded_; panel += shape_.panel) {
         const int64_t panel_end = std::min(panel + shape_.panel, count_);
         for (int64_t row = panel; row < panel_end; row += rows_at_once) {
@@ -230,27 +234,39 @@ class Item {
           ops_.accumulate(
               shape_.slab_vectors, int(rows),
               t_.scores + panel * shape_.keys + keys.begin * shape_.panel + (row - panel),
-              shape_.panel, values + (keys.begin - begin) * v.stride, v.stride,
-              keys.end - keys.begin, t_.rescale + row, t_.out + row * shape_.value_width + column,
-              shape_.value_width);
+              shape_.panel, values + keys.begin * shape_.slab, shape_.slab, keys.end - keys.begin,
+              t_.rescale + row, t_.out + row * shape_.value_width + column, shape_.value_width);
         }
       }
     }
   }
 
-  void score_panel(int64_t row, int64_t base, int64_t begin, const KeyRows& k, bool add) {
+  // Few rows; values in the caller's memory.
+  void accumulate_stored(int64_t base, int64_t begin, Rows values) {
+    const Keys keys = keys_of(0, count_, base);
+    if (keys.begin >= keys.end) return;
+    values.first += (keys.begin - begin) * values.row_bytes;
+    for (int64_t column = 0; column < shape_.value_width; column += shape_.slab) {
+      ops_.accumulate_few(shape_.slab_vectors, int(count_), t_.scores + keys.begin * shape_.panel,
+                          values, column, keys.end - keys.begin, t_.rescale, t_.out + column,
+                          shape_.value_width);
+    }
+  }
+
+  void score_panel(int64_t row, int64_t base, int64_t begin, Rows k, bool add) {
     const Keys keys = keys_of(row, shape_.panel, base);
     if (keys.begin >= keys.end) return;
     const int vectors = shape_.panel_vectors;
     const int64_t num_keys = keys.end - keys.begin;
     float* scores = t_.scores + row * shape_.keys + keys.begin * shape_.panel;
-    const float* first_key = k.first + (keys.begin - begin) * k.stride;
+    k.first += (keys.begin - begin) * k.row_bytes;
     if (shape_.few_rows) {
-      ops_.scores_few(int(count_), t_.queries, shape_.key_stride, first_key, k.stride,
-                      shape_.key_stride, num_keys, scores, t_.tile_max + row);
+      ops_.scores_few(int(count_), t_.queries, shape_.key_stride, k, shape_.key_stride, num_keys,
+                      scores, t_.tile_max + row);
     } else {
-      ops_.scores(vectors, t_.queries + row * p_.head_dim, first_key, k.stride, p_.head_dim,
-                  num_keys, scores, t_.tile_max + row);
+      ops_.scores(vectors, t_.queries + row * p_.head_dim, reinterpret_cast<const float*>(k.first),
+                  k.row_bytes / int64_t(sizeof(float)), p_.head_dim, num_keys, scores,
+                  t_.tile_max + row);
     }
     if (!raw_ || add || !keys.all) {
       ScoreRules rules{};

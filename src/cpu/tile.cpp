@@ -19,6 +19,10 @@ bool all_marked(const uint8_t* marks, int64_t count) {
   return std::all_of(marks, marks + count, [](uint8_t mark) { return mark != 0; });
 }
 
+Rows tile_rows(const float* first, int64_t stride) {
+  return {reinterpret_cast<const char*>(first), stride * int64_t(sizeof(float)), ATTN_F32, 1};
+}
+
 // Calls visit(first, count, marked) for runs of equal marks.
 template <class Visit>
 void for_each_marked(const uint8_t* marks, int64_t count, Visit&& visit) {
@@ -161,10 +165,9 @@ void KeyReader::for_each_run(int64_t base, int64_t begin, int64_t end, Visit&& v
   }
 }
 
-KeyRows KeyReader::load_keys(int64_t base, int64_t begin, int64_t end, uint8_t* wanted,
-                             bool* exist) {
+Rows KeyReader::load_keys(int64_t base, int64_t begin, int64_t end, uint8_t* wanted, bool* exist) {
   const int64_t dim = p_.head_dim, stride = shape_.key_stride;
-  KeyRows rows{t_.keys + begin * stride, stride, 0};
+  Rows rows = tile_rows(t_.keys + begin * stride, stride);
   seek(base + begin);
   *exist = true;
   for_each_run(
@@ -174,10 +177,10 @@ KeyRows KeyReader::load_keys(int64_t base, int64_t begin, int64_t end, uint8_t* 
         const float factor = view.k_descale(key, kv_head_, p_.heads_kv);
         if (!run.k) {
           for (int64_t n = 0; n < count; ++n) *exist &= !std::exchange(wanted[c + n], uint8_t(0));
-        } else if (count == end - begin && type == ATTN_F32 && factor == 1 &&
-                   (dim == stride || !shape_.few_rows) && all_marked(wanted + c, count)) {
-          rows = {reinterpret_cast<const float*>(run.k), view.k_row_bytes / int64_t(sizeof(float)),
-                  0};
+        } else if (count == end - begin && all_marked(wanted + c, count) &&
+                   (shape_.few_rows ? dim == stride && (ops_.few_types >> type & 1)
+                                    : type == ATTN_F32 && factor == 1)) {
+          rows = {run.k, view.k_row_bytes, type, factor};
           return;
         }
         for_each_marked(wanted + c, count, [&](int64_t n, int64_t length, bool marked) {
@@ -197,18 +200,18 @@ KeyRows KeyReader::load_keys(int64_t base, int64_t begin, int64_t end, uint8_t* 
   return rows;
 }
 
-KeyRows KeyReader::load_values(int64_t base, int64_t begin, int64_t end, const uint8_t* wanted) {
+Rows KeyReader::load_values(int64_t base, int64_t begin, int64_t end, const uint8_t* wanted) {
   const int64_t dim = p_.head_dim_v, slab = shape_.slab;
-  KeyRows rows{t_.values + begin * slab, slab, shape_.keys * slab};
+  Rows rows = tile_rows(t_.values + begin * slab, slab);
   for_each_run(
       base, begin, end,
       [&](const SegmentView& view, int64_t key, int64_t c, const KeyRun& run, int64_t count) {
         const attn_dtype type = view.shape->v_type;
         const float factor = view.v_descale(key, kv_head_, p_.heads_kv);
-        if (shape_.few_rows && count == end - begin && type == ATTN_F32 && factor == 1 &&
-            dim == shape_.value_width && run.v && all_marked(wanted + c, count)) {
-          rows = {reinterpret_cast<const float*>(run.v), view.v_row_bytes / int64_t(sizeof(float)),
-                  slab};
+        if (shape_.few_rows && count == end - begin && run.v && dim == shape_.value_width &&
+            (ops_.few_types >> type & 1) && (!wide_type(type) || factor == 1) &&
+            all_marked(wanted + c, count)) {
+          rows = {run.v, view.v_row_bytes, type, factor};
           return;
         }
         for_each_marked(wanted + c, count, [&](int64_t n, int64_t length, bool marked) {

@@ -63,14 +63,6 @@ void load_rows(const TileOps& ops, attn_dtype type, const char* base, int64_t ro
 void store_row(const TileOps& ops, attn_dtype type, float* in, float factor, int64_t n, void* base,
                int64_t index);
 
-// Where keys [begin, ...) of a tile lie after loading: in the tile, or still in the caller's
-// memory.
-struct KeyRows {
-  const float* first;
-  int64_t stride;       // between keys
-  int64_t slab_stride;  // values: between slabs
-};
-
 // Loads the tiles of one sequence and head in ascending order.
 class KeyReader {
  public:
@@ -85,12 +77,13 @@ class KeyReader {
         kv_head_(kv_head),
         view_(segment_view(problem, args, b, 0, 0)) {}
 
-  // Loads those of keys [base + begin, base + end) that `wanted` marks; the others become zeros and
+  // Finds those of keys [base + begin, base + end) that `wanted` marks; the others become zeros and
   // are not read. `exist` is false if a wanted key does not exist (a bad page): its mark is taken
-  // away.
-  KeyRows load_keys(int64_t base, int64_t begin, int64_t end, uint8_t* wanted, bool* exist);
-  // The values of the same keys.
-  KeyRows load_values(int64_t base, int64_t begin, int64_t end, const uint8_t* wanted);
+  // away. The rows lie in the tile, as f32, or still in the caller's memory: for few_rows as they
+  // are stored.
+  Rows load_keys(int64_t base, int64_t begin, int64_t end, uint8_t* wanted, bool* exist);
+  // The values of the same keys; the rows of the tile's first slab if they lie there.
+  Rows load_values(int64_t base, int64_t begin, int64_t end, const uint8_t* wanted);
   // Has the keys, or the values, on their way to the cache.
   void prefetch(int64_t base, int64_t begin, int64_t end, bool values) const;
 
