@@ -66,6 +66,9 @@ TileShape::TileShape(const Problem& p, const TileOps& ops, int threads) {
   const bool decode = all_rows <= decode_rows;
   prefetch = decode && !p.has(ATTN_BLOCK_MASK);  // what a mask hides is not read
   keys = decode ? 32 : most_tile_keys;
+  for (int64_t n = 0; few_rows && n < p.num_segments; ++n) {  // a page is read where it lies
+    if (p.segment[n].layout == ATTN_PAGED && p.segment[n].page_size == keys / 2) keys /= 2;
+  }
   part_keys = round_up(std::max(least_part, p.fixed_split), keys);
   const int64_t limit_of_parts = p.fixed_split > 0 ? fixed_parts : ceil_div(fixed_parts, sequences);
   most_parts = decode ? std::clamp<int64_t>(p.seqlen_kv / part_keys, 1, limit_of_parts) : 1;

@@ -59,8 +59,8 @@ ATTN_INLINE Vec fp8_to_f32(const char* from) {
   if constexpr (type == ATTN_F8_E5M2) return f16_to_f32(wide << 8);
   const Halves code = (wide << 7) & 0xbf80;
   if constexpr (type == ATTN_F8_E4M3FN) {
-    const Halves nan = reinterpret_cast<Halves>((code & 0x3f80) == 0x3f80);
-    return f16_to_f32(code | (nan & 0x7c00)) * 256;
+    // The code of NaN, and no other, carries into bit 14, which makes an f16 of all ones.
+    return f16_to_f32(code | ((code + 0x80) & 0x4000)) * 256;
   } else {
     const Halves nan = reinterpret_cast<Halves>(code == 0x8000);
     return f16_to_f32(code | (nan & 0x7e00)) * 128;
