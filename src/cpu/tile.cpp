@@ -69,7 +69,7 @@ TileShape::TileShape(const Problem& p, const TileOps& ops, int threads) {
   for (int64_t n = 0; few_rows && n < p.num_segments; ++n) {  // a page is read where it lies
     if (p.segment[n].layout == ATTN_PAGED && p.segment[n].page_size == keys / 2) keys /= 2;
   }
-  part_keys = round_up(std::max(least_part, p.fixed_split), keys);
+  part_keys = round_up(std::max(least_part, std::min(p.fixed_split, p.seqlen_kv)), keys);
   const int64_t limit_of_parts = p.fixed_split > 0 ? fixed_parts : ceil_div(fixed_parts, sequences);
   most_parts = decode ? std::clamp<int64_t>(p.seqlen_kv / part_keys, 1, limit_of_parts) : 1;
   const int64_t items = sequences * most_parts;
