@@ -35,8 +35,8 @@ void for_each_marked(const uint8_t* marks, int64_t count, Visit&& visit) {
 
 }  // namespace
 
-// Query rows of a head up to which a problem counts as decode.
-constexpr int64_t decode_rows = 128;
+// Query rows of a head up to which it waits for memory, and up to which its keys are cut.
+constexpr int64_t waiting_rows = 64, cut_rows = 128;
 // Keys of a part at least, and so many parts in all, or in each sequence with a fixed split, at
 // most: what the parts leave behind stays small beside the keys.
 constexpr int64_t least_part = 512, fixed_parts = 512;
@@ -61,19 +61,21 @@ TileShape::TileShape(const Problem& p, const TileOps& ops, int threads) {
   // Large items reuse each K/V tile more often; many items keep all threads busy to the end.
   rows = p.has(ATTN_BLOCK_MASK) ? 128 : most_rows;
   const int64_t sequences = std::max<int64_t>(1, p.batch * p.heads_kv);
-  // Few queries: the keys are cut instead. Tiles stay in the first cache, and the heads of a token,
-  // which mostly lie side by side, are read one behind the other.
-  const bool decode = all_rows <= decode_rows;
-  prefetch = decode && !p.has(ATTN_BLOCK_MASK);  // what a mask hides is not read
-  keys = decode ? 32 : most_tile_keys;
+  // Few rows wait for memory: tiles stay in the first cache, and the heads of a token, which mostly
+  // lie side by side, are read one behind the other.
+  const bool waits = all_rows <= waiting_rows;
+  prefetch = waits && !p.has(ATTN_BLOCK_MASK);  // what a mask hides is not read
+  keys = waits ? 32 : most_tile_keys;
   for (int64_t n = 0; few_rows && n < p.num_segments; ++n) {  // a page is read where it lies
     if (p.segment[n].layout == ATTN_PAGED && p.segment[n].page_size == keys / 2) keys /= 2;
   }
+  // Where rows do not make items enough, the keys are cut.
   part_keys = round_up(std::max(least_part, std::min(p.fixed_split, p.seqlen_kv)), keys);
   const int64_t limit_of_parts = p.fixed_split > 0 ? fixed_parts : ceil_div(fixed_parts, sequences);
-  most_parts = decode ? std::clamp<int64_t>(p.seqlen_kv / part_keys, 1, limit_of_parts) : 1;
+  most_parts =
+      all_rows <= cut_rows ? std::clamp<int64_t>(p.seqlen_kv / part_keys, 1, limit_of_parts) : 1;
   const int64_t items = sequences * most_parts;
-  heads = decode && heads_side_by_side(p) ? std::min(p.heads_kv, most_heads) : 1;
+  heads = waits && heads_side_by_side(p) ? std::min(p.heads_kv, most_heads) : 1;
   while (heads > 1 && items < 4 * threads * heads) heads = ceil_div(heads, 2);
   while (rows > 48 && items * ceil_div(all_rows, rows) < 5 * threads) rows /= 2;
   rows = round_up(std::min(rows, all_rows), panel);
