@@ -1,6 +1,6 @@
 """Decode on the CPU: libattn beside PyTorch, on all cores.
 
-    PYTHONPATH=build/release/python python3 bench/decode.py --commit $(git rev-parse --short HEAD) --out docs/measured/NAME.json
+    python3 bench/decode.py --commit $(git rev-parse --short HEAD) --out docs/measured/NAME.json
 
 Contenders take turns in every round; a ratio is taken within a round, and the median over rounds counts. docs/bench.md.
 """

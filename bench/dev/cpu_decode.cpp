@@ -1,8 +1,7 @@
 // Decode on the cpu backend beside a plain sum over the same keys and values by as many threads:
 //   g++ -O3 -march=native -std=c++20 -Iinclude bench/dev/cpu_decode.cpp -o cpu_decode -ldl -pthread
-//   cpu_decode LIBATTN.so... [--only f32,paged] [--batch 4] [--heads 32/8] [--keys 4096] [--dim
-//   128]
-//              [--queries 1] [--threads N] [--rounds 15]
+//   cpu_decode LIBATTN.so... [--only f32,paged] [--batch 4] [--heads 32/8] [--keys 4096]
+//              [--dim 128] [--queries 1] [--threads N] [--rounds 15]
 //              [--cpu-time 1: the time on all cores, where other work runs]
 // Contenders take turns in every round; medians. "share" is the sum's time over the library's.
 #include <dlfcn.h>
