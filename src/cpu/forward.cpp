@@ -1,10 +1,12 @@
-// The cpu kernel: blocked online softmax in float32. A work item is a block of query rows of one
-// (batch, kv head); it goes over the tiles of keys that its rows see and keeps its state in one
-// thread's scratch.
+// The cpu kernel: blocked online softmax in float32. A work item is a block of query rows of a few
+// (batch, kv head); it goes over the tiles of keys that its rows see, of a part of the sequence
+// where there are several, and keeps its state in one thread's scratch.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include "core/interrupt.h"
 #include "cpu/kernels.h"
@@ -23,11 +25,46 @@ constexpr int64_t rows_at_once = 6;  // of TileOps::accumulate
 constexpr double work_per_nanosecond = 120;
 constexpr double fetch_cost = 12;
 
+// What the parts of a sequence leave to be merged: each row's largest score in units of the natural
+// logarithm, the sum of its weights, the weighted sum of values; and the parts that are done.
+struct Parts {
+  int64_t rows, row_values, count;  // of a sequence's head; floats of a row; parts
+  double* max = nullptr;            // [sequence][part][row]
+  float *sum = nullptr, *out = nullptr;
+  std::atomic<int32_t>* done = nullptr;  // [sequence][row]: of the block that starts there
+
+  Parts(const Problem& p, const TileShape& shape)
+      : rows(std::max<int64_t>(1, p.seqlen_q) * p.group()),
+        row_values(shape.value_width),
+        count(shape.most_parts) {}
+
+  // As Tile::place.
+  size_t place(const Problem& p, char* base) {
+    if (count == 1) return 0;
+    size_t used = 0;
+    const auto take = [&](auto*& pointer, int64_t count) {
+      if (base) pointer = reinterpret_cast<std::decay_t<decltype(pointer)>>(base + used);
+      used += size_t(ceil_div(count * int64_t(sizeof(*pointer)), 256) * 256);
+    };
+    const int64_t sequences = p.batch * p.heads_kv;
+    take(max, sequences * count * rows);
+    take(sum, sequences * count * rows);
+    take(out, sequences * count * rows * row_values);
+    take(done, sequences * rows);
+    if (base) std::uninitialized_fill_n(done, sequences * rows, 0);
+    return used;
+  }
+  int64_t at(int64_t sequence, int64_t part, int64_t row) const {
+    return (sequence * count + part) * rows + row;
+  }
+};
+
+// A block of query rows of one (batch, kv head) and one part of its keys.
 class Item {
  public:
   Item(const Problem& problem, const Args& args, const TileOps& ops, const TileShape& shape,
-       const Tile& tile, Interrupt& interrupt, int thread, int64_t b, int64_t kv_head,
-       int64_t block)
+       const Tile& tile, const Parts& parts, Interrupt& interrupt, int thread, int64_t b,
+       int64_t kv_head, int64_t block, int64_t part)
       : interrupt_(interrupt),
         thread_(thread),
         p_(problem),
@@ -35,43 +72,82 @@ class Item {
         ops_(ops),
         shape_(shape),
         t_(tile),
+        parts_(parts),
         b_(b),
         kv_head_(kv_head),
         query_(query_view(problem, args, b)),
         first_row_(block * shape.rows),
-        count_(std::min(shape.rows, query_.length * problem.group() - first_row_)) {}
-
-  void run() {
+        count_(std::min(shape.rows, query_.length * problem.group() - first_row_)),
+        padded_(ceil_div(count_, shape.panel) * shape.panel),
+        seqlen_kv_(sequence_length_kv(problem, args, b)),
+        part_(part),
+        reader_(problem, args, ops, shape, t_, b, kv_head) {
     if (count_ <= 0) return;
-    padded_ = (count_ + shape_.panel - 1) / shape_.panel * shape_.panel;
-    seqlen_kv_ = sequence_length_kv(p_, args_, b_);
     // Scores stay raw where nothing is added to them; the softmax then applies the scale.
     const float magnitude = std::abs(p_.scale);
     raw_ = p_.softcap == 0 && p_.bias_type == ATTN_DTYPE_NONE && !p_.has(ATTN_ALIBI) &&
            magnitude > 1e-30f && magnitude < 1e30f;
     log2_scale_ = float(raw_ ? magnitude * log2_e : log2_e);
+    cut_keys();
+    if (part_ >= num_parts_) return;
     start_rows();
     if (first_key_ < last_key_) {
       load_queries(p_, args_, ops_, shape_, t_, b_, kv_head_, first_row_, count_,
                    raw_ && p_.scale < 0 ? -1.0f : 1.0f);
-      KeyReader reader(p_, args_, ops_, shape_, t_, b_, kv_head_);
-      for (int64_t base = first_key_ / tile_keys * tile_keys; base < last_key_; base += tile_keys) {
-        if (stop(count_ * (p_.head_dim + p_.head_dim_v))) return;
-        one_tile(reader, base);
-      }
     }
-    if (interrupt_.stopped()) return;  // while the rows started
-    for (int64_t row = 0; row < count_; ++row) finish_row(row);
+  }
+
+  // The tiles of an item are those from keys_begin() to keys_end(), none if they are the same.
+  int64_t keys_begin() const { return first_key_ / shape_.keys * shape_.keys; }
+  int64_t keys_end() const { return std::max(last_key_, keys_begin()); }
+  // `next` is the item whose turn is next, at its tile next_base. False: the call is to end.
+  bool tile(int64_t base, const Item& next, int64_t next_base) {
+    if (stop(count_ * (p_.head_dim + p_.head_dim_v))) return false;
+    one_tile(base, next, next_base);
+    return true;
+  }
+
+  void finish() {
+    if (interrupt_.stopped() || count_ <= 0 || part_ >= num_parts_) return;
+    if (num_parts_ == 1) {
+      for (int64_t row = 0; row < count_; ++row) finish_row(row, row_max(row), t_.sum[row]);
+      return;
+    }
+    for (int64_t row = 0; row < count_; ++row) leave_row(row);
+    std::atomic<int32_t>& done = parts_.done[sequence() * parts_.rows + first_row_];
+    if (done.fetch_add(1, std::memory_order_acq_rel) + 1 < num_parts_) return;
+    for (int64_t row = 0; row < count_; ++row) merge_row(row);
   }
 
  private:
   // Before `operations` on each key of a tile.
   bool stop(int64_t operations) const {
-    return interrupt_.stop(thread_, tile_keys * operations / 32);
+    return interrupt_.stop(thread_, shape_.keys * operations / 32);
   }
   int64_t query_of(int64_t row) const { return (first_row_ + row) / p_.group(); }
   int64_t head_of(int64_t row) const {
     return kv_head_ * p_.group() + (first_row_ + row) % p_.group();
+  }
+
+  // Keys or values of a tile, while the one before is computed.
+  void prefetch(int64_t base, bool values) const {
+    if (!shape_.prefetch || base >= keys_end()) return;
+    reader_.prefetch(base, std::max(first_key_ - base, int64_t(0)),
+                     std::min(last_key_ - base, shape_.keys), values);
+  }
+  int64_t sequence() const { return b_ * p_.heads_kv + kv_head_; }
+
+  // What the sequence's queries see of its keys becomes parts of whole tiles.
+  void cut_keys() {
+    const RangeMask mask = p_.range_mask();
+    const int64_t begin = mask.keys(0, query_.length, seqlen_kv_).begin / shape_.keys * shape_.keys;
+    const int64_t end = mask.keys(query_.length - 1, query_.length, seqlen_kv_).end;
+    const int64_t count = std::max<int64_t>(0, end - begin);
+    const int64_t tiles = ceil_div(ceil_div(count, shape_.most_parts), shape_.keys);
+    const int64_t keys = std::max(shape_.part_keys, tiles * shape_.keys);
+    num_parts_ = shape_.most_parts == 1 ? 1 : std::max<int64_t>(1, ceil_div(count, keys));
+    part_begin_ = part_ == 0 ? 0 : begin + part_ * keys;
+    part_end_ = part_ == num_parts_ - 1 ? seqlen_kv_ : begin + (part_ + 1) * keys;
   }
 
   void start_rows() {
@@ -81,6 +157,8 @@ class Item {
     for (int64_t row = 0; row < padded_; ++row) {
       KeyRange range{0, 0};
       if (row < count_) range = mask.keys(query_of(row), query_.length, seqlen_kv_);
+      range.begin = std::max<int64_t>(range.begin, part_begin_);
+      range.end = std::min<int64_t>(range.end, part_end_);
       if (range.end <= range.begin) range = {0, 0};
       t_.begin[row] = range.begin;
       t_.end[row] = range.end;
@@ -108,10 +186,10 @@ class Item {
     bool all;  // every row sees all of it
   };
   Keys keys_of(int64_t row, int64_t count, int64_t base) const {
-    Keys keys{tile_keys, 0, true};
+    Keys keys{shape_.keys, 0, true};
     for (int64_t r = row; r < std::min(row + count, count_); ++r) {
       const int64_t begin = std::max<int64_t>(t_.begin[r] - base, 0);
-      const int64_t end = std::min(t_.end[r] - base, tile_keys);
+      const int64_t end = std::min(t_.end[r] - base, shape_.keys);
       if (begin >= end) continue;
       keys.begin = std::min(keys.begin, begin);
       keys.end = std::max(keys.end, end);
@@ -122,56 +200,75 @@ class Item {
     return keys;
   }
 
-  void one_tile(KeyReader& reader, int64_t base) {
+  void one_tile(int64_t base, const Item& next, int64_t next_base) {
     const int64_t begin = std::max(first_key_ - base, int64_t(0));
-    const int64_t end = std::min(last_key_ - base, tile_keys);
-    std::fill_n(t_.wanted, tile_keys, uint8_t(1));
+    const int64_t end = std::min(last_key_ - base, shape_.keys);
+    std::fill_n(t_.wanted, shape_.keys, uint8_t(1));
     bool masked = false;
     if (p_.has(ATTN_BLOCK_MASK) && !mark_blocks(base, begin, end, &masked)) return;
     bool all_exist;
-    const KeyRows k = reader.load_keys(base, begin, end, t_.wanted, &all_exist);
+    const Rows k = reader_.load_keys(base, begin, end, t_.wanted, &all_exist);
+    next.prefetch(next_base, false);
     const bool add = masked || !all_exist || p_.bias_type != ATTN_DTYPE_NONE;
     if (add) {
       fill_add(base, begin, end, masked, all_exist);
-      std::fill_n(t_.seen, tile_keys, uint8_t(0));
+      std::fill_n(t_.seen, shape_.keys, uint8_t(0));
     }
     for (int64_t row = 0; row < padded_; row += shape_.panel) {
       score_panel(row, base, begin, k, add);
     }
-    const KeyRows v = reader.load_values(base, begin, end, add ? t_.seen : t_.wanted);
+    next.prefetch(next_base, true);
+    const Rows v = reader_.load_values(base, begin, end, add ? t_.seen : t_.wanted);
+    if (v.first != reinterpret_cast<const char*>(t_.values + begin * shape_.slab)) {
+      accumulate_stored(base, begin, v);
+      return;
+    }
     for (int64_t column = 0; column < shape_.value_width; column += shape_.slab) {
-      const float* values = v.first + column / shape_.slab * v.slab_stride;
+      const float* values = t_.values + column * shape_.keys;
       for (int64_t panel = 0; panel < padded_; panel += shape_.panel) {
         const int64_t panel_end = std::min(panel + shape_.panel, count_);
         for (int64_t row = panel; row < panel_end; row += rows_at_once) {
           const int64_t rows = std::min(rows_at_once, panel_end - row);
           const Keys keys = keys_of(row, rows, base);
           if (keys.begin >= keys.end) continue;
-          ops_.accumulate(shape_.slab_vectors, int(rows),
-                          t_.scores + panel * tile_keys + keys.begin * shape_.panel + (row - panel),
-                          shape_.panel, values + (keys.begin - begin) * v.stride, v.stride,
-                          keys.end - keys.begin, t_.rescale + row,
-                          t_.out + row * shape_.value_width + column, shape_.value_width);
+          ops_.accumulate(
+              shape_.slab_vectors, int(rows),
+              t_.scores + panel * shape_.keys + keys.begin * shape_.panel + (row - panel),
+              shape_.panel, values + keys.begin * shape_.slab, shape_.slab, keys.end - keys.begin,
+              t_.rescale + row, t_.out + row * shape_.value_width + column, shape_.value_width);
         }
       }
     }
   }
 
-  void score_panel(int64_t row, int64_t base, int64_t begin, const KeyRows& k, bool add) {
+  // Few rows; values in the caller's memory.
+  void accumulate_stored(int64_t base, int64_t begin, Rows values) {
+    const Keys keys = keys_of(0, count_, base);
+    if (keys.begin >= keys.end) return;
+    values.first += (keys.begin - begin) * values.row_bytes;
+    for (int64_t column = 0; column < shape_.value_width; column += shape_.slab) {
+      ops_.accumulate_few(shape_.slab_vectors, int(count_), t_.scores + keys.begin * shape_.panel,
+                          values, column, keys.end - keys.begin, t_.rescale, t_.out + column,
+                          shape_.value_width);
+    }
+  }
+
+  void score_panel(int64_t row, int64_t base, int64_t begin, Rows k, bool add) {
     const Keys keys = keys_of(row, shape_.panel, base);
     if (keys.begin >= keys.end) return;
     const int vectors = shape_.panel_vectors;
     const int64_t num_keys = keys.end - keys.begin;
-    float* scores = t_.scores + row * tile_keys + keys.begin * shape_.panel;
-    const float* first_key = k.first + (keys.begin - begin) * k.stride;
+    float* scores = t_.scores + row * shape_.keys + keys.begin * shape_.panel;
+    k.first += (keys.begin - begin) * k.row_bytes;
     if (shape_.few_rows) {
-      ops_.scores_few(int(count_), t_.queries, shape_.key_stride, first_key, k.stride,
-                      shape_.key_stride, num_keys, scores);
+      ops_.scores_few(int(count_), t_.queries, shape_.key_stride, k, shape_.key_stride, num_keys,
+                      scores, t_.tile_max + row);
     } else {
-      ops_.scores(vectors, t_.queries + row * p_.head_dim, first_key, k.stride, p_.head_dim,
-                  num_keys, scores, t_.tile_max + row);
+      ops_.scores(vectors, t_.queries + row * p_.head_dim, reinterpret_cast<const float*>(k.first),
+                  k.row_bytes / int64_t(sizeof(float)), p_.head_dim, num_keys, scores,
+                  t_.tile_max + row);
     }
-    if (!raw_ || add || !keys.all || shape_.few_rows) {
+    if (!raw_ || add || !keys.all) {
       ScoreRules rules{};
       if (!raw_) rules.scale = p_.scale;
       rules.softcap = p_.softcap;
@@ -188,12 +285,12 @@ class Item {
         rules.begin = t_.tile_begin + row;
         rules.end = t_.tile_end + row;
         for (int64_t r = row; r < row + shape_.panel; ++r) {
-          t_.tile_begin[r] = int32_t(std::clamp<int64_t>(t_.begin[r] - base, 0, tile_keys));
-          t_.tile_end[r] = int32_t(std::clamp<int64_t>(t_.end[r] - base, 0, tile_keys));
+          t_.tile_begin[r] = int32_t(std::clamp<int64_t>(t_.begin[r] - base, 0, shape_.keys));
+          t_.tile_end[r] = int32_t(std::clamp<int64_t>(t_.end[r] - base, 0, shape_.keys));
         }
       }
       if (add) {
-        rules.add = t_.add + row * tile_keys;
+        rules.add = t_.add + row * shape_.keys;
         rules.seen = t_.seen;
       }
       ops_.apply_rules(vectors, rules, keys.begin, num_keys, scores, t_.tile_max + row);
@@ -220,7 +317,7 @@ class Item {
 
   // Clears `wanted` where all blocks are EMPTY. False: nothing of the tile is visible.
   bool mark_blocks(int64_t base, int64_t begin, int64_t end, bool* masked) {
-    std::fill_n(t_.wanted, tile_keys, uint8_t(0));
+    std::fill_n(t_.wanted, shape_.keys, uint8_t(0));
     bool any = false;
     for_each_block(base, begin, end,
                    [&](int64_t, int64_t, int64_t key, int64_t key_end, const BlockView& block) {
@@ -252,12 +349,12 @@ class Item {
     constexpr int64_t chains = 16;  // so that it becomes vector code
     float top[chains];
     std::fill_n(top, chains, -infinity);
-    for (int64_t key = t_.begin[row]; key < t_.end[row]; key += tile_keys) {
+    for (int64_t key = t_.begin[row]; key < t_.end[row]; key += most_tile_keys) {
       if (stop(32)) return 0;
-      float bias[tile_keys];
-      const int64_t count = std::min(tile_keys, t_.end[row] - key);
+      float bias[most_tile_keys];
+      const int64_t count = std::min(most_tile_keys, t_.end[row] - key);
       read_bias(row, key, count, bias);
-      std::fill(bias + count, bias + tile_keys, -infinity);
+      std::fill(bias + count, bias + most_tile_keys, -infinity);
       for (int64_t n = 0; n < count; n += chains) {
         for (int64_t c = 0; c < chains; ++c) top[c] = bias[n + c] > top[c] ? bias[n + c] : top[c];
       }
@@ -267,7 +364,7 @@ class Item {
   }
 
   float& add_at(int64_t row, int64_t key) {
-    return t_.add[row / shape_.panel * shape_.panel * tile_keys + key * shape_.panel +
+    return t_.add[row / shape_.panel * shape_.panel * shape_.keys + key * shape_.panel +
                   row % shape_.panel];
   }
 
@@ -278,7 +375,7 @@ class Item {
       } else if (p_.bias_type == ATTN_DTYPE_NONE) {
         for (int64_t c = begin; c < end; ++c) add_at(row, c) = 0;
       } else {
-        float bias[tile_keys];
+        float bias[most_tile_keys];
         read_bias(row, base + begin, end - begin, bias);
         for (int64_t c = begin; c < end; ++c) add_at(row, c) = bias[c - begin] - t_.bias_base[row];
       }
@@ -305,13 +402,59 @@ class Item {
     }
   }
 
-  void finish_row(int64_t row) {
-    const int64_t head = head_of(row), i = query_of(row);
-    double sum = t_.sum[row];
-    double max = -infinity;  // in units of the natural logarithm
-    if (sum != 0) max = double(t_.max[row]) * (raw_ ? std::abs(double(p_.scale)) : 1);
+  // In units of the natural logarithm.
+  double row_max(int64_t row) const {
+    if (t_.sum[row] == 0) return -infinity;
+    double max = double(t_.max[row]) * (raw_ ? std::abs(double(p_.scale)) : 1);
     if (p_.bias_type != ATTN_DTYPE_NONE) max += t_.bias_base[row];
     if (p_.has(ATTN_ALIBI)) max -= double(t_.slope[row]) * t_.nearest[row];
+    return max;
+  }
+
+  void leave_row(int64_t row) {
+    const int64_t at = parts_.at(sequence(), part_, first_row_ + row);
+    parts_.max[at] = row_max(row);
+    parts_.sum[at] = t_.sum[row];
+    float* out = parts_.out + at * parts_.row_values;
+    // A NaN of V may have got into the sum with weight 0.
+    if (t_.sum[row] == 0) {
+      std::fill_n(out, parts_.row_values, 0.0f);
+    } else {
+      std::copy_n(t_.out + row * parts_.row_values, parts_.row_values, out);
+    }
+  }
+
+  // In the order of the parts, whoever computed them.
+  void merge_row(int64_t row) {
+    const int64_t first = parts_.at(sequence(), 0, first_row_ + row);
+    double max = -infinity, sum = 0;
+    for (int64_t part = 0; part < num_parts_; ++part) {
+      max = std::max(max, parts_.max[first + part * parts_.rows]);
+    }
+    const float one = 1;
+    const int64_t stride = parts_.rows * parts_.row_values;
+    std::fill_n(t_.out + row * parts_.row_values, parts_.row_values, 0.0f);
+    constexpr int64_t at_once = 64;
+    for (int64_t part = 0; part < num_parts_; part += at_once) {
+      const int64_t count = std::min(at_once, num_parts_ - part);
+      float weight[at_once];
+      for (int64_t n = 0; n < count; ++n) {
+        const int64_t at = first + (part + n) * parts_.rows;
+        weight[n] = max == -infinity ? 0 : float(std::exp(parts_.max[at] - max));
+        sum += double(weight[n]) * parts_.sum[at];
+      }
+      const float* out = parts_.out + (first + part * parts_.rows) * parts_.row_values;
+      for (int64_t column = 0; column < parts_.row_values; column += shape_.slab) {
+        ops_.accumulate(shape_.slab_vectors, 1, weight, 1, out + column, stride, count, &one,
+                        t_.out + row * parts_.row_values + column, parts_.row_values);
+      }
+    }
+    finish_row(row, max, sum);
+  }
+
+  void finish_row(int64_t row, double max, double sum) {
+    const int64_t head = head_of(row), i = query_of(row);
+    const bool none = sum == 0;
     double factor = 1;
     if (p_.has(ATTN_SINKS)) {
       const double sink = args_.sinks[head];
@@ -323,7 +466,7 @@ class Item {
       }
     }
     float* out = t_.out + row * shape_.value_width;
-    if (t_.sum[row] == 0) {
+    if (none) {
       // A NaN of V may have got here with weight 0.
       std::fill_n(out, p_.head_dim_v, 0.0f);
       factor = 0;
@@ -342,13 +485,18 @@ class Item {
   const Args& args_;
   const TileOps& ops_;
   const TileShape& shape_;
-  const Tile& t_;
+  const Tile t_;
+  const Parts& parts_;
   const int64_t b_, kv_head_;
   const QueryView query_;
   const int64_t first_row_, count_;
-  int64_t padded_ = 0;  // count_ in whole panels
-  int64_t seqlen_kv_ = 0;
-  int64_t first_key_ = 0, last_key_ = 0;  // what any row of the item sees lies in between
+  const int64_t padded_;  // count_ in whole panels
+  const int64_t seqlen_kv_;
+  const int64_t part_;
+  KeyReader reader_;
+  int64_t num_parts_ = 1;                  // of the sequence
+  int64_t part_begin_ = 0, part_end_ = 0;  // keys
+  int64_t first_key_ = 0, last_key_ = 0;   // what any row of the item sees lies in between
   bool raw_ = false;
   float log2_scale_ = 0;
 };
@@ -364,7 +512,8 @@ int paying_threads(const Problem& p, int threads) {
 
 size_t workspace_bytes(const Problem& problem, const TileOps& ops, int threads) {
   const TileShape shape(problem, ops, paying_threads(problem, threads));
-  return size_t(threads) * Tile().place(problem, shape, nullptr);
+  return size_t(threads) * Tile().place(problem, shape, nullptr) +
+         Parts(problem, shape).place(problem, nullptr);
 }
 
 void run_forward(const Problem& p, const Args& args, const TileOps& ops, void* workspace,
@@ -373,19 +522,36 @@ void run_forward(const Problem& p, const Args& args, const TileOps& ops, void* w
   const int threads = paying_threads(p, pool.threads());
   const TileShape shape(p, ops, threads);
   const size_t bytes = Tile().place(p, shape, nullptr);
-  const int64_t sequences = p.batch * p.heads_kv;
-  const int64_t blocks = (p.seqlen_q * p.group() + shape.rows - 1) / shape.rows;
+  Parts parts(p, shape);
+  parts.place(p, static_cast<char*>(workspace) + size_t(pool.threads()) * bytes);
+  const int64_t blocks = ceil_div(p.seqlen_q * p.group(), shape.rows);
+  const int64_t heads = ceil_div(p.heads_kv, shape.heads);
   // The items of a sequence follow each other, its keys stay in the cache. Under a causal mask the
   // last rows see most: they go first.
   auto one = [&](int64_t item, int thread) {
-    Tile tile;
-    tile.place(p, shape, static_cast<char*>(workspace) + size_t(thread) * bytes);
-    const int64_t sequence = item / blocks;
-    Item(p, args, ops, shape, tile, interrupt, thread, sequence / p.heads_kv, sequence % p.heads_kv,
-         blocks - 1 - item % blocks)
-        .run();
+    const int64_t block = blocks - 1 - item % blocks;
+    const int64_t first_head = item / blocks % heads * shape.heads;
+    const int64_t part = item / blocks / heads % parts.count;
+    const int64_t b = item / blocks / heads / parts.count;
+    const int64_t num_heads = std::min(shape.heads, p.heads_kv - first_head);
+    std::optional<Item> items[TileShape::most_heads];
+    for (int64_t n = 0; n < num_heads; ++n) {
+      Tile tile;
+      tile.place(p, shape, static_cast<char*>(workspace) + size_t(thread) * bytes, n);
+      items[n].emplace(p, args, ops, shape, tile, parts, interrupt, thread, b, first_head + n,
+                       block, part);
+    }
+    // All heads see the same tiles.
+    for (int64_t base = items[0]->keys_begin(); base < items[0]->keys_end(); base += shape.keys) {
+      for (int64_t n = 0; n < num_heads; ++n) {
+        const bool last = n == num_heads - 1;
+        const Item& next = *items[last ? 0 : n + 1];
+        if (!items[n]->tile(base, next, last ? base + shape.keys : base)) return;
+      }
+    }
+    for (int64_t n = 0; n < num_heads; ++n) items[n]->finish();
   };
-  pool.for_each(blocks * sequences, one, &interrupt, threads);
+  pool.for_each(blocks * heads * parts.count * p.batch, one, &interrupt, threads);
 }
 
 double measure_fma_rate(const TileOps& ops, ThreadPool& pool) {

@@ -19,6 +19,10 @@ bool all_marked(const uint8_t* marks, int64_t count) {
   return std::all_of(marks, marks + count, [](uint8_t mark) { return mark != 0; });
 }
 
+Rows tile_rows(const float* first, int64_t stride) {
+  return {reinterpret_cast<const char*>(first), stride * int64_t(sizeof(float)), ATTN_F32, 1};
+}
+
 // Calls visit(first, count, marked) for runs of equal marks.
 template <class Visit>
 void for_each_marked(const uint8_t* marks, int64_t count, Visit&& visit) {
@@ -31,6 +35,22 @@ void for_each_marked(const uint8_t* marks, int64_t count, Visit&& visit) {
 
 }  // namespace
 
+// Query rows of a head up to which it waits for memory, and up to which its keys are cut.
+constexpr int64_t waiting_rows = 64, cut_rows = 128;
+// Keys of a part at least, and so many parts in all, or in each sequence with a fixed split, at
+// most: what the parts leave behind stays small beside the keys.
+constexpr int64_t least_part = 512, fixed_parts = 512;
+
+bool heads_side_by_side(const Problem& p) {
+  const auto side_by_side = [](const attn_strides& stride) {
+    return 0 < stride.head && stride.head < stride.seq;
+  };
+  for (int64_t s = 0; s < p.num_segments; ++s) {
+    if (!side_by_side(p.segment[s].k_stride) || !side_by_side(p.segment[s].v_stride)) return false;
+  }
+  return true;
+}
+
 TileShape::TileShape(const Problem& p, const TileOps& ops, int threads) {
   const int64_t all_rows = std::max<int64_t>(1, p.seqlen_q) * p.group();
   few_rows = all_rows <= ops.few_rows;
@@ -41,7 +61,23 @@ TileShape::TileShape(const Problem& p, const TileOps& ops, int threads) {
   // Large items reuse each K/V tile more often; many items keep all threads busy to the end.
   rows = p.has(ATTN_BLOCK_MASK) ? 128 : most_rows;
   const int64_t sequences = std::max<int64_t>(1, p.batch * p.heads_kv);
-  while (rows > 48 && sequences * ceil_div(all_rows, rows) < 5 * threads) rows /= 2;
+  // Few rows wait for memory: tiles stay in the first cache, and the heads of a token, which mostly
+  // lie side by side, are read one behind the other.
+  const bool waits = all_rows <= waiting_rows;
+  prefetch = waits && !p.has(ATTN_BLOCK_MASK);  // what a mask hides is not read
+  keys = waits ? 32 : most_tile_keys;
+  for (int64_t n = 0; few_rows && n < p.num_segments; ++n) {  // a page is read where it lies
+    if (p.segment[n].layout == ATTN_PAGED && p.segment[n].page_size == keys / 2) keys /= 2;
+  }
+  // Where rows do not make items enough, the keys are cut.
+  part_keys = round_up(std::max(least_part, std::min(p.fixed_split, p.seqlen_kv)), keys);
+  const int64_t limit_of_parts = p.fixed_split > 0 ? fixed_parts : ceil_div(fixed_parts, sequences);
+  most_parts =
+      all_rows <= cut_rows ? std::clamp<int64_t>(p.seqlen_kv / part_keys, 1, limit_of_parts) : 1;
+  const int64_t items = sequences * most_parts;
+  heads = waits && heads_side_by_side(p) ? std::min(p.heads_kv, most_heads) : 1;
+  while (heads > 1 && items < 4 * threads * heads) heads = ceil_div(heads, 2);
+  while (rows > 48 && items * ceil_div(all_rows, rows) < 5 * threads) rows /= 2;
   rows = round_up(std::min(rows, all_rows), panel);
   key_stride = round_up(p.head_dim, ops.lanes);
   const int64_t value_vectors = ceil_div(p.head_dim_v, ops.lanes);
@@ -50,43 +86,45 @@ TileShape::TileShape(const Problem& p, const TileOps& ops, int threads) {
   value_width = round_up(p.head_dim_v, slab);
 }
 
-size_t Tile::place(const Problem& p, const TileShape& shape, char* base) {
+size_t Tile::place(const Problem& p, const TileShape& shape, char* base, int64_t head) {
   size_t used = 0;
   const auto take = [&](auto*& pointer, int64_t count) {
     if (base) pointer = reinterpret_cast<std::decay_t<decltype(pointer)>>(base + used);
     used += size_t(round_up(count * int64_t(sizeof(*pointer)), 256));
   };
   const int64_t rows = shape.rows;
-  take(queries, rows * (shape.few_rows ? shape.key_stride : p.head_dim));
-  take(keys, tile_keys * shape.key_stride);
-  take(values, tile_keys * shape.value_width);
-  take(scores, tile_keys * rows);
-  take(add, tile_keys * rows);
-  take(out, rows * shape.value_width);
+  take(keys, shape.keys * std::max(shape.key_stride, shape.value_width));
+  values = keys;
+  take(scores, shape.keys * rows);
+  take(add, shape.keys * rows);
   take(row, p.head_dim);
-  for (float** state : {&max, &sum, &rescale, &tile_max, &slope, &bias_base}) take(*state, rows);
-  for (int64_t** range : {&begin, &end}) take(*range, rows);
-  for (int32_t** range : {&tile_begin, &tile_end, &position, &nearest}) take(*range, rows);
-  for (uint8_t** mark : {&wanted, &seen}) take(*mark, tile_keys);
-  return used;
+  for (float** state : {&rescale, &tile_max}) take(*state, rows);
+  for (int32_t** range : {&tile_begin, &tile_end, &position}) take(*range, rows);
+  for (uint8_t** mark : {&wanted, &seen}) take(*mark, shape.keys);
+  const size_t shared = used;
+  const auto take_of_head = [&] {
+    take(queries, rows * (shape.few_rows ? shape.key_stride : p.head_dim));
+    take(out, rows * shape.value_width);
+    for (float** state : {&max, &sum, &slope, &bias_base}) take(*state, rows);
+    for (int64_t** range : {&begin, &end}) take(*range, rows);
+    take(nearest, rows);
+  };
+  take_of_head();
+  const size_t of_head = used - shared;
+  if (head > 0) {
+    used = shared + size_t(head) * of_head;
+    take_of_head();
+  }
+  return shared + size_t(shape.heads) * of_head;
 }
 
 void load_rows(const TileOps& ops, attn_dtype type, const char* base, int64_t row_bytes,
                int64_t rows, int64_t index, int64_t n, float factor, float* out,
                int64_t out_stride) {
-  if (type == ATTN_F32) {
-    return ops.multiply(rows, reinterpret_cast<const float*>(base) + index,
-                        row_bytes / int64_t(sizeof(float)), factor, n, out, out_stride);
-  }
+  if (ops.load_rows(type, base, row_bytes, rows, index, n, factor, out, out_stride)) return;
   float* at = out;
   for (int64_t row = 0; row < rows; ++row, base += row_bytes, at += out_stride) {
-    if (type == ATTN_F16 && ops.f16_to_f32) {
-      ops.f16_to_f32(reinterpret_cast<const uint16_t*>(base) + index, at, n);
-    } else if (type == ATTN_BF16) {
-      ops.bf16_to_f32(reinterpret_cast<const uint16_t*>(base) + index, at, n);
-    } else {
-      decode_row(type, base, index, n, at);
-    }
+    decode_row(type, base, index, n, at);
   }
   if (factor != 1) ops.multiply(rows, out, out_stride, factor, n, out, out_stride);
 }
@@ -106,18 +144,19 @@ void store_row(const TileOps& ops, attn_dtype type, float* in, float factor, int
   }
 }
 
+void KeyReader::seek(int64_t position) {
+  while (position >= view_.first + view_.length) {
+    view_ = segment_view(p_, args_, b_, ++segment_, view_.first + view_.length);
+  }
+}
+
 template <class Visit>
-void KeyReader::for_each_run(int64_t base, int64_t begin, int64_t end, Visit&& visit) {
-  // A tile's values come after its keys, from the same segment on.
+void KeyReader::for_each_run(int64_t base, int64_t begin, int64_t end, Visit&& visit) const {
   int64_t segment = segment_;
   SegmentView view = view_;
   for (int64_t c = begin; c < end;) {
     while (base + c >= view.first + view.length) {
       view = segment_view(p_, args_, b_, ++segment, view.first + view.length);
-    }
-    if (c == begin) {
-      segment_ = segment;
-      view_ = view;
     }
     const int64_t key = base + c - view.first;
     const KeyRun run = view.run(key, kv_head_);
@@ -131,10 +170,10 @@ void KeyReader::for_each_run(int64_t base, int64_t begin, int64_t end, Visit&& v
   }
 }
 
-KeyRows KeyReader::load_keys(int64_t base, int64_t begin, int64_t end, uint8_t* wanted,
-                             bool* exist) {
+Rows KeyReader::load_keys(int64_t base, int64_t begin, int64_t end, uint8_t* wanted, bool* exist) {
   const int64_t dim = p_.head_dim, stride = shape_.key_stride;
-  KeyRows rows{t_.keys + begin * stride, stride, 0};
+  Rows rows = tile_rows(t_.keys + begin * stride, stride);
+  seek(base + begin);
   *exist = true;
   for_each_run(
       base, begin, end,
@@ -143,10 +182,10 @@ KeyRows KeyReader::load_keys(int64_t base, int64_t begin, int64_t end, uint8_t* 
         const float factor = view.k_descale(key, kv_head_, p_.heads_kv);
         if (!run.k) {
           for (int64_t n = 0; n < count; ++n) *exist &= !std::exchange(wanted[c + n], uint8_t(0));
-        } else if (count == end - begin && type == ATTN_F32 && factor == 1 &&
-                   (dim == stride || !shape_.few_rows) && all_marked(wanted + c, count)) {
-          rows = {reinterpret_cast<const float*>(run.k), view.k_row_bytes / int64_t(sizeof(float)),
-                  0};
+        } else if (count == end - begin && all_marked(wanted + c, count) &&
+                   (shape_.few_rows ? dim == stride && (ops_.few_types >> type & 1)
+                                    : type == ATTN_F32 && factor == 1)) {
+          rows = {run.k, view.k_row_bytes, type, factor};
           return;
         }
         for_each_marked(wanted + c, count, [&](int64_t n, int64_t length, bool marked) {
@@ -166,23 +205,23 @@ KeyRows KeyReader::load_keys(int64_t base, int64_t begin, int64_t end, uint8_t* 
   return rows;
 }
 
-KeyRows KeyReader::load_values(int64_t base, int64_t begin, int64_t end, const uint8_t* wanted) {
+Rows KeyReader::load_values(int64_t base, int64_t begin, int64_t end, const uint8_t* wanted) {
   const int64_t dim = p_.head_dim_v, slab = shape_.slab;
-  KeyRows rows{t_.values + begin * slab, slab, tile_keys * slab};
+  Rows rows = tile_rows(t_.values + begin * slab, slab);
   for_each_run(
       base, begin, end,
       [&](const SegmentView& view, int64_t key, int64_t c, const KeyRun& run, int64_t count) {
         const attn_dtype type = view.shape->v_type;
         const float factor = view.v_descale(key, kv_head_, p_.heads_kv);
-        if (shape_.few_rows && count == end - begin && type == ATTN_F32 && factor == 1 &&
-            dim == shape_.value_width && run.v && all_marked(wanted + c, count)) {
-          rows = {reinterpret_cast<const float*>(run.v), view.v_row_bytes / int64_t(sizeof(float)),
-                  slab};
+        if (shape_.few_rows && count == end - begin && run.v && dim == shape_.value_width &&
+            (ops_.few_types >> type & 1) && (!wide_type(type) || factor == 1) &&
+            all_marked(wanted + c, count)) {
+          rows = {run.v, view.v_row_bytes, type, factor};
           return;
         }
         for_each_marked(wanted + c, count, [&](int64_t n, int64_t length, bool marked) {
           for (int64_t d = 0; d < shape_.value_width; d += slab) {
-            float* out = t_.values + d * tile_keys + (c + n) * slab;
+            float* out = t_.values + d * shape_.keys + (c + n) * slab;
             const int64_t width = marked && run.v ? std::clamp<int64_t>(dim - d, 0, slab) : 0;
             if (width > 0) {
               load_rows(ops_, type, run.v + n * view.v_row_bytes, view.v_row_bytes, length, d,
@@ -196,6 +235,20 @@ KeyRows KeyReader::load_values(int64_t base, int64_t begin, int64_t end, const u
         });
       });
   return rows;
+}
+
+void KeyReader::prefetch(int64_t base, int64_t begin, int64_t end, bool values) const {
+  constexpr int64_t line = 64;
+  for_each_run(base, begin, end,
+               [&](const SegmentView& view, int64_t, int64_t, const KeyRun& run, int64_t count) {
+                 const char* row = values ? run.v : run.k;
+                 const int64_t stride = values ? view.v_row_bytes : view.k_row_bytes;
+                 const int64_t bytes = values ? dtype_bytes(view.shape->v_type, p_.head_dim_v)
+                                              : dtype_bytes(view.shape->k_type, p_.head_dim);
+                 for (int64_t n = 0; row && n < count; ++n, row += stride) {
+                   for (int64_t at = 0; at < bytes; at += line) __builtin_prefetch(row + at);
+                 }
+               });
 }
 
 void load_queries(const Problem& p, const Args& args, const TileOps& ops, const TileShape& shape,

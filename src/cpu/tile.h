@@ -8,18 +8,23 @@
 
 namespace attn {
 
-constexpr int64_t tile_keys = 128;
+constexpr int64_t most_tile_keys = 128;
 
-// Sizes of a work item, in elements. What a row computes depends on none of them but few_rows,
-// which follows from the problem, so bits do not change with the number of threads or the batch.
+// Sizes of a work item, in elements. What a row computes depends on those alone that follow from
+// the problem, so bits do not change with the number of threads.
 struct TileShape {
-  static constexpr int64_t most_rows = 192;
+  static constexpr int64_t most_rows = 192, most_heads = 8;
   int panel_vectors, slab_vectors;
   int64_t panel, slab;  // their widths
-  int64_t rows;         // query rows of a work item, whole panels
+  int64_t keys;         // of a tile; from the problem
+  int64_t most_parts;   // into which the keys of a sequence are cut; from the problem
+  int64_t part_keys;    // of a part at least, whole tiles; from the problem
+  int64_t heads;        // KV heads of a work item
+  int64_t rows;         // query rows of a work item in each, whole panels
   int64_t key_stride;   // between keys of the K tile
   int64_t value_width;  // head_dim_v in whole slabs
-  bool few_rows;        // scores_few serves all rows
+  bool few_rows;        // scores_few serves all rows; from the problem
+  bool prefetch;        // few rows wait for memory
 
   TileShape(const Problem& problem, const TileOps& ops, int threads);
 };
@@ -27,22 +32,27 @@ struct TileShape {
 // Query rows are ordered by query, then by head of the group, so that a K/V tile serves the whole
 // group.
 struct Tile {
-  float* queries;  // [rows / panel][dim][panel]; few_rows: [rows][key_stride]
-  float* keys;     // [tile_keys][key_stride]
-  float* values;   // [slabs][tile_keys][slab]
-  float* scores;   // [rows / panel][tile_keys][panel]
-  float* add;      // the same, see ScoreRules
-  float* out;      // [rows][value_width]
-  float* row;      // one row of q
+  float* keys;    // [tile keys][key_stride]
+  float* values;  // [slabs][tile keys][slab], in the place of the keys, which are done with then
+  float* scores;  // [rows / panel][tile keys][panel]
+  float* add;     // the same, see ScoreRules
+  float* row;     // one row of q
   // per query row
-  float *max, *sum, *rescale, *tile_max, *slope, *bias_base;
-  int64_t *begin, *end;  // visible keys of the sequence
-  int32_t *tile_begin, *tile_end, *position, *nearest;
+  float *rescale, *tile_max;
+  int32_t *tile_begin, *tile_end, *position;
   // per key of the tile
   uint8_t *wanted, *seen;
+  // what is kept from tile to tile, for each head
+  float* queries;  // [rows / panel][dim][panel]; few_rows: [rows][key_stride]
+  float* out;      // [rows][value_width]
+  // per query row
+  float *max, *sum, *slope, *bias_base;
+  int64_t *begin, *end;  // visible keys of the sequence
+  int32_t* nearest;
 
-  // Bytes of one thread's scratch; with base not null also sets the pointers.
-  size_t place(const Problem& problem, const TileShape& shape, char* base);
+  // Bytes of one thread's scratch; with base not null also sets the pointers, for this head of the
+  // work item.
+  size_t place(const Problem& problem, const TileShape& shape, char* base, int64_t head = 0);
 };
 
 // Elements [index, index + n) of `rows` rows as float32 times `factor`.
@@ -52,14 +62,6 @@ void load_rows(const TileOps& ops, attn_dtype type, const char* base, int64_t ro
 // float32 times `factor`, rounded once into a row of any output type. Overwrites `in`.
 void store_row(const TileOps& ops, attn_dtype type, float* in, float factor, int64_t n, void* base,
                int64_t index);
-
-// Where keys [begin, ...) of a tile lie after loading: in the tile, or still in the caller's
-// memory.
-struct KeyRows {
-  const float* first;
-  int64_t stride;       // between keys
-  int64_t slab_stride;  // values: between slabs
-};
 
 // Loads the tiles of one sequence and head in ascending order.
 class KeyReader {
@@ -75,18 +77,23 @@ class KeyReader {
         kv_head_(kv_head),
         view_(segment_view(problem, args, b, 0, 0)) {}
 
-  // Loads those of keys [base + begin, base + end) that `wanted` marks; the others become zeros and
+  // Finds those of keys [base + begin, base + end) that `wanted` marks; the others become zeros and
   // are not read. `exist` is false if a wanted key does not exist (a bad page): its mark is taken
-  // away.
-  KeyRows load_keys(int64_t base, int64_t begin, int64_t end, uint8_t* wanted, bool* exist);
-  // The values of the same keys.
-  KeyRows load_values(int64_t base, int64_t begin, int64_t end, const uint8_t* wanted);
+  // away. The rows lie in the tile, as f32, or still in the caller's memory: for few_rows as they
+  // are stored.
+  Rows load_keys(int64_t base, int64_t begin, int64_t end, uint8_t* wanted, bool* exist);
+  // The values of the same keys; the rows of the tile's first slab if they lie there.
+  Rows load_values(int64_t base, int64_t begin, int64_t end, const uint8_t* wanted);
+  // Has the keys, or the values, on their way to the cache.
+  void prefetch(int64_t base, int64_t begin, int64_t end, bool values) const;
 
  private:
   // Calls visit(view, key within the segment, key of the tile, run, count) for runs of keys with
   // one descale.
   template <class Visit>
-  void for_each_run(int64_t base, int64_t begin, int64_t end, Visit&& visit);
+  void for_each_run(int64_t base, int64_t begin, int64_t end, Visit&& visit) const;
+  // To the segment of the key at this position, from which runs are found.
+  void seek(int64_t position);
 
   const Problem& p_;
   const Args& args_;

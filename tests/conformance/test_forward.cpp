@@ -333,6 +333,34 @@ TEST_CASE("forward: random problems") {
   }
 }
 
+// Host kernels cut many keys of few queries into parts.
+TEST_CASE("forward: random problems of few queries and many keys") {
+  constexpr uint64_t first_seed = 3000, count = random_share(100);
+  std::cout << "forward: few queries and many keys: seeds " << first_seed << " to "
+            << first_seed + count - 1 << std::endl;
+  std::vector<const Kernel*> kernels;
+  for (const Kernel* kernel : kernels_here(Op::forward, false)) {
+    if (kernel->host) kernels.push_back(kernel);
+  }
+  for (uint64_t seed = first_seed; seed < first_seed + count; ++seed) {
+    Case c = random_case(seed);
+    c.name = "few-queries-" + std::to_string(seed);
+    Draw draw{seed, 98};
+    const int64_t queries[] = {1, 1, 2, 4, 16};
+    c.seqlen_q = pick(draw(1000), queries);
+    for (int32_t& length : c.lengths_q) length = std::min(length, int32_t(c.seqlen_q));
+    if (!c.lengths_q.empty()) c.lengths_q[0] = int32_t(c.seqlen_q);
+    for (SegmentCase& s : c.segments) {
+      const int32_t times = 1 + int32_t(draw(24));
+      s.capacity *= times;
+      for (int32_t& length : s.lengths) length *= times;
+    }
+    if (c.window_left > 0 && draw.chance(2)) c.window_left *= 20;
+    if (c.fixed_split > 0) c.fixed_split *= 16;
+    check_case(c, kernels);
+  }
+}
+
 // Holds the reference to the contract where the other kernels share code with it.
 TEST_CASE("reference: random problems against the formula") {
   for (uint64_t seed = 5000; seed < 5000 + random_share(300); ++seed) {
@@ -432,24 +460,28 @@ TEST_CASE("forward: a cut of KV into segments changes nothing") {
 
 TEST_CASE("forward: the same plan gives the same bits") {
   for (const Kernel* kernel : kernels_here(Op::forward, true)) {
-    Case c = shape("repeat", 2, 4, 2, 64, 100, 500, float_type_of(*kernel));
-    c.flags = ATTN_CAUSAL;
-    const Data data = make_data(c);
-    Outputs first = run_forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);
-    if (declined(*kernel, first)) continue;
-    INFO(kernel->name);
-    REQUIRE(first.error == "");
-    for (int n = 0; n < (sanitized ? 1 : 3); ++n) {
-      const Outputs again =
-          run_forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);
-      CHECK(again.bits == first.bits);
-      CHECK(again.lse == first.lse);
-    }
-    // Host kernels: whatever the number of threads.
-    if (backend_of(kernel->backend).context && kernel->host) {
-      for (int threads : {1, 2, 3, 7}) {
-        Backend some(kernel->backend, threads);
-        CHECK(run_forward(some, c, data, kernel->name, c.out_type).bits == first.bits);
+    Case square = shape("repeat", 2, 4, 2, 64, 100, 500, float_type_of(*kernel));
+    Case decode = shape("repeat-decode", 2, 8, 2, 64, 3, 5000, float_type_of(*kernel));
+    decode.segments[0].lengths = {4777, 5000};
+    for (Case c : {square, decode}) {
+      c.flags = ATTN_CAUSAL;
+      const Data data = make_data(c);
+      Outputs first = run_forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);
+      if (declined(*kernel, first)) continue;
+      INFO(kernel->name << " " << c.name);
+      REQUIRE(first.error == "");
+      for (int n = 0; n < (sanitized ? 1 : 3); ++n) {
+        const Outputs again =
+            run_forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);
+        CHECK(again.bits == first.bits);
+        CHECK(again.lse == first.lse);
+      }
+      // Host kernels: whatever the number of threads.
+      if (backend_of(kernel->backend).context && kernel->host) {
+        for (int threads : {1, 2, 3, 7}) {
+          Backend some(kernel->backend, threads);
+          CHECK(run_forward(some, c, data, kernel->name, c.out_type).bits == first.bits);
+        }
       }
     }
   }

@@ -85,7 +85,7 @@ int allocations_of(Run&& run) {
 
 // Zeros, in which every array of a call may lie that is only read: lengths, offsets, pages, kinds.
 struct Memory {
-  std::vector<char> bytes = std::vector<char>(1 << 20);
+  std::vector<char> bytes = std::vector<char>(1 << 21);
   char* at(size_t place) {
     return bytes.data() + (256 - reinterpret_cast<uintptr_t>(bytes.data()) % 256) % 256 + place;
   }
@@ -117,6 +117,7 @@ const Variant variants[] = {
     {.name = "descales", .segments = 1, .descale = true},
     {.name = "fp8 out", .segments = 1, .flags = ATTN_OUT_SCALE, .out_type = ATTN_F8_E5M2},
     {.name = "many threads", .segments = 1, .seqlen_q = 300, .seqlen = 300},
+    {.name = "decode", .segments = 1, .seqlen_q = 1, .seqlen = 1024},
 };
 
 // The variant on one kernel: -1 if it declines, else what a run allocates.

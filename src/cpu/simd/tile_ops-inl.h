@@ -22,6 +22,13 @@ constexpr int panel_vectors = 3, score_keys = 4;  // 4 x 3
 constexpr int slab_vectors = 2, value_rows = 6;   // 6 x 2
 #endif
 
+constexpr uint32_t few_types = 1u << ATTN_F32 | 1u << ATTN_BF16
+#ifdef __F16C__
+                               | 1u << ATTN_F16 | 1u << ATTN_F8_E4M3FN | 1u << ATTN_F8_E5M2 |
+                               1u << ATTN_F8_E4M3FNUZ | 1u << ATTN_Q8_0 | 1u << ATTN_Q4_0
+#endif
+    ;
+
 const float minus_infinity = -__builtin_inff();
 
 template <int n>
@@ -36,6 +43,98 @@ ATTN_INLINE void with_constant(int value, const Body& body) {
     body(Int<limit>());
   } else if constexpr (limit > 1) {
     with_constant<limit - 1>(value, body);
+  }
+}
+
+// ---- elements
+// ------------------------------------------------------------------------------------
+
+#ifdef __F16C__
+#define ATTN_SIMD_F16 1
+
+// Exact: e5m2 is the upper half of an f16, e4m3 fits in one times a power of two.
+template <attn_dtype type>
+ATTN_INLINE Vec fp8_to_f32(const char* from) {
+  const Halves wide = halves(read<SignedBytes>(from));  // the sign is in all upper bits
+  if constexpr (type == ATTN_F8_E5M2) return f16_to_f32(wide << 8);
+  const Halves code = (wide << 7) & 0xbf80;
+  if constexpr (type == ATTN_F8_E4M3FN) {
+    // The code of NaN, and no other, carries into bit 14, which makes an f16 of all ones.
+    return f16_to_f32(code | ((code + 0x80) & 0x4000)) * 256;
+  } else {
+    const Halves nan = reinterpret_cast<Halves>(code == 0x8000);
+    return f16_to_f32(code | (nan & 0x7e00)) * 128;
+  }
+}
+
+// The 32 values behind a ggml block's scale, from value `at` on, which is a multiple of `lanes`.
+template <attn_dtype type>
+ATTN_INLINE Vec ggml_to_f32(const char* block, int64_t at) {
+  uint16_t scale;
+  __builtin_memcpy(&scale, block, sizeof(scale));
+  const char* values = block + sizeof(scale);
+  Vec v;
+  if constexpr (type == ATTN_Q8_0) {
+    v = floats(ints(read<SignedBytes>(values + at)));
+  } else {
+    const Bytes pairs = read<Bytes>(values + at % 16);
+    const Bytes codes = at < 16 ? pairs & 15 : pairs >> 4;
+    v = floats(ints(reinterpret_cast<SignedBytes>(codes)) - 8);
+  }
+  return v * f16_to_f32(scale - Halves{});
+}
+
+#endif
+
+// bytes: of an element, 0 where they come in blocks.
+template <attn_dtype t, int bytes>
+struct Type {
+  static constexpr attn_dtype type = t;
+  static constexpr int element_bytes = bytes;
+};
+
+// Elements [at, at + lanes) of a row.
+template <attn_dtype type>
+ATTN_INLINE Vec elements(const char* row, int64_t at) {
+  if constexpr (type == ATTN_F32) {
+    return read<Vec>(row + at * 4);
+  } else if constexpr (type == ATTN_BF16) {
+    return as_floats(ints(read<Halves>(row + at * 2)) << 16);
+#ifdef ATTN_SIMD_F16
+  } else if constexpr (type == ATTN_F16) {
+    return f16_to_f32(read<Halves>(row + at * 2));
+  } else if constexpr (type == ATTN_Q8_0 || type == ATTN_Q4_0) {
+    return ggml_to_f32<type>(row + at / 32 * (type == ATTN_Q8_0 ? 34 : 18), at % 32);
+  } else {
+    return fp8_to_f32<type>(row + at);
+#endif
+  }
+}
+
+// Calls body(the type) for those that elements() takes; else returns false.
+template <class Body>
+ATTN_INLINE bool with_type(attn_dtype type, const Body& body) {
+  switch (type) {
+    case ATTN_F32:
+      return body(Type<ATTN_F32, 4>()), true;
+    case ATTN_BF16:
+      return body(Type<ATTN_BF16, 2>()), true;
+#ifdef ATTN_SIMD_F16
+    case ATTN_F16:
+      return body(Type<ATTN_F16, 2>()), true;
+    case ATTN_F8_E4M3FN:
+      return body(Type<ATTN_F8_E4M3FN, 1>()), true;
+    case ATTN_F8_E5M2:
+      return body(Type<ATTN_F8_E5M2, 1>()), true;
+    case ATTN_F8_E4M3FNUZ:
+      return body(Type<ATTN_F8_E4M3FNUZ, 1>()), true;
+    case ATTN_Q8_0:
+      return body(Type<ATTN_Q8_0, 0>()), true;
+    case ATTN_Q4_0:
+      return body(Type<ATTN_Q4_0, 0>()), true;
+#endif
+    default:
+      return false;
   }
 }
 
@@ -97,59 +196,85 @@ void scores(int vectors, const float* queries, const float* keys, int64_t key_st
   });
 }
 
-template <int M>
-ATTN_INLINE void few_tile(int rows, const float* __restrict__ queries, int64_t query_stride,
-                          const float* __restrict__ keys, int64_t key_stride, int64_t dim,
-                          float* __restrict__ scores) {
-  for (int row = 0; row < rows; ++row) {
-    Vec sum[M];
+// Of 4 keys so many rows at once, so that a lane is left for the sum of each pair.
+constexpr int few_height = lanes / 4;
+
+template <attn_dtype type, int M>
+ATTN_INLINE void few_tile(const float* __restrict__ queries, int64_t query_stride,
+                          const char* __restrict__ keys, int64_t row_bytes, int64_t dim,
+                          float factor, float* __restrict__ scores) {
+  Vec sum[lanes] = {};
+  for (int64_t d = 0; d < dim; d += lanes) {
+    Vec q[few_height];
 #pragma GCC unroll 8
-    for (int m = 0; m < M; ++m) sum[m] = Vec{};
-    for (int64_t d = 0; d < dim; d += lanes) {
-      const Vec q = load(queries + row * query_stride + d);
-#pragma GCC unroll 8
-      for (int m = 0; m < M; ++m) {
-        sum[m] = fma(q, load_unaligned(keys + m * key_stride + d), sum[m]);
-      }
-    }
+    for (int n = 0; n < few_height; ++n) q[n] = load(queries + n * query_stride + d);
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
-      scores[m * lanes + row] = sum_of_lanes(sum[m]);
+      const Vec k = elements<type>(keys + m * row_bytes, d);
+#pragma GCC unroll 8
+      for (int n = 0; n < few_height; ++n) {
+        sum[m * few_height + n] = fma(q[n], k, sum[m * few_height + n]);
+      }
+    }
+  }
+  alignas(sizeof(Vec)) float sums[lanes];
+  store(sums_of_lanes(sum) * factor, sums);
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) {
+    __builtin_memcpy(scores + m * lanes, sums + m * few_height, few_height * sizeof(float));
+  }
+}
+
+template <attn_dtype type>
+void scores_few_of(int rows, const float* queries, int64_t query_stride, const char* keys,
+                   int64_t row_bytes, int64_t dim, int64_t num_keys, float factor, float* scores) {
+  for (int row = 0; row < rows; row += few_height) {
+    const float* q = queries + row * query_stride;
+    int64_t key = 0;
+    for (; key + 4 <= num_keys; key += 4) {
+      few_tile<type, 4>(q, query_stride, keys + key * row_bytes, row_bytes, dim, factor,
+                        scores + key * lanes + row);
+    }
+    for (; key < num_keys; ++key) {
+      few_tile<type, 1>(q, query_stride, keys + key * row_bytes, row_bytes, dim, factor,
+                        scores + key * lanes + row);
     }
   }
 }
 
-void scores_few(int rows, const float* queries, int64_t query_stride, const float* keys,
-                int64_t key_stride, int64_t dim, int64_t num_keys, float* scores) {
+void scores_few(int rows, const float* queries, int64_t query_stride, const Rows& keys, int64_t dim,
+                int64_t num_keys, float* scores, float* max) {
   for (int64_t key = 0; key < num_keys; ++key) store(Vec{}, scores + key * lanes);
-  int64_t key = 0;
-  for (; key + 8 <= num_keys; key += 8) {
-    few_tile<8>(rows, queries, query_stride, keys + key * key_stride, key_stride, dim,
-                scores + key * lanes);
-  }
-  for (; key < num_keys; ++key) {
-    few_tile<1>(rows, queries, query_stride, keys + key * key_stride, key_stride, dim,
-                scores + key * lanes);
-  }
+  with_type(keys.type, [&](auto t) {
+    scores_few_of<t.type>(rows, queries, query_stride, keys.first, keys.row_bytes, dim, num_keys,
+                          keys.factor, scores);
+  });
+  Vec top = set(minus_infinity);
+  for (int64_t key = 0; key < num_keys; ++key) top = larger(top, load(scores + key * lanes));
+  store(top, max);
 }
 
-template <int M, int N>
-void value_tile(const float* __restrict__ weights, int64_t panel, const float* __restrict__ values,
-                int64_t value_stride, int64_t num_keys, const float* __restrict__ rescale,
-                float* __restrict__ out, int64_t out_stride) {
+// Values from element `index` of each row on, those of wide types without the factor.
+template <attn_dtype type, int M, int N>
+void value_tile(const float* __restrict__ weights, int64_t panel, const char* __restrict__ values,
+                int64_t row_bytes, int64_t index, float factor, int64_t num_keys,
+                const float* __restrict__ rescale, float* __restrict__ out, int64_t out_stride) {
   Vec sum[M][N];
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
-    const Vec factor = set(rescale[m]);
+    const Vec scale = set(rescale[m]);
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) {
-      sum[m][n] = factor * load(out + m * out_stride + n * lanes);
+      sum[m][n] = scale * load(out + m * out_stride + n * lanes);
     }
   }
   for (int64_t key = 0; key < num_keys; ++key) {
     Vec v[N];
 #pragma GCC unroll 8
-    for (int n = 0; n < N; ++n) v[n] = load_unaligned(values + key * value_stride + n * lanes);
+    for (int n = 0; n < N; ++n) {
+      v[n] = elements<type>(values + key * row_bytes, index + n * lanes);
+      if constexpr (!wide_type(type)) v[n] *= factor;
+    }
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
       const Vec w = set(weights[key * panel + m]);
@@ -169,8 +294,22 @@ void accumulate(int vectors, int rows, const float* weights, int64_t panel, cons
                 int64_t out_stride) {
   with_constant<slab_vectors>(vectors, [&](auto n) {
     with_constant<value_rows>(rows, [&](auto m) {
-      value_tile<decltype(m)::value, decltype(n)::value>(weights, panel, values, value_stride,
-                                                         num_keys, rescale, out, out_stride);
+      value_tile<ATTN_F32, m.value, n.value>(weights, panel, reinterpret_cast<const char*>(values),
+                                             value_stride * int64_t(sizeof(float)), 0, 1, num_keys,
+                                             rescale, out, out_stride);
+    });
+  });
+}
+
+void accumulate_few(int vectors, int rows, const float* weights, const Rows& values, int64_t index,
+                    int64_t num_keys, const float* rescale, float* out, int64_t out_stride) {
+  with_type(values.type, [&](auto t) {
+    with_constant<slab_vectors>(vectors, [&](auto n) {
+      for (int row = 0; row < rows; row += few_height) {
+        value_tile<t.type, few_height, n.value>(weights + row, lanes, values.first,
+                                                values.row_bytes, index, values.factor, num_keys,
+                                                rescale + row, out + row * out_stride, out_stride);
+      }
     });
   });
 }
@@ -273,7 +412,7 @@ void apply_rules(int vectors, const ScoreRules& rules, int64_t first, int64_t nu
       if (rules.slope) {
         const Ints from = load(rules.position + column) - key;
         const Ints distance = (from < 0 ? -from : from) - load(rules.nearest + column);
-        s = fma(-load(rules.slope + column), __builtin_convertvector(distance, Vec), s);
+        s = fma(-load(rules.slope + column), floats(distance), s);
       }
       if (rules.begin) {
         const Ints inside = (key >= load(rules.begin + column)) & (key < load(rules.end + column));
@@ -301,24 +440,12 @@ void multiply(int64_t rows, const float* in, int64_t in_stride, float factor, in
   }
 }
 
-#ifdef __F16C__
-#define ATTN_SIMD_F16 1
-// A row's end goes through a whole vector on the stack.
-void f16_to_f32(const uint16_t* in, float* out, int64_t n) {
-  int64_t at = 0;
-  for (; at + lanes <= n; at += lanes) f16_to_f32(in + at, out + at);
-  if (at == n) return;
-  uint16_t part[lanes] = {};
-  float wide[lanes];
-  for (int64_t j = at; j < n; ++j) part[j - at] = in[j];
-  f16_to_f32(part, wide);
-  for (int64_t j = at; j < n; ++j) out[j] = wide[j - at];
-}
-
+#ifdef ATTN_SIMD_F16
 void f32_to_f16(const float* in, uint16_t* out, int64_t n) {
   int64_t at = 0;
   for (; at + lanes <= n; at += lanes) f32_to_f16(in + at, out + at);
   if (at == n) return;
+  // A row's end goes through a whole vector on the stack.
   float wide[lanes] = {};
   uint16_t part[lanes];
   for (int64_t j = at; j < n; ++j) wide[j - at] = in[j];
@@ -327,14 +454,46 @@ void f32_to_f16(const float* in, uint16_t* out, int64_t n) {
 }
 #endif
 
-// Plain loops, which the compiler turns into vectors of this file's instruction set.
-void bf16_to_f32(const uint16_t* __restrict__ in, float* __restrict__ out, int64_t n) {
-  for (int64_t j = 0; j < n; ++j) {
-    const uint32_t bits = uint32_t(in[j]) << 16;
-    __builtin_memcpy(out + j, &bits, sizeof(bits));
+// Rows of blocks have whole vectors.
+template <attn_dtype type, int element_bytes, bool scaled>
+void load_rows_as(const char* base, int64_t row_bytes, int64_t rows, int64_t index, int64_t n,
+                  float factor, float* __restrict__ out, int64_t out_stride) {
+  const auto value = [&](const char* row, int64_t at) {
+    const Vec v = elements<type>(row, at);
+    return scaled ? v * factor : v;
+  };
+  for (int64_t row = 0; row < rows; ++row, base += row_bytes, out += out_stride) {
+    int64_t at = 0;
+    for (; at + lanes <= n; at += lanes) {
+      store_unaligned(value(base, index + at), out + at);
+    }
+    if (element_bytes == 0 || at == n) continue;
+    char part[4 * lanes] = {};
+    __builtin_memcpy(part, base + (index + at) * element_bytes, size_t((n - at) * element_bytes));
+    const Vec last = value(part, 0);
+    __builtin_memcpy(out + at, &last, size_t(n - at) * sizeof(float));
   }
 }
 
+template <attn_dtype type, int element_bytes>
+void load_rows_of(const char* base, int64_t row_bytes, int64_t rows, int64_t index, int64_t n,
+                  float factor, float* out, int64_t out_stride) {
+  if (factor == 1) {
+    load_rows_as<type, element_bytes, false>(base, row_bytes, rows, index, n, 1, out, out_stride);
+  } else {
+    load_rows_as<type, element_bytes, true>(base, row_bytes, rows, index, n, factor, out,
+                                            out_stride);
+  }
+}
+
+bool load_rows(attn_dtype type, const char* base, int64_t row_bytes, int64_t rows, int64_t index,
+               int64_t n, float factor, float* out, int64_t out_stride) {
+  return with_type(type, [&](auto t) {
+    load_rows_of<t.type, t.element_bytes>(base, row_bytes, rows, index, n, factor, out, out_stride);
+  });
+}
+
+// A plain loop, which the compiler turns into vectors of this file's instruction set.
 void f32_to_bf16(const float* __restrict__ in, uint16_t* __restrict__ out, int64_t n) {
   for (int64_t j = 0; j < n; ++j) {
     uint32_t bits;
@@ -370,13 +529,9 @@ const TileOps ATTN_SIMD_OPS = {
     .lanes = int(ATTN_SIMD_NAMESPACE::lanes),
     .panel_vectors = ATTN_SIMD_NAMESPACE::panel_vectors,
     .slab_vectors = ATTN_SIMD_NAMESPACE::slab_vectors,
-    .few_rows = int(ATTN_SIMD_NAMESPACE::lanes / 4),
-#ifdef ATTN_SIMD_F16
-    .f16_to_f32 = ATTN_SIMD_NAMESPACE::f16_to_f32,
-#else
-    .f16_to_f32 = nullptr,
-#endif
-    .bf16_to_f32 = ATTN_SIMD_NAMESPACE::bf16_to_f32,
+    .few_rows = int(ATTN_SIMD_NAMESPACE::lanes / 2),
+    .few_types = ATTN_SIMD_NAMESPACE::few_types,
+    .load_rows = ATTN_SIMD_NAMESPACE::load_rows,
 #ifdef ATTN_SIMD_F16
     .f32_to_f16 = ATTN_SIMD_NAMESPACE::f32_to_f16,
 #else
@@ -388,6 +543,7 @@ const TileOps ATTN_SIMD_OPS = {
     .apply_rules = ATTN_SIMD_NAMESPACE::apply_rules,
     .softmax = ATTN_SIMD_NAMESPACE::softmax,
     .accumulate = ATTN_SIMD_NAMESPACE::accumulate,
+    .accumulate_few = ATTN_SIMD_NAMESPACE::accumulate_few,
     .multiply = ATTN_SIMD_NAMESPACE::multiply,
     .fma_rounds = ATTN_SIMD_NAMESPACE::fma_rounds,
 };

@@ -8,6 +8,8 @@
 #pragma once
 #include <stdint.h>
 
+#include "attn/attn.h"
+
 namespace attn {
 
 // What happens to raw scores before the softmax. Null and zero: skip the step.
@@ -29,25 +31,40 @@ struct SoftmaxState {
   float* rescale;  // out: factor for what was summed up so far
 };
 
+// Types that have a factor but seldom.
+constexpr bool wide_type(attn_dtype type) {
+  return type == ATTN_F32 || type == ATTN_F16 || type == ATTN_BF16;
+}
+
+// Stored numbers, which stand for themselves times `factor`.
+struct Rows {
+  const char* first;
+  int64_t row_bytes;
+  attn_dtype type;
+  float factor;
+};
+
 struct TileOps {
   int lanes;
   int panel_vectors, slab_vectors;  // upper limits of `vectors`
   int few_rows;                     // up to so many rows scores_few is the faster one
+  uint32_t few_types;               // 1 << type
 
+  // Elements [index, index + n) of `rows` rows as float32, exact, times `factor`; ggml: index is a
+  // multiple of `lanes`, n of 16. False: the instruction set has no fast way for this type.
+  bool (*load_rows)(attn_dtype type, const char* base, int64_t row_bytes, int64_t rows,
+                    int64_t index, int64_t n, float factor, float* out, int64_t out_stride);
   // Rounds as core/dtype.h does. Null where the instruction set has no fast way.
-  void (*f16_to_f32)(const uint16_t* in, float* out, int64_t n);
-  void (*bf16_to_f32)(const uint16_t* in, float* out, int64_t n);
   void (*f32_to_f16)(const float* in, uint16_t* out, int64_t n);
   void (*f32_to_bf16)(const float* in, uint16_t* out, int64_t n);
 
   // scores = keys x queries; max gets each row's largest score.
   void (*scores)(int vectors, const float* queries, const float* keys, int64_t key_stride,
                  int64_t dim, int64_t num_keys, float* scores, float* max);
-  // The same for rows <= few_rows: queries [rows][query_stride], dim a multiple of `lanes`, one
-  // vector of scores per key; max is not written. Keys need not be aligned, nor values in
-  // accumulate.
-  void (*scores_few)(int rows, const float* queries, int64_t query_stride, const float* keys,
-                     int64_t key_stride, int64_t dim, int64_t num_keys, float* scores);
+  // The same for rows <= few_rows: queries [lanes][query_stride], dim a multiple of `lanes`, one
+  // vector of scores per key, 0 in what is behind the rows. Keys are of one of few_types.
+  void (*scores_few)(int rows, const float* queries, int64_t query_stride, const Rows& keys,
+                     int64_t dim, int64_t num_keys, float* scores, float* max);
   // Applies the rules to keys [first, first + num_keys) of the tile, `scores` being those of
   // `first`.
   void (*apply_rules)(int vectors, const ScoreRules& rules, int64_t first, int64_t num_keys,
@@ -60,6 +77,11 @@ struct TileOps {
   void (*accumulate)(int vectors, int rows, const float* weights, int64_t panel,
                      const float* values, int64_t value_stride, int64_t num_keys,
                      const float* rescale, float* out, int64_t out_stride);
+  // The same for rows <= few_rows, out having whole panels: values [index, index + vectors) of rows
+  // of one of few_types, whose factor is 1 if it is wide.
+  void (*accumulate_few)(int vectors, int rows, const float* weights, const Rows& values,
+                         int64_t index, int64_t num_keys, const float* rescale, float* out,
+                         int64_t out_stride);
   // out = in * factor, row by row of n elements.
   void (*multiply)(int64_t rows, const float* in, int64_t in_stride, float factor, int64_t n,
                    float* out, int64_t out_stride);

@@ -28,6 +28,18 @@ typedef int32_t Ints __attribute__((vector_size(4 * lanes)));  // a comparison g
 typedef float Stored __attribute__((vector_size(4 * lanes), may_alias));
 typedef float StoredAnywhere __attribute__((vector_size(4 * lanes), may_alias, aligned(4)));
 typedef int32_t StoredInts __attribute__((vector_size(4 * lanes), may_alias));
+// As many smaller numbers.
+typedef uint16_t Halves __attribute__((vector_size(2 * lanes)));
+typedef uint8_t Bytes __attribute__((vector_size(lanes)));
+typedef int8_t SignedBytes __attribute__((vector_size(lanes)));
+
+// From any address.
+template <class V>
+ATTN_INLINE V read(const char* from) {
+  V v;
+  __builtin_memcpy(&v, from, sizeof(v));
+  return v;
+}
 
 ATTN_INLINE Vec load(const float* from) {
   return *reinterpret_cast<const Stored*>(from);
@@ -58,9 +70,13 @@ ATTN_INLINE Vec as_floats(Ints bits) {
 ATTN_INLINE Ints as_ints(Vec v) {
   return reinterpret_cast<Ints>(v);
 }
+ATTN_INLINE Vec floats(Ints numbers) {
+  return __builtin_convertvector(numbers, Vec);
+}
 
 // fma: a * b + c, rounded once where the instruction set can. larger: b where one is NaN, on
-// aarch64 NaN. sum_of_lanes: always in the same order. any: of a comparison's lanes.
+// aarch64 NaN. sum_of_lanes, sums_of_lanes (lane n: that of v[n]): always in the same order. any:
+// of a comparison's lanes. ints, halves: the same numbers in more bits.
 #if defined(__AVX512F__)
 ATTN_INLINE Vec fma(Vec a, Vec b, Vec c) {
   return _mm512_fmadd_ps(a, b, c);
@@ -71,11 +87,33 @@ ATTN_INLINE Vec larger(Vec a, Vec b) {
 ATTN_INLINE float sum_of_lanes(Vec v) {
   return _mm512_reduce_add_ps(v);
 }
+// In each quarter the sums of v[0] to v[3] over that quarter.
+ATTN_INLINE Vec sums_in_quarters(const Vec* v) {
+  const Vec ab = _mm512_unpacklo_ps(v[0], v[1]) + _mm512_unpackhi_ps(v[0], v[1]);
+  const Vec cd = _mm512_unpacklo_ps(v[2], v[3]) + _mm512_unpackhi_ps(v[2], v[3]);
+  return _mm512_shuffle_ps(ab, cd, 0x44) + _mm512_shuffle_ps(ab, cd, 0xee);
+}
+ATTN_INLINE Vec sums_of_lanes(const Vec (&v)[lanes]) {
+  const Vec a = sums_in_quarters(v), b = sums_in_quarters(v + 4), c = sums_in_quarters(v + 8),
+            d = sums_in_quarters(v + 12);
+  const Vec ab = _mm512_shuffle_f32x4(a, b, 0x44) + _mm512_shuffle_f32x4(a, b, 0xee);
+  const Vec cd = _mm512_shuffle_f32x4(c, d, 0x44) + _mm512_shuffle_f32x4(c, d, 0xee);
+  return _mm512_shuffle_f32x4(ab, cd, 0x88) + _mm512_shuffle_f32x4(ab, cd, 0xdd);
+}
 ATTN_INLINE bool any(Ints mask) {
   return _mm512_movepi32_mask(reinterpret_cast<__m512i>(mask)) != 0;
 }
-ATTN_INLINE void f16_to_f32(const uint16_t* in, float* out) {
-  store_unaligned(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(in))), out);
+ATTN_INLINE Ints ints(Halves v) {
+  return reinterpret_cast<Ints>(_mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(v)));
+}
+ATTN_INLINE Ints ints(SignedBytes v) {
+  return reinterpret_cast<Ints>(_mm512_cvtepi8_epi32(reinterpret_cast<__m128i>(v)));
+}
+ATTN_INLINE Halves halves(SignedBytes v) {
+  return reinterpret_cast<Halves>(_mm256_cvtepi8_epi16(reinterpret_cast<__m128i>(v)));
+}
+ATTN_INLINE Vec f16_to_f32(Halves codes) {
+  return _mm512_cvtph_ps(reinterpret_cast<__m256i>(codes));
 }
 ATTN_INLINE void f32_to_f16(const float* in, uint16_t* out) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out),
@@ -93,11 +131,29 @@ ATTN_INLINE float sum_of_lanes(Vec v) {
   part += _mm_movehl_ps(part, part);
   return part[0] + part[1];
 }
+ATTN_INLINE Vec sums_in_halves(const Vec* v) {
+  return _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
+}
+ATTN_INLINE Vec sums_of_lanes(const Vec (&v)[lanes]) {
+  const Vec a = sums_in_halves(v), b = sums_in_halves(v + 4);
+  return _mm256_permute2f128_ps(a, b, 0x20) + _mm256_permute2f128_ps(a, b, 0x31);
+}
 ATTN_INLINE bool any(Ints mask) {
   return _mm256_movemask_ps(reinterpret_cast<__m256>(mask)) != 0;
 }
-ATTN_INLINE void f16_to_f32(const uint16_t* in, float* out) {
-  store_unaligned(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in))), out);
+ATTN_INLINE Ints ints(Halves v) {
+  return reinterpret_cast<Ints>(_mm256_cvtepu16_epi32(reinterpret_cast<__m128i>(v)));
+}
+ATTN_INLINE Ints ints(SignedBytes v) {
+  const __m128i low = _mm_cvtsi64_si128(reinterpret_cast<int64_t>(v));
+  return reinterpret_cast<Ints>(_mm256_cvtepi8_epi32(low));
+}
+ATTN_INLINE Halves halves(SignedBytes v) {
+  const __m128i low = _mm_cvtsi64_si128(reinterpret_cast<int64_t>(v));
+  return reinterpret_cast<Halves>(_mm_cvtepi8_epi16(low));
+}
+ATTN_INLINE Vec f16_to_f32(Halves codes) {
+  return _mm256_cvtph_ps(reinterpret_cast<__m128i>(codes));
 }
 ATTN_INLINE void f32_to_f16(const float* in, uint16_t* out) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(out),
@@ -122,6 +178,12 @@ ATTN_INLINE Vec larger(Vec a, Vec b) {
 }
 ATTN_INLINE float sum_of_lanes(Vec v) {
   return (v[0] + v[2]) + (v[1] + v[3]);
+}
+ATTN_INLINE Vec sums_of_lanes(const Vec (&v)[lanes]) {
+  return Vec{sum_of_lanes(v[0]), sum_of_lanes(v[1]), sum_of_lanes(v[2]), sum_of_lanes(v[3])};
+}
+ATTN_INLINE Ints ints(Halves v) {
+  return __builtin_convertvector(v, Ints);
 }
 ATTN_INLINE bool any(Ints mask) {
   return (mask[0] | mask[1] | mask[2] | mask[3]) != 0;
