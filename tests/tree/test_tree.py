@@ -71,6 +71,15 @@ class Includes(unittest.TestCase):
                 self.assertIn(arrow, handbook)
 
 
+class Lists(unittest.TestCase):
+    def test_every_gfx9_kernel_is_among_those_that_the_emulator_tests_run(self):
+        listed = (TREE / "tests" / "gfx9" / "shipped.cpp").read_text()
+        names = [path.stem for path in (TREE / "asm").glob("gfx*/*.s")]
+        self.assertGreater(len(names), 5)
+        for name in names:
+            self.assertIn(f'"{name}"', listed)
+
+
 class Layout(unittest.TestCase):
     def test_clang_format(self):
         found = importlib.util.find_spec("clang_format")
