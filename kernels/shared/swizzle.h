@@ -4,14 +4,10 @@
 namespace attn::device {
 
 // 16-byte chunk c of row r lies at chunk c ^ (r % 8) of its 128-byte line, so that the eight rows
-// that ldmatrix reads at once lie in different banks. Of rows of 64 bytes two share a line, and its
-// number takes the place of the row's.
+// that ldmatrix reads at once lie in different banks.
 template <int pitch>
 __device__ __forceinline__ unsigned chunk_offset(int row, int chunk) {
-  if constexpr (pitch == 64)
-    return row / 2 * 128 + ((row % 2 * 4 + chunk) ^ row / 2 % 8) * 16;
-  else
-    return row * pitch + chunk / 8 * 128 + ((chunk % 8) ^ (row % 8)) * 16;
+  return row * pitch + chunk / 8 * 128 + ((chunk % 8) ^ (row % 8)) * 16;
 }
 
 }  // namespace attn::device

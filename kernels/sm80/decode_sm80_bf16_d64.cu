@@ -1,4 +1,4 @@
 //# architectures sm_80 sm_90 compute_80
-#include "decode.cuh"
+#include "../decode/decode.cuh"
 
 ATTN_DECODE_SM80(decode_sm80_bf16_d64, BF16, 64, 64)

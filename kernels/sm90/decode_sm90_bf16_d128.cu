@@ -1,4 +1,4 @@
 //# architectures sm_90 compute_90
-#include "../sm80/decode.cuh"
+#include "../decode/decode.cuh"
 
 ATTN_DECODE_SM90(decode_sm90_bf16_d128, BF16, 128, 128)

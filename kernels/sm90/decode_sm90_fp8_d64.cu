@@ -1,5 +1,5 @@
 //# architectures sm_90 compute_90
+#include "../decode/decode.cuh"
 #include "../ptx/convert_fp8.h"
-#include "../sm80/decode.cuh"
 
 ATTN_DECODE_SM90_FP8(decode_sm90_fp8_d64, 64, 64)

@@ -12,11 +12,12 @@ using Function = struct FunctionHandle*;
 // A tensor that CUDA's copy engine reads box by box into shared memory, with the 128-byte swizzle.
 // Its address, 16-byte aligned, comes with each launch. The first dimension is contiguous.
 struct TensorMap {
-  int rank;           // 2 to 5
-  int element_bytes;  // 1 or 2
-  int64_t size[5];    // elements
-  int64_t stride[4];  // bytes, of dimensions from 1 on: multiples of 16
-  int box[5];         // elements; of dimension 0 at most 128 bytes
+  int rank;            // 2 to 5
+  int element_bytes;   // 1 or 2
+  int64_t size[5];     // elements
+  int64_t stride[4];   // bytes, of dimensions from 1 on: multiples of 16
+  int box[5];          // elements; of dimension 0 at most 128 bytes
+  int l2_bytes = 256;  // that L2 reads at once: 128 or 256
 };
 constexpr size_t tensor_map_bytes = 128;
 

@@ -26,13 +26,15 @@ inline Status check_strides(const char* name, const attn_strides& s, const int64
 // Boxes of `columns` columns, at most 128 bytes, of box_rows rows. Maps of empty tensors are never
 // used; the driver wants sizes above 0.
 inline TensorMap tensor_map(int element_bytes, int64_t head_dim, int64_t rows, int64_t heads,
-                            int64_t batch, const attn_strides& stride, int columns, int box_rows) {
+                            int64_t batch, const attn_strides& stride, int columns, int box_rows,
+                            int l2_bytes = 256) {
   return {.rank = 4,
           .element_bytes = element_bytes,
           .size = {head_dim, std::max<int64_t>(1, rows), heads, batch},
           .stride = {element_bytes * stride.seq, element_bytes * stride.head,
                      element_bytes * stride.batch},
-          .box = {columns, box_rows, 1, 1}};
+          .box = {columns, box_rows, 1, 1},
+          .l2_bytes = l2_bytes};
 }
 
 }  // namespace attn

@@ -18,8 +18,9 @@ BESIDE = {
     "kernels/shared": [],
     "kernels/ptx": ["kernels/shared"],
     "kernels/common": ["kernels/shared", "kernels/ptx"],
-    "kernels/sm80": ["kernels/shared", "kernels/ptx", "kernels/common"],
-    "kernels/sm90": ["kernels/shared", "kernels/ptx", "kernels/common"],
+    "kernels/decode": ["kernels/shared", "kernels/ptx", "kernels/common"],
+    "kernels/sm80": ["kernels/shared", "kernels/ptx", "kernels/common", "kernels/decode"],
+    "kernels/sm90": ["kernels/shared", "kernels/ptx", "kernels/common", "kernels/decode"],
     "asm": ["kernels/shared"],
 }
 # The parameter structs and tiles beside a kernel are there for its host side.

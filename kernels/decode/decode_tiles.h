@@ -1,16 +1,17 @@
 // The shapes of the blocks of decode_*, for their host side and for the kernels.
-#ifndef ATTN_KERNELS_SM80_DECODE_TILES_H
-#define ATTN_KERNELS_SM80_DECODE_TILES_H
+#ifndef ATTN_KERNELS_DECODE_TILES_H
+#define ATTN_KERNELS_DECODE_TILES_H
 
 #include "../shared/host_device.h"
 
-namespace attn::sm80 {
+namespace attn::decode {
 
 constexpr int decode_warps = 4;  // that compute; one more loads
 constexpr int decode_threads = 32 * (decode_warps + 1);
 constexpr int unit_keys = 64;  // keys that a block takes at once
 constexpr int warp_keys = unit_keys / decode_warps;
-constexpr int decode_rows = 16;  // queries times query heads of a K/V head, at most
+constexpr int panel_pitch = 128;  // bytes of a row
+constexpr int decode_rows = 16;   // queries times query heads of a K/V head, at most
 constexpr int decode_max_stages = 6;
 constexpr int merged_parts = 16;  // results that one block adds up
 
@@ -18,15 +19,12 @@ struct DecodeTile {
   int head_dim, head_dim_v;
   int element_bytes;  // of K and V
 
-  // Units in shared memory are panels of 128 bytes, or one of 64, of each row.
+  // Units in shared memory are panels of 128 bytes of each row.
   ATTN_HOST_DEVICE constexpr int panels(int columns) const {
     return (columns * element_bytes + 127) / 128;
   }
-  ATTN_HOST_DEVICE constexpr int pitch(int columns) const {
-    return columns * element_bytes < 128 ? 64 : 128;
-  }
   ATTN_HOST_DEVICE constexpr int tile_bytes(int columns) const {
-    return unit_keys * panels(columns) * pitch(columns);
+    return unit_keys * panels(columns) * panel_pitch;
   }
   ATTN_HOST_DEVICE constexpr int k_bytes() const { return tile_bytes(head_dim); }
   ATTN_HOST_DEVICE constexpr int stage_bytes() const { return k_bytes() + tile_bytes(head_dim_v); }
@@ -41,5 +39,5 @@ struct DecodeTile {
 };
 constexpr int decode_static_shared_bytes = 1024;  // at most
 
-}  // namespace attn::sm80
+}  // namespace attn::decode
 #endif

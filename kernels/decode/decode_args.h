@@ -1,6 +1,6 @@
 // The parameter struct of the kernels decode_*, for their host side and for the kernels.
-#ifndef ATTN_KERNELS_SM80_DECODE_ARGS_H
-#define ATTN_KERNELS_SM80_DECODE_ARGS_H
+#ifndef ATTN_KERNELS_DECODE_ARGS_H
+#define ATTN_KERNELS_DECODE_ARGS_H
 
 #include "../shared/forward_args.h"
 #include "../shared/mask.h"
@@ -40,7 +40,8 @@ struct attn_decode_kernarg {
   int head_dim, head_dim_v;
   int q_type, out_type;  // shared/types.h
   int kv_e5m2;           // fp8 K and V: e5m2, else e4m3
-  int stages;            // of each warp's ring
+  int stages;            // of the ring
+  int columns;           // see Work
   int split_invariant;
   int num_segments;
   float scale;    // of the scores

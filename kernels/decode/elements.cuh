@@ -7,12 +7,11 @@
 #include "../shared/swizzle.h"
 #include "decode_tiles.h"
 
-namespace attn::sm80 {
+namespace attn::decode {
 
 using namespace device;
 
-// Units lie in panels of 128 bytes of each of 64 rows, or of 64 bytes.
-constexpr int panel_bytes = unit_keys * 128;
+constexpr int panel_bytes = unit_keys * panel_pitch;
 
 // Where rows go on, an even number of chunks of 16 bytes further. Computed where it is used, for
 // there are few registers.
@@ -28,13 +27,11 @@ struct Same {
   static constexpr bool scaled = false;  // with descales, and rows of Q that have factors
 
   // What a lane adds to the address of a warp's rows of K and of V for what follows.
-  template <int pitch>
   static __device__ __forceinline__ unsigned k_lane(int lane) {
-    return chunk_offset<pitch>(lane % 16, lane / 16);
+    return chunk_offset<panel_pitch>(lane % 16, lane / 16);
   }
-  template <int pitch>
   static __device__ __forceinline__ unsigned v_lane(int lane) {
-    return chunk_offset<pitch>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+    return chunk_offset<panel_pitch>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
   }
   // Tiles n and n + 1 of 16 columns: of Q those at 2t and 2t + 8, two each, t = lane % 4.
   static __device__ __forceinline__ void load_k(unsigned (&a)[2][4], unsigned k, int n) {
@@ -58,14 +55,10 @@ struct Fp8 {
   static constexpr int bytes = 1;
   static constexpr bool scaled = true;
 
-  template <int pitch>
   static __device__ __forceinline__ unsigned k_lane(int lane) {
-    return chunk_offset<pitch>(lane % 16, lane / 16);
+    return chunk_offset<panel_pitch>(lane % 16, lane / 16);
   }
-  template <int pitch>
-  static __device__ __forceinline__ unsigned v_lane(int lane) {
-    return k_lane<pitch>(lane);
-  }
+  static __device__ __forceinline__ unsigned v_lane(int lane) { return k_lane(lane); }
   // Tiles n and n + 1 of 16 columns: of Q those at 4t and 4t + 2, two each.
   static __device__ __forceinline__ void load_k(unsigned (&a)[2][4], unsigned k, int n) {
     unsigned w[4];
@@ -97,4 +90,4 @@ struct Fp8 {
   }
 };
 
-}  // namespace attn::sm80
+}  // namespace attn::decode

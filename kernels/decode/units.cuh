@@ -1,10 +1,12 @@
 // The work of decode_* in units of 64 keys of one K/V head of one sequence, and each block's share.
+// Blocks form columns: those of a column share the sequences of its heads, mostly of one. So at any
+// time neighbours read other heads of the same tokens, which lie side by side.
 #pragma once
 #include "../common/lengths.cuh"
 #include "decode_args.h"
 #include "decode_tiles.h"
 
-namespace attn::sm80 {
+namespace attn::decode {
 
 using namespace device;
 
@@ -57,15 +59,6 @@ struct Cursor {
   int first;       // position of the unit's first key
   long long row;   // packed K/V: of the segment's first key
 
-  __device__ __forceinline__ void start(const attn_decode_kernarg& a, int sequence_number,
-                                        int skip) {
-    b = sequence_number;
-    sequence = Sequence(a, b);
-    h = skip / sequence.units;
-    skip -= h * sequence.units;
-    left = sequence.units - skip;
-    find(a, skip);
-  }
   __device__ __forceinline__ void find(const attn_decode_kernarg& a, int skip) {
     begin = 0;
 #pragma unroll 1
@@ -86,19 +79,17 @@ struct Cursor {
       if (first >= end) find(a, sequence.units - left);
       return;
     }
-    if (++h == a.heads_kv) {
-      h = 0;
-      do {
-        if (++b >= a.batch) return;
-        sequence = Sequence(a, b);
-      } while (sequence.units == 0);
-    }
+    do {
+      if (++b == a.batch) b = 0, ++h;
+      sequence = Sequence(a, b);
+    } while (sequence.units == 0);
     left = sequence.units;
     find(a, 0);
   }
 };
 
-// The units [begin, begin + count) of `total` that a block has. Each has as many, or one more.
+// The units of a column, in the order of heads, sequences and keys, and the blocks that share them:
+// each has as many, or one more.
 struct Share {
   unsigned total, blocks;
 
@@ -139,41 +130,63 @@ __device__ __forceinline__ Scan scan(unsigned x) {
 struct Work {
   Share share;
   unsigned begin, end;  // units of this block
-  int b;                // sequence of the first
-  int skip;             // units of the sequence before that
+  Cursor first;
+
+  // Blocks of a column are `columns` apart.
+  static __device__ __forceinline__ unsigned row(const attn_decode_kernarg& a) {
+    return blockIdx.x / a.columns;
+  }
 };
 
 // By all threads of a block.
 __device__ __forceinline__ Work find_work(const attn_decode_kernarg& a) {
-  __shared__ int start[2];
-  const auto units = [&](int b) -> unsigned {
-    return b < a.batch ? Sequence(a, b).units * unsigned(a.heads_kv) : 0;
-  };
+  __shared__ Cursor first;
   constexpr int threads = decode_threads;
-  unsigned total = 0, own = 0;
+  const unsigned column = blockIdx.x % a.columns;
+  const int head = column * a.heads_kv / a.columns,
+            heads = (column + 1) * a.heads_kv / a.columns - head;
+  Sequence sequence;
+  Scan sums = {0, 0};
+  unsigned all = 0, own = 0;
+  const auto count = [&](int b) {
+    own = 0;
+    if (b < a.batch) {
+      sequence = Sequence(a, b);
+      own = sequence.units;
+    }
+    sums = scan(own);
+  };
 #pragma unroll 1
-  for (int b = threadIdx.x; b - int(threadIdx.x) < a.batch; b += threads) own += units(b);
-  total = scan(own).all;
+  for (int b = threadIdx.x; b - int(threadIdx.x) < a.batch; b += threads) {
+    count(b);
+    all += sums.all;
+  }
   Work work;
-  work.share = {total, gridDim.x};
-  work.begin = work.share.begin(blockIdx.x);
-  work.end = work.share.begin(blockIdx.x + 1);
+  work.share = {all * heads, gridDim.x / a.columns};
+  work.begin = work.share.begin(Work::row(a));
+  work.end = work.share.begin(Work::row(a) + 1);
+  if (work.begin == work.end) return work;
+  const unsigned wanted = work.begin % all;
   unsigned before = 0;
 #pragma unroll 1
   for (int b = threadIdx.x; b - int(threadIdx.x) < a.batch; b += threads) {
-    if (a.batch > threads) own = units(b);
-    const Scan sums = scan(own);
+    if (a.batch > threads) count(b);
     const unsigned end = before + sums.up_to_here;
-    if (work.begin < end && work.begin >= end - own) {
-      start[0] = b;
-      start[1] = work.begin - (end - own);
+    if (wanted < end && wanted >= end - own) {
+      Cursor at;
+      at.sequence = sequence;
+      at.b = b;
+      at.h = head + work.begin / all;
+      const int skip = wanted - (end - own);
+      at.left = sequence.units - skip;
+      at.find(a, skip);
+      first = at;
     }
     before += sums.all;
   }
   __syncthreads();
-  work.b = start[0];
-  work.skip = start[1];
+  work.first = first;
   return work;
 }
 
-}  // namespace attn::sm80
+}  // namespace attn::decode

@@ -5,10 +5,10 @@
 
 #include "kernels/copy_engine.h"
 #include "kernels/cuda_forward.h"
+#include "kernels/decode/decode_args.h"
+#include "kernels/decode/decode_tiles.h"
 #include "kernels/families.h"
 #include "kernels/limits.h"
-#include "kernels/sm80/decode_args.h"
-#include "kernels/sm80/decode_tiles.h"
 
 namespace attn {
 namespace {
@@ -20,13 +20,13 @@ constexpr int block_reserve = 1024;    // shared memory that each block costs be
 // What a launch is made of.
 struct Shape {
   int stages;
-  int64_t blocks;
+  int64_t columns, blocks;  // blocks: a multiple of columns
 };
 
 // As many stages as the device's shared memory has, and blocks as its multiprocessors have at once,
 // but no more than there can be units.
-Shape shape_of(const Problem& p, const DeviceInfo& device, const sm80::DecodeTile& tile) {
-  using namespace sm80;
+Shape shape_of(const Problem& p, const DeviceInfo& device, const decode::DecodeTile& tile) {
+  using namespace decode;
   const auto bytes = [&](int stages) {
     return tile.shared_bytes(stages) + decode_static_shared_bytes;
   };
@@ -35,18 +35,20 @@ Shape shape_of(const Problem& p, const DeviceInfo& device, const sm80::DecodeTil
   const int64_t fit = (device.shared_bytes_max + block_reserve) / (bytes(stages) + block_reserve);
   const int64_t multiprocessors =
       p.max_sms > 0 ? std::min<int64_t>(p.max_sms, device.multiprocessors) : device.multiprocessors;
-  int64_t units = 1;
+  int64_t units = 0;  // of a head
   for (const attn_segment& s : p.segment) units += ceil_div(s.seqlen, unit_keys);
-  return {stages, std::min(multiprocessors * std::clamp<int64_t>(fit, 1, tile.blocks()),
-                           p.batch * p.heads_kv * units)};
+  const int64_t most = multiprocessors * std::clamp<int64_t>(fit, 1, tile.blocks());
+  const int64_t columns = std::min(p.heads_kv, most);
+  const int64_t of_column = p.batch * std::max<int64_t>(1, units) * ceil_div(p.heads_kv, columns);
+  return {stages, columns, columns * std::min(most / columns, of_column)};
 }
 
 // The workspace: sums, stats and counters of two slots for each block.
 struct Workspace {
   int64_t stats_at, arrived_at, bytes;
 };
-Workspace workspace_of(int64_t blocks, const sm80::DecodeTile& tile) {
-  const int64_t rows = 2 * blocks * sm80::decode_rows;
+Workspace workspace_of(int64_t blocks, const decode::DecodeTile& tile) {
+  const int64_t rows = 2 * blocks * decode::decode_rows;
   const int64_t stats_at = rows * tile.head_dim_v * int64_t{sizeof(float)},
                 arrived_at = stats_at + rows * 2 * int64_t{sizeof(float)};
   return {stats_at, arrived_at, arrived_at + 2 * 2 * blocks * int64_t{sizeof(unsigned)}};
@@ -66,7 +68,7 @@ attn_descale descale(attn_descale_kind kind, const float* at, const Problem& p,
 
 // Keys that the copy engine brings at once.
 int box_keys(const attn_segment& s) {
-  return s.layout == ATTN_PAGED ? std::gcd(s.page_size, sm80::unit_keys) : sm80::unit_keys;
+  return s.layout == ATTN_PAGED ? std::gcd(s.page_size, decode::unit_keys) : decode::unit_keys;
 }
 
 // Rows that follow each other, of which there are `batch` times so many.
@@ -79,7 +81,7 @@ Extents extents(const Problem& p, const attn_segment& s) {
   return {s.seqlen, p.batch};
 }
 
-template <sm80::DecodeTile tile>
+template <decode::DecodeTile tile>
 void set_decode(const Problem& p, const Args& args, const Target& target, attn_decode_kernarg* to) {
   attn_decode_kernarg& a = *to;
   a.q = args.q;
@@ -103,6 +105,7 @@ void set_decode(const Problem& p, const Args& args, const Target& target, attn_d
   a.kv_e5m2 = p.segment[0].k_type == ATTN_F8_E5M2;
   const Shape shape = shape_of(p, target.device, tile);
   a.stages = shape.stages;
+  a.columns = int(shape.columns);
   a.split_invariant = p.has(ATTN_SPLIT_INVARIANT);
   a.num_segments = p.num_segments;
   a.scale = p.scale;
@@ -134,7 +137,7 @@ void set_decode(const Problem& p, const Args& args, const Target& target, attn_d
   }
 }
 
-template <sm80::DecodeTile tile, bool engine>
+template <decode::DecodeTile tile, bool engine>
 void pack(const Problem& p, const Args& args, const Target& target, Parameters* to) {
   if constexpr (engine) {
     static_assert(sizeof(attn_decode_sm90_kernarg) <= max_kernarg_bytes);
@@ -153,8 +156,8 @@ Status check_engine(const Problem& p, const DeviceInfo& device) {
   if (!device.tensor_maps)
     return unsupported("the driver has no cuTensorMapEncodeTiled of CUDA 12.0");
   for (const attn_segment& s : p.segment) {
-    if (s.layout == ATTN_PAGED && s.page_size % sm80::warp_keys != 0)
-      return unsupported("page_size ", s.page_size, " is not a multiple of ", sm80::warp_keys);
+    if (s.layout == ATTN_PAGED && s.page_size % decode::warp_keys != 0)
+      return unsupported("page_size ", s.page_size, " is not a multiple of ", decode::warp_keys);
     if (s.layout == ATTN_PACKED && s.total > max_rows)
       return unsupported("total is ", s.total, "; accepted: up to ", max_rows);
     const Extents size = extents(p, s);
@@ -164,24 +167,27 @@ Status check_engine(const Problem& p, const DeviceInfo& device) {
   return {};
 }
 
-std::vector<TensorMap> maps_of(const Problem& p, const sm80::DecodeTile& tile) {
+// L2 reads no more than a head's row: what lies behind it is another head's.
+std::vector<TensorMap> maps_of(const Problem& p, const decode::DecodeTile& tile) {
+  using decode::panel_pitch;
   std::vector<TensorMap> maps;
   maps.reserve(2 * p.num_segments);
   for (const attn_segment& s : p.segment) {
     const Extents size = extents(p, s);
-    const auto map = [&](int64_t head_dim, int tile_dim, const attn_strides& stride) {
+    const auto map = [&](int64_t head_dim, const attn_strides& stride) {
       maps.push_back(tensor_map(tile.element_bytes, head_dim, size.rows, p.heads_kv, size.batch,
-                                stride, tile.pitch(tile_dim) / tile.element_bytes, box_keys(s)));
+                                stride, panel_pitch / tile.element_bytes, box_keys(s),
+                                head_dim * tile.element_bytes % 256 == 0 ? 256 : 128));
     };
-    map(p.head_dim, tile.head_dim, s.k_stride);
-    map(p.head_dim_v, tile.head_dim_v, s.v_stride);
+    map(p.head_dim, s.k_stride);
+    map(p.head_dim_v, s.v_stride);
   }
   return maps;
 }
 
-template <Text name, sm80::DecodeTile tile, bool engine>
+template <Text name, decode::DecodeTile tile, bool engine>
 Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
-  using namespace sm80;
+  using namespace decode;
   if (p.group() * p.seqlen_q > decode_rows)
     return unsupported("heads_q / heads_kv * seqlen_q is ", p.group(), " * ", p.seqlen_q,
                        "; accepted: up to ", decode_rows);
@@ -219,7 +225,7 @@ Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   return {};
 }
 
-template <Text name, sm80::DecodeTile tile, bool engine>
+template <Text name, decode::DecodeTile tile, bool engine>
 constexpr Kernel row(uint32_t q_types, uint32_t kv_types, attn_dtype weights) {
   const bool fp8 = tile.element_bytes == 1;
   return {
@@ -236,20 +242,20 @@ constexpr Kernel row(uint32_t q_types, uint32_t kv_types, attn_dtype weights) {
                           : 0u),
                  .head_dim = {.multiple = fp8 ? 16 : 8, .max = tile.head_dim},
                  .head_dim_v = {.multiple = fp8 ? 16 : 8, .max = tile.head_dim_v}},
-      .numerics = {.weights = weights, .keys = sm80::warp_keys},
+      .numerics = {.weights = weights, .keys = decode::warp_keys},
       .recipe = recipe_of<make_recipe<name, tile, engine>>};
 }
 
 template <attn_dtype type, Text variant, int head_dim, int head_dim_v, bool engine>
 constexpr Kernel same() {
   constexpr Text family = engine ? "decode_sm90_" : "decode_sm80_";
-  return row<kernel_name<family, type, variant>, sm80::DecodeTile{head_dim, head_dim_v, 2}, engine>(
-      type_bit(type), type_bit(type), type);
+  return row<kernel_name<family, type, variant>, decode::DecodeTile{head_dim, head_dim_v, 2},
+             engine>(type_bit(type), type_bit(type), type);
 }
 template <Text variant, int head_dim, int head_dim_v, bool engine>
 constexpr Kernel fp8() {
   constexpr Text name = Text(engine ? "decode_sm90_fp8_" : "decode_sm89_fp8_").append(variant.text);
-  return row<name, sm80::DecodeTile{head_dim, head_dim_v, 1}, engine>(
+  return row<name, decode::DecodeTile{head_dim, head_dim_v, 1}, engine>(
       type_bit(ATTN_F16) | type_bit(ATTN_BF16), fp8_of_cuda, ATTN_F16);
 }
 
@@ -266,7 +272,7 @@ constinit const std::array all_rows = joined(rows<true>, rows<false>);
 
 }  // namespace
 
-std::span<const Kernel> sm80_decode_rows() {
+std::span<const Kernel> decode_forward_rows() {
   return all_rows;
 }
 

@@ -5,9 +5,9 @@
 #include "../common/no_keys.cuh"
 #include "../common/softmax.cuh"
 #include "../ptx/arrive.h"
-#include "decode_units.cuh"
+#include "units.cuh"
 
-namespace attn::sm80 {
+namespace attn::decode {
 
 // What each thread of a block has of a row: 4 neighbouring columns in each 64.
 template <int columns>
@@ -114,11 +114,12 @@ __device__ __forceinline__ void store_result(const attn_decode_kernarg& a, const
 template <int columns>
 struct Parts {
   const attn_decode_kernarg& a;
-  unsigned first_block, count;
+  unsigned first_row, count;  // of the column's blocks
 
   // A block has at most one part that others began, and one that others go on with.
   __device__ __forceinline__ unsigned slot(unsigned part) const {
-    return 2 * (first_block + part) + (part == 0);
+    const unsigned block = (first_row + part) * a.columns + blockIdx.x % a.columns;
+    return 2 * block + (part == 0);
   }
   __device__ __forceinline__ float* sums(unsigned part, int r) const {
     return a.sums + (slot(part) * (long long)decode_rows + r) * columns;
@@ -185,4 +186,4 @@ struct Parts {
   }
 };
 
-}  // namespace attn::sm80
+}  // namespace attn::decode

@@ -8,10 +8,10 @@
 #if __CUDA_ARCH__ >= 900
 #include "../ptx/grid.h"
 #endif
-#include "decode_load.cuh"
-#include "decode_merge.cuh"
+#include "load.cuh"
+#include "merge.cuh"
 
-namespace attn::sm80 {
+namespace attn::decode {
 
 // The compiler computes what follows from x where it is used instead of keeping it in registers.
 __device__ __forceinline__ unsigned recompute(unsigned x) {
@@ -124,9 +124,7 @@ struct Decoder {
     const float k_descale = KV::scaled ? unit.k_descale : 1,
                 v_descale = KV::scaled ? unit.v_descale : 1;
     float s[q_tiles][4] = {}, odd[q_tiles][4] = {};  // two chains of products
-    constexpr int k_pitch = tile.pitch(head_dim), v_pitch = tile.pitch(head_dim_v);
-    const unsigned k_lane =
-        stage + warp * warp_keys * k_pitch + KV::template k_lane<k_pitch>(lane());
+    const unsigned k_lane = stage + warp * warp_keys * panel_pitch + KV::k_lane(lane());
     const unsigned q_lane =
         recompute(address(merge) + chunk_offset<q_pitch>(lane() % 8, lane() / 8));
 #pragma unroll
@@ -156,7 +154,7 @@ struct Decoder {
     for (int n = 0; n < q_tiles; ++n) weigh(s[n], n, p[n]);
 
     const unsigned v_lane =
-        stage + tile.k_bytes() + warp * warp_keys * v_pitch + KV::template v_lane<v_pitch>(lane());
+        stage + tile.k_bytes() + warp * warp_keys * panel_pitch + KV::v_lane(lane());
     // Values of keys that are not valid may be anything: the lane's keys are 2t and 2t + 8, and
     // those behind them.
     unsigned there[2];
@@ -310,9 +308,9 @@ struct Decoder {
       if (parts.count == 1)
         store_result(a, at, 8 * n + r, row);
       else if (8 * n + r < used_rows())
-        parts.write(blockIdx.x - first, 8 * n + r, row);
+        parts.write(Work::row(a) - first, 8 * n + r, row);
     }
-    if (parts.count > 1) parts.arrive(at, blockIdx.x - first, used_rows());
+    if (parts.count > 1) parts.arrive(at, Work::row(a) - first, used_rows());
     meet();  // before the next head's Q comes where the sums are
   }
 
@@ -320,9 +318,9 @@ struct Decoder {
     Stage stage;
     unsigned left = work.end - work.begin;
     // The first head is known before its first unit is there.
-    const Sequence sequence(a, work.b);
-    at = {work.b, work.skip / sequence.units, sequence.seqlen_q, sequence.seqlen_kv,
-          sequence.q_begin};
+    const Cursor& first = work.first;
+    at = {first.b, first.h, first.sequence.seqlen_q, first.sequence.seqlen_kv,
+          first.sequence.q_begin};
 #pragma unroll 1
     while (true) {
       begin_head();
@@ -383,15 +381,16 @@ __device__ __forceinline__ void decode(const attn_decode_kernarg& a, const M& ma
   }
 }
 
-}  // namespace attn::sm80
+}  // namespace attn::decode
 
 // The kernel NAME, which is the name of its file. KV: of Q's type T, or fp8 under f16 and bf16.
-#define ATTN_DECODE(NAME, HEAD_DIM, HEAD_DIM_V, BYTES, KERNARG, ...)                            \
-  extern "C" __global__ void __launch_bounds__(                                                 \
-      attn::sm80::decode_threads, attn::sm80::DecodeTile{HEAD_DIM, HEAD_DIM_V, BYTES}.blocks()) \
-      NAME(const __grid_constant__ KERNARG a) {                                                 \
-    using namespace attn::sm80;                                                                 \
-    __VA_ARGS__                                                                                 \
+#define ATTN_DECODE(NAME, HEAD_DIM, HEAD_DIM_V, BYTES, KERNARG, ...)  \
+  extern "C" __global__ void __launch_bounds__(                       \
+      attn::decode::decode_threads,                                   \
+      attn::decode::DecodeTile{HEAD_DIM, HEAD_DIM_V, BYTES}.blocks()) \
+      NAME(const __grid_constant__ KERNARG a) {                       \
+    using namespace attn::decode;                                     \
+    __VA_ARGS__                                                       \
   }
 #define ATTN_DECODE_SM80(NAME, T, HEAD_DIM, HEAD_DIM_V)           \
   ATTN_DECODE(NAME, HEAD_DIM, HEAD_DIM_V, 2, attn_decode_kernarg, \

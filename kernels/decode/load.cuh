@@ -8,10 +8,10 @@
 #include "../ptx/tma.h"
 #endif
 #include "../shared/swizzle.h"
-#include "decode_elements.cuh"
-#include "decode_units.cuh"
+#include "elements.cuh"
+#include "units.cuh"
 
-namespace attn::sm80 {
+namespace attn::decode {
 
 using Barrier = unsigned long long;
 
@@ -115,16 +115,16 @@ struct Loader {
   template <int columns>
   __device__ __forceinline__ void copy(unsigned to, int row, const char* base, long long row_bytes,
                                        bool scattered, int used_bytes, unsigned valid) const {
-    constexpr int chunks = columns * KV::bytes / 16, pitch = tile.pitch(columns);
+    constexpr int chunks = columns * KV::bytes / 16;
 #pragma unroll
     for (int i = 0; i < 16 * chunks / 32; ++i) {
       const int r = (32 * i + lane) / chunks, chunk = (32 * i + lane) % chunks;
-      const unsigned place = chunk / 8 * panel_bytes + chunk_offset<pitch>(r, chunk % 8);
+      const unsigned place = chunk / 8 * panel_bytes + chunk_offset<panel_pitch>(r, chunk % 8);
       const char* from = base + r * row_bytes;
       if (scattered)
         from = reinterpret_cast<const char*>(
             __shfl_sync(0xffffffff, reinterpret_cast<unsigned long long>(base), (row + r) % 32));
-      ptx::cp_async_16(to + row * pitch + place, from + 16 * chunk,
+      ptx::cp_async_16(to + row * panel_pitch + place, from + 16 * chunk,
                        (valid >> r & 1) && 16 * chunk < used_bytes);
     }
   }
@@ -179,9 +179,7 @@ struct Loader {
     unsigned boxes = 0;
     for (int key = 0; key < unit_keys; key += keys) boxes += wanted(key);
     if (lane == 0)
-      ptx::mbarrier_arrive_expect(
-          full,
-          boxes * keys * (k_panels * tile.pitch(head_dim) + v_panels * tile.pitch(head_dim_v)));
+      ptx::mbarrier_arrive_expect(full, boxes * keys * panel_pitch * (k_panels + v_panels));
     __syncwarp();
     for (int key = 0; key < unit_keys; key += keys) {
       if (!wanted(key)) continue;
@@ -189,12 +187,11 @@ struct Loader {
       const int entry = s.block_table ? own : s.lengths.cu_seqlens ? 0 : at.b;
       const int row = s.block_table ? (local + key) % s.page_size : int(at.row) + local + key;
       const auto load = [&](auto columns, unsigned to, const attn_tensor_map& map) {
-        constexpr int pitch = tile.pitch(columns.value);
 #pragma unroll
         for (int panel = 0; panel < tile.panels(columns.value); ++panel)
           if (lane == panel)
-            ptx::tma_load(to + panel * panel_bytes + key * pitch, &map, full,
-                          panel * (pitch / KV::bytes), row, at.h, entry);
+            ptx::tma_load(to + panel * panel_bytes + key * panel_pitch, &map, full,
+                          panel * (panel_pitch / KV::bytes), row, at.h, entry);
       };
       load(Columns<head_dim>{}, k_to, maps[at.segment].k);
       load(Columns<head_dim_v>{}, v_to, maps[at.segment].v);
@@ -245,7 +242,7 @@ struct Loader {
   }
 
   __device__ __forceinline__ void run(const Work& work) {
-    at.start(a, work.b, work.skip);
+    at = work.first;
     look_up();
     unsigned head_begin = work.begin - (at.sequence.units - at.left);
     Stage stage;
@@ -264,4 +261,4 @@ struct Loader {
   }
 };
 
-}  // namespace attn::sm80
+}  // namespace attn::decode
