@@ -1,5 +1,6 @@
 // The warp of decode_* that loads: K and V of one unit after the other, and what is to know of it.
 #pragma once
+#include "../common/descale.cuh"
 #include "../ptx/cp_async.h"
 #include "../ptx/mbarrier.h"
 #include "../shared/swizzle.h"
@@ -106,11 +107,6 @@ struct Loader {
     }
   }
 
-  __device__ __forceinline__ const float* descale_at(const attn_descale& d, int key) const {
-    return d.at + (at.b * (long long)d.batch + at.h * (long long)d.head +
-                   (d.block_keys ? key / d.block_keys : 0));
-  }
-
   __device__ __forceinline__ void load(Stage stage, unsigned head_begin, bool ends) {
     const attn_decode_segment& s = a.segment[at.segment];
     const int local = at.first - at.begin;  // in the segment
@@ -174,7 +170,7 @@ struct Loader {
         const bool any = valid[0] | valid[1];
         const auto descale = [&](float& to, const attn_descale& d) {
           if (d.at && any)
-            ptx::cp_async_if<4>(address(&to), descale_at(d, local), true);
+            ptx::cp_async_if<4>(address(&to), descale_at(d, at.b, at.h, local), true);
           else
             to = 1;
         };

@@ -48,18 +48,6 @@ Workspace workspace_of(int64_t blocks, const sm80::DecodeTile& tile) {
   return {stats_at, arrived_at, arrived_at + 2 * 2 * blocks * int64_t{sizeof(unsigned)}};
 }
 
-attn_descale descale(attn_descale_kind kind, const float* at, const Problem& p,
-                     const attn_segment& s) {
-  if (kind == ATTN_DESCALE_NONE) return {};
-  if (kind == ATTN_DESCALE_TENSOR) return {.at = at};
-  if (kind == ATTN_DESCALE_HEAD) return {.at = at, .batch = int(p.heads_kv), .head = 1};
-  const int blocks = int(ceil_div(s.seqlen, s.descale_block_keys));
-  return {.at = at,
-          .batch = int(p.heads_kv) * blocks,
-          .head = blocks,
-          .block_keys = s.descale_block_keys};
-}
-
 template <sm80::DecodeTile tile>
 void pack(const Problem& p, const Args& args, const Target& target, Parameters* to) {
   attn_decode_kernarg a{};
@@ -109,8 +97,8 @@ void pack(const Problem& p, const Args& args, const Target& target, Parameters* 
       s.page_size = from.page_size;
       s.max_pages = from.max_pages;
     }
-    s.k_descale = descale(from.k_descale, of.k_descale, p, from);
-    s.v_descale = descale(from.v_descale, of.v_descale, p, from);
+    s.k_descale = descale(from.k_descale, of.k_descale, p.heads_kv, from);
+    s.v_descale = descale(from.v_descale, of.v_descale, p.heads_kv, from);
   }
   store(a, to);
 }
