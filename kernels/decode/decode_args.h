@@ -8,13 +8,6 @@
 
 enum { attn_decode_max_segments = 8 };
 
-// What stored values are multiplied with: at[b * batch + h * head + key / block_keys].
-struct attn_descale {
-  const float* at;  // null: with 1
-  int batch, head;  // elements
-  int block_keys;   // 0: one for all keys
-};
-
 struct attn_decode_segment {
   const void* k;  // padded [batch, seq, head, head_dim], packed [total, head, head_dim]
   const void* v;  // or paged [num_pages, page_size, head, head_dim]

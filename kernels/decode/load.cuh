@@ -2,6 +2,7 @@
 #pragma once
 #include <type_traits>
 
+#include "../common/descale.cuh"
 #include "../ptx/cp_async.h"
 #include "../ptx/mbarrier.h"
 #if __CUDA_ARCH__ >= 900
@@ -102,9 +103,7 @@ struct Loader {
     }
     if (KV::scaled) {
       const auto descale = [&](const attn_descale& d) {
-        if (!d.at || at.first >= at.end) return 1.0f;
-        return d.at[at.b * (long long)d.batch + at.h * (long long)d.head +
-                    (d.block_keys ? local / d.block_keys : 0)];
+        return d.at && at.first < at.end ? *descale_at(d, at.b, at.h, local) : 1.0f;
       };
       k_descale = descale(s.k_descale);
       v_descale = descale(s.v_descale);

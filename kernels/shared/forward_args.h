@@ -1,4 +1,4 @@
-// What the parameter structs of the forward kernels have in common.
+// What the parameter structs of the kernels that read or write K/V have in common.
 #ifndef ATTN_KERNELS_SHARED_FORWARD_ARGS_H
 #define ATTN_KERNELS_SHARED_FORWARD_ARGS_H
 
@@ -7,6 +7,13 @@ struct attn_kv_lengths {
   const int* cu_seqlens;  // packed: [batch + 1]
   long long total;        // packed: tokens in the buffer
   int capacity;
+};
+
+// What stored values are multiplied with: at[b * batch + h * head + key / block_keys].
+struct attn_descale {
+  const float* at;  // null: with 1
+  int batch, head;  // elements
+  int block_keys;   // 0: one for all keys
 };
 
 #endif

@@ -5,10 +5,8 @@
 // A launch is one kernel, so that only a block can know the maximum of a group before it quantizes:
 // with scale amax a group is the work of one block, a whole tensor too. That is slow for large
 // tensors with one scale, and right.
-#include <cuda_fp16.h>
-
+#include "../common/convert.cuh"
 #include "../shared/quantize_args.h"
-#include "../shared/types.h"
 
 namespace {
 
@@ -59,13 +57,8 @@ __device__ Place place(const attn_quantize_kernarg& a, const Span& span, long lo
   return p;
 }
 
-// NaN of f16 has no sign, as in core/dtype.h.
 __device__ float load(const attn_quantize_kernarg& a, long long at) {
-  if (a.src_type == attn_element_f32) return static_cast<const float*>(a.src)[at];
-  const unsigned short bits = static_cast<const unsigned short*>(a.src)[at];
-  if (a.src_type == attn_element_bf16) return __uint_as_float(unsigned(bits) << 16);
-  return (bits & 0x7fff) > 0x7c00 ? __uint_as_float(0x7fc00000)
-                                  : __half2float(__ushort_as_half(bits));
+  return attn::device::load_element(a.src, a.src_type, at);
 }
 
 __device__ float warp_max(float x) {
@@ -81,42 +74,6 @@ __device__ unsigned encode_quotient(const attn_quantize_kernarg& a, float x, flo
   return attn::encode(f, __ddiv_rn(x, descale), a.saturate);
 }
 
-// One ggml block, an element per lane, by the rules of encode_q8_0 and encode_q4_0. Operations are
-// named where the compiler would fuse or approximate them.
-__device__ void store_ggml(const attn_quantize_kernarg& a, long long dst, float x) {
-  const int lane = threadIdx.x % 32;
-  const bool q8 = a.dst_type == attn_element_q8_0;
-  const bool has_nan = __any_sync(all_lanes, x != x);
-  const float amax = warp_max(x != x ? 0 : fabsf(x));
-  float d;
-  if (q8) {
-    d = __fdiv_rn(amax, 127);
-  } else {
-    const unsigned largest = __ballot_sync(all_lanes, fabsf(x) == amax);
-    const float first = __shfl_sync(all_lanes, x, largest ? __ffs(int(largest)) - 1 : 0);
-    d = __fdiv_rn(amax == 0 ? 0 : first, -8);
-  }
-  const bool lost = has_nan || (!a.saturate && fabsf(d) > 65504);
-  d = fminf(fmaxf(d, -65504), 65504);
-  const float quotient = __fdiv_rn(1, d);
-  const float inverse = lost || fabsf(quotient) == float_infinity ? 0 : quotient;
-
-  unsigned char* block = static_cast<unsigned char*>(a.dst) + dst / 32 * (q8 ? 34 : 18);
-  if (lane == 0) {
-    *reinterpret_cast<unsigned short*>(block) =
-        lost ? 0x7e00 : __half_as_ushort(__float2half_rn(d));
-  }
-  if (q8) {
-    const float q = inverse == 0 ? 0 : roundf(__fmul_rn(x, inverse));
-    block[2 + lane] = (unsigned char)int(fminf(fmaxf(q, -127), 127));
-  } else {
-    const float q = inverse == 0 ? 8 : __fadd_rn(__fmul_rn(x, inverse), 8.5f);
-    const int low = int(fminf(fmaxf(q, 0), 15));
-    const int high = __shfl_xor_sync(all_lanes, low, 16);
-    if (lane < 16) block[2 + lane] = (unsigned char)(low | high << 4);
-  }
-}
-
 // The items first, first + step, .. of the span; `descale` counts with scale amax.
 __device__ void quantize(const attn_quantize_kernarg& a, const Span& span, long long first,
                          long long step, float descale) {
@@ -126,7 +83,9 @@ __device__ void quantize(const attn_quantize_kernarg& a, const Span& span, long 
   for (long long item = first; item < items; item += step) {
     const Place p = place(a, span, chunks, item);
     if (ggml) {
-      store_ggml(a, p.dst, load(a, p.src));
+      const float x[] = {load(a, p.src)};
+      attn::device::store_ggml(attn::device::ggml_block(a.dst, a.dst_type, p.dst), a.dst_type, x,
+                               a.saturate);
     } else if (p.inside) {
       const float by = a.scale == attn_quantize_given ? a.descale[p.group] : descale;
       static_cast<unsigned char*>(a.dst)[p.dst] =

@@ -1,4 +1,4 @@
-// What the host sides of the CUDA forward kernels share.
+// What the host sides of the CUDA kernels that read or write K/V share.
 #pragma once
 #include <algorithm>
 
@@ -22,6 +22,19 @@ inline attn_kv_lengths kv_lengths(const attn_segment& segment, const attn_segmen
           .cu_seqlens = segment.layout == ATTN_PACKED ? args.cu_seqlens : nullptr,
           .total = segment.total,
           .capacity = int(segment.seqlen)};
+}
+
+inline attn_descale descale(attn_descale_kind kind, const float* at, int64_t heads_kv,
+                            const attn_segment& s) {
+  attn_descale d{};
+  if (kind == ATTN_DESCALE_NONE) return d;
+  d.at = at;
+  if (kind == ATTN_DESCALE_TENSOR) return d;
+  const int blocks = kind == ATTN_DESCALE_BLOCK ? int(ceil_div(s.seqlen, s.descale_block_keys)) : 1;
+  d.batch = int(heads_kv) * blocks;
+  d.head = blocks;
+  if (kind == ATTN_DESCALE_BLOCK) d.block_keys = s.descale_block_keys;
+  return d;
 }
 
 }  // namespace attn

@@ -54,18 +54,6 @@ Workspace workspace_of(int64_t blocks, const decode::DecodeTile& tile) {
   return {stats_at, arrived_at, arrived_at + 2 * 2 * blocks * int64_t{sizeof(unsigned)}};
 }
 
-attn_descale descale(attn_descale_kind kind, const float* at, const Problem& p,
-                     const attn_segment& s) {
-  if (kind == ATTN_DESCALE_NONE) return {};
-  if (kind == ATTN_DESCALE_TENSOR) return {.at = at};
-  if (kind == ATTN_DESCALE_HEAD) return {.at = at, .batch = int(p.heads_kv), .head = 1};
-  const int blocks = int(ceil_div(s.seqlen, s.descale_block_keys));
-  return {.at = at,
-          .batch = int(p.heads_kv) * blocks,
-          .head = blocks,
-          .block_keys = s.descale_block_keys};
-}
-
 // Keys that the copy engine brings at once.
 int box_keys(const attn_segment& s) {
   return s.layout == ATTN_PAGED ? std::gcd(s.page_size, decode::unit_keys) : decode::unit_keys;
@@ -132,8 +120,8 @@ void set_decode(const Problem& p, const Args& args, const Target& target, attn_d
       s.max_pages = from.max_pages;
     }
     s.box_keys = box_keys(from);
-    s.k_descale = descale(from.k_descale, of.k_descale, p, from);
-    s.v_descale = descale(from.v_descale, of.v_descale, p, from);
+    s.k_descale = descale(from.k_descale, of.k_descale, p.heads_kv, from);
+    s.v_descale = descale(from.v_descale, of.v_descale, p.heads_kv, from);
   }
 }
 

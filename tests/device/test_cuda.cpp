@@ -660,6 +660,103 @@ TEST_CASE("cuda: a context of either device, whatever device is current") {
   }
 }
 
+// Lengths, cumulative ones and pages that break every rule, and a graph whose runs go on where the
+// one before has ended.
+struct AppendRuns {
+  static constexpr int64_t batch = 4, heads = 2, dim = 32, row = heads * dim, page_size = 4,
+                           columns = 3, capacity = 10, pages = batch * columns;
+  const std::vector<int32_t> table = {7, 3, 9, 11, INT_MAX, 2, 0, -1, 5, 4, 12, 8};
+  std::vector<int32_t> lengths = {0, INT_MAX, -5, 3}, cu_seqlens;  // the latter if packed
+  std::vector<float> cache = std::vector<float>(pages * page_size * row, -1);
+
+  // Token n of k_new holds n + 1 everywhere.
+  void append(int64_t seqlen_new, int64_t total_new) {
+    for (int64_t b = 0; b < batch; ++b) {
+      Span span = {b * seqlen_new, (b + 1) * seqlen_new};
+      if (!cu_seqlens.empty()) span = span_of(cu_seqlens, b, total_new, seqlen_new);
+      int64_t position = clamped(lengths[b], 0, capacity);
+      lengths[b] = int32_t(std::min(position + span.end - span.begin, capacity));
+      for (int64_t n = span.begin; n < span.end && position < capacity; ++n, ++position) {
+        const int64_t page = table[b * columns + position / page_size];
+        if (page >= 0 && page < pages)
+          std::fill_n(&cache[(page * page_size + position % page_size) * row], row, float(n + 1));
+      }
+    }
+  }
+};
+
+template <class T>
+Buffer bytes_of(const std::vector<T>& values) {
+  Buffer buffer(values.size() * sizeof(T), 0xff);
+  std::copy(values.begin(), values.end(), buffer.as<T>());
+  return buffer;
+}
+
+TEST_CASE("cuda: captured appends advance lengths and clamp them") {
+  Backend& backend = backend_of(ATTN_BACKEND_CUDA);
+  if (!backend.context) ATTN_SKIP(backend.reason);
+  const Stream stream;
+  for (const int64_t seqlen_new : {1, 3})  // one launch, and two
+    for (const bool packed : {false, true}) {
+      INFO("seqlen_new " << seqlen_new << " packed " << packed);
+      AppendRuns want;
+      constexpr int64_t row = AppendRuns::row;
+      const int64_t tokens = AppendRuns::batch * seqlen_new;
+      if (packed) want.cu_seqlens = {0, 1, 1, INT_MAX, 2};
+      std::vector<float> x;
+      for (int64_t n = 0; n < tokens; ++n) x.insert(x.end(), row, float(n + 1));
+
+      attn_kv_append_problem p{};
+      p.struct_size = sizeof p;
+      p.batch = AppendRuns::batch;
+      p.heads_kv = AppendRuns::heads;
+      p.head_dim = AppendRuns::dim;
+      p.seqlen_new = seqlen_new;
+      p.new_layout = packed ? ATTN_PACKED : ATTN_PADDED;
+      p.total_new = packed ? tokens : 0;
+      p.new_type = ATTN_F32;
+      p.advance_seqlens = 1;
+      p.segment.struct_size = sizeof p.segment;
+      p.segment.layout = ATTN_PAGED;
+      p.segment.k_type = p.segment.v_type = ATTN_F32;
+      p.segment.has_seqlens = 1;
+      p.segment.seqlen = AppendRuns::capacity;
+      p.segment.page_size = AppendRuns::page_size;
+      p.segment.max_pages = AppendRuns::columns;
+      p.segment.num_pages = AppendRuns::pages;
+      attn_plan* made = nullptr;
+      REQUIRE(attn_plan_create_kv_append(backend.context, &p, &made) == ATTN_OK);
+      const std::unique_ptr<attn_plan, void (*)(attn_plan*)> plan(made, attn_plan_destroy);
+
+      Arena arena(backend.context);
+      const Buffer x_buffer = bytes_of(x), cache = bytes_of(want.cache),
+                   lengths = bytes_of(want.lengths), table = bytes_of(want.table),
+                   cu_seqlens = bytes_of(want.cu_seqlens);
+      attn_kv_append_args args{};
+      args.struct_size = sizeof args;
+      args.cache.struct_size = sizeof args.cache;
+      args.k_new = args.v_new = arena.add(x_buffer);
+      void *const k = arena.add(cache), *const v = arena.add(cache);
+      args.cache.k = k;
+      args.cache.v = v;
+      args.seqlens_out = static_cast<int32_t*>(arena.add(lengths));
+      args.cache.seqlens = args.seqlens_out;
+      args.cache.block_table = static_cast<const int32_t*>(arena.add(table));
+      if (packed) args.cu_seqlens_new = static_cast<const int32_t*>(arena.add(cu_seqlens));
+      const Captured captured(
+          stream, [&] { return attn_run_kv_append(plan.get(), &args, stream.get()) == ATTN_OK; });
+      for (int run = 0; run < 5; ++run) {
+        INFO("run " << run);
+        captured.replay();
+        want.append(seqlen_new, tokens);
+        CHECK(arena.fetch(lengths, args.seqlens_out).bytes == bytes_of(want.lengths).bytes);
+        CHECK(arena.fetch(cache, k).bytes == bytes_of(want.cache).bytes);
+        CHECK(arena.fetch(cache, v).bytes == bytes_of(want.cache).bytes);
+        CHECK(arena.check_unchanged({k, v, args.seqlens_out}) == "");
+      }
+    }
+}
+
 // A case of one segment through the C API, in memory that the test lays out itself.
 class OneSegment {
  public:

@@ -338,6 +338,75 @@ TEST_CASE("runs: kv_append allocates nothing") {
   });
 }
 
+TEST_CASE("runs: launches of kv_append on a device") {
+  const mock::MockLibrary library("cuda_12");
+  auto options = make<attn_context_options>();
+  options.driver_path = library.path();
+  options.kernel_file = "all kernels";
+  const context device(ATTN_BACKEND_CUDA, &options);
+  auto p = make<attn_kv_append_problem>();
+  p.batch = 64;
+  p.heads_kv = 8;
+  p.head_dim = 128;
+  p.seqlen_new = 1;
+  p.new_type = ATTN_BF16;
+  p.segment = make<attn_segment>();
+  p.segment.k_type = p.segment.v_type = ATTN_F8_E4M3FN;
+  p.segment.has_seqlens = 1;
+  p.segment.seqlen = 4096;
+  Memory in;
+  const auto launches = [&](const attn_kv_append_problem& problem) {
+    Plan plan;
+    REQUIRE(attn_plan_create_kv_append(device.get(), &problem, &plan.plan) == ATTN_OK);
+    auto args = make<attn_kv_append_args>();
+    args.cache = make<attn_segment_args>();
+    // Nothing reads or writes here, but tensors are kept apart.
+    char* const far = reinterpret_cast<char*>(uintptr_t{1} << 40);
+    args.k_new = args.v_new = far;
+    args.cache.k = far + (int64_t{1} << 36);
+    args.cache.v = far + (int64_t{1} << 37);
+    args.cache.seqlens = reinterpret_cast<int32_t*>(in.at(0));
+    if (problem.advance_seqlens) args.seqlens_out = reinterpret_cast<int32_t*>(in.at(0));
+    const int before = library->launches;
+    CHECK(attn_run_kv_append(plan.plan, &args, nullptr) == ATTN_OK);
+    CHECK(std::string(library->last.symbol) == "kv_append_sm80");
+    return library->launches - before;
+  };
+  CHECK(launches(p) == 1);
+  p.advance_seqlens = 1;
+  CHECK(launches(p) == 1);  // a block per sequence, which writes its length
+  CHECK(library->last.grid[0] == 64);
+  CHECK(library->last.grid[1] == 1);
+  CHECK(library->last.block[0] == 256);
+  p.seqlen_new = 2;
+  CHECK(launches(p) == 2);
+  CHECK(library->last.grid[0] == 1);
+  p.advance_seqlens = 0;
+  CHECK(launches(p) == 1);
+  CHECK(library->last.grid[0] == 128);
+
+  const auto refused = [&](const attn_kv_append_problem& problem, const char* words) {
+    attn_plan* made = nullptr;
+    CHECK(attn_plan_create_kv_append(device.get(), &problem, &made) == ATTN_UNSUPPORTED);
+    CHECK(std::string(attn_last_error()).find(words) != std::string::npos);
+  };
+  auto wide = p;
+  wide.head_dim = 4128;
+  refused(wide, "head_dim");
+  auto reversed = p;
+  reversed.k_new_stride = {-2048, 1024, 128};
+  refused(reversed, "negative strides");
+  auto many = p;
+  many.batch = int64_t{1} << 30;
+  refused(many, "new tokens");
+  auto scaled = p;
+  scaled.segment.k_descale = ATTN_DESCALE_BLOCK;
+  scaled.segment.descale_block_keys = 64;
+  scaled.segment.seqlen = int64_t{1} << 30;
+  scaled.heads_kv = 1 << 10;
+  refused(scaled, "descales are too many");
+}
+
 // Without arrays: there is nothing in them.
 TEST_CASE("runs: a batch of 0 has nothing to do") {
   on_every_backend([](attn_context* context, const mock::MockLibrary* library) {

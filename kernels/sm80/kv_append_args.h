@@ -1,0 +1,39 @@
+// The parameter struct of kv_append_sm80, for its host side and for the kernel.
+#ifndef ATTN_KERNELS_SM80_KV_APPEND_ARGS_H
+#define ATTN_KERNELS_SM80_KV_APPEND_ARGS_H
+
+#include "../shared/forward_args.h"
+#include "../shared/small_float.h"
+
+enum { attn_kv_append_elements = 8, attn_kv_append_max_threads = 512 };  // of a thread, of a block
+
+// New tokens, and where they go: K, V or q.
+struct attn_kv_append_tensor {
+  const void* src;  // padded [batch, seq, head, dim] or packed [total, head, dim]
+  void* dst;        // of q as src, else padded, or paged [num_pages, page_size, head, dim]
+  long long src_stride[3], dst_stride[3];  // elements: batch or page, seq, head
+  attn_descale descale;
+  attn::SmallFloat format;  // of dst_type, if that is a small float
+  int dst_type;             // shared/types.h, any other: fp8
+  int dim;
+};
+
+struct attn_kv_append_kernarg {
+  attn_kv_append_tensor tensor[3];       // K, V, q
+  const float *rotary_cos, *rotary_sin;  // [positions, half]
+  const int* cu_seqlens_new;             // null: padded
+  long long total_new;
+  attn_kv_lengths lengths;  // of the cache
+  int* seqlens_out;         // null: not written by this launch
+  const int* block_table;   // paged: [batch, max_pages]; null: not paged
+  int num_pages, page_size, max_pages;
+  int batch, seqlen_new;  // packed: capacity
+  int heads_kv, heads;    // heads: of K, V and q
+  int threads_per_head;   // a multiple of 4, so that ggml blocks are those of 4 neighbours
+  int new_type;
+  int half, interleaved;  // pairs to rotate, and which
+  int aligned;            // all that a thread has at once can be moved by 8 or 16 bytes
+  int lengths_only;       // the launch writes seqlens_out, nothing else
+};
+
+#endif
