@@ -298,17 +298,19 @@ struct Decoder {
         for (int i = 0; i < 4; ++i)
           merge[place(warp, here % 4 * 2 + i % 2, KV::v_column(v, i / 2, here))] = o[v][n][i];
       meet();
-      const int r = RowPart<head_dim_v>::row();
-      RowPart<head_dim_v> row;
-      row.template add<decode_warps>(
-          [&](int w) { return shared.stats[w][r]; },
-          [&](int w, int column) {
-            return *reinterpret_cast<const float4*>(merge + place(w, r, column));
-          });
-      if (parts.count == 1)
-        store_result(a, at, 8 * n + r, row);
-      else if (8 * n + r < used_rows())
-        parts.write(Work::row(a) - first, 8 * n + r, row);
+#pragma unroll 1
+      for (int r = RowPart<head_dim_v>::row(); r < 8; r += RowPart<head_dim_v>::rows) {
+        RowPart<head_dim_v> row;
+        row.template add<decode_warps>(
+            [&](int w) { return shared.stats[w][r]; },
+            [&](int w) {
+              return *reinterpret_cast<const float4*>(merge + place(w, r, row.column()));
+            });
+        if (parts.count == 1)
+          store_result(a, at, 8 * n + r, row);
+        else if (8 * n + r < used_rows())
+          parts.write(Work::row(a) - first, 8 * n + r, row);
+      }
     }
     if (parts.count > 1) parts.arrive(at, Work::row(a) - first, used_rows());
     meet();  // before the next head's Q comes where the sums are

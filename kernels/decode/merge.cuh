@@ -9,50 +9,39 @@
 
 namespace attn::decode {
 
-// What each thread of a block has of a row: 4 neighbouring columns in each 64.
+// What each thread of those that compute has of a row: 4 neighbouring columns.
 template <int columns>
 struct RowPart {
-  static constexpr int count = columns / 64;
+  static constexpr int rows = 32 * decode_warps / (columns / 4);  // at once
   float reference = -infinity(), sum = 0;
-  float4 o[count] = {};
+  float4 o = {};
 
-  static __device__ __forceinline__ int row() { return threadIdx.x / 16; }  // of 8
-  static __device__ __forceinline__ int column(int i) { return 64 * i + threadIdx.x % 16 * 4; }
+  static __device__ __forceinline__ int row() { return threadIdx.x / (columns / 4); }
+  static __device__ __forceinline__ int column() { return threadIdx.x % (columns / 4) * 4; }
 
-  __device__ __forceinline__ void scale(float factor) {
-    sum *= factor;
-#pragma unroll
-    for (int i = 0; i < count; ++i)
-      o[i].x *= factor, o[i].y *= factor, o[i].z *= factor, o[i].w *= factor;
-  }
   // Adds n parts, all asked for before the first is used: stats(i) gives the reference and sum of
-  // part i, 0 if there is none, columns(i, column) its columns. Parts of sum 0 may hold anything.
+  // part i, 0 if there is none, columns_of(i) its columns. Parts of sum 0 may hold anything.
   template <int n, class Stats, class Columns>
   __device__ __forceinline__ void add(Stats&& stats, Columns&& columns_of) {
     float2 of[n];
-    float4 x[n][count];
+    float4 x[n];
 #pragma unroll
-    for (int i = 0; i < n; ++i) {
-      of[i] = stats(i);
-#pragma unroll
-      for (int j = 0; j < count; ++j) x[i][j] = columns_of(i, column(j));
-    }
+    for (int i = 0; i < n; ++i) of[i] = stats(i), x[i] = columns_of(i);
     float most = reference;
 #pragma unroll
     for (int i = 0; i < n; ++i) most = fmaxf(most, of[i].y == 0 ? -infinity() : of[i].x);
     if (most == -infinity()) return;
-    scale(ptx::ex2(reference - most));
+    const float shrink = ptx::ex2(reference - most);
+    sum *= shrink;
+    o.x *= shrink, o.y *= shrink, o.z *= shrink, o.w *= shrink;
     reference = most;
 #pragma unroll
     for (int i = 0; i < n; ++i) {
       if (of[i].y == 0) continue;
       const float factor = ptx::ex2(of[i].x - most);
       sum = fmaf(of[i].y, factor, sum);
-#pragma unroll
-      for (int j = 0; j < count; ++j) {
-        o[j].x = fmaf(x[i][j].x, factor, o[j].x), o[j].y = fmaf(x[i][j].y, factor, o[j].y);
-        o[j].z = fmaf(x[i][j].z, factor, o[j].z), o[j].w = fmaf(x[i][j].w, factor, o[j].w);
-      }
+      o.x = fmaf(x[i].x, factor, o.x), o.y = fmaf(x[i].y, factor, o.y);
+      o.z = fmaf(x[i].z, factor, o.z), o.w = fmaf(x[i].w, factor, o.w);
     }
   }
 };
@@ -86,11 +75,9 @@ __device__ __forceinline__ void store_result(const attn_decode_kernarg& a, const
   const long long q = (a.cu_seqlens_q ? at.q_begin : 0) + row.query;
   const long long out = (a.cu_seqlens_q ? 0 : at.b * a.out_stride[0]) + q * a.out_stride[1] +
                         row.head * a.out_stride[2];
-#pragma unroll
-  for (int i = 0; i < RowPart<columns>::count; ++i) {
-    const int column = RowPart<columns>::column(i);
-    if (column >= a.head_dim_v) break;
-    float4 x = part.o[i];
+  const int column = RowPart<columns>::column();
+  if (column < a.head_dim_v) {
+    float4 x = part.o;
     x.x *= factor, x.y *= factor, x.z *= factor, x.w *= factor;
     if (factor == 0) x = {};
     if (a.out_type == attn_element_f32) {
@@ -102,7 +89,7 @@ __device__ __forceinline__ void store_result(const attn_decode_kernarg& a, const
       *reinterpret_cast<uint2*>(static_cast<unsigned short*>(a.out) + out + column) = packed;
     }
   }
-  if (a.lse && threadIdx.x % 16 == 0) {
+  if (a.lse && column == 0) {
     const long long lse = a.cu_seqlens_q
                               ? row.head * a.total_q + q
                               : (at.b * (long long)a.heads_q + row.head) * a.seqlen_q + q;
@@ -128,25 +115,25 @@ struct Parts {
     return reinterpret_cast<float2*>(a.stats) + slot(part) * decode_rows + r;
   }
   __device__ __forceinline__ void write(unsigned part, int r, const RowPart<columns>& from) const {
-    if (threadIdx.x % 16 == 0) *stats(part, r) = make_float2(from.reference, from.sum);
-#pragma unroll
-    for (int i = 0; i < RowPart<columns>::count; ++i)
-      *reinterpret_cast<float4*>(sums(part, r) + RowPart<columns>::column(i)) = from.o[i];
+    const int column = RowPart<columns>::column();
+    if (column == 0) *stats(part, r) = make_float2(from.reference, from.sum);
+    *reinterpret_cast<float4*>(sums(part, r) + column) = from.o;
   }
   // Every step-th of the parts [begin, end). Past L1, which may have what was there before.
   __device__ __forceinline__ RowPart<columns> read(unsigned begin, unsigned end, unsigned step,
                                                    int r) const {
-    constexpr int n = 4;
+    constexpr int n = 16;
+    const int column = RowPart<columns>::column();
     RowPart<columns> row;
 #pragma unroll 1
     for (unsigned part = begin; part < end; part += n * step) {
+      const auto number = [&](int i) { return min(part + i * step, end - 1); };
       row.template add<n>(
           [&](int i) {
-            return part + i * step < end ? __ldcg(stats(part + i * step, r)) : make_float2(0, 0);
+            return part + i * step < end ? __ldcg(stats(number(i), r)) : make_float2(0, 0);
           },
-          [&](int i, int column) {
-            const float* from = sums(min(part + i * step, end - 1), r) + column;
-            return __ldcg(reinterpret_cast<const float4*>(from));
+          [&](int i) {
+            return __ldcg(reinterpret_cast<const float4*>(sums(number(i), r) + column));
           });
     }
     return row;
@@ -170,18 +157,18 @@ struct Parts {
     if (!last_here(a.arrived + slot(begin), end - begin)) return;
     unsigned step = 1, from = begin, to = end;
     if (count > merged_parts) {
-      for (int first = 0; first < rows; first += 8) {
+      for (int first = 0; first < rows; first += RowPart<columns>::rows) {
         const int r = first + RowPart<columns>::row();
         RowPart<columns> row;
         if (r < rows) row = read(begin, end, 1, r);
-        __syncwarp();  // a row's threads are of one warp: all have read what one overwrites
+        meet();  // all have read what one overwrites
         if (r < rows) write(begin, r, row);
       }
       const unsigned groups = (count + merged_parts - 1) / merged_parts;
       if (!last_here(a.arrived + 2 * gridDim.x + slot(0), groups)) return;
       from = 0, to = count, step = merged_parts;
     }
-    for (int r = RowPart<columns>::row(); r < rows; r += 8)
+    for (int r = RowPart<columns>::row(); r < rows; r += RowPart<columns>::rows)
       store_result(a, at, r, read(from, to, step, r));
   }
 };

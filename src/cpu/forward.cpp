@@ -519,6 +519,7 @@ size_t workspace_bytes(const Problem& problem, const TileOps& ops, int threads) 
 void run_forward(const Problem& p, const Args& args, const TileOps& ops, void* workspace,
                  ThreadPool& pool, Interrupt& interrupt) {
   write_rows_of_nobody(p, args);
+  if (p.batch == 0) return;  // there is no workspace
   const int threads = paying_threads(p, pool.threads());
   const TileShape shape(p, ops, threads);
   const size_t bytes = Tile().place(p, shape, nullptr);
