@@ -34,7 +34,7 @@ struct Decoder {
   Head at;
   int all_begin, all_end;  // keys that all queries see
   float o[v_tiles][q_tiles][4];
-  float reference[q_tiles][2];  // log2 domain, an integer; -inf: nothing seen yet
+  float reference[q_tiles][2];  // log2 domain; -inf: nothing seen yet
   float sum[q_tiles][2];        // of the weights of the lane's keys
 
   __device__ __forceinline__ int lane() const { return threadIdx.x % 32; }
@@ -233,8 +233,9 @@ struct Decoder {
       }
   }
 
-  // Weights 2^(s - reference) of the rows of tile n, as the second product takes them. References
-  // are integers, so that sums against different ones differ by an exact power of two.
+  // Weights 2^(s - reference) of the rows of tile n, as the second product takes them.
+  // split_invariant: references are integers, so that sums against different ones differ by an
+  // exact power of two.
   __device__ __forceinline__ void weigh(const float (&s)[4], int n, unsigned (&p)[2]) {
     float most[2];
 #pragma unroll
@@ -245,7 +246,8 @@ struct Decoder {
 #pragma unroll
         for (int step = 4; step < 32; step *= 2)
           most[i] = fmaxf(most[i], __shfl_xor_sync(0xffffffff, most[i], step));
-        const float next = fmaxf(reference[n][i], ceilf(most[i]));
+        const float top = a.split_invariant ? ceilf(most[i]) : most[i];
+        const float next = fmaxf(reference[n][i], top);
         const float shrink = next == -infinity() ? 1 : ptx::ex2(reference[n][i] - next);
         reference[n][i] = next;
         sum[n][i] *= shrink;

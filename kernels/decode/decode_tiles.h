@@ -13,7 +13,7 @@ constexpr int warp_keys = unit_keys / decode_warps;
 constexpr int panel_pitch = 128;  // bytes of a row
 constexpr int decode_rows = 16;   // queries times query heads of a K/V head, at most
 constexpr int decode_max_stages = 6;
-constexpr int merged_parts = 64;  // results that one block adds up
+constexpr int merged_parts = 32;  // results that one block adds up
 
 struct DecodeTile {
   int head_dim, head_dim_v;

@@ -122,7 +122,7 @@ struct Parts {
   // Every step-th of the parts [begin, end). Past L1, which may have what was there before.
   __device__ __forceinline__ RowPart<columns> read(unsigned begin, unsigned end, unsigned step,
                                                    int r) const {
-    constexpr int n = 16;
+    constexpr int n = 4;
     const int column = RowPart<columns>::column();
     RowPart<columns> row;
 #pragma unroll 1

@@ -15,6 +15,7 @@ namespace {
 
 constexpr uint32_t fp8_of_cuda = type_bit(ATTN_F8_E4M3FN) | type_bit(ATTN_F8_E5M2);
 constexpr int ring_bytes = 192 << 10;  // of the blocks of a multiprocessor
+constexpr int64_t least_units = 16;    // of a block, where a multiprocessor has two
 constexpr int block_reserve = 1024;    // shared memory that each block costs beside its own
 
 // What a launch is made of.
@@ -37,9 +38,12 @@ Shape shape_of(const Problem& p, const DeviceInfo& device, const decode::DecodeT
       p.max_sms > 0 ? std::min<int64_t>(p.max_sms, device.multiprocessors) : device.multiprocessors;
   int64_t units = 0;  // of a head
   for (const attn_segment& s : p.segment) units += ceil_div(s.seqlen, unit_keys);
-  const int64_t most = multiprocessors * std::clamp<int64_t>(fit, 1, tile.blocks());
+  const int64_t all = p.batch * p.heads_kv * std::max<int64_t>(1, units);
+  int64_t most = multiprocessors * std::clamp<int64_t>(fit, 1, tile.blocks());
+  // With few units a block, what blocks cost that share a head outweighs what they load at once.
+  if (all / most < least_units) most = multiprocessors;
   const int64_t columns = std::min(p.heads_kv, most);
-  const int64_t of_column = p.batch * std::max<int64_t>(1, units) * ceil_div(p.heads_kv, columns);
+  const int64_t of_column = ceil_div(all, columns);
   return {stages, columns, columns * std::min(most / columns, of_column)};
 }
 

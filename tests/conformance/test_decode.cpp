@@ -126,6 +126,7 @@ TEST_CASE("decode: many short sequences") {
   const auto kernels = kernels_here(Op::forward, false);
   Case c = long_case("short", 600, 2, 1, 70);
   c.head_dim = c.head_dim_v = 64;
+  c.out_type = ATTN_F32;
   for (int64_t b = 0; b < c.batch; ++b) c.segments[0].lengths.push_back(int32_t(b * 37 % 71));
   check_case(c, kernels);
   c.name = "short-fp8";
