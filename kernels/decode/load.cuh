@@ -172,29 +172,24 @@ struct Loader {
                                              unsigned v_to, unsigned full,
                                              const unsigned (&valid)[2], int local) const {
 #if __CUDA_ARCH__ >= 900
-    const int keys = s.box_keys;
-    const auto wanted = [&](int key) { return any_of(valid, key, keys); };
-    constexpr int k_panels = tile.panels(head_dim), v_panels = tile.panels(head_dim_v);
-    unsigned boxes = 0;
-    for (int key = 0; key < unit_keys; key += keys) boxes += wanted(key);
-    if (lane == 0)
-      ptx::mbarrier_arrive_expect(full, boxes * keys * panel_pitch * (k_panels + v_panels));
+    // A lane asks for one panel of one box.
+    constexpr int k_panels = tile.panels(head_dim), panels = k_panels + tile.panels(head_dim_v);
+    static_assert(unit_keys / warp_keys * panels <= 32);
+    const int keys = s.box_keys, key = lane / panels * keys, panel = lane % panels;
+    const bool wanted = key < unit_keys && any_of(valid, key, keys);
+    const unsigned wanted_panels = __popc(__ballot_sync(0xffffffff, wanted));
+    const int low = __shfl_sync(0xffffffff, page[0], key % 32),
+              high = __shfl_sync(0xffffffff, page[1], key % 32), own = key < 32 ? low : high;
+    if (lane == 0) ptx::mbarrier_arrive_expect(full, wanted_panels * keys * panel_pitch);
     __syncwarp();
-    for (int key = 0; key < unit_keys; key += keys) {
-      if (!wanted(key)) continue;
-      const int own = __shfl_sync(0xffffffff, key < 32 ? page[0] : page[1], key % 32);
-      const int entry = s.block_table ? own : s.lengths.cu_seqlens ? 0 : at.b;
-      const int row = s.block_table ? (local + key) % s.page_size : int(at.row) + local + key;
-      const auto load = [&](auto columns, unsigned to, const attn_tensor_map& map) {
-#pragma unroll
-        for (int panel = 0; panel < tile.panels(columns.value); ++panel)
-          if (lane == panel)
-            ptx::tma_load(to + panel * panel_bytes + key * panel_pitch, &map, full,
-                          panel * (panel_pitch / KV::bytes), row, at.h, entry);
-      };
-      load(Columns<head_dim>{}, k_to, maps[at.segment].k);
-      load(Columns<head_dim_v>{}, v_to, maps[at.segment].v);
-    }
+    const bool is_k = panel < k_panels;
+    const int of_tile = is_k ? panel : panel - k_panels;
+    const unsigned to = (is_k ? k_to : v_to) + of_tile * panel_bytes + key * panel_pitch;
+    const attn_tensor_map* map = is_k ? &maps[at.segment].k : &maps[at.segment].v;
+    const int entry = s.block_table ? own : s.lengths.cu_seqlens ? 0 : at.b;
+    const int row = s.block_table ? (local + key) % s.page_size : int(at.row) + local + key;
+    if (wanted) ptx::tma_load(to, map, full, of_tile * (panel_pitch / KV::bytes), row, at.h, entry);
+    __syncwarp();
 #endif
   }
   static __device__ __forceinline__ bool any_of(const unsigned (&valid)[2], int key, int keys) {

@@ -14,9 +14,9 @@ namespace attn {
 namespace {
 
 constexpr uint32_t fp8_of_cuda = type_bit(ATTN_F8_E4M3FN) | type_bit(ATTN_F8_E5M2);
-constexpr int ring_bytes = 192 << 10;  // of the blocks of a multiprocessor
-constexpr int64_t least_units = 16;    // of a block, where a multiprocessor has two
-constexpr int block_reserve = 1024;    // shared memory that each block costs beside its own
+constexpr int ring_bytes = 192 << 10;               // of the blocks of a multiprocessor
+constexpr int64_t few_units = 16, many_units = 48;  // of a block
+constexpr int block_reserve = 1024;  // shared memory that each block costs beside its own
 
 // What a launch is made of.
 struct Shape {
@@ -41,7 +41,13 @@ Shape shape_of(const Problem& p, const DeviceInfo& device, const decode::DecodeT
   const int64_t all = p.batch * p.heads_kv * std::max<int64_t>(1, units);
   int64_t most = multiprocessors * std::clamp<int64_t>(fit, 1, tile.blocks());
   // With few units a block, what blocks cost that share a head outweighs what they load at once.
-  if (all / most < least_units) most = multiprocessors;
+  // With many, later blocks take what a slow multiprocessor leaves: some are up to a third slower,
+  // though hardly where fp8 keeps them busy.
+  // With max_sms there is no telling blocks where to run: there are no more than that.
+  if (all / most < few_units || p.max_sms > 0)
+    most = multiprocessors;
+  else
+    most *= std::clamp<int64_t>(all / most / many_units, 1, tile.element_bytes == 2 ? 4 : 1);
   const int64_t columns = std::min(p.heads_kv, most);
   const int64_t of_column = ceil_div(all, columns);
   return {stages, columns, columns * std::min(most / columns, of_column)};
@@ -159,7 +165,7 @@ Status check_engine(const Problem& p, const DeviceInfo& device) {
   return {};
 }
 
-// L2 reads no more than a head's row: what lies behind it is another head's.
+// L2 reads no more than a panel's row: what lies behind it is asked for by itself.
 std::vector<TensorMap> maps_of(const Problem& p, const decode::DecodeTile& tile) {
   using decode::panel_pitch;
   std::vector<TensorMap> maps;
@@ -168,8 +174,7 @@ std::vector<TensorMap> maps_of(const Problem& p, const decode::DecodeTile& tile)
     const Extents size = extents(p, s);
     const auto map = [&](int64_t head_dim, const attn_strides& stride) {
       maps.push_back(tensor_map(tile.element_bytes, head_dim, size.rows, p.heads_kv, size.batch,
-                                stride, panel_pitch / tile.element_bytes, box_keys(s),
-                                head_dim * tile.element_bytes % 256 == 0 ? 256 : 128));
+                                stride, panel_pitch / tile.element_bytes, box_keys(s), 128));
     };
     map(p.head_dim, s.k_stride);
     map(p.head_dim_v, s.v_stride);
