@@ -1,4 +1,4 @@
-//# architectures sm_89 sm_90 compute_89
+//# architectures sm_89 sm_90
 #include "../decode/decode.cuh"
 #include "../ptx/convert_fp8.h"
 

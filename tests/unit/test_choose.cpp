@@ -33,15 +33,24 @@ struct Shape {
   int32_t max_sms = 0;
   attn_dtype type = ATTN_BF16;
   float softcap = 0;
+  int64_t seqlen_q = 0, heads_kv = 0;    // 0: seqlen, heads
+  attn_dtype kv_type = ATTN_DTYPE_NONE;  // NONE: type
+  int32_t page_size = 0;                 // 0: padded
 };
 
 std::string explained(const attn_device& on, const Shape& s) {
   auto segment = attn::make<attn_segment>();
-  segment.k_type = segment.v_type = s.type;
+  segment.k_type = segment.v_type = s.kv_type == ATTN_DTYPE_NONE ? s.type : s.kv_type;
   segment.seqlen = s.seqlen;
+  if (s.page_size > 0) {
+    segment.layout = ATTN_PAGED;
+    segment.page_size = s.page_size;
+    segment.max_pages = int32_t((s.seqlen + s.page_size - 1) / s.page_size);
+    segment.num_pages = 2 * segment.max_pages;
+  }
   auto p = attn::make<attn_problem>();
-  p.batch = 1, p.heads_q = p.heads_kv = s.heads;
-  p.head_dim = s.dim, p.seqlen_q = s.seqlen;
+  p.batch = 1, p.heads_q = s.heads, p.heads_kv = s.heads_kv > 0 ? s.heads_kv : s.heads;
+  p.head_dim = s.dim, p.seqlen_q = s.seqlen_q > 0 ? s.seqlen_q : s.seqlen;
   p.q_type = s.type;
   p.flags = s.flags, p.max_sms = s.max_sms, p.softcap = s.softcap;
   p.num_segments = 1, p.segments = &segment;
@@ -113,6 +122,29 @@ TEST_CASE("choose: each architecture gets its kernels", "[plan]") {
     CHECK(value(explained(mi300x, {.type = ATTN_F8_E4M3FNUZ}), "backend") == "\"hip\"");
   }
   if (images().empty()) ATTN_SKIP("this build has no device code");
+}
+
+TEST_CASE("choose: few queries go to the decode kernels", "[plan]") {
+  if (!in_build("decode_sm90_bf16_d128", "sm_90")) ATTN_SKIP("this build has no CUDA kernels");
+  const Shape token = {.heads = 32, .seqlen = 8192, .dim = 128, .seqlen_q = 1, .heads_kv = 8};
+  CHECK(chosen(h200, token) == "\"decode_sm90_bf16_d128\"");
+  CHECK(chosen(a100, token) == "\"decode_sm80_bf16_d128\"");
+  CHECK(chosen(l4, token) == "\"decode_sm80_bf16_d128\"");
+  Shape s = token;
+  s.kv_type = ATTN_F8_E4M3FN;
+  CHECK(chosen(h200, s) == "\"decode_sm90_fp8_d128\"");
+  CHECK(chosen(l4, s) == "\"decode_sm89_fp8_d128\"");
+  CHECK(chosen(a100, s) == "null");
+  s = token;
+  s.page_size = 48;
+  CHECK(chosen(h200, s) == "\"decode_sm90_bf16_d128\"");
+  s.page_size = 24;  // the copy engine's boxes would lie in two pages
+  CHECK(chosen(h200, s) == "\"decode_sm80_bf16_d128\"");
+  s = token;
+  s.seqlen_q = 4;  // 16 rows
+  CHECK(chosen(h200, s) == "\"decode_sm90_bf16_d128\"");
+  s.seqlen_q = 5;
+  CHECK(chosen(h200, s) == "\"fwd_sm90_bf16_d128\"");
 }
 
 TEST_CASE("choose: a description that is none is refused", "[plan]") {

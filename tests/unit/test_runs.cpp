@@ -12,6 +12,7 @@
 #include "catch.h"
 #include "core/dtype.h"
 #include "cpu/host_kernel.h"
+#include "kernels/decode/decode_args.h"
 #include "kernels/shared/merge_args.h"
 #include "kernels/sm80/forward_args.h"
 #include "kernels/sm90/forward_args.h"
@@ -120,6 +121,12 @@ const Variant variants[] = {
     {.name = "decode", .segments = 1, .seqlen_q = 1, .seqlen = 1024},
 };
 
+// q's type if the kernel takes it for K and V too.
+attn_dtype kv_type_of(const Kernel& kernel) {
+  const attn_dtype type = float_type_of(kernel);
+  return kernel.limits.kv_types & type_bit(type) ? type : ATTN_F8_E4M3FN;
+}
+
 // The variant on one kernel: -1 if it declines, else what a run allocates.
 int allocations_of_forward(attn_context* context, const Kernel& kernel, const Variant& v) {
   constexpr int64_t batch = 2, heads = 2, dim = 64;
@@ -157,7 +164,7 @@ int allocations_of_forward(attn_context* context, const Kernel& kernel, const Va
     p.block_q = p.block_k = 64;
     zeros(args.block_kinds);
   }
-  if (v.descale) {
+  if (v.descale && dtype_is_fp8(p.q_type)) {
     p.q_descale = ATTN_DESCALE_HEAD;
     zeros(args.q_descale);
   }
@@ -168,7 +175,7 @@ int allocations_of_forward(attn_context* context, const Kernel& kernel, const Va
   }
   for (size_t n = 0; n < segments.size(); ++n) {
     attn_segment& s = segments[n];
-    s.k_type = s.v_type = p.q_type;
+    s.k_type = s.v_type = kv_type_of(kernel);
     s.seqlen = v.seqlen;
     zeros(kv[n].k);
     zeros(kv[n].v);
@@ -208,6 +215,7 @@ int allocations_of_forward(attn_context* context, const Kernel& kernel, const Va
 int most_segments(const Kernel& kernel) {
   if (kernel.host) return 1024;
   if (kernel.backend == ATTN_BACKEND_HIP) return 1;
+  if (std::string(kernel.name).starts_with("decode_")) return int(attn_decode_max_segments);
   return std::string(kernel.name).find("sm90") != std::string::npos ? int(attn_sm90_max_segments)
                                                                     : int(attn_sm80_max_segments);
 }
@@ -413,13 +421,13 @@ TEST_CASE("runs: a batch of 0 has nothing to do") {
     for_each_kernel(context, Op::forward, [&](const Kernel& kernel) {
       for (const bool packed : {false, true}) {
         auto segment = make<attn_segment>();
-        segment.k_type = segment.v_type = float_type_of(kernel);
         segment.seqlen = 70;
         auto p = make<attn_problem>();
         p.heads_q = p.heads_kv = 2;
         p.head_dim = 64;
         p.seqlen_q = 65;
-        p.q_type = segment.k_type;
+        p.q_type = float_type_of(kernel);
+        segment.k_type = segment.v_type = kv_type_of(kernel);
         p.num_segments = 1;
         p.segments = &segment;
         p.kernel = kernel.name;
