@@ -69,6 +69,27 @@ class Configure(unittest.TestCase):
         # Without tools and tests, none of it is needed.
         self.configure(*found_in, *QUIET, "-DATTN_CUDA=OFF", "-DATTN_GFX9=OFF")
 
+    def declaration(self, line, fails=False):
+        folder = Path(self.folder.name)
+        (folder / "k.cu").write_text(line + "\n#include <nothing>\n")
+        (folder / "read.cmake").write_text(
+            f"include({SOURCE}/kernels/declaration.cmake)\nattn_cuda_declaration(k.cu archs bytes embedded)\n"
+            'message("archs ${archs}, bytes ${bytes}, embedded ${embedded}")\n')
+        done = subprocess.run(["cmake", "-P", "read.cmake"], cwd=folder, capture_output=True, text=True)
+        self.assertEqual(done.returncode != 0, fails, done.stderr)
+        return " ".join(done.stderr.split())
+
+    def test_what_a_cuda_file_declares(self):
+        self.assertIn("archs sm_80;sm_90a;compute_80, bytes 0, embedded TRUE",
+                      self.declaration("//# architectures sm_80 sm_90a compute_80"))
+        self.assertIn("archs compute_90, bytes 64, embedded FALSE",
+                      self.declaration("//# architectures compute_90 local_bytes=64 not_in_library"))
+        for line in ("", "// A kernel.", "//# architectures", "//# architectures local_bytes=8",
+                     "//# architectures sm_80 gfx942", "//# archs sm_80"):
+            said = self.declaration(line, fails=True)
+            self.assertIn(f'kernels/k.cu begins with "{line}"', said)
+            self.assertIn("accepted: //# architectures, then some of sm_XX, sm_XXa, compute_XX", said)
+
     def test_no_compiler(self):
         # A name that is not there, as an empty PATH would leave it.
         os.environ["CXX"] = os.environ["CC"] = "no-such-compiler"

@@ -1,0 +1,36 @@
+# Reads what a file says at its top:
+#   //# architectures WORD...
+# WORD: sm_XX, sm_XXa (cubins) or compute_XX (PTX), where sm_90 beside sm_80 spares Hopper the driver's compilation of
+# PTX; local_bytes=N, of local memory that a thread may have (0 if not given); not_in_library: compiled, not embedded.
+# The variables `archs`, `local_bytes` and `embedded` get the answer.
+function(attn_cuda_declaration file archs local_bytes embedded)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${file})
+  file(STRINGS ${file} line LIMIT_COUNT 1)
+  string(REPLACE ";" "," line "${line}")
+  set(found)
+  set(bytes 0)
+  set(in_library TRUE)
+  string(REGEX REPLACE "^//# architectures +" "" words "${line}")
+  if(NOT words STREQUAL line)
+    string(REGEX REPLACE " +" ";" words "${words}")
+    foreach(word IN LISTS words)
+      if(word MATCHES "^(sm_[0-9]+a?|compute_[0-9]+)$")
+        list(APPEND found ${word})
+      elseif(word MATCHES "^local_bytes=([0-9]+)$")
+        set(bytes ${CMAKE_MATCH_1})
+      elseif(word STREQUAL not_in_library)
+        set(in_library FALSE)
+      else()
+        set(found)
+        break()
+      endif()
+    endforeach()
+  endif()
+  if(NOT found)
+    message(FATAL_ERROR "kernels/${file} begins with \"${line}\"; accepted: //# architectures, then some of sm_XX, "
+      "sm_XXa, compute_XX, and if need be local_bytes=N and not_in_library")
+  endif()
+  set(${archs} ${found} PARENT_SCOPE)
+  set(${local_bytes} ${bytes} PARENT_SCOPE)
+  set(${embedded} ${in_library} PARENT_SCOPE)
+endfunction()
