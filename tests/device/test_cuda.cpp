@@ -93,6 +93,27 @@ TEST_CASE("cuda: every forward kernel on few problems") {
       cut.softcap = 3;
     }
     check(cut);
+
+    Case few = full;
+    few.name = "few-queries";
+    few.batch = 2;
+    few.seqlen_q = 2;
+    few.flags = ATTN_CAUSAL | ATTN_SINKS;
+    if (!(kernel->limits.kv_types & type_bit(few.q_type))) {
+      few.segments[0].k_type = few.segments[0].v_type = ATTN_F8_E4M3FN;
+      few.segments[0].v_descale = ATTN_DESCALE_BLOCK;
+    }
+    few.segments[0].lengths = {150, 77};
+    check(few);
+    if (kernel->limits.features & feature_paged_kv) {
+      few.segments[0].layout = ATTN_PAGED;
+      few.segments[0].bad_pages = {1};
+      for (const int32_t page_size : {3, 16, 64}) {
+        few.name = "few-pages-" + std::to_string(page_size);
+        few.segments[0].page_size = page_size;
+        check(few);
+      }
+    }
     INFO(kernel->name);
     CHECK(ran > 0);
   }
