@@ -17,9 +17,9 @@ class Server:
                               env=dict(os.environ, **environment))
         return done.returncode, done.stdout, done.stderr
 
-    def as_without_cache(self, options):
+    def as_without_cache(self, options, **environment):
         """Steps and preemptions of a run."""
-        code, out, err = self.serve(options)
+        code, out, err = self.serve(options, **environment)
         self.assertEqual((code, err), (0, ""), out)
         match = re.fullmatch(r"(\d+) sequences, (\d+) tokens in [\d.]+ s: \d+ tokens/s; (\d+) steps, (\d+) preempted\n"
                              r"(\d+) of \5 tokens as without cache\n", out)
@@ -33,7 +33,7 @@ class Server:
                 self.as_without_cache(f"{SMALL} {options}")
 
     def test_64_at_a_time(self):
-        self.as_without_cache("--sequences 80 --batch 64 --tokens 8 --prompt 16")
+        self.as_without_cache("--sequences 80 --batch 64 --tokens 8 --prompt 16", OMP_NUM_THREADS="2")
 
     def test_too_few_pages(self):
         ample = self.as_without_cache(f"{SMALL} --page-size 4 --pages 54")
