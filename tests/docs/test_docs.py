@@ -98,7 +98,7 @@ COMMANDS = {
     "examples/README.md": {
         "attn run examples/minilm_layer3.safetensors out.safetensors --backend cpu": Run(),
         "attn diff out.safetensors examples/minilm_layer3.expected.safetensors --max-abs 2e-6": Run(),
-        "python3 examples/serve.py --check": Run(words={"python3": sys.executable}, needs="attn"),
+        "python3 examples/serve.py --check": Run(words={"python3": f"OPENBLAS_NUM_THREADS=1 {sys.executable}"}, needs="attn"),
         "c++ -std=c++20 -O3 examples/serve.cpp -o serve $(pkg-config --cflags --libs attn)":
             Run(words={"c++ -std": f"{CXX} -std", "$(pkg-config --cflags --libs attn)":
                        f"-I{SOURCE}/include -L{BUILD}/lib -lattn -Wl,-rpath,{BUILD}/lib"}),
