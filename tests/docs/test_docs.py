@@ -17,7 +17,7 @@ import examples  # noqa: E402
 
 SOURCE, BUILD = map(Path, sys.argv[1:3])
 CXX = sys.argv[3]
-PROGRAMS = ("attn", "attn-fp8-stress", "tools/", "python3", "pip", "cmake", "cat")
+PROGRAMS = ("attn", "attn-fp8-stress", "tools/", "python3", "pip", "cmake", "cat", "c++", "./serve")
 
 
 class Run:
@@ -98,6 +98,11 @@ COMMANDS = {
     "examples/README.md": {
         "attn run examples/minilm_layer3.safetensors out.safetensors --backend cpu": Run(),
         "attn diff out.safetensors examples/minilm_layer3.expected.safetensors --max-abs 2e-6": Run(),
+        "python3 examples/serve.py --check": Run(words={"python3": f"OPENBLAS_NUM_THREADS=1 {sys.executable}"}, needs="attn"),
+        "c++ -std=c++20 -O3 examples/serve.cpp -o serve $(pkg-config --cflags --libs attn)":
+            Run(words={"c++ -std": f"{CXX} -std", "$(pkg-config --cflags --libs attn)":
+                       f"-I{SOURCE}/include -L{BUILD}/lib -lattn -Wl,-rpath,{BUILD}/lib"}),
+        "./serve --check --sequences 200 --batch 64 --layers 3": Run(),
     },
 }
 
