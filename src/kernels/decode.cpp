@@ -238,7 +238,9 @@ constexpr Kernel row(uint32_t q_types, uint32_t kv_types, attn_dtype weights) {
                      (fp8 ? feature_descale_tensor | feature_descale_head | feature_descale_block
                           : 0u),
                  .head_dim = {.multiple = fp8 ? 16 : 8, .max = tile.head_dim},
-                 .head_dim_v = {.multiple = fp8 ? 16 : 8, .max = tile.head_dim_v}},
+                 .head_dim_v = {.multiple = fp8 ? 16 : 8, .max = tile.head_dim_v},
+                 .seqlen_q = {.max = decode::decode_rows},
+                 .group = {.max = decode::decode_rows}},
       .numerics = {.weights = weights, .keys = decode::warp_keys},
       .recipe = recipe_of<make_recipe<name, tile, engine>>};
 }

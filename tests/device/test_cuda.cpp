@@ -72,7 +72,7 @@ TEST_CASE("cuda: every forward kernel on few problems") {
     packed.batch = 2;
     packed.head_dim -= 24;
     packed.head_dim_v -= 8;
-    packed.lengths_q = {3, 140};
+    packed.lengths_q = {3, int32_t(packed.seqlen_q)};
     packed.flags = ATTN_CAUSAL | ATTN_SINKS | ATTN_SPLIT_INVARIANT;
     packed.segments[0].layout = ATTN_PACKED;
     packed.segments[0].lengths = {150, 1};
@@ -99,10 +99,8 @@ TEST_CASE("cuda: every forward kernel on few problems") {
     few.batch = 2;
     few.seqlen_q = 2;
     few.flags = ATTN_CAUSAL | ATTN_SINKS;
-    if (!(kernel->limits.kv_types & type_bit(few.q_type))) {
-      few.segments[0].k_type = few.segments[0].v_type = ATTN_F8_E4M3FN;
+    if (kernel->limits.features & feature_descale_block)
       few.segments[0].v_descale = ATTN_DESCALE_BLOCK;
-    }
     few.segments[0].lengths = {150, 77};
     check(few);
     if (kernel->limits.features & feature_paged_kv) {
@@ -843,6 +841,7 @@ TEST_CASE("cuda: a run sees what those before it in the stream wrote") {
   for (const Kernel* kernel : cuda_forward_kernels()) {
     INFO(kernel->name);
     Case c = case_for(*kernel, "chain", batch, seqlen, seqlen);
+    c.seqlen_q = seqlen;
     c.heads_q = c.heads_kv = heads;
     c.flags = ATTN_CAUSAL;
     const OneSegment forward(backend.context, *kernel, c);
