@@ -16,6 +16,7 @@
 #include "../shared/swizzle.h"
 #include "forward_args.h"
 #include "fragment.h"
+#include "pages.cuh"
 #include "tile_list.cuh"
 #include "tiles.h"
 
@@ -52,17 +53,21 @@ struct Block {
   long long q_begin;  // packed q: row of the sequence's query 0
   int low, high;      // keys that some of the block's queries see
   struct Segment {
-    const char *k, *v;  // where key 0 of the sequence would be, were all of it in this segment
+    const char *k, *v;  // where key 0 of the sequence would be, were all of it in this segment;
+                        // paged: where page 0 is
     int end;            // position behind the segment's last key
   } segment[attn_sm80_max_segments];
 
-  __device__ __forceinline__ void set_segments(const attn_sm80_forward_kernarg& a) {
+  template <class Kernarg>
+  __device__ __forceinline__ void set_segments(const Kernarg& a) {
     const int kv_head = h / a.group;
     int begin = 0;
     for (int i = 0; i < a.num_segments; ++i) {
       const attn_sm80_segment& s = a.segment[i];
       const Span span = segment_span(s.lengths, b);
-      const long long batch = s.lengths.cu_seqlens ? 0 : b, row = span.begin - begin;
+      const bool paged = is_paged(a, i);
+      const long long batch = paged || s.lengths.cu_seqlens ? 0 : b,
+                      row = paged ? 0 : span.begin - begin;
       begin += span.length;
       segment[i] = {static_cast<const char*>(s.k) +
                         2 * (batch * s.k_stride[0] + row * s.k_stride[1] + kv_head * s.k_stride[2]),
@@ -88,12 +93,12 @@ __device__ __forceinline__ int thread_number() {
 }
 
 // The score of query `row` and key j.
-template <class T>
+template <class T, bool biased>
 __device__ __forceinline__ float modified_score(const attn_sm80_forward_kernarg& a,
                                                 const Block& block, float dot, int row, int j) {
   float x = dot * a.scale;
   if (a.softcap > 0) x = a.softcap * tanh_accurate(x / a.softcap);
-  if (a.bias) {
+  if (biased && a.bias) {
     const long long at = block.b * a.bias_stride[0] + block.h * a.bias_stride[1] +
                          row * a.bias_stride[2] + j * a.bias_stride[3];
     const float bias = a.bias_type == attn_element_f32
@@ -108,7 +113,7 @@ __device__ __forceinline__ float modified_score(const attn_sm80_forward_kernarg&
 }
 
 // The scores of one warp's queries against a tile of keys, and what becomes of them.
-template <class T, int row_tiles, int key_tiles, int v_tiles, bool score, bool masked>
+template <class T, int row_tiles, int key_tiles, int v_tiles, bool score, bool biased, bool masked>
 struct State {
   float s[row_tiles][key_tiles][4];         // scores, as mma leaves them
   unsigned p[row_tiles][key_tiles / 2][4];  // their weights, as mma takes them
@@ -117,10 +122,10 @@ struct State {
   float reference[row_tiles][2];
   float sum[row_tiles][2];  // of the weights in the lane's columns
 
-  // score, masked: which of the keys that the lane has some of the warp's queries see. Values of
+  // biased, masked: which of the keys that the lane has some of the warp's queries see. Values of
   // the others, which a bias of -inf or a mask can take away from all queries, may be anything:
   // they are taken as zero. 0xffff per key; masked: one bit, for there are few registers.
-  unsigned seen[score && !masked ? key_tiles : 1];
+  unsigned seen[biased && !masked ? key_tiles : 1];
   static constexpr unsigned all_seen = (1u << 2 * key_tiles) - 1;
 
   // 0xffff for each of the two keys of tile n that are seen.
@@ -146,7 +151,7 @@ struct State {
       if (masked)
         seen[0] |= words;
       else
-        seen[score ? n : 0] = words;
+        seen[biased ? n : 0] = words;
     }
   }
 
@@ -218,12 +223,6 @@ struct State {
   }
 };
 
-// What a kernel can do beyond masks of ranges.
-enum : unsigned {
-  with_score = 1,  // softcap, bias, ALiBi
-  with_mask = 2,   // block masks
-};
-
 template <unsigned with>
 struct KernargOf {
   using type = attn_sm80_forward_kernarg;
@@ -232,8 +231,12 @@ template <>
 struct KernargOf<with_mask> {
   using type = attn_sm80_mask_kernarg;
 };
+template <>
+struct KernargOf<with_pages> {
+  using type = attn_sm80_paged_kernarg;
+};
 template <unsigned with>
-using Kernarg = typename KernargOf<with & with_mask>::type;
+using Kernarg = typename KernargOf<with&(with_mask | with_pages)>::type;
 
 template <bool is>
 struct Constant {
@@ -246,10 +249,17 @@ __device__ __forceinline__ TileList<keys>& shared_list() {
   return list;
 }
 
+template <int keys>
+__device__ __forceinline__ Places<keys>& shared_places() {
+  __shared__ Places<keys> places;
+  return places;
+}
+
 // head_dim: both products have so many columns; what is missing to it counts as zero.
 template <class T, int head_dim, unsigned with, Tile tile = tile_of(head_dim, with& with_score)>
 __device__ __forceinline__ void forward(const Kernarg<with>& a) {
-  constexpr bool score = with & with_score, masked = with & with_mask;
+  constexpr bool score = with & with_score, masked = with & with_mask, paged = with & with_pages;
+  constexpr bool biased = score && !paged;
   constexpr int threads = tile.threads(), keys = tile.keys;
   constexpr int pitch = pitch_bytes(head_dim), kv_bytes = tile_bytes(tile, head_dim);
   constexpr int warp_rows = tile.rows / tile.warps, row_tiles = warp_rows / 16;
@@ -260,8 +270,9 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
   const unsigned q_at = shared + q_offset(tile, head_dim);
   __shared__ Block block;
   __shared__ SeenKeys warp_keys[tile.warps];
-  static_assert(sizeof block + sizeof warp_keys + (masked ? sizeof(TileList<keys>) : 0) <=
-                static_shared_bytes(masked));
+  static_assert(sizeof block + sizeof warp_keys + (masked ? sizeof(TileList<keys>) : 0) +
+                    (paged ? sizeof(Places<keys>) : 0) <=
+                static_shared_bytes(with));
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const auto row_keys = [&](int row) { return a.mask.keys(row, block.seqlen_q, block.seqlen_kv); };
 
@@ -312,15 +323,36 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
   }
   __syncwarp();
 
+  // The number in Places of the tile `next`: with two stages that of its stage.
+  unsigned stage_at = shared;
+  [[maybe_unused]] int toggle = 0;
+  [[maybe_unused]] const auto number = [&] {
+    return tile.stages == 2 ? int(stage_at != shared) : toggle;
+  };
   const auto copy_k = [&](unsigned to, const auto& from) {
-    const long long stride = 2 * a.segment[from.segment].k_stride[1];
-    copy_tile<threads, keys, pitch>(to, block.segment[from.segment].k + from.first * stride, stride,
-                                    from.left, a.head_dim);
+    if constexpr (paged) {
+      Places<keys>& places = shared_places<keys>();
+      const unsigned num_pages = a.pages[from.segment].num_pages;
+      if (warp == 0) places.find_there(number(), num_pages);
+      places.template copy<threads, pitch>(number(), to, block.segment[from.segment].k,
+                                           a.segment[from.segment].k_stride, num_pages, from.left,
+                                           a.head_dim);
+    } else {
+      const long long stride = 2 * a.segment[from.segment].k_stride[1];
+      copy_tile<threads, keys, pitch>(to, block.segment[from.segment].k + from.first * stride,
+                                      stride, from.left, a.head_dim);
+    }
   };
   const auto copy_v = [&](unsigned to, const auto& from) {
-    const long long stride = 2 * a.segment[from.segment].v_stride[1];
-    copy_tile<threads, keys, pitch>(to, block.segment[from.segment].v + from.first * stride, stride,
-                                    from.left, a.head_dim_v);
+    if constexpr (paged) {
+      shared_places<keys>().template copy<threads, pitch>(
+          number(), to, block.segment[from.segment].v, a.segment[from.segment].v_stride,
+          a.pages[from.segment].num_pages, from.left, a.head_dim_v);
+    } else {
+      const long long stride = 2 * a.segment[from.segment].v_stride[1];
+      copy_tile<threads, keys, pitch>(to, block.segment[from.segment].v + from.first * stride,
+                                      stride, from.left, a.head_dim_v);
+    }
   };
 
   // The query of a fragment's row.
@@ -340,14 +372,32 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
       next.next(shared_list<keys>(), a.block_mask, block);
     else
       next.next(block, keys);
+    if (paged) toggle ^= 1;
+  };
+  // paged: asks for the places of the tile behind `next`, which come with the group that is next.
+  const auto ask_behind = [&] {
+    if constexpr (paged) {
+      Keys behind = next;
+      behind.next(block, keys);
+      shared_places<keys>().ask(number() ^ 1, a, block, behind);
+    }
   };
   const bool any = next.left > 0;
   if (any) {
+    if constexpr (paged) {
+      shared_places<keys>().ask(number(), a, block, next);
+      if (tile.stages == 2) ask_behind();
+      ptx::cp_async_commit();
+    }
     const long long row = (a.cu_seqlens_q ? 0 : block.b * a.q_stride[0]) +
                           (block.q_begin + block.row) * a.q_stride[1] + block.h * a.q_stride[2];
     copy_tile<threads, tile.rows, pitch>(q_at, static_cast<const char*>(a.q) + 2 * row,
                                          2 * a.q_stride[1], block.seqlen_q - block.row, a.head_dim);
     ptx::cp_async_commit();
+    if constexpr (paged) {
+      ptx::cp_async_wait<1>();
+      __syncthreads();
+    }
     copy_k(shared, next);
     ptx::cp_async_commit();
     if (tile.stages == 2) {
@@ -356,10 +406,10 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
     }
   }
 
-  State<T, row_tiles, key_tiles, v_tiles, score, masked> state;
-  if (score && !masked) {
+  State<T, row_tiles, key_tiles, v_tiles, score, biased, masked> state;
+  if (biased && !masked) {
 #pragma unroll
-    for (int n = 0; n < key_tiles; ++n) state.seen[score ? n : 0] = 0xffffffff;
+    for (int n = 0; n < key_tiles; ++n) state.seen[biased ? n : 0] = 0xffffffff;
   }
 #pragma unroll
   for (int m = 0; m < row_tiles; ++m) {
@@ -401,7 +451,6 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
   }
   const float log2_scale = score ? 1 : a.log2_scale;
 
-  unsigned stage_at = shared;
   while (next.left > 0) {
     int tile_first = next.first, count = min(next.left, keys);
     int mask = mask_full;  // what mask_block says about the tile for the warp's queries
@@ -419,6 +468,7 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
       ptx::cp_async_wait<0>();
       __syncthreads();
       copy_v(shared + kv_bytes, next);
+      ask_behind();
       ptx::cp_async_commit();
     } else {
       if (tile_first == block.low)  // V of the first tile is a group of its own
@@ -431,6 +481,7 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
       if (next.left > 0) {
         copy_k(stage_at, next);
         copy_v(stage_at + kv_bytes, next);
+        ask_behind();
       }
       ptx::cp_async_commit();
     }
@@ -477,8 +528,16 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
     if (sees) {
       const SeenKeys see = warp_keys[masked ? thread_number() / 32 : warp];
       if constexpr (masked) read_tile(next.at - 1);
+      const auto all_there = [&] {
+        unsigned all = ~0u;
+        if constexpr (paged) {
+#pragma unroll
+          for (int n = 0; n < keys / 32; ++n) all &= shared_places<keys>().there[number() ^ 1][n];
+        }
+        return all == ~0u;
+      };
       const bool full = tile_first >= see.all_begin && tile_first + keys <= see.all_end &&
-                        count == keys && (!masked || mask == mask_full);
+                        count == keys && (!masked || mask == mask_full) && all_there();
       if (score || !full) {
 #pragma unroll
         for (int m = 0; m < row_tiles; ++m) {
@@ -503,6 +562,11 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
                             fragment_column(0, lane);
               }
             }
+            if constexpr (paged) {
+#pragma unroll
+              for (int n = 0; n < keys / 32; ++n)
+                bits[n] = shared_places<keys>().there[number() ^ 1][n] >> fragment_column(0, lane);
+            }
 #pragma unroll
             for (int n = 0; n < key_tiles; ++n) {
 #pragma unroll
@@ -510,17 +574,17 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
                 const int column = 8 * n + fragment_column(i, lane);
                 float& s = state.s[m][n][2 * half + i];
                 if (column < begin || column >= end ||
-                    (masked && !(bits[n / 4] >> (8 * n % 32 + i) & 1)))
+                    ((masked || paged) && !(bits[n / 4] >> (8 * n % 32 + i) & 1)))
                   s = -infinity();
                 else if (score)
-                  s = log2_e * modified_score<T>(a, block, s, row, tile_first + column);
+                  s = log2_e * modified_score<T, biased>(a, block, s, row, tile_first + column);
               }
             }
           }
         }
       }
       if (masked) state.seen[0] = state.all_seen;
-      if ((masked && !full) || (score && a.bias)) state.find_unseen();
+      if ((masked && !full) || (biased && a.bias)) state.find_unseen();
       if (a.split_invariant)
         state.template softmax<true>(log2_scale);
       else
@@ -548,7 +612,7 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
             if (zeroing.value) {
 #pragma unroll
               for (int i = 0; i < 4; ++i)
-                v[i] &= masked ? seen[i % 2] : state.seen[score && !masked ? 2 * k + i % 2 : 0];
+                v[i] &= masked ? seen[i % 2] : state.seen[biased && !masked ? 2 * k + i % 2 : 0];
             }
 #pragma unroll
             for (int m = 0; m < row_tiles; ++m) {
@@ -562,7 +626,7 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
           __all_sync(0xffffffff, state.seen[0] == state.all_seen))  // lanes have other keys
         multiply(Constant<false>{});
       else
-        multiply(Constant < score || masked > {});
+        multiply(Constant < biased || masked > {});
     }
     if constexpr (masked) next.read(shared_list<keys>());
   }
@@ -600,7 +664,7 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
 
 }  // namespace attn::sm80
 
-// The kernel NAME, which is the name of its file. WITH: with_score, with_mask.
+// The kernel NAME, which is the name of its file. WITH: of tiles.h.
 #define ATTN_SM80_FORWARD(NAME, T, HEAD_DIM, WITH)                              \
   extern "C" __global__ void __launch_bounds__(                                 \
       attn::sm80::tile_of(HEAD_DIM, (WITH) & attn::sm80::with_score).threads(), \

@@ -6,6 +6,13 @@
 
 namespace attn::sm80 {
 
+// What a kernel can do beyond masks of ranges. Pages and block masks do not go together.
+enum : unsigned {
+  with_score = 1,  // softcap, ALiBi and, without pages, bias
+  with_mask = 2,   // block masks
+  with_pages = 4,  // paged K and V
+};
+
 struct Tile {
   int rows;             // queries of a block
   int keys;             // keys of a K/V tile
@@ -18,7 +25,7 @@ struct Tile {
 };
 
 // By head_dim as the kernel is compiled for it. score: with softcap, bias and ALiBi, which need
-// registers.
+// registers. Pages need no other tiles: their places wait in shared memory.
 ATTN_HOST_DEVICE constexpr Tile tile_of(int head_dim, bool score) {
   if (head_dim <= 64)
     return {.rows = 128, .keys = 64, .warps = 4, .stages = 2, .q_in_registers = true, .blocks = 2};
@@ -32,9 +39,9 @@ ATTN_HOST_DEVICE constexpr Tile tile_of(int head_dim, bool score) {
   return {.rows = 64, .keys = 64, .warps = 4, .stages = 1, .q_in_registers = false, .blocks = 2};
 }
 
-// At most, beside the tiles. masked: with block masks.
-ATTN_HOST_DEVICE constexpr int static_shared_bytes(bool masked) {
-  return masked ? 3072 : 1024;
+// At most, beside the tiles.
+ATTN_HOST_DEVICE constexpr int static_shared_bytes(unsigned with) {
+  return with & with_mask ? 3072 : with & with_pages ? 2048 : 1024;
 }
 
 // Rows in shared memory are whole 128-byte lines.

@@ -1,5 +1,5 @@
 // The kernels fwd_sm80_*. They differ by the largest head_dim they take; _score: with softcap, bias
-// and ALiBi; _mask: with a block mask.
+// and ALiBi; _mask: with a block mask; _paged: segments may be paged, there is no bias.
 #include <algorithm>
 #include <cmath>
 
@@ -12,14 +12,22 @@
 namespace attn {
 namespace {
 
-template <bool masked>
+using sm80::with_mask, sm80::with_pages, sm80::with_score;
+
+template <unsigned with>
 void pack(const Problem& p, const Args& args, const Target& target, Parameters* to);
 
-template <attn_dtype type, Text variant, int head_dim, bool score, bool masked>
+template <unsigned with>
+using Kernarg =
+    std::conditional_t<(with & with_mask) != 0, attn_sm80_mask_kernarg,
+                       std::conditional_t<(with & with_pages) != 0, attn_sm80_paged_kernarg,
+                                          attn_sm80_forward_kernarg>>;
+
+template <attn_dtype type, Text variant, int head_dim, unsigned with>
 Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
-  constexpr sm80::Tile tile = sm80::tile_of(head_dim, score);
+  constexpr sm80::Tile tile = sm80::tile_of(head_dim, with & with_score);
   constexpr int shared = sm80::shared_bytes(tile, head_dim);
-  constexpr int with_static = shared + sm80::static_shared_bytes(masked);
+  constexpr int with_static = shared + sm80::static_shared_bytes(with);
   if (with_static > device.shared_bytes_max) {
     return unsupported("it needs ", with_static, " bytes of shared memory; the device has ",
                        device.shared_bytes_max);
@@ -29,7 +37,7 @@ Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
                        int(attn_sm80_max_segments));
   }
   constexpr int64_t max_length = 1 << 30;  // so that the ends of blocks stay within 32 bits
-  if (masked && (p.seqlen_q > max_length || p.seqlen_kv > max_length)) {
+  if ((with & with_mask) && (p.seqlen_q > max_length || p.seqlen_kv > max_length)) {
     return unsupported("seqlen is ", std::max(p.seqlen_q, p.seqlen_kv),
                        "; accepted with a block mask: up to ", max_length);
   }
@@ -40,12 +48,12 @@ Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   }
   recipe->steps.push_back({
       .image = kernel_name<"fwd_sm80_", type, variant>.text,
-      .kernarg_bytes = masked ? sizeof(attn_sm80_mask_kernarg) : sizeof(attn_sm80_forward_kernarg),
-      .static_shared_bytes = sm80::static_shared_bytes(masked),
+      .kernarg_bytes = sizeof(Kernarg<with>),
+      .static_shared_bytes = sm80::static_shared_bytes(with),
       .launch = {.grid = {uint32_t(forward_blocks(p, pairs * tiles)), 1, 1},
                  .block = {uint32_t(tile.threads()), 1, 1},
                  .shared_bytes = shared},
-      .pack = pack_of<pack<masked>>,
+      .pack = pack_of<pack<with>>,
   });
   return {};
 }
@@ -90,54 +98,71 @@ void set_forward(const Problem& p, const Args& args, const DeviceInfo& device,
   }
 }
 
-template <bool masked>
+template <unsigned with>
 void pack(const Problem& p, const Args& args, const Target& target, Parameters* to) {
-  std::conditional_t<masked, attn_sm80_mask_kernarg, attn_sm80_forward_kernarg> a{};
+  Kernarg<with> a{};
   set_forward(p, args, target.device, &a);
-  if constexpr (masked) a.block_mask = mask_arrays(p, args);
+  if constexpr ((with & with_mask) != 0) a.block_mask = mask_arrays(p, args);
+  if constexpr ((with & with_pages) != 0) {
+    for (int32_t i = 0; i < p.num_segments; ++i) {
+      const attn_segment& s = p.segment[i];
+      if (s.layout == ATTN_PAGED)
+        a.pages[i] = {args.segment[i].block_table, int(s.num_pages), s.page_size, s.max_pages};
+      else
+        a.pages[i].num_pages = 1;
+    }
+  }
   store(a, to);
 }
 
 // q, k and v are of one type.
-constexpr Limits limits(attn_dtype type, int64_t head_dim_max, bool score) {
-  return {.in_types = type_bit(type),
-          .kv_types = type_bit(type),
-          .out_types = float_types,
-          .flags = forward_flags | ATTN_SPLIT_INVARIANT | (score ? uint32_t{ATTN_ALIBI} : 0u),
-          .features =
-              forward_features | feature_segments | (score ? feature_softcap | feature_bias : 0u),
-          .head_dim = {.multiple = 8, .max = head_dim_max},
-          .head_dim_v = {.multiple = 8, .max = head_dim_max}};
+constexpr Limits limits(attn_dtype type, int64_t head_dim_max, unsigned with) {
+  Limits limits = {.in_types = type_bit(type),
+                   .kv_types = type_bit(type),
+                   .out_types = float_types,
+                   .flags = forward_flags | ATTN_SPLIT_INVARIANT,
+                   .features = forward_features | feature_segments,
+                   .head_dim = {.multiple = 8, .max = head_dim_max},
+                   .head_dim_v = {.multiple = 8, .max = head_dim_max}};
+  if (with & with_score) {
+    limits.flags |= ATTN_ALIBI;
+    limits.features |= feature_softcap | (with & with_pages ? 0u : feature_bias);
+  }
+  if (with & with_pages) limits.features |= feature_paged_kv;
+  return with & with_mask ? with_block_mask(limits) : limits;
 }
 
-template <attn_dtype type, Text variant, int head_dim, bool score = false, bool masked = false>
+template <attn_dtype type, Text variant, int head_dim, unsigned with = 0>
 constexpr Kernel row() {
-  constexpr sm80::Tile tile = sm80::tile_of(head_dim, score);
-  constexpr Limits takes = limits(type, head_dim, score);
+  constexpr sm80::Tile tile = sm80::tile_of(head_dim, with & with_score);
   return {.name = kernel_name<"fwd_sm80_", type, variant>.text,
           .op = Op::forward,
           .backend = ATTN_BACKEND_CUDA,
-          .limits = masked ? with_block_mask(takes) : takes,
+          .limits = limits(type, head_dim, with),
           .numerics = {.weights = type, .rows = tile.rows / tile.warps, .keys = tile.keys},
-          .recipe = recipe_of<make_recipe<type, variant, head_dim, score, masked>>};
+          .recipe = recipe_of<make_recipe<type, variant, head_dim, with>>};
 }
-
-constexpr bool score = true, masked = true;
 
 template <attn_dtype type>
 constexpr std::array rows = {
     row<type, "d64", 64>(),
-    row<type, "d64_score", 64, score>(),
-    row<type, "d64_mask", 64, !score, masked>(),
-    row<type, "d64_score_mask", 64, score, masked>(),
+    row<type, "d64_score", 64, with_score>(),
+    row<type, "d64_mask", 64, with_mask>(),
+    row<type, "d64_score_mask", 64, with_score | with_mask>(),
     row<type, "d128", 128>(),
-    row<type, "d128_score", 128, score>(),
-    row<type, "d128_mask", 128, !score, masked>(),
-    row<type, "d128_score_mask", 128, score, masked>(),
+    row<type, "d128_score", 128, with_score>(),
+    row<type, "d128_mask", 128, with_mask>(),
+    row<type, "d128_score_mask", 128, with_score | with_mask>(),
     row<type, "d256", 256>(),
-    row<type, "d256_score", 256, score>(),
-    row<type, "d256_mask", 256, !score, masked>(),
-    row<type, "d256_score_mask", 256, score, masked>(),
+    row<type, "d256_score", 256, with_score>(),
+    row<type, "d256_mask", 256, with_mask>(),
+    row<type, "d256_score_mask", 256, with_score | with_mask>(),
+    row<type, "d64_paged", 64, with_pages>(),
+    row<type, "d64_score_paged", 64, with_score | with_pages>(),
+    row<type, "d128_paged", 128, with_pages>(),
+    row<type, "d128_score_paged", 128, with_score | with_pages>(),
+    row<type, "d256_paged", 256, with_pages>(),
+    row<type, "d256_score_paged", 256, with_score | with_pages>(),
 };
 constinit const std::array all_rows = joined(rows<ATTN_BF16>, rows<ATTN_F16>);
 

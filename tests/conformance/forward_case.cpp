@@ -311,6 +311,10 @@ std::string describe(const Case& c) {
         << " capacity " << s.capacity << " ";
     list(s.lengths);
     if (s.layout == ATTN_PAGED) out << " pages of " << s.page_size;
+    if (!s.bad_pages.empty()) {
+      out << " bad ";
+      list(s.bad_pages);
+    }
     out << " arrange " << int(s.arrange) << " descale " << s.k_descale << s.v_descale;
   }
   return out.str();

@@ -17,7 +17,7 @@ Case random_case(uint64_t seed) {
   c.seed = seed;
   Draw draw{seed, 77};
 
-  const bool packed_q = draw.chance(4), scores = draw.chance(2);
+  const bool packed_q = draw.chance(4), scores = draw.chance(2), paged = draw.chance(3);
   c.batch = 1 + draw(3);
   c.heads_kv = 1 + draw(2);
   c.heads_q = c.heads_kv * (1 + draw(3));
@@ -44,6 +44,13 @@ Case random_case(uint64_t seed) {
     s.capacity = draw.pick(capacities);
     s.k_type = s.v_type = c.q_type;
     s.layout = draw.chance(3) ? ATTN_PACKED : ATTN_PADDED;
+    if (paged && (n == 0 || draw.chance(2))) {
+      s.layout = ATTN_PAGED;
+      const int32_t page_sizes[] = {1, 3, 8, 16, 24, 64, 100};
+      s.page_size = draw.pick(page_sizes);
+      if (draw.chance(3))
+        s.bad_pages = {int32_t(draw(3)), int32_t(draw(uint64_t(s.capacity / s.page_size + 1)))};
+    }
     if (s.layout == ATTN_PACKED || draw.chance(2)) {
       for (int64_t b = 0; b < c.batch; ++b)
         s.lengths.push_back(int32_t(draw.chance(6) ? 0 : draw(uint64_t(s.capacity) + 1)));
@@ -63,7 +70,7 @@ Case random_case(uint64_t seed) {
   if (draw.chance(5)) c.scale = draw.chance(2) ? 0.25f : -0.1f;
   if (scores && draw.chance(2)) c.flags |= ATTN_ALIBI;
   if (scores && draw.chance(2)) c.softcap = 3;
-  if (scores && !packed_q && draw.chance(2)) {
+  if (scores && !packed_q && !paged && draw.chance(2)) {
     c.bias_type = draw.chance(2) ? c.q_type : ATTN_F32;
     c.bias_per_batch = draw.chance(2);
     c.bias_per_head = draw.chance(2);
@@ -84,11 +91,57 @@ TEST_CASE("forward: random problems for matrix units") {
   };
   // Host kernels have seen the like in test_forward.cpp.
   const bool device = std::any_of(kernels.begin(), kernels.end(), on_device);
-  const uint64_t first_seed = 5000, count = device ? 300 : 40;
+  const uint64_t first_seed = 5000, count = device ? 450 : 60;
   std::cout << "forward: random problems for matrix units: seeds " << first_seed << " to "
             << first_seed + count - 1 << std::endl;
   for (uint64_t seed = first_seed; seed < first_seed + count; ++seed)
     check_case(random_case(seed), kernels);
+}
+
+// Prompts and chunks behind what a cache holds, whose pages begin and end anywhere in a tile; a
+// page in the middle of one sequence is bad, and all pages of a tile are.
+TEST_CASE("forward: prefill over pages") {
+  const auto kernels = kernels_here(Op::forward, false);
+  uint64_t seed = 1;
+  for (const int32_t page_size : {1, 3, 8, 16, 24, 64, 100, 1000}) {
+    for (const int64_t head_dim : {64, 128, 256}) {
+      for (const bool scores : {false, true}) {
+        Case c;
+        c.name = "paged-prefill-" + std::to_string(++seed);
+        c.seed = seed;
+        c.q_type = c.out_type = seed % 2 ? ATTN_F16 : ATTN_BF16;
+        c.batch = 3;
+        c.heads_q = 4;
+        c.heads_kv = 2;
+        c.head_dim = c.head_dim_v = head_dim;
+        c.seqlen_q = 150;
+        if (seed % 3) c.lengths_q = {150, 1, 70};
+        c.flags = ATTN_CAUSAL;
+        if (scores) {
+          c.flags |= ATTN_ALIBI | ATTN_SINKS;
+          c.softcap = 3;
+        }
+        SegmentCase s;
+        s.k_type = s.v_type = c.q_type;
+        s.layout = ATTN_PAGED;
+        s.page_size = page_size;
+        s.capacity = 400;
+        s.lengths = {400, 0, 333};
+        s.arrange = seed % 4 < 2 ? Arrange::head_major : Arrange::contiguous;
+        if (seed % 5 < 2)
+          for (int32_t key = 64; key < 200; key += page_size)
+            s.bad_pages.push_back(key / page_size);
+        SegmentCase fresh;
+        fresh.k_type = fresh.v_type = c.q_type;
+        fresh.layout = seed % 2 ? ATTN_PACKED : ATTN_PADDED;
+        fresh.capacity = 150;
+        fresh.lengths = {150, 1, 70};
+        c.segments = {s};
+        if (seed % 4) c.segments.push_back(fresh);
+        check_case(c, kernels);
+      }
+    }
+  }
 }
 
 // Rows of a bias begin at odd elements and at even ones, keys lie apart, what is before it is

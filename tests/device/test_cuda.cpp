@@ -112,6 +112,15 @@ TEST_CASE("cuda: every forward kernel on few problems") {
         check(few);
       }
     }
+    if (kernel->limits.features & feature_paged_kv) {
+      Case paged = packed;
+      paged.name = "few-pages";
+      paged.segments.push_back(full.segments[0]);
+      paged.segments[0].layout = ATTN_PAGED;
+      paged.segments[0].page_size = 24;
+      paged.segments[0].bad_pages = {2};
+      check(paged);
+    }
     INFO(kernel->name);
     CHECK(ran > 0);
   }
@@ -284,6 +293,8 @@ TEST_CASE("cuda: lengths out of range are clamped") {
     }
     for (uint32_t flags : {0, int(ATTN_CAUSAL)}) {
       c.flags = flags;
+      if (flags != 0 && (kernel->limits.features & feature_paged_kv))
+        c.segments[0].layout = ATTN_PAGED;
       const Data data = make_data(c);
       Data broken = data;
       for (int s = 0; s < 2; ++s)

@@ -108,6 +108,17 @@ TEST_CASE("choose: each architecture gets its kernels", "[plan]") {
         CHECK(chosen(on, {.dim = dim}) == "\"" + name + "\"");
         CHECK(chosen(on, {.dim = dim, .softcap = 3}) == "\"" + name + "_score\"");
       }
+    for (const attn_device& on : {a100, l4, h100_pcie})
+      for (const int64_t dim : {64, 96, 256})
+        for (const int32_t page_size : {1, 16, 100}) {
+          const int64_t most = dim == 96 ? 128 : dim;
+          const std::string name = "\"fwd_sm80_bf16_d" + std::to_string(most);
+          INFO(on.arch << " " << dim << " " << page_size);
+          CHECK(chosen(on, {.dim = dim, .flags = ATTN_CAUSAL, .page_size = page_size}) ==
+                name + "_paged\"");
+          CHECK(chosen(on, {.dim = dim, .softcap = 3, .page_size = page_size}) ==
+                name + "_score_paged\"");
+        }
     CHECK(chosen(h200, {.dim = 128}) == "\"fwd_sm90_bf16_d128\"");
     CHECK(chosen(h200, {.seqlen = 8192, .dim = 128, .flags = ATTN_CAUSAL}) ==
           "\"fwd_sm90_bf16_d128_long\"");
