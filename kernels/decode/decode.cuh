@@ -358,9 +358,11 @@ __device__ __forceinline__ void decode(const attn_decode_kernarg& a, const M& ma
   DecodeShared& shared = decode_shared();
   // The same in all lanes, which the compiler sees here.
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
-  if (threadIdx.x < a.stages) {
-    ptx::mbarrier_init(address(&shared.full[threadIdx.x]), engine ? 1 : 32 + 1);
-    ptx::mbarrier_init(address(&shared.empty[threadIdx.x]), decode_warps);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < a.stages; ++i) {
+      ptx::mbarrier_init(address(&shared.full[i]), engine ? 1 : 32 + 1);
+      ptx::mbarrier_init(address(&shared.empty[i]), decode_warps);
+    }
   }
 #if __CUDA_ARCH__ >= 900
   if (engine) ptx::mbarrier_init_fence();
