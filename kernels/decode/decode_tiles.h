@@ -33,6 +33,9 @@ struct DecodeTile {
   ATTN_HOST_DEVICE constexpr int shared_bytes(int stages) const {
     return merge_bytes() + stages * stage_bytes();
   }
+  ATTN_HOST_DEVICE constexpr int stages(int shared_bytes) const {
+    return (shared_bytes - merge_bytes()) / stage_bytes();
+  }
   ATTN_HOST_DEVICE constexpr int blocks() const {  // per multiprocessor
     return head_dim > 128 ? 1 : 2;
   }

@@ -139,7 +139,7 @@ struct Parts {
     return row;
   }
   // Whether this block is the last of `expected` to come here; what the others wrote before can
-  // then be read. By all threads of a block.
+  // then be read.
   __device__ __forceinline__ bool last_here(unsigned* arrived, unsigned expected) const {
     __shared__ bool last;
     meet();

@@ -47,7 +47,7 @@ int preference(const Image& image) {
   return (arch->ptx ? 0 : 10000) + (arch->exact ? 1000 : 0) + 10 * arch->major + arch->minor;
 }
 
-// In the order of the build, which names them as it likes.
+// Those of one name, in the order of images().
 std::span<const Image* const> images_of(const char* name) {
   const auto before = [](const Image* a, const Image* b) {
     return std::strcmp(a->name, b->name) < 0;

@@ -23,6 +23,28 @@ inline Status check_strides(const char* name, const attn_strides& s, const int64
   return {};
 }
 
+inline Status check_copy_engine(const DeviceInfo& device) {
+  if (device.tensor_maps) return {};
+  return unsupported("the driver has no cuTensorMapEncodeTiled of CUDA 12.0");
+}
+
+// K and V as the copy engine sees them: rows that follow each other, `batch` times so many.
+struct Extents {
+  int64_t rows, batch;
+};
+inline Extents extents(const Problem& p, const attn_segment& s) {
+  if (s.layout == ATTN_PAGED) return {s.page_size, s.num_pages};
+  if (s.layout == ATTN_PACKED) return {s.total, 1};
+  return {s.seqlen, p.batch};
+}
+inline Status check_copied(const Problem& p, const attn_segment& s) {
+  if (s.layout == ATTN_PACKED && s.total > max_rows)
+    return unsupported("total is ", s.total, "; accepted: up to ", max_rows);
+  const Extents size = extents(p, s);
+  ATTN_TRY(check_strides("k", s.k_stride, {size.rows, p.heads_kv, size.batch}));
+  return check_strides("v", s.v_stride, {size.rows, p.heads_kv, size.batch});
+}
+
 // Boxes of `columns` columns, at most 128 bytes, of box_rows rows. Maps of empty tensors are never
 // used; the driver wants sizes above 0.
 inline TensorMap tensor_map(int element_bytes, int64_t head_dim, int64_t rows, int64_t heads,

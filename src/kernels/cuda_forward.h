@@ -17,6 +17,12 @@ inline unsigned pairs_in_l2(const Problem& p, int64_t bytes, const DeviceInfo& d
       std::min(p.batch * p.heads_q, p.group() * std::max<int64_t>(1, bytes / head_bytes)));
 }
 
+// That a run may use.
+inline int64_t multiprocessors(const Problem& p, const DeviceInfo& device) {
+  return p.max_sms > 0 ? std::min<int64_t>(p.max_sms, device.multiprocessors)
+                       : device.multiprocessors;
+}
+
 inline attn_kv_lengths kv_lengths(const attn_segment& segment, const attn_segment_args& args) {
   return {.seqlens = segment.has_seqlens ? args.seqlens : nullptr,
           .cu_seqlens = segment.layout == ATTN_PACKED ? args.cu_seqlens : nullptr,

@@ -21,8 +21,12 @@ constexpr int block_reserve = 1024;  // shared memory that each block costs besi
 // What a launch is made of.
 struct Shape {
   int stages;
-  int64_t columns, blocks;  // blocks: a multiple of columns
+  int64_t blocks;  // a multiple of columns_of()
 };
+// See Work in kernels/decode/units.cuh.
+int64_t columns_of(const Problem& p, int64_t blocks) {
+  return std::min(p.heads_kv, blocks);
+}
 
 // As many stages as the device's shared memory has, and blocks as its multiprocessors have at once,
 // but no more than there can be units.
@@ -34,23 +38,21 @@ Shape shape_of(const Problem& p, const DeviceInfo& device, const decode::DecodeT
   int stages = std::clamp(ring_bytes / tile.blocks() / tile.stage_bytes(), 2, decode_max_stages);
   while (stages > 2 && bytes(stages) > device.shared_bytes_max) --stages;
   const int64_t fit = (device.shared_bytes_max + block_reserve) / (bytes(stages) + block_reserve);
-  const int64_t multiprocessors =
-      p.max_sms > 0 ? std::min<int64_t>(p.max_sms, device.multiprocessors) : device.multiprocessors;
   int64_t units = 0;  // of a head
   for (const attn_segment& s : p.segment) units += ceil_div(s.seqlen, unit_keys);
   const int64_t all = p.batch * p.heads_kv * std::max<int64_t>(1, units);
-  int64_t most = multiprocessors * std::clamp<int64_t>(fit, 1, tile.blocks());
+  int64_t most = multiprocessors(p, device) * std::clamp<int64_t>(fit, 1, tile.blocks());
   // With few units a block, what blocks cost that share a head outweighs what they load at once.
   // With many, later blocks take what a slow multiprocessor leaves: some are up to a third slower,
   // though hardly where fp8 keeps them busy.
   // With max_sms there is no telling blocks where to run: there are no more than that.
   if (all / most < few_units || p.max_sms > 0)
-    most = multiprocessors;
+    most = multiprocessors(p, device);
   else
     most *= std::clamp<int64_t>(all / most / many_units, 1, tile.element_bytes == 2 ? 4 : 1);
-  const int64_t columns = std::min(p.heads_kv, most);
+  const int64_t columns = columns_of(p, most);
   const int64_t of_column = ceil_div(all, columns);
-  return {stages, columns, columns * std::min(most / columns, of_column)};
+  return {stages, columns * std::min(most / columns, of_column)};
 }
 
 // The workspace: sums, stats and counters of two slots for each block.
@@ -67,16 +69,6 @@ Workspace workspace_of(int64_t blocks, const decode::DecodeTile& tile) {
 // Keys that the copy engine brings at once.
 int box_keys(const attn_segment& s) {
   return s.layout == ATTN_PAGED ? std::gcd(s.page_size, decode::unit_keys) : decode::unit_keys;
-}
-
-// Rows that follow each other, of which there are `batch` times so many.
-struct Extents {
-  int64_t rows, batch;
-};
-Extents extents(const Problem& p, const attn_segment& s) {
-  if (s.layout == ATTN_PAGED) return {s.page_size, s.num_pages};
-  if (s.layout == ATTN_PACKED) return {s.total, 1};
-  return {s.seqlen, p.batch};
 }
 
 template <decode::DecodeTile tile>
@@ -101,15 +93,16 @@ void set_decode(const Problem& p, const Args& args, const Target& target, attn_d
   a.q_type = p.q_type;
   a.out_type = p.out_type;
   a.kv_e5m2 = p.segment[0].k_type == ATTN_F8_E5M2;
-  const Shape shape = shape_of(p, target.device, tile);
-  a.stages = shape.stages;
-  a.columns = int(shape.columns);
+  const Launch& launch = target.step.launch;
+  const int64_t blocks = launch.grid[0];
+  a.stages = tile.stages(int(launch.shared_bytes));
+  a.columns = int(columns_of(p, blocks));
   a.split_invariant = p.has(ATTN_SPLIT_INVARIANT);
   a.num_segments = p.num_segments;
   a.scale = p.scale;
   a.softcap = p.softcap;
   a.mask = p.range_mask();
-  const Workspace workspace = workspace_of(shape.blocks, tile);
+  const Workspace workspace = workspace_of(blocks, tile);
   char* base = static_cast<char*>(target.workspace);
   a.sums = reinterpret_cast<float*>(base);
   a.stats = reinterpret_cast<float*>(base + workspace.stats_at);
@@ -151,16 +144,11 @@ void pack(const Problem& p, const Args& args, const Target& target, Parameters* 
 }
 
 Status check_engine(const Problem& p, const DeviceInfo& device) {
-  if (!device.tensor_maps)
-    return unsupported("the driver has no cuTensorMapEncodeTiled of CUDA 12.0");
+  ATTN_TRY(check_copy_engine(device));
   for (const attn_segment& s : p.segment) {
     if (s.layout == ATTN_PAGED && s.page_size % decode::warp_keys != 0)
       return unsupported("page_size ", s.page_size, " is not a multiple of ", decode::warp_keys);
-    if (s.layout == ATTN_PACKED && s.total > max_rows)
-      return unsupported("total is ", s.total, "; accepted: up to ", max_rows);
-    const Extents size = extents(p, s);
-    ATTN_TRY(check_strides("k", s.k_stride, {size.rows, p.heads_kv, size.batch}));
-    ATTN_TRY(check_strides("v", s.v_stride, {size.rows, p.heads_kv, size.batch}));
+    ATTN_TRY(check_copied(p, s));
   }
   return {};
 }
@@ -212,7 +200,7 @@ Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
       .image = name.text,
       .kernarg_bytes = engine ? sizeof(attn_decode_sm90_kernarg) : sizeof(attn_decode_kernarg),
       .static_shared_bytes = decode_static_shared_bytes,
-      .launch = {.grid = {uint32_t(forward_blocks(p, shape.blocks)), 1, 1},
+      .launch = {.grid = {uint32_t(shape.blocks), 1, 1},
                  .block = {decode_threads, 1, 1},
                  .shared_bytes = uint32_t(tile.shared_bytes(shape.stages)),
                  .starts_early = engine || device.arch == "sm_90"},

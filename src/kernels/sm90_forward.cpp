@@ -25,10 +25,6 @@ bool causal(const Problem& p) {
 int64_t items(const Problem& p, const sm90::Tile& tile) {
   return p.batch * p.heads_q * ceil_div(p.seqlen_q, tile.item_rows());
 }
-int64_t multiprocessors(const Problem& p, const DeviceInfo& device) {
-  return p.max_sms > 0 ? std::min<int64_t>(p.max_sms, device.multiprocessors)
-                       : device.multiprocessors;
-}
 
 // (batch, head) pairs whose items stand together. Under a causal mask longest first: those whose K
 // and V the L2 holds beside all else, so that blocks which end early find long items of them left.
@@ -39,8 +35,7 @@ unsigned pairs_together(const Problem& p, const DeviceInfo& device) {
 }
 
 Status check(const Problem& p, const DeviceInfo& device, const sm90::Tile& tile, Scores scores) {
-  if (!device.tensor_maps)
-    return unsupported("the driver has no cuTensorMapEncodeTiled of CUDA 12.0");
+  ATTN_TRY(check_copy_engine(device));
   if (tile.shared_bytes() > device.shared_bytes_max)
     return unsupported("it needs ", tile.shared_bytes(), " bytes of shared memory; the device has ",
                        device.shared_bytes_max);
@@ -62,14 +57,7 @@ Status check(const Problem& p, const DeviceInfo& device, const sm90::Tile& tile,
   ATTN_TRY(check_strides("q", p.q_stride,
                          {p.q_layout == ATTN_PACKED ? p.total_q : p.seqlen_q, p.heads_q,
                           p.q_layout == ATTN_PACKED ? 1 : p.batch}));
-  for (const attn_segment& s : p.segment) {
-    const bool packed = s.layout == ATTN_PACKED;
-    if (packed && s.total > max_rows)
-      return unsupported("total is ", s.total, "; accepted: up to ", max_rows);
-    const int64_t size[] = {packed ? s.total : s.seqlen, p.heads_kv, packed ? 1 : p.batch};
-    ATTN_TRY(check_strides("k", s.k_stride, size));
-    ATTN_TRY(check_strides("v", s.v_stride, size));
-  }
+  for (const attn_segment& s : p.segment) ATTN_TRY(check_copied(p, s));
   if (multiprocessors(p, device) < tile.blocks)
     return unsupported("it runs on ", tile.blocks, " multiprocessors or more; max_sms is ",
                        p.max_sms);
@@ -163,8 +151,7 @@ std::vector<TensorMap> maps_of(const Problem& p, const sm90::Tile& tile) {
   maps.push_back(panel_map(p.head_dim, packed ? p.total_q : p.seqlen_q, p.heads_q,
                            packed ? 1 : p.batch, p.q_stride, tile.q_part_rows()));
   for (const attn_segment& s : p.segment) {
-    const bool packed = s.layout == ATTN_PACKED;
-    const int64_t rows = packed ? s.total : s.seqlen, batch = packed ? 1 : p.batch;
+    const auto [rows, batch] = extents(p, s);
     maps.push_back(panel_map(p.head_dim, rows, p.heads_kv, batch, s.k_stride, tile.loaded_keys()));
     maps.push_back(
         panel_map(p.head_dim_v, rows, p.heads_kv, batch, s.v_stride, tile.loaded_keys()));
