@@ -46,6 +46,20 @@ class Args(c.Structure):
                                               "block_index", "block_bits")]
 
 
+class KvAppendProblem(c.Structure):
+    _fields_ = [("struct_size", c.c_size_t)] + [(n, c.c_int64) for n in (
+        "batch", "heads_kv", "head_dim", "head_dim_v", "seqlen_new", "total_new")] + [
+            ("new_layout", c.c_int), ("new_type", c.c_int), ("k_new_stride", Strides), ("v_new_stride", Strides),
+            ("segment", Segment), ("kernel", c.c_char_p), ("advance_seqlens", c.c_int32),
+            ("rotary_interleaved", c.c_int32), ("rotary_dim", c.c_int64), ("rotary_positions", c.c_int64),
+            ("heads_q", c.c_int64), ("q_stride", Strides), ("q_out_stride", Strides)]
+
+
+class KvAppendArgs(c.Structure):
+    _fields_ = [("struct_size", c.c_size_t), ("k_new", c.c_void_p), ("v_new", c.c_void_p), ("cu_seqlens_new", c.c_void_p),
+                ("cache", SegmentArgs)] + [(n, c.c_void_p) for n in ("rotary_cos", "rotary_sin", "q", "q_out", "seqlens_out")]
+
+
 def make(kind, **fields):
     return kind(struct_size=c.sizeof(kind), **fields)
 
@@ -105,6 +119,21 @@ class Libattn:
         plan = Plan(self, problem, mask)
         out = torch.empty(q.shape, dtype=torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype, device=q.device)
         return [plan.call(q, k, v, out) for q, k, v in inputs], plan.kernel
+
+
+class KvAppend:
+    """A plan of attn_kv_append."""
+
+    def __init__(self, library, problem):
+        self.library, self.plan = library, c.c_void_p()
+        library.check(library.lib.attn_plan_create_kv_append(library.context, c.byref(problem), c.byref(self.plan)))
+        self.kernel = library.lib.attn_plan_kernel(self.plan).decode()
+
+    def __del__(self):
+        self.library.lib.attn_plan_destroy(self.plan)
+
+    def run(self, args):
+        self.library.check(self.library.lib.attn_run_kv_append(self.plan, c.byref(args), stream()))
 
 
 class Plan:

@@ -51,7 +51,8 @@ def all_cells():
     pages += [replace(fp8[3], group="pages", page=page) for page in (64, 16)]
     rows = [replace(anchors[3], group="rows", seqlen_q=4), Cell("rows", 64, 8, 8, 8192), Cell("rows", 16, 128, 8, 8192),
             Cell("rows", 64, 32, 8, 8192, dim=64), Cell("rows", 32, 32, 8, 8192, dim=256)]
-    return anchors + short + fp8 + pages + rows
+    prefill = [Cell("prefill", 1, 32, 8, 8192, page=page, seqlen_q=2048) for page in (0, 64, 16)]
+    return anchors + short + fp8 + pages + rows + prefill
 
 
 class Inputs:
