@@ -1,7 +1,7 @@
 // Attention of a few queries against many keys. K and V are read once for all query heads of their
-// head: these, and the queries, are the columns of S^T = K Q^T and O^T = V^T P^T, up to 16 rows in
-// all. One warp of a block loads units of 64 keys into a ring; of four that compute each has 16
-// keys of a unit and its own state of the softmax. They meet where a K/V head's units end.
+// head: these, and the queries, are the columns of S^T = K Q^T and O^T = V^T P^T, 16 to a row
+// group. One warp of a block loads units of 64 keys into a ring; of the four of a row group each
+// has 16 keys of a unit and its own state of the softmax. They meet where a head's units end.
 #pragma once
 #include "../common/tanh.cuh"
 #include "../ptx/movmatrix.h"
@@ -20,16 +20,18 @@ __device__ __forceinline__ unsigned recompute(unsigned x) {
 }
 
 // A warp's part of the work.
-template <class T, class KV, int head_dim, int head_dim_v, int rows>
+template <class T, class KV, DecodeTile tile, int rows>
 struct Decoder {
   using Product = typename KV::Product;
+  using Group = RowGroup<tile.row_groups>;
+  static constexpr int head_dim = tile.head_dim, head_dim_v = tile.head_dim_v;
   static constexpr int q_tiles = rows / 8, k_steps = head_dim / 16, v_tiles = head_dim_v / 16;
-  static constexpr DecodeTile tile = {head_dim, head_dim_v, KV::bytes};
   static constexpr int q_pitch = (head_dim + 63) / 64 * 128;
-  static_assert(rows * q_pitch <= tile.merge_bytes());
+  static_assert(rows * q_pitch <= tile.group_merge_bytes());
 
   const attn_decode_kernarg& a;
-  DecodeShared& shared;
+  DecodeShared<tile>& shared;
+  GroupShared& group;
   float* merge;  // in shared memory: Q, and when a head's units end the warps' sums
   Head at;
   int all_begin, all_end;  // keys that all queries see
@@ -38,7 +40,15 @@ struct Decoder {
   float sum[q_tiles][2];        // of the weights of the lane's keys
 
   __device__ __forceinline__ int lane() const { return threadIdx.x % 32; }
-  __device__ __forceinline__ int used_rows() const { return at.seqlen_q * a.group; }
+  __device__ __forceinline__ int thread() const {
+    return tile.row_groups > 1 ? threadIdx.x % group_threads : threadIdx.x;
+  }
+  __device__ __forceinline__ int warp() const { return thread() / 32; }
+  __device__ __forceinline__ int used_rows() const {
+    const int used = at.seqlen_q * a.group - at.first_row;
+    return tile.row_groups > 1 ? min(used, rows) : used;
+  }
+  __device__ __forceinline__ bool idle() const { return tile.row_groups > 1 && used_rows() <= 0; }
   __device__ __forceinline__ int lane_row(int n, int i) const { return 8 * n + lane() % 4 * 2 + i; }
 
   __device__ __forceinline__ void begin_head() {
@@ -47,12 +57,12 @@ struct Decoder {
       return make_int2(clamp(query + seen.lower, 0, at.seqlen_kv),
                        clamp(query + seen.upper, 0, at.seqlen_kv));
     };
-    all_begin = keys_of(at.seqlen_q - 1).x;
-    all_end = keys_of(0).y;
-    if (threadIdx.x < rows)
-      shared.keys[threadIdx.x] = keys_of(min(int(threadIdx.x) / a.group, at.seqlen_q - 1));
+    const int last = Row(a, at, used_rows() - 1).query;
+    all_begin = keys_of(last).x;
+    all_end = keys_of(Row(a, at, 0).query).y;
+    if (thread() < rows) group.keys[thread()] = keys_of(min(Row(a, at, thread()).query, last));
     load_q();
-    meet();
+    Group::meet();
 #pragma unroll
     for (int n = 0; n < q_tiles; ++n) {
 #pragma unroll
@@ -69,7 +79,7 @@ struct Decoder {
 
   // Q to shared memory, 8 threads per row, two neighbouring columns at once.
   __device__ __forceinline__ void load_q() {
-    const int r = threadIdx.x / 8, t = threadIdx.x % 8;
+    const int r = thread() / 8, t = threadIdx.x % 8;
     if (r >= rows) return;
     const bool used = r < used_rows();
     const Row row(a, at, used ? r : 0);
@@ -85,7 +95,7 @@ struct Decoder {
     }
     float scale = a.scale;
     if (KV::scaled) scale *= to_f16(q);
-    if (t == 0) shared.q_scale[r] = scale;
+    if (t == 0) group.q_scale[r] = scale;
     const int chunk = KV::scaled ? t % 2 : t / 4, word = KV::scaled ? t / 2 : t % 4;
 #pragma unroll
     for (int step = 0; step < k_steps; ++step)
@@ -118,7 +128,7 @@ struct Decoder {
 
   // The warp's keys of a unit.
   __device__ __forceinline__ void take(unsigned stage, const Unit& unit) {
-    const int warp = threadIdx.x / 32;
+    const int warp = this->warp();
     const unsigned valid = unit.valid[warp / 2] >> 16 * (warp % 2) & 0xffff;
     if (valid == 0) return;
     const float k_descale = KV::scaled ? unit.k_descale : 1,
@@ -197,7 +207,7 @@ struct Decoder {
     for (int n = 0; n < q_tiles; ++n)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float factor = shared.q_scale[lane_row(n, i)] * k_descale;
+        const float factor = group.q_scale[lane_row(n, i)] * k_descale;
         if (plain) {
           s[n][i] *= factor * log2_e, s[n][2 + i] *= factor * log2_e;
           continue;
@@ -223,7 +233,7 @@ struct Decoder {
     for (int n = 0; n < q_tiles; ++n)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int2 keys = shared.keys[lane_row(n, i)];
+        const int2 keys = group.keys[lane_row(n, i)];
         const int begin = clamp(keys.x - first, 0, warp_keys),
                   end = clamp(keys.y - first, begin, warp_keys);
         const unsigned seen = valid & ((1u << end) - (1u << begin));
@@ -274,13 +284,13 @@ struct Decoder {
 
   // The head's units in this block end: to the result, or to the workspace.
   __device__ __forceinline__ void end_head(const Share& share, unsigned head_begin, int units) {
-    const int warp = threadIdx.x / 32;
+    const int warp = this->warp();
     const unsigned first = share.block_of(head_begin),
                    last = share.block_of(head_begin + units - 1);
-    const Parts<head_dim_v> parts = {a, first, last - first + 1};
+    const Parts<head_dim_v, tile.row_groups> parts = {a, first, last - first + 1};
 #pragma unroll
     for (int n = 0; n < q_tiles; ++n) {
-      meet();  // all have done with Q, or with the rows before
+      Group::meet();  // all have done with Q, or with the rows before
       // Row r's columns lie at ^ 8 (r / 2), so that a store of a warp meets each bank once.
       const auto place = [](int warp, int r, int column) {
         return (warp * 8 + r) * head_dim_v + (column ^ (r / 2 % 4 * 8));
@@ -290,8 +300,7 @@ struct Decoder {
 #pragma unroll
         for (int step = 4; step < 32; step *= 2)
           sum[n][i] += __shfl_xor_sync(0xffffffff, sum[n][i], step);
-        if (lane() < 4)
-          shared.stats[warp][lane_row(0, i)] = make_float2(reference[n][i], sum[n][i]);
+        if (lane() < 4) group.stats[warp][lane_row(0, i)] = make_float2(reference[n][i], sum[n][i]);
       }
       const int here = int(recompute(lane()));
 #pragma unroll
@@ -299,69 +308,74 @@ struct Decoder {
 #pragma unroll
         for (int i = 0; i < 4; ++i)
           merge[place(warp, here % 4 * 2 + i % 2, KV::v_column(v, i / 2, here))] = o[v][n][i];
-      meet();
+      Group::meet();
 #pragma unroll 1
       for (int r = RowPart<head_dim_v>::row(); r < 8; r += RowPart<head_dim_v>::rows) {
         RowPart<head_dim_v> row;
         row.template add<decode_warps>(
-            [&](int w) { return shared.stats[w][r]; },
+            [&](int w) { return group.stats[w][r]; },
             [&](int w) {
               return *reinterpret_cast<const float4*>(merge + place(w, r, row.column()));
             });
         if (parts.count == 1)
           store_result(a, at, 8 * n + r, row);
         else if (8 * n + r < used_rows())
-          parts.write(Work::row(a) - first, 8 * n + r, row);
+          parts.write(Work<tile>::row(a) - first, 8 * n + r, row);
       }
     }
-    if (parts.count > 1) parts.arrive(at, Work::row(a) - first, used_rows());
-    meet();  // before the next head's Q comes where the sums are
+    if (parts.count > 1) parts.arrive(at, Work<tile>::row(a) - first, used_rows());
+    Group::meet();  // before the next head's Q comes where the sums are
   }
 
-  __device__ __forceinline__ void run(const Work& work, unsigned ring) {
+  __device__ __forceinline__ void run(const Work<tile>& work, unsigned ring) {
     Stage stage;
     unsigned left = work.end - work.begin;
     // The first head is known before its first unit is there.
-    const Cursor& first = work.first;
-    at = {first.b, first.h, first.sequence.seqlen_q, first.sequence.seqlen_kv,
+    const Cursor<tile>& first = work.first;
+    const int own_rows = Group::index() * group_rows;
+    at = {first.b,
+          first.h,
+          first.sequence.first_row + own_rows,
+          first.sequence.seqlen_q,
+          first.sequence.seqlen_kv,
           first.sequence.q_begin};
 #pragma unroll 1
     while (true) {
-      begin_head();
+      if (!idle()) begin_head();
       unsigned head_begin;
       int units;
 #pragma unroll 1
       for (bool last = false; !last;) {
         wait(shared.full[stage.number], stage.parity);
         const Unit& unit = shared.unit[stage.number];
-        take(ring + stage.number * tile.stage_bytes(), unit);
+        if (!idle()) take(ring + stage.number * tile.stage_bytes(), unit);
         last = unit.last, head_begin = unit.head_begin, units = unit.units;
         __syncwarp();
         if (lane() == 0) ptx::mbarrier_arrive(address(&shared.empty[stage.number]));
         stage.next(a.stages);
         --left;
       }
-      end_head(work.share, head_begin, units);
+      if (!idle()) end_head(work.share, head_begin, units);
       if (left == 0) return;
       wait(shared.full[stage.number], stage.parity);
       const Unit& unit = shared.unit[stage.number];
-      at = {unit.b, unit.h, unit.seqlen_q, unit.seqlen_kv, unit.q_begin};
+      at = {unit.b, unit.h, unit.first_row + own_rows, unit.seqlen_q, unit.seqlen_kv, unit.q_begin};
     }
   }
 };
 
-template <class T, class KV, int head_dim, int head_dim_v, class M>
+template <class T, class KV, DecodeTile tile, class M>
 __device__ __forceinline__ void decode(const attn_decode_kernarg& a, const M& maps) {
-  constexpr DecodeTile tile = {head_dim, head_dim_v, KV::bytes};
-  constexpr bool engine = Loader<KV, head_dim, head_dim_v, M>::engine;
+  static_assert(tile.element_bytes == KV::bytes);
+  constexpr bool engine = Loader<KV, tile, M>::engine;
   extern __shared__ __align__(1024) unsigned char shared_memory[];
-  DecodeShared& shared = decode_shared();
+  DecodeShared<tile>& shared = decode_shared<tile>();
   // The same in all lanes, which the compiler sees here.
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
   if (threadIdx.x == 0) {
     for (int i = 0; i < a.stages; ++i) {
       ptx::mbarrier_init(address(&shared.full[i]), engine ? 1 : 32 + 1);
-      ptx::mbarrier_init(address(&shared.empty[i]), decode_warps);
+      ptx::mbarrier_init(address(&shared.empty[i]), tile.row_groups * decode_warps);
     }
   }
 #if __CUDA_ARCH__ >= 900
@@ -373,44 +387,48 @@ __device__ __forceinline__ void decode(const attn_decode_kernarg& a, const M& ma
     if (warp == 0) store_rows_of_nobody<long long>(a, blockIdx.x, gridDim.x);
     if (a.seqlen_q == 0) return;
   }
-  const Work work = find_work(a);  // all meet there
+  const Work<tile> work = find_work<tile>(a);  // all meet there
   if (work.begin == work.end) return;
   // The ring first, for the copy engine writes to multiples of 1024 bytes.
   const unsigned ring = address(shared_memory);
-  float* merge = reinterpret_cast<float*>(shared_memory + a.stages * tile.stage_bytes());
-  if (warp == decode_warps) {
-    Loader<KV, head_dim, head_dim_v, M>{a, maps, shared, ring, int(threadIdx.x % 32)}.run(work);
-  } else if (a.seqlen_q * a.group <= 8) {
-    Decoder<T, KV, head_dim, head_dim_v, 8>{a, shared, merge}.run(work, ring);
+  const int row_group = warp / decode_warps;
+  GroupShared& group = shared.group[tile.row_groups > 1 ? row_group : 0];
+  float* merge =
+      reinterpret_cast<float*>(shared_memory + a.stages * tile.stage_bytes() +
+                               (tile.row_groups > 1 ? row_group * tile.group_merge_bytes() : 0));
+  if (row_group == tile.row_groups) {
+    Loader<KV, tile, M>{a, maps, shared, ring, int(threadIdx.x % 32)}.run(work);
+  } else if (tile.row_groups == 1 && a.seqlen_q * a.group <= 8) {
+    Decoder<T, KV, tile, 8>{a, shared, group, merge}.run(work, ring);
   } else {
-    Decoder<T, KV, head_dim, head_dim_v, 16>{a, shared, merge}.run(work, ring);
+    Decoder<T, KV, tile, 16>{a, shared, group, merge}.run(work, ring);
   }
 }
 
 }  // namespace attn::decode
 
-// The kernel NAME, which is the name of its file. KV: of Q's type T, or fp8 under f16 and bf16.
-#define ATTN_DECODE(NAME, HEAD_DIM, HEAD_DIM_V, BYTES, KERNARG, ...)  \
-  extern "C" __global__ void __launch_bounds__(                       \
-      attn::decode::decode_threads,                                   \
-      attn::decode::DecodeTile{HEAD_DIM, HEAD_DIM_V, BYTES}.blocks()) \
-      NAME(const __grid_constant__ KERNARG a) {                       \
-    using namespace attn::decode;                                     \
-    __VA_ARGS__                                                       \
+// The kernel NAME, which is the name of its file, of a tile in braces. KV: of Q's type T, or fp8
+// under f16 and bf16.
+#define ATTN_DECODE(NAME, TILE, KERNARG, ...)                                               \
+  constexpr attn::decode::DecodeTile NAME##_tile = TILE;                                    \
+  extern "C" __global__ void __launch_bounds__(NAME##_tile.threads(), NAME##_tile.blocks()) \
+      NAME(const __grid_constant__ KERNARG a) {                                             \
+    using namespace attn::decode;                                                           \
+    constexpr DecodeTile tile = NAME##_tile;                                                \
+    __VA_ARGS__                                                                             \
   }
-#define ATTN_DECODE_SM80(NAME, T, HEAD_DIM, HEAD_DIM_V)           \
-  ATTN_DECODE(NAME, HEAD_DIM, HEAD_DIM_V, 2, attn_decode_kernarg, \
-              (decode<T, Same<T>, HEAD_DIM, HEAD_DIM_V>(a, NoMaps{}));)
-#define ATTN_DECODE_SM90(NAME, T, HEAD_DIM, HEAD_DIM_V)                \
-  ATTN_DECODE(NAME, HEAD_DIM, HEAD_DIM_V, 2, attn_decode_sm90_kernarg, \
-              (decode<T, Same<T>, HEAD_DIM, HEAD_DIM_V>(a.a, a.map));)
-#define ATTN_DECODE_SM89_FP8(NAME, HEAD_DIM, HEAD_DIM_V)                                       \
-  ATTN_DECODE(NAME, HEAD_DIM, HEAD_DIM_V, 1, attn_decode_kernarg,                              \
-              if (a.kv_e5m2)                                                                   \
-                  decode<F16, Fp8<attn::ptx::f16_of_e5m2>, HEAD_DIM, HEAD_DIM_V>(a, NoMaps{}); \
-              else decode<F16, Fp8<attn::ptx::f16_of_e4m3>, HEAD_DIM, HEAD_DIM_V>(a, NoMaps{});)
-#define ATTN_DECODE_SM90_FP8(NAME, HEAD_DIM, HEAD_DIM_V)                                      \
-  ATTN_DECODE(NAME, HEAD_DIM, HEAD_DIM_V, 1, attn_decode_sm90_kernarg,                        \
-              if (a.a.kv_e5m2)                                                                \
-                  decode<F16, Fp8<attn::ptx::f16_of_e5m2>, HEAD_DIM, HEAD_DIM_V>(a.a, a.map); \
-              else decode<F16, Fp8<attn::ptx::f16_of_e4m3>, HEAD_DIM, HEAD_DIM_V>(a.a, a.map);)
+#define ATTN_TILE(...) {__VA_ARGS__}
+#define ATTN_DECODE_SM80(NAME, T, ...)                           \
+  ATTN_DECODE(NAME, ATTN_TILE(__VA_ARGS__), attn_decode_kernarg, \
+              (decode<T, Same<T>, tile>(a, NoMaps{}));)
+#define ATTN_DECODE_SM90(NAME, T, ...)                                \
+  ATTN_DECODE(NAME, ATTN_TILE(__VA_ARGS__), attn_decode_sm90_kernarg, \
+              (decode<T, Same<T>, tile>(a.a, a.map));)
+#define ATTN_DECODE_SM89_FP8(NAME, ...)                                                   \
+  ATTN_DECODE(NAME, ATTN_TILE(__VA_ARGS__), attn_decode_kernarg,                          \
+              if (a.kv_e5m2) decode<F16, Fp8<attn::ptx::f16_of_e5m2>, tile>(a, NoMaps{}); \
+              else decode<F16, Fp8<attn::ptx::f16_of_e4m3>, tile>(a, NoMaps{});)
+#define ATTN_DECODE_SM90_FP8(NAME, ...)                                                    \
+  ATTN_DECODE(NAME, ATTN_TILE(__VA_ARGS__), attn_decode_sm90_kernarg,                      \
+              if (a.a.kv_e5m2) decode<F16, Fp8<attn::ptx::f16_of_e5m2>, tile>(a.a, a.map); \
+              else decode<F16, Fp8<attn::ptx::f16_of_e4m3>, tile>(a.a, a.map);)

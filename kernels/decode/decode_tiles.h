@@ -6,18 +6,22 @@
 
 namespace attn::decode {
 
-constexpr int decode_warps = 4;  // that compute; one more loads
-constexpr int decode_threads = 32 * (decode_warps + 1);
+constexpr int decode_warps = 4;  // of a row group, that compute; one more warp of a block loads
+constexpr int group_threads = 32 * decode_warps;
 constexpr int unit_keys = 64;  // keys that a block takes at once
 constexpr int warp_keys = unit_keys / decode_warps;
 constexpr int panel_pitch = 128;  // bytes of a row
-constexpr int decode_rows = 16;   // queries times query heads of a K/V head, at most
+constexpr int group_rows = 16;    // of a row group; rows: queries times query heads of a K/V head
 constexpr int decode_max_stages = 6;
 constexpr int merged_parts = 32;  // results that one block adds up
 
 struct DecodeTile {
   int head_dim, head_dim_v;
   int element_bytes;  // of K and V
+  int row_groups = 1;
+
+  ATTN_HOST_DEVICE constexpr int rows() const { return row_groups * group_rows; }
+  ATTN_HOST_DEVICE constexpr int threads() const { return row_groups * group_threads + 32; }
 
   // Units in shared memory are panels of 128 bytes of each row.
   ATTN_HOST_DEVICE constexpr int panels(int columns) const {
@@ -28,8 +32,11 @@ struct DecodeTile {
   }
   ATTN_HOST_DEVICE constexpr int k_bytes() const { return tile_bytes(head_dim); }
   ATTN_HOST_DEVICE constexpr int stage_bytes() const { return k_bytes() + tile_bytes(head_dim_v); }
-  // Where the warps' sums of 8 rows meet.
-  ATTN_HOST_DEVICE constexpr int merge_bytes() const { return decode_warps * 8 * head_dim_v * 4; }
+  // Where Q lies, and the sums of a row group's warps of 8 rows meet.
+  ATTN_HOST_DEVICE constexpr int group_merge_bytes() const {
+    return decode_warps * 8 * head_dim_v * 4;
+  }
+  ATTN_HOST_DEVICE constexpr int merge_bytes() const { return row_groups * group_merge_bytes(); }
   ATTN_HOST_DEVICE constexpr int shared_bytes(int stages) const {
     return merge_bytes() + stages * stage_bytes();
   }
@@ -37,10 +44,12 @@ struct DecodeTile {
     return (shared_bytes - merge_bytes()) / stage_bytes();
   }
   ATTN_HOST_DEVICE constexpr int blocks() const {  // per multiprocessor
-    return head_dim > 128 ? 1 : 2;
+    return head_dim > 128 || row_groups > 1 ? 1 : 2;
+  }
+  ATTN_HOST_DEVICE constexpr int static_shared_bytes() const {  // at most
+    return 1024 + 512 * (row_groups - 1);
   }
 };
-constexpr int decode_static_shared_bytes = 1024;  // at most
 
 }  // namespace attn::decode
 #endif

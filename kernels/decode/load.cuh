@@ -21,26 +21,33 @@ struct Unit {
   int b, h;  // sequence and K/V head
   int seqlen_q, seqlen_kv;
   long long q_begin;    // packed q: row of query 0
+  int first_row;        // of the row tile
   int first;            // position of the first key
-  int units;            // of the head
-  unsigned head_begin;  // number of the head's first unit
-  bool last;            // of the head, or of the block
+  int units;            // of the head's row tile
+  unsigned head_begin;  // number of that's first unit
+  bool last;            // of that, or of the block
   float k_descale, v_descale;
   unsigned valid[2];  // a bit per key: there is one that some query sees
 };
 
-// Beside the ring and what the warps merge.
+// What the warps of a row group share beside the ring.
+struct GroupShared {
+  float2 stats[decode_warps][8];  // reference and sum of each warp's weights of 8 rows
+  float q_scale[group_rows];      // what products of a row of Q are multiplied with
+  int2 keys[group_rows];          // that a row sees: from, to
+};
+
+template <DecodeTile tile>
 struct DecodeShared {
   Barrier full[decode_max_stages], empty[decode_max_stages];
   Unit unit[decode_max_stages];
-  float2 stats[decode_warps][8];  // reference and sum of each warp's weights of 8 rows
-  float q_scale[decode_rows];     // what products of a row of Q are multiplied with
-  int2 keys[decode_rows];         // that a row sees: from, to
+  GroupShared group[tile.row_groups];
 };
-static_assert(sizeof(DecodeShared) + 32 <= decode_static_shared_bytes);
 
-__device__ __forceinline__ DecodeShared& decode_shared() {
-  __shared__ DecodeShared shared;
+template <DecodeTile tile>
+__device__ __forceinline__ DecodeShared<tile>& decode_shared() {
+  static_assert(sizeof(DecodeShared<tile>) + 32 <= tile.static_shared_bytes());
+  __shared__ DecodeShared<tile> shared;
   return shared;
 }
 
@@ -77,16 +84,16 @@ struct Stage {
 using Maps = decltype(attn_decode_sm90_kernarg::map);
 struct NoMaps {};
 
-template <class KV, int head_dim, int head_dim_v, class M>
+template <class KV, DecodeTile tile, class M>
 struct Loader {
   static constexpr bool engine = !std::is_same_v<M, NoMaps>;
-  static constexpr DecodeTile tile = {head_dim, head_dim_v, KV::bytes};
+  static constexpr int head_dim = tile.head_dim, head_dim_v = tile.head_dim_v;
   const attn_decode_kernarg& a;
   const M& maps;
-  DecodeShared& shared;
+  DecodeShared<tile>& shared;
   const unsigned ring;
   const int lane;
-  Cursor at;
+  Cursor<tile> at;
   int page[2];  // of keys `lane` and `lane` + 32 of the unit
   float k_descale, v_descale;
 
@@ -147,6 +154,7 @@ struct Loader {
       unit.seqlen_q = at.sequence.seqlen_q;
       unit.seqlen_kv = at.sequence.seqlen_kv;
       unit.q_begin = at.sequence.q_begin;
+      unit.first_row = at.sequence.first_row;
       unit.first = at.first;
       unit.units = at.sequence.units;
       unit.head_begin = head_begin;
@@ -235,7 +243,7 @@ struct Loader {
     copy_tile(Columns<head_dim_v>{}, v_to, s.v, s.v_stride, a.head_dim_v);
   }
 
-  __device__ __forceinline__ void run(const Work& work) {
+  __device__ __forceinline__ void run(const Work<tile>& work) {
     at = work.first;
     look_up();
     unsigned head_begin = work.begin - (at.sequence.units - at.left);

@@ -12,11 +12,13 @@ namespace attn::decode {
 // What each thread of those that compute has of a row: 4 neighbouring columns.
 template <int columns>
 struct RowPart {
-  static constexpr int rows = 32 * decode_warps / (columns / 4);  // at once
+  static constexpr int rows = group_threads / (columns / 4);  // at once
   float reference = -infinity(), sum = 0;
   float4 o = {};
 
-  static __device__ __forceinline__ int row() { return threadIdx.x / (columns / 4); }
+  static __device__ __forceinline__ int row() {
+    return threadIdx.x % group_threads / (columns / 4);
+  }
   static __device__ __forceinline__ int column() { return threadIdx.x % (columns / 4) * 4; }
 
   // Adds n parts, all asked for before the first is used: stats(i) gives the reference and sum of
@@ -46,29 +48,37 @@ struct RowPart {
   }
 };
 
-// A K/V head of a sequence.
+// A row group's rows of a K/V head of a sequence.
 struct Head {
   int b, h;
+  int first_row;
   int seqlen_q, seqlen_kv;
   long long q_begin;  // packed q: row of query 0
 };
 
-// All threads of the warps that compute.
-__device__ __forceinline__ void meet() {
-  asm volatile("bar.sync 1, %0;" ::"n"(32 * decode_warps) : "memory");
-}
+// Row groups of a block. What only kernels of several do is not compiled for the others.
+template <int row_groups>
+struct RowGroup {
+  static __device__ __forceinline__ int index() {
+    return row_groups > 1 ? threadIdx.x / group_threads : 0;
+  }
+  // All threads of the row group.
+  static __device__ __forceinline__ void meet() {
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + index()), "n"(group_threads) : "memory");
+  }
+};
 
-// Query and head of row r of a K/V head: the heads of a group stand together.
+// Query and head of row r of a row group: the heads of a group stand together.
 struct Row {
   int query, head;
   __device__ __forceinline__ Row(const attn_decode_kernarg& a, const Head& at, int r)
-      : query(r / a.group), head(at.h * a.group + r % a.group) {}
+      : query((at.first_row + r) / a.group), head(at.h * a.group + (at.first_row + r) % a.group) {}
 };
 
 template <int columns>
 __device__ __forceinline__ void store_result(const attn_decode_kernarg& a, const Head& at, int r,
                                              const RowPart<columns>& part) {
-  if (r >= at.seqlen_q * a.group) return;
+  if (at.first_row + r >= at.seqlen_q * a.group) return;
   const Row row(a, at, r);
   const float sink = a.sinks ? a.sinks[row.head] : -infinity();
   const float factor = row_factor(part.reference, part.sum, sink);
@@ -97,9 +107,10 @@ __device__ __forceinline__ void store_result(const attn_decode_kernarg& a, const
   }
 }
 
-// The parts of one K/V head of one sequence, from several blocks that follow each other.
-template <int columns>
+// The parts of a row group's rows, from several blocks that follow each other.
+template <int columns, int row_groups>
 struct Parts {
+  using Group = RowGroup<row_groups>;
   const attn_decode_kernarg& a;
   unsigned first_row, count;  // of the column's blocks
 
@@ -108,11 +119,17 @@ struct Parts {
     const unsigned block = (first_row + part) * a.columns + blockIdx.x % a.columns;
     return 2 * block + (part == 0);
   }
+  __device__ __forceinline__ unsigned counter(unsigned part) const {
+    return slot(part) * row_groups + Group::index();
+  }
+  __device__ __forceinline__ long long row_at(unsigned part, int r) const {
+    return (slot(part) * (long long)row_groups + Group::index()) * group_rows + r;
+  }
   __device__ __forceinline__ float* sums(unsigned part, int r) const {
-    return a.sums + (slot(part) * (long long)decode_rows + r) * columns;
+    return a.sums + row_at(part, r) * columns;
   }
   __device__ __forceinline__ float2* stats(unsigned part, int r) const {
-    return reinterpret_cast<float2*>(a.stats) + slot(part) * decode_rows + r;
+    return reinterpret_cast<float2*>(a.stats) + row_at(part, r);
   }
   __device__ __forceinline__ void write(unsigned part, int r, const RowPart<columns>& from) const {
     const int column = RowPart<columns>::column();
@@ -141,31 +158,32 @@ struct Parts {
   // Whether this block is the last of `expected` to come here; what the others wrote before can
   // then be read.
   __device__ __forceinline__ bool last_here(unsigned* arrived, unsigned expected) const {
-    __shared__ bool last;
-    meet();
-    if (threadIdx.x == 0) {
+    __shared__ bool last_of_group[row_groups];
+    bool& last = last_of_group[Group::index()];
+    Group::meet();
+    if (threadIdx.x % group_threads == 0) {
       last = ptx::count_arrival(arrived) == expected - 1;
       if (last) *arrived = 0;
     }
-    meet();
+    Group::meet();
     return last;
   }
   // After a block has written its part. Parts are added up in groups, and these again.
   __device__ __forceinline__ void arrive(const Head& at, unsigned part, int rows) const {
     const unsigned begin = part / merged_parts * merged_parts,
                    end = min(begin + merged_parts, count);
-    if (!last_here(a.arrived + slot(begin), end - begin)) return;
+    if (!last_here(a.arrived + counter(begin), end - begin)) return;
     unsigned step = 1, from = begin, to = end;
     if (count > merged_parts) {
       for (int first = 0; first < rows; first += RowPart<columns>::rows) {
         const int r = first + RowPart<columns>::row();
         RowPart<columns> row;
         if (r < rows) row = read(begin, end, 1, r);
-        meet();  // all have read what one overwrites
+        Group::meet();  // all have read what one overwrites
         if (r < rows) write(begin, r, row);
       }
       const unsigned groups = (count + merged_parts - 1) / merged_parts;
-      if (!last_here(a.arrived + 2 * gridDim.x + slot(0), groups)) return;
+      if (!last_here(a.arrived + 2 * gridDim.x * row_groups + counter(0), groups)) return;
       from = 0, to = count, step = merged_parts;
     }
     for (int r = RowPart<columns>::row(); r < rows; r += RowPart<columns>::rows)

@@ -1,4 +1,5 @@
 //# architectures sm_90 compute_90
 #include "../decode/decode.cuh"
 
-ATTN_DECODE_SM90(decode_sm90_bf16_d128, BF16, 128, 128)
+ATTN_DECODE_SM90(decode_sm90_bf16_d128, BF16, .head_dim = 128, .head_dim_v = 128,
+                 .element_bytes = 2)

@@ -2,4 +2,4 @@
 #include "../decode/decode.cuh"
 #include "../ptx/convert_fp8.h"
 
-ATTN_DECODE_SM90_FP8(decode_sm90_fp8_d256, 256, 256)
+ATTN_DECODE_SM90_FP8(decode_sm90_fp8_d256, .head_dim = 256, .head_dim_v = 256, .element_bytes = 1)

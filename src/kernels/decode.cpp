@@ -1,6 +1,6 @@
 // The kernels decode_*: few queries against many keys, of 16 bits as the queries or of fp8. They
-// differ by the head dimensions they take, and by what brings K and V: in decode_sm90_* the copy
-// engine, whose boxes must each lie in one page.
+// differ by the head dimensions and rows they take, and by what brings K and V: in decode_sm90_*
+// the copy engine, whose boxes must each lie in one page.
 #include <numeric>
 
 #include "kernels/copy_engine.h"
@@ -28,19 +28,23 @@ int64_t columns_of(const Problem& p, int64_t blocks) {
   return std::min(p.heads_kv, blocks);
 }
 
+int64_t row_tiles(const Problem& p, const decode::DecodeTile& tile) {
+  return ceil_div(p.seqlen_q * p.group(), tile.rows());
+}
+
 // As many stages as the device's shared memory has, and blocks as its multiprocessors have at once,
 // but no more than there can be units.
 Shape shape_of(const Problem& p, const DeviceInfo& device, const decode::DecodeTile& tile) {
   using namespace decode;
   const auto bytes = [&](int stages) {
-    return tile.shared_bytes(stages) + decode_static_shared_bytes;
+    return tile.shared_bytes(stages) + tile.static_shared_bytes();
   };
   int stages = std::clamp(ring_bytes / tile.blocks() / tile.stage_bytes(), 2, decode_max_stages);
   while (stages > 2 && bytes(stages) > device.shared_bytes_max) --stages;
   const int64_t fit = (device.shared_bytes_max + block_reserve) / (bytes(stages) + block_reserve);
   int64_t units = 0;  // of a head
   for (const attn_segment& s : p.segment) units += ceil_div(s.seqlen, unit_keys);
-  const int64_t all = p.batch * p.heads_kv * std::max<int64_t>(1, units);
+  const int64_t all = p.batch * p.heads_kv * row_tiles(p, tile) * std::max<int64_t>(1, units);
   int64_t most = multiprocessors(p, device) * std::clamp<int64_t>(fit, 1, tile.blocks());
   // With few units a block, what blocks cost that share a head outweighs what they load at once.
   // With many, later blocks take what a slow multiprocessor leaves: some are up to a third slower,
@@ -55,15 +59,15 @@ Shape shape_of(const Problem& p, const DeviceInfo& device, const decode::DecodeT
   return {stages, columns * std::min(most / columns, of_column)};
 }
 
-// The workspace: sums, stats and counters of two slots for each block.
+// The workspace: sums, stats and counters of two slots of each row group of each block.
 struct Workspace {
   int64_t stats_at, arrived_at, bytes;
 };
 Workspace workspace_of(int64_t blocks, const decode::DecodeTile& tile) {
-  const int64_t rows = 2 * blocks * decode::decode_rows;
+  const int64_t slots = 2 * blocks * tile.row_groups, rows = slots * decode::group_rows;
   const int64_t stats_at = rows * tile.head_dim_v * int64_t{sizeof(float)},
                 arrived_at = stats_at + rows * 2 * int64_t{sizeof(float)};
-  return {stats_at, arrived_at, arrived_at + 2 * 2 * blocks * int64_t{sizeof(unsigned)}};
+  return {stats_at, arrived_at, arrived_at + 2 * slots * int64_t{sizeof(unsigned)}};
 }
 
 // Keys that the copy engine brings at once.
@@ -173,16 +177,21 @@ std::vector<TensorMap> maps_of(const Problem& p, const decode::DecodeTile& tile)
 template <Text name, decode::DecodeTile tile, bool engine>
 Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   using namespace decode;
-  if (p.group() * p.seqlen_q > decode_rows)
+  // More rows than a block takes read K and V again for each of their tiles: of 16 bits that is
+  // what fwd_* do better.
+  const bool any_rows = tile.row_groups > 1 && tile.element_bytes == 1;
+  const int64_t max_rows_here = any_rows ? INT32_MAX : tile.rows();
+  if (p.group() * p.seqlen_q > max_rows_here)
     return unsupported("heads_q / heads_kv * seqlen_q is ", p.group(), " * ", p.seqlen_q,
-                       "; accepted: up to ", decode_rows);
+                       "; accepted: up to ", max_rows_here);
   if (p.num_segments > attn_decode_max_segments)
     return unsupported("num_segments is ", p.num_segments, "; accepted: up to ",
                        int(attn_decode_max_segments));
   constexpr int64_t max_length = 1 << 30, max_units = INT32_MAX;
   if (p.seqlen_kv > max_length)
     return unsupported("seqlen_kv is ", p.seqlen_kv, "; accepted: up to ", max_length);
-  const int64_t units = p.batch * p.heads_kv * (ceil_div(p.seqlen_kv, unit_keys) + p.num_segments);
+  const int64_t units = p.batch * p.heads_kv * row_tiles(p, tile) *
+                        (ceil_div(p.seqlen_kv, unit_keys) + p.num_segments);
   if (units > max_units)
     return unsupported("batch * heads_kv * ceil(seqlen_kv / ", unit_keys, ") is ", units,
                        "; accepted: up to ", max_units);
@@ -191,7 +200,8 @@ Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
       return unsupported("num_pages is ", s.num_pages, "; accepted: up to ", int64_t{INT32_MAX});
     for (const attn_descale_kind kind : {s.k_descale, s.v_descale})
       if (kind == ATTN_DESCALE_BLOCK && units > INT32_MAX / 2)
-        return unsupported("descales are too many");
+        return unsupported("batch * heads_kv * ceil(seqlen_kv / ", unit_keys, ") is ", units,
+                           "; accepted with descales per block: up to ", INT32_MAX / 2);
   }
   if (engine) ATTN_TRY(check_engine(p, device));
   const Shape shape = shape_of(p, device, tile);
@@ -199,9 +209,9 @@ Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   recipe->steps.push_back({
       .image = name.text,
       .kernarg_bytes = engine ? sizeof(attn_decode_sm90_kernarg) : sizeof(attn_decode_kernarg),
-      .static_shared_bytes = decode_static_shared_bytes,
+      .static_shared_bytes = tile.static_shared_bytes(),
       .launch = {.grid = {uint32_t(shape.blocks), 1, 1},
-                 .block = {decode_threads, 1, 1},
+                 .block = {uint32_t(tile.threads()), 1, 1},
                  .shared_bytes = uint32_t(tile.shared_bytes(shape.stages)),
                  .starts_early = engine || device.arch == "sm_90"},
       .maps = engine ? maps_of(p, tile) : std::vector<TensorMap>{},
@@ -227,35 +237,44 @@ constexpr Kernel row(uint32_t q_types, uint32_t kv_types, attn_dtype weights) {
                           : 0u),
                  .head_dim = {.multiple = fp8 ? 16 : 8, .max = tile.head_dim},
                  .head_dim_v = {.multiple = fp8 ? 16 : 8, .max = tile.head_dim_v},
-                 .seqlen_q = {.max = decode::decode_rows},
-                 .group = {.max = decode::decode_rows}},
+                 .seqlen_q = {.max = fp8 && tile.row_groups > 1 ? INT32_MAX : tile.rows()},
+                 .group = {.max = fp8 && tile.row_groups > 1 ? INT32_MAX : tile.rows()}},
       .numerics = {.weights = weights, .keys = decode::warp_keys},
       .recipe = recipe_of<make_recipe<name, tile, engine>>};
 }
 
-template <attn_dtype type, Text variant, int head_dim, int head_dim_v, bool engine>
+// `tile` but for the bytes of an element.
+template <attn_dtype type, Text variant, decode::DecodeTile tile, bool engine>
 constexpr Kernel same() {
   constexpr Text family = engine ? "decode_sm90_" : "decode_sm80_";
-  return row<kernel_name<family, type, variant>, decode::DecodeTile{head_dim, head_dim_v, 2},
-             engine>(type_bit(type), type_bit(type), type);
+  constexpr decode::DecodeTile of_two_bytes = {tile.head_dim, tile.head_dim_v, 2, tile.row_groups};
+  return row<kernel_name<family, type, variant>, of_two_bytes, engine>(type_bit(type),
+                                                                       type_bit(type), type);
 }
-template <Text variant, int head_dim, int head_dim_v, bool engine>
+template <Text variant, decode::DecodeTile tile, bool engine>
 constexpr Kernel fp8() {
   constexpr Text name = Text(engine ? "decode_sm90_fp8_" : "decode_sm89_fp8_").append(variant.text);
-  return row<name, decode::DecodeTile{head_dim, head_dim_v, 1}, engine>(
-      type_bit(ATTN_F16) | type_bit(ATTN_BF16), fp8_of_cuda, ATTN_F16);
+  constexpr decode::DecodeTile of_a_byte = {tile.head_dim, tile.head_dim_v, 1, tile.row_groups};
+  return row<name, of_a_byte, engine>(type_bit(ATTN_F16) | type_bit(ATTN_BF16), fp8_of_cuda,
+                                      ATTN_F16);
 }
 
-template <bool engine, Text variant, int head_dim, int head_dim_v = head_dim>
-constexpr std::array of_all_types = {same<ATTN_BF16, variant, head_dim, head_dim_v, engine>(),
-                                     same<ATTN_F16, variant, head_dim, head_dim_v, engine>(),
-                                     fp8<variant, head_dim, head_dim_v, engine>()};
+template <bool engine, Text variant, int head_dim, int head_dim_v = head_dim, int row_groups = 1>
+constexpr std::array of_all_types = [] {
+  constexpr decode::DecodeTile tile = {
+      .head_dim = head_dim, .head_dim_v = head_dim_v, .row_groups = row_groups};
+  return std::array{same<ATTN_BF16, variant, tile, engine>(),
+                    same<ATTN_F16, variant, tile, engine>(), fp8<variant, tile, engine>()};
+}();
 
 template <bool engine>
 constexpr std::array rows =
     joined(of_all_types<engine, "d64", 64>, of_all_types<engine, "d128", 128>,
            of_all_types<engine, "d192_dv128", 192, 128>, of_all_types<engine, "d256", 256>);
-constinit const std::array all_rows = joined(rows<true>, rows<false>);
+constexpr std::array rows_of_three_groups =
+    joined(of_all_types<true, "d64_r48", 64, 64, 3>, of_all_types<true, "d128_r48", 128, 128, 3>,
+           of_all_types<true, "d192_dv128_r48", 192, 128, 3>);
+constinit const std::array all_rows = joined(rows<true>, rows<false>, rows_of_three_groups);
 
 }  // namespace
 
