@@ -49,9 +49,11 @@ def all_cells():
     fp8 = [replace(cell, group="fp8", kv="e4m3") for cell in anchors]
     pages = [replace(anchors[3], group="pages", page=page) for page in (128, 64, 16, 1)]
     pages += [replace(fp8[3], group="pages", page=page) for page in (64, 16)]
-    rows = [replace(anchors[3], group="rows", seqlen_q=4), Cell("rows", 64, 8, 8, 8192), Cell("rows", 16, 128, 8, 8192),
+    rows = [replace(anchors[3], group="rows", seqlen_q=seqlen_q) for seqlen_q in (4, 8, 12)]
+    rows += [replace(fp8[3], group="rows", seqlen_q=8), Cell("rows", 4, 32, 8, 1024, seqlen_q=12), Cell("rows", 64, 8, 8, 8192), Cell("rows", 16, 128, 8, 8192),
             Cell("rows", 64, 32, 8, 8192, dim=64), Cell("rows", 32, 32, 8, 8192, dim=256)]
     prefill = [Cell("prefill", 1, 32, 8, 8192, page=page, seqlen_q=2048) for page in (0, 64, 16)]
+    prefill += [replace(prefill[1], kv="e4m3"), Cell("prefill", 64, 16, 16, 512, seqlen_q=48)]
     return anchors + short + fp8 + pages + rows + prefill
 
 

@@ -29,7 +29,7 @@ int64_t columns_of(const Problem& p, int64_t blocks) {
 }
 
 int64_t row_tiles(const Problem& p, const decode::DecodeTile& tile) {
-  return ceil_div(p.seqlen_q * p.group(), tile.rows());
+  return std::max<int64_t>(1, ceil_div(p.seqlen_q * p.group(), tile.rows()));
 }
 
 // As many stages as the device's shared memory has, and blocks as its multiprocessors have at once,
@@ -157,6 +157,17 @@ Status check_engine(const Problem& p, const DeviceInfo& device) {
   return {};
 }
 
+// fwd_* read K and V for each query head anew, and compute more at once: what they read is then to
+// come from memory (docs/log).
+std::string read_often(const Problem& p, const DeviceInfo& device) {
+  int64_t bytes = 0;
+  for (const attn_segment& s : p.segment)
+    bytes += p.batch * p.heads_kv * s.seqlen * (p.head_dim + p.head_dim_v) * 2;
+  if (p.group() == 1) return "where heads_q is heads_kv a later kernel is faster";
+  if (bytes > device.l2_bytes) return "";
+  return join("for K and V of ", bytes, " bytes, which L2 holds, a later kernel is faster");
+}
+
 // L2 reads no more than a panel's row: what lies behind it is asked for by itself.
 std::vector<TensorMap> maps_of(const Problem& p, const decode::DecodeTile& tile) {
   using decode::panel_pitch;
@@ -204,6 +215,7 @@ Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
                            "; accepted with descales per block: up to ", INT32_MAX / 2);
   }
   if (engine) ATTN_TRY(check_engine(p, device));
+  if (tile.row_groups > 1 && tile.element_bytes == 2) recipe->passed_over = read_often(p, device);
   const Shape shape = shape_of(p, device, tile);
   recipe->workspace = size_t(workspace_of(shape.blocks, tile).bytes);
   recipe->steps.push_back({
@@ -262,7 +274,7 @@ constexpr Kernel fp8() {
 template <bool engine, Text variant, int head_dim, int head_dim_v = head_dim, int row_groups = 1>
 constexpr std::array of_all_types = [] {
   constexpr decode::DecodeTile tile = {
-      .head_dim = head_dim, .head_dim_v = head_dim_v, .row_groups = row_groups};
+      .head_dim = head_dim, .head_dim_v = head_dim_v, .element_bytes = 2, .row_groups = row_groups};
   return std::array{same<ATTN_BF16, variant, tile, engine>(),
                     same<ATTN_F16, variant, tile, engine>(), fp8<variant, tile, engine>()};
 }();

@@ -156,6 +156,15 @@ TEST_CASE("choose: few queries go to the decode kernels", "[plan]") {
   CHECK(chosen(h200, s) == "\"decode_sm90_bf16_d128\"");
   s.seqlen_q = 5;
   CHECK(chosen(h200, s) == "\"fwd_sm90_bf16_d128\"");
+  s.seqlen = 1 << 17;  // K and V are more than L2 holds
+  CHECK(chosen(h200, s) == "\"decode_sm90_bf16_d128_r48\"");
+  s.heads_kv = s.heads;
+  s.seqlen_q = 17;
+  CHECK(chosen(h200, s).find("fwd_sm90_bf16_d128") != std::string::npos);
+  s = token;
+  s.kv_type = ATTN_F8_E4M3FN;
+  s.seqlen_q = 200;
+  CHECK(chosen(h200, s) == "\"decode_sm90_fp8_d128_r48\"");
 }
 
 TEST_CASE("choose: a description that is none is refused", "[plan]") {
