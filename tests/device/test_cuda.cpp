@@ -16,27 +16,6 @@
 namespace attn::test {
 namespace {
 
-// A stream of the device's primary context, which is current as long as the object lives.
-class Stream {
- public:
-  Stream() {
-    REQUIRE(cuda().primary_retain(&context_, 0) == 0);
-    REQUIRE(cuda().ctx_set_current(context_) == 0);
-    REQUIRE(cuda().stream_create(&stream_, stream_non_blocking) == 0);
-  }
-  ~Stream() {
-    cuda().stream_destroy(stream_);
-    cuda().ctx_set_current(nullptr);
-    cuda().primary_release(0);
-  }
-  Stream(const Stream&) = delete;
-  void* get() const { return stream_; }
-
- private:
-  void* context_ = nullptr;
-  void* stream_ = nullptr;
-};
-
 // "" or why the outputs are not the reference's.
 std::string check_outputs(const Case& c, const Data& data, const Kernel& kernel,
                           const Outputs& got) {
@@ -125,33 +104,6 @@ TEST_CASE("cuda: every forward kernel on few problems") {
     CHECK(ran > 0);
   }
 }
-
-// What `launch` launches on the stream, as a graph; it returns false if something has failed.
-class Captured {
- public:
-  Captured(const Stream& stream, const std::function<bool()>& launch) : stream_(stream) {
-    REQUIRE(cuda().stream_begin_capture(stream.get(), capture_global) == 0);
-    const bool launched = launch();
-    REQUIRE(cuda().stream_end_capture(stream.get(), &graph_) == 0);
-    REQUIRE(launched);
-    REQUIRE(cuda().graph_instantiate(&exec_, graph_, 0) == 0);
-  }
-  ~Captured() {
-    cuda().graph_exec_destroy(exec_);
-    cuda().graph_destroy(graph_);
-  }
-  Captured(const Captured&) = delete;
-  Captured& operator=(const Captured&) = delete;
-
-  void replay() const {
-    REQUIRE(cuda().graph_launch(exec_, stream_.get()) == 0);
-    REQUIRE(cuda().stream_synchronize(stream_.get()) == 0);
-  }
-
- private:
-  const Stream& stream_;
-  void *graph_ = nullptr, *exec_ = nullptr;
-};
 
 TEST_CASE("cuda: a captured run replays with other lengths and values") {
   const auto kernels = cuda_forward_kernels();
@@ -714,13 +666,6 @@ struct AppendRuns {
     }
   }
 };
-
-template <class T>
-Buffer bytes_of(const std::vector<T>& values) {
-  Buffer buffer(values.size() * sizeof(T), 0xff);
-  std::copy(values.begin(), values.end(), buffer.as<T>());
-  return buffer;
-}
 
 TEST_CASE("cuda: captured appends advance lengths and clamp them") {
   Backend& backend = backend_of(ATTN_BACKEND_CUDA);
