@@ -15,7 +15,7 @@ double rounded(attn_dtype type, double x) {
   return decode_element(type, bytes, 0);
 }
 
-Outputs compute(const Case& c, const Data& data, bool round) {
+Outputs compute(const Case& c, const Data& data, bool round, const Planted& mistake = {}) {
   Outputs answer;
   const double scale = c.scale != 0 ? double(c.scale) : 1 / std::sqrt(double(c.head_dim));
   const double log2_e = 1 / std::log(2.0);
@@ -23,7 +23,9 @@ Outputs compute(const Case& c, const Data& data, bool round) {
     for (int64_t i = 0; i < c.queries(b); ++i) {
       for (int64_t h = 0; h < c.heads_q; ++h) {
         const auto& q = data.q_real[(b * c.heads_q + h) * c.seqlen_q + i];
-        const int64_t first_key = (b * c.heads_kv + h / (c.heads_q / c.heads_kv)) * data.most_keys;
+        const int64_t kv_head = h / (c.heads_q / c.heads_kv);
+        const int64_t first_key = (b * c.heads_kv + kv_head) * data.most_keys;
+        const bool wrong = b == mistake.b && kv_head == mistake.kv_head;
         std::vector<std::pair<double, const std::vector<double>*>> seen;
         double max = c.has(ATTN_SINKS) ? data.sinks.as<float>()[h] : -INFINITY;
         for (int64_t j = 0; j < c.keys(b); ++j) {
@@ -35,7 +37,9 @@ Outputs compute(const Case& c, const Data& data, bool round) {
           if (c.has(ATTN_ALIBI)) {
             s -= data.slopes.as<float>()[h] * std::abs(double(i + c.keys(b) - c.queries(b) - j));
           }
-          seen.emplace_back(s, &data.v_real[first_key + j]);
+          const bool among = wrong && j >= mistake.begin && j < mistake.end;
+          for (int n = among ? mistake.times : 1; n > 0; --n)
+            seen.emplace_back(s, &data.v_real[first_key + j]);
           max = std::max(max, s);
         }
         // fp8: 2^7 times the weight in e4m3fnuz, whose largest value is 240.
@@ -43,6 +47,7 @@ Outputs compute(const Case& c, const Data& data, bool round) {
         const bool whole = round && c.has(ATTN_SPLIT_INVARIANT);
         const double reference = whole ? std::ceil(max * log2_e) / log2_e : max;
         double sum = c.has(ATTN_SINKS) ? std::exp(data.sinks.as<float>()[h] - reference) : 0;
+        if (wrong) sum *= mistake.sink_times;
         std::vector<double> weights;
         for (const auto& [s, v] : seen) {
           const double exact = std::exp(s - reference);
@@ -67,6 +72,9 @@ Outputs compute(const Case& c, const Data& data, bool round) {
 
 Outputs formula(const Case& c, const Data& data) {
   return compute(c, data, false);
+}
+Outputs formula_with(const Planted& mistake, const Case& c, const Data& data) {
+  return compute(c, data, false, mistake);
 }
 Outputs rounded_formula(const Case& c, const Data& data) {
   return compute(c, data, true);

@@ -2,11 +2,13 @@
 // asks for.
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <string>
 
 #include "../catch.h"
 #include "backend.h"
 #include "core/dtype.h"
+#include "formula.h"
 
 namespace attn::test {
 namespace {
@@ -228,6 +230,92 @@ TEST_CASE("decode: a single token sees all keys, causal or not") {
       CHECK(std::abs(causal.out[n] - without.out[n]) < bound);
       CHECK(std::abs(causal.out[n] - want.out[n]) < bound);
     }
+  }
+}
+
+// ---- whether the checks above would see a mistake ----------------------------------------------
+
+// What a decode kernel may get wrong of the case, by name; of those that there are keys for.
+std::map<std::string, Planted> mistakes_of(const Case& c) {
+  std::map<std::string, Planted> found;
+  for (int64_t b = 0; b < c.batch; ++b) {
+    int64_t begin = 0;
+    for (const SegmentCase& s : c.segments) {
+      const int64_t length = s.length(b), unit = length / 2 / 64 * 64, page = s.page_size;
+      const Planted of = {b, c.heads_kv - 1};
+      const auto keys = [&](int64_t from, int64_t to, int times) {
+        Planted mistake = of;
+        mistake.begin = begin + from;
+        mistake.end = begin + std::min(to, length);
+        mistake.times = times;
+        return mistake;
+      };
+      if (length > 0) found["a unit dropped"] = keys(unit, unit + 64, 0);
+      if (length > 0 && s.layout == ATTN_PAGED)
+        found["a page twice"] = keys(length / 2 / page * page, length / 2 / page * page + page, 2);
+      const int64_t neighbour = s.length((b + 1) % c.batch);
+      if (neighbour < length) found["the neighbour's length"] = keys(neighbour, length, 0);
+      if (c.has(ATTN_SINKS)) found["the sink twice"] = {b, c.heads_kv - 1, 0, 0, 1, 2};
+      begin += length;
+    }
+  }
+  return found;
+}
+
+// Half of each mistake is more than compare() lets pass, but where the keys in question hardly
+// weigh anything.
+TEST_CASE("decode: planted mistakes are found in problems of every kind") {
+  const auto is_decode = [](const Kernel& k) { return std::string(k.name).starts_with("decode_"); };
+  const auto kernel = std::find_if(catalog().begin(), catalog().end(), is_decode);
+  REQUIRE(kernel != catalog().end());
+  std::map<std::string, int> found, of_no_weight;
+  for (uint64_t seed = 1; seed <= random_share(150); ++seed) {
+    const Case c = random_case(seed);
+    const Data data = make_data(c);
+    INFO(describe(c));
+    const Outputs want = reference_answer(c, data), right = formula(c, data);
+    REQUIRE(compare(c, data, *kernel, right, want) == "");
+    for (const auto& [name, mistake] : mistakes_of(c)) {
+      INFO(name);
+      const Outputs wrong = formula_with(mistake, c, data);
+      Outputs half = wrong;
+      double change = 0;
+      for (size_t n = 0; n < half.lse.size(); ++n) {
+        const bool finite = std::isfinite(wrong.lse[n]) && std::isfinite(right.lse[n]);
+        if (finite) half.lse[n] = (wrong.lse[n] + right.lse[n]) / 2;
+        if (wrong.lse[n] != right.lse[n])
+          change = std::max(change, finite ? std::abs(wrong.lse[n] - right.lse[n]) : INFINITY);
+      }
+      for (size_t n = 0; n < half.out.size(); ++n) half.out[n] = (wrong.out[n] + right.out[n]) / 2;
+      // Sums of rounded weights make lse of split-invariant kernels less exact.
+      if (change < (c.has(ATTN_SPLIT_INVARIANT) ? 1e-2 : 1e-4)) {
+        ++of_no_weight[name];
+        continue;
+      }
+      CHECK(compare(c, data, *kernel, wrong, want) != "");
+      CHECK(compare(c, data, *kernel, half, want) != "");
+      const SegmentCase& s = c.segments[0];
+      ++found[name];
+      ++found[name + ", " + dtype_name(s.k_type)];
+      ++found[name + ", layout " + std::to_string(s.layout)];
+      ++found[name + (c.segments.size() > 1 ? ", segments" : ", one segment")];
+      ++found[name + (c.lengths_q.empty() ? ", padded q" : ", packed q")];
+      ++found[name + (c.seqlen_q > 1 ? ", queries" : ", one query")];
+    }
+  }
+  if (sanitized) return;  // too few for all kinds
+  for (const char* name :
+       {"a unit dropped", "a page twice", "the sink twice", "the neighbour's length"}) {
+    INFO(name);
+    CHECK(found[name] > 2 * of_no_weight[name]);
+    for (const char* kind :
+         {", f32", ", f16", ", bf16", ", f8_e4m3fn", ", f8_e5m2", ", layout 2", ", segments",
+          ", one segment", ", padded q", ", packed q", ", queries", ", one query"}) {
+      INFO(kind);
+      CHECK(found[name + std::string(kind)] > 0);
+    }
+    for (const char* kind : {", layout 0", ", layout 1"})
+      if (name != std::string("a page twice")) CHECK(found[name + std::string(kind)] > 0);
   }
 }
 
