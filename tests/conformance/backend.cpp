@@ -59,6 +59,8 @@ Backend::Backend(attn_backend backend, int threads, std::optional<int> device) {
   options.cpu_threads = threads;
   options.has_device = device.has_value();
   options.device = device.value_or(0);
+  // tests/device/mutants.py
+  if (backend == ATTN_BACKEND_CUDA) options.kernel_file = std::getenv("ATTN_KERNEL_FILE");
   const attn_status status = attn_context_create(backend, &options, &context);
   if (status != ATTN_OK) reason = failed("attn_context_create", status);
 }

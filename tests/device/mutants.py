@@ -1,0 +1,102 @@
+"""Kernels with one known mistake each, which the conformance tests must find.
+
+    mutants.py compile SOURCE_DIR OUT_DIR [NVCC]    changes the kernels' sources and compiles them; needs no device
+    mutants.py run OUT_DIR ATTN_TESTS               runs the tests on each, in place of the library's own kernel
+
+Each kernel is compiled unchanged too and must pass. Exit code 77: no device.
+"""
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+DECODE = "decode_sm80_bf16_d128"
+APPEND = "kv_append_sm80"
+TESTS = {DECODE: ["decode: random problems"], APPEND: ["kv_append: random layouts, lengths and values"]}
+# kernel, mistake, file, text, what it becomes
+MUTANTS = [
+    (DECODE, "a split dropped", "decode/merge.cuh",
+     "read(from, to, step, r)", "read(from, to - 1, step, r)"),
+    (DECODE, "a page twice", "decode/load.cuh",
+     "const int entry = (local + lane + 32 * i) / s.page_size;",
+     "const int entry = (local + lane + 32 * i) / s.page_size & ~1;"),
+    (DECODE, "a sink counted for each split", "decode/decode.cuh",
+     "          parts.write(",
+     "          row.sum += a.sinks ? ptx::ex2(a.sinks[Row(a, at, 8 * n + r).head] * log2_e - row.reference) : 0,\n"
+     "          parts.write("),
+    (DECODE, "the neighbour's length", "decode/units.cuh",
+     "segment_span(a.segment[i].lengths, b)", "segment_span(a.segment[i].lengths, (b + 1) % a.batch)"),
+    (APPEND, "the neighbour's length", "sm80/kv_append_sm80.cu",
+     "segment_span(a.lengths, token.b)", "segment_span(a.lengths, (token.b + 1) % a.batch)"),
+    (APPEND, "the page in front", "sm80/kv_append_sm80.cu",
+     "position / a.page_size]", "max(position / a.page_size - 1, 0)]"),
+    (APPEND, "lengths advanced once too often", "sm80/kv_append_sm80.cu",
+     "clamp(length + (long long)added,", "clamp(length + (long long)added + 1,"),
+    (APPEND, "the next position's angle", "sm80/kv_append_sm80.cu",
+     "a.rotary_cos + position *", "a.rotary_cos + (position ? position - 1 : 1) *"),
+]
+
+
+def file_of(folder, kernel, mistake):
+    return folder / f"{kernel}-{mistake.replace(' ', '-').replace(chr(39), '')}.fatbin"
+
+
+def compile_all(source, out, nvcc):
+    out.mkdir(parents=True, exist_ok=True)
+    unchanged = [(kernel, "unchanged", "", "", "") for kernel in TESTS]
+    for kernel, mistake, file, text, by in unchanged + MUTANTS:
+        with tempfile.TemporaryDirectory() as scratch:
+            kernels = Path(scratch) / "kernels"
+            shutil.copytree(source / "kernels", kernels)
+            if file:
+                before = (kernels / file).read_text()
+                if text not in before:
+                    sys.exit(f"mutants: {mistake}: kernels/{file} has no {text!r}")
+                (kernels / file).write_text(before.replace(text, by))
+            # sm_90 alone launches early, which code of compute_80 does not wait for.
+            subprocess.run([nvcc, "-fatbin", "-gencode", "arch=compute_80,code=sm_80",
+                            "-gencode", "arch=compute_90,code=[sm_90,compute_90]", "-std=c++20", "-O3",
+                            "-allow-unsupported-compiler", "-o", file_of(out, kernel, mistake),
+                            kernels / "sm80" / f"{kernel}.cu"], check=True)
+            print(f"{kernel}: {mistake}: compiled", flush=True)
+
+
+def run(folder, tests, kernel, mistake):
+    """(exit code, output); a run ends with its first failure."""
+    file = file_of(folder, kernel, mistake)
+    if not file.exists():
+        sys.exit(f"mutants: {file} is not there; mutants.py compile makes it")
+    done = subprocess.run([tests, "--abort", *TESTS[kernel]], env=dict(os.environ, ATTN_KERNEL_FILE=str(file.resolve())),
+                          capture_output=True, text=True, errors="replace")
+    return done.returncode, done.stdout + done.stderr
+
+
+def run_all(folder, tests):
+    failures = 0
+    for kernel in TESTS:
+        code, output = run(folder, tests, kernel, "unchanged")
+        if f"SKIP: {kernel}:" in output:
+            print(f"SKIP: {output[output.index('SKIP: ') + 6:].splitlines()[0]}")
+            return 77
+        print(f"{kernel}: unchanged: {'passed' if code == 0 else 'FAILED'}", flush=True)
+        if code != 0:
+            print(output[-3000:])
+            return 1
+    for kernel, mistake, *_ in MUTANTS:
+        code, output = run(folder, tests, kernel, mistake)
+        found = code != 0 and kernel in output and "FAILED" in output
+        print(f"{kernel}: {mistake}: {'found' if found else 'NOT FOUND'}", flush=True)
+        failures += not found
+    print(f"mutants: {len(MUTANTS) - failures} of {len(MUTANTS)} found")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    if len(sys.argv) in (4, 5) and sys.argv[1] == "compile":
+        compile_all(Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4] if len(sys.argv) == 5 else "nvcc")
+    elif len(sys.argv) == 4 and sys.argv[1] == "run":
+        sys.exit(run_all(Path(sys.argv[2]), sys.argv[3]))
+    else:
+        sys.exit(__doc__)
