@@ -143,7 +143,7 @@ def quantize(x, dtype, *, scale=1, per="tensor", saturate=False, backend="auto")
 
 def kv_append(k_new, v_new, k_cache, v_cache, seqlens, *, cu_seqlens_new=None, max_seqlen_new=None, block_table=None,
               k_descale=None, v_descale=None, rotary_cos=None, rotary_sin=None, rotary_interleaved=False, q=None, q_out=None,
-              advance_seqlens=False, backend="auto"):
+              advance_seqlens=False, seqlens_out=None, backend="auto"):
     """Writes k_new and v_new into a cache, token t of sequence b at position seqlens[b] + t -> q rotated, None without q.
 
     k_new [B, T, Hkv, D], v_new [B, T, Hkv, Dv] in f32, f16 or bf16; k_cache [B, S, Hkv, D], v_cache [B, S, Hkv, Dv] in any
@@ -160,6 +160,7 @@ def kv_append(k_new, v_new, k_cache, v_cache, seqlens, *, cu_seqlens_new=None, m
     q                   k_new's type [B, T, Hq, D]; rotated as k_new is, with rotary_cos and rotary_sin alone
     q_out               an array for the result, q itself too; rows of tokens without room are not written
     advance_seqlens     seqlens becomes what the cache holds then
+    seqlens_out         i32 [B]: becomes that instead; of several layers with the same seqlens, the last one advances them
     backend             as forward()'s
     """
     return _attn.kv_append(locals())

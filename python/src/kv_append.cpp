@@ -105,6 +105,12 @@ class Append {
     return type;
   }
 
+  void need_lengths(const Array& lengths) const {
+    lengths.need_type("i32");
+    lengths.need_shape({problem_.batch}, "[B]");
+    lengths.need_contiguous();
+  }
+
   void read_cache() {
     attn_kv_append_problem& p = problem_;
     attn_segment& s = p.segment;
@@ -126,15 +132,21 @@ class Append {
     else
       s.seqlen = k.size(1);
 
-    p.advance_seqlens = boolean(argument("advance_seqlens"), "advance_seqlens");
+    const bool in_place = boolean(argument("advance_seqlens"), "advance_seqlens");
+    if (in_place && given("seqlens_out"))
+      refuse("seqlens_out is given; accepted with advance_seqlens: None");
     const Array& lengths =
-        p.advance_seqlens ? output("seqlens", "without advance_seqlens any") : next("seqlens");
-    lengths.need_type("i32");
-    lengths.need_shape({p.batch}, "[B]");
-    lengths.need_contiguous();
+        in_place ? output("seqlens", "without advance_seqlens any") : next("seqlens");
+    need_lengths(lengths);
     s.has_seqlens = 1;
     a.seqlens = static_cast<const int32_t*>(lengths.address());
-    if (p.advance_seqlens) args_.seqlens_out = const_cast<int32_t*>(a.seqlens);
+    if (in_place) args_.seqlens_out = const_cast<int32_t*>(a.seqlens);
+    if (given("seqlens_out")) {
+      const Array& out = output("seqlens_out", "None");
+      need_lengths(out);
+      args_.seqlens_out = static_cast<int32_t*>(out.data());
+    }
+    p.advance_seqlens = args_.seqlens_out != nullptr;
     s.k_descale = read_descale("k_descale", &a.k_descale);
     s.v_descale = read_descale("v_descale", &a.v_descale);
   }

@@ -78,7 +78,7 @@ def run_all(folder, tests):
     for kernel in TESTS:
         code, output = run(folder, tests, kernel, "unchanged")
         if f"SKIP: {kernel}:" in output:
-            print(f"SKIP: {output[output.index('SKIP: ') + 6:].splitlines()[0]}")
+            print(output[output.index(f"SKIP: {kernel}:"):].splitlines()[0])
             return 77
         print(f"{kernel}: unchanged: {'passed' if code == 0 else 'FAILED'}", flush=True)
         if code != 0:

@@ -688,7 +688,7 @@ class Case:
             if self.chance(2):
                 arguments[self.rng.randrange(5)] = self.pick(*JUNK, self.array((2, 3, 1, 8), np.float32))
             else:
-                options[self.pick("advance_seqlens", "q", "q_out", "rotary_cos", "block_table", "max_seqlen_new")] = self.pick(*JUNK)
+                options[self.pick("advance_seqlens", "seqlens_out", "q", "q_out", "rotary_cos", "block_table", "max_seqlen_new")] = self.pick(*JUNK)
             self.tame = False
         if self.chance(4):
             arguments[4] = self.array((batch,), np.int32, rows=False, written=True, small=True)

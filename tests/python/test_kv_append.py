@@ -80,6 +80,53 @@ class KvAppend(Case):
         same(v, want_v)
         same(q_out, join(want_q))
 
+    def test_rotation_by_complex_numbers(self):
+        """Pairs as complex numbers times exp(i angle), in both orders of pairs, on all of a head and on part of it."""
+        for part in 16, 12, 2:
+            angle = self.rng.uniform(-9, 9, (20, part // 2))
+            cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+            k, q = self.normal(2, 3, 2, 16), self.normal(2, 3, 4, 16)
+            lengths = np.array([0, 16], np.int32)
+            for interleaved in False, True:
+                with self.subTest(part=part, interleaved=interleaved):
+                    cache = np.zeros((2, 20, 2, 16), np.float32)
+                    got_q = attn.kv_append(k, k, cache, cache.copy(), lengths, q=q, rotary_cos=cos, rotary_sin=sin,
+                                           rotary_interleaved=interleaved)
+                    for b, at in enumerate(lengths):
+                        turn = np.exp(1j * angle[at:at + 3])[:, None]
+                        for x, got in (k[b], cache[b, at:at + 3]), (q[b], got_q[b]):
+                            want = x.astype(np.float64)
+                            if interleaved:
+                                pairs = (want[..., :part:2] + 1j * want[..., 1:part:2]) * turn
+                                want[..., :part:2], want[..., 1:part:2] = pairs.real, pairs.imag
+                            else:
+                                pairs = (want[..., :part // 2] + 1j * want[..., part // 2:part]) * turn
+                                want[..., :part] = np.concatenate([pairs.real, pairs.imag], axis=-1)
+                            self.close(got, want, 1e-6)
+
+    def test_layers_with_the_same_lengths(self):
+        """All but the last leave the lengths as they are and attend with those that come out."""
+        lengths, after = np.array([3, 0, 7], np.int32), np.full(3, -1, np.int32)
+        table = np.array([[0, 5], [2, 1], [4, 3]], np.int32)
+        caches = np.zeros((3, 2, 6, 4, 2, 16), np.float32)
+        caches[:] = self.normal(*caches.shape)
+        for step in range(2):
+            before = lengths.copy()
+            for layer, (k_pages, v_pages) in enumerate(caches):
+                k, v, q = self.normal(3, 1, 2, 16), self.normal(3, 1, 2, 16), self.normal(3, 1, 4, 16)
+                last = layer == len(caches) - 1
+                options = {"advance_seqlens": True} if last else {"seqlens_out": after}
+                attn.kv_append(k, v, k_pages, v_pages, lengths, block_table=table, **options)
+                np.testing.assert_array_equal(lengths if last else after, np.minimum(before + 1, 8))
+                if not last:
+                    np.testing.assert_array_equal(lengths, before)
+                got = attn.forward(q, k_pages, v_pages, block_table=table, seqlens_kv=lengths if last else after)
+                for b, n in enumerate(before):
+                    whole_k, whole_v = (pages[table[b]].reshape(8, 2, 16)[:n + 1] for pages in (k_pages, v_pages))
+                    if n < 8:  # else there was no room
+                        np.testing.assert_array_equal(whole_k[n], k[b, 0])
+                    self.close(got[b:b + 1], softmax_attention(q[b:b + 1], whole_k[None], whole_v[None])[0])
+
     def test_what_it_returns(self):
         new, cache, lengths = self.normal(1, 2, 3, 8), np.zeros((1, 5, 3, 8), np.float32), np.array([4], np.int32)
         self.assertIsNone(attn.kv_append(new, new, cache, cache.copy(), lengths))
@@ -162,6 +209,9 @@ class KvAppend(Case):
         refuses(["block_table[0, 0] is 9", "0 to 3"], k_cache=k.reshape(4, 3, 2, 8), v_cache=v.reshape(4, 3, 2, 8),
                 block_table=np.array([[9, 1], [2, 3]], np.int32))
         refuses(["k_descale has shape [3]", "[1]"], k_descale=np.ones(3, np.float32))
+        refuses(["seqlens_out is given", "advance_seqlens"], advance_seqlens=True, seqlens_out=lengths.copy())
+        refuses(["seqlens_out has shape [1]", "[B] = [2]"], seqlens_out=lengths[:1].copy())
+        refuses(["seqlens_out is i64", "i32"], seqlens_out=lengths.astype(np.int64))
         refuses(["advance_seqlens is a int"], error=TypeError, advance_seqlens=1)
         refuses(["backend is cuda", "host memory"], backend="cuda")
 
