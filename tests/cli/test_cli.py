@@ -90,7 +90,7 @@ class Usage(CliTest):
         example, out = str(EXAMPLE), self.path("out")
         for args, says in [
             ([], "subcommand"),
-            (["fly"], '"fly" is not one of info run merge quantize diff mask bench'),
+            (["fly"], '"fly" is not one of info run merge quantize append diff mask bench'),
             (["--fly"], "subcommand"),
             (["run"], "IN"),
             (["run", example], "OUT"),
@@ -129,6 +129,10 @@ class Usage(CliTest):
             (["quantize", example, out, "--to", "f8_e5m2", "--per", "row"], "row"),
             (["quantize", example, out, "--to", "q8_0", "--scale", "amax"], "scale is"),
             (["quantize", example, out, "--to", "q8_0", "--q"], "--q with --to q8_0"),
+            (["append", example, out], '"seqlens_kv" is missing'),
+            (["append", GOLDEN / "segments_causal.safetensors", out], "segments; 1 is accepted"),
+            (["append", GOLDEN / "seqlens.safetensors", out], '"k_new" is missing'),
+            (["append", GOLDEN / "seqlens.safetensors"], "OUT"),
             (["diff", example], "B"),
             (["diff", example, example, "--max-abs", "-1"], "--max-abs"),
             (["diff", example, example, "--max-abs", "nan"], "--max-abs"),
@@ -590,6 +594,69 @@ class RoundTrips(CliTest):
         self.attn("run", EXAMPLE, self.path("d"), "--backend", "cpu", "--kernel-file", good, code=2, says="kernel_file")
         self.attn("run", EXAMPLE, self.path("d"), "--backend", "hip-emu", "--kernel-file", good, code=4,
                   says="the code object has no kernel fwd_gfx942_fp8_d64, only merge_gfx942")
+
+    def test_append(self):
+        """Tokens appended to a padded and to a paged cache, beside a file that has had them all along."""
+        whole = small(b=2, sq=2, skv=8)
+        lengths, room = [6, 3], 10
+        _, shape, _ = whole["k"]
+        rows = {name: unpack(whole[name]) for name in "kv"}
+        row = shape[2] * shape[3]
+
+        def at(name, b, j):
+            return rows[name][(b * 8 + j) * row:(b * 8 + j + 1) * row]
+        expected = dict(whole, seqlens_kv=pack("I32", [2], [n + 2 for n in lengths]))
+        self.attn("run", save(self.path("whole"), expected), self.path("want"), "--causal", "--backend", "reference")
+        table = [[4, 1, 0, -1, 9], [2, 3, 6, 5, 7]]
+        for paged in False, True:
+            cache = {}
+            for name in "kv":
+                values = [math.nan] * (10 * 2 * row if paged else 2 * room * row)
+                for b, n in enumerate(lengths):
+                    for j in range(n):
+                        place = table[b][j // 2] * 2 + j % 2 if paged else b * room + j
+                        values[place * row:(place + 1) * row] = at(name, b, j)
+                cache[name] = pack("F32", [10, 2, 2, 8] if paged else [2, room, 2, 8], values)
+                new = [x for b, n in enumerate(lengths) for j in (n, n + 1) for x in at(name, b, j)]
+                cache[name + "_new"] = pack("F32", [2, 2, 2, 8], new)
+            if paged:
+                table[0][3] = 8
+                cache["block_table"] = pack("I32", [2, 5], sum(table, []))
+            cache.update(q=whole["q"], seqlens_kv=pack("I32", [2], lengths))
+            path, out, got = save(self.path("in"), cache), self.path("out"), self.path("got")
+            for backend in "reference", "cpu":
+                with self.subTest(paged=paged, backend=backend):
+                    report = self.json("append", path, out, "--backend", backend)
+                    self.assertEqual((report["backend"], report["seqlens_kv"]), (backend, [n + 2 for n in lengths]))
+                    self.assertTrue(report["kernel"].startswith("kv_append_"))
+                    self.assertEqual(sorted(load(out)[0]), sorted(set(cache) - {"k_new", "v_new"}))
+                    self.attn("run", out, got, "--causal", "--backend", backend)
+                    self.attn("diff", got, self.path("want"), "--max-abs", "2e-6")
+
+    def test_append_rotates(self):
+        """By 90 degrees pairs (x, y) become (-y, x), in k and in q."""
+        q, k = noise([1, 1, 2, 4], 1), noise([1, 1, 1, 4], 2)
+        cos, sin = pack("F32", [3, 2], 0), pack("F32", [3, 2], 1)
+        path = save(self.path("in"), {"q": q, "k": pack("F32", [1, 3, 1, 4], 0), "v": pack("F32", [1, 3, 1, 4], 0), "k_new": k,
+                                      "v_new": k, "seqlens_kv": pack("I32", [1], 1), "rotary_cos": cos, "rotary_sin": sin})
+        for options, turn in ([], lambda a, b, c, d: (-c, -d, a, b)), (["--interleaved"], lambda a, b, c, d: (-b, a, -d, c)):
+            out = self.path("out")
+            self.attn("append", path, out, *options, "--backend", "cpu")
+            got, _ = load(out)
+            self.assertEqual(unpack(got["k"]), (0,) * 4 + turn(*unpack(k)) + (0,) * 4)
+            self.assertEqual(unpack(got["v"]), (0,) * 4 + unpack(k) + (0,) * 4)
+            values = unpack(q)
+            self.assertEqual(unpack(got["q"]), turn(*values[:4]) + turn(*values[4:]))
+            self.assertNotIn("rotary_cos", got)
+        tensors, _ = load(path)
+        del tensors["rotary_sin"]
+        self.attn("append", save(path, tensors), self.path("out"), code=2, says='"rotary_sin" is missing')
+        del tensors["rotary_cos"]
+        self.attn("append", save(path, tensors), self.path("out"), "--interleaved", code=2, says="--interleaved goes with")
+        self.attn("append", save(path, dict(tensors, seqlens_kv=pack("I32", [1], 4))), self.path("out"), "--backend", "cpu",
+                  code=2, says="seqlens[0] is 4")
+        self.attn("append", save(path, dict(tensors, v_new=noise([1, 1, 1, 3]))), self.path("out"), code=2,
+                  says="v_new has shape [1, 1, 1, 3]")
 
     def test_quantize_packed_paged_and_segments(self):
         for case in ("segments_causal", "segments_varlen", "paged_varlen", "varlen_causal"):

@@ -53,6 +53,7 @@ void add_info(CLI::App& app, int& exit_code);
 void add_run(CLI::App& app, int& exit_code);
 void add_merge(CLI::App& app, int& exit_code);
 void add_quantize(CLI::App& app, int& exit_code);
+void add_append(CLI::App& app, int& exit_code);
 void add_diff(CLI::App& app, int& exit_code);
 void add_mask(CLI::App& app, int& exit_code);
 void add_bench(CLI::App& app, int& exit_code);

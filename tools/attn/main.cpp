@@ -17,6 +17,7 @@ int run(int argc, char** argv) {
   add_run(app, exit_code);
   add_merge(app, exit_code);
   add_quantize(app, exit_code);
+  add_append(app, exit_code);
   add_diff(app, exit_code);
   add_mask(app, exit_code);
   add_bench(app, exit_code);
