@@ -270,7 +270,9 @@ typedef struct attn_segment_args {
   const void* v;
   const int32_t* seqlens;     /* [B], each in [0, seqlen] */
   const int32_t* cu_seqlens;  /* PACKED: [B+1], from 0, not decreasing, last <= total */
-  const int32_t* block_table; /* PAGED: [B, max_pages] contiguous, each in [0, num_pages) */
+  const int32_t* block_table; /* PAGED: [B, max_pages] contiguous, each in [0, num_pages). Columns
+                                 behind a sequence's keys, new ones of kv_append among them, may
+                                 hold anything: no run uses them */
   const float* k_descale;
   const float* v_descale;
 } attn_segment_args;
