@@ -3,8 +3,12 @@
 //
 // Sequences come and go. A step takes the next token of each running sequence and up to --chunk
 // tokens of prompts: kv_append writes their keys and values into pages, forward attends over the
-// pages. The rest of the model is plain loops. --check compares every token with what the model
-// gives for the whole sequence, without caches and without libattn.
+// pages. The rest of the model is plain loops. On cuda the two calls of a layer are captured once
+// as a CUDA graph for either shape of a step, and replayed as lengths and pages change on the
+// device.
+// --check compares every token with what the model gives for the whole sequence, without caches and
+// without libattn.
+#include <dlfcn.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,7 +21,9 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -201,11 +207,50 @@ attn::buffer ints(const attn::context& context, const Ints& values) {
   return made;
 }
 
+// What is needed of the CUDA driver, which is opened at run time as libattn does.
+class Cuda {
+ public:
+  // The device's primary context, which attn::context takes too, and a stream.
+  Cuda() : library_(dlopen("libcuda.so.1", RTLD_NOW)) {
+    if (!library_) throw std::runtime_error(dlerror());
+    call<int (*)(unsigned)>("cuInit", 0u);
+    call<int (*)(void**, int)>("cuDevicePrimaryCtxRetain", &context_, 0);
+    call<int (*)(void*)>("cuCtxSetCurrent", context_);
+    call<int (*)(void**, unsigned)>("cuStreamCreate", &stream_, 1u);  // CU_STREAM_NON_BLOCKING
+  }
+  Cuda(const Cuda&) = delete;
+  void* stream() const { return stream_; }
+
+  // What `launch` launches on stream(), as a graph that lives as long as the program.
+  void* capture(const std::function<void()>& launch) const {
+    void *graph = nullptr, *ready = nullptr;
+    call<int (*)(void*, int)>("cuStreamBeginCapture_v2", stream_, 0);
+    launch();
+    call<int (*)(void*, void**)>("cuStreamEndCapture", stream_, &graph);
+    call<int (*)(void**, void*, unsigned long long)>("cuGraphInstantiateWithFlags", &ready, graph,
+                                                     0ull);
+    return ready;
+  }
+  void replay(void* graph) const { call<int (*)(void*, void*)>("cuGraphLaunch", graph, stream_); }
+
+ private:
+  template <class Function, class... Arguments>
+  void call(const char* name, Arguments... arguments) const {
+    const auto function = reinterpret_cast<Function>(dlsym(library_, name));
+    if (!function) throw std::runtime_error(std::string("libcuda.so.1 has no ") + name);
+    if (const int error = function(arguments...))
+      throw std::runtime_error(std::string(name) + ": error " + std::to_string(error));
+  }
+  void* library_;
+  void *context_ = nullptr, *stream_ = nullptr;
+};
+
 // The plans of a step: up to `rows` tokens, of a sequence up to `longest`. What lies behind the
 // last token belongs to no sequence.
 struct Shape {
   attn::plan append, forward;
   attn::buffer workspace;
+  std::map<int, void*> graphs;  // on cuda: of each layer
 
   Shape(const attn::context& context, const attn_segment& cache, int batch, int rows, int longest)
       : append(context, append_problem(cache, batch, rows, longest)),
@@ -257,6 +302,7 @@ class Server {
         batch_(options["--batch"]),
         chunk_(options["--chunk"]),
         pages_(num_pages, options["--page-size"], batch_, max_pages),
+        cuda_(options.backend == ATTN_BACKEND_CUDA ? std::make_unique<Cuda>() : nullptr),
         context_(options.backend),
         type_(options.backend == ATTN_BACKEND_CPU ? ATTN_F32 : ATTN_BF16),
         single_(context_, cache(num_pages), batch_, batch_, 1),
@@ -294,7 +340,7 @@ class Server {
     }
     cu_seqlens_.copy_in(cu_seqlens.data(), 4 * cu_seqlens.size());
     block_table_.copy_in(pages_.block_table.data(), 4 * pages_.block_table.size());
-    const Shape& shape = *std::max_element(counts.begin(), counts.end()) == 1 ? single_ : mixed_;
+    Shape& shape = *std::max_element(counts.begin(), counts.end()) == 1 ? single_ : mixed_;
 
     const Floats hidden = model_.hidden(tokens, [&](int layer, Floats q, Floats k, Floats v) {
       return attend(shape, layer, q, k, v);
@@ -371,10 +417,23 @@ class Server {
     return counts;
   }
 
-  Floats attend(const Shape& shape, int layer, const Floats& q, const Floats& k, const Floats& v) {
+  Floats attend(Shape& shape, int layer, const Floats& q, const Floats& k, const Floats& v) {
     q_.put(q);
     k_.put(k);
     v_.put(v);
+    if (cuda_) {
+      if (!shape.graphs.count(layer))
+        shape.graphs[layer] = cuda_->capture([&] { launch(shape, layer, cuda_->stream()); });
+      cuda_->replay(shape.graphs[layer]);
+      context_.synchronize(cuda_->stream());
+    } else {
+      launch(shape, layer, nullptr);
+    }
+    return out_.get(q.size());
+  }
+
+  // Arrays stay where they are, so that what is captured holds for every step.
+  void launch(const Shape& shape, int layer, void* stream) const {
     auto append = attn::make<attn_kv_append_args>();
     append.k_new = k_.data();
     append.v_new = v_.data();
@@ -387,7 +446,7 @@ class Server {
     append.cache.block_table = static_cast<const int32_t*>(block_table_.data());
     append.rotary_cos = static_cast<const float*>(cos_.data());
     append.rotary_sin = static_cast<const float*>(sin_.data());
-    shape.append.run(append);
+    shape.append.run(append, stream);
 
     auto args = attn::make<attn_args>();
     args.q = q_.data();
@@ -395,8 +454,7 @@ class Server {
     args.cu_seqlens_q = append.cu_seqlens_new;
     args.num_segments = 1;
     args.segments = &append.cache;
-    shape.forward.run(args, shape.workspace);
-    return out_.get(q.size());
+    shape.forward.run(args, shape.workspace, stream);
   }
 
   // Each layer's append advances its own.
@@ -407,6 +465,7 @@ class Server {
   const Model& model_;
   int layers_, batch_, chunk_;
   Pages pages_;
+  std::unique_ptr<Cuda> cuda_;  // before the context, which takes the one that is current
   attn::context context_;
   attn_dtype type_;
   Shape single_, mixed_;  // one token of each sequence; prompts too
@@ -545,7 +604,7 @@ int run(const Options& options) {
 int main(int argc, char** argv) {
   try {
     return run(parse(argc, argv));
-  } catch (const attn::error& error) {
+  } catch (const std::runtime_error& error) {  // attn::error is one
     std::fprintf(stderr, "serve: %s\n", error.what());
     return 1;
   }

@@ -1,7 +1,9 @@
 """A toy server: continuous batching over paged K/V caches, on a decoder of random weights.
 
 Sequences come and go. A step takes the next token of each running sequence and up to --chunk tokens of prompts:
-kv_append writes their keys and values into pages, forward attends over the pages. The rest of the model is NumPy.
+kv_append writes their keys and values into pages, forward attends over the pages. The rest of the model is NumPy, on
+cuda PyTorch: there a step of either shape is captured once as a CUDA graph, and replayed as tokens, lengths and pages
+change on the device.
 --check compares every token with what the model gives for the whole sequence, without caches and without libattn.
 """
 import argparse
@@ -26,6 +28,13 @@ class Model:
         self.layers = [[matrix(*shape) for shape in shapes] for _ in range(layers)]
         self.head = matrix(DIM, VOCAB)
 
+    def on(self, put):
+        """The same with put(matrix) for each of its matrices."""
+        model = Model.__new__(Model)
+        model.embedding, model.head = put(self.embedding), put(self.head)
+        model.layers = [[put(w) for w in layer] for layer in self.layers]
+        return model
+
     def hidden(self, tokens, attend):
         """[tokens, DIM]; attend(layer, q, k, v) is the attention, all [tokens, heads, HEAD_DIM]."""
         x = self.embedding[tokens]
@@ -33,12 +42,12 @@ class Model:
             y = norm(x)
             q, k, v = ((y @ w).reshape(len(x), -1, HEAD_DIM) for w in (wq, wk, wv))
             x = x + attend(layer, q, k, v).reshape(len(x), DIM) @ wo
-            x = x + np.maximum(norm(x) @ up, 0) @ down
+            x = x + (norm(x) @ up).clip(0) @ down
         return norm(x)
 
 
 def norm(x):
-    return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + np.float32(1e-6))
+    return x / ((x * x).mean(axis=-1, keepdims=True) + 1e-6) ** 0.5
 
 
 def rotary_tables(positions):
@@ -88,13 +97,17 @@ class Server:
         self.waiting, self.running = deque(), {}  # slot: sequence
         self.steps = self.preempted = 0
 
-        self.put, self.get = device(options.backend)
+        self.device = Device() if options.backend == "cpu" else Cuda()
+        put = self.device.put
+        self.model = model.on(put)
         pool = np.zeros((len(model.layers), num_pages, options.page_size, HEADS_KV, HEAD_DIM), np.float32)
-        self.k, self.v = self.put(pool), self.put(pool.copy())
+        self.k, self.v = put(pool, cache=True), put(pool.copy(), cache=True)
         # Each layer's append advances its own.
-        self.seqlens = self.put(np.zeros((len(model.layers), self.batch), np.int32))
+        self.seqlens = put(np.zeros((len(model.layers), self.batch), np.int32))
+        self.cu_seqlens, self.block_table = put(np.zeros(self.batch + 1, np.int32)), put(self.pages.block_table.copy())
         cos, sin = rotary_tables(max_pages * options.page_size)
-        self.rotary = {"rotary_cos": self.put(cos, table=True), "rotary_sin": self.put(sin, table=True)}
+        self.rotary = {"rotary_cos": put(cos), "rotary_sin": put(sin)}
+        self.plans, self.graphs = {}, {}  # by tokens of the step
 
     def admit(self):
         while self.waiting and len(self.running) < self.batch:
@@ -136,41 +149,93 @@ class Server:
         # Steps have one of two shapes, for which libattn keeps plans; rows behind the last token belong to no sequence.
         rows, self.longest = (self.batch, 1) if counts.max() == 1 else (self.batch + self.chunk, self.chunk)
         ends = np.cumsum(counts)
-        self.cu_seqlens = self.put(np.concatenate([[0], ends]).astype(np.int32))
-        self.block_table = self.put(self.pages.block_table)
+        self.cu_seqlens[1:] = self.device.put(ends.astype(np.int32))
+        self.block_table[:] = self.device.put(self.pages.block_table)
         tokens = np.zeros(rows, np.int64)
         for slot, sequence in self.running.items():
             new = slice(sequence.cached, sequence.cached + counts[slot])
             tokens[ends[slot] - counts[slot]:ends[slot]] = sequence.tokens[new]
 
-        hidden = self.model.hidden(tokens, self.attend)
+        logits = self.device.run(self, tokens)
         for slot, sequence in list(self.running.items()):
             sequence.cached += counts[slot]
             if sequence.cached == len(sequence.tokens):
-                sequence.tokens.append(int((hidden[ends[slot] - 1] @ self.model.head).argmax()))
+                sequence.tokens.append(int(logits[ends[slot] - 1].argmax()))
                 if len(sequence.tokens) == sequence.end:
                     self.leave(slot)
         self.steps += 1
 
+    def logits(self, tokens):
+        return self.model.hidden(tokens, self.attend) @ self.model.head
+
     def attend(self, layer, q, k, v):
-        q, k, v = self.put(q), self.put(k), self.put(v)
-        k_pages, v_pages, seqlens = self.k[layer], self.v[layer], self.seqlens[layer]
-        q = attn.kv_append(k, v, k_pages, v_pages, seqlens, cu_seqlens_new=self.cu_seqlens, max_seqlen_new=self.longest,
-                           block_table=self.block_table, q=q, q_out=q, advance_seqlens=True, **self.rotary)
-        return self.get(attn.forward(q, k_pages, v_pages, cu_seqlens_q=self.cu_seqlens, max_seqlen_q=self.longest,
-                                     block_table=self.block_table, seqlens_kv=seqlens, causal=True))
+        q, k, v = (self.device.cached(x) for x in (q, k, v))
+        pages, arrays = (self.k[layer], self.v[layer]), {"block_table": self.block_table}
+        q = attn.kv_append(k, v, *pages, self.seqlens[layer], cu_seqlens_new=self.cu_seqlens, max_seqlen_new=self.longest,
+                           q=q, q_out=q, advance_seqlens=True, **arrays, **self.rotary)
+        arrays.update(cu_seqlens_q=self.cu_seqlens, seqlens_kv=self.seqlens[layer])
+        # A graph needs the plan's workspace for as long as it is replayed: the plan is kept here.
+        if len(q) not in self.plans:
+            self.plans[len(q)] = attn.Plan(q, *pages, causal=True, max_seqlen_q=self.longest, **arrays)
+        return self.device.computed(self.plans[len(q)](q, *pages, **arrays))
 
 
-def device(backend):
-    """(put, get): from NumPy to where libattn computes, and back. On cuda in bf16, but for the rotary tables."""
-    if backend == "cpu":
-        return (lambda x, table=False: x), (lambda x: x)
-    import torch
+class Device:
+    """The host: NumPy's arrays, and nothing to capture."""
 
-    def put(x, table=False):
-        x = torch.from_numpy(x).to("cuda")
-        return x.to(torch.bfloat16) if x.dtype == torch.float32 and not table else x
-    return put, lambda x: x.float().cpu().numpy()
+    def put(self, x, cache=False):
+        return x
+
+    def cached(self, x):
+        """In the type of the caches."""
+        return x
+
+    def computed(self, x):
+        """In the type of the rest of the model."""
+        return x
+
+    def run(self, server, tokens):
+        return server.logits(tokens)
+
+
+class Cuda:
+    """PyTorch's tensors, those of the caches in bf16, and a graph of each shape of a step."""
+
+    def __init__(self):
+        import torch
+        self.torch, self.stream = torch, torch.cuda.Stream()
+
+    def put(self, x, cache=False):
+        x = self.torch.from_numpy(x).to("cuda")
+        return self.cached(x) if cache else x
+
+    def cached(self, x):
+        return x.to(self.torch.bfloat16)
+
+    def computed(self, x):
+        return x.float()
+
+    def run(self, server, tokens):
+        if len(tokens) not in server.graphs:
+            server.graphs[len(tokens)] = self.capture(server, tokens)
+        graph, inputs, logits = server.graphs[len(tokens)]
+        inputs.copy_(self.torch.from_numpy(tokens))
+        graph.replay()
+        return logits.cpu().numpy()
+
+    def capture(self, server, tokens):
+        """(graph, its tokens, its logits). What is made on first use is made before, by a step of no tokens."""
+        inputs, cu_seqlens = self.put(tokens.copy()), server.cu_seqlens.clone()
+        server.cu_seqlens.zero_()
+        self.stream.wait_stream(self.torch.cuda.current_stream())
+        with self.torch.cuda.stream(self.stream):
+            server.logits(inputs)
+        self.torch.cuda.current_stream().wait_stream(self.stream)
+        graph = self.torch.cuda.CUDAGraph()
+        with self.torch.cuda.graph(graph, stream=self.stream):
+            logits = server.logits(inputs)
+        server.cu_seqlens.copy_(cu_seqlens)
+        return graph, inputs, logits
 
 
 def logits_without_cache(model, tokens):

@@ -103,6 +103,8 @@ COMMANDS = {
             Run(words={"c++ -std": f"{CXX} -std", "$(pkg-config --cflags --libs attn)":
                        f"-I{SOURCE}/include -L{BUILD}/lib -lattn -Wl,-rpath,{BUILD}/lib"}),
         "./serve --check --sequences 200 --batch 64 --layers 3": Run(),
+        "python3 examples/serve.py --check --backend cuda": Skip("needs a CUDA device and PyTorch; tests/examples runs it where they are"),
+        "./serve --check --backend cuda": Skip("needs a CUDA device; tests/examples runs it where there is one"),
     },
 }
 

@@ -52,6 +52,15 @@ class Server:
                 right, total = re.search(r"^(\d+) of (\d+) tokens", out, re.M).groups()
                 self.assertLess(int(right), int(total))
 
+    def test_on_cuda(self):
+        """By graphs: 16-bit caches, of which logits that lie close may change places."""
+        code, out, err = self.serve(f"{SMALL} --backend cuda")
+        absent = re.search("driver missing|no device|libcuda.so.1|cuInit: error 100|No module named 'torch'|NVIDIA driver|CUDA GPUs|compiled with CUDA", err)
+        if code == 1 and absent:
+            self.skipTest(err.strip())
+        self.as_without_cache(f"{SMALL} --backend cuda")
+        self.as_without_cache(f"{SMALL} --backend cuda --page-size 5 --pages 12")
+
     def test_options(self):
         for options in "--what 1", "--batch 0", "--batch x", "--batch", "--backend tpu":
             with self.subTest(options):
