@@ -69,7 +69,7 @@ def run(folder, tests, kernel, mistake):
     if not file.exists():
         sys.exit(f"mutants: {file} is not there; mutants.py compile makes it")
     done = subprocess.run([tests, "--abort", *TESTS[kernel]], env=dict(os.environ, ATTN_KERNEL_FILE=str(file.resolve())),
-                          capture_output=True, text=True, errors="replace")
+                          capture_output=True, text=True, errors="replace", timeout=300)
     return done.returncode, done.stdout + done.stderr
 
 

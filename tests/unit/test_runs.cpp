@@ -416,6 +416,32 @@ TEST_CASE("runs: launches of kv_append on a device") {
   refused(scaled, "descales are too many");
 }
 
+TEST_CASE("runs: decode kernels say how many descales of blocks they take") {
+  const mock::MockLibrary library("cuda_12");
+  auto options = make<attn_context_options>();
+  options.driver_path = library.path();
+  options.kernel_file = "all kernels";
+  const context device(ATTN_BACKEND_CUDA, &options);
+  auto segment = make<attn_segment>();
+  segment.k_type = segment.v_type = ATTN_F8_E4M3FN;
+  segment.seqlen = int64_t{1} << 30;
+  segment.k_descale = ATTN_DESCALE_BLOCK;
+  segment.descale_block_keys = 64;
+  auto decode = make<attn_problem>();
+  decode.batch = decode.seqlen_q = decode.num_segments = 1;
+  decode.heads_q = decode.heads_kv = 96;
+  decode.head_dim = 128;
+  decode.q_type = ATTN_BF16;
+  decode.segments = &segment;
+  decode.kernel = "decode_sm89_fp8_d128";
+  attn_plan* made = nullptr;
+  CHECK(attn_plan_create(device.get(), &decode, &made) == ATTN_UNSUPPORTED);
+  INFO(attn_last_error());
+  CHECK(std::string(attn_last_error())
+            .find("batch * heads_kv * (ceil(seqlen_kv / 64) + num_segments) is 1610612832; "
+                  "accepted with descales of blocks: up to 1073741823") != std::string::npos);
+}
+
 // Without arrays: there is nothing in them.
 TEST_CASE("runs: a batch of 0 has nothing to do") {
   on_every_backend([](attn_context* context, const mock::MockLibrary* library) {
