@@ -106,7 +106,10 @@ Status recipe_sm80(const KvAppendProblem& p, const DeviceInfo& device, Recipe* r
   for (const attn_descale_kind kind : {p.segment.k_descale, p.segment.v_descale})
     if (kind == ATTN_DESCALE_BLOCK &&
         p.heads_kv * ceil_div(p.segment.seqlen, p.segment.descale_block_keys) > max_int)
-      return unsupported("kv_append_sm80: descales are too many");
+      return unsupported("kv_append_sm80: heads_kv * ceil(seqlen_kv / ",
+                         p.segment.descale_block_keys, ") is ",
+                         p.heads_kv * ceil_div(p.segment.seqlen, p.segment.descale_block_keys),
+                         "; accepted with descales per block: up to ", max_int);
   // Many small blocks spread better, but one that has a sequence has all its heads.
   const bool whole = one_block_per_sequence(p);
   const int64_t per_head = threads_per_head(p);
