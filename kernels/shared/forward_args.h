@@ -9,6 +9,12 @@ struct attn_kv_lengths {
   int capacity;
 };
 
+// Where a segment's keys lie if it is paged: [num_pages, page_size, head, head_dim].
+struct attn_pages {
+  const int* block_table;               // [batch, max_pages]; null: not paged
+  int num_pages, page_size, max_pages;  // not paged: one page
+};
+
 // What stored values are multiplied with: at[b * batch + h * head + key / block_keys].
 struct attn_descale {
   const float* at;  // null: with 1

@@ -45,15 +45,9 @@ struct attn_sm80_mask_kernarg : attn_sm80_forward_kernarg {
   attn_mask_arrays block_mask;
 };
 
-// Beside a segment, whose k and v are [num_pages, page_size, head, head_dim] if it is paged, with
-// the strides of page, slot and head.
-struct attn_sm80_pages {
-  const int* block_table;               // [batch, max_pages]; null: not paged
-  int num_pages, page_size, max_pages;  // not paged: num_pages is 1
-};
-
+// The strides of a segment that is paged are those of page, slot and head.
 struct attn_sm80_paged_kernarg : attn_sm80_forward_kernarg {
-  attn_sm80_pages pages[attn_sm80_max_segments];
+  attn_pages pages[attn_sm80_max_segments];
 };
 
 #endif

@@ -36,7 +36,7 @@ struct Places {
     if (r >= min(tile.left, keys)) return;
     Place& to = place[number][r];
     const int key = tile.first + r;
-    const attn_sm80_pages& pages = a.pages[tile.segment];
+    const attn_pages& pages = a.pages[tile.segment];
     if (!pages.block_table) {
       to = {0, key};
       return;

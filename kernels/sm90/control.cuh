@@ -38,6 +38,7 @@ struct KeyTile {
   int row, segment, head, batch;  // where it lies; segment: its number or one of these
 };
 enum : int { nowhere = -1, no_more_tiles = -2 };
+constexpr int max_pieces = 8;  // 16 keys each, of a tile in pages
 using Barrier = unsigned long long;
 struct Control {
   Barrier item_full[item_slots];
@@ -46,15 +47,16 @@ struct Control {
   Barrier k_full[max_stages], k_empty[max_stages], v_full[max_stages], v_empty[max_stages];
   Item item[item_slots];
   KeyTile tile[tile_slots];       // written before k_full
-  TileBlocks blocks[tile_slots];  // with a block mask or a bias, of the same tiles
+  TileBlocks blocks[tile_slots];  // with a block mask, a bias or pages, of the same tiles
   // The warps have said what they see of the tile: with a bias, and with a block mask if the tile
   // has_unused.
   Barrier said[tile_slots];
   Barrier listed;                 // with a block mask: the items are listed, see item_order.cuh
-  Barrier described[tile_slots];  // with a block mask: the tile is written
+  Barrier described[tile_slots];  // with a block mask or pages: the tile is written
   Barrier ending;                 // of the item that was described last, few tiles are to be loaded
   // In a cluster: the other block has the place free too.
   Barrier k_there[max_stages], v_there[max_stages];
+  int page[tile_slots][max_pieces];  // of the same tiles; nowhere: not in any
 };
 static_assert(sizeof(Control) <= control_bytes);
 

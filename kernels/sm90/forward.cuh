@@ -9,11 +9,12 @@
 #include "../ptx/grid.h"
 #include "../ptx/uniform.h"
 #include "../ptx/warpgroup.h"
-#include "config.cuh"
+#include "config.h"
 #include "control.cuh"
 #include "epilogue.cuh"
 #include "load.cuh"
 #include "load_live.cuh"
+#include "load_paged.cuh"
 #include "scores.cuh"
 #include "scores_bias.cuh"
 #include "scores_blocks.cuh"
@@ -25,7 +26,7 @@ namespace attn::sm90 {
 template <class T, Tile tile, unsigned with>
 struct Consumer {
   static constexpr bool score = with & with_score, masked = with & with_mask,
-                        biased = with == with_bias;
+                        biased = with == with_bias, paged = with & with_pages;
   static constexpr bool bf16 = T::type == attn_element_bf16;
   using K = Ring<tile.k_stages>;
 
@@ -61,6 +62,8 @@ struct Consumer {
         hide_others(s, warp, visible);
       else
         hide_out_of_range(s, warp, item, warp.key_tile(n).first, warp.key_tile(n).keys);
+      if constexpr (paged)
+        if (flags & has_unused) hide_absent(s, warp, n);
       ptx::pin(s);  // without it ptxas moves some of them where nothing is hidden too
     }
     if constexpr (biased) unseen = bias().say_seen(s, n);
@@ -114,8 +117,7 @@ struct Consumer {
       const bool ends = here & last_tile;
       if (!ready) {
         ptx::mbarrier_wait(address(&warp.control.v_full[v.stage]), v.parity);
-        if (biased ? unseen : here & has_unused)
-          clear_unused<tile, masked, biased>(warp, n, said_parity);
+        if (biased ? unseen : here & has_unused) clear_unused<tile, with>(warp, n, said_parity);
         if (ends) {
           // Here rather than with o, for now the warp waits for its turn anyway.
           finish_softmax(a, warp, softmax.row_state, warp.item(count), factor);
@@ -242,10 +244,9 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
     }
     if constexpr (with == with_bias || with & with_mask)
       for (Barrier& said : control.said) ptx::mbarrier_init(address(&said), warps);
-    if constexpr (with & with_mask) {
-      ptx::mbarrier_init(address(&control.listed), 1);
+    if constexpr (with & with_mask) ptx::mbarrier_init(address(&control.listed), 1);
+    if constexpr (with & (with_mask | with_pages))
       for (Barrier& described : control.described) ptx::mbarrier_init(address(&described), 1);
-    }
     ptx::mbarrier_init_fence();
   }
   if constexpr (tile.blocks > 1)
@@ -268,6 +269,16 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
         list_items<tile>(a);
         if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(address(&control.listed));
       }
+    } else if constexpr (with & with_pages) {
+      if (warp == 0) {
+        load_items<tile, with>(a, control, shared);
+      } else if (warp == 1) {
+        load_paged_keys<tile>(a, control, shared);
+      } else if (warp == 3) {
+        load_paged_values<tile>(a, control, shared);
+      } else if (a.cu_seqlens_q) {
+        store_rows_of_nobody<unsigned>(a, blockIdx.x, gridDim.x);
+      }
     } else {
       if (warp >= 2) {
         if (a.cu_seqlens_q)
@@ -288,8 +299,8 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
 
 }  // namespace attn::sm90
 
-// The kernel NAME, which is the name of its file. WITH: plain, with_score, with_mask or with_bias;
-// behind it __cluster_dims__ where the tile has several blocks.
+// The kernel NAME, which is the name of its file. WITH: one of config.h; behind it
+// __cluster_dims__ where the tile has several blocks.
 #define ATTN_SM90_FORWARD(NAME, T, TILE, WITH, ...)                                       \
   extern "C" __global__ void __launch_bounds__(attn::sm90::TILE.threads(), 1)             \
       __VA_ARGS__ NAME(const __grid_constant__ attn::sm90::Kernarg<attn::sm90::WITH> a) { \

@@ -133,6 +133,18 @@ __device__ __forceinline__ void describe(const attn_sm90_forward_kernarg& a, uns
   }
 }
 
+// Moves the first key of an item down to where a tile begins. By all lanes of one warp.
+template <Tile tile>
+__device__ __forceinline__ void begin_at_tile(Item& item) {
+  if (threadIdx.x % 32 == 0 && item.low < item.high) {
+    int segment = 0;
+    while (item.segment[segment].end <= item.low) ++segment;
+    const int begin = segment > 0 ? item.segment[segment - 1].end : 0;
+    item.low -= (item.low - begin) % tile.keys;
+  }
+  __syncwarp();
+}
+
 // The rows of an item that sees no key, by one warp.
 template <Tile tile>
 __device__ __forceinline__ void store_unseeing(const attn_sm90_forward_kernarg& a,

@@ -33,7 +33,8 @@ static_assert(mask_blocks<tile_d256> == 2);
 
 struct TileBlocks {
   int block[2 * max_groups];  // mask_block: [warpgroup][piece of 64 keys]
-  unsigned seen[4];           // keys that some query of the item sees, by those who mask
+  unsigned seen[4];           // keys that some query of the item sees, by those who mask; with
+                              // pages, keys that are there
 };
 
 struct LiveTile {

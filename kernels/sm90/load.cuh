@@ -4,7 +4,7 @@
 #include "../ptx/load_shared.h"
 #include "../ptx/mbarrier.h"
 #include "../ptx/tma.h"
-#include "config.cuh"
+#include "config.h"
 #include "items.cuh"
 
 namespace attn::sm90 {
@@ -124,6 +124,7 @@ __device__ __forceinline__ void load_items(const Kernarg<with>& a, Control& cont
       describe<tile>(a, index, item);
       __syncwarp();
       if constexpr (with & with_mask) narrow<tile>(a.block_mask, item);
+      if constexpr (with & with_pages) begin_at_tile<tile>(item);
       if (item.low >= item.high) {
         store_unseeing<tile>(a, item);
         __syncwarp();

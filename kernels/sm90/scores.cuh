@@ -51,6 +51,19 @@ __device__ __forceinline__ void hide_out_of_range(Scores<tile>& s, const Warp<ti
   }
 }
 
+// Hides the keys of tile n that no page has.
+template <Tile tile>
+__device__ __forceinline__ void hide_absent(Scores<tile>& s, const Warp<tile>& warp, unsigned n) {
+  const TileBlocks& blocks = warp.control.blocks[n % tile_slots];
+#pragma unroll
+  for (int i = 0; i < tile.keys / 8; ++i) {
+    const unsigned there = blocks.seen[i / 4] >> (8 * (i % 4) + warp.lane % 4 * 2);
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      if (!(there >> j % 2 & 1)) s[4 * i + j] = -infinity();
+  }
+}
+
 // Scores of the tile whose first key is at `first` as the softmax takes them, in the log2 domain:
 // softcap, a scale of any sign, ALiBi.
 template <Tile tile>

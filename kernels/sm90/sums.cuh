@@ -2,6 +2,7 @@
 #pragma once
 #include "../ptx/tma.h"
 #include "../ptx/wgmma.h"
+#include "config.h"
 #include "scores_blocks.cuh"
 
 namespace attn::sm90 {
@@ -34,19 +35,22 @@ __device__ __forceinline__ void add_sums(Sums<tile>& o, const Weights<tile>& p, 
   ptx::pin(o);
 }
 
-// V rows of keys that no query of the sequence sees, with a block mask or a bias no query of the
-// item, may hold anything, and 0 * NaN is NaN: they become zero. With a bias the warps that see
+// V rows of keys that no query of the sequence sees, with a block mask, a bias or pages no query of
+// the item, may hold anything, and 0 * NaN is NaN: they become zero. With a bias the warps that see
 // all keys do not wait for the others, which find that there is nothing to do.
 // said_parity: of the next phase of each warp.control.said.
-template <Tile tile, bool masked, bool biased>
+template <Tile tile, unsigned with>
 __device__ __forceinline__ void clear_unused(const Warp<tile>& warp, unsigned n,
                                              unsigned& said_parity) {
+  constexpr bool masked = with & with_mask, biased = with == with_bias, paged = with & with_pages;
   constexpr int keys = tile.keys, words = key_words<tile>;
   const auto meet = [] { ptx::barrier_wait(1 + tile.groups, 128 * tile.groups); };
   const unsigned v = 16 * warp.v_at(n) - warp.shared + address(&warp.control);  // not within_block
   unsigned seen[words];
 #pragma unroll
-  for (int word = 0; word < words; ++word) seen[word] = low_bits(warp.key_tile(n).used - 32 * word);
+  for (int word = 0; word < words; ++word)
+    seen[word] = paged ? warp.control.blocks[n % tile_slots].seen[word]
+                       : low_bits(warp.key_tile(n).used - 32 * word);
   if (masked || biased) {
     const unsigned slot = n % tile_slots;
     ptx::mbarrier_wait(address(&warp.control.said[slot]),

@@ -52,7 +52,7 @@ inline TensorMap tensor_map(int element_bytes, int64_t head_dim, int64_t rows, i
                             int l2_bytes = 256) {
   return {.rank = 4,
           .element_bytes = element_bytes,
-          .size = {head_dim, std::max<int64_t>(1, rows), heads, batch},
+          .size = {head_dim, std::max<int64_t>(1, rows), heads, std::max<int64_t>(1, batch)},
           .stride = {element_bytes * stride.seq, element_bytes * stride.head,
                      element_bytes * stride.batch},
           .box = {columns, box_rows, 1, 1},

@@ -30,6 +30,14 @@ inline attn_kv_lengths kv_lengths(const attn_segment& segment, const attn_segmen
           .capacity = int(segment.seqlen)};
 }
 
+inline attn_pages pages(const attn_segment& segment, const attn_segment_args& args) {
+  const bool paged = segment.layout == ATTN_PAGED;
+  return {.block_table = paged ? args.block_table : nullptr,
+          .num_pages = paged ? int(segment.num_pages) : 1,
+          .page_size = segment.page_size,
+          .max_pages = segment.max_pages};
+}
+
 inline attn_descale descale(attn_descale_kind kind, const float* at, int64_t heads_kv,
                             const attn_segment& s) {
   attn_descale d{};

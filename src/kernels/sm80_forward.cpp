@@ -104,13 +104,7 @@ void pack(const Problem& p, const Args& args, const Target& target, Parameters* 
   set_forward(p, args, target.device, &a);
   if constexpr ((with & with_mask) != 0) a.block_mask = mask_arrays(p, args);
   if constexpr ((with & with_pages) != 0) {
-    for (int32_t i = 0; i < p.num_segments; ++i) {
-      const attn_segment& s = p.segment[i];
-      if (s.layout == ATTN_PAGED)
-        a.pages[i] = {args.segment[i].block_table, int(s.num_pages), s.page_size, s.max_pages};
-      else
-        a.pages[i].num_pages = 1;
-    }
+    for (int32_t i = 0; i < p.num_segments; ++i) a.pages[i] = pages(p.segment[i], args.segment[i]);
   }
   store(a, to);
 }

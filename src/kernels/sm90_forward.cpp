@@ -1,14 +1,15 @@
 // The kernels fwd_sm90_*. They differ by the head dimensions they take. _score: with softcap and
-// ALiBi; _bias: with a bias too; _mask: with a block mask; _short, _long, _pair: other tiles, for
-// problems whose queries are few, long and causal, or many.
+// ALiBi; _bias: with a bias too; _mask: with a block mask; _paged: segments may be paged; _short,
+// _long, _pair: other tiles, for problems whose queries are few, long and causal, or many.
 #include <algorithm>
+#include <numeric>
 
 #include "core/dtype.h"
 #include "kernels/copy_engine.h"
 #include "kernels/cuda_forward.h"
 #include "kernels/families.h"
 #include "kernels/limits.h"
-#include "kernels/sm90/forward_args.h"
+#include "kernels/sm90/config.h"
 #include "kernels/sm90/tiles.h"
 
 namespace attn {
@@ -16,8 +17,14 @@ namespace {
 
 static_assert(max_tensor_maps == 1 + 2 * attn_sm90_max_segments);
 
-// What a kernel does to scores.
-enum class Scores { plain, masked, changed, biased };
+using sm90::Kernarg;
+using sm90::plain, sm90::with_bias, sm90::with_mask, sm90::with_pages, sm90::with_score,
+    sm90::with_score_and_pages;
+
+// Keys that the copy engine brings at once.
+int box_keys(const attn_segment& s, const sm90::Tile& tile) {
+  return s.layout == ATTN_PAGED ? std::gcd(s.page_size, tile.keys) : tile.loaded_keys();
+}
 
 bool causal(const Problem& p) {
   return p.has(ATTN_CAUSAL) || p.has(ATTN_CAUSAL_TOP_LEFT);
@@ -34,7 +41,7 @@ unsigned pairs_together(const Problem& p, const DeviceInfo& device) {
   return unsigned(ceil_div(pairs, ceil_div(pairs, pairs_in_l2(p, 32 << 20, device))));
 }
 
-Status check(const Problem& p, const DeviceInfo& device, const sm90::Tile& tile, Scores scores) {
+Status check(const Problem& p, const DeviceInfo& device, const sm90::Tile& tile, unsigned with) {
   ATTN_TRY(check_copy_engine(device));
   if (tile.shared_bytes() > device.shared_bytes_max)
     return unsupported("it needs ", tile.shared_bytes(), " bytes of shared memory; the device has ",
@@ -46,7 +53,7 @@ Status check(const Problem& p, const DeviceInfo& device, const sm90::Tile& tile,
   if (p.seqlen_q > max_length || p.seqlen_kv > max_length)
     return unsupported("seqlen is ", std::max(p.seqlen_q, p.seqlen_kv), "; accepted: up to ",
                        max_length);
-  if ((scores == Scores::plain || scores == Scores::masked) && p.scale <= 0)
+  if (!(with & with_score) && p.scale <= 0)
     return unsupported("scale is ", p.scale, "; accepted: above 0");
   const int64_t count = items(p, tile);
   if (p.batch * p.heads_q > max_rows || count > max_rows)
@@ -113,28 +120,28 @@ bool bias_pairs(const Problem& p, const void* bias) {
          reinterpret_cast<uintptr_t>(bias) % size_t(dtype_bytes(p.bias_type, 2)) == 0;
 }
 
-template <Scores scores>
-using Kernarg =
-    std::conditional_t<scores == Scores::masked, attn_sm90_mask_kernarg,
-                       std::conditional_t<scores == Scores::biased, attn_sm90_bias_kernarg,
-                                          attn_sm90_forward_kernarg>>;
-
-template <sm90::Tile tile, Scores scores>
+template <sm90::Tile tile, unsigned with>
 void pack(const Problem& p, const Args& args, const Target& target, Parameters* to) {
-  static_assert(sizeof(Kernarg<scores>) <= max_kernarg_bytes);
+  static_assert(sizeof(Kernarg<with>) <= max_kernarg_bytes);
   set_bases(p, args, to->map_base);
-  auto& a = *reinterpret_cast<Kernarg<scores>*>(to->kernarg);
+  auto& a = *reinterpret_cast<Kernarg<with>*>(to->kernarg);
   set_forward<tile>(p, args, target, &a);
-  if constexpr (scores == Scores::masked) {
+  if constexpr (with & with_mask) {
     a.block_mask = mask_arrays(p, args);
     a.order = static_cast<attn_sm90_order*>(target.workspace);
   }
-  if constexpr (scores == Scores::biased) {
+  if constexpr (with == with_bias) {
     const bool any = p.bias_type != ATTN_DTYPE_NONE;
     a.bias = any ? args.bias : nullptr;
     std::copy_n(p.bias_stride, 4, a.bias_stride);
     a.bias_type = p.bias_type;
     a.bias_pairs = any && bias_pairs(p, args.bias);
+  }
+  if constexpr (with & with_pages) {
+    for (int32_t i = 0; i < p.num_segments; ++i) {
+      a.pages[i] = pages(p.segment[i], args.segment[i]);
+      a.box_keys[i] = box_keys(p.segment[i], tile);
+    }
   }
 }
 
@@ -152,9 +159,9 @@ std::vector<TensorMap> maps_of(const Problem& p, const sm90::Tile& tile) {
                            packed ? 1 : p.batch, p.q_stride, tile.q_part_rows()));
   for (const attn_segment& s : p.segment) {
     const auto [rows, batch] = extents(p, s);
-    maps.push_back(panel_map(p.head_dim, rows, p.heads_kv, batch, s.k_stride, tile.loaded_keys()));
-    maps.push_back(
-        panel_map(p.head_dim_v, rows, p.heads_kv, batch, s.v_stride, tile.loaded_keys()));
+    const int keys = box_keys(s, tile);
+    maps.push_back(panel_map(p.head_dim, rows, p.heads_kv, batch, s.k_stride, keys));
+    maps.push_back(panel_map(p.head_dim_v, rows, p.heads_kv, batch, s.v_stride, keys));
   }
   return maps;
 }
@@ -194,65 +201,68 @@ std::string shares_little(const Problem& p, const DeviceInfo&, const sm90::Tile&
   return shorter_than(least, p);
 }
 
-template <attn_dtype type, Text variant, sm90::Tile tile, Scores scores, PassedOver passed_over>
+template <attn_dtype type, Text variant, sm90::Tile tile, unsigned with, PassedOver passed_over>
 Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
-  ATTN_TRY(check(p, device, tile, scores));
+  ATTN_TRY(check(p, device, tile, with));
   recipe->passed_over = passed_over(p, device, tile);
   const int64_t count = items(p, tile), blocks = multiprocessors(p, device);
   if (tile.blocks == 1 && count > blocks)
-    recipe->workspace = scores == Scores::masked ? sizeof(attn_sm90_order) : sizeof(unsigned);
+    recipe->workspace = with & with_mask ? sizeof(attn_sm90_order) : sizeof(unsigned);
   const int64_t grid = std::min(forward_blocks(p, count), blocks / tile.blocks) * tile.blocks;
   recipe->steps.push_back({
       .image = kernel_name<"fwd_sm90_", type, variant>.text,
-      .kernarg_bytes = sizeof(Kernarg<scores>),
+      .kernarg_bytes = sizeof(Kernarg<with>),
       .launch = {.grid = {uint32_t(grid), 1, 1},
                  .block = {uint32_t(tile.threads()), 1, 1},
                  .shared_bytes = uint32_t(tile.shared_bytes()),
                  .starts_early = true},
       .maps = maps_of(p, tile),
-      .pack = pack_of<pack<tile, scores>>,
+      .pack = pack_of<pack<tile, with>>,
   });
   return {};
 }
 
 // q, k and v are of one type. split_invariant costs time that only the kernels that change scores
 // take.
-constexpr Limits limits(attn_dtype type, const sm90::Tile& tile, Scores scores) {
-  const bool changes = scores == Scores::changed || scores == Scores::biased;
-  const Limits limits = {
-      .in_types = type_bit(type),
-      .kv_types = type_bit(type),
-      .out_types = float_types,
-      .flags = forward_flags | (changes ? ATTN_ALIBI | ATTN_SPLIT_INVARIANT : 0u),
-      .features = forward_features | feature_segments | (changes ? feature_softcap : 0u) |
-                  (scores == Scores::biased ? feature_bias : 0u),
-      .head_dim = {.multiple = 8, .max = tile.head_dim},
-      .head_dim_v = {.multiple = 8, .max = tile.head_dim_v}};
-  return scores == Scores::masked ? with_block_mask(limits) : limits;
+constexpr Limits limits(attn_dtype type, const sm90::Tile& tile, unsigned with) {
+  const bool changes = with & with_score;
+  Limits limits = {.in_types = type_bit(type),
+                   .kv_types = type_bit(type),
+                   .out_types = float_types,
+                   .flags = forward_flags | (changes ? ATTN_ALIBI | ATTN_SPLIT_INVARIANT : 0u),
+                   .features = forward_features | feature_segments |
+                               (changes ? feature_softcap : 0u) |
+                               (with == with_bias ? feature_bias : 0u),
+                   .head_dim = {.multiple = 8, .max = tile.head_dim},
+                   .head_dim_v = {.multiple = 8, .max = tile.head_dim_v}};
+  if (with & with_pages) {
+    limits.features |= feature_paged_kv;
+    limits.page_size.multiple = 16;  // rows that are swizzled alike, and as many as products take
+  }
+  return with & with_mask ? with_block_mask(limits) : limits;
 }
 
 // Scores that are not changed go into the weights' exponents with one FMA, whose result is stated
 // for those whose bits it keeps (docs/numerics.md).
-constexpr int largest_score(attn_dtype type, Scores scores) {
-  if (scores == Scores::changed || scores == Scores::biased) return 127;
+constexpr int largest_score(attn_dtype type, unsigned with) {
+  if (with & with_score) return 127;
   return type == ATTN_F16 ? 26 : 30;
 }
 
-template <attn_dtype type, Text variant, sm90::Tile tile, Scores scores = Scores::plain,
+template <attn_dtype type, Text variant, sm90::Tile tile, unsigned with = plain,
           PassedOver passed_over = never>
 constexpr Kernel row() {
   return {.name = kernel_name<"fwd_sm90_", type, variant>.text,
           .op = Op::forward,
           .backend = ATTN_BACKEND_CUDA,
-          .limits = limits(type, tile, scores),
+          .limits = limits(type, tile, with),
           .numerics = {.weights = type,
                        .rows = 16,
                        .keys = tile.keys,
-                       .largest_score = largest_score(type, scores)},
-          .recipe = recipe_of<make_recipe<type, variant, tile, scores, passed_over>>};
+                       .largest_score = largest_score(type, with)},
+          .recipe = recipe_of<make_recipe<type, variant, tile, with, passed_over>>};
 }
 
-using enum Scores;
 template <attn_dtype type>
 constexpr std::array rows = {
     row<type, "d64_short", sm90::tile_d64_short, plain, too_many>(),
@@ -265,15 +275,21 @@ constexpr std::array rows = {
     row<type, "d192", sm90::tile_d192>(),
     row<type, "d256_pair", sm90::tile_d256_pair, plain, shares_little<4096>>(),
     row<type, "d256", sm90::tile_d256>(),
-    row<type, "d64_mask", sm90::tile_d64_mask, masked>(),
-    row<type, "d128_mask", sm90::tile_d128_mask, masked>(),
-    row<type, "d256_mask", sm90::tile_d256_mask, masked>(),
-    row<type, "d64_score", sm90::tile_d64_score, changed>(),
-    row<type, "d128_score", sm90::tile_d128_score, changed>(),
-    row<type, "d256_score", sm90::tile_d256_score, changed>(),
-    row<type, "d64_bias", sm90::tile_d64_bias, biased>(),
-    row<type, "d128_bias", sm90::tile_d128_bias, biased>(),
-    row<type, "d256_bias", sm90::tile_d256_bias, biased>(),
+    row<type, "d64_mask", sm90::tile_d64_mask, with_mask>(),
+    row<type, "d128_mask", sm90::tile_d128_mask, with_mask>(),
+    row<type, "d256_mask", sm90::tile_d256_mask, with_mask>(),
+    row<type, "d64_score", sm90::tile_d64_score, with_score>(),
+    row<type, "d128_score", sm90::tile_d128_score, with_score>(),
+    row<type, "d256_score", sm90::tile_d256_score, with_score>(),
+    row<type, "d64_bias", sm90::tile_d64_bias, with_bias>(),
+    row<type, "d128_bias", sm90::tile_d128_bias, with_bias>(),
+    row<type, "d256_bias", sm90::tile_d256_bias, with_bias>(),
+    row<type, "d64_paged", sm90::tile_d64, with_pages>(),
+    row<type, "d128_paged", sm90::tile_d128, with_pages>(),
+    row<type, "d256_paged", sm90::tile_d256, with_pages>(),
+    row<type, "d64_score_paged", sm90::tile_d64_score, with_score_and_pages>(),
+    row<type, "d128_score_paged", sm90::tile_d128_score, with_score_and_pages>(),
+    row<type, "d256_score_paged", sm90::tile_d256_score, with_score_and_pages>(),
 };
 constinit const std::array all_rows = joined(rows<ATTN_BF16>, rows<ATTN_F16>);
 

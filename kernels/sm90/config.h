@@ -1,5 +1,8 @@
-// What a kernel fwd_sm90_* can do beyond masks of ranges, and its parameter struct.
-#pragma once
+// What a kernel fwd_sm90_* can do beyond masks of ranges, and its parameter struct. Host code
+// includes this too.
+#ifndef ATTN_KERNELS_SM90_CONFIG_H
+#define ATTN_KERNELS_SM90_CONFIG_H
+
 #include "forward_args.h"
 
 namespace attn::sm90 {
@@ -9,6 +12,8 @@ enum : unsigned {
   with_score = 1,              // softcap, ALiBi, a scale that is not above 0
   with_mask = 2,               // block masks
   with_bias = 4 | with_score,  // a bias beside those
+  with_pages = 8,              // segments may be paged
+  with_score_and_pages = with_score | with_pages,
 };
 
 template <unsigned with>
@@ -23,7 +28,16 @@ template <>
 struct KernargOf<with_bias> {
   using type = attn_sm90_bias_kernarg;
 };
+template <>
+struct KernargOf<with_pages> {
+  using type = attn_sm90_paged_kernarg;
+};
+template <>
+struct KernargOf<with_score_and_pages> {
+  using type = attn_sm90_paged_kernarg;
+};
 template <unsigned with>
 using Kernarg = typename KernargOf<with>::type;
 
 }  // namespace attn::sm90
+#endif
