@@ -49,7 +49,7 @@ Case random_case(uint64_t seed) {
     s.layout = draw.chance(3) ? ATTN_PACKED : ATTN_PADDED;
     if (paged && (n == 0 || draw.chance(2))) {
       s.layout = ATTN_PAGED;
-      const int32_t page_sizes[] = {1, 3, 8, 16, 24, 64, 100};
+      const int32_t page_sizes[] = {1, 3, 16, 24, 32, 48, 64, 100, 128, 256};
       s.page_size = draw.pick(page_sizes);
       if (draw.chance(3))
         s.bad_pages = {int32_t(draw(3)), int32_t(draw(uint64_t(s.capacity / s.page_size + 1)))};
@@ -108,7 +108,7 @@ TEST_CASE("forward: random problems for matrix units") {
 TEST_CASE("forward: prefill over pages") {
   const auto kernels = kernels_here(Op::forward, false);
   uint64_t seed = 1;
-  for (const int32_t page_size : {1, 3, 8, 16, 24, 64, 100, 1000}) {
+  for (const int32_t page_size : {1, 3, 8, 16, 24, 32, 48, 64, 100, 128, 1000, 1024}) {
     for (const int64_t head_dim : {64, 128, 256}) {
       for (const bool scores : {false, true}) {
         Case c;
@@ -144,6 +144,51 @@ TEST_CASE("forward: prefill over pages") {
         c.segments = {s};
         if (seed % 4) c.segments.push_back(fresh);
         check_case(c, kernels);
+      }
+    }
+  }
+}
+
+// Windows of chunks that begin anywhere in a page and in a tile: what no query sees is NaN, in the
+// pages of what is seen too, and where all pages of a tile, or of all that a query sees, are bad.
+TEST_CASE("forward: windows over pages") {
+  const auto kernels = kernels_here(Op::forward, false);
+  uint64_t seed = 1;
+  for (const int32_t page_size : {16, 64, 100, 128}) {
+    for (const int64_t head_dim : {64, 128, 256}) {
+      for (const int64_t left : {0, 37, 200}) {
+        for (const bool causal : {false, true}) {
+          Case c;
+          c.name = "paged-window-" + std::to_string(++seed);
+          c.seed = seed;
+          c.q_type = c.out_type = seed % 2 ? ATTN_F16 : ATTN_BF16;
+          c.batch = 2;
+          c.heads_q = 2;
+          c.heads_kv = 1;
+          c.head_dim = c.head_dim_v = head_dim;
+          c.seqlen_q = 260;
+          c.flags = ATTN_WINDOW | (causal ? ATTN_CAUSAL : 0);
+          c.window_left = left;
+          c.window_right = 5;
+          if (seed % 3 == 0) c.max_sms = 1;
+          SegmentCase s;
+          s.k_type = s.v_type = c.q_type;
+          s.layout = ATTN_PAGED;
+          s.page_size = page_size;
+          s.capacity = 700;
+          s.lengths = {700, 611};
+          if (seed % 4 == 0)
+            for (int32_t key = 450; key < 640; key += page_size)
+              s.bad_pages.push_back(key / page_size);
+          c.segments = {s};
+          if (seed % 5 == 0) {  // a tile that is cut begins a segment
+            s.capacity = 90;
+            s.lengths = {90, 3};
+            s.bad_pages.clear();
+            c.segments.insert(c.segments.begin(), s);
+          }
+          check_case(c, kernels);
+        }
       }
     }
   }

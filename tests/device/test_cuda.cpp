@@ -93,12 +93,14 @@ TEST_CASE("cuda: every forward kernel on few problems") {
     }
     if (kernel->limits.features & feature_paged_kv) {
       Case paged = packed;
-      paged.name = "few-pages";
       paged.segments.push_back(full.segments[0]);
       paged.segments[0].layout = ATTN_PAGED;
-      paged.segments[0].page_size = 24;
       paged.segments[0].bad_pages = {2};
-      check(paged);
+      for (const int32_t page_size : {24, 48}) {
+        paged.name = "few-pages-packed-" + std::to_string(page_size);
+        paged.segments[0].page_size = page_size;
+        check(paged);
+      }
     }
     INFO(kernel->name);
     CHECK(ran > 0);

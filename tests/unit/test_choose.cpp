@@ -108,17 +108,22 @@ TEST_CASE("choose: each architecture gets its kernels", "[plan]") {
         CHECK(chosen(on, {.dim = dim}) == "\"" + name + "\"");
         CHECK(chosen(on, {.dim = dim, .softcap = 3}) == "\"" + name + "_score\"");
       }
-    for (const attn_device& on : {a100, l4, h100_pcie})
+    for (const attn_device& on : {a100, l4, h100_pcie, h200})
       for (const int64_t dim : {64, 96, 256})
-        for (const int32_t page_size : {1, 16, 100}) {
+        for (const int32_t page_size : {1, 8, 16, 48, 64, 100, 256}) {
           const int64_t most = dim == 96 ? 128 : dim;
-          const std::string name = "\"fwd_sm80_bf16_d" + std::to_string(most);
+          // The copy engine's boxes each lie in one page.
+          const bool boxes = on.arch == h200.arch && page_size % 16 == 0;
+          const std::string name =
+              std::string("\"fwd_") + (boxes ? "sm90" : "sm80") + "_bf16_d" + std::to_string(most);
           INFO(on.arch << " " << dim << " " << page_size);
           CHECK(chosen(on, {.dim = dim, .flags = ATTN_CAUSAL, .page_size = page_size}) ==
                 name + "_paged\"");
           CHECK(chosen(on, {.dim = dim, .softcap = 3, .page_size = page_size}) ==
                 name + "_score_paged\"");
         }
+    CHECK(explained(h200, {.dim = 128, .page_size = 8})
+              .find("\"page_size 8 is not a multiple of 16\"") != std::string::npos);
     CHECK(chosen(h200, {.dim = 128}) == "\"fwd_sm90_bf16_d128\"");
     CHECK(chosen(h200, {.seqlen = 8192, .dim = 128, .flags = ATTN_CAUSAL}) ==
           "\"fwd_sm90_bf16_d128_long\"");

@@ -1,6 +1,7 @@
 // What the CUDA forward kernels get from their host side: blocks, workspace, parameters.
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -107,8 +108,9 @@ TEST_CASE("sm90 forward: who takes items as they come needs their number alone",
 }
 
 TEST_CASE("CUDA forward: rows of nobody are stored where no sequence can have a query", "[plan]") {
-  for (const std::string kernel : {"fwd_sm80_bf16_d128", "fwd_sm80_bf16_d128_score",
-                                   "fwd_sm90_bf16_d128", "fwd_sm90_bf16_d128_pair"}) {
+  for (const std::string kernel :
+       {"fwd_sm80_bf16_d128", "fwd_sm80_bf16_d128_score", "fwd_sm90_bf16_d128",
+        "fwd_sm90_bf16_d128_pair", "fwd_sm90_bf16_d128_paged"}) {
     for (const int64_t total : {0, 7}) {
       attn_segment segment{};
       segment.struct_size = sizeof segment;
@@ -126,6 +128,71 @@ TEST_CASE("CUDA forward: rows of nobody are stored where no sequence can have a 
       const Recipe recipe = made_recipe(kernel.c_str(), p);
       const uint32_t blocks = kernel.ends_with("_pair") ? 2 : 1;
       CHECK(recipe.steps[0].launch.grid[0] == (total > 0 ? blocks : 0));
+    }
+  }
+}
+
+TEST_CASE("sm90 forward: boxes of the copy engine lie in one page", "[plan]") {
+  struct Paged {
+    const char* kernel;
+    int64_t head_dim;
+    int keys;  // of a tile
+  };
+  for (const Paged& of : {Paged{"fwd_sm90_bf16_d64_paged", 64, 128},
+                          {"fwd_sm90_bf16_d128_paged", 128, 128},
+                          {"fwd_sm90_bf16_d256_paged", 256, 80},
+                          {"fwd_sm90_bf16_d64_score_paged", 64, 80},
+                          {"fwd_sm90_bf16_d128_score_paged", 128, 96},
+                          {"fwd_sm90_bf16_d256_score_paged", 256, 64}}) {
+    for (const int32_t page_size : {16, 32, 48, 64, 80, 128, 1024}) {
+      INFO(of.kernel << " " << page_size);
+      attn_segment segments[2]{};
+      for (attn_segment& s : segments) {
+        s.struct_size = sizeof s;
+        s.k_type = s.v_type = ATTN_BF16;
+      }
+      segments[0].layout = ATTN_PAGED;
+      segments[0].page_size = page_size;
+      segments[0].max_pages = 3;
+      segments[0].num_pages = page_size == 48 ? 0 : 7;
+      segments[1].seqlen = 100;
+      attn_problem in{};
+      in.struct_size = sizeof in;
+      in.batch = 2, in.heads_q = in.heads_kv = 3;
+      in.head_dim = of.head_dim, in.seqlen_q = 300;
+      in.q_type = ATTN_BF16;
+      in.num_segments = 2, in.segments = segments;
+      Problem p;
+      REQUIRE(make_problem(&in, &p).ok());
+      const Recipe recipe = made_recipe(of.kernel, p);
+      const Step& step = recipe.steps[0];
+      const int box = std::gcd(page_size, of.keys);
+      REQUIRE(step.maps.size() == 5);
+      for (const int n : {1, 2}) {  // K, V
+        CHECK(step.maps[size_t(n)].box[1] == box);
+        CHECK(step.maps[size_t(n)].size[1] == page_size);
+        // The driver takes no size of 0.
+        CHECK(step.maps[size_t(n)].size[3] == std::max<int64_t>(1, segments[0].num_pages));
+        CHECK(step.maps[size_t(n) + 2].box[1] == of.keys);
+      }
+      const int32_t table[2 * 3] = {};
+      attn_segment_args segment_args[2]{};
+      segment_args[0].block_table = table;
+      Args args;
+      args.segment = segment_args;
+      Parameters parameters;
+      step.pack(p, &args, {step, hopper(), nullptr}, &parameters);
+      REQUIRE(step.kernarg_bytes == sizeof(attn_sm90_paged_kernarg));
+      attn_sm90_paged_kernarg a;
+      std::memcpy(&a, parameters.kernarg, sizeof a);
+      CHECK(a.pages[0].block_table == table);
+      CHECK(a.pages[0].num_pages == segments[0].num_pages);
+      CHECK(a.pages[0].page_size == page_size);
+      CHECK(a.pages[0].max_pages == 3);
+      CHECK(a.box_keys[0] == box);
+      CHECK(a.pages[1].block_table == nullptr);
+      CHECK(a.pages[1].num_pages == 1);
+      CHECK(a.box_keys[1] == of.keys);
     }
   }
 }

@@ -191,7 +191,7 @@ int allocations_of_forward(attn_context* context, const Kernel& kernel, const Va
     }
     if (v.paged) {
       s.layout = ATTN_PAGED;
-      s.page_size = 1;
+      s.page_size = 16;
       s.max_pages = s.num_pages = 2;
       zeros(kv[n].block_table);
     }
