@@ -29,11 +29,14 @@ class Cell:
     seqlen_q: int = 1
     warm: bool = False
     dim: int = 128
+    fixed_split: int = 0
+    promise: bool = False  # ATTN_KV_PREFIX_STABLE
 
     @property
     def name(self):
         return (f"B{self.batch} {self.heads}/{self.heads_kv} {self.seqlen} d{self.dim} {self.kv}" +
                 (f" pages of {self.page}" if self.page else "") + (f" q{self.seqlen_q}" if self.seqlen_q > 1 else "") +
+                (f" split {self.fixed_split}" if self.fixed_split else "") + (" promise" if self.promise else "") +
                 (" warm" if self.warm else ""))
 
     @property
@@ -46,6 +49,7 @@ def all_cells():
         (1, 32, 8, 8192), (1, 32, 8, 131072), (16, 32, 8, 8192), (64, 32, 8, 8192), (128, 64, 8, 4096), (32, 32, 32, 4096),
         (1, 8, 1, 65536))]
     short = [Cell("short", 1, 32, 8, seqlen, warm=warm) for seqlen in (1024, 8192) for warm in (False, True)]
+    short += [replace(cell, promise=True) for cell in short]
     fp8 = [replace(cell, group="fp8", kv="e4m3") for cell in anchors]
     pages = [replace(anchors[3], group="pages", page=page) for page in (128, 64, 16, 1)]
     pages += [replace(fp8[3], group="pages", page=page) for page in (64, 16)]
@@ -54,7 +58,9 @@ def all_cells():
             Cell("rows", 64, 32, 8, 8192, dim=64), Cell("rows", 32, 32, 8, 8192, dim=256)]
     prefill = [Cell("prefill", 1, 32, 8, 8192, page=page, seqlen_q=2048) for page in (0, 64, 16)]
     prefill += [replace(prefill[1], kv="e4m3"), Cell("prefill", 64, 16, 16, 512, seqlen_q=48)]
-    return anchors + short + fp8 + pages + rows + prefill
+    fixed = [replace(cell, group="fixed", fixed_split=split) for cell in (anchors[3], fp8[3]) for split in (512, 2048)]
+    fixed += [replace(cell, group="fixed", fixed_split=1024) for cell in (anchors[1], prefill[0])]
+    return anchors + short + fp8 + pages + rows + prefill + fixed
 
 
 class Inputs:
@@ -97,14 +103,15 @@ def expected(torch, cell, inputs):
 # ---- contenders: label -> calls, one per set of inputs ----------------------------------------------------------------
 
 def libattn_calls(library, cell, inputs, torch, parts):
-    from contenders import CAUSAL, Args, Plan, Problem, Segment, SegmentArgs, TYPE_OF, make
+    from contenders import CAUSAL, KV_PREFIX_STABLE, Args, Plan, Problem, Segment, SegmentArgs, TYPE_OF, make
     import ctypes as c
     kind, q_kind = TYPE_OF[inputs.sets[0][1].dtype], TYPE_OF[torch.bfloat16]
     layout = dict(layout=2, num_pages=inputs.sets[0][1].shape[0], page_size=cell.page,
                   max_pages=cell.seqlen // cell.page) if cell.page else dict(seqlen=cell.seqlen)
     segment = make(Segment, k_type=kind, v_type=kind, **layout)
     problem = make(Problem, batch=cell.batch, heads_q=cell.heads, heads_kv=cell.heads_kv, head_dim=cell.dim,
-                   seqlen_q=cell.seqlen_q, q_type=q_kind, num_segments=1, segments=c.pointer(segment), flags=CAUSAL)
+                   seqlen_q=cell.seqlen_q, q_type=q_kind, num_segments=1, segments=c.pointer(segment),
+                   flags=CAUSAL | (KV_PREFIX_STABLE if cell.promise else 0), fixed_split=cell.fixed_split)
     plan = Plan(library, problem)
     out = torch.empty_like(inputs.sets[0][0])
     table = inputs.table.data_ptr() if cell.page else None

@@ -282,12 +282,21 @@ struct Decoder {
     }
   }
 
-  // The head's units in this block end: to the result, or to the workspace.
-  __device__ __forceinline__ void end_head(const Share& share, unsigned head_begin, int units) {
+  __device__ __forceinline__ PlacedPart place(const Share& share, const Part& part) const {
+    if (a.split_keys) {
+      const unsigned row_tile = tile.row_groups > 1 ? at.first_row / tile.rows() : 0,
+                     head = at.b * a.heads_kv + at.h;
+      return {part.number, part.begin, part.end, (head * a.row_tiles + row_tile) * a.splits};
+    }
+    const unsigned first = share.block_of(part.begin), last = share.block_of(part.end - 1);
+    return {Work<tile>::row(a) - first, 0, last - first + 1, first};
+  }
+
+  // A part ends: to the result, or to the workspace.
+  __device__ __forceinline__ void end_part(const Share& share, const Part& part) {
     const int warp = this->warp();
-    const unsigned first = share.block_of(head_begin),
-                   last = share.block_of(head_begin + units - 1);
-    const Parts<head_dim_v, tile.row_groups> parts = {a, first, last - first + 1};
+    if (thread() == 0) group.part = place(share, part);
+    const Parts<head_dim_v, tile.row_groups> parts = {a, group.part};
 #pragma unroll
     for (int n = 0; n < q_tiles; ++n) {
       Group::meet();  // all have done with Q, or with the rows before
@@ -317,19 +326,20 @@ struct Decoder {
             [&](int w) {
               return *reinterpret_cast<const float4*>(merge + place(w, r, row.column()));
             });
-        if (parts.count == 1)
+        if (group.part.alone())
           store_result(a, at, 8 * n + r, row);
+        else if (a.whole_heads)
+          parts.fold(at, 8 * n + r, row);
         else if (8 * n + r < used_rows())
-          parts.write(Work<tile>::row(a) - first, 8 * n + r, row);
+          parts.write(parts.slot(group.part.number), 8 * n + r, row);
       }
     }
-    if (parts.count > 1) parts.arrive(at, Work<tile>::row(a) - first, used_rows());
-    Group::meet();  // before the next head's Q comes where the sums are
+    if (!group.part.alone() && !a.whole_heads) parts.arrive(at, used_rows());
+    Group::meet();  // before the next part's Q comes where the sums are
   }
 
   __device__ __forceinline__ void run(const Work<tile>& work, unsigned ring) {
     Stage stage;
-    unsigned left = work.end - work.begin;
     // The first head is known before its first unit is there.
     const Cursor<tile>& first = work.first;
     const int own_rows = Group::index() * group_rows;
@@ -342,21 +352,24 @@ struct Decoder {
 #pragma unroll 1
     while (true) {
       if (!idle()) begin_head();
-      unsigned head_begin;
-      int units;
-#pragma unroll 1
-      for (bool last = false; !last;) {
-        wait(shared.full[stage.number], stage.parity);
-        const Unit& unit = shared.unit[stage.number];
-        if (!idle()) take(ring + stage.number * tile.stage_bytes(), unit);
-        last = unit.last, head_begin = unit.head_begin, units = unit.units;
+      const auto leave = [&] {
         __syncwarp();
         if (lane() == 0) ptx::mbarrier_arrive(address(&shared.empty[stage.number]));
         stage.next(a.stages);
-        --left;
+      };
+#pragma unroll 1
+      while (true) {
+        wait(shared.full[stage.number], stage.parity);
+        const Unit& unit = shared.unit[stage.number];
+        if (!idle()) take(ring + stage.number * tile.stage_bytes(), unit);
+        if (unit.last) break;
+        leave();
       }
-      if (!idle()) end_head(work.share, head_begin, units);
-      if (left == 0) return;
+      const Part part = shared.unit[stage.number].part;
+      const bool final = shared.unit[stage.number].final;
+      leave();
+      if (!idle()) end_part(work.share, part);
+      if (final) return;
       wait(shared.full[stage.number], stage.parity);
       const Unit& unit = shared.unit[stage.number];
       at = {unit.b, unit.h, unit.first_row + own_rows, unit.seqlen_q, unit.seqlen_kv, unit.q_begin};
@@ -367,37 +380,49 @@ struct Decoder {
 template <class T, class KV, DecodeTile tile, class M>
 __device__ __forceinline__ void decode(const attn_decode_kernarg& a, const M& maps) {
   static_assert(tile.element_bytes == KV::bytes);
-  constexpr bool engine = Loader<KV, tile, M>::engine;
+  constexpr bool engine = Loader<KV, tile, M>::engine,
+                 takes_promise = engine && tile.row_groups == 1;
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   DecodeShared<tile>& shared = decode_shared<tile>();
   // The same in all lanes, which the compiler sees here.
-  const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
+  const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0), row_group = warp / decode_warps;
+  const bool loads = row_group == tile.row_groups;
   if (threadIdx.x == 0) {
+    if (engine) ptx::mbarrier_init(address(&shared.early), a.stages);
     for (int i = 0; i < a.stages; ++i) {
       ptx::mbarrier_init(address(&shared.full[i]), engine ? 1 : 32 + 1);
       ptx::mbarrier_init(address(&shared.empty[i]), tile.row_groups * decode_warps);
     }
   }
+  const unsigned ring = address(shared_memory);
+  Loader<KV, tile, M> loader{a, maps, shared, ring, int(threadIdx.x % 32)};
+  Work<tile> guessed;
+  int early = 0;  // units that are loaded before what is in front has ended
 #if __CUDA_ARCH__ >= 900
   if (engine) ptx::mbarrier_init_fence();
   ptx::grid_let_next_start();
-  ptx::grid_wait();  // before any access to memory
+  if constexpr (takes_promise)
+    if (a.prefix_stable && a.seqlen_q > 0) {
+      guessed = find_work<tile>(a);
+      if (loads && guessed.begin < guessed.end) early = loader.load_early(guessed);
+    }
+  ptx::grid_wait();                                       // before any other access to memory
+  if (takes_promise && a.prefix_stable) __threadfence();  // L1 may have what was there before
 #endif
   if (a.cu_seqlens_q) {
     if (warp == 0) store_rows_of_nobody<long long>(a, blockIdx.x, gridDim.x);
     if (a.seqlen_q == 0) return;
   }
   const Work<tile> work = find_work<tile>(a);  // all meet there
+  if (early > 0) wait(shared.early, 0);
   if (work.begin == work.end) return;
-  // The ring first, for the copy engine writes to multiples of 1024 bytes.
-  const unsigned ring = address(shared_memory);
-  const int row_group = warp / decode_warps;
   GroupShared& group = shared.group[tile.row_groups > 1 ? row_group : 0];
   float* merge =
       reinterpret_cast<float*>(shared_memory + a.stages * tile.stage_bytes() +
                                (tile.row_groups > 1 ? row_group * tile.group_merge_bytes() : 0));
-  if (row_group == tile.row_groups) {
-    Loader<KV, tile, M>{a, maps, shared, ring, int(threadIdx.x % 32)}.run(work);
+  if (loads) {
+    if (early > 0 && !loader.same(work, guessed, early)) early = 0;
+    loader.run(work, early);
   } else if (tile.row_groups == 1 && a.seqlen_q * a.group <= 8) {
     Decoder<T, KV, tile, 8>{a, shared, group, merge}.run(work, ring);
   } else {

@@ -36,14 +36,20 @@ struct attn_decode_kernarg {
   int stages;            // of the ring
   int columns;           // see Work
   int split_invariant;
+  int prefix_stable;      // keys but the newest of each sequence may be read at once
+  int split_keys;         // of fixed_split; 0: parts of a head end where blocks do
+  int whole_heads;        // with split_keys: a block takes all splits of a head's row tile
+  int row_tiles, splits;  // with split_keys: of a head, of a row tile, at most
   int num_segments;
   float scale;    // of the scores
   float softcap;  // 0: none
   attn::RangeMask mask;
-  // The workspace: two slots for each block.
+  // The workspace: two slots for each block; with split_keys and without whole_heads one for each
+  // split, [batch, heads_kv, row_tiles, splits].
+  unsigned slots;
   float* sums;        // [slots, rows, head_dim_v of the tile]
   float* stats;       // [slots, rows, 2]: reference and sum of the weights
-  unsigned* arrived;  // [2, slots]: zero between launches
+  unsigned* arrived;  // [2, slots, row groups]: zero between launches
   attn_decode_segment segment[attn_decode_max_segments];
 };
 

@@ -10,7 +10,7 @@
 #endif
 #include "../shared/swizzle.h"
 #include "elements.cuh"
-#include "units.cuh"
+#include "merge.cuh"
 
 namespace attn::decode {
 
@@ -20,12 +20,12 @@ using Barrier = unsigned long long;
 struct Unit {
   int b, h;  // sequence and K/V head
   int seqlen_q, seqlen_kv;
-  long long q_begin;    // packed q: row of query 0
-  int first_row;        // of the row tile
-  int first;            // position of the first key
-  int units;            // of the head's row tile
-  unsigned head_begin;  // number of that's first unit
-  bool last;            // of that, or of the block
+  int q_begin;    // packed q: row of query 0
+  int first_row;  // of the row tile
+  int first;      // position of the first key
+  Part part;      // that it belongs to
+  bool last;      // of that
+  bool final;     // of the block
   float k_descale, v_descale;
   unsigned valid[2];  // a bit per key: there is one that some query sees
 };
@@ -35,11 +35,12 @@ struct GroupShared {
   float2 stats[decode_warps][8];  // reference and sum of each warp's weights of 8 rows
   float q_scale[group_rows];      // what products of a row of Q are multiplied with
   int2 keys[group_rows];          // that a row sees: from, to
+  PlacedPart part;                // that ends
 };
 
 template <DecodeTile tile>
 struct DecodeShared {
-  Barrier full[decode_max_stages], empty[decode_max_stages];
+  Barrier full[decode_max_stages], empty[decode_max_stages], early;
   Unit unit[decode_max_stages];
   GroupShared group[tile.row_groups];
 };
@@ -135,7 +136,9 @@ struct Loader {
     }
   }
 
-  __device__ __forceinline__ void load(Stage stage, unsigned head_begin, bool ends) {
+  // loaded: its rows came early.
+  __device__ __forceinline__ void load(Stage stage, unsigned head_begin, bool last, bool final,
+                                       bool loaded) {
     const attn_decode_segment& s = a.segment[at.segment];
     const int local = at.first - at.begin;  // in the segment
     const int from = clamp(at.sequence.low - at.first, 0, unit_keys),
@@ -156,9 +159,12 @@ struct Loader {
       unit.q_begin = at.sequence.q_begin;
       unit.first_row = at.sequence.first_row;
       unit.first = at.first;
-      unit.units = at.sequence.units;
-      unit.head_begin = head_begin;
-      unit.last = ends || at.left == 1;
+      const unsigned units = at.sequence.units;
+      unit.part = a.split_keys ? Part{unsigned(at.split), unsigned(at.sequence.split_begin),
+                                      unsigned(at.sequence.split_end)}
+                               : Part{0, head_begin, head_begin + units};
+      unit.last = last;
+      unit.final = final;
       unit.valid[0] = valid[0];
       unit.valid[1] = valid[1];
       unit.k_descale = k_descale;
@@ -167,7 +173,12 @@ struct Loader {
     const unsigned k_to = ring + stage.number * tile.stage_bytes(), v_to = k_to + tile.k_bytes(),
                    full = address(&shared.full[stage.number]);
     if constexpr (engine) {
-      copy_boxes(s, k_to, v_to, full, valid, local);
+      if (loaded) {
+        __syncwarp();
+        if (lane == 0) ptx::mbarrier_arrive(full);
+      } else {
+        copy_boxes(s, k_to, v_to, full, valid, local);
+      }
     } else {
       copy_rows(s, k_to, v_to, valid, local);
       ptx::cp_async_arrive(full);
@@ -243,20 +254,50 @@ struct Loader {
     copy_tile(Columns<head_dim_v>{}, v_to, s.v, s.v_stride, a.head_dim_v);
   }
 
-  __device__ __forceinline__ void run(const Work<tile>& work) {
+  // Before what is in front in the stream has ended: asks for the first units that hold no newest
+  // token, as far as lengths read now tell where they lie. Returns how many.
+  __device__ __forceinline__ int load_early(const Work<tile>& work) {
+    at = work.first;
+    const int most = min(min(int(work.end - work.begin), at.left), a.stages),
+              old = min(at.end, at.sequence.seqlen_kv - 1);
+    const attn_decode_segment& s = a.segment[at.segment];
+    int n = 0;
+    for (; n < most && at.first + unit_keys <= old; ++n, at.first += unit_keys) {
+      look_up();
+      const unsigned all[2] = {~0u, ~0u};
+      const unsigned to = ring + n * tile.stage_bytes();
+      copy_boxes(s, to, to + tile.k_bytes(), address(&shared.early), all, at.first - at.begin);
+    }
+    if (lane == 0)
+      for (int i = n; i < a.stages; ++i) ptx::mbarrier_arrive(address(&shared.early));
+    return n;
+  }
+  // Whether units that came early are the first of `work`.
+  static __device__ __forceinline__ bool same(const Work<tile>& work, const Work<tile>& early,
+                                              int units) {
+    const Cursor<tile>&x = work.first, &y = early.first;
+    return x.b == y.b && x.h == y.h && x.segment == y.segment && x.begin == y.begin &&
+           x.first == y.first && x.row == y.row && x.left >= units &&
+           int(work.end - work.begin) >= units && x.first + units * unit_keys <= x.end;
+  }
+
+  // `early` units were loaded before.
+  __device__ __forceinline__ void run(const Work<tile>& work, int early) {
     at = work.first;
     look_up();
     unsigned head_begin = work.begin - (at.sequence.units - at.left);
+    unsigned share = work.begin;
     Stage stage;
 #pragma unroll 1
-    for (unsigned unit = work.begin;;) {
-      if (unit - work.begin >= a.stages) wait(shared.empty[stage.number], stage.parity ^ 1);
-      const bool ends = unit + 1 == work.end;
-      load(stage, head_begin, ends);
-      if (ends) break;
+    for (int unit = 0;; ++unit) {
+      if (unit >= a.stages) wait(shared.empty[stage.number], stage.parity ^ 1);
+      const bool head_ends = at.left == 1, split_ends = a.split_keys ? at.ends_split(a) : head_ends;
+      share += !a.split_keys || (a.whole_heads ? head_ends : split_ends);
+      const bool final = share == work.end;
+      load(stage, head_begin, split_ends || final, final, unit < early);
+      if (final) break;
       stage.next(a.stages);
-      ++unit;
-      if (at.left == 1) head_begin = unit;
+      if (head_ends) head_begin = share;
       at.next(a);
       look_up();
     }

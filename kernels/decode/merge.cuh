@@ -1,6 +1,7 @@
-// The end of a K/V head's units in a block: its warps' sums become one, that a result or, where
-// other blocks have units of it too, a part of one in the workspace. The last block to leave its
-// part adds all up, in their order.
+// The end of a part: its warps' sums become one, that a result or, where a head's row tile has
+// other parts, one in the workspace. The last block to leave its part adds all up, in their order.
+// With fixed_split one at a time, in groups cut by their numbers, so that parts in which a row sees
+// nothing change none of its bits.
 #pragma once
 #include "../common/no_keys.cuh"
 #include "../common/softmax.cuh"
@@ -8,6 +9,9 @@
 #include "units.cuh"
 
 namespace attn::decode {
+
+template <int n>
+struct Count {};
 
 // What each thread of those that compute has of a row: 4 neighbouring columns.
 template <int columns>
@@ -24,11 +28,21 @@ struct RowPart {
   // Adds n parts, all asked for before the first is used: stats(i) gives the reference and sum of
   // part i, 0 if there is none, columns_of(i) its columns. Parts of sum 0 may hold anything.
   template <int n, class Stats, class Columns>
-  __device__ __forceinline__ void add(Stats&& stats, Columns&& columns_of) {
+  __device__ __forceinline__ void add(Stats&& stats, Columns&& columns_of,
+                                      bool one_by_one = false) {
     float2 of[n];
     float4 x[n];
 #pragma unroll
     for (int i = 0; i < n; ++i) of[i] = stats(i), x[i] = columns_of(i);
+    if (one_by_one) {
+#pragma unroll
+      for (int i = 0; i < n; ++i) add_at_once(&of[i], &x[i], Count<1>{});
+    } else {
+      add_at_once(of, x, Count<n>{});
+    }
+  }
+  template <int n>
+  __device__ __forceinline__ void add_at_once(const float2* of, const float4* x, Count<n>) {
     float most = reference;
 #pragma unroll
     for (int i = 0; i < n; ++i) most = fmaxf(most, of[i].y == 0 ? -infinity() : of[i].x);
@@ -53,7 +67,7 @@ struct Head {
   int b, h;
   int first_row;
   int seqlen_q, seqlen_kv;
-  long long q_begin;  // packed q: row of query 0
+  int q_begin;  // packed q: row of query 0
 };
 
 // Row groups of a block. What only kernels of several do is not compiled for the others.
@@ -107,51 +121,64 @@ __device__ __forceinline__ void store_result(const attn_decode_kernarg& a, const
   }
 }
 
-// The parts of a row group's rows, from several blocks that follow each other.
+// A part among those of its row tile, [begin, end). Parts of blocks that follow each other are
+// numbered from 0 on, splits as they lie in the sequence.
+struct PlacedPart {
+  unsigned number, begin, end;
+  unsigned first;  // the column's block of part 0, or the slot of split 0
+
+  __device__ __forceinline__ bool alone() const { return end - begin == 1; }
+};
+
+// The parts of a row group's rows. `part` lies in shared memory.
 template <int columns, int row_groups>
 struct Parts {
   using Group = RowGroup<row_groups>;
   const attn_decode_kernarg& a;
-  unsigned first_row, count;  // of the column's blocks
+  const PlacedPart& part;
 
   // A block has at most one part that others began, and one that others go on with.
-  __device__ __forceinline__ unsigned slot(unsigned part) const {
-    const unsigned block = (first_row + part) * a.columns + blockIdx.x % a.columns;
-    return 2 * block + (part == 0);
+  __device__ __forceinline__ unsigned slot(unsigned number) const {
+    if (a.split_keys) return part.first + number;
+    const unsigned block = (part.first + number) * a.columns + blockIdx.x % a.columns;
+    return 2 * block + (number == 0);
   }
-  __device__ __forceinline__ unsigned counter(unsigned part) const {
-    return slot(part) * row_groups + Group::index();
+  __device__ __forceinline__ unsigned counter(unsigned number) const {
+    return slot(number) * row_groups + Group::index();
   }
-  __device__ __forceinline__ long long row_at(unsigned part, int r) const {
-    return (slot(part) * (long long)row_groups + Group::index()) * group_rows + r;
+  __device__ __forceinline__ long long row_at(unsigned slot, int r) const {
+    return (slot * (long long)row_groups + Group::index()) * group_rows + r;
   }
-  __device__ __forceinline__ float* sums(unsigned part, int r) const {
-    return a.sums + row_at(part, r) * columns;
+  __device__ __forceinline__ float* sums(unsigned slot, int r) const {
+    return a.sums + row_at(slot, r) * columns;
   }
-  __device__ __forceinline__ float2* stats(unsigned part, int r) const {
-    return reinterpret_cast<float2*>(a.stats) + row_at(part, r);
+  __device__ __forceinline__ float2* stats(unsigned slot, int r) const {
+    return reinterpret_cast<float2*>(a.stats) + row_at(slot, r);
   }
-  __device__ __forceinline__ void write(unsigned part, int r, const RowPart<columns>& from) const {
+  __device__ __forceinline__ void write(unsigned slot, int r, const RowPart<columns>& from) const {
     const int column = RowPart<columns>::column();
-    if (column == 0) *stats(part, r) = make_float2(from.reference, from.sum);
-    *reinterpret_cast<float4*>(sums(part, r) + column) = from.o;
+    if (column == 0) *stats(slot, r) = make_float2(from.reference, from.sum);
+    *reinterpret_cast<float4*>(sums(slot, r) + column) = from.o;
   }
-  // Every step-th of the parts [begin, end). Past L1, which may have what was there before.
-  __device__ __forceinline__ RowPart<columns> read(unsigned begin, unsigned end, unsigned step,
+  // Every step-th of the parts [from, to). Past L1, which may have what was there before.
+  __device__ __forceinline__ RowPart<columns> read(unsigned from, unsigned to, unsigned step,
                                                    int r) const {
     constexpr int n = 4;
     const int column = RowPart<columns>::column();
     RowPart<columns> row;
 #pragma unroll 1
-    for (unsigned part = begin; part < end; part += n * step) {
-      const auto number = [&](int i) { return min(part + i * step, end - 1); };
+    for (unsigned number = from; number < to; number += n * step) {
+      const auto slot_of = [&](int i) {
+        return slot(number + i * step < to ? number + i * step : number);
+      };
       row.template add<n>(
           [&](int i) {
-            return part + i * step < end ? __ldcg(stats(number(i), r)) : make_float2(0, 0);
+            return number + i * step < to ? __ldcg(stats(slot_of(i), r)) : make_float2(0, 0);
           },
           [&](int i) {
-            return __ldcg(reinterpret_cast<const float4*>(sums(number(i), r) + column));
-          });
+            return __ldcg(reinterpret_cast<const float4*>(sums(slot_of(i), r) + column));
+          },
+          a.split_keys != 0);
     }
     return row;
   }
@@ -168,26 +195,55 @@ struct Parts {
     Group::meet();
     return last;
   }
-  // After a block has written its part. Parts are added up in groups, and these again.
-  __device__ __forceinline__ void arrive(const Head& at, unsigned part, int rows) const {
-    const unsigned begin = part / merged_parts * merged_parts,
-                   end = min(begin + merged_parts, count);
-    if (!last_here(a.arrived + counter(begin), end - begin)) return;
-    unsigned step = 1, from = begin, to = end;
-    if (count > merged_parts) {
-      for (int first = 0; first < rows; first += RowPart<columns>::rows) {
-        const int r = first + RowPart<columns>::row();
+  // After the part is written. Parts are added up in groups, and these again.
+  __device__ __forceinline__ void arrive(const Head& at, int rows) const {
+    const unsigned group = part.number / merged_parts * merged_parts,
+                   first_group = part.begin / merged_parts,
+                   groups = (part.end - 1) / merged_parts + 1 - first_group;
+    unsigned step = 1, from = max(group, part.begin), to = min(group + merged_parts, part.end);
+    if (!last_here(a.arrived + counter(group), to - from)) return;
+    if (groups > 1) {
+      for (int r0 = 0; r0 < rows; r0 += RowPart<columns>::rows) {
+        const int r = r0 + RowPart<columns>::row();
         RowPart<columns> row;
-        if (r < rows) row = read(begin, end, 1, r);
+        if (r < rows) row = read(from, to, 1, r);
         Group::meet();  // all have read what one overwrites
-        if (r < rows) write(begin, r, row);
+        if (r < rows) write(slot(group), r, row);
       }
-      const unsigned groups = (count + merged_parts - 1) / merged_parts;
-      if (!last_here(a.arrived + 2 * gridDim.x * row_groups + counter(0), groups)) return;
-      from = 0, to = count, step = merged_parts;
+      from = first_group * merged_parts;
+      if (!last_here(a.arrived + a.slots * row_groups + counter(from), groups)) return;
+      to = part.end, step = merged_parts;
     }
     for (int r = RowPart<columns>::row(); r < rows; r += RowPart<columns>::rows)
       store_result(a, at, r, read(from, to, step, r));
+  }
+  // By all threads. A block that takes all splits of a row tile keeps the sums of a group in its
+  // first slot, and those of the groups before in its second.
+  __device__ __forceinline__ void fold(const Head& at, int r, const RowPart<columns>& row) const {
+    const unsigned slot = 2 * blockIdx.x;
+    const int column = RowPart<columns>::column();
+    const auto add = [&](unsigned slot, bool any, const RowPart<columns>& next) {
+      RowPart<columns> sum;
+      if (any) {
+        const float2 of = *stats(slot, r);
+        sum.reference = of.x, sum.sum = of.y;
+        sum.o = *reinterpret_cast<const float4*>(sums(slot, r) + column);
+      }
+      const float2 of = make_float2(next.reference, next.sum);
+      sum.add_at_once(&of, &next.o, Count<1>{});
+      return sum;
+    };
+    const unsigned next = part.number + 1;
+    const bool begins_group = part.number == part.begin || part.number % merged_parts == 0,
+               ends = next == part.end, ends_group = ends || next % merged_parts == 0;
+    RowPart<columns> sum = add(slot, !begins_group, row);
+    if (ends_group)
+      sum = add(slot + 1, part.begin / merged_parts != part.number / merged_parts, sum);
+    Group::meet();  // all have read what is written now
+    if (ends)
+      store_result(a, at, r, sum);
+    else
+      write(slot + ends_group, r, sum);
   }
 };
 

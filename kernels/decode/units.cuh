@@ -2,6 +2,10 @@
 // row tile: as many rows of a sequence and K/V head as a block takes. Blocks form columns: those of
 // a column share the sequences of its heads, mostly of one. So at any time neighbours read other
 // heads of the same tokens, which lie side by side.
+//
+// What is shared are units; with fixed_split splits, whose keys are counted from a segment's first
+// one, or whole row tiles. A split is summed up for itself and counts by its number in the
+// sequence.
 #pragma once
 #include "../common/lengths.cuh"
 #include "decode_args.h"
@@ -16,17 +20,18 @@ template <DecodeTile tile>
 struct Sequence {
   static constexpr bool tiled = tile.row_groups > 1;
   int seqlen_q, seqlen_kv;
-  long long q_begin;  // packed q: row of query 0
-  int first_row;      // of the row tile
-  int low, high;      // keys that some query of it sees
-  int units;          // at least 1 where there are queries, whose rows someone must write
+  int q_begin;                 // packed q: row of query 0
+  int first_row;               // of the row tile
+  int low, high;               // keys that some query of it sees
+  int units;                   // at least 1 where there are queries, whose rows someone must write
+  int split_begin, split_end;  // with fixed_split: numbers of its splits
 
   Sequence() = default;
   __device__ __forceinline__ Sequence(const attn_decode_kernarg& a, int b) {
     const Span queries = a.cu_seqlens_q ? packed_span(a.cu_seqlens_q, b, a.total_q, a.seqlen_q)
                                         : Span{0, a.seqlen_q};
     seqlen_q = queries.length;
-    q_begin = queries.begin;
+    q_begin = int(queries.begin);
     seqlen_kv = 0;
 #pragma unroll 1
     for (int i = 0; i < a.num_segments; ++i)
@@ -43,16 +48,30 @@ struct Sequence {
               last = tiled ? min(row + tile.rows(), rows(a)) - 1 : 0;
     low = clamp(first + seen.lower, 0, seqlen_kv);
     high = clamp((tiled ? last / a.group : seqlen_q - 1) + seen.upper, 0, seqlen_kv);
-    units = 0;
+    units = split_begin = split_end = 0;
     if (seqlen_q == 0) return;
-    int begin = 0;
+    int begin = 0, splits = 0;  // splits: of the segments before
 #pragma unroll 1
     for (int i = 0; i < a.num_segments; ++i) {
       const int end = begin + segment_span(a.segment[i].lengths, b).length;
+      if (a.split_keys) {
+        const int own = count_of(begin, end, a.split_keys);
+        if (own > 0) {
+          const int last = splits + (min(high, end) - begin - 1) / a.split_keys;
+          split_end = last + 1;
+          if (units == 0) split_begin = split_end - own;
+        }
+        splits += (end - begin + a.split_keys - 1) / a.split_keys;
+      }
       units += units_of(begin, end);
       begin = end;
     }
     units = max(units, 1);
+    split_end = max(split_end, 1);
+  }
+  __device__ __forceinline__ int shares(const attn_decode_kernarg& a) const {
+    if (!a.split_keys || units == 0) return units;
+    return a.whole_heads ? 1 : split_end - split_begin;
   }
   // Goes to the next row tile, if there is one.
   __device__ __forceinline__ bool next_tile(const attn_decode_kernarg& a, int b) {
@@ -60,20 +79,43 @@ struct Sequence {
     set_row(a, b, first_row + tile.rows());
     return true;
   }
-  // Of all row tiles; the sequence is at its first before and after.
+  // Shares of all row tiles; the sequence is at its first before and after.
   __device__ __forceinline__ int count(const attn_decode_kernarg& a, int b) {
-    int all = units;
+    int all = shares(a);
     if (tiled && tile.rows() < rows(a)) {
-      while (next_tile(a, b)) all += units;
+      while (next_tile(a, b)) all += shares(a);
       set_row(a, b, 0);
     }
     return all;
   }
 
-  // Units are counted from a segment's first key.
-  __device__ __forceinline__ int units_of(int begin, int end) const {
+  // Of a segment: what has keys that are seen, of as many keys each, counted from its first key.
+  __device__ __forceinline__ int count_of(int begin, int end, int keys) const {
     const int from = max(low, begin), to = min(high, end);
-    return to > from ? (to - begin + unit_keys - 1) / unit_keys - (from - begin) / unit_keys : 0;
+    return to > from ? (to - begin + keys - 1) / keys - (from - begin) / keys : 0;
+  }
+  __device__ __forceinline__ int units_of(int begin, int end) const {
+    return count_of(begin, end, unit_keys);
+  }
+  // Units before a share.
+  __device__ __forceinline__ int units_before(const attn_decode_kernarg& a, int b,
+                                              int share) const {
+    if (!a.split_keys || share == 0) return share;
+    int begin = 0, units = 0;
+#pragma unroll 1
+    for (int i = 0; i < a.num_segments; ++i) {
+      const int end = begin + segment_span(a.segment[i].lengths, b).length;
+      const int own = count_of(begin, end, a.split_keys);
+      if (share < own) {
+        const int from = max(low - begin, 0);
+        const int at = (from / a.split_keys + share) * a.split_keys;
+        return units + max(at - from / unit_keys * unit_keys, 0) / unit_keys;
+      }
+      share -= own;
+      units += units_of(begin, end);
+      begin = end;
+    }
+    return units;
   }
 };
 
@@ -83,17 +125,18 @@ struct Cursor {
   Sequence<tile> sequence;
   int b, h;        // sequence and K/V head
   int left;        // units of both from this one on
+  int split;       // with fixed_split: number of the unit's split
   int segment;     // that the unit is in
   int begin, end;  // positions of the segment's first key and behind its last
   int first;       // position of the unit's first key
-  long long row;   // packed K/V: of the segment's first key
+  int row;         // packed K/V: of the segment's first key
 
   __device__ __forceinline__ void find(const attn_decode_kernarg& a, int skip) {
     begin = 0;
 #pragma unroll 1
     for (segment = 0;; ++segment) {
       const Span span = segment_span(a.segment[segment].lengths, b);
-      row = span.begin;
+      row = int(span.begin);
       end = begin + span.length;
       const int units = sequence.units_of(begin, end);
       if (skip < units || segment == a.num_segments - 1) break;
@@ -102,7 +145,13 @@ struct Cursor {
     }
     first = begin + (max(sequence.low - begin, 0) / unit_keys + skip) * unit_keys;
   }
+  // With fixed_split: whether the unit is its split's last.
+  __device__ __forceinline__ bool ends_split(const attn_decode_kernarg& a) const {
+    const int behind = first + unit_keys;
+    return left == 1 || behind >= end || (behind - begin) % a.split_keys == 0;
+  }
   __device__ __forceinline__ void next(const attn_decode_kernarg& a) {
+    if (a.split_keys) split += ends_split(a);
     if (--left > 0) {
       first += unit_keys;
       if (first >= end) find(a, sequence.units - left);
@@ -113,19 +162,20 @@ struct Cursor {
         sequence = Sequence<tile>(a, b);
       } while (sequence.units == 0);
     left = sequence.units;
+    split = sequence.split_begin;
     find(a, 0);
   }
 };
 
-// The units of a column, in the order of heads, sequences and keys, and the blocks that share them:
-// each has as many, or one more.
+// The shares of a column, in the order of heads, sequences and keys, and its blocks: each has as
+// many, or one more.
 struct Share {
   unsigned total, blocks;
 
   __device__ __forceinline__ unsigned begin(unsigned block) const {
     return total / blocks * block + min(block, total % blocks);
   }
-  // The block that has unit u.
+  // The block that has share u.
   __device__ __forceinline__ unsigned block_of(unsigned u) const {
     const unsigned fewer = total / blocks, more = total % blocks;
     return u < more * (fewer + 1) ? u / (fewer + 1) : more + (u - more * (fewer + 1)) / fewer;
@@ -157,10 +207,16 @@ __device__ __forceinline__ Scan scan(unsigned x) {
   return sums;
 }
 
+// Units that are summed up together, of a head's row tile, whose units have the numbers [begin,
+// end) in the column. With fixed_split: split `number` of [begin, end).
+struct Part {
+  unsigned number, begin, end;
+};
+
 template <DecodeTile tile>
 struct Work {
   Share share;
-  unsigned begin, end;  // units of this block
+  unsigned begin, end;  // shares of this block
   Cursor<tile> first;
 
   // Blocks of a column are `columns` apart.
@@ -209,11 +265,13 @@ __device__ __forceinline__ Work<tile> find_work(const attn_decode_kernarg& a) {
       at.b = b;
       at.h = head + work.begin / all;
       int skip = wanted - (end - own);
-      while (skip >= sequence.units) {
-        skip -= sequence.units;
+      while (skip >= sequence.shares(a)) {
+        skip -= sequence.shares(a);
         if (!sequence.next_tile(a, b)) break;
       }
       at.sequence = sequence;
+      at.split = sequence.split_begin + skip;
+      skip = sequence.units_before(a, b, skip);
       at.left = sequence.units - skip;
       at.find(a, skip);
       first = at;

@@ -1,4 +1,4 @@
-//# architectures sm_90 compute_90 local_bytes=32
+//# architectures sm_90 compute_90 local_bytes=48
 #include "../decode/decode.cuh"
 
 ATTN_DECODE_SM90(decode_sm90_bf16_d128_r48, BF16, .head_dim = 128, .head_dim_v = 128,

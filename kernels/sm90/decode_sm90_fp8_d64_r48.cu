@@ -1,4 +1,4 @@
-//# architectures sm_90 compute_90 local_bytes=24
+//# architectures sm_90 compute_90 local_bytes=64
 #include "../decode/decode.cuh"
 #include "../ptx/convert_fp8.h"
 

@@ -16,12 +16,20 @@ namespace {
 constexpr uint32_t fp8_of_cuda = type_bit(ATTN_F8_E4M3FN) | type_bit(ATTN_F8_E5M2);
 constexpr int ring_bytes = 192 << 10;               // of the blocks of a multiprocessor
 constexpr int64_t few_units = 16, many_units = 48;  // of a block
+constexpr int64_t max_length = 1 << 30;             // keys of a sequence
 constexpr int block_reserve = 1024;  // shared memory that each block costs beside its own
+
+// With fixed_split each split has a slot in the workspace, up to this size; beyond that blocks take
+// whole row tiles.
+constexpr int64_t split_bytes_max = 512 << 20;
 
 // What a launch is made of.
 struct Shape {
   int stages;
-  int64_t blocks;  // a multiple of columns_of()
+  int64_t blocks;    // a multiple of columns_of()
+  int64_t splits;    // of a row tile at most; 0: without fixed_split
+  bool whole_heads;  // blocks take whole row tiles
+  int64_t slots;     // of the workspace
 };
 // See Work in kernels/decode/units.cuh.
 int64_t columns_of(const Problem& p, int64_t blocks) {
@@ -30,6 +38,10 @@ int64_t columns_of(const Problem& p, int64_t blocks) {
 
 int64_t row_tiles(const Problem& p, const decode::DecodeTile& tile) {
   return std::max<int64_t>(1, ceil_div(p.seqlen_q * p.group(), tile.rows()));
+}
+
+int64_t slot_bytes(const decode::DecodeTile& tile) {
+  return tile.rows() * (tile.head_dim_v + 2) * int64_t{sizeof(float)};
 }
 
 // As many stages as the device's shared memory has, and blocks as its multiprocessors have at once,
@@ -42,9 +54,13 @@ Shape shape_of(const Problem& p, const DeviceInfo& device, const decode::DecodeT
   int stages = std::clamp(ring_bytes / tile.blocks() / tile.stage_bytes(), 2, decode_max_stages);
   while (stages > 2 && bytes(stages) > device.shared_bytes_max) --stages;
   const int64_t fit = (device.shared_bytes_max + block_reserve) / (bytes(stages) + block_reserve);
-  int64_t units = 0;  // of a head
-  for (const attn_segment& s : p.segment) units += ceil_div(s.seqlen, unit_keys);
-  const int64_t all = p.batch * p.heads_kv * row_tiles(p, tile) * std::max<int64_t>(1, units);
+  int64_t units = 0, splits = 0;  // of a row tile
+  for (const attn_segment& s : p.segment) {
+    units += ceil_div(s.seqlen, unit_keys);
+    if (p.fixed_split > 0) splits += ceil_div(s.seqlen, p.fixed_split);
+  }
+  const int64_t tiles = p.batch * p.heads_kv * row_tiles(p, tile);
+  const int64_t all = tiles * std::max<int64_t>(1, units);
   int64_t most = multiprocessors(p, device) * std::clamp<int64_t>(fit, 1, tile.blocks());
   // With few units a block, what blocks cost that share a head outweighs what they load at once.
   // With many, later blocks take what a slow multiprocessor leaves: some are up to a third slower,
@@ -54,20 +70,29 @@ Shape shape_of(const Problem& p, const DeviceInfo& device, const decode::DecodeT
     most = multiprocessors(p, device);
   else
     most *= std::clamp<int64_t>(all / most / many_units, 1, tile.element_bytes == 2 ? 4 : 1);
+  Shape shape = {.stages = stages};
+  int64_t shares = all;
+  if (p.fixed_split > 0) {
+    shape.splits = std::max<int64_t>(1, splits);
+    shape.slots = tiles * shape.splits;
+    shape.whole_heads = shape.slots > split_bytes_max / slot_bytes(tile);
+    shares = shape.whole_heads ? tiles : shape.slots;
+  }
   const int64_t columns = columns_of(p, most);
-  const int64_t of_column = ceil_div(all, columns);
-  return {stages, columns * std::min(most / columns, of_column)};
+  shape.blocks = columns * std::min(most / columns, ceil_div(shares, columns));
+  if (shape.splits == 0 || shape.whole_heads) shape.slots = 2 * shape.blocks;
+  return shape;
 }
 
-// The workspace: sums, stats and counters of two slots of each row group of each block.
+// The workspace: sums, stats and counters of each slot.
 struct Workspace {
   int64_t stats_at, arrived_at, bytes;
 };
-Workspace workspace_of(int64_t blocks, const decode::DecodeTile& tile) {
-  const int64_t slots = 2 * blocks * tile.row_groups, rows = slots * decode::group_rows;
+Workspace workspace_of(int64_t slots, const decode::DecodeTile& tile) {
+  const int64_t groups = slots * tile.row_groups, rows = groups * decode::group_rows;
   const int64_t stats_at = rows * tile.head_dim_v * int64_t{sizeof(float)},
                 arrived_at = stats_at + rows * 2 * int64_t{sizeof(float)};
-  return {stats_at, arrived_at, arrived_at + 2 * slots * int64_t{sizeof(unsigned)}};
+  return {stats_at, arrived_at, arrived_at + 2 * groups * int64_t{sizeof(unsigned)}};
 }
 
 // Keys that the copy engine brings at once.
@@ -97,16 +122,21 @@ void set_decode(const Problem& p, const Args& args, const Target& target, attn_d
   a.q_type = p.q_type;
   a.out_type = p.out_type;
   a.kv_e5m2 = p.segment[0].k_type == ATTN_F8_E5M2;
-  const Launch& launch = target.step.launch;
-  const int64_t blocks = launch.grid[0];
-  a.stages = tile.stages(int(launch.shared_bytes));
-  a.columns = int(columns_of(p, blocks));
+  const Shape shape = shape_of(p, target.device, tile);
+  a.stages = shape.stages;
+  a.columns = int(columns_of(p, shape.blocks));
+  a.split_keys = int(std::min<int64_t>(p.fixed_split, max_length));
+  a.whole_heads = shape.whole_heads;
+  a.row_tiles = int(row_tiles(p, tile));
+  a.splits = int(shape.splits);
+  a.slots = unsigned(shape.slots);
   a.split_invariant = p.has(ATTN_SPLIT_INVARIANT);
+  a.prefix_stable = p.has(ATTN_KV_PREFIX_STABLE) && p.fixed_split == 0;
   a.num_segments = p.num_segments;
   a.scale = p.scale;
   a.softcap = p.softcap;
   a.mask = p.range_mask();
-  const Workspace workspace = workspace_of(blocks, tile);
+  const Workspace workspace = workspace_of(shape.slots, tile);
   char* base = static_cast<char*>(target.workspace);
   a.sums = reinterpret_cast<float*>(base);
   a.stats = reinterpret_cast<float*>(base + workspace.stats_at);
@@ -189,16 +219,18 @@ template <Text name, decode::DecodeTile tile, bool engine>
 Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   using namespace decode;
   // More rows than a block takes read K and V again for each of their tiles: of 16 bits that is
-  // what fwd_* do better.
-  const bool any_rows = tile.row_groups > 1 && tile.element_bytes == 1;
+  // what fwd_* do better, but for bits that fixed_split promises.
+  const bool any_rows = tile.row_groups > 1 && (tile.element_bytes == 1 || p.fixed_split > 0);
   const int64_t max_rows_here = any_rows ? INT32_MAX : tile.rows();
   if (p.group() * p.seqlen_q > max_rows_here)
     return unsupported("heads_q / heads_kv * seqlen_q is ", p.group(), " * ", p.seqlen_q,
                        "; accepted: up to ", max_rows_here);
+  if (p.fixed_split % unit_keys != 0)
+    return unsupported("fixed_split is ", p.fixed_split, "; accepted: multiples of ", unit_keys);
   if (p.num_segments > attn_decode_max_segments)
     return unsupported("num_segments is ", p.num_segments, "; accepted: up to ",
                        int(attn_decode_max_segments));
-  constexpr int64_t max_length = 1 << 30, max_units = INT32_MAX;
+  constexpr int64_t max_units = INT32_MAX;
   if (p.seqlen_kv > max_length)
     return unsupported("seqlen_kv is ", p.seqlen_kv, "; accepted: up to ", max_length);
   const int64_t units = p.batch * p.heads_kv * row_tiles(p, tile) *
@@ -215,9 +247,10 @@ Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
                            "; accepted with descales per block: up to ", INT32_MAX / 2);
   }
   if (engine) ATTN_TRY(check_engine(p, device));
-  if (tile.row_groups > 1 && tile.element_bytes == 2) recipe->passed_over = read_often(p, device);
+  if (tile.row_groups > 1 && tile.element_bytes == 2 && p.fixed_split == 0)
+    recipe->passed_over = read_often(p, device);
   const Shape shape = shape_of(p, device, tile);
-  recipe->workspace = size_t(workspace_of(shape.blocks, tile).bytes);
+  recipe->workspace = size_t(workspace_of(shape.slots, tile).bytes);
   recipe->steps.push_back({
       .image = name.text,
       .kernarg_bytes = engine ? sizeof(attn_decode_sm90_kernarg) : sizeof(attn_decode_kernarg),
@@ -235,24 +268,24 @@ Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
 template <Text name, decode::DecodeTile tile, bool engine>
 constexpr Kernel row(uint32_t q_types, uint32_t kv_types, attn_dtype weights) {
   const bool fp8 = tile.element_bytes == 1;
-  return {
-      .name = name_of<name>.text,
-      .op = Op::forward,
-      .backend = ATTN_BACKEND_CUDA,
-      .limits = {.in_types = q_types,
-                 .kv_types = kv_types,
-                 .out_types = float_types,
-                 .flags = forward_flags | ATTN_ALIBI | ATTN_SPLIT_INVARIANT,
-                 .features =
-                     forward_features | feature_segments | feature_paged_kv | feature_softcap |
-                     (fp8 ? feature_descale_tensor | feature_descale_head | feature_descale_block
-                          : 0u),
-                 .head_dim = {.multiple = fp8 ? 16 : 8, .max = tile.head_dim},
-                 .head_dim_v = {.multiple = fp8 ? 16 : 8, .max = tile.head_dim_v},
-                 .seqlen_q = {.max = fp8 && tile.row_groups > 1 ? INT32_MAX : tile.rows()},
-                 .group = {.max = fp8 && tile.row_groups > 1 ? INT32_MAX : tile.rows()}},
-      .numerics = {.weights = weights, .keys = decode::warp_keys},
-      .recipe = recipe_of<make_recipe<name, tile, engine>>};
+  return {.name = name_of<name>.text,
+          .op = Op::forward,
+          .backend = ATTN_BACKEND_CUDA,
+          .limits = {.in_types = q_types,
+                     .kv_types = kv_types,
+                     .out_types = float_types,
+                     .flags = forward_flags | ATTN_ALIBI | ATTN_SPLIT_INVARIANT,
+                     .features = forward_features | feature_segments | feature_paged_kv |
+                                 feature_softcap | feature_fixed_split |
+                                 (fp8 ? feature_descale_tensor | feature_descale_head |
+                                            feature_descale_block
+                                      : 0u),
+                     .head_dim = {.multiple = fp8 ? 16 : 8, .max = tile.head_dim},
+                     .head_dim_v = {.multiple = fp8 ? 16 : 8, .max = tile.head_dim_v},
+                     .seqlen_q = {.max = tile.row_groups > 1 ? INT32_MAX : tile.rows()},
+                     .group = {.max = tile.row_groups > 1 ? INT32_MAX : tile.rows()}},
+          .numerics = {.weights = weights, .keys = decode::warp_keys},
+          .recipe = recipe_of<make_recipe<name, tile, engine>>};
 }
 
 // `tile` but for the bytes of an element.
