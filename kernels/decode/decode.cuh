@@ -380,8 +380,7 @@ struct Decoder {
 template <class T, class KV, DecodeTile tile, class M>
 __device__ __forceinline__ void decode(const attn_decode_kernarg& a, const M& maps) {
   static_assert(tile.element_bytes == KV::bytes);
-  constexpr bool engine = Loader<KV, tile, M>::engine,
-                 takes_promise = engine && tile.row_groups == 1;
+  constexpr bool engine = Loader<KV, tile, M>::engine;
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   DecodeShared<tile>& shared = decode_shared<tile>();
   // The same in all lanes, which the compiler sees here.
@@ -401,13 +400,14 @@ __device__ __forceinline__ void decode(const attn_decode_kernarg& a, const M& ma
 #if __CUDA_ARCH__ >= 900
   if (engine) ptx::mbarrier_init_fence();
   ptx::grid_let_next_start();
-  if constexpr (takes_promise)
+  if constexpr (loader.takes_promise)
     if (a.prefix_stable && a.seqlen_q > 0) {
       guessed = find_work<tile>(a);
       if (loads && guessed.begin < guessed.end) early = loader.load_early(guessed);
     }
-  ptx::grid_wait();                                       // before any other access to memory
-  if (takes_promise && a.prefix_stable) __threadfence();  // L1 may have what was there before
+  ptx::grid_wait();  // before any other access to memory
+  if (loader.takes_promise && a.prefix_stable)
+    __threadfence();  // L1 may have what was there before
 #endif
   if (a.cu_seqlens_q) {
     if (warp == 0) store_rows_of_nobody<long long>(a, blockIdx.x, gridDim.x);

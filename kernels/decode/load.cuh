@@ -88,6 +88,8 @@ struct NoMaps {};
 template <class KV, DecodeTile tile, class M>
 struct Loader {
   static constexpr bool engine = !std::is_same_v<M, NoMaps>;
+  // ATTN_KV_PREFIX_STABLE, which is for short caches.
+  static constexpr bool takes_promise = engine && tile.row_groups == 1;
   static constexpr int head_dim = tile.head_dim, head_dim_v = tile.head_dim_v;
   const attn_decode_kernarg& a;
   const M& maps;

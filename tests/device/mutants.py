@@ -14,11 +14,13 @@ from pathlib import Path
 
 DECODE = "decode_sm80_bf16_d128"
 APPEND = "kv_append_sm80"
-TESTS = {DECODE: ["decode: random problems"], APPEND: ["kv_append: random layouts, lengths and values"]}
+EARLY = "decode_sm90_bf16_d128"
+TESTS = {DECODE: ["decode: random problems"], APPEND: ["kv_append: random layouts, lengths and values"],
+         EARLY: ["cuda: values that the kernel in front writes"]}
 # kernel, mistake, file, text, what it becomes
 MUTANTS = [
     (DECODE, "a split dropped", "decode/merge.cuh",
-     "read(from, to, step, r)", "read(from, to - 1, step, r)"),
+     "store_result(a, at, r, read(from, to, step, r))", "store_result(a, at, r, read(from, to - 1, step, r))"),
     (DECODE, "a page twice", "decode/load.cuh",
      "const int entry = (local + lane + 32 * i) / s.page_size;",
      "const int entry = (local + lane + 32 * i) / s.page_size & ~1;"),
@@ -28,6 +30,7 @@ MUTANTS = [
      "          parts.write("),
     (DECODE, "the neighbour's length", "decode/units.cuh",
      "segment_span(a.segment[i].lengths, b)", "segment_span(a.segment[i].lengths, (b + 1) % a.batch)"),
+    (EARLY, "the promise ignored", "decode/decode.cuh", "if (a.prefix_stable && a.seqlen_q > 0)", "if (a.seqlen_q > 0)"),
     (APPEND, "the neighbour's length", "sm80/kv_append_sm80.cu",
      "segment_span(a.lengths, token.b)", "segment_span(a.lengths, (token.b + 1) % a.batch)"),
     (APPEND, "the page in front", "sm80/kv_append_sm80.cu",
@@ -56,10 +59,11 @@ def compile_all(source, out, nvcc):
                     sys.exit(f"mutants: {mistake}: kernels/{file} has no {text!r}")
                 (kernels / file).write_text(before.replace(text, by))
             # sm_90 alone launches early, which code of compute_80 does not wait for.
-            subprocess.run([nvcc, "-fatbin", "-gencode", "arch=compute_80,code=sm_80",
-                            "-gencode", "arch=compute_90,code=[sm_90,compute_90]", "-std=c++20", "-O3",
+            source_file = next(kernels.glob(f"sm*/{kernel}.cu"))
+            older = ["-gencode", "arch=compute_80,code=sm_80"] if source_file.parent.name == "sm80" else []
+            subprocess.run([nvcc, "-fatbin", *older, "-gencode", "arch=compute_90,code=[sm_90,compute_90]", "-std=c++20", "-O3",
                             "-allow-unsupported-compiler", "-o", file_of(out, kernel, mistake),
-                            kernels / "sm80" / f"{kernel}.cu"], check=True)
+                            source_file], check=True)
             print(f"{kernel}: {mistake}: compiled", flush=True)
 
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <set>
 
+#include "attn/attn.hpp"
 #include "conformance/backend.h"
 #include "core/dtype.h"
 
