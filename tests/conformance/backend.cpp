@@ -36,7 +36,7 @@ bool every_kernel_ran() {
     const attn_context* context = backend_of(kernel.backend).context;
     if (!context) continue;
     const Image* image = nullptr;
-    if (!find_image(kernel.name, context->context->driver->device().arch, &image).ok()) continue;
+    if (!find_image(image_of(kernel), context->context->driver->device().arch, &image).ok()) continue;
     const uint64_t launches = launch_count(kernel);
     std::cout << "launched: " << kernel.name << " (" << image->arch << ") " << launches
               << std::endl;
