@@ -23,7 +23,7 @@ struct attn_dequantise_tensor {
 };
 
 struct attn_dequantise_segment {
-  attn_dequantise_tensor tensor[2];  // K, V; of a segment that stays where it is dst is null
+  attn_dequantise_tensor tensor[2];  // K, V
   attn_kv_lengths lengths;
   attn_pages pages;
   // Paged: [batch, table_pages], gets the pages of dst: b * table_pages + n, -1 where

@@ -105,7 +105,6 @@ __device__ __forceinline__ void convert_part(const attn_dequantise_kernarg& a, u
   const int b = int(item / a.parts % a.batch);
   const attn_dequantise_segment& s = a.segment[which / 2];
   const attn_dequantise_tensor& t = s.tensor[which % 2];
-  if (!t.dst) return;
   const int first = int(part) * a.part_keys;
   if (first >= s.lengths.capacity) return;
   const SeenRange seen = seen_range(a, int(which) / 2, b);

@@ -1,5 +1,5 @@
 // The kernels fwd_sm90_*_dequantised: dequantise_sm90 writes K and V of fp8 as q's type into the
-// workspace, where fwd_sm90_* reads them. Segments of q's type stay where they are.
+// workspace, where fwd_sm90_* reads them.
 #include "kernels/families.h"
 #include "kernels/sm90/dequantise_args.h"
 #include "kernels/sm90_forward.h"
@@ -15,9 +15,6 @@ constexpr int64_t max_workspace = int64_t{4} << 30;
 constexpr int64_t most_parts = 8;  // chunks of keys of an item of dequantise_sm90
 constexpr int64_t few_items = 16;  // of a multiprocessor
 
-bool is_dequantised(const Problem& p, const attn_segment& s) {
-  return s.k_type != p.q_type || s.v_type != p.q_type;
-}
 int64_t table_pages(const attn_segment& s) {
   return s.layout == ATTN_PAGED ? ceil_div(s.seqlen, s.page_size) : 0;
 }
@@ -37,7 +34,6 @@ constexpr int64_t aligned(int64_t bytes) {
   return ceil_div(bytes, int64_t{256}) * 256;
 }
 Place place(const Problem& p, const attn_segment& s, int64_t begin) {
-  if (!is_dequantised(p, s)) return {begin, begin, begin, begin};
   const int64_t row = rows(p, s) * p.heads_kv * dtype_bytes(p.q_type);
   const int64_t v = begin + aligned(row * p.head_dim), table = v + aligned(row * p.head_dim_v);
   return {begin, v, table, table + aligned(p.batch * table_pages(s) * int64_t{sizeof(int)})};
@@ -53,7 +49,6 @@ Place place_of(const Problem& p, int32_t i) {
 struct DequantisedSegments {
   static attn_segment segment(const Problem& p, int32_t i) {
     attn_segment s = p.segment[i];
-    if (!is_dequantised(p, s)) return s;
     s.k_type = s.v_type = p.q_type;
     s.k_descale = s.v_descale = ATTN_DESCALE_NONE;
     const bool paged = s.layout == ATTN_PAGED;
@@ -70,7 +65,6 @@ struct DequantisedSegments {
   static attn_segment_args args(const Problem& p, const Args& args, const Target& target,
                                 int32_t i) {
     attn_segment_args of = args.segment[i];
-    if (!is_dequantised(p, p.segment[i])) return of;
     const Place at = place_of(p, i);
     const char* workspace = static_cast<const char*>(target.workspace);
     of.k = workspace + at.k;
@@ -87,7 +81,6 @@ struct Cut {
 Cut cut_of(const Problem& p, const DeviceInfo& device) {
   int64_t longest = 0, chunks = 0;
   for (const attn_segment& s : p.segment) {
-    if (!is_dequantised(p, s)) continue;
     longest = std::max(longest, s.seqlen);
     chunks += 2 * p.batch * ceil_div(s.seqlen, int64_t{attn_dequantise_keys});
   }
@@ -106,7 +99,6 @@ void pack_dequantise(const Problem& p, const Args& args, const Target& target, P
     const attn_segment_args of = args.segment[i];
     attn_dequantise_segment& s = a.segment[i];
     s.lengths = kv_lengths(from, of);
-    if (!is_dequantised(p, from)) continue;
     const attn_segment_args dst = DequantisedSegments::args(p, args, target, i);
     const auto tensor = [&](const void* src, const void* dst, const attn_strides& stride,
                             attn_dtype type, int64_t dim, const attn_descale& descale) {
@@ -150,48 +142,60 @@ std::string few_rows(const Problem& p) {
   return join("for ", rows, " rows, queries times heads_q / heads_kv, a later kernel is faster");
 }
 
-Status check(const Problem& p) {
+Status check(const Problem& p, const DeviceInfo& device) {
   if (p.q_descale != ATTN_DESCALE_NONE)
     return unsupported("q_descale is ", int(p.q_descale), "; accepted: none (0)");
-  bool any = false;
   for (int32_t i = 0; i < p.num_segments; ++i) {
     const attn_segment& s = p.segment[i];
-    const bool dequantised = is_dequantised(p, s);
-    const bool fp8 = fp8_of_cuda & type_bit(s.k_type) && fp8_of_cuda & type_bit(s.v_type);
-    if (dequantised && !fp8)
-      return unsupported("segments[", i, "]: k_type is ", dtype_name(s.k_type), ", v_type ",
-                         dtype_name(s.v_type), "; accepted: both f8_e4m3fn or f8_e5m2, or both ",
-                         dtype_name(p.q_type));
-    for (const attn_descale_kind kind : {s.k_descale, s.v_descale}) {
+    for (const auto& [name, kind] :
+         {std::pair{"k_descale", s.k_descale}, {"v_descale", s.v_descale}}) {
       if (kind == ATTN_DESCALE_NONE) continue;
-      if (!dequantised)
-        return unsupported("segments[", i, "]: descale is ", int(kind), " over k and v of ",
-                           dtype_name(p.q_type), "; accepted: none (0)");
       if (p.q_type == ATTN_F16)
-        return unsupported("segments[", i, "]: descale is ", int(kind),
-                           " with q of f16, beyond which a product may be; accepted: none (0)");
-      const int64_t blocks = ceil_div(s.seqlen, std::max<int64_t>(1, s.descale_block_keys));
-      if (kind == ATTN_DESCALE_BLOCK && p.heads_kv * blocks > INT32_MAX)
-        return unsupported("heads_kv * ceil(seqlen / ", s.descale_block_keys, ") is ",
-                           p.heads_kv * blocks, "; accepted with descales per block: up to ",
-                           int64_t{INT32_MAX});
+        return unsupported("segments[", i, "]: ", name, " is ", int(kind),
+                           " with q of f16, whose range the product may leave; accepted: none (0)");
+      if (kind != ATTN_DESCALE_BLOCK) continue;
+      const int64_t descales = p.heads_kv * ceil_div(s.seqlen, s.descale_block_keys);
+      if (descales > INT32_MAX)
+        return unsupported("heads_kv * ceil(seqlen / ", s.descale_block_keys, ") is ", descales,
+                           "; accepted with descales per block: up to ", int64_t{INT32_MAX});
     }
     if (s.layout == ATTN_PAGED && s.num_pages > INT32_MAX)
       return unsupported("num_pages is ", s.num_pages, "; accepted: up to ", int64_t{INT32_MAX});
-    any |= dequantised;
   }
-  if (!any) return unsupported("k and v are of q's type in all segments; accepted: fp8 in one");
-  // Counted in steps that do not overflow.
-  int64_t bytes = 0;
-  for (const attn_segment& s : p.segment) {
-    if (!is_dequantised(p, s)) continue;
-    const int64_t row = p.heads_kv * (p.head_dim + p.head_dim_v) * dtype_bytes(p.q_type);
-    if (row > max_workspace || rows(p, s) > max_workspace / row) bytes = max_workspace + 1;
-  }
-  if (bytes == 0) bytes = place_of(p, p.num_segments - 1).end;
-  if (bytes > max_workspace)
-    return unsupported("k and v as ", dtype_name(p.q_type), " would take a workspace of more than ",
-                       max_workspace, " bytes");
+  double bytes = 0;  // which integers may not hold
+  for (const attn_segment& s : p.segment)
+    bytes += double(s.layout == ATTN_PACKED ? s.total : p.batch) *
+             double(s.layout == ATTN_PACKED ? 1 : rows_of_sequence(s)) * double(p.heads_kv) *
+             double(dtype_bytes(p.q_type, p.head_dim + p.head_dim_v));
+  if (bytes > double(max_workspace))
+    return unsupported("k and v as ", dtype_name(p.q_type), " take a workspace of ", bytes,
+                       " bytes; accepted: up to ", max_workspace);
+  const Cut cut = cut_of(p, device);
+  if (cut.items > max_grid)
+    return unsupported("2 * num_segments * batch * ceil(seqlen / ", cut.part_keys, ") is ",
+                       cut.items, "; accepted: up to ", max_grid);
+  return {};
+}
+
+Step dequantise_step(const Problem& p, const DeviceInfo& device) {
+  const int64_t items = cut_of(p, device).items;
+  const int64_t vectors = p.heads_kv * std::max(p.head_dim, p.head_dim_v);  // of a chunk of keys
+  const int64_t threads = std::min<int64_t>(ceil_div(vectors, int64_t{32}) * 32,  //
+                                            attn_dequantise_threads);
+  const int64_t blocks = p.max_sms > 0 ? std::min(items, multiprocessors(p, device)) : items;
+  return {.image = dequantise_image,
+          .kernarg_bytes = sizeof(attn_dequantise_kernarg),
+          .launch = {.grid = {uint32_t(blocks), 1, 1},
+                     .block = {uint32_t(threads), 1, 1},
+                     .starts_early = true},
+          .pack = pack_of<pack_dequantise>};
+}
+
+template <attn_dtype type, Text variant, sm90::Tile tile, unsigned with>
+Status add_forward(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
+  ATTN_TRY(sm90::check<DequantisedSegments>(p, device, tile, with));
+  recipe->steps.push_back(sm90::forward_step<tile, with, DequantisedSegments>(
+      kernel_name<"fwd_sm90_", type, variant>.text, p, device));
   return {};
 }
 
@@ -199,43 +203,20 @@ Status check(const Problem& p) {
 // one of pages.
 template <attn_dtype type, Text dims, sm90::Tile tile, sm90::Tile score>
 Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
-  ATTN_TRY(check(p));
-  const auto forward = [&]<sm90::Tile used, unsigned with, Text variant>() -> Status {
-    ATTN_TRY((sm90::check<DequantisedSegments>(p, device, used, with)));
-    recipe->steps.push_back(sm90::forward_step<used, with, DequantisedSegments>(
-        kernel_name<"fwd_sm90_", type, variant>.text, p, device));
-    return {};
-  };
+  ATTN_TRY(check(p, device));
   recipe->passed_over = few_rows(p);
   recipe->workspace = size_t(place_of(p, p.num_segments - 1).end);
-  const Cut cut = cut_of(p, device);
-  if (cut.items > max_grid)
-    return unsupported("2 * num_segments * batch * ceil(seqlen / ", cut.part_keys, ") is ",
-                       cut.items, "; accepted: up to ", max_grid);
-  const int64_t vectors = p.heads_kv * std::max(p.head_dim, p.head_dim_v);
-  const int64_t blocks =
-      p.max_sms > 0 ? std::min(cut.items, multiprocessors(p, device)) : cut.items;
-  recipe->steps.push_back(
-      {.image = dequantise_image,
-       .kernarg_bytes = sizeof(attn_dequantise_kernarg),
-       .launch = {.grid = {uint32_t(blocks), 1, 1},
-                  .block = {uint32_t(std::min<int64_t>(ceil_div(vectors, int64_t{32}) * 32,
-                                                       attn_dequantise_threads)),
-                            1, 1},
-                  .starts_early = true},
-       .pack = pack_of<pack_dequantise>});
+  recipe->steps.push_back(dequantise_step(p, device));
   if constexpr (score.keys > 0) {
-    const bool paged = p.needs.features & feature_paged_kv;
-    const bool scored =
-        p.softcap > 0 || p.has(ATTN_ALIBI) || p.has(ATTN_SPLIT_INVARIANT) || p.scale <= 0;
-    if (scored && paged)
-      return forward
-          .template operator()<score, with_score_and_pages, Text(dims).append("_score_paged")>();
-    if (scored)
-      return forward.template operator()<score, with_score, Text(dims).append("_score")>();
-    if (paged) return forward.template operator()<tile, with_pages, Text(dims).append("_paged")>();
+    constexpr Text paged = Text(dims).append("_paged"), scored = Text(dims).append("_score"),
+                   both = Text(scored).append("_paged");
+    const bool pages = p.needs.features & feature_paged_kv;
+    if (p.softcap > 0 || p.has(ATTN_ALIBI | ATTN_SPLIT_INVARIANT) || p.scale <= 0)
+      return pages ? add_forward<type, both, score, with_score_and_pages>(p, device, recipe)
+                   : add_forward<type, scored, score, with_score>(p, device, recipe);
+    if (pages) return add_forward<type, paged, tile, with_pages>(p, device, recipe);
   }
-  return forward.template operator()<tile, plain, dims>();
+  return add_forward<type, dims, tile, plain>(p, device, recipe);
 }
 
 template <attn_dtype type, Text dims, sm90::Tile tile, sm90::Tile score = {}>
@@ -247,7 +228,7 @@ constexpr Kernel row() {
       .op = Op::forward,
       .backend = ATTN_BACKEND_CUDA,
       .limits = {.in_types = type_bit(type),
-                 .kv_types = fp8_of_cuda | type_bit(type),
+                 .kv_types = fp8_of_cuda,
                  .out_types = float_types,
                  .flags = forward_flags | (all ? ATTN_ALIBI | ATTN_SPLIT_INVARIANT : 0u),
                  .features = forward_features | feature_segments | feature_mixed_kv_types |
