@@ -199,60 +199,58 @@ Status add_forward(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   return {};
 }
 
-// tile: of fwd_sm90_*; score: of fwd_sm90_*_score, keys 0: there is none for these dimensions, nor
-// one of pages.
-template <attn_dtype type, Text dims, sm90::Tile tile, sm90::Tile score>
+// fwd_sm90_* of `dims`, and of `other` where there are pages or scores are changed.
+template <attn_dtype type, Text dims, sm90::Tile tile, Text other, sm90::Tile paged,
+          sm90::Tile score>
 Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   ATTN_TRY(check(p, device));
   recipe->passed_over = few_rows(p);
   recipe->workspace = size_t(place_of(p, p.num_segments - 1).end);
   recipe->steps.push_back(dequantise_step(p, device));
-  if constexpr (score.keys > 0) {
-    constexpr Text paged = Text(dims).append("_paged"), scored = Text(dims).append("_score"),
-                   both = Text(scored).append("_paged");
-    const bool pages = p.needs.features & feature_paged_kv;
-    if (p.softcap > 0 || p.has(ATTN_ALIBI | ATTN_SPLIT_INVARIANT) || p.scale <= 0)
-      return pages ? add_forward<type, both, score, with_score_and_pages>(p, device, recipe)
-                   : add_forward<type, scored, score, with_score>(p, device, recipe);
-    if (pages) return add_forward<type, paged, tile, with_pages>(p, device, recipe);
-  }
-  return add_forward<type, dims, tile, plain>(p, device, recipe);
+  constexpr Text of_score = Text(other).append("_score"), of_pages = Text(other).append("_paged"),
+                 of_both = Text(of_score).append("_paged");
+  const bool pages = p.needs.features & feature_paged_kv;
+  if (p.softcap > 0 || p.has(ATTN_ALIBI | ATTN_SPLIT_INVARIANT) || p.scale <= 0)
+    return pages ? add_forward<type, of_both, score, with_score_and_pages>(p, device, recipe)
+                 : add_forward<type, of_score, score, with_score>(p, device, recipe);
+  return pages ? add_forward<type, of_pages, paged, with_pages>(p, device, recipe)
+               : add_forward<type, dims, tile, plain>(p, device, recipe);
 }
 
-template <attn_dtype type, Text dims, sm90::Tile tile, sm90::Tile score = {}>
+template <attn_dtype type, Text dims, sm90::Tile tile, Text other, sm90::Tile paged,
+          sm90::Tile score>
 constexpr Kernel row() {
-  constexpr bool all = score.keys > 0;
   constexpr Text variant = Text(dims).append("_dequantised");
-  return {
-      .name = kernel_name<"fwd_sm90_", type, variant>.text,
-      .op = Op::forward,
-      .backend = ATTN_BACKEND_CUDA,
-      .limits = {.in_types = type_bit(type),
-                 .kv_types = fp8_of_cuda,
-                 .out_types = float_types,
-                 .flags = forward_flags | (all ? ATTN_ALIBI | ATTN_SPLIT_INVARIANT : 0u),
-                 .features = forward_features | feature_segments | feature_mixed_kv_types |
-                             feature_descale_tensor | feature_descale_head | feature_descale_block |
-                             (all ? feature_softcap | feature_paged_kv : 0u),
-                 .head_dim = {.multiple = attn_dequantise_elements, .max = tile.head_dim},
-                 .head_dim_v = {.multiple = attn_dequantise_elements, .max = tile.head_dim_v},
-                 .page_size = {.multiple = attn_dequantise_keys}},
-      .numerics = {.weights = type,
-                   .rows = 16,
-                   .keys = tile.keys,
-                   .largest_score = sm90::largest_score(type, plain),
-                   .rounds_kv = true},
-      .recipe = recipe_of<make_recipe<type, dims, tile, score>>,
-      .first_image = dequantise_image,
-      .image = kernel_name<"fwd_sm90_", type, dims>.text};
+  return {.name = kernel_name<"fwd_sm90_", type, variant>.text,
+          .op = Op::forward,
+          .backend = ATTN_BACKEND_CUDA,
+          .limits = {.in_types = type_bit(type),
+                     .kv_types = fp8_of_cuda,
+                     .out_types = float_types,
+                     .flags = forward_flags | ATTN_ALIBI | ATTN_SPLIT_INVARIANT,
+                     .features = forward_features | feature_segments | feature_paged_kv |
+                                 feature_softcap | feature_mixed_kv_types | feature_descale_tensor |
+                                 feature_descale_head | feature_descale_block,
+                     .head_dim = {.multiple = attn_dequantise_elements, .max = tile.head_dim},
+                     .head_dim_v = {.multiple = attn_dequantise_elements, .max = tile.head_dim_v},
+                     .page_size = {.multiple = attn_dequantise_keys}},
+          .numerics = {.weights = type,
+                       .rows = 16,
+                       .keys = tile.keys,
+                       .largest_score = sm90::largest_score(type, plain),
+                       .rounds_kv = true},
+          .recipe = recipe_of<make_recipe<type, dims, tile, other, paged, score>>,
+          .first_image = dequantise_image,
+          .image = kernel_name<"fwd_sm90_", type, dims>.text};
 }
 
 template <attn_dtype type>
 constexpr std::array rows_of = {
-    row<type, "d64", sm90::tile_d64, sm90::tile_d64_score>(),
-    row<type, "d128", sm90::tile_d128, sm90::tile_d128_score>(),
-    row<type, "d192_dv128", sm90::tile_d192_dv128>(),
-    row<type, "d256", sm90::tile_d256, sm90::tile_d256_score>(),
+    row<type, "d64", sm90::tile_d64, "d64", sm90::tile_d64, sm90::tile_d64_score>(),
+    row<type, "d128", sm90::tile_d128, "d128", sm90::tile_d128, sm90::tile_d128_score>(),
+    row<type, "d192_dv128", sm90::tile_d192_dv128, "d256", sm90::tile_d256,
+        sm90::tile_d256_score>(),
+    row<type, "d256", sm90::tile_d256, "d256", sm90::tile_d256, sm90::tile_d256_score>(),
 };
 constinit const std::array all_rows = joined(rows_of<ATTN_BF16>, rows_of<ATTN_F16>);
 

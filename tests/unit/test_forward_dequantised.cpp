@@ -213,6 +213,8 @@ TEST_CASE("sm90 dequantised: which kernel reads the workspace", "[plan]") {
   Input wide(1, ATTN_BF16, 192);
   wide.problem.head_dim_v = 128;
   CHECK(wide.second_image("fwd_sm90_bf16_d192_dv128_dequantised") == "fwd_sm90_bf16_d192_dv128");
+  wide.problem.softcap = 3;
+  CHECK(wide.second_image("fwd_sm90_bf16_d192_dv128_dequantised") == "fwd_sm90_bf16_d256_score");
 }
 
 TEST_CASE("sm90 dequantised: what is declined", "[plan]") {
@@ -286,7 +288,6 @@ TEST_CASE("sm90 dequantised: which problems the plan gives it", "[plan]") {
   CHECK(chosen(queries(12)) == "decode_sm90_fp8_d128_r48");
   CHECK(chosen(queries(13)) == kernel);
   CHECK(chosen(queries(100, Input(8))) == kernel);
-  CHECK(chosen(queries(100, Input(9))) == "decode_sm90_fp8_d128_r48");
   CHECK(chosen(queries(4, Input(1, ATTN_F16, 256))) == "decode_sm90_fp8_d256");
   CHECK(chosen(queries(5, Input(1, ATTN_F16, 256))) == "fwd_sm90_f16_d256_dequantised");
   CHECK(chosen(queries(100, Input(1, ATTN_BF16, 64))) == "fwd_sm90_bf16_d64_dequantised");
@@ -299,8 +300,6 @@ TEST_CASE("sm90 dequantised: which problems the plan gives it", "[plan]") {
   Input wide(1, ATTN_BF16, 192);
   wide.problem.head_dim_v = 128;
   CHECK(chosen(wide) == "fwd_sm90_bf16_d192_dv128_dequantised");
-  wide.problem.softcap = 3;
-  CHECK(chosen(wide) == "fwd_sm90_bf16_d256_dequantised");
   // K and V of q's type have no codes.
   Input same;
   same.segment[0].k_type = same.segment[0].v_type = ATTN_BF16;
