@@ -63,7 +63,7 @@ __device__ SeenRange seen_range(const attn_dequantise_kernarg& a, int segment, i
           clamp(a.mask.keys(queries - 1, queries, all).end - before, 0, length)};
 }
 
-// Rows of src and of dst that follow each other.
+// Rows of src and of dst that follow each other, of keys in one block of descales.
 struct Rows {
   long long entry, src, dst;
   int count;
@@ -72,21 +72,26 @@ struct Rows {
 template <class Codes, class Element>
 __device__ __forceinline__ void convert(const attn_dequantise_tensor& t, int heads, int b, int key,
                                         const Rows& rows) {
-  const unsigned chunks = t.dim / count, of_row = heads * chunks;
-  unsigned short* dst = static_cast<unsigned short*>(t.dst) + rows.dst * of_row * count;
-  for (unsigned i = threadIdx.x; i < rows.count * of_row; i += blockDim.x) {
-    const unsigned row = i / of_row, h = i % of_row / chunks, chunk = i % of_row % chunks;
-    float x[count];
-    Codes::read(t.src,
-                rows.entry * t.src_stride[0] + (rows.src + row) * t.src_stride[1] +
-                    h * t.src_stride[2] + chunk * count,
-                x);
-    if (t.descale.at) {
-      const float descale = *descale_at(t.descale, b, int(h), key + int(row));
+  // Vectors of a head and of a row. A thread has some of a row each time, or the same of some rows.
+  const unsigned of_head = t.dim / count, of_row = heads * of_head;
+  const unsigned first = threadIdx.x / of_row, step = max(blockDim.x / of_row, 1u);
+  if (first >= step) return;
+  for (unsigned column = threadIdx.x % of_row; column < of_row; column += blockDim.x) {
+    const int h = int(column / of_head);
+    const float descale = t.descale.at ? *descale_at(t.descale, b, h, key) : 1;
+    long long src = rows.entry * t.src_stride[0] + (rows.src + first) * t.src_stride[1] +
+                    h * t.src_stride[2] + column % of_head * count;
+    unsigned short* dst =
+        static_cast<unsigned short*>(t.dst) + ((rows.dst + first) * of_row + column) * count;
+    for (int row = int(first); row < rows.count; row += int(step)) {
+      float x[count];
+      Codes::read(t.src, src, x);
 #pragma unroll
       for (float& value : x) value *= descale;
+      store<Element>(dst, x);
+      src += step * t.src_stride[1];
+      dst += (long long)step * of_row * count;
     }
-    store<Element>(dst + (long long)i * count, x);
   }
 }
 
@@ -133,7 +138,7 @@ __device__ __forceinline__ void convert_part(const attn_dequantise_kernarg& a, u
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(attn_dequantise_threads)
+extern "C" __global__ void __launch_bounds__(attn_dequantise_threads, 6)
     dequantise_sm90(const __grid_constant__ attn_dequantise_kernarg a) {
   ptx::grid_let_next_start();
   ptx::grid_wait();
