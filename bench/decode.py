@@ -2,6 +2,7 @@
 
     python3 bench/decode.py --lib build/release/lib/libattn.so --read build/release/kernels/read_sm80.compute_80.ptx
     python3 bench/decode.py --lib new=a/libattn.so --lib old=b/libattn.so --only anchors,short --out docs/measured/NAME.json
+    python3 bench/decode.py --lib chosen=a/libattn.so --lib r48=a/libattn.so@decode_sm90_fp8_d128_r48 --only prefill,chunks
 
 A figure is microseconds per launch of a graph of up to 50. "cold": caches in turn that are larger than 200 MB together;
 "warm": one. GB/s count K and V once. `read` is what read_sm80 takes to read as many bytes in such a graph.
@@ -57,10 +58,12 @@ def all_cells():
     rows += [replace(fp8[3], group="rows", seqlen_q=8), Cell("rows", 4, 32, 8, 1024, seqlen_q=12), Cell("rows", 64, 8, 8, 8192), Cell("rows", 16, 128, 8, 8192),
             Cell("rows", 64, 32, 8, 8192, dim=64), Cell("rows", 32, 32, 8, 8192, dim=256)]
     prefill = [Cell("prefill", 1, 32, 8, 8192, page=page, seqlen_q=2048) for page in (0, 64, 16)]
-    prefill += [replace(prefill[1], kv="e4m3"), Cell("prefill", 64, 16, 16, 512, seqlen_q=48)]
+    prefill += [replace(cell, kv="e4m3") for cell in prefill] + [Cell("prefill", 64, 16, 16, 512, seqlen_q=48)]
+    chunks = [Cell("chunks", 4, 32, heads_kv, 8192, kv="e4m3", page=64, seqlen_q=seqlen_q)
+              for heads_kv in (8, 32) for seqlen_q in (16, 32, 64, 128, 256, 512)]
     fixed = [replace(cell, group="fixed", fixed_split=split) for cell in (anchors[3], fp8[3]) for split in (512, 2048)]
     fixed += [replace(cell, group="fixed", fixed_split=1024) for cell in (anchors[1], prefill[0])]
-    return anchors + short + fp8 + pages + rows + prefill + fixed
+    return anchors + short + fp8 + pages + rows + prefill + chunks + fixed
 
 
 class Inputs:
@@ -102,7 +105,7 @@ def expected(torch, cell, inputs):
 
 # ---- contenders: label -> calls, one per set of inputs ----------------------------------------------------------------
 
-def libattn_calls(library, cell, inputs, torch, parts):
+def libattn_calls(library, kernel, cell, inputs, torch, parts):
     from contenders import CAUSAL, KV_PREFIX_STABLE, Args, Plan, Problem, Segment, SegmentArgs, TYPE_OF, make
     import ctypes as c
     kind, q_kind = TYPE_OF[inputs.sets[0][1].dtype], TYPE_OF[torch.bfloat16]
@@ -111,7 +114,8 @@ def libattn_calls(library, cell, inputs, torch, parts):
     segment = make(Segment, k_type=kind, v_type=kind, **layout)
     problem = make(Problem, batch=cell.batch, heads_q=cell.heads, heads_kv=cell.heads_kv, head_dim=cell.dim,
                    seqlen_q=cell.seqlen_q, q_type=q_kind, num_segments=1, segments=c.pointer(segment),
-                   flags=CAUSAL | (KV_PREFIX_STABLE if cell.promise else 0), fixed_split=cell.fixed_split)
+                   flags=CAUSAL | (KV_PREFIX_STABLE if cell.promise else 0), fixed_split=cell.fixed_split,
+                   kernel=kernel.encode() or None)
     plan = Plan(library, problem)
     out = torch.empty_like(inputs.sets[0][0])
     table = inputs.table.data_ptr() if cell.page else None
@@ -207,7 +211,8 @@ def measure(options, cells):
     from timing import Launches, Nvml, take_rounds
     torch.zeros(1, device="cuda")
     paths = dict(one.split("=", 1) if "=" in one else ("libattn", one) for one in options.lib)
-    libraries = {label: Libattn(str(pathlib.Path(path).resolve())) for label, path in paths.items()}
+    libraries = {label: (Libattn(str(pathlib.Path(path.partition("@")[0]).resolve())), path.partition("@")[2])
+                 for label, path in paths.items()}
     nvml = Nvml()
     result = {"date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"), "commit": options.commit,
               "gpu": {"name": torch.cuda.get_device_name(), "driver": nvml.driver(), "before": nvml.state()},
@@ -229,9 +234,9 @@ def measure(options, cells):
                 calls[name] = made
             except Exception as error:  # each package has its own for "not here" and "not this problem"
                 row["missing"][name] = (str(error) or type(error).__name__).splitlines()[0][:200]
-        for label, library in libraries.items():
+        for label, (library, kernel) in libraries.items():
             parts = {}
-            add(label, lambda: libattn_calls(library, cell, inputs, torch, parts))
+            add(label, lambda: libattn_calls(library, kernel, cell, inputs, torch, parts))
             row["kernels"][label] = parts.get("kernel")
         if not options.alone:
             add("cudnn", lambda: cudnn_calls(cell, inputs, torch))
@@ -266,7 +271,8 @@ def measure(options, cells):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lib", action="append", required=True, metavar="[LABEL=]PATH", help="a build of libattn.so")
+    parser.add_argument("--lib", action="append", required=True, metavar="[LABEL=]PATH[@KERNEL]",
+                        help="a build of libattn.so, and the kernel it is to take instead of the plan's")
     parser.add_argument("--read", metavar="FILE", help="read_sm80 as PTX or cubin")
     parser.add_argument("--fa3", metavar="FILE", help="vllm's _vllm_fa3_C.abi3.so")
     parser.add_argument("--only", default="", help="comma-separated groups")

@@ -97,7 +97,7 @@ Json kernel_json(const Kernel& k) {
     runs = k.host->runs_here();
   }
   for (const Image& image : images())
-    if (std::strcmp(image.name, k.name) == 0) archs.push_back(image.arch);
+    if (std::strcmp(image.name, image_of(k)) == 0) archs.push_back(image.arch);
   JsonObject row = {{"name", k.name},
                     {"op", op_name(k.op)},
                     {"backend", attn_backend_string(k.backend)},

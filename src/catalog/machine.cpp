@@ -11,7 +11,7 @@ std::string without_code(const char* image, const Machine& machine) {
 }
 
 std::string absent(const Kernel& kernel, const Machine& machine) {
-  if (!machine.host_memory()) return without_code(kernel.name, machine);
+  if (!machine.host_memory()) return without_code(image_of(kernel), machine);
   if (!kernel.host) return "not in this build";
   if (!kernel.host->runs_here()) return join("this processor has no ", kernel.host->isa);
   return "";

@@ -4,15 +4,16 @@
 
 namespace attn {
 
-std::span<const Kernel> host_forward_rows();    // host.cpp
-std::span<const Kernel> decode_forward_rows();  // decode.cpp: decode_*
-std::span<const Kernel> sm90_forward_rows();    // sm90_forward.cpp: fwd_sm90_*
-std::span<const Kernel> sm80_forward_rows();    // sm80_forward.cpp: fwd_sm80_*
-std::span<const Kernel> gfx942_forward_rows();  // gfx942_forward.cpp: fwd_gfx942_fp8_*
-std::span<const Kernel> merge_rows();           // merge.cpp: merge_*
-std::span<const Kernel> quantize_rows();        // quantize.cpp: quantize_*
-std::span<const Kernel> kv_append_rows();       // kv_append.cpp: kv_append_*
-std::span<const Kernel> gfx942_convert_rows();  // gfx942_convert.cpp: convert_gfx942
-std::span<const Kernel> block_mask_rows();      // block_mask.cpp: mask_sm80
+std::span<const Kernel> host_forward_rows();      // host.cpp
+std::span<const Kernel> sm90_dequantised_rows();  // sm90_dequantised.cpp: fwd_sm90_*_dequantised
+std::span<const Kernel> decode_forward_rows();    // decode.cpp: decode_*
+std::span<const Kernel> sm90_forward_rows();      // sm90_forward.cpp: fwd_sm90_*
+std::span<const Kernel> sm80_forward_rows();      // sm80_forward.cpp: fwd_sm80_*
+std::span<const Kernel> gfx942_forward_rows();    // gfx942_forward.cpp: fwd_gfx942_fp8_*
+std::span<const Kernel> merge_rows();             // merge.cpp: merge_*
+std::span<const Kernel> quantize_rows();          // quantize.cpp: quantize_*
+std::span<const Kernel> kv_append_rows();         // kv_append.cpp: kv_append_*
+std::span<const Kernel> gfx942_convert_rows();    // gfx942_convert.cpp: convert_gfx942
+std::span<const Kernel> block_mask_rows();        // block_mask.cpp: mask_sm80
 
 }  // namespace attn

@@ -43,6 +43,7 @@ struct Numerics {
   bool last_tile_first = false;  // the order of tiles
   bool rounded_sums = false;     // the row sum has P as rounded
   int largest_score = 127;       // results are stated for scores up to this power of 2
+  bool rounds_kv = false;        // K and V times their descales are rounded to q's type
 };
 
 struct Step;
@@ -98,7 +99,11 @@ struct Kernel {
   const HostKernel* host = nullptr;   // reference and cpu; nullptr if this build leaves it out
   MakeRecipe recipe = nullptr;        // cuda and hip
   const char* first_image = nullptr;  // of a step before that with the kernel's own image
+  const char* image = nullptr;        // the kernel's own; nullptr: of its name
 };
+constexpr const char* image_of(const Kernel& kernel) {
+  return kernel.image ? kernel.image : kernel.name;
+}
 
 namespace detail {
 

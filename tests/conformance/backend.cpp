@@ -36,7 +36,8 @@ bool every_kernel_ran() {
     const attn_context* context = backend_of(kernel.backend).context;
     if (!context) continue;
     const Image* image = nullptr;
-    if (!find_image(kernel.name, context->context->driver->device().arch, &image).ok()) continue;
+    if (!find_image(image_of(kernel), context->context->driver->device().arch, &image).ok())
+      continue;
     const uint64_t launches = launch_count(kernel);
     std::cout << "launched: " << kernel.name << " (" << image->arch << ") " << launches
               << std::endl;
@@ -453,8 +454,34 @@ std::string compare_with_rounded(const Case& c, const Data& data, const Outputs&
   return text.str();
 }
 
+// Whether the kernel's results are stated for K and V rounded to q's type, and that changes any.
+static bool rounds_kv(const Case& c, const Kernel& kernel) {
+  return kernel.numerics.rounds_kv &&
+         std::any_of(c.segments.begin(), c.segments.end(), [](const SegmentCase& s) {
+           return s.k_descale != ATTN_DESCALE_NONE || s.v_descale != ATTN_DESCALE_NONE;
+         });
+}
+// By way of float32, as the product of code and descale is.
+static Data with_rounded_kv(const Case& c, const Data& data) {
+  Data rounded = data;
+  for (auto* rows : {&rounded.k_real, &rounded.v_real})
+    for (std::vector<double>& row : *rows)
+      for (double& x : row) {
+        unsigned char bytes[4];
+        encode_element(c.q_type, bytes, 0, double(float(x)), false);
+        x = decode_element(c.q_type, bytes, 0);
+      }
+  return rounded;
+}
+
 std::string compare(const Case& c, const Data& data, const Kernel& kernel, const Outputs& got,
                     const Outputs& want) {
+  if (rounds_kv(c, kernel)) {
+    const Data rounded = with_rounded_kv(c, data);
+    Kernel exact = kernel;
+    exact.numerics.rounds_kv = false;
+    return compare(c, rounded, exact, got, formula(c, rounded));
+  }
   const double out_scale = c.has(ATTN_OUT_SCALE) ? data.out_scale.as<float>()[0] : 1;
   const double range = dtype_is_fp8(c.out_type) ? type_info(c.out_type).max_finite
                                                 : std::numeric_limits<double>::infinity();
@@ -556,8 +583,14 @@ int check_case(const Case& c, const std::vector<const Kernel*>& kernels) {
     std::string error = got.error.empty() ? compare(c, data, *kernel, got, want) : got.error;
     // The largest of few errors scatters too much.
     if (error.empty() && kernel->recipe && c.q_type != ATTN_F32 && want.out.size() >= 1000) {
-      if (rounded.out.empty()) rounded = rounded_formula(c, data);
-      error = compare_with_rounded(c, data, got, want, rounded);
+      if (rounds_kv(c, *kernel)) {
+        const Data stated = with_rounded_kv(c, data);
+        error =
+            compare_with_rounded(c, stated, got, formula(c, stated), rounded_formula(c, stated));
+      } else {
+        if (rounded.out.empty()) rounded = rounded_formula(c, data);
+        error = compare_with_rounded(c, data, got, want, rounded);
+      }
     }
     if (error.empty())
       SUCCEED();

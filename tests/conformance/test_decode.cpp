@@ -17,23 +17,25 @@ constexpr attn_dtype q_types[] = {ATTN_BF16, ATTN_BF16, ATTN_F16, ATTN_F32};
 constexpr Arrange arranges[] = {Arrange::contiguous, Arrange::padded, Arrange::head_major,
                                 Arrange::interleaved};
 
-// Any combination of what decode kernels take; long enough for heads to be shared by blocks.
-Case random_case(uint64_t seed) {
+// Any combination of what decode kernels take; long enough for heads to be shared by blocks. Or of
+// more rows than they have at once, over fp8.
+Case random_case(uint64_t seed, bool prefill = false) {
   Case c;
-  c.name = "decode-" + std::to_string(seed);
+  c.name = (prefill ? "prefill-" : "decode-") + std::to_string(seed);
   c.seed = seed;
   Draw draw{seed, 131};
 
-  c.batch = 1 + draw(5);
-  c.heads_kv = 1 + draw(3);
+  c.batch = 1 + draw(prefill ? 3 : 5);
+  c.heads_kv = 1 + draw(prefill ? 2 : 3);
   const int64_t groups[] = {1, 1, 2, 3, 4, 5, 8, 16};
-  const int64_t group = draw.pick(groups);
+  const int64_t group = groups[draw(prefill ? 6 : std::size(groups))];
   c.heads_q = c.heads_kv * group;
   c.seqlen_q = draw.chance(2) ? 1 : 1 + draw(uint64_t(16 / group));
+  if (prefill) c.seqlen_q += 48 / group + draw(150);
   const int64_t dims[] = {16, 32, 64, 64, 80, 128, 128, 128, 192, 256};
   c.head_dim = draw.pick(dims);
   c.head_dim_v = c.head_dim == 192 ? 128 : draw.chance(5) ? draw.pick(dims) : c.head_dim;
-  c.q_type = draw.pick(q_types);
+  c.q_type = q_types[draw(prefill ? 3 : 4)];
   const attn_dtype out_types[] = {ATTN_F32, c.q_type, c.q_type, ATTN_F16, ATTN_BF16};
   c.out_type = draw.pick(out_types);
   c.q_arrange = arranges[draw(3)];
@@ -43,15 +45,16 @@ Case random_case(uint64_t seed) {
       c.lengths_q.push_back(int32_t(draw(uint64_t(c.seqlen_q) + 1)));
     c.lengths_q[size_t(draw(uint64_t(c.batch)))] = int32_t(c.seqlen_q);
   }
-  const attn_dtype kv_type = draw.chance(2)   ? c.q_type
-                             : draw.chance(2) ? ATTN_F8_E4M3FN
-                                              : ATTN_F8_E5M2;
+  const attn_dtype kv_type = !prefill && draw.chance(2) ? c.q_type
+                             : draw.chance(2)           ? ATTN_F8_E4M3FN
+                                                        : ATTN_F8_E5M2;
   const int64_t segments = draw.chance(4) ? 2 + draw(3) : 1;
   for (int64_t n = 0; n < segments; ++n) {
     SegmentCase s;
     const int64_t capacities[] = {1, 15, 63, 64, 65, 200, 257, 600, 1500};
     s.capacity = draw.pick(capacities);
     s.k_type = s.v_type = kv_type;
+    if (prefill && draw.chance(6)) s.v_type = ATTN_F8_E4M3FN;
     s.layout = attn_layout(draw.chance(2) ? 2 : draw(3));
     const int32_t page_sizes[] = {1, 3, 8, 16, 24, 32, 48, 64, 100, 128, 256};
     s.page_size = draw.pick(page_sizes);
@@ -60,8 +63,9 @@ Case random_case(uint64_t seed) {
         s.lengths.push_back(int32_t(draw.chance(6) ? 0 : draw(uint64_t(s.capacity) + 1)));
     }
     if (dtype_is_fp8(kv_type)) {
-      s.k_descale = attn_descale_kind(draw(4));
-      s.v_descale = attn_descale_kind(draw(4));
+      const bool any = !prefill || c.q_type == ATTN_BF16;  // f16 of many rows takes none
+      s.k_descale = attn_descale_kind(any ? draw(4) : 0);
+      s.v_descale = attn_descale_kind(any ? draw(4) : 0);
       s.descale_block_keys = draw.chance(2) ? 64 : 128;
     }
     s.arrange = draw.pick(arranges);
@@ -91,6 +95,12 @@ Case random_case(uint64_t seed) {
 TEST_CASE("decode: random problems") {
   const auto kernels = kernels_here(Op::forward, false);
   for (uint64_t seed = 1; seed <= random_share(400); ++seed) check_case(random_case(seed), kernels);
+}
+
+TEST_CASE("decode: random problems of many rows over fp8") {
+  const auto kernels = kernels_here(Op::forward, false);
+  for (uint64_t seed = 1; seed <= random_share(100); ++seed)
+    check_case(random_case(seed, true), kernels);
 }
 
 Case long_case(const char* name, int64_t batch, int64_t heads_q, int64_t heads_kv, int64_t keys,

@@ -24,7 +24,7 @@ BESIDE = {
     "asm": ["kernels/shared"],
 }
 # The parameter structs and tiles beside a kernel are there for its host side.
-SHARED_FILES = re.compile(r"(_args|tiles|key_walk)\.h$")
+SHARED_FILES = re.compile(r"(_args|tiles|key_walk|config)\.h$")
 # The outermost rooms include what they use.
 OUTER = ["python", "tools", "tests", "examples", "bench"]
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)

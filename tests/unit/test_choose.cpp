@@ -168,7 +168,15 @@ TEST_CASE("choose: few queries go to the decode kernels", "[plan]") {
   CHECK(chosen(h200, s).find("fwd_sm90_bf16_d128") != std::string::npos);
   s = token;
   s.kv_type = ATTN_F8_E4M3FN;
-  s.seqlen_q = 200;
+  s.seqlen_q = 12;  // 48 rows
+  CHECK(chosen(h200, s) == "\"decode_sm90_fp8_d128_r48\"");
+  s.seqlen_q = 13;
+  CHECK(chosen(h200, s) == "\"fwd_sm90_bf16_d128_dequantised\"");
+  s.page_size = 16;
+  CHECK(chosen(h200, s) == "\"fwd_sm90_bf16_d128_dequantised\"");
+  s.type = ATTN_F16;
+  CHECK(chosen(h200, s) == "\"fwd_sm90_f16_d128_dequantised\"");
+  s.seqlen = 1 << 23;  // K and V of 8 heads would be more than 4 GiB
   CHECK(chosen(h200, s) == "\"decode_sm90_fp8_d128_r48\"");
 }
 

@@ -1,0 +1,146 @@
+//# architectures sm_90
+// K and V of segments in codes of 8 bits, times their descales, as 16-bit floats that fwd_sm90_*
+// read. An item is a part of a sequence's keys or values; keys that no query sees stay unwritten.
+#include "../common/descale.cuh"
+#include "../common/element.cuh"
+#include "../common/lengths.cuh"
+#include "../ptx/convert_fp8.h"
+#include "../ptx/grid.h"
+#include "dequantise_args.h"
+
+namespace {
+
+using namespace attn;
+using namespace attn::device;
+
+constexpr int count = attn_dequantise_elements;
+constexpr int chunk_keys = attn_dequantise_keys;
+
+// Types of codes: `read` takes `count` elements from element `at` on, a multiple of `count`.
+template <auto f16_of_pair>
+struct Fp8 {
+  static __device__ __forceinline__ void read(const void* base, long long at, float (&x)[count]) {
+    const uint4 v =
+        __ldcs(reinterpret_cast<const uint4*>(static_cast<const unsigned char*>(base) + at));
+    const unsigned word[] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int k = 0; k < count; k += 2) {
+      const unsigned pair = f16_of_pair((unsigned short)(word[k / 4] >> k % 4 * 8));
+      x[k] = ptx::unpack_f16((unsigned short)pair);
+      x[k + 1] = ptx::unpack_f16((unsigned short)(pair >> 16));
+    }
+  }
+};
+using E4M3 = Fp8<ptx::f16_of_e4m3>;
+using E5M2 = Fp8<ptx::f16_of_e5m2>;
+
+template <class Element>
+__device__ __forceinline__ void store(unsigned short* to, const float (&x)[count]) {
+#pragma unroll
+  for (int k = 0; k < count; k += 8)
+    *reinterpret_cast<uint4*>(to + k) =
+        make_uint4(Element::pack(x[k], x[k + 1]), Element::pack(x[k + 2], x[k + 3]),
+                   Element::pack(x[k + 4], x[k + 5]), Element::pack(x[k + 6], x[k + 7]));
+}
+
+// Keys of a segment that some query of sequence b sees.
+struct SeenRange {
+  int begin, end;
+};
+__device__ SeenRange seen_range(const attn_dequantise_kernarg& a, int segment, int b) {
+  long long before = 0, all = 0;
+  int length = 0;
+  for (int i = 0; i < a.num_segments; ++i) {
+    if (i == segment) before = all;
+    const int keys = segment_span(a.segment[i].lengths, b).length;
+    if (i == segment) length = keys;
+    all += keys;
+  }
+  const int queries =
+      a.cu_seqlens_q ? packed_span(a.cu_seqlens_q, b, a.total_q, a.seqlen_q).length : a.seqlen_q;
+  if (queries == 0) return {0, 0};
+  return {clamp(a.mask.keys(0, queries, all).begin - before, 0, length),
+          clamp(a.mask.keys(queries - 1, queries, all).end - before, 0, length)};
+}
+
+// Rows of src and of dst that follow each other, of keys in one block of descales.
+struct Rows {
+  long long entry, src, dst;
+  int count;
+};
+
+template <class Codes, class Element>
+__device__ __forceinline__ void convert(const attn_dequantise_tensor& t, int heads, int b, int key,
+                                        const Rows& rows) {
+  // Vectors of a head and of a row. A thread has some of a row each time, or the same of some rows.
+  const unsigned of_head = t.dim / count, of_row = heads * of_head;
+  const unsigned first = threadIdx.x / of_row, step = max(blockDim.x / of_row, 1u);
+  if (first >= step) return;
+  for (unsigned column = threadIdx.x % of_row; column < of_row; column += blockDim.x) {
+    const int h = int(column / of_head);
+    const float descale = t.descale.at ? *descale_at(t.descale, b, h, key) : 1;
+    long long src = rows.entry * t.src_stride[0] + (rows.src + first) * t.src_stride[1] +
+                    h * t.src_stride[2] + column % of_head * count;
+    unsigned short* dst =
+        static_cast<unsigned short*>(t.dst) + ((rows.dst + first) * of_row + column) * count;
+    for (int row = int(first); row < rows.count; row += int(step)) {
+      float x[count];
+      Codes::read(t.src, src, x);
+#pragma unroll
+      for (float& value : x) value *= descale;
+      store<Element>(dst, x);
+      src += step * t.src_stride[1];
+      dst += (long long)step * of_row * count;
+    }
+  }
+}
+
+template <class Codes>
+__device__ __forceinline__ void convert(const attn_dequantise_kernarg& a,
+                                        const attn_dequantise_tensor& t, int b, int key,
+                                        const Rows& rows) {
+  if (a.dst_type == attn_element_f16)
+    convert<Codes, F16>(t, a.heads, b, key, rows);
+  else
+    convert<Codes, BF16>(t, a.heads, b, key, rows);
+}
+
+__device__ __forceinline__ void convert_part(const attn_dequantise_kernarg& a, unsigned item) {
+  const unsigned part = item % a.parts, which = item / a.parts / a.batch;
+  const int b = int(item / a.parts % a.batch);
+  const attn_dequantise_segment& s = a.segment[which / 2];
+  const attn_dequantise_tensor& t = s.tensor[which % 2];
+  const int first = int(part) * a.part_keys;
+  if (first >= s.lengths.capacity) return;
+  const SeenRange seen = seen_range(a, int(which) / 2, b);
+  const int end = min(seen.end, first + a.part_keys);
+  for (int key = max(first, seen.begin / chunk_keys * chunk_keys); key < end; key += chunk_keys) {
+    Rows rows{b, key, b * s.rows + key, min(chunk_keys, end - key)};
+    if (s.pages.block_table) {
+      const int n = key / s.pages.page_size,
+                page = s.pages.block_table[b * (long long)s.pages.max_pages + n];
+      const bool there = unsigned(page) < unsigned(s.pages.num_pages);
+      const int at = b * s.table_pages + n;
+      if (which % 2 == 0 && threadIdx.x == 0) s.table[at] = there ? at : -1;
+      if (!there) continue;
+      rows.entry = page;
+      rows.src = key % s.pages.page_size;
+    } else if (s.lengths.cu_seqlens) {
+      rows.entry = 0;
+      rows.src = rows.dst = segment_span(s.lengths, b).begin + key;
+    }
+    if (t.codes == attn_codes_e5m2)
+      convert<E5M2>(a, t, b, key, rows);
+    else
+      convert<E4M3>(a, t, b, key, rows);
+  }
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(attn_dequantise_threads, 6)
+    dequantise_sm90(const __grid_constant__ attn_dequantise_kernarg a) {
+  ptx::grid_let_next_start();
+  ptx::grid_wait();
+  for (unsigned item = blockIdx.x; item < a.items; item += gridDim.x) convert_part(a, item);
+}
