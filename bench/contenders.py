@@ -87,10 +87,17 @@ class BlockMask:
         self.library.lib.attn_block_mask_destroy(self.mask)
 
 
-class Libattn:
-    """One build of the library. `kernel`: None, or a name to demand, in which {dim} and {dtype} are the cell's."""
+class ContextOptions(c.Structure):
+    _fields_ = [("struct_size", c.c_size_t), ("device", c.c_int32), ("cpu_threads", c.c_int32), ("driver_path", c.c_char_p),
+                ("kernel_file", c.c_char_p), ("has_device", c.c_int32), ("interrupted", c.c_void_p),
+                ("interrupted_user", c.c_void_p)]
 
-    def __init__(self, path, kernel=None):
+
+class Libattn:
+    """One build of the library. `kernel`: None, or a name to demand, in which {dim} and {dtype} are the cell's.
+    `kernel_file`: device code in place of the library's own."""
+
+    def __init__(self, path, kernel=None, kernel_file=None):
         self.lib, self.kernel = c.CDLL(path), kernel
         for name in ("attn_last_error", "attn_plan_kernel", "attn_version"):
             getattr(self.lib, name).restype = c.c_char_p
@@ -99,7 +106,8 @@ class Libattn:
             getattr(self.lib, name).argtypes = [c.c_void_p]
         self.lib.attn_plan_destroy.restype = self.lib.attn_block_mask_destroy.restype = None
         self.context = c.c_void_p()
-        self.check(self.lib.attn_context_create(CUDA, None, c.byref(self.context)))
+        options = make(ContextOptions, kernel_file=kernel_file.encode() if kernel_file else None)
+        self.check(self.lib.attn_context_create(CUDA, c.byref(options), c.byref(self.context)))
 
     def check(self, status):
         if status:

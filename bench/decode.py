@@ -12,6 +12,7 @@ import datetime
 import json
 import math
 import pathlib
+import re
 import statistics
 from dataclasses import dataclass, replace
 
@@ -211,7 +212,9 @@ def measure(options, cells):
     from timing import Launches, Nvml, take_rounds
     torch.zeros(1, device="cuda")
     paths = dict(one.split("=", 1) if "=" in one else ("libattn", one) for one in options.lib)
-    libraries = {label: (Libattn(str(pathlib.Path(path.partition("@")[0]).resolve())), path.partition("@")[2])
+    files = dict(one.split("=", 1) for one in options.code)
+    libraries = {label: (Libattn(str(pathlib.Path(path.partition("@")[0]).resolve()),
+                                 kernel_file=files[label] if label in files else None), path.partition("@")[2])
                  for label, path in paths.items()}
     nvml = Nvml()
     result = {"date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"), "commit": options.commit,
@@ -273,9 +276,12 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lib", action="append", required=True, metavar="[LABEL=]PATH[@KERNEL]",
                         help="a build of libattn.so, and the kernel it is to take instead of the plan's")
+    parser.add_argument("--code", action="append", default=[], metavar="LABEL=FILE",
+                        help="device code in place of that of the build of this label")
     parser.add_argument("--read", metavar="FILE", help="read_sm80 as PTX or cubin")
     parser.add_argument("--fa3", metavar="FILE", help="vllm's _vllm_fa3_C.abi3.so")
     parser.add_argument("--only", default="", help="comma-separated groups")
+    parser.add_argument("--cells", default="", metavar="REGEX", help="of names of cells")
     parser.add_argument("--alone", action="store_true", help="without peers")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ms", type=float, default=60)
@@ -284,4 +290,4 @@ if __name__ == "__main__":
     parser.add_argument("--commit", default="")
     chosen = parser.parse_args()
     groups = chosen.only.split(",") if chosen.only else None
-    measure(chosen, [cell for cell in all_cells() if not groups or cell.group in groups])
+    measure(chosen, [cell for cell in all_cells() if (not groups or cell.group in groups) and re.search(chosen.cells, cell.name)])

@@ -423,7 +423,7 @@ __device__ __forceinline__ void decode(const attn_decode_kernarg& a, const M& ma
   if (loads) {
     if (early > 0 && !loader.same(work, guessed, early)) early = 0;
     loader.run(work, early);
-  } else if (tile.row_groups == 1 && a.seqlen_q * a.group <= 8) {
+  } else if (tile.row_groups == 1 && a.rows_taken <= 8) {
     Decoder<T, KV, tile, 8>{a, shared, group, merge}.run(work, ring);
   } else {
     Decoder<T, KV, tile, 16>{a, shared, group, merge}.run(work, ring);

@@ -30,6 +30,7 @@ struct attn_decode_kernarg {
   long long total_q;                     // packed q: tokens in q
   int batch, heads_q, heads_kv, group;   // group: query heads per K/V head
   int seqlen_q;                          // capacity
+  int rows_taken;  // sequences of more rows, queries times `group`, are another kernel's
   int head_dim, head_dim_v;
   int q_type, out_type;  // shared/types.h
   int kv_e5m2;           // fp8 K and V: e5m2, else e4m3

@@ -30,7 +30,7 @@ struct Sequence {
   __device__ __forceinline__ Sequence(const attn_decode_kernarg& a, int b) {
     const Span queries = a.cu_seqlens_q ? packed_span(a.cu_seqlens_q, b, a.total_q, a.seqlen_q)
                                         : Span{0, a.seqlen_q};
-    seqlen_q = queries.length;
+    seqlen_q = queries.length * a.group <= a.rows_taken ? queries.length : 0;
     q_begin = int(queries.begin);
     seqlen_kv = 0;
 #pragma unroll 1

@@ -65,6 +65,8 @@ struct attn_sm90_bias_kernarg : attn_sm90_forward_kernarg {
 struct attn_sm90_paged_kernarg : attn_sm90_forward_kernarg {
   attn_pages pages[attn_sm90_max_segments];
   int box_keys[attn_sm90_max_segments];  // of the maps of K and V: they divide page and tile
+  int lists;          // packed q: items are counted from the lengths, see query_list.cuh
+  int least_queries;  // then of sequences that have so many; others are another kernel's
 };
 
 #endif

@@ -10,10 +10,10 @@ namespace attn::sm90 {
 
 // The item that a block takes after its first: one that no other has taken. Whoever takes the last
 // one leaves the counter as it was.
-__device__ __forceinline__ unsigned next_item(const attn_sm90_forward_kernarg& a) {
-  if (a.items <= gridDim.x) return a.items;
+__device__ __forceinline__ unsigned next_item(const attn_sm90_forward_kernarg& a, unsigned items) {
+  if (items <= gridDim.x) return items;
   const unsigned before = atomicAdd(a.taken, 1);
-  if (before == a.items - 1) *a.taken = 0;
+  if (before == items - 1) *a.taken = 0;
   return gridDim.x + before;
 }
 
@@ -76,13 +76,12 @@ struct ItemWalk {
   }
 };
 
-// By all lanes of one warp. index: of the cluster's item, of which each block has a part.
+// By all lanes of one warp. at: the cluster's item, of which each block has a part.
 template <Tile tile>
-__device__ __forceinline__ void describe(const attn_sm90_forward_kernarg& a, unsigned index,
+__device__ __forceinline__ void describe(const attn_sm90_forward_kernarg& a, const QueryTile& at,
                                          Item& item) {
   constexpr int rows = tile.rows(), all_rows = tile.item_rows();
   const int lane = threadIdx.x % 32;
-  const QueryTile at = item_queries<tile>(a, index);
   const Span queries = a.cu_seqlens_q ? packed_span(a.cu_seqlens_q, at.b, a.total_q, a.seqlen_q)
                                       : Span{0, a.seqlen_q};
   int length = 0;

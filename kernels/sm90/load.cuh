@@ -1,11 +1,14 @@
 // The warpgroup that loads: queries of items, keys and values tile by tile, through the copy
 // engine.
 #pragma once
+#include <type_traits>
+
 #include "../ptx/load_shared.h"
 #include "../ptx/mbarrier.h"
 #include "../ptx/tma.h"
 #include "config.h"
 #include "items.cuh"
+#include "query_list.cuh"
 
 namespace attn::sm90 {
 
@@ -79,6 +82,12 @@ __device__ __forceinline__ void load_tile(unsigned to, const attn_tensor_map& ma
   }
 }
 
+struct NoList {
+  const attn_sm90_forward_kernarg& a;
+};
+template <Tile tile, unsigned with>
+using ListOf = std::conditional_t<(with & with_pages) != 0, QueryList<tile>, NoList>;
+
 // One warp takes items, describes them and loads their queries: an item when the one before it is
 // ending. Where Q has one place that is before the place is free.
 template <Tile tile, unsigned with>
@@ -89,8 +98,17 @@ __device__ __forceinline__ void load_items(const Kernarg<with>& a, Control& cont
   static_assert(item_slots >= tile.q_stages + 3);
   const bool leads = threadIdx.x % 32 == 0;
   unsigned index = blockIdx.x / tile.blocks;
+  unsigned items = a.items;
+  ListOf<tile, with> list{a};
+  if constexpr (with & with_pages)
+    if (a.lists) items = list.count();
   ItemOrder order;
   bool ordered = false;
+  const auto queries = [&](unsigned index) {
+    if constexpr (with & with_pages)
+      if (a.lists) return list.find(index);
+    return item_queries<tile>(a, index);
+  };
   const auto take = [&] {
     if constexpr (with & with_mask) {
       if (sorts_items(a)) {
@@ -106,7 +124,7 @@ __device__ __forceinline__ void load_items(const Kernarg<with>& a, Control& cont
     if (tile.blocks > 1)
       index += gridDim.x / tile.blocks;
     else
-      index = __shfl_sync(0xffffffff, leads ? next_item(a) : 0, 0);
+      index = __shfl_sync(0xffffffff, leads ? next_item(a, items) : 0, 0);
   };
   for (unsigned taken = 0, count = 0;; ++taken) {
     Item& item = control.item[count % item_slots];
@@ -116,12 +134,12 @@ __device__ __forceinline__ void load_items(const Kernarg<with>& a, Control& cont
     };
     if (tile.q_stages > 1) wait_place(0);
     // Not before: who is done early shall have the longest item that is left.
-    if (count > 0 && a.items > gridDim.x)
+    if (count > 0 && items > gridDim.x)
       ptx::mbarrier_wait(address(&control.ending), count - 1 & 1);
     if (taken > 0) take();
-    const bool any = index < a.items;
+    const bool any = index < items;
     if (any) {
-      describe<tile>(a, index, item);
+      describe<tile>(a, queries(index), item);
       __syncwarp();
       if constexpr (with & with_mask) narrow<tile>(a.block_mask, item);
       if constexpr (with & with_pages) begin_at_tile<tile>(item);

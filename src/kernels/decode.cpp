@@ -1,191 +1,14 @@
 // The kernels decode_*: few queries against many keys, of 16 bits as the queries or of fp8. They
 // differ by the head dimensions and rows they take, and by what brings K and V: in decode_sm90_*
 // the copy engine, whose boxes must each lie in one page.
-#include <numeric>
+#include "kernels/decode.h"
 
-#include "kernels/copy_engine.h"
-#include "kernels/cuda_forward.h"
-#include "kernels/decode/decode_args.h"
-#include "kernels/decode/decode_tiles.h"
 #include "kernels/families.h"
-#include "kernels/limits.h"
 
 namespace attn {
 namespace {
 
 constexpr uint32_t fp8_of_cuda = type_bit(ATTN_F8_E4M3FN) | type_bit(ATTN_F8_E5M2);
-constexpr int ring_bytes = 192 << 10;               // of the blocks of a multiprocessor
-constexpr int64_t few_units = 16, many_units = 48;  // of a block
-constexpr int64_t max_length = 1 << 30;             // keys of a sequence
-constexpr int block_reserve = 1024;  // shared memory that each block costs beside its own
-
-// With fixed_split each split has a slot in the workspace, up to this size; beyond that blocks take
-// whole row tiles.
-constexpr int64_t split_bytes_max = 512 << 20;
-
-// What a launch is made of.
-struct Shape {
-  int stages;
-  int64_t blocks;    // a multiple of columns_of()
-  int64_t splits;    // of a row tile at most; 0: without fixed_split
-  bool whole_heads;  // blocks take whole row tiles
-  int64_t slots;     // of the workspace
-};
-// See Work in kernels/decode/units.cuh.
-int64_t columns_of(const Problem& p, int64_t blocks) {
-  return std::min(p.heads_kv, blocks);
-}
-
-int64_t row_tiles(const Problem& p, const decode::DecodeTile& tile) {
-  return std::max<int64_t>(1, ceil_div(p.seqlen_q * p.group(), tile.rows()));
-}
-
-int64_t slot_bytes(const decode::DecodeTile& tile) {
-  return tile.rows() * (tile.head_dim_v + 2) * int64_t{sizeof(float)};
-}
-
-// As many stages as the device's shared memory has, and blocks as its multiprocessors have at once,
-// but no more than there can be units.
-Shape shape_of(const Problem& p, const DeviceInfo& device, const decode::DecodeTile& tile) {
-  using namespace decode;
-  const auto bytes = [&](int stages) {
-    return tile.shared_bytes(stages) + tile.static_shared_bytes();
-  };
-  int stages = std::clamp(ring_bytes / tile.blocks() / tile.stage_bytes(), 2, decode_max_stages);
-  while (stages > 2 && bytes(stages) > device.shared_bytes_max) --stages;
-  const int64_t fit = (device.shared_bytes_max + block_reserve) / (bytes(stages) + block_reserve);
-  int64_t units = 0, splits = 0;  // of a row tile
-  for (const attn_segment& s : p.segment) {
-    units += ceil_div(s.seqlen, unit_keys);
-    if (p.fixed_split > 0) splits += ceil_div(s.seqlen, p.fixed_split);
-  }
-  const int64_t tiles = p.batch * p.heads_kv * row_tiles(p, tile);
-  const int64_t all = tiles * std::max<int64_t>(1, units);
-  int64_t most = multiprocessors(p, device) * std::clamp<int64_t>(fit, 1, tile.blocks());
-  // With few units a block, what blocks cost that share a head outweighs what they load at once.
-  // With many, later blocks take what a slow multiprocessor leaves: some are up to a third slower,
-  // though hardly where fp8 keeps them busy.
-  // With max_sms there is no telling blocks where to run: there are no more than that.
-  if (all / most < few_units || p.max_sms > 0)
-    most = multiprocessors(p, device);
-  else
-    most *= std::clamp<int64_t>(all / most / many_units, 1, tile.element_bytes == 2 ? 4 : 1);
-  Shape shape = {.stages = stages};
-  int64_t shares = all;
-  if (p.fixed_split > 0) {
-    shape.splits = std::max<int64_t>(1, splits);
-    shape.slots = tiles * shape.splits;
-    shape.whole_heads = shape.slots > split_bytes_max / slot_bytes(tile);
-    shares = shape.whole_heads ? tiles : shape.slots;
-  }
-  const int64_t columns = columns_of(p, most);
-  shape.blocks = columns * std::min(most / columns, ceil_div(shares, columns));
-  if (shape.splits == 0 || shape.whole_heads) shape.slots = 2 * shape.blocks;
-  return shape;
-}
-
-// The workspace: sums, stats and counters of each slot.
-struct Workspace {
-  int64_t stats_at, arrived_at, bytes;
-};
-Workspace workspace_of(int64_t slots, const decode::DecodeTile& tile) {
-  const int64_t groups = slots * tile.row_groups, rows = groups * decode::group_rows;
-  const int64_t stats_at = rows * tile.head_dim_v * int64_t{sizeof(float)},
-                arrived_at = stats_at + rows * 2 * int64_t{sizeof(float)};
-  return {stats_at, arrived_at, arrived_at + 2 * groups * int64_t{sizeof(unsigned)}};
-}
-
-// Keys that the copy engine brings at once.
-int box_keys(const attn_segment& s) {
-  return s.layout == ATTN_PAGED ? std::gcd(s.page_size, decode::unit_keys) : decode::unit_keys;
-}
-
-template <decode::DecodeTile tile>
-void set_decode(const Problem& p, const Args& args, const Target& target, attn_decode_kernarg* to) {
-  attn_decode_kernarg& a = *to;
-  a.q = args.q;
-  a.out = args.out;
-  a.lse = args.lse;
-  a.cu_seqlens_q = p.q_layout == ATTN_PACKED ? args.cu_seqlens_q : nullptr;
-  a.alibi_slopes = p.has(ATTN_ALIBI) ? args.alibi_slopes : nullptr;
-  a.sinks = p.has(ATTN_SINKS) ? args.sinks : nullptr;
-  set(a.q_stride, p.q_stride);
-  set(a.out_stride, p.out_stride);
-  a.total_q = p.total_q;
-  a.batch = int(p.batch);
-  a.heads_q = int(p.heads_q);
-  a.heads_kv = int(p.heads_kv);
-  a.group = int(p.group());
-  a.seqlen_q = int(p.seqlen_q);
-  a.head_dim = int(p.head_dim);
-  a.head_dim_v = int(p.head_dim_v);
-  a.q_type = p.q_type;
-  a.out_type = p.out_type;
-  a.kv_e5m2 = p.segment[0].k_type == ATTN_F8_E5M2;
-  const Shape shape = shape_of(p, target.device, tile);
-  a.stages = shape.stages;
-  a.columns = int(columns_of(p, shape.blocks));
-  a.split_keys = int(std::min<int64_t>(p.fixed_split, max_length));
-  a.whole_heads = shape.whole_heads;
-  a.row_tiles = int(row_tiles(p, tile));
-  a.splits = int(shape.splits);
-  a.slots = unsigned(shape.slots);
-  a.split_invariant = p.has(ATTN_SPLIT_INVARIANT);
-  a.prefix_stable = p.has(ATTN_KV_PREFIX_STABLE) && p.fixed_split == 0;
-  a.num_segments = p.num_segments;
-  a.scale = p.scale;
-  a.softcap = p.softcap;
-  a.mask = p.range_mask();
-  const Workspace workspace = workspace_of(shape.slots, tile);
-  char* base = static_cast<char*>(target.workspace);
-  a.sums = reinterpret_cast<float*>(base);
-  a.stats = reinterpret_cast<float*>(base + workspace.stats_at);
-  a.arrived = reinterpret_cast<unsigned*>(base + workspace.arrived_at);
-  for (int32_t i = 0; i < p.num_segments; ++i) {
-    const attn_segment& from = p.segment[i];
-    const attn_segment_args of = args.segment[i];
-    attn_decode_segment& s = a.segment[i] = {};
-    s.k = of.k;
-    s.v = of.v;
-    set(s.k_stride, from.k_stride);
-    set(s.v_stride, from.v_stride);
-    s.lengths = kv_lengths(from, of);
-    if (from.layout == ATTN_PAGED) {
-      s.block_table = of.block_table;
-      s.num_pages = int(from.num_pages);
-      s.page_size = from.page_size;
-      s.max_pages = from.max_pages;
-    }
-    s.box_keys = box_keys(from);
-    s.k_descale = descale(from.k_descale, of.k_descale, p.heads_kv, from);
-    s.v_descale = descale(from.v_descale, of.v_descale, p.heads_kv, from);
-  }
-}
-
-template <decode::DecodeTile tile, bool engine>
-void pack(const Problem& p, const Args& args, const Target& target, Parameters* to) {
-  if constexpr (engine) {
-    static_assert(sizeof(attn_decode_sm90_kernarg) <= max_kernarg_bytes);
-    for (int32_t i = 0; i < p.num_segments; ++i) {
-      const attn_segment_args a = args.segment[i];
-      to->map_base[2 * i] = a.k;
-      to->map_base[2 * i + 1] = a.v;
-    }
-    set_decode<tile>(p, args, target, &reinterpret_cast<attn_decode_sm90_kernarg*>(to->kernarg)->a);
-  } else {
-    set_decode<tile>(p, args, target, reinterpret_cast<attn_decode_kernarg*>(to->kernarg));
-  }
-}
-
-Status check_engine(const Problem& p, const DeviceInfo& device) {
-  ATTN_TRY(check_copy_engine(device));
-  for (const attn_segment& s : p.segment) {
-    if (s.layout == ATTN_PAGED && s.page_size % decode::warp_keys != 0)
-      return unsupported("page_size ", s.page_size, " is not a multiple of ", decode::warp_keys);
-    ATTN_TRY(check_copied(p, s));
-  }
-  return {};
-}
 
 // fwd_* read K and V for each query head anew, and compute more at once: what they read is then to
 // come from memory (docs/log).
@@ -198,23 +21,6 @@ std::string read_often(const Problem& p, const DeviceInfo& device) {
   return join("for K and V of ", bytes, " bytes, which L2 holds, a later kernel is faster");
 }
 
-// L2 reads no more than a panel's row: what lies behind it is asked for by itself.
-std::vector<TensorMap> maps_of(const Problem& p, const decode::DecodeTile& tile) {
-  using decode::panel_pitch;
-  std::vector<TensorMap> maps;
-  maps.reserve(2 * p.num_segments);
-  for (const attn_segment& s : p.segment) {
-    const Extents size = extents(p, s);
-    const auto map = [&](int64_t head_dim, const attn_strides& stride) {
-      maps.push_back(tensor_map(tile.element_bytes, head_dim, size.rows, p.heads_kv, size.batch,
-                                stride, panel_pitch / tile.element_bytes, box_keys(s), 128));
-    };
-    map(p.head_dim, s.k_stride);
-    map(p.head_dim_v, s.v_stride);
-  }
-  return maps;
-}
-
 template <Text name, decode::DecodeTile tile, bool engine>
 Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   using namespace decode;
@@ -225,43 +31,12 @@ Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   if (p.group() * p.seqlen_q > max_rows_here)
     return unsupported("heads_q / heads_kv * seqlen_q is ", p.group(), " * ", p.seqlen_q,
                        "; accepted: up to ", max_rows_here);
-  if (p.fixed_split % unit_keys != 0)
-    return unsupported("fixed_split is ", p.fixed_split, "; accepted: multiples of ", unit_keys);
-  if (p.num_segments > attn_decode_max_segments)
-    return unsupported("num_segments is ", p.num_segments, "; accepted: up to ",
-                       int(attn_decode_max_segments));
-  constexpr int64_t max_units = INT32_MAX;
-  if (p.seqlen_kv > max_length)
-    return unsupported("seqlen_kv is ", p.seqlen_kv, "; accepted: up to ", max_length);
-  const int64_t units = p.batch * p.heads_kv * row_tiles(p, tile) *
-                        (ceil_div(p.seqlen_kv, unit_keys) + p.num_segments);
-  if (units > max_units)
-    return unsupported("batch * heads_kv * ceil(seqlen_kv / ", unit_keys, ") is ", units,
-                       "; accepted: up to ", max_units);
-  for (const attn_segment& s : p.segment) {
-    if (s.layout == ATTN_PAGED && s.num_pages > INT32_MAX)
-      return unsupported("num_pages is ", s.num_pages, "; accepted: up to ", int64_t{INT32_MAX});
-    for (const attn_descale_kind kind : {s.k_descale, s.v_descale})
-      if (kind == ATTN_DESCALE_BLOCK && units > INT32_MAX / 2)
-        return unsupported("batch * heads_kv * ceil(seqlen_kv / ", unit_keys, ") is ", units,
-                           "; accepted with descales per block: up to ", INT32_MAX / 2);
-  }
-  if (engine) ATTN_TRY(check_engine(p, device));
+  const int64_t rows = rows_of<false>(p, tile);
+  ATTN_TRY(check(p, rows, device, tile, engine));
   if (tile.row_groups > 1 && tile.element_bytes == 2 && p.fixed_split == 0)
     recipe->passed_over = read_often(p, device);
-  const Shape shape = shape_of(p, device, tile);
-  recipe->workspace = size_t(workspace_of(shape.slots, tile).bytes);
-  recipe->steps.push_back({
-      .image = name.text,
-      .kernarg_bytes = engine ? sizeof(attn_decode_sm90_kernarg) : sizeof(attn_decode_kernarg),
-      .static_shared_bytes = tile.static_shared_bytes(),
-      .launch = {.grid = {uint32_t(shape.blocks), 1, 1},
-                 .block = {uint32_t(tile.threads()), 1, 1},
-                 .shared_bytes = uint32_t(tile.shared_bytes(shape.stages)),
-                 .starts_early = engine || device.arch == "sm_90"},
-      .maps = engine ? maps_of(p, tile) : std::vector<TensorMap>{},
-      .pack = pack_of<pack<tile, engine>>,
-  });
+  recipe->workspace = workspace_bytes<tile>(p, device);
+  recipe->steps.push_back(decode_step<tile, engine>(name.text, p, device));
   return {};
 }
 

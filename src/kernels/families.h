@@ -7,6 +7,7 @@ namespace attn {
 std::span<const Kernel> host_forward_rows();      // host.cpp
 std::span<const Kernel> sm90_dequantised_rows();  // sm90_dequantised.cpp: fwd_sm90_*_dequantised
 std::span<const Kernel> decode_forward_rows();    // decode.cpp: decode_*
+std::span<const Kernel> sm90_mixed_rows();        // sm90_mixed.cpp: fwd_sm90_*_mixed
 std::span<const Kernel> sm90_forward_rows();      // sm90_forward.cpp: fwd_sm90_*
 std::span<const Kernel> sm80_forward_rows();      // sm80_forward.cpp: fwd_sm80_*
 std::span<const Kernel> gfx942_forward_rows();    // gfx942_forward.cpp: fwd_gfx942_fp8_*

@@ -74,6 +74,7 @@ struct Step {
   Launch launch = {};  // grid, block, dynamic shared memory; an empty grid: not launched
   std::vector<TensorMap> maps = {};  // with which the parameter struct begins
   Pack pack = nullptr;
+  size_t workspace_at = 0;  // bytes of the recipe's workspace before the step's
 };
 
 // What a plan launches for a problem, one step after the other in one stream.

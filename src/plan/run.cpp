@@ -37,7 +37,8 @@ Status launch(const Plan& plan, const Plan::Loaded& loaded, const void* args, vo
   const Step& step = loaded.step;
   if (is_empty(step.launch)) return {};
   Parameters parameters;
-  step.pack(*plan.problem, args, {step, plan.context->driver->device(), workspace}, &parameters);
+  void* const own = workspace ? static_cast<char*>(workspace) + step.workspace_at : nullptr;
+  step.pack(*plan.problem, args, {step, plan.context->driver->device(), own}, &parameters);
   std::copy(loaded.encoded_maps.begin(), loaded.encoded_maps.end(), parameters.kernarg);
   Launch launch = step.launch;
   launch.kernarg = parameters.kernarg;
