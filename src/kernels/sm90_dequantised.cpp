@@ -12,8 +12,8 @@ using sm90::plain, sm90::with_pages, sm90::with_score, sm90::with_score_and_page
 constexpr const char* dequantise_image = "dequantise_sm90";
 constexpr uint32_t fp8_of_cuda = type_bit(ATTN_F8_E4M3FN) | type_bit(ATTN_F8_E5M2);
 constexpr int64_t max_workspace = int64_t{4} << 30;
-constexpr int64_t most_parts = 8;  // chunks of keys of an item of dequantise_sm90
-constexpr int64_t few_items = 16;  // of a multiprocessor
+constexpr int64_t most_chunks = 8;  // of keys, of an item of dequantise_sm90
+constexpr int64_t few_items = 16;   // of a multiprocessor
 
 int64_t table_pages(const attn_segment& s) {
   return s.layout == ATTN_PAGED ? ceil_div(s.seqlen, s.page_size) : 0;
@@ -54,7 +54,7 @@ struct DequantisedSegments {
     const bool paged = s.layout == ATTN_PAGED;
     const auto contiguous = [&](int64_t dim) {
       const int64_t row = p.heads_kv * dim;
-      return attn_strides{(paged ? s.page_size : s.seqlen) * row, row, dim};
+      return attn_strides{std::max<int64_t>(1, paged ? s.page_size : s.seqlen) * row, row, dim};
     };
     s.k_stride = contiguous(p.head_dim);
     s.v_stride = contiguous(p.head_dim_v);
@@ -85,7 +85,7 @@ Cut cut_of(const Problem& p, const DeviceInfo& device) {
     chunks += 2 * p.batch * ceil_div(s.seqlen, int64_t{attn_dequantise_keys});
   }
   const int64_t of_item =
-      std::clamp<int64_t>(chunks / (few_items * multiprocessors(p, device)), 1, most_parts);
+      std::clamp<int64_t>(chunks / (few_items * multiprocessors(p, device)), 1, most_chunks);
   Cut cut{.part_keys = of_item * attn_dequantise_keys, .parts = 0, .items = 0};
   cut.parts = ceil_div(longest, cut.part_keys);
   cut.items = 2 * p.num_segments * p.batch * cut.parts;

@@ -266,6 +266,21 @@ TEST_CASE("sm90 dequantised: max_sms is the number of blocks at most", "[plan]")
   for (const Step& step : recipe.steps) CHECK(step.launch.grid[0] == 7);
 }
 
+TEST_CASE("sm90 dequantised: where there is no key the first launch is empty", "[plan]") {
+  for (const attn_layout layout : {ATTN_PADDED, ATTN_PACKED, ATTN_PAGED}) {
+    Input in(2);
+    for (attn_segment& s : in.segment) {
+      s.layout = layout;
+      s.seqlen = 0;
+      s.page_size = layout == ATTN_PAGED ? 16 : 0;
+    }
+    Recipe recipe;
+    REQUIRE(in.recipe(kernel, &recipe).ok());
+    CHECK(is_empty(recipe.steps[0].launch));
+    CHECK(!is_empty(recipe.steps[1].launch));
+  }
+}
+
 TEST_CASE("sm90 dequantised: which problems the plan gives it", "[plan]") {
   // As if each image were there.
   struct All : CodeFile {
