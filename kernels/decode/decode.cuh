@@ -60,7 +60,16 @@ struct Decoder {
     const int last = Row(a, at, used_rows() - 1).query;
     all_begin = keys_of(last).x;
     all_end = keys_of(Row(a, at, 0).query).y;
-    if (thread() < rows) group.keys[thread()] = keys_of(min(Row(a, at, thread()).query, last));
+    if (thread() < rows) {
+      const int query = min(Row(a, at, thread()).query, last);
+      group.keys[thread()] = keys_of(query);
+      if (a.tree) {
+        const long long row = a.cu_seqlens_q ? at.q_begin : (long long)at.b * a.seqlen_q;
+        const unsigned long long* words = a.tree + 2 * (row + query);
+        group.tree[thread()] = make_ulonglong2(words[0], words[1]);
+      }
+    }
+    if (a.tree) all_end = min(all_end, at.seqlen_kv - int(a.tree_mask.keys));
     load_q();
     Group::meet();
 #pragma unroll
@@ -129,7 +138,7 @@ struct Decoder {
   // The warp's keys of a unit.
   __device__ __forceinline__ void take(unsigned stage, const Unit& unit) {
     const int warp = this->warp();
-    const unsigned valid = unit.valid[warp / 2] >> 16 * (warp % 2) & 0xffff;
+    unsigned valid = unit.valid[warp / 2] >> 16 * (warp % 2) & 0xffff;
     if (valid == 0) return;
     const float k_descale = KV::scaled ? unit.k_descale : 1,
                 v_descale = KV::scaled ? unit.v_descale : 1;
@@ -157,8 +166,11 @@ struct Decoder {
 
     const int first = unit.first + warp_keys * warp;
     change_scores(s, first, k_descale);
+    if (valid != 0xffff || first < all_begin || first + warp_keys > all_end) {
+      hide(s, first, valid);
+      if (a.tree) valid = hide_by_tree(s, first);
+    }
     const bool all = valid == 0xffff;
-    if (!all || first < all_begin || first + warp_keys > all_end) hide(s, first, valid);
     unsigned p[q_tiles][2];
 #pragma unroll
     for (int n = 0; n < q_tiles; ++n) weigh(s[n], n, p[n]);
@@ -241,6 +253,25 @@ struct Decoder {
         for (int half = 0; half < 2; ++half)
           if (!(seen >> (8 * half + lane() / 4) & 1)) s[n][2 * half + i] = -infinity();
       }
+  }
+
+  // The same of the tree's keys, after hide(). Returns a bit for each key that some row sees.
+  __device__ __forceinline__ unsigned hide_by_tree(float (&s)[q_tiles][4], int first) const {
+    unsigned any = 0;
+#pragma unroll
+    for (int n = 0; n < q_tiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const ulonglong2 words = group.tree[lane_row(n, i)];
+        const unsigned seen = unsigned(a.tree_mask.seen(words.x, words.y, first, at.seqlen_kv));
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const unsigned key = 1u << (8 * half + lane() / 4);
+          if (!(seen & key)) s[n][2 * half + i] = -infinity();
+          if (s[n][2 * half + i] != -infinity()) any |= key;
+        }
+      }
+    return __reduce_or_sync(0xffffffff, any);
   }
 
   // Weights 2^(s - reference) of the rows of tile n, as the second product takes them.

@@ -40,6 +40,8 @@ struct attn_decode_kernarg {
   float scale;    // of the scores
   float softcap;  // 0: none
   attn::RangeMask mask;
+  attn::TreeMask tree_mask;
+  const unsigned long long* tree;  // [queries, 2]; null: none
   // The workspace: two slots for each block.
   float* sums;        // [slots, rows, head_dim_v of the tile]
   float* stats;       // [slots, rows, 2]: reference and sum of the weights

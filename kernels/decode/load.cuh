@@ -32,9 +32,12 @@ struct Unit {
 
 // What the warps of a row group share beside the ring.
 struct GroupShared {
-  float2 stats[decode_warps][8];  // reference and sum of each warp's weights of 8 rows
-  float q_scale[group_rows];      // what products of a row of Q are multiplied with
-  int2 keys[group_rows];          // that a row sees: from, to
+  union {
+    float2 stats[decode_warps][8];  // reference and sum of each warp's weights of 8 rows
+    ulonglong2 tree[group_rows];    // before the head ends: its words of the tree
+  };
+  float q_scale[group_rows];  // what products of a row of Q are multiplied with
+  int2 keys[group_rows];      // that a row sees: from, to
 };
 
 template <DecodeTile tile>

@@ -528,6 +528,15 @@ void Call::read_scores() {
     args_.out_scale =
         static_cast<const float*>(vector_of("out_scale", argument("out_scale"), "f32", {1}, "[1]"));
   }
+  p.tree_keys = integer(argument("tree_keys"), "tree_keys");
+  if (given("tree")) {
+    if (p.tree_keys == 0) refuse("tree_keys is 0; accepted with tree: 1 to 128");
+    const bool packed = p.q_layout == ATTN_PACKED;
+    args_.tree = static_cast<const uint64_t*>(vector_of(
+        "tree", argument("tree"), "u64",
+        packed ? std::vector<int64_t>{p.total_q, 2} : std::vector<int64_t>{p.batch, p.seqlen_q, 2},
+        packed ? "[total_q, 2]" : "[B, Sq, 2]"));
+  }
   int64_t seqlen_kv = 0;
   for (const attn_segment& s : segments_) seqlen_kv += s.seqlen;
   if (given("bias")) read_bias(seqlen_kv);

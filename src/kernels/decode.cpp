@@ -106,6 +106,8 @@ void set_decode(const Problem& p, const Args& args, const Target& target, attn_d
   a.scale = p.scale;
   a.softcap = p.softcap;
   a.mask = p.range_mask();
+  a.tree_mask = p.tree_mask();
+  a.tree = reinterpret_cast<const unsigned long long*>(args.tree);
   const Workspace workspace = workspace_of(blocks, tile);
   char* base = static_cast<char*>(target.workspace);
   a.sums = reinterpret_cast<float*>(base);
@@ -189,8 +191,9 @@ template <Text name, decode::DecodeTile tile, bool engine>
 Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   using namespace decode;
   // More rows than a block takes read K and V again for each of their tiles: of 16 bits that is
-  // what fwd_* do better.
-  const bool any_rows = tile.row_groups > 1 && tile.element_bytes == 1;
+  // what fwd_* do better, but for trees, which they do not take.
+  const bool alone = tile.element_bytes == 1 || p.tree_keys > 0;
+  const bool any_rows = tile.row_groups > 1 && alone;
   const int64_t max_rows_here = any_rows ? INT32_MAX : tile.rows();
   if (p.group() * p.seqlen_q > max_rows_here)
     return unsupported("heads_q / heads_kv * seqlen_q is ", p.group(), " * ", p.seqlen_q,
@@ -215,7 +218,7 @@ Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
                            "; accepted with descales per block: up to ", INT32_MAX / 2);
   }
   if (engine) ATTN_TRY(check_engine(p, device));
-  if (tile.row_groups > 1 && tile.element_bytes == 2) recipe->passed_over = read_often(p, device);
+  if (tile.row_groups > 1 && !alone) recipe->passed_over = read_often(p, device);
   const Shape shape = shape_of(p, device, tile);
   recipe->workspace = size_t(workspace_of(shape.blocks, tile).bytes);
   recipe->steps.push_back({
@@ -235,24 +238,24 @@ Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
 template <Text name, decode::DecodeTile tile, bool engine>
 constexpr Kernel row(uint32_t q_types, uint32_t kv_types, attn_dtype weights) {
   const bool fp8 = tile.element_bytes == 1;
-  return {
-      .name = name_of<name>.text,
-      .op = Op::forward,
-      .backend = ATTN_BACKEND_CUDA,
-      .limits = {.in_types = q_types,
-                 .kv_types = kv_types,
-                 .out_types = float_types,
-                 .flags = forward_flags | ATTN_ALIBI | ATTN_SPLIT_INVARIANT,
-                 .features =
-                     forward_features | feature_segments | feature_paged_kv | feature_softcap |
-                     (fp8 ? feature_descale_tensor | feature_descale_head | feature_descale_block
-                          : 0u),
-                 .head_dim = {.multiple = fp8 ? 16 : 8, .max = tile.head_dim},
-                 .head_dim_v = {.multiple = fp8 ? 16 : 8, .max = tile.head_dim_v},
-                 .seqlen_q = {.max = fp8 && tile.row_groups > 1 ? INT32_MAX : tile.rows()},
-                 .group = {.max = fp8 && tile.row_groups > 1 ? INT32_MAX : tile.rows()}},
-      .numerics = {.weights = weights, .keys = decode::warp_keys},
-      .recipe = recipe_of<make_recipe<name, tile, engine>>};
+  return {.name = name_of<name>.text,
+          .op = Op::forward,
+          .backend = ATTN_BACKEND_CUDA,
+          .limits = {.in_types = q_types,
+                     .kv_types = kv_types,
+                     .out_types = float_types,
+                     .flags = forward_flags | ATTN_ALIBI | ATTN_SPLIT_INVARIANT,
+                     .features = forward_features | feature_segments | feature_paged_kv |
+                                 feature_softcap | feature_tree |
+                                 (fp8 ? feature_descale_tensor | feature_descale_head |
+                                            feature_descale_block
+                                      : 0u),
+                     .head_dim = {.multiple = fp8 ? 16 : 8, .max = tile.head_dim},
+                     .head_dim_v = {.multiple = fp8 ? 16 : 8, .max = tile.head_dim_v},
+                     .seqlen_q = {.max = tile.row_groups > 1 ? INT32_MAX : tile.rows()},
+                     .group = {.max = tile.row_groups > 1 ? INT32_MAX : tile.rows()}},
+          .numerics = {.weights = weights, .keys = decode::warp_keys},
+          .recipe = recipe_of<make_recipe<name, tile, engine>>};
 }
 
 // `tile` but for the bytes of an element.

@@ -101,7 +101,7 @@ struct Variant {
   bool packed = false, paged = false, seqlens = false, bias = false, descale = false;
   float softcap = 0;
   attn_dtype out_type = ATTN_DTYPE_NONE;
-  int64_t seqlen_q = 3, seqlen = 2;
+  int64_t seqlen_q = 3, seqlen = 2, tree_keys = 0;
 };
 const Variant variants[] = {
     {.name = "plain", .segments = 1},
@@ -116,6 +116,7 @@ const Variant variants[] = {
     {.name = "paged", .segments = 2, .paged = true},
     {.name = "scores", .segments = 1, .flags = ATTN_ALIBI, .bias = true, .softcap = 2},
     {.name = "block mask", .segments = 1, .flags = ATTN_BLOCK_MASK},
+    {.name = "tree", .segments = 1, .tree_keys = 3},
     {.name = "descales", .segments = 1, .descale = true},
     {.name = "fp8 out", .segments = 1, .flags = ATTN_OUT_SCALE, .out_type = ATTN_F8_E5M2},
     {.name = "many threads", .segments = 1, .seqlen_q = 300, .seqlen = 300},
@@ -156,6 +157,10 @@ int allocations_of_forward(attn_context* context, const Kernel& kernel, const Va
   args.lse = reinterpret_cast<float*>(out.at(1000000));
   if (p.flags & ATTN_ALIBI) zeros(args.alibi_slopes);
   if (p.flags & ATTN_SINKS) zeros(args.sinks);
+  if (v.tree_keys > 0) {
+    p.tree_keys = v.tree_keys;
+    zeros(args.tree);
+  }
   if (p.flags & ATTN_OUT_SCALE) zeros(args.out_scale);
   if (v.bias) {
     p.bias_type = ATTN_F32;
