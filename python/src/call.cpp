@@ -532,10 +532,14 @@ void Call::read_scores() {
   if (given("tree")) {
     if (p.tree_keys == 0) refuse("tree_keys is 0; accepted with tree: 1 to 128");
     const bool packed = p.q_layout == ATTN_PACKED;
-    args_.tree = static_cast<const uint64_t*>(vector_of(
-        "tree", argument("tree"), "u64",
+    const Array& tree = keep(reader_.next(argument("tree"), "tree"));
+    if (std::strcmp(tree.type.name, "u64") && std::strcmp(tree.type.name, "i64"))
+      refuse(std::string("tree is ") + tree.type.name + "; accepted: u64, i64");
+    tree.need_shape(
         packed ? std::vector<int64_t>{p.total_q, 2} : std::vector<int64_t>{p.batch, p.seqlen_q, 2},
-        packed ? "[total_q, 2]" : "[B, Sq, 2]"));
+        packed ? "[total_q, 2]" : "[B, Sq, 2]");
+    tree.need_contiguous();
+    args_.tree = static_cast<const uint64_t*>(tree.address());
   }
   int64_t seqlen_kv = 0;
   for (const attn_segment& s : segments_) seqlen_kv += s.seqlen;

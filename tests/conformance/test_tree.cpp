@@ -9,6 +9,7 @@
 #include "backend.h"
 #include "core/dtype.h"
 #include "formula.h"
+#include "kernels/shared/mask.h"
 
 namespace attn::test {
 namespace {
@@ -72,6 +73,22 @@ Case random_case(uint64_t seed) {
   if (draw.chance(8)) c.flags |= ATTN_SPLIT_INVARIANT;
   if (draw.chance(3)) c.max_sms = int32_t(1 + draw(40));
   return c;
+}
+
+TEST_CASE("tree: the bits of 64 keys from any position") {
+  const uint64_t words[] = {hash(3, 1), hash(3, 2)};
+  for (const int64_t keys : {1, 40, 64, 65, 128})
+    for (const int64_t seqlen_kv : {0, 20, 300})
+      for (int64_t first = seqlen_kv - 260; first < seqlen_kv; ++first) {
+        const uint64_t seen = TreeMask{keys}.seen(words[0], words[1], first, seqlen_kv);
+        size_t wrong = 0;
+        for (int64_t n = 0; n < 64 && first + n < seqlen_kv; ++n) {
+          const int64_t bit = first + n - (seqlen_kv - keys);
+          wrong += (seen >> n & 1) != (bit < 0 ? 1 : words[bit / 64] >> bit % 64 & 1);
+        }
+        INFO(keys << " " << seqlen_kv << " " << first);
+        CHECK(wrong == 0);
+      }
 }
 
 TEST_CASE("tree: random problems") {
