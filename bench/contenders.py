@@ -32,7 +32,7 @@ class Problem(c.Structure):
                 ("window_left", c.c_int64), ("window_right", c.c_int64), ("bias_type", c.c_int),
                 ("bias_stride", c.c_int64 * 4), ("block_q", c.c_int32), ("block_k", c.c_int32), ("mask_batch", c.c_int64),
                 ("mask_heads", c.c_int64), ("mask_partials", c.c_int64), ("fixed_split", c.c_int64), ("max_sms", c.c_int32),
-                ("kernel", c.c_char_p)]
+                ("kernel", c.c_char_p), ("tree_keys", c.c_int64)]
 
 
 class SegmentArgs(c.Structure):
@@ -44,7 +44,7 @@ class Args(c.Structure):
     _fields_ = [("struct_size", c.c_size_t), ("q", c.c_void_p), ("out", c.c_void_p), ("lse", c.c_void_p),
                 ("cu_seqlens_q", c.c_void_p), ("num_segments", c.c_int32), ("segments", c.POINTER(SegmentArgs))] + [
                     (n, c.c_void_p) for n in ("bias", "alibi_slopes", "sinks", "q_descale", "out_scale", "block_kinds",
-                                              "block_index", "block_bits")]
+                                              "block_index", "block_bits", "tree")]
 
 
 class KvAppendProblem(c.Structure):

@@ -260,6 +260,8 @@ typedef struct attn_problem {
       fixed_split; /* keys per split; makes bits independent of the batch. 0 = the plan decides */
   int32_t max_sms; /* multiprocessors to use at most; 0 = all */
   const char* kernel; /* demand this kernel by name; NULL = the plan chooses */
+  int64_t tree_keys; /* 1 to 128: the last so many keys of a sequence, all segments together, have a
+                        bit per query in attn_args.tree. 0 = none */
 } attn_problem;
 
 /* ---- the data ------------------------------------------------------------------------------- */
@@ -294,6 +296,9 @@ typedef struct attn_args {
   const int32_t* block_index; /* the same grid: index into block_bits, -1 where not PARTIAL */
   const uint32_t*
       block_bits; /* [mask_partials, block_q, ceil(block_k / 32)]; bit c % 32 of word c / 32 */
+  const uint64_t* tree; /* [B, Sq, 2] or packed [total_q, 2], contiguous: query i sees key
+                           Skv - tree_keys + n only if bit n % 64 of its word n / 64 is set. Keys
+                           before have no bit, bits before key 0 no key. Beside all other masks */
 } attn_args;
 
 /* ---- plan and run --------------------------------------------------------------------------- */

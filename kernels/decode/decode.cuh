@@ -60,7 +60,16 @@ struct Decoder {
     const int last = Row(a, at, used_rows() - 1).query;
     all_begin = keys_of(last).x;
     all_end = keys_of(Row(a, at, 0).query).y;
-    if (thread() < rows) group.keys[thread()] = keys_of(min(Row(a, at, thread()).query, last));
+    if (thread() < rows) {
+      const int query = min(Row(a, at, thread()).query, last);
+      group.keys[thread()] = keys_of(query);
+      if (a.tree) {
+        const long long row = a.cu_seqlens_q ? at.q_begin : (long long)at.b * a.seqlen_q;
+        const unsigned long long* words = a.tree + 2 * (row + query);
+        group.tree[thread()] = make_ulonglong2(words[0], words[1]);
+      }
+    }
+    if (a.tree) all_end = min(all_end, at.seqlen_kv - int(a.tree_mask.keys));
     load_q();
     Group::meet();
 #pragma unroll
@@ -129,7 +138,7 @@ struct Decoder {
   // The warp's keys of a unit.
   __device__ __forceinline__ void take(unsigned stage, const Unit& unit) {
     const int warp = this->warp();
-    const unsigned valid = unit.valid[warp / 2] >> 16 * (warp % 2) & 0xffff;
+    unsigned valid = unit.valid[warp / 2] >> 16 * (warp % 2) & 0xffff;
     if (valid == 0) return;
     const float k_descale = KV::scaled ? unit.k_descale : 1,
                 v_descale = KV::scaled ? unit.v_descale : 1;
@@ -157,8 +166,11 @@ struct Decoder {
 
     const int first = unit.first + warp_keys * warp;
     change_scores(s, first, k_descale);
+    if (valid != 0xffff || first < all_begin || first + warp_keys > all_end) {
+      hide(s, first, valid);
+      if (a.tree) valid = hide_by_tree(s, first);
+    }
     const bool all = valid == 0xffff;
-    if (!all || first < all_begin || first + warp_keys > all_end) hide(s, first, valid);
     unsigned p[q_tiles][2];
 #pragma unroll
     for (int n = 0; n < q_tiles; ++n) weigh(s[n], n, p[n]);
@@ -243,6 +255,25 @@ struct Decoder {
       }
   }
 
+  // The same of the tree's keys, after hide(). Returns a bit for each key that some row sees.
+  __device__ __forceinline__ unsigned hide_by_tree(float (&s)[q_tiles][4], int first) const {
+    unsigned any = 0;
+#pragma unroll
+    for (int n = 0; n < q_tiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const ulonglong2 words = group.tree[lane_row(n, i)];
+        const unsigned seen = unsigned(a.tree_mask.seen(words.x, words.y, first, at.seqlen_kv));
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const unsigned key = 1u << (8 * half + lane() / 4);
+          if (!(seen & key)) s[n][2 * half + i] = -infinity();
+          if (s[n][2 * half + i] != -infinity()) any |= key;
+        }
+      }
+    return __reduce_or_sync(0xffffffff, any);
+  }
+
   // Weights 2^(s - reference) of the rows of tile n, as the second product takes them.
   // split_invariant: references are integers, so that sums against different ones differ by an
   // exact power of two.
@@ -283,7 +314,7 @@ struct Decoder {
   }
 
   __device__ __forceinline__ PlacedPart place(const Share& share, const Part& part) const {
-    if (a.split_keys) {
+    if (tile.splits() && a.split_keys) {
       const unsigned row_tile = tile.row_groups > 1 ? at.first_row / tile.rows() : 0,
                      head = at.b * a.heads_kv + at.h;
       return {part.number, part.begin, part.end, (head * a.row_tiles + row_tile) * a.splits};
@@ -295,8 +326,12 @@ struct Decoder {
   // A part ends: to the result, or to the workspace.
   __device__ __forceinline__ void end_part(const Share& share, const Part& part) {
     const int warp = this->warp();
-    if (thread() == 0) group.part = place(share, part);
-    const Parts<head_dim_v, tile.row_groups> parts = {a, group.part};
+    // In shared memory where registers are few.
+    PlacedPart own;
+    if (tile.row_groups == 1 || thread() == 0) own = place(share, part);
+    if (tile.row_groups > 1 && thread() == 0) group.part = own;
+    const PlacedPart& placed = tile.row_groups > 1 ? group.part : own;
+    const Parts<head_dim_v, tile.row_groups> parts = {a, placed};
 #pragma unroll
     for (int n = 0; n < q_tiles; ++n) {
       Group::meet();  // all have done with Q, or with the rows before
@@ -326,15 +361,15 @@ struct Decoder {
             [&](int w) {
               return *reinterpret_cast<const float4*>(merge + place(w, r, row.column()));
             });
-        if (group.part.alone())
+        if (placed.alone())
           store_result(a, at, 8 * n + r, row);
-        else if (a.whole_heads)
+        else if (tile.splits() && a.whole_heads)
           parts.fold(at, 8 * n + r, row);
         else if (8 * n + r < used_rows())
-          parts.write(parts.slot(group.part.number), 8 * n + r, row);
+          parts.write(parts.slot(placed.number), 8 * n + r, row);
       }
     }
-    if (!group.part.alone() && !a.whole_heads) parts.arrive(at, used_rows());
+    if (!placed.alone() && !(tile.splits() && a.whole_heads)) parts.arrive(at, used_rows());
     Group::meet();  // before the next part's Q comes where the sums are
   }
 

@@ -45,6 +45,8 @@ struct attn_decode_kernarg {
   float scale;    // of the scores
   float softcap;  // 0: none
   attn::RangeMask mask;
+  attn::TreeMask tree_mask;
+  const unsigned long long* tree;  // [queries, 2]; null: none
   // The workspace: two slots for each block; with split_keys and without whole_heads one for each
   // split, [batch, heads_kv, row_tiles, splits].
   unsigned slots;

@@ -32,10 +32,13 @@ struct Unit {
 
 // What the warps of a row group share beside the ring.
 struct GroupShared {
-  float2 stats[decode_warps][8];  // reference and sum of each warp's weights of 8 rows
-  float q_scale[group_rows];      // what products of a row of Q are multiplied with
-  int2 keys[group_rows];          // that a row sees: from, to
-  PlacedPart part;                // that ends
+  union {
+    float2 stats[decode_warps][8];  // reference and sum of each warp's weights of 8 rows
+    ulonglong2 tree[group_rows];    // before the part ends: its words of the tree
+  };
+  float q_scale[group_rows];  // what products of a row of Q are multiplied with
+  int2 keys[group_rows];      // that a row sees: from, to
+  PlacedPart part;            // that ends
 };
 
 template <DecodeTile tile>
@@ -162,9 +165,10 @@ struct Loader {
       unit.first_row = at.sequence.first_row;
       unit.first = at.first;
       const unsigned units = at.sequence.units;
-      unit.part = a.split_keys ? Part{unsigned(at.split), unsigned(at.sequence.split_begin),
-                                      unsigned(at.sequence.split_end)}
-                               : Part{0, head_begin, head_begin + units};
+      unit.part = tile.splits() && a.split_keys
+                      ? Part{unsigned(at.split), unsigned(at.sequence.split_begin),
+                             unsigned(at.sequence.split_end)}
+                      : Part{0, head_begin, head_begin + units};
       unit.last = last;
       unit.final = final;
       unit.valid[0] = valid[0];
@@ -293,8 +297,9 @@ struct Loader {
 #pragma unroll 1
     for (int unit = 0;; ++unit) {
       if (unit >= a.stages) wait(shared.empty[stage.number], stage.parity ^ 1);
-      const bool head_ends = at.left == 1, split_ends = a.split_keys ? at.ends_split(a) : head_ends;
-      share += !a.split_keys || (a.whole_heads ? head_ends : split_ends);
+      const bool head_ends = at.left == 1,
+                 split_ends = tile.splits() && a.split_keys ? at.ends_split(a) : head_ends;
+      share += !tile.splits() || !a.split_keys || (a.whole_heads ? head_ends : split_ends);
       const bool final = share == work.end;
       load(stage, head_begin, split_ends || final, final, unit < early);
       if (final) break;

@@ -139,7 +139,7 @@ struct Parts {
 
   // A block has at most one part that others began, and one that others go on with.
   __device__ __forceinline__ unsigned slot(unsigned number) const {
-    if (a.split_keys) return part.first + number;
+    if (row_groups > 1 && a.split_keys) return part.first + number;
     const unsigned block = (part.first + number) * a.columns + blockIdx.x % a.columns;
     return 2 * block + (number == 0);
   }
@@ -178,7 +178,7 @@ struct Parts {
           [&](int i) {
             return __ldcg(reinterpret_cast<const float4*>(sums(slot_of(i), r) + column));
           },
-          a.split_keys != 0);
+          row_groups > 1 && a.split_keys != 0);
     }
     return row;
   }

@@ -42,4 +42,21 @@ struct RangeMask {
   }
 };
 
+// A bit for each of the last `keys` keys in two words of each query; 0: there are none.
+struct TreeMask {
+  long long keys;
+
+  // Bit n: whether the query of these words sees key first + n as far as the tree goes.
+  ATTN_HOST_DEVICE constexpr unsigned long long seen(unsigned long long low,
+                                                     unsigned long long high, long long first,
+                                                     long long seqlen_kv) const {
+    const long long at = first - (seqlen_kv - keys);  // the first key's bit
+    if (at <= -64) return ~0ull;
+    if (at < 0) return low << -at | ((1ull << -at) - 1);
+    if (at == 0) return low;
+    if (at < 64) return low >> at | high << (64 - at);
+    return at < 128 ? high >> (at - 64) : 0;
+  }
+};
+
 }  // namespace attn

@@ -23,9 +23,9 @@ if hasattr(os, "register_at_fork"):
 
 
 def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), scale=None, softcap=0.0, bias=None,
-            alibi_slopes=None, sinks=None, block_mask=None, seqlens_kv=None, cu_seqlens_q=None, cu_seqlens_kv=None,
-            max_seqlen_q=None, block_table=None, q_descale=None, k_descale=None, v_descale=None, out_scale=None,
-            out_dtype=None, return_lse=False, out=None, backend="auto"):
+            alibi_slopes=None, sinks=None, block_mask=None, tree=None, tree_keys=0, seqlens_kv=None, cu_seqlens_q=None,
+            cu_seqlens_kv=None, max_seqlen_q=None, block_table=None, q_descale=None, k_descale=None, v_descale=None,
+            out_scale=None, out_dtype=None, return_lse=False, out=None, backend="auto"):
     """softmax(scale q k^T + bias, masked) v -> out, or (out, lse) with return_lse.
 
     q [B, Sq, Hq, D], k [B, Skv, Hkv, D], v [B, Skv, Hkv, Dv]; out [B, Sq, Hq, Dv], lse f32 [B, Hq, Sq] natural log. Any
@@ -38,6 +38,8 @@ def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), sc
     alibi_slopes       f32 [Hq]: S - slope * |i + Skv - Sq - j|
     sinks              f32 [Hq]: exp(sink) joins the denominator and lse
     block_mask         a BlockMask
+    tree, tree_keys    u64 or i64 [B, Sq, 2], packed q: [total_q, 2]: query i sees key n of the sequence's last tree_keys, up to 128,
+                       only if bit n % 64 of its word n / 64 is set
     seqlens_kv         i32 [B]: keys of each sequence, the rest of k and v is not read
     cu_seqlens_q       i32 [B + 1]: q is packed [total_q, Hq, D], lse [Hq, total_q]
     max_seqlen_q       with cu_seqlens_q: the longest sequence or more, None = total_q; the smaller the faster on GPUs
@@ -61,7 +63,7 @@ def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), sc
 
 _OPTIONS = dict(forward.__kwdefaults__)
 # Arrays, None where not given; what else there is stays as it was when the plan was made.
-_ARRAYS = {"bias", "alibi_slopes", "sinks", "block_mask", "seqlens_kv", "cu_seqlens_q", "cu_seqlens_kv", "block_table",
+_ARRAYS = {"bias", "alibi_slopes", "sinks", "block_mask", "tree", "seqlens_kv", "cu_seqlens_q", "cu_seqlens_kv", "block_table",
            "q_descale", "k_descale", "v_descale", "out_scale", "out", "return_lse"}
 _EXECUTION = {"kernel": None, "num_threads": 0, "max_sms": 0, "fixed_split": 0, "split_invariant": False, "kv_prefix_stable": False}
 

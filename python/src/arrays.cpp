@@ -23,6 +23,7 @@ constexpr ElementType types[] = {
     {"i32", "int32", ATTN_DTYPE_NONE},
     {"u32", "uint32", ATTN_DTYPE_NONE},
     {"i64", "int64", ATTN_DTYPE_NONE},
+    {"u64", "uint64", ATTN_DTYPE_NONE},
 };
 
 ElementType named(const char* name) {
@@ -57,6 +58,7 @@ ElementType from_dlpack(nb::dlpack::dtype dtype) {
   if (is(Int, 32)) return named("i32");
   if (is(UInt, 32)) return named("u32");
   if (is(Int, 64)) return named("i64");
+  if (is(UInt, 64)) return named("u64");
   return {"another type", "", ATTN_DTYPE_NONE};
 }
 

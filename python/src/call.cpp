@@ -528,6 +528,19 @@ void Call::read_scores() {
     args_.out_scale =
         static_cast<const float*>(vector_of("out_scale", argument("out_scale"), "f32", {1}, "[1]"));
   }
+  p.tree_keys = integer(argument("tree_keys"), "tree_keys");
+  if (given("tree")) {
+    if (p.tree_keys == 0) refuse("tree_keys is 0; accepted with tree: 1 to 128");
+    const bool packed = p.q_layout == ATTN_PACKED;
+    const Array& tree = keep(reader_.next(argument("tree"), "tree"));
+    if (std::strcmp(tree.type.name, "u64") && std::strcmp(tree.type.name, "i64"))
+      refuse(std::string("tree is ") + tree.type.name + "; accepted: u64, i64");
+    tree.need_shape(
+        packed ? std::vector<int64_t>{p.total_q, 2} : std::vector<int64_t>{p.batch, p.seqlen_q, 2},
+        packed ? "[total_q, 2]" : "[B, Sq, 2]");
+    tree.need_contiguous();
+    args_.tree = static_cast<const uint64_t*>(tree.address());
+  }
   int64_t seqlen_kv = 0;
   for (const attn_segment& s : segments_) seqlen_kv += s.seqlen;
   if (given("bias")) read_bias(seqlen_kv);

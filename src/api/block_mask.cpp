@@ -263,7 +263,7 @@ attn_status attn_block_mask_apply(const attn_block_mask* mask, attn_problem* pro
       ATTN_TRY(has_room("problem", problem, offsetof(attn_problem, fixed_split)));
       ATTN_TRY(check_grid(s, *problem));
     }
-    if (args) ATTN_TRY(has_room("args", args, sizeof(attn_args)));
+    if (args) ATTN_TRY(has_room("args", args, offsetof(attn_args, tree)));
     if (problem) {
       problem->flags |= ATTN_BLOCK_MASK;
       problem->block_q = s.block_q;

@@ -25,6 +25,7 @@ constexpr FeatureName feature_names[] = {
     {feature_any_stride, "strides that are not multiples of 16 bytes"},
     {feature_fixed_split, "fixed_split"},
     {feature_negative_strides, "negative strides"},
+    {feature_tree, "tree mask"},
 };
 struct FlagName {
   attn_flag flag;

@@ -11,7 +11,7 @@ namespace {
 
 constexpr TypeInfo types[] = {
     {"none", 1, 0, 0},          {"f32", 1, 4, FLT_MAX},
-    {"f16", 1, 2, 65504},       {"bf16", 1, 2, decode(bf16_format, bf16_format.max_code)},
+    {"f16", 1, 2, 65504},       {"bf16", 1, 2, value_of(bf16_format, bf16_format.max_code)},
     {"f8_e4m3fn", 1, 1, 448},   {"f8_e5m2", 1, 1, 57344},
     {"f8_e4m3fnuz", 1, 1, 240}, {"q8_0", 32, 34, 0},
     {"q4_0", 32, 18, 0},        {"f64", 1, 8, DBL_MAX},

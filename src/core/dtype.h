@@ -65,7 +65,7 @@ constexpr double pow2(int e) {
 }  // namespace detail
 
 // Exact.
-constexpr double decode(const SmallFloat& f, uint32_t code) {
+constexpr double value_of(const SmallFloat& f, uint32_t code) {
   constexpr double nan = std::bit_cast<double>(0x7ff8000000000000ull);
   constexpr double inf = std::bit_cast<double>(0x7ff0000000000000ull);
   if (!f.signed_zero_and_nan && code == f.nan_code) return nan;
@@ -82,7 +82,7 @@ constexpr double decode(const SmallFloat& f, uint32_t code) {
 
 inline constexpr std::array<float, 256> make_table(const SmallFloat& f) {
   std::array<float, 256> table{};
-  for (uint32_t code = 0; code < 256; ++code) table[code] = float(decode(f, code));
+  for (uint32_t code = 0; code < 256; ++code) table[code] = float(value_of(f, code));
   return table;
 }
 inline constexpr std::array<float, 256> e4m3fn_values = make_table(e4m3fn_format);
@@ -90,7 +90,7 @@ inline constexpr std::array<float, 256> e5m2_values = make_table(e5m2_format);
 inline constexpr std::array<float, 256> e4m3fnuz_values = make_table(e4m3fnuz_format);
 
 inline float f16_value(uint16_t code) {
-  return float(decode(f16_format, code));
+  return float(value_of(f16_format, code));
 }
 inline float bf16_value(uint16_t code) {
   return std::bit_cast<float>(uint32_t(code) << 16);

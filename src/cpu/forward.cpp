@@ -209,9 +209,11 @@ class Item {
     bool all_exist;
     const Rows k = reader_.load_keys(base, begin, end, t_.wanted, &all_exist);
     next.prefetch(next_base, false);
-    const bool add = masked || !all_exist || p_.bias_type != ATTN_DTYPE_NONE;
+    const bool tree = p_.tree_keys > 0 && base + end > seqlen_kv_ - p_.tree_keys;
+    const bool add = masked || tree || !all_exist || p_.bias_type != ATTN_DTYPE_NONE;
     if (add) {
       fill_add(base, begin, end, masked, all_exist);
+      if (tree) add_tree(base, begin, end);
       std::fill_n(t_.seen, shape_.keys, uint8_t(0));
     }
     for (int64_t row = 0; row < padded_; row += shape_.panel) {
@@ -398,6 +400,17 @@ class Item {
       for (int64_t c = begin; c < end; ++c) {
         if (t_.wanted[c]) continue;
         for (int64_t row = 0; row < count_; ++row) add_at(row, c) = -infinity;
+      }
+    }
+  }
+
+  void add_tree(int64_t base, int64_t begin, int64_t end) {
+    for (int64_t row = 0; row < count_; ++row) {
+      for (int64_t first = begin; first < end; first += 64) {
+        const uint64_t seen = tree_bits(p_, args_, query_, query_of(row), base + first, seqlen_kv_);
+        for (int64_t c = first; c < std::min(end, first + 64); ++c) {
+          if (!(seen >> (c - first) & 1)) add_at(row, c) = -infinity;
+        }
       }
     }
   }

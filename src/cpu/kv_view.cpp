@@ -33,11 +33,21 @@ int64_t length_of(const attn_segment& shape, const attn_segment_args& data, int6
 QueryView query_view(const Problem& p, const Args& args, int64_t b) {
   if (p.q_layout == ATTN_PACKED) {
     const Span span = packed_span(args.cu_seqlens_q, b, p.total_q, p.seqlen_q);
-    return {span.length, span.begin * p.q_stride.seq, span.begin * p.out_stride.seq, span.begin,
-            p.total_q};
+    return {span.length,
+            span.begin * p.q_stride.seq,
+            span.begin * p.out_stride.seq,
+            span.begin,
+            p.total_q,
+            span.begin};
   }
   return {p.seqlen_q, b * p.q_stride.batch, b * p.out_stride.batch, b * p.heads_q * p.seqlen_q,
-          p.seqlen_q};
+          p.seqlen_q, b * p.seqlen_q};
+}
+
+uint64_t tree_bits(const Problem& p, const Args& args, const QueryView& query, int64_t i,
+                   int64_t first, int64_t seqlen_kv) {
+  const uint64_t* words = args.tree + 2 * (query.row + i);
+  return p.tree_mask().seen(words[0], words[1], first, seqlen_kv);
 }
 
 void write_rows_of_nobody(const Problem& p, const Args& args) {

@@ -15,8 +15,13 @@ struct QueryView {
   int64_t q, out;  // row 0, head 0
   int64_t lse;     // head 0, row 0; rows are 1 apart
   int64_t lse_head;
+  int64_t row;  // of query 0 among those of all entries
 };
 QueryView query_view(const Problem& problem, const Args& args, int64_t b);
+
+// Bit n: whether query i sees key first + n of seqlen_kv as far as the tree goes.
+uint64_t tree_bits(const Problem& problem, const Args& args, const QueryView& query, int64_t i,
+                   int64_t first, int64_t seqlen_kv);
 
 // Packed q: rows behind the last sequence get what a row that sees no key has.
 void write_rows_of_nobody(const Problem& problem, const Args& args);

@@ -72,6 +72,7 @@ void forward_row(const Problem& p, const Args& args, int64_t b, int64_t h, int64
   };
   const auto visible = [&](int64_t j) {
     if (j < range.begin || j >= range.end) return false;
+    if (p.tree_keys > 0 && !(tree_bits(p, args, query, i, j, seqlen_kv) & 1)) return false;
     if (p.has(ATTN_BLOCK_MASK) && !block_view(p, args, b, h, i / p.block_q, j / p.block_k)
                                        .visible(i % p.block_q, j % p.block_k, i, j, diagonal)) {
       return false;

@@ -25,16 +25,16 @@ template <Text name, decode::DecodeTile tile, bool engine>
 Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   using namespace decode;
   // More rows than a block takes read K and V again for each of their tiles: of 16 bits that is
-  // what fwd_* do better, but for bits that fixed_split promises.
-  const bool any_rows = tile.row_groups > 1 && (tile.element_bytes == 1 || p.fixed_split > 0);
+  // what fwd_* do better, but for trees and the bits that fixed_split promises.
+  const bool alone = tile.element_bytes == 1 || p.tree_keys > 0 || p.fixed_split > 0;
+  const bool any_rows = tile.row_groups > 1 && alone;
   const int64_t max_rows_here = any_rows ? INT32_MAX : tile.rows();
   if (p.group() * p.seqlen_q > max_rows_here)
     return unsupported("heads_q / heads_kv * seqlen_q is ", p.group(), " * ", p.seqlen_q,
                        "; accepted: up to ", max_rows_here);
   const int64_t rows = rows_of<false>(p, tile);
   ATTN_TRY(check(p, rows, device, tile, engine));
-  if (tile.row_groups > 1 && tile.element_bytes == 2 && p.fixed_split == 0)
-    recipe->passed_over = read_often(p, device);
+  if (tile.row_groups > 1 && !alone) recipe->passed_over = read_often(p, device);
   recipe->workspace = workspace_bytes<tile>(p, device);
   recipe->steps.push_back(decode_step<tile, engine>(name.text, p, device));
   return {};
@@ -43,24 +43,25 @@ Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
 template <Text name, decode::DecodeTile tile, bool engine>
 constexpr Kernel row(uint32_t q_types, uint32_t kv_types, attn_dtype weights) {
   const bool fp8 = tile.element_bytes == 1;
-  return {.name = name_of<name>.text,
-          .op = Op::forward,
-          .backend = ATTN_BACKEND_CUDA,
-          .limits = {.in_types = q_types,
-                     .kv_types = kv_types,
-                     .out_types = float_types,
-                     .flags = forward_flags | ATTN_ALIBI | ATTN_SPLIT_INVARIANT,
-                     .features = forward_features | feature_segments | feature_paged_kv |
-                                 feature_softcap | feature_fixed_split |
-                                 (fp8 ? feature_descale_tensor | feature_descale_head |
-                                            feature_descale_block
-                                      : 0u),
-                     .head_dim = {.multiple = fp8 ? 16 : 8, .max = tile.head_dim},
-                     .head_dim_v = {.multiple = fp8 ? 16 : 8, .max = tile.head_dim_v},
-                     .seqlen_q = {.max = tile.row_groups > 1 ? INT32_MAX : tile.rows()},
-                     .group = {.max = tile.row_groups > 1 ? INT32_MAX : tile.rows()}},
-          .numerics = {.weights = weights, .keys = decode::warp_keys},
-          .recipe = recipe_of<make_recipe<name, tile, engine>>};
+  return {
+      .name = name_of<name>.text,
+      .op = Op::forward,
+      .backend = ATTN_BACKEND_CUDA,
+      .limits = {.in_types = q_types,
+                 .kv_types = kv_types,
+                 .out_types = float_types,
+                 .flags = forward_flags | ATTN_ALIBI | ATTN_SPLIT_INVARIANT,
+                 .features =
+                     forward_features | feature_segments | feature_paged_kv | feature_softcap |
+                     feature_tree | (tile.splits() ? feature_fixed_split : 0u) |
+                     (fp8 ? feature_descale_tensor | feature_descale_head | feature_descale_block
+                          : 0u),
+                 .head_dim = {.multiple = fp8 ? 16 : 8, .max = tile.head_dim},
+                 .head_dim_v = {.multiple = fp8 ? 16 : 8, .max = tile.head_dim_v},
+                 .seqlen_q = {.max = tile.row_groups > 1 ? INT32_MAX : tile.rows()},
+                 .group = {.max = tile.row_groups > 1 ? INT32_MAX : tile.rows()}},
+      .numerics = {.weights = weights, .keys = decode::warp_keys},
+      .recipe = recipe_of<make_recipe<name, tile, engine>>};
 }
 
 // `tile` but for the bytes of an element.

@@ -144,6 +144,8 @@ void set_decode(const Problem& p, const Args& args, const Target& target, attn_d
   a.scale = p.scale;
   a.softcap = p.softcap;
   a.mask = p.range_mask();
+  a.tree_mask = p.tree_mask();
+  a.tree = reinterpret_cast<const unsigned long long*>(args.tree);
   const Workspace workspace = workspace_of(shape.slots, tile);
   char* base = static_cast<char*>(target.workspace);
   a.sums = reinterpret_cast<float*>(base);

@@ -143,7 +143,7 @@ void set_formats(attn_dtype src_type, attn_dtype dst_type, bool saturate, attn_c
     SmallFloat beyond = f;
     beyond.max_code = 0x7f, beyond.inf_code = 0;
     const unsigned code = saturate ? f.max_code : f.max_code + 1;
-    a->limit = code == hardware_nan ? infinity : float(decode(beyond, code)) * a->to_hardware;
+    a->limit = code == hardware_nan ? infinity : float(value_of(beyond, code)) * a->to_hardware;
     const unsigned drop = hardware_nan - f.nan_code;  // 0, 1 or 2
     a->nan_shift = drop == 2 ? 6 : 7;
     a->nan_mask = drop * each_byte;
@@ -161,8 +161,8 @@ void set_formats(attn_dtype src_type, attn_dtype dst_type, bool saturate, attn_c
     if (f.signed_zero_and_nan) {
       SmallFloat beyond = f;
       beyond.max_code = 0x7f, beyond.inf_code = 0;
-      if (f.inf_code != 0) a->inf_value = float(decode(beyond, f.inf_code));
-      a->nan_value = float(decode(beyond, f.inf_code != 0 ? f.inf_code + 1 : f.max_code + 1));
+      if (f.inf_code != 0) a->inf_value = float(value_of(beyond, f.inf_code));
+      a->nan_value = float(value_of(beyond, f.inf_code != 0 ? f.inf_code + 1 : f.max_code + 1));
     }
   }
 }

@@ -32,7 +32,8 @@ enum Feature : uint32_t {
   feature_any_stride = 1 << 12,      // else bases and outer strides are multiples of 16 bytes
   feature_fixed_split = 1 << 13,
   feature_negative_strides = 1 << 14,
-  feature_all = (1 << 15) - 1,
+  feature_tree = 1 << 15,
+  feature_all = (1 << 16) - 1,
 };
 
 // What a kernel must take to run a problem: the counterpart of Limits in kernels/kernel.h.

@@ -14,6 +14,7 @@ namespace attn {
 namespace {
 
 constexpr int32_t max_segments = 1024;
+constexpr int64_t max_tree_keys = 128;
 
 constexpr uint32_t known_flags = ATTN_CAUSAL | ATTN_CAUSAL_TOP_LEFT | ATTN_WINDOW |
                                  ATTN_BLOCK_MASK | ATTN_ALIBI | ATTN_SINKS | ATTN_OUT_SCALE |
@@ -116,6 +117,7 @@ Needs needs_of(const Problem& p) {
   if (p.q_layout == ATTN_PACKED) needed |= feature_packed_q;
   if (p.num_segments > 1) needed |= feature_segments;
   if (p.fixed_split > 0) needed |= feature_fixed_split;
+  if (p.tree_keys > 0) needed |= feature_tree;
   const auto standard = [](int32_t size) { return size == 64 || size == 128; };
   if (p.has(ATTN_BLOCK_MASK) && !(standard(p.block_q) && standard(p.block_k)))
     needed |= feature_any_block_size;
@@ -172,6 +174,8 @@ void for_each_input(const Problem& p, const Args& args, Visit&& visit) {
   if (args.bias) visit(Name{"bias"}, args.bias, p.bias_bytes);
   if (args.alibi_slopes) array({"alibi_slopes"}, args.alibi_slopes, 4, {p.heads_q});
   if (args.sinks) array({"sinks"}, args.sinks, 4, {p.heads_q});
+  if (args.tree)
+    array({"tree"}, args.tree, 16, {p.q_layout == ATTN_PACKED ? p.total_q : p.batch * p.seqlen_q});
   if (args.out_scale) array({"out_scale"}, args.out_scale, 4, {1});
   if (p.has(ATTN_BLOCK_MASK)) {
     const auto grid = [&](Name name, const void* address, int64_t bytes) {
@@ -401,6 +405,7 @@ Status make_problem(const attn_problem* in, Problem* p) {
     return invalid("softcap is ", p->softcap, "; accepted: 0 (none) or finite values above it");
   if (p->fixed_split < 0)
     return invalid("fixed_split is ", p->fixed_split, "; accepted: 0 or more keys");
+  ATTN_TRY(in_range("tree_keys", p->tree_keys, 0, max_tree_keys + 1));
   if (p->max_sms < 0) return invalid("max_sms is ", p->max_sms, "; accepted: 0 (all) or more");
 
   const attn_dtype q = p->q_type, o = p->out_type;
@@ -484,6 +489,8 @@ Status check_args(const Problem& p, const attn_args* in, const void* workspace,
       pointer({"out_scale"}, args->out_scale, p.has(ATTN_OUT_SCALE), 4, "ATTN_OUT_SCALE in flags"));
   ATTN_TRY(pointer({"block_kinds"}, args->block_kinds, p.has(ATTN_BLOCK_MASK), 1,
                    "ATTN_BLOCK_MASK in flags"));
+  if (any_q || args->tree)
+    ATTN_TRY(pointer({"tree"}, args->tree, p.tree_keys > 0, 8, "tree_keys above 0"));
   const bool partials = p.has(ATTN_BLOCK_MASK) && p.mask_partials > 0;
   if (partials || !p.has(ATTN_BLOCK_MASK)) {
     ATTN_TRY(pointer({"block_index"}, args->block_index, partials, 4,

@@ -40,6 +40,7 @@ struct Problem : AnyProblem, attn_problem {
     return {has(ATTN_CAUSAL), has(ATTN_CAUSAL_TOP_LEFT), has(ATTN_WINDOW), window_left,
             window_right};
   }
+  TreeMask tree_mask() const { return {tree_keys}; }
 };
 
 Status make_problem(const attn_problem* in, Problem* out);

@@ -23,7 +23,7 @@ GOLDEN = SOURCE / "tests" / "golden"
 EXAMPLE = SOURCE / "examples" / "minilm_layer3.safetensors"
 EXPECTED = SOURCE / "examples" / "minilm_layer3.expected.safetensors"
 
-FORMATS = {"F64": "d", "F32": "f", "F16": "e", "I32": "i", "I64": "q", "U8": "B", "BOOL": "?"}
+FORMATS = {"F64": "d", "F32": "f", "F16": "e", "I32": "i", "I64": "q", "U64": "Q", "U8": "B", "BOOL": "?"}
 
 
 def pack(dtype, shape, values):
@@ -345,6 +345,25 @@ class Inputs(CliTest):
         self.refused("k_descale has shape [2, 2, 3]", {"k_descale": noise([2, 2, 3])})
         self.refused("q_descale has shape [2, 2, 1]", {"q_descale": noise([2, 2, 1])})
         self.refused("v_descale is F16", {"v_descale": pack("F16", [1], 0)})
+
+    def test_tree(self):
+        keys, words = pack("I32", [1], 3), lambda value: pack("U64", [2, 5, 2], value)
+        self.refused("tree is there without tree_keys", {"tree": words(1)})
+        self.refused("tree_keys is there without tree", {"tree_keys": keys})
+        self.refused("tree has shape [2, 5]", {"tree": pack("U64", [2, 5], 1), "tree_keys": keys})
+        self.refused("tree is I64", {"tree": pack("I64", [2, 5, 2], 1), "tree_keys": keys})
+        self.refused("tree_keys is 129", {"tree": words(1), "tree_keys": pack("I32", [1], 129)})
+        self.refused("tree is given", {"tree": words(1), "tree_keys": pack("I32", [1], 0)})
+        # Of 7 keys the first 4 have no bit; bits 0 and 2 of the others leave keys 4 and 6.
+        tensors = small()
+        shown = {name: pack("F32", [2, 6, 2, 8], [x for n, x in enumerate(unpack(tensors[name])) if n // 16 % 7 != 5])
+                 for name in "kv"}
+        for backend in "reference", "cpu":
+            tree, want = self.path("tree"), self.path("want")
+            self.attn("run", save(self.path("in"), {**tensors, "tree": words(5), "tree_keys": keys}), tree,
+                      "--backend", backend)
+            self.attn("run", save(self.path("in"), {**tensors, **shown}), want, "--backend", backend)
+            self.attn("diff", tree, want, "--tensor", "out", "--max-abs", 1e-6)
 
     def test_lengths(self):
         i32 = lambda *values: pack("I32", [len(values)], values)

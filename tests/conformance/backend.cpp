@@ -180,6 +180,7 @@ attn_problem problem_of(const Case& c) {
   p.bias_type = c.bias_type;
   p.fixed_split = c.fixed_split;
   p.max_sms = c.max_sms;
+  p.tree_keys = c.tree_keys;
   return p;
 }
 
@@ -305,6 +306,7 @@ void Forward::fill(const Case& c, const Data& data) {
   put(args_.block_kinds, data.kinds);
   put(args_.block_index, data.index);
   put(args_.block_bits, data.bits);
+  put(args_.tree, data.tree);
 }
 
 void* Forward::out_data() const {

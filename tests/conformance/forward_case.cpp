@@ -13,7 +13,17 @@ namespace attn::test {
 namespace {
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
-enum Tag : uint64_t { tag_q = 1, tag_k, tag_v, tag_bias, tag_mask, tag_page, tag_sink, tag_scale };
+enum Tag : uint64_t {
+  tag_q = 1,
+  tag_k,
+  tag_v,
+  tag_bias,
+  tag_mask,
+  tag_page,
+  tag_sink,
+  tag_scale,
+  tag_tree
+};
 
 int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
@@ -176,6 +186,18 @@ void make_mask(const Case& c, Data* data) {
   data->bits = buffer_of(bits);
 }
 
+// Bits that stand for no key, and the words of rows of nobody, are set at random too.
+void make_tree(const Case& c, int64_t rows, Data* data) {
+  data->tree = Buffer(size_t(rows) * 16, 0xff);
+  for (int64_t n = 0; n < 2 * rows; ++n) {
+    uint64_t word = 0;
+    for (uint64_t bit = 0; bit < 64; ++bit)
+      word |= uint64_t(hash(c.seed, tag_tree, uint64_t(n), bit) % uint64_t(c.tree_density) == 0)
+              << bit;
+    data->tree.as<uint64_t>()[n] = word;
+  }
+}
+
 void make_segment_buffers(const Case& c, const SegmentCase& s, int64_t number, SegmentData* out) {
   int64_t outer = c.batch, rows = s.capacity;
   if (s.layout == ATTN_PACKED) {
@@ -306,6 +328,7 @@ std::string describe(const Case& c) {
     out << "] bits " << int(c.mask_bits) << (c.mask_inverted ? " inverted" : "") << " from "
         << c.mask_first << (c.mask_garbage ? " garbage" : "");
   }
+  if (c.tree_keys > 0) out << " tree " << c.tree_keys << " one in " << c.tree_density;
   for (const SegmentCase& s : c.segments) {
     out << " | " << dtype_name(s.k_type) << "/" << dtype_name(s.v_type) << " layout " << s.layout
         << " capacity " << s.capacity << " ";
@@ -388,6 +411,13 @@ bool visible(const Case& c, const Data& data, int64_t b, int64_t h, int64_t i, i
     if (c.window_left >= 0 && j < i + diagonal - c.window_left) return false;
     if (c.window_right >= 0 && j > i + diagonal + c.window_right) return false;
   }
+  const int64_t bit = j - (c.keys(b) - c.tree_keys);
+  if (c.tree_keys > 0 && bit >= 0) {
+    int64_t row = i;
+    for (int64_t before = 0; before < b; ++before)
+      row += c.lengths_q.empty() ? c.seqlen_q : c.lengths_q[before];
+    if (!(data.tree.as<uint64_t>()[2 * row + bit / 64] >> bit % 64 & 1)) return false;
+  }
   if (c.has(ATTN_BLOCK_MASK)) {
     const int64_t rows = ceil_div(c.seqlen_q, c.block_q),
                   columns = ceil_div(c.capacity(), c.block_k);
@@ -450,6 +480,7 @@ Data make_data(const Case& c) {
     outer = 1;
     rows = cu_q.back() + c.tokens_of_nobody;
   }
+  if (c.tree_keys > 0) make_tree(c, outer * rows, &data);
   int64_t elements;
   data.q_view = arrange_view(c.q_type, c.q_arrange, outer, rows, c.heads_q, c.head_dim, &elements);
   data.q = Buffer(size_t(dtype_bytes(c.q_type, elements)), poison_of(c.q_type));

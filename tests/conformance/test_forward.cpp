@@ -320,6 +320,7 @@ Case random_case(uint64_t seed) {
   const double sigmas[] = {0.5, 1, 1, 3};
   c.sigma = pick(draw(1000), sigmas);
   if (draw.chance(8)) c.values = draw.chance(2) ? Values::uniform : Values::one_hot;
+  if (draw.chance(8)) c.tree_keys = 1 + draw(128);
   return c;
 }
 

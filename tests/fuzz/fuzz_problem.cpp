@@ -140,6 +140,7 @@ attn_problem make_problem(Source& in) {
   p.mask_partials = in.below(4);
   p.fixed_split = in.below(3) ? 0 : in.size();
   p.max_sms = in.below(8) ? 0 : int32_t(in.size());
+  p.tree_keys = in.below(4) ? 0 : in.below(140);
   if (in.below(6) == 0) p.q_stride = make_strides(in);
   if (in.below(6) == 0) p.out_stride = make_strides(in);
   return p;
@@ -313,6 +314,9 @@ void run(attn_plan* plan, const attn::Problem& p, uint32_t seed) {
   if (p.has(ATTN_ALIBI)) args.alibi_slopes = memory.floats(p.heads_q);
   if (p.has(ATTN_SINKS)) args.sinks = memory.floats(p.heads_q);
   if (p.has(ATTN_OUT_SCALE)) args.out_scale = memory.floats(1);
+  if (p.tree_keys > 0)
+    args.tree = reinterpret_cast<uint64_t*>(
+        memory.noise((p.q_layout == ATTN_PACKED ? p.total_q : p.batch * p.seqlen_q) * 16));
   if (p.has(ATTN_BLOCK_MASK)) {
     unsigned char* kinds = memory.raw(int64_t(size.kinds));
     for (int64_t i = 0; i < int64_t(size.kinds); ++i)

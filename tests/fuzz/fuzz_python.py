@@ -458,6 +458,9 @@ class Case:
             mask = self.mask(shape[2:] if shape[:2] == (1, 1) else shape)
             if mask is not None:
                 a["block_mask"] = mask
+        if self.chance(5):
+            a["tree"] = self.small(self.numbers.integers(0, 2 ** 64, (*a["q"].shape[:-2], 2), np.uint64), np.uint64)
+            a["tree_keys"] = self.pick(1, 3, 64, 100, 128, 0, 129)
         kind = kinds[0] if kinds[0][:2] != "f8" else "bf16"
         if self.chance(3):
             kind = a["out_dtype"] = self.pick("f32", "f16", "bf16", "f8_e4m3fn", "f8_e5m2", "f8_e4m3fnuz", "f64")

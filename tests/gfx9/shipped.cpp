@@ -96,7 +96,7 @@ class Maker {
     std::vector<uint8_t> bytes(count * 4);
     for (size_t i = 0; i < count; ++i) {
       const uint32_t code = rng_() % format.max_code;
-      const double tie = (decode(format, code) + decode(format, code + 1)) / 2;
+      const double tie = (value_of(format, code) + value_of(format, code + 1)) / 2;
       float x = float(tie * descale);
       const unsigned beside = rng_() % 4;
       if (beside < 2) x = std::nextafter(x, beside == 0 ? 0.0f : 1e38f);

@@ -5,7 +5,7 @@ types that safetensors has no name for and "options", a JSON object: causal, cau
 softcap, descale_block_keys; absent means unset. Cases merge_* have out.N and lse.N instead.
 
 Memory that must not be read, or not matter, is NaN: keys and values that no query of their (batch, kv head) may see by
-causal, window, block mask or length (page tails, unused pages and padding among them), and bias columns beyond the
+causal, window, block mask, tree or length (page tails, unused pages and padding among them), and bias columns beyond the
 length. Needs NumPy only and uses nothing of libattn.
 """
 import json
@@ -220,7 +220,14 @@ class Problem:
         return int(sum(s.lens[b] for s in self.segments))
 
     def visible(self, b, h):
-        return visible(self.tensors, self.options, b, h, self.seqlen_q(b), self.seqlen_kv(b))
+        see = visible(self.tensors, self.options, b, h, self.seqlen_q(b), self.seqlen_kv(b))
+        if "tree" in self.tensors:  # a bit for each of the last keys
+            keys, first = int(self.tensors["tree_keys"][0]), self.seqlen_kv(b) - int(self.tensors["tree_keys"][0])
+            for row, words in zip(see, self.tensors["tree"][self.queries(b)]):
+                number = int(words[0]) | int(words[1]) << 64
+                for bit in range(max(-first, 0), keys):
+                    row[first + bit] &= bool(number >> bit & 1)
+        return see
 
     def poison_unused(self):
         used = [np.zeros(s.k.shape[:-1], bool) for s in self.segments]
@@ -372,6 +379,10 @@ class Inputs:
             index[partial] = self.rng.permutation(partial.sum())
             mask.update(block_index=index, block_bits=self.rng.random((partial.sum(), bq, bk)) < 0.5)
         return mask
+
+
+def tree(inputs, keys, *rows):
+    return {"tree": inputs.rng.integers(0, 2 ** 64, (*rows, 2), np.uint64), "tree_keys": i32(keys)}
 
 
 def i32(*values):
@@ -624,6 +635,9 @@ def segment_cases():
     case("segments_varlen", "packed q of lengths 1 and 6 on the paged and packed segments; window, ALiBi, sinks",
          {"q": a.normal(7, 4, 8), "cu_seqlens_q": i32(0, 1, 7), "alibi_slopes": f32(.5, .25, .125, 1), "sinks": f32(0, 1, -1, 2)}
          | paged_and_packed(), window=(6, 1))
+    a = Inputs("segments_tree")
+    case("segments_tree", "packed q of lengths 1 and 6; bits for the last 9 keys, which lie in both segments; causal",
+         {"q": a.normal(7, 4, 8), "cu_seqlens_q": i32(0, 1, 7)} | paged_and_packed() | tree(a, 9, 7), causal=True)
     a = Inputs("segments_bias")
     case("segments_bias", "two padded segments of capacity 8 and 6, lengths per entry (one 0); bias over the whole, block mask, causal",
          {"q": a.normal(2, 5, 2, 8), "k.0": a.normal(2, 8, 2, 8), "v.0": a.normal(2, 8, 2, 8), "seqlens_kv.0": i32(8, 0),
@@ -659,6 +673,14 @@ def block_cases():
     case("blocks_batch_head", "a mask per batch entry and head, with seqlens_kv 0 and 21 and sinks",
          a.qkv(2, sq, skv, 2, 2, 8) | a.block_mask([[grid, other], [other, grid]], sq, skv, 8, 8)
          | {"seqlens_kv": i32(0, 21), "sinks": f32(1, -1)})
+    a = Inputs("tree")
+    case("tree", "bits for the last 5 keys, no other mask", a.qkv(2, 5, 12, 4, 2, 8) | tree(a, 5, 2, 5))
+    a = Inputs("tree_two_words")
+    case("tree_two_words", "bits for the last 77 of 90 keys, causal", a.qkv(1, 6, 90, 2, 1, 8) | tree(a, 77, 1, 6), causal=True)
+    a = Inputs("tree_short")
+    case("tree_short", "bits for 128 keys with seqlens_kv 0 and 21, block mask, window (12, 4) and sinks",
+         a.qkv(2, sq, skv, 2, 2, 8) | a.block_mask([[grid]], sq, skv, 8, 8) | tree(a, 128, 2, sq)
+         | {"seqlens_kv": i32(0, 21), "sinks": f32(1, -1)}, window=(12, 4))
     a = Inputs("blocks_uneven")
     case("blocks_uneven", "blocks of (7, 10) with window (12, 4)",
          a.qkv(1, sq, skv, 2, 2, 8) | a.block_mask([[[[PARTIAL, FULL, CAUSAL], [CAUSAL, PARTIAL, FULL], [FULL, CAUSAL, PARTIAL]]]],

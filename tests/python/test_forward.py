@@ -76,6 +76,35 @@ class Layouts(Case):
             self.assertTrue((out == 0).all() and (lse == -np.inf).all())
             self.close(attn.forward(q, [empty, k], [empty, v]), softmax_attention(q, k, v)[0])
 
+    def test_tree(self):
+        """A bit per query for each of the last keys, beside the causal rule; packed q too."""
+        q, k, v = self.qkv(seqlen_q=9, seqlen_kv=80)
+        for keys in 1, 9, 64, 65, 77:
+            tree = self.rng.integers(0, 2 ** 64, (2, 9, 2), np.uint64)
+            bits = np.unpackbits(tree.view(np.uint8), axis=-1, bitorder="little")[:, None, :, :keys].astype(bool)
+            visible = np.broadcast_to(causal(9, 80), (2, 1, 9, 80)).copy()
+            visible[..., -keys:] &= bits
+            want, want_lse = softmax_attention(q, k, v, visible)
+            for backend in "reference", "cpu":
+                options = {"causal": True, "tree_keys": keys, "return_lse": True, "backend": backend}
+                out, lse = attn.forward(q, k, v, tree=tree, **options)
+                self.close(out, want)
+                self.close(lse, want_lse)
+                offsets = np.array([0, 9, 18], np.int32)
+                packed = attn.forward(q.reshape(18, 4, 16), k, v, tree=tree.reshape(18, 2), cu_seqlens_q=offsets,
+                                      max_seqlen_q=9, **options)
+                self.close(packed[0].reshape(out.shape), want)
+                plan = attn.Plan(q, k, v, tree=tree, causal=True, tree_keys=keys, backend=backend)
+                self.close(plan(q, k, v, tree=tree), want)
+                self.refuses(ValueError, ["tree is NULL"], plan, q, k, v)
+        self.refuses(ValueError, ["tree_keys is 0", "1 to 128"], attn.forward, q, k, v, tree=tree)
+        self.refuses(ValueError, ["tree_keys is 129", "0 to 128"], attn.forward, q, k, v, tree=tree, tree_keys=129)
+        self.refuses(ValueError, ["tree is NULL"], attn.forward, q, k, v, tree_keys=3)
+        self.refuses(ValueError, ["tree has shape [2, 9]", "[B, Sq, 2]"], attn.forward, q, k, v, tree=tree[..., 0].copy(), tree_keys=3)
+        self.refuses(ValueError, ["tree is f64", "accepted: u64, i64"], attn.forward, q, k, v, tree=tree * 1.0, tree_keys=3)
+        self.close(attn.forward(q, k, v, tree=tree.view(np.int64), tree_keys=3),
+                   attn.forward(q, k, v, tree=tree, tree_keys=3), 0)
+
     def test_negative_strides(self):
         """A view that runs backwards begins at its first element; nothing is copied."""
         q, k, v = self.qkv()
@@ -291,8 +320,8 @@ class Arguments(Case):
         self.assertEqual(
             str(inspect.signature(attn.forward)),
             "(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), scale=None, softcap=0.0, bias=None, "
-            "alibi_slopes=None, sinks=None, block_mask=None, seqlens_kv=None, cu_seqlens_q=None, cu_seqlens_kv=None, "
-            "max_seqlen_q=None, block_table=None, q_descale=None, k_descale=None, v_descale=None, out_scale=None, "
+            "alibi_slopes=None, sinks=None, block_mask=None, tree=None, tree_keys=0, seqlens_kv=None, cu_seqlens_q=None, "
+            "cu_seqlens_kv=None, max_seqlen_q=None, block_table=None, q_descale=None, k_descale=None, v_descale=None, out_scale=None, "
             "out_dtype=None, return_lse=False, out=None, backend='auto')")
 
     def test_sentences(self):

@@ -14,7 +14,7 @@ import st  # noqa: E402
 
 BITS = {"BF16": ml_dtypes.bfloat16, "F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2}
 SEGMENT = ("k", "v", "seqlens_kv", "cu_seqlens_kv", "block_table", "k_descale", "v_descale")
-WHOLE = ("q", "cu_seqlens_q", "bias", "alibi_slopes", "sinks", "q_descale", "out_scale")
+WHOLE = ("q", "cu_seqlens_q", "bias", "alibi_slopes", "sinks", "tree", "q_descale", "out_scale")
 
 
 def load(name):
@@ -41,6 +41,8 @@ def arguments(tensors, options):
                 given[name] = values
     given.update({name: options[name] for name in ("causal", "causal_top_left", "window", "scale", "softcap")
                   if name in options})
+    if "tree" in tensors:
+        given["tree_keys"] = tensors["tree_keys"][0]
     if "cu_seqlens_q" in given:
         given["max_seqlen_q"] = int(np.diff(given["cu_seqlens_q"]).max())
     if "block_kinds" in tensors:
@@ -49,7 +51,7 @@ def arguments(tensors, options):
             tensors["block_kinds"], given["q"].shape[1], sum(k.shape[1] for k in keys), block_size=tuple(tensors["block_size"]),
             index=tensors.get("block_index"), bits=tensors.get("block_bits"))
     used = set(WHOLE) | {f"{name}{suffix}" for name in SEGMENT for suffix in ("", ".0", ".1", ".2", ".3")}
-    used |= {"block_kinds", "block_size", "block_index", "block_bits", "golden.out", "golden.lse"}
+    used |= {"tree_keys", "block_kinds", "block_size", "block_index", "block_bits", "golden.out", "golden.lse"}
     assert set(tensors) <= used, set(tensors) - used
     return given
 

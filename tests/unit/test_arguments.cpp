@@ -30,6 +30,7 @@ struct Setup {
   std::vector<uint8_t> kinds = std::vector<uint8_t>(4, ATTN_BLOCK_FULL);
   std::vector<int32_t> index = std::vector<int32_t>(4, -1);
   std::vector<uint32_t> bits = std::vector<uint32_t>(64, ~0u);
+  std::vector<uint64_t> tree = std::vector<uint64_t>(2 * 2 * 3, ~uint64_t{0});
 
   Setup() {
     segment.k_type = segment.v_type = ATTN_F32;
@@ -75,6 +76,10 @@ struct Setup {
     problem.block_q = problem.block_k = 4;
     args.block_kinds = kinds.data();
   }
+  void grow_tree() {
+    problem.tree_keys = 4;
+    args.tree = tree.data();
+  }
 };
 
 struct Case {
@@ -100,7 +105,8 @@ TEST_CASE("a good problem runs on reference and cpu") {
     const attn::context context(backend);
     for (auto change : std::vector<std::function<void(Setup&)>>{
              [](Setup&) {}, [](Setup& s) { s.pack_q(); }, [](Setup& s) { s.pack_kv(); },
-             [](Setup& s) { s.page_kv(); }, [](Setup& s) { s.mask(); }}) {
+             [](Setup& s) { s.page_kv(); }, [](Setup& s) { s.mask(); },
+             [](Setup& s) { s.grow_tree(); }}) {
       Setup s;
       change(s);
       const attn::plan plan(context, s.problem);
@@ -218,6 +224,14 @@ TEST_CASE("a wrong problem is refused with a sentence") {
        [](Setup& s) { s.problem.fixed_split = -1; },
        bad,
        {"fixed_split is -1"}},
+      {"tree_keys negative",
+       [](Setup& s) { s.problem.tree_keys = -1; },
+       bad,
+       {"tree_keys is -1", "0 to 128"}},
+      {"tree_keys above",
+       [](Setup& s) { s.problem.tree_keys = 129; },
+       bad,
+       {"tree_keys is 129", "0 to 128"}},
       {"max_sms negative", [](Setup& s) { s.problem.max_sms = -1; }, bad, {"max_sms is -1"}},
       {"bias type",
        [](Setup& s) { s.problem.bias_type = ATTN_F16; },
@@ -367,6 +381,24 @@ TEST_CASE("wrong arguments of a run are refused with a sentence and touch nothin
        [](Setup& s) { s.args.sinks = s.numbers.data(); },
        {"sinks is given", "ATTN_SINKS"}},
       {"sinks missing", [](Setup& s) { s.problem.flags = ATTN_SINKS; }, same, {"sinks is NULL"}},
+      {"tree not declared",
+       same,
+       [](Setup& s) { s.args.tree = s.tree.data(); },
+       {"tree is given", "tree_keys"}},
+      {"tree missing",
+       [](Setup& s) { s.grow_tree(); },
+       [](Setup& s) { s.args.tree = nullptr; },
+       {"tree is NULL", "tree_keys"}},
+      {"misaligned tree",
+       [](Setup& s) { s.grow_tree(); },
+       [](Setup& s) {
+         s.args.tree = reinterpret_cast<uint64_t*>(reinterpret_cast<char*>(s.tree.data()) + 4);
+       },
+       {"tree is at", "8-byte"}},
+      {"out is the tree",
+       [](Setup& s) { s.grow_tree(); },
+       [](Setup& s) { s.args.tree = reinterpret_cast<uint64_t*>(s.out.data()); },
+       {"out is at", "overlaps tree at"}},
       {"slopes missing",
        [](Setup& s) { s.problem.flags = ATTN_ALIBI; },
        same,
@@ -517,6 +549,28 @@ TEST_CASE("a struct of a newer header is taken while its new fields are zero") {
   newer.later[2] = 1;
   expect({"newer", {}, bad, {"struct_size", "is set"}},
          attn_plan_create(context.get(), &newer.problem, &plan));
+}
+
+TEST_CASE("structs of a header without trees are taken") {
+  for (const attn_backend backend : {ATTN_BACKEND_REFERENCE, ATTN_BACKEND_CPU}) {
+    const attn::context context(backend);
+    Setup s;
+    s.mask();
+    s.problem.struct_size = offsetof(attn_problem, tree_keys);
+    s.args.struct_size = offsetof(attn_args, tree);
+    s.problem.tree_keys = 77;  // not of the struct
+    s.args.tree = s.tree.data();
+    const attn::plan plan(context, s.problem);
+    plan.run(s.args, plan.make_workspace(context));
+    for (float x : s.out) CHECK(std::abs(x - 0.5f) < 1e-6f);
+    auto shape = attn::make<attn_block_mask_shape>();
+    shape.seqlen_q = 3, shape.seqlen_kv = 5;
+    shape.block_q = shape.block_k = 4;
+    attn_block_mask* mask = nullptr;
+    REQUIRE(attn_block_mask_from_window(context.get(), &shape, -1, 0, 0, 0, &mask) == ATTN_OK);
+    CHECK(attn_block_mask_apply(mask, &s.problem, &s.args) == ATTN_OK);
+    attn_block_mask_destroy(mask);
+  }
 }
 
 TEST_CASE("attn_check reads what attn_run does not") {

@@ -36,6 +36,7 @@ struct Shape {
   int64_t seqlen_q = 0, heads_kv = 0;    // 0: seqlen, heads
   attn_dtype kv_type = ATTN_DTYPE_NONE;  // NONE: type
   int32_t page_size = 0;                 // 0: padded
+  int64_t tree_keys = 0;
 };
 
 std::string explained(const attn_device& on, const Shape& s) {
@@ -52,6 +53,7 @@ std::string explained(const attn_device& on, const Shape& s) {
   p.batch = 1, p.heads_q = s.heads, p.heads_kv = s.heads_kv > 0 ? s.heads_kv : s.heads;
   p.head_dim = s.dim, p.seqlen_q = s.seqlen_q > 0 ? s.seqlen_q : s.seqlen;
   p.q_type = s.type;
+  p.tree_keys = s.tree_keys;
   p.flags = s.flags, p.max_sms = s.max_sms, p.softcap = s.softcap;
   p.num_segments = 1, p.segments = &segment;
   size_t size = 0;
@@ -178,6 +180,26 @@ TEST_CASE("choose: few queries go to the decode kernels", "[plan]") {
   CHECK(chosen(h200, s) == "\"fwd_sm90_f16_d128_dequantised\"");
   s.seqlen = 1 << 23;  // K and V of 8 heads would be more than 4 GiB
   CHECK(chosen(h200, s) == "\"decode_sm90_fp8_d128_r48\"");
+}
+
+TEST_CASE("choose: trees go to the decode kernels, of any number of rows where some take 48",
+          "[plan]") {
+  if (!in_build("decode_sm90_bf16_d128", "sm_90")) ATTN_SKIP("this build has no CUDA kernels");
+  Shape s = {.heads = 32,
+             .seqlen = 8192,
+             .dim = 128,
+             .flags = ATTN_CAUSAL,
+             .seqlen_q = 4,
+             .heads_kv = 8,
+             .tree_keys = 4};
+  CHECK(chosen(h200, s) == "\"decode_sm90_bf16_d128\"");
+  CHECK(chosen(a100, s) == "\"decode_sm80_bf16_d128\"");
+  for (const int64_t queries : {5, 13, 64}) {
+    s.seqlen_q = s.tree_keys = queries;
+    CHECK(chosen(h200, s) == "\"decode_sm90_bf16_d128_r48\"");
+    CHECK(chosen(a100, s) == "null");
+    CHECK(explained(a100, s).find("\"tree mask\"") != std::string::npos);
+  }
 }
 
 TEST_CASE("choose: a description that is none is refused", "[plan]") {

@@ -451,7 +451,7 @@ TEST_CASE("convert_gfx942: quotients are rounded once", "[hipemu]") {
       std::vector<float> x;
       // Midpoints of neighbouring codes times the descale, and the floats around.
       for (uint32_t code = 0; code < format.max_code; ++code) {
-        const double middle = (decode(format, code) + decode(format, code + 1)) / 2;
+        const double middle = (value_of(format, code) + value_of(format, code + 1)) / 2;
         const float product = float(middle * descale);
         if (!(product > 1e-44f) || std::isinf(product)) continue;
         for (int steps = -2; steps <= 2; ++steps)

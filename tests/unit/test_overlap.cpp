@@ -233,6 +233,9 @@ TEST_CASE("overlap: out, lse and workspace of forward with every array") {
           segment.total = batch * keys;
           arrays.push_back({"cu_seqlens_q", into(args.cu_seqlens_q), (batch + 1) * 4});
           arrays.push_back({"cu_seqlens", into(kv.cu_seqlens), (batch + 1) * 4});
+          if (backend == ATTN_BACKEND_HIP) break;
+          p.tree_keys = 1;
+          arrays.push_back({"tree", into(args.tree), batch * queries * 16});
           break;
         case 2:
           p.flags = ATTN_ALIBI;

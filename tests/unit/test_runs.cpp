@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -101,7 +102,7 @@ struct Variant {
   bool packed = false, paged = false, seqlens = false, bias = false, descale = false;
   float softcap = 0;
   attn_dtype out_type = ATTN_DTYPE_NONE;
-  int64_t seqlen_q = 3, seqlen = 2;
+  int64_t seqlen_q = 3, seqlen = 2, tree_keys = 0;
 };
 const Variant variants[] = {
     {.name = "plain", .segments = 1},
@@ -116,6 +117,7 @@ const Variant variants[] = {
     {.name = "paged", .segments = 2, .paged = true},
     {.name = "scores", .segments = 1, .flags = ATTN_ALIBI, .bias = true, .softcap = 2},
     {.name = "block mask", .segments = 1, .flags = ATTN_BLOCK_MASK},
+    {.name = "tree", .segments = 1, .tree_keys = 3},
     {.name = "descales", .segments = 1, .descale = true},
     {.name = "fp8 out", .segments = 1, .flags = ATTN_OUT_SCALE, .out_type = ATTN_F8_E5M2},
     {.name = "many threads", .segments = 1, .seqlen_q = 300, .seqlen = 300},
@@ -156,6 +158,10 @@ int allocations_of_forward(attn_context* context, const Kernel& kernel, const Va
   args.lse = reinterpret_cast<float*>(out.at(1000000));
   if (p.flags & ATTN_ALIBI) zeros(args.alibi_slopes);
   if (p.flags & ATTN_SINKS) zeros(args.sinks);
+  if (v.tree_keys > 0) {
+    p.tree_keys = v.tree_keys;
+    zeros(args.tree);
+  }
   if (p.flags & ATTN_OUT_SCALE) zeros(args.out_scale);
   if (v.bias) {
     p.bias_type = ATTN_F32;
@@ -440,6 +446,60 @@ TEST_CASE("runs: decode kernels say how many descales of blocks they take") {
   CHECK(std::string(attn_last_error())
             .find("batch * heads_kv * (ceil(seqlen_kv / 64) + num_segments) is 1610612832; "
                   "accepted with descales of blocks: up to 1073741823") != std::string::npos);
+}
+
+TEST_CASE("runs: decode kernels take trees, of 16 bits more rows than without") {
+  const mock::MockLibrary library("cuda_12");
+  auto options = make<attn_context_options>();
+  options.driver_path = library.path();
+  options.kernel_file = "all kernels";
+  const context device(ATTN_BACKEND_CUDA, &options);
+  auto segment = make<attn_segment>();
+  segment.k_type = segment.v_type = ATTN_BF16;
+  segment.seqlen = 1000;
+  auto p = make<attn_problem>();
+  p.batch = p.num_segments = 1;
+  p.heads_q = 32;
+  p.heads_kv = 8;
+  p.head_dim = 128;
+  p.q_type = ATTN_BF16;
+  p.flags = ATTN_CAUSAL;
+  p.segments = &segment;
+  const auto chosen = [&](int64_t queries, int64_t tree_keys, const char* kernel) {
+    p.seqlen_q = queries;
+    p.tree_keys = tree_keys;
+    p.kernel = kernel;
+    attn_plan* made = nullptr;
+    const attn_status status = attn_plan_create(device.get(), &p, &made);
+    const Plan plan{made};
+    return std::string(status == ATTN_OK ? attn_plan_kernel(made) : attn_last_error());
+  };
+  CHECK(chosen(4, 4, nullptr) == "decode_sm90_bf16_d128");
+  for (const int64_t queries : {5, 12, 13, 128})
+    CHECK(chosen(queries, 128, nullptr) == "decode_sm90_bf16_d128_r48");
+  CHECK(chosen(13, 0, "decode_sm90_bf16_d128_r48") ==
+        "heads_q / heads_kv * seqlen_q is 4 * 13; accepted: up to 48 (decode_sm90_bf16_d128_r48)");
+  CHECK(chosen(5, 1, "fwd_sm90_bf16_d128") == "tree mask (fwd_sm90_bf16_d128)");
+
+  p.seqlen_q = 4;
+  p.tree_keys = 70;
+  p.kernel = "decode_sm80_bf16_d128";
+  const attn::plan plan(device, p);
+  const attn::buffer workspace = plan.make_workspace(device);
+  Memory in, out;
+  auto kv = make<attn_segment_args>();
+  auto args = make<attn_args>();
+  args.num_segments = 1;
+  args.segments = &kv;
+  args.q = kv.k = kv.v = in.at(0);
+  args.out = out.at(0);
+  args.tree = reinterpret_cast<const uint64_t*>(in.at(512));
+  plan.run(args, workspace);
+  attn_decode_kernarg got;
+  REQUIRE(library->last.kernarg_bytes == sizeof got);
+  std::memcpy(&got, library->last.kernarg, sizeof got);
+  CHECK(static_cast<const void*>(got.tree) == args.tree);
+  CHECK(got.tree_mask.keys == 70);
 }
 
 // Without arrays: there is nothing in them.

@@ -71,6 +71,10 @@ const char* const input_help =
     "                 F32 [Hq]\n"
     "  out_scale      F32 [1], of an fp8 out\n"
     "  block_kinds and the rest of a block mask, see attn mask --help\n"
+    "  tree           U64 [B, Sq, 2], or packed [total_q, 2]: bit n shows query i the last keys' "
+    "key "
+    "n\n"
+    "  tree_keys      I32 [1], how many keys these are\n"
     "__metadata__ has the types that safetensors lacks, by tensor: f8_e4m3fnuz of F8_E4M3; q8_0 "
     "and q4_0\n"
     "of U8 whose last dimension counts bytes.";
@@ -340,6 +344,17 @@ class Reader {
     if (const Tensor* sinks = find("sinks")) {
       point(&in_.args.sinks, expect("sinks", *sinks, Dtype::f32, {p_.heads_q}, "[Hq]"));
       p_.flags |= ATTN_SINKS;
+    }
+    const Tensor *tree = find("tree"), *tree_keys = find("tree_keys");
+    if (!tree != !tree_keys)
+      fail(tree ? "tree is there without tree_keys" : "tree_keys is there without tree");
+    if (tree) {
+      const bool packed = p_.q_layout == ATTN_PACKED;
+      point(&in_.args.tree, expect("tree", *tree, Dtype::u64,
+                                   packed ? std::vector<int64_t>{p_.total_q, 2}
+                                          : std::vector<int64_t>{p_.batch, p_.seqlen_q, 2},
+                                   packed ? "[total_q, 2]" : "[B, Sq, 2]"));
+      p_.tree_keys = *expect("tree_keys", *tree_keys, Dtype::i32, {1}, "[1]").as<int32_t>();
     }
     int64_t seqlen_kv = 0;
     for (const attn_segment& s : in_.segments) seqlen_kv += s.seqlen;
