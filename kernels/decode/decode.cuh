@@ -313,7 +313,7 @@ struct Decoder {
     }
   }
 
-  __device__ __forceinline__ PlacedPart place(const Share& share, const Part& part) const {
+  __device__ __forceinline__ PlacedPart place_of(const Share& share, const Part& part) const {
     if (tile.splits() && a.split_keys) {
       const unsigned row_tile = tile.row_groups > 1 ? at.first_row / tile.rows() : 0,
                      head = at.b * a.heads_kv + at.h;
@@ -328,7 +328,7 @@ struct Decoder {
     const int warp = this->warp();
     // In shared memory where registers are few.
     PlacedPart own;
-    if (tile.row_groups == 1 || thread() == 0) own = place(share, part);
+    if (tile.row_groups == 1 || thread() == 0) own = place_of(share, part);
     if (tile.row_groups > 1 && thread() == 0) group.part = own;
     const PlacedPart& placed = tile.row_groups > 1 ? group.part : own;
     const Parts<head_dim_v, tile.row_groups> parts = {a, placed};

@@ -15,7 +15,7 @@ from pathlib import Path
 DECODE = "decode_sm80_bf16_d128"
 APPEND = "kv_append_sm80"
 EARLY = "decode_sm90_bf16_d128"
-TESTS = {DECODE: ["decode: random problems"], APPEND: ["kv_append: random layouts, lengths and values"],
+TESTS = {DECODE: ["decode: random problems"], APPEND: ["kv_append: random layouts*"],
          EARLY: ["cuda: values that the kernel in front writes"]}
 # kernel, mistake, file, text, what it becomes
 MUTANTS = [
@@ -88,8 +88,8 @@ def run_all(folder, tests):
         if f"SKIP: {kernel}:" in output:
             print(output[output.index(f"SKIP: {kernel}:"):].splitlines()[0])
             return 77
-        print(f"{kernel}: unchanged: {'passed' if code == 0 else 'FAILED'}", flush=True)
-        if code != 0:
+        print(f"{kernel}: unchanged: {'passed' if code == 0 and 'All tests passed' in output else 'FAILED'}", flush=True)
+        if code != 0 or "All tests passed" not in output:
             print(output[-3000:])
             return 1
     for kernel, mistake, *_ in MUTANTS:
