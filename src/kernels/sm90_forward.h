@@ -143,6 +143,8 @@ void pack(const Problem& p, const Args& args, const Target& target, Parameters* 
       a.pages[i] = pages(s, Segments::args(p, args, target, i));
       a.box_keys[i] = box_keys(s, tile);
     }
+    a.lists = 0;
+    a.least_queries = 0;
   }
 }
 

@@ -123,7 +123,7 @@ TEST_CASE("macros: packing and unpacking fp8", "[gfx9][macros]") {
   }
   const auto decoded = macros.download<float>(values, 256);
   for (size_t n = 0; n < decoded.size(); ++n) {
-    const double want = attn::decode(attn::e4m3fnuz_format, codes[n / 4 * 8 + n % 4]);
+    const double want = attn::value_of(attn::e4m3fnuz_format, codes[n / 4 * 8 + n % 4]);
     CHECK((decoded[n] == want || (std::isnan(decoded[n]) && std::isnan(want))));
   }
 }

@@ -32,7 +32,7 @@ Data make_data() {
   std::mt19937 rng(5);
   std::normal_distribution<double> normal;
   const auto code = [&](double x) { return uint8_t(attn::encode(attn::e4m3fnuz_format, x, true)); };
-  const auto value = [](uint8_t c) { return attn::decode(attn::e4m3fnuz_format, c); };
+  const auto value = [](uint8_t c) { return attn::value_of(attn::e4m3fnuz_format, c); };
   Data d;
   for (int i = 0; i < queries * dim; ++i) d.q.push_back(code(normal(rng)));
   for (int i = 0; i < keys * dim; ++i) d.k.push_back(code(normal(rng) * (1 + i / (32 * dim))));

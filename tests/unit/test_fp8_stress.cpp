@@ -17,7 +17,7 @@ namespace {
 constexpr Numerics exact_rule{.rows = 32};
 
 double value(const StressInputs& in, uint8_t code) {
-  return attn::decode(attn::fp8_format(in.type), code);
+  return attn::value_of(attn::fp8_format(in.type), code);
 }
 double largest_v(const StressInputs& in) {
   double most = 0;

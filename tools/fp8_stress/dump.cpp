@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t most_keys = 8;  // shown, those of the largest weights
 
 double value(attn_dtype type, uint8_t code) {
-  return attn::decode(attn::fp8_format(type), code);
+  return attn::value_of(attn::fp8_format(type), code);
 }
 
 // Eight elements a line, each its code and its value.

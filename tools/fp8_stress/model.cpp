@@ -16,7 +16,7 @@ std::vector<float> values_by_head(const std::vector<uint8_t>& codes, const Stres
   float value_of[256];
   for (int code = 0; code < 256; ++code)
     value_of[code] =
-        static_cast<float>(attn::decode(attn::fp8_format(type), static_cast<uint8_t>(code)));
+        static_cast<float>(attn::value_of(attn::fp8_format(type), static_cast<uint8_t>(code)));
   std::vector<float> values(codes.size());
   size_t from = 0;
   for (int64_t row = 0; row < seqlen; ++row)
@@ -38,7 +38,7 @@ struct Row {
 double rounded_weight(const Numerics& rule, double exact) {
   if (!attn::dtype_is_fp8(rule.weights)) return exact;
   const attn::SmallFloat& format = attn::fp8_format(rule.weights);
-  return attn::decode(format, attn::encode(format, exact, false));
+  return attn::value_of(format, attn::encode(format, exact, false));
 }
 
 std::vector<double> model_output(const Numerics& kernel_rule, const StressInputs& in,

@@ -31,7 +31,7 @@ SelfCheck self_check(const Numerics& rule, const StressOptions& options, ThreadP
     double max_v = 0;
     for (const uint8_t code : in.v)
       max_v = std::max(
-          max_v, std::abs(static_cast<double>(attn::decode(attn::fp8_format(in.type), code))));
+          max_v, std::abs(static_cast<double>(attn::value_of(attn::fp8_format(in.type), code))));
     const std::vector<double> truth = model_output(exact, in, ATTN_F64, pool);
     const std::vector<double> model = model_output(rule, in, ATTN_F32, pool);
     const Verdict verdict = judge(model, truth, model, max_v);
