@@ -324,7 +324,9 @@ struct Decoder {
   }
 
   // A part ends: to the result, or to the workspace.
-  __device__ __forceinline__ void end_part(const Share& share, const Part& part) {
+  // final: of the block, whose ring is free then.
+  __device__ __forceinline__ void end_part(const Share& share, const Part& part, bool final,
+                                           unsigned ring) {
     const int warp = this->warp();
     // In shared memory where registers are few.
     PlacedPart own;
@@ -369,7 +371,11 @@ struct Decoder {
           parts.write(parts.slot(placed.number), 8 * n + r, row);
       }
     }
-    if (!placed.alone() && !(tile.splits() && a.whole_heads)) parts.arrive(at, used_rows());
+    if (!placed.alone() && !(tile.splits() && a.whole_heads)) {
+      constexpr int place_bytes = 16 * group_threads;
+      const int bytes = final ? a.stages * tile.stage_bytes() : tile.group_merge_bytes();
+      parts.arrive(at, used_rows(), final ? ring : address(merge), bytes / place_bytes);
+    }
     Group::meet();  // before the next part's Q comes where the sums are
   }
 
@@ -403,7 +409,7 @@ struct Decoder {
       const Part part = shared.unit[stage.number].part;
       const bool final = shared.unit[stage.number].final;
       leave();
-      if (!idle()) end_part(work.share, part);
+      if (!idle()) end_part(work.share, part, final, ring);
       if (final) return;
       wait(shared.full[stage.number], stage.parity);
       const Unit& unit = shared.unit[stage.number];
