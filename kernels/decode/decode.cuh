@@ -314,7 +314,7 @@ struct Decoder {
   }
 
   __device__ __forceinline__ PlacedPart place_of(const Share& share, const Part& part) const {
-    if (tile.splits() && a.split_keys) {
+    if (tile.split && a.split_keys) {
       const unsigned row_tile = tile.row_groups > 1 ? at.first_row / tile.rows() : 0,
                      head = at.b * a.heads_kv + at.h;
       return {part.number, part.begin, part.end, (head * a.row_tiles + row_tile) * a.splits};
@@ -333,7 +333,7 @@ struct Decoder {
     if (tile.row_groups == 1 || thread() == 0) own = place_of(share, part);
     if (tile.row_groups > 1 && thread() == 0) group.part = own;
     const PlacedPart& placed = tile.row_groups > 1 ? group.part : own;
-    const Parts<head_dim_v, tile.row_groups> parts = {a, placed};
+    const Parts<head_dim_v, tile.row_groups, tile.split> parts = {a, placed};
 #pragma unroll
     for (int n = 0; n < q_tiles; ++n) {
       Group::meet();  // all have done with Q, or with the rows before
@@ -365,13 +365,13 @@ struct Decoder {
             });
         if (placed.alone())
           store_result(a, at, 8 * n + r, row);
-        else if (tile.splits() && a.whole_heads)
+        else if (tile.split && a.whole_heads)
           parts.fold(at, 8 * n + r, row);
         else if (8 * n + r < used_rows())
           parts.write(parts.slot(placed.number), 8 * n + r, row);
       }
     }
-    if (!placed.alone() && !(tile.splits() && a.whole_heads)) {
+    if (!placed.alone() && !(tile.split && a.whole_heads)) {
       constexpr int place_bytes = 16 * group_threads;
       const int bytes = final ? a.stages * tile.stage_bytes() : tile.group_merge_bytes();
       parts.arrive(at, used_rows(), final ? ring : address(merge), bytes / place_bytes);

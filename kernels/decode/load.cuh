@@ -92,7 +92,7 @@ template <class KV, DecodeTile tile, class M>
 struct Loader {
   static constexpr bool engine = !std::is_same_v<M, NoMaps>;
   // ATTN_KV_PREFIX_STABLE, which is for short caches.
-  static constexpr bool takes_promise = engine && tile.row_groups == 1;
+  static constexpr bool takes_promise = engine && tile.row_groups == 1 && !tile.split;
   static constexpr int head_dim = tile.head_dim, head_dim_v = tile.head_dim_v;
   const attn_decode_kernarg& a;
   const M& maps;
@@ -165,7 +165,7 @@ struct Loader {
       unit.first_row = at.sequence.first_row;
       unit.first = at.first;
       const unsigned units = at.sequence.units;
-      unit.part = tile.splits() && a.split_keys
+      unit.part = tile.split && a.split_keys
                       ? Part{unsigned(at.split), unsigned(at.sequence.split_begin),
                              unsigned(at.sequence.split_end)}
                       : Part{0, head_begin, head_begin + units};
@@ -298,8 +298,8 @@ struct Loader {
     for (int unit = 0;; ++unit) {
       if (unit >= a.stages) wait(shared.empty[stage.number], stage.parity ^ 1);
       const bool head_ends = at.left == 1,
-                 split_ends = tile.splits() && a.split_keys ? at.ends_split(a) : head_ends;
-      share += !tile.splits() || !a.split_keys || (a.whole_heads ? head_ends : split_ends);
+                 split_ends = tile.split && a.split_keys ? at.ends_split(a) : head_ends;
+      share += !tile.split || !a.split_keys || (a.whole_heads ? head_ends : split_ends);
       const bool final = share == work.end;
       load(stage, head_begin, split_ends || final, final, unit < early);
       if (final) break;

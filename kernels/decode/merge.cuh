@@ -132,7 +132,7 @@ struct PlacedPart {
 };
 
 // The parts of a row group's rows. `part` lies in shared memory.
-template <int columns, int row_groups>
+template <int columns, int row_groups, bool split>
 struct Parts {
   using Group = RowGroup<row_groups>;
   const attn_decode_kernarg& a;
@@ -140,7 +140,7 @@ struct Parts {
 
   // A block has at most one part that others began, and one that others go on with.
   __device__ __forceinline__ unsigned slot(unsigned number) const {
-    if (row_groups > 1 && a.split_keys) return part.first + number;
+    if (split && a.split_keys) return part.first + number;
     const unsigned block = (part.first + number) * a.columns + blockIdx.x % a.columns;
     return 2 * block + (number == 0);
   }
@@ -179,7 +179,7 @@ struct Parts {
           [&](int i) {
             return __ldcg(reinterpret_cast<const float4*>(sums(slot_of(i), r) + column));
           },
-          row_groups > 1 && a.split_keys != 0);
+          split && a.split_keys != 0);
     }
     return row;
   }
@@ -272,7 +272,7 @@ struct Parts {
       from = first_group * merged_parts, to = part.end, step = merged_parts;
       return last_here(a.arrived + a.slots * row_groups + counter(from), groups);
     };
-    if constexpr (row_groups == 1) {
+    if constexpr (!split) {
       bool all = groups == 1;
 #pragma unroll 1
       while (true) {
