@@ -148,10 +148,13 @@ struct Cursor {
   // With fixed_split: whether the unit is its split's last.
   __device__ __forceinline__ bool ends_split(const attn_decode_kernarg& a) const {
     const int behind = first + unit_keys;
-    return left == 1 || behind >= end || (behind - begin) % a.split_keys == 0;
+    const int done = behind - begin;
+    return left == 1 || behind >= end ||
+           (a.split_mask ? done & a.split_mask : done % a.split_keys) == 0;
   }
-  __device__ __forceinline__ void next(const attn_decode_kernarg& a) {
-    if (tile.split && a.split_keys) split += ends_split(a);
+  // split_ends: as ends_split() says.
+  __device__ __forceinline__ void next(const attn_decode_kernarg& a, bool split_ends) {
+    if (tile.split) split += split_ends;
     if (--left > 0) {
       first += unit_keys;
       if (first >= end) find(a, sequence.units - left);

@@ -40,7 +40,7 @@ Status add_forward(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   step.pack = pack_of<pack<tile, with, decode_tile>>;
   step.workspace_at = recipe->workspace;
   if (p.q_layout != ATTN_PACKED)  // all sequences are of one of both
-    (p.seqlen_q <= few_queries(p, decode_tile) ? step : recipe->steps[0]).launch = {};
+    (p.seqlen_q <= few_queries(p, decode_tile) ? step : recipe->steps[0]).launch.grid[0] = 0;
   recipe->workspace += sizeof(unsigned);
   recipe->steps.push_back(std::move(step));
   return {};
