@@ -131,8 +131,10 @@ enum attn_flag {
   ATTN_SINKS = 1 << 5,      /* exp(sink[h]) joins the denominator and lse */
   ATTN_OUT_SCALE = 1 << 6,  /* fp8 out only: stored = round(real x out_scale) */
   ATTN_SPLIT_INVARIANT = 1 << 7, /* any cut of KV gives the same answer to float32 rounding */
-  ATTN_KV_PREFIX_STABLE = 1 << 8 /* promise: the kernel in front in the stream writes no KV but the
-                                    newest token of each sequence */
+  ATTN_KV_PREFIX_STABLE = 1 << 8 /* promise: what in front in the stream may not have ended, the
+                                    library's kernels among it, writes no KV and no entry of a block
+                                    table but for the newest key of each sequence. Lengths may
+                                    change */
 };
 
 enum attn_block_kind {
@@ -256,10 +258,11 @@ typedef struct attn_problem {
   int64_t mask_batch, mask_heads; /* 1 or B; 1 or Hq; 0 = 1 */
   int64_t mask_partials;          /* blocks in block_bits */
   /* execution */
-  int64_t
-      fixed_split; /* keys per split; makes bits independent of the batch. 0 = the plan decides */
-  int32_t max_sms; /* multiprocessors to use at most; 0 = all */
-  const char* kernel; /* demand this kernel by name; NULL = the plan chooses */
+  int64_t fixed_split; /* keys per split, on CUDA a multiple of 64; 0 = the plan decides. A query's
+                          bits do not depend on the batch then; on CUDA on nothing but the query,
+                          the keys that it sees and the segments they lie in (docs/numerics.md) */
+  int32_t max_sms;     /* multiprocessors to use at most; 0 = all */
+  const char* kernel;  /* demand this kernel by name; NULL = the plan chooses */
   int64_t tree_keys; /* 1 to 128: the last so many keys of a sequence, all segments together, have a
                         bit per query in attn_args.tree. 0 = none */
 } attn_problem;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include "kernels/copy_engine.h"
@@ -228,18 +229,22 @@ inline Status check(const Problem& p, int64_t rows, const DeviceInfo& device,
   constexpr int64_t max_units = INT32_MAX;
   if (p.seqlen_kv > max_length)
     return unsupported("seqlen_kv is ", p.seqlen_kv, "; accepted: up to ", max_length);
-  const int64_t units = p.batch * p.heads_kv * row_tiles(rows, tile) *
-                        (ceil_div(p.seqlen_kv, unit_keys) + p.num_segments);
-  if (units > max_units)
-    return unsupported("batch * heads_kv * ceil(seqlen_kv / ", unit_keys, ") is ", units,
-                       "; accepted: up to ", max_units);
+  const int64_t tiles = row_tiles(rows, tile);
+  const int64_t units =
+      p.batch * p.heads_kv * tiles * (ceil_div(p.seqlen_kv, unit_keys) + p.num_segments);
+  const auto too_many = [&](const char* accepted, int64_t most) {
+    const std::string of_tiles =
+        tiles > 1 ? join("ceil(heads_q / heads_kv * seqlen_q / ", tile.rows(), ") * ") : "";
+    return unsupported("batch * heads_kv * ", of_tiles, "(ceil(seqlen_kv / ", unit_keys,
+                       ") + num_segments) is ", units, "; ", accepted, ": up to ", most);
+  };
+  if (units > max_units) return too_many("accepted", max_units);
   for (const attn_segment& s : p.segment) {
     if (s.layout == ATTN_PAGED && s.num_pages > INT32_MAX)
       return unsupported("num_pages is ", s.num_pages, "; accepted: up to ", int64_t{INT32_MAX});
     for (const attn_descale_kind kind : {s.k_descale, s.v_descale})
-      if (kind == ATTN_DESCALE_BLOCK && units > INT32_MAX / 2)
-        return unsupported("batch * heads_kv * ceil(seqlen_kv / ", unit_keys, ") is ", units,
-                           "; accepted with descales per block: up to ", INT32_MAX / 2);
+      if (kind == ATTN_DESCALE_BLOCK && units > max_units / 2)
+        return too_many("accepted with descales per block", max_units / 2);
   }
   if (engine) ATTN_TRY(check_engine(p, device));
   return {};

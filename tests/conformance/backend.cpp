@@ -563,7 +563,8 @@ void check_exact(const Case& c, const Kernel& kernel) {
   CHECK(wrong == 0);
 }
 
-int check_case(const Case& c, const std::vector<const Kernel*>& kernels) {
+int check_case(const Case& c, const std::vector<const Kernel*>& kernels,
+               std::vector<const Kernel*>* taken) {
   const char* only = std::getenv("ATTN_CASE");
   if (only && c.name != only) return 0;
   const std::string test = Catch::getResultCapture().getCurrentTestName();
@@ -582,6 +583,7 @@ int check_case(const Case& c, const std::vector<const Kernel*>& kernels) {
     const Outputs got = run_forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);
     if (declined(*kernel, got)) continue;
     ++ran;
+    if (taken) taken->push_back(kernel);
     std::string error = got.error.empty() ? compare(c, data, *kernel, got, want) : got.error;
     // The largest of few errors scatters too much.
     if (error.empty() && kernel->recipe && c.q_type != ATTN_F32 && want.out.size() >= 1000) {

@@ -152,9 +152,10 @@ std::string compare_with_rounded(const Case& c, const Data& data, const Outputs&
 double half_ulp(attn_dtype type, double x);
 
 // Makes the data, runs every kernel that takes the case and compares. Kernels that decline must
-// have a reason in the catalog. Returns how many ran. With the environment variable ATTN_CASE only
-// the case of that name runs.
-int check_case(const Case& c, const std::vector<const Kernel*>& kernels);
+// have a reason in the catalog. Returns how many ran, and in `taken` which. With the environment
+// variable ATTN_CASE only the case of that name runs.
+int check_case(const Case& c, const std::vector<const Kernel*>& kernels,
+               std::vector<const Kernel*>* taken = nullptr);
 
 // Two heads of 64.
 inline Case small(const char* name, int64_t sq, int64_t skv) {

@@ -130,7 +130,7 @@ inline int launch(void* function, const unsigned (&dims)[6], unsigned shared_byt
 #endif
   if (!pointers && (parameters || !extra)) return invalid_value;
   const void* buffer = pointers ? parameters[0] : nullptr;
-  size_t bytes = 0;  // of pointers nobody says
+  size_t bytes = pointers ? state.pointed_bytes : 0;
   for (; !pointers && *extra != end; extra += 2) {
     if (*extra == reinterpret_cast<void*>(1))
       buffer = extra[1];

@@ -23,6 +23,7 @@ struct State {
   int code;
   char hidden[64];                // cuda: cuGetProcAddress does not know it
   void (*kernel)(const Launch&);  // what a launch does
+  size_t pointed_bytes;           // of parameters that come as pointers, whose size nobody says
   // record
   int init_calls;
   int launches;

@@ -175,7 +175,8 @@ int allocations_of_forward(attn_context* context, const Kernel& kernel, const Va
     p.q_descale = ATTN_DESCALE_HEAD;
     zeros(args.q_descale);
   }
-  if (v.packed) {
+  // Which take no other q.
+  if (v.packed || std::string(kernel.name).ends_with("_mixed")) {
     p.q_layout = ATTN_PACKED;
     p.total_q = batch * p.seqlen_q;
     zeros(args.cu_seqlens_q);
@@ -419,7 +420,9 @@ TEST_CASE("runs: launches of kv_append on a device") {
   scaled.segment.descale_block_keys = 64;
   scaled.segment.seqlen = int64_t{1} << 30;
   scaled.heads_kv = 1 << 10;
-  refused(scaled, "descales are too many");
+  refused(scaled,
+          "heads_kv * ceil(seqlen_kv / 64) is 17179869184; accepted with descales per block: up to "
+          "2147483647");
 }
 
 TEST_CASE("runs: decode kernels say how many descales of blocks they take") {
@@ -445,7 +448,7 @@ TEST_CASE("runs: decode kernels say how many descales of blocks they take") {
   INFO(attn_last_error());
   CHECK(std::string(attn_last_error())
             .find("batch * heads_kv * (ceil(seqlen_kv / 64) + num_segments) is 1610612832; "
-                  "accepted with descales of blocks: up to 1073741823") != std::string::npos);
+                  "accepted with descales per block: up to 1073741823") != std::string::npos);
 }
 
 TEST_CASE("runs: decode kernels take trees, of 16 bits more rows than without") {

@@ -1,0 +1,191 @@
+// fixed_split in the kernels decode_sm90_*_r48: which splits there are, where their sums lie, what
+// is declined.
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "catalog/catalog.h"
+#include "catch.h"
+#include "kernels/decode/decode_args.h"
+#include "plan/choose.h"
+#include "problem/problem.h"
+
+using namespace attn;
+
+namespace {
+
+constexpr const char* kernel = "decode_sm90_bf16_d128_r48";
+constexpr int64_t blocks = 132;
+
+DeviceInfo hopper() {
+  DeviceInfo device;
+  device.arch = "sm_90";
+  device.multiprocessors = blocks;
+  device.shared_bytes_max = 227 << 10;
+  device.tensor_maps = true;
+  return device;
+}
+
+// 3 sequences, 8 query heads on 2 of K and V; segments of 1000 keys.
+struct Input {
+  std::vector<attn_segment> segment;
+  attn_problem problem{};
+
+  explicit Input(int64_t fixed_split, int64_t queries = 1, size_t segments = 1) {
+    segment.resize(segments);
+    for (attn_segment& s : segment) {
+      s.struct_size = sizeof s;
+      s.k_type = s.v_type = ATTN_BF16;
+      s.seqlen = 1000;
+    }
+    problem.struct_size = sizeof problem;
+    problem.batch = 3, problem.heads_q = 8, problem.heads_kv = 2;
+    problem.head_dim = 128, problem.seqlen_q = queries;
+    problem.q_type = ATTN_BF16;
+    problem.flags = ATTN_CAUSAL;
+    problem.fixed_split = fixed_split;
+  }
+  void make(Problem* p) {
+    problem.num_segments = int32_t(segment.size());
+    problem.segments = segment.data();
+    const Status made = make_problem(&problem, p);
+    INFO(made.text);
+    REQUIRE(made.ok());
+  }
+  std::string chosen() {
+    struct All : CodeFile {
+      std::string without(const char*) const override { return ""; }
+    } const all;
+    const DeviceInfo device = hopper();
+    const Machine machine = {.backend = ATTN_BACKEND_CUDA, .device = &device, .file = &all};
+    Problem p;
+    make(&p);
+    Choice choice;
+    const Status status = choose(p, machine, &choice);
+    return status.ok() ? std::string(choice.kernel->name) : status.text;
+  }
+};
+
+// The one launch, and the size of its workspace.
+struct Planned {
+  attn_decode_kernarg a;
+  size_t workspace;
+  Launch launch;
+};
+Planned planned(Input in) {
+  Problem p;
+  in.make(&p);
+  Recipe recipe;
+  const Status made = find_kernel(kernel)->recipe(p, hopper(), &recipe);
+  INFO(made.text);
+  REQUIRE(made.ok());
+  REQUIRE(recipe.steps.size() == 1);
+  const Step& step = recipe.steps[0];
+  const std::vector<attn_segment_args> given(in.segment.size());
+  Args args{};
+  args.segment = given.data();
+  Parameters parameters;
+  step.pack(p, &args, {step, hopper(), nullptr}, &parameters);
+  attn_decode_sm90_kernarg kernarg;
+  REQUIRE(step.kernarg_bytes == sizeof kernarg);
+  std::memcpy(&kernarg, parameters.kernarg, sizeof kernarg);
+  return {kernarg.a, recipe.workspace, step.launch};
+}
+
+// Of 48 rows: sums of 128 columns and two numbers, in float; two counters for each of 3 groups.
+constexpr size_t slot_bytes = 48 * (128 + 2) * 4 + 3 * 2 * 4;
+
+}  // namespace
+
+TEST_CASE("fixed_split: a slot for each split", "[plan]") {
+  struct Row {
+    int64_t fixed_split, queries;
+    size_t segments;
+    int splits, row_tiles;
+  };
+  for (const Row& r : {Row{64, 1, 1, 16, 1}, Row{256, 1, 1, 4, 1}, Row{256, 12, 1, 4, 1},
+                       Row{256, 13, 1, 4, 2}, Row{256, 100, 1, 4, 9}, Row{512, 1, 3, 6, 1},
+                       Row{960, 1, 2, 4, 1}, Row{1024, 1, 1, 1, 1}, Row{1 << 20, 1, 2, 2, 1}}) {
+    INFO(r.fixed_split << ", " << r.queries << " queries, " << r.segments << " segments");
+    const Planned got = planned(Input(r.fixed_split, r.queries, r.segments));
+    CHECK(got.a.split_keys == r.fixed_split);
+    CHECK(got.a.splits == r.splits);
+    CHECK(got.a.row_tiles == r.row_tiles);
+    CHECK(got.a.rows_taken == 4 * r.queries);
+    CHECK(got.a.whole_heads == 0);
+    const unsigned slots = 3 * 2 * unsigned(r.splits * r.row_tiles);
+    CHECK(got.a.slots == slots);
+    CHECK(got.workspace == slots * slot_bytes);
+    CHECK(got.launch.grid[0] == std::min<int64_t>(slots, blocks));
+  }
+}
+
+TEST_CASE("fixed_split: without it a block has two slots", "[plan]") {
+  const Planned got = planned(Input(0, 12));
+  CHECK(got.a.split_keys == 0);
+  CHECK(got.a.splits == 0);
+  CHECK(got.a.slots == 2 * got.launch.grid[0]);
+  CHECK(got.workspace == got.a.slots * slot_bytes);
+}
+
+// Sums and statistics of 512 MiB are 21509 slots.
+TEST_CASE("fixed_split: beyond 512 MiB blocks take whole row tiles", "[plan]") {
+  constexpr int64_t most = (512 << 20) / (48 * (128 + 2) * 4);
+  static_assert(most == 21509);
+  Input in(64);
+  in.problem.batch = in.problem.heads_kv = 1;
+  in.segment[0].seqlen = 64 * most;
+  Planned got = planned(in);
+  CHECK(got.a.whole_heads == 0);
+  CHECK(got.a.slots == most);
+  CHECK(got.workspace == most * slot_bytes);
+  in.segment[0].seqlen += 1;
+  got = planned(in);
+  CHECK(got.a.whole_heads == 1);
+  CHECK(got.a.splits == most + 1);
+  CHECK(got.launch.grid[0] == 1);  // there is one row tile
+  CHECK(got.a.slots == 2);
+  CHECK(got.workspace == 2 * slot_bytes);
+  in.problem.seqlen_q = 2000;  // of 8 heads
+  got = planned(in);
+  CHECK(got.a.row_tiles == 334);
+  CHECK(got.launch.grid[0] == 334);
+  CHECK(got.a.slots == 2 * 334);
+}
+
+TEST_CASE("fixed_split: max_sms is the number of blocks at most", "[plan]") {
+  Input in(64, 100);
+  in.problem.max_sms = 7;
+  CHECK(planned(in).launch.grid[0] <= 7);
+}
+
+// The promise is for kernels of one row group, and not for splits.
+TEST_CASE("fixed_split: the promise is not used", "[plan]") {
+  Input in(256);
+  in.problem.flags |= ATTN_KV_PREFIX_STABLE;
+  CHECK(planned(in).a.prefix_stable == 0);
+  in.problem.fixed_split = 0;
+  CHECK(planned(in).a.prefix_stable == 1);
+}
+
+TEST_CASE("fixed_split: who takes it", "[plan]") {
+  for (const int64_t queries : {1, 4, 12, 13, 1000}) CHECK(Input(256, queries).chosen() == kernel);
+  const auto reason = [](Input in, const char* name) {
+    in.problem.kernel = name;
+    return in.chosen();
+  };
+  CHECK(reason(Input(100), kernel) ==
+        "fixed_split is 100; accepted: multiples of 64 (decode_sm90_bf16_d128_r48)");
+  for (const Kernel& k : catalog()) {
+    if (k.op != Op::forward || k.backend != ATTN_BACKEND_CUDA) continue;
+    const std::string name = k.name;
+    INFO(name);
+    CHECK(bool(k.limits.features & feature_fixed_split) == name.ends_with("_r48"));
+  }
+  CHECK(reason(Input(256), "decode_sm90_bf16_d128") == "fixed_split (decode_sm90_bf16_d128)");
+  CHECK(reason(Input(256), "fwd_sm90_bf16_d128") == "fixed_split (fwd_sm90_bf16_d128)");
+  // The plan's own reasons name both.
+  const std::string none = Input(100).chosen();
+  CHECK(none.find("fixed_split is 100; accepted: multiples of 64") != std::string::npos);
+}

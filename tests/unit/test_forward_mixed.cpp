@@ -1,0 +1,366 @@
+// What the kernels fwd_sm90_*_mixed get from their host side: two launches, of which decode_sm90_*
+// takes the sequences of few rows and fwd_sm90_*_paged the others.
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "attn/attn.hpp"
+#include "catalog/catalog.h"
+#include "catch.h"
+#include "kernels/decode/decode_args.h"
+#include "kernels/sm90/forward_args.h"
+#include "mock/mock_library.h"
+#include "plan/choose.h"
+#include "problem/problem.h"
+
+using namespace attn;
+
+namespace {
+
+DeviceInfo hopper() {
+  DeviceInfo device;
+  device.arch = "sm_90";
+  device.multiprocessors = 132;
+  device.shared_bytes_max = 227 << 10;
+  device.tensor_maps = true;
+  return device;
+}
+
+// A step of a server: packed q of 128 sequences, one of which has its prompt's 2048 queries. 32
+// query heads on 8 of K and V, in pages of 64 keys.
+struct Input {
+  std::vector<attn_segment> segment;
+  attn_problem problem{};
+
+  explicit Input(attn_dtype type = ATTN_BF16, int64_t head_dim = 128, size_t segments = 1) {
+    segment.resize(segments);
+    for (attn_segment& s : segment) {
+      s.struct_size = sizeof s;
+      s.k_type = s.v_type = type;
+      s.layout = ATTN_PAGED;
+      s.seqlen = 8192;
+      s.has_seqlens = 1;
+      s.page_size = 64;
+      s.max_pages = 128;
+      s.num_pages = 9000;
+    }
+    problem.struct_size = sizeof problem;
+    problem.batch = 128, problem.heads_q = 32, problem.heads_kv = 8;
+    problem.head_dim = head_dim, problem.seqlen_q = 2048;
+    problem.q_layout = ATTN_PACKED, problem.total_q = 2048 + 127;
+    problem.q_type = type;
+    problem.flags = ATTN_CAUSAL;
+  }
+  void make(Problem* p) {
+    problem.num_segments = int32_t(segment.size());
+    problem.segments = segment.data();
+    const Status made = make_problem(&problem, p);
+    INFO(made.text);
+    REQUIRE(made.ok());
+  }
+  Status recipe(const char* kernel, Recipe* to) {
+    Problem p;
+    make(&p);
+    return find_kernel(kernel)->recipe(p, hopper(), to);
+  }
+  std::string declined(const char* kernel) {
+    Recipe recipe;
+    const Status made = this->recipe(kernel, &recipe);
+    CHECK(made.code == ATTN_UNSUPPORTED);
+    return made.text;
+  }
+  // The images of both steps.
+  std::string images(const char* kernel) {
+    Recipe recipe;
+    const Status made = this->recipe(kernel, &recipe);
+    INFO(made.text);
+    REQUIRE(made.ok());
+    REQUIRE(recipe.steps.size() == 2);
+    for (const Step& step : recipe.steps) CHECK(step.launch.starts_early);
+    return recipe.steps[0].image + std::string(" ") + recipe.steps[1].image;
+  }
+  std::string passed_over(const char* kernel) {
+    Recipe recipe;
+    REQUIRE(this->recipe(kernel, &recipe).ok());
+    return recipe.passed_over;
+  }
+  // As if each image were there.
+  std::string chosen() {
+    struct All : CodeFile {
+      std::string without(const char*) const override { return ""; }
+    } const all;
+    const DeviceInfo device = hopper();
+    const Machine machine = {.backend = ATTN_BACKEND_CUDA, .device = &device, .file = &all};
+    Problem p;
+    make(&p);
+    Choice choice;
+    const Status status = choose(p, machine, &choice);
+    return status.ok() ? std::string(choice.kernel->name) : status.text;
+  }
+};
+
+constexpr const char* kernel = "fwd_sm90_bf16_d128_mixed";
+
+}  // namespace
+
+TEST_CASE("sm90 mixed: which problems the plan gives it", "[plan]") {
+  CHECK(Input().chosen() == kernel);
+  CHECK(Input(ATTN_F16, 64).chosen() == "fwd_sm90_f16_d64_mixed");
+  CHECK(Input(ATTN_BF16, 192).chosen() == "fwd_sm90_bf16_d256_mixed");
+  Input padded_kv;
+  padded_kv.segment[0].layout = ATTN_PADDED;
+  padded_kv.segment[0].page_size = padded_kv.segment[0].max_pages = 0;
+  padded_kv.segment[0].num_pages = 0;
+  CHECK(padded_kv.chosen() == kernel);
+  // Nearly all items are there.
+  Input whole;
+  whole.problem.batch = 4;
+  whole.problem.total_q = 4 * 2048;
+  CHECK(whole.passed_over(kernel) ==
+        "for 8192 queries of 4 sequences with up to 2048 each a later kernel is faster");
+  CHECK(whole.chosen() == "fwd_sm90_bf16_d128_paged");
+  // Items of 128 queries: 128 * ceil(seqlen_q / 128) of capacities, at most 2175 / 128 + 128 = 144
+  // that there are.
+  Input edge;
+  edge.problem.seqlen_q = 256;
+  CHECK(edge.passed_over(kernel) != "");
+  edge.problem.seqlen_q = 257;
+  CHECK(edge.passed_over(kernel) == "");
+  // Tokens alone go to decode_*, fp8 and trees to those who take them.
+  Input tokens;
+  tokens.problem.seqlen_q = 1;
+  tokens.problem.total_q = 128;
+  CHECK(tokens.chosen() == "decode_sm90_bf16_d128");
+  Input fp8;
+  fp8.segment[0].k_type = fp8.segment[0].v_type = ATTN_F8_E4M3FN;
+  CHECK(fp8.chosen() == "fwd_sm90_bf16_d128_dequantised");
+  Input tree;
+  tree.problem.tree_keys = 4;
+  CHECK(tree.chosen() == "decode_sm90_bf16_d128_r48");
+}
+
+TEST_CASE("sm90 mixed: what is declined", "[plan]") {
+  Input padded;
+  padded.problem.q_layout = ATTN_PADDED;
+  padded.problem.total_q = 0;
+  CHECK(padded.declined(kernel) == "q_layout is 0; accepted: packed (1)");
+  CHECK(Input(ATTN_BF16, 128, 9).declined(kernel) == "num_segments is 9; accepted: up to 8");
+
+  // Limits of the row.
+  const auto reason = [](Input in) {
+    in.problem.kernel = kernel;
+    return in.chosen();
+  };
+  CHECK(reason(Input()) == kernel);
+  Input group;
+  group.problem.heads_kv = 2;  // 16 query heads each
+  CHECK(reason(group) == kernel);
+  group.problem.heads_kv = 1;
+  CHECK(reason(group) == "heads_q / heads_kv 32 is above 16 (fwd_sm90_bf16_d128_mixed)");
+  Input pages;
+  pages.segment[0].page_size = 24;
+  pages.segment[0].max_pages = 342;
+  CHECK(reason(pages) == "page_size 24 is not a multiple of 16 (fwd_sm90_bf16_d128_mixed)");
+  Input split;
+  split.problem.fixed_split = 256;
+  CHECK(reason(split) == "fixed_split (fwd_sm90_bf16_d128_mixed)");
+}
+
+TEST_CASE("sm90 mixed: kernels of both launches", "[plan]") {
+  CHECK(Input().images(kernel) == "decode_sm90_bf16_d128 fwd_sm90_bf16_d128_paged");
+  CHECK(Input(ATTN_F16, 64).images("fwd_sm90_f16_d64_mixed") ==
+        "decode_sm90_f16_d64 fwd_sm90_f16_d64_paged");
+  CHECK(Input(ATTN_F16, 256).images("fwd_sm90_f16_d256_mixed") ==
+        "decode_sm90_f16_d256 fwd_sm90_f16_d256_paged");
+  constexpr const char* score = "decode_sm90_bf16_d128 fwd_sm90_bf16_d128_score_paged";
+  Input softcap, scale;
+  softcap.problem.softcap = 3;
+  scale.problem.scale = -1;
+  CHECK(softcap.images(kernel) == score);
+  CHECK(scale.images(kernel) == score);
+  for (const uint32_t flag : {ATTN_ALIBI, ATTN_SPLIT_INVARIANT}) {
+    Input in;
+    in.problem.flags |= flag;
+    CHECK(in.images(kernel) == score);
+  }
+}
+
+// Each sequence is one launch's: of up to least_queries - 1 queries, which rows_taken holds, or of
+// more.
+TEST_CASE("sm90 mixed: a launch takes what the other leaves", "[plan]") {
+  struct Group {
+    int64_t heads_kv;
+    int rows, least_queries;
+  };
+  // 16 rows, or as many whole queries as they hold.
+  for (const Group& g : {Group{2, 16, 2}, Group{4, 16, 3}, Group{8, 16, 5}, Group{32, 16, 17},
+                         Group{3, 16, 2}, Group{6, 16, 3}, Group{16, 16, 9}}) {
+    Input in(ATTN_BF16, 128, 2);
+    in.problem.heads_q = g.heads_kv == 3 ? 33 : g.heads_kv == 6 ? 36 : 32;
+    in.problem.heads_kv = g.heads_kv;
+    const int64_t group = in.problem.heads_q / g.heads_kv;
+    INFO("group " << group);
+    Problem p;
+    in.make(&p);
+    Recipe recipe;
+    REQUIRE(find_kernel(kernel)->recipe(p, hopper(), &recipe).ok());
+    REQUIRE(recipe.steps.size() == 2);
+    const Step &few = recipe.steps[0], &many = recipe.steps[1];
+    CHECK(few.workspace_at == 0);
+    CHECK(many.workspace_at % 256 == 0);
+    CHECK(recipe.workspace == many.workspace_at + sizeof(unsigned));
+    CHECK(few.maps.size() == 4);
+    CHECK(many.maps.size() == 5);
+    CHECK(few.kernarg_bytes == sizeof(attn_decode_sm90_kernarg));
+    CHECK(many.kernarg_bytes == sizeof(attn_sm90_paged_kernarg));
+
+    alignas(256) static char workspace[256], q, k, v;
+    static const int32_t offsets[1] = {}, lengths[1] = {}, table[1] = {};
+    attn_segment_args given[2]{};
+    for (attn_segment_args& s : given) {
+      s.struct_size = sizeof s;
+      s.k = &k, s.v = &v;
+      s.seqlens = lengths;
+      s.block_table = table;
+    }
+    Args args{};
+    args.q = &q;
+    args.cu_seqlens_q = offsets;
+    args.segment = given;
+    Parameters parameters;
+    few.pack(p, &args, {few, hopper(), workspace}, &parameters);
+    attn_decode_sm90_kernarg first;
+    std::memcpy(&first, parameters.kernarg, sizeof first);
+    for (int n = 0; n < 2; ++n) {
+      CHECK(parameters.map_base[2 * n] == &k);
+      CHECK(parameters.map_base[2 * n + 1] == &v);
+    }
+    CHECK(first.a.rows_taken == 16 / group * group);
+    CHECK(first.a.row_tiles == 1);
+    CHECK(first.a.split_keys == 0);
+    CHECK(first.a.seqlen_q == 2048);
+    CHECK(first.a.total_q == 2175);
+    CHECK(first.a.cu_seqlens_q == offsets);
+    CHECK(first.a.segment[1].block_table == table);
+    CHECK(first.a.segment[1].box_keys == 64);
+    CHECK(static_cast<void*>(first.a.sums) == workspace);
+    // Its part of the workspace ends where the other's begins.
+    const size_t used = size_t(reinterpret_cast<char*>(first.a.arrived) - workspace) +
+                        size_t(2 * first.a.slots) * sizeof(unsigned);
+    CHECK(used <= many.workspace_at);
+    CHECK(used + 256 > many.workspace_at);
+
+    many.pack(p, &args, {many, hopper(), workspace}, &parameters);
+    attn_sm90_paged_kernarg second;
+    std::memcpy(&second, parameters.kernarg, sizeof second);
+    CHECK(parameters.map_base[0] == &q);
+    CHECK(parameters.map_base[3] == &k);
+    CHECK(second.lists == 1);
+    CHECK(second.least_queries == first.a.rows_taken / group + 1);
+    CHECK(second.least_queries == g.least_queries);
+    CHECK(second.cu_seqlens_q == offsets);
+    CHECK(second.pages[1].block_table == table);
+    CHECK(second.pages[1].max_pages == 128);
+    CHECK(static_cast<void*>(second.taken) == workspace);
+  }
+}
+
+TEST_CASE("sm90 mixed: capacities of few queries leave the second launch nothing", "[plan]") {
+  Input in;
+  in.problem.seqlen_q = 3;
+  in.problem.total_q = 300;
+  Problem p;
+  in.make(&p);
+  Recipe recipe;
+  REQUIRE(find_kernel(kernel)->recipe(p, hopper(), &recipe).ok());
+  Args args{};
+  const attn_segment_args given{};
+  args.segment = &given;
+  Parameters parameters;
+  recipe.steps[1].pack(p, &args, {recipe.steps[1], hopper(), nullptr}, &parameters);
+  attn_sm90_paged_kernarg second;
+  std::memcpy(&second, parameters.kernarg, sizeof second);
+  CHECK(second.least_queries == 4);
+}
+
+TEST_CASE("sm90 mixed: fwd_*_paged alone count nothing", "[plan]") {
+  Input in;
+  Problem p;
+  in.make(&p);
+  Recipe recipe;
+  REQUIRE(find_kernel("fwd_sm90_bf16_d128_paged")->recipe(p, hopper(), &recipe).ok());
+  REQUIRE(recipe.steps.size() == 1);
+  CHECK(recipe.steps[0].workspace_at == 0);
+  Args args{};
+  const attn_segment_args given{};
+  args.segment = &given;
+  Parameters parameters;
+  std::memset(&parameters, 0xff, sizeof parameters);
+  recipe.steps[0].pack(p, &args, {recipe.steps[0], hopper(), nullptr}, &parameters);
+  attn_sm90_paged_kernarg got;
+  std::memcpy(&got, parameters.kernarg, sizeof got);
+  CHECK(got.lists == 0);
+  CHECK(got.least_queries == 0);
+}
+
+TEST_CASE("sm90 mixed: max_sms is the number of blocks at most", "[plan]") {
+  Input in;
+  in.problem.max_sms = 7;
+  Recipe recipe;
+  REQUIRE(in.recipe(kernel, &recipe).ok());
+  CHECK(recipe.steps[0].launch.grid[0] <= 7);
+  CHECK(recipe.steps[1].launch.grid[0] == 7);
+}
+
+namespace {
+
+// What the launches of a run were handed.
+attn_decode_sm90_kernarg first_launch;
+attn_sm90_paged_kernarg second_launch;
+std::string launched;
+void record(const mock::Launch& launch) {
+  launched += launch.symbol + std::string(" ");
+  if (std::string(launch.symbol).starts_with("decode_"))
+    std::memcpy(&first_launch, launch.kernarg, sizeof first_launch);
+  else
+    std::memcpy(&second_launch, launch.kernarg, sizeof second_launch);
+}
+
+}  // namespace
+
+TEST_CASE("sm90 mixed: in a run each launch has its own part of the workspace", "[plan]") {
+  const mock::MockLibrary library("cuda_12");
+  library->kernel = record;
+  library->pointed_bytes = max_kernarg_bytes;
+  auto options = make<attn_context_options>();
+  options.driver_path = library.path();
+  options.kernel_file = "all kernels";
+  const context device(ATTN_BACKEND_CUDA, &options);
+  Input in;
+  in.problem.num_segments = 1;
+  in.problem.segments = in.segment.data();
+  in.problem.kernel = kernel;
+  const attn::plan plan(device, in.problem);
+  const attn::buffer workspace = plan.make_workspace(device);
+  char* const far = reinterpret_cast<char*>(uintptr_t{1} << 40);  // nothing reads or writes there
+  auto kv = make<attn_segment_args>();
+  kv.k = far;
+  kv.v = far + (int64_t{1} << 36);
+  kv.seqlens = reinterpret_cast<int32_t*>(far + (int64_t{1} << 37));
+  kv.block_table = reinterpret_cast<int32_t*>(far + (int64_t{1} << 38));
+  auto args = make<attn_args>();
+  args.num_segments = 1;
+  args.segments = &kv;
+  args.q = far + (int64_t{1} << 39);
+  args.out = far + (int64_t{3} << 39);
+  args.cu_seqlens_q = reinterpret_cast<int32_t*>(far + (int64_t{5} << 39));
+  launched.clear();
+  plan.run(args, workspace);
+  CHECK(launched == "decode_sm90_bf16_d128 fwd_sm90_bf16_d128_paged ");
+  const char* begin = static_cast<char*>(workspace.data());
+  CHECK(reinterpret_cast<char*>(first_launch.a.sums) == begin);
+  CHECK(reinterpret_cast<char*>(second_launch.taken) ==
+        begin + attn_plan_workspace(plan.get()) - sizeof(unsigned));
+  CHECK(reinterpret_cast<char*>(second_launch.taken) >=
+        reinterpret_cast<char*>(first_launch.a.arrived + 2 * first_launch.a.slots));
+}
