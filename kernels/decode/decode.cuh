@@ -314,7 +314,7 @@ struct Decoder {
   }
 
   __device__ __forceinline__ PlacedPart place_of(const Share& share, const Part& part) const {
-    if (tile.splits() && a.split_keys) {
+    if (tile.split && a.split_keys) {
       const unsigned row_tile = tile.row_groups > 1 ? at.first_row / tile.rows() : 0,
                      head = at.b * a.heads_kv + at.h;
       return {part.number, part.begin, part.end, (head * a.row_tiles + row_tile) * a.splits};
@@ -324,14 +324,16 @@ struct Decoder {
   }
 
   // A part ends: to the result, or to the workspace.
-  __device__ __forceinline__ void end_part(const Share& share, const Part& part) {
+  // final: of the block, whose ring is free then.
+  __device__ __forceinline__ void end_part(const Share& share, const Part& part, bool final,
+                                           unsigned ring) {
     const int warp = this->warp();
     // In shared memory where registers are few.
     PlacedPart own;
     if (tile.row_groups == 1 || thread() == 0) own = place_of(share, part);
     if (tile.row_groups > 1 && thread() == 0) group.part = own;
     const PlacedPart& placed = tile.row_groups > 1 ? group.part : own;
-    const Parts<head_dim_v, tile.row_groups> parts = {a, placed};
+    const Parts<head_dim_v, tile.row_groups, tile.split> parts = {a, placed};
 #pragma unroll
     for (int n = 0; n < q_tiles; ++n) {
       Group::meet();  // all have done with Q, or with the rows before
@@ -363,13 +365,17 @@ struct Decoder {
             });
         if (placed.alone())
           store_result(a, at, 8 * n + r, row);
-        else if (tile.splits() && a.whole_heads)
+        else if (tile.split && a.whole_heads)
           parts.fold(at, 8 * n + r, row);
         else if (8 * n + r < used_rows())
           parts.write(parts.slot(placed.number), 8 * n + r, row);
       }
     }
-    if (!placed.alone() && !(tile.splits() && a.whole_heads)) parts.arrive(at, used_rows());
+    if (!placed.alone() && !(tile.split && a.whole_heads)) {
+      constexpr int place_bytes = 16 * group_threads;
+      const int bytes = final ? a.stages * tile.stage_bytes() : tile.group_merge_bytes();
+      parts.arrive(at, used_rows(), final ? ring : address(merge), bytes / place_bytes);
+    }
     Group::meet();  // before the next part's Q comes where the sums are
   }
 
@@ -403,7 +409,7 @@ struct Decoder {
       const Part part = shared.unit[stage.number].part;
       const bool final = shared.unit[stage.number].final;
       leave();
-      if (!idle()) end_part(work.share, part);
+      if (!idle()) end_part(work.share, part, final, ring);
       if (final) return;
       wait(shared.full[stage.number], stage.parity);
       const Unit& unit = shared.unit[stage.number];

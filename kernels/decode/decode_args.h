@@ -15,7 +15,8 @@ struct attn_decode_segment {
   attn_kv_lengths lengths;
   const int* block_table;  // paged: [batch, max_pages]; null: not paged
   int num_pages, page_size, max_pages;
-  int box_keys;  // of the copy engine: 16, 32 or 64, of which one is in one page
+  int page_log2;  // of page_size; -1: it is no power of two
+  int box_keys;   // of the copy engine: 16, 32 or 64, of which one is in one page
   attn_descale k_descale, v_descale;
 };
 
@@ -38,6 +39,7 @@ struct attn_decode_kernarg {
   int columns;           // see Work
   int split_invariant;
   int prefix_stable;      // keys but the newest of each sequence may be read at once
+  int split_mask;         // split_keys - 1, or 0 if that is no power of two
   int split_keys;         // of fixed_split; 0: parts of a head end where blocks do
   int whole_heads;        // with split_keys: a block takes all splits of a head's row tile
   int row_tiles, splits;  // with split_keys: of a head, of a row tile, at most

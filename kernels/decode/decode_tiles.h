@@ -19,9 +19,7 @@ struct DecodeTile {
   int head_dim, head_dim_v;
   int element_bytes;  // of K and V
   int row_groups = 1;
-
-  // Whether its kernels take fixed_split.
-  ATTN_HOST_DEVICE constexpr bool splits() const { return row_groups > 1; }
+  bool split = row_groups > 1;  // its kernels take fixed_split
 
   ATTN_HOST_DEVICE constexpr int rows() const { return row_groups * group_rows; }
   ATTN_HOST_DEVICE constexpr int threads() const { return row_groups * group_threads + 32; }

@@ -92,7 +92,7 @@ template <class KV, DecodeTile tile, class M>
 struct Loader {
   static constexpr bool engine = !std::is_same_v<M, NoMaps>;
   // ATTN_KV_PREFIX_STABLE, which is for short caches.
-  static constexpr bool takes_promise = engine && tile.row_groups == 1;
+  static constexpr bool takes_promise = engine && tile.row_groups == 1 && !tile.split;
   static constexpr int head_dim = tile.head_dim, head_dim_v = tile.head_dim_v;
   const attn_decode_kernarg& a;
   const M& maps;
@@ -103,6 +103,14 @@ struct Loader {
   int page[2];  // of keys `lane` and `lane` + 32 of the unit
   float k_descale, v_descale;
 
+  // Which of a sequence's pages has a key, and its place there.
+  static __device__ __forceinline__ int page_of(const attn_decode_segment& s, int key) {
+    return s.page_log2 >= 0 ? key >> s.page_log2 : key / s.page_size;
+  }
+  static __device__ __forceinline__ int slot_of(const attn_decode_segment& s, int key) {
+    return s.page_log2 >= 0 ? key & (s.page_size - 1) : key % s.page_size;
+  }
+
   // What the unit needs of small arrays is asked for ahead, so that its rows need not wait for it.
   __device__ __forceinline__ void look_up() {
     const attn_decode_segment& s = a.segment[at.segment];
@@ -110,7 +118,7 @@ struct Loader {
     if (s.block_table) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int entry = (local + lane + 32 * i) / s.page_size;
+        const int entry = page_of(s, local + lane + 32 * i);
         page[i] = entry < s.max_pages ? s.block_table[at.b * (long long)s.max_pages + entry] : -1;
       }
     }
@@ -165,7 +173,7 @@ struct Loader {
       unit.first_row = at.sequence.first_row;
       unit.first = at.first;
       const unsigned units = at.sequence.units;
-      unit.part = tile.splits() && a.split_keys
+      unit.part = tile.split && a.split_keys
                       ? Part{unsigned(at.split), unsigned(at.sequence.split_begin),
                              unsigned(at.sequence.split_end)}
                       : Part{0, head_begin, head_begin + units};
@@ -212,7 +220,7 @@ struct Loader {
     const unsigned to = (is_k ? k_to : v_to) + of_tile * panel_bytes + key * panel_pitch;
     const attn_tensor_map* map = is_k ? &maps[at.segment].k : &maps[at.segment].v;
     const int entry = s.block_table ? own : s.lengths.cu_seqlens ? 0 : at.b;
-    const int row = s.block_table ? (local + key) % s.page_size : int(at.row) + local + key;
+    const int row = s.block_table ? slot_of(s, local + key) : int(at.row) + local + key;
     if (wanted) ptx::tma_load(to, map, full, of_tile * (panel_pitch / KV::bytes), row, at.h, entry);
     __syncwarp();
 #endif
@@ -232,7 +240,7 @@ struct Loader {
       long long entry = s.lengths.cu_seqlens ? 0 : at.b, row = at.row + local;
       if (s.block_table) {
         entry = unsigned(page[i]) < unsigned(s.num_pages) ? page[i] : 0;
-        row = (local + lane + 32 * i) % s.page_size;
+        row = slot_of(s, local + lane + 32 * i);
       }
       return static_cast<const char*>(base) +
              KV::bytes * (entry * stride[0] + row * stride[1] + at.h * stride[2]);
@@ -298,14 +306,14 @@ struct Loader {
     for (int unit = 0;; ++unit) {
       if (unit >= a.stages) wait(shared.empty[stage.number], stage.parity ^ 1);
       const bool head_ends = at.left == 1,
-                 split_ends = tile.splits() && a.split_keys ? at.ends_split(a) : head_ends;
-      share += !tile.splits() || !a.split_keys || (a.whole_heads ? head_ends : split_ends);
+                 split_ends = tile.split && a.split_keys ? at.ends_split(a) : head_ends;
+      share += !tile.split || !a.split_keys || (a.whole_heads ? head_ends : split_ends);
       const bool final = share == work.end;
       load(stage, head_begin, split_ends || final, final, unit < early);
       if (final) break;
       stage.next(a.stages);
       if (head_ends) head_begin = share;
-      at.next(a);
+      at.next(a, split_ends);
       look_up();
     }
   }

@@ -6,6 +6,7 @@
 #include "../common/no_keys.cuh"
 #include "../common/softmax.cuh"
 #include "../ptx/arrive.h"
+#include "../ptx/cp_async.h"
 #include "units.cuh"
 
 namespace attn::decode {
@@ -131,7 +132,7 @@ struct PlacedPart {
 };
 
 // The parts of a row group's rows. `part` lies in shared memory.
-template <int columns, int row_groups>
+template <int columns, int row_groups, bool split>
 struct Parts {
   using Group = RowGroup<row_groups>;
   const attn_decode_kernarg& a;
@@ -139,7 +140,7 @@ struct Parts {
 
   // A block has at most one part that others began, and one that others go on with.
   __device__ __forceinline__ unsigned slot(unsigned number) const {
-    if (row_groups > 1 && a.split_keys) return part.first + number;
+    if (split && a.split_keys) return part.first + number;
     const unsigned block = (part.first + number) * a.columns + blockIdx.x % a.columns;
     return 2 * block + (number == 0);
   }
@@ -178,9 +179,73 @@ struct Parts {
           [&](int i) {
             return __ldcg(reinterpret_cast<const float4*>(sums(slot_of(i), r) + column));
           },
-          row_groups > 1 && a.split_keys != 0);
+          split && a.split_keys != 0);
     }
     return row;
+  }
+  // Every step-th of the parts [from, to), at most merged_parts, of each row: done(r, sums). They
+  // come through `at_once` places of 16 bytes for each thread, which uses its own alone.
+  template <class Done>
+  __device__ __forceinline__ void add_up(unsigned from, unsigned to, unsigned step, int rows,
+                                         unsigned places, int at_once, Done&& done) const {
+    using Row = RowPart<columns>;
+    constexpr int width = columns < 128 ? columns / 4 : 32,
+                  per_lane = merged_parts / width;  // lanes of a row
+    const int lane = threadIdx.x % width, count = (to - from + step - 1) / step;
+    const unsigned own = places + threadIdx.x % group_threads * 16;
+#pragma unroll 1
+    for (int r0 = 0; r0 < rows; r0 += Row::rows) {
+      const int r = r0 + Row::row();
+      const bool any = r < rows;
+      Row row;
+      float factor[per_lane], sum[per_lane];  // of parts lane, lane + width
+#pragma unroll 1
+      for (int first = 0; first < count; first += at_once) {
+        const int end = min(first + at_once, count);
+        if (first > 0) __syncwarp();
+#pragma unroll 4
+        for (int i = first; i < end; ++i)
+          ptx::cp_async_16(own + (i - first) * 16 * group_threads,
+                           sums(slot(from + i * step), any ? r : 0) + Row::column(), any);
+        if (first == 0) {
+#pragma unroll
+          for (int n = 0; n < per_lane; ++n) {
+            const int part = lane + n * width;
+            const float2 of = part < count && any ? __ldcg(stats(slot(from + part * step), r))
+                                                  : make_float2(0, 0);
+            factor[n] = of.x, sum[n] = of.y;
+            if (of.y != 0) row.reference = fmaxf(row.reference, of.x);
+          }
+#pragma unroll
+          for (int lanes = 1; lanes < width; lanes *= 2)
+            row.reference = fmaxf(row.reference, __shfl_xor_sync(0xffffffff, row.reference, lanes));
+#pragma unroll
+          for (int n = 0; n < per_lane; ++n) {
+            factor[n] = sum[n] == 0 ? -1 : ptx::ex2(factor[n] - row.reference);  // -1: not added
+            if (sum[n] != 0) row.sum = fmaf(sum[n], factor[n], row.sum);
+          }
+#pragma unroll
+          for (int lanes = 1; lanes < width; lanes *= 2)
+            row.sum += __shfl_xor_sync(0xffffffff, row.sum, lanes);
+        }
+        ptx::cp_async_wait_all();
+#pragma unroll 4
+        for (int i = first; i < end; ++i) {
+          const float mine = per_lane > 1 && i >= width ? factor[per_lane - 1] : factor[0];
+          const float f = __shfl_sync(0xffffffff, mine, i % width, width);
+          float4 x;
+          asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                       : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+                       : "r"(own + (i - first) * 16 * group_threads)
+                       : "memory");
+          if (f < 0) continue;
+          row.o.x = fmaf(x.x, f, row.o.x), row.o.y = fmaf(x.y, f, row.o.y);
+          row.o.z = fmaf(x.z, f, row.o.z), row.o.w = fmaf(x.w, f, row.o.w);
+        }
+      }
+      if (columns > 128) Group::meet();  // warps that share a row have read its stats
+      if (any) done(r, row);
+    }
   }
   // Whether this block is the last of `expected` to come here; what the others wrote before can
   // then be read.
@@ -196,26 +261,44 @@ struct Parts {
     return last;
   }
   // After the part is written. Parts are added up in groups, and these again.
-  __device__ __forceinline__ void arrive(const Head& at, int rows) const {
+  __device__ __forceinline__ void arrive(const Head& at, int rows, unsigned places,
+                                         int at_once) const {
     const unsigned group = part.number / merged_parts * merged_parts,
                    first_group = part.begin / merged_parts,
                    groups = (part.end - 1) / merged_parts + 1 - first_group;
     unsigned step = 1, from = max(group, part.begin), to = min(group + merged_parts, part.end);
     if (!last_here(a.arrived + counter(group), to - from)) return;
-    if (groups > 1) {
-      for (int r0 = 0; r0 < rows; r0 += RowPart<columns>::rows) {
-        const int r = r0 + RowPart<columns>::row();
-        RowPart<columns> row;
-        if (r < rows) row = read(from, to, 1, r);
-        Group::meet();  // all have read what one overwrites
-        if (r < rows) write(slot(group), r, row);
+    const auto go_on = [&] {
+      from = first_group * merged_parts, to = part.end, step = merged_parts;
+      return last_here(a.arrived + a.slots * row_groups + counter(from), groups);
+    };
+    if constexpr (!split) {
+      bool all = groups == 1;
+#pragma unroll 1
+      while (true) {
+        add_up(from, to, step, rows, places, at_once, [&](int r, const RowPart<columns>& row) {
+          if (all)
+            store_result(a, at, r, row);
+          else
+            write(slot(group), r, row);
+        });
+        if (all || !go_on()) return;
+        all = true;
       }
-      from = first_group * merged_parts;
-      if (!last_here(a.arrived + a.slots * row_groups + counter(from), groups)) return;
-      to = part.end, step = merged_parts;
+    } else {
+      if (groups > 1) {
+        for (int r0 = 0; r0 < rows; r0 += RowPart<columns>::rows) {
+          const int r = r0 + RowPart<columns>::row();
+          RowPart<columns> row;
+          if (r < rows) row = read(from, to, 1, r);
+          Group::meet();  // all have read what one overwrites
+          if (r < rows) write(slot(group), r, row);
+        }
+        if (!go_on()) return;
+      }
+      for (int r = RowPart<columns>::row(); r < rows; r += RowPart<columns>::rows)
+        store_result(a, at, r, read(from, to, step, r));
     }
-    for (int r = RowPart<columns>::row(); r < rows; r += RowPart<columns>::rows)
-      store_result(a, at, r, read(from, to, step, r));
   }
   // By all threads. A block that takes all splits of a row tile keeps the sums of a group in its
   // first slot, and those of the groups before in its second.

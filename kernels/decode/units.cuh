@@ -54,7 +54,7 @@ struct Sequence {
 #pragma unroll 1
     for (int i = 0; i < a.num_segments; ++i) {
       const int end = begin + segment_span(a.segment[i].lengths, b).length;
-      if (tile.splits() && a.split_keys) {
+      if (tile.split && a.split_keys) {
         const int own = count_of(begin, end, a.split_keys);
         if (own > 0) {
           const int last = splits + (min(high, end) - begin - 1) / a.split_keys;
@@ -70,7 +70,7 @@ struct Sequence {
     split_end = max(split_end, 1);
   }
   __device__ __forceinline__ int shares(const attn_decode_kernarg& a) const {
-    if (!tile.splits() || !a.split_keys || units == 0) return units;
+    if (!tile.split || !a.split_keys || units == 0) return units;
     return a.whole_heads ? 1 : split_end - split_begin;
   }
   // Goes to the next row tile, if there is one.
@@ -100,7 +100,7 @@ struct Sequence {
   // Units before a share.
   __device__ __forceinline__ int units_before(const attn_decode_kernarg& a, int b,
                                               int share) const {
-    if (!tile.splits() || !a.split_keys || share == 0) return share;
+    if (!tile.split || !a.split_keys || share == 0) return share;
     int begin = 0, units = 0;
 #pragma unroll 1
     for (int i = 0; i < a.num_segments; ++i) {
@@ -148,10 +148,13 @@ struct Cursor {
   // With fixed_split: whether the unit is its split's last.
   __device__ __forceinline__ bool ends_split(const attn_decode_kernarg& a) const {
     const int behind = first + unit_keys;
-    return left == 1 || behind >= end || (behind - begin) % a.split_keys == 0;
+    const int done = behind - begin;
+    return left == 1 || behind >= end ||
+           (a.split_mask ? done & a.split_mask : done % a.split_keys) == 0;
   }
-  __device__ __forceinline__ void next(const attn_decode_kernarg& a) {
-    if (tile.splits() && a.split_keys) split += ends_split(a);
+  // split_ends: as ends_split() says.
+  __device__ __forceinline__ void next(const attn_decode_kernarg& a, bool split_ends) {
+    if (tile.split) split += split_ends;
     if (--left > 0) {
       first += unit_keys;
       if (first >= end) find(a, sequence.units - left);

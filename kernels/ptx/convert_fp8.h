@@ -1,4 +1,5 @@
-// Pairs of fp8 as pairs of f16, the first in the low half: exact. sm_89 and newer.
+// Pairs of fp8 as pairs of f16, the first in the low half: exact. And of floats: to nearest even,
+// at most the largest value, NaN loses its sign. sm_89 and newer.
 #ifndef ATTN_KERNELS_PTX_CONVERT_FP8_H
 #define ATTN_KERNELS_PTX_CONVERT_FP8_H
 
@@ -12,6 +13,16 @@ __device__ __forceinline__ unsigned f16_of_e4m3(unsigned short pair) {
 __device__ __forceinline__ unsigned f16_of_e5m2(unsigned short pair) {
   unsigned d;
   asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(d) : "h"(pair));
+  return d;
+}
+__device__ __forceinline__ unsigned short e4m3_of(float low, float high) {
+  unsigned short d;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(d) : "f"(high), "f"(low));
+  return d;
+}
+__device__ __forceinline__ unsigned short e5m2_of(float low, float high) {
+  unsigned short d;
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(d) : "f"(high), "f"(low));
   return d;
 }
 

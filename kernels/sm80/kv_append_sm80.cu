@@ -7,6 +7,7 @@
 #include "../common/descale.cuh"
 #include "../common/lengths.cuh"
 #include "../ptx/convert.h"
+#include "../ptx/convert_fp8.h"
 #include "../ptx/grid.h"
 #include "kv_append_args.h"
 
@@ -177,6 +178,27 @@ __device__ __forceinline__ void store_codes(T* to, bool aligned, int n,
   }
 }
 
+__device__ __forceinline__ void encode_fp8(const SmallFloat& format, const float (&x)[count],
+                                           unsigned (&code)[count]) {
+#if __CUDA_ARCH__ >= 890
+  if (format.signed_zero_and_nan) {
+#pragma unroll
+    for (int k = 0; k < count; ++k) {
+      if (k % 2 == 0) {
+        const unsigned pair =
+            format.mantissa_bits == 3 ? ptx::e4m3_of(x[k], x[k + 1]) : ptx::e5m2_of(x[k], x[k + 1]);
+        code[k] = pair & 0xff;
+        code[k + 1] = pair >> 8;
+      }
+      if (isnan(x[k])) code[k] = format.nan_code | (signbit(x[k]) ? format.sign_bit() : 0);
+    }
+    return;
+  }
+#endif
+#pragma unroll
+  for (int k = 0; k < count; ++k) code[k] = encode(format, x[k], true);
+}
+
 __device__ __forceinline__ void store(const attn_kv_append_tensor& to, bool aligned, long long at,
                                       int n, const float (&x)[count]) {
   unsigned code[count];
@@ -199,8 +221,7 @@ __device__ __forceinline__ void store(const attn_kv_append_tensor& to, bool alig
       store_codes(static_cast<unsigned short*>(to.dst) + at, aligned, n, code);
       return;
     default:
-#pragma unroll
-      for (int k = 0; k < count; ++k) code[k] = encode(to.format, x[k], true);
+      encode_fp8(to.format, x, code);
       store_codes(static_cast<unsigned char*>(to.dst) + at, aligned, n, code);
   }
 }

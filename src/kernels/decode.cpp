@@ -1,6 +1,6 @@
 // The kernels decode_*: few queries against many keys, of 16 bits as the queries or of fp8. They
 // differ by the head dimensions and rows they take, and by what brings K and V: in decode_sm90_*
-// the copy engine, whose boxes must each lie in one page.
+// the copy engine, whose boxes must each lie in one page. _split, and _r48, take fixed_split.
 #include "kernels/decode.h"
 
 #include "kernels/families.h"
@@ -53,7 +53,7 @@ constexpr Kernel row(uint32_t q_types, uint32_t kv_types, attn_dtype weights) {
                  .flags = forward_flags | ATTN_ALIBI | ATTN_SPLIT_INVARIANT,
                  .features =
                      forward_features | feature_segments | feature_paged_kv | feature_softcap |
-                     feature_tree | (tile.splits() ? feature_fixed_split : 0u) |
+                     feature_tree | (tile.split ? feature_fixed_split : 0u) |
                      (fp8 ? feature_descale_tensor | feature_descale_head | feature_descale_block
                           : 0u),
                  .head_dim = {.multiple = fp8 ? 16 : 8, .max = tile.head_dim},
@@ -68,22 +68,28 @@ constexpr Kernel row(uint32_t q_types, uint32_t kv_types, attn_dtype weights) {
 template <attn_dtype type, Text variant, decode::DecodeTile tile, bool engine>
 constexpr Kernel same() {
   constexpr Text family = engine ? "decode_sm90_" : "decode_sm80_";
-  constexpr decode::DecodeTile of_two_bytes = {tile.head_dim, tile.head_dim_v, 2, tile.row_groups};
+  constexpr decode::DecodeTile of_two_bytes = {tile.head_dim, tile.head_dim_v, 2, tile.row_groups,
+                                               tile.split};
   return row<kernel_name<family, type, variant>, of_two_bytes, engine>(type_bit(type),
                                                                        type_bit(type), type);
 }
 template <Text variant, decode::DecodeTile tile, bool engine>
 constexpr Kernel fp8() {
   constexpr Text name = Text(engine ? "decode_sm90_fp8_" : "decode_sm89_fp8_").append(variant.text);
-  constexpr decode::DecodeTile of_a_byte = {tile.head_dim, tile.head_dim_v, 1, tile.row_groups};
+  constexpr decode::DecodeTile of_a_byte = {tile.head_dim, tile.head_dim_v, 1, tile.row_groups,
+                                            tile.split};
   return row<name, of_a_byte, engine>(type_bit(ATTN_F16) | type_bit(ATTN_BF16), fp8_of_cuda,
                                       ATTN_F16);
 }
 
-template <bool engine, Text variant, int head_dim, int head_dim_v = head_dim, int row_groups = 1>
+template <bool engine, Text variant, int head_dim, int head_dim_v = head_dim, int row_groups = 1,
+          bool split = (row_groups > 1)>
 constexpr std::array of_all_types = [] {
-  constexpr decode::DecodeTile tile = {
-      .head_dim = head_dim, .head_dim_v = head_dim_v, .element_bytes = 2, .row_groups = row_groups};
+  constexpr decode::DecodeTile tile = {.head_dim = head_dim,
+                                       .head_dim_v = head_dim_v,
+                                       .element_bytes = 2,
+                                       .row_groups = row_groups,
+                                       .split = split};
   return std::array{same<ATTN_BF16, variant, tile, engine>(),
                     same<ATTN_F16, variant, tile, engine>(), fp8<variant, tile, engine>()};
 }();
@@ -95,7 +101,13 @@ constexpr std::array rows =
 constexpr std::array rows_of_three_groups =
     joined(of_all_types<true, "d64_r48", 64, 64, 3>, of_all_types<true, "d128_r48", 128, 128, 3>,
            of_all_types<true, "d192_dv128_r48", 192, 128, 3>);
-constinit const std::array all_rows = joined(rows<true>, rows<false>, rows_of_three_groups);
+constexpr std::array rows_of_splits =
+    joined(of_all_types<true, "d64_split", 64, 64, 1, true>,
+           of_all_types<true, "d128_split", 128, 128, 1, true>,
+           of_all_types<true, "d192_dv128_split", 192, 128, 1, true>,
+           of_all_types<true, "d256_split", 256, 256, 1, true>);
+constinit const std::array all_rows =
+    joined(rows<true>, rows<false>, rows_of_splits, rows_of_three_groups);
 
 }  // namespace
 

@@ -1,6 +1,7 @@
 // What the host sides of the kernels that launch decode_* share.
 #pragma once
 #include <algorithm>
+#include <bit>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -135,6 +136,7 @@ void set_decode(const Problem& p, const Args& args, const Target& target, attn_d
   a.stages = shape.stages;
   a.columns = int(columns_of(p, shape.blocks));
   a.split_keys = int(std::min<int64_t>(p.fixed_split, max_length));
+  a.split_mask = std::has_single_bit(unsigned(a.split_keys)) ? a.split_keys - 1 : 0;
   a.whole_heads = shape.whole_heads;
   a.row_tiles = int(row_tiles(rows, tile));
   a.splits = int(shape.splits);
@@ -166,6 +168,8 @@ void set_decode(const Problem& p, const Args& args, const Target& target, attn_d
       s.num_pages = int(from.num_pages);
       s.page_size = from.page_size;
       s.max_pages = from.max_pages;
+      const auto size = unsigned(from.page_size);
+      s.page_log2 = std::has_single_bit(size) ? std::countr_zero(size) : -1;
     }
     s.box_keys = box_keys(from);
     s.k_descale = descale(from.k_descale, of.k_descale, p.heads_kv, from);

@@ -137,7 +137,7 @@ void pack_dequantise(const Problem& p, const Args& args, const Target& target, P
 
 // Of few rows decode_* read K and V once, as they are.
 std::string few_rows(const Problem& p) {
-  const int64_t rows = p.seqlen_q * p.group(), few = p.head_dim_v > 128 ? 16 : 48;
+  const int64_t rows = p.seqlen_q * p.group(), few = p.head_dim_v > 128 ? 16 : 64;
   if (rows > few || p.needs.features & feature_mixed_kv_types) return "";
   return join("for ", rows, " rows, queries times heads_q / heads_kv, a later kernel is faster");
 }

@@ -17,6 +17,7 @@ int64_t few_queries(const Problem& p, const decode::DecodeTile& tile) {
 
 // Items counted from capacities, beside those that total_q leaves room for.
 std::string few_empty(const Problem& p, const sm90::Tile& tile) {
+  if (p.q_layout != ATTN_PACKED) return "for padded q a later kernel is as fast";
   const int64_t rows = tile.item_rows(), all = p.batch * ceil_div(p.seqlen_q, rows),
                 most = p.total_q / rows + p.batch;
   if (all > 2 * most) return "";
@@ -24,18 +25,11 @@ std::string few_empty(const Problem& p, const sm90::Tile& tile) {
               " each a later kernel is faster");
 }
 
-Status check(const Problem& p) {
-  if (p.q_layout != ATTN_PACKED)
-    return unsupported("q_layout is ", int(p.q_layout), "; accepted: packed (", int(ATTN_PACKED),
-                       ")");
-  return {};
-}
-
 template <sm90::Tile tile, unsigned with, decode::DecodeTile decode_tile>
 void pack(const Problem& p, const Args& args, const Target& target, Parameters* to) {
   sm90::pack<tile, with, sm90::GivenSegments>(p, args, target, to);
   auto& a = *reinterpret_cast<sm90::Kernarg<with>*>(to->kernarg);
-  a.lists = 1;
+  a.lists = p.q_layout == ATTN_PACKED;
   a.least_queries = int(few_queries(p, decode_tile)) + 1;
 }
 
@@ -45,6 +39,8 @@ Status add_forward(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   Step step = sm90::forward_step<tile, with>(name_of<image>.text, p, device);
   step.pack = pack_of<pack<tile, with, decode_tile>>;
   step.workspace_at = recipe->workspace;
+  if (p.q_layout != ATTN_PACKED)  // all sequences are of one of both
+    (p.seqlen_q <= few_queries(p, decode_tile) ? step : recipe->steps[0]).launch.grid[0] = 0;
   recipe->workspace += sizeof(unsigned);
   recipe->steps.push_back(std::move(step));
   return {};
@@ -53,7 +49,6 @@ Status add_forward(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
 template <attn_dtype type, Text variant, sm90::Tile tile, sm90::Tile score,
           decode::DecodeTile decode_tile>
 Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
-  ATTN_TRY(check(p));
   ATTN_TRY(decode::check(p, decode::rows_of<true>(p, decode_tile), device, decode_tile, true));
   recipe->passed_over = few_empty(p, tile);
   recipe->workspace = size_t(

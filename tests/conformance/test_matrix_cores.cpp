@@ -49,7 +49,7 @@ Case random_case(uint64_t seed) {
     s.layout = draw.chance(3) ? ATTN_PACKED : ATTN_PADDED;
     if (paged && (n == 0 || draw.chance(2))) {
       s.layout = ATTN_PAGED;
-      const int32_t page_sizes[] = {1, 3, 16, 24, 32, 48, 64, 100, 128, 256};
+      const int32_t page_sizes[] = {1, 3, 8, 16, 24, 64, 100};
       s.page_size = draw.pick(page_sizes);
       if (draw.chance(3))
         s.bad_pages = {int32_t(draw(3)), int32_t(draw(uint64_t(s.capacity / s.page_size + 1)))};

@@ -77,6 +77,7 @@ TEST_CASE("accuracy: K/V in 2 to 5 segments against uncut") {
       whole.flags = ATTN_CAUSAL | ATTN_SPLIT_INVARIANT;
       const Outputs uncut =
           run_forward(backend_of(kernel->backend), whole, make_data(whole), kernel->name, ATTN_F32);
+      if (declined(*kernel, uncut)) continue;
       REQUIRE(uncut.error == "");
       double worst = 0;
       for (int parts = 2; parts <= 5; ++parts) {

@@ -241,7 +241,7 @@ void check_bits(Backend& backend, const Shape& shape, int32_t keys) {
     CHECK(compared > 0);
     CHECK(different == 0);
   }
-  for (const std::string& kernel : kernels) CHECK(kernel.ends_with("_r48"));
+  CHECK(kernels.size() == 2);  // of few rows and of many
 }
 
 TEST_CASE("cuda: with fixed_split a query's bits depend on its own keys alone") {
