@@ -134,8 +134,7 @@ __device__ __forceinline__ void load_items(const Kernarg<with>& a, Control& cont
     };
     if (tile.q_stages > 1) wait_place(0);
     // Not before: who is done early shall have the longest item that is left.
-    if (count > 0 && items > gridDim.x)
-      ptx::mbarrier_wait(address(&control.ending), count - 1 & 1);
+    if (count > 0 && items > gridDim.x) ptx::mbarrier_wait(address(&control.ending), count - 1 & 1);
     if (taken > 0) take();
     const bool any = index < items;
     if (any) {

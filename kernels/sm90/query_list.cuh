@@ -14,7 +14,7 @@ using namespace device;
 template <Tile tile>
 struct QueryList {
   const attn_sm90_paged_kernarg& a;
-  int first = -32;                 // sequence of lane 0
+  int first = -32;                // sequence of lane 0
   unsigned own = 0, through = 0;  // tiles of the lane's sequence; of all up to it
 
   __device__ __forceinline__ void look(int sequence, unsigned before) {
@@ -33,9 +33,7 @@ struct QueryList {
     }
     through += before;
   }
-  __device__ __forceinline__ unsigned last() const {
-    return __shfl_sync(0xffffffff, through, 31);
-  }
+  __device__ __forceinline__ unsigned last() const { return __shfl_sync(0xffffffff, through, 31); }
   // Items of all sequences.
   __device__ __forceinline__ unsigned count() {
     unsigned tiles = 0;

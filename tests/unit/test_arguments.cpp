@@ -22,7 +22,8 @@ struct Setup {
   attn_segment_args segment_args = attn::make<attn_segment_args>();
   attn_args args = attn::make<attn_args>();
   std::vector<float> q = std::vector<float>(2 * 3 * 4 * 8, 0.5f);
-  std::vector<float> k = std::vector<float>(2 * 5 * 2 * 8, 0.5f), v = k;
+  std::vector<float> k = std::vector<float>(2 * 5 * 2 * 8, 0.5f),
+                     v = std::vector<float>(q.size(), 0.5f);  // out may lie there
   std::vector<float> out = std::vector<float>(q.size(), nan_value),
                      lse = std::vector<float>(2 * 4 * 3, nan_value);
   std::vector<int32_t> lengths = {5, 2}, cu_q = {0, 3, 6}, cu_kv = {0, 5, 10}, table = {0, 1, 2, 3};

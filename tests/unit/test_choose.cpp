@@ -170,9 +170,9 @@ TEST_CASE("choose: few queries go to the decode kernels", "[plan]") {
   CHECK(chosen(h200, s).find("fwd_sm90_bf16_d128") != std::string::npos);
   s = token;
   s.kv_type = ATTN_F8_E4M3FN;
-  s.seqlen_q = 12;  // 48 rows
+  s.seqlen_q = 16;  // 64 rows
   CHECK(chosen(h200, s) == "\"decode_sm90_fp8_d128_r48\"");
-  s.seqlen_q = 13;
+  s.seqlen_q = 17;
   CHECK(chosen(h200, s) == "\"fwd_sm90_bf16_d128_dequantised\"");
   s.page_size = 16;
   CHECK(chosen(h200, s) == "\"fwd_sm90_bf16_d128_dequantised\"");

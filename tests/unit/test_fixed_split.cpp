@@ -1,5 +1,5 @@
-// fixed_split in the kernels decode_sm90_*_r48: which splits there are, where their sums lie, what
-// is declined.
+// fixed_split in the kernels decode_sm90_*_split and _r48: which splits there are, where their sums
+// lie, what is declined.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -170,7 +170,9 @@ TEST_CASE("fixed_split: the promise is not used", "[plan]") {
 }
 
 TEST_CASE("fixed_split: who takes it", "[plan]") {
-  for (const int64_t queries : {1, 4, 12, 13, 1000}) CHECK(Input(256, queries).chosen() == kernel);
+  for (const int64_t queries : {1, 4})  // of 4 heads
+    CHECK(Input(256, queries).chosen() == "decode_sm90_bf16_d128_split");
+  for (const int64_t queries : {5, 12, 13, 1000}) CHECK(Input(256, queries).chosen() == kernel);
   const auto reason = [](Input in, const char* name) {
     in.problem.kernel = name;
     return in.chosen();
@@ -181,7 +183,8 @@ TEST_CASE("fixed_split: who takes it", "[plan]") {
     if (k.op != Op::forward || k.backend != ATTN_BACKEND_CUDA) continue;
     const std::string name = k.name;
     INFO(name);
-    CHECK(bool(k.limits.features & feature_fixed_split) == name.ends_with("_r48"));
+    CHECK(bool(k.limits.features & feature_fixed_split) ==
+          (name.ends_with("_split") || name.ends_with("_r48")));
   }
   CHECK(reason(Input(256), "decode_sm90_bf16_d128") == "fixed_split (decode_sm90_bf16_d128)");
   CHECK(reason(Input(256), "fwd_sm90_bf16_d128") == "fixed_split (fwd_sm90_bf16_d128)");

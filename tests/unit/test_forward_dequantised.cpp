@@ -243,13 +243,13 @@ TEST_CASE("sm90 dequantised: what is declined", "[plan]") {
 
 TEST_CASE("sm90 dequantised: few rows go to the kernels of decode", "[plan]") {
   Input in;
-  in.problem.seqlen_q = 12;  // of 4 heads: 48 rows
+  in.problem.seqlen_q = 16;  // of 4 heads: 64 rows
   CHECK(in.passed_over(kernel) ==
-        "for 48 rows, queries times heads_q / heads_kv, a later kernel is faster");
+        "for 64 rows, queries times heads_q / heads_kv, a later kernel is faster");
   in.segment[0].v_type = ATTN_F8_E5M2;  // which they do not take
   CHECK(in.passed_over(kernel) == "");
   in.segment[0].v_type = ATTN_F8_E4M3FN;
-  in.problem.seqlen_q = 13;
+  in.problem.seqlen_q = 17;
   CHECK(in.passed_over(kernel) == "");
   Input wide(1, ATTN_BF16, 256);
   wide.problem.seqlen_q = 4;
@@ -300,8 +300,8 @@ TEST_CASE("sm90 dequantised: which problems the plan gives it", "[plan]") {
     return in;
   };
   CHECK(chosen(queries(1)) == "decode_sm90_fp8_d128");
-  CHECK(chosen(queries(12)) == "decode_sm90_fp8_d128_r48");
-  CHECK(chosen(queries(13)) == kernel);
+  CHECK(chosen(queries(16)) == "decode_sm90_fp8_d128_r48");
+  CHECK(chosen(queries(17)) == kernel);
   CHECK(chosen(queries(100, Input(8))) == kernel);
   CHECK(chosen(queries(4, Input(1, ATTN_F16, 256))) == "decode_sm90_fp8_d256");
   CHECK(chosen(queries(5, Input(1, ATTN_F16, 256))) == "fwd_sm90_f16_d256_dequantised");

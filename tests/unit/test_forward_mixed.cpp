@@ -140,10 +140,6 @@ TEST_CASE("sm90 mixed: which problems the plan gives it", "[plan]") {
 }
 
 TEST_CASE("sm90 mixed: what is declined", "[plan]") {
-  Input padded;
-  padded.problem.q_layout = ATTN_PADDED;
-  padded.problem.total_q = 0;
-  CHECK(padded.declined(kernel) == "q_layout is 0; accepted: packed (1)");
   CHECK(Input(ATTN_BF16, 128, 9).declined(kernel) == "num_segments is 9; accepted: up to 8");
 
   // Limits of the row.
@@ -262,6 +258,33 @@ TEST_CASE("sm90 mixed: a launch takes what the other leaves", "[plan]") {
     CHECK(second.pages[1].block_table == table);
     CHECK(second.pages[1].max_pages == 128);
     CHECK(static_cast<void*>(second.taken) == workspace);
+  }
+}
+
+// All sequences are as long, and one launch has them.
+TEST_CASE("sm90 mixed: padded q is one launch's", "[plan]") {
+  Input in;
+  in.problem.q_layout = ATTN_PADDED;
+  in.problem.total_q = 0;
+  for (const int64_t queries : {1, 4, 5, 300}) {
+    INFO(queries);
+    in.problem.seqlen_q = queries;
+    Problem p;
+    in.make(&p);
+    Recipe recipe;
+    REQUIRE(find_kernel(kernel)->recipe(p, hopper(), &recipe).ok());
+    CHECK(recipe.passed_over == "for padded q a later kernel is as fast");
+    REQUIRE(recipe.steps.size() == 2);
+    CHECK(is_empty(recipe.steps[0].launch) == (queries > 4));
+    CHECK(is_empty(recipe.steps[1].launch) == (queries <= 4));
+    Args args{};
+    const attn_segment_args given{};
+    args.segment = &given;
+    Parameters parameters;
+    recipe.steps[1].pack(p, &args, {recipe.steps[1], hopper(), nullptr}, &parameters);
+    attn_sm90_paged_kernarg second;
+    std::memcpy(&second, parameters.kernarg, sizeof second);
+    CHECK(second.lists == 0);
   }
 }
 

@@ -175,8 +175,7 @@ int allocations_of_forward(attn_context* context, const Kernel& kernel, const Va
     p.q_descale = ATTN_DESCALE_HEAD;
     zeros(args.q_descale);
   }
-  // Which take no other q.
-  if (v.packed || std::string(kernel.name).ends_with("_mixed")) {
+  if (v.packed) {
     p.q_layout = ATTN_PACKED;
     p.total_q = batch * p.seqlen_q;
     zeros(args.cu_seqlens_q);
