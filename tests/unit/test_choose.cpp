@@ -57,7 +57,7 @@ std::string explained(const attn_device& on, const Shape& s) {
   p.flags = s.flags, p.max_sms = s.max_sms, p.softcap = s.softcap;
   p.num_segments = 1, p.segments = &segment;
   size_t size = 0;
-  std::string text(20000, 0);
+  std::string text(1 << 17, 0);
   const attn_status status = attn_explain_device(&on, &p, text.data(), text.size(), &size);
   if (status != ATTN_OK) return attn_last_error();
   text.resize(size - 1);
