@@ -238,6 +238,17 @@ const std::vector<Case> cases = {
        return u(std::fma(static_cast<float>(half(in.a[l] >> 16)), f(in.b[l]), f(in.c[l])));
      },
      ""},
+    // Of f32 where op_sel_hi does not say f16, constants too.
+    {"mix_f32", "v_fma_mix_f32 v2, v3, 2.0, v5\n",
+     [](const In& in, int l) { return u(std::fma(f(in.a[l]), 2.0f, f(in.c[l]))); }, ""},
+    {"mixlo_constant", "v_mov_b32 v6, 0\n v_fma_mixlo_f16 v2, v6, v6, 4.0 op_sel_hi:[1,1,0]\n",
+     [](const In&, int) { return 0xffff4400u; }, ""},
+    {"dot2_constant", "v_mov_b32 v6, 0\n v_dot2_f32_f16 v2, v6, v6, 0.5\n",
+     [](const In&, int) { return 0x3f000000u; }, ""},
+    {"dot2_signs",
+     "v_mov_b32 v6, 0x40003c00\n v_mov_b32 v7, 0x44003800\n"
+     "v_dot2_f32_f16 v2, v6, v7, 0 neg_lo:[1,0,0]\n",
+     [](const In&, int) { return u(-1.0f * 0.5f + 2.0f * 4.0f); }, ""},
 
     // FP8 and BF8
     {"to_fp8", "v_cvt_pk_fp8_f32 v2, v3, v4\n", cvt_pk(3, 8, false), ""},

@@ -53,19 +53,22 @@ void v_mfma(Wave& w, const Inst& in) {
     return;
   }
   const Operand& c = in.op[3];
-  Row constant[2];
+  Row constant[8];  // all that D of an f64 shape has
   const uint32_t* c_rows = constant[0].lane;
   int c_stride = 0;
   if (c.is_vector()) {
     c_rows = w.row(c.reg).lane;
     c_stride = wave_lanes;
-  } else {
-    if (c.is_register() || (shape.a == MfmaType::F64 && c.value != 0)) {
-      w.fail(FaultKind::UnknownInstruction, "this C operand is not known");
-      return;
+  } else if (c.is_register()) {
+    w.fail(FaultKind::UnknownInstruction, "C in scalar registers is not known");
+    return;
+  } else if (shape.a == MfmaType::F64) {
+    for (int i = 0; i < shape.d_regs; ++i) {
+      for (uint32_t& x : constant[i].lane) x = static_cast<uint32_t>(c.value >> (i % 2 * 32));
     }
+    c_stride = wave_lanes;
+  } else {
     for (uint32_t& x : constant[0].lane) x = static_cast<uint32_t>(c.value);
-    constant[1] = constant[0];
   }
   mfma(shape, w.row(in.op[1].reg).lane, w.row(in.op[2].reg).lane, c_rows, c_stride,
        w.row(in.op[0].reg).lane, modifiers);
@@ -81,7 +84,9 @@ std::span<const Op> mfma_ops() {
   static const auto all = [] {
     std::vector<Op> ops;
     for (const MfmaShape& s : mfma_shapes()) {
-      ops.push_back({.name = s.name, .cls = Class::Mfma, .run = v_mfma});
+      const Type ab = s.a == MfmaType::F64 ? Type::F64 : Type::B32;
+      const Type d = s.a == MfmaType::F64 ? Type::F64 : s.a == MfmaType::I8 ? Type::B32 : Type::F32;
+      ops.push_back({.name = s.name, .cls = Class::Mfma, .run = v_mfma, .types = {d, {ab, ab, d}}});
     }
     return ops;
   }();

@@ -95,6 +95,7 @@ Inst Decoder::decode(std::span<const std::byte> code, uint64_t offset) const {
     return inst;
   }
   inst.size = static_cast<uint32_t>(size);
+  inst.has_literal = word >> 31 == 0 && (word & 0x1ff) == 0xff;  // VOP1, VOP2, VOPC
   const std::string error = parse_instruction(text, inst);
   if (!error.empty()) inst.run = nullptr;
   if (inst.name == "ds_swizzle_b32") inst.imm = word & 0xffff;

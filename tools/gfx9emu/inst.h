@@ -36,6 +36,40 @@ struct RegRange {
   bool operator==(const RegRange&) const = default;
 };
 
+// What an operand holds. Its constants, the bit that neg and abs change and the halves that are
+// read follow from it.
+enum class Type : uint8_t {
+  None,
+  B16,  // an integer in half a register, which op_sel names
+  F16,
+  PkB16,  // two in the halves of a register, which op_sel and op_sel_hi name
+  PkF16,
+  Fp8,  // one or two codes in half a register
+  B32,
+  F32,
+  Mix,    // F16 where op_sel_hi says so, else F32
+  PkB32,  // two in a pair of registers, which op_sel and op_sel_hi name
+  PkF32,
+  B64,  // a literal is extended by zeros
+  I64,  // by its sign
+  F64,  // a literal is the high half
+};
+constexpr bool is_float(Type t) {
+  return t == Type::F16 || t == Type::PkF16 || t == Type::F32 || t == Type::Mix ||
+         t == Type::PkF32 || t == Type::F64;
+}
+
+// Which half of its destination an operation leaves as it was; Other: the one that op_sel does not
+// name.
+enum class Keeps : uint8_t { Nothing, Other, High, Low };
+
+// Of an operation. What is not said is B32.
+struct Types {
+  Type dst = Type::B32;
+  std::array<Type, 3> src{Type::B32, Type::B32, Type::B32};
+  Keeps keeps = Keeps::Nothing;
+};
+
 // Which part of a 32-bit register an SDWA operand is.
 enum class Sdwa : uint8_t { Byte0, Byte1, Byte2, Byte3, Word0, Word1, Dword };
 
@@ -118,10 +152,11 @@ enum class Dpp : uint8_t {
 };
 
 struct Inst {
-  uint64_t offset = 0;  // of the encoding, from the start of the loaded image
-  uint32_t size = 0;    // bytes
-  std::string text;     // "v_fma_f32 v0, -v1, |v2|, s3 clamp", as LLVM prints it
-  std::string name;     // "v_fma_f32": without _e32, _e64, _sdwa, _dpp
+  uint64_t offset = 0;       // of the encoding, from the start of the loaded image
+  uint32_t size = 0;         // bytes
+  std::string text;          // "v_fma_f32 v0, -v1, |v2|, s3 clamp", as LLVM prints it
+  bool has_literal = false;  // 32 bits that follow the encoding of a vector ALU operation
+  std::string name;          // "v_fma_f32": without _e32, _e64, _sdwa, _dpp
   Class cls = Class::Salu;
   Handler run = nullptr;        // null: not known; executing it is a fault
   LaneHandler lanes = nullptr;  // of the vector ALU, called by `run`
@@ -148,7 +183,7 @@ struct Inst {
   bool clamp = false;
   uint8_t omod = 0;  // 1: *2, 2: *4, 3: /2
   // One bit per operand: sources 0..2, and of op_sel bit 3 the destination. Absent in the text:
-  // op_sel and neg 0, op_sel_hi all ones (VOP3P).
+  // op_sel and neg 0, op_sel_hi all ones, of v_fma_mix 0 (VOP3P).
   uint8_t op_sel = 0, op_sel_hi = 7, neg_lo = 0, neg_hi = 0;
   uint8_t cbsz = 0, abid = 0, blgp = 0;
   Dpp dpp = Dpp::None;

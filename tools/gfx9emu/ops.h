@@ -22,11 +22,22 @@ enum OpFlags : uint16_t {
   selects = 512,    // source 0 or 1 by the lane mask in source 2
 };
 
+// What runs an operation, and the types that this takes its operands for.
+template <class Run>
+struct Typed {
+  Run run;
+  Types types;
+  constexpr Typed(Run run_, Types types_ = {}) : run(run_), types(types_) {}
+};
+using WaveOp = Typed<Handler>;
+using LaneOp = Typed<LaneHandler>;
+
 struct Op {
   std::string_view name;
   Class cls = Class::Valu;
   Handler run = nullptr;
   LaneHandler lanes = nullptr;
+  Types types = {};
   uint8_t dsts = 1;
   uint16_t flags = 0;
   // Memory operations.

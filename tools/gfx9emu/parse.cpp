@@ -1,4 +1,5 @@
 // From LLVM's text of an instruction to an Inst.
+#include <algorithm>
 #include <bit>
 #include <charconv>
 #include <cmath>
@@ -82,88 +83,72 @@ bool parse_range(string_view s, RegFile file, RegRange& range) {
   return true;
 }
 
-// What an inline constant like 1.0 stands for depends on the type of the operand.
-enum class Type { F16, F32, F64, U64, I64 };
-
-// The last type of the name is that of the sources: v_cvt_f32_f16 reads f16.
-Type source_type(string_view name) {
-  Type type = Type::F32;
-  for (const string_view part : split(name, '_')) {
-    if (part == "f16" || part == "i16" || part == "u16" || part == "b16") type = Type::F16;
-    if (part == "f32" || part == "u32" || part == "i32" || part == "b32") type = Type::F32;
-    if (part == "f64") type = Type::F64;
-    if (part == "i64") type = Type::I64;
-    if (part == "u64" || part == "b64") type = Type::U64;
-  }
-  return type;
+// The type whose constants an operand has.
+Type constant_type(const Inst& inst, Type type, int source) {
+  if (type == Type::Mix) return inst.op_sel_hi >> source & 1 ? Type::F16 : Type::F32;
+  return type == Type::PkF16 ? Type::F16 : type;
+}
+bool is_packed(Type type) {
+  return type == Type::PkB16 || type == Type::PkF16 || type == Type::PkB32 || type == Type::PkF32;
+}
+bool is_wide(Type type) {
+  return type == Type::B64 || type == Type::I64 || type == Type::F64;
 }
 
-// Sources whose type is not that of the name.
-Type operand_type(string_view name, Type type, int source) {
-  if (name.starts_with("v_ldexp_") && source == 1) return Type::F32;
-  if (name.starts_with("v_cmp_class_") || name.starts_with("v_cmpx_class_")) {
-    if (source == 1) return Type::F32;
-  }
-  if (name.starts_with("v_mad_u64_u32") || name.starts_with("v_mad_i64_i32")) {
-    return source == 2 ? Type::I64 : Type::F32;
-  }
-  if (name == "v_lshl_add_u64") return source == 1 ? Type::F32 : Type::U64;
-  const bool scalar_shift = name.starts_with("s_lsh") || name.starts_with("s_ashr") ||
-                            name.starts_with("s_bfe") || name.starts_with("s_bfm");
-  if (scalar_shift && source == 1) return Type::F32;
-  if (name.starts_with("v_lshlrev_b64") || name.starts_with("v_lshrrev_b64") ||
-      name.starts_with("v_ashrrev_i64")) {
-    return source == 0 ? Type::F32 : Type::U64;
-  }
-  if (name.starts_with("v_trig_preop_f64") && source == 1) return Type::F32;
-  if (name.starts_with("s_bitset") || name.starts_with("s_bitcmp")) return Type::F32;
-  return type;
+// Of the inline constants with a fraction, and of their negatives.
+constexpr uint32_t f16_two_pi_inverse = 0x3118, f32_two_pi_inverse = 0x3e22f983;
+constexpr uint64_t f64_two_pi_inverse = 0x3fc45f306dc9c882;
+
+// Powers of two and 0 alone.
+uint32_t to_f16(double value) {
+  const uint32_t f = std::bit_cast<uint32_t>(static_cast<float>(value));
+  return value == 0 ? f >> 16 : (f >> 16 & 0x8000) | ((f >> 23 & 0xff) - 112) << 10;
 }
 
-bool parse_constant(string_view s, Type type, uint64_t& bits) {
+// As an operand of `type` reads an inline constant: f16 operands have it in their low half and 0
+// above it, integers of 16 bits read the low half of the f32 one.
+uint64_t inline_float(double value, Type type) {
+  const bool is_two_pi_inverse = value > 0.159 && value < 0.16;
+  if (type == Type::F16) return is_two_pi_inverse ? f16_two_pi_inverse : to_f16(value);
+  if (is_wide(type)) return is_two_pi_inverse ? f64_two_pi_inverse : std::bit_cast<uint64_t>(value);
+  return is_two_pi_inverse ? f32_two_pi_inverse
+                           : std::bit_cast<uint32_t>(static_cast<float>(value));
+}
+
+// LLVM before 20 prints the f16 code for an inline constant of 16 bits and an integer's type.
+bool is_inline_float(uint32_t code, double& value) {
+  for (const double x : {0.5, 1.0, 2.0, 4.0, -0.5, -1.0, -2.0, -4.0}) {
+    if (code == to_f16(x)) return value = x, true;
+  }
+  return code == f16_two_pi_inverse && (value = 0.15915494, true);
+}
+
+bool parse_constant(string_view s, Type type, bool has_literal, uint64_t& bits) {
   int64_t integer = 0;
+  double value = 0;
   if (parse_int(s, integer)) {
-    const bool literal = s.find("0x") != s.npos;
+    const bool hex = s.find("0x") != s.npos;
     const uint64_t low = static_cast<uint32_t>(integer);
-    switch (type) {
-      case Type::F16:
-      case Type::F32:
-        bits = low;
-        break;
-      case Type::F64:
-        bits = literal ? low << 32 : static_cast<uint64_t>(integer);
-        break;
-      case Type::U64:
-        bits = static_cast<uint64_t>(integer);
-        break;
-      case Type::I64:
-        bits = literal ? static_cast<uint64_t>(static_cast<int64_t>(static_cast<int32_t>(low)))
-                       : static_cast<uint64_t>(integer);
-        break;
+    if (!is_wide(type)) {
+      bits = low;
+    } else if (hex && type == Type::F64) {
+      bits = low << 32;
+    } else if (hex && type == Type::I64) {
+      bits = static_cast<uint64_t>(static_cast<int64_t>(static_cast<int32_t>(low)));
+    } else {
+      bits = static_cast<uint64_t>(integer);
+    }
+    if (hex && type == Type::B16 && !has_literal &&
+        is_inline_float(static_cast<uint32_t>(low), value)) {
+      bits = inline_float(value, type);
     }
     return true;
   }
   char* end = nullptr;
   const std::string copy(s);
-  double value = std::strtod(copy.c_str(), &end);
+  value = std::strtod(copy.c_str(), &end);
   if (copy.empty() || *end != '\0') return false;
-  if (copy.starts_with("0.15915494")) {  // 1/(2 pi), each format's own rounding
-    bits = type == Type::F16 ? 0x3118 : type == Type::F32 ? 0x3e22f983 : 0x3fc45f306dc9c882;
-    return true;
-  }
-  const uint64_t wide = std::bit_cast<uint64_t>(value);
-  switch (type) {
-    case Type::F16: {  // only 0.5, 1, 2, 4 and their negatives come here
-      const uint32_t f = std::bit_cast<uint32_t>(static_cast<float>(value));
-      bits = ((f >> 16) & 0x8000) | ((((f >> 23) & 0xff) - 112) << 10);
-      break;
-    }
-    case Type::F32:
-      bits = std::bit_cast<uint32_t>(static_cast<float>(value));
-      break;
-    default:
-      bits = wide;
-  }
+  bits = inline_float(value, type);
   return true;
 }
 
@@ -213,7 +198,7 @@ bool parse_register(string_view s, RegRange& range) {
   return false;
 }
 
-bool parse_operand(string_view s, Type type, Operand& op) {
+bool parse_operand(string_view s, Type type, bool has_literal, Operand& op) {
   if (eat(s, "sext(")) {
     op.sext = true;
     eat_end(s, ")");
@@ -241,7 +226,6 @@ bool parse_operand(string_view s, Type type, Operand& op) {
     op.kind = Operand::Kind::Register;
     return true;
   }
-  const bool wide = type == Type::F64 || type == Type::U64 || type == Type::I64;
   uint64_t aperture = 0;
   if (s == "src_shared_base") aperture = lds_aperture;
   if (s == "src_private_base") aperture = scratch_aperture;
@@ -250,10 +234,10 @@ bool parse_operand(string_view s, Type type, Operand& op) {
   if (aperture != 0) {
     // As a 32-bit source the register is the aperture's high half.
     op.kind = Operand::Kind::Constant;
-    op.value = wide ? aperture : aperture >> 32;
+    op.value = is_wide(type) ? aperture : aperture >> 32;
     return true;
   }
-  if (parse_constant(s, type, op.value)) {
+  if (parse_constant(s, type, has_literal, op.value)) {
     op.kind = Operand::Kind::Constant;
     return true;
   }
@@ -460,20 +444,43 @@ uint8_t sdwa_halves(Sdwa sel) {
   }
 }
 
+uint8_t half_by(bool high) {
+  return high ? 2 : 1;
+}
+
+// Of a source that is no memory operation's.
+uint8_t source_halves(const Inst& inst, Type type, int source) {
+  const bool low_from_high = inst.op_sel >> source & 1;
+  const bool high_from_high = inst.op_sel_hi >> source & 1;
+  switch (type) {
+    case Type::B16:
+    case Type::F16:
+    case Type::Fp8:
+      return half_by(low_from_high);
+    case Type::PkB16:
+    case Type::PkF16:
+      return half_by(low_from_high) | half_by(high_from_high);
+    case Type::Mix:
+      return high_from_high ? half_by(low_from_high) : 3;
+    default:
+      return 3;
+  }
+}
+
 // Fills `halves`; true if the instruction keeps a half of its destination.
-bool find_halves(string_view name, Type type, bool packed_16, Inst& inst) {
+bool find_halves(const Types& types, Inst& inst) {
   const int d = inst.dst_count;
   const bool vector_memory = inst.mem_bytes != 0;
   if (vector_memory) {
     // Data of stores and atomics is the last vector operand of ds_*, and follows the address
     // elsewhere.
     if (inst.is_load && !inst.is_lds_dma && d == 1 && inst.d16 != 0) {
-      inst.halves[0] = inst.d16 == 2 ? 2 : 1;
+      inst.halves[0] = half_by(inst.d16 == 2);
       return true;
     }
     if (inst.is_store && !inst.is_atomic && inst.mem_bytes < 4) {
       const int data = inst.cls == Class::Buffer ? 0 : 1;
-      inst.halves[data] = inst.d16 == 2 ? 2 : 1;
+      inst.halves[data] = half_by(inst.d16 == 2);
     }
     return false;
   }
@@ -483,54 +490,13 @@ bool find_halves(string_view name, Type type, bool packed_16, Inst& inst) {
     inst.halves[0] = sdwa_halves(inst.dst_sel);
     return true;
   }
-  if (packed_16) {
-    for (int i = d; i < inst.op_count && i < d + 3; ++i) {
-      const int s = i - d;
-      const bool low_from_high = inst.op_sel >> s & 1, high_from_high = inst.op_sel_hi >> s & 1;
-      inst.halves[i] =
-          (low_from_high || high_from_high ? 2 : 0) | (!low_from_high || !high_from_high ? 1 : 0);
-    }
-    return false;
+  for (int n = 0; n < 3 && d + n < inst.op_count; ++n) {
+    inst.halves[d + n] = source_halves(inst, types.src[n], n);
   }
-  const bool to_fp8 = name.starts_with("v_cvt_pk_fp8_f32") || name.starts_with("v_cvt_pk_bf8_f32");
-  const bool to_fp8_sr =
-      name.starts_with("v_cvt_sr_fp8_f32") || name.starts_with("v_cvt_sr_bf8_f32");
-  if (to_fp8) {
-    inst.halves[0] = inst.op_sel & 8 ? 2 : 1;
-    return true;
-  }
-  if (to_fp8_sr) {
-    // The byte is op_sel[3:2].
-    inst.halves[0] = inst.op_sel & 8 ? 2 : 1;
-    return true;
-  }
-  const bool from_fp8 = name.ends_with("_fp8") || name.ends_with("_bf8");
-  if (from_fp8 && inst.cls == Class::Valu) inst.halves[d] = inst.op_sel & 1 ? 2 : 1;
-  if (name.find("_mixlo_") != name.npos || name.find("_mixhi_") != name.npos) {
-    inst.halves[0] = name.find("_mixhi_") != name.npos ? 2 : 1;
-  }
-  if (name.find("_mix") != name.npos) {
-    for (int i = d; i < inst.op_count && i < d + 3; ++i) {
-      const int s = i - d;
-      if (inst.op_sel_hi >> s & 1) inst.halves[i] = inst.op_sel >> s & 1 ? 2 : 1;
-    }
-    return inst.halves[0] != 3;
-  }
-  if (type == Type::F16 && inst.cls != Class::Mfma && !name.starts_with("v_pack_") &&
-      !name.starts_with("v_dot") && !name.starts_with("v_cvt_pknorm") && !name.starts_with("s_")) {
-    for (int i = d; i < inst.op_count && i < d + 3; ++i) {
-      inst.halves[i] = inst.op_sel >> (i - d) & 1 ? 2 : 1;
-    }
-    // These five keep the other half on gfx9; all other 16-bit operations clear it.
-    const bool keeps = name == "v_fma_f16" || name == "v_mad_f16" || name == "v_div_fixup_f16" ||
-                       name == "v_mad_u16" || name == "v_mad_i16";
-    if (keeps) inst.halves[0] = inst.op_sel & 8 ? 2 : 1;
-    return keeps;
-  }
-  if (name == "v_pack_b32_f16") {
-    for (int i = d; i < inst.op_count; ++i) inst.halves[i] = inst.op_sel >> (i - d) & 1 ? 2 : 1;
-  }
-  return false;
+  if (types.keeps == Keeps::Nothing) return false;
+  inst.halves[0] =
+      types.keeps == Keeps::Other ? half_by(inst.op_sel & 8) : half_by(types.keeps == Keeps::Low);
+  return true;
 }
 
 }  // namespace
@@ -591,7 +557,13 @@ std::string parse_instruction(std::string_view text, Inst& inst) {
   }
   if (vector_memory) inst.dst_count = inst.is_load && !inst.is_lds_dma ? 1 : 0;
 
-  const Type type = source_type(name);
+  const int sources = static_cast<int>(parts.size()) - inst.dst_count;
+  if (op->types.src[0] == Type::Mix) inst.op_sel_hi = 0;  // where the text does not say
+  for (const string_view m : modifiers) {
+    if (!parse_modifier(m, inst, sources)) return "its modifier " + std::string(m);
+  }
+  // The bits of op_sel_hi beyond the sources mean nothing.
+  inst.op_sel_hi &= (1 << std::clamp(sources, 0, 3)) - 1;
   for (const string_view part : parts) {
     int64_t n = 0;
     if (part.starts_with("hwreg(")) {
@@ -612,20 +584,23 @@ std::string parse_instruction(std::string_view text, Inst& inst) {
     if (inst.op_count == inst.op.size()) return "more than 6 operands";
     Operand& o = inst.op[inst.op_count];
     const int source = inst.op_count - inst.dst_count;
-    if (!parse_operand(part, source < 0 ? Type::F32 : operand_type(name, type, source), o)) {
+    const Type type = source >= 0 && source < 3 ? op->types.src[source] : Type::B32;
+    if (!parse_operand(part, constant_type(inst, type, source), inst.has_literal, o)) {
       return "its operand " + std::string(part);
     }
+    const bool packed = type == Type::PkF16 || type == Type::PkF32 || type == Type::Mix;
+    const bool takes_sign = is_float(type) && (!packed || type == Type::Mix);
+    const bool has_packed_sign = source >= 0 && (inst.neg_lo | inst.neg_hi) >> source & 1;
+    if (((o.neg || o.abs) && !takes_sign) || (has_packed_sign && !packed))
+      return "the sign of its operand " + std::string(part);
     ++inst.op_count;
   }
-  const int sources = inst.op_count - inst.dst_count;
-  if (sources < 0) return "too few operands";
-  for (const string_view m : modifiers) {
-    if (!parse_modifier(m, inst, sources)) return "its modifier " + std::string(m);
+  if (inst.op_count < inst.dst_count) return "too few operands";
+  // Of three or two packed sources there is no fourth.
+  if (inst.op_sel & 8 && op->types.keeps != Keeps::Other && !is_packed(op->types.src[0])) {
+    return "op_sel of its destination";
   }
-  // The bits of op_sel_hi beyond the sources mean nothing.
-  inst.op_sel_hi &= (1 << (sources > 3 ? 3 : sources)) - 1;
-  const bool packed_16 = name.starts_with("v_pk_") && type == Type::F16;
-  const bool keeps_half = find_halves(name, type, packed_16, inst);
+  const bool keeps_half = find_halves(op->types, inst);
   collect_registers(*op, keeps_half, inst);
   return "";
 }

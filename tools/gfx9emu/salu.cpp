@@ -38,79 +38,111 @@ Out64 nonzero64(uint64_t x) {
 }
 
 template <auto f>
-void binary32(Wave& w, const Inst& in) {
+void run_binary32(Wave& w, const Inst& in) {
   const Out32 r = f(read32(w, in.op[1]), read32(w, in.op[2]), w.scc());
   write32(w, in.op[0], r.value);
   w.set_scc(r.scc);
 }
 template <auto f>
-void binary64(Wave& w, const Inst& in) {
+constexpr WaveOp binary32{run_binary32<f>, {}};
+template <auto f>
+void run_binary64(Wave& w, const Inst& in) {
   const Out64 r = f(read64(w, in.op[1]), read64(w, in.op[2]));
   write64(w, in.op[0], r.value);
   w.set_scc(r.scc);
 }
-// The second operand is 32 bits wide.
 template <auto f>
-void shift64(Wave& w, const Inst& in) {
+constexpr WaveOp binary64{run_binary64<f>, {Type::B64, {Type::B64, Type::B64}}};
+// The second operand is 32 bits wide.
+template <auto f, Type>
+void run_shift64(Wave& w, const Inst& in) {
   const Out64 r = f(read64(w, in.op[1]), read32(w, in.op[2]));
   write64(w, in.op[0], r.value);
   w.set_scc(r.scc);
 }
+template <auto f, Type type = Type::B64>
+constexpr WaveOp shift64{run_shift64<f, type>, {type, {type, Type::B32}}};
 // No SCC.
 template <auto f>
-void plain32(Wave& w, const Inst& in) {
+void run_plain32(Wave& w, const Inst& in) {
   write32(w, in.op[0], f(read32(w, in.op[1]), read32(w, in.op[2])));
 }
 template <auto f>
-void unary32(Wave& w, const Inst& in) {
+constexpr WaveOp plain32{run_plain32<f>, {}};
+template <auto f>
+void run_unary32(Wave& w, const Inst& in) {
   const Out32 r = f(read32(w, in.op[1]));
   write32(w, in.op[0], r.value);
   w.set_scc(r.scc);
 }
 template <auto f>
-void unary64(Wave& w, const Inst& in) {
+constexpr WaveOp unary32{run_unary32<f>, {}};
+template <auto f>
+void run_unary64(Wave& w, const Inst& in) {
   const Out64 r = f(read64(w, in.op[1]));
   write64(w, in.op[0], r.value);
   w.set_scc(r.scc);
 }
 template <auto f>
-void move32(Wave& w, const Inst& in) {
+constexpr WaveOp unary64{run_unary64<f>, {Type::B64, {Type::B64}}};
+template <auto f>
+void run_move32(Wave& w, const Inst& in) {
   write32(w, in.op[0], f(read32(w, in.op[1])));
 }
 template <auto f>
-void move64(Wave& w, const Inst& in) {
+constexpr WaveOp move32{run_move32<f>, {}};
+template <auto f>
+void run_move64(Wave& w, const Inst& in) {
   write64(w, in.op[0], f(read64(w, in.op[1])));
 }
+template <auto f>
+constexpr WaveOp move64{run_move64<f>, {Type::B64, {Type::B64}}};
 // From 64 bits to 32, without SCC.
 template <auto f>
-void narrow(Wave& w, const Inst& in) {
+void run_narrow(Wave& w, const Inst& in) {
   write32(w, in.op[0], f(read64(w, in.op[1])));
 }
+template <auto f>
+constexpr WaveOp narrow{run_narrow<f>, {Type::B32, {Type::B64}}};
 // From 64 bits to 32, with SCC.
 template <auto f>
-void narrow_scc(Wave& w, const Inst& in) {
+void run_narrow_scc(Wave& w, const Inst& in) {
   const Out32 r = f(read64(w, in.op[1]));
   write32(w, in.op[0], r.value);
   w.set_scc(r.scc);
 }
 template <auto f>
-void compare32(Wave& w, const Inst& in) {
+constexpr WaveOp narrow_scc{run_narrow_scc<f>, {Type::B32, {Type::B64}}};
+template <auto f>
+void run_compare32(Wave& w, const Inst& in) {
   w.set_scc(f(read32(w, in.op[0]), read32(w, in.op[1])));
 }
 template <auto f>
-void compare64(Wave& w, const Inst& in) {
+constexpr WaveOp compare32{run_compare32<f>, {}};
+template <auto f>
+void run_compare64(Wave& w, const Inst& in) {
   w.set_scc(f(read64(w, in.op[0]), read64(w, in.op[1])));
 }
 template <auto f>
-void compare_k(Wave& w, const Inst& in) {
+constexpr WaveOp compare64{run_compare64<f>, {Type::None, {Type::B64, Type::B64}}};
+template <auto f>
+void run_test_bit64(Wave& w, const Inst& in) {
+  w.set_scc(f(read64(w, in.op[0]), read32(w, in.op[1])));
+}
+template <auto f>
+constexpr WaveOp test_bit64{run_test_bit64<f>, {Type::None, {Type::B64, Type::B32}}};
+template <auto f>
+void run_compare_k(Wave& w, const Inst& in) {
   const uint32_t k = in.op[1].kind == Operand::Kind::Constant
                          ? static_cast<uint32_t>(in.op[1].value)
                          : static_cast<uint32_t>(in.imm);
   w.set_scc(f(read32(w, in.op[0]), k));
 }
+template <auto f>
+constexpr WaveOp compare_k{run_compare_k<f>, {}};
 // dst = exec; exec = f(exec, src).
 template <auto f>
-void save_exec(Wave& w, const Inst& in) {
+void run_save_exec(Wave& w, const Inst& in) {
   const uint64_t source = read64(w, in.op[1]), old = w.exec();
   const uint64_t result = f(source, old);
   w.set_scalar64(scalar::exec, result);
@@ -118,12 +150,16 @@ void save_exec(Wave& w, const Inst& in) {
   w.set_scc(result != 0);
 }
 template <auto f>
-void write_exec(Wave& w, const Inst& in) {
+constexpr WaveOp save_exec{run_save_exec<f>, {Type::B64, {Type::B64}}};
+template <auto f>
+void run_write_exec(Wave& w, const Inst& in) {
   const uint64_t result = f(read64(w, in.op[1]), w.exec());
   w.set_scalar64(scalar::exec, result);
   write64(w, in.op[0], result);
   w.set_scc(result != 0);
 }
+template <auto f>
+constexpr WaveOp write_exec{run_write_exec<f>, {Type::B64, {Type::B64}}};
 
 using U32 = uint32_t;
 using U64 = uint64_t;
@@ -166,8 +202,8 @@ constexpr auto equal64 = [](U64 a, U64 b) { return a == b; };
 constexpr auto unequal64 = [](U64 a, U64 b) { return a != b; };
 constexpr auto bit0 = [](U32 a, U32 b) { return (a >> (b & 31) & 1) == 0; };
 constexpr auto bit1 = [](U32 a, U32 b) { return (a >> (b & 31) & 1) == 1; };
-constexpr auto bit0_64 = [](U64 a, U64 b) { return (a >> (b & 63) & 1) == 0; };
-constexpr auto bit1_64 = [](U64 a, U64 b) { return (a >> (b & 63) & 1) == 1; };
+constexpr auto bit0_64 = [](U64 a, U32 b) { return (a >> (b & 63) & 1) == 0; };
+constexpr auto bit1_64 = [](U64 a, U32 b) { return (a >> (b & 63) & 1) == 1; };
 
 template <int n>
 constexpr auto shift_add = [](U32 a, U32 b, bool) -> Out32 {
@@ -216,15 +252,17 @@ U32 whole_quads(U32 x, int group, int groups) {
 void s_cselect_b32(Wave& w, const Inst& in) {
   write32(w, in.op[0], read32(w, w.scc() ? in.op[1] : in.op[2]));
 }
-void s_cselect_b64(Wave& w, const Inst& in) {
+void run_s_cselect_b64(Wave& w, const Inst& in) {
   write64(w, in.op[0], read64(w, w.scc() ? in.op[1] : in.op[2]));
 }
+constexpr WaveOp s_cselect_b64{run_s_cselect_b64, {Type::B64, {Type::B64, Type::B64}}};
 void s_cmov_b32(Wave& w, const Inst& in) {
   if (w.scc()) write32(w, in.op[0], read32(w, in.op[1]));
 }
-void s_cmov_b64(Wave& w, const Inst& in) {
+void run_s_cmov_b64(Wave& w, const Inst& in) {
   if (w.scc()) write64(w, in.op[0], read64(w, in.op[1]));
 }
+constexpr WaveOp s_cmov_b64{run_s_cmov_b64, {Type::B64, {Type::B64}}};
 // simm16 is printed as a number of its own or as an operand; both come here.
 U32 immediate(const Inst& in) {
   return static_cast<U32>(static_cast<I32>(static_cast<int16_t>(in.imm)));
@@ -250,18 +288,22 @@ void bitset(Wave& w, const Inst& in) {
   write32(w, in.op[0], bits ? old | 1u << n : old & ~(1u << n));
 }
 template <int bits>
-void bitset64(Wave& w, const Inst& in) {
+void run_bitset64(Wave& w, const Inst& in) {
   const U32 n = read32(w, in.op[1]) & 63;
   const U64 old = read64(w, in.op[0]);
   write64(w, in.op[0], bits ? old | U64{1} << n : old & ~(U64{1} << n));
 }
-void s_bfm_b64(Wave& w, const Inst& in) {
+template <int bits>
+constexpr WaveOp bitset64{run_bitset64<bits>, {Type::B64, {Type::B32}}};
+void run_s_bfm_b64(Wave& w, const Inst& in) {
   const U32 width = read32(w, in.op[1]) & 63, offset = read32(w, in.op[2]) & 63;
   write64(w, in.op[0], ((U64{1} << width) - 1) << offset);
 }
-void s_mov_b64(Wave& w, const Inst& in) {
+constexpr WaveOp s_bfm_b64{run_s_bfm_b64, {Type::B64}};
+void run_s_mov_b64(Wave& w, const Inst& in) {
   write64(w, in.op[0], read64(w, in.op[1]));
 }
+constexpr WaveOp s_mov_b64{run_s_mov_b64, {Type::B64, {Type::B64}}};
 void s_mov_b32(Wave& w, const Inst& in) {
   write32(w, in.op[0], read32(w, in.op[1]));
 }
@@ -285,21 +327,25 @@ template <auto condition>
 void branch_if(Wave& w, const Inst& in) {
   if (condition(w)) branch(w, in);
 }
-void s_getpc_b64(Wave& w, const Inst& in) {
+void run_s_getpc_b64(Wave& w, const Inst& in) {
   write64(w, in.op[0], after(w, in));
 }
-void s_setpc_b64(Wave& w, const Inst& in) {
+constexpr WaveOp s_getpc_b64{run_s_getpc_b64, {Type::B64}};
+void run_s_setpc_b64(Wave& w, const Inst& in) {
   jump(w, read64(w, in.op[0]));
 }
-void s_swappc_b64(Wave& w, const Inst& in) {
+constexpr WaveOp s_setpc_b64{run_s_setpc_b64, {Type::None, {Type::B64}}};
+void run_s_swappc_b64(Wave& w, const Inst& in) {
   const uint64_t target = read64(w, in.op[1]);
   write64(w, in.op[0], after(w, in));
   jump(w, target);
 }
-void s_call_b64(Wave& w, const Inst& in) {
+constexpr WaveOp s_swappc_b64{run_s_swappc_b64, {Type::B64, {Type::B64}}};
+void run_s_call_b64(Wave& w, const Inst& in) {
   write64(w, in.op[0], after(w, in));
   branch(w, in);
 }
+constexpr WaveOp s_call_b64{run_s_call_b64, {Type::B64}};
 
 void s_endpgm(Wave& w, const Inst&) {
   w.done = true;
@@ -357,23 +403,36 @@ void s_memtime(Wave& w, const Inst& in) {
   write64(w, in.op[0], w.executed);
 }
 
-constexpr Op scc(std::string_view name, Handler run) {
-  return {.name = name, .cls = Class::Salu, .run = run, .flags = writes_scc};
+constexpr Op scc(std::string_view name, WaveOp of) {
+  return {.name = name, .cls = Class::Salu, .run = of.run, .types = of.types, .flags = writes_scc};
 }
-constexpr Op plain(std::string_view name, Handler run, int flags = 0) {
-  return {.name = name, .cls = Class::Salu, .run = run, .flags = static_cast<uint16_t>(flags)};
+constexpr Op plain(std::string_view name, WaveOp of, int flags = 0) {
+  return {.name = name,
+          .cls = Class::Salu,
+          .run = of.run,
+          .types = of.types,
+          .flags = static_cast<uint16_t>(flags)};
 }
-constexpr Op compare(std::string_view name, Handler run) {
-  return {.name = name, .cls = Class::Salu, .run = run, .dsts = 0, .flags = writes_scc};
+constexpr Op compare(std::string_view name, WaveOp of) {
+  return {.name = name,
+          .cls = Class::Salu,
+          .run = of.run,
+          .types = of.types,
+          .dsts = 0,
+          .flags = writes_scc};
 }
-constexpr Op saves(std::string_view name, Handler run) {
-  return {
-      .name = name, .cls = Class::Salu, .run = run, .flags = writes_scc | reads_exec | writes_exec};
+constexpr Op saves(std::string_view name, WaveOp of) {
+  return {.name = name,
+          .cls = Class::Salu,
+          .run = of.run,
+          .types = of.types,
+          .flags = writes_scc | reads_exec | writes_exec};
 }
-constexpr Op control(std::string_view name, Class cls, Handler run, int dsts = 0, int flags = 0) {
+constexpr Op control(std::string_view name, Class cls, WaveOp of, int dsts = 0, int flags = 0) {
   return {.name = name,
           .cls = cls,
-          .run = run,
+          .run = of.run,
+          .types = of.types,
           .dsts = static_cast<uint8_t>(dsts),
           .flags = static_cast<uint16_t>(flags)};
 }
@@ -391,11 +450,11 @@ const Op table[] = {
     scc("s_sub_u32", binary32<sub_u32>),
     {.name = "s_addc_u32",
      .cls = Class::Salu,
-     .run = binary32<addc_u32>,
+     .run = binary32<addc_u32>.run,
      .flags = writes_scc | reads_scc},
     {.name = "s_subb_u32",
      .cls = Class::Salu,
-     .run = binary32<subb_u32>,
+     .run = binary32<subb_u32>.run,
      .flags = writes_scc | reads_scc},
     scc("s_add_i32", binary32<add_i32>),
     scc("s_sub_i32", binary32<sub_i32>),
@@ -426,7 +485,7 @@ const Op table[] = {
     scc("s_lshr_b32", binary32<F2(a >> (b & 31))>),
     scc("s_lshr_b64", shift64<S2_64(a >> (b & 63))>),
     scc("s_ashr_i32", binary32<F2(static_cast<U32>(static_cast<I32>(a) >> (b & 31)))>),
-    scc("s_ashr_i64", shift64<S2_64(static_cast<U64>(static_cast<I64>(a) >> (b & 63)))>),
+    scc("s_ashr_i64", shift64<S2_64(static_cast<U64>(static_cast<I64>(a) >> (b & 63))), Type::I64>),
     plain("s_bfm_b32", plain32<P2(((1u << (a & 31)) - 1) << (b & 31))>),
     plain("s_bfm_b64", s_bfm_b64),
     plain("s_mul_i32", plain32<P2(a* b)>),
@@ -436,7 +495,7 @@ const Op table[] = {
     scc("s_bfe_u32", binary32<bfe_u32>),
     scc("s_bfe_i32", binary32<bfe_i32>),
     scc("s_bfe_u64", shift64<bfe_u64>),
-    scc("s_bfe_i64", shift64<bfe_i64>),
+    scc("s_bfe_i64", shift64<bfe_i64, Type::I64>),
     scc("s_absdiff_i32", binary32<F2(static_cast<I32>(a - b) < 0 ? b - a : a - b)>),
     scc("s_lshl1_add_u32", binary32<shift_add<1>>),
     scc("s_lshl2_add_u32", binary32<shift_add<2>>),
@@ -512,8 +571,8 @@ const Op table[] = {
     compare("s_cmp_lg_u64", compare64<unequal64>),
     compare("s_bitcmp0_b32", compare32<bit0>),
     compare("s_bitcmp1_b32", compare32<bit1>),
-    compare("s_bitcmp0_b64", compare64<bit0_64>),
-    compare("s_bitcmp1_b64", compare64<bit1_64>),
+    compare("s_bitcmp0_b64", test_bit64<bit0_64>),
+    compare("s_bitcmp1_b64", test_bit64<bit1_64>),
     compare("s_cmpk_eq_i32", compare_k<equal>),
     compare("s_cmpk_lg_i32", compare_k<unequal>),
     compare("s_cmpk_gt_i32", compare_k<greater_i>),

@@ -21,16 +21,6 @@ using I32 = int32_t;
 using U64 = uint64_t;
 using I64 = int64_t;
 
-// How the bits of an operand are read and a result is written.
-enum class As {
-  B32,  // bits: no modifiers
-  F32,
-  F16,  // a half of the register, computed as f32
-  B16,
-  B64,
-  F64,
-};
-
 struct alignas(64) Lanes {
   U32 lane[64];
 };
@@ -115,7 +105,7 @@ __attribute__((noinline)) void sdwa_extract(const Operand& o, const U32* source,
 }
 
 // Source n as 32-bit lanes: F16 widened to f32, B16 zero-extended.
-template <As as>
+template <Type type>
 GFX9EMU_INLINE const U32* source(WaveRegisters& w, const Inst& in, int n, Lanes& temp) {
   const Operand& o = in.op[in.dst_count + n];
   const U32* p = raw(w, o, 0, temp);
@@ -126,17 +116,17 @@ GFX9EMU_INLINE const U32* source(WaveRegisters& w, const Inst& in, int n, Lanes&
   if (in.is_sdwa) {
     sdwa_extract(o, p, temp);
     p = temp.lane;
-  } else if (as == As::F16 || as == As::B16) {
+  } else if (type == Type::F16 || type == Type::B16) {
     const int shift = in.op_sel >> n & 1 ? 16 : 0;
     for (int i = 0; i < 64; ++i) temp.lane[i] = p[i] >> shift & 0xffff;
     p = temp.lane;
   }
-  if constexpr (as == As::F16) {
+  if constexpr (type == Type::F16) {
     for (int i = 0; i < 64; ++i) temp.lane[i] = f16_to_f32(p[i]);
     p = temp.lane;
   }
-  if constexpr (as == As::F32 || as == As::F16) {
-    if (as == As::F32 && w.flush_f32_in) {
+  if constexpr (type == Type::F32 || type == Type::F16) {
+    if (type == Type::F32 && w.flush_f32_in) {
       for (int i = 0; i < 64; ++i) temp.lane[i] = flush(p[i]);
       p = temp.lane;
     }
@@ -149,7 +139,7 @@ GFX9EMU_INLINE const U32* source(WaveRegisters& w, const Inst& in, int n, Lanes&
   return p;
 }
 
-template <As as>
+template <Type type>
 GFX9EMU_INLINE void source64(WaveRegisters& w, const Inst& in, int n, Lanes64& out) {
   const Operand& o = in.op[in.dst_count + n];
   Lanes t0, t1;
@@ -162,8 +152,8 @@ GFX9EMU_INLINE void source64(WaveRegisters& w, const Inst& in, int n, Lanes64& o
     high = t1.lane;
   }
   U64 keep = ~U64{0}, change = 0;
-  if (as == As::F64 && o.abs) keep >>= 1;
-  if (as == As::F64 && o.neg) change = U64{1} << 63;
+  if (type == Type::F64 && o.abs) keep >>= 1;
+  if (type == Type::F64 && o.neg) change = U64{1} << 63;
   for (int i = 0; i < 64; ++i) out.lane[i] = ((U64{low[i]} | U64{high[i]} << 32) & keep) ^ change;
 }
 
@@ -213,14 +203,14 @@ __attribute__((noinline)) void sdwa_insert(const Inst& in, const U32* dst, U32* 
 }
 
 // `out` holds f32 for F32 and F16; it is overwritten.
-template <As as>
+template <Type type>
 GFX9EMU_INLINE void store(WaveRegisters& w, const Inst& in, U32* out) {
-  if constexpr (as == As::F32 || as == As::F16) finish_f32(w, in, out, as == As::F32);
-  if constexpr (as == As::F16) {
+  if constexpr (type == Type::F32 || type == Type::F16) finish_f32(w, in, out, type == Type::F32);
+  if constexpr (type == Type::F16) {
     const bool saturate = w.mode >> 23 & 1;
     for (int i = 0; i < 64; ++i) out[i] = f32_to_f16(out[i], saturate);
   }
-  if constexpr (as == As::B16) {
+  if constexpr (type == Type::B16) {
     for (int i = 0; i < 64; ++i) out[i] &= 0xffff;
   }
   U32* dst = const_cast<U32*>(row_of(w, in.op[0].reg, 0));
@@ -237,9 +227,9 @@ GFX9EMU_INLINE void store_half(WaveRegisters& w, const Inst& in, U32* out, bool 
   blend(dst, out, write_lanes(w, in));
 }
 
-template <As as>
+template <Type type>
 GFX9EMU_INLINE void store64(WaveRegisters& w, const Inst& in, U64* out) {
-  if (as == As::F64) {
+  if (type == Type::F64) {
     if (in.omod) {
       const double factor = in.omod == 1 ? 2.0 : in.omod == 2 ? 4.0 : 0.5;
       for (int i = 0; i < 64; ++i) out[i] = bits_of64(as_f64(out[i]) * factor);
@@ -268,6 +258,11 @@ GFX9EMU_INLINE void store_mask(WaveRegisters& w, const Operand& dst, U64 mask) {
   w.s[dst.reg.first + 1] = static_cast<U32>(mask >> 32);
 }
 
+GFX9EMU_INLINE U64 load_mask(const WaveRegisters& w, const Operand& o) {
+  if (!o.is_register()) return o.value;
+  return U64{w.s[o.reg.first]} | U64{w.s[o.reg.first + 1]} << 32;
+}
+
 // Modifiers that an operation on bits does not have here.
 GFX9EMU_INLINE bool odd_modifiers(WaveRegisters& w, const Inst& in) {
   if (!in.clamp && !in.omod) return false;
@@ -275,138 +270,186 @@ GFX9EMU_INLINE bool odd_modifiers(WaveRegisters& w, const Inst& in) {
   return true;
 }
 
-// --- Shapes of operations. f works on bits.
+// --- Shapes of operations: the function, and with it the types that it takes its operands for. f
+// works on bits.
 
-template <As from, As to, auto f>
-void unary(WaveRegisters& w, const Inst& in) {
-  if ((to == As::B32 || to == As::B16) && odd_modifiers(w, in)) return;
+template <Type from, Type to, auto f>
+void unary_lanes(WaveRegisters& w, const Inst& in) {
+  if ((to == Type::B32 || to == Type::B16) && odd_modifiers(w, in)) return;
   Lanes t, out;
   const U32* a = source<from>(w, in, 0, t);
   for (int i = 0; i < 64; ++i) out.lane[i] = f(a[i]);
   store<to>(w, in, out.lane);
 }
-template <As as, auto f>
-void binary(WaveRegisters& w, const Inst& in) {
-  if ((as == As::B32 || as == As::B16) && odd_modifiers(w, in)) return;
+template <Type from, Type to, auto f>
+constexpr LaneOp unary{unary_lanes<from, to, f>, {to, {from}}};
+template <Type type, auto f>
+void binary_lanes(WaveRegisters& w, const Inst& in) {
+  if ((type == Type::B32 || type == Type::B16) && odd_modifiers(w, in)) return;
   Lanes ta, tb, out;
-  const U32* a = source<as>(w, in, 0, ta);
-  const U32* b = source<as>(w, in, 1, tb);
+  const U32* a = source<type>(w, in, 0, ta);
+  const U32* b = source<type>(w, in, 1, tb);
   for (int i = 0; i < 64; ++i) out.lane[i] = f(a[i], b[i]);
-  store<as>(w, in, out.lane);
+  store<type>(w, in, out.lane);
 }
-template <As as, auto f>
-void ternary(WaveRegisters& w, const Inst& in) {
-  if ((as == As::B32 || as == As::B16) && odd_modifiers(w, in)) return;
+template <Type type, auto f>
+constexpr LaneOp binary{binary_lanes<type, f>, {type, {type, type}}};
+template <Type type, auto f>
+void ternary_lanes(WaveRegisters& w, const Inst& in) {
+  if ((type == Type::B32 || type == Type::B16) && odd_modifiers(w, in)) return;
   Lanes ta, tb, tc, out;
-  const U32* a = source<as>(w, in, 0, ta);
-  const U32* b = source<as>(w, in, 1, tb);
-  const U32* c = source<as>(w, in, 2, tc);
+  const U32* a = source<type>(w, in, 0, ta);
+  const U32* b = source<type>(w, in, 1, tb);
+  const U32* c = source<type>(w, in, 2, tc);
   for (int i = 0; i < 64; ++i) out.lane[i] = f(a[i], b[i], c[i]);
-  store<as>(w, in, out.lane);
+  store<type>(w, in, out.lane);
 }
+template <Type type, auto f>
+constexpr LaneOp ternary{ternary_lanes<type, f>, {type, {type, type, type}}};
 // The same with the result in half a register, the other half kept.
-template <As as, auto f>
-void ternary_half(WaveRegisters& w, const Inst& in) {
-  Lanes ta, tb, tc, out;
-  const U32* a = source<as>(w, in, 0, ta);
-  const U32* b = source<as>(w, in, 1, tb);
-  const U32* c = source<as>(w, in, 2, tc);
-  for (int i = 0; i < 64; ++i) out.lane[i] = f(a[i], b[i], c[i]);
-  if (as == As::F16) {
+template <Type type>
+GFX9EMU_INLINE void finish_half(WaveRegisters& w, const Inst& in, Lanes& out) {
+  if (type == Type::F16) {
     finish_f32(w, in, out.lane, false);
     const bool saturate = w.mode >> 23 & 1;
     for (int i = 0; i < 64; ++i) out.lane[i] = f32_to_f16(out.lane[i], saturate);
   }
   store_half(w, in, out.lane, in.op_sel & 8);
 }
+template <Type type, auto f>
+void binary_half_lanes(WaveRegisters& w, const Inst& in) {
+  if (type == Type::B16 && odd_modifiers(w, in)) return;
+  Lanes ta, tb, out;
+  const U32* a = source<type>(w, in, 0, ta);
+  const U32* b = source<type>(w, in, 1, tb);
+  for (int i = 0; i < 64; ++i) out.lane[i] = f(a[i], b[i]);
+  finish_half<type>(w, in, out);
+}
+template <Type type, auto f>
+constexpr LaneOp binary_half{binary_half_lanes<type, f>, {type, {type, type}, Keeps::Other}};
+template <Type type, auto f>
+void ternary_half_lanes(WaveRegisters& w, const Inst& in) {
+  if (type == Type::B16 && odd_modifiers(w, in)) return;
+  Lanes ta, tb, tc, out;
+  const U32* a = source<type>(w, in, 0, ta);
+  const U32* b = source<type>(w, in, 1, tb);
+  const U32* c = source<type>(w, in, 2, tc);
+  for (int i = 0; i < 64; ++i) out.lane[i] = f(a[i], b[i], c[i]);
+  finish_half<type>(w, in, out);
+}
+template <Type type, auto f>
+constexpr LaneOp ternary_half{ternary_half_lanes<type, f>,
+                              {type, {type, type, type}, Keeps::Other}};
 // With clamp as saturation.
 template <auto f, auto saturated>
-void binary_saturating(WaveRegisters& w, const Inst& in) {
+void binary_saturating_lanes(WaveRegisters& w, const Inst& in) {
   Lanes ta, tb, out;
-  const U32* a = source<As::B32>(w, in, 0, ta);
-  const U32* b = source<As::B32>(w, in, 1, tb);
+  const U32* a = source<Type::B32>(w, in, 0, ta);
+  const U32* b = source<Type::B32>(w, in, 1, tb);
   if (in.clamp) {
     for (int i = 0; i < 64; ++i) out.lane[i] = saturated(a[i], b[i]);
   } else {
     for (int i = 0; i < 64; ++i) out.lane[i] = f(a[i], b[i]);
   }
-  store<As::B32>(w, in, out.lane);
+  store<Type::B32>(w, in, out.lane);
 }
-template <As from, As to, auto f>
-void unary64(WaveRegisters& w, const Inst& in) {
+template <auto f, auto saturated>
+constexpr LaneOp binary_saturating{binary_saturating_lanes<f, saturated>, {}};
+template <Type from, Type to, auto f>
+void unary64_lanes(WaveRegisters& w, const Inst& in) {
   Lanes64 a, out;
   source64<from>(w, in, 0, a);
   for (int i = 0; i < 64; ++i) out.lane[i] = f(a.lane[i]);
   store64<to>(w, in, out.lane);
 }
-template <As as, auto f>
-void binary64(WaveRegisters& w, const Inst& in) {
+template <Type from, Type to, auto f>
+constexpr LaneOp unary64{unary64_lanes<from, to, f>, {to, {from}}};
+template <Type type, auto f>
+void binary64_lanes(WaveRegisters& w, const Inst& in) {
   Lanes64 a, b, out;
-  source64<as>(w, in, 0, a);
-  source64<as>(w, in, 1, b);
+  source64<type>(w, in, 0, a);
+  source64<type>(w, in, 1, b);
   for (int i = 0; i < 64; ++i) out.lane[i] = f(a.lane[i], b.lane[i]);
-  store64<as>(w, in, out.lane);
+  store64<type>(w, in, out.lane);
 }
-template <As as, auto f>
-void ternary64(WaveRegisters& w, const Inst& in) {
+template <Type type, auto f>
+constexpr LaneOp binary64{binary64_lanes<type, f>, {type, {type, type}}};
+template <Type type, auto f>
+void ternary64_lanes(WaveRegisters& w, const Inst& in) {
   Lanes64 a, b, c, out;
-  source64<as>(w, in, 0, a);
-  source64<as>(w, in, 1, b);
-  source64<as>(w, in, 2, c);
+  source64<type>(w, in, 0, a);
+  source64<type>(w, in, 1, b);
+  source64<type>(w, in, 2, c);
   for (int i = 0; i < 64; ++i) out.lane[i] = f(a.lane[i], b.lane[i], c.lane[i]);
-  store64<as>(w, in, out.lane);
+  store64<type>(w, in, out.lane);
 }
+template <Type type, auto f>
+constexpr LaneOp ternary64{ternary64_lanes<type, f>, {type, {type, type, type}}};
 // 64-bit value, 32-bit second source: v_ldexp_f64; `reversed`: the shifts, whose count comes first.
-template <As as, auto f, bool reversed = false>
-void with_32(WaveRegisters& w, const Inst& in) {
+template <Type type, auto f, bool reversed = false>
+void with_32_lanes(WaveRegisters& w, const Inst& in) {
   Lanes64 a, out;
   Lanes t;
-  source64<as>(w, in, reversed ? 1 : 0, a);
-  const U32* n = source<As::B32>(w, in, reversed ? 0 : 1, t);
+  source64<type>(w, in, reversed ? 1 : 0, a);
+  const U32* n = source<Type::B32>(w, in, reversed ? 0 : 1, t);
   for (int i = 0; i < 64; ++i) out.lane[i] = f(a.lane[i], n[i]);
-  store64<as>(w, in, out.lane);
+  store64<type>(w, in, out.lane);
 }
-template <As from, As to, auto f>
-void widen(WaveRegisters& w, const Inst& in) {
+template <Type type, auto f, bool reversed = false>
+constexpr LaneOp with_32{with_32_lanes<type, f, reversed>, reversed
+                                                               ? Types{type, {Type::B32, type}}
+                                                               : Types{type, {type, Type::B32}}};
+template <Type from, Type to, auto f>
+void widen_lanes(WaveRegisters& w, const Inst& in) {
   Lanes t;
   Lanes64 out;
   const U32* a = source<from>(w, in, 0, t);
   for (int i = 0; i < 64; ++i) out.lane[i] = f(a[i]);
   store64<to>(w, in, out.lane);
 }
-template <As from, As to, auto f>
-void narrow(WaveRegisters& w, const Inst& in) {
+template <Type from, Type to, auto f>
+constexpr LaneOp widen{widen_lanes<from, to, f>, {to, {from}}};
+template <Type from, Type to, auto f>
+void narrow_lanes(WaveRegisters& w, const Inst& in) {
   Lanes64 a;
   Lanes out;
   source64<from>(w, in, 0, a);
   for (int i = 0; i < 64; ++i) out.lane[i] = f(a.lane[i]);
   store<to>(w, in, out.lane);
 }
-template <As as, auto f>
-void compare(WaveRegisters& w, const Inst& in) {
+template <Type from, Type to, auto f>
+constexpr LaneOp narrow{narrow_lanes<from, to, f>, {to, {from}}};
+template <Type type, auto f>
+void compare_lanes(WaveRegisters& w, const Inst& in) {
   Lanes ta, tb;
-  const U32* a = source<as>(w, in, 0, ta);
-  const U32* b = source<as>(w, in, 1, tb);
+  const U32* a = source<type>(w, in, 0, ta);
+  const U32* b = source<type>(w, in, 1, tb);
   U64 mask = 0;
   for (int i = 0; i < 64; ++i) mask |= U64{f(a[i], b[i])} << i;
   store_mask(w, in.op[0], mask & exec_mask(w));
 }
-template <As as, auto f>
-void compare64(WaveRegisters& w, const Inst& in) {
+template <Type type, auto f>
+constexpr LaneOp compare{compare_lanes<type, f>, {Type::B64, {type, type}}};
+template <Type type, auto f>
+void compare64_lanes(WaveRegisters& w, const Inst& in) {
   Lanes64 a, b;
-  source64<as>(w, in, 0, a);
-  source64<as>(w, in, 1, b);
+  source64<type>(w, in, 0, a);
+  source64<type>(w, in, 1, b);
   U64 mask = 0;
   for (int i = 0; i < 64; ++i) mask |= U64{f(a.lane[i], b.lane[i])} << i;
   store_mask(w, in.op[0], mask & exec_mask(w));
 }
-template <LaneHandler compare_op>
-void and_exec(WaveRegisters& w, const Inst& in) {
-  compare_op(w, in);
+template <Type type, auto f>
+constexpr LaneOp compare64{compare64_lanes<type, f>, {Type::B64, {type, type}}};
+template <const LaneOp& compare_op>
+void and_exec_lanes(WaveRegisters& w, const Inst& in) {
+  compare_op.run(w, in);
   const RegRange dst = in.op[0].reg;
   w.s[126] = w.s[dst.first];
   w.s[127] = w.s[dst.first + 1];
 }
+template <const LaneOp& compare_op>
+constexpr LaneOp and_exec{and_exec_lanes<compare_op>, compare_op.types};
 
 // --- Functions of one lane.
 
@@ -478,7 +521,7 @@ GFX9EMU_INLINE T med3_lane(T a, T b, T c) {
 
 // 2^x in double by a polynomial, rounded once; within half an ulp and a bit.
 GFX9EMU_INLINE float exp2_lane(float x) {
-  const bool tiny = x<-160.0f, huge = x> 160.0f;
+  const bool tiny = x < -160.0f, huge = x > 160.0f;
   const double y = tiny ? -160.0 : huge ? 160.0 : x == x ? static_cast<double>(x) : 0.0;
   const double n = __builtin_floor(y + 0.5);
   const double t = (y - n) * 0.6931471805599453094;
@@ -521,17 +564,19 @@ GFX9EMU_INLINE float rsq_lane(float x) {
 }
 
 // The unit for these knows no subnormals, whatever MODE says.
-template <As as, auto f>
-void transcendental(WaveRegisters& w, const Inst& in) {
+template <Type type, auto f>
+void transcendental_lanes(WaveRegisters& w, const Inst& in) {
   Lanes t, out;
-  const U32* a = source<as>(w, in, 0, t);
-  if (as == As::F32) {
+  const U32* a = source<type>(w, in, 0, t);
+  if (type == Type::F32) {
     for (int i = 0; i < 64; ++i) out.lane[i] = flush(bits_of(f(as_f32(flush(a[i])))));
   } else {
     for (int i = 0; i < 64; ++i) out.lane[i] = bits_of(f(as_f32(a[i])));
   }
-  store<as>(w, in, out.lane);
+  store<type>(w, in, out.lane);
 }
+template <Type type, auto f>
+constexpr LaneOp transcendental{transcendental_lanes<type, f>, {type, {type}}};
 
 GFX9EMU_INLINE I32 to_i32(double x) {
   if (x != x) return 0;
@@ -632,34 +677,32 @@ GFX9EMU_INLINE float fma_for_f16(float a, float b, float c) {
 
 // --- Operations with a shape of their own.
 
-void v_cndmask(WaveRegisters& w, const Inst& in) {
+void v_cndmask_lanes(WaveRegisters& w, const Inst& in) {
   const Operand& m = in.op[3];
   const U64 mask = U64{w.s[m.reg.first]} | U64{w.s[m.reg.first + 1]} << 32;
   Lanes ta, tb, out;
-  // As float, so that neg and abs work; no flushing of subnormals.
+  // Type float, so that neg and abs work; no flushing of subnormals.
   const Operand &oa = in.op[1], &ob = in.op[2];
-  const U32* a = source<As::B32>(w, in, 0, ta);
-  const U32* b = source<As::B32>(w, in, 1, tb);
+  const U32* a = source<Type::B32>(w, in, 0, ta);
+  const U32* b = source<Type::B32>(w, in, 1, tb);
   const U32 keep_a = oa.abs ? 0x7fffffff : ~0u, flip_a = oa.neg ? 0x80000000 : 0;
   const U32 keep_b = ob.abs ? 0x7fffffff : ~0u, flip_b = ob.neg ? 0x80000000 : 0;
   for (int i = 0; i < 64; ++i) out.lane[i] = (a[i] & keep_a) ^ flip_a;
   Lanes taken;
   for (int i = 0; i < 64; ++i) taken.lane[i] = (b[i] & keep_b) ^ flip_b;
   blend(out.lane, taken.lane, mask);
-  store<As::B32>(w, in, out.lane);
+  store<Type::B32>(w, in, out.lane);
 }
+constexpr LaneOp v_cndmask{v_cndmask_lanes, {Type::B32, {Type::F32, Type::F32, Type::B64}}};
 
 // Sums with carry: op 0 the sum, op 1 the carry out, op 4 the carry in.
 template <bool subtract, bool reversed, bool carry_in>
-void add_carry(WaveRegisters& w, const Inst& in) {
+void add_carry_lanes(WaveRegisters& w, const Inst& in) {
   Lanes ta, tb, out;
-  const U32* a = source<As::B32>(w, in, reversed ? 1 : 0, ta);
-  const U32* b = source<As::B32>(w, in, reversed ? 0 : 1, tb);
-  U64 carry = 0, result_carry = 0;
-  if (carry_in) {
-    const RegRange r = in.op[4].reg;
-    carry = U64{w.s[r.first]} | U64{w.s[r.first + 1]} << 32;
-  }
+  const U32* a = source<Type::B32>(w, in, reversed ? 1 : 0, ta);
+  const U32* b = source<Type::B32>(w, in, reversed ? 0 : 1, tb);
+  const U64 carry = carry_in ? load_mask(w, in.op[4]) : 0;
+  U64 result_carry = 0;
   for (int i = 0; i < 64; ++i) {
     const U64 c = carry >> i & 1;
     const U64 r = subtract ? U64{a[i]} - b[i] - c : U64{a[i]} + b[i] + c;
@@ -671,17 +714,20 @@ void add_carry(WaveRegisters& w, const Inst& in) {
       if (result_carry >> i & 1) out.lane[i] = subtract ? 0 : ~0u;
     }
   }
-  store<As::B32>(w, in, out.lane);
+  store<Type::B32>(w, in, out.lane);
   store_mask(w, in.op[1], result_carry & exec_mask(w));
 }
+template <bool subtract, bool reversed, bool carry_in>
+constexpr LaneOp add_carry{add_carry_lanes<subtract, reversed, carry_in>,
+                           {Type::B32, {Type::B32, Type::B32, Type::B64}}};
 
 template <bool is_signed>
-void v_mad_64_32(WaveRegisters& w, const Inst& in) {
+void v_mad_64_32_lanes(WaveRegisters& w, const Inst& in) {
   Lanes ta, tb;
   Lanes64 c, out;
-  const U32* a = source<As::B32>(w, in, 0, ta);
-  const U32* b = source<As::B32>(w, in, 1, tb);
-  source64<As::B64>(w, in, 2, c);
+  const U32* a = source<Type::B32>(w, in, 0, ta);
+  const U32* b = source<Type::B32>(w, in, 1, tb);
+  source64<Type::B64>(w, in, 2, c);
   U64 carry = 0;
   for (int i = 0; i < 64; ++i) {
     const U64 product = is_signed ? static_cast<U64>(I64{S(a[i])} * S(b[i])) : U64{a[i]} * b[i];
@@ -694,37 +740,42 @@ void v_mad_64_32(WaveRegisters& w, const Inst& in) {
     }
     carry |= U64{over} << i;
   }
-  store64<As::B64>(w, in, out.lane);
+  store64<Type::B64>(w, in, out.lane);
   store_mask(w, in.op[1], carry & exec_mask(w));
 }
+template <bool is_signed>
+constexpr LaneOp v_mad_64_32{v_mad_64_32_lanes<is_signed>,
+                             {Type::B64, {Type::B32, Type::B32, Type::B64}}};
 
-void v_lshl_add_u64(WaveRegisters& w, const Inst& in) {
+void v_lshl_add_u64_lanes(WaveRegisters& w, const Inst& in) {
   Lanes64 a, c, out;
   Lanes t;
-  source64<As::B64>(w, in, 0, a);
-  const U32* n = source<As::B32>(w, in, 1, t);
-  source64<As::B64>(w, in, 2, c);
+  source64<Type::B64>(w, in, 0, a);
+  const U32* n = source<Type::B32>(w, in, 1, t);
+  source64<Type::B64>(w, in, 2, c);
   for (int i = 0; i < 64; ++i) out.lane[i] = (a.lane[i] << (n[i] & 7)) + c.lane[i];
-  store64<As::B64>(w, in, out.lane);
+  store64<Type::B64>(w, in, out.lane);
 }
+constexpr LaneOp v_lshl_add_u64{v_lshl_add_u64_lanes,
+                                {Type::B64, {Type::B64, Type::B32, Type::B64}}};
 
 // fmac: the destination is the third source.
-template <As as>
-void fmac(WaveRegisters& w, const Inst& in) {
-  if constexpr (as == As::F64) {
+template <Type type>
+void fmac_lanes(WaveRegisters& w, const Inst& in) {
+  if constexpr (type == Type::F64) {
     Lanes64 a, b, c, out;
-    source64<as>(w, in, 0, a);
-    source64<as>(w, in, 1, b);
-    source64<as>(w, in, -1, c);
+    source64<type>(w, in, 0, a);
+    source64<type>(w, in, 1, b);
+    source64<type>(w, in, -1, c);
     for (int i = 0; i < 64; ++i) {
       out.lane[i] =
           bits_of64(__builtin_fma(as_f64(a.lane[i]), as_f64(b.lane[i]), as_f64(c.lane[i])));
     }
-    store64<as>(w, in, out.lane);
+    store64<type>(w, in, out.lane);
   } else {
     Lanes ta, tb, tc, out;
-    const U32* a = source<as>(w, in, 0, ta);
-    const U32* b = source<as>(w, in, 1, tb);
+    const U32* a = source<type>(w, in, 0, ta);
+    const U32* b = source<type>(w, in, 1, tb);
     const U32* c = row_of(w, in.op[0].reg, 0);
     if (w.flush_f32_in) {
       for (int i = 0; i < 64; ++i) tc.lane[i] = flush(c[i]);
@@ -733,9 +784,11 @@ void fmac(WaveRegisters& w, const Inst& in) {
     for (int i = 0; i < 64; ++i) {
       out.lane[i] = bits_of(__builtin_fmaf(as_f32(a[i]), as_f32(b[i]), as_f32(c[i])));
     }
-    store<as>(w, in, out.lane);
+    store<type>(w, in, out.lane);
   }
 }
+template <Type type>
+constexpr LaneOp fmac{fmac_lanes<type>, {type, {type, type}}};
 
 // Sources of packed f32: op_sel names the register for the low result, op_sel_hi for the high one.
 const U32* packed_source(WaveRegisters& w, const Inst& in, int n, bool high, Lanes& temp) {
@@ -759,7 +812,7 @@ const U32* packed_source(WaveRegisters& w, const Inst& in, int n, bool high, Lan
   return p;
 }
 template <int sources, auto f>
-void packed_f32(WaveRegisters& w, const Inst& in) {
+void packed_f32_lanes(WaveRegisters& w, const Inst& in) {
   Lanes out[2], ta, tb, tc;
   for (int half = 0; half < 2; ++half) {
     const U32* a = packed_source(w, in, 0, half, ta);
@@ -775,7 +828,10 @@ void packed_f32(WaveRegisters& w, const Inst& in) {
     blend(const_cast<U32*>(row_of(w, in.op[0].reg, half)), out[half].lane, lanes);
   }
 }
-void v_pk_mov_b32(WaveRegisters& w, const Inst& in) {
+template <int sources, auto f>
+constexpr LaneOp packed_f32{packed_f32_lanes<sources, f>,
+                            {Type::PkF32, {Type::PkF32, Type::PkF32, Type::PkF32}}};
+void v_pk_mov_b32_lanes(WaveRegisters& w, const Inst& in) {
   // The low result comes from source 0, the high one from source 1, each by its op_sel.
   Lanes ta, tb, out[2];
   const bool a_high = in.op_sel & 1, b_high = in.op_sel & 2;
@@ -790,18 +846,23 @@ void v_pk_mov_b32(WaveRegisters& w, const Inst& in) {
   blend(const_cast<U32*>(row_of(w, in.op[0].reg, 0)), out[0].lane, exec_mask(w));
   blend(const_cast<U32*>(row_of(w, in.op[0].reg, 1)), out[1].lane, exec_mask(w));
 }
+constexpr LaneOp v_pk_mov_b32{v_pk_mov_b32_lanes, {Type::PkB32, {Type::PkB32, Type::PkB32}}};
 
 // One half of a packed 16-bit source, zero-extended.
 GFX9EMU_INLINE const U32* half_source(WaveRegisters& w, const Inst& in, int n, bool high,
                                       bool is_float, Lanes& temp) {
   const U32* p = raw(w, in.op[1 + n], 0, temp);
+  if (in.dpp != Dpp::None && n == 0) {
+    dpp_permute(w, in, p, temp);
+    p = temp.lane;
+  }
   const int shift = (high ? in.op_sel_hi : in.op_sel) >> n & 1 ? 16 : 0;
   const U32 flip = is_float && ((high ? in.neg_hi : in.neg_lo) >> n & 1) ? 0x8000 : 0;
   for (int i = 0; i < 64; ++i) temp.lane[i] = (p[i] >> shift & 0xffff) ^ flip;
   return temp.lane;
 }
 template <int sources, bool is_float, auto f, bool dst_is_third = false>
-void packed_16(WaveRegisters& w, const Inst& in) {
+void packed_16_lanes(WaveRegisters& w, const Inst& in) {
   if (!is_float && in.clamp) {
     refuse(w, "clamp is not known for this operation");
     return;
@@ -835,6 +896,10 @@ void packed_16(WaveRegisters& w, const Inst& in) {
   }
   blend(const_cast<U32*>(row_of(w, in.op[0].reg, 0)), result.lane, write_lanes(w, in));
 }
+template <int sources, bool is_float, auto f, bool dst_is_third = false,
+          Type type = is_float ? Type::PkF16 : Type::PkB16>
+constexpr LaneOp packed_16{packed_16_lanes<sources, is_float, f, dst_is_third>,
+                           {type, {type, type, type}}};
 
 // Mixed precision: op_sel_hi makes a source f16, op_sel takes its high half.
 const U32* mix_source(WaveRegisters& w, const Inst& in, int n, Lanes& temp) {
@@ -854,7 +919,7 @@ const U32* mix_source(WaveRegisters& w, const Inst& in, int n, Lanes& temp) {
 }
 enum class MixTo { F32, Low, High };
 template <MixTo to>
-void v_fma_mix(WaveRegisters& w, const Inst& in) {
+void v_fma_mix_lanes(WaveRegisters& w, const Inst& in) {
   Lanes ta, tb, tc, out;
   const U32* a = mix_source(w, in, 0, ta);
   const U32* b = mix_source(w, in, 1, tb);
@@ -863,7 +928,7 @@ void v_fma_mix(WaveRegisters& w, const Inst& in) {
     out.lane[i] = bits_of(__builtin_fmaf(as_f32(a[i]), as_f32(b[i]), as_f32(c[i])));
   }
   if (to == MixTo::F32) {
-    store<As::F32>(w, in, out.lane);
+    store<Type::F32>(w, in, out.lane);
     return;
   }
   finish_f32(w, in, out.lane, true);
@@ -871,12 +936,19 @@ void v_fma_mix(WaveRegisters& w, const Inst& in) {
   for (int i = 0; i < 64; ++i) out.lane[i] = f32_to_f16(out.lane[i], saturate);
   store_half(w, in, out.lane, to == MixTo::High);
 }
+template <MixTo to>
+constexpr LaneOp v_fma_mix{v_fma_mix_lanes<to>,
+                           {to == MixTo::F32 ? Type::F32 : Type::F16,
+                            {Type::Mix, Type::Mix, Type::Mix},
+                            to == MixTo::F32   ? Keeps::Nothing
+                            : to == MixTo::Low ? Keeps::High
+                                               : Keeps::Low}};
 
 template <int mantissa, int bias>
-void v_cvt_pk_f8(WaveRegisters& w, const Inst& in) {
+void v_cvt_pk_f8_lanes(WaveRegisters& w, const Inst& in) {
   Lanes ta, tb, out;
-  const U32* a = source<As::F32>(w, in, 0, ta);
-  const U32* b = source<As::F32>(w, in, 1, tb);
+  const U32* a = source<Type::F32>(w, in, 0, ta);
+  const U32* b = source<Type::F32>(w, in, 1, tb);
   const bool saturate = w.mode >> 23 & 1;  // FP16_OVFL
   for (int i = 0; i < 64; ++i) {
     out.lane[i] = f32_to_fnuz<mantissa, bias>(a[i], saturate) |
@@ -885,10 +957,13 @@ void v_cvt_pk_f8(WaveRegisters& w, const Inst& in) {
   store_half(w, in, out.lane, in.op_sel & 8);
 }
 template <int mantissa, int bias>
-void v_cvt_sr_f8(WaveRegisters& w, const Inst& in) {
+constexpr LaneOp v_cvt_pk_f8{v_cvt_pk_f8_lanes<mantissa, bias>,
+                             {Type::Fp8, {Type::F32, Type::F32}, Keeps::Other}};
+template <int mantissa, int bias>
+void v_cvt_sr_f8_lanes(WaveRegisters& w, const Inst& in) {
   Lanes ta, tb, out;
-  const U32* a = source<As::F32>(w, in, 0, ta);
-  const U32* b = source<As::B32>(w, in, 1, tb);
+  const U32* a = source<Type::F32>(w, in, 0, ta);
+  const U32* b = source<Type::B32>(w, in, 1, tb);
   const bool saturate = w.mode >> 23 & 1;
   const int shift = 8 * (in.op_sel >> 2 & 3);
   U32* dst = const_cast<U32*>(row_of(w, in.op[0].reg, 0));
@@ -898,17 +973,22 @@ void v_cvt_sr_f8(WaveRegisters& w, const Inst& in) {
   }
   blend(dst, out.lane, exec_mask(w));
 }
+template <int mantissa, int bias>
+constexpr LaneOp v_cvt_sr_f8{v_cvt_sr_f8_lanes<mantissa, bias>,
+                             {Type::Fp8, {Type::F32, Type::B32}, Keeps::Other}};
 template <auto decode>
-void v_cvt_f32_f8(WaveRegisters& w, const Inst& in) {
+void v_cvt_f32_f8_lanes(WaveRegisters& w, const Inst& in) {
   Lanes t, out;
-  const U32* a = source<As::B32>(w, in, 0, t);
+  const U32* a = source<Type::B32>(w, in, 0, t);
   for (int i = 0; i < 64; ++i) out.lane[i] = decode(a[i] & 0xff);
-  store<As::F32>(w, in, out.lane);
+  store<Type::F32>(w, in, out.lane);
 }
 template <auto decode>
-void v_cvt_pk_f32_f8(WaveRegisters& w, const Inst& in) {
+constexpr LaneOp v_cvt_f32_f8{v_cvt_f32_f8_lanes<decode>, {Type::F32, {Type::Fp8}}};
+template <auto decode>
+void v_cvt_pk_f32_f8_lanes(WaveRegisters& w, const Inst& in) {
   Lanes t, low, high;
-  const U32* a = source<As::B32>(w, in, 0, t);  // SDWA or op_sel pick the word
+  const U32* a = source<Type::B32>(w, in, 0, t);  // SDWA or op_sel pick the word
   const int shift = !in.is_sdwa && in.op_sel & 1 ? 16 : 0;
   for (int i = 0; i < 64; ++i) low.lane[i] = decode(a[i] >> shift & 0xff);
   for (int i = 0; i < 64; ++i) high.lane[i] = decode(a[i] >> (shift + 8) & 0xff);
@@ -918,49 +998,57 @@ void v_cvt_pk_f32_f8(WaveRegisters& w, const Inst& in) {
   blend(const_cast<U32*>(row_of(w, in.op[0].reg, 0)), low.lane, lanes);
   blend(const_cast<U32*>(row_of(w, in.op[0].reg, 1)), high.lane, lanes);
 }
+template <auto decode>
+constexpr LaneOp v_cvt_pk_f32_f8{v_cvt_pk_f32_f8_lanes<decode>, {Type::PkF32, {Type::Fp8}}};
 
 // Two sources into two halves.
-template <As from, auto f>
-void pack_halves(WaveRegisters& w, const Inst& in) {
+template <Type from, auto f>
+void pack_halves_lanes(WaveRegisters& w, const Inst& in) {
   Lanes ta, tb, out;
   const U32* a = source<from>(w, in, 0, ta);
   const U32* b = source<from>(w, in, 1, tb);
   for (int i = 0; i < 64; ++i) out.lane[i] = (f(a[i]) & 0xffff) | f(b[i]) << 16;
-  store<As::B32>(w, in, out.lane);
+  store<Type::B32>(w, in, out.lane);
 }
-void v_pack_b32_f16(WaveRegisters& w, const Inst& in) {
+template <Type from, auto f>
+constexpr LaneOp pack_halves{pack_halves_lanes<from, f>, {Type::B32, {from, from}}};
+void v_pack_b32_f16_lanes(WaveRegisters& w, const Inst& in) {
   Lanes ta, tb, out;
-  const U32* a = source<As::B16>(w, in, 0, ta);
-  const U32* b = source<As::B16>(w, in, 1, tb);
+  const U32* a = source<Type::B16>(w, in, 0, ta);
+  const U32* b = source<Type::B16>(w, in, 1, tb);
   const U32 fa = in.op[1].neg ? 0x8000 : 0, ka = in.op[1].abs ? 0x7fff : 0xffff;
   const U32 fb = in.op[2].neg ? 0x8000 : 0, kb = in.op[2].abs ? 0x7fff : 0xffff;
   for (int i = 0; i < 64; ++i) out.lane[i] = ((a[i] & ka) ^ fa) | ((b[i] & kb) ^ fb) << 16;
-  store<As::B32>(w, in, out.lane);
+  store<Type::B32>(w, in, out.lane);
 }
+constexpr LaneOp v_pack_b32_f16{v_pack_b32_f16_lanes, {Type::B32, {Type::F16, Type::F16}}};
 
 // x * 2^n with one rounding.
-void v_ldexp_f32(WaveRegisters& w, const Inst& in) {
+void v_ldexp_f32_lanes(WaveRegisters& w, const Inst& in) {
   Lanes ta, tb, out;
-  const U32* a = source<As::F32>(w, in, 0, ta);
-  const U32* b = source<As::B32>(w, in, 1, tb);
+  const U32* a = source<Type::F32>(w, in, 0, ta);
+  const U32* b = source<Type::B32>(w, in, 1, tb);
   for (int i = 0; i < 64; ++i) {
     I32 n = S(b[i]);
     n = n > 600 ? 600 : n < -600 ? -600 : n;
     const double scale = as_f64(static_cast<U64>(n + 1023) << 52);
     out.lane[i] = bits_of(static_cast<float>(static_cast<double>(as_f32(a[i])) * scale));
   }
-  store<As::F32>(w, in, out.lane);
+  store<Type::F32>(w, in, out.lane);
 }
-void v_ldexp_f16(WaveRegisters& w, const Inst& in) {
+constexpr LaneOp v_ldexp_f32{v_ldexp_f32_lanes, {Type::F32, {Type::F32, Type::B32}}};
+void v_ldexp_f16_lanes(WaveRegisters& w, const Inst& in) {
+  // The exponent is an integer; LLVM encodes its constants as f16.
   Lanes ta, tb, out;
-  const U32* a = source<As::F16>(w, in, 0, ta);
-  const U32* b = source<As::B16>(w, in, 1, tb);
+  const U32* a = source<Type::F16>(w, in, 0, ta);
+  const U32* b = source<Type::B16>(w, in, 1, tb);
   for (int i = 0; i < 64; ++i) {
     const I32 n = S16(b[i]), m = n > 60 ? 60 : n < -60 ? -60 : n;
     out.lane[i] = bits_of(as_f32(a[i]) * as_f32(static_cast<U32>(m + 127) << 23));
   }
-  store<As::F16>(w, in, out.lane);
+  store<Type::F16>(w, in, out.lane);
 }
+constexpr LaneOp v_ldexp_f16{v_ldexp_f16_lanes, {Type::F16, {Type::F16, Type::F16}}};
 
 // Division in steps, as the compiler uses them: scale, estimate, refine, fix up.
 template <class T>
@@ -1045,25 +1133,27 @@ T div_fixup(T s0, T s1, T s2) {
   const T magnitude = s0 < T{0} || (s0 == T{0} && __builtin_signbit(s0)) ? -s0 : s0;
   return negative ? -magnitude : magnitude;
 }
-void v_div_scale_f32(WaveRegisters& w, const Inst& in) {
+void v_div_scale_f32_lanes(WaveRegisters& w, const Inst& in) {
   Lanes ta, tb, tc, out;
-  const U32* a = source<As::F32>(w, in, 0, ta);
-  const U32* b = source<As::F32>(w, in, 1, tb);
-  const U32* c = source<As::F32>(w, in, 2, tc);
+  const U32* a = source<Type::F32>(w, in, 0, ta);
+  const U32* b = source<Type::F32>(w, in, 1, tb);
+  const U32* c = source<Type::F32>(w, in, 2, tc);
   U64 mask = 0;
   for (int i = 0; i < 64; ++i) {
     bool vcc = false;
     out.lane[i] = bits_of(div_scale(as_f32(a[i]), as_f32(b[i]), as_f32(c[i]), vcc));
     mask |= U64{vcc} << i;
   }
-  store<As::F32>(w, in, out.lane);
+  store<Type::F32>(w, in, out.lane);
   store_mask(w, in.op[1], mask & exec_mask(w));
 }
-void v_div_scale_f64(WaveRegisters& w, const Inst& in) {
+constexpr LaneOp v_div_scale_f32{v_div_scale_f32_lanes,
+                                 {Type::F32, {Type::F32, Type::F32, Type::F32}}};
+void v_div_scale_f64_lanes(WaveRegisters& w, const Inst& in) {
   Lanes64 a, b, c, out;
-  source64<As::F64>(w, in, 0, a);
-  source64<As::F64>(w, in, 1, b);
-  source64<As::F64>(w, in, 2, c);
+  source64<Type::F64>(w, in, 0, a);
+  source64<Type::F64>(w, in, 1, b);
+  source64<Type::F64>(w, in, 2, c);
   U64 mask = 0;
   for (int i = 0; i < 64; ++i) {
     bool vcc = false;
@@ -1071,17 +1161,19 @@ void v_div_scale_f64(WaveRegisters& w, const Inst& in) {
         bits_of64(div_scale(as_f64(a.lane[i]), as_f64(b.lane[i]), as_f64(c.lane[i]), vcc));
     mask |= U64{vcc} << i;
   }
-  store64<As::F64>(w, in, out.lane);
+  store64<Type::F64>(w, in, out.lane);
   store_mask(w, in.op[1], mask & exec_mask(w));
 }
+constexpr LaneOp v_div_scale_f64{v_div_scale_f64_lanes,
+                                 {Type::F64, {Type::F64, Type::F64, Type::F64}}};
 U64 vcc_mask(WaveRegisters& w) {
   return U64{w.s[106]} | U64{w.s[107]} << 32;
 }
-void v_div_fmas_f32(WaveRegisters& w, const Inst& in) {
+void v_div_fmas_f32_lanes(WaveRegisters& w, const Inst& in) {
   Lanes ta, tb, tc, out;
-  const U32* a = source<As::F32>(w, in, 0, ta);
-  const U32* b = source<As::F32>(w, in, 1, tb);
-  const U32* c = source<As::F32>(w, in, 2, tc);
+  const U32* a = source<Type::F32>(w, in, 0, ta);
+  const U32* b = source<Type::F32>(w, in, 1, tb);
+  const U32* c = source<Type::F32>(w, in, 2, tc);
   const U64 vcc = vcc_mask(w);
   for (int i = 0; i < 64; ++i) {
     const float r = __builtin_fmaf(as_f32(a[i]), as_f32(b[i]), as_f32(c[i]));
@@ -1089,21 +1181,25 @@ void v_div_fmas_f32(WaveRegisters& w, const Inst& in) {
     const int n = exponent_of(as_f32(c[i])) - 1 > 0 ? 64 : -64;
     out.lane[i] = bits_of(vcc >> i & 1 ? ldexpf(r, n) : r);
   }
-  store<As::F32>(w, in, out.lane);
+  store<Type::F32>(w, in, out.lane);
 }
-void v_div_fmas_f64(WaveRegisters& w, const Inst& in) {
+constexpr LaneOp v_div_fmas_f32{v_div_fmas_f32_lanes,
+                                {Type::F32, {Type::F32, Type::F32, Type::F32}}};
+void v_div_fmas_f64_lanes(WaveRegisters& w, const Inst& in) {
   Lanes64 a, b, c, out;
-  source64<As::F64>(w, in, 0, a);
-  source64<As::F64>(w, in, 1, b);
-  source64<As::F64>(w, in, 2, c);
+  source64<Type::F64>(w, in, 0, a);
+  source64<Type::F64>(w, in, 1, b);
+  source64<Type::F64>(w, in, 2, c);
   const U64 vcc = vcc_mask(w);
   for (int i = 0; i < 64; ++i) {
     const double r = __builtin_fma(as_f64(a.lane[i]), as_f64(b.lane[i]), as_f64(c.lane[i]));
     const int n = exponent_of(as_f64(c.lane[i])) - 1 > 0 ? 128 : -128;
     out.lane[i] = bits_of64(vcc >> i & 1 ? ldexp(r, n) : r);
   }
-  store64<As::F64>(w, in, out.lane);
+  store64<Type::F64>(w, in, out.lane);
 }
+constexpr LaneOp v_div_fmas_f64{v_div_fmas_f64_lanes,
+                                {Type::F64, {Type::F64, Type::F64, Type::F64}}};
 
 // Classes: signalling NaN, quiet NaN, -inf, -normal, -subnormal, -0, +0, +subnormal, +normal, +inf.
 GFX9EMU_INLINE int class_of(U64 magnitude, bool negative, U64 quiet, U64 infinity, U64 normal) {
@@ -1111,10 +1207,10 @@ GFX9EMU_INLINE int class_of(U64 magnitude, bool negative, U64 quiet, U64 infinit
   const int c = magnitude == infinity ? 0 : magnitude >= normal ? 1 : magnitude != 0 ? 2 : 3;
   return negative ? 2 + c : 9 - c;
 }
-void v_cmp_class_f32(WaveRegisters& w, const Inst& in) {
+void v_cmp_class_f32_lanes(WaveRegisters& w, const Inst& in) {
   Lanes ta, tb;
-  const U32* a = source<As::F32>(w, in, 0, ta);
-  const U32* b = source<As::B32>(w, in, 1, tb);
+  const U32* a = source<Type::F32>(w, in, 0, ta);
+  const U32* b = source<Type::B32>(w, in, 1, tb);
   U64 mask = 0;
   for (int i = 0; i < 64; ++i) {
     const int c = class_of(a[i] & 0x7fffffff, a[i] >> 31, 0x400000, 0x7f800000, 0x800000);
@@ -1122,10 +1218,11 @@ void v_cmp_class_f32(WaveRegisters& w, const Inst& in) {
   }
   store_mask(w, in.op[0], mask & exec_mask(w));
 }
-void v_cmp_class_f16(WaveRegisters& w, const Inst& in) {
+constexpr LaneOp v_cmp_class_f32{v_cmp_class_f32_lanes, {Type::B64, {Type::F32, Type::B32}}};
+void v_cmp_class_f16_lanes(WaveRegisters& w, const Inst& in) {
   Lanes ta, tb;
-  const U32* a = source<As::B16>(w, in, 0, ta);
-  const U32* b = source<As::B32>(w, in, 1, tb);
+  const U32* a = source<Type::B16>(w, in, 0, ta);
+  const U32* b = source<Type::B32>(w, in, 1, tb);
   const U32 keep = in.op[1].abs ? 0x7fff : 0xffff, flip = in.op[1].neg ? 0x8000 : 0;
   U64 mask = 0;
   for (int i = 0; i < 64; ++i) {
@@ -1134,11 +1231,12 @@ void v_cmp_class_f16(WaveRegisters& w, const Inst& in) {
   }
   store_mask(w, in.op[0], mask & exec_mask(w));
 }
-void v_cmp_class_f64(WaveRegisters& w, const Inst& in) {
+constexpr LaneOp v_cmp_class_f16{v_cmp_class_f16_lanes, {Type::B64, {Type::F16, Type::B32}}};
+void v_cmp_class_f64_lanes(WaveRegisters& w, const Inst& in) {
   Lanes64 a;
   Lanes tb;
-  source64<As::F64>(w, in, 0, a);
-  const U32* b = source<As::B32>(w, in, 1, tb);
+  source64<Type::F64>(w, in, 0, a);
+  const U32* b = source<Type::B32>(w, in, 1, tb);
   U64 mask = 0;
   for (int i = 0; i < 64; ++i) {
     const int c = class_of(a.lane[i] & ~(U64{1} << 63), a.lane[i] >> 63, U64{1} << 51,
@@ -1147,8 +1245,9 @@ void v_cmp_class_f64(WaveRegisters& w, const Inst& in) {
   }
   store_mask(w, in.op[0], mask & exec_mask(w));
 }
+constexpr LaneOp v_cmp_class_f64{v_cmp_class_f64_lanes, {Type::B64, {Type::F64, Type::B32}}};
 
-void v_swap_b32(WaveRegisters& w, const Inst& in) {
+void v_swap_b32_lanes(WaveRegisters& w, const Inst& in) {
   U32* a = const_cast<U32*>(row_of(w, in.op[0].reg, 0));
   U32* b = const_cast<U32*>(row_of(w, in.op[1].reg, 0));
   Lanes ca, cb;
@@ -1156,15 +1255,26 @@ void v_swap_b32(WaveRegisters& w, const Inst& in) {
   blend(a, cb.lane, exec_mask(w));
   blend(b, ca.lane, exec_mask(w));
 }
+constexpr LaneOp v_swap_b32{v_swap_b32_lanes, {}};
 void v_nop(WaveRegisters&, const Inst&) {}
 
-// v_dot*: integer products summed onto the third source (or the destination, for the "c" forms).
+// Dot products sum onto the third source or, in the "c" forms, onto the destination.
+template <Type type>
+const U32* summand(WaveRegisters& w, const Inst& in, bool onto_dst, Lanes& temp) {
+  return onto_dst ? row_of(w, in.op[0].reg, 0) : source<type>(w, in, 2, temp);
+}
+GFX9EMU_INLINE bool odd_halves(WaveRegisters& w, const Inst& in) {
+  if (in.op_sel == 0 && (in.op_sel_hi & 3) == 3) return false;
+  refuse(w, "op_sel is not known for this operation");
+  return true;
+}
 template <int bits, bool is_signed, bool onto_dst>
-void integer_dot(WaveRegisters& w, const Inst& in) {
+void integer_dot_lanes(WaveRegisters& w, const Inst& in) {
+  if (odd_halves(w, in)) return;
   Lanes ta, tb, tc, out;
-  const U32* a = source<As::B32>(w, in, 0, ta);
-  const U32* b = source<As::B32>(w, in, 1, tb);
-  const U32* c = onto_dst ? row_of(w, in.op[0].reg, 0) : source<As::B32>(w, in, 2, tc);
+  const U32* a = source<Type::B32>(w, in, 0, ta);
+  const U32* b = source<Type::B32>(w, in, 1, tb);
+  const U32* c = summand<Type::B32>(w, in, onto_dst, tc);
   for (int i = 0; i < 64; ++i) {
     I64 sum = is_signed ? I64{S(c[i])} : I64{c[i]};
     for (int k = 0; k < 32; k += bits) {
@@ -1180,48 +1290,56 @@ void integer_dot(WaveRegisters& w, const Inst& in) {
   }
   blend(const_cast<U32*>(row_of(w, in.op[0].reg, 0)), out.lane, write_lanes(w, in));
 }
+template <int bits, bool is_signed, bool onto_dst>
+constexpr LaneOp integer_dot{integer_dot_lanes<bits, is_signed, onto_dst>, {}};
 // Two f16 products; the sum is kept exact to f64 and rounded once.
 template <bool onto_dst>
-void dot2_f32_f16(WaveRegisters& w, const Inst& in) {
+void dot2_f32_f16_lanes(WaveRegisters& w, const Inst& in) {
+  if (odd_halves(w, in)) return;
   Lanes ta, tb, tc, out;
-  const U32* a = source<As::B32>(w, in, 0, ta);
-  const U32* b = source<As::B32>(w, in, 1, tb);
-  const U32* c = onto_dst ? row_of(w, in.op[0].reg, 0) : source<As::F32>(w, in, 2, tc);
-  for (int i = 0; i < 64; ++i) {
-    const double p0 =
-        static_cast<double>(as_f32(f16_to_f32(a[i] & 0xffff))) * as_f32(f16_to_f32(b[i] & 0xffff));
-    const double p1 =
-        static_cast<double>(as_f32(f16_to_f32(a[i] >> 16))) * as_f32(f16_to_f32(b[i] >> 16));
-    out.lane[i] = bits_of(static_cast<float>(p0 + p1 + as_f32(c[i])));
+  double sum[64] = {};
+  for (int half = 0; half < 2; ++half) {
+    const U32* a = half_source(w, in, 0, half, true, ta);
+    const U32* b = half_source(w, in, 1, half, true, tb);
+    for (int i = 0; i < 64; ++i) {
+      sum[i] += static_cast<double>(as_f32(f16_to_f32(a[i]))) * as_f32(f16_to_f32(b[i]));
+    }
   }
-  store<As::F32>(w, in, out.lane);
+  const U32* c = summand<Type::F32>(w, in, onto_dst, tc);
+  for (int i = 0; i < 64; ++i) out.lane[i] = bits_of(static_cast<float>(sum[i] + as_f32(c[i])));
+  store<Type::F32>(w, in, out.lane);
 }
-
+template <bool onto_dst>
+constexpr LaneOp dot2_f32_f16{dot2_f32_f16_lanes<onto_dst>,
+                              {Type::F32, {Type::PkF16, Type::PkF16, Type::F32}}};
 template <bool high>
-void v_mbcnt(WaveRegisters& w, const Inst& in) {
+void v_mbcnt_lanes(WaveRegisters& w, const Inst& in) {
   Lanes ta, tb, out;
-  const U32* a = source<As::B32>(w, in, 0, ta);
-  const U32* b = source<As::B32>(w, in, 1, tb);
+  const U32* a = source<Type::B32>(w, in, 0, ta);
+  const U32* b = source<Type::B32>(w, in, 1, tb);
   for (int i = 0; i < 64; ++i) {
     const U64 below = (U64{1} << i) - 1;
     const U32 part = static_cast<U32>(high ? below >> 32 : below);
     out.lane[i] = static_cast<U32>(__builtin_popcount(a[i] & part)) + b[i];
   }
-  store<As::B32>(w, in, out.lane);
+  store<Type::B32>(w, in, out.lane);
 }
+template <bool high>
+constexpr LaneOp v_mbcnt{v_mbcnt_lanes<high>, {}};
 
 // --- The table.
 
-constexpr Op op(std::string_view name, LaneHandler lanes, int flags = 0, Class cls = Class::Valu,
+constexpr Op op(std::string_view name, LaneOp of, int flags = 0, Class cls = Class::Valu,
                 int dsts = 1) {
   return {.name = name,
           .cls = cls,
-          .lanes = lanes,
+          .lanes = of.run,
+          .types = of.types,
           .dsts = static_cast<uint8_t>(dsts),
           .flags = static_cast<uint16_t>(flags)};
 }
-constexpr Op trans(std::string_view name, LaneHandler lanes) {
-  return op(name, lanes, 0, Class::Trans);
+constexpr Op trans(std::string_view name, LaneOp of) {
+  return op(name, of, 0, Class::Trans);
 }
 
 #define FLOAT_COMPARES(T, AS, CMP, FROM)                                                      \
@@ -1270,144 +1388,148 @@ constexpr Op trans(std::string_view name, LaneHandler lanes) {
 
 const Op table[] = {
     op("v_nop", v_nop, 0, Class::Valu, 0),
-    op("v_mov_b32", unary<As::B32, As::B32, B1(a)>),
-    op("v_mov_b64", unary64<As::B64, As::B64, [](U64 a) -> U64 { return a; }>),
-    op("v_accvgpr_read_b32", unary<As::B32, As::B32, B1(a)>),
-    op("v_accvgpr_write_b32", unary<As::B32, As::B32, B1(a)>),
-    op("v_accvgpr_mov_b32", unary<As::B32, As::B32, B1(a)>),
-    op("v_not_b32", unary<As::B32, As::B32, B1(~a)>),
-    op("v_bfrev_b32", unary<As::B32, As::B32, B1(reverse(a))>),
-    op("v_ffbh_u32", unary<As::B32, As::B32, B1(a == 0 ? ~0u : __builtin_clz(a))>),
-    op("v_ffbl_b32", unary<As::B32, As::B32, B1(a == 0 ? ~0u : __builtin_ctz(a))>),
-    op("v_ffbh_i32", unary<As::B32, As::B32,
+    op("v_mov_b32", unary<Type::B32, Type::B32, B1(a)>),
+    op("v_mov_b64", unary64<Type::B64, Type::B64, [](U64 a) -> U64 { return a; }>),
+    op("v_accvgpr_read_b32", unary<Type::B32, Type::B32, B1(a)>),
+    op("v_accvgpr_write_b32", unary<Type::B32, Type::B32, B1(a)>),
+    op("v_accvgpr_mov_b32", unary<Type::B32, Type::B32, B1(a)>),
+    op("v_not_b32", unary<Type::B32, Type::B32, B1(~a)>),
+    op("v_bfrev_b32", unary<Type::B32, Type::B32, B1(reverse(a))>),
+    op("v_ffbh_u32", unary<Type::B32, Type::B32, B1(a == 0 ? ~0u : __builtin_clz(a))>),
+    op("v_ffbl_b32", unary<Type::B32, Type::B32, B1(a == 0 ? ~0u : __builtin_ctz(a))>),
+    op("v_ffbh_i32", unary<Type::B32, Type::B32,
                            [](U32 a) -> U32 {
                              const U32 x = S(a) < 0 ? ~a : a;
                              return x == 0 ? ~0u : __builtin_clz(x);
                            }>),
     op("v_swap_b32", v_swap_b32, reads_dst, Class::Valu, 2),
 
-    op("v_cvt_f32_i32", unary<As::B32, As::F32, B1(bits_of(static_cast<float>(S(a))))>),
-    op("v_cvt_f32_u32", unary<As::B32, As::F32, B1(bits_of(static_cast<float>(a)))>),
-    op("v_cvt_i32_f32", unary<As::F32, As::B32, B1(static_cast<U32>(to_i32(as_f32(a))))>),
-    op("v_cvt_u32_f32", unary<As::F32, As::B32, B1(to_u32(as_f32(a)))>),
+    op("v_cvt_f32_i32", unary<Type::B32, Type::F32, B1(bits_of(static_cast<float>(S(a))))>),
+    op("v_cvt_f32_u32", unary<Type::B32, Type::F32, B1(bits_of(static_cast<float>(a)))>),
+    op("v_cvt_i32_f32", unary<Type::F32, Type::B32, B1(static_cast<U32>(to_i32(as_f32(a))))>),
+    op("v_cvt_u32_f32", unary<Type::F32, Type::B32, B1(to_u32(as_f32(a)))>),
     op("v_cvt_rpi_i32_f32",
-       unary<As::F32, As::B32,
+       unary<Type::F32, Type::B32,
              B1(static_cast<U32>(to_i32(__builtin_floor(static_cast<double>(as_f32(a)) + 0.5))))>),
     op("v_cvt_flr_i32_f32",
-       unary<As::F32, As::B32,
+       unary<Type::F32, Type::B32,
              B1(static_cast<U32>(to_i32(__builtin_floor(static_cast<double>(as_f32(a))))))>),
-    op("v_cvt_f32_ubyte0", unary<As::B32, As::F32, B1(bits_of(static_cast<float>(a & 255)))>),
-    op("v_cvt_f32_ubyte1", unary<As::B32, As::F32, B1(bits_of(static_cast<float>(a >> 8 & 255)))>),
-    op("v_cvt_f32_ubyte2", unary<As::B32, As::F32, B1(bits_of(static_cast<float>(a >> 16 & 255)))>),
-    op("v_cvt_f32_ubyte3", unary<As::B32, As::F32, B1(bits_of(static_cast<float>(a >> 24)))>),
-    op("v_cvt_f16_f32", unary<As::F32, As::F16, B1(a)>),
-    op("v_cvt_f32_f16", unary<As::F16, As::F32, B1(a)>),
-    op("v_cvt_f16_u16", unary<As::B16, As::F16, B1(bits_of(static_cast<float>(a & 0xffff)))>),
-    op("v_cvt_f16_i16", unary<As::B16, As::F16, B1(bits_of(static_cast<float>(S16(a))))>),
-    op("v_cvt_u16_f16", unary<As::F16, As::B16, B1(to_u16(as_f32(a)))>),
-    op("v_cvt_i16_f16", unary<As::F16, As::B16, B1(static_cast<U32>(to_i16(as_f32(a))))>),
-    op("v_cvt_f64_f32", widen<As::F32, As::F64, [](U32 a) -> U64 { return bits_of64(as_f32(a)); }>),
-    op("v_cvt_f64_i32", widen<As::B32, As::F64, [](U32 a) -> U64 { return bits_of64(S(a)); }>),
-    op("v_cvt_f64_u32", widen<As::B32, As::F64, [](U32 a) -> U64 { return bits_of64(a); }>),
+    op("v_cvt_f32_ubyte0", unary<Type::B32, Type::F32, B1(bits_of(static_cast<float>(a & 255)))>),
+    op("v_cvt_f32_ubyte1",
+       unary<Type::B32, Type::F32, B1(bits_of(static_cast<float>(a >> 8 & 255)))>),
+    op("v_cvt_f32_ubyte2",
+       unary<Type::B32, Type::F32, B1(bits_of(static_cast<float>(a >> 16 & 255)))>),
+    op("v_cvt_f32_ubyte3", unary<Type::B32, Type::F32, B1(bits_of(static_cast<float>(a >> 24)))>),
+    op("v_cvt_f16_f32", unary<Type::F32, Type::F16, B1(a)>),
+    op("v_cvt_f32_f16", unary<Type::F16, Type::F32, B1(a)>),
+    op("v_cvt_f16_u16", unary<Type::B16, Type::F16, B1(bits_of(static_cast<float>(a & 0xffff)))>),
+    op("v_cvt_f16_i16", unary<Type::B16, Type::F16, B1(bits_of(static_cast<float>(S16(a))))>),
+    op("v_cvt_u16_f16", unary<Type::F16, Type::B16, B1(to_u16(as_f32(a)))>),
+    op("v_cvt_i16_f16", unary<Type::F16, Type::B16, B1(static_cast<U32>(to_i16(as_f32(a))))>),
+    op("v_cvt_f64_f32",
+       widen<Type::F32, Type::F64, [](U32 a) -> U64 { return bits_of64(as_f32(a)); }>),
+    op("v_cvt_f64_i32", widen<Type::B32, Type::F64, [](U32 a) -> U64 { return bits_of64(S(a)); }>),
+    op("v_cvt_f64_u32", widen<Type::B32, Type::F64, [](U32 a) -> U64 { return bits_of64(a); }>),
     op("v_cvt_f32_f64",
-       narrow<As::F64, As::F32,
+       narrow<Type::F64, Type::F32,
               [](U64 a) -> U32 { return bits_of(static_cast<float>(as_f64(a))); }>),
-    op("v_cvt_i32_f64",
-       narrow<As::F64, As::B32, [](U64 a) -> U32 { return static_cast<U32>(to_i32(as_f64(a))); }>),
-    op("v_cvt_u32_f64", narrow<As::F64, As::B32, [](U64 a) -> U32 { return to_u32(as_f64(a)); }>),
+    op("v_cvt_i32_f64", narrow<Type::F64, Type::B32,
+                               [](U64 a) -> U32 { return static_cast<U32>(to_i32(as_f64(a))); }>),
+    op("v_cvt_u32_f64",
+       narrow<Type::F64, Type::B32, [](U64 a) -> U32 { return to_u32(as_f64(a)); }>),
 
-    op("v_trunc_f32", unary<As::F32, As::F32, F32_1(__builtin_truncf(a))>),
-    op("v_ceil_f32", unary<As::F32, As::F32, F32_1(__builtin_ceilf(a))>),
-    op("v_rndne_f32", unary<As::F32, As::F32, F32_1(__builtin_rintf(a))>),
-    op("v_floor_f32", unary<As::F32, As::F32, F32_1(__builtin_floorf(a))>),
-    op("v_fract_f32", unary<As::F32, As::F32, F32_1(fract_lane(a))>),
-    op("v_trunc_f16", unary<As::F16, As::F16, F32_1(__builtin_truncf(a))>),
-    op("v_ceil_f16", unary<As::F16, As::F16, F32_1(__builtin_ceilf(a))>),
-    op("v_rndne_f16", unary<As::F16, As::F16, F32_1(__builtin_rintf(a))>),
-    op("v_floor_f16", unary<As::F16, As::F16, F32_1(__builtin_floorf(a))>),
-    op("v_trunc_f64", unary64<As::F64, As::F64, F64_1(__builtin_trunc(a))>),
-    op("v_ceil_f64", unary64<As::F64, As::F64, F64_1(__builtin_ceil(a))>),
-    op("v_rndne_f64", unary64<As::F64, As::F64, F64_1(__builtin_rint(a))>),
-    op("v_floor_f64", unary64<As::F64, As::F64, F64_1(__builtin_floor(a))>),
-    op("v_fract_f64", unary64<As::F64, As::F64, F64_1(fract_lane(a))>),
+    op("v_trunc_f32", unary<Type::F32, Type::F32, F32_1(__builtin_truncf(a))>),
+    op("v_ceil_f32", unary<Type::F32, Type::F32, F32_1(__builtin_ceilf(a))>),
+    op("v_rndne_f32", unary<Type::F32, Type::F32, F32_1(__builtin_rintf(a))>),
+    op("v_floor_f32", unary<Type::F32, Type::F32, F32_1(__builtin_floorf(a))>),
+    op("v_fract_f32", unary<Type::F32, Type::F32, F32_1(fract_lane(a))>),
+    op("v_trunc_f16", unary<Type::F16, Type::F16, F32_1(__builtin_truncf(a))>),
+    op("v_ceil_f16", unary<Type::F16, Type::F16, F32_1(__builtin_ceilf(a))>),
+    op("v_rndne_f16", unary<Type::F16, Type::F16, F32_1(__builtin_rintf(a))>),
+    op("v_floor_f16", unary<Type::F16, Type::F16, F32_1(__builtin_floorf(a))>),
+    op("v_trunc_f64", unary64<Type::F64, Type::F64, F64_1(__builtin_trunc(a))>),
+    op("v_ceil_f64", unary64<Type::F64, Type::F64, F64_1(__builtin_ceil(a))>),
+    op("v_rndne_f64", unary64<Type::F64, Type::F64, F64_1(__builtin_rint(a))>),
+    op("v_floor_f64", unary64<Type::F64, Type::F64, F64_1(__builtin_floor(a))>),
+    op("v_fract_f64", unary64<Type::F64, Type::F64, F64_1(fract_lane(a))>),
     op("v_frexp_exp_i32_f32",
-       unary<As::F32, As::B32, B1(static_cast<U32>(exponent_of(as_f32(a))))>),
-    op("v_frexp_mant_f32", unary<As::F32, As::F32, F32_1(mantissa_of(a))>),
+       unary<Type::F32, Type::B32, B1(static_cast<U32>(exponent_of(as_f32(a))))>),
+    op("v_frexp_mant_f32", unary<Type::F32, Type::F32, F32_1(mantissa_of(a))>),
     op("v_frexp_exp_i16_f16",
-       unary<As::F16, As::B16, B1(static_cast<U32>(exponent_of(as_f32(a))))>),
-    op("v_frexp_mant_f16", unary<As::F16, As::F16, F32_1(mantissa_of(a))>),
+       unary<Type::F16, Type::B16, B1(static_cast<U32>(exponent_of(as_f32(a))))>),
+    op("v_frexp_mant_f16", unary<Type::F16, Type::F16, F32_1(mantissa_of(a))>),
     op("v_frexp_exp_i32_f64",
-       narrow<As::F64, As::B32,
+       narrow<Type::F64, Type::B32,
               [](U64 a) -> U32 { return static_cast<U32>(exponent_of(as_f64(a))); }>),
-    op("v_frexp_mant_f64", unary64<As::F64, As::F64, F64_1(mantissa_of(a))>),
+    op("v_frexp_mant_f64", unary64<Type::F64, Type::F64, F64_1(mantissa_of(a))>),
 
-    trans("v_exp_f32", transcendental<As::F32, exp2_lane>),
-    trans("v_log_f32", transcendental<As::F32, log2_lane>),
-    trans("v_rcp_f32", transcendental<As::F32, rcp_lane>),
-    trans("v_rcp_iflag_f32", transcendental<As::F32, rcp_lane>),
-    trans("v_rsq_f32", transcendental<As::F32, rsq_lane>),
-    trans("v_sqrt_f32", transcendental<As::F32, [](float a) { return __builtin_sqrtf(a); }>),
-    trans("v_sin_f32", transcendental<As::F32, sin_lane>),
-    trans("v_cos_f32", transcendental<As::F32, cos_lane>),
-    trans("v_exp_f16", transcendental<As::F16, exp2_lane>),
-    trans("v_log_f16", transcendental<As::F16, log2_lane>),
-    trans("v_rcp_f16", transcendental<As::F16, rcp_lane>),
-    trans("v_rsq_f16", transcendental<As::F16, rsq_lane>),
-    trans("v_sqrt_f16", transcendental<As::F16, [](float a) { return __builtin_sqrtf(a); }>),
-    trans("v_sin_f16", transcendental<As::F16, sin_lane>),
-    trans("v_cos_f16", transcendental<As::F16, cos_lane>),
-    trans("v_rcp_f64", unary64<As::F64, As::F64, F64_1(1.0 / a)>),
-    trans("v_rsq_f64", unary64<As::F64, As::F64, F64_1(1.0 / __builtin_sqrt(a))>),
-    trans("v_sqrt_f64", unary64<As::F64, As::F64, F64_1(__builtin_sqrt(a))>),
+    trans("v_exp_f32", transcendental<Type::F32, exp2_lane>),
+    trans("v_log_f32", transcendental<Type::F32, log2_lane>),
+    trans("v_rcp_f32", transcendental<Type::F32, rcp_lane>),
+    trans("v_rcp_iflag_f32", transcendental<Type::F32, rcp_lane>),
+    trans("v_rsq_f32", transcendental<Type::F32, rsq_lane>),
+    trans("v_sqrt_f32", transcendental<Type::F32, [](float a) { return __builtin_sqrtf(a); }>),
+    trans("v_sin_f32", transcendental<Type::F32, sin_lane>),
+    trans("v_cos_f32", transcendental<Type::F32, cos_lane>),
+    trans("v_exp_f16", transcendental<Type::F16, exp2_lane>),
+    trans("v_log_f16", transcendental<Type::F16, log2_lane>),
+    trans("v_rcp_f16", transcendental<Type::F16, rcp_lane>),
+    trans("v_rsq_f16", transcendental<Type::F16, rsq_lane>),
+    trans("v_sqrt_f16", transcendental<Type::F16, [](float a) { return __builtin_sqrtf(a); }>),
+    trans("v_sin_f16", transcendental<Type::F16, sin_lane>),
+    trans("v_cos_f16", transcendental<Type::F16, cos_lane>),
+    trans("v_rcp_f64", unary64<Type::F64, Type::F64, F64_1(1.0 / a)>),
+    trans("v_rsq_f64", unary64<Type::F64, Type::F64, F64_1(1.0 / __builtin_sqrt(a))>),
+    trans("v_sqrt_f64", unary64<Type::F64, Type::F64, F64_1(__builtin_sqrt(a))>),
 
-    op("v_add_f32", binary<As::F32, F32_2(a + b)>),
-    op("v_sub_f32", binary<As::F32, F32_2(a - b)>),
-    op("v_subrev_f32", binary<As::F32, F32_2(b - a)>),
-    op("v_mul_f32", binary<As::F32, F32_2(a* b)>),
-    op("v_mul_legacy_f32", binary<As::F32, F32_2(a == 0.0f || b == 0.0f ? 0.0f : a * b)>),
-    op("v_min_f32", binary<As::F32, F32_2(fmin_lane(a, b))>),
-    op("v_max_f32", binary<As::F32, F32_2(fmax_lane(a, b))>),
-    op("v_fmac_f32", fmac<As::F32>, reads_dst),
-    op("v_fmac_f64", fmac<As::F64>, reads_dst),
-    op("v_fmaak_f32", ternary<As::F32, F32_3(__builtin_fmaf(a, b, c))>),
-    op("v_fmamk_f32", ternary<As::F32, F32_3(__builtin_fmaf(a, b, c))>),
-    op("v_fma_f32", ternary<As::F32, F32_3(__builtin_fmaf(a, b, c))>),
-    op("v_min3_f32", ternary<As::F32, F32_3(fmin_lane(fmin_lane(a, b), c))>),
-    op("v_max3_f32", ternary<As::F32, F32_3(fmax_lane(fmax_lane(a, b), c))>),
-    op("v_med3_f32", ternary<As::F32, F32_3(fmed3_lane(a, b, c))>),
-    op("v_div_fixup_f32", ternary<As::F32, F32_3(div_fixup(a, b, c))>),
+    op("v_add_f32", binary<Type::F32, F32_2(a + b)>),
+    op("v_sub_f32", binary<Type::F32, F32_2(a - b)>),
+    op("v_subrev_f32", binary<Type::F32, F32_2(b - a)>),
+    op("v_mul_f32", binary<Type::F32, F32_2(a* b)>),
+    op("v_mul_legacy_f32", binary<Type::F32, F32_2(a == 0.0f || b == 0.0f ? 0.0f : a * b)>),
+    op("v_min_f32", binary<Type::F32, F32_2(fmin_lane(a, b))>),
+    op("v_max_f32", binary<Type::F32, F32_2(fmax_lane(a, b))>),
+    op("v_fmac_f32", fmac<Type::F32>, reads_dst),
+    op("v_fmac_f64", fmac<Type::F64>, reads_dst),
+    op("v_fmaak_f32", ternary<Type::F32, F32_3(__builtin_fmaf(a, b, c))>),
+    op("v_fmamk_f32", ternary<Type::F32, F32_3(__builtin_fmaf(a, b, c))>),
+    op("v_fma_f32", ternary<Type::F32, F32_3(__builtin_fmaf(a, b, c))>),
+    op("v_min3_f32", ternary<Type::F32, F32_3(fmin_lane(fmin_lane(a, b), c))>),
+    op("v_max3_f32", ternary<Type::F32, F32_3(fmax_lane(fmax_lane(a, b), c))>),
+    op("v_med3_f32", ternary<Type::F32, F32_3(fmed3_lane(a, b, c))>),
+    op("v_div_fixup_f32", ternary<Type::F32, F32_3(div_fixup(a, b, c))>),
     op("v_div_scale_f32", v_div_scale_f32, 0, Class::Valu, 2),
     op("v_div_fmas_f32", v_div_fmas_f32, reads_vcc),
     op("v_ldexp_f32", v_ldexp_f32),
 
-    op("v_add_f64", binary64<As::F64, F64_2(a + b)>),
-    op("v_mul_f64", binary64<As::F64, F64_2(a* b)>),
-    op("v_min_f64", binary64<As::F64, F64_2(fmin_lane(a, b))>),
-    op("v_max_f64", binary64<As::F64, F64_2(fmax_lane(a, b))>),
-    op("v_fma_f64", ternary64<As::F64,
+    op("v_add_f64", binary64<Type::F64, F64_2(a + b)>),
+    op("v_mul_f64", binary64<Type::F64, F64_2(a* b)>),
+    op("v_min_f64", binary64<Type::F64, F64_2(fmin_lane(a, b))>),
+    op("v_max_f64", binary64<Type::F64, F64_2(fmax_lane(a, b))>),
+    op("v_fma_f64", ternary64<Type::F64,
                               [](U64 a, U64 b, U64 c) -> U64 {
                                 return bits_of64(__builtin_fma(as_f64(a), as_f64(b), as_f64(c)));
                               }>),
     op("v_ldexp_f64",
-       with_32<As::F64, [](U64 a, U32 n) -> U64 { return bits_of64(ldexp(as_f64(a), S(n))); }>),
-    op("v_div_fixup_f64", ternary64<As::F64,
+       with_32<Type::F64, [](U64 a, U32 n) -> U64 { return bits_of64(ldexp(as_f64(a), S(n))); }>),
+    op("v_div_fixup_f64", ternary64<Type::F64,
                                     [](U64 a, U64 b, U64 c) -> U64 {
                                       return bits_of64(div_fixup(as_f64(a), as_f64(b), as_f64(c)));
                                     }>),
     op("v_div_scale_f64", v_div_scale_f64, 0, Class::Valu, 2),
     op("v_div_fmas_f64", v_div_fmas_f64, reads_vcc),
 
-    op("v_add_f16", binary<As::F16, F32_2(a + b)>),
-    op("v_sub_f16", binary<As::F16, F32_2(a - b)>),
-    op("v_subrev_f16", binary<As::F16, F32_2(b - a)>),
-    op("v_mul_f16", binary<As::F16, F32_2(a* b)>),
-    op("v_min_f16", binary<As::F16, F32_2(fmin_lane(a, b))>),
-    op("v_max_f16", binary<As::F16, F32_2(fmax_lane(a, b))>),
-    op("v_min3_f16", ternary<As::F16, F32_3(fmin_lane(fmin_lane(a, b), c))>),
-    op("v_max3_f16", ternary<As::F16, F32_3(fmax_lane(fmax_lane(a, b), c))>),
-    op("v_med3_f16", ternary<As::F16, F32_3(fmed3_lane(a, b, c))>),
-    op("v_fma_f16", ternary_half<As::F16, F32_3(fma_for_f16(a, b, c))>),
-    op("v_div_fixup_f16", ternary_half<As::F16, F32_3(div_fixup(a, b, c))>),
+    op("v_add_f16", binary<Type::F16, F32_2(a + b)>),
+    op("v_sub_f16", binary<Type::F16, F32_2(a - b)>),
+    op("v_subrev_f16", binary<Type::F16, F32_2(b - a)>),
+    op("v_mul_f16", binary<Type::F16, F32_2(a* b)>),
+    op("v_min_f16", binary<Type::F16, F32_2(fmin_lane(a, b))>),
+    op("v_max_f16", binary<Type::F16, F32_2(fmax_lane(a, b))>),
+    op("v_min3_f16", ternary_half<Type::F16, F32_3(fmin_lane(fmin_lane(a, b), c))>),
+    op("v_max3_f16", ternary_half<Type::F16, F32_3(fmax_lane(fmax_lane(a, b), c))>),
+    op("v_med3_f16", ternary_half<Type::F16, F32_3(fmed3_lane(a, b, c))>),
+    op("v_fma_f16", ternary_half<Type::F16, F32_3(fma_for_f16(a, b, c))>),
+    op("v_div_fixup_f16", ternary_half<Type::F16, F32_3(div_fixup(a, b, c))>),
     op("v_ldexp_f16", v_ldexp_f16),
     op("v_fma_mix_f32", v_fma_mix<MixTo::F32>),
     op("v_fma_mixlo_f16", v_fma_mix<MixTo::Low>),
@@ -1436,89 +1558,92 @@ const Op table[] = {
     op("v_addc_co_u32", add_carry<false, false, true>, 0, Class::Valu, 2),
     op("v_subb_co_u32", add_carry<true, false, true>, 0, Class::Valu, 2),
     op("v_subbrev_co_u32", add_carry<true, true, true>, 0, Class::Valu, 2),
-    op("v_mul_i32_i24", binary<As::B32, B2(I24(s24(a) * I64{s24(b)}))>),
-    op("v_mul_u32_u24", binary<As::B32, B2(u24(a) * u24(b))>),
-    op("v_mul_hi_i32_i24", binary<As::B32, B2(I24((I64{s24(a)} * s24(b)) >> 32))>),
-    op("v_mul_hi_u32_u24", binary<As::B32, B2(static_cast<U32>((U64{u24(a)} * u24(b)) >> 32))>),
-    op("v_min_i32", binary<As::B32, B2(static_cast<U32>(least(S(a), S(b))))>),
-    op("v_max_i32", binary<As::B32, B2(static_cast<U32>(most(S(a), S(b))))>),
-    op("v_min_u32", binary<As::B32, B2(least(a, b))>),
-    op("v_max_u32", binary<As::B32, B2(most(a, b))>),
-    op("v_lshrrev_b32", binary<As::B32, B2(b >> (a & 31))>),
-    op("v_lshlrev_b32", binary<As::B32, B2(b << (a & 31))>),
-    op("v_ashrrev_i32", binary<As::B32, B2(static_cast<U32>(S(b) >> (a & 31)))>),
-    op("v_and_b32", binary<As::B32, B2(a& b)>),
-    op("v_or_b32", binary<As::B32, B2(a | b)>),
-    op("v_xor_b32", binary<As::B32, B2(a ^ b)>),
-    op("v_xnor_b32", binary<As::B32, B2(~(a ^ b))>),
-    op("v_mul_lo_u32", binary<As::B32, B2(a* b)>),
-    op("v_mul_hi_u32", binary<As::B32, B2(static_cast<U32>((U64{a} * b) >> 32))>),
-    op("v_mul_hi_i32", binary<As::B32, B2(static_cast<U32>((I64{S(a)} * S(b)) >> 32))>),
-    op("v_bcnt_u32_b32", binary<As::B32, B2(static_cast<U32>(__builtin_popcount(a)) + b)>),
-    op("v_bfm_b32", binary<As::B32, B2(((1u << (a & 31)) - 1) << (b & 31))>),
+    op("v_mul_i32_i24", binary<Type::B32, B2(I24(s24(a) * I64{s24(b)}))>),
+    op("v_mul_u32_u24", binary<Type::B32, B2(u24(a) * u24(b))>),
+    op("v_mul_hi_i32_i24", binary<Type::B32, B2(I24((I64{s24(a)} * s24(b)) >> 32))>),
+    op("v_mul_hi_u32_u24", binary<Type::B32, B2(static_cast<U32>((U64{u24(a)} * u24(b)) >> 32))>),
+    op("v_min_i32", binary<Type::B32, B2(static_cast<U32>(least(S(a), S(b))))>),
+    op("v_max_i32", binary<Type::B32, B2(static_cast<U32>(most(S(a), S(b))))>),
+    op("v_min_u32", binary<Type::B32, B2(least(a, b))>),
+    op("v_max_u32", binary<Type::B32, B2(most(a, b))>),
+    op("v_lshrrev_b32", binary<Type::B32, B2(b >> (a & 31))>),
+    op("v_lshlrev_b32", binary<Type::B32, B2(b << (a & 31))>),
+    op("v_ashrrev_i32", binary<Type::B32, B2(static_cast<U32>(S(b) >> (a & 31)))>),
+    op("v_and_b32", binary<Type::B32, B2(a& b)>),
+    op("v_or_b32", binary<Type::B32, B2(a | b)>),
+    op("v_xor_b32", binary<Type::B32, B2(a ^ b)>),
+    op("v_xnor_b32", binary<Type::B32, B2(~(a ^ b))>),
+    op("v_mul_lo_u32", binary<Type::B32, B2(a* b)>),
+    op("v_mul_hi_u32", binary<Type::B32, B2(static_cast<U32>((U64{a} * b) >> 32))>),
+    op("v_mul_hi_i32", binary<Type::B32, B2(static_cast<U32>((I64{S(a)} * S(b)) >> 32))>),
+    op("v_bcnt_u32_b32", binary<Type::B32, B2(static_cast<U32>(__builtin_popcount(a)) + b)>),
+    op("v_bfm_b32", binary<Type::B32, B2(((1u << (a & 31)) - 1) << (b & 31))>),
     op("v_mbcnt_lo_u32_b32", v_mbcnt<false>),
     op("v_mbcnt_hi_u32_b32", v_mbcnt<true>),
     op("v_cndmask_b32", v_cndmask, selects),
 
-    op("v_mad_i32_i24", ternary<As::B32, B3(I24(s24(a) * I64{s24(b)} + S(c)))>),
-    op("v_mad_u32_u24", ternary<As::B32, B3(u24(a) * u24(b) + c)>),
-    op("v_bfe_u32", ternary<As::B32, B3(bfe_u(a, b, c))>),
-    op("v_bfe_i32", ternary<As::B32, B3(bfe_i(a, b, c))>),
-    op("v_bfi_b32", ternary<As::B32, B3((a & b) | (~a & c))>),
-    op("v_alignbit_b32", ternary<As::B32, B3(static_cast<U32>((U64{a} << 32 | b) >> (c & 31)))>),
+    op("v_mad_i32_i24", ternary<Type::B32, B3(I24(s24(a) * I64{s24(b)} + S(c)))>),
+    op("v_mad_u32_u24", ternary<Type::B32, B3(u24(a) * u24(b) + c)>),
+    op("v_bfe_u32", ternary<Type::B32, B3(bfe_u(a, b, c))>),
+    op("v_bfe_i32", ternary<Type::B32, B3(bfe_i(a, b, c))>),
+    op("v_bfi_b32", ternary<Type::B32, B3((a & b) | (~a & c))>),
+    op("v_alignbit_b32", ternary<Type::B32, B3(static_cast<U32>((U64{a} << 32 | b) >> (c & 31)))>),
     op("v_alignbyte_b32",
-       ternary<As::B32, B3(static_cast<U32>((U64{a} << 32 | b) >> (8 * (c & 3))))>),
-    op("v_min3_i32", ternary<As::B32, B3(static_cast<U32>(least(least(S(a), S(b)), S(c))))>),
-    op("v_max3_i32", ternary<As::B32, B3(static_cast<U32>(most(most(S(a), S(b)), S(c))))>),
-    op("v_med3_i32", ternary<As::B32, B3(static_cast<U32>(med3_lane(S(a), S(b), S(c))))>),
-    op("v_min3_u32", ternary<As::B32, B3(least(least(a, b), c))>),
-    op("v_max3_u32", ternary<As::B32, B3(most(most(a, b), c))>),
-    op("v_med3_u32", ternary<As::B32, B3(med3_lane(a, b, c))>),
-    op("v_min3_i16", ternary<As::B16, B3(static_cast<U32>(least(least(S16(a), S16(b)), S16(c))))>),
-    op("v_max3_i16", ternary<As::B16, B3(static_cast<U32>(most(most(S16(a), S16(b)), S16(c))))>),
-    op("v_med3_i16", ternary<As::B16, B3(static_cast<U32>(med3_lane(S16(a), S16(b), S16(c))))>),
-    op("v_min3_u16", ternary<As::B16, B3(least(least(a, b), c))>),
-    op("v_max3_u16", ternary<As::B16, B3(most(most(a, b), c))>),
-    op("v_med3_u16", ternary<As::B16, B3(med3_lane(a, b, c))>),
-    op("v_sad_u32", ternary<As::B32, B3((a > b ? a - b : b - a) + c)>),
-    op("v_perm_b32", ternary<As::B32, B3(perm(a, b, c))>),
-    op("v_add3_u32", ternary<As::B32, B3(a + b + c)>),
-    op("v_lshl_add_u32", ternary<As::B32, B3((a << (b & 31)) + c)>),
-    op("v_add_lshl_u32", ternary<As::B32, B3((a + b) << (c & 31))>),
-    op("v_lshl_or_b32", ternary<As::B32, B3((a << (b & 31)) | c)>),
-    op("v_and_or_b32", ternary<As::B32, B3((a & b) | c)>),
-    op("v_or3_b32", ternary<As::B32, B3(a | b | c)>),
-    op("v_xad_u32", ternary<As::B32, B3((a ^ b) + c)>),
+       ternary<Type::B32, B3(static_cast<U32>((U64{a} << 32 | b) >> (8 * (c & 3))))>),
+    op("v_min3_i32", ternary<Type::B32, B3(static_cast<U32>(least(least(S(a), S(b)), S(c))))>),
+    op("v_max3_i32", ternary<Type::B32, B3(static_cast<U32>(most(most(S(a), S(b)), S(c))))>),
+    op("v_med3_i32", ternary<Type::B32, B3(static_cast<U32>(med3_lane(S(a), S(b), S(c))))>),
+    op("v_min3_u32", ternary<Type::B32, B3(least(least(a, b), c))>),
+    op("v_max3_u32", ternary<Type::B32, B3(most(most(a, b), c))>),
+    op("v_med3_u32", ternary<Type::B32, B3(med3_lane(a, b, c))>),
+    op("v_min3_i16",
+       ternary_half<Type::B16, B3(static_cast<U32>(least(least(S16(a), S16(b)), S16(c))))>),
+    op("v_max3_i16",
+       ternary_half<Type::B16, B3(static_cast<U32>(most(most(S16(a), S16(b)), S16(c))))>),
+    op("v_med3_i16",
+       ternary_half<Type::B16, B3(static_cast<U32>(med3_lane(S16(a), S16(b), S16(c))))>),
+    op("v_min3_u16", ternary_half<Type::B16, B3(least(least(a, b), c))>),
+    op("v_max3_u16", ternary_half<Type::B16, B3(most(most(a, b), c))>),
+    op("v_med3_u16", ternary_half<Type::B16, B3(med3_lane(a, b, c))>),
+    op("v_sad_u32", ternary<Type::B32, B3((a > b ? a - b : b - a) + c)>),
+    op("v_perm_b32", ternary<Type::B32, B3(perm(a, b, c))>),
+    op("v_add3_u32", ternary<Type::B32, B3(a + b + c)>),
+    op("v_lshl_add_u32", ternary<Type::B32, B3((a << (b & 31)) + c)>),
+    op("v_add_lshl_u32", ternary<Type::B32, B3((a + b) << (c & 31))>),
+    op("v_lshl_or_b32", ternary<Type::B32, B3((a << (b & 31)) | c)>),
+    op("v_and_or_b32", ternary<Type::B32, B3((a & b) | c)>),
+    op("v_or3_b32", ternary<Type::B32, B3(a | b | c)>),
+    op("v_xad_u32", ternary<Type::B32, B3((a ^ b) + c)>),
     op("v_mad_u64_u32", v_mad_64_32<false>, 0, Class::Valu, 2),
     op("v_mad_i64_i32", v_mad_64_32<true>, 0, Class::Valu, 2),
     op("v_lshl_add_u64", v_lshl_add_u64),
     op("v_lshlrev_b64",
-       with_32<As::B64, [](U64 a, U32 n) -> U64 { return (a << (n & 63)); }, true>),
+       with_32<Type::B64, [](U64 a, U32 n) -> U64 { return (a << (n & 63)); }, true>),
     op("v_lshrrev_b64",
-       with_32<As::B64, [](U64 a, U32 n) -> U64 { return (a >> (n & 63)); }, true>),
-    op("v_ashrrev_i64", with_32<As::B64,
+       with_32<Type::B64, [](U64 a, U32 n) -> U64 { return (a >> (n & 63)); }, true>),
+    op("v_ashrrev_i64", with_32<Type::B64,
                                 [](U64 a, U32 n) -> U64 {
                                   return (static_cast<U64>(static_cast<I64>(a) >> (n & 63)));
                                 },
                                 true>),
 
-    op("v_add_u16", binary<As::B16, B2(a + b)>),
-    op("v_sub_u16", binary<As::B16, B2(a - b)>),
-    op("v_subrev_u16", binary<As::B16, B2(b - a)>),
-    op("v_add_i16", binary<As::B16, B2(a + b)>),
-    op("v_sub_i16", binary<As::B16, B2(a - b)>),
-    op("v_mul_lo_u16", binary<As::B16, B2(a* b)>),
-    op("v_lshlrev_b16", binary<As::B16, B2(b << (a & 15))>),
-    op("v_lshrrev_b16", binary<As::B16, B2((b & 0xffff) >> (a & 15))>),
-    op("v_ashrrev_i16", binary<As::B16, B2(static_cast<U32>(S16(b) >> (a & 15)))>),
-    op("v_max_u16", binary<As::B16, B2(most(a & 0xffff, b & 0xffff))>),
-    op("v_min_u16", binary<As::B16, B2(least(a & 0xffff, b & 0xffff))>),
-    op("v_max_i16", binary<As::B16, B2(static_cast<U32>(most(S16(a), S16(b))))>),
-    op("v_min_i16", binary<As::B16, B2(static_cast<U32>(least(S16(a), S16(b))))>),
-    op("v_mad_u16", ternary_half<As::B16, B3((a * b + c) & 0xffff)>),
-    op("v_mad_i16", ternary_half<As::B16, B3((a * b + c) & 0xffff)>),
-    op("v_mad_legacy_u16", ternary<As::B16, B3(a* b + c)>),
-    op("v_mad_legacy_i16", ternary<As::B16, B3(a* b + c)>),
+    op("v_add_u16", binary<Type::B16, B2(a + b)>),
+    op("v_sub_u16", binary<Type::B16, B2(a - b)>),
+    op("v_subrev_u16", binary<Type::B16, B2(b - a)>),
+    op("v_add_i16", binary_half<Type::B16, B2(a + b)>),
+    op("v_sub_i16", binary_half<Type::B16, B2(a - b)>),
+    op("v_mul_lo_u16", binary<Type::B16, B2(a* b)>),
+    op("v_lshlrev_b16", binary<Type::B16, B2(b << (a & 15))>),
+    op("v_lshrrev_b16", binary<Type::B16, B2((b & 0xffff) >> (a & 15))>),
+    op("v_ashrrev_i16", binary<Type::B16, B2(static_cast<U32>(S16(b) >> (a & 15)))>),
+    op("v_max_u16", binary<Type::B16, B2(most(a & 0xffff, b & 0xffff))>),
+    op("v_min_u16", binary<Type::B16, B2(least(a & 0xffff, b & 0xffff))>),
+    op("v_max_i16", binary<Type::B16, B2(static_cast<U32>(most(S16(a), S16(b))))>),
+    op("v_min_i16", binary<Type::B16, B2(static_cast<U32>(least(S16(a), S16(b))))>),
+    op("v_mad_u16", ternary_half<Type::B16, B3((a * b + c) & 0xffff)>),
+    op("v_mad_i16", ternary_half<Type::B16, B3((a * b + c) & 0xffff)>),
+    op("v_mad_legacy_u16", ternary<Type::B16, B3(a* b + c)>),
+    op("v_mad_legacy_i16", ternary<Type::B16, B3(a* b + c)>),
 
     op("v_cvt_pk_fp8_f32", v_cvt_pk_f8<3, 8>),
     op("v_cvt_pk_bf8_f32", v_cvt_pk_f8<2, 16>),
@@ -1528,18 +1653,18 @@ const Op table[] = {
     op("v_cvt_f32_bf8", v_cvt_f32_f8<bf8_to_f32>),
     op("v_cvt_pk_f32_fp8", v_cvt_pk_f32_f8<fp8_to_f32>),
     op("v_cvt_pk_f32_bf8", v_cvt_pk_f32_f8<bf8_to_f32>),
-    op("v_cvt_pkrtz_f16_f32", pack_halves<As::F32, f32_to_f16_toward_zero>),
-    op("v_cvt_pknorm_i16_f32", pack_halves<As::F32,
+    op("v_cvt_pkrtz_f16_f32", pack_halves<Type::F32, f32_to_f16_toward_zero>),
+    op("v_cvt_pknorm_i16_f32", pack_halves<Type::F32,
                                            [](U32 a) -> U32 {
                                              return static_cast<U32>(
                                                  to_i16(__builtin_rintf(as_f32(a) * 32767.0f)));
                                            }>),
     op("v_cvt_pknorm_u16_f32",
-       pack_halves<As::F32,
+       pack_halves<Type::F32,
                    [](U32 a) -> U32 { return to_u16(__builtin_rintf(as_f32(a) * 65535.0f)); }>),
-    op("v_cvt_pk_u16_u32", pack_halves<As::B32, B1(least(a, 65535u))>),
+    op("v_cvt_pk_u16_u32", pack_halves<Type::B32, B1(least(a, 65535u))>),
     op("v_cvt_pk_i16_i32",
-       pack_halves<As::B32, B1(static_cast<U32>(med3_lane(S(a), -32768, 32767)))>),
+       pack_halves<Type::B32, B1(static_cast<U32>(med3_lane(S(a), -32768, 32767)))>),
     op("v_pack_b32_f16", v_pack_b32_f16),
 
     op("v_pk_fma_f32",
@@ -1592,11 +1717,12 @@ const Op table[] = {
     op("v_dot2_f32_f16", dot2_f32_f16<false>),
     op("v_dot2c_f32_f16", dot2_f32_f16<true>, reads_dst),
 
-    FLOAT_COMPARES("f32", As::F32, compare, as_f32) FLOAT_COMPARES("f16", As::F16, compare, as_f32)
-        FLOAT_COMPARES("f64", As::F64, compare64, as_f64) INT_COMPARES("i32", As::B32, compare, I32)
-            INT_COMPARES("u32", As::B32, compare, U32) INT_COMPARES("i16", As::B16, compare, I16)
-                INT_COMPARES("u16", As::B16, compare, U16) INT_COMPARES(
-                    "i64", As::B64, compare64, I64) INT_COMPARES("u64", As::B64, compare64, U64)
+    FLOAT_COMPARES("f32", Type::F32, compare, as_f32) FLOAT_COMPARES(
+        "f16", Type::F16, compare, as_f32) FLOAT_COMPARES("f64", Type::F64, compare64, as_f64)
+        INT_COMPARES("i32", Type::B32, compare, I32) INT_COMPARES("u32", Type::B32, compare, U32)
+            INT_COMPARES("i16", Type::B16, compare, I16) INT_COMPARES(
+                "u16", Type::B16, compare, U16) INT_COMPARES("i64", Type::I64, compare64, I64)
+                INT_COMPARES("u64", Type::B64, compare64, U64)
                     op("v_cmp_class_f32", v_cmp_class_f32),
     op("v_cmp_class_f16", v_cmp_class_f16),
     op("v_cmp_class_f64", v_cmp_class_f64),
