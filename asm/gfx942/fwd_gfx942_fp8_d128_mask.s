@@ -6,7 +6,7 @@
 // Grid: (8, items of a portion, portions of an XCD): workgroup i runs on XCD i % 8.
 //
 //# kernel fwd_gfx942_fp8_d128_mask workgroup=512 lds=lds_bytes
-//# arguments forward_fp8.inc
+//# arguments forward.inc
 //# arguments block_mask.inc
 //
 // Registers and LDS: include/forward_fp8.inc. Occupancy: 2 waves per SIMD.

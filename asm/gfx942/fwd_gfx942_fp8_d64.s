@@ -5,7 +5,7 @@
 // Grid: (8, items of a portion, portions of an XCD): workgroup i runs on XCD i % 8.
 //
 //# kernel fwd_gfx942_fp8_d64 workgroup=512 lds=lds_bytes
-//# arguments forward_fp8.inc
+//# arguments forward.inc
 //
 // Registers and LDS: include/forward_fp8.inc. Occupancy: 2 waves per SIMD.
 .set dim, 64

@@ -14,13 +14,14 @@ from program import ProgramTest
 
 PROGRAM = sys.argv[1]
 SOURCE = Path(sys.argv[2])
-FORWARD = SOURCE / "asm" / "include" / "forward_fp8.inc"
+INCLUDES = SOURCE / "asm" / "include"
+FORWARD = sorted(INCLUDES.glob("forward*.inc"))
 PREPARE = SOURCE / "asm" / "gfx942" / "prepare_gfx942_fp8.s"
 KERNEL = SOURCE / "asm" / "gfx942" / "fwd_gfx942_fp8_d64.s"
 AMDHSA = SOURCE / "tools" / "amdhsa" / "amdhsa"
 
 
-# Name, replacements in FORWARD, the case that shows it. Changes of the steady state only: Skv is a multiple of 64.
+# Name, replacements in the FORWARD files, the case that shows it. Changes of the steady state only: Skv is a multiple of 64.
 BUGS = [
     ("one key dropped per tile", [(  # key 5, which the lanes of the first half have
         """
@@ -46,22 +47,20 @@ BUGS = [
 """)], "normal/3"),
     ("tile max instead of running max", [(  # the scale of what has been summed is the running maximum's
         """
-  v_max3_f32 v[row_max], v[row_max], v[tile_max], v[test]
+  v_max3_f32 v[row_max+\\half], v[row_max+\\half], v[tile_max], v[test]
 """, """
   v_max_f32_e32 v[tile_max], v[tile_max], v[test]
-  v_fma_f32 v[u+1], -v[row_max], v[c], s[offset7]
+  v_fma_f32 v[u+1], -v[row_max], v[c], s[offset]
   v_max_f32_e32 v[row_max], v[row_max], v[tile_max]
 """), ("""
   v_exp_f32_e32 v[u], v[test]
-  v_mov_b32_e32 v[shift+1], v[shift]
 """, """
   v_exp_f32_e32 v[u], v[test]
-  v_fma_f32 v[shift], -v[tile_max], v[c], s[offset7]
-  v_mov_b32_e32 v[shift+1], v[shift]
+  v_fma_f32 v[shift], -v[tile_max], v[c], s[offset]
 """)], "normal/3"),
     ("P scale 2^3", [
         ("s_mov_b32 s[gate], 0x40fccccd ", "s_mov_b32 s[gate], 0x4079999a "),
-        ("s_mov_b32 s[offset7], 0x40e00000 ", "s_mov_b32 s[offset7], 0x40400000 ")], "sink/10/4096"),
+        ("s_mov_b32 s[offset], 0x40e00000 ", "s_mov_b32 s[offset], 0x40400000 ")], "sink/10/4096"),
     ("row sum of unrounded P, one step late", [(  # that of a tile joins after the next one's scaling
         """
   v_exp_f32_e32 v[sc+\\i], v[sc+\\i]
@@ -83,22 +82,22 @@ BUGS = [
   v_add_f32_e32 v[sum], v[sum], v[u+2]
   v_mov_b32_e32 v[u+2], 0
 """), ("""
-  v_mov_b32_e32 v[shift+1], v[shift]
+  begin_maximum
 .endm
 """, """
-  v_mov_b32_e32 v[shift+1], v[shift]
+  begin_maximum
   v_mov_b32_e32 v[u+2], 0
 .endm
 """), ("""
-  find_row
-  join_sink
+  repair_sum
+  finish
 """, """
+  repair_sum
   v_add_f32_e32 v[sum], v[sum], v[u+2]
   ds_bpermute_b32 v[test], v[partner], v[sum]
   s_waitcnt lgkmcnt(0)
   v_add_f32_e32 v[sum], v[sum], v[test]
-  find_row
-  join_sink
+  finish
 """)], "normal/3"),
     ("FNUZ read as OCP", [(  # each code then means twice its value
         """
@@ -246,16 +245,18 @@ class Planted(EmulatedTest):
     """The kernel for head_dim 64, from its source, with and without a bug."""
 
     def kernel(self, replacements):
-        """The code object of the kernel and the one in front of it, with a changed FORWARD."""
-        text = FORWARD.read_text()
+        """The code object of the kernel and the one in front of it, with changed FORWARD files."""
+        texts = {path: path.read_text() for path in FORWARD}
         for before, after in replacements:
-            self.assertEqual(text.count(before), 1, f"{FORWARD.name} has changed; the bug wants {before!r} in it once")
-            text = text.replace(before, after)
-        (self.dir / FORWARD.name).write_text(text)
+            found = [path for path, text in texts.items() for _ in range(text.count(before))]
+            self.assertEqual(len(found), 1, f"a file has changed; the bug wants {before!r} once in {INCLUDES}/forward*.inc")
+            texts[found[0]] = texts[found[0]].replace(before, after)
+        for path, text in texts.items():
+            (self.dir / path.name).write_text(text)
         (self.dir / "kernel.s").write_text(PREPARE.read_text() + KERNEL.read_text())
         made = self.path("kernel.hsaco")
         subprocess.run([sys.executable, AMDHSA, "generate", self.path("kernel.s"), "-o", made,
-                        "-I", self.dir, "-I", SOURCE / "asm/include"], check=True)
+                        "-I", self.dir, "-I", INCLUDES], check=True)
         return made
 
     def run_case(self, kernel, case, code):

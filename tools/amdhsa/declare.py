@@ -9,9 +9,9 @@ The kernarg segment is the C struct of the arguments; the body names an argument
 scale_gfx942.rows. What follows an argument's name is for the reader. Arguments that several kernels have stand
 in a file of their own or that they include, found as these are, whose lines of this kind
 
-    //# arguments forward_fp8.inc
+    //# arguments forward.inc
 
-adds; forward_fp8.q is then the offset of q in each of them.
+adds; forward.q is then the offset of q in each of them.
 
     workgroup=X | XxY | XxYxZ    largest workgroup; Y and Z ask for the y and z work-item ids in v0
     lds=N scratch=N              bytes, of a workgroup and of a work-item (0)
