@@ -459,7 +459,7 @@ class Case:
             if mask is not None:
                 a["block_mask"] = mask
         if self.chance(5):
-            a["tree"] = self.small(self.numbers.integers(0, 2 ** 64, (*a["q"].shape[:-2], 2), np.uint64), np.uint64)
+            a["tree"] = self.small(self.numbers.integers(0, 2 ** 64, (*out_shape[:-2], 2), np.uint64), np.uint64)
             a["tree_keys"] = self.pick(1, 3, 64, 100, 128, 0, 129)
         kind = kinds[0] if kinds[0][:2] != "f8" else "bf16"
         if self.chance(3):

@@ -85,8 +85,9 @@ Planned planned(Input in) {
   const std::vector<attn_segment_args> given(in.segment.size());
   Args args{};
   args.segment = given.data();
+  alignas(256) static char workspace[256];
   Parameters parameters;
-  step.pack(p, &args, {step, hopper(), nullptr}, &parameters);
+  step.pack(p, &args, {step, hopper(), workspace}, &parameters);
   attn_decode_sm90_kernarg kernarg;
   REQUIRE(step.kernarg_bytes == sizeof kernarg);
   std::memcpy(&kernarg, parameters.kernarg, sizeof kernarg);

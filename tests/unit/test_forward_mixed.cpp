@@ -26,6 +26,9 @@ DeviceInfo hopper() {
   return device;
 }
 
+// Addresses alone count: nothing is launched.
+alignas(256) char workspace[256];
+
 // A step of a server: packed q of 128 sequences, one of which has its prompt's 2048 queries. 32
 // query heads on 8 of K and V, in pages of 64 keys.
 struct Input {
@@ -210,7 +213,7 @@ TEST_CASE("sm90 mixed: a launch takes what the other leaves", "[plan]") {
     CHECK(few.kernarg_bytes == sizeof(attn_decode_sm90_kernarg));
     CHECK(many.kernarg_bytes == sizeof(attn_sm90_paged_kernarg));
 
-    alignas(256) static char workspace[256], q, k, v;
+    static char q, k, v;
     static const int32_t offsets[1] = {}, lengths[1] = {}, table[1] = {};
     attn_segment_args given[2]{};
     for (attn_segment_args& s : given) {
@@ -281,7 +284,7 @@ TEST_CASE("sm90 mixed: padded q is one launch's", "[plan]") {
     const attn_segment_args given{};
     args.segment = &given;
     Parameters parameters;
-    recipe.steps[1].pack(p, &args, {recipe.steps[1], hopper(), nullptr}, &parameters);
+    recipe.steps[1].pack(p, &args, {recipe.steps[1], hopper(), workspace}, &parameters);
     attn_sm90_paged_kernarg second;
     std::memcpy(&second, parameters.kernarg, sizeof second);
     CHECK(second.lists == 0);
@@ -300,7 +303,7 @@ TEST_CASE("sm90 mixed: capacities of few queries leave the second launch nothing
   const attn_segment_args given{};
   args.segment = &given;
   Parameters parameters;
-  recipe.steps[1].pack(p, &args, {recipe.steps[1], hopper(), nullptr}, &parameters);
+  recipe.steps[1].pack(p, &args, {recipe.steps[1], hopper(), workspace}, &parameters);
   attn_sm90_paged_kernarg second;
   std::memcpy(&second, parameters.kernarg, sizeof second);
   CHECK(second.least_queries == 4);
@@ -319,7 +322,7 @@ TEST_CASE("sm90 mixed: fwd_*_paged alone count nothing", "[plan]") {
   args.segment = &given;
   Parameters parameters;
   std::memset(&parameters, 0xff, sizeof parameters);
-  recipe.steps[0].pack(p, &args, {recipe.steps[0], hopper(), nullptr}, &parameters);
+  recipe.steps[0].pack(p, &args, {recipe.steps[0], hopper(), workspace}, &parameters);
   attn_sm90_paged_kernarg got;
   std::memcpy(&got, parameters.kernarg, sizeof got);
   CHECK(got.lists == 0);
