@@ -89,6 +89,23 @@ bool emulated(const Kernel& kernel) {
   return context && attn_context_backend(context) == ATTN_BACKEND_HIP_EMU;
 }
 
+bool devices_here() {
+  static const bool found = [] {
+    const auto kernels = kernels_here(Op::forward, false);
+    return std::any_of(kernels.begin(), kernels.end(),
+                       [](const Kernel* kernel) { return !kernel->host && !emulated(*kernel); });
+  }();
+  return found;
+}
+uint64_t device_share(uint64_t count) {
+  return devices_here() ? random_share(count) : random_share(count) / 5;
+}
+bool in_device_share(uint64_t number) {
+  if (devices_here()) return in_share(number);
+  const uint64_t one_in = sanitized ? 25 : 5;
+  return (number + number / one_in) % one_in == 0;
+}
+
 std::vector<const Kernel*> kernels_here(Op op, bool with_reference) {
   std::vector<const Kernel*> found;
   for (const Kernel& kernel : catalog()) {

@@ -36,6 +36,12 @@ bool emulated(const Kernel& kernel);
 // printed once per process with the reason and counted as skips.
 std::vector<const Kernel*> kernels_here(Op op, bool with_reference);
 
+// Whether a forward kernel runs on a device here. Where none does, a fifth will do of many like
+// problems that are made for such: host kernels have seen the like, and the emulator is slow.
+bool devices_here();
+uint64_t device_share(uint64_t count);
+bool in_device_share(uint64_t number);
+
 // Copies of host buffers in a backend's memory. Guards travel along.
 class Arena {
  public:

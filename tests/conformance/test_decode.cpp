@@ -95,12 +95,12 @@ Case random_case(uint64_t seed, bool prefill = false) {
 
 TEST_CASE("decode: random problems") {
   const auto kernels = kernels_here(Op::forward, false);
-  for (uint64_t seed = 1; seed <= random_share(400); ++seed) check_case(random_case(seed), kernels);
+  for (uint64_t seed = 1; seed <= device_share(400); ++seed) check_case(random_case(seed), kernels);
 }
 
 TEST_CASE("decode: random problems of many rows over fp8") {
   const auto kernels = kernels_here(Op::forward, false);
-  for (uint64_t seed = 1; seed <= random_share(100); ++seed)
+  for (uint64_t seed = 1; seed <= device_share(100); ++seed)
     check_case(random_case(seed, true), kernels);
 }
 

@@ -90,12 +90,7 @@ Case random_case(uint64_t seed) {
 
 TEST_CASE("forward: random problems for matrix units") {
   const auto kernels = kernels_here(Op::forward, false);
-  const auto on_device = [](const Kernel* kernel) {
-    return kernel->recipe && (kernel->limits.in_types & (type_bit(ATTN_F16) | type_bit(ATTN_BF16)));
-  };
-  // Host kernels have seen the like in test_forward.cpp.
-  const bool device = std::any_of(kernels.begin(), kernels.end(), on_device);
-  const uint64_t count = device ? 300 : 40, count_paged = device ? 150 : 20;
+  const uint64_t count = device_share(300), count_paged = device_share(150);
   std::cout << "forward: random problems for matrix units: seeds 5000 to " << 4999 + count << ", "
             << first_paged << " to " << first_paged + count_paged - 1 << std::endl;
   for (uint64_t seed = 5000; seed < 5000 + count; ++seed) check_case(random_case(seed), kernels);
@@ -113,6 +108,7 @@ TEST_CASE("forward: prefill over pages") {
       for (const bool scores : {false, true}) {
         Case c;
         c.name = "paged-prefill-" + std::to_string(++seed);
+        if (!in_device_share(seed)) continue;
         c.seed = seed;
         c.q_type = c.out_type = seed % 2 ? ATTN_F16 : ATTN_BF16;
         c.batch = 3;
@@ -160,6 +156,7 @@ TEST_CASE("forward: windows over pages") {
         for (const bool causal : {false, true}) {
           Case c;
           c.name = "paged-window-" + std::to_string(++seed);
+          if (!in_device_share(seed)) continue;
           c.seed = seed;
           c.q_type = c.out_type = seed % 2 ? ATTN_F16 : ATTN_BF16;
           c.batch = 2;

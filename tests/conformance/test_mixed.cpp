@@ -106,7 +106,7 @@ Case random_case(uint64_t seed) {
 }
 
 TEST_CASE("decode: steps of a server, random problems") {
-  for (uint64_t seed = 1; seed <= random_share(60); ++seed) check_step(random_case(seed));
+  for (uint64_t seed = 1; seed <= device_share(60); ++seed) check_step(random_case(seed));
 }
 
 // The same lengths through every cache and mask. At group 4 a row tile holds 4 queries.
@@ -119,7 +119,7 @@ TEST_CASE("decode: steps of a server, prompts beside tokens") {
   uint64_t number = 0;
   for (const auto& lengths : steps) {
     for (int kind = 0; kind < 8; ++kind) {
-      if (!in_share(number++)) continue;
+      if (!in_device_share(number++)) continue;
       Case c;
       c.name = "step-" + std::to_string(number);
       c.seed = number;
