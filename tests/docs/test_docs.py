@@ -17,7 +17,7 @@ import examples  # noqa: E402
 
 SOURCE, BUILD = map(Path, sys.argv[1:3])
 CXX = sys.argv[3]
-PROGRAMS = ("attn", "attn-fp8-stress", "tools/", "python3", "pip", "cmake", "cat", "c++", "./serve")
+PROGRAMS = ("attn", "attn-fp8-stress", "gfx9emu-model", "tools/", "python3", "pip", "cmake", "cat", "c++", "./serve")
 
 
 class Run:
@@ -95,6 +95,12 @@ COMMANDS = {
             Run(f"cmake --install {BUILD} --prefix prefix", needs="attn",
                 words={"=PREFIX": "=$PWD/prefix", "python3.13": sys.executable}),
     },
+    "docs/silicon.md": {
+        "tools/silicon --json report.json": Skip("needs an AMD device"),
+        "tools/silicon --backend hip-emu --short": Skip("takes half a minute; tests/silicon runs it"),
+        "gfx9emu-model --constants report.json tools/gfx9emu/mixes/fmha_fwd_hd128_fp8.mix":
+            Run("echo '{\"constants\": {\"trans_clocks\": {\"value\": 16}}}' > report.json", needs=EMULATOR),
+    },
     "examples/README.md": {
         "attn run examples/minilm_layer3.safetensors out.safetensors --backend cpu": Run(),
         "attn diff out.safetensors examples/minilm_layer3.expected.safetensors --max-abs 2e-6": Run(),
@@ -118,6 +124,7 @@ TEXTS = {
     "docs/masks.md": ["blocks of 32 queries x 32 keys: . EMPTY  \\ CAUSAL  # FULL  % PARTIAL"],
     "docs/numerics.md": ["s   = scale * descale_q * descale_k * (q . k)",
                          "x_j = log2(e) * scale * (q . k_j)                       float64, from the codes"],
+    "docs/silicon.md": ["libattn 0.1.0 8265ee0, 2026-11-24, long"],
     "docs/python.md": ["attn.InvalidArgument: k: head_dim is 100; accepted: 128 as in q",
                        "attn.InvalidArgument: block_table[0, 1] is 7; accepted: 0 to 3"],
 }

@@ -48,6 +48,7 @@ ModelResult run_model(const ModelWaves& waves, const ModelSettings& t) {
   std::vector<Simd> simds(t.simds);
   uint64_t lds_free = 0, memory_free = 0;
   result.simds = int(std::min<size_t>(waves.size(), t.simds));
+  result.clock_reads.resize(waves.size());
 
   const auto port_clocks = [&](Class c) {
     return uint64_t(c == Class::Trans ? t.trans : c == Class::PackedF32 ? t.packed_f32 : t.valu);
@@ -110,6 +111,7 @@ ModelResult run_model(const ModelWaves& waves, const ModelSettings& t) {
     }
     s.last_issue = at;
     s.ready = at + t.issue;
+    if (i.reads_clock) result.clock_reads[chosen].push_back(at);
     uint64_t done = s.ready;
     if (i.cls == Class::Barrier) {
       s.at_barrier = true;
@@ -162,6 +164,7 @@ ModelWaves model_waves(const Program& program, std::span<const std::vector<Trace
       m.lgkmcnt = i.lgkmcnt;
       m.imm = int32_t(i.imm);
       m.sets_priority = i.name == "s_setprio";
+      m.reads_clock = i.name == "s_memtime";
       m.lds_clocks = e.lds_cycles;
       m.bytes = e.bytes;
       waves[w].push_back(m);
@@ -322,19 +325,69 @@ std::string parse_mix(std::string_view text, ModelWaves& waves) {
   return "";
 }
 
-std::string model_json(const ModelWaves& waves, ModelSettings settings) {
+// ---- constants ---------------------------------------------------------------------------------
+
+std::span<const ModelConstant> model_constants() {
+  static constexpr ModelConstant all[] = {
+      {"simds", &ModelSettings::simds},
+      {"issue_clocks", &ModelSettings::issue},
+      {"valu_clocks", &ModelSettings::valu},
+      {"trans_clocks", &ModelSettings::trans},
+      {"packed_f32_clocks", &ModelSettings::packed_f32},
+      {"clocks_per_pass", &ModelSettings::pass},
+      {"lds_latency", &ModelSettings::lds_latency},
+      {"memory_latency", &ModelSettings::memory_latency},
+      {"scalar_latency", &ModelSettings::scalar_latency},
+      {"memory_bytes_per_clock", &ModelSettings::memory_bytes_per_clock},
+      {"barrier_clocks", &ModelSettings::barrier},
+  };
+  return all;
+}
+
+std::string load_constants(std::string_view text, ModelSettings& settings,
+                           std::vector<std::string>& taken) {
+  const auto json = nlohmann::json::parse(text, nullptr, false);
+  if (!json.is_object()) return "it is no JSON object";
+  if (json.contains("emulated") && json["emulated"] == true) {
+    return "it is a report of the emulator, in which nothing was measured";
+  }
+  const auto constants = json.find("constants");
+  if (constants == json.end() || !constants->is_object()) return "it has no object \"constants\"";
+  // Null: that constant was not measured.
+  const auto value_of = [&](const char* name) {
+    const auto found = constants->find(name);
+    if (found == constants->end() || !found->is_object()) return nlohmann::json();
+    return found->value("value", nlohmann::json());
+  };
+  ModelSettings read = settings;
+  for (const ModelConstant& c : model_constants()) {
+    const nlohmann::json value = value_of(c.name);
+    if (value.is_null()) continue;
+    const double number = value.is_number() ? value.get<double>() : 0;
+    if (!(number >= 0.5 && number < 1e6)) {
+      return std::string(c.name) + " is " + value.dump() +
+             "; a number from 1 to 1000000 is accepted";
+    }
+    read.*c.setting = int(number + 0.5);
+    taken.push_back(c.name);
+  }
+  if (const nlohmann::json value = value_of("overlap"); !value.is_null()) {
+    if (!value.is_boolean()) return "overlap is " + value.dump() + "; true or false is accepted";
+    read.overlap = value.get<bool>();
+    taken.push_back("overlap");
+  }
+  settings = read;
+  return "";
+}
+
+std::string model_json(const ModelWaves& waves, ModelSettings settings,
+                       const std::vector<std::string>& measured) {
   nlohmann::ordered_json json;
   json["waves"] = waves.size();
-  json["settings"] = {{"simds", settings.simds},
-                      {"issue_clocks", settings.issue},
-                      {"valu_clocks", settings.valu},
-                      {"trans_clocks", settings.trans},
-                      {"clocks_per_pass", settings.pass},
-                      {"lds_bytes_per_clock", 128},
-                      {"lds_latency", settings.lds_latency},
-                      {"memory_latency", settings.memory_latency},
-                      {"memory_bytes_per_clock", settings.memory_bytes_per_clock},
-                      {"scalar_latency", settings.scalar_latency}};
+  for (const ModelConstant& c : model_constants()) json["settings"][c.name] = settings.*c.setting;
+  json["settings"]["overlap"] = settings.overlap;
+  json["settings"]["lds_bytes_per_clock"] = 128;
+  if (!measured.empty()) json["measured"] = measured;
   const auto add = [&](const std::string& name) {
     const ModelResult r = run_model(waves, settings);
     if (!json.contains("instructions")) {
@@ -352,6 +405,10 @@ std::string model_json(const ModelWaves& waves, ModelSettings settings) {
                   {"held_by_wait", r.held_by_wait},
                   {"held_by_barrier", r.held_by_barrier}};
   };
+  if (!measured.empty()) {
+    add("result");
+    return json.dump(2);
+  }
   settings.packed_f32 = 4;
   add("packed_f32_4");
   settings.packed_f32 = 8;

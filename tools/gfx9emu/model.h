@@ -28,8 +28,9 @@ struct ModelInst {
   uint8_t vmcnt = 255, lgkmcnt = 255;  // s_waitcnt: the most left outstanding; 255 where unsaid
   int32_t imm = 0;                     // s_nop: wait states less 1; s_setprio: the priority
   bool sets_priority = false;
-  uint32_t lds_clocks = 0;  // of the LDS, bank conflicts included
-  uint32_t bytes = 0;       // moved by memory instructions
+  bool reads_clock = false;  // s_memtime
+  uint32_t lds_clocks = 0;   // of the LDS, bank conflicts included
+  uint32_t bytes = 0;        // moved by memory instructions
 };
 
 struct ModelSettings {
@@ -44,6 +45,17 @@ struct ModelSettings {
   bool overlap = true;
 };
 
+// A setting as JSON has it: tools/silicon measures those that can be measured on a device.
+struct ModelConstant {
+  const char* name;  // "trans_clocks"
+  int ModelSettings::* setting;
+};
+std::span<const ModelConstant> model_constants();
+// The settings that a report of tools/silicon has values for, rounded, in the place of those in
+// `settings`; their names go to `taken`, "overlap" among them. Returns "" or what is wrong.
+std::string load_constants(std::string_view json, ModelSettings& settings,
+                           std::vector<std::string>& taken);
+
 struct ModelResult {
   uint64_t clocks = 0;       // until the last wave ends
   uint64_t mfma_clocks = 0;  // matrix units busy, summed over SIMDs
@@ -53,6 +65,7 @@ struct ModelResult {
   std::array<uint64_t, class_count> instructions{};
   // Clocks that waves stood ready and did not issue, by what held them.
   uint64_t held_by_port = 0, held_by_mfma = 0, held_by_wait = 0, held_by_barrier = 0;
+  std::vector<std::vector<uint64_t>> clock_reads;  // by wave: when its s_memtime were issued
 
   double mfma_share() const { return share(mfma_clocks, clocks * simds); }
   double port_share() const { return share(port_clocks, clocks * simds); }
@@ -79,9 +92,10 @@ ModelWaves model_waves(const Program& program, std::span<const std::vector<Trace
 // names the line.
 std::string parse_mix(std::string_view text, ModelWaves& waves);
 
-// The results with packed f32 at 4 and at 8 clocks and without overlap, the settings, and the
-// counts by class.
-std::string model_json(const ModelWaves& waves, ModelSettings settings);
+// The settings, the counts by class, and the results: with packed f32 at 4 and at 8 clocks and
+// without overlap; or, where `measured` names constants of a device, the one with these.
+std::string model_json(const ModelWaves& waves, ModelSettings settings,
+                       const std::vector<std::string>& measured = {});
 
 // LDS clocks of one instruction: its lanes go in groups, each group takes as many clocks as the
 // most different 4-byte words that it wants of one bank; 32 banks. `addresses` in bytes, of the
