@@ -106,10 +106,8 @@ class Batch:
 
 def result_types(rules):
     """operation -> f16, f32, f64, or "" where its result is no float."""
-    types = {operation["name"]: operation["result"] for operation in rules["operations"]
-             if operation["class"] in (*operations.VALU, "mfma") and operation["result"] != "fp8"}
-    types.update({name: "f64" if name.startswith("v_mfma_f64") else "f32" for name in types if name.startswith("v_mfma_f")})
-    return types
+    return {operation["name"]: operation["result"] for operation in rules["operations"]
+            if operation["class"] in (*operations.VALU, "mfma") and operation["result"] != "fp8"}
 
 
 def is_nan(kind, bits):
