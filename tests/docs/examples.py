@@ -82,4 +82,21 @@ assert lengths.tolist() == [64, 64]
 assert np.abs(out - attn.forward(q, k, v, causal=True)).max() < 1e-5
 """),
     ],
+    "docs/flash.md": [(NUMPY + """
+cu_seqlens = np.array([0, 16, 64], np.int32)
+packed_q, packed_k, packed_v = q[0], k[0], v[0]
+q_new, k_new, v_new = q[:, :1], k[:, :1], v[:, :1]
+k_cache, v_cache, lengths = k.copy(), v.copy(), np.array([9, 63], np.int32)
+cos, sin = np.ones((64, 16), np.float32), np.zeros((64, 16), np.float32)  # which turn nothing
+""", """
+assert lse.shape == (4, 64) and np.array_equal(k_cache[1, 63], k_new[1, 0])
+assert np.abs(out[1] - flash_attn_func(q_new, k_cache, v_cache)[1]).max() < 1e-5
+""")],
+    "docs/onnx.md": [(NUMPY + """
+Q, K, V = (x.swapaxes(1, 2) for x in (q, k, v))
+mask, past_key, past_value, K_new, V_new = np.ones((64, 64), bool), K[:, :, :48], V[:, :, :48], K[:, :, 48:], V[:, :, 48:]
+""", """
+assert np.array_equal(present[0], K) and scores is None
+assert np.abs(Y[:, :, 15:16] - attn.onnx.attention(Q[:, :, 15:16], K, V)[0]).max() < 1e-5
+""")],
 }

@@ -1,0 +1,172 @@
+"""The operator Attention of ONNX, opsets 23 to 25, on arrays: attention(Q, K, V, ...) has its inputs and attributes under
+their names there. The package onnx is not needed."""
+import math
+
+from . import forward
+from ._arrays import arange, cast, contiguous, empty, module_of, need, shape_text, type_name
+from ._errors import Unsupported
+
+__all__ = ["attention"]
+
+_FLOATS = ("float32", "float16", "bfloat16")
+_DOUBLE = 11  # TensorProto.DataType
+
+
+def attention(Q, K, V, attn_mask=None, past_key=None, past_value=None, nonpad_kv_seqlen=None, *, is_causal=0, q_num_heads=None,
+              kv_num_heads=None, scale=None, softcap=0.0, softmax_precision=None, left_window_size=-1, right_window_size=-1,
+              qk_matmul_output_mode=0, qk_matmul_output=False, backend="auto"):
+    """(Y, present_key, present_value, qk_matmul_output) of NumPy's, PyTorch's or CuPy's arrays.
+
+    Q [B, Hq, Sq, D] or [B, Sq, Hq * D] with q_num_heads, K and V alike with kv_num_heads; f32, f16 or bf16
+    attn_mask           bool or float, broadcasts to [B, Hq, Sq, past + Skv]; a shorter last dimension is filled up with "not
+                        visible", but 1 is for all keys
+    past_key, past_value  [B, Hkv, past, D]; they and K, V behind them are present_key and present_value, which without a past
+                        are K and V
+    nonpad_kv_seqlen    integers [B]: keys of each sequence; not with a past
+    is_causal           query i sees key j <= i + offset: past; nonpad_kv_seqlen[b] - Sq; else 0
+    left_window_size, right_window_size  i + offset - left <= j <= i + offset + right, -1 = unbounded
+    softmax_precision   of TensorProto.DataType; softmax is computed in float32, in float64 with backend="reference"
+    qk_matmul_output    whether it is wanted, else it is None: the scores [B, Hq, Sq, past + Skv] as qk_matmul_output_mode says,
+                        in Q's type. The framework multiplies them anew in float32
+    A query that sees no key has a row of zeros.
+    """
+    xp = module_of(Q, "Q")
+    for name, x in (("Q", Q), ("K", K), ("V", V)):
+        need(x.ndim == Q.ndim and x.ndim in (3, 4), f"{name} has shape {shape_text(x)}; accepted: 3 or 4 dimensions, as many as Q's")
+        if type_name(x) not in _FLOATS:
+            raise Unsupported(f"{name} is {type_name(x)}; accepted: {', '.join(_FLOATS)}")
+    if softmax_precision == _DOUBLE and backend != "reference":
+        raise Unsupported('softmax_precision is DOUBLE; accepted: FLOAT, FLOAT16, BFLOAT16, and DOUBLE with backend="reference"')
+    need(qk_matmul_output_mode in (0, 1, 2, 3), f"qk_matmul_output_mode is {qk_matmul_output_mode}; accepted: 0 to 3")
+    for name, size in (("left_window_size", left_window_size), ("right_window_size", right_window_size)):
+        need(size >= -1, f"{name} is {size}; accepted: -1 or more")
+    need((past_key is None) == (past_value is None), "one of past_key and past_value is None; accepted: both, or neither")
+    need(past_key is None or nonpad_kv_seqlen is None, "nonpad_kv_seqlen is given; accepted with past_key: None")
+
+    hidden = Q.ndim == 3
+    q = _heads(Q, q_num_heads, "Q", "q_num_heads")  # [B, Sq, Hq, D], as k and v
+    k = _heads(K, kv_num_heads, "K", "kv_num_heads")
+    v = _heads(V, kv_num_heads, "V", "kv_num_heads")
+    past = 0
+    if past_key is not None:
+        past = past_key.shape[2]
+        k = xp.concatenate((past_key, k.swapaxes(1, 2)), axis=2).swapaxes(1, 2)
+        v = xp.concatenate((past_value, v.swapaxes(1, 2)), axis=2).swapaxes(1, 2)
+    present_key, present_value = k.swapaxes(1, 2), v.swapaxes(1, 2)
+    seqlen_q, total = q.shape[1], k.shape[1]
+
+    lengths = None if nonpad_kv_seqlen is None else contiguous(cast(nonpad_kv_seqlen.reshape(-1), "int32"))
+    bias = None if attn_mask is None else _bias(attn_mask, q, total)
+    right = 0 if is_causal else right_window_size
+    rule, keys, hides = _rule(seqlen_q, total, past, left_window_size, right, lengths)
+    pairs = _pairs(q, total, past, lengths, left_window_size, right) if hides or qk_matmul_output else None
+    if hides:
+        bias = pairs if bias is None else bias + pairs
+    served_bias = None if bias is None else _broadcast(bias[..., :keys], q, keys)
+
+    shape = (q.shape[0], q.shape[2], seqlen_q, v.shape[3])
+    out = empty((shape[0], shape[2], shape[1], shape[3]) if hidden else shape, type_name(Q), Q)
+    result = forward(q, k[:, :keys], v[:, :keys], scale=_scale(scale, q), softcap=softcap or 0.0, bias=served_bias,
+                     seqlens_kv=lengths, out=out if hidden else out.swapaxes(1, 2), return_lse=bool(qk_matmul_output),
+                     backend=backend, **rule)
+    scores = None
+    if qk_matmul_output:
+        scores = _scores(q, k, _scale(scale, q), softcap or 0.0, bias, pairs, result[1], qk_matmul_output_mode)
+        scores = cast(scores, type_name(Q))
+    return out.reshape(shape[0], shape[2], -1) if hidden else out, present_key, present_value, scores
+
+
+def _scale(scale, q):
+    return 1 / math.sqrt(q.shape[3]) if scale is None else scale
+
+
+def _heads(x, heads, name, attribute):
+    """[B, S, H, D]"""
+    if x.ndim == 4:
+        return x.swapaxes(1, 2)
+    need(heads and x.shape[2] % heads == 0,
+         f"{attribute} is {heads}; accepted for {name} of shape {shape_text(x)}: heads that divide its last dimension")
+    return x.reshape(x.shape[0], x.shape[1], heads, x.shape[2] // heads)
+
+
+def _bias(mask, q, total):
+    """As a float that is added, 4 dimensions, the last one `total` or 1."""
+    xp = module_of(mask, "attn_mask")
+    boolean = type_name(mask) == "bool"
+    if not boolean and type_name(mask) not in _FLOATS:
+        raise Unsupported(f"attn_mask is {type_name(mask)}; accepted: bool, {', '.join(_FLOATS)}")
+    need(1 <= mask.ndim <= 4, f"attn_mask has shape {shape_text(mask)}; accepted: 1 to 4 dimensions")
+    mask = mask.reshape((1,) * (4 - mask.ndim) + tuple(mask.shape))
+    if boolean:
+        mask = xp.where(mask, 0.0, -math.inf)
+    mask = cast(mask, type_name(q))
+    full = (q.shape[0], q.shape[2], q.shape[1])
+    need(all(n in (1, want) for n, want in zip(mask.shape, full)) and 1 <= mask.shape[3] <= total,
+         f"attn_mask has shape {shape_text(mask)}; accepted: what broadcasts to [B, Hq, Sq, past + Skv] = {[*full, total]}, the last "
+         "dimension shorter at most")
+    missing = total - mask.shape[3]
+    if missing > 0 and mask.shape[3] > 1:
+        more = empty((*mask.shape[:3], missing), type_name(q), q)
+        more[...] = -math.inf
+        mask = xp.concatenate((mask, more), axis=3)
+    return mask
+
+
+def _broadcast(bias, q, keys):
+    """A dimension of 1 is for all; forward() wants one that is not."""
+    if max(bias.shape) > 1 or max(q.shape[0], q.shape[2], q.shape[1], keys) == 1:
+        return bias
+    return contiguous(module_of(bias, "attn_mask").broadcast_to(bias, (1, 1, 1, keys)))
+
+
+def _rule(seqlen_q, total, past, left, right, lengths):
+    """forward()'s arguments for the operator's offset, how many keys it needs, and whether no argument says it: forward()
+    counts from the end of the keys, i + keys - Sq."""
+    if lengths is not None:  # so does the operator
+        return _window(left, right), total, False
+    if left < 0 and right < 0:
+        return {}, total, False
+    keys = total if right < 0 else min(total, past + seqlen_q + right)
+    surplus = keys - seqlen_q - past
+    if 0 <= left < -surplus:
+        return {}, total, True
+    return _window(left + surplus if left >= 0 else -1, right - surplus if right >= 0 else -1), keys, False
+
+
+def _window(left, right):
+    return {"causal": right == 0, "window": (left, -1 if right == 0 else right)}
+
+
+def _pairs(q, total, past, lengths, left, right):
+    """0 where the rules of lengths, causal and window show a key, -inf elsewhere: [B or 1, 1, Sq, total]."""
+    xp = module_of(q, "Q")
+    i, j = arange(q.shape[1], q)[:, None], arange(total, q)[None, :]
+    if lengths is not None:
+        n = lengths[:, None, None, None]
+        position, visible = i + n - q.shape[1], j < n
+    else:
+        position, visible = (i + past)[None, None], (j >= 0)[None, None]
+    if left >= 0:
+        visible = visible & (j >= position - left)
+    if right >= 0:
+        visible = visible & (j <= position + right)
+    return cast(xp.where(visible, 0.0, -math.inf), type_name(q))
+
+
+def _scores(q, k, scale, softcap, bias, hidden, lse, mode):
+    """The matrix of one of the operator's modes, f32 [B, Hq, Sq, total]."""
+    xp = module_of(q, "Q")
+    q, k = cast(q, "float32").swapaxes(1, 2), cast(k, "float32").swapaxes(1, 2)
+    repeat = q.shape[1] // k.shape[1]
+    grouped = q.reshape(q.shape[0], k.shape[1], repeat * q.shape[2], q.shape[3])
+    s = xp.matmul(grouped, k.swapaxes(2, 3)).reshape(*q.shape[:3], k.shape[2]) * scale
+    if mode >= 1 and softcap:
+        s = xp.tanh(s / softcap) * softcap
+    if mode >= 2:
+        s = s + cast(hidden, "float32")
+        if bias is not None:
+            s = s + cast(bias, "float32")
+    if mode == 3:
+        sees = xp.isfinite(lse)[..., None]
+        s = xp.where(sees, xp.exp(s - xp.where(sees, lse[..., None], 0.0)), 0.0)
+    return s

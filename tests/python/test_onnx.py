@@ -1,0 +1,153 @@
+"""attn.onnx: the node cases of the package onnx where it is installed, and the operator's rules written out in float64."""
+import importlib.util
+import itertools
+import math
+import os
+import unittest
+
+from support import Case, attn, ml_dtypes, np
+
+import attn.onnx
+
+# What the library does not compute, by the case's name.
+REFUSED = {"test_attention_local_window_gqa_rank4_mask": "softmax_precision is DOUBLE"}
+
+
+def written_out(q, k, v, mask=None, lengths=None, past=0, causal=False, left=-1, right=-1, softcap=0.0, scale=None):
+    """(Y, scores by mode) of [B, H, S, D], float64, a row at a time."""
+    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+    batch, heads, seqlen_q, dim = q.shape
+    total = k.shape[2]
+    out, modes = np.zeros((batch, heads, seqlen_q, v.shape[3])), np.zeros((4, batch, heads, seqlen_q, total))
+    if mask is not None:
+        mask = np.broadcast_to(mask, (batch, heads, seqlen_q, mask.shape[-1] if mask.shape[-1] > 1 else total))
+    for b, h, i in itertools.product(range(batch), range(heads), range(seqlen_q)):
+        kv = h // (heads // k.shape[1])
+        raw = k[b, kv] @ q[b, h, i] * (scale or 1 / math.sqrt(dim))
+        capped = softcap * np.tanh(raw / softcap) if softcap else raw
+        place = i + (past if lengths is None else lengths[b] - seqlen_q)
+        biased = capped.copy()
+        for j in range(total):
+            seen = (lengths is None or j < lengths[b]) and not (causal and j > place)
+            seen = seen and (left < 0 or j >= place - left) and (right < 0 or j <= place + right)
+            if mask is not None and seen:
+                if j >= mask.shape[-1]:
+                    seen = False
+                elif mask.dtype == bool:
+                    seen = mask[b, h, i, j]
+                else:
+                    biased[j] += mask[b, h, i, j]
+            if not seen:
+                biased[j] = -math.inf
+        p = np.exp(biased - biased.max()) if np.isfinite(biased.max()) else np.zeros(total)
+        p = p / p.sum() if p.sum() else p
+        out[b, h, i] = p @ v[b, kv]
+        modes[:, b, h, i] = raw, capped, biased, p
+    return out, modes
+
+
+class Rules(Case):
+    def test_offsets_windows_and_lengths(self):
+        """Every combination of few and many keys, a past or lengths, causal, windows."""
+        for seqlen_q, new, past, causal, left, right, lengths in itertools.product(
+                (3, 7), (2, 3, 9), (0, 4), (0, 1), (-1, 0, 2), (-1, 0, 2), (False, True)):
+            if past and lengths:
+                continue
+            q, k, v = (self.normal(2, h, s, 8) for h, s in ((4, seqlen_q), (2, past + new), (2, past + new)))
+            n = np.array([1, past + new], np.int64) if lengths else None
+            cut = (k[:, :, past:], v[:, :, past:], None, k[:, :, :past], v[:, :, :past]) if past else (k, v)
+            with self.subTest(seqlen_q=seqlen_q, new=new, past=past, causal=causal, window=(left, right), lengths=lengths):
+                got = attn.onnx.attention(q, *cut, nonpad_kv_seqlen=n, is_causal=causal, left_window_size=left,
+                                          right_window_size=right)
+                self.close(got[0], written_out(q, k, v, None, n, past, causal, left, right)[0])
+                np.testing.assert_array_equal(got[1], k)
+                np.testing.assert_array_equal(got[2], v)
+                self.assertIsNone(got[3])
+
+    def test_masks(self):
+        q, k, v = self.normal(2, 4, 5, 8), self.normal(2, 2, 9, 8), self.normal(2, 2, 9, 6)
+        n = np.array([4, 9], np.int64)
+        for shape in (1,), (9,), (5, 1), (5, 9), (1, 9), (4, 5, 9), (2, 1, 1, 9), (2, 4, 5, 9), (1, 1, 5, 1), (1, 1, 1, 1), (5, 6):
+            for boolean, causal, lengths in itertools.product((False, True), (0, 1), (None, n)):
+                mask = self.rng.random(shape) < 0.7 if boolean else self.normal(*shape)
+                with self.subTest(shape=shape, boolean=boolean, causal=causal, lengths=lengths is not None):
+                    got = attn.onnx.attention(q, k, v, mask, nonpad_kv_seqlen=lengths, is_causal=causal, softcap=1.5)
+                    self.close(got[0], written_out(q, k, v, mask, lengths, 0, causal, softcap=1.5)[0])
+
+    def test_scores(self):
+        q, k, v = self.normal(2, 4, 5, 8), self.normal(2, 2, 9, 8), self.normal(2, 2, 9, 6)
+        mask = self.rng.random((5, 9)) < 0.5
+        mask[2] = False
+        for mode in range(4):
+            got = attn.onnx.attention(q, k, v, mask, is_causal=1, softcap=2.0, scale=0.3, qk_matmul_output=True,
+                                      qk_matmul_output_mode=mode)
+            self.close(got[3], written_out(q, k, v, mask, causal=True, softcap=2.0, scale=0.3)[1][mode])
+
+    def test_hidden_form(self):
+        q, k, v = self.normal(2, 5, 4 * 8), self.normal(2, 9, 2 * 8), self.normal(2, 9, 2 * 6)
+        got = attn.onnx.attention(q, k, v, is_causal=1, q_num_heads=4, kv_num_heads=2)
+        heads = [x.reshape(2, x.shape[1], h, -1).swapaxes(1, 2) for x, h in ((q, 4), (k, 2), (v, 2))]
+        want = written_out(*heads, causal=True)[0]
+        self.close(got[0], want.swapaxes(1, 2).reshape(2, 5, -1))
+        np.testing.assert_array_equal(got[1], heads[1])
+
+    def test_refused(self):
+        q, k, v = self.normal(2, 4, 5, 8), self.normal(2, 2, 9, 8), self.normal(2, 2, 9, 8)
+        refuses = lambda error, words, *a, **o: self.refuses(error, words, attn.onnx.attention, *a, **o)
+        refuses(attn.Unsupported, ["Q is float64", "accepted: float32"], q.astype(np.float64), k, v)
+        refuses(attn.Unsupported, ["attn_mask is int32", "bool"], q, k, v, np.ones((5, 9), np.int32))
+        refuses(attn.Unsupported, "softmax_precision is DOUBLE", q, k, v, softmax_precision=11)
+        refuses(attn.InvalidArgument, ["K has shape [2, 9, 16]", "as many as Q's"], q, k.reshape(2, 9, 16), v)
+        refuses(attn.InvalidArgument, ["q_num_heads is None", "[2, 5, 32]"], q.reshape(2, 5, 32), k.reshape(2, 9, 16), v.reshape(2, 9, 16))
+        refuses(attn.InvalidArgument, "one of past_key and past_value", q, k, v, None, k)
+        refuses(attn.InvalidArgument, "nonpad_kv_seqlen is given", q, k, v, None, k, v, np.array([3, 4]))
+        refuses(attn.InvalidArgument, "left_window_size is -2", q, k, v, left_window_size=-2)
+        refuses(attn.InvalidArgument, "qk_matmul_output_mode is 4", q, k, v, qk_matmul_output_mode=4)
+        refuses(attn.InvalidArgument, "Q is a list", [1], k, v)
+        refuses(attn.InvalidArgument, ["attn_mask has shape [1, 1, 5, 10]", "[2, 4, 5, 9]"], q, k, v, np.ones((5, 10), np.float32))
+
+
+@unittest.skipUnless(importlib.util.find_spec("onnx"), "onnx is not installed")
+@unittest.skipIf("asan" in os.environ.get("LD_PRELOAD", ""), "the cases take long under the address sanitizer")
+class NodeCases(Case):
+    """docs/onnx.md has the table."""
+
+    def cases(self):
+        import warnings
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of other operators' cases
+            from onnx import helper
+            from onnx.backend.test.case.node import collect_testcases
+            for case in collect_testcases("Attention"):
+                nodes = case.model.graph.node
+                if len(nodes) == 1 and nodes[0].op_type == "Attention":  # others have a function written out
+                    yield case, nodes[0], {a.name: helper.get_attribute_value(a) for a in nodes[0].attribute}
+
+    def test_all(self):
+        passed, refused = 0, {}
+        for case, node, attributes in self.cases():
+            for inputs, outputs in case.data_sets:
+                given = iter(inputs)
+                arguments = [next(given) if name else None for name in node.input]
+                scores = len(node.output) > 3 and bool(node.output[3])
+                with self.subTest(case.name):
+                    try:
+                        results = attn.onnx.attention(*arguments, **attributes, qk_matmul_output=scores)
+                    except attn.Error as error:
+                        refused[case.name] = str(error)
+                        continue
+                    for got, want in zip((r for r, name in zip(results, node.output) if name), outputs, strict=True):
+                        self.assertEqual((got.dtype, got.shape), (want.dtype, want.shape))
+                        # Two steps of bf16, as onnx's own runner allows.
+                        relative = max(case.rtol, 2**-6 if want.dtype == ml_dtypes.bfloat16 else 0)
+                        self.close(got, want, case.atol, relative)
+                    passed += 1
+        self.assertEqual(set(refused), set(REFUSED), refused)
+        for name, words in REFUSED.items():
+            self.assertIn(words, refused.get(name, ""))
+        self.assertGreaterEqual(passed, 80)
+        print(f"Attention node cases: {passed} passed, {len(refused)} refused")
+
+
+if __name__ == "__main__":
+    unittest.main()
