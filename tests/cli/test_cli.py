@@ -791,6 +791,16 @@ class Bench(CliTest):
             self.assertGreater(report["run_overhead_us"], 0)
         self.attn("bench", "--seqlen-q", 4, "--window", "1,1", says="window 1,1")
 
+    def test_launches(self):
+        """Of the emulator: which they are, for their times say nothing."""
+        if not any(b["name"] == "hip-emu" and b["available"] for b in self.json("info")["backends"]):
+            self.skipTest("this build has no emulator")
+        report = self.json("bench", "--backend", "hip-emu", "--dtype", "f8_e4m3fnuz", "--heads", 1, "--seqlen-q", 16,
+                           "--head-dim", 64, "--repeats", 1, "--no-ceilings", "--launches")
+        self.assertTrue(report["emulated"])
+        self.assertEqual([launch["kernel"] for launch in report["cases"][0]["launches"]],
+                         ["prepare_gfx942_fp8", "fwd_gfx942_fp8_d64"])
+
     def test_device(self):
         """On the stand-in for libcuda, where every launch takes as long as MOCK_TICK_MS says."""
         if not any(k["in_build"] for k in self.json("info")["kernels"] if k["backend"] == "cuda"):

@@ -1,15 +1,17 @@
 """test_silicon.py SOURCE_DIR BUILD_DIR PLANTED_LIBRARY: tools/silicon as an owner of a device runs it, on the emulator."""
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 SOURCE, BUILD, PLANTED = map(Path, sys.argv[1:4])
 sys.path.insert(0, str(SOURCE / "tools"))
-from probes import operations, placement, rates  # noqa: E402
+from probes import operations, placement, programs, rates  # noqa: E402
 from probes.assembler import Assembler  # noqa: E402
 from probes.runner import Machine  # noqa: E402
 
@@ -56,8 +58,18 @@ class Whole(unittest.TestCase):
             jsonschema.validate(broken, schema)
 
     def test_nothing_differs_from_itself(self):
-        self.assertEqual({part["name"]: part["status"] for part in self.report["parts"]},
-                         {part["name"]: "done" for part in self.report["parts"]})
+        parts = {part["name"]: part for part in self.report["parts"]}
+        self.assertEqual({name: part["status"] for name, part in parts.items()},
+                         dict.fromkeys(["values", "hazards", "rates", "conformance", "stress", "speed"], "done"))
+        self.assertEqual(parts["conformance"]["results"]["failed"], [])
+        self.assertEqual(parts["stress"]["results"]["runs"][0]["passed"], 1)
+        # Each forward kernel of the catalog was launched, or says why not.
+        info = json.loads(subprocess.run([BUILD / "bin" / "attn", "info", "--json"], capture_output=True, text=True).stdout)
+        forward = {k["name"] for k in info["kernels"] if k["backend"] == "hip" and k["op"] == "forward"}
+        self.assertEqual({row["kernel"] for row in parts["speed"]["results"]["kernels"]}, forward)
+        for row in parts["speed"]["results"]["kernels"]:
+            self.assertTrue(row["kernel"] in row.get("launches", []) or row.get("declined"), row)
+        self.assertIn("emulator", parts["speed"]["results"]["others"]["peers"]["not here"])
         self.assertTrue(self.report["emulated"])
         self.assertIn("EMULATED", self.text)
         known = {"loads to LDS, scratch", "workgroup i runs on XCD i % 8", "wave w of a workgroup runs on SIMD w % 4"}
@@ -129,6 +141,22 @@ class Model(unittest.TestCase):
                 self.assertEqual((done.returncode, done.stdout), (1, ""))
                 self.assertIn(why, done.stderr)
 
+    def test_the_way_of_a_device(self):
+        """Readings that kernels store, in the place of the model's: the emulator's clock counts instructions."""
+        assembler, quiet = Assembler(BUILD / "silicon"), lambda _: None
+        emulator, device = Machine(PROGRAM, "emulator"), Machine(PROGRAM, "hip-emu")
+        with mock.patch.object(rates, "CORE_CLOCK", rates.CORE_CLOCK.replace("10000", "2")):
+            found = {c.name: c for c in rates.run(assembler, emulator, device, False, quiet, "MFMA and 7")}
+        self.assertEqual(found["memory_latency"].result, "differs")
+        self.assertEqual((found["core clock under VALU"].value, found["core clock under VALU"].result), (100, "measured"))
+        self.assertNotIn(None, [c.value for c in found.values()])
+        rate, source = placement.group_source("ds_read_b128")
+        cases = [placement.addresses(16, (0, lane), 128) for lane in range(1, 5)]
+        clocks = placement.clocks_of(rate, assembler.build("group", source), device, cases, False)
+        self.assertEqual(len(clocks), 4)
+        xcds, simds = placement.run_where(assembler, device, False, quiet)
+        self.assertEqual((xcds.result, simds.result), ("differs", "differs"))
+
     def test_lanes_of_a_group(self):
         self.assertEqual(placement.written([[0, 1, 2, 3, 20], [4], [8, 9]]), "0-3,20 4 8-9")
 
@@ -186,6 +214,79 @@ class Planted(unittest.TestCase):
         self.assertIsNone(report)
 
 
+class OtherPrograms(unittest.TestCase):
+    """What attn-tests, attn-fp8-stress and attn bench may say, by stand-ins that say it."""
+
+    def programs(self, name, text):
+        folder = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, folder)
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+        return programs.Programs(folder, "hip")
+
+    def test_a_failing_test(self):
+        made = self.programs("attn-tests", """
+            while [ "$1" != -o ]; do shift; done
+            cat > "$2" <<END
+            <testsuites><testsuite name="attn-tests"><testcase classname="attn-tests.global" name="merge: one"/>
+            <testcase classname="attn-tests.global" name="forward: two/causal"><failure message="1 == 2">at</failure></testcase>
+            </testsuite></testsuites>
+            END
+            echo SKIPPED: 3
+            exit 1""".replace("\n            ", "\n"))
+        results, failures = programs.conformance(made, False, lambda _: None)
+        self.assertEqual(results, {"tests": 2, "failed": ["forward: two"], "skipped": 3})
+        self.assertEqual(failures, ["forward: two: 1 == 2"])
+
+    def test_a_kernel_that_was_never_launched(self):
+        made = self.programs("attn-tests", """
+            while [ "$1" != -o ]; do shift; done
+            echo '<testsuites><testcase name="merge: one"/></testsuites>' > "$2"
+            echo 'fwd_x was never launched'
+            exit 1""")
+        self.assertEqual(programs.conformance(made, False, lambda _: None)[1], ["attn-tests: fwd_x was never launched"])
+
+    def test_a_program_that_crashes(self):
+        made = self.programs("attn-tests", "kill -SEGV $$")
+        with self.assertRaisesRegex(RuntimeError, "attn-tests: ended by signal 11"):
+            programs.conformance(made, False, lambda _: None)
+
+    def test_a_failing_case(self):
+        case = {"case": "sink/8", "kernel": "k", "ratio_to_model": 1.5, "share_of_max_v": 0.1, "pass": False, "broken": "too far"}
+        report = json.dumps({"backends": [{"passed": 0, "failed": 1, "cases": [case]}]})
+        results, failures = programs.stress(self.programs("attn-fp8-stress", f"echo '{report}'; exit 1"), True, lambda _: None)
+        self.assertEqual(results[0]["failed"], ["sink/8"])
+        self.assertEqual(failures, ["sink/8 of 64, 64: too far"])
+
+    def test_times(self):
+        row = {"median_us": 100.0, "tflops": 500.0, "gbytes_per_s": 1.0,
+               "launches": [{"kernel": "prepare", "warm_us": 20.0}, {"kernel": "fwd_x", "warm_us": 80.0}]}
+        kernel = {"name": "fwd_x", "op": "forward", "backend": "hip", "in_build": True, "in": ["bf16", "f8_e4m3fn"],
+                  "kv": ["bf16", "q8_0"], "head_dim": {"multiple": 16, "max": 128}}
+        made = self.programs("attn", f"""
+            case "$*" in
+            info*) echo '{json.dumps({"kernels": [kernel]})}' ;;
+            *q8_0*) echo '{json.dumps({"error": {"message": "no q8_0 here"}})}'; exit 4 ;;
+            *) echo '{json.dumps({"cases": [row]})}' ;;
+            esac""")
+        rows = programs.speed(made, True, lambda _: None)
+        self.assertEqual([row["kv"] for row in rows], ["bf16", "q8_0"])
+        self.assertEqual((rows[0]["kernel_alone_us"], rows[0]["kernel_alone_tflops"]), (80, 625))
+        self.assertEqual(rows[1]["declined"], "no q8_0 here")
+        lines = programs.speed_lines(rows, {"AITER": {"not here": "no module"}, "hipBLASLt": {"bf16, TFLOP/s": 700.1}})
+        self.assertIn("100.0 us    500.0 TFLOP/s, without prepare       80.0 us    625.0", lines[0])
+        self.assertEqual(lines[1:], ["1 cases that kernels decline (--json)", "AITER: not here: no module",
+                                     "hipBLASLt: bf16, TFLOP/s 700.1"])
+
+    def test_peers_that_are_not_here(self):
+        try:
+            import torch
+            self.skipTest(f"PyTorch {torch.__version__} is here")
+        except ImportError:
+            pass
+        self.assertEqual(programs.peers(lambda _: None)["AITER"], {"not here": "No module named 'torch'"})
+
+
 class Usage(unittest.TestCase):
     def test_no_library(self):
         text, _ = silicon("--driver", "/no/such/library.so", code=3, backend="hip")
@@ -208,6 +309,30 @@ class Usage(unittest.TestCase):
     def test_no_build(self):
         text, _ = silicon("--build", "/no/such/build", code=4)
         self.assertIn("/no/such/build has no attn and no attn-probe-run", text)
+
+
+class RealLibraries(unittest.TestCase):
+    """AMD's libamdhip64 as far as there is no device. ATTN_HIP_ROOTS: folders, with ":" between them, that Debian's packages of
+    it and of all that it needs, its C library too, are unpacked in."""
+
+    def test_no_device(self):
+        roots = [Path(root) for root in os.environ.get("ATTN_HIP_ROOTS", "").split(":") if root]
+        if not roots:
+            self.skipTest("ATTN_HIP_ROOTS names no unpacked libamdhip64")
+        for root in roots:
+            with self.subTest(root=root), tempfile.TemporaryDirectory() as build:
+                library = next(root.rglob("libamdhip64.so.[567]"))
+                loader = next(path for path in root.rglob("ld-linux-*.so.*") if path.parent == library.parent)
+                needs = subprocess.run(["ldd", PROGRAM], capture_output=True, text=True, check=True).stdout
+                folders = dict.fromkeys([str(library.parent), *(str(Path(word).parent) for word in needs.split()
+                                                                if word.startswith("/"))])
+                for program in (BUILD / "bin").iterdir():
+                    wrapper = Path(build) / "bin" / program.name
+                    wrapper.parent.mkdir(exist_ok=True)
+                    wrapper.write_text(f'#!/bin/sh\nexec {loader} --library-path {":".join(folders)} {program} "$@"\n')
+                    wrapper.chmod(0o755)
+                text, _ = silicon("--driver", library, "--build", build, code=3, backend="hip")
+                self.assertEqual(text, "silicon: hipInit(0): hipErrorNoDevice (100): no ROCm-capable device is detected\n")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ struct BenchOptions {
   Case shape;
   int repeats = 20;
   bool no_ceilings = false;
+  bool launches = false;
   bool as_json = false;
 };
 
@@ -94,6 +95,7 @@ class Bench {
   void run();
 
  private:
+  bool emulated() const { return device_.backend() == ATTN_BACKEND_HIP_EMU; }
   Json on_host();
   Json on_device(Driver& driver);
   // A line of the table, under the head of its columns where it is the first.
@@ -192,7 +194,8 @@ Json Bench::on_device(Driver& driver) {
   Json rows = Json::array();
   for (const Case& c : cases_) {
     progress_.say("preparing");
-    const Ready ready(device_, c, types_, options_.kernel, 2 * l2);
+    // The emulator has no cache that inputs should not stay in.
+    Ready ready(device_, c, types_, options_.kernel, emulated() ? 0 : 2 * l2);
     progress_.say("timing " + ready.describe());
     const DeviceTimer::LaunchSet launch = [&](int set, void* stream) {
       return ready.run(set, stream);
@@ -213,12 +216,26 @@ Json Bench::on_device(Driver& driver) {
     if (!row["clocks"].is_null())
       std::snprintf(state, sizeof state, "%.0f MHz %.0f W", row["clocks"]["sm_mhz"].get<double>(),
                     row["clocks"]["watts"].get<double>());
+    if (options_.launches) {
+      row["launches"] = Json::array();
+      for (size_t i = 0; const std::string& name : ready.launches()) {
+        ready.only(i++);
+        const Timing alone = timer.time(launch, 1, options_.repeats);
+        row["launches"].push_back({{"kernel", name}, {"warm_us", alone.median_us}});
+      }
+    }
+    const Json launches = row.value("launches", Json::array());
     rows.push_back(row);
     char text[160];
     std::snprintf(text, sizeof text, "%10.2f %10.2f %9.2f %8s %9.1f %8s  %s", cold.median_us,
                   warm.median_us, tflops, percent(tflops * 1e12, matmul).c_str(), gbytes,
                   percent(gbytes * 1e9, ceilings.read.rate).c_str(), state);
     line(ready, "   cold us    warm us   TFLOP/s of matmul     GB/s  of read  clock", text);
+    for (const Json& l : launches) {
+      if (!options_.as_json)
+        std::printf("  %-61s %21.2f\n", l["kernel"].get<std::string>().c_str(),
+                    l["warm_us"].get<double>());
+    }
   }
   look("after");
   report["clocks"] = seen;
@@ -244,14 +261,18 @@ void Bench::run() {
   Json report = {{"backend", attn_backend_string(device_.backend())},
                  {"dtype", attn::dtype_name(types_.q)}};
   report.update(driver ? on_device(*driver) : on_host());
-  progress_.say("measuring plan and run on one query and one key");
-  const Overhead overhead = measure_overhead(device_, types_, options_.kernel);
-  progress_.say("");
-  report["plan_us"] = overhead.plan_us;
-  report["run_overhead_us"] = overhead.run_us;
+  if (emulated()) report["emulated"] = true;
+  Overhead overhead;
+  if (!emulated()) {  // whose launches last as long as what they execute
+    progress_.say("measuring plan and run on one query and one key");
+    overhead = measure_overhead(device_, types_, options_.kernel);
+    progress_.say("");
+    report["plan_us"] = overhead.plan_us;
+    report["run_overhead_us"] = overhead.run_us;
+  }
   if (options_.as_json)
     std::cout << report.dump(2) << "\n";
-  else
+  else if (!emulated())
     std::printf("one query and one key: plan %.2f us, run %.2f us\n", overhead.plan_us,
                 overhead.run_us);
 }
@@ -286,6 +307,8 @@ void add_bench(CLI::App& app, int&) {
       ->type_name("N");
   command->add_flag("--no-ceilings", o->no_ceilings,
                     "GPU: do not measure matmul, copy and read in the same run");
+  command->add_flag("--launches", o->launches,
+                    "GPU: also time each launch of a run alone, with its inputs in L2");
   add_json(*command, o->as_json);
   command->callback([o, shape] {
     if (o->repeats < 1) throw InputError("--repeats is below 1; 1 or more is accepted");

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "api/handles.h"
 #include "attn/io.h"
 #include "core/dtype.h"
 #include "cpu/host_kernel.h"
@@ -85,6 +86,7 @@ Ready::Ready(const context& device, const Case& c, CaseTypes types, const std::s
              int64_t inputs_above)
     : problem_(make_problem(c, segment_, types, kernel)),
       plan_(device, problem_),
+      steps_(plan_.get()->plan->steps),
       arrays_(device),
       workspace_(plan_.make_workspace(device)) {
   const attn_problem& p = problem_;
@@ -121,6 +123,16 @@ attn::Status Ready::run(int set, void* stream) const {
   const attn_status code = attn_run(plan_.get(), &args_[static_cast<size_t>(set)],
                                     workspace_.data(), workspace_.bytes(), stream);
   return code == ATTN_OK ? attn::Status{} : attn::Status{code, attn_last_error()};
+}
+
+std::vector<std::string> Ready::launches() const {
+  std::vector<std::string> names;
+  for (const Plan::Loaded& loaded : steps_) names.push_back(loaded.step.image);
+  return names;
+}
+
+void Ready::only(size_t launch) {
+  plan_.get()->plan->steps = {steps_[launch]};
 }
 
 double Ready::operations() const {

@@ -5,6 +5,7 @@
 
 #include "attn/common.h"
 #include "core/status.h"
+#include "plan/plan.h"
 
 namespace attn::tools {
 
@@ -29,6 +30,10 @@ class Ready {
   Ready(const Ready&) = delete;
 
   attn::Status run(int set = 0, void* stream = nullptr) const;
+  // Device code that a run launches, in this order. `only`: from now on one of the launches alone,
+  // on what the last whole run has left in the workspace.
+  std::vector<std::string> launches() const;
+  void only(size_t launch);
   int sets() const { return static_cast<int>(args_.size()); }
   const attn_problem& problem() const { return problem_; }
   std::string kernel() const { return plan_.kernel(); }
@@ -41,6 +46,7 @@ class Ready {
   attn_segment segment_;
   attn_problem problem_;
   attn::plan plan_;
+  const std::vector<Plan::Loaded> steps_;  // the plan's
   Arrays arrays_;
   buffer workspace_;
   std::vector<attn_segment_args> segment_args_;

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from amdhsa.failure import Failure
 
-from . import behaviours, hazards, placement, rates, values, vectors
+from . import behaviours, hazards, placement, programs, rates, values, vectors
 from .assembler import Assembler
-from .report import Part, Report
+from .report import AGREED, DIFFERS, Part, Report, Rule
 from .runner import Machine, NoBackend
 
 TREE = Path(__file__).resolve().parents[2]
@@ -92,6 +92,7 @@ class Session:
             raise NoBackend(f"{options.backend}: device {options.device} is {self.described['name']}, "
                             f"{self.described['arch']}; the probes are for gfx942")
         self.assembler = Assembler(options.build / "silicon")
+        self.programs = programs.Programs(options.build / "bin", options.backend, options.driver, options.device)
         self.rules = json.loads(subprocess.run([self.program, "--rules"], capture_output=True, text=True,
                                                check=True).stdout)
 
@@ -104,12 +105,13 @@ def run_values(session, report):
     rules, ulps = behaviours.run_sweeps(*machines, 10 if short else 20, session.progress, match)
     report.rules += rules
     report.rules += vectors.run(session.assembler, session.device, session.progress, 40 if short else None, match)
-    return {"ulps_from_float64": ulps}
+    return {"ulps_from_float64": ulps},
 
 
 def run_hazards(session, report):
     report.rules += hazards.run(session.rules, session.assembler, session.emulator, session.device, session.options.short,
                                 session.progress, session.options.match)
+    return ()
 
 
 def run_rates(session, report):
@@ -119,19 +121,53 @@ def run_rates(session, report):
     if not session.options.match:
         report.rules += placement.run_where(session.assembler, session.device, emulated, session.progress)
         report.rules += placement.run_groups(*machines, emulated, short, session.progress)
+    return ()
 
 
-PARTS = {"values": run_values, "hazards": run_hazards, "rates": run_rates}
+def run_conformance(session, report):
+    results, failures = programs.conformance(session.programs, session.options.short, session.progress)
+    report.rules.append(Rule("conformance", "attn-tests", DIFFERS if failures else AGREED, results["tests"], len(failures),
+                             what="; ".join(failures[:3])))
+    return results, [f"conformance: {results['tests']} tests, {len(failures)} failed, {results['skipped']} skipped",
+                     *(f"failed  {failure}" for failure in failures)]
+
+
+def run_stress(session, report):
+    results, failures = programs.stress(session.programs, session.options.short, session.progress)
+    cases = sum(row["passed"] + len(row["failed"]) for row in results)
+    report.rules.append(Rule("stress", "attn-fp8-stress", DIFFERS if failures else AGREED, cases, len(failures),
+                             what="; ".join(failures[:3])))
+    worst = max(results, key=lambda row: row["largest_ratio_to_model"])
+    return {"runs": results}, [
+        f"stress: {cases} cases, {len(failures)} failed; largest error {worst['largest_ratio_to_model']:.2f} of the model's, "
+        f"1.25 is allowed ({worst['in']})", *(f"failed  {failure}" for failure in failures)]
+
+
+def run_speed(session, report):
+    rows = programs.speed(session.programs, session.options.short, session.progress)
+    others = {"peers": {"not here": "the emulator has none"}} if report.emulated else programs.peers(session.progress)
+    return {"kernels": rows, "others": others}, programs.speed_lines(rows, others), \
+        [f"{row['kernel']}: {row['error']}" for row in rows if "error" in row]
+
+
+PARTS = {"values": run_values, "hazards": run_hazards, "rates": run_rates, "conformance": run_conformance, "stress": run_stress,
+         "speed": run_speed}
 
 
 def run_part(name, session, report):
+    """A part adds to the report's rules and constants; what it returns is results, lines of text, sentences of failure."""
     begun = time.monotonic()
-    status, sentence, results = "done", "", {}
+    results, lines, errors = {}, [], []
     try:
-        results = PARTS[name](session, report) or {}
-    except (Failure, RuntimeError, OSError, subprocess.SubprocessError) as error:
-        status, sentence = "failed", str(error).splitlines()[0]
-    report.parts.append(Part(name, status, round(time.monotonic() - begun, 2), sentence, results))
+        results, lines, errors = unpack(*PARTS[name](session, report))
+    except (Failure, RuntimeError, OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
+        errors = [str(error).splitlines()[0] if str(error) else type(error).__name__]
+    report.parts.append(Part(name, "failed" if errors else "done", round(time.monotonic() - begun, 2),
+                             errors[0] if errors else "", results, lines))
+
+
+def unpack(results=None, lines=(), errors=()):
+    return results or {}, list(lines), list(errors)
 
 
 def parse(arguments):
@@ -145,13 +181,13 @@ def parse(arguments):
     parser.add_argument("--device", type=int, default=0, metavar="N")
     parser.add_argument("--driver", type=Path, metavar="FILE", help="HIP library to open instead of the system's")
     parser.add_argument("--only", metavar="PART,...", help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--match", default="", metavar="TEXT", help="only rules whose name has it")
+    parser.add_argument("--match", default="", metavar="TEXT", help="only rules whose name has it (values, hazards and rates)")
     parser.add_argument("--short", action="store_true", help="few values of each rule: seconds")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the report as JSON too")
     parser.add_argument("--build", type=Path, default=TREE / "build" / "release", metavar="DIR",
                         help="build folder (build/release, built if need be)")
     options = parser.parse_args(arguments)
-    options.parts = options.only.split(",") if options.only else list(PARTS)
+    options.parts = options.only.split(",") if options.only else list(PARTS)[:3] if options.match else list(PARTS)
     for name in options.parts:
         if name not in PARTS:
             parser.error(f"--only: '{name}' is no part; parts are {', '.join(PARTS)}")

@@ -93,6 +93,7 @@ std::vector<std::byte> pack(const LaunchSpec& launch, const std::vector<uint64_t
     else
       append(bytes, std::get<uint64_t>(argument));
   }
+  bytes.resize((bytes.size() + 7) / 8 * 8);  // as tools/amdhsa declares the segment
   return bytes;
 }
 

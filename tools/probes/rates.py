@@ -8,7 +8,7 @@ import struct
 from dataclasses import dataclass
 
 from .operations import tuple_of
-from .report import AGREED, DIFFERS, MODELLED, NOT_RUN, Constant
+from .report import AGREED, DIFFERS, MEASURED, MODELLED, NOT_RUN, Constant
 from .runner import Buffer, Launch, out
 
 FEW, MANY, PASSES = 32, 160, 3  # repetitions, and how often; the last pass counts
@@ -268,6 +268,49 @@ latency_step:
 """
 
 
+# Both clocks around some 10 ms of VALU.
+CORE_CLOCK = """
+//# kernel core_clock workgroup=256 workgroup_id=x
+//#   ptr out
+.globl core_clock
+.p2align 8
+core_clock:
+  s_load_dwordx2 s[4:5], s[0:1], 0
+  v_mov_b32_e32 v1, 0
+  s_mov_b32 s16, 10000
+  s_memtime s[8:9]
+  s_memrealtime s[10:11]
+  s_waitcnt lgkmcnt(0)
+core_clock_loop:
+""" + "  v_fma_f32 v2, 1.0, v1, v1\n  v_fma_f32 v3, 1.0, v1, v1\n" * 256 + """
+  s_sub_u32 s16, s16, 1
+  s_cmp_lg_u32 s16, 0
+  s_cbranch_scc1 core_clock_loop
+  s_memtime s[12:13]
+  s_memrealtime s[14:15]
+  s_waitcnt lgkmcnt(0)
+""" + "".join(f"  v_mov_b32_e32 v{4 + i}, s{8 + i}\n  global_store_dword v1, v{4 + i}, s[4:5] offset:{4 * i}\n"
+              for i in range(8)) + "  s_endpgm\n"
+REAL_TIME_MHZ = 100  # of s_memrealtime
+
+
+def core_clock(assembler, device, figures, progress):
+    """MHz, on all compute units at once."""
+    name, unit = "core clock under VALU", "MHz"
+    if figures.emulated:
+        figures.constants.append(Constant(name, None, unit, None, NOT_RUN, "not modelled"))
+        return
+    progress("rates: core clock")
+    path = assembler.build("core_clock", CORE_CLOCK)
+    outcome = device.run(path, [Launch("core_clock", [out(64)], (1216, 1, 1), (256, 1, 1))])[0]
+    if outcome.error:
+        figures.constants.append(Constant(name, None, unit, None, NOT_RUN, outcome.error))
+        return
+    reads = struct.unpack("<8Q", outcome.read[0])
+    mhz = (reads[2] - reads[0]) / (reads[3] - reads[1]) * REAL_TIME_MHZ
+    figures.constants.append(Constant(name, rounded(mhz), unit, None, MEASURED, f"if s_memrealtime counts at {REAL_TIME_MHZ} MHz"))
+
+
 def chain():
     """Each line of 128 bytes names the next one, in an order without a stride."""
     words = [0] * (LATENCY_BYTES // 4)
@@ -332,6 +375,7 @@ def run(assembler, emulator, device, emulated, progress, match=""):
         figures.add(rate.name, measured, model, rate.unit)
     latency(assembler, emulator, device, figures, progress)
     overlap(figures)
+    core_clock(assembler, device, figures, progress)
     return figures.constants
 
 

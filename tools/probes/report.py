@@ -4,7 +4,8 @@ from dataclasses import asdict, dataclass, field
 
 AGREED, DIFFERS, NOT_SEEN, NOT_RUN = "agreed", "differs", "not seen", "not run"
 RESULTS = (AGREED, DIFFERS, NOT_SEEN, NOT_RUN)
-MODELLED = "modelled"  # a constant of the issue model, where there is nothing to measure
+# Of constants: one that the issue model has nothing beside; one of the issue model, there being nothing to measure.
+MEASURED, MODELLED = "measured", "modelled"
 VERSION = 1
 MOST_LINES = 20  # of one group, in text
 
@@ -34,7 +35,7 @@ class Constant:
     value: object
     unit: str
     model: object
-    result: str  # agreed, differs, modelled, not run
+    result: str  # agreed, differs, measured, modelled, not run
     what: str = ""
 
     def json(self):
@@ -48,10 +49,11 @@ class Part:
     status: str
     seconds: float
     sentence: str = ""
-    results: dict = field(default_factory=dict)  # of parts that are other programs
+    results: dict = field(default_factory=dict)  # what else it found
+    lines: list = field(default_factory=list)  # of these, for the text
 
     def json(self):
-        return {key: value for key, value in asdict(self).items() if key != "results" or value}
+        return {key: value for key, value in asdict(self).items() if key != "lines" and (key != "results" or value)}
 
 
 @dataclass
@@ -108,6 +110,8 @@ class Report:
             lines.append(f"{part.name}: {part.status}, {part.seconds:.0f} s" +
                          (f": {part.sentence}" if part.sentence else ""))
         lines.append("")
+        for part in self.parts:
+            lines += [*part.lines, ""] if part.lines else []
         lines += self.rule_lines() + self.constant_lines()
         counts = {result: sum(rule.result == result for rule in self.rules) for result in RESULTS}
         lines.append(f"{len(self.rules)} rules: " + ", ".join(f"{n} {result}" for result, n in counts.items()))

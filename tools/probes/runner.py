@@ -55,7 +55,7 @@ class NoBackend(Exception):
 class Machine:
     """`backend`: hip, hip-emu, or emulator, the one that says what a probe is to give."""
 
-    def __init__(self, program, backend, library=None, device=0, constants=None, timeout=300):
+    def __init__(self, program, backend, library=None, device=0, constants=None, timeout=900):
         self.program, self.backend, self.timeout = Path(program), backend, timeout
         self.options = ["--backend", backend]
         if library:
