@@ -306,6 +306,24 @@ class Usage(unittest.TestCase):
         text, _ = silicon("--only", "values,nothing", code=2)
         self.assertIn("'nothing' is no part", text)
 
+    def test_builds_that_fail(self):
+        """From a tree that is not built, with a cmake that only says why."""
+        for says, sentence in [("-- attn: gfx9 emulator: left out, LLVM >= 17 not found",
+                                "(attn: gfx9 emulator: left out, LLVM >= 17 not found); tools/setup installs what it needs"),
+                               ("error: no compiler", "cmake --preset release failed, see ")]:
+            with self.subTest(says=says), tempfile.TemporaryDirectory() as folder:
+                tree, stub = Path(folder) / "tree", Path(folder) / "bin" / "cmake"
+                ignored = shutil.ignore_patterns("*.cpp", "__pycache__")
+                shutil.copytree(SOURCE / "tools", tree / "tools", ignore=ignored)
+                stub.parent.mkdir()
+                stub.write_text(f"#!/bin/sh\necho '{says}'\nexit 1\n")
+                stub.chmod(0o755)
+                done = subprocess.run([tree / "tools" / "silicon"], capture_output=True, text=True,
+                                      env=dict(os.environ, PATH=f"{stub.parent}:{os.environ['PATH']}"))
+                self.assertEqual((done.returncode, done.stdout), (4, ""), done.stderr)
+                self.assertEqual(done.stderr.count("\n"), 1)
+                self.assertIn(sentence, done.stderr)
+
     def test_no_build(self):
         text, _ = silicon("--build", "/no/such/build", code=4)
         self.assertIn("/no/such/build has no attn and no attn-probe-run", text)

@@ -58,10 +58,10 @@ def built(build):
                 ["cmake", "--build", "--preset", "release", "--target", *TARGETS]:
             if subprocess.run(command, cwd=TREE, stdout=out, stderr=subprocess.STDOUT).returncode == 0:
                 continue
-            if "left out" in (text := log.read_text()) and "emulator: left out" in text:
-                reason = next(line for line in text.splitlines() if "emulator: left out" in line)
-                raise Stop(FAILED, f"the build has no emulator, and a probe is nothing without what it is to give "
-                           f"({reason.strip('- ')}); tools/setup installs what it needs")
+            reason = next((line for line in log.read_text().splitlines() if "emulator: left out" in line), "")
+            if reason:
+                raise Stop(FAILED, f"the build has no emulator, which says what a probe is to give ({reason.strip('- ')}); "
+                           "tools/setup installs what it needs")
             raise Stop(FAILED, f"{' '.join(command[:4])} failed, see {log}; tools/setup installs what a build needs")
     if missing():
         raise Stop(FAILED, f"the build made no {' and no '.join(missing())}, see {log}")
