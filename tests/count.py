@@ -50,8 +50,13 @@ def count(case):
     return max(cases - failed - skipped, 0), failed, skipped
 
 
-total = [0, 0, 0]
-for path in sys.argv[1:]:
-    for case in ElementTree.parse(path).getroot().iter("testcase"):
-        total = [t + c for t, c in zip(total, count(case))]
-print(*total)
+def main(paths):
+    total = [0, 0, 0]
+    for path in paths:
+        for case in ElementTree.parse(path).getroot().iter("testcase"):
+            total = [t + c for t, c in zip(total, count(case))]
+    print(*total)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

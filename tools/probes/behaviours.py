@@ -224,6 +224,33 @@ SCRATCH_DMA = ONE_WAVE + """
   s_waitcnt lgkmcnt(0)
 """ + store(8, 2)
 
+INDEXED = ONE_WAVE + "".join(f"  v_add_u32_e32 v{16 + i}, {i}, v1\n  s_movk_i32 s{20 + i}, {100 + i}\n" for i in range(8)) + \
+    "".join(f"  v_mov_b32_e32 v{i}, -1\n" for i in (8, 9, 10, 11, 12)) + """
+  s_mov_b32 s8, 3
+  s_set_gpr_idx_on s8, gpr_idx(SRC0)
+  s_nop 3
+  v_mov_b32_e32 v8, v16
+  s_set_gpr_idx_idx 5
+  s_nop 3
+  v_sub_u32_e32 v10, v16, v17
+  s_set_gpr_idx_mode gpr_idx(SRC1,DST)
+  s_nop 3
+  v_sub_u32_e32 v6, v16, v17
+  s_set_gpr_idx_off
+  s_mov_b32 m0, 2
+  s_mov_b64 s[30:31], 0
+  s_mov_b64 s[32:33], 0
+  s_nop 3
+  s_movrels_b32 s9, s20
+  s_movrels_b64 s[10:11], s[20:21]
+  s_movreld_b32 s28, s24
+  s_movreld_b64 s[30:31], s[26:27]
+  s_add_u32 s9, s9, s30
+  s_add_u32 s10, s10, s32
+  v_mov_b32_e32 v9, s9
+  v_mov_b32_e32 v12, s10
+""" + store(8, 5)
+
 BEHAVIOURS = [
     entry("entry state", 16, 4, 2, "workgroup_id=xyz"),
     entry("entry state of a wave in part", 33, 3, 1, "workgroup_id=xyz denorm_f32=flush dx10_clamp=1"),
@@ -234,6 +261,7 @@ BEHAVIOURS = [
     Behaviour("clock", CLOCK, 2),
     Behaviour("mode register", MODE_REGISTER, 4),
     Behaviour("accumulation registers", ACCUMULATION, 5, "workgroup_id=xyz lds=256"),
+    Behaviour("indexed registers", INDEXED, 5, "workgroup_id=xyz indexed_vgprs=24 indexed_sgprs=36"),
     Behaviour("loads to LDS, scratch", SCRATCH_DMA, 2, "workgroup_id=xyz lds=1024 scratch=32"),
 ]
 

@@ -117,6 +117,8 @@ PAIRS = [
     Pair(CMPX, "v_mov_b32_dpp v16, v8 row_shr:1 row_mask:0xf bank_mask:0xf", ("v16",)),
     Pair("s_mov_b32 m0, s45", "buffer_load_dword v1, s[32:35], 0 offen lds", ("v16", "v17"),
          after="ds_read_b32 v16, v1\n  ds_read_b32 v17, v1 offset:256"),
+    Pair("s_mov_b32 m0, s45", "global_load_lds_dword v1, s[12:13]", ("v16", "v17"),
+         after="ds_read_b32 v16, v1\n  ds_read_b32 v17, v1 offset:256"),
     Pair("s_setreg_b32 hwreg(HW_REG_MODE, 0, 4), s46", "s_getreg_b32 s40, hwreg(HW_REG_MODE, 0, 4)", ("s40",),
          after="s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 4), 0"),
     Pair("s_setreg_b32 hwreg(HW_REG_MODE, 0, 2), s46", "s_setreg_b32 hwreg(HW_REG_MODE, 2, 2), s40", ("s42",),

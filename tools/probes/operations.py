@@ -14,6 +14,8 @@ ELSEWHERE = {
     "s_memtime": "clock", "s_memrealtime": "clock",
     "v_accvgpr_read_b32": "accumulation registers", "v_accvgpr_write_b32": "accumulation registers",
     "v_accvgpr_mov_b32": "accumulation registers",
+    **{f"s_set_gpr_idx_{what}": "indexed registers" for what in ("on", "off", "idx", "mode")},
+    **{f"s_movrel{way}_b{bits}": "indexed registers" for way in "sd" for bits in (32, 64)},
     **{f"global_load_lds_{size}": "loads to LDS, global" for size in SIZES},
     **{f"scratch_load_lds_{size}": "loads to LDS, scratch" for size in SIZES},
 }

@@ -4,11 +4,12 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parents[1] / "tests"))
+from count import catch_counts  # noqa: E402
+
 DONE, FAILED_A_CASE, NO_BACKEND, UNSUPPORTED = 0, 1, 3, 4  # exit codes of attn and attn-fp8-stress
 TIMEOUT = 3600
 
@@ -42,28 +43,21 @@ class Programs:
 SHORT_TESTS = ["merge: shapes*"]
 
 
+FAILED_CASE = re.compile(r"^-{79}\n(?P<name>.+)\n(?:.+\n)*?-{79}\n(?:.*\n)*?(?P<where>\S+:\d+): FAILED:\n(?P<what>.*)$", re.M)
+
+
 def conformance(programs, short, progress):
     """({tests, failed, skipped}, sentences of failure)."""
     progress("conformance: attn-tests")
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "results.xml"
-        done = programs.run("attn-tests", *(SHORT_TESTS if short else []), "-r", "junit", "-o", path)
-        if not path.exists() or not path.read_text():
-            raise RuntimeError(f"attn-tests: {last_line(done)}")
-        cases = ElementTree.parse(path).getroot().iter("testcase")
-        names = {}
-        for case in cases:
-            name = case.get("name").split("/")[0]  # a case's sections stand one by one
-            bad = next((f for kind in ("failure", "error") for f in case.iter(kind)), None)
-            why = "" if bad is None else (bad.get("message") or (bad.text or "?").strip()).splitlines()[0]
-            names[name] = names.get(name) or why
-    if not names:
-        raise RuntimeError(f"attn-tests ran no test: {last_line(done)}")
-    failed = {name: why for name, why in names.items() if why}
-    skipped = re.search(r"^SKIPPED: (\d+)$", done.stdout, re.M)
-    results = {"tests": len(names), "failed": sorted(failed), "skipped": int(skipped.group(1)) if skipped else 0}
+    done = programs.run("attn-tests", *(SHORT_TESTS if short else []))
+    counts = catch_counts(done.stdout)
+    if not counts or not counts[0]:
+        raise RuntimeError(f"attn-tests: {last_line(done)}")
+    failed = {found["name"]: f"{Path(found['where']).name}: {found['what'].strip()}" for found in
+              FAILED_CASE.finditer(done.stdout)}
     if done.returncode and not failed:  # such as a kernel that was never launched
         failed["attn-tests"] = last_line(done)
+    results = {"tests": counts[0], "failed": sorted(failed), "skipped": counts[2]}
     return results, [f"{name}: {why}" for name, why in failed.items()]
 
 

@@ -75,7 +75,7 @@ Json emulator_rules() {
   }
   Json& hazards = rules["hazards"] = Json::array();
   for (const gfx9emu::HazardRule& rule : gfx9emu::hazard_rules())
-    hazards.push_back({{"text", rule.text}, {"warning", rule.warning}});
+    hazards.push_back({{"text", rule.text}});
   Json& mfma = rules["mfma"] = Json::array();
   for (const gfx9emu::MfmaShape& s : gfx9emu::mfma_shapes()) {
     mfma.push_back({{"name", s.name},
