@@ -324,6 +324,8 @@ class Usage(unittest.TestCase):
                 tree, stub = Path(folder) / "tree", Path(folder) / "bin" / "cmake"
                 ignored = shutil.ignore_patterns("*.cpp", "__pycache__")
                 shutil.copytree(SOURCE / "tools", tree / "tools", ignore=ignored)
+                (tree / "tests").mkdir()
+                shutil.copy(SOURCE / "tests" / "count.py", tree / "tests")
                 stub.parent.mkdir()
                 stub.write_text(f"#!/bin/sh\necho '{says}'\nexit 1\n")
                 stub.chmod(0o755)
