@@ -315,6 +315,10 @@ class Usage(unittest.TestCase):
         text, _ = silicon("--only", "values,nothing", code=2)
         self.assertIn("'nothing' is no part", text)
 
+    def test_no_folder_for_the_report(self):
+        text, _ = silicon("--json", "/no/such/folder/report.json", code=2)
+        self.assertIn("--json: there is no folder /no/such/folder", text)
+
     def test_builds_that_fail(self):
         """From a tree that is not built, with a cmake that only says why."""
         for says, sentence in [("-- attn: gfx9 emulator: left out, LLVM >= 17 not found",

@@ -191,6 +191,8 @@ def parse(arguments):
     for name in options.parts:
         if name not in PARTS:
             parser.error(f"--only: '{name}' is no part; parts are {', '.join(PARTS)}")
+    if options.json and not options.json.parent.is_dir():  # rather than when all is done
+        parser.error(f"--json: there is no folder {options.json.parent}")
     return options
 
 
@@ -201,8 +203,8 @@ def run(options):
         session = Session(options, progress)
     except NoBackend as error:
         raise Stop(NO_BACKEND, str(error).removeprefix("attn-probe-run: ")) from None
-    except Failure as failure:
-        raise Stop(FAILED, str(failure)) from None
+    except (Failure, OSError, subprocess.SubprocessError) as error:
+        raise Stop(FAILED, str(error)) from None
     report = Report(datetime.date.today().isoformat(), options.backend, "short" if options.short else "long",
                     attn_version(options.build), commit(), session.described)
     for name in options.parts:
@@ -210,7 +212,10 @@ def run(options):
     progress("")
     print(report.text(), end="")
     if options.json:
-        report.write(options.json)
+        try:
+            report.write(options.json)
+        except OSError as error:
+            raise Stop(FAILED, f"--json {options.json}: {error.strerror}") from None
     if report.failed:
         raise Stop(FAILED, f"{report.failed[0].name}: {report.failed[0].sentence}")
     return DIFFERENT if report.differing else DONE
