@@ -11,6 +11,7 @@ from amdhsa.llvm import TRIPLE, find_llvm
 from amdhsa.target import find_target
 
 ARCH = "gfx942"
+E_FLAGS, SRAMECC_ON = 48, 3 << 10  # of the ELF header; EF_AMDGPU_FEATURE_SRAMECC_ON_V4
 
 
 class Assembler:
@@ -21,14 +22,17 @@ class Assembler:
         self.cache = Path(cache)
         self.cache.mkdir(parents=True, exist_ok=True)
 
-    def build(self, name, source):
-        """The path of the code object that a declared source makes."""
-        key = hashlib.sha256(f"{self.llvm.version}\n{source}".encode()).hexdigest()[:16]
+    def build(self, name, source, sramecc=False):
+        """The path of the code object that a declared source makes. `sramecc`: for devices alone that have it on, as MI300X."""
+        key = hashlib.sha256(f"{self.llvm.version} {sramecc}\n{source}".encode()).hexdigest()[:16]
         path = self.cache / f"{name}-{key}.hsaco"
         if not path.exists():
             text = self.cache / f"{name}.s"
             text.write_text(source)
             data, _ = generate(self.llvm, text, find_target(ARCH))
+            if sramecc:
+                flags = int.from_bytes(data[E_FLAGS:E_FLAGS + 4], "little") | SRAMECC_ON
+                data = data[:E_FLAGS] + flags.to_bytes(4, "little") + data[E_FLAGS + 4:]
             part = path.with_suffix(".part")
             part.write_bytes(data)
             part.replace(path)

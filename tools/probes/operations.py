@@ -344,9 +344,15 @@ def all_forms(rules, assembler):
     return forms, missing
 
 
+def by_sramecc(form):
+    """Loads into half a register, whose other half is cleared where memory has ECC and kept where it has none."""
+    return "_d16" in form.operation and "store" not in form.operation and "write" not in form.operation
+
+
 def kernels(forms, most=frames.MOST_BLOCKS):
-    """[(frame, its forms)], as many of a frame as fit a kernel."""
+    """[(frame, its forms)], as many of a frame as fit a kernel; those that look at sramecc are apart."""
     for frame in frames.FRAMES:
-        of_frame = [form for form in forms if form.frame == frame.name]
-        for first in range(0, len(of_frame), most):
-            yield frame, of_frame[first:first + most]
+        for apart in False, True:
+            own = [form for form in forms if form.frame == frame.name and by_sramecc(form) == apart]
+            for first in range(0, len(own), most):
+                yield frame, own[first:first + most]

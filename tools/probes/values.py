@@ -52,7 +52,7 @@ class Batch:
         self.values, self.kinds = make_rows(frame, self.rows)
         self.scalars = inputs.scalar_rows(self.rows)
         self.kernel, source = frame.kernel(number, [form.block for form in forms])
-        self.path = assembler.build(self.kernel, source)
+        self.path = assembler.build(self.kernel, source, sramecc=operations.by_sramecc(forms[0]))
 
     @property
     def size(self):
