@@ -10,6 +10,7 @@
 #include "kernels/cuda_forward.h"
 #include "kernels/decode/decode_args.h"
 #include "kernels/decode/decode_tiles.h"
+#include "kernels/decode_units.h"
 #include "kernels/limits.h"
 
 namespace attn::decode {
@@ -31,11 +32,6 @@ struct Shape {
   bool whole_heads = false;  // blocks take whole row tiles
   int64_t slots = 0;         // of the workspace
 };
-// See Work in kernels/decode/units.cuh.
-inline int64_t columns_of(const Problem& p, int64_t blocks) {
-  return std::min(p.heads_kv, blocks);
-}
-
 // Rows, queries times query heads of a K/V head, of the sequences that a launch takes: of all, or
 // (few) of those that one row tile holds.
 template <bool few>
@@ -223,29 +219,8 @@ inline Status check(const Problem& p, int64_t rows, const DeviceInfo& device,
                     const DecodeTile& tile, bool engine) {
   if (p.fixed_split % unit_keys != 0)
     return unsupported("fixed_split is ", p.fixed_split, "; accepted: multiples of ", unit_keys);
-  if (p.num_segments > attn_decode_max_segments)
-    return unsupported("num_segments is ", p.num_segments, "; accepted: up to ",
-                       int(attn_decode_max_segments));
-  constexpr int64_t max_units = INT32_MAX;
-  if (p.seqlen_kv > max_length)
-    return unsupported("seqlen_kv is ", p.seqlen_kv, "; accepted: up to ", max_length);
-  const int64_t tiles = row_tiles(rows, tile);
-  const int64_t units =
-      p.batch * p.heads_kv * tiles * (ceil_div(p.seqlen_kv, unit_keys) + p.num_segments);
-  const auto too_many = [&](const char* accepted, int64_t most) {
-    const std::string of_tiles =
-        tiles > 1 ? join("ceil(heads_q / heads_kv * seqlen_q / ", tile.rows(), ") * ") : "";
-    return unsupported("batch * heads_kv * ", of_tiles, "(ceil(seqlen_kv / ", unit_keys,
-                       ") + num_segments) is ", units, "; ", accepted, ": up to ", most);
-  };
-  if (units > max_units) return too_many("accepted", max_units);
-  for (const attn_segment& s : p.segment) {
-    if (s.layout == ATTN_PAGED && s.num_pages > INT32_MAX)
-      return unsupported("num_pages is ", s.num_pages, "; accepted: up to ", int64_t{INT32_MAX});
-    for (const attn_descale_kind kind : {s.k_descale, s.v_descale})
-      if (kind == ATTN_DESCALE_BLOCK && units > max_units / 2)
-        return too_many("accepted with descales per block", max_units / 2);
-  }
+  ATTN_TRY(
+      check_units(p, row_tiles(rows, tile), tile.rows(), attn_decode_max_segments, max_length));
   if (engine) ATTN_TRY(check_engine(p, device));
   return {};
 }

@@ -2,10 +2,8 @@
 // head_dim they take; _mask: with a block mask.
 #include <algorithm>
 
-#include "asm/gfx942/forward_args.h"
-#include "core/dtype.h"
 #include "kernels/families.h"
-#include "kernels/kernarg.h"
+#include "kernels/gfx942.h"
 #include "kernels/limits.h"
 #include "kernels/mask_arrays.h"
 
@@ -15,7 +13,6 @@ namespace {
 constexpr int64_t tile_keys = attn_gfx942_tile_keys;
 constexpr int64_t max_length = attn_gfx942_max_length;
 constexpr int64_t max_grid_yz = (1 << 16) - 1;  // workgroups of a HIP grid along y and z
-constexpr int64_t max_seq_stride = 1 << 24;     // bytes: offsets of 256 rows are 32 bits
 constexpr unsigned xcds = 8;  // as the kernels count: workgroup i runs on XCD i % 8
 
 // Tiles of a K/V head in the workspace. A packed sequence begins at tile cu_seqlens / 64 + b.
@@ -56,23 +53,6 @@ unsigned magic(int64_t divisor) {
   return divisor == 1 ? 0 : unsigned(ceil_div(int64_t{1} << 32, divisor));
 }
 
-attn_gfx942_band band_of(const Problem& p) {
-  constexpr int64_t none = attn_gfx942_unbounded;
-  const RangeMask mask = p.range_mask();
-  attn_gfx942_band band{int(none), int(none), int(none)};
-  if (mask.window && mask.left >= 0) band.left = int(std::min<int64_t>(mask.left, none));
-  if (mask.window && mask.right >= 0) band.right = int(std::min<int64_t>(mask.right + 1, none));
-  if (mask.causal) band.right = std::min(band.right, 1);
-  if (mask.top_left) band.top = 1;
-  return band;
-}
-
-Status check_seq_stride(const char* name, attn_dtype type, int64_t stride) {
-  const int64_t bytes = dtype_bytes(type, stride);
-  if (bytes >= 0 && bytes < max_seq_stride) return {};
-  return unsupported(name, ".seq is ", stride, "; accepted: less than ", max_seq_stride, " bytes");
-}
-
 Status check(const Problem& p, bool masked) {
   const attn_segment& s = p.segment[0];
   if (p.seqlen_q > max_length || s.seqlen > max_length)
@@ -97,12 +77,6 @@ Status check(const Problem& p, bool masked) {
     return unsupported("seqlen_q ", p.seqlen_q, ", seqlen ", s.seqlen,
                        ": 2^31 blocks of the mask or more for a head");
   return {};
-}
-
-void set_bytes(long long (&to)[3], attn_dtype type, const attn_strides& from) {
-  to[0] = dtype_bytes(type, from.batch);
-  to[1] = dtype_bytes(type, from.seq);
-  to[2] = dtype_bytes(type, from.head);
 }
 
 // The lengths, which both kernels read alike.

@@ -1,0 +1,179 @@
+// The kernels decode_gfx942_*: few queries against many keys. They differ by the types and the
+// largest head_dim they take.
+#include <algorithm>
+#include <bit>
+
+#include "asm/gfx942/decode_args.h"
+#include "kernels/decode_units.h"
+#include "kernels/families.h"
+#include "kernels/gfx942.h"
+#include "kernels/kv_args.h"
+#include "kernels/limits.h"
+
+namespace attn {
+namespace {
+
+static_assert(attn_gfx942_decode_keys == decode::unit_keys &&
+              attn_gfx942_decode_rows == decode::group_rows &&
+              attn_gfx942_decode_merged_parts == decode::merged_parts);
+
+constexpr int64_t rows_of_tile = attn_gfx942_decode_rows;
+constexpr int64_t max_page_stride = int64_t{1} << 32;  // bytes
+constexpr int64_t few_units = 8;                       // of a workgroup: two of each wave
+
+int64_t row_tiles(const Problem& p) {
+  return std::max<int64_t>(1, ceil_div(p.seqlen_q * p.group(), rows_of_tile));
+}
+
+// Two workgroups on each compute unit, one where they would have few units, but no more than units.
+int64_t blocks(const Problem& p, const DeviceInfo& device) {
+  int64_t units = 0;
+  for (const attn_segment& s : p.segment) units += ceil_div(s.seqlen, decode::unit_keys);
+  const int64_t all = p.batch * p.heads_kv * row_tiles(p) * std::max<int64_t>(1, units);
+  int64_t most = std::max<int64_t>(1, multiprocessors(p, device));
+  if (all / most >= few_units && p.max_sms == 0) most *= 2;
+  const int64_t columns = decode::columns_of(p, most);
+  return columns * std::min(most / columns, ceil_div(all, columns));
+}
+
+// Two slots of each workgroup.
+struct Workspace {
+  int64_t slots, stats_at, arrived_at, bytes;
+};
+Workspace workspace_of(int64_t blocks, int64_t dim) {
+  constexpr int64_t waves = attn_gfx942_decode_waves;
+  const int64_t slots = 2 * blocks, stats_at = slots * rows_of_tile * dim * int64_t{sizeof(float)},
+                arrived_at = stats_at + slots * waves * rows_of_tile * 4 * int64_t{sizeof(float)};
+  return {slots, stats_at, arrived_at, arrived_at + 2 * slots * waves * int64_t{sizeof(unsigned)}};
+}
+
+attn_gfx942_divisor divisor(int64_t d) {
+  const int shift = int(std::bit_width(uint64_t(d - 1)));
+  return {unsigned(ceil_div(int64_t{1} << (31 + shift), d)), shift};
+}
+
+template <int64_t dim>
+void pack(const Problem& p, const Args& args, const Target& target, Parameters* to) {
+  constexpr double log2_e = 1.4426950408889634;
+  attn_gfx942_decode_kernarg a{};
+  a.q = args.q;
+  a.out = args.out;
+  a.lse = args.lse;
+  a.cu_seqlens_q = p.q_layout == ATTN_PACKED ? args.cu_seqlens_q : nullptr;
+  a.alibi_slopes = p.has(ATTN_ALIBI) ? args.alibi_slopes : nullptr;
+  a.sinks = p.has(ATTN_SINKS) ? args.sinks : nullptr;
+  set_bytes(a.q_stride, p.q_type, p.q_stride);
+  set_bytes(a.out_stride, p.out_type, p.out_stride);
+  const int64_t grid = target.step.launch.grid[0];
+  const Workspace workspace = workspace_of(grid, dim);
+  char* base = static_cast<char*>(target.workspace);
+  a.sums = reinterpret_cast<float*>(base);
+  a.stats = reinterpret_cast<float*>(base + workspace.stats_at);
+  a.arrived = reinterpret_cast<unsigned*>(base + workspace.arrived_at);
+  a.batch = int(p.batch);
+  a.heads_q = int(p.heads_q);
+  a.heads_kv = int(p.heads_kv);
+  a.group = int(p.group());
+  a.by_group = divisor(p.group());
+  a.seqlen_q = int(p.seqlen_q);
+  a.total_q = int(p.total_q);
+  a.band = band_of(p);
+  a.columns = int(decode::columns_of(p, grid));
+  a.column_blocks = int(grid / a.columns);
+  a.slots = unsigned(workspace.slots);
+  a.num_segments = p.num_segments;
+  a.head_dim = int(dtype_bytes(p.segment[0].k_type, p.head_dim));
+  a.head_dim_v = int(dtype_bytes(p.segment[0].v_type, p.head_dim_v));
+  a.q_type = p.q_type;
+  a.out_type = p.out_type;
+  const double scale = std::abs(double(p.scale));
+  a.factor = float(p.softcap > 0 ? scale / p.softcap : scale * log2_e);
+  a.cap = float(p.softcap * log2_e);
+  a.negative = p.scale < 0;
+  for (int32_t i = 0; i < p.num_segments; ++i) {
+    const attn_segment& from = p.segment[i];
+    const attn_segment_args of = args.segment[i];
+    attn_gfx942_decode_segment& s = a.segment[i];
+    s.k = of.k;
+    s.v = of.v;
+    set_bytes(s.k_stride, from.k_type, from.k_stride);
+    set_bytes(s.v_stride, from.v_type, from.v_stride);
+    s.lengths = kv_lengths(from, of);
+    if (from.layout != ATTN_PAGED) continue;
+    s.pages = pages(from, of);
+    s.by_page_size = divisor(from.page_size);
+  }
+  store(a, to);
+}
+
+Status check(const Problem& p) {
+  ATTN_TRY(decode::check_units(p, row_tiles(p), int(rows_of_tile), attn_gfx942_decode_segments,
+                               attn_gfx942_max_length));
+  if (p.total_q > INT32_MAX)
+    return unsupported("total_q ", p.total_q, "; accepted: up to ", INT32_MAX);
+  ATTN_TRY(check_seq_stride("q_stride", p.q_type, p.q_stride.seq));
+  ATTN_TRY(check_seq_stride("out_stride", p.out_type, p.out_stride.seq));
+  ATTN_TRY(check_head_stride("q_stride", p.q_type, p.q_stride.head));
+  ATTN_TRY(check_head_stride("out_stride", p.out_type, p.out_stride.head));
+  for (const attn_segment& s : p.segment) {
+    if (s.total > INT32_MAX) return unsupported("total ", s.total, "; accepted: up to ", INT32_MAX);
+    ATTN_TRY(check_seq_stride("k_stride", s.k_type, s.k_stride.seq));
+    ATTN_TRY(check_seq_stride("v_stride", s.v_type, s.v_stride.seq));
+    for (const auto& [type, stride] : {std::pair{s.k_type, s.k_stride}, {s.v_type, s.v_stride}})
+      if (s.layout == ATTN_PAGED && dtype_bytes(type, stride.batch) >= max_page_stride)
+        return unsupported("the stride of pages is ", stride.batch, "; accepted: less than ",
+                           max_page_stride, " bytes");
+  }
+  return {};
+}
+
+template <Text name, int64_t dim>
+Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
+  ATTN_TRY(check(p));
+  const int64_t grid = blocks(p, device);
+  recipe->workspace = size_t(workspace_of(grid, dim).bytes);
+  recipe->steps.push_back({
+      .image = name_of<name>.text,
+      .kernarg_bytes = sizeof(attn_gfx942_decode_kernarg),
+      .static_shared_bytes = 21504,
+      .launch = {.grid = {uint32_t(grid), 1, 1}, .block = {64 * attn_gfx942_decode_waves, 1, 1}},
+      .pack = pack_of<pack<dim>>,
+  });
+  return {};
+}
+
+template <attn_dtype type, Text variant, int64_t dim>
+constexpr Kernel row() {
+  constexpr Text name = kernel_name<"decode_gfx942_", type, variant>;
+  return {.name = name_of<name>.text,
+          .op = Op::forward,
+          .backend = ATTN_BACKEND_HIP,
+          .limits = {.in_types = type_bit(type),
+                     .kv_types = type_bit(type),
+                     .out_types = float_types,
+                     .flags = forward_flags | ATTN_ALIBI | ATTN_SPLIT_INVARIANT,
+                     .features =
+                         forward_features | feature_segments | feature_paged_kv | feature_softcap,
+                     .head_dim = {.multiple = 8, .max = dim},
+                     .head_dim_v = {.multiple = 8, .max = dim},
+                     .seqlen_q = {.max = rows_of_tile},
+                     .group = {.max = rows_of_tile}},
+          .numerics = {.weights = type,
+                       .lag = 8,
+                       .rows = int(rows_of_tile),
+                       .keys = decode::unit_keys,
+                       .rounded_sums = true},
+          .recipe = recipe_of<make_recipe<name, dim>>};
+}
+
+constinit const Kernel rows[] = {
+    row<ATTN_BF16, "d128", 128>(),
+};
+
+}  // namespace
+
+std::span<const Kernel> gfx942_decode_rows() {
+  return rows;
+}
+
+}  // namespace attn

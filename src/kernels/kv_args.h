@@ -1,0 +1,44 @@
+// What the host sides of the kernels that read or write K/V share, whatever the device.
+#pragma once
+#include <algorithm>
+
+#include "kernels/kernarg.h"
+#include "kernels/shared/forward_args.h"
+
+namespace attn {
+
+// That a run may use.
+inline int64_t multiprocessors(const Problem& p, const DeviceInfo& device) {
+  return p.max_sms > 0 ? std::min<int64_t>(p.max_sms, device.multiprocessors)
+                       : device.multiprocessors;
+}
+
+inline attn_kv_lengths kv_lengths(const attn_segment& segment, const attn_segment_args& args) {
+  return {.seqlens = segment.has_seqlens ? args.seqlens : nullptr,
+          .cu_seqlens = segment.layout == ATTN_PACKED ? args.cu_seqlens : nullptr,
+          .total = segment.total,
+          .capacity = int(segment.seqlen)};
+}
+
+inline attn_pages pages(const attn_segment& segment, const attn_segment_args& args) {
+  const bool paged = segment.layout == ATTN_PAGED;
+  return {.block_table = paged ? args.block_table : nullptr,
+          .num_pages = paged ? int(segment.num_pages) : 1,
+          .page_size = segment.page_size,
+          .max_pages = segment.max_pages};
+}
+
+inline attn_descale descale(attn_descale_kind kind, const float* at, int64_t heads_kv,
+                            const attn_segment& s) {
+  attn_descale d{};
+  if (kind == ATTN_DESCALE_NONE) return d;
+  d.at = at;
+  if (kind == ATTN_DESCALE_TENSOR) return d;
+  const int blocks = kind == ATTN_DESCALE_BLOCK ? int(ceil_div(s.seqlen, s.descale_block_keys)) : 1;
+  d.batch = int(heads_kv) * blocks;
+  d.head = blocks;
+  if (kind == ATTN_DESCALE_BLOCK) d.block_keys = s.descale_block_keys;
+  return d;
+}
+
+}  // namespace attn
