@@ -40,7 +40,7 @@ struct attn_gfx942_decode_kernarg {
   // The workspace: two slots for each workgroup, of 16 rows, head dims as the waves' lanes have
   // them.
   float* sums;
-  float* stats;       // [slots, 16, 4]: reference, sum of the weights as rounded, sum, 0
+  float* stats;       // [slots, waves, 16, 4]: reference, sum of the weights as rounded, sum, 0
   unsigned* arrived;  // [2, slots, waves]: zero between launches
   int batch, heads_q, heads_kv, group;  // group: query heads per K/V head
   struct attn_gfx942_divisor by_group;
@@ -51,9 +51,11 @@ struct attn_gfx942_decode_kernarg {
   int num_segments;
   int head_dim, head_dim_v;  // bytes of a row of K, of V
   int q_type, out_type;      // shared/types.h
-  float factor;  // of dot products, not negative: with log2(e), unless scores are capped
-  float cap;     // largest score, times log2(e); 0: none
-  int negative;  // 1: the factor's sign is
+  float factor;    // of dot products, not negative: with log2(e), unless scores are capped
+  float cap;       // largest score, times log2(e); 0: none
+  int negative;    // 1: the factor's sign is
+  int out_bytes;   // of a row of out
+  int workgroups;  // packed q: so many share the rows of nobody
   struct attn_gfx942_decode_segment segment[attn_gfx942_decode_segments];
 };
 

@@ -90,6 +90,8 @@ void pack(const Problem& p, const Args& args, const Target& target, Parameters* 
   a.factor = float(p.softcap > 0 ? scale / p.softcap : scale * log2_e);
   a.cap = float(p.softcap * log2_e);
   a.negative = p.scale < 0;
+  a.out_bytes = int(dtype_bytes(p.out_type, p.head_dim_v));
+  a.workgroups = int(std::min<int64_t>(grid, 1 << 16));
   for (int32_t i = 0; i < p.num_segments; ++i) {
     const attn_segment& from = p.segment[i];
     const attn_segment_args of = args.segment[i];
@@ -162,7 +164,8 @@ constexpr Kernel row() {
                        .lag = 8,
                        .rows = int(rows_of_tile),
                        .keys = decode::unit_keys,
-                       .rounded_sums = true},
+                       .rounded_sums = true,
+                       .always_split_invariant = true},
           .recipe = recipe_of<make_recipe<name, dim>>};
 }
 

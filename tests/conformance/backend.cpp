@@ -594,7 +594,7 @@ int check_case(const Case& c, const std::vector<const Kernel*>& kernels,
     return 0;
   }
   int ran = 0;
-  Outputs rounded;
+  Outputs rounded[2];  // and as split-invariant kernels round
   for (const Kernel* kernel : kernels) {
     INFO("kernel " << kernel->name);
     const Outputs got = run_forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);
@@ -604,13 +604,16 @@ int check_case(const Case& c, const std::vector<const Kernel*>& kernels,
     std::string error = got.error.empty() ? compare(c, data, *kernel, got, want) : got.error;
     // The largest of few errors scatters too much.
     if (error.empty() && kernel->recipe && c.q_type != ATTN_F32 && want.out.size() >= 1000) {
+      const bool split_invariant =
+          c.has(ATTN_SPLIT_INVARIANT) || kernel->numerics.always_split_invariant;
       if (rounds_kv(c, *kernel)) {
         const Data stated = with_rounded_kv(c, data);
-        error =
-            compare_with_rounded(c, stated, got, formula(c, stated), rounded_formula(c, stated));
+        error = compare_with_rounded(c, stated, got, formula(c, stated),
+                                     rounded_formula(c, stated, split_invariant));
       } else {
-        if (rounded.out.empty()) rounded = rounded_formula(c, data);
-        error = compare_with_rounded(c, data, got, want, rounded);
+        Outputs& as_rounded = rounded[split_invariant];
+        if (as_rounded.out.empty()) as_rounded = rounded_formula(c, data, split_invariant);
+        error = compare_with_rounded(c, data, got, want, as_rounded);
       }
     }
     if (error.empty())

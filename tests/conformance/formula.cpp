@@ -15,7 +15,8 @@ double rounded(attn_dtype type, double x) {
   return decode_element(type, bytes, 0);
 }
 
-Outputs compute(const Case& c, const Data& data, bool round, const Planted& mistake = {}) {
+Outputs compute(const Case& c, const Data& data, bool round, bool split_invariant = false,
+                const Planted& mistake = {}) {
   Outputs answer;
   const double scale = c.scale != 0 ? double(c.scale) : 1 / std::sqrt(double(c.head_dim));
   const double log2_e = 1 / std::log(2.0);
@@ -44,7 +45,7 @@ Outputs compute(const Case& c, const Data& data, bool round, const Planted& mist
         }
         // fp8: 2^7 times the weight in e4m3fnuz, whose largest value is 240.
         const bool fp8 = round && dtype_is_fp8(c.q_type);
-        const bool whole = round && c.has(ATTN_SPLIT_INVARIANT);
+        const bool whole = round && split_invariant;
         const double reference = whole ? std::ceil(max * log2_e) / log2_e : max;
         double sum = c.has(ATTN_SINKS) ? std::exp(data.sinks.as<float>()[h] - reference) : 0;
         if (wrong) sum *= mistake.sink_times;
@@ -74,10 +75,10 @@ Outputs formula(const Case& c, const Data& data) {
   return compute(c, data, false);
 }
 Outputs formula_with(const Planted& mistake, const Case& c, const Data& data) {
-  return compute(c, data, false, mistake);
+  return compute(c, data, false, false, mistake);
 }
-Outputs rounded_formula(const Case& c, const Data& data) {
-  return compute(c, data, true);
+Outputs rounded_formula(const Case& c, const Data& data, bool split_invariant) {
+  return compute(c, data, true, split_invariant);
 }
 
 }  // namespace attn::test
