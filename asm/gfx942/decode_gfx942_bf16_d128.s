@@ -9,7 +9,8 @@
 //#   i64[112] more_segments     seven more
 //
 // Registers and LDS: include/decode.inc. Occupancy: 2 waves per SIMD.
+.include "decode_elements.inc"
 .set dim, 128
-.set element, 0
+.set element, element_bf16
 .include "decode.inc"
 decode decode_gfx942_bf16_d128

@@ -170,7 +170,10 @@ constexpr Kernel row() {
 }
 
 constinit const Kernel rows[] = {
+    row<ATTN_BF16, "d64", 64>(),
+    row<ATTN_F16, "d64", 64>(),
     row<ATTN_BF16, "d128", 128>(),
+    row<ATTN_F16, "d128", 128>(),
 };
 
 }  // namespace

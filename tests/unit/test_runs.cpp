@@ -221,8 +221,8 @@ int allocations_of_forward(attn_context* context, const Kernel& kernel, const Va
 // The most segments that the rows of a backend take.
 int most_segments(const Kernel& kernel) {
   if (kernel.host) return 1024;
-  if (kernel.backend == ATTN_BACKEND_HIP) return 1;
   if (std::string(kernel.name).starts_with("decode_")) return int(attn_decode_max_segments);
+  if (kernel.backend == ATTN_BACKEND_HIP) return 1;
   return std::string(kernel.name).find("sm90") != std::string::npos ? int(attn_sm90_max_segments)
                                                                     : int(attn_sm80_max_segments);
 }

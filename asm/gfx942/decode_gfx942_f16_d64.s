@@ -1,0 +1,16 @@
+// Attention of a few queries against many keys, f16, head dimensions up to 64. include/decode.inc is the kernel,
+// docs/gfx942.md describes it.
+//
+// Grid: columns * column_blocks workgroups.
+//
+//# kernel decode_gfx942_f16_d64 workgroup=256 lds=lds_bytes workgroup_id=x
+//# arguments decode.inc
+//# arguments decode_segment.inc
+//#   i64[112] more_segments     seven more
+//
+// Registers and LDS: include/decode.inc. Occupancy: 2 waves per SIMD.
+.include "decode_elements.inc"
+.set dim, 64
+.set element, element_f16
+.include "decode.inc"
+decode decode_gfx942_f16_d64
