@@ -10,117 +10,15 @@
 #include <random>
 #include <stdexcept>
 
-#include "catalog/catalog.h"
-#include "core/dtype.h"
+#include "gfx9/maker.h"
 #include "kernels/gfx942_convert.h"
+#include "kernels/limits.h"
 #include "problem/operations.h"
 
 namespace attn::test {
 namespace {
 
 using gfx9emu::Memory;
-
-struct Problem {
-  Launch launch;
-  std::vector<std::byte> kernarg;
-  std::vector<std::pair<uint64_t, uint64_t>> outputs;  // address, bytes
-  std::vector<uint64_t> allocations;
-};
-
-void require(const Status& status) {
-  if (!status.ok()) throw std::runtime_error(status.text);
-}
-
-// What the kernel's row makes of a problem.
-Recipe recipe_of(const std::string& kernel, const AnyProblem& p) {
-  Recipe recipe;
-  require(find_kernel(kernel.c_str())->recipe(p, {}, &recipe));
-  return recipe;
-}
-void fill(const Step& step, const AnyProblem& p, const void* args, void* workspace, Problem* to) {
-  Parameters parameters;
-  step.pack(p, args, {step, {}, workspace}, &parameters);
-  to->launch = step.launch;
-  const auto* bytes = reinterpret_cast<const std::byte*>(parameters.kernarg);
-  to->kernarg.assign(bytes, bytes + step.kernarg_bytes);
-}
-
-class Maker {
- public:
-  Maker(Memory& memory, uint32_t data) : memory_(memory), rng_(data) {}
-  Problem problem;
-
-  void* input(const std::vector<uint8_t>& bytes) {
-    const uint64_t at = add(bytes.size());
-    memory_.write(at, std::as_bytes(std::span(bytes)));
-    return reinterpret_cast<void*>(at);
-  }
-  void* output(uint64_t bytes) {
-    const uint64_t at = add(bytes), whole = problem.allocations.back(), end = at + bytes;
-    memory_.fill(whole, 0xa5, end - whole);
-    problem.outputs.emplace_back(whole, end - whole);
-    return reinterpret_cast<void*>(at);
-  }
-  // Values of all sizes, times `size`; one in `special` is zero, infinite, NaN or, with `ends`, at
-  // the end of some fp8 type, one in four lies between two numbers of 16 bits.
-  std::vector<uint8_t> values(attn_dtype type, size_t count, unsigned special, double size = 1,
-                              bool ends = true) {
-    std::vector<uint8_t> bytes(count * dtype_bytes(type));
-    std::normal_distribution<double> normal;
-    for (size_t i = 0; i < count; ++i) {
-      double x = normal(rng_) * std::ldexp(size, int(rng_() % 20) - 10);
-      if (special != 0 && rng_() % special == 0) {
-        constexpr double inf = std::numeric_limits<double>::infinity();
-        const double some[] = {0.0, -0.0, inf, -inf, std::nan(""), 448, 464, 240, 57344, 1e30};
-        x = some[rng_() % (ends ? 10 : 5)];
-      }
-      uint32_t code = 0;
-      if (type == ATTN_F32) {
-        const float f = float(x);
-        std::memcpy(&code, &f, 4);
-        if (size == 1 && rng_() % 4 == 0)
-          code = (code & 0xffff0000) | (rng_() % 2 ? 0x8000 : 0x1000);
-      } else if (dtype_is_fp8(type)) {
-        code = uint32_t(rng_() & 255);
-      } else {
-        code = encode(type == ATTN_F16 ? f16_format : bf16_format, x, false);
-        if (std::isnan(x)) code |= rng_() & 0x803f;  // any NaN
-      }
-      std::memcpy(&bytes[i * dtype_bytes(type)], &code, dtype_bytes(type));
-    }
-    return bytes;
-  }
-  // f32 whose quotients by `descale` lie halfway between two codes of an fp8 type, or a bit beside.
-  std::vector<uint8_t> near_ties(attn_dtype type, size_t count, float descale) {
-    const SmallFloat& format = fp8_format(type);
-    std::vector<uint8_t> bytes(count * 4);
-    for (size_t i = 0; i < count; ++i) {
-      const uint32_t code = rng_() % format.max_code;
-      const double tie = (value_of(format, code) + value_of(format, code + 1)) / 2;
-      float x = float(tie * descale);
-      const unsigned beside = rng_() % 4;
-      if (beside < 2) x = std::nextafter(x, beside == 0 ? 0.0f : 1e38f);
-      if (rng_() % 2) x = -x;
-      std::memcpy(&bytes[i * 4], &x, 4);
-    }
-    return bytes;
-  }
-  std::mt19937& rng() { return rng_; }
-
- private:
-  // A multiple of 2^32 lies in the middle, so that addresses carry into their high halves.
-  uint64_t add(uint64_t bytes) {
-    constexpr uint64_t page = uint64_t{1} << 32;
-    const uint64_t now = memory_.allocate(1), middle = (now / page + 2) * page;
-    memory_.free(now);
-    const uint64_t at = middle - bytes / 32 * 16, whole = at / 256 * 256;
-    memory_.skip_to(whole);
-    problem.allocations.push_back(memory_.allocate(at - whole + bytes));
-    return at;
-  }
-  Memory& memory_;
-  std::mt19937 rng_;
-};
 
 // [batch, seq, heads, dim] without gaps; `sign` -1: the last row first, so that offsets are
 // negative and all 64 bits of them count.
@@ -135,8 +33,8 @@ void* first_row(void* memory, int sign, int64_t rows, int64_t row_bytes) {
   return static_cast<char*>(memory) + (sign < 0 ? (rows - 1) * row_bytes : 0);
 }
 
-Problem merge_problem(Memory& memory, uint32_t data, attn_dtype part, attn_dtype out, int parts,
-                      int64_t dim, bool want_lse, int sign) {
+ShippedProblem merge_problem(Memory& memory, uint32_t data, attn_dtype part, attn_dtype out,
+                             int parts, int64_t dim, bool want_lse, int sign) {
   Maker m(memory, data);
   MergeProblem p;
   p.batch = 2, p.heads_q = 3, p.seqlen_q = 6, p.head_dim_v = dim;
@@ -180,7 +78,7 @@ struct Convert {
   bool short_rows = false;  // many heads of few values, some of them 0
 };
 
-Problem convert_problem(Memory& memory, uint32_t data, const Convert& c) {
+ShippedProblem convert_problem(Memory& memory, uint32_t data, const Convert& c) {
   Maker m(memory, data);
   QuantizeProblem p;
   p.batch = p.heads = c.kind == ATTN_DESCALE_BLOCK || c.dim > 64 ? 1 : 3;
@@ -235,9 +133,6 @@ Problem convert_problem(Memory& memory, uint32_t data, const Convert& c) {
   }
   return std::move(m.problem);
 }
-
-// Makes a problem in a Memory; `data` seeds its values.
-using MakeProblem = std::function<Problem(Memory& memory, uint32_t data)>;
 
 std::vector<MakeProblem> merge_problems() {
   std::vector<MakeProblem> all;
@@ -380,8 +275,8 @@ void hide_nan(const Forward& f, int64_t dim, std::vector<uint8_t>* prepared) {
   }
 }
 
-Problem forward_problem(Memory& memory, uint32_t data, const std::string& kernel, bool prepare,
-                        int64_t most_dim, const Forward& f) {
+ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string& kernel,
+                               bool prepare, int64_t most_dim, const Forward& f) {
   Maker m(memory, data);
   attn_segment segment{};
   segment.struct_size = sizeof segment;
@@ -672,13 +567,21 @@ struct Shipped {
   std::vector<MakeProblem> (*problems)();
   bool slow = false;  // too slow for every run of the tests
 };
+template <Text name>
+constexpr Shipped decode() {
+  return {name_of<name>.text, [] { return decode_problems(name.text); }, true};
+}
 constexpr Shipped all_shipped[] = {{"merge_gfx942", merge_problems},
                                    {"convert_gfx942", convert_problems},
                                    {"prepare_gfx942_fp8", prepare_problems},
                                    {"fwd_gfx942_fp8_d64", forward_d64_problems, true},
                                    {"fwd_gfx942_fp8_d128", forward_d128_problems, true},
                                    {"fwd_gfx942_fp8_d64_mask", forward_d64_mask_problems, true},
-                                   {"fwd_gfx942_fp8_d128_mask", forward_d128_mask_problems, true}};
+                                   {"fwd_gfx942_fp8_d128_mask", forward_d128_mask_problems, true},
+                                   decode<"decode_gfx942_bf16_d64">(),
+                                   decode<"decode_gfx942_f16_d64">(),
+                                   decode<"decode_gfx942_bf16_d128">(),
+                                   decode<"decode_gfx942_f16_d128">()};
 
 }  // namespace
 
@@ -703,7 +606,7 @@ ShippedRun run_shipped(const std::string& name, const gfx9emu::CodeObject& objec
   const auto* shipped = std::find_if(std::begin(all_shipped), std::end(all_shipped),
                                      [&](const Shipped& s) { return name == s.name; });
   for (const MakeProblem& make : shipped->problems()) {
-    const Problem p = make(memory, data);
+    const ShippedProblem p = make(memory, data);
     const gfx9emu::Report report = gfx9emu::launch(
         memory, *object.kernel(name), {p.launch.grid[0], p.launch.grid[1], p.launch.grid[2]},
         {p.launch.block[0], p.launch.block[1], p.launch.block[2]}, p.kernarg, 0, options);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "asm/gfx942/convert_args.h"
+#include "asm/gfx942/decode_args.h"
 #include "asm/gfx942/forward_args.h"
 #include "catch.h"
 #include "gfx9/shipped.h"
@@ -115,6 +116,58 @@ std::vector<Field> mask_fields() {
   return all;
 }
 
+// A divisor by the names that the table has for its parts.
+std::vector<Field> divisor_fields(const std::string& of) {
+  using A = attn_gfx942_divisor;
+  return {FIELD_AS(of + "_magic", A, magic), FIELD_AS(of + "_shift", A, shift)};
+}
+
+std::vector<Field> decode_fields() {
+  using A = attn_gfx942_decode_kernarg;
+  using S = attn_gfx942_decode_segment;
+  using L = attn_kv_lengths;
+  using P = attn_pages;
+  std::vector<Field> all = {FIELD(A, q),
+                            FIELD(A, out),
+                            FIELD(A, lse),
+                            FIELD(A, cu_seqlens_q),
+                            FIELD(A, alibi_slopes),
+                            FIELD(A, sinks),
+                            FIELD(A, q_stride),
+                            FIELD(A, out_stride),
+                            FIELD(A, sums),
+                            FIELD(A, stats),
+                            FIELD(A, arrived),
+                            FIELD(A, batch),
+                            FIELD(A, heads_q),
+                            FIELD(A, heads_kv),
+                            FIELD(A, group)};
+  append(&all, within(divisor_fields("group"), offsetof(A, by_group)));
+  append(&all, {FIELD(A, seqlen_q), FIELD(A, total_q)});
+  append(&all, within(band_fields(), offsetof(A, band)));
+  append(&all, {FIELD(A, columns), FIELD(A, column_blocks), FIELD(A, slots), FIELD(A, num_segments),
+                FIELD(A, head_dim), FIELD(A, head_dim_v), FIELD(A, q_type), FIELD(A, out_type),
+                FIELD(A, factor), FIELD(A, cap), FIELD(A, negative), FIELD(A, out_bytes),
+                FIELD(A, workgroups)});
+  std::vector<Field> segment = {FIELD(S, k), FIELD(S, v), FIELD(S, k_stride), FIELD(S, v_stride)};
+  append(&segment, within({FIELD(L, seqlens),
+                           FIELD(L, cu_seqlens),
+                           FIELD(L, total),
+                           FIELD(L, capacity),
+                           {"reserved", offsetof(L, capacity) + 4, 4}},
+                          offsetof(S, lengths)));
+  append(&segment, within({FIELD(P, block_table),
+                           FIELD(P, num_pages),
+                           FIELD(P, page_size),
+                           FIELD(P, max_pages),
+                           {"reserved_2", offsetof(P, max_pages) + 4, 4}},
+                          offsetof(S, pages)));
+  append(&segment, within(divisor_fields("page"), offsetof(S, by_page_size)));
+  append(&all, within(segment, offsetof(A, segment)));
+  all.push_back({"more_segments", offsetof(A, segment[1]), sizeof(A::segment) - sizeof(S)});
+  return all;
+}
+
 }  // namespace
 
 TEST_CASE("arguments: the host's structs are the tables that the kernels declare") {
@@ -126,6 +179,10 @@ TEST_CASE("arguments: the host's structs are the tables that the kernels declare
       {"fwd_gfx942_fp8_d128", {forward_fields(), sizeof(attn_gfx942_forward_kernarg)}},
       {"fwd_gfx942_fp8_d64_mask", {mask_fields(), sizeof(attn_gfx942_mask_kernarg)}},
       {"fwd_gfx942_fp8_d128_mask", {mask_fields(), sizeof(attn_gfx942_mask_kernarg)}},
+      {"decode_gfx942_bf16_d64", {decode_fields(), sizeof(attn_gfx942_decode_kernarg)}},
+      {"decode_gfx942_f16_d64", {decode_fields(), sizeof(attn_gfx942_decode_kernarg)}},
+      {"decode_gfx942_bf16_d128", {decode_fields(), sizeof(attn_gfx942_decode_kernarg)}},
+      {"decode_gfx942_f16_d128", {decode_fields(), sizeof(attn_gfx942_decode_kernarg)}},
   };
   size_t shipped = 0;
   for (const bool slow : {false, true})

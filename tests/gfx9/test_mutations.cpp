@@ -117,10 +117,27 @@ TEST_CASE("mutations of the shipped kernels are noticed", "[gfx9][mutations]") {
   for (const std::string& name : shipped_kernels()) mutate(name);
 }
 
+TEST_CASE("the decode kernels: all code is reached, in any order of waves", "[gfx9]") {
+  for (const std::string& name : shipped_kernels(true)) {
+    if (!name.starts_with("decode_")) continue;
+    INFO(name);
+    const Subject kernel(name);
+    if (!kernel.object) ATTN_SKIP("no code object of " + name);
+    check_unchanged(kernel);
+  }
+}
+
 // attn-gfx9-tests "[mutation-forward]": five minutes, most of them for the kernels with block
 // masks.
-TEST_CASE("mutations of the FP8 forward kernels are noticed", "[.][gfx9][mutation-forward]") {
-  for (const std::string& name : shipped_kernels(true)) mutate(name);
+TEST_CASE("mutations of the forward kernels are noticed", "[.][gfx9][mutation-forward]") {
+  for (const std::string& name : shipped_kernels(true))
+    if (!name.starts_with("decode_")) mutate(name);
+}
+
+// attn-gfx9-tests "[mutation-decode]"
+TEST_CASE("mutations of the decode kernels are noticed", "[.][gfx9][mutation-decode]") {
+  for (const std::string& name : shipped_kernels(true))
+    if (name.starts_with("decode_")) mutate(name);
 }
 
 // attn-gfx9-tests "[mutation-seeds]"; ATTN_MUTATION_SEEDS=N for another number of seeds than 6.

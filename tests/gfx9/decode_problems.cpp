@@ -1,0 +1,307 @@
+// Problems that reach every instruction of decode_gfx942_*, by workgroup 0. Everything that must
+// not be read is NaN.
+#include <algorithm>
+#include <numeric>
+
+#include "asm/gfx942/decode_args.h"
+#include "gfx9/maker.h"
+
+namespace attn::test {
+namespace {
+
+struct Keys {
+  int64_t capacity;
+  attn_layout layout = ATTN_PADDED;
+  std::vector<int32_t> lengths = {};  // given: seqlens, or cu_seqlens of packed ones
+  int32_t page_size = 16;
+  int bad_page = -1;  // of each sequence
+};
+
+struct Decode {
+  int64_t batch = 1, heads_kv = 1, group = 1, seqlen_q = 1;
+  int64_t dim = 128, dim_v = 128;
+  std::vector<Keys> segments = {};
+  uint32_t flags = 0;
+  int64_t left = -1, right = -1;
+  attn_dtype out_type = ATTN_F32;
+  float scale = 0, softcap = 0;
+  std::vector<int32_t> cu_seqlens_q = {};  // given: packed q of 40 tokens
+  int64_t total_q = 40;
+  bool want_lse = true;
+  int workgroups = 1;  // of the device's compute units, one each
+  // All but workgroup 0 are there already, so that it adds up what they have left.
+  bool alone = false;
+  double sigma = 1;
+};
+
+constexpr uint32_t nan_of_16_bits = 0x7fff;
+
+void put(std::vector<uint8_t>* bytes, size_t at, const void* from, size_t size) {
+  std::memcpy(bytes->data() + at, from, size);
+}
+
+// Rows of normal numbers where `there(row)` says so, NaN elsewhere.
+template <class There>
+std::vector<uint8_t> rows(Maker& m, attn_dtype type, int64_t count, int64_t dim, double sigma,
+                          There&& there) {
+  const int64_t row_bytes = dtype_bytes(type, dim);
+  std::vector<uint8_t> bytes(size_t(count * row_bytes));
+  std::normal_distribution<double> normal(0, sigma);
+  for (int64_t row = 0; row < count; ++row) {
+    const bool real = there(row);
+    for (int64_t d = 0; d < dim; ++d) {
+      uint32_t code = nan_of_16_bits;
+      if (real) code = encode(type == ATTN_F16 ? f16_format : bf16_format, normal(m.rng()), false);
+      put(&bytes, size_t(row * row_bytes + dtype_bytes(type, d)), &code, 2);
+    }
+  }
+  return bytes;
+}
+
+std::vector<uint8_t> bytes_of(const std::vector<int32_t>& values) {
+  std::vector<uint8_t> bytes(values.size() * 4);
+  std::memcpy(bytes.data(), values.data(), bytes.size());
+  return bytes;
+}
+std::vector<uint8_t> floats(Maker& m, int64_t count, float size) {
+  std::vector<uint8_t> bytes(size_t(count) * 4);
+  for (int64_t i = 0; i < count; ++i) {
+    const float x = size * float(int(m.rng()() % 64) - 32) / 32;
+    put(&bytes, size_t(i) * 4, &x, 4);
+  }
+  return bytes;
+}
+
+void add_segment(Maker& m, const Decode& d, attn_dtype type, const Keys& keys,
+                 attn_segment* segment, attn_segment_args* args, int64_t dim, int64_t dim_v) {
+  segment->struct_size = sizeof *segment;
+  segment->k_type = segment->v_type = type;
+  segment->seqlen = keys.capacity;
+  segment->layout = keys.layout;
+  int64_t count = d.batch * keys.capacity;
+  const auto length = [&](int64_t b) {
+    return keys.lengths.empty() ? keys.capacity
+                                : std::clamp<int64_t>(keys.lengths[size_t(b)], 0, keys.capacity);
+  };
+  std::vector<bool> there;
+  if (keys.layout == ATTN_PACKED) {
+    std::vector<int32_t> cu = {-5};  // is clamped
+    int32_t end = 0;
+    for (const int32_t n : keys.lengths) cu.push_back(end += n);
+    segment->total = count = end;
+    there.assign(size_t(count), true);
+    args->cu_seqlens = static_cast<int32_t*>(m.input(bytes_of(cu)));
+  } else if (keys.layout == ATTN_PAGED) {
+    const int64_t pages = (keys.capacity + keys.page_size - 1) / keys.page_size;
+    segment->page_size = keys.page_size;
+    segment->max_pages = int32_t(pages);
+    segment->num_pages = d.batch * pages + 1;
+    count = segment->num_pages * keys.page_size;
+    there.assign(size_t(count), false);
+    std::vector<int32_t> table, order(size_t(segment->num_pages));
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), m.rng());
+    for (int64_t b = 0; b < d.batch; ++b)
+      for (int64_t page = 0; page < pages; ++page) {
+        const int32_t id = order[size_t(b * pages + page)];
+        const bool bad = page == keys.bad_page;
+        table.push_back(bad ? int32_t(segment->num_pages) + int32_t(b) : id);
+        for (int64_t slot = 0; slot < keys.page_size; ++slot)
+          there[size_t(id * keys.page_size + slot)] =
+              !bad && page * keys.page_size + slot < length(b);
+      }
+    args->block_table = static_cast<int32_t*>(m.input(bytes_of(table)));
+  } else {
+    for (int64_t b = 0; b < d.batch; ++b)
+      for (int64_t j = 0; j < keys.capacity; ++j) there.push_back(j < length(b));
+  }
+  if (keys.layout != ATTN_PACKED && !keys.lengths.empty()) {
+    segment->has_seqlens = 1;
+    args->seqlens = static_cast<int32_t*>(m.input(bytes_of(keys.lengths)));
+  }
+  const auto is_there = [&](int64_t row) { return bool(there[size_t(row / d.heads_kv)]); };
+  args->k = m.input(rows(m, type, count * d.heads_kv, dim, d.sigma, is_there));
+  args->v = m.input(rows(m, type, count * d.heads_kv, dim_v, 1, is_there));
+}
+
+ShippedProblem decode_problem(gfx9emu::Memory& memory, uint32_t data, const std::string& kernel,
+                              const Decode& d) {
+  Maker m(memory, data);
+  const Kernel& row = *find_kernel(kernel.c_str());
+  const attn_dtype type = row.limits.in_types & type_bit(ATTN_BF16) ? ATTN_BF16 : ATTN_F16;
+  const int64_t most = row.limits.head_dim.max;
+  std::vector<attn_segment> segments(d.segments.size());
+  std::vector<attn_segment_args> segment_args(d.segments.size());
+  attn_problem in{};
+  in.struct_size = sizeof in;
+  in.batch = d.batch, in.heads_kv = d.heads_kv, in.heads_q = d.group * d.heads_kv;
+  in.head_dim = std::min(d.dim, most), in.head_dim_v = std::min(d.dim_v, most);
+  in.seqlen_q = d.seqlen_q;
+  in.q_type = type, in.out_type = d.out_type;
+  in.flags = d.flags;
+  if (d.flags & ATTN_WINDOW) in.window_left = d.left, in.window_right = d.right;
+  in.scale = d.scale, in.softcap = d.softcap;
+  Args args;
+  int64_t rows_q = d.batch * d.seqlen_q;
+  if (!d.cu_seqlens_q.empty()) {
+    in.q_layout = ATTN_PACKED;
+    in.total_q = rows_q = d.total_q;
+    args.cu_seqlens_q = static_cast<int32_t*>(m.input(bytes_of(d.cu_seqlens_q)));
+  }
+  for (size_t n = 0; n < segments.size(); ++n)
+    add_segment(m, d, type, d.segments[n], &segments[n], &segment_args[n], in.head_dim,
+                in.head_dim_v);
+  in.num_segments = int32_t(segments.size()), in.segments = segments.data();
+  args.segment = segment_args.data();
+  attn::Problem p;
+  require(make_problem(&in, &p));
+  const auto all = [](int64_t) { return true; };
+  args.q = m.input(rows(m, type, rows_q * in.heads_q, in.head_dim, d.sigma, all));
+  args.alibi_slopes = static_cast<float*>(m.input(floats(m, in.heads_q, 0.1f)));
+  args.sinks = static_cast<float*>(m.input(floats(m, in.heads_q, 4)));
+  args.out = m.output(uint64_t(dtype_bytes(d.out_type, rows_q * in.heads_q * in.head_dim_v)));
+  args.lse =
+      d.want_lse ? static_cast<float*>(m.output(uint64_t(rows_q * in.heads_q) * 4)) : nullptr;
+
+  DeviceInfo device;
+  device.multiprocessors = d.workgroups;
+  const Recipe recipe = recipe_of(kernel, p, device);
+  std::vector<uint8_t> workspace(recipe.workspace);
+  char* at = static_cast<char*>(m.input(workspace));
+  fill(recipe.steps[0], p, &args, at, &m.problem);
+  if (d.alone) {
+    // What the other workgroups have left: one row tile, of which each has a unit.
+    attn_gfx942_decode_kernarg a;
+    std::memcpy(&a, m.problem.kernarg.data(), sizeof a);
+    const auto parts = unsigned(m.problem.launch.grid[0]);
+    std::normal_distribution<float> normal;
+    const size_t stats_at = size_t(reinterpret_cast<char*>(a.stats) - at),
+                 arrived_at = size_t(reinterpret_cast<char*>(a.arrived) - at);
+    for (size_t n = 0; n < stats_at; n += 4) {
+      const float x = normal(m.rng());
+      put(&workspace, n, &x, 4);
+    }
+    for (size_t n = stats_at; n < arrived_at; n += 16) {
+      const float x[] = {float(int(m.rng()() % 9)) - 4, 1 + float(m.rng()() % 16),
+                         1 + float(m.rng()() % 16), 0};
+      put(&workspace, n, x, 16);
+    }
+    const unsigned merged = attn_gfx942_decode_merged_parts, in_group = std::min(parts, merged) - 1,
+                   groups = (parts + merged - 1) / merged - 1;
+    for (size_t wave = 0; wave < attn_gfx942_decode_waves; ++wave) {
+      const size_t slot = 1 * attn_gfx942_decode_waves + wave;
+      put(&workspace, arrived_at + 4 * slot, &in_group, 4);
+      put(&workspace, arrived_at + 4 * (a.slots * attn_gfx942_decode_waves + slot), &groups, 4);
+    }
+    memory.write(reinterpret_cast<uint64_t>(at), std::as_bytes(std::span(workspace)));
+    m.problem.launch.grid[0] = 1;
+  }
+  m.problem.outputs.emplace_back(reinterpret_cast<uint64_t>(at), workspace.size());
+  return std::move(m.problem);
+}
+
+std::vector<Decode> decodes() {
+  std::vector<Decode> all;
+  const auto add = [&](Decode d, auto... segments) -> Decode& {
+    d.segments = {segments...};
+    all.push_back(d);
+    return all.back();
+  };
+  // Plain tiles, with and without lse; the maximum moves; several workgroups.
+  add({.group = 4, .flags = ATTN_CAUSAL | ATTN_SINKS}, Keys{.capacity = 1100});
+  add({.heads_kv = 2,
+       .group = 2,
+       .seqlen_q = 3,
+       .out_type = ATTN_BF16,
+       .want_lse = false,
+       .sigma = 2},
+      Keys{.capacity = 1400});
+  add({.group = 8, .flags = ATTN_CAUSAL, .out_type = ATTN_F16, .workgroups = 5},
+      Keys{.capacity = 1000});
+  // Lengths that are clamped, a sequence without keys, row tiles.
+  add({.batch = 4,
+       .heads_kv = 2,
+       .group = 3,
+       .seqlen_q = 9,
+       .dim = 64,
+       .dim_v = 64,
+       .flags = ATTN_CAUSAL,
+       .out_type = ATTN_F16},
+      Keys{.capacity = 300, .lengths = {-1, 1000, 0, 77}});
+  // Masks and scores of all kinds.
+  add({.batch = 2,
+       .group = 2,
+       .seqlen_q = 6,
+       .dim = 120,
+       .dim_v = 40,
+       .flags = ATTN_WINDOW,
+       .left = 70,
+       .right = 3,
+       .out_type = ATTN_BF16,
+       .scale = -0.1f},
+      Keys{.capacity = 200, .lengths = {200, 130}});
+  add({.group = 5,
+       .seqlen_q = 2,
+       .dim = 40,
+       .dim_v = 120,
+       .flags = ATTN_CAUSAL_TOP_LEFT | ATTN_ALIBI | ATTN_SINKS,
+       .softcap = 2},
+      Keys{.capacity = 500});
+  add({.group = 2, .flags = ATTN_ALIBI}, Keys{.capacity = 600});
+  add({.group = 2, .softcap = 1, .sigma = 3}, Keys{.capacity = 600});
+  // Scores so large that products are rounded before the maximum is taken off.
+  add({.group = 3, .scale = 3e7f}, Keys{.capacity = 900});
+  // Segments: packed ones, pages that hold whole tiles and pages that do not, one out of range.
+  add({.batch = 3, .group = 2, .seqlen_q = 2, .flags = ATTN_CAUSAL},
+      Keys{.capacity = 100, .layout = ATTN_PACKED, .lengths = {100, 0, 51}},
+      Keys{.capacity = 256, .layout = ATTN_PAGED, .lengths = {256, 100, 3}, .page_size = 128},
+      Keys{.capacity = 90, .layout = ATTN_PAGED, .lengths = {90, 0, 33}, .page_size = 5});
+  add({.batch = 2, .group = 2},
+      Keys{.capacity = 300, .layout = ATTN_PAGED, .page_size = 100, .bad_page = 1});
+  add({.batch = 2, .group = 2},
+      Keys{.capacity = 256, .layout = ATTN_PAGED, .page_size = 64, .bad_page = 2});
+  // A window that leaves out the first segment, and ends in a unit that it began in.
+  add({.group = 2, .seqlen_q = 8, .flags = ATTN_CAUSAL | ATTN_WINDOW, .left = 27},
+      Keys{.capacity = 75}, Keys{.capacity = 48});
+  // Packed q: sequences out of order, longer than they may be, rows of nobody.
+  for (const attn_dtype out_type : {ATTN_F32, ATTN_F16})
+    add({.batch = 4,
+         .group = 2,
+         .seqlen_q = 7,
+         .flags = ATTN_CAUSAL,
+         .out_type = out_type,
+         .cu_seqlens_q = {3, 9, 20, 31, 25},
+         .want_lse = out_type == ATTN_F32},
+        Keys{.capacity = 130, .lengths = {130, 1, 64, 65}});
+  // More sequences than a wave has lanes, some of them without queries.
+  std::vector<int32_t> cu(141);
+  for (size_t b = 0; b < 140; ++b) cu[b + 1] = cu[b] + int32_t(b % 3 != 1 && b != 63);
+  add({.batch = 140,
+       .heads_kv = 2,
+       .dim = 16,
+       .dim_v = 16,
+       .cu_seqlens_q = cu,
+       .total_q = cu.back()},
+      Keys{.capacity = 20});
+  // Parts of others: a few, and more than one group of them.
+  for (const int parts : {2, 7, 31, 32, 33, 70})
+    add({.group = 3,
+         .out_type = parts % 2 ? ATTN_F32 : ATTN_BF16,
+         .workgroups = parts,
+         .alone = true},
+        Keys{.capacity = 64 * parts});
+  return all;
+}
+
+}  // namespace
+
+std::vector<MakeProblem> decode_problems(const std::string& kernel) {
+  std::vector<MakeProblem> all;
+  for (const Decode& d : decodes())
+    all.push_back([kernel, d](gfx9emu::Memory& memory, uint32_t data) {
+      return decode_problem(memory, data, kernel, d);
+    });
+  return all;
+}
+
+}  // namespace attn::test
