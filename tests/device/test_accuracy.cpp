@@ -41,7 +41,8 @@ TEST_CASE("accuracy: B1 H4 S1024 D128 at sigma 0.5") {
       if (mask[0] == 'c') c.flags = ATTN_CAUSAL;
       if (mask[0] == 'w') c.flags = ATTN_WINDOW, c.window_left = 256, c.window_right = 0;
       const Data data = make_data(c);
-      const Outputs want = reference_answer(c, data), rounded = rounded_formula(c, data, c.has(ATTN_SPLIT_INVARIANT));
+      const Outputs want = reference_answer(c, data),
+                    rounded = rounded_formula(c, data, c.has(ATTN_SPLIT_INVARIANT));
       const Distance ideal = distance(rounded, want);
       print("accuracy: " + c.name + ": rounding P and out alone: max " + number(ideal.max) +
             " mean " + number(ideal.mean));
