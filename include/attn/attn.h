@@ -27,6 +27,10 @@
  * only.
  *   - All functions may be called from any thread. A plan may run on many threads at once as long
  * as each run has its own workspace. Handles may be destroyed in any order, but not while in use.
+ *   - While a stream of a GPU is being captured, by this thread or another, contexts, plans and
+ * masks can be made and memory allocated and freed; attn_workspace_init and the runs in that stream
+ * become nodes of its graph. A replay uses the memory that they were given, so the workspace of a
+ * graph is the graph's own.
  *   - In the child of a fork, handles of reference and cpu made before it work on the calling
  * thread alone; those of devices do not work, as their drivers do not.
  */

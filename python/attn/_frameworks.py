@@ -21,6 +21,10 @@ def torch_fp8():
     return {getattr(torch, name): ours for name, ours in names.items() if hasattr(torch, name)}
 
 
+NO_BACKWARD = ("requires grad; accepted: arrays that do not, and any under torch.no_grad() or inference_mode(), attn has no "
+               "backward")
+
+
 def unreadable(framework, array):
     """Why an array's memory is not its value, as the end of a sentence that its name begins; None if it is."""
     if framework == "torch":
@@ -49,6 +53,18 @@ def empty(framework, shape, dtype, like):
     import jax.numpy
     # Memory that no other array has; attn writes it before anyone reads it.
     return jax.numpy.empty(shape, _numpy_dtype(dtype), device=like.device).block_until_ready()
+
+
+def captured(size, like):
+    """`size` bytes of the memory of the graph that torch captures in its current stream on the device of `like`, else None."""
+    import torch
+    index = like.device.index
+    if index != torch.cuda.current_device():
+        with torch.cuda.device(index):
+            return captured(size, like)
+    if not torch.cuda.is_current_stream_capturing():
+        return None
+    return torch.empty(size, dtype=torch.uint8, device=like.device)
 
 
 def full(framework, shape, value, like):

@@ -1,9 +1,14 @@
 #include "arrays.h"
 
+#include <nanobind/stl/vector.h>
+
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
 #include <cstring>
+#include <unordered_map>
+
+#include "exchange.h"
 
 namespace attn::python {
 namespace {
@@ -67,8 +72,9 @@ nb::handle once(PyObject*& slot, const char* module, const char* name) {
   if (!slot) slot = nb::object(nb::module_::import_(module).attr(name)).release().ptr();
   return slot;
 }
-PyObject *empty_function, *full_function, *stream_function, *unreadable_function, *torch_fp8,
-    *to_dlpack, *torch_uint8, *torch_tensor, *torch_grad, *numpy_array;
+PyObject *captured_function, *empty_function, *torch_empty_like, *full_function, *no_backward,
+    *stream_function, *unreadable_function, *torch_fp8, *to_dlpack, *torch_uint8, *torch_tensor,
+    *torch_grad, *numpy_array;
 constexpr const char* helpers = "attn._frameworks";
 
 // Of a dimension, so that sums and products of sizes do not overflow before libattn checks them.
@@ -124,9 +130,7 @@ void refuse_unreadable(const Array& a) {
   if (nb::bool_(nb::getattr(value, "requires_grad", nb::bool_(false))) &&
       !(a.framework == Framework::torch &&
         !nb::bool_(once(torch_grad, "torch", "is_grad_enabled")())))
-    refuse(a.name +
-           " requires grad; accepted: arrays that do not, and any under torch.no_grad() or "
-           "inference_mode(), attn has no backward");
+    refuse(a.name + " " + text_of(once(no_backward, helpers, "NO_BACKWARD")));
   if (a.framework == Framework::torch &&
       value.type().ptr() == once(torch_tensor, "torch", "Tensor").ptr() &&
       !nb::bool_(value.attr("is_neg")()))
@@ -136,10 +140,25 @@ void refuse_unreadable(const Array& a) {
   if (!reason.is_none()) refuse(a.name + " " + text_of(reason));
 }
 
+PyObject* word(const char* name) {
+  static auto& words = *new std::unordered_map<const void*, PyObject*>;
+  PyObject*& made = words[name];
+  if (!made) made = PyUnicode_InternFromString(name);
+  return made;
+}
+
 }  // namespace
 
 void refuse(const std::string& text) {
   throw error(ATTN_INVALID_ARGUMENT, text.c_str());
+}
+
+nb::handle find(const nb::dict& dict, const char* name) {
+  return PyDict_GetItemWithError(dict.ptr(), word(name));
+}
+
+void put(nb::dict& dict, const char* name, nb::handle value) {
+  if (PyDict_SetItem(dict.ptr(), word(name), value.ptr()) != 0) nb::raise_python_error();
 }
 
 std::string text_of(nb::handle value) {
@@ -355,9 +374,19 @@ void Reader::import(Array* array) {
   const nb::handle value = a.source;
   refuse_unreadable(a);
 
+  // A tensor of the first one's framework is used in that one's stream, as it is.
+  if (a.framework == Framework::torch && (!started_ || first_.framework == Framework::torch) &&
+      value.type().ptr() == once(torch_tensor, "torch", "Tensor").ptr())
+    if (auto read = read_torch(value, heads_first)) {
+      a.tensor = std::move(*read);
+      a.type = from_dlpack(a.tensor.dtype());
+      return;
+    }
+
   // What DLPack cannot name goes as bytes of that size.
   const ElementType* hidden = nullptr;
   nb::object shown = a.source;
+  if (heads_first && nb::cast<int>(value.attr("ndim")) == 4) shown = value.attr("transpose")(1, 2);
   if (a.framework == Framework::numpy) {
     nb::object dtype = value.attr("dtype");
     if (nb::cast<int>(dtype.attr("num")) >= 256) {  // ml_dtypes'
@@ -371,7 +400,7 @@ void Reader::import(Array* array) {
     if (!torch_fp8) torch_fp8 = nb::module_::import_(helpers).attr("torch_fp8")().release().ptr();
     if (PyObject* found = PyDict_GetItemWithError(torch_fp8, value.attr("dtype").ptr())) {
       hidden = find_type(found);
-      shown = value.attr("view")(once(torch_uint8, "torch", "uint8"));
+      shown = shown.attr("view")(once(torch_uint8, "torch", "uint8"));
     }
   }
 
@@ -433,9 +462,14 @@ Array Reader::read(nb::handle value, const std::string& name) {
 Array Reader::first(nb::handle value, const std::string& name) {
   first_ = read(value, name);
   started_ = true;
-  if (!first_.device.host())
-    stream_ = reinterpret_cast<void*>(nb::cast<intptr_t>(
-        once(stream_function, helpers, "stream")(framework_name(first_.framework), first_.source)));
+  if (first_.device.host()) return first_;
+  std::optional<void*> found;
+  if (first_.framework == Framework::torch)
+    found = torch_stream(first_.tensor.device_type(), first_.tensor.device_id());
+  stream_ =
+      found ? *found
+            : reinterpret_cast<void*>(nb::cast<intptr_t>(once(stream_function, helpers, "stream")(
+                  framework_name(first_.framework), first_.source)));
   return first_;
 }
 
@@ -456,6 +490,21 @@ Array Reader::output(nb::handle value, const std::string& name, const char* acce
   if (a.framework == Framework::numpy && !nb::cast<bool>(value.attr("flags").attr("writeable")))
     refuse(name + " is read-only; accepted: an array that can be written");
   return a;
+}
+
+Array Reader::like_first(const std::string& name, int64_t last) {
+  const size_t n = first_.tensor.ndim();
+  if (first_.size(n - 1) == last)
+    return next(once(torch_empty_like, "torch", "empty_like")(first_.source), name);
+  std::vector<int64_t> shape = first_.shape();
+  shape[n - 1] = last;
+  if (heads_first) std::swap(shape[1], shape[2]);
+  return next(first_.source.attr("new_empty")(nb::cast(shape)), name);
+}
+
+nb::object Reader::captured(size_t bytes) const {
+  if (first_.framework != Framework::torch || first_.device.host()) return nb::none();
+  return once(captured_function, helpers, "captured")(bytes, first_.source);
 }
 
 // JAX may make f32 of f64.

@@ -38,6 +38,10 @@ Framework framework_of(nb::handle array);
 const char* framework_name(Framework framework);
 bool is_array(nb::handle value);
 
+// What a dict holds under a name, or null. Names are literals: each is made a str once.
+nb::handle find(const nb::dict& dict, const char* name);
+void put(nb::dict& dict, const char* name, nb::handle value);
+
 // str(value), for sentences: one line, not too much of it.
 std::string text_of(nb::handle value);
 
@@ -96,16 +100,22 @@ struct Array {
 // stream by DLPack.
 class Reader {
  public:
+  // PyTorch's order of dimensions in arrays that are read from now on: [B, H, S, D].
+  bool heads_first = false;
   Array first(nb::handle value, const std::string& name);
   Array next(nb::handle value, const std::string& name);
   // One that is written; `accepted` in the place of JAX's, which cannot be.
   Array output(nb::handle value, const std::string& name, const char* accepted = "None");
+  // A new one with the first one's type, shape and order in memory, but for the last dimension.
+  Array like_first(const std::string& name, int64_t last);
   // New arrays of the first one's framework on its device; `source` is what Python gets.
   Array empty(const std::string& name, const std::vector<int64_t>& shape, const ElementType& type);
   Array full(const std::string& name, const std::vector<int64_t>& shape, float value);
 
   const Array& origin() const { return first_; }
   void* stream() const { return stream_; }
+  // While PyTorch captures the stream: `bytes` of its graph's memory, a tensor. Else None.
+  nb::object captured(size_t bytes) const;
   // Whether a call returns only when the result is there: JAX and frameworks unknown here do not
   // know the stream, and may use an array's memory again as soon as nobody holds it.
   bool waits() const { return waits_; }

@@ -303,7 +303,9 @@ attn_descale_kind descale_kind(const Array& a, int64_t batch, int64_t heads_kv,
   refuse(a.name + " has shape " + shape_text(a.shape()) + "; accepted: " + accepted);
 }
 
-Call::Call(const nb::dict& arguments) : arguments_(arguments) {
+Call::Call(const nb::dict& arguments)
+    : arguments_(arguments), bias_(find(arguments, "attn_mask").is_valid() ? "attn_mask" : "bias") {
+  reader_.heads_first = of_torch();
   clear(&problem_);
   clear(&args_);
   read_queries();
@@ -342,8 +344,8 @@ Call::Call(const nb::dict& arguments) : arguments_(arguments) {
 }
 
 nb::object Call::argument(const char* name) const {
-  PyObject* found = PyDict_GetItemString(arguments_.ptr(), name);
-  return found ? nb::borrow(found) : nb::none();
+  const nb::handle found = find(arguments_, name);
+  return found.is_valid() ? nb::borrow(found) : nb::none();
 }
 
 nb::object Call::of_segment(const char* what, size_t i, std::string* name) const {
@@ -509,7 +511,8 @@ void Call::read_scores() {
     p.scale = number(argument("scale"), "scale", "a number or None");
     if (p.scale == 0) refuse("scale is 0; accepted: None for 1 / sqrt(D), or another number");
   }
-  p.softcap = number(argument("softcap"), "softcap", "a number");
+  if (find(arguments_, "softcap").is_valid())
+    p.softcap = number(argument("softcap"), "softcap", "a number");
 
   std::string name;
   p.q_descale = read_descale("q_descale", argument("q_descale"), nullptr, &args_.q_descale);
@@ -528,7 +531,8 @@ void Call::read_scores() {
     args_.out_scale =
         static_cast<const float*>(vector_of("out_scale", argument("out_scale"), "f32", {1}, "[1]"));
   }
-  p.tree_keys = integer(argument("tree_keys"), "tree_keys");
+  if (find(arguments_, "tree_keys").is_valid())
+    p.tree_keys = integer(argument("tree_keys"), "tree_keys");
   if (given("tree")) {
     if (p.tree_keys == 0) refuse("tree_keys is 0; accepted with tree: 1 to 128");
     const bool packed = p.q_layout == ATTN_PACKED;
@@ -543,7 +547,7 @@ void Call::read_scores() {
   }
   int64_t seqlen_kv = 0;
   for (const attn_segment& s : segments_) seqlen_kv += s.seqlen;
-  if (given("bias")) read_bias(seqlen_kv);
+  if (given(bias_)) read_bias(seqlen_kv);
   if (given("block_mask")) {
     Mask* mask = nullptr;
     if (!nb::try_cast(nb::getattr(argument("block_mask"), "_mask", nb::none()), mask) || !mask)
@@ -557,15 +561,18 @@ void Call::read_scores() {
 
 void Call::read_bias(int64_t seqlen_kv) {
   attn_problem& p = problem_;
-  const Array& bias = keep(reader_.next(argument("bias"), "bias"));
+  reader_.heads_first = false;
+  const Array& bias = keep(reader_.next(argument(bias_), bias_));
+  reader_.heads_first = of_torch();
   const int64_t want[] = {p.batch, p.heads_q, p.seqlen_q, seqlen_kv};
   bool good = bias.tensor.ndim() == 4;
   for (size_t i = 0; good && i < 4; ++i) good = bias.size(i) == 1 || bias.size(i) == want[i];
   if (!good)
-    refuse("bias has shape " + shape_text(bias.shape()) + "; accepted: [B, Hq, Sq, Skv] = " +
-           shape_text({want[0], want[1], want[2], want[3]}) + " or 1 where it broadcasts");
+    refuse(bias.name + " has shape " + shape_text(bias.shape()) +
+           "; accepted: [B, Hq, Sq, Skv] = " + shape_text({want[0], want[1], want[2], want[3]}) +
+           " or 1 where it broadcasts");
   if (bias.type.type == ATTN_DTYPE_NONE)
-    refuse(std::string("bias is ") + bias.type.name + "; accepted: f32 or q's type");
+    refuse(bias.name + " is " + bias.type.name + "; accepted: f32 or q's type");
   p.bias_type = bias.type.type;
   args_.bias = bias.address();
   bool any = false, more = false;
@@ -575,11 +582,22 @@ void Call::read_bias(int64_t seqlen_kv) {
     any |= p.bias_stride[i] != 0;
     more |= want[i] > 1;
   }
-  if (!any && more) refuse("bias has one number for all scores; accepted: one that varies");
+  if (!any && more) refuse(bias.name + " has one number for all scores; accepted: one that varies");
 }
 
 void Call::read_out_type() {
   attn_problem& p = problem_;
+  if (of_torch()) {
+    if (is_fp8(p.q_type))
+      refuse(std::string("q is ") + type_name(p.q_type) + "; accepted: f32, f16, bf16");
+    const Array& out = keep(reader_.like_first("out", p.head_dim_v));
+    const std::vector<int64_t> strides = out.outer_strides();
+    p.out_type = p.q_type;
+    p.out_stride = {strides[0], strides[1], strides[2]};
+    args_.out = out.data();
+    out_ = out.source;
+    return;
+  }
   if (given("out_dtype")) {
     const ElementType* type = find_type(argument("out_dtype"));
     if (!type || type->type == ATTN_DTYPE_NONE)
@@ -653,8 +671,22 @@ void Call::check(Compiled& compiled) {
 nb::object Call::run(Compiled& compiled) {
   make_outputs();
   void* stream = reader_.stream();
+  const plan& made = compiled.made;
+  if (const size_t bytes = made.workspace(); bytes > 0) {
+    // A graph keeps what its runs use, and is replayed beside other graphs and other runs.
+    const nb::object own = reader_.captured(bytes);
+    if (!own.is_none()) {
+      void* workspace = reinterpret_cast<void*>(nb::cast<intptr_t>(own.attr("data_ptr")()));
+      {
+        nb::gil_scoped_release release;
+        attn::check(attn_workspace_init(made.get(), workspace, bytes, stream));
+        attn::check(attn_run(made.get(), &args_, workspace, bytes, stream));
+      }
+      return results();
+    }
+  }
   buffer workspace;
-  bool has = compiled.made.workspace() == 0;
+  bool has = made.workspace() == 0;
   for (auto it = compiled.workspaces.begin(); !has && it != compiled.workspaces.end(); ++it)
     if (it->first == stream) {
       workspace = std::move(it->second);
@@ -664,11 +696,15 @@ nb::object Call::run(Compiled& compiled) {
     }
   {
     nb::gil_scoped_release release;
-    if (!has) workspace = compiled.made.make_workspace(*compiled.owner, stream);
-    compiled.made.run(args_, workspace, stream);
+    if (!has) workspace = made.make_workspace(*compiled.owner, stream);
+    made.run(args_, workspace, stream);
     if (reader_.waits()) compiled.owner->synchronize(stream);
   }
   if (workspace.bytes() > 0) compiled.workspaces.emplace_back(stream, std::move(workspace));
+  return results();
+}
+
+nb::object Call::results() const {
   if (lse_.is_none()) return out_;
   return nb::make_tuple(out_, lse_);
 }

@@ -102,8 +102,16 @@ class Call {
 
  private:
   nb::object argument(const char* name) const;
-  bool given(const char* name) const { return !argument(name).is_none(); }
-  bool is_set(const char* name) const { return boolean(argument(name), name); }
+  bool of_torch() const { return bias_[0] == 'a'; }
+  // Missing ones have forward()'s defaults.
+  bool given(const char* name) const {
+    const nb::handle found = find(arguments_, name);
+    return found.is_valid() && !found.is_none();
+  }
+  bool is_set(const char* name) const {
+    const nb::handle found = find(arguments_, name);
+    return found.is_valid() && boolean(found, name);
+  }
   // Of segment i; `name` gets "k[i]" where there are several.
   nb::object of_segment(const char* what, size_t i, std::string* name) const;
   const Array& keep(Array array);
@@ -118,8 +126,12 @@ class Call {
   void read_out_type();
   void read_execution();
   void make_outputs();
+  nb::object results() const;
 
   nb::dict arguments_;
+  // "bias", or "attn_mask" in a call of scaled_dot_product_attention(), which has PyTorch's order
+  // of dimensions and makes its result as q is.
+  const char* bias_;
   Reader reader_;
   std::vector<std::unique_ptr<Array>> arrays_;
   bool several_ = false;

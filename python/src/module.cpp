@@ -50,6 +50,28 @@ nb::object forward(const nb::dict& arguments) {
   return call.run(*compiled);
 }
 
+// As torch.nn.functional has it, of tensors with four dimensions; the mask is one that is added.
+nb::object scaled_dot_product_attention(nb::handle query, nb::handle key, nb::handle value,
+                                        nb::handle mask, nb::handle causal, nb::handle scale,
+                                        nb::handle enable_gqa) {
+  static const nb::handle automatic = nb::str("auto").release();
+  nb::dict arguments;
+  put(arguments, "q", query);
+  put(arguments, "k", key);
+  put(arguments, "v", value);
+  put(arguments, "attn_mask", mask);
+  put(arguments, "causal_top_left", causal);
+  put(arguments, "scale", scale);
+  put(arguments, "backend", automatic);
+  Call call(arguments);
+  const attn_problem& p = call.problem();
+  if (p.heads_q != p.heads_kv && !boolean(enable_gqa, "enable_gqa"))
+    refuse("enable_gqa is False with " + std::to_string(p.heads_q) + " heads of q and " +
+           std::to_string(p.heads_kv) + " of k and v; accepted: True");
+  const std::shared_ptr<Compiled> compiled = cached(call.owner(), p);
+  return call.run(*compiled);
+}
+
 void check_call(const nb::dict& arguments) {
   Call call(arguments);
   const std::shared_ptr<Compiled> compiled = cached(call.owner(), call.problem());
@@ -479,6 +501,7 @@ NB_MODULE(_attn, m) {
       nb::arg().none());
   m.def("forget_everything", &forget_everything);
   const auto any = nb::arg().none();  // nanobind's own sentence for None names no argument
+  m.def("sdpa", &scaled_dot_product_attention, any, any, any, any, any, any, any);
   m.def("merge", &merge, nb::arg(), any, any);
   m.def("quantize", &quantize, any, any, any, any, any, any);
   m.def("kv_append", &kv_append);

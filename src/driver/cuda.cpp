@@ -141,6 +141,7 @@ Status load_cuda(const char* file, CudaCalls* c) {
     }
   }
   const Symbol optional[] = {
+      {c->exchange_capture_mode, "cuThreadExchangeStreamCaptureMode", 10010},
       {c->copy, "cuMemcpyDtoDAsync", 3020},
       {c->stream_create, "cuStreamCreate", 2000},
       {c->stream_destroy, "cuStreamDestroy", 4000},

@@ -55,7 +55,7 @@ Status GpuCalls::device_handle(const char* vendor, int ordinal, int* handle) con
 }
 
 Status GpuDriver::alloc(size_t bytes, void** memory) {
-  return inside([&]() -> Status {
+  return beside_captures([&]() -> Status {
     void* fresh = nullptr;
     ATTN_TRY(calls_.run(calls_.alloc, Bytes{bytes}, &fresh, bytes));
     *memory = fresh;
@@ -65,7 +65,7 @@ Status GpuDriver::alloc(size_t bytes, void** memory) {
 
 Status GpuDriver::free(void* memory) {
   if (!memory) return {};
-  return inside([&] { return calls_.run(calls_.free, memory, memory); });
+  return beside_captures([&] { return calls_.run(calls_.free, memory, memory); });
 }
 
 Status GpuDriver::copy_in(void* dst, const void* host_src, size_t bytes, void* stream) {
@@ -95,7 +95,7 @@ Status GpuDriver::synchronize(void* stream) {
 }
 
 Status GpuDriver::load(std::span<const unsigned char> image, Module* module) {
-  return inside([&]() -> Status {
+  return beside_captures([&]() -> Status {
     void* loaded = nullptr;
     ATTN_TRY(calls_.run(calls_.module_load, Bytes{image.size()}, &loaded, image.data()));
     *module = static_cast<Module>(loaded);
@@ -104,7 +104,7 @@ Status GpuDriver::load(std::span<const unsigned char> image, Module* module) {
 }
 
 Status GpuDriver::load_file(const char* path, Module* module) {
-  return inside([&]() -> Status {
+  return beside_captures([&]() -> Status {
     void* loaded = nullptr;
     ATTN_TRY(calls_.run(calls_.module_load_file, path, &loaded, path));
     *module = static_cast<Module>(loaded);
@@ -113,12 +113,12 @@ Status GpuDriver::load_file(const char* path, Module* module) {
 }
 
 void GpuDriver::unload(Module module) {
-  (void)inside([&] { return calls_.run(calls_.module_unload, "", module); });
+  (void)beside_captures([&] { return calls_.run(calls_.module_unload, "", module); });
 }
 
 Status GpuDriver::function(Module module, const char* symbol, uint32_t shared_bytes,
                            Function* function) {
-  return inside([&]() -> Status {
+  return beside_captures([&]() -> Status {
     void* found = nullptr;
     ATTN_TRY(calls_.run(calls_.module_function, symbol, &found, module, symbol));
     if (shared_bytes > 0) ATTN_TRY(allow_shared(static_cast<Function>(found), shared_bytes));

@@ -36,7 +36,8 @@ struct GpuCalls {
   Call<void*> event_synchronize;
   Call<float*, void*, void*> event_elapsed;  // (milliseconds, start, stop)
 
-  // A driver may lack these: nothing but timing needs them.
+  // A driver may lack these: nothing but timing and captures needs them.
+  Call<int*> exchange_capture_mode;  // of the calling thread
   Call<void*, const void*, size_t, void*> copy;
   Call<void**, unsigned> stream_create;
   Call<void*> stream_destroy;
@@ -123,6 +124,21 @@ class GpuDriver : public Driver, public Timing {
     leave(previous);
     return status;
   }
+
+  // inside(), for memory and modules, which belong to no stream: they are made while one is being
+  // captured, too, where the driver would refuse that.
+  template <class Body>
+  Status beside_captures(Body body) {
+    return inside([&]() -> Status {
+      if (!calls_.exchange_capture_mode.pointer) return body();
+      int mode = stream_capture_mode_relaxed;
+      ATTN_TRY(calls_.run(calls_.exchange_capture_mode, "", &mode));
+      Status status = body();
+      (void)calls_.run(calls_.exchange_capture_mode, "", &mode);
+      return status;
+    });
+  }
+  static constexpr int stream_capture_mode_relaxed = 2;  // of both APIs
 
   const GpuCalls& calls_;
   const DeviceInfo device_;

@@ -104,6 +104,7 @@ Status load_hip(const char* path, bool emulator, HipCalls* c) {
     if (!*symbol.pointer) return missing(symbol.name);
   }
   const Symbol optional[] = {
+      {c->exchange_capture_mode, "hipThreadExchangeStreamCaptureMode"},
       {c->copy, "hipMemcpyDtoDAsync"},
       {c->stream_create, "hipStreamCreateWithFlags"},
       {c->stream_destroy, "hipStreamDestroy"},

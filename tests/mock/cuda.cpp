@@ -183,9 +183,7 @@ int cuMemcpyDtoDAsync(uint64_t to, uint64_t from, size_t bytes, void* stream) {
 }
 int cuMemsetD8Async(uint64_t to, unsigned char value, size_t bytes, void* stream) {
   MOCK_IN_CONTEXT();
-  MOCK_OURS(stream);
-  std::memset(reinterpret_cast<void*>(to), value, bytes);
-  return success;
+  return fill(reinterpret_cast<void*>(to), value, bytes, stream);
 }
 int cuStreamSynchronize(void* stream) {
   MOCK_IN_CONTEXT();
@@ -268,6 +266,10 @@ int cuStreamCreate(void** stream, unsigned flags) {
 int cuStreamDestroy(void* stream) {
   MOCK_IN_CONTEXT();
   return destroy_stream(stream);
+}
+int cuThreadExchangeStreamCaptureMode(int* mode) {
+  MOCK_SCRIPTED();
+  return exchange_mode(mode);
 }
 int cuStreamBeginCapture(void* stream, int mode) {
   MOCK_IN_CONTEXT();
@@ -353,6 +355,7 @@ const Entry entries[] = {
     MOCK_ENTRY(cuEventElapsedTime, 2000),
     MOCK_ENTRY(cuStreamCreate, 2000),
     MOCK_ENTRY(cuStreamDestroy, 4000),
+    MOCK_ENTRY(cuThreadExchangeStreamCaptureMode, 10010),
     MOCK_ENTRY(cuStreamBeginCapture, 10010),
     MOCK_ENTRY(cuStreamEndCapture, 10000),
     MOCK_ENTRY(cuGraphInstantiate, 11000),

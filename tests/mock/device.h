@@ -20,7 +20,20 @@ MOCK_API State* attn_mock_state() {
 }
 
 constexpr int success = 0, invalid_value = 1, out_of_memory = 2, invalid_handle = 400,
-              not_found = 500;
+              not_found = 500, capture_unsupported = 900;
+
+// While a stream is being captured a thread may not make memory and modules, unless it says that it
+// does not care.
+constexpr int relaxed = 2;
+inline thread_local int capture_mode = 0;
+inline void* captured_stream = nullptr;
+#define MOCK_NO_CAPTURE()                                                                   \
+  if (::attn::mock::captured_stream && ::attn::mock::capture_mode != ::attn::mock::relaxed) \
+  return ::attn::mock::capture_unsupported
+inline int exchange_mode(int* mode) {
+  std::swap(*mode, capture_mode);
+  return success;
+}
 
 // The scripted failure of a function, else 0.
 inline int scripted(const char* function) {
@@ -50,6 +63,7 @@ inline bool foreign(const void* handle) {
 inline std::set<void*> memory;
 
 inline int allocate(void** out, size_t bytes) {
+  MOCK_NO_CAPTURE();
   if (bytes == 0) return invalid_value;
   if (bytes > size_t{1} << 40) return out_of_memory;
   *out = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
@@ -60,14 +74,23 @@ inline int allocate(void** out, size_t bytes) {
   return success;
 }
 inline int release(void* p) {
+  MOCK_NO_CAPTURE();
   if (memory.erase(p) == 0) return invalid_value;
   std::free(p);
   --state.live_memory;
   return success;
 }
 
+// As an application would, which does not know what a library does.
+MOCK_API int attn_mock_try_alloc() {
+  void* made = nullptr;
+  const int code = allocate(&made, 16);
+  return code == success ? release(made) : code;
+}
+
 // A module is a string, empty; a function is its name and its place.
 inline int load_module(void** out, const void* image) {
+  MOCK_NO_CAPTURE();
   if (!image) return invalid_value;
   *out = new std::string;
   made_here(*out);
@@ -84,6 +107,7 @@ inline int unload_module(void* module) {
 using Function = std::pair<std::string, intptr_t>;
 inline std::set<Function> functions;
 inline int find_function(void** out, const void* module, const char* name) {
+  MOCK_NO_CAPTURE();
   MOCK_OURS(module);
   *out = const_cast<Function*>(&*functions.insert({name, current_place()}).first);
   made_here(*out);
@@ -96,7 +120,6 @@ inline const std::string& function_name(void* function) {
 // A graph is the work that was submitted during its capture.
 using Work = std::function<void()>;
 using Graph = std::vector<Work>;
-inline void* captured_stream = nullptr;
 inline Graph capture;
 inline int ticks = 0;  // pieces of work done so far
 
@@ -115,6 +138,16 @@ int submit(void* stream, const W& work) {
   return success;
 }
 
+// Takes no time.
+inline int fill(void* to, unsigned char value, size_t bytes, void* stream) {
+  MOCK_OURS(stream);
+  const auto work = [=] { std::memset(to, value, bytes); };
+  if (stream && stream == captured_stream)
+    capture.push_back(work);
+  else
+    work();
+  return success;
+}
 inline int copy(void* to, const void* from, size_t bytes, void* stream) {
   return submit(stream, [=] { std::memcpy(to, from, bytes); });
 }
@@ -175,7 +208,7 @@ inline int destroy_stream(void* stream) {
 }
 inline int begin_capture(void* stream, int mode) {
   MOCK_OURS(stream);
-  if (!stream || captured_stream || mode != 1) return invalid_value;  // thread-local
+  if (!stream || captured_stream || mode == relaxed) return invalid_value;
   captured_stream = stream;
   capture.clear();
   return success;

@@ -141,9 +141,7 @@ MOCK_API int hipMemcpyDtoDAsync(void* to, void* from, size_t bytes, void* stream
 #ifndef MOCK_WITHOUT_FILL
 MOCK_API int hipMemsetD8Async(void* to, unsigned char value, size_t bytes, void* stream) {
   MOCK_SCRIPTED();
-  MOCK_OURS(stream);
-  std::memset(to, value, bytes);
-  return success;
+  return fill(to, value, bytes, stream);
 }
 #endif
 MOCK_API int hipStreamSynchronize(void* stream) {
@@ -202,6 +200,10 @@ MOCK_API int hipStreamCreateWithFlags(void** stream, unsigned flags) {
 MOCK_API int hipStreamDestroy(void* stream) {
   MOCK_SCRIPTED();
   return destroy_stream(stream);
+}
+MOCK_API int hipThreadExchangeStreamCaptureMode(int* mode) {
+  MOCK_SCRIPTED();
+  return exchange_mode(mode);
 }
 MOCK_API int hipStreamBeginCapture(void* stream, int mode) {
   MOCK_SCRIPTED();

@@ -366,6 +366,58 @@ TEST_CASE("driver: a graph launches what was captured", "[driver]") {
   }
 }
 
+TEST_CASE("driver: memory and modules are made beside a capture, and fills are part of it",
+          "[driver]") {
+  for (const Vendor& v : vendors) {
+    MockLibrary library(v.library);
+    std::shared_ptr<Driver> driver;
+    REQUIRE(v.open(library.path(), 0, &driver).ok());
+    void *stream = nullptr, *memory = nullptr;
+    Module module = nullptr;
+    Function function;
+    Graph graph = nullptr;
+    REQUIRE(driver->timing().stream_create(&stream).ok());
+    const auto work = [&]() -> Status {
+      ATTN_TRY(driver->alloc(16, &memory));
+      std::memset(memory, 1, 16);
+      ATTN_TRY(driver->load(some_image, &module));
+      ATTN_TRY(driver->function(module, "some_kernel", 0, &function));
+      ATTN_TRY(driver->fill(memory, 7, 16, stream));
+      void* other = nullptr;
+      ATTN_TRY(driver->alloc(16, &other));
+      return driver->free(other);
+    };
+    REQUIRE(driver->timing().capture(stream, work, &graph).ok());
+    CHECK(*static_cast<char*>(memory) == 1);
+    REQUIRE(driver->timing().graph_launch(graph, stream).ok());
+    CHECK(*static_cast<char*>(memory) == 7);
+    CHECK(library->live_memory == 1);
+    driver->timing().graph_destroy(graph);
+    driver->timing().stream_destroy(stream);
+    driver->unload(module);
+    REQUIRE(driver->free(memory).ok());
+
+    // The thread's mode is what it was: others' calls are still refused.
+    REQUIRE(driver->timing().stream_create(&stream).ok());
+    const auto raw = library.symbol<int (*)()>("attn_mock_try_alloc");
+    int code = 0;
+    REQUIRE(driver->timing()
+                .capture(
+                    stream,
+                    [&]() -> Status {
+                      ATTN_TRY(driver->alloc(16, &memory));
+                      code = raw();
+                      return {};
+                    },
+                    &graph)
+                .ok());
+    CHECK(code == 900);
+    driver->timing().graph_destroy(graph);
+    driver->timing().stream_destroy(stream);
+    REQUIRE(driver->free(memory).ok());
+  }
+}
+
 TEST_CASE("driver: one that knows no graphs serves everything else", "[driver]") {
   MockLibrary hip("hip_rocm_5"), cuda("cuda");
   mock::set_text(cuda->hidden, "cuStreamBeginCapture");
