@@ -6,7 +6,6 @@
 #include <cfloat>
 #include <cmath>
 #include <cstring>
-#include <unordered_map>
 
 #include "exchange.h"
 
@@ -140,25 +139,10 @@ void refuse_unreadable(const Array& a) {
   if (!reason.is_none()) refuse(a.name + " " + text_of(reason));
 }
 
-PyObject* word(const char* name) {
-  static auto& words = *new std::unordered_map<const void*, PyObject*>;
-  PyObject*& made = words[name];
-  if (!made) made = PyUnicode_InternFromString(name);
-  return made;
-}
-
 }  // namespace
 
 void refuse(const std::string& text) {
   throw error(ATTN_INVALID_ARGUMENT, text.c_str());
-}
-
-nb::handle find(const nb::dict& dict, const char* name) {
-  return PyDict_GetItemWithError(dict.ptr(), word(name));
-}
-
-void put(nb::dict& dict, const char* name, nb::handle value) {
-  if (PyDict_SetItem(dict.ptr(), word(name), value.ptr()) != 0) nb::raise_python_error();
 }
 
 std::string text_of(nb::handle value) {
@@ -372,7 +356,7 @@ std::vector<int64_t> Array::outer_strides(int64_t block_bytes, int64_t block_ele
 void Reader::import(Array* array) {
   Array& a = *array;
   const nb::handle value = a.source;
-  refuse_unreadable(a);
+  if (!fresh_) refuse_unreadable(a);
 
   // A tensor of the first one's framework is used in that one's stream, as it is.
   if (a.framework == Framework::torch && (!started_ || first_.framework == Framework::torch) &&
@@ -494,12 +478,19 @@ Array Reader::output(nb::handle value, const std::string& name, const char* acce
 
 Array Reader::like_first(const std::string& name, int64_t last) {
   const size_t n = first_.tensor.ndim();
-  if (first_.size(n - 1) == last)
-    return next(once(torch_empty_like, "torch", "empty_like")(first_.source), name);
-  std::vector<int64_t> shape = first_.shape();
-  shape[n - 1] = last;
-  if (heads_first) std::swap(shape[1], shape[2]);
-  return next(first_.source.attr("new_empty")(nb::cast(shape)), name);
+  nb::object made;
+  if (first_.size(n - 1) == last) {
+    made = once(torch_empty_like, "torch", "empty_like")(first_.source);
+  } else {
+    std::vector<int64_t> shape = first_.shape();
+    shape[n - 1] = last;
+    if (heads_first) std::swap(shape[1], shape[2]);
+    made = first_.source.attr("new_empty")(nb::cast(shape));
+  }
+  fresh_ = true;
+  Array a = next(made, name);
+  fresh_ = false;
+  return a;
 }
 
 nb::object Reader::captured(size_t bytes) const {

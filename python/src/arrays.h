@@ -38,10 +38,6 @@ Framework framework_of(nb::handle array);
 const char* framework_name(Framework framework);
 bool is_array(nb::handle value);
 
-// What a dict holds under a name, or null. Names are literals: each is made a str once.
-nb::handle find(const nb::dict& dict, const char* name);
-void put(nb::dict& dict, const char* name, nb::handle value);
-
 // str(value), for sentences: one line, not too much of it.
 std::string text_of(nb::handle value);
 
@@ -126,6 +122,7 @@ class Reader {
   Array made(nb::handle value, const std::string& name, const std::vector<int64_t>& shape,
              const ElementType& type);
   bool started_ = false, waits_ = false;
+  bool fresh_ = false;  // what is read was made for this call: its framework has nothing to refuse
   Array first_;
   void* stream_ = nullptr;
 };

@@ -303,14 +303,15 @@ attn_descale_kind descale_kind(const Array& a, int64_t batch, int64_t heads_kv,
   refuse(a.name + " has shape " + shape_text(a.shape()) + "; accepted: " + accepted);
 }
 
-Call::Call(const nb::dict& arguments)
-    : arguments_(arguments), bias_(find(arguments, "attn_mask").is_valid() ? "attn_mask" : "bias") {
+Call::Call(const Arguments& arguments)
+    : arguments_(arguments),
+      bias_(arguments.find(Name::attn_mask).is_valid() ? Name::attn_mask : Name::bias) {
   reader_.heads_first = of_torch();
   clear(&problem_);
   clear(&args_);
   read_queries();
   const Device device = reader_.origin().device;
-  if (given("num_threads")) threads_ = integer32(argument("num_threads"), "num_threads");
+  if (given(Name::num_threads)) threads_ = integer32(argument(Name::num_threads), "num_threads");
   if (threads_ < 0 || threads_ > 4096)
     refuse("num_threads is " + std::to_string(threads_) +
            "; accepted: 1 to 4096, or 0 for that of set_num_threads");
@@ -318,9 +319,9 @@ Call::Call(const nb::dict& arguments)
     threads_ = 0;
   else if (threads_ == 0)
     threads_ = num_threads();
-  owner_ = context_for(argument("backend"), device, threads_);
+  owner_ = context_for(argument(Name::backend), device, threads_);
 
-  nb::object k = argument("k"), v = argument("v");
+  nb::object k = argument(Name::k), v = argument(Name::v);
   const auto is_list = [](nb::handle x) {
     return nb::isinstance<nb::list>(x) || nb::isinstance<nb::tuple>(x);
   };
@@ -343,14 +344,14 @@ Call::Call(const nb::dict& arguments)
   read_execution();
 }
 
-nb::object Call::argument(const char* name) const {
-  const nb::handle found = find(arguments_, name);
+nb::object Call::argument(Name name) const {
+  const nb::handle found = arguments_.find(name);
   return found.is_valid() ? nb::borrow(found) : nb::none();
 }
 
-nb::object Call::of_segment(const char* what, size_t i, std::string* name) const {
+nb::object Call::of_segment(Name what, size_t i, std::string* name) const {
   nb::object value = argument(what);
-  *name = what;
+  *name = text_of(what);
   if (!several_ || value.is_none()) return value;
   if (!nb::isinstance<nb::list>(value) && !nb::isinstance<nb::tuple>(value))
     refuse(*name +
@@ -378,8 +379,8 @@ const void* Call::vector_of(const char* name, nb::handle value, const char* type
 
 void Call::read_queries() {
   attn_problem& p = problem_;
-  const Array& q = keep(reader_.first(argument("q"), "q"));
-  const bool packed = given("cu_seqlens_q");
+  const Array& q = keep(reader_.first(argument(Name::q), "q"));
+  const bool packed = given(Name::cu_seqlens_q);
   const size_t dims = packed ? 3 : 4;
   if (q.tensor.ndim() != dims)
     refuse("q has shape " + shape_text(q.shape()) +
@@ -396,17 +397,18 @@ void Call::read_queries() {
     p.q_layout = ATTN_PACKED;
     p.total_q = q.size(0);
     p.q_stride = {0, strides[0], strides[1]};
-    const Array& offsets = keep(reader_.next(argument("cu_seqlens_q"), "cu_seqlens_q"));
+    const Array& offsets = keep(reader_.next(argument(Name::cu_seqlens_q), "cu_seqlens_q"));
     offsets.need_type("i32");
     offsets.need_shape({-1}, "[B + 1]");
     offsets.need_contiguous();
     if (offsets.size(0) < 1) refuse("cu_seqlens_q has shape [0]; accepted: [B + 1]");
     p.batch = offsets.size(0) - 1;
-    p.seqlen_q =
-        given("max_seqlen_q") ? integer(argument("max_seqlen_q"), "max_seqlen_q") : p.total_q;
+    p.seqlen_q = given(Name::max_seqlen_q) ? integer(argument(Name::max_seqlen_q), "max_seqlen_q")
+                                           : p.total_q;
     args_.cu_seqlens_q = static_cast<const int32_t*>(offsets.data());
   } else {
-    if (given("max_seqlen_q")) refuse("max_seqlen_q is given; accepted without cu_seqlens_q: None");
+    if (given(Name::max_seqlen_q))
+      refuse("max_seqlen_q is given; accepted without cu_seqlens_q: None");
     p.batch = q.size(0);
     p.seqlen_q = q.size(1);
     p.q_stride = {strides[0], strides[1], strides[2]};
@@ -419,12 +421,12 @@ void Call::read_segment(size_t i) {
   attn_segment& s = segments_[i];
   attn_segment_args& a = segment_args_[i];
   std::string k_name, v_name, offsets_name, table_name, lengths_name, descale_name;
-  nb::object k_value = of_segment("k", i, &k_name), v_value = of_segment("v", i, &v_name);
+  nb::object k_value = of_segment(Name::k, i, &k_name), v_value = of_segment(Name::v, i, &v_name);
   const Array& k = keep(reader_.next(k_value, k_name));
   const Array& v = keep(reader_.next(v_value, v_name));
-  nb::object offsets = of_segment("cu_seqlens_kv", i, &offsets_name);
-  nb::object table = of_segment("block_table", i, &table_name);
-  nb::object lengths = of_segment("seqlens_kv", i, &lengths_name);
+  nb::object offsets = of_segment(Name::cu_seqlens_kv, i, &offsets_name);
+  nb::object table = of_segment(Name::block_table, i, &table_name);
+  nb::object lengths = of_segment(Name::seqlens_kv, i, &lengths_name);
   if (!offsets.is_none() && !(table.is_none() && lengths.is_none()))
     refuse(offsets_name + " and " + (table.is_none() ? lengths_name : table_name) +
            " are given; accepted: packed keys with cu_seqlens_kv alone");
@@ -480,9 +482,9 @@ void Call::read_segment(size_t i) {
     a.seqlens = static_cast<const int32_t*>(
         vector_of(lengths_name.c_str(), lengths, "i32", {p.batch}, "[B]"));
   }
-  nb::object descale = of_segment("k_descale", i, &descale_name);
+  nb::object descale = of_segment(Name::k_descale, i, &descale_name);
   s.k_descale = read_descale(descale_name, descale, &s, &a.k_descale);
-  descale = of_segment("v_descale", i, &descale_name);
+  descale = of_segment(Name::v_descale, i, &descale_name);
   s.v_descale = read_descale(descale_name, descale, &s, &a.v_descale);
 }
 
@@ -496,47 +498,47 @@ attn_descale_kind Call::read_descale(const std::string& name, nb::handle value,
 
 void Call::read_scores() {
   attn_problem& p = problem_;
-  if (is_set("causal")) p.flags |= ATTN_CAUSAL;
-  if (is_set("causal_top_left")) p.flags |= ATTN_CAUSAL_TOP_LEFT;
-  if (given("window")) {
-    const auto [left, right] =
-        integers(argument("window"), "window", "a pair of integers (left, right), -1 = unbounded");
+  if (is_set(Name::causal)) p.flags |= ATTN_CAUSAL;
+  if (is_set(Name::causal_top_left)) p.flags |= ATTN_CAUSAL_TOP_LEFT;
+  if (given(Name::window)) {
+    const auto [left, right] = integers(argument(Name::window), "window",
+                                        "a pair of integers (left, right), -1 = unbounded");
     if (left != -1 || right != -1) {
       p.flags |= ATTN_WINDOW;
       p.window_left = left;
       p.window_right = right;
     }
   }
-  if (given("scale")) {
-    p.scale = number(argument("scale"), "scale", "a number or None");
+  if (given(Name::scale)) {
+    p.scale = number(argument(Name::scale), "scale", "a number or None");
     if (p.scale == 0) refuse("scale is 0; accepted: None for 1 / sqrt(D), or another number");
   }
-  if (find(arguments_, "softcap").is_valid())
-    p.softcap = number(argument("softcap"), "softcap", "a number");
+  if (arguments_.find(Name::softcap).is_valid())
+    p.softcap = number(argument(Name::softcap), "softcap", "a number");
 
   std::string name;
-  p.q_descale = read_descale("q_descale", argument("q_descale"), nullptr, &args_.q_descale);
-  if (given("alibi_slopes")) {
+  p.q_descale = read_descale("q_descale", argument(Name::q_descale), nullptr, &args_.q_descale);
+  if (given(Name::alibi_slopes)) {
     p.flags |= ATTN_ALIBI;
     args_.alibi_slopes = static_cast<const float*>(
-        vector_of("alibi_slopes", argument("alibi_slopes"), "f32", {p.heads_q}, "[Hq]"));
+        vector_of("alibi_slopes", argument(Name::alibi_slopes), "f32", {p.heads_q}, "[Hq]"));
   }
-  if (given("sinks")) {
+  if (given(Name::sinks)) {
     p.flags |= ATTN_SINKS;
     args_.sinks = static_cast<const float*>(
-        vector_of("sinks", argument("sinks"), "f32", {p.heads_q}, "[Hq]"));
+        vector_of("sinks", argument(Name::sinks), "f32", {p.heads_q}, "[Hq]"));
   }
-  if (given("out_scale")) {
+  if (given(Name::out_scale)) {
     p.flags |= ATTN_OUT_SCALE;
-    args_.out_scale =
-        static_cast<const float*>(vector_of("out_scale", argument("out_scale"), "f32", {1}, "[1]"));
+    args_.out_scale = static_cast<const float*>(
+        vector_of("out_scale", argument(Name::out_scale), "f32", {1}, "[1]"));
   }
-  if (find(arguments_, "tree_keys").is_valid())
-    p.tree_keys = integer(argument("tree_keys"), "tree_keys");
-  if (given("tree")) {
+  if (arguments_.find(Name::tree_keys).is_valid())
+    p.tree_keys = integer(argument(Name::tree_keys), "tree_keys");
+  if (given(Name::tree)) {
     if (p.tree_keys == 0) refuse("tree_keys is 0; accepted with tree: 1 to 128");
     const bool packed = p.q_layout == ATTN_PACKED;
-    const Array& tree = keep(reader_.next(argument("tree"), "tree"));
+    const Array& tree = keep(reader_.next(argument(Name::tree), "tree"));
     if (std::strcmp(tree.type.name, "u64") && std::strcmp(tree.type.name, "i64"))
       refuse(std::string("tree is ") + tree.type.name + "; accepted: u64, i64");
     tree.need_shape(
@@ -548,10 +550,10 @@ void Call::read_scores() {
   int64_t seqlen_kv = 0;
   for (const attn_segment& s : segments_) seqlen_kv += s.seqlen;
   if (given(bias_)) read_bias(seqlen_kv);
-  if (given("block_mask")) {
+  if (given(Name::block_mask)) {
     Mask* mask = nullptr;
-    if (!nb::try_cast(nb::getattr(argument("block_mask"), "_mask", nb::none()), mask) || !mask)
-      refuse_type(argument("block_mask"), "block_mask", "a BlockMask or None");
+    if (!nb::try_cast(nb::getattr(argument(Name::block_mask), "_mask", nb::none()), mask) || !mask)
+      refuse_type(argument(Name::block_mask), "block_mask", "a BlockMask or None");
     if (mask->device != reader_.origin().device)
       refuse("block_mask lies in " + mask->device.text() +
              "; accepted: " + reader_.origin().device.text() + ", where q is");
@@ -562,7 +564,7 @@ void Call::read_scores() {
 void Call::read_bias(int64_t seqlen_kv) {
   attn_problem& p = problem_;
   reader_.heads_first = false;
-  const Array& bias = keep(reader_.next(argument(bias_), bias_));
+  const Array& bias = keep(reader_.next(argument(bias_), text_of(bias_)));
   reader_.heads_first = of_torch();
   const int64_t want[] = {p.batch, p.heads_q, p.seqlen_q, seqlen_kv};
   bool good = bias.tensor.ndim() == 4;
@@ -598,21 +600,21 @@ void Call::read_out_type() {
     out_ = out.source;
     return;
   }
-  if (given("out_dtype")) {
-    const ElementType* type = find_type(argument("out_dtype"));
+  if (given(Name::out_dtype)) {
+    const ElementType* type = find_type(argument(Name::out_dtype));
     if (!type || type->type == ATTN_DTYPE_NONE)
-      refuse("out_dtype is " + text_of(argument("out_dtype")) +
+      refuse("out_dtype is " + text_of(argument(Name::out_dtype)) +
              "; accepted: f32, f16, bf16, f8_e4m3fn, f8_e5m2, f8_e4m3fnuz, f64 (reference)");
     p.out_type = type->type;
   } else {
     p.out_type = is_fp8(p.q_type) ? ATTN_BF16 : p.q_type;
   }
-  if (!given("out")) return;
-  out_ = argument("out");
+  if (!given(Name::out)) return;
+  out_ = argument(Name::out);
   const Array& out = keep(reader_.output(out_, "out"));
   if (out.type.type == ATTN_DTYPE_NONE)
     refuse(std::string("out is ") + out.type.name + "; accepted: a type of floats");
-  if (given("out_dtype") && out.type.type != p.out_type)
+  if (given(Name::out_dtype) && out.type.type != p.out_type)
     refuse(std::string("out is ") + out.type.name + "; accepted: " + type_name(p.out_type) +
            " as out_dtype says");
   p.out_type = out.type.type;
@@ -628,15 +630,17 @@ void Call::read_out_type() {
 
 void Call::read_execution() {
   attn_problem& p = problem_;
-  if (given("kernel")) {
-    kernel_ = text(argument("kernel"), "kernel", "a kernel's name or None");
+  if (given(Name::kernel)) {
+    kernel_ = text(argument(Name::kernel), "kernel", "a kernel's name or None");
     if (kernel_.empty()) refuse("kernel is empty text; accepted: a kernel's name or None");
     p.kernel = kernel_.c_str();
   }
-  if (given("max_sms")) p.max_sms = integer32(argument("max_sms"), "max_sms");
-  if (given("fixed_split")) p.fixed_split = integer(argument("fixed_split"), "fixed_split");
-  if (given("split_invariant") && is_set("split_invariant")) p.flags |= ATTN_SPLIT_INVARIANT;
-  if (given("kv_prefix_stable") && is_set("kv_prefix_stable")) p.flags |= ATTN_KV_PREFIX_STABLE;
+  if (given(Name::max_sms)) p.max_sms = integer32(argument(Name::max_sms), "max_sms");
+  if (given(Name::fixed_split)) p.fixed_split = integer(argument(Name::fixed_split), "fixed_split");
+  if (given(Name::split_invariant) && is_set(Name::split_invariant))
+    p.flags |= ATTN_SPLIT_INVARIANT;
+  if (given(Name::kv_prefix_stable) && is_set(Name::kv_prefix_stable))
+    p.flags |= ATTN_KV_PREFIX_STABLE;
 }
 
 void Call::make_outputs() {
@@ -651,7 +655,7 @@ void Call::make_outputs() {
     out_ = out.source;
     args_.out = out.data();
   }
-  if (is_set("return_lse")) {
+  if (is_set(Name::return_lse)) {
     const Array& lse =
         keep(reader_.empty("lse",
                            packed ? std::vector<int64_t>{p.heads_q, p.total_q}

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "arguments.h"
 #include "arrays.h"
 
 namespace attn::python {
@@ -84,11 +85,11 @@ attn_descale_kind descale_kind(const Array& a, int64_t batch, int64_t heads_kv,
 // One call of kv_append(), whose arguments are in a dict: q_out or None.
 nb::object kv_append(const nb::dict& arguments);
 
-// One call of forward(), whose arguments are in a dict, beside those that Plan and explain() take
-// more.
+// One call of forward().
 class Call {
  public:
-  explicit Call(const nb::dict& arguments);
+  // Of forward(), and those that Plan and explain() take more. They outlive the call.
+  explicit Call(const Arguments& arguments);
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
@@ -101,19 +102,19 @@ class Call {
   void check(Compiled& compiled);
 
  private:
-  nb::object argument(const char* name) const;
-  bool of_torch() const { return bias_[0] == 'a'; }
+  nb::object argument(Name name) const;
+  bool of_torch() const { return bias_ == Name::attn_mask; }
   // Missing ones have forward()'s defaults.
-  bool given(const char* name) const {
-    const nb::handle found = find(arguments_, name);
+  bool given(Name name) const {
+    const nb::handle found = arguments_.find(name);
     return found.is_valid() && !found.is_none();
   }
-  bool is_set(const char* name) const {
-    const nb::handle found = find(arguments_, name);
-    return found.is_valid() && boolean(found, name);
+  bool is_set(Name name) const {
+    const nb::handle found = arguments_.find(name);
+    return found.is_valid() && boolean(found, text_of(name));
   }
   // Of segment i; `name` gets "k[i]" where there are several.
-  nb::object of_segment(const char* what, size_t i, std::string* name) const;
+  nb::object of_segment(Name what, size_t i, std::string* name) const;
   const Array& keep(Array array);
   const void* vector_of(const char* name, nb::handle value, const char* type,
                         const std::vector<int64_t>& shape, const char* form);
@@ -128,10 +129,10 @@ class Call {
   void make_outputs();
   nb::object results() const;
 
-  nb::dict arguments_;
-  // "bias", or "attn_mask" in a call of scaled_dot_product_attention(), which has PyTorch's order
+  Arguments arguments_;
+  // attn_mask in a call of scaled_dot_product_attention(), which has PyTorch's order
   // of dimensions and makes its result as q is.
-  const char* bias_;
+  Name bias_;
   Reader reader_;
   std::vector<std::unique_ptr<Array>> arrays_;
   bool several_ = false;

@@ -23,7 +23,7 @@ struct PlanObject {
 };
 
 PlanObject make_plan(const nb::dict& arguments) {
-  const Call call(arguments);
+  const Call call{Arguments(arguments)};
   const std::shared_ptr<context> owner = call.owner();
   nb::gil_scoped_release release;
   return PlanObject{std::make_shared<Compiled>(Compiled{
@@ -34,7 +34,7 @@ PlanObject make_plan(const nb::dict& arguments) {
 nb::object PlanObject::run(const nb::dict& arguments) {
   if (made_at != forks())
     refuse("the plan was made before a fork; accepted in this process: a plan that it made itself");
-  Call call(arguments);
+  Call call{Arguments(arguments)};
   if (key_of(*call.owner(), call.problem()) != compiled->key)
     refuse(
         "the arrays are not as those that the plan was made for; accepted: the same shapes, types, "
@@ -45,7 +45,7 @@ nb::object PlanObject::run(const nb::dict& arguments) {
 }
 
 nb::object forward(const nb::dict& arguments) {
-  Call call(arguments);
+  Call call{Arguments(arguments)};
   const std::shared_ptr<Compiled> compiled = cached(call.owner(), call.problem());
   return call.run(*compiled);
 }
@@ -55,14 +55,14 @@ nb::object scaled_dot_product_attention(nb::handle query, nb::handle key, nb::ha
                                         nb::handle mask, nb::handle causal, nb::handle scale,
                                         nb::handle enable_gqa) {
   static const nb::handle automatic = nb::str("auto").release();
-  nb::dict arguments;
-  put(arguments, "q", query);
-  put(arguments, "k", key);
-  put(arguments, "v", value);
-  put(arguments, "attn_mask", mask);
-  put(arguments, "causal_top_left", causal);
-  put(arguments, "scale", scale);
-  put(arguments, "backend", automatic);
+  Arguments arguments;
+  arguments.set(Name::q, query);
+  arguments.set(Name::k, key);
+  arguments.set(Name::v, value);
+  arguments.set(Name::attn_mask, mask);
+  arguments.set(Name::causal_top_left, causal);
+  arguments.set(Name::scale, scale);
+  arguments.set(Name::backend, automatic);
   Call call(arguments);
   const attn_problem& p = call.problem();
   if (p.heads_q != p.heads_kv && !boolean(enable_gqa, "enable_gqa"))
@@ -73,13 +73,13 @@ nb::object scaled_dot_product_attention(nb::handle query, nb::handle key, nb::ha
 }
 
 void check_call(const nb::dict& arguments) {
-  Call call(arguments);
+  Call call{Arguments(arguments)};
   const std::shared_ptr<Compiled> compiled = cached(call.owner(), call.problem());
   call.check(*compiled);
 }
 
 std::string explain_call(const nb::dict& arguments) {
-  const Call call(arguments);
+  const Call call{Arguments(arguments)};
   return explain(*call.owner(), call.problem());
 }
 

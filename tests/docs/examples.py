@@ -92,6 +92,7 @@ cos, sin = np.ones((64, 16), np.float32), np.zeros((64, 16), np.float32)  # whic
 assert lse.shape == (4, 64) and np.array_equal(k_cache[1, 63], k_new[1, 0])
 assert np.abs(out[1] - flash_attn_func(q_new, k_cache, v_cache)[1]).max() < 1e-5
 """)],
+    "docs/torch.md": ["needs PyTorch", "needs PyTorch and transformers"],
     "docs/onnx.md": [(NUMPY + """
 Q, K, V = (x.swapaxes(1, 2) for x in (q, k, v))
 mask, past_key, past_value, K_new, V_new = np.ones((64, 64), bool), K[:, :, :48], V[:, :, :48], K[:, :, 48:], V[:, :, 48:]

@@ -333,19 +333,41 @@ class Torch(Case):
         torch = self.gpu()
         q, k, v = self.tensors(torch.float16, "cuda", dim=64, seqlen_q=1, seqlen_kv=500)
         plan, out = attn.Plan(q, k, v), torch.empty_like(q)
+        self.assertGreater(plan.workspace, 0)
+        attn.cache_clear()
+        calls = {"plan": lambda: plan(q, k, v, out=out), "forward": lambda: out.copy_(attn.forward(q, k, v)),
+                 "new plan": lambda: attn.Plan(q, k, v, fixed_split=128)(q, k, v, out=out),
+                 "twice": lambda: (plan(q, k, v, out=out), plan(q, k, v, out=out))}
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            plan(q, k, v, out=out)  # makes the workspace of this stream
+            plan(q, k, v, out=out)  # has a workspace for this stream, which no graph uses
         side.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=side):
-            plan(q, k, v, out=out)
-        out.zero_()
-        q.copy_(q.flip(0))
-        graph.replay()
+        graphs, pool = [], None
+        for name, call in calls.items():
+            for options in {}, {"stream": side}, {"pool": "shared"}, {"capture_error_mode": "thread_local"}:
+                graph = torch.cuda.CUDAGraph()
+                if "pool" in options:
+                    options = {"pool": pool} if pool else {}
+                with torch.cuda.graph(graph, **options):
+                    call()
+                pool = pool or graph.pool()
+                graphs.append((name, options, graph))
+        for name, options, graph in graphs + graphs[::-1]:
+            with self.subTest(name, **options):
+                q.copy_(q.flip(0))
+                out.zero_()
+                graph.replay()
+                torch.cuda.synchronize()
+                self.close(out.cpu(), softmax_attention(*(x.double().cpu() for x in (q, k, v)))[0], 2e-3)
+        streams = [torch.cuda.Stream() for _ in range(2)]  # replays beside each other, and beside the plan
+        for _ in range(50):
+            for stream, (_, _, graph) in zip(streams, graphs):
+                with torch.cuda.stream(stream):
+                    graph.replay()
+            again = plan(q, k, v)
         torch.cuda.synchronize()
-        self.close(out.cpu(), softmax_attention(*(x.double().cpu() for x in (q, k, v)))[0], 2e-3)
+        self.close(again.cpu(), out.cpu(), 0)
 
     def test_gpu_masks(self):
         torch = self.gpu()

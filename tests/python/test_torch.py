@@ -217,6 +217,73 @@ class Patch(TorchCase):
         self.assertEqual(taken.calls, 2)
 
 
+class Gpu(TorchCase):
+    def setUp(self):
+        super().setUp()
+        if not torch.cuda.is_available():
+            self.skipTest("torch has no GPU")
+        if not any(b["available"] for b in attn.info()["backends"] if b["name"] in ("cuda", "hip")):
+            self.skipTest("attn has no GPU")
+
+    def test_grid(self):
+        """Where a kernel takes it, as torch in float32; counted."""
+        served, refused = 0, {}
+        for dtype, (length, keys), heads_kv, dim, masked, causal in itertools.product(
+                (torch.float16, torch.bfloat16), ((1, 17), (1, 500), (9, 13), (130, 130), (200, 77)), (4, 2), (64, 128),
+                (None, "bool", "float", "keys"), (False, True)):
+            if masked and causal:
+                continue
+            q, k, v = (self.tensor(2, h, n, dim).cuda().to(dtype) for h, n in ((4, length), (heads_kv, keys), (heads_kv, keys)))
+            mask = None
+            if masked:
+                seen = torch.from_numpy(self.rng.random((2, 1, 1 if masked == "keys" else length, keys)) < 0.7).cuda()
+                mask = self.tensor(2, 1, length, keys).cuda().to(dtype) if masked == "float" else seen
+            options = {"is_causal": causal, "enable_gqa": heads_kv != 4}
+            with self.subTest(dtype=dtype, length=length, keys=keys, heads_kv=heads_kv, dim=dim, masked=masked, causal=causal):
+                try:
+                    got = sdpa(q, k, v, mask, **options)
+                except attn.Unsupported as error:
+                    refused[str(error)[:200]] = refused.get(str(error)[:200], 0) + 1
+                    continue
+                wide = mask if mask is None or mask.dtype == torch.bool else mask.float()
+                want = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), wide, **options)
+                self.close(got.float().cpu(), want.nan_to_num(0).cpu(), 2e-2 if dtype == torch.bfloat16 else 4e-3)
+                served += 1
+        print(f"sdpa on a GPU: {served} served, refused: {refused}")
+        self.assertGreater(served, 100)
+
+    def test_compile_and_capture(self):
+        q, k, v = (self.tensor(2, 4, n, 64).cuda().half() for n in (1, 500, 500))
+        want = F.scaled_dot_product_attention(q, k, v)
+        for mode in None, "reduce-overhead":
+            fast = torch.compile(lambda q, k, v: sdpa(q, k, v) * 1, fullgraph=True, mode=mode)
+            for _ in range(4):
+                self.close(fast(q, k, v).cpu(), want.cpu(), 4e-3)
+        with torch.no_grad(), attn.torch.patch() as taken:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                out = F.scaled_dot_product_attention(q, k, v)
+            graph.replay()
+        self.assertEqual(taken.taken, 1)
+        self.close(out.cpu(), want.cpu(), 4e-3)
+
+    def test_opcheck(self):
+        q, k, v = (self.tensor(2, 4, n, 64).cuda().half() for n in (9, 13, 13))
+        torch.library.opcheck(torch.ops.attn.sdpa.default, (q, k, v, None, True, None, False),
+                              test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_dynamic"))
+
+    def test_memory_does_not_grow(self):
+        q, k, v = (self.tensor(1, 4, n, 64).cuda().half() for n in (1, 500, 500))
+        for calls in 1000, 20000:
+            for _ in range(calls):
+                sdpa(q, k, v)
+            torch.cuda.synchronize()
+            now = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[0]
+            first = now if calls == 1000 else first
+        self.assertEqual(now[0], first[0])
+        self.assertLess(first[1] - now[1], 1 << 20)
+
+
 @unittest.skipUnless(HAVE and importlib.util.find_spec("transformers"), "transformers is not installed")
 class Transformers(TorchCase):
     """Small models with random weights against transformers' own eager attention."""
