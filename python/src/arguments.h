@@ -11,7 +11,8 @@ namespace nb = nanobind;
 
 #define ATTN_ARGUMENTS(X)                                                                        \
   X(q)                                                                                           \
-  X(k) X(v) X(causal) X(causal_top_left) X(window) X(scale) X(softcap) X(bias) X(attn_mask)      \
+  X(k)                                                                                           \
+  X(v) X(causal) X(causal_top_left) X(window) X(scale) X(softcap) X(bias) X(attn_mask)           \
       X(alibi_slopes) X(sinks) X(block_mask) X(tree) X(tree_keys) X(seqlens_kv) X(cu_seqlens_q)  \
           X(cu_seqlens_kv) X(max_seqlen_q) X(block_table) X(q_descale) X(k_descale) X(v_descale) \
               X(out_scale) X(out_dtype) X(return_lse) X(out) X(backend) X(kernel) X(num_threads) \
