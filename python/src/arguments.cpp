@@ -1,14 +1,48 @@
 #include "arguments.h"
 
+#include <iterator>
+
 namespace attn::python {
 namespace {
 
 constexpr const char* texts[] = {
-#define ATTN_ARGUMENT(name) #name,
-    ATTN_ARGUMENTS(ATTN_ARGUMENT)
-#undef ATTN_ARGUMENT
+    "q",
+    "k",
+    "v",
+    "causal",
+    "causal_top_left",
+    "window",
+    "scale",
+    "softcap",
+    "bias",
+    "attn_mask",
+    "alibi_slopes",
+    "sinks",
+    "block_mask",
+    "tree",
+    "tree_keys",
+    "seqlens_kv",
+    "cu_seqlens_q",
+    "cu_seqlens_kv",
+    "max_seqlen_q",
+    "block_table",
+    "q_descale",
+    "k_descale",
+    "v_descale",
+    "out_scale",
+    "out_dtype",
+    "return_lse",
+    "out",
+    "backend",
+    "kernel",
+    "num_threads",
+    "max_sms",
+    "fixed_split",
+    "split_invariant",
+    "kv_prefix_stable",
 };
 constexpr size_t count = size_t(Name::count);
+static_assert(std::size(texts) == count);
 
 // Interned, so that Python's own names are these objects.
 const std::array<PyObject*, count>& words() {

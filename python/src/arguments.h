@@ -9,20 +9,43 @@ namespace attn::python {
 
 namespace nb = nanobind;
 
-#define ATTN_ARGUMENTS(X)                                                                        \
-  X(q)                                                                                           \
-  X(k)                                                                                           \
-  X(v) X(causal) X(causal_top_left) X(window) X(scale) X(softcap) X(bias) X(attn_mask)           \
-      X(alibi_slopes) X(sinks) X(block_mask) X(tree) X(tree_keys) X(seqlens_kv) X(cu_seqlens_q)  \
-          X(cu_seqlens_kv) X(max_seqlen_q) X(block_table) X(q_descale) X(k_descale) X(v_descale) \
-              X(out_scale) X(out_dtype) X(return_lse) X(out) X(backend) X(kernel) X(num_threads) \
-                  X(max_sms) X(fixed_split) X(split_invariant) X(kv_prefix_stable)
-
+// In forward()'s order; arguments.cpp has their texts in this order.
 enum class Name : uint8_t {
-#define ATTN_ARGUMENT(name) name,
-  ATTN_ARGUMENTS(ATTN_ARGUMENT)
-#undef ATTN_ARGUMENT
-      count
+  q,
+  k,
+  v,
+  causal,
+  causal_top_left,
+  window,
+  scale,
+  softcap,
+  bias,
+  attn_mask,
+  alibi_slopes,
+  sinks,
+  block_mask,
+  tree,
+  tree_keys,
+  seqlens_kv,
+  cu_seqlens_q,
+  cu_seqlens_kv,
+  max_seqlen_q,
+  block_table,
+  q_descale,
+  k_descale,
+  v_descale,
+  out_scale,
+  out_dtype,
+  return_lse,
+  out,
+  backend,
+  kernel,
+  num_threads,
+  max_sms,
+  fixed_split,
+  split_invariant,
+  kv_prefix_stable,
+  count
 };
 
 const char* text_of(Name name);
