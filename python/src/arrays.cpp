@@ -515,6 +515,13 @@ Array Reader::empty(const std::string& name, const std::vector<int64_t>& shape,
   if (first_.framework == Framework::other && !first_.device.host())
     refuse(std::string(
         "out is None; accepted for GPU arrays of this framework: an array for the result"));
+  if (!std::strcmp(type.name, first_.type.name))
+    if (first_.source.type().ptr() == torch_tensor) {  // faster, and the same
+      fresh_ = true;
+      Array a = made(first_.source.attr("new_empty")(nb::tuple(sizes)), name, shape, type);
+      fresh_ = false;
+      return a;
+    }
   return made(once(empty_function, helpers, "empty")(framework_name(first_.framework),
                                                      nb::tuple(sizes), type.numpy, first_.source),
               name, shape, type);
