@@ -293,6 +293,21 @@ const std::vector<Case> cases = {
      [](const In&, int l) { return l < 20 ? 7 : ~0u; }, ""},
     {"cmpx", "v_cmpx_lt_f32 exec, v3, v4\n v_mov_b32 v2, 7\n s_mov_b64 exec, -1\n",
      [](const In& in, int l) { return f(in.a[l]) < f(in.b[l]) ? 7 : ~0u; }, ""},
+    {"gpr_index_source",
+     "v_mov_b32 v6, 7\n v_mov_b32 v7, v3\n s_mov_b32 s8, 0x104\n"
+     "s_set_gpr_idx_on s8, gpr_idx(SRC0)\n v_add_u32 v2, v3, v3\n s_set_gpr_idx_off\n"
+     "v_add_u32 v2, v2, v6\n",
+     [](const In& in, int l) { return 2 * in.a[l] + 7; }, ""},
+    {"gpr_index_destination",
+     "v_mov_b32 v6, 7\n s_set_gpr_idx_on 0, 0\n s_set_gpr_idx_idx 3\n"
+     "s_set_gpr_idx_mode gpr_idx(SRC1,DST)\n v_sub_u32 v3, v4, v3\n s_set_gpr_idx_off\n"
+     "v_mov_b32 v2, v6\n",
+     [](const In& in, int l) { return in.b[l] - 7; }, ""},
+    {"scalar_moved",
+     "s_mov_b32 s8, 1\n s_mov_b32 s10, 5\n s_mov_b32 s11, 6\n s_mov_b32 m0, 2\n s_nop 0\n"
+     "s_movrels_b64 s[12:13], s[8:9]\n s_movreld_b32 s7, s13\n v_mov_b32 v2, s9\n"
+     "v_add_u32 v2, s12, v2\n",
+     [](const In&, int) { return 11u; }, ""},
     {"call",
      "s_getpc_b64 s[8:9]\n s_add_u32 s8, s8, F1-.\n s_addc_u32 s9, s9, 0\n"
      "s_swappc_b64 s[10:11], s[8:9]\n s_branch E1\n F1: v_mov_b32 v2, 3\n s_setpc_b64 s[10:11]\n"

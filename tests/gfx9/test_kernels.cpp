@@ -1,9 +1,13 @@
 // The kernels of tests/gfx9/kernels on the emulator against the same C on this machine.
+#include <algorithm>
 #include <condition_variable>
+#include <cstdlib>
 #include <cstring>
-#include <fstream>
-#include <iterator>
+#include <filesystem>
+#include <iostream>
+#include <map>
 #include <mutex>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
 #include <vector>
@@ -66,11 +70,14 @@ std::vector<uint32_t> on_host(const HostKernel& kernel) {
   return out;
 }
 
-std::vector<uint32_t> on_emulator(const std::string& name, const Options& options) {
+struct Run {
+  Report report;
+  std::vector<uint32_t> out;
+};
+Run on_emulator(const std::string& path, const std::string& name, const Options& options) {
   Memory memory;
   std::string error;
-  const auto file = read_file(std::string(ATTN_GFX9_KERNELS_DIR) + "/" + name + ".co");
-  const auto object = CodeObject::load(file, &memory, &error);
+  const auto object = CodeObject::load(read_file(path), &memory, &error);
   INFO(error);
   REQUIRE(object);
   const Kernel* kernel = object->kernel(name);
@@ -82,12 +89,19 @@ std::vector<uint32_t> on_emulator(const std::string& name, const Options& option
   } args{memory.allocate(64 * n, "out"), memory.allocate(64 * n, "in"), n};
   REQUIRE(memory.write(args.in, std::as_bytes(std::span(in))).empty());
   REQUIRE(memory.fill(args.out, 0, 64 * n).empty());
-  const Report report = launch(memory, *kernel, {n / 128}, {128},
-                               std::as_bytes(std::span(&args, 1)).first(20), 0, options);
-  CHECK(faults_of(report) == "");
-  std::vector<uint32_t> out(16 * n);
-  REQUIRE(memory.read(args.out, std::as_writable_bytes(std::span(out))).empty());
-  return out;
+  Run run;
+  run.report = launch(memory, *kernel, {n / 128}, {128},
+                      std::as_bytes(std::span(&args, 1)).first(20), 0, options);
+  run.out.resize(16 * n);
+  REQUIRE(memory.read(args.out, std::as_writable_bytes(std::span(run.out))).empty());
+  return run;
+}
+
+std::vector<uint32_t> checked(const std::string& name, const Options& options) {
+  const Run run =
+      on_emulator(std::string(ATTN_GFX9_KERNELS_DIR) + "/" + name + ".co", name, options);
+  CHECK(faults_of(run.report) == "");
+  return run.out;
 }
 
 }  // namespace
@@ -97,12 +111,35 @@ TEST_CASE("compiled kernels give what the same C gives on the host") {
   for (const HostKernel& kernel : host_kernels()) {
     DYNAMIC_SECTION(kernel.name) {
       const std::vector<uint32_t> expected = on_host(kernel);
-      CHECK(on_emulator(kernel.name, {}) == expected);
+      CHECK(checked(kernel.name, {}) == expected);
       // Without checks, and with waves and loads in another order.
-      CHECK(on_emulator(kernel.name, {.checks = false}) == expected);
-      CHECK(on_emulator(kernel.name, {.seed = 7}) == expected);
-      CHECK(on_emulator(kernel.name, {.checks = false, .seed = 8}) == expected);
+      CHECK(checked(kernel.name, {.checks = false}) == expected);
+      CHECK(checked(kernel.name, {.seed = 7}) == expected);
+      CHECK(checked(kernel.name, {.checks = false, .seed = 8}) == expected);
     }
+  }
+}
+
+// For tests/foreign: a line of JSON for each NAME.COMPILER.OPTIMISATION.co of a folder.
+TEST_CASE("kernels of other compilers", "[.][foreign]") {
+  const char* folder = std::getenv("ATTN_FOREIGN_KERNELS");
+  if (!folder) ATTN_SKIP("ATTN_FOREIGN_KERNELS names no folder");
+  std::map<std::string, std::vector<uint32_t>> expected;
+  for (const HostKernel& kernel : host_kernels()) expected[kernel.name] = on_host(kernel);
+  std::vector<std::filesystem::path> files;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().extension() == ".co") files.push_back(entry.path());
+  }
+  std::sort(files.begin(), files.end());
+  for (const auto& path : files) {
+    const std::string file = path.stem().string(), name = file.substr(0, file.find('.'));
+    nlohmann::ordered_json line = {{"file", file}};
+    const Run plain = on_emulator(path, name, {.checks = false});
+    line["right"] = plain.report.ok() && plain.out == expected.at(name);
+    if (!plain.report.ok()) line["unchecked"] = faults_of(plain.report);
+    const Run run = on_emulator(path, name, {});
+    line["strict"] = run.report.ok() ? "" : run.report.faults.back().to_string();
+    std::cout << line.dump() << std::endl;
   }
 }
 

@@ -163,7 +163,7 @@ TEST_CASE("a load in another order: late data is seen where no wait covers it") 
 
 TEST_CASE("source lines come with faults") {
   if (!can_assemble()) ATTN_SKIP("no llvm-mc and ld.lld");
-  Source s{"k", "s_nop 0\n.loc 1 42 0\n v_mov_b32 v2, v3\n", ""};
+  Source s{"k", "s_nop 0\n.loc 1 42 0\n v_not_b32 v2, v3\n", ""};
   s.body = ".file 1 \"somewhere/softmax.s\"\n.loc 1 7 0\n" + s.body;
   Memory memory;
   std::string error;

@@ -56,7 +56,7 @@ std::byte* device_bytes(Wave& w, uint64_t address, uint32_t bytes, bool read, bo
 }
 
 std::byte* lds_bytes(Wave& w, uint64_t offset, uint32_t bytes, bool read, bool write, bool atomic,
-                     uint32_t align) {
+                     uint32_t align, const void* value) {
   const uint64_t size = w.group.lds.size();
   if (offset > size || size - offset < bytes) {
     w.fail(FaultKind::OutOfBounds, "LDS bytes " + std::to_string(offset) + " to " +
@@ -75,7 +75,7 @@ std::byte* lds_bytes(Wave& w, uint64_t offset, uint32_t bytes, bool read, bool w
         return nullptr;
       }
     }
-    if (write && !w.group.note_lds_write(w, at, bytes, atomic)) return nullptr;
+    if (write && !w.group.note_lds_write(w, at, bytes, value, atomic)) return nullptr;
   }
   return w.group.lds.data() + offset;
 }

@@ -13,8 +13,9 @@ namespace gfx9emu {
 std::byte* device_bytes(Wave& w, uint64_t address, uint32_t bytes, bool read, bool write,
                         uint32_t align);
 // LDS bytes [offset, offset + bytes).
+// `value`: those that are going to be written there, if they are known.
 std::byte* lds_bytes(Wave& w, uint64_t offset, uint32_t bytes, bool read, bool write, bool atomic,
-                     uint32_t align);
+                     uint32_t align, const void* value = nullptr);
 // The lane's own scratch. `defined` gets the flags of the bytes, 0 or 1 each.
 std::byte* scratch_bytes(Wave& w, int lane, uint64_t offset, uint32_t bytes, uint8_t** defined);
 

@@ -32,12 +32,6 @@ std::string scalar_name(int r) {
   }
 }
 
-std::string register_name(const RegRange& reg, int i) {
-  const int n = reg.first + i;
-  if (reg.file == RegFile::Scalar) return scalar_name(n);
-  return (reg.file == RegFile::Agpr ? "a" : "v") + std::to_string(n);
-}
-
 // The lanes of the source that a DPP operation reads.
 uint64_t dpp_read_lanes(const Inst& inst, uint64_t exec) {
   uint64_t lanes = 0;
@@ -48,18 +42,13 @@ uint64_t dpp_read_lanes(const Inst& inst, uint64_t exec) {
   return lanes;
 }
 
-uint64_t dpp_written_lanes(const Inst& inst, uint64_t exec) {
-  uint64_t lanes = exec;
-  for (int i = 0; i < wave_lanes; ++i) {
-    const bool masked = !(inst.row_mask >> (i / 16) & 1) || !(inst.bank_mask >> (i / 4 % 4) & 1);
-    const int from = dpp_source(inst, i);
-    const bool outside = from < 0 || !(exec >> from & 1);
-    if (masked || (outside && !inst.bound_ctrl)) lanes &= ~(uint64_t{1} << i);
-  }
-  return lanes;
-}
-
 }  // namespace
+
+std::string register_name(const RegRange& reg, int i) {
+  const int n = reg.first + i;
+  if (reg.file == RegFile::Scalar) return scalar_name(n);
+  return (reg.file == RegFile::Agpr ? "a" : "v") + std::to_string(n);
+}
 
 std::string bad_register_message(const Kernel& kernel, const Inst& inst) {
   const Descriptor& d = kernel.descriptor;
@@ -107,43 +96,6 @@ bool Wave::check_in_flight(const RegRange& reg, bool is_write) {
   return true;
 }
 
-bool Wave::check_defined(const RegRange& reg, uint8_t halves, uint64_t lanes) {
-  const int first = reg.file == RegFile::Scalar ? 0 : physical(reg);
-  for (int i = 0; i < reg.count; ++i) {
-    uint64_t missing = 0;
-    if (reg.file == RegFile::Scalar) {
-      missing = scalar_defined[reg.first + i] ? 0 : ~uint64_t{0};
-    } else {
-      const DefinedRow& row = defined[first + i];
-      if (halves & 1) missing |= lanes & ~row.half[0];
-      if (halves & 2) missing |= lanes & ~row.half[1];
-    }
-    if (missing == 0) continue;
-    std::string what = register_name(reg, i) + " is read, but was never written";
-    if (reg.file != RegFile::Scalar) {
-      what += " in lane " + std::to_string(std::countr_zero(missing));
-      const int n = std::popcount(missing);
-      if (n > 1) what += " and " + std::to_string(n - 1) + " more";
-    }
-    fail(FaultKind::UndefinedRegister, what);
-    return false;
-  }
-  return true;
-}
-
-void Wave::define(const RegRange& reg, uint8_t halves, uint64_t lanes) {
-  if (reg.file == RegFile::Scalar) {
-    for (int i = 0; i < reg.count; ++i) scalar_defined[reg.first + i] = 1;
-    return;
-  }
-  const int first = physical(reg);
-  for (int i = 0; i < reg.count; ++i) {
-    DefinedRow& row = defined[first + i];
-    if (halves & 1) row.half[0] |= lanes;
-    if (halves & 2) row.half[1] |= lanes;
-  }
-}
-
 bool Wave::check_operand(const Inst& inst, int i, uint64_t active) {
   const Operand& o = inst.op[i];
   uint64_t lanes = active;
@@ -154,21 +106,9 @@ bool Wave::check_operand(const Inst& inst, int i, uint64_t active) {
     const uint64_t mask = scalar64(inst.op[inst.dst_count + 2].reg.first);
     lanes &= source == 0 ? ~mask : mask;
   }
-  if (inst.cls == Class::PackedF32 && o.reg.count == 2 && source < 3) {
-    // op_sel may take both results from one of the two registers.
-    const bool moves = inst.name == "v_pk_mov_b32";
-    const bool low_from_second = inst.op_sel >> source & 1;
-    const bool high_from_second = moves ? low_from_second : inst.op_sel_hi >> source & 1;
-    RegRange one = o.reg;
-    one.count = 1;
-    if (low_from_second == high_from_second) {
-      one.first += low_from_second ? 1 : 0;
-      return check_defined(one, 3, lanes);
-    }
-  }
   // What is spilled may be undefined, and stays so until it is used.
   if (inst.cls == Class::Scratch && inst.is_store && i == 1) return true;
-  return check_defined(o.reg, inst.halves[i], lanes);
+  return check_defined(o.read, inst.halves[i], lanes);
 }
 
 void Wave::check_hazards(const Inst& inst) {
@@ -198,8 +138,11 @@ bool Wave::check_before(const Inst& inst) {
       if (!check_in_flight(r, true)) return false;
     }
   }
+  if (inst.copies || inst.bits || inst.inserts) return check_partly_used(inst);
+  const RegRange mask = inst.lane_mask ? inst.op[inst.dst_count + 2].reg : RegRange{};
   for (const RegRange& r : inst.reads) {
-    if (r.file == RegFile::Scalar && !check_defined(r, 3, 0)) return false;
+    if (r.file != RegFile::Scalar) continue;
+    if (r == mask ? !check_lane_mask(r) : !check_defined(r, 3, 0)) return false;
   }
   if (inst.own_lanes) return true;
   const uint64_t active = exec();
@@ -207,33 +150,6 @@ bool Wave::check_before(const Inst& inst) {
     if (inst.op[i].is_vector() && !check_operand(inst, i, active)) return false;
   }
   return true;
-}
-
-void Wave::define_after(const Inst& inst, uint64_t active) {
-  uint64_t lanes = active;
-  if (inst.cls == Class::Mfma) lanes = ~uint64_t{0};
-  if (inst.dpp != Dpp::None) lanes = dpp_written_lanes(inst, active);
-  for (const RegRange& r : inst.writes) {
-    if (r.file == RegFile::Scalar) define(r, 3, 0);
-  }
-  for (; scalars_undefined != 0; scalars_undefined &= scalars_undefined - 1) {
-    scalar_defined[inst.op[0].reg.first + std::countr_zero(scalars_undefined)] = 0;
-  }
-  if (inst.own_lanes) return;
-  for (int i = 0; i < inst.dst_count; ++i) {
-    if (inst.op[i].is_vector()) define(inst.op[i].reg, inst.halves[i], lanes);
-  }
-  if (inst.cls == Class::Scratch && inst.is_load) undefine_loaded(inst);
-}
-
-void Wave::undefine_loaded(const Inst& inst) {
-  const int first = physical(inst.op[0].reg);
-  for (int i = 0; i < inst.op[0].reg.count; ++i) {
-    for (int half = 0; half < 2; ++half) {
-      if (inst.halves[0] >> half & 1) defined[first + i].half[half] &= ~loaded_undefined[i];
-    }
-  }
-  loaded_undefined = {};
 }
 
 // --- LDS: definedness and races.
@@ -253,10 +169,11 @@ bool Workgroup::note_lds_read(Wave& wave, uint32_t offset, uint32_t bytes) {
                 &context_.program->insts[b.writer_inst]);
       return false;
     }
-    if (b.write_epoch == epoch && b.writer != wave.index) {
+    if (b.write_epoch == epoch && !(b.writers >> wave.index & 1)) {
       wave.fail(FaultKind::LdsRace,
                 "LDS byte " + std::to_string(i) + " was written by wave " +
-                    std::to_string(b.writer) + " with no barrier (and wait) in between",
+                    std::to_string(std::countr_zero(b.writers)) +
+                    " with no barrier (and wait) in between",
                 &context_.program->insts[b.writer_inst]);
       return false;
     }
@@ -270,8 +187,11 @@ bool Workgroup::note_lds_read(Wave& wave, uint32_t offset, uint32_t bytes) {
   return true;
 }
 
-bool Workgroup::note_lds_write(Wave& wave, uint32_t offset, uint32_t bytes, bool atomic, bool dma) {
+bool Workgroup::note_lds_write(Wave& wave, uint32_t offset, uint32_t bytes, const void* value,
+                               bool atomic, bool dma) {
   const uint32_t inst = static_cast<uint32_t>(wave.entry.inst);
+  const uint16_t self = static_cast<uint16_t>(1u << wave.index);
+  const auto* written = static_cast<const std::byte*>(value);
   for (uint32_t i = offset; i < offset + bytes; ++i) {
     LdsByte& b = lds_state[i];
     if (b.in_flight) {
@@ -281,15 +201,20 @@ bool Workgroup::note_lds_write(Wave& wave, uint32_t offset, uint32_t bytes, bool
                 &context_.program->insts[b.writer_inst]);
       return false;
     }
-    const bool other_wrote = b.write_epoch == epoch && b.writer != wave.index;
-    if (other_wrote && !(atomic && b.writer_atomic)) {
+    const uint16_t others_wrote =
+        b.write_epoch == epoch ? static_cast<uint16_t>(b.writers & ~self) : uint16_t{0};
+    // The order of atomics, and of writes of one value, does not matter.
+    const bool same = written && written[i - offset] == lds[i];
+    if (others_wrote != 0 && !(atomic && b.writer_atomic) && !same) {
       wave.fail(FaultKind::LdsRace,
                 "LDS byte " + std::to_string(i) + " was written by wave " +
-                    std::to_string(b.writer) + " too, with no barrier (and wait) in between",
+                    std::to_string(std::countr_zero(others_wrote)) +
+                    " too, with no barrier (and wait) in between",
                 &context_.program->insts[b.writer_inst]);
       return false;
     }
-    const uint32_t others = b.readers & ~(1u << wave.index);
+    // Who has written the value itself may have read it before.
+    const uint32_t others = b.readers & ~(same ? self | others_wrote : self);
     if (b.read_epoch == epoch && others != 0) {
       wave.fail(FaultKind::LdsRace,
                 "LDS byte " + std::to_string(i) + " was read by wave " +
@@ -299,7 +224,7 @@ bool Workgroup::note_lds_write(Wave& wave, uint32_t offset, uint32_t bytes, bool
       return false;
     }
     b.write_epoch = epoch;
-    b.writer = static_cast<uint8_t>(wave.index);
+    b.writers = static_cast<uint16_t>(self | (same ? others_wrote : 0));
     b.writer_atomic = atomic;
     b.in_flight = dma;
     b.writer_inst = inst;
@@ -312,8 +237,9 @@ void Workgroup::renew_lds(Wave& wave, uint32_t offset, uint32_t bytes, bool writ
   for (uint32_t i = offset; i < offset + bytes; ++i) {
     LdsByte& b = lds_state[i];
     if (write) {
+      if (b.write_epoch != epoch) b.writers = 0;
       b.write_epoch = epoch;
-      b.writer = static_cast<uint8_t>(wave.index);
+      b.writers |= static_cast<uint16_t>(1u << wave.index);
     } else {
       if (b.read_epoch != epoch) b.readers = 0;
       b.read_epoch = epoch;

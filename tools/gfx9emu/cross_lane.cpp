@@ -16,10 +16,11 @@ void read_lane(Wave& w, const Inst& in, int lane) {
   const Operand& from = in.op[1];
   if (!from.is_vector()) {
     w.s[in.op[0].reg.first] = scalar_source(w, from);
+    w.scalar_defined[in.op[0].reg.first] = ~0u;
     return;
   }
-  if (w.checks && !w.check_defined(from.reg, 3, uint64_t{1} << lane)) return;
   w.s[in.op[0].reg.first] = w.row(from.reg).lane[lane];
+  w.scalar_defined[in.op[0].reg.first] = w.defined_bits(from.reg, 0, lane);
 }
 
 void v_readlane(Wave& w, const Inst& in) {
@@ -31,11 +32,13 @@ void v_readfirstlane(Wave& w, const Inst& in) {
 void v_writelane(Wave& w, const Inst& in) {
   const int lane = static_cast<int>(scalar_source(w, in.op[2]) & 63);
   w.row(in.op[0].reg).lane[lane] = scalar_source(w, in.op[1]);
-  w.define(in.op[0].reg, 3, uint64_t{1} << lane);
+  const Operand& from = in.op[1];
+  const uint32_t bits = from.is_register() ? w.scalar_defined[from.reg.first] : ~0u;
+  w.set_defined_bits(in.op[0].reg, 0, lane, bits);
 }
 
 constexpr Op lanes(std::string_view name, Handler run) {
-  return {.name = name, .cls = Class::Valu, .run = run, .flags = own_lanes};
+  return {.name = name, .cls = Class::Valu, .run = run, .flags = own_lanes | copies};
 }
 const Op table[] = {
     lanes("v_readlane_b32", v_readlane),

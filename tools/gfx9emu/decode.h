@@ -13,6 +13,11 @@ namespace gfx9emu {
 // "" or why `text` is not understood. `inst` keeps its offset and size.
 std::string parse_instruction(std::string_view text, Inst& inst);
 
+// Which operands an index is added to, by s_set_gpr_idx_on's bits: sources 0..2, the destination.
+inline constexpr uint32_t gpr_idx_dst = 8;
+// The instruction with its registers of `file` moved on where `which` says so.
+Inst move_registers(const Inst& inst, RegFile file, uint16_t by, uint32_t which);
+
 class Decoder {
  public:
   Decoder();

@@ -12,6 +12,9 @@ struct Inst;
 struct MfmaShape;
 using Handler = void (*)(Wave&, const Inst&);
 struct WaveRegisters;
+// An operation whose bits each depend on the same bit of two operands. Of save-exec operations the
+// second is EXEC; where there is one, the second is 0.
+using BitFunction = uint64_t (*)(uint64_t, uint64_t);
 using LaneHandler = void (*)(WaveRegisters&, const Inst&);
 
 enum class RegFile : uint8_t { Scalar, Vgpr, Agpr };
@@ -77,6 +80,7 @@ struct Operand {
   enum class Kind : uint8_t { None, Register, Constant, Off };
   Kind kind = Kind::None;
   RegRange reg;        // Kind::Register
+  RegRange read;       // what of it a source reads: op_sel may name one of two registers
   uint64_t value = 0;  // Kind::Constant: the bits, in the operand's own width
   bool neg = false, abs = false, sext = false;
   Sdwa sel = Sdwa::Dword;
@@ -174,9 +178,15 @@ struct Inst {
 
   // Of each operand the 16-bit halves that are read or written: bit 0 low, bit 1 high.
   std::array<uint8_t, 6> halves{3, 3, 3, 3, 3, 3};
+  uint16_t flags = 0;        // OpFlags
+  bool keeps_half = false;   // of its destination
   bool dst_is_read = false;  // v_fmac and the like
   bool own_lanes = false;    // v_readlane and the like: not EXEC's lanes
   bool selects = false;      // v_cndmask
+  bool copies = false;       // v_mov and the like, without modifiers: not a use of what it copies
+  bool lane_mask = false;    // source 2 has a bit for each lane
+  bool inserts = false;      // v_bfi by a mask that is the same for all lanes
+  BitFunction bits = nullptr;
 
   // VOP modifiers.
   bool is_e64 = false, is_sdwa = false;
@@ -208,7 +218,8 @@ struct Inst {
   bool offen = false, idxen = false, sc0 = false, sc1 = false, nt = false, gds = false;
 
   // Scalar.
-  int64_t imm = 0;  // simm16, s_nop count, branch displacement in dwords, ds_swizzle offset
+  // simm16, s_nop count, branch displacement in dwords, ds_swizzle offset, gpr_idx's operands
+  int64_t imm = 0;
   uint8_t hwreg = 0, hwreg_offset = 0, hwreg_size = 32;
   // s_waitcnt: the most that may stay outstanding; 255 where unsaid.
   uint8_t vmcnt = 255, lgkmcnt = 255, expcnt = 255;

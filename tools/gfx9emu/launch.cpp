@@ -133,7 +133,7 @@ void set_entry_state(Wave& w, const LaunchContext& c, Dim3 workgroup, uint32_t l
   const auto put = [&](uint32_t value) {
     if (next < scalar::count) {
       w.s[next] = value;
-      w.scalar_defined[next] = 1;
+      w.scalar_defined[next] = ~0u;
     }
     ++next;
   };
@@ -142,6 +142,7 @@ void set_entry_state(Wave& w, const LaunchContext& c, Dim3 workgroup, uint32_t l
     put(static_cast<uint32_t>(value >> 32));
   };
   if (d.dispatch_ptr) put64(c.dispatch_address);
+  if (d.queue_ptr) put64(c.queue_address);
   if (d.kernarg_ptr) put64(c.kernarg_address);
   if (d.dispatch_id) put64(0);
   for (uint32_t i = 0; i < d.kernarg_preload_dwords; ++i) {
@@ -258,7 +259,11 @@ Report launch(Memory& memory, const Kernel& kernel, Dim3 grid, Dim3 block,
   const Temporary arguments(memory, std::max(kernel.descriptor.kernarg_bytes, 16u),
                             "the kernarg segment");
   const Temporary dispatch(memory, 64, "the dispatch packet");
-  if (arguments.address() == 0 || dispatch.address() == 0) return refuse("out of memory");
+  // What is in a queue is the runtime's; none of it is defined.
+  const Temporary queue(memory, 256, "the queue");
+  if (arguments.address() == 0 || dispatch.address() == 0 || queue.address() == 0) {
+    return refuse("out of memory");
+  }
   LaunchContext context;
   context.memory = &memory;
   context.kernel = &kernel;
@@ -267,6 +272,7 @@ Report launch(Memory& memory, const Kernel& kernel, Dim3 grid, Dim3 block,
   context.image_address = kernel.object->address();
   context.kernarg_address = arguments.address();
   context.dispatch_address = dispatch.address();
+  context.queue_address = queue.address();
   context.grid = grid;
   context.block = block;
   context.lds_bytes = kernel.descriptor.lds_bytes + dynamic_lds;

@@ -68,11 +68,11 @@ bool write_rows(Wave& w, const Inst& in, const Offsets& at, uint64_t lanes, cons
   const uint32_t bytes = in.mem_bytes, dwords = (bytes + 3) / 4;
   for (uint64_t left = lanes; left != 0; left &= left - 1) {
     const int l = std::countr_zero(left);
-    std::byte* p = lds_bytes(w, at.lane[l], bytes, false, true, false, alignment(bytes));
-    if (!p) return false;
-    uint32_t words[4];
+    uint32_t words[4] = {};
     for (uint32_t i = 0; i < dwords; ++i) words[i] = w.row(from, static_cast<int>(i)).lane[l];
     if (in.d16 == 2) words[0] >>= 16;
+    std::byte* p = lds_bytes(w, at.lane[l], bytes, false, true, false, alignment(bytes), words);
+    if (!p) return false;
     std::memcpy(p, words, bytes);
   }
   return true;

@@ -378,13 +378,12 @@ class Loader {
     d.kernarg_preload_dwords = static_cast<uint8_t>(bits(properties, 22, 16));
     d.kernarg_preload_offset = static_cast<uint8_t>(bits(properties, 31, 23) & 0xff);
     if (d.flat_scratch_init) return "flat_scratch_init, which gfx942 has not";
-    if (d.queue_ptr) return "a queue pointer, which is not modelled";
     if (d.accum_offset > d.vgprs) {
       // Legal where no AGPR is used; the arch VGPRs end with the allocation then.
       d.accum_offset = d.vgprs;
     }
-    const uint32_t wanted = 2u * d.dispatch_ptr + 2u * d.kernarg_ptr + 2u * d.dispatch_id +
-                            d.kernarg_preload_dwords + d.private_segment_size;
+    const uint32_t wanted = 2u * d.dispatch_ptr + 2u * d.queue_ptr + 2u * d.kernarg_ptr +
+                            2u * d.dispatch_id + d.kernarg_preload_dwords + d.private_segment_size;
     if (d.user_sgprs < wanted) {
       return "its " + number(d.user_sgprs) + " user SGPRs are fewer than the " + number(wanted) +
              " that its descriptor enables";

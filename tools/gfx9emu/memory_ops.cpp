@@ -218,12 +218,12 @@ std::byte* flat_scratch_bytes(Wave& w, const Target& t, int lane, uint32_t bytes
 }
 
 std::byte* target_bytes(Wave& w, const Target& t, int lane, uint32_t bytes, bool read, bool write,
-                        uint32_t align) {
+                        uint32_t align, const void* value = nullptr) {
   switch (t.space) {
     case Target::Space::Device:
       return device_bytes(w, t.address, bytes, read, write, align);
     case Target::Space::Lds:
-      return lds_bytes(w, t.address, bytes, read, write, false, align);
+      return lds_bytes(w, t.address, bytes, read, write, false, align, value);
     case Target::Space::Scratch:
       return flat_scratch_bytes(w, t, lane, bytes, read, write);
     case Target::Space::Nowhere:
@@ -291,7 +291,7 @@ void load_to_lds(Wave& w, const Inst& in) {
     }
     const uint32_t to = base + static_cast<uint32_t>(l) * 4;
     if (!lds_bytes(w, to, 4, false, false, false, 4)) return;
-    if (w.checks && !w.group.note_lds_write(w, to, 4, false, true)) return;
+    if (w.checks && !w.group.note_lds_write(w, to, 4, &word, false, true)) return;
     offsets.push_back(to);
     data.push_back(extend_loaded(in, word));
   });
@@ -299,6 +299,11 @@ void load_to_lds(Wave& w, const Inst& in) {
   account(w, in, false, uint64_t{bytes} * std::popcount(lanes));
   w.counters.lds_bytes += 4 * offsets.size();
   w.issue_lds_dma(in, offsets, 4, data);
+}
+
+// Where a word of scratch is kept that is defined in some bits only.
+uint64_t scratch_word(const Wave& w, const uint8_t* flags) {
+  return Wave::scratch_key + static_cast<uint64_t>(flags - w.group.scratch_defined.data());
 }
 
 void scratch_load(Wave& w, const Inst& in) {
@@ -318,6 +323,11 @@ void scratch_load(Wave& w, const Inst& in) {
       const uint8_t* flags = defined + 4 * i;
       const bool whole = std::count(flags, flags + std::min(bytes - 4 * i, 4u), 0) == 0;
       if (!whole) w.loaded_undefined[i] |= uint64_t{1} << l;
+      if (whole || w.partly_defined.empty() || bytes < 4) continue;
+      const auto found = w.partly_defined.find(scratch_word(w, flags));
+      if (found != w.partly_defined.end()) {
+        w.loaded_partly.push_back({static_cast<int>(i), l, found->second});
+      }
     }
   });
   if (w.failed) return;
@@ -340,6 +350,10 @@ void scratch_store(Wave& w, const Inst& in) {
       const DefinedRow& row = w.defined[static_cast<size_t>(w.physical(from)) + i];
       const uint32_t n = std::min(bytes - 4 * i, 4u);
       std::memcpy(p + 4 * i, &word, n);
+      if (!w.partly_defined.empty()) {
+        w.note_partly_defined(scratch_word(w, defined + 4 * i),
+                              n == 4 ? w.defined_bits(from, static_cast<int>(i), l) : 0);
+      }
       for (uint32_t b = 0; b < n; ++b) {
         const int half = in.d16 == 2 ? 1 : static_cast<int>(b / 2);
         defined[4 * i + b] = row.half[half] >> l & 1;
@@ -375,7 +389,7 @@ void store(Wave& w, const Inst& in) {
     uint32_t words[4];
     for (uint32_t i = 0; i < dwords; ++i) words[i] = w.row(from, static_cast<int>(i)).lane[l];
     if (in.d16 == 2) words[0] >>= 16;
-    std::byte* p = target_bytes(w, t, l, t.bytes_inside, false, true, align);
+    std::byte* p = target_bytes(w, t, l, t.bytes_inside, false, true, align, words);
     if (!p) return;
     std::memcpy(p, words, t.bytes_inside);
     if (t.space == Target::Space::Lds) lds.push_back(static_cast<uint32_t>(t.address));

@@ -19,7 +19,18 @@ enum OpFlags : uint16_t {
   reads_exec = 64,
   writes_exec = 128,
   own_lanes = 256,  // reads or writes other lanes than EXEC's and looks after that itself
-  selects = 512,    // source 0 or 1 by the lane mask in source 2
+  // Source 0 or 1 by the lane mask in source 2.
+  selects = 512,
+  // Moves source 0 and does nothing with it: undefined it may be, and stays.
+  copies = 1024,
+  // Source 2 has a bit for each lane, of which those of inactive lanes do not count.
+  lane_mask = 2048,
+  // Bits of source 1 where source 0 is set, else of source 2.
+  inserts = 4096,
+  writes_m0 = 8192,
+  // M0 is added to the number of the source's register, of the destination's.
+  moves_src = 16384,
+  moves_dst = 32768,
 };
 
 // What runs an operation, and the types that this takes its operands for.
@@ -27,7 +38,9 @@ template <class Run>
 struct Typed {
   Run run;
   Types types;
-  constexpr Typed(Run run_, Types types_ = {}) : run(run_), types(types_) {}
+  BitFunction bits;
+  constexpr Typed(Run run_, Types types_ = {}, BitFunction bits_ = nullptr)
+      : run(run_), types(types_), bits(bits_) {}
 };
 using WaveOp = Typed<Handler>;
 using LaneOp = Typed<LaneHandler>;
@@ -38,6 +51,7 @@ struct Op {
   Handler run = nullptr;
   LaneHandler lanes = nullptr;
   Types types = {};
+  BitFunction bits = nullptr;
   uint8_t dsts = 1;
   uint16_t flags = 0;
   // Memory operations.

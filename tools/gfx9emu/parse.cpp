@@ -376,6 +376,21 @@ bool parse_waitcnt(string_view rest, Inst& inst) {
   return true;
 }
 
+// "gpr_idx(SRC0,DST)"
+bool parse_gpr_idx(string_view s, Inst& inst) {
+  static constexpr std::pair<string_view, uint32_t> names[] = {
+      {"SRC0", 1}, {"SRC1", 2}, {"SRC2", 4}, {"DST", gpr_idx_dst}};
+  if (!eat(s, "gpr_idx(") || !eat_end(s, ")")) return false;
+  inst.imm = 0;
+  for (const string_view part : split(s, ',')) {
+    const auto* known = std::find_if(std::begin(names), std::end(names),
+                                     [&](const auto& n) { return n.first == part; });
+    if (known == std::end(names)) return false;
+    inst.imm |= known->second;
+  }
+  return true;
+}
+
 // "hwreg(HW_REG_MODE, 23, 1)"
 bool parse_hwreg(string_view s, Inst& inst) {
   static const std::unordered_map<string_view, int> names = {
@@ -408,25 +423,43 @@ void add(std::vector<RegRange>& list, RegFile file, uint16_t first, uint16_t cou
   list.push_back({file, first, count});
 }
 
-void collect_registers(const Op& op, bool keeps_half, Inst& inst) {
-  inst.dst_is_read = op.flags & reads_dst || (inst.cls == Class::Buffer && inst.is_atomic);
-  inst.own_lanes = op.flags & own_lanes;
-  inst.selects = op.flags & selects;
-  const bool keeps = inst.dst_is_read || keeps_half;
+// The register of a pair that a source reads, or both.
+RegRange read_range(const Inst& inst, Type type, int source) {
+  const RegRange& r = inst.op[inst.dst_count + source].reg;
+  if (r.count != 2 || (type != Type::PkF32 && type != Type::PkB32)) return r;
+  const bool low_from_second = inst.op_sel >> source & 1;
+  const bool high_from_second = inst.op_sel_hi >> source & 1;
+  // v_pk_mov_b32 takes one half of its result from each source.
+  if (type == Type::PkF32 && low_from_second != high_from_second) return r;
+  return {r.file, static_cast<uint16_t>(r.first + low_from_second), 1};
+}
+
+void collect_registers(Inst& inst) {
+  const uint16_t flags = inst.flags;
+  inst.dst_is_read = flags & reads_dst || (inst.cls == Class::Buffer && inst.is_atomic);
+  inst.own_lanes = flags & own_lanes;
+  const bool plain = !inst.is_sdwa && inst.dpp == Dpp::None;
+  inst.selects = flags & selects;
+  inst.copies = flags & (copies | selects) && plain;
+  inst.lane_mask = flags & lane_mask;
+  inst.inserts = flags & inserts && !inst.op[1].is_vector();
+  const bool keeps = inst.dst_is_read || inst.keeps_half;
   for (int i = 0; i < inst.op_count; ++i) {
     const Operand& o = inst.op[i];
     if (!o.is_register()) continue;
     const bool is_dst = i < inst.dst_count;
     if (is_dst) inst.writes.push_back(o.reg);
-    if (!is_dst || (keeps && i == 0)) inst.reads.push_back(o.reg);
+    if (!is_dst || (keeps && i == 0)) inst.reads.push_back(o.read);
   }
-  if (op.flags & writes_scc) add(inst.writes, RegFile::Scalar, scalar::scc, 1);
-  if (op.flags & reads_scc) add(inst.reads, RegFile::Scalar, scalar::scc, 1);
-  if (op.flags & reads_vcc) add(inst.reads, RegFile::Scalar, scalar::vcc, 2);
-  if (op.flags & writes_vcc) add(inst.writes, RegFile::Scalar, scalar::vcc, 2);
-  if (op.flags & reads_m0 || inst.is_lds_dma) add(inst.reads, RegFile::Scalar, scalar::m0, 1);
-  if (op.flags & reads_exec) add(inst.reads, RegFile::Scalar, scalar::exec, 2);
-  if (op.flags & writes_exec) add(inst.writes, RegFile::Scalar, scalar::exec, 2);
+  if (flags & writes_scc) add(inst.writes, RegFile::Scalar, scalar::scc, 1);
+  if (flags & reads_scc) add(inst.reads, RegFile::Scalar, scalar::scc, 1);
+  if (flags & reads_vcc) add(inst.reads, RegFile::Scalar, scalar::vcc, 2);
+  if (flags & writes_vcc) add(inst.writes, RegFile::Scalar, scalar::vcc, 2);
+  const bool reads_index = flags & (reads_m0 | moves_src | moves_dst);
+  if (reads_index || inst.is_lds_dma) add(inst.reads, RegFile::Scalar, scalar::m0, 1);
+  if (flags & writes_m0) add(inst.writes, RegFile::Scalar, scalar::m0, 1);
+  if (flags & reads_exec) add(inst.reads, RegFile::Scalar, scalar::exec, 2);
+  if (flags & writes_exec) add(inst.writes, RegFile::Scalar, scalar::exec, 2);
 }
 
 uint8_t sdwa_halves(Sdwa sel) {
@@ -571,6 +604,10 @@ std::string parse_instruction(std::string_view text, Inst& inst) {
       if (name.starts_with("s_setreg")) inst.dst_count = 0;
       continue;
     }
+    if (part.starts_with("gpr_idx(")) {
+      if (!parse_gpr_idx(part, inst)) return "its operand " + std::string(part);
+      continue;
+    }
     const bool scalar_imm =
         op->cls == Class::Branch || op->cls == Class::Nop || op->cls == Class::Control ||
         name.starts_with("s_movk_") || name.starts_with("s_cmovk_") ||
@@ -594,15 +631,33 @@ std::string parse_instruction(std::string_view text, Inst& inst) {
     if (((o.neg || o.abs) && !takes_sign) || (has_packed_sign && !packed))
       return "the sign of its operand " + std::string(part);
     ++inst.op_count;
+    o.read = source >= 0 ? read_range(inst, type, source) : o.reg;
   }
   if (inst.op_count < inst.dst_count) return "too few operands";
   // Of three or two packed sources there is no fourth.
   if (inst.op_sel & 8 && op->types.keeps != Keeps::Other && !is_packed(op->types.src[0])) {
     return "op_sel of its destination";
   }
-  const bool keeps_half = find_halves(op->types, inst);
-  collect_registers(*op, keeps_half, inst);
+  inst.keeps_half = find_halves(op->types, inst);
+  inst.flags = op->flags;
+  inst.bits = op->bits;
+  collect_registers(inst);
   return "";
+}
+
+Inst move_registers(const Inst& inst, RegFile file, uint16_t by, uint32_t which) {
+  Inst moved = inst;
+  for (int i = 0; i < inst.op_count; ++i) {
+    Operand& o = moved.op[i];
+    const uint32_t bit = i < inst.dst_count ? gpr_idx_dst : 1u << (i - inst.dst_count);
+    if (!(which & bit) || !o.is_register() || o.reg.file != file) continue;
+    o.reg.first += by;
+    o.read.first += by;
+  }
+  moved.reads.clear();
+  moved.writes.clear();
+  collect_registers(moved);
+  return moved;
 }
 
 }  // namespace gfx9emu

@@ -53,6 +53,23 @@ void run_binary64(Wave& w, const Inst& in) {
 }
 template <auto f>
 constexpr WaveOp binary64{run_binary64<f>, {Type::B64, {Type::B64, Type::B64}}};
+// Bit by bit. SCC: any is set.
+template <auto f>
+void run_bits32(Wave& w, const Inst& in) {
+  const Out32 r = nonzero(static_cast<uint32_t>(f(read32(w, in.op[1]), read32(w, in.op[2]))));
+  write32(w, in.op[0], r.value);
+  w.set_scc(r.scc);
+}
+template <auto f>
+constexpr WaveOp bits32{run_bits32<f>, {}, f};
+template <auto f>
+void run_bits64(Wave& w, const Inst& in) {
+  const Out64 r = nonzero64(f(read64(w, in.op[1]), read64(w, in.op[2])));
+  write64(w, in.op[0], r.value);
+  w.set_scc(r.scc);
+}
+template <auto f>
+constexpr WaveOp bits64{run_bits64<f>, {Type::B64, {Type::B64, Type::B64}}, f};
 // The second operand is 32 bits wide.
 template <auto f, Type>
 void run_shift64(Wave& w, const Inst& in) {
@@ -150,7 +167,7 @@ void run_save_exec(Wave& w, const Inst& in) {
   w.set_scc(result != 0);
 }
 template <auto f>
-constexpr WaveOp save_exec{run_save_exec<f>, {Type::B64, {Type::B64}}};
+constexpr WaveOp save_exec{run_save_exec<f>, {Type::B64, {Type::B64}}, f};
 template <auto f>
 void run_write_exec(Wave& w, const Inst& in) {
   const uint64_t result = f(read64(w, in.op[1]), w.exec());
@@ -159,7 +176,7 @@ void run_write_exec(Wave& w, const Inst& in) {
   w.set_scc(result != 0);
 }
 template <auto f>
-constexpr WaveOp write_exec{run_write_exec<f>, {Type::B64, {Type::B64}}};
+constexpr WaveOp write_exec{run_write_exec<f>, {Type::B64, {Type::B64}}, f};
 
 using U32 = uint32_t;
 using U64 = uint64_t;
@@ -399,18 +416,42 @@ void s_getreg_b32(Wave& w, const Inst& in) {
   }
   write32(w, in.op[0], value >> in.hwreg_offset & field_mask(in));
 }
+// M0[7:0] is added to the numbers of the VGPRs that M0[15:12] names.
+void set_gpr_index(Wave& w, U32 mask, U32 value) {
+  U32& m0 = w.s[scalar::m0];
+  m0 = (m0 & ~mask) | (value & mask);
+}
+void s_set_gpr_idx_on(Wave& w, const Inst& in) {
+  set_gpr_index(w, 0xf0ff, (read32(w, in.op[0]) & 0xff) | static_cast<U32>(in.imm) << 12);
+  w.set_mode(w.mode | 1u << 27);
+}
+void s_set_gpr_idx_off(Wave& w, const Inst&) {
+  w.set_mode(w.mode & ~(1u << 27));
+}
+void s_set_gpr_idx_mode(Wave& w, const Inst& in) {
+  set_gpr_index(w, 0xf000, static_cast<U32>(in.imm) << 12);
+}
+void s_set_gpr_idx_idx(Wave& w, const Inst& in) {
+  set_gpr_index(w, 0xff, read32(w, in.op[0]));
+}
 void s_memtime(Wave& w, const Inst& in) {
   write64(w, in.op[0], w.executed);
 }
 
 constexpr Op scc(std::string_view name, WaveOp of) {
-  return {.name = name, .cls = Class::Salu, .run = of.run, .types = of.types, .flags = writes_scc};
+  return {.name = name,
+          .cls = Class::Salu,
+          .run = of.run,
+          .types = of.types,
+          .bits = of.bits,
+          .flags = writes_scc};
 }
 constexpr Op plain(std::string_view name, WaveOp of, int flags = 0) {
   return {.name = name,
           .cls = Class::Salu,
           .run = of.run,
           .types = of.types,
+          .bits = of.bits,
           .flags = static_cast<uint16_t>(flags)};
 }
 constexpr Op compare(std::string_view name, WaveOp of) {
@@ -418,6 +459,7 @@ constexpr Op compare(std::string_view name, WaveOp of) {
           .cls = Class::Salu,
           .run = of.run,
           .types = of.types,
+          .bits = of.bits,
           .dsts = 0,
           .flags = writes_scc};
 }
@@ -426,6 +468,7 @@ constexpr Op saves(std::string_view name, WaveOp of) {
           .cls = Class::Salu,
           .run = of.run,
           .types = of.types,
+          .bits = of.bits,
           .flags = writes_scc | reads_exec | writes_exec};
 }
 constexpr Op control(std::string_view name, Class cls, WaveOp of, int dsts = 0, int flags = 0) {
@@ -433,6 +476,7 @@ constexpr Op control(std::string_view name, Class cls, WaveOp of, int dsts = 0, 
           .cls = cls,
           .run = of.run,
           .types = of.types,
+          .bits = of.bits,
           .dsts = static_cast<uint8_t>(dsts),
           .flags = static_cast<uint16_t>(flags)};
 }
@@ -440,10 +484,10 @@ constexpr Op control(std::string_view name, Class cls, WaveOp of, int dsts = 0, 
 #define F1(expr) [](U32 a) { return expr; }
 #define F1_64(expr) [](U64 a) { return expr; }
 #define F2(expr) [](U32 a, U32 b, bool) -> Out32 { return nonzero(expr); }
-#define F2_64(expr) [](U64 a, U64 b) -> Out64 { return nonzero64(expr); }
+#define BITS(expr) [](U64 a, U64 b) -> U64 { return expr; }
+#define BITS_OF_ONE(expr) [](U64 a, U64) -> U64 { return expr; }
 #define S2_64(expr) [](U64 a, U32 b) -> Out64 { return nonzero64(expr); }
 #define P2(expr) [](U32 a, U32 b) -> U32 { return expr; }
-#define EX(expr) [](U64 a, U64 e) -> U64 { return expr; }
 
 const Op table[] = {
     scc("s_add_u32", binary32<add_u32>),
@@ -464,22 +508,22 @@ const Op table[] = {
     scc("s_max_u32", binary32<choose<greater_u>>),
     plain("s_cselect_b32", s_cselect_b32, reads_scc),
     plain("s_cselect_b64", s_cselect_b64, reads_scc),
-    scc("s_and_b32", binary32<F2(a& b)>),
-    scc("s_and_b64", binary64<F2_64(a& b)>),
-    scc("s_or_b32", binary32<F2(a | b)>),
-    scc("s_or_b64", binary64<F2_64(a | b)>),
-    scc("s_xor_b32", binary32<F2(a ^ b)>),
-    scc("s_xor_b64", binary64<F2_64(a ^ b)>),
-    scc("s_andn2_b32", binary32<F2(a & ~b)>),
-    scc("s_andn2_b64", binary64<F2_64(a & ~b)>),
-    scc("s_orn2_b32", binary32<F2(a | ~b)>),
-    scc("s_orn2_b64", binary64<F2_64(a | ~b)>),
-    scc("s_nand_b32", binary32<F2(~(a& b))>),
-    scc("s_nand_b64", binary64<F2_64(~(a& b))>),
-    scc("s_nor_b32", binary32<F2(~(a | b))>),
-    scc("s_nor_b64", binary64<F2_64(~(a | b))>),
-    scc("s_xnor_b32", binary32<F2(~(a ^ b))>),
-    scc("s_xnor_b64", binary64<F2_64(~(a ^ b))>),
+    scc("s_and_b32", bits32<BITS(a& b)>),
+    scc("s_and_b64", bits64<BITS(a& b)>),
+    scc("s_or_b32", bits32<BITS(a | b)>),
+    scc("s_or_b64", bits64<BITS(a | b)>),
+    scc("s_xor_b32", bits32<BITS(a ^ b)>),
+    scc("s_xor_b64", bits64<BITS(a ^ b)>),
+    scc("s_andn2_b32", bits32<BITS(a & ~b)>),
+    scc("s_andn2_b64", bits64<BITS(a & ~b)>),
+    scc("s_orn2_b32", bits32<BITS(a | ~b)>),
+    scc("s_orn2_b64", bits64<BITS(a | ~b)>),
+    scc("s_nand_b32", bits32<BITS(~(a& b))>),
+    scc("s_nand_b64", bits64<BITS(~(a& b))>),
+    scc("s_nor_b32", bits32<BITS(~(a | b))>),
+    scc("s_nor_b64", bits64<BITS(~(a | b))>),
+    scc("s_xnor_b32", bits32<BITS(~(a ^ b))>),
+    scc("s_xnor_b64", bits64<BITS(~(a ^ b))>),
     scc("s_lshl_b32", binary32<F2(a << (b & 31))>),
     scc("s_lshl_b64", shift64<S2_64(a << (b & 63))>),
     scc("s_lshr_b32", binary32<F2(a >> (b & 31))>),
@@ -505,12 +549,12 @@ const Op table[] = {
     plain("s_pack_lh_b32_b16", plain32<P2((a & 0xffff) | (b & 0xffff0000))>),
     plain("s_pack_hh_b32_b16", plain32<P2((a >> 16) | (b & 0xffff0000))>),
 
-    plain("s_mov_b32", s_mov_b32),
-    plain("s_mov_b64", s_mov_b64),
+    plain("s_mov_b32", s_mov_b32, copies),
+    plain("s_mov_b64", s_mov_b64, copies),
     plain("s_cmov_b32", s_cmov_b32, reads_scc | reads_dst),
     plain("s_cmov_b64", s_cmov_b64, reads_scc | reads_dst),
-    scc("s_not_b32", unary32<[](U32 a) { return nonzero(~a); }>),
-    scc("s_not_b64", unary64<[](U64 a) { return nonzero64(~a); }>),
+    scc("s_not_b32", bits32<BITS_OF_ONE(~a)>),
+    scc("s_not_b64", bits64<BITS_OF_ONE(~a)>),
     scc("s_wqm_b64", unary64<[](U64 a) {
           U64 r = 0;
           for (int i = 0; i < 64; i += 4) r |= (a >> i & 15) != 0 ? U64{15} << i : 0;
@@ -542,18 +586,18 @@ const Op table[] = {
     scc("s_quadmask_b32", unary32<[](U32 a) { return nonzero(whole_quads(a, 4, 8)); }>),
     plain("s_getpc_b64", s_getpc_b64),
 
-    saves("s_and_saveexec_b64", save_exec<EX(a& e)>),
-    saves("s_or_saveexec_b64", save_exec<EX(a | e)>),
-    saves("s_xor_saveexec_b64", save_exec<EX(a ^ e)>),
-    saves("s_andn2_saveexec_b64", save_exec<EX(a & ~e)>),
-    saves("s_orn2_saveexec_b64", save_exec<EX(a | ~e)>),
-    saves("s_nand_saveexec_b64", save_exec<EX(~(a& e))>),
-    saves("s_nor_saveexec_b64", save_exec<EX(~(a | e))>),
-    saves("s_xnor_saveexec_b64", save_exec<EX(~(a ^ e))>),
-    saves("s_andn1_saveexec_b64", save_exec<EX(~a& e)>),
-    saves("s_orn1_saveexec_b64", save_exec<EX(~a | e)>),
-    saves("s_andn1_wrexec_b64", write_exec<EX(~a& e)>),
-    saves("s_andn2_wrexec_b64", write_exec<EX(a & ~e)>),
+    saves("s_and_saveexec_b64", save_exec<BITS(a& b)>),
+    saves("s_or_saveexec_b64", save_exec<BITS(a | b)>),
+    saves("s_xor_saveexec_b64", save_exec<BITS(a ^ b)>),
+    saves("s_andn2_saveexec_b64", save_exec<BITS(a & ~b)>),
+    saves("s_orn2_saveexec_b64", save_exec<BITS(a | ~b)>),
+    saves("s_nand_saveexec_b64", save_exec<BITS(~(a& b))>),
+    saves("s_nor_saveexec_b64", save_exec<BITS(~(a | b))>),
+    saves("s_xnor_saveexec_b64", save_exec<BITS(~(a ^ b))>),
+    saves("s_andn1_saveexec_b64", save_exec<BITS(~a& b)>),
+    saves("s_orn1_saveexec_b64", save_exec<BITS(~a | b)>),
+    saves("s_andn1_wrexec_b64", write_exec<BITS(~a& b)>),
+    saves("s_andn2_wrexec_b64", write_exec<BITS(a & ~b)>),
 
     compare("s_cmp_eq_i32", compare32<equal>),
     compare("s_cmp_lg_i32", compare32<unequal>),
@@ -593,6 +637,15 @@ const Op table[] = {
     control("s_setreg_b32", Class::Salu, s_setreg_b32),
     control("s_setreg_imm32_b32", Class::Salu, s_setreg_imm32_b32),
     plain("s_getreg_b32", s_getreg_b32),
+
+    control("s_set_gpr_idx_on", Class::Salu, s_set_gpr_idx_on, 0, writes_m0),
+    control("s_set_gpr_idx_off", Class::Salu, s_set_gpr_idx_off),
+    control("s_set_gpr_idx_mode", Class::Salu, s_set_gpr_idx_mode, 0, writes_m0),
+    control("s_set_gpr_idx_idx", Class::Salu, s_set_gpr_idx_idx, 0, writes_m0),
+    plain("s_movrels_b32", s_mov_b32, moves_src),
+    plain("s_movrels_b64", s_mov_b64, moves_src),
+    plain("s_movreld_b32", s_mov_b32, moves_dst),
+    plain("s_movreld_b64", s_mov_b64, moves_dst),
 
     control("s_branch", Class::Branch, branch),
     control("s_cbranch_scc0", Class::Branch, branch_if<[](const Wave& w) { return !w.scc(); }>, 0,

@@ -5,6 +5,9 @@
 #include <bit>
 #include <cfenv>
 
+#include "gfx9emu/decode.h"
+#include "gfx9emu/ops.h"
+
 namespace gfx9emu {
 
 Wave::Wave(Workgroup& group_, const LaunchContext& context_, uint32_t index_)
@@ -30,6 +33,7 @@ void Wave::set_mode(uint32_t value) {
   const uint32_t denorm = mode >> 4 & 3;
   flush_f32_in = denorm == 0 || denorm == 2;
   flush_f32_out = denorm == 0 || denorm == 1;
+  gpr_index = mode >> 27 & 1;
   if ((mode >> 2 & 3) != 0) {
     fail(FaultKind::UnknownInstruction,
          "rounding of f16 and f64 other than to nearest is not known");
@@ -98,7 +102,36 @@ bool Wave::fetch() {
   }
   ++next;
   ++executed;
+  const bool is_vector_alu = inst.lanes || inst.own_lanes || inst.cls == Class::Mfma;
+  if ((gpr_index && is_vector_alu) || inst.flags & (moves_src | moves_dst)) {
+    const Inst* indexed = moved(inst);
+    if (!indexed) return false;
+    current = indexed;
+  }
   return true;
+}
+
+// The instruction with M0 added to its register numbers, or null after a fault.
+const Inst* Wave::moved(const Inst& inst) {
+  const bool by_mode = inst.cls != Class::Salu;
+  if (checks && !check_defined({RegFile::Scalar, scalar::m0, 1}, 3, 0)) return nullptr;
+  const uint32_t m0 = s[scalar::m0];
+  const uint32_t by = by_mode ? m0 & 0xff : std::min(m0, 1024u);
+  uint32_t which = inst.flags & moves_src ? 1 : gpr_idx_dst;
+  if (by_mode) which = m0 >> 12 & 15;
+  const uint64_t key = uint64_t{entry.inst} << 32 | by << 4 | which;
+  const auto known = moved_.find(key);
+  if (known != moved_.end()) return &known->second;
+  if (by_mode && (!inst.lanes || inst.is_sdwa || inst.dpp != Dpp::None)) {
+    fail(FaultKind::UnknownInstruction, "not known while s_set_gpr_idx is on");
+    return nullptr;
+  }
+  const RegFile file = by_mode ? RegFile::Vgpr : RegFile::Scalar;
+  Inst made = move_registers(inst, file, static_cast<uint16_t>(by), which);
+  const std::string outside = bad_register_message(*context.kernel, made);
+  if (outside.empty()) return &moved_.emplace(key, std::move(made)).first->second;
+  fail(FaultKind::RegisterRange, outside + ", with M0 " + std::to_string(m0));
+  return nullptr;
 }
 
 void Wave::execute(const Inst& inst) {

@@ -9,6 +9,7 @@
 #include <random>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "gfx9emu/emu.h"
@@ -26,6 +27,9 @@ class Workgroup;
 // "" or which register of the instruction lies outside what the kernel allocates.
 std::string bad_register_message(const Kernel& kernel, const Inst& inst);
 
+// "v17": register i of the range.
+std::string register_name(const RegRange& reg, int i);
+
 // What all waves of a launch share.
 struct LaunchContext {
   Memory* memory = nullptr;
@@ -35,6 +39,7 @@ struct LaunchContext {
   uint64_t image_address = 0;
   uint64_t kernarg_address = 0;
   uint64_t dispatch_address = 0;
+  uint64_t queue_address = 0;
   Dim3 grid, block;
   uint32_t lds_bytes = 0;
   // By instruction: 1 where it names a register outside the allocation.
@@ -96,15 +101,33 @@ class Wave : public WaveRegisters {
   Where where(const Inst& inst) const;
 
   // --- Definedness.
-  std::vector<DefinedRow> defined;  // by physical register
-  std::array<uint8_t, scalar::count + 1> scalar_defined{};
+  std::vector<DefinedRow> defined;                           // by physical register
+  std::array<uint32_t, scalar::count + 1> scalar_defined{};  // bit by bit
+  uint64_t scalar_defined64(int r) const {
+    return scalar_defined[r] | uint64_t{scalar_defined[r + 1]} << 32;
+  }
   // Faults unless lanes `lanes` of the register were written.
   bool check_defined(const RegRange& reg, uint8_t halves, uint64_t lanes);
   void define(const RegRange& reg, uint8_t halves, uint64_t lanes);
+  // Of register i and a lane, bit by bit.
+  uint32_t defined_bits(const RegRange& reg, int i, int lane) const;
+  void set_defined_bits(const RegRange& reg, int i, int lane, uint32_t bits);
+  // Words in lanes of VGPRs (register * 64 + lane) and in scratch (scratch_key + byte) that are
+  // defined in some bits, not in whole halves: SGPRs that were spilled there. By halves they count
+  // as undefined.
+  static constexpr uint64_t scratch_key = uint64_t{1} << 32;
+  std::unordered_map<uint64_t, uint32_t> partly_defined;
+  void note_partly_defined(uint64_t key, uint32_t bits);
   // By register of a scratch load: lanes that got bytes which were never written. What a kernel
   // spills may be undefined and stays so.
   std::array<uint64_t, 4> loaded_undefined{};
-  // Bit i: dword i of a scalar load belongs to no argument of the kernel. It stays undefined.
+  struct Partly {
+    int reg, lane;
+    uint32_t bits;
+  };
+  std::vector<Partly> loaded_partly;
+  // Bit i: dword i of the scalar result is nothing that was written, such as what a load takes
+  // along behind a kernel's arguments. It stays undefined.
   uint32_t scalars_undefined = 0;
 
   // --- Outstanding operations, oldest first. Handlers issue one for each memory access, after it.
@@ -145,9 +168,15 @@ class Wave : public WaveRegisters {
   bool check_before(const Inst& inst);
   void check_hazards(const Inst& inst);
   bool check_operand(const Inst& inst, int i, uint64_t exec);
+  bool check_partly_used(const Inst& inst);
+  bool check_lane_mask(const RegRange& reg);
   bool check_in_flight(const RegRange& reg, bool is_write);
   void undefine_loaded(const Inst& inst);
   void define_after(const Inst& inst, uint64_t exec);
+  void define_copy(const Inst& inst, uint64_t exec);
+  void define_bits(const Inst& inst);
+  void define_inserted(const Inst& inst, uint64_t exec);
+  const Inst* moved(const Inst& inst);
   void execute(const Inst& inst);
   void count(const Inst& inst);
 
@@ -165,6 +194,10 @@ class Wave : public WaveRegisters {
   std::deque<Queued> vm_queue_, lgkm_queue_;
   int lgkm_count_ = 0;
   HazardHistory hazards_;
+  // Instructions with M0 added to registers, by instruction and M0.
+  std::unordered_map<uint64_t, Inst> moved_;
+  uint64_t bits_defined_ = 0;  // of the result of an operation on bits
+  bool scc_defined_ = false;
   uint64_t next_id_ = 1;
   std::vector<uint64_t> in_flight_;                             // by physical register: operation
   std::array<uint64_t, scalar::count + 1> scalar_in_flight_{};  // likewise
@@ -176,7 +209,7 @@ struct LdsByte {
   uint32_t read_epoch = 0;
   uint32_t writer_inst = 0, reader_inst = 0;
   uint16_t readers = 0;  // waves, of read_epoch
-  uint8_t writer = 0;
+  uint16_t writers = 0;  // likewise; several where all wrote the same value
   bool writer_atomic = false;
   bool in_flight = false;  // LDS-DMA that has not been waited for
 };
@@ -198,7 +231,9 @@ class Workgroup {
 
   // The byte ranges of an access by `wave`; false after a fault.
   bool note_lds_read(Wave& wave, uint32_t offset, uint32_t bytes);
-  bool note_lds_write(Wave& wave, uint32_t offset, uint32_t bytes, bool atomic, bool dma = false);
+  // `value` are the bytes to be written; null: not known yet.
+  bool note_lds_write(Wave& wave, uint32_t offset, uint32_t bytes, const void* value, bool atomic,
+                      bool dma = false);
   // The same bytes count as touched after the barrier that has just been passed.
   void renew_lds(Wave& wave, uint32_t offset, uint32_t bytes, bool write);
   void land_lds_dma(uint32_t offset, uint32_t bytes);

@@ -20,6 +20,7 @@ struct WaveRegisters {
   uint32_t s[scalar::count + 1] = {};
   uint32_t mode = 0;
   bool flush_f32_in = false, flush_f32_out = false;  // from `mode`
+  bool gpr_index = false;                            // MODE: M0 is added to the numbers of VGPRs
   bool failed = false;
 
   uint64_t exec() const { return scalar64(scalar::exec); }
