@@ -230,16 +230,18 @@ TEST_CASE("hipemu: launches that do not fit the kernel", "[hipemu]") {
   INFO(text);
   CHECK(has(text, "hipErrorInvalidValue (1)"));
   CHECK(has(text, "merge_gfx942: the kernarg buffer has 348 bytes; its metadata says 352"));
-  CHECK(has(failure(356, 256, 0, 1), "356 bytes"));
   CHECK(has(failure(352, 512, 0, 1), "at most 256 threads"));
   CHECK(has(failure(352, 0, 0, 1), "a dimension is 0"));
   CHECK(has(failure(352, 256, 65537, 1), "merge_gfx942"));
   CHECK(has(failure(352, 256, 0, 65536), "2^16"));
   // No query: nothing is read, nothing is wrong.
-  launch = {launch.function, {1, 1, 1}, {256, 1, 1}, 0, kernarg.data(), 352};
-  const Status status = driver->launch(launch, nullptr);
-  INFO(status.text);
-  CHECK(status.ok());
+  // A buffer may be larger than the arguments.
+  for (const size_t bytes : {352, 356}) {
+    launch = {launch.function, {1, 1, 1}, {256, 1, 1}, 0, kernarg.data(), bytes};
+    const Status status = driver->launch(launch, nullptr);
+    INFO(status.text);
+    CHECK(status.ok());
+  }
   CHECK(has(symbol<decltype(&attn_emu_last_counters)>("attn_emu_last_counters")(),
             "\"kernel\":\"merge_gfx942\""));
   driver->unload(module);

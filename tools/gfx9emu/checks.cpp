@@ -50,10 +50,11 @@ std::string register_name(const RegRange& reg, int i) {
   return (reg.file == RegFile::Agpr ? "a" : "v") + std::to_string(n);
 }
 
-std::string bad_register_message(const Kernel& kernel, const Inst& inst) {
+std::string bad_register_message(const Kernel& kernel, const Inst& inst, Level level) {
   const Descriptor& d = kernel.descriptor;
   const auto check = [&](const RegRange& r) -> std::string {
-    uint32_t limit = d.accum_offset;
+    // The registers are one file: those from accum_offset on can be reached as arch VGPRs too.
+    uint32_t limit = level == Level::Strict ? d.accum_offset : d.vgprs;
     std::string of = "arch VGPRs";
     if (r.file == RegFile::Agpr) {
       limit = d.vgprs - d.accum_offset;
@@ -117,7 +118,7 @@ void Wave::check_hazards(const Inst& inst) {
   const std::string message = std::string(fault->rule->text) + ": needs " +
                               std::to_string(fault->needed) + " wait states, has " +
                               std::to_string(fault->given);
-  if (!fault->rule->warning) {
+  if (fault->severity == Severity::Fault) {
     fail(FaultKind::MissingWaitStates, message, fault->earlier);
   } else if (std::find(group.warned.begin(), group.warned.end(), &inst) == group.warned.end()) {
     group.warned.push_back(&inst);

@@ -15,6 +15,7 @@
 
 #include "gfx9emu/code_object.h"
 #include "gfx9emu/inst.h"
+#include "gfx9emu/level.h"
 #include "gfx9emu/memory.h"
 
 namespace gfx9emu {
@@ -25,6 +26,7 @@ struct Dim3 {
 
 struct Options {
   bool checks = true;
+  Level level = Level::Strict;
   // Wait states are part of the checks; they can be left out by themselves.
   bool hazards = true;
   // 0: workgroups and waves take turns in order and loads deliver at once. Otherwise workgroups

@@ -1,3 +1,5 @@
+// At level isa a warning stands where AMD's own kernels (the 1281 code objects for gfx942 of
+// amd-aiter 0.1.7) give fewer wait states.
 // The tables are those of the CDNA3 ISA manual (4.5 and the MFMA tables of chapter 7) as LLVM's
 // hazard recognizer applies them; figures for f32, f64 and mixed MFMA were measured from llc 19.
 #include "gfx9emu/hazards.h"
@@ -74,8 +76,11 @@ bool converts_high(const Inst& i) {
 bool shifts_result(const Inst& i) {
   return valu(i) && ((i.op_sel & 8) || (i.is_sdwa && i.dst_sel != Sdwa::Dword));
 }
+bool is_buffer_dma(const Inst& i) {
+  return i.is_lds_dma && i.cls == Class::Buffer;
+}
 bool needs_m0(const Inst& i) {
-  return i.is_lds_dma || starts(i, "s_sendmsg") || starts(i, "s_movrel") ||
+  return (i.is_lds_dma && !is_buffer_dma(i)) || starts(i, "s_sendmsg") || starts(i, "s_movrel") ||
          (i.cls == Class::Lds && i.name.find("addtid") != std::string::npos);
 }
 // Stores of more than 64 bits fetch their data late; a buffer store with an SGPR offset has the
@@ -175,6 +180,25 @@ template <bool (*kind)(const RegRange&), int n>
 int read_after_write(const Inst& e, const Inst& l) {
   return meet<kind>(e.writes, l.reads) ? n : 0;
 }
+// The mask that v_cndmask, or the carry that v_addc and its like, takes.
+const Operand& mask_of(const Inst& i) {
+  return i.op[i.dst_count + 2];
+}
+bool reads_mask(const Inst& i) {
+  return i.lane_mask && mask_of(i).is_scalar();
+}
+int read_mask(const Inst& e, const Inst& l) {
+  return meet(mask_of(l), e.writes) ? 2 : 0;
+}
+int read_constant(const Inst& e, const Inst& l) {
+  for (const RegRange& w : e.writes) {
+    if (!is_sgpr(w)) continue;
+    for (const RegRange& r : l.reads) {
+      if (w.overlaps(r) && !(reads_mask(l) && r == mask_of(l).reg)) return 2;
+    }
+  }
+  return 0;
+}
 template <int n>
 int always(const Inst&, const Inst&) {
   return n;
@@ -197,73 +221,81 @@ int same_opcode_ab(const Inst& e, const Inst& l) {
 
 // ---- the table ---------------------------------------------------------------------------------
 
-constexpr bool fault = false, warning = true;
+using enum Severity;
 
 const HazardRule rules[] = {
     // MFMA
-    {"VALU writes a VGPR, MFMA reads it", fault, writes<valu, is_vector>, mfma,
+    {"VALU writes a VGPR, MFMA reads it", Fault, Fault, writes<valu, is_vector>, mfma,
      read_after_write<is_vector, 2>},
-    {"VALU writes EXEC, then MFMA", fault, writes<valu, is_exec>, mfma, always<4>},
-    {"MFMA writes D, MFMA accumulates onto it", fault, mfma, mfma, accumulate_wait},
-    {"MFMA writes D, MFMA reads it as A or B", fault, mfma, mfma,
+    {"VALU writes EXEC, then MFMA", Fault, Fault, writes<valu, is_exec>, mfma, always<4>},
+    {"MFMA writes D, MFMA accumulates onto it", Fault, Fault, mfma, mfma, accumulate_wait},
+    {"MFMA writes D, MFMA reads it as A or B", Fault, Fault, mfma, mfma,
      [](const Inst& e, const Inst& l) {
        return meet(d_of(e), a_of(l)) || meet(d_of(e), b_of(l)) ? result_wait(e) : 0;
      }},
-    {"MFMA writes D, VALU reads it", fault, mfma, reads<valu, is_vector>,
+    {"MFMA writes D, VALU reads it", Fault, Warning, mfma, reads<valu, is_vector>,
      [](const Inst& e, const Inst& l) { return meet(d_of(e), l.reads) ? result_wait(e) : 0; }},
-    {"MFMA writes D, a memory or LDS instruction reads it", fault, mfma, reads<memory, is_vector>,
+    {"MFMA writes D, a memory or LDS instruction reads it", Fault, Fault, mfma,
+     reads<memory, is_vector>,
      [](const Inst& e, const Inst& l) {
        return meet(d_of(e), l.reads) ? result_to_memory_wait(e) : 0;
      }},
-    {"MFMA writes D, VALU overwrites it", fault, mfma, writes<valu, is_vector>,
+    {"MFMA writes D, VALU overwrites it", Fault, Warning, mfma, writes<valu, is_vector>,
      [](const Inst& e, const Inst& l) { return meet(d_of(e), l.writes) ? result_wait(e) : 0; }},
-    {"MFMA writes D, a load overwrites it", fault, mfma, writes<memory, is_vector>,
+    {"MFMA writes D, a load overwrites it", Fault, Fault, mfma, writes<memory, is_vector>,
      [](const Inst& e, const Inst& l) { return meet(d_of(e), l.writes) ? result_wait(e) : 0; }},
-    {"MFMA reads C, VALU overwrites it", fault, mfma, writes<valu, is_vector>,
+    {"MFMA reads C, VALU overwrites it", Fault, Fault, mfma, writes<valu, is_vector>,
      [](const Inst& e, const Inst& l) {
        return meet(c_of(e), l.writes) && xdl(e) ? e.passes - 1 : 0;
      }},
 
     // Vector registers
-    {"transcendental writes a VGPR, other VALU reads it", fault, trans, plain_valu,
+    {"transcendental writes a VGPR, other VALU reads it", Fault, Fault, trans, plain_valu,
      read_after_write<is_vector, 1>},
-    {"VALU writes a shifted part of a VGPR (op_sel or SDWA), VALU reads it", fault, shifts_result,
-     valu, read_after_write<is_vector, 1>},
-    {"v_cvt_pk to the low half, then to the high half of one VGPR", warning, converts_low,
+    {"VALU writes a shifted part of a VGPR (op_sel or SDWA), VALU reads it", Fault, Fault,
+     shifts_result, valu, read_after_write<is_vector, 1>},
+    {"v_cvt_pk to the low half, then to the high half of one VGPR", Warning, Warning, converts_low,
      converts_high,
      [](const Inst& e, const Inst& l) { return meet<is_vector>(e.writes, l.writes) ? 1 : 0; }},
-    {"VALU writes a VGPR, v_readlane or v_readfirstlane reads it", fault, writes<valu, is_vector>,
-     reads_lane, read_after_write<is_vector, 1>},
-    {"VALU writes a VGPR, DPP reads it", fault, writes<valu, is_vector>, dpp,
+    {"VALU writes a VGPR, v_readlane or v_readfirstlane reads it", Fault, Fault,
+     writes<valu, is_vector>, reads_lane, read_after_write<is_vector, 1>},
+    {"VALU writes a VGPR, DPP reads it", Fault, Warning, writes<valu, is_vector>, dpp,
      [](const Inst& e, const Inst& l) {
        // Only the first source goes through the crossbar.
        return meet(l.op[l.dst_count], e.writes) ? 2 : 0;
      }},
-    {"v_dot writes a VGPR, other VALU or its A or B reads it", fault, dot, valu, same_opcode_ab},
-    {"v_dot writes a VGPR, another VALU operation overwrites it", fault, dot, valu,
+    {"v_dot writes a VGPR, other VALU or its A or B reads it", Fault, Fault, dot, valu,
+     same_opcode_ab},
+    {"v_dot writes a VGPR, another VALU operation overwrites it", Fault, Fault, dot, valu,
      [](const Inst& e, const Inst& l) {
        return e.name != l.name && meet<is_vector>(e.writes, l.writes) ? 3 : 0;
      }},
-    {"a store of more than 64 bits reads its data, VALU overwrites it", fault, wide_store,
+    {"a store of more than 64 bits reads its data, VALU overwrites it", Fault, Fault, wide_store,
      [](const Inst& i) { return (valu(i) || mfma(i)) && any<is_vector>(i.writes); },
      [](const Inst& e, const Inst& l) { return meet(data_of_store(e), l.writes) ? 2 : 0; }},
 
     // Scalar registers
-    // The manual asks for none before a carry-in; the compiler treats it as any other source.
-    {"VALU writes an SGPR or VCC, VALU reads it", fault, writes<valu, is_sgpr>,
-     reads<valu, is_sgpr>, read_after_write<is_sgpr, 2>},
-    {"VALU writes an SGPR, a memory instruction reads it", fault, writes<valu, is_sgpr>,
+    {"VALU writes an SGPR or VCC, VALU reads it", Fault, Warning, writes<valu, is_sgpr>,
+     reads<valu, is_sgpr>, read_constant},
+    // The manual asks for none here; the compiler treats it as any other source.
+    {"VALU writes an SGPR or VCC, VALU reads it as a lane mask or carry", Fault, Nothing,
+     writes<valu, is_sgpr>, reads_mask, read_mask},
+    {"VALU writes an SGPR, a memory instruction reads it", Fault, Warning, writes<valu, is_sgpr>,
      reads<vmem, is_sgpr>, read_after_write<is_sgpr, 5>},
-    {"VALU writes an SGPR, v_readlane or v_writelane selects a lane by it", fault,
+    {"VALU writes an SGPR, v_readlane or v_writelane selects a lane by it", Fault, Fault,
      writes<valu, is_sgpr>, selects_lane,
      [](const Inst& e, const Inst& l) { return meet(l.op[2], e.writes) ? 4 : 0; }},
-    {"VALU writes VCC, v_div_fmas reads it", fault, writes<valu, is_vcc>, div_fmas, always<4>},
-    {"VALU writes EXEC, then v_readlane, v_readfirstlane or v_writelane", fault,
+    {"VALU writes VCC, v_div_fmas reads it", Fault, Fault, writes<valu, is_vcc>, div_fmas,
+     always<4>},
+    {"VALU writes EXEC, then v_readlane, v_readfirstlane or v_writelane", Fault, Fault,
      writes<valu, is_exec>, crosses_lanes, always<4>},
-    {"VALU writes EXEC, then DPP", fault, writes<valu, is_exec>, dpp, always<5>},
-    {"SALU writes M0, then LDS-DMA, s_sendmsg or s_movrel", fault, writes<salu, is_m0>, needs_m0,
+    {"VALU writes EXEC, then DPP", Fault, Fault, writes<valu, is_exec>, dpp, always<5>},
+    {"SALU writes M0, then LDS-DMA, s_sendmsg or s_movrel", Fault, Fault, writes<salu, is_m0>,
+     needs_m0, always<1>},
+    // The manual names global and scratch.
+    {"SALU writes M0, then LDS-DMA of a buffer", Fault, Nothing, writes<salu, is_m0>, is_buffer_dma,
      always<1>},
-    {"s_setreg, then s_getreg or s_setreg of the same register", fault, sets_register,
+    {"s_setreg, then s_getreg or s_setreg of the same register", Fault, Fault, sets_register,
      accesses_register, [](const Inst& e, const Inst& l) { return e.hwreg == l.hwreg ? 2 : 0; }},
 };
 static_assert(std::size(rules) <= 64);
@@ -274,24 +306,28 @@ std::span<const HazardRule> hazard_rules() {
   return rules;
 }
 
-HazardRoles hazard_roles(const Inst& inst) {
+HazardRoles hazard_roles(const Inst& inst, Level level) {
   HazardRoles roles;
   for (size_t r = 0; r < std::size(rules); ++r) {
+    if (rules[r].severity(level) == Nothing) continue;
     if (rules[r].is_earlier(inst)) roles.earlier |= 1ull << r;
     if (rules[r].is_later(inst)) roles.later |= 1ull << r;
   }
   return roles;
 }
 
-Hazard find_hazard(const Inst& earlier, const Inst& later) {
+Hazard find_hazard(const Inst& earlier, const Inst& later, Level level) {
   Hazard found;
+  Severity worst = Nothing;
   for (const HazardRule& r : rules) {
-    if (!r.is_earlier(earlier) || !r.is_later(later)) continue;
+    const Severity severity = r.severity(level);
+    if (severity == Nothing || !r.is_earlier(earlier) || !r.is_later(later)) continue;
     const int needed = r.wait(earlier, later);
     if (needed == 0) continue;
-    const bool better = found.rule == nullptr || (found.rule->warning && !r.warning) ||
-                        (found.rule->warning == r.warning && needed > found.needed);
-    if (better) found = {&r, needed};
+    if (severity > worst || (severity == worst && needed > found.needed)) {
+      found = {&r, needed};
+      worst = severity;
+    }
   }
   return found;
 }
@@ -308,10 +344,11 @@ std::optional<HazardFault> HazardHistory::issue(const Inst& inst, const HazardRo
         const HazardRule& r = rules[__builtin_ctzll(both)];
         const int needed = r.wait(*e.inst, inst);
         if (needed <= int(given)) continue;
-        const bool better = !found || (found->rule->warning && !r.warning) ||
-                            (found->rule->warning == r.warning &&
-                             needed - int(given) > found->needed - found->given);
-        if (better) found = HazardFault{&r, e.inst, needed, int(given)};
+        const Severity severity = r.severity(level_);
+        const bool better =
+            !found || severity > found->severity ||
+            (severity == found->severity && needed - int(given) > found->needed - found->given);
+        if (better) found = HazardFault{&r, severity, e.inst, needed, int(given)};
       }
     }
   }

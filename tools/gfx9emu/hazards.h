@@ -7,16 +7,21 @@
 #include <vector>
 
 #include "gfx9emu/inst.h"
+#include "gfx9emu/level.h"
 
 namespace gfx9emu {
 
+enum class Severity : uint8_t { Nothing, Warning, Fault };
+
 struct HazardRule {
   const char* text;  // "VALU writes a VGPR, MFMA reads it"
-  bool warning;      // the ISA manual and the compiler disagree
+  Severity strict, isa;
   bool (*is_earlier)(const Inst&);
   bool (*is_later)(const Inst&);
   // Wait states needed between the two; 0 where their registers do not meet.
   int (*wait)(const Inst& earlier, const Inst& later);
+
+  Severity severity(Level level) const { return level == Level::Strict ? strict : isa; }
 };
 std::span<const HazardRule> hazard_rules();
 // More than any rule asks for lie behind this.
@@ -27,18 +32,19 @@ struct Hazard {
   int needed = 0;  // wait states
 };
 // The rule that asks for most between two instructions, faults before warnings. needed 0: none.
-Hazard find_hazard(const Inst& earlier, const Inst& later);
+Hazard find_hazard(const Inst& earlier, const Inst& later, Level level = Level::Strict);
 
 // Which rules an instruction can be a part of: bit r for hazard_rules()[r].
 struct HazardRoles {
   uint64_t earlier = 0, later = 0;
 };
-HazardRoles hazard_roles(const Inst& inst);
+HazardRoles hazard_roles(const Inst& inst, Level level = Level::Strict);
 
 // Between two adjacent instructions no wait state passes; one between them is one, s_nop n is n
 // + 1.
 struct HazardFault {
   const HazardRule* rule = nullptr;
+  Severity severity = Severity::Fault;
   const Inst* earlier = nullptr;
   int needed = 0, given = 0;
 };
@@ -46,6 +52,7 @@ struct HazardFault {
 // What a wave has issued of late. Instructions must outlive it.
 class HazardHistory {
  public:
+  explicit HazardHistory(Level level = Level::Strict) : level_(level) {}
   // Looks back from `inst`, then records it. `roles` are those of `inst`. Of several, a fault
   // rather than a warning, and what lacks most.
   std::optional<HazardFault> issue(const Inst& inst, const HazardRoles& roles);
@@ -57,6 +64,7 @@ class HazardHistory {
     uint64_t rules;
     uint64_t state;  // wait states that had passed after it
   };
+  Level level_;
   std::array<Entry, hazard_window> entries_{};
   int count_ = 0, next_ = 0;
   uint64_t state_ = 0;

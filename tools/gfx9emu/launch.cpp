@@ -276,9 +276,12 @@ Report launch(Memory& memory, const Kernel& kernel, Dim3 grid, Dim3 block,
   context.grid = grid;
   context.block = block;
   context.lds_bytes = kernel.descriptor.lds_bytes + dynamic_lds;
+  // What the register file has room for is all that is asked where nothing is checked.
+  const Level range_level = options.checks ? options.level : Level::Isa;
   for (const Inst& inst : context.program->insts) {
-    context.bad_registers.push_back(!bad_register_message(kernel, inst).empty());
-    if (options.checks && options.hazards) context.hazard_roles.push_back(hazard_roles(inst));
+    context.bad_registers.push_back(!bad_register_message(kernel, inst, range_level).empty());
+    if (options.checks && options.hazards)
+      context.hazard_roles.push_back(hazard_roles(inst, options.level));
   }
   fill_kernarg(memory, arguments.address(), kernel, grid, block, kernarg, dynamic_lds);
   fill_dispatch(memory, dispatch.address(), context);

@@ -293,9 +293,12 @@ class Loader {
     if (symbol == symbols_.end()) return "no symbol " + symbol_name;
     const std::string error = read_descriptor(symbol->offset, kernel);
     if (!error.empty()) return error;
-    const Descriptor& d = kernel.descriptor;
+    Descriptor& d = kernel.descriptor;
 
-    kernel.kernarg_bytes = static_cast<uint32_t>(integer(entry, ".kernarg_segment_size"));
+    const uint64_t kernarg_bytes = integer(entry, ".kernarg_segment_size");
+    if (kernarg_bytes > max_kernarg) return too_much_kernarg(kernarg_bytes);
+    kernel.kernarg_bytes = static_cast<uint32_t>(kernarg_bytes);
+    if (d.kernarg_bytes == 0) d.kernarg_bytes = kernel.kernarg_bytes;  // 0: not said
     kernel.max_workgroup_size =
         static_cast<uint32_t>(integer(entry, ".max_flat_workgroup_size", 1024));
     kernel.vgpr_count = static_cast<uint32_t>(integer(entry, ".vgpr_count"));
@@ -333,6 +336,11 @@ class Loader {
       kernel.args.push_back(std::move(arg));
     }
     return "";
+  }
+
+  static std::string too_much_kernarg(uint64_t bytes) {
+    return number(bytes) + " bytes of kernel arguments, at most " + number(max_kernarg) +
+           " are possible";
   }
 
   std::string read_descriptor(uint64_t offset, Kernel& kernel) {
@@ -393,10 +401,7 @@ class Loader {
       return number(d.scratch_bytes) + " bytes of scratch for each work item, at most " +
              number(max_scratch) + " are possible";
     }
-    if (d.kernarg_bytes > max_kernarg) {
-      return number(d.kernarg_bytes) + " bytes of kernel arguments, at most " +
-             number(max_kernarg) + " are possible";
-    }
+    if (d.kernarg_bytes > max_kernarg) return too_much_kernarg(d.kernarg_bytes);
     if (d.workitem_id_vgprs > 2) return "work item ids of more than 3 dimensions";
     const uint64_t entry = offset + static_cast<uint64_t>(d.entry_offset);
     if (entry % 256 != 0) return "its entry is not aligned to 256 bytes";

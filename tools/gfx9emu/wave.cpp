@@ -11,7 +11,7 @@
 namespace gfx9emu {
 
 Wave::Wave(Workgroup& group_, const LaunchContext& context_, uint32_t index_)
-    : context(context_), group(group_), index(index_) {
+    : context(context_), group(group_), index(index_), hazards_(context_.options->level) {
   const Descriptor& d = context.kernel->descriptor;
   file_.resize(d.vgprs);
   v = file_.data();
@@ -92,7 +92,8 @@ bool Wave::fetch() {
     return false;
   }
   if (context.bad_registers[next]) {
-    fail(FaultKind::RegisterRange, bad_register_message(*context.kernel, inst));
+    fail(FaultKind::RegisterRange,
+         bad_register_message(*context.kernel, inst, context.options->level));
     return false;
   }
   if (executed >= context.options->instruction_budget) {
@@ -128,7 +129,7 @@ const Inst* Wave::moved(const Inst& inst) {
   }
   const RegFile file = by_mode ? RegFile::Vgpr : RegFile::Scalar;
   Inst made = move_registers(inst, file, static_cast<uint16_t>(by), which);
-  const std::string outside = bad_register_message(*context.kernel, made);
+  const std::string outside = bad_register_message(*context.kernel, made, context.options->level);
   if (outside.empty()) return &moved_.emplace(key, std::move(made)).first->second;
   fail(FaultKind::RegisterRange, outside + ", with M0 " + std::to_string(m0));
   return nullptr;

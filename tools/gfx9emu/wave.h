@@ -25,7 +25,7 @@ struct DefinedRow {
 class Workgroup;
 
 // "" or which register of the instruction lies outside what the kernel allocates.
-std::string bad_register_message(const Kernel& kernel, const Inst& inst);
+std::string bad_register_message(const Kernel& kernel, const Inst& inst, Level level);
 
 // "v17": register i of the range.
 std::string register_name(const RegRange& reg, int i);

@@ -362,7 +362,8 @@ Error Device::launch(void* handle, const LaunchShape& shape, void** parameters, 
   if (extra) {
     if (parameters) return fail(invalid_value, "both parameters and extra are given");
     if (const Error error = read_extra(extra, &kernarg); error != success) return error;
-    if (kernarg.size() < given || kernarg.size() > std::max(kernel.kernarg_bytes, given))
+    // As HIP does: what lies behind the arguments is not looked at.
+    if (kernarg.size() < given)
       return fail(invalid_value, kernel.name + ": the kernarg buffer has " +
                                      std::to_string(kernarg.size()) + " bytes; its metadata says " +
                                      std::to_string(given));
@@ -410,6 +411,7 @@ void Device::configure(const attn_emu_options& o) {
   Options options;
   options.checks = o.checks_off == 0;
   options.hazards = o.hazards_off == 0;
+  options.level = o.level == 1 ? Level::Isa : Level::Strict;
   options.seed = o.seed;
   if (o.instruction_budget != 0) options.instruction_budget = o.instruction_budget;
   options.threads = o.threads;

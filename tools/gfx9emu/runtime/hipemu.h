@@ -21,6 +21,7 @@ struct attn_emu_options {
   uint64_t seed;                // not 0: waves and loads come in a random order
   uint64_t instruction_budget;  // of one wave
   int32_t threads;              // of the host; 0: all cores
+  int32_t level;                // what checks ask: 0 strict, 1 isa (gfx9emu::Level)
 };
 void attn_emu_configure(const struct attn_emu_options* options);
 
