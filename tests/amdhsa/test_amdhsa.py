@@ -66,13 +66,15 @@ amdhsa.kernels:
 
 
 class Objects(Case):
-    def hand_written(self, body, **values):
-        """A code object whose descriptor and metadata are those given."""
+    def hand_written(self, body, without=(), **values):
+        """A code object whose descriptor and metadata are those given, less the keys `without`."""
         values = {"lds": 0, "vgprs": 8, "accum": 4, "sgprs": 10, "tg_split": 0, "offset": 0,
                   "workgroup": 256, "agprs": 0, **values}
         values.setdefault("vgpr_count", values["vgprs"])
         values.setdefault("sgpr_count", values["sgprs"] + 6)
-        source = self.write("hand.s", HAND_WRITTEN.format(body=body, **values))
+        text = HAND_WRITTEN.format(body=body, **values)
+        text = "".join(line for line in text.splitlines(True) if not line.lstrip(" -").startswith(without))
+        source = self.write("hand.s", text)
         LLVM.assemble(source, self.folder / "hand.o", "gfx942")
         LLVM.link([self.folder / "hand.o"], self.folder / "hand.hsaco")
         return self.folder / "hand.hsaco"
@@ -488,6 +490,21 @@ class Checks(Objects):
                 errors, _ = self.found(self.hand_written(body, **values))
                 self.assertTrue(any(sentence in error for error in errors), errors)
 
+    def test_older_metadata(self):
+        """Without a target, and with AGPRs that are not counted."""
+        path = self.hand_written("v_accvgpr_write_b32 a3, 0", without=("amdhsa.target", ".agpr_count"),
+                                 vgprs=8, accum=4)
+        self.assertEqual(self.found(path), ([], []))
+
+    def test_arch_vgprs_where_agprs_lie(self):
+        errors, warnings = self.found(self.hand_written("v_mov_b32 v7, 0\n", vgprs=8, accum=4))
+        self.assertEqual(errors, [])
+        self.assertIn("accum_offset 4 is too small, 8 is needed", warnings[0])
+        self.assertIn("touches v7, which is an AGPR's place; the kernel uses none", warnings[0])
+        errors, _ = self.found(self.hand_written("v_mov_b32 v7, 0\nv_accvgpr_write_b32 a0, 0\n",
+                                                 vgprs=16, accum=4, agprs=1))
+        self.assertIn("accum_offset 4 is too small", errors[0])
+
     def test_what_is_not_accepted(self):
         for values, sentence in [
                 ({"lds": 65540}, "65540 bytes of LDS; at most 65536"),
@@ -515,7 +532,6 @@ class Checks(Objects):
                 (8, word(4), "kernarg_segment_size is 8, the descriptor's 4"),
                 (12, word(1), "bytes 12 to 15 is not 0"),
                 (48, word(rsrc1 + 1), ".vgpr_count 1 is an allocation of 8, the descriptor's is 16"),
-                (48, word(rsrc1 + (2 << 6)), ".sgpr_count 11 is an allocation of 16, the descriptor's is 32"),
                 (52, word(rsrc2 - 2), "user SGPR count is 1, its properties enable 2"),
                 (52, word(rsrc2 & ~1), "scratch is not enabled"),
                 (52, word(rsrc2 | 1 << 15), "GRANULATED_LDS_SIZE is not 0"),
@@ -525,6 +541,11 @@ class Checks(Objects):
             with self.subTest(sentence=sentence):
                 errors, _ = self.found(self.patched(path, offset, data))
                 self.assertTrue(any(sentence in error for error in errors), errors)
+        # SGPRs beyond the metadata's harm nothing, and 0 bytes of kernarg are not said.
+        errors, warnings = self.found(self.patched(path, 48, word(rsrc1 + (2 << 6))))
+        self.assertEqual(errors, [])
+        self.assertIn(".sgpr_count 11 is an allocation of 16, the descriptor's is 32", "".join(warnings))
+        self.assertEqual(self.found(self.patched(path, 8, word(0))), ([], []))
         for data, sentence in [(struct.pack("<q", 1 << 40), "where there is no code"),
                                (struct.pack("<q", -64), "where there is no code")]:
             done = self.amdhsa("check", self.patched(path, 16, data))

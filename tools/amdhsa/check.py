@@ -21,9 +21,12 @@ def cost(waves, possible):
 def check_registers(kernel, target, found):
     descriptor, use = kernel.descriptor, kernel.use
     if use.v > descriptor.accum_offset:
-        found.errors.append(
+        # The registers are one file, so that this works where no AGPR is meant.
+        works = not use.a and use.v <= descriptor.vgprs
+        (found.warnings if works else found.errors).append(
             f"accum_offset {descriptor.accum_offset} is too small, {use.accum_offset} is needed: "
-            f"'{use.touched_by['v']}' touches v{use.v - 1}")
+            f"'{use.touched_by['v']}' touches v{use.v - 1}"
+            + (", which is an AGPR's place; the kernel uses none" if works else ""))
     # The AGPRs start where the descriptor says, if that is not itself too low.
     needed = use.vgprs
     if use.a:
@@ -83,7 +86,8 @@ def check_kernel(kernel, target):
         found.errors.append(f"private_segment_fixed_size is {descriptor.private_segment_fixed_size}, but "
                             "scratch is not enabled")
     found.errors += metadata.contradictions(kernel.metadata, descriptor, target)
-    if kernel.metadata[".agpr_count"] < use.a:
+    found.warnings += metadata.doubts(kernel.metadata, descriptor, target)
+    if kernel.metadata.get(".agpr_count", use.a) < use.a:
         found.errors.append(f"the metadata's .agpr_count is {kernel.metadata['.agpr_count']}, the code "
                             f"uses {use.a}")
     if not found.errors and not target.workgroups(

@@ -59,7 +59,7 @@ def run_report(options):
 def run_hazards(options):
     llvm = find_llvm(options.llvm)
     code_object = load(options.object, llvm)
-    found = [hazards.examine(kernel, code_object.target, llvm, options.s_nops)
+    found = [hazards.examine(kernel, code_object.target, llvm, options.s_nops, code_object.replays)
              for kernel in code_object.kernels]
     if options.json:
         print(json.dumps({"file": code_object.name, "kernels": [vars(kernel) for kernel in found]}, indent=2))

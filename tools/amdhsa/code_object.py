@@ -30,6 +30,7 @@ class CodeObject:
     name: str
     target: object
     kernels: list
+    replays: bool  # its loads may be repeated after a page fault: XNACK on, or not said
 
 
 def load(path, llvm, name=None):
@@ -44,7 +45,8 @@ def load(path, llvm, name=None):
     if elf.type != ET_DYN:
         raise Failure(f"{name} is not linked: its ELF type is {elf.type}, not {ET_DYN}")
     triple, described = metadata.read(elf)
-    if triple.split(":")[0] != f"amdgcn-amd-amdhsa--{target.name}":
+    # "amdgcn-amd-amdhsa--gfx942", of newer compilers "amdgpu9.42-amd-amdhsa-unknown-gfx942".
+    if triple is not None and triple.split(":")[0].rpartition("-")[2] != target.name:
         raise Failure(f"{name}: the metadata is for {triple}, the code for {target.name}")
     for symbol in sorted(symbol for symbol in elf.symbols if symbol.endswith(".kd")):
         if symbol not in described:
@@ -56,7 +58,7 @@ def load(path, llvm, name=None):
         copy.write_bytes(data)
         table = code.instructions(llvm.disassemble(copy))
     kernels = [load_kernel(elf, symbol, kernel, table) for symbol, kernel in described.items()]
-    return CodeObject(name, target, kernels)
+    return CodeObject(name, target, kernels, elf.xnack != "off")
 
 
 def load_kernel(elf, symbol, described, table):

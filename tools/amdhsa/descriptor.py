@@ -13,7 +13,7 @@ def bits(word, low, count=1):
 class Descriptor:
     group_segment_fixed_size: int
     private_segment_fixed_size: int
-    kernarg_size: int
+    kernarg_size: int  # 0: not said
     entry_offset: int  # from the descriptor
     accum_offset: int
     vgprs: int  # allocated

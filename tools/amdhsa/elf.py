@@ -67,6 +67,11 @@ class Elf:
                     self.read_symbols(section)
 
     @property
+    def xnack(self):
+        """What e_flags says of it."""
+        return ("unsupported", "any", "off", "on")[self.flags >> 8 & 3]
+
+    @property
     def target(self):
         for target in TARGETS.values():
             if self.flags & 0xFF == target.elf_machine:

@@ -122,7 +122,8 @@ class Line:
 class Translation:
     """A kernel's instructions as machine IR."""
 
-    def __init__(self, llvm, target, instructions):
+    def __init__(self, llvm, target, instructions, replays):
+        self.replays = replays
         self.instructions = [i for i in instructions if not i.name.startswith(".")]
         names = {word for i in self.instructions for word in WORD.findall(i.operands)}
         registers = numbers_of_registers(llvm, target.name, names)
@@ -218,7 +219,7 @@ class Translation:
         while True:
             source = "".join(self.function(f"f{n}", without) for n, without in enumerate(variants))
             try:
-                made = llvm.insert_wait_states(source, target.name)
+                made = llvm.insert_wait_states(source, target.name, self.replays)
             except Failure as failure:
                 self.learn(str(failure))
             else:
@@ -268,8 +269,8 @@ class Findings:
     s_nops: list  # those asked for, and whether LLVM would put wait states in their place
 
 
-def examine(kernel, target, llvm, each_s_nop):
-    translation = Translation(llvm, target, kernel.instructions)
+def examine(kernel, target, llvm, each_s_nop, replays=True):
+    translation = Translation(llvm, target, kernel.instructions, replays)
     [as_it_is] = translation.run(llvm, target, [set()])
     s_nops = [line.instruction for line in translation.lines if each_s_nop and line.opcode == "S_NOP"]
     dropped = translation.run(llvm, target, [{i.address} for i in s_nops]) if s_nops else []

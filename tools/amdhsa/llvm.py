@@ -65,9 +65,9 @@ class Llvm:
         command = ["llvm-mc", f"-triple={TRIPLE}", f"-mcpu={mcpu}", "--show-inst"]
         return self.run(command + (["--disassemble"] if encoded else []), text)
 
-    def insert_wait_states(self, machine_ir, mcpu):
-        """The machine IR with LLVM's own s_nops. Those that replays of page faults need are left out."""
-        return self.run(["llc", f"-mtriple={TRIPLE}", f"-mcpu={mcpu}", "-mattr=-xnack",
+    def insert_wait_states(self, machine_ir, mcpu, replays):
+        """The machine IR with LLVM's own s_nops; those too that replays of page faults (XNACK) need, if so."""
+        return self.run(["llc", f"-mtriple={TRIPLE}", f"-mcpu={mcpu}", f"-mattr={'+' if replays else '-'}xnack",
                          "-run-pass=post-RA-hazard-rec", "-x", "mir", "-o", "-", "-"], machine_ir)
 
     def run(self, command, text=None):

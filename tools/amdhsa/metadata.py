@@ -9,7 +9,8 @@ REQUIRED = {".name": str, ".symbol": str, ".kernarg_segment_size": int, ".kernar
             ".group_segment_fixed_size": int, ".private_segment_fixed_size": int,
             ".wavefront_size": int, ".sgpr_count": int, ".vgpr_count": int,
             ".max_flat_workgroup_size": int}
-OPTIONAL = {".agpr_count": int, ".args": list}
+OPTIONAL = {".args": list}
+SOMETIMES = {".agpr_count": int}  # of later versions
 ARGUMENT = {".offset": int, ".size": int, ".value_kind": str}
 
 
@@ -34,7 +35,8 @@ def notes(elf):
 
 
 def read(elf):
-    """(target, {symbol of the descriptor: a kernel's map}); arguments are a list, in .args."""
+    """(target, {symbol of the descriptor: a kernel's map}); arguments are a list, in .args. The target is
+    None where it is not said."""
     found = notes(elf)
     where = f"{elf.name}: the AMDGPU metadata"
     if len(found) != 1:
@@ -43,7 +45,10 @@ def read(elf):
         root = msgpack.read(found[0])
     except Failure as failure:
         raise Failure(f"{where} is not MessagePack: {failure}") from None
-    require(where, root, {"amdhsa.version": list, "amdhsa.target": str, "amdhsa.kernels": list})
+    require(where, root, {"amdhsa.version": list, "amdhsa.kernels": list})
+    target = root.setdefault("amdhsa.target", None)
+    if target is not None:
+        typed(where, "amdhsa.target", target, str)
     if root["amdhsa.version"][:1] != [1]:
         raise Failure(f"{where} has version {root['amdhsa.version']}, not 1.x")
     kernels = {}
@@ -52,32 +57,47 @@ def read(elf):
         name = f"{where}: kernel {kernel['.name']}"
         for key, kind in OPTIONAL.items():
             typed(name, key, kernel.setdefault(key, kind()), kind)
+        for key, kind in SOMETIMES.items():
+            if key in kernel:
+                typed(name, key, kernel[key], kind)
         for j, argument in enumerate(kernel[".args"]):
             require(f"{name}: argument {j}", argument, ARGUMENT)
         if kernel[".symbol"] in kernels:
             raise Failure(f"{name} is there twice")
         kernels[kernel[".symbol"]] = kernel
-    return root["amdhsa.target"], kernels
+    return target, kernels
 
 
 def argument_name(kernel, index):
     return kernel[".args"][index].get(".name", f"argument {index}")
 
 
+def other_allocation(kernel, key, allocated, actual):
+    return (f"the metadata's {key} {kernel[key]} is an allocation of {allocated}, the descriptor's is "
+            f"{actual}")
+
+
+def doubts(kernel, descriptor, target):
+    """Sentences on what harms nothing: how many SGPRs a wave gets is the descriptor's word."""
+    allocated = target.allocated_sgprs(kernel[".sgpr_count"])
+    if allocated < descriptor.sgprs:
+        yield other_allocation(kernel, ".sgpr_count", allocated, descriptor.sgprs)
+
+
 def contradictions(kernel, descriptor, target):
     """Sentences on what a kernel's metadata says against its descriptor or against itself."""
     wanted = [(".group_segment_fixed_size", descriptor.group_segment_fixed_size),
               (".private_segment_fixed_size", descriptor.private_segment_fixed_size),
-              (".kernarg_segment_size", descriptor.kernarg_size)]
+              (".kernarg_segment_size", descriptor.kernarg_size or kernel[".kernarg_segment_size"])]
     for key, value in wanted:
         if kernel[key] != value:
             yield f"the metadata's {key} is {kernel[key]}, the descriptor's {value}"
-    for key, allocated, actual in [
-            (".vgpr_count", target.allocated_vgprs(kernel[".vgpr_count"]), descriptor.vgprs),
-            (".sgpr_count", target.allocated_sgprs(kernel[".sgpr_count"]), descriptor.sgprs)]:
-        if allocated != actual:
-            yield (f"the metadata's {key} {kernel[key]} is an allocation of {allocated}, the descriptor's "
-                   f"is {actual}")
+    vgprs = target.allocated_vgprs(kernel[".vgpr_count"])
+    if vgprs != descriptor.vgprs:
+        yield other_allocation(kernel, ".vgpr_count", vgprs, descriptor.vgprs)
+    sgprs = target.allocated_sgprs(kernel[".sgpr_count"])
+    if sgprs > descriptor.sgprs:
+        yield other_allocation(kernel, ".sgpr_count", sgprs, descriptor.sgprs)
     if kernel[".wavefront_size"] != 64:
         yield f"the metadata's .wavefront_size is {kernel['.wavefront_size']}; 64 is accepted"
     if not 1 <= kernel[".max_flat_workgroup_size"] <= MAX_WORKGROUP:
@@ -90,7 +110,7 @@ def contradictions(kernel, descriptor, target):
         if begin < end:
             yield f"{name} at kernarg byte {begin} overlaps {last}, which ends at {end}"
         end, last = begin + argument[".size"], name
-        if end > descriptor.kernarg_size:
-            yield f"{name} ends at kernarg byte {end} of {descriptor.kernarg_size}"
+        if end > kernel[".kernarg_segment_size"]:
+            yield f"{name} ends at kernarg byte {end} of {kernel['.kernarg_segment_size']}"
     if kernel[".args"] and not descriptor.kernarg_ptr:
         yield "there are arguments, but no kernarg_segment_ptr"

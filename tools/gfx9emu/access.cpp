@@ -100,8 +100,13 @@ uint32_t extend_loaded(const Inst& inst, uint32_t value) {
     value = inst.sign ? static_cast<uint32_t>(static_cast<int8_t>(value)) : value & 0xff;
   if (inst.mem_bytes == 2)
     value = inst.sign ? static_cast<uint32_t>(static_cast<int16_t>(value)) : value & 0xffff;
+  if (inst.d16 == 1) value &= 0xffff;
   if (inst.d16 == 2) value <<= 16;
   return value;
+}
+
+uint8_t loaded_halves(const Inst& inst) {
+  return inst.other_half == D16::Keeps ? inst.halves[0] : uint8_t{3};
 }
 
 namespace {

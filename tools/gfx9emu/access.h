@@ -23,6 +23,8 @@ std::byte* scratch_bytes(Wave& w, int lane, uint64_t offset, uint32_t bytes, uin
 // is for CmpSwap. `size` is 4 or 8.
 uint64_t atomic_update(std::byte* p, Atomic op, uint32_t size, uint64_t data, uint64_t compare);
 
+// The halves of its register that a load writes.
+uint8_t loaded_halves(const Inst& inst);
 // A sub-dword value as a load puts it into a register.
 uint32_t extend_loaded(const Inst& inst, uint32_t value);
 

@@ -113,6 +113,17 @@ bool Wave::check_operand(const Inst& inst, int i, uint64_t active) {
 }
 
 void Wave::check_hazards(const Inst& inst) {
+  if (context.replays) {
+    if (const Inst* reader = clause_.issue(inst)) {
+      fail(FaultKind::Replay,
+           reader == &inst ? "it overwrites its own operand, and is made for devices that repeat "
+                             "loads after page faults (xnack)"
+                           : "it overwrites an operand of a load that is repeated together with it "
+                             "after a page fault (xnack); an s_nop parts them",
+           reader == &inst ? nullptr : reader);
+      return;
+    }
+  }
   const auto fault = hazards_.issue(inst, context.hazard_roles[entry.inst]);
   if (!fault) return;
   const std::string message = std::string(fault->rule->text) + ": needs " +

@@ -52,6 +52,9 @@ struct Symbol {
   uint64_t offset = 0, bytes = 0;  // in the image
 };
 
+// A feature of the device that code may ask for in e_flags. Any: it works with and without.
+enum class Setting : uint8_t { Any, Off, On };
+
 class CodeObject {
  public:
   // Null, and a sentence in *error, if the bytes are not a code object that a gfx942 runs. With a
@@ -68,6 +71,9 @@ class CodeObject {
   const Program& program() const { return program_; }
   const LineTable& lines() const { return lines_; }
   uint64_t address() const { return address_; }  // of the image in Memory; 0 if only read
+  // What it was made for: repeating loads after page faults, and memory with ECC.
+  Setting xnack() const { return xnack_; }
+  Setting sramecc() const { return sramecc_; }
   const std::vector<std::byte>& image() const { return image_; }
 
  private:
@@ -80,6 +86,7 @@ class CodeObject {
   LineTable lines_;
   Memory* memory_ = nullptr;
   uint64_t address_ = 0;
+  Setting xnack_ = Setting::Any, sramecc_ = Setting::Any;
 
   friend class Loader;
 };

@@ -18,6 +18,9 @@ inline constexpr uint32_t gpr_idx_dst = 8;
 // The instruction with its registers of `file` moved on where `which` says so.
 Inst move_registers(const Inst& inst, RegFile file, uint16_t by, uint32_t which);
 
+// Makes a load into half a register do that to the other half; others are left alone.
+void set_other_half(Inst& inst, D16 other_half);
+
 class Decoder {
  public:
   Decoder();

@@ -232,7 +232,15 @@ void Wave::define_after(const Inst& inst, uint64_t active) {
   for (int i = 0; i < inst.dst_count; ++i) {
     if (inst.op[i].is_vector()) define(inst.op[i].reg, inst.halves[i], lanes);
   }
+  if (inst.other_half != D16::Keeps) define_other_half(inst, lanes);
   if (inst.cls == Class::Scratch && inst.is_load) undefine_loaded(inst);
+}
+
+// Of a load into half a register that writes all of it.
+void Wave::define_other_half(const Inst& inst, uint64_t lanes) {
+  uint64_t& half =
+      defined[static_cast<size_t>(physical(inst.op[0].reg))].half[inst.d16 == 2 ? 0 : 1];
+  half = inst.other_half == D16::Clears ? half | lanes : half & ~lanes;
 }
 
 void Wave::undefine_loaded(const Inst& inst) {

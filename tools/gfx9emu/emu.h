@@ -60,6 +60,7 @@ enum class FaultKind : uint8_t {
   Barrier,  // not all waves reach it
   BadJump,
   Trap,
+  Replay,  // a load that a page fault repeats would not find its operands again
 };
 const char* fault_name(FaultKind kind);
 

@@ -361,4 +361,26 @@ std::optional<HazardFault> HazardHistory::issue(const Inst& inst, const HazardRo
   return found;
 }
 
+const Inst* Clause::issue(const Inst& inst) {
+  const bool scalar = inst.cls == Class::Smem;
+  if (!scalar && !vmem(inst)) {
+    loads_.clear();
+    return nullptr;
+  }
+  if (!loads_.empty() && (loads_[0]->cls == Class::Smem) != scalar) loads_.clear();
+  // Stores begin anew; they write no register.
+  if (!inst.is_load) {
+    loads_.clear();
+    return nullptr;
+  }
+  loads_.push_back(&inst);
+  if (loads_.size() == 1 && !scalar) return nullptr;
+  for (const Inst* other : loads_) {
+    for (const RegRange& written : inst.writes) {
+      if (meet(written, other->reads)) return other;
+    }
+  }
+  return nullptr;
+}
+
 }  // namespace gfx9emu

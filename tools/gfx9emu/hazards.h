@@ -49,6 +49,18 @@ struct HazardFault {
   int needed = 0, given = 0;
 };
 
+// Loads that follow each other without another instruction between them are repeated together after
+// a page fault, where the device does that (XNACK): none may write what another of them reads. A
+// scalar load may not write what it reads itself.
+class Clause {
+ public:
+  // The instruction whose operand this one overwrites, or null.
+  const Inst* issue(const Inst& inst);
+
+ private:
+  std::vector<const Inst*> loads_;
+};
+
 // What a wave has issued of late. Instructions must outlive it.
 class HazardHistory {
  public:

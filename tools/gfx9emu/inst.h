@@ -138,6 +138,10 @@ enum class Atomic : uint8_t {
   PkAddBf16
 };
 
+// What a load into half a register does to the other half: without ECC it is kept, with ECC
+// (sramecc) cleared. Code that says neither may not look at it.
+enum class D16 : uint8_t { Keeps, Clears, Undefines };
+
 enum class Dpp : uint8_t {
   None,
   QuadPerm,
@@ -212,8 +216,9 @@ struct Inst {
   bool is_atomic = false;
   bool is_lds_dma = false;  // buffer_load ... lds, global_load_lds
   Atomic atomic = Atomic::None;
-  bool sign = false;    // sub-dword loads: sign extended
-  uint8_t d16 = 0;      // 1: the low half of the register, 2: the high half; the other is kept
+  bool sign = false;  // sub-dword loads: sign extended
+  uint8_t d16 = 0;    // 1: the low half of the register, 2: the high half
+  D16 other_half = D16::Keeps;
   uint16_t stride = 0;  // read2/write2: bytes per element of the offsets, 64 elements with st64
   bool offen = false, idxen = false, sc0 = false, sc1 = false, nt = false, gds = false;
 

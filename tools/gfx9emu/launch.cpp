@@ -276,6 +276,8 @@ Report launch(Memory& memory, const Kernel& kernel, Dim3 grid, Dim3 block,
   context.grid = grid;
   context.block = block;
   context.lds_bytes = kernel.descriptor.lds_bytes + dynamic_lds;
+  // The manual does not speak of it.
+  context.replays = options.level == Level::Strict && kernel.object->xnack() != Setting::Off;
   // What the register file has room for is all that is asked where nothing is checked.
   const Level range_level = options.checks ? options.level : Level::Isa;
   for (const Inst& inst : context.program->insts) {

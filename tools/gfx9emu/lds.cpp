@@ -86,7 +86,7 @@ void ds_read(Wave& w, const Inst& in) {
   std::array<Row, 4> rows;
   if (!read_rows(w, in, at, lanes, rows.data())) return;
   account(w, in, at.lane, lanes);
-  w.issue_load(in, ds_counts, in.op[0].reg, in.halves[0], {rows.data(), dwords}, lanes);
+  w.issue_load(in, ds_counts, in.op[0].reg, loaded_halves(in), {rows.data(), dwords}, lanes);
   w.issue_lds(in, {}, at.active, in.mem_bytes, false);
 }
 

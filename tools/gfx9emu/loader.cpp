@@ -161,9 +161,10 @@ class Loader {
       return std::string("made for another processor: machine ") + flags +
              " in its flags, gfx942 is 0x4c";
     }
-    // EF_AMDGPU_FEATURE_XNACK_V4: 1 any, 2 off, 3 on.
-    if ((header_.flags >> 8 & 3) == 3) return "needs xnack on, this device has it off";
-    if ((header_.flags >> 10 & 3) == 2) return "needs sramecc off, this device has it on";
+    // EF_AMDGPU_FEATURE_XNACK_V4 and _SRAMECC_V4: 0 unsupported, 1 any, 2 off, 3 on.
+    constexpr Setting settings[] = {Setting::Any, Setting::Any, Setting::Off, Setting::On};
+    object_.xnack_ = settings[header_.flags >> 8 & 3];
+    object_.sramecc_ = settings[header_.flags >> 10 & 3];
     if (header_.type != 3)
       return "not linked: its ELF type is " + number(header_.type) + ", not 3 (shared object)";
     return "";
@@ -418,6 +419,10 @@ class Loader {
       object_.program_ = decoder.decode_all(code, p.vaddr);
       break;
     }
+    const D16 other_half = object_.sramecc_ == Setting::Off  ? D16::Keeps
+                           : object_.sramecc_ == Setting::On ? D16::Clears
+                                                             : D16::Undefines;
+    for (Inst& inst : object_.program_.insts) set_other_half(inst, other_half);
     for (const Kernel& k : object_.kernels_) {
       if (object_.program_.find(k.entry) < 0) return "kernel " + k.name + ": its entry is not code";
     }

@@ -268,7 +268,8 @@ void load(Wave& w, const Inst& in) {
   });
   if (w.failed) return;
   account(w, in, false, uint64_t{bytes} * std::popcount(lanes));
-  w.issue_load(in, vector_counts(in), in.op[0].reg, in.halves[0], {data.data(), dwords}, lanes);
+  w.issue_load(in, vector_counts(in), in.op[0].reg, loaded_halves(in), {data.data(), dwords},
+               lanes);
   if (!lds.empty()) w.issue_lds(in, {}, lds, bytes, false);
 }
 
@@ -332,7 +333,8 @@ void scratch_load(Wave& w, const Inst& in) {
   });
   if (w.failed) return;
   account(w, in, false, uint64_t{bytes} * std::popcount(lanes));
-  w.issue_load(in, vector_counts(in), in.op[0].reg, in.halves[0], {data.data(), dwords}, lanes);
+  w.issue_load(in, vector_counts(in), in.op[0].reg, loaded_halves(in), {data.data(), dwords},
+               lanes);
 }
 
 void scratch_store(Wave& w, const Inst& in) {

@@ -645,6 +645,15 @@ std::string parse_instruction(std::string_view text, Inst& inst) {
   return "";
 }
 
+void set_other_half(Inst& inst, D16 other_half) {
+  if (!inst.is_load || inst.d16 == 0) return;
+  inst.other_half = other_half;
+  inst.keeps_half = other_half == D16::Keeps;
+  inst.reads.clear();
+  inst.writes.clear();
+  collect_registers(inst);
+}
+
 Inst move_registers(const Inst& inst, RegFile file, uint16_t by, uint32_t which) {
   Inst moved = inst;
   for (int i = 0; i < inst.op_count; ++i) {

@@ -31,6 +31,8 @@ const char* fault_name(FaultKind kind) {
       return "use after free";
     case FaultKind::Misaligned:
       return "misaligned";
+    case FaultKind::Replay:
+      return "load that cannot be repeated";
     case FaultKind::Budget:
       return "instruction budget";
     case FaultKind::Barrier:

@@ -46,6 +46,7 @@ struct LaunchContext {
   std::vector<uint8_t> bad_registers;
   // By instruction, with hazards checked.
   std::vector<HazardRoles> hazard_roles;
+  bool replays = false;  // checked: loads may be repeated after page faults
 };
 
 // A memory operation that its counter still counts.
@@ -175,6 +176,7 @@ class Wave : public WaveRegisters {
   void define_after(const Inst& inst, uint64_t exec);
   void define_copy(const Inst& inst, uint64_t exec);
   void define_bits(const Inst& inst);
+  void define_other_half(const Inst& inst, uint64_t lanes);
   void define_inserted(const Inst& inst, uint64_t exec);
   const Inst* moved(const Inst& inst);
   void execute(const Inst& inst);
@@ -194,6 +196,7 @@ class Wave : public WaveRegisters {
   std::deque<Queued> vm_queue_, lgkm_queue_;
   int lgkm_count_ = 0;
   HazardHistory hazards_;
+  Clause clause_;
   // Instructions with M0 added to registers, by instruction and M0.
   std::unordered_map<uint64_t, Inst> moved_;
   uint64_t bits_defined_ = 0;  // of the result of an operation on bits

@@ -246,6 +246,11 @@ Error Device::load_bytes(std::vector<std::byte> file, void** out) {
   module->object = CodeObject::load(module->file, &memory, &error);
   if (!module->object)
     return fail(for_another_device(module->file) ? no_binary_for_gpu : invalid_image, error);
+  // This device is gfx942:sramecc+:xnack-.
+  if (module->object->xnack() == Setting::On)
+    return fail(no_binary_for_gpu, "code object: needs xnack on, this device has it off");
+  if (module->object->sramecc() == Setting::Off)
+    return fail(no_binary_for_gpu, "code object: needs sramecc off, this device has it on");
   std::lock_guard lock(mutex_);
   *out = module.get();
   modules_.emplace(*out, std::move(module));
