@@ -32,8 +32,11 @@ struct Source {
 
 // All kernels in one code object: NAME(out, in), both pointers, s[0:1] the kernarg segment, s2 the
 // workgroup, v0 the work item.
-inline std::vector<std::byte> assemble(const std::vector<Source>& kernels) {
-  std::string text = ".amdgcn_target \"amdgcn-amd-amdhsa--gfx942\"\n.text\n";
+// `settings` are those of the target: ":xnack-", ":sramecc+".
+inline std::vector<std::byte> assemble(const std::vector<Source>& kernels,
+                                       const std::string& settings = "") {
+  const bool xnack = settings.starts_with(":x"), sramecc = settings.starts_with(":s");
+  std::string text = ".amdgcn_target \"amdgcn-amd-amdhsa--gfx942" + settings + "\"\n.text\n";
   std::string metadata = ".amdgpu_metadata\namdhsa.version: [1, 2]\namdhsa.kernels:\n";
   for (const Source& k : kernels) {
     text += ".globl " + k.name + "\n.p2align 8\n.type " + k.name + ",@function\n" + k.name + ":\n" +
@@ -68,8 +71,11 @@ inline std::vector<std::byte> assemble(const std::vector<Source>& kernels) {
   const std::string base = (folder / "k").string(), bin = ATTN_LLVM_BIN_DIR;
   std::ofstream(base + ".s") << text;
   const std::string command =
-      bin + "/llvm-mc -triple=amdgcn-amd-amdhsa -mcpu=gfx942 -filetype=obj " + base + ".s -o " +
-      base + ".o && " + bin + "/ld.lld -shared " + base + ".o -o " + base + ".co";
+      bin + "/llvm-mc -triple=amdgcn-amd-amdhsa -mcpu=gfx942" +
+      (xnack || sramecc ? std::string(" -mattr=") + settings.back() + (xnack ? "xnack" : "sramecc")
+                        : std::string()) +
+      " -filetype=obj " + base + ".s -o " + base + ".o && " + bin + "/ld.lld -shared " + base +
+      ".o -o " + base + ".co";
   const int status = std::system(command.c_str());
   const std::vector<std::byte> bytes = read_file(base + ".co");
   std::filesystem::remove_all(folder);

@@ -278,6 +278,93 @@ TEST_CASE("checks find what is wrong, and nothing else") {
   }
 }
 
+TEST_CASE("loads that are repeated after page faults find their operands again") {
+  if (!can_assemble()) ATTN_SKIP("no llvm-mc and ld.lld");
+  const std::vector<std::pair<std::string, bool>> bodies = {
+      {"s_load_dwordx2 s[0:1], s[0:1], 0x4\n", false},
+      {"s_load_dwordx2 s[0:1], s[0:1], 0x8\n", true},  // not in two parts
+      {"s_load_dword s0, s[0:1], 0x0\n", true},        // it has written nothing before
+      {"s_load_dwordx2 s[4:5], s[0:1], 0x0\n s_load_dwordx2 s[0:1], s[2:3], 0x0\n", false},
+      {begin + "v_mov_b32 v3, v1\n global_load_dword v2, v1, s[6:7]\n"
+               "global_load_dword v1, v3, s[6:7]\n",
+       false},
+      {begin + "v_mov_b32 v3, v1\n global_load_dword v2, v1, s[6:7]\n s_nop 0\n"
+               "global_load_dword v1, v3, s[6:7]\n",
+       true},
+      {begin + "global_load_dword v1, v1, s[6:7]\n", true},
+  };
+  for (const char* setting : {"", ":xnack+", ":xnack-"}) {
+    for (const auto& [body, good] : bodies) {
+      INFO(setting << " " << body);
+      // The second scalar load's address is of no use otherwise.
+      std::string code = body;
+      if (const size_t at = code.find("s[2:3]"); at != code.npos) {
+        code = "s_mov_b64 s[2:3], s[0:1]\n" + code;
+      }
+      const auto file = assemble({{"k", code, ""}}, setting);
+      Memory memory;
+      std::string error;
+      const auto object = CodeObject::load(file, &memory, &error);
+      INFO(error);
+      REQUIRE(object);
+      const uint64_t args[] = {memory.allocate(1024, "out"), memory.allocate(1024, "in")};
+      memory.fill(args[1], 0, 1024);
+      for (const Level level : {Level::Strict, Level::Isa}) {
+        const Report report = launch(memory, object->kernels()[0], {1}, {64},
+                                     std::as_bytes(std::span(args)), 0, {.level = level});
+        INFO(faults_of(report));
+        const bool asked = level == Level::Strict && setting != std::string(":xnack-");
+        CHECK(report.ok() == (good || !asked));
+        if (!report.ok()) CHECK(report.faults[0].kind == FaultKind::Replay);
+      }
+    }
+  }
+}
+
+TEST_CASE("the other half of a register that a load writes half of, with ECC and without") {
+  if (!can_assemble()) ATTN_SKIP("no llvm-mc and ld.lld");
+  const std::string loads =
+      begin +
+      "v_mov_b32 v2, 0x12345678\n v_mov_b32 v3, v2\n s_nop 0\n"
+      "global_load_short_d16 v2, v1, s[6:7]\n s_nop 0\n "
+      "global_load_sbyte_d16_hi v3, v1, s[6:7] offset:1\n v_mov_b32 v4, 0x9abcdef0\n"
+      "ds_write_b32 v1, v1\n ds_read_i8_d16 v4, v1\n s_waitcnt vmcnt(0) lgkmcnt(0)\n";
+  const std::string stores =
+      "global_store_dword v1, v2, s[4:5]\n global_store_dword v1, v3, s[4:5] offset:256\n"
+      "global_store_dword v1, v4, s[4:5] offset:512\n";
+  const std::string halves =
+      "global_store_short v1, v2, s[4:5]\n global_store_short_d16_hi v1, v3, s[4:5] offset:256\n"
+      "global_store_short v1, v4, s[4:5] offset:512\n";
+  for (const char* setting : {"", ":sramecc+", ":sramecc-"}) {
+    const auto file =
+        assemble({{"whole", loads + stores, ""}, {"half", loads + halves, ""}}, setting);
+    Memory memory;
+    std::string error;
+    const auto object = CodeObject::load(file, &memory, &error);
+    INFO(setting << " " << error);
+    REQUIRE(object);
+    const uint64_t args[] = {memory.allocate(1024, "out"), memory.allocate(1024, "in")};
+    std::vector<uint32_t> in(256, 0xabcd89ef), out(256);
+    memory.write(args[1], std::as_bytes(std::span(in)));
+    const auto run = [&](const char* name, bool checks) {
+      memory.fill(args[0], 0, 1024);
+      const Report report = launch(memory, *object->kernel(name), {1}, {64},
+                                   std::as_bytes(std::span(args)), 0, {.checks = checks});
+      INFO(faults_of(report));
+      memory.read(args[0], std::as_writable_bytes(std::span(out)));
+      return report.ok();
+    };
+    const bool kept = setting == std::string(":sramecc-"), any = setting == std::string();
+    // Code for both may not look at the other half, which this device clears.
+    CHECK(run("whole", true) == !any);
+    CHECK(run("half", true));
+    CHECK(run("whole", false));
+    CHECK(out[3] == (kept ? 0x123489efu : 0x000089efu));
+    CHECK(out[64 + 3] == (kept ? 0xff895678u : 0xff890000u));
+    CHECK(out[128 + 60] == (kept ? 0x9abcfff0u : 0x0000fff0u));
+  }
+}
+
 TEST_CASE("freed memory is not for kernels") {
   if (!can_assemble()) ATTN_SKIP("no llvm-mc and ld.lld");
   const auto file = assemble({{"k", begin + "global_load_dword v2, v1, s[6:7]\n", ""}});

@@ -12,6 +12,8 @@ namespace gfx9emu {
 // to 64.
 std::byte* device_bytes(Wave& w, uint64_t address, uint32_t bytes, bool read, bool write,
                         uint32_t align);
+// Where a scalar load (s_load) begins.
+uint64_t scalar_load_address(const Wave& w, const Inst& inst);
 // LDS bytes [offset, offset + bytes).
 // `value`: those that are going to be written there, if they are known.
 std::byte* lds_bytes(Wave& w, uint64_t offset, uint32_t bytes, bool read, bool write, bool atomic,

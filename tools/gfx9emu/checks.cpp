@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "gfx9emu/access.h"
 #include "gfx9emu/dpp.h"
 #include "gfx9emu/wave.h"
 
@@ -112,18 +113,27 @@ bool Wave::check_operand(const Inst& inst, int i, uint64_t active) {
   return check_defined(o.read, inst.halves[i], lanes);
 }
 
-void Wave::check_hazards(const Inst& inst) {
-  if (context.replays) {
-    if (const Inst* reader = clause_.issue(inst)) {
-      fail(FaultKind::Replay,
-           reader == &inst ? "it overwrites its own operand, and is made for devices that repeat "
-                             "loads after page faults (xnack)"
-                           : "it overwrites an operand of a load that is repeated together with it "
-                             "after a page fault (xnack); an s_nop parts them",
-           reader == &inst ? nullptr : reader);
-      return;
-    }
+bool Wave::check_replay(const Inst& inst) {
+  const Inst* reader = clause_.issue(inst);
+  if (!reader) return true;
+  if (reader != &inst) {
+    fail(FaultKind::Replay,
+         "it overwrites an operand of a load that is repeated together with it after a page fault "
+         "(xnack); an s_nop parts them",
+         reader);
+    return false;
   }
+  // A scalar load within its own alignment comes in one part.
+  const uint32_t bytes = 4u * inst.op[0].reg.count;
+  if (inst.cls == Class::Smem && scalar_load_address(*this, inst) % bytes == 0) return true;
+  fail(FaultKind::Replay,
+       "it overwrites its own operand, and is made for devices that repeat loads after page faults "
+       "(xnack)");
+  return false;
+}
+
+void Wave::check_hazards(const Inst& inst) {
+  if (context.replays && !check_replay(inst)) return;
   const auto fault = hazards_.issue(inst, context.hazard_roles[entry.inst]);
   if (!fault) return;
   const std::string message = std::string(fault->rule->text) + ": needs " +

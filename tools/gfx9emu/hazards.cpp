@@ -374,7 +374,10 @@ const Inst* Clause::issue(const Inst& inst) {
     return nullptr;
   }
   loads_.push_back(&inst);
-  if (loads_.size() == 1 && !scalar) return nullptr;
+  // By itself a load of one dword is repeated only as long as it has written nothing, and the
+  // compiler lets vector loads be.
+  const bool alone = loads_.size() == 1;
+  if (alone && (!scalar || inst.op[0].reg.count == 1)) return nullptr;
   for (const Inst* other : loads_) {
     for (const RegRange& written : inst.writes) {
       if (meet(written, other->reads)) return other;

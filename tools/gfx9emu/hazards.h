@@ -51,7 +51,7 @@ struct HazardFault {
 
 // Loads that follow each other without another instruction between them are repeated together after
 // a page fault, where the device does that (XNACK): none may write what another of them reads. A
-// scalar load may not write what it reads itself.
+// scalar load of several dwords may not write what it reads itself.
 class Clause {
  public:
   // The instruction whose operand this one overwrites, or null.

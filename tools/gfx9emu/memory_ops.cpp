@@ -36,8 +36,7 @@ Wave::Counts scalar_counts(int dwords) {
 
 template <int dwords>
 void s_load(Wave& w, const Inst& in) {
-  const uint64_t base = w.scalar64(in.op[1].reg.first);
-  const uint64_t address = (base + scalar_offset(w, in)) & ~uint64_t{3};
+  const uint64_t address = scalar_load_address(w, in);
   std::array<uint32_t, dwords> data;
   // Loads of arguments may be wider than these and take padding along.
   const bool arguments =
@@ -580,6 +579,10 @@ struct Table {
 };
 
 }  // namespace
+
+uint64_t scalar_load_address(const Wave& w, const Inst& inst) {
+  return (w.scalar64(inst.op[1].reg.first) + scalar_offset(w, inst)) & ~uint64_t{3};
+}
 
 std::span<const Op> memory_ops() {
   static const Table table;

@@ -168,6 +168,7 @@ class Wave : public WaveRegisters {
   bool fetch();
   bool check_before(const Inst& inst);
   void check_hazards(const Inst& inst);
+  bool check_replay(const Inst& inst);
   bool check_operand(const Inst& inst, int i, uint64_t exec);
   bool check_partly_used(const Inst& inst);
   bool check_lane_mask(const RegRange& reg);
