@@ -80,7 +80,20 @@ class Hazards(Case):
             s_setreg_imm32_b32 hwreg(HW_REG_MODE,23,1),1
             s_waitcnt vmcnt(3) lgkmcnt(0)
             s_barrier"""
-        self.assertEqual(self.hazards(code.splitlines()), ({"global_load_dword v0, v4, s[4:5]": 1}, [True]))
+        # The last of three memory instructions would be repeated together with the load.
+        self.assertEqual(self.hazards(code.splitlines()),
+                         ({"global_load_dword v0, v4, s[4:5]": 1, "global_atomic_add v2, v[4:5], v1, off sc0": 1},
+                          [True]))
+
+    def test_replays(self):
+        """What XNACK needs, as the code object says."""
+        body = ["global_load_dword v0, v4, s[4:5]", "global_load_dword v4, v5, s[4:5]"]
+        self.assertEqual(self.hazards(body), ({body[1]: 1}, []))
+        path = self.generate(KERNEL.format("\n".join(body)))
+        data = bytearray(path.read_bytes())
+        data[49] = data[49] & ~3 | 2  # of e_flags: xnack off
+        path.write_bytes(data)
+        self.assertEqual(self.amdhsa("hazards", path).returncode, 0)
 
 
 if __name__ == "__main__":
