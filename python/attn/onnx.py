@@ -1,12 +1,14 @@
-"""The operator Attention of ONNX, opsets 23 to 25, on arrays: attention(Q, K, V, ...) has its inputs and attributes under
-their names there. The package onnx is not needed."""
+"""The operator Attention of ONNX, opsets 23 to 25. attention(Q, K, V, ...) computes it on arrays, its inputs and attributes have
+their names there; the package onnx is not needed. onnxruntime computes it with libattn in models that use_libattn() was given, after
+options.register_custom_ops_library(attn.onnx.library())."""
 import math
+from pathlib import Path
 
 from . import forward
 from ._arrays import arange, cast, contiguous, empty, module_of, need, shape_text, type_name
 from ._errors import Unsupported
 
-__all__ = ["attention"]
+__all__ = ["attention", "library", "use_libattn"]
 
 _FLOATS = ("float32", "float16", "bfloat16")
 _DOUBLE = 11  # TensorProto.DataType
@@ -170,3 +172,33 @@ def _scores(q, k, scale, softcap, bias, hidden, lse, mode):
         sees = xp.isfinite(lse)[..., None]
         s = xp.where(sees, xp.exp(s - xp.where(sees, lse[..., None], 0.0)), 0.0)
     return s
+
+
+def library():
+    """The path of the library of custom operators, for onnxruntime.SessionOptions.register_custom_ops_library()."""
+    return str(Path(__file__).with_name("libattn_onnxruntime.so"))
+
+
+def use_libattn(model):
+    """Moves the Attention nodes of an onnx.ModelProto, and of graphs within its nodes, into the domain "libattn", where library() has
+    the operator for float, float16 and bfloat16; how many. Those that want scores, softmax in double precision, or double inputs stay
+    with onnxruntime."""
+    moved = _moved(model.graph)
+    if moved and all(entry.domain != "libattn" for entry in model.opset_import):
+        entry = model.opset_import.add()
+        entry.domain, entry.version = "libattn", 1
+    return moved
+
+
+def _moved(graph):
+    moved = 0
+    for node in graph.node:
+        for attribute in node.attribute:
+            inner = [attribute.g] if attribute.HasField("g") else attribute.graphs
+            moved += sum(_moved(g) for g in inner)
+        attributes = {attribute.name: attribute.i for attribute in node.attribute}
+        scores = len(node.output) > 3 and node.output[3]
+        if node.op_type == "Attention" and not node.domain and not scores and attributes.get("softmax_precision") != _DOUBLE:
+            node.domain = "libattn"
+            moved += 1
+    return moved

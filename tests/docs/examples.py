@@ -1,4 +1,5 @@
-"""What stands before and after the examples of each document, in their order: inputs, and what must come out."""
+"""What stands before and after the examples of each document, in their order: inputs, and what must come out; then the modules that
+an example of Python needs beside attn. A text says why one is not run."""
 
 # v is 1, so out is.
 README_CPP = ("""#include <cstdint>
@@ -92,12 +93,37 @@ cos, sin = np.ones((64, 16), np.float32), np.zeros((64, 16), np.float32)  # whic
 assert lse.shape == (4, 64) and np.array_equal(k_cache[1, 63], k_new[1, 0])
 assert np.abs(out[1] - flash_attn_func(q_new, k_cache, v_cache)[1]).max() < 1e-5
 """)],
-    "docs/torch.md": ["needs PyTorch", "needs PyTorch and transformers"],
+    "docs/torch.md": [("""
+import torch
+q, k, v = (torch.randn(2, 4, 9, 32) for _ in range(3))
+layer = torch.nn.TransformerEncoderLayer(32, 4, 64, dropout=0, batch_first=True)
+model, x = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval(), torch.randn(2, 9, 32)
+torch.backends.mha.set_fastpath_enabled(False)
+torch.set_grad_enabled(False)
+""", """
+assert (out - torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)).abs().max() < 1e-5
+assert repr(taken) == "2 of 2 calls taken"
+""", "torch"), ("""
+sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 80}
+""", """
+import torch
+with torch.no_grad():
+    assert model(torch.ones(1, 5, dtype=torch.long)).logits.shape == (1, 5, 80)
+""", "torch", "transformers")],
     "docs/onnx.md": [(NUMPY + """
 Q, K, V = (x.swapaxes(1, 2) for x in (q, k, v))
 mask, past_key, past_value, K_new, V_new = np.ones((64, 64), bool), K[:, :, :48], V[:, :, :48], K[:, :, 48:], V[:, :, 48:]
 """, """
 assert np.array_equal(present[0], K) and scores is None
 assert np.abs(Y[:, :, 15:16] - attn.onnx.attention(Q[:, :, 15:16], K, V)[0]).max() < 1e-5
-""")],
+"""), ("""
+import onnx, onnxruntime, attn.onnx
+from onnx import TensorProto, helper
+tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 4, 9, 16]) for name in "QKVY"]
+node = helper.make_node("Attention", ["Q", "K", "V"], ["Y"])
+graph = helper.make_graph([node], "graph", tensors[:3], tensors[3:])
+onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=10), "model.onnx")
+""", """
+assert session.get_inputs()[0].name == "Q" and model.graph.node[0].domain == "libattn"
+""", "onnxruntime")],
 }

@@ -204,9 +204,12 @@ class Document(unittest.TestCase):
                    f"-L{BUILD}/lib -lattn -Wl,-rpath,{BUILD}/lib && ./example")
 
     def python(self, code, harness):
-        if isinstance(harness, str) or missing("attn"):
-            self.skipTest(harness if isinstance(harness, str) else missing("attn"))
-        before, after = harness
+        if isinstance(harness, str):
+            self.skipTest(harness)
+        before, after, *modules = harness
+        for module in ["attn", *modules]:
+            if missing(module):
+                self.skipTest(missing(module))
         self.shell(f"{sys.executable} - <<'EOF'\n{before}\n{code}\n{after}\nEOF")
 
 

@@ -1,4 +1,6 @@
-"""attn.onnx: the node cases of the package onnx where it is installed, and the operator's rules written out in float64."""
+"""attn.onnx: the operator's rules written out in float64, the node cases of the package onnx where it is installed, and the custom
+operator in onnxruntime where that is."""
+import functools
 import importlib.util
 import itertools
 import math
@@ -44,6 +46,20 @@ def written_out(q, k, v, mask=None, lengths=None, past=0, causal=False, left=-1,
         out[b, h, i] = p @ v[b, kv]
         modes[:, b, h, i] = raw, capped, biased, p
     return out, modes
+
+
+@functools.cache
+def node_cases():
+    """(case, its Attention node, the node's attributes) of the package onnx; other cases have a function written out."""
+    import warnings
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of other operators' cases
+        from onnx import helper
+        from onnx.backend.test.case.node import collect_testcases
+        found = collect_testcases("Attention")
+    nodes = [(case, case.model.graph.node) for case in found]
+    return [(case, node[0], {a.name: helper.get_attribute_value(a) for a in node[0].attribute})
+            for case, node in nodes if len(node) == 1 and node[0].op_type == "Attention"]
 
 
 class Rules(Case):
@@ -112,20 +128,9 @@ class Rules(Case):
 class NodeCases(Case):
     """docs/onnx.md has the table."""
 
-    def cases(self):
-        import warnings
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of other operators' cases
-            from onnx import helper
-            from onnx.backend.test.case.node import collect_testcases
-            for case in collect_testcases("Attention"):
-                nodes = case.model.graph.node
-                if len(nodes) == 1 and nodes[0].op_type == "Attention":  # others have a function written out
-                    yield case, nodes[0], {a.name: helper.get_attribute_value(a) for a in nodes[0].attribute}
-
     def test_all(self):
         passed, refused = 0, {}
-        for case, node, attributes in self.cases():
+        for case, node, attributes in node_cases():
             for inputs, outputs in case.data_sets:
                 given = iter(inputs)
                 arguments = [next(given) if name else None for name in node.input]
@@ -147,6 +152,93 @@ class NodeCases(Case):
             self.assertIn(words, refused.get(name, ""))
         self.assertGreaterEqual(passed, 80)
         print(f"Attention node cases: {passed} passed, {len(refused)} refused")
+
+
+@unittest.skipUnless(importlib.util.find_spec("onnxruntime"), "onnxruntime is not installed")
+@unittest.skipIf("asan" in os.environ.get("LD_PRELOAD", ""), "onnxruntime is not built for the address sanitizer")
+class Onnxruntime(Case):
+    """The library of custom operators, in onnxruntime on the host."""
+
+    def session(self, model, ours=True):
+        import onnxruntime
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4  # errors are raised
+        if ours:
+            options.register_custom_ops_library(attn.onnx.library())
+        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+    def model(self, nodes, inputs, outputs, initializers=(), opset=24):
+        from onnx import helper
+        graph = helper.make_graph(nodes, "graph", inputs, outputs, initializers)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+
+    def block(self):
+        """A transformer's block as exporters write one: projections, attention in the hidden form, a residual."""
+        from onnx import TensorProto, helper, numpy_helper
+        nodes, weights = [], []
+        for name, size in ("Q", 64), ("K", 32), ("V", 32), ("O", 64):
+            weights.append(numpy_helper.from_array(self.normal(64, size) / np.float32(8), f"W{name}"))
+        nodes += [helper.make_node("MatMul", ["X", f"W{n}"], [n]) for n in "QKV"]
+        nodes.append(helper.make_node("Attention", ["Q", "K", "V", "mask"], ["A"], q_num_heads=4, kv_num_heads=2, is_causal=1))
+        nodes.append(helper.make_node("MatMul", ["A", "WO"], ["B"]))
+        nodes.append(helper.make_node("Add", ["X", "B"], ["Y"]))
+        tensor = helper.make_tensor_value_info
+        return self.model(nodes, [tensor("X", TensorProto.FLOAT, ["B", "S", 64]), tensor("mask", TensorProto.BOOL, ["B", 1, "S", "S"])],
+                          [tensor("Y", TensorProto.FLOAT, ["B", "S", 64])], weights)
+
+    def test_a_model(self):
+        plain = self.block()
+        ours = type(plain)()
+        ours.CopyFrom(plain)
+        self.assertEqual(attn.onnx.use_libattn(ours), 1)
+        self.assertEqual(attn.onnx.use_libattn(ours), 0)
+        with_ours, without = self.session(ours), self.session(plain, False)
+        for batch, length in (1, 1), (2, 9), (3, 40), (2, 9):
+            x = self.normal(batch, length, 64)
+            mask = self.rng.random((batch, 1, length, length)) < 0.7
+            mask[..., 0] = True
+            got, want = (s.run(None, {"X": x, "mask": mask})[0] for s in (with_ours, without))
+            self.close(got, want, 1e-5)
+
+    def test_refused(self):
+        from onnx import TensorProto, helper
+        tensor = helper.make_tensor_value_info
+        shapes = {"Q": [2, 4, 9, 16], "K": [2, 2, 13, 16], "V": [2, 2, 13, 16]}
+        inputs = [tensor(name, TensorProto.FLOAT, ["B", "H", "S", 16]) for name in shapes]
+        arrays = {name: self.normal(*shape) for name, shape in shapes.items()}
+        for words, attributes, change in (("softmax_precision is DOUBLE", {"softmax_precision": 11}, {}),
+                                          ("heads_q is 3; accepted: multiples of heads_kv = 2", {}, {"Q": self.normal(2, 3, 9, 16)}),
+                                          ("V has shape [2, 2, 12, 16]", {}, {"V": self.normal(2, 2, 12, 16)})):
+            node = helper.make_node("Attention", list(shapes), ["Y"], domain="libattn", **attributes)
+            made = self.model([node], inputs, [tensor("Y", TensorProto.FLOAT, None)])
+            made.opset_import.add(domain="libattn", version=1)
+            self.refuses(Exception, ["libattn: ", words], self.session(made).run, None, {**arrays, **change})
+        self.assertEqual(self.session(made).run(None, arrays)[0].shape, (2, 4, 9, 16))
+
+    def test_node_cases(self):
+        """Every Attention node case in the custom operator, but those that use_libattn() leaves alone."""
+        passed, left = 0, []
+        for case, node, _ in node_cases():
+            model = type(case.model)()
+            model.CopyFrom(case.model)
+            inputs = case.data_sets[0][0]
+            # onnxruntime's Python takes no arrays of bf16.
+            if not attn.onnx.use_libattn(model) or any(x.dtype == ml_dtypes.bfloat16 for x in inputs):
+                left.append(case.name)
+                continue
+            model.ir_version = min(model.ir_version, 10)
+            for entry in model.opset_import:
+                entry.version = min(entry.version, 24)  # no node of ONNX's own is left
+            with self.subTest(case.name):
+                session = self.session(model)
+                for inputs, outputs in case.data_sets:
+                    results = session.run(None, dict(zip((x.name for x in model.graph.input), inputs)))
+                    for got, want in zip(results, outputs, strict=True):
+                        self.assertEqual((got.dtype, got.shape), (want.dtype, want.shape))
+                        self.close(got, want, case.atol, case.rtol)
+                    passed += 1
+        print(f"Attention node cases in onnxruntime: {passed} passed, {len(left)} left: {left}")
+        self.assertGreaterEqual(passed, 60)
 
 
 if __name__ == "__main__":
