@@ -11,8 +11,10 @@ enum {
   attn_gfx942_decode_rows = 16,  // queries times query heads of a K/V head that a wave has
   attn_gfx942_decode_waves = 4,
   attn_gfx942_decode_merged_parts = 32,  // results that one wave adds up
-  attn_gfx942_decode_segments = 8
+  attn_gfx942_decode_segments = 8,
+  attn_gfx942_decode_lds_bytes = 21504
 };
+enum { attn_gfx942_ocp_k = 1, attn_gfx942_ocp_v = 2 };
 
 // n / d of n below 2^31 is (2 n * magic >> 32) >> shift.
 struct attn_gfx942_divisor {
@@ -27,6 +29,9 @@ struct attn_gfx942_decode_segment {
   struct attn_kv_lengths lengths;
   struct attn_pages pages;
   struct attn_gfx942_divisor by_page_size;
+  struct attn_descale k_descale, v_descale;
+  int ocp;  // e4m3fn: attn_gfx942_ocp_k, attn_gfx942_ocp_v
+  int reserved;
 };
 
 struct attn_gfx942_decode_kernarg {
@@ -42,6 +47,7 @@ struct attn_gfx942_decode_kernarg {
   float* sums;
   float* stats;       // [slots, waves, 16, 4]: reference, sum of the weights as rounded, sum, 0
   unsigned* arrived;  // [2, slots, waves]: zero between launches
+  struct attn_descale q_descale;
   int batch, heads_q, heads_kv, group;  // group: query heads per K/V head
   struct attn_gfx942_divisor by_group;
   int seqlen_q, total_q;
@@ -51,11 +57,11 @@ struct attn_gfx942_decode_kernarg {
   int num_segments;
   int head_dim, head_dim_v;  // bytes of a row of K, of V
   int q_type, out_type;      // shared/types.h
-  float factor;    // of dot products, not negative: with log2(e), unless scores are capped
-  float cap;       // largest score, times log2(e); 0: none
-  int negative;    // 1: the factor's sign is
-  int out_bytes;   // of a row of out
-  int workgroups;  // packed q: so many share the rows of nobody
+  float factor;              // of dot products: with log2(e), unless scores are capped
+  float cap;                 // largest score, times log2(e); 0: none
+  int out_bytes;             // of a row of out
+  int workgroups;            // packed q: so many share the rows of nobody
+  int reserved;
   struct attn_gfx942_decode_segment segment[attn_gfx942_decode_segments];
 };
 

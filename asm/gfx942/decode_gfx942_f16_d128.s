@@ -6,7 +6,7 @@
 //# kernel decode_gfx942_f16_d128 workgroup=256 lds=lds_bytes workgroup_id=x
 //# arguments decode.inc
 //# arguments decode_segment.inc
-//#   i64[112] more_segments     seven more
+//#   i64[161] more_segments     seven more
 //
 // Registers and LDS: include/decode.inc. Occupancy: 2 waves per SIMD.
 .include "decode_elements.inc"

@@ -70,6 +70,7 @@ void pack(const Problem& p, const Args& args, const Target& target, Parameters* 
   a.sums = reinterpret_cast<float*>(base);
   a.stats = reinterpret_cast<float*>(base + workspace.stats_at);
   a.arrived = reinterpret_cast<unsigned*>(base + workspace.arrived_at);
+  a.q_descale = descale(p.q_descale, args.q_descale, p.heads_kv, p.segment[0]);
   a.batch = int(p.batch);
   a.heads_q = int(p.heads_q);
   a.heads_kv = int(p.heads_kv);
@@ -86,10 +87,8 @@ void pack(const Problem& p, const Args& args, const Target& target, Parameters* 
   a.head_dim_v = int(dtype_bytes(p.segment[0].v_type, p.head_dim_v));
   a.q_type = p.q_type;
   a.out_type = p.out_type;
-  const double scale = std::abs(double(p.scale));
-  a.factor = float(p.softcap > 0 ? scale / p.softcap : scale * log2_e);
+  a.factor = float(p.softcap > 0 ? double(p.scale) / p.softcap : p.scale * log2_e);
   a.cap = float(p.softcap * log2_e);
-  a.negative = p.scale < 0;
   a.out_bytes = int(dtype_bytes(p.out_type, p.head_dim_v));
   a.workgroups = int(std::min<int64_t>(grid, 1 << 16));
   for (int32_t i = 0; i < p.num_segments; ++i) {
@@ -101,6 +100,10 @@ void pack(const Problem& p, const Args& args, const Target& target, Parameters* 
     set_bytes(s.k_stride, from.k_type, from.k_stride);
     set_bytes(s.v_stride, from.v_type, from.v_stride);
     s.lengths = kv_lengths(from, of);
+    s.k_descale = descale(from.k_descale, of.k_descale, p.heads_kv, from);
+    s.v_descale = descale(from.v_descale, of.v_descale, p.heads_kv, from);
+    if (from.k_type == ATTN_F8_E4M3FN) s.ocp |= attn_gfx942_ocp_k;
+    if (from.v_type == ATTN_F8_E4M3FN) s.ocp |= attn_gfx942_ocp_v;
     if (from.layout != ATTN_PAGED) continue;
     s.pages = pages(from, of);
     s.by_page_size = divisor(from.page_size);
@@ -137,30 +140,33 @@ Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   recipe->steps.push_back({
       .image = name_of<name>.text,
       .kernarg_bytes = sizeof(attn_gfx942_decode_kernarg),
-      .static_shared_bytes = 21504,
+      .static_shared_bytes = attn_gfx942_decode_lds_bytes,
       .launch = {.grid = {uint32_t(grid), 1, 1}, .block = {64 * attn_gfx942_decode_waves, 1, 1}},
       .pack = pack_of<pack<dim>>,
   });
   return {};
 }
 
-template <attn_dtype type, Text variant, int64_t dim>
-constexpr Kernel row() {
-  constexpr Text name = kernel_name<"decode_gfx942_", type, variant>;
+constexpr uint32_t e4m3_types = type_bit(ATTN_F8_E4M3FN) | type_bit(ATTN_F8_E4M3FNUZ);
+
+// What rows have in common; weights are of the type that products are of.
+template <Text name, int64_t dim>
+constexpr Kernel row(attn_dtype weights, uint32_t in_types, uint32_t kv_types, uint32_t features,
+                     int64_t multiple) {
   return {.name = name_of<name>.text,
           .op = Op::forward,
           .backend = ATTN_BACKEND_HIP,
-          .limits = {.in_types = type_bit(type),
-                     .kv_types = type_bit(type),
+          .limits = {.in_types = in_types,
+                     .kv_types = kv_types,
                      .out_types = float_types,
                      .flags = forward_flags | ATTN_ALIBI | ATTN_SPLIT_INVARIANT,
-                     .features =
-                         forward_features | feature_segments | feature_paged_kv | feature_softcap,
-                     .head_dim = {.multiple = 8, .max = dim},
-                     .head_dim_v = {.multiple = 8, .max = dim},
+                     .features = forward_features | feature_segments | feature_paged_kv |
+                                 feature_softcap | features,
+                     .head_dim = {.multiple = multiple, .max = dim},
+                     .head_dim_v = {.multiple = multiple, .max = dim},
                      .seqlen_q = {.max = rows_of_tile},
                      .group = {.max = rows_of_tile}},
-          .numerics = {.weights = type,
+          .numerics = {.weights = weights,
                        .lag = 8,
                        .rows = int(rows_of_tile),
                        .keys = decode::unit_keys,
@@ -168,12 +174,24 @@ constexpr Kernel row() {
                        .always_split_invariant = true},
           .recipe = recipe_of<make_recipe<name, dim>>};
 }
+// K and V as q.
+template <attn_dtype type, Text variant, int64_t dim>
+constexpr Kernel same() {
+  return row<kernel_name<"decode_gfx942_", type, variant>, dim>(type, type_bit(type),
+                                                                type_bit(type), 0, 8);
+}
+template <Text variant, int64_t dim>
+constexpr Kernel fp8() {
+  constexpr Text name = Text("decode_gfx942_fp8_").append(variant.text);
+  return row<name, dim>(ATTN_F16, type_bit(ATTN_F16) | type_bit(ATTN_BF16) | e4m3_types, e4m3_types,
+                        feature_mixed_kv_types | feature_descale_tensor | feature_descale_head |
+                            feature_descale_block,
+                        16);
+}
 
 constinit const Kernel rows[] = {
-    row<ATTN_BF16, "d64", 64>(),
-    row<ATTN_F16, "d64", 64>(),
-    row<ATTN_BF16, "d128", 128>(),
-    row<ATTN_F16, "d128", 128>(),
+    same<ATTN_BF16, "d64", 64>(),   same<ATTN_F16, "d64", 64>(),   fp8<"d64", 64>(),
+    same<ATTN_BF16, "d128", 128>(), same<ATTN_F16, "d128", 128>(), fp8<"d128", 128>(),
 };
 
 }  // namespace

@@ -34,7 +34,32 @@ struct Decode {
   double sigma = 1;
 };
 
-constexpr uint32_t nan_of_16_bits = 0x7fff;
+// Types of a problem of the kernel.
+struct Types {
+  attn_dtype q, k, v;
+  attn_descale_kind q_descale, k_descale, v_descale;
+};
+Types types_of(const Kernel& row, size_t number) {
+  if (!(row.limits.kv_types & type_bit(ATTN_F8_E4M3FN))) {
+    const attn_dtype type = row.limits.in_types & type_bit(ATTN_BF16) ? ATTN_BF16 : ATTN_F16;
+    return {type, type, type, ATTN_DESCALE_NONE, ATTN_DESCALE_NONE, ATTN_DESCALE_NONE};
+  }
+  constexpr attn_dtype q[] = {ATTN_BF16, ATTN_F16, ATTN_F8_E4M3FN, ATTN_F8_E4M3FNUZ},
+                       kv[] = {ATTN_F8_E4M3FNUZ, ATTN_F8_E4M3FN};
+  constexpr attn_descale_kind kinds[] = {ATTN_DESCALE_NONE, ATTN_DESCALE_TENSOR, ATTN_DESCALE_HEAD,
+                                         ATTN_DESCALE_BLOCK};
+  return {q[number % 4],      kv[number / 2 % 2],
+          kv[number / 3 % 2], number % 4 >= 2 ? kinds[number / 4 % 3] : ATTN_DESCALE_NONE,
+          kinds[number % 4],  kinds[number / 4 % 4]};
+}
+
+uint32_t nan_of(attn_dtype type) {
+  return type == ATTN_F8_E4M3FNUZ ? 0x80 : type == ATTN_F8_E4M3FN ? 0xff : 0x7fff;
+}
+uint32_t code_of(attn_dtype type, double x) {
+  return dtype_is_fp8(type) ? encode(fp8_format(type), x, true)
+                            : encode(type == ATTN_F16 ? f16_format : bf16_format, x, false);
+}
 
 void put(std::vector<uint8_t>* bytes, size_t at, const void* from, size_t size) {
   std::memcpy(bytes->data() + at, from, size);
@@ -50,9 +75,8 @@ std::vector<uint8_t> rows(Maker& m, attn_dtype type, int64_t count, int64_t dim,
   for (int64_t row = 0; row < count; ++row) {
     const bool real = there(row);
     for (int64_t d = 0; d < dim; ++d) {
-      uint32_t code = nan_of_16_bits;
-      if (real) code = encode(type == ATTN_F16 ? f16_format : bf16_format, normal(m.rng()), false);
-      put(&bytes, size_t(row * row_bytes + dtype_bytes(type, d)), &code, 2);
+      const uint32_t code = real ? code_of(type, normal(m.rng())) : nan_of(type);
+      put(&bytes, size_t(row * row_bytes + dtype_bytes(type, d)), &code, size_t(dtype_bytes(type)));
     }
   }
   return bytes;
@@ -72,10 +96,15 @@ std::vector<uint8_t> floats(Maker& m, int64_t count, float size) {
   return bytes;
 }
 
-void add_segment(Maker& m, const Decode& d, attn_dtype type, const Keys& keys,
+void add_segment(Maker& m, const Decode& d, const Types& types, const Keys& keys,
                  attn_segment* segment, attn_segment_args* args, int64_t dim, int64_t dim_v) {
   segment->struct_size = sizeof *segment;
-  segment->k_type = segment->v_type = type;
+  segment->k_type = types.k, segment->v_type = types.v;
+  segment->k_descale = types.k_descale, segment->v_descale = types.v_descale;
+  segment->descale_block_keys = 128;
+  const size_t descales = size_t(d.batch * d.heads_kv * ((keys.capacity + 127) / 128));
+  args->k_descale = static_cast<float*>(m.input(floats(m, int64_t(descales), 1)));
+  args->v_descale = static_cast<float*>(m.input(floats(m, int64_t(descales), 1)));
   segment->seqlen = keys.capacity;
   segment->layout = keys.layout;
   int64_t count = d.batch * keys.capacity;
@@ -120,24 +149,28 @@ void add_segment(Maker& m, const Decode& d, attn_dtype type, const Keys& keys,
     args->seqlens = static_cast<int32_t*>(m.input(bytes_of(keys.lengths)));
   }
   const auto is_there = [&](int64_t row) { return bool(there[size_t(row / d.heads_kv)]); };
-  args->k = m.input(rows(m, type, count * d.heads_kv, dim, d.sigma, is_there));
-  args->v = m.input(rows(m, type, count * d.heads_kv, dim_v, 1, is_there));
+  args->k = m.input(rows(m, types.k, count * d.heads_kv, dim, d.sigma, is_there));
+  args->v = m.input(rows(m, types.v, count * d.heads_kv, dim_v, 1, is_there));
 }
 
 ShippedProblem decode_problem(gfx9emu::Memory& memory, uint32_t data, const std::string& kernel,
-                              const Decode& d) {
+                              const Decode& d, size_t number) {
   Maker m(memory, data);
   const Kernel& row = *find_kernel(kernel.c_str());
-  const attn_dtype type = row.limits.in_types & type_bit(ATTN_BF16) ? ATTN_BF16 : ATTN_F16;
+  const Types types = types_of(row, number);
   const int64_t most = row.limits.head_dim.max;
   std::vector<attn_segment> segments(d.segments.size());
   std::vector<attn_segment_args> segment_args(d.segments.size());
   attn_problem in{};
   in.struct_size = sizeof in;
   in.batch = d.batch, in.heads_kv = d.heads_kv, in.heads_q = d.group * d.heads_kv;
-  in.head_dim = std::min(d.dim, most), in.head_dim_v = std::min(d.dim_v, most);
+  const auto head_dim = [&](int64_t dim) {
+    const int64_t multiple = row.limits.head_dim.multiple;
+    return std::min((dim + multiple - 1) / multiple * multiple, most);
+  };
+  in.head_dim = head_dim(d.dim), in.head_dim_v = head_dim(d.dim_v);
   in.seqlen_q = d.seqlen_q;
-  in.q_type = type, in.out_type = d.out_type;
+  in.q_type = types.q, in.out_type = d.out_type, in.q_descale = types.q_descale;
   in.flags = d.flags;
   if (d.flags & ATTN_WINDOW) in.window_left = d.left, in.window_right = d.right;
   in.scale = d.scale, in.softcap = d.softcap;
@@ -149,14 +182,15 @@ ShippedProblem decode_problem(gfx9emu::Memory& memory, uint32_t data, const std:
     args.cu_seqlens_q = static_cast<int32_t*>(m.input(bytes_of(d.cu_seqlens_q)));
   }
   for (size_t n = 0; n < segments.size(); ++n)
-    add_segment(m, d, type, d.segments[n], &segments[n], &segment_args[n], in.head_dim,
+    add_segment(m, d, types, d.segments[n], &segments[n], &segment_args[n], in.head_dim,
                 in.head_dim_v);
   in.num_segments = int32_t(segments.size()), in.segments = segments.data();
   args.segment = segment_args.data();
   attn::Problem p;
   require(make_problem(&in, &p));
   const auto all = [](int64_t) { return true; };
-  args.q = m.input(rows(m, type, rows_q * in.heads_q, in.head_dim, d.sigma, all));
+  args.q_descale = static_cast<float*>(m.input(floats(m, d.batch * d.heads_kv, 1)));
+  args.q = m.input(rows(m, types.q, rows_q * in.heads_q, in.head_dim, d.sigma, all));
   args.alibi_slopes = static_cast<float*>(m.input(floats(m, in.heads_q, 0.1f)));
   args.sinks = static_cast<float*>(m.input(floats(m, in.heads_q, 4)));
   args.out = m.output(uint64_t(dtype_bytes(d.out_type, rows_q * in.heads_q * in.head_dim_v)));
@@ -298,8 +332,8 @@ std::vector<Decode> decodes() {
 std::vector<MakeProblem> decode_problems(const std::string& kernel) {
   std::vector<MakeProblem> all;
   for (const Decode& d : decodes())
-    all.push_back([kernel, d](gfx9emu::Memory& memory, uint32_t data) {
-      return decode_problem(memory, data, kernel, d);
+    all.push_back([kernel, d, number = all.size()](gfx9emu::Memory& memory, uint32_t data) {
+      return decode_problem(memory, data, kernel, d, number);
     });
   return all;
 }

@@ -581,7 +581,9 @@ constexpr Shipped all_shipped[] = {{"merge_gfx942", merge_problems},
                                    decode<"decode_gfx942_bf16_d64">(),
                                    decode<"decode_gfx942_f16_d64">(),
                                    decode<"decode_gfx942_bf16_d128">(),
-                                   decode<"decode_gfx942_f16_d128">()};
+                                   decode<"decode_gfx942_f16_d128">(),
+                                   decode<"decode_gfx942_fp8_d64">(),
+                                   decode<"decode_gfx942_fp8_d128">()};
 
 }  // namespace
 

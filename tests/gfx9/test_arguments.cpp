@@ -122,6 +122,15 @@ std::vector<Field> divisor_fields(const std::string& of) {
   return {FIELD_AS(of + "_magic", A, magic), FIELD_AS(of + "_shift", A, shift)};
 }
 
+std::vector<Field> descale_fields(const std::string& of) {
+  using A = attn_descale;
+  return {FIELD_AS(of + "_descale", A, at),
+          FIELD_AS(of + "_descale_batch", A, batch),
+          FIELD_AS(of + "_descale_head", A, head),
+          FIELD_AS(of + "_descale_keys", A, block_keys),
+          {"reserved_" + of, offsetof(A, block_keys) + 4, 4}};
+}
+
 std::vector<Field> decode_fields() {
   using A = attn_gfx942_decode_kernarg;
   using S = attn_gfx942_decode_segment;
@@ -137,18 +146,16 @@ std::vector<Field> decode_fields() {
                             FIELD(A, out_stride),
                             FIELD(A, sums),
                             FIELD(A, stats),
-                            FIELD(A, arrived),
-                            FIELD(A, batch),
-                            FIELD(A, heads_q),
-                            FIELD(A, heads_kv),
-                            FIELD(A, group)};
+                            FIELD(A, arrived)};
+  append(&all, within(descale_fields("q"), offsetof(A, q_descale)));
+  append(&all, {FIELD(A, batch), FIELD(A, heads_q), FIELD(A, heads_kv), FIELD(A, group)});
   append(&all, within(divisor_fields("group"), offsetof(A, by_group)));
   append(&all, {FIELD(A, seqlen_q), FIELD(A, total_q)});
   append(&all, within(band_fields(), offsetof(A, band)));
   append(&all, {FIELD(A, columns), FIELD(A, column_blocks), FIELD(A, slots), FIELD(A, num_segments),
                 FIELD(A, head_dim), FIELD(A, head_dim_v), FIELD(A, q_type), FIELD(A, out_type),
-                FIELD(A, factor), FIELD(A, cap), FIELD(A, negative), FIELD(A, out_bytes),
-                FIELD(A, workgroups)});
+                FIELD(A, factor), FIELD(A, cap), FIELD(A, out_bytes), FIELD(A, workgroups),
+                FIELD_AS("reserved_end", A, reserved)});
   std::vector<Field> segment = {FIELD(S, k), FIELD(S, v), FIELD(S, k_stride), FIELD(S, v_stride)};
   append(&segment, within({FIELD(L, seqlens),
                            FIELD(L, cu_seqlens),
@@ -163,6 +170,9 @@ std::vector<Field> decode_fields() {
                            {"reserved_2", offsetof(P, max_pages) + 4, 4}},
                           offsetof(S, pages)));
   append(&segment, within(divisor_fields("page"), offsetof(S, by_page_size)));
+  append(&segment, within(descale_fields("k"), offsetof(S, k_descale)));
+  append(&segment, within(descale_fields("v"), offsetof(S, v_descale)));
+  append(&segment, {FIELD(S, ocp), FIELD_AS("reserved_ocp", S, reserved)});
   append(&all, within(segment, offsetof(A, segment)));
   all.push_back({"more_segments", offsetof(A, segment[1]), sizeof(A::segment) - sizeof(S)});
   return all;
@@ -181,6 +191,8 @@ TEST_CASE("arguments: the host's structs are the tables that the kernels declare
       {"fwd_gfx942_fp8_d128_mask", {mask_fields(), sizeof(attn_gfx942_mask_kernarg)}},
       {"decode_gfx942_bf16_d64", {decode_fields(), sizeof(attn_gfx942_decode_kernarg)}},
       {"decode_gfx942_f16_d64", {decode_fields(), sizeof(attn_gfx942_decode_kernarg)}},
+      {"decode_gfx942_fp8_d64", {decode_fields(), sizeof(attn_gfx942_decode_kernarg)}},
+      {"decode_gfx942_fp8_d128", {decode_fields(), sizeof(attn_gfx942_decode_kernarg)}},
       {"decode_gfx942_bf16_d128", {decode_fields(), sizeof(attn_gfx942_decode_kernarg)}},
       {"decode_gfx942_f16_d128", {decode_fields(), sizeof(attn_gfx942_decode_kernarg)}},
   };
