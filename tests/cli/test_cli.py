@@ -795,7 +795,7 @@ class Bench(CliTest):
         """Of the emulator: which they are, for their times say nothing."""
         if not any(b["name"] == "hip-emu" and b["available"] for b in self.json("info")["backends"]):
             self.skipTest("this build has no emulator")
-        report = self.json("bench", "--backend", "hip-emu", "--dtype", "f8_e4m3fnuz", "--heads", 1, "--seqlen-q", 16,
+        report = self.json("bench", "--backend", "hip-emu", "--dtype", "f8_e4m3fnuz", "--heads", 1, "--seqlen-q", 32,
                            "--head-dim", 64, "--repeats", 1, "--no-ceilings", "--launches")
         self.assertTrue(report["emulated"])
         self.assertEqual([launch["kernel"] for launch in report["cases"][0]["launches"]],

@@ -39,8 +39,11 @@ struct Types {
   attn_dtype q, k, v;
   attn_descale_kind q_descale, k_descale, v_descale;
 };
+bool several_types(const Kernel& row) {
+  return (row.limits.kv_types & type_bit(ATTN_F8_E4M3FN)) != 0;
+}
 Types types_of(const Kernel& row, size_t number) {
-  if (!(row.limits.kv_types & type_bit(ATTN_F8_E4M3FN))) {
+  if (!several_types(row)) {
     const attn_dtype type = row.limits.in_types & type_bit(ATTN_BF16) ? ATTN_BF16 : ATTN_F16;
     return {type, type, type, ATTN_DESCALE_NONE, ATTN_DESCALE_NONE, ATTN_DESCALE_NONE};
   }
@@ -331,10 +334,15 @@ std::vector<Decode> decodes() {
 
 std::vector<MakeProblem> decode_problems(const std::string& kernel) {
   std::vector<MakeProblem> all;
-  for (const Decode& d : decodes())
-    all.push_back([kernel, d, number = all.size()](gfx9emu::Memory& memory, uint32_t data) {
+  const auto add = [&](const Decode& d, size_t number) {
+    all.push_back([kernel, d, number](gfx9emu::Memory& memory, uint32_t data) {
       return decode_problem(memory, data, kernel, d, number);
     });
+  };
+  for (const Decode& d : decodes()) add(d, all.size());
+  if (!several_types(*find_kernel(kernel.c_str()))) return all;
+  for (size_t number = 0; number < 12; ++number)
+    add({.group = 2, .segments = {{.capacity = 600}}}, number);
   return all;
 }
 
