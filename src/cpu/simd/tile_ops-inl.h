@@ -67,21 +67,35 @@ ATTN_INLINE Vec fp8_to_f32(const char* from) {
   }
 }
 
-// The 32 values behind a ggml block's scale, from value `at` on, which is a multiple of `lanes`.
-template <attn_dtype type>
-ATTN_INLINE Vec ggml_to_f32(const char* block, int64_t at) {
-  uint16_t scale;
-  __builtin_memcpy(&scale, block, sizeof(scale));
-  const char* values = block + sizeof(scale);
-  Vec v;
+// n vectors of the 32 values behind a ggml block's scale, from value `at` on, a multiple of what
+// they hold.
+template <attn_dtype type, int n>
+ATTN_INLINE void ggml_to_f32(const char* block, int64_t at, Vec (&v)[n]) {
+  static_assert(32 % (n * lanes) == 0);
+  uint16_t code;
+  __builtin_memcpy(&code, block, sizeof(code));
+  const Vec scale = f16_to_f32(code - Halves{});
+  const char* values = block + sizeof(code);
   if constexpr (type == ATTN_Q8_0) {
-    v = floats(ints(read<SignedBytes>(values + at)));
+#pragma GCC unroll 4
+    for (int i = 0; i < n; ++i) {
+      v[i] = floats(ints(read<SignedBytes>(values + at + i * lanes))) * scale;
+    }
   } else {
-    const Bytes pairs = read<Bytes>(values + at % 16);
-    const Bytes codes = at < 16 ? pairs & 15 : pairs >> 4;
-    v = floats(ints(reinterpret_cast<SignedBytes>(codes)) - 8);
+#if defined(__AVX512F__)  // a vector has the values of all 16 codes
+    const Vec table = (floats(numbers()) - 8) * scale;
+    const Ints pairs = ints(read<Bytes>(values));
+#pragma GCC unroll 4
+    for (int i = 0; i < n; ++i) v[i] = lookup(table, at + i * lanes < 16 ? pairs : pairs >> 4);
+#else
+#pragma GCC unroll 4
+    for (int i = 0; i < n; ++i) {
+      const Bytes pairs = read<Bytes>(values + (at + i * lanes) % 16);
+      const Bytes codes = at + i * lanes < 16 ? pairs & 15 : pairs >> 4;
+      v[i] = floats(ints(reinterpret_cast<SignedBytes>(codes)) - 8) * scale;
+    }
+#endif
   }
-  return v * f16_to_f32(scale - Halves{});
 }
 
 #endif
@@ -93,21 +107,37 @@ struct Type {
   static constexpr int element_bytes = bytes;
 };
 
-// Elements [at, at + lanes) of a row.
+// Vectors that elements() reads at once, of `n` that are wanted: in blocks those under one scale.
 template <attn_dtype type>
-ATTN_INLINE Vec elements(const char* row, int64_t at) {
-  if constexpr (type == ATTN_F32) {
-    return read<Vec>(row + at * 4);
-  } else if constexpr (type == ATTN_BF16) {
-    return as_floats(ints(read<Halves>(row + at * 2)) << 16);
+constexpr int together(int n) {
+  int most = type == ATTN_Q8_0 || type == ATTN_Q4_0 ? int(32 / lanes) : 1;
+  while (n % most != 0) most /= 2;
+  return most;
+}
+
+// Vectors of a row from element `at` on; of blocks as many as together() says, and at a multiple of
+// what they hold.
+template <attn_dtype type, int n>
+ATTN_INLINE void elements(const char* row, int64_t at, Vec (&v)[n]) {
 #ifdef ATTN_SIMD_F16
-  } else if constexpr (type == ATTN_F16) {
-    return f16_to_f32(read<Halves>(row + at * 2));
-  } else if constexpr (type == ATTN_Q8_0 || type == ATTN_Q4_0) {
-    return ggml_to_f32<type>(row + at / 32 * (type == ATTN_Q8_0 ? 34 : 18), at % 32);
-  } else {
-    return fp8_to_f32<type>(row + at);
+  if constexpr (type == ATTN_Q8_0 || type == ATTN_Q4_0) {
+    return ggml_to_f32<type>(row + at / 32 * (type == ATTN_Q8_0 ? 34 : 18),
+                             n * lanes == 32 ? 0 : at % 32, v);
+  }
 #endif
+#pragma GCC unroll 4
+  for (int i = 0; i < n; ++i, at += lanes) {
+    if constexpr (type == ATTN_F32) {
+      v[i] = read<Vec>(row + at * 4);
+    } else if constexpr (type == ATTN_BF16) {
+      v[i] = as_floats(ints(read<Halves>(row + at * 2)) << 16);
+#ifdef ATTN_SIMD_F16
+    } else if constexpr (type == ATTN_F16) {
+      v[i] = f16_to_f32(read<Halves>(row + at * 2));
+    } else if constexpr (type != ATTN_Q8_0 && type != ATTN_Q4_0) {
+      v[i] = fp8_to_f32<type>(row + at);
+#endif
+    }
   }
 }
 
@@ -196,48 +226,58 @@ void scores(int vectors, const float* queries, const float* keys, int64_t key_st
   });
 }
 
-// Of 4 keys so many rows at once, so that a lane is left for the sum of each pair.
+// So many rows at once, or one where there is no other: of as many keys as leave a lane for the sum
+// of each pair.
 constexpr int few_height = lanes / 4;
 
-template <attn_dtype type, int M>
+template <attn_dtype type, int height, int M>
 ATTN_INLINE void few_tile(const float* __restrict__ queries, int64_t query_stride,
                           const char* __restrict__ keys, int64_t row_bytes, int64_t dim,
                           float factor, float* __restrict__ scores) {
   Vec sum[lanes] = {};
-  for (int64_t d = 0; d < dim; d += lanes) {
-    Vec q[few_height];
+  constexpr int step = together<type>(32 / lanes);
+  for (int64_t d = 0; d < dim; d += step * lanes) {
+    Vec q[height][step];
 #pragma GCC unroll 8
-    for (int n = 0; n < few_height; ++n) q[n] = load(queries + n * query_stride + d);
+    for (int n = 0; n < height; ++n) {
 #pragma GCC unroll 8
+      for (int i = 0; i < step; ++i) q[n][i] = load(queries + n * query_stride + d + i * lanes);
+    }
+#pragma GCC unroll 16
     for (int m = 0; m < M; ++m) {
-      const Vec k = elements<type>(keys + m * row_bytes, d);
+      Vec k[step];
+      elements<type>(keys + m * row_bytes, d, k);
 #pragma GCC unroll 8
-      for (int n = 0; n < few_height; ++n) {
-        sum[m * few_height + n] = fma(q[n], k, sum[m * few_height + n]);
+      for (int i = 0; i < step; ++i) {
+#pragma GCC unroll 8
+        for (int n = 0; n < height; ++n) {
+          sum[m * height + n] = fma(q[n][i], k[i], sum[m * height + n]);
+        }
       }
     }
   }
   alignas(sizeof(Vec)) float sums[lanes];
   store(sums_of_lanes(sum) * factor, sums);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int m = 0; m < M; ++m) {
-    __builtin_memcpy(scores + m * lanes, sums + m * few_height, few_height * sizeof(float));
+    __builtin_memcpy(scores + m * lanes, sums + m * height, height * sizeof(float));
   }
 }
 
-template <attn_dtype type>
-void scores_few_of(int rows, const float* queries, int64_t query_stride, const char* keys,
-                   int64_t row_bytes, int64_t dim, int64_t num_keys, float factor, float* scores) {
-  for (int row = 0; row < rows; row += few_height) {
+template <attn_dtype type, int height>
+void scores_few_of(int rows, const float* queries, int64_t query_stride, const Rows& keys,
+                   int64_t dim, int64_t num_keys, float* scores) {
+  constexpr int at_once = lanes / height;
+  for (int row = 0; row < rows; row += height) {
     const float* q = queries + row * query_stride;
     int64_t key = 0;
-    for (; key + 4 <= num_keys; key += 4) {
-      few_tile<type, 4>(q, query_stride, keys + key * row_bytes, row_bytes, dim, factor,
-                        scores + key * lanes + row);
+    for (; key + at_once <= num_keys; key += at_once) {
+      few_tile<type, height, at_once>(q, query_stride, keys.first + key * keys.row_bytes,
+                                      keys.row_bytes, dim, keys.factor, scores + key * lanes + row);
     }
     for (; key < num_keys; ++key) {
-      few_tile<type, 1>(q, query_stride, keys + key * row_bytes, row_bytes, dim, factor,
-                        scores + key * lanes + row);
+      few_tile<type, height, 1>(q, query_stride, keys.first + key * keys.row_bytes, keys.row_bytes,
+                                dim, keys.factor, scores + key * lanes + row);
     }
   }
 }
@@ -246,15 +286,18 @@ void scores_few(int rows, const float* queries, int64_t query_stride, const Rows
                 int64_t num_keys, float* scores, float* max) {
   for (int64_t key = 0; key < num_keys; ++key) store(Vec{}, scores + key * lanes);
   with_type(keys.type, [&](auto t) {
-    scores_few_of<t.type>(rows, queries, query_stride, keys.first, keys.row_bytes, dim, num_keys,
-                          keys.factor, scores);
+    if (rows == 1) {
+      scores_few_of<t.type, 1>(rows, queries, query_stride, keys, dim, num_keys, scores);
+    } else {
+      scores_few_of<t.type, few_height>(rows, queries, query_stride, keys, dim, num_keys, scores);
+    }
   });
   Vec top = set(minus_infinity);
   for (int64_t key = 0; key < num_keys; ++key) top = larger(top, load(scores + key * lanes));
   store(top, max);
 }
 
-// Values from element `index` of each row on, those of wide types without the factor.
+// Values from element `index` of each row on.
 template <attn_dtype type, int M, int N>
 void value_tile(const float* __restrict__ weights, int64_t panel, const char* __restrict__ values,
                 int64_t row_bytes, int64_t index, float factor, int64_t num_keys,
@@ -262,30 +305,32 @@ void value_tile(const float* __restrict__ weights, int64_t panel, const char* __
   Vec sum[M][N];
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
-    const Vec scale = set(rescale[m]);
 #pragma GCC unroll 8
-    for (int n = 0; n < N; ++n) {
-      sum[m][n] = scale * load(out + m * out_stride + n * lanes);
-    }
+    for (int n = 0; n < N; ++n) sum[m][n] = Vec{};
   }
   for (int64_t key = 0; key < num_keys; ++key) {
-    Vec v[N];
+    constexpr int step = together<type>(N);
 #pragma GCC unroll 8
-    for (int n = 0; n < N; ++n) {
-      v[n] = elements<type>(values + key * row_bytes, index + n * lanes);
-      if constexpr (!wide_type(type)) v[n] *= factor;
-    }
+    for (int first = 0; first < N; first += step) {
+      Vec v[step];
+      elements<type>(values + key * row_bytes, index + first * lanes, v);
 #pragma GCC unroll 8
-    for (int m = 0; m < M; ++m) {
-      const Vec w = set(weights[key * panel + m]);
+      for (int n = 0; n < step; ++n) {
 #pragma GCC unroll 8
-      for (int n = 0; n < N; ++n) sum[m][n] = fma(w, v[n], sum[m][n]);
+        for (int m = 0; m < M; ++m) {
+          sum[m][first + n] = fma(set(weights[key * panel + m]), v[n], sum[m][first + n]);
+        }
+      }
     }
   }
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
+    const Vec scale = set(rescale[m]);
 #pragma GCC unroll 8
-    for (int n = 0; n < N; ++n) store(sum[m][n], out + m * out_stride + n * lanes);
+    for (int n = 0; n < N; ++n) {
+      float* at = out + m * out_stride + n * lanes;
+      store(fma(sum[m][n], set(factor), scale * load(at)), at);
+    }
   }
 }
 
@@ -305,6 +350,10 @@ void accumulate_few(int vectors, int rows, const float* weights, const Rows& val
                     int64_t num_keys, const float* rescale, float* out, int64_t out_stride) {
   with_type(values.type, [&](auto t) {
     with_constant<slab_vectors>(vectors, [&](auto n) {
+      if (rows == 1) {
+        return value_tile<t.type, 1, n.value>(weights, lanes, values.first, values.row_bytes, index,
+                                              values.factor, num_keys, rescale, out, out_stride);
+      }
       for (int row = 0; row < rows; row += few_height) {
         value_tile<t.type, few_height, n.value>(weights + row, lanes, values.first,
                                                 values.row_bytes, index, values.factor, num_keys,
@@ -459,8 +508,9 @@ template <attn_dtype type, int element_bytes, bool scaled>
 void load_rows_as(const char* base, int64_t row_bytes, int64_t rows, int64_t index, int64_t n,
                   float factor, float* __restrict__ out, int64_t out_stride) {
   const auto value = [&](const char* row, int64_t at) {
-    const Vec v = elements<type>(row, at);
-    return scaled ? v * factor : v;
+    Vec v[1];
+    elements<type>(row, at, v);
+    return scaled ? v[0] * factor : v[0];
   };
   for (int64_t row = 0; row < rows; ++row, base += row_bytes, out += out_stride) {
     int64_t at = 0;

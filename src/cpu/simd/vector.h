@@ -109,6 +109,16 @@ ATTN_INLINE Ints ints(Halves v) {
 ATTN_INLINE Ints ints(SignedBytes v) {
   return reinterpret_cast<Ints>(_mm512_cvtepi8_epi32(reinterpret_cast<__m128i>(v)));
 }
+ATTN_INLINE Ints ints(Bytes v) {
+  return reinterpret_cast<Ints>(_mm512_cvtepu8_epi32(reinterpret_cast<__m128i>(v)));
+}
+ATTN_INLINE Ints numbers() {
+  return Ints{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+}
+// table[index % 16] of each index.
+ATTN_INLINE Vec lookup(Vec table, Ints index) {
+  return _mm512_permutexvar_ps(reinterpret_cast<__m512i>(index), table);
+}
 ATTN_INLINE Halves halves(SignedBytes v) {
   return reinterpret_cast<Halves>(_mm256_cvtepi8_epi16(reinterpret_cast<__m128i>(v)));
 }
