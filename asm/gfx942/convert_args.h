@@ -6,6 +6,14 @@
 enum { attn_convert_waves = 8 };
 enum { attn_convert_one, attn_convert_divide, attn_convert_find, attn_convert_multiply };
 
+// How the codes of an fp8 type come from those of the hardware: encode_4_fp8 of
+// asm/include/convert.inc.
+struct attn_gfx942_fp8_codes {
+  unsigned nan_shift;
+  float to_hardware, limit;
+  unsigned nan_mask, sign_always;
+};
+
 struct attn_convert_kernarg {
   const void* src;
   void* dst;
@@ -16,9 +24,7 @@ struct attn_convert_kernarg {
   int box[3];
   int src_type, dst_type;
   int src_row_bytes, dst_row_bytes;
-  unsigned nan_shift;
-  float to_hardware, limit;
-  unsigned nan_mask, sign_always;
+  struct attn_gfx942_fp8_codes codes;
   float max_mantissa, max_inverse;
   int max_exponent;
   float from_hardware;

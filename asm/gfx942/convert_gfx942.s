@@ -22,7 +22,7 @@
 //#   i32    dst_type
 //#   i32    src_row_bytes   of head_dim elements
 //#   i32    dst_row_bytes
-//#   i32    nan_shift       towards fp8, see store_fp8
+//#   i32    nan_shift       towards fp8: attn_gfx942_fp8_codes, see encode_4_fp8
 //#   f32    to_hardware     factor: 1/2 for OCP types, 1 for FNUZ
 //#   f32    limit           largest |x * to_hardware|; infinity: none
 //#   i32    nan_mask
@@ -95,8 +95,7 @@ sgpr abs_mask
 sgpr rounding
 sgpr quiet_nan
 sgpr infinity
-sgpr gather_low                         // v_perm selectors
-sgpr gather_high
+sgpr gather, 2                          // v_perm selectors of encode_4_fp8
 sgpr src_box, 2, 2
 sgpr dst_box, 2, 2
 sgpr row, 2, 2
@@ -137,34 +136,6 @@ vgpr divisor_inverse                    // about 1 / divisor_mantissa
   v_bfi_b32 v[\x], s[abs_mask], v[u], v[w]
 .endm
 
-// v[codes] = the codes of v[x .. x+3]. The hardware rounds |x| in FNUZ, whose codes are those of the OCP
-// type for twice the value up to the limit. Left are bytes 0x80, which are NaN: they become 0x7f or 0x7e
-// by subtracting (code >> nan_shift) & nan_mask.
-.macro encode format
-  .irp i, 0, 1, 2, 3
-  v_cmp_u_f32_e64 s[mask+2*\i:mask+2*\i+1], v[x+\i], v[x+\i]
-  .endr
-  .irp i, 0, 1, 2, 3
-  v_mul_f32_e64 v[u+\i], |v[x+\i]|, s[to_hardware]
-  .endr
-  .irp i, 0, 1, 2, 3
-  v_min_f32_e32 v[w], s[limit], v[u+\i]                     // drops NaN
-  v_cndmask_b32_e64 v[u+\i], v[w], v[u+\i], s[mask+2*\i:mask+2*\i+1]
-  .endr
-  pack_4_fp8 codes, u, \format
-  v_perm_b32 v[w], v[x+1], v[x], s[gather_low]
-  v_perm_b32 v[w+1], v[x+3], v[x+2], s[gather_high]
-  v_lshrrev_b32_e32 v[u], s[nan_shift], v[codes]
-  v_and_b32_e32 v[u], s[nan_mask], v[u]
-  v_sub_u32_e32 v[codes], v[codes], v[u]
-  v_add_u32_e32 v[u], 0x7f7f7f7f, v[codes]                  // bit 7: not zero
-  v_or_b32_e32 v[u], s[sign_always], v[u]
-  v_or_b32_e32 v[w], v[w], v[w+1]                           // bit 7: negative
-  v_and_b32_e32 v[u], v[u], v[w]
-  v_and_b32_e32 v[u], 0x80808080, v[u]
-  v_or_b32_e32 v[codes], v[codes], v[u]
-.endm
-
 // v[x .. x+3] = the values of v[codes]. FNUZ codes are read as they are, NaN included; of OCP codes the
 // magnitude, which is never the NaN of FNUZ. Only e5m2 has an infinity.
 .macro decode format
@@ -203,8 +174,8 @@ kernel_entry convert_gfx942
   s_mov_b32 s[rounding], 0x7fff
   s_mov_b32 s[quiet_nan], 0x7fc00000
   s_mov_b32 s[infinity], 0x7f800000
-  s_mov_b32 s[gather_low], 0x0c0c0703
-  s_mov_b32 s[gather_high], 0x07030c0c
+  s_mov_b32 s[gather], 0x0c0c0703
+  s_mov_b32 s[gather+1], 0x07030c0c
   v_mov_b32_e32 v[largest], 0
   wait_scalar
   buffer_bytes src_srd, src_row_bytes
@@ -416,10 +387,10 @@ pack_16_bits:
 store_fp8:
   s_cmp_eq_u32 s[dst_type], type_e5m2
   s_cbranch_scc1 encode_e5m2
-  encode fp8
+  encode_4_fp8 codes, x, u, w, mask, nan_shift, gather, fp8
   s_branch encoded
 encode_e5m2:
-  encode bf8
+  encode_4_fp8 codes, x, u, w, mask, nan_shift, gather, bf8
 encoded:
   s_cmp_eq_u32 s[log2_per_lane], 0
   s_cbranch_scc1 store_one_fp8

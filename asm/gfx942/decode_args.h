@@ -4,6 +4,7 @@
 #define ATTN_ASM_GFX942_DECODE_ARGS_H
 
 #include "../../kernels/shared/forward_args.h"
+#include "divisor_args.h"
 #include "forward_args.h"
 
 enum {
@@ -15,12 +16,6 @@ enum {
   attn_gfx942_decode_lds_bytes = 21504
 };
 enum { attn_gfx942_ocp_k = 1, attn_gfx942_ocp_v = 2 };
-
-// n / d of n below 2^31 is (2 n * magic >> 32) >> shift.
-struct attn_gfx942_divisor {
-  unsigned magic;
-  int shift;
-};
 
 struct attn_gfx942_decode_segment {
   const void* k;                       // padded [batch, seq, head, dim], packed [total, head, dim]

@@ -1,7 +1,9 @@
 // What the host sides of the gfx942 kernels share.
 #pragma once
 #include <algorithm>
+#include <bit>
 
+#include "asm/gfx942/divisor_args.h"
 #include "asm/gfx942/forward_args.h"
 #include "core/dtype.h"
 #include "kernels/kernarg.h"
@@ -33,6 +35,12 @@ inline Status check_seq_stride(const char* name, attn_dtype type, int64_t stride
 }
 inline Status check_head_stride(const char* name, attn_dtype type, int64_t stride) {
   return check_stride(name, "head", type, stride);
+}
+
+// From 1 on.
+inline attn_gfx942_divisor divisor(int64_t d) {
+  const int shift = int(std::bit_width(uint64_t(d - 1)));
+  return {unsigned(ceil_div(int64_t{1} << (31 + shift), d)), shift};
 }
 
 inline void set_bytes(long long (&to)[3], attn_dtype type, const attn_strides& from) {

@@ -131,23 +131,30 @@ constexpr Kernel row = {.name = "convert_gfx942",
 
 }  // namespace
 
+attn_gfx942_fp8_codes fp8_codes(attn_dtype type, bool saturate) {
+  const SmallFloat& f = fp8_format(type);
+  attn_gfx942_fp8_codes c{};
+  c.to_hardware = float(detail::pow2(f.bias - hardware_bias(f)));
+  // Unsaturated values stop at the code behind the largest finite one, which for OCP types is what
+  // overflow gives; for FNUZ the hardware's NaN is.
+  SmallFloat beyond = f;
+  beyond.max_code = 0x7f, beyond.inf_code = 0;
+  const unsigned code = saturate ? f.max_code : f.max_code + 1;
+  c.limit = code == hardware_nan ? std::numeric_limits<float>::infinity()
+                                 : float(value_of(beyond, code)) * c.to_hardware;
+  const unsigned drop = hardware_nan - f.nan_code;  // 0, 1 or 2
+  c.nan_shift = drop == 2 ? 6 : 7;
+  c.nan_mask = drop * each_byte;
+  c.sign_always = f.signed_zero_and_nan ? hardware_nan * each_byte : 0;
+  return c;
+}
+
 void set_formats(attn_dtype src_type, attn_dtype dst_type, bool saturate, attn_convert_kernarg* a) {
   constexpr float infinity = std::numeric_limits<float>::infinity();
   a->src_type = src_type;
   a->dst_type = dst_type;
   if (dtype_is_fp8(dst_type)) {
-    const SmallFloat& f = fp8_format(dst_type);
-    a->to_hardware = float(detail::pow2(f.bias - hardware_bias(f)));
-    // Unsaturated values stop at the code behind the largest finite one, which for OCP types is
-    // what overflow gives; for FNUZ the hardware's NaN is.
-    SmallFloat beyond = f;
-    beyond.max_code = 0x7f, beyond.inf_code = 0;
-    const unsigned code = saturate ? f.max_code : f.max_code + 1;
-    a->limit = code == hardware_nan ? infinity : float(value_of(beyond, code)) * a->to_hardware;
-    const unsigned drop = hardware_nan - f.nan_code;  // 0, 1 or 2
-    a->nan_shift = drop == 2 ? 6 : 7;
-    a->nan_mask = drop * each_byte;
-    a->sign_always = f.signed_zero_and_nan ? hardware_nan * each_byte : 0;
+    a->codes = fp8_codes(dst_type, saturate);
     int exponent;
     a->max_mantissa = float(std::frexp(type_info(dst_type).max_finite, &exponent));
     a->max_inverse = 1 / a->max_mantissa;

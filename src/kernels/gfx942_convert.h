@@ -5,7 +5,10 @@
 
 namespace attn {
 
-// Sets src_type, dst_type and the fields from nan_shift on. The fp8 types on either side may be of
+// The codes of an fp8 type. With `saturate` what is beyond its range becomes its largest value.
+attn_gfx942_fp8_codes fp8_codes(attn_dtype type, bool saturate);
+
+// Sets src_type, dst_type and the fields from codes on. The fp8 types on either side may be of
 // the OCP or the FNUZ kind; `saturate` acts on an fp8 dst_type.
 void set_formats(attn_dtype src_type, attn_dtype dst_type, bool saturate, attn_convert_kernarg* a);
 

@@ -1,7 +1,6 @@
 // The kernels decode_gfx942_*: few queries against many keys. They differ by the types and the
 // largest head_dim they take.
 #include <algorithm>
-#include <bit>
 
 #include "asm/gfx942/decode_args.h"
 #include "kernels/decode_units.h"
@@ -45,11 +44,6 @@ Workspace workspace_of(int64_t blocks, int64_t dim) {
   const int64_t slots = 2 * blocks, stats_at = slots * rows_of_tile * dim * int64_t{sizeof(float)},
                 arrived_at = stats_at + slots * waves * rows_of_tile * 4 * int64_t{sizeof(float)};
   return {slots, stats_at, arrived_at, arrived_at + 2 * slots * waves * int64_t{sizeof(unsigned)}};
-}
-
-attn_gfx942_divisor divisor(int64_t d) {
-  const int shift = int(std::bit_width(uint64_t(d - 1)));
-  return {unsigned(ceil_div(int64_t{1} << (31 + shift), d)), shift};
 }
 
 template <int64_t dim>

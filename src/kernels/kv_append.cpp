@@ -2,10 +2,13 @@
 #include <algorithm>
 #include <limits>
 
+#include "asm/gfx942/kv_append_args.h"
 #include "core/dtype.h"
 #include "cpu/kernels.h"
 #include "kernels/cuda_forward.h"
 #include "kernels/families.h"
+#include "kernels/gfx942.h"
+#include "kernels/gfx942_convert.h"
 #include "kernels/limits.h"
 #include "kernels/sm80/kv_append_args.h"
 #include "problem/operations.h"
@@ -94,6 +97,17 @@ void pack(const KvAppendProblem& p, const attn_kv_append_args& args, const Targe
   store(a, to);
 }
 
+Status check_descales(const char* kernel, const KvAppendProblem& p) {
+  for (const attn_descale_kind kind : {p.segment.k_descale, p.segment.v_descale})
+    if (kind == ATTN_DESCALE_BLOCK &&
+        p.heads_kv * ceil_div(p.segment.seqlen, p.segment.descale_block_keys) > max_int)
+      return unsupported(kernel, ": heads_kv * ceil(seqlen_kv / ", p.segment.descale_block_keys,
+                         ") is ",
+                         p.heads_kv * ceil_div(p.segment.seqlen, p.segment.descale_block_keys),
+                         "; accepted with descales per block: up to ", max_int);
+  return {};
+}
+
 Status recipe_sm80(const KvAppendProblem& p, const DeviceInfo& device, Recipe* recipe) {
   constexpr int64_t max_heads = 1 << 30, max_y = (1 << 16) - 1;
   const int64_t tokens = p.new_layout == ATTN_PACKED ? p.total_new : p.batch * p.seqlen_new;
@@ -103,13 +117,7 @@ Status recipe_sm80(const KvAppendProblem& p, const DeviceInfo& device, Recipe* r
   if (heads > max_heads)
     return unsupported("kv_append_sm80: 2 * heads_kv + heads_q is ", heads, "; accepted: up to ",
                        max_heads);
-  for (const attn_descale_kind kind : {p.segment.k_descale, p.segment.v_descale})
-    if (kind == ATTN_DESCALE_BLOCK &&
-        p.heads_kv * ceil_div(p.segment.seqlen, p.segment.descale_block_keys) > max_int)
-      return unsupported("kv_append_sm80: heads_kv * ceil(seqlen_kv / ",
-                         p.segment.descale_block_keys, ") is ",
-                         p.heads_kv * ceil_div(p.segment.seqlen, p.segment.descale_block_keys),
-                         "; accepted with descales per block: up to ", max_int);
+  ATTN_TRY(check_descales("kv_append_sm80", p));
   // Many small blocks spread better, but one that has a sequence has all its heads.
   const bool whole = one_block_per_sequence(p);
   const int64_t per_head = threads_per_head(p);
@@ -133,11 +141,125 @@ Status recipe_sm80(const KvAppendProblem& p, const DeviceInfo& device, Recipe* r
   return {};
 }
 
+// ---- gfx942 ----
+
+static_assert(int(attn_gfx942_append_elements) == attn_kv_append_elements);
+
+attn_gfx942_append_tensor tensor_gfx942(const void* src, attn_dtype src_type,
+                                        const attn_strides& src_stride, const void* dst,
+                                        attn_dtype dst_type, const attn_strides& dst_stride,
+                                        int64_t dim, int64_t heads, int64_t chunk_heads) {
+  attn_gfx942_append_tensor t{};
+  t.src = src;
+  t.dst = const_cast<void*>(dst);
+  set_bytes(t.src_stride, src_type, src_stride);
+  set_bytes(t.dst_stride, dst_type, dst_stride);
+  t.dst_type = dst_type;
+  t.dim = int(dim);
+  t.heads = int(heads);
+  t.chunks = int(ceil_div(heads, chunk_heads));
+  if (dtype_is_fp8(dst_type)) t.fp8 = fp8_codes(dst_type, true);
+  return t;
+}
+
+// How a launch is cut: threads of a workgroup, heads that it has at once, workgroups of a token.
+struct AppendShape {
+  int64_t threads, heads, workgroups;
+};
+AppendShape shape_gfx942(const KvAppendProblem& p) {
+  constexpr int64_t most = attn_gfx942_append_max_threads, wave = 64, max_y = (1 << 16) - 1;
+  const int64_t per_head = threads_per_head(p), heads = std::max(p.heads_kv, p.heads_q);
+  const bool whole = one_block_per_sequence(p);
+  // Many small workgroups spread better, but one that has a sequence has all its heads.
+  const int64_t wanted = std::min(heads * per_head, whole ? most : 2 * wave);
+  const int64_t threads = std::min(most, ceil_div(std::max(wanted, per_head), wave) * wave);
+  const int64_t at_once = threads / per_head;
+  const int64_t chunks = 2 * ceil_div(p.heads_kv, at_once) + ceil_div(p.heads_q, at_once);
+  return {threads, at_once, whole ? 1 : std::min(chunks, max_y)};
+}
+
+template <bool lengths_only>
+void pack_gfx942(const KvAppendProblem& p, const attn_kv_append_args& args, const Target&,
+                 Parameters* to) {
+  const attn_segment& s = p.segment;
+  const AppendShape shape = shape_gfx942(p);
+  attn_gfx942_append_kernarg a{};
+  a.tensor[0] = tensor_gfx942(args.k_new, p.new_type, p.k_new_stride, args.cache.k, s.k_type,
+                              s.k_stride, p.head_dim, p.heads_kv, shape.heads);
+  a.tensor[1] = tensor_gfx942(args.v_new, p.new_type, p.v_new_stride, args.cache.v, s.v_type,
+                              s.v_stride, p.head_dim_v, p.heads_kv, shape.heads);
+  a.tensor[2] = tensor_gfx942(args.q, p.new_type, p.q_stride, args.q_out, p.new_type,
+                              p.q_out_stride, p.head_dim, p.heads_q, shape.heads);
+  a.tensor[0].descale = descale(s.k_descale, args.cache.k_descale, p.heads_kv, s);
+  a.tensor[1].descale = descale(s.v_descale, args.cache.v_descale, p.heads_kv, s);
+  a.rotary_cos = args.rotary_cos;
+  a.rotary_sin = args.rotary_sin;
+  a.cu_seqlens_new = p.new_layout == ATTN_PACKED ? args.cu_seqlens_new : nullptr;
+  a.seqlens = args.cache.seqlens;
+  a.seqlens_out = lengths_only || one_block_per_sequence(p) ? args.seqlens_out : nullptr;
+  a.total_new = int(p.total_new);
+  a.seqlen_new = int(p.seqlen_new);
+  a.by_seqlen_new = divisor(std::max<int64_t>(1, p.seqlen_new));
+  a.batch = int(p.batch);
+  a.capacity = int(s.seqlen);
+  if (s.layout == ATTN_PAGED) {
+    a.block_table = args.cache.block_table;
+    a.num_pages = int(std::min(s.num_pages, max_int));
+    a.page_size = s.page_size;
+    a.by_page_size = divisor(s.page_size);
+    a.max_pages = s.max_pages;
+  }
+  a.chunk_heads = int(shape.heads);
+  a.head_threads = int(threads_per_head(p));
+  a.by_head_threads = divisor(a.head_threads);
+  a.chunk_step = int(lengths_only ? shape.threads : shape.workgroups);
+  a.new_type = p.new_type;
+  a.half = int(p.rotary_dim / 2);
+  a.interleaved = p.rotary_interleaved;
+  a.aligned = all_aligned(p, args);
+  a.lengths_only = lengths_only;
+  store(a, to);
+}
+
+Status recipe_gfx942(const KvAppendProblem& p, const DeviceInfo&, Recipe* recipe) {
+  constexpr int64_t max_items = (int64_t{1} << 32) - 1;  // of a HIP grid along x
+  const int64_t tokens = p.new_layout == ATTN_PACKED ? p.total_new : p.batch * p.seqlen_new;
+  const AppendShape shape = shape_gfx942(p);
+  if (tokens > max_items / shape.threads || p.total_new > max_int)
+    return unsupported("kv_append_gfx942: ", tokens, " new tokens; accepted: up to ",
+                       std::min(max_int, max_items / shape.threads));
+  const std::pair<const char*, int64_t> strides[] = {
+      {"k_new_stride", dtype_bytes(p.new_type, p.k_new_stride.head)},
+      {"v_new_stride", dtype_bytes(p.new_type, p.v_new_stride.head)},
+      {"k_stride", dtype_bytes(p.segment.k_type, p.segment.k_stride.head)},
+      {"v_stride", dtype_bytes(p.segment.v_type, p.segment.v_stride.head)},
+      {"q_stride", dtype_bytes(p.new_type, p.q_stride.head)},
+      {"q_out_stride", dtype_bytes(p.new_type, p.q_out_stride.head)}};
+  for (const auto& [name, bytes] : strides)
+    if (bytes < 0 || bytes > max_items)
+      return unsupported("kv_append_gfx942: ", name, ".head is ", bytes, " bytes; accepted: 0 to ",
+                         max_items);
+  ATTN_TRY(check_descales("kv_append_gfx942", p));
+  const auto step = [&](const Pack pack, int64_t x, int64_t y) {
+    recipe->steps.push_back({.image = "kv_append_gfx942",
+                             .kernarg_bytes = sizeof(attn_gfx942_append_kernarg),
+                             .launch = {.grid = {uint32_t(x), uint32_t(y), 1},
+                                        .block = {uint32_t(shape.threads), 1, 1}},
+                             .pack = pack});
+  };
+  step(pack_of<pack_gfx942<false>>, tokens, shape.workgroups);
+  // Else all workgroups must have read the lengths before any writes one.
+  if (p.advance_seqlens && !one_block_per_sequence(p))
+    step(pack_of<pack_gfx942<true>>, ceil_div(p.batch, shape.threads), 1);
+  return {};
+}
+
 constexpr Limits host_limits = {.in_types = float_types,
                                 .kv_types = float_types | fp8_types | ggml_types,
                                 .out_types = float_types,
                                 .features = feature_all};
 constexpr int64_t max_dim = attn_kv_append_elements * attn_kv_append_max_threads;
+static_assert(int(attn_gfx942_append_max_threads) == attn_kv_append_max_threads);
 constexpr Limits device_limits = {.in_types = float_types,
                                   .kv_types = float_types | fp8_types | ggml_types,
                                   .out_types = float_types,
@@ -164,6 +286,11 @@ constinit const Kernel rows[] = {
      .backend = ATTN_BACKEND_CUDA,
      .limits = device_limits,
      .recipe = recipe_of<recipe_sm80>},
+    {.name = "kv_append_gfx942",
+     .op = Op::kv_append,
+     .backend = ATTN_BACKEND_HIP,
+     .limits = device_limits,
+     .recipe = recipe_of<recipe_gfx942>},
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
 // Makes problems of shipped kernels in the emulator's memory.
 #pragma once
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -89,6 +90,18 @@ class Maker {
     }
     return bytes;
   }
+  // Of N(0, size).
+  std::vector<uint8_t> alike(attn_dtype type, size_t count, double size) {
+    std::vector<uint8_t> bytes(count * dtype_bytes(type));
+    std::normal_distribution<double> normal(0, size);
+    for (size_t i = 0; i < count; ++i) {
+      const float x = float(normal(rng_));
+      uint32_t code = std::bit_cast<uint32_t>(x);
+      if (type != ATTN_F32) code = encode(type == ATTN_F16 ? f16_format : bf16_format, x, false);
+      std::memcpy(&bytes[i * dtype_bytes(type)], &code, dtype_bytes(type));
+    }
+    return bytes;
+  }
   // f32 whose quotients by `descale` lie halfway between two codes of an fp8 type, or a bit beside.
   std::vector<uint8_t> near_ties(attn_dtype type, size_t count, float descale) {
     const SmallFloat& format = fp8_format(type);
@@ -124,6 +137,8 @@ class Maker {
 // Makes a problem in a Memory; `data` seeds its values.
 using MakeProblem = std::function<ShippedProblem(gfx9emu::Memory& memory, uint32_t data)>;
 
+// append_problems.cpp: for kv_append_gfx942.
+std::vector<MakeProblem> append_problems();
 // decode_problems.cpp: for every decode_gfx942_*.
 std::vector<MakeProblem> decode_problems(const std::string& kernel);
 

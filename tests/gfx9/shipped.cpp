@@ -574,6 +574,7 @@ constexpr Shipped decode() {
 constexpr Shipped all_shipped[] = {{"merge_gfx942", merge_problems},
                                    {"convert_gfx942", convert_problems},
                                    {"prepare_gfx942_fp8", prepare_problems},
+                                   {"kv_append_gfx942", append_problems},
                                    {"fwd_gfx942_fp8_d64", forward_d64_problems, true},
                                    {"fwd_gfx942_fp8_d128", forward_d128_problems, true},
                                    {"fwd_gfx942_fp8_d64_mask", forward_d64_mask_problems, true},

@@ -9,6 +9,7 @@
 #include "asm/gfx942/convert_args.h"
 #include "asm/gfx942/decode_args.h"
 #include "asm/gfx942/forward_args.h"
+#include "asm/gfx942/kv_append_args.h"
 #include "catch.h"
 #include "gfx9/shipped.h"
 #include "kernels/shared/merge_args.h"
@@ -34,19 +35,6 @@ std::vector<Field> merge_fields() {
           FIELD(A, out_type)};
 }
 
-std::vector<Field> convert_fields() {
-  using A = attn_convert_kernarg;
-  return {FIELD(A, src),           FIELD(A, dst),           FIELD(A, src_stride),
-          FIELD(A, dst_stride),    FIELD(A, descale),       FIELD(A, descale_stride),
-          FIELD(A, seqlen),        FIELD(A, head_dim),      FIELD(A, scale),
-          FIELD(A, box),           FIELD(A, src_type),      FIELD(A, dst_type),
-          FIELD(A, src_row_bytes), FIELD(A, dst_row_bytes), FIELD(A, nan_shift),
-          FIELD(A, to_hardware),   FIELD(A, limit),         FIELD(A, nan_mask),
-          FIELD(A, sign_always),   FIELD(A, max_mantissa),  FIELD(A, max_inverse),
-          FIELD(A, max_exponent),  FIELD(A, from_hardware), FIELD(A, code_mask),
-          FIELD(A, inf_value),     FIELD(A, nan_value),     FIELD(A, log2_per_lane)};
-}
-
 // Fields of a struct that lies within another.
 std::vector<Field> within(const std::vector<Field>& fields, size_t offset) {
   std::vector<Field> moved = fields;
@@ -55,6 +43,27 @@ std::vector<Field> within(const std::vector<Field>& fields, size_t offset) {
 }
 void append(std::vector<Field>* to, const std::vector<Field>& more) {
   to->insert(to->end(), more.begin(), more.end());
+}
+
+std::vector<Field> fp8_codes_fields() {
+  using A = attn_gfx942_fp8_codes;
+  return {FIELD(A, nan_shift), FIELD(A, to_hardware), FIELD(A, limit), FIELD(A, nan_mask),
+          FIELD(A, sign_always)};
+}
+
+std::vector<Field> convert_fields() {
+  using A = attn_convert_kernarg;
+  std::vector<Field> all = {
+      FIELD(A, src),           FIELD(A, dst),          FIELD(A, src_stride),
+      FIELD(A, dst_stride),    FIELD(A, descale),      FIELD(A, descale_stride),
+      FIELD(A, seqlen),        FIELD(A, head_dim),     FIELD(A, scale),
+      FIELD(A, box),           FIELD(A, src_type),     FIELD(A, dst_type),
+      FIELD(A, src_row_bytes), FIELD(A, dst_row_bytes)};
+  append(&all, within(fp8_codes_fields(), offsetof(A, codes)));
+  append(&all, {FIELD(A, max_mantissa), FIELD(A, max_inverse), FIELD(A, max_exponent),
+                FIELD(A, from_hardware), FIELD(A, code_mask), FIELD(A, inf_value),
+                FIELD(A, nan_value), FIELD(A, log2_per_lane)});
+  return all;
 }
 
 std::vector<Field> band_fields() {
@@ -178,12 +187,49 @@ std::vector<Field> decode_fields() {
   return all;
 }
 
+std::vector<Field> append_fields() {
+  using A = attn_gfx942_append_kernarg;
+  using T = attn_gfx942_append_tensor;
+  using D = attn_descale;
+  std::vector<Field> all = {FIELD(T, src), FIELD(T, dst), FIELD(T, src_stride),
+                            FIELD(T, dst_stride)};
+  append(&all, within({FIELD_AS("descale", D, at),
+                       FIELD_AS("descale_batch", D, batch),
+                       FIELD_AS("descale_head", D, head),
+                       FIELD_AS("descale_keys", D, block_keys),
+                       {"reserved", offsetof(D, block_keys) + 4, 4}},
+                      offsetof(T, descale)));
+  append(&all, {FIELD(T, dst_type), FIELD(T, dim), FIELD(T, heads), FIELD(T, chunks)});
+  append(&all, within(fp8_codes_fields(), offsetof(T, fp8)));
+  append(&all, {FIELD_AS("reserved_2", T, reserved),
+                {"v_tensor", offsetof(A, tensor[1]), sizeof(T)},
+                {"q_tensor", offsetof(A, tensor[2]), sizeof(T)},
+                FIELD(A, rotary_cos),
+                FIELD(A, rotary_sin),
+                FIELD(A, cu_seqlens_new),
+                FIELD(A, seqlens),
+                FIELD(A, seqlens_out),
+                FIELD(A, block_table),
+                FIELD(A, total_new),
+                FIELD(A, seqlen_new)});
+  append(&all, within(divisor_fields("seqlen"), offsetof(A, by_seqlen_new)));
+  append(&all, {FIELD(A, batch), FIELD(A, capacity), FIELD(A, num_pages), FIELD(A, page_size)});
+  append(&all, within(divisor_fields("page"), offsetof(A, by_page_size)));
+  append(&all, {FIELD(A, max_pages), FIELD(A, chunk_heads)});
+  append(&all, within(divisor_fields("head"), offsetof(A, by_head_threads)));
+  append(&all, {FIELD(A, head_threads), FIELD(A, chunk_step), FIELD(A, new_type), FIELD(A, half),
+                FIELD(A, interleaved), FIELD(A, aligned), FIELD(A, lengths_only),
+                FIELD_AS("reserved_end", A, reserved)});
+  return all;
+}
+
 }  // namespace
 
 TEST_CASE("arguments: the host's structs are the tables that the kernels declare") {
   const std::map<std::string, std::pair<std::vector<Field>, size_t>> kernels = {
       {"merge_gfx942", {merge_fields(), sizeof(attn_merge_kernarg)}},
       {"convert_gfx942", {convert_fields(), sizeof(attn_convert_kernarg)}},
+      {"kv_append_gfx942", {append_fields(), sizeof(attn_gfx942_append_kernarg)}},
       {"prepare_gfx942_fp8", {prepare_fields(), sizeof(attn_gfx942_prepare_kernarg)}},
       {"fwd_gfx942_fp8_d64", {forward_fields(), sizeof(attn_gfx942_forward_kernarg)}},
       {"fwd_gfx942_fp8_d128", {forward_fields(), sizeof(attn_gfx942_forward_kernarg)}},
