@@ -1,5 +1,5 @@
-// The kernels fwd_gfx942_fp8_*; prepare_gfx942_fp8 runs before each. They differ by the largest
-// head_dim they take; _mask: with a block mask.
+// The kernels fwd_gfx942_*, before each of which prepare_gfx942_fp8 or _16bit runs. They differ by
+// the type of q, k and v and the largest head_dim they take; _mask: with a block mask.
 #include <algorithm>
 
 #include "kernels/families.h"
@@ -128,12 +128,13 @@ attn_gfx942_forward_kernarg forward_kernarg(const Problem& p, const Args& args,
   set_lengths(p, args, &a);
   // A descale that the problem has not is 1.
   const auto descale = [&](attn_descale_kind kind, const float* given, int bit) {
-    if (kind == ATTN_DESCALE_HEAD) a.per_head |= 1 << bit;
+    if (kind == ATTN_DESCALE_HEAD) a.options |= 1 << bit;
     return kind == ATTN_DESCALE_NONE ? nullptr : given;
   };
   a.q_descale = descale(p.q_descale, args.q_descale, 0);
   a.k_descale = descale(s.k_descale, args.segment[0].k_descale, 1);
   a.v_descale = descale(s.v_descale, args.segment[0].v_descale, 2);
+  if (p.has(ATTN_SPLIT_INVARIANT)) a.options |= 1 << 3;
   a.sinks = p.has(ATTN_SINKS) ? args.sinks : nullptr;
   set_bytes(a.q_stride, p.q_type, p.q_stride);
   set_bytes(a.out_stride, p.out_type, p.out_stride);
@@ -163,70 +164,102 @@ void pack(const Problem& p, const Args& args, const Target& target, Parameters* 
 }
 static_assert(ATTN_F32 == 1 && ATTN_F16 == 2 && ATTN_BF16 == 3);
 
-constexpr const char* prepare_image = "prepare_gfx942_fp8";
+// What kernels of a type have of their own: q, k and v in fp8, bf16 or f16.
+struct Family {
+  attn_dtype weights;
+  int element_bytes;
+  uint32_t threads;  // of a workgroup
+  int slots;         // tiles of K and of V in LDS
+  Text prepare;
+};
+constexpr Family family_of(attn_dtype weights) {
+  if (weights == ATTN_F8_E4M3FNUZ) return {weights, 1, 512, 4, "prepare_gfx942_fp8"};
+  return {weights, 2, 256, 2, "prepare_gfx942_16bit"};
+}
+template <attn_dtype weights>
+constexpr Family family = family_of(weights);
 
-template <Text name, int dim, bool masked>
+template <Text name, attn_dtype weights, int dim, bool masked>
 Status make_recipe(const Problem& p, const DeviceInfo&, Recipe* recipe) {
+  constexpr const Family& f = family<weights>;
+  constexpr int tile_part = tile_keys * dim * f.element_bytes;  // K or V
   ATTN_TRY(check(p, masked));
-  recipe->workspace = size_t(workspace_tiles(p) * p.heads_kv * 2 * tile_keys * dim);
+  recipe->workspace = size_t(workspace_tiles(p) * p.heads_kv * 2 * tile_part);
   const Launch launch = {.grid = {xcds, uint32_t(grid_items(p)), uint32_t(grid_portions(p))},
-                         .block = {512, 1, 1}};
+                         .block = {f.threads, 1, 1}};
   if (is_empty(launch)) return {};
   recipe->steps.reserve(2);
   recipe->steps.push_back({
-      .image = prepare_image,
+      .image = f.prepare.text,
       .kernarg_bytes = sizeof(attn_gfx942_prepare_kernarg),
       .launch = {.grid = {uint32_t(ceil_div(p.segment[0].seqlen, tile_keys)), uint32_t(p.heads_kv),
                           uint32_t(p.batch)},
-                 .block = {dim, 1, 1}},
+                 .block = {dim * f.element_bytes, 1, 1}},
       .pack = pack_of<pack_prepare<dim>>,
   });
   recipe->steps.push_back({
       .image = name_of<name>.text,
       .kernarg_bytes =
           masked ? sizeof(attn_gfx942_mask_kernarg) : sizeof(attn_gfx942_forward_kernarg),
-      .static_shared_bytes = 8 * tile_keys * dim,  // four tiles of K and V
+      .static_shared_bytes = uint32_t(2 * f.slots * tile_part),
       .launch = launch,
       .pack = pack_of<pack<masked>>,
   });
   return {};
 }
 
-// e4m3 in either form; q, k and v may differ in it.
-constexpr Limits limits(int64_t head_dim_max) {
-  constexpr uint32_t types = type_bit(ATTN_F8_E4M3FN) | type_bit(ATTN_F8_E4M3FNUZ);
+// e4m3 in either form, of which q, k and v may differ; or one 16-bit type.
+constexpr Limits limits(attn_dtype weights, int64_t head_dim_max) {
+  const bool fp8 = weights == ATTN_F8_E4M3FNUZ;
+  const uint32_t types =
+      fp8 ? type_bit(ATTN_F8_E4M3FN) | type_bit(ATTN_F8_E4M3FNUZ) : type_bit(weights);
+  const uint32_t of_fp8 = feature_mixed_kv_types | feature_descale_tensor | feature_descale_head;
+  const Sizes head_dim = {.multiple = fp8 ? 16 : 8, .max = head_dim_max};
   return {.in_types = types,
           .kv_types = types,
           .out_types = float_types,
-          .flags = forward_flags,
-          .features = forward_features | feature_mixed_kv_types | feature_descale_tensor |
-                      feature_descale_head,
-          .head_dim = {.multiple = 16, .max = head_dim_max},
-          .head_dim_v = {.multiple = 16, .max = head_dim_max}};
+          .flags = forward_flags | (fp8 ? 0u : uint32_t(ATTN_SPLIT_INVARIANT)),
+          .features = forward_features | (fp8 ? of_fp8 : 0u),
+          .head_dim = head_dim,
+          .head_dim_v = head_dim};
+}
+constexpr Numerics numerics(attn_dtype weights) {
+  const bool fp8 = weights == ATTN_F8_E4M3FNUZ;
+  return {.weights = weights,
+          .offset = weights == ATTN_BF16 ? 0 : 7,
+          .lag = fp8 ? 0.9 : 8,
+          .rows = 32,
+          .keys = tile_keys,
+          .last_tile_first = true,
+          .rounded_sums = true,
+          .always_split_invariant = !fp8};
 }
 
-template <Text name, int dim, bool masked>
+template <Text name, attn_dtype weights, int dim, bool masked = false>
 constexpr Kernel row() {
   return {.name = name_of<name>.text,
           .op = Op::forward,
           .backend = ATTN_BACKEND_HIP,
-          .limits = masked ? with_block_mask(limits(dim)) : limits(dim),
-          .numerics = {.weights = ATTN_F8_E4M3FNUZ,
-                       .offset = 7,
-                       .lag = 0.9,
-                       .rows = 32,
-                       .keys = tile_keys,
-                       .last_tile_first = true,
-                       .rounded_sums = true},
-          .recipe = recipe_of<make_recipe<name, dim, masked>>,
-          .first_image = prepare_image};
+          .limits = masked ? with_block_mask(limits(weights, dim)) : limits(weights, dim),
+          .numerics = numerics(weights),
+          .recipe = recipe_of<make_recipe<name, weights, dim, masked>>,
+          .first_image = family<weights>.prepare.text};
 }
 
+constexpr attn_dtype fp8 = ATTN_F8_E4M3FNUZ, bf16 = ATTN_BF16, f16 = ATTN_F16;
 constinit const Kernel rows[] = {
-    row<"fwd_gfx942_fp8_d64", 64, false>(),
-    row<"fwd_gfx942_fp8_d128", 128, false>(),
-    row<"fwd_gfx942_fp8_d64_mask", 64, true>(),
-    row<"fwd_gfx942_fp8_d128_mask", 128, true>(),
+    row<"fwd_gfx942_fp8_d64", fp8, 64>(),
+    row<"fwd_gfx942_fp8_d128", fp8, 128>(),
+    row<"fwd_gfx942_fp8_d64_mask", fp8, 64, true>(),
+    row<"fwd_gfx942_fp8_d128_mask", fp8, 128, true>(),
+    row<"fwd_gfx942_bf16_d64", bf16, 64>(),
+    row<"fwd_gfx942_bf16_d128", bf16, 128>(),
+    row<"fwd_gfx942_f16_d64", f16, 64>(),
+    row<"fwd_gfx942_f16_d128", f16, 128>(),
+    row<"fwd_gfx942_bf16_d64_mask", bf16, 64, true>(),
+    row<"fwd_gfx942_bf16_d128_mask", bf16, 128, true>(),
+    row<"fwd_gfx942_f16_d64_mask", f16, 64, true>(),
+    row<"fwd_gfx942_f16_d128_mask", f16, 128, true>(),
 };
 
 }  // namespace

@@ -41,7 +41,7 @@ struct Numerics {
   int rows = 1;    // maximum; and then for all of so many query rows
   int keys = 64;   // of a tile, whose maximum is known before its first weight
   bool last_tile_first = false;         // the order of tiles
-  bool rounded_sums = false;            // the row sum has P as rounded
+  bool rounded_sums = false;            // the row sum that out is divided by has P as rounded
   bool always_split_invariant = false;  // m is an integer, with ATTN_SPLIT_INVARIANT or without
   int largest_score = 127;              // results are stated for scores up to this power of 2
   bool rounds_kv = false;               // K and V times their descales are rounded to q's type

@@ -102,10 +102,8 @@ BUGS = [
     ("FNUZ read as OCP", [(  # each code then means twice its value
         """
   v_mov_b32_e32 v[c], s[t]
-  v_mov_b32_e32 v[c+1], s[t]
 """, """
   v_mul_f32_e64 v[c], 4.0, s[t]
-  v_mul_f32_e64 v[c+1], 4.0, s[t]
 """), ("""
   v_mul_f32_e32 v[u+1], s[out_factor], v[u+1]
 """, """

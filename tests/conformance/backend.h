@@ -31,6 +31,10 @@ class Backend {
 Backend& backend_of(attn_backend backend);
 // Whether the kernel runs on the emulator, where shapes had better be small.
 bool emulated(const Kernel& kernel);
+// Whether a kernel takes part in a case. Cases with q in 16 bits are many, and made for devices: an
+// emulated kernel, but for those of few queries, has one in five of the small ones, kernels that
+// differ by their largest head_dim in turns.
+bool takes_part(const Kernel& kernel, const Case& c);
 
 // The kernels of an operation that can run here, in the catalog's order. Those that cannot are
 // printed once per process with the reason and counted as skips.

@@ -466,6 +466,7 @@ TEST_CASE("forward: the same plan gives the same bits") {
     decode.segments[0].lengths = {4777, 5000};
     for (Case c : {square, decode}) {
       c.flags = ATTN_CAUSAL;
+      if (emulated(*kernel) && c.seqlen_q < 64) continue;
       const Data data = make_data(c);
       Outputs first = run_forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);
       if (declined(*kernel, first)) continue;

@@ -119,7 +119,7 @@ ShippedProblem append_problem(gfx9emu::Memory& memory, uint32_t data, const Appe
 
 }  // namespace
 
-std::vector<MakeProblem> append_problems() {
+std::vector<MakeProblem> append_problems(const std::string&) {
   constexpr attn_dtype f32 = ATTN_F32, f16 = ATTN_F16, bf16 = ATTN_BF16, e4m3 = ATTN_F8_E4M3FN,
                        e5m2 = ATTN_F8_E5M2, fnuz = ATTN_F8_E4M3FNUZ, q8 = ATTN_Q8_0, q4 = ATTN_Q4_0;
   constexpr auto tensor = ATTN_DESCALE_TENSOR, head = ATTN_DESCALE_HEAD, block = ATTN_DESCALE_BLOCK;

@@ -1,4 +1,4 @@
-// The arguments of an FP8 forward kernel for 256 queries of one head, all zeros.
+// The arguments of a forward kernel for 256 queries of one head, all zeros.
 #pragma once
 #include "asm/gfx942/forward_args.h"
 #include "gfx9emu/emu.h"
@@ -11,14 +11,14 @@ inline void* zeros(gfx9emu::Memory& memory, uint64_t bytes) {
   return reinterpret_cast<void*>(at);
 }
 
-// `tiles` of 64 keys lie at `prepared`.
+// `tiles` of 64 keys lie at `prepared`; q is of `element_bytes`.
 inline attn_gfx942_forward_kernarg zero_queries(gfx9emu::Memory& memory, int dim, int tiles,
-                                                void* prepared) {
+                                                void* prepared, int element_bytes = 1) {
   attn_gfx942_forward_kernarg a{};
-  a.q = zeros(memory, 256 * dim);
+  a.q = zeros(memory, 256 * dim * element_bytes);
   a.prepared = prepared;
   a.out = zeros(memory, 256 * dim * 4);
-  a.q_stride[1] = dim;
+  a.q_stride[1] = dim * element_bytes;
   a.out_stride[1] = dim * 4;
   a.seqlen_q = 256;
   a.seqlen_kv = tiles * 64;

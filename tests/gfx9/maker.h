@@ -138,7 +138,7 @@ class Maker {
 using MakeProblem = std::function<ShippedProblem(gfx9emu::Memory& memory, uint32_t data)>;
 
 // append_problems.cpp: for kv_append_gfx942.
-std::vector<MakeProblem> append_problems();
+std::vector<MakeProblem> append_problems(const std::string&);
 // decode_problems.cpp: for every decode_gfx942_*.
 std::vector<MakeProblem> decode_problems(const std::string& kernel);
 

@@ -7,6 +7,7 @@
 #include <functional>
 #include <iterator>
 #include <limits>
+#include <optional>
 #include <random>
 #include <stdexcept>
 
@@ -134,7 +135,7 @@ ShippedProblem convert_problem(Memory& memory, uint32_t data, const Convert& c) 
   return std::move(m.problem);
 }
 
-std::vector<MakeProblem> merge_problems() {
+std::vector<MakeProblem> merge_problems(const std::string&) {
   std::vector<MakeProblem> all;
   const auto add = [&](auto... problem) {
     all.push_back(
@@ -151,7 +152,7 @@ std::vector<MakeProblem> merge_problems() {
   return all;
 }
 
-std::vector<MakeProblem> convert_problems() {
+std::vector<MakeProblem> convert_problems(const std::string&) {
   constexpr attn_dtype f32 = ATTN_F32, f16 = ATTN_F16, bf16 = ATTN_BF16, e4m3 = ATTN_F8_E4M3FN,
                        e5m2 = ATTN_F8_E5M2, fnuz = ATTN_F8_E4M3FNUZ;
   constexpr auto one = ATTN_SCALE_ONE, given = ATTN_SCALE_GIVEN, amax = ATTN_SCALE_AMAX;
@@ -226,6 +227,26 @@ std::vector<uint8_t> codes(Maker& m, size_t count, int64_t dim, attn_dtype type,
   return bytes;
 }
 
+// The type of q, k and v that a forward kernel's name tells where it is no fp8.
+std::optional<attn_dtype> type_in(const std::string& kernel) {
+  if (kernel.find("_bf16_") != kernel.npos) return ATTN_BF16;
+  if (kernel.find("_f16_") != kernel.npos) return ATTN_F16;
+  return {};
+}
+
+// FNUZ codes as what they mean in a 16-bit type; of fp8 types as they are.
+std::vector<uint8_t> in_type(const std::vector<uint8_t>& codes, attn_dtype type) {
+  if (dtype_is_fp8(type)) return codes;
+  const SmallFloat& fnuz = fp8_format(ATTN_F8_E4M3FNUZ);
+  std::vector<uint8_t> bytes(codes.size() * 2);
+  for (size_t i = 0; i < codes.size(); ++i) {
+    const double value = codes[i] == 0x80 ? std::nan("") : value_of(fnuz, codes[i]);
+    const uint32_t code = encode(type == ATTN_F16 ? f16_format : bf16_format, value, false);
+    std::memcpy(&bytes[i * 2], &code, 2);
+  }
+  return bytes;
+}
+
 bool hidden(int key) {
   return key % 4 == key / 4 % 4;
 }
@@ -276,7 +297,11 @@ void hide_nan(const Forward& f, int64_t dim, std::vector<uint8_t>* prepared) {
 }
 
 ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string& kernel,
-                               bool prepare, int64_t most_dim, const Forward& f) {
+                               bool prepare, int64_t most_dim, Forward f) {
+  if (const auto type = type_in(kernel)) {
+    f.q_type = f.kv_type = *type;
+    f.descale = ATTN_DESCALE_NONE;
+  }
   Maker m(memory, data);
   attn_segment segment{};
   segment.struct_size = sizeof segment;
@@ -351,29 +376,31 @@ ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string&
     return static_cast<float*>(m.input(bytes));
   };
   const size_t descales = f.descale == ATTN_DESCALE_HEAD ? size_t(f.batch * f.heads_kv) : size_t(1);
-  args.q =
-      m.input(codes(m, size_t(rows_q * in.heads_q * in.head_dim), in.head_dim, f.q_type, f.nan));
+  const auto tensor = [&](int64_t rows, int64_t dim, attn_dtype type) {
+    return m.input(in_type(codes(m, size_t(rows * dim), dim, type, f.nan), type));
+  };
+  args.q = tensor(rows_q * in.heads_q, in.head_dim, f.q_type);
   args.q_descale = floats(descales);
   segment_args.k_descale = floats(descales);
   segment_args.v_descale = floats(descales);
   args.sinks = floats(size_t(in.heads_q), f.sink);
   if (prepare) {
     const int64_t rows = rows_kv * in.heads_kv;
-    segment_args.k = m.input(codes(m, size_t(rows * in.head_dim), in.head_dim, f.kv_type, f.nan));
-    segment_args.v =
-        m.input(codes(m, size_t(rows * in.head_dim_v), in.head_dim_v, f.kv_type, f.nan));
+    segment_args.k = tensor(rows, in.head_dim, f.kv_type);
+    segment_args.v = tensor(rows, in.head_dim_v, f.kv_type);
     fill(recipe.steps[0], p, &args, m.output(workspace), &m.problem);
     return std::move(m.problem);
   }
   args.out = m.output(size_t(rows_q * in.heads_q * in.head_dim_v) * dtype_bytes(f.out_type));
   args.lse = f.want_lse ? static_cast<float*>(m.output(size_t(rows_q * in.heads_q) * 4)) : nullptr;
   std::vector<uint8_t> tiles =
-      codes(m, std::max<size_t>(workspace, 16), in.head_dim, f.kv_type, false);
+      codes(m, std::max<size_t>(workspace, 16) / size_t(dtype_bytes(f.kv_type)), in.head_dim,
+            f.kv_type, false);
   if (!f.kinds.empty()) {
     set_block_mask(m, p, f, &args);
     if (f.kinds.size() > 20) hide_nan(f, most_dim, &tiles);
   }
-  void* prepared = m.input(tiles);
+  void* prepared = m.input(in_type(tiles, f.kv_type));
   fill(recipe.steps[1], p, &args, prepared, &m.problem);
   return std::move(m.problem);
 }
@@ -436,6 +463,14 @@ std::vector<Forward> forwards() {
   all.push_back({.dim = 96, .dim_v = 48, .seqlen_q = 40, .seqlen_kv = 40});
   all.back().out_type = ATTN_F16;
   all.back().descale = ATTN_DESCALE_TENSOR;
+
+  // Keys behind the last that a query sees, and sequences longer than all may be.
+  all.push_back({.dim = 64, .dim_v = 32, .seqlen_q = 40, .seqlen_kv = 100});
+  all.back().batch = all.back().heads_kv = 2;
+  all.back().flags = ATTN_CAUSAL_TOP_LEFT;
+  all.push_back({.dim = 32, .dim_v = 64, .seqlen_q = 20, .seqlen_kv = 70});
+  all.back().batch = 3;
+  all.back().lengths_kv = {90, 30, 100};
 
   // Rows of nobody: in front of the first sequence, behind the last one, and between two where one
   // is longer than all may be.
@@ -535,22 +570,16 @@ std::vector<MakeProblem> forward_problems(const std::string& kernel, bool prepar
   }
   return all;
 }
-std::vector<MakeProblem> forward_d64_problems() {
-  return forward_problems("fwd_gfx942_fp8_d64", false, 64, forwards());
+std::vector<MakeProblem> forward_problems_of(const std::string& kernel) {
+  const bool masked = kernel.find("_mask") != kernel.npos;
+  return forward_problems(kernel, false, kernel.find("_d64") != kernel.npos ? 64 : 128,
+                          masked ? masked_forwards() : forwards());
 }
-std::vector<MakeProblem> forward_d128_problems() {
-  return forward_problems("fwd_gfx942_fp8_d128", false, 128, forwards());
-}
-std::vector<MakeProblem> forward_d64_mask_problems() {
-  return forward_problems("fwd_gfx942_fp8_d64_mask", false, 64, masked_forwards());
-}
-std::vector<MakeProblem> forward_d128_mask_problems() {
-  return forward_problems("fwd_gfx942_fp8_d128_mask", false, 128, masked_forwards());
-}
-std::vector<MakeProblem> prepare_problems() {
+std::vector<MakeProblem> prepare_problems(const std::string& prepare) {
   std::vector<MakeProblem> all;
   for (const int64_t dim : {128, 64}) {
-    const std::string kernel = "fwd_gfx942_fp8_d" + std::to_string(dim);
+    const std::string type = prepare == "prepare_gfx942_fp8" ? "fp8" : "bf16";
+    const std::string kernel = "fwd_gfx942_" + type + "_d" + std::to_string(dim);
     std::vector<Forward> list = forwards();
     // Sequences that end in each of the 16 keys of a thread.
     for (int64_t keys = 1; keys < 16; ++keys)
@@ -564,27 +593,32 @@ std::vector<MakeProblem> prepare_problems() {
 // every instruction of it is reached (which the tests check), and name it here.
 struct Shipped {
   const char* name;
-  std::vector<MakeProblem> (*problems)();
+  std::vector<MakeProblem> (*problems)(const std::string& name);
   bool slow = false;  // too slow for every run of the tests
 };
-template <Text name>
-constexpr Shipped decode() {
-  return {name_of<name>.text, [] { return decode_problems(name.text); }, true};
-}
 constexpr Shipped all_shipped[] = {{"merge_gfx942", merge_problems},
                                    {"convert_gfx942", convert_problems},
                                    {"prepare_gfx942_fp8", prepare_problems},
                                    {"kv_append_gfx942", append_problems},
-                                   {"fwd_gfx942_fp8_d64", forward_d64_problems, true},
-                                   {"fwd_gfx942_fp8_d128", forward_d128_problems, true},
-                                   {"fwd_gfx942_fp8_d64_mask", forward_d64_mask_problems, true},
-                                   {"fwd_gfx942_fp8_d128_mask", forward_d128_mask_problems, true},
-                                   decode<"decode_gfx942_bf16_d64">(),
-                                   decode<"decode_gfx942_f16_d64">(),
-                                   decode<"decode_gfx942_bf16_d128">(),
-                                   decode<"decode_gfx942_f16_d128">(),
-                                   decode<"decode_gfx942_fp8_d64">(),
-                                   decode<"decode_gfx942_fp8_d128">()};
+                                   {"prepare_gfx942_16bit", prepare_problems},
+                                   {"fwd_gfx942_fp8_d64", forward_problems_of, true},
+                                   {"fwd_gfx942_fp8_d128", forward_problems_of, true},
+                                   {"fwd_gfx942_fp8_d64_mask", forward_problems_of, true},
+                                   {"fwd_gfx942_fp8_d128_mask", forward_problems_of, true},
+                                   {"fwd_gfx942_bf16_d64", forward_problems_of, true},
+                                   {"fwd_gfx942_bf16_d128", forward_problems_of, true},
+                                   {"fwd_gfx942_bf16_d64_mask", forward_problems_of, true},
+                                   {"fwd_gfx942_bf16_d128_mask", forward_problems_of, true},
+                                   {"fwd_gfx942_f16_d64", forward_problems_of, true},
+                                   {"fwd_gfx942_f16_d128", forward_problems_of, true},
+                                   {"fwd_gfx942_f16_d64_mask", forward_problems_of, true},
+                                   {"fwd_gfx942_f16_d128_mask", forward_problems_of, true},
+                                   {"decode_gfx942_bf16_d64", decode_problems, true},
+                                   {"decode_gfx942_f16_d64", decode_problems, true},
+                                   {"decode_gfx942_bf16_d128", decode_problems, true},
+                                   {"decode_gfx942_f16_d128", decode_problems, true},
+                                   {"decode_gfx942_fp8_d64", decode_problems, true},
+                                   {"decode_gfx942_fp8_d128", decode_problems, true}};
 
 }  // namespace
 
@@ -608,7 +642,7 @@ ShippedRun run_shipped(const std::string& name, const gfx9emu::CodeObject& objec
   ShippedRun result;
   const auto* shipped = std::find_if(std::begin(all_shipped), std::end(all_shipped),
                                      [&](const Shipped& s) { return name == s.name; });
-  for (const MakeProblem& make : shipped->problems()) {
+  for (const MakeProblem& make : shipped->problems(name)) {
     const ShippedProblem p = make(memory, data);
     const gfx9emu::Report report = gfx9emu::launch(
         memory, *object.kernel(name), {p.launch.grid[0], p.launch.grid[1], p.launch.grid[2]},

@@ -107,7 +107,7 @@ std::vector<Field> forward_fields() {
   append(&all, within(band_fields(), offsetof(A, band)));
   append(&all,
          {FIELD(A, tiles), FIELD(A, heads_kv), FIELD(A, group), FIELD(A, q_tiles), FIELD(A, pairs),
-          FIELD(A, parts_log2), FIELD(A, group_magic), FIELD(A, heads_magic), FIELD(A, per_head),
+          FIELD(A, parts_log2), FIELD(A, group_magic), FIELD(A, heads_magic), FIELD(A, options),
           FIELD(A, scale), FIELD(A, out_factor), FIELD(A, convert_q), FIELD(A, out_type),
           FIELD(A, head_dim), FIELD(A, head_dim_v), FIELD(A, items), FIELD(A, workgroups)});
   return all;
@@ -226,22 +226,25 @@ std::vector<Field> append_fields() {
 }  // namespace
 
 TEST_CASE("arguments: the host's structs are the tables that the kernels declare") {
-  const std::map<std::string, std::pair<std::vector<Field>, size_t>> kernels = {
+  std::map<std::string, std::pair<std::vector<Field>, size_t>> kernels = {
       {"merge_gfx942", {merge_fields(), sizeof(attn_merge_kernarg)}},
       {"convert_gfx942", {convert_fields(), sizeof(attn_convert_kernarg)}},
       {"kv_append_gfx942", {append_fields(), sizeof(attn_gfx942_append_kernarg)}},
       {"prepare_gfx942_fp8", {prepare_fields(), sizeof(attn_gfx942_prepare_kernarg)}},
-      {"fwd_gfx942_fp8_d64", {forward_fields(), sizeof(attn_gfx942_forward_kernarg)}},
-      {"fwd_gfx942_fp8_d128", {forward_fields(), sizeof(attn_gfx942_forward_kernarg)}},
-      {"fwd_gfx942_fp8_d64_mask", {mask_fields(), sizeof(attn_gfx942_mask_kernarg)}},
-      {"fwd_gfx942_fp8_d128_mask", {mask_fields(), sizeof(attn_gfx942_mask_kernarg)}},
       {"decode_gfx942_bf16_d64", {decode_fields(), sizeof(attn_gfx942_decode_kernarg)}},
       {"decode_gfx942_f16_d64", {decode_fields(), sizeof(attn_gfx942_decode_kernarg)}},
       {"decode_gfx942_fp8_d64", {decode_fields(), sizeof(attn_gfx942_decode_kernarg)}},
       {"decode_gfx942_fp8_d128", {decode_fields(), sizeof(attn_gfx942_decode_kernarg)}},
       {"decode_gfx942_bf16_d128", {decode_fields(), sizeof(attn_gfx942_decode_kernarg)}},
       {"decode_gfx942_f16_d128", {decode_fields(), sizeof(attn_gfx942_decode_kernarg)}},
+      {"prepare_gfx942_16bit", {prepare_fields(), sizeof(attn_gfx942_prepare_kernarg)}},
   };
+  for (const char* type : {"fp8", "bf16", "f16"})
+    for (const char* dim : {"_d64", "_d128"}) {
+      const std::string name = std::string("fwd_gfx942_") + type + dim;
+      kernels[name] = {forward_fields(), sizeof(attn_gfx942_forward_kernarg)};
+      kernels[name + "_mask"] = {mask_fields(), sizeof(attn_gfx942_mask_kernarg)};
+    }
   size_t shipped = 0;
   for (const bool slow : {false, true})
     for (const std::string& name : attn::test::shipped_kernels(slow)) {

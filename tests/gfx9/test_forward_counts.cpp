@@ -1,5 +1,5 @@
-// What the FP8 forward kernels issue in the steady state of the loop without a mask, and what the
-// issue model makes of it, beside AMD's own kernel in the same model. docs/gfx942.md has the table.
+// What the forward kernels issue in the steady state of the loop without a mask, and what the issue
+// model makes of it, beside AMD's own kernels in the same model. docs/gfx942.md has the tables.
 #include <bit>
 #include <cmath>
 #include <cstdlib>
@@ -8,6 +8,7 @@
 #include <iostream>
 #include <iterator>
 #include <random>
+#include <vector>
 
 #include "catch.h"
 #include "gfx9/assemble.h"
@@ -63,65 +64,90 @@ Run run(const CodeObject& object, const std::string& name, std::span<const std::
   return result;
 }
 
-// N(0, 1) in e4m3fnuz or, of two bytes, in bf16; or zeros.
-void* values(Memory& memory, uint64_t count, int bytes, bool random) {
-  std::mt19937_64 source(count);
+enum class Values { zeros, fnuz, bf16, f16 };  // N(0, 1), but for zeros
+
+int bytes_of(Values type) {
+  return type == Values::fnuz ? 1 : 2;
+}
+void* values(Memory& memory, uint64_t bytes, Values type) {
+  if (type == Values::zeros) return attn::test::zeros(memory, bytes);
+  std::mt19937_64 source(bytes);
   std::normal_distribution<float> normal;
-  std::vector<uint8_t> codes(count * static_cast<uint64_t>(bytes));
-  for (uint64_t i = 0; random && i < count; ++i) {
-    const uint32_t f = std::bit_cast<uint32_t>(normal(source));
-    if (bytes == 1) {
-      codes[i] = static_cast<uint8_t>(f32_to_fnuz<3, 8>(f, true));
-    } else {
-      const uint16_t b = static_cast<uint16_t>(f >> 16);
-      std::memcpy(&codes[2 * i], &b, 2);
-    }
+  std::vector<uint8_t> codes(bytes);
+  for (uint64_t i = 0; i < bytes; i += uint64_t(bytes_of(type))) {
+    const float x = normal(source);
+    const uint32_t f = std::bit_cast<uint32_t>(x);
+    const uint32_t code = type == Values::fnuz   ? f32_to_fnuz<3, 8>(f, true)
+                          : type == Values::bf16 ? f >> 16
+                                                 : f32_to_f16(f, false);
+    std::memcpy(&codes[i], &code, size_t(bytes_of(type)));
   }
   const uint64_t at = memory.allocate(codes.size());
   memory.write(at, std::as_bytes(std::span(codes)));
   return reinterpret_cast<void*>(at);
 }
 
+// The kernels of a type.
+struct Forward {
+  const char* name;
+  Values type;
+  uint32_t threads;
+  int rows;  // queries of a wave
+  // Mixes of AMD's kernels for head_dim 128, in the first of which weights are rounded as here.
+  std::vector<const char*> amd;
+  const char* prepare;
+  int workgroups_d64;  // that a compute unit has at a time
+
+  int bytes() const { return bytes_of(type); }
+  int workgroups(int dim) const { return dim == 64 ? workgroups_d64 : 1; }
+};
+
+ModelWaves times(int n, const ModelWaves& workgroup) {
+  ModelWaves all;
+  for (int i = 0; i < n; ++i) all.insert(all.end(), workgroup.begin(), workgroup.end());
+  return all;
+}
+
 // 256 queries of one head over so many tiles; with zeros no maximum ever moves.
-Run run_forward(const std::string& name, int dim, int tiles, bool random) {
+Run run_forward(const Forward& f, int dim, int tiles, bool random) {
+  const std::string name = std::string("fwd_gfx942_") + f.name + "_d" + std::to_string(dim);
   Memory memory;
   const auto object = attn::test::load_shipped(name, &memory);
   REQUIRE(object);
+  const Values type = random ? f.type : Values::zeros;
+  const uint64_t row = uint64_t(dim) * uint64_t(f.bytes());
   attn_gfx942_forward_kernarg a = attn::test::zero_queries(
-      memory, dim, tiles, values(memory, uint64_t(tiles) * 128 * dim, 1, random));
-  a.q = values(memory, uint64_t{256} * dim, 1, random);
+      memory, dim, tiles, values(memory, uint64_t(tiles) * 128 * row, type), f.bytes());
+  a.q = values(memory, 256 * row, type);
   if (random) a.scale = 1.4426950f / std::sqrt(static_cast<float>(dim));
-  return run(*object, name, std::as_bytes(std::span(&a, 1)), memory, {512});
+  return run(*object, name, std::as_bytes(std::span(&a, 1)), memory, {f.threads});
 }
 
 // Clocks per tile of a compute unit that prepares K and V, eight workgroups at a time.
-double prepare_clocks(int dim, const ModelSettings& settings) {
+double prepare_clocks(const Forward& f, int dim, ModelSettings settings) {
   Memory memory;
-  const auto object = attn::test::load_shipped("prepare_gfx942_fp8", &memory);
+  const auto object = attn::test::load_shipped(f.prepare, &memory);
   REQUIRE(object);
+  const int row = dim * f.bytes();
   attn_gfx942_prepare_kernarg a{};
-  a.k = values(memory, uint64_t{64} * dim, 1, true);
-  a.v = values(memory, uint64_t{64} * dim, 1, true);
-  a.prepared = attn::test::zeros(memory, uint64_t{128} * dim);
-  a.k_stride[1] = a.v_stride[1] = dim;
+  a.k = values(memory, 64 * uint64_t(row), f.type);
+  a.v = values(memory, 64 * uint64_t(row), f.type);
+  a.prepared = attn::test::zeros(memory, 128 * uint64_t(row));
+  a.k_stride[1] = a.v_stride[1] = row;
   a.seqlen_q = 256;
   a.seqlen_kv = 64;
   a.band = {attn_gfx942_unbounded, attn_gfx942_unbounded, attn_gfx942_unbounded};
   a.tiles = 1;
   a.head_dim = a.head_dim_v = a.padded_dim = dim;
-  const Run one =
-      run(*object, "prepare_gfx942_fp8", std::as_bytes(std::span(&a, 1)), memory, {uint32_t(dim)});
+  const Run one = run(*object, f.prepare, std::as_bytes(std::span(&a, 1)), memory, {uint32_t(row)});
   constexpr int workgroups = 8;
-  ModelWaves waves;
-  for (int i = 0; i < workgroups; ++i) {
-    waves.insert(waves.end(), one.waves.begin(), one.waves.end());
-  }
-  return double(run_model(waves, settings).clocks) / workgroups;
+  settings.workgroup = int(one.waves.size());
+  return double(run_model(times(workgroups, one.waves), settings).clocks) / workgroups;
 }
 
 // The share of AMD's loop by the counts of its mix.
-double amd_share(const ModelSettings& settings) {
-  std::ifstream in(std::string(ATTN_GFX9_MIX_DIR) + "/fmha_fwd_hd128_fp8.mix");
+double amd_share(const char* mix, const ModelSettings& settings) {
+  std::ifstream in(std::string(ATTN_GFX9_MIX_DIR) + "/" + mix + ".mix");
   const std::string text{std::istreambuf_iterator<char>(in), {}};
   ModelWaves waves;
   REQUIRE(parse_mix(text, waves) == "");
@@ -138,8 +164,9 @@ std::vector<std::byte> aiter_kernarg(Memory& memory, int tiles, int bytes, bool 
     std::memcpy(kernarg.data() + kernarg.size() - 16, &value, sizeof value);
   };
   put(attn::test::zeros(memory, queries * dim * 2));
-  put(values(memory, queries * dim, bytes, random));
-  for (int i = 0; i < 2; ++i) put(values(memory, uint64_t{keys} * dim, bytes, random));
+  const Values type = !random ? Values::zeros : bytes == 1 ? Values::fnuz : Values::bf16;
+  put(values(memory, queries * row, type));
+  for (int i = 0; i < 2; ++i) put(values(memory, uint64_t{keys} * row, type));
   put(attn::test::zeros(memory, queries * 4));  // lse
   put(random ? 0.08838835f : 1.0f);
   const uint32_t q[] = {row, queries * row, row, queries * row}, kv[] = {row, row, keys * row};
@@ -177,60 +204,84 @@ Run run_aiter(const std::string& path, int tiles, bool random) {
 // Tiles of two runs, whose difference is the steady state.
 constexpr int few = 16, many = 32, between = many - few;
 
-double step_clocks(const Run& a, const Run& b, const ModelSettings& settings) {
-  return double(run_model(b.waves, settings).clocks - run_model(a.waves, settings).clocks) /
-         between;
+// Of a compute unit with so many workgroups of this kind.
+double step_clocks(const Run& a, const Run& b, ModelSettings settings, int workgroups = 1) {
+  settings.workgroup = int(a.waves.size());
+  return double(run_model(times(workgroups, b.waves), settings).clocks -
+                run_model(times(workgroups, a.waves), settings).clocks) /
+         between / workgroups;
+}
+
+void check_forward(const Forward& f, int dim) {
+  const Run a = run_forward(f, dim, few, false), b = run_forward(f, dim, many, false);
+  const Run random_a = run_forward(f, dim, few, true);
+  const Run random_b = run_forward(f, dim, many, true);
+  const bool fp8 = f.bytes() == 1;
+  const double share = 32.0 / f.rows / between;  // of 64 keys x 32 queries
+  const auto per_tile = [&](auto member) {
+    return double(member(b.wave) - member(a.wave)) * share;
+  };
+  const auto issues = [&](Class c) {
+    return per_tile([&](const Counters& n) { return n.instructions[int(c)]; });
+  };
+  const double passes = per_tile([](const Counters& n) { return n.mfma_passes; });
+  const double states = per_tile([](const Counters& n) { return n.wait_states; });
+  const double conflicts = per_tile([](const Counters& n) { return n.lds_conflict_cycles; });
+  const double vector = issues(Class::Valu) + issues(Class::PackedF32) + issues(Class::Trans);
+  const double products = 32.0 * dim / 128 * f.bytes();
+  std::cout << "fwd_gfx942_" << f.name << "_d" << dim
+            << ", per wave and 64 keys x 32 queries: MFMA " << issues(Class::Mfma) << " (" << passes
+            << " passes), transcendental " << issues(Class::Trans) << ", packed "
+            << issues(Class::PackedF32) << ", other VALU " << issues(Class::Valu) << ", LDS "
+            << issues(Class::Lds) << ", memory " << issues(Class::Buffer) << ", SALU "
+            << issues(Class::Salu) << ", barriers " << issues(Class::Barrier) << ", wait states "
+            << states << ", conflicts " << conflicts << "\n";
+  CHECK(issues(Class::Mfma) == products + (fp8 ? 4 : 0));
+  CHECK(vector <= (fp8 ? 100 : 170));
+  CHECK(issues(Class::Lds) <= 26.0 * dim / 128);
+  CHECK(states <= 4);
+  CHECK(conflicts == 0);
+  CHECK(a.vmcnt_0 == b.vmcnt_0);
+  for (const Asked& how : asked) {
+    const ModelSettings settings = settings_of(how);
+    const int workgroups = f.workgroups(dim);
+    const double clocks = how.random ? step_clocks(random_a, random_b, settings, workgroups)
+                                     : step_clocks(a, b, settings, workgroups);
+    const double useful = 2 * products * 32;  // clocks of two waves' products
+    // K and V are prepared once for all queries of a K/V head: here 4096 of one head.
+    const double prepared = prepare_clocks(f, dim, settings) / (4096 / 256);
+    std::cout << "  " << how.text << ": " << clocks
+              << " clocks per 64 keys and 64 queries on a SIMD, useful MFMA "
+              << 100 * useful / clocks << " %, " << 100 * useful / (clocks + prepared)
+              << " % with the prepare launch of 4096 queries";
+    for (size_t n = 0; n < f.amd.size() && dim == 128; ++n) {
+      const double ratio = useful / clocks / amd_share(f.amd[n], settings);
+      std::cout << ", " << ratio << " times " << f.amd[n];
+      if (n == 0 && !how.random && how.overlap) CHECK(ratio >= (fp8 ? 1.15 : 1.1));
+    }
+    std::cout << "\n";
+  }
 }
 
 }  // namespace
 
-TEST_CASE("forward fp8: what the loop issues", "[gfx9][model]") {
+TEST_CASE("forward: what the loops issue", "[gfx9][model]") {
   Memory memory;
   if (!attn::test::load_shipped("fwd_gfx942_fp8_d128", &memory))
     ATTN_SKIP("this build has no gfx942 kernels");
   for (const int dim : {64, 128}) {
-    const std::string name = "fwd_gfx942_fp8_d" + std::to_string(dim);
-    const Run a = run_forward(name, dim, few, false), b = run_forward(name, dim, many, false);
-    const Run random_a = run_forward(name, dim, few, true);
-    const Run random_b = run_forward(name, dim, many, true);
-    const auto per_tile = [&](auto member) {
-      return double(member(b.wave) - member(a.wave)) / between;
-    };
-    const auto issues = [&](Class c) {
-      return per_tile([&](const Counters& n) { return n.instructions[int(c)]; });
-    };
-    const double passes = per_tile([](const Counters& n) { return n.mfma_passes; });
-    const double states = per_tile([](const Counters& n) { return n.wait_states; });
-    const double conflicts = per_tile([](const Counters& n) { return n.lds_conflict_cycles; });
-    const double vector = issues(Class::Valu) + issues(Class::PackedF32) + issues(Class::Trans);
-    const double useful = 32.0 * dim / 128 * 32;  // clocks of a wave's products
-    std::cout << name << ", per wave and 64 keys x 32 queries: MFMA " << issues(Class::Mfma) << " ("
-              << passes << " passes), transcendental " << issues(Class::Trans) << ", packed "
-              << issues(Class::PackedF32) << ", other VALU " << issues(Class::Valu) << ", LDS "
-              << issues(Class::Lds) << ", memory " << issues(Class::Buffer) << ", SALU "
-              << issues(Class::Salu) << ", barriers " << issues(Class::Barrier) << ", wait states "
-              << states << ", conflicts " << conflicts << "\n";
-    CHECK(issues(Class::Mfma) == 4 + 32 * dim / 128);
-    CHECK(vector <= 100);
-    CHECK(issues(Class::Lds) <= 26.0 * dim / 128);
-    CHECK(states <= 4);
-    CHECK(conflicts == 0);
-    CHECK(a.vmcnt_0 == b.vmcnt_0);
-    for (const Asked& how : asked) {
-      const ModelSettings settings = settings_of(how);
-      const double clocks =
-          how.random ? step_clocks(random_a, random_b, settings) : step_clocks(a, b, settings);
-      const double share = 2 * useful / clocks;
-      // K and V are prepared once for all queries of a K/V head: here 4096 of one head.
-      const double prepared = prepare_clocks(dim, settings) / (4096 / 256);
-      const double ratio = share / amd_share(settings);
-      std::cout << "  " << how.text << ": " << clocks
-                << " clocks per step of two waves on a SIMD, useful MFMA " << 100 * share << " %, "
-                << 100 * 2 * useful / (clocks + prepared)
-                << " % with the prepare launch of 4096 queries, " << ratio
-                << " times AMD's loop by its mix\n";
-      if (dim == 128 && !how.random && how.overlap) CHECK(ratio >= 1.15);
-    }
+    check_forward({"fp8", Values::fnuz, 512, 32, {"fmha_fwd_hd128_fp8"}, "prepare_gfx942_fp8", 1},
+                  dim);
+    check_forward(
+        {"bf16",
+         Values::bf16,
+         256,
+         64,
+         {"fmha_fwd_hd128_bf16_rtne", "fmha_fwd_hd128_bf16_rtna", "fmha_fwd_hd128_bf16_rtz"},
+         "prepare_gfx942_16bit",
+         2},
+        dim);
+    check_forward({"f16", Values::f16, 256, 64, {}, "prepare_gfx942_16bit", 2}, dim);
   }
   std::cout << std::flush;
 }

@@ -74,6 +74,15 @@ TEST_CASE("model: barriers and priority", "[gfx9][model]") {
   ModelResult r = run("waves 2\ngroup 0-0\nvalu barrier valu\ngroup 1-1\n100 valu barrier valu");
   CHECK(r.clocks == 400 + 4 + 4);
   CHECK(r.held_by_barrier == 396);
+  // The same beside another workgroup, which waits for nobody.
+  ModelSettings pairs;
+  pairs.workgroup = 2;
+  r =
+      run("waves 4\ngroup 0-0\nvalu barrier valu\ngroup 1-1\n100 valu barrier valu\ngroup 2-3\n9 "
+          "valu barrier valu",
+          pairs);
+  CHECK(r.clocks == 400 + 4 + 4);
+  CHECK(r.held_by_barrier == 396);
   // A wave that has ended is not waited for.
   CHECK(run("waves 2\ngroup 0-0\nbarrier valu\ngroup 1-1\nvalu").clocks == 8);
   // The wave of higher priority is done first; both take turns without.

@@ -53,16 +53,33 @@ ModelResult run_model(const ModelWaves& waves, const ModelSettings& t) {
   const auto port_clocks = [&](Class c) {
     return uint64_t(c == Class::Trans ? t.trans : c == Class::PackedF32 ? t.packed_f32 : t.valu);
   };
+  // Opens the barrier of a wave's workgroup if all that are left of it have arrived.
+  const auto open_barrier = [&](size_t wave) {
+    const size_t size = t.workgroup > 0 ? size_t(t.workgroup) : waves.size();
+    const size_t first = wave / size * size, end = std::min(first + size, waves.size());
+    uint64_t last = 0;
+    for (size_t w = first; w < end; ++w) {
+      if (state[w].next == waves[w].size()) continue;
+      if (!state[w].at_barrier) return;
+      last = std::max(last, state[w].ready);
+    }
+    for (size_t w = first; w < end; ++w) {
+      WaveState& s = state[w];
+      if (!s.at_barrier) continue;
+      result.held_by_barrier += last - s.ready;
+      s.at_barrier = false;
+      s.ready = last + t.barrier;
+      ++s.next;
+      result.clocks = std::max(result.clocks, s.ready);
+    }
+  };
   for (;;) {
     // The wave that can issue first.
     size_t chosen = waves.size();
     uint64_t at = never;
-    bool any_left = false, any_at_barrier = false;
     for (size_t w = 0; w < waves.size(); ++w) {
       WaveState& s = state[w];
       if (s.next == waves[w].size()) continue;
-      any_left = true;
-      any_at_barrier |= s.at_barrier;
       if (s.at_barrier) continue;
       const ModelInst& i = waves[w][s.next];
       const Simd& simd = simds[w % t.simds];
@@ -80,24 +97,7 @@ ModelResult run_model(const ModelWaves& waves, const ModelSettings& t) {
         chosen = w;
       }
     }
-    if (!any_left) break;
-    if (chosen == waves.size()) {
-      if (!any_at_barrier) break;
-      // All that are left have arrived.
-      uint64_t last = 0;
-      for (const WaveState& s : state) {
-        if (s.at_barrier) last = std::max(last, s.ready);
-      }
-      for (WaveState& s : state) {
-        if (!s.at_barrier) continue;
-        result.held_by_barrier += last - s.ready;
-        s.at_barrier = false;
-        s.ready = last + t.barrier;
-        ++s.next;
-      }
-      result.clocks = std::max(result.clocks, last + t.barrier);
-      continue;
-    }
+    if (chosen == waves.size()) break;
 
     WaveState& s = state[chosen];
     Simd& simd = simds[chosen % t.simds];
@@ -116,6 +116,7 @@ ModelResult run_model(const ModelWaves& waves, const ModelSettings& t) {
     if (i.cls == Class::Barrier) {
       s.at_barrier = true;
       s.ready = at;
+      open_barrier(chosen);
       continue;  // `next` moves when it opens
     }
     if (i.sets_priority) s.priority = i.imm;
@@ -148,6 +149,7 @@ ModelResult run_model(const ModelWaves& waves, const ModelSettings& t) {
     while (!s.lgkm.empty() && s.lgkm.front() <= at) s.lgkm.pop_front();
     ++s.next;
     result.clocks = std::max(result.clocks, done);
+    if (s.next == waves[chosen].size()) open_barrier(chosen);
   }
   return result;
 }

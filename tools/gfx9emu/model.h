@@ -35,6 +35,7 @@ struct ModelInst {
 
 struct ModelSettings {
   int simds = 4;
+  int workgroup = 0;  // waves that a barrier is for, one workgroup after the other; 0: all
   int issue = 4, valu = 4, trans = 16, packed_f32 = 4, pass = 4;
   int lds_latency = 64;      // from the end of service to the counter
   int memory_latency = 800;  // the same, of buffer, global, flat, scratch
