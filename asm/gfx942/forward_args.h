@@ -57,9 +57,9 @@ struct attn_gfx942_forward_kernarg {
   int heads_kv, group, q_tiles, pairs;  // pairs: batch * heads_kv
   int parts_log2;                       // XCDs that share a pair
   unsigned group_magic, heads_magic;    // ceil(2^32 / x), 0 for 1
-  int options;  // bits 0, 1, 2: q, k, v descales are [batch, heads_kv]; 3: split-invariant
-  float scale;                          // of raw scores: log2(e) and what OCP codes mean included
-  float out_factor;                     // 2 for an OCP v
+  int options;       // bits 0, 1, 2: q, k, v descales are [batch, heads_kv]; 3: split-invariant
+  float scale;       // of raw scores: log2(e) and what OCP codes mean included
+  float out_factor;  // 2 for an OCP v
   int convert_q;
   int out_type;  // 1 f32, 2 f16, 3 bf16
   int head_dim, head_dim_v;

@@ -15,7 +15,7 @@ from program import ProgramTest
 PROGRAM = sys.argv[1]
 SOURCE = Path(sys.argv[2])
 INCLUDES = SOURCE / "asm" / "include"
-FORWARD = sorted(INCLUDES.glob("forward*.inc"))
+FORWARD = sorted(set(INCLUDES.glob("forward*.inc")) - {INCLUDES / "forward_16bit.inc"})
 PREPARE = SOURCE / "asm" / "gfx942" / "prepare_gfx942_fp8.s"
 KERNEL = SOURCE / "asm" / "gfx942" / "fwd_gfx942_fp8_d64.s"
 AMDHSA = SOURCE / "tools" / "amdhsa" / "amdhsa"

@@ -472,6 +472,11 @@ std::vector<Forward> forwards() {
   all.back().batch = 3;
   all.back().lengths_kv = {90, 30, 100};
 
+  // More queries than all may have, of which some keys beyond would be seen.
+  all.push_back({.dim = 64, .dim_v = 64, .seqlen_q = 40, .seqlen_kv = 100});
+  all.back().flags = ATTN_CAUSAL_TOP_LEFT;
+  all.back().lengths_q = {90};
+
   // Rows of nobody: in front of the first sequence, behind the last one, and between two where one
   // is longer than all may be.
   for (const attn_dtype out_type : {ATTN_F32, ATTN_F16}) {
