@@ -335,10 +335,11 @@ def measure(kernel, device, needed, waves):
     return found
 
 
-def judge(pair, index, needed, rule, far, found, waves, states):
-    """A Rule of one pair."""
+def judge(pair, index, needed, rule, at_isa, far, found, waves, states):
+    """A Rule of one pair. `at_isa`: what the emulator's level isa says of a lack."""
     name = f"{rule}: {pair.name}" if rule else pair.name
-    result = Rule("wait states", name, NOT_RUN, emulator=f"needs {needed}")
+    looser = f" (at level isa, {'a warning' if at_isa == 'warning' else 'none'})" if needed and at_isa != "fault" else ""
+    result = Rule("wait states", name, NOT_RUN, emulator=f"needs {needed}{looser}")
     reference = found.get((index, FAR))
     if reference != far * waves:
         result.result, result.differing, result.cases = DIFFERS, 1, 1
@@ -366,6 +367,7 @@ def judge(pair, index, needed, rule, far, found, waves, states):
 def run(rules, assembler, emulator, device, short, progress, match=""):
     """A Rule for each pair."""
     waves, found, number = 2 if short else WAVES, [], 0
+    at_isa = {rule["text"]: rule["isa"] for rule in rules["hazards"]}
     for pairs, most in all_pairs(rules, short):
         pairs = [pair for pair in pairs if match in pair.name]
         for first in range(0, len(pairs), PAIRS_OF_KERNEL):
@@ -375,6 +377,6 @@ def run(rules, assembler, emulator, device, short, progress, match=""):
             number += 1
             needed, texts, far = predict(kernel, emulator)
             measured = measure(kernel, device, needed, waves)
-            found += [judge(pair, i, needed.get(i, 0), texts.get(i, ""), far[i], measured, waves, range(most + 1))
+            found += [judge(pair, i, needed.get(i, 0), texts.get(i, ""), at_isa.get(texts.get(i)), far[i], measured, waves, range(most + 1))
                       for i, pair in enumerate(own)]
     return found

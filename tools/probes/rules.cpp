@@ -52,6 +52,12 @@ const char* type_name(gfx9emu::Type type) {
   }
 }
 
+const char* severity_name(gfx9emu::Severity severity) {
+  return severity == gfx9emu::Severity::Fault     ? "fault"
+         : severity == gfx9emu::Severity::Warning ? "warning"
+                                                  : "nothing";
+}
+
 }  // namespace
 
 Json emulator_rules() {
@@ -75,7 +81,9 @@ Json emulator_rules() {
   }
   Json& hazards = rules["hazards"] = Json::array();
   for (const gfx9emu::HazardRule& rule : gfx9emu::hazard_rules())
-    hazards.push_back({{"text", rule.text}});
+    hazards.push_back({{"text", rule.text},
+                       {"strict", severity_name(rule.strict)},
+                       {"isa", severity_name(rule.isa)}});
   Json& mfma = rules["mfma"] = Json::array();
   for (const gfx9emu::MfmaShape& s : gfx9emu::mfma_shapes()) {
     mfma.push_back({{"name", s.name},
