@@ -228,11 +228,12 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
   if (threadIdx.x == 0) {
     constexpr int warps = 4 * tile.groups;
+    constexpr int describing = with & with_pages ? describing_lanes<tile> : 1;
     for (Barrier& full : control.item_full) ptx::mbarrier_init(address(&full), 1);
     ptx::mbarrier_init(address(&control.ending), 1);
     for (int i = 0; i < max_stages; ++i) {
-      for (Barrier* full : {&control.k_full[i], &control.v_full[i]})
-        ptx::mbarrier_init(address(full), 1);
+      ptx::mbarrier_init(address(&control.k_full[i]), describing);
+      ptx::mbarrier_init(address(&control.v_full[i]), 1);
       for (Barrier* empty : {&control.k_empty[i], &control.v_empty[i]})
         ptx::mbarrier_init(address(empty), warps);
       for (Barrier& full : control.q_full[i]) ptx::mbarrier_init(address(&full), 1);
@@ -246,7 +247,8 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
       for (Barrier& said : control.said) ptx::mbarrier_init(address(&said), warps);
     if constexpr (with & with_mask) ptx::mbarrier_init(address(&control.listed), 1);
     if constexpr (with & (with_mask | with_pages))
-      for (Barrier& described : control.described) ptx::mbarrier_init(address(&described), 1);
+      for (Barrier& described : control.described)
+        ptx::mbarrier_init(address(&described), describing);
     ptx::mbarrier_init_fence();
   }
   if constexpr (tile.blocks > 1)

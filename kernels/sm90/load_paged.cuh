@@ -10,6 +10,10 @@ namespace attn::sm90 {
 // Pages are known for 16 keys of a tile each, one to a lane.
 template <Tile tile>
 constexpr int pieces = tile.keys / 16;
+// Lanes of the loading warp that write down a tile of keys. Each arrives itself at the barriers
+// that announce it.
+template <Tile tile>
+constexpr int describing_lanes = pieces<tile> > key_words<tile> ? pieces<tile> : key_words<tile>;
 
 // Keys before this one no query of the item sees.
 __device__ __forceinline__ int first_seen(const Item& item) {
@@ -89,7 +93,7 @@ template <Tile tile>
 __device__ __forceinline__ void load_paged_keys(const attn_sm90_paged_kernarg& a, Control& control,
                                                 unsigned shared) {
   const int lane = threadIdx.x % 32;
-  const bool leads = lane == 0;
+  const bool leads = lane == 0, describes = lane < describing_lanes<tile>;
   RingAt<tile.k_stages> k{0, 0};  // of the next tile
   const auto wait_place = [&] {
     ptx::mbarrier_wait(address(&control.k_empty[k.stage]), k.parity ^ 1);
@@ -140,14 +144,15 @@ __device__ __forceinline__ void load_paged_keys(const attn_sm90_paged_kernarg& a
       }
       if (leads) control.tile[slot] = at;
       __syncwarp();
-      ptx::mbarrier_arrive_if(address(&control.described[slot]), leads);
+      ptx::mbarrier_arrive_if(address(&control.described[slot]), describes);
+      ptx::mbarrier_arrive_if(address(&full), describes && !leads);
       ptx::mbarrier_arrive_expect_if(address(&full), box.all_bytes, leads);
       k.advance();
     }
   }
   wait_place();
   if (leads) control.tile[n % tile_slots].segment = no_more_tiles;
-  ptx::mbarrier_arrive_if(address(&control.described[n % tile_slots]), leads);
+  ptx::mbarrier_arrive_if(address(&control.described[n % tile_slots]), describes);
 }
 
 template <Tile tile>

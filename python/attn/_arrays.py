@@ -19,6 +19,10 @@ def type_name(array):
     return str(array.dtype).rpartition(".")[2]
 
 
+def on_gpu(array):
+    return module_of(array, "array").__name__ == "cupy" or getattr(array, "is_cuda", False)
+
+
 def cast(array, name):
     if type_name(array) == name:
         return array

@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 
 from . import forward
-from ._arrays import arange, cast, contiguous, empty, module_of, need, shape_text, type_name
+from ._arrays import arange, cast, contiguous, empty, module_of, need, on_gpu, shape_text, type_name
 from ._errors import Unsupported
 
 __all__ = ["attention", "library", "use_libattn"]
@@ -66,11 +66,13 @@ def attention(Q, K, V, attn_mask=None, past_key=None, past_value=None, nonpad_kv
         bias = pairs if bias is None else bias + pairs
     served_bias = None if bias is None else _broadcast(bias[..., :keys], q, keys)
 
-    shape = (q.shape[0], q.shape[2], seqlen_q, v.shape[3])
+    dim_v, whole_v = v.shape[3], _whole_head(v)
+    shape = (q.shape[0], q.shape[2], seqlen_q, whole_v.shape[3])
     out = empty((shape[0], shape[2], shape[1], shape[3]) if hidden else shape, type_name(Q), Q)
-    result = forward(q, k[:, :keys], v[:, :keys], scale=_scale(scale, q), softcap=softcap or 0.0, bias=served_bias,
-                     seqlens_kv=lengths, out=out if hidden else out.swapaxes(1, 2), return_lse=bool(qk_matmul_output),
-                     backend=backend, **rule)
+    result = forward(_whole_head(q), _whole_head(k)[:, :keys], whole_v[:, :keys], scale=_scale(scale, q), softcap=softcap or 0.0,
+                     bias=served_bias, seqlens_kv=lengths, out=out if hidden else out.swapaxes(1, 2),
+                     return_lse=bool(qk_matmul_output), backend=backend, **rule)
+    out = out[..., :dim_v]
     scores = None
     if qk_matmul_output:
         scores = _scores(q, k, _scale(scale, q), softcap or 0.0, bias, pairs, result[1], qk_matmul_output_mode)
@@ -80,6 +82,17 @@ def attention(Q, K, V, attn_mask=None, past_key=None, past_value=None, nonpad_kv
 
 def _scale(scale, q):
     return 1 / math.sqrt(q.shape[3]) if scale is None else scale
+
+
+def _whole_head(x):
+    """[B, S, H, D] with zeros behind each row on a GPU, whose kernels take rows of 16 bytes' multiples."""
+    missing = -x.shape[3] % 8
+    if not (missing and on_gpu(x)):
+        return x
+    wide = empty((*x.shape[:3], x.shape[3] + missing), type_name(x), x)
+    wide[..., :x.shape[3]] = x
+    wide[..., x.shape[3]:] = 0
+    return wide
 
 
 def _heads(x, heads, name, attribute):

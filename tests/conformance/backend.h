@@ -154,7 +154,8 @@ struct Distance {
 Distance distance(const Outputs& got, const Outputs& want);
 
 // "", or that the largest error is more than twice that of the same computation with the weights
-// and out rounded as kernels on matrix units must round them (rounded_formula).
+// and out rounded as kernels on matrix units must round them (rounded_formula), and more than that
+// beside the rounding of out.
 std::string compare_with_rounded(const Case& c, const Data& data, const Outputs& got,
                                  const Outputs& want, const Outputs& rounded);
 

@@ -1,5 +1,6 @@
 """Kernels with one known mistake each, which the conformance tests must find.
 
+    mutants.py check SOURCE_DIR                     that the kernels' sources still have what the mistakes change
     mutants.py compile SOURCE_DIR OUT_DIR [NVCC]    changes the kernels' sources and compiles them; needs no device
     mutants.py run OUT_DIR ATTN_TESTS               runs the tests on each, in place of the library's own kernel
 
@@ -20,10 +21,10 @@ TESTS = {DECODE: ["decode: random problems"], APPEND: ["kv_append: random layout
 # kernel, mistake, file, text, what it becomes
 MUTANTS = [
     (DECODE, "a split dropped", "decode/merge.cuh",
-     "store_result(a, at, r, read(from, to, step, r))", "store_result(a, at, r, read(from, to - 1, step, r))"),
+     "add_up(from, to, step, rows, places, at_once, [&]", "add_up(from, to - 1, step, rows, places, at_once, [&]"),
     (DECODE, "a page twice", "decode/load.cuh",
-     "const int entry = (local + lane + 32 * i) / s.page_size;",
-     "const int entry = (local + lane + 32 * i) / s.page_size & ~1;"),
+     "const int entry = page_of(s, local + lane + 32 * i);",
+     "const int entry = page_of(s, local + lane + 32 * i) & ~1;"),
     (DECODE, "a sink counted for each split", "decode/decode.cuh",
      "          parts.write(",
      "          row.sum += a.sinks ? ptx::ex2(a.sinks[Row(a, at, 8 * n + r).head] * log2_e - row.reference) : 0,\n"
@@ -50,7 +51,15 @@ def file_of(folder, kernel, mistake):
     return folder / f"{kernel}-{mistake.replace(' ', '-').replace(chr(39), '')}.fatbin"
 
 
+def check(source):
+    stale = [f"{mistake}: kernels/{file} has no {text!r}" for _, mistake, file, text, _ in MUTANTS
+             if text not in (source / "kernels" / file).read_text()]
+    if stale:
+        sys.exit("mutants: " + "\n".join(stale))
+
+
 def compile_all(source, out, nvcc):
+    check(source)
     out.mkdir(parents=True, exist_ok=True)
     unchanged = [(kernel, "unchanged", "", "", "") for kernel in TESTS]
     for kernel, mistake, file, text, by in unchanged + MUTANTS:
@@ -58,10 +67,7 @@ def compile_all(source, out, nvcc):
             kernels = Path(scratch) / "kernels"
             shutil.copytree(source / "kernels", kernels)
             if file:
-                before = (kernels / file).read_text()
-                if text not in before:
-                    sys.exit(f"mutants: {mistake}: kernels/{file} has no {text!r}")
-                (kernels / file).write_text(before.replace(text, by))
+                (kernels / file).write_text((kernels / file).read_text().replace(text, by))
             # sm_90 alone launches early, which code of compute_80 does not wait for.
             source_file = next(kernels.glob(f"sm*/{kernel}.cu"))
             older = ["-gencode", "arch=compute_80,code=sm_80"] if source_file.parent.name == "sm80" else []
@@ -102,7 +108,9 @@ def run_all(folder, tests):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) in (4, 5) and sys.argv[1] == "compile":
+    if len(sys.argv) == 3 and sys.argv[1] == "check":
+        check(Path(sys.argv[2]))
+    elif len(sys.argv) in (4, 5) and sys.argv[1] == "compile":
         compile_all(Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4] if len(sys.argv) == 5 else "nvcc")
     elif len(sys.argv) == 4 and sys.argv[1] == "run":
         sys.exit(run_all(Path(sys.argv[2]), sys.argv[3]))

@@ -1,0 +1,195 @@
+"""On a CUDA device: captures in the idioms that PyTorch documents, the node cases of ONNX in f16, arrays of CuPy and JAX."""
+import importlib.util
+import unittest
+
+import test_onnx
+from support import Case, attn, np, softmax_attention
+
+HAVE = importlib.util.find_spec("torch") is not None
+if HAVE:
+    import torch
+
+    import attn.onnx
+    import attn.torch
+
+
+@unittest.skipUnless(HAVE, "torch is not installed")
+class GpuCase(Case):
+    def setUp(self):
+        super().setUp()
+        if not torch.cuda.is_available():
+            self.skipTest("torch has no GPU")
+        backend = next(b for b in attn.info()["backends"] if b["name"] == "cuda")
+        if not backend["available"]:
+            self.skipTest(f"cuda: {backend['reason']}")
+
+    def qkv(self, **sizes):
+        """One query, so that blocks leave parts in the workspace and count who has come."""
+        arrays = super().qkv(**{"batch": 1, "seqlen_q": 1, "seqlen_kv": 4096, "heads": 8, "heads_kv": 2, "dim": 128, **sizes})
+        return [torch.from_numpy(x).cuda().half() for x in arrays]
+
+    def good(self, out, q, k, v):
+        self.close(out.cpu(), softmax_attention(*(x.double().cpu() for x in (q, k, v)))[0], 2e-3)
+
+
+class Capture(GpuCase):
+    def test_unprepared(self):
+        q, k, v = self.qkv()
+        plan, out, graph = attn.Plan(q, k, v), torch.empty_like(q), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            plan(q, k, v, out=out)
+            fresh = attn.forward(q, k, v)
+        for seed in range(3):
+            q.copy_(torch.randn(q.shape, generator=torch.Generator().manual_seed(seed)))
+            graph.replay()
+            self.good(out, q, k, v)
+            self.good(fresh, q, k, v)
+
+    def test_warmed_up_in_a_side_stream(self):
+        q, k, v = self.qkv()
+        plan, out, graph, stream = attn.Plan(q, k, v), torch.empty_like(q), torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                plan(q, k, v, out=out)
+        torch.cuda.current_stream().wait_stream(stream)
+        with torch.cuda.graph(graph):
+            plan(q, k, v, out=out)
+        out.zero_()
+        graph.replay()
+        self.good(out, q, k, v)
+
+    def test_several_graphs_at_once(self):
+        """Graphs of one plan, replayed at the same time in different streams."""
+        problems = [self.qkv() for _ in range(4)]
+        plan, graphs, outs = attn.Plan(*problems[0]), [], [torch.empty_like(q) for q, _, _ in problems]
+        for (q, k, v), out in zip(problems, outs):
+            graphs.append(torch.cuda.CUDAGraph())
+            with torch.cuda.graph(graphs[-1]):
+                for _ in range(20):
+                    plan(q, k, v, out=out)
+        streams = [torch.cuda.Stream() for _ in graphs]
+        torch.cuda.synchronize()
+        for _ in range(50):
+            for graph, stream in zip(graphs, streams):
+                with torch.cuda.stream(stream):
+                    graph.replay()
+        torch.cuda.synchronize()
+        for out, problem in zip(outs, problems):
+            self.good(out, *problem)
+
+    def test_shared_pool(self):
+        """Graphs that share a pool, replayed in the order of their capture."""
+        q, k, v = self.qkv()
+        first, second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(first):
+            a = attn.forward(q, k, v)
+        with torch.cuda.graph(second, pool=first.pool()):
+            b = attn.forward(a, k, v)
+        for _ in range(5):
+            first.replay()
+            second.replay()
+        self.good(a, q, k, v)
+        self.good(b, a, k, v)
+
+    def test_graphed_callables(self):
+        q, k, v = (x.transpose(1, 2) for x in self.qkv(seqlen_q=130, seqlen_kv=130))
+
+        class Attention(torch.nn.Module):
+            def forward(self, q, k, v):
+                return attn.torch.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+        with torch.no_grad():
+            out = torch.cuda.make_graphed_callables(Attention().eval(), (q, k, v))(q, k, v)
+        self.good(out.transpose(1, 2), *(x.transpose(1, 2) for x in (q, k, v)))
+
+    def test_pool_is_given_back(self):
+        q, k, v = self.qkv()
+
+        def once():
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                attn.forward(q, k, v)
+            graph.replay()
+            torch.cuda.synchronize()
+
+        once()
+        before = torch.cuda.memory_allocated()
+        for _ in range(20):
+            once()
+        self.assertEqual(torch.cuda.memory_allocated(), before)
+
+
+@unittest.skipUnless(importlib.util.find_spec("onnx"), "onnx is not installed")
+class NodeCasesInF16(GpuCase):
+    """docs/onnx.md has the table."""
+
+    def test_all(self):
+        import torch.utils.dlpack  # noqa: F401
+        served, refused, cases = 0, {}, test_onnx.node_cases()
+
+        def on_device(x):
+            x = torch.from_numpy(np.ascontiguousarray(x.astype(np.float32) if x.dtype.kind in "fV" else x))
+            return x.cuda().half() if x.is_floating_point() else x.cuda()
+
+        for case, node, attributes in cases:
+            inputs, outputs = case.data_sets[0]
+            given = iter(inputs)
+            arguments = [on_device(next(given)) if name else None for name in node.input]
+            with self.subTest(case.name):
+                try:
+                    results = attn.onnx.attention(*arguments, **attributes,
+                                                  qk_matmul_output=len(node.output) > 3 and bool(node.output[3]))
+                except attn.Error as error:
+                    refused[case.name] = str(error)
+                    continue
+                for got, want in zip((r for r, name in zip(results, node.output) if name), outputs, strict=True):
+                    self.assertEqual(tuple(got.shape), want.shape)
+                    self.close(got.float().cpu(), want.astype(np.float32), 5e-3, 5e-3)
+                served += 1
+        print(f"Attention node cases on cuda in f16: {served} of {len(cases)} served")
+        for name, reason in refused.items():
+            print(f"  {name}: {reason[:300]}")
+        self.assertGreaterEqual(served, 0.8 * len(cases))
+
+
+class Arrays(GpuCase):
+    def from_dlpack(self, module):
+        q, k, v = self.qkv(seqlen_q=70)
+        return (q, k, v), [module.from_dlpack(x) for x in (q, k, v)]
+
+    @unittest.skipUnless(importlib.util.find_spec("cupy"), "cupy is not installed")
+    def test_cupy(self):
+        import cupy
+        tensors, arrays = self.from_dlpack(cupy)
+        out = attn.forward(*arrays)
+        self.assertIsInstance(out, cupy.ndarray)
+        self.good(torch.from_dlpack(out), *tensors)
+
+    @unittest.skipUnless(importlib.util.find_spec("jax"), "jax is not installed")
+    def test_jax(self):
+        import jax
+        try:
+            jax.devices("cuda")
+        except RuntimeError as error:
+            self.skipTest(f"jax: {error}")
+        tensors, arrays = self.from_dlpack(jax.dlpack)
+        self.good(torch.from_dlpack(attn.forward(*arrays)), *tensors)
+
+    def test_many_calls(self):
+        """10^5 calls: device and host memory stay where they were."""
+        import resource
+        q, k, v = self.qkv(seqlen_kv=500)
+        for calls in 1000, 100_000:
+            for _ in range(calls):
+                attn.forward(q, k, v)
+            torch.cuda.synchronize()
+            now = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[0], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            first = now if calls == 1000 else first
+        self.assertEqual(now[0], first[0])
+        self.assertLess(first[1] - now[1], 1 << 20)
+        self.assertLess(now[2] - first[2], 4 << 10)
+
+
+if __name__ == "__main__":
+    unittest.main()
