@@ -78,13 +78,19 @@ class CliTest(ProgramTest):
 
 
 class Usage(CliTest):
-    def test_example_in_f16(self):
+    def test_example_in_16_bits(self):
         half, out = self.path("half"), self.path("out")
-        subprocess.run([sys.executable, SOURCE / "examples" / "to_f16.py", EXAMPLE, half], check=True)
-        self.assertEqual({tensor[0] for tensor in load(half)[0].values()}, {"F16"})
-        self.attn("run", half, out, "--backend", "cpu", "--out-dtype", "f32")
-        for tensor in ("out", "lse"):
-            self.attn("diff", out, EXPECTED, "--tensor", tensor, "--max-abs", "4e-3")
+        info = self.json("info")
+        here = [b["name"] for b in info["backends"] if b["available"]]
+        built = {k["backend"] for k in info["kernels"] if k["op"] == "forward" and k["in_build"]}
+        backends = [name for name in ("cpu", "cuda", "hip", "hip-emu") if name in here and name.split("-")[0] in built]
+        for kind, bound in ("f16", "4e-3"), ("bf16", "2e-2"):
+            subprocess.run([sys.executable, SOURCE / "examples" / "to_16_bits.py", EXAMPLE, half, kind], check=True)
+            self.assertEqual({tensor[0] for tensor in load(half)[0].values()}, {kind.upper()})
+            for backend in backends:
+                self.attn("run", half, out, "--backend", backend, "--out-dtype", "f32")
+                for tensor in ("out", "lse"):
+                    self.attn("diff", out, EXPECTED, "--tensor", tensor, "--max-abs", bound)
 
     def test_bad_usage(self):
         example, out = str(EXAMPLE), self.path("out")

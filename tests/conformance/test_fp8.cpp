@@ -10,6 +10,7 @@
 #include "../catch.h"
 #include "backend.h"
 #include "core/dtype.h"
+#include "formula.h"
 #include "gfx9emu/runtime/hipemu.h"
 
 namespace attn::test {
@@ -143,6 +144,42 @@ TEST_CASE("fp8: random problems") {
   for (uint64_t seed = first_seed; seed < first_seed + count; ++seed)
     ran += check_case(random_case(seed), kernels);
   CHECK(ran > int(count));  // most by both head dimensions' kernels
+}
+
+// The row sum has P as rounded, and lse is its logarithm: docs/numerics.md, "FP8 weights".
+void check_lse(uint64_t count) {
+  const auto kernels = fp8_kernels();
+  if (kernels.empty()) ATTN_SKIP("no device here has FP8 kernels");
+  double largest = 0;
+  size_t rows = 0;
+  for (uint64_t seed = 1; seed <= count; ++seed) {
+    const Case c = random_case(seed);
+    const Data data = make_data(c);
+    const Outputs want = formula(c, data);
+    for (const Kernel* kernel : kernels) {
+      const Outputs got = run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
+      if (declined(*kernel, got)) continue;
+      INFO(kernel->name << " " << describe(c));
+      REQUIRE(got.error == "");
+      double most = 0;
+      for (size_t n = 0; n < want.lse.size(); ++n) {
+        if (!std::isfinite(want.lse[n])) continue;
+        most = std::max(most, std::abs(got.lse[n] - want.lse[n]));
+        ++rows;
+      }
+      CHECK(most <= std::log(17.0 / 16));  // three bits of mantissa
+      largest = std::max(largest, most);
+    }
+  }
+  std::cout << "fp8: lse of " << rows << " rows is off by up to " << largest << std::endl;
+  CHECK(rows > 0);
+  CHECK(largest <= 0.0274);
+}
+TEST_CASE("fp8: how far lse is off") {
+  check_lse(random_share(10));
+}
+TEST_CASE("fp8: how far lse is off, in long", "[.][long]") {
+  check_lse(120);
 }
 
 TEST_CASE("fp8: exact inputs give exact outputs") {
