@@ -112,7 +112,7 @@ bool devices_here() {
   return found;
 }
 uint64_t device_share(uint64_t count) {
-  return devices_here() ? random_share(count) : random_share(count);
+  return devices_here() ? random_share(count) : random_share(count) / 5;
 }
 bool in_device_share(uint64_t number) {
   if (devices_here()) return in_share(number);
