@@ -44,7 +44,7 @@ struct Numerics {
   bool rounded_sums = false;            // the row sum that out is divided by has P as rounded
   bool always_split_invariant = false;  // m is an integer, with ATTN_SPLIT_INVARIANT or without
   int largest_score = 127;              // results are stated for scores up to this power of 2
-  bool rounds_kv = false;               // K and V times their descales are rounded to q's type
+  bool rounds_kv = false;  // K and V times their scales are rounded to the type of weights
 };
 
 struct Step;
