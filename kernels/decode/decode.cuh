@@ -179,7 +179,7 @@ struct Decoder {
     const float k_descale = KV::scaled && !KV::own_types ? unit.k_descale : 1;
     float s[q_tiles][4] = {};
     if constexpr (KV::own_types)
-      multiply_own_k(s, stage, unit.k_type);
+      multiply_own_k(s, stage, unit.k_type, unit.k_shift);
     else
       multiply_k<KV, Product>(s, stage);
 
@@ -191,7 +191,7 @@ struct Decoder {
     }
     unsigned p[q_tiles][2];
     if constexpr (KV::own_types) {
-      weigh_own_v(s, p, stage + a.k_bytes, unit.v_type, valid);
+      weigh_own_v(s, p, stage + a.k_bytes, unit, valid);
     } else {
 #pragma unroll
       for (int n = 0; n < q_tiles; ++n) weigh(s[n], n, p[n]);
@@ -296,12 +296,12 @@ struct Decoder {
       }
     }
   }
-  __device__ __forceinline__ void multiply_own_k(float (&s)[q_tiles][4], unsigned stage,
-                                                 int type) const {
+  __device__ __forceinline__ void multiply_own_k(float (&s)[q_tiles][4], unsigned stage, int type,
+                                                 unsigned shift) const {
     if (type == attn_element_q8_0)
-      multiply_block_k<Q8_0>(s, stage);
+      multiply_block_k<Q8_0>(s, stage + shift);
     else if (type == attn_element_q4_0)
-      multiply_block_k<Q4_0>(s, stage);
+      multiply_block_k<Q4_0>(s, stage + shift);
     else if (type == attn_element_f16)
       multiply_k<Same<F16>, F16>(s, stage);
     else
@@ -376,12 +376,13 @@ struct Decoder {
     }
   }
   __device__ __forceinline__ void weigh_own_v(const float (&s)[q_tiles][4],
-                                              unsigned (&p)[q_tiles][2], unsigned v_rows, int type,
-                                              unsigned valid) {
+                                              unsigned (&p)[q_tiles][2], unsigned v_rows,
+                                              const Unit& unit, unsigned valid) {
+    const int type = unit.v_type;
     const uint2 there = there_of(valid);
     const auto rows_of = [&](auto of) {
       using Rows = decltype(of);
-      return v_rows + warp() * warp_keys * Rows::pitch + Rows::lane_v(lane());
+      return v_rows + unit.v_shift + warp() * warp_keys * Rows::pitch + Rows::lane_v(lane());
     };
     const unsigned q8_0_rows = rows_of(BlockRows<Q8_0, head_dim_v>{}),
                    q4_0_rows = rows_of(BlockRows<Q4_0, head_dim_v>{});

@@ -20,14 +20,21 @@ using Barrier = unsigned long long;
 struct Unit {
   int b, h;  // sequence and K/V head
   int seqlen_q, seqlen_kv;
-  int q_begin;    // packed q: row of query 0
-  int first_row;  // of the row tile
-  int first;      // position of the first key
-  Part part;      // that it belongs to
-  bool last;      // of that
-  bool final;     // of the block
-  unsigned char k_type, v_type;
-  float k_descale, v_descale;
+  int q_begin;                   // packed q: row of query 0
+  int first_row;                 // of the row tile
+  int first;                     // position of the first key
+  Part part;                     // that it belongs to
+  bool last;                     // of that
+  bool final;                    // of the block
+  unsigned char k_type, v_type;  // of own_types
+  union {
+    float k_descale;
+    int k_shift;  // of blocks: bytes in front of a row in shared memory
+  };
+  union {
+    float v_descale;
+    int v_shift;
+  };
   unsigned valid[2];  // a bit per key: there is one that some query sees
 };
 
@@ -189,9 +196,13 @@ struct Loader {
       unit.final = final;
       unit.valid[0] = valid[0];
       unit.valid[1] = valid[1];
-      unit.k_descale = k_descale;
-      unit.v_descale = v_descale;
-      if (tile.own_types) unit.k_type = s.k_type, unit.v_type = s.v_type;
+      if (!tile.own_types) {
+        unit.k_descale = k_descale;
+        unit.v_descale = v_descale;
+      } else {
+        unit.k_type = s.k_type, unit.v_type = s.v_type;
+        unit.k_shift = shift_of(at.h * s.k_head), unit.v_shift = shift_of(at.h * s.v_head);
+      }
     }
     const unsigned k_to = ring + stage.number * stage_bytes(), v_to = k_to + k_bytes(),
                    full = address(&shared.full[stage.number]);
@@ -263,11 +274,14 @@ struct Loader {
     const attn_tensor_map* map = is_k ? &maps[at.segment].k : &maps[at.segment].v;
     const int entry = s.block_table ? own : s.lengths.cu_seqlens ? 0 : at.b;
     const int row = s.block_table ? slot_of(s, local + key) : int(at.row) + local + key;
-    const int column = pitch ? at.h * (is_k ? s.k_head : s.v_head) : of_tile * (panel_pitch / 2);
+    const int head = at.h * (is_k ? s.k_head : s.v_head),
+              column = pitch ? head - shift_of(head) / 2 : of_tile * (panel_pitch / 2);
     if (wanted) ptx::tma_load(to, map, full, column, row, pitch ? 0 : at.h, entry);
     __syncwarp();
 #endif
   }
+  // Boxes begin at multiples of 16 bytes, heads (units of 2 bytes before them) at any of 4.
+  static __device__ __forceinline__ int shift_of(int head) { return 2 * head % 16; }
   // 0: rows are panels.
   template <int columns>
   static __device__ __forceinline__ int pitch_of(int type) {

@@ -225,8 +225,8 @@ inline Status check_engine(const Problem& p, const DeviceInfo& device) {
   return {};
 }
 
-// Heads of blocks begin at any multiple of 2 bytes: they are places in a token's row, of which a
-// box takes one head up to the pitch.
+// Heads of blocks are places in a token's row. A box takes one from the multiple of 16 bytes in
+// front of it, as far as the pitch goes.
 inline TensorMap map_of_blocks(const Problem& p, const attn_segment& s, attn_dtype type,
                                int64_t head_dim, const attn_strides& stride) {
   const Extents size = extents(p, s);
@@ -269,10 +269,17 @@ inline Status check_own_types(const Problem& p) {
                                             std::tuple(s.v_type, s.v_stride, p.head_dim_v)}) {
       // The copy engine counts columns in 32 bits.
       constexpr int64_t max_row = int64_t{1} << 31;
+      if (!dtype_is_ggml(type)) continue;
       const int64_t row = dtype_bytes(type, (p.heads_kv - 1) * stride.head + dim);
-      if (dtype_is_ggml(type) && row >= max_row)
-        return unsupported("the heads of a token lie ", row, " bytes apart; accepted: below ",
-                           max_row);
+      if (row >= max_row)
+        return unsupported("the heads of a token take ", row, " bytes; accepted: below ", max_row);
+      // What lies in front of a head in its box, at most.
+      const int64_t head = dtype_bytes(type, stride.head),
+                    in_front = p.heads_kv > 1 ? (16 - std::gcd(head, int64_t{16})) % 16 : 0;
+      if (in_front % 4 != 0 ||
+          in_front + dtype_bytes(type, dim) > block_pitch(int(dim), int(dtype_bytes(type))))
+        return unsupported("heads of ", dtype_name(type), " lie ", stride.head, " elements, ", head,
+                           " bytes, apart; accepted: ", dim, " elements, or multiples of 16 bytes");
     }
   }
   return {};
