@@ -55,8 +55,8 @@ float unpack_f16(unsigned short code) {
 float unpack_bf16(unsigned short code) {
   return bf16_value(code);
 }
-void ldmatrix(Fragment&, unsigned) {}
-void ldmatrix_transposed(Fragment&, unsigned) {}
+inline void ldmatrix(Fragment&, unsigned) {}
+inline void ldmatrix_transposed(Fragment&, unsigned) {}
 unsigned fma_f16x2(unsigned a, unsigned b, unsigned c) {
   const auto one = [&](int shift) {  // exact in float64 before it is rounded
     return f16_code(double(f16_value(uint16_t(a >> shift))) * f16_value(uint16_t(b >> shift)) +
