@@ -182,7 +182,7 @@ def check_own(elf, declarations):
 def link_last(llvm, objects, output, source):
     """What differs from the link before: other code objects may put theirs in the place of global symbols."""
     try:
-        llvm.link(objects, output)
+        llvm.link(objects, output, "--discard-all")  # local symbols: registers, labels
     except Failure as failure:
         symbol = re.search("cannot be used against symbol '(.*?)'", str(failure))
         if not symbol:
