@@ -61,6 +61,32 @@ attn_kv_append_tensor tensor(const void* src, const attn_strides& src_stride, co
   return t;
 }
 
+// What both kernels' arguments say alike.
+template <class Kernarg>
+void set_common(const KvAppendProblem& p, const attn_kv_append_args& args, bool lengths_only,
+                Kernarg* a) {
+  const attn_segment& s = p.segment;
+  a->tensor[0].descale = descale(s.k_descale, args.cache.k_descale, p.heads_kv, s);
+  a->tensor[1].descale = descale(s.v_descale, args.cache.v_descale, p.heads_kv, s);
+  a->rotary_cos = args.rotary_cos;
+  a->rotary_sin = args.rotary_sin;
+  a->cu_seqlens_new = p.new_layout == ATTN_PACKED ? args.cu_seqlens_new : nullptr;
+  a->seqlens_out = lengths_only || one_block_per_sequence(p) ? args.seqlens_out : nullptr;
+  if (s.layout == ATTN_PAGED) {
+    a->block_table = args.cache.block_table;
+    a->num_pages = int(std::min(s.num_pages, max_int));
+    a->page_size = s.page_size;
+    a->max_pages = s.max_pages;
+  }
+  a->batch = int(p.batch);
+  a->seqlen_new = int(p.seqlen_new);
+  a->new_type = p.new_type;
+  a->half = int(p.rotary_dim / 2);
+  a->interleaved = p.rotary_interleaved;
+  a->aligned = all_aligned(p, args);
+  a->lengths_only = lengths_only;
+}
+
 template <bool lengths_only>
 void pack(const KvAppendProblem& p, const attn_kv_append_args& args, const Target&,
           Parameters* to) {
@@ -70,30 +96,12 @@ void pack(const KvAppendProblem& p, const attn_kv_append_args& args, const Targe
   a.tensor[1] =
       tensor(args.v_new, p.v_new_stride, args.cache.v, s.v_stride, s.v_type, p.head_dim_v);
   a.tensor[2] = tensor(args.q, p.q_stride, args.q_out, p.q_out_stride, p.new_type, p.head_dim);
-  a.tensor[0].descale = descale(s.k_descale, args.cache.k_descale, p.heads_kv, s);
-  a.tensor[1].descale = descale(s.v_descale, args.cache.v_descale, p.heads_kv, s);
-  a.rotary_cos = args.rotary_cos;
-  a.rotary_sin = args.rotary_sin;
-  a.cu_seqlens_new = p.new_layout == ATTN_PACKED ? args.cu_seqlens_new : nullptr;
+  set_common(p, args, lengths_only, &a);
   a.total_new = p.total_new;
   a.lengths = kv_lengths(s, args.cache);
-  a.seqlens_out = lengths_only || one_block_per_sequence(p) ? args.seqlens_out : nullptr;
-  if (s.layout == ATTN_PAGED) {
-    a.block_table = args.cache.block_table;
-    a.num_pages = int(std::min(s.num_pages, max_int));
-    a.page_size = s.page_size;
-    a.max_pages = s.max_pages;
-  }
-  a.batch = int(p.batch);
-  a.seqlen_new = int(p.seqlen_new);
   a.heads_kv = int(p.heads_kv);
   a.heads = int(2 * p.heads_kv + p.heads_q);
   a.threads_per_head = int(threads_per_head(p));
-  a.new_type = p.new_type;
-  a.half = int(p.rotary_dim / 2);
-  a.interleaved = p.rotary_interleaved;
-  a.aligned = all_aligned(p, args);
-  a.lengths_only = lengths_only;
   store(a, to);
 }
 
@@ -190,34 +198,16 @@ void pack_gfx942(const KvAppendProblem& p, const attn_kv_append_args& args, cons
                               s.v_stride, p.head_dim_v, p.heads_kv, shape.heads);
   a.tensor[2] = tensor_gfx942(args.q, p.new_type, p.q_stride, args.q_out, p.new_type,
                               p.q_out_stride, p.head_dim, p.heads_q, shape.heads);
-  a.tensor[0].descale = descale(s.k_descale, args.cache.k_descale, p.heads_kv, s);
-  a.tensor[1].descale = descale(s.v_descale, args.cache.v_descale, p.heads_kv, s);
-  a.rotary_cos = args.rotary_cos;
-  a.rotary_sin = args.rotary_sin;
-  a.cu_seqlens_new = p.new_layout == ATTN_PACKED ? args.cu_seqlens_new : nullptr;
+  set_common(p, args, lengths_only, &a);
   a.seqlens = args.cache.seqlens;
-  a.seqlens_out = lengths_only || one_block_per_sequence(p) ? args.seqlens_out : nullptr;
   a.total_new = int(p.total_new);
-  a.seqlen_new = int(p.seqlen_new);
   a.by_seqlen_new = divisor(std::max<int64_t>(1, p.seqlen_new));
-  a.batch = int(p.batch);
   a.capacity = int(s.seqlen);
-  if (s.layout == ATTN_PAGED) {
-    a.block_table = args.cache.block_table;
-    a.num_pages = int(std::min(s.num_pages, max_int));
-    a.page_size = s.page_size;
-    a.by_page_size = divisor(s.page_size);
-    a.max_pages = s.max_pages;
-  }
+  if (s.layout == ATTN_PAGED) a.by_page_size = divisor(s.page_size);
   a.chunk_heads = int(shape.heads);
   a.head_threads = int(threads_per_head(p));
   a.by_head_threads = divisor(a.head_threads);
   a.chunk_step = int(lengths_only ? shape.threads : shape.workgroups);
-  a.new_type = p.new_type;
-  a.half = int(p.rotary_dim / 2);
-  a.interleaved = p.rotary_interleaved;
-  a.aligned = all_aligned(p, args);
-  a.lengths_only = lengths_only;
   store(a, to);
 }
 
