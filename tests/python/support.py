@@ -56,3 +56,30 @@ class Case(unittest.TestCase):
         for word in [words] if isinstance(words, str) else words:
             self.assertIn(word, str(caught.exception))
         return caught.exception
+
+    def gpu(self, *backends):
+        """torch, if it has a GPU and attn one of these backends there; skips the test else."""
+        try:
+            import torch
+        except ModuleNotFoundError:
+            self.skipTest("torch is not installed")
+        if not torch.cuda.is_available():
+            self.skipTest("torch has no GPU")
+        found = [b for b in attn.info()["backends"] if b["name"] in backends]
+        if not any(b["available"] for b in found):
+            self.skipTest("; ".join(f"{b['name']}: {b['reason']}" for b in found))
+        return torch
+
+    def growth(self, call, first, then):
+        """Bytes of a GPU by torch's count and by the driver's, and of the host, that `then` calls took more than the `first`."""
+        import resource
+
+        import torch
+        used = []
+        for calls in first, then:
+            for _ in range(calls):
+                call()
+            torch.cuda.synchronize()
+            used.append(np.array([torch.cuda.memory_allocated(), -torch.cuda.mem_get_info()[0],
+                                  resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10]))
+        return (used[1] - used[0]).tolist()

@@ -252,17 +252,8 @@ class Torch(Case):
         mask = attn.BlockMask.from_dense(torch.from_numpy(causal(9, 13)), block_size=4)
         self.close(attn.forward(q, k, v, block_mask=mask), softmax_attention(q, k, v, causal(9, 13))[0])
 
-    def gpu(self):
-        import torch
-        if not torch.cuda.is_available():
-            self.skipTest("torch has no GPU")
-        backend = cuda_backend()
-        if not backend["available"]:
-            self.skipTest(f"cuda: {backend['reason']}")
-        return torch
-
     def test_gpu(self):
-        torch = self.gpu()
+        torch = self.gpu("cuda")
         q, k, v = self.tensors(torch.float16, "cuda", seqlen_q=200, seqlen_kv=333, dim=64)
         want, want_lse = softmax_attention(*(x.double().cpu() for x in (q, k, v)), causal(200, 333))
         out, lse = attn.forward(q, k, v, causal=True, return_lse=True)
@@ -274,7 +265,7 @@ class Torch(Case):
         self.refuses(ValueError, ["backend is cpu", "cuda"], attn.forward, q, k, v, backend="cpu")
 
     def test_gpu_stream(self):
-        torch = self.gpu()
+        torch = self.gpu("cuda")
         q, k, v = self.tensors(torch.float16, "cuda", dim=64, seqlen_q=128, seqlen_kv=128)
         want = attn.forward(q, k, v)
         late = torch.zeros_like(q)
@@ -289,7 +280,7 @@ class Torch(Case):
 
     def test_gpu_that_is_not_current(self):
         """A call runs where its tensors are, in the stream that is current there, and leaves the current device alone."""
-        torch = self.gpu()
+        torch = self.gpu("cuda")
         if torch.cuda.device_count() < 2:
             self.skipTest("one GPU; two are needed")
         self.assertEqual(torch.cuda.current_device(), 0)
@@ -330,7 +321,7 @@ class Torch(Case):
         self.refuses(ValueError, ["k lies in cuda device 0", "accepted: cuda device 1"], attn.forward, q, k.to("cuda:0"), v)
 
     def test_gpu_graph(self):
-        torch = self.gpu()
+        torch = self.gpu("cuda")
         q, k, v = self.tensors(torch.float16, "cuda", dim=64, seqlen_q=1, seqlen_kv=500)
         plan, out = attn.Plan(q, k, v), torch.empty_like(q)
         self.assertGreater(plan.workspace, 0)
@@ -370,7 +361,7 @@ class Torch(Case):
         self.close(again.cpu(), out.cpu(), 0)
 
     def test_gpu_masks(self):
-        torch = self.gpu()
+        torch = self.gpu("cuda")
         q, k, v = self.tensors(torch.float16, "cuda", seqlen_q=200, seqlen_kv=333, dim=64)
         i, j = np.arange(200)[:, None], np.arange(333)
         dense = self.rng.random((200, 333)) < 0.5

@@ -13,15 +13,10 @@ if HAVE:
     import attn.torch
 
 
-@unittest.skipUnless(HAVE, "torch is not installed")
 class GpuCase(Case):
     def setUp(self):
         super().setUp()
-        if not torch.cuda.is_available():
-            self.skipTest("torch has no GPU")
-        backend = next(b for b in attn.info()["backends"] if b["name"] == "cuda")
-        if not backend["available"]:
-            self.skipTest(f"cuda: {backend['reason']}")
+        self.gpu("cuda")
 
     def qkv(self, **sizes):
         """One query, so that blocks leave parts in the workspace and count who has come."""
@@ -125,7 +120,6 @@ class NodeCasesInF16(GpuCase):
     """docs/onnx.md has the table."""
 
     def test_all(self):
-        import torch.utils.dlpack  # noqa: F401
         served, refused, cases = 0, {}, test_onnx.node_cases()
 
         def on_device(x):
@@ -178,17 +172,11 @@ class Arrays(GpuCase):
 
     def test_many_calls(self):
         """10^5 calls: device and host memory stay where they were."""
-        import resource
         q, k, v = self.qkv(seqlen_kv=500)
-        for calls in 1000, 100_000:
-            for _ in range(calls):
-                attn.forward(q, k, v)
-            torch.cuda.synchronize()
-            now = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[0], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            first = now if calls == 1000 else first
-        self.assertEqual(now[0], first[0])
-        self.assertLess(first[1] - now[1], 1 << 20)
-        self.assertLess(now[2] - first[2], 4 << 10)
+        allocated, device, host = self.growth(lambda: attn.forward(q, k, v), 1000, 100_000)
+        self.assertEqual(allocated, 0)
+        self.assertLess(device, 1 << 20)
+        self.assertLess(host, 4 << 20)
 
 
 if __name__ == "__main__":

@@ -220,10 +220,7 @@ class Patch(TorchCase):
 class Gpu(TorchCase):
     def setUp(self):
         super().setUp()
-        if not torch.cuda.is_available():
-            self.skipTest("torch has no GPU")
-        if not any(b["available"] for b in attn.info()["backends"] if b["name"] in ("cuda", "hip")):
-            self.skipTest("attn has no GPU")
+        self.gpu("cuda", "hip")
 
     def test_grid(self):
         """Where a kernel takes it, as torch in float32; counted."""
@@ -274,14 +271,9 @@ class Gpu(TorchCase):
 
     def test_memory_does_not_grow(self):
         q, k, v = (self.tensor(1, 4, n, 64).cuda().half() for n in (1, 500, 500))
-        for calls in 1000, 20000:
-            for _ in range(calls):
-                sdpa(q, k, v)
-            torch.cuda.synchronize()
-            now = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[0]
-            first = now if calls == 1000 else first
-        self.assertEqual(now[0], first[0])
-        self.assertLess(first[1] - now[1], 1 << 20)
+        allocated, device, _ = self.growth(lambda: sdpa(q, k, v), 1000, 20000)
+        self.assertEqual(allocated, 0)
+        self.assertLess(device, 1 << 20)
 
 
 @unittest.skipUnless(HAVE and importlib.util.find_spec("transformers"), "transformers is not installed")
