@@ -29,16 +29,12 @@ def embeddings(weights, sentences):
     ends = np.cumsum([0] + [len(ids) for ids in sentences]).astype(np.int32)
     longest = int(np.diff(ends).max())
     x = np.concatenate([minilm.embed(weights, ids) for ids in sentences])
-    for layer in range(layers_of(weights)):
+    for layer in range(minilm.layers_of(weights)):
         q, k, v = minilm.qkv(weights, layer, x)
         out = attn.forward(q, k, v, cu_seqlens_q=ends, cu_seqlens_kv=ends, max_seqlen_q=longest)
         x = minilm.after_attention(weights, layer, x, out)
     means = np.add.reduceat(x, ends[:-1]) / np.diff(ends)[:, None]
     return means / np.linalg.norm(means, axis=1, keepdims=True)
-
-
-def layers_of(weights):
-    return sum(name.endswith("attention.self.query.weight") for name in weights)
 
 
 def largest_difference(weights, sentences, found):

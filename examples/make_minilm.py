@@ -82,6 +82,10 @@ def qkv(weights, layer, x):
     return [linear(weights, name + part, x).reshape(-1, HEADS, HEAD_DIM) for part in ("query", "key", "value")]
 
 
+def layers_of(weights):
+    return sum(name.endswith("attention.self.query.weight") for name in weights)
+
+
 def encoder_layer(weights, layer, x):
     return after_attention(weights, layer, x, attention(*qkv(weights, layer, x))[0])
 
@@ -108,7 +112,7 @@ def load_model():
 def sentence_embedding(weights, ids):
     """The model's own result: mean over tokens after the last layer, normalised."""
     x = embed(weights, ids)
-    for layer in range(sum(name.endswith("attention.self.query.weight") for name in weights)):
+    for layer in range(layers_of(weights)):
         x = encoder_layer(weights, layer, x)
     mean = x.mean(0)
     return mean / np.linalg.norm(mean)

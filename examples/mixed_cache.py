@@ -24,8 +24,8 @@ def older(x, dtype):
     if dtype == "f16":
         return x, None
     if dtype in ("q8_0", "q4_0"):
-        return attn.quantize(x.astype(np.float32), dtype)
-    return attn.quantize(x.astype(np.float32), dtype, scale="amax", per="head")
+        return attn.quantize(x, dtype)
+    return attn.quantize(x, dtype, scale="amax", per="head")
 
 
 def over_mixed(q, k, v, recent, dtype):
@@ -46,11 +46,11 @@ def main():
     if not 0 < options.recent < k.shape[1]:
         parser.error(f"--recent is {options.recent}; accepted: 1 to {k.shape[1] - 1}")
     q = q[:, -options.recent:]  # those of the newest tokens, which see all the older ones
-    exact, _ = over_mixed(q, k, v, options.recent, "f16")
+    results = {dtype: over_mixed(q, k, v, options.recent, dtype) for dtype in TYPES}
+    exact, _ = results["f16"]
     print(f"{k.shape[1]} keys of {k.shape[2]} heads of {k.shape[3]}, the newest {options.recent} in f16\n"
           "older keys   bytes a token   error   largest")
-    for dtype in TYPES:
-        out, size = over_mixed(q, k, v, options.recent, dtype)
+    for dtype, (out, size) in results.items():
         print(f"{dtype:10}   {size:13}   {np.linalg.norm(out - exact) / np.linalg.norm(exact):.4f}  {np.abs(out - exact).max():.4f}")
     return 0
 

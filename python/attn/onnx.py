@@ -66,13 +66,13 @@ def attention(Q, K, V, attn_mask=None, past_key=None, past_value=None, nonpad_kv
         bias = pairs if bias is None else bias + pairs
     served_bias = None if bias is None else _broadcast(bias[..., :keys], q, keys)
 
-    dim_v, whole_v = v.shape[3], _whole_head(v)
-    shape = (q.shape[0], q.shape[2], seqlen_q, whole_v.shape[3])
+    served_v = _whole_head(v[:, :keys])
+    shape = (q.shape[0], q.shape[2], seqlen_q, served_v.shape[3])
     out = empty((shape[0], shape[2], shape[1], shape[3]) if hidden else shape, type_name(Q), Q)
-    result = forward(_whole_head(q), _whole_head(k)[:, :keys], whole_v[:, :keys], scale=_scale(scale, q), softcap=softcap or 0.0,
+    result = forward(_whole_head(q), _whole_head(k[:, :keys]), served_v, scale=_scale(scale, q), softcap=softcap or 0.0,
                      bias=served_bias, seqlens_kv=lengths, out=out if hidden else out.swapaxes(1, 2),
                      return_lse=bool(qk_matmul_output), backend=backend, **rule)
-    out = out[..., :dim_v]
+    out = out[..., :v.shape[3]]
     scores = None
     if qk_matmul_output:
         scores = _scores(q, k, _scale(scale, q), softcap or 0.0, bias, pairs, result[1], qk_matmul_output_mode)
