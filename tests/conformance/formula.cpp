@@ -72,7 +72,7 @@ Outputs compute(const Case& c, const Data& data, bool round, bool split_invarian
 }  // namespace
 
 Outputs formula(const Case& c, const Data& data) {
-  return compute(c, data, false, false);
+  return compute(c, data, false);
 }
 Outputs formula_with(const Planted& mistake, const Case& c, const Data& data) {
   return compute(c, data, false, false, mistake);
