@@ -26,7 +26,8 @@ def write(path, data):
 
 def run_generate(options):
     target = find_target(options.mcpu)
-    data, directives = generate(find_llvm(options.llvm), options.input, target, options.include)
+    data, directives = generate(find_llvm(options.llvm), options.input, target, options.include,
+                                not options.no_local_symbols)
     if options.emit_s:
         print(directives, end="")
     if options.output:
@@ -100,6 +101,7 @@ def parse_arguments(arguments):
     sub.add_argument("-mcpu", default="gfx942", help=f"{', '.join(TARGETS)} (gfx942)")
     sub.add_argument("-I", dest="include", action="append", default=[], metavar="DIR",
                      help="where .include looks, after the file's own folder")
+    sub.add_argument("--no-local-symbols", action="store_true", help="leave the names of registers and labels out")
     sub.add_argument("--emit-s", action="store_true", help="print the generated directives")
     sub.set_defaults(run=run_generate)
 

@@ -179,10 +179,10 @@ def check_own(elf, declarations):
                           f"'{declaration.name}:'")
 
 
-def link_last(llvm, objects, output, source):
+def link_last(llvm, objects, output, source, *options):
     """What differs from the link before: other code objects may put theirs in the place of global symbols."""
     try:
-        llvm.link(objects, output, "--discard-all")  # local symbols: registers, labels
+        llvm.link(objects, output, *options)
     except Failure as failure:
         symbol = re.search("cannot be used against symbol '(.*?)'", str(failure))
         if not symbol:
@@ -201,8 +201,8 @@ def check_made(path, llvm, source):
             raise Failure(f"kernel {kernel.name}: what was generated does not pass check: {sentence}")
 
 
-def generate(llvm, source, target, includes=()):
-    """The code object's bytes and the directives made for it."""
+def generate(llvm, source, target, includes=(), local_symbols=True):
+    """The code object's bytes and the directives made for it. Local symbols are registers and labels."""
     try:
         text = Path(source).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -224,6 +224,6 @@ def generate(llvm, source, target, includes=()):
         made = directives(kernels, target)
         extra.write_text(made)
         llvm.assemble(extra, extra.with_suffix(".o"), target.name)
-        link_last(llvm, [body, extra.with_suffix(".o")], output, source)
+        link_last(llvm, [body, extra.with_suffix(".o")], output, source, *([] if local_symbols else ["--discard-all"]))
         check_made(output, llvm, source)
         return output.read_bytes(), made
