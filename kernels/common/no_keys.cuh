@@ -11,7 +11,10 @@ namespace attn::device {
 template <class Kernarg>
 __device__ __forceinline__ void store_no_keys(const Kernarg& a, long long at, long long lse_at,
                                               float lse) {
-  const int lane = threadIdx.x % 32, element_bytes = a.out_type == attn_element_f32 ? 4 : 2;
+  const int lane = threadIdx.x % 32;
+  const int element_bytes = a.out_type == attn_element_f32    ? 4
+                            : a.out_type <= attn_element_bf16 ? 2
+                                                              : 1;
   uint4* chunks = reinterpret_cast<uint4*>(static_cast<char*>(a.out) + at * element_bytes);
   for (int i = lane; i < a.head_dim_v * element_bytes / 16; i += 32)
     chunks[i] = make_uint4(0, 0, 0, 0);

@@ -20,5 +20,12 @@ __device__ __forceinline__ void ldmatrix_transposed(unsigned (&d)[4], unsigned s
                : "memory");
 }
 
+// stmatrix: the other way, from fragments as ldmatrix leaves them. sm_90.
+__device__ __forceinline__ void stmatrix(unsigned shared, const unsigned (&x)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared),
+               "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+               : "memory");
+}
+
 }  // namespace attn::ptx
 #endif

@@ -39,11 +39,13 @@ __device__ __forceinline__ void pin(float (&x)[count]) {
 #define ATTN_REGS_32                                                     \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" \
   ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define ATTN_REGS_36 ATTN_REGS_32 ", %32, %33, %34, %35"
 #define ATTN_REGS_40 ATTN_REGS_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define ATTN_REGS_48 ATTN_REGS_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define ATTN_REGS_56 ATTN_REGS_48 ", %48, %49, %50, %51, %52, %53, %54, %55"
 #define ATTN_REGS_64 \
   ATTN_REGS_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define ATTN_REGS_68 ATTN_REGS_64 ", %64, %65, %66, %67"
 #define ATTN_REGS_88                                                                 \
   ATTN_REGS_64                                                                       \
   ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
@@ -62,10 +64,12 @@ __device__ __forceinline__ void pin(float (&x)[count]) {
 #define ATTN_D8(i) ATTN_D4(i), ATTN_D4(i + 4)
 #define ATTN_D32(i) ATTN_D8(i), ATTN_D8(i + 8), ATTN_D8(i + 16), ATTN_D8(i + 24)
 #define ATTN_D_32 ATTN_D32(0)
+#define ATTN_D_36 ATTN_D_32, ATTN_D4(32)
 #define ATTN_D_40 ATTN_D_32, ATTN_D8(32)
 #define ATTN_D_48 ATTN_D_40, ATTN_D8(40)
 #define ATTN_D_56 ATTN_D_48, ATTN_D8(48)
 #define ATTN_D_64 ATTN_D_32, ATTN_D32(32)
+#define ATTN_D_68 ATTN_D_64, ATTN_D4(64)
 #define ATTN_D_88 ATTN_D_64, ATTN_D8(64), ATTN_D8(72), ATTN_D8(80)
 #define ATTN_D_96 ATTN_D_64, ATTN_D32(64)
 #define ATTN_D_128 ATTN_D_96, ATTN_D32(96)
@@ -118,8 +122,49 @@ ATTN_WGMMA(128, 64, 64, 65, 66, 67, 68, 69)
 ATTN_WGMMA(176, 88, 88, 89, 90, 91, 92, 93)
 ATTN_WGMMA(192, 96, 96, 97, 98, 99, 100, 101)
 ATTN_WGMMA(256, 128, 128, 129, 130, 131, 132, 133)
+
+// wgmma.mma_async m64nNk32 of fp8: A e4m3, B [n][32] in shared memory, e5m2 or e4m3. A in
+// registers: a[h + 2 half] has the four of row l/4 + 8h from column 4(l%4) + 16 half on. Sums are
+// not float32: a product keeps some 13 bits below the largest of what it is added to
+// (docs/numerics.md).
+template <bool e5m2, int registers>
+__device__ __forceinline__ void wgmma_fp8(float (&d)[registers], const unsigned (&a)[4],
+                                          unsigned long long b, bool add);
+template <bool e5m2, int registers>
+__device__ __forceinline__ void wgmma_fp8(float (&d)[registers], unsigned long long a,
+                                          unsigned long long b, bool add);
+
+#define ATTN_WGMMA_FP8_TYPE(N, R, TYPE, E5M2, C0, C1, C2, C3, C4, C5)                              \
+  template <>                                                                                      \
+  __device__ __forceinline__ void wgmma_fp8<E5M2, R>(float(&d)[R], const unsigned(&a)[4],          \
+                                                     unsigned long long b, bool add) {             \
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %" #C5 ", 0; wgmma.mma_async.sync.aligned.m64n" #N \
+                 "k32.f32.e4m3." TYPE " {" ATTN_REGS_##R "}, {%" #C0 ", %" #C1 ", %" #C2 ", %" #C3 \
+                                                         "}, %" #C4 ", p, 1, 1;}"                  \
+                 : ATTN_D_##R                                                                      \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));             \
+  }                                                                                                \
+  template <>                                                                                      \
+  __device__ __forceinline__ void wgmma_fp8<E5M2, R>(float(&d)[R], unsigned long long a,           \
+                                                     unsigned long long b, bool add) {             \
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %" #C2 ", 0; wgmma.mma_async.sync.aligned.m64n" #N \
+                 "k32.f32.e4m3." TYPE " {" ATTN_REGS_##R "}, %" #C0 ", %" #C1 ", p, 1, 1;}"        \
+                 : ATTN_D_##R                                                                      \
+                 : "l"(a), "l"(b), "r"(int(add)));                                                 \
+  }
+#define ATTN_WGMMA_FP8(N, R, C0, C1, C2, C3, C4, C5)              \
+  ATTN_WGMMA_FP8_TYPE(N, R, "e5m2", true, C0, C1, C2, C3, C4, C5) \
+  ATTN_WGMMA_FP8_TYPE(N, R, "e4m3", false, C0, C1, C2, C3, C4, C5)
+ATTN_WGMMA_FP8(64, 32, 32, 33, 34, 35, 36, 37)
+ATTN_WGMMA_FP8(72, 36, 36, 37, 38, 39, 40, 41)
+ATTN_WGMMA_FP8(128, 64, 64, 65, 66, 67, 68, 69)
+ATTN_WGMMA_FP8(136, 68, 68, 69, 70, 71, 72, 73)
+#undef ATTN_WGMMA_FP8
+#undef ATTN_WGMMA_FP8_TYPE
 #undef ATTN_REGS_32
 #undef ATTN_D_32
+#undef ATTN_REGS_36
+#undef ATTN_D_36
 #undef ATTN_REGS_40
 #undef ATTN_D_40
 #undef ATTN_REGS_48
@@ -128,6 +173,8 @@ ATTN_WGMMA(256, 128, 128, 129, 130, 131, 132, 133)
 #undef ATTN_D_56
 #undef ATTN_REGS_64
 #undef ATTN_D_64
+#undef ATTN_REGS_68
+#undef ATTN_D_68
 #undef ATTN_REGS_88
 #undef ATTN_D_88
 #undef ATTN_REGS_96

@@ -7,6 +7,8 @@ enum {
   attn_element_f32 = 1,
   attn_element_f16 = 2,
   attn_element_bf16 = 3,
+  attn_element_f8_e4m3fn = 4,
+  attn_element_f8_e5m2 = 5,
   attn_element_q8_0 = 7,
   attn_element_q4_0 = 8
 };

@@ -14,6 +14,7 @@ enum : unsigned {
   with_bias = 4 | with_score,  // a bias beside those
   with_pages = 8,              // segments may be paged
   with_score_and_pages = with_score | with_pages,
+  with_fp8 = 16,  // q, k and v of fp8
 };
 
 template <unsigned with>
@@ -35,6 +36,10 @@ struct KernargOf<with_pages> {
 template <>
 struct KernargOf<with_score_and_pages> {
   using type = attn_sm90_paged_kernarg;
+};
+template <>
+struct KernargOf<with_fp8> {
+  using type = attn_sm90_fp8_kernarg;
 };
 template <unsigned with>
 using Kernarg = typename KernargOf<with>::type;

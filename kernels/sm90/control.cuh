@@ -25,8 +25,9 @@ struct Item {
     int row;    // the key at position j lies in row j + row of the tensor,
     int batch;  // in this entry
   } segment[attn_sm90_max_segments];
-  SeenKeys see[max_groups];  // per warpgroup
-  unsigned first_tile;       // flags of its first tile of keys, written before that one's k_full
+  SeenKeys see[max_groups];        // per warpgroup
+  float score_factor, out_factor;  // fp8: with which scores enter the log2 domain, and of out
+  unsigned first_tile;  // flags of its first tile of keys, written before that one's k_full
 };
 
 // A tile of keys of an item.
@@ -56,7 +57,8 @@ struct Control {
   Barrier ending;                 // of the item that was described last, few tiles are to be loaded
   // In a cluster: the other block has the place free too.
   Barrier k_there[max_stages], v_there[max_stages];
-  int page[tile_slots][max_pieces];  // of the same tiles; nowhere: not in any
+  Barrier vt_full[max_stages], vt_empty[max_stages];  // fp8: V^T
+  int page[tile_slots][max_pieces];                   // of the same tiles; nowhere: not in any
 };
 static_assert(sizeof(Control) <= control_bytes);
 

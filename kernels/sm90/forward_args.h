@@ -62,6 +62,11 @@ struct attn_sm90_bias_kernarg : attn_sm90_forward_kernarg {
   int bias_pairs;  // two keys from an even one on lie side by side, where a load of both can begin
 };
 
+struct attn_sm90_fp8_kernarg : attn_sm90_forward_kernarg {
+  attn_descale q_descale, k_descale, v_descale;  // block_keys 0; q's heads are those of K/V
+  const float* out_scale;                        // null: 1
+};
+
 struct attn_sm90_paged_kernarg : attn_sm90_forward_kernarg {
   attn_pages pages[attn_sm90_max_segments];
   int box_keys[attn_sm90_max_segments];  // of the maps of K and V: they divide page and tile

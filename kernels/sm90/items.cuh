@@ -1,5 +1,6 @@
 // Work items: which one a block takes, what is said of it and of its tiles of keys.
 #pragma once
+#include "../common/descale.cuh"
 #include "../common/lengths.cuh"
 #include "../common/no_keys.cuh"
 #include "control.cuh"
@@ -130,6 +131,18 @@ __device__ __forceinline__ void describe(const attn_sm90_forward_kernarg& a, con
     item.lower = lower;
     item.upper = upper;
   }
+}
+
+// fp8: what scores and out of the item are multiplied with. By all lanes of one warp.
+__device__ __forceinline__ void describe_factors(const attn_sm90_fp8_kernarg& a, Item& item) {
+  const auto descale = [&](const attn_descale& d) {
+    return d.at ? *descale_at(d, item.b, item.head_kv, 0) : 1;
+  };
+  if (threadIdx.x % 32 == 0) {
+    item.score_factor = a.scale * log2_e * descale(a.q_descale) * descale(a.k_descale);
+    item.out_factor = descale(a.v_descale) * (a.out_scale ? *a.out_scale : 1);
+  }
+  __syncwarp();
 }
 
 // Moves the first key of an item down to where a tile begins. By all lanes of one warp.

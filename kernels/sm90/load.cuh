@@ -12,31 +12,32 @@
 
 namespace attn::sm90 {
 
-template <int columns>
+template <int columns, int element_bytes = 2>
 __device__ __forceinline__ void load_panels(unsigned to, const attn_tensor_map& map, Barrier& full,
                                             int rows, int row, int head, int batch) {
 #pragma unroll
-  for (int panel = 0; panel < panels(columns); ++panel)
-    ptx::tma_load(to + panel * rows * 128, &map, address(&full), 64 * panel, row, head, batch);
+  for (int panel = 0; panel < panels(columns, element_bytes); ++panel)
+    ptx::tma_load(to + panel * rows * 128, &map, address(&full),
+                  panel_columns(element_bytes) * panel, row, head, batch);
 }
 
 // By those lanes for which `loads` is true; no branch, after which lanes would go on apart.
-template <int columns>
+template <int columns, int element_bytes = 2>
 __device__ __forceinline__ void load_panels_if(unsigned to, const attn_tensor_map& map,
                                                Barrier& full, int rows, int row, int head,
                                                int batch, bool loads) {
 #pragma unroll
-  for (int panel = 0; panel < panels(columns); ++panel)
-    ptx::tma_load_if(to + panel * rows * 128, &map, address(&full), 64 * panel, row, head, batch,
-                     loads);
+  for (int panel = 0; panel < panels(columns, element_bytes); ++panel)
+    ptx::tma_load_if(to + panel * rows * 128, &map, address(&full),
+                     panel_columns(element_bytes) * panel, row, head, batch, loads);
 }
 
-template <int columns>
+template <int columns, int element_bytes = 2>
 __device__ __forceinline__ void prefetch_panels(const attn_tensor_map& map, int row, int head,
                                                 int batch) {
 #pragma unroll
-  for (int panel = 0; panel < panels(columns); ++panel)
-    ptx::tma_prefetch(&map, 64 * panel, row, head, batch);
+  for (int panel = 0; panel < panels(columns, element_bytes); ++panel)
+    ptx::tma_prefetch(&map, panel_columns(element_bytes) * panel, row, head, batch);
 }
 
 // Asks for what the block needs first, in L2: by one thread, before it may read memory, so only
@@ -58,11 +59,12 @@ __device__ __forceinline__ void prefetch_first(const attn_sm90_forward_kernarg& 
       (a.down ? low + (high - 1 - low) / tile.keys * tile.keys : low) + block * tile.loaded_keys();
 #pragma unroll
   for (int part = 0; part < tile.q_parts(); ++part)
-    prefetch_panels<tile.head_dim>(a.q, row + part * tile.q_part_rows(), at.h, at.b);
+    prefetch_panels<tile.head_dim, tile.element_bytes>(a.q, row + part * tile.q_part_rows(), at.h,
+                                                       at.b);
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
-    prefetch_panels<tile.head_dim>(a.map[0].k, key + n * step, head, at.b);
-    prefetch_panels<tile.head_dim_v>(a.map[0].v, key + n * step, head, at.b);
+    prefetch_panels<tile.head_dim, tile.element_bytes>(a.map[0].k, key + n * step, head, at.b);
+    prefetch_panels<tile.head_dim_v, tile.element_bytes>(a.map[0].v, key + n * step, head, at.b);
   }
 }
 
@@ -71,14 +73,15 @@ template <int columns, Tile tile>
 __device__ __forceinline__ void load_tile(unsigned to, const attn_tensor_map& map, Barrier& full,
                                           int row, int head, int batch) {
   if constexpr (tile.blocks == 1) {
-    load_panels<columns>(to, map, full, tile.keys, row, head, batch);
+    load_panels<columns, tile.element_bytes>(to, map, full, tile.keys, row, head, batch);
   } else {
     static_assert(tile.keys % (8 * tile.blocks) == 0);
     const int first = tile.loaded_keys() * block_of_cluster<tile>();
 #pragma unroll
-    for (int panel = 0; panel < panels(columns); ++panel)
+    for (int panel = 0; panel < panels(columns, tile.element_bytes); ++panel)
       ptx::tma_load_to_all(to + panel * tile.keys * 128 + first * 128, &map, address(&full),
-                           64 * panel, row + first, head, batch, (1 << tile.blocks) - 1);
+                           panel_columns(tile.element_bytes) * panel, row + first, head, batch,
+                           (1 << tile.blocks) - 1);
   }
 }
 
@@ -142,6 +145,7 @@ __device__ __forceinline__ void load_items(const Kernarg<with>& a, Control& cont
       __syncwarp();
       if constexpr (with & with_mask) narrow<tile>(a.block_mask, item);
       if constexpr (with & with_pages) begin_at_tile<tile>(item);
+      if constexpr (with & with_fp8) describe_factors(a, item);
       if (item.low >= item.high) {
         store_unseeing<tile>(a, item);
         __syncwarp();
@@ -158,9 +162,9 @@ __device__ __forceinline__ void load_items(const Kernarg<with>& a, Control& cont
       if (leads && any) {
         const int row = part * tile.q_part_rows();
         ptx::mbarrier_arrive_expect(address(&full), tile.q_bytes() / tile.q_parts());
-        load_panels<tile.head_dim>(shared + tile.q_offset() + q * tile.q_bytes() + row * 128, a.q,
-                                   full, tile.rows(), item.q_begin + item.row + row, item.h,
-                                   a.cu_seqlens_q ? 0 : item.b);
+        load_panels<tile.head_dim, tile.element_bytes>(
+            shared + tile.q_offset() + q * tile.q_bytes() + row * 128, a.q, full, tile.rows(),
+            item.q_begin + item.row + row, item.h, a.cu_seqlens_q ? 0 : item.b);
       }
       ptx::mbarrier_arrive_if(address(&full), leads && !any);
     }
@@ -173,7 +177,8 @@ __device__ __forceinline__ void load_items(const Kernarg<with>& a, Control& cont
 // which their places become free.
 template <Tile tile>
 struct Loader {
-  static constexpr unsigned behind = tile.k_stages - tile.v_stages + 1;
+  // fp8: a place of V is free as soon as the tile before is transposed.
+  static constexpr unsigned behind = tile.vt_stages > 0 ? 0 : tile.k_stages - tile.v_stages + 1;
 
   const attn_sm90_forward_kernarg& a;
   Control& control;
@@ -230,6 +235,12 @@ struct Loader {
 #pragma unroll 1
     while (values < count) load_values();
   }
+  // fp8: tells those who transpose V that there is no more.
+  __device__ __forceinline__ void end_values() {
+    wait_free(control.v_empty[next_v.stage], control.v_there[next_v.stage], next_v.parity);
+    control.tile[count % tile_slots].segment = no_more_tiles;
+    ptx::mbarrier_arrive(address(&control.v_full[next_v.stage]));
+  }
   // V of the next tile.
   __device__ __forceinline__ void load_values() {
     const KeyTile at = control.tile[values++ % tile_slots];
@@ -282,6 +293,7 @@ __device__ __forceinline__ void load_keys(const attn_sm90_forward_kernarg& a, Co
     }
   }
   loader.finish();
+  if constexpr (tile.vt_stages > 0) loader.end_values();
 }
 
 }  // namespace attn::sm90

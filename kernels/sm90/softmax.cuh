@@ -14,6 +14,49 @@ struct RowState {
   float rounding;   // what the products have beyond that, see start_weights
 };
 
+// The largest of the lane's scores of each of its rows. As integers three are compared at once;
+// the order is that of the numbers unless all are negative, which matters where the row has seen
+// nothing above 0 before either. negative: the reference of some row of the warp.
+template <Tile tile>
+__device__ __forceinline__ void find_largest(const Scores<tile>& s, const RowState (&row_state)[2],
+                                             bool negative, float (&largest)[2]) {
+  constexpr int keys = tile.keys;
+  constexpr int chains = 2;  // an instruction waits for the one before it in its chain
+  int top[2][chains];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int n = 0; n < keys / 8; ++n) {
+      const int x = __float_as_int(s[4 * n + 2 * half]);
+      const int y = __float_as_int(s[4 * n + 2 * half + 1]);
+      int& t = top[half][n % chains];
+      t = n < chains ? max(x, y) : __vimax3_s32(t, x, y);
+    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    int most = max(top[half][0], top[half][1]);
+    most = max(most, __shfl_xor_sync(0xffffffff, most, 1));
+    most = max(most, __shfl_xor_sync(0xffffffff, most, 2));
+    largest[half] = __int_as_float(most);
+  }
+  if (!negative) [[likely]]
+    return;
+  const int both = (__float_as_int(largest[0]) & __float_as_int(row_state[0].reference)) |
+                   (__float_as_int(largest[1]) & __float_as_int(row_state[1].reference));
+  if (__any_sync(0xffffffff, both < 0)) [[unlikely]] {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float most = -infinity();
+#pragma unroll
+      for (int n = 0; n < keys / 8; ++n)
+        most = fmaxf(most, fmaxf(s[4 * n + 2 * half], s[4 * n + 2 * half + 1]));
+      most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 1));
+      largest[half] = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 2));
+    }
+  }
+}
+
 // changed: scores come in the log2 domain, else times 1 / a.log2_scale.
 template <class T, Tile tile, bool changed>
 struct Softmax {
@@ -30,46 +73,6 @@ struct Softmax {
   __device__ __forceinline__ void look_at_references() {
     negative = __any_sync(0xffffffff, (__float_as_int(row_state[0].reference) |
                                        __float_as_int(row_state[1].reference)) < 0);
-  }
-
-  // The largest of the lane's scores of each of its rows. As integers three are compared at once;
-  // the order is that of the numbers unless all are negative, which matters where the row has seen
-  // nothing above 0 before either.
-  __device__ __forceinline__ void find_largest(const Scores<tile>& s, float (&largest)[2]) const {
-    constexpr int chains = 2;  // an instruction waits for the one before it in its chain
-    int top[2][chains];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-      for (int n = 0; n < keys / 8; ++n) {
-        const int x = __float_as_int(s[4 * n + 2 * half]);
-        const int y = __float_as_int(s[4 * n + 2 * half + 1]);
-        int& t = top[half][n % chains];
-        t = n < chains ? max(x, y) : __vimax3_s32(t, x, y);
-      }
-    }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      int most = max(top[half][0], top[half][1]);
-      most = max(most, __shfl_xor_sync(0xffffffff, most, 1));
-      most = max(most, __shfl_xor_sync(0xffffffff, most, 2));
-      largest[half] = __int_as_float(most);
-    }
-    if (!negative) [[likely]]
-      return;
-    const int both = (__float_as_int(largest[0]) & __float_as_int(row_state[0].reference)) |
-                     (__float_as_int(largest[1]) & __float_as_int(row_state[1].reference));
-    if (__any_sync(0xffffffff, both < 0)) [[unlikely]] {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float most = -infinity();
-#pragma unroll
-        for (int n = 0; n < keys / 8; ++n)
-          most = fmaxf(most, fmaxf(s[4 * n + 2 * half], s[4 * n + 2 * half + 1]));
-        most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 1));
-        largest[half] = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 2));
-      }
-    }
   }
 
   // A reference stays where it is until a score exceeds it by more than this: weights are up to
@@ -95,7 +98,7 @@ struct Softmax {
     const float log2_scale = changed ? 1 : a.log2_scale;
     float largest[2];
     bool moved = false;
-    find_largest(s, largest);
+    find_largest<tile>(s, row_state, negative, largest);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float most = largest[half] * log2_scale, old = row_state[half].reference;

@@ -6,9 +6,13 @@
 
 namespace attn::sm90 {
 
-// A tile of keys or queries is made of panels of 64 columns, whose rows have 128 bytes.
-ATTN_HOST_DEVICE constexpr int panels(int columns) {
-  return (columns + 63) / 64;
+// A tile of keys or queries is made of panels, whose rows have 128 bytes: 64 columns of 16 bits,
+// 128 of fp8.
+ATTN_HOST_DEVICE constexpr int panel_columns(int element_bytes) {
+  return 128 / element_bytes;
+}
+ATTN_HOST_DEVICE constexpr int panels(int columns, int element_bytes = 2) {
+  return (columns + panel_columns(element_bytes) - 1) / panel_columns(element_bytes);
 }
 
 constexpr int max_groups = 3;
@@ -25,8 +29,11 @@ struct Tile {
   int q_stages, k_stages, v_stages;  // tiles in shared memory
   bool finds =
       false;  // the warpgroup that loads finds what a block mask leaves, which takes registers
-  bool adds = false;  // the bias of a tile lies in shared memory too
-  int blocks = 1;     // of a cluster: neighbours in the sequence that share K and V
+  bool adds = false;      // the bias of a tile lies in shared memory too
+  int blocks = 1;         // of a cluster: neighbours in the sequence that share K and V
+  int element_bytes = 2;  // of q, k and v
+  int vt_stages = 0;      // fp8: tiles of V^T in shared memory, which v_stages tiles of V become
+  int v_piece = 0;        // fp8: columns of V whose sums over a tile are found at once
 
   ATTN_HOST_DEVICE constexpr int rows() const { return 64 * groups; }
   // Of a work item, which all blocks of a cluster take together, and of a K/V tile what each of
@@ -47,15 +54,24 @@ struct Tile {
   // its queries anew as soon as it is done with the item before.
   ATTN_HOST_DEVICE constexpr int q_parts() const { return q_stages == 1 ? groups : 1; }
   ATTN_HOST_DEVICE constexpr int q_part_rows() const { return rows() / q_parts(); }
-  ATTN_HOST_DEVICE constexpr int q_bytes() const { return rows() * panels(head_dim) * 128; }
-  ATTN_HOST_DEVICE constexpr int k_bytes() const { return keys * panels(head_dim) * 128; }
-  ATTN_HOST_DEVICE constexpr int v_bytes() const { return keys * panels(head_dim_v) * 128; }
+  ATTN_HOST_DEVICE constexpr int q_bytes() const {
+    return rows() * panels(head_dim, element_bytes) * 128;
+  }
+  ATTN_HOST_DEVICE constexpr int k_bytes() const {
+    return keys * panels(head_dim, element_bytes) * 128;
+  }
+  ATTN_HOST_DEVICE constexpr int v_bytes() const {
+    return keys * panels(head_dim_v, element_bytes) * 128;
+  }
+  // Rows of `keys` bytes: one for each column of V, and eight of ones.
+  ATTN_HOST_DEVICE constexpr int vt_bytes() const { return (head_dim_v + 8) * keys; }
   ATTN_HOST_DEVICE constexpr int q_offset() const { return control_bytes; }
   ATTN_HOST_DEVICE constexpr int k_offset() const { return q_offset() + q_stages * q_bytes(); }
   ATTN_HOST_DEVICE constexpr int v_offset() const { return k_offset() + k_stages * k_bytes(); }
   ATTN_HOST_DEVICE constexpr int bias_offset() const { return v_offset() + v_stages * v_bytes(); }
+  ATTN_HOST_DEVICE constexpr int vt_offset() const { return bias_offset(); }  // not both
   ATTN_HOST_DEVICE constexpr int shared_bytes() const {
-    return bias_offset() + (adds ? rows() * keys * 4 : 0);
+    return bias_offset() + (adds ? rows() * keys * 4 : 0) + vt_stages * vt_bytes();
   }
 };
 
@@ -206,6 +222,37 @@ constexpr Tile tile_d256_bias{.head_dim = 256,
                               .k_stages = 2,
                               .v_stages = 2,
                               .adds = true};
+// fp8. A row of V^T has 128 bytes, as many as a panel's.
+constexpr Tile tile_fp8_d64{.head_dim = 64,
+                            .head_dim_v = 64,
+                            .groups = 2,
+                            .keys = 128,
+                            .q_stages = 2,
+                            .k_stages = 3,
+                            .v_stages = 2,
+                            .element_bytes = 1,
+                            .vt_stages = 2,
+                            .v_piece = 64};
+constexpr Tile tile_fp8_d128{.head_dim = 128,
+                             .head_dim_v = 128,
+                             .groups = 2,
+                             .keys = 128,
+                             .q_stages = 2,
+                             .k_stages = 3,
+                             .v_stages = 2,
+                             .element_bytes = 1,
+                             .vt_stages = 2,
+                             .v_piece = 128};
+constexpr Tile tile_fp8_d256{.head_dim = 256,
+                             .head_dim_v = 256,
+                             .groups = 2,
+                             .keys = 128,
+                             .q_stages = 1,
+                             .k_stages = 2,
+                             .v_stages = 1,
+                             .element_bytes = 1,
+                             .vt_stages = 2,
+                             .v_piece = 64};
 
 }  // namespace attn::sm90
 #endif

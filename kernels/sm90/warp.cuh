@@ -47,6 +47,9 @@ struct Warp {
   __device__ __forceinline__ unsigned v_of(int stage) const {
     return (shared + tile.v_offset()) / 16 + stage * (tile.v_bytes() / 16);
   }
+  __device__ __forceinline__ unsigned vt_of(int stage) const {
+    return (shared + tile.vt_offset()) / 16 + stage * (tile.vt_bytes() / 16);
+  }
   __device__ __forceinline__ unsigned q_at(unsigned index) const {
     return (shared + tile.q_offset()) / 16 +
            (Q::stage(index) * tile.q_bytes() + group * 64 * 128) / 16;

@@ -9,6 +9,7 @@ std::span<const Kernel> sm90_dequantised_rows();  // sm90_dequantised.cpp: fwd_s
 std::span<const Kernel> decode_forward_rows();    // decode.cpp: decode_*
 std::span<const Kernel> sm90_mixed_rows();        // sm90_mixed.cpp: fwd_sm90_*_mixed
 std::span<const Kernel> sm90_forward_rows();      // sm90_forward.cpp: fwd_sm90_*
+std::span<const Kernel> sm90_fp8_rows();          // sm90_fp8.cpp: fwd_sm90_fp8_*
 std::span<const Kernel> sm80_forward_rows();      // sm80_forward.cpp: fwd_sm80_*
 std::span<const Kernel> gfx942_decode_rows();     // gfx942_decode.cpp: decode_gfx942_*
 std::span<const Kernel> gfx942_forward_rows();    // gfx942_forward.cpp: fwd_gfx942_fp8_*

@@ -40,8 +40,10 @@ struct Numerics {
   double lag = 0;  // m moves where a row's maximum is more than this above it, to that
   int rows = 1;    // maximum; and then for all of so many query rows
   int keys = 64;   // of a tile, whose maximum is known before its first weight
-  bool last_tile_first = false;         // the order of tiles
-  bool rounded_sums = false;            // the row sum that out is divided by has P as rounded
+  bool last_tile_first = false;  // the order of tiles
+  bool rounded_sums = false;     // the row sum that out is divided by has P as rounded
+  int sum_bits = 0;  // of each product the matrix unit takes so many bits below the largest of what
+                     // an instruction adds up; 0: its sums are of float32
   bool always_split_invariant = false;  // m is an integer, with ATTN_SPLIT_INVARIANT or without
   int largest_score = 127;              // results are stated for scores up to this power of 2
   bool rounds_kv = false;               // K and V times their descales are rounded to q's type

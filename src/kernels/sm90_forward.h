@@ -56,7 +56,7 @@ Status check(const Problem& p, const DeviceInfo& device, const Tile& tile, unsig
   if (p.seqlen_q > max_length || p.seqlen_kv > max_length)
     return unsupported("seqlen is ", std::max(p.seqlen_q, p.seqlen_kv), "; accepted: up to ",
                        max_length);
-  if (!(with & with_score) && p.scale <= 0)
+  if (!(with & (with_score | with_fp8)) && p.scale <= 0)
     return unsupported("scale is ", p.scale, "; accepted: above 0");
   const int64_t count = items(p, tile);
   if (p.batch * p.heads_q > max_rows || count > max_rows)
@@ -137,6 +137,15 @@ void pack(const Problem& p, const Args& args, const Target& target, Parameters* 
     a.bias_type = p.bias_type;
     a.bias_pairs = any && bias_pairs(p, args.bias);
   }
+  if constexpr (with & with_fp8) {
+    const attn_segment& s = Segments::segment(p, 0);
+    const attn_segment_args of = Segments::args(p, args, target, 0);
+    a.down = true;  // what a sink in the first tile dwarfs has been added up by then
+    a.q_descale = descale(p.q_descale, args.q_descale, p.heads_kv, s);
+    a.k_descale = descale(s.k_descale, of.k_descale, p.heads_kv, s);
+    a.v_descale = descale(s.v_descale, of.v_descale, p.heads_kv, s);
+    a.out_scale = p.has(ATTN_OUT_SCALE) ? args.out_scale : nullptr;
+  }
   if constexpr (with & with_pages) {
     for (int32_t i = 0; i < p.num_segments; ++i) {
       const attn_segment& s = Segments::segment(p, i);
@@ -148,10 +157,10 @@ void pack(const Problem& p, const Args& args, const Target& target, Parameters* 
   }
 }
 
-// Panels of 64 columns.
 inline TensorMap panel_map(int64_t head_dim, int64_t rows, int64_t heads, int64_t batch,
-                           const attn_strides& stride, int box_rows) {
-  return tensor_map(2, head_dim, rows, heads, batch, stride, 64, box_rows);
+                           const attn_strides& stride, int box_rows, int element_bytes = 2) {
+  return tensor_map(element_bytes, head_dim, rows, heads, batch, stride,
+                    panel_columns(element_bytes), box_rows);
 }
 
 template <class Segments>
@@ -160,13 +169,16 @@ std::vector<TensorMap> maps_of(const Problem& p, const Tile& tile) {
   maps.reserve(1 + 2 * p.num_segments);
   const bool packed = p.q_layout == ATTN_PACKED;
   maps.push_back(panel_map(p.head_dim, packed ? p.total_q : p.seqlen_q, p.heads_q,
-                           packed ? 1 : p.batch, p.q_stride, tile.q_part_rows()));
+                           packed ? 1 : p.batch, p.q_stride, tile.q_part_rows(),
+                           tile.element_bytes));
   for (int32_t i = 0; i < p.num_segments; ++i) {
     const attn_segment& s = Segments::segment(p, i);
     const auto [rows, batch] = extents(p, s);
     const int keys = box_keys(s, tile);
-    maps.push_back(panel_map(p.head_dim, rows, p.heads_kv, batch, s.k_stride, keys));
-    maps.push_back(panel_map(p.head_dim_v, rows, p.heads_kv, batch, s.v_stride, keys));
+    maps.push_back(
+        panel_map(p.head_dim, rows, p.heads_kv, batch, s.k_stride, keys, tile.element_bytes));
+    maps.push_back(
+        panel_map(p.head_dim_v, rows, p.heads_kv, batch, s.v_stride, keys, tile.element_bytes));
   }
   return maps;
 }
@@ -195,6 +207,7 @@ Step forward_step(const char* image, const Problem& p, const DeviceInfo& device)
 // Scores that are not changed go into the weights' exponents with one FMA, whose result is stated
 // for those whose bits it keeps (docs/numerics.md).
 constexpr int largest_score(attn_dtype type, unsigned with) {
+  if (with & with_fp8) return 22;  // beyond, weights of 2^8 may be rounded up to more than 448
   if (with & with_score) return 127;
   return type == ATTN_F16 ? 26 : 30;
 }

@@ -1,5 +1,6 @@
-// Problems made for the FP8 forward kernels of devices: e4m3 codes of both kinds, head dimensions
-// in steps of 16, lengths around the edges of tiles of 64 keys and of 256 queries.
+// Problems made for the FP8 forward kernels of devices: e4m3 codes of both kinds and e5m2, head
+// dimensions in steps of 16, lengths around the edges of tiles of 64 and 128 keys and of 128 and
+// 256 queries.
 #include <dlfcn.h>
 
 #include <cmath>
@@ -16,7 +17,7 @@
 namespace attn::test {
 namespace {
 
-constexpr attn_dtype fnuz = ATTN_F8_E4M3FNUZ, ocp = ATTN_F8_E4M3FN;
+constexpr attn_dtype fnuz = ATTN_F8_E4M3FNUZ, ocp = ATTN_F8_E4M3FN, e5m2 = ATTN_F8_E5M2;
 
 std::vector<const Kernel*> fp8_kernels() {
   std::vector<const Kernel*> found;
@@ -143,7 +144,44 @@ TEST_CASE("fp8: random problems") {
   int ran = 0;
   for (uint64_t seed = first_seed; seed < first_seed + count; ++seed)
     ran += check_case(random_case(seed), kernels);
-  CHECK(ran > int(count));  // most by both head dimensions' kernels
+  const bool fnuz_taken = std::any_of(kernels.begin(), kernels.end(), [](const Kernel* k) {
+    return k->limits.in_types & type_bit(fnuz);
+  });
+  CHECK(ran > (fnuz_taken ? int(count) : 0));  // most by both head dimensions' kernels
+}
+
+// With what only cuda's kernels take beside: K and V of e5m2, larger head dimensions, out of fp8.
+Case random_ocp_case(uint64_t seed) {
+  Case c = random_case(seed);
+  c.name = "fp8-ocp-" + std::to_string(seed);
+  Draw draw{seed, 79};
+  c.flags &= ~uint32_t(ATTN_BLOCK_MASK);
+  c.q_type = ocp;
+  SegmentCase& s = c.segments[0];
+  s.k_type = s.v_type = draw.chance(2) ? ocp : e5m2;
+  const int64_t dims[] = {16, 64, 96, 128, 128, 144, 192, 256, 256};
+  c.head_dim = draw.pick(dims);
+  c.head_dim_v = draw.chance(4) ? draw.pick(dims) : c.head_dim;
+  if (c.head_dim != c.head_dim_v && s.arrange == Arrange::interleaved)
+    s.arrange = Arrange::contiguous;
+  if (draw.chance(3)) {
+    c.out_type = draw.chance(2) ? ocp : e5m2;
+    if (draw.chance(2)) c.flags |= ATTN_OUT_SCALE;
+  }
+  return c;
+}
+
+TEST_CASE("fp8: random problems of OCP's types") {
+  std::vector<const Kernel*> kernels = fp8_kernels();
+  std::erase_if(kernels, [](const Kernel* k) { return k->backend != ATTN_BACKEND_CUDA; });
+  if (kernels.empty()) ATTN_SKIP("no CUDA device here has FP8 kernels");
+  constexpr uint64_t first_seed = 7500, count = random_share(400);
+  std::cout << "fp8: random problems of OCP's types: seeds " << first_seed << " to "
+            << first_seed + count - 1 << std::endl;
+  int ran = 0;
+  for (uint64_t seed = first_seed; seed < first_seed + count; ++seed)
+    ran += check_case(random_ocp_case(seed), kernels);
+  CHECK(ran > int(count) / 2);
 }
 
 // The row sum has P as rounded, and lse is its logarithm: docs/numerics.md, "FP8 weights".

@@ -129,7 +129,10 @@ TEST_CASE("choose: each architecture gets its kernels", "[plan]") {
     CHECK(chosen(h200, {.dim = 128}) == "\"fwd_sm90_bf16_d128\"");
     CHECK(chosen(h200, {.seqlen = 8192, .dim = 128, .flags = ATTN_CAUSAL}) ==
           "\"fwd_sm90_bf16_d128_long\"");
-    CHECK(chosen(h200, {.dim = 128, .type = ATTN_F8_E4M3FN}) == "null");
+    CHECK(chosen(h200, {.dim = 64, .type = ATTN_F8_E4M3FN}) == "\"fwd_sm90_fp8_d64\"");
+    CHECK(chosen(h200, {.dim = 128, .type = ATTN_F8_E4M3FN}) == "\"fwd_sm90_fp8_d128\"");
+    CHECK(chosen(h200, {.dim = 128, .type = ATTN_F8_E4M3FNUZ}) == "null");
+    CHECK(chosen(a100, {.dim = 128, .type = ATTN_F8_E4M3FN}) == "null");
     // Shared memory decides too.
     const attn_device little = device("sm_90", 132, 40 << 10, 0);
     CHECK(explained(little, {.dim = 256}).find("bytes of shared memory") != std::string::npos);

@@ -124,10 +124,15 @@ const Variant variants[] = {
     {.name = "decode", .segments = 1, .seqlen_q = 1, .seqlen = 1024},
 };
 
+attn_dtype q_type_of(const Kernel& kernel) {
+  const attn_dtype type = float_type_of(kernel);
+  return type == ATTN_DTYPE_NONE ? ATTN_F8_E4M3FN : type;
+}
 // q's type if the kernel takes it for K and V too.
 attn_dtype kv_type_of(const Kernel& kernel) {
-  const attn_dtype type = float_type_of(kernel);
-  return kernel.limits.kv_types & type_bit(type) ? type : ATTN_F8_E4M3FN;
+  for (const attn_dtype type : {q_type_of(kernel), ATTN_F8_E4M3FN})
+    if (kernel.limits.kv_types & type_bit(type)) return type;
+  return ATTN_F8_E5M2;
 }
 
 // The variant on one kernel: -1 if it declines, else what a run allocates.
@@ -142,7 +147,7 @@ int allocations_of_forward(attn_context* context, const Kernel& kernel, const Va
   p.heads_q = p.heads_kv = heads;
   p.head_dim = dim;
   p.seqlen_q = v.seqlen_q;
-  p.q_type = float_type_of(kernel);
+  p.q_type = q_type_of(kernel);
   p.out_type = v.out_type;
   p.flags = v.flags | kernel.limits.demands;
   p.softcap = v.softcap;
@@ -221,8 +226,8 @@ int allocations_of_forward(attn_context* context, const Kernel& kernel, const Va
 // The most segments that the rows of a backend take.
 int most_segments(const Kernel& kernel) {
   if (kernel.host) return 1024;
+  if (!(kernel.limits.features & feature_segments)) return 1;
   if (std::string(kernel.name).starts_with("decode_")) return int(attn_decode_max_segments);
-  if (kernel.backend == ATTN_BACKEND_HIP) return 1;
   return std::string(kernel.name).find("sm90") != std::string::npos ? int(attn_sm90_max_segments)
                                                                     : int(attn_sm80_max_segments);
 }
@@ -515,7 +520,7 @@ TEST_CASE("runs: a batch of 0 has nothing to do") {
         p.heads_q = p.heads_kv = 2;
         p.head_dim = 64;
         p.seqlen_q = std::min<int64_t>(65, kernel.limits.seqlen_q.max);
-        p.q_type = float_type_of(kernel);
+        p.q_type = q_type_of(kernel);
         segment.k_type = segment.v_type = kv_type_of(kernel);
         p.num_segments = 1;
         p.segments = &segment;

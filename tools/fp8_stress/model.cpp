@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <numbers>
+#include <numeric>
 
 #include "core/dtype.h"
 
@@ -25,6 +26,32 @@ std::vector<float> values_by_head(const std::vector<uint8_t>& codes, const Stres
         values[static_cast<size_t>((head * seqlen + row) * in.head_dim + d)] =
             value_of[codes[from++]];
   return values;
+}
+
+// What the matrix unit makes of a sum and the products of one instruction: each of them loses what
+// is below 2^-bits of the largest one's power of two. bits 0: nothing.
+double add_products(double sum, const double* product, int64_t count, int bits) {
+  if (bits == 0) return std::accumulate(product, product + count, sum);
+  double largest = std::abs(sum);
+  for (int64_t n = 0; n < count; ++n) largest = std::max(largest, std::abs(product[n]));
+  if (largest == 0) return 0;
+  const double unit = std::ldexp(1.0, std::ilogb(largest) - bits), per_unit = 1 / unit;
+  double units = std::trunc(sum * per_unit);
+  for (int64_t n = 0; n < count; ++n) units += std::trunc(product[n] * per_unit);
+  return units * unit;
+}
+constexpr int64_t products_at_once = 32;  // of a wgmma of fp8
+
+// The sum of a[n] * b[n * b_step], n < count, as that unit finds it.
+double sum_of_products(const double* a, const float* b, int64_t b_step, int64_t count, int bits) {
+  double sum = 0, product[products_at_once];
+  for (int64_t first = 0; first < count; first += products_at_once) {
+    const int64_t here = std::min(products_at_once, count - first);
+    for (int64_t n = 0; n < here; ++n)
+      product[n] = a[first + n] * static_cast<double>(b[(first + n) * b_step]);
+    sum = add_products(sum, product, here, bits);
+  }
+  return sum;
 }
 
 // The state of one query row. Weights are relative to m but for a bug's.
@@ -80,7 +107,12 @@ std::vector<double> model_output(const Numerics& kernel_rule, const StressInputs
         const float* q_row = &q[static_cast<size_t>((head * in.seqlen_q + first_row + r) * dim)];
         double* x = row.x.data();
         std::fill_n(x, here, 0.0);
-        for (int64_t d = 0; d < dim; ++d) {
+        if (rule.sum_bits > 0) {
+          const std::vector<double> exact(q_row, q_row + dim);
+          for (int64_t j = 0; j < here; ++j)
+            x[j] = scale * sum_of_products(exact.data(), k_tile + j * dim, 1, dim, rule.sum_bits);
+        }
+        for (int64_t d = 0; d < dim && rule.sum_bits == 0; ++d) {
           const double factor = scale * static_cast<double>(q_row[d]);
           const double* column = &k_columns[static_cast<size_t>(d * keys)];
           for (int64_t j = 0; j < here; ++j) x[j] += factor * column[j];
@@ -100,14 +132,21 @@ std::vector<double> model_output(const Numerics& kernel_rule, const StressInputs
         row.sum += row.late;
         row.late = 0;
         double& sum = bug == Bug::late_sum ? row.late : row.sum;
+        const bool ones =
+            rule.rounded_sums && rule.sum_bits > 0;  // weights are added like products
         for (int64_t j = 0; j < here; ++j) {
           const bool dropped = bug == Bug::dropped_key && j == 5;
           const double exact = dropped ? 0 : std::exp2(x[j] - row.weights_m + rule.offset);
           x[j] = rounded_weight(rule, exact);
-          sum += rule.rounded_sums ? x[j] : exact;
+          if (!ones) sum += rule.rounded_sums ? x[j] : exact;
         }
+        constexpr float one = 1;
+        if (ones) sum += sum_of_products(x, &one, 0, here, rule.sum_bits);
         if (bug == Bug::swapped_keys && here > 1) std::swap(x[0], x[1]);
-        for (int64_t j = 0; j < here; ++j) {
+        for (int64_t d = 0; d < dim && rule.sum_bits > 0; ++d)
+          row.out[static_cast<size_t>(d)] +=
+              sum_of_products(x, v_tile + d, dim, here, rule.sum_bits);
+        for (int64_t j = 0; j < here && rule.sum_bits == 0; ++j) {
           const double p = x[j];
           const float* value = v_tile + j * dim;
           double* out_row = row.out.data();

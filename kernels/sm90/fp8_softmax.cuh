@@ -1,0 +1,116 @@
+// fp8: scores, weights and sums of a tile of keys.
+#pragma once
+#include "../ptx/convert_fp8.h"
+#include "../ptx/ex2.h"
+#include "scores.cuh"
+#include "softmax.cuh"
+
+namespace attn::sm90 {
+
+// Weights of a tile of keys as wgmma takes them, four to a word.
+template <Tile tile>
+using Fp8Weights = unsigned[tile.keys / 32][4];
+
+// s = Q K^T; to be waited for.
+template <bool e5m2, Tile tile>
+__device__ __forceinline__ void start_fp8_scores(Scores<tile>& s, unsigned q_at, unsigned k_at) {
+  constexpr int panel = Warp<tile>::panel, q_panel = Warp<tile>::q_panel;
+  const unsigned long long a_matrix = ptx::wgmma_descriptor(q_at, 0),
+                           b_matrix = ptx::wgmma_descriptor(k_at, 0);
+#pragma unroll
+  for (int d = 0; d < tile.head_dim / 32; ++d)
+    ptx::wgmma_fp8<e5m2>(s, a_matrix + ((d / 4 * q_panel + d % 4 * 32) >> 4),
+                         b_matrix + ((d / 4 * panel + d % 4 * 32) >> 4), d > 0);
+  ptx::wgmma_commit();
+}
+
+// t = P V of the columns from `first` on, as many as t has; to be waited for.
+template <bool e5m2, Tile tile, int registers>
+__device__ __forceinline__ void start_piece(float (&t)[registers], const Fp8Weights<tile>& p,
+                                            unsigned vt_at, int first) {
+  const unsigned long long b_matrix = ptx::wgmma_descriptor(vt_at + first * 128 / 16, 0);
+#pragma unroll
+  for (int step = 0; step < tile.keys / 32; ++step)
+    ptx::wgmma_fp8<e5m2>(t, p[step], b_matrix + 2 * step, step > 0);
+  ptx::wgmma_commit();
+}
+
+// The online softmax of a warp's rows with weights in e4m3 (docs/numerics.md, "FP8 weights"): they
+// are 2^(score - reference + offset), the reference is the largest score so far. Sums are of the
+// weights as rounded, by the rows of ones.
+template <Tile tile>
+struct Fp8Softmax {
+  static constexpr float offset = 8, lowest = -3.402823466e38f;  // no -inf, see Softmax
+
+  RowState row_state[2];
+  bool negative;  // the reference of some row of the warp
+
+  __device__ __forceinline__ void start() {
+    row_state[0] = row_state[1] = {lowest, 0, 0};
+    negative = true;
+  }
+  // Which score becomes weight i of word n of Fp8Weights: two words, of two rows, have 16 keys.
+  __device__ __forceinline__ static constexpr int score_of(int n, int i) {
+    return 8 * (n / 2) + 4 * (i / 2) + 2 * (n % 2) + i % 2;
+  }
+  static constexpr int behind = 2;
+  // s times factor are scores in the log2 domain. shrink: what earlier sums are to be multiplied
+  // with.
+  __device__ __forceinline__ void find_weights(Scores<tile>& s, float factor, float (&shrink)[2],
+                                               Fp8Weights<tile>& p) {
+    // Which is the largest depends on the factor's sign. What is hidden stays so.
+    if (!(factor > 0)) [[unlikely]] {
+#pragma unroll
+      for (int i = 0; i < tile.keys / 2; ++i) s[i] = s[i] == -infinity() ? s[i] : s[i] * factor;
+      factor = 1;
+    }
+    float largest[2];
+    find_largest<tile>(s, row_state, negative, largest);
+    float away[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float& reference = row_state[half].reference;
+      const float most = largest[half] * factor, next = most > reference ? most : reference;
+      shrink[half] = ptx::ex2(reference - next);
+      reference = next;
+      away[half] = offset - next;
+    }
+    // An exponential takes as long as a few of them do to start: what is packed is not the last.
+    constexpr int words = tile.keys / 8;
+#pragma unroll
+    for (int word = 0; word < words + behind; ++word) {
+      if (word < words) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          float& x = s[score_of(word, i)];
+          x = ptx::ex2(fmaf(x, factor, away[word % 2]));
+        }
+      }
+      if (word >= behind) {
+        const int done = word - behind;
+        p[done / 4][done % 4] = ptx::e4m3_of(s[score_of(done, 0)], s[score_of(done, 1)]) |
+                                unsigned(ptx::e4m3_of(s[score_of(done, 2)], s[score_of(done, 3)]))
+                                    << 16;
+      }
+    }
+    if (negative) [[unlikely]]
+      negative = __any_sync(0xffffffff, (__float_as_int(row_state[0].reference) |
+                                         __float_as_int(row_state[1].reference)) < 0);
+  }
+  // t: of the ones, which a row's lanes all have.
+  __device__ __forceinline__ void add_sums(const float* t, const float (&shrink)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      row_state[half].sum = fmaf(row_state[half].sum, shrink[half], t[2 * half]);
+  }
+  // As finish_softmax takes it, which adds up four lanes.
+  __device__ __forceinline__ void finish() {
+#pragma unroll
+    for (RowState& row : row_state) {
+      row.reference -= offset;
+      row.sum *= 0.25f;
+    }
+  }
+};
+
+}  // namespace attn::sm90
