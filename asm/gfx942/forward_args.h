@@ -73,4 +73,12 @@ struct attn_gfx942_mask_kernarg {
   struct attn_mask_arrays block_mask;
 };
 
+// Of the kernels with softcap and ALiBi.
+struct attn_gfx942_score_kernarg {
+  struct attn_gfx942_forward_kernarg forward;
+  const float* alibi_slopes;  // 0: none
+  float cap;                  // of scores, times log2(e), which `scale` then has not; 0: none
+  int reserved;
+};
+
 #endif

@@ -1,5 +1,6 @@
 // The kernels fwd_gfx942_*, before each of which prepare_gfx942_fp8 or _16bit runs. They differ by
-// the type of q, k and v and the largest head_dim they take; _mask: with a block mask.
+// the type of q, k and v and the largest head_dim they take; _mask: with a block mask; _score: with
+// softcap and ALiBi.
 #include <algorithm>
 
 #include "kernels/families.h"
@@ -53,7 +54,10 @@ unsigned magic(int64_t divisor) {
   return divisor == 1 ? 0 : unsigned(ceil_div(int64_t{1} << 32, divisor));
 }
 
-Status check(const Problem& p, bool masked) {
+// What a variant has beyond the masks and layouts of all.
+enum class With { nothing, block_mask, score_terms };
+
+Status check(const Problem& p, With with) {
   const attn_segment& s = p.segment[0];
   if (p.seqlen_q > max_length || s.seqlen > max_length)
     return unsupported("seqlen_q ", p.seqlen_q, ", seqlen ", s.seqlen, "; accepted: up to ",
@@ -73,7 +77,7 @@ Status check(const Problem& p, bool masked) {
     return unsupported("batch ", p.batch, ", heads_q ", p.heads_q, ", heads_kv ", p.heads_kv,
                        ", seqlen_q ", p.seqlen_q,
                        ": more workgroups than a grid has, or more tiles of K and V than 2^31");
-  if (masked && p.mask_rows() * p.mask_columns() >> 31 != 0)
+  if (with == With::block_mask && p.mask_rows() * p.mask_columns() >> 31 != 0)
     return unsupported("seqlen_q ", p.seqlen_q, ", seqlen ", s.seqlen,
                        ": 2^31 blocks of the mask or more for a head");
   return {};
@@ -154,14 +158,24 @@ attn_gfx942_forward_kernarg forward_kernarg(const Problem& p, const Args& args,
   a.workgroups = int(std::min<int64_t>(int64_t{grid[0]} * grid[1] * grid[2], 1 << 16));
   return a;
 }
-template <bool masked>
+template <With with>
 void pack(const Problem& p, const Args& args, const Target& target, Parameters* to) {
-  const attn_gfx942_forward_kernarg a = forward_kernarg(p, args, target);
-  if constexpr (masked)
+  attn_gfx942_forward_kernarg a = forward_kernarg(p, args, target);
+  if constexpr (with == With::block_mask) {
     store(attn_gfx942_mask_kernarg{a, mask_arrays(p, args)}, to);
-  else
+  } else if constexpr (with == With::score_terms) {
+    if (p.softcap > 0) a.scale = float(double(p.scale) / p.softcap);
+    store(attn_gfx942_score_kernarg{a, p.has(ATTN_ALIBI) ? args.alibi_slopes : nullptr,
+                                    float(p.softcap * 1.44269504), 0},
+          to);
+  } else {
     store(a, to);
+  }
 }
+template <With with>
+constexpr size_t kernarg_bytes = with == With::block_mask    ? sizeof(attn_gfx942_mask_kernarg)
+                                 : with == With::score_terms ? sizeof(attn_gfx942_score_kernarg)
+                                                             : sizeof(attn_gfx942_forward_kernarg);
 static_assert(ATTN_F32 == 1 && ATTN_F16 == 2 && ATTN_BF16 == 3);
 
 // What kernels of a type have of their own: q, k and v in fp8, bf16 or f16.
@@ -179,11 +193,11 @@ constexpr Family family_of(attn_dtype weights) {
 template <attn_dtype weights>
 constexpr Family family = family_of(weights);
 
-template <Text name, attn_dtype weights, int dim, bool masked>
+template <Text name, attn_dtype weights, int dim, With with>
 Status make_recipe(const Problem& p, const DeviceInfo&, Recipe* recipe) {
   constexpr const Family& f = family<weights>;
   constexpr int tile_part = tile_keys * dim * f.element_bytes;  // K or V
-  ATTN_TRY(check(p, masked));
+  ATTN_TRY(check(p, with));
   recipe->workspace = size_t(workspace_tiles(p) * p.heads_kv * 2 * tile_part);
   const Launch launch = {.grid = {xcds, uint32_t(grid_items(p)), uint32_t(grid_portions(p))},
                          .block = {f.threads, 1, 1}};
@@ -199,29 +213,33 @@ Status make_recipe(const Problem& p, const DeviceInfo&, Recipe* recipe) {
   });
   recipe->steps.push_back({
       .image = name_of<name>.text,
-      .kernarg_bytes =
-          masked ? sizeof(attn_gfx942_mask_kernarg) : sizeof(attn_gfx942_forward_kernarg),
+      .kernarg_bytes = kernarg_bytes<with>,
       .static_shared_bytes = uint32_t(2 * f.slots * tile_part),
       .launch = launch,
-      .pack = pack_of<pack<masked>>,
+      .pack = pack_of<pack<with>>,
   });
   return {};
 }
 
 // e4m3 in either form, of which q, k and v may differ; or one 16-bit type.
-constexpr Limits limits(attn_dtype weights, int64_t head_dim_max) {
+constexpr Limits limits(attn_dtype weights, int64_t head_dim_max, With with) {
   const bool fp8 = weights == ATTN_F8_E4M3FNUZ;
   const uint32_t types =
       fp8 ? type_bit(ATTN_F8_E4M3FN) | type_bit(ATTN_F8_E4M3FNUZ) : type_bit(weights);
   const uint32_t of_fp8 = feature_mixed_kv_types | feature_descale_tensor | feature_descale_head;
   const Sizes head_dim = {.multiple = fp8 ? 16 : 8, .max = head_dim_max};
-  return {.in_types = types,
-          .kv_types = types,
-          .out_types = float_types,
-          .flags = forward_flags | (fp8 ? 0u : uint32_t(ATTN_SPLIT_INVARIANT)),
-          .features = forward_features | (fp8 ? of_fp8 : 0u),
-          .head_dim = head_dim,
-          .head_dim_v = head_dim};
+  Limits limits = {.in_types = types,
+                   .kv_types = types,
+                   .out_types = float_types,
+                   .flags = forward_flags | (fp8 ? 0u : uint32_t(ATTN_SPLIT_INVARIANT)),
+                   .features = forward_features | (fp8 ? of_fp8 : 0u),
+                   .head_dim = head_dim,
+                   .head_dim_v = head_dim};
+  if (with == With::score_terms) {
+    limits.flags |= ATTN_ALIBI;
+    limits.features |= feature_softcap;
+  }
+  return with == With::block_mask ? with_block_mask(limits) : limits;
 }
 constexpr Numerics numerics(attn_dtype weights) {
   const bool fp8 = weights == ATTN_F8_E4M3FNUZ;
@@ -235,14 +253,14 @@ constexpr Numerics numerics(attn_dtype weights) {
           .always_split_invariant = !fp8};
 }
 
-template <Text name, attn_dtype weights, int dim, bool masked = false>
+template <Text name, attn_dtype weights, int dim, With with = With::nothing>
 constexpr Kernel row() {
   return {.name = name_of<name>.text,
           .op = Op::forward,
           .backend = ATTN_BACKEND_HIP,
-          .limits = masked ? with_block_mask(limits(weights, dim)) : limits(weights, dim),
+          .limits = limits(weights, dim, with),
           .numerics = numerics(weights),
-          .recipe = recipe_of<make_recipe<name, weights, dim, masked>>,
+          .recipe = recipe_of<make_recipe<name, weights, dim, with>>,
           .first_image = family<weights>.prepare.text};
 }
 
@@ -250,16 +268,20 @@ constexpr attn_dtype fp8 = ATTN_F8_E4M3FNUZ, bf16 = ATTN_BF16, f16 = ATTN_F16;
 constinit const Kernel rows[] = {
     row<"fwd_gfx942_fp8_d64", fp8, 64>(),
     row<"fwd_gfx942_fp8_d128", fp8, 128>(),
-    row<"fwd_gfx942_fp8_d64_mask", fp8, 64, true>(),
-    row<"fwd_gfx942_fp8_d128_mask", fp8, 128, true>(),
+    row<"fwd_gfx942_fp8_d64_mask", fp8, 64, With::block_mask>(),
+    row<"fwd_gfx942_fp8_d128_mask", fp8, 128, With::block_mask>(),
     row<"fwd_gfx942_bf16_d64", bf16, 64>(),
     row<"fwd_gfx942_bf16_d128", bf16, 128>(),
     row<"fwd_gfx942_f16_d64", f16, 64>(),
     row<"fwd_gfx942_f16_d128", f16, 128>(),
-    row<"fwd_gfx942_bf16_d64_mask", bf16, 64, true>(),
-    row<"fwd_gfx942_bf16_d128_mask", bf16, 128, true>(),
-    row<"fwd_gfx942_f16_d64_mask", f16, 64, true>(),
-    row<"fwd_gfx942_f16_d128_mask", f16, 128, true>(),
+    row<"fwd_gfx942_bf16_d64_score", bf16, 64, With::score_terms>(),
+    row<"fwd_gfx942_bf16_d128_score", bf16, 128, With::score_terms>(),
+    row<"fwd_gfx942_f16_d64_score", f16, 64, With::score_terms>(),
+    row<"fwd_gfx942_f16_d128_score", f16, 128, With::score_terms>(),
+    row<"fwd_gfx942_bf16_d64_mask", bf16, 64, With::block_mask>(),
+    row<"fwd_gfx942_bf16_d128_mask", bf16, 128, With::block_mask>(),
+    row<"fwd_gfx942_f16_d64_mask", f16, 64, With::block_mask>(),
+    row<"fwd_gfx942_f16_d128_mask", f16, 128, With::block_mask>(),
 };
 
 }  // namespace

@@ -89,9 +89,21 @@ bool emulated(const Kernel& kernel) {
   return context && attn_context_backend(context) == ATTN_BACKEND_HIP_EMU;
 }
 
+namespace {
+
+bool is_of_few_queries(const Kernel& kernel) {
+  return kernel.limits.seqlen_q.max < 256;
+}
+
+}  // namespace
+
+bool has_simpler_sibling(const Kernel& kernel, const Case& c) {
+  return emulated(kernel) && !is_of_few_queries(kernel) &&
+         kernel.limits.features & feature_softcap && c.softcap == 0 && !c.has(ATTN_ALIBI);
+}
+
 bool takes_part(const Kernel& kernel, const Case& c) {
-  const bool few_queries = kernel.limits.seqlen_q.max < 256;
-  if (!emulated(kernel) || dtype_is_fp8(c.q_type) || few_queries) return true;
+  if (!emulated(kernel) || dtype_is_fp8(c.q_type) || is_of_few_queries(kernel)) return true;
   int64_t keys = 0;
   for (const SegmentCase& s : c.segments) keys += s.capacity;
   // Tiles of 256 queries and 64 keys.
@@ -100,7 +112,8 @@ bool takes_part(const Kernel& kernel, const Case& c) {
   uint64_t number = 0;
   for (const char letter : c.name) number = hash(number, uint64_t(letter));
   const bool larger = kernel.limits.head_dim.max > 64, fits_both = c.head_dim <= 64;
-  return number % 5 == 0 && (!fits_both || larger == (number / 5 % 2 == 0));
+  const uint64_t one_in = has_simpler_sibling(kernel, c) ? 25 : 5;
+  return number % one_in == 0 && (!fits_both || larger == (number / one_in % 2 == 0));
 }
 
 bool devices_here() {

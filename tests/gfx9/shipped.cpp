@@ -206,6 +206,7 @@ struct Forward {
   std::vector<uint8_t> kinds = {};  // given: a block mask of these over and over, for each head
   int32_t block_q = 64, block_k = 64;
   int64_t partials = 3;
+  float softcap = 0;
 };
 
 // Codes of rows of `dim`, now and then of larger values, so that maxima move. If wanted, 16 rows of
@@ -323,6 +324,7 @@ ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string&
     in.mask_partials = f.partials;
   }
   in.scale = f.scale;
+  in.softcap = f.softcap;
   in.num_segments = 1, in.segments = &segment;
   const auto ints = [&](std::vector<int32_t> values, bool cumulative) {
     if (cumulative) {
@@ -384,6 +386,7 @@ ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string&
   segment_args.k_descale = floats(descales);
   segment_args.v_descale = floats(descales);
   args.sinks = floats(size_t(in.heads_q), f.sink);
+  if (f.flags & ATTN_ALIBI) args.alibi_slopes = floats(size_t(in.heads_q), 0.1f);
   if (prepare) {
     const int64_t rows = rows_kv * in.heads_kv;
     segment_args.k = tensor(rows, in.head_dim, f.kv_type);
@@ -565,6 +568,20 @@ std::vector<Forward> masked_forwards() {
   return all;
 }
 
+// With softcap, ALiBi or both, and the others.
+std::vector<Forward> scored_forwards() {
+  std::vector<Forward> all;
+  for (int terms = 1; terms < 4; ++terms) {
+    all.push_back({.dim = 128, .dim_v = 80, .seqlen_q = 300, .seqlen_kv = 520});
+    all.back().group = 2;
+    all.back().flags = (terms & 1 ? ATTN_ALIBI : 0) | (terms == 2 ? ATTN_CAUSAL : ATTN_SINKS);
+    all.back().softcap = terms & 2 ? 3 : 0;
+    all.back().scale = terms == 2 ? -0.3f : 0.05f;
+  }
+  for (const Forward& f : forwards()) all.push_back(f);
+  return all;
+}
+
 std::vector<MakeProblem> forward_problems(const std::string& kernel, bool prepare, int64_t dim,
                                           const std::vector<Forward>& list) {
   std::vector<MakeProblem> all;
@@ -576,9 +593,11 @@ std::vector<MakeProblem> forward_problems(const std::string& kernel, bool prepar
   return all;
 }
 std::vector<MakeProblem> forward_problems_of(const std::string& kernel) {
-  const bool masked = kernel.find("_mask") != kernel.npos;
+  const bool masked = kernel.ends_with("_mask"), scored = kernel.ends_with("_score");
   return forward_problems(kernel, false, kernel.find("_d64") != kernel.npos ? 64 : 128,
-                          masked ? masked_forwards() : forwards());
+                          masked   ? masked_forwards()
+                          : scored ? scored_forwards()
+                                   : forwards());
 }
 std::vector<MakeProblem> prepare_problems(const std::string& prepare) {
   std::vector<MakeProblem> all;
@@ -618,6 +637,10 @@ constexpr Shipped all_shipped[] = {{"merge_gfx942", merge_problems},
                                    {"fwd_gfx942_f16_d128", forward_problems_of, true},
                                    {"fwd_gfx942_f16_d64_mask", forward_problems_of, true},
                                    {"fwd_gfx942_f16_d128_mask", forward_problems_of, true},
+                                   {"fwd_gfx942_bf16_d64_score", forward_problems_of, true},
+                                   {"fwd_gfx942_bf16_d128_score", forward_problems_of, true},
+                                   {"fwd_gfx942_f16_d64_score", forward_problems_of, true},
+                                   {"fwd_gfx942_f16_d128_score", forward_problems_of, true},
                                    {"decode_gfx942_bf16_d64", decode_problems, true},
                                    {"decode_gfx942_f16_d64", decode_problems, true},
                                    {"decode_gfx942_bf16_d128", decode_problems, true},

@@ -113,6 +113,13 @@ std::vector<Field> forward_fields() {
   return all;
 }
 
+std::vector<Field> score_fields() {
+  using A = attn_gfx942_score_kernarg;
+  std::vector<Field> all = forward_fields();
+  append(&all, {FIELD(A, alibi_slopes), FIELD(A, cap), FIELD(A, reserved)});
+  return all;
+}
+
 std::vector<Field> mask_fields() {
   using A = attn_mask_arrays;
   std::vector<Field> all = forward_fields();
@@ -244,6 +251,8 @@ TEST_CASE("arguments: the host's structs are the tables that the kernels declare
       const std::string name = std::string("fwd_gfx942_") + type + dim;
       kernels[name] = {forward_fields(), sizeof(attn_gfx942_forward_kernarg)};
       kernels[name + "_mask"] = {mask_fields(), sizeof(attn_gfx942_mask_kernarg)};
+      if (type == std::string("fp8")) continue;
+      kernels[name + "_score"] = {score_fields(), sizeof(attn_gfx942_score_kernarg)};
     }
   size_t shipped = 0;
   for (const bool slow : {false, true})
