@@ -46,10 +46,10 @@
 #define ATTN_API __attribute__((visibility("default")))
 #endif
 
-/* Until 1.0 a minor version may break what was built with the one before (SONAME libattn.so.0.1);
+/* Until 1.0 a minor version may break what was built with the one before (SONAME libattn.so.0.2);
  * patch versions do not. */
 #define ATTN_VERSION_MAJOR 0
-#define ATTN_VERSION_MINOR 1
+#define ATTN_VERSION_MINOR 2
 #define ATTN_VERSION_PATCH 0
 
 /* C++ may not hold a value outside an enum's range unless its type is fixed; callers pass what they
