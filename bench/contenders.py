@@ -7,6 +7,7 @@ import torch
 
 DTYPES = {"f16": (2, torch.float16), "bf16": (3, torch.bfloat16), "f8_e4m3fn": (4, torch.float8_e4m3fn)}
 TYPE_OF = {tensor_type: number for number, tensor_type in DTYPES.values()}
+BLOCK_TYPES = {"q8_0": 7, "q4_0": 8}  # of which tensors have the bytes
 CAUSAL = 1
 KV_PREFIX_STABLE = 1 << 8
 CUDA = 3

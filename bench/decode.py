@@ -17,6 +17,7 @@ import statistics
 from dataclasses import dataclass, replace
 
 COLD_BYTES = 200 << 20
+ELEMENT_BYTES = {"bf16": 2, "f16": 2, "e4m3": 1, "q8_0": 34 / 32, "q4_0": 18 / 32}
 
 
 @dataclass(frozen=True)
@@ -33,17 +34,18 @@ class Cell:
     dim: int = 128
     fixed_split: int = 0
     promise: bool = False  # ATTN_KV_PREFIX_STABLE
+    newest: int = 0  # keys that are f16, in a segment of their own
 
     @property
     def name(self):
         return (f"B{self.batch} {self.heads}/{self.heads_kv} {self.seqlen} d{self.dim} {self.kv}" +
                 (f" pages of {self.page}" if self.page else "") + (f" q{self.seqlen_q}" if self.seqlen_q > 1 else "") +
                 (f" split {self.fixed_split}" if self.fixed_split else "") + (" promise" if self.promise else "") +
-                (" warm" if self.warm else ""))
+                (f" + f16 {self.newest}" if self.newest else "") + (" warm" if self.warm else ""))
 
     @property
     def kv_bytes(self):
-        return 2 * self.batch * self.heads_kv * self.seqlen * self.dim * (2 if self.kv == "bf16" else 1)
+        return int(2 * self.batch * self.heads_kv * self.dim * (self.seqlen * ELEMENT_BYTES[self.kv] + self.newest * 2))
 
 
 def all_cells():
@@ -64,14 +66,44 @@ def all_cells():
               for heads_kv in (8, 32) for seqlen_q in (16, 32, 64, 128, 256, 512)]
     fixed = [replace(cell, group="fixed", fixed_split=split) for cell in (anchors[3], fp8[3]) for split in (512, 2048)]
     fixed += [replace(cell, group="fixed", fixed_split=1024) for cell in (anchors[1], prefill[0])]
-    return anchors + short + fp8 + pages + rows + prefill + chunks + fixed
+    blocks = [replace(cell, group="blocks", kv=kv) for cell in (anchors[1], anchors[3], anchors[0], anchors[2])
+              for kv in ("f16", "q8_0", "q4_0")]
+    blocks += [replace(anchors[1], group="blocks", kv=kv, newest=1024) for kv in ("q8_0", "q4_0")]
+    blocks += [replace(anchors[3], group="blocks", kv="q4_0", page=page) for page in (64, 16)]
+    blocks += [replace(anchors[3], group="blocks", kv=kv, dim=dim) for dim in (64, 256) for kv in ("f16", "q8_0", "q4_0")]
+    return anchors + short + fp8 + pages + rows + prefill + chunks + fixed + blocks
+
+
+# ---- ggml's blocks: of 32 values a scale of f16, then their codes ------------------------------------------------------
+
+def to_blocks(torch, x, kind):
+    """[..., D] to bytes [..., D / 32 * bytes of a block]."""
+    x = x.float().unflatten(-1, (-1, 32))
+    if kind == "q8_0":
+        scale = (x.abs().amax(-1, keepdim=True) / 127).half()
+        codes = (x / scale.float()).round().clamp(-127, 127).to(torch.int8).view(torch.uint8)
+    else:
+        scale = (x.gather(-1, x.abs().argmax(-1, keepdim=True)) / -8).half()
+        codes = (x / scale.float() + 8.5).clamp(0, 15).to(torch.uint8)
+        codes = codes[..., :16] | codes[..., 16:] << 4
+    return torch.cat([scale.view(torch.uint8), codes], -1).flatten(-2)
+
+
+def of_blocks(torch, blocks, kind):
+    """Back to float32."""
+    blocks = blocks.unflatten(-1, (-1, 34 if kind == "q8_0" else 18))
+    scale, codes = blocks[..., :2].contiguous().view(torch.float16).float(), blocks[..., 2:].contiguous()
+    if kind == "q8_0":
+        return (scale * codes.view(torch.int8).float()).flatten(-2)
+    return (scale * (torch.cat([codes & 15, codes >> 4], -1).float() - 8)).flatten(-2)
 
 
 class Inputs:
-    """Sets of q, k, v [B, S, H, D], of which k and v may be pools of pages [pages, page, H, D], shuffled by `table`."""
+    """Sets of q, k, v [B, S, H, D], of which k and v may be pools of pages [pages, page, H, D], shuffled by `table`, and
+    of the newest k and v."""
 
     def __init__(self, torch, cell):
-        kind = torch.bfloat16 if cell.kv == "bf16" else torch.float8_e4m3fn
+        q_kind = torch.bfloat16 if cell.kv in ("bf16", "e4m3") else torch.float16
         sets = 1 if cell.warm else max(1, math.ceil(COLD_BYTES / cell.kv_bytes))
         torch.manual_seed(0)
         cache = (cell.batch, cell.seqlen, cell.heads_kv, cell.dim)
@@ -79,51 +111,67 @@ class Inputs:
             pages = cell.batch * cell.seqlen // cell.page
             cache = (pages, cell.page, cell.heads_kv, cell.dim)
             self.table = torch.randperm(pages, device="cuda", dtype=torch.int32).view(cell.batch, -1).contiguous()
-        self.sets = [(torch.randn(cell.batch, cell.seqlen_q, cell.heads, cell.dim, device="cuda", dtype=torch.bfloat16),
-                      torch.randn(cache, device="cuda", dtype=torch.bfloat16).to(kind),
-                      torch.randn(cache, device="cuda", dtype=torch.bfloat16).to(kind)) for _ in range(sets)]
+        newest = (cell.batch, cell.newest, cell.heads_kv, cell.dim)
 
-    def padded(self, torch, cell, which):
-        """k (1) or v (2) of the first set as [B, S, H, D] in float32."""
+        def random(*size):
+            return torch.randn(size, device="cuda", dtype=q_kind)
+
+        def cached():
+            if cell.kv in ("q8_0", "q4_0"):
+                return to_blocks(torch, random(*cache), cell.kv)
+            return random(*cache).to(torch.float8_e4m3fn if cell.kv == "e4m3" else q_kind)
+        self.sets = [(random(cell.batch, cell.seqlen_q, cell.heads, cell.dim), cached(), cached()) +
+                     ((random(*newest), random(*newest)) if cell.newest else ()) for _ in range(sets)]
+
+    def of_first(self, torch, cell, which):
+        """k (1) or v (2) of the first set's first sequence as [S, H, D] in float32."""
         cache = self.sets[0][which]
-        if cell.page:
-            cache = cache.view(torch.uint8) if cell.kv != "bf16" else cache
-            cache = cache[self.table.long()].view(cell.batch, cell.seqlen, cell.heads_kv, -1)
-            cache = cache.view(torch.float8_e4m3fn) if cell.kv != "bf16" else cache
-        return cache.float()
+        kind, cache = cache.dtype, cache.view(torch.uint8)
+        cache = cache[self.table[0].long()].flatten(0, 1) if cell.page else cache[0]
+        cache = of_blocks(torch, cache, cell.kv) if cell.kv in ("q8_0", "q4_0") else cache.view(kind).float()
+        return torch.cat([cache, self.sets[0][which + 2][0].float()]) if cell.newest else cache
 
 
 def expected(torch, cell, inputs):
     """What the first sequence's outputs are, in float32 [Sq, H, D], causal."""
-    q, k, v = inputs.sets[0][0][0].float(), *(inputs.padded(torch, cell, which)[0] for which in (1, 2))
+    q, k, v = inputs.sets[0][0][0].float(), *(inputs.of_first(torch, cell, which) for which in (1, 2))
     group = cell.heads // cell.heads_kv
     k, v = (x.repeat_interleave(group, 1) for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(cell.dim)
-    seen = torch.arange(cell.seqlen, device="cuda")[None] <= torch.arange(cell.seqlen_q, device="cuda")[:, None] + \
-        cell.seqlen - cell.seqlen_q
+    keys = cell.seqlen + cell.newest
+    seen = torch.arange(keys, device="cuda")[None] <= torch.arange(cell.seqlen_q, device="cuda")[:, None] + \
+        keys - cell.seqlen_q
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, -math.inf).softmax(-1), v)
 
 
 # ---- contenders: label -> calls, one per set of inputs ----------------------------------------------------------------
 
 def libattn_calls(library, kernel, cell, inputs, torch, parts):
-    from contenders import CAUSAL, KV_PREFIX_STABLE, Args, Plan, Problem, Segment, SegmentArgs, TYPE_OF, make
+    from contenders import (BLOCK_TYPES, CAUSAL, KV_PREFIX_STABLE, Args, Plan, Problem, Segment, SegmentArgs, TYPE_OF,
+                            make)
     import ctypes as c
-    kind, q_kind = TYPE_OF[inputs.sets[0][1].dtype], TYPE_OF[torch.bfloat16]
+    q_kind = TYPE_OF[inputs.sets[0][0].dtype]
+    kind = BLOCK_TYPES.get(cell.kv) or TYPE_OF[inputs.sets[0][1].dtype]
     layout = dict(layout=2, num_pages=inputs.sets[0][1].shape[0], page_size=cell.page,
                   max_pages=cell.seqlen // cell.page) if cell.page else dict(seqlen=cell.seqlen)
-    segment = make(Segment, k_type=kind, v_type=kind, **layout)
+    segments = [make(Segment, k_type=kind, v_type=kind, **layout)]
+    if cell.newest:
+        segments.append(make(Segment, k_type=q_kind, v_type=q_kind, seqlen=cell.newest))
     problem = make(Problem, batch=cell.batch, heads_q=cell.heads, heads_kv=cell.heads_kv, head_dim=cell.dim,
-                   seqlen_q=cell.seqlen_q, q_type=q_kind, num_segments=1, segments=c.pointer(segment),
+                   seqlen_q=cell.seqlen_q, q_type=q_kind, num_segments=len(segments),
+                   segments=(Segment * len(segments))(*segments),
                    flags=CAUSAL | (KV_PREFIX_STABLE if cell.promise else 0), fixed_split=cell.fixed_split,
                    kernel=kernel.encode() or None)
     plan = Plan(library, problem)
     out = torch.empty_like(inputs.sets[0][0])
     table = inputs.table.data_ptr() if cell.page else None
 
-    def call(q, k, v):
-        segment_args = make(SegmentArgs, k=k.data_ptr(), v=v.data_ptr(), block_table=table)
-        args = make(Args, q=q.data_ptr(), out=out.data_ptr(), num_segments=1, segments=c.pointer(segment_args))
+    def call(q, k, v, *newest):
+        of_each = [make(SegmentArgs, k=k.data_ptr(), v=v.data_ptr(), block_table=table)]
+        if newest:
+            of_each.append(make(SegmentArgs, k=newest[0].data_ptr(), v=newest[1].data_ptr()))
+        segment_args = (SegmentArgs * len(of_each))(*of_each)
+        args = make(Args, q=q.data_ptr(), out=out.data_ptr(), num_segments=len(of_each), segments=segment_args)
         return lambda keep=segment_args: (plan.run(args), out)[1]
     parts["kernel"] = plan.kernel
     return [call(*one) for one in inputs.sets]
@@ -131,8 +179,8 @@ def libattn_calls(library, kernel, cell, inputs, torch, parts):
 
 def cudnn_calls(cell, inputs, torch):
     from torch.nn.attention import SDPBackend, sdpa_kernel
-    if cell.page or cell.kv != "bf16" or cell.seqlen_q > 1:
-        raise ImportError("one query, bf16, padded only")
+    if cell.page or cell.kv not in ("bf16", "f16") or cell.newest or cell.seqlen_q > 1:
+        raise ImportError("one query, bf16 or f16, padded only")
 
     def call(q, k, v):
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
@@ -147,6 +195,8 @@ def cudnn_calls(cell, inputs, torch):
 
 def fa3_calls(cell, inputs, torch, library):
     """FlashAttention-3 as vllm ships it: q in the type of K and V, pages, packed GQA."""
+    if cell.kv not in ("bf16", "e4m3"):
+        raise ImportError("bf16 and fp8 only")
     torch.ops.load_library(library)
     batch, length = cell.batch, cell.seqlen
     used = torch.full((batch,), length, device="cuda", dtype=torch.int32)

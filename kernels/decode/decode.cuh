@@ -8,6 +8,7 @@
 #if __CUDA_ARCH__ >= 900
 #include "../ptx/grid.h"
 #endif
+#include "blocks.cuh"
 #include "load.cuh"
 #include "merge.cuh"
 
@@ -27,7 +28,9 @@ struct Decoder {
   static constexpr int head_dim = tile.head_dim, head_dim_v = tile.head_dim_v;
   static constexpr int q_tiles = rows / 8, k_steps = head_dim / 16, v_tiles = head_dim_v / 16;
   static constexpr int q_pitch = (head_dim + 63) / 64 * 128;
-  static_assert(rows * q_pitch <= tile.group_merge_bytes());
+  // Of own_types Q lies there twice: as K of its type, then as K in blocks takes it.
+  static constexpr int block_q = KV::own_types ? rows * q_pitch : 0;
+  static_assert(rows * q_pitch + block_q <= tile.group_merge_bytes());
 
   const attn_decode_kernarg& a;
   DecodeShared<tile>& shared;
@@ -38,8 +41,15 @@ struct Decoder {
   float o[v_tiles][q_tiles][4];
   float reference[q_tiles][2];  // log2 domain; -inf: nothing seen yet
   float sum[q_tiles][2];        // of the weights of the lane's keys
+  // Of own_types: weights count 2^lift times in o, so that those of small scales are f16 with all
+  // their bits; and whether these are of bf16.
+  int lift = 0;
+  bool bf16_weights = false;
 
   __device__ __forceinline__ int lane() const { return threadIdx.x % 32; }
+  __device__ __forceinline__ int stage_bytes() const {
+    return KV::own_types ? a.stage_bytes : tile.stage_bytes();
+  }
   __device__ __forceinline__ int thread() const {
     return tile.row_groups > 1 ? threadIdx.x % group_threads : threadIdx.x;
   }
@@ -72,6 +82,7 @@ struct Decoder {
     if (a.tree) all_end = min(all_end, at.seqlen_kv - int(a.tree_mask.keys));
     load_q();
     Group::meet();
+    if (KV::own_types) lift = max_lift;
 #pragma unroll
     for (int n = 0; n < q_tiles; ++n) {
 #pragma unroll
@@ -103,6 +114,7 @@ struct Decoder {
           used && column < a.head_dim ? *reinterpret_cast<const unsigned*>(from + 2 * column) : 0;
     }
     float scale = a.scale;
+    if constexpr (KV::own_types) return store_q_twice(q, r, t);
     if (KV::scaled) scale *= to_f16(q);
     if (t == 0) group.q_scale[r] = scale;
     const int chunk = KV::scaled ? t % 2 : t / 4, word = KV::scaled ? t / 2 : t % 4;
@@ -110,6 +122,30 @@ struct Decoder {
     for (int step = 0; step < k_steps; ++step)
       *reinterpret_cast<unsigned*>(reinterpret_cast<char*>(merge) +
                                    chunk_offset<q_pitch>(r, 2 * step + chunk) + 4 * word) = q[step];
+  }
+
+  // Rows scaled by the same powers of two in both types.
+  __device__ __forceinline__ void store_q_twice(unsigned (&q)[k_steps], int r, int t) {
+    unsigned plain[k_steps];
+#pragma unroll
+    for (int step = 0; step < k_steps; ++step) plain[step] = q[step];
+    const float undo = to_f16(q), factor = 1 / undo;
+    if (t == 0) group.q_scale[r] = a.scale * undo;
+#pragma unroll
+    for (int step = 0; step < k_steps; ++step) {
+      if (a.q_type == attn_element_f16)
+        plain[step] = q[step];
+      else
+        plain[step] = BF16::pack(BF16::unpack(plain[step] & 0xffff) * factor,
+                                 BF16::unpack(plain[step] >> 16) * factor);
+      const auto store = [&](int image, int chunk, int word, unsigned x) {
+        *reinterpret_cast<unsigned*>(reinterpret_cast<char*>(merge) + image +
+                                     chunk_offset<q_pitch>(r, 2 * step + chunk) + 4 * word) = x;
+      };
+      store(0, t / 4, t % 4, plain[step]);
+      const int place = place_of_pair(step / 2, t);
+      store(block_q, place % 2, place / 2, q[step]);
+    }
   }
 
   // f16 has fewer exponents than bf16: each row by a power of two, so that its largest value is
@@ -140,29 +176,12 @@ struct Decoder {
     const int warp = this->warp();
     unsigned valid = unit.valid[warp / 2] >> 16 * (warp % 2) & 0xffff;
     if (valid == 0) return;
-    const float k_descale = KV::scaled ? unit.k_descale : 1,
-                v_descale = KV::scaled ? unit.v_descale : 1;
-    float s[q_tiles][4] = {}, odd[q_tiles][4] = {};  // two chains of products
-    const unsigned k_lane = stage + warp * warp_keys * panel_pitch + KV::k_lane(lane());
-    const unsigned q_lane =
-        recompute(address(merge) + chunk_offset<q_pitch>(lane() % 8, lane() / 8));
-#pragma unroll
-    for (int step = 0; step < k_steps; step += 2) {
-      unsigned k[2][4], q[q_tiles][4];
-      KV::load_k(k, k_lane, step);
-#pragma unroll
-      for (int n = 0; n < q_tiles; ++n)
-        ptx::ldmatrix(q[n], (q_lane ^ 2 * step % 8 * 16) + 2 * step / 8 * 128 + 8 * n * q_pitch);
-#pragma unroll
-      for (int i = 0; i < 2; ++i)
-#pragma unroll
-        for (int n = 0; n < q_tiles; ++n)
-          Product::mma(i == 0 ? s[n] : odd[n], k[i], q[n][2 * i], q[n][2 * i + 1]);
-    }
-#pragma unroll
-    for (int n = 0; n < q_tiles; ++n)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) s[n][i] += odd[n][i];
+    const float k_descale = KV::scaled && !KV::own_types ? unit.k_descale : 1;
+    float s[q_tiles][4] = {};
+    if constexpr (KV::own_types)
+      multiply_own_k(s, stage, unit.k_type, unit.k_shift);
+    else
+      multiply_k<KV, Product>(s, stage);
 
     const int first = unit.first + warp_keys * warp;
     change_scores(s, first, k_descale);
@@ -170,21 +189,32 @@ struct Decoder {
       hide(s, first, valid);
       if (a.tree) valid = hide_by_tree(s, first);
     }
-    const bool all = valid == 0xffff;
     unsigned p[q_tiles][2];
+    if constexpr (KV::own_types) {
+      weigh_own_v(s, p, stage + a.k_bytes, unit, valid);
+    } else {
 #pragma unroll
-    for (int n = 0; n < q_tiles; ++n) weigh(s[n], n, p[n]);
-
-    const unsigned v_lane =
-        stage + tile.k_bytes() + warp * warp_keys * panel_pitch + KV::v_lane(lane());
-    // Values of keys that are not valid may be anything: the lane's keys are 2t and 2t + 8, and
-    // those behind them.
-    unsigned there[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const unsigned two = valid >> (8 * i + lane() % 4 * 2);
-      there[i] = (two & 1 ? 0xffff : 0) | (two & 2 ? 0xffff0000 : 0);
+      for (int n = 0; n < q_tiles; ++n) weigh(s[n], n, p[n]);
+      add_v(p, stage + tile.k_bytes() + warp * warp_keys * panel_pitch, valid,
+            KV::scaled ? unit.v_descale : 1);
     }
+  }
+
+  // Values of keys that are not valid may be anything: the lane's keys are 2t and 2t + 8, and those
+  // behind them.
+  __device__ __forceinline__ uint2 there_of(unsigned valid) const {
+    const auto mask = [](unsigned two) {
+      return (two & 1 ? 0xffff : 0) | (two & 2 ? 0xffff0000 : 0);
+    };
+    const unsigned own = valid >> lane() % 4 * 2;
+    return make_uint2(mask(own), mask(own >> 8));
+  }
+
+  __device__ __forceinline__ void add_v(const unsigned (&p)[q_tiles][2], unsigned v_rows,
+                                        unsigned valid, float v_descale) {
+    const bool all = valid == 0xffff;
+    const unsigned v_lane = v_rows + KV::v_lane(lane());
+    const uint2 there = there_of(valid);
 #pragma unroll
     for (int v = 0; v < v_tiles; v += 2) {
       unsigned columns[2][4];
@@ -193,7 +223,7 @@ struct Decoder {
 #pragma unroll
         for (int i = 0; i < 2; ++i)
 #pragma unroll
-          for (int j = 0; j < 4; ++j) columns[i][j] &= j < 2 ? there[0] : there[1];
+          for (int j = 0; j < 4; ++j) columns[i][j] &= j < 2 ? there.x : there.y;
       }
 #pragma unroll
       for (int i = 0; i < 2; ++i)
@@ -209,6 +239,185 @@ struct Decoder {
           }
         }
     }
+  }
+
+  // Products of the warp's keys.
+  template <class K, class Product>
+  __device__ __forceinline__ void multiply_k(float (&s)[q_tiles][4], unsigned stage) const {
+    float odd[q_tiles][4] = {};  // two chains of products
+    const unsigned k_lane = stage + warp() * warp_keys * panel_pitch + K::k_lane(lane());
+    const unsigned q_lane =
+        recompute(address(merge) + chunk_offset<q_pitch>(lane() % 8, lane() / 8));
+#pragma unroll
+    for (int step = 0; step < k_steps; step += 2) {
+      unsigned k[2][4], q[q_tiles][4];
+      K::load_k(k, k_lane, step);
+#pragma unroll
+      for (int n = 0; n < q_tiles; ++n) load_q_columns(q[n], q_lane, step, n);
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+#pragma unroll
+        for (int n = 0; n < q_tiles; ++n)
+          Product::mma(i == 0 ? s[n] : odd[n], k[i], q[n][2 * i], q[n][2 * i + 1]);
+    }
+#pragma unroll
+    for (int n = 0; n < q_tiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[n][i] += odd[n][i];
+  }
+  // Of 8 rows of Q, columns of two steps.
+  static __device__ __forceinline__ void load_q_columns(unsigned (&q)[4], unsigned q_lane, int step,
+                                                        int n) {
+    ptx::ldmatrix(q, (q_lane ^ 2 * step % 8 * 16) + 2 * step / 8 * 128 + 8 * n * q_pitch);
+  }
+
+  // Each block's products are summed up for themselves, for they have a scale.
+  template <class Block>
+  __device__ __forceinline__ void multiply_block_k(float (&s)[q_tiles][4], unsigned stage) const {
+    using Rows = BlockRows<Block, head_dim>;
+    const unsigned row = stage + warp() * warp_keys * Rows::pitch + lane() / 4 * Rows::pitch,
+                   k_lane = row + lane() % 4 * 4;
+    const unsigned q_lane =
+        recompute(address(merge) + block_q + chunk_offset<q_pitch>(lane() % 8, lane() / 8));
+#pragma unroll
+    for (int block = 0; block < Rows::blocks; ++block) {
+      unsigned k[2][4];
+      Rows::load_k(k, k_lane, block);
+      const float2 scale = Rows::k_scales(row, block);
+#pragma unroll
+      for (int n = 0; n < q_tiles; ++n) {
+        unsigned q[4];
+        load_q_columns(q, q_lane, 2 * block, n);
+        float sums[4] = {0, 0, 0, 0};
+        F16::mma(sums, k[0], q[0], q[1]);
+        F16::mma(sums, k[1], q[2], q[3]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) s[n][i] = fmaf(sums[i], i < 2 ? scale.x : scale.y, s[n][i]);
+      }
+    }
+  }
+  __device__ __forceinline__ void multiply_own_k(float (&s)[q_tiles][4], unsigned stage, int type,
+                                                 unsigned shift) const {
+    if (type == attn_element_q8_0)
+      multiply_block_k<Q8_0>(s, stage + shift);
+    else if (type == attn_element_q4_0)
+      multiply_block_k<Q4_0>(s, stage + shift);
+    else if (type == attn_element_f16)
+      multiply_k<Same<F16>, F16>(s, stage);
+    else
+      multiply_k<Same<BF16>, BF16>(s, stage);
+  }
+
+  // 2^lift times the largest weight is the largest power of two in f16.
+  static constexpr int max_lift = 15;
+  __device__ __forceinline__ static float power_of_two(int exponent) {
+    return __int_as_float((127 + exponent) << 23);
+  }
+  __device__ __forceinline__ void lower_lift(int most) {
+    if (most >= lift) return;
+    const float factor = power_of_two(most - lift);
+    lift = most;
+#pragma unroll
+    for (int v = 0; v < v_tiles; ++v)
+#pragma unroll
+      for (int n = 0; n < q_tiles; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o[v][n][i] *= factor;
+  }
+  // The lane's scales of V, 0 of keys that are not valid. Weights times scales stay below 2^15.
+  template <class Block>
+  __device__ __forceinline__ void load_v_scales(unsigned (&scales)[v_tiles / 2][2], unsigned v_rows,
+                                                unsigned valid) {
+    using Rows = BlockRows<Block, head_dim_v>;
+#pragma unroll
+    for (int block = 0; block < Rows::blocks; ++block)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) scales[block][i] = Rows::v_scales(v_rows, block, i);
+    if (valid != 0xffff) {
+      const uint2 there = there_of(valid);
+#pragma unroll
+      for (int block = 0; block < Rows::blocks; ++block)
+        scales[block][0] &= there.x, scales[block][1] &= there.y;
+    }
+    unsigned most = 0;
+#pragma unroll
+    for (int block = 0; block < Rows::blocks; ++block)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) most = ptx::max_abs_f16x2(most, scales[block][i]);
+    most = __reduce_max_sync(0xffffffff, max(most & 0xffff, most >> 16));
+    // The largest is below 2^(exponent - 14); infinity and NaN stay what they are.
+    const int exponent = min(int(most >> 10), 30);
+    lower_lift(min(max_lift, 29 - exponent));
+  }
+  template <class Block>
+  __device__ __forceinline__ void add_block_v(const unsigned (&p)[q_tiles][2],
+                                              const unsigned (&scales)[v_tiles / 2][2],
+                                              unsigned v_rows) {
+#pragma unroll
+    for (int block = 0; block < v_tiles / 2; ++block) {
+      unsigned v[2][4];
+      BlockRows<Block, head_dim_v>::load_v(v, v_rows, block, lane());
+#pragma unroll
+      for (int n = 0; n < q_tiles; ++n) {
+        const unsigned low = ptx::mul_f16x2(p[n][0], scales[block][0]),
+                       high = ptx::mul_f16x2(p[n][1], scales[block][1]);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) F16::mma(o[2 * block + i][n], v[i], low, high);
+      }
+    }
+  }
+  template <class Product>
+  __device__ __forceinline__ void add_plain_v(const unsigned (&p)[q_tiles][2], unsigned v_rows,
+                                              uint2 there) {
+#pragma unroll
+    for (int block = 0; block < v_tiles / 2; ++block) {
+      unsigned v[2][4];
+      PlainRows::load_v(v, v_rows, block, lane());
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) v[i][j] &= j < 2 ? there.x : there.y;
+#pragma unroll
+        for (int n = 0; n < q_tiles; ++n) Product::mma(o[2 * block + i][n], v[i], p[n][0], p[n][1]);
+      }
+    }
+  }
+  __device__ __forceinline__ void weigh_own_v(const float (&s)[q_tiles][4],
+                                              unsigned (&p)[q_tiles][2], unsigned v_rows,
+                                              const Unit& unit, unsigned valid) {
+    const int type = unit.v_type;
+    const auto rows_of = [&](auto of) {
+      using Rows = decltype(of);
+      return v_rows + unit.v_shift + warp() * warp_keys * Rows::pitch + Rows::lane_v(lane());
+    };
+    const unsigned q8_0_rows = rows_of(BlockRows<Q8_0, head_dim_v>{}),
+                   q4_0_rows = rows_of(BlockRows<Q4_0, head_dim_v>{});
+    unsigned scales[v_tiles / 2][2];
+    if (type == attn_element_q8_0) load_v_scales<Q8_0>(scales, q8_0_rows, valid);
+    if (type == attn_element_q4_0) load_v_scales<Q4_0>(scales, q4_0_rows, valid);
+    bf16_weights = type == attn_element_bf16;
+#pragma unroll
+    for (int n = 0; n < q_tiles; ++n) weigh(s[n], n, p[n]);
+    const unsigned plain_rows = v_rows + warp() * warp_keys * panel_pitch;
+    if (type == attn_element_q8_0)
+      add_block_v<Q8_0>(p, scales, q8_0_rows);
+    else if (type == attn_element_q4_0)
+      add_block_v<Q4_0>(p, scales, q4_0_rows);
+    else if (type == attn_element_f16)
+      add_plain_v<F16>(p, plain_rows, there_of(valid));
+    else
+      add_plain_v<BF16>(p, plain_rows, there_of(valid));
+  }
+
+  // Weights as the second product takes them, and what these are.
+  __device__ __forceinline__ unsigned pack_weights(float x, float y) const {
+    if constexpr (!KV::own_types) return Product::pack(x, y);
+    const float factor = power_of_two(lift);
+    return bf16_weights ? BF16::pack(x * factor, y * factor) : F16::pack(x * factor, y * factor);
+  }
+  __device__ __forceinline__ float unpack_weight(unsigned short bits) const {
+    if constexpr (!KV::own_types) return Product::unpack(bits);
+    return (bf16_weights ? BF16::unpack(bits) : F16::unpack(bits)) * power_of_two(-lift);
   }
 
   // Products become scores in the log2 domain.
@@ -302,10 +511,10 @@ struct Decoder {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float x = ptx::ex2(s[2 * half] - used[0]), y = ptx::ex2(s[2 * half + 1] - used[1]);
-      const unsigned pair = Product::pack(x, y);
+      const unsigned pair = pack_weights(x, y);
       if (a.split_invariant) {  // then sums have the weights as rounded
-        x = Product::unpack(pair & 0xffff);
-        y = Product::unpack(pair >> 16);
+        x = unpack_weight(pair & 0xffff);
+        y = unpack_weight(pair >> 16);
       }
       sum[n][0] += x;
       sum[n][1] += y;
@@ -353,7 +562,8 @@ struct Decoder {
       for (int v = 0; v < v_tiles; ++v)
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-          merge[place(warp, here % 4 * 2 + i % 2, KV::v_column(v, i / 2, here))] = o[v][n][i];
+          merge[place(warp, here % 4 * 2 + i % 2, KV::v_column(v, i / 2, here))] =
+              KV::own_types ? o[v][n][i] * power_of_two(-lift) : o[v][n][i];
       Group::meet();
 #pragma unroll 1
       for (int r = RowPart<head_dim_v>::row(); r < 8; r += RowPart<head_dim_v>::rows) {
@@ -373,7 +583,7 @@ struct Decoder {
     }
     if (!placed.alone() && !(tile.split && a.whole_heads)) {
       constexpr int place_bytes = 16 * group_threads;
-      const int bytes = final ? a.stages * tile.stage_bytes() : tile.group_merge_bytes();
+      const int bytes = final ? a.stages * stage_bytes() : tile.group_merge_bytes();
       parts.arrive(at, used_rows(), final ? ring : address(merge), bytes / place_bytes);
     }
     Group::meet();  // before the next part's Q comes where the sums are
@@ -402,7 +612,7 @@ struct Decoder {
       while (true) {
         wait(shared.full[stage.number], stage.parity);
         const Unit& unit = shared.unit[stage.number];
-        if (!idle()) take(ring + stage.number * tile.stage_bytes(), unit);
+        if (!idle()) take(ring + stage.number * stage_bytes(), unit);
         if (unit.last) break;
         leave();
       }
@@ -459,14 +669,15 @@ __device__ __forceinline__ void decode(const attn_decode_kernarg& a, const M& ma
   if (work.begin == work.end) return;
   GroupShared& group = shared.group[tile.row_groups > 1 ? row_group : 0];
   float* merge =
-      reinterpret_cast<float*>(shared_memory + a.stages * tile.stage_bytes() +
+      reinterpret_cast<float*>(shared_memory + a.stages * loader.stage_bytes() +
                                (tile.row_groups > 1 ? row_group * tile.group_merge_bytes() : 0));
   if (loads) {
     if (early > 0 && !loader.same(work, guessed, early)) early = 0;
     loader.run(work, early);
-  } else if (tile.row_groups == 1 && a.rows_taken <= 8) {
+  } else if (tile.rows_of_group == 8 ||
+             (tile.row_groups == 1 && !tile.own_types && a.rows_taken <= 8)) {
     Decoder<T, KV, tile, 8>{a, shared, group, merge}.run(work, ring);
-  } else {
+  } else if constexpr (tile.rows_of_group == group_rows) {
     Decoder<T, KV, tile, 16>{a, shared, group, merge}.run(work, ring);
   }
 }
@@ -490,6 +701,9 @@ __device__ __forceinline__ void decode(const attn_decode_kernarg& a, const M& ma
 #define ATTN_DECODE_SM90(NAME, T, ...)                                \
   ATTN_DECODE(NAME, ATTN_TILE(__VA_ARGS__), attn_decode_sm90_kernarg, \
               (decode<T, Same<T>, tile>(a.a, a.map));)
+#define ATTN_DECODE_SM90_BLOCKS(NAME, ...)                            \
+  ATTN_DECODE(NAME, ATTN_TILE(__VA_ARGS__), attn_decode_sm90_kernarg, \
+              (decode<F16, OwnTypes, tile>(a.a, a.map));)
 #define ATTN_DECODE_SM89_FP8(NAME, ...)                                                   \
   ATTN_DECODE(NAME, ATTN_TILE(__VA_ARGS__), attn_decode_kernarg,                          \
               if (a.kv_e5m2) decode<F16, Fp8<attn::ptx::f16_of_e5m2>, tile>(a, NoMaps{}); \

@@ -15,8 +15,10 @@ struct attn_decode_segment {
   attn_kv_lengths lengths;
   const int* block_table;  // paged: [batch, max_pages]; null: not paged
   int num_pages, page_size, max_pages;
-  int page_log2;  // of page_size; -1: it is no power of two
-  int box_keys;   // of the copy engine: 16, 32 or 64, of which one is in one page
+  int page_log2;       // of page_size; -1: it is no power of two
+  int box_keys;        // of the copy engine: 16, 32 or 64, of which one is in one page
+  int k_type, v_type;  // shared/types.h; kernels of own_types look at them, and at these:
+  int k_head, v_head;  // of blocks: units of 2 bytes between heads
   attn_descale k_descale, v_descale;
 };
 
@@ -33,10 +35,11 @@ struct attn_decode_kernarg {
   int seqlen_q;                          // capacity
   int rows_taken;  // sequences of more rows, queries times `group`, are another kernel's
   int head_dim, head_dim_v;
-  int q_type, out_type;  // shared/types.h
-  int kv_e5m2;           // fp8 K and V: e5m2, else e4m3
-  int stages;            // of the ring
-  int columns;           // see Work
+  int q_type, out_type;      // shared/types.h
+  int kv_e5m2;               // fp8 K and V: e5m2, else e4m3
+  int stages;                // of the ring
+  int k_bytes, stage_bytes;  // of own_types: a unit's in shared memory
+  int columns;               // see Work
   int split_invariant;
   int prefix_stable;      // keys but the newest of each sequence may be read at once
   int split_mask;         // split_keys - 1, or 0 if that is no power of two

@@ -15,13 +15,23 @@ constexpr int group_rows = 16;    // of a row group; rows: queries times query h
 constexpr int decode_max_stages = 6;
 constexpr int merged_parts = 32;  // results that one block adds up
 
+// ggml's blocks of 32 elements.
+constexpr int q8_0_bytes = 34, q4_0_bytes = 18;
+// Of a key's row of blocks in shared memory.
+ATTN_HOST_DEVICE constexpr int block_pitch(int columns, int block_bytes) {
+  return (columns / 32 * block_bytes + 15) / 16 * 16;
+}
+
 struct DecodeTile {
   int head_dim, head_dim_v;
   int element_bytes;  // of K and V
   int row_groups = 1;
   bool split = row_groups > 1;  // its kernels take fixed_split
+  bool own_types = false;       // K and V of each segment are as q or blocks; places in shared
+                                // memory are those of the largest, which the host knows
+  int rows_of_group = group_rows;  // or 8: half the registers, so twice the blocks
 
-  ATTN_HOST_DEVICE constexpr int rows() const { return row_groups * group_rows; }
+  ATTN_HOST_DEVICE constexpr int rows() const { return row_groups * rows_of_group; }
   ATTN_HOST_DEVICE constexpr int threads() const { return row_groups * group_threads + 32; }
 
   // Units in shared memory are panels of 128 bytes of each row.
@@ -45,7 +55,8 @@ struct DecodeTile {
     return (shared_bytes - merge_bytes()) / stage_bytes();
   }
   ATTN_HOST_DEVICE constexpr int blocks() const {  // per multiprocessor
-    return head_dim > 128 || row_groups > 1 ? 1 : 2;
+    const int usual = head_dim > 128 || row_groups > 1 ? 1 : 2;
+    return rows_of_group < group_rows ? 2 * usual : usual;
   }
   ATTN_HOST_DEVICE constexpr int static_shared_bytes() const {  // at most
     return 1024 + 512 * (row_groups - 1);

@@ -25,6 +25,7 @@ struct Same {
   using Product = T;
   static constexpr int bytes = 2;
   static constexpr bool scaled = false;  // with descales, and rows of Q that have factors
+  static constexpr bool own_types = false;
 
   // What a lane adds to the address of a warp's rows of K and of V for what follows.
   static __device__ __forceinline__ unsigned k_lane(int lane) {
@@ -54,6 +55,7 @@ struct Fp8 {
   using Product = F16;
   static constexpr int bytes = 1;
   static constexpr bool scaled = true;
+  static constexpr bool own_types = false;
 
   static __device__ __forceinline__ unsigned k_lane(int lane) {
     return chunk_offset<panel_pitch>(lane % 16, lane / 16);

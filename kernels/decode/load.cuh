@@ -20,13 +20,21 @@ using Barrier = unsigned long long;
 struct Unit {
   int b, h;  // sequence and K/V head
   int seqlen_q, seqlen_kv;
-  int q_begin;    // packed q: row of query 0
-  int first_row;  // of the row tile
-  int first;      // position of the first key
-  Part part;      // that it belongs to
-  bool last;      // of that
-  bool final;     // of the block
-  float k_descale, v_descale;
+  int q_begin;                   // packed q: row of query 0
+  int first_row;                 // of the row tile
+  int first;                     // position of the first key
+  Part part;                     // that it belongs to
+  bool last;                     // of that
+  bool final;                    // of the block
+  unsigned char k_type, v_type;  // of own_types
+  union {
+    float k_descale;
+    int k_shift;  // of blocks: bytes in front of a row in shared memory
+  };
+  union {
+    float v_descale;
+    int v_shift;
+  };
   unsigned valid[2];  // a bit per key: there is one that some query sees
 };
 
@@ -103,6 +111,13 @@ struct Loader {
   int page[2];  // of keys `lane` and `lane` + 32 of the unit
   float k_descale, v_descale;
 
+  __device__ __forceinline__ int stage_bytes() const {
+    return tile.own_types ? a.stage_bytes : tile.stage_bytes();
+  }
+  __device__ __forceinline__ int k_bytes() const {
+    return tile.own_types ? a.k_bytes : tile.k_bytes();
+  }
+
   // Which of a sequence's pages has a key, and its place there.
   static __device__ __forceinline__ int page_of(const attn_decode_segment& s, int key) {
     return s.page_log2 >= 0 ? key >> s.page_log2 : key / s.page_size;
@@ -122,7 +137,7 @@ struct Loader {
         page[i] = entry < s.max_pages ? s.block_table[at.b * (long long)s.max_pages + entry] : -1;
       }
     }
-    if (KV::scaled) {
+    if (KV::scaled && !KV::own_types) {
       const auto descale = [&](const attn_descale& d) {
         return d.at && at.first < at.end ? *descale_at(d, at.b, at.h, local) : 1.0f;
       };
@@ -181,17 +196,25 @@ struct Loader {
       unit.final = final;
       unit.valid[0] = valid[0];
       unit.valid[1] = valid[1];
-      unit.k_descale = k_descale;
-      unit.v_descale = v_descale;
+      if (!tile.own_types) {
+        unit.k_descale = k_descale;
+        unit.v_descale = v_descale;
+      } else {
+        unit.k_type = s.k_type, unit.v_type = s.v_type;
+        unit.k_shift = shift_of(at.h * s.k_head), unit.v_shift = shift_of(at.h * s.v_head);
+      }
     }
-    const unsigned k_to = ring + stage.number * tile.stage_bytes(), v_to = k_to + tile.k_bytes(),
+    const unsigned k_to = ring + stage.number * stage_bytes(), v_to = k_to + k_bytes(),
                    full = address(&shared.full[stage.number]);
     if constexpr (engine) {
       if (loaded) {
         __syncwarp();
         if (lane == 0) ptx::mbarrier_arrive(full);
       } else {
-        copy_boxes(s, k_to, v_to, full, valid, local);
+        if constexpr (tile.own_types)
+          copy_boxes_of_own_types(s, k_to, v_to, full, valid, local);
+        else
+          copy_boxes(s, k_to, v_to, full, valid, local);
       }
     } else {
       copy_rows(s, k_to, v_to, valid, local);
@@ -224,6 +247,47 @@ struct Loader {
     if (wanted) ptx::tma_load(to, map, full, of_tile * (panel_pitch / KV::bytes), row, at.h, entry);
     __syncwarp();
 #endif
+  }
+  // The same where a segment's rows are panels or, of blocks, come whole, with what lies behind
+  // them up to the pitch.
+  __device__ __forceinline__ void copy_boxes_of_own_types(const attn_decode_segment& s,
+                                                          unsigned k_to, unsigned v_to,
+                                                          unsigned full, const unsigned (&valid)[2],
+                                                          int local) const {
+#if __CUDA_ARCH__ >= 900
+    const int k_pitch = pitch_of<head_dim>(s.k_type), v_pitch = pitch_of<head_dim_v>(s.v_type);
+    const int k_panels = k_pitch ? 1 : tile.panels(head_dim),
+              panels = k_panels + (v_pitch ? 1 : tile.panels(head_dim_v));
+    static_assert(unit_keys / warp_keys * (tile.panels(head_dim) + tile.panels(head_dim_v)) <= 32);
+    const int keys = s.box_keys, key = lane / panels * keys, panel = lane % panels;
+    const bool wanted = key < unit_keys && any_of(valid, key, keys);
+    const int low = __shfl_sync(0xffffffff, page[0], key % 32),
+              high = __shfl_sync(0xffffffff, page[1], key % 32), own = key < 32 ? low : high;
+    const bool is_k = panel < k_panels;
+    const int pitch = is_k ? k_pitch : v_pitch, of_tile = is_k ? panel : panel - k_panels;
+    const unsigned bytes =
+        __reduce_add_sync(0xffffffff, wanted ? unsigned(keys * (pitch ? pitch : panel_pitch)) : 0u);
+    if (lane == 0) ptx::mbarrier_arrive_expect(full, bytes);
+    __syncwarp();
+    const unsigned to =
+        (is_k ? k_to : v_to) + of_tile * panel_bytes + key * (pitch ? pitch : panel_pitch);
+    const attn_tensor_map* map = is_k ? &maps[at.segment].k : &maps[at.segment].v;
+    const int entry = s.block_table ? own : s.lengths.cu_seqlens ? 0 : at.b;
+    const int row = s.block_table ? slot_of(s, local + key) : int(at.row) + local + key;
+    const int head = at.h * (is_k ? s.k_head : s.v_head),
+              column = pitch ? head - shift_of(head) / 2 : of_tile * (panel_pitch / 2);
+    if (wanted) ptx::tma_load(to, map, full, column, row, pitch ? 0 : at.h, entry);
+    __syncwarp();
+#endif
+  }
+  // Boxes begin at multiples of 16 bytes, heads (units of 2 bytes before them) at any of 4.
+  static __device__ __forceinline__ int shift_of(int head) { return 2 * head % 16; }
+  // 0: rows are panels.
+  template <int columns>
+  static __device__ __forceinline__ int pitch_of(int type) {
+    return type == attn_element_q8_0   ? block_pitch(columns, q8_0_bytes)
+           : type == attn_element_q4_0 ? block_pitch(columns, q4_0_bytes)
+                                       : 0;
   }
   static __device__ __forceinline__ bool any_of(const unsigned (&valid)[2], int key, int keys) {
     if (keys == unit_keys) return valid[0] | valid[1];
@@ -279,8 +343,12 @@ struct Loader {
     for (; n < most && at.first + unit_keys <= old; ++n, at.first += unit_keys) {
       look_up();
       const unsigned all[2] = {~0u, ~0u};
-      const unsigned to = ring + n * tile.stage_bytes();
-      copy_boxes(s, to, to + tile.k_bytes(), address(&shared.early), all, at.first - at.begin);
+      const unsigned to = ring + n * stage_bytes();
+      if constexpr (tile.own_types)
+        copy_boxes_of_own_types(s, to, to + k_bytes(), address(&shared.early), all,
+                                at.first - at.begin);
+      else
+        copy_boxes(s, to, to + k_bytes(), address(&shared.early), all, at.first - at.begin);
     }
     if (lane == 0)
       for (int i = n; i < a.stages; ++i) ptx::mbarrier_arrive(address(&shared.early));

@@ -9,6 +9,11 @@ __device__ __forceinline__ unsigned load_shared(unsigned from) {
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(from) : "memory");
   return x;
 }
+__device__ __forceinline__ unsigned load_shared_half(unsigned from) {
+  unsigned short x;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(from) : "memory");
+  return x;
+}
 // Of 8 bytes at a multiple of 8.
 __device__ __forceinline__ uint2 load_shared_pair(unsigned from) {
   uint2 x;

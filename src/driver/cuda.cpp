@@ -17,6 +17,7 @@ enum {  // CUtensorMapDataType, CUtensorMapSwizzle, CUtensorMapL2promotion
   tensor_map_uint8 = 0,
   tensor_map_uint16 = 1,
   tensor_map_swizzle_128 = 3,
+  tensor_map_l2_64 = 1,
   tensor_map_l2_128 = 2,
   tensor_map_l2_256 = 3,
 };
@@ -237,8 +238,11 @@ class CudaDriver final : public GpuDriver {
     void* const anywhere = reinterpret_cast<void*>(uintptr_t{1} << 32);  // no address is looked at
     const int type = map.element_bytes == 1 ? tensor_map_uint8 : tensor_map_uint16;
     return calls_.run(calls_.tensor_map_encode, map, encoded, type, unsigned(map.rank), anywhere,
-                      size, stride, box, one, 0, tensor_map_swizzle_128,
-                      map.l2_bytes == 128 ? tensor_map_l2_128 : tensor_map_l2_256, 0);
+                      size, stride, box, one, 0, map.swizzled ? tensor_map_swizzle_128 : 0,
+                      map.l2_bytes == 64    ? tensor_map_l2_64
+                      : map.l2_bytes == 128 ? tensor_map_l2_128
+                                            : tensor_map_l2_256,
+                      0);
   }
   Status set_address(void* encoded, const void* base) override {
     return calls_.run(calls_.tensor_map_address, "", encoded, const_cast<void*>(base));

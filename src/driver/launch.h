@@ -16,8 +16,9 @@ struct TensorMap {
   int element_bytes;   // 1 or 2
   int64_t size[5];     // elements
   int64_t stride[4];   // bytes, of dimensions from 1 on: multiples of 16
-  int box[5];          // elements; of dimension 0 at most 128 bytes
-  int l2_bytes = 256;  // that L2 reads at once: 128 or 256
+  int box[5];          // elements; of dimension 0 at most 128 bytes, 256 elements if not swizzled
+  int l2_bytes = 256;  // that L2 reads at once: 64, 128 or 256
+  bool swizzled = true;
 };
 constexpr size_t tensor_map_bytes = 128;
 

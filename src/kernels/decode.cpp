@@ -1,6 +1,8 @@
 // The kernels decode_*: few queries against many keys, of 16 bits as the queries or of fp8. They
 // differ by the head dimensions and rows they take, and by what brings K and V: in decode_sm90_*
 // the copy engine, whose boxes must each lie in one page. _split, and _r48, take fixed_split.
+// decode_sm90_blocks_*: K and V of q8_0, q4_0 and q's type, of each segment in its own; up to 8 rows,
+// _r16 16.
 #include "kernels/decode.h"
 
 #include "kernels/families.h"
@@ -106,8 +108,29 @@ constexpr std::array rows_of_splits =
            of_all_types<true, "d128_split", 128, 128, 1, true>,
            of_all_types<true, "d192_dv128_split", 192, 128, 1, true>,
            of_all_types<true, "d256_split", 256, 256, 1, true>);
+
+template <Text name, int dim, int rows>
+constexpr Kernel blocks() {
+  constexpr uint32_t floats = type_bit(ATTN_F16) | type_bit(ATTN_BF16);
+  constexpr decode::DecodeTile tile = {.head_dim = dim,
+                                       .head_dim_v = dim,
+                                       .element_bytes = 2,
+                                       .own_types = true,
+                                       .rows_of_group = rows};
+  Kernel kernel = row<name, tile, true>(floats, floats | ggml_types, ATTN_BF16);
+  kernel.limits.features |= feature_mixed_kv_types;
+  kernel.numerics.scaled_weights = true;
+  kernel.limits.head_dim.multiple = kernel.limits.head_dim_v.multiple = dim;
+  return kernel;
+}
+constexpr std::array rows_of_blocks = {blocks<"decode_sm90_blocks_d64", 64, 8>(),
+                                       blocks<"decode_sm90_blocks_d128", 128, 8>(),
+                                       blocks<"decode_sm90_blocks_d256", 256, 8>(),
+                                       blocks<"decode_sm90_blocks_d64_r16", 64, 16>(),
+                                       blocks<"decode_sm90_blocks_d128_r16", 128, 16>(),
+                                       blocks<"decode_sm90_blocks_d256_r16", 256, 16>()};
 constinit const std::array all_rows =
-    joined(rows<true>, rows<false>, rows_of_splits, rows_of_three_groups);
+    joined(rows<true>, rows<false>, rows_of_splits, rows_of_three_groups, rows_of_blocks);
 
 }  // namespace
 

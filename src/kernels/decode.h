@@ -4,8 +4,10 @@
 #include <bit>
 #include <numeric>
 #include <string>
+#include <tuple>
 #include <vector>
 
+#include "core/dtype.h"
 #include "kernels/copy_engine.h"
 #include "kernels/cuda_forward.h"
 #include "kernels/decode/decode_args.h"
@@ -17,6 +19,7 @@ namespace attn::decode {
 
 constexpr int ring_bytes = 192 << 10;               // of the blocks of a multiprocessor
 constexpr int64_t few_units = 16, many_units = 48;  // of a block
+constexpr int64_t few_units_of_blocks = 3;
 constexpr int64_t max_length = 1 << 30;             // keys of a sequence
 constexpr int block_reserve = 1024;  // shared memory that each block costs beside its own
 
@@ -27,10 +30,11 @@ constexpr int64_t split_bytes_max = 512 << 20;
 // What a launch is made of.
 struct Shape {
   int stages = 0;
-  int64_t blocks = 0;        // a multiple of columns_of()
-  int64_t splits = 0;        // of a row tile at most; 0: without fixed_split
-  bool whole_heads = false;  // blocks take whole row tiles
-  int64_t slots = 0;         // of the workspace
+  int k_bytes = 0, stage_bytes = 0;  // of a unit in shared memory
+  int64_t blocks = 0;                // a multiple of columns_of()
+  int64_t splits = 0;                // of a row tile at most; 0: without fixed_split
+  bool whole_heads = false;          // blocks take whole row tiles
+  int64_t slots = 0;                 // of the workspace
 };
 // Rows, queries times query heads of a K/V head, of the sequences that a launch takes: of all, or
 // (few) of those that one row tile holds.
@@ -47,16 +51,36 @@ inline int64_t slot_bytes(const DecodeTile& tile) {
   return tile.rows() * (tile.head_dim_v + 2) * int64_t{sizeof(float)};
 }
 
+// Bytes that K or V of a unit take in shared memory: panels of 128 bytes of each row, or blocks as
+// they are.
+inline int place_bytes(attn_dtype type, int columns, const DecodeTile& tile) {
+  if (!dtype_is_ggml(type)) return tile.tile_bytes(columns);
+  return unit_keys * block_pitch(columns, int(dtype_bytes(type)));
+}
+inline void set_places(const Problem& p, const DecodeTile& tile, Shape* shape) {
+  int v_bytes = 0;
+  for (const attn_segment& s : p.segment) {
+    shape->k_bytes = std::max(shape->k_bytes, place_bytes(s.k_type, tile.head_dim, tile));
+    v_bytes = std::max(v_bytes, place_bytes(s.v_type, tile.head_dim_v, tile));
+  }
+  shape->stage_bytes = shape->k_bytes + v_bytes;
+}
+
 // As many stages as the device's shared memory has, and blocks as its multiprocessors have at once,
 // but no more than there can be units.
 inline Shape shape_of(const Problem& p, int64_t rows, const DeviceInfo& device,
                       const DecodeTile& tile) {
+  Shape shape;
+  set_places(p, tile, &shape);
   const auto bytes = [&](int stages) {
-    return tile.shared_bytes(stages) + tile.static_shared_bytes();
+    return tile.merge_bytes() + stages * shape.stage_bytes + tile.static_shared_bytes();
   };
-  int stages = std::clamp(ring_bytes / tile.blocks() / tile.stage_bytes(), 2, decode_max_stages);
-  while (stages > 2 && bytes(stages) > device.shared_bytes_max) --stages;
-  const int64_t fit = (device.shared_bytes_max + block_reserve) / (bytes(stages) + block_reserve);
+  int stages = std::clamp(ring_bytes / tile.blocks() / shape.stage_bytes, 2, decode_max_stages);
+  const auto fitting = [&] {  // blocks, in a multiprocessor
+    return (device.shared_bytes_max + block_reserve) / (bytes(stages) + block_reserve);
+  };
+  while (stages > 2 && fitting() < (tile.own_types ? tile.blocks() : 1)) --stages;
+  const int64_t fit = fitting();
   int64_t units = 0, splits = 0;  // of a row tile
   for (const attn_segment& s : p.segment) {
     units += ceil_div(s.seqlen, unit_keys);
@@ -67,13 +91,20 @@ inline Shape shape_of(const Problem& p, int64_t rows, const DeviceInfo& device,
   int64_t most = multiprocessors(p, device) * std::clamp<int64_t>(fit, 1, tile.blocks());
   // With few units a block, what blocks cost that share a head outweighs what they load at once.
   // With many, later blocks take what a slow multiprocessor leaves: some are up to a third slower,
-  // though hardly where fp8 keeps them busy.
+  // though hardly where fp8 keeps them busy. Of ggml's blocks a unit takes long to compute, which
+  // more warps do at once.
   // With max_sms there is no telling blocks where to run: there are no more than that.
-  if (all / most < few_units || p.max_sms > 0)
+  if (p.max_sms > 0)
+    most = multiprocessors(p, device);
+  else if (tile.own_types)
+    most = multiprocessors(p, device) *
+           std::clamp<int64_t>(all / (multiprocessors(p, device) * few_units_of_blocks), 1,
+                               std::clamp<int64_t>(fit, 1, tile.blocks()));
+  else if (all / most < few_units)
     most = multiprocessors(p, device);
   else
-    most *= std::clamp<int64_t>(all / most / many_units, 1, tile.element_bytes == 2 ? 4 : 1);
-  Shape shape;
+    most *= std::clamp<int64_t>(all / most / many_units, 1,
+                                tile.element_bytes == 2 ? 4 : 1);
   shape.stages = stages;
   int64_t shares = all;
   if (p.fixed_split > 0) {
@@ -130,6 +161,8 @@ void set_decode(const Problem& p, const Args& args, const Target& target, attn_d
   const Shape shape = shape_of(p, rows, target.device, tile);
   a.rows_taken = int(rows);
   a.stages = shape.stages;
+  a.k_bytes = shape.k_bytes;
+  a.stage_bytes = shape.stage_bytes;
   a.columns = int(columns_of(p, shape.blocks));
   a.split_keys = int(std::min<int64_t>(p.fixed_split, max_length));
   a.split_mask = std::has_single_bit(unsigned(a.split_keys)) ? a.split_keys - 1 : 0;
@@ -168,6 +201,10 @@ void set_decode(const Problem& p, const Args& args, const Target& target, attn_d
       s.page_log2 = std::has_single_bit(size) ? std::countr_zero(size) : -1;
     }
     s.box_keys = box_keys(from);
+    s.k_type = from.k_type;
+    s.v_type = from.v_type;
+    s.k_head = int(dtype_bytes(from.k_type, from.k_stride.head) / 2);
+    s.v_head = int(dtype_bytes(from.v_type, from.v_stride.head) / 2);
     s.k_descale = descale(from.k_descale, of.k_descale, p.heads_kv, from);
     s.v_descale = descale(from.v_descale, of.v_descale, p.heads_kv, from);
   }
@@ -199,20 +236,64 @@ inline Status check_engine(const Problem& p, const DeviceInfo& device) {
   return {};
 }
 
+// Heads of blocks are places in a token's row. A box takes one from the multiple of 16 bytes in
+// front of it, as far as the pitch goes.
+inline TensorMap map_of_blocks(const Problem& p, const attn_segment& s, attn_dtype type,
+                               int64_t head_dim, const attn_strides& stride) {
+  const Extents size = extents(p, s);
+  const int64_t row = dtype_bytes(type, (p.heads_kv - 1) * stride.head + head_dim);
+  return {.rank = 4,
+          .element_bytes = 2,
+          .size = {row / 2, std::max<int64_t>(1, size.rows), 1, std::max<int64_t>(1, size.batch)},
+          .stride = {dtype_bytes(type, stride.seq), 16, dtype_bytes(type, stride.batch)},
+          .box = {block_pitch(int(head_dim), int(dtype_bytes(type))) / 2, box_keys(s), 1, 1},
+          .l2_bytes = 64,
+          .swizzled = false};
+}
+
 // L2 reads no more than a panel's row: what lies behind it is asked for by itself.
 inline std::vector<TensorMap> maps_of(const Problem& p, const DecodeTile& tile) {
   std::vector<TensorMap> maps;
   maps.reserve(2 * p.num_segments);
   for (const attn_segment& s : p.segment) {
     const Extents size = extents(p, s);
-    const auto map = [&](int64_t head_dim, const attn_strides& stride) {
-      maps.push_back(tensor_map(tile.element_bytes, head_dim, size.rows, p.heads_kv, size.batch,
-                                stride, panel_pitch / tile.element_bytes, box_keys(s), 128));
+    const auto map = [&](attn_dtype type, int64_t head_dim, const attn_strides& stride) {
+      maps.push_back(dtype_is_ggml(type)
+                         ? map_of_blocks(p, s, type, head_dim, stride)
+                         : tensor_map(tile.element_bytes, head_dim, size.rows, p.heads_kv,
+                                      size.batch, stride, panel_pitch / tile.element_bytes,
+                                      box_keys(s), 128));
     };
-    map(p.head_dim, s.k_stride);
-    map(p.head_dim_v, s.v_stride);
+    map(s.k_type, p.head_dim, s.k_stride);
+    map(s.v_type, p.head_dim_v, s.v_stride);
   }
   return maps;
+}
+
+inline Status check_own_types(const Problem& p) {
+  for (const attn_segment& s : p.segment) {
+    for (const attn_dtype type : {s.k_type, s.v_type})
+      if (!dtype_is_ggml(type) && type != p.q_type)
+        return unsupported("a segment of ", dtype_name(type), " under q of ", dtype_name(p.q_type),
+                           "; accepted: ", dtype_name(p.q_type), ", q8_0, q4_0");
+    for (const auto& [type, stride, dim] : {std::tuple(s.k_type, s.k_stride, p.head_dim),
+                                            std::tuple(s.v_type, s.v_stride, p.head_dim_v)}) {
+      // The copy engine counts columns in 32 bits.
+      constexpr int64_t max_row = int64_t{1} << 31;
+      if (!dtype_is_ggml(type)) continue;
+      const int64_t row = dtype_bytes(type, (p.heads_kv - 1) * stride.head + dim);
+      if (row >= max_row)
+        return unsupported("the heads of a token take ", row, " bytes; accepted: below ", max_row);
+      // What lies in front of a head in its box, at most.
+      const int64_t head = dtype_bytes(type, stride.head),
+                    in_front = p.heads_kv > 1 ? (16 - std::gcd(head, int64_t{16})) % 16 : 0;
+      if (in_front % 4 != 0 ||
+          in_front + dtype_bytes(type, dim) > block_pitch(int(dim), int(dtype_bytes(type))))
+        return unsupported("heads of ", dtype_name(type), " lie ", stride.head, " elements, ", head,
+                           " bytes, apart; accepted: ", dim, " elements, or multiples of 16 bytes");
+    }
+  }
+  return {};
 }
 
 inline Status check(const Problem& p, int64_t rows, const DeviceInfo& device,
@@ -222,6 +303,7 @@ inline Status check(const Problem& p, int64_t rows, const DeviceInfo& device,
   ATTN_TRY(
       check_units(p, row_tiles(rows, tile), tile.rows(), attn_decode_max_segments, max_length));
   if (engine) ATTN_TRY(check_engine(p, device));
+  if (tile.own_types) ATTN_TRY(check_own_types(p));
   return {};
 }
 
@@ -234,7 +316,7 @@ Step decode_step(const char* image, const Problem& p, const DeviceInfo& device) 
       .static_shared_bytes = tile.static_shared_bytes(),
       .launch = {.grid = {uint32_t(shape.blocks), 1, 1},
                  .block = {uint32_t(tile.threads()), 1, 1},
-                 .shared_bytes = uint32_t(tile.shared_bytes(shape.stages)),
+                 .shared_bytes = uint32_t(tile.merge_bytes() + shape.stages * shape.stage_bytes),
                  .starts_early = engine || device.arch == "sm_90"},
       .maps = engine ? maps_of(p, tile) : std::vector<TensorMap>{},
       .pack = pack_of<pack<tile, engine, few>>,

@@ -308,7 +308,7 @@ Status check_segment_pointers(const Segment& s, const attn_segment_args& a, int3
 
 bool aligned_strides(attn_dtype type, const attn_strides& stride) {
   return dtype_bytes(type, stride.batch) % 16 == 0 && dtype_bytes(type, stride.seq) % 16 == 0 &&
-         dtype_bytes(type, stride.head) % 16 == 0;
+         (dtype_is_ggml(type) || dtype_bytes(type, stride.head) % 16 == 0);
 }
 
 void add_needs(const attn_segment& s, Needs* needs) {

@@ -75,7 +75,8 @@ void for_each_small_array(const Segment& s, const attn_segment_args& a, const Kv
 }
 // Adds what a segment asks for to the types, features and page size of `needs`.
 void add_needs(const attn_segment& s, Needs* needs);
-bool aligned_strides(attn_dtype type, const attn_strides& stride);  // to 16 bytes
+// To 16 bytes; heads in blocks need not be.
+bool aligned_strides(attn_dtype type, const attn_strides& stride);
 
 // Of lengths and cumulative lengths that lie on the host.
 Status check_lengths(Name name, const int32_t* values, int64_t count, int64_t capacity);

@@ -630,7 +630,7 @@ int check_case(const Case& c, const std::vector<const Kernel*>& kernels,
     return 0;
   }
   int ran = 0;
-  Outputs rounded[2];  // and as split-invariant kernels round
+  Outputs rounded[2][2];  // as split-invariant kernels round, and those that scale weights
   for (const Kernel* kernel : kernels) {
     if (!takes_part(*kernel, c)) continue;
     INFO("kernel " << kernel->name);
@@ -650,8 +650,9 @@ int check_case(const Case& c, const std::vector<const Kernel*>& kernels,
         error = compare_with_rounded(c, stated, got, formula(c, stated),
                                      rounded_formula(c, stated, split_invariant));
       } else {
-        Outputs& as_rounded = rounded[split_invariant];
-        if (as_rounded.out.empty()) as_rounded = rounded_formula(c, data, split_invariant);
+        const bool scaled = kernel->numerics.scaled_weights;
+        Outputs& as_rounded = rounded[split_invariant][scaled];
+        if (as_rounded.out.empty()) as_rounded = rounded_formula(c, data, split_invariant, scaled);
         error = compare_with_rounded(c, data, got, want, as_rounded);
       }
     }

@@ -18,7 +18,8 @@ Outputs formula_with(const Planted& mistake, const Case& c, const Data& data);
 
 // The same with the roundings that kernels on matrix units cannot avoid: the weights 2^(s - max) to
 // q's type, where split-invariant kernels take the next integer above max and sum the rounded
-// weights, as fp8 kernels do, and out to its type.
-Outputs rounded_formula(const Case& c, const Data& data, bool split_invariant);
+// weights, as fp8 kernels do, and out to its type. scaled_weights: see Numerics.
+Outputs rounded_formula(const Case& c, const Data& data, bool split_invariant,
+                        bool scaled_weights = false);
 
 }  // namespace attn::test

@@ -492,6 +492,7 @@ Data make_data(const Case& c) {
   data.q_real.resize(c.batch * c.heads_q * c.seqlen_q);
   data.k_real.resize(c.batch * c.heads_kv * most_keys);
   data.v_real.resize(c.batch * c.heads_kv * most_keys);
+  data.v_scales.resize(data.v_real.size());
   data.most_keys = most_keys;
   double q_norm = 0, k_norm = 0;
   for (int64_t b = 0; b < c.batch; ++b) {
@@ -539,8 +540,12 @@ Data make_data(const Case& c) {
           data.k_real[at] = write_row(to.k, s.k_type, to.k_view.at(place, row, kv_head),
                                       k_row(c, b, kv_head, j), k_descale);
           Buffer& v = s.arrange == Arrange::interleaved ? to.k : to.v;
-          data.v_real[at] = write_row(v, s.v_type, to.v_view.at(place, row, kv_head),
-                                      v_row(c, b, kv_head, j), v_descale);
+          const int64_t v_at = to.v_view.at(place, row, kv_head);
+          data.v_real[at] = write_row(v, s.v_type, v_at, v_row(c, b, kv_head, j), v_descale);
+          if (dtype_is_ggml(s.v_type))
+            for (int64_t d = 0; d < c.head_dim_v; d += 32)
+              data.v_scales[at].push_back(
+                  decode_element(ATTN_F16, v.data() + dtype_bytes(s.v_type, v_at + d), 0));
           k_norm = std::max(k_norm, norm(data.k_real[at]));
           for (double x : data.v_real[at]) {
             data.v_max = std::max(data.v_max, std::abs(x));

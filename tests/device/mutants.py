@@ -16,8 +16,9 @@ from pathlib import Path
 DECODE = "decode_sm80_bf16_d128"
 APPEND = "kv_append_sm80"
 EARLY = "decode_sm90_bf16_d128"
+BLOCKS = "decode_sm90_blocks_d64"
 TESTS = {DECODE: ["decode: random problems"], APPEND: ["kv_append: random layouts*"],
-         EARLY: ["cuda: values that the kernel in front writes"]}
+         EARLY: ["cuda: values that the kernel in front writes"], BLOCKS: ["blocks: *"]}
 # kernel, mistake, file, text, what it becomes
 MUTANTS = [
     (DECODE, "a split dropped", "decode/merge.cuh",
@@ -36,6 +37,16 @@ MUTANTS = [
      "if (a.tree) valid = hide_by_tree(s, first);", ""),
     (DECODE, "the tree's bits off by one", "decode/decode.cuh",
      "a.tree_mask.seen(words.x, words.y, first,", "a.tree_mask.seen(words.x, words.y, first + 1,"),
+    (BLOCKS, "the scale of the neighbouring block", "decode/decode.cuh",
+     "Rows::k_scales(row, block)", "Rows::k_scales(row, block ^ 1)"),
+    (BLOCKS, "V's scale on K", "decode/decode.cuh",
+     "Rows::k_scales(row, block)", "Rows::k_scales(row + a.k_bytes, block)"),
+    (BLOCKS, "nibbles swapped", "decode/blocks.cuh",
+     "a[0][2 * i + half] = low(bytes);\n      a[1][2 * i + half] = high(bytes);",
+     "a[1][2 * i + half] = low(bytes);\n      a[0][2 * i + half] = high(bytes);"),
+    (BLOCKS, "the neighbouring key's scale of V", "decode/blocks.cuh",
+     "ptx::load_shared_half(from) | ptx::load_shared_half(from + pitch) << 16",
+     "ptx::load_shared_half(from + pitch) | ptx::load_shared_half(from) << 16"),
     (APPEND, "the neighbour's length", "sm80/kv_append_sm80.cu",
      "segment_span(a.lengths, token.b)", "segment_span(a.lengths, (token.b + 1) % a.batch)"),
     (APPEND, "the page in front", "sm80/kv_append_sm80.cu",

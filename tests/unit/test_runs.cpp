@@ -88,7 +88,7 @@ int allocations_of(Run&& run) {
 
 // Zeros, in which every array of a call may lie that is only read: lengths, offsets, pages, kinds.
 struct Memory {
-  std::vector<char> bytes = std::vector<char>(1 << 21);
+  std::vector<char> bytes = std::vector<char>(1 << 22);
   char* at(size_t place) {
     return bytes.data() + (256 - reinterpret_cast<uintptr_t>(bytes.data()) % 256) % 256 + place;
   }
@@ -135,9 +135,14 @@ attn_dtype kv_type_of(const Kernel& kernel) {
   return ATTN_F8_E5M2;
 }
 
+// A head dimension that the kernel takes.
+int64_t head_dim_of(const Kernel& kernel) {
+  return std::max<int64_t>(64, kernel.limits.head_dim.multiple);
+}
+
 // The variant on one kernel: -1 if it declines, else what a run allocates.
 int allocations_of_forward(attn_context* context, const Kernel& kernel, const Variant& v) {
-  constexpr int64_t batch = 2, heads = 2, dim = 64;
+  constexpr int64_t batch = 2, heads = 2;
   std::vector<attn_segment> segments(size_t(v.segments), make<attn_segment>());
   std::vector<attn_segment_args> kv(size_t(v.segments), make<attn_segment_args>());
   Memory in, out;
@@ -145,7 +150,7 @@ int allocations_of_forward(attn_context* context, const Kernel& kernel, const Va
   auto args = make<attn_args>();
   p.batch = batch;
   p.heads_q = p.heads_kv = heads;
-  p.head_dim = dim;
+  p.head_dim = head_dim_of(kernel);
   p.seqlen_q = v.seqlen_q;
   p.q_type = q_type_of(kernel);
   p.out_type = v.out_type;
@@ -518,7 +523,7 @@ TEST_CASE("runs: a batch of 0 has nothing to do") {
         segment.seqlen = 70;
         auto p = make<attn_problem>();
         p.heads_q = p.heads_kv = 2;
-        p.head_dim = 64;
+        p.head_dim = head_dim_of(kernel);
         p.seqlen_q = std::min<int64_t>(65, kernel.limits.seqlen_q.max);
         p.q_type = q_type_of(kernel);
         segment.k_type = segment.v_type = kv_type_of(kernel);
@@ -540,7 +545,7 @@ TEST_CASE("runs: a batch of 0 has nothing to do") {
         CHECK(attn_workspace_init(plan.plan, nullptr, 0, nullptr) == ATTN_OK);
         const int32_t offset = 0;
         const uint8_t kind = 0;
-        const std::vector<char> keys(packed ? 300 * 2 * 64 * 8 : 0);
+        const std::vector<char> keys(packed ? size_t(300 * 2 * p.head_dim * 8) : 0);
         auto kv = make<attn_segment_args>();
         auto args = make<attn_args>();
         args.num_segments = 1;

@@ -1,0 +1,298 @@
+// ggml's blocks as K and V, alone and in one call with segments of q's type: a cache whose new
+// tokens are f16 or bf16 and whose old ones are quantised.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+
+#include "../catch.h"
+#include "backend.h"
+#include "core/dtype.h"
+#include "formula.h"
+
+namespace attn::test {
+namespace {
+
+Case random_case(uint64_t seed) {
+  Case c;
+  c.name = "blocks-" + std::to_string(seed);
+  c.seed = seed;
+  Draw draw{seed, 977};
+  c.batch = 1 + draw(4);
+  const int64_t heads[] = {1, 2, 2, 4, 8};  // rows of few heads are no multiple of 16 bytes
+  c.heads_kv = draw.pick(heads);
+  const int64_t groups[] = {1, 2, 3, 4, 8, 16};
+  const int64_t group = draw.pick(groups);
+  c.heads_q = c.heads_kv * group;
+  c.seqlen_q = draw.chance(2) ? 1 : 1 + draw(uint64_t(16 / group));
+  const int64_t dims[] = {64, 128, 128, 256, 96};
+  c.head_dim = c.head_dim_v = draw.pick(dims);
+  c.q_type = draw.chance(2) ? ATTN_F16 : ATTN_BF16;
+  const attn_dtype out_types[] = {ATTN_F32, c.q_type, c.q_type};
+  c.out_type = draw.pick(out_types);
+  if (draw.chance(3)) {
+    for (int64_t b = 0; b < c.batch; ++b)
+      c.lengths_q.push_back(int32_t(draw(uint64_t(c.seqlen_q) + 1)));
+    c.lengths_q[size_t(draw(uint64_t(c.batch)))] = int32_t(c.seqlen_q);
+  }
+  const attn_dtype types[] = {ATTN_Q8_0, ATTN_Q4_0, c.q_type};
+  const bool same = draw.chance(3);
+  const attn_dtype k_type = types[draw(2)], v_type = types[draw(2)];
+  const int64_t segments = draw.chance(2) ? 2 + draw(4) : 1;
+  for (int64_t n = 0; n < segments; ++n) {
+    SegmentCase s;
+    const int64_t capacities[] = {1, 15, 63, 64, 65, 200, 257, 600, 1500};
+    s.capacity = draw.pick(capacities);
+    s.k_type = same ? k_type : draw.pick(types);
+    s.v_type = same ? v_type : draw.pick(types);
+    s.layout = attn_layout(draw.chance(2) ? 2 : draw(3));
+    const int32_t page_sizes[] = {16, 32, 48, 64, 128, 256};
+    s.page_size = draw.pick(page_sizes);
+    if (s.layout == ATTN_PACKED || !draw.chance(3)) {
+      for (int64_t b = 0; b < c.batch; ++b)
+        s.lengths.push_back(int32_t(draw.chance(6) ? 0 : draw(uint64_t(s.capacity) + 1)));
+    }
+    const Arrange arranges[] = {Arrange::contiguous, Arrange::contiguous, Arrange::padded,
+                                Arrange::head_major, Arrange::interleaved};
+    s.arrange = draw.pick(arranges);
+    // Between each other's heads v is not at a multiple of 16 bytes.
+    if ((s.k_type != s.v_type || c.head_dim < 256) && s.arrange == Arrange::interleaved)
+      s.arrange = Arrange::padded;
+    if (s.layout == ATTN_PAGED && draw.chance(6)) s.bad_pages = {int32_t(draw(4))};
+    c.segments.push_back(s);
+  }
+  if (!draw.chance(3)) c.flags |= draw.chance(5) ? ATTN_CAUSAL_TOP_LEFT : ATTN_CAUSAL;
+  if (draw.chance(4)) {
+    c.flags |= ATTN_WINDOW;
+    c.window_left = draw(300) - 1;
+    c.window_right = draw(20) - 1;
+  }
+  if (draw.chance(5)) c.flags |= ATTN_ALIBI;
+  if (draw.chance(3)) c.flags |= ATTN_SINKS;
+  if (draw.chance(5)) c.softcap = 3;
+  if (draw.chance(6)) c.flags |= ATTN_SPLIT_INVARIANT;
+  if (draw.chance(3)) c.max_sms = int32_t(1 + draw(40));
+  const double sigmas[] = {0.5, 1, 1, 3};
+  c.sigma = draw.pick(sigmas);
+  if (draw.chance(8)) c.tree_keys = 1 + draw(128);
+  return c;
+}
+
+TEST_CASE("blocks: random segments of q8_0, q4_0 and q's type") {
+  const auto kernels = kernels_here(Op::forward, false);
+  for (uint64_t seed = 1; seed <= device_share(120); ++seed) check_case(random_case(seed), kernels);
+}
+
+// Few heads, one query, many keys.
+Case token_case(const char* name, attn_dtype k_type, attn_dtype v_type, int64_t keys) {
+  Case c;
+  c.name = name;
+  c.heads_q = 8;
+  c.heads_kv = 4;
+  c.head_dim = c.head_dim_v = 64;
+  c.q_type = ATTN_F16;
+  c.out_type = ATTN_F32;
+  SegmentCase s;
+  s.k_type = k_type;
+  s.v_type = v_type;
+  s.capacity = keys;
+  c.segments = {s};
+  return c;
+}
+
+TEST_CASE("blocks: a cut into segments changes nothing") {
+  for (const attn_dtype type : {ATTN_Q8_0, ATTN_Q4_0}) {
+    for (const double sigma : {0.5, 1.0, 3.0}) {
+      Case whole = token_case("whole", type, type, 700);
+      whole.batch = 2;
+      whole.seqlen_q = 3;
+      whole.sigma = sigma;
+      whole.flags = ATTN_CAUSAL | ATTN_SINKS | ATTN_SPLIT_INVARIANT;
+      Case pieces = whole;
+      pieces.segments.clear();
+      Draw draw{uint64_t(sigma * 10), 19};
+      for (int64_t left = 700; left > 0;) {
+        SegmentCase s = whole.segments[0];
+        s.capacity = pieces.segments.size() == 4 ? left : std::min<int64_t>(left, draw(300));
+        left -= s.capacity;
+        s.layout = attn_layout(draw(3));
+        s.page_size = 16 << draw(3);
+        s.lengths.assign(2, int32_t(s.capacity));
+        s.capacity = std::max<int64_t>(1, s.capacity);
+        pieces.segments.push_back(s);
+      }
+      const Data data_of_whole = make_data(whole), data_of_pieces = make_data(pieces);
+      for (const Kernel* kernel : kernels_here(Op::forward, true)) {
+        Backend& backend = backend_of(kernel->backend);
+        const Outputs uncut = run_forward(backend, whole, data_of_whole, kernel->name, ATTN_F32);
+        if (declined(*kernel, uncut)) continue;
+        INFO(kernel->name << " " << describe(pieces));
+        const Outputs got = run_forward(backend, pieces, data_of_pieces, kernel->name, ATTN_F32);
+        REQUIRE(got.error == "");
+        double worst = 0;
+        for (size_t n = 0; n < got.out.size(); ++n)
+          worst = std::max(worst, std::abs(got.out[n] - uncut.out[n]));
+        for (size_t n = 0; n < got.lse.size(); ++n)
+          worst = std::max(worst, double(std::abs(got.lse[n] - uncut.lse[n])));
+        CHECK(worst < 1e-4);
+      }
+    }
+  }
+}
+
+// ---- bytes worked by hand ----------------------------------------------------------------------
+
+constexpr uint16_t half_code = 0x3800, one_code = 0x3c00;  // 0.5 and 1 as f16
+
+// The block of number n among those of a segment's K or V.
+unsigned char* block_of(Buffer& buffer, attn_dtype type, int64_t n) {
+  return buffer.data() + n * dtype_bytes(type);
+}
+void set_scale(unsigned char* block, uint16_t scale) {
+  std::memcpy(block, &scale, 2);
+}
+
+// One key, so that out is its value, whatever the scores are. Code i of a q8_0 block is byte 2 + i
+// as it is; of q4_0 the low half of byte 2 + i for i < 16, the high half of byte 2 + i - 16 above,
+// both less 8.
+TEST_CASE("blocks: values are what ggml's bytes say") {
+  for (const attn_dtype type : {ATTN_Q8_0, ATTN_Q4_0}) {
+    for (const int64_t dim : {64, 128, 256}) {
+      Case c = token_case("one-key", type, type, 1);
+      c.head_dim = c.head_dim_v = dim;
+      Data data = make_data(c);
+      std::vector<double> want;
+      for (int64_t n = 0; n < c.heads_kv * dim / 32; ++n) {
+        unsigned char* block = block_of(data.segments[0].v, type, n);
+        set_scale(block, n % 3 == 0 ? half_code : one_code);
+        const double scale = n % 3 == 0 ? 0.5 : 1;
+        for (int i = 0; i < (type == ATTN_Q8_0 ? 32 : 16); ++i)
+          block[2 + i] = uint8_t(37 * i + 11 * n + 5);
+        for (int i = 0; i < 32; ++i) {
+          const int byte = block[2 + (type == ATTN_Q8_0 ? i : i % 16)];
+          const int code = type == ATTN_Q8_0 ? (byte < 128 ? byte : byte - 256)
+                           : i < 16          ? byte % 16 - 8
+                                             : byte / 16 - 8;
+          want.push_back(scale * code);
+        }
+      }
+      for (const Kernel* kernel : kernels_here(Op::forward, true)) {
+        const Outputs got =
+            run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
+        if (declined(*kernel, got)) continue;
+        INFO(kernel->name << " " << dtype_name(type) << " head_dim " << dim);
+        REQUIRE(got.error == "");
+        for (int64_t h = 0; h < c.heads_q; ++h)
+          for (int64_t d = 0; d < dim; ++d)
+            REQUIRE(got.out[size_t(h * dim + d)] == want[size_t(h / 2 * dim + d)]);
+      }
+    }
+  }
+}
+
+// One key and a query that is 1 at one column and 0 elsewhere: lse is the scale times the key's
+// value there. All columns in turn.
+TEST_CASE("blocks: keys are what ggml's bytes say") {
+  for (const attn_dtype type : {ATTN_Q8_0, ATTN_Q4_0}) {
+    for (int64_t first = 0; first < 128; first += 16) {
+      Case c = token_case("one-key", type, type, 1);
+      c.head_dim = c.head_dim_v = 128;
+      c.heads_kv = 2;
+      c.heads_q = 32;
+      c.scale = 1;
+      Data data = make_data(c);
+      for (int64_t n = 0; n < c.heads_kv * 4; ++n) {
+        unsigned char* block = block_of(data.segments[0].k, type, n);
+        set_scale(block, n % 3 == 0 ? half_code : one_code);
+        for (int i = 0; i < (type == ATTN_Q8_0 ? 32 : 16); ++i)
+          block[2 + i] = uint8_t(41 * i + 13 * n + 3);
+      }
+      std::memset(data.q.data(), 0, data.q.size());
+      for (int64_t h = 0; h < c.heads_q; ++h)
+        data.q.as<uint16_t>()[h * 128 + first + h % 16] = one_code;
+      for (const Kernel* kernel : kernels_here(Op::forward, true)) {
+        const Outputs got =
+            run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
+        if (declined(*kernel, got)) continue;
+        INFO(kernel->name << " " << dtype_name(type) << " columns from " << first);
+        REQUIRE(got.error == "");
+        for (int64_t h = 0; h < c.heads_q; ++h) {
+          const int64_t column = h / 16 * 128 + first + h % 16;
+          const unsigned char* block = block_of(data.segments[0].k, type, column / 32);
+          const int i = int(column % 32), byte = block[2 + (type == ATTN_Q8_0 ? i : i % 16)];
+          const int code = type == ATTN_Q8_0 ? (byte < 128 ? byte : byte - 256)
+                           : i < 16          ? byte % 16 - 8
+                                             : byte / 16 - 8;
+          const double want = (column / 32 % 3 == 0 ? 0.5 : 1) * code;
+          CHECK(std::abs(got.lse[size_t(h)] - want) <= 1e-6 * std::abs(want));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("blocks: scales of 0, subnormal, infinite and NaN") {
+  constexpr uint16_t zero = 0, subnormal = 0x0123, infinite = 0x7c00, nan = 0x7e01;
+  for (const attn_dtype type : {ATTN_Q8_0, ATTN_Q4_0}) {
+    for (const bool of_v : {false, true}) {
+      for (const uint16_t scale : {zero, subnormal, infinite, nan}) {
+        if (!of_v && scale == infinite) continue;  // inf - inf, or a weight of 1: as it comes
+        Case c = token_case("scales", type, type, 100);
+        Data data = make_data(c);
+        // Of K/V head 1, keys 7 and 90; all others as they are.
+        Buffer& buffer = of_v ? data.segments[0].v : data.segments[0].k;
+        for (const int64_t key : {7, 90})
+          set_scale(block_of(buffer, type, (key * c.heads_kv + 1) * 2 + 1), scale);
+        const Outputs want = reference_answer(c, data);
+        REQUIRE(want.error == "");
+        for (const Kernel* kernel : kernels_here(Op::forward, true)) {
+          const Outputs got =
+              run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
+          if (declined(*kernel, got)) continue;
+          INFO(kernel->name << " " << dtype_name(type) << (of_v ? " v" : " k") << " scale "
+                            << scale);
+          REQUIRE(got.error == "");
+          const auto agree = [](double x, double y) {
+            if (!std::isfinite(y)) return !std::isfinite(x);
+            return std::abs(x - y) < 2e-3;
+          };
+          for (size_t n = 0; n < want.out.size(); ++n) REQUIRE(agree(got.out[n], want.out[n]));
+          for (size_t n = 0; n < want.lse.size(); ++n) REQUIRE(agree(got.lse[n], want.lse[n]));
+        }
+      }
+    }
+  }
+}
+
+// V of one size throughout: weights times scales must not fall below what f16 has.
+TEST_CASE("blocks: values of any size keep their digits") {
+  for (const attn_dtype type : {ATTN_Q8_0, ATTN_Q4_0}) {
+    for (const int exponent : {-20, -10, 0, 8}) {
+      Case c = token_case("sizes", type, type, 300);
+      Data data = make_data(c);
+      for (const Kernel* kernel : kernels_here(Op::forward, true)) {
+        const Outputs plain =
+            run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
+        if (declined(*kernel, plain)) continue;
+        // One scale for all.
+        const auto with_scales = [&](int of) {
+          for (int64_t n = 0; n < 300 * c.heads_kv * 2; ++n)
+            set_scale(block_of(data.segments[0].v, type, n), f16_code(std::exp2(of)));
+          return run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
+        };
+        const Outputs unit = with_scales(0), got = with_scales(exponent);
+        INFO(kernel->name << " " << dtype_name(type) << " 2^" << exponent);
+        REQUIRE(got.error == "");
+        for (size_t n = 0; n < got.out.size(); ++n) {
+          const double want = unit.out[n] * std::exp2(exponent);
+          REQUIRE(std::abs(got.out[n] - want) <= 1e-3 * std::exp2(exponent));
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace attn::test

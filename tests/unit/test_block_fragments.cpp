@@ -1,0 +1,200 @@
+// kernels/decode/blocks.cuh on the host, lane by lane: what the matrix unit gets of ggml's blocks.
+// Instructions are as the PTX manual describes them.
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "catch.h"
+#include "core/dtype.h"
+
+#define __device__
+#define __forceinline__ inline
+
+namespace {
+struct {
+  unsigned x = 0;
+} threadIdx;
+struct float2 {
+  float x, y;
+};
+std::vector<unsigned char> shared;  // memory
+
+// Byte i of the result is byte selector[i] of b:a, counted from a's lowest.
+unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
+  const uint64_t both = a | uint64_t{b} << 32;
+  unsigned result = 0;
+  for (int i = 0; i < 4; ++i)
+    result |= unsigned(both >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+  return result;
+}
+float __int_as_float(int bits) {
+  return std::bit_cast<float>(bits);
+}
+}  // namespace
+
+// In place of the headers with inline assembly.
+#define ATTN_KERNELS_PTX_CONVERT_H
+#define ATTN_KERNELS_PTX_MMA_H
+#define ATTN_KERNELS_PTX_F16X2_H
+#define ATTN_KERNELS_PTX_LDMATRIX_H
+#define ATTN_KERNELS_PTX_LOAD_SHARED_H
+#define ATTN_KERNELS_PTX_LOP3_H
+namespace attn::ptx {
+namespace {
+using Fragment = unsigned[4];
+void mma_f16(float (&)[4], const Fragment&, unsigned, unsigned) {}
+void mma_bf16(float (&)[4], const Fragment&, unsigned, unsigned) {}
+unsigned pack_f16(float low, float high) {
+  return f16_code(low) | unsigned(f16_code(high)) << 16;
+}
+unsigned pack_bf16(float low, float high) {
+  return bf16_code(low) | unsigned(bf16_code(high)) << 16;
+}
+float unpack_f16(unsigned short code) {
+  return f16_value(code);
+}
+float unpack_bf16(unsigned short code) {
+  return bf16_value(code);
+}
+inline void ldmatrix(Fragment&, unsigned) {}
+inline void ldmatrix_transposed(Fragment&, unsigned) {}
+unsigned fma_f16x2(unsigned a, unsigned b, unsigned c) {
+  const auto one = [&](int shift) {  // exact in float64 before it is rounded
+    return f16_code(double(f16_value(uint16_t(a >> shift))) * f16_value(uint16_t(b >> shift)) +
+                    f16_value(uint16_t(c >> shift)));
+  };
+  return one(0) | unsigned(one(16)) << 16;
+}
+unsigned add_f16x2(unsigned a, unsigned b) {
+  return fma_f16x2(a, 0x3c003c00, b);
+}
+unsigned and_or(unsigned a, unsigned b, unsigned c) {
+  return (a & b) | c;
+}
+unsigned load_shared(unsigned from) {
+  REQUIRE(from % 4 == 0);
+  unsigned x;
+  std::memcpy(&x, &shared.at(from), sizeof x);
+  return x;
+}
+unsigned load_shared_half(unsigned from) {
+  REQUIRE(from % 2 == 0);
+  uint16_t x;
+  std::memcpy(&x, &shared.at(from), sizeof x);
+  return x;
+}
+}  // namespace
+}  // namespace attn::ptx
+
+#include "kernels/decode/blocks.cuh"
+
+using namespace attn;
+using namespace attn::decode;
+
+namespace {
+
+// 16 keys of random blocks whose scales are a number of their own each.
+void fill(attn_dtype type, int columns, int pitch, int shift) {
+  shared.assign(size_t(16 * pitch + 64), 0);
+  uint32_t state = 1;
+  for (unsigned char& byte : shared) byte = (state = state * 1664525 + 1013904223) >> 24;
+  for (int key = 0; key < 16; ++key)
+    for (int block = 0; block < columns / 32; ++block) {
+      const uint16_t scale = f16_code(1 + (key * 8 + block) / 128.0);
+      std::memcpy(&shared[size_t(key * pitch + shift + block * dtype_bytes(type))], &scale, 2);
+    }
+}
+double scale_of(int key, int block) {
+  return f16_value(f16_code(1 + (key * 8 + block) / 128.0));
+}
+
+// Lane g, t holds A(g, 2t..), A(g+8, 2t..), A(g, 2t+8..), A(g+8, 2t+8..) of each 16 columns.
+template <class Block, int columns>
+void check(attn_dtype type, int shift) {
+  using Rows = BlockRows<Block, columns>;
+  fill(type, columns, Rows::pitch, shift);
+  const auto code = [&](int key, int column) {
+    return decode_element(type, &shared[size_t(key * Rows::pitch + shift)], column) /
+           scale_of(key, column / 32);
+  };
+  const auto half = [](unsigned pair, int i) { return f16_value(uint16_t(pair >> 16 * i)); };
+  std::vector<int> columns_seen(columns);
+  for (int lane = 0; lane < 32; ++lane) {
+    threadIdx.x = unsigned(lane);
+    const int g = lane / 4, t = lane % 4;
+    for (int n = 0; n < Rows::blocks; ++n) {
+      unsigned a[2][4];
+      const unsigned row = unsigned(g * Rows::pitch + shift);
+      Rows::load_k(a, row + unsigned(t) * 4, n);
+      const float2 scales = Rows::k_scales(row, n);
+      REQUIRE(scales.x == scale_of(g, n));
+      REQUIRE(scales.y == scale_of(g + 8, n));
+      // Q has pair p of 16 columns where place_of_pair says: in chunk `place % 2`, which is columns
+      // 2t.. or 2t + 8.. of the product, its word `place / 2`, of lane t.
+      for (int step = 0; step < 2; ++step)
+        for (int pair = 0; pair < 8; ++pair) {
+          const int place = place_of_pair(n, pair);
+          if (place / 2 != t) continue;
+          for (int i = 0; i < 2; ++i) {
+            const int column = 32 * n + 16 * step + 2 * pair + i;
+            REQUIRE(half(a[step][place % 2 * 2], i) == code(g, column));
+            REQUIRE(half(a[step][place % 2 * 2 + 1], i) == code(g + 8, column));
+          }
+        }
+      const unsigned rows = unsigned(shift) + Rows::lane_v(lane);
+      Rows::load_v(a, rows, n, lane);
+      for (int tile = 0; tile < 2; ++tile)
+        for (int j = 0; j < 4; ++j)
+          for (int i = 0; i < 2; ++i) {
+            const int column = block_v_column(2 * n + tile, j % 2, lane);
+            REQUIRE(half(a[tile][j], i) == code(2 * t + i + j / 2 * 8, column));
+            ++columns_seen[size_t(column)];
+          }
+      for (int i = 0; i < 2; ++i)
+        for (int j = 0; j < 2; ++j)
+          REQUIRE(half(Rows::v_scales(rows, n, i), j) == scale_of(2 * t + j + 8 * i, n));
+    }
+  }
+  for (const int seen : columns_seen) REQUIRE(seen == 16);  // keys
+}
+
+}  // namespace
+
+TEST_CASE("decode blocks: what lanes get of codes and scales", "[kernels]") {
+  for (const int shift : {0, 4, 8, 12}) {
+    check<Q8_0, 64>(ATTN_Q8_0, shift);
+    check<Q4_0, 64>(ATTN_Q4_0, shift);
+  }
+  for (const int shift : {0, 8}) {
+    check<Q8_0, 128>(ATTN_Q8_0, shift);
+    check<Q4_0, 128>(ATTN_Q4_0, shift);
+  }
+  check<Q8_0, 256>(ATTN_Q8_0, 0);
+  check<Q4_0, 256>(ATTN_Q4_0, 0);
+}
+
+// 16 bits in the same order of V's columns, from panels of 128 bytes whose chunks are swizzled.
+TEST_CASE("decode blocks: what lanes get of 16-bit values", "[kernels]") {
+  constexpr int columns = 128;
+  shared.assign(size_t(columns / 64 * panel_bytes), 0);
+  for (int key = 0; key < 16; ++key)
+    for (int column = 0; column < columns; ++column) {
+      const uint16_t value = uint16_t(key * columns + column);
+      std::memcpy(
+          &shared[size_t(column / 64) * panel_bytes +
+                  device::chunk_offset<panel_pitch>(key, column % 64 / 8) + size_t(column % 8) * 2],
+          &value, 2);
+    }
+  for (int lane = 0; lane < 32; ++lane)
+    for (int n = 0; n < columns / 32; ++n) {
+      unsigned a[2][4];
+      PlainRows::load_v(a, 0, n, lane);
+      for (int tile = 0; tile < 2; ++tile)
+        for (int j = 0; j < 4; ++j)
+          for (int i = 0; i < 2; ++i) {
+            const int key = lane % 4 * 2 + i + j / 2 * 8,
+                      column = block_v_column(2 * n + tile, j % 2, lane);
+            REQUIRE((a[tile][j] >> 16 * i & 0xffff) == unsigned(key * columns + column));
+          }
+    }
+}

@@ -1,0 +1,176 @@
+// What the kernels decode_sm90_blocks_* get from their host side: tensor maps in which heads of
+// blocks are places in a token's row, and places in shared memory for the largest of the segments.
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "catalog/catalog.h"
+#include "catch.h"
+#include "kernels/decode/decode_args.h"
+#include "plan/choose.h"
+#include "problem/problem.h"
+
+using namespace attn;
+
+namespace {
+
+DeviceInfo hopper() {
+  DeviceInfo device;
+  device.arch = "sm_90";
+  device.multiprocessors = 132;
+  device.shared_bytes_max = 227 << 10;
+  device.tensor_maps = true;
+  return device;
+}
+
+// One query of 32 heads on 8 of K and V; segments of 1000 keys.
+struct Input {
+  std::vector<attn_segment> segment;
+  attn_problem problem{};
+
+  explicit Input(std::vector<attn_dtype> types = {ATTN_Q8_0}, int64_t head_dim = 128) {
+    for (const attn_dtype type : types) {
+      attn_segment s{};
+      s.struct_size = sizeof s;
+      s.k_type = s.v_type = type;
+      s.seqlen = 1000;
+      segment.push_back(s);
+    }
+    problem.struct_size = sizeof problem;
+    problem.batch = 3, problem.heads_q = 32, problem.heads_kv = 8;
+    problem.head_dim = head_dim, problem.seqlen_q = 1;
+    problem.q_type = ATTN_F16;
+  }
+  void make(Problem* p) {
+    problem.num_segments = int32_t(segment.size());
+    problem.segments = segment.data();
+    REQUIRE(make_problem(&problem, p).ok());
+  }
+  // "" or why the kernel does not take it.
+  std::string reason(const char* kernel) {
+    Problem p;
+    make(&p);
+    const std::string why = decline(*find_kernel(kernel), p.needs);
+    Recipe recipe;
+    return why.empty() ? find_kernel(kernel)->recipe(p, hopper(), &recipe).text : why;
+  }
+  std::string chosen() {
+    // As if each image were there.
+    struct All : CodeFile {
+      std::string without(const char*) const override { return ""; }
+    } const all;
+    const DeviceInfo device = hopper();
+    const Machine machine = {.backend = ATTN_BACKEND_CUDA, .device = &device, .file = &all};
+    Problem p;
+    make(&p);
+    Choice choice;
+    const Status status = choose(p, machine, &choice);
+    return status.ok() ? std::string(choice.kernel->name) : status.text;
+  }
+};
+
+constexpr const char* kernel = "decode_sm90_blocks_d128";
+
+attn_decode_kernarg packed(Input in, Step* step) {
+  Problem p;
+  in.make(&p);
+  Recipe recipe;
+  const Status made = find_kernel(kernel)->recipe(p, hopper(), &recipe);
+  INFO(made.text);
+  REQUIRE(made.ok());
+  REQUIRE(recipe.steps.size() == 1);
+  *step = recipe.steps[0];
+  const std::vector<attn_segment_args> given(in.segment.size());
+  Args args{};
+  args.segment = given.data();
+  alignas(256) static char workspace[256];
+  Parameters parameters;
+  step->pack(p, &args, {*step, hopper(), workspace}, &parameters);
+  attn_decode_sm90_kernarg kernarg;
+  REQUIRE(step->kernarg_bytes == sizeof kernarg);
+  std::memcpy(&kernarg, parameters.kernarg, sizeof kernarg);
+  return kernarg.a;
+}
+
+}  // namespace
+
+TEST_CASE("decode blocks: tensor maps and places of each segment's types", "[plan]") {
+  Input in({ATTN_F16, ATTN_Q8_0, ATTN_Q8_0});
+  in.segment[2].v_type = ATTN_Q4_0;
+  in.segment[2].layout = ATTN_PAGED;
+  in.segment[2].page_size = 32;
+  in.segment[2].max_pages = 32;
+  in.segment[2].num_pages = 500;
+  Step step;
+  const attn_decode_kernarg a = packed(in, &step);
+
+  REQUIRE(step.maps.size() == 6);
+  CHECK(step.maps[0].swizzled);
+  CHECK(step.maps[0].box[0] == 64);
+  // 8 heads of 136 bytes in units of 2; a box has 144 bytes.
+  const TensorMap& q8_0 = step.maps[2];
+  CHECK_FALSE(q8_0.swizzled);
+  CHECK(q8_0.element_bytes == 2);
+  CHECK(std::vector<int64_t>(q8_0.size, q8_0.size + 4) == std::vector<int64_t>{544, 1000, 1, 3});
+  CHECK(std::vector<int>(q8_0.box, q8_0.box + 4) == std::vector<int>{72, 64, 1, 1});
+  CHECK(q8_0.stride[0] == 1088);
+  CHECK(q8_0.stride[2] == 1088 * 1000);
+  // Of 72 and 80.
+  const TensorMap& q4_0 = step.maps[5];
+  CHECK(std::vector<int64_t>(q4_0.size, q4_0.size + 4) == std::vector<int64_t>{288, 32, 1, 500});
+  CHECK(std::vector<int>(q4_0.box, q4_0.box + 4) == std::vector<int>{40, 32, 1, 1});
+  CHECK(q4_0.stride[2] == 576 * 32);
+
+  CHECK(a.segment[0].k_type == ATTN_F16);
+  CHECK(a.segment[2].k_type == ATTN_Q8_0);
+  CHECK(a.segment[2].v_type == ATTN_Q4_0);
+  CHECK(a.segment[2].k_head == 68);
+  CHECK(a.segment[2].v_head == 36);
+  // The f16 segment's.
+  CHECK(a.k_bytes == 64 * 256);
+  CHECK(a.stage_bytes == 2 * 64 * 256);
+
+  const attn_decode_kernarg small = packed(Input({ATTN_Q4_0}), &step);
+  CHECK(small.k_bytes == 64 * 80);
+  CHECK(small.stage_bytes == 2 * 64 * 80);
+  // Four blocks of a multiprocessor fit.
+  CHECK(small.stages == 3);
+  CHECK(step.launch.shared_bytes == 4 * 8 * 128 * 4 + uint32_t(3 * small.stage_bytes));
+}
+
+TEST_CASE("decode blocks: which problems the plan gives them", "[plan]") {
+  CHECK(Input().chosen() == kernel);
+  CHECK(Input({ATTN_Q4_0}, 64).chosen() == "decode_sm90_blocks_d64");
+  CHECK(Input({ATTN_F16, ATTN_Q4_0}, 256).chosen() == "decode_sm90_blocks_d256");
+  CHECK(Input({ATTN_F16, ATTN_F16}).chosen() == "decode_sm90_f16_d128");
+  Input rows;
+  rows.problem.seqlen_q = 3;
+  CHECK(rows.chosen() == "decode_sm90_blocks_d128_r16");
+}
+
+TEST_CASE("decode blocks: what they do not take, in a sentence", "[plan]") {
+  CHECK(Input({ATTN_BF16, ATTN_Q8_0}).reason(kernel) ==
+        "a segment of bf16 under q of f16; accepted: f16, q8_0, q4_0");
+  CHECK(Input({ATTN_Q8_0, ATTN_F8_E4M3FN}).reason(kernel) == "k type f8_e4m3fn");
+  CHECK(Input({ATTN_Q8_0}, 96).reason(kernel) == "head_dim 96 is not a multiple of 128");
+  // Tokens of 3 heads, 3 * 136 bytes.
+  Input odd;
+  odd.problem.heads_q = 12, odd.problem.heads_kv = 3;
+  CHECK(odd.reason(kernel) == "strides that are not multiples of 16 bytes");
+  Input apart;
+  apart.segment[0].k_stride = {8 * 1000 * 160, 8 * 160, 160};
+  CHECK(apart.reason(kernel) ==
+        "heads of q8_0 lie 160 elements, 170 bytes, apart; accepted: 128 elements, or multiples "
+        "of 16 bytes");
+  Input pages;
+  pages.segment[0].layout = ATTN_PAGED;
+  pages.segment[0].page_size = 8;
+  pages.segment[0].max_pages = 125;
+  pages.segment[0].num_pages = 500;
+  CHECK(pages.reason(kernel) == "page_size 8 is not a multiple of 16");
+  Input rows;
+  rows.problem.seqlen_q = 5;
+  CHECK(rows.reason(kernel) == "heads_q / heads_kv * seqlen_q is 4 * 5; accepted: up to 8");
+  CHECK(rows.reason("decode_sm90_blocks_d128_r16") ==
+        "heads_q / heads_kv * seqlen_q is 4 * 5; accepted: up to 16");
+}
