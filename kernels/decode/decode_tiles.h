@@ -26,9 +26,9 @@ struct DecodeTile {
   int head_dim, head_dim_v;
   int element_bytes;  // of K and V
   int row_groups = 1;
-  bool split = row_groups > 1;  // its kernels take fixed_split
-  bool own_types = false;       // K and V of each segment are as q or blocks; places in shared
-                                // memory are those of the largest, which the host knows
+  bool split = row_groups > 1;     // its kernels take fixed_split
+  bool own_types = false;          // K and V of each segment are as q or blocks; places in shared
+                                   // memory are those of the largest, which the host knows
   int rows_of_group = group_rows;  // or 8: half the registers, so twice the blocks
 
   ATTN_HOST_DEVICE constexpr int rows() const { return row_groups * rows_of_group; }

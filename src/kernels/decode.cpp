@@ -1,8 +1,8 @@
 // The kernels decode_*: few queries against many keys, of 16 bits as the queries or of fp8. They
 // differ by the head dimensions and rows they take, and by what brings K and V: in decode_sm90_*
 // the copy engine, whose boxes must each lie in one page. _split, and _r48, take fixed_split.
-// decode_sm90_blocks_*: K and V of q8_0, q4_0 and q's type, of each segment in its own; up to 8 rows,
-// _r16 16.
+// decode_sm90_blocks_*: K and V of q8_0, q4_0 and q's type, of each segment in its own; up to 8
+// rows, _r16 16.
 #include "kernels/decode.h"
 
 #include "kernels/families.h"

@@ -20,8 +20,8 @@ namespace attn::decode {
 constexpr int ring_bytes = 192 << 10;               // of the blocks of a multiprocessor
 constexpr int64_t few_units = 16, many_units = 48;  // of a block
 constexpr int64_t few_units_of_blocks = 3;
-constexpr int64_t max_length = 1 << 30;             // keys of a sequence
-constexpr int block_reserve = 1024;  // shared memory that each block costs beside its own
+constexpr int64_t max_length = 1 << 30;  // keys of a sequence
+constexpr int block_reserve = 1024;      // shared memory that each block costs beside its own
 
 // With fixed_split each split has a slot in the workspace, up to this size; beyond that blocks take
 // whole row tiles.
@@ -103,8 +103,7 @@ inline Shape shape_of(const Problem& p, int64_t rows, const DeviceInfo& device,
   else if (all / most < few_units)
     most = multiprocessors(p, device);
   else
-    most *= std::clamp<int64_t>(all / most / many_units, 1,
-                                tile.element_bytes == 2 ? 4 : 1);
+    most *= std::clamp<int64_t>(all / most / many_units, 1, tile.element_bytes == 2 ? 4 : 1);
   shape.stages = stages;
   int64_t shares = all;
   if (p.fixed_split > 0) {
