@@ -66,6 +66,9 @@ COMMANDS = {
         "attn bench": Skip("times for half a minute; tests/cli runs it on small cases"),
         "attn bench --backend cuda --dtype bf16 --batch 4 --heads 32 --seqlen-q 4096 --causal": gpu,
         "attn bench --json > result.json": Skip("times for half a minute; tests/cli runs it on small cases"),
+        "attn bench --report page.html": Skip("times for half a minute; tests/cli runs it on small cases"),
+        "attn bench --report page.html --from result.json --from docs/measured/2026-11-22_h200_peers_25aed70.json":
+            Run("attn bench --seqlen-q 8 --repeats 1 --json > result.json"),
         "python3 bench/peers.py --lib build/release/lib/libattn.so --commit $(git rev-parse --short HEAD) "
         "--out docs/measured/NAME.json": gpu,
         "python3 bench/peers.py --lib new=a/libattn.so --lib old=b/libattn.so --only d128,causal,8k,16k": gpu,
