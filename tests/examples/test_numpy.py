@@ -1,5 +1,5 @@
 """test_numpy.py SOURCE_DIR: examples/embed.py on weights of no model and, where its package is installed, on the real one;
-examples/mixed_cache.py."""
+examples/mixed_cache.py; examples/documents.py."""
 import importlib.util
 import os
 import subprocess
@@ -82,6 +82,24 @@ class MixedCache(unittest.TestCase):
             code, _, err = run("mixed_cache.py", "--recent", recent)
             self.assertEqual(code, 2)
             self.assertIn(f"--recent is {recent}; accepted: 1 to 126", err)
+
+
+@unittest.skipUnless(os.environ.get("PYTHONPATH"), "this build has no Python package")
+class Documents(unittest.TestCase):
+    def test_alone_or_packed(self):
+        for seqlen in "300", "512":
+            code, out, err = run("documents.py", "--seqlen", seqlen)
+            self.assertEqual((code, err), (0, ""), out)
+            self.assertIn(f"sequences of {seqlen}: ", out)
+
+    def test_a_wrong_mask_shows(self):
+        import attn
+        import documents
+        rng = np.random.default_rng(1)
+        q, k, v = (rng.standard_normal((1, 64, 2, 16), np.float32) for _ in range(3))
+        for lengths, right in ([40, 24], True), ([39, 25], False):
+            out = attn.forward(q, k, v, block_mask=documents.mask_of([lengths], 64))
+            self.assertEqual(documents.largest_difference(q, k, v, out, [[40, 24]]) < 1e-5, right)
 
 
 if __name__ == "__main__":

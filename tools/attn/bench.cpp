@@ -8,6 +8,7 @@
 #include "attn/bench_case.h"
 #include "attn/ceilings.h"
 #include "attn/clocks.h"
+#include "attn/report.h"
 #include "attn/timing.h"
 #include "catalog/catalog.h"
 #include "core/dtype.h"
@@ -25,6 +26,8 @@ struct BenchOptions {
   bool no_ceilings = false;
   bool launches = false;
   bool as_json = false;
+  std::string report;
+  std::vector<std::string> from;
 };
 
 // The multiply-adds per second that this machine does on registers; 0 where that is not measured.
@@ -92,7 +95,7 @@ Json case_json(const Case& c, const Ready& ready, const Timing& timing) {
 class Bench {
  public:
   Bench(const BenchOptions& options, std::vector<Case> shapes);
-  void run();
+  Json run();
 
  private:
   bool emulated() const { return device_.backend() == ATTN_BACKEND_HIP_EMU; }
@@ -136,7 +139,7 @@ Json Bench::on_host() {
   for (const Case& c : cases_) {
     progress_.say("preparing");
     const Ready ready(device_, c, types_, options_.kernel);
-    progress_.say("timing " + ready.describe());
+    progress_.say("timing " + ready.describe(), rows.size(), cases_.size());
     const Timing timing = time_on_host([&] { need_ok(ready.run()); },
                                        [&] { device_.synchronize(); }, options_.repeats);
     if (ceiling_of != ready.kernel()) ceiling = fma_rate(ready.kernel(), options_.backend.threads);
@@ -196,7 +199,7 @@ Json Bench::on_device(Driver& driver) {
     progress_.say("preparing");
     // The emulator has no cache that inputs should not stay in.
     Ready ready(device_, c, types_, options_.kernel, emulated() ? 0 : 2 * l2);
-    progress_.say("timing " + ready.describe());
+    progress_.say("timing " + ready.describe(), rows.size(), cases_.size());
     const DeviceTimer::LaunchSet launch = [&](int set, void* stream) {
       return ready.run(set, stream);
     };
@@ -256,7 +259,7 @@ Json Bench::on_device(Driver& driver) {
   return report;
 }
 
-void Bench::run() {
+Json Bench::run() {
   const std::shared_ptr<Driver>& driver = device_.get()->context->driver;
   Json report = {{"backend", attn_backend_string(device_.backend())},
                  {"dtype", attn::dtype_name(types_.q)}};
@@ -275,6 +278,15 @@ void Bench::run() {
   else if (!emulated())
     std::printf("one query and one key: plan %.2f us, run %.2f us\n", overhead.plan_us,
                 overhead.run_us);
+  return report;
+}
+
+// What --from names, or a run of its own.
+void bench(const BenchOptions& options, const std::vector<Case>& shapes) {
+  std::vector<MeasuredRun> runs;
+  for (const std::string& path : options.from) runs.push_back(read_run(path));
+  if (runs.empty()) runs.push_back({"this run", Bench(options, shapes).run()});
+  if (!options.report.empty()) write_report(options.report, runs);
 }
 
 }  // namespace
@@ -309,12 +321,19 @@ void add_bench(CLI::App& app, int&) {
                     "GPU: do not measure matmul, copy and read in the same run");
   command->add_flag("--launches", o->launches,
                     "GPU: also time each launch of a run alone, with its inputs in L2");
+  command->add_option("--report", o->report, "write one HTML page that draws the run")
+      ->type_name("FILE");
+  command
+      ->add_option("--from", o->from,
+                   "draw these runs' JSON instead of timing; of bench/ and attn-fp8-stress too")
+      ->needs("--report")
+      ->type_name("JSON");
   add_json(*command, o->as_json);
   command->callback([o, shape] {
     if (o->repeats < 1) throw InputError("--repeats is below 1; 1 or more is accepted");
     const bool one_shape = std::any_of(
         shape.begin(), shape.end(), [](const CLI::Option* option) { return option->count() > 0; });
-    Bench(*o, one_shape ? std::vector<Case>{o->shape} : std::vector<Case>{}).run();
+    bench(*o, one_shape ? std::vector<Case>{o->shape} : std::vector<Case>{});
   });
 }
 

@@ -183,10 +183,16 @@ Progress::~Progress() {
 void Progress::clear() {
   if (std::exchange(shown_, false)) std::fputs("\r\033[K", stderr);
 }
-void Progress::say(const std::string& what) {
+void Progress::say(const std::string& what, size_t done, size_t total) {
   if (!terminal_) return;
   clear();
-  std::fprintf(stderr, "%s: %s", program_name, what.c_str());
+  std::string bar;
+  if (total) {
+    const size_t width = 20, full = done * width / total;
+    bar = "[" + std::string(full, '#') + std::string(width - full, '.') + "] " +
+          std::to_string(done + 1) + " of " + std::to_string(total) + ", ";
+  }
+  std::fprintf(stderr, "%s: %s%s", program_name, bar.c_str(), what.c_str());
   std::fflush(stderr);
   shown_ = true;
 }

@@ -103,7 +103,8 @@ class Progress {
  public:
   Progress();
   ~Progress();
-  void say(const std::string& what);
+  // With `total`, a bar of which `done` parts are full.
+  void say(const std::string& what, size_t done = 0, size_t total = 0);
 
  private:
   void clear();

@@ -84,16 +84,17 @@ class Stress {
     report["cases"] = Json::array();
     int failed = 0;
     std::string kernel;
-    for (const StressCase& c : cases_) {
-      progress_.say(std::string(backend) + ": " + c.name);
+    for (size_t n = 0; n < cases_.size(); ++n) {
+      const StressCase& c = cases_[n];
+      progress_.say(std::string(backend) + ": " + c.name, n, cases_.size());
       const StressInputs inputs = make_inputs(c, options_.stress, type_of(device.backend()));
       const ForwardResult result = run_on(device, inputs, ATTN_F32, progress_);
       const attn::Numerics& rule = attn::find_kernel(result.kernel.c_str())->numerics;
-      progress_.say(std::string(backend) + ": " + c.name + ", reference");
+      progress_.say(std::string(backend) + ": " + c.name + ", reference", n, cases_.size());
       const ForwardResult exact = run_on(reference_, inputs, ATTN_F64, progress_);
       const std::vector<double> truth(exact.out.as<double>(),
                                       exact.out.as<double>() + exact.out.elements());
-      progress_.say(std::string(backend) + ": " + c.name + ", model");
+      progress_.say(std::string(backend) + ": " + c.name + ", model", n, cases_.size());
       const std::vector<double> model = model_output(rule, inputs, ATTN_F32, pool_);
       const std::vector<double> out =
           decoded(ATTN_F32, result.out.data.get(), result.out.elements());
@@ -192,7 +193,7 @@ bool check_self(const Options& options) {
   int64_t cases = 0, above = 0, broken = 0, failed[count] = {}, unchanged[count] = {};
   Json wrong = Json::array();
   for (uint64_t n = 0; n < static_cast<uint64_t>(options.choices); ++n) {
-    progress.say("choice " + std::to_string(n + 1) + " of " + std::to_string(options.choices));
+    progress.say("random choices", n, static_cast<size_t>(options.choices));
     const StressOptions choice = random_choice(options.stress.seed, n);
     const SelfCheck found = self_check(kernel.numerics, choice, pool);
     cases += found.cases;
