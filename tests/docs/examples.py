@@ -83,6 +83,24 @@ assert lengths.tolist() == [64, 64]
 assert np.abs(out - attn.forward(q, k, v, causal=True)).max() < 1e-5
 """),
     ],
+    "docs/start.md": [
+        "0.75 1.00",
+        (MASKS_CPP[0].replace("#include <attn/attn.hpp>", "#include <cstdio>").replace("attn::context context(ATTN_BACKEND_CPU);\n", "").replace("ATTN_F32", "ATTN_F16"), """
+return plan.kernel()[0] == 0 || args.num_segments;
+}
+"""),
+        ("", "assert out.shape == (1, 256, 8, 64)"),
+        ("""
+import torch
+model, x = torch.nn.TransformerEncoderLayer(32, 4, 64, dropout=0, batch_first=True).eval(), torch.randn(2, 9, 32)
+torch.backends.mha.set_fastpath_enabled(False)
+torch.set_grad_enabled(False)
+""", 'assert repr(taken) == "1 of 1 calls taken"', "torch"),
+        "needs CUDA's headers and a device",
+    ],
+    "docs/explain.md": [("import attn" + NUMPY, """
+assert found["kernel"].startswith("cpu_") and all(other["reason"] for other in found["declined"])
+""")],
     "docs/flash.md": [(NUMPY + """
 cu_seqlens = np.array([0, 16, 64], np.int32)
 packed_q, packed_k, packed_v = q[0], k[0], v[0]

@@ -60,6 +60,7 @@ COMMANDS = {
             Run(needs=EMULATOR),
         "tools/test": builds,
         "tools/test --quick": builds,
+        "tools/site": Skip("Links.test_site runs it"),
         "cmake --preset debug && cmake --build --preset debug": builds,
     },
     "docs/bench.md": {
@@ -138,6 +139,7 @@ TEXTS = {
     "docs/numerics.md": ["s   = scale * descale_q * descale_k * (q . k)",
                          "x_j = log2(e) * scale * (q . k_j)                       float64, from the codes"],
     "docs/silicon.md": ["libattn 0.1.0 a6818b1, 2026-11-24, short"],
+    "docs/start.md": ["find_package(attn 0.2 REQUIRED)", "include(FetchContent)"],
     "docs/python.md": ["attn.InvalidArgument: k: head_dim is 100; accepted: 128 as in q",
                        "attn.InvalidArgument: block_table[0, 1] is 7; accepted: 0 to 3"],
 }
@@ -207,7 +209,14 @@ class Document(unittest.TestCase):
             command = command.replace(word, by)
         self.shell(command)
 
+    def c(self, code, output):
+        self.folder.joinpath("example.c").write_text(code)
+        self.shell(f"cc -std=c99 -Wall -Wextra -Wno-missing-field-initializers -pedantic -Werror -I{SOURCE}/include example.c -o example "
+                   f"-L{BUILD}/lib -lattn -Wl,-rpath,{BUILD}/lib && [ \"$(./example)\" = '{output}' ]")
+
     def cpp(self, code, harness):
+        if isinstance(harness, str):
+            self.skipTest(harness)
         before, after = harness
         source = self.folder / "example.cpp"
         includes = re.findall(r"^#include.*\n", code, re.M)
@@ -235,7 +244,7 @@ def make_tests(document):
         tests[f"test_{line:04}_{re.sub('[^a-z0-9]+', '_', name.lower())[:60]}"] = body
 
     for line, language, lines in blocks(document):
-        if language in ("cpp", "python"):
+        if language in ("c", "cpp", "python"):
             if not harnesses:
                 unknown.append(f"{document}:{line}: an example in {language}")
                 continue
@@ -273,6 +282,16 @@ class Links(unittest.TestCase):
                 if "://" not in target:
                     with self.subTest(document=document, target=target):
                         self.assertTrue((SOURCE / document).parent.joinpath(target).exists())
+
+    def test_site(self):
+        """Which fails at a link to a page, a heading or a file that is not there."""
+        if missing("mkdocs"):
+            self.skipTest(missing("mkdocs"))
+        done = subprocess.run([sys.executable, SOURCE / "tools" / "site"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        pages = SOURCE / "build" / "site" / "html"
+        self.assertIn("Quick starts", (pages / "docs" / "start.html").read_text())
+        self.assertTrue((pages / "include" / "attn" / "attn.h").exists())
 
     def test_measurements_are_cited(self):
         pages = "".join((SOURCE / document).read_text() for document in documents())
