@@ -62,8 +62,8 @@ int main(void) {
   int free_pages[num_pages], num_free = num_pages;
   for (int i = 0; i < num_pages; ++i) free_pages[i] = i;
 
-  /* Of each slot: its request, -1 for none, and what the plans read. */
-  int request[slots], next = 0, done = 0;
+  /* Of each slot: its request, -1 for none, how many tokens it has had, and what the plans read. */
+  int request[slots], seen[slots] = {0}, next = 0, done = 0;
   int32_t lengths[slots] = {0}, table[slots][max_pages] = {{0}}, offsets[slots + 1] = {0};
   for (int s = 0; s < slots; ++s) request[s] = -1;
   static float q[slots * heads * head_dim], out[slots * heads * head_dim];
@@ -137,7 +137,7 @@ int main(void) {
     for (int s = 0; s < slots; ++s)
       if (request[s] >= 0)
         promised += (tokens_of(request[s]) + page_size - 1) / page_size -
-                    (lengths[s] + page_size - 1) / page_size;
+                    (seen[s] + page_size - 1) / page_size;
     for (int s = 0; s < slots; ++s) {
       if (request[s] >= 0 || next == requests) continue;
       const int pages = (tokens_of(next) + page_size - 1) / page_size;
@@ -147,20 +147,19 @@ int main(void) {
       }
       promised += pages;
       request[s] = next++;
-      lengths[s] = 0;
+      seen[s] = lengths[s] = 0;
     }
     /* A token of each; a page where the last one is full. */
     for (int s = 0; s < slots; ++s) {
       const int to = offsets[s], running = request[s] >= 0;
       offsets[s + 1] = to + running;
       if (!running) continue;
-      if (lengths[s] % page_size == 0) table[s][lengths[s] / page_size] = free_pages[--num_free];
+      if (seen[s] % page_size == 0) table[s][seen[s] / page_size] = free_pages[--num_free];
       for (int i = 0; i < heads * head_dim; ++i)
-        q[to * heads * head_dim + i] =
-            element(0, request[s], lengths[s], i / head_dim, i % head_dim);
+        q[to * heads * head_dim + i] = element(0, request[s], seen[s], i / head_dim, i % head_dim);
       for (int i = 0; i < row; ++i) {
-        k[to * row + i] = element(1, request[s], lengths[s], i / head_dim, i % head_dim);
-        v[to * row + i] = element(2, request[s], lengths[s], i / head_dim, i % head_dim);
+        k[to * row + i] = element(1, request[s], seen[s], i / head_dim, i % head_dim);
+        v[to * row + i] = element(2, request[s], seen[s], i / head_dim, i % head_dim);
       }
     }
     need(attn_run_kv_append(append, &write_args, NULL)); /* advances lengths */
@@ -169,11 +168,10 @@ int main(void) {
     for (int s = 0; s < slots; ++s) {
       if (request[s] < 0) continue;
       ++tokens;
-      worst =
-          fmax(worst, error_of(out + offsets[s] * heads * head_dim, request[s], lengths[s] - 1));
-      if (lengths[s] < tokens_of(request[s])) continue;
-      for (int i = 0; i * page_size < lengths[s]; ++i) free_pages[num_free++] = table[s][i];
-      lengths[s] = 0;
+      ++seen[s];
+      worst = fmax(worst, error_of(out + offsets[s] * heads * head_dim, request[s], seen[s] - 1));
+      if (seen[s] < tokens_of(request[s])) continue;
+      for (int i = 0; i * page_size < seen[s]; ++i) free_pages[num_free++] = table[s][i];
       request[s] = -1;
       ++done;
     }

@@ -1,4 +1,4 @@
-"""test_serve.py SOURCE_DIR SERVE PLANTED LIBATTN: examples/serve.py and serve.cpp on small cases, and with mistakes."""
+"""test_serve.py SOURCE_DIR SERVE LOOP PLANTED LIBATTN: examples/serve.py, serve.cpp and loop.c on small cases, and with mistakes."""
 import os
 import pty
 import re
@@ -7,7 +7,7 @@ import sys
 import unittest
 from pathlib import Path
 
-SOURCE, SERVE, PLANTED, LIBATTN = Path(sys.argv[1]), *sys.argv[2:5]
+SOURCE, SERVE, LOOP, PLANTED, LIBATTN = Path(sys.argv[1]), *sys.argv[2:6]
 SMALL = "--sequences 12 --tokens 12 --prompt 24 --batch 6 --chunk 20"
 
 
@@ -93,5 +93,15 @@ class InPython(Server, unittest.TestCase):
     command = [sys.executable, str(SOURCE / "examples" / "serve.py")]
 
 
+class Loop(unittest.TestCase):
+    def test_mistakes_show(self):
+        for mistake, code in ("", 0), ("lengths", 1), ("pages", 1):
+            with self.subTest(mistake):
+                done = subprocess.run([LOOP], capture_output=True, text=True,
+                                      env=dict(os.environ, PLANTED=mistake, LD_PRELOAD=f"{PLANTED} {LIBATTN}"))
+                self.assertEqual((done.returncode, done.stderr), (code, ""), done.stdout)
+                self.assertIn("313 tokens", done.stdout)
+
+
 if __name__ == "__main__":
-    unittest.main(argv=sys.argv[:1] + sys.argv[5:], verbosity=2)
+    unittest.main(argv=sys.argv[:1] + sys.argv[6:], verbosity=2)
