@@ -55,7 +55,7 @@ class Server:
     def test_on_cuda(self):
         """By graphs: 16-bit caches, of which logits that lie close may change places."""
         code, out, err = self.serve(f"{SMALL} --backend cuda")
-        absent = re.search("driver missing|no device|libcuda.so.1|cuInit: error 100|No module named 'torch'|NVIDIA driver|CUDA GPUs|compiled with CUDA", err)
+        absent = re.search("driver missing|driver version|no device|libcuda.so.1|cuInit: error 100|No module named 'torch'|NVIDIA driver|CUDA GPUs|compiled with CUDA", err)
         if code == 1 and absent:
             self.skipTest(err.strip())
         self.as_without_cache(f"{SMALL} --backend cuda")
