@@ -76,6 +76,7 @@ for tool in ${TOOLS:-memcheck initcheck racecheck synccheck}; do
   clean $tool "cuda: every forward kernel on few problems"
   clean $tool "cuda: lengths out of range are clamped"
   clean $tool "cuda: cu_seqlens that break every rule are clamped"
+  clean $tool "blocks: values are*,blocks: a cut*"
   clean $tool "merge: shapes*"
   clean $tool "quantize: types*"
 done
