@@ -1,9 +1,9 @@
 // Attention forward of fp8 with wgmma and the copy engine, in the manner of forward.cuh: blocks
 // take items, one warpgroup loads and transposes V, the others compute. The matrix unit adds fp8
 // products to some 13 bits of the sum, so that of each tile is found in registers of its own and
-// added to the others in float32. Those registers are the scores' too, so a warpgroup's products
-// follow each other: the sums of a tile, the scores of the next; the warpgroups take turns, and one
-// finds weights while the other's products run.
+// added to the others in float32. A warpgroup starts the scores of a tile and the sums of the one
+// before together, finds the largest scores while the sums are computed, and adds those up between
+// the exponentials.
 #pragma once
 #include "../ptx/grid.h"
 #include "../ptx/uniform.h"
@@ -18,8 +18,10 @@ namespace attn::sm90 {
 
 template <Tile tile, bool e5m2>
 struct Fp8Consumer {
-  static constexpr int pieces = tile.head_dim_v / tile.v_piece;
   using K = Ring<tile.k_stages>;
+  using Vt = Ring<tile.vt_stages>;
+  // Beside the flags of a tile: it is in shared memory, and V^T of the one before.
+  static constexpr unsigned looked_at = 1u << 16;
 
   const attn_sm90_fp8_kernarg& a;
   Warp<tile> warp;
@@ -31,39 +33,15 @@ struct Fp8Consumer {
   __device__ __forceinline__ Fp8Consumer(const attn_sm90_fp8_kernarg& a, const Warp<tile>& warp)
       : a(a), warp(warp) {}
 
-  // o = o * shrink + t of piece n.
-  template <int registers>
-  __device__ __forceinline__ void promote(const float (&t)[registers], int piece,
+  // o = o * shrink + t of share n of `shares`.
+  template <int shares>
+  __device__ __forceinline__ void promote(const TileSums<tile>& t, int n,
                                           const float (&shrink)[2]) {
+    constexpr int each = (tile.head_dim_v / 2 + shares - 1) / shares;
 #pragma unroll
-    for (int i = 0; i < tile.v_piece / 2; ++i) {
-      float& x = o[piece * tile.v_piece / 2 + i];
-      x = fmaf(x, shrink[i / 2 % 2], t[i]);
-    }
-  }
-  // The sums of a tile from a piece on, but for those of the last one and of the weights, which are
-  // left in t.
-  template <int piece = 0>
-  __device__ __forceinline__ void find_sums(float (&t)[tile.v_piece / 2 + 4], unsigned vt_at,
-                                            const float (&shrink)[2]) {
-    ptx::wgmma_fence();
-    if constexpr (piece < pieces - 1) {
-      float part[tile.v_piece / 2];
-      start_piece<e5m2, tile>(part, p, vt_at, piece * tile.v_piece);
-      ptx::wgmma_wait<0>();
-      ptx::pin(part);
-      promote(part, piece, shrink);
-      find_sums<piece + 1>(t, vt_at, shrink);
-    } else {
-      start_piece<e5m2, tile>(t, p, vt_at, piece * tile.v_piece);
-      ptx::wgmma_wait<0>();
-      ptx::pin(t);
-    }
-  }
-  __device__ __forceinline__ void add_last(const float (&t)[tile.v_piece / 2 + 4],
-                                           const float (&shrink)[2]) {
-    promote(t, pieces - 1, shrink);
-    softmax.add_sums(&t[tile.v_piece / 2], shrink);
+    for (int i = n * each; i < (n + 1) * each && i < tile.head_dim_v / 2; ++i)
+      o[i] = fmaf(o[i], shrink[i / 2 % 2], t[i]);
+    if (n == shares - 1) softmax.add_sums(&t[tile.head_dim_v / 2], shrink);
   }
   // Of an item whose keys have all been added.
   __device__ __forceinline__ void end_item(const Item& item) {
@@ -78,6 +56,15 @@ struct Fp8Consumer {
     for (int i = 0; i < tile.head_dim_v / 2; ++i) o[i] = 0;
   }
 
+  __device__ __forceinline__ void hide(Scores<tile>& s, unsigned flags, unsigned n,
+                                       unsigned count) {
+    if (!(flags & sees_all)) [[unlikely]] {
+      const KeyTile& at = warp.key_tile(n);
+      hide_out_of_range(s, warp, warp.item(count), at.first, at.keys);
+      ptx::pin(s);
+    }
+  }
+
   __device__ __forceinline__ void run() {
     if (!warp.take_item(0)) return;
     Scores<tile> s;
@@ -87,91 +74,104 @@ struct Fp8Consumer {
     ptx::wgmma_fence();
     start_fp8_scores<e5m2, tile>(s, ptx::uniform(warp.q_at(0)), warp.k_at(0));
     // `here`: flags of tile n, which is of item `count`. `next`: those of tile n + 1.
-    unsigned n = 0, count = 0;
+    unsigned n = 0, count = 0, next = 0;
     unsigned here = ptx::uniform(warp.item(0).first_tile >> 4 * warp.group);
-    unsigned q_next = ptx::uniform(warp.q_at(0));
-    float score_factor = warp.item(0).score_factor, shrink[2];
+    float shrink[2];
     ptx::wgmma_wait<0>();
     ptx::pin(s);
     __syncwarp();
     warp.release(warp.control.k_empty[0]);
     if (tile.q_stages == 1 && here & last_tile) warp.release_q(0);
+    const auto weigh = [&](unsigned flags, unsigned at) {
+      hide(s, flags, at, count);
+      float factor = warp.item(count).score_factor;
+      softmax.move_references(s, factor, shrink);
+      softmax.find_weights(s, factor, p, [](int) {});
+    };
+    if (here & sees_some) weigh(here, 0);
 
     RingAt<tile.k_stages> k{K::stage(1), K::parity(1)};  // of tile n + 1
-    RingAt<tile.vt_stages> vt{0, 0};                     // of tile n
     for (;; ++n) {
-      if (here & sees_some) {
-        if (!(here & sees_all)) [[unlikely]] {
-          const KeyTile& at = warp.key_tile(n);
-          hide_out_of_range(s, warp, warp.item(count), at.first, at.keys);
-          ptx::pin(s);
-        }
-        softmax.find_weights(s, score_factor, shrink, p);
-      }
       const bool ends = here & last_tile;
-      unsigned next = ends ? 0 : ptx::uniform(warp.key_tile(n).next_tile >> 4 * warp.group);
-      if (ends) {
-        if (tile.q_stages > 1) warp.release_q(count);
-        if (!warp.take_item(++count)) break;
-        q_next = ptx::uniform(warp.q_at(count));
-        score_factor = warp.item(count).score_factor;
-      }
-      ptx::mbarrier_wait(address(&warp.control.k_full[k.stage]), k.parity);
-      if (ends) next = ptx::uniform(warp.item(count).first_tile >> 4 * warp.group);
-      const unsigned k_next = warp.k_of(k.stage), vt_here = warp.vt_of(vt.stage);
-      ptx::mbarrier_wait(address(&warp.control.vt_full[vt.stage]), vt.parity);
-      warp.wait_turn();
-      float t[tile.v_piece / 2 + 4];
-      if (here & next & sees_some) [[likely]] {
-        find_sums(t, vt_here, shrink);
-        // In registers there is room for one piece's sums beside the scores, not beside more of o.
-        if (pieces > 1) add_last(t, shrink);
-        ptx::wgmma_fence();
-        start_fp8_scores<e5m2, tile>(s, q_next, k_next);
-        if (ends) [[unlikely]] {  // on both sides, for what follows a branch stays there
-          warp.pass_turn();
-          warp.release(warp.control.vt_empty[vt.stage]);
-          if (pieces == 1) add_last(t, shrink);
-          end_item(warp.item(count - 1));
-          start_item();
+      if (!(next & looked_at)) {
+        if (ends) {
+          if (tile.q_stages > 1) warp.release_q(count);
+          if (!warp.take_item(++count)) break;
         } else {
-          warp.pass_turn();
-          warp.release(warp.control.vt_empty[vt.stage]);
-          if (pieces == 1) add_last(t, shrink);
+          next = ptx::uniform(warp.key_tile(n).next_tile >> 4 * warp.group);
         }
-        ptx::wgmma_wait<0>();
+        ptx::mbarrier_wait(address(&warp.control.k_full[k.stage]), k.parity);
+        if (ends) next = ptx::uniform(warp.item(count).first_tile >> 4 * warp.group);
+        ptx::mbarrier_wait(address(&warp.control.vt_full[Vt::stage(n)]), Vt::parity(n));
+      }
+      const unsigned k_next = warp.k_of(k.stage), vt_here = warp.vt_at(n);
+      const int k_stage = k.stage;
+      k.advance();
+      unsigned after = 0;  // flags of tile n + 2
+      warp.wait_turn();
+      TileSums<tile> t;
+      if (here & next & sees_some && !ends) [[likely]] {
+        ptx::wgmma_fence();
+        start_fp8_scores<e5m2, tile>(s, ptx::uniform(warp.q_at(count)), k_next);
+        start_fp8_sums<e5m2, tile>(t, p, vt_here);
+        warp.pass_turn();
+        // While they run: what the next turn needs.
+        if (!(next & last_tile)) [[likely]] {
+          after = ptx::uniform(warp.key_tile(n + 1).next_tile >> 4 * warp.group) | looked_at;
+          ptx::mbarrier_wait(address(&warp.control.k_full[k.stage]), k.parity);
+          ptx::mbarrier_wait(address(&warp.control.vt_full[Vt::stage(n + 1)]), Vt::parity(n + 1));
+        }
+        ptx::wgmma_wait<1>();
         ptx::pin(s);
+        __syncwarp();  // what all lanes have read, lane 0 may give free
+        warp.release(warp.control.k_empty[k_stage]);
+        hide(s, next, n + 1, count);
+        float factor = warp.item(count).score_factor, shrink_next[2];
+        softmax.move_references(s, factor, shrink_next);
+        ptx::wgmma_wait<0>();
+        ptx::pin(t);
+        warp.release(warp.control.vt_empty[Vt::stage(n)]);
+        softmax.find_weights(s, factor, p,
+                             [&](int word) { promote<Fp8Softmax<tile>::words>(t, word, shrink); });
+        shrink[0] = shrink_next[0], shrink[1] = shrink_next[1];
       } else {
         if (here & sees_some) {
-          find_sums(t, vt_here, shrink);
-          add_last(t, shrink);
+          ptx::wgmma_fence();
+          start_fp8_sums<e5m2, tile>(t, p, vt_here);
+          ptx::wgmma_wait<0>();
+          ptx::pin(t);
+          promote<1>(t, 0, shrink);
         }
-        warp.release(warp.control.vt_empty[vt.stage]);
+        __syncwarp();
+        warp.release(warp.control.vt_empty[Vt::stage(n)]);
         if (next & sees_some) {
           ptx::wgmma_fence();
-          start_fp8_scores<e5m2, tile>(s, q_next, k_next);
+          start_fp8_scores<e5m2, tile>(s, ptx::uniform(warp.q_at(count)), k_next);
           ptx::wgmma_wait<0>();
           ptx::pin(s);
         }
         warp.pass_turn();
+        __syncwarp();
+        warp.release(warp.control.k_empty[k_stage]);
         if (ends) {
           end_item(warp.item(count - 1));
           start_item();
         }
+        if (next & sees_some) weigh(next, n + 1);
       }
-      __syncwarp();  // what all lanes have read, lane 0 may give free
-      warp.release(warp.control.k_empty[k.stage]);
       if (tile.q_stages == 1 && next & last_tile) warp.release_q(count);
-      k.advance();
-      vt.advance();
       here = next;
+      next = after;
     }
-    ptx::mbarrier_wait(address(&warp.control.vt_full[vt.stage]), vt.parity);
+    ptx::mbarrier_wait(address(&warp.control.vt_full[Vt::stage(n)]), Vt::parity(n));
     warp.wait_turn();
     if (here & sees_some) {
-      float t[tile.v_piece / 2 + 4];
-      find_sums(t, warp.vt_of(vt.stage), shrink);
-      add_last(t, shrink);
+      TileSums<tile> t;
+      ptx::wgmma_fence();
+      start_fp8_sums<e5m2, tile>(t, p, warp.vt_at(n));
+      ptx::wgmma_wait<0>();
+      ptx::pin(t);
+      promote<1>(t, 0, shrink);
     }
     if (warp.group != tile.groups - 1) warp.pass_turn();
     end_item(warp.item(count - 1));

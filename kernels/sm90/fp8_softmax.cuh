@@ -10,6 +10,9 @@ namespace attn::sm90 {
 // Weights of a tile of keys as wgmma takes them, four to a word.
 template <Tile tile>
 using Fp8Weights = unsigned[tile.keys / 32][4];
+// What a tile of keys adds to out, and four copies of what it adds to the sums of two rows.
+template <Tile tile>
+using TileSums = float[tile.head_dim_v / 2 + 4];
 
 // s = Q K^T; to be waited for.
 template <bool e5m2, Tile tile>
@@ -24,11 +27,11 @@ __device__ __forceinline__ void start_fp8_scores(Scores<tile>& s, unsigned q_at,
   ptx::wgmma_commit();
 }
 
-// t = P V of the columns from `first` on, as many as t has; to be waited for.
-template <bool e5m2, Tile tile, int registers>
-__device__ __forceinline__ void start_piece(float (&t)[registers], const Fp8Weights<tile>& p,
-                                            unsigned vt_at, int first) {
-  const unsigned long long b_matrix = ptx::wgmma_descriptor(vt_at + first * 128 / 16, 0);
+// t = P V of a tile, and the sums of its weights; to be waited for.
+template <bool e5m2, Tile tile>
+__device__ __forceinline__ void start_fp8_sums(TileSums<tile>& t, const Fp8Weights<tile>& p,
+                                               unsigned vt_at) {
+  const unsigned long long b_matrix = ptx::wgmma_descriptor(vt_at, 0);
 #pragma unroll
   for (int step = 0; step < tile.keys / 32; ++step)
     ptx::wgmma_fp8<e5m2>(t, p[step], b_matrix + 2 * step, step > 0);
@@ -53,11 +56,10 @@ struct Fp8Softmax {
   __device__ __forceinline__ static constexpr int score_of(int n, int i) {
     return 8 * (n / 2) + 4 * (i / 2) + 2 * (n % 2) + i % 2;
   }
-  static constexpr int behind = 2;
-  // s times factor are scores in the log2 domain. shrink: what earlier sums are to be multiplied
-  // with.
-  __device__ __forceinline__ void find_weights(Scores<tile>& s, float factor, float (&shrink)[2],
-                                               Fp8Weights<tile>& p) {
+  // Takes a tile's scores, which times factor are in the log2 domain, into the references. shrink:
+  // what earlier sums are to be multiplied with.
+  __device__ __forceinline__ void move_references(Scores<tile>& s, float& factor,
+                                                  float (&shrink)[2]) {
     // Which is the largest depends on the factor's sign. What is hidden stays so.
     if (!(factor > 0)) [[unlikely]] {
 #pragma unroll
@@ -66,17 +68,25 @@ struct Fp8Softmax {
     }
     float largest[2];
     find_largest<tile>(s, row_state, negative, largest);
-    float away[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float& reference = row_state[half].reference;
       const float most = largest[half] * factor, next = most > reference ? most : reference;
       shrink[half] = ptx::ex2(reference - next);
       reference = next;
-      away[half] = offset - next;
     }
-    // An exponential takes as long as a few of them do to start: what is packed is not the last.
-    constexpr int words = tile.keys / 8;
+    // Each time, for a branch here costs registers.
+    negative = __any_sync(0xffffffff, (__float_as_int(row_state[0].reference) |
+                                       __float_as_int(row_state[1].reference)) < 0);
+  }
+  // The weights of a tile. An exponential takes as long as eight instructions to start: what else
+  // there is to do, beside(word) does behind each word's. Packed is not the last word, for which
+  // it would wait, but one before.
+  static constexpr int words = tile.keys / 8, behind = 2;
+  template <class Beside>
+  __device__ __forceinline__ void find_weights(Scores<tile>& s, float factor, Fp8Weights<tile>& p,
+                                               Beside beside) {
+    const float away[2] = {offset - row_state[0].reference, offset - row_state[1].reference};
 #pragma unroll
     for (int word = 0; word < words + behind; ++word) {
       if (word < words) {
@@ -85,6 +95,7 @@ struct Fp8Softmax {
           float& x = s[score_of(word, i)];
           x = ptx::ex2(fmaf(x, factor, away[word % 2]));
         }
+        beside(word);
       }
       if (word >= behind) {
         const int done = word - behind;
@@ -93,9 +104,6 @@ struct Fp8Softmax {
                                     << 16;
       }
     }
-    if (negative) [[unlikely]]
-      negative = __any_sync(0xffffffff, (__float_as_int(row_state[0].reference) |
-                                         __float_as_int(row_state[1].reference)) < 0);
   }
   // t: of the ones, which a row's lanes all have.
   __device__ __forceinline__ void add_sums(const float* t, const float (&shrink)[2]) {

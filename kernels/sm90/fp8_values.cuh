@@ -21,37 +21,57 @@ __device__ __forceinline__ void write_ones(unsigned shared, unsigned one) {
 #pragma unroll
   for (int stage = 0; stage < tile.vt_stages; ++stage)
 #pragma unroll
-    for (int at = 0; at < 8 * tile.keys; at += 32 * 16)
+    for (int at = 0; at < 8 * 128; at += 32 * 16)
       asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(
-                       shared + tile.vt_offset() + stage * tile.vt_bytes() +
-                       tile.head_dim_v * tile.keys + at + 16 * lane),
+                       shared + tile.vt_offset() + stage * tile.vt_bytes() + tile.head_dim_v * 128 +
+                       at + 16 * lane),
                    "r"(one)
                    : "memory");
 }
 
-// Of keys 32 * group .. of a tile; those from `used` on become zero, for 0 * NaN is NaN. By one
-// warp. v, vt: addresses of the tile and of its place.
+// Columns of 16 that one warp transposes, of all keys.
 template <Tile tile>
-__device__ __forceinline__ void transpose_keys(unsigned v, unsigned vt, int group, int used) {
-  static_assert(tile.keys == 128);
-  const int lane = threadIdx.x % 32, r = lane % 8, m = lane / 8;
-  unsigned kept[2];  // bytes, of 16 keys each
+constexpr int columns_of_warp = tile.head_dim_v / 16 / transposing_warps;
+
+// Makes keys of a tile from `used` on zero, for 0 * NaN is NaN: the columns of warp `part`.
+template <Tile tile>
+__device__ __forceinline__ void clear_keys(unsigned v, int part, int used) {
+  const int lane = threadIdx.x % 32;
+  for (int key = used + lane; key < tile.keys; key += 32)
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int left = used - 32 * group - 16 * i - lane % 4 * 2;
-    kept[i] = (left > 0 ? 0xffu : 0) | (left > 1 ? 0xff00u : 0) | (left > 8 ? 0xff0000u : 0) |
-              (left > 9 ? 0xff000000u : 0);
-  }
-  const unsigned from = v + (32 * group + lane) * 128;
-  const unsigned to = vt + (8 * (m & 1) + r) * 128 + (((2 * group + m / 2) ^ r) << 4);
-#pragma unroll 4
-  for (int c = 0; c < tile.head_dim_v / 16; ++c) {
-    unsigned x[4];  // of 8 keys each: lane l has those of key l%4*2 and the next, columns l/4*2 ..
-    ptx::ldmatrix_transposed(x, from + c / 8 * (tile.keys * 128) + ((c % 8 ^ r) << 4));
-    const unsigned rows[4] = {
-        __byte_perm(x[0], x[1], 0x6420) & kept[0], __byte_perm(x[0], x[1], 0x7531) & kept[0],
-        __byte_perm(x[2], x[3], 0x6420) & kept[1], __byte_perm(x[2], x[3], 0x7531) & kept[1]};
-    ptx::stmatrix(to + c * 16 * 128, rows);
+    for (int i = 0; i < columns_of_warp<tile>; ++i) {
+      const int c = part * columns_of_warp<tile> + i;
+      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(v + key * 128 +
+                                                                    ((c % 8 ^ key % 8) << 4)),
+                   "r"(0)
+                   : "memory");
+    }
+  __syncwarp();
+}
+
+// The columns of warp `part`. v, vt: addresses of the tile and of its place.
+template <Tile tile>
+__device__ __forceinline__ void transpose_tile(unsigned v, unsigned vt, int part) {
+  static_assert(tile.head_dim_v <= 128);  // a row of V is one of a panel
+  constexpr int groups = tile.keys / 32;
+  const int lane = threadIdx.x % 32, r = lane % 8, m = lane / 8;
+  const int first = part * columns_of_warp<tile>;
+  const unsigned from = v + lane * 128 + (r << 4);
+  const unsigned to = vt + (16 * first + 8 * (m & 1) + r) * 128 + ((m / 2 ^ r) << 4);
+#pragma unroll 1
+  for (int c = 0; c < columns_of_warp<tile>; ++c) {
+    // Of 8 keys each: lane l has those of key l%4*2 and the next, columns l/4*2 ..
+    unsigned x[groups][4];
+#pragma unroll
+    for (int group = 0; group < groups; ++group)
+      ptx::ldmatrix_transposed(x[group], (from ^ (first + c) << 4) + group * (32 * 128));
+#pragma unroll
+    for (int group = 0; group < groups; ++group) {
+      const unsigned(&y)[4] = x[group];
+      const unsigned rows[4] = {__byte_perm(y[0], y[1], 0x6420), __byte_perm(y[0], y[1], 0x7531),
+                                __byte_perm(y[2], y[3], 0x6420), __byte_perm(y[2], y[3], 0x7531)};
+      ptx::stmatrix((to ^ group << 5) + c * (16 * 128), rows);
+    }
   }
 }
 
@@ -63,17 +83,17 @@ __device__ __forceinline__ void transpose_values(Control& control, unsigned shar
   RingAt<tile.v_stages> v{0, 0};
   RingAt<tile.vt_stages> vt{0, 0};
   if (part == 0) write_ones<tile>(shared, one);
+#pragma unroll 1
   for (unsigned n = 0;; ++n) {
     ptx::mbarrier_wait(address(&control.v_full[v.stage]), v.parity);
     const KeyTile& at = control.tile[n % tile_slots];
     if (int(ptx::uniform(at.segment)) == no_more_tiles) return;
     const int used = at.used;
     ptx::mbarrier_wait(address(&control.vt_empty[vt.stage]), vt.parity ^ 1);
-#pragma unroll
-    for (int group = 0; group < tile.keys / 32; group += transposing_warps)
-      transpose_keys<tile>(shared + tile.v_offset() + v.stage * tile.v_bytes(),
-                           shared + tile.vt_offset() + vt.stage * tile.vt_bytes(), group + part,
-                           used);
+    const unsigned v_at = shared + tile.v_offset() + v.stage * tile.v_bytes();
+    if (used < tile.keys) [[unlikely]]
+      clear_keys<tile>(v_at, part, used);
+    transpose_tile<tile>(v_at, shared + tile.vt_offset() + vt.stage * tile.vt_bytes(), part);
     ptx::fence_async_shared();
     __syncwarp();
     ptx::mbarrier_arrive_if(address(&control.v_empty[v.stage]), leads);

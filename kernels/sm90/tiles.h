@@ -33,7 +33,7 @@ struct Tile {
   int blocks = 1;         // of a cluster: neighbours in the sequence that share K and V
   int element_bytes = 2;  // of q, k and v
   int vt_stages = 0;      // fp8: tiles of V^T in shared memory, which v_stages tiles of V become
-  int v_piece = 0;        // fp8: columns of V whose sums over a tile are found at once
+  bool turns = true;      // the warpgroups start products by turns
 
   ATTN_HOST_DEVICE constexpr int rows() const { return 64 * groups; }
   // Of a work item, which all blocks of a cluster take together, and of a K/V tile what each of
@@ -63,8 +63,8 @@ struct Tile {
   ATTN_HOST_DEVICE constexpr int v_bytes() const {
     return keys * panels(head_dim_v, element_bytes) * 128;
   }
-  // Rows of `keys` bytes: one for each column of V, and eight of ones.
-  ATTN_HOST_DEVICE constexpr int vt_bytes() const { return (head_dim_v + 8) * keys; }
+  // Rows of 128 bytes, of up to 128 keys: one for each column of V, and eight of ones.
+  ATTN_HOST_DEVICE constexpr int vt_bytes() const { return (head_dim_v + 8) * 128; }
   ATTN_HOST_DEVICE constexpr int q_offset() const { return control_bytes; }
   ATTN_HOST_DEVICE constexpr int k_offset() const { return q_offset() + q_stages * q_bytes(); }
   ATTN_HOST_DEVICE constexpr int v_offset() const { return k_offset() + k_stages * k_bytes(); }
@@ -222,7 +222,7 @@ constexpr Tile tile_d256_bias{.head_dim = 256,
                               .k_stages = 2,
                               .v_stages = 2,
                               .adds = true};
-// fp8. A row of V^T has 128 bytes, as many as a panel's.
+// fp8.
 constexpr Tile tile_fp8_d64{.head_dim = 64,
                             .head_dim_v = 64,
                             .groups = 2,
@@ -232,7 +232,7 @@ constexpr Tile tile_fp8_d64{.head_dim = 64,
                             .v_stages = 2,
                             .element_bytes = 1,
                             .vt_stages = 2,
-                            .v_piece = 64};
+                            .turns = false};
 constexpr Tile tile_fp8_d128{.head_dim = 128,
                              .head_dim_v = 128,
                              .groups = 2,
@@ -241,18 +241,7 @@ constexpr Tile tile_fp8_d128{.head_dim = 128,
                              .k_stages = 3,
                              .v_stages = 2,
                              .element_bytes = 1,
-                             .vt_stages = 2,
-                             .v_piece = 128};
-constexpr Tile tile_fp8_d256{.head_dim = 256,
-                             .head_dim_v = 256,
-                             .groups = 2,
-                             .keys = 128,
-                             .q_stages = 1,
-                             .k_stages = 2,
-                             .v_stages = 1,
-                             .element_bytes = 1,
-                             .vt_stages = 2,
-                             .v_piece = 64};
+                             .vt_stages = 2};
 
 }  // namespace attn::sm90
 #endif

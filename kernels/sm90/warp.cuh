@@ -25,10 +25,11 @@ struct Warp {
 
   // Named barriers 1..groups: whose turn it is.
   __device__ __forceinline__ void wait_turn() const {
-    if constexpr (tile.groups > 1) ptx::barrier_wait(1 + group, 256);
+    if constexpr (tile.groups > 1 && tile.turns) ptx::barrier_wait(1 + group, 256);
   }
   __device__ __forceinline__ void pass_turn() const {
-    if constexpr (tile.groups > 1) ptx::barrier_arrive(1 + (group + 1) % tile.groups, 256);
+    if constexpr (tile.groups > 1 && tile.turns)
+      ptx::barrier_arrive(1 + (group + 1) % tile.groups, 256);
   }
   __device__ __forceinline__ void release(Barrier& empty) const {
     if (lane == 0) ptx::mbarrier_arrive(address(&empty));
@@ -47,15 +48,16 @@ struct Warp {
   __device__ __forceinline__ unsigned v_of(int stage) const {
     return (shared + tile.v_offset()) / 16 + stage * (tile.v_bytes() / 16);
   }
-  __device__ __forceinline__ unsigned vt_of(int stage) const {
-    return (shared + tile.vt_offset()) / 16 + stage * (tile.vt_bytes() / 16);
-  }
   __device__ __forceinline__ unsigned q_at(unsigned index) const {
     return (shared + tile.q_offset()) / 16 +
            (Q::stage(index) * tile.q_bytes() + group * 64 * 128) / 16;
   }
   __device__ __forceinline__ unsigned k_at(unsigned n) const { return k_of(K::stage(n)); }
   __device__ __forceinline__ unsigned v_at(unsigned n) const { return v_of(V::stage(n)); }
+  __device__ __forceinline__ unsigned vt_at(unsigned n) const {
+    return (shared + tile.vt_offset()) / 16 +
+           Ring<tile.vt_stages>::stage(n) * (tile.vt_bytes() / 16);
+  }
 
   __device__ __forceinline__ int q_part() const { return tile.q_parts() > 1 ? group : 0; }
   // Q of an item is in shared memory until release_q. False: there is no such item.
