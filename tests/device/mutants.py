@@ -17,8 +17,10 @@ DECODE = "decode_sm80_bf16_d128"
 APPEND = "kv_append_sm80"
 EARLY = "decode_sm90_bf16_d128"
 BLOCKS = "decode_sm90_blocks_d64"
+FP8 = "fwd_sm90_fp8_d128"
 TESTS = {DECODE: ["decode: random problems"], APPEND: ["kv_append: random layouts*"],
-         EARLY: ["cuda: values that the kernel in front writes"], BLOCKS: ["blocks: *"]}
+         EARLY: ["cuda: values that the kernel in front writes"], BLOCKS: ["blocks: *"],
+         FP8: ["fp8: random problems of OCP's types"]}
 # kernel, mistake, file, text, what it becomes
 MUTANTS = [
     (DECODE, "a split dropped", "decode/merge.cuh",
@@ -55,6 +57,15 @@ MUTANTS = [
      "clamp(length + (long long)added,", "clamp(length + (long long)added + 1,"),
     (APPEND, "the next position's angle", "sm80/kv_append_sm80.cu",
      "a.rotary_cos + position *", "a.rotary_cos + (position ? position - 1 : 1) *"),
+    (FP8, "transposed keys in another order", "sm90/fp8_values.cuh",
+     "128 + ((m / 2 ^ r) << 4);", "128 + ((m / 2 ^ 1 ^ r) << 4);"),
+    (FP8, "no row of ones", "sm90/fp8_values.cuh", "if (part == 0) write_ones<tile>(shared, one);", ""),
+    (FP8, "V beyond the length not cleared", "sm90/fp8_values.cuh", "if (used < tile.keys)", "if (used < 0)"),
+    (FP8, "sums multiplied a tile late", "sm90/fp8_forward.cuh",
+     "promote<Fp8Softmax<tile>::words>(t, word, shrink);", "promote<Fp8Softmax<tile>::words>(t, word, shrink_next);"),
+    (FP8, "a tile begins with the last one's sums", "sm90/fp8_softmax.cuh",
+     "ptx::wgmma_fp8<e5m2>(t, p[step], b_matrix + 2 * step, step > 0);",
+     "ptx::wgmma_fp8<e5m2>(t, p[step], b_matrix + 2 * step, true);"),
 ]
 
 
@@ -81,9 +92,10 @@ def compile_all(source, out, nvcc):
                 (kernels / file).write_text((kernels / file).read_text().replace(text, by))
             # sm_90 alone launches early, which code of compute_80 does not wait for.
             source_file = next(kernels.glob(f"sm*/{kernel}.cu"))
+            newest = "90a" if "sm_90a" in source_file.read_text().splitlines()[0] else "90"
             older = ["-gencode", "arch=compute_80,code=sm_80"] if source_file.parent.name == "sm80" else []
-            subprocess.run([nvcc, "-fatbin", *older, "-gencode", "arch=compute_90,code=[sm_90,compute_90]", "-std=c++20", "-O3",
-                            "-allow-unsupported-compiler", "-o", file_of(out, kernel, mistake),
+            subprocess.run([nvcc, "-fatbin", *older, "-gencode", f"arch=compute_{newest},code=[sm_{newest},compute_{newest}]",
+                            "-std=c++20", "-O3", "-allow-unsupported-compiler", "-o", file_of(out, kernel, mistake),
                             source_file], check=True)
             print(f"{kernel}: {mistake}: compiled", flush=True)
 
