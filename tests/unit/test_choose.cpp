@@ -35,6 +35,7 @@ struct Shape {
   float softcap = 0;
   int64_t seqlen_q = 0, heads_kv = 0;    // 0: seqlen, heads
   attn_dtype kv_type = ATTN_DTYPE_NONE;  // NONE: type
+  attn_dtype v_type = ATTN_DTYPE_NONE;   // NONE: kv_type
   int32_t page_size = 0;                 // 0: padded
   int64_t tree_keys = 0;
 };
@@ -42,6 +43,7 @@ struct Shape {
 std::string explained(const attn_device& on, const Shape& s) {
   auto segment = attn::make<attn_segment>();
   segment.k_type = segment.v_type = s.kv_type == ATTN_DTYPE_NONE ? s.type : s.kv_type;
+  if (s.v_type != ATTN_DTYPE_NONE) segment.v_type = s.v_type;
   segment.seqlen = s.seqlen;
   if (s.page_size > 0) {
     segment.layout = ATTN_PAGED;
@@ -75,6 +77,16 @@ std::string chosen(const attn_device& on, const Shape& s) {
   return value(explained(on, s), "kernel");
 }
 
+// Why the kernel declines; "": it does not, or nobody asked it.
+std::string reason(const attn_device& on, const Shape& s, const std::string& kernel) {
+  const std::string text = explained(on, s);
+  const std::string before = "{\"kernel\":\"" + kernel + "\",\"reason\":\"";
+  const size_t at = text.find(before);
+  if (at == std::string::npos) return "";
+  const size_t begin = at + before.size();
+  return text.substr(begin, text.find('"', begin) - begin);
+}
+
 bool in_build(const char* kernel, const char* arch) {
   const Image* image;
   return find_image(kernel, arch, &image).ok();
@@ -100,6 +112,35 @@ TEST_CASE("choose: short tiles where each multiprocessor of the device gets one 
   }
   CHECK(chosen(h100_pcie, {.heads = 120, .seqlen = 64}) == other);
   CHECK(chosen(h200, {.heads = 120, .seqlen = 64}) == small);
+}
+
+TEST_CASE("choose: fp8 on Hopper says what it declines", "[plan]") {
+  if (!in_build("fwd_sm90_fp8_d128", "sm_90")) ATTN_SKIP("this build has no CUDA kernels");
+  const std::string e4m3 = "fwd_sm90_fp8_d128", e5m2 = "fwd_sm90_fp8_d128_e5m2";
+  const Shape plain{.dim = 128, .type = ATTN_F8_E4M3FN};
+  CHECK(chosen(h200, plain) == "\"" + e4m3 + "\"");
+  Shape s = plain;
+  s.kv_type = ATTN_F8_E5M2;
+  CHECK(chosen(h200, s) == "\"" + e5m2 + "\"");
+  s.v_type = ATTN_F8_E4M3FN;  // unlike k
+  CHECK(reason(h200, s, e5m2) == "v type f8_e4m3fn");
+  CHECK(reason(h200, s, e4m3) == "k type f8_e5m2");
+  s = plain;
+  s.type = ATTN_F8_E4M3FNUZ;
+  CHECK(reason(h200, s, e4m3) == "q type f8_e4m3fnuz");
+  s.type = ATTN_F8_E5M2;
+  CHECK(reason(h200, s, e5m2) == "q type f8_e5m2");
+  s = plain;
+  s.dim = 120;
+  CHECK(reason(h200, s, e4m3) == "head_dim 120 is not a multiple of 16");
+  s.dim = 256;
+  CHECK(reason(h200, s, e4m3) == "head_dim 256 is above 128");
+  s = plain;
+  s.softcap = 30;
+  CHECK(reason(h200, s, e4m3) == "softcap");
+  s = plain;
+  s.page_size = 64;
+  CHECK(!reason(h200, s, e4m3).empty());
 }
 
 TEST_CASE("choose: each architecture gets its kernels", "[plan]") {
