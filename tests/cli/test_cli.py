@@ -808,8 +808,7 @@ class Bench(CliTest):
         self.assertEqual(runs[0]["json"]["cases"], run["cases"])
         planted = "</script><script>document.title = 'broken'</script>"
         Path(self.path("own.json")).write_text(json.dumps({**run, "commit": planted}))
-        measured = [str(path) for what in ("peers_25aed70", "decode_f90f792", "fp8_stress_f0df9ed")
-                    for path in Path(SOURCE).glob(f"docs/measured/*_{what}.json")]
+        measured = [str(max(SOURCE.glob(f"docs/measured/*_h200_{what}_???????.json"))) for what in ("peers", "decode", "fp8_stress")]
         self.attn("bench", "--report", page, *(word for path in [self.path("own.json"), *measured] for word in ("--from", path)))
         runs = self.runs_of(page)
         self.assertEqual((len(runs), runs[0]["json"]["commit"]), (4, planted))
