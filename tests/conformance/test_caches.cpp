@@ -60,6 +60,7 @@ TEST_CASE("caches: shared pages give the bits of separate copies") {
   on_every_kernel_of(feature_paged_kv, [](const Kernel& kernel, Types types) {
     bool ran = false;
     for (const int32_t page_size : {3, 16, 64}) {
+      if (sanitized && page_size != 16) continue;
       Case c = cache_case("shared-pages", types, {400});
       c.batch = 2;
       c.segments[0].layout = ATTN_PAGED;
@@ -260,6 +261,7 @@ TEST_CASE("caches: a token over a cache, full and causal, is what it is by hand"
            {std::vector<int64_t>{130}, std::vector<int64_t>{1, 129}, std::vector<int64_t>{64, 66},
             std::vector<int64_t>{100, 3, 27}}) {
         REQUIRE(std::accumulate(cut.begin(), cut.end(), int64_t{0}) == keys_by_hand);
+        if (sanitized && cut.size() < 3) continue;
         INFO("flags " << flags << " segments " << cut.size() << " of " << cut[0] << " ...");
         for (const bool paged : {false, true}) {
           Case c = case_by_hand(types, cut, flags);
