@@ -46,6 +46,13 @@ Workspace workspace_of(int64_t blocks, int64_t dim) {
   return {slots, stats_at, arrived_at, arrived_at + 2 * slots * waves * int64_t{sizeof(unsigned)}};
 }
 
+// Of a row, without the scales of blocks.
+int code_bytes(attn_dtype type, int64_t dim) {
+  if (type == ATTN_Q8_0) return int(dim);
+  if (type == ATTN_Q4_0) return int(dim / 2);
+  return int(dtype_bytes(type, dim));
+}
+
 template <int64_t dim>
 void pack(const Problem& p, const Args& args, const Target& target, Parameters* to) {
   constexpr double log2_e = 1.4426950408889634;
@@ -77,8 +84,8 @@ void pack(const Problem& p, const Args& args, const Target& target, Parameters* 
   a.column_blocks = int(grid / a.columns);
   a.slots = unsigned(workspace.slots);
   a.num_segments = p.num_segments;
-  a.head_dim = int(dtype_bytes(p.segment[0].k_type, p.head_dim));
-  a.head_dim_v = int(dtype_bytes(p.segment[0].v_type, p.head_dim_v));
+  a.head_dim = code_bytes(p.segment[0].k_type, p.head_dim);
+  a.head_dim_v = code_bytes(p.segment[0].v_type, p.head_dim_v);
   a.q_type = p.q_type;
   a.out_type = p.out_type;
   a.factor = float(p.softcap > 0 ? double(p.scale) / p.softcap : p.scale * log2_e);
@@ -182,10 +189,26 @@ constexpr Kernel fp8() {
                             feature_descale_block,
                         16);
 }
+// ggml blocks of one type, whose elements are rounded to f16.
+template <attn_dtype type, Text variant, int64_t dim>
+constexpr Kernel blocks_of() {
+  constexpr Text name = Text("decode_gfx942_").append(variant.text);
+  Kernel kernel =
+      row<name, dim>(ATTN_F16, type_bit(ATTN_F16) | type_bit(ATTN_BF16), type_bit(type), 0, 32);
+  kernel.numerics.rounds_kv = true;
+  return kernel;
+}
 
 constinit const Kernel rows[] = {
-    same<ATTN_BF16, "d64", 64>(),   same<ATTN_F16, "d64", 64>(),   fp8<"d64", 64>(),
-    same<ATTN_BF16, "d128", 128>(), same<ATTN_F16, "d128", 128>(), fp8<"d128", 128>(),
+    same<ATTN_BF16, "d64", 64>(),
+    same<ATTN_F16, "d64", 64>(),
+    fp8<"d64", 64>(),
+    same<ATTN_BF16, "d128", 128>(),
+    same<ATTN_F16, "d128", 128>(),
+    fp8<"d128", 128>(),
+    blocks_of<ATTN_Q8_0, "q8_0_d64", 64>(),
+    blocks_of<ATTN_Q8_0, "q8_0_d128", 128>(),
+    blocks_of<ATTN_Q4_0, "q4_0_d128", 128>(),
 };
 
 }  // namespace

@@ -46,8 +46,8 @@ struct Numerics {
                      // an instruction adds up; 0: its sums are of float32
   bool always_split_invariant = false;  // m is an integer, with ATTN_SPLIT_INVARIANT or without
   int largest_score = 127;              // results are stated for scores up to this power of 2
-  bool rounds_kv = false;               // K and V times their descales are rounded to q's type
-  bool scaled_weights = false;          // over ggml's blocks P times V's scale is rounded to f16
+  bool rounds_kv = false;       // K and V times their scales are rounded to the weights' type
+  bool scaled_weights = false;  // over ggml's blocks P times V's scale is rounded to f16
 };
 
 struct Step;

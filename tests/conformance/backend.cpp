@@ -509,22 +509,24 @@ std::string compare_with_rounded(const Case& c, const Data& data, const Outputs&
   return text.str();
 }
 
-// Whether the kernel's results are stated for K and V rounded to q's type, and that changes any.
+// Whether the kernel's results are stated for K and V rounded to the type of weights, and that
+// changes any.
 static bool rounds_kv(const Case& c, const Kernel& kernel) {
   return kernel.numerics.rounds_kv &&
          std::any_of(c.segments.begin(), c.segments.end(), [](const SegmentCase& s) {
-           return s.k_descale != ATTN_DESCALE_NONE || s.v_descale != ATTN_DESCALE_NONE;
+           return s.k_descale != ATTN_DESCALE_NONE || s.v_descale != ATTN_DESCALE_NONE ||
+                  dtype_is_ggml(s.k_type) || dtype_is_ggml(s.v_type);
          });
 }
 // By way of float32, as the product of code and descale is.
-static Data with_rounded_kv(const Case& c, const Data& data) {
+static Data with_rounded_kv(const Data& data, attn_dtype type) {
   Data rounded = data;
   for (auto* rows : {&rounded.k_real, &rounded.v_real})
     for (std::vector<double>& row : *rows)
       for (double& x : row) {
         unsigned char bytes[4];
-        encode_element(c.q_type, bytes, 0, double(float(x)), false);
-        x = decode_element(c.q_type, bytes, 0);
+        encode_element(type, bytes, 0, double(float(x)), false);
+        x = decode_element(type, bytes, 0);
       }
   return rounded;
 }
@@ -532,7 +534,7 @@ static Data with_rounded_kv(const Case& c, const Data& data) {
 std::string compare(const Case& c, const Data& data, const Kernel& kernel, const Outputs& got,
                     const Outputs& want) {
   if (rounds_kv(c, kernel)) {
-    const Data rounded = with_rounded_kv(c, data);
+    const Data rounded = with_rounded_kv(data, kernel.numerics.weights);
     Kernel exact = kernel;
     exact.numerics.rounds_kv = false;
     return compare(c, rounded, exact, got, formula(c, rounded));
@@ -646,7 +648,7 @@ int check_case(const Case& c, const std::vector<const Kernel*>& kernels,
       const bool split_invariant =
           c.has(ATTN_SPLIT_INVARIANT) || kernel->numerics.always_split_invariant;
       if (rounds_kv(c, *kernel)) {
-        const Data stated = with_rounded_kv(c, data);
+        const Data stated = with_rounded_kv(data, kernel->numerics.weights);
         error = compare_with_rounded(c, stated, got, formula(c, stated),
                                      rounded_formula(c, stated, split_invariant));
       } else {

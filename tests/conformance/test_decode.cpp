@@ -98,6 +98,22 @@ TEST_CASE("decode: random problems") {
   for (uint64_t seed = 1; seed <= device_share(400); ++seed) check_case(random_case(seed), kernels);
 }
 
+TEST_CASE("decode: random problems over ggml blocks") {
+  const auto kernels = kernels_here(Op::forward, false);
+  for (uint64_t seed = 1; seed <= device_share(150); ++seed) {
+    Case c = random_case(1000 + seed);
+    c.head_dim = (c.head_dim + 31) / 32 * 32;
+    c.head_dim_v = (c.head_dim_v + 31) / 32 * 32;
+    for (SegmentCase& s : c.segments) {
+      s.k_type = s.v_type = seed % 2 ? ATTN_Q8_0 : ATTN_Q4_0;
+      s.k_descale = s.v_descale = ATTN_DESCALE_NONE;
+      // V would begin behind a row of blocks, no multiple of 16 bytes.
+      if (s.arrange == Arrange::interleaved) s.arrange = Arrange::padded;
+    }
+    check_case(c, kernels);
+  }
+}
+
 TEST_CASE("decode: random problems of many rows over fp8") {
   const auto kernels = kernels_here(Op::forward, false);
   for (uint64_t seed = 1; seed <= device_share(100); ++seed)

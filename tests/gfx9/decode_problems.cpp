@@ -43,6 +43,14 @@ bool several_types(const Kernel& row) {
   return (row.limits.kv_types & type_bit(ATTN_F8_E4M3FN)) != 0;
 }
 Types types_of(const Kernel& row, size_t number) {
+  for (const attn_dtype blocks : {ATTN_Q8_0, ATTN_Q4_0})
+    if (row.limits.kv_types & type_bit(blocks))
+      return {number % 2 ? ATTN_F16 : ATTN_BF16,
+              blocks,
+              blocks,
+              ATTN_DESCALE_NONE,
+              ATTN_DESCALE_NONE,
+              ATTN_DESCALE_NONE};
   if (!several_types(row)) {
     const attn_dtype type = row.limits.in_types & type_bit(ATTN_BF16) ? ATTN_BF16 : ATTN_F16;
     return {type, type, type, ATTN_DESCALE_NONE, ATTN_DESCALE_NONE, ATTN_DESCALE_NONE};
@@ -73,10 +81,19 @@ template <class There>
 std::vector<uint8_t> rows(Maker& m, attn_dtype type, int64_t count, int64_t dim, double sigma,
                           There&& there) {
   const int64_t row_bytes = dtype_bytes(type, dim);
-  std::vector<uint8_t> bytes(size_t(count * row_bytes));
+  std::vector<uint8_t> bytes(size_t(count * row_bytes), 0xff);
   std::normal_distribution<double> normal(0, sigma);
   for (int64_t row = 0; row < count; ++row) {
     const bool real = there(row);
+    if (dtype_is_ggml(type)) {
+      for (int64_t d = 0; real && d < dim; d += 32) {
+        float x[32];
+        for (float& value : x) value = float(normal(m.rng()));
+        (type == ATTN_Q8_0 ? encode_q8_0 : encode_q4_0)(
+            x, bytes.data() + row * row_bytes + dtype_bytes(type, d), true);
+      }
+      continue;
+    }
     for (int64_t d = 0; d < dim; ++d) {
       const uint32_t code = real ? code_of(type, normal(m.rng())) : nan_of(type);
       put(&bytes, size_t(row * row_bytes + dtype_bytes(type, d)), &code, size_t(dtype_bytes(type)));

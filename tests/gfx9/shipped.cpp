@@ -646,7 +646,10 @@ constexpr Shipped all_shipped[] = {{"merge_gfx942", merge_problems},
                                    {"decode_gfx942_bf16_d128", decode_problems, true},
                                    {"decode_gfx942_f16_d128", decode_problems, true},
                                    {"decode_gfx942_fp8_d64", decode_problems, true},
-                                   {"decode_gfx942_fp8_d128", decode_problems, true}};
+                                   {"decode_gfx942_fp8_d128", decode_problems, true},
+                                   {"decode_gfx942_q8_0_d64", decode_problems, true},
+                                   {"decode_gfx942_q8_0_d128", decode_problems, true},
+                                   {"decode_gfx942_q4_0_d128", decode_problems, true}};
 
 }  // namespace
 

@@ -230,7 +230,7 @@ const std::vector<Case> cases = {
      "v_mov_b32 v2, 0\n v_mov_b32 v3, 0\n global_load_dword v4, v[2:3], off\n"},
     {"global_undefined", FaultKind::UndefinedMemory, begin + "global_load_dword v2, v1, s[4:5]\n"},
     {"global_misaligned", FaultKind::Misaligned,
-     begin + "global_load_dword v2, v1, s[6:7] offset:2\n"},
+     begin + "global_atomic_add v1, v1, s[6:7] offset:2\n"},
     {"kernarg_bounds", FaultKind::OutOfBounds, "s_load_dwordx2 s[4:5], s[0:1], 0xc\n"},
 
     {"endless", FaultKind::Budget, "L1: s_branch L1\n"},

@@ -22,6 +22,8 @@ struct Run {
 };
 
 attn_dtype cache_type(const std::string& name) {
+  if (name.find("_q8_0_") != name.npos) return ATTN_Q8_0;
+  if (name.find("_q4_0_") != name.npos) return ATTN_Q4_0;
   if (name.find("_fp8_") != name.npos) return ATTN_F8_E4M3FNUZ;
   return name.find("_bf16_") != name.npos ? ATTN_BF16 : ATTN_F16;
 }
@@ -44,7 +46,7 @@ Run run_decode(const std::string& name, int tiles, bool lse) {
   in.batch = in.heads_kv = in.seqlen_q = 1;
   in.heads_q = 16;
   in.head_dim = head_dim(name);
-  in.q_type = attn::dtype_is_fp8(type) ? ATTN_F16 : type;
+  in.q_type = type == ATTN_BF16 ? ATTN_BF16 : ATTN_F16;
   in.out_type = ATTN_F32;
   in.max_sms = 1;
   in.num_segments = 1, in.segments = &segment;
@@ -110,9 +112,15 @@ TEST_CASE("decode: what a tile issues", "[gfx9][model]") {
     const double all = per_tile([](const Counters& n) { return n.total(); });
     const double with_lse = double(with_lse_b.wave.total() - with_lse_a.wave.total()) / between;
     const double read = per_tile([](const Counters& n) { return n.global_read_bytes; });
-    const double tile_bytes =
-        2.0 * double(attn::dtype_bytes(cache_type(name), int64_t{64} * head_dim(name)));
-    const double copies = 2 * read / 1024;  // a load and a store of 16 bytes a lane
+    const attn_dtype type = cache_type(name);
+    const int64_t elements = int64_t{2} * 64 * head_dim(name);
+    const double tile_bytes = double(attn::dtype_bytes(type, elements));
+    // ggml blocks: a scale of 2 bytes, which each lane that multiplies by it loads; the rest are
+    // codes.
+    const bool blocks = attn::dtype_is_ggml(type);
+    const double codes = tile_bytes - (blocks ? 2 * double(elements) / 32 : 0);
+    const double scale_loads = blocks ? codes / 2 / 1024 + 16 : 0;  // with each of K, of 16 rows
+    const double copies = 2 * tile_bytes / 1024;  // a load and a store of 16 bytes a lane
     const uint32_t on_the_way = least_on_the_way(b.model[0]);
     // With memory that is always there: what issue alone takes.
     ModelSettings settings;
@@ -128,9 +136,9 @@ TEST_CASE("decode: what a tile issues", "[gfx9][model]") {
               << " with lse), " << all / copies << " times a copy's loads and stores; "
               << on_the_way << " bytes on their way at least; " << clocks / between
               << " clocks of four waves if memory is always there, "
-              << waves * between * read / clocks << " bytes a clock\n";
-    CHECK(read == tile_bytes);                    // each byte once,
-    CHECK(issues(Class::Buffer) == read / 1024);  // 16 bytes a lane
+              << waves * between * tile_bytes / clocks << " bytes a clock\n";
+    CHECK(read == codes + 128 * scale_loads);                    // each byte of K and V once,
+    CHECK(issues(Class::Buffer) == codes / 1024 + scale_loads);  // 16 bytes a lane
     CHECK(issues(Class::Lds) == 0);
     CHECK(issues(Class::Barrier) == 0);
     CHECK(issues(Class::Global) + issues(Class::Smem) == 0);

@@ -216,11 +216,13 @@ std::byte* flat_scratch_bytes(Wave& w, const Target& t, int lane, uint32_t bytes
   return p;
 }
 
+// Device memory is in its unaligned mode, which the driver sets and compilers rely on: only atomics
+// want multiples.
 std::byte* target_bytes(Wave& w, const Target& t, int lane, uint32_t bytes, bool read, bool write,
                         uint32_t align, const void* value = nullptr) {
   switch (t.space) {
     case Target::Space::Device:
-      return device_bytes(w, t.address, bytes, read, write, align);
+      return device_bytes(w, t.address, bytes, read, write, read && write ? align : 1);
     case Target::Space::Lds:
       return lds_bytes(w, t.address, bytes, read, write, false, align, value);
     case Target::Space::Scratch:
