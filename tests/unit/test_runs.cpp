@@ -142,7 +142,7 @@ int64_t head_dim_of(const Kernel& kernel) {
 
 // The variant on one kernel: -1 if it declines, else what a run allocates.
 int allocations_of_forward(attn_context* context, const Kernel& kernel, const Variant& v) {
-  constexpr int64_t batch = 2, heads = 2;
+  constexpr int64_t batch = 2, heads = 4;  // whose blocks are multiples of 16 bytes
   std::vector<attn_segment> segments(size_t(v.segments), make<attn_segment>());
   std::vector<attn_segment_args> kv(size_t(v.segments), make<attn_segment_args>());
   Memory in, out;
@@ -522,7 +522,7 @@ TEST_CASE("runs: a batch of 0 has nothing to do") {
         auto segment = make<attn_segment>();
         segment.seqlen = 70;
         auto p = make<attn_problem>();
-        p.heads_q = p.heads_kv = 2;
+        p.heads_q = p.heads_kv = 4;  // whose blocks are multiples of 16 bytes
         p.head_dim = head_dim_of(kernel);
         p.seqlen_q = std::min<int64_t>(65, kernel.limits.seqlen_q.max);
         p.q_type = q_type_of(kernel);
@@ -545,7 +545,7 @@ TEST_CASE("runs: a batch of 0 has nothing to do") {
         CHECK(attn_workspace_init(plan.plan, nullptr, 0, nullptr) == ATTN_OK);
         const int32_t offset = 0;
         const uint8_t kind = 0;
-        const std::vector<char> keys(packed ? size_t(300 * 2 * p.head_dim * 8) : 0);
+        const std::vector<char> keys(packed ? size_t(300 * 4 * p.head_dim * 8) : 0);
         auto kv = make<attn_segment_args>();
         auto args = make<attn_args>();
         args.num_segments = 1;
