@@ -592,12 +592,35 @@ std::vector<MakeProblem> forward_problems(const std::string& kernel, bool prepar
   }
   return all;
 }
+// What 16-bit kernels have beyond those in fp8: lse of the weights as rounded; for their half 1,
+// scores of which the maximum is taken off, that grow afterwards; and results halfway between two
+// numbers of bf16, as means of two values.
+std::vector<Forward> forwards_in_16_bits() {
+  std::vector<Forward> all;
+  all.push_back({.dim = 64, .dim_v = 64, .seqlen_q = 64, .seqlen_kv = 128});
+  all.back().flags = ATTN_SPLIT_INVARIANT;
+  all.back().scale = 3e7f;
+  all.push_back({.dim = 128, .dim_v = 128, .seqlen_q = 150, .seqlen_kv = 200});
+  all.back().flags = ATTN_SPLIT_INVARIANT | ATTN_SINKS;
+  all.push_back({.dim = 128, .dim_v = 128, .seqlen_q = 64, .seqlen_kv = 64});
+  all.back().flags = ATTN_WINDOW;
+  all.back().left = 1;
+  all.back().right = 0;
+  all.back().scale = 1e-30f;
+  all.back().out_type = ATTN_BF16;
+  return all;
+}
+
 std::vector<MakeProblem> forward_problems_of(const std::string& kernel) {
   const bool masked = kernel.ends_with("_mask"), scored = kernel.ends_with("_score");
-  return forward_problems(kernel, false, kernel.find("_d64") != kernel.npos ? 64 : 128,
-                          masked   ? masked_forwards()
-                          : scored ? scored_forwards()
-                                   : forwards());
+  std::vector<Forward> list = masked ? masked_forwards() : scored ? scored_forwards() : forwards();
+  if (type_in(kernel)) {
+    for (Forward f : forwards_in_16_bits()) {
+      if (masked) f.kinds = {2};
+      list.push_back(f);
+    }
+  }
+  return forward_problems(kernel, false, kernel.find("_d64") != kernel.npos ? 64 : 128, list);
 }
 std::vector<MakeProblem> prepare_problems(const std::string& prepare) {
   std::vector<MakeProblem> all;
