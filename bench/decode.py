@@ -167,6 +167,29 @@ def fa3_calls(cell, inputs, torch, library):
     return [call(*one) for one in inputs.sets]
 
 
+def flashinfer_calls(cell, inputs, torch):
+    """FlashInfer's decode over pages, those of the cell or of 16 keys; its kernels are compiled at their first use."""
+    import flashinfer
+    if cell.seqlen_q > 1 or cell.dim != 128:
+        raise ImportError("one query, d128 only")
+    page = cell.page or 16
+    pages = cell.seqlen // page
+    kind = inputs.sets[0][1].dtype
+    starts = torch.arange(cell.batch + 1, dtype=torch.int32) * pages
+    table = inputs.table.flatten() if cell.page else torch.arange(cell.batch * pages, device="cuda", dtype=torch.int32)
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+        torch.empty(512 << 20, device="cuda", dtype=torch.uint8), "NHD", use_tensor_cores=cell.heads >= 4 * cell.heads_kv)
+    wrapper.plan(starts.cuda(), table, torch.full((cell.batch,), page, device="cuda", dtype=torch.int32), cell.heads,
+                 cell.heads_kv, cell.dim, page, q_data_type=torch.bfloat16, kv_data_type=kind)
+
+    def call(q, k, v):
+        q = q.squeeze(1)
+        k, v = (x.view(-1, page, cell.heads_kv, cell.dim) for x in (k, v))
+        out = torch.empty_like(q)
+        return lambda: wrapper.run(q, (k, v), out=out).unsqueeze(1)
+    return [call(*one) for one in inputs.sets]
+
+
 def read_calls(path, cell, torch):
     """read_sm80 over buffers of ones as large as K and V, whose sum is checked."""
     import ctypes as c
@@ -243,6 +266,7 @@ def measure(options, cells):
             row["kernels"][label] = parts.get("kernel")
         if not options.alone:
             add("cudnn", lambda: cudnn_calls(cell, inputs, torch))
+            add("flashinfer", lambda: flashinfer_calls(cell, inputs, torch))
             if options.fa3:
                 add("fa3", lambda: fa3_calls(cell, inputs, torch, options.fa3))
         size = cell.kv_bytes

@@ -457,6 +457,12 @@ double half_ulp(attn_dtype type, double x) {
   return std::ldexp(0.5, exponent - fraction_bits);
 }
 
+double rounded(attn_dtype type, double x) {
+  unsigned char bytes[8];
+  encode_element(type, bytes, 0, x, false);
+  return decode_element(type, bytes, 0);
+}
+
 // Float32 arithmetic at sigma 1 stays below 2e-6; larger values and scores lose in proportion.
 static double float32_error(const Data& data) {
   return 2e-6 * std::max(1.0, data.v_max / 5) * std::max(1.0, data.logit_bound / 10);
@@ -477,23 +483,20 @@ Distance distance(const Outputs& got, const Outputs& want) {
 }
 
 std::string compare_with_rounded(const Case& c, const Data& data, const Outputs& got,
-                                 const Outputs& want, const Outputs& rounded) {
-  const double error = distance(got, want).max, allowed = distance(rounded, want).max;
-  if (error <= 2 * allowed + float32_error(data)) return "";
-  // Where out's steps become twice as large a sum that is as good as the other's may be rounded to
-  // the far side.
-  double beyond_rounding = 0;
+                                 const Outputs& want, const Outputs& weights_rounded) {
+  const double allowed = 2 * distance(weights_rounded, want).max + float32_error(data);
   for (size_t n = 0; n < want.out.size(); ++n) {
     if (!std::isfinite(want.out[n])) continue;
-    const double x = std::abs(got.out[n] - want.out[n]) - half_ulp(c.out_type, got.out[n]);
-    beyond_rounding = x <= beyond_rounding ? beyond_rounding : x;
+    const double error = std::abs(got.out[n] - want.out[n]);
+    const double bound = allowed + half_ulp(c.out_type, got.out[n]);
+    if (error <= bound) continue;
+    std::ostringstream text;
+    text << "out: " << got.out[n] << " is off by " << error << ", and " << bound
+         << " is allowed: the rounding to " << dtype_name(c.out_type)
+         << " and twice the error that weights as of " << dtype_name(c.q_type) << " give";
+    return text.str();
   }
-  if (beyond_rounding <= allowed) return "";
-  std::ostringstream text;
-  text << "out: the largest error is " << error << ", and " << allowed << " with weights as of "
-       << dtype_name(c.q_type) << " and out in " << dtype_name(c.out_type)
-       << " but all else in float64";
-  return text.str();
+  return "";
 }
 
 // Whether the kernel's results are stated for K and V rounded to q's type, and that changes any.
@@ -505,15 +508,13 @@ static bool rounds_kv(const Case& c, const Kernel& kernel) {
 }
 // By way of float32, as the product of code and descale is.
 static Data with_rounded_kv(const Case& c, const Data& data) {
-  Data rounded = data;
-  for (auto* rows : {&rounded.k_real, &rounded.v_real})
+  Data result = data;
+  for (auto* rows : {&result.k_real, &result.v_real})
     for (std::vector<double>& row : *rows)
       for (double& x : row) {
-        unsigned char bytes[4];
-        encode_element(c.q_type, bytes, 0, double(float(x)), false);
-        x = decode_element(c.q_type, bytes, 0);
+        x = rounded(c.q_type, double(float(x)));
       }
-  return rounded;
+  return result;
 }
 
 std::string compare(const Case& c, const Data& data, const Kernel& kernel, const Outputs& got,
@@ -617,7 +618,7 @@ int check_case(const Case& c, const std::vector<const Kernel*>& kernels,
     return 0;
   }
   int ran = 0;
-  Outputs rounded[2];  // and as split-invariant kernels round
+  Outputs weights_rounded[2];  // and as split-invariant kernels round
   for (const Kernel* kernel : kernels) {
     if (!takes_part(*kernel, c)) continue;
     INFO("kernel " << kernel->name);
@@ -635,9 +636,9 @@ int check_case(const Case& c, const std::vector<const Kernel*>& kernels,
         error = compare_with_rounded(c, stated, got, formula(c, stated),
                                      rounded_formula(c, stated, split_invariant));
       } else {
-        Outputs& as_rounded = rounded[split_invariant];
-        if (as_rounded.out.empty()) as_rounded = rounded_formula(c, data, split_invariant);
-        error = compare_with_rounded(c, data, got, want, as_rounded);
+        Outputs& model = weights_rounded[split_invariant];
+        if (model.out.empty()) model = rounded_formula(c, data, split_invariant);
+        error = compare_with_rounded(c, data, got, want, model);
       }
     }
     if (error.empty())

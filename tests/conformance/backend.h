@@ -153,13 +153,14 @@ struct Distance {
 };
 Distance distance(const Outputs& got, const Outputs& want);
 
-// "", or that the largest error is more than twice that of the same computation with the weights
-// and out rounded as kernels on matrix units must round them (rounded_formula), and more than that
-// beside the rounding of out.
+// "", or the element of out whose error, beside the rounding to out's type, is more than twice the
+// largest of the same computation with the weights rounded as kernels on matrix units must round
+// them (rounded_formula).
 std::string compare_with_rounded(const Case& c, const Data& data, const Outputs& got,
-                                 const Outputs& want, const Outputs& rounded);
+                                 const Outputs& want, const Outputs& weights_rounded);
 
-// Half the distance between neighbours of type at x: the most that rounding can change x by.
+// x in `type`, and half the distance between neighbours there: the most that rounding changes it by.
+double rounded(attn_dtype type, double x);
 double half_ulp(attn_dtype type, double x);
 
 // Makes the data, runs every kernel that takes the case and compares. Kernels that decline must

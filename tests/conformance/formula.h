@@ -16,9 +16,9 @@ struct Planted {
 };
 Outputs formula_with(const Planted& mistake, const Case& c, const Data& data);
 
-// The same with the roundings that kernels on matrix units cannot avoid: the weights 2^(s - max) to
+// The same with the rounding that kernels on matrix units cannot avoid: the weights 2^(s - max) to
 // q's type, where split-invariant kernels take the next integer above max and sum the rounded
-// weights, as fp8 kernels do, and out to its type.
+// weights, as fp8 kernels do. out is left unrounded.
 Outputs rounded_formula(const Case& c, const Data& data, bool split_invariant);
 
 }  // namespace attn::test
