@@ -484,7 +484,7 @@ Distance distance(const Outputs& got, const Outputs& want) {
 
 std::string compare_with_rounded(const Case& c, const Data& data, const Outputs& got,
                                  const Outputs& want, const Outputs& weights_rounded) {
-  const double allowed = 2 * distance(weights_rounded, want).max + float32_error(data);
+  const double allowed = 3 * distance(weights_rounded, want).max + float32_error(data);
   for (size_t n = 0; n < want.out.size(); ++n) {
     if (!std::isfinite(want.out[n])) continue;
     const double error = std::abs(got.out[n] - want.out[n]);
@@ -493,7 +493,7 @@ std::string compare_with_rounded(const Case& c, const Data& data, const Outputs&
     std::ostringstream text;
     text << "out: " << got.out[n] << " is off by " << error << ", and " << bound
          << " is allowed: the rounding to " << dtype_name(c.out_type)
-         << " and twice the error that weights as of " << dtype_name(c.q_type) << " give";
+         << " and three times the error that weights as of " << dtype_name(c.q_type) << " give";
     return text.str();
   }
   return "";
