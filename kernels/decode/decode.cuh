@@ -10,14 +10,11 @@
 #endif
 #include "load.cuh"
 #include "merge.cuh"
+#if __CUDA_ARCH__ >= 900
+#include "wide.cuh"
+#endif
 
 namespace attn::decode {
-
-// The compiler computes what follows from x where it is used instead of keeping it in registers.
-__device__ __forceinline__ unsigned recompute(unsigned x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
 
 // A warp's part of the work.
 template <class T, class KV, DecodeTile tile, int rows>
@@ -103,36 +100,17 @@ struct Decoder {
           used && column < a.head_dim ? *reinterpret_cast<const unsigned*>(from + 2 * column) : 0;
     }
     float scale = a.scale;
-    if (KV::scaled) scale *= to_f16(q);
+    if (KV::scaled)
+      scale *= q_to_f16(a.q_type, [&](auto&& each) {
+#pragma unroll
+        for (unsigned& pair : q) each(pair);
+      });
     if (t == 0) group.q_scale[r] = scale;
     const int chunk = KV::scaled ? t % 2 : t / 4, word = KV::scaled ? t / 2 : t % 4;
 #pragma unroll
     for (int step = 0; step < k_steps; ++step)
       *reinterpret_cast<unsigned*>(reinterpret_cast<char*>(merge) +
                                    chunk_offset<q_pitch>(r, 2 * step + chunk) + 4 * word) = q[step];
-  }
-
-  // f16 has fewer exponents than bf16: each row by a power of two, so that its largest value is
-  // in [1, 2). What is lost is below 2^-25 of that. Returns what undoes it.
-  __device__ __forceinline__ float to_f16(unsigned (&q)[k_steps]) const {
-    const auto value = [&](int step, int half) {
-      const unsigned short bits = q[step] >> 16 * half;
-      return a.q_type == attn_element_f16 ? F16::unpack(bits) : BF16::unpack(bits);
-    };
-    float most = 0;
-#pragma unroll
-    for (int step = 0; step < k_steps; ++step)
-      most = fmaxf(most, fmaxf(fabsf(value(step, 0)), fabsf(value(step, 1))));
-#pragma unroll
-    for (int step = 1; step < 8; step *= 2)
-      most = fmaxf(most, __shfl_xor_sync(__activemask(), most, step));
-    const int exponent = __float_as_int(most) >> 23;
-    const bool usual = exponent > 0 && exponent < 254;
-    const float factor = usual ? __int_as_float((254 - exponent) << 23) : 1;
-#pragma unroll
-    for (int step = 0; step < k_steps; ++step)
-      q[step] = F16::pack(value(step, 0) * factor, value(step, 1) * factor);
-    return usual ? __int_as_float(exponent << 23) : 1;
   }
 
   // The warp's keys of a unit.
@@ -313,16 +291,6 @@ struct Decoder {
     }
   }
 
-  __device__ __forceinline__ PlacedPart place_of(const Share& share, const Part& part) const {
-    if (tile.split && a.split_keys) {
-      const unsigned row_tile = tile.row_groups > 1 ? at.first_row / tile.rows() : 0,
-                     head = at.b * a.heads_kv + at.h;
-      return {part.number, part.begin, part.end, (head * a.row_tiles + row_tile) * a.splits};
-    }
-    const unsigned first = share.block_of(part.begin), last = share.block_of(part.end - 1);
-    return {Work<tile>::row(a) - first, 0, last - first + 1, first};
-  }
-
   // A part ends: to the result, or to the workspace.
   // final: of the block, whose ring is free then.
   __device__ __forceinline__ void end_part(const Share& share, const Part& part, bool final,
@@ -330,10 +298,10 @@ struct Decoder {
     const int warp = this->warp();
     // In shared memory where registers are few.
     PlacedPart own;
-    if (tile.row_groups == 1 || thread() == 0) own = place_of(share, part);
+    if (tile.row_groups == 1 || thread() == 0) own = place_of<tile>(a, at, share, part);
     if (tile.row_groups > 1 && thread() == 0) group.part = own;
     const PlacedPart& placed = tile.row_groups > 1 ? group.part : own;
-    const Parts<head_dim_v, tile.row_groups, tile.split> parts = {a, placed};
+    const Parts<tile> parts = {a, placed};
 #pragma unroll
     for (int n = 0; n < q_tiles; ++n) {
       Group::meet();  // all have done with Q, or with the rows before
@@ -457,13 +425,17 @@ __device__ __forceinline__ void decode(const attn_decode_kernarg& a, const M& ma
   const Work<tile> work = find_work<tile>(a);  // all meet there
   if (early > 0) wait(shared.early, 0);
   if (work.begin == work.end) return;
-  GroupShared& group = shared.group[tile.row_groups > 1 ? row_group : 0];
+  auto& group = shared.group[tile.row_groups > 1 ? row_group : 0];
   float* merge =
       reinterpret_cast<float*>(shared_memory + a.stages * tile.stage_bytes() +
                                (tile.row_groups > 1 ? row_group * tile.group_merge_bytes() : 0));
   if (loads) {
     if (early > 0 && !loader.same(work, guessed, early)) early = 0;
     loader.run(work, early);
+#if __CUDA_ARCH__ >= 900
+  } else if constexpr (tile.wide) {
+    WideDecoder<T, KV, tile>{a, shared, group, ring, address(merge)}.run(work);
+#endif
   } else if (tile.row_groups == 1 && a.rows_taken <= 8) {
     Decoder<T, KV, tile, 8>{a, shared, group, merge}.run(work, ring);
   } else {
@@ -483,7 +455,8 @@ __device__ __forceinline__ void decode(const attn_decode_kernarg& a, const M& ma
     constexpr DecodeTile tile = NAME##_tile;                                                \
     __VA_ARGS__                                                                             \
   }
-#define ATTN_TILE(...) {__VA_ARGS__}
+#define ATTN_TILE(...) \
+  { __VA_ARGS__ }
 #define ATTN_DECODE_SM80(NAME, T, ...)                           \
   ATTN_DECODE(NAME, ATTN_TILE(__VA_ARGS__), attn_decode_kernarg, \
               (decode<T, Same<T>, tile>(a, NoMaps{}));)

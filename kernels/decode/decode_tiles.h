@@ -17,11 +17,15 @@ constexpr int merged_parts = 32;  // results that one block adds up
 
 struct DecodeTile {
   int head_dim, head_dim_v;
-  int element_bytes;  // of K and V
+  int element_bytes = 2;  // of K and V
   int row_groups = 1;
-  bool split = row_groups > 1;  // its kernels take fixed_split
+  bool wide = false;  // 64 rows by wgmma, see wide.cuh
+  bool split = row_groups > 1 || wide;  // its kernels take fixed_split
 
-  ATTN_HOST_DEVICE constexpr int rows() const { return row_groups * group_rows; }
+  // Whether more rows than a block takes are further tiles.
+  ATTN_HOST_DEVICE constexpr bool tiled() const { return row_groups > 1 || wide; }
+  ATTN_HOST_DEVICE constexpr int rows_of_group() const { return wide ? 64 : group_rows; }
+  ATTN_HOST_DEVICE constexpr int rows() const { return row_groups * rows_of_group(); }
   ATTN_HOST_DEVICE constexpr int threads() const { return row_groups * group_threads + 32; }
 
   // Units in shared memory are panels of 128 bytes of each row.
@@ -35,9 +39,20 @@ struct DecodeTile {
   ATTN_HOST_DEVICE constexpr int stage_bytes() const { return k_bytes() + tile_bytes(head_dim_v); }
   // Where Q lies, and the sums of a row group's warps of 8 rows meet.
   ATTN_HOST_DEVICE constexpr int group_merge_bytes() const {
-    return decode_warps * 8 * head_dim_v * 4;
+    return wide ? unit_keys * columns_16bit(head_dim) : decode_warps * 8 * head_dim_v * 4;
   }
-  ATTN_HOST_DEVICE constexpr int merge_bytes() const { return row_groups * group_merge_bytes(); }
+  // wide: a row of so many columns, of 16 bits, in whole panels; and K and V of 8 bits as such.
+  ATTN_HOST_DEVICE static constexpr int columns_16bit(int columns) {
+    return (columns + 63) / 64 * panel_pitch;
+  }
+  ATTN_HOST_DEVICE constexpr int converted_bytes() const {
+    return wide && element_bytes == 1
+               ? unit_keys * (columns_16bit(head_dim) + columns_16bit(head_dim_v))
+               : 0;
+  }
+  ATTN_HOST_DEVICE constexpr int merge_bytes() const {
+    return row_groups * group_merge_bytes() + converted_bytes();
+  }
   ATTN_HOST_DEVICE constexpr int shared_bytes(int stages) const {
     return merge_bytes() + stages * stage_bytes();
   }

@@ -41,11 +41,18 @@ struct GroupShared {
   PlacedPart part;            // that ends
 };
 
+// The same where a group has 64 rows.
+struct WideShared {
+  float q_scale[64];
+  unsigned long long seen[decode_warps];  // with a tree: keys that some row of a warp sees
+  float2 stats[group_rows];  // when a part ends: reference and sum of the rows that are stored
+};
+
 template <DecodeTile tile>
 struct DecodeShared {
   Barrier full[decode_max_stages], empty[decode_max_stages], early;
   Unit unit[decode_max_stages];
-  GroupShared group[tile.row_groups];
+  std::conditional_t<tile.wide, WideShared, GroupShared> group[tile.row_groups];
 };
 
 template <DecodeTile tile>
@@ -92,7 +99,7 @@ template <class KV, DecodeTile tile, class M>
 struct Loader {
   static constexpr bool engine = !std::is_same_v<M, NoMaps>;
   // ATTN_KV_PREFIX_STABLE, which is for short caches.
-  static constexpr bool takes_promise = engine && tile.row_groups == 1 && !tile.split;
+  static constexpr bool takes_promise = engine && !tile.tiled() && !tile.split;
   static constexpr int head_dim = tile.head_dim, head_dim_v = tile.head_dim_v;
   const attn_decode_kernarg& a;
   const M& maps;

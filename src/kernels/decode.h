@@ -55,7 +55,10 @@ inline Shape shape_of(const Problem& p, int64_t rows, const DeviceInfo& device,
     return tile.shared_bytes(stages) + tile.static_shared_bytes();
   };
   int stages = std::clamp(ring_bytes / tile.blocks() / tile.stage_bytes(), 2, decode_max_stages);
-  while (stages > 2 && bytes(stages) > device.shared_bytes_max) --stages;
+  const int together = tile.wide ? tile.blocks() : 1;
+  while (stages > 2 && together * (bytes(stages) + block_reserve) >
+                           device.shared_bytes_max + block_reserve)
+    --stages;
   const int64_t fit = (device.shared_bytes_max + block_reserve) / (bytes(stages) + block_reserve);
   int64_t units = 0, splits = 0;  // of a row tile
   for (const attn_segment& s : p.segment) {
@@ -93,7 +96,7 @@ struct Workspace {
   int64_t stats_at, arrived_at, bytes;
 };
 inline Workspace workspace_of(int64_t slots, const DecodeTile& tile) {
-  const int64_t groups = slots * tile.row_groups, rows = groups * group_rows;
+  const int64_t groups = slots * tile.row_groups, rows = slots * tile.rows();
   const int64_t stats_at = rows * tile.head_dim_v * int64_t{sizeof(float)},
                 arrived_at = stats_at + rows * 2 * int64_t{sizeof(float)};
   return {stats_at, arrived_at, arrived_at + 2 * groups * int64_t{sizeof(unsigned)}};

@@ -301,7 +301,7 @@ TEST_CASE("sm90 dequantised: which problems the plan gives it", "[plan]") {
     return in;
   };
   CHECK(chosen(queries(1)) == "decode_sm90_fp8_d128");
-  CHECK(chosen(queries(16)) == "decode_sm90_fp8_d128_r48");
+  CHECK(chosen(queries(16)) == "decode_sm90_fp8_d128_r64");
   CHECK(chosen(queries(17)) == kernel);
   CHECK(chosen(queries(100, Input(8))) == kernel);
   CHECK(chosen(queries(4, Input(1, ATTN_F16, 256))) == "decode_sm90_fp8_d256");
@@ -309,10 +309,10 @@ TEST_CASE("sm90 dequantised: which problems the plan gives it", "[plan]") {
   CHECK(chosen(queries(100, Input(1, ATTN_BF16, 64))) == "fwd_sm90_bf16_d64_dequantised");
   Input large;
   large.segment[0].seqlen = 1 << 22;
-  CHECK(chosen(large) == "decode_sm90_fp8_d128_r48");
+  CHECK(chosen(large) == "decode_sm90_fp8_d128_r64");
   Input scaled(1, ATTN_F16);
   scaled.segment[0].k_descale = ATTN_DESCALE_HEAD;
-  CHECK(chosen(scaled) == "decode_sm90_fp8_d128_r48");
+  CHECK(chosen(scaled) == "decode_sm90_fp8_d128_r64");
   Input wide(1, ATTN_BF16, 192);
   wide.problem.head_dim_v = 128;
   CHECK(chosen(wide) == "fwd_sm90_bf16_d192_dv128_dequantised");
