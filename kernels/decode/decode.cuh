@@ -394,12 +394,12 @@ __device__ __forceinline__ void decode(const attn_decode_kernarg& a, const M& ma
   DecodeShared<tile>& shared = decode_shared<tile>();
   // The same in all lanes, which the compiler sees here.
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0), row_group = warp / decode_warps;
-  const bool loads = row_group == tile.row_groups;
+  const bool loads = row_group == tile.compute_groups();
   if (threadIdx.x == 0) {
     if (engine) ptx::mbarrier_init(address(&shared.early), a.stages);
     for (int i = 0; i < a.stages; ++i) {
       ptx::mbarrier_init(address(&shared.full[i]), engine ? 1 : 32 + 1);
-      ptx::mbarrier_init(address(&shared.empty[i]), tile.row_groups * decode_warps);
+      ptx::mbarrier_init(address(&shared.empty[i]), tile.compute_groups() * decode_warps);
     }
   }
   const unsigned ring = address(shared_memory);
@@ -434,7 +434,7 @@ __device__ __forceinline__ void decode(const attn_decode_kernarg& a, const M& ma
     loader.run(work, early);
 #if __CUDA_ARCH__ >= 900
   } else if constexpr (tile.wide) {
-    WideDecoder<T, KV, tile>{a, shared, group, ring, address(merge)}.run(work);
+    WideDecoder<T, KV, tile>{a, shared, group, row_group, ring, address(merge)}.run(work);
 #endif
   } else if (tile.row_groups == 1 && a.rows_taken <= 8) {
     Decoder<T, KV, tile, 8>{a, shared, group, merge}.run(work, ring);

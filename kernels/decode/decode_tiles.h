@@ -13,20 +13,26 @@ constexpr int warp_keys = unit_keys / decode_warps;
 constexpr int panel_pitch = 128;  // bytes of a row
 constexpr int group_rows = 16;    // of a row group; rows: queries times query heads of a K/V head
 constexpr int decode_max_stages = 6;
+constexpr int wide_groups = 2;    // of a wide tile, that take turns at units
+constexpr int max_wide_groups = 2;
 constexpr int merged_parts = 32;  // results that one block adds up
 
 struct DecodeTile {
   int head_dim, head_dim_v;
   int element_bytes = 2;  // of K and V
   int row_groups = 1;
-  bool wide = false;  // 64 rows by wgmma, see wide.cuh
+  bool wide = false;                    // 64 rows by wgmma, see wide.cuh
   bool split = row_groups > 1 || wide;  // its kernels take fixed_split
 
   // Whether more rows than a block takes are further tiles.
   ATTN_HOST_DEVICE constexpr bool tiled() const { return row_groups > 1 || wide; }
   ATTN_HOST_DEVICE constexpr int rows_of_group() const { return wide ? 64 : group_rows; }
   ATTN_HOST_DEVICE constexpr int rows() const { return row_groups * rows_of_group(); }
-  ATTN_HOST_DEVICE constexpr int threads() const { return row_groups * group_threads + 32; }
+  // wide: they take turns at units; one where it needs all registers.
+  ATTN_HOST_DEVICE constexpr int compute_groups() const {
+    return !wide ? row_groups : head_dim_v > 128 ? 1 : max_wide_groups;
+  }
+  ATTN_HOST_DEVICE constexpr int threads() const { return compute_groups() * group_threads + 32; }
 
   // Units in shared memory are panels of 128 bytes of each row.
   ATTN_HOST_DEVICE constexpr int panels(int columns) const {
@@ -48,10 +54,10 @@ struct DecodeTile {
   ATTN_HOST_DEVICE constexpr int converted_bytes() const {
     return wide && element_bytes == 1
                ? unit_keys * (columns_16bit(head_dim) + columns_16bit(head_dim_v))
-               : 0;
+               : 0;  // of a group
   }
   ATTN_HOST_DEVICE constexpr int merge_bytes() const {
-    return row_groups * group_merge_bytes() + converted_bytes();
+    return row_groups * group_merge_bytes() + compute_groups() * converted_bytes();
   }
   ATTN_HOST_DEVICE constexpr int shared_bytes(int stages) const {
     return merge_bytes() + stages * stage_bytes();
@@ -60,10 +66,10 @@ struct DecodeTile {
     return (shared_bytes - merge_bytes()) / stage_bytes();
   }
   ATTN_HOST_DEVICE constexpr int blocks() const {  // per multiprocessor
-    return head_dim > 128 || row_groups > 1 ? 1 : 2;
+    return head_dim > 128 || tiled() ? 1 : 2;
   }
   ATTN_HOST_DEVICE constexpr int static_shared_bytes() const {  // at most
-    return 1024 + 512 * (row_groups - 1);
+    return 1024 + 512 * (compute_groups() - 1);
   }
 };
 

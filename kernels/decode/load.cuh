@@ -44,8 +44,9 @@ struct GroupShared {
 // The same where a group has 64 rows.
 struct WideShared {
   float q_scale[64];
-  unsigned long long seen[decode_warps];  // with a tree: keys that some row of a warp sees
-  float2 stats[group_rows];  // when a part ends: reference and sum of the rows that are stored
+  unsigned long long seen[max_wide_groups]
+                         [decode_warps];      // with a tree: keys that a warp's rows see
+  float2 stats[max_wide_groups][group_rows];  // when a part ends: of the rows that are added up
 };
 
 template <DecodeTile tile>

@@ -1,10 +1,12 @@
-// What Decoder does in decode.cuh, for 64 rows: a warpgroup multiplies with wgmma, as S = Q K^T and
-// O = P V. Each of its warps has 16 of the rows and all keys of a unit. K and V of 8 bits become
+// What Decoder does in decode.cuh, for 64 rows: S = Q K^T and O = P V by wgmma. One or two
+// warpgroups take turns at the units of a part, each with its own state of the softmax, and meet
+// where the part ends. A warp has 16 of the rows and all keys of a unit. K and V of 8 bits become
 // f16 in shared memory first.
 #pragma once
 #include "../common/tanh.cuh"
 #include "../ptx/tma.h"
 #include "../ptx/uniform.h"
+#include "../ptx/warpgroup.h"
 #include "../ptx/wgmma.h"
 #include "load.cuh"
 
@@ -13,16 +15,17 @@ namespace attn::decode {
 template <class T, class KV, DecodeTile tile>
 struct WideDecoder {
   using Product = typename KV::Product;
-  using Group = RowGroup<1>;
   static constexpr bool bf16 = Product::type == attn_element_bf16;
   static constexpr int head_dim = tile.head_dim, head_dim_v = tile.head_dim_v;
+  static constexpr int groups = tile.compute_groups();
   static constexpr int scores = unit_keys / 2;  // of a lane
 
   const attn_decode_kernarg& a;
   DecodeShared<tile>& shared;
   WideShared& group;
+  const int index;  // of the warpgroup
   const unsigned ring;
-  const unsigned q;  // in shared memory: Q, behind it K and V of 8 bits as f16
+  const unsigned q;  // in shared memory: Q, behind it K and V of 8 bits as f16, of each warpgroup
   Head at;
   int2 keys[2];            // that the lane's rows see: from, to
   int all_begin, all_end;  // keys that all rows see
@@ -32,7 +35,13 @@ struct WideDecoder {
   float sum[2];        // of the weights in the lane's columns
 
   __device__ __forceinline__ int lane() const { return threadIdx.x % 32; }
-  __device__ __forceinline__ int warp() const { return threadIdx.x / 32; }
+  __device__ __forceinline__ int thread() const { return threadIdx.x % group_threads; }
+  __device__ __forceinline__ int warp() const { return thread() / 32; }
+  // The threads of the warpgroup, and of both.
+  __device__ __forceinline__ void meet() const { ptx::barrier_wait(1 + index, group_threads); }
+  __device__ __forceinline__ void meet_all() const {
+    ptx::barrier_wait(1 + groups, groups * group_threads);
+  }
   __device__ __forceinline__ int used_rows() const {
     return min(at.seqlen_q * a.group - at.first_row, tile.rows());
   }
@@ -57,7 +66,7 @@ struct WideDecoder {
     if (a.tree) all_end = min(all_end, at.seqlen_kv - int(a.tree_mask.keys));
     load_q();
     ptx::fence_async_shared();
-    Group::meet();
+    meet_all();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       keys[half] = keys_of(lane_row(half));
@@ -74,7 +83,7 @@ struct WideDecoder {
     constexpr int panels = head_dim / 64;
     const int chunk = threadIdx.x % 8;
 #pragma unroll 1
-    for (int r = threadIdx.x / 8; r < tile.rows(); r += group_threads / 8) {
+    for (int r = threadIdx.x / 8; r < tile.rows(); r += groups * group_threads / 8) {
       const bool used = r < used_rows();
       const Row row = used_row(r);
       const char* from = static_cast<const char*>(a.q) +
@@ -121,7 +130,7 @@ struct WideDecoder {
   };
   // 8 bits to f16. V of keys that are not valid becomes 0.
   __device__ __forceinline__ Matrices convert(unsigned stage, unsigned long long valid) const {
-    const unsigned k = q + tile.group_merge_bytes(),
+    const unsigned k = q + tile.group_merge_bytes() + index * tile.converted_bytes(),
                    v = k + unit_keys * tile.columns_16bit(head_dim);
     convert_tile<head_dim>(stage, k, ~0ull);
     convert_tile<head_dim_v>(stage + tile.k_bytes(), v, valid);
@@ -131,7 +140,7 @@ struct WideDecoder {
   __device__ __forceinline__ void convert_tile(unsigned from, unsigned to,
                                                unsigned long long valid) const {
     constexpr unsigned chunks = columns / 16;
-    const unsigned thread = recompute(threadIdx.x);
+    const unsigned thread = recompute(this->thread());
 #pragma unroll 2
     for (unsigned i = 0; i < unit_keys * chunks / group_threads; ++i) {
       const unsigned at = i * group_threads + thread, r = at / chunks, chunk = at % chunks;
@@ -162,14 +171,14 @@ struct WideDecoder {
   __device__ __forceinline__ void clear(unsigned v, unsigned long long valid) const {
     const unsigned zeros[4] = {0, 0, 0, 0};
 #pragma unroll 1
-    for (int i = threadIdx.x; i < unit_keys * 8; i += group_threads) {
+    for (int i = thread(); i < unit_keys * 8; i += group_threads) {
       if (valid >> i / 8 & 1) continue;
 #pragma unroll
       for (int panel = 0; panel < head_dim_v / 64; ++panel)
         store_chunk(v + panel * panel_bytes + 16 * i, zeros);
     }
     ptx::fence_async_shared();
-    Group::meet();
+    meet();
   }
 
   // leave: gives the unit's place in the ring back.
@@ -182,11 +191,11 @@ struct WideDecoder {
     if (valid == 0) return leave();
     Matrices of = {stage, stage + tile.k_bytes()};
     if constexpr (KV::scaled) {
-      Group::meet();  // all have done with what is overwritten
+      meet();  // all have done with what is overwritten
       of = convert(stage, valid);
       ptx::fence_async_shared();
       leave();
-      Group::meet();
+      meet();
     } else if (valid != ~0ull) {
       clear(of.v, valid);
     }
@@ -310,15 +319,16 @@ struct WideDecoder {
     }
     const unsigned low = __reduce_or_sync(0xffffffff, any[0]),
                    high = __reduce_or_sync(0xffffffff, any[1]);
-    if (lane() == 0) group.seen[warp()] = low | (unsigned long long)high << 32;
-    Group::meet();
+    if (lane() == 0) group.seen[index][warp()] = low | (unsigned long long)high << 32;
+    meet();
     unsigned long long all = 0;
 #pragma unroll
-    for (int w = 0; w < decode_warps; ++w) all |= group.seen[w];
+    for (int w = 0; w < decode_warps; ++w) all |= group.seen[index][w];
     return all;
   }
 
-  // Weights 2^(s - reference), as Decoder::weigh.
+  // Weights 2^(s - reference), as Decoder::weigh, but that a reference stays until a score exceeds
+  // it by more than `slack`: weights are up to 2^8 then, and o is rarely multiplied.
   __device__ __forceinline__ void weigh(float (&s)[scores], unsigned (&p)[unit_keys / 16][4]) {
     float most[2];
 #pragma unroll
@@ -328,13 +338,14 @@ struct WideDecoder {
       for (int n = 0; n < unit_keys / 8; ++n)
         most[half] = fmaxf(most[half], fmaxf(s[4 * n + 2 * half], s[4 * n + 2 * half + 1]));
     }
-    if (__any_sync(0xffffffff, most[0] > reference[0] || most[1] > reference[1])) {
+    const float slack = a.split_invariant ? 0 : 8;
+    if (__any_sync(0xffffffff, most[0] > reference[0] + slack || most[1] > reference[1] + slack)) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         most[half] = fmaxf(most[half], __shfl_xor_sync(0xffffffff, most[half], 1));
         most[half] = fmaxf(most[half], __shfl_xor_sync(0xffffffff, most[half], 2));
         const float top = a.split_invariant ? ceilf(most[half]) : most[half];
-        const float next = fmaxf(reference[half], top);
+        const float next = most[half] > reference[half] + slack ? top : reference[half];
         const float shrink = next == -infinity() ? 1 : ptx::ex2(reference[half] - next);
         reference[half] = next;
         sum[half] *= shrink;
@@ -365,59 +376,71 @@ struct WideDecoder {
     }
   }
 
-  // A part ends: to the result, or to the workspace. 16 rows at once, those of a warp, through the
-  // place of Q. final: of the block, whose ring is free then.
+  // A part ends: to the result, or to the workspace. 16 rows at once, those of a warp of each
+  // warpgroup, through the place of Q; the first warpgroup adds them up. final: of the block, whose
+  // ring is free then.
   __device__ __forceinline__ void end_part(const Share& share, const Part& part, bool final) {
-    const PlacedPart placed = place_of<tile>(a, at, share, part);
-    const Parts<tile> parts = {a, placed};
-    const int used = used_rows();
     // Row r's columns lie at ^ 8 (r % 8), so that a store of a warp meets each bank once.
-    const auto place = [](int r, int column) {
-      return 4 * (r * head_dim_v + (column ^ (r % 8 * 8)));
+    const auto place = [](int group, int r, int column) {
+      return 4 * ((16 * group + r) * head_dim_v + (column ^ (r % 8 * 8)));
     };
+    const int used = used_rows();
 #pragma unroll
     for (int half = 0; half < 2; ++half) sum[half] = row_sum(sum[half]);
 #pragma unroll 1
     for (int w = 0; 16 * w < used; ++w) {
-      Group::meet();  // all have done with Q, or with the rows before
+      meet_all();  // all have done with Q, or with the rows before
       if (warp() == w) {
         const int here = int(recompute(lane()));
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int r = here / 4 + 8 * half;
-          if (here % 4 == 0) group.stats[r] = make_float2(reference[half], sum[half]);
+          if (here % 4 == 0) group.stats[index][r] = make_float2(reference[half], sum[half]);
 #pragma unroll
           for (int n = 0; n < head_dim_v / 8; ++n)
             asm volatile(
-                "st.shared.v2.f32 [%0], {%1, %2};" ::"r"(q + place(r, 8 * n + here % 4 * 2)),
+                "st.shared.v2.f32 [%0], {%1, %2};" ::"r"(q + place(index, r, 8 * n + here % 4 * 2)),
                 "f"(o[4 * n + 2 * half]), "f"(o[4 * n + 2 * half + 1])
                 : "memory");
         }
       }
-      Group::meet();
-#pragma unroll 1
-      for (int r = RowPart<head_dim_v>::row(); r < 16; r += RowPart<head_dim_v>::rows) {
-        RowPart<head_dim_v> row;
-        row.reference = group.stats[r].x;
-        row.sum = group.stats[r].y;
-        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                     : "=f"(row.o.x), "=f"(row.o.y), "=f"(row.o.z), "=f"(row.o.w)
-                     : "r"(q + place(r, row.column()))
-                     : "memory");
-        if (placed.alone())
-          store_result(a, at, 16 * w + r, row);
-        else if (tile.split && a.whole_heads)
-          parts.fold(at, 16 * w + r, row);
-        else if (16 * w + r < used)
-          parts.write(parts.slot(placed.number), 16 * w + r, row);
+      meet_all();
+      if (index == 0) store_rows(place_of<tile>(a, at, share, part), w, used, place);
+    }
+    if (index == 0) {
+      const PlacedPart placed = place_of<tile>(a, at, share, part);
+      if (!placed.alone() && !a.whole_heads) {
+        constexpr int place_bytes = 16 * group_threads;
+        const int bytes = final ? a.stages * tile.stage_bytes() : tile.group_merge_bytes();
+        Parts<tile>{a, placed}.arrive(at, used, final ? ring : q, bytes / place_bytes);
       }
     }
-    if (!placed.alone() && !(tile.split && a.whole_heads)) {
-      constexpr int place_bytes = 16 * group_threads;
-      const int bytes = final ? a.stages * tile.stage_bytes() : tile.group_merge_bytes();
-      parts.arrive(at, used, final ? ring : q, bytes / place_bytes);
+    meet_all();  // before the next part's Q comes where the sums are
+  }
+  // Rows 16 w on, from where both warpgroups have put them.
+  template <class Place>
+  __device__ __forceinline__ void store_rows(const PlacedPart& placed, int w, int used,
+                                             Place&& place) const {
+    const Parts<tile> parts = {a, placed};
+#pragma unroll 1
+    for (int r = RowPart<head_dim_v>::row(); r < 16; r += RowPart<head_dim_v>::rows) {
+      RowPart<head_dim_v> row;
+      row.template add<groups>([&](int i) { return group.stats[i][r]; },
+                               [&](int i) {
+                                 float4 x;
+                                 asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                                              : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+                                              : "r"(q + place(i, r, row.column()))
+                                              : "memory");
+                                 return x;
+                               });
+      if (placed.alone())
+        store_result(a, at, 16 * w + r, row);
+      else if (a.whole_heads)
+        parts.fold(at, 16 * w + r, row);
+      else if (16 * w + r < used)
+        parts.write(parts.slot(placed.number), 16 * w + r, row);
     }
-    Group::meet();  // before the next part's Q comes where the sums are
   }
 
   __device__ __forceinline__ void run(const Work<tile>& work) {
@@ -433,25 +456,29 @@ struct WideDecoder {
 #pragma unroll 1
     while (true) {
       begin_head();
-      const Unit* unit;
       Part part;
-      bool last, final;
+      bool last, final, mine = index == 0;  // the first unit is the first warpgroup's
 #pragma unroll 1
       do {
         wait(shared.full[stage.number], stage.parity);
-        unit = &shared.unit[stage.number];
-        part = unit->part, last = unit->last, final = unit->final;
-        take(ring + stage.number * tile.stage_bytes(), *unit, [&] {
+        const Unit& unit = shared.unit[stage.number];
+        part = unit.part, last = unit.last, final = unit.final;
+        const auto leave = [&] {
           __syncwarp();
           if (lane() == 0) ptx::mbarrier_arrive(address(&shared.empty[stage.number]));
-        });
+        };
+        if (mine)
+          take(ring + stage.number * tile.stage_bytes(), unit, leave);
+        else
+          leave();
+        mine = groups == 1 || !mine;
         stage.next(a.stages);
       } while (!last);
       end_part(work.share, part, final);
       if (final) return;
       wait(shared.full[stage.number], stage.parity);
-      unit = &shared.unit[stage.number];
-      at = {unit->b, unit->h, unit->first_row, unit->seqlen_q, unit->seqlen_kv, unit->q_begin};
+      const Unit& unit = shared.unit[stage.number];
+      at = {unit.b, unit.h, unit.first_row, unit.seqlen_q, unit.seqlen_kv, unit.q_begin};
     }
   }
 };

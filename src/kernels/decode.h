@@ -55,10 +55,7 @@ inline Shape shape_of(const Problem& p, int64_t rows, const DeviceInfo& device,
     return tile.shared_bytes(stages) + tile.static_shared_bytes();
   };
   int stages = std::clamp(ring_bytes / tile.blocks() / tile.stage_bytes(), 2, decode_max_stages);
-  const int together = tile.wide ? tile.blocks() : 1;
-  while (stages > 2 && together * (bytes(stages) + block_reserve) >
-                           device.shared_bytes_max + block_reserve)
-    --stages;
+  while (stages > 2 && bytes(stages) > device.shared_bytes_max) --stages;
   const int64_t fit = (device.shared_bytes_max + block_reserve) / (bytes(stages) + block_reserve);
   int64_t units = 0, splits = 0;  // of a row tile
   for (const attn_segment& s : p.segment) {
