@@ -13,7 +13,6 @@ constexpr int warp_keys = unit_keys / decode_warps;
 constexpr int panel_pitch = 128;  // bytes of a row
 constexpr int group_rows = 16;    // of a row group; rows: queries times query heads of a K/V head
 constexpr int decode_max_stages = 6;
-constexpr int wide_groups = 2;    // of a wide tile, that take turns at units
 constexpr int max_wide_groups = 2;
 constexpr int merged_parts = 32;  // results that one block adds up
 
@@ -69,7 +68,7 @@ struct DecodeTile {
     return head_dim > 128 || tiled() ? 1 : 2;
   }
   ATTN_HOST_DEVICE constexpr int static_shared_bytes() const {  // at most
-    return 1024 + 512 * (compute_groups() - 1);
+    return 1024 + 512 * (compute_groups() - 1) + (wide ? 512 : 0);
   }
 };
 
