@@ -98,8 +98,10 @@ bool is_of_few_queries(const Kernel& kernel) {
 }  // namespace
 
 bool has_simpler_sibling(const Kernel& kernel, const Case& c) {
-  return emulated(kernel) && !is_of_few_queries(kernel) &&
-         kernel.limits.features & feature_softcap && c.softcap == 0 && !c.has(ATTN_ALIBI);
+  if (!emulated(kernel) || is_of_few_queries(kernel)) return false;
+  const uint32_t features = kernel.limits.features;
+  if (features & feature_bias) return c.bias_type == ATTN_DTYPE_NONE;
+  return features & feature_softcap && c.softcap == 0 && !c.has(ATTN_ALIBI);
 }
 
 bool takes_part(const Kernel& kernel, const Case& c) {

@@ -207,6 +207,8 @@ struct Forward {
   int32_t block_q = 64, block_k = 64;
   int64_t partials = 3;
   float softcap = 0;
+  bool bias = false;
+  attn_dtype bias_type = ATTN_F32;  // else q's
 };
 
 // Codes of rows of `dim`, now and then of larger values, so that maxima move. If wanted, 16 rows of
@@ -325,6 +327,7 @@ ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string&
   }
   in.scale = f.scale;
   in.softcap = f.softcap;
+  if (f.bias) in.bias_type = f.bias_type == ATTN_F32 ? ATTN_F32 : f.q_type;
   in.num_segments = 1, in.segments = &segment;
   const auto ints = [&](std::vector<int32_t> values, bool cumulative) {
     if (cumulative) {
@@ -386,6 +389,13 @@ ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string&
   segment_args.k_descale = floats(descales);
   segment_args.v_descale = floats(descales);
   args.sinks = floats(size_t(in.heads_q), f.sink);
+  if (f.bias) {
+    const size_t count = size_t(in.batch * in.heads_q * in.seqlen_q * f.seqlen_kv);
+    args.bias =
+        f.bias_type == ATTN_F32
+            ? floats(count, 4)
+            : m.input(in_type(codes(m, count, f.seqlen_kv, ATTN_F8_E4M3FNUZ, false), in.bias_type));
+  }
   if (f.flags & ATTN_ALIBI) args.alibi_slopes = floats(size_t(in.heads_q), 0.1f);
   if (prepare) {
     const int64_t rows = rows_kv * in.heads_kv;
@@ -582,6 +592,21 @@ std::vector<Forward> scored_forwards() {
   return all;
 }
 
+// With a bias of both types, and the others.
+std::vector<Forward> biased_forwards() {
+  std::vector<Forward> all;
+  for (const attn_dtype type : {ATTN_F32, ATTN_F16}) {
+    all.push_back({.dim = 128, .dim_v = 80, .seqlen_q = 300, .seqlen_kv = 520});
+    all.back().batch = all.back().group = 2;
+    all.back().flags = type == ATTN_F32 ? ATTN_CAUSAL : 0u;
+    all.back().scale = 0.05f;
+    all.back().bias = true;
+    all.back().bias_type = type;
+  }
+  for (const Forward& f : scored_forwards()) all.push_back(f);
+  return all;
+}
+
 std::vector<MakeProblem> forward_problems(const std::string& kernel, bool prepare, int64_t dim,
                                           const std::vector<Forward>& list) {
   std::vector<MakeProblem> all;
@@ -592,12 +617,32 @@ std::vector<MakeProblem> forward_problems(const std::string& kernel, bool prepar
   }
   return all;
 }
+// What 16-bit kernels have beyond those in fp8: lse of the weights as rounded; and for their half
+// 1, scores of which the maximum is taken off, that grow afterwards.
+std::vector<Forward> forwards_in_16_bits() {
+  std::vector<Forward> all;
+  all.push_back({.dim = 64, .dim_v = 64, .seqlen_q = 64, .seqlen_kv = 520});
+  all.back().flags = ATTN_SPLIT_INVARIANT;
+  all.back().scale = 3e7f;
+  all.push_back({.dim = 128, .dim_v = 128, .seqlen_q = 150, .seqlen_kv = 200});
+  all.back().flags = ATTN_SPLIT_INVARIANT | ATTN_SINKS;
+  all.back().out_type = ATTN_BF16;
+  return all;
+}
+
 std::vector<MakeProblem> forward_problems_of(const std::string& kernel) {
-  const bool masked = kernel.ends_with("_mask"), scored = kernel.ends_with("_score");
-  return forward_problems(kernel, false, kernel.find("_d64") != kernel.npos ? 64 : 128,
-                          masked   ? masked_forwards()
-                          : scored ? scored_forwards()
-                                   : forwards());
+  const bool masked = kernel.ends_with("_mask");
+  std::vector<Forward> list = masked                       ? masked_forwards()
+                              : kernel.ends_with("_score") ? scored_forwards()
+                              : kernel.ends_with("_bias")  ? biased_forwards()
+                                                           : forwards();
+  if (type_in(kernel)) {
+    for (Forward f : forwards_in_16_bits()) {
+      if (masked) f.kinds = {2};
+      list.push_back(f);
+    }
+  }
+  return forward_problems(kernel, false, kernel.find("_d64") != kernel.npos ? 64 : 128, list);
 }
 std::vector<MakeProblem> prepare_problems(const std::string& prepare) {
   std::vector<MakeProblem> all;
@@ -637,6 +682,10 @@ constexpr Shipped all_shipped[] = {{"merge_gfx942", merge_problems},
                                    {"fwd_gfx942_f16_d128", forward_problems_of, true},
                                    {"fwd_gfx942_f16_d64_mask", forward_problems_of, true},
                                    {"fwd_gfx942_f16_d128_mask", forward_problems_of, true},
+                                   {"fwd_gfx942_bf16_d64_bias", forward_problems_of, true},
+                                   {"fwd_gfx942_bf16_d128_bias", forward_problems_of, true},
+                                   {"fwd_gfx942_f16_d64_bias", forward_problems_of, true},
+                                   {"fwd_gfx942_f16_d128_bias", forward_problems_of, true},
                                    {"fwd_gfx942_bf16_d64_score", forward_problems_of, true},
                                    {"fwd_gfx942_bf16_d128_score", forward_problems_of, true},
                                    {"fwd_gfx942_f16_d64_score", forward_problems_of, true},
