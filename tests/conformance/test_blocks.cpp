@@ -154,6 +154,11 @@ void set_scale(unsigned char* block, uint16_t scale) {
   std::memcpy(block, &scale, 2);
 }
 
+// Devices divide by the sum with a reciprocal that may be one step of float32 off.
+bool within_a_step(double x, double want) {
+  return std::abs(x - want) <= 2 * half_ulp(ATTN_F32, want);
+}
+
 // One key, so that out is its value, whatever the scores are. Code i of a q8_0 block is byte 2 + i
 // as it is; of q4_0 the low half of byte 2 + i for i < 16, the high half of byte 2 + i - 16 above,
 // both less 8.
@@ -186,7 +191,7 @@ TEST_CASE("blocks: values are what ggml's bytes say") {
         REQUIRE(got.error == "");
         for (int64_t h = 0; h < c.heads_q; ++h)
           for (int64_t d = 0; d < dim; ++d)
-            REQUIRE(got.out[size_t(h * dim + d)] == want[size_t(h / 2 * dim + d)]);
+            REQUIRE(within_a_step(got.out[size_t(h * dim + d)], want[size_t(h / 2 * dim + d)]));
       }
     }
   }
@@ -226,7 +231,7 @@ TEST_CASE("blocks: keys are what ggml's bytes say") {
                            : i < 16          ? byte % 16 - 8
                                              : byte / 16 - 8;
           const double want = (column / 32 % 3 == 0 ? 0.5 : 1) * code;
-          CHECK(std::abs(got.lse[size_t(h)] - want) <= 1e-6 * std::abs(want));
+          CHECK(std::abs(got.lse[size_t(h)] - want) <= 1e-7 + 1e-6 * std::abs(want));
         }
       }
     }
