@@ -47,9 +47,6 @@ struct Decoder {
   bool bf16_weights = false;
 
   __device__ __forceinline__ int lane() const { return threadIdx.x % 32; }
-  __device__ __forceinline__ int stage_bytes() const {
-    return KV::own_types ? a.stage_bytes : tile.stage_bytes();
-  }
   __device__ __forceinline__ int thread() const {
     return tile.row_groups > 1 ? threadIdx.x % group_threads : threadIdx.x;
   }
@@ -583,7 +580,7 @@ struct Decoder {
     }
     if (!placed.alone() && !(tile.split && a.whole_heads)) {
       constexpr int place_bytes = 16 * group_threads;
-      const int bytes = final ? a.stages * stage_bytes() : tile.group_merge_bytes();
+      const int bytes = final ? a.stages * stage_bytes<tile>(a) : tile.group_merge_bytes();
       parts.arrive(at, used_rows(), final ? ring : address(merge), bytes / place_bytes);
     }
     Group::meet();  // before the next part's Q comes where the sums are
@@ -612,7 +609,7 @@ struct Decoder {
       while (true) {
         wait(shared.full[stage.number], stage.parity);
         const Unit& unit = shared.unit[stage.number];
-        if (!idle()) take(ring + stage.number * stage_bytes(), unit);
+        if (!idle()) take(ring + stage.number * stage_bytes<tile>(a), unit);
         if (unit.last) break;
         leave();
       }
@@ -669,7 +666,7 @@ __device__ __forceinline__ void decode(const attn_decode_kernarg& a, const M& ma
   if (work.begin == work.end) return;
   GroupShared& group = shared.group[tile.row_groups > 1 ? row_group : 0];
   float* merge =
-      reinterpret_cast<float*>(shared_memory + a.stages * loader.stage_bytes() +
+      reinterpret_cast<float*>(shared_memory + a.stages * stage_bytes<tile>(a) +
                                (tile.row_groups > 1 ? row_group * tile.group_merge_bytes() : 0));
   if (loads) {
     if (early > 0 && !loader.same(work, guessed, early)) early = 0;

@@ -48,12 +48,6 @@ struct DecodeTile {
     return decode_warps * 8 * head_dim_v * 4;
   }
   ATTN_HOST_DEVICE constexpr int merge_bytes() const { return row_groups * group_merge_bytes(); }
-  ATTN_HOST_DEVICE constexpr int shared_bytes(int stages) const {
-    return merge_bytes() + stages * stage_bytes();
-  }
-  ATTN_HOST_DEVICE constexpr int stages(int shared_bytes) const {
-    return (shared_bytes - merge_bytes()) / stage_bytes();
-  }
   ATTN_HOST_DEVICE constexpr int blocks() const {  // per multiprocessor
     const int usual = head_dim > 128 || row_groups > 1 ? 1 : 2;
     return rows_of_group < group_rows ? 2 * usual : usual;

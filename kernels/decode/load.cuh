@@ -96,6 +96,12 @@ struct Stage {
 using Maps = decltype(attn_decode_sm90_kernarg::map);
 struct NoMaps {};
 
+// Of a place in the ring.
+template <DecodeTile tile>
+__device__ __forceinline__ int stage_bytes(const attn_decode_kernarg& a) {
+  return tile.own_types ? a.stage_bytes : tile.stage_bytes();
+}
+
 template <class KV, DecodeTile tile, class M>
 struct Loader {
   static constexpr bool engine = !std::is_same_v<M, NoMaps>;
@@ -111,9 +117,6 @@ struct Loader {
   int page[2];  // of keys `lane` and `lane` + 32 of the unit
   float k_descale, v_descale;
 
-  __device__ __forceinline__ int stage_bytes() const {
-    return tile.own_types ? a.stage_bytes : tile.stage_bytes();
-  }
   __device__ __forceinline__ int k_bytes() const {
     return tile.own_types ? a.k_bytes : tile.k_bytes();
   }
@@ -204,7 +207,7 @@ struct Loader {
         unit.k_shift = shift_of(at.h * s.k_head), unit.v_shift = shift_of(at.h * s.v_head);
       }
     }
-    const unsigned k_to = ring + stage.number * stage_bytes(), v_to = k_to + k_bytes(),
+    const unsigned k_to = ring + stage.number * stage_bytes<tile>(a), v_to = k_to + k_bytes(),
                    full = address(&shared.full[stage.number]);
     if constexpr (engine) {
       if (loaded) {
@@ -343,7 +346,7 @@ struct Loader {
     for (; n < most && at.first + unit_keys <= old; ++n, at.first += unit_keys) {
       look_up();
       const unsigned all[2] = {~0u, ~0u};
-      const unsigned to = ring + n * stage_bytes();
+      const unsigned to = ring + n * stage_bytes<tile>(a);
       if constexpr (tile.own_types)
         copy_boxes_of_own_types(s, to, to + k_bytes(), address(&shared.early), all,
                                 at.first - at.begin);
