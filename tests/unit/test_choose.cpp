@@ -7,6 +7,7 @@
 #include "catalog/catalog.h"
 #include "catch.h"
 #include "core/dtype.h"
+#include "hopper.h"
 #include "plan/choose.h"
 
 using namespace attn;
@@ -268,11 +269,7 @@ TEST_CASE("choose: rows that decline leave nothing in the recipe", "[plan]") {
   in.q_type = ATTN_BF16;
   in.num_segments = 1, in.segments = &segment;
   in.scale = -1;  // fwd_sm90_*_d128 declines after its limits, _score takes it
-  DeviceInfo hopper;
-  hopper.arch = "sm_90";
-  hopper.multiprocessors = 132;
-  hopper.shared_bytes_max = 227 << 10;
-  hopper.tensor_maps = true;
+  const DeviceInfo hopper = test::hopper();
   const Machine machine = {.backend = ATTN_BACKEND_CUDA, .device = &hopper};
   Problem p;
   REQUIRE(make_problem(&in, &p).ok());

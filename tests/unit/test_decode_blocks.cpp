@@ -6,22 +6,14 @@
 
 #include "catalog/catalog.h"
 #include "catch.h"
+#include "hopper.h"
 #include "kernels/decode/decode_args.h"
-#include "plan/choose.h"
 #include "problem/problem.h"
 
 using namespace attn;
+using test::hopper;
 
 namespace {
-
-DeviceInfo hopper() {
-  DeviceInfo device;
-  device.arch = "sm_90";
-  device.multiprocessors = 132;
-  device.shared_bytes_max = 227 << 10;
-  device.tensor_maps = true;
-  return device;
-}
 
 // One query of 32 heads on 8 of K and V; segments of 1000 keys.
 struct Input {
@@ -55,17 +47,9 @@ struct Input {
     return why.empty() ? find_kernel(kernel)->recipe(p, hopper(), &recipe).text : why;
   }
   std::string chosen() {
-    // As if each image were there.
-    struct All : CodeFile {
-      std::string without(const char*) const override { return ""; }
-    } const all;
-    const DeviceInfo device = hopper();
-    const Machine machine = {.backend = ATTN_BACKEND_CUDA, .device = &device, .file = &all};
     Problem p;
     make(&p);
-    Choice choice;
-    const Status status = choose(p, machine, &choice);
-    return status.ok() ? std::string(choice.kernel->name) : status.text;
+    return test::chosen(p);
   }
 };
 

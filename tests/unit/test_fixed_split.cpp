@@ -7,25 +7,17 @@
 
 #include "catalog/catalog.h"
 #include "catch.h"
+#include "hopper.h"
 #include "kernels/decode/decode_args.h"
-#include "plan/choose.h"
 #include "problem/problem.h"
 
 using namespace attn;
+using test::hopper;
 
 namespace {
 
 constexpr const char* kernel = "decode_sm90_bf16_d128_r48";
-constexpr int64_t blocks = 132;
-
-DeviceInfo hopper() {
-  DeviceInfo device;
-  device.arch = "sm_90";
-  device.multiprocessors = blocks;
-  device.shared_bytes_max = 227 << 10;
-  device.tensor_maps = true;
-  return device;
-}
+constexpr int64_t blocks = test::hopper_multiprocessors;
 
 // 3 sequences, 8 query heads on 2 of K and V; segments of 1000 keys.
 struct Input {
@@ -54,16 +46,9 @@ struct Input {
     REQUIRE(made.ok());
   }
   std::string chosen() {
-    struct All : CodeFile {
-      std::string without(const char*) const override { return ""; }
-    } const all;
-    const DeviceInfo device = hopper();
-    const Machine machine = {.backend = ATTN_BACKEND_CUDA, .device = &device, .file = &all};
     Problem p;
     make(&p);
-    Choice choice;
-    const Status status = choose(p, machine, &choice);
-    return status.ok() ? std::string(choice.kernel->name) : status.text;
+    return test::chosen(p);
   }
 };
 

@@ -6,23 +6,15 @@
 
 #include "catalog/catalog.h"
 #include "catch.h"
+#include "hopper.h"
 #include "kernels/sm90/dequantise_args.h"
 #include "kernels/sm90/forward_args.h"
-#include "plan/choose.h"
 #include "problem/problem.h"
 
 using namespace attn;
+using test::hopper;
 
 namespace {
-
-DeviceInfo hopper() {
-  DeviceInfo device;
-  device.arch = "sm_90";
-  device.multiprocessors = 132;
-  device.shared_bytes_max = 227 << 10;
-  device.tensor_maps = true;
-  return device;
-}
 
 // 8 query heads on 2 of K and V, 100 queries; segments of e4m3 with 1000 keys.
 struct Input {
@@ -283,18 +275,10 @@ TEST_CASE("sm90 dequantised: where there is no key the first launch is empty", "
 }
 
 TEST_CASE("sm90 dequantised: which problems the plan gives it", "[plan]") {
-  // As if each image were there.
-  struct All : CodeFile {
-    std::string without(const char*) const override { return ""; }
-  } const all;
-  const DeviceInfo device = hopper();
-  const Machine machine = {.backend = ATTN_BACKEND_CUDA, .device = &device, .file = &all};
-  const auto chosen = [&](Input in) {
+  const auto chosen = [](Input in) {
     Problem p;
     in.make(&p);
-    Choice choice;
-    const Status status = choose(p, machine, &choice);
-    return status.ok() ? std::string(choice.kernel->name) : status.text;
+    return test::chosen(p);
   };
   const auto queries = [](int64_t seqlen_q, Input in = Input()) {
     in.problem.seqlen_q = seqlen_q;  // of 4 heads

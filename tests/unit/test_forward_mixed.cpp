@@ -7,24 +7,16 @@
 #include "attn/attn.hpp"
 #include "catalog/catalog.h"
 #include "catch.h"
+#include "hopper.h"
 #include "kernels/decode/decode_args.h"
 #include "kernels/sm90/forward_args.h"
 #include "mock/mock_library.h"
-#include "plan/choose.h"
 #include "problem/problem.h"
 
 using namespace attn;
+using test::hopper;
 
 namespace {
-
-DeviceInfo hopper() {
-  DeviceInfo device;
-  device.arch = "sm_90";
-  device.multiprocessors = 132;
-  device.shared_bytes_max = 227 << 10;
-  device.tensor_maps = true;
-  return device;
-}
 
 // Addresses alone count: nothing is launched.
 alignas(256) char workspace[256];
@@ -87,18 +79,10 @@ struct Input {
     REQUIRE(this->recipe(kernel, &recipe).ok());
     return recipe.passed_over;
   }
-  // As if each image were there.
   std::string chosen() {
-    struct All : CodeFile {
-      std::string without(const char*) const override { return ""; }
-    } const all;
-    const DeviceInfo device = hopper();
-    const Machine machine = {.backend = ATTN_BACKEND_CUDA, .device = &device, .file = &all};
     Problem p;
     make(&p);
-    Choice choice;
-    const Status status = choose(p, machine, &choice);
-    return status.ok() ? std::string(choice.kernel->name) : status.text;
+    return test::chosen(p);
   }
 };
 

@@ -8,23 +8,17 @@
 
 #include "catalog/catalog.h"
 #include "catch.h"
+#include "hopper.h"
 #include "kernels/sm90/forward_args.h"
 #include "kernels/sm90/key_walk.h"
 #include "problem/problem.h"
 
 using namespace attn;
+using test::hopper;
 
 namespace {
 
-constexpr size_t multiprocessors = 132;
-
-DeviceInfo hopper() {
-  DeviceInfo device;
-  device.multiprocessors = multiprocessors;
-  device.shared_bytes_max = 227 << 10;
-  device.tensor_maps = true;
-  return device;
-}
+constexpr size_t multiprocessors = test::hopper_multiprocessors;
 
 const Kernel& kernel_of(const char* name) {
   const Kernel* kernel = find_kernel(name);
