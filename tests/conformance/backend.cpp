@@ -442,6 +442,12 @@ Outputs reference_answer(const Case& c, const Data& data) {
   return run_forward(backend_of(ATTN_BACKEND_REFERENCE), c, data, "reference", ATTN_F64);
 }
 
+double rounded(attn_dtype type, double x) {
+  unsigned char bytes[8];
+  encode_element(type, bytes, 0, x, false);
+  return decode_element(type, bytes, 0);
+}
+
 double half_ulp(attn_dtype type, double x) {
   int fraction_bits = 23, lowest = -126;
   switch (type) {
@@ -519,16 +525,11 @@ static bool rounds_kv(const Case& c, const Kernel& kernel) {
          });
 }
 // By way of float32, as the product of code and descale is.
-static Data with_rounded_kv(const Data& data, attn_dtype type) {
-  Data rounded = data;
-  for (auto* rows : {&rounded.k_real, &rounded.v_real})
+static Data with_rounded_kv(Data data, attn_dtype type) {
+  for (auto* rows : {&data.k_real, &data.v_real})
     for (std::vector<double>& row : *rows)
-      for (double& x : row) {
-        unsigned char bytes[4];
-        encode_element(type, bytes, 0, double(float(x)), false);
-        x = decode_element(type, bytes, 0);
-      }
-  return rounded;
+      for (double& x : row) x = rounded(type, double(float(x)));
+  return data;
 }
 
 std::string compare(const Case& c, const Data& data, const Kernel& kernel, const Outputs& got,

@@ -162,7 +162,8 @@ Distance distance(const Outputs& got, const Outputs& want);
 std::string compare_with_rounded(const Case& c, const Data& data, const Outputs& got,
                                  const Outputs& want, const Outputs& rounded);
 
-// Half the distance between neighbours of type at x: the most that rounding can change x by.
+// x as `type` has it, and half the distance between neighbours there: the most that changes it by.
+double rounded(attn_dtype type, double x);
 double half_ulp(attn_dtype type, double x);
 
 // Makes the data, runs every kernel that takes the case and compares. Kernels that decline must

@@ -9,12 +9,6 @@
 namespace attn::test {
 namespace {
 
-double rounded(attn_dtype type, double x) {
-  unsigned char bytes[8];
-  encode_element(type, bytes, 0, x, false);
-  return decode_element(type, bytes, 0);
-}
-
 // With the digits that f16 has of normal numbers.
 double with_digits_of_f16(double x) {
   int exponent = 0;

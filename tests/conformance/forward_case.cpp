@@ -453,6 +453,16 @@ bool visible(const Case& c, const Data& data, int64_t b, int64_t h, int64_t i, i
   return false;
 }
 
+void draw_lengths_q(Draw& draw, Case* c) {
+  for (int64_t b = 0; b < c->batch; ++b)
+    c->lengths_q.push_back(int32_t(draw(uint64_t(c->seqlen_q) + 1)));
+  c->lengths_q[size_t(draw(uint64_t(c->batch)))] = int32_t(c->seqlen_q);
+}
+void draw_lengths(Draw& draw, int64_t batch, SegmentCase* s) {
+  for (int64_t b = 0; b < batch; ++b)
+    s->lengths.push_back(int32_t(draw.chance(6) ? 0 : draw(uint64_t(s->capacity) + 1)));
+}
+
 Data make_data(const Case& c) {
   Data data;
   if (c.bias_type != ATTN_DTYPE_NONE) make_bias(c, &data);

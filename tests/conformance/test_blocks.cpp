@@ -32,11 +32,7 @@ Case random_case(uint64_t seed) {
   c.q_type = draw.chance(2) ? ATTN_F16 : ATTN_BF16;
   const attn_dtype out_types[] = {ATTN_F32, c.q_type, c.q_type};
   c.out_type = draw.pick(out_types);
-  if (draw.chance(3)) {
-    for (int64_t b = 0; b < c.batch; ++b)
-      c.lengths_q.push_back(int32_t(draw(uint64_t(c.seqlen_q) + 1)));
-    c.lengths_q[size_t(draw(uint64_t(c.batch)))] = int32_t(c.seqlen_q);
-  }
+  if (draw.chance(3)) draw_lengths_q(draw, &c);
   const attn_dtype types[] = {ATTN_Q8_0, ATTN_Q4_0, c.q_type};
   const bool same = draw.chance(3);
   const attn_dtype k_type = types[draw(2)], v_type = types[draw(2)];
@@ -50,10 +46,7 @@ Case random_case(uint64_t seed) {
     s.layout = attn_layout(draw.chance(2) ? 2 : draw(3));
     const int32_t page_sizes[] = {16, 32, 48, 64, 128, 256};
     s.page_size = draw.pick(page_sizes);
-    if (s.layout == ATTN_PACKED || !draw.chance(3)) {
-      for (int64_t b = 0; b < c.batch; ++b)
-        s.lengths.push_back(int32_t(draw.chance(6) ? 0 : draw(uint64_t(s.capacity) + 1)));
-    }
+    if (s.layout == ATTN_PACKED || !draw.chance(3)) draw_lengths(draw, c.batch, &s);
     const Arrange arranges[] = {Arrange::contiguous, Arrange::contiguous, Arrange::padded,
                                 Arrange::head_major, Arrange::interleaved};
     s.arrange = draw.pick(arranges);

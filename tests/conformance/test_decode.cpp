@@ -40,11 +40,7 @@ Case random_case(uint64_t seed, bool prefill = false) {
   c.out_type = draw.pick(out_types);
   c.q_arrange = arranges[draw(3)];
   c.out_arrange = arranges[draw(3)];
-  if (draw.chance(3)) {
-    for (int64_t b = 0; b < c.batch; ++b)
-      c.lengths_q.push_back(int32_t(draw(uint64_t(c.seqlen_q) + 1)));
-    c.lengths_q[size_t(draw(uint64_t(c.batch)))] = int32_t(c.seqlen_q);
-  }
+  if (draw.chance(3)) draw_lengths_q(draw, &c);
   const attn_dtype kv_type = !prefill && draw.chance(2) ? c.q_type
                              : draw.chance(2)           ? ATTN_F8_E4M3FN
                                                         : ATTN_F8_E5M2;
@@ -58,10 +54,7 @@ Case random_case(uint64_t seed, bool prefill = false) {
     s.layout = attn_layout(draw.chance(2) ? 2 : draw(3));
     const int32_t page_sizes[] = {1, 3, 8, 16, 24, 32, 48, 64, 100, 128, 256};
     s.page_size = draw.pick(page_sizes);
-    if (s.layout == ATTN_PACKED || !draw.chance(3)) {
-      for (int64_t b = 0; b < c.batch; ++b)
-        s.lengths.push_back(int32_t(draw.chance(6) ? 0 : draw(uint64_t(s.capacity) + 1)));
-    }
+    if (s.layout == ATTN_PACKED || !draw.chance(3)) draw_lengths(draw, c.batch, &s);
     if (dtype_is_fp8(kv_type)) {
       const bool any = !prefill || c.q_type == ATTN_BF16;  // f16 of many rows takes none
       s.k_descale = attn_descale_kind(any ? draw(4) : 0);

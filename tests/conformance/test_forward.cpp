@@ -257,11 +257,7 @@ Case random_case(uint64_t seed) {
   c.out_arrange = pick(draw(1000), arranges);
 
   const bool packed_q = draw.chance(4);
-  if (packed_q) {
-    for (int64_t b = 0; b < c.batch; ++b)
-      c.lengths_q.push_back(int32_t(draw(uint64_t(c.seqlen_q) + 1)));
-    c.lengths_q[size_t(draw(uint64_t(c.batch)))] = int32_t(c.seqlen_q);
-  }
+  if (packed_q) draw_lengths_q(draw, &c);
   const int64_t segments = draw.chance(3) ? 2 + draw(3) : 1;
   for (int64_t n = 0; n < segments; ++n) {
     SegmentCase s;
@@ -275,11 +271,7 @@ Case random_case(uint64_t seed) {
     s.layout = attn_layout(draw(3));
     const int32_t page_sizes[] = {1, 3, 16, 64};
     s.page_size = pick(draw(1000), page_sizes);
-    if (s.layout == ATTN_PACKED || draw.chance(2)) {
-      for (int64_t b = 0; b < c.batch; ++b) {
-        s.lengths.push_back(int32_t(draw.chance(6) ? 0 : draw(uint64_t(s.capacity) + 1)));
-      }
-    }
+    if (s.layout == ATTN_PACKED || draw.chance(2)) draw_lengths(draw, c.batch, &s);
     s.k_descale = attn_descale_kind(draw(4));
     s.v_descale = attn_descale_kind(draw(4));
     s.descale_block_keys = draw.chance(2) ? 64 : 128;

@@ -35,11 +35,7 @@ Case random_case(uint64_t seed) {
   const Arrange arranges[] = {Arrange::contiguous, Arrange::padded, Arrange::head_major};
   c.q_arrange = draw.pick(arranges);
   c.out_arrange = draw.pick(arranges);
-  if (packed_q) {
-    for (int64_t b = 0; b < c.batch; ++b)
-      c.lengths_q.push_back(int32_t(draw(uint64_t(c.seqlen_q) + 1)));
-    c.lengths_q[size_t(draw(uint64_t(c.batch)))] = int32_t(c.seqlen_q);
-  }
+  if (packed_q) draw_lengths_q(draw, &c);
   const int64_t segments = draw.chance(3) ? 2 + draw(4) : 1;
   for (int64_t n = 0; n < segments; ++n) {
     SegmentCase s;
@@ -54,10 +50,7 @@ Case random_case(uint64_t seed) {
       if (draw.chance(3))
         s.bad_pages = {int32_t(draw(3)), int32_t(draw(uint64_t(s.capacity / s.page_size + 1)))};
     }
-    if (s.layout == ATTN_PACKED || draw.chance(2)) {
-      for (int64_t b = 0; b < c.batch; ++b)
-        s.lengths.push_back(int32_t(draw.chance(6) ? 0 : draw(uint64_t(s.capacity) + 1)));
-    }
+    if (s.layout == ATTN_PACKED || draw.chance(2)) draw_lengths(draw, c.batch, &s);
     s.arrange = draw.pick(arranges);
     if (c.head_dim == c.head_dim_v && draw.chance(5)) s.arrange = Arrange::interleaved;
     c.segments.push_back(s);

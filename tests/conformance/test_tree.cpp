@@ -34,11 +34,7 @@ Case random_case(uint64_t seed) {
   c.head_dim_v = c.head_dim == 192 ? 128 : c.head_dim;
   c.q_type = draw.pick(q_types);
   c.out_type = draw.chance(2) ? ATTN_F32 : c.q_type;
-  if (draw.chance(2)) {
-    for (int64_t b = 0; b < c.batch; ++b)
-      c.lengths_q.push_back(int32_t(draw(uint64_t(c.seqlen_q) + 1)));
-    c.lengths_q[size_t(draw(uint64_t(c.batch)))] = int32_t(c.seqlen_q);
-  }
+  if (draw.chance(2)) draw_lengths_q(draw, &c);
   const attn_dtype kv_type = draw.chance(2) ? c.q_type : ATTN_F8_E4M3FN;
   const int64_t segments = draw.chance(2) ? 2 + draw(2) : 1;
   for (int64_t n = 0; n < segments; ++n) {
@@ -49,10 +45,7 @@ Case random_case(uint64_t seed) {
     s.layout = attn_layout(draw(3));
     const int32_t page_sizes[] = {1, 3, 16, 32, 64, 128};
     s.page_size = draw.pick(page_sizes);
-    if (s.layout == ATTN_PACKED || !draw.chance(3)) {
-      for (int64_t b = 0; b < c.batch; ++b)
-        s.lengths.push_back(int32_t(draw.chance(6) ? 0 : draw(uint64_t(s.capacity) + 1)));
-    }
+    if (s.layout == ATTN_PACKED || !draw.chance(3)) draw_lengths(draw, c.batch, &s);
     if (dtype_is_fp8(kv_type)) s.k_descale = s.v_descale = attn_descale_kind(draw(4));
     if (s.layout == ATTN_PAGED && draw.chance(6)) s.bad_pages = {int32_t(draw(4))};
     c.segments.push_back(s);
