@@ -61,7 +61,7 @@ def all_cells():
     rows += [replace(fp8[3], group="rows", seqlen_q=8), Cell("rows", 4, 32, 8, 1024, seqlen_q=12), Cell("rows", 64, 8, 8, 8192), Cell("rows", 16, 128, 8, 8192),
             Cell("rows", 64, 32, 8, 8192, dim=64), Cell("rows", 32, 32, 8, 8192, dim=256)]
     prefill = [Cell("prefill", 1, 32, 8, 8192, page=page, seqlen_q=2048) for page in (0, 64, 16)]
-    prefill += [replace(cell, kv="e4m3") for cell in prefill] + [Cell("prefill", 64, 16, 16, 512, seqlen_q=48)]
+    prefill += [replace(cell, kv=kv) for cell in prefill for kv in ("e4m3", "q8_0", "q4_0")] + [Cell("prefill", 64, 16, 16, 512, seqlen_q=48)]
     chunks = [Cell("chunks", 4, 32, heads_kv, 8192, kv="e4m3", page=64, seqlen_q=seqlen_q)
               for heads_kv in (8, 32) for seqlen_q in (16, 32, 64, 128, 256, 512)]
     fixed = [replace(cell, group="fixed", fixed_split=split) for cell in (anchors[3], fp8[3]) for split in (512, 2048)]

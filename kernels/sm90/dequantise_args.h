@@ -11,14 +11,13 @@ enum {
   attn_dequantise_elements = 16,  // that a thread has at once
   attn_dequantise_keys = 16,      // that lie in one page
 };
-enum { attn_codes_e4m3, attn_codes_e5m2 };
 
 struct attn_dequantise_tensor {
   const void* src;
-  void* dst;                // rows of heads of `dim` elements, contiguous
-  long long src_stride[3];  // elements: batch or page, seq, head
+  void* dst;  // rows of heads of `dim` elements, contiguous; null: src is read where it is
+  long long src_stride[3];  // elements: batch or page, seq, head; of ggml's whole blocks
   attn_descale descale;
-  int codes;
+  int type;  // of src, shared/types.h: fp8, q8_0, q4_0 or dst_type
   int dim;
 };
 

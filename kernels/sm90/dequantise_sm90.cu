@@ -1,5 +1,5 @@
 //# architectures sm_90
-// K and V of segments in codes of 8 bits, times their descales, as 16-bit floats that fwd_sm90_*
+// K and V of segments in codes of 8 or 4 bits, times their scales, as 16-bit floats that fwd_sm90_*
 // read. An item is a part of a sequence's keys or values; keys that no query sees stay unwritten.
 #include "../common/descale.cuh"
 #include "../common/element.cuh"
@@ -16,7 +16,7 @@ using namespace attn::device;
 constexpr int count = attn_dequantise_elements;
 constexpr int chunk_keys = attn_dequantise_keys;
 
-// Types of codes: `read` takes `count` elements from element `at` on, a multiple of `count`.
+// Types of src: `read` takes `count` elements from element `at` on, a multiple of `count`.
 template <auto f16_of_pair>
 struct Fp8 {
   static __device__ __forceinline__ void read(const void* base, long long at, float (&x)[count]) {
@@ -33,6 +33,62 @@ struct Fp8 {
 };
 using E4M3 = Fp8<ptx::f16_of_e4m3>;
 using E5M2 = Fp8<ptx::f16_of_e5m2>;
+
+// As it is in dst.
+template <class Element>
+struct Plain {
+  static __device__ __forceinline__ void read(const void* base, long long at, float (&x)[count]) {
+    const unsigned short* from = static_cast<const unsigned short*>(base) + at;
+#pragma unroll
+    for (int k = 0; k < count; k += 8) {
+      const uint4 v = __ldcs(reinterpret_cast<const uint4*>(from + k));
+      const unsigned word[] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+        x[k + i] = Element::unpack((unsigned short)(word[i / 2] >> i % 2 * 16));
+    }
+  }
+};
+
+// 16 bytes of a block behind its scale, from an even address on. Words that begin 2 bytes in front
+// of that are the block's too.
+__device__ __forceinline__ void load_codes(const unsigned char* from, unsigned (&word)[4]) {
+  const bool between = reinterpret_cast<unsigned long long>(from) % 4 != 0;
+  const unsigned* words = reinterpret_cast<const unsigned*>(from - (between ? 2 : 0));
+#pragma unroll
+  for (int i = 0; i < 4; ++i) word[i] = __ldg(words + i);
+  if (!between) return;
+  const unsigned last = __ldg(reinterpret_cast<const unsigned short*>(words + 4));
+#pragma unroll
+  for (int i = 0; i < 4; ++i) word[i] = __byte_perm(word[i], i < 3 ? word[i + 1] : last, 0x5432);
+}
+__device__ __forceinline__ float block_scale(const unsigned char* block) {
+  return ptx::unpack_f16(__ldg(reinterpret_cast<const unsigned short*>(block)));
+}
+
+// Half a block, whose products with the scale are exact.
+struct Q8_0 {
+  static __device__ __forceinline__ void read(const void* base, long long at, float (&x)[count]) {
+    const unsigned char* block = static_cast<const unsigned char*>(base) + at / 32 * 34;
+    const float scale = block_scale(block);
+    unsigned word[4];
+    load_codes(block + 2 + at % 32, word);
+#pragma unroll
+    for (int k = 0; k < count; ++k) x[k] = scale * float((signed char)(word[k / 4] >> k % 4 * 8));
+  }
+};
+struct Q4_0 {
+  static __device__ __forceinline__ void read(const void* base, long long at, float (&x)[count]) {
+    const unsigned char* block = static_cast<const unsigned char*>(base) + at / 32 * 18;
+    const float scale = block_scale(block);
+    const int nibble = at % 32 / 16 * 4;
+    unsigned word[4];
+    load_codes(block + 2, word);
+#pragma unroll
+    for (int k = 0; k < count; ++k)
+      x[k] = scale * float(int(word[k / 4] >> nibble >> k % 4 * 8 & 15) - 8);
+  }
+};
 
 template <class Element>
 __device__ __forceinline__ void store(unsigned short* to, const float (&x)[count]) {
@@ -69,7 +125,7 @@ struct Rows {
   int count;
 };
 
-template <class Codes, class Element>
+template <class Type, class Element>
 __device__ __forceinline__ void convert(const attn_dequantise_tensor& t, int heads, int b, int key,
                                         const Rows& rows) {
   // Vectors of a head and of a row. A thread has some of a row each time, or the same of some rows.
@@ -85,7 +141,7 @@ __device__ __forceinline__ void convert(const attn_dequantise_tensor& t, int hea
         static_cast<unsigned short*>(t.dst) + ((rows.dst + first) * of_row + column) * count;
     for (int row = int(first); row < rows.count; row += int(step)) {
       float x[count];
-      Codes::read(t.src, src, x);
+      Type::read(t.src, src, x);
 #pragma unroll
       for (float& value : x) value *= descale;
       store<Element>(dst, x);
@@ -95,14 +151,21 @@ __device__ __forceinline__ void convert(const attn_dequantise_tensor& t, int hea
   }
 }
 
-template <class Codes>
-__device__ __forceinline__ void convert(const attn_dequantise_kernarg& a,
-                                        const attn_dequantise_tensor& t, int b, int key,
+template <class Element>
+__device__ __forceinline__ void convert(const attn_dequantise_tensor& t, int heads, int b, int key,
                                         const Rows& rows) {
-  if (a.dst_type == attn_element_f16)
-    convert<Codes, F16>(t, a.heads, b, key, rows);
-  else
-    convert<Codes, BF16>(t, a.heads, b, key, rows);
+  switch (t.type) {
+    case attn_element_f8_e4m3fn:
+      return convert<E4M3, Element>(t, heads, b, key, rows);
+    case attn_element_f8_e5m2:
+      return convert<E5M2, Element>(t, heads, b, key, rows);
+    case attn_element_q8_0:
+      return convert<Q8_0, Element>(t, heads, b, key, rows);
+    case attn_element_q4_0:
+      return convert<Q4_0, Element>(t, heads, b, key, rows);
+    default:
+      return convert<Plain<Element>, Element>(t, heads, b, key, rows);
+  }
 }
 
 __device__ __forceinline__ void convert_part(const attn_dequantise_kernarg& a, unsigned item) {
@@ -111,7 +174,7 @@ __device__ __forceinline__ void convert_part(const attn_dequantise_kernarg& a, u
   const attn_dequantise_segment& s = a.segment[which / 2];
   const attn_dequantise_tensor& t = s.tensor[which % 2];
   const int first = int(part) * a.part_keys;
-  if (first >= s.lengths.capacity) return;
+  if (!t.dst || first >= s.lengths.capacity) return;
   const SeenRange seen = seen_range(a, int(which) / 2, b);
   const int end = min(seen.end, first + a.part_keys);
   for (int key = max(first, seen.begin / chunk_keys * chunk_keys); key < end; key += chunk_keys) {
@@ -129,10 +192,10 @@ __device__ __forceinline__ void convert_part(const attn_dequantise_kernarg& a, u
       rows.entry = 0;
       rows.src = rows.dst = segment_span(s.lengths, b).begin + key;
     }
-    if (t.codes == attn_codes_e5m2)
-      convert<E5M2>(a, t, b, key, rows);
+    if (a.dst_type == attn_element_f16)
+      convert<F16>(t, a.heads, b, key, rows);
     else
-      convert<E4M3>(a, t, b, key, rows);
+      convert<BF16>(t, a.heads, b, key, rows);
   }
 }
 

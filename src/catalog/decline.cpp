@@ -23,6 +23,7 @@ constexpr FeatureName feature_names[] = {
     {feature_descale_block, "descale per block of keys"},
     {feature_any_block_size, "mask blocks other than 64 and 128"},
     {feature_any_stride, "strides that are not multiples of 16 bytes"},
+    {feature_any_ggml_stride, "strides of ggml's blocks that are not multiples of 16 bytes"},
     {feature_fixed_split, "fixed_split"},
     {feature_negative_strides, "negative strides"},
     {feature_tree, "tree mask"},

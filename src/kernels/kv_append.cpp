@@ -256,7 +256,7 @@ constexpr Limits device_limits = {.in_types = float_types,
                                   .features = feature_paged_kv | feature_seqlens |
                                               feature_mixed_kv_types | feature_descale_tensor |
                                               feature_descale_head | feature_descale_block |
-                                              feature_any_stride,
+                                              feature_any_stride | feature_any_ggml_stride,
                                   .head_dim = {.max = max_dim},
                                   .head_dim_v = {.max = max_dim}};
 

@@ -1,5 +1,6 @@
-// The kernels fwd_sm90_*_dequantised: dequantise_sm90 writes K and V of fp8 as q's type into the
-// workspace, where fwd_sm90_* reads them.
+// The kernels fwd_sm90_*_dequantised: dequantise_sm90 writes K and V of fp8, q8_0 and q4_0 as q's
+// type into the workspace, where fwd_sm90_* reads them. Segments of q's type it reads where they
+// are.
 #include "kernels/families.h"
 #include "kernels/sm90/dequantise_args.h"
 #include "kernels/sm90_forward.h"
@@ -7,13 +8,18 @@
 namespace attn {
 namespace {
 
-using sm90::plain, sm90::with_pages, sm90::with_score, sm90::with_score_and_pages;
+using sm90::plain, sm90::with_mask, sm90::with_pages, sm90::with_score, sm90::with_score_and_pages;
 
 constexpr const char* dequantise_image = "dequantise_sm90";
 constexpr uint32_t fp8_of_cuda = type_bit(ATTN_F8_E4M3FN) | type_bit(ATTN_F8_E5M2);
+constexpr uint32_t blocks_of_cuda = type_bit(ATTN_Q8_0) | type_bit(ATTN_Q4_0);
 constexpr int64_t max_workspace = int64_t{4} << 30;
 constexpr int64_t most_chunks = 8;  // of keys, of an item of dequantise_sm90
 constexpr int64_t few_items = 16;   // of a multiprocessor
+
+bool in_place(const Problem& p, const attn_segment& s) {
+  return s.k_type == p.q_type && s.v_type == p.q_type;
+}
 
 int64_t table_pages(const attn_segment& s) {
   return s.layout == ATTN_PAGED ? ceil_div(s.seqlen, s.page_size) : 0;
@@ -23,6 +29,7 @@ int64_t rows_of_sequence(const attn_segment& s) {
   return s.layout == ATTN_PAGED ? table_pages(s) * s.page_size : s.seqlen;
 }
 int64_t rows(const Problem& p, const attn_segment& s) {
+  if (in_place(p, s)) return 0;
   return s.layout == ATTN_PACKED ? s.total : p.batch * rows_of_sequence(s);
 }
 
@@ -36,11 +43,13 @@ constexpr int64_t aligned(int64_t bytes) {
 Place place(const Problem& p, const attn_segment& s, int64_t begin) {
   const int64_t row = rows(p, s) * p.heads_kv * dtype_bytes(p.q_type);
   const int64_t v = begin + aligned(row * p.head_dim), table = v + aligned(row * p.head_dim_v);
-  return {begin, v, table, table + aligned(p.batch * table_pages(s) * int64_t{sizeof(int)})};
+  const int64_t pages = in_place(p, s) ? 0 : p.batch * table_pages(s);
+  return {begin, v, table, table + aligned(pages * int64_t{sizeof(int)})};
 }
-// The number of items begins the workspace.
+// What fwd_sm90_* counts items in begins the workspace.
 Place place_of(const Problem& p, int32_t i) {
-  Place at = place(p, p.segment[0], aligned(sizeof(unsigned)));
+  const size_t items = p.has(ATTN_BLOCK_MASK) ? sizeof(attn_sm90_order) : sizeof(unsigned);
+  Place at = place(p, p.segment[0], aligned(int64_t(items)));
   for (int32_t n = 1; n <= i; ++n) at = place(p, p.segment[n], at.end);
   return at;
 }
@@ -49,6 +58,7 @@ Place place_of(const Problem& p, int32_t i) {
 struct DequantisedSegments {
   static attn_segment segment(const Problem& p, int32_t i) {
     attn_segment s = p.segment[i];
+    if (in_place(p, s)) return s;
     s.k_type = s.v_type = p.q_type;
     s.k_descale = s.v_descale = ATTN_DESCALE_NONE;
     const bool paged = s.layout == ATTN_PAGED;
@@ -65,6 +75,7 @@ struct DequantisedSegments {
   static attn_segment_args args(const Problem& p, const Args& args, const Target& target,
                                 int32_t i) {
     attn_segment_args of = args.segment[i];
+    if (in_place(p, p.segment[i])) return of;
     const Place at = place_of(p, i);
     const char* workspace = static_cast<const char*>(target.workspace);
     of.k = workspace + at.k;
@@ -81,6 +92,7 @@ struct Cut {
 Cut cut_of(const Problem& p, const DeviceInfo& device) {
   int64_t longest = 0, chunks = 0;
   for (const attn_segment& s : p.segment) {
+    if (in_place(p, s)) continue;
     longest = std::max(longest, s.seqlen);
     chunks += 2 * p.batch * ceil_div(s.seqlen, int64_t{attn_dequantise_keys});
   }
@@ -99,6 +111,7 @@ void pack_dequantise(const Problem& p, const Args& args, const Target& target, P
     const attn_segment_args of = args.segment[i];
     attn_dequantise_segment& s = a.segment[i];
     s.lengths = kv_lengths(from, of);
+    if (in_place(p, from)) continue;
     const attn_segment_args dst = DequantisedSegments::args(p, args, target, i);
     const auto tensor = [&](const void* src, const void* dst, const attn_strides& stride,
                             attn_dtype type, int64_t dim, const attn_descale& descale) {
@@ -107,7 +120,7 @@ void pack_dequantise(const Problem& p, const Args& args, const Target& target, P
       t.dst = const_cast<void*>(dst);
       set(t.src_stride, stride);
       t.descale = descale;
-      t.codes = type == ATTN_F8_E5M2 ? attn_codes_e5m2 : attn_codes_e4m3;
+      t.type = type;
       t.dim = int(dim);
       return t;
     };
@@ -135,14 +148,17 @@ void pack_dequantise(const Problem& p, const Args& args, const Target& target, P
   store(a, to);
 }
 
-// Of few rows decode_* read K and V once, as they are.
+// Of few rows decode_* read K and V once, as they are, where they are of fp8 alone or have none.
 std::string few_rows(const Problem& p) {
-  const int64_t rows = p.seqlen_q * p.group(), few = p.head_dim_v > 128 ? 16 : 64;
-  if (rows > few || p.needs.features & feature_mixed_kv_types) return "";
+  const bool fp8 = (p.needs.k_types | p.needs.v_types) & fp8_of_cuda;
+  const int64_t rows = p.seqlen_q * p.group(), few = !fp8 || p.head_dim_v > 128 ? 16 : 64;
+  if (rows > few || (fp8 && p.needs.features & feature_mixed_kv_types)) return "";
   return join("for ", rows, " rows, queries times heads_q / heads_kv, a later kernel is faster");
 }
 
 Status check(const Problem& p, const DeviceInfo& device) {
+  if (!((p.needs.k_types | p.needs.v_types) & (fp8_of_cuda | blocks_of_cuda)))
+    return unsupported("all K and V are of ", dtype_name(p.q_type), " as q");
   if (p.q_descale != ATTN_DESCALE_NONE)
     return unsupported("q_descale is ", int(p.q_descale), "; accepted: none (0)");
   for (int32_t i = 0; i < p.num_segments; ++i) {
@@ -163,10 +179,12 @@ Status check(const Problem& p, const DeviceInfo& device) {
       return unsupported("num_pages is ", s.num_pages, "; accepted: up to ", int64_t{INT32_MAX});
   }
   double bytes = 0;  // which integers may not hold
-  for (const attn_segment& s : p.segment)
+  for (const attn_segment& s : p.segment) {
+    if (in_place(p, s)) continue;
     bytes += double(s.layout == ATTN_PACKED ? s.total : p.batch) *
              double(s.layout == ATTN_PACKED ? 1 : rows_of_sequence(s)) * double(p.heads_kv) *
              double(dtype_bytes(p.q_type, p.head_dim + p.head_dim_v));
+  }
   if (bytes > double(max_workspace))
     return unsupported("k and v as ", dtype_name(p.q_type), " take a workspace of ", bytes,
                        " bytes; accepted: up to ", max_workspace);
@@ -199,18 +217,27 @@ Status add_forward(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   return {};
 }
 
-// fwd_sm90_* of `dims`, and of `other` where there are pages or scores are changed.
+// fwd_sm90_* of `dims`, and of `other` where there are pages or a block mask or scores are changed.
 template <attn_dtype type, Text dims, sm90::Tile tile, Text other, sm90::Tile paged,
-          sm90::Tile score>
+          sm90::Tile score, sm90::Tile mask>
 Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   ATTN_TRY(check(p, device));
   recipe->passed_over = few_rows(p);
   recipe->workspace = size_t(place_of(p, p.num_segments - 1).end);
   recipe->steps.push_back(dequantise_step(p, device));
   constexpr Text of_score = Text(other).append("_score"), of_pages = Text(other).append("_paged"),
-                 of_both = Text(of_score).append("_paged");
-  const bool pages = p.needs.features & feature_paged_kv;
-  if (p.softcap > 0 || p.has(ATTN_ALIBI | ATTN_SPLIT_INVARIANT) || p.scale <= 0)
+                 of_both = Text(of_score).append("_paged"), of_mask = Text(other).append("_mask");
+  const bool pages = p.needs.features & feature_paged_kv,
+             changes = p.softcap > 0 || p.has(ATTN_ALIBI | ATTN_SPLIT_INVARIANT) || p.scale <= 0;
+  if (p.has(ATTN_BLOCK_MASK)) {
+    if (pages || changes)
+      return unsupported(
+          "a block mask with ",
+          pages ? "paged K/V" : "softcap, ALiBi, split_invariant or a scale not above 0",
+          "; accepted: without");
+    return add_forward<type, of_mask, mask, with_mask>(p, device, recipe);
+  }
+  if (changes)
     return pages ? add_forward<type, of_both, score, with_score_and_pages>(p, device, recipe)
                  : add_forward<type, of_score, score, with_score>(p, device, recipe);
   return pages ? add_forward<type, of_pages, paged, with_pages>(p, device, recipe)
@@ -218,39 +245,43 @@ Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
 }
 
 template <attn_dtype type, Text dims, sm90::Tile tile, Text other, sm90::Tile paged,
-          sm90::Tile score>
+          sm90::Tile score, sm90::Tile mask>
 constexpr Kernel row() {
   constexpr Text variant = Text(dims).append("_dequantised");
-  return {.name = kernel_name<"fwd_sm90_", type, variant>.text,
-          .op = Op::forward,
-          .backend = ATTN_BACKEND_CUDA,
-          .limits = {.in_types = type_bit(type),
-                     .kv_types = fp8_of_cuda,
-                     .out_types = float_types,
-                     .flags = forward_flags | ATTN_ALIBI | ATTN_SPLIT_INVARIANT,
-                     .features = forward_features | feature_segments | feature_paged_kv |
-                                 feature_softcap | feature_mixed_kv_types | feature_descale_tensor |
-                                 feature_descale_head | feature_descale_block,
-                     .head_dim = {.multiple = attn_dequantise_elements, .max = tile.head_dim},
-                     .head_dim_v = {.multiple = attn_dequantise_elements, .max = tile.head_dim_v},
-                     .page_size = {.multiple = attn_dequantise_keys}},
-          .numerics = {.weights = type,
-                       .rows = 16,
-                       .keys = tile.keys,
-                       .largest_score = sm90::largest_score(type, plain),
-                       .rounds_kv = true},
-          .recipe = recipe_of<make_recipe<type, dims, tile, other, paged, score>>,
-          .first_image = dequantise_image,
-          .image = kernel_name<"fwd_sm90_", type, dims>.text};
+  return {
+      .name = kernel_name<"fwd_sm90_", type, variant>.text,
+      .op = Op::forward,
+      .backend = ATTN_BACKEND_CUDA,
+      .limits = {.in_types = type_bit(type),
+                 .kv_types = fp8_of_cuda | blocks_of_cuda | type_bit(type),
+                 .out_types = float_types,
+                 .flags = forward_flags | ATTN_BLOCK_MASK | ATTN_ALIBI | ATTN_SPLIT_INVARIANT,
+                 .features = forward_features | feature_segments | feature_paged_kv |
+                             feature_softcap | feature_mixed_kv_types | feature_descale_tensor |
+                             feature_descale_head | feature_descale_block | feature_any_ggml_stride,
+                 .head_dim = {.multiple = attn_dequantise_elements, .max = tile.head_dim},
+                 .head_dim_v = {.multiple = attn_dequantise_elements, .max = tile.head_dim_v},
+                 .page_size = {.multiple = attn_dequantise_keys}},
+      .numerics = {.weights = type,
+                   .rows = 16,
+                   .keys = tile.keys,
+                   .largest_score = sm90::largest_score(type, plain),
+                   .rounds_kv = true},
+      .recipe = recipe_of<make_recipe<type, dims, tile, other, paged, score, mask>>,
+      .first_image = dequantise_image,
+      .image = kernel_name<"fwd_sm90_", type, dims>.text};
 }
 
 template <attn_dtype type>
 constexpr std::array rows_of = {
-    row<type, "d64", sm90::tile_d64, "d64", sm90::tile_d64, sm90::tile_d64_score>(),
-    row<type, "d128", sm90::tile_d128, "d128", sm90::tile_d128, sm90::tile_d128_score>(),
-    row<type, "d192_dv128", sm90::tile_d192_dv128, "d256", sm90::tile_d256,
-        sm90::tile_d256_score>(),
-    row<type, "d256", sm90::tile_d256, "d256", sm90::tile_d256, sm90::tile_d256_score>(),
+    row<type, "d64", sm90::tile_d64, "d64", sm90::tile_d64, sm90::tile_d64_score,
+        sm90::tile_d64_mask>(),
+    row<type, "d128", sm90::tile_d128, "d128", sm90::tile_d128, sm90::tile_d128_score,
+        sm90::tile_d128_mask>(),
+    row<type, "d192_dv128", sm90::tile_d192_dv128, "d256", sm90::tile_d256, sm90::tile_d256_score,
+        sm90::tile_d256_mask>(),
+    row<type, "d256", sm90::tile_d256, "d256", sm90::tile_d256, sm90::tile_d256_score,
+        sm90::tile_d256_mask>(),
 };
 constinit const std::array all_rows = joined(rows_of<ATTN_BF16>, rows_of<ATTN_F16>);
 

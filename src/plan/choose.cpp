@@ -58,6 +58,7 @@ Status choose(const AnyProblem& problem, const Machine& machine, Choice* choice,
   const std::string& demanded = problem.kernel_name;
   if (!demanded.empty()) ATTN_TRY(check_demand(machine, problem.op, demanded));
   choice->kernel = nullptr;
+  Choice passed_over;  // the first that has left the problem to later ones
   std::string reasons;
   for (const Kernel& kernel : catalog()) {
     if (kernel.op != problem.op || kernel.backend != machine.row_backend()) continue;
@@ -73,7 +74,10 @@ Status choose(const AnyProblem& problem, const Machine& machine, Choice* choice,
         if (!status.ok() && status.code != ATTN_UNSUPPORTED) return status;
         reason = status.text;
       }
-      if (reason.empty() && demanded.empty()) reason = recipe.passed_over;
+      if (reason.empty() && demanded.empty() && !recipe.passed_over.empty()) {
+        reason = recipe.passed_over;
+        if (!passed_over.kernel) passed_over = {&kernel, std::move(recipe)};
+      }
       if (reason.empty() && choice->kernel) reason = join(choice->kernel->name, " comes first");
       if (reason.empty()) {
         *choice = {&kernel, std::move(recipe)};
@@ -85,6 +89,12 @@ Status choose(const AnyProblem& problem, const Machine& machine, Choice* choice,
     if (declined) declined->push_back({&kernel, reason});
   }
   if (choice->kernel) return {};
+  if (passed_over.kernel) {
+    *choice = std::move(passed_over);
+    if (declined)
+      std::erase_if(*declined, [&](const Declined& d) { return d.kernel == choice->kernel; });
+    return {};
+  }
   if (reasons.empty())
     return unsupported(op_name(problem.op), ": no kernel of backend ",
                        attn_backend_string(machine.backend), " yet");

@@ -29,11 +29,12 @@ enum Feature : uint32_t {
   feature_descale_head = 1 << 9,
   feature_descale_block = 1 << 10,
   feature_any_block_size = 1 << 11,  // block masks beyond 64 and 128
-  feature_any_stride = 1 << 12,      // else bases and outer strides are multiples of 16 bytes
+  feature_any_stride = 1 << 12,      // else bases and outer strides are multiples of 16 bytes;
   feature_fixed_split = 1 << 13,
   feature_negative_strides = 1 << 14,
   feature_tree = 1 << 15,
-  feature_all = (1 << 16) - 1,
+  feature_any_ggml_stride = 1 << 16,  // of ggml's blocks: but for those of heads
+  feature_all = (1 << 17) - 1,
 };
 
 // What a kernel must take to run a problem: the counterpart of Limits in kernels/kernel.h.

@@ -321,8 +321,9 @@ void add_needs(const attn_segment& s, Needs* needs) {
   if (s.has_seqlens) needed |= feature_seqlens;
   if (std::popcount(needs->k_types | needs->v_types) > 1) needed |= feature_mixed_kv_types;
   if (is_negative(s.k_stride) || is_negative(s.v_stride)) needed |= feature_negative_strides;
-  if (!aligned_strides(s.k_type, s.k_stride) || !aligned_strides(s.v_type, s.v_stride))
-    needed |= feature_any_stride;
+  for (const auto& [type, stride] : {std::pair{s.k_type, s.k_stride}, {s.v_type, s.v_stride}})
+    if (!aligned_strides(type, stride))
+      needed |= dtype_is_ggml(type) ? feature_any_ggml_stride : feature_any_stride;
   needs->features |= needed;
 }
 

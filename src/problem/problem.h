@@ -75,7 +75,7 @@ void for_each_small_array(const Segment& s, const attn_segment_args& a, const Kv
 }
 // Adds what a segment asks for to the types, features and page size of `needs`.
 void add_needs(const attn_segment& s, Needs* needs);
-// To 16 bytes; heads in blocks need not be.
+// To 16 bytes; heads in ggml's blocks need not be.
 bool aligned_strides(attn_dtype type, const attn_strides& stride);
 
 // Of lengths and cumulative lengths that lie on the host.

@@ -438,6 +438,11 @@ attn_dtype float_type_of(const Kernel& kernel) {
   return ATTN_DTYPE_NONE;
 }
 
+attn_dtype kv_type_of(const Kernel& kernel, attn_dtype q_type) {
+  const bool as_q = kernel.limits.kv_types & type_bit(q_type) && !kernel.numerics.rounds_kv;
+  return as_q ? q_type : ATTN_F8_E4M3FN;
+}
+
 Outputs reference_answer(const Case& c, const Data& data) {
   return run_forward(backend_of(ATTN_BACKEND_REFERENCE), c, data, "reference", ATTN_F64);
 }

@@ -141,6 +141,9 @@ Outputs run_forward(Backend& backend, const Case& c, const Data& data, const cha
 bool declined(const Kernel& kernel, const Outputs& outputs);
 // f32 if the kernel takes it, else f16, else bf16, else f8_e4m3fnuz; NONE if it takes none of them.
 attn_dtype float_type_of(const Kernel& kernel);
+// A type that the kernel takes for all K and V beside q of q_type: that, or fp8 where it is for
+// others.
+attn_dtype kv_type_of(const Kernel& kernel, attn_dtype q_type);
 
 // The float64 reference's answer.
 Outputs reference_answer(const Case& c, const Data& data);

@@ -15,34 +15,38 @@
 namespace attn::test {
 namespace {
 
-Case random_case(uint64_t seed) {
+// Of few rows, or (prefill) of more than 16, where segments may be of fp8 too.
+Case random_case(uint64_t seed, bool prefill = false) {
   Case c;
-  c.name = "blocks-" + std::to_string(seed);
+  c.name = (prefill ? "prefill-blocks-" : "blocks-") + std::to_string(seed);
   c.seed = seed;
   Draw draw{seed, 977};
-  c.batch = 1 + draw(4);
+  c.batch = 1 + draw(prefill ? 3 : 4);
   const int64_t heads[] = {1, 2, 2, 4, 8};  // rows of few heads are no multiple of 16 bytes
-  c.heads_kv = draw.pick(heads);
+  c.heads_kv = prefill ? 1 + draw(3) : draw.pick(heads);
   const int64_t groups[] = {1, 2, 3, 4, 8, 16};
-  const int64_t group = draw.pick(groups);
+  const int64_t group = groups[draw(prefill ? 4 : std::size(groups))];
   c.heads_q = c.heads_kv * group;
   c.seqlen_q = draw.chance(2) ? 1 : 1 + draw(uint64_t(16 / group));
-  const int64_t dims[] = {64, 128, 128, 256, 96};
-  c.head_dim = c.head_dim_v = draw.pick(dims);
+  if (prefill) c.seqlen_q += 16 / group + draw(150);
+  const int64_t dims[] = {64, 128, 128, 256, 96, 32, 192};
+  c.head_dim = c.head_dim_v = dims[draw(prefill ? std::size(dims) : 5)];
+  if (prefill && draw.chance(4)) c.head_dim_v = draw.pick(dims);
   c.q_type = draw.chance(2) ? ATTN_F16 : ATTN_BF16;
   const attn_dtype out_types[] = {ATTN_F32, c.q_type, c.q_type};
   c.out_type = draw.pick(out_types);
   if (draw.chance(3)) draw_lengths_q(draw, &c);
-  const attn_dtype types[] = {ATTN_Q8_0, ATTN_Q4_0, c.q_type};
+  const attn_dtype types[] = {ATTN_Q8_0, ATTN_Q4_0, c.q_type, ATTN_F8_E4M3FN};
   const bool same = draw.chance(3);
   const attn_dtype k_type = types[draw(2)], v_type = types[draw(2)];
   const int64_t segments = draw.chance(2) ? 2 + draw(4) : 1;
   for (int64_t n = 0; n < segments; ++n) {
     SegmentCase s;
     const int64_t capacities[] = {1, 15, 63, 64, 65, 200, 257, 600, 1500};
-    s.capacity = draw.pick(capacities);
-    s.k_type = same ? k_type : draw.pick(types);
-    s.v_type = same ? v_type : draw.pick(types);
+    s.capacity = capacities[draw(std::size(capacities) - (prefill ? 2 : 0))];
+    const uint64_t taken = prefill && draw.chance(3) ? 4 : 3;
+    s.k_type = same ? k_type : types[draw(taken)];
+    s.v_type = same ? v_type : types[draw(taken)];
     s.layout = attn_layout(draw.chance(2) ? 2 : draw(3));
     const int32_t page_sizes[] = {16, 32, 48, 64, 128, 256};
     s.page_size = draw.pick(page_sizes);
@@ -51,8 +55,10 @@ Case random_case(uint64_t seed) {
                                 Arrange::head_major, Arrange::interleaved};
     s.arrange = draw.pick(arranges);
     // Between each other's heads v is not at a multiple of 16 bytes.
-    if ((s.k_type != s.v_type || c.head_dim < 256) && s.arrange == Arrange::interleaved)
+    if ((s.k_type != s.v_type || c.head_dim < 256 || prefill) && s.arrange == Arrange::interleaved)
       s.arrange = Arrange::padded;
+    if (prefill && dtype_is_ggml(s.k_type) && dtype_is_ggml(s.v_type) && draw.chance(4))
+      s.arrange = Arrange::odd;
     if (s.layout == ATTN_PAGED && draw.chance(6)) s.bad_pages = {int32_t(draw(4))};
     c.segments.push_back(s);
   }
@@ -69,13 +75,27 @@ Case random_case(uint64_t seed) {
   if (draw.chance(3)) c.max_sms = int32_t(1 + draw(40));
   const double sigmas[] = {0.5, 1, 1, 3};
   c.sigma = draw.pick(sigmas);
-  if (draw.chance(8)) c.tree_keys = 1 + draw(128);
+  if (draw.chance(8)) c.tree_keys = prefill ? 0 : 1 + draw(128);
+  if (!prefill || !c.lengths_q.empty() || !draw.chance(3)) return c;
+  for (SegmentCase& s : c.segments)
+    if (s.layout == ATTN_PAGED) s.layout = ATTN_PADDED;
+  c.flags = (c.flags & ~uint32_t(ATTN_ALIBI | ATTN_SPLIT_INVARIANT)) | ATTN_BLOCK_MASK;
+  c.softcap = 0;
+  c.block_q = draw.chance(2) ? 64 : 128;
+  c.block_k = draw.chance(2) ? 64 : 128;
+  c.mask_per_head = draw.chance(2);
   return c;
 }
 
 TEST_CASE("blocks: random segments of q8_0, q4_0 and q's type") {
   const auto kernels = kernels_here(Op::forward, false);
   for (uint64_t seed = 1; seed <= device_share(120); ++seed) check_case(random_case(seed), kernels);
+}
+
+TEST_CASE("blocks: random segments of q8_0, q4_0, fp8 and q's type, many rows") {
+  const auto kernels = kernels_here(Op::forward, false);
+  for (uint64_t seed = 1; seed <= device_share(80); ++seed)
+    check_case(random_case(seed, true), kernels);
 }
 
 // Few heads, one query, many keys.

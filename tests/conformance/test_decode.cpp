@@ -166,9 +166,7 @@ TEST_CASE("decode: a cut of KV into segments and pages changes nothing") {
     whole.head_dim = whole.head_dim_v = 64;
     whole.seqlen_q = 3;
     whole.out_type = ATTN_F32;
-    if (!(kernel->limits.kv_types & type_bit(whole.q_type))) {
-      whole.segments[0].k_type = whole.segments[0].v_type = ATTN_F8_E4M3FN;
-    }
+    whole.segments[0].k_type = whole.segments[0].v_type = kv_type_of(*kernel, whole.q_type);
     whole.flags |= ATTN_SINKS | ATTN_SPLIT_INVARIANT;
     Backend& backend = backend_of(kernel->backend);
     const Outputs uncut = run_forward(backend, whole, make_data(whole), kernel->name, ATTN_F32);
@@ -209,8 +207,7 @@ TEST_CASE("decode: the same plan gives the same bits") {
     Case c = long_case("repeat", 3, 8, 2, sanitized ? 600 : 3000,
                        type == ATTN_DTYPE_NONE ? ATTN_BF16 : type);
     c.head_dim = c.head_dim_v = 64;
-    if (!(kernel->limits.kv_types & type_bit(c.q_type)))
-      c.segments[0].k_type = c.segments[0].v_type = ATTN_F8_E4M3FN;
+    c.segments[0].k_type = c.segments[0].v_type = kv_type_of(*kernel, c.q_type);
     if (!takes_part(*kernel, c)) continue;
     const Data data = make_data(c);
     const Outputs first =

@@ -125,7 +125,7 @@ void on_every_tree_kernel(Check&& check) {
     if (!(kernel->limits.features & feature_tree)) continue;
     const attn_dtype type = float_type_of(*kernel);
     INFO(kernel->name);
-    ran += check(*kernel, kernel->limits.kv_types & type_bit(type) ? type : ATTN_F8_E4M3FN, type);
+    ran += check(*kernel, kv_type_of(*kernel, type), type);
   }
   CHECK(ran > 0);
 }

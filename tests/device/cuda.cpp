@@ -62,8 +62,7 @@ Case case_for(const Kernel& kernel, const std::string& name, int64_t batch, int6
   c.seqlen_q = std::min(seqlen_q, std::max<int64_t>(1, kernel.limits.seqlen_q.max / 4));
   c.q_type = c.out_type = float_type_of(kernel);
   SegmentCase s;
-  const bool as_q = kernel.limits.kv_types & type_bit(c.q_type);
-  s.k_type = s.v_type = as_q ? c.q_type : ATTN_F8_E4M3FN;
+  s.k_type = s.v_type = kv_type_of(kernel, c.q_type);
   s.capacity = seqlen_kv;
   c.segments = {s};
   return c;

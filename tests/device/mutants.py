@@ -18,9 +18,12 @@ APPEND = "kv_append_sm80"
 EARLY = "decode_sm90_bf16_d128"
 BLOCKS = "decode_sm90_blocks_d64"
 FP8 = "fwd_sm90_fp8_d128"
+DEQUANTISED = "fwd_sm90_f16_d64_dequantised"
+# Of kernels that are several launches, the files of all.
+SOURCES = {DEQUANTISED: ["sm90/dequantise_sm90.cu", "sm90/fwd_sm90_f16_d64.cu"]}
 TESTS = {DECODE: ["decode: random problems"], APPEND: ["kv_append: random layouts*"],
          EARLY: ["cuda: values that the kernel in front writes"], BLOCKS: ["blocks: *"],
-         FP8: ["fp8: boundary shapes,fp8: exact*"]}
+         FP8: ["fp8: boundary shapes,fp8: exact*"], DEQUANTISED: ["blocks: values are*,blocks: random*many rows"]}
 # kernel, mistake, file, text, what it becomes
 MUTANTS = [
     (DECODE, "a split dropped", "decode/merge.cuh",
@@ -49,6 +52,15 @@ MUTANTS = [
     (BLOCKS, "the neighbouring key's scale of V", "decode/blocks.cuh",
      "ptx::load_shared_half(from) | ptx::load_shared_half(from + pitch) << 16",
      "ptx::load_shared_half(from + pitch) | ptx::load_shared_half(from) << 16"),
+    (DEQUANTISED, "the scale of the neighbouring block", "sm90/dequantise_sm90.cu",
+     "block_scale(block);\n    unsigned word[4];\n    load_codes(block + 2 + at % 32, word);",
+     "block_scale(static_cast<const unsigned char*>(base) + (at / 32 ^ 1) * 34);\n    unsigned word[4];\n"
+     "    load_codes(block + 2 + at % 32, word);"),
+    (DEQUANTISED, "nibbles swapped", "sm90/dequantise_sm90.cu", "at % 32 / 16 * 4;", "4 - at % 32 / 16 * 4;"),
+    (DEQUANTISED, "two bytes in front", "sm90/dequantise_sm90.cu", "last, 0x5432);", "last, 0x3210);"),
+    (DEQUANTISED, "the page in front", "sm90/dequantise_sm90.cu",
+     "s.pages.block_table[b * (long long)s.pages.max_pages + n];",
+     "s.pages.block_table[b * (long long)s.pages.max_pages + max(n - 1, 0)];"),
     (APPEND, "the neighbour's length", "sm80/kv_append_sm80.cu",
      "segment_span(a.lengths, token.b)", "segment_span(a.lengths, (token.b + 1) % a.batch)"),
     (APPEND, "the page in front", "sm80/kv_append_sm80.cu",
@@ -90,7 +102,12 @@ def compile_all(source, out, nvcc):
             if file:
                 (kernels / file).write_text((kernels / file).read_text().replace(text, by))
             # sm_90 alone launches early, which code of compute_80 does not wait for.
-            source_file = next(kernels.glob(f"sm*/{kernel}.cu"))
+            if kernel in SOURCES:
+                source_file = kernels / f"sm90/{kernel}.cu"
+                source_file.write_text("//# architectures sm_90a\n" +
+                                       "".join(f'#include "../{file}"\n' for file in SOURCES[kernel]))
+            else:
+                source_file = next(kernels.glob(f"sm*/{kernel}.cu"))
             newest = "90a" if "sm_90a" in source_file.read_text().splitlines()[0] else "90"
             older = ["-gencode", "arch=compute_80,code=sm_80"] if source_file.parent.name == "sm80" else []
             subprocess.run([nvcc, "-fatbin", *older, "-gencode", f"arch=compute_{newest},code=[sm_{newest},compute_{newest}]",

@@ -140,7 +140,7 @@ TEST_CASE("decode blocks: what they do not take, in a sentence", "[plan]") {
   // Tokens of 3 heads, 3 * 136 bytes.
   Input odd;
   odd.problem.heads_q = 12, odd.problem.heads_kv = 3;
-  CHECK(odd.reason(kernel) == "strides that are not multiples of 16 bytes");
+  CHECK(odd.reason(kernel) == "strides of ggml's blocks that are not multiples of 16 bytes");
   Input apart;
   apart.segment[0].k_stride = {8 * 1000 * 160, 8 * 160, 160};
   CHECK(apart.reason(kernel) ==

@@ -146,7 +146,7 @@ TEST_CASE("sm90 dequantised: the second launch reads what the first writes", "[p
       CHECK(s.tensor[v].dst == address(end));
       CHECK(base[v] == address(end));
       CHECK(s.tensor[v].dim == 128);
-      CHECK(s.tensor[v].codes == (n == 1 && v == 1 ? attn_codes_e5m2 : attn_codes_e4m3));
+      CHECK(s.tensor[v].type == (n == 1 && v == 1 ? ATTN_F8_E5M2 : ATTN_F8_E4M3FN));
       const TensorMap& map = maps[size_t(1 + 2 * n + v)];
       CHECK(map.element_bytes == 2);
       CHECK(map.size[1] * map.size[3] == rows[n]);
@@ -182,6 +182,48 @@ TEST_CASE("sm90 dequantised: the second launch reads what the first writes", "[p
   CHECK(size_t(end - workspace) == recipe.workspace);
 }
 
+TEST_CASE("sm90 dequantised: segments of q's type are read where they are", "[plan]") {
+  Input in(3);
+  in.segment[0].k_type = in.segment[0].v_type = ATTN_Q8_0;
+  in.segment[1].k_type = ATTN_Q4_0, in.segment[1].v_type = ATTN_BF16;
+  in.segment[2].k_type = in.segment[2].v_type = ATTN_BF16;
+  in.segment[2].layout = ATTN_PAGED;
+  in.segment[2].page_size = 64;
+  in.segment[2].max_pages = 1000;
+  in.segment[2].num_pages = 500;
+  Problem p;
+  in.make(&p);
+  Recipe recipe;
+  REQUIRE(find_kernel(kernel)->recipe(p, hopper(), &recipe).ok());
+  CHECK(recipe.workspace == size_t(256 + 2 * 2 * 3 * 1000 * 512));  // of the first two
+  CHECK(recipe.steps[1].image == std::string("fwd_sm90_bf16_d128_paged"));
+  CHECK(recipe.steps[1].maps[5].size[3] == 500);
+
+  alignas(256) static char workspace[256], data[3][2];
+  static const int32_t table[3000] = {};
+  attn_segment_args given[3]{};
+  for (int n = 0; n < 3; ++n) given[n].k = &data[n][0], given[n].v = &data[n][1];
+  given[2].block_table = table;
+  Args args{};
+  args.segment = given;
+  Parameters parameters;
+  const auto first =
+      packed<attn_dequantise_kernarg>(recipe.steps[0], p, args, workspace, &parameters);
+  CHECK(first.segment[0].tensor[0].type == ATTN_Q8_0);
+  CHECK(first.segment[0].tensor[0].src_stride[2] == 128);
+  CHECK(first.segment[1].tensor[0].type == ATTN_Q4_0);
+  CHECK(first.segment[1].tensor[1].type == ATTN_BF16);
+  for (const attn_dequantise_tensor& t : first.segment[2].tensor) CHECK(t.dst == nullptr);
+  CHECK(int(first.parts) * first.part_keys < 2000);  // of 1000 keys
+  const auto second =
+      packed<attn_sm90_paged_kernarg>(recipe.steps[1], p, args, workspace, &parameters);
+  CHECK(second.pages[2].block_table == table);
+  CHECK(parameters.map_base[5] == static_cast<const void*>(data[2]));
+
+  for (attn_segment& s : in.segment) s.k_type = s.v_type = ATTN_BF16;
+  CHECK(in.declined(kernel) == "all K and V are of bf16 as q");
+}
+
 TEST_CASE("sm90 dequantised: which kernel reads the workspace", "[plan]") {
   CHECK(Input().second_image(kernel) == "fwd_sm90_bf16_d128");
   CHECK(Input(2, ATTN_F16, 64).second_image("fwd_sm90_f16_d64_dequantised") == "fwd_sm90_f16_d64");
@@ -203,6 +245,19 @@ TEST_CASE("sm90 dequantised: which kernel reads the workspace", "[plan]") {
   CHECK(pages.second_image(kernel) == "fwd_sm90_bf16_d128_paged");
   pages.problem.softcap = 3;
   CHECK(pages.second_image(kernel) == "fwd_sm90_bf16_d128_score_paged");
+  Input mask;
+  mask.problem.flags = ATTN_BLOCK_MASK | ATTN_CAUSAL;
+  mask.problem.block_q = mask.problem.block_k = 64;
+  CHECK(mask.second_image(kernel) == "fwd_sm90_bf16_d128_mask");
+  Recipe sorted;
+  REQUIRE(mask.recipe(kernel, &sorted).ok());
+  CHECK(sorted.workspace == (sizeof(attn_sm90_order) + 255) / 256 * 256 + 2 * 3000 * 512);
+  mask.problem.softcap = 3;
+  CHECK(mask.declined(kernel) ==
+        "a block mask with softcap, ALiBi, split_invariant or a scale not above 0; accepted: "
+        "without");
+  pages.problem = mask.problem;
+  CHECK(pages.declined(kernel) == "a block mask with paged K/V; accepted: without");
   Input wide(1, ATTN_BF16, 192);
   wide.problem.head_dim_v = 128;
   CHECK(wide.second_image("fwd_sm90_bf16_d192_dv128_dequantised") == "fwd_sm90_bf16_d192_dv128");
@@ -249,6 +304,49 @@ TEST_CASE("sm90 dequantised: few rows go to the kernels of decode", "[plan]") {
   CHECK(wide.passed_over("fwd_sm90_bf16_d256_dequantised") != "");
   wide.problem.seqlen_q = 5;
   CHECK(wide.passed_over("fwd_sm90_bf16_d256_dequantised") == "");
+}
+
+// Those of blocks take 16 rows. Of what they do not take a plan gives it the few rows too.
+TEST_CASE("sm90 dequantised: ggml's blocks", "[plan]") {
+  const auto input = [](attn_dtype type, int64_t seqlen_q, int64_t head_dim = 128) {
+    Input in(1, ATTN_BF16, head_dim);
+    in.segment[0].k_type = in.segment[0].v_type = type;
+    in.problem.seqlen_q = seqlen_q;  // of 4 heads
+    return in;
+  };
+  const auto chosen = [](Input in) {
+    Problem p;
+    in.make(&p);
+    return test::chosen(p);
+  };
+  for (const attn_dtype type : {ATTN_Q8_0, ATTN_Q4_0}) {
+    CHECK(chosen(input(type, 2)) == "decode_sm90_blocks_d128");
+    CHECK(chosen(input(type, 4)) == "decode_sm90_blocks_d128_r16");
+    CHECK(chosen(input(type, 5)) == kernel);
+    CHECK(chosen(input(type, 2048, 256)) == "fwd_sm90_bf16_d256_dequantised");
+    CHECK(chosen(input(type, 1, 96)) == kernel);
+    Input odd = input(type, 1);  // tokens of 3 heads of 136 or 72 bytes
+    odd.problem.heads_q = 12, odd.problem.heads_kv = 3;
+    CHECK(chosen(odd) == kernel);
+    Input fp8 = input(type, 1);
+    fp8.segment[0].v_type = ATTN_F8_E4M3FN;
+    CHECK(chosen(fp8) == kernel);
+    Input mixed = input(type, 100);
+    mixed.segment.push_back(mixed.segment[0]);
+    mixed.segment[1].k_type = mixed.segment[1].v_type = ATTN_BF16;
+    CHECK(chosen(mixed) == kernel);
+    mixed.segment[1].k_type = ATTN_F16;
+    CHECK(chosen(mixed).find("k type f16") != std::string::npos);
+    Input mask = input(type, 100);
+    mask.problem.flags = ATTN_BLOCK_MASK;
+    mask.problem.block_q = mask.problem.block_k = 128;
+    CHECK(chosen(mask) == kernel);
+    // The rule of 16 bytes holds for what are no blocks.
+    mixed.segment[1].k_type = ATTN_BF16;
+    mixed.segment[1].k_stride = {1000 * 2 * 129, 2 * 129, 129};
+    CHECK(chosen(mixed).find("strides that are not multiples of 16 bytes (" +
+                             std::string(kernel)) != std::string::npos);
+  }
 }
 
 TEST_CASE("sm90 dequantised: max_sms is the number of blocks at most", "[plan]") {

@@ -128,9 +128,10 @@ attn_dtype q_type_of(const Kernel& kernel) {
   const attn_dtype type = float_type_of(kernel);
   return type == ATTN_DTYPE_NONE ? ATTN_F8_E4M3FN : type;
 }
-// q's type if the kernel takes it for K and V too.
+// q's type if the kernel takes it for all K and V too.
 attn_dtype kv_type_of(const Kernel& kernel) {
-  for (const attn_dtype type : {q_type_of(kernel), ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_Q8_0})
+  for (const attn_dtype type :
+       {test::kv_type_of(kernel, q_type_of(kernel)), ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_Q8_0})
     if (kernel.limits.kv_types & type_bit(type)) return type;
   return ATTN_Q4_0;
 }
