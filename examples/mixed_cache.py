@@ -16,14 +16,15 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "tests" / "golden"))
 import st  # noqa: E402
 
-TYPES = ("f16", "f8_e4m3fn", "q8_0", "q4_0")
+GGML = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+TYPES = ("f16", "f8_e4m3fn", *GGML)
 
 
 def older(x, dtype):
     """(stored, descale) of x [B, S, H, D]."""
     if dtype == "f16":
         return x, None
-    if dtype in ("q8_0", "q4_0"):
+    if dtype in GGML:
         return attn.quantize(x, dtype)
     return attn.quantize(x, dtype, scale="amax", per="head")
 
@@ -32,8 +33,9 @@ def over_mixed(q, k, v, recent, dtype):
     """(out, bytes of a cached token in both K and V) with the last `recent` keys in f16 and those before them in dtype."""
     split = k.shape[1] - recent
     (k_old, k_descale), (v_old, v_descale) = older(k[:, :split], dtype), older(v[:, :split], dtype)
+    blocks = [dtype if dtype in GGML else None, None]
     out = attn.forward(q, [k_old, k[:, split:]], [v_old, v[:, split:]], k_descale=[k_descale, None], v_descale=[v_descale, None],
-                       causal=True)
+                       k_type=blocks, v_type=blocks, causal=True)
     return out, (k_old[0, 0].nbytes + v_old[0, 0].nbytes)
 
 

@@ -8,7 +8,7 @@
  *   - Every struct starts with struct_size, set by the caller to sizeof(the struct). Zero in any
  * other field means "unset, use the default". A struct from a newer header is accepted as long as
  * the fields unknown to this library are zero.
- *   - Strides are 64-bit and count elements. The last dimension is contiguous. For q8_0 and q4_0,
+ *   - Strides are 64-bit and count elements. The last dimension is contiguous. For ggml's types,
  * where 32 elements make one block, strides are multiples of 32. The stride of a dimension with one
  * element means nothing. Strides may be negative: the address given is that of element 0 of every
  * dimension, wherever the others lie. reference and cpu take them, kernels of GPUs decline.
@@ -108,7 +108,13 @@ typedef enum attn_dtype ATTN_ENUM {
   ATTN_F8_E4M3FNUZ = 6, /* bias 8, max 240, NaN 0x80, no -0 */
   ATTN_Q8_0 = 7,        /* ggml: f16 scale + 32 x int8, 34 bytes per 32 elements */
   ATTN_Q4_0 = 8, /* ggml: f16 scale + 16 bytes, low nibbles first, 18 bytes per 32 elements */
-  ATTN_F64 = 9   /* output of the reference backend only */
+  ATTN_F64 = 9,  /* output of the reference backend only */
+  /* ggml, 32 elements a block; of f16 d and m, little-endian. Each of 16 bytes has element i in its
+     low half and element i + 16 in its high one; bit i of qh is element i's fifth */
+  ATTN_Q4_1 = 10,  /* d, m, 16 bytes: code d + m, 20 bytes */
+  ATTN_Q5_0 = 11,  /* d, u32 qh, 16 bytes: (code - 16) d, 22 bytes */
+  ATTN_Q5_1 = 12,  /* d, m, u32 qh, 16 bytes: code d + m, 24 bytes */
+  ATTN_IQ4_NL = 13 /* d, 16 bytes: ggml's 16 values at code, times d, 18 bytes */
 } attn_dtype;
 
 typedef enum attn_layout ATTN_ENUM {
@@ -392,7 +398,7 @@ typedef struct attn_quantize_problem {
   size_t struct_size;
   int64_t batch, seqlen, heads, head_dim;
   attn_dtype src_type; /* f32, f16, bf16 */
-  attn_dtype dst_type; /* f8_e4m3fn, f8_e5m2, f8_e4m3fnuz, q8_0, q4_0 */
+  attn_dtype dst_type; /* f8_e4m3fn, f8_e5m2, f8_e4m3fnuz; ggml's */
   attn_strides src_stride, dst_stride;
   attn_descale_kind kind; /* NONE: same as TENSOR. TENSOR [1], HEAD [B, H], BLOCK [B, H, nblocks] */
   int32_t descale_block_keys; /* BLOCK: 64 or 128 */

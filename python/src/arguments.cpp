@@ -29,6 +29,8 @@ constexpr const char* texts[] = {
     "q_descale",
     "k_descale",
     "v_descale",
+    "k_type",
+    "v_type",
     "out_scale",
     "out_dtype",
     "return_lse",

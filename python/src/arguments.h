@@ -34,6 +34,8 @@ enum class Name : uint8_t {
   q_descale,
   k_descale,
   v_descale,
+  k_type,
+  v_type,
   out_scale,
   out_dtype,
   return_lse,

@@ -13,27 +13,31 @@ namespace attn::python {
 namespace {
 
 constexpr ElementType types[] = {
-    {"f32", "float32", ATTN_F32},
-    {"f16", "float16", ATTN_F16},
-    {"bf16", "bfloat16", ATTN_BF16},
-    {"f8_e4m3fn", "float8_e4m3fn", ATTN_F8_E4M3FN},
-    {"f8_e5m2", "float8_e5m2", ATTN_F8_E5M2},
-    {"f8_e4m3fnuz", "float8_e4m3fnuz", ATTN_F8_E4M3FNUZ},
-    {"f64", "float64", ATTN_F64},
-    {"q8_0", "q8_0", ATTN_Q8_0},
-    {"q4_0", "q4_0", ATTN_Q4_0},
-    {"u8", "uint8", ATTN_DTYPE_NONE},
-    {"bool", "bool", ATTN_DTYPE_NONE},
-    {"i32", "int32", ATTN_DTYPE_NONE},
-    {"u32", "uint32", ATTN_DTYPE_NONE},
-    {"i64", "int64", ATTN_DTYPE_NONE},
-    {"u64", "uint64", ATTN_DTYPE_NONE},
+    {"f32", "float32", ATTN_F32, 0},
+    {"f16", "float16", ATTN_F16, 0},
+    {"bf16", "bfloat16", ATTN_BF16, 0},
+    {"f8_e4m3fn", "float8_e4m3fn", ATTN_F8_E4M3FN, 0},
+    {"f8_e5m2", "float8_e5m2", ATTN_F8_E5M2, 0},
+    {"f8_e4m3fnuz", "float8_e4m3fnuz", ATTN_F8_E4M3FNUZ, 0},
+    {"f64", "float64", ATTN_F64, 0},
+    {"q8_0", "q8_0", ATTN_Q8_0, 34},
+    {"q4_0", "q4_0", ATTN_Q4_0, 18},
+    {"q4_1", "q4_1", ATTN_Q4_1, 20},
+    {"q5_0", "q5_0", ATTN_Q5_0, 22},
+    {"q5_1", "q5_1", ATTN_Q5_1, 24},
+    {"iq4_nl", "iq4_nl", ATTN_IQ4_NL, 18},
+    {"u8", "uint8", ATTN_DTYPE_NONE, 0},
+    {"bool", "bool", ATTN_DTYPE_NONE, 0},
+    {"i32", "int32", ATTN_DTYPE_NONE, 0},
+    {"u32", "uint32", ATTN_DTYPE_NONE, 0},
+    {"i64", "int64", ATTN_DTYPE_NONE, 0},
+    {"u64", "uint64", ATTN_DTYPE_NONE, 0},
 };
 
 ElementType named(const char* name) {
   for (const ElementType& type : types)
     if (!std::strcmp(type.name, name)) return type;
-  return {name, name, ATTN_DTYPE_NONE};
+  return {name, name, ATTN_DTYPE_NONE, 0};
 }
 
 ElementType from_dlpack(nb::dlpack::dtype dtype) {
@@ -63,7 +67,7 @@ ElementType from_dlpack(nb::dlpack::dtype dtype) {
   if (is(UInt, 32)) return named("u32");
   if (is(Int, 64)) return named("i64");
   if (is(UInt, 64)) return named("u64");
-  return {"another type", "", ATTN_DTYPE_NONE};
+  return {"another type", "", ATTN_DTYPE_NONE, 0};
 }
 
 // Looked up once: an import takes longer than all else here. Lives as long as the interpreter.
@@ -241,10 +245,11 @@ const ElementType* find_type(nb::handle dtype) {
   return nullptr;
 }
 
-const char* type_name(attn_dtype type) {
+const ElementType& find_type(attn_dtype type) {
   for (const ElementType& t : types)
-    if (t.type == type) return t.name;
-  return "none";
+    if (t.type == type) return t;
+  static constexpr ElementType none = {"none", "none", ATTN_DTYPE_NONE, 0};
+  return none;
 }
 
 bool is_fp8(attn_dtype type) {

@@ -24,10 +24,13 @@ struct ElementType {
   const char* name;   // attn's: "bf16", "i32"
   const char* numpy;  // NumPy's, ml_dtypes' and torch's: "bfloat16"
   attn_dtype type;    // NONE: no type of q, k, v
+  int block_bytes;    // of 32 elements in one of ggml's types, else 0
+
+  bool ggml() const { return block_bytes > 0; }
 };
 // By either name, by a dtype object of a framework, or null.
 const ElementType* find_type(nb::handle dtype);
-const char* type_name(attn_dtype type);
+const ElementType& find_type(attn_dtype type);
 bool is_fp8(attn_dtype type);
 // "[1, 2, 3]"
 std::string shape_text(const std::vector<int64_t>& shape);

@@ -238,11 +238,23 @@ std::shared_ptr<Compiled> cached(const std::shared_ptr<context>& owner,
 
 // ---- arguments -> problem -----------------------------------------------------------------------
 
-std::pair<attn_dtype, int64_t> kv_type(const Array& a, int64_t dim) {
+std::pair<attn_dtype, int64_t> kv_type(const Array& a, int64_t dim, nb::handle named) {
   const int64_t last = a.size(a.tensor.ndim() - 1);
+  const bool bytes = !std::strcmp(a.type.name, "u8");
+  if (named.is_valid() && !named.is_none()) {
+    const ElementType* type = find_type(named);
+    if (!type || !type->ggml())
+      refuse("the type of " + a.name + " is " + text_of(named) +
+             "; accepted: q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl, or None");
+    if (!bytes || last <= 0 || last % type->block_bytes != 0)
+      refuse(a.name + " is " + a.type.name + " with a last dimension of " + std::to_string(last) +
+             "; accepted of " + type->name + ": u8, multiples of " +
+             std::to_string(type->block_bytes) + " bytes");
+    return {type->type, last / type->block_bytes * 32};
+  }
   if (a.type.type != ATTN_DTYPE_NONE && a.type.type != ATTN_F64) return {a.type.type, last};
   const bool q8 = last % 34 == 0, q4 = last % 18 == 0;
-  if (!std::strcmp(a.type.name, "u8") && last > 0 && (q8 || q4)) {
+  if (bytes && last > 0 && (q8 || q4)) {
     const int64_t q8_dim = last / 34 * 32, q4_dim = last / 18 * 32;
     if (q8 && q4 && q8_dim != dim && q4_dim != dim)
       refuse(a.name + " is u8 with a last dimension of " + std::to_string(last) + ", which is " +
@@ -252,13 +264,13 @@ std::pair<attn_dtype, int64_t> kv_type(const Array& a, int64_t dim) {
     return {ATTN_Q4_0, q4_dim};
   }
   refuse(a.name + " is " + a.type.name + " with a last dimension of " + std::to_string(last) +
-         "; accepted: f32, f16, bf16, f8_e4m3fn, f8_e5m2, f8_e4m3fnuz, and u8 with blocks of q8_0 "
-         "(34 bytes) "
-         "or q4_0 (18 bytes)");
+         "; accepted: f32, f16, bf16, f8_e4m3fn, f8_e5m2, f8_e4m3fnuz, u8 with blocks of q8_0 "
+         "(34 bytes) or q4_0 (18 bytes), and of ggml's other types with k_type and v_type");
 }
 
 attn_strides strides_of(const Array& a, attn_dtype type) {
-  const int64_t bytes = type == ATTN_Q8_0 ? 34 : type == ATTN_Q4_0 ? 18 : 1;
+  const int block_bytes = find_type(type).block_bytes;
+  const int64_t bytes = block_bytes > 0 ? block_bytes : 1;
   const std::vector<int64_t> s = a.outer_strides(bytes, bytes > 1 ? 32 : 1);
   return s.size() == 2 ? attn_strides{0, s[0], s[1]} : attn_strides{s[0], s[1], s[2]};
 }
@@ -439,8 +451,10 @@ void Call::read_segment(size_t i) {
   std::vector<int64_t> v_shape = k.shape();
   v_shape.back() = -1;
   v.need_shape(v_shape, "k's shape but for the last dimension");
-  const auto [k_type, dim] = kv_type(k, p.head_dim);
-  const auto [v_type, dim_v] = kv_type(v, i == 0 ? p.head_dim : p.head_dim_v);
+  std::string type_name;
+  const auto [k_type, dim] = kv_type(k, p.head_dim, of_segment(Name::k_type, i, &type_name));
+  const auto [v_type, dim_v] =
+      kv_type(v, i == 0 ? p.head_dim : p.head_dim_v, of_segment(Name::v_type, i, &type_name));
   s.k_type = k_type;
   s.v_type = v_type;
   const int64_t heads = k.size(dims - 2);
@@ -591,7 +605,7 @@ void Call::read_out_type() {
   attn_problem& p = problem_;
   if (of_torch()) {
     if (is_fp8(p.q_type))
-      refuse(std::string("q is ") + type_name(p.q_type) + "; accepted: f32, f16, bf16");
+      refuse(std::string("q is ") + find_type(p.q_type).name + "; accepted: f32, f16, bf16");
     const Array& out = keep(reader_.like_first("out", p.head_dim_v));
     const std::vector<int64_t> strides = out.outer_strides();
     p.out_type = p.q_type;
@@ -615,7 +629,7 @@ void Call::read_out_type() {
   if (out.type.type == ATTN_DTYPE_NONE)
     refuse(std::string("out is ") + out.type.name + "; accepted: a type of floats");
   if (given(Name::out_dtype) && out.type.type != p.out_type)
-    refuse(std::string("out is ") + out.type.name + "; accepted: " + type_name(p.out_type) +
+    refuse(std::string("out is ") + out.type.name + "; accepted: " + find_type(p.out_type).name +
            " as out_dtype says");
   p.out_type = out.type.type;
   const bool packed = p.q_layout == ATTN_PACKED;
@@ -651,7 +665,7 @@ void Call::make_outputs() {
         reader_.empty("out",
                       packed ? std::vector<int64_t>{p.total_q, p.heads_q, p.head_dim_v}
                              : std::vector<int64_t>{p.batch, p.seqlen_q, p.heads_q, p.head_dim_v},
-                      *find_type(nb::str(type_name(p.out_type)))));
+                      find_type(p.out_type)));
     out_ = out.source;
     args_.out = out.data();
   }

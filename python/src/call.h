@@ -70,9 +70,9 @@ std::shared_ptr<Compiled> cached(const std::shared_ptr<context>& owner,
 std::shared_ptr<Compiled> cached(const std::shared_ptr<context>& owner,
                                  const attn_kv_append_problem& problem);
 
-// The type of k or v and its elements per row. Bytes are blocks of q8_0 or q4_0; where they could
-// be either, `dim` tells which.
-std::pair<attn_dtype, int64_t> kv_type(const Array& a, int64_t dim);
+// The type of k or v and its elements per row. Bytes are blocks of the type `named`, or, where it
+// is None or null, of q8_0 or q4_0; where they could be either, `dim` tells which.
+std::pair<attn_dtype, int64_t> kv_type(const Array& a, int64_t dim, nb::handle named);
 // Of [B, S, H, D], or [total, H, D] without a batch.
 attn_strides strides_of(const Array& a, attn_dtype type = ATTN_DTYPE_NONE);
 // Makes a segment one of k's pages.

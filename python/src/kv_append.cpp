@@ -96,9 +96,9 @@ class Append {
 
   // Its shape, but for the elements of a row, of which blocks have another number of bytes.
   attn_dtype read_kept(const Array& a, const std::vector<int64_t>& shape, const char* shape_form,
-                       int64_t dim) {
+                       int64_t dim, const char* type_name) {
     a.need_shape({shape[0], shape[1], problem_.heads_kv, -1}, shape_form);
-    const auto [type, elements] = kv_type(a, dim);
+    const auto [type, elements] = kv_type(a, dim, argument(type_name));
     if (elements != dim)
       refuse(a.name + ": a row has " + std::to_string(elements) +
              " elements; accepted: " + std::to_string(dim) + " as of new tokens");
@@ -119,10 +119,11 @@ class Append {
     const Array& k = output("k_cache", writable);
     const Array& v = output("v_cache", writable);
     const bool paged = given("block_table");
-    s.k_type = read_kept(k, {paged ? -1 : p.batch, -1},
-                         paged ? "[pages, page_size, Hkv, D]" : "[B, S, Hkv, D]", p.head_dim);
+    s.k_type =
+        read_kept(k, {paged ? -1 : p.batch, -1},
+                  paged ? "[pages, page_size, Hkv, D]" : "[B, S, Hkv, D]", p.head_dim, "k_type");
     s.v_type = read_kept(v, {k.size(0), k.size(1)}, "k_cache's shape but for the last dimension",
-                         p.head_dim_v);
+                         p.head_dim_v, "v_type");
     s.k_stride = strides_of(k, s.k_type);
     s.v_stride = strides_of(v, s.v_type);
     a.k = k.data();

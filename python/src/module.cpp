@@ -405,10 +405,11 @@ nb::object quantize(nb::handle value, nb::handle dtype, nb::handle scale, nb::ha
   p.src_type = x.type.type;
   p.src_stride = strides_of(x);
   const ElementType* type = find_type(dtype);
-  const bool ggml = type && (type->type == ATTN_Q8_0 || type->type == ATTN_Q4_0);
+  const bool ggml = type && type->ggml();
   if (!type || !(ggml || is_fp8(type->type)))
     refuse("dtype is " + text_of(dtype) +
-           "; accepted: f8_e4m3fn, f8_e5m2, f8_e4m3fnuz, q8_0, q4_0");
+           "; accepted: f8_e4m3fn, f8_e5m2, f8_e4m3fnuz, q8_0, q4_0, q4_1, q5_0, q5_1, "
+           "iq4_nl");
   p.dst_type = type->type;
   p.saturate = boolean(saturate, "saturate");
 
@@ -449,7 +450,7 @@ nb::object quantize(nb::handle value, nb::handle dtype, nb::handle scale, nb::ha
   }
 
   std::vector<int64_t> shape = x.shape();
-  if (ggml) shape.back() = shape.back() / 32 * (type->type == ATTN_Q8_0 ? 34 : 18);
+  if (ggml) shape.back() = shape.back() / 32 * type->block_bytes;
   const std::shared_ptr<Compiled> compiled =
       cached(context_for(backend, reader.origin().device), p);
   const Array stored = reader.empty("stored", shape, ggml ? *find_type(nb::str("u8")) : *type);

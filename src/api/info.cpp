@@ -63,7 +63,7 @@ Json device_backend(attn_backend backend, const Status& status,
 
 Json type_names(uint32_t types) {
   JsonList list;
-  for (int t = ATTN_F32; t <= ATTN_F64; ++t)
+  for (int t = ATTN_F32; t < end_of_dtypes; ++t)
     if (types & type_bit(attn_dtype(t))) list.push_back(dtype_name(attn_dtype(t)));
   return list;
 }

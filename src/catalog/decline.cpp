@@ -55,7 +55,7 @@ constexpr SizeName size_names[] = {
 
 // The first of `types` that is not among those taken.
 std::string missing_type(const char* name, uint32_t types, uint32_t taken) {
-  for (int type = ATTN_F32; type <= ATTN_F64; ++type)
+  for (int type = ATTN_F32; type < end_of_dtypes; ++type)
     if (types & ~taken & type_bit(attn_dtype(type)))
       return join(name, " type ", dtype_name(attn_dtype(type)));
   return "";

@@ -1,10 +1,10 @@
 #include "core/dtype.h"
 
-#include <algorithm>
 #include <cfloat>
-#include <cmath>
 #include <cstring>
-#include <limits>
+#include <iterator>
+
+#include "core/ggml.h"
 
 namespace attn {
 namespace {
@@ -15,7 +15,11 @@ constexpr TypeInfo types[] = {
     {"f8_e4m3fn", 1, 1, 448},   {"f8_e5m2", 1, 1, 57344},
     {"f8_e4m3fnuz", 1, 1, 240}, {"q8_0", 32, 34, 0},
     {"q4_0", 32, 18, 0},        {"f64", 1, 8, DBL_MAX},
+    {"q4_1", 32, 20, 0},        {"q5_0", 32, 22, 0},
+    {"q5_1", 32, 24, 0},        {"iq4_nl", 32, 18, 0},
 };
+
+static_assert(std::size(types) == end_of_dtypes);
 
 template <class T>
 T load(const void* base, int64_t index) {
@@ -26,18 +30,6 @@ T load(const void* base, int64_t index) {
 template <class T>
 void store(void* base, int64_t index, T value) {
   std::memcpy(static_cast<char*>(base) + index * int64_t(sizeof(T)), &value, sizeof(T));
-}
-
-float q8_0_value(const void* base, int64_t index) {
-  const char* block = static_cast<const char*>(base) + index / 32 * 34;
-  return f16_value(load<uint16_t>(block, 0)) * float(load<int8_t>(block + 2, index % 32));
-}
-// Byte i of the 16 holds element i in its low and element i + 16 in its high nibble.
-float q4_0_value(const void* base, int64_t index) {
-  const char* block = static_cast<const char*>(base) + index / 32 * 18;
-  const int byte = load<uint8_t>(block + 2, index % 16);
-  const int q = (index % 32 < 16 ? byte & 15 : byte >> 4) - 8;
-  return f16_value(load<uint16_t>(block, 0)) * float(q);
 }
 
 template <class Real>
@@ -61,24 +53,20 @@ void decode_row_as(attn_dtype type, const void* base, int64_t index, int64_t n, 
     case ATTN_F8_E4M3FNUZ:
       return each([](auto b, auto i) { return e4m3fnuz_values[load<uint8_t>(b, i)]; });
     case ATTN_Q8_0:
-      return each(q8_0_value);
+      return each(block_value<ATTN_Q8_0>);
     case ATTN_Q4_0:
-      return each(q4_0_value);
+      return each(block_value<ATTN_Q4_0>);
+    case ATTN_Q4_1:
+      return each(block_value<ATTN_Q4_1>);
+    case ATTN_Q5_0:
+      return each(block_value<ATTN_Q5_0>);
+    case ATTN_Q5_1:
+      return each(block_value<ATTN_Q5_1>);
+    case ATTN_IQ4_NL:
+      return each(block_value<ATTN_IQ4_NL>);
     case ATTN_DTYPE_NONE:
       return;
   }
-}
-
-// Stores the scale of a block and returns the factor that takes values to quotients.
-float store_scale(float d, bool has_nan, void* block, bool saturate) {
-  if (has_nan || (!saturate && std::abs(d) > 65504)) {
-    d = std::numeric_limits<float>::quiet_NaN();
-  } else {
-    d = std::clamp(d, -65504.0f, 65504.0f);
-  }
-  store<uint16_t>(block, 0, f16_code(d));
-  const float inverse = 1 / d;
-  return std::isfinite(inverse) ? inverse : 0;
 }
 
 }  // namespace
@@ -133,38 +121,6 @@ void encode_result(attn_dtype type, void* base, int64_t index, double x) {
   const unsigned code = encode(format, x, true);
   const bool zero = format.signed_zero_and_nan && code == format.sign_bit();
   store(base, index, uint8_t(zero ? 0 : code));
-}
-
-void encode_q8_0(const float* x, void* block, bool saturate) {
-  float amax = 0;
-  bool has_nan = false;
-  for (int i = 0; i < 32; ++i) {
-    amax = std::max(amax, std::abs(x[i]));
-    has_nan |= std::isnan(x[i]);
-  }
-  const float inverse = store_scale(amax / 127, has_nan, block, saturate);
-  for (int i = 0; i < 32; ++i) {
-    const float q = inverse == 0 ? 0 : std::round(x[i] * inverse);
-    store<int8_t>(static_cast<char*>(block) + 2, i, int8_t(std::clamp(q, -127.0f, 127.0f)));
-  }
-}
-
-void encode_q4_0(const float* x, void* block, bool saturate) {
-  float amax = 0, max = 0;
-  bool has_nan = false;
-  for (int i = 0; i < 32; ++i) {
-    if (std::abs(x[i]) > amax) amax = std::abs(max = x[i]);
-    has_nan |= std::isnan(x[i]);
-  }
-  const float inverse = store_scale(max / -8, has_nan, block, saturate);
-  const auto quotient = [&](float value) {
-    const float q = inverse == 0 ? 8 : value * inverse + 8.5f;
-    return int(std::clamp(q, 0.0f, 15.0f));
-  };
-  for (int i = 0; i < 16; ++i) {
-    const int byte = quotient(x[i]) | quotient(x[i + 16]) << 4;
-    store<uint8_t>(static_cast<char*>(block) + 2, i, uint8_t(byte));
-  }
 }
 
 }  // namespace attn

@@ -7,9 +7,12 @@
 #include <string_view>
 
 #include "attn/attn.h"
+#include "core/ggml_layout.h"
 #include "kernels/shared/small_float.h"
 
 namespace attn {
+
+constexpr int end_of_dtypes = ATTN_IQ4_NL + 1;
 
 struct TypeInfo {
   const char* name;    // as in command lines, files and errors
@@ -29,7 +32,7 @@ inline bool dtype_is_fp8(attn_dtype t) {
   return t == ATTN_F8_E4M3FN || t == ATTN_F8_E5M2 || t == ATTN_F8_E4M3FNUZ;
 }
 inline bool dtype_is_ggml(attn_dtype t) {
-  return t == ATTN_Q8_0 || t == ATTN_Q4_0;
+  return is_ggml(t);
 }
 
 // Elements and bytes of one block.
@@ -122,12 +125,5 @@ void encode_element(attn_dtype type, void* base, int64_t index, double x, bool s
 
 // An element of forward's out: fp8 saturates, and its zero has no sign (docs/numerics.md).
 void encode_result(attn_dtype type, void* base, int64_t index, double x);
-
-// One ggml block of 32 values by ggml's rules: q8_0: d = amax / 127, q = round(x / d), half away
-// from zero; q4_0: d = m / -8 where m is the value of largest magnitude, q = min(15, trunc(x / d
-// + 8.5)). Quotients use d before it is stored as f16. A NaN, or without `saturate` a d beyond f16,
-// makes the block's scale and so all its values NaN; with it d is at most 65504 and q is clamped.
-void encode_q8_0(const float* x, void* block, bool saturate);
-void encode_q4_0(const float* x, void* block, bool saturate);
 
 }  // namespace attn

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "core/dtype.h"
+#include "core/ggml.h"
 #include "core/interrupt.h"
 #include "cpu/kernels.h"
 #include "cpu/kv_view.h"
@@ -58,11 +59,7 @@ void store(attn_dtype type, char* row, int64_t d, int64_t n, const double* x, do
   for (int64_t k = 0; k < n; k += 32) {
     float block[32];
     for (int64_t i = 0; i < 32; ++i) block[i] = float(x[k + i] / descale);
-    char* to = row + dtype_bytes(type, d + k);
-    if (type == ATTN_Q8_0)
-      encode_q8_0(block, to, true);
-    else
-      encode_q4_0(block, to, true);
+    encode_block(type, block, row + dtype_bytes(type, d + k), true);
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include "core/ceil_div.h"
 #include "core/dtype.h"
+#include "core/ggml.h"
 #include "core/interrupt.h"
 #include "cpu/kernels.h"
 #include "cpu/pool.h"
@@ -87,10 +88,7 @@ void quantize_row(const attn_quantize_problem& p, const attn_quantize_args& args
     if (dtype_is_ggml(p.dst_type)) {
       for (int64_t k = 0; k < n; k += 32) {
         char* block = static_cast<char*>(args.dst) + dtype_bytes(p.dst_type, row.dst + d + k);
-        if (p.dst_type == ATTN_Q8_0)
-          encode_q8_0(x + k, block, saturate);
-        else
-          encode_q4_0(x + k, block, saturate);
+        encode_block(p.dst_type, x + k, block, saturate);
       }
       return;
     }

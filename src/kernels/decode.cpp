@@ -117,7 +117,7 @@ constexpr Kernel blocks() {
                                        .element_bytes = 2,
                                        .own_types = true,
                                        .rows_of_group = rows};
-  Kernel kernel = row<name, tile, true>(floats, floats | ggml_types, ATTN_BF16);
+  Kernel kernel = row<name, tile, true>(floats, floats | device_ggml_types, ATTN_BF16);
   kernel.limits.features |= feature_mixed_kv_types;
   kernel.numerics.scaled_weights = true;
   kernel.limits.head_dim.multiple = kernel.limits.head_dim_v.multiple = dim;

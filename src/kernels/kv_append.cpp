@@ -251,7 +251,7 @@ constexpr Limits host_limits = {.in_types = float_types,
 constexpr int64_t max_dim = attn_kv_append_elements * attn_kv_append_max_threads;
 static_assert(int(attn_gfx942_append_max_threads) == attn_kv_append_max_threads);
 constexpr Limits device_limits = {.in_types = float_types,
-                                  .kv_types = float_types | fp8_types | ggml_types,
+                                  .kv_types = float_types | fp8_types | device_ggml_types,
                                   .out_types = float_types,
                                   .features = feature_paged_kv | feature_seqlens |
                                               feature_mixed_kv_types | feature_descale_tensor |

@@ -69,7 +69,8 @@ Status recipe_sm80(const QuantizeProblem& p, const DeviceInfo&, Recipe* recipe) 
   return {};
 }
 
-constexpr Limits device_limits = {.in_types = float_types, .out_types = fp8_types | ggml_types};
+constexpr Limits device_limits = {.in_types = float_types,
+                                  .out_types = fp8_types | device_ggml_types};
 constexpr Limits host_limits = {.in_types = float_types,
                                 .out_types = fp8_types | ggml_types,
                                 .features = feature_negative_strides};

@@ -12,7 +12,6 @@ using sm90::plain, sm90::with_mask, sm90::with_pages, sm90::with_score, sm90::wi
 
 constexpr const char* dequantise_image = "dequantise_sm90";
 constexpr uint32_t fp8_of_cuda = type_bit(ATTN_F8_E4M3FN) | type_bit(ATTN_F8_E5M2);
-constexpr uint32_t blocks_of_cuda = type_bit(ATTN_Q8_0) | type_bit(ATTN_Q4_0);
 constexpr int64_t max_workspace = int64_t{4} << 30;
 constexpr int64_t most_chunks = 8;  // of keys, of an item of dequantise_sm90
 constexpr int64_t few_items = 16;   // of a multiprocessor
@@ -157,7 +156,7 @@ std::string few_rows(const Problem& p) {
 }
 
 Status check(const Problem& p, const DeviceInfo& device) {
-  if (!((p.needs.k_types | p.needs.v_types) & (fp8_of_cuda | blocks_of_cuda)))
+  if (!((p.needs.k_types | p.needs.v_types) & (fp8_of_cuda | device_ggml_types)))
     return unsupported("all K and V are of ", dtype_name(p.q_type), " as q");
   if (p.q_descale != ATTN_DESCALE_NONE)
     return unsupported("q_descale is ", int(p.q_descale), "; accepted: none (0)");
@@ -253,7 +252,7 @@ constexpr Kernel row() {
       .op = Op::forward,
       .backend = ATTN_BACKEND_CUDA,
       .limits = {.in_types = type_bit(type),
-                 .kv_types = fp8_of_cuda | blocks_of_cuda | type_bit(type),
+                 .kv_types = fp8_of_cuda | device_ggml_types | type_bit(type),
                  .out_types = float_types,
                  .flags = forward_flags | ATTN_BLOCK_MASK | ATTN_ALIBI | ATTN_SPLIT_INVARIANT,
                  .features = forward_features | feature_segments | feature_paged_kv |

@@ -84,7 +84,8 @@ Status make_quantize_problem(const attn_quantize_problem* in, QuantizeProblem* p
   ATTN_TRY(in_range("head_dim", p->head_dim, 1, max_extent));
   ATTN_TRY(one_of("src_type", p->src_type, {ATTN_F32, ATTN_F16, ATTN_BF16}));
   ATTN_TRY(one_of("dst_type", p->dst_type,
-                  {ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ, ATTN_Q8_0, ATTN_Q4_0}));
+                  {ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ, ATTN_Q8_0, ATTN_Q4_0, ATTN_Q4_1,
+                   ATTN_Q5_0, ATTN_Q5_1, ATTN_IQ4_NL}));
   const int64_t block = dtype_block(p->dst_type);
   if (p->head_dim % block != 0)
     return invalid("head_dim ", p->head_dim, " is not a multiple of ", block, " (",

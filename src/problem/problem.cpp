@@ -32,8 +32,8 @@ Status check_descale(const std::string& name, attn_descale_kind kind, int32_t bl
 }
 
 constexpr std::initializer_list<attn_dtype> kv_types = {
-    ATTN_F32,     ATTN_F16,         ATTN_BF16, ATTN_F8_E4M3FN,
-    ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ, ATTN_Q8_0, ATTN_Q4_0};
+    ATTN_F32,  ATTN_F16,  ATTN_BF16, ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ,
+    ATTN_Q8_0, ATTN_Q4_0, ATTN_Q4_1, ATTN_Q5_0,      ATTN_Q5_1,    ATTN_IQ4_NL};
 
 Status make_kv(const std::string& name, attn_dtype type, const attn_segment& s, const KvShape& p,
                bool written, int64_t dim, const char* dim_name, attn_strides* stride,

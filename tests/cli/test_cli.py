@@ -324,7 +324,7 @@ class Inputs(CliTest):
         self.refused("q is F64", {"q": pack("F64", [2, 5, 4, 8], 0)})
         self.refused("k is I32", {"k": pack("I32", [2, 7, 2, 8], 0)})
         self.refused("k is U8", {"k": pack("U8", [2, 7, 2, 34], 0)})
-        self.refused("k is ", {"k": pack("U8", [2, 7, 2, 34], 0)}, {"k": "q5_0"})
+        self.refused("k is ", {"k": pack("U8", [2, 7, 2, 34], 0)}, {"k": "q2_0"})
         self.refused("its dtype is F32", {}, {"k": "q8_0"})
         self.refused("its dtype is F32", {}, {"v": "f8_e4m3fnuz"})
         self.refused("multiple of the 34 bytes", {"k": pack("U8", [2, 7, 2, 35], 0)}, {"k": "q8_0"})
@@ -545,8 +545,9 @@ class RoundTrips(CliTest):
         self.assertEqual(report["out"], {"dtype": "bf16", "shape": [1, 4, 2, 8]})
 
     def test_quantize(self):
-        for to, bound in (("f8_e4m3fn", 0.04), ("f8_e5m2", 0.08), ("f8_e4m3fnuz", 0.04), ("q8_0", 0.01), ("q4_0", 0.12)):
-            ggml = to.startswith("q")
+        for to, bound in (("f8_e4m3fn", 0.04), ("f8_e5m2", 0.08), ("f8_e4m3fnuz", 0.04), ("q8_0", 0.01), ("q4_0", 0.12), ("q4_1", 0.12),
+                          ("q5_0", 0.06), ("q5_1", 0.06), ("iq4_nl", 0.12)):
+            ggml = to.startswith(("q", "iq"))
             for args in ([], *([["--scale", "amax"], ["--scale", "0.125", "--saturate"], ["--scale", "amax", "--per", "head", "--q"]]
                                if not ggml else [])):
                 with self.subTest(to=to, args=args):
@@ -557,7 +558,7 @@ class RoundTrips(CliTest):
                         results.append(Path(path).read_bytes())
                     self.assertEqual(*results)
                     tensors, metadata = load(path)
-                    if to in ("f8_e4m3fnuz", "q8_0", "q4_0"):
+                    if ggml or to == "f8_e4m3fnuz":
                         self.assertEqual((metadata["k"], metadata["v"]), (to, to))
                     self.assertEqual("k_descale" in tensors, not ggml)
                     if "head" in args:

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "core/dtype.h"
+#include "core/ggml.h"
 
 namespace attn::test {
 namespace {
@@ -46,10 +47,7 @@ std::vector<double> write_row(Buffer& to, attn_dtype type, int64_t at, const std
     for (float& value : scaled) value /= descale;
     for (int64_t d = 0; d < n; d += 32) {
       unsigned char* block = to.data() + dtype_bytes(type, at + d);
-      if (type == ATTN_Q8_0)
-        encode_q8_0(&scaled[d], block, false);
-      else
-        encode_q4_0(&scaled[d], block, false);
+      encode_block(type, &scaled[d], block, false);
     }
   } else {
     for (int64_t d = 0; d < n; ++d) {

@@ -48,6 +48,14 @@ struct Draw {
   }
 };
 
+// In half of the random problems with q4_0 one of the types that hosts alone take stands for it. Of
+// the seed alone, so that all else stays as it is.
+inline attn_dtype host_type(attn_dtype type, uint64_t seed, uint64_t salt) {
+  constexpr attn_dtype others[] = {ATTN_Q4_1, ATTN_Q5_0, ATTN_Q5_1, ATTN_IQ4_NL};
+  Draw draw{seed, salt};
+  return type == ATTN_Q4_0 && draw.chance(2) ? draw.pick(others) : type;
+}
+
 enum class Arrange {
   contiguous,   // strides unset
   padded,       // unused room behind each head, token and batch entry, 16-byte multiples

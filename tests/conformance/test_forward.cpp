@@ -47,6 +47,7 @@ constexpr attn_dtype q_types[] = {ATTN_F32,       ATTN_F16,     ATTN_BF16,
                                   ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ};
 constexpr attn_dtype kv_types[] = {ATTN_F32,     ATTN_F16,         ATTN_BF16, ATTN_F8_E4M3FN,
                                    ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ, ATTN_Q8_0, ATTN_Q4_0};
+constexpr attn_dtype host_types[] = {ATTN_Q4_1, ATTN_Q5_0, ATTN_Q5_1, ATTN_IQ4_NL};
 
 TEST_CASE("forward: boundary shapes") {
   const auto kernels = kernels_here(Op::forward, false);
@@ -89,6 +90,16 @@ TEST_CASE("forward: every combination of types") {
         c.segments[0].k_type = k;
         c.segments[0].v_type = v;
         check_case(c, kernels);
+      }
+    }
+    for (attn_dtype block : host_types) {
+      for (auto [k, v] : {std::pair(block, block), {block, ATTN_F16}, {ATTN_Q8_0, block}}) {
+        for (int64_t sq : {1, 5}) {
+          Case c = shape(name_of("types", {q, k, v, sq}), 2, 4, 2, 64, sq, 70, q);
+          c.segments[0].k_type = k;
+          c.segments[0].v_type = v;
+          check_case(c, kernels);
+        }
       }
     }
     for (attn_dtype out :
@@ -268,6 +279,9 @@ Case random_case(uint64_t seed) {
     s.v_type = draw.chance(2) ? s.k_type : pick(draw(1000), kv_types);
     if (c.head_dim % 32 != 0 && dtype_is_ggml(s.k_type)) s.k_type = ATTN_F16;
     if (c.head_dim_v % 32 != 0 && dtype_is_ggml(s.v_type)) s.v_type = ATTN_F8_E4M3FN;
+    const bool same = s.k_type == s.v_type;
+    s.k_type = host_type(s.k_type, seed, 2 * uint64_t(n));
+    s.v_type = same ? s.k_type : host_type(s.v_type, seed, 2 * uint64_t(n) + 1);
     s.layout = attn_layout(draw(3));
     const int32_t page_sizes[] = {1, 3, 16, 64};
     s.page_size = pick(draw(1000), page_sizes);

@@ -11,6 +11,7 @@
 #include "backend.h"
 #include "core/ceil_div.h"
 #include "core/dtype.h"
+#include "core/ggml.h"
 
 namespace attn::test {
 namespace {
@@ -132,8 +133,7 @@ class Expected {
       }
       float x[32];
       for (int64_t i = 0; i < 32; ++i) x[i] = float(real.x[size_t(d + i)] / descale);
-      unsigned char* to = want_.data() + dtype_bytes(type_, at + d);
-      type_ == ATTN_Q8_0 ? encode_q8_0(x, to, true) : encode_q4_0(x, to, true);
+      encode_block(type_, x, want_.data() + dtype_bytes(type_, at + d), true);
     }
     rows_.push_back({at, real, descale});
   }
@@ -383,6 +383,7 @@ std::string run_append_case(const AppendCase& c, const Kernel& kernel, bool* ran
 constexpr attn_dtype new_types[] = {ATTN_F32, ATTN_F16, ATTN_BF16};
 constexpr attn_dtype cache_types[] = {ATTN_F32,     ATTN_F16,         ATTN_BF16, ATTN_F8_E4M3FN,
                                       ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ, ATTN_Q8_0, ATTN_Q4_0};
+constexpr attn_dtype host_types[] = {ATTN_Q4_1, ATTN_Q5_0, ATTN_Q5_1, ATTN_IQ4_NL};
 
 AppendCase random_case(uint64_t seed) {
   Draw draw{seed, 77};
@@ -399,6 +400,8 @@ AppendCase random_case(uint64_t seed) {
   c.dim_v = dtype_is_ggml(c.v_type)                      ? draw.pick(block_dims)
             : draw.chance(2) && !dtype_is_ggml(c.k_type) ? c.dim
                                                          : draw.pick(dims);
+  c.k_type = host_type(c.k_type, seed, 0);
+  c.v_type = host_type(c.v_type, seed, 1);
   c.capacity = draw(8) ? 1 + draw(150) : 0;
   c.seqlen_new = draw(8);
   c.lengths.clear();
@@ -445,8 +448,10 @@ void check(const AppendCase& c, const Kernel& kernel) {
 TEST_CASE("kv_append: every pair of types, with and without rotation") {
   for (const Kernel* kernel : kernels_here(Op::kv_append, true)) {
     uint64_t number = 0;
+    std::vector<attn_dtype> types(std::begin(cache_types), std::end(cache_types));
+    if (kernel->host) types.insert(types.end(), std::begin(host_types), std::end(host_types));
     for (attn_dtype new_type : new_types)
-      for (attn_dtype type : cache_types)
+      for (attn_dtype type : types)
         for (int rotary : {0, 1, 2})
           for (bool paged : {false, true})
             for (attn_descale_kind descale : {ATTN_DESCALE_NONE, ATTN_DESCALE_HEAD}) {

@@ -8,6 +8,7 @@
 #include "../catch.h"
 #include "backend.h"
 #include "core/dtype.h"
+#include "core/ggml.h"
 
 namespace attn::test {
 namespace {
@@ -107,10 +108,7 @@ std::string run_quantize_case(const QuantizeCase& c, const Kernel& kernel, bool*
       if (dtype_is_ggml(c.dst)) {
         if (d % 32 != 0) continue;
         unsigned char* block = want.data() + dtype_bytes(c.dst, at + d);
-        if (c.dst == ATTN_Q8_0)
-          encode_q8_0(&x[size_t(d)], block, c.saturate != 0);
-        else
-          encode_q4_0(&x[size_t(d)], block, c.saturate != 0);
+        encode_block(c.dst, &x[size_t(d)], block, c.saturate != 0);
       } else {
         encode_element(c.dst, want.data(), at + d,
                        double(x[size_t(d)]) / double(descale[size_t(group_of(b, s, h))]),
@@ -202,7 +200,8 @@ TEST_CASE("quantize: types, scales, layouts and values that do not fit") {
       CHECK(run_quantize_case(c, *kernel, &ran) == "");
       if (kernel->host) CHECK(ran);
     };
-    for (attn_dtype dst : {ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ, ATTN_Q8_0, ATTN_Q4_0}) {
+    for (attn_dtype dst : {ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ, ATTN_Q8_0, ATTN_Q4_0,
+                           ATTN_Q4_1, ATTN_Q5_0, ATTN_Q5_1, ATTN_IQ4_NL}) {
       for (attn_dtype src : {ATTN_F32, ATTN_F16, ATTN_BF16}) {
         for (int32_t saturate : {0, 1}) {
           for (bool odd : {false, true}) {

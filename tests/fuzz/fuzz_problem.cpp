@@ -80,7 +80,7 @@ attn_strides make_strides(Source& in) {
 attn_segment make_segment(Source& in, attn_dtype q_type) {
   attn_segment s{};
   s.struct_size = sizeof s;
-  const auto type = [&] { return in.below(2) ? q_type : attn_dtype(in.below(11)); };
+  const auto type = [&] { return in.below(2) ? q_type : attn_dtype(in.below(15)); };
   s.k_type = type();
   s.v_type = type();
   s.layout = attn_layout(in.below(3));
@@ -115,7 +115,7 @@ attn_problem make_problem(Source& in) {
   p.head_dim_v = in.below(3) ? 0 : in.size();
   p.seqlen_q = in.below(12);
   p.q_type = attn_dtype(1 + in.below(6));
-  p.out_type = in.below(2) ? ATTN_DTYPE_NONE : attn_dtype(in.below(11));
+  p.out_type = in.below(2) ? ATTN_DTYPE_NONE : attn_dtype(in.below(15));
   p.q_layout = attn_layout(in.below(2));
   if (p.q_layout == ATTN_PACKED && p.batch > 0) p.total_q = in.size();
   p.q_descale = attn_descale_kind(in.below(3));

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "asm/gfx942/decode_args.h"
+#include "core/ggml.h"
 #include "gfx9/maker.h"
 
 namespace attn::test {
@@ -89,8 +90,7 @@ std::vector<uint8_t> rows(Maker& m, attn_dtype type, int64_t count, int64_t dim,
       for (int64_t d = 0; real && d < dim; d += 32) {
         float x[32];
         for (float& value : x) value = float(normal(m.rng()));
-        (type == ATTN_Q8_0 ? encode_q8_0 : encode_q4_0)(
-            x, bytes.data() + row * row_bytes + dtype_bytes(type, d), true);
+        encode_block(type, x, bytes.data() + row * row_bytes + dtype_bytes(type, d), true);
       }
       continue;
     }

@@ -70,6 +70,26 @@ def decode_q4_0(data):
     return (scale * (nibbles.astype(np.int64) - 8)).reshape(*data.shape[:-1], -1)
 
 
+def decode_halves(data, size, values, has_min=False, has_bit=False):
+    """Blocks of `size` bytes: f16 scale, f16 minimum, u32 of fifth bits, 16 bytes as those of q4_0; of values[code]."""
+    blocks = np.ascontiguousarray(data).reshape(*data.shape[:-1], -1, size)
+    scale, minimum = (np.ascontiguousarray(blocks[..., at:at + 2]).view(np.float16).astype(np.float64) for at in (0, 2))
+    codes = np.concatenate([blocks[..., -16:] & 15, blocks[..., -16:] >> 4], axis=-1).astype(np.int64)
+    if has_bit:
+        codes += 16 * np.unpackbits(np.ascontiguousarray(blocks[..., -20:-16]), axis=-1, bitorder="little")
+    return (scale * np.asarray(values)[codes] + (minimum if has_min else 0)).reshape(*data.shape[:-1], -1)
+
+
+GGML = {  # bytes of a block, its elements
+    "q8_0": (34, decode_q8_0),
+    "q4_0": (18, decode_q4_0),
+    "q4_1": (20, lambda data: decode_halves(data, 20, range(16), has_min=True)),
+    "q5_0": (22, lambda data: decode_halves(data, 22, range(-16, 16), has_bit=True)),
+    "q5_1": (24, lambda data: decode_halves(data, 24, range(32), has_min=True, has_bit=True)),
+    "iq4_nl": (18, lambda data: decode_halves(data, 18, [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])),
+}
+
+
 class Typed:
     """Raw storage of a type that NumPy lacks; looks like an array where only the shape matters."""
 
@@ -81,7 +101,7 @@ class Typed:
             return decode_bf16(self.bits)
         if self.kind in FP8:
             return FP8[self.kind][self.bits]
-        return {"q8_0": decode_q8_0, "q4_0": decode_q4_0}[self.kind](self.bits)
+        return GGML[self.kind][1](self.bits)
 
     def poison(self, where):
         if self.kind == "bf16":
@@ -89,13 +109,13 @@ class Typed:
         elif self.kind in FP8:
             self.bits[where] = FP8_NAN[self.kind]
         else:  # every scale NaN
-            bytes_per_block = {"q8_0": 34, "q4_0": 18}[self.kind]
+            bytes_per_block = GGML[self.kind][0]
             rows = self.bits[where]
             rows.reshape(len(rows), rows.shape[1] // bytes_per_block, bytes_per_block)[:, :, :2] = np.frombuffer(np.float16("nan").tobytes(), np.uint8)
             self.bits[where] = rows
 
     def stored(self):
-        if self.kind in ("q8_0", "q4_0"):
+        if self.kind in GGML:
             return self.bits
         return {"bf16": "BF16", "f8_e5m2": "F8_E5M2"}.get(self.kind, "F8_E4M3"), self.bits
 
@@ -328,7 +348,7 @@ def encoded(kind, values):
     if kind in FP8:
         distance = np.abs(np.nan_to_num(FP8[kind], nan=np.inf) - values[..., None])
         return Typed(kind, distance.argmin(axis=-1).astype(np.uint8))
-    # ggml blocks: random scales of either sign and random integers; `values` gives the shape
+    # ggml blocks: random scales of either sign, minima that balance them, random integers; `values` gives the shape
     blocks = values.shape[:-1] + (values.shape[-1] // 32,)
     rng = np.random.default_rng(zlib.crc32(np.ascontiguousarray(values).tobytes()))
     sign = rng.choice([-1.0, 1.0], blocks + (1,))
@@ -336,8 +356,12 @@ def encoded(kind, values):
         scale = (sign * rng.uniform(0.004, 0.016, blocks + (1,))).astype(np.float16)
         payload = rng.integers(0, 256, blocks + (32,), np.uint8)
     else:
-        scale = (sign * rng.uniform(0.08, 0.2, blocks + (1,))).astype(np.float16)
-        payload = rng.integers(0, 256, blocks + (16,), np.uint8)
+        small = {"q5_0": 2, "q5_1": 2, "iq4_nl": 16}.get(kind, 1)
+        scale = (sign * rng.uniform(0.08, 0.2, blocks + (1,)) / small).astype(np.float16)
+        payload = rng.integers(0, 256, blocks + (16 + 4 * kind.startswith("q5"),), np.uint8)
+        if kind.endswith("_1"):
+            minimum = (-scale.astype(np.float64) * 8 * small).astype(np.float16)
+            payload = np.concatenate([minimum.view(np.uint8), payload], axis=-1)
     data = np.concatenate([scale.view(np.uint8), payload], axis=-1)
     return Typed(kind, data.reshape(values.shape[:-1] + (-1,)))
 
@@ -402,7 +426,7 @@ def save(name, description, tensors, options, out, lse):
     assert name not in INDEX, name
     stored = {n: t.stored() if isinstance(t, Typed) else t for n, t in tensors.items()}
     metadata = {n: t.kind for n, t in tensors.items()
-                if isinstance(t, Typed) and t.kind in ("f8_e4m3fnuz", "q8_0", "q4_0")}
+                if isinstance(t, Typed) and t.kind in ("f8_e4m3fnuz", *GGML)}
     st.save(HERE / f"{name}.safetensors", {**stored, "golden.out": out, "golden.lse": lse},
             {**metadata, "options": json.dumps(options)})
     INDEX[name] = description
@@ -709,7 +733,7 @@ def type_cases():
         case("codes_" + kind, f"f32 q, small; every finite {kind} code in k and in v",
              {"q": a.normal(1, 4, 1, 16), "k": a.codes(kind, 1, 32, 1, 16), "v": a.codes(kind, 1, 32, 1, 16),
               "k_descale": f32(v_descale), "v_descale": f32(v_descale)})
-    for kind in ("q8_0", "q4_0"):
+    for kind in GGML:
         a = Inputs("type_" + kind)
         case("type_" + kind, f"f32 q, {kind} k and v, two blocks per row, causal, seqlens_kv",
              a.qkv(2, 3, 11, 2, 1, 64, kinds=("f32", kind, kind)) | {"seqlens_kv": i32(11, 7)}, causal=True)

@@ -255,14 +255,24 @@ class Types(Case):
 
     def test_ggml(self):
         q, k, v = self.qkv(dim=64)
-        for kind in "q8_0", "q4_0":
+        for kind, size, bound in (("q8_0", 68, 0.03), ("q4_0", 36, 0.4), ("q4_1", 40, 0.4), ("q5_0", 44, 0.2), ("q5_1", 48, 0.2),
+                                  ("iq4_nl", 36, 0.4)):
             blocks = [attn.quantize(x, kind)[0] for x in (k, v)]
-            self.assertEqual((blocks[0].dtype, blocks[0].shape[-1]), (np.uint8, {"q8_0": 68, "q4_0": 36}[kind]))
-            error = np.abs(attn.forward(q, *blocks) - softmax_attention(q, k, v)[0]).max()
-            self.assertLess(error, {"q8_0": 0.03, "q4_0": 0.4}[kind])
+            self.assertEqual((blocks[0].dtype, blocks[0].shape[-1]), (np.uint8, size))
+            out = attn.forward(q, *blocks, k_type=kind, v_type=kind)
+            error = np.abs(out - softmax_attention(q, k, v)[0]).max()
+            self.assertLess(error, bound)
             self.assertGreater(error, 0)
             every_second = [np.repeat(x, 2, axis=1)[:, ::2] for x in blocks]
-            self.close(attn.forward(q, *every_second), attn.forward(q, *blocks), 0)
+            self.close(attn.forward(q, *every_second, k_type=kind, v_type=kind), out, 0)
+            if kind in ("q8_0", "q4_0"):
+                self.close(attn.forward(q, *blocks), out, 0)
+            self.close(attn.forward(q, [k[:, :4], blocks[0][:, 4:]], [v[:, :4], blocks[1][:, 4:]], k_type=[None, kind],
+                                    v_type=[None, kind]), softmax_attention(q, k, v)[0], bound)
+        self.refuses(ValueError, ["k is u8", "44", "q8_0 (34 bytes)", "k_type"], attn.forward, q, attn.quantize(k, "q5_0")[0], v)
+        self.refuses(ValueError, ["type of k is f16", "q5_1"], attn.forward, q, k, v, k_type="f16")
+        self.refuses(ValueError, ["v is f32", "of q4_1: u8, multiples of 20"], attn.forward, q, k, v, v_type="q4_1")
+        self.refuses(ValueError, ["k_type is not a list"], attn.forward, q, [k], [v], k_type="q4_1")
 
     def test_types_that_are_none(self):
         q, k, v = self.qkv()
@@ -321,8 +331,8 @@ class Arguments(Case):
             str(inspect.signature(attn.forward)),
             "(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), scale=None, softcap=0.0, bias=None, "
             "alibi_slopes=None, sinks=None, block_mask=None, tree=None, tree_keys=0, seqlens_kv=None, cu_seqlens_q=None, "
-            "cu_seqlens_kv=None, max_seqlen_q=None, block_table=None, q_descale=None, k_descale=None, v_descale=None, out_scale=None, "
-            "out_dtype=None, return_lse=False, out=None, backend='auto')")
+            "cu_seqlens_kv=None, max_seqlen_q=None, block_table=None, q_descale=None, k_descale=None, v_descale=None, "
+            "k_type=None, v_type=None, out_scale=None, out_dtype=None, return_lse=False, out=None, backend='auto')")
 
     def test_sentences(self):
         q, k, v = self.qkv()

@@ -13,7 +13,7 @@ sys.path.insert(0, str(GOLDEN))
 import st  # noqa: E402
 
 BITS = {"BF16": ml_dtypes.bfloat16, "F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2}
-SEGMENT = ("k", "v", "seqlens_kv", "cu_seqlens_kv", "block_table", "k_descale", "v_descale")
+SEGMENT = ("k", "v", "seqlens_kv", "cu_seqlens_kv", "block_table", "k_descale", "v_descale", "k_type", "v_type")
 WHOLE = ("q", "cu_seqlens_q", "bias", "alibi_slopes", "sinks", "tree", "q_descale", "out_scale")
 
 
@@ -25,6 +25,8 @@ def load(name):
             dtype, bits = tensor
             tensor = bits.view(ml_dtypes.float8_e4m3fnuz if metadata.get(key) == "f8_e4m3fnuz" else BITS[dtype])
         tensors[key] = tensor
+        if tensor.dtype == np.uint8 and key in metadata:  # a ggml type
+            tensors[key.replace("k", "k_type").replace("v", "v_type")] = metadata[key]
     return tensors, json.loads(metadata["options"])
 
 

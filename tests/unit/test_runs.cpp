@@ -299,7 +299,7 @@ TEST_CASE("runs: merge allocates nothing") {
 TEST_CASE("runs: quantize allocates nothing") {
   on_every_backend([](attn_context* context, const mock::MockLibrary*) {
     for_each_kernel(context, Op::quantize, [&](const Kernel& kernel) {
-      for (int type = ATTN_F8_E4M3FN; type <= ATTN_Q4_0; ++type) {
+      for (int type = ATTN_F8_E4M3FN; type <= ATTN_IQ4_NL; ++type) {
         if (!(kernel.limits.out_types & type_bit(attn_dtype(type)))) continue;
         for (attn_scale_source scale : {ATTN_SCALE_ONE, ATTN_SCALE_GIVEN, ATTN_SCALE_AMAX}) {
           if (dtype_is_ggml(attn_dtype(type)) && scale != ATTN_SCALE_ONE) continue;
@@ -330,7 +330,7 @@ TEST_CASE("runs: quantize allocates nothing") {
 TEST_CASE("runs: kv_append allocates nothing") {
   on_every_backend([](attn_context* context, const mock::MockLibrary*) {
     for_each_kernel(context, Op::kv_append, [&](const Kernel& kernel) {
-      for (int type = ATTN_F32; type <= ATTN_Q4_0; ++type) {
+      for (int type = ATTN_F32; type <= ATTN_IQ4_NL; ++type) {
         if (!(kernel.limits.kv_types & type_bit(attn_dtype(type)))) continue;
         auto p = make<attn_kv_append_problem>();
         p.batch = p.heads_kv = p.heads_q = 2;

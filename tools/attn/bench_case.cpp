@@ -6,6 +6,7 @@
 #include "api/handles.h"
 #include "attn/io.h"
 #include "core/dtype.h"
+#include "core/ggml.h"
 #include "cpu/host_kernel.h"
 #include "kernels/shared/mask.h"
 
@@ -70,7 +71,7 @@ Tensor random_tensor(attn_dtype type, std::vector<int64_t> shape, uint64_t seed)
     std::byte* to = tensor.data.get();
     for (int64_t i = 0; i < drawn / 32; ++i, to += attn::dtype_bytes(type)) {
       for (float& x : block) x = next();
-      (type == ATTN_Q8_0 ? attn::encode_q8_0 : attn::encode_q4_0)(block, to, true);
+      attn::encode_block(type, block, to, true);
     }
   } else {
     for (int64_t i = 0; i < drawn; ++i)

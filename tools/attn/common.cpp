@@ -137,7 +137,7 @@ attn_dtype parse_dtype(const std::string& option, const std::string& text) {
   const attn_dtype type = attn::dtype_from_name(text);
   if (type == ATTN_DTYPE_NONE && !text.empty()) {
     std::string names;
-    for (int t = ATTN_F32; t <= ATTN_F64; ++t) {
+    for (int t = ATTN_F32; t < attn::end_of_dtypes; ++t) {
       names += ' ';
       names += attn::dtype_name(attn_dtype(t));
     }

@@ -33,6 +33,10 @@ constexpr TypePair kTypes[] = {
     {Dtype::f8_e4m3, ATTN_F8_E4M3FNUZ},
     {Dtype::u8, ATTN_Q8_0},
     {Dtype::u8, ATTN_Q4_0},
+    {Dtype::u8, ATTN_Q4_1},
+    {Dtype::u8, ATTN_Q5_0},
+    {Dtype::u8, ATTN_Q5_1},
+    {Dtype::u8, ATTN_IQ4_NL},
 };
 
 bool needs_metadata(attn_dtype type) {
@@ -75,9 +79,9 @@ const char* const input_help =
     "key "
     "n\n"
     "  tree_keys      I32 [1], how many keys these are\n"
-    "__metadata__ has the types that safetensors lacks, by tensor: f8_e4m3fnuz of F8_E4M3; q8_0 "
-    "and q4_0\n"
-    "of U8 whose last dimension counts bytes.";
+    "__metadata__ has the types that safetensors lacks, by tensor: f8_e4m3fnuz of F8_E4M3; "
+    "q8_0,\n"
+    "q4_0, q4_1, q5_0, q5_1 and iq4_nl of U8 whose last dimension counts bytes.";
 
 const char* const mask_help =
     "IN holds\n"
@@ -435,7 +439,7 @@ attn_dtype element_type(const TensorFile& file, const std::string& name) {
     const attn_dtype type = attn::dtype_from_name(said->second);
     if (type == ATTN_DTYPE_NONE)
       fail("__metadata__ says that " + name + " is " + quote(said->second) +
-           "; f8_e4m3fnuz, q8_0 and q4_0 are accepted");
+           "; f8_e4m3fnuz and ggml's q8_0, q4_0, q4_1, q5_0, q5_1 and iq4_nl are accepted");
     if (attn::dtype_is_ggml(type) && tensor.shape.empty())
       fail(name + " is " + said->second + " and has no dimensions; 1 or more are expected");
     if (file_dtype(type) != tensor.dtype)
@@ -446,7 +450,8 @@ attn_dtype element_type(const TensorFile& file, const std::string& name) {
   for (const TypePair& pair : kTypes)
     if (pair.file == tensor.dtype && !needs_metadata(pair.type)) return pair.type;
   fail(name + " is " + dtype_text(tensor.dtype) + "; F32 F16 BF16 F8_E4M3 F8_E5M2 are accepted" +
-       (tensor.dtype == Dtype::u8 ? " (and U8 where __metadata__ says q8_0 or q4_0)" : ""));
+       (tensor.dtype == Dtype::u8 ? " (and U8 where __metadata__ says which of ggml's types it is)"
+                                  : ""));
   return ATTN_DTYPE_NONE;
 }
 

@@ -173,9 +173,12 @@ void add_quantize(CLI::App& app, int&) {
   command->footer(input_help);
   command->add_option("IN", o->in)->required();
   command->add_option("OUT", o->out)->required();
-  command->add_option("--to", o->to, "f8_e4m3fn, f8_e5m2, f8_e4m3fnuz, q8_0 or q4_0")
+  command
+      ->add_option("--to", o->to,
+                   "f8_e4m3fn, f8_e5m2, f8_e4m3fnuz, q8_0, q4_0, q4_1, q5_0, q5_1 or iq4_nl")
       ->required()
-      ->check(CLI::IsMember({"f8_e4m3fn", "f8_e5m2", "f8_e4m3fnuz", "q8_0", "q4_0"}))
+      ->check(CLI::IsMember({"f8_e4m3fn", "f8_e5m2", "f8_e4m3fnuz", "q8_0", "q4_0", "q4_1", "q5_0",
+                             "q5_1", "iq4_nl"}))
       ->type_name("T");
   command
       ->add_option("--scale", o->scale,

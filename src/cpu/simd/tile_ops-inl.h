@@ -1,6 +1,7 @@
 // The bodies of TileOps. Each file that includes this defines ATTN_SIMD_NAMESPACE and ATTN_SIMD_OPS
 // (and ATTN_SIMD_LANES to have the instruction set checked), and is compiled with the flags of one
 // instruction set. No standard library in here, see tile_ops.h.
+#include "core/ggml_layout.h"
 #include "cpu/simd/tile_ops.h"
 #include "cpu/simd/vector.h"
 
@@ -25,7 +26,9 @@ constexpr int slab_vectors = 2, value_rows = 6;   // 6 x 2
 constexpr uint32_t few_types = 1u << ATTN_F32 | 1u << ATTN_BF16
 #ifdef __F16C__
                                | 1u << ATTN_F16 | 1u << ATTN_F8_E4M3FN | 1u << ATTN_F8_E5M2 |
-                               1u << ATTN_F8_E4M3FNUZ | 1u << ATTN_Q8_0 | 1u << ATTN_Q4_0
+                               1u << ATTN_F8_E4M3FNUZ | 1u << ATTN_Q8_0 | 1u << ATTN_Q4_0 |
+                               1u << ATTN_Q4_1 | 1u << ATTN_Q5_0 | 1u << ATTN_Q5_1 |
+                               1u << ATTN_IQ4_NL
 #endif
     ;
 
@@ -67,34 +70,63 @@ ATTN_INLINE Vec fp8_to_f32(const char* from) {
   }
 }
 
-// n vectors of the 32 values behind a ggml block's scale, from value `at` on, a multiple of what
-// they hold.
+ATTN_INLINE Vec f16_in_all_lanes(const char* from) {
+  uint16_t code;
+  __builtin_memcpy(&code, from, sizeof(code));
+  return f16_to_f32(code - Halves{});
+}
+
+// The values that vectors of codes stand for.
+template <attn_dtype type>
+ATTN_INLINE Vec code_values(Ints codes, Vec d, Vec m) {
+  constexpr BlockLayout layout = block_layout(type);
+  if constexpr (layout.has_min) return fma(floats(codes), d, m);
+  return floats(layout.offset > 0 ? codes - layout.offset : codes) * d;
+}
+
+// n vectors of the 32 values of a ggml block, from value `at` on, a multiple of what they hold.
 template <attn_dtype type, int n>
 ATTN_INLINE void ggml_to_f32(const char* block, int64_t at, Vec (&v)[n]) {
   static_assert(32 % (n * lanes) == 0);
-  uint16_t code;
-  __builtin_memcpy(&code, block, sizeof(code));
-  const Vec scale = f16_to_f32(code - Halves{});
-  const char* values = block + sizeof(code);
-  if constexpr (type == ATTN_Q8_0) {
+  constexpr BlockLayout layout = block_layout(type);
+  const Vec d = f16_in_all_lanes(block);
+  const Vec m = layout.has_min ? f16_in_all_lanes(block + 2) : Vec{};
+  constexpr int codes_at = block_bytes(type) - layout.code_bytes;
+  const char* codes = block + codes_at;
+  if constexpr (layout.code_bytes == 32) {
 #pragma GCC unroll 4
     for (int i = 0; i < n; ++i) {
-      v[i] = floats(ints(read<SignedBytes>(values + at + i * lanes))) * scale;
+      v[i] = code_values<type>(ints(read<SignedBytes>(codes + at + i * lanes)), d, m);
     }
-  } else {
+    return;
+  }
 #if defined(__AVX512F__)  // a vector has the values of all 16 codes
-    const Vec table = (floats(numbers()) - 8) * scale;
-    const Ints pairs = ints(read<Bytes>(values));
+  if constexpr (!layout.has_bit) {
+    const Ints all = type == ATTN_IQ4_NL
+                         ? ints(read<SignedBytes>(reinterpret_cast<const char*>(iq4_nl_values)))
+                         : numbers();
+    const Vec table = code_values<type>(all, d, m);
+    const Ints pairs = ints(read<Bytes>(codes));
 #pragma GCC unroll 4
     for (int i = 0; i < n; ++i) v[i] = lookup(table, at + i * lanes < 16 ? pairs : pairs >> 4);
-#else
-#pragma GCC unroll 4
-    for (int i = 0; i < n; ++i) {
-      const Bytes pairs = read<Bytes>(values + (at + i * lanes) % 16);
-      const Bytes codes = at + i * lanes < 16 ? pairs & 15 : pairs >> 4;
-      v[i] = floats(ints(reinterpret_cast<SignedBytes>(codes)) - 8) * scale;
-    }
+    return;
+  }
 #endif
+  int32_t bits = 0;
+  if constexpr (layout.has_bit) __builtin_memcpy(&bits, codes - 4, sizeof(bits));
+#pragma GCC unroll 4
+  for (int i = 0; i < n; ++i) {
+    const int first = int(at) + i * int(lanes);
+    const Bytes pairs = read<Bytes>(codes + first % 16);
+    const Bytes low = first < 16 ? pairs & 15 : pairs >> 4;
+    Ints code;
+    if constexpr (type == ATTN_IQ4_NL) {
+      code = ints(lookup(iq4_nl_values, low));
+    } else {
+      code = ints(reinterpret_cast<SignedBytes>(low));
+    }
+    if constexpr (layout.has_bit) code |= (set(bits) >> (numbers() + first) & 1) << 4;
+    v[i] = code_values<type>(code, d, m);
   }
 }
 
@@ -110,7 +142,7 @@ struct Type {
 // Vectors that elements() reads at once, of `n` that are wanted: in blocks those under one scale.
 template <attn_dtype type>
 constexpr int together(int n) {
-  int most = type == ATTN_Q8_0 || type == ATTN_Q4_0 ? int(32 / lanes) : 1;
+  int most = is_ggml(type) ? int(32 / lanes) : 1;
   while (n % most != 0) most /= 2;
   return most;
 }
@@ -120,9 +152,9 @@ constexpr int together(int n) {
 template <attn_dtype type, int n>
 ATTN_INLINE void elements(const char* row, int64_t at, Vec (&v)[n]) {
 #ifdef ATTN_SIMD_F16
-  if constexpr (type == ATTN_Q8_0 || type == ATTN_Q4_0) {
-    return ggml_to_f32<type>(row + at / 32 * (type == ATTN_Q8_0 ? 34 : 18),
-                             n * lanes == 32 ? 0 : at % 32, v);
+  if constexpr (is_ggml(type)) {
+    constexpr int bytes = block_bytes(type);
+    return ggml_to_f32<type>(row + at / 32 * bytes, n * lanes == 32 ? 0 : at % 32, v);
   }
 #endif
 #pragma GCC unroll 4
@@ -134,7 +166,7 @@ ATTN_INLINE void elements(const char* row, int64_t at, Vec (&v)[n]) {
 #ifdef ATTN_SIMD_F16
     } else if constexpr (type == ATTN_F16) {
       v[i] = f16_to_f32(read<Halves>(row + at * 2));
-    } else if constexpr (type != ATTN_Q8_0 && type != ATTN_Q4_0) {
+    } else if constexpr (!is_ggml(type)) {
       v[i] = fp8_to_f32<type>(row + at);
 #endif
     }
@@ -162,6 +194,14 @@ ATTN_INLINE bool with_type(attn_dtype type, const Body& body) {
       return body(Type<ATTN_Q8_0, 0>()), true;
     case ATTN_Q4_0:
       return body(Type<ATTN_Q4_0, 0>()), true;
+    case ATTN_Q4_1:
+      return body(Type<ATTN_Q4_1, 0>()), true;
+    case ATTN_Q5_0:
+      return body(Type<ATTN_Q5_0, 0>()), true;
+    case ATTN_Q5_1:
+      return body(Type<ATTN_Q5_1, 0>()), true;
+    case ATTN_IQ4_NL:
+      return body(Type<ATTN_IQ4_NL, 0>()), true;
 #endif
     default:
       return false;

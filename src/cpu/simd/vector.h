@@ -119,6 +119,10 @@ ATTN_INLINE Ints numbers() {
 ATTN_INLINE Vec lookup(Vec table, Ints index) {
   return _mm512_permutexvar_ps(reinterpret_cast<__m512i>(index), table);
 }
+ATTN_INLINE SignedBytes lookup(const int8_t (&table)[16], Bytes index) {
+  const __m128i all = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+  return reinterpret_cast<SignedBytes>(_mm_shuffle_epi8(all, reinterpret_cast<__m128i>(index)));
+}
 ATTN_INLINE Halves halves(SignedBytes v) {
   return reinterpret_cast<Halves>(_mm256_cvtepi8_epi16(reinterpret_cast<__m128i>(v)));
 }
@@ -157,6 +161,15 @@ ATTN_INLINE Ints ints(Halves v) {
 ATTN_INLINE Ints ints(SignedBytes v) {
   const __m128i low = _mm_cvtsi64_si128(reinterpret_cast<int64_t>(v));
   return reinterpret_cast<Ints>(_mm256_cvtepi8_epi32(low));
+}
+ATTN_INLINE Ints numbers() {
+  return Ints{0, 1, 2, 3, 4, 5, 6, 7};
+}
+// table[index] of each index below 16.
+ATTN_INLINE SignedBytes lookup(const int8_t (&table)[16], Bytes index) {
+  const __m128i low = _mm_cvtsi64_si128(reinterpret_cast<int64_t>(index));
+  const __m128i all = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+  return reinterpret_cast<SignedBytes>(_mm_cvtsi128_si64(_mm_shuffle_epi8(all, low)));
 }
 ATTN_INLINE Halves halves(SignedBytes v) {
   const __m128i low = _mm_cvtsi64_si128(reinterpret_cast<int64_t>(v));
