@@ -17,14 +17,15 @@ sys.path.insert(0, str(HERE.parent / "tests" / "golden"))
 import st  # noqa: E402
 
 GGML = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
-TYPES = ("f16", "f8_e4m3fn", *GGML)
+SCALES_BESIDE = ("i8", "i4")  # of each token and head, in an array of their own
+TYPES = ("f16", "f8_e4m3fn", *GGML, *SCALES_BESIDE)
 
 
 def older(x, dtype):
-    """(stored, descale) of x [B, S, H, D]."""
+    """(stored, descale, or what scales there are) of x [B, S, H, D]."""
     if dtype == "f16":
         return x, None
-    if dtype in GGML:
+    if dtype in GGML + SCALES_BESIDE:
         return attn.quantize(x, dtype)
     return attn.quantize(x, dtype, scale="amax", per="head")
 
@@ -33,10 +34,12 @@ def over_mixed(q, k, v, recent, dtype):
     """(out, bytes of a cached token in both K and V) with the last `recent` keys in f16 and those before them in dtype."""
     split = k.shape[1] - recent
     (k_old, k_descale), (v_old, v_descale) = older(k[:, :split], dtype), older(v[:, :split], dtype)
-    blocks = [dtype if dtype in GGML else None, None]
-    out = attn.forward(q, [k_old, k[:, split:]], [v_old, v[:, split:]], k_descale=[k_descale, None], v_descale=[v_descale, None],
-                       k_type=blocks, v_type=blocks, causal=True)
-    return out, (k_old[0, 0].nbytes + v_old[0, 0].nbytes)
+    kinds = [dtype if dtype in (*GGML, "i4") else None, None]
+    scales = "scale" if dtype in SCALES_BESIDE else "descale"
+    out = attn.forward(q, [k_old, k[:, split:]], [v_old, v[:, split:]], k_type=kinds, v_type=kinds, causal=True,
+                       **{f"k_{scales}": [k_descale, None], f"v_{scales}": [v_descale, None]})
+    beside = 2 * k_descale[0, 0].nbytes if dtype in SCALES_BESIDE else 0
+    return out, k_old[0, 0].nbytes + v_old[0, 0].nbytes + beside
 
 
 def main():

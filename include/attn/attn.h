@@ -9,9 +9,10 @@
  * other field means "unset, use the default". A struct from a newer header is accepted as long as
  * the fields unknown to this library are zero.
  *   - Strides are 64-bit and count elements. The last dimension is contiguous. For ggml's types,
- * where 32 elements make one block, strides are multiples of 32. The stride of a dimension with one
- * element means nothing. Strides may be negative: the address given is that of element 0 of every
- * dimension, wherever the others lie. reference and cpu take them, kernels of GPUs decline.
+ * where 32 elements make one block, strides are multiples of 32, for i4 of 2. The stride of a
+ * dimension with one element means nothing. Strides may be negative: the address given is that of
+ * element 0 of every dimension, wherever the others lie. reference and cpu take them, kernels of
+ * GPUs decline.
  *   - Data pointers, small arrays included, live in the memory of the context's backend: host
  * memory for reference and cpu, device memory for cuda and hip.
  *   - What a run writes (out, lse, dst, a descale that is found, a cache, the workspace) shares no
@@ -111,10 +112,14 @@ typedef enum attn_dtype ATTN_ENUM {
   ATTN_F64 = 9,  /* output of the reference backend only */
   /* ggml, 32 elements a block; of f16 d and m, little-endian. Each of 16 bytes has element i in its
      low half and element i + 16 in its high one; bit i of qh is element i's fifth */
-  ATTN_Q4_1 = 10,  /* d, m, 16 bytes: code d + m, 20 bytes */
-  ATTN_Q5_0 = 11,  /* d, u32 qh, 16 bytes: (code - 16) d, 22 bytes */
-  ATTN_Q5_1 = 12,  /* d, m, u32 qh, 16 bytes: code d + m, 24 bytes */
-  ATTN_IQ4_NL = 13 /* d, 16 bytes: ggml's 16 values at code, times d, 18 bytes */
+  ATTN_Q4_1 = 10,   /* d, m, 16 bytes: code d + m, 20 bytes */
+  ATTN_Q5_0 = 11,   /* d, u32 qh, 16 bytes: (code - 16) d, 22 bytes */
+  ATTN_Q5_1 = 12,   /* d, m, u32 qh, 16 bytes: code d + m, 24 bytes */
+  ATTN_IQ4_NL = 13, /* d, 16 bytes: ggml's 16 values at code, times d, 18 bytes */
+  /* K/V whose scales, an f16 for each token and head, lie in an array of their own
+     (attn_segment_args.k_scale): real value = code x scale */
+  ATTN_I8 = 14, /* int8 */
+  ATTN_I4 = 15  /* two's complement, two a byte: the even element in the low half */
 } attn_dtype;
 
 typedef enum attn_layout ATTN_ENUM {
@@ -140,11 +145,13 @@ enum attn_flag {
   ATTN_ALIBI = 1 << 4,      /* - slope[h] * |i + Skv - Sq - j| */
   ATTN_SINKS = 1 << 5,      /* exp(sink[h]) joins the denominator and lse */
   ATTN_OUT_SCALE = 1 << 6,  /* fp8 out only: stored = round(real x out_scale) */
-  ATTN_SPLIT_INVARIANT = 1 << 7, /* any cut of KV gives the same answer to float32 rounding */
-  ATTN_KV_PREFIX_STABLE = 1 << 8 /* promise: what in front in the stream may not have ended, the
+  ATTN_SPLIT_INVARIANT = 1 << 7,  /* any cut of KV gives the same answer to float32 rounding */
+  ATTN_KV_PREFIX_STABLE = 1 << 8, /* promise: what in front in the stream may not have ended, the
                                     library's kernels among it, writes no KV and no entry of a block
                                     table but for the newest key of each sequence. Lengths may
                                     change */
+  ATTN_BIAS_SLOPES = 1 << 9 /* bias x attn_args.bias_slopes[h] in the place of bias: ggml's mask.
+                               -inf hides its element whatever the slope */
 };
 
 enum attn_block_kind {
@@ -231,6 +238,9 @@ typedef struct attn_segment {
   attn_strides k_stride, v_stride;
   attn_descale_kind k_descale, v_descale;
   int32_t descale_block_keys; /* ATTN_DESCALE_BLOCK: 64 or 128 */
+  /* k_type, v_type i8 and i4: of k_scale and v_scale, in scales, as k_stride without a head's
+     elements: all zero, contiguous [B, S, Hkv], [total, Hkv], [num_pages, page_size, Hkv] */
+  attn_strides k_scale_stride, v_scale_stride;
 } attn_segment;
 
 typedef struct attn_problem {
@@ -259,7 +269,7 @@ typedef struct attn_problem {
   uint32_t flags;      /* attn_flag */
   int64_t window_left; /* ATTN_WINDOW: -1 = unbounded */
   int64_t window_right;
-  attn_dtype bias_type;   /* NONE = no bias; f32 or q's type; PADDED q only */
+  attn_dtype bias_type;   /* NONE = no bias; f32, f16 or q's type; PADDED q only */
   int64_t bias_stride[4]; /* over [B, Hq, Sq, Skv]; 0 broadcasts. All zero: contiguous [B, Hq, Sq,
                              sum of seqlen] */
   /* ATTN_BLOCK_MASK (PADDED q only): grid [mask_batch, mask_heads, ceil(Sq / block_q), ceil(Skv /
@@ -290,6 +300,9 @@ typedef struct attn_segment_args {
                                  hold anything: no run uses them */
   const float* k_descale;
   const float* v_descale;
+  const void* k_scale; /* k_type i8 and i4: f16, one for each token and head; a descale, where there
+                          is one, multiplies it */
+  const void* v_scale;
 } attn_segment_args;
 
 typedef struct attn_args {
@@ -309,9 +322,10 @@ typedef struct attn_args {
   const int32_t* block_index; /* the same grid: index into block_bits, -1 where not PARTIAL */
   const uint32_t*
       block_bits; /* [mask_partials, block_q, ceil(block_k / 32)]; bit c % 32 of word c / 32 */
-  const uint64_t* tree; /* [B, Sq, 2] or packed [total_q, 2], contiguous: query i sees key
-                           Skv - tree_keys + n only if bit n % 64 of its word n / 64 is set. Keys
-                           before have no bit, bits before key 0 no key. Beside all other masks */
+  const uint64_t* tree;     /* [B, Sq, 2] or packed [total_q, 2], contiguous: query i sees key
+                               Skv - tree_keys + n only if bit n % 64 of its word n / 64 is set. Keys
+                               before have no bit, bits before key 0 no key. Beside all other masks */
+  const float* bias_slopes; /* ATTN_BIAS_SLOPES: [Hq], finite */
 } attn_args;
 
 /* ---- plan and run --------------------------------------------------------------------------- */
@@ -393,18 +407,24 @@ typedef enum attn_scale_source ATTN_ENUM {
 
 /* x [B, S, H, D] -> fp8, or ggml blocks (whose scales are inside; scale must be ATTN_SCALE_ONE and
  * head_dim a multiple of 32). Rounds to nearest even. Without saturate a value beyond the range
- * becomes NaN (inf for e5m2); with it, the largest finite value. NaN stays NaN. */
+ * becomes NaN (inf for e5m2); with it, the largest finite value. NaN stays NaN.
+ *
+ * i8, i4 (ATTN_SCALE_ONE; i4: head_dim even): the scale of a token's head is the largest |x| / 127
+ * or 7, rounded to f16; stored = round(x / scale). A NaN, and without saturate a scale beyond f16,
+ * makes the scale NaN; with it, it is 65504 at most. */
 typedef struct attn_quantize_problem {
   size_t struct_size;
   int64_t batch, seqlen, heads, head_dim;
   attn_dtype src_type; /* f32, f16, bf16 */
-  attn_dtype dst_type; /* f8_e4m3fn, f8_e5m2, f8_e4m3fnuz; ggml's */
+  attn_dtype dst_type; /* f8_e4m3fn, f8_e5m2, f8_e4m3fnuz; ggml's; i8, i4 */
   attn_strides src_stride, dst_stride;
   attn_descale_kind kind; /* NONE: same as TENSOR. TENSOR [1], HEAD [B, H], BLOCK [B, H, nblocks] */
   int32_t descale_block_keys; /* BLOCK: 64 or 128 */
   attn_scale_source scale;
   int32_t saturate;
   const char* kernel;
+  attn_strides scale_stride; /* i8, i4: of attn_quantize_args.scale, in scales; all zero: contiguous
+                                [B, S, H] */
 } attn_quantize_problem;
 
 typedef struct attn_quantize_args {
@@ -412,6 +432,7 @@ typedef struct attn_quantize_args {
   const void* src;
   void* dst;
   float* descale; /* GIVEN: read; AMAX: written; ONE: written with 1 unless NULL */
+  void* scale;    /* i8, i4: f16 [B, S, H], written */
 } attn_quantize_args;
 
 ATTN_API attn_status attn_plan_create_quantize(attn_context* context,
@@ -426,8 +447,9 @@ ATTN_API attn_status attn_run_quantize(const attn_plan* plan, const attn_quantiz
  * types: token t of sequence b goes to position seqlens[b] + t. Positions from the segment's
  * capacity on have no room: nothing is written for a token there.
  *
- * stored = round(x / descale), to nearest even; ggml blocks as attn_quantize makes them. Beyond the
- * range of fp8 and of a block's scale: the largest value; of f16 and bf16: infinity. NaN stays NaN.
+ * stored = round(x / descale), to nearest even; ggml blocks, i8 and i4 as attn_quantize makes them,
+ * the scales of these written too. Beyond the range of fp8 and of a scale: the largest value; of
+ * f16 and bf16: infinity. NaN stays NaN.
  *
  * With rotary_dim the first rotary_dim elements of each head of k_new are rotated before that, and
  * with heads_q those of q, whose rows are the tokens of k_new: a pair (x, y) at a position becomes
@@ -437,7 +459,10 @@ ATTN_API attn_status attn_run_quantize(const attn_plan* plan, const attn_quantiz
  * The call reads lengths where they lie, and with advance_seqlens writes what they become:
  * seqlens[b] + the new tokens of b, at most the capacity. Else the caller advances them. A page
  * that a run writes belongs to one sequence and stands once in its table; else its contents are
- * undefined. */
+ * undefined.
+ *
+ * segment and cache may be those of an older header: what follows them lies behind as many bytes as
+ * their own struct_size says. */
 typedef struct attn_kv_append_problem {
   size_t struct_size;
   int64_t batch, heads_kv, head_dim;

@@ -3,7 +3,8 @@
 Arrays are NumPy's, PyTorch's, CuPy's, JAX's or any other's with __dlpack__. Results are arrays of q's framework, where q
 is. On a GPU a call launches in the framework's current stream and returns. Errors are attn.Error and its subclasses.
 
-Types are named as in attn.h (f32 f16 bf16 f8_e4m3fn f8_e5m2 f8_e4m3fnuz q8_0 q4_0 q4_1 q5_0 q5_1 iq4_nl) or given as a framework's dtype.
+Types are named as in attn.h (f32 f16 bf16 f8_e4m3fn f8_e5m2 f8_e4m3fnuz q8_0 q4_0 q4_1 q5_0 q5_1 iq4_nl i8 i4) or given as a
+framework's dtype.
 """
 import json
 import os
@@ -25,7 +26,8 @@ if hasattr(os, "register_at_fork"):
 def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), scale=None, softcap=0.0, bias=None,
             alibi_slopes=None, sinks=None, block_mask=None, tree=None, tree_keys=0, seqlens_kv=None, cu_seqlens_q=None,
             cu_seqlens_kv=None, max_seqlen_q=None, block_table=None, q_descale=None, k_descale=None, v_descale=None,
-            k_type=None, v_type=None, out_scale=None, out_dtype=None, return_lse=False, out=None, backend="auto"):
+            k_type=None, v_type=None, k_scale=None, v_scale=None, bias_slopes=None, out_scale=None, out_dtype=None,
+            return_lse=False, out=None, backend="auto"):
     """softmax(scale q k^T + bias, masked) v -> out, or (out, lse) with return_lse.
 
     q [B, Sq, Hq, D], k [B, Skv, Hkv, D], v [B, Skv, Hkv, Dv]; out [B, Sq, Hq, Dv], lse f32 [B, Hq, Sq] natural log. Any
@@ -34,7 +36,8 @@ def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), sc
     causal             query i sees key j <= i + Skv - Sq; causal_top_left: j <= i
     window             (left, right): i + Skv - Sq - left <= j <= i + Skv - Sq + right, -1 = unbounded
     scale, softcap     S = scale q k^T (None: 1 / sqrt(D)), then softcap * tanh(S / softcap) if it is not 0
-    bias               f32 or q's type [B, Hq, Sq, Skv], 1 where it broadcasts; added to S
+    bias               f32, f16 or q's type [B, Hq, Sq, Skv], 1 where it broadcasts; added to S
+    bias_slopes        f32 [Hq]: bias * slope in its place, as ggml's mask; -inf stays
     alibi_slopes       f32 [Hq]: S - slope * |i + Skv - Sq - j|
     sinks              f32 [Hq]: exp(sink) joins the denominator and lse
     block_mask         a BlockMask
@@ -47,17 +50,18 @@ def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), sc
     block_table        i32 [B, pages]: k and v are pages [num_pages, page_size, Hkv, D]
     q_descale          f32 [1] or [B, Hkv]; k_descale, v_descale also [B, Hkv, blocks of 64 or 128 keys]: value = stored *
                        descale
-    k_type, v_type     what ggml's blocks in uint8 are: q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl; None: q8_0 or q4_0, by their size
+    k_type, v_type     what k and v in uint8 are: q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl, i4; None: q8_0 or q4_0, by their size
+    k_scale, v_scale   f16 as k and v without the last dimension, of i8 and i4: value = code * scale
     out_scale          f32 [1], fp8 out: stored = round(value * out_scale)
     out_dtype          None: q's type, bf16 for an fp8 q; or that of `out`
     out                an array for the result; it is what is returned
     backend            "auto": by where q lies; "reference" (float64) or "cpu" for host memory, "cuda", "hip"
 
-    k and v may be lists of segments, older keys first; seqlens_kv, cu_seqlens_kv, block_table, k_descale, v_descale, k_type
-    and v_type are then lists too, with None where a segment has none. K/V in ggml's blocks are uint8 arrays whose last
-    dimension is the bytes of a row. Arrays that require grad are refused but under torch.no_grad() and inference_mode().
-    out must not overlap an input. With cu_seqlens_q, rows of out and lse beyond cu_seqlens_q[-1] are 0 and -inf. Plans are
-    kept for calls that differ in data only.
+    k and v may be lists of segments, older keys first; seqlens_kv, cu_seqlens_kv, block_table, k_descale, v_descale, k_type,
+    v_type, k_scale and v_scale are then lists too, with None where a segment has none. K/V in ggml's blocks and i4 are uint8
+    arrays whose last dimension is the bytes of a row. Arrays that require grad are refused but under torch.no_grad() and
+    inference_mode(). out must not overlap an input. With cu_seqlens_q, rows of out and lse beyond cu_seqlens_q[-1] are 0 and
+    -inf. Plans are kept for calls that differ in data only.
     """
     return _attn.forward(locals())
 
@@ -65,7 +69,7 @@ def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), sc
 _OPTIONS = dict(forward.__kwdefaults__)
 # Arrays, None where not given; what else there is stays as it was when the plan was made.
 _ARRAYS = {"bias", "alibi_slopes", "sinks", "block_mask", "tree", "seqlens_kv", "cu_seqlens_q", "cu_seqlens_kv", "block_table",
-           "q_descale", "k_descale", "v_descale", "out_scale", "out", "return_lse"}
+           "q_descale", "k_descale", "v_descale", "k_scale", "v_scale", "bias_slopes", "out_scale", "out", "return_lse"}
 _EXECUTION = {"kernel": None, "num_threads": 0, "max_sms": 0, "fixed_split": 0, "split_invariant": False, "kv_prefix_stable": False}
 
 
@@ -137,7 +141,7 @@ def quantize(x, dtype, *, scale=1, per="tensor", saturate=False, backend="auto")
     """(stored, descale) of x [B, S, H, D], or packed [total, H, D], in f32, f16 or bf16; value = stored * descale.
 
     dtype      f8_e4m3fn, f8_e5m2, f8_e4m3fnuz; q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl (stored: uint8 [..., bytes of a row],
-               descale None)
+               descale None); i8, i4 (int8 and, two a byte, uint8; in the place of descale the scales, f16 [B, S, H])
     scale      a number or an f32 array, which becomes descale; "amax": the largest |x| / the type's largest value
     per        what has a scale of its own: "tensor" [1], "head" [B, H], 64 or 128 keys [B, H, blocks]
     saturate   a value beyond the range becomes the largest one, else NaN (inf for f8_e5m2)
@@ -146,8 +150,8 @@ def quantize(x, dtype, *, scale=1, per="tensor", saturate=False, backend="auto")
 
 
 def kv_append(k_new, v_new, k_cache, v_cache, seqlens, *, cu_seqlens_new=None, max_seqlen_new=None, block_table=None,
-              k_descale=None, v_descale=None, k_type=None, v_type=None, rotary_cos=None, rotary_sin=None,
-              rotary_interleaved=False, q=None, q_out=None, advance_seqlens=False, seqlens_out=None, backend="auto"):
+              k_descale=None, v_descale=None, k_type=None, v_type=None, k_scale=None, v_scale=None, rotary_cos=None,
+              rotary_sin=None, rotary_interleaved=False, q=None, q_out=None, advance_seqlens=False, seqlens_out=None, backend="auto"):
     """Writes k_new and v_new into a cache, token t of sequence b at position seqlens[b] + t -> q rotated, None without q.
 
     k_new [B, T, Hkv, D], v_new [B, T, Hkv, Dv] in f32, f16 or bf16; k_cache [B, S, Hkv, D], v_cache [B, S, Hkv, Dv] in any
@@ -158,7 +162,7 @@ def kv_append(k_new, v_new, k_cache, v_cache, seqlens, *, cu_seqlens_new=None, m
     max_seqlen_new      with cu_seqlens_new: the most tokens of a sequence or more, None = total
     block_table         i32 [B, pages]: k_cache and v_cache are pages [num_pages, page_size, Hkv, D]
     k_descale           f32 [1], [B, Hkv] or [B, Hkv, blocks of 64 or 128 keys], as v_descale; read
-    k_type, v_type      as forward()'s
+    k_type, v_type      as forward()'s; k_scale, v_scale too, which are written
     rotary_cos          f32 [S or more positions, R / 2], as rotary_sin: the first R elements of each head of k_new and q are
                         rotated for their position, elements i and i + R / 2 by angle i
     rotary_interleaved  elements 2 i and 2 i + 1 by angle i instead

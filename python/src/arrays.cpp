@@ -26,6 +26,8 @@ constexpr ElementType types[] = {
     {"q5_0", "q5_0", ATTN_Q5_0, 22},
     {"q5_1", "q5_1", ATTN_Q5_1, 24},
     {"iq4_nl", "iq4_nl", ATTN_IQ4_NL, 18},
+    {"i8", "int8", ATTN_I8, 0},
+    {"i4", "i4", ATTN_I4, 0},
     {"u8", "uint8", ATTN_DTYPE_NONE, 0},
     {"bool", "bool", ATTN_DTYPE_NONE, 0},
     {"i32", "int32", ATTN_DTYPE_NONE, 0},
@@ -63,6 +65,7 @@ ElementType from_dlpack(nb::dlpack::dtype dtype) {
   if (is(E4M3FNUZ, 8)) return named("f8_e4m3fnuz");
   if (is(UInt, 8)) return named("u8");
   if (is(Bool, 8)) return named("bool");
+  if (is(Int, 8)) return named("i8");
   if (is(Int, 32)) return named("i32");
   if (is(UInt, 32)) return named("u32");
   if (is(Int, 64)) return named("i64");

@@ -27,6 +27,7 @@ struct ElementType {
   int block_bytes;    // of 32 elements in one of ggml's types, else 0
 
   bool ggml() const { return block_bytes > 0; }
+  bool has_scales() const { return type == ATTN_I8 || type == ATTN_I4; }
 };
 // By either name, by a dtype object of a framework, or null.
 const ElementType* find_type(nb::handle dtype);

@@ -243,9 +243,14 @@ std::pair<attn_dtype, int64_t> kv_type(const Array& a, int64_t dim, nb::handle n
   const bool bytes = !std::strcmp(a.type.name, "u8");
   if (named.is_valid() && !named.is_none()) {
     const ElementType* type = find_type(named);
+    if (type && type->type == ATTN_I4) {
+      if (!bytes)
+        refuse(a.name + " is " + a.type.name + "; accepted of i4: u8, two elements a byte");
+      return {ATTN_I4, 2 * last};
+    }
     if (!type || !type->ggml())
       refuse("the type of " + a.name + " is " + text_of(named) +
-             "; accepted: q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl, or None");
+             "; accepted: q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl, i4, or None");
     if (!bytes || last <= 0 || last % type->block_bytes != 0)
       refuse(a.name + " is " + a.type.name + " with a last dimension of " + std::to_string(last) +
              "; accepted of " + type->name + ": u8, multiples of " +
@@ -264,15 +269,36 @@ std::pair<attn_dtype, int64_t> kv_type(const Array& a, int64_t dim, nb::handle n
     return {ATTN_Q4_0, q4_dim};
   }
   refuse(a.name + " is " + a.type.name + " with a last dimension of " + std::to_string(last) +
-         "; accepted: f32, f16, bf16, f8_e4m3fn, f8_e5m2, f8_e4m3fnuz, u8 with blocks of q8_0 "
-         "(34 bytes) or q4_0 (18 bytes), and of ggml's other types with k_type and v_type");
+         "; accepted: f32, f16, bf16, f8_e4m3fn, f8_e5m2, f8_e4m3fnuz, i8, u8 with blocks of q8_0 "
+         "(34 bytes) or q4_0 (18 bytes), and of other types with k_type and v_type");
 }
 
 attn_strides strides_of(const Array& a, attn_dtype type) {
   const int block_bytes = find_type(type).block_bytes;
   const int64_t bytes = block_bytes > 0 ? block_bytes : 1;
+  if (type == ATTN_I4) {
+    const std::vector<int64_t> s = a.outer_strides(1, 2);
+    return s.size() == 2 ? attn_strides{0, s[0], s[1]} : attn_strides{s[0], s[1], s[2]};
+  }
   const std::vector<int64_t> s = a.outer_strides(bytes, bytes > 1 ? 32 : 1);
   return s.size() == 2 ? attn_strides{0, s[0], s[1]} : attn_strides{s[0], s[1], s[2]};
+}
+
+const void* read_scales(const Array& a, const Array& of, attn_strides* stride) {
+  a.need_type("f16");
+  std::vector<int64_t> shape = of.shape();
+  shape.pop_back();
+  a.need_shape(shape, "one for each token and head");
+  const size_t dims = shape.size();
+  int64_t* const to[] = {&stride->head, &stride->seq, &stride->batch};
+  int64_t elements = 1;
+  for (size_t i = 0; i < dims; ++i) {
+    *to[i] = a.tensor.stride(dims - 1 - i);
+    elements *= shape[dims - 1 - i];
+  }
+  if (elements > 1 && stride->head == 0 && stride->seq == 0 && stride->batch == 0)
+    refuse(a.name + " has one number for all rows; accepted: one that varies");
+  return a.data();
 }
 
 const int32_t* read_pages(const Array& k, const Array& table, int64_t batch, attn_segment* s) {
@@ -479,6 +505,23 @@ void Call::read_segment(size_t i) {
   s.v_stride = strides_of(v, v_type);
   a.k = k.data();
   a.v = v.data();
+  const auto scales = [&](Name what, const Array& of, attn_dtype type,
+                          attn_strides* stride) -> const void* {
+    std::string name;
+    nb::object value = of_segment(what, i, &name);
+    if (value.is_none()) {
+      if (find_type(type).has_scales())
+        refuse(name + " is None; accepted for " + of.name + " in " + find_type(type).name +
+               ": f16 scales, one for each token and head");
+      return nullptr;
+    }
+    if (!find_type(type).has_scales())
+      refuse(name + " is given; accepted for " + of.name + " in " + find_type(type).name +
+             ": None");
+    return read_scales(keep(reader_.next(value, name)), of, stride);
+  };
+  a.k_scale = scales(Name::k_scale, k, k_type, &s.k_scale_stride);
+  a.v_scale = scales(Name::v_scale, v, v_type, &s.v_scale_stride);
 
   if (!offsets.is_none()) {
     s.layout = ATTN_PACKED;
@@ -564,6 +607,11 @@ void Call::read_scores() {
   int64_t seqlen_kv = 0;
   for (const attn_segment& s : segments_) seqlen_kv += s.seqlen;
   if (given(bias_)) read_bias(seqlen_kv);
+  if (given(Name::bias_slopes)) {
+    p.flags |= ATTN_BIAS_SLOPES;
+    args_.bias_slopes = static_cast<const float*>(
+        vector_of("bias_slopes", argument(Name::bias_slopes), "f32", {p.heads_q}, "[Hq]"));
+  }
   if (given(Name::block_mask)) {
     Mask* mask = nullptr;
     if (!nb::try_cast(nb::getattr(argument(Name::block_mask), "_mask", nb::none()), mask) || !mask)
@@ -588,7 +636,7 @@ void Call::read_bias(int64_t seqlen_kv) {
            "; accepted: [B, Hq, Sq, Skv] = " + shape_text({want[0], want[1], want[2], want[3]}) +
            " or 1 where it broadcasts");
   if (bias.type.type == ATTN_DTYPE_NONE)
-    refuse(bias.name + " is " + bias.type.name + "; accepted: f32 or q's type");
+    refuse(bias.name + " is " + bias.type.name + "; accepted: f32, f16 or q's type");
   p.bias_type = bias.type.type;
   args_.bias = bias.address();
   bool any = false, more = false;

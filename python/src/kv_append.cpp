@@ -128,6 +128,16 @@ class Append {
     s.v_stride = strides_of(v, s.v_type);
     a.k = k.data();
     a.v = v.data();
+    const auto scales = [&](const char* name, const Array& of, attn_dtype type,
+                            attn_strides* stride) -> const void* {
+      if (given(name) != find_type(type).has_scales())
+        refuse(std::string(name) + (given(name) ? " is given" : " is None") + "; accepted for " +
+               of.name + " in " + find_type(type).name +
+               (given(name) ? ": None" : ": f16 scales, one for each token and head"));
+      return given(name) ? read_scales(output(name, writable), of, stride) : nullptr;
+    };
+    a.k_scale = scales("k_scale", k, s.k_type, &s.k_scale_stride);
+    a.v_scale = scales("v_scale", v, s.v_type, &s.v_scale_stride);
     if (paged)
       a.block_table = read_pages(k, next("block_table"), p.batch, &s);
     else

@@ -405,11 +405,12 @@ nb::object quantize(nb::handle value, nb::handle dtype, nb::handle scale, nb::ha
   p.src_type = x.type.type;
   p.src_stride = strides_of(x);
   const ElementType* type = find_type(dtype);
-  const bool ggml = type && type->ggml();
-  if (!type || !(ggml || is_fp8(type->type)))
+  const bool beside = type && type->has_scales();  // a scale of each token and head
+  const bool own_scales = type && (type->ggml() || beside);
+  if (!type || !(own_scales || is_fp8(type->type)))
     refuse("dtype is " + text_of(dtype) +
            "; accepted: f8_e4m3fn, f8_e5m2, f8_e4m3fnuz, q8_0, q4_0, q4_1, q5_0, q5_1, "
-           "iq4_nl");
+           "iq4_nl, i8, i4");
   p.dst_type = type->type;
   p.saturate = boolean(saturate, "saturate");
 
@@ -446,18 +447,26 @@ nb::object quantize(nb::handle value, nb::handle dtype, nb::handle scale, nb::ha
     const float factor = number(scale, "scale", scales);
     if (factor == 0) refuse("scale is 0; accepted: another number");
     p.scale = factor == 1 ? ATTN_SCALE_ONE : ATTN_SCALE_GIVEN;
-    if (!(ggml && factor == 1)) descale = reader.full("descale", descale_shape, factor);
+    if (!(own_scales && factor == 1)) descale = reader.full("descale", descale_shape, factor);
   }
 
   std::vector<int64_t> shape = x.shape();
-  if (ggml) shape.back() = shape.back() / 32 * type->block_bytes;
+  const ElementType& bytes = *find_type(nb::str("u8"));
+  if (beside) {
+    descale = reader.empty("scale", {shape.begin(), shape.end() - 1}, *find_type(nb::str("f16")));
+  }
+  if (type->ggml()) shape.back() = shape.back() / 32 * type->block_bytes;
+  if (type->type == ATTN_I4) shape.back() /= 2;
   const std::shared_ptr<Compiled> compiled =
       cached(context_for(backend, reader.origin().device), p);
-  const Array stored = reader.empty("stored", shape, ggml ? *find_type(nb::str("u8")) : *type);
+  const Array stored =
+      reader.empty("stored", shape, type->ggml() || type->type == ATTN_I4 ? bytes : *type);
   auto args = make<attn_quantize_args>();
   args.src = x.data();
   args.dst = stored.data();
-  if (!descale.source.is_none())
+  if (beside)
+    args.scale = const_cast<void*>(descale.address());
+  else if (!descale.source.is_none())
     args.descale = static_cast<float*>(const_cast<void*>(descale.address()));
   {
     nb::gil_scoped_release release;

@@ -27,16 +27,22 @@ constexpr FeatureName feature_names[] = {
     {feature_fixed_split, "fixed_split"},
     {feature_negative_strides, "negative strides"},
     {feature_tree, "tree mask"},
+    {feature_f16_bias, "bias of f16 under q of another type"},
 };
 struct FlagName {
   attn_flag flag;
   const char* name;
 };
 constexpr FlagName flag_names[] = {
-    {ATTN_CAUSAL, "causal"},       {ATTN_CAUSAL_TOP_LEFT, "causal_top_left"},
-    {ATTN_WINDOW, "window"},       {ATTN_BLOCK_MASK, "block mask"},
-    {ATTN_ALIBI, "ALiBi"},         {ATTN_SINKS, "sinks"},
-    {ATTN_OUT_SCALE, "out_scale"}, {ATTN_SPLIT_INVARIANT, "split_invariant"},
+    {ATTN_CAUSAL, "causal"},
+    {ATTN_CAUSAL_TOP_LEFT, "causal_top_left"},
+    {ATTN_WINDOW, "window"},
+    {ATTN_BLOCK_MASK, "block mask"},
+    {ATTN_ALIBI, "ALiBi"},
+    {ATTN_SINKS, "sinks"},
+    {ATTN_OUT_SCALE, "out_scale"},
+    {ATTN_SPLIT_INVARIANT, "split_invariant"},
+    {ATTN_BIAS_SLOPES, "bias_slopes"},
     // ATTN_KV_PREFIX_STABLE is a promise, which a kernel need not use.
 };
 

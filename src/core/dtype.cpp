@@ -17,6 +17,7 @@ constexpr TypeInfo types[] = {
     {"q4_0", 32, 18, 0},        {"f64", 1, 8, DBL_MAX},
     {"q4_1", 32, 20, 0},        {"q5_0", 32, 22, 0},
     {"q5_1", 32, 24, 0},        {"iq4_nl", 32, 18, 0},
+    {"i8", 1, 1, 127},          {"i4", 2, 1, 7},
 };
 
 static_assert(std::size(types) == end_of_dtypes);
@@ -64,6 +65,13 @@ void decode_row_as(attn_dtype type, const void* base, int64_t index, int64_t n, 
       return each(block_value<ATTN_Q5_1>);
     case ATTN_IQ4_NL:
       return each(block_value<ATTN_IQ4_NL>);
+    case ATTN_I8:
+      return each(load<int8_t>);
+    case ATTN_I4:
+      return each([](auto b, auto i) {
+        const int byte = load<uint8_t>(b, i / 2), code = i % 2 == 0 ? byte & 15 : byte >> 4;
+        return (code ^ 8) - 8;
+      });
     case ATTN_DTYPE_NONE:
       return;
   }

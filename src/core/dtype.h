@@ -12,11 +12,11 @@
 
 namespace attn {
 
-constexpr int end_of_dtypes = ATTN_IQ4_NL + 1;
+constexpr int end_of_dtypes = ATTN_I4 + 1;
 
 struct TypeInfo {
   const char* name;    // as in command lines, files and errors
-  int block_elements;  // 1, or 32 for ggml blocks
+  int block_elements;  // 1, 2 for i4, or 32 for ggml blocks
   int block_bytes;
   double max_finite;  // of one stored element; ggml blocks: 0, their scale is inside
 };
@@ -33,6 +33,11 @@ inline bool dtype_is_fp8(attn_dtype t) {
 }
 inline bool dtype_is_ggml(attn_dtype t) {
   return is_ggml(t);
+}
+
+// Whether an f16 for each token and head lies beside the codes.
+inline bool dtype_has_scales(attn_dtype t) {
+  return t == ATTN_I8 || t == ATTN_I4;
 }
 
 // Elements and bytes of one block.
@@ -114,8 +119,8 @@ constexpr uint8_t fnuz_half_of_e4m3fn(uint8_t code) {
 
 // ---- rows of any type --------------------------------------------------------------------------
 
-// Reads elements [index, index + n) behind `base`; exact. ggml blocks: index may lie inside a
-// block.
+// Reads elements [index, index + n) behind `base`, of i8 and i4 the codes; exact. ggml blocks:
+// index may lie inside a block.
 void decode_row(attn_dtype type, const void* base, int64_t index, int64_t n, double* out);
 void decode_row(attn_dtype type, const void* base, int64_t index, int64_t n, float* out);
 double decode_element(attn_dtype type, const void* base, int64_t index);

@@ -247,7 +247,7 @@ class Item {
   void accumulate_stored(int64_t base, int64_t begin, Rows values) {
     const Keys keys = keys_of(0, count_, base);
     if (keys.begin >= keys.end) return;
-    values.first += (keys.begin - begin) * values.row_bytes;
+    values = values.from(keys.begin - begin);
     for (int64_t column = 0; column < shape_.value_width; column += shape_.slab) {
       ops_.accumulate_few(shape_.slab_vectors, int(count_), t_.scores + keys.begin * shape_.panel,
                           values, column, keys.end - keys.begin, t_.rescale, t_.out + column,
@@ -261,7 +261,7 @@ class Item {
     const int vectors = shape_.panel_vectors;
     const int64_t num_keys = keys.end - keys.begin;
     float* scores = t_.scores + row * shape_.keys + keys.begin * shape_.panel;
-    k.first += (keys.begin - begin) * k.row_bytes;
+    k = k.from(keys.begin - begin);
     if (shape_.few_rows) {
       ops_.scores_few(int(count_), t_.queries, shape_.key_stride, k, shape_.key_stride, num_keys,
                       scores, t_.tile_max + row);
@@ -338,11 +338,14 @@ class Item {
     if (stride == 1) {
       load_rows(ops_, p_.bias_type, static_cast<const char*>(args_.bias), 0, 1, index, count, 1,
                 out, 0);
-      return;
+    } else {
+      for (int64_t n = 0; n < count; ++n) {
+        decode_row(p_.bias_type, args_.bias, index + n * stride, 1, out + n);
+      }
     }
-    for (int64_t n = 0; n < count; ++n) {
-      decode_row(p_.bias_type, args_.bias, index + n * stride, 1, out + n);
-    }
+    if (!p_.has(ATTN_BIAS_SLOPES)) return;
+    const float slope = args_.bias_slopes[head_of(row)];
+    for (int64_t n = 0; n < count; ++n) out[n] = out[n] == -infinity ? -infinity : out[n] * slope;
   }
 
   // The largest bias in the row's range. 0 if all are -inf, and where it is so large that scores

@@ -1,10 +1,12 @@
 // Appending to a KV cache: rows of new tokens are rotated, divided by their descale and stored.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "core/dtype.h"
 #include "core/ggml.h"
 #include "core/interrupt.h"
+#include "core/row_scale.h"
 #include "cpu/kernels.h"
 #include "cpu/kv_view.h"
 #include "cpu/pool.h"
@@ -50,7 +52,7 @@ struct Row {
   }
 };
 
-// Stores x / descale, n elements in whole blocks, behind element d of a row.
+// Stores x / descale, n elements in whole blocks, behind element d of a row. Not of i8 and i4.
 void store(attn_dtype type, char* row, int64_t d, int64_t n, const double* x, double descale) {
   if (!dtype_is_ggml(type)) {
     for (int64_t k = 0; k < n; ++k) encode_element(type, row, d + k, x[k] / descale, true);
@@ -63,8 +65,37 @@ void store(attn_dtype type, char* row, int64_t d, int64_t n, const double* x, do
   }
 }
 
-void append_row(const Row& row, int64_t dim, attn_dtype type, const char* cache, float descale,
-                Interrupt& interrupt, int thread) {
+// i8 and i4: a scale for all of the row.
+void append_scaled_row(const Row& row, int64_t dim, attn_dtype type, char* to, uint16_t* scale,
+                       float descale, Interrupt& interrupt, int thread) {
+  double x[chunk], amax = 0;
+  bool nan = false;
+  const auto read = [&](int64_t d) {
+    const int64_t n = std::min(chunk, dim - d);
+    row.read(d, n, x);
+    for (int64_t k = 0; k < n; ++k) x[k] /= descale;
+    return n;
+  };
+  for (int64_t d = 0; d < dim; d += chunk) {
+    if (interrupt.stop(thread, 16 * chunk)) return;
+    const int64_t n = read(d);
+    for (int64_t k = 0; k < n; ++k) {
+      amax = std::max(amax, std::abs(x[k]));
+      nan |= std::isnan(x[k]);
+    }
+  }
+  *scale = row_scale(type, amax, nan, true);
+  for (int64_t d = 0; d < dim; d += chunk) {
+    const int64_t n = read(d);
+    encode_codes(type, to, d, n, x, *scale);
+  }
+}
+
+void append_row(const Row& row, int64_t dim, attn_dtype type, const char* cache,
+                const uint16_t* scale, float descale, Interrupt& interrupt, int thread) {
+  if (dtype_has_scales(type))
+    return append_scaled_row(row, dim, type, const_cast<char*>(cache), const_cast<uint16_t*>(scale),
+                             descale, interrupt, thread);
   char* const to = const_cast<char*>(cache);
   double x[chunk];
   for (int64_t d = 0; d < dim; d += chunk) {
@@ -150,8 +181,8 @@ void append(const attn_kv_append_problem& p, const attn_kv_append_args& args, Th
     const KeyRun to = cache.run(token.position, h);
     const Row value{p.new_type, args.v_new, offset(p.v_new_stride, h), 0, false, nullptr, nullptr};
     append_row(rotated(args.k_new, offset(p.k_new_stride, h)), p.head_dim, p.segment.k_type, to.k,
-               cache.k_descale(token.position, h, p.heads_kv), interrupt, thread);
-    append_row(value, p.head_dim_v, p.segment.v_type, to.v,
+               to.k_scale, cache.k_descale(token.position, h, p.heads_kv), interrupt, thread);
+    append_row(value, p.head_dim_v, p.segment.v_type, to.v, to.v_scale,
                cache.v_descale(token.position, h, p.heads_kv), interrupt, thread);
   };
   const double nanoseconds = double(tokens) * double(heads) * 4 * double(p.head_dim + p.head_dim_v);

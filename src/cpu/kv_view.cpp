@@ -81,6 +81,8 @@ SegmentView segment_view(const attn_segment& shape, const attn_segment_args& dat
   view.v = data.v;
   view.k_descales = data.k_descale;
   view.v_descales = data.v_descale;
+  view.k_scales = static_cast<const uint16_t*>(data.k_scale);
+  view.v_scales = static_cast<const uint16_t*>(data.v_scale);
   view.b = b;
   view.length = length;
   if (shape.layout == ATTN_PACKED) {

@@ -29,9 +29,10 @@ void write_rows_of_nobody(const Problem& problem, const Args& args);
 // Consecutive keys whose rows are one stride apart.
 struct KeyRun {
   int64_t count;  // 0 behind the segment's end
-  const char*
-      k;  // row of the first key at the asked head; null: a bad page, these keys do not exist
+  // Row of the first key at the asked head; null: a bad page, these keys do not exist.
+  const char* k;
   const char* v;
+  const uint16_t *k_scale, *v_scale;  // of the first key; null but for i8 and i4
 };
 
 // One segment of batch entry b.
@@ -39,6 +40,7 @@ struct SegmentView {
   const attn_segment* shape;
   const void *k, *v;
   const float *k_descales, *v_descales;
+  const uint16_t *k_scales, *v_scales;
   int64_t b;
   int64_t length;                    // keys
   int64_t first;                     // position of key 0 among all keys of the sequence
@@ -48,7 +50,7 @@ struct SegmentView {
 
   // The run that starts at key j of the segment, 0 <= j.
   KeyRun run(int64_t j, int64_t kv_head) const {
-    if (j >= length) return {0, nullptr, nullptr};
+    if (j >= length) return {0, nullptr, nullptr, nullptr, nullptr};
     int64_t batch = b, row = j, count = length - j;
     if (shape->layout == ATTN_PACKED) {
       batch = 0;
@@ -57,10 +59,20 @@ struct SegmentView {
       batch = pages[j / shape->page_size];
       row = j % shape->page_size;
       count = std::min(count, shape->page_size - row);
-      if (batch < 0 || batch >= shape->num_pages) return {count, nullptr, nullptr};
+      if (batch < 0 || batch >= shape->num_pages)
+        return {count, nullptr, nullptr, nullptr, nullptr};
     }
     return {count, address(k, shape->k_type, shape->k_stride, batch, row, kv_head),
-            address(v, shape->v_type, shape->v_stride, batch, row, kv_head)};
+            address(v, shape->v_type, shape->v_stride, batch, row, kv_head),
+            scale(k_scales, shape->k_scale_stride, batch, row, kv_head),
+            scale(v_scales, shape->v_scale_stride, batch, row, kv_head)};
+  }
+  // Of key n of a run.
+  float k_scale(const KeyRun& run, int64_t n) const {
+    return run.k_scale ? f16_value(run.k_scale[n * shape->k_scale_stride.seq]) : 1;
+  }
+  float v_scale(const KeyRun& run, int64_t n) const {
+    return run.v_scale ? f16_value(run.v_scale[n * shape->v_scale_stride.seq]) : 1;
   }
 
   float k_descale(int64_t j, int64_t kv_head, int64_t heads_kv) const {
@@ -75,6 +87,10 @@ struct SegmentView {
                              int64_t batch, int64_t row, int64_t head) {
     return static_cast<const char*>(base) +
            dtype_bytes(type, batch * stride.batch + row * stride.seq + head * stride.head);
+  }
+  static const uint16_t* scale(const uint16_t* base, const attn_strides& stride, int64_t batch,
+                               int64_t row, int64_t head) {
+    return base ? base + batch * stride.batch + row * stride.seq + head * stride.head : nullptr;
   }
   float descale(attn_descale_kind kind, const float* values, int64_t j, int64_t kv_head,
                 int64_t heads_kv) const {

@@ -8,6 +8,7 @@
 #include "core/dtype.h"
 #include "core/ggml.h"
 #include "core/interrupt.h"
+#include "core/row_scale.h"
 #include "cpu/kernels.h"
 #include "cpu/pool.h"
 #include "problem/operations.h"
@@ -78,10 +79,33 @@ void find_descales(const attn_quantize_problem& p, const attn_quantize_args& arg
   }
 }
 
+// i8 and i4: a scale for each row.
+void quantize_scaled_row(const attn_quantize_problem& p, const attn_quantize_args& args,
+                         const Row& row, Interrupt& interrupt, int thread) {
+  double amax = 0;
+  bool nan = false;
+  for_each_chunk(p, args, row, interrupt, thread, [&](int64_t, int64_t n, const float* x) {
+    for (int64_t k = 0; k < n; ++k) {
+      amax = std::max(amax, std::abs(double(x[k])));
+      nan |= std::isnan(x[k]);
+    }
+  });
+  const attn_strides& stride = p.scale_stride;
+  const uint16_t scale = row_scale(p.dst_type, amax, nan, p.saturate != 0);
+  static_cast<uint16_t*>(
+      args.scale)[row.b * stride.batch + row.s * stride.seq + row.h * stride.head] = scale;
+  for_each_chunk(p, args, row, interrupt, thread, [&](int64_t d, int64_t n, const float* x) {
+    double wide[chunk];
+    std::copy_n(x, n, wide);
+    encode_codes(p.dst_type, args.dst, row.dst + d, n, wide, scale);
+  });
+}
+
 // The quotient of two floats is computed in float64: no rounding there can create a tie, so the
 // codes are those of the exact quotient.
 void quantize_row(const attn_quantize_problem& p, const attn_quantize_args& args, const Row& row,
                   Interrupt& interrupt, int thread) {
+  if (dtype_has_scales(p.dst_type)) return quantize_scaled_row(p, args, row, interrupt, thread);
   const bool saturate = p.saturate != 0;
   const double descale = p.scale == ATTN_SCALE_ONE ? 1 : args.descale[row.group];
   for_each_chunk(p, args, row, interrupt, thread, [&](int64_t d, int64_t n, const float* x) {

@@ -66,9 +66,10 @@ void forward_row(const Problem& p, const Args& args, int64_t b, int64_t h, int64
 
   const auto bias = [&](int64_t j) -> double {
     if (p.bias_type == ATTN_DTYPE_NONE) return 0;
-    return decode_element(
+    const double x = decode_element(
         p.bias_type, args.bias,
         b * p.bias_stride[0] + h * p.bias_stride[1] + i * p.bias_stride[2] + j * p.bias_stride[3]);
+    return p.has(ATTN_BIAS_SLOPES) && x != -infinity ? x * args.bias_slopes[h] : x;
   };
   const auto visible = [&](int64_t j) {
     if (j < range.begin || j >= range.end) return false;
@@ -96,7 +97,8 @@ void forward_row(const Problem& p, const Args& args, int64_t b, int64_t h, int64
                    scratch.key);
         double dot = 0;
         for (int64_t d = 0; d < p.head_dim; ++d) dot += scratch.q[d] * scratch.key[d];
-        double s = scale * dot * q_scale * segment.k_descale(key, kv_head, p.heads_kv);
+        double s = scale * dot * q_scale * segment.k_descale(key, kv_head, p.heads_kv) *
+                   segment.k_scale(run, n);
         if (p.softcap > 0) s = p.softcap * std::tanh(s / p.softcap);
         s += bias(j);
         if (p.has(ATTN_ALIBI))
@@ -118,7 +120,8 @@ void forward_row(const Problem& p, const Args& args, int64_t b, int64_t h, int64
         denominator += weight;
         decode_row(segment.shape->v_type, run.v + n * segment.v_row_bytes, 0, p.head_dim_v,
                    scratch.value);
-        const double v_scale = segment.v_descale(key, kv_head, p.heads_kv);
+        const double v_scale =
+            double(segment.v_descale(key, kv_head, p.heads_kv)) * segment.v_scale(run, n);
         for (int64_t d = 0; d < p.head_dim_v; ++d) {
           scratch.sum[d] += weight * scratch.value[d] * v_scale;
         }

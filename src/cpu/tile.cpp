@@ -20,7 +20,8 @@ bool all_marked(const uint8_t* marks, int64_t count) {
 }
 
 Rows tile_rows(const float* first, int64_t stride) {
-  return {reinterpret_cast<const char*>(first), stride * int64_t(sizeof(float)), ATTN_F32, 1};
+  return {reinterpret_cast<const char*>(first), stride * int64_t(sizeof(float)), ATTN_F32, 1,
+          nullptr};
 }
 
 // Calls visit(first, count, marked) for runs of equal marks.
@@ -101,6 +102,7 @@ size_t Tile::place(const Problem& p, const TileShape& shape, char* base, int64_t
   for (float** state : {&rescale, &tile_max}) take(*state, rows);
   for (int32_t** range : {&tile_begin, &tile_end, &position}) take(*range, rows);
   for (uint8_t** mark : {&wanted, &seen}) take(*mark, shape.keys);
+  take(scale, shape.keys);
   const size_t shared = used;
   const auto take_of_head = [&] {
     take(queries, rows * (shape.few_rows ? shape.key_stride : p.head_dim));
@@ -170,6 +172,16 @@ void KeyReader::for_each_run(int64_t base, int64_t begin, int64_t end, Visit&& v
   }
 }
 
+const float* KeyReader::load_scales(const uint16_t* scales, int64_t stride, int64_t c,
+                                    int64_t count) const {
+  if (!scales) return nullptr;
+  uint16_t codes[most_tile_keys];
+  for (int64_t n = 0; n < count; ++n) codes[n] = scales[n * stride];
+  load_rows(ops_, ATTN_F16, reinterpret_cast<const char*>(codes), 0, 1, 0, count, 1, t_.scale + c,
+            0);
+  return t_.scale + c;
+}
+
 Rows KeyReader::load_keys(int64_t base, int64_t begin, int64_t end, uint8_t* wanted, bool* exist) {
   const int64_t dim = p_.head_dim, stride = shape_.key_stride;
   Rows rows = tile_rows(t_.keys + begin * stride, stride);
@@ -185,7 +197,8 @@ Rows KeyReader::load_keys(int64_t base, int64_t begin, int64_t end, uint8_t* wan
         } else if (count == end - begin && all_marked(wanted + c, count) &&
                    (shape_.few_rows ? dim == stride && (ops_.few_types >> type & 1)
                                     : type == ATTN_F32 && factor == 1)) {
-          rows = {run.k, view.k_row_bytes, type, factor};
+          rows = {run.k, view.k_row_bytes, type, factor,
+                  load_scales(run.k_scale, view.shape->k_scale_stride.seq, c, count)};
           return;
         }
         for_each_marked(wanted + c, count, [&](int64_t n, int64_t length, bool marked) {
@@ -196,6 +209,10 @@ Rows KeyReader::load_keys(int64_t base, int64_t begin, int64_t end, uint8_t* wan
           }
           load_rows(ops_, type, run.k + n * view.k_row_bytes, view.k_row_bytes, length, 0, dim,
                     factor, out, stride);
+          for (int64_t row = 0; run.k_scale && row < length; ++row) {
+            ops_.multiply(1, out + row * stride, 0, view.k_scale(run, n + row), dim,
+                          out + row * stride, 0);
+          }
           if (dim == stride) return;
           for (int64_t row = 0; row < length; ++row) {
             std::fill(out + row * stride + dim, out + (row + 1) * stride, 0.0f);
@@ -216,7 +233,8 @@ Rows KeyReader::load_values(int64_t base, int64_t begin, int64_t end, const uint
         if (shape_.few_rows && count == end - begin && run.v && dim == shape_.value_width &&
             (ops_.few_types >> type & 1) && (!wide_type(type) || factor == 1) &&
             all_marked(wanted + c, count)) {
-          rows = {run.v, view.v_row_bytes, type, factor};
+          rows = {run.v, view.v_row_bytes, type, factor,
+                  load_scales(run.v_scale, view.shape->v_scale_stride.seq, c, count)};
           return;
         }
         for_each_marked(wanted + c, count, [&](int64_t n, int64_t length, bool marked) {
@@ -226,6 +244,10 @@ Rows KeyReader::load_values(int64_t base, int64_t begin, int64_t end, const uint
             if (width > 0) {
               load_rows(ops_, type, run.v + n * view.v_row_bytes, view.v_row_bytes, length, d,
                         width, factor, out, slab);
+              for (int64_t row = 0; run.v_scale && row < length; ++row) {
+                ops_.multiply(1, out + row * slab, 0, view.v_scale(run, n + row), width,
+                              out + row * slab, 0);
+              }
             }
             if (width == slab) continue;
             for (int64_t row = 0; row < length; ++row) {

@@ -42,6 +42,7 @@ struct Tile {
   int32_t *tile_begin, *tile_end, *position;
   // per key of the tile
   uint8_t *wanted, *seen;
+  float* scale;  // of keys, then of values that lie in the caller's memory
   // what is kept from tile to tile, for each head
   float* queries;  // [rows / panel][dim][panel]; few_rows: [rows][key_stride]
   float* out;      // [rows][value_width]
@@ -88,6 +89,9 @@ class KeyReader {
   void prefetch(int64_t base, int64_t begin, int64_t end, bool values) const;
 
  private:
+  // Puts the scales of keys from c on into the tile; null for null, as all types but i8 and i4
+  // have.
+  const float* load_scales(const uint16_t* scales, int64_t stride, int64_t c, int64_t count) const;
   // Calls visit(view, key within the segment, key of the tile, run, count) for runs of keys with
   // one descale.
   template <class Visit>

@@ -245,7 +245,7 @@ Status recipe_gfx942(const KvAppendProblem& p, const DeviceInfo&, Recipe* recipe
 }
 
 constexpr Limits host_limits = {.in_types = float_types,
-                                .kv_types = float_types | fp8_types | ggml_types,
+                                .kv_types = float_types | fp8_types | ggml_types | scaled_types,
                                 .out_types = float_types,
                                 .features = feature_all};
 constexpr int64_t max_dim = attn_kv_append_elements * attn_kv_append_max_threads;

@@ -13,6 +13,7 @@ constexpr uint32_t fp8_types =
 constexpr uint32_t device_ggml_types = type_bit(ATTN_Q8_0) | type_bit(ATTN_Q4_0);
 constexpr uint32_t ggml_types = device_ggml_types | type_bit(ATTN_Q4_1) | type_bit(ATTN_Q5_0) |
                                 type_bit(ATTN_Q5_1) | type_bit(ATTN_IQ4_NL);
+constexpr uint32_t scaled_types = type_bit(ATTN_I8) | type_bit(ATTN_I4);
 
 // Masks and layouts that every forward kernel takes.
 constexpr uint32_t forward_flags = ATTN_CAUSAL | ATTN_CAUSAL_TOP_LEFT | ATTN_WINDOW | ATTN_SINKS;

@@ -72,7 +72,7 @@ Status recipe_sm80(const QuantizeProblem& p, const DeviceInfo&, Recipe* recipe) 
 constexpr Limits device_limits = {.in_types = float_types,
                                   .out_types = fp8_types | device_ggml_types};
 constexpr Limits host_limits = {.in_types = float_types,
-                                .out_types = fp8_types | ggml_types,
+                                .out_types = fp8_types | ggml_types | scaled_types,
                                 .features = feature_negative_strides};
 
 constinit const Kernel rows[] = {

@@ -34,7 +34,8 @@ enum Feature : uint32_t {
   feature_negative_strides = 1 << 14,
   feature_tree = 1 << 15,
   feature_any_ggml_stride = 1 << 16,  // of ggml's blocks: but for those of heads
-  feature_all = (1 << 17) - 1,
+  feature_f16_bias = 1 << 17,         // under q of another type
+  feature_all = (1 << 18) - 1,
 };
 
 // What a kernel must take to run a problem: the counterpart of Limits in kernels/kernel.h.

@@ -1,5 +1,6 @@
 // Appending to a KV cache: the problem and its arguments.
 #include <algorithm>
+#include <cstddef>
 #include <iterator>
 
 #include "core/dtype.h"
@@ -46,10 +47,6 @@ Status make_new(KvAppendProblem* p) {
 }
 
 Status make_cache(KvAppendProblem* p) {
-  // It has no room for one of another size.
-  if (p->segment.struct_size != sizeof p->segment)
-    return invalid("segment.struct_size is ", p->segment.struct_size,
-                   "; accepted: sizeof the struct (", sizeof p->segment, " here)");
   static_cast<attn_segment&>(p->cache) = p->segment;
   if (p->segment.layout == ATTN_PACKED)
     return invalid("layout is packed (1); accepted for a cache: padded (0), paged (2)");
@@ -129,6 +126,8 @@ Status check_overlap(const KvAppendProblem& p, const attn_kv_append_args& args) 
   const Footprint lengths(4, {p.batch});
   const Placed written[] = {{{"k"}, args.cache.k, &p.cache.k_bytes},
                             {{"v"}, args.cache.v, &p.cache.v_bytes},
+                            {{"k_scale"}, args.cache.k_scale, &p.cache.k_scale_bytes},
+                            {{"v_scale"}, args.cache.v_scale, &p.cache.v_scale_bytes},
                             {{"q_out"}, args.q_out, &p.q_out_bytes},
                             {{"seqlens_out"}, args.seqlens_out, &lengths}};
   for (size_t i = 0; i < std::size(written); ++i)
@@ -171,7 +170,9 @@ Status check_host_arrays(const KvAppendProblem& p, const attn_kv_append_args& ar
 }  // namespace
 
 Status make_kv_append_problem(const attn_kv_append_problem* in, KvAppendProblem* p) {
-  ATTN_TRY(copy_versioned("problem", in, static_cast<attn_kv_append_problem*>(p)));
+  ATTN_TRY(copy_holding("problem", in, static_cast<attn_kv_append_problem*>(p),
+                        {"segment", offsetof(attn_kv_append_problem, segment), sizeof(attn_segment),
+                         offsetof(attn_segment, k_scale_stride)}));
   ATTN_TRY(in_range("batch", p->batch, 0, max_extent));
   ATTN_TRY(in_range("heads_kv", p->heads_kv, 1, max_extent));
   ATTN_TRY(in_range("head_dim", p->head_dim, 1, max_extent));
@@ -192,11 +193,10 @@ Status make_kv_append_problem(const attn_kv_append_problem* in, KvAppendProblem*
 
 Status check_kv_append_args(const KvAppendProblem& p, const attn_kv_append_args* in,
                             bool host_memory, attn_kv_append_args* args) {
-  ATTN_TRY(copy_versioned("args", in, args));
-  if (p.no_batch) return {};
-  if (args->cache.struct_size != sizeof args->cache)
-    return invalid("args.cache.struct_size is ", args->cache.struct_size,
-                   "; accepted: sizeof the struct (", sizeof args->cache, " here)");
+  if (p.no_batch) return copy_versioned("args", in, args);
+  ATTN_TRY(copy_holding("args", in, args,
+                        {"args.cache", offsetof(attn_kv_append_args, cache),
+                         sizeof(attn_segment_args), offsetof(attn_segment_args, k_scale)}));
   const size_t alignment = data_alignment(p.new_type, host_memory);
   if (p.k_new_bytes.width > 0) {
     ATTN_TRY(pointer({"k_new"}, args->k_new, true, alignment, "the new keys"));

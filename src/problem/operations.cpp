@@ -85,7 +85,7 @@ Status make_quantize_problem(const attn_quantize_problem* in, QuantizeProblem* p
   ATTN_TRY(one_of("src_type", p->src_type, {ATTN_F32, ATTN_F16, ATTN_BF16}));
   ATTN_TRY(one_of("dst_type", p->dst_type,
                   {ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ, ATTN_Q8_0, ATTN_Q4_0, ATTN_Q4_1,
-                   ATTN_Q5_0, ATTN_Q5_1, ATTN_IQ4_NL}));
+                   ATTN_Q5_0, ATTN_Q5_1, ATTN_IQ4_NL, ATTN_I8, ATTN_I4}));
   const int64_t block = dtype_block(p->dst_type);
   if (p->head_dim % block != 0)
     return invalid("head_dim ", p->head_dim, " is not a multiple of ", block, " (",
@@ -97,9 +97,9 @@ Status make_quantize_problem(const attn_quantize_problem* in, QuantizeProblem* p
     return invalid("descale_block_keys is ", p->descale_block_keys, "; accepted: 64, 128");
   if (p->scale < ATTN_SCALE_ONE || p->scale > ATTN_SCALE_AMAX)
     return invalid("scale is ", int(p->scale), "; accepted: one (0), given (1), amax (2)");
-  if (block > 1 && p->scale != ATTN_SCALE_ONE)
+  if ((dtype_is_ggml(p->dst_type) || dtype_has_scales(p->dst_type)) && p->scale != ATTN_SCALE_ONE)
     return invalid("scale is ", int(p->scale), "; accepted for ", dtype_name(p->dst_type),
-                   ": one (0), its blocks carry scales of their own");
+                   ": one (0), it has scales of its own");
   if (p->saturate != 0 && p->saturate != 1)
     return invalid("saturate is ", p->saturate, "; accepted: 0, 1");
   ATTN_TRY(make_tensor("src_stride", p->src_type, p->head_dim, false,
@@ -112,7 +112,19 @@ Status make_quantize_problem(const attn_quantize_problem* in, QuantizeProblem* p
                         {"seq", p->seqlen, &p->dst_stride.seq},
                         {"head", p->heads, &p->dst_stride.head}},
                        &p->dst_bytes));
+  const attn_strides& scale = p->scale_stride;
+  if (dtype_has_scales(p->dst_type)) {
+    ATTN_TRY(make_tensor("scale_stride", ATTN_F16, 1, true,
+                         {{"batch", p->batch, &p->scale_stride.batch},
+                          {"seq", p->seqlen, &p->scale_stride.seq},
+                          {"head", p->heads, &p->scale_stride.head}},
+                         &p->scale_bytes));
+  } else if (scale.batch || scale.seq || scale.head) {
+    return invalid("scale_stride is given; accepted for dst_type ", dtype_name(p->dst_type),
+                   ": 0 (i8 and i4 have scales beside them)");
+  }
   state_needs(p->src_type, p->src_stride, p->dst_type, p->dst_stride, p->batch, p->kernel, p);
+  if (is_negative(scale)) p->needs.features |= feature_negative_strides;
   p->kernel = nullptr;
   return {};
 }
@@ -137,12 +149,17 @@ Status check_quantize_args(const QuantizeProblem& p, const attn_quantize_args* i
     ATTN_TRY(pointer({"dst"}, args->dst, true, data_alignment(p.dst_type, host_memory),
                      "room for the result"));
   }
+  if (p.dst_bytes.width > 0 || args->scale)
+    ATTN_TRY(pointer({"scale"}, args->scale, dtype_has_scales(p.dst_type), 2,
+                     "room for the scales of i8 or i4"));
   const bool wanted = args->descale || (p.batch > 0 && p.scale != ATTN_SCALE_ONE);
   ATTN_TRY(pointer({"descale"}, args->descale, wanted, 4, "scale given or amax"));
   const Footprint descale_bytes(4, {num_descales(p)});
   const Placed src{{"src"}, args->src, &p.src_bytes}, dst{{"dst"}, args->dst, &p.dst_bytes},
-      descale{{"descale"}, args->descale, &descale_bytes};
+      descale{{"descale"}, args->descale, &descale_bytes},
+      scale{{"scale"}, args->scale, &p.scale_bytes};
   ATTN_TRY(keep_apart(dst, src));
+  for (const Placed& other : {src, dst, descale}) ATTN_TRY(keep_apart(scale, other));
   ATTN_TRY(keep_apart(dst, descale));
   return p.scale == ATTN_SCALE_GIVEN ? Status{} : keep_apart(descale, src);
 }

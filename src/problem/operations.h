@@ -17,7 +17,7 @@ Status check_merge_args(const MergeProblem& problem, const attn_merge_args* in, 
 
 struct QuantizeProblem : AnyProblem, attn_quantize_problem {
   QuantizeProblem() : AnyProblem(Op::quantize), attn_quantize_problem{} {}
-  Footprint src_bytes, dst_bytes;
+  Footprint src_bytes, dst_bytes, scale_bytes;
 };
 Status make_quantize_problem(const attn_quantize_problem* in, QuantizeProblem* out);
 // Elements of its descale.

@@ -18,7 +18,7 @@ constexpr int64_t max_tree_keys = 128;
 
 constexpr uint32_t known_flags = ATTN_CAUSAL | ATTN_CAUSAL_TOP_LEFT | ATTN_WINDOW |
                                  ATTN_BLOCK_MASK | ATTN_ALIBI | ATTN_SINKS | ATTN_OUT_SCALE |
-                                 ATTN_SPLIT_INVARIANT | ATTN_KV_PREFIX_STABLE;
+                                 ATTN_SPLIT_INVARIANT | ATTN_KV_PREFIX_STABLE | ATTN_BIAS_SLOPES;
 
 Status check_descale(const std::string& name, attn_descale_kind kind, int32_t block_keys,
                      bool blocks_allowed) {
@@ -32,31 +32,27 @@ Status check_descale(const std::string& name, attn_descale_kind kind, int32_t bl
 }
 
 constexpr std::initializer_list<attn_dtype> kv_types = {
-    ATTN_F32,  ATTN_F16,  ATTN_BF16, ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ,
-    ATTN_Q8_0, ATTN_Q4_0, ATTN_Q4_1, ATTN_Q5_0,      ATTN_Q5_1,    ATTN_IQ4_NL};
+    ATTN_F32,  ATTN_F16,  ATTN_BF16, ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ, ATTN_Q8_0,
+    ATTN_Q4_0, ATTN_Q4_1, ATTN_Q5_0, ATTN_Q5_1,      ATTN_IQ4_NL,  ATTN_I8,          ATTN_I4};
 
-Status make_kv(const std::string& name, attn_dtype type, const attn_segment& s, const KvShape& p,
-               bool written, int64_t dim, const char* dim_name, attn_strides* stride,
-               Footprint* bytes) {
-  ATTN_TRY(one_of(name + "_type", type, kv_types));
-  if (dim % dtype_block(type) != 0)
-    return invalid(name, ": ", dim_name, " ", dim, " is not a multiple of ", dtype_block(type),
-                   " (", dtype_name(type), ")");
-  const std::string stride_name = name + "_stride";
+// A row of `inner` elements for each token and head of a segment.
+Status make_rows(const std::string& stride_name, attn_dtype type, const attn_segment& s,
+                 const KvShape& p, bool written, int64_t inner, attn_strides* stride,
+                 Footprint* bytes) {
   switch (s.layout) {
     case ATTN_PADDED:
-      return make_tensor(stride_name, type, dim, written,
+      return make_tensor(stride_name, type, inner, written,
                          {{"batch", p.batch, &stride->batch},
                           {"seq", s.seqlen, &stride->seq},
                           {"head", p.heads_kv, &stride->head}},
                          bytes);
     case ATTN_PACKED:
       stride->batch = 0;  // ignored, by what asks for alignment too
-      return make_tensor(stride_name, type, dim, written,
+      return make_tensor(stride_name, type, inner, written,
                          {{"seq", s.total, &stride->seq}, {"head", p.heads_kv, &stride->head}},
                          bytes);
     case ATTN_PAGED:
-      return make_tensor(stride_name, type, dim, written,
+      return make_tensor(stride_name, type, inner, written,
                          {{"batch", s.num_pages, &stride->batch},
                           {"seq", s.page_size, &stride->seq},
                           {"head", p.heads_kv, &stride->head}},
@@ -65,12 +61,36 @@ Status make_kv(const std::string& name, attn_dtype type, const attn_segment& s, 
   return {};
 }
 
+Status make_kv(const std::string& name, attn_dtype type, const attn_segment& s, const KvShape& p,
+               bool written, int64_t dim, const char* dim_name, attn_strides* stride,
+               Footprint* bytes) {
+  ATTN_TRY(one_of(name + "_type", type, kv_types));
+  if (dim % dtype_block(type) != 0)
+    return invalid(name, ": ", dim_name, " ", dim, " is not a multiple of ", dtype_block(type),
+                   " (", dtype_name(type), ")");
+  return make_rows(name + "_stride", type, s, p, written, dim, stride, bytes);
+}
+
+Status make_scales(const std::string& name, attn_dtype type, const attn_segment& s,
+                   const KvShape& p, bool written, attn_strides* stride, Footprint* bytes) {
+  if (dtype_has_scales(type))
+    return make_rows(name + "_scale_stride", ATTN_F16, s, p, written, 1, stride, bytes);
+  if (stride->batch || stride->seq || stride->head)
+    return invalid(name, "_scale_stride is given; accepted for ", name, "_type ", dtype_name(type),
+                   ": 0 (i8 and i4 have scales beside them)");
+  return {};
+}
+
 Status make_bias(Problem* p) {
-  if (p->bias_type == ATTN_DTYPE_NONE) return {};
-  if (p->q_type == ATTN_F16 || p->q_type == ATTN_BF16)
-    ATTN_TRY(one_of("bias_type", p->bias_type, {ATTN_F32, p->q_type}));
+  if (p->bias_type == ATTN_DTYPE_NONE) {
+    if (p->has(ATTN_BIAS_SLOPES))
+      return invalid("flags has ATTN_BIAS_SLOPES without a bias_type; accepted: f32, f16 or q's");
+    return {};
+  }
+  if (p->q_type == ATTN_BF16)
+    ATTN_TRY(one_of("bias_type", p->bias_type, {ATTN_F32, ATTN_F16, ATTN_BF16}));
   else
-    ATTN_TRY(one_of("bias_type", p->bias_type, {ATTN_F32}));
+    ATTN_TRY(one_of("bias_type", p->bias_type, {ATTN_F32, ATTN_F16}));
   if (p->q_layout == ATTN_PACKED) return unsupported("bias with packed q; accepted: padded q");
   return make_tensor("bias_stride", p->bias_type, 1, false,
                      {{"batch", p->batch, &p->bias_stride[0]},
@@ -114,6 +134,7 @@ Needs needs_of(const Problem& p) {
   uint32_t needed = descale_feature(p.q_descale);
   if (p.softcap > 0) needed |= feature_softcap;
   if (p.bias_type != ATTN_DTYPE_NONE) needed |= feature_bias;
+  if (p.bias_type == ATTN_F16 && p.q_type != ATTN_F16) needed |= feature_f16_bias;
   if (p.q_layout == ATTN_PACKED) needed |= feature_packed_q;
   if (p.num_segments > 1) needed |= feature_segments;
   if (p.fixed_split > 0) needed |= feature_fixed_split;
@@ -172,6 +193,7 @@ void for_each_input(const Problem& p, const Args& args, Visit&& visit) {
     array({"q_descale"}, args.q_descale, 4, {one ? 1 : p.batch, one ? 1 : p.heads_kv});
   }
   if (args.bias) visit(Name{"bias"}, args.bias, p.bias_bytes);
+  if (args.bias_slopes) array({"bias_slopes"}, args.bias_slopes, 4, {p.heads_q});
   if (args.alibi_slopes) array({"alibi_slopes"}, args.alibi_slopes, 4, {p.heads_q});
   if (args.sinks) array({"sinks"}, args.sinks, 4, {p.heads_q});
   if (args.tree)
@@ -192,8 +214,7 @@ void for_each_input(const Problem& p, const Args& args, Visit&& visit) {
     const Segment& s = p.segment[i];
     const attn_segment_args a = args.segment[i];
     const int32_t n = p.num_segments > 1 ? i : -1;
-    visit(Name{"k", n}, a.k, s.k_bytes);
-    visit(Name{"v", n}, a.v, s.v_bytes);
+    for_each_large_array(s, a, n, visit);
     for_each_small_array(s, a, p.kv_shape(), n, visit);
   }
 }
@@ -226,6 +247,33 @@ Status check_overlap(const Problem& p, const Args& args, const void* workspace,
 }
 
 }  // namespace
+
+Status copy_holding(const char* name, const void* in, void* out, size_t size, const Held& held) {
+  size_t given = 0, inner = 0;
+  if (in) std::memcpy(&given, in, sizeof given);
+  if (given < held.at + sizeof inner || given > (size_t{1} << 16))
+    return copy_versioned(name, in, out, size);
+  const auto* from = static_cast<const char*>(in);
+  std::memcpy(&inner, from + held.at, sizeof inner);
+  if (inner == held.size) return copy_versioned(name, in, out, size);
+  if (inner < held.least)
+    return invalid(held.name, ".struct_size is ", inner, "; accepted: sizeof the struct (",
+                   held.size, " here)");
+  auto* to = static_cast<char*>(out);
+  ATTN_TRY(copy_versioned(held.name, from + held.at, to + held.at, held.size));
+  std::memcpy(to, from, held.at);
+  std::memcpy(to, &size, sizeof size);
+  // What is behind it, the same as in copy_versioned.
+  const size_t at = held.at + held.size, room = size - at, begin = std::min(held.at + inner, given),
+               rest = given - begin;
+  std::memset(to + at, 0, room);
+  std::memcpy(to + at, from + begin, std::min(rest, room));
+  for (size_t i = room; i < rest; ++i)
+    if (from[begin + i] != 0)
+      return invalid(name, ".struct_size is ", given, " and byte ", begin + i,
+                     " is set; this library knows ", size, " bytes");
+  return {};
+}
 
 Status copy_versioned(const char* name, const void* in, void* out, size_t size) {
   if (!in) return invalid(name, " is NULL; accepted: a pointer to its struct");
@@ -285,6 +333,10 @@ Status make_segment(const std::string& name, const KvShape& shape, bool written,
                    &s->k_stride, &s->k_bytes));
   ATTN_TRY(make_kv(name + "v", s->v_type, *s, shape, written, shape.head_dim_v, "head_dim_v",
                    &s->v_stride, &s->v_bytes));
+  ATTN_TRY(make_scales(name + "k", s->k_type, *s, shape, written, &s->k_scale_stride,
+                       &s->k_scale_bytes));
+  ATTN_TRY(make_scales(name + "v", s->v_type, *s, shape, written, &s->v_scale_stride,
+                       &s->v_scale_bytes));
   ATTN_TRY(check_descale(name + "k_descale", s->k_descale, s->descale_block_keys, true));
   return check_descale(name + "v_descale", s->v_descale, s->descale_block_keys, true);
 }
@@ -296,6 +348,12 @@ Status check_segment_pointers(const Segment& s, const attn_segment_args& a, int3
     ATTN_TRY(pointer({"k", n}, a.k, true, data_alignment(s.k_type, host_memory), "the keys"));
   if (any || a.v)
     ATTN_TRY(pointer({"v", n}, a.v, true, data_alignment(s.v_type, host_memory), "the values"));
+  if (any || a.k_scale)
+    ATTN_TRY(pointer({"k_scale", n}, a.k_scale, dtype_has_scales(s.k_type), 2,
+                     "the scales of keys in i8 or i4"));
+  if (any || a.v_scale)
+    ATTN_TRY(pointer({"v_scale", n}, a.v_scale, dtype_has_scales(s.v_type), 2,
+                     "the scales of values in i8 or i4"));
   ATTN_TRY(pointer({"seqlens", n}, a.seqlens, s.has_seqlens, 4, "has_seqlens"));
   ATTN_TRY(
       pointer({"cu_seqlens", n}, a.cu_seqlens, s.layout == ATTN_PACKED, 4, "a packed segment"));
@@ -320,7 +378,9 @@ void add_needs(const attn_segment& s, Needs* needs) {
   if (s.layout == ATTN_PAGED) needed |= feature_paged_kv;
   if (s.has_seqlens) needed |= feature_seqlens;
   if (std::popcount(needs->k_types | needs->v_types) > 1) needed |= feature_mixed_kv_types;
-  if (is_negative(s.k_stride) || is_negative(s.v_stride)) needed |= feature_negative_strides;
+  if (is_negative(s.k_stride) || is_negative(s.v_stride) || is_negative(s.k_scale_stride) ||
+      is_negative(s.v_scale_stride))
+    needed |= feature_negative_strides;
   for (const auto& [type, stride] : {std::pair{s.k_type, s.k_stride}, {s.v_type, s.v_stride}})
     if (!aligned_strides(type, stride))
       needed |= dtype_is_ggml(type) ? feature_any_ggml_stride : feature_any_stride;
@@ -483,6 +543,8 @@ Status check_args(const Problem& p, const attn_args* in, const void* workspace,
       pointer({"q_descale"}, args->q_descale, p.q_descale != ATTN_DESCALE_NONE, 4, "q_descale"));
   ATTN_TRY(pointer({"bias"}, args->bias, p.bias_type != ATTN_DTYPE_NONE,
                    p.bias_type == ATTN_DTYPE_NONE ? 1 : dtype_bytes(p.bias_type), "bias_type"));
+  ATTN_TRY(pointer({"bias_slopes"}, args->bias_slopes, p.has(ATTN_BIAS_SLOPES), 4,
+                   "ATTN_BIAS_SLOPES in flags"));
   ATTN_TRY(
       pointer({"alibi_slopes"}, args->alibi_slopes, p.has(ATTN_ALIBI), 4, "ATTN_ALIBI in flags"));
   ATTN_TRY(pointer({"sinks"}, args->sinks, p.has(ATTN_SINKS), 4, "ATTN_SINKS in flags"));

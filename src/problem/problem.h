@@ -18,7 +18,7 @@ struct KvShape {
 };
 
 struct Segment : attn_segment {
-  Footprint k_bytes, v_bytes;
+  Footprint k_bytes, v_bytes, k_scale_bytes, v_scale_bytes;  // of scales: none but of i8 and i4
 };
 
 // After make_problem: head_dim_v, out_type, scale, all strides, seqlen and total of each segment,
@@ -73,6 +73,14 @@ void for_each_small_array(const Segment& s, const attn_segment_args& a, const Kv
   descale("k_descale", a.k_descale, s.k_descale);
   descale("v_descale", a.v_descale, s.v_descale);
 }
+// The same for the arrays that a call of kv_append writes and forward reads.
+template <class Visit>
+void for_each_large_array(const Segment& s, const attn_segment_args& a, int32_t n, Visit&& visit) {
+  visit(Name{"k", n}, a.k, s.k_bytes);
+  visit(Name{"v", n}, a.v, s.v_bytes);
+  visit(Name{"k_scale", n}, a.k_scale, s.k_scale_bytes);
+  visit(Name{"v_scale", n}, a.v_scale, s.v_scale_bytes);
+}
 // Adds what a segment asks for to the types, features and page size of `needs`.
 void add_needs(const attn_segment& s, Needs* needs);
 // To 16 bytes; heads in ggml's blocks need not be.
@@ -92,6 +100,17 @@ Status copy_versioned(const char* name, const void* in, void* out, size_t size);
 template <class T>
 Status copy_versioned(const char* name, const T* in, T* out) {
   return copy_versioned(name, static_cast<const void*>(in), static_cast<void*>(out), sizeof(T));
+}
+// The same of a struct that holds one: what is behind the held one, at `at`, lies behind as many
+// bytes as its own struct_size says, `least` or more.
+struct Held {
+  const char* name;
+  size_t at, size, least;
+};
+Status copy_holding(const char* name, const void* in, void* out, size_t size, const Held& held);
+template <class T>
+Status copy_holding(const char* name, const T* in, T* out, const Held& held) {
+  return copy_holding(name, static_cast<const void*>(in), static_cast<void*>(out), sizeof(T), held);
 }
 
 // The caller's array of segments, element i at i * step bytes. Read where it lies, however long it

@@ -86,7 +86,7 @@ Status bad_pointer(Name name, const void* p, bool wanted, size_t alignment, cons
 
 size_t data_alignment(attn_dtype type, bool host_memory) {
   if (!host_memory) return 16;
-  return dtype_block(type) > 1 ? 2 : dtype_bytes(type);
+  return dtype_is_ggml(type) ? 2 : dtype_bytes(type);
 }
 
 }  // namespace attn

@@ -24,7 +24,8 @@ GOLDEN = SOURCE / "tests" / "golden"
 EXAMPLE = SOURCE / "examples" / "minilm_layer3.safetensors"
 EXPECTED = SOURCE / "examples" / "minilm_layer3.expected.safetensors"
 
-FORMATS = {"F64": "d", "F32": "f", "F16": "e", "I32": "i", "I64": "q", "U64": "Q", "U8": "B", "BOOL": "?"}
+FORMATS = {"F64": "d", "F32": "f", "F16": "e", "I32": "i", "I64": "q", "U64": "Q", "U8": "B", "I8": "b", "BF16": "H",
+           "BOOL": "?"}
 
 
 def pack(dtype, shape, values):
@@ -330,7 +331,11 @@ class Inputs(CliTest):
         self.refused("multiple of the 34 bytes", {"k": pack("U8", [2, 7, 2, 35], 0)}, {"k": "q8_0"})
         self.refused("q is q8_0", {"q": pack("U8", [2, 5, 4, 34], 0), "k": noise([2, 7, 2, 32]),
                                         "v": noise([2, 7, 2, 32])}, {"q": "q8_0"})
-        self.refused("bias_type is f16", {"bias": pack("F16", [1, 1, 5, 7], 0)})
+        self.refused("bias_type is bf16", {"bias": pack("BF16", [1, 1, 5, 7], 0)})
+        self.refused("bias_slopes has shape", {"bias": pack("F16", [1, 1, 5, 7], 0), "bias_slopes": pack("F32", [3], 0)})
+        self.refused("ATTN_BIAS_SLOPES without a bias_type", {"bias_slopes": pack("F32", [4], 0)})
+        self.refused('"k_scale" is missing', {"k": pack("I8", [2, 7, 2, 8], 0)})
+        self.refused("k_scale has shape", {"k": pack("I8", [2, 7, 2, 8], 0), "k_scale": pack("F16", [2, 7], 0)})
 
     def test_shapes(self):
         self.refused("q has shape [2, 5, 4]", {"q": noise([2, 5, 4])})
@@ -546,8 +551,9 @@ class RoundTrips(CliTest):
 
     def test_quantize(self):
         for to, bound in (("f8_e4m3fn", 0.04), ("f8_e5m2", 0.08), ("f8_e4m3fnuz", 0.04), ("q8_0", 0.01), ("q4_0", 0.12), ("q4_1", 0.12),
-                          ("q5_0", 0.06), ("q5_1", 0.06), ("iq4_nl", 0.12)):
-            ggml = to.startswith(("q", "iq"))
+                          ("q5_0", 0.06), ("q5_1", 0.06), ("iq4_nl", 0.12), ("i8", 0.012), ("i4", 0.2)):
+            beside = to in ("i8", "i4")
+            ggml = beside or to.startswith(("q", "iq"))
             for args in ([], *([["--scale", "amax"], ["--scale", "0.125", "--saturate"], ["--scale", "amax", "--per", "head", "--q"]]
                                if not ggml else [])):
                 with self.subTest(to=to, args=args):
@@ -558,7 +564,10 @@ class RoundTrips(CliTest):
                         results.append(Path(path).read_bytes())
                     self.assertEqual(*results)
                     tensors, metadata = load(path)
-                    if ggml or to == "f8_e4m3fnuz":
+                    self.assertEqual("k_scale" in tensors, beside)
+                    if beside:
+                        self.assertEqual(tensors["v_scale"][:2], ("F16", [1, 127, 12]))
+                    if ggml and to != "i8" or to == "f8_e4m3fnuz":
                         self.assertEqual((metadata["k"], metadata["v"]), (to, to))
                     self.assertEqual("k_descale" in tensors, not ggml)
                     if "head" in args:
@@ -570,6 +579,23 @@ class RoundTrips(CliTest):
                     if "0.125" not in args:
                         self.attn("run", path, self.path("out"), "--out-dtype", "f32")
                         self.attn("diff", self.path("out"), EXPECTED, "--tensor", "out", "--rel-fro", bound * 2)
+
+    def test_mixed_cache(self):
+        """Old keys of the real encoder in each type, the newest in f32, in one file and one call."""
+        for to, bound in (("f8_e4m3fn", 0.04), ("q8_0", 0.01), ("q4_0", 0.15), ("i8", 0.012), ("i4", 0.25)):
+            with self.subTest(to):
+                mixed = self.path("mixed")
+                self.attn("quantize", EXAMPLE, mixed, "--to", to, "--recent", 32, "--scale", "amax" if to[0] == "f" else "1")
+                tensors, _ = load(mixed)
+                self.assertEqual((tensors["k.1"][:2], tensors["v.0"][1][:2]), (("F32", [1, 32, 12, 32]), [1, 95]))
+                for backend in ("reference", "cpu"):
+                    self.attn("run", mixed, self.path(backend), "--backend", backend, "--out-dtype", "f32")
+                    self.attn("diff", self.path(backend), EXPECTED, "--tensor", "out", "--rel-fro", bound)
+                self.attn("diff", self.path("reference"), self.path("cpu"), "--max-abs", 1e-5)
+        for recent in -1, 127:
+            self.attn("quantize", EXAMPLE, self.path("out"), "--to", "q8_0", "--recent", recent, code=2,
+                      says=f"--recent is {recent}; 1 to 126")
+        self.attn("quantize", mixed, self.path("out"), "--to", "q8_0", "--recent", 3, code=2, says='"k" is missing')
 
     def test_emulator(self):
         info = self.json("info")

@@ -261,6 +261,8 @@ Forward::Forward(Backend& backend, const Case& c, const Data& data, const char* 
     }
     to.k_stride = from.k_view.given;
     to.v_stride = from.v_view.given;
+    to.k_scale_stride = from.k_scale_view.given;
+    to.v_scale_stride = from.v_scale_view.given;
     to.k_descale = s.k_descale;
     to.v_descale = s.v_descale;
     to.descale_block_keys = s.k_descale == ATTN_DESCALE_BLOCK || s.v_descale == ATTN_DESCALE_BLOCK
@@ -337,12 +339,15 @@ void Forward::fill(const Case& c, const Data& data) {
     put(to.block_table, from.block_table);
     put(to.k_descale, from.k_descale);
     put(to.v_descale, from.v_descale);
+    put(to.k_scale, from.k_scale, first(from.k_scale_view));
+    put(to.v_scale, from.v_scale, first(from.v_scale_view));
   }
   put(args_.q, data.q, first(data.q_view));
   put(args_.out, out_, first(out_view_));
   put(args_.lse, lse_);
   put(args_.cu_seqlens_q, data.cu_seqlens_q);
   put(args_.bias, data.bias, dtype_bytes(c.bias_type, c.bias_first));
+  put(args_.bias_slopes, data.bias_slopes);
   put(args_.alibi_slopes, data.slopes);
   put(args_.sinks, data.sinks);
   put(args_.q_descale, data.q_descale);

@@ -9,6 +9,7 @@
 
 #include "core/dtype.h"
 #include "core/ggml.h"
+#include "core/row_scale.h"
 
 namespace attn::test {
 namespace {
@@ -37,12 +38,21 @@ Buffer buffer_of(const std::vector<T>& values) {
   return b;
 }
 
-// Writes one row of real values as the type stores them and returns what was stored, as real
-// values.
+// Writes one row of real values as the type stores them, `scale_at` being the place of an i8 or i4
+// row's scale, and returns what was stored, as real values.
 std::vector<double> write_row(Buffer& to, attn_dtype type, int64_t at, const std::vector<float>& x,
-                              float descale) {
+                              float descale, Buffer* scales = nullptr, int64_t scale_at = 0) {
   const int64_t n = int64_t(x.size());
-  if (dtype_is_ggml(type)) {
+  double scale = 1;
+  if (dtype_has_scales(type)) {
+    std::vector<double> scaled(x.begin(), x.end());
+    double amax = 0;
+    for (double& value : scaled) amax = std::max(amax, std::abs(value /= descale));
+    uint16_t& code = scales->as<uint16_t>()[scale_at];
+    code = row_scale(type, amax, false, false);
+    encode_codes(type, to.data(), at, n, scaled.data(), code);
+    scale = f16_value(code);
+  } else if (dtype_is_ggml(type)) {
     std::vector<float> scaled(x);
     for (float& value : scaled) value /= descale;
     for (int64_t d = 0; d < n; d += 32) {
@@ -56,7 +66,7 @@ std::vector<double> write_row(Buffer& to, attn_dtype type, int64_t at, const std
   }
   std::vector<double> real(n);
   decode_row(type, to.data(), at, n, real.data());
-  for (double& value : real) value *= descale;
+  for (double& value : real) value *= descale * scale;
   return real;
 }
 
@@ -240,6 +250,17 @@ void make_segment_buffers(const Case& c, const SegmentCase& s, int64_t number, S
   } else {
     out->v = Buffer(size_t(dtype_bytes(s.v_type, v_elements)), poison_of(s.v_type));
   }
+  const Arrange arrange = s.arrange == Arrange::interleaved ? Arrange::contiguous : s.arrange;
+  const auto make_scales = [&](attn_dtype type, View* view, Buffer* scales) {
+    int64_t elements;
+    *view = arrange_view(ATTN_F16, arrange, outer, rows, c.heads_kv, 1, &elements);
+    if (dtype_has_scales(type))
+      *scales = Buffer(size_t(2 * elements), poison_of(ATTN_F16));
+    else
+      *view = {};
+  };
+  make_scales(s.k_type, &out->k_scale_view, &out->k_scale);
+  make_scales(s.v_type, &out->v_scale_view, &out->v_scale);
   const int64_t blocks = ceil_div(s.capacity, s.descale_block_keys);
   if (s.k_descale != ATTN_DESCALE_NONE) {
     out->k_descale = buffer_of(random_descales(c, tag_k + 10 * number, s.k_descale, blocks));
@@ -369,7 +390,7 @@ View arrange_view(attn_dtype type, Arrange arrange, int64_t batch, int64_t seq, 
       view.stride.batch = heads * view.stride.head;
       break;
     case Arrange::odd:
-      view.stride.head = dim + (dtype_is_ggml(type) ? 32 : 3);
+      view.stride.head = dim + (dtype_is_ggml(type) ? 32 : 3 * dtype_block(type));
       view.stride.seq = heads * view.stride.head;
       view.stride.batch = tokens * view.stride.seq;
       break;
@@ -395,9 +416,11 @@ View arrange_view(attn_dtype type, Arrange arrange, int64_t batch, int64_t seq, 
 
 double bias_at(const Case& c, const Data& data, int64_t b, int64_t h, int64_t i, int64_t j) {
   if (c.bias_type == ATTN_DTYPE_NONE) return 0;
-  return decode_element(c.bias_type, data.bias.data(),
-                        c.bias_first + b * data.bias_stride[0] + h * data.bias_stride[1] +
-                            i * data.bias_stride[2] + j * data.bias_stride[3]);
+  const double x = decode_element(c.bias_type, data.bias.data(),
+                                  c.bias_first + b * data.bias_stride[0] + h * data.bias_stride[1] +
+                                      i * data.bias_stride[2] + j * data.bias_stride[3]);
+  if (!c.has(ATTN_BIAS_SLOPES) || x == -infinity) return x;
+  return x * data.bias_slopes.as<float>()[h];
 }
 
 bool visible(const Case& c, const Data& data, int64_t b, int64_t h, int64_t i, int64_t j) {
@@ -477,6 +500,11 @@ Data make_data(const Case& c) {
     data.logit_bound += slope_max * double(std::max(c.capacity(), c.seqlen_q));
   }
   if (c.has(ATTN_SINKS)) data.sinks = buffer_of(sinks);
+  if (c.has(ATTN_BIAS_SLOPES)) {  // up to 1, and 0 for a head
+    for (int64_t h = 0; h < c.heads_q; ++h)
+      slopes[h] = h % 5 == 3 ? 0 : float(std::exp2(-double(h % 8)));
+    data.bias_slopes = buffer_of(slopes);
+  }
   if (c.has(ATTN_OUT_SCALE)) data.out_scale = buffer_of(std::vector<float>{1.75f});
 
   // Queries.
@@ -545,11 +573,13 @@ Data make_data(const Case& c) {
           const float v_descale =
               descale_at(c, s.v_descale, to.v_descale, b, kv_head, block, blocks);
           const int64_t at = (b * c.heads_kv + kv_head) * most_keys + j;
-          data.k_real[at] = write_row(to.k, s.k_type, to.k_view.at(place, row, kv_head),
-                                      k_row(c, b, kv_head, j), k_descale);
+          data.k_real[at] =
+              write_row(to.k, s.k_type, to.k_view.at(place, row, kv_head), k_row(c, b, kv_head, j),
+                        k_descale, &to.k_scale, to.k_scale_view.at(place, row, kv_head));
           Buffer& v = s.arrange == Arrange::interleaved ? to.k : to.v;
           const int64_t v_at = to.v_view.at(place, row, kv_head);
-          data.v_real[at] = write_row(v, s.v_type, v_at, v_row(c, b, kv_head, j), v_descale);
+          data.v_real[at] = write_row(v, s.v_type, v_at, v_row(c, b, kv_head, j), v_descale,
+                                      &to.v_scale, to.v_scale_view.at(place, row, kv_head));
           if (dtype_is_ggml(s.v_type))
             for (int64_t d = 0; d < c.head_dim_v; d += 32)
               data.v_scales[at].push_back(

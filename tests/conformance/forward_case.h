@@ -48,19 +48,24 @@ struct Draw {
   }
 };
 
-// In half of the random problems with q4_0 one of the types that hosts alone take stands for it. Of
-// the seed alone, so that all else stays as it is.
-inline attn_dtype host_type(attn_dtype type, uint64_t seed, uint64_t salt) {
-  constexpr attn_dtype others[] = {ATTN_Q4_1, ATTN_Q5_0, ATTN_Q5_1, ATTN_IQ4_NL};
+// Types of K and V that hosts alone take.
+constexpr attn_dtype host_types[] = {ATTN_Q4_1,   ATTN_Q5_0, ATTN_Q5_1,
+                                     ATTN_IQ4_NL, ATTN_I8,   ATTN_I4};
+// In half of the random problems with q4_0, and a quarter of those with e5m2, one of them stands
+// for it. Of the seed alone, so that all else stays as it is.
+inline attn_dtype host_type(attn_dtype type, int64_t dim, uint64_t seed, uint64_t salt) {
   Draw draw{seed, salt};
-  return type == ATTN_Q4_0 && draw.chance(2) ? draw.pick(others) : type;
+  if (type == ATTN_Q4_0 && draw.chance(2)) return draw.pick(host_types);
+  if (type == ATTN_F8_E5M2 && draw.chance(4))
+    return dim % 2 == 0 && draw.chance(2) ? ATTN_I4 : ATTN_I8;
+  return type;
 }
 
 enum class Arrange {
   contiguous,   // strides unset
   padded,       // unused room behind each head, token and batch entry, 16-byte multiples
   head_major,   // [B, H, S, D]
-  odd,          // room of 3 elements behind each head: no alignment (32 for ggml blocks)
+  odd,          // room of 3 elements behind each head: no alignment (6 in i4, 32 for ggml blocks)
   interleaved,  // segments: k and v side by side, [.., H, 2, D]
   reversed,     // contiguous, all strides negative
   flipped,      // padded, the stride of tokens negative
@@ -183,15 +188,17 @@ View arrange_view(attn_dtype type, Arrange arrange, int64_t batch, int64_t seq, 
                   int64_t dim, int64_t* elements);
 
 struct SegmentData {
-  View k_view, v_view;
+  View k_view, v_view, k_scale_view, v_scale_view;
   Buffer k, v;  // interleaved: v is empty and lies in k
+  Buffer k_scale, v_scale;
   Buffer seqlens, cu_seqlens, block_table, k_descale, v_descale;
   int64_t total = 0, num_pages = 0, max_pages = 0;
 };
 
 struct Data {
   View q_view;
-  Buffer q, cu_seqlens_q, q_descale, bias, slopes, sinks, out_scale, kinds, index, bits, tree;
+  Buffer q, cu_seqlens_q, q_descale, bias, bias_slopes, slopes, sinks, out_scale, kinds, index,
+      bits, tree;
   std::vector<SegmentData> segments;
   int64_t bias_stride[4] = {};
   int64_t num_partials = 0;

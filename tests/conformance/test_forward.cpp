@@ -47,7 +47,6 @@ constexpr attn_dtype q_types[] = {ATTN_F32,       ATTN_F16,     ATTN_BF16,
                                   ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ};
 constexpr attn_dtype kv_types[] = {ATTN_F32,     ATTN_F16,         ATTN_BF16, ATTN_F8_E4M3FN,
                                    ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ, ATTN_Q8_0, ATTN_Q4_0};
-constexpr attn_dtype host_types[] = {ATTN_Q4_1, ATTN_Q5_0, ATTN_Q5_1, ATTN_IQ4_NL};
 
 TEST_CASE("forward: boundary shapes") {
   const auto kernels = kernels_here(Op::forward, false);
@@ -280,8 +279,10 @@ Case random_case(uint64_t seed) {
     if (c.head_dim % 32 != 0 && dtype_is_ggml(s.k_type)) s.k_type = ATTN_F16;
     if (c.head_dim_v % 32 != 0 && dtype_is_ggml(s.v_type)) s.v_type = ATTN_F8_E4M3FN;
     const bool same = s.k_type == s.v_type;
-    s.k_type = host_type(s.k_type, seed, 2 * uint64_t(n));
-    s.v_type = same ? s.k_type : host_type(s.v_type, seed, 2 * uint64_t(n) + 1);
+    s.k_type = host_type(s.k_type, c.head_dim, seed, 2 * uint64_t(n));
+    s.v_type = same && c.head_dim == c.head_dim_v
+                   ? s.k_type
+                   : host_type(s.v_type, c.head_dim_v, seed, 2 * uint64_t(n) + 1);
     s.layout = attn_layout(draw(3));
     const int32_t page_sizes[] = {1, 3, 16, 64};
     s.page_size = pick(draw(1000), page_sizes);
@@ -312,6 +313,10 @@ Case random_case(uint64_t seed) {
     c.bias_per_batch = draw.chance(2);
     c.bias_per_head = draw.chance(2);
     c.bias_per_query = !draw.chance(4);
+    // Of the seed alone, as host_type.
+    Draw of_ggml{seed, 98};
+    if (of_ggml.chance(2)) c.flags |= ATTN_BIAS_SLOPES;
+    if (of_ggml.chance(3)) c.bias_type = ATTN_F16;
   }
   if (!packed_q && draw.chance(4)) {
     c.flags |= ATTN_BLOCK_MASK;

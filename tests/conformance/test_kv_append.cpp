@@ -6,12 +6,14 @@
 #include <cstring>
 #include <limits>
 #include <numeric>
+#include <tuple>
 
 #include "../catch.h"
 #include "backend.h"
 #include "core/ceil_div.h"
 #include "core/dtype.h"
 #include "core/ggml.h"
+#include "core/row_scale.h"
 
 namespace attn::test {
 namespace {
@@ -137,6 +139,23 @@ class Expected {
     }
     rows_.push_back({at, real, descale});
   }
+  // A row of i8 or i4, whose scale is an element of `scales`.
+  void write_scaled(int64_t at, const Real& real, double descale, Expected& scales,
+                    int64_t scale_at) {
+    std::vector<double> x(real.x);
+    double amax = 0;
+    bool nan = false;
+    for (double& value : x) {
+      value /= descale;
+      nan |= std::isnan(value);
+      amax = std::max(amax, std::abs(value));
+    }
+    const uint16_t scale = row_scale(type_, amax, nan, true);
+    encode_codes(type_, want_.data(), at, int64_t(x.size()), x.data(), scale);
+    rows_.push_back({at, real, descale});
+    const double value = f16_value(scale);
+    scales.write(scale_at, {{value}, {value}}, 1);
+  }
   // "" or what differs. Kernels of devices compute in float32.
   std::string compare(const char* name, Buffer got, bool exact) const {
     for (const Row& row : rows_)
@@ -247,7 +266,11 @@ std::string run_append_case(const AppendCase& c, const Kernel& kernel, bool* ran
                                                    : head * blocks + position / c.block_keys)];
   };
 
+  // Of i8 and i4; of other types they are not passed.
+  Cache k_scale = make_cache(c, 10, ATTN_F16, pages, 1),
+        v_scale = make_cache(c, 11, ATTN_F16, pages, 1);
   Expected want_k(c.k_type, k.buffer), want_v(c.v_type, v.buffer);
+  Expected want_k_scale(ATTN_F16, k_scale.buffer), want_v_scale(ATTN_F16, v_scale.buffer);
   Expected want_q(c.new_type, c.q_in_place ? q.buffer : q_out.buffer);
   std::vector<int32_t> offsets = {0}, lengths_after;
   for (int64_t b = 0; b < c.batch; ++b) {
@@ -262,12 +285,20 @@ std::string run_append_case(const AppendCase& c, const Kernel& kernel, bool* ran
       const int64_t slot = c.paged ? position % c.page_size : position;
       const float *cs = cos.data() + position * half, *sn = sin.data() + position * half;
       for (int64_t h = 0; h < c.heads_kv; ++h) {
-        want_k.write(k.view.at(page, slot, h),
-                     rotated(c, k_new, k_new.view.at(entry, row, h), c.dim, true, cs, sn),
-                     descale_at(c.k_descale, k_descales, b, h, position));
-        want_v.write(v.view.at(page, slot, h),
-                     rotated(c, v_new, v_new.view.at(entry, row, h), c.dim_v, false, cs, sn),
-                     descale_at(c.v_descale, v_descales, b, h, position));
+        const Real key = rotated(c, k_new, k_new.view.at(entry, row, h), c.dim, true, cs, sn),
+                   value = rotated(c, v_new, v_new.view.at(entry, row, h), c.dim_v, false, cs, sn);
+        const double k_by = descale_at(c.k_descale, k_descales, b, h, position),
+                     v_by = descale_at(c.v_descale, v_descales, b, h, position);
+        if (dtype_has_scales(c.k_type))
+          want_k.write_scaled(k.view.at(page, slot, h), key, k_by, want_k_scale,
+                              k_scale.view.at(page, slot, h));
+        else
+          want_k.write(k.view.at(page, slot, h), key, k_by);
+        if (dtype_has_scales(c.v_type))
+          want_v.write_scaled(v.view.at(page, slot, h), value, v_by, want_v_scale,
+                              v_scale.view.at(page, slot, h));
+        else
+          want_v.write(v.view.at(page, slot, h), value, v_by);
       }
       for (int64_t h = 0; h < c.heads_q; ++h)
         want_q.write(q.view.at(entry, row, h),
@@ -301,6 +332,8 @@ std::string run_append_case(const AppendCase& c, const Kernel& kernel, bool* ran
   }
   p.segment.k_stride = k.view.given;
   p.segment.v_stride = v.view.given;
+  if (dtype_has_scales(c.k_type)) p.segment.k_scale_stride = k_scale.view.given;
+  if (dtype_has_scales(c.v_type)) p.segment.v_scale_stride = v_scale.view.given;
   p.segment.k_descale = c.k_descale;
   p.segment.v_descale = c.v_descale;
   p.segment.descale_block_keys = c.block_keys;
@@ -334,6 +367,11 @@ std::string run_append_case(const AppendCase& c, const Kernel& kernel, bool* ran
   args.v_new = address_of(arena.add(v_new.buffer), v_new.view);
   args.cache.k = address_of(k_data, k.view);
   args.cache.v = address_of(v_data, v.view);
+  void *k_scale_data = nullptr, *v_scale_data = nullptr;
+  if (dtype_has_scales(c.k_type)) k_scale_data = arena.add(k_scale.buffer);
+  if (dtype_has_scales(c.v_type)) v_scale_data = arena.add(v_scale.buffer);
+  args.cache.k_scale = address_of(k_scale_data, k_scale.view);
+  args.cache.v_scale = address_of(v_scale_data, v_scale.view);
   void* const lengths_data = arena.add(lengths);
   args.cache.seqlens = static_cast<const int32_t*>(lengths_data);
   if (c.packed()) args.cu_seqlens_new = static_cast<const int32_t*>(arena.add(offsets_buffer));
@@ -361,13 +399,21 @@ std::string run_append_case(const AppendCase& c, const Kernel& kernel, bool* ran
   if (attn_synchronize(backend.context, nullptr) != ATTN_OK) return attn_last_error();
   if (attn_launch_count(kernel.name) <= launches) return "not launched";
 
-  if (std::string e = arena.check_unchanged({k_data, v_data, q_data, lengths_out_data}); !e.empty())
+  if (std::string e = arena.check_unchanged(
+          {k_data, v_data, k_scale_data, v_scale_data, q_data, lengths_out_data});
+      !e.empty())
     return e;
   const bool exact = kernel.host != nullptr;
   if (std::string e = want_k.compare("k", arena.fetch(k.buffer, k_data), exact); !e.empty())
     return e;
   if (std::string e = want_v.compare("v", arena.fetch(v.buffer, v_data), exact); !e.empty())
     return e;
+  for (const auto& [scales, want, data] : {std::tuple(&k_scale, &want_k_scale, k_scale_data),
+                                           std::tuple(&v_scale, &want_v_scale, v_scale_data)}) {
+    if (!data) continue;
+    const std::string e = want->compare("scale", arena.fetch(scales->buffer, data), exact);
+    if (!e.empty()) return e;
+  }
   if (q_data) {
     const std::string e = want_q.compare("q_out", arena.fetch(q.buffer, q_data), exact);
     if (!e.empty()) return e;
@@ -383,7 +429,6 @@ std::string run_append_case(const AppendCase& c, const Kernel& kernel, bool* ran
 constexpr attn_dtype new_types[] = {ATTN_F32, ATTN_F16, ATTN_BF16};
 constexpr attn_dtype cache_types[] = {ATTN_F32,     ATTN_F16,         ATTN_BF16, ATTN_F8_E4M3FN,
                                       ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ, ATTN_Q8_0, ATTN_Q4_0};
-constexpr attn_dtype host_types[] = {ATTN_Q4_1, ATTN_Q5_0, ATTN_Q5_1, ATTN_IQ4_NL};
 
 AppendCase random_case(uint64_t seed) {
   Draw draw{seed, 77};
@@ -400,8 +445,8 @@ AppendCase random_case(uint64_t seed) {
   c.dim_v = dtype_is_ggml(c.v_type)                      ? draw.pick(block_dims)
             : draw.chance(2) && !dtype_is_ggml(c.k_type) ? c.dim
                                                          : draw.pick(dims);
-  c.k_type = host_type(c.k_type, seed, 0);
-  c.v_type = host_type(c.v_type, seed, 1);
+  c.k_type = host_type(c.k_type, c.dim, seed, 0);
+  c.v_type = host_type(c.v_type, c.dim_v, seed, 1);
   c.capacity = draw(8) ? 1 + draw(150) : 0;
   c.seqlen_new = draw(8);
   c.lengths.clear();

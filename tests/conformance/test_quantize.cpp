@@ -9,6 +9,7 @@
 #include "backend.h"
 #include "core/dtype.h"
 #include "core/ggml.h"
+#include "core/row_scale.h"
 
 namespace attn::test {
 namespace {
@@ -100,10 +101,25 @@ std::string run_quantize_case(const QuantizeCase& c, const Kernel& kernel, bool*
     if (c.scale == ATTN_SCALE_GIVEN) std::copy(descale.begin(), descale.end(), given.as<float>());
   }
   Buffer want(size_t(dtype_bytes(c.dst, dst_elements)), poison_of(c.dst));
+  int64_t scale_elements;
+  const View scale_view =
+      arrange_view(ATTN_F16, c.arrange, c.batch, c.seqlen, c.heads, 1, &scale_elements);
+  Buffer scale;
+  if (dtype_has_scales(c.dst)) scale = Buffer(size_t(2 * scale_elements), poison_of(ATTN_F16));
+  Buffer want_scale = scale;
   each_row([&](int64_t b, int64_t s, int64_t h) {
     std::vector<float> x(size_t(c.dim));
     decode_row(c.src, src.data(), src_view.at(b, s, h), c.dim, x.data());
     const int64_t at = dst_view.at(b, s, h);
+    if (dtype_has_scales(c.dst)) {
+      const std::vector<double> wide(x.begin(), x.end());
+      double most = 0;
+      bool nan = false;
+      for (double value : wide) most = std::max(most, std::abs(value)), nan |= std::isnan(value);
+      uint16_t& code = want_scale.as<uint16_t>()[scale_view.at(b, s, h)];
+      code = row_scale(c.dst, most, nan, c.saturate != 0);
+      return encode_codes(c.dst, want.data(), at, c.dim, wide.data(), code);
+    }
     for (int64_t d = 0; d < c.dim; ++d) {
       if (dtype_is_ggml(c.dst)) {
         if (d % 32 != 0) continue;
@@ -127,6 +143,7 @@ std::string run_quantize_case(const QuantizeCase& c, const Kernel& kernel, bool*
   p.dst_type = c.dst;
   p.src_stride = src_view.given;
   p.dst_stride = dst_view.given;
+  if (dtype_has_scales(c.dst)) p.scale_stride = scale_view.given;
   p.kind = c.kind;
   p.descale_block_keys = c.kind == ATTN_DESCALE_BLOCK ? c.block_keys : 0;
   p.scale = c.scale;
@@ -146,11 +163,14 @@ std::string run_quantize_case(const QuantizeCase& c, const Kernel& kernel, bool*
   args.src = address_of(arena.add(src), src_view);
   args.dst = address_of(dst_data, dst_view);
   args.descale = static_cast<float*>(arena.add(given));
+  void* const scale_data = arena.add(scale);
+  args.scale = address_of(scale_data, scale_view);
   const uint64_t launches = attn_launch_count(kernel.name);
   if (attn_run_quantize(plan.get(), &args, nullptr) != ATTN_OK) return attn_last_error();
   if (attn_synchronize(backend.context, nullptr) != ATTN_OK) return attn_last_error();
   if (attn_launch_count(kernel.name) <= launches) return "not launched";
-  if (std::string error = arena.check_unchanged({dst_data, args.descale}); !error.empty())
+  if (std::string error = arena.check_unchanged({dst_data, args.descale, scale_data});
+      !error.empty())
     return error;
 
   const Buffer got_descale = arena.fetch(given, args.descale);
@@ -159,6 +179,8 @@ std::string run_quantize_case(const QuantizeCase& c, const Kernel& kernel, bool*
     return "descale differs: " + std::to_string(got_descale.as<float>()[0]) + ", expected " +
            std::to_string(descale[0]) + " first";
   }
+  if (scale_data && arena.fetch(scale, scale_data).bytes != want_scale.bytes)
+    return "scales differ, or a guard of them was written";
   const Buffer got = arena.fetch(dst, dst_data);
   // NaN codes may carry any sign.
   std::string error;
@@ -201,7 +223,7 @@ TEST_CASE("quantize: types, scales, layouts and values that do not fit") {
       if (kernel->host) CHECK(ran);
     };
     for (attn_dtype dst : {ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ, ATTN_Q8_0, ATTN_Q4_0,
-                           ATTN_Q4_1, ATTN_Q5_0, ATTN_Q5_1, ATTN_IQ4_NL}) {
+                           ATTN_Q4_1, ATTN_Q5_0, ATTN_Q5_1, ATTN_IQ4_NL, ATTN_I8, ATTN_I4}) {
       for (attn_dtype src : {ATTN_F32, ATTN_F16, ATTN_BF16}) {
         for (int32_t saturate : {0, 1}) {
           for (bool odd : {false, true}) {
@@ -215,7 +237,7 @@ TEST_CASE("quantize: types, scales, layouts and values that do not fit") {
               ++c.seed;
               check(c);
             }
-            if (dtype_is_ggml(dst)) continue;
+            if (dtype_is_ggml(dst) || dtype_has_scales(dst)) continue;
             for (attn_scale_source scale : {ATTN_SCALE_GIVEN, ATTN_SCALE_AMAX}) {
               for (attn_descale_kind kind : {ATTN_DESCALE_NONE, ATTN_DESCALE_TENSOR,
                                              ATTN_DESCALE_HEAD, ATTN_DESCALE_BLOCK}) {

@@ -64,7 +64,8 @@ class Embed(unittest.TestCase):
 @unittest.skipUnless(os.environ.get("PYTHONPATH"), "this build has no Python package")
 class MixedCache(unittest.TestCase):
     # Half a step of the type relative to its largest code, with room for what attention averages.
-    BOUNDS = {"f16": 0, "f8_e4m3fn": 0.04, "q8_0": 0.006, "q5_1": 0.04, "q5_0": 0.05, "q4_1": 0.08, "q4_0": 0.1, "iq4_nl": 0.08}
+    BOUNDS = {"f16": 0, "f8_e4m3fn": 0.04, "q8_0": 0.006, "q5_1": 0.04, "q5_0": 0.05, "q4_1": 0.08, "q4_0": 0.1, "iq4_nl": 0.08, "i8": 0.01,
+              "i4": 0.2}
 
     def test_errors(self):
         for recent in "1", "32", "126":

@@ -80,7 +80,7 @@ attn_strides make_strides(Source& in) {
 attn_segment make_segment(Source& in, attn_dtype q_type) {
   attn_segment s{};
   s.struct_size = sizeof s;
-  const auto type = [&] { return in.below(2) ? q_type : attn_dtype(in.below(15)); };
+  const auto type = [&] { return in.below(2) ? q_type : attn_dtype(in.below(17)); };
   s.k_type = type();
   s.v_type = type();
   s.layout = attn_layout(in.below(3));
@@ -102,6 +102,7 @@ attn_segment make_segment(Source& in, attn_dtype q_type) {
     s.descale_block_keys = in.below(2) ? 64 : 128;
   if (in.below(6) == 0) s.k_stride = make_strides(in);
   if (in.below(6) == 0) s.v_stride = make_strides(in);
+  if (attn::dtype_has_scales(s.k_type) && in.below(6) == 0) s.k_scale_stride = make_strides(in);
   return s;
 }
 
@@ -115,14 +116,14 @@ attn_problem make_problem(Source& in) {
   p.head_dim_v = in.below(3) ? 0 : in.size();
   p.seqlen_q = in.below(12);
   p.q_type = attn_dtype(1 + in.below(6));
-  p.out_type = in.below(2) ? ATTN_DTYPE_NONE : attn_dtype(in.below(15));
+  p.out_type = in.below(2) ? ATTN_DTYPE_NONE : attn_dtype(in.below(17));
   p.q_layout = attn_layout(in.below(2));
   if (p.q_layout == ATTN_PACKED && p.batch > 0) p.total_q = in.size();
   p.q_descale = attn_descale_kind(in.below(3));
   p.num_segments = 1 + int32_t(in.below(3));
   p.scale = in.below(2) ? 0 : in.take<float>();
   p.softcap = in.below(3) ? 0 : in.take<float>();
-  p.flags = in.below(4) ? uint32_t(in.below(32)) : in.take<uint16_t>() & 0x1ff;
+  p.flags = in.below(4) ? uint32_t(in.below(32)) : in.take<uint16_t>() & 0x3ff;
   if (in.below(4) == 0) p.flags |= ATTN_BLOCK_MASK;
   if (p.flags & ATTN_WINDOW) {
     p.window_left = in.below(4) ? in.size() : -1;
@@ -225,7 +226,7 @@ Reach reach(attn_dtype type, int64_t inner,
 struct Sizes {
   Reach q, out, bias;
   __int128 lse, kinds = 0, bits = 0, work;
-  std::vector<std::pair<Reach, Reach>> kv;
+  std::vector<std::pair<Reach, Reach>> kv, scales;
   __int128 largest = 0;
 };
 
@@ -248,7 +249,10 @@ Sizes sizes_of(const attn::Problem& p) {
     const int64_t m = paged ? segment.page_size : flat ? segment.total : segment.seqlen;
     s.kv.emplace_back(tensor(segment.k_type, n, m, p.heads_kv, p.head_dim, segment.k_stride),
                       tensor(segment.v_type, n, m, p.heads_kv, p.head_dim_v, segment.v_stride));
-    s.largest = std::max({s.largest, s.kv.back().first.size(), s.kv.back().second.size(),
+    s.scales.emplace_back(tensor(ATTN_F16, n, m, p.heads_kv, 1, segment.k_scale_stride),
+                          tensor(ATTN_F16, n, m, p.heads_kv, 1, segment.v_scale_stride));
+    s.largest = std::max({s.largest, s.scales.back().first.size(), s.scales.back().second.size(),
+                          s.kv.back().first.size(), s.kv.back().second.size(),
                           __int128(p.batch) * segment.max_pages * 4,
                           __int128(p.batch) * p.heads_kv * (segment.seqlen / 64 + 1) * 4});
   }
@@ -311,6 +315,7 @@ void run(attn_plan* plan, const attn::Problem& p, uint32_t seed) {
   if (p.q_descale != ATTN_DESCALE_NONE)
     args.q_descale = memory.floats(p.q_descale == ATTN_DESCALE_TENSOR ? 1 : p.batch * p.heads_kv);
   if (p.bias_type != ATTN_DTYPE_NONE) args.bias = tensor(size.bias);
+  if (p.has(ATTN_BIAS_SLOPES)) args.bias_slopes = memory.floats(p.heads_q);
   if (p.has(ATTN_ALIBI)) args.alibi_slopes = memory.floats(p.heads_q);
   if (p.has(ATTN_SINKS)) args.sinks = memory.floats(p.heads_q);
   if (p.has(ATTN_OUT_SCALE)) args.out_scale = memory.floats(1);
@@ -334,6 +339,8 @@ void run(attn_plan* plan, const attn::Problem& p, uint32_t seed) {
     a.struct_size = sizeof a;
     a.k = tensor(size.kv[i].first);
     a.v = tensor(size.kv[i].second);
+    if (attn::dtype_has_scales(s.k_type)) a.k_scale = tensor(size.scales[i].first);
+    if (attn::dtype_has_scales(s.v_type)) a.v_scale = tensor(size.scales[i].second);
     if (s.has_seqlens) a.seqlens = memory.integers(p.batch, 0, s.seqlen);
     if (s.layout == ATTN_PACKED) a.cu_seqlens = memory.offsets(p.batch, s.seqlen, s.total);
     if (s.layout == ATTN_PAGED)

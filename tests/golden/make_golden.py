@@ -90,6 +90,12 @@ GGML = {  # bytes of a block, its elements
 }
 
 
+def decode_i4(data):
+    """Two's complement, two a byte, the even element in the low half."""
+    codes = np.stack([data & 15, data >> 4], axis=-1).astype(np.int64)
+    return ((codes ^ 8) - 8).astype(np.float64).reshape(*data.shape[:-1], -1)
+
+
 class Typed:
     """Raw storage of a type that NumPy lacks; looks like an array where only the shape matters."""
 
@@ -101,6 +107,8 @@ class Typed:
             return decode_bf16(self.bits)
         if self.kind in FP8:
             return FP8[self.kind][self.bits]
+        if self.kind == "i4":
+            return decode_i4(self.bits)
         return GGML[self.kind][1](self.bits)
 
     def poison(self, where):
@@ -108,14 +116,14 @@ class Typed:
             self.bits[where] = 0x7FC0
         elif self.kind in FP8:
             self.bits[where] = FP8_NAN[self.kind]
-        else:  # every scale NaN
+        elif self.kind != "i4":  # every scale NaN
             bytes_per_block = GGML[self.kind][0]
             rows = self.bits[where]
             rows.reshape(len(rows), rows.shape[1] // bytes_per_block, bytes_per_block)[:, :, :2] = np.frombuffer(np.float16("nan").tobytes(), np.uint8)
             self.bits[where] = rows
 
     def stored(self):
-        if self.kind in GGML:
+        if self.kind in (*GGML, "i4"):
             return self.bits
         return {"bf16": "BF16", "f8_e5m2": "F8_E5M2"}.get(self.kind, "F8_E4M3"), self.bits
 
@@ -127,7 +135,7 @@ def real(tensor):
 def poison(tensor, where):
     if isinstance(tensor, Typed):
         tensor.poison(where)
-    else:
+    elif tensor is not None and tensor.dtype != np.int8:  # scales of i8 and i4 are poison enough
         tensor[where] = np.nan
 
 
@@ -139,6 +147,7 @@ class Segment:
     def __init__(self, tensors, suffix, batch):
         self.k, self.v = tensors["k" + suffix], tensors["v" + suffix]
         self.k_descale, self.v_descale = tensors.get("k_descale" + suffix), tensors.get("v_descale" + suffix)
+        self.k_scale, self.v_scale = tensors.get("k_scale" + suffix), tensors.get("v_scale" + suffix)
         self.table = tensors.get("block_table" + suffix)
         self.cu = tensors.get("cu_seqlens_kv" + suffix)
         if self.cu is not None:
@@ -163,6 +172,7 @@ class Segment:
         """Real values of k [len, D] and v [len, Dv]."""
         k, v = real(self.k), real(self.v)
         places = [self.place(b, t) + (hk,) for t in range(self.lens[b])]
+        k, v = (x if scale is None else x * scale.astype(np.float64)[..., None] for x, scale in ((k, self.k_scale), (v, self.v_scale)))
         k_rows = [k[p] * self.descale(self.k_descale, b, t, hk, options) for t, p in enumerate(places)]
         v_rows = [v[p] * self.descale(self.v_descale, b, t, hk, options) for t, p in enumerate(places)]
         return (np.array(k_rows).reshape(len(places), k.shape[-1]), np.array(v_rows).reshape(len(places), v.shape[-1]))
@@ -263,6 +273,8 @@ class Problem:
         for segment, mark in zip(self.segments, used):
             poison(segment.k, ~mark)
             poison(segment.v, ~mark)
+            poison(segment.k_scale, ~mark)
+            poison(segment.v_scale, ~mark)
         bias = self.tensors.get("bias")
         if bias is not None:
             for b in range(bias.shape[0]):
@@ -301,6 +313,8 @@ class Problem:
         if "bias" in tensors:
             bias = broadcast_at(tensors["bias"], b, h).astype(np.float64)
             see &= bias[:, :seqlen_kv] != -math.inf
+            if "bias_slopes" in tensors:
+                bias = np.where(bias == -math.inf, 0, bias) * float(tensors["bias_slopes"][h])
         out, lse = np.zeros((seqlen_q, v.shape[-1])), np.full(seqlen_q, -math.inf)
         for i in range(seqlen_q):
             j = np.flatnonzero(see[i])
@@ -426,7 +440,7 @@ def save(name, description, tensors, options, out, lse):
     assert name not in INDEX, name
     stored = {n: t.stored() if isinstance(t, Typed) else t for n, t in tensors.items()}
     metadata = {n: t.kind for n, t in tensors.items()
-                if isinstance(t, Typed) and t.kind in ("f8_e4m3fnuz", *GGML)}
+                if isinstance(t, Typed) and t.kind in ("f8_e4m3fnuz", "i4", *GGML)}
     st.save(HERE / f"{name}.safetensors", {**stored, "golden.out": out, "golden.lse": lse},
             {**metadata, "options": json.dumps(options)})
     INDEX[name] = description
@@ -533,6 +547,11 @@ def score_cases():
     bias[0, 0, 1, 2:7], bias[1, 0, 4] = -np.inf, -65504
     case("bias_f16", "f16 bias with f16 q, k, v; -inf entries",
          a.qkv(2, 6, 10, 2, 1, 8, kinds=("f16",) * 3) | {"bias": bias})
+    a = Inputs("bias_slopes")
+    bias = a.normal(2, 1, 6, 10, kind="f16")
+    bias[0, 0, 2, ::3] = -math.inf
+    case("bias_slopes", "ggml's mask: f16 bias times a slope of each head, one of them 0, f32 q; -inf entries; softcap",
+         a.qkv(2, 6, 10, 3, 3, 8, sigma=2.0) | {"bias": bias, "bias_slopes": f32(0.5, 0, 0.0625)}, softcap=3.0)
     a = Inputs("bias_bf16")
     case("bias_bf16", "bf16 bias with bf16 q, k, v",
          a.qkv(1, 6, 10, 2, 1, 8, kinds=("bf16",) * 3) | {"bias": BiasBf16(a.normal(1, 2, 6, 10, kind="bf16").bits)})
@@ -737,6 +756,14 @@ def type_cases():
         a = Inputs("type_" + kind)
         case("type_" + kind, f"f32 q, {kind} k and v, two blocks per row, causal, seqlens_kv",
              a.qkv(2, 3, 11, 2, 1, 64, kinds=("f32", kind, kind)) | {"seqlens_kv": i32(11, 7)}, causal=True)
+    for kind in ("i8", "i4"):
+        a = Inputs("type_" + kind)
+        codes = [a.rng.integers(0, 256, (2, 11, 2, 24 if kind == "i8" else 12), np.uint8) for _ in range(2)]
+        k, v = (x.view(np.int8) if kind == "i8" else Typed(kind, x) for x in codes)
+        largest = {"i8": 0.016, "i4": 0.3}[kind]
+        scales = {name: a.uniform(-largest, largest, 2, 11, 2).astype(np.float16) for name in ("k_scale", "v_scale")}
+        case("type_" + kind, f"f32 q, {kind} k and v with f16 scales of each token and head, causal, seqlens_kv",
+             {"q": a.normal(2, 3, 4, 24), "k": k, "v": v} | scales | {"seqlens_kv": i32(11, 7)}, causal=True)
     mixes = [("f16", "q8_0", "f16"), ("bf16", "f8_e4m3fn", "q4_0"), ("f32", "bf16", "f8_e5m2"), ("f8_e4m3fnuz", "f8_e5m2", "f8_e4m3fn")]
     for kinds in mixes:
         name = "mix_" + "_".join(kinds)

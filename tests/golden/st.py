@@ -7,7 +7,7 @@ import struct
 
 import numpy as np
 
-NATIVE = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "U64": "<u8", "I32": "<i4", "U8": "u1", "BOOL": "?"}
+NATIVE = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "U64": "<u8", "I32": "<i4", "I8": "i1", "U8": "u1", "BOOL": "?"}
 BITS = {"BF16": "<u2", "F8_E4M3": "u1", "F8_E5M2": "u1"}
 
 

@@ -274,6 +274,41 @@ class Types(Case):
         self.refuses(ValueError, ["v is f32", "of q4_1: u8, multiples of 20"], attn.forward, q, k, v, v_type="q4_1")
         self.refuses(ValueError, ["k_type is not a list"], attn.forward, q, [k], [v], k_type="q4_1")
 
+    def test_scales_beside(self):
+        q, k, v = self.qkv(dim=48)
+        for kind, dtype, last, bound in (("i8", np.int8, 48, 0.03), ("i4", np.uint8, 24, 0.4)):
+            (k_codes, k_scale), (v_codes, v_scale) = (attn.quantize(x, kind) for x in (k, v))
+            self.assertEqual((k_codes.dtype, k_codes.shape, k_scale.dtype, k_scale.shape),
+                             (dtype, (2, 13, 2, last), np.float16, (2, 13, 2)))
+            named = {"k_type": "i4", "v_type": "i4"} if kind == "i4" else {}
+            out = attn.forward(q, k_codes, v_codes, k_scale=k_scale, v_scale=v_scale, **named)
+            error = np.abs(out - softmax_attention(q, k, v)[0]).max()
+            self.assertLess(error, bound)
+            self.assertGreater(error, 0)
+            twice = [np.repeat(x, 2, axis=1)[:, ::2] for x in (k_codes, v_codes, k_scale, v_scale)]
+            self.close(attn.forward(q, *twice[:2], k_scale=twice[2], v_scale=twice[3], **named), out, 0)
+            lists = {name: [None, value] for name, value in (("k_scale", k_scale[:, 4:]), ("v_scale", v_scale[:, 4:]), *named.items())}
+            mixed = attn.forward(q, [k[:, :4], k_codes[:, 4:]], [v[:, :4], v_codes[:, 4:]], **lists)
+            self.close(mixed, softmax_attention(q, k, v)[0], bound)
+        codes, scale = attn.quantize(k, "i8")
+        self.refuses(ValueError, ["k_scale is None", "k in i8", "f16 scales"], attn.forward, q, codes, v)
+        self.refuses(ValueError, ["v_scale is given", "v in f32"], attn.forward, q, codes, v, k_scale=scale, v_scale=scale)
+        self.refuses(ValueError, ["k_scale is f32", "f16"], attn.forward, q, codes, v, k_scale=scale.astype(np.float32))
+        self.refuses(ValueError, ["k_scale has shape [2, 13]", "[2, 13, 2]"], attn.forward, q, codes, v, k_scale=scale[..., 0].copy())
+        self.refuses(ValueError, ["v is f32", "of i4: u8"], attn.forward, q, k, v, v_type="i4")
+
+    def test_ggml_mask(self):
+        q, k, v = self.qkv()
+        mask = np.where(np.arange(13) <= np.arange(9)[:, None] + 4, -np.abs(np.arange(13) - np.arange(9)[:, None] - 4.0), -np.inf)
+        slopes = np.array([0.5, 0.25, 0, 2], np.float32)
+        bias = np.where(np.isinf(mask), mask, slopes[:, None, None] * np.where(np.isinf(mask), 0, mask)).astype(np.float32)
+        want = attn.forward(q, k, v, bias=bias[None], backend="reference")
+        for backend in "reference", "cpu":
+            out = attn.forward(q, k, v, bias=mask.astype(np.float16)[None, None], bias_slopes=slopes, backend=backend)
+            self.close(out, want, 1e-6)
+        self.refuses(ValueError, "ATTN_BIAS_SLOPES without a bias_type", attn.forward, q, k, v, bias_slopes=slopes)
+        self.refuses(ValueError, ["bias_slopes has shape [3]", "[Hq]"], attn.forward, q, k, v, bias=bias[None], bias_slopes=slopes[1:])
+
     def test_types_that_are_none(self):
         q, k, v = self.qkv()
         self.refuses(ValueError, ["q is f64", "f32"], attn.forward, q.astype(np.float64), k, v)
@@ -332,7 +367,7 @@ class Arguments(Case):
             "(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), scale=None, softcap=0.0, bias=None, "
             "alibi_slopes=None, sinks=None, block_mask=None, tree=None, tree_keys=0, seqlens_kv=None, cu_seqlens_q=None, "
             "cu_seqlens_kv=None, max_seqlen_q=None, block_table=None, q_descale=None, k_descale=None, v_descale=None, "
-            "k_type=None, v_type=None, out_scale=None, out_dtype=None, return_lse=False, out=None, backend='auto')")
+            "k_type=None, v_type=None, k_scale=None, v_scale=None, bias_slopes=None, out_scale=None, out_dtype=None, return_lse=False, out=None, backend='auto')")
 
     def test_sentences(self):
         q, k, v = self.qkv()

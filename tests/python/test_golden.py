@@ -13,8 +13,8 @@ sys.path.insert(0, str(GOLDEN))
 import st  # noqa: E402
 
 BITS = {"BF16": ml_dtypes.bfloat16, "F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2}
-SEGMENT = ("k", "v", "seqlens_kv", "cu_seqlens_kv", "block_table", "k_descale", "v_descale", "k_type", "v_type")
-WHOLE = ("q", "cu_seqlens_q", "bias", "alibi_slopes", "sinks", "tree", "q_descale", "out_scale")
+SEGMENT = ("k", "v", "seqlens_kv", "cu_seqlens_kv", "block_table", "k_descale", "v_descale", "k_type", "v_type", "k_scale", "v_scale")
+WHOLE = ("q", "cu_seqlens_q", "bias", "bias_slopes", "alibi_slopes", "sinks", "tree", "q_descale", "out_scale")
 
 
 def load(name):

@@ -150,6 +150,19 @@ class KvAppend(Case):
                 np.testing.assert_array_equal(k[b, n:n + 3], blocks[b])
                 np.testing.assert_array_equal(v[b, n:n + 3], new[b])
 
+    def test_scales_beside(self):
+        new, lengths = self.normal(2, 3, 2, 48), np.array([1, 2], np.int32)
+        for kind, dtype in ("i8", np.int8), ("i4", np.uint8):
+            codes, scale = attn.quantize(new, kind)
+            k, v = np.zeros((2, 5, 2, codes.shape[-1]), dtype), np.zeros((2, 5, 2, 48), np.float32)
+            scales = np.zeros((2, 5, 2), np.float16)
+            attn.kv_append(new, new, k, v, lengths, k_type="i4" if kind == "i4" else None, k_scale=scales)
+            for b, n in enumerate(lengths):
+                np.testing.assert_array_equal(k[b, n:n + 3], codes[b])
+                np.testing.assert_array_equal(scales[b, n:n + 3], scale[b])
+                np.testing.assert_array_equal(scales[b, :n], 0)
+        self.refuses(ValueError, ["k_scale is None", "k_cache in i8"], attn.kv_append, new, new, np.zeros((2, 5, 2, 48), np.int8), v, lengths)
+
     def test_decode_step_by_step(self):
         """Tokens one by one into pages, attention after each, beside all of it at once."""
         k, v = self.normal(2, 7, 2, 16), self.normal(2, 7, 2, 16)

@@ -235,9 +235,31 @@ TEST_CASE("a wrong problem is refused with a sentence") {
        {"tree_keys is 129", "0 to 128"}},
       {"max_sms negative", [](Setup& s) { s.problem.max_sms = -1; }, bad, {"max_sms is -1"}},
       {"bias type",
-       [](Setup& s) { s.problem.bias_type = ATTN_F16; },
+       [](Setup& s) { s.problem.bias_type = ATTN_BF16; },
        bad,
-       {"bias_type is f16", "f32"}},
+       {"bias_type is bf16", "f32, f16"}},
+      {"slopes without a bias",
+       [](Setup& s) { s.problem.flags = ATTN_BIAS_SLOPES; },
+       bad,
+       {"ATTN_BIAS_SLOPES", "without a bias_type"}},
+      {"odd head_dim in i4",
+       [](Setup& s) {
+         s.problem.head_dim = 7;
+         s.segment.v_type = ATTN_I4;
+       },
+       bad,
+       {"v: head_dim_v 7", "multiple of 2", "i4"}},
+      {"half a byte",
+       [](Setup& s) {
+         s.segment.k_type = ATTN_I4;
+         s.segment.k_stride = {80, 16, 9};
+       },
+       bad,
+       {"k_stride.head is 9", "i4: multiples of 2"}},
+      {"scale strides of a type without scales",
+       [](Setup& s) { s.segment.v_scale_stride = {10, 2, 1}; },
+       bad,
+       {"v_scale_stride is given", "f32: 0", "i8 and i4"}},
       {"bias with packed q",
        [](Setup& s) {
          s.pack_q();
@@ -404,6 +426,25 @@ TEST_CASE("wrong arguments of a run are refused with a sentence and touch nothin
        [](Setup& s) { s.problem.flags = ATTN_ALIBI; },
        same,
        {"alibi_slopes is NULL"}},
+      {"scales missing",
+       [](Setup& s) { s.segment.k_type = ATTN_I8; },
+       same,
+       {"k_scale is NULL", "i8 or i4"}},
+      {"scales not wanted",
+       same,
+       [](Setup& s) { s.segment_args.v_scale = s.numbers.data(); },
+       {"v_scale is given", "i8 or i4"}},
+      {"scales in out",
+       [](Setup& s) { s.segment.v_type = ATTN_I4; },
+       [](Setup& s) { s.segment_args.v_scale = s.out.data(); },
+       {"out is at", "overlaps v_scale at"}},
+      {"bias slopes missing",
+       [](Setup& s) {
+         s.problem.bias_type = ATTN_F16;
+         s.problem.flags = ATTN_BIAS_SLOPES;
+       },
+       [](Setup& s) { s.args.bias = s.numbers.data(); },
+       {"bias_slopes is NULL", "ATTN_BIAS_SLOPES"}},
       {"bias missing", [](Setup& s) { s.problem.bias_type = ATTN_F32; }, same, {"bias is NULL"}},
       {"descale missing",
        [](Setup& s) { s.segment.k_descale = ATTN_DESCALE_HEAD; },
@@ -691,6 +732,37 @@ TEST_CASE("an append by the struct of an older header neither rotates nor advanc
   CHECK(s.lengths == std::vector<int32_t>{1, 5});
 }
 
+// What such a caller passes: the struct with the held one cut short, all behind it moved up.
+template <class Outer, class Inner>
+std::vector<uint64_t> of_older_header(const Outer& outer, size_t at, size_t inner_size) {
+  std::vector<uint64_t> words((sizeof(Outer) - sizeof(Inner) + inner_size) / 8);
+  auto* to = reinterpret_cast<char*>(words.data());
+  const auto* from = reinterpret_cast<const char*>(&outer);
+  std::memcpy(to, from, at + inner_size);
+  std::memcpy(to + at + inner_size, from + at + sizeof(Inner), sizeof(Outer) - at - sizeof(Inner));
+  const size_t size = words.size() * 8;
+  std::memcpy(to, &size, sizeof size);
+  std::memcpy(to + at, &inner_size, sizeof inner_size);
+  return words;
+}
+
+TEST_CASE("an append whose segment is that of an older header is taken") {
+  const attn::context context(ATTN_BACKEND_CPU);
+  Append s;
+  s.rotate();
+  s.advance();
+  const auto problem = of_older_header<attn_kv_append_problem, attn_segment>(
+      s.problem, offsetof(attn_kv_append_problem, segment), offsetof(attn_segment, k_scale_stride));
+  const auto args = of_older_header<attn_kv_append_args, attn_segment_args>(
+      s.args, offsetof(attn_kv_append_args, cache), offsetof(attn_segment_args, k_scale));
+  const attn::plan plan(context, reinterpret_cast<const attn_kv_append_problem&>(problem[0]));
+  plan.run(reinterpret_cast<const attn_kv_append_args&>(args[0]));
+  CHECK(s.after == std::vector<int32_t>{3, 6});
+  CHECK(s.k[1 * 64] == 0.0f);  // rotated: 0.5 * 1 - 0.5 * 1
+  CHECK(s.v[1 * 64] == 0.5f);
+  CHECK(s.q_out[4] == 1.0f);
+}
+
 TEST_CASE("a wrong append is refused with a sentence") {
   struct Wrong {
     const char* name;
@@ -753,6 +825,12 @@ TEST_CASE("a wrong append is refused with a sentence") {
          s.problem.segment.k_type = ATTN_Q8_0;
        },
        {"head_dim 40", "multiple of 32", "q8_0"}},
+      {"scales overlap themselves",
+       [](Append& s) {
+         s.problem.segment.k_type = ATTN_I8;
+         s.problem.segment.k_scale_stride = {1, 2, 1};
+       },
+       {"k_scale_stride.head is 1", "overlap"}},
       {"cache overlaps itself",
        [](Append& s) { s.problem.segment.v_stride = {0, 64, 32}; },
        {"v_stride.batch is 0", "overlap"}},
@@ -893,6 +971,10 @@ TEST_CASE("a wrong append is refused with a sentence") {
        plain,
        [](Append& s) { s.args.cache.k_descale = s.descale.data(); },
        {"k_descale is given"}},
+      {"scales missing",
+       [](Append& s) { s.problem.segment.v_type = ATTN_I4; },
+       [](Append&) {},
+       {"v_scale is NULL", "i8 or i4"}},
       {"k over v",
        plain,
        [](Append& s) { s.args.cache.v = s.k.data() + 1; },

@@ -299,10 +299,11 @@ TEST_CASE("runs: merge allocates nothing") {
 TEST_CASE("runs: quantize allocates nothing") {
   on_every_backend([](attn_context* context, const mock::MockLibrary*) {
     for_each_kernel(context, Op::quantize, [&](const Kernel& kernel) {
-      for (int type = ATTN_F8_E4M3FN; type <= ATTN_IQ4_NL; ++type) {
+      for (int type = ATTN_F8_E4M3FN; type < end_of_dtypes; ++type) {
         if (!(kernel.limits.out_types & type_bit(attn_dtype(type)))) continue;
         for (attn_scale_source scale : {ATTN_SCALE_ONE, ATTN_SCALE_GIVEN, ATTN_SCALE_AMAX}) {
-          if (dtype_is_ggml(attn_dtype(type)) && scale != ATTN_SCALE_ONE) continue;
+          const bool scales = dtype_has_scales(attn_dtype(type));
+          if ((dtype_is_ggml(attn_dtype(type)) || scales) && scale != ATTN_SCALE_ONE) continue;
           auto p = make<attn_quantize_problem>();
           p.batch = p.heads = 2;
           p.seqlen = 130;
@@ -320,6 +321,7 @@ TEST_CASE("runs: quantize allocates nothing") {
           args.src = in.at(0);
           args.dst = out.at(0);
           args.descale = reinterpret_cast<float*>(out.at(1000000));
+          if (scales) args.scale = out.at(900000);
           CHECK(allocations_of([&] { return attn_run_quantize(plan.plan, &args, nullptr); }) == 0);
         }
       }
@@ -330,7 +332,7 @@ TEST_CASE("runs: quantize allocates nothing") {
 TEST_CASE("runs: kv_append allocates nothing") {
   on_every_backend([](attn_context* context, const mock::MockLibrary*) {
     for_each_kernel(context, Op::kv_append, [&](const Kernel& kernel) {
-      for (int type = ATTN_F32; type <= ATTN_IQ4_NL; ++type) {
+      for (int type = ATTN_F32; type < end_of_dtypes; ++type) {
         if (!(kernel.limits.kv_types & type_bit(attn_dtype(type)))) continue;
         auto p = make<attn_kv_append_problem>();
         p.batch = p.heads_kv = p.heads_q = 2;
@@ -356,6 +358,10 @@ TEST_CASE("runs: kv_append allocates nothing") {
         args.cache.block_table = reinterpret_cast<const int32_t*>(in.at(600000));
         args.cache.k = out.at(0);
         args.cache.v = out.at(300000);
+        if (dtype_has_scales(attn_dtype(type))) {
+          args.cache.k_scale = out.at(200000);
+          args.cache.v_scale = out.at(500000);
+        }
         args.q_out = out.at(600000);
         args.cache.seqlens = args.seqlens_out = reinterpret_cast<int32_t*>(out.at(900000));
         CHECK(allocations_of([&] { return attn_run_kv_append(plan.plan, &args, nullptr); }) == 0);

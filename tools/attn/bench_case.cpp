@@ -66,6 +66,10 @@ Tensor random_tensor(attn_dtype type, std::vector<int64_t> shape, uint64_t seed)
     state ^= state << 17;
     return static_cast<float>(static_cast<int32_t>(state >> 32)) * 0x1p-31f;
   };
+  if (attn::dtype_has_scales(type)) {
+    for (size_t i = 0; i < tensor.bytes; ++i) tensor.data.get()[i] = std::byte(int(127 * next()));
+    return tensor;
+  }
   if (attn::dtype_is_ggml(type)) {
     float block[32];
     std::byte* to = tensor.data.get();
@@ -95,7 +99,17 @@ Ready::Ready(const context& device, const Case& c, CaseTypes types, const std::s
   const Tensor q = random_tensor(p.q_type, {p.batch, p.seqlen_q, p.heads_q, p.head_dim}, 1);
   const Tensor k = random_tensor(segment_.k_type, kv_shape, 2);
   const Tensor v = random_tensor(segment_.v_type, kv_shape, 3);
-  const size_t inputs = q.bytes + k.bytes + v.bytes;
+  // Of i8 and i4: scales by which they are as far from 0 as others.
+  const auto scales_of = [&](attn_dtype type) {
+    if (!attn::dtype_has_scales(type)) return Tensor();
+    Tensor scales = make_tensor(Dtype::f16, {p.batch, segment_.seqlen, p.heads_kv});
+    const double scale = 1 / attn::type_info(type).max_finite;
+    for (int64_t i = 0; i < scales.elements(); ++i)
+      attn::encode_element(ATTN_F16, scales.data.get(), i, scale, false);
+    return scales;
+  };
+  const Tensor k_scale = scales_of(segment_.k_type), v_scale = scales_of(segment_.v_type);
+  const size_t inputs = q.bytes + k.bytes + v.bytes + k_scale.bytes + v_scale.bytes;
   const attn_dtype out_type = p.out_type                     ? p.out_type
                               : attn::dtype_is_fp8(p.q_type) ? ATTN_BF16
                                                              : p.q_type;
@@ -114,6 +128,8 @@ Ready::Ready(const context& device, const Case& c, CaseTypes types, const std::s
     args.q = arrays_.copy_of(q.data.get(), q.bytes);
     segment.k = arrays_.copy_of(k.data.get(), k.bytes);
     segment.v = arrays_.copy_of(v.data.get(), v.bytes);
+    if (k_scale.bytes > 0) segment.k_scale = arrays_.copy_of(k_scale.data.get(), k_scale.bytes);
+    if (v_scale.bytes > 0) segment.v_scale = arrays_.copy_of(v_scale.data.get(), v_scale.bytes);
     args.segments = &segment;
     args_.push_back(args);
   }

@@ -62,7 +62,7 @@ Values read_values(const TensorFile& file, const std::string& name) {
     }
   }
   const attn_dtype type = element_type(file, name);
-  if (attn::dtype_is_ggml(type))
+  if (attn::dtype_block(type) > 1)
     values.shape.back() = elements_in(file, name, type, tensor.shape.back());
   values.data.resize(static_cast<size_t>(*element_count(values.shape)));
   attn::decode_row(type, tensor.data.get(), 0, static_cast<int64_t>(values.data.size()),

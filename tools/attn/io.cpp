@@ -37,10 +37,12 @@ constexpr TypePair kTypes[] = {
     {Dtype::u8, ATTN_Q5_0},
     {Dtype::u8, ATTN_Q5_1},
     {Dtype::u8, ATTN_IQ4_NL},
+    {Dtype::i8, ATTN_I8},
+    {Dtype::u8, ATTN_I4},
 };
 
 bool needs_metadata(attn_dtype type) {
-  return type == ATTN_F8_E4M3FNUZ || attn::dtype_is_ggml(type);
+  return type == ATTN_F8_E4M3FNUZ || attn::dtype_block(type) > 1;
 }
 
 Dtype file_dtype(attn_dtype type) {
@@ -50,7 +52,8 @@ Dtype file_dtype(attn_dtype type) {
 }
 
 constexpr const char* kSegmentTensors[] = {
-    "k", "v", "seqlens_kv", "cu_seqlens_kv", "block_table", "k_descale", "v_descale"};
+    "k",         "v",         "seqlens_kv", "cu_seqlens_kv", "block_table",
+    "k_descale", "v_descale", "k_scale",    "v_scale"};
 constexpr int64_t kMaxKeys = int64_t{1} << 40;
 
 }  // namespace
@@ -70,7 +73,10 @@ const char* const input_help =
     "  q_descale      F32 [1] or [B, Hkv]\n"
     "  k_descale, v_descale\n"
     "                 F32 [1], [B, Hkv] or [B, Hkv, blocks of 64 or 128 keys]\n"
-    "  bias           F32 or q's type, [B or 1, Hq or 1, Sq, Skv]\n"
+    "  k_scale, v_scale\n"
+    "                 F16 as k and v without the last dimension, of i8 and i4\n"
+    "  bias           F32, F16 or q's type, [B or 1, Hq or 1, Sq, Skv]\n"
+    "  bias_slopes    F32 [Hq], by which bias is multiplied\n"
     "  alibi_slopes, sinks\n"
     "                 F32 [Hq]\n"
     "  out_scale      F32 [1], of an fp8 out\n"
@@ -81,7 +87,7 @@ const char* const input_help =
     "  tree_keys      I32 [1], how many keys these are\n"
     "__metadata__ has the types that safetensors lacks, by tensor: f8_e4m3fnuz of F8_E4M3; "
     "q8_0,\n"
-    "q4_0, q4_1, q5_0, q5_1 and iq4_nl of U8 whose last dimension counts bytes.";
+    "q4_0, q4_1, q5_0, q5_1, iq4_nl and i4 of U8 whose last dimension counts bytes.";
 
 const char* const mask_help =
     "IN holds\n"
@@ -179,7 +185,7 @@ class Reader {
   void read_queries() {
     const Tensor& q = need_named("q");
     p_.q_type = type_of("q");
-    if (attn::dtype_is_ggml(p_.q_type))
+    if (attn::dtype_block(p_.q_type) > 1 || attn::dtype_has_scales(p_.q_type))
       fail(std::string("q is ") + attn::dtype_name(p_.q_type) +
            "; F32 F16 BF16 F8_E4M3 F8_E5M2 are accepted");
     const Tensor* offsets = find("cu_seqlens_q");
@@ -295,6 +301,14 @@ class Reader {
     point(&a.v, v);
     s.k_descale = read_descale(named("k_descale"), &s, &a.k_descale);
     s.v_descale = read_descale(named("v_descale"), &s, &a.v_descale);
+    if (attn::dtype_has_scales(s.k_type)) read_scales(named("k_scale"), k, &a.k_scale);
+    if (attn::dtype_has_scales(s.v_type)) read_scales(named("v_scale"), v, &a.v_scale);
+  }
+
+  // Of each token and head of k or v.
+  void read_scales(const std::string& name, const Tensor& of, const void** pointer) {
+    std::vector<int64_t> shape(of.shape.begin(), of.shape.end() - 1);
+    point(pointer, expect(name, need_named(name), Dtype::f16, shape, "one of each token and head"));
   }
 
   int32_t checked_int32(const std::string& what, int64_t value) const {
@@ -363,6 +377,11 @@ class Reader {
     int64_t seqlen_kv = 0;
     for (const attn_segment& s : in_.segments) seqlen_kv += s.seqlen;
     if (const Tensor* bias = find("bias")) read_bias(*bias, seqlen_kv);
+    if (const Tensor* slopes = find("bias_slopes")) {
+      point(&in_.args.bias_slopes,
+            expect("bias_slopes", *slopes, Dtype::f32, {p_.heads_q}, "[Hq]"));
+      p_.flags |= ATTN_BIAS_SLOPES;
+    }
     if (find("block_kinds")) {
       read_block_mask(seqlen_kv);
     } else {
@@ -439,8 +458,8 @@ attn_dtype element_type(const TensorFile& file, const std::string& name) {
     const attn_dtype type = attn::dtype_from_name(said->second);
     if (type == ATTN_DTYPE_NONE)
       fail("__metadata__ says that " + name + " is " + quote(said->second) +
-           "; f8_e4m3fnuz and ggml's q8_0, q4_0, q4_1, q5_0, q5_1 and iq4_nl are accepted");
-    if (attn::dtype_is_ggml(type) && tensor.shape.empty())
+           "; f8_e4m3fnuz and ggml's q8_0, q4_0, q4_1, q5_0, q5_1 and iq4_nl, and i4 are accepted");
+    if (attn::dtype_block(type) > 1 && tensor.shape.empty())
       fail(name + " is " + said->second + " and has no dimensions; 1 or more are expected");
     if (file_dtype(type) != tensor.dtype)
       fail("__metadata__ says that " + name + " is " + said->second + ", its dtype is " +
@@ -450,14 +469,14 @@ attn_dtype element_type(const TensorFile& file, const std::string& name) {
   for (const TypePair& pair : kTypes)
     if (pair.file == tensor.dtype && !needs_metadata(pair.type)) return pair.type;
   fail(name + " is " + dtype_text(tensor.dtype) + "; F32 F16 BF16 F8_E4M3 F8_E5M2 are accepted" +
-       (tensor.dtype == Dtype::u8 ? " (and U8 where __metadata__ says which of ggml's types it is)"
+       (tensor.dtype == Dtype::u8 ? " (and U8 where __metadata__ says which of these types it is)"
                                   : ""));
   return ATTN_DTYPE_NONE;
 }
 
 int64_t elements_in(const TensorFile& file, const std::string& name, attn_dtype type,
                     int64_t size) {
-  if (!attn::dtype_is_ggml(type)) return size;
+  if (attn::dtype_block(type) == 1) return size;
   const int64_t bytes = attn::dtype_bytes(type);
   if (size % bytes != 0)
     throw InputError(file.label + ": " + name + ": last dimension " + std::to_string(size) +
@@ -467,7 +486,7 @@ int64_t elements_in(const TensorFile& file, const std::string& name, attn_dtype 
 }
 
 Tensor make_typed(attn_dtype type, std::vector<int64_t> shape) {
-  if (attn::dtype_is_ggml(type)) shape.back() = attn::dtype_bytes(type, shape.back());
+  if (attn::dtype_block(type) > 1) shape.back() = attn::dtype_bytes(type, shape.back());
   return make_tensor(file_dtype(type), std::move(shape));
 }
 

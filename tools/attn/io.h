@@ -45,10 +45,10 @@ std::unique_ptr<Input> make_input(TensorFile file);
 // __metadata__ says about it.
 attn_dtype element_type(const TensorFile& file, const std::string& name);
 
-// Elements of a last dimension of `size`, which for ggml blocks counts bytes.
+// Elements of a last dimension of `size`, which for ggml blocks and i4 counts bytes.
 int64_t elements_in(const TensorFile& file, const std::string& name, attn_dtype type, int64_t size);
 
-// A tensor for `shape` elements of a type; ggml types make the last dimension bytes.
+// A tensor for `shape` elements of a type; ggml types and i4 make the last dimension bytes.
 Tensor make_typed(attn_dtype type, std::vector<int64_t> shape);
 // Adds it under a name, with the metadata that the type needs.
 void add_typed(TensorFile& file, const std::string& name, attn_dtype type, Tensor tensor);

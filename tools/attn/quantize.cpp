@@ -1,9 +1,11 @@
-// attn quantize: k, v (and q) of IN to fp8 or ggml blocks.
+// attn quantize: k, v (and q) of IN to fp8, ggml blocks, i8 or i4.
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <iostream>
+#include <tuple>
 
 #include "attn/io.h"
 #include "core/dtype.h"
@@ -14,6 +16,7 @@ namespace {
 struct QuantizeOptions {
   std::string in, out, to, scale = "1", per = "tensor", kernel;
   BackendOptions backend;
+  int64_t recent = 0;
   bool saturate = false, queries = false, as_json = false;
 };
 
@@ -43,11 +46,13 @@ class Quantizer {
         scale_(parse_scale(options.scale)) {}
 
   // `batch` and `heads_kv` are those of the problem, which a descale per head is for.
-  void quantize(const std::string& name, const std::string& descale_name, int64_t batch,
-                int64_t heads_kv) {
+  void quantize(const std::string& name, const std::string& descale_name,
+                const std::string& scale_name, int64_t batch, int64_t heads_kv) {
     const Tensor source = need_tensor(file_, name);
-    const bool ggml = attn::dtype_is_ggml(type_);
-    const bool per_head = options_.per == "head" && !ggml;
+    // Scales in the blocks, or of each token and head beside them.
+    const bool ggml = attn::dtype_is_ggml(type_), scales_beside = attn::dtype_has_scales(type_);
+    const bool of_rows = ggml || scales_beside;
+    const bool per_head = options_.per == "head" && !of_rows;
     if (file_.find(descale_name))
       throw InputError(file_.label + ": " + descale_name + " is there already; " + name +
                        " without a descale is expected");
@@ -62,9 +67,9 @@ class Quantizer {
     const bool by_entry = dims == 4 && shape[0] == batch && !paged_;
     p.batch = by_entry ? batch : 1;
     p.seqlen = by_entry ? shape[1] : dims == 4 ? shape[0] * shape[1] : shape[0];
-    p.heads = ggml ? shape[dims - 2] : heads_kv;
+    p.heads = of_rows ? shape[dims - 2] : heads_kv;
     p.head_dim = shape[dims - 2] * shape[dims - 1] / p.heads;
-    if (ggml) p.head_dim = shape[dims - 1];
+    if (of_rows) p.head_dim = shape[dims - 1];
     p.kind = per_head ? ATTN_DESCALE_HEAD : ATTN_DESCALE_TENSOR;
     p.scale = scale_.source;
     p.saturate = options_.saturate;
@@ -79,14 +84,23 @@ class Quantizer {
     auto args = make<attn_quantize_args>();
     args.src = arrays.copy_of(source.data.get(), source.bytes);
     args.dst = arrays.room(result.bytes);
-    if (!ggml)
+    Tensor row_scales;
+    if (scales_beside) {
+      row_scales = make_tensor(Dtype::f16, std::vector<int64_t>(shape.begin(), shape.end() - 1));
+      args.scale = arrays.room(row_scales.bytes);
+    }
+    if (!of_rows)
       args.descale =
           static_cast<float*>(arrays.copy_of(descale.data(), descale.size() * sizeof(float)));
     chosen.run(args);
     device_.synchronize();
     copy_out(device_, result.data.get(), args.dst, result.bytes);
     add_typed(file_, name, type_, std::move(result));
-    if (ggml) return;
+    if (scales_beside) {
+      copy_out(device_, row_scales.data.get(), args.scale, row_scales.bytes);
+      file_.tensors[scale_name] = std::move(row_scales);
+    }
+    if (of_rows) return;
 
     copy_out(device_, descale.data(), args.descale, descale.size() * sizeof(float));
     Tensor written =
@@ -111,26 +125,62 @@ class Quantizer {
   bool paged_ = false;
 };
 
+// The last `recent` keys and values become a segment of their own, which stays as it is.
+void split(TensorFile& file, int64_t recent) {
+  for (const char* name : {"seqlens_kv", "cu_seqlens_kv", "block_table", "k_descale", "v_descale"})
+    if (file.find(name))
+      throw InputError(file.label + ": --recent with " + name + "; k and v alone are accepted");
+  for (const std::string name : {"k", "v"}) {
+    const Tensor& all = need_tensor(file, name);
+    const attn_dtype type = element_type(file, name);
+    if (all.shape.size() != 4)
+      throw InputError(file.label + ": " + name + " has shape " + shape_text(all.shape) +
+                       "; [B, Skv, Hkv, D] is expected with --recent");
+    const int64_t batch = all.shape[0], keys = all.shape[1];
+    if (recent < 1 || recent >= keys)
+      throw InputError("--recent is " + std::to_string(recent) + "; 1 to " +
+                       std::to_string(keys - 1) + " keys of " + name + " are accepted");
+    const size_t row = all.bytes / static_cast<size_t>(batch * keys);
+    int64_t first = 0;
+    for (const auto& [number, count] : {std::pair(0, keys - recent), {1, recent}}) {
+      std::vector<int64_t> shape = all.shape;
+      shape[1] = count;
+      Tensor part = make_tensor(all.dtype, std::move(shape));
+      const size_t bytes = row * static_cast<size_t>(count);
+      for (int64_t b = 0; b < batch; ++b)
+        std::memcpy(part.data.get() + static_cast<size_t>(b) * bytes,
+                    all.data.get() + row * static_cast<size_t>(b * keys + first), bytes);
+      add_typed(file, segment_name(name.c_str(), number, true), type, std::move(part));
+      first += count;
+    }
+    file.metadata.erase(name);
+    file.tensors.erase(name);
+  }
+}
+
 void quantize(const QuantizeOptions& options) {
   Progress progress;
   progress.say("reading " + options.in);
   TensorFile file = need(read_tensors(options.in));
+  if (options.recent != 0) split(file, options.recent);
   const auto input = make_input(file);  // finds what is wrong with the file before any work
   const attn_problem& p = input->problem;
   const context device = options.backend.open();
   Quantizer quantizer(options, file, device);
-  if (options.queries && attn::dtype_is_ggml(quantizer.type()))
+  if (options.queries && !attn::dtype_is_fp8(quantizer.type()))
     throw InputError("--q with --to " + options.to +
                      "; q takes f8_e4m3fn, f8_e5m2 and f8_e4m3fnuz");
 
   std::vector<std::string> names;
   const bool numbered = numbered_segments(file) > 0;
-  for (int i = 0; i < p.num_segments; ++i) {
+  for (int i = 0; i < (options.recent ? 1 : p.num_segments); ++i) {
     quantizer.set_paged(input->segments[static_cast<size_t>(i)].layout == ATTN_PAGED);
-    for (const auto& [name, descale] : {std::pair("k", "k_descale"), std::pair("v", "v_descale")}) {
+    for (const auto& [name, descale, scale] :
+         {std::tuple("k", "k_descale", "k_scale"), std::tuple("v", "v_descale", "v_scale")}) {
       names.push_back(segment_name(name, i, numbered));
       progress.say("quantising " + names.back());
-      quantizer.quantize(names.back(), segment_name(descale, i, numbered), p.batch, p.heads_kv);
+      quantizer.quantize(names.back(), segment_name(descale, i, numbered),
+                         segment_name(scale, i, numbered), p.batch, p.heads_kv);
     }
   }
   if (options.queries) {
@@ -140,7 +190,7 @@ void quantize(const QuantizeOptions& options) {
                        ", those of k, is expected");
     names.push_back("q");
     quantizer.set_paged(false);
-    quantizer.quantize("q", "q_descale", p.batch, p.heads_kv);
+    quantizer.quantize("q", "q_descale", "", p.batch, p.heads_kv);
   }
   need(write_tensors(options.out, file));
   progress.say("");
@@ -167,18 +217,21 @@ void quantize(const QuantizeOptions& options) {
 }  // namespace
 
 void add_quantize(CLI::App& app, int&) {
-  auto* command = app.add_subcommand(
-      "quantize", "Quantise IN's k and v to OUT; writes k_descale and v_descale for fp8");
+  auto* command =
+      app.add_subcommand("quantize",
+                         "Quantise IN's k and v to OUT; writes k_descale and v_descale for fp8, "
+                         "k_scale and v_scale for i8 and i4");
   auto o = std::make_shared<QuantizeOptions>();
   command->footer(input_help);
   command->add_option("IN", o->in)->required();
   command->add_option("OUT", o->out)->required();
   command
-      ->add_option("--to", o->to,
-                   "f8_e4m3fn, f8_e5m2, f8_e4m3fnuz, q8_0, q4_0, q4_1, q5_0, q5_1 or iq4_nl")
+      ->add_option(
+          "--to", o->to,
+          "f8_e4m3fn, f8_e5m2, f8_e4m3fnuz, q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl, i8 or i4")
       ->required()
       ->check(CLI::IsMember({"f8_e4m3fn", "f8_e5m2", "f8_e4m3fnuz", "q8_0", "q4_0", "q4_1", "q5_0",
-                             "q5_1", "iq4_nl"}))
+                             "q5_1", "iq4_nl", "i8", "i4"}))
       ->type_name("T");
   command
       ->add_option("--scale", o->scale,
@@ -188,6 +241,10 @@ void add_quantize(CLI::App& app, int&) {
   command->add_option("--per", o->per, "a descale per tensor, or per head [B, Hkv]")
       ->check(CLI::IsMember({"tensor", "head"}))
       ->type_name("P");
+  command
+      ->add_option("--recent", o->recent,
+                   "keep the last N keys and values as they are, in a segment of their own")
+      ->type_name("N");
   command->add_flag("--saturate", o->saturate, "clamp to the largest finite value");
   command->add_flag("--q", o->queries, "quantise q too");
   o->backend.add_to(*command);

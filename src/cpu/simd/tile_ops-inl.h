@@ -28,7 +28,7 @@ constexpr uint32_t few_types = 1u << ATTN_F32 | 1u << ATTN_BF16
                                | 1u << ATTN_F16 | 1u << ATTN_F8_E4M3FN | 1u << ATTN_F8_E5M2 |
                                1u << ATTN_F8_E4M3FNUZ | 1u << ATTN_Q8_0 | 1u << ATTN_Q4_0 |
                                1u << ATTN_Q4_1 | 1u << ATTN_Q5_0 | 1u << ATTN_Q5_1 |
-                               1u << ATTN_IQ4_NL
+                               1u << ATTN_IQ4_NL | 1u << ATTN_I8 | 1u << ATTN_I4
 #endif
     ;
 
@@ -132,7 +132,7 @@ ATTN_INLINE void ggml_to_f32(const char* block, int64_t at, Vec (&v)[n]) {
 
 #endif
 
-// bytes: of an element, 0 where they come in blocks.
+// bytes: of an element, 0 where they come in blocks or in halves of bytes.
 template <attn_dtype t, int bytes>
 struct Type {
   static constexpr attn_dtype type = t;
@@ -166,6 +166,10 @@ ATTN_INLINE void elements(const char* row, int64_t at, Vec (&v)[n]) {
 #ifdef ATTN_SIMD_F16
     } else if constexpr (type == ATTN_F16) {
       v[i] = f16_to_f32(read<Halves>(row + at * 2));
+    } else if constexpr (type == ATTN_I8) {
+      v[i] = floats(ints(read<SignedBytes>(row + at)));
+    } else if constexpr (type == ATTN_I4) {
+      v[i] = floats(ints_of_halves(row + at / 2));
     } else if constexpr (!is_ggml(type)) {
       v[i] = fp8_to_f32<type>(row + at);
 #endif
@@ -202,6 +206,10 @@ ATTN_INLINE bool with_type(attn_dtype type, const Body& body) {
       return body(Type<ATTN_Q5_1, 0>()), true;
     case ATTN_IQ4_NL:
       return body(Type<ATTN_IQ4_NL, 0>()), true;
+    case ATTN_I8:
+      return body(Type<ATTN_I8, 1>()), true;
+    case ATTN_I4:
+      return body(Type<ATTN_I4, 0>()), true;
 #endif
     default:
       return false;
@@ -332,6 +340,9 @@ void scores_few(int rows, const float* queries, int64_t query_stride, const Rows
       scores_few_of<t.type, few_height>(rows, queries, query_stride, keys, dim, num_keys, scores);
     }
   });
+  for (int64_t key = 0; keys.scales && key < num_keys; ++key) {
+    store(load(scores + key * lanes) * keys.scales[key], scores + key * lanes);
+  }
   Vec top = set(minus_infinity);
   for (int64_t key = 0; key < num_keys; ++key) top = larger(top, load(scores + key * lanes));
   store(top, max);
@@ -339,9 +350,17 @@ void scores_few(int rows, const float* queries, int64_t query_stride, const Rows
 
 // Values from element `index` of each row on.
 template <attn_dtype type, int M, int N>
-void value_tile(const float* __restrict__ weights, int64_t panel, const char* __restrict__ values,
-                int64_t row_bytes, int64_t index, float factor, int64_t num_keys,
-                const float* __restrict__ rescale, float* __restrict__ out, int64_t out_stride) {
+void value_tile(const float* __restrict__ weights, int64_t panel, const Rows& values, int64_t index,
+                int64_t num_keys, const float* __restrict__ rescale, float* __restrict__ out,
+                int64_t out_stride) {
+  const char* const first_row = values.first;
+  const int64_t row_bytes = values.row_bytes;
+  const float factor = values.factor;
+  const auto weight = [&](int64_t key, int m) {
+    const float w = weights[key * panel + m];
+    if constexpr (type == ATTN_I8 || type == ATTN_I4) return set(w * values.scales[key]);
+    return set(w);
+  };
   Vec sum[M][N];
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
@@ -353,12 +372,12 @@ void value_tile(const float* __restrict__ weights, int64_t panel, const char* __
 #pragma GCC unroll 8
     for (int first = 0; first < N; first += step) {
       Vec v[step];
-      elements<type>(values + key * row_bytes, index + first * lanes, v);
+      elements<type>(first_row + key * row_bytes, index + first * lanes, v);
 #pragma GCC unroll 8
       for (int n = 0; n < step; ++n) {
 #pragma GCC unroll 8
         for (int m = 0; m < M; ++m) {
-          sum[m][first + n] = fma(set(weights[key * panel + m]), v[n], sum[m][first + n]);
+          sum[m][first + n] = fma(weight(key, m), v[n], sum[m][first + n]);
         }
       }
     }
@@ -377,11 +396,12 @@ void value_tile(const float* __restrict__ weights, int64_t panel, const char* __
 void accumulate(int vectors, int rows, const float* weights, int64_t panel, const float* values,
                 int64_t value_stride, int64_t num_keys, const float* rescale, float* out,
                 int64_t out_stride) {
+  const Rows stored = {reinterpret_cast<const char*>(values), value_stride * int64_t(sizeof(float)),
+                       ATTN_F32, 1, nullptr};
   with_constant<slab_vectors>(vectors, [&](auto n) {
     with_constant<value_rows>(rows, [&](auto m) {
-      value_tile<ATTN_F32, m.value, n.value>(weights, panel, reinterpret_cast<const char*>(values),
-                                             value_stride * int64_t(sizeof(float)), 0, 1, num_keys,
-                                             rescale, out, out_stride);
+      value_tile<ATTN_F32, m.value, n.value>(weights, panel, stored, 0, num_keys, rescale, out,
+                                             out_stride);
     });
   });
 }
@@ -391,12 +411,11 @@ void accumulate_few(int vectors, int rows, const float* weights, const Rows& val
   with_type(values.type, [&](auto t) {
     with_constant<slab_vectors>(vectors, [&](auto n) {
       if (rows == 1) {
-        return value_tile<t.type, 1, n.value>(weights, lanes, values.first, values.row_bytes, index,
-                                              values.factor, num_keys, rescale, out, out_stride);
+        return value_tile<t.type, 1, n.value>(weights, lanes, values, index, num_keys, rescale, out,
+                                              out_stride);
       }
       for (int row = 0; row < rows; row += few_height) {
-        value_tile<t.type, few_height, n.value>(weights + row, lanes, values.first,
-                                                values.row_bytes, index, values.factor, num_keys,
+        value_tile<t.type, few_height, n.value>(weights + row, lanes, values, index, num_keys,
                                                 rescale + row, out + row * out_stride, out_stride);
       }
     });
@@ -557,9 +576,11 @@ void load_rows_as(const char* base, int64_t row_bytes, int64_t rows, int64_t ind
     for (; at + lanes <= n; at += lanes) {
       store_unaligned(value(base, index + at), out + at);
     }
-    if (element_bytes == 0 || at == n) continue;
+    constexpr bool whole = is_ggml(type);
+    if (whole || at == n) continue;
+    const auto bytes = [](int64_t n) { return type == ATTN_I4 ? n / 2 : n * element_bytes; };
     char part[4 * lanes] = {};
-    __builtin_memcpy(part, base + (index + at) * element_bytes, size_t((n - at) * element_bytes));
+    __builtin_memcpy(part, base + bytes(index + at), size_t(bytes(n - at)));
     const Vec last = value(part, 0);
     __builtin_memcpy(out + at, &last, size_t(n - at) * sizeof(float));
   }

@@ -36,12 +36,18 @@ constexpr bool wide_type(attn_dtype type) {
   return type == ATTN_F32 || type == ATTN_F16 || type == ATTN_BF16;
 }
 
-// Stored numbers, which stand for themselves times `factor`.
+// Stored numbers, which stand for themselves times `factor`, and times the row's scale.
 struct Rows {
   const char* first;
   int64_t row_bytes;
   attn_dtype type;
   float factor;
+  const float* scales;  // of each row; i8 and i4 alone
+
+  // From row n on.
+  Rows from(int64_t n) const {
+    return {first + n * row_bytes, row_bytes, type, factor, scales ? scales + n : nullptr};
+  }
 };
 
 struct TileOps {
@@ -50,8 +56,9 @@ struct TileOps {
   int few_rows;                     // up to so many rows scores_few is the faster one
   uint32_t few_types;               // 1 << type
 
-  // Elements [index, index + n) of `rows` rows as float32, exact, times `factor`; ggml: index is a
-  // multiple of `lanes`, n of 16. False: the instruction set has no fast way for this type.
+  // Elements [index, index + n) of `rows` rows as float32, exact, times `factor`; index is a
+  // multiple of `lanes` in ggml's types, where n is one of 16, and in i4, where n is even. False:
+  // the instruction set has no fast way for this type.
   bool (*load_rows)(attn_dtype type, const char* base, int64_t row_bytes, int64_t rows,
                     int64_t index, int64_t n, float factor, float* out, int64_t out_stride);
   // Rounds as core/dtype.h does. Null where the instruction set has no fast way.

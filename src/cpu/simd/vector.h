@@ -74,6 +74,16 @@ ATTN_INLINE Vec floats(Ints numbers) {
   return __builtin_convertvector(numbers, Vec);
 }
 
+#if defined(__AVX2__)
+// The numbers of the low eight bytes, two in each.
+ATTN_INLINE __m128i signed_halves(__m128i pairs) {
+  const __m128i low = _mm_set1_epi8(15), sign = _mm_set1_epi8(8);
+  const __m128i codes =
+      _mm_unpacklo_epi8(_mm_and_si128(pairs, low), _mm_and_si128(_mm_srli_epi16(pairs, 4), low));
+  return _mm_sub_epi8(_mm_xor_si128(codes, sign), sign);
+}
+#endif
+
 // fma: a * b + c, rounded once where the instruction set can. larger: b where one is NaN, on
 // aarch64 NaN. sum_of_lanes, sums_of_lanes (lane n: that of v[n]): always in the same order. any:
 // of a comparison's lanes. ints, halves: the same numbers in more bits.
@@ -111,6 +121,11 @@ ATTN_INLINE Ints ints(SignedBytes v) {
 }
 ATTN_INLINE Ints ints(Bytes v) {
   return reinterpret_cast<Ints>(_mm512_cvtepu8_epi32(reinterpret_cast<__m128i>(v)));
+}
+// lanes / 2 bytes, each of which has two numbers with a sign, the first one in its low half.
+ATTN_INLINE Ints ints_of_halves(const char* from) {
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+  return reinterpret_cast<Ints>(_mm512_cvtepi8_epi32(signed_halves(bytes)));
 }
 ATTN_INLINE Ints numbers() {
   return Ints{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -161,6 +176,11 @@ ATTN_INLINE Ints ints(Halves v) {
 ATTN_INLINE Ints ints(SignedBytes v) {
   const __m128i low = _mm_cvtsi64_si128(reinterpret_cast<int64_t>(v));
   return reinterpret_cast<Ints>(_mm256_cvtepi8_epi32(low));
+}
+ATTN_INLINE Ints ints_of_halves(const char* from) {
+  int32_t bytes;
+  __builtin_memcpy(&bytes, from, sizeof(bytes));
+  return reinterpret_cast<Ints>(_mm256_cvtepi8_epi32(signed_halves(_mm_cvtsi32_si128(bytes))));
 }
 ATTN_INLINE Ints numbers() {
   return Ints{0, 1, 2, 3, 4, 5, 6, 7};
