@@ -3,6 +3,7 @@
 //   cpu_decode LIBATTN.so... [--only f32,paged] [--batch 4] [--heads 32/8] [--keys 4096]
 //              [--dim 128] [--queries 1] [--threads N] [--rounds 15]
 //              [--cpu-time 1: the time on all cores, where other work runs]
+//              [--least 1: the least time in place of the median]
 // Contenders take turns in every round; medians. "share" is the sum's time over the library's.
 #include <dlfcn.h>
 #include <time.h>
@@ -34,7 +35,10 @@ struct Type {
 constexpr Type types[] = {{"f32", ATTN_F32, 1, 4},         {"bf16", ATTN_BF16, 1, 2},
                           {"f16", ATTN_F16, 1, 2},         {"f8_e4m3fn", ATTN_F8_E4M3FN, 1, 1},
                           {"f8_e5m2", ATTN_F8_E5M2, 1, 1}, {"f8_e4m3fnuz", ATTN_F8_E4M3FNUZ, 1, 1},
-                          {"q8_0", ATTN_Q8_0, 32, 34},     {"q4_0", ATTN_Q4_0, 32, 18}};
+                          {"q8_0", ATTN_Q8_0, 32, 34},     {"q4_0", ATTN_Q4_0, 32, 18},
+                          {"q4_1", ATTN_Q4_1, 32, 20},     {"q5_0", ATTN_Q5_0, 32, 22},
+                          {"q5_1", ATTN_Q5_1, 32, 24},     {"iq4_nl", ATTN_IQ4_NL, 32, 18},
+                          {"i8", ATTN_I8, 1, 1},           {"i4", ATTN_I4, 2, 1}};
 
 template <class T>
 T make() {
@@ -64,12 +68,15 @@ std::vector<char> random_rows(const Type& t, int64_t elements) {
     } else if (t.type == ATTN_F16) {
       const uint16_t code = uint16_t(random_bits() & 0xbfff);  // below 2
       std::memcpy(at, &code, 2);
+    } else if (t.type == ATTN_I8 || t.type == ATTN_I4) {
+      *at = char(random_bits());
     } else if (t.block == 1) {
       *at = char(random_bits() & 0xbf);
     } else {
       const uint16_t scale = 0x2000;
       std::memcpy(at, &scale, 2);
-      for (int64_t n = 2; n < t.block_bytes; ++n) at[n] = char(random_bits());
+      std::memcpy(at + 2, &scale, 2);  // of those that have a minimum
+      for (int64_t n = 4; n < t.block_bytes; ++n) at[n] = char(random_bits());
     }
   }
   return rows;
@@ -113,7 +120,7 @@ double sum(const std::vector<char>& rows, int part, int parts) {
   return total;
 }
 
-bool cpu_time = false;
+bool cpu_time = false, least = false;
 
 template <class F>
 double milliseconds(F&& f) {
@@ -128,6 +135,7 @@ double milliseconds(F&& f) {
 }
 
 double median(std::vector<double> x) {
+  if (least) return *std::min_element(x.begin(), x.end());
   std::nth_element(x.begin(), x.begin() + int64_t(x.size() / 2), x.end());
   return x[x.size() / 2];
 }
@@ -152,6 +160,8 @@ void measure(const Options& o, const std::vector<Library>& libraries, const Type
   auto data = make<attn_segment_args>();
   data.k = k.data();
   data.v = v.data();
+  const std::vector<uint16_t> scales(size_t(o.batch * o.keys * o.heads_kv), 0x2000);
+  if (t.type == ATTN_I8 || t.type == ATTN_I4) data.k_scale = data.v_scale = scales.data();
   if (paged) {
     segment.layout = ATTN_PAGED;
     segment.num_pages = int64_t(table.size());
@@ -243,6 +253,7 @@ int main(int argc, char** argv) {
     if (name == "--queries") o.queries = number;
     if (name == "--threads") o.threads = int(number);
     if (name == "--cpu-time") cpu_time = number != 0;
+    if (name == "--least") least = number != 0;
     if (name == "--rounds") o.rounds = int(number);
   }
   std::vector<Library> libraries;

@@ -100,10 +100,14 @@ class Item {
   // The tiles of an item are those from keys_begin() to keys_end(), none if they are the same.
   int64_t keys_begin() const { return first_key_ / shape_.keys * shape_.keys; }
   int64_t keys_end() const { return std::max(last_key_, keys_begin()); }
-  // `next` is the item whose turn is next, at its tile next_base. False: the call is to end.
-  bool tile(int64_t base, const Item& next, int64_t next_base) {
+  // Before the first tile of any head is computed.
+  void prefetch_first() const {
+    for (const bool values : {false, true}) prefetch(keys_begin(), values);
+  }
+  // False: the call is to end.
+  bool tile(int64_t base) {
     if (stop(count_ * (p_.head_dim + p_.head_dim_v))) return false;
-    one_tile(base, next, next_base);
+    one_tile(base);
     return true;
   }
 
@@ -129,7 +133,7 @@ class Item {
     return kv_head_ * p_.group() + (first_row_ + row) % p_.group();
   }
 
-  // Keys or values of a tile, while the one before is computed.
+  // Keys or values of a tile, while the one before and the other heads' are computed.
   void prefetch(int64_t base, bool values) const {
     if (!shape_.prefetch || base >= keys_end()) return;
     reader_.prefetch(base, std::max(first_key_ - base, int64_t(0)),
@@ -200,7 +204,7 @@ class Item {
     return keys;
   }
 
-  void one_tile(int64_t base, const Item& next, int64_t next_base) {
+  void one_tile(int64_t base) {
     const int64_t begin = std::max(first_key_ - base, int64_t(0));
     const int64_t end = std::min(last_key_ - base, shape_.keys);
     std::fill_n(t_.wanted, shape_.keys, uint8_t(1));
@@ -208,7 +212,7 @@ class Item {
     if (p_.has(ATTN_BLOCK_MASK) && !mark_blocks(base, begin, end, &masked)) return;
     bool all_exist;
     const Rows k = reader_.load_keys(base, begin, end, t_.wanted, &all_exist);
-    next.prefetch(next_base, false);
+    prefetch(base + shape_.keys, false);
     const bool tree = p_.tree_keys > 0 && base + end > seqlen_kv_ - p_.tree_keys;
     const bool add = masked || tree || !all_exist || p_.bias_type != ATTN_DTYPE_NONE;
     if (add) {
@@ -219,7 +223,7 @@ class Item {
     for (int64_t row = 0; row < padded_; row += shape_.panel) {
       score_panel(row, base, begin, k, add);
     }
-    next.prefetch(next_base, true);
+    prefetch(base + shape_.keys, true);
     const Rows v = reader_.load_values(base, begin, end, add ? t_.seen : t_.wanted);
     if (v.first != reinterpret_cast<const char*>(t_.values + begin * shape_.slab)) {
       accumulate_stored(base, begin, v);
@@ -558,12 +562,11 @@ void run_forward(const Problem& p, const Args& args, const TileOps& ops, void* w
       items[n].emplace(p, args, ops, shape, tile, parts, interrupt, thread, b, first_head + n,
                        block, part);
     }
+    for (int64_t n = 0; n < num_heads; ++n) items[n]->prefetch_first();
     // All heads see the same tiles.
     for (int64_t base = items[0]->keys_begin(); base < items[0]->keys_end(); base += shape.keys) {
       for (int64_t n = 0; n < num_heads; ++n) {
-        const bool last = n == num_heads - 1;
-        const Item& next = *items[last ? 0 : n + 1];
-        if (!items[n]->tile(base, next, last ? base + shape.keys : base)) return;
+        if (!items[n]->tile(base)) return;
       }
     }
     for (int64_t n = 0; n < num_heads; ++n) items[n]->finish();

@@ -268,7 +268,7 @@ void KeyReader::prefetch(int64_t base, int64_t begin, int64_t end, bool values) 
                  const int64_t bytes = values ? dtype_bytes(view.shape->v_type, p_.head_dim_v)
                                               : dtype_bytes(view.shape->k_type, p_.head_dim);
                  for (int64_t n = 0; row && n < count; ++n, row += stride) {
-                   for (int64_t at = 0; at < bytes; at += line) __builtin_prefetch(row + at);
+                   for (int64_t at = 0; at < bytes; at += line) __builtin_prefetch(row + at, 0, 2);
                  }
                });
 }

@@ -85,7 +85,8 @@ class KeyReader {
   Rows load_keys(int64_t base, int64_t begin, int64_t end, uint8_t* wanted, bool* exist);
   // The values of the same keys; the rows of the tile's first slab if they lie there.
   Rows load_values(int64_t base, int64_t begin, int64_t end, const uint8_t* wanted);
-  // Has the keys, or the values, on their way to the cache.
+  // Has the keys, or the values, on their way to the second cache: the tiles of all heads of an
+  // item are more than the first one holds.
   void prefetch(int64_t base, int64_t begin, int64_t end, bool values) const;
 
  private:
