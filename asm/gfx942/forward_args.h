@@ -81,4 +81,14 @@ struct attn_gfx942_score_kernarg {
   int reserved;
 };
 
+// And with a bias.
+struct attn_gfx942_bias_kernarg {
+  struct attn_gfx942_score_kernarg score;
+  const void* bias;          // null: none
+  long long bias_stride[4];  // bytes: batch, head, query, key
+  long long bias_bytes;      // of a head, from its first element to the end of its last one
+  int bias_type;             // 1 f32, else that of q
+  int bias_reserved;
+};
+
 #endif

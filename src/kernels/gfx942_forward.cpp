@@ -1,7 +1,8 @@
 // The kernels fwd_gfx942_*, before each of which prepare_gfx942_fp8 or _16bit runs. They differ by
 // the type of q, k and v and the largest head_dim they take; _mask: with a block mask; _score: with
-// softcap and ALiBi.
+// softcap and ALiBi; _bias: with these and a bias.
 #include <algorithm>
+#include <utility>
 
 #include "kernels/families.h"
 #include "kernels/gfx942.h"
@@ -14,6 +15,7 @@ namespace {
 constexpr int64_t tile_keys = attn_gfx942_tile_keys;
 constexpr int64_t max_length = attn_gfx942_max_length;
 constexpr int64_t max_grid_yz = (1 << 16) - 1;  // workgroups of a HIP grid along y and z
+constexpr int64_t max_bias_stride = 1 << 23;    // 256 queries and 64 keys further is below 2^32
 constexpr unsigned xcds = 8;  // as the kernels count: workgroup i runs on XCD i % 8
 
 // Tiles of a K/V head in the workspace. A packed sequence begins at tile cu_seqlens / 64 + b.
@@ -55,7 +57,7 @@ unsigned magic(int64_t divisor) {
 }
 
 // What a variant has beyond the masks and layouts of all.
-enum class With { nothing, block_mask, score_terms };
+enum class With { nothing, block_mask, score_terms, bias };
 
 Status check(const Problem& p, With with) {
   const attn_segment& s = p.segment[0];
@@ -77,6 +79,12 @@ Status check(const Problem& p, With with) {
     return unsupported("batch ", p.batch, ", heads_q ", p.heads_q, ", heads_kv ", p.heads_kv,
                        ", seqlen_q ", p.seqlen_q,
                        ": more workgroups than a grid has, or more tiles of K and V than 2^31");
+  if (p.bias_type != ATTN_DTYPE_NONE) {
+    for (const int i : {2, 3})
+      if (dtype_bytes(p.bias_type, p.bias_stride[i]) >= max_bias_stride)
+        return unsupported("bias_stride[", i, "] is ", p.bias_stride[i], "; accepted: less than ",
+                           max_bias_stride, " bytes");
+  }
   if (with == With::block_mask && p.mask_rows() * p.mask_columns() >> 31 != 0)
     return unsupported("seqlen_q ", p.seqlen_q, ", seqlen ", s.seqlen,
                        ": 2^31 blocks of the mask or more for a head");
@@ -158,24 +166,45 @@ attn_gfx942_forward_kernarg forward_kernarg(const Problem& p, const Args& args,
   a.workgroups = int(std::min<int64_t>(int64_t{grid[0]} * grid[1] * grid[2], 1 << 16));
   return a;
 }
+attn_gfx942_mask_kernarg mask_kernarg(const Problem& p, const Args& args, const Target& target) {
+  return {forward_kernarg(p, args, target), mask_arrays(p, args)};
+}
+attn_gfx942_score_kernarg score_kernarg(const Problem& p, const Args& args, const Target& target) {
+  attn_gfx942_score_kernarg a{};
+  a.forward = forward_kernarg(p, args, target);
+  if (p.softcap > 0) a.forward.scale = float(double(p.scale) / p.softcap);
+  a.alibi_slopes = p.has(ATTN_ALIBI) ? args.alibi_slopes : nullptr;
+  a.cap = float(p.softcap * 1.44269504);
+  return a;
+}
+attn_gfx942_bias_kernarg bias_kernarg(const Problem& p, const Args& args, const Target& target) {
+  attn_gfx942_bias_kernarg a{};
+  a.score = score_kernarg(p, args, target);
+  if (p.bias_type == ATTN_DTYPE_NONE) return a;
+  a.bias = args.bias;
+  for (int i = 0; i < 4; ++i) a.bias_stride[i] = dtype_bytes(p.bias_type, p.bias_stride[i]);
+  a.bias_bytes = (p.seqlen_q - 1) * a.bias_stride[2] +
+                 (p.segment[0].seqlen - 1) * a.bias_stride[3] + dtype_bytes(p.bias_type);
+  a.bias_type = p.bias_type;
+  return a;
+}
+
+template <With with>
+constexpr auto kernarg_of = forward_kernarg;
+template <>
+constexpr auto kernarg_of<With::block_mask> = mask_kernarg;
+template <>
+constexpr auto kernarg_of<With::score_terms> = score_kernarg;
+template <>
+constexpr auto kernarg_of<With::bias> = bias_kernarg;
+
 template <With with>
 void pack(const Problem& p, const Args& args, const Target& target, Parameters* to) {
-  attn_gfx942_forward_kernarg a = forward_kernarg(p, args, target);
-  if constexpr (with == With::block_mask) {
-    store(attn_gfx942_mask_kernarg{a, mask_arrays(p, args)}, to);
-  } else if constexpr (with == With::score_terms) {
-    if (p.softcap > 0) a.scale = float(double(p.scale) / p.softcap);
-    store(attn_gfx942_score_kernarg{a, p.has(ATTN_ALIBI) ? args.alibi_slopes : nullptr,
-                                    float(p.softcap * 1.44269504), 0},
-          to);
-  } else {
-    store(a, to);
-  }
+  store(kernarg_of<with>(p, args, target), to);
 }
 template <With with>
-constexpr size_t kernarg_bytes = with == With::block_mask    ? sizeof(attn_gfx942_mask_kernarg)
-                                 : with == With::score_terms ? sizeof(attn_gfx942_score_kernarg)
-                                                             : sizeof(attn_gfx942_forward_kernarg);
+constexpr size_t kernarg_bytes = sizeof(kernarg_of<with>(
+    std::declval<const Problem&>(), std::declval<const Args&>(), std::declval<const Target&>()));
 static_assert(ATTN_F32 == 1 && ATTN_F16 == 2 && ATTN_BF16 == 3);
 
 // What kernels of a type have of their own: q, k and v in fp8, bf16 or f16.
@@ -235,10 +264,11 @@ constexpr Limits limits(attn_dtype weights, int64_t head_dim_max, With with) {
                    .features = forward_features | (fp8 ? of_fp8 : 0u),
                    .head_dim = head_dim,
                    .head_dim_v = head_dim};
-  if (with == With::score_terms) {
+  if (with == With::score_terms || with == With::bias) {
     limits.flags |= ATTN_ALIBI;
     limits.features |= feature_softcap;
   }
+  if (with == With::bias) limits.features |= feature_bias;
   return with == With::block_mask ? with_block_mask(limits) : limits;
 }
 constexpr Numerics numerics(attn_dtype weights) {
@@ -278,6 +308,10 @@ constinit const Kernel rows[] = {
     row<"fwd_gfx942_bf16_d128_score", bf16, 128, With::score_terms>(),
     row<"fwd_gfx942_f16_d64_score", f16, 64, With::score_terms>(),
     row<"fwd_gfx942_f16_d128_score", f16, 128, With::score_terms>(),
+    row<"fwd_gfx942_bf16_d64_bias", bf16, 64, With::bias>(),
+    row<"fwd_gfx942_bf16_d128_bias", bf16, 128, With::bias>(),
+    row<"fwd_gfx942_f16_d64_bias", f16, 64, With::bias>(),
+    row<"fwd_gfx942_f16_d128_bias", f16, 128, With::bias>(),
     row<"fwd_gfx942_bf16_d64_mask", bf16, 64, With::block_mask>(),
     row<"fwd_gfx942_bf16_d128_mask", bf16, 128, With::block_mask>(),
     row<"fwd_gfx942_f16_d64_mask", f16, 64, With::block_mask>(),

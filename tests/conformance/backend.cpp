@@ -98,8 +98,10 @@ bool is_of_few_queries(const Kernel& kernel) {
 }  // namespace
 
 bool has_simpler_sibling(const Kernel& kernel, const Case& c) {
-  return emulated(kernel) && !is_of_few_queries(kernel) &&
-         kernel.limits.features & feature_softcap && c.softcap == 0 && !c.has(ATTN_ALIBI);
+  if (!emulated(kernel) || is_of_few_queries(kernel)) return false;
+  const uint32_t features = kernel.limits.features;
+  if (features & feature_bias) return c.bias_type == ATTN_DTYPE_NONE;
+  return features & feature_softcap && c.softcap == 0 && !c.has(ATTN_ALIBI);
 }
 
 bool takes_part(const Kernel& kernel, const Case& c) {
@@ -484,6 +486,9 @@ double half_ulp(attn_dtype type, double x) {
   }
   const int exponent = x == 0 ? lowest : std::max(std::ilogb(x), lowest);
   return std::ldexp(0.5, exponent - fraction_bits);
+}
+bool within_a_step(double x, double want) {
+  return std::abs(x - want) <= 2 * half_ulp(ATTN_F32, want);
 }
 
 // Float32 arithmetic at sigma 1 stays below 2e-6; larger values and scores lose in proportion.

@@ -168,6 +168,8 @@ std::string compare_with_rounded(const Case& c, const Data& data, const Outputs&
 // x as `type` has it, and half the distance between neighbours there: the most that changes it by.
 double rounded(attn_dtype type, double x);
 double half_ulp(attn_dtype type, double x);
+// Of float32: devices divide by the sum with a reciprocal that may be that much off.
+bool within_a_step(double x, double want);
 
 // Makes the data, runs every kernel that takes the case and compares. Kernels that decline must
 // have a reason in the catalog. Returns how many ran, and in `taken` which. With the environment

@@ -167,11 +167,6 @@ void set_scale(unsigned char* block, uint16_t scale) {
   std::memcpy(block, &scale, 2);
 }
 
-// Devices divide by the sum with a reciprocal that may be one step of float32 off.
-bool within_a_step(double x, double want) {
-  return std::abs(x - want) <= 2 * half_ulp(ATTN_F32, want);
-}
-
 // One key, so that out is its value, whatever the scores are. Code i of a q8_0 block is byte 2 + i
 // as it is; of q4_0 the low half of byte 2 + i for i < 16, the high half of byte 2 + i - 16 above,
 // both less 8.

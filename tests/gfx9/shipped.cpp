@@ -207,6 +207,8 @@ struct Forward {
   int32_t block_q = 64, block_k = 64;
   int64_t partials = 3;
   float softcap = 0;
+  bool bias = false;
+  attn_dtype bias_type = ATTN_F32;  // else q's
 };
 
 // Codes of rows of `dim`, now and then of larger values, so that maxima move. If wanted, 16 rows of
@@ -279,22 +281,39 @@ void set_block_mask(Maker& m, const attn::Problem& p, const Forward& f, Args* ar
   args->block_bits = static_cast<const uint32_t*>(m.input(bits));
 }
 
-// NaN in V of the keys that PARTIAL blocks hide, in tiles that no other block shows: of one head,
-// blocks of 64 keys.
-void hide_nan(const Forward& f, int64_t dim, std::vector<uint8_t>* prepared) {
+// NaN in V of the `hidden` keys of a tile.
+void hide_nan(size_t tile, size_t dim, std::vector<uint8_t>* prepared) {
+  for (size_t key = 0; key < 64; ++key) {
+    if (!hidden(int(key))) continue;
+    uint8_t* v = prepared->data() + (128 * tile + 64 + key / 32 * 32) * dim;
+    for (size_t d = 0; d < dim; ++d)
+      v[(d / 32 * 64 + key / 16 % 2 * 32 + d % 32) * 16 + key % 16] = 0x80;
+  }
+}
+
+// That in tiles that no block shows but PARTIAL ones: of one head, blocks of 64 keys.
+void hide_nan_in_blocks(const Forward& f, int64_t dim, std::vector<uint8_t>* prepared) {
   const size_t columns = size_t((f.seqlen_kv + 63) / 64);
   for (size_t column = 0; column < columns; ++column) {
     bool shown = false;
     for (size_t n = column; n < f.kinds.size(); n += columns)
       shown |= f.kinds[n] == ATTN_BLOCK_FULL || f.kinds[n] == ATTN_BLOCK_CAUSAL;
-    if (shown) continue;
-    for (size_t key = 0; key < 64; ++key) {
-      if (!hidden(int(key))) continue;
-      uint8_t* v = prepared->data() + (128 * column + 64 + key / 32 * 32) * size_t(dim);
-      for (size_t d = 0; d < size_t(dim); ++d)
-        v[(d / 32 * 64 + key / 16 % 2 * 32 + d % 32) * 16 + key % 16] = 0x80;
+    if (!shown) hide_nan(column, size_t(dim), prepared);
+  }
+}
+
+// -inf for the `hidden` keys of every other tile, for all queries, and for some keys of some.
+std::vector<uint8_t> bias(Maker& m, size_t rows, int64_t seqlen_kv, attn_dtype type) {
+  std::vector<uint8_t> bytes = m.alike(type, rows * size_t(seqlen_kv), 4);
+  for (size_t row = 0; row < rows; ++row) {
+    for (int64_t key = 0; key < seqlen_kv; ++key) {
+      const bool by_all = key / 64 % 2 == 1 && hidden(int(key % 64));
+      if (!by_all && (key / 64 % 3 != 0 || m.rng()() % 8 != 0)) continue;
+      encode_element(type, bytes.data(), int64_t(row) * seqlen_kv + key,
+                     -std::numeric_limits<double>::infinity(), false);
     }
   }
+  return bytes;
 }
 
 ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string& kernel,
@@ -325,6 +344,7 @@ ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string&
   }
   in.scale = f.scale;
   in.softcap = f.softcap;
+  if (f.bias) in.bias_type = f.bias_type == ATTN_F32 ? ATTN_F32 : f.q_type;
   in.num_segments = 1, in.segments = &segment;
   const auto ints = [&](std::vector<int32_t> values, bool cumulative) {
     if (cumulative) {
@@ -386,6 +406,10 @@ ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string&
   segment_args.k_descale = floats(descales);
   segment_args.v_descale = floats(descales);
   args.sinks = floats(size_t(in.heads_q), f.sink);
+  if (f.bias) {
+    const int64_t rows = in.batch * in.heads_q * in.seqlen_q;
+    args.bias = m.input(bias(m, size_t(rows), f.seqlen_kv, in.bias_type));
+  }
   if (f.flags & ATTN_ALIBI) args.alibi_slopes = floats(size_t(in.heads_q), 0.1f);
   if (prepare) {
     const int64_t rows = rows_kv * in.heads_kv;
@@ -401,8 +425,11 @@ ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string&
             f.kv_type, false);
   if (!f.kinds.empty()) {
     set_block_mask(m, p, f, &args);
-    if (f.kinds.size() > 20) hide_nan(f, most_dim, &tiles);
+    if (f.kinds.size() > 20) hide_nan_in_blocks(f, most_dim, &tiles);
   }
+  const size_t columns = size_t((f.seqlen_kv + 63) / 64);
+  for (size_t tile = 0; f.bias && tile < columns * size_t(f.batch); ++tile)
+    if (tile % columns % 2 == 1) hide_nan(tile, size_t(most_dim), &tiles);
   void* prepared = m.input(in_type(tiles, f.kv_type));
   fill(recipe.steps[1], p, &args, prepared, &m.problem);
   return std::move(m.problem);
@@ -582,6 +609,21 @@ std::vector<Forward> scored_forwards() {
   return all;
 }
 
+// With a bias of both types, and the others.
+std::vector<Forward> biased_forwards() {
+  std::vector<Forward> all;
+  for (const attn_dtype type : {ATTN_F32, ATTN_F16}) {
+    all.push_back({.dim = 128, .dim_v = 80, .seqlen_q = 300, .seqlen_kv = 520});
+    all.back().batch = all.back().group = 2;
+    all.back().flags = type == ATTN_F32 ? ATTN_CAUSAL : 0u;
+    all.back().scale = 0.05f;
+    all.back().bias = true;
+    all.back().bias_type = type;
+  }
+  for (const Forward& f : scored_forwards()) all.push_back(f);
+  return all;
+}
+
 std::vector<MakeProblem> forward_problems(const std::string& kernel, bool prepare, int64_t dim,
                                           const std::vector<Forward>& list) {
   std::vector<MakeProblem> all;
@@ -612,8 +654,11 @@ std::vector<Forward> forwards_in_16_bits() {
 }
 
 std::vector<MakeProblem> forward_problems_of(const std::string& kernel) {
-  const bool masked = kernel.ends_with("_mask"), scored = kernel.ends_with("_score");
-  std::vector<Forward> list = masked ? masked_forwards() : scored ? scored_forwards() : forwards();
+  const bool masked = kernel.ends_with("_mask");
+  std::vector<Forward> list = masked                       ? masked_forwards()
+                              : kernel.ends_with("_score") ? scored_forwards()
+                              : kernel.ends_with("_bias")  ? biased_forwards()
+                                                           : forwards();
   if (type_in(kernel)) {
     for (Forward f : forwards_in_16_bits()) {
       if (masked) f.kinds = {2};
@@ -660,6 +705,10 @@ constexpr Shipped all_shipped[] = {{"merge_gfx942", merge_problems},
                                    {"fwd_gfx942_f16_d128", forward_problems_of, true},
                                    {"fwd_gfx942_f16_d64_mask", forward_problems_of, true},
                                    {"fwd_gfx942_f16_d128_mask", forward_problems_of, true},
+                                   {"fwd_gfx942_bf16_d64_bias", forward_problems_of, true},
+                                   {"fwd_gfx942_bf16_d128_bias", forward_problems_of, true},
+                                   {"fwd_gfx942_f16_d64_bias", forward_problems_of, true},
+                                   {"fwd_gfx942_f16_d128_bias", forward_problems_of, true},
                                    {"fwd_gfx942_bf16_d64_score", forward_problems_of, true},
                                    {"fwd_gfx942_bf16_d128_score", forward_problems_of, true},
                                    {"fwd_gfx942_f16_d64_score", forward_problems_of, true},

@@ -120,6 +120,14 @@ std::vector<Field> score_fields() {
   return all;
 }
 
+std::vector<Field> bias_fields() {
+  using A = attn_gfx942_bias_kernarg;
+  std::vector<Field> all = score_fields();
+  append(&all, {FIELD(A, bias), FIELD(A, bias_stride), FIELD(A, bias_bytes), FIELD(A, bias_type),
+                FIELD(A, bias_reserved)});
+  return all;
+}
+
 std::vector<Field> mask_fields() {
   using A = attn_mask_arrays;
   std::vector<Field> all = forward_fields();
@@ -256,6 +264,7 @@ TEST_CASE("arguments: the host's structs are the tables that the kernels declare
       kernels[name + "_mask"] = {mask_fields(), sizeof(attn_gfx942_mask_kernarg)};
       if (type == std::string("fp8")) continue;
       kernels[name + "_score"] = {score_fields(), sizeof(attn_gfx942_score_kernarg)};
+      kernels[name + "_bias"] = {bias_fields(), sizeof(attn_gfx942_bias_kernarg)};
     }
   size_t shipped = 0;
   for (const bool slow : {false, true})

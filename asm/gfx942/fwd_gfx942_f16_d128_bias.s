@@ -1,0 +1,18 @@
+// Attention forward in f16 with a bias, softcap and ALiBi, for head dimensions up to 128. A workgroup has 256 queries of a head, a
+// wave 64 of them, and walks the tiles of 64 keys that prepare_gfx942_16bit has written, from the last that it sees to the
+// first. include/forward_16bit.inc, score_terms.inc and bias.inc are the kernel, docs/gfx942.md describes it.
+//
+// Grid: (8, items of a portion, portions of an XCD): workgroup i runs on XCD i % 8.
+//
+//# kernel fwd_gfx942_f16_d128_bias workgroup=256 lds=lds_bytes
+//# arguments forward.inc
+//# arguments score_terms.inc
+//# arguments bias.inc
+//
+// Registers and LDS: include/forward_16bit.inc. Occupancy: 1 wave per SIMD.
+.set dim, 128
+.set bf16, 0
+.set with_terms, 1
+.set with_bias, 1
+.include "forward_16bit.inc"
+forward_16bit fwd_gfx942_f16_d128_bias
