@@ -1,34 +1,19 @@
-/* The parameter struct of the kernels decode_gfx942_*, for their host side and for the tables of
- * asm/include/decode.inc and decode_segment.inc, field for field. */
+/* The parameter struct of the kernels decode_gfx942_*, for their host side and for the table of
+ * asm/include/decode.inc, field for field. */
 #ifndef ATTN_ASM_GFX942_DECODE_ARGS_H
 #define ATTN_ASM_GFX942_DECODE_ARGS_H
 
-#include "../../kernels/shared/forward_args.h"
 #include "divisor_args.h"
 #include "forward_args.h"
+#include "kv_segment_args.h"
 
 enum {
   attn_gfx942_decode_keys = 64,  // of a unit, which a wave takes at once
   attn_gfx942_decode_rows = 16,  // queries times query heads of a K/V head that a wave has
   attn_gfx942_decode_waves = 4,
   attn_gfx942_decode_merged_parts = 32,  // results that one wave adds up
-  attn_gfx942_decode_segments = 8,
   attn_gfx942_decode_lds_bytes = 21504
 };
-enum { attn_gfx942_ocp_k = 1, attn_gfx942_ocp_v = 2 };
-
-struct attn_gfx942_decode_segment {
-  const void* k;                       // padded [batch, seq, head, dim], packed [total, head, dim]
-  const void* v;                       // or paged [page, slot, head, dim]
-  long long k_stride[3], v_stride[3];  // bytes: batch or page, seq, head
-  struct attn_kv_lengths lengths;
-  struct attn_pages pages;
-  struct attn_gfx942_divisor by_page_size;
-  struct attn_descale k_descale, v_descale;
-  int ocp;  // e4m3fn: attn_gfx942_ocp_k, attn_gfx942_ocp_v
-  int reserved;
-};
-
 struct attn_gfx942_decode_kernarg {
   const void* q;
   void* out;
@@ -57,7 +42,7 @@ struct attn_gfx942_decode_kernarg {
   int out_bytes;             // of a row of out
   int workgroups;            // packed q: so many share the rows of nobody
   int reserved;
-  struct attn_gfx942_decode_segment segment[attn_gfx942_decode_segments];
+  struct attn_gfx942_kv_segment segment[attn_gfx942_kv_segments];
 };
 
 #endif

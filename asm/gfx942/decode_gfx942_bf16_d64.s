@@ -5,7 +5,7 @@
 //
 //# kernel decode_gfx942_bf16_d64 workgroup=256 lds=lds_bytes workgroup_id=x
 //# arguments decode.inc
-//# arguments decode_segment.inc
+//# arguments kv_segment.inc
 //#   i64[161] more_segments     seven more
 //
 // Registers and LDS: include/decode.inc. Occupancy: 2 waves per SIMD.

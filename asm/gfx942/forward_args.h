@@ -19,24 +19,6 @@ struct attn_gfx942_band {
   int left, right, top;
 };
 
-struct attn_gfx942_prepare_kernarg {
-  const void* k;
-  const void* v;
-  void* prepared;
-  const int* cu_seqlens_q;
-  const int* seqlens_kv;
-  const int* cu_seqlens_kv;
-  long long k_stride[3], v_stride[3];  // bytes: batch, seq, head
-  int seqlen_q, total_q;
-  int seqlen_kv, total_kv;
-  struct attn_gfx942_band band;
-  int tiles;  // of a K/V head in `prepared`
-  int head_dim, head_dim_v;
-  int padded_dim;            // 64 or 128
-  int convert_k, convert_v;  // from OCP
-  int reserved;
-};
-
 struct attn_gfx942_forward_kernarg {
   const void* q;
   const void* prepared;
@@ -61,10 +43,12 @@ struct attn_gfx942_forward_kernarg {
   float scale;       // of raw scores: log2(e) and what OCP codes mean included
   float out_factor;  // 2 for an OCP v
   int convert_q;
-  int out_type;  // 1 f32, 2 f16, 3 bf16
+  int out_type;  // 1 f32, 2 f16, 3 bf16; FP8 kernels: 4 f8_e4m3fn, 5 f8_e5m2, 6 f8_e4m3fnuz
   int head_dim, head_dim_v;
-  int items;       // of the grid
-  int workgroups;  // packed q: so many share the rows of nobody
+  int items;                          // of the grid
+  int workgroups;                     // packed q: so many share the rows of nobody
+  const unsigned long long* missing;  // [batch, tile]: bits of keys that have no page; 0: none
+  const float* out_scale;             // 0: 1
 };
 
 // Of the kernels with block masks.

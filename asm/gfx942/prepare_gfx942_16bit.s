@@ -2,20 +2,9 @@
 //
 //# kernel prepare_gfx942_16bit workgroup=256
 //# arguments prepare.inc
+//# arguments kv_segment.inc
+//#   i64[161] more_segments     seven more
 //
-// SGPRs: s0..s1 kernarg, s2..s4 workgroup, s8..s45 the arguments, the rest as named in include/prepare.inc, VGPRs too. No
-// LDS. Occupancy: 8 waves per SIMD.
-.set bytes_log2, 1
-.include "prepare.inc"
-
-// Eight keys of four dims each in x .. x + 15: those of dim j in y + 4 j ..
-.macro transpose_v
-  .irp i, 0, 1, 2, 3
-  v_perm_b32 v[y+\i], v[x+4*\i+2], v[x+4*\i], s[low_halves]
-  v_perm_b32 v[y+4+\i], v[x+4*\i+2], v[x+4*\i], s[high_halves]
-  v_perm_b32 v[y+8+\i], v[x+4*\i+3], v[x+4*\i+1], s[low_halves]
-  v_perm_b32 v[y+12+\i], v[x+4*\i+3], v[x+4*\i+1], s[high_halves]
-  .endr
-.endm
-
+// Registers: include/prepare.inc. No LDS. Occupancy: 8 waves per SIMD.
+.include "prepare_16bit.inc"
 prepare prepare_gfx942_16bit

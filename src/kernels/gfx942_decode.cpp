@@ -6,7 +6,6 @@
 #include "kernels/decode_units.h"
 #include "kernels/families.h"
 #include "kernels/gfx942.h"
-#include "kernels/kv_args.h"
 #include "kernels/limits.h"
 
 namespace attn {
@@ -17,8 +16,7 @@ static_assert(attn_gfx942_decode_keys == decode::unit_keys &&
               attn_gfx942_decode_merged_parts == decode::merged_parts);
 
 constexpr int64_t rows_of_tile = attn_gfx942_decode_rows;
-constexpr int64_t max_page_stride = int64_t{1} << 32;  // bytes
-constexpr int64_t few_units = 8;                       // of a workgroup: two of each wave
+constexpr int64_t few_units = 8;  // of a workgroup: two of each wave
 
 int64_t row_tiles(const Problem& p) {
   return std::max<int64_t>(1, ceil_div(p.seqlen_q * p.group(), rows_of_tile));
@@ -92,28 +90,12 @@ void pack(const Problem& p, const Args& args, const Target& target, Parameters* 
   a.cap = float(p.softcap * log2_e);
   a.out_bytes = int(dtype_bytes(p.out_type, p.head_dim_v));
   a.workgroups = int(std::min<int64_t>(grid, 1 << 16));
-  for (int32_t i = 0; i < p.num_segments; ++i) {
-    const attn_segment& from = p.segment[i];
-    const attn_segment_args of = args.segment[i];
-    attn_gfx942_decode_segment& s = a.segment[i];
-    s.k = of.k;
-    s.v = of.v;
-    set_bytes(s.k_stride, from.k_type, from.k_stride);
-    set_bytes(s.v_stride, from.v_type, from.v_stride);
-    s.lengths = kv_lengths(from, of);
-    s.k_descale = descale(from.k_descale, of.k_descale, p.heads_kv, from);
-    s.v_descale = descale(from.v_descale, of.v_descale, p.heads_kv, from);
-    if (from.k_type == ATTN_F8_E4M3FN) s.ocp |= attn_gfx942_ocp_k;
-    if (from.v_type == ATTN_F8_E4M3FN) s.ocp |= attn_gfx942_ocp_v;
-    if (from.layout != ATTN_PAGED) continue;
-    s.pages = pages(from, of);
-    s.by_page_size = divisor(from.page_size);
-  }
+  set_segments(p, args, a.segment);
   store(a, to);
 }
 
 Status check(const Problem& p) {
-  ATTN_TRY(decode::check_units(p, row_tiles(p), int(rows_of_tile), attn_gfx942_decode_segments,
+  ATTN_TRY(decode::check_units(p, row_tiles(p), int(rows_of_tile), attn_gfx942_kv_segments,
                                attn_gfx942_max_length));
   if (p.total_q > INT32_MAX)
     return unsupported("total_q ", p.total_q, "; accepted: up to ", INT32_MAX);
@@ -121,15 +103,7 @@ Status check(const Problem& p) {
   ATTN_TRY(check_seq_stride("out_stride", p.out_type, p.out_stride.seq));
   ATTN_TRY(check_head_stride("q_stride", p.q_type, p.q_stride.head));
   ATTN_TRY(check_head_stride("out_stride", p.out_type, p.out_stride.head));
-  for (const attn_segment& s : p.segment) {
-    if (s.total > INT32_MAX) return unsupported("total ", s.total, "; accepted: up to ", INT32_MAX);
-    ATTN_TRY(check_seq_stride("k_stride", s.k_type, s.k_stride.seq));
-    ATTN_TRY(check_seq_stride("v_stride", s.v_type, s.v_stride.seq));
-    for (const auto& [type, stride] : {std::pair{s.k_type, s.k_stride}, {s.v_type, s.v_stride}})
-      if (s.layout == ATTN_PAGED && dtype_bytes(type, stride.batch) >= max_page_stride)
-        return unsupported("the stride of pages is ", stride.batch, "; accepted: less than ",
-                           max_page_stride, " bytes");
-  }
+  for (const attn_segment& s : p.segment) ATTN_TRY(check_segment(s));
   return {};
 }
 

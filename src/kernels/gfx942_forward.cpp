@@ -1,9 +1,11 @@
-// The kernels fwd_gfx942_*, before each of which prepare_gfx942_fp8 or _16bit runs. They differ by
+// The kernels fwd_gfx942_*, before each of which prepare_gfx942_fp8 or _16bit runs, _segments where
+// K and V lie in several segments or in pages: it writes them as one padded segment. They differ by
 // the type of q, k and v and the largest head_dim they take; _mask: with a block mask; _score: with
-// softcap and ALiBi; _bias: with these and a bias.
+// softcap, ALiBi and pages; _bias: with these and a bias.
 #include <algorithm>
 #include <utility>
 
+#include "asm/gfx942/prepare_args.h"
 #include "kernels/families.h"
 #include "kernels/gfx942.h"
 #include "kernels/limits.h"
@@ -18,11 +20,37 @@ constexpr int64_t max_grid_yz = (1 << 16) - 1;  // workgroups of a HIP grid alon
 constexpr int64_t max_bias_stride = 1 << 23;    // 256 queries and 64 keys further is below 2^32
 constexpr unsigned xcds = 8;  // as the kernels count: workgroup i runs on XCD i % 8
 
+bool is_gathered(const Problem& p) {
+  return p.num_segments > 1 || p.segment[0].layout == ATTN_PAGED;
+}
+
 // Tiles of a K/V head in the workspace. A packed sequence begins at tile cu_seqlens / 64 + b.
 int64_t workspace_tiles(const Problem& p) {
   const attn_segment& s = p.segment[0];
-  if (s.layout == ATTN_PACKED) return s.total / tile_keys + p.batch;
-  return p.batch * ceil_div(s.seqlen, tile_keys);
+  if (!is_gathered(p) && s.layout == ATTN_PACKED) return s.total / tile_keys + p.batch;
+  return p.batch * ceil_div(p.seqlen_kv, tile_keys);
+}
+
+// The workspace: tiles of 64 keys of K and V, then, if they are gathered, the keys of each tile
+// that have no page and the lengths of sequences.
+size_t tile_bytes(const Problem& p, int dim) {
+  const int64_t row = dtype_bytes(p.segment[0].k_type, dim);
+  return size_t(workspace_tiles(p) * p.heads_kv * 2 * tile_keys * row);
+}
+unsigned long long* missing_keys(const Problem& p, int dim, void* workspace) {
+  return reinterpret_cast<unsigned long long*>(static_cast<char*>(workspace) + tile_bytes(p, dim));
+}
+int* gathered_lengths(const Problem& p, int dim, void* workspace) {
+  return reinterpret_cast<int*>(missing_keys(p, dim, workspace) + workspace_tiles(p));
+}
+size_t workspace_bytes(const Problem& p, int dim) {
+  if (!is_gathered(p)) return tile_bytes(p, dim);
+  return tile_bytes(p, dim) + size_t(workspace_tiles(p)) * sizeof(unsigned long long) +
+         size_t(p.batch) * sizeof(int);
+}
+bool has_pages(const Problem& p) {
+  return std::any_of(p.segment.begin(), p.segment.end(),
+                     [](const attn_segment& s) { return s.layout == ATTN_PAGED; });
 }
 
 int64_t query_tiles(const Problem& p) {
@@ -59,17 +87,33 @@ unsigned magic(int64_t divisor) {
 // What a variant has beyond the masks and layouts of all.
 enum class With { nothing, block_mask, score_terms, bias };
 
+// Scores and sums have one scale, whatever segment they are of.
+Status check_alike(const Problem& p) {
+  const attn_segment& first = p.segment[0];
+  for (const attn_segment& s : p.segment) {
+    if (s.k_type != first.k_type || s.v_type != first.v_type)
+      return unsupported("segments are of ", dtype_name(first.k_type), ", ",
+                         dtype_name(first.v_type), " and of ", dtype_name(s.k_type), ", ",
+                         dtype_name(s.v_type), "; accepted: one type of k and one of v");
+    if (s.k_descale != ATTN_DESCALE_NONE || s.v_descale != ATTN_DESCALE_NONE)
+      return unsupported("num_segments is ", p.num_segments, "; accepted with descales: 1");
+  }
+  return {};
+}
+
 Status check(const Problem& p, With with) {
-  const attn_segment& s = p.segment[0];
-  if (p.seqlen_q > max_length || s.seqlen > max_length)
-    return unsupported("seqlen_q ", p.seqlen_q, ", seqlen ", s.seqlen, "; accepted: up to ",
+  if (p.num_segments > attn_gfx942_kv_segments)
+    return unsupported("num_segments is ", p.num_segments, "; accepted: up to ",
+                       int{attn_gfx942_kv_segments});
+  if (p.seqlen_q > max_length || p.seqlen_kv > max_length)
+    return unsupported("seqlen_q ", p.seqlen_q, ", seqlen_kv ", p.seqlen_kv, "; accepted: up to ",
                        max_length);
-  if (p.total_q > INT32_MAX || s.total > INT32_MAX)
-    return unsupported("total_q ", p.total_q, ", total ", s.total, "; accepted: up to ", INT32_MAX);
+  if (p.total_q > INT32_MAX)
+    return unsupported("total_q ", p.total_q, "; accepted: up to ", INT32_MAX);
+  if (p.num_segments > 1) ATTN_TRY(check_alike(p));
   ATTN_TRY(check_seq_stride("q_stride", p.q_type, p.q_stride.seq));
   ATTN_TRY(check_seq_stride("out_stride", p.out_type, p.out_stride.seq));
-  ATTN_TRY(check_seq_stride("k_stride", s.k_type, s.k_stride.seq));
-  ATTN_TRY(check_seq_stride("v_stride", s.v_type, s.v_stride.seq));
+  for (const attn_segment& s : p.segment) ATTN_TRY(check_segment(s));
   const int log2 = parts_log2(p);
   const int64_t items = grid_items(p), portions = grid_portions(p);
   if (p.batch > max_grid_yz || p.heads_kv > max_grid_yz || items > max_grid_yz ||
@@ -86,23 +130,18 @@ Status check(const Problem& p, With with) {
                            max_bias_stride, " bytes");
   }
   if (with == With::block_mask && p.mask_rows() * p.mask_columns() >> 31 != 0)
-    return unsupported("seqlen_q ", p.seqlen_q, ", seqlen ", s.seqlen,
+    return unsupported("seqlen_q ", p.seqlen_q, ", seqlen_kv ", p.seqlen_kv,
                        ": 2^31 blocks of the mask or more for a head");
   return {};
 }
 
-// The lengths, which both kernels read alike.
+// What both kernels read alike.
 template <class Kernarg>
-void set_lengths(const Problem& p, const Args& args, Kernarg* a) {
-  const attn_segment& s = p.segment[0];
-  const attn_segment_args given = args.segment[0];
+void set_sizes(const Problem& p, const Args& args, Kernarg* a) {
   a->cu_seqlens_q = p.q_layout == ATTN_PACKED ? args.cu_seqlens_q : nullptr;
-  a->cu_seqlens_kv = s.layout == ATTN_PACKED ? given.cu_seqlens : nullptr;
-  a->seqlens_kv = s.layout != ATTN_PACKED && s.has_seqlens ? given.seqlens : nullptr;
   a->seqlen_q = int(p.seqlen_q);
   a->total_q = int(p.total_q);
-  a->seqlen_kv = int(s.seqlen);
-  a->total_kv = int(s.total);
+  a->seqlen_kv = int(p.seqlen_kv);
   a->band = band_of(p);
   a->tiles = int(workspace_tiles(p));
   a->head_dim = int(p.head_dim);
@@ -117,27 +156,33 @@ template <int dim>
 void pack_prepare(const Problem& p, const Args& args, const Target& target, Parameters* to) {
   const attn_segment& s = p.segment[0];
   attn_gfx942_prepare_kernarg a{};
-  a.k = args.segment[0].k;
-  a.v = args.segment[0].v;
   a.prepared = target.workspace;
-  set_bytes(a.k_stride, s.k_type, s.k_stride);
-  set_bytes(a.v_stride, s.v_type, s.v_stride);
-  set_lengths(p, args, &a);
+  if (is_gathered(p)) {
+    a.lengths = gathered_lengths(p, dim, target.workspace);
+    a.missing = missing_keys(p, dim, target.workspace);
+  }
+  set_sizes(p, args, &a);
   a.padded_dim = dim;
   a.convert_k = is_ocp(s.k_type);
   a.convert_v = is_ocp(s.v_type);
+  a.num_segments = p.num_segments;
+  set_segments(p, args, a.segment);
   store(a, to);
 }
 
 attn_gfx942_forward_kernarg forward_kernarg(const Problem& p, const Args& args,
-                                            const Target& target) {
+                                            const Target& target, int dim) {
   const attn_segment& s = p.segment[0];
   attn_gfx942_forward_kernarg a{};
   a.q = args.q;
   a.prepared = target.workspace;
   a.out = args.out;
   a.lse = args.lse;
-  set_lengths(p, args, &a);
+  set_sizes(p, args, &a);
+  const attn_kv_lengths lengths = kv_lengths(s, args.segment[0]);
+  a.cu_seqlens_kv = is_gathered(p) ? nullptr : lengths.cu_seqlens;
+  a.seqlens_kv = is_gathered(p) ? gathered_lengths(p, dim, target.workspace) : lengths.seqlens;
+  a.total_kv = int(lengths.total);
   // A descale that the problem has not is 1.
   const auto descale = [&](attn_descale_kind kind, const float* given, int bit) {
     if (kind == ATTN_DESCALE_HEAD) a.options |= 1 << bit;
@@ -163,28 +208,33 @@ attn_gfx942_forward_kernarg forward_kernarg(const Problem& p, const Args& args,
   a.out_type = p.out_type;
   const uint32_t(&grid)[3] = target.step.launch.grid;
   a.items = int(grid[1]);
+  a.missing = has_pages(p) ? missing_keys(p, dim, target.workspace) : nullptr;
+  a.out_scale = p.has(ATTN_OUT_SCALE) ? args.out_scale : nullptr;
   a.workgroups = int(std::min<int64_t>(int64_t{grid[0]} * grid[1] * grid[2], 1 << 16));
   return a;
 }
-attn_gfx942_mask_kernarg mask_kernarg(const Problem& p, const Args& args, const Target& target) {
-  return {forward_kernarg(p, args, target), mask_arrays(p, args)};
+attn_gfx942_mask_kernarg mask_kernarg(const Problem& p, const Args& args, const Target& target,
+                                      int dim) {
+  return {forward_kernarg(p, args, target, dim), mask_arrays(p, args)};
 }
-attn_gfx942_score_kernarg score_kernarg(const Problem& p, const Args& args, const Target& target) {
+attn_gfx942_score_kernarg score_kernarg(const Problem& p, const Args& args, const Target& target,
+                                        int dim) {
   attn_gfx942_score_kernarg a{};
-  a.forward = forward_kernarg(p, args, target);
+  a.forward = forward_kernarg(p, args, target, dim);
   if (p.softcap > 0) a.forward.scale = float(double(p.scale) / p.softcap);
   a.alibi_slopes = p.has(ATTN_ALIBI) ? args.alibi_slopes : nullptr;
   a.cap = float(p.softcap * 1.44269504);
   return a;
 }
-attn_gfx942_bias_kernarg bias_kernarg(const Problem& p, const Args& args, const Target& target) {
+attn_gfx942_bias_kernarg bias_kernarg(const Problem& p, const Args& args, const Target& target,
+                                      int dim) {
   attn_gfx942_bias_kernarg a{};
-  a.score = score_kernarg(p, args, target);
+  a.score = score_kernarg(p, args, target, dim);
   if (p.bias_type == ATTN_DTYPE_NONE) return a;
   a.bias = args.bias;
   for (int i = 0; i < 4; ++i) a.bias_stride[i] = dtype_bytes(p.bias_type, p.bias_stride[i]);
-  a.bias_bytes = (p.seqlen_q - 1) * a.bias_stride[2] +
-                 (p.segment[0].seqlen - 1) * a.bias_stride[3] + dtype_bytes(p.bias_type);
+  a.bias_bytes = (p.seqlen_q - 1) * a.bias_stride[2] + (p.seqlen_kv - 1) * a.bias_stride[3] +
+                 dtype_bytes(p.bias_type);
   a.bias_type = p.bias_type;
   return a;
 }
@@ -198,14 +248,15 @@ constexpr auto kernarg_of<With::score_terms> = score_kernarg;
 template <>
 constexpr auto kernarg_of<With::bias> = bias_kernarg;
 
-template <With with>
+template <With with, int dim>
 void pack(const Problem& p, const Args& args, const Target& target, Parameters* to) {
-  store(kernarg_of<with>(p, args, target), to);
+  store(kernarg_of<with>(p, args, target, dim), to);
 }
 template <With with>
 constexpr size_t kernarg_bytes = sizeof(kernarg_of<with>(
-    std::declval<const Problem&>(), std::declval<const Args&>(), std::declval<const Target&>()));
-static_assert(ATTN_F32 == 1 && ATTN_F16 == 2 && ATTN_BF16 == 3);
+    std::declval<const Problem&>(), std::declval<const Args&>(), std::declval<const Target&>(), 0));
+static_assert(ATTN_F32 == 1 && ATTN_F16 == 2 && ATTN_BF16 == 3 && ATTN_F8_E4M3FN == 4 &&
+              ATTN_F8_E5M2 == 5 && ATTN_F8_E4M3FNUZ == 6);
 
 // What kernels of a type have of their own: q, k and v in fp8, bf16 or f16.
 struct Family {
@@ -213,11 +264,12 @@ struct Family {
   int element_bytes;
   uint32_t threads;  // of a workgroup
   int slots;         // tiles of K and of V in LDS
-  Text prepare;
+  Text prepare, prepare_segments;
 };
 constexpr Family family_of(attn_dtype weights) {
-  if (weights == ATTN_F8_E4M3FNUZ) return {weights, 1, 512, 4, "prepare_gfx942_fp8"};
-  return {weights, 2, 256, 2, "prepare_gfx942_16bit"};
+  if (weights == ATTN_F8_E4M3FNUZ)
+    return {weights, 1, 512, 4, "prepare_gfx942_fp8", "prepare_gfx942_fp8_segments"};
+  return {weights, 2, 256, 2, "prepare_gfx942_16bit", "prepare_gfx942_16bit_segments"};
 }
 template <attn_dtype weights>
 constexpr Family family = family_of(weights);
@@ -227,15 +279,15 @@ Status make_recipe(const Problem& p, const DeviceInfo&, Recipe* recipe) {
   constexpr const Family& f = family<weights>;
   constexpr int tile_part = tile_keys * dim * f.element_bytes;  // K or V
   ATTN_TRY(check(p, with));
-  recipe->workspace = size_t(workspace_tiles(p) * p.heads_kv * 2 * tile_part);
+  recipe->workspace = workspace_bytes(p, dim);
   const Launch launch = {.grid = {xcds, uint32_t(grid_items(p)), uint32_t(grid_portions(p))},
                          .block = {f.threads, 1, 1}};
   if (is_empty(launch)) return {};
   recipe->steps.reserve(2);
   recipe->steps.push_back({
-      .image = f.prepare.text,
+      .image = (is_gathered(p) ? f.prepare_segments : f.prepare).text,
       .kernarg_bytes = sizeof(attn_gfx942_prepare_kernarg),
-      .launch = {.grid = {uint32_t(ceil_div(p.segment[0].seqlen, tile_keys)), uint32_t(p.heads_kv),
+      .launch = {.grid = {uint32_t(ceil_div(p.seqlen_kv, tile_keys)), uint32_t(p.heads_kv),
                           uint32_t(p.batch)},
                  .block = {dim * f.element_bytes, 1, 1}},
       .pack = pack_of<pack_prepare<dim>>,
@@ -245,7 +297,7 @@ Status make_recipe(const Problem& p, const DeviceInfo&, Recipe* recipe) {
       .kernarg_bytes = kernarg_bytes<with>,
       .static_shared_bytes = uint32_t(2 * f.slots * tile_part),
       .launch = launch,
-      .pack = pack_of<pack<with>>,
+      .pack = pack_of<pack<with, dim>>,
   });
   return {};
 }
@@ -259,15 +311,17 @@ constexpr Limits limits(attn_dtype weights, int64_t head_dim_max, With with) {
   const Sizes head_dim = {.multiple = fp8 ? 16 : 8, .max = head_dim_max};
   Limits limits = {.in_types = types,
                    .kv_types = types,
-                   .out_types = float_types,
-                   .flags = forward_flags | (fp8 ? 0u : uint32_t(ATTN_SPLIT_INVARIANT)),
-                   .features = forward_features | (fp8 ? of_fp8 : 0u),
+                   .out_types = float_types | (fp8 ? fp8_types : 0u),
+                   .flags = forward_flags | uint32_t(fp8 ? ATTN_OUT_SCALE : ATTN_SPLIT_INVARIANT),
+                   .features = forward_features | feature_segments | (fp8 ? of_fp8 : 0u),
                    .head_dim = head_dim,
                    .head_dim_v = head_dim};
-  if (with == With::score_terms || with == With::bias) {
+  const bool scored = with == With::score_terms || with == With::bias;
+  if (scored) {
     limits.flags |= ATTN_ALIBI;
     limits.features |= feature_softcap;
   }
+  if (scored || (fp8 && with == With::nothing)) limits.features |= feature_paged_kv;
   if (with == With::bias) limits.features |= feature_bias;
   return with == With::block_mask ? with_block_mask(limits) : limits;
 }
@@ -291,7 +345,7 @@ constexpr Kernel row() {
           .limits = limits(weights, dim, with),
           .numerics = numerics(weights),
           .recipe = recipe_of<make_recipe<name, weights, dim, with>>,
-          .first_image = family<weights>.prepare.text};
+          .first_images = {family<weights>.prepare.text, family<weights>.prepare_segments.text}};
 }
 
 constexpr attn_dtype fp8 = ATTN_F8_E4M3FNUZ, bf16 = ATTN_BF16, f16 = ATTN_F16;

@@ -101,10 +101,11 @@ struct Kernel {
   attn_backend backend;
   Limits limits = {};
   Numerics numerics = {};
-  const HostKernel* host = nullptr;   // reference and cpu; nullptr if this build leaves it out
-  MakeRecipe recipe = nullptr;        // cuda and hip
-  const char* first_image = nullptr;  // of a step before that with the kernel's own image
-  const char* image = nullptr;        // the kernel's own; nullptr: of its name
+  const HostKernel* host = nullptr;  // reference and cpu; nullptr if this build leaves it out
+  MakeRecipe recipe = nullptr;       // cuda and hip
+  // Of a step before that with the kernel's own image, one or the other.
+  const char* first_images[2] = {};
+  const char* image = nullptr;  // the kernel's own; nullptr: of its name
 };
 constexpr const char* image_of(const Kernel& kernel) {
   return kernel.image ? kernel.image : kernel.name;

@@ -267,7 +267,7 @@ constexpr Kernel row() {
                    .largest_score = sm90::largest_score(type, plain),
                    .rounds_kv = true},
       .recipe = recipe_of<make_recipe<type, dims, tile, other, paged, score, mask>>,
-      .first_image = dequantise_image,
+      .first_images = {dequantise_image},
       .image = kernel_name<"fwd_sm90_", type, dims>.text};
 }
 

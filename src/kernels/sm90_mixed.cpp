@@ -86,7 +86,7 @@ constexpr Kernel row() {
                        .keys = tile.keys,
                        .largest_score = sm90::largest_score(type, with_pages)},
           .recipe = recipe_of<make_recipe<type, variant, tile, score, decode_tile>>,
-          .first_image = kernel_name<"decode_sm90_", type, variant>.text,
+          .first_images = {kernel_name<"decode_sm90_", type, variant>.text},
           .image = kernel_name<"fwd_sm90_", type, paged>.text};
 }
 

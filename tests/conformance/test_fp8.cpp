@@ -171,6 +171,55 @@ Case random_ocp_case(uint64_t seed) {
   return c;
 }
 
+// Segments and pages, of which one may be bad, and out in fp8.
+Case random_gathered_case(uint64_t seed) {
+  Case c = random_case(seed);
+  c.name = "fp8-gathered-" + std::to_string(seed);
+  Draw draw{seed, 80};
+  c.flags &= ~uint32_t(ATTN_BLOCK_MASK);
+  const attn_dtype out_types[] = {ocp, fnuz, e5m2, ATTN_BF16};
+  c.out_type = draw.pick(out_types);
+  if (dtype_is_fp8(c.out_type) && draw.chance(2)) c.flags |= ATTN_OUT_SCALE;
+  SegmentCase& s = c.segments[0];
+  const auto make_paged = [&](SegmentCase& of) {
+    const int32_t sizes[] = {1, 5, 16, 64, 100};
+    of.layout = ATTN_PAGED;
+    of.page_size = draw.pick(sizes);
+    of.arrange = Arrange::contiguous;
+    if (draw.chance(3)) of.bad_pages = {int32_t(draw(3))};
+  };
+  if (draw.chance(2)) make_paged(s);
+  if (draw.chance(3)) return c;
+  s.k_descale = s.v_descale = ATTN_DESCALE_NONE;
+  for (uint64_t more = 1 + draw(3); more > 0; --more) {
+    SegmentCase next = c.segments[0];
+    next.bad_pages.clear();
+    next.layout = ATTN_PADDED;
+    if (draw.chance(2)) make_paged(next);
+    const int64_t capacities[] = {1, 40, 64, 100, 200};
+    next.capacity = draw.pick(capacities);
+    next.lengths.clear();
+    for (int64_t b = 0; b < c.batch; ++b)
+      next.lengths.push_back(int32_t(draw(uint64_t(next.capacity) + 1)));
+    c.segments.push_back(next);
+  }
+  return c;
+}
+
+TEST_CASE("fp8: segments, pages and out in fp8") {
+  std::vector<const Kernel*> kernels = fp8_kernels();
+  std::erase_if(kernels, [](const Kernel* k) { return k->backend != ATTN_BACKEND_HIP; });
+  if (kernels.empty()) ATTN_SKIP("no device here has kernels of FP8 with segments");
+  constexpr uint64_t first_seed = 7900;
+  const uint64_t count = device_share(100);
+  std::cout << "fp8: segments, pages and out in fp8: seeds " << first_seed << " to "
+            << first_seed + count - 1 << std::endl;
+  int ran = 0;
+  for (uint64_t seed = first_seed; seed < first_seed + count; ++seed)
+    ran += check_case(random_gathered_case(seed), kernels);
+  CHECK(ran > int(count) / 2);
+}
+
 TEST_CASE("fp8: random problems of OCP's types") {
   std::vector<const Kernel*> kernels = fp8_kernels();
   std::erase_if(kernels, [](const Kernel* k) { return k->backend != ATTN_BACKEND_CUDA; });

@@ -209,6 +209,7 @@ struct Forward {
   float softcap = 0;
   bool bias = false;
   attn_dtype bias_type = ATTN_F32;  // else q's
+  bool paged = false;
 };
 
 // Codes of rows of `dim`, now and then of larger values, so that maxima move. If wanted, 16 rows of
@@ -302,6 +303,23 @@ void hide_nan_in_blocks(const Forward& f, int64_t dim, std::vector<uint8_t>* pre
   }
 }
 
+// What prepare_gfx942_*_segments leaves behind the tiles of a workspace: the `hidden` keys of every
+// third tile are missing, and no sequence is shorter than all may be.
+void set_missing(const Forward& f, std::vector<uint8_t>* workspace) {
+  uint64_t missing = 0;
+  for (int key = 0; key < 64; ++key) missing |= uint64_t{hidden(key)} << key;
+  const size_t batch = size_t(f.batch), tiles = batch * size_t((f.seqlen_kv + 63) / 64);
+  uint8_t* to = workspace->data() + workspace->size() - 4 * batch - 8 * tiles;
+  for (size_t tile = 0; tile < tiles; ++tile) {
+    const uint64_t keys = tile % 3 == 1 ? missing : 0;
+    std::memcpy(to + 8 * tile, &keys, 8);
+  }
+  for (size_t b = 0; b < batch; ++b) {
+    const int32_t length = int32_t(f.seqlen_kv);
+    std::memcpy(to + 8 * tiles + 4 * b, &length, 4);
+  }
+}
+
 // -inf for the `hidden` keys of every other tile, for all queries, and for some keys of some.
 std::vector<uint8_t> bias(Maker& m, size_t rows, int64_t seqlen_kv, attn_dtype type) {
   std::vector<uint8_t> bytes = m.alike(type, rows * size_t(seqlen_kv), 4);
@@ -380,6 +398,12 @@ ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string&
     segment.total = rows_kv = sum(f.lengths_kv);
     segment_args.cu_seqlens = ints(f.lengths_kv, true);
   }
+  if (f.paged) {
+    segment.layout = ATTN_PAGED;
+    segment.page_size = 8;
+    segment.max_pages = int32_t((f.seqlen_kv + 7) / 8);
+    segment.num_pages = f.batch * segment.max_pages;
+  }
   if (!f.seqlens.empty()) {
     segment.has_seqlens = 1;
     segment_args.seqlens = ints(f.seqlens, false);
@@ -406,6 +430,7 @@ ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string&
   segment_args.k_descale = floats(descales);
   segment_args.v_descale = floats(descales);
   args.sinks = floats(size_t(in.heads_q), f.sink);
+  args.out_scale = floats(1);
   if (f.bias) {
     const int64_t rows = in.batch * in.heads_q * in.seqlen_q;
     args.bias = m.input(bias(m, size_t(rows), f.seqlen_kv, in.bias_type));
@@ -430,7 +455,9 @@ ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string&
   const size_t columns = size_t((f.seqlen_kv + 63) / 64);
   for (size_t tile = 0; f.bias && tile < columns * size_t(f.batch); ++tile)
     if (tile % columns % 2 == 1) hide_nan(tile, size_t(most_dim), &tiles);
-  void* prepared = m.input(in_type(tiles, f.kv_type));
+  std::vector<uint8_t> bytes = in_type(tiles, f.kv_type);
+  if (f.paged) set_missing(f, &bytes);
+  void* prepared = m.input(bytes);
   fill(recipe.steps[1], p, &args, prepared, &m.problem);
   return std::move(m.problem);
 }
@@ -518,7 +545,6 @@ std::vector<Forward> forwards() {
     all.back().out_type = out_type;
     all.back().want_lse = out_type == ATTN_F32;
   }
-
   // Scores so large that the maximum is taken off them first, from the first tile on and from a
   // later one.
   all.push_back({.dim = 64, .dim_v = 64, .seqlen_q = 40, .seqlen_kv = 520});
@@ -595,16 +621,21 @@ std::vector<Forward> masked_forwards() {
   return all;
 }
 
-// With softcap, ALiBi or both, and the others.
+// With softcap, ALiBi, both, or pages, and the others.
 std::vector<Forward> scored_forwards() {
   std::vector<Forward> all;
   for (int terms = 1; terms < 4; ++terms) {
     all.push_back({.dim = 128, .dim_v = 80, .seqlen_q = 300, .seqlen_kv = 520});
     all.back().group = 2;
-    all.back().flags = (terms & 1 ? ATTN_ALIBI : 0) | (terms == 2 ? ATTN_CAUSAL : ATTN_SINKS);
+    all.back().flags =
+        (terms & 1 ? uint32_t(ATTN_ALIBI) : 0u) | (terms == 2 ? ATTN_CAUSAL : ATTN_SINKS);
     all.back().softcap = terms & 2 ? 3 : 0;
     all.back().scale = terms == 2 ? -0.3f : 0.05f;
   }
+  all.push_back({.dim = 128, .dim_v = 80, .seqlen_q = 150, .seqlen_kv = 520});
+  all.back().batch = 2;
+  all.back().flags = ATTN_CAUSAL;
+  all.back().paged = true;
   for (const Forward& f : forwards()) all.push_back(f);
   return all;
 }
@@ -653,17 +684,36 @@ std::vector<Forward> forwards_in_16_bits() {
   return all;
 }
 
+// What fp8 kernels have beyond those in 16 bits: out in fp8, and pages without block masks.
+std::vector<Forward> forwards_in_fp8(bool masked) {
+  std::vector<Forward> all;
+  for (const attn_dtype out_type : {ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ}) {
+    all.push_back({.dim = 128, .dim_v = 80, .seqlen_q = 70, .seqlen_kv = 130});
+    all.back().flags = ATTN_OUT_SCALE;
+    all.back().out_type = out_type;
+    all.back().nan = out_type == ATTN_F8_E5M2;
+  }
+  if (masked) return all;
+  all.push_back({.dim = 32, .dim_v = 48, .seqlen_q = 33, .seqlen_kv = 70});
+  all.back().batch = 2;
+  all.back().cu_seqlens_q = {5, 25, 70};
+  all.back().out_type = ATTN_F8_E4M3FN;
+  all.push_back({.dim = 128, .dim_v = 80, .seqlen_q = 150, .seqlen_kv = 520});
+  all.back().batch = 2;
+  all.back().flags = ATTN_CAUSAL;
+  all.back().paged = true;
+  return all;
+}
+
 std::vector<MakeProblem> forward_problems_of(const std::string& kernel) {
   const bool masked = kernel.ends_with("_mask");
   std::vector<Forward> list = masked                       ? masked_forwards()
                               : kernel.ends_with("_score") ? scored_forwards()
                               : kernel.ends_with("_bias")  ? biased_forwards()
                                                            : forwards();
-  if (type_in(kernel)) {
-    for (Forward f : forwards_in_16_bits()) {
-      if (masked) f.kinds = {2};
-      list.push_back(f);
-    }
+  for (Forward f : type_in(kernel) ? forwards_in_16_bits() : forwards_in_fp8(masked)) {
+    if (masked) f.kinds = {2};
+    list.push_back(f);
   }
   return forward_problems(kernel, false, kernel.find("_d64") != kernel.npos ? 64 : 128, list);
 }
@@ -693,6 +743,8 @@ constexpr Shipped all_shipped[] = {{"merge_gfx942", merge_problems},
                                    {"prepare_gfx942_fp8", prepare_problems},
                                    {"kv_append_gfx942", append_problems},
                                    {"prepare_gfx942_16bit", prepare_problems},
+                                   {"prepare_gfx942_fp8_segments", segment_problems},
+                                   {"prepare_gfx942_16bit_segments", segment_problems},
                                    {"fwd_gfx942_fp8_d64", forward_problems_of, true},
                                    {"fwd_gfx942_fp8_d128", forward_problems_of, true},
                                    {"fwd_gfx942_fp8_d64_mask", forward_problems_of, true},

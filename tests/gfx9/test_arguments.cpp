@@ -10,6 +10,7 @@
 #include "asm/gfx942/decode_args.h"
 #include "asm/gfx942/forward_args.h"
 #include "asm/gfx942/kv_append_args.h"
+#include "asm/gfx942/prepare_args.h"
 #include "catch.h"
 #include "gfx9/shipped.h"
 #include "kernels/shared/merge_args.h"
@@ -71,17 +72,57 @@ std::vector<Field> band_fields() {
   return {FIELD(A, left), FIELD(A, right), FIELD(A, top)};
 }
 
+// A divisor by the names that the table has for its parts.
+std::vector<Field> divisor_fields(const std::string& of) {
+  using A = attn_gfx942_divisor;
+  return {FIELD_AS(of + "_magic", A, magic), FIELD_AS(of + "_shift", A, shift)};
+}
+
+std::vector<Field> descale_fields(const std::string& of) {
+  using A = attn_descale;
+  return {FIELD_AS(of + "_descale", A, at),
+          FIELD_AS(of + "_descale_batch", A, batch),
+          FIELD_AS(of + "_descale_head", A, head),
+          FIELD_AS(of + "_descale_keys", A, block_keys),
+          {"reserved_" + of, offsetof(A, block_keys) + 4, 4}};
+}
+
+// Of the first, where kernels have several.
+std::vector<Field> segment_fields() {
+  using S = attn_gfx942_kv_segment;
+  using L = attn_kv_lengths;
+  using P = attn_pages;
+  std::vector<Field> segment = {FIELD(S, k), FIELD(S, v), FIELD(S, k_stride), FIELD(S, v_stride)};
+  append(&segment, within({FIELD(L, seqlens),
+                           FIELD(L, cu_seqlens),
+                           FIELD(L, total),
+                           FIELD(L, capacity),
+                           {"reserved", offsetof(L, capacity) + 4, 4}},
+                          offsetof(S, lengths)));
+  append(&segment, within({FIELD(P, block_table),
+                           FIELD(P, num_pages),
+                           FIELD(P, page_size),
+                           FIELD(P, max_pages),
+                           {"reserved_2", offsetof(P, max_pages) + 4, 4}},
+                          offsetof(S, pages)));
+  append(&segment, within(divisor_fields("page"), offsetof(S, by_page_size)));
+  append(&segment, within(descale_fields("k"), offsetof(S, k_descale)));
+  append(&segment, within(descale_fields("v"), offsetof(S, v_descale)));
+  append(&segment, {FIELD(S, ocp), FIELD_AS("reserved_ocp", S, reserved)});
+  return segment;
+}
+
 std::vector<Field> prepare_fields() {
   using A = attn_gfx942_prepare_kernarg;
-  std::vector<Field> all = {FIELD(A, k),          FIELD(A, v),
-                            FIELD(A, prepared),   FIELD(A, cu_seqlens_q),
-                            FIELD(A, seqlens_kv), FIELD(A, cu_seqlens_kv),
-                            FIELD(A, k_stride),   FIELD(A, v_stride),
-                            FIELD(A, seqlen_q),   FIELD(A, total_q),
-                            FIELD(A, seqlen_kv),  FIELD(A, total_kv)};
+  std::vector<Field> all = {FIELD(A, prepared), FIELD(A, cu_seqlens_q), FIELD(A, lengths),
+                            FIELD(A, seqlen_q), FIELD(A, total_q),      FIELD(A, seqlen_kv)};
   append(&all, within(band_fields(), offsetof(A, band)));
   append(&all, {FIELD(A, tiles), FIELD(A, head_dim), FIELD(A, head_dim_v), FIELD(A, padded_dim),
-                FIELD(A, convert_k), FIELD(A, convert_v), FIELD(A, reserved)});
+                FIELD(A, convert_k), FIELD(A, convert_v), FIELD(A, num_segments),
+                FIELD_AS("reserved_end", A, reserved), FIELD(A, missing)});
+  append(&all, within(segment_fields(), offsetof(A, segment)));
+  all.push_back({"more_segments", offsetof(A, segment[1]),
+                 sizeof(A::segment) - sizeof(attn_gfx942_kv_segment)});
   return all;
 }
 
@@ -105,11 +146,11 @@ std::vector<Field> forward_fields() {
                             FIELD(A, seqlen_kv),
                             FIELD(A, total_kv)};
   append(&all, within(band_fields(), offsetof(A, band)));
-  append(&all,
-         {FIELD(A, tiles), FIELD(A, heads_kv), FIELD(A, group), FIELD(A, q_tiles), FIELD(A, pairs),
-          FIELD(A, parts_log2), FIELD(A, group_magic), FIELD(A, heads_magic), FIELD(A, options),
-          FIELD(A, scale), FIELD(A, out_factor), FIELD(A, convert_q), FIELD(A, out_type),
-          FIELD(A, head_dim), FIELD(A, head_dim_v), FIELD(A, items), FIELD(A, workgroups)});
+  append(&all, {FIELD(A, tiles), FIELD(A, heads_kv), FIELD(A, group), FIELD(A, q_tiles),
+                FIELD(A, pairs), FIELD(A, parts_log2), FIELD(A, group_magic), FIELD(A, heads_magic),
+                FIELD(A, options), FIELD(A, scale), FIELD(A, out_factor), FIELD(A, convert_q),
+                FIELD(A, out_type), FIELD(A, head_dim), FIELD(A, head_dim_v), FIELD(A, items),
+                FIELD(A, workgroups), FIELD(A, missing), FIELD(A, out_scale)});
   return all;
 }
 
@@ -140,26 +181,8 @@ std::vector<Field> mask_fields() {
   return all;
 }
 
-// A divisor by the names that the table has for its parts.
-std::vector<Field> divisor_fields(const std::string& of) {
-  using A = attn_gfx942_divisor;
-  return {FIELD_AS(of + "_magic", A, magic), FIELD_AS(of + "_shift", A, shift)};
-}
-
-std::vector<Field> descale_fields(const std::string& of) {
-  using A = attn_descale;
-  return {FIELD_AS(of + "_descale", A, at),
-          FIELD_AS(of + "_descale_batch", A, batch),
-          FIELD_AS(of + "_descale_head", A, head),
-          FIELD_AS(of + "_descale_keys", A, block_keys),
-          {"reserved_" + of, offsetof(A, block_keys) + 4, 4}};
-}
-
 std::vector<Field> decode_fields() {
   using A = attn_gfx942_decode_kernarg;
-  using S = attn_gfx942_decode_segment;
-  using L = attn_kv_lengths;
-  using P = attn_pages;
   std::vector<Field> all = {FIELD(A, q),
                             FIELD(A, out),
                             FIELD(A, lse),
@@ -180,25 +203,9 @@ std::vector<Field> decode_fields() {
                 FIELD(A, head_dim), FIELD(A, head_dim_v), FIELD(A, q_type), FIELD(A, out_type),
                 FIELD(A, factor), FIELD(A, cap), FIELD(A, out_bytes), FIELD(A, workgroups),
                 FIELD_AS("reserved_end", A, reserved)});
-  std::vector<Field> segment = {FIELD(S, k), FIELD(S, v), FIELD(S, k_stride), FIELD(S, v_stride)};
-  append(&segment, within({FIELD(L, seqlens),
-                           FIELD(L, cu_seqlens),
-                           FIELD(L, total),
-                           FIELD(L, capacity),
-                           {"reserved", offsetof(L, capacity) + 4, 4}},
-                          offsetof(S, lengths)));
-  append(&segment, within({FIELD(P, block_table),
-                           FIELD(P, num_pages),
-                           FIELD(P, page_size),
-                           FIELD(P, max_pages),
-                           {"reserved_2", offsetof(P, max_pages) + 4, 4}},
-                          offsetof(S, pages)));
-  append(&segment, within(divisor_fields("page"), offsetof(S, by_page_size)));
-  append(&segment, within(descale_fields("k"), offsetof(S, k_descale)));
-  append(&segment, within(descale_fields("v"), offsetof(S, v_descale)));
-  append(&segment, {FIELD(S, ocp), FIELD_AS("reserved_ocp", S, reserved)});
-  append(&all, within(segment, offsetof(A, segment)));
-  all.push_back({"more_segments", offsetof(A, segment[1]), sizeof(A::segment) - sizeof(S)});
+  append(&all, within(segment_fields(), offsetof(A, segment)));
+  all.push_back({"more_segments", offsetof(A, segment[1]),
+                 sizeof(A::segment) - sizeof(attn_gfx942_kv_segment)});
   return all;
 }
 
@@ -256,6 +263,8 @@ TEST_CASE("arguments: the host's structs are the tables that the kernels declare
       {"decode_gfx942_bf16_d128", {decode_fields(), sizeof(attn_gfx942_decode_kernarg)}},
       {"decode_gfx942_f16_d128", {decode_fields(), sizeof(attn_gfx942_decode_kernarg)}},
       {"prepare_gfx942_16bit", {prepare_fields(), sizeof(attn_gfx942_prepare_kernarg)}},
+      {"prepare_gfx942_fp8_segments", {prepare_fields(), sizeof(attn_gfx942_prepare_kernarg)}},
+      {"prepare_gfx942_16bit_segments", {prepare_fields(), sizeof(attn_gfx942_prepare_kernarg)}},
   };
   for (const char* type : {"fp8", "bf16", "f16"})
     for (const char* dim : {"_d64", "_d128"}) {

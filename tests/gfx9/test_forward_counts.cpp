@@ -10,6 +10,7 @@
 #include <random>
 #include <vector>
 
+#include "asm/gfx942/prepare_args.h"
 #include "catch.h"
 #include "gfx9/assemble.h"
 #include "gfx9/forward_kernarg.h"
@@ -130,14 +131,16 @@ double prepare_clocks(const Forward& f, int dim, ModelSettings settings) {
   REQUIRE(object);
   const int row = dim * f.bytes();
   attn_gfx942_prepare_kernarg a{};
-  a.k = values(memory, 64 * uint64_t(row), f.type);
-  a.v = values(memory, 64 * uint64_t(row), f.type);
+  attn_gfx942_kv_segment& segment = a.segment[0];
+  segment.k = values(memory, 64 * uint64_t(row), f.type);
+  segment.v = values(memory, 64 * uint64_t(row), f.type);
+  segment.k_stride[1] = segment.v_stride[1] = row;
+  segment.lengths.capacity = 64;
   a.prepared = attn::test::zeros(memory, 128 * uint64_t(row));
-  a.k_stride[1] = a.v_stride[1] = row;
   a.seqlen_q = 256;
   a.seqlen_kv = 64;
   a.band = {attn_gfx942_unbounded, attn_gfx942_unbounded, attn_gfx942_unbounded};
-  a.tiles = 1;
+  a.tiles = a.num_segments = 1;
   a.head_dim = a.head_dim_v = a.padded_dim = dim;
   const Run one = run(*object, f.prepare, std::as_bytes(std::span(&a, 1)), memory, {uint32_t(row)});
   constexpr int workgroups = 8;

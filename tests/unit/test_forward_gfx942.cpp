@@ -54,7 +54,7 @@ Planned planned(int64_t batch, int64_t heads_q, int64_t heads_kv, int64_t seqlen
     return result;
   }
   REQUIRE(recipe.steps.size() == 2);
-  CHECK(recipe.steps[0].image == std::string(kernel->first_image));
+  CHECK(recipe.steps[0].image == std::string(kernel->first_images[0]));
   const Step& step = recipe.steps[1];
   result.launch = step.launch;
   Args args;

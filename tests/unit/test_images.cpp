@@ -68,7 +68,9 @@ TEST_CASE("images: the best code for a device is found", "[catalog]") {
     // Of a row, or of a step before a row's own.
     CHECK((find_kernel(i.name) != nullptr ||
            std::any_of(catalog().begin(), catalog().end(), [&](const Kernel& row) {
-             return row.first_image && std::strcmp(row.first_image, i.name) == 0;
+             return std::any_of(
+                 std::begin(row.first_images), std::end(row.first_images),
+                 [&](const char* name) { return name && std::strcmp(name, i.name) == 0; });
            })));
   }
   if (find_image("merge_gfx942", "gfx942", &image).ok()) {

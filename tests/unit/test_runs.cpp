@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "../conformance/backend.h"
+#include "asm/gfx942/kv_segment_args.h"
 #include "backends.h"
 #include "catalog/catalog.h"
 #include "catch.h"
@@ -233,6 +234,7 @@ int allocations_of_forward(attn_context* context, const Kernel& kernel, const Va
 int most_segments(const Kernel& kernel) {
   if (kernel.host) return 1024;
   if (!(kernel.limits.features & feature_segments)) return 1;
+  if (kernel.backend == ATTN_BACKEND_HIP) return int(attn_gfx942_kv_segments);
   if (std::string(kernel.name).starts_with("decode_")) return int(attn_decode_max_segments);
   return std::string(kernel.name).find("sm90") != std::string::npos ? int(attn_sm90_max_segments)
                                                                     : int(attn_sm80_max_segments);
