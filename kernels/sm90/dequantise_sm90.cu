@@ -1,6 +1,7 @@
 //# architectures sm_90
-// K and V of segments in codes of 8 or 4 bits, times their scales, as 16-bit floats that fwd_sm90_*
-// read. An item is a part of a sequence's keys or values; keys that no query sees stay unwritten.
+// K and V of segments in codes of 8, 5 or 4 bits, times their scales, as 16-bit floats that
+// fwd_sm90_* read. An item is a part of a sequence's keys or values; keys that no query sees stay
+// unwritten.
 #include "../common/descale.cuh"
 #include "../common/element.cuh"
 #include "../common/lengths.cuh"
@@ -50,8 +51,8 @@ struct Plain {
   }
 };
 
-// 16 bytes of a block behind its scale, from an even address on. Words that begin 2 bytes in front
-// of that are the block's too.
+// 16 bytes of ggml's block behind its scale, from an even address on. Words that begin 2 bytes in
+// front of that are the block's too.
 __device__ __forceinline__ void load_codes(const unsigned char* from, unsigned (&word)[4]) {
   const bool between = reinterpret_cast<unsigned long long>(from) % 4 != 0;
   const unsigned* words = reinterpret_cast<const unsigned*>(from - (between ? 2 : 0));
@@ -62,31 +63,82 @@ __device__ __forceinline__ void load_codes(const unsigned char* from, unsigned (
 #pragma unroll
   for (int i = 0; i < 4; ++i) word[i] = __byte_perm(word[i], i < 3 ? word[i + 1] : last, 0x5432);
 }
-__device__ __forceinline__ float block_scale(const unsigned char* block) {
-  return ptx::unpack_f16(__ldg(reinterpret_cast<const unsigned short*>(block)));
+__device__ __forceinline__ float load_half(const unsigned short* from) {
+  return ptx::unpack_f16(__ldg(from));
+}
+// iq4_nl's value at a code.
+__device__ __forceinline__ int iq4_nl_value(unsigned code) {
+  const unsigned low = __byte_perm(0xbfad9881, 0xf6eaddcf, code & 7),
+                 high = __byte_perm(0x26190d01, 0x71594535, code & 7);
+  return (signed char)(code < 8 ? low : high);
 }
 
-// Half a block, whose products with the scale are exact.
-struct Q8_0 {
+// Of 32 elements: d and m in f16, m where there is a minimum, the fifth bits of codes that have
+// one, and the codes: bytes with a sign, or the halves of 16 bytes, low ones first. An element is
+// (code - offset) d, or code d + m, or the table's value at the code times d.
+struct Layout {
+  bool has_min = false, has_bit = false, bytes = false, table = false;
+  int offset = 0;
+  __device__ constexpr int bits_at() const { return 2 + 2 * has_min; }
+  __device__ constexpr int codes_at() const { return bits_at() + 4 * has_bit; }
+  __device__ constexpr int size() const { return codes_at() + (bytes ? 32 : 16); }
+};
+__device__ constexpr Layout layout_of(int type) {
+  switch (type) {
+    case attn_element_q8_0:
+      return {.bytes = true};
+    case attn_element_q4_0:
+      return {.offset = 8};
+    case attn_element_q4_1:
+      return {.has_min = true};
+    case attn_element_q5_0:
+      return {.has_bit = true, .offset = 16};
+    case attn_element_q5_1:
+      return {.has_min = true, .has_bit = true};
+    default:
+      return {.table = true};  // iq4_nl
+  }
+}
+// Half a block. Products are exact, sums rounded once.
+template <int type>
+struct Block {
+  static constexpr Layout layout = layout_of(type);
   static __device__ __forceinline__ void read(const void* base, long long at, float (&x)[count]) {
-    const unsigned char* block = static_cast<const unsigned char*>(base) + at / 32 * 34;
-    const float scale = block_scale(block);
+    const unsigned char* block = static_cast<const unsigned char*>(base) + at / 32 * layout.size();
+    const unsigned short* halves = reinterpret_cast<const unsigned short*>(block);
+    const int half = int(at % 32 / 16);
+    const float d = load_half(halves), m = layout.has_min ? load_half(halves + 1) : 0;
+    const unsigned fifth = layout.has_bit ? __ldg(halves + layout.bits_at() / 2 + half) << 4 : 0;
     unsigned word[4];
-    load_codes(block + 2 + at % 32, word);
+    load_codes(block + layout.codes_at() + (layout.bytes ? at % 32 : 0), word);
 #pragma unroll
-    for (int k = 0; k < count; ++k) x[k] = scale * float((signed char)(word[k / 4] >> k % 4 * 8));
+    for (int k = 0; k < count; ++k) {
+      const unsigned byte = word[k / 4] >> k % 4 * 8;
+      const unsigned code = (byte >> 4 * half & 15) | (fifth >> k & 16);
+      const float value = layout.bytes   ? float((signed char)byte)
+                          : layout.table ? float(iq4_nl_value(code))
+                                         : float(int(code) - layout.offset);
+      x[k] = layout.has_min ? fmaf(value, d, m) : value * d;
+    }
   }
 };
-struct Q4_0 {
+// Whose scales are beside them.
+struct I8 {
   static __device__ __forceinline__ void read(const void* base, long long at, float (&x)[count]) {
-    const unsigned char* block = static_cast<const unsigned char*>(base) + at / 32 * 18;
-    const float scale = block_scale(block);
-    const int nibble = at % 32 / 16 * 4;
-    unsigned word[4];
-    load_codes(block + 2, word);
+    const uint4 v =
+        __ldcs(reinterpret_cast<const uint4*>(static_cast<const unsigned char*>(base) + at));
+    const unsigned word[] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-    for (int k = 0; k < count; ++k)
-      x[k] = scale * float(int(word[k / 4] >> nibble >> k % 4 * 8 & 15) - 8);
+    for (int k = 0; k < count; ++k) x[k] = float((signed char)(word[k / 4] >> k % 4 * 8));
+  }
+};
+struct I4 {
+  static __device__ __forceinline__ void read(const void* base, long long at, float (&x)[count]) {
+    const uint2 v =
+        __ldcs(reinterpret_cast<const uint2*>(static_cast<const unsigned char*>(base) + at / 2));
+    const unsigned word[] = {v.x, v.y};
+#pragma unroll
+    for (int k = 0; k < count; ++k) x[k] = float(int(word[k / 8] << (28 - k % 8 * 4)) >> 28);
   }
 };
 
@@ -125,7 +177,7 @@ struct Rows {
   int count;
 };
 
-template <class Type, class Element>
+template <class Type, class Element, bool scaled = false>
 __device__ __forceinline__ void convert(const attn_dequantise_tensor& t, int heads, int b, int key,
                                         const Rows& rows) {
   // Vectors of a head and of a row. A thread has some of a row each time, or the same of some rows.
@@ -135,6 +187,9 @@ __device__ __forceinline__ void convert(const attn_dequantise_tensor& t, int hea
   for (unsigned column = threadIdx.x % of_row; column < of_row; column += blockDim.x) {
     const int h = int(column / of_head);
     const float descale = t.descale.at ? *descale_at(t.descale, b, h, key) : 1;
+    const unsigned short* scale = static_cast<const unsigned short*>(t.scale) +
+                                  rows.entry * t.scale_stride[0] +
+                                  (rows.src + first) * t.scale_stride[1] + h * t.scale_stride[2];
     long long src = rows.entry * t.src_stride[0] + (rows.src + first) * t.src_stride[1] +
                     h * t.src_stride[2] + column % of_head * count;
     unsigned short* dst =
@@ -142,6 +197,12 @@ __device__ __forceinline__ void convert(const attn_dequantise_tensor& t, int hea
     for (int row = int(first); row < rows.count; row += int(step)) {
       float x[count];
       Type::read(t.src, src, x);
+      if constexpr (scaled) {
+        const float by = load_half(scale);
+#pragma unroll
+        for (float& value : x) value *= by;
+        scale += step * t.scale_stride[1];
+      }
 #pragma unroll
       for (float& value : x) value *= descale;
       store<Element>(dst, x);
@@ -160,9 +221,21 @@ __device__ __forceinline__ void convert(const attn_dequantise_tensor& t, int hea
     case attn_element_f8_e5m2:
       return convert<E5M2, Element>(t, heads, b, key, rows);
     case attn_element_q8_0:
-      return convert<Q8_0, Element>(t, heads, b, key, rows);
+      return convert<Block<attn_element_q8_0>, Element>(t, heads, b, key, rows);
     case attn_element_q4_0:
-      return convert<Q4_0, Element>(t, heads, b, key, rows);
+      return convert<Block<attn_element_q4_0>, Element>(t, heads, b, key, rows);
+    case attn_element_q4_1:
+      return convert<Block<attn_element_q4_1>, Element>(t, heads, b, key, rows);
+    case attn_element_q5_0:
+      return convert<Block<attn_element_q5_0>, Element>(t, heads, b, key, rows);
+    case attn_element_q5_1:
+      return convert<Block<attn_element_q5_1>, Element>(t, heads, b, key, rows);
+    case attn_element_iq4_nl:
+      return convert<Block<attn_element_iq4_nl>, Element>(t, heads, b, key, rows);
+    case attn_element_i8:
+      return convert<I8, Element, true>(t, heads, b, key, rows);
+    case attn_element_i4:
+      return convert<I4, Element, true>(t, heads, b, key, rows);
     default:
       return convert<Plain<Element>, Element>(t, heads, b, key, rows);
   }

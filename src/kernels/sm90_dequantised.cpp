@@ -1,6 +1,6 @@
-// The kernels fwd_sm90_*_dequantised: dequantise_sm90 writes K and V of fp8, q8_0 and q4_0 as q's
-// type into the workspace, where fwd_sm90_* reads them. Segments of q's type it reads where they
-// are.
+// The kernels fwd_sm90_*_dequantised: dequantise_sm90 writes K and V of fp8, ggml's types, i8 and
+// i4 as q's type into the workspace, where fwd_sm90_* reads them. Segments of q's type it reads
+// where they are.
 #include "kernels/families.h"
 #include "kernels/sm90/dequantise_args.h"
 #include "kernels/sm90_forward.h"
@@ -12,6 +12,12 @@ using sm90::plain, sm90::with_mask, sm90::with_pages, sm90::with_score, sm90::wi
 
 constexpr const char* dequantise_image = "dequantise_sm90";
 constexpr uint32_t fp8_of_cuda = type_bit(ATTN_F8_E4M3FN) | type_bit(ATTN_F8_E5M2);
+constexpr uint32_t converted_types = fp8_of_cuda | ggml_types | scaled_types;
+static_assert(int(attn_element_f8_e4m3fn) == ATTN_F8_E4M3FN &&
+              int(attn_element_f8_e5m2) == ATTN_F8_E5M2 && int(attn_element_q4_1) == ATTN_Q4_1 &&
+              int(attn_element_q5_0) == ATTN_Q5_0 && int(attn_element_q5_1) == ATTN_Q5_1 &&
+              int(attn_element_iq4_nl) == ATTN_IQ4_NL && int(attn_element_i8) == ATTN_I8 &&
+              int(attn_element_i4) == ATTN_I4);
 constexpr int64_t max_workspace = int64_t{4} << 30;
 constexpr int64_t most_chunks = 8;  // of keys, of an item of dequantise_sm90
 constexpr int64_t few_items = 16;   // of a multiprocessor
@@ -127,6 +133,10 @@ void pack_dequantise(const Problem& p, const Args& args, const Target& target, P
                          descale(from.k_descale, of.k_descale, p.heads_kv, from));
     s.tensor[1] = tensor(of.v, dst.v, from.v_stride, from.v_type, p.head_dim_v,
                          descale(from.v_descale, of.v_descale, p.heads_kv, from));
+    s.tensor[0].scale = of.k_scale;
+    s.tensor[1].scale = of.v_scale;
+    set(s.tensor[0].scale_stride, from.k_scale_stride);
+    set(s.tensor[1].scale_stride, from.v_scale_stride);
     s.pages = pages(from, of);
     s.table = const_cast<int*>(dst.block_table);
     s.table_pages = int(table_pages(from));
@@ -156,7 +166,7 @@ std::string few_rows(const Problem& p) {
 }
 
 Status check(const Problem& p, const DeviceInfo& device) {
-  if (!((p.needs.k_types | p.needs.v_types) & (fp8_of_cuda | device_ggml_types)))
+  if (!((p.needs.k_types | p.needs.v_types) & converted_types))
     return unsupported("all K and V are of ", dtype_name(p.q_type), " as q");
   if (p.q_descale != ATTN_DESCALE_NONE)
     return unsupported("q_descale is ", int(p.q_descale), "; accepted: none (0)");
@@ -252,7 +262,7 @@ constexpr Kernel row() {
       .op = Op::forward,
       .backend = ATTN_BACKEND_CUDA,
       .limits = {.in_types = type_bit(type),
-                 .kv_types = fp8_of_cuda | device_ggml_types | type_bit(type),
+                 .kv_types = converted_types | type_bit(type),
                  .out_types = float_types,
                  .flags = forward_flags | ATTN_BLOCK_MASK | ATTN_ALIBI | ATTN_SPLIT_INVARIANT,
                  .features = forward_features | feature_segments | feature_paged_kv |

@@ -535,8 +535,11 @@ std::string compare_with_rounded(const Case& c, const Data& data, const Outputs&
 static bool rounds_kv(const Case& c, const Kernel& kernel) {
   return kernel.numerics.rounds_kv &&
          std::any_of(c.segments.begin(), c.segments.end(), [](const SegmentCase& s) {
+           const auto scaled = [](attn_dtype type) {
+             return dtype_is_ggml(type) || dtype_has_scales(type);
+           };
            return s.k_descale != ATTN_DESCALE_NONE || s.v_descale != ATTN_DESCALE_NONE ||
-                  dtype_is_ggml(s.k_type) || dtype_is_ggml(s.v_type);
+                  scaled(s.k_type) || scaled(s.v_type);
          });
 }
 // By way of float32, as the product of code and descale is.

@@ -15,7 +15,7 @@
 namespace attn::test {
 namespace {
 
-// Of few rows, or (prefill) of more than 16, where segments may be of fp8 too.
+// Of few rows, or (prefill) of more than 16, where segments may be of other types too.
 Case random_case(uint64_t seed, bool prefill = false) {
   Case c;
   c.name = (prefill ? "prefill-blocks-" : "blocks-") + std::to_string(seed);
@@ -36,7 +36,8 @@ Case random_case(uint64_t seed, bool prefill = false) {
   const attn_dtype out_types[] = {ATTN_F32, c.q_type, c.q_type};
   c.out_type = draw.pick(out_types);
   if (draw.chance(3)) draw_lengths_q(draw, &c);
-  const attn_dtype types[] = {ATTN_Q8_0, ATTN_Q4_0, c.q_type, ATTN_F8_E4M3FN};
+  const attn_dtype types[] = {ATTN_Q8_0, ATTN_Q4_0, c.q_type,    ATTN_F8_E4M3FN, ATTN_Q4_1,
+                              ATTN_Q5_0, ATTN_Q5_1, ATTN_IQ4_NL, ATTN_I8,        ATTN_I4};
   const bool same = draw.chance(3);
   const attn_dtype k_type = types[draw(2)], v_type = types[draw(2)];
   const int64_t segments = draw.chance(2) ? 2 + draw(4) : 1;
@@ -44,7 +45,7 @@ Case random_case(uint64_t seed, bool prefill = false) {
     SegmentCase s;
     const int64_t capacities[] = {1, 15, 63, 64, 65, 200, 257, 600, 1500};
     s.capacity = capacities[draw(std::size(capacities) - (prefill ? 2 : 0))];
-    const uint64_t taken = prefill && draw.chance(3) ? 4 : 3;
+    const uint64_t taken = prefill && draw.chance(2) ? std::size(types) : 3;
     s.k_type = same ? k_type : types[draw(taken)];
     s.v_type = same ? v_type : types[draw(taken)];
     s.layout = attn_layout(draw.chance(2) ? 2 : draw(3));
@@ -92,7 +93,7 @@ TEST_CASE("blocks: random segments of q8_0, q4_0 and q's type") {
   for (uint64_t seed = 1; seed <= device_share(120); ++seed) check_case(random_case(seed), kernels);
 }
 
-TEST_CASE("blocks: random segments of q8_0, q4_0, fp8 and q's type, many rows") {
+TEST_CASE("blocks: random segments of any types, many rows") {
   const auto kernels = kernels_here(Op::forward, false);
   for (uint64_t seed = 1; seed <= device_share(80); ++seed)
     check_case(random_case(seed, true), kernels);

@@ -23,7 +23,7 @@ DEQUANTISED = "fwd_sm90_f16_d64_dequantised"
 SOURCES = {DEQUANTISED: ["sm90/dequantise_sm90.cu", "sm90/fwd_sm90_f16_d64.cu"]}
 TESTS = {DECODE: ["decode: random problems"], APPEND: ["kv_append: random layouts*"],
          EARLY: ["cuda: values that the kernel in front writes"], BLOCKS: ["blocks: *"],
-         FP8: ["fp8: boundary shapes,fp8: exact*"], DEQUANTISED: ["blocks: values are*,blocks: random*many rows"]}
+         FP8: ["fp8: boundary shapes,fp8: exact*"], DEQUANTISED: ["blocks: values are*,blocks: random segments of any types*"]}
 # kernel, mistake, file, text, what it becomes
 MUTANTS = [
     (DECODE, "a split dropped", "decode/merge.cuh",
@@ -53,14 +53,10 @@ MUTANTS = [
      "ptx::load_shared_half(from) | ptx::load_shared_half(from + pitch) << 16",
      "ptx::load_shared_half(from + pitch) | ptx::load_shared_half(from) << 16"),
     (DEQUANTISED, "the scale of the neighbouring block", "sm90/dequantise_sm90.cu",
-     "block_scale(block);\n    unsigned word[4];\n    load_codes(block + 2 + at % 32, word);",
-     "block_scale(static_cast<const unsigned char*>(base) + (at / 32 ^ 1) * 34);\n    unsigned word[4];\n"
-     "    load_codes(block + 2 + at % 32, word);"),
-    (DEQUANTISED, "nibbles swapped", "sm90/dequantise_sm90.cu", "at % 32 / 16 * 4;", "4 - at % 32 / 16 * 4;"),
+     "const float d = load_half(halves),",
+     "const float d = load_half(halves + (at / 32 % 2 ? -1 : 1) * layout.size() / 2),"),
+    (DEQUANTISED, "nibbles swapped", "sm90/dequantise_sm90.cu", "byte >> 4 * half & 15", "byte >> 4 * (1 - half) & 15"),
     (DEQUANTISED, "two bytes in front", "sm90/dequantise_sm90.cu", "last, 0x5432);", "last, 0x3210);"),
-    (DEQUANTISED, "the page in front", "sm90/dequantise_sm90.cu",
-     "s.pages.block_table[b * (long long)s.pages.max_pages + n];",
-     "s.pages.block_table[b * (long long)s.pages.max_pages + max(n - 1, 0)];"),
     (APPEND, "the neighbour's length", "sm80/kv_append_sm80.cu",
      "segment_span(a.lengths, token.b)", "segment_span(a.lengths, (token.b + 1) % a.batch)"),
     (APPEND, "the page in front", "sm80/kv_append_sm80.cu",

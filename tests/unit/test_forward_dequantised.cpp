@@ -349,6 +349,39 @@ TEST_CASE("sm90 dequantised: ggml's blocks", "[plan]") {
   }
 }
 
+TEST_CASE("sm90 dequantised: types that no other kernel of the device takes", "[plan]") {
+  for (const attn_dtype type : {ATTN_Q4_1, ATTN_Q5_0, ATTN_Q5_1, ATTN_IQ4_NL, ATTN_I8, ATTN_I4}) {
+    Input in;
+    in.problem.seqlen_q = 1;
+    in.segment[0].k_type = in.segment[0].v_type = type;
+    Problem p;
+    in.make(&p);
+    CHECK(test::chosen(p) == kernel);
+  }
+  Input in;
+  in.segment[0].k_type = ATTN_I8, in.segment[0].v_type = ATTN_I4;
+  Problem p;
+  in.make(&p);
+  Recipe recipe;
+  REQUIRE(find_kernel(kernel)->recipe(p, hopper(), &recipe).ok());
+  alignas(256) static char workspace[256];
+  static const uint16_t scales[2] = {};
+  attn_segment_args given{};
+  given.k_scale = &scales[0], given.v_scale = &scales[1];
+  Args args{};
+  args.segment = &given;
+  Parameters parameters;
+  const auto a = packed<attn_dequantise_kernarg>(recipe.steps[0], p, args, workspace, &parameters);
+  for (int v = 0; v < 2; ++v) {
+    const attn_dequantise_tensor& t = a.segment[0].tensor[v];
+    CHECK(t.type == (v ? ATTN_I4 : ATTN_I8));
+    CHECK(t.scale == &scales[v]);
+    CHECK(t.scale_stride[0] == 2000);
+    CHECK(t.scale_stride[1] == 2);
+    CHECK(t.scale_stride[2] == 1);
+  }
+}
+
 TEST_CASE("sm90 dequantised: max_sms is the number of blocks at most", "[plan]") {
   Input in;
   in.problem.max_sms = 7;
