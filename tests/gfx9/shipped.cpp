@@ -210,6 +210,7 @@ struct Forward {
   bool bias = false;
   attn_dtype bias_type = ATTN_F32;  // else q's
   bool paged = false;
+  bool uneven = false;  // of q: every other row is 2^14 times less
 };
 
 // Codes of rows of `dim`, now and then of larger values, so that maxima move. If wanted, 16 rows of
@@ -304,14 +305,15 @@ void hide_nan_in_blocks(const Forward& f, int64_t dim, std::vector<uint8_t>* pre
 }
 
 // What prepare_gfx942_*_segments leaves behind the tiles of a workspace: the `hidden` keys of every
-// third tile are missing, and no sequence is shorter than all may be.
+// other tile, and of the first, are missing, and no sequence is shorter than all may be.
 void set_missing(const Forward& f, std::vector<uint8_t>* workspace) {
   uint64_t missing = 0;
   for (int key = 0; key < 64; ++key) missing |= uint64_t{hidden(key)} << key;
   const size_t batch = size_t(f.batch), tiles = batch * size_t((f.seqlen_kv + 63) / 64);
   uint8_t* to = workspace->data() + workspace->size() - 4 * batch - 8 * tiles;
   for (size_t tile = 0; tile < tiles; ++tile) {
-    const uint64_t keys = tile % 3 == 1 ? missing : 0;
+    const size_t of_sequence = tile % (tiles / batch);
+    const uint64_t keys = of_sequence % 2 == 1 || of_sequence == 0 ? missing : 0;
     std::memcpy(to + 8 * tile, &keys, 8);
   }
   for (size_t b = 0; b < batch; ++b) {
@@ -425,12 +427,22 @@ ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string&
   const auto tensor = [&](int64_t rows, int64_t dim, attn_dtype type) {
     return m.input(in_type(codes(m, size_t(rows * dim), dim, type, f.nan), type));
   };
-  args.q = tensor(rows_q * in.heads_q, in.head_dim, f.q_type);
+  if (f.uneven) {
+    const size_t count = size_t(rows_q * in.heads_q * in.head_dim);
+    std::vector<uint8_t> q = in_type(codes(m, count, in.head_dim, f.q_type, false), f.q_type);
+    for (size_t i = 0; i < count; ++i)
+      if (i / size_t(in.head_dim) % 2 == 1)
+        encode_element(f.q_type, q.data(), int64_t(i),
+                       decode_element(f.q_type, q.data(), int64_t(i)) / (1 << 14), false);
+    args.q = m.input(q);
+  } else {
+    args.q = tensor(rows_q * in.heads_q, in.head_dim, f.q_type);
+  }
   args.q_descale = floats(descales);
   segment_args.k_descale = floats(descales);
   segment_args.v_descale = floats(descales);
   args.sinks = floats(size_t(in.heads_q), f.sink);
-  args.out_scale = floats(1);
+  args.out_scale = floats(1, 64);  // some results become the largest of their type
   if (f.bias) {
     const int64_t rows = in.batch * in.heads_q * in.seqlen_q;
     args.bias = m.input(bias(m, size_t(rows), f.seqlen_kv, in.bias_type));
@@ -627,12 +639,12 @@ std::vector<Forward> scored_forwards() {
   for (int terms = 1; terms < 4; ++terms) {
     all.push_back({.dim = 128, .dim_v = 80, .seqlen_q = 300, .seqlen_kv = 520});
     all.back().group = 2;
-    all.back().flags =
-        (terms & 1 ? uint32_t(ATTN_ALIBI) : 0u) | (terms == 2 ? ATTN_CAUSAL : ATTN_SINKS);
+    all.back().flags = terms == 2 ? ATTN_CAUSAL : ATTN_SINKS;
+    if (terms & 1) all.back().flags |= ATTN_ALIBI;
     all.back().softcap = terms & 2 ? 3 : 0;
     all.back().scale = terms == 2 ? -0.3f : 0.05f;
   }
-  all.push_back({.dim = 128, .dim_v = 80, .seqlen_q = 150, .seqlen_kv = 520});
+  all.push_back({.dim = 128, .dim_v = 80, .seqlen_q = 150, .seqlen_kv = 500});
   all.back().batch = 2;
   all.back().flags = ATTN_CAUSAL;
   all.back().paged = true;
@@ -646,7 +658,7 @@ std::vector<Forward> biased_forwards() {
   for (const attn_dtype type : {ATTN_F32, ATTN_F16}) {
     all.push_back({.dim = 128, .dim_v = 80, .seqlen_q = 300, .seqlen_kv = 520});
     all.back().batch = all.back().group = 2;
-    all.back().flags = type == ATTN_F32 ? ATTN_CAUSAL : 0u;
+    all.back().flags = type == ATTN_F32 ? uint32_t(ATTN_CAUSAL) : 0u;
     all.back().scale = 0.05f;
     all.back().bias = true;
     all.back().bias_type = type;
@@ -666,8 +678,9 @@ std::vector<MakeProblem> forward_problems(const std::string& kernel, bool prepar
   return all;
 }
 // What 16-bit kernels have beyond those in fp8: lse of the weights as rounded; for their half 1,
-// scores of which the maximum is taken off, that grow afterwards; and results halfway between two
-// numbers of bf16, as means of two values.
+// scores of which the maximum is taken off, that grow afterwards, beside rows with fractions;
+// results halfway between two numbers of bf16, as means of two values; edges of masks at each key
+// of a lane; and head dims that end within 16.
 std::vector<Forward> forwards_in_16_bits() {
   std::vector<Forward> all;
   all.push_back({.dim = 64, .dim_v = 64, .seqlen_q = 64, .seqlen_kv = 128});
@@ -681,6 +694,24 @@ std::vector<Forward> forwards_in_16_bits() {
   all.back().right = 0;
   all.back().scale = 1e-30f;
   all.back().out_type = ATTN_BF16;
+
+  for (const uint32_t mask : {uint32_t(ATTN_CAUSAL), 0u}) {
+    all.push_back({.dim = 64, .dim_v = 64, .seqlen_q = 64, .seqlen_kv = 520});
+    all.back().flags = mask;
+    all.back().scale = 3e7f;
+    all.back().uneven = true;
+  }
+  for (const auto& [queries, keys] :
+       {std::pair{32, 64}, {64, 32}, {64, 64}, {64, 224}, {32, 192}}) {
+    all.push_back({.dim = 64, .dim_v = 64, .seqlen_q = queries, .seqlen_kv = keys});
+    all.back().flags = ATTN_CAUSAL | ATTN_WINDOW;
+    all.back().left = 96;
+  }
+  for (const attn_dtype out_type : {ATTN_F32, ATTN_F16, ATTN_BF16})
+    for (const int64_t dim_v : {8, 40, 72, 104}) {
+      all.push_back({.dim = 24, .dim_v = dim_v, .seqlen_q = 40, .seqlen_kv = 30});
+      all.back().out_type = out_type;
+    }
   return all;
 }
 
@@ -698,7 +729,7 @@ std::vector<Forward> forwards_in_fp8(bool masked) {
   all.back().batch = 2;
   all.back().cu_seqlens_q = {5, 25, 70};
   all.back().out_type = ATTN_F8_E4M3FN;
-  all.push_back({.dim = 128, .dim_v = 80, .seqlen_q = 150, .seqlen_kv = 520});
+  all.push_back({.dim = 128, .dim_v = 80, .seqlen_q = 150, .seqlen_kv = 500});
   all.back().batch = 2;
   all.back().flags = ATTN_CAUSAL;
   all.back().paged = true;

@@ -266,7 +266,78 @@ void check_forward(const Forward& f, int dim) {
   }
 }
 
+// What stands between dot products and masks.
+struct Terms {
+  const char* text;
+  const char* kernel;
+  bool alibi;
+  float cap;
+  bool bias;
+};
+constexpr Terms all_terms[] = {{"nothing", "_score", false, 0, false},
+                               {"ALiBi", "_score", true, 0, false},
+                               {"softcap", "_score", false, 1, false},
+                               {"a bias in f32", "_bias", false, 0, true}};
+
+Run run_terms(const Terms& terms, int dim, int tiles) {
+  const std::string name = "fwd_gfx942_bf16_d" + std::to_string(dim) + terms.kernel;
+  Memory memory;
+  const auto object = attn::test::load_shipped(name, &memory);
+  REQUIRE(object);
+  attn_gfx942_bias_kernarg a{};
+  a.score.forward = attn::test::zero_queries(
+      memory, dim, tiles, attn::test::zeros(memory, uint64_t(tiles) * 256 * uint64_t(dim)), 2);
+  const float slope = 0.1f;
+  if (terms.alibi) {
+    void* slopes = attn::test::zeros(memory, 4);
+    memory.write(reinterpret_cast<uint64_t>(slopes), std::as_bytes(std::span(&slope, 1)));
+    a.score.alibi_slopes = static_cast<const float*>(slopes);
+  }
+  a.score.cap = terms.cap;
+  if (terms.bias) {
+    a.bias_bytes = int64_t{256} * tiles * 64 * 4;
+    a.bias = attn::test::zeros(memory, uint64_t(a.bias_bytes));
+    a.bias_stride[2] = tiles * 64 * 4, a.bias_stride[3] = 4;
+    a.bias_type = 1;
+  }
+  const auto bytes = std::as_bytes(std::span(&a, 1));
+  return run(*object, name, terms.bias ? bytes : bytes.first(sizeof a.score), memory, {256});
+}
+
 }  // namespace
+
+// Beside the table of the loops without them.
+TEST_CASE("forward: what softcap, ALiBi and a bias take", "[gfx9][model]") {
+  Memory memory;
+  if (!attn::test::load_shipped("fwd_gfx942_bf16_d128_score", &memory))
+    ATTN_SKIP("this build has no gfx942 kernels");
+  constexpr int from = 4, to = 8;
+  for (const int dim : {64, 128}) {
+    for (const Terms& terms : all_terms) {
+      const Run a = run_terms(terms, dim, from), b = run_terms(terms, dim, to);
+      const auto issues = [&](Class c) {
+        return double(b.wave.instructions[int(c)] - a.wave.instructions[int(c)]) / (to - from) / 2;
+      };
+      ModelSettings settings;
+      settings.memory_latency = 0;
+      settings.memory_bytes_per_clock = 1 << 20;
+      settings.workgroup = int(a.waves.size());
+      const int workgroups = dim == 64 ? 2 : 1;
+      const double clocks = double(run_model(times(workgroups, b.waves), settings).clocks -
+                                   run_model(times(workgroups, a.waves), settings).clocks) /
+                            (to - from) / workgroups;
+      const double useful = 100 * (dim / 2.0) * 2 * 32 / clocks;
+      std::cout << "fwd_gfx942_bf16_d" << dim << terms.kernel << " with " << terms.text
+                << ", per wave and 64 keys x 32 queries: transcendental " << issues(Class::Trans)
+                << ", packed " << issues(Class::PackedF32) << ", other VALU " << issues(Class::Valu)
+                << ", memory " << issues(Class::Buffer) << ", SALU and jumps "
+                << issues(Class::Salu) + issues(Class::Branch) << "; " << clocks
+                << " clocks per 64 keys and 64 queries on a SIMD, useful MFMA " << useful << " %\n";
+      CHECK(issues(Class::Mfma) == dim / 2);
+    }
+  }
+  std::cout << std::flush;
+}
 
 TEST_CASE("forward: what the loops issue", "[gfx9][model]") {
   Memory memory;

@@ -22,7 +22,7 @@ WORD = re.compile(r"\b(?:[vas]\d+|[vas]\[\d+:\d+\]|" + "|".join(NAMED) + r")(?![
 # Instructions with one register of a kind and size, by which LLVM's numbers of registers are learnt.
 MFMA = {4: "v_mfma_f32_16x16x16_f16", 16: "v_mfma_f32_32x32x8_f16", 32: "v_mfma_f32_32x32x4_2b_f16"}
 TIED = ("S_BITSET0", "S_BITSET1")  # the destination is a source too, which their encoding does not show
-PLAIN = ("V_READLANE", "V_WRITELANE", "V_READFIRSTLANE", "V_FMAAK", "V_PK_", "V_DOT", "V_MFMA")
+PLAIN = ("V_READLANE", "V_WRITELANE", "V_READFIRSTLANE", "V_FMAAK", "V_FMAMK", "V_PK_", "V_DOT", "V_MFMA")
 NO_RESULT = ("s_cmp", "s_bitcmp", "s_cbranch", "s_branch", "s_nop", "s_waitcnt", "s_barrier", "s_endpgm",
              "s_setprio", "s_setreg", "s_sleep", "v_nop", "ds_write", "s_dcache", "s_icache", "s_sendmsg",
              "buffer_wb", "buffer_inv")
