@@ -139,6 +139,14 @@ class Item {
     reader_.prefetch(base, std::max(first_key_ - base, int64_t(0)),
                      std::min(last_key_ - base, shape_.keys), values);
   }
+  // The same, one row at a time beside those of this tile. Else all at once.
+  Ahead ahead(int64_t base, bool values) const {
+    if (!shape_.prefetch || base >= keys_end()) return {};
+    const Ahead rows = reader_.ahead(base, std::max(first_key_ - base, int64_t(0)),
+                                     std::min(last_key_ - base, shape_.keys), values);
+    if (!rows.first) prefetch(base, values);
+    return rows;
+  }
   int64_t sequence() const { return b_ * p_.heads_kv + kv_head_; }
 
   // What the sequence's queries see of its keys becomes parts of whole tiles.
@@ -211,8 +219,12 @@ class Item {
     bool masked = false;
     if (p_.has(ATTN_BLOCK_MASK) && !mark_blocks(base, begin, end, &masked)) return;
     bool all_exist;
-    const Rows k = reader_.load_keys(base, begin, end, t_.wanted, &all_exist);
-    prefetch(base + shape_.keys, false);
+    Rows k = reader_.load_keys(base, begin, end, t_.wanted, &all_exist);
+    if (shape_.few_rows) {
+      k.ahead = ahead(base + shape_.keys, false);
+    } else {
+      prefetch(base + shape_.keys, false);
+    }
     const bool tree = p_.tree_keys > 0 && base + end > seqlen_kv_ - p_.tree_keys;
     const bool add = masked || tree || !all_exist || p_.bias_type != ATTN_DTYPE_NONE;
     if (add) {
@@ -223,12 +235,13 @@ class Item {
     for (int64_t row = 0; row < padded_; row += shape_.panel) {
       score_panel(row, base, begin, k, add);
     }
-    prefetch(base + shape_.keys, true);
-    const Rows v = reader_.load_values(base, begin, end, add ? t_.seen : t_.wanted);
+    Rows v = reader_.load_values(base, begin, end, add ? t_.seen : t_.wanted);
     if (v.first != reinterpret_cast<const char*>(t_.values + begin * shape_.slab)) {
+      v.ahead = ahead(base + shape_.keys, true);
       accumulate_stored(base, begin, v);
       return;
     }
+    prefetch(base + shape_.keys, true);
     for (int64_t column = 0; column < shape_.value_width; column += shape_.slab) {
       const float* values = t_.values + column * shape_.keys;
       for (int64_t panel = 0; panel < padded_; panel += shape_.panel) {
@@ -256,6 +269,7 @@ class Item {
       ops_.accumulate_few(shape_.slab_vectors, int(count_), t_.scores + keys.begin * shape_.panel,
                           values, column, keys.end - keys.begin, t_.rescale, t_.out + column,
                           shape_.value_width);
+      values.ahead = {};
     }
   }
 

@@ -20,8 +20,7 @@ bool all_marked(const uint8_t* marks, int64_t count) {
 }
 
 Rows tile_rows(const float* first, int64_t stride) {
-  return {reinterpret_cast<const char*>(first), stride * int64_t(sizeof(float)), ATTN_F32, 1,
-          nullptr};
+  return {reinterpret_cast<const char*>(first), stride * int64_t(sizeof(float)), ATTN_F32, 1};
 }
 
 // Calls visit(first, count, marked) for runs of equal marks.
@@ -256,6 +255,19 @@ Rows KeyReader::load_values(int64_t base, int64_t begin, int64_t end, const uint
           }
         });
       });
+  return rows;
+}
+
+Ahead KeyReader::ahead(int64_t base, int64_t begin, int64_t end, bool values) const {
+  Ahead rows{};
+  for_each_run(base, begin, end,
+               [&](const SegmentView& view, int64_t, int64_t, const KeyRun& run, int64_t count) {
+                 const char* first = values ? run.v : run.k;
+                 if (count != end - begin || !first) return;
+                 rows = {first, values ? view.v_row_bytes : view.k_row_bytes, count,
+                         values ? dtype_bytes(view.shape->v_type, p_.head_dim_v)
+                                : dtype_bytes(view.shape->k_type, p_.head_dim)};
+               });
   return rows;
 }
 

@@ -88,6 +88,8 @@ class KeyReader {
   // Has the keys, or the values, on their way to the second cache: the tiles of all heads of an
   // item are more than the first one holds.
   void prefetch(int64_t base, int64_t begin, int64_t end, bool values) const;
+  // The same rows, for those who compute others meanwhile; none where they are not one run.
+  Ahead ahead(int64_t base, int64_t begin, int64_t end, bool values) const;
 
  private:
   // Puts the scales of keys from c on into the tile; null for null, as all types but i8 and i4

@@ -274,6 +274,12 @@ void scores(int vectors, const float* queries, const float* keys, int64_t key_st
   });
 }
 
+ATTN_INLINE void prefetch(const Ahead& ahead, int64_t row) {
+  if (row >= ahead.count) return;
+  const char* from = ahead.first + row * ahead.row_bytes;
+  for (int64_t at = 0; at < ahead.bytes; at += 64) __builtin_prefetch(from + at, 0, 2);
+}
+
 // So many rows at once, or one where there is no other: of as many keys as leave a lane for the sum
 // of each pair.
 constexpr int few_height = lanes / 4;
@@ -320,6 +326,7 @@ void scores_few_of(int rows, const float* queries, int64_t query_stride, const R
     const float* q = queries + row * query_stride;
     int64_t key = 0;
     for (; key + at_once <= num_keys; key += at_once) {
+      for (int n = 0; row == 0 && n < at_once; ++n) prefetch(keys.ahead, key + n);
       few_tile<type, height, at_once>(q, query_stride, keys.first + key * keys.row_bytes,
                                       keys.row_bytes, dim, keys.factor, scores + key * lanes + row);
     }
@@ -368,6 +375,7 @@ void value_tile(const float* __restrict__ weights, int64_t panel, const Rows& va
     for (int n = 0; n < N; ++n) sum[m][n] = Vec{};
   }
   for (int64_t key = 0; key < num_keys; ++key) {
+    prefetch(values.ahead, key);
     constexpr int step = together<type>(N);
 #pragma GCC unroll 8
     for (int first = 0; first < N; first += step) {
@@ -397,7 +405,7 @@ void accumulate(int vectors, int rows, const float* weights, int64_t panel, cons
                 int64_t value_stride, int64_t num_keys, const float* rescale, float* out,
                 int64_t out_stride) {
   const Rows stored = {reinterpret_cast<const char*>(values), value_stride * int64_t(sizeof(float)),
-                       ATTN_F32, 1, nullptr};
+                       ATTN_F32, 1};
   with_constant<slab_vectors>(vectors, [&](auto n) {
     with_constant<value_rows>(rows, [&](auto m) {
       value_tile<ATTN_F32, m.value, n.value>(weights, panel, stored, 0, num_keys, rescale, out,
@@ -414,8 +422,9 @@ void accumulate_few(int vectors, int rows, const float* weights, const Rows& val
         return value_tile<t.type, 1, n.value>(weights, lanes, values, index, num_keys, rescale, out,
                                               out_stride);
       }
-      for (int row = 0; row < rows; row += few_height) {
-        value_tile<t.type, few_height, n.value>(weights + row, lanes, values, index, num_keys,
+      Rows each = values;
+      for (int row = 0; row < rows; row += few_height, each.ahead = {}) {
+        value_tile<t.type, few_height, n.value>(weights + row, lanes, each, index, num_keys,
                                                 rescale + row, out + row * out_stride, out_stride);
       }
     });

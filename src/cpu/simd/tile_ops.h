@@ -36,17 +36,29 @@ constexpr bool wide_type(attn_dtype type) {
   return type == ATTN_F32 || type == ATTN_F16 || type == ATTN_BF16;
 }
 
+// Rows that are to be on their way to the second cache while others are computed, one for each of
+// those: all at once would fill the queues of memory, and computing would wait.
+struct Ahead {
+  const char* first;  // null: none
+  int64_t row_bytes, count;
+  int64_t bytes;  // of a row
+};
+
 // Stored numbers, which stand for themselves times `factor`, and times the row's scale.
 struct Rows {
   const char* first;
   int64_t row_bytes;
   attn_dtype type;
   float factor;
-  const float* scales;  // of each row; i8 and i4 alone
+  const float* scales = nullptr;  // of each row; i8 and i4 alone
+  Ahead ahead = {};
 
   // From row n on.
   Rows from(int64_t n) const {
-    return {first + n * row_bytes, row_bytes, type, factor, scales ? scales + n : nullptr};
+    Rows rest = *this;
+    rest.first += n * row_bytes;
+    if (scales) rest.scales += n;
+    return rest;
   }
 };
 
