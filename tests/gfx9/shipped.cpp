@@ -719,7 +719,7 @@ std::vector<Forward> forwards_in_16_bits() {
 std::vector<Forward> forwards_in_fp8(bool masked) {
   std::vector<Forward> all;
   for (const attn_dtype out_type : {ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ}) {
-    all.push_back({.dim = 128, .dim_v = 80, .seqlen_q = 70, .seqlen_kv = 130});
+    all.push_back({.dim = 128, .dim_v = 128, .seqlen_q = 70, .seqlen_kv = 130});
     all.back().flags = ATTN_OUT_SCALE;
     all.back().out_type = out_type;
     all.back().nan = out_type == ATTN_F8_E5M2;
