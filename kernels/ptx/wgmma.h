@@ -36,9 +36,19 @@ __device__ __forceinline__ void pin(float (&x)[count]) {
   for (int i = 0; i < count; ++i) asm volatile("" : "+f"(x[i])::"memory");
 }
 
+// What x holds is not needed any more. Without it an array that products begin in would keep, for
+// the compiler, what another array in the same place had.
+template <int count>
+__device__ __forceinline__ void forget(float (&x)[count]) {
+#pragma unroll
+  for (int i = 0; i < count; ++i) asm volatile("" : "=f"(x[i]));
+}
+
 #define ATTN_REGS_32                                                     \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" \
   ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define ATTN_REGS_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define ATTN_REGS_20 ATTN_REGS_16 ", %16, %17, %18, %19"
 #define ATTN_REGS_36 ATTN_REGS_32 ", %32, %33, %34, %35"
 #define ATTN_REGS_40 ATTN_REGS_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define ATTN_REGS_48 ATTN_REGS_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
@@ -64,6 +74,8 @@ __device__ __forceinline__ void pin(float (&x)[count]) {
 #define ATTN_D8(i) ATTN_D4(i), ATTN_D4(i + 4)
 #define ATTN_D32(i) ATTN_D8(i), ATTN_D8(i + 8), ATTN_D8(i + 16), ATTN_D8(i + 24)
 #define ATTN_D_32 ATTN_D32(0)
+#define ATTN_D_16 ATTN_D8(0), ATTN_D8(8)
+#define ATTN_D_20 ATTN_D_16, ATTN_D4(16)
 #define ATTN_D_36 ATTN_D_32, ATTN_D4(32)
 #define ATTN_D_40 ATTN_D_32, ATTN_D8(32)
 #define ATTN_D_48 ATTN_D_40, ATTN_D8(40)
@@ -155,14 +167,21 @@ __device__ __forceinline__ void wgmma_fp8(float (&d)[registers], unsigned long l
 #define ATTN_WGMMA_FP8(N, R, C0, C1, C2, C3, C4, C5)              \
   ATTN_WGMMA_FP8_TYPE(N, R, "e5m2", true, C0, C1, C2, C3, C4, C5) \
   ATTN_WGMMA_FP8_TYPE(N, R, "e4m3", false, C0, C1, C2, C3, C4, C5)
+ATTN_WGMMA_FP8(32, 16, 16, 17, 18, 19, 20, 21)
+ATTN_WGMMA_FP8(40, 20, 20, 21, 22, 23, 24, 25)
 ATTN_WGMMA_FP8(64, 32, 32, 33, 34, 35, 36, 37)
 ATTN_WGMMA_FP8(72, 36, 36, 37, 38, 39, 40, 41)
 ATTN_WGMMA_FP8(128, 64, 64, 65, 66, 67, 68, 69)
 ATTN_WGMMA_FP8(136, 68, 68, 69, 70, 71, 72, 73)
+ATTN_WGMMA_FP8(192, 96, 96, 97, 98, 99, 100, 101)
 #undef ATTN_WGMMA_FP8
 #undef ATTN_WGMMA_FP8_TYPE
 #undef ATTN_REGS_32
 #undef ATTN_D_32
+#undef ATTN_REGS_16
+#undef ATTN_D_16
+#undef ATTN_REGS_20
+#undef ATTN_D_20
 #undef ATTN_REGS_36
 #undef ATTN_D_36
 #undef ATTN_REGS_40

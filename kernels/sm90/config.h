@@ -14,7 +14,9 @@ enum : unsigned {
   with_bias = 4 | with_score,  // a bias beside those
   with_pages = 8,              // segments may be paged
   with_score_and_pages = with_score | with_pages,
-  with_fp8 = 16,  // q, k and v of fp8
+  with_fp8 = 16,  // q, k and v of fp8; with_score beside it: descales of blocks and segments too
+  with_fp8_and_score = with_fp8 | with_score,
+  with_fp8_and_mask = with_fp8 | with_mask,
 };
 
 template <unsigned with>
@@ -40,6 +42,14 @@ struct KernargOf<with_score_and_pages> {
 template <>
 struct KernargOf<with_fp8> {
   using type = attn_sm90_fp8_kernarg;
+};
+template <>
+struct KernargOf<with_fp8_and_score> {
+  using type = attn_sm90_fp8_kernarg;
+};
+template <>
+struct KernargOf<with_fp8_and_mask> {
+  using type = attn_sm90_fp8_mask_kernarg;
 };
 template <unsigned with>
 using Kernarg = typename KernargOf<with>::type;

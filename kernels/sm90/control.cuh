@@ -18,15 +18,17 @@ struct Item {
   int seqlen_q, seqlen_kv;
   int q_begin;    // packed q: row of the sequence's query 0
   int low, high;  // keys that some of its queries see; in a cluster, of the queries of all blocks
-  int used;       // keys from here on are not seen by any query of the sequence
+  int used;       // keys from here on are not seen by any query of the sequence; fp8: of the item
   int lower, upper;  // query i sees keys from i + lower up to i + upper
   struct Segment {
     int end;    // position behind the segment's last key
     int row;    // the key at position j lies in row j + row of the tensor,
     int batch;  // in this entry
   } segment[attn_sm90_max_segments];
-  SeenKeys see[max_groups];        // per warpgroup
-  float score_factor, out_factor;  // fp8: with which scores enter the log2 domain, and of out
+  SeenKeys see[max_groups];  // per warpgroup
+  // fp8: what products of q and k, and out, are multiplied with; with_score: but for descales of
+  // K and V.
+  float score_scale, out_scale;
   unsigned first_tile;  // flags of its first tile of keys, written before that one's k_full
 };
 
@@ -34,12 +36,18 @@ struct Item {
 struct KeyTile {
   int first;                      // position of its first key
   int keys;                       // that some query of the item sees, of its segment
-  int used;                       // rows of V from here on are nobody's
+  int used;                       // rows of V from here on are nobody's, or to_be_said
   unsigned next_tile;             // flags of the item's next tile, if any, see live_tiles.cuh
   int row, segment, head, batch;  // where it lies; segment: its number or one of these
 };
+// Of a tile of fp8, with_score.
+struct TileScales {
+  float score, v;  // what products of q and k, and V, are multiplied with
+  int unused;      // rows of V before this one are nobody's
+};
 enum : int { nowhere = -1, no_more_tiles = -2 };
-constexpr int max_pieces = 8;  // 16 keys each, of a tile in pages
+enum : int { to_be_said = -1 };  // those who mask find which rows of V are somebody's
+constexpr int max_pieces = 8;    // 16 keys each, of a tile in pages
 using Barrier = unsigned long long;
 struct Control {
   Barrier item_full[item_slots];
@@ -58,7 +66,10 @@ struct Control {
   // In a cluster: the other block has the place free too.
   Barrier k_there[max_stages], v_there[max_stages];
   Barrier vt_full[max_stages], vt_empty[max_stages];  // fp8: V^T
-  int page[tile_slots][max_pieces];                   // of the same tiles; nowhere: not in any
+  union {                                             // of the same tiles
+    int page[tile_slots][max_pieces];                 // nowhere: not in any
+    TileScales scales[tile_slots];
+  };
 };
 static_assert(sizeof(Control) <= control_bytes);
 

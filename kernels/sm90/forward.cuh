@@ -55,7 +55,7 @@ struct Consumer {
   // if not all see all.
   __device__ __forceinline__ void prepare(Scores<tile>& s, const Item& item, unsigned n,
                                           unsigned flags, const Visible<tile>& visible) {
-    if constexpr (score) change_scores(s, a, warp, item, warp.key_tile(n).first);
+    if constexpr (score) change_scores(s, a, warp, item, warp.key_tile(n).first, a.scale);
     if constexpr (biased) bias().add(s);
     if (!(flags & sees_all)) [[unlikely]] {
       if constexpr (masked)
@@ -288,7 +288,7 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
         return;
       }
       if (warp == 0) load_items<tile, with>(a, control, shared);
-      if (threadIdx.x == 32) load_keys<tile, with == with_bias>(a, control, shared);
+      if (threadIdx.x == 32) load_keys<tile, with>(a, control, shared);
     }
   } else {
     if constexpr (tile.groups > 1) ptx::registers_grow<tile.compute_registers()>();

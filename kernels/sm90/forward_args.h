@@ -62,9 +62,19 @@ struct attn_sm90_bias_kernarg : attn_sm90_forward_kernarg {
   int bias_pairs;  // two keys from an even one on lie side by side, where a load of both can begin
 };
 
+// fp8.
+struct attn_sm90_scales {
+  attn_descale q;  // heads are those of K/V
+  struct {
+    attn_descale k, v;
+  } segment[attn_sm90_max_segments];
+  const float* out;  // null: 1
+};
 struct attn_sm90_fp8_kernarg : attn_sm90_forward_kernarg {
-  attn_descale q_descale, k_descale, v_descale;  // block_keys 0; q's heads are those of K/V
-  const float* out_scale;                        // null: 1
+  attn_sm90_scales scales;
+};
+struct attn_sm90_fp8_mask_kernarg : attn_sm90_mask_kernarg {
+  attn_sm90_scales scales;
 };
 
 struct attn_sm90_paged_kernarg : attn_sm90_forward_kernarg {

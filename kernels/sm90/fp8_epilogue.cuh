@@ -41,7 +41,7 @@ __device__ __forceinline__ void store_fp8_row(Element* row, int type, const floa
 }
 
 template <Tile tile>
-__device__ __forceinline__ void store_fp8_rows(const attn_sm90_fp8_kernarg& a,
+__device__ __forceinline__ void store_fp8_rows(const attn_sm90_forward_kernarg& a,
                                                const Warp<tile>& warp, const Item& item,
                                                Sums<tile>& o, const float (&factor)[2]) {
   clear_rows(o, factor);
@@ -52,7 +52,7 @@ __device__ __forceinline__ void store_fp8_rows(const attn_sm90_fp8_kernarg& a,
                          ((long long)item.q_begin + row) * a.out_stride[1] +
                          item.h * a.out_stride[2];
     const int columns = row < item.seqlen_q ? a.head_dim_v : 0;
-    const float by = factor[half] * item.out_factor;
+    const float by = factor[half];
     if (a.out_type == attn_element_f32)
       store_fp8_row(static_cast<float*>(a.out) + at, a.out_type, o, half, by, columns);
     else if (a.out_type <= attn_element_bf16)

@@ -10,9 +10,12 @@ namespace attn::sm90 {
 // Weights of a tile of keys as wgmma takes them, four to a word.
 template <Tile tile>
 using Fp8Weights = unsigned[tile.keys / 32][4];
-// What a tile of keys adds to out, and four copies of what it adds to the sums of two rows.
+// What a tile of keys adds to out is found in pieces of columns; with the last one, four copies of
+// what it adds to the sums of two rows.
 template <Tile tile>
-using TileSums = float[tile.head_dim_v / 2 + 4];
+constexpr int pieces_of_sums = tile.head_dim_v / tile.piece_columns();
+template <Tile tile, int piece>
+using TileSums = float[tile.piece_columns() / 2 + (piece == pieces_of_sums<tile> - 1 ? 4 : 0)];
 
 // s = Q K^T; to be waited for.
 template <bool e5m2, Tile tile>
@@ -27,14 +30,16 @@ __device__ __forceinline__ void start_fp8_scores(Scores<tile>& s, unsigned q_at,
   ptx::wgmma_commit();
 }
 
-// t = P V of a tile, and the sums of its weights; to be waited for.
-template <bool e5m2, Tile tile>
-__device__ __forceinline__ void start_fp8_sums(TileSums<tile>& t, const Fp8Weights<tile>& p,
+// t = P V of a tile, a piece, and the sums of its weights; to be waited for.
+template <bool e5m2, Tile tile, int piece = 0>
+__device__ __forceinline__ void start_fp8_sums(TileSums<tile, piece>& t, const Fp8Weights<tile>& p,
                                                unsigned vt_at) {
-  const unsigned long long b_matrix = ptx::wgmma_descriptor(vt_at, 0);
+  const unsigned long long b_matrix =
+      ptx::wgmma_descriptor(vt_at + piece * tile.piece_columns() * (128 / 16), 0);
 #pragma unroll
   for (int step = 0; step < tile.keys / 32; ++step)
-    ptx::wgmma_fp8<e5m2>(t, p[step], b_matrix + 2 * step, step > 0);
+    ptx::wgmma_fp8<e5m2>(t, p[step], b_matrix + step / 4 * (tile.vt_panel() / 16) + step % 4 * 2,
+                         step > 0);
   ptx::wgmma_commit();
 }
 
@@ -99,11 +104,29 @@ struct Fp8Softmax {
       }
       if (word >= behind) {
         const int done = word - behind;
-        p[done / 4][done % 4] = ptx::e4m3_of(s[score_of(done, 0)], s[score_of(done, 1)]) |
-                                unsigned(ptx::e4m3_of(s[score_of(done, 2)], s[score_of(done, 3)]))
-                                    << 16;
+        p[done / 4][done % 4] = packed(s, done);
       }
     }
+  }
+  // The same of words [from, to), not yet packed, and packing.
+  template <int from, int to>
+  __device__ __forceinline__ void find_some_weights(Scores<tile>& s, float factor) {
+    const float away[2] = {offset - row_state[0].reference, offset - row_state[1].reference};
+#pragma unroll
+    for (int word = from; word < to; ++word)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& x = s[score_of(word, i)];
+        x = ptx::ex2(fmaf(x, factor, away[word % 2]));
+      }
+  }
+  __device__ __forceinline__ static void pack(const Scores<tile>& s, Fp8Weights<tile>& p) {
+#pragma unroll
+    for (int word = 0; word < words; ++word) p[word / 4][word % 4] = packed(s, word);
+  }
+  __device__ __forceinline__ static unsigned packed(const Scores<tile>& s, int word) {
+    return ptx::e4m3_of(s[score_of(word, 0)], s[score_of(word, 1)]) |
+           unsigned(ptx::e4m3_of(s[score_of(word, 2)], s[score_of(word, 3)])) << 16;
   }
   // t: of the ones, which a row's lanes all have.
   __device__ __forceinline__ void add_sums(const float* t, const float (&shrink)[2]) {

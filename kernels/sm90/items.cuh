@@ -3,6 +3,7 @@
 #include "../common/descale.cuh"
 #include "../common/lengths.cuh"
 #include "../common/no_keys.cuh"
+#include "config.h"
 #include "control.cuh"
 #include "item_order.cuh"
 #include "key_walk.h"
@@ -133,16 +134,40 @@ __device__ __forceinline__ void describe(const attn_sm90_forward_kernarg& a, con
   }
 }
 
-// fp8: what scores and out of the item are multiplied with. By all lanes of one warp.
-__device__ __forceinline__ void describe_factors(const attn_sm90_fp8_kernarg& a, Item& item) {
-  const auto descale = [&](const attn_descale& d) {
-    return d.at ? *descale_at(d, item.b, item.head_kv, 0) : 1;
-  };
+// fp8: the item's scales, and that keys which it does not see are nobody's. By all lanes of one
+// warp.
+template <unsigned with>
+__device__ __forceinline__ void describe_scales(const Kernarg<with>& a, Item& item) {
   if (threadIdx.x % 32 == 0) {
-    item.score_factor = a.scale * log2_e * descale(a.q_descale) * descale(a.k_descale);
-    item.out_factor = descale(a.v_descale) * (a.out_scale ? *a.out_scale : 1);
+    const attn_sm90_scales& scales = a.scales;
+    const auto descale = [&](const attn_descale& d) {
+      return d.at ? *descale_at(d, item.b, item.head_kv, 0) : 1;
+    };
+    item.score_scale = a.scale * descale(scales.q);
+    item.out_scale = scales.out ? *scales.out : 1;
+    if constexpr (!(with & with_score)) {
+      item.score_scale *= descale(scales.segment[0].k);
+      item.out_scale *= descale(scales.segment[0].v);
+    }
+    item.used = item.high;  // tiles may reach far beyond it
   }
   __syncwarp();
+}
+// Keys before this one no query of the item sees.
+__device__ __forceinline__ int first_seen(const Item& item) {
+  return item.see[0].some_begin;
+}
+// Those of a tile, which begins where one of the segment does (begin_at_tile).
+__device__ __forceinline__ void describe_scales(const attn_sm90_fp8_kernarg& a, const Item& item,
+                                                const KeyTile& at, TileScales& to) {
+  const auto& scales = a.scales.segment[at.segment];
+  const int begin = at.segment > 0 ? item.segment[at.segment - 1].end : 0;
+  const auto descale = [&](const attn_descale& d) {
+    return d.at ? *descale_at(d, item.b, item.head_kv, at.first - begin) : 1;
+  };
+  to.score = item.score_scale * descale(scales.k);
+  to.v = descale(scales.v);
+  to.unused = first_seen(item) - at.first;
 }
 
 // Moves the first key of an item down to where a tile begins. By all lanes of one warp.

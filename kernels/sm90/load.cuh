@@ -144,8 +144,8 @@ __device__ __forceinline__ void load_items(const Kernarg<with>& a, Control& cont
       describe<tile>(a, queries(index), item);
       __syncwarp();
       if constexpr (with & with_mask) narrow<tile>(a.block_mask, item);
-      if constexpr (with & with_pages) begin_at_tile<tile>(item);
-      if constexpr (with & with_fp8) describe_factors(a, item);
+      if constexpr (with & with_pages || with == with_fp8_and_score) begin_at_tile<tile>(item);
+      if constexpr (with & with_fp8) describe_scales<with>(a, item);
       if (item.low >= item.high) {
         store_unseeing<tile>(a, item);
         __syncwarp();
@@ -263,8 +263,8 @@ __device__ __forceinline__ bool is_ending(const Item& item, bool down, int first
 }
 
 // One thread loads the keys and values of the items.
-template <Tile tile, bool biased>
-__device__ __forceinline__ void load_keys(const attn_sm90_forward_kernarg& a, Control& control,
+template <Tile tile, unsigned with>
+__device__ __forceinline__ void load_keys(const Kernarg<with>& a, Control& control,
                                           unsigned shared) {
   Loader<tile> loader{a, control, shared};
   for (unsigned count = 0;; ++count) {
@@ -278,7 +278,7 @@ __device__ __forceinline__ void load_keys(const attn_sm90_forward_kernarg& a, Co
         ptx::mbarrier_arrive(address(&control.ending));
         ending = true;
       }
-      if constexpr (biased)
+      if constexpr (with == with_bias)
         for (unsigned& word : control.blocks[loader.count % tile_slots].seen) word = 0;
       loader.load(item, walk.at.segment, first, begins, [&](KeyTile& described) {
         if (begins) {
@@ -287,6 +287,8 @@ __device__ __forceinline__ void load_keys(const attn_sm90_forward_kernarg& a, Co
         }
         described.keys = walk.keys;
         described.used = walk.used;
+        if constexpr (with == with_fp8_and_score)
+          describe_scales(a, item, described, control.scales[loader.count % tile_slots]);
         more = walk.next(item);
         described.next_tile = walk.flags;
       });

@@ -41,7 +41,8 @@ __device__ __forceinline__ void load_live_keys(const attn_sm90_mask_kernarg& a, 
         const int segment = ptx::uniform(at.segment), first = ptx::uniform(at.first);
         KeyTile described;
         described.first = first;
-        described.keys = described.used = at.keys;
+        described.keys = at.keys;
+        described.used = at.flags & has_unused ? to_be_said : at.keys;
         described.next_tile = next.keys > 0 ? flags : 0;
         described.row = first + item.segment[segment].row;
         described.segment = any ? segment : nowhere;
@@ -49,9 +50,9 @@ __device__ __forceinline__ void load_live_keys(const attn_sm90_mask_kernarg& a, 
         described.batch = item.segment[segment].batch;
         wait_place();
         Barrier& full = control.k_full[k.stage];
-        load_panels_if<tile.head_dim>(shared + tile.k_offset() + k.stage * tile.k_bytes(),
-                                      a.map[segment].k, full, tile.keys, described.row,
-                                      described.head, described.batch, leads && any);
+        load_panels_if<tile.head_dim, tile.element_bytes>(
+            shared + tile.k_offset() + k.stage * tile.k_bytes(), a.map[segment].k, full, tile.keys,
+            described.row, described.head, described.batch, leads && any);
         describe(n - 2, described);
         ptx::mbarrier_arrive_expect_if(address(&full), any ? tile.k_bytes() : 0, leads);
         k.advance();
@@ -71,25 +72,40 @@ __device__ __forceinline__ void load_live_keys(const attn_sm90_mask_kernarg& a, 
   describe(n, none);
 }
 
+// The values of the tiles that have been described, one after the other, by all lanes of one warp.
 template <Tile tile>
-__device__ __forceinline__ void load_live_values(const attn_sm90_mask_kernarg& a, Control& control,
-                                                 unsigned shared) {
-  const bool leads = threadIdx.x % 32 == 0;
+struct LiveValues {
+  const attn_sm90_mask_kernarg& a;
+  Control& control;
+  const unsigned shared;
+  unsigned n = 0;
   RingAt<tile.v_stages> v{0, 0};
-  for (unsigned n = 0;; ++n) {
+
+  // False: there are no more.
+  __device__ __forceinline__ bool load() {
+    const bool leads = threadIdx.x % 32 == 0;
     ptx::mbarrier_wait(address(&control.described[n % tile_slots]), n / tile_slots & 1);
     const KeyTile& at = control.tile[n % tile_slots];
     const int segment = ptx::uniform(at.segment), row = ptx::uniform(at.row);
     const int head = ptx::uniform(at.head), batch = ptx::uniform(at.batch);
-    if (segment == no_more_tiles) return;
-    const bool any = segment >= 0;
+    const bool any = segment >= 0, more = segment != no_more_tiles;
+    if (!more && tile.vt_stages == 0) return false;  // else those who transpose V are told
     ptx::mbarrier_wait(address(&control.v_empty[v.stage]), v.parity ^ 1);
     Barrier& full = control.v_full[v.stage];
     ptx::mbarrier_arrive_expect_if(address(&full), any ? tile.v_bytes() : 0, leads);
-    load_panels_if<tile.head_dim_v>(shared + tile.v_offset() + v.stage * tile.v_bytes(),
-                                    a.map[any ? segment : 0].v, full, tile.keys, row, head, batch,
-                                    leads && any);
+    load_panels_if<tile.head_dim_v, tile.element_bytes>(
+        shared + tile.v_offset() + v.stage * tile.v_bytes(), a.map[any ? segment : 0].v, full,
+        tile.keys, row, head, batch, leads && any);
     v.advance();
+    ++n;
+    return more;
+  }
+};
+template <Tile tile>
+__device__ __forceinline__ void load_live_values(const attn_sm90_mask_kernarg& a, Control& control,
+                                                 unsigned shared) {
+  LiveValues<tile> values{a, control, shared};
+  while (values.load()) {
   }
 }
 

@@ -15,11 +15,6 @@ constexpr int pieces = tile.keys / 16;
 template <Tile tile>
 constexpr int describing_lanes = pieces<tile> > key_words<tile> ? pieces<tile> : key_words<tile>;
 
-// Keys before this one no query of the item sees.
-__device__ __forceinline__ int first_seen(const Item& item) {
-  return item.see[0].some_begin;
-}
-
 // The page of the lane's keys, as the table has it. Entries for keys that nobody sees are not read.
 template <Tile tile>
 __device__ __forceinline__ int look_up(const attn_sm90_paged_kernarg& a, const Item& item,

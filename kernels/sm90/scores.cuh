@@ -65,14 +65,15 @@ __device__ __forceinline__ void hide_absent(Scores<tile>& s, const Warp<tile>& w
 }
 
 // Scores of the tile whose first key is at `first` as the softmax takes them, in the log2 domain:
-// softcap, a scale of any sign, ALiBi.
+// scaled, with softcap and ALiBi. scale: of any sign.
 template <Tile tile>
 __device__ __forceinline__ void change_scores(Scores<tile>& s, const attn_sm90_forward_kernarg& a,
-                                              const Warp<tile>& warp, const Item& item, int first) {
+                                              const Warp<tile>& warp, const Item& item, int first,
+                                              float scale) {
   constexpr int keys = tile.keys;
   const float slope = a.alibi_slopes ? a.alibi_slopes[item.h] * log2_e : 0;
-  const float limit = a.softcap * log2_e, into_limit = a.softcap > 0 ? a.scale / a.softcap : 0;
-  const float log2_scale = a.scale * log2_e;
+  const float limit = a.softcap * log2_e, into_limit = a.softcap > 0 ? scale / a.softcap : 0;
+  const float log2_scale = scale * log2_e;
   const int away = item.seqlen_kv - item.seqlen_q - first - warp.lane % 4 * 2;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {

@@ -33,6 +33,7 @@ struct Tile {
   int blocks = 1;         // of a cluster: neighbours in the sequence that share K and V
   int element_bytes = 2;  // of q, k and v
   int vt_stages = 0;      // fp8: tiles of V^T in shared memory, which v_stages tiles of V become
+  int piece = 0;          // fp8: of so many columns the sums are found at once; 0: of all
   bool turns = true;      // the warpgroups start products by turns
 
   ATTN_HOST_DEVICE constexpr int rows() const { return 64 * groups; }
@@ -63,8 +64,11 @@ struct Tile {
   ATTN_HOST_DEVICE constexpr int v_bytes() const {
     return keys * panels(head_dim_v, element_bytes) * 128;
   }
-  // Rows of 128 bytes, of up to 128 keys: one for each column of V, and eight of ones.
-  ATTN_HOST_DEVICE constexpr int vt_bytes() const { return (head_dim_v + 8) * 128; }
+  // fp8: columns of V for which the sums of a tile are found at once.
+  ATTN_HOST_DEVICE constexpr int piece_columns() const { return piece > 0 ? piece : head_dim_v; }
+  // V^T is made of panels of 128 keys, with a row for each column of V and eight of ones.
+  ATTN_HOST_DEVICE constexpr int vt_panel() const { return (head_dim_v + 8) * 128; }
+  ATTN_HOST_DEVICE constexpr int vt_bytes() const { return panels(keys, 1) * vt_panel(); }
   ATTN_HOST_DEVICE constexpr int q_offset() const { return control_bytes; }
   ATTN_HOST_DEVICE constexpr int k_offset() const { return q_offset() + q_stages * q_bytes(); }
   ATTN_HOST_DEVICE constexpr int v_offset() const { return k_offset() + k_stages * k_bytes(); }
@@ -233,6 +237,16 @@ constexpr Tile tile_fp8_d64{.head_dim = 64,
                             .element_bytes = 1,
                             .vt_stages = 2,
                             .turns = false};
+constexpr Tile tile_fp8_d64_long{.head_dim = 64,
+                                 .head_dim_v = 64,
+                                 .groups = 2,
+                                 .keys = 192,
+                                 .q_stages = 2,
+                                 .k_stages = 3,
+                                 .v_stages = 2,
+                                 .element_bytes = 1,
+                                 .vt_stages = 2,
+                                 .turns = false};
 constexpr Tile tile_fp8_d128{.head_dim = 128,
                              .head_dim_v = 128,
                              .groups = 2,
@@ -242,6 +256,69 @@ constexpr Tile tile_fp8_d128{.head_dim = 128,
                              .v_stages = 2,
                              .element_bytes = 1,
                              .vt_stages = 2};
+constexpr Tile tile_fp8_d256{.head_dim = 256,
+                             .head_dim_v = 256,
+                             .groups = 2,
+                             .keys = 64,
+                             .q_stages = 2,
+                             .k_stages = 3,
+                             .v_stages = 2,
+                             .element_bytes = 1,
+                             .vt_stages = 2,
+                             .piece = 32};
+constexpr Tile tile_fp8_d64_mask{.head_dim = 64,
+                                 .head_dim_v = 64,
+                                 .groups = 2,
+                                 .keys = 128,
+                                 .q_stages = 2,
+                                 .k_stages = 3,
+                                 .v_stages = 2,
+                                 .finds = true,
+                                 .element_bytes = 1,
+                                 .vt_stages = 2,
+                                 .turns = false};
+constexpr Tile tile_fp8_d128_mask{.head_dim = 128,
+                                  .head_dim_v = 128,
+                                  .groups = 2,
+                                  .keys = 64,
+                                  .q_stages = 2,
+                                  .k_stages = 3,
+                                  .v_stages = 2,
+                                  .finds = true,
+                                  .element_bytes = 1,
+                                  .vt_stages = 2};
+constexpr Tile tile_fp8_d256_mask{.head_dim = 256,
+                                  .head_dim_v = 256,
+                                  .groups = 2,
+                                  .keys = 64,
+                                  .q_stages = 2,
+                                  .k_stages = 3,
+                                  .v_stages = 2,
+                                  .finds = true,
+                                  .element_bytes = 1,
+                                  .vt_stages = 2,
+                                  .piece = 32};
+// A tile lies in one block of keys that have a descale of their own.
+constexpr Tile tile_fp8_d64_score{.head_dim = 64,
+                                  .head_dim_v = 64,
+                                  .groups = 3,
+                                  .keys = 64,
+                                  .q_stages = 2,
+                                  .k_stages = 3,
+                                  .v_stages = 2,
+                                  .element_bytes = 1,
+                                  .vt_stages = 2,
+                                  .turns = false};
+constexpr Tile tile_fp8_d128_score{.head_dim = 128,
+                                   .head_dim_v = 128,
+                                   .groups = 2,
+                                   .keys = 64,
+                                   .q_stages = 2,
+                                   .k_stages = 3,
+                                   .v_stages = 2,
+                                   .element_bytes = 1,
+                                   .vt_stages = 2};
+constexpr Tile tile_fp8_d256_score = tile_fp8_d256;
 
 }  // namespace attn::sm90
 #endif

@@ -41,6 +41,9 @@ struct Warp {
   __device__ __forceinline__ const KeyTile& key_tile(unsigned n) const {
     return control.tile[n % tile_slots];
   }
+  __device__ __forceinline__ const TileScales& scales(unsigned n) const {
+    return control.scales[n % tile_slots];
+  }
   // Places in shared memory, in units of 16 bytes.
   __device__ __forceinline__ unsigned k_of(int stage) const {
     return (shared + tile.k_offset()) / 16 + stage * (tile.k_bytes() / 16);

@@ -138,13 +138,15 @@ void pack(const Problem& p, const Args& args, const Target& target, Parameters* 
     a.bias_pairs = any && bias_pairs(p, args.bias);
   }
   if constexpr (with & with_fp8) {
-    const attn_segment& s = Segments::segment(p, 0);
-    const attn_segment_args of = Segments::args(p, args, target, 0);
     a.down = true;  // what a sink in the first tile dwarfs has been added up by then
-    a.q_descale = descale(p.q_descale, args.q_descale, p.heads_kv, s);
-    a.k_descale = descale(s.k_descale, of.k_descale, p.heads_kv, s);
-    a.v_descale = descale(s.v_descale, of.v_descale, p.heads_kv, s);
-    a.out_scale = p.has(ATTN_OUT_SCALE) ? args.out_scale : nullptr;
+    a.scales.q = descale(p.q_descale, args.q_descale, p.heads_kv, Segments::segment(p, 0));
+    a.scales.out = p.has(ATTN_OUT_SCALE) ? args.out_scale : nullptr;
+    for (int32_t i = 0; i < p.num_segments; ++i) {
+      const attn_segment& s = Segments::segment(p, i);
+      const attn_segment_args of = Segments::args(p, args, target, i);
+      a.scales.segment[i] = {.k = descale(s.k_descale, of.k_descale, p.heads_kv, s),
+                             .v = descale(s.v_descale, of.v_descale, p.heads_kv, s)};
+    }
   }
   if constexpr (with & with_pages) {
     for (int32_t i = 0; i < p.num_segments; ++i) {

@@ -1,39 +1,54 @@
 // The kernels fwd_sm90_fp8_*: q of e4m3, k and v both of e4m3 or both of e5m2 (_e5m2). They differ
-// by the head dimensions they take.
+// by the head dimensions they take. _score: with softcap, ALiBi and descales of blocks of keys and
+// of several segments; _mask: with a block mask; _long: another tile, for long sequences.
 #include "kernels/families.h"
 #include "kernels/sm90_forward.h"
 
 namespace attn {
 namespace {
 
-using sm90::with_fp8;
+using sm90::with_fp8, sm90::with_fp8_and_mask, sm90::with_fp8_and_score;
 
-template <Text name, sm90::Tile tile>
+// Why a later kernel serves a problem better, see sm90_forward.cpp: a larger tile costs more at the
+// ends of sequences than it spares between them if they are short.
+std::string passed_over(const Problem& p, const sm90::Tile& tile) {
+  constexpr int64_t least = 2048;
+  if (tile.keys <= 128 || p.seqlen_kv >= least) return "";
+  return join("for seqlen_kv ", p.seqlen_kv, ", below ", least, ", a later kernel is faster");
+}
+
+template <Text name, sm90::Tile tile, unsigned with>
 Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
-  ATTN_TRY(sm90::check(p, device, tile, with_fp8));
-  if (sm90::counts_items(p, device, tile)) recipe->workspace = sizeof(unsigned);
-  recipe->steps.push_back(sm90::forward_step<tile, with_fp8>(name_of<name>.text, p, device));
+  ATTN_TRY(sm90::check(p, device, tile, with));
+  recipe->passed_over = passed_over(p, tile);
+  if (sm90::counts_items(p, device, tile))
+    recipe->workspace = with & sm90::with_mask ? sizeof(attn_sm90_order) : sizeof(unsigned);
+  recipe->steps.push_back(sm90::forward_step<tile, with>(name_of<name>.text, p, device));
   return {};
 }
 
-constexpr Limits limits(attn_dtype kv_type, const sm90::Tile& tile) {
-  return {.in_types = type_bit(ATTN_F8_E4M3FN),
-          .kv_types = type_bit(kv_type),
-          .out_types = float_types | type_bit(ATTN_F8_E4M3FN) | type_bit(ATTN_F8_E5M2),
-          .flags = forward_flags | ATTN_OUT_SCALE,
-          .features = forward_features | feature_descale_tensor | feature_descale_head,
-          .head_dim = {.multiple = 16, .max = tile.head_dim},
-          .head_dim_v = {.multiple = 16, .max = tile.head_dim_v}};
+constexpr Limits limits(attn_dtype kv_type, const sm90::Tile& tile, unsigned with) {
+  const bool changes = with & sm90::with_score;
+  Limits limits = {
+      .in_types = type_bit(ATTN_F8_E4M3FN),
+      .kv_types = type_bit(kv_type),
+      .out_types = float_types | type_bit(ATTN_F8_E4M3FN) | type_bit(ATTN_F8_E5M2),
+      .flags = forward_flags | ATTN_OUT_SCALE | (changes ? ATTN_ALIBI : 0u),
+      .features = forward_features | feature_descale_tensor | feature_descale_head |
+                  (changes ? feature_descale_block | feature_segments | feature_softcap : 0u),
+      .head_dim = {.multiple = 16, .max = tile.head_dim},
+      .head_dim_v = {.multiple = 16, .max = tile.head_dim_v}};
+  return with & sm90::with_mask ? with_block_mask(limits) : limits;
 }
 
-template <attn_dtype kv_type, Text variant, sm90::Tile tile>
+template <attn_dtype kv_type, Text variant, sm90::Tile tile, unsigned with = with_fp8>
 constexpr Kernel row() {
   constexpr Text name =
       Text("fwd_sm90_fp8_").append(variant.text).append(kv_type == ATTN_F8_E5M2 ? "_e5m2" : "");
   return {.name = name_of<name>.text,
           .op = Op::forward,
           .backend = ATTN_BACKEND_CUDA,
-          .limits = limits(kv_type, tile),
+          .limits = limits(kv_type, tile, with),
           .numerics = {.weights = ATTN_F8_E4M3FN,
                        .offset = 8,
                        .rows = 16,
@@ -41,16 +56,29 @@ constexpr Kernel row() {
                        .last_tile_first = true,
                        .rounded_sums = true,
                        .sum_bits = 13,  // docs/numerics.md
-                       .largest_score = sm90::largest_score(ATTN_F8_E4M3FN, with_fp8)},
-          .recipe = recipe_of<make_recipe<name, tile>>};
+                       .largest_score = sm90::largest_score(ATTN_F8_E4M3FN, with)},
+          .recipe = recipe_of<make_recipe<name, tile, with>>};
 }
 
 template <attn_dtype kv_type>
 constexpr std::array rows = {
     row<kv_type, "d64", sm90::tile_fp8_d64>(),
     row<kv_type, "d128", sm90::tile_fp8_d128>(),
+    row<kv_type, "d256", sm90::tile_fp8_d256>(),
 };
-constinit const std::array all_rows = joined(rows<ATTN_F8_E4M3FN>, rows<ATTN_F8_E5M2>);
+constexpr std::array first_rows = {
+    row<ATTN_F8_E4M3FN, "d64_long", sm90::tile_fp8_d64_long>(),
+};
+constexpr std::array other_rows = {
+    row<ATTN_F8_E4M3FN, "d64_mask", sm90::tile_fp8_d64_mask, with_fp8_and_mask>(),
+    row<ATTN_F8_E4M3FN, "d128_mask", sm90::tile_fp8_d128_mask, with_fp8_and_mask>(),
+    row<ATTN_F8_E4M3FN, "d256_mask", sm90::tile_fp8_d256_mask, with_fp8_and_mask>(),
+    row<ATTN_F8_E4M3FN, "d64_score", sm90::tile_fp8_d64_score, with_fp8_and_score>(),
+    row<ATTN_F8_E4M3FN, "d128_score", sm90::tile_fp8_d128_score, with_fp8_and_score>(),
+    row<ATTN_F8_E4M3FN, "d256_score", sm90::tile_fp8_d256_score, with_fp8_and_score>(),
+};
+constinit const std::array all_rows =
+    joined(first_rows, rows<ATTN_F8_E4M3FN>, rows<ATTN_F8_E5M2>, other_rows);
 
 }  // namespace
 

@@ -570,6 +570,10 @@ std::string compare(const Case& c, const Data& data, const Kernel& kernel, const
     arithmetic += 2 * half_ulp(c.q_type, 1) * data.v_max;
     if (c.has(ATTN_SPLIT_INVARIANT) || dtype_is_fp8(c.q_type))
       lse_bound += 1.1 * half_ulp(c.q_type, 1);
+    // Each instruction over 32 of head_dim may cut off so much of a score.
+    if (kernel.numerics.sum_bits > 0)
+      lse_bound +=
+          data.logit_bound * double(c.head_dim) / 32 * std::ldexp(1, -kernel.numerics.sum_bits);
   }
 
   const auto where = [&](size_t row) {

@@ -3,6 +3,7 @@
 // 256 queries.
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <iostream>
@@ -42,6 +43,14 @@ Case shape(std::string name, int64_t dim, int64_t sq, int64_t skv, attn_dtype ty
   return c;
 }
 
+// fnuz, unless only cuda's kernels are here.
+attn_dtype type_here(const std::vector<const Kernel*>& kernels) {
+  const bool taken = std::any_of(kernels.begin(), kernels.end(), [](const Kernel* k) {
+    return k->limits.in_types & type_bit(fnuz);
+  });
+  return taken ? fnuz : ocp;
+}
+
 std::string name_of(const char* what, std::initializer_list<int64_t> numbers) {
   std::string name = what;
   for (int64_t n : numbers) name.append("-").append(std::to_string(n));
@@ -52,7 +61,7 @@ TEST_CASE("fp8: boundary shapes") {
   const auto kernels = fp8_kernels();
   if (kernels.empty()) ATTN_SKIP("no device here has FP8 kernels");
   int64_t n = 0;
-  for (int64_t dim : {64, 128}) {
+  for (int64_t dim : {64, 128, 256}) {
     for (int64_t sq : {1, 31, 33, 255, 257}) {
       for (int64_t skv : {1, 63, 64, 65, 127, 129, 191, 257, 449}) {
         Case c = shape(name_of("fp8", {dim, sq, skv}), dim, sq, skv, n % 2 ? fnuz : ocp);
@@ -144,26 +153,50 @@ TEST_CASE("fp8: random problems") {
   int ran = 0;
   for (uint64_t seed = first_seed; seed < first_seed + count; ++seed)
     ran += check_case(random_case(seed), kernels);
-  const bool fnuz_taken = std::any_of(kernels.begin(), kernels.end(), [](const Kernel* k) {
-    return k->limits.in_types & type_bit(fnuz);
-  });
-  CHECK(ran > (fnuz_taken ? int(count) : 0));  // most by both head dimensions' kernels
+  CHECK(ran >
+        (type_here(kernels) == fnuz ? int(count) : 0));  // most by both head dimensions' kernels
 }
 
-// With what only cuda's kernels take beside: K and V of e5m2, larger head dimensions, out of fp8.
+// With what only cuda's kernels take beside: K and V of e5m2, larger head dimensions, out of fp8;
+// softcap, ALiBi, segments and descales of blocks.
 Case random_ocp_case(uint64_t seed) {
   Case c = random_case(seed);
   c.name = "fp8-ocp-" + std::to_string(seed);
   Draw draw{seed, 79};
-  c.flags &= ~uint32_t(ATTN_BLOCK_MASK);
   c.q_type = ocp;
+  const int64_t kind = draw(3);  // masks of ranges alone, what _score kernels take, a block mask
+  if (kind == 2 && c.lengths_q.empty())
+    c.flags |= ATTN_BLOCK_MASK;
+  else
+    c.flags &= ~uint32_t(ATTN_BLOCK_MASK);
   SegmentCase& s = c.segments[0];
-  s.k_type = s.v_type = draw.chance(2) ? ocp : e5m2;
+  s.k_type = s.v_type = kind > 0 || draw.chance(2) ? ocp : e5m2;
   const int64_t dims[] = {16, 64, 96, 128, 128, 144, 192, 256, 256};
   c.head_dim = draw.pick(dims);
   c.head_dim_v = draw.chance(4) ? draw.pick(dims) : c.head_dim;
   if (c.head_dim != c.head_dim_v && s.arrange == Arrange::interleaved)
     s.arrange = Arrange::contiguous;
+  if (kind == 1) {
+    if (draw.chance(3)) c.softcap = 3;
+    if (draw.chance(3)) c.flags |= ATTN_ALIBI;
+    const auto of_blocks = [&](SegmentCase& of) {
+      of.descale_block_keys = draw.chance(2) ? 64 : 128;
+      if (draw.chance(2)) of.k_descale = ATTN_DESCALE_BLOCK;
+      if (draw.chance(2)) of.v_descale = ATTN_DESCALE_BLOCK;
+    };
+    of_blocks(s);
+    for (int64_t more = draw(3); more > 0; --more) {
+      SegmentCase other = c.segments[0];
+      const int64_t capacities[] = {1, 40, 64, 128, 150, 333};
+      other.capacity = draw.pick(capacities);
+      if (!other.lengths.empty()) {
+        other.lengths.clear();
+        draw_lengths(draw, c.batch, &other);
+      }
+      of_blocks(other);
+      c.segments.push_back(other);
+    }
+  }
   if (draw.chance(3)) {
     c.out_type = draw.chance(2) ? ocp : e5m2;
     if (draw.chance(2)) c.flags |= ATTN_OUT_SCALE;
@@ -318,7 +351,7 @@ TEST_CASE("fp8: block masks, mixtures of kinds") {
       for (int64_t dim : {64, 128}) {
         ++n;
         Case c = masked(name_of("fp8-mix", {size.q, size.k, dim, sq, skv}), dim, sq, skv,
-                        n % 5 < 2 ? ocp : fnuz, size);
+                        n % 5 < 2 ? ocp : type_here(kernels), size);
         c.seed = n;
         c.heads_q = 2;
         c.mask_per_head = n % 3 == 0;
@@ -353,7 +386,8 @@ TEST_CASE("fp8: block masks, little to see") {
   uint64_t n = 0;
   for (Blocks size : blocks) {
     const int64_t columns = 150 * 64 / size.k, sq = 3 * size.q - 5, skv = columns * size.k - 3;
-    Case c = masked(name_of("fp8-little", {size.q, size.k}), n % 2 ? 64 : 128, sq, skv, fnuz, size);
+    Case c = masked(name_of("fp8-little", {size.q, size.k}), n % 2 ? 64 : 128, sq, skv,
+                    type_here(kernels), size);
     c.mask_kinds.assign(size_t(3 * columns), ATTN_BLOCK_EMPTY);
     c.mask_kinds[size_t(2 * columns - 1)] = live[n % 3];
     c.mask_kinds[size_t(2 * columns)] = c.mask_kinds[size_t(3 * columns - 1)] = live[(n + 1) % 3];
@@ -373,7 +407,8 @@ TEST_CASE("fp8: block masks, garbage in kinds and index hides blocks") {
   if (kernels.empty()) ATTN_SKIP("no device here has FP8 kernels with block masks");
   for (Blocks size : blocks) {
     for (int64_t dim : {64, 128}) {
-      Case c = masked(name_of("fp8-garbage", {size.q, size.k, dim}), dim, 300, 700, fnuz, size);
+      Case c = masked(name_of("fp8-garbage", {size.q, size.k, dim}), dim, 300, 700,
+                      type_here(kernels), size);
       c.seed = uint64_t(dim + size.q);
       c.mask_garbage = true;
       check_case(c, kernels);
@@ -389,10 +424,18 @@ TEST_CASE("fp8: block masks, all FULL gives the bits of no mask") {
   for (const Kernel* kernel : kernels) {
     std::string plain = kernel->name;
     plain.resize(plain.size() - std::string("_mask").size());
+    const attn_dtype type = type_here({kernel});
+    const auto all = fp8_kernels();
+    const auto unmasked =
+        std::find_if(all.begin(), all.end(), [&](const Kernel* k) { return k->name == plain; });
+    REQUIRE(unmasked != all.end());
+    if ((*unmasked)->numerics.keys != kernel->numerics.keys) continue;  // sums in another order
     for (uint32_t flags : {0u, uint32_t(ATTN_CAUSAL), uint32_t(ATTN_WINDOW | ATTN_SINKS)}) {
+      // There the tiles of cuda's kernels begin where windows do, with a block mask at blocks.
+      if (kernel->backend == ATTN_BACKEND_CUDA && flags & ATTN_WINDOW) continue;
       for (auto [sq, skv] : {std::pair{200, 700}, std::pair{65, 128}, std::pair{300, 333}}) {
         Case c =
-            masked(name_of("fp8-all-full", {flags, sq, skv}), 64, sq, skv, fnuz, blocks[ran % 4]);
+            masked(name_of("fp8-all-full", {flags, sq, skv}), 64, sq, skv, type, blocks[ran % 4]);
         c.heads_q = 2;
         c.batch = 2;
         c.mask_kinds = {ATTN_BLOCK_FULL};
@@ -462,6 +505,54 @@ TEST_CASE("fp8: e4m3fn codes mean what their exact conversion means") {
       for (size_t n = 0; n < want.out.size(); ++n)
         positions += std::isnan(want.out[n]) != std::isnan(got.out[n]);
       if (!nans) CHECK(positions == 0);
+    }
+  }
+}
+
+// A NaN in a key is in the rows that see it and in no other; one in a value too, but in its column
+// and perhaps in rows of the same query tile, as 0 * NaN.
+TEST_CASE("fp8: NaN codes in visible keys reach their rows") {
+  std::vector<const Kernel*> kernels = fp8_kernels();
+  std::erase_if(kernels, [](const Kernel* k) { return emulated(*k); });
+  if (kernels.empty()) ATTN_SKIP("no device here has FP8 kernels");
+  constexpr int64_t length = 300, most_rows = 128;  // of a query tile
+  for (const Kernel* kernel : kernels) {
+    Case c = shape("fp8-nan", 64, length, length, type_here({kernel}));
+    c.flags = ATTN_CAUSAL;
+    if (kernel->limits.demands & ATTN_BLOCK_MASK) {
+      c.flags |= ATTN_BLOCK_MASK;
+      c.mask_kinds = {ATTN_BLOCK_FULL};
+    }
+    const Data data = make_data(c);
+    Backend& backend = backend_of(kernel->backend);
+    const Outputs want = run_forward(backend, c, data, kernel->name, ATTN_F32);
+    if (declined(*kernel, want)) continue;
+    REQUIRE(want.error == "");
+    const unsigned char nan = c.q_type == fnuz ? 0x80 : 0x7f;
+    for (int64_t key : {0, 63, 130, 299}) {
+      for (bool in_key : {true, false}) {
+        constexpr int64_t column = 5;
+        Data with_nan = data;
+        SegmentData& s = with_nan.segments[0];
+        (in_key ? s.k : s.v).data()[(in_key ? s.k_view : s.v_view).at(0, key, 0) + column] = nan;
+        const Outputs got = run_forward(backend, c, with_nan, kernel->name, ATTN_F32);
+        INFO(kernel->name << (in_key ? " k " : " v ") << key);
+        REQUIRE(got.error == "");
+        size_t missing = 0, spread = 0;
+        for (int64_t i = 0; i < length; ++i) {
+          const bool sees = i >= key,
+                     may_see = sees || (!in_key && i / most_rows == key / most_rows);
+          for (int64_t d = 0; d < c.head_dim_v; ++d) {
+            const size_t n = size_t(i * c.head_dim_v + d);
+            const bool there = in_key || d == column;
+            missing += sees && there && !std::isnan(got.out[n]);
+            spread += !(may_see && there) && got.out[n] != want.out[n];
+          }
+          spread += !(sees && in_key) && got.lse[size_t(i)] != want.lse[size_t(i)];
+        }
+        CHECK(missing == 0);
+        CHECK(spread == 0);
+      }
     }
   }
 }

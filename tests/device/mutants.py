@@ -23,8 +23,9 @@ DEQUANTISED = "fwd_sm90_f16_d64_dequantised"
 SOURCES = {DEQUANTISED: ["sm90/dequantise_sm90.cu", "sm90/fwd_sm90_f16_d64.cu"]}
 TESTS = {DECODE: ["decode: random problems"], APPEND: ["kv_append: random layouts*"],
          EARLY: ["cuda: values that the kernel in front writes"], BLOCKS: ["blocks: *"],
-         FP8: ["fp8: boundary shapes,fp8: exact*"], DEQUANTISED: ["blocks: values are*,blocks: random segments of any types*"]}
-# kernel, mistake, file, text, what it becomes
+         FP8: ["fp8: boundary shapes,fp8: exact*,accuracy: fp8 sums*"],
+         DEQUANTISED: ["blocks: values are*,blocks: random segments of any types*"]}
+# kernel, mistake, file, text, what it becomes; of several edits tuples of these
 MUTANTS = [
     (DECODE, "a split dropped", "decode/merge.cuh",
      "add_up(from, to, step, rows, places, at_once, [&]", "add_up(from, to - 1, step, rows, places, at_once, [&]"),
@@ -69,10 +70,24 @@ MUTANTS = [
      "128 + ((m / 2 ^ r) << 4);", "128 + ((m / 2 ^ 1 ^ r) << 4);"),
     (FP8, "no row of ones", "sm90/fp8_values.cuh", "if (part == 0) write_ones<tile>(shared, one);", ""),
     (FP8, "sums multiplied a tile late", "sm90/fp8_forward.cuh",
-     "promote<Fp8Softmax<tile>::words>(t, word, shrink);", "promote<Fp8Softmax<tile>::words>(t, word, shrink_next);"),
+     "promote<Fp8Softmax<tile>::words, 0>(t, word, shrink);", "promote<Fp8Softmax<tile>::words, 0>(t, word, shrink_next);"),
     (FP8, "a tile begins with the last one's sums", "sm90/fp8_softmax.cuh",
-     "ptx::wgmma_fp8<e5m2>(t, p[step], b_matrix + 2 * step, step > 0);",
-     "ptx::wgmma_fp8<e5m2>(t, p[step], b_matrix + 2 * step, true);"),
+     "                         step > 0);", "                         true);"),
+    # The sums of every other tile are added to all before by the matrix unit.
+    (FP8, "promotion every other tile",
+     ("sm90/fp8_softmax.cuh", "sm90/fp8_softmax.cuh", "sm90/fp8_forward.cuh", "sm90/fp8_forward.cuh"),
+     ("const Fp8Weights<tile>& p,\n                                               unsigned vt_at) {",
+      "                         step > 0);",
+      "          start_fp8_sums<e5m2, tile>(t, p, vt_here);",
+      "promote<Fp8Softmax<tile>::words, 0>(t, word, shrink);"),
+     ("const Fp8Weights<tile>& p,\n                                               unsigned vt_at, bool on = false) {",
+      "                         step > 0 || on);",
+      "          for (int i = 0; i < tile.head_dim_v / 2 + 4; ++i)\n"
+      "            t[i] = shrink[i / 2 % 2] * (i < tile.head_dim_v / 2 ? o[i] : softmax.row_state[i / 2 % 2].sum);\n"
+      "          ptx::wgmma_fence();\n"
+      "          start_fp8_sums<e5m2, tile>(t, p, vt_here, n & 1);",
+      "const float kept[2] = {n & 1 ? 0 : shrink[0], n & 1 ? 0 : shrink[1]};\n"
+      "            promote<Fp8Softmax<tile>::words, 0>(t, word, kept);")),
 ]
 
 
@@ -80,8 +95,12 @@ def file_of(folder, kernel, mistake):
     return folder / f"{kernel}-{mistake.replace(' ', '-').replace(chr(39), '')}.fatbin"
 
 
+def edits(file, text, by):
+    return zip(file, text, by) if isinstance(file, tuple) else [(file, text, by)] if file else []
+
+
 def check(source):
-    stale = [f"{mistake}: kernels/{file} has no {text!r}" for _, mistake, file, text, _ in MUTANTS
+    stale = [f"{mistake}: kernels/{file} has no {text!r}" for _, mistake, *change in MUTANTS for file, text, _ in edits(*change)
              if text not in (source / "kernels" / file).read_text()]
     if stale:
         sys.exit("mutants: " + "\n".join(stale))
@@ -95,8 +114,8 @@ def compile_all(source, out, nvcc):
         with tempfile.TemporaryDirectory() as scratch:
             kernels = Path(scratch) / "kernels"
             shutil.copytree(source / "kernels", kernels)
-            if file:
-                (kernels / file).write_text((kernels / file).read_text().replace(text, by))
+            for at, old, new in edits(file, text, by):
+                (kernels / at).write_text((kernels / at).read_text().replace(old, new))
             # sm_90 alone launches early, which code of compute_80 does not wait for.
             if kernel in SOURCES:
                 source_file = kernels / f"sm90/{kernel}.cu"

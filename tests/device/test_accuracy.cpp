@@ -113,6 +113,66 @@ TEST_CASE("accuracy: K/V in 2 to 5 segments against uncut") {
   CHECK(ran > 0);
 }
 
+// All weights of a row are equal, so that none is rounded and out is the mean of V. The matrix unit
+// cuts fp8 products to some 13 bits of the sum they meet; what a tile adds to the others may not
+// grow with their number (docs/numerics.md).
+TEST_CASE("accuracy: fp8 sums at every length") {
+  int ran = 0;
+  for (const Kernel* kernel : kernels_here(Op::forward, false)) {
+    if (kernel->backend != ATTN_BACKEND_CUDA ||
+        !(kernel->limits.in_types & type_bit(ATTN_F8_E4M3FN)))
+      continue;
+    for (int64_t keys : {1024, 8192, 32768}) {
+      for (bool positive : {true, false}) {
+        Case c;
+        c.name = "sums";
+        c.seqlen_q = 64;
+        c.head_dim = c.head_dim_v = kernel->limits.head_dim.max;
+        c.q_type = ATTN_F8_E4M3FN;
+        c.out_type = ATTN_F32;
+        SegmentCase s;
+        const bool e4m3 = kernel->limits.kv_types & type_bit(ATTN_F8_E4M3FN);
+        s.k_type = s.v_type = e4m3 ? ATTN_F8_E4M3FN : ATTN_F8_E5M2;
+        s.capacity = keys;
+        c.segments = {s};
+        if (kernel->limits.demands & ATTN_BLOCK_MASK) {
+          c.flags |= ATTN_BLOCK_MASK;
+          c.mask_kinds = {ATTN_BLOCK_FULL};
+        }
+        Data data = make_data(c);
+        std::fill_n(data.q.data(), data.q.size(), 0);
+        Buffer& v = data.segments[0].v;
+        std::vector<double> mean(size_t(c.head_dim_v));
+        for (int64_t j = 0; j < keys; ++j) {
+          const int64_t row = data.segments[0].v_view.at(0, j, 0);
+          for (int64_t d = 0; d < c.head_dim_v; ++d) {
+            if (positive) v.data()[row + d] &= 0x7f;
+            mean[size_t(d)] +=
+                decode_element(c.segments[0].v_type, v.data(), row + d) / double(keys);
+          }
+        }
+        const Outputs got =
+            run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
+        if (declined(*kernel, got)) continue;
+        INFO(kernel->name << " keys " << keys << " positive " << positive);
+        REQUIRE(got.error == "");
+        double error2 = 0, mean2 = 0;
+        for (size_t n = 0; n < got.out.size(); ++n) {
+          const double want = mean[n % mean.size()];
+          error2 += (got.out[n] - want) * (got.out[n] - want);
+          mean2 += want * want;
+        }
+        const double error = std::sqrt(error2 / mean2);
+        print("accuracy: " + std::string(kernel->name) + ": sums of " + std::to_string(keys) +
+              (positive ? " positive" : " signed") + " values: " + number(error));
+        CHECK(error < 1e-3);
+        ++ran;
+      }
+    }
+  }
+  if (ran == 0) ATTN_SKIP("no CUDA device here has FP8 kernels");
+}
+
 TEST_CASE("accuracy: 100 runs give the same bits") {
   const auto kernels = cuda_forward_kernels();
   if (kernels.empty()) ATTN_SKIP(backend_of(ATTN_BACKEND_CUDA).reason);

@@ -139,6 +139,14 @@ TEST_CASE("choose: fp8 on Hopper says what it declines", "[plan]") {
   s = plain;
   s.softcap = 30;
   CHECK(reason(h200, s, e4m3) == "softcap");
+  for (const int64_t dim : {64, 128, 256}) {
+    const std::string name = "\"fwd_sm90_fp8_d" + std::to_string(dim);
+    s.dim = dim;
+    s.softcap = 0;
+    CHECK(chosen(h200, s) == name + "\"");
+    s.softcap = 30;
+    CHECK(chosen(h200, s) == name + "_score\"");
+  }
   s = plain;
   s.page_size = 64;
   CHECK(!reason(h200, s, e4m3).empty());
