@@ -22,6 +22,33 @@ std::string number(double x) {
   return text;
 }
 
+std::vector<const Kernel*> cuda_fp8_kernels() {
+  std::vector<const Kernel*> found = kernels_here(Op::forward, false);
+  std::erase_if(found, [](const Kernel* k) {
+    return k->backend != ATTN_BACKEND_CUDA || !(k->limits.in_types & type_bit(ATTN_F8_E4M3FN));
+  });
+  return found;
+}
+// A problem in the kernel's types and largest head dimension; a block mask shows all.
+Case fp8_case(const Kernel& kernel, const std::string& name, int64_t seqlen_q, int64_t seqlen_kv) {
+  Case c;
+  c.name = name;
+  c.seqlen_q = seqlen_q;
+  c.head_dim = c.head_dim_v = kernel.limits.head_dim.max;
+  c.q_type = ATTN_F8_E4M3FN;
+  c.out_type = ATTN_F32;
+  SegmentCase s;
+  const bool e4m3 = kernel.limits.kv_types & type_bit(ATTN_F8_E4M3FN);
+  s.k_type = s.v_type = e4m3 ? ATTN_F8_E4M3FN : ATTN_F8_E5M2;
+  s.capacity = seqlen_kv;
+  c.segments = {s};
+  if (kernel.limits.demands & ATTN_BLOCK_MASK) {
+    c.flags = ATTN_BLOCK_MASK;
+    c.mask_kinds = {ATTN_BLOCK_FULL};
+  }
+  return c;
+}
+
 TEST_CASE("accuracy: B1 H4 S1024 D128 at sigma 0.5") {
   const auto kernels = cuda_forward_kernels();
   if (kernels.empty()) ATTN_SKIP(backend_of(ATTN_BACKEND_CUDA).reason);
@@ -118,27 +145,10 @@ TEST_CASE("accuracy: K/V in 2 to 5 segments against uncut") {
 // grow with their number (docs/numerics.md).
 TEST_CASE("accuracy: fp8 sums at every length") {
   int ran = 0;
-  for (const Kernel* kernel : kernels_here(Op::forward, false)) {
-    if (kernel->backend != ATTN_BACKEND_CUDA ||
-        !(kernel->limits.in_types & type_bit(ATTN_F8_E4M3FN)))
-      continue;
+  for (const Kernel* kernel : cuda_fp8_kernels()) {
     for (int64_t keys : {1024, 8192, 32768}) {
       for (bool positive : {true, false}) {
-        Case c;
-        c.name = "sums";
-        c.seqlen_q = 64;
-        c.head_dim = c.head_dim_v = kernel->limits.head_dim.max;
-        c.q_type = ATTN_F8_E4M3FN;
-        c.out_type = ATTN_F32;
-        SegmentCase s;
-        const bool e4m3 = kernel->limits.kv_types & type_bit(ATTN_F8_E4M3FN);
-        s.k_type = s.v_type = e4m3 ? ATTN_F8_E4M3FN : ATTN_F8_E5M2;
-        s.capacity = keys;
-        c.segments = {s};
-        if (kernel->limits.demands & ATTN_BLOCK_MASK) {
-          c.flags |= ATTN_BLOCK_MASK;
-          c.mask_kinds = {ATTN_BLOCK_FULL};
-        }
+        const Case c = fp8_case(*kernel, "sums", 64, keys);
         Data data = make_data(c);
         std::fill_n(data.q.data(), data.q.size(), 0);
         Buffer& v = data.segments[0].v;
@@ -174,12 +184,17 @@ TEST_CASE("accuracy: fp8 sums at every length") {
 }
 
 TEST_CASE("accuracy: 100 runs give the same bits") {
-  const auto kernels = cuda_forward_kernels();
-  if (kernels.empty()) ATTN_SKIP(backend_of(ATTN_BACKEND_CUDA).reason);
+  auto kernels = cuda_forward_kernels();
+  const auto fp8 = cuda_fp8_kernels();
+  if (kernels.empty() && fp8.empty()) ATTN_SKIP(backend_of(ATTN_BACKEND_CUDA).reason);
+  kernels.insert(kernels.end(), fp8.begin(), fp8.end());
   int ran = 0;
   for (const Kernel* kernel : kernels) {
-    Case c = case_for(*kernel, "repeat", 2, 300, 700);
-    c.flags = ATTN_CAUSAL;
+    const bool takes_fp8 = kernel->limits.in_types & type_bit(ATTN_F8_E4M3FN);
+    Case c = takes_fp8 ? fp8_case(*kernel, "repeat", 300, 700)
+                       : case_for(*kernel, "repeat", 2, 300, 700);
+    c.batch = 2;
+    c.flags |= ATTN_CAUSAL;
     c.segments[0].lengths = {700, 433};
     const Data data = make_data(c);
     Forward forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);
