@@ -1,7 +1,7 @@
 // Attention of a few queries against many keys. K and V are read once for all query heads of their
 // head: these, and the queries, are the columns of S^T = K Q^T and O^T = V^T P^T, 16 to a row
-// group. One warp of a block loads units of 64 keys into a ring; of the four of a row group each
-// has 16 keys of a unit and its own state of the softmax. They meet where a head's units end.
+// group. One or two warps of a block load units of 64 keys into a ring; of the four of a row group
+// each has 16 keys of a unit and its own state of the softmax. They meet where a head's units end.
 #pragma once
 #include "../common/tanh.cuh"
 #include "../ptx/movmatrix.h"
@@ -11,14 +11,12 @@
 #include "blocks.cuh"
 #include "load.cuh"
 #include "merge.cuh"
+#include "query.cuh"
+#if __CUDA_ARCH__ >= 900
+#include "wide.cuh"
+#endif
 
 namespace attn::decode {
-
-// The compiler computes what follows from x where it is used instead of keeping it in registers.
-__device__ __forceinline__ unsigned recompute(unsigned x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
 
 // A warp's part of the work.
 template <class T, class KV, DecodeTile tile, int rows>
@@ -34,7 +32,7 @@ struct Decoder {
 
   const attn_decode_kernarg& a;
   DecodeShared<tile>& shared;
-  GroupShared& group;
+  typename DecodeShared<tile>::Group& group;
   float* merge;  // in shared memory: Q, and when a head's units end the warps' sums
   Head at;
   int all_begin, all_end;  // keys that all queries see
@@ -112,7 +110,11 @@ struct Decoder {
     }
     float scale = a.scale;
     if constexpr (KV::own_types) return store_q_twice(q, r, t);
-    if (KV::scaled) scale *= to_f16(q);
+    if (KV::scaled)
+      scale *= q_to_f16(a.q_type, [&](auto&& each) {
+#pragma unroll
+        for (unsigned& pair : q) each(pair);
+      });
     if (t == 0) group.q_scale[r] = scale;
     const int chunk = KV::scaled ? t % 2 : t / 4, word = KV::scaled ? t / 2 : t % 4;
 #pragma unroll
@@ -126,7 +128,11 @@ struct Decoder {
     unsigned plain[k_steps];
 #pragma unroll
     for (int step = 0; step < k_steps; ++step) plain[step] = q[step];
-    const float undo = to_f16(q), factor = 1 / undo;
+    const float undo = q_to_f16(a.q_type, [&](auto&& each) {
+#pragma unroll
+      for (unsigned& pair : q) each(pair);
+    });
+    const float factor = 1 / undo;
     if (t == 0) group.q_scale[r] = a.scale * undo;
 #pragma unroll
     for (int step = 0; step < k_steps; ++step) {
@@ -143,29 +149,6 @@ struct Decoder {
       const int place = place_of_pair(step / 2, t);
       store(block_q, place % 2, place / 2, q[step]);
     }
-  }
-
-  // f16 has fewer exponents than bf16: each row by a power of two, so that its largest value is
-  // in [1, 2). What is lost is below 2^-25 of that. Returns what undoes it.
-  __device__ __forceinline__ float to_f16(unsigned (&q)[k_steps]) const {
-    const auto value = [&](int step, int half) {
-      const unsigned short bits = q[step] >> 16 * half;
-      return a.q_type == attn_element_f16 ? F16::unpack(bits) : BF16::unpack(bits);
-    };
-    float most = 0;
-#pragma unroll
-    for (int step = 0; step < k_steps; ++step)
-      most = fmaxf(most, fmaxf(fabsf(value(step, 0)), fabsf(value(step, 1))));
-#pragma unroll
-    for (int step = 1; step < 8; step *= 2)
-      most = fmaxf(most, __shfl_xor_sync(__activemask(), most, step));
-    const int exponent = __float_as_int(most) >> 23;
-    const bool usual = exponent > 0 && exponent < 254;
-    const float factor = usual ? __int_as_float((254 - exponent) << 23) : 1;
-#pragma unroll
-    for (int step = 0; step < k_steps; ++step)
-      q[step] = F16::pack(value(step, 0) * factor, value(step, 1) * factor);
-    return usual ? __int_as_float(exponent << 23) : 1;
   }
 
   // The warp's keys of a unit.
@@ -519,27 +502,15 @@ struct Decoder {
     }
   }
 
-  __device__ __forceinline__ PlacedPart place_of(const Share& share, const Part& part) const {
-    if (tile.split && a.split_keys) {
-      const unsigned row_tile = tile.row_groups > 1 ? at.first_row / tile.rows() : 0,
-                     head = at.b * a.heads_kv + at.h;
-      return {part.number, part.begin, part.end, (head * a.row_tiles + row_tile) * a.splits};
-    }
-    const unsigned first = share.block_of(part.begin), last = share.block_of(part.end - 1);
-    return {Work<tile>::row(a) - first, 0, last - first + 1, first};
-  }
-
   // A part ends: to the result, or to the workspace.
   // final: of the block, whose ring is free then.
   __device__ __forceinline__ void end_part(const Share& share, const Part& part, bool final,
                                            unsigned ring) {
     const int warp = this->warp();
-    // In shared memory where registers are few.
     PlacedPart own;
-    if (tile.row_groups == 1 || thread() == 0) own = place_of(share, part);
-    if (tile.row_groups > 1 && thread() == 0) group.part = own;
-    const PlacedPart& placed = tile.row_groups > 1 ? group.part : own;
-    const Parts<head_dim_v, tile.row_groups, tile.split> parts = {a, placed};
+    PlacedPart& placed = group.placed(own);
+    if (tile.row_groups == 1 || thread() == 0) placed = place_of<tile>(a, at, share, part);
+    const Parts<tile> parts = {a, placed};
 #pragma unroll
     for (int n = 0; n < q_tiles; ++n) {
       Group::meet();  // all have done with Q, or with the rows before
@@ -633,16 +604,17 @@ __device__ __forceinline__ void decode(const attn_decode_kernarg& a, const M& ma
   DecodeShared<tile>& shared = decode_shared<tile>();
   // The same in all lanes, which the compiler sees here.
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0), row_group = warp / decode_warps;
-  const bool loads = row_group == tile.row_groups;
+  const bool loads = row_group == tile.compute_groups();
+  const int loader_index = warp - tile.compute_groups() * decode_warps;
   if (threadIdx.x == 0) {
     if (engine) ptx::mbarrier_init(address(&shared.early), a.stages);
     for (int i = 0; i < a.stages; ++i) {
       ptx::mbarrier_init(address(&shared.full[i]), engine ? 1 : 32 + 1);
-      ptx::mbarrier_init(address(&shared.empty[i]), tile.row_groups * decode_warps);
+      ptx::mbarrier_init(address(&shared.empty[i]), tile.compute_groups() * decode_warps);
     }
   }
   const unsigned ring = address(shared_memory);
-  Loader<KV, tile, M> loader{a, maps, shared, ring, int(threadIdx.x % 32)};
+  Loader<KV, tile, M> loader{a, maps, shared, ring, int(threadIdx.x % 32), loader_index};
   Work<tile> guessed;
   int early = 0;  // units that are loaded before what is in front has ended
 #if __CUDA_ARCH__ >= 900
@@ -664,13 +636,17 @@ __device__ __forceinline__ void decode(const attn_decode_kernarg& a, const M& ma
   const Work<tile> work = find_work<tile>(a);  // all meet there
   if (early > 0) wait(shared.early, 0);
   if (work.begin == work.end) return;
-  GroupShared& group = shared.group[tile.row_groups > 1 ? row_group : 0];
+  auto& group = shared.group[tile.row_groups > 1 ? row_group : 0];
   float* merge =
       reinterpret_cast<float*>(shared_memory + a.stages * stage_bytes<tile>(a) +
                                (tile.row_groups > 1 ? row_group * tile.group_merge_bytes() : 0));
   if (loads) {
     if (early > 0 && !loader.same(work, guessed, early)) early = 0;
     loader.run(work, early);
+#if __CUDA_ARCH__ >= 900
+  } else if constexpr (tile.wide()) {
+    WideDecoder<T, KV, tile>{a, shared, group, row_group, ring, address(merge)}.run(work);
+#endif
   } else if (tile.rows_of_group == 8 ||
              (tile.row_groups == 1 && !tile.own_types && a.rows_taken <= 8)) {
     Decoder<T, KV, tile, 8>{a, shared, group, merge}.run(work, ring);

@@ -43,6 +43,7 @@ struct attn_decode_kernarg {
   int split_invariant;
   int prefix_stable;      // keys but the newest of each sequence may be read at once
   int split_mask;         // split_keys - 1, or 0 if that is no power of two
+  int loaders;            // warps of a block that load
   int split_keys;         // of fixed_split; 0: parts of a head end where blocks do
   int whole_heads;        // with split_keys: a block takes all splits of a head's row tile
   int row_tiles, splits;  // with split_keys: of a head, of a row tile, at most

@@ -6,13 +6,15 @@
 
 namespace attn::decode {
 
-constexpr int decode_warps = 4;  // of a row group, that compute; one more warp of a block loads
+constexpr int decode_warps = 4;  // of a row group, that compute; others of a block load
 constexpr int group_threads = 32 * decode_warps;
 constexpr int unit_keys = 64;  // keys that a block takes at once
 constexpr int warp_keys = unit_keys / decode_warps;
 constexpr int panel_pitch = 128;  // bytes of a row
 constexpr int group_rows = 16;    // of a row group; rows: queries times query heads of a K/V head
 constexpr int decode_max_stages = 6;
+constexpr int wide_rows = 64;  // by wgmma, see wide.cuh
+constexpr int max_wide_groups = 2;
 constexpr int merged_parts = 32;  // results that one block adds up
 
 // ggml's blocks of 32 elements.
@@ -24,15 +26,26 @@ ATTN_HOST_DEVICE constexpr int block_pitch(int columns, int block_bytes) {
 
 struct DecodeTile {
   int head_dim, head_dim_v;
-  int element_bytes;  // of K and V
+  int element_bytes = 2;  // of K and V
   int row_groups = 1;
   bool split = row_groups > 1;     // its kernels take fixed_split
   bool own_types = false;          // K and V of each segment are as q or blocks; places in shared
                                    // memory are those of the largest, which the host knows
-  int rows_of_group = group_rows;  // or 8: half the registers, so twice the blocks
+  int rows_of_group = group_rows;  // or 8: half the registers, so twice the blocks; or wide_rows
 
+  ATTN_HOST_DEVICE constexpr bool wide() const { return rows_of_group == wide_rows; }
+  // Whether more rows than a block takes are further tiles.
+  ATTN_HOST_DEVICE constexpr bool tiled() const { return row_groups > 1 || wide(); }
   ATTN_HOST_DEVICE constexpr int rows() const { return row_groups * rows_of_group; }
-  ATTN_HOST_DEVICE constexpr int threads() const { return row_groups * group_threads + 32; }
+  // wide: they take turns at units; one where it needs all registers.
+  ATTN_HOST_DEVICE constexpr int compute_groups() const {
+    return !wide() ? row_groups : head_dim_v > 128 ? 1 : max_wide_groups;
+  }
+  // Warps that can take turns at loading units; one where four blocks leave no registers for more.
+  ATTN_HOST_DEVICE constexpr int loaders() const { return rows_of_group < group_rows ? 1 : 2; }
+  ATTN_HOST_DEVICE constexpr int threads() const {
+    return compute_groups() * group_threads + loaders() * 32;
+  }
 
   // Units in shared memory are panels of 128 bytes of each row.
   ATTN_HOST_DEVICE constexpr int panels(int columns) const {
@@ -45,15 +58,26 @@ struct DecodeTile {
   ATTN_HOST_DEVICE constexpr int stage_bytes() const { return k_bytes() + tile_bytes(head_dim_v); }
   // Where Q lies, and the sums of a row group's warps of 8 rows meet.
   ATTN_HOST_DEVICE constexpr int group_merge_bytes() const {
-    return decode_warps * 8 * head_dim_v * 4;
+    return wide() ? rows() * columns_16bit(head_dim) : decode_warps * 8 * head_dim_v * 4;
   }
-  ATTN_HOST_DEVICE constexpr int merge_bytes() const { return row_groups * group_merge_bytes(); }
+  // wide: a row of so many columns, of 16 bits, in whole panels; and K and V of 8 bits as such.
+  ATTN_HOST_DEVICE static constexpr int columns_16bit(int columns) {
+    return (columns + 63) / 64 * panel_pitch;
+  }
+  ATTN_HOST_DEVICE constexpr int converted_bytes() const {
+    return wide() && element_bytes == 1
+               ? unit_keys * (columns_16bit(head_dim) + columns_16bit(head_dim_v))
+               : 0;  // of a group
+  }
+  ATTN_HOST_DEVICE constexpr int merge_bytes() const {
+    return row_groups * group_merge_bytes() + compute_groups() * converted_bytes();
+  }
   ATTN_HOST_DEVICE constexpr int blocks() const {  // per multiprocessor
-    const int usual = head_dim > 128 || row_groups > 1 ? 1 : 2;
+    const int usual = head_dim > 128 || tiled() ? 1 : 2;
     return rows_of_group < group_rows ? 2 * usual : usual;
   }
   ATTN_HOST_DEVICE constexpr int static_shared_bytes() const {  // at most
-    return 1024 + 512 * (row_groups - 1);
+    return 1024 + 512 * (compute_groups() - 1) + (wide() ? 512 : 0);
   }
 };
 

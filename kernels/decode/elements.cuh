@@ -56,6 +56,7 @@ struct Fp8 {
   static constexpr int bytes = 1;
   static constexpr bool scaled = true;
   static constexpr bool own_types = false;
+  static __device__ __forceinline__ unsigned pair(unsigned short codes) { return convert(codes); }
 
   static __device__ __forceinline__ unsigned k_lane(int lane) {
     return chunk_offset<panel_pitch>(lane % 16, lane / 16);

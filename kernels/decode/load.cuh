@@ -46,19 +46,41 @@ struct GroupShared {
   };
   float q_scale[group_rows];  // what products of a row of Q are multiplied with
   int2 keys[group_rows];      // that a row sees: from, to
-  PlacedPart part;            // that ends
+
+  // Where the part that ends is noted.
+  __device__ __forceinline__ PlacedPart& placed(PlacedPart& own) { return own; }
+};
+
+// The same of several row groups, whose threads have fewer registers.
+struct ManyShared : GroupShared {
+  PlacedPart part;
+  __device__ __forceinline__ PlacedPart& placed(PlacedPart&) { return part; }
+};
+
+// The same of 64 rows, for both groups that take turns.
+struct WideShared {
+  float q_scale[64];
+  unsigned long long seen[max_wide_groups]
+                         [decode_warps];      // with a tree: keys that a warp's rows see
+  float2 stats[max_wide_groups][group_rows];  // when a part ends: of the rows that are added up
 };
 
 template <DecodeTile tile>
 struct DecodeShared {
   Barrier full[decode_max_stages], empty[decode_max_stages], early;
   Unit unit[decode_max_stages];
-  GroupShared group[tile.row_groups];
+  using Group =
+      std::conditional_t<tile.wide(), WideShared,
+                         std::conditional_t<(tile.row_groups > 1), ManyShared, GroupShared>>;
+  Group group[tile.row_groups];
 };
 
 template <DecodeTile tile>
 __device__ __forceinline__ DecodeShared<tile>& decode_shared() {
-  static_assert(sizeof(DecodeShared<tile>) + 32 <= tile.static_shared_bytes());
+  // Beside it lie find_work's cursor and sums of warps, and which row groups were last.
+  static_assert(sizeof(DecodeShared<tile>) + sizeof(Cursor<tile>) + tile.threads() / 32 * 4 +
+                    tile.row_groups <=
+                tile.static_shared_bytes());
   __shared__ DecodeShared<tile> shared;
   return shared;
 }
@@ -106,13 +128,13 @@ template <class KV, DecodeTile tile, class M>
 struct Loader {
   static constexpr bool engine = !std::is_same_v<M, NoMaps>;
   // ATTN_KV_PREFIX_STABLE, which is for short caches.
-  static constexpr bool takes_promise = engine && tile.row_groups == 1 && !tile.split;
+  static constexpr bool takes_promise = engine && !tile.tiled() && !tile.split;
   static constexpr int head_dim = tile.head_dim, head_dim_v = tile.head_dim_v;
   const attn_decode_kernarg& a;
   const M& maps;
   DecodeShared<tile>& shared;
   const unsigned ring;
-  const int lane;
+  const int lane, index;  // of the thread, and of the warp among those that load
   Cursor<tile> at;
   int page[2];  // of keys `lane` and `lane` + 32 of the unit
   float k_descale, v_descale;
@@ -335,8 +357,12 @@ struct Loader {
     copy_tile(Columns<head_dim_v>{}, v_to, s.v, s.v_stride, a.head_dim_v);
   }
 
-  // Before what is in front in the stream has ended: asks for the first units that hold no newest
-  // token, as far as lengths read now tell where they lie. Returns how many.
+  // Whether the warp loads the block's unit of this number.
+  __device__ __forceinline__ bool own(int unit) const {
+    return tile.loaders() == 1 || (a.loaders == 1 ? 0 : unit % 2) == index;
+  }
+  // Before what is in front in the stream has ended: asks for those of the first units that hold no
+  // newest token, as far as lengths read now tell where they lie. Returns how many there are.
   __device__ __forceinline__ int load_early(const Work<tile>& work) {
     at = work.first;
     const int most = min(min(int(work.end - work.begin), at.left), a.stages),
@@ -344,6 +370,7 @@ struct Loader {
     const attn_decode_segment& s = a.segment[at.segment];
     int n = 0;
     for (; n < most && at.first + unit_keys <= old; ++n, at.first += unit_keys) {
+      if (!own(n)) continue;
       look_up();
       const unsigned all[2] = {~0u, ~0u};
       const unsigned to = ring + n * stage_bytes<tile>(a);
@@ -354,7 +381,8 @@ struct Loader {
         copy_boxes(s, to, to + k_bytes(), address(&shared.early), all, at.first - at.begin);
     }
     if (lane == 0)
-      for (int i = n; i < a.stages; ++i) ptx::mbarrier_arrive(address(&shared.early));
+      for (int i = n; i < a.stages; ++i)
+        if (own(i)) ptx::mbarrier_arrive(address(&shared.early));
     return n;
   }
   // Whether units that came early are the first of `work`.
@@ -366,26 +394,27 @@ struct Loader {
            int(work.end - work.begin) >= units && x.first + units * unit_keys <= x.end;
   }
 
-  // `early` units were loaded before.
+  // The first `early` units were loaded before.
   __device__ __forceinline__ void run(const Work<tile>& work, int early) {
+    if (index >= a.loaders) return;
     at = work.first;
-    look_up();
+    if (own(0)) look_up();
     unsigned head_begin = work.begin - (at.sequence.units - at.left);
     unsigned share = work.begin;
     Stage stage;
 #pragma unroll 1
     for (int unit = 0;; ++unit) {
-      if (unit >= a.stages) wait(shared.empty[stage.number], stage.parity ^ 1);
+      if (own(unit) && unit >= a.stages) wait(shared.empty[stage.number], stage.parity ^ 1);
       const bool head_ends = at.left == 1,
                  split_ends = tile.split && a.split_keys ? at.ends_split(a) : head_ends;
       share += !tile.split || !a.split_keys || (a.whole_heads ? head_ends : split_ends);
       const bool final = share == work.end;
-      load(stage, head_begin, split_ends || final, final, unit < early);
+      if (own(unit)) load(stage, head_begin, split_ends || final, final, unit < early);
       if (final) break;
       stage.next(a.stages);
       if (head_ends) head_begin = share;
       at.next(a, split_ends);
-      look_up();
+      if (own(unit + 1)) look_up();
     }
   }
 };

@@ -11,6 +11,12 @@
 
 namespace attn::decode {
 
+// The compiler computes what follows from x where it is used instead of keeping it in registers.
+__device__ __forceinline__ unsigned recompute(unsigned x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 template <int n>
 struct Count {};
 
@@ -131,9 +137,23 @@ struct PlacedPart {
   __device__ __forceinline__ bool alone() const { return end - begin == 1; }
 };
 
+template <DecodeTile tile>
+__device__ __forceinline__ PlacedPart place_of(const attn_decode_kernarg& a, const Head& at,
+                                               const Share& share, const Part& part) {
+  if (tile.split && a.split_keys) {
+    const unsigned row_tile = tile.tiled() ? at.first_row / tile.rows() : 0,
+                   head = at.b * a.heads_kv + at.h;
+    return {part.number, part.begin, part.end, (head * a.row_tiles + row_tile) * a.splits};
+  }
+  const unsigned first = share.block_of(part.begin), last = share.block_of(part.end - 1);
+  return {Work<tile>::row(a) - first, 0, last - first + 1, first};
+}
+
 // The parts of a row group's rows. `part` lies in shared memory.
-template <int columns, int row_groups, bool split>
+template <DecodeTile tile>
 struct Parts {
+  static constexpr int columns = tile.head_dim_v, row_groups = tile.row_groups;
+  static constexpr bool split = tile.split;
   using Group = RowGroup<row_groups>;
   const attn_decode_kernarg& a;
   const PlacedPart& part;
@@ -148,7 +168,7 @@ struct Parts {
     return slot(number) * row_groups + Group::index();
   }
   __device__ __forceinline__ long long row_at(unsigned slot, int r) const {
-    return (slot * (long long)row_groups + Group::index()) * group_rows + r;
+    return (slot * (long long)row_groups + Group::index()) * tile.rows_of_group + r;
   }
   __device__ __forceinline__ float* sums(unsigned slot, int r) const {
     return a.sums + row_at(slot, r) * columns;

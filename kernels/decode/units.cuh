@@ -18,7 +18,7 @@ using namespace device;
 // A sequence and one of its row tiles, the same for all its K/V heads.
 template <DecodeTile tile>
 struct Sequence {
-  static constexpr bool tiled = tile.row_groups > 1;
+  static constexpr bool tiled = tile.tiled();
   int seqlen_q, seqlen_kv;
   int q_begin;                 // packed q: row of query 0
   int first_row;               // of the row tile

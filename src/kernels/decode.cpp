@@ -1,8 +1,8 @@
 // The kernels decode_*: few queries against many keys, of 16 bits as the queries or of fp8. They
 // differ by the head dimensions and rows they take, and by what brings K and V: in decode_sm90_*
-// the copy engine, whose boxes must each lie in one page. _split, and _r48, take fixed_split.
-// decode_sm90_blocks_*: K and V of q8_0, q4_0 and q's type, of each segment in its own; up to 8
-// rows, _r16 16.
+// the copy engine, whose boxes must each lie in one page. _r64 take 64 rows at once, by wgmma, and
+// any number of them by tiles of so many; _split, and _r48, take fixed_split. decode_sm90_blocks_*:
+// K and V of q8_0, q4_0 and q's type, of each segment in its own; up to 8 rows, _r16 16.
 #include "kernels/decode.h"
 
 #include "kernels/families.h"
@@ -29,14 +29,14 @@ Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   // More rows than a block takes read K and V again for each of their tiles: of 16 bits that is
   // what fwd_* do better, but for trees and the bits that fixed_split promises.
   const bool alone = tile.element_bytes == 1 || p.tree_keys > 0 || p.fixed_split > 0;
-  const bool any_rows = tile.row_groups > 1 && alone;
+  const bool any_rows = tile.tiled() && alone;
   const int64_t max_rows_here = any_rows ? INT32_MAX : tile.rows();
   if (p.group() * p.seqlen_q > max_rows_here)
     return unsupported("heads_q / heads_kv * seqlen_q is ", p.group(), " * ", p.seqlen_q,
                        "; accepted: up to ", max_rows_here);
   const int64_t rows = rows_of<false>(p, tile);
   ATTN_TRY(check(p, rows, device, tile, engine));
-  if (tile.row_groups > 1 && !alone) recipe->passed_over = read_often(p, device);
+  if (tile.tiled() && !alone) recipe->passed_over = read_often(p, device);
   recipe->workspace = workspace_bytes<tile>(p, device);
   recipe->steps.push_back(decode_step<tile, engine>(name.text, p, device));
   return {};
@@ -60,54 +60,57 @@ constexpr Kernel row(uint32_t q_types, uint32_t kv_types, attn_dtype weights) {
                           : 0u),
                  .head_dim = {.multiple = fp8 ? 16 : 8, .max = tile.head_dim},
                  .head_dim_v = {.multiple = fp8 ? 16 : 8, .max = tile.head_dim_v},
-                 .seqlen_q = {.max = tile.row_groups > 1 ? INT32_MAX : tile.rows()},
-                 .group = {.max = tile.row_groups > 1 ? INT32_MAX : tile.rows()}},
+                 .seqlen_q = {.max = tile.tiled() ? INT32_MAX : tile.rows()},
+                 .group = {.max = tile.tiled() ? INT32_MAX : tile.rows()}},
       .numerics = {.weights = weights, .keys = decode::warp_keys},
       .recipe = recipe_of<make_recipe<name, tile, engine>>};
 }
 
-// `tile` but for the bytes of an element.
+constexpr decode::DecodeTile with_bytes(decode::DecodeTile tile, int element_bytes) {
+  tile.element_bytes = element_bytes;
+  return tile;
+}
 template <attn_dtype type, Text variant, decode::DecodeTile tile, bool engine>
 constexpr Kernel same() {
   constexpr Text family = engine ? "decode_sm90_" : "decode_sm80_";
-  constexpr decode::DecodeTile of_two_bytes = {tile.head_dim, tile.head_dim_v, 2, tile.row_groups,
-                                               tile.split};
-  return row<kernel_name<family, type, variant>, of_two_bytes, engine>(type_bit(type),
-                                                                       type_bit(type), type);
+  return row<kernel_name<family, type, variant>, with_bytes(tile, 2), engine>(type_bit(type),
+                                                                              type_bit(type), type);
 }
 template <Text variant, decode::DecodeTile tile, bool engine>
 constexpr Kernel fp8() {
   constexpr Text name = Text(engine ? "decode_sm90_fp8_" : "decode_sm89_fp8_").append(variant.text);
-  constexpr decode::DecodeTile of_a_byte = {tile.head_dim, tile.head_dim_v, 1, tile.row_groups,
-                                            tile.split};
-  return row<name, of_a_byte, engine>(type_bit(ATTN_F16) | type_bit(ATTN_BF16), fp8_of_cuda,
-                                      ATTN_F16);
+  return row<name, with_bytes(tile, 1), engine>(type_bit(ATTN_F16) | type_bit(ATTN_BF16),
+                                                fp8_of_cuda, ATTN_F16);
 }
 
-template <bool engine, Text variant, int head_dim, int head_dim_v = head_dim, int row_groups = 1,
-          bool split = (row_groups > 1)>
-constexpr std::array of_all_types = [] {
-  constexpr decode::DecodeTile tile = {.head_dim = head_dim,
-                                       .head_dim_v = head_dim_v,
-                                       .element_bytes = 2,
-                                       .row_groups = row_groups,
-                                       .split = split};
-  return std::array{same<ATTN_BF16, variant, tile, engine>(),
-                    same<ATTN_F16, variant, tile, engine>(), fp8<variant, tile, engine>()};
-}();
+template <bool engine, Text variant, decode::DecodeTile tile>
+constexpr std::array of_all_types = {same<ATTN_BF16, variant, tile, engine>(),
+                                     same<ATTN_F16, variant, tile, engine>(),
+                                     fp8<variant, tile, engine>()};
 
+using Tile = decode::DecodeTile;
 template <bool engine>
 constexpr std::array rows =
-    joined(of_all_types<engine, "d64", 64>, of_all_types<engine, "d128", 128>,
-           of_all_types<engine, "d192_dv128", 192, 128>, of_all_types<engine, "d256", 256>);
-constexpr std::array rows_of_three_groups =
-    joined(of_all_types<true, "d64_r48", 64, 64, 3>, of_all_types<true, "d128_r48", 128, 128, 3>,
-           of_all_types<true, "d192_dv128_r48", 192, 128, 3>);
-constexpr std::array rows_of_splits =
-    joined(of_all_types<true, "d64_split", 64, 64, 1, true>,
-           of_all_types<true, "d128_split", 128, 128, 1, true>,
-           of_all_types<true, "d192_dv128_split", 192, 128, 1, true>,
-           of_all_types<true, "d256_split", 256, 256, 1, true>);
+    joined(of_all_types<engine, "d64", Tile{.head_dim = 64, .head_dim_v = 64}>,
+           of_all_types<engine, "d128", Tile{.head_dim = 128, .head_dim_v = 128}>,
+           of_all_types<engine, "d192_dv128", Tile{.head_dim = 192, .head_dim_v = 128}>,
+           of_all_types<engine, "d256", Tile{.head_dim = 256, .head_dim_v = 256}>);
+constexpr std::array wide_rows = joined(
+    of_all_types<true, "d64_r64", Tile{.head_dim = 64, .head_dim_v = 64, .rows_of_group = 64}>,
+    of_all_types<true, "d128_r64", Tile{.head_dim = 128, .head_dim_v = 128, .rows_of_group = 64}>,
+    of_all_types<true, "d192_dv128_r64",
+                 Tile{.head_dim = 192, .head_dim_v = 128, .rows_of_group = 64}>,
+    of_all_types<true, "d256_r64", Tile{.head_dim = 256, .head_dim_v = 256, .rows_of_group = 64}>);
+constexpr std::array rows_of_splits = joined(
+    of_all_types<true, "d64_split", Tile{.head_dim = 64, .head_dim_v = 64, .split = true}>,
+    of_all_types<true, "d128_split", Tile{.head_dim = 128, .head_dim_v = 128, .split = true}>,
+    of_all_types<true, "d192_dv128_split", Tile{.head_dim = 192, .head_dim_v = 128, .split = true}>,
+    of_all_types<true, "d256_split", Tile{.head_dim = 256, .head_dim_v = 256, .split = true}>);
+constexpr std::array rows_of_three_groups = joined(
+    of_all_types<true, "d64_r48", Tile{.head_dim = 64, .head_dim_v = 64, .row_groups = 3}>,
+    of_all_types<true, "d128_r48", Tile{.head_dim = 128, .head_dim_v = 128, .row_groups = 3}>,
+    of_all_types<true, "d192_dv128_r48",
+                 Tile{.head_dim = 192, .head_dim_v = 128, .row_groups = 3}>);
 
 template <Text name, int dim, int rows>
 constexpr Kernel blocks() {
@@ -129,8 +132,8 @@ constexpr std::array rows_of_blocks = {blocks<"decode_sm90_blocks_d64", 64, 8>()
                                        blocks<"decode_sm90_blocks_d64_r16", 64, 16>(),
                                        blocks<"decode_sm90_blocks_d128_r16", 128, 16>(),
                                        blocks<"decode_sm90_blocks_d256_r16", 256, 16>()};
-constinit const std::array all_rows =
-    joined(rows<true>, rows<false>, rows_of_splits, rows_of_three_groups, rows_of_blocks);
+constinit const std::array all_rows = joined(rows<true>, rows<false>, wide_rows, rows_of_splits,
+                                             rows_of_three_groups, rows_of_blocks);
 
 }  // namespace
 

@@ -19,7 +19,7 @@ namespace attn::decode {
 
 constexpr int ring_bytes = 192 << 10;               // of the blocks of a multiprocessor
 constexpr int64_t few_units = 16, many_units = 48;  // of a block
-constexpr int64_t few_units_of_blocks = 3;
+constexpr int64_t few_units_of_blocks = 3, many_units_of_loader = 128;
 constexpr int64_t max_length = 1 << 30;  // keys of a sequence
 constexpr int block_reserve = 1024;      // shared memory that each block costs beside its own
 
@@ -32,6 +32,7 @@ struct Shape {
   int stages = 0;
   int k_bytes = 0, stage_bytes = 0;  // of a unit in shared memory
   int64_t blocks = 0;                // a multiple of columns_of()
+  int64_t units = 0;                 // of all blocks, at most
   int64_t splits = 0;                // of a row tile at most; 0: without fixed_split
   bool whole_heads = false;          // blocks take whole row tiles
   int64_t slots = 0;                 // of the workspace
@@ -105,6 +106,7 @@ inline Shape shape_of(const Problem& p, int64_t rows, const DeviceInfo& device,
   else
     most *= std::clamp<int64_t>(all / most / many_units, 1, tile.element_bytes == 2 ? 4 : 1);
   shape.stages = stages;
+  shape.units = all;
   int64_t shares = all;
   if (p.fixed_split > 0) {
     shape.splits = std::max<int64_t>(1, splits);
@@ -118,12 +120,22 @@ inline Shape shape_of(const Problem& p, int64_t rows, const DeviceInfo& device,
   return shape;
 }
 
+// Warps of a block that load, in turns. One has some 1800 clocks of latencies a unit, more where it
+// asks for each row by itself or for pages. A second one costs 1 us where a block has few units.
+template <DecodeTile tile, bool engine>
+int loaders_of(const Problem& p, const Shape& shape) {
+  const bool paged =
+      std::ranges::any_of(p.segment, [](const attn_segment& s) { return s.layout == ATTN_PAGED; });
+  const bool many = tile.element_bytes == 1 && shape.units / shape.blocks >= many_units_of_loader;
+  return !engine || tile.wide() || paged || many ? tile.loaders() : 1;
+}
+
 // The workspace: sums, stats and counters of each slot.
 struct Workspace {
   int64_t stats_at, arrived_at, bytes;
 };
 inline Workspace workspace_of(int64_t slots, const DecodeTile& tile) {
-  const int64_t groups = slots * tile.row_groups, rows = groups * group_rows;
+  const int64_t groups = slots * tile.row_groups, rows = slots * tile.rows();
   const int64_t stats_at = rows * tile.head_dim_v * int64_t{sizeof(float)},
                 arrived_at = stats_at + rows * 2 * int64_t{sizeof(float)};
   return {stats_at, arrived_at, arrived_at + 2 * groups * int64_t{sizeof(unsigned)}};
@@ -134,7 +146,7 @@ inline int box_keys(const attn_segment& s) {
   return s.layout == ATTN_PAGED ? std::gcd(s.page_size, unit_keys) : unit_keys;
 }
 
-template <DecodeTile tile, bool few>
+template <DecodeTile tile, bool engine, bool few>
 void set_decode(const Problem& p, const Args& args, const Target& target, attn_decode_kernarg* to) {
   attn_decode_kernarg& a = *to;
   a.q = args.q;
@@ -160,6 +172,7 @@ void set_decode(const Problem& p, const Args& args, const Target& target, attn_d
   const Shape shape = shape_of(p, rows, target.device, tile);
   a.rows_taken = int(rows);
   a.stages = shape.stages;
+  a.loaders = loaders_of<tile, engine>(p, shape);
   a.k_bytes = shape.k_bytes;
   a.stage_bytes = shape.stage_bytes;
   a.columns = int(columns_of(p, shape.blocks));
@@ -218,10 +231,11 @@ void pack(const Problem& p, const Args& args, const Target& target, Parameters* 
       to->map_base[2 * i] = a.k;
       to->map_base[2 * i + 1] = a.v;
     }
-    set_decode<tile, few>(p, args, target,
-                          &reinterpret_cast<attn_decode_sm90_kernarg*>(to->kernarg)->a);
+    set_decode<tile, engine, few>(p, args, target,
+                                  &reinterpret_cast<attn_decode_sm90_kernarg*>(to->kernarg)->a);
   } else {
-    set_decode<tile, few>(p, args, target, reinterpret_cast<attn_decode_kernarg*>(to->kernarg));
+    set_decode<tile, engine, few>(p, args, target,
+                                  reinterpret_cast<attn_decode_kernarg*>(to->kernarg));
   }
 }
 

@@ -160,7 +160,7 @@ void pack_dequantise(const Problem& p, const Args& args, const Target& target, P
 // Of few rows decode_* read K and V once, as they are, where they are of fp8 alone or have none.
 std::string few_rows(const Problem& p) {
   const bool fp8 = (p.needs.k_types | p.needs.v_types) & fp8_of_cuda;
-  const int64_t rows = p.seqlen_q * p.group(), few = !fp8 || p.head_dim_v > 128 ? 16 : 64;
+  const int64_t rows = p.seqlen_q * p.group(), few = !fp8 || p.head_dim_v > 128 ? 16 : 128;
   if (rows > few || (fp8 && p.needs.features & feature_mixed_kv_types)) return "";
   return join("for ", rows, " rows, queries times heads_q / heads_kv, a later kernel is faster");
 }

@@ -871,14 +871,15 @@ TEST_CASE("cuda: tensors with more than 2^31 elements") {
       Case c = case_for(*kernel, "far", 2, 3, 5);
       c.out_type = ATTN_F32;
       c.heads_kv = c.heads_q = 2;
-      const int64_t sizes[] = {2, 5, 2};  // batch, keys, heads
+      const int64_t sizes[] = {2, 5, 2};   // batch, keys, heads
+      const int64_t queries = c.seqlen_q;  // 2 or 3
       const int64_t d = c.head_dim;
       attn_strides stride{16 * d, 2 * d, d};
       (dimension == 0   ? stride.batch
        : dimension == 1 ? stride.seq
                         : stride.head) = far / (sizes[dimension] - 1) / 8 * 8;
       attn_strides q_stride = stride;
-      if (dimension == 1) q_stride.seq = far / 2 / 8 * 8;  // 3 queries
+      if (dimension == 1) q_stride.seq = far / (queries - 1) / 8 * 8;
       const Data data = make_data(c);
       const auto at = [](const attn_strides& s, int64_t b, int64_t i, int64_t h) {
         return b * s.batch + i * s.seq + h * s.head;
@@ -897,7 +898,7 @@ TEST_CASE("cuda: tensors with more than 2^31 elements") {
           }
         }
       };
-      write(0, q_stride, data.q_view, data.q, 3);
+      write(0, q_stride, data.q_view, data.q, queries);
       write(1, stride, data.segments[0].k_view, data.segments[0].k, 5);
       write(2, stride, data.segments[0].v_view, data.segments[0].v, 5);
 
@@ -911,7 +912,7 @@ TEST_CASE("cuda: tensors with more than 2^31 elements") {
 
       Outputs got;
       for (int64_t b = 0; b < 2; ++b) {
-        for (int64_t i = 0; i < 3; ++i) {
+        for (int64_t i = 0; i < queries; ++i) {
           for (int64_t h = 0; h < 2; ++h) {
             std::vector<float> row(static_cast<size_t>(d));
             REQUIRE(attn_copy_out(backend.context, row.data(), out + 4 * at(q_stride, b, i, h),

@@ -217,25 +217,25 @@ TEST_CASE("choose: few queries go to the decode kernels", "[plan]") {
   s.seqlen_q = 5;
   CHECK(chosen(h200, s) == "\"fwd_sm90_bf16_d128\"");
   s.seqlen = 1 << 17;  // K and V are more than L2 holds
-  CHECK(chosen(h200, s) == "\"decode_sm90_bf16_d128_r48\"");
+  CHECK(chosen(h200, s) == "\"decode_sm90_bf16_d128_r64\"");
   s.heads_kv = s.heads;
   s.seqlen_q = 17;
   CHECK(chosen(h200, s).find("fwd_sm90_bf16_d128") != std::string::npos);
   s = token;
   s.kv_type = ATTN_F8_E4M3FN;
-  s.seqlen_q = 16;  // 64 rows
-  CHECK(chosen(h200, s) == "\"decode_sm90_fp8_d128_r48\"");
-  s.seqlen_q = 17;
+  s.seqlen_q = 32;  // 128 rows
+  CHECK(chosen(h200, s) == "\"decode_sm90_fp8_d128_r64\"");
+  s.seqlen_q = 33;
   CHECK(chosen(h200, s) == "\"fwd_sm90_bf16_d128_dequantised\"");
   s.page_size = 16;
   CHECK(chosen(h200, s) == "\"fwd_sm90_bf16_d128_dequantised\"");
   s.type = ATTN_F16;
   CHECK(chosen(h200, s) == "\"fwd_sm90_f16_d128_dequantised\"");
   s.seqlen = 1 << 23;  // K and V of 8 heads would be more than 4 GiB
-  CHECK(chosen(h200, s) == "\"decode_sm90_fp8_d128_r48\"");
+  CHECK(chosen(h200, s) == "\"decode_sm90_fp8_d128_r64\"");
 }
 
-TEST_CASE("choose: trees go to the decode kernels, of any number of rows where some take 48",
+TEST_CASE("choose: trees go to the decode kernels, of any number of rows where some take 64",
           "[plan]") {
   if (!in_build("decode_sm90_bf16_d128", "sm_90")) ATTN_SKIP("this build has no CUDA kernels");
   Shape s = {.heads = 32,
@@ -249,7 +249,7 @@ TEST_CASE("choose: trees go to the decode kernels, of any number of rows where s
   CHECK(chosen(a100, s) == "\"decode_sm80_bf16_d128\"");
   for (const int64_t queries : {5, 13, 64}) {
     s.seqlen_q = s.tree_keys = queries;
-    CHECK(chosen(h200, s) == "\"decode_sm90_bf16_d128_r48\"");
+    CHECK(chosen(h200, s) == "\"decode_sm90_bf16_d128_r64\"");
     CHECK(chosen(a100, s) == "null");
     CHECK(explained(a100, s).find("\"tree mask\"") != std::string::npos);
   }

@@ -291,13 +291,13 @@ TEST_CASE("sm90 dequantised: what is declined", "[plan]") {
 
 TEST_CASE("sm90 dequantised: few rows go to the kernels of decode", "[plan]") {
   Input in;
-  in.problem.seqlen_q = 16;  // of 4 heads: 64 rows
+  in.problem.seqlen_q = 32;  // of 4 heads: 128 rows
   CHECK(in.passed_over(kernel) ==
-        "for 64 rows, queries times heads_q / heads_kv, a later kernel is faster");
+        "for 128 rows, queries times heads_q / heads_kv, a later kernel is faster");
   in.segment[0].v_type = ATTN_F8_E5M2;  // which they do not take
   CHECK(in.passed_over(kernel) == "");
   in.segment[0].v_type = ATTN_F8_E4M3FN;
-  in.problem.seqlen_q = 17;
+  in.problem.seqlen_q = 33;
   CHECK(in.passed_over(kernel) == "");
   Input wide(1, ATTN_BF16, 256);
   wide.problem.seqlen_q = 4;
@@ -416,18 +416,18 @@ TEST_CASE("sm90 dequantised: which problems the plan gives it", "[plan]") {
     return in;
   };
   CHECK(chosen(queries(1)) == "decode_sm90_fp8_d128");
-  CHECK(chosen(queries(16)) == "decode_sm90_fp8_d128_r48");
-  CHECK(chosen(queries(17)) == kernel);
+  CHECK(chosen(queries(32)) == "decode_sm90_fp8_d128_r64");
+  CHECK(chosen(queries(33)) == kernel);
   CHECK(chosen(queries(100, Input(8))) == kernel);
   CHECK(chosen(queries(4, Input(1, ATTN_F16, 256))) == "decode_sm90_fp8_d256");
   CHECK(chosen(queries(5, Input(1, ATTN_F16, 256))) == "fwd_sm90_f16_d256_dequantised");
   CHECK(chosen(queries(100, Input(1, ATTN_BF16, 64))) == "fwd_sm90_bf16_d64_dequantised");
   Input large;
   large.segment[0].seqlen = 1 << 22;
-  CHECK(chosen(large) == "decode_sm90_fp8_d128_r48");
+  CHECK(chosen(large) == "decode_sm90_fp8_d128_r64");
   Input scaled(1, ATTN_F16);
   scaled.segment[0].k_descale = ATTN_DESCALE_HEAD;
-  CHECK(chosen(scaled) == "decode_sm90_fp8_d128_r48");
+  CHECK(chosen(scaled) == "decode_sm90_fp8_d128_r64");
   Input wide(1, ATTN_BF16, 192);
   wide.problem.head_dim_v = 128;
   CHECK(chosen(wide) == "fwd_sm90_bf16_d192_dv128_dequantised");

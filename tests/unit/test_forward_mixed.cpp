@@ -123,7 +123,7 @@ TEST_CASE("sm90 mixed: which problems the plan gives it", "[plan]") {
   CHECK(fp8.chosen() == "fwd_sm90_bf16_d128_dequantised");
   Input tree;
   tree.problem.tree_keys = 4;
-  CHECK(tree.chosen() == "decode_sm90_bf16_d128_r48");
+  CHECK(tree.chosen() == "decode_sm90_bf16_d128_r64");
 }
 
 TEST_CASE("sm90 mixed: what is declined", "[plan]") {

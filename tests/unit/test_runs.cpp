@@ -497,9 +497,9 @@ TEST_CASE("runs: decode kernels take trees, of 16 bits more rows than without") 
   };
   CHECK(chosen(4, 4, nullptr) == "decode_sm90_bf16_d128");
   for (const int64_t queries : {5, 12, 13, 128})
-    CHECK(chosen(queries, 128, nullptr) == "decode_sm90_bf16_d128_r48");
-  CHECK(chosen(13, 0, "decode_sm90_bf16_d128_r48") ==
-        "heads_q / heads_kv * seqlen_q is 4 * 13; accepted: up to 48 (decode_sm90_bf16_d128_r48)");
+    CHECK(chosen(queries, 128, nullptr) == "decode_sm90_bf16_d128_r64");
+  CHECK(chosen(17, 0, "decode_sm90_bf16_d128_r64") ==
+        "heads_q / heads_kv * seqlen_q is 4 * 17; accepted: up to 64 (decode_sm90_bf16_d128_r64)");
   CHECK(chosen(5, 1, "fwd_sm90_bf16_d128") == "tree mask (fwd_sm90_bf16_d128)");
 
   p.seqlen_q = 4;

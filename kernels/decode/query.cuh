@@ -1,0 +1,34 @@
+// Rows of Q as the matrix unit takes them beside K and V that become f16.
+#pragma once
+#include "../common/element.cuh"
+#include "../shared/types.h"
+
+namespace attn::decode {
+
+using namespace device;
+
+// A row of Q, which 8 lanes share, to f16 for fp8 K. f16 has fewer exponents than bf16: each row by
+// a power of two, so that its largest value is in [1, 2). What is lost is below 2^-25 of that.
+// Returns what undoes it. words(f): calls f with each of the lane's pairs.
+template <class Words>
+__device__ __forceinline__ float q_to_f16(int q_type, Words&& words) {
+  const auto value = [&](unsigned pair, int half) {
+    const unsigned short bits = pair >> 16 * half;
+    return q_type == attn_element_f16 ? F16::unpack(bits) : BF16::unpack(bits);
+  };
+  float most = 0;
+  words([&](unsigned pair) {
+    most = fmaxf(most, fmaxf(fabsf(value(pair, 0)), fabsf(value(pair, 1))));
+  });
+#pragma unroll
+  for (int step = 1; step < 8; step *= 2)
+    most = fmaxf(most, __shfl_xor_sync(__activemask(), most, step));
+  const int exponent = __float_as_int(most) >> 23;
+  const bool usual = exponent > 0 && exponent < 254;
+  const float factor = usual ? __int_as_float((254 - exponent) << 23) : 1;
+  words(
+      [&](unsigned& pair) { pair = F16::pack(value(pair, 0) * factor, value(pair, 1) * factor); });
+  return usual ? __int_as_float(exponent << 23) : 1;
+}
+
+}  // namespace attn::decode
