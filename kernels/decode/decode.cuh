@@ -110,11 +110,7 @@ struct Decoder {
     }
     float scale = a.scale;
     if constexpr (KV::own_types) return store_q_twice(q, r, t);
-    if (KV::scaled)
-      scale *= q_to_f16(a.q_type, [&](auto&& each) {
-#pragma unroll
-        for (unsigned& pair : q) each(pair);
-      });
+    if (KV::scaled) scale *= to_f16(q);
     if (t == 0) group.q_scale[r] = scale;
     const int chunk = KV::scaled ? t % 2 : t / 4, word = KV::scaled ? t / 2 : t % 4;
 #pragma unroll
@@ -123,16 +119,19 @@ struct Decoder {
                                    chunk_offset<q_pitch>(r, 2 * step + chunk) + 4 * word) = q[step];
   }
 
+  __device__ __forceinline__ float to_f16(unsigned (&q)[k_steps]) const {
+    return q_to_f16(a.q_type, [&](auto&& each) {
+#pragma unroll
+      for (unsigned& pair : q) each(pair);
+    });
+  }
+
   // Rows scaled by the same powers of two in both types.
   __device__ __forceinline__ void store_q_twice(unsigned (&q)[k_steps], int r, int t) {
     unsigned plain[k_steps];
 #pragma unroll
     for (int step = 0; step < k_steps; ++step) plain[step] = q[step];
-    const float undo = q_to_f16(a.q_type, [&](auto&& each) {
-#pragma unroll
-      for (unsigned& pair : q) each(pair);
-    });
-    const float factor = 1 / undo;
+    const float undo = to_f16(q), factor = 1 / undo;
     if (t == 0) group.q_scale[r] = a.scale * undo;
 #pragma unroll
     for (int step = 0; step < k_steps; ++step) {

@@ -59,7 +59,7 @@ struct ManyShared : GroupShared {
 
 // The same of 64 rows, for both groups that take turns.
 struct WideShared {
-  float q_scale[64];
+  float q_scale[wide_rows];
   unsigned long long seen[max_wide_groups]
                          [decode_warps];      // with a tree: keys that a warp's rows see
   float2 stats[max_wide_groups][group_rows];  // when a part ends: of the rows that are added up

@@ -20,39 +20,22 @@ enum : unsigned {
 };
 
 template <unsigned with>
-struct KernargOf {
-  using type = attn_sm90_forward_kernarg;
-};
-template <>
-struct KernargOf<with_mask> {
-  using type = attn_sm90_mask_kernarg;
-};
-template <>
-struct KernargOf<with_bias> {
-  using type = attn_sm90_bias_kernarg;
-};
-template <>
-struct KernargOf<with_pages> {
-  using type = attn_sm90_paged_kernarg;
-};
-template <>
-struct KernargOf<with_score_and_pages> {
-  using type = attn_sm90_paged_kernarg;
-};
-template <>
-struct KernargOf<with_fp8> {
-  using type = attn_sm90_fp8_kernarg;
-};
-template <>
-struct KernargOf<with_fp8_and_score> {
-  using type = attn_sm90_fp8_kernarg;
-};
-template <>
-struct KernargOf<with_fp8_and_mask> {
-  using type = attn_sm90_fp8_mask_kernarg;
-};
+constexpr auto kernarg_of() {
+  if constexpr (with & with_fp8 && with & with_mask)
+    return attn_sm90_fp8_mask_kernarg{};
+  else if constexpr (with & with_fp8)
+    return attn_sm90_fp8_kernarg{};
+  else if constexpr (with & with_mask)
+    return attn_sm90_mask_kernarg{};
+  else if constexpr (with & with_pages)
+    return attn_sm90_paged_kernarg{};
+  else if constexpr (with == with_bias)
+    return attn_sm90_bias_kernarg{};
+  else
+    return attn_sm90_forward_kernarg{};
+}
 template <unsigned with>
-using Kernarg = typename KernargOf<with>::type;
+using Kernarg = decltype(kernarg_of<with>());
 
 }  // namespace attn::sm90
 #endif

@@ -12,16 +12,6 @@ enum {
   attn_dequantise_keys = 16,      // that lie in one page
 };
 
-// Types that this kernel alone knows, beside those of shared/types.h.
-enum {
-  attn_element_q4_1 = 10,
-  attn_element_q5_0 = 11,
-  attn_element_q5_1 = 12,
-  attn_element_iq4_nl = 13,
-  attn_element_i8 = 14,
-  attn_element_i4 = 15
-};
-
 struct attn_dequantise_tensor {
   const void* src;
   void* dst;  // rows of heads of `dim` elements, contiguous; null: src is read where it is

@@ -7,6 +7,7 @@
 #include "../common/lengths.cuh"
 #include "../ptx/convert_fp8.h"
 #include "../ptx/grid.h"
+#include "../shared/ggml_layout.h"
 #include "dequantise_args.h"
 
 namespace {
@@ -66,43 +67,25 @@ __device__ __forceinline__ void load_codes(const unsigned char* from, unsigned (
 __device__ __forceinline__ float load_half(const unsigned short* from) {
   return ptx::unpack_f16(__ldg(from));
 }
+// Four of iq4_nl's values, the first one lowest.
+__device__ constexpr unsigned iq4_nl_word(int first) {
+  unsigned word = 0;
+  for (int i = 3; i >= 0; --i) word = word << 8 | (unsigned char)iq4_nl_values[first + i];
+  return word;
+}
 // iq4_nl's value at a code.
 __device__ __forceinline__ int iq4_nl_value(unsigned code) {
-  const unsigned low = __byte_perm(0xbfad9881, 0xf6eaddcf, code & 7),
-                 high = __byte_perm(0x26190d01, 0x71594535, code & 7);
+  constexpr unsigned words[] = {iq4_nl_word(0), iq4_nl_word(4), iq4_nl_word(8), iq4_nl_word(12)};
+  const unsigned low = __byte_perm(words[0], words[1], code & 7),
+                 high = __byte_perm(words[2], words[3], code & 7);
   return (signed char)(code < 8 ? low : high);
 }
 
-// Of 32 elements: d and m in f16, m where there is a minimum, the fifth bits of codes that have
-// one, and the codes: bytes with a sign, or the halves of 16 bytes, low ones first. An element is
-// (code - offset) d, or code d + m, or the table's value at the code times d.
-struct Layout {
-  bool has_min = false, has_bit = false, bytes = false, table = false;
-  int offset = 0;
-  __device__ constexpr int bits_at() const { return 2 + 2 * has_min; }
-  __device__ constexpr int codes_at() const { return bits_at() + 4 * has_bit; }
-  __device__ constexpr int size() const { return codes_at() + (bytes ? 32 : 16); }
-};
-__device__ constexpr Layout layout_of(int type) {
-  switch (type) {
-    case attn_element_q8_0:
-      return {.bytes = true};
-    case attn_element_q4_0:
-      return {.offset = 8};
-    case attn_element_q4_1:
-      return {.has_min = true};
-    case attn_element_q5_0:
-      return {.has_bit = true, .offset = 16};
-    case attn_element_q5_1:
-      return {.has_min = true, .has_bit = true};
-    default:
-      return {.table = true};  // iq4_nl
-  }
-}
 // Half a block. Products are exact, sums rounded once.
 template <int type>
 struct Block {
-  static constexpr Layout layout = layout_of(type);
+  static constexpr BlockLayout layout = block_layout(type);
+  static constexpr bool bytes = layout.code_bytes == 32;
   static __device__ __forceinline__ void read(const void* base, long long at, float (&x)[count]) {
     const unsigned char* block = static_cast<const unsigned char*>(base) + at / 32 * layout.size();
     const unsigned short* halves = reinterpret_cast<const unsigned short*>(block);
@@ -110,14 +93,14 @@ struct Block {
     const float d = load_half(halves), m = layout.has_min ? load_half(halves + 1) : 0;
     const unsigned fifth = layout.has_bit ? __ldg(halves + layout.bits_at() / 2 + half) << 4 : 0;
     unsigned word[4];
-    load_codes(block + layout.codes_at() + (layout.bytes ? at % 32 : 0), word);
+    load_codes(block + layout.codes_at() + (bytes ? at % 32 : 0), word);
 #pragma unroll
     for (int k = 0; k < count; ++k) {
       const unsigned byte = word[k / 4] >> k % 4 * 8;
       const unsigned code = (byte >> 4 * half & 15) | (fifth >> k & 16);
-      const float value = layout.bytes   ? float((signed char)byte)
-                          : layout.table ? float(iq4_nl_value(code))
-                                         : float(int(code) - layout.offset);
+      const float value = bytes                         ? float((signed char)byte)
+                          : type == attn_element_iq4_nl ? float(iq4_nl_value(code))
+                                                        : float(int(code) - layout.offset);
       x[k] = layout.has_min ? fmaf(value, d, m) : value * d;
     }
   }

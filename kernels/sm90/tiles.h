@@ -36,6 +36,12 @@ struct Tile {
   int piece = 0;          // fp8: of so many columns the sums are found at once; 0: of all
   bool turns = true;      // the warpgroups start products by turns
 
+  // The same, whose blocks find what is to be seen of block masks.
+  ATTN_HOST_DEVICE constexpr Tile finding() const {
+    Tile tile = *this;
+    tile.finds = true;
+    return tile;
+  }
   ATTN_HOST_DEVICE constexpr int rows() const { return 64 * groups; }
   // Of a work item, which all blocks of a cluster take together, and of a K/V tile what each of
   // them loads.
@@ -163,22 +169,8 @@ constexpr Tile tile_d64_mask{.head_dim = 64,
                              .k_stages = 3,
                              .v_stages = 3,
                              .finds = true};
-constexpr Tile tile_d128_mask{.head_dim = 128,
-                              .head_dim_v = 128,
-                              .groups = 2,
-                              .keys = 128,
-                              .q_stages = 2,
-                              .k_stages = 3,
-                              .v_stages = 2,
-                              .finds = true};
-constexpr Tile tile_d256_mask{.head_dim = 256,
-                              .head_dim_v = 256,
-                              .groups = 2,
-                              .keys = 80,
-                              .q_stages = 1,
-                              .k_stages = 2,
-                              .v_stages = 2,
-                              .finds = true};
+constexpr Tile tile_d128_mask = tile_d128.finding();
+constexpr Tile tile_d256_mask = tile_d256.finding();
 // For kernels that change scores, which takes registers.
 constexpr Tile tile_d64_score{.head_dim = 64,
                               .head_dim_v = 64,
@@ -266,38 +258,6 @@ constexpr Tile tile_fp8_d256{.head_dim = 256,
                              .element_bytes = 1,
                              .vt_stages = 2,
                              .piece = 32};
-constexpr Tile tile_fp8_d64_mask{.head_dim = 64,
-                                 .head_dim_v = 64,
-                                 .groups = 2,
-                                 .keys = 128,
-                                 .q_stages = 2,
-                                 .k_stages = 3,
-                                 .v_stages = 2,
-                                 .finds = true,
-                                 .element_bytes = 1,
-                                 .vt_stages = 2,
-                                 .turns = false};
-constexpr Tile tile_fp8_d128_mask{.head_dim = 128,
-                                  .head_dim_v = 128,
-                                  .groups = 2,
-                                  .keys = 64,
-                                  .q_stages = 2,
-                                  .k_stages = 3,
-                                  .v_stages = 2,
-                                  .finds = true,
-                                  .element_bytes = 1,
-                                  .vt_stages = 2};
-constexpr Tile tile_fp8_d256_mask{.head_dim = 256,
-                                  .head_dim_v = 256,
-                                  .groups = 2,
-                                  .keys = 64,
-                                  .q_stages = 2,
-                                  .k_stages = 3,
-                                  .v_stages = 2,
-                                  .finds = true,
-                                  .element_bytes = 1,
-                                  .vt_stages = 2,
-                                  .piece = 32};
 // A tile lies in one block of keys that have a descale of their own.
 constexpr Tile tile_fp8_d64_score{.head_dim = 64,
                                   .head_dim_v = 64,
@@ -319,6 +279,10 @@ constexpr Tile tile_fp8_d128_score{.head_dim = 128,
                                    .element_bytes = 1,
                                    .vt_stages = 2};
 constexpr Tile tile_fp8_d256_score = tile_fp8_d256;
+// For block masks. At d128 whole tiles of 128 keys do not fit into registers.
+constexpr Tile tile_fp8_d64_mask = tile_fp8_d64.finding();
+constexpr Tile tile_fp8_d128_mask = tile_fp8_d128_score.finding();
+constexpr Tile tile_fp8_d256_mask = tile_fp8_d256.finding();
 
 }  // namespace attn::sm90
 #endif

@@ -1,7 +1,5 @@
 #include "core/row_scale.h"
 
-#include <algorithm>
-#include <cmath>
 #include <limits>
 
 namespace attn {

@@ -68,8 +68,8 @@ void store(attn_dtype type, char* row, int64_t d, int64_t n, const double* x, do
 // i8 and i4: a scale for all of the row.
 void append_scaled_row(const Row& row, int64_t dim, attn_dtype type, char* to, uint16_t* scale,
                        float descale, Interrupt& interrupt, int thread) {
-  double x[chunk], amax = 0;
-  bool nan = false;
+  double x[chunk];
+  RowMax most;
   const auto read = [&](int64_t d) {
     const int64_t n = std::min(chunk, dim - d);
     row.read(d, n, x);
@@ -78,13 +78,9 @@ void append_scaled_row(const Row& row, int64_t dim, attn_dtype type, char* to, u
   };
   for (int64_t d = 0; d < dim; d += chunk) {
     if (interrupt.stop(thread, 16 * chunk)) return;
-    const int64_t n = read(d);
-    for (int64_t k = 0; k < n; ++k) {
-      amax = std::max(amax, std::abs(x[k]));
-      nan |= std::isnan(x[k]);
-    }
+    most.take(x, read(d));
   }
-  *scale = row_scale(type, amax, nan, true);
+  *scale = row_scale(type, most.amax, most.has_nan, true);
   for (int64_t d = 0; d < dim; d += chunk) {
     const int64_t n = read(d);
     encode_codes(type, to, d, n, x, *scale);

@@ -82,16 +82,11 @@ void find_descales(const attn_quantize_problem& p, const attn_quantize_args& arg
 // i8 and i4: a scale for each row.
 void quantize_scaled_row(const attn_quantize_problem& p, const attn_quantize_args& args,
                          const Row& row, Interrupt& interrupt, int thread) {
-  double amax = 0;
-  bool nan = false;
-  for_each_chunk(p, args, row, interrupt, thread, [&](int64_t, int64_t n, const float* x) {
-    for (int64_t k = 0; k < n; ++k) {
-      amax = std::max(amax, std::abs(double(x[k])));
-      nan |= std::isnan(x[k]);
-    }
-  });
+  RowMax most;
+  for_each_chunk(p, args, row, interrupt, thread,
+                 [&](int64_t, int64_t n, const float* x) { most.take(x, n); });
   const attn_strides& stride = p.scale_stride;
-  const uint16_t scale = row_scale(p.dst_type, amax, nan, p.saturate != 0);
+  const uint16_t scale = row_scale(p.dst_type, most.amax, most.has_nan, p.saturate != 0);
   static_cast<uint16_t*>(
       args.scale)[row.b * stride.batch + row.s * stride.seq + row.h * stride.head] = scale;
   for_each_chunk(p, args, row, interrupt, thread, [&](int64_t d, int64_t n, const float* x) {

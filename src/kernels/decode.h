@@ -124,8 +124,7 @@ inline Shape shape_of(const Problem& p, int64_t rows, const DeviceInfo& device,
 // asks for each row by itself or for pages. A second one costs 1 us where a block has few units.
 template <DecodeTile tile, bool engine>
 int loaders_of(const Problem& p, const Shape& shape) {
-  const bool paged =
-      std::ranges::any_of(p.segment, [](const attn_segment& s) { return s.layout == ATTN_PAGED; });
+  const bool paged = p.needs.features & feature_paged_kv;
   const bool many = tile.element_bytes == 1 && shape.units / shape.blocks >= many_units_of_loader;
   return !engine || tile.wide() || paged || many ? tile.loaders() : 1;
 }

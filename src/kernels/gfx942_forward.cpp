@@ -48,10 +48,6 @@ size_t workspace_bytes(const Problem& p, int dim) {
   return tile_bytes(p, dim) + size_t(workspace_tiles(p)) * sizeof(unsigned long long) +
          size_t(p.batch) * sizeof(int);
 }
-bool has_pages(const Problem& p) {
-  return std::any_of(p.segment.begin(), p.segment.end(),
-                     [](const attn_segment& s) { return s.layout == ATTN_PAGED; });
-}
 
 int64_t query_tiles(const Problem& p) {
   return ceil_div(p.seqlen_q, attn_gfx942_rows);
@@ -208,7 +204,8 @@ attn_gfx942_forward_kernarg forward_kernarg(const Problem& p, const Args& args,
   a.out_type = p.out_type;
   const uint32_t(&grid)[3] = target.step.launch.grid;
   a.items = int(grid[1]);
-  a.missing = has_pages(p) ? missing_keys(p, dim, target.workspace) : nullptr;
+  a.missing =
+      p.needs.features & feature_paged_kv ? missing_keys(p, dim, target.workspace) : nullptr;
   a.out_scale = p.has(ATTN_OUT_SCALE) ? args.out_scale : nullptr;
   a.workgroups = int(std::min<int64_t>(int64_t{grid[0]} * grid[1] * grid[2], 1 << 16));
   return a;

@@ -13,11 +13,6 @@ using sm90::plain, sm90::with_mask, sm90::with_pages, sm90::with_score, sm90::wi
 constexpr const char* dequantise_image = "dequantise_sm90";
 constexpr uint32_t fp8_of_cuda = type_bit(ATTN_F8_E4M3FN) | type_bit(ATTN_F8_E5M2);
 constexpr uint32_t converted_types = fp8_of_cuda | ggml_types | scaled_types;
-static_assert(int(attn_element_f8_e4m3fn) == ATTN_F8_E4M3FN &&
-              int(attn_element_f8_e5m2) == ATTN_F8_E5M2 && int(attn_element_q4_1) == ATTN_Q4_1 &&
-              int(attn_element_q5_0) == ATTN_Q5_0 && int(attn_element_q5_1) == ATTN_Q5_1 &&
-              int(attn_element_iq4_nl) == ATTN_IQ4_NL && int(attn_element_i8) == ATTN_I8 &&
-              int(attn_element_i4) == ATTN_I4);
 constexpr int64_t max_workspace = int64_t{4} << 30;
 constexpr int64_t most_chunks = 8;  // of keys, of an item of dequantise_sm90
 constexpr int64_t few_items = 16;   // of a multiprocessor
@@ -220,10 +215,8 @@ Step dequantise_step(const Problem& p, const DeviceInfo& device) {
 
 template <attn_dtype type, Text variant, sm90::Tile tile, unsigned with>
 Status add_forward(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
-  ATTN_TRY(sm90::check<DequantisedSegments>(p, device, tile, with));
-  recipe->steps.push_back(sm90::forward_step<tile, with, DequantisedSegments>(
-      kernel_name<"fwd_sm90_", type, variant>.text, p, device));
-  return {};
+  return sm90::add_forward<tile, with, DequantisedSegments>(
+      kernel_name<"fwd_sm90_", type, variant>.text, p, device, recipe);
 }
 
 // fwd_sm90_* of `dims`, and of `other` where there are pages or a block mask or scores are changed.

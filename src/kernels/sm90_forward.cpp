@@ -23,15 +23,11 @@ std::string too_many(const Problem& p, const DeviceInfo& device, const sm90::Til
   return join("for ", count, " tiles of ", tile.item_rows(), " queries, more than ", most,
               ", a later kernel is faster");
 }
-std::string shorter_than(int64_t least, const Problem& p) {
-  if (p.seqlen_kv >= least) return "";
-  return join("for seqlen_kv ", p.seqlen_kv, ", below ", least, ", a later kernel is faster");
-}
 // Its larger tile costs more at the ends of sequences than it spares between them if they are
 // short, and spares nothing where all items are equally long (docs/log).
 std::string too_short(const Problem& p, const DeviceInfo&, const sm90::Tile&) {
   if (!sm90::causal(p)) return "without a causal mask a later kernel is as fast";
-  return shorter_than(8192, p);
+  return sm90::shorter_than(8192, p);
 }
 
 // Two blocks that share K and V take as long as the one that has more to do, and their items in a
@@ -43,18 +39,15 @@ std::string shares_little(const Problem& p, const DeviceInfo&, const sm90::Tile&
   if (p.q_layout == ATTN_PACKED || p.seqlen_q % tile.item_rows() != 0)
     return join("for sequences that are not multiples of ", tile.item_rows(),
                 " queries a later kernel is faster");
-  return shorter_than(least, p);
+  return sm90::shorter_than(least, p);
 }
 
 template <attn_dtype type, Text variant, sm90::Tile tile, unsigned with, PassedOver passed_over>
 Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
-  ATTN_TRY(sm90::check(p, device, tile, with));
   recipe->passed_over = passed_over(p, device, tile);
-  if (sm90::counts_items(p, device, tile))
-    recipe->workspace = with & with_mask ? sizeof(attn_sm90_order) : sizeof(unsigned);
-  recipe->steps.push_back(
-      sm90::forward_step<tile, with>(kernel_name<"fwd_sm90_", type, variant>.text, p, device));
-  return {};
+  recipe->workspace = sm90::counter_bytes(p, device, tile, with);
+  return sm90::add_forward<tile, with>(kernel_name<"fwd_sm90_", type, variant>.text, p, device,
+                                       recipe);
 }
 
 // q, k and v are of one type. split_invariant costs time that only the kernels that change scores

@@ -190,6 +190,12 @@ inline bool counts_items(const Problem& p, const DeviceInfo& device, const Tile&
   return tile.blocks == 1 && items(p, tile) > multiprocessors(p, device);
 }
 
+inline size_t counter_bytes(const Problem& p, const DeviceInfo& device, const Tile& tile,
+                            unsigned with) {
+  if (!counts_items(p, device, tile)) return 0;
+  return with & with_mask ? sizeof(attn_sm90_order) : sizeof(unsigned);
+}
+
 template <Tile tile, unsigned with, class Segments = GivenSegments>
 Step forward_step(const char* image, const Problem& p, const DeviceInfo& device) {
   const int64_t blocks = multiprocessors(p, device) / tile.blocks;
@@ -204,6 +210,19 @@ Step forward_step(const char* image, const Problem& p, const DeviceInfo& device)
       .maps = maps_of<Segments>(p, tile),
       .pack = pack_of<pack<tile, with, Segments>>,
   };
+}
+
+template <Tile tile, unsigned with, class Segments = GivenSegments>
+Status add_forward(const char* image, const Problem& p, const DeviceInfo& device, Recipe* recipe) {
+  ATTN_TRY(check<Segments>(p, device, tile, with));
+  recipe->steps.push_back(forward_step<tile, with, Segments>(image, p, device));
+  return {};
+}
+
+// Why a later kernel, whose tile is smaller, serves short sequences better.
+inline std::string shorter_than(int64_t least, const Problem& p) {
+  if (p.seqlen_kv >= least) return "";
+  return join("for seqlen_kv ", p.seqlen_kv, ", below ", least, ", a later kernel is faster");
 }
 
 // Scores that are not changed go into the weights' exponents with one FMA, whose result is stated

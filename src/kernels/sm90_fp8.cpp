@@ -9,22 +9,13 @@ namespace {
 
 using sm90::with_fp8, sm90::with_fp8_and_mask, sm90::with_fp8_and_score;
 
-// Why a later kernel serves a problem better, see sm90_forward.cpp: a larger tile costs more at the
-// ends of sequences than it spares between them if they are short.
-std::string passed_over(const Problem& p, const sm90::Tile& tile) {
-  constexpr int64_t least = 2048;
-  if (tile.keys <= 128 || p.seqlen_kv >= least) return "";
-  return join("for seqlen_kv ", p.seqlen_kv, ", below ", least, ", a later kernel is faster");
-}
+constexpr int64_t long_keys = 2048;  // from here on the larger tile spares more than it costs
 
 template <Text name, sm90::Tile tile, unsigned with>
 Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
-  ATTN_TRY(sm90::check(p, device, tile, with));
-  recipe->passed_over = passed_over(p, tile);
-  if (sm90::counts_items(p, device, tile))
-    recipe->workspace = with & sm90::with_mask ? sizeof(attn_sm90_order) : sizeof(unsigned);
-  recipe->steps.push_back(sm90::forward_step<tile, with>(name_of<name>.text, p, device));
-  return {};
+  if (tile.keys > 128) recipe->passed_over = sm90::shorter_than(long_keys, p);
+  recipe->workspace = sm90::counter_bytes(p, device, tile, with);
+  return sm90::add_forward<tile, with>(name_of<name>.text, p, device, recipe);
 }
 
 constexpr Limits limits(attn_dtype kv_type, const sm90::Tile& tile, unsigned with) {

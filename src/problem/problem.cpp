@@ -246,6 +246,17 @@ Status check_overlap(const Problem& p, const Args& args, const void* workspace,
   return status;
 }
 
+// A struct of `given` bytes whose bytes from `begin` on this library, whose struct has `size`, does
+// not know.
+Status check_unknown(const char* name, const void* in, size_t begin, size_t given, size_t size) {
+  const auto* bytes = static_cast<const unsigned char*>(in);
+  for (size_t i = begin; i < given; ++i)
+    if (bytes[i] != 0)
+      return invalid(name, ".struct_size is ", given, " and byte ", i,
+                     " is set; this library knows ", size, " bytes");
+  return {};
+}
+
 }  // namespace
 
 Status copy_holding(const char* name, const void* in, void* out, size_t size, const Held& held) {
@@ -263,16 +274,12 @@ Status copy_holding(const char* name, const void* in, void* out, size_t size, co
   ATTN_TRY(copy_versioned(held.name, from + held.at, to + held.at, held.size));
   std::memcpy(to, from, held.at);
   std::memcpy(to, &size, sizeof size);
-  // What is behind it, the same as in copy_versioned.
+  // What is behind it.
   const size_t at = held.at + held.size, room = size - at, begin = std::min(held.at + inner, given),
                rest = given - begin;
   std::memset(to + at, 0, room);
   std::memcpy(to + at, from + begin, std::min(rest, room));
-  for (size_t i = room; i < rest; ++i)
-    if (from[begin + i] != 0)
-      return invalid(name, ".struct_size is ", given, " and byte ", begin + i,
-                     " is set; this library knows ", size, " bytes");
-  return {};
+  return check_unknown(name, in, begin + room, given, size);
 }
 
 Status copy_versioned(const char* name, const void* in, void* out, size_t size) {
@@ -286,12 +293,7 @@ Status copy_versioned(const char* name, const void* in, void* out, size_t size) 
   std::memset(out, 0, size);
   std::memcpy(out, in, std::min(given, size));
   std::memcpy(out, &size, sizeof size);
-  const auto* bytes = static_cast<const unsigned char*>(in);
-  for (size_t i = size; i < given; ++i)
-    if (bytes[i] != 0)
-      return invalid(name, ".struct_size is ", given, " and byte ", i,
-                     " is set; this library knows ", size, " bytes");
-  return {};
+  return check_unknown(name, in, size, given, size);
 }
 
 int64_t segment_capacity(const attn_segment& s) {

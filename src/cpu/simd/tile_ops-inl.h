@@ -91,8 +91,7 @@ ATTN_INLINE void ggml_to_f32(const char* block, int64_t at, Vec (&v)[n]) {
   constexpr BlockLayout layout = block_layout(type);
   const Vec d = f16_in_all_lanes(block);
   const Vec m = layout.has_min ? f16_in_all_lanes(block + 2) : Vec{};
-  constexpr int codes_at = block_bytes(type) - layout.code_bytes;
-  const char* codes = block + codes_at;
+  const char* codes = block + layout.codes_at();
   if constexpr (layout.code_bytes == 32) {
 #pragma GCC unroll 4
     for (int i = 0; i < n; ++i) {
