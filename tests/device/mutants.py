@@ -11,18 +11,21 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 DECODE = "decode_sm80_bf16_d128"
 APPEND = "kv_append_sm80"
 EARLY = "decode_sm90_bf16_d128"
 BLOCKS = "decode_sm90_blocks_d64"
+WIDE = "decode_sm90_fp8_d128_r64"
 FP8 = "fwd_sm90_fp8_d128"
 DEQUANTISED = "fwd_sm90_f16_d64_dequantised"
 # Of kernels that are several launches, the files of all.
 SOURCES = {DEQUANTISED: ["sm90/dequantise_sm90.cu", "sm90/fwd_sm90_f16_d64.cu"]}
 TESTS = {DECODE: ["decode: random problems"], APPEND: ["kv_append: random layouts*"],
          EARLY: ["cuda: values that the kernel in front writes"], BLOCKS: ["blocks: *"],
+         WIDE: ["decode: random problems of many rows over fp8,tree: random problems"],
          FP8: ["fp8: boundary shapes,fp8: exact*,accuracy: fp8 sums*"],
          DEQUANTISED: ["blocks: values are*,blocks: random segments of any types*"]}
 # kernel, mistake, file, text, what it becomes; of several edits tuples of these
@@ -53,6 +56,21 @@ MUTANTS = [
     (BLOCKS, "the neighbouring key's scale of V", "decode/blocks.cuh",
      "ptx::load_shared_half(from) | ptx::load_shared_half(from + pitch) << 16",
      "ptx::load_shared_half(from + pitch) | ptx::load_shared_half(from) << 16"),
+    (WIDE, "one warpgroup's sums alone", "decode/wide.cuh", "row.template add<groups>(", "row.template add<1>("),
+    (WIDE, "sums of rows kept when their largest score grows", "decode/wide.cuh",
+     "o[4 * n + 2 * half + i] *= shrink;", "o[4 * n + 2 * half + i] *= 1;"),
+    (WIDE, "the keys of the row 8 before", "decode/wide.cuh",
+     "const int begin = clamp(keys[half].x - first, 0, unit_keys),\n"
+     "                end = clamp(keys[half].y - first, begin, unit_keys);",
+     "const int begin = clamp(keys[0].x - first, 0, unit_keys),\n"
+     "                end = clamp(keys[0].y - first, begin, unit_keys);"),
+    (WIDE, "values of unused slots kept", "decode/wide.cuh", "if (!(valid >> r & 1)) codes[n] = 0;", ""),
+    (WIDE, "the tree's bits off by one", "decode/wide.cuh",
+     "a.tree_mask.seen(words[0], words[1], first,", "a.tree_mask.seen(words[0], words[1], first + 1,"),
+    (WIDE, "V's descale on K", "decode/wide.cuh",
+     "KV::scaled ? unit.k_descale : 1,", "KV::scaled ? unit.v_descale : 1,"),
+    (WIDE, "pages of the unit that the other warp loads", "decode/load.cuh",
+     "if (own(unit + 1)) look_up();", "if (own(unit)) look_up();"),
     (DEQUANTISED, "the scale of the neighbouring block", "sm90/dequantise_sm90.cu",
      "const float d = load_half(halves),",
      "const float d = load_half(halves + (at / 32 % 2 ? -1 : 1) * layout.size() / 2),"),
@@ -143,8 +161,11 @@ def run(folder, tests, kernel, mistake):
 
 def run_all(folder, tests):
     failures = 0
+    with ThreadPoolExecutor(max(1, os.cpu_count() // 2)) as pool:
+        runs = {(kernel, mistake): pool.submit(run, folder, tests, kernel, mistake)
+                for kernel, mistake in [(kernel, "unchanged") for kernel in TESTS] + [m[:2] for m in MUTANTS]}
     for kernel in TESTS:
-        code, output = run(folder, tests, kernel, "unchanged")
+        code, output = runs[kernel, "unchanged"].result()
         if f"SKIP: {kernel}:" in output:
             print(output[output.index(f"SKIP: {kernel}:"):].splitlines()[0])
             return 77
@@ -153,7 +174,7 @@ def run_all(folder, tests):
             print(output[-3000:])
             return 1
     for kernel, mistake, *_ in MUTANTS:
-        code, output = run(folder, tests, kernel, mistake)
+        code, output = runs[kernel, mistake].result()
         found = code != 0 and kernel in output and "FAILED" in output
         print(f"{kernel}: {mistake}: {'found' if found else 'NOT FOUND'}", flush=True)
         failures += not found

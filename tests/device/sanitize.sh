@@ -2,8 +2,9 @@
 # The CUDA kernels under compute-sanitizer: memcheck, initcheck, racecheck and synccheck. Each tool must also
 # report a planted bug (planted.cu), which proves that it sees what the kernels do.
 #   tests/device/sanitize.sh BIN_DIR [LOG_DIR]    BIN_DIR holds attn-tests and attn-planted
-# TOOLS: of the four, those to run. Prints a line per tool and program; fails if a kernel of the library has a
-# finding or a planted bug has none. Needs a device and compute-sanitizer of the CUDA toolkit.
+# TOOLS: of the four, those to run. KERNELS: names of those to run, as patterns. JOBS: how many at a time. Prints
+# a line per run; fails if a kernel of the library has a finding or a planted bug has none. Needs a device and
+# compute-sanitizer of the CUDA toolkit.
 set -uo pipefail
 
 [ $# = 1 ] || [ $# = 2 ] || { echo "usage: sanitize.sh BIN_DIR [LOG_DIR]" >&2; exit 2; }
@@ -12,23 +13,23 @@ logs=${2:-$(mktemp -d)}
 mkdir -p "$logs"
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null) ||
   { echo "sanitize: compute-sanitizer is not here" >&2; exit 2; }
-failures=0
+kernels=$(cd "$(dirname "$0")/../../kernels" && for name in ${KERNELS:-fwd_* decode_*}; do basename -s .cu sm*/$name.cu; done) || exit 2
+few="cuda: every forward kernel on few problems"
 
-# report TOOL TEXT OK
+# report TOOL TEXT RESULT
 report() {
   printf '%-9s  %-58s  %s\n' "$1" "$2" "$3"
 }
 fail() {
   report "$1" "$2" "FAILED: $3"
   tail -n 30 "$log.txt" "$log.out" 2>/dev/null
-  failures=$((failures + 1))
 }
 
 # findings TOOL NAME COMMAND...: runs it and sets `found` to what the tool has found, "" if it has not ended
 findings() {
   local tool=$1 name=$2
   shift 2
-  log=$logs/$tool-${name//[^a-z0-9]/-}
+  log=$logs/$tool-${name//[^a-z0-9_]/-}
   rm -f "$log".*
   local padding=()
   [ "$tool" != memcheck ] || padding=(--padding 65536)  # else the allocation behind hides reads beyond the end
@@ -49,36 +50,54 @@ planted() {
   fi
 }
 
-# clean TOOL TEST_CASE
+# clean TOOL TEST_CASE [SECTION]
 clean() {
-  findings "$1" "$2" "$bin/attn-tests" "$2"
-  if [ -z "$found" ]; then
-    fail "$1" "$2" "no result, exit code $code"
+  local name=${3:-$2} section=()
+  [ $# = 2 ] || section=(-c "$3")
+  findings "$1" "$name" "$bin/attn-tests" "$2" "${section[@]}"
+  if [ $# = 3 ] && grep -q 'assertions: - none -' "$log.out"; then
+    report "$1" "$name" "not of this test"
+  elif [ -z "$found" ]; then
+    fail "$1" "$name" "no result, exit code $code"
   elif [ "$found" != 0 ]; then
-    fail "$1" "$2" "$found found"
+    fail "$1" "$name" "$found found"
   elif [ "$code" != 0 ] || ! grep -q '^All tests passed' "$log.out"; then
-    fail "$1" "$2" "the test failed, exit code $code"
-  elif grep -Eq '^SKIP: (.*_sm[0-9]+: )?attn_context_create' "$log.out"; then
-    fail "$1" "$2" "skipped, so that no kernel ran"
+    fail "$1" "$name" "the test failed, exit code $code"
+  elif grep -Eq '^SKIP: ([a-z0-9_]+_sm[0-9]+[a-z0-9_]*: )?attn_context_create' "$log.out"; then
+    fail "$1" "$name" "skipped, so that no kernel ran"
   else
-    report "$1" "$2" "clean"
+    report "$1" "$name" "clean"
   fi
 }
 
-for tool in ${TOOLS:-memcheck initcheck racecheck synccheck}; do
-  case $tool in
-    memcheck) planted $tool write; planted $tool forward-read ;;
-    initcheck) planted $tool uninitialised; planted $tool forward-uninitialised ;;
-    racecheck) planted $tool race; planted $tool forward-race ;;
-    synccheck) planted $tool barrier; planted $tool barrier-mask ;;
-    *) echo "sanitize: no tool $tool" >&2; exit 2 ;;
-  esac
-  clean $tool "cuda: every forward kernel on few problems"
-  clean $tool "cuda: lengths out of range are clamped"
-  clean $tool "cuda: cu_seqlens that break every rule are clamped"
-  clean $tool "blocks: values are*,blocks: a cut*"
-  clean $tool "merge: shapes*"
-  clean $tool "quantize: types*"
-done
-echo "sanitize: $failures failed; logs in $logs"
+# A line per run: its function and arguments between tabs.
+runs() {
+  local tool name
+  for tool in ${TOOLS:-memcheck initcheck racecheck synccheck}; do
+    case $tool in
+      memcheck) bugs="write forward-read" ;;
+      initcheck) bugs="uninitialised forward-uninitialised" ;;
+      racecheck) bugs="race forward-race" ;;
+      synccheck) bugs="barrier barrier-mask" ;;
+      *) echo "sanitize: no tool $tool" >&2; exit 2 ;;
+    esac
+    for name in "cuda: lengths out of range are clamped" "cuda: cu_seqlens that break every rule are clamped" \
+      "blocks: values are*,blocks: a cut*" "merge: shapes*" "quantize: types*" "kv_append: every pair of types*" \
+      "decode: a cut*" "tree: the same as*"; do
+      printf 'clean\t%s\t%s\n' "$tool" "$name"
+    done
+    for name in $bugs; do printf 'planted\t%s\t%s\n' "$tool" "$name"; done
+    for name in $kernels; do printf 'clean\t%s\t%s\t%s\n' "$tool" "$few" "$name"; done
+  done
+}
+one() {
+  IFS=$'\t' read -r -a run <<<"$1"
+  "${run[@]}"
+}
+export -f report fail findings planted clean one
+export bin logs sanitizer
+all=$(runs) || exit 2
+results=$(xargs -P "${JOBS:-$((($(nproc) + 1) / 2))}" -d '\n' -I{} bash -c 'one "$1"' - {} <<<"$all" | tee /dev/stderr)
+failures=$(grep -c 'FAILED: ' <<<"$results")
+echo "sanitize: $failures of $(wc -l <<<"$all") failed; logs in $logs"
 [ "$failures" = 0 ]

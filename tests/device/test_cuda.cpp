@@ -27,84 +27,84 @@ std::string check_outputs(const Case& c, const Data& data, const Kernel& kernel,
 TEST_CASE("cuda: every forward kernel on few problems") {
   const auto kernels = cuda_forward_kernels();
   if (kernels.empty()) ATTN_SKIP(backend_of(ATTN_BACKEND_CUDA).reason);
-  for (const Kernel* kernel : kernels) {
-    const std::vector<const Kernel*> only = {kernel};
-    int ran = 0;
-    const auto check = [&](Case c) {
-      if (kernel->limits.demands & ATTN_BLOCK_MASK) {
-        if (!c.lengths_q.empty()) return;  // packed q takes no block mask
-        c.flags |= ATTN_BLOCK_MASK;
-        c.block_q = 64;
-        c.block_k = 128;
-      }
-      c.flags &= kernel->limits.flags;
-      c.name += std::string("-") + kernel->name;
-      ran += check_case(c, only);
-    };
-    Case full = case_for(*kernel, "few-full", 1, 140, 150);
-    full.head_dim = std::min<int64_t>(kernel->limits.head_dim.max, 256);
-    full.head_dim_v = std::min<int64_t>(kernel->limits.head_dim_v.max, 256);
-    check(full);
+  for (const Kernel* kernel : kernels) DYNAMIC_SECTION(kernel->name) {
+      const std::vector<const Kernel*> only = {kernel};
+      int ran = 0;
+      const auto check = [&](Case c) {
+        if (kernel->limits.demands & ATTN_BLOCK_MASK) {
+          if (!c.lengths_q.empty()) return;  // packed q takes no block mask
+          c.flags |= ATTN_BLOCK_MASK;
+          c.block_q = 64;
+          c.block_k = 128;
+        }
+        c.flags &= kernel->limits.flags;
+        c.name += std::string("-") + kernel->name;
+        ran += check_case(c, only);
+      };
+      Case full = case_for(*kernel, "few-full", 1, 140, 150);
+      full.head_dim = std::min<int64_t>(kernel->limits.head_dim.max, 256);
+      full.head_dim_v = std::min<int64_t>(kernel->limits.head_dim_v.max, 256);
+      check(full);
 
-    Case packed = full;
-    packed.name = "few-packed";
-    packed.batch = 2;
-    packed.head_dim -= 24;
-    packed.head_dim_v -= 8;
-    packed.lengths_q = {int32_t(std::min<int64_t>(3, packed.seqlen_q)), int32_t(packed.seqlen_q)};
-    packed.flags = ATTN_CAUSAL | ATTN_SINKS | ATTN_SPLIT_INVARIANT;
-    packed.segments[0].layout = ATTN_PACKED;
-    packed.segments[0].lengths = {150, 1};
-    check(packed);
+      Case packed = full;
+      packed.name = "few-packed";
+      packed.batch = 2;
+      packed.head_dim -= 24;
+      packed.head_dim_v -= 8;
+      packed.lengths_q = {int32_t(std::min<int64_t>(3, packed.seqlen_q)), int32_t(packed.seqlen_q)};
+      packed.flags = ATTN_CAUSAL | ATTN_SINKS | ATTN_SPLIT_INVARIANT;
+      packed.segments[0].layout = ATTN_PACKED;
+      packed.segments[0].lengths = {150, 1};
+      check(packed);
 
-    Case cut = full;
-    cut.name = "few-segments";
-    cut.batch = 2;
-    cut.flags = ATTN_WINDOW | ATTN_ALIBI;
-    cut.window_left = 90;
-    cut.window_right = 3;
-    cut.segments[0].arrange = Arrange::interleaved;
-    cut.segments.push_back(full.segments[0]);
-    cut.segments[0].lengths = {150, 0};
-    cut.segments[1].lengths = {17, 149};
-    if (kernel->limits.features & feature_bias) {
-      cut.bias_type = ATTN_F32;
-      cut.softcap = 3;
-    }
-    check(cut);
+      Case cut = full;
+      cut.name = "few-segments";
+      cut.batch = 2;
+      cut.flags = ATTN_WINDOW | ATTN_ALIBI;
+      cut.window_left = 90;
+      cut.window_right = 3;
+      cut.segments[0].arrange = Arrange::interleaved;
+      cut.segments.push_back(full.segments[0]);
+      cut.segments[0].lengths = {150, 0};
+      cut.segments[1].lengths = {17, 149};
+      if (kernel->limits.features & feature_bias) {
+        cut.bias_type = ATTN_F32;
+        cut.softcap = 3;
+      }
+      check(cut);
 
-    Case few = full;
-    few.name = "few-queries";
-    few.batch = 2;
-    few.seqlen_q = 2;
-    few.flags = ATTN_CAUSAL | ATTN_SINKS;
-    if (kernel->limits.features & feature_descale_block)
-      few.segments[0].v_descale = ATTN_DESCALE_BLOCK;
-    few.segments[0].lengths = {150, 77};
-    check(few);
-    if (kernel->limits.features & feature_paged_kv) {
-      few.segments[0].layout = ATTN_PAGED;
-      few.segments[0].bad_pages = {1};
-      for (const int32_t page_size : {3, 16, 64}) {
-        few.name = "few-pages-" + std::to_string(page_size);
-        few.segments[0].page_size = page_size;
-        check(few);
+      Case few = full;
+      few.name = "few-queries";
+      few.batch = 2;
+      few.seqlen_q = 2;
+      few.flags = ATTN_CAUSAL | ATTN_SINKS;
+      if (kernel->limits.features & feature_descale_block)
+        few.segments[0].v_descale = ATTN_DESCALE_BLOCK;
+      few.segments[0].lengths = {150, 77};
+      check(few);
+      if (kernel->limits.features & feature_paged_kv) {
+        few.segments[0].layout = ATTN_PAGED;
+        few.segments[0].bad_pages = {1};
+        for (const int32_t page_size : {3, 16, 64}) {
+          few.name = "few-pages-" + std::to_string(page_size);
+          few.segments[0].page_size = page_size;
+          check(few);
+        }
       }
-    }
-    if (kernel->limits.features & feature_paged_kv) {
-      Case paged = packed;
-      paged.segments.push_back(full.segments[0]);
-      paged.segments[0].layout = ATTN_PAGED;
-      paged.segments[0].bad_pages = {2};
-      for (const int32_t page_size : {24, 48}) {
-        paged.name = "few-pages-packed-" + std::to_string(page_size);
-        paged.segments[0].page_size = page_size;
-        check(paged);
+      if (kernel->limits.features & feature_paged_kv) {
+        Case paged = packed;
+        paged.segments.push_back(full.segments[0]);
+        paged.segments[0].layout = ATTN_PAGED;
+        paged.segments[0].bad_pages = {2};
+        for (const int32_t page_size : {24, 48}) {
+          paged.name = "few-pages-packed-" + std::to_string(page_size);
+          paged.segments[0].page_size = page_size;
+          check(paged);
+        }
       }
+      INFO(kernel->name);
+      CHECK(ran > 0);
     }
-    INFO(kernel->name);
-    CHECK(ran > 0);
-  }
 }
 
 TEST_CASE("cuda: a captured run replays with other lengths and values") {
