@@ -14,6 +14,10 @@ mkdir -p "$logs"
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null) ||
   { echo "sanitize: compute-sanitizer is not here" >&2; exit 2; }
 kernels=$(cd "$(dirname "$0")/../../kernels" && for name in ${KERNELS:-fwd_* decode_*}; do basename -s .cu sm*/$name.cu; done) || exit 2
+# What racecheck reports of right kernels: where groups have met apart another number of times before they meet
+# (planted.cu, groups-apart), and where lanes read, meet by a __syncwarp() that ptxas leaves out, and lane 0 arrives
+# at a barrier for all (if every lane arrives there is no report).
+reported_of_right="decode_sm90_fp8_(d64|d128|d192_dv128)_r64|fwd_sm90_f16_(d64|d128)_score(_paged)?"
 few="cuda: every forward kernel on few problems"
 
 # report TOOL TEXT RESULT
@@ -33,9 +37,18 @@ findings() {
   rm -f "$log".*
   local padding=()
   [ "$tool" != memcheck ] || padding=(--padding 65536)  # else the allocation behind hides reads beyond the end
-  timeout 300 "$sanitizer" --tool "$tool" "${padding[@]}" --print-limit 10 --log-file "$log.txt" "$@" >"$log.out" 2>&1
+  timeout 300 "$sanitizer" --tool "$tool" "${padding[@]}" --print-limit 100 --log-file "$log.txt" "$@" >"$log.out" 2>&1
   code=$?
   found=$(sed -nE 's/^=+ (RACECHECK|ERROR) SUMMARY: ([0-9]+) .*/\2/p' "$log.txt" 2>/dev/null | tail -1)
+}
+
+# Kernels that racecheck's log names.
+reported() {
+  sed -nE 's/.* access at (.+)\+0x.*/\1/p' "$log.txt" | sort -u
+}
+
+known() {
+  reported | grep -Eq . && ! reported | grep -Evxq "$reported_of_right"
 }
 
 # planted TOOL BUG
@@ -59,12 +72,14 @@ clean() {
     report "$1" "$name" "not of this test"
   elif [ -z "$found" ]; then
     fail "$1" "$name" "no result, exit code $code"
-  elif [ "$found" != 0 ]; then
+  elif [ "$found" != 0 ] && { [ "$1" != racecheck ] || ! known; }; then
     fail "$1" "$name" "$found found"
   elif [ "$code" != 0 ] || ! grep -q '^All tests passed' "$log.out"; then
     fail "$1" "$name" "the test failed, exit code $code"
   elif grep -Eq '^SKIP: ([a-z0-9_]+_sm[0-9]+[a-z0-9_]*: )?attn_context_create' "$log.out"; then
     fail "$1" "$name" "skipped, so that no kernel ran"
+  elif [ "$found" != 0 ]; then
+    report "$1" "$name" "clean but for known reports of $(reported | xargs)"
   else
     report "$1" "$name" "clean"
   fi
@@ -77,7 +92,7 @@ runs() {
     case $tool in
       memcheck) bugs="write forward-read" ;;
       initcheck) bugs="uninitialised forward-uninitialised" ;;
-      racecheck) bugs="race forward-race" ;;
+      racecheck) bugs="race forward-race groups-apart" ;;
       synccheck) bugs="barrier barrier-mask" ;;
       *) echo "sanitize: no tool $tool" >&2; exit 2 ;;
     esac
@@ -94,8 +109,8 @@ one() {
   IFS=$'\t' read -r -a run <<<"$1"
   "${run[@]}"
 }
-export -f report fail findings planted clean one
-export bin logs sanitizer
+export -f report fail findings reported known planted clean one
+export bin logs sanitizer reported_of_right
 all=$(runs) || exit 2
 xargs -P "${JOBS:-$((($(nproc) + 1) / 2))}" -d '\n' -I{} bash -c 'one "$1"' - {} <<<"$all" | tee "$logs/results"
 failures=$(grep -c 'FAILED: ' "$logs/results")
