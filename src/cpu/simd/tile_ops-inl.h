@@ -23,8 +23,12 @@ constexpr int panel_vectors = 3, score_keys = 4;  // 4 x 3
 constexpr int slab_vectors = 2, value_rows = 6;   // 6 x 2
 #endif
 
+#if defined(__F16C__) || defined(__aarch64__)
+#define ATTN_SIMD_F16 1
+#endif
+
 constexpr uint32_t few_types = 1u << ATTN_F32 | 1u << ATTN_BF16
-#ifdef __F16C__
+#ifdef ATTN_SIMD_F16
                                | 1u << ATTN_F16 | 1u << ATTN_F8_E4M3FN | 1u << ATTN_F8_E5M2 |
                                1u << ATTN_F8_E4M3FNUZ | 1u << ATTN_Q8_0 | 1u << ATTN_Q4_0 |
                                1u << ATTN_Q4_1 | 1u << ATTN_Q5_0 | 1u << ATTN_Q5_1 |
@@ -52,8 +56,7 @@ ATTN_INLINE void with_constant(int value, const Body& body) {
 // ---- elements
 // ------------------------------------------------------------------------------------
 
-#ifdef __F16C__
-#define ATTN_SIMD_F16 1
+#ifdef ATTN_SIMD_F16
 
 // Exact: e5m2 is the upper half of an f16, e4m3 fits in one times a power of two.
 template <attn_dtype type>
@@ -93,7 +96,7 @@ ATTN_INLINE void ggml_to_f32(const char* block, int64_t at, Vec (&v)[n]) {
   const Vec m = layout.has_min ? f16_in_all_lanes(block + 2) : Vec{};
   const char* codes = block + layout.codes_at();
   if constexpr (layout.code_bytes == 32) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int i = 0; i < n; ++i) {
       v[i] = code_values<type>(ints(read<SignedBytes>(codes + at + i * lanes)), d, m);
     }
@@ -113,11 +116,11 @@ ATTN_INLINE void ggml_to_f32(const char* block, int64_t at, Vec (&v)[n]) {
 #endif
   int32_t bits = 0;
   if constexpr (layout.has_bit) __builtin_memcpy(&bits, codes - 4, sizeof(bits));
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int i = 0; i < n; ++i) {
     const int first = int(at) + i * int(lanes);
     const Bytes pairs = read<Bytes>(codes + first % 16);
-    const Bytes low = first < 16 ? pairs & 15 : pairs >> 4;
+    const Bytes low = first < 16 ? low_halves(pairs) : high_halves(pairs);
     Ints code;
     if constexpr (type == ATTN_IQ4_NL) {
       code = ints(lookup(iq4_nl_values, low));

@@ -232,6 +232,48 @@ ATTN_INLINE bool any(Ints mask) {
   return (mask[0] | mask[1] | mask[2] | mask[3]) != 0;
 }
 #endif
+#if defined(__aarch64__)
+// Four bytes are half of the smallest vector; its upper half is 0.
+template <class V>
+ATTN_INLINE int8x8_t widened(V four) {
+  return vreinterpret_s8_u64(vcreate_u64(__builtin_bit_cast(uint32_t, four)));
+}
+ATTN_INLINE Halves halves(SignedBytes v) {
+  return reinterpret_cast<Halves>(vget_low_s16(vmovl_s8(widened(v))));
+}
+ATTN_INLINE Ints ints(SignedBytes v) {
+  return vmovl_s16(vget_low_s16(vmovl_s8(widened(v))));
+}
+ATTN_INLINE Ints ints_of_halves(const char* from) {
+  const uint32_t pairs = uint8_t(from[0]) | uint8_t(from[1]) << 16, sign = 0x08080808;
+  const int8x8_t codes = widened(((pairs | pairs << 4) & 0x0f0f0f0f) ^ sign);
+  return vmovl_s16(vget_low_s16(vsubl_s8(codes, widened(sign))));
+}
+ATTN_INLINE Ints numbers() {
+  return Ints{0, 1, 2, 3};
+}
+ATTN_INLINE SignedBytes lookup(const int8_t (&table)[16], Bytes index) {
+  const int8x8_t found = vqtbl1_s8(vld1q_s8(table), vreinterpret_u8_s8(widened(index)));
+  return __builtin_bit_cast(SignedBytes, vget_lane_s32(vreinterpret_s32_s8(found), 0));
+}
+ATTN_INLINE Vec f16_to_f32(Halves codes) {
+  return vcvt_f32_f16(reinterpret_cast<float16x4_t>(codes));
+}
+ATTN_INLINE void f32_to_f16(const float* in, uint16_t* out) {
+  vst1_u16(out, vreinterpret_u16_f16(vcvt_f16_f32(load_unaligned(in))));
+}
+#endif
+// Of bytes with two numbers below 16 in each.
+ATTN_INLINE Bytes low_halves(Bytes pairs) {
+  return pairs & 15;
+}
+ATTN_INLINE Bytes high_halves(Bytes pairs) {
+#if defined(__aarch64__)
+  return __builtin_bit_cast(Bytes, __builtin_bit_cast(uint32_t, pairs) >> 4 & 0x0f0f0f0f);
+#else
+  return pairs >> 4;
+#endif
+}
 
 ATTN_INLINE Vec abs(Vec v) {
   return as_floats(as_ints(v) & 0x7fffffff);
