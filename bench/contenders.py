@@ -7,7 +7,7 @@ import torch
 
 DTYPES = {"f16": (2, torch.float16), "bf16": (3, torch.bfloat16), "f8_e4m3fn": (4, torch.float8_e4m3fn)}
 TYPE_OF = {tensor_type: number for number, tensor_type in DTYPES.values()}
-BLOCK_TYPES = {"q8_0": 7, "q4_0": 8}  # of which tensors have the bytes
+BYTE_TYPES = {"q8_0": 7, "q4_0": 8, "i8": 14, "i4": 15}  # of which tensors have the bytes
 CAUSAL = 1
 KV_PREFIX_STABLE = 1 << 8
 CUDA = 3
@@ -21,7 +21,8 @@ class Segment(c.Structure):
     _fields_ = [("struct_size", c.c_size_t), ("k_type", c.c_int), ("v_type", c.c_int), ("layout", c.c_int),
                 ("has_seqlens", c.c_int32), ("seqlen", c.c_int64), ("total", c.c_int64), ("num_pages", c.c_int64),
                 ("page_size", c.c_int32), ("max_pages", c.c_int32), ("k_stride", Strides), ("v_stride", Strides),
-                ("k_descale", c.c_int), ("v_descale", c.c_int), ("descale_block_keys", c.c_int32)]
+                ("k_descale", c.c_int), ("v_descale", c.c_int), ("descale_block_keys", c.c_int32),
+                ("k_scale_stride", Strides), ("v_scale_stride", Strides)]
 
 
 class Problem(c.Structure):
@@ -38,7 +39,7 @@ class Problem(c.Structure):
 
 class SegmentArgs(c.Structure):
     _fields_ = [("struct_size", c.c_size_t)] + [(n, c.c_void_p) for n in (
-        "k", "v", "seqlens", "cu_seqlens", "block_table", "k_descale", "v_descale")]
+        "k", "v", "seqlens", "cu_seqlens", "block_table", "k_descale", "v_descale", "k_scale", "v_scale")]
 
 
 class Args(c.Structure):

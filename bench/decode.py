@@ -17,7 +17,8 @@ import statistics
 from dataclasses import dataclass, replace
 
 COLD_BYTES = 200 << 20
-ELEMENT_BYTES = {"bf16": 2, "f16": 2, "e4m3": 1, "q8_0": 34 / 32, "q4_0": 18 / 32}
+ELEMENT_BYTES = {"bf16": 2, "f16": 2, "e4m3": 1, "q8_0": 34 / 32, "q4_0": 18 / 32, "i8": 1, "i4": 0.5}
+SCALED = ("i8", "i4")  # with an f16 for each token and head beside them
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ class Cell:
 
     @property
     def kv_bytes(self):
-        return int(2 * self.batch * self.heads_kv * self.dim * (self.seqlen * ELEMENT_BYTES[self.kv] + self.newest * 2))
+        old = self.dim * ELEMENT_BYTES[self.kv] + (2 if self.kv in SCALED else 0)
+        return int(2 * self.batch * self.heads_kv * (self.seqlen * old + self.newest * self.dim * 2))
 
 
 def all_cells():
@@ -61,16 +63,17 @@ def all_cells():
     rows += [replace(fp8[3], group="rows", seqlen_q=8), Cell("rows", 4, 32, 8, 1024, seqlen_q=12), Cell("rows", 64, 8, 8, 8192), Cell("rows", 16, 128, 8, 8192),
             Cell("rows", 64, 32, 8, 8192, dim=64), Cell("rows", 32, 32, 8, 8192, dim=256)]
     prefill = [Cell("prefill", 1, 32, 8, 8192, page=page, seqlen_q=2048) for page in (0, 64, 16)]
-    prefill += [replace(cell, kv=kv) for cell in prefill for kv in ("e4m3", "q8_0", "q4_0")] + [Cell("prefill", 64, 16, 16, 512, seqlen_q=48)]
+    prefill += [replace(cell, kv=kv) for cell in prefill for kv in ("e4m3", "q8_0", "q4_0", "i8", "i4")] + [Cell("prefill", 64, 16, 16, 512, seqlen_q=48)]
     chunks = [Cell("chunks", 4, 32, heads_kv, 8192, kv="e4m3", page=64, seqlen_q=seqlen_q)
               for heads_kv in (8, 32) for seqlen_q in (16, 32, 64, 128, 256, 512)]
     fixed = [replace(cell, group="fixed", fixed_split=split) for cell in (anchors[3], fp8[3]) for split in (512, 2048)]
     fixed += [replace(cell, group="fixed", fixed_split=1024) for cell in (anchors[1], prefill[0])]
     blocks = [replace(cell, group="blocks", kv=kv) for cell in (anchors[1], anchors[3], anchors[0], anchors[2])
-              for kv in ("f16", "q8_0", "q4_0")]
-    blocks += [replace(anchors[1], group="blocks", kv=kv, newest=1024) for kv in ("q8_0", "q4_0")]
-    blocks += [replace(anchors[3], group="blocks", kv="q4_0", page=page) for page in (64, 16)]
-    blocks += [replace(anchors[3], group="blocks", kv=kv, dim=dim) for dim in (64, 256) for kv in ("f16", "q8_0", "q4_0")]
+              for kv in ("f16", "q8_0", "q4_0", "i8", "i4")]
+    blocks += [replace(anchors[1], group="blocks", kv=kv, newest=1024) for kv in ("q8_0", "q4_0", "i8", "i4")]
+    blocks += [replace(anchors[3], group="blocks", kv=kv, page=page) for kv in ("q4_0", "i4") for page in (64, 16)]
+    blocks += [replace(anchors[3], group="blocks", kv=kv, dim=dim) for dim in (64, 256)
+               for kv in ("f16", "q8_0", "q4_0", "i8", "i4")]
     return anchors + short + fp8 + pages + rows + prefill + chunks + fixed + blocks
 
 
@@ -98,9 +101,25 @@ def of_blocks(torch, blocks, kind):
     return (scale * (torch.cat([codes & 15, codes >> 4], -1).float() - 8)).flatten(-2)
 
 
+def to_codes(torch, x, kind):
+    """[..., D] to bytes [..., D or D / 2] and scales [...]."""
+    x, most = x.float(), 127 if kind == "i8" else 7
+    scale = (x.abs().amax(-1) / most).half()
+    codes = (x / scale.float()[..., None]).round().clamp(-most, most).to(torch.int8)
+    return (codes if kind == "i8" else codes[..., ::2] & 15 | codes[..., 1::2] << 4).view(torch.uint8), scale
+
+
+def of_codes(torch, codes, scale, kind):
+    """Back to float32."""
+    codes = codes.view(torch.int8)
+    if kind == "i4":
+        codes = torch.stack([codes << 4 >> 4, codes >> 4], -1).flatten(-2)
+    return codes.float() * scale.float()[..., None]
+
+
 class Inputs:
-    """Sets of q, k, v [B, S, H, D], of which k and v may be pools of pages [pages, page, H, D], shuffled by `table`, and
-    of the newest k and v."""
+    """Sets of q, k, v [B, S, H, D], of which k and v may be pools of pages [pages, page, H, D], shuffled by `table`; of the
+    newest k and v; of the scales of k and v."""
 
     def __init__(self, torch, cell):
         q_kind = torch.bfloat16 if cell.kv in ("bf16", "e4m3") else torch.float16
@@ -120,15 +139,29 @@ class Inputs:
             if cell.kv in ("q8_0", "q4_0"):
                 return to_blocks(torch, random(*cache), cell.kv)
             return random(*cache).to(torch.float8_e4m3fn if cell.kv == "e4m3" else q_kind)
-        self.sets = [(random(cell.batch, cell.seqlen_q, cell.heads, cell.dim), cached(), cached()) +
-                     ((random(*newest), random(*newest)) if cell.newest else ()) for _ in range(sets)]
+
+        def both():
+            if cell.kv not in SCALED:
+                return (cached(), cached()), ()
+            (k, k_scale), (v, v_scale) = (to_codes(torch, random(*cache), cell.kv) for _ in range(2))
+            return (k, v), (k_scale, v_scale)
+
+        def one():
+            kv, scales = both()
+            return (random(cell.batch, cell.seqlen_q, cell.heads, cell.dim), *kv,
+                    *((random(*newest), random(*newest)) if cell.newest else ()), *scales)
+        self.sets = [one() for _ in range(sets)]
 
     def of_first(self, torch, cell, which):
         """k (1) or v (2) of the first set's first sequence as [S, H, D] in float32."""
+        def first(cache):
+            return cache[self.table[0].long()].flatten(0, 1) if cell.page else cache[0]
         cache = self.sets[0][which]
-        kind, cache = cache.dtype, cache.view(torch.uint8)
-        cache = cache[self.table[0].long()].flatten(0, 1) if cell.page else cache[0]
-        cache = of_blocks(torch, cache, cell.kv) if cell.kv in ("q8_0", "q4_0") else cache.view(kind).float()
+        kind, cache = cache.dtype, first(cache.view(torch.uint8))
+        if cell.kv in SCALED:
+            cache = of_codes(torch, cache, first(self.sets[0][which - 3]), cell.kv)
+        else:
+            cache = of_blocks(torch, cache, cell.kv) if cell.kv in ("q8_0", "q4_0") else cache.view(kind).float()
         return torch.cat([cache, self.sets[0][which + 2][0].float()]) if cell.newest else cache
 
 
@@ -147,11 +180,11 @@ def expected(torch, cell, inputs):
 # ---- contenders: label -> calls, one per set of inputs ----------------------------------------------------------------
 
 def libattn_calls(library, kernel, cell, inputs, torch, parts):
-    from contenders import (BLOCK_TYPES, CAUSAL, KV_PREFIX_STABLE, Args, Plan, Problem, Segment, SegmentArgs, TYPE_OF,
+    from contenders import (BYTE_TYPES, CAUSAL, KV_PREFIX_STABLE, Args, Plan, Problem, Segment, SegmentArgs, TYPE_OF,
                             make)
     import ctypes as c
     q_kind = TYPE_OF[inputs.sets[0][0].dtype]
-    kind = BLOCK_TYPES.get(cell.kv) or TYPE_OF[inputs.sets[0][1].dtype]
+    kind = BYTE_TYPES.get(cell.kv) or TYPE_OF[inputs.sets[0][1].dtype]
     layout = dict(layout=2, num_pages=inputs.sets[0][1].shape[0], page_size=cell.page,
                   max_pages=cell.seqlen // cell.page) if cell.page else dict(seqlen=cell.seqlen)
     segments = [make(Segment, k_type=kind, v_type=kind, **layout)]
@@ -166,10 +199,11 @@ def libattn_calls(library, kernel, cell, inputs, torch, parts):
     out = torch.empty_like(inputs.sets[0][0])
     table = inputs.table.data_ptr() if cell.page else None
 
-    def call(q, k, v, *newest):
-        of_each = [make(SegmentArgs, k=k.data_ptr(), v=v.data_ptr(), block_table=table)]
-        if newest:
-            of_each.append(make(SegmentArgs, k=newest[0].data_ptr(), v=newest[1].data_ptr()))
+    def call(q, k, v, *others):
+        scales = dict(k_scale=others[-2].data_ptr(), v_scale=others[-1].data_ptr()) if cell.kv in SCALED else {}
+        of_each = [make(SegmentArgs, k=k.data_ptr(), v=v.data_ptr(), block_table=table, **scales)]
+        if cell.newest:
+            of_each.append(make(SegmentArgs, k=others[0].data_ptr(), v=others[1].data_ptr()))
         segment_args = (SegmentArgs * len(of_each))(*of_each)
         args = make(Args, q=q.data_ptr(), out=out.data_ptr(), num_segments=len(of_each), segments=segment_args)
         return lambda keep=segment_args: (plan.run(args), out)[1]

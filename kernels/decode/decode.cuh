@@ -8,7 +8,7 @@
 #if __CUDA_ARCH__ >= 900
 #include "../ptx/grid.h"
 #endif
-#include "blocks.cuh"
+#include "codes.cuh"
 #include "load.cuh"
 #include "merge.cuh"
 #include "query.cuh"
@@ -26,9 +26,10 @@ struct Decoder {
   static constexpr int head_dim = tile.head_dim, head_dim_v = tile.head_dim_v;
   static constexpr int q_tiles = rows / 8, k_steps = head_dim / 16, v_tiles = head_dim_v / 16;
   static constexpr int q_pitch = (head_dim + 63) / 64 * 128;
-  // Of own_types Q lies there twice: as K of its type, then as K in blocks takes it.
-  static constexpr int block_q = KV::own_types ? rows * q_pitch : 0;
-  static_assert(rows * q_pitch + block_q <= tile.group_merge_bytes());
+  // Of own_types Q lies there as K of each kind takes it: of its type, in blocks, i8, i4.
+  static constexpr int q_bytes = rows * q_pitch, block_q = q_bytes,
+                       all_q = KV::own_types ? 4 * q_bytes : q_bytes;
+  static_assert(all_q <= tile.group_merge_bytes());
 
   const attn_decode_kernarg& a;
   DecodeShared<tile>& shared;
@@ -109,7 +110,8 @@ struct Decoder {
           used && column < a.head_dim ? *reinterpret_cast<const unsigned*>(from + 2 * column) : 0;
     }
     float scale = a.scale;
-    if constexpr (KV::own_types) return store_q_twice(q, r, t);
+    // Where they go is not known ahead: there are few registers.
+    if constexpr (KV::own_types) return store_q_images(q, int(recompute(r)), int(recompute(t)));
     if (KV::scaled) scale *= to_f16(q);
     if (t == 0) group.q_scale[r] = scale;
     const int chunk = KV::scaled ? t % 2 : t / 4, word = KV::scaled ? t / 2 : t % 4;
@@ -127,7 +129,7 @@ struct Decoder {
   }
 
   // Rows scaled by the same powers of two in both types.
-  __device__ __forceinline__ void store_q_twice(unsigned (&q)[k_steps], int r, int t) {
+  __device__ __forceinline__ void store_q_images(unsigned (&q)[k_steps], int r, int t) {
     unsigned plain[k_steps];
 #pragma unroll
     for (int step = 0; step < k_steps; ++step) plain[step] = q[step];
@@ -140,13 +142,22 @@ struct Decoder {
       else
         plain[step] = BF16::pack(BF16::unpack(plain[step] & 0xffff) * factor,
                                  BF16::unpack(plain[step] >> 16) * factor);
-      const auto store = [&](int image, int chunk, int word, unsigned x) {
-        *reinterpret_cast<unsigned*>(reinterpret_cast<char*>(merge) + image +
-                                     chunk_offset<q_pitch>(r, 2 * step + chunk) + 4 * word) = x;
+      const auto store = [&](int image, int chunk, int at, auto x) {
+        *reinterpret_cast<decltype(x)*>(reinterpret_cast<char*>(merge) + image +
+                                        chunk_offset<q_pitch>(r, chunk) + int(sizeof x) * at) = x;
       };
-      store(0, t / 4, t % 4, plain[step]);
+      store(0, 2 * step + t / 4, t % 4, plain[step]);
       const int place = place_of_pair(step / 2, t);
-      store(block_q, place % 2, place / 2, q[step]);
+      store(block_q, 2 * step + place % 2, place / 2, q[step]);
+      using OfI8 = I8<head_dim>;
+      using OfI4 = I4<head_dim>;
+      store(OfI8::image * q_bytes, OfI8::q_chunk(step, t), OfI8::q_word(t), q[step]);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int e = step % 2 * 16 + 2 * t + i;
+        store(OfI4::image * q_bytes, step / 2 * 4 + OfI4::q_chunk(e), OfI4::q_half(e),
+              (unsigned short)(q[step] >> 16 * i));
+      }
     }
   }
 
@@ -160,7 +171,7 @@ struct Decoder {
     if constexpr (KV::own_types)
       multiply_own_k(s, stage, unit.k_type, unit.k_shift);
     else
-      multiply_k<KV, Product>(s, stage);
+      multiply_k<KV, Product>(s, plain_k_lane<KV>(stage), 0);
 
     const int first = unit.first + warp_keys * warp;
     change_scores(s, first, k_descale);
@@ -170,7 +181,7 @@ struct Decoder {
     }
     unsigned p[q_tiles][2];
     if constexpr (KV::own_types) {
-      weigh_own_v(s, p, stage + a.k_bytes, unit, valid);
+      weigh_own_v(s, p, stage, unit, valid);
     } else {
 #pragma unroll
       for (int n = 0; n < q_tiles; ++n) weigh(s[n], n, p[n]);
@@ -220,13 +231,17 @@ struct Decoder {
     }
   }
 
-  // Products of the warp's keys.
+  template <class K>
+  __device__ __forceinline__ unsigned plain_k_lane(unsigned stage) const {
+    return stage + warp() * warp_keys * panel_pitch + K::k_lane(lane());
+  }
+  // Products of the warp's keys and Q of this image.
   template <class K, class Product>
-  __device__ __forceinline__ void multiply_k(float (&s)[q_tiles][4], unsigned stage) const {
+  __device__ __forceinline__ void multiply_k(float (&s)[q_tiles][4], unsigned k_lane,
+                                             int image) const {
     float odd[q_tiles][4] = {};  // two chains of products
-    const unsigned k_lane = stage + warp() * warp_keys * panel_pitch + K::k_lane(lane());
     const unsigned q_lane =
-        recompute(address(merge) + chunk_offset<q_pitch>(lane() % 8, lane() / 8));
+        recompute(address(merge) + image * q_bytes + chunk_offset<q_pitch>(lane() % 8, lane() / 8));
 #pragma unroll
     for (int step = 0; step < k_steps; step += 2) {
       unsigned k[2][4], q[q_tiles][4];
@@ -281,10 +296,27 @@ struct Decoder {
       multiply_block_k<Q8_0>(s, stage + shift);
     else if (type == attn_element_q4_0)
       multiply_block_k<Q4_0>(s, stage + shift);
+    else if (type == attn_element_i8)
+      multiply_code_k<I8<head_dim>>(s, stage, shift);
+    else if (type == attn_element_i4)
+      multiply_code_k<I4<head_dim>>(s, stage, shift);
     else if (type == attn_element_f16)
-      multiply_k<Same<F16>, F16>(s, stage);
+      multiply_k<Same<F16>, F16>(s, plain_k_lane<Same<F16>>(stage), 0);
     else
-      multiply_k<Same<BF16>, BF16>(s, stage);
+      multiply_k<Same<BF16>, BF16>(s, plain_k_lane<Same<BF16>>(stage), 0);
+  }
+  __device__ __forceinline__ KeyScales key_scales(unsigned stage, int which, int halves) const {
+    return {stage + a.scales_at + which * scale_bytes + 4 * warp() * warp_keys, halves};
+  }
+  template <class K>
+  __device__ __forceinline__ void multiply_code_k(float (&s)[q_tiles][4], unsigned stage,
+                                                  int halves) const {
+    multiply_k<K, F16>(s, stage + warp() * warp_keys * K::P::pitch + K::k_lane(lane()), K::image);
+    const float2 scale = key_scales(stage, 0, halves).k_scales(lane());
+#pragma unroll
+    for (int n = 0; n < q_tiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[n][i] *= i < 2 ? scale.x : scale.y;
   }
 
   // 2^lift times the largest weight is the largest power of two in f16.
@@ -303,24 +335,24 @@ struct Decoder {
 #pragma unroll
         for (int i = 0; i < 4; ++i) o[v][n][i] *= factor;
   }
-  // The lane's scales of V, 0 of keys that are not valid. Weights times scales stay below 2^15.
-  template <class Block>
-  __device__ __forceinline__ void load_v_scales(unsigned (&scales)[v_tiles / 2][2], unsigned v_rows,
-                                                unsigned valid) {
-    using Rows = BlockRows<Block, head_dim_v>;
+  // The lane's scales of V, of this many blocks, 0 of keys that are not valid. Weights times scales
+  // stay below 2^15.
+  template <int blocks, class Load>
+  __device__ __forceinline__ void load_v_scales(unsigned (&scales)[v_tiles / 2][2], unsigned valid,
+                                                const Load& load) {
 #pragma unroll
-    for (int block = 0; block < Rows::blocks; ++block)
+    for (int block = 0; block < blocks; ++block)
 #pragma unroll
-      for (int i = 0; i < 2; ++i) scales[block][i] = Rows::v_scales(v_rows, block, i);
+      for (int i = 0; i < 2; ++i) scales[block][i] = load(block, i);
     if (valid != 0xffff) {
       const uint2 there = there_of(valid);
 #pragma unroll
-      for (int block = 0; block < Rows::blocks; ++block)
+      for (int block = 0; block < blocks; ++block)
         scales[block][0] &= there.x, scales[block][1] &= there.y;
     }
     unsigned most = 0;
 #pragma unroll
-    for (int block = 0; block < Rows::blocks; ++block)
+    for (int block = 0; block < blocks; ++block)
 #pragma unroll
       for (int i = 0; i < 2; ++i) most = ptx::max_abs_f16x2(most, scales[block][i]);
     most = __reduce_max_sync(0xffffffff, max(most & 0xffff, most >> 16));
@@ -345,6 +377,26 @@ struct Decoder {
       }
     }
   }
+  template <class V>
+  __device__ __forceinline__ void add_code_v(const unsigned (&p)[q_tiles][2],
+                                             const unsigned (&scales)[2], unsigned v_rows) {
+    unsigned weights[q_tiles][2];
+#pragma unroll
+    for (int n = 0; n < q_tiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) weights[n][i] = ptx::mul_f16x2(p[n][i], scales[i]);
+    const uint2 v_lane = V::v_lane(v_rows + warp() * warp_keys * V::P::pitch, lane());
+#pragma unroll
+    for (int block = 0; block < v_tiles / 2; ++block) {
+      unsigned v[2][4];
+      V::load_v(v, v_lane, block, lane());
+#pragma unroll
+      for (int n = 0; n < q_tiles; ++n)
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          F16::mma(o[2 * block + i][n], v[i], weights[n][0], weights[n][1]);
+    }
+  }
   template <class Product>
   __device__ __forceinline__ void add_plain_v(const unsigned (&p)[q_tiles][2], unsigned v_rows,
                                               uint2 there) {
@@ -362,9 +414,10 @@ struct Decoder {
     }
   }
   __device__ __forceinline__ void weigh_own_v(const float (&s)[q_tiles][4],
-                                              unsigned (&p)[q_tiles][2], unsigned v_rows,
+                                              unsigned (&p)[q_tiles][2], unsigned stage,
                                               const Unit& unit, unsigned valid) {
     const int type = unit.v_type;
+    const unsigned v_rows = stage + a.k_bytes;
     const auto rows_of = [&](auto of) {
       using Rows = decltype(of);
       return v_rows + unit.v_shift + warp() * warp_keys * Rows::pitch + Rows::lane_v(lane());
@@ -372,8 +425,16 @@ struct Decoder {
     const unsigned q8_0_rows = rows_of(BlockRows<Q8_0, head_dim_v>{}),
                    q4_0_rows = rows_of(BlockRows<Q4_0, head_dim_v>{});
     unsigned scales[v_tiles / 2][2];
-    if (type == attn_element_q8_0) load_v_scales<Q8_0>(scales, q8_0_rows, valid);
-    if (type == attn_element_q4_0) load_v_scales<Q4_0>(scales, q4_0_rows, valid);
+    const auto load_block_scales = [&](auto of, unsigned from) {
+      load_v_scales<v_tiles / 2>(
+          scales, valid, [&](int block, int i) { return decltype(of)::v_scales(from, block, i); });
+    };
+    if (type == attn_element_q8_0) load_block_scales(BlockRows<Q8_0, head_dim_v>{}, q8_0_rows);
+    if (type == attn_element_q4_0) load_block_scales(BlockRows<Q4_0, head_dim_v>{}, q4_0_rows);
+    if (has_key_scales(type)) {
+      const KeyScales of_keys = key_scales(stage, 1, unit.v_shift);
+      load_v_scales<1>(scales, valid, [&](int, int i) { return of_keys.v_scales(lane(), i); });
+    }
     bf16_weights = type == attn_element_bf16;
 #pragma unroll
     for (int n = 0; n < q_tiles; ++n) weigh(s[n], n, p[n]);
@@ -382,6 +443,10 @@ struct Decoder {
       add_block_v<Q8_0>(p, scales, q8_0_rows);
     else if (type == attn_element_q4_0)
       add_block_v<Q4_0>(p, scales, q4_0_rows);
+    else if (type == attn_element_i8)
+      add_code_v<I8<head_dim_v>>(p, scales[0], v_rows);
+    else if (type == attn_element_i4)
+      add_code_v<I4<head_dim_v>>(p, scales[0], v_rows);
     else if (type == attn_element_f16)
       add_plain_v<F16>(p, plain_rows, there_of(valid));
     else
@@ -608,7 +673,8 @@ __device__ __forceinline__ void decode(const attn_decode_kernarg& a, const M& ma
   if (threadIdx.x == 0) {
     if (engine) ptx::mbarrier_init(address(&shared.early), a.stages);
     for (int i = 0; i < a.stages; ++i) {
-      ptx::mbarrier_init(address(&shared.full[i]), engine ? 1 : 32 + 1);
+      ptx::mbarrier_init(address(&shared.full[i]),
+                         engine && !(tile.own_types && a.scales_at) ? 1 : 32 + 1);
       ptx::mbarrier_init(address(&shared.empty[i]), tile.compute_groups() * decode_warps);
     }
   }

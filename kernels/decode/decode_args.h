@@ -8,6 +8,13 @@
 
 enum { attn_decode_max_segments = 8 };
 
+// i8, i4: f16, one for each token and head.
+struct attn_key_scales {
+  const void* at;
+  long long batch;  // elements between sequences or pages: of pages an even number
+  int seq, head;
+};
+
 struct attn_decode_segment {
   const void* k;  // padded [batch, seq, head, head_dim], packed [total, head, head_dim]
   const void* v;  // or paged [num_pages, page_size, head, head_dim]
@@ -19,7 +26,14 @@ struct attn_decode_segment {
   int box_keys;        // of the copy engine: 16, 32 or 64, of which one is in one page
   int k_type, v_type;  // shared/types.h; kernels of own_types look at them, and at these:
   int k_head, v_head;  // of blocks: units of 2 bytes between heads
-  attn_descale k_descale, v_descale;
+  union {
+    attn_descale k_descale;
+    attn_key_scales k_scales;  // of own_types
+  };
+  union {
+    attn_descale v_descale;
+    attn_key_scales v_scales;
+  };
 };
 
 struct attn_decode_kernarg {
@@ -60,6 +74,7 @@ struct attn_decode_kernarg {
   float* stats;       // [slots, rows, 2]: reference and sum of the weights
   unsigned* arrived;  // [2, slots, row groups]: zero between launches
   attn_decode_segment segment[attn_decode_max_segments];
+  int scales_at;  // of own_types: of i8 and i4, in a stage; 0: there is no such segment
 };
 
 // K and V come by the copy engine. Dimensions: head_dim, seq, head, batch; packed: batch 1; paged:

@@ -3,6 +3,7 @@
 #define ATTN_KERNELS_DECODE_TILES_H
 
 #include "../shared/host_device.h"
+#include "../shared/types.h"
 
 namespace attn::decode {
 
@@ -23,6 +24,38 @@ constexpr int q8_0_bytes = 34, q4_0_bytes = 18;
 ATTN_HOST_DEVICE constexpr int block_pitch(int columns, int block_bytes) {
   return (columns / 32 * block_bytes + 15) / 16 * 16;
 }
+
+// Of own_types, a key's row in shared memory: blocks as they are; of others panels, as wide as
+// their swizzle.
+struct RowPlace {
+  int pitch, panels;
+  ATTN_HOST_DEVICE constexpr int bytes() const { return unit_keys * pitch * panels; }
+};
+ATTN_HOST_DEVICE constexpr RowPlace panels_of(int row_bytes) {
+  return row_bytes <= panel_pitch ? RowPlace{row_bytes, 1}
+                                  : RowPlace{panel_pitch, row_bytes / panel_pitch};
+}
+ATTN_HOST_DEVICE constexpr RowPlace row_place(int type, int columns) {
+  switch (type) {
+    case attn_element_q8_0:
+      return {block_pitch(columns, q8_0_bytes), 1};
+    case attn_element_q4_0:
+      return {block_pitch(columns, q4_0_bytes), 1};
+    case attn_element_i8:
+      return panels_of(columns);
+    case attn_element_i4:
+      return panels_of(columns / 2);
+    default:
+      return panels_of(columns * 2);
+  }
+}
+ATTN_HOST_DEVICE constexpr bool has_key_scales(int type) {
+  return type == attn_element_i8 || type == attn_element_i4;
+}
+// i8 and i4: words of a unit's scales behind its K and V, one for each key, K's first.
+constexpr int scale_bytes = 4 * unit_keys;
+constexpr int unit_scale_bytes = 1024;  // so that stages stay where swizzles begin
+static_assert(2 * scale_bytes <= unit_scale_bytes);
 
 struct DecodeTile {
   int head_dim, head_dim_v;

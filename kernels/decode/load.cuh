@@ -4,6 +4,7 @@
 
 #include "../common/descale.cuh"
 #include "../ptx/cp_async.h"
+#include "../ptx/cp_async_part.h"
 #include "../ptx/mbarrier.h"
 #if __CUDA_ARCH__ >= 900
 #include "../ptx/tma.h"
@@ -29,7 +30,8 @@ struct Unit {
   unsigned char k_type, v_type;  // of own_types
   union {
     float k_descale;
-    int k_shift;  // of blocks: bytes in front of a row in shared memory
+    int k_shift;  // of blocks: bytes in front of a row in shared memory; of i8 and i4: KeyScales'
+                  // halves
   };
   union {
     float v_descale;
@@ -124,6 +126,18 @@ __device__ __forceinline__ int stage_bytes(const attn_decode_kernarg& a) {
   return tile.own_types ? a.stage_bytes : tile.stage_bytes();
 }
 
+// Of own_types: a lane's box of a unit's K or V, of those of one segment, sequence and head.
+struct OwnRequest {
+  int segment = -1, b, h;
+  int k_type, v_type, k_shift, v_shift;  // as in Unit
+  bool paged, asks;
+  int keys, key;           // of the box; which of the unit is its first
+  unsigned box_bytes, to;  // to: in the stage
+  const attn_tensor_map* map;
+  int column, row, head, entry;           // row, entry: of the segment's first unit, without pages
+  unsigned long long k_scales, v_scales;  // addresses
+};
+
 template <class KV, DecodeTile tile, class M>
 struct Loader {
   static constexpr bool engine = !std::is_same_v<M, NoMaps>;
@@ -138,6 +152,7 @@ struct Loader {
   Cursor<tile> at;
   int page[2];  // of keys `lane` and `lane` + 32 of the unit
   float k_descale, v_descale;
+  OwnRequest request;
 
   __device__ __forceinline__ int k_bytes() const {
     return tile.own_types ? a.k_bytes : tile.k_bytes();
@@ -153,6 +168,10 @@ struct Loader {
 
   // What the unit needs of small arrays is asked for ahead, so that its rows need not wait for it.
   __device__ __forceinline__ void look_up() {
+    if constexpr (tile.own_types) {
+      begin_request();
+      if (!request.paged) return;
+    }
     const attn_decode_segment& s = a.segment[at.segment];
     const int local = at.first - at.begin;
     if (s.block_table) {
@@ -200,7 +219,8 @@ struct Loader {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int key = lane + 32 * i;
-      const bool there = !s.block_table || unsigned(page[i]) < unsigned(s.num_pages);
+      const bool paged = tile.own_types ? request.paged : bool(s.block_table);
+      const bool there = !paged || unsigned(page[i]) < unsigned(s.num_pages);
       valid[i] = __ballot_sync(0xffffffff, key >= from && key < end && there);
     }
     if (lane == 0) {
@@ -225,8 +245,8 @@ struct Loader {
         unit.k_descale = k_descale;
         unit.v_descale = v_descale;
       } else {
-        unit.k_type = s.k_type, unit.v_type = s.v_type;
-        unit.k_shift = shift_of(at.h * s.k_head), unit.v_shift = shift_of(at.h * s.v_head);
+        unit.k_type = request.k_type, unit.v_type = request.v_type;
+        unit.k_shift = request.k_shift, unit.v_shift = request.v_shift;
       }
     }
     const unsigned k_to = ring + stage.number * stage_bytes<tile>(a), v_to = k_to + k_bytes(),
@@ -237,9 +257,17 @@ struct Loader {
         if (lane == 0) ptx::mbarrier_arrive(full);
       } else {
         if constexpr (tile.own_types)
-          copy_boxes_of_own_types(s, k_to, v_to, full, valid, local);
+          copy_boxes_of_own_types(k_to, full, valid, local);
         else
           copy_boxes(s, k_to, v_to, full, valid, local);
+      }
+      if (tile.own_types && a.scales_at) {
+        const unsigned to = k_to + a.scales_at;
+        if (has_key_scales(request.k_type))
+          copy_scales(s.k_scales, request.k_scales, to, valid, local);
+        if (has_key_scales(request.v_type))
+          copy_scales(s.v_scales, request.v_scales, to + scale_bytes, valid, local);
+        ptx::cp_async_arrive(full);
       }
     } else {
       copy_rows(s, k_to, v_to, valid, local);
@@ -273,46 +301,86 @@ struct Loader {
     __syncwarp();
 #endif
   }
-  // The same where a segment's rows are panels or, of blocks, come whole, with what lies behind
+  // The same where each segment's rows are as row_place says; blocks come with what lies behind
   // them up to the pitch.
-  __device__ __forceinline__ void copy_boxes_of_own_types(const attn_decode_segment& s,
-                                                          unsigned k_to, unsigned v_to,
-                                                          unsigned full, const unsigned (&valid)[2],
+  __device__ __forceinline__ void copy_boxes_of_own_types(unsigned stage, unsigned full,
+                                                          const unsigned (&valid)[2],
                                                           int local) const {
 #if __CUDA_ARCH__ >= 900
-    const int k_pitch = pitch_of<head_dim>(s.k_type), v_pitch = pitch_of<head_dim_v>(s.v_type);
-    const int k_panels = k_pitch ? 1 : tile.panels(head_dim),
-              panels = k_panels + (v_pitch ? 1 : tile.panels(head_dim_v));
-    static_assert(unit_keys / warp_keys * (tile.panels(head_dim) + tile.panels(head_dim_v)) <= 32);
-    const int keys = s.box_keys, key = lane / panels * keys, panel = lane % panels;
-    const bool wanted = key < unit_keys && any_of(valid, key, keys);
-    const int low = __shfl_sync(0xffffffff, page[0], key % 32),
-              high = __shfl_sync(0xffffffff, page[1], key % 32), own = key < 32 ? low : high;
-    const bool is_k = panel < k_panels;
-    const int pitch = is_k ? k_pitch : v_pitch, of_tile = is_k ? panel : panel - k_panels;
-    const unsigned bytes =
-        __reduce_add_sync(0xffffffff, wanted ? unsigned(keys * (pitch ? pitch : panel_pitch)) : 0u);
+    const OwnRequest& r = request;
+    const bool wanted = r.asks && any_of(valid, r.key, r.keys);
+    const unsigned bytes = __reduce_add_sync(0xffffffff, wanted ? r.box_bytes : 0u);
     if (lane == 0) ptx::mbarrier_arrive_expect(full, bytes);
+    int row = r.row + local, entry = r.entry;
+    if (r.paged) {
+      const int low = __shfl_sync(0xffffffff, page[0], r.key % 32),
+                high = __shfl_sync(0xffffffff, page[1], r.key % 32);
+      entry = r.key < 32 ? low : high;
+      row = slot_of(a.segment[at.segment], local + r.key);
+    }
     __syncwarp();
-    const unsigned to =
-        (is_k ? k_to : v_to) + of_tile * panel_bytes + key * (pitch ? pitch : panel_pitch);
-    const attn_tensor_map* map = is_k ? &maps[at.segment].k : &maps[at.segment].v;
-    const int entry = s.block_table ? own : s.lengths.cu_seqlens ? 0 : at.b;
-    const int row = s.block_table ? slot_of(s, local + key) : int(at.row) + local + key;
-    const int head = at.h * (is_k ? s.k_head : s.v_head),
-              column = pitch ? head - shift_of(head) / 2 : of_tile * (panel_pitch / 2);
-    if (wanted) ptx::tma_load(to, map, full, column, row, pitch ? 0 : at.h, entry);
+    if (wanted) ptx::tma_load(stage + r.to, r.map, full, r.column, row, r.head, entry);
     __syncwarp();
 #endif
   }
   // Boxes begin at multiples of 16 bytes, heads (units of 2 bytes before them) at any of 4.
   static __device__ __forceinline__ int shift_of(int head) { return 2 * head % 16; }
-  // 0: rows are panels.
-  template <int columns>
-  static __device__ __forceinline__ int pitch_of(int type) {
-    return type == attn_element_q8_0   ? block_pitch(columns, q8_0_bytes)
-           : type == attn_element_q4_0 ? block_pitch(columns, q4_0_bytes)
-                                       : 0;
+
+  // What a lane asks for is the same for all units of a segment, sequence and head but for the row.
+  __device__ __forceinline__ void begin_request() {
+    OwnRequest& r = request;
+    if (r.segment == at.segment && r.b == at.b && r.h == at.h) return;
+    const attn_decode_segment& s = a.segment[at.segment];
+    r.segment = at.segment, r.b = at.b, r.h = at.h;
+    r.k_type = s.k_type, r.v_type = s.v_type;
+    r.paged = s.block_table;
+    r.entry = s.lengths.cu_seqlens ? 0 : at.b;
+    const RowPlace k_place = row_place(s.k_type, head_dim),
+                   v_place = row_place(s.v_type, head_dim_v);
+    static_assert(unit_keys / warp_keys * (tile.panels(head_dim) + tile.panels(head_dim_v)) <= 32);
+    r.keys = s.box_keys;
+    r.key = lane * r.keys % unit_keys;
+    r.row = int(at.row) + r.key;
+    const int panel = lane * r.keys / unit_keys;
+    const bool is_k = panel < k_place.panels;
+    const int type = is_k ? s.k_type : s.v_type, of_tile = is_k ? panel : panel - k_place.panels;
+    const RowPlace place = is_k ? k_place : v_place;
+    const bool blocks = type == attn_element_q8_0 || type == attn_element_q4_0;
+    r.asks = of_tile < place.panels;
+    r.box_bytes = r.keys * place.pitch;
+    r.to = (is_k ? 0 : k_bytes()) + of_tile * panel_bytes + r.key * place.pitch;
+    r.map = is_k ? &maps[at.segment].k : &maps[at.segment].v;
+    const int k_head = at.h * s.k_head, v_head = at.h * s.v_head, head = is_k ? k_head : v_head;
+    r.column = blocks ? head - shift_of(head) / 2
+                      : of_tile * (panel_pitch / (has_key_scales(type) ? 1 : 2));
+    r.head = blocks ? 0 : at.h;
+    r.k_shift = shift_of(k_head), r.v_shift = shift_of(v_head);
+    // Units begin at even rows, in pages too.
+    const auto begin_scales = [&](const attn_key_scales& scales, unsigned long long& from) {
+      from = reinterpret_cast<unsigned long long>(scales.at) +
+             2 * (at.h * (long long)scales.head +
+                  (r.paged ? 0 : r.entry * scales.batch + int(at.row) * (long long)scales.seq));
+      return int(from / 2 % 2) | (scales.seq & 1) << 1;
+    };
+    if (has_key_scales(s.k_type)) r.k_shift = begin_scales(s.k_scales, r.k_scales);
+    if (has_key_scales(s.v_type)) r.v_shift = begin_scales(s.v_scales, r.v_scales);
+  }
+  // The words that have the scales of a unit's keys; if a scale is a word's first half, the other
+  // one is not read. from: of the segment's first key, or of page 0's.
+  __device__ __forceinline__ void copy_scales(const attn_key_scales& scales,
+                                              unsigned long long from, unsigned to,
+                                              const unsigned (&valid)[2], int local) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int key = local + lane + 32 * i;
+      const long long at_key =
+          request.paged
+              ? page[i] * scales.batch + slot_of(a.segment[at.segment], key) * (long long)scales.seq
+              : key * (long long)scales.seq;
+      const unsigned long long scale = from + 2 * at_key;
+      ptx::cp_async_part_if(to + 4 * (lane + 32 * i), reinterpret_cast<const void*>(scale & ~3ull),
+                            scale % 4 == 0 ? 2 : 4, valid[i] >> lane & 1);
+    }
   }
   static __device__ __forceinline__ bool any_of(const unsigned (&valid)[2], int key, int keys) {
     if (keys == unit_keys) return valid[0] | valid[1];
@@ -375,8 +443,7 @@ struct Loader {
       const unsigned all[2] = {~0u, ~0u};
       const unsigned to = ring + n * stage_bytes<tile>(a);
       if constexpr (tile.own_types)
-        copy_boxes_of_own_types(s, to, to + k_bytes(), address(&shared.early), all,
-                                at.first - at.begin);
+        copy_boxes_of_own_types(to, address(&shared.early), all, at.first - at.begin);
       else
         copy_boxes(s, to, to + k_bytes(), address(&shared.early), all, at.first - at.begin);
     }
@@ -398,6 +465,7 @@ struct Loader {
   __device__ __forceinline__ void run(const Work<tile>& work, int early) {
     if (index >= a.loaders) return;
     at = work.first;
+    request.segment = -1;  // lengths may be others than those of units that came early
     if (own(0)) look_up();
     unsigned head_begin = work.begin - (at.sequence.units - at.left);
     unsigned share = work.begin;

@@ -18,8 +18,10 @@ struct attn_quantize_kernarg {
   long long groups, group_batch, group_seqs, group_heads, seq_groups;
   double max_finite;        // of dst_type
   attn::SmallFloat format;  // of dst_type if that is fp8
-  int src_type, dst_type;   // types.h, which has no fp8
+  int src_type, dst_type;   // types.h; fp8: see format
   int scale, saturate;
+  unsigned short* row_scale;      // of i8 and i4, f16
+  long long row_scale_stride[3];  // batch, seq, head
 };
 
 #endif

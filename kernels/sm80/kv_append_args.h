@@ -16,6 +16,8 @@ struct attn_kv_append_tensor {
   attn::SmallFloat format;  // of dst_type, if that is a small float
   int dst_type;             // shared/types.h, any other: fp8
   int dim;
+  unsigned short* scale;      // of i8 and i4: f16, one for each token and head
+  long long scale_stride[3];  // batch or page, seq, head
 };
 
 struct attn_kv_append_kernarg {
@@ -33,6 +35,7 @@ struct attn_kv_append_kernarg {
   int new_type;
   int half, interleaved;  // pairs to rotate, and which
   int aligned;            // all that a thread has at once can be moved by 8 or 16 bytes
+  int row_scales;         // K or V is i8 or i4
   int lengths_only;       // the launch writes seqlens_out, nothing else
 };
 

@@ -6,6 +6,7 @@
 #include "../common/convert.cuh"
 #include "../common/descale.cuh"
 #include "../common/lengths.cuh"
+#include "../common/row_scale.cuh"
 #include "../ptx/convert.h"
 #include "../ptx/convert_fp8.h"
 #include "../ptx/grid.h"
@@ -178,6 +179,21 @@ __device__ __forceinline__ void store_codes(T* to, bool aligned, int n,
   }
 }
 
+// Two codes a byte, the first one in the low half; n is even.
+__device__ __forceinline__ void store_halves(unsigned char* to, bool aligned, int n,
+                                             const unsigned (&code)[count]) {
+  unsigned word = 0;
+#pragma unroll
+  for (int k = 0; k < count; ++k) word |= (code[k] & 15) << 4 * k;
+  if (aligned) {
+    *reinterpret_cast<unsigned*>(to) = word;
+    return;
+  }
+#pragma unroll
+  for (int k = 0; k < count; k += 2)
+    if (k < n) to[k / 2] = (unsigned char)(word >> 4 * k);
+}
+
 __device__ __forceinline__ void encode_fp8(const SmallFloat& format, const float (&x)[count],
                                            unsigned (&code)[count]) {
 #if __CUDA_ARCH__ >= 890
@@ -199,10 +215,20 @@ __device__ __forceinline__ void encode_fp8(const SmallFloat& format, const float
   for (int k = 0; k < count; ++k) code[k] = encode(format, x[k], true);
 }
 
+// scale: of i8 and i4.
 __device__ __forceinline__ void store(const attn_kv_append_tensor& to, bool aligned, long long at,
-                                      int n, const float (&x)[count]) {
+                                      int n, const float (&x)[count], unsigned short scale) {
   unsigned code[count];
   switch (to.dst_type) {
+    case attn_element_i8:
+    case attn_element_i4:
+#pragma unroll
+      for (int k = 0; k < count; ++k) code[k] = unsigned(row_code(to.dst_type, x[k], scale)) & 0xff;
+      if (to.dst_type == attn_element_i8)
+        store_codes(static_cast<unsigned char*>(to.dst) + at, aligned, n, code);
+      else
+        store_halves(static_cast<unsigned char*>(to.dst) + at / 2, aligned, n, code);
+      return;
     case attn_element_q8_0:
     case attn_element_q4_0:
       store_ggml(ggml_block(to.dst, to.dst_type, at), to.dst_type, x, true);
@@ -252,9 +278,20 @@ __device__ __forceinline__ void convert(const attn_kv_append_kernarg& a,
   }
 }
 
+// Of the largest |x| among n.
+__device__ __forceinline__ unsigned largest_bits(const float (&x)[count], int n) {
+  unsigned most = 0;
+#pragma unroll
+  for (int k = 0; k < count; ++k)
+    if (k < n) most = max(most, __float_as_uint(x[k]) & 0x7fffffff);
+  return most;
+}
+
 __device__ __forceinline__ void append(const attn_kv_append_kernarg& a, const Token& token,
                                        int position) {
   const Place place = find_place(a, token.b, position);
+  // As bits, of which those of a NaN are the largest.
+  __shared__ unsigned amax[attn_kv_append_max_threads / 4];  // of the block's heads
   const int heads_here = blockDim.x / a.threads_per_head, own = threadIdx.x / a.threads_per_head,
             d = threadIdx.x % a.threads_per_head * count;
 #pragma unroll 1
@@ -276,10 +313,23 @@ __device__ __forceinline__ void append(const attn_kv_append_kernarg& a, const To
       convert(a, of, descale, row, d, position, which != 1 && d < 2 * a.half, x);
     }
     __syncthreads();  // q_out may be q
+    unsigned short scale = 0;
+    if (a.row_scales) {
+      if (threadIdx.x < heads_here) amax[threadIdx.x] = 0;
+      __syncthreads();
+      if (there && has_row_scale(of.dst_type)) atomicMax(&amax[own], largest_bits(x, of.dim - d));
+      __syncthreads();
+      if (there && has_row_scale(of.dst_type)) {
+        scale = row_scale(of.dst_type, __uint_as_float(amax[own]), true);
+        if (d == 0)
+          of.scale[place.entry * of.scale_stride[0] + place.row * of.scale_stride[1] +
+                   h * of.scale_stride[2]] = scale;
+      }
+    }
     if (there) {
       const long long to = (is_q ? token.entry : place.entry) * of.dst_stride[0] +
                            (is_q ? token.row : place.row) * of.dst_stride[1] + h * of.dst_stride[2];
-      store(of, a.aligned, to + d, of.dim - d, x);
+      store(of, a.aligned, to + d, of.dim - d, x, scale);
     }
   }
 }

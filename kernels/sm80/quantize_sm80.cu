@@ -1,11 +1,12 @@
 //# architectures sm_80 sm_90 compute_80
-// Quantisation to fp8 and to ggml blocks, with the codes of core/dtype.h. A warp takes 32
-// neighbouring elements of a row at a time, which is one ggml block.
+// Quantisation to fp8 and to ggml blocks, with the codes of core/dtype.h, and to i8 and i4. A warp
+// takes 32 neighbouring elements of a row at a time, which is one ggml block.
 //
 // A launch is one kernel, so that only a block can know the maximum of a group before it quantizes:
 // with scale amax a group is the work of one block, a whole tensor too. That is slow for large
 // tensors with one scale, and right.
 #include "../common/convert.cuh"
+#include "../common/row_scale.cuh"
 #include "../shared/quantize_args.h"
 
 namespace {
@@ -94,6 +95,42 @@ __device__ void quantize(const attn_quantize_kernarg& a, const Span& span, long 
   }
 }
 
+// i8 and i4: rows first, first + step, ..
+__device__ void quantize_rows(const attn_quantize_kernarg& a, long long first, long long step) {
+  const Span span = whole(a);
+  const long long chunks = (a.head_dim + 31) / 32, rows = span.batches * span.seqs * span.heads;
+  for (long long row = first; row < rows; row += step) {
+    float amax = 0;
+    bool has_nan = false;
+    for (long long chunk = 0; chunk < chunks; ++chunk) {
+      const Place p = place(a, span, chunks, row * chunks + chunk);
+      const float x = p.inside ? load(a, p.src) : 0;
+      has_nan |= x != x;
+      amax = fmaxf(amax, fabsf(x));
+    }
+    amax = warp_max(amax);
+    if (__any_sync(all_lanes, has_nan)) amax = __uint_as_float(0x7fc00000);
+    const unsigned short scale = attn::device::row_scale(a.dst_type, amax, a.saturate);
+    if (threadIdx.x % 32 == 0) {
+      const long long h = row % a.heads, s = row / a.heads % a.seqlen, b = row / a.heads / a.seqlen;
+      a.row_scale[b * a.row_scale_stride[0] + s * a.row_scale_stride[1] +
+                  h * a.row_scale_stride[2]] = scale;
+    }
+    for (long long chunk = 0; chunk < chunks; ++chunk) {
+      const Place p = place(a, span, chunks, row * chunks + chunk);
+      const int code = attn::device::row_code(a.dst_type, p.inside ? load(a, p.src) : 0, scale);
+      unsigned char* dst = static_cast<unsigned char*>(a.dst);
+      if (a.dst_type == attn_element_i8) {
+        if (p.inside) dst[p.dst] = (unsigned char)code;
+      } else {
+        const int behind = __shfl_down_sync(all_lanes, code, 1);
+        if (p.inside && threadIdx.x % 2 == 0)
+          dst[p.dst / 2] = (unsigned char)((code & 15) | (behind & 15) << 4);
+      }
+    }
+  }
+}
+
 // The descale of a group, in every thread of the block.
 __device__ float find_descale(const attn_quantize_kernarg& a, const Span& span) {
   __shared__ float highest[attn_quantize_warps];
@@ -136,5 +173,7 @@ extern "C" __global__ void __launch_bounds__(32 * attn_quantize_warps)
          g += threads)
       a.descale[g] = 1;
   }
+  if (attn::device::has_row_scale(a.dst_type))
+    return quantize_rows(a, blockIdx.x * (long long)attn_quantize_warps + warp, threads / 32);
   quantize(a, whole(a), blockIdx.x * (long long)attn_quantize_warps + warp, threads / 32, 1);
 }

@@ -16,6 +16,8 @@ constexpr uint64_t proc_address_legacy_stream = 1;         // NULL is the legacy
 enum {  // CUtensorMapDataType, CUtensorMapSwizzle, CUtensorMapL2promotion
   tensor_map_uint8 = 0,
   tensor_map_uint16 = 1,
+  tensor_map_swizzle_32 = 1,
+  tensor_map_swizzle_64 = 2,
   tensor_map_swizzle_128 = 3,
   tensor_map_l2_64 = 1,
   tensor_map_l2_128 = 2,
@@ -225,6 +227,18 @@ class CudaDriver final : public GpuDriver {
                       join("dynamic shared memory ", bytes, " bytes"), function,
                       function_max_dynamic_shared_size_bytes, int(bytes));
   }
+  // As wide as a box's row.
+  static int swizzle_of(const TensorMap& map) {
+    if (!map.swizzled) return 0;
+    switch (map.box[0] * map.element_bytes) {
+      case 32:
+        return tensor_map_swizzle_32;
+      case 64:
+        return tensor_map_swizzle_64;
+      default:
+        return tensor_map_swizzle_128;
+    }
+  }
   Status encode_map(const TensorMap& map, void* encoded) override {
     uint64_t size[5], stride[4];
     unsigned box[5], one[5];
@@ -238,7 +252,7 @@ class CudaDriver final : public GpuDriver {
     void* const anywhere = reinterpret_cast<void*>(uintptr_t{1} << 32);  // no address is looked at
     const int type = map.element_bytes == 1 ? tensor_map_uint8 : tensor_map_uint16;
     return calls_.run(calls_.tensor_map_encode, map, encoded, type, unsigned(map.rank), anywhere,
-                      size, stride, box, one, 0, map.swizzled ? tensor_map_swizzle_128 : 0,
+                      size, stride, box, one, 0, swizzle_of(map),
                       map.l2_bytes == 64    ? tensor_map_l2_64
                       : map.l2_bytes == 128 ? tensor_map_l2_128
                                             : tensor_map_l2_256,

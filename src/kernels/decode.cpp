@@ -2,7 +2,7 @@
 // differ by the head dimensions and rows they take, and by what brings K and V: in decode_sm90_*
 // the copy engine, whose boxes must each lie in one page. _r64 take 64 rows at once, by wgmma, and
 // any number of them by tiles of so many; _split, and _r48, take fixed_split. decode_sm90_blocks_*:
-// K and V of q8_0, q4_0 and q's type, of each segment in its own; up to 8 rows, _r16 16.
+// K and V of q8_0, q4_0, i8, i4 and q's type, of each segment in its own; up to 8 rows, _r16 16.
 #include "kernels/decode.h"
 
 #include "kernels/families.h"
@@ -120,7 +120,8 @@ constexpr Kernel blocks() {
                                        .element_bytes = 2,
                                        .own_types = true,
                                        .rows_of_group = rows};
-  Kernel kernel = row<name, tile, true>(floats, floats | device_ggml_types, ATTN_BF16);
+  Kernel kernel =
+      row<name, tile, true>(floats, floats | device_ggml_types | scaled_types, ATTN_BF16);
   kernel.limits.features |= feature_mixed_kv_types;
   kernel.numerics.scaled_weights = true;
   kernel.limits.head_dim.multiple = kernel.limits.head_dim_v.multiple = dim;

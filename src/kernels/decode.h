@@ -31,6 +31,7 @@ constexpr int64_t split_bytes_max = 512 << 20;
 struct Shape {
   int stages = 0;
   int k_bytes = 0, stage_bytes = 0;  // of a unit in shared memory
+  int scales_at = 0;                 // in it, of i8 and i4
   int64_t blocks = 0;                // a multiple of columns_of()
   int64_t units = 0;                 // of all blocks, at most
   int64_t splits = 0;                // of a row tile at most; 0: without fixed_split
@@ -52,11 +53,9 @@ inline int64_t slot_bytes(const DecodeTile& tile) {
   return tile.rows() * (tile.head_dim_v + 2) * int64_t{sizeof(float)};
 }
 
-// Bytes that K or V of a unit take in shared memory: panels of 128 bytes of each row, or blocks as
-// they are.
+// Bytes that K or V of a unit take in shared memory.
 inline int place_bytes(attn_dtype type, int columns, const DecodeTile& tile) {
-  if (!dtype_is_ggml(type)) return tile.tile_bytes(columns);
-  return unit_keys * block_pitch(columns, int(dtype_bytes(type)));
+  return tile.own_types ? row_place(type, columns).bytes() : tile.tile_bytes(columns);
 }
 inline void set_places(const Problem& p, const DecodeTile& tile, Shape* shape) {
   int v_bytes = 0;
@@ -65,6 +64,9 @@ inline void set_places(const Problem& p, const DecodeTile& tile, Shape* shape) {
     v_bytes = std::max(v_bytes, place_bytes(s.v_type, tile.head_dim_v, tile));
   }
   shape->stage_bytes = shape->k_bytes + v_bytes;
+  if (!((p.needs.k_types | p.needs.v_types) & scaled_types)) return;
+  shape->scales_at = shape->stage_bytes;
+  shape->stage_bytes += unit_scale_bytes;
 }
 
 // As many stages as the device's shared memory has, and blocks as its multiprocessors have at once,
@@ -145,6 +147,10 @@ inline int box_keys(const attn_segment& s) {
   return s.layout == ATTN_PAGED ? std::gcd(s.page_size, unit_keys) : unit_keys;
 }
 
+inline attn_key_scales key_scales(const void* at, const attn_strides& stride) {
+  return {at, stride.batch, int(stride.seq), int(stride.head)};
+}
+
 template <DecodeTile tile, bool engine, bool few>
 void set_decode(const Problem& p, const Args& args, const Target& target, attn_decode_kernarg* to) {
   attn_decode_kernarg& a = *to;
@@ -174,6 +180,7 @@ void set_decode(const Problem& p, const Args& args, const Target& target, attn_d
   a.loaders = loaders_of<tile, engine>(p, shape);
   a.k_bytes = shape.k_bytes;
   a.stage_bytes = shape.stage_bytes;
+  a.scales_at = shape.scales_at;
   a.columns = int(columns_of(p, shape.blocks));
   a.split_keys = int(std::min<int64_t>(p.fixed_split, max_length));
   a.split_mask = std::has_single_bit(unsigned(a.split_keys)) ? a.split_keys - 1 : 0;
@@ -216,8 +223,13 @@ void set_decode(const Problem& p, const Args& args, const Target& target, attn_d
     s.v_type = from.v_type;
     s.k_head = int(dtype_bytes(from.k_type, from.k_stride.head) / 2);
     s.v_head = int(dtype_bytes(from.v_type, from.v_stride.head) / 2);
-    s.k_descale = descale(from.k_descale, of.k_descale, p.heads_kv, from);
-    s.v_descale = descale(from.v_descale, of.v_descale, p.heads_kv, from);
+    if constexpr (tile.own_types) {
+      s.k_scales = key_scales(of.k_scale, from.k_scale_stride);
+      s.v_scales = key_scales(of.v_scale, from.v_scale_stride);
+    } else {
+      s.k_descale = descale(from.k_descale, of.k_descale, p.heads_kv, from);
+      s.v_descale = descale(from.v_descale, of.v_descale, p.heads_kv, from);
+    }
   }
 }
 
@@ -262,6 +274,16 @@ inline TensorMap map_of_blocks(const Problem& p, const attn_segment& s, attn_dty
           .l2_bytes = 64,
           .swizzled = false};
 }
+// Of i8 and i4 an element of the copy engine is a byte.
+inline TensorMap map_of_codes(const Problem& p, const attn_segment& s, attn_dtype type,
+                              int64_t head_dim, const attn_strides& stride) {
+  const Extents size = extents(p, s);
+  const int pitch = row_place(type, int(head_dim)).pitch;
+  return tensor_map(1, dtype_bytes(type, head_dim), size.rows, p.heads_kv, size.batch,
+                    {dtype_bytes(type, stride.batch), dtype_bytes(type, stride.seq),
+                     dtype_bytes(type, stride.head)},
+                    pitch, box_keys(s), std::max(64, pitch));
+}
 
 // L2 reads no more than a panel's row: what lies behind it is asked for by itself.
 inline std::vector<TensorMap> maps_of(const Problem& p, const DecodeTile& tile) {
@@ -270,8 +292,9 @@ inline std::vector<TensorMap> maps_of(const Problem& p, const DecodeTile& tile) 
   for (const attn_segment& s : p.segment) {
     const Extents size = extents(p, s);
     const auto map = [&](attn_dtype type, int64_t head_dim, const attn_strides& stride) {
-      maps.push_back(dtype_is_ggml(type)
-                         ? map_of_blocks(p, s, type, head_dim, stride)
+      maps.push_back(dtype_is_ggml(type) ? map_of_blocks(p, s, type, head_dim, stride)
+                     : dtype_has_scales(type)
+                         ? map_of_codes(p, s, type, head_dim, stride)
                          : tensor_map(tile.element_bytes, head_dim, size.rows, p.heads_kv,
                                       size.batch, stride, panel_pitch / tile.element_bytes,
                                       box_keys(s), 128));
@@ -285,9 +308,18 @@ inline std::vector<TensorMap> maps_of(const Problem& p, const DecodeTile& tile) 
 inline Status check_own_types(const Problem& p) {
   for (const attn_segment& s : p.segment) {
     for (const attn_dtype type : {s.k_type, s.v_type})
-      if (!dtype_is_ggml(type) && type != p.q_type)
+      if (!dtype_is_ggml(type) && !dtype_has_scales(type) && type != p.q_type)
         return unsupported("a segment of ", dtype_name(type), " under q of ", dtype_name(p.q_type),
-                           "; accepted: ", dtype_name(p.q_type), ", q8_0, q4_0");
+                           "; accepted: ", dtype_name(p.q_type), ", q8_0, q4_0, i8, i4");
+    for (const auto& [type, stride] :
+         {std::pair{s.k_type, s.k_scale_stride}, {s.v_type, s.v_scale_stride}}) {
+      if (!dtype_has_scales(type)) continue;
+      if (stride.seq > INT32_MAX || stride.head > INT32_MAX)
+        return unsupported("scales of tokens and heads lie ", stride.seq, " and ", stride.head,
+                           " apart; accepted: up to ", INT32_MAX);
+      if (s.layout == ATTN_PAGED && stride.batch % 2 != 0)
+        return unsupported("scales of pages lie ", stride.batch, " apart; accepted: even numbers");
+    }
     for (const auto& [type, stride, dim] : {std::tuple(s.k_type, s.k_stride, p.head_dim),
                                             std::tuple(s.v_type, s.v_stride, p.head_dim_v)}) {
       // The copy engine counts columns in 32 bits.

@@ -96,6 +96,11 @@ void pack(const KvAppendProblem& p, const attn_kv_append_args& args, const Targe
   a.tensor[1] =
       tensor(args.v_new, p.v_new_stride, args.cache.v, s.v_stride, s.v_type, p.head_dim_v);
   a.tensor[2] = tensor(args.q, p.q_stride, args.q_out, p.q_out_stride, p.new_type, p.head_dim);
+  a.tensor[0].scale = static_cast<unsigned short*>(const_cast<void*>(args.cache.k_scale));
+  a.tensor[1].scale = static_cast<unsigned short*>(const_cast<void*>(args.cache.v_scale));
+  set(a.tensor[0].scale_stride, s.k_scale_stride);
+  set(a.tensor[1].scale_stride, s.v_scale_stride);
+  a.row_scales = dtype_has_scales(s.k_type) || dtype_has_scales(s.v_type);
   set_common(p, args, lengths_only, &a);
   a.total_new = p.total_new;
   a.lengths = kv_lengths(s, args.cache);
@@ -250,7 +255,7 @@ constexpr Limits host_limits = {.in_types = float_types,
                                 .features = feature_all};
 constexpr int64_t max_dim = attn_kv_append_elements * attn_kv_append_max_threads;
 static_assert(int(attn_gfx942_append_max_threads) == attn_kv_append_max_threads);
-constexpr Limits device_limits = {.in_types = float_types,
+constexpr Limits gfx942_limits = {.in_types = float_types,
                                   .kv_types = float_types | fp8_types | device_ggml_types,
                                   .out_types = float_types,
                                   .features = feature_paged_kv | feature_seqlens |
@@ -259,6 +264,11 @@ constexpr Limits device_limits = {.in_types = float_types,
                                               feature_any_stride | feature_any_ggml_stride,
                                   .head_dim = {.max = max_dim},
                                   .head_dim_v = {.max = max_dim}};
+constexpr Limits sm80_limits = [] {
+  Limits limits = gfx942_limits;
+  limits.kv_types |= scaled_types;
+  return limits;
+}();
 
 constinit const Kernel rows[] = {
     {.name = "kv_append_reference",
@@ -274,12 +284,12 @@ constinit const Kernel rows[] = {
     {.name = "kv_append_sm80",
      .op = Op::kv_append,
      .backend = ATTN_BACKEND_CUDA,
-     .limits = device_limits,
+     .limits = sm80_limits,
      .recipe = recipe_of<recipe_sm80>},
     {.name = "kv_append_gfx942",
      .op = Op::kv_append,
      .backend = ATTN_BACKEND_HIP,
-     .limits = device_limits,
+     .limits = gfx942_limits,
      .recipe = recipe_of<recipe_gfx942>},
 };
 

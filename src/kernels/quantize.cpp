@@ -47,6 +47,8 @@ void pack(const QuantizeProblem& p, const attn_quantize_args& args, const Target
   a.dst_type = p.dst_type;
   a.scale = p.scale;
   a.saturate = p.saturate;
+  a.row_scale = static_cast<unsigned short*>(args.scale);
+  set(a.row_scale_stride, p.scale_stride);
   store(a, to);
 }
 
@@ -70,7 +72,7 @@ Status recipe_sm80(const QuantizeProblem& p, const DeviceInfo&, Recipe* recipe) 
 }
 
 constexpr Limits device_limits = {.in_types = float_types,
-                                  .out_types = fp8_types | device_ggml_types};
+                                  .out_types = fp8_types | device_ggml_types | scaled_types};
 constexpr Limits host_limits = {.in_types = float_types,
                                 .out_types = fp8_types | ggml_types | scaled_types,
                                 .features = feature_negative_strides};

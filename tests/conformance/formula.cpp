@@ -63,7 +63,8 @@ Outputs compute(const Case& c, const Data& data, bool round, bool split_invarian
             const int64_t row = seen[n].second;
             double weight = weights[n];
             if (scaled_weights && !data.v_scales[row].empty()) {
-              const double v_scale = data.v_scales[row][d / 32];
+              const std::vector<double>& scales = data.v_scales[row];
+              const double v_scale = scales[size_t(d) * scales.size() / size_t(c.head_dim_v)];
               if (v_scale != 0) weight = with_digits_of_f16(weight * v_scale) / v_scale;
             }
             x += weight / sum * data.v_real[row][d];

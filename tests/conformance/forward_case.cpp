@@ -584,6 +584,9 @@ Data make_data(const Case& c) {
             for (int64_t d = 0; d < c.head_dim_v; d += 32)
               data.v_scales[at].push_back(
                   decode_element(ATTN_F16, v.data() + dtype_bytes(s.v_type, v_at + d), 0));
+          if (dtype_has_scales(s.v_type))
+            data.v_scales[at].push_back(decode_element(ATTN_F16, to.v_scale.data(),
+                                                       to.v_scale_view.at(place, row, kv_head)));
           k_norm = std::max(k_norm, norm(data.k_real[at]));
           for (double x : data.v_real[at]) {
             data.v_max = std::max(data.v_max, std::abs(x));

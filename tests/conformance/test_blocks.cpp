@@ -1,5 +1,5 @@
-// ggml's blocks as K and V, alone and in one call with segments of q's type: a cache whose new
-// tokens are f16 or bf16 and whose old ones are quantised.
+// ggml's blocks, i8 and i4 as K and V, alone and in one call with segments of q's type: a cache
+// whose new tokens are f16 or bf16 and whose old ones are quantised.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -36,16 +36,16 @@ Case random_case(uint64_t seed, bool prefill = false) {
   const attn_dtype out_types[] = {ATTN_F32, c.q_type, c.q_type};
   c.out_type = draw.pick(out_types);
   if (draw.chance(3)) draw_lengths_q(draw, &c);
-  const attn_dtype types[] = {ATTN_Q8_0, ATTN_Q4_0, c.q_type,    ATTN_F8_E4M3FN, ATTN_Q4_1,
-                              ATTN_Q5_0, ATTN_Q5_1, ATTN_IQ4_NL, ATTN_I8,        ATTN_I4};
+  const attn_dtype types[] = {ATTN_Q8_0,      ATTN_Q4_0, ATTN_I8,   ATTN_I4,   c.q_type,
+                              ATTN_F8_E4M3FN, ATTN_Q4_1, ATTN_Q5_0, ATTN_Q5_1, ATTN_IQ4_NL};
   const bool same = draw.chance(3);
-  const attn_dtype k_type = types[draw(2)], v_type = types[draw(2)];
+  const attn_dtype k_type = types[draw(4)], v_type = types[draw(4)];
   const int64_t segments = draw.chance(2) ? 2 + draw(4) : 1;
   for (int64_t n = 0; n < segments; ++n) {
     SegmentCase s;
     const int64_t capacities[] = {1, 15, 63, 64, 65, 200, 257, 600, 1500};
     s.capacity = capacities[draw(std::size(capacities) - (prefill ? 2 : 0))];
-    const uint64_t taken = prefill && draw.chance(2) ? std::size(types) : 3;
+    const uint64_t taken = prefill && draw.chance(2) ? std::size(types) : 5;
     s.k_type = same ? k_type : types[draw(taken)];
     s.v_type = same ? v_type : types[draw(taken)];
     s.layout = attn_layout(draw.chance(2) ? 2 : draw(3));
@@ -88,7 +88,7 @@ Case random_case(uint64_t seed, bool prefill = false) {
   return c;
 }
 
-TEST_CASE("blocks: random segments of q8_0, q4_0 and q's type") {
+TEST_CASE("blocks: random segments of q8_0, q4_0, i8, i4 and q's type") {
   const auto kernels = kernels_here(Op::forward, false);
   for (uint64_t seed = 1; seed <= device_share(120); ++seed) check_case(random_case(seed), kernels);
 }
@@ -117,7 +117,7 @@ Case token_case(const char* name, attn_dtype k_type, attn_dtype v_type, int64_t 
 }
 
 TEST_CASE("blocks: a cut into segments changes nothing") {
-  for (const attn_dtype type : {ATTN_Q8_0, ATTN_Q4_0}) {
+  for (const attn_dtype type : {ATTN_Q8_0, ATTN_Q4_0, ATTN_I8, ATTN_I4}) {
     for (const double sigma : {0.5, 1.0, 3.0}) {
       Case whole = token_case("whole", type, type, 700);
       whole.batch = 2;

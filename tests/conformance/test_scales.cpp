@@ -38,7 +38,7 @@ int code_at(attn_dtype type, const unsigned char* row, int64_t i) {
 // With one key out is its value, whatever the scores are, and lse the one score.
 TEST_CASE("scales: values and keys are code times scale") {
   for (const attn_dtype type : {ATTN_I8, ATTN_I4}) {
-    for (const int64_t dim : {2, 48, 64, 128, 200}) {
+    for (const int64_t dim : {2, 48, 64, 128, 200, 256}) {
       Case c = one_key(type, dim);
       c.scale = 1;
       Data data = make_data(c);

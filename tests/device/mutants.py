@@ -16,6 +16,7 @@ from pathlib import Path
 
 DECODE = "decode_sm80_bf16_d128"
 APPEND = "kv_append_sm80"
+QUANTIZE = "quantize_sm80"
 EARLY = "decode_sm90_bf16_d128"
 BLOCKS = "decode_sm90_blocks_d64"
 WIDE = "decode_sm90_fp8_d128_r64"
@@ -23,8 +24,8 @@ FP8 = "fwd_sm90_fp8_d128"
 DEQUANTISED = "fwd_sm90_f16_d64_dequantised"
 # Of kernels that are several launches, the files of all.
 SOURCES = {DEQUANTISED: ["sm90/dequantise_sm90.cu", "sm90/fwd_sm90_f16_d64.cu"]}
-TESTS = {DECODE: ["decode: random problems"], APPEND: ["kv_append: random layouts*"],
-         EARLY: ["cuda: values that the kernel in front writes"], BLOCKS: ["blocks: *"],
+TESTS = {DECODE: ["decode: random problems"], APPEND: ["kv_append: random layouts*"], QUANTIZE: ["quantize: *"],
+         EARLY: ["cuda: values that the kernel in front writes"], BLOCKS: ["blocks: *,scales: *"],
          WIDE: ["decode: random problems of many rows over fp8,tree: random problems"],
          FP8: ["fp8: boundary shapes,fp8: exact*,accuracy: fp8 sums*"],
          DEQUANTISED: ["blocks: values are*,blocks: random segments of any types*"]}
@@ -71,6 +72,14 @@ MUTANTS = [
      "KV::scaled ? unit.k_descale : 1,", "KV::scaled ? unit.v_descale : 1,"),
     (WIDE, "pages of the unit that the other warp loads", "decode/load.cuh",
      "if (own(unit + 1)) look_up();", "if (own(unit)) look_up();"),
+    (BLOCKS, "the scale of the neighbouring key", "decode/codes.cuh", "unpack(of(lane / 4)),", "unpack(of(lane / 4 ^ 1)),"),
+    (BLOCKS, "the other half of a scale's word", "decode/codes.cuh", "(halves ^ (halves", "(halves ^ 1 ^ (halves"),
+    (BLOCKS, "a key's scale of V on K", "decode/decode.cuh", "key_scales(stage, 0, halves)", "key_scales(stage, 1, halves)"),
+    (BLOCKS, "halves of i4 swapped", "decode/codes.cuh",
+     "a[i][2 * keys] = low(both[i]);\n        a[i][2 * keys + 1] = high(both[i]);",
+     "a[i][2 * keys + 1] = low(both[i]);\n        a[i][2 * keys] = high(both[i]);"),
+    (BLOCKS, "the last sequence's scales", "decode/load.cuh", "r.segment == at.segment && r.b == at.b &&",
+     "r.segment == at.segment &&"),
     (DEQUANTISED, "the scale of the neighbouring block", "sm90/dequantise_sm90.cu",
      "const float d = load_half(halves),",
      "const float d = load_half(halves + (at / 32 % 2 ? -1 : 1) * layout.size() / 2),"),
@@ -84,6 +93,12 @@ MUTANTS = [
      "clamp(length + (long long)added,", "clamp(length + (long long)added + 1,"),
     (APPEND, "the next position's angle", "sm80/kv_append_sm80.cu",
      "a.rotary_cos + position *", "a.rotary_cos + (position ? position - 1 : 1) *"),
+    (APPEND, "the neighbouring head's scale", "sm80/kv_append_sm80.cu",
+     "__uint_as_float(amax[own])", "__uint_as_float(amax[own ? own - 1 : 0])"),
+    (QUANTIZE, "halves swapped", "sm80/quantize_sm80.cu", "(code & 15) | (behind & 15) << 4",
+     "(behind & 15) | (code & 15) << 4"),
+    (QUANTIZE, "the scale of the last 32 elements", "sm80/quantize_sm80.cu", "amax = fmaxf(amax, fabsf(x));\n    }\n    amax = warp_max(amax);\n    if",
+     "amax = fabsf(x);\n    }\n    amax = warp_max(amax);\n    if"),
     (FP8, "transposed keys in another order", "sm90/fp8_values.cuh",
      "128 + ((m / 2 ^ r) << 4);", "128 + ((m / 2 ^ 1 ^ r) << 4);"),
     (FP8, "no row of ones", "sm90/fp8_values.cuh", "if (part == 0) write_ones<tile>(shared, one);", ""),

@@ -1,4 +1,5 @@
-// kernels/decode/blocks.cuh on the host, lane by lane: what the matrix unit gets of ggml's blocks.
+// kernels/decode/blocks.cuh and codes.cuh on the host, lane by lane: what the matrix unit gets of
+// ggml's blocks, and of i8 and i4.
 // Instructions are as the PTX manual describes them.
 #include <cstdint>
 #include <cstring>
@@ -17,6 +18,12 @@ struct {
 struct float2 {
   float x, y;
 };
+struct uint2 {
+  unsigned x, y;
+};
+uint2 make_uint2(unsigned x, unsigned y) {
+  return {x, y};
+}
 std::vector<unsigned char> shared;  // memory
 
 // Byte i of the result is byte selector[i] of b:a, counted from a's lowest.
@@ -56,7 +63,18 @@ float unpack_f16(unsigned short code) {
 float unpack_bf16(unsigned short code) {
   return bf16_value(code);
 }
-inline void ldmatrix(Fragment&, unsigned) {}
+// A first round over all lanes notes the addresses that they give, a second one reads.
+std::vector<unsigned> given[32];
+size_t next_given = 0;
+bool noting = false;
+void ldmatrix(Fragment& d, unsigned from) {
+  const size_t lane = threadIdx.x, n = next_given++;
+  if (noting) given[lane].push_back(from);
+  for (size_t m = 0; m < 4 && !noting; ++m) {
+    REQUIRE(given[8 * m + lane / 4].at(n) % 16 == 0);
+    std::memcpy(&d[m], &shared.at(given[8 * m + lane / 4][n] + lane % 4 * 4), 4);
+  }
+}
 inline void ldmatrix_transposed(Fragment&, unsigned) {}
 unsigned fma_f16x2(unsigned a, unsigned b, unsigned c) {
   const auto one = [&](int shift) {  // exact in float64 before it is rounded
@@ -70,6 +88,9 @@ unsigned add_f16x2(unsigned a, unsigned b) {
 }
 unsigned and_or(unsigned a, unsigned b, unsigned c) {
   return (a & b) | c;
+}
+unsigned and_xor(unsigned a, unsigned b, unsigned c) {
+  return (a & b) ^ c;
 }
 unsigned load_shared(unsigned from) {
   REQUIRE(from % 4 == 0);
@@ -86,7 +107,7 @@ unsigned load_shared_half(unsigned from) {
 }  // namespace
 }  // namespace attn::ptx
 
-#include "kernels/decode/blocks.cuh"
+#include "kernels/decode/codes.cuh"
 
 using namespace attn;
 using namespace attn::decode;
@@ -171,6 +192,103 @@ TEST_CASE("decode blocks: what lanes get of codes and scales", "[kernels]") {
   }
   check<Q8_0, 256>(ATTN_Q8_0, 0);
   check<Q4_0, 256>(ATTN_Q4_0, 0);
+}
+
+// Warp 1's keys of i8 and i4, whose chunks are swizzled as the PTX manual says for panels of so
+// many bytes: of an address in them bits 4.. are exclusive-ored with bits 7.., 1 of 32 bytes, 2 of
+// 64, 3 of 128.
+template <class Codes, attn_dtype type, int columns>
+void check_codes() {
+  using P = typename Codes::P;
+  constexpr int row_bytes = type == ATTN_I8 ? columns : columns / 2;
+  constexpr int panel_size = unit_keys * P::pitch, first = 16;
+  shared.assign(size_t(row_bytes * unit_keys), 0);
+  std::vector<std::vector<unsigned char>> rows(16, std::vector<unsigned char>(row_bytes));
+  uint32_t state = 5;
+  for (int key = 0; key < 16; ++key)
+    for (int byte = 0; byte < row_bytes; ++byte) {
+      rows[key][byte] = (state = state * 1664525 + 1013904223) >> 24;
+      unsigned at = unsigned((first + key) * P::pitch + byte % P::pitch);
+      at ^= (at >> 7 & (P::pitch / 16 - 1)) << 4;
+      shared[size_t(byte / P::pitch * panel_size) + at] = rows[key][byte];
+    }
+  const auto code = [&](int key, int column) {
+    return decode_element(type, rows[key].data(), column);
+  };
+  const auto half = [](unsigned pair, int i) { return f16_value(uint16_t(pair >> 16 * i)); };
+  const unsigned warp_rows = first * P::pitch;
+  for (const bool note : {true, false})
+    for (unsigned lane = 0; lane < 32; ++lane) {
+      ptx::noting = note;
+      ptx::next_given = 0;
+      if (note) ptx::given[lane].clear();
+      threadIdx.x = lane;
+      const int g = int(lane) / 4, t = int(lane) % 4;
+      const unsigned k_lane = warp_rows + Codes::k_lane(int(lane));
+      for (int n = 0; n < columns / 16; n += 2) {
+        unsigned a[2][4];
+        Codes::load_k(a, k_lane, n);
+        if (note) continue;
+        // Q's columns, as store_q_images puts them into words of chunks.
+        for (int column = 16 * n; column < 16 * n + 32; ++column) {
+          int chunk, word, i;  // chunk 2 * step + 0 or 1, of 2t.. or 2t + 8.. of the product
+          if constexpr (type == ATTN_I8) {
+            chunk = Codes::q_chunk(column / 16, column % 16 / 2) - 2 * n;
+            word = Codes::q_word(column % 16 / 2);
+            i = column % 2;
+          } else {
+            chunk = Codes::q_chunk(column % 32);
+            word = Codes::q_half(column % 32) / 2;
+            i = Codes::q_half(column % 32) % 2;
+          }
+          if (word != t) continue;
+          REQUIRE(half(a[chunk / 2][chunk % 2 * 2], i) == code(g, column));
+          REQUIRE(half(a[chunk / 2][chunk % 2 * 2 + 1], i) == code(g + 8, column));
+        }
+      }
+      if (note) continue;
+      const uint2 v_lane = Codes::v_lane(warp_rows, int(lane));
+      for (int n = 0; n < columns / 32; ++n) {
+        unsigned a[2][4];
+        Codes::load_v(a, v_lane, n, int(lane));
+        for (int tile = 0; tile < 2; ++tile)
+          for (int j = 0; j < 4; ++j)
+            for (int i = 0; i < 2; ++i)
+              REQUIRE(half(a[tile][j], i) ==
+                      code(2 * t + i + j / 2 * 8, block_v_column(2 * n + tile, j % 2, int(lane))));
+      }
+    }
+}
+
+TEST_CASE("decode blocks: what lanes get of i8 and i4", "[kernels]") {
+  check_codes<I8<64>, ATTN_I8, 64>();
+  check_codes<I8<128>, ATTN_I8, 128>();
+  check_codes<I8<256>, ATTN_I8, 256>();
+  check_codes<I4<64>, ATTN_I4, 64>();
+  check_codes<I4<128>, ATTN_I4, 128>();
+  check_codes<I4<256>, ATTN_I4, 256>();
+}
+
+// Scales in words of which the first or the second half is meant.
+TEST_CASE("decode blocks: which half of a word is a key's scale", "[kernels]") {
+  for (const int halves : {0, 1, 2, 3}) {
+    shared.assign(16 * 4, 0xff);
+    const auto scale = [](int key) { return f16_code(1 + key / 32.0); };
+    for (int key = 0; key < 16; ++key) {
+      const uint16_t code = scale(key);
+      const int half = (halves + (halves & 2 ? key : 0)) % 2;
+      std::memcpy(&shared[size_t(4 * key + 2 * half)], &code, 2);
+    }
+    for (int lane = 0; lane < 32; ++lane) {
+      const KeyScales scales{0, halves};
+      REQUIRE(scales.k_scales(lane).x == f16_value(scale(lane / 4)));
+      REQUIRE(scales.k_scales(lane).y == f16_value(scale(lane / 4 + 8)));
+      for (int i = 0; i < 2; ++i) {
+        const int key = lane % 4 * 2 + 8 * i;
+        REQUIRE(scales.v_scales(lane, i) == (scale(key) | unsigned(scale(key + 1)) << 16));
+      }
+    }
+  }
 }
 
 // 16 bits in the same order of V's columns, from panels of 128 bytes whose chunks are swizzled.

@@ -122,7 +122,37 @@ TEST_CASE("decode blocks: tensor maps and places of each segment's types", "[pla
   CHECK(step.launch.shared_bytes == 4 * 8 * 128 * 4 + uint32_t(3 * small.stage_bytes));
 }
 
+TEST_CASE("decode blocks: tensor maps and places of i8 and i4", "[plan]") {
+  Input in({ATTN_I8, ATTN_I4});
+  in.segment[1].layout = ATTN_PAGED;
+  in.segment[1].page_size = 16;
+  in.segment[1].max_pages = 63;
+  in.segment[1].num_pages = 500;
+  Step step;
+  const attn_decode_kernarg a = packed(in, &step);
+  // Bytes, heads apart; a box's row is as wide as its swizzle.
+  const TensorMap &i8 = step.maps[0], &i4 = step.maps[2];
+  CHECK(i8.swizzled);
+  CHECK(i8.element_bytes == 1);
+  CHECK(std::vector<int64_t>(i8.size, i8.size + 4) == std::vector<int64_t>{128, 1000, 8, 3});
+  CHECK(std::vector<int64_t>(i8.stride, i8.stride + 3) ==
+        std::vector<int64_t>{1024, 128, 1024 * 1000});
+  CHECK(std::vector<int>(i8.box, i8.box + 4) == std::vector<int>{128, 64, 1, 1});
+  CHECK(std::vector<int64_t>(i4.size, i4.size + 4) == std::vector<int64_t>{64, 16, 8, 500});
+  CHECK(std::vector<int>(i4.box, i4.box + 4) == std::vector<int>{64, 16, 1, 1});
+  CHECK(a.k_bytes == 64 * 128);
+  CHECK(a.scales_at == 2 * 64 * 128);
+  CHECK(a.stage_bytes == 2 * 64 * 128 + 1024);
+  CHECK(a.segment[0].k_scales.batch == 8 * 1000);
+  CHECK(a.segment[0].k_scales.seq == 8);
+  CHECK(a.segment[0].k_scales.head == 1);
+  const attn_decode_kernarg blocks = packed(Input(), &step);
+  CHECK(blocks.scales_at == 0);
+}
+
 TEST_CASE("decode blocks: which problems the plan gives them", "[plan]") {
+  CHECK(Input({ATTN_I8, ATTN_F16}).chosen() == kernel);
+  CHECK(Input({ATTN_I4}, 64).chosen() == "decode_sm90_blocks_d64");
   CHECK(Input().chosen() == kernel);
   CHECK(Input({ATTN_Q4_0}, 64).chosen() == "decode_sm90_blocks_d64");
   CHECK(Input({ATTN_F16, ATTN_Q4_0}, 256).chosen() == "decode_sm90_blocks_d256");
@@ -134,7 +164,7 @@ TEST_CASE("decode blocks: which problems the plan gives them", "[plan]") {
 
 TEST_CASE("decode blocks: what they do not take, in a sentence", "[plan]") {
   CHECK(Input({ATTN_BF16, ATTN_Q8_0}).reason(kernel) ==
-        "a segment of bf16 under q of f16; accepted: f16, q8_0, q4_0");
+        "a segment of bf16 under q of f16; accepted: f16, q8_0, q4_0, i8, i4");
   CHECK(Input({ATTN_Q8_0, ATTN_F8_E4M3FN}).reason(kernel) == "k type f8_e4m3fn");
   CHECK(Input({ATTN_Q8_0, ATTN_IQ4_NL}).reason(kernel) == "k type iq4_nl");
   CHECK(Input({ATTN_Q8_0}, 96).reason(kernel) == "head_dim 96 is not a multiple of 128");
@@ -153,6 +183,17 @@ TEST_CASE("decode blocks: what they do not take, in a sentence", "[plan]") {
   pages.segment[0].max_pages = 125;
   pages.segment[0].num_pages = 500;
   CHECK(pages.reason(kernel) == "page_size 8 is not a multiple of 16");
+  Input scales({ATTN_I8});
+  scales.segment[0].k_scale_stride = {3, int64_t{1} << 33, 1};
+  CHECK(scales.reason(kernel) ==
+        "scales of tokens and heads lie 8589934592 and 1 apart; accepted: up to 2147483647");
+  Input odd_pages({ATTN_I8});
+  odd_pages.segment[0].layout = ATTN_PAGED;
+  odd_pages.segment[0].page_size = 16;
+  odd_pages.segment[0].max_pages = 125;
+  odd_pages.segment[0].num_pages = 500;
+  odd_pages.segment[0].v_scale_stride = {129, 8, 1};
+  CHECK(odd_pages.reason(kernel) == "scales of pages lie 129 apart; accepted: even numbers");
   Input rows;
   rows.problem.seqlen_q = 5;
   CHECK(rows.reason(kernel) == "heads_q / heads_kv * seqlen_q is 4 * 5; accepted: up to 8");
