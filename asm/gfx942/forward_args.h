@@ -33,7 +33,7 @@ struct attn_gfx942_forward_kernarg {
   const float* sinks;
   long long q_stride[3], out_stride[3];  // bytes: batch, seq, head
   int seqlen_q, total_q;
-  int seqlen_kv, total_kv;
+  int seqlen_kv, total_kv;  // seqlen_kv of _descaled: each segment's, of whole tiles
   struct attn_gfx942_band band;
   int tiles;
   int heads_kv, group, q_tiles, pairs;  // pairs: batch * heads_kv
@@ -49,6 +49,25 @@ struct attn_gfx942_forward_kernarg {
   int workgroups;                     // packed q: so many share the rows of nobody
   const unsigned long long* missing;  // [batch, tile]: bits of keys that have no page; 0: none
   const float* out_scale;             // 0: 1
+};
+
+// A tile of a sequence in which each segment begins with a tile of its own, as
+// prepare_gfx942_fp8_descaled writes it.
+struct attn_gfx942_tile_record {
+  unsigned long long missing;  // bit n: key n is none, behind the segment's last or without a page
+  float k_factor;              // of dot products, of FNUZ codes
+  int first_key;               // of the sequence's
+  float v_factor;              // of FNUZ codes; not 0
+  int tiles;                   // of the sequence
+  int reserved[2];
+};
+
+// Of the kernels for those.
+struct attn_gfx942_descaled_kernarg {
+  struct attn_gfx942_forward_kernarg forward;
+  const struct attn_gfx942_tile_record* tile_records;  // [heads_kv, tiles]
+  int num_segments;
+  int reserved;
 };
 
 // Of the kernels with block masks.

@@ -11,7 +11,7 @@ struct attn_gfx942_prepare_kernarg {
   const int* cu_seqlens_q;
   int* lengths;  // [batch], written: the keys of all segments of a sequence
   int seqlen_q, total_q;
-  int seqlen_kv;  // capacity of all segments together
+  int seqlen_kv;  // capacity of all segments together; _descaled: each, of whole tiles
   struct attn_gfx942_band band;
   int tiles;  // of a K/V head in `prepared`
   int head_dim, head_dim_v;
@@ -20,6 +20,7 @@ struct attn_gfx942_prepare_kernarg {
   int num_segments;
   int reserved;
   unsigned long long* missing;  // [batch, tile], written: bits of keys that have no page
+  struct attn_gfx942_tile_record* tile_records;  // [KV head, tile], written by _descaled
   struct attn_gfx942_kv_segment segment[attn_gfx942_kv_segments];
 };
 

@@ -204,7 +204,7 @@ Case random_ocp_case(uint64_t seed) {
   return c;
 }
 
-// Segments and pages, of which one may be bad, and out in fp8.
+// Segments and pages, of which one may be bad, descales and types of each, and out in fp8.
 Case random_gathered_case(uint64_t seed) {
   Case c = random_case(seed);
   c.name = "fp8-gathered-" + std::to_string(seed);
@@ -222,8 +222,20 @@ Case random_gathered_case(uint64_t seed) {
     if (draw.chance(3)) of.bad_pages = {int32_t(draw(3))};
   };
   if (draw.chance(2)) make_paged(s);
-  if (draw.chance(3)) return c;
-  s.k_descale = s.v_descale = ATTN_DESCALE_NONE;
+  const bool alike = draw.chance(3);  // of one type each, without descales
+  const auto draw_descales = [&](SegmentCase& of) {
+    of.k_descale = attn_descale_kind(draw(4));
+    of.v_descale = attn_descale_kind(draw(4));
+    of.descale_block_keys = draw.chance(2) ? 64 : 128;
+  };
+  if (draw.chance(3)) {
+    if (!alike) draw_descales(s);
+    return c;
+  }
+  if (alike)
+    s.k_descale = s.v_descale = ATTN_DESCALE_NONE;
+  else
+    draw_descales(s);
   for (uint64_t more = 1 + draw(3); more > 0; --more) {
     SegmentCase next = c.segments[0];
     next.bad_pages.clear();
@@ -234,6 +246,13 @@ Case random_gathered_case(uint64_t seed) {
     next.lengths.clear();
     for (int64_t b = 0; b < c.batch; ++b)
       next.lengths.push_back(int32_t(draw(uint64_t(next.capacity) + 1)));
+    if (!alike) {
+      draw_descales(next);
+      next.k_type = draw.chance(2) ? fnuz : ocp;
+      next.v_type = draw.chance(2) ? fnuz : ocp;
+      if (next.k_type != next.v_type && next.arrange == Arrange::interleaved)
+        next.arrange = Arrange::contiguous;
+    }
     c.segments.push_back(next);
   }
   return c;

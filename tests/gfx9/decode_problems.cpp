@@ -86,7 +86,7 @@ ShippedProblem decode_problem(gfx9emu::Memory& memory, uint32_t data, const std:
   require(make_problem(&in, &p));
   const auto all = [](int64_t) { return true; };
   args.q_descale = static_cast<float*>(m.input(floats(m, d.batch * d.heads_kv, 1)));
-  args.q = m.input(rows(m, types.q, rows_q * in.heads_q, in.head_dim, d.sigma, all));
+  args.q = m.input(rows(m, types.q, rows_q * in.heads_q, in.head_dim, d.sigma, false, all));
   args.alibi_slopes = static_cast<float*>(m.input(floats(m, in.heads_q, 0.1f)));
   args.sinks = static_cast<float*>(m.input(floats(m, in.heads_q, 4)));
   args.out = m.output(uint64_t(dtype_bytes(d.out_type, rows_q * in.heads_q * in.head_dim_v)));

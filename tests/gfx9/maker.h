@@ -139,7 +139,7 @@ using MakeProblem = std::function<ShippedProblem(gfx9emu::Memory& memory, uint32
 
 // append_problems.cpp: for kv_append_gfx942.
 std::vector<MakeProblem> append_problems(const std::string&);
-// prepare_problems.cpp: for prepare_gfx942_fp8_segments and _16bit_segments.
+// prepare_problems.cpp: for prepare_gfx942_*_segments and _descaled.
 std::vector<MakeProblem> segment_problems(const std::string& prepare);
 // decode_problems.cpp: for every decode_gfx942_*.
 std::vector<MakeProblem> decode_problems(const std::string& kernel);

@@ -1,5 +1,5 @@
-// Problems that reach every instruction of prepare_gfx942_*_segments, by workgroup 0: the first 64
-// keys of the first sequence and K/V head. Everything that must not be read is NaN.
+// Problems that reach every instruction of prepare_gfx942_*_segments and _descaled, by workgroup 0:
+// the first 64 keys of the first sequence and K/V head. Everything that must not be read is NaN.
 #include "gfx9/segments.h"
 
 namespace attn::test {
@@ -12,6 +12,8 @@ struct Gathered {
   int64_t left = -1;
   bool packed_q = false;
   attn_dtype type = ATTN_F8_E4M3FNUZ;  // of fp8 kernels
+  bool descaled = false;   // every segment otherwise, in turn of this type and of e4m3fn
+  bool no_values = false;  // descales of V are 0
 };
 
 ShippedProblem prepare_problem(gfx9emu::Memory& memory, uint32_t data, const std::string& kernel,
@@ -20,19 +22,21 @@ ShippedProblem prepare_problem(gfx9emu::Memory& memory, uint32_t data, const std
   const int64_t batch = 2, heads_kv = 2;
   Types types{};
   types.k = types.v = g.type;
+  types.special = true;
   std::vector<attn_segment> segments(g.segments.size());
   std::vector<attn_segment_args> segment_args(g.segments.size());
-  for (size_t n = 0; n < segments.size(); ++n)
+  for (size_t n = 0; n < segments.size(); ++n) {
+    if (g.descaled) {
+      types.k_descale = attn_descale_kind(n % 4);
+      types.v_descale = attn_descale_kind(g.no_values ? int(ATTN_DESCALE_HEAD) : int(n + 3) % 4);
+      types.v = n % 2 == 0 ? g.type : ATTN_F8_E4M3FN;
+      types.k = n % 3 == 0 ? g.type : ATTN_F8_E4M3FN;
+    }
     add_segment(m, batch, heads_kv, types, g.segments[n], &segments[n], &segment_args[n], g.dim,
                 g.dim_v);
-  // NaN and -0 of e4m3fn in the first row.
-  if (g.type == ATTN_F8_E4M3FN)
-    for (const void* first : {segment_args[0].k, segment_args[0].v}) {
-      std::vector<uint8_t> codes(16);
-      for (size_t i = 0; i < codes.size(); ++i)
-        codes[i] = i % 3 == 0 ? 0x7f : i % 3 == 1 ? 0xff : 0x80;
-      memory.write(reinterpret_cast<uint64_t>(first), std::as_bytes(std::span(codes)));
-    }
+    if (g.no_values)
+      segment_args[n].v_descale = static_cast<float*>(m.input(std::vector<uint8_t>(64)));
+  }
   attn_problem in{};
   in.struct_size = sizeof in;
   in.batch = batch, in.heads_q = in.heads_kv = heads_kv;
@@ -60,7 +64,8 @@ ShippedProblem prepare_problem(gfx9emu::Memory& memory, uint32_t data, const std
 }  // namespace
 
 std::vector<MakeProblem> segment_problems(const std::string& prepare) {
-  const bool fp8 = prepare == "prepare_gfx942_fp8_segments";
+  const bool fp8 = prepare != "prepare_gfx942_16bit_segments";
+  const bool descaled = prepare == "prepare_gfx942_fp8_descaled";
   const Keys padded = {.capacity = 20, .lengths = {13, 20}},
              packed = {.capacity = 30, .layout = ATTN_PACKED, .lengths = {9, 30}},
              paged = {.capacity = 300, .layout = ATTN_PAGED, .lengths = {250, 3}, .page_size = 5},
@@ -98,11 +103,28 @@ std::vector<MakeProblem> segment_problems(const std::string& prepare) {
       list.back().type = ATTN_F8_E4M3FN;
     }
   }
+  if (descaled) {
+    // The first segment's descales are of V; of keys 128 and more; of K too.
+    list.push_back({.dim = 64, .dim_v = 64, .segments = {paged, packed}});
+    list.push_back({.dim = 64, .dim_v = 64, .segments = {none, paged, packed, all_full}});
+    list.push_back({.dim = 64, .dim_v = 64, .segments = {none, none, none, paged}});
+    list.push_back({.dim = 64, .dim_v = 64, .segments = {all_full}});
+    list.back().no_values = true;
+    // Fewer queries than all may be.
+    list.push_back({.dim = 64,
+                    .dim_v = 64,
+                    .seqlen_q = 20,
+                    .segments = {packed, all_full},
+                    .flags = ATTN_CAUSAL_TOP_LEFT,
+                    .packed_q = true});
+  }
   std::vector<MakeProblem> all;
   for (Gathered& g : list) {
     if (!fp8) g.type = ATTN_BF16;
+    g.descaled = descaled;
     const std::string kernel = std::string("fwd_gfx942_") + (fp8 ? "fp8" : "bf16") +
-                               (std::max(g.dim, g.dim_v) > 64 ? "_d128" : "_d64");
+                               (std::max(g.dim, g.dim_v) > 64 ? "_d128" : "_d64") +
+                               (descaled ? "_descaled" : "");
     all.push_back([kernel, g](gfx9emu::Memory& memory, uint32_t data) {
       return prepare_problem(memory, data, kernel, g);
     });

@@ -20,6 +20,7 @@ struct Keys {
 struct Types {
   attn_dtype q, k, v;
   attn_descale_kind q_descale, k_descale, v_descale;
+  bool special = false;  // some codes of e4m3fn are NaN or -0
 };
 inline uint32_t nan_of(attn_dtype type) {
   return type == ATTN_F8_E4M3FNUZ ? 0x80 : type == ATTN_F8_E4M3FN ? 0xff : 0x7fff;
@@ -36,7 +37,7 @@ inline void put(std::vector<uint8_t>* bytes, size_t at, const void* from, size_t
 // Rows of normal numbers where `there(row)` says so, NaN elsewhere.
 template <class There>
 std::vector<uint8_t> rows(Maker& m, attn_dtype type, int64_t count, int64_t dim, double sigma,
-                          There&& there) {
+                          bool special, There&& there) {
   const int64_t row_bytes = dtype_bytes(type, dim);
   std::vector<uint8_t> bytes(size_t(count * row_bytes), 0xff);
   std::normal_distribution<double> normal(0, sigma);
@@ -51,7 +52,11 @@ std::vector<uint8_t> rows(Maker& m, attn_dtype type, int64_t count, int64_t dim,
       continue;
     }
     for (int64_t d = 0; d < dim; ++d) {
-      const uint32_t code = real ? code_of(type, normal(m.rng())) : nan_of(type);
+      uint32_t code = real ? code_of(type, normal(m.rng())) : nan_of(type);
+      if (real && special && type == ATTN_F8_E4M3FN && m.rng()() % 8 == 0) {
+        constexpr uint32_t some[] = {0x7f, 0xff, 0x80};
+        code = some[m.rng()() % 3];
+      }
       put(&bytes, size_t(row * row_bytes + dtype_bytes(type, d)), &code, size_t(dtype_bytes(type)));
     }
   }
@@ -127,8 +132,8 @@ inline void add_segment(Maker& m, int64_t batch, int64_t heads_kv, const Types& 
     args->seqlens = static_cast<int32_t*>(m.input(bytes_of(keys.lengths)));
   }
   const auto is_there = [&](int64_t row) { return bool(there[size_t(row / heads_kv)]); };
-  args->k = m.input(rows(m, types.k, count * heads_kv, dim, sigma, is_there));
-  args->v = m.input(rows(m, types.v, count * heads_kv, dim_v, 1, is_there));
+  args->k = m.input(rows(m, types.k, count * heads_kv, dim, sigma, types.special, is_there));
+  args->v = m.input(rows(m, types.v, count * heads_kv, dim_v, 1, types.special, is_there));
 }
 
 }  // namespace attn::test

@@ -11,6 +11,7 @@
 #include <random>
 #include <stdexcept>
 
+#include "asm/gfx942/forward_args.h"
 #include "gfx9/maker.h"
 #include "kernels/gfx942_convert.h"
 #include "kernels/limits.h"
@@ -210,7 +211,8 @@ struct Forward {
   bool bias = false;
   attn_dtype bias_type = ATTN_F32;  // else q's
   bool paged = false;
-  bool uneven = false;  // of q: every other row is 2^14 times less
+  bool uneven = false;                      // of q: every other row is 2^14 times less
+  std::vector<int64_t> more_segments = {};  // keys of those behind the first
 };
 
 // Codes of rows of `dim`, now and then of larger values, so that maxima move. If wanted, 16 rows of
@@ -322,6 +324,42 @@ void set_missing(const Forward& f, std::vector<uint8_t>* workspace) {
   }
 }
 
+// What prepare_gfx942_fp8_descaled leaves behind the tiles of a workspace: of every third tile the
+// `hidden` keys are missing, factors are of few bits, and that of V is the same for two tiles.
+void set_records(Maker& m, Memory& memory, const Forward& f,
+                 const std::vector<std::byte>& kernarg) {
+  attn_gfx942_descaled_kernarg a;
+  std::memcpy(&a, kernarg.data(), sizeof a);
+  uint64_t missing = 0;
+  for (int key = 0; key < 64; ++key) missing |= uint64_t{hidden(key)} << key;
+  std::vector<int64_t> segments = {f.seqlen_kv};
+  segments.insert(segments.end(), f.more_segments.begin(), f.more_segments.end());
+  std::vector<attn_gfx942_tile_record> records;
+  std::vector<int32_t> lengths;
+  for (int64_t n = 0; n < f.heads_kv * f.batch; ++n) {
+    const size_t begin = records.size();
+    int64_t first = 0;
+    for (const int64_t length : segments) {
+      for (int64_t key = 0; key < length; key += 64) {
+        attn_gfx942_tile_record r{};
+        const size_t tile = records.size() - begin;
+        if (tile % 3 == 1) r.missing = missing;
+        if (length - key < 64) r.missing |= ~uint64_t{0} << (length - key);
+        r.k_factor = float(33 + m.rng()() % 16 * 2) / 64;
+        r.first_key = int32_t(first + key);
+        r.v_factor = tile % 2 == 1 ? records.back().v_factor : float(1 + m.rng()() % 7) / 4;
+        records.push_back(r);
+      }
+      first += length;
+    }
+    for (size_t r = begin; r < records.size(); ++r)
+      records[r].tiles = int32_t(records.size() - begin);
+    if (n < f.batch) lengths.push_back(f.seqlens.empty() ? int32_t(first) : f.seqlens[size_t(n)]);
+  }
+  memory.write(reinterpret_cast<uint64_t>(a.tile_records), std::as_bytes(std::span(records)));
+  memory.write(reinterpret_cast<uint64_t>(a.forward.seqlens_kv), std::as_bytes(std::span(lengths)));
+}
+
 // -inf for the `hidden` keys of every other tile, for all queries, and for some keys of some.
 std::vector<uint8_t> bias(Maker& m, size_t rows, int64_t seqlen_kv, attn_dtype type) {
   std::vector<uint8_t> bytes = m.alike(type, rows * size_t(seqlen_kv), 4);
@@ -343,11 +381,15 @@ ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string&
     f.descale = ATTN_DESCALE_NONE;
   }
   Maker m(memory, data);
-  attn_segment segment{};
-  segment.struct_size = sizeof segment;
-  segment.k_type = segment.v_type = f.kv_type;
-  segment.seqlen = f.seqlen_kv;
-  segment.k_descale = segment.v_descale = f.descale;
+  const bool descaled = kernel.ends_with("_descaled");
+  std::vector<attn_segment> segments(1 + f.more_segments.size());
+  for (size_t n = 0; n < segments.size(); ++n) {
+    segments[n].struct_size = sizeof segments[n];
+    segments[n].k_type = segments[n].v_type = f.kv_type;
+    segments[n].seqlen = n == 0 ? f.seqlen_kv : f.more_segments[n - 1];
+    segments[n].k_descale = segments[n].v_descale = f.descale;
+  }
+  attn_segment& segment = segments[0];
   attn_problem in{};
   in.struct_size = sizeof in;
   in.batch = f.batch, in.heads_kv = f.heads_kv, in.heads_q = f.group * f.heads_kv;
@@ -365,7 +407,7 @@ ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string&
   in.scale = f.scale;
   in.softcap = f.softcap;
   if (f.bias) in.bias_type = f.bias_type == ATTN_F32 ? ATTN_F32 : f.q_type;
-  in.num_segments = 1, in.segments = &segment;
+  in.num_segments = int32_t(segments.size()), in.segments = segments.data();
   const auto ints = [&](std::vector<int32_t> values, bool cumulative) {
     if (cumulative) {
       values.insert(values.begin(), 0);
@@ -381,9 +423,10 @@ ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string&
     for (int32_t n : v) total += n;
     return total;
   };
-  attn_segment_args segment_args{};
+  std::vector<attn_segment_args> args_of_segments(segments.size());
+  attn_segment_args& segment_args = args_of_segments[0];
   Args args;
-  args.segment = &segment_args;
+  args.segment = args_of_segments.data();
   int64_t rows_q = f.batch * f.seqlen_q, rows_kv = f.batch * f.seqlen_kv;
   if (!f.lengths_q.empty()) {
     in.q_layout = ATTN_PACKED;
@@ -468,9 +511,10 @@ ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string&
   for (size_t tile = 0; f.bias && tile < columns * size_t(f.batch); ++tile)
     if (tile % columns % 2 == 1) hide_nan(tile, size_t(most_dim), &tiles);
   std::vector<uint8_t> bytes = in_type(tiles, f.kv_type);
-  if (f.paged) set_missing(f, &bytes);
+  if (f.paged && !descaled) set_missing(f, &bytes);
   void* prepared = m.input(bytes);
   fill(recipe.steps[1], p, &args, prepared, &m.problem);
+  if (descaled) set_records(m, memory, f, m.problem.kernarg);
   return std::move(m.problem);
 }
 
@@ -633,6 +677,30 @@ std::vector<Forward> masked_forwards() {
   return all;
 }
 
+// In segments, and the others.
+std::vector<Forward> descaled_forwards() {
+  std::vector<Forward> all;
+  for (const uint32_t flags : {0u, uint32_t(ATTN_CAUSAL), uint32_t(ATTN_CAUSAL | ATTN_WINDOW)}) {
+    all.push_back({.dim = 128, .dim_v = 80, .seqlen_q = 150, .seqlen_kv = 200});
+    all.back().batch = all.back().heads_kv = 2;
+    all.back().flags = flags;
+    all.back().left = 150;
+    all.back().descale = ATTN_DESCALE_HEAD;
+    all.back().more_segments = {1, 130, 64};
+    all.back().scale = flags == 0 ? 3e7f : 0.05f;
+  }
+  for (const auto& [queries, keys] : {std::pair{32, 64}, {64, 32}, {64, 224}, {32, 192}}) {
+    all.push_back({.dim = 64, .dim_v = 64, .seqlen_q = queries, .seqlen_kv = keys});
+    all.back().flags = ATTN_CAUSAL | ATTN_WINDOW;
+    all.back().left = 96;
+  }
+  for (Forward f : forwards()) {
+    f.lengths_kv.clear();
+    all.push_back(f);
+  }
+  return all;
+}
+
 // With softcap, ALiBi, both, or pages, and the others.
 std::vector<Forward> scored_forwards() {
   std::vector<Forward> all;
@@ -738,10 +806,11 @@ std::vector<Forward> forwards_in_fp8(bool masked) {
 
 std::vector<MakeProblem> forward_problems_of(const std::string& kernel) {
   const bool masked = kernel.ends_with("_mask");
-  std::vector<Forward> list = masked                       ? masked_forwards()
-                              : kernel.ends_with("_score") ? scored_forwards()
-                              : kernel.ends_with("_bias")  ? biased_forwards()
-                                                           : forwards();
+  std::vector<Forward> list = masked                          ? masked_forwards()
+                              : kernel.ends_with("_score")    ? scored_forwards()
+                              : kernel.ends_with("_bias")     ? biased_forwards()
+                              : kernel.ends_with("_descaled") ? descaled_forwards()
+                                                              : forwards();
   for (Forward f : type_in(kernel) ? forwards_in_16_bits() : forwards_in_fp8(masked)) {
     if (masked) f.kinds = {2};
     list.push_back(f);
@@ -775,11 +844,14 @@ constexpr Shipped all_shipped[] = {{"merge_gfx942", merge_problems},
                                    {"kv_append_gfx942", append_problems},
                                    {"prepare_gfx942_16bit", prepare_problems},
                                    {"prepare_gfx942_fp8_segments", segment_problems},
+                                   {"prepare_gfx942_fp8_descaled", segment_problems},
                                    {"prepare_gfx942_16bit_segments", segment_problems},
                                    {"fwd_gfx942_fp8_d64", forward_problems_of, true},
                                    {"fwd_gfx942_fp8_d128", forward_problems_of, true},
                                    {"fwd_gfx942_fp8_d64_mask", forward_problems_of, true},
                                    {"fwd_gfx942_fp8_d128_mask", forward_problems_of, true},
+                                   {"fwd_gfx942_fp8_d64_descaled", forward_problems_of, true},
+                                   {"fwd_gfx942_fp8_d128_descaled", forward_problems_of, true},
                                    {"fwd_gfx942_bf16_d64", forward_problems_of, true},
                                    {"fwd_gfx942_bf16_d128", forward_problems_of, true},
                                    {"fwd_gfx942_bf16_d64_mask", forward_problems_of, true},

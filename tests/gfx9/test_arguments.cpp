@@ -119,7 +119,7 @@ std::vector<Field> prepare_fields() {
   append(&all, within(band_fields(), offsetof(A, band)));
   append(&all, {FIELD(A, tiles), FIELD(A, head_dim), FIELD(A, head_dim_v), FIELD(A, padded_dim),
                 FIELD(A, convert_k), FIELD(A, convert_v), FIELD(A, num_segments),
-                FIELD_AS("reserved_end", A, reserved), FIELD(A, missing)});
+                FIELD_AS("reserved_end", A, reserved), FIELD(A, missing), FIELD(A, tile_records)});
   append(&all, within(segment_fields(), offsetof(A, segment)));
   all.push_back({"more_segments", offsetof(A, segment[1]),
                  sizeof(A::segment) - sizeof(attn_gfx942_kv_segment)});
@@ -151,6 +151,14 @@ std::vector<Field> forward_fields() {
                 FIELD(A, options), FIELD(A, scale), FIELD(A, out_factor), FIELD(A, convert_q),
                 FIELD(A, out_type), FIELD(A, head_dim), FIELD(A, head_dim_v), FIELD(A, items),
                 FIELD(A, workgroups), FIELD(A, missing), FIELD(A, out_scale)});
+  return all;
+}
+
+std::vector<Field> descaled_fields() {
+  using A = attn_gfx942_descaled_kernarg;
+  std::vector<Field> all = forward_fields();
+  append(&all, {FIELD(A, tile_records), FIELD(A, num_segments),
+                FIELD_AS("reserved_segments", A, reserved)});
   return all;
 }
 
@@ -264,6 +272,9 @@ TEST_CASE("arguments: the host's structs are the tables that the kernels declare
       {"decode_gfx942_f16_d128", {decode_fields(), sizeof(attn_gfx942_decode_kernarg)}},
       {"prepare_gfx942_16bit", {prepare_fields(), sizeof(attn_gfx942_prepare_kernarg)}},
       {"prepare_gfx942_fp8_segments", {prepare_fields(), sizeof(attn_gfx942_prepare_kernarg)}},
+      {"prepare_gfx942_fp8_descaled", {prepare_fields(), sizeof(attn_gfx942_prepare_kernarg)}},
+      {"fwd_gfx942_fp8_d64_descaled", {descaled_fields(), sizeof(attn_gfx942_descaled_kernarg)}},
+      {"fwd_gfx942_fp8_d128_descaled", {descaled_fields(), sizeof(attn_gfx942_descaled_kernarg)}},
       {"prepare_gfx942_16bit_segments", {prepare_fields(), sizeof(attn_gfx942_prepare_kernarg)}},
   };
   for (const char* type : {"fp8", "bf16", "f16"})

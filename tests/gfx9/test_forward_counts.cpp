@@ -304,37 +304,66 @@ Run run_terms(const Terms& terms, int dim, int tiles) {
   return run(*object, name, terms.bias ? bytes : bytes.first(sizeof a.score), memory, {256});
 }
 
+// Over one segment, whose tiles have descales of 1.
+Run run_descaled(int dim, int tiles) {
+  const std::string name = "fwd_gfx942_fp8_d" + std::to_string(dim) + "_descaled";
+  Memory memory;
+  const auto object = attn::test::load_shipped(name, &memory);
+  REQUIRE(object);
+  std::vector<attn_gfx942_tile_record> records(static_cast<size_t>(tiles));
+  for (int n = 0; n < tiles; ++n) records[size_t(n)] = {0, 1, 64 * n, 1, tiles, {}};
+  const auto bytes = std::as_bytes(std::span(records));
+  void* at = attn::test::zeros(memory, bytes.size());
+  memory.write(reinterpret_cast<uint64_t>(at), bytes);
+  attn_gfx942_descaled_kernarg a{};
+  a.forward = attn::test::zero_queries(
+      memory, dim, tiles, attn::test::zeros(memory, uint64_t(tiles) * 128 * uint64_t(dim)), 1);
+  a.tile_records = static_cast<const attn_gfx942_tile_record*>(at);
+  a.num_segments = 1;
+  return run(*object, name, std::as_bytes(std::span(&a, 1)), memory, {512});
+}
+
+constexpr int from = 4, to = 8;  // tiles
+
+// What a loop issues for 64 keys and 32 queries, and the clocks of 64 queries; memory is always
+// there.
+void print_loop(const std::string& what, const Run& a, const Run& b, int rows, int workgroups,
+                double products) {
+  const auto issues = [&](Class c) {
+    return double(b.wave.instructions[int(c)] - a.wave.instructions[int(c)]) / (to - from) * 32 /
+           rows;
+  };
+  ModelSettings settings;
+  settings.memory_latency = settings.scalar_latency = 0;
+  settings.memory_bytes_per_clock = 1 << 20;
+  settings.workgroup = int(a.waves.size());
+  const double clocks = double(run_model(times(workgroups, b.waves), settings).clocks -
+                               run_model(times(workgroups, a.waves), settings).clocks) /
+                        (to - from) / workgroups;
+  std::cout << what << ", per wave and 64 keys x 32 queries: transcendental "
+            << issues(Class::Trans) << ", packed " << issues(Class::PackedF32) << ", other VALU "
+            << issues(Class::Valu) << ", memory " << issues(Class::Buffer)
+            << ", SALU, jumps and s_load "
+            << issues(Class::Salu) + issues(Class::Branch) + issues(Class::Smem) << "; " << clocks
+            << " clocks per 64 keys and 64 queries on a SIMD, useful MFMA "
+            << 100 * products * 2 * 32 / clocks << " %\n";
+  CHECK(issues(Class::Mfma) == products + (rows == 32 ? 4 : 0));  // sums of weights in FP8
+}
+
 }  // namespace
 
 // Beside the table of the loops without them.
-TEST_CASE("forward: what softcap, ALiBi and a bias take", "[gfx9][model]") {
+TEST_CASE("forward: what softcap, ALiBi, a bias and descales of tiles take", "[gfx9][model]") {
   Memory memory;
   if (!attn::test::load_shipped("fwd_gfx942_bf16_d128_score", &memory))
     ATTN_SKIP("this build has no gfx942 kernels");
-  constexpr int from = 4, to = 8;
   for (const int dim : {64, 128}) {
-    for (const Terms& terms : all_terms) {
-      const Run a = run_terms(terms, dim, from), b = run_terms(terms, dim, to);
-      const auto issues = [&](Class c) {
-        return double(b.wave.instructions[int(c)] - a.wave.instructions[int(c)]) / (to - from) / 2;
-      };
-      ModelSettings settings;
-      settings.memory_latency = 0;
-      settings.memory_bytes_per_clock = 1 << 20;
-      settings.workgroup = int(a.waves.size());
-      const int workgroups = dim == 64 ? 2 : 1;
-      const double clocks = double(run_model(times(workgroups, b.waves), settings).clocks -
-                                   run_model(times(workgroups, a.waves), settings).clocks) /
-                            (to - from) / workgroups;
-      const double useful = 100 * (dim / 2.0) * 2 * 32 / clocks;
-      std::cout << "fwd_gfx942_bf16_d" << dim << terms.kernel << " with " << terms.text
-                << ", per wave and 64 keys x 32 queries: transcendental " << issues(Class::Trans)
-                << ", packed " << issues(Class::PackedF32) << ", other VALU " << issues(Class::Valu)
-                << ", memory " << issues(Class::Buffer) << ", SALU and jumps "
-                << issues(Class::Salu) + issues(Class::Branch) << "; " << clocks
-                << " clocks per 64 keys and 64 queries on a SIMD, useful MFMA " << useful << " %\n";
-      CHECK(issues(Class::Mfma) == dim / 2);
-    }
+    for (const Terms& terms : all_terms)
+      print_loop("fwd_gfx942_bf16_d" + std::to_string(dim) + terms.kernel + " with " + terms.text,
+                 run_terms(terms, dim, from), run_terms(terms, dim, to), 64, dim == 64 ? 2 : 1,
+                 dim / 2);
+    print_loop("fwd_gfx942_fp8_d" + std::to_string(dim) + "_descaled", run_descaled(dim, from),
+               run_descaled(dim, to), 32, 1, dim / 4);
   }
   std::cout << std::flush;
 }

@@ -1,0 +1,14 @@
+// Writes K and V of every (batch, KV head) as the FP8 forward kernels read them, OCP codes as the FNUZ codes of half their values:
+// from segments and pages, each segment from a tile of its own on, whose descales stand beside it. include/prepare.inc,
+// prepare_segments.inc and prepare_descaled.inc are the kernel and say how.
+//
+//# kernel prepare_gfx942_fp8_descaled workgroup=128
+//# arguments prepare.inc
+//# arguments kv_segment.inc
+//#   i64[161] more_segments     seven more
+//
+// Registers: include/prepare.inc. No LDS. Occupancy: 8 waves per SIMD.
+.set with_segments, 1
+.set descaled, 1
+.include "prepare_fp8.inc"
+prepare prepare_gfx942_fp8_descaled
