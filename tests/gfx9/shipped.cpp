@@ -211,7 +211,9 @@ struct Forward {
   bool bias = false;
   attn_dtype bias_type = ATTN_F32;  // else q's
   bool paged = false;
-  bool uneven = false;                      // of q: every other row is 2^14 times less
+  int64_t empty_tiles = 0;  // the first ones, which no block shows and which are not in memory
+  float out_scale = 64;     // about; some results become the largest of their type
+  bool uneven = false;      // of q: every other row is 2^14 times less
   std::vector<int64_t> more_segments = {};  // keys of those behind the first
 };
 
@@ -485,7 +487,7 @@ ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string&
   segment_args.k_descale = floats(descales);
   segment_args.v_descale = floats(descales);
   args.sinks = floats(size_t(in.heads_q), f.sink);
-  args.out_scale = floats(1, 64);  // some results become the largest of their type
+  args.out_scale = floats(1, f.out_scale);
   if (f.bias) {
     const int64_t rows = in.batch * in.heads_q * in.seqlen_q;
     args.bias = m.input(bias(m, size_t(rows), f.seqlen_kv, in.bias_type));
@@ -500,19 +502,20 @@ ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string&
   }
   args.out = m.output(size_t(rows_q * in.heads_q * in.head_dim_v) * dtype_bytes(f.out_type));
   args.lse = f.want_lse ? static_cast<float*>(m.output(size_t(rows_q * in.heads_q) * 4)) : nullptr;
+  const size_t empty = size_t(f.empty_tiles * 128 * most_dim * dtype_bytes(f.kv_type));
   std::vector<uint8_t> tiles =
-      codes(m, std::max<size_t>(workspace, 16) / size_t(dtype_bytes(f.kv_type)), in.head_dim,
-            f.kv_type, false);
+      codes(m, std::max<size_t>(workspace - empty, 16) / size_t(dtype_bytes(f.kv_type)),
+            in.head_dim, f.kv_type, false);
   if (!f.kinds.empty()) {
     set_block_mask(m, p, f, &args);
-    if (f.kinds.size() > 20) hide_nan_in_blocks(f, most_dim, &tiles);
+    if (f.kinds.size() > 20 && !f.empty_tiles) hide_nan_in_blocks(f, most_dim, &tiles);
   }
   const size_t columns = size_t((f.seqlen_kv + 63) / 64);
   for (size_t tile = 0; f.bias && tile < columns * size_t(f.batch); ++tile)
     if (tile % columns % 2 == 1) hide_nan(tile, size_t(most_dim), &tiles);
   std::vector<uint8_t> bytes = in_type(tiles, f.kv_type);
   if (f.paged && !descaled) set_missing(f, &bytes);
-  void* prepared = m.input(bytes);
+  void* prepared = static_cast<char*>(m.input(bytes)) - empty;
   fill(recipe.steps[1], p, &args, prepared, &m.problem);
   if (descaled) set_records(m, memory, f, m.problem.kernarg);
   return std::move(m.problem);
@@ -668,6 +671,14 @@ std::vector<Forward> masked_forwards() {
   all.back().block_q = 128;
   all.back().kinds = {0};
 
+  // Tiles so many that their offsets have high halves.
+  all.push_back({.dim = 64, .dim_v = 64, .seqlen_q = 70, .seqlen_kv = 0});
+  all.back().empty_tiles = 1 << 19;
+  all.back().seqlen_kv = 64 * (all.back().empty_tiles + 3);
+  all.back().kinds.resize(size_t(all.back().empty_tiles + 3));
+  std::fill_n(all.back().kinds.end() - 3, 3, uint8_t{ATTN_BLOCK_FULL});
+  all.back().partials = 0;
+
   for (Forward& f : forwards()) {
     f.lengths_q.clear();
     f.cu_seqlens_q.clear();
@@ -791,6 +802,9 @@ std::vector<Forward> forwards_in_fp8(bool masked) {
     all.back().flags = ATTN_OUT_SCALE;
     all.back().out_type = out_type;
     all.back().nan = out_type == ATTN_F8_E5M2;
+    // Results of both signs that become 0.
+    all.push_back(all.back());
+    all.back().out_scale = out_type == ATTN_F8_E5M2 ? 0x1p-17f : 0x1p-10f;
   }
   if (masked) return all;
   all.push_back({.dim = 32, .dim_v = 48, .seqlen_q = 33, .seqlen_kv = 70});
