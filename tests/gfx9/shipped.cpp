@@ -78,6 +78,7 @@ struct Convert {
   bool ties = false;
   double size = 1;          // of the values
   bool short_rows = false;  // many heads of few values, some of them 0
+  bool exact = false;       // descales of few bits, so that quotients are exact
 };
 
 ShippedProblem convert_problem(Memory& memory, uint32_t data, const Convert& c) {
@@ -102,7 +103,7 @@ ShippedProblem convert_problem(Memory& memory, uint32_t data, const Convert& c) 
   for (float& d : descale) {
     const unsigned n = m.rng()();
     // Of few bits where it multiplies, so that products lie halfway between two numbers of 16 bits.
-    d = back ? float(257 + n % 256) / 256 : 0.01f * float(1 + n % 1000);
+    d = back || c.exact ? float(257 + n % 256) / 256 : 0.01f * float(1 + n % 1000);
   }
   std::vector<uint8_t> src =
       c.ties ? m.near_ties(to, count, descale[0])
@@ -161,6 +162,7 @@ std::vector<MakeProblem> convert_problems(const std::string&) {
   std::vector<MakeProblem> all;
   for (const Convert& c : std::initializer_list<Convert>{
            {f32, e4m3, given, tensor, true, 68, -1, -1, true},
+           {f32, e4m3, given, tensor, true, 68, 1, 1, true, 1, false, true},
            {f16, e5m2, given, head, false, 36, 1, 1},
            {bf16, e5m2, amax, head, false, 8, 1, -1},
            {f16, e4m3, amax, tensor, true, 12, -1, -1},
