@@ -26,17 +26,13 @@ std::string text_of(const std::vector<int64_t>& shape) {
 }
 
 // [B, H, S, D], or [B, S, H * D] with the heads of an attribute.
-struct Heads {
-  int64_t batch, heads, seqlen, dim;
-  attn_strides strides;  // elements
-};
 Heads heads_of(const char* name, const Tensor& t, size_t dims, const char* attribute,
                int64_t heads) {
   const std::vector<int64_t>& s = t.shape;
   if (s.size() != dims || dims < 3 || dims > 4)
     invalid(std::string(name) + " has shape " + text_of(s) +
             "; accepted: 3 or 4 dimensions, as many as Q's");
-  if (dims == 4) return {s[0], s[1], s[2], s[3], {s[1] * s[2] * s[3], s[3], s[2] * s[3]}};
+  if (dims == 4) return {s[0], s[1], s[2], s[3], packed_strides(s[1], s[2], s[3])};
   if (heads <= 0 || s[2] % heads != 0)
     invalid(std::string(attribute) + " is " + std::to_string(heads) + "; accepted for " + name +
             " of shape " + text_of(s) + ": heads that divide its last dimension");
@@ -142,35 +138,17 @@ std::vector<float> bias_of(const Tensor& mask, std::array<int64_t, 4>* shape, in
   return bias;
 }
 
-// Rows of `width` bytes: `rows` of them from there to here, `blocks` times.
-struct Rows {
-  int64_t blocks, rows;
-  size_t width;
+// A tensor that the run reads or writes: where it lies, or a part of the scratch memory whose rows
+// are longer.
+struct Operand {
+  void* data = nullptr;
+  attn_dtype type = ATTN_DTYPE_NONE;
+  Heads heads{};
+  attn_strides strides{};  // of what the run sees
+  int64_t dim = 0;         // likewise
+  size_t at = 0;           // in the scratch memory
+  bool widened() const { return dim != heads.dim; }
 };
-void copy_rows(void* to, int64_t to_block, const void* from, int64_t from_block, int64_t from_row,
-               const Rows& r) {
-  for (int64_t b = 0; b < r.blocks; ++b)
-    for (int64_t i = 0; i < r.rows; ++i)
-      std::memcpy(static_cast<char*>(to) + b * to_block + i * int64_t(r.width),
-                  static_cast<const char*>(from) + b * from_block + i * from_row, r.width);
-}
-
-// [B, H, past + new, D] behind each other.
-void join(void* present, const Tensor& past, int64_t past_keys, const Tensor& fresh,
-          const Heads& h) {
-  const int64_t row = h.dim * int64_t(bytes_of(fresh.type));
-  const int64_t block = (past_keys + h.seqlen) * row;
-  if (past_keys > 0)
-    copy_rows(present, block, past.data, past_keys * row, row,
-              {h.batch * h.heads, past_keys, size_t(row)});
-  const int64_t element = int64_t(bytes_of(fresh.type));
-  for (int64_t b = 0; b < h.batch; ++b)
-    for (int64_t head = 0; head < h.heads; ++head)
-      copy_rows(static_cast<char*>(present) + (b * h.heads + head) * block + past_keys * row, 0,
-                static_cast<const char*>(fresh.data) +
-                    (b * h.strides.batch + head * h.strides.head) * element,
-                0, h.strides.seq * element, {1, h.seqlen, size_t(row)});
-}
 
 template <class T>
 void clear(T* value) {  // its padding too: its bytes are a key
@@ -190,13 +168,28 @@ std::shared_ptr<Attention::Planned> Attention::planned(const attn_problem& probl
   std::lock_guard lock(mutex_);
   auto& slot = plans_[key];
   if (slot) return slot;
-  auto made = std::make_shared<Planned>(Planned{plan(*owner_, problem), {}});
+  auto made = std::make_shared<Planned>(plan(*owner_, problem));
   if (plans_.size() > most_plans) {  // lengths that grow with every call, say
     plans_.clear();
     plans_[key] = made;
     return made;
   }
   return slot = made;
+}
+
+Attention::Memory Attention::Planned::take(void* stream) {
+  std::lock_guard lock(mutex);
+  const auto found =
+      std::find_if(idle.begin(), idle.end(), [&](const auto& m) { return m.first == stream; });
+  if (found == idle.end()) return {};
+  Memory memory = std::move(found->second);
+  idle.erase(found);
+  return memory;
+}
+void Attention::Planned::give(void* stream, Memory&& memory) {
+  if (memory.workspace.bytes() + memory.scratch.bytes() == 0) return;
+  std::lock_guard lock(mutex);
+  idle.emplace_back(stream, std::move(memory));
 }
 
 void Attention::run(const Inputs& in, const MakeOutput& output, void* stream) {
@@ -208,9 +201,11 @@ void Attention::run(const Inputs& in, const MakeOutput& output, void* stream) {
   const Heads q = heads_of("Q", in.q, dims, "q_num_heads", a.q_num_heads);
   const Heads k = heads_of("K", in.k, dims, "kv_num_heads", a.kv_num_heads);
   const Heads v = heads_of("V", in.v, dims, "kv_num_heads", a.kv_num_heads);
-  if (v.batch != k.batch || v.heads != k.heads || v.seqlen != k.seqlen || k.batch != q.batch)
+  if (v.batch != k.batch || v.heads != k.heads || v.seqlen != k.seqlen || k.batch != q.batch ||
+      k.dim != q.dim)
     invalid("V has shape " + text_of(in.v.shape) + ", K " + text_of(in.k.shape) + ", Q " +
-            text_of(in.q.shape) + "; accepted: the same batch, and V as K but for its head size");
+            text_of(in.q.shape) +
+            "; accepted: the same batch, K's head size as Q's, and V as K but for its head size");
   int64_t past = 0;
   if (in.past_key.given() != in.past_value.given())
     invalid("one of past_key and past_value is given; accepted: both, or neither");
@@ -226,6 +221,32 @@ void Attention::run(const Inputs& in, const MakeOutput& output, void* stream) {
     }
   }
   const int64_t total = past + k.seqlen;
+  std::vector<int64_t> out_shape = {q.batch, q.heads, q.seqlen, v.dim};
+  attn_strides out_strides = packed_strides(q.heads, q.seqlen, v.dim);
+  if (dims == 3) {
+    out_shape = {q.batch, q.seqlen, q.heads * v.dim};
+    out_strides = {q.seqlen * q.heads * v.dim, q.heads * v.dim, v.dim};
+  }
+
+  // Rows that no kernel takes lie in scratch memory, with zeros behind them.
+  size_t scratch_bytes = 0;
+  const auto operand = [&](void* data, const Heads& heads) {
+    Operand o{data, in.q.type, heads, heads.strides, heads.dim};
+    if (host || heads.dim % 8 == 0) return o;
+    o.dim = (heads.dim + 7) / 8 * 8;
+    o.strides = packed_strides(heads.heads, heads.seqlen, o.dim);
+    o.at = scratch_bytes;
+    scratch_bytes += size_t(heads.batch * o.strides.batch) * bytes_of(o.type);
+    scratch_bytes = (scratch_bytes + 255) / 256 * 256;
+    return o;
+  };
+  const auto kept_keys = [&](const Heads& h) {
+    return Heads{h.batch, h.heads, past, h.dim, packed_strides(h.heads, past, h.dim)};
+  };
+  Operand queries = operand(in.q.data, q), keys = operand(in.k.data, k);
+  Operand values = operand(in.v.data, v), past_keys = operand(in.past_key.data, kept_keys(k));
+  Operand past_values = operand(in.past_value.data, kept_keys(v));
+  Operand out = operand(nullptr, {q.batch, q.heads, q.seqlen, v.dim, out_strides});
   const Rule rule = rule_of(a, q.seqlen, total, past, in.lengths.given());
 
   attn_problem p;
@@ -233,12 +254,13 @@ void Attention::run(const Inputs& in, const MakeOutput& output, void* stream) {
   p.batch = q.batch;
   p.heads_q = q.heads;
   p.heads_kv = k.heads;
-  p.head_dim = q.dim;
-  p.head_dim_v = v.dim;
+  p.head_dim = queries.dim;
+  p.head_dim_v = values.dim;
   p.seqlen_q = q.seqlen;
   p.q_type = p.out_type = in.q.type;
-  p.q_stride = q.strides;
-  p.scale = a.scale;
+  p.q_stride = queries.strides;
+  p.out_stride = out.strides;
+  p.scale = a.scale == 0 && queries.widened() ? 1 / std::sqrt(float(q.dim)) : a.scale;
   p.softcap = a.softcap;
   if (rule.window) {
     if (rule.window_right == 0) p.flags |= ATTN_CAUSAL;
@@ -248,39 +270,25 @@ void Attention::run(const Inputs& in, const MakeOutput& output, void* stream) {
       p.window_right = rule.window_right == 0 ? -1 : rule.window_right;
     }
   }
-  std::vector<int64_t> out_shape;
-  if (dims == 4) {
-    out_shape = {q.batch, q.heads, q.seqlen, v.dim};
-    p.out_stride = {q.heads * q.seqlen * v.dim, v.dim, q.seqlen * v.dim};
-  } else {
-    out_shape = {q.batch, q.seqlen, q.heads * v.dim};
-    p.out_stride = {q.seqlen * q.heads * v.dim, q.heads * v.dim, v.dim};
-  }
 
   // The past and what is new are segments: nothing is copied to be attended to.
   attn_segment segments[2];
   attn_segment_args parts[2];
   int32_t count = 0;
-  const auto add = [&](const Tensor& key, const Tensor& value, int64_t keys,
-                       attn_strides key_stride, attn_strides value_stride) {
+  std::vector<Operand*> inputs = {&queries};
+  const auto add = [&](Operand& key, Operand& value, int64_t seqlen) {
     attn_segment& s = segments[count];
-    attn_segment_args& args = parts[count++];
     clear(&s);
-    clear(&args);
+    clear(&parts[count++]);
     s.k_type = key.type;
     s.v_type = value.type;
-    s.seqlen = keys;
-    s.k_stride = key_stride;
-    s.v_stride = value_stride;
-    args.k = key.data;
-    args.v = value.data;
+    s.seqlen = seqlen;
+    s.k_stride = key.strides;
+    s.v_stride = value.strides;
+    inputs.insert(inputs.end(), {&key, &value});
   };
-  const auto packed = [&](const Heads& h) {
-    return attn_strides{h.heads * past * h.dim, h.dim, past * h.dim};
-  };
-  if (past > 0) add(in.past_key, in.past_value, std::min(past, rule.keys), packed(k), packed(v));
-  if (rule.keys > past || past == 0)
-    add(in.k, in.v, std::max<int64_t>(rule.keys - past, 0), k.strides, v.strides);
+  if (past > 0) add(past_keys, past_values, std::min(past, rule.keys));
+  if (rule.keys > past || past == 0) add(keys, values, std::max<int64_t>(rule.keys - past, 0));
   p.num_segments = count;
   p.segments = segments;
 
@@ -303,7 +311,6 @@ void Attention::run(const Inputs& in, const MakeOutput& output, void* stream) {
 
   attn_args args;
   clear(&args);
-  args.q = in.q.data;
   args.num_segments = count;
   args.segments = parts;
   std::vector<float> bias;
@@ -334,36 +341,46 @@ void Attention::run(const Inputs& in, const MakeOutput& output, void* stream) {
     }
   }
 
-  args.out = output(Output::y, out_shape);
+  out.data = output(Output::y, out_shape);
   const std::vector<int64_t> key_shape = {k.batch, k.heads, total, k.dim};
   const std::vector<int64_t> value_shape = {v.batch, v.heads, total, v.dim};
   void* present_key = output(Output::present_key, key_shape);
   void* present_value = output(Output::present_value, value_shape);
-  if (!host && (present_key || present_value))
-    refuse(ATTN_UNSUPPORTED, "present_key is wanted; accepted on GPUs: no present");
-  if (present_key) join(present_key, in.past_key, past, in.k, k);
-  if (present_value) join(present_value, in.past_value, past, in.v, v);
+  if (present_key)
+    rows_.join(in.q.type, past_keys.heads, past_keys.data, keys.heads, keys.data, present_key,
+               stream);
+  if (present_value)
+    rows_.join(in.q.type, past_values.heads, past_values.data, values.heads, values.data,
+               present_value, stream);
   if (q.batch == 0 || q.seqlen == 0) return;
 
   const std::shared_ptr<Planned> kept = planned(p);
-  buffer workspace;
-  if (kept->made.workspace() > 0) {
-    std::lock_guard lock(mutex_);
-    auto& idle = kept->workspaces;
-    const auto found =
-        std::find_if(idle.begin(), idle.end(), [&](const auto& w) { return w.first == stream; });
-    if (found != idle.end()) {
-      workspace = std::move(found->second);
-      idle.erase(found);
-    }
+  Memory memory = kept->take(stream);
+  if (kept->made.workspace() > memory.workspace.bytes())
+    memory.workspace = kept->made.make_workspace(*owner_, stream);
+  if (scratch_bytes > memory.scratch.bytes()) {
+    memory.scratch = buffer(*owner_, scratch_bytes);
+    memory.scratch.copy_in(std::vector<char>(scratch_bytes).data(), scratch_bytes, stream);
   }
-  if (kept->made.workspace() > workspace.bytes())
-    workspace = kept->made.make_workspace(*owner_, stream);
-  kept->made.run(args, workspace, stream);
-  if (workspace.bytes() > 0) {
-    std::lock_guard lock(mutex_);
-    kept->workspaces.emplace_back(stream, std::move(workspace));
+  const auto seen = [&](const Operand& o) {  // by the run
+    return o.widened() ? static_cast<void*>(static_cast<char*>(memory.scratch.data()) + o.at)
+                       : o.data;
+  };
+  for (const Operand* o : inputs)
+    if (o->widened()) rows_.copy(o->type, o->heads, o->data, seen(*o), o->strides, stream);
+  args.q = seen(queries);
+  args.out = seen(out);
+  for (int32_t i = 0; i < count; ++i) {
+    parts[i].k = seen(*inputs[size_t(2 * i + 1)]);
+    parts[i].v = seen(*inputs[size_t(2 * i + 2)]);
   }
+  kept->made.run(args, memory.workspace, stream);
+  if (out.widened()) {
+    Heads wide = out.heads;
+    wide.strides = out.strides;
+    rows_.copy(out.type, wide, args.out, out.data, out.heads.strides, stream);
+  }
+  kept->give(stream, std::move(memory));
 }
 
 }  // namespace attn::onnx

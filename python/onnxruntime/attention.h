@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "attn/attn.hpp"
+#include "rows.h"
 
 namespace attn::onnx {
 
@@ -42,18 +43,27 @@ using MakeOutput = std::function<void*(Output, const std::vector<int64_t>& shape
 class Attention {
  public:
   Attention(std::shared_ptr<context> owner, const Attributes& attributes)
-      : owner_(std::move(owner)), attributes_(attributes) {}
+      : owner_(std::move(owner)), rows_(owner_), attributes_(attributes) {}
   // Throws attn::error.
   void run(const Inputs& inputs, const MakeOutput& output, void* stream);
 
  private:
+  struct Memory {
+    buffer workspace;
+    buffer scratch;  // rows of q, keys, values and out that are too short; 0 behind them
+  };
   struct Planned {
     plan made;
-    std::vector<std::pair<void*, buffer>> workspaces;  // idle ones, each of a stream
+    std::mutex mutex;
+    std::vector<std::pair<void*, Memory>> idle;  // each of a stream
+    explicit Planned(plan&& of) : made(std::move(of)) {}
+    Memory take(void* stream);
+    void give(void* stream, Memory&& memory);
   };
   std::shared_ptr<Planned> planned(const attn_problem& problem);
 
   std::shared_ptr<context> owner_;
+  Rows rows_;
   Attributes attributes_;
   std::mutex mutex_;
   std::map<std::string, std::shared_ptr<Planned>> plans_;  // by the problem's bytes
