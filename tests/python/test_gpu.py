@@ -147,6 +147,68 @@ class NodeCasesInF16(GpuCase):
         self.assertGreaterEqual(served, 0.8 * len(cases))
 
 
+def cuda_provider():
+    """Whether onnxruntime is there with its CUDA provider."""
+    if not HAVE or importlib.util.find_spec("onnxruntime") is None:  # torch has the libraries that the provider needs
+        return False
+    import onnxruntime
+    return "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+
+
+@unittest.skipUnless(importlib.util.find_spec("onnx") and cuda_provider(), "no onnx, or no onnxruntime with a CUDA provider")
+class OnnxruntimeOnCuda(GpuCase):
+    """The custom operator in onnxruntime's CUDA provider."""
+
+    def launches(self):
+        return sum(attn._attn.launch_count(k["name"]) for k in attn.info()["kernels"] if k["backend"] == "cuda")
+
+    def session(self, model):
+        import onnxruntime
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4  # errors are raised
+        options.register_custom_ops_library(attn.onnx.library())
+        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CUDAExecutionProvider"])
+
+    def test_node_cases_in_f16(self):
+        """docs/onnx.md has what is refused."""
+        from onnx import TensorProto
+        served, refused, left = 0, {}, []
+        for case, node, _ in test_onnx.node_cases():
+            model = type(case.model)()
+            model.CopyFrom(case.model)
+            if not attn.onnx.use_libattn(model):
+                left.append(case.name)
+                continue
+            model.ir_version = min(model.ir_version, 10)
+            for entry in model.opset_import:
+                entry.version = min(entry.version, 24)  # no node of ONNX's own is left
+            for value in [*model.graph.input, *model.graph.output, *model.graph.value_info]:
+                if value.type.tensor_type.elem_type in (TensorProto.FLOAT, TensorProto.BFLOAT16):
+                    value.type.tensor_type.elem_type = TensorProto.FLOAT16
+            inputs, outputs = case.data_sets[0]
+            halves = [x.astype(np.float32).astype(np.float16) if x.dtype.kind in "fV" else x for x in inputs]
+            feed = dict(zip((x.name for x in model.graph.input), halves))
+            with self.subTest(case.name):
+                session, before = self.session(model), self.launches()
+                try:
+                    results = session.run(None, feed)
+                except Exception as error:
+                    self.assertIn("libattn: ", str(error))
+                    refused[case.name] = str(error).partition("libattn: ")[2]
+                    continue
+                self.assertGreater(self.launches(), before)
+                for got, want in zip(results, outputs, strict=True):
+                    self.assertEqual(got.shape, want.shape)
+                    self.close(got, want.astype(np.float32), 5e-3, 5e-3)
+                for got, again in zip(results, session.run(None, feed)):  # in memory that was used
+                    np.testing.assert_array_equal(got, again)
+                served += 1
+        print(f"Attention node cases in onnxruntime on cuda in f16: {served} served, {len(refused)} refused, {len(left)} left")
+        for reason in sorted(set(refused.values())):
+            print(f"  {sum(r == reason for r in refused.values())} {reason}")
+        self.assertGreaterEqual(served, 50)
+
+
 class Arrays(GpuCase):
     def from_dlpack(self, module):
         q, k, v = self.qkv(seqlen_q=70)
