@@ -1,5 +1,7 @@
 #include "backend.h"
 
+#include <dlfcn.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -13,6 +15,7 @@
 #include "core/dtype.h"
 #include "cpu/host_kernel.h"
 #include "formula.h"
+#include "gfx9emu/runtime/hipemu.h"
 
 namespace attn::test {
 namespace {
@@ -62,6 +65,7 @@ Backend::Backend(attn_backend backend, int threads, std::optional<int> device) {
   options.device = device.value_or(0);
   // tests/device/mutants.py
   if (backend == ATTN_BACKEND_CUDA) options.kernel_file = std::getenv("ATTN_KERNEL_FILE");
+  if (backend == ATTN_BACKEND_HIP_EMU) set_emulator_order(0);
   const attn_status status = attn_context_create(backend, &options, &context);
   if (status != ATTN_OK) reason = failed("attn_context_create", status);
 }
@@ -82,6 +86,17 @@ Backend& backend_of(attn_backend backend) {
       entry->reason += "; " + emulator->reason;
   }
   return *entry;
+}
+
+void set_emulator_order([[maybe_unused]] uint64_t seed) {
+#ifdef ATTN_HIPEMU
+  static void* library = dlopen(ATTN_HIPEMU, RTLD_NOW | RTLD_LOCAL);
+  if (!library) return;  // attn_context_create says why
+  const char* usual = std::getenv("ATTN_EMU_SEED");
+  attn_emu_options options{};
+  options.seed = seed == 0 && usual ? std::strtoull(usual, nullptr, 10) : seed;
+  reinterpret_cast<decltype(&attn_emu_configure)>(dlsym(library, "attn_emu_configure"))(&options);
+#endif
 }
 
 bool emulated(const Kernel& kernel) {

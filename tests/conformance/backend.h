@@ -31,6 +31,9 @@ class Backend {
 Backend& backend_of(attn_backend backend);
 // Whether the kernel runs on the emulator, where shapes had better be small.
 bool emulated(const Kernel& kernel);
+// In what order the emulator takes waves and loads from here on: a random one of this seed, or,
+// with 0, that of the environment's ATTN_EMU_SEED, by default the usual one.
+void set_emulator_order(uint64_t seed);
 // Whether an emulated kernel has softcap and ALiBi, the case neither, and a kernel without them
 // does the same work.
 bool has_simpler_sibling(const Kernel& kernel, const Case& c);

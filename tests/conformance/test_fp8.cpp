@@ -1,7 +1,6 @@
 // Problems made for the FP8 forward kernels of devices: e4m3 codes of both kinds and e5m2, head
 // dimensions in steps of 16, lengths around the edges of tiles of 64 and 128 keys and of 128 and
 // 256 queries.
-#include <dlfcn.h>
 
 #include <algorithm>
 #include <cmath>
@@ -13,7 +12,6 @@
 #include "backend.h"
 #include "core/dtype.h"
 #include "formula.h"
-#include "gfx9emu/runtime/hipemu.h"
 
 namespace attn::test {
 namespace {
@@ -612,11 +610,6 @@ TEST_CASE("fp8: any order of waves and loads") {
 #ifndef ATTN_HIPEMU
   ATTN_SKIP("this build has no gfx9 emulator");
 #else
-  void* library = dlopen(ATTN_HIPEMU, RTLD_NOW | RTLD_LOCAL);
-  REQUIRE(library);
-  const auto configure =
-      reinterpret_cast<decltype(&attn_emu_configure)>(dlsym(library, "attn_emu_configure"));
-  REQUIRE(configure);
   int ran = 0;
   for (const Kernel* kernel : fp8_kernels()) {
     if (!emulated(*kernel)) continue;
@@ -626,12 +619,9 @@ TEST_CASE("fp8: any order of waves and loads") {
         c.flags = flags;
         const Data data = make_data(c);
         const auto run = [&](uint64_t seed) {
-          attn_emu_options options{};
-          options.seed = seed;
-          configure(&options);
+          set_emulator_order(seed);
           Outputs got = run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
-          options.seed = 0;
-          configure(&options);
+          set_emulator_order(0);
           return got;
         };
         const Outputs want = run(0);

@@ -788,6 +788,10 @@ std::vector<Forward> forwards_in_16_bits() {
     all.back().flags = ATTN_CAUSAL | ATTN_WINDOW;
     all.back().left = 96;
   }
+  // No key, and results that go through the registers that Q is loaded to.
+  all.push_back({.dim = 64, .dim_v = 64, .seqlen_q = 150, .seqlen_kv = 64});
+  all.back().seqlens = {0};
+  all.back().out_type = ATTN_BF16;
   for (const attn_dtype out_type : {ATTN_F32, ATTN_F16, ATTN_BF16})
     for (const int64_t dim_v : {8, 40, 72, 104}) {
       all.push_back({.dim = 24, .dim_v = dim_v, .seqlen_q = 40, .seqlen_kv = 30});

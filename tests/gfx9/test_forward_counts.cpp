@@ -323,6 +323,46 @@ Run run_descaled(int dim, int tiles) {
   return run(*object, name, std::as_bytes(std::span(&a, 1)), memory, {512});
 }
 
+// Over blocks of 64 x 64 of one kind, whose PARTIAL ones show all.
+Run run_masked(const std::string& type, int dim, int tiles, uint8_t kind) {
+  const std::string name = "fwd_gfx942_" + type + "_d" + std::to_string(dim) + "_mask";
+  const int bytes = type == "fp8" ? 1 : 2;
+  Memory memory;
+  const auto object = attn::test::load_shipped(name, &memory);
+  REQUIRE(object);
+  attn_gfx942_mask_kernarg a{};
+  a.forward = attn::test::zero_queries(
+      memory, dim, tiles, attn::test::zeros(memory, uint64_t(tiles) * 128 * uint64_t(dim * bytes)),
+      bytes);
+  const auto filled = [&](uint64_t count, uint8_t value) {
+    void* at = attn::test::zeros(memory, count);
+    memory.fill(reinterpret_cast<uint64_t>(at), value, count);
+    return at;
+  };
+  const uint64_t blocks = 4 * uint64_t(tiles);
+  a.block_mask.kinds = static_cast<const unsigned char*>(filled(blocks, kind));
+  a.block_mask.index = static_cast<const int*>(filled(4 * blocks, 0));
+  a.block_mask.bits = static_cast<const unsigned*>(filled(64 * 64 / 8, 0xff));
+  a.block_mask.rows = 4;
+  a.block_mask.columns = tiles;
+  a.block_mask.block_q_log2 = a.block_mask.block_k_log2 = 6;
+  a.block_mask.partials = 1;
+  return run(*object, name, std::as_bytes(std::span(&a, 1)), memory, {bytes == 1 ? 512u : 256u});
+}
+
+// In FP8 over pages, all of which there are.
+Run run_paged(int dim, int tiles) {
+  const std::string name = "fwd_gfx942_fp8_d" + std::to_string(dim);
+  Memory memory;
+  const auto object = attn::test::load_shipped(name, &memory);
+  REQUIRE(object);
+  attn_gfx942_forward_kernarg a = attn::test::zero_queries(
+      memory, dim, tiles, attn::test::zeros(memory, uint64_t(tiles) * 128 * uint64_t(dim)), 1);
+  a.missing =
+      static_cast<const unsigned long long*>(attn::test::zeros(memory, 8 * uint64_t(tiles)));
+  return run(*object, name, std::as_bytes(std::span(&a, 1)), memory, {512});
+}
+
 constexpr int from = 4, to = 8;  // tiles
 
 // What a loop issues for 64 keys and 32 queries, and the clocks of 64 queries; memory is always
@@ -353,7 +393,8 @@ void print_loop(const std::string& what, const Run& a, const Run& b, int rows, i
 }  // namespace
 
 // Beside the table of the loops without them.
-TEST_CASE("forward: what softcap, ALiBi, a bias and descales of tiles take", "[gfx9][model]") {
+TEST_CASE("forward: what softcap, ALiBi, a bias, descales, pages and block masks take",
+          "[gfx9][model]") {
   Memory memory;
   if (!attn::test::load_shipped("fwd_gfx942_bf16_d128_score", &memory))
     ATTN_SKIP("this build has no gfx942 kernels");
@@ -362,8 +403,17 @@ TEST_CASE("forward: what softcap, ALiBi, a bias and descales of tiles take", "[g
       print_loop("fwd_gfx942_bf16_d" + std::to_string(dim) + terms.kernel + " with " + terms.text,
                  run_terms(terms, dim, from), run_terms(terms, dim, to), 64, dim == 64 ? 2 : 1,
                  dim / 2);
-    print_loop("fwd_gfx942_fp8_d" + std::to_string(dim) + "_descaled", run_descaled(dim, from),
-               run_descaled(dim, to), 32, 1, dim / 4);
+    const std::string fp8 = "fwd_gfx942_fp8_d" + std::to_string(dim);
+    print_loop(fp8 + "_descaled", run_descaled(dim, from), run_descaled(dim, to), 32, 1, dim / 4);
+    print_loop(fp8 + " over pages", run_paged(dim, from), run_paged(dim, to), 32, 1, dim / 4);
+    for (const char* type : {"fp8", "bf16", "f16"})
+      for (const uint8_t kind : {attn_kind_full, attn_kind_partial}) {
+        const bool bytes = type == std::string("fp8");
+        print_loop("fwd_gfx942_" + std::string(type) + "_d" + std::to_string(dim) + "_mask, " +
+                       (kind == attn_kind_full ? "FULL" : "PARTIAL"),
+                   run_masked(type, dim, from, kind), run_masked(type, dim, to, kind),
+                   bytes ? 32 : 64, bytes || dim == 128 ? 1 : 2, bytes ? dim / 4 : dim / 2);
+      }
   }
   std::cout << std::flush;
 }

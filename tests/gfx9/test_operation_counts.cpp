@@ -122,6 +122,10 @@ TEST_CASE("operations: what they issue for what they move", "[gfx9][model]") {
        [&](Maker& m) { return prepared(m, "fwd_gfx942_bf16_d128", ATTN_BF16, padded); }},
       {"prepare_gfx942_fp8_segments", "f8_e4m3fnuz, pages of 16",
        [&](Maker& m) { return prepared(m, "fwd_gfx942_fp8_d128", ATTN_F8_E4M3FNUZ, paged); }},
+      {"prepare_gfx942_fp8_descaled", "f8_e4m3fnuz, pages of 16",
+       [&](Maker& m) {
+         return prepared(m, "fwd_gfx942_fp8_d128_descaled", ATTN_F8_E4M3FNUZ, paged);
+       }},
       {"prepare_gfx942_16bit_segments", "bf16, pages of 16",
        [&](Maker& m) { return prepared(m, "fwd_gfx942_bf16_d128_score", ATTN_BF16, paged); }},
       {"kv_append_gfx942", "bf16 to bf16", [](Maker& m) { return appended(m, ATTN_BF16); }},
