@@ -211,6 +211,7 @@ struct Forward {
   int64_t partials = 3;
   float softcap = 0;
   bool bias = false;
+  bool single = false;              // of a bias: see there
   attn_dtype bias_type = ATTN_F32;  // else q's
   bool paged = false;
   int64_t empty_tiles = 0;  // the first ones, which no block shows and which are not in memory
@@ -351,7 +352,7 @@ void set_records(Maker& m, Memory& memory, const Forward& f,
         if (length - key < 64) r.missing |= ~uint64_t{0} << (length - key);
         r.k_factor = float(33 + m.rng()() % 16 * 2) / 64;
         r.first_key = int32_t(first + key);
-        r.v_factor = tile % 2 == 1 ? records.back().v_factor : float(1 + m.rng()() % 7) / 4;
+        r.v_factor = tile % 2 == 1 ? records.back().v_factor : float(33 + m.rng()() % 16 * 2) / 64;
         records.push_back(r);
       }
       first += length;
@@ -364,13 +365,15 @@ void set_records(Maker& m, Memory& memory, const Forward& f,
   memory.write(reinterpret_cast<uint64_t>(a.forward.seqlens_kv), std::as_bytes(std::span(lengths)));
 }
 
-// -inf for the `hidden` keys of every other tile, for all queries, and for some keys of some.
-std::vector<uint8_t> bias(Maker& m, size_t rows, int64_t seqlen_kv, attn_dtype type) {
+// -inf for the `hidden` keys of every other tile, for all queries, and for some keys of some; or
+// for one key of each 16, another one in each tile, of one query in 32.
+std::vector<uint8_t> bias(Maker& m, size_t rows, int64_t seqlen_kv, attn_dtype type, bool single) {
   std::vector<uint8_t> bytes = m.alike(type, rows * size_t(seqlen_kv), 4);
   for (size_t row = 0; row < rows; ++row) {
     for (int64_t key = 0; key < seqlen_kv; ++key) {
+      if (single && (row % 32 != 5 || key % 16 != key / 64 % 16)) continue;
       const bool by_all = key / 64 % 2 == 1 && hidden(int(key % 64));
-      if (!by_all && (key / 64 % 3 != 0 || m.rng()() % 8 != 0)) continue;
+      if (!single && !by_all && (key / 64 % 3 != 0 || m.rng()() % 8 != 0)) continue;
       encode_element(type, bytes.data(), int64_t(row) * seqlen_kv + key,
                      -std::numeric_limits<double>::infinity(), false);
     }
@@ -492,7 +495,7 @@ ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string&
   args.out_scale = floats(1, f.out_scale);
   if (f.bias) {
     const int64_t rows = in.batch * in.heads_q * in.seqlen_q;
-    args.bias = m.input(bias(m, size_t(rows), f.seqlen_kv, in.bias_type));
+    args.bias = m.input(bias(m, size_t(rows), f.seqlen_kv, in.bias_type, f.single));
   }
   if (f.flags & ATTN_ALIBI) args.alibi_slopes = floats(size_t(in.heads_q), 0.1f);
   if (prepare) {
@@ -513,7 +516,7 @@ ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string&
     if (f.kinds.size() > 20 && !f.empty_tiles) hide_nan_in_blocks(f, most_dim, &tiles);
   }
   const size_t columns = size_t((f.seqlen_kv + 63) / 64);
-  for (size_t tile = 0; f.bias && tile < columns * size_t(f.batch); ++tile)
+  for (size_t tile = 0; f.bias && !f.single && tile < columns * size_t(f.batch); ++tile)
     if (tile % columns % 2 == 1) hide_nan(tile, size_t(most_dim), &tiles);
   std::vector<uint8_t> bytes = in_type(tiles, f.kv_type);
   if (f.paged && !descaled) set_missing(f, &bytes);
@@ -618,6 +621,10 @@ std::vector<Forward> forwards() {
   // to tile.
   for (const int64_t tiles : {2, 4, 6})
     all.push_back({.dim = 64, .dim_v = 64, .seqlen_q = 20, .seqlen_kv = 64 * tiles});
+
+  // lse of several heads of a group.
+  all.push_back({.dim = 64, .dim_v = 64, .seqlen_q = 40, .seqlen_kv = 70});
+  all.back().batch = all.back().group = all.back().heads_kv = 2;
 
   for (const int64_t dim_v : {48, 80}) {
     all.push_back({.dim = 16, .dim_v = dim_v, .seqlen_q = 1, .seqlen_kv = 10});
@@ -744,6 +751,8 @@ std::vector<Forward> biased_forwards() {
     all.back().bias = true;
     all.back().bias_type = type;
   }
+  all.push_back({.dim = 64, .dim_v = 64, .seqlen_q = 64, .seqlen_kv = 1024});
+  all.back().bias = all.back().single = true;
   for (const Forward& f : scored_forwards()) all.push_back(f);
   return all;
 }
@@ -800,7 +809,8 @@ std::vector<Forward> forwards_in_16_bits() {
   return all;
 }
 
-// What fp8 kernels have beyond those in 16 bits: out in fp8, and pages without block masks.
+// What fp8 kernels have beyond those in 16 bits: out in fp8, pages without block masks, and head
+// dims that end within 32 for each type of out.
 std::vector<Forward> forwards_in_fp8(bool masked) {
   std::vector<Forward> all;
   for (const attn_dtype out_type : {ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ}) {
@@ -812,6 +822,12 @@ std::vector<Forward> forwards_in_fp8(bool masked) {
     all.push_back(all.back());
     all.back().out_scale = out_type == ATTN_F8_E5M2 ? 0x1p-17f : 0x1p-10f;
   }
+  for (const attn_dtype out_type :
+       {ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ})
+    for (const int64_t dim_v : {16, 48, 80, 112}) {
+      all.push_back({.dim = 16, .dim_v = dim_v, .seqlen_q = 40, .seqlen_kv = 30});
+      all.back().out_type = out_type;
+    }
   if (masked) return all;
   all.push_back({.dim = 32, .dim_v = 48, .seqlen_q = 33, .seqlen_kv = 70});
   all.back().batch = 2;

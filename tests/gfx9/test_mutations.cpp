@@ -114,6 +114,14 @@ void mutate(const std::string& name, Count* all) {
   *all += count;
 }
 
+void mutate_slow(bool decode) {
+  Count count;
+  const char* only = std::getenv("ATTN_MUTATION_KERNEL");
+  for (const std::string& name : shipped_kernels(true))
+    if (name.starts_with("decode_") == decode && (!only || name == only)) mutate(name, &count);
+  check_count(count);
+}
+
 }  // namespace
 
 TEST_CASE("mutations of the shipped kernels are noticed", "[gfx9][mutations]") {
@@ -132,22 +140,13 @@ TEST_CASE("the decode kernels: all code is reached, in any order of waves", "[gf
   }
 }
 
-// attn-gfx9-tests "[mutation-forward]": half an hour, most of it for the kernels with block masks;
-// ATTN_MUTATION_KERNEL=NAME for one kernel.
+// attn-gfx9-tests "[mutation-forward]", "[mutation-decode]": hours; ATTN_MUTATION_KERNEL=NAME for
+// one kernel.
 TEST_CASE("mutations of the forward kernels are noticed", "[.][gfx9][mutation-forward]") {
-  Count count;
-  const char* only = std::getenv("ATTN_MUTATION_KERNEL");
-  for (const std::string& name : shipped_kernels(true))
-    if (!name.starts_with("decode_") && (!only || name == only)) mutate(name, &count);
-  check_count(count);
+  mutate_slow(false);
 }
-
-// attn-gfx9-tests "[mutation-decode]"
 TEST_CASE("mutations of the decode kernels are noticed", "[.][gfx9][mutation-decode]") {
-  Count count;
-  for (const std::string& name : shipped_kernels(true))
-    if (name.starts_with("decode_")) mutate(name, &count);
-  check_count(count);
+  mutate_slow(true);
 }
 
 // attn-gfx9-tests "[mutation-seeds]"; ATTN_MUTATION_SEEDS=N for another number of seeds than 6.
