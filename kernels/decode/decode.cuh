@@ -171,7 +171,7 @@ struct Decoder {
     if constexpr (KV::own_types)
       multiply_own_k(s, stage, unit.k_type, unit.k_shift);
     else
-      multiply_k<KV, Product>(s, plain_k_lane<KV>(stage), 0);
+      multiply_k<KV, Product>(s, stage);
 
     const int first = unit.first + warp_keys * warp;
     change_scores(s, first, k_descale);
@@ -231,15 +231,11 @@ struct Decoder {
     }
   }
 
-  template <class K>
-  __device__ __forceinline__ unsigned plain_k_lane(unsigned stage) const {
-    return stage + warp() * warp_keys * panel_pitch + K::k_lane(lane());
-  }
-  // Products of the warp's keys and Q of this image.
-  template <class K, class Product>
-  __device__ __forceinline__ void multiply_k(float (&s)[q_tiles][4], unsigned k_lane,
-                                             int image) const {
+  // Products of the warp's keys, whose rows lie `pitch` apart, and Q of this image.
+  template <class K, class Product, int image = 0, int pitch = panel_pitch>
+  __device__ __forceinline__ void multiply_k(float (&s)[q_tiles][4], unsigned stage) const {
     float odd[q_tiles][4] = {};  // two chains of products
+    const unsigned k_lane = stage + warp() * warp_keys * pitch + K::k_lane(lane());
     const unsigned q_lane =
         recompute(address(merge) + image * q_bytes + chunk_offset<q_pitch>(lane() % 8, lane() / 8));
 #pragma unroll
@@ -301,9 +297,9 @@ struct Decoder {
     else if (type == attn_element_i4)
       multiply_code_k<I4<head_dim>>(s, stage, shift);
     else if (type == attn_element_f16)
-      multiply_k<Same<F16>, F16>(s, plain_k_lane<Same<F16>>(stage), 0);
+      multiply_k<Same<F16>, F16>(s, stage);
     else
-      multiply_k<Same<BF16>, BF16>(s, plain_k_lane<Same<BF16>>(stage), 0);
+      multiply_k<Same<BF16>, BF16>(s, stage);
   }
   __device__ __forceinline__ KeyScales key_scales(unsigned stage, int which, int halves) const {
     return {stage + a.scales_at + which * scale_bytes + 4 * warp() * warp_keys, halves};
@@ -311,7 +307,7 @@ struct Decoder {
   template <class K>
   __device__ __forceinline__ void multiply_code_k(float (&s)[q_tiles][4], unsigned stage,
                                                   int halves) const {
-    multiply_k<K, F16>(s, stage + warp() * warp_keys * K::P::pitch + K::k_lane(lane()), K::image);
+    multiply_k<K, F16, K::image, K::P::pitch>(s, stage);
     const float2 scale = key_scales(stage, 0, halves).k_scales(lane());
 #pragma unroll
     for (int n = 0; n < q_tiles; ++n)
