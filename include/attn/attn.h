@@ -358,7 +358,7 @@ ATTN_API attn_status attn_workspace_init(const attn_plan* plan, void* workspace,
  * tokens and of sequences or pages that are multiples of 16 bytes, in which heads follow each other
  * as ggml has them, 136 and 72 bytes for 128 elements, or lie multiples of 16 bytes apart, are what
  * the kernels for few queries take, which read K and V once; on hip, where heads may lie anywhere,
- * the only ones. */
+ * the only ones. Of i8 and i4 those kernels want pages' scales an even number of scales apart. */
 ATTN_API attn_status attn_run(const attn_plan* plan, const attn_args* args, void* workspace,
                               size_t bytes, void* stream);
 
@@ -505,6 +505,44 @@ ATTN_API attn_status attn_plan_create_kv_append(attn_context* context,
  * get is not written. */
 ATTN_API attn_status attn_run_kv_append(const attn_plan* plan, const attn_kv_append_args* args,
                                         void* stream);
+
+/* ---- moving old pages of a cache into another type ------------------------------------------ */
+
+/* A mixed cache that rolls: attn_run has `old`, of a type of few bits, in front of `recent`, where
+ * attn_kv_append writes. From time to time this call moves the oldest full pages of `recent` behind
+ * the keys of `old`, converted as attn_kv_append converts. Of sequence b so many pages are moved as
+ * leave `keep` keys or more and have room behind old's keys:
+ *   n = min(recent.seqlens[b] - keep, old's capacity - old.seqlens[b]) / page_size, 0 at least.
+ * Then recent's length is less by n * page_size and old's is more by it, both where they lie, and
+ * of the row of recent's block table the entries that have keys are turned by n: the first n pages,
+ * free now, come behind the others, where the next keys go. Rows of old's table are ready before.
+ *
+ * A page that a run writes belongs to one sequence and stands once in its table; else its contents
+ * are undefined. On reference and cpu lengths and the pages that a run uses are checked first; on
+ * GPUs lengths count as clamped, and a key whose page is out of range on either side leaves what
+ * old has in its place as it is. Computed on reference, cpu and cuda. */
+typedef struct attn_kv_roll_problem {
+  size_t struct_size;
+  int64_t batch, heads_kv, head_dim;
+  int64_t head_dim_v;         /* 0 = head_dim */
+  const attn_segment* recent; /* PAGED, has_seqlens; k_type = v_type f32, f16 or bf16; no descales.
+                                 Copied, as old is */
+  const attn_segment* old;    /* PADDED or PAGED, has_seqlens; strides without overlap */
+  int64_t keep;               /* keys of recent that stay, at least; 0 or more */
+  const char* kernel;
+} attn_kv_roll_problem;
+
+typedef struct attn_kv_roll_args {
+  size_t struct_size;
+  const attn_segment_args* recent; /* seqlens and block_table are written */
+  const attn_segment_args* old;    /* k, v, k_scale, v_scale and seqlens are written */
+} attn_kv_roll_args;
+
+ATTN_API attn_status attn_plan_create_kv_roll(attn_context* context,
+                                              const attn_kv_roll_problem* problem,
+                                              attn_plan** plan);
+ATTN_API attn_status attn_run_kv_roll(const attn_plan* plan, const attn_kv_roll_args* args,
+                                      void* stream);
 
 /* ---- block masks ---------------------------------------------------------------------------- */
 

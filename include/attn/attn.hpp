@@ -108,6 +108,10 @@ class plan {
       return attn_plan_create_kv_append(context.get(), &problem, made);
     });
   }
+  plan(const context& context, const attn_kv_roll_problem& problem) {
+    adopt(
+        [&](attn_plan** made) { return attn_plan_create_kv_roll(context.get(), &problem, made); });
+  }
 
   attn_plan* get() const noexcept { return handle_.get(); }
   const char* kernel() const noexcept { return attn_plan_kernel(get()); }
@@ -131,6 +135,9 @@ class plan {
   }
   void run(const attn_kv_append_args& args, void* stream = nullptr) const {
     check(attn_run_kv_append(get(), &args, stream));
+  }
+  void run(const attn_kv_roll_args& args, void* stream = nullptr) const {
+    check(attn_run_kv_roll(get(), &args, stream));
   }
   void check_args(const attn_args& args, void* stream = nullptr) const {
     check(attn_check(get(), &args, stream));

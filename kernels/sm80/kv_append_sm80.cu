@@ -1,6 +1,6 @@
 //# architectures sm_80 sm_90 compute_80
-// Appends new tokens to a KV cache. A block has heads of K, V and q of one token, a thread 8
-// neighbouring elements of a head at a time.
+// Appends new tokens, or the oldest pages of another cache, to a KV cache. A block has heads of K,
+// V and q of one token, a thread 8 neighbouring elements of a head at a time.
 #include <cuda_bf16.h>
 
 #include "../common/convert.cuh"
@@ -44,7 +44,20 @@ __device__ int find_sequence(const int* ends, int batch, long long x) {
   return begin;
 }
 
+__device__ int moved_keys(const attn_kv_append_kernarg& a, int b) {
+  const int most = min(segment_span(a.recent_lengths, b).length - a.keep,
+                       a.lengths.capacity - segment_span(a.lengths, b).length);
+  return max(most, 0) / a.recent.page_size * a.recent.page_size;
+}
+
 __device__ Token find_token(const attn_kv_append_kernarg& a, int n) {
+  if (a.recent_table) {
+    const int b = n / a.seqlen_new, t = n % a.seqlen_new;
+    if (t >= moved_keys(a, b)) return {a.batch};
+    const int page = a.recent_table[b * (long long)a.recent.max_pages + t / a.recent.page_size];
+    if (unsigned(page) >= unsigned(a.recent.num_pages)) return {a.batch};
+    return {b, t, page, t % a.recent.page_size};
+  }
   if (!a.cu_seqlens_new) {
     const int b = n / a.seqlen_new, t = n % a.seqlen_new;
     return {b, t, b, t};
@@ -61,6 +74,32 @@ __device__ void advance(const attn_kv_append_kernarg& a, int b, int length) {
                         ? packed_span(a.cu_seqlens_new, b, a.total_new, a.seqlen_new).length
                         : a.seqlen_new;
   a.seqlens_out[b] = clamp(length + (long long)added, 0, a.lengths.capacity);
+}
+
+__device__ void reverse(int* begin, int* end) {
+  const int count = int(end - begin);
+  for (int i = threadIdx.x; i < count / 2; i += blockDim.x) {
+    const int first = begin[i];
+    begin[i] = end[-1 - i];
+    end[-1 - i] = first;
+  }
+  __syncthreads();
+}
+// Lengths of sequence b after its pages moved, and its table turned. By a block.
+__device__ void finish_roll(const attn_kv_append_kernarg& a, int b) {
+  const int recent = segment_span(a.recent_lengths, b).length,
+            old = segment_span(a.lengths, b).length, moved = moved_keys(a, b),
+            size = a.recent.page_size;
+  int *const table = a.recent_table + b * (long long)a.recent.max_pages,
+             *const middle = table + moved / size, *const end = table + (recent + size - 1) / size;
+  __syncthreads();  // all have read the lengths
+  if (threadIdx.x == 0) {
+    a.recent_seqlens_out[b] = recent - moved;
+    a.seqlens_out[b] = old + moved;
+  }
+  reverse(table, middle);
+  reverse(middle, end);
+  reverse(table, end);
 }
 
 // Where a token goes: entry and row in the cache. -1: nowhere, its page is out of range.
@@ -342,6 +381,10 @@ extern "C" __global__ void __launch_bounds__(attn_kv_append_max_threads)
   ptx::grid_let_next_start();
   ptx::grid_wait();  // before any access to memory
 #endif
+  if (a.lengths_only && a.recent_table) {
+    finish_roll(a, blockIdx.x);
+    return;
+  }
   if (a.lengths_only) {
     const unsigned b = blockIdx.x * blockDim.x + threadIdx.x;
     if (b < unsigned(a.batch)) advance(a, b, segment_span(a.lengths, b).length);

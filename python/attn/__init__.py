@@ -16,7 +16,7 @@ from ._masks import BlockMask
 
 __all__ = ["BlockMask", "DriverError", "DriverMissing", "Error", "InternalError", "InvalidArgument", "NoDevice",
            "OutOfMemory", "Plan", "Unsupported", "cache_clear", "cache_info", "check", "explain", "forward",
-           "get_num_threads", "info", "kv_append", "merge", "quantize", "set_num_threads"]
+           "get_num_threads", "info", "kv_append", "kv_roll", "merge", "quantize", "set_num_threads"]
 __version__ = _attn.version()
 
 if hasattr(os, "register_at_fork"):
@@ -173,6 +173,22 @@ def kv_append(k_new, v_new, k_cache, v_cache, seqlens, *, cu_seqlens_new=None, m
     backend             as forward()'s
     """
     return _attn.kv_append(locals())
+
+
+def kv_roll(k_recent, v_recent, recent_table, recent_seqlens, k_old, v_old, old_seqlens, *, keep, old_table=None, k_descale=None,
+            v_descale=None, k_type=None, v_type=None, k_scale=None, v_scale=None, backend="auto"):
+    """Moves the oldest full pages of a cache in f32, f16 or bf16 behind the keys of one in another type, as kv_append converts.
+
+    k_recent [pages, page_size, Hkv, D], v_recent [.., Dv], recent_table i32 [B, pages of a sequence], recent_seqlens i32 [B];
+    k_old [B, S, Hkv, D], v_old [B, S, Hkv, Dv] in any type of forward()'s k and v, old_seqlens i32 [B]. Of a sequence so many
+    pages move as leave `keep` keys or more and have room. Both lengths are written, and the entries of recent_table that have
+    keys are turned: pages that are free now come last.
+
+    old_table           i32 [B, pages]: k_old and v_old are pages too
+    k_descale, ..       k_descale, v_descale, k_type, v_type, k_scale, v_scale: kv_append's, of k_old and v_old
+    backend             as forward()'s
+    """
+    _attn.kv_roll(locals())
 
 
 def set_num_threads(n):

@@ -235,6 +235,16 @@ std::shared_ptr<Compiled> cached(const std::shared_ptr<context>& owner,
                                  const attn_kv_append_problem& problem) {
   return find_or_make(owner, problem, simple_key("kv_append", *owner, problem));
 }
+std::shared_ptr<Compiled> cached(const std::shared_ptr<context>& owner,
+                                 const attn_kv_roll_problem& problem) {
+  attn_kv_roll_problem plain;
+  std::memcpy(static_cast<void*>(&plain), &problem, sizeof plain);
+  plain.recent = plain.old = nullptr;
+  std::string key = simple_key("kv_roll", *owner, plain);
+  append(&key, *problem.recent);
+  append(&key, *problem.old);
+  return find_or_make(owner, problem, std::move(key));
+}
 
 // ---- arguments -> problem -----------------------------------------------------------------------
 

@@ -69,6 +69,8 @@ std::shared_ptr<Compiled> cached(const std::shared_ptr<context>& owner,
                                  const attn_quantize_problem& problem);
 std::shared_ptr<Compiled> cached(const std::shared_ptr<context>& owner,
                                  const attn_kv_append_problem& problem);
+std::shared_ptr<Compiled> cached(const std::shared_ptr<context>& owner,
+                                 const attn_kv_roll_problem& problem);
 
 // The type of k or v and its elements per row. Bytes are blocks of the type `named`, or, where it
 // is None or null, of q8_0 or q4_0; where they could be either, `dim` tells which.
@@ -86,6 +88,8 @@ attn_descale_kind descale_kind(const Array& a, int64_t batch, int64_t heads_kv,
 
 // One call of kv_append(), whose arguments are in a dict: q_out or None.
 nb::object kv_append(const nb::dict& arguments);
+// The same of kv_roll().
+void kv_roll(const nb::dict& arguments);
 
 // One call of forward().
 class Call {

@@ -515,6 +515,7 @@ NB_MODULE(_attn, m) {
   m.def("merge", &merge, nb::arg(), any, any);
   m.def("quantize", &quantize, any, any, any, any, any, any);
   m.def("kv_append", &kv_append);
+  m.def("kv_roll", &kv_roll);
 
   nb::class_<PlanObject>(m, "Plan")
       .def_prop_ro("kernel",

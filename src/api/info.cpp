@@ -105,7 +105,7 @@ Json kernel_json(const Kernel& k) {
                     {"in_build", k.host || !archs.empty()},
                     {"in", type_names(k.limits.in_types)},
                     {"out", type_names(k.limits.out_types)}};
-  if (k.op == Op::forward || k.op == Op::kv_append)
+  if (k.op == Op::forward || k.op == Op::kv_append || k.op == Op::kv_roll)
     row.emplace_back("kv", type_names(k.limits.kv_types));
   if (k.op == Op::forward) {
     row.emplace_back("head_dim", sizes_json(k.limits.head_dim));

@@ -42,6 +42,10 @@ attn_status attn_plan_create_kv_append(attn_context* context, const attn_kv_appe
                                        attn_plan** plan) {
   return create(context, problem, plan, plan_kv_append);
 }
+attn_status attn_plan_create_kv_roll(attn_context* context, const attn_kv_roll_problem* problem,
+                                     attn_plan** plan) {
+  return create(context, problem, plan, plan_kv_roll);
+}
 
 void attn_plan_destroy(attn_plan* plan) {
   delete plan;
@@ -74,6 +78,9 @@ attn_status attn_run_quantize(const attn_plan* plan, const attn_quantize_args* a
 attn_status attn_run_kv_append(const attn_plan* plan, const attn_kv_append_args* args,
                                void* stream) {
   return with_plan(plan, [&](const Plan& p) { return run_kv_append(p, args, stream); });
+}
+attn_status attn_run_kv_roll(const attn_plan* plan, const attn_kv_roll_args* args, void* stream) {
+  return with_plan(plan, [&](const Plan& p) { return run_kv_roll(p, args, stream); });
 }
 attn_status attn_check(const attn_plan* plan, const attn_args* args, void* stream) {
   return with_plan(plan, [&](const Plan& p) { return check_forward(p, args, stream); });

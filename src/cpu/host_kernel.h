@@ -6,8 +6,10 @@
 
 namespace attn {
 
-class Interrupt;   // core/interrupt.h
-class ThreadPool;  // cpu/pool.h
+class Interrupt;       // core/interrupt.h
+class ThreadPool;      // cpu/pool.h
+struct KvRollProblem;  // problem/operations.h
+struct KvRollArgs;
 
 // Nothing here allocates; scratch is the caller's workspace (256-byte aligned, sized by
 // `workspace`).
@@ -24,6 +26,8 @@ struct HostKernel {
                    ThreadPool& pool, Interrupt& interrupt) = nullptr;
   void (*kv_append)(const attn_kv_append_problem& problem, const attn_kv_append_args& args,
                     ThreadPool& pool, Interrupt& interrupt) = nullptr;
+  void (*kv_roll)(const KvRollProblem& problem, const KvRollArgs& args, ThreadPool& pool,
+                  Interrupt& interrupt) = nullptr;
   // Float operations per second of fused multiply-adds on registers, by all threads: the ceiling
   // that `attn bench` compares forward with.
   double (*fma_rate)(ThreadPool& pool) = nullptr;

@@ -15,5 +15,7 @@ extern const HostKernel quantize_reference_kernel;   // both compute quotients i
 extern const HostKernel quantize_cpu_kernel;         // are exact, there is only one answer
 extern const HostKernel kv_append_reference_kernel;  // both compute in float64, as quantize does
 extern const HostKernel kv_append_cpu_kernel;
+extern const HostKernel kv_roll_reference_kernel;
+extern const HostKernel kv_roll_cpu_kernel;
 
 }  // namespace attn

@@ -1,4 +1,5 @@
-// Appending to a KV cache: rows of new tokens are rotated, divided by their descale and stored.
+// Appending to a KV cache: rows of new tokens are rotated, divided by their descale and stored. And
+// moving pages of one cache behind another one's keys, which is the same with rows from pages.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -10,6 +11,7 @@
 #include "cpu/kernels.h"
 #include "cpu/kv_view.h"
 #include "cpu/pool.h"
+#include "problem/operations.h"
 
 namespace attn {
 namespace {
@@ -191,6 +193,39 @@ void append(const attn_kv_append_problem& p, const attn_kv_append_args& args, Th
   }
 }
 
+void roll(const KvRollProblem& p, const KvRollArgs& args, ThreadPool& pool, Interrupt& interrupt) {
+  const int64_t tokens = p.most_moved_keys();
+  const auto moved = [&](int64_t b) {
+    return p.moved_keys(args.from.seqlens[b], args.to.seqlens[b]);
+  };
+  auto one = [&](int64_t item, int thread) {
+    const int64_t h = item % p.heads_kv, t = item / p.heads_kv % tokens,
+                  b = item / p.heads_kv / tokens;
+    if (interrupt.stop(thread, 16) || t >= moved(b)) return;
+    const int64_t position = args.to.seqlens[b] + t;
+    const KeyRun from = segment_view(p.from, args.from, b, t + 1).run(t, h);
+    const SegmentView cache = segment_view(p.to, args.to, b, position + 1);
+    const KeyRun to = cache.run(position, h);
+    const attn_dtype type = p.from.k_type;
+    append_row(Row{type, from.k, 0, 0, false, nullptr, nullptr}, p.head_dim, p.to.k_type, to.k,
+               to.k_scale, cache.k_descale(position, h, p.heads_kv), interrupt, thread);
+    append_row(Row{type, from.v, 0, 0, false, nullptr, nullptr}, p.head_dim_v, p.to.v_type, to.v,
+               to.v_scale, cache.v_descale(position, h, p.heads_kv), interrupt, thread);
+  };
+  const int64_t rows = p.batch * tokens * p.heads_kv;
+  const double nanoseconds = double(rows) * 4 * double(p.head_dim + p.head_dim_v);
+  if (rows > 0) pool.for_each(rows, one, &interrupt, pool.worth(nanoseconds));
+  if (interrupt.stopped()) return;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const int64_t keys = moved(b);
+    int32_t* const table = const_cast<int32_t*>(args.from.block_table) + b * p.from.max_pages;
+    std::rotate(table, table + keys / p.from.page_size,
+                table + ceil_div(int64_t{args.from.seqlens[b]}, int64_t{p.from.page_size}));
+    const_cast<int32_t*>(args.from.seqlens)[b] -= int32_t(keys);
+    const_cast<int32_t*>(args.to.seqlens)[b] += int32_t(keys);
+  }
+}
+
 bool always() {
   return true;
 }
@@ -200,5 +235,7 @@ bool always() {
 const HostKernel kv_append_reference_kernel = {
     .runs_here = always, .isa = "any", .kv_append = append};
 const HostKernel kv_append_cpu_kernel = {.runs_here = always, .isa = "any", .kv_append = append};
+const HostKernel kv_roll_reference_kernel = {.runs_here = always, .isa = "any", .kv_roll = roll};
+const HostKernel kv_roll_cpu_kernel = {.runs_here = always, .isa = "any", .kv_roll = roll};
 
 }  // namespace attn

@@ -9,8 +9,9 @@ namespace attn {
 using Module = struct ModuleHandle*;
 using Function = struct FunctionHandle*;
 
-// A tensor that CUDA's copy engine reads box by box into shared memory, with the 128-byte swizzle.
-// Its address, 16-byte aligned, comes with each launch. The first dimension is contiguous.
+// A tensor that CUDA's copy engine reads box by box into shared memory, with the swizzle that is as
+// wide as a box's row: 32, 64 or 128 bytes. Its address, 16-byte aligned, comes with each launch.
+// The first dimension is contiguous.
 struct TensorMap {
   int rank;            // 2 to 5
   int element_bytes;   // 1 or 2

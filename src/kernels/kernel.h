@@ -47,7 +47,7 @@ struct Numerics {
   bool always_split_invariant = false;  // m is an integer, with ATTN_SPLIT_INVARIANT or without
   int largest_score = 127;              // results are stated for scores up to this power of 2
   bool rounds_kv = false;       // K and V times their scales are rounded to the weights' type
-  bool scaled_weights = false;  // over ggml's blocks P times V's scale is rounded to f16
+  bool scaled_weights = false;  // P times the scale of V's block or key is rounded to f16
 };
 
 struct Step;

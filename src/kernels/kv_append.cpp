@@ -1,4 +1,4 @@
-// The kernels kv_append_*.
+// The kernels kv_append_* and kv_roll_*, which on CUDA are one.
 #include <algorithm>
 #include <limits>
 
@@ -28,15 +28,16 @@ bool one_block_per_sequence(const KvAppendProblem& p) {
 }
 
 // Threads of a block that a head of K, V or q has.
-int64_t threads_per_head(const KvAppendProblem& p) {
+template <class P>
+int64_t threads_per_head(const P& p) {
   return 4 * ceil_div(std::max(p.head_dim, p.head_dim_v), 4 * attn_kv_append_elements);
 }
 
 // Whether what a thread has at once is whole vectors, of the tables too.
+bool aligned_cache(attn_dtype type, const attn_strides& stride) {
+  return dtype_is_ggml(type) || aligned_strides(type, stride);  // blocks never are
+}
 bool all_aligned(const KvAppendProblem& p, const attn_kv_append_args& args) {
-  const auto cache = [](attn_dtype type, const attn_strides& stride) {
-    return dtype_is_ggml(type) || aligned_strides(type, stride);  // blocks never are
-  };
   const auto table = [](const float* at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; };
   const int64_t half = p.rotary_dim / 2;
   return p.head_dim % attn_kv_append_elements == 0 && p.head_dim_v % attn_kv_append_elements == 0 &&
@@ -45,7 +46,8 @@ bool all_aligned(const KvAppendProblem& p, const attn_kv_append_args& args) {
          aligned_strides(p.new_type, p.k_new_stride) &&
          aligned_strides(p.new_type, p.v_new_stride) && aligned_strides(p.new_type, p.q_stride) &&
          aligned_strides(p.new_type, p.q_out_stride) &&
-         cache(p.segment.k_type, p.segment.k_stride) && cache(p.segment.v_type, p.segment.v_stride);
+         aligned_cache(p.segment.k_type, p.segment.k_stride) &&
+         aligned_cache(p.segment.v_type, p.segment.v_stride);
 }
 
 attn_kv_append_tensor tensor(const void* src, const attn_strides& src_stride, const void* dst,
@@ -87,6 +89,14 @@ void set_common(const KvAppendProblem& p, const attn_kv_append_args& args, bool 
   a->lengths_only = lengths_only;
 }
 
+void set_scales(const attn_segment& s, const attn_segment_args& args, attn_kv_append_kernarg* a) {
+  a->tensor[0].scale = static_cast<unsigned short*>(const_cast<void*>(args.k_scale));
+  a->tensor[1].scale = static_cast<unsigned short*>(const_cast<void*>(args.v_scale));
+  set(a->tensor[0].scale_stride, s.k_scale_stride);
+  set(a->tensor[1].scale_stride, s.v_scale_stride);
+  a->row_scales = dtype_has_scales(s.k_type) || dtype_has_scales(s.v_type);
+}
+
 template <bool lengths_only>
 void pack(const KvAppendProblem& p, const attn_kv_append_args& args, const Target&,
           Parameters* to) {
@@ -96,11 +106,7 @@ void pack(const KvAppendProblem& p, const attn_kv_append_args& args, const Targe
   a.tensor[1] =
       tensor(args.v_new, p.v_new_stride, args.cache.v, s.v_stride, s.v_type, p.head_dim_v);
   a.tensor[2] = tensor(args.q, p.q_stride, args.q_out, p.q_out_stride, p.new_type, p.head_dim);
-  a.tensor[0].scale = static_cast<unsigned short*>(const_cast<void*>(args.cache.k_scale));
-  a.tensor[1].scale = static_cast<unsigned short*>(const_cast<void*>(args.cache.v_scale));
-  set(a.tensor[0].scale_stride, s.k_scale_stride);
-  set(a.tensor[1].scale_stride, s.v_scale_stride);
-  a.row_scales = dtype_has_scales(s.k_type) || dtype_has_scales(s.v_type);
+  set_scales(s, args.cache, &a);
   set_common(p, args, lengths_only, &a);
   a.total_new = p.total_new;
   a.lengths = kv_lengths(s, args.cache);
@@ -110,13 +116,11 @@ void pack(const KvAppendProblem& p, const attn_kv_append_args& args, const Targe
   store(a, to);
 }
 
-Status check_descales(const char* kernel, const KvAppendProblem& p) {
-  for (const attn_descale_kind kind : {p.segment.k_descale, p.segment.v_descale})
-    if (kind == ATTN_DESCALE_BLOCK &&
-        p.heads_kv * ceil_div(p.segment.seqlen, p.segment.descale_block_keys) > max_int)
-      return unsupported(kernel, ": heads_kv * ceil(seqlen_kv / ", p.segment.descale_block_keys,
-                         ") is ",
-                         p.heads_kv * ceil_div(p.segment.seqlen, p.segment.descale_block_keys),
+Status check_descales(const char* kernel, int64_t heads_kv, const attn_segment& s) {
+  for (const attn_descale_kind kind : {s.k_descale, s.v_descale})
+    if (kind == ATTN_DESCALE_BLOCK && heads_kv * ceil_div(s.seqlen, s.descale_block_keys) > max_int)
+      return unsupported(kernel, ": heads_kv * ceil(seqlen_kv / ", s.descale_block_keys, ") is ",
+                         heads_kv * ceil_div(s.seqlen, s.descale_block_keys),
                          "; accepted with descales per block: up to ", max_int);
   return {};
 }
@@ -130,7 +134,7 @@ Status recipe_sm80(const KvAppendProblem& p, const DeviceInfo& device, Recipe* r
   if (heads > max_heads)
     return unsupported("kv_append_sm80: 2 * heads_kv + heads_q is ", heads, "; accepted: up to ",
                        max_heads);
-  ATTN_TRY(check_descales("kv_append_sm80", p));
+  ATTN_TRY(check_descales("kv_append_sm80", p.heads_kv, p.segment));
   // Many small blocks spread better, but one that has a sequence has all its heads.
   const bool whole = one_block_per_sequence(p);
   const int64_t per_head = threads_per_head(p);
@@ -151,6 +155,70 @@ Status recipe_sm80(const KvAppendProblem& p, const DeviceInfo& device, Recipe* r
   // Else all blocks must have read the lengths before any writes one.
   if (p.advance_seqlens && !whole)
     step(pack_of<pack<true>>, ceil_div(p.batch, int64_t{128}), 1, 128);
+  return {};
+}
+
+// ---- kv_roll ----
+
+template <bool lengths_only>
+void pack_roll(const KvRollProblem& p, const KvRollArgs& args, const Target&, Parameters* to) {
+  const attn_segment &from = p.from, &s = p.to;
+  attn_kv_append_kernarg a{};
+  a.tensor[0] = tensor(args.from.k, from.k_stride, args.to.k, s.k_stride, s.k_type, p.head_dim);
+  a.tensor[1] = tensor(args.from.v, from.v_stride, args.to.v, s.v_stride, s.v_type, p.head_dim_v);
+  a.tensor[0].descale = descale(s.k_descale, args.to.k_descale, p.heads_kv, s);
+  a.tensor[1].descale = descale(s.v_descale, args.to.v_descale, p.heads_kv, s);
+  set_scales(s, args.to, &a);
+  a.lengths = kv_lengths(s, args.to);
+  a.seqlens_out = lengths_only ? const_cast<int*>(args.to.seqlens) : nullptr;
+  if (s.layout == ATTN_PAGED) {
+    a.block_table = args.to.block_table;
+    a.num_pages = int(std::min(s.num_pages, max_int));
+    a.page_size = s.page_size;
+    a.max_pages = s.max_pages;
+  }
+  a.batch = int(p.batch);
+  a.seqlen_new = int(p.most_moved_keys());
+  a.heads_kv = int(p.heads_kv);
+  a.heads = int(2 * p.heads_kv);
+  a.threads_per_head = int(threads_per_head(p));
+  a.new_type = from.k_type;
+  a.aligned =
+      p.head_dim % attn_kv_append_elements == 0 && p.head_dim_v % attn_kv_append_elements == 0 &&
+      aligned_strides(from.k_type, from.k_stride) && aligned_strides(from.v_type, from.v_stride) &&
+      aligned_cache(s.k_type, s.k_stride) && aligned_cache(s.v_type, s.v_stride);
+  a.lengths_only = lengths_only;
+  a.recent_table = const_cast<int*>(args.from.block_table);
+  a.recent = pages(from, args.from);
+  a.recent_lengths = kv_lengths(from, args.from);
+  a.recent_seqlens_out = const_cast<int*>(args.from.seqlens);
+  a.keep = int(p.keep);
+  store(a, to);
+}
+
+Status recipe_roll(const KvRollProblem& p, const DeviceInfo& device, Recipe* recipe) {
+  constexpr int64_t max_heads = 1 << 30, max_y = (1 << 16) - 1;
+  const int64_t tokens = p.batch * p.most_moved_keys(), heads = 2 * p.heads_kv;
+  if (tokens > max_grid)
+    return unsupported("kv_roll_sm80: batch * the keys that can move is ", tokens,
+                       "; accepted: up to ", max_grid);
+  if (heads > max_heads)
+    return unsupported("kv_roll_sm80: 2 * heads_kv is ", heads, "; accepted: up to ", max_heads);
+  ATTN_TRY(check_descales("kv_roll_sm80", p.heads_kv, p.to));
+  const int64_t per_head = threads_per_head(p);
+  const int64_t threads = std::max(per_head, std::min<int64_t>(heads * per_head, 128));
+  const auto step = [&](const Pack pack, int64_t x, int64_t y, int64_t threads_of_block) {
+    recipe->steps.push_back(
+        {.image = "kv_append_sm80",
+         .kernarg_bytes = sizeof(attn_kv_append_kernarg),
+         .launch = {.grid = {uint32_t(x), uint32_t(y), 1},
+                    .block = {uint32_t(ceil_div(threads_of_block, int64_t{32}) * 32), 1, 1},
+                    .starts_early = device.arch == "sm_90"},
+         .pack = pack});
+  };
+  step(pack_of<pack_roll<false>>, tokens, std::min(ceil_div(heads, threads / per_head), max_y),
+       threads);
+  step(pack_of<pack_roll<true>>, p.batch, 1, 128);  // all have read the lengths then
   return {};
 }
 
@@ -234,7 +302,7 @@ Status recipe_gfx942(const KvAppendProblem& p, const DeviceInfo&, Recipe* recipe
     if (bytes < 0 || bytes > max_items)
       return unsupported("kv_append_gfx942: ", name, ".head is ", bytes, " bytes; accepted: 0 to ",
                          max_items);
-  ATTN_TRY(check_descales("kv_append_gfx942", p));
+  ATTN_TRY(check_descales("kv_append_gfx942", p.heads_kv, p.segment));
   const auto step = [&](const Pack pack, int64_t x, int64_t y) {
     recipe->steps.push_back({.image = "kv_append_gfx942",
                              .kernarg_bytes = sizeof(attn_gfx942_append_kernarg),
@@ -286,6 +354,22 @@ constinit const Kernel rows[] = {
      .backend = ATTN_BACKEND_CUDA,
      .limits = sm80_limits,
      .recipe = recipe_of<recipe_sm80>},
+    {.name = "kv_roll_reference",
+     .op = Op::kv_roll,
+     .backend = ATTN_BACKEND_REFERENCE,
+     .limits = host_limits,
+     .host = &kv_roll_reference_kernel},
+    {.name = "kv_roll_cpu",
+     .op = Op::kv_roll,
+     .backend = ATTN_BACKEND_CPU,
+     .limits = host_limits,
+     .host = &kv_roll_cpu_kernel},
+    {.name = "kv_roll_sm80",
+     .op = Op::kv_roll,
+     .backend = ATTN_BACKEND_CUDA,
+     .limits = sm80_limits,
+     .recipe = recipe_of<recipe_roll>,
+     .image = "kv_append_sm80"},
     {.name = "kv_append_gfx942",
      .op = Op::kv_append,
      .backend = ATTN_BACKEND_HIP,

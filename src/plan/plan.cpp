@@ -59,5 +59,9 @@ Status plan_kv_append(const std::shared_ptr<Context>& context,
                       const attn_kv_append_problem* problem, std::unique_ptr<Plan>* plan) {
   return plan_of(context, make_kv_append_problem, problem, plan);
 }
+Status plan_kv_roll(const std::shared_ptr<Context>& context, const attn_kv_roll_problem* problem,
+                    std::unique_ptr<Plan>* plan) {
+  return plan_of(context, make_kv_roll_problem, problem, plan);
+}
 
 }  // namespace attn

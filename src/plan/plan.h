@@ -36,6 +36,8 @@ Status plan_quantize(const std::shared_ptr<Context>& context, const attn_quantiz
                      std::unique_ptr<Plan>* plan);
 Status plan_kv_append(const std::shared_ptr<Context>& context,
                       const attn_kv_append_problem* problem, std::unique_ptr<Plan>* plan);
+Status plan_kv_roll(const std::shared_ptr<Context>& context, const attn_kv_roll_problem* problem,
+                    std::unique_ptr<Plan>* plan);
 
 Status init_workspace(const Plan& plan, void* workspace, size_t bytes, void* stream);
 Status run_forward(const Plan& plan, const attn_args* args, void* workspace, size_t bytes,
@@ -43,6 +45,7 @@ Status run_forward(const Plan& plan, const attn_args* args, void* workspace, siz
 Status run_merge(const Plan& plan, const attn_merge_args* args, void* stream);
 Status run_quantize(const Plan& plan, const attn_quantize_args* args, void* stream);
 Status run_kv_append(const Plan& plan, const attn_kv_append_args* args, void* stream);
+Status run_kv_roll(const Plan& plan, const attn_kv_roll_args* args, void* stream);
 // Device backends only.
 Status run_block_mask(const Plan& plan, const MaskArgs& args, void* stream);
 Status check_forward(const Plan& plan, const attn_args* args, void* stream);

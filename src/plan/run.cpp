@@ -115,6 +115,17 @@ Status run_kv_append(const Plan& plan, const attn_kv_append_args* in, void* stre
                  });
 }
 
+Status run_kv_roll(const Plan& plan, const attn_kv_roll_args* in, void* stream) {
+  ATTN_TRY(check_run(plan, Op::kv_roll, stream));
+  const auto& problem = problem_of<KvRollProblem>(plan);
+  KvRollArgs args;
+  ATTN_TRY(check_kv_roll_args(problem, in, plan.context->host_memory(), &args));
+  return execute(plan, &args, nullptr, stream,
+                 [&](const HostKernel& kernel, ThreadPool& pool, Interrupt& interrupt) {
+                   kernel.kv_roll(problem, args, pool, interrupt);
+                 });
+}
+
 Status run_block_mask(const Plan& plan, const MaskArgs& args, void* stream) {
   ATTN_TRY(init_workspace(plan, args.memory, plan.workspace, stream));
   return execute(plan, &args, args.memory, stream,

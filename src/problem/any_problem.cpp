@@ -12,6 +12,8 @@ const char* op_name(Op op) {
       return "quantize";
     case Op::kv_append:
       return "kv_append";
+    case Op::kv_roll:
+      return "kv_roll";
     case Op::block_mask:
       return "block_mask";
   }

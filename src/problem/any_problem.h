@@ -8,7 +8,7 @@
 
 namespace attn {
 
-enum class Op { forward, merge, quantize, kv_append, block_mask };
+enum class Op { forward, merge, quantize, kv_append, kv_roll, block_mask };
 const char* op_name(Op op);
 
 constexpr uint32_t type_bit(attn_dtype type) {

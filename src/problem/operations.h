@@ -1,5 +1,7 @@
 // The small operations beside forward: their problems, validated, with every default resolved.
 #pragma once
+#include <algorithm>
+
 #include "core/status.h"
 #include "problem/any_problem.h"
 #include "problem/overlap.h"
@@ -37,5 +39,31 @@ struct KvAppendProblem : AnyProblem, attn_kv_append_problem {
 Status make_kv_append_problem(const attn_kv_append_problem* in, KvAppendProblem* out);
 Status check_kv_append_args(const KvAppendProblem& problem, const attn_kv_append_args* in,
                             bool host_memory, attn_kv_append_args* out);
+
+// After make_kv_roll_problem: head_dim_v and both segments hold their real values; `recent` and
+// `old` are null, `from` and `to` have them.
+struct KvRollProblem : AnyProblem, attn_kv_roll_problem {
+  Segment from{}, to{};
+
+  KvRollProblem() : AnyProblem(Op::kv_roll), attn_kv_roll_problem{} {}
+  KvShape kv_shape() const { return {batch, heads_kv, head_dim, head_dim_v}; }
+  // Keys of a sequence that move from the first of so many to behind the second.
+  int64_t moved_keys(int64_t recent_keys, int64_t old_keys) const {
+    const int64_t most = std::min(recent_keys - keep, to.seqlen - old_keys);
+    return std::max<int64_t>(most, 0) / from.page_size * from.page_size;
+  }
+  // Of all sequences, at most.
+  int64_t most_moved_keys() const { return moved_keys(from.seqlen, 0); }
+};
+// `recent` and `old` point to `from` and `to`.
+struct KvRollArgs : attn_kv_roll_args {
+  attn_segment_args from{}, to{};
+  KvRollArgs() : attn_kv_roll_args{} {}
+  KvRollArgs(const KvRollArgs&) = delete;
+  KvRollArgs& operator=(const KvRollArgs&) = delete;
+};
+Status make_kv_roll_problem(const attn_kv_roll_problem* in, KvRollProblem* out);
+Status check_kv_roll_args(const KvRollProblem& problem, const attn_kv_roll_args* in,
+                          bool host_memory, KvRollArgs* out);
 
 }  // namespace attn

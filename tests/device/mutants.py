@@ -17,14 +17,15 @@ from pathlib import Path
 DECODE = "decode_sm80_bf16_d128"
 APPEND = "kv_append_sm80"
 QUANTIZE = "quantize_sm80"
+ROLL = "kv_roll_sm80"
 EARLY = "decode_sm90_bf16_d128"
 BLOCKS = "decode_sm90_blocks_d64"
 WIDE = "decode_sm90_fp8_d128_r64"
 FP8 = "fwd_sm90_fp8_d128"
 DEQUANTISED = "fwd_sm90_f16_d64_dequantised"
 # Of kernels that are several launches, the files of all.
-SOURCES = {DEQUANTISED: ["sm90/dequantise_sm90.cu", "sm90/fwd_sm90_f16_d64.cu"]}
-TESTS = {DECODE: ["decode: random problems"], APPEND: ["kv_append: random layouts*"], QUANTIZE: ["quantize: *"],
+SOURCES = {DEQUANTISED: ["sm90/dequantise_sm90.cu", "sm90/fwd_sm90_f16_d64.cu"], ROLL: ["sm80/kv_append_sm80.cu"]}
+TESTS = {DECODE: ["decode: random problems"], APPEND: ["kv_append: random layouts*"], QUANTIZE: ["quantize: *"], ROLL: ["kv_roll: *"],
          EARLY: ["cuda: values that the kernel in front writes"], BLOCKS: ["blocks: *,scales: *"],
          WIDE: ["decode: random problems of many rows over fp8,tree: random problems"],
          FP8: ["fp8: boundary shapes,fp8: exact*,accuracy: fp8 sums*"],
@@ -95,6 +96,10 @@ MUTANTS = [
      "a.rotary_cos + position *", "a.rotary_cos + (position ? position - 1 : 1) *"),
     (APPEND, "the neighbouring head's scale", "sm80/kv_append_sm80.cu",
      "__uint_as_float(amax[own])", "__uint_as_float(amax[own ? own - 1 : 0])"),
+    (ROLL, "a page fewer kept", "sm80/kv_append_sm80.cu", "a.recent_lengths, b).length - a.keep,",
+     "a.recent_lengths, b).length - a.keep + a.recent.page_size,"),
+    (ROLL, "the page in front", "sm80/kv_append_sm80.cu", "t / a.recent.page_size];", "max(t / a.recent.page_size - 1, 0)];"),
+    (ROLL, "the table not turned", "sm80/kv_append_sm80.cu", "  reverse(table, end);\n", ""),
     (QUANTIZE, "halves swapped", "sm80/quantize_sm80.cu", "(code & 15) | (behind & 15) << 4",
      "(behind & 15) | (code & 15) << 4"),
     (QUANTIZE, "the scale of the last 32 elements", "sm80/quantize_sm80.cu", "amax = fmaxf(amax, fabsf(x));\n    }\n    amax = warp_max(amax);\n    if",

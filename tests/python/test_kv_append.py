@@ -127,6 +127,34 @@ class KvAppend(Case):
                         np.testing.assert_array_equal(whole_k[n], k[b, 0])
                     self.close(got[b:b + 1], softmax_attention(q[b:b + 1], whole_k[None], whole_v[None])[0])
 
+    def test_roll(self):
+        """A cache of f16 pages whose old ones go to another type: as the same keys appended by hand; tables turned, lengths moved."""
+        for kind in "i8", "q8_0", "f8_e4m3fn":
+            with self.subTest(kind):
+                pages = [self.normal(9, 4, 2, 32).astype(np.float16) for _ in range(2)]
+                table, lengths = np.array([[3, 7, 1, -1], [8, 2, 5, 0]], np.int32), np.array([11, 16], np.int32)
+                rows = [p[[3, 7, 8, 2, 5]].reshape(20, 2, 32) for p in pages]
+                caches = {}
+                for call in "roll", "append":
+                    if kind == "i8":
+                        caches[call] = [np.zeros((2, 20, 2, 32), np.int8) for _ in range(2)] + \
+                            [np.zeros((2, 20, 2), np.float16) for _ in range(2)]
+                    elif kind == "q8_0":
+                        caches[call] = [np.zeros((2, 20, 2, 34), np.uint8) for _ in range(2)] + [None, None]
+                    else:
+                        caches[call] = [np.zeros((2, 20, 2, 32), ml_dtypes.float8_e4m3fn) for _ in range(2)] + [None, None]
+                old = np.array([0, 5], np.int32)
+                k, v, k_scale, v_scale = caches["append"]
+                attn.kv_append(*rows, k, v, old, cu_seqlens_new=np.array([0, 8, 20], np.int32), k_scale=k_scale, v_scale=v_scale)
+                k, v, k_scale, v_scale = caches["roll"]
+                self.assertIsNone(attn.kv_roll(*pages, table, lengths, k, v, old, keep=3, k_scale=k_scale, v_scale=v_scale))
+                for got, want in zip(caches["roll"], caches["append"]):
+                    if want is not None:
+                        np.testing.assert_array_equal(got.view(np.uint8), want.view(np.uint8))
+                self.assertEqual(lengths.tolist(), [3, 4])
+                self.assertEqual(old.tolist(), [8, 17])
+                self.assertEqual(table.tolist(), [[1, 3, 7, -1], [0, 8, 2, 5]])
+
     def test_what_it_returns(self):
         new, cache, lengths = self.normal(1, 2, 3, 8), np.zeros((1, 5, 3, 8), np.float32), np.array([4], np.int32)
         self.assertIsNone(attn.kv_append(new, new, cache, cache.copy(), lengths))

@@ -39,7 +39,7 @@ void print(const Json& info) {
       std::printf("not in this build: its toolchain was absent\n");
       continue;
     }
-    const char* to = op == "kv_append" ? "kv" : "out";
+    const char* to = op == "kv_append" || op == "kv_roll" ? "kv" : "out";
     std::printf("%s: %s -> %s%s\n", joined(kernel["arch"]).c_str(), joined(kernel["in"]).c_str(),
                 joined(kernel[to]).c_str(),
                 kernel.value("runs_here", true) ? "" : " (not on this machine)");
