@@ -1,5 +1,5 @@
-// The parameter struct of kv_append_sm80, for its host sides (kv_append, kv_roll) and for the
-// kernel.
+// The parameter structs of kv_append_sm80 and kv_roll_sm80, for their host side and for the
+// kernels.
 #ifndef ATTN_KERNELS_SM80_KV_APPEND_ARGS_H
 #define ATTN_KERNELS_SM80_KV_APPEND_ARGS_H
 
@@ -38,9 +38,13 @@ struct attn_kv_append_kernarg {
   int aligned;            // all that a thread has at once can be moved by 8 or 16 bytes
   int row_scales;         // K or V is i8 or i4
   int lengths_only;       // the launch writes seqlens_out, nothing else
-  // kv_roll: new tokens are the first of each sequence of a paged cache, k_new and v_new, as many
-  // whole pages of them as leave `keep`. Then, with lengths_only, its lengths and table too.
-  int* recent_table;  // null: tokens are in k_new and v_new as above
+};
+
+// kv_roll_sm80: the new tokens are the first of each sequence of a paged cache, k_new and v_new, as
+// many whole pages of them as leave `keep`. With lengths_only its lengths and table too.
+struct attn_kv_roll_kernarg {
+  attn_kv_append_kernarg append;
+  int* recent_table;
   attn_pages recent;
   attn_kv_lengths recent_lengths;
   int* recent_seqlens_out;

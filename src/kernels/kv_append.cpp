@@ -163,7 +163,8 @@ Status recipe_sm80(const KvAppendProblem& p, const DeviceInfo& device, Recipe* r
 template <bool lengths_only>
 void pack_roll(const KvRollProblem& p, const KvRollArgs& args, const Target&, Parameters* to) {
   const attn_segment &from = p.from, &s = p.to;
-  attn_kv_append_kernarg a{};
+  attn_kv_roll_kernarg r{};
+  attn_kv_append_kernarg& a = r.append;
   a.tensor[0] = tensor(args.from.k, from.k_stride, args.to.k, s.k_stride, s.k_type, p.head_dim);
   a.tensor[1] = tensor(args.from.v, from.v_stride, args.to.v, s.v_stride, s.v_type, p.head_dim_v);
   a.tensor[0].descale = descale(s.k_descale, args.to.k_descale, p.heads_kv, s);
@@ -188,12 +189,12 @@ void pack_roll(const KvRollProblem& p, const KvRollArgs& args, const Target&, Pa
       aligned_strides(from.k_type, from.k_stride) && aligned_strides(from.v_type, from.v_stride) &&
       aligned_cache(s.k_type, s.k_stride) && aligned_cache(s.v_type, s.v_stride);
   a.lengths_only = lengths_only;
-  a.recent_table = const_cast<int*>(args.from.block_table);
-  a.recent = pages(from, args.from);
-  a.recent_lengths = kv_lengths(from, args.from);
-  a.recent_seqlens_out = const_cast<int*>(args.from.seqlens);
-  a.keep = int(p.keep);
-  store(a, to);
+  r.recent_table = const_cast<int*>(args.from.block_table);
+  r.recent = pages(from, args.from);
+  r.recent_lengths = kv_lengths(from, args.from);
+  r.recent_seqlens_out = const_cast<int*>(args.from.seqlens);
+  r.keep = int(p.keep);
+  store(r, to);
 }
 
 Status recipe_roll(const KvRollProblem& p, const DeviceInfo& device, Recipe* recipe) {
@@ -209,8 +210,8 @@ Status recipe_roll(const KvRollProblem& p, const DeviceInfo& device, Recipe* rec
   const int64_t threads = std::max(per_head, std::min<int64_t>(heads * per_head, 128));
   const auto step = [&](const Pack pack, int64_t x, int64_t y, int64_t threads_of_block) {
     recipe->steps.push_back(
-        {.image = "kv_append_sm80",
-         .kernarg_bytes = sizeof(attn_kv_append_kernarg),
+        {.image = "kv_roll_sm80",
+         .kernarg_bytes = sizeof(attn_kv_roll_kernarg),
          .launch = {.grid = {uint32_t(x), uint32_t(y), 1},
                     .block = {uint32_t(ceil_div(threads_of_block, int64_t{32}) * 32), 1, 1},
                     .starts_early = device.arch == "sm_90"},
@@ -369,7 +370,7 @@ constinit const Kernel rows[] = {
      .backend = ATTN_BACKEND_CUDA,
      .limits = sm80_limits,
      .recipe = recipe_of<recipe_roll>,
-     .image = "kv_append_sm80"},
+     .image = "kv_roll_sm80"},
     {.name = "kv_append_gfx942",
      .op = Op::kv_append,
      .backend = ATTN_BACKEND_HIP,

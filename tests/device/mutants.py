@@ -24,7 +24,7 @@ WIDE = "decode_sm90_fp8_d128_r64"
 FP8 = "fwd_sm90_fp8_d128"
 DEQUANTISED = "fwd_sm90_f16_d64_dequantised"
 # Of kernels that are several launches, the files of all.
-SOURCES = {DEQUANTISED: ["sm90/dequantise_sm90.cu", "sm90/fwd_sm90_f16_d64.cu"], ROLL: ["sm80/kv_append_sm80.cu"]}
+SOURCES = {DEQUANTISED: ["sm90/dequantise_sm90.cu", "sm90/fwd_sm90_f16_d64.cu"]}
 TESTS = {DECODE: ["decode: random problems"], APPEND: ["kv_append: random layouts*"], QUANTIZE: ["quantize: *"], ROLL: ["kv_roll: *"],
          EARLY: ["cuda: values that the kernel in front writes"], BLOCKS: ["blocks: *,scales: *"],
          WIDE: ["decode: random problems of many rows over fp8,tree: random problems"],
@@ -88,18 +88,18 @@ MUTANTS = [
     (DEQUANTISED, "two bytes in front", "sm90/dequantise_sm90.cu", "last, 0x5432);", "last, 0x3210);"),
     (APPEND, "the neighbour's length", "sm80/kv_append_sm80.cu",
      "segment_span(a.lengths, token.b)", "segment_span(a.lengths, (token.b + 1) % a.batch)"),
-    (APPEND, "the page in front", "sm80/kv_append_sm80.cu",
+    (APPEND, "the page in front", "sm80/kv_append.cuh",
      "position / a.page_size]", "max(position / a.page_size - 1, 0)]"),
     (APPEND, "lengths advanced once too often", "sm80/kv_append_sm80.cu",
      "clamp(length + (long long)added,", "clamp(length + (long long)added + 1,"),
-    (APPEND, "the next position's angle", "sm80/kv_append_sm80.cu",
+    (APPEND, "the next position's angle", "sm80/kv_append.cuh",
      "a.rotary_cos + position *", "a.rotary_cos + (position ? position - 1 : 1) *"),
-    (APPEND, "the neighbouring head's scale", "sm80/kv_append_sm80.cu",
+    (APPEND, "the neighbouring head's scale", "sm80/kv_append.cuh",
      "__uint_as_float(amax[own])", "__uint_as_float(amax[own ? own - 1 : 0])"),
-    (ROLL, "a page fewer kept", "sm80/kv_append_sm80.cu", "a.recent_lengths, b).length - a.keep,",
-     "a.recent_lengths, b).length - a.keep + a.recent.page_size,"),
-    (ROLL, "the page in front", "sm80/kv_append_sm80.cu", "t / a.recent.page_size];", "max(t / a.recent.page_size - 1, 0)];"),
-    (ROLL, "the table not turned", "sm80/kv_append_sm80.cu", "  reverse(table, end);\n", ""),
+    (ROLL, "a page fewer kept", "sm80/kv_roll_sm80.cu", "r.recent_lengths, b).length - r.keep,",
+     "r.recent_lengths, b).length - r.keep + r.recent.page_size,"),
+    (ROLL, "the page in front", "sm80/kv_roll_sm80.cu", "t / r.recent.page_size];", "max(t / r.recent.page_size - 1, 0)];"),
+    (ROLL, "the table not turned", "sm80/kv_roll_sm80.cu", "  reverse(table, end);\n", ""),
     (QUANTIZE, "halves swapped", "sm80/quantize_sm80.cu", "(code & 15) | (behind & 15) << 4",
      "(behind & 15) | (code & 15) << 4"),
     (QUANTIZE, "the scale of the last 32 elements", "sm80/quantize_sm80.cu", "amax = fmaxf(amax, fabsf(x));\n    }\n    amax = warp_max(amax);\n    if",
