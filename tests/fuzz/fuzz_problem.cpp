@@ -574,6 +574,134 @@ void append(Source& in, attn_context* context) {
   attn_plan_destroy(plan);
 }
 
+// ---- kv_roll ----
+
+struct RollInput {
+  attn_kv_roll_problem problem{};
+  attn_segment recent{}, old{};
+};
+void make_roll(Source& in, RollInput* r) {
+  attn_kv_roll_problem& p = r->problem;
+  p.struct_size = sizeof p;
+  p.batch = in.below(4);
+  p.heads_kv = 1 + in.below(3);
+  p.head_dim = in.below(4) ? 1 + in.below(20) : 32 * (1 + in.below(3));
+  p.head_dim_v = in.below(3) ? 0 : in.size();
+  p.keep = in.below(4) ? in.below(12) : in.size();
+  const auto type = attn_dtype(1 + in.below(3));
+  r->recent = make_segment(in, type);
+  r->old = make_segment(in, type);
+  if (in.below(16)) {
+    attn_segment& s = r->recent;
+    s.k_type = s.v_type = type;
+    s.layout = ATTN_PAGED;
+    s.total = s.seqlen = 0;
+    s.num_pages = in.size();
+    s.page_size = int32_t(in.size());
+    s.max_pages = int32_t(in.size());
+    s.has_seqlens = 1;
+    s.k_descale = s.v_descale = ATTN_DESCALE_NONE;
+    s.descale_block_keys = 0;
+    s.k_scale_stride = {};
+  }
+  if (in.below(16)) {
+    if (r->old.layout == ATTN_PACKED) {
+      r->old.layout = ATTN_PADDED;
+      r->old.total = 0;
+    }
+    r->old.has_seqlens = 1;
+  }
+}
+
+void run_roll(attn_plan* plan, const attn::KvRollProblem& p, uint32_t seed) {
+  const attn_segment &from = p.from, &to = p.to;
+  const bool paged = to.layout == ATTN_PAGED;
+  const auto pages = [&](int64_t dim, const attn_strides& stride) {
+    return reach(
+        from.k_type, dim,
+        {{from.num_pages, stride.batch}, {from.page_size, stride.seq}, {p.heads_kv, stride.head}});
+  };
+  const auto kept = [&](attn_dtype type, int64_t dim, const attn_strides& stride) {
+    return reach(type, dim,
+                 {{paged ? to.num_pages : p.batch, stride.batch},
+                  {paged ? to.page_size : to.seqlen, stride.seq},
+                  {p.heads_kv, stride.head}});
+  };
+  const Reach k_recent = pages(p.head_dim, from.k_stride),
+              v_recent = pages(p.head_dim_v, from.v_stride),
+              k = kept(to.k_type, p.head_dim, to.k_stride),
+              v = kept(to.v_type, p.head_dim_v, to.v_stride),
+              k_scale = kept(ATTN_F16, 1, to.k_scale_stride),
+              v_scale = kept(ATTN_F16, 1, to.v_scale_stride);
+  const __int128 work =
+      __int128(p.batch) * p.most_moved_keys() * p.heads_kv * (p.head_dim + p.head_dim_v);
+  const __int128 largest = std::max(
+      {k_recent.size(), v_recent.size(), k.size(), v.size(), k_scale.size(), v_scale.size(),
+       __int128(p.batch) * from.max_pages * 4, __int128(p.batch) * to.max_pages * 4,
+       __int128(p.batch) * p.heads_kv * (to.seqlen / 64 + 1) * 4});
+  if (largest > kMaxBytes || work > 200'000) return;
+  Memory memory(seed);
+  const auto tensor = [&](const Reach& r) {
+    return memory.noise(int64_t(r.size())) + int64_t(r.below);
+  };
+  attn_segment_args recent{}, old{};
+  recent.struct_size = old.struct_size = sizeof recent;
+  recent.k = tensor(k_recent);
+  recent.v = tensor(v_recent);
+  recent.seqlens = memory.integers(p.batch, 0, from.seqlen);
+  recent.block_table = memory.integers(p.batch * from.max_pages, 0, from.num_pages - 1);
+  old.k = tensor(k);
+  old.v = tensor(v);
+  if (attn::dtype_has_scales(to.k_type)) old.k_scale = tensor(k_scale);
+  if (attn::dtype_has_scales(to.v_type)) old.v_scale = tensor(v_scale);
+  old.seqlens = memory.integers(p.batch, 0, to.seqlen);
+  if (paged) old.block_table = memory.integers(p.batch * to.max_pages, 0, to.num_pages - 1);
+  const auto descales = [&](attn_descale_kind kind) -> const float* {
+    const int64_t heads = p.batch * p.heads_kv;
+    if (kind == ATTN_DESCALE_NONE) return nullptr;
+    if (kind == ATTN_DESCALE_TENSOR) return memory.floats(1);
+    return memory.floats(kind == ATTN_DESCALE_HEAD
+                             ? heads
+                             : heads * attn::ceil_div(to.seqlen, to.descale_block_keys));
+  };
+  old.k_descale = descales(to.k_descale);
+  old.v_descale = descales(to.v_descale);
+  attn_kv_roll_args args{};
+  args.struct_size = sizeof args;
+  args.recent = &recent;
+  args.old = &old;
+  const attn_status ran = attn_run_kv_roll(plan, &args, nullptr);
+  check(ran == ATTN_OK || ran == ATTN_INVALID_ARGUMENT);
+  if (ran != ATTN_OK) return;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    check(recent.seqlens[b] >= 0 && recent.seqlens[b] <= from.seqlen);
+    check(old.seqlens[b] >= 0 && old.seqlens[b] <= to.seqlen);
+  }
+}
+
+void roll(Source& in, attn_context* context) {
+  RollInput r;
+  make_roll(in, &r);
+  constexpr size_t behind_size = sizeof(size_t);
+  for (int64_t n = in.below(4); n > 0; --n) {
+    if (in.below(2))
+      mutate(in, reinterpret_cast<char*>(&r.problem) + behind_size, sizeof r.problem - behind_size);
+    else
+      mutate(in, reinterpret_cast<char*>(in.below(2) ? &r.recent : &r.old) + behind_size,
+             sizeof r.recent - behind_size);
+  }
+  r.problem.recent = in.below(64) ? &r.recent : nullptr;
+  r.problem.old = in.below(64) ? &r.old : nullptr;
+  r.problem.kernel = nullptr;
+  attn_plan* plan = nullptr;
+  const attn_status status = attn_plan_create_kv_roll(context, &r.problem, &plan);
+  if (status != ATTN_OK) return check_refusal(status);
+  attn::KvRollProblem resolved;
+  check(attn::make_kv_roll_problem(&r.problem, &resolved).ok());
+  run_roll(plan, resolved, in.take<uint32_t>());
+  attn_plan_destroy(plan);
+}
+
 template <class Problem, class Create>
 void other(Source& in, attn_context* context, Create create) {
   std::vector<unsigned char> room(kStruct);
@@ -611,6 +739,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         append(in, context);
       else
         other<attn_kv_append_problem>(in, context, attn_plan_create_kv_append);
+      break;
+    case 3:
+      roll(in, context);
       break;
     default:
       forward(in, context);

@@ -1,6 +1,6 @@
 // What attn_kv_roll refuses, in a sentence.
+#include <cstddef>
 #include <functional>
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -65,6 +65,37 @@ TEST_CASE("kv_roll: a good one runs on reference and cpu") {
     CHECK(s.table == std::vector<int32_t>{4, 1, 3, 0, -1});
     CHECK(s.k_old[4] == 127);  // 1 / (1 / 127)
   }
+}
+
+TEST_CASE("kv_roll: without sequences, and as little as an older header has") {
+  const attn::context context(ATTN_BACKEND_CPU);
+  Roll s;
+  s.problem.batch = 0;
+  attn_kv_roll_args nothing = attn::make<attn_kv_roll_args>();
+  attn::plan(context, s.problem).run(nothing);
+  CHECK(s.lengths[0] == 7);
+
+  Roll plain;
+  plain.problem.struct_size = offsetof(attn_kv_roll_problem, kernel);
+  plain.old.k_type = plain.old.v_type = ATTN_F8_E4M3FN;
+  plain.old.struct_size = plain.recent.struct_size = offsetof(attn_segment, k_scale_stride);
+  plain.from.struct_size = plain.to.struct_size = offsetof(attn_segment_args, k_scale);
+  attn::plan(context, plain.problem).run(plain.args);
+  CHECK(plain.old_lengths[0] == 5);
+}
+
+TEST_CASE("kv_roll: runs and names of other operations") {
+  const attn::context context(ATTN_BACKEND_CPU);
+  Roll s;
+  const attn::plan plan(context, s.problem);
+  CHECK(std::string(plan.kernel()) == "kv_roll_cpu");
+  const attn_kv_append_args append = attn::make<attn_kv_append_args>();
+  CHECK(attn_run_kv_append(plan.get(), &append, nullptr) == ATTN_INVALID_ARGUMENT);
+  CHECK(std::string(attn_last_error()).find("kv_roll") != std::string::npos);
+  s.problem.kernel = "kv_append_cpu";
+  attn_plan* made = nullptr;
+  CHECK(attn_plan_create_kv_roll(context.get(), &s.problem, &made) == ATTN_INVALID_ARGUMENT);
+  CHECK(std::string(attn_last_error()).find("not a kv_roll kernel") != std::string::npos);
 }
 
 TEST_CASE("kv_roll: problems that it does not take, in a sentence") {
