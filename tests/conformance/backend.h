@@ -41,6 +41,11 @@ bool has_simpler_sibling(const Kernel& kernel, const Case& c);
 // emulated kernel, but for those of few queries, has one in five of the small ones (one in 25 where
 // it has a simpler sibling), kernels that differ by their largest head_dim in turns.
 bool takes_part(const Kernel& kernel, const Case& c);
+// Where a kernel stands in the catalog.
+uint64_t place_of(const Kernel& kernel);
+// Whether it computes one of like problems, numbered in each kernel's loop. Emulated kernels take
+// turns: each has a fifth of what others have.
+bool in_turn(const Kernel& kernel, uint64_t number);
 
 // The kernels of an operation that can run here, in the catalog's order. Those that cannot are
 // printed once per process with the reason and counted as skips.

@@ -161,6 +161,10 @@ TEST_CASE("decode: a cut of KV into segments and pages changes nothing") {
     if (!(kernel->limits.features & feature_segments) ||
         !(kernel->limits.flags & ATTN_SPLIT_INVARIANT))
       continue;
+    std::vector<uint64_t> seeds;
+    for (uint64_t seed = 1; seed <= 10; ++seed)
+      if (in_turn(*kernel, seed)) seeds.push_back(seed);
+    if (seeds.empty()) continue;
     const attn_dtype type = float_type_of(*kernel);
     Case whole = long_case("whole", 2, 4, 2, 700, type == ATTN_DTYPE_NONE ? ATTN_BF16 : type);
     whole.head_dim = whole.head_dim_v = 64;
@@ -171,7 +175,7 @@ TEST_CASE("decode: a cut of KV into segments and pages changes nothing") {
     Backend& backend = backend_of(kernel->backend);
     const Outputs uncut = run_forward(backend, whole, make_data(whole), kernel->name, ATTN_F32);
     if (declined(*kernel, uncut)) continue;
-    for (uint64_t seed = 1; seed <= random_share(10); ++seed) {
+    for (const uint64_t seed : seeds) {
       Case pieces = whole;
       pieces.segments.clear();
       Draw draw{seed, 17};
@@ -204,8 +208,9 @@ TEST_CASE("decode: a cut of KV into segments and pages changes nothing") {
 TEST_CASE("decode: the same plan gives the same bits") {
   for (const Kernel* kernel : kernels_here(Op::forward, true)) {
     const attn_dtype type = float_type_of(*kernel);
-    Case c = long_case("repeat", 3, 8, 2, sanitized ? 600 : 3000,
-                       type == ATTN_DTYPE_NONE ? ATTN_BF16 : type);
+    const bool few = sanitized || emulated(*kernel);  // where blocks come in one order
+    Case c =
+        long_case("repeat", 3, 8, 2, few ? 600 : 3000, type == ATTN_DTYPE_NONE ? ATTN_BF16 : type);
     c.head_dim = c.head_dim_v = 64;
     c.segments[0].k_type = c.segments[0].v_type = kv_type_of(*kernel, c.q_type);
     if (!takes_part(*kernel, c)) continue;
@@ -215,7 +220,7 @@ TEST_CASE("decode: the same plan gives the same bits") {
     if (declined(*kernel, first)) continue;
     INFO(kernel->name);
     REQUIRE(first.error == "");
-    for (int n = 0; n < (sanitized ? 1 : 5); ++n) {
+    for (int n = 0; n < (few ? 1 : 5); ++n) {
       const Outputs again =
           run_forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);
       CHECK(again.bits == first.bits);

@@ -144,7 +144,11 @@ TEST_CASE("block masks: each element of blocks of other sizes") {
         c.mask_per_batch = c.mask_per_head = true;
         c.mask_bits = MaskBits::one_per_row;
         c.mask_inverted = inverted;
-        check_shown(c, kernels);
+        auto of_these = kernels;
+        std::erase_if(of_these, [&](const Kernel* kernel) {
+          return emulated(*kernel) && !in_turn(*kernel, number);
+        });
+        check_shown(c, of_these);
       }
   }
 }
