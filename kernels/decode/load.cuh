@@ -138,6 +138,8 @@ struct OwnRequest {
   unsigned long long k_scales, v_scales;  // addresses
 };
 
+struct NoRequest {};
+
 template <class KV, DecodeTile tile, class M>
 struct Loader {
   static constexpr bool engine = !std::is_same_v<M, NoMaps>;
@@ -152,8 +154,14 @@ struct Loader {
   Cursor<tile> at;
   int page[2];  // of keys `lane` and `lane` + 32 of the unit
   float k_descale, v_descale;
-  OwnRequest request;
+  std::conditional_t<tile.own_types, OwnRequest, NoRequest> request;
 
+  __device__ __forceinline__ bool paged(const attn_decode_segment& s) const {
+    if constexpr (tile.own_types)
+      return request.paged;
+    else
+      return s.block_table;
+  }
   __device__ __forceinline__ int k_bytes() const {
     return tile.own_types ? a.k_bytes : tile.k_bytes();
   }
@@ -219,8 +227,7 @@ struct Loader {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int key = lane + 32 * i;
-      const bool paged = tile.own_types ? request.paged : bool(s.block_table);
-      const bool there = !paged || unsigned(page[i]) < unsigned(s.num_pages);
+      const bool there = !paged(s) || unsigned(page[i]) < unsigned(s.num_pages);
       valid[i] = __ballot_sync(0xffffffff, key >= from && key < end && there);
     }
     if (lane == 0) {
@@ -241,7 +248,7 @@ struct Loader {
       unit.final = final;
       unit.valid[0] = valid[0];
       unit.valid[1] = valid[1];
-      if (!tile.own_types) {
+      if constexpr (!tile.own_types) {
         unit.k_descale = k_descale;
         unit.v_descale = v_descale;
       } else {
@@ -261,14 +268,15 @@ struct Loader {
         else
           copy_boxes(s, k_to, v_to, full, valid, local);
       }
-      if (tile.own_types && a.scales_at) {
-        const unsigned to = k_to + a.scales_at;
-        if (has_key_scales(request.k_type))
-          copy_scales(s.k_scales, request.k_scales, to, valid, local);
-        if (has_key_scales(request.v_type))
-          copy_scales(s.v_scales, request.v_scales, to + scale_bytes, valid, local);
-        ptx::cp_async_arrive(full);
-      }
+      if constexpr (tile.own_types)
+        if (a.scales_at) {
+          const unsigned to = k_to + a.scales_at;
+          if (has_key_scales(request.k_type))
+            copy_scales(s.k_scales, request.k_scales, to, valid, local);
+          if (has_key_scales(request.v_type))
+            copy_scales(s.v_scales, request.v_scales, to + scale_bytes, valid, local);
+          ptx::cp_async_arrive(full);
+        }
     } else {
       copy_rows(s, k_to, v_to, valid, local);
       ptx::cp_async_arrive(full);
@@ -465,7 +473,8 @@ struct Loader {
   __device__ __forceinline__ void run(const Work<tile>& work, int early) {
     if (index >= a.loaders) return;
     at = work.first;
-    request.segment = -1;  // lengths may be others than those of units that came early
+    if constexpr (tile.own_types)
+      request.segment = -1;  // lengths may be others than those of units that came early
     if (own(0)) look_up();
     unsigned head_begin = work.begin - (at.sequence.units - at.left);
     unsigned share = work.begin;
