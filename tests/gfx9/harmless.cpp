@@ -3,6 +3,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "gfx9/mutations.h"
 #include "gfx9/shipped.h"
@@ -20,26 +21,30 @@ constexpr uint64_t schedule_first = 1000, schedule_last = 1031;
 
 // ---- s_nop -------------------------------------------------------------------------------------
 
-std::string nop_not_needed(const std::string& kernel, uint64_t offset) {
+// Whether LLVM's hazard recognizer puts the s_nop back; none if it cannot be asked.
+std::optional<bool> nop_is_needed(const std::string& kernel, uint64_t offset) {
   const std::string command = "'" ATTN_PYTHON "' '" ATTN_AMDHSA
                               "' hazards --s-nops --json --llvm '" ATTN_LLVM_BIN_DIR
                               "' '" ATTN_GFX9_IMAGES_DIR "/" +
                               kernel + ".hsaco' 2>/dev/null";
   std::string text;
   FILE* pipe = popen(command.c_str(), "r");
-  if (!pipe) return "";
+  if (!pipe) return {};
   char buffer[4096];
   for (size_t n; (n = fread(buffer, 1, sizeof buffer, pipe)) > 0;) text.append(buffer, n);
-  if (pclose(pipe) != 0) return "";
+  if (pclose(pipe) != 0) return {};
   const auto json = nlohmann::json::parse(text, nullptr, false);
-  if (json.is_discarded()) return "";
+  if (json.is_discarded()) return {};
   for (const auto& k : json.at("kernels")) {
     if (k.at("kernel") != kernel) continue;
-    for (const auto& nop : k.at("s_nops")) {
-      if (nop.at("offset") == offset && !nop.at("needed")) return "LLVM does not put it back";
-    }
+    for (const auto& nop : k.at("s_nops"))
+      if (nop.at("offset") == offset) return nop.at("needed").get<bool>();
   }
-  return "";
+  return {};
+}
+
+uint64_t offset_of(const Mutation& mutation) {
+  return std::stoull(mutation.text.substr(1));
 }
 
 // ---- s_waitcnt, s_barrier ----------------------------------------------------------------------
@@ -198,10 +203,14 @@ std::string never_matters(const std::string& kernel, const Mutation& mutation) {
 
 }  // namespace
 
+bool is_reported_by_llvm(const std::string& kernel, const Mutation& mutation) {
+  return mutation.kind == MutationKind::Nop && nop_is_needed(kernel, offset_of(mutation)) == true;
+}
+
 std::string why_harmless(const std::string& kernel, const Mutation& mutation) {
   switch (mutation.kind) {
     case MutationKind::Nop:
-      return nop_not_needed(kernel, std::stoull(mutation.text.substr(1)));
+      return nop_is_needed(kernel, offset_of(mutation)) == false ? "LLVM does not put it back" : "";
     case MutationKind::Wait:
     case MutationKind::Barrier:
       return right_in_any_order(kernel, mutation);

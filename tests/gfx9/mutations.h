@@ -32,6 +32,9 @@ std::vector<Mutation> swapped_registers(const std::string& kernel,
                                         const std::set<uint32_t>& executed, int count,
                                         uint32_t seed);
 
+// Whether it is an s_nop that LLVM's hazard recognizer misses, which tests ask about every kernel.
+bool is_reported_by_llvm(const std::string& kernel, const Mutation& mutation);
+
 // Why a mutation that no run has noticed is harmless, shown by other means than looking at results
 // of the same problems; "" if it is not shown.
 //   s_nop       LLVM's hazard recognizer does not put it back (tools/amdhsa hazards)

@@ -290,13 +290,16 @@ void set_block_mask(Maker& m, const attn::Problem& p, const Forward& f, Args* ar
   args->block_bits = static_cast<const uint32_t*>(m.input(bits));
 }
 
-// NaN in V of the `hidden` keys of a tile.
-void hide_nan(size_t tile, size_t dim, std::vector<uint8_t>* prepared) {
+// NaN in V of the `hidden` keys of a tile, in the order that prepare_gfx942_* gives a type.
+void hide_nan(attn_dtype type, size_t tile, size_t dim, std::vector<uint8_t>* prepared) {
   for (size_t key = 0; key < 64; ++key) {
     if (!hidden(int(key))) continue;
     uint8_t* v = prepared->data() + (128 * tile + 64 + key / 32 * 32) * dim;
+    const size_t half = key / 16 % 2;
     for (size_t d = 0; d < dim; ++d)
-      v[(d / 32 * 64 + key / 16 % 2 * 32 + d % 32) * 16 + key % 16] = 0x80;
+      v[d / 32 * 1024 + (dtype_is_fp8(type)
+                             ? half * 512 + d % 32 * 16 + key % 16
+                             : key / 8 % 2 * 512 + half * 256 + d % 32 * 8 + key % 8)] = 0x80;
   }
 }
 
@@ -307,7 +310,7 @@ void hide_nan_in_blocks(const Forward& f, int64_t dim, std::vector<uint8_t>* pre
     bool shown = false;
     for (size_t n = column; n < f.kinds.size(); n += columns)
       shown |= f.kinds[n] == ATTN_BLOCK_FULL || f.kinds[n] == ATTN_BLOCK_CAUSAL;
-    if (!shown) hide_nan(column, size_t(dim), prepared);
+    if (!shown) hide_nan(f.kv_type, column, size_t(dim), prepared);
   }
 }
 
@@ -517,7 +520,7 @@ ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string&
   }
   const size_t columns = size_t((f.seqlen_kv + 63) / 64);
   for (size_t tile = 0; f.bias && !f.single && tile < columns * size_t(f.batch); ++tile)
-    if (tile % columns % 2 == 1) hide_nan(tile, size_t(most_dim), &tiles);
+    if (tile % columns % 2 == 1) hide_nan(f.kv_type, tile, size_t(most_dim), &tiles);
   std::vector<uint8_t> bytes = in_type(tiles, f.kv_type);
   if (f.paged && !descaled) set_missing(f, &bytes);
   void* prepared = static_cast<char*>(m.input(bytes)) - empty;
@@ -732,6 +735,12 @@ std::vector<Forward> scored_forwards() {
     all.back().softcap = terms & 2 ? 3 : 0;
     all.back().scale = terms == 2 ? -0.3f : 0.05f;
   }
+  // A high cap: the last bits of a score's tanh are many of its weight.
+  for (const float scale : {0.3f, 1.3f, 4.0f}) {
+    all.push_back({.dim = 64, .dim_v = 64, .seqlen_q = 256, .seqlen_kv = 64});
+    all.back().softcap = 100;
+    all.back().scale = scale;
+  }
   all.push_back({.dim = 128, .dim_v = 80, .seqlen_q = 150, .seqlen_kv = 500});
   all.back().batch = 2;
   all.back().flags = ATTN_CAUSAL;
@@ -753,6 +762,13 @@ std::vector<Forward> biased_forwards() {
   }
   all.push_back({.dim = 64, .dim_v = 64, .seqlen_q = 64, .seqlen_kv = 1024});
   all.back().bias = all.back().single = true;
+  // Keys hidden from all in the first tile of the walk, and in the last.
+  for (const uint32_t flags : {0u, uint32_t(ATTN_WINDOW)}) {
+    all.push_back({.dim = 64, .dim_v = 64, .seqlen_q = 64, .seqlen_kv = 250});
+    all.back().bias = true;
+    all.back().flags = flags;
+    all.back().left = 100;
+  }
   for (const Forward& f : scored_forwards()) all.push_back(f);
   return all;
 }

@@ -57,11 +57,14 @@ struct Count {
   }
 };
 
+// ATTN_MUTATION_TEXT: only mutations that have this in their text.
 Count try_all(const Subject& kernel, const std::vector<Mutation>& mutations) {
+  const char* text = std::getenv("ATTN_MUTATION_TEXT");
   Count count;
   for (const Mutation& mutation : mutations) {
+    if (text && mutation.text.find(text) == mutation.text.npos) continue;
     ++count.total;
-    if (is_noticed(kernel, mutation)) {
+    if (is_noticed(kernel, mutation) || is_reported_by_llvm(kernel.name, mutation)) {
       ++count.noticed;
       continue;
     }
