@@ -5,7 +5,8 @@
 
 One head, head_dim 128, 256 queries; V of |N(0,1)| ("abs"), which adds up, and of N(0,1) ("normal"). All is rounded to e4m3,
 and truth is float64 on the same codes: relative Frobenius errors. same_p: float64 sums of P as fwd_sm90_fp8_* round it,
-with tiles of 128 keys from the last and the largest score so far (docs/numerics.md).
+with tiles of 128 keys from the last and the largest score so far (docs/numerics.md). libattn_precise: with
+ATTN_FP8_PRECISE. "sigma": four heads of 1024 queries and keys, q, k and v of N(0, sigma^2).
 """
 import argparse
 import ctypes
@@ -15,7 +16,7 @@ import math
 import pathlib
 
 DIM, QUERIES, TILE_KEYS, OFFSET = 128, 256, 128, 8
-F32 = 1  # ATTN_F32
+F32, FP8_PRECISE = 1, 1 << 10  # of attn.h
 LENGTHS = (1024, 8192, 32768, 131072)
 
 
@@ -40,13 +41,14 @@ def same_p(torch, scores, v):
     return out / total
 
 
-def libattn_f32(torch, library, q, k, v):
+def libattn_f32(torch, library, q, k, v, flags=0):
     from contenders import TYPE_OF, Plan, Problem, Segment, make
     e4m3 = TYPE_OF[torch.float8_e4m3fn]
     segment = make(Segment, k_type=e4m3, v_type=e4m3, seqlen=k.shape[1])
-    problem = make(Problem, batch=1, heads_q=1, heads_kv=1, head_dim=DIM, head_dim_v=DIM, seqlen_q=q.shape[1], q_type=e4m3,
-                   out_type=F32, num_segments=1, segments=ctypes.pointer(segment))
-    out = torch.empty(1, q.shape[1], 1, DIM, device="cuda")
+    heads = q.shape[2]
+    problem = make(Problem, batch=1, heads_q=heads, heads_kv=heads, head_dim=DIM, head_dim_v=DIM, seqlen_q=q.shape[1],
+                   q_type=e4m3, out_type=F32, num_segments=1, segments=ctypes.pointer(segment), flags=flags)
+    out = torch.empty(1, q.shape[1], heads, DIM, device="cuda")
     Plan(library, problem).call(q, k, v, out)()
     return out
 
@@ -75,7 +77,8 @@ def measure(options):
                 return {"error": distance(out, truth), "to_same_p": distance(out, rounded),
                         "mean": ((out - truth).mean() / truth.abs().mean()).item()}
             row = {"seqlen": seqlen, "v": kind, "same_p": distance(rounded, truth),
-                   "libattn": errors(libattn_f32(torch, library, q, k, v))}
+                   "libattn": errors(libattn_f32(torch, library, q, k, v)),
+                   "libattn_precise": errors(libattn_f32(torch, library, q, k, v, FP8_PRECISE))}
             queries = torch.zeros(1, seqlen, 1, DIM, device="cuda").to(torch.float8_e4m3fn)  # peers' cells are square
             queries[:, :QUERIES] = q
             for name, peer in (("fa3", fa3), ("cudnn", cudnn_fp8)):
@@ -85,6 +88,23 @@ def measure(options):
                     row[name] = str(error)[:60]
             result["rows"].append(row)
             print(json.dumps(row), flush=True)
+    result["sigma"] = []
+    for sigma in (0.5, 1, 3):
+        torch.manual_seed(1)
+        q, k, v = ((torch.randn(1, 1024, 4, DIM, device="cuda") * sigma).to(torch.float8_e4m3fn) for _ in range(3))
+        heads_first = [x.transpose(1, 2).double() for x in (q, k, v)]
+        scores = heads_first[0] @ heads_first[1].transpose(2, 3) / math.sqrt(DIM)
+        truth = (torch.softmax(scores, -1) @ heads_first[2]).transpose(1, 2)
+        row = {"sigma": sigma}
+        for name, call in (("libattn", lambda: libattn_f32(torch, library, q, k, v)),
+                           ("libattn_precise", lambda: libattn_f32(torch, library, q, k, v, FP8_PRECISE)),
+                           ("fa3", fa3(Cell("grid", 1, 4, 4, 1024, DIM, False), q, k, v))):
+            try:
+                row[name] = distance(call().double(), truth)
+            except (ImportError, RuntimeError) as error:
+                row[name] = str(error)[:60]
+        result["sigma"].append(row)
+        print(json.dumps(row), flush=True)
     if options.out:
         pathlib.Path(options.out).write_text(json.dumps(result, indent=1) + "\n")
 
@@ -97,8 +117,8 @@ def plot(path, png):
     figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.4), sharey=True)
     for axis, kind, title in zip(axes, ("abs", "normal"), ("V = |N(0,1)|", "V = N(0,1)")):
         rows = [row for row in result["rows"] if row["v"] == kind]
-        for name, label in (("fa3", "FlashAttention-3"), ("cudnn", "cuDNN"), ("libattn", "libattn")):
-            shown = [row for row in rows if isinstance(row[name], dict)]
+        for name, label in (("fa3", "FlashAttention-3"), ("cudnn", "cuDNN"), ("libattn", "libattn"), ("libattn_precise", "libattn, precise")):
+            shown = [row for row in rows if isinstance(row.get(name), dict)]
             axis.loglog([row["seqlen"] for row in shown], [row[name]["error"] for row in shown], marker="o", label=label)
         axis.loglog([row["seqlen"] for row in rows], [row["same_p"] for row in rows], "k:", label="exact sums of the rounded P")
         axis.set_title(title)

@@ -150,8 +150,10 @@ enum attn_flag {
                                     library's kernels among it, writes no KV and no entry of a block
                                     table but for the newest key of each sequence. Lengths may
                                     change */
-  ATTN_BIAS_SLOPES = 1 << 9 /* bias x attn_args.bias_slopes[h] in the place of bias: ggml's mask.
+  ATTN_BIAS_SLOPES = 1 << 9, /* bias x attn_args.bias_slopes[h] in the place of bias: ggml's mask.
                                -inf hides its element whatever the slope */
+  ATTN_FP8_PRECISE = 1 << 10 /* fp8 q only: a kernel that rounds P to fp8 keeps what is left in a
+                               second fp8 value */
 };
 
 enum attn_block_kind {

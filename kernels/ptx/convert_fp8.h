@@ -20,6 +20,11 @@ __device__ __forceinline__ unsigned short e4m3_of(float low, float high) {
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(d) : "f"(high), "f"(low));
   return d;
 }
+__device__ __forceinline__ unsigned short e4m3_of_f16(unsigned pair) {
+  unsigned short d;
+  asm("cvt.rn.satfinite.e4m3x2.f16x2 %0, %1;" : "=h"(d) : "r"(pair));
+  return d;
+}
 __device__ __forceinline__ unsigned short e5m2_of(float low, float high) {
   unsigned short d;
   asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(d) : "f"(high), "f"(low));

@@ -1,9 +1,9 @@
 // Attention forward of fp8 with wgmma and the copy engine, in the manner of forward.cuh: blocks
 // take items, one warpgroup loads and transposes V, the others compute. The matrix unit adds fp8
 // products to some 13 bits of the sum, so that of each tile is found in registers of its own and
-// added to the others in float32. A warpgroup starts the scores of a tile and the sums of the one
-// before together, finds the largest scores while the sums are computed, and adds those up between
-// the exponentials.
+// added to the others in float32. A warpgroup does one tile after the other, or else starts the
+// scores of a tile and the sums of the one before together, finds the largest scores while the sums
+// are computed, and adds those up between the exponentials.
 #pragma once
 #include "../ptx/grid.h"
 #include "../ptx/uniform.h"
@@ -11,6 +11,7 @@
 #include "config.h"
 #include "fp8_epilogue.cuh"
 #include "fp8_softmax.cuh"
+#include "fp8_tiles.h"
 #include "fp8_values.cuh"
 #include "load.cuh"
 #include "load_live.cuh"
@@ -153,7 +154,102 @@ struct Fp8Consumer {
     softmax.find_weights(s, factor, p, [](int) {});
   }
 
+  // Sums of a tile in pieces, two of which are under way.
+  struct Pieces {
+    float even[tile.piece_columns() / 2], odd[tile.piece_columns() / 2];
+    LastSums last;
+  };
+  template <int piece>
+  __device__ __forceinline__ static auto& piece_of(Pieces& t) {
+    if constexpr (piece == pieces - 1)
+      return t.last;
+    else if constexpr (piece % 2)
+      return t.odd;
+    else
+      return t.even;
+  }
+  template <int piece>
+  __device__ __forceinline__ void start_piece(Pieces& t, unsigned vt_at) {
+    auto& sums = piece_of<piece>(t);
+    ptx::forget(sums);
+    ptx::wgmma_fence();
+    start_fp8_sums<e5m2, tile, piece>(sums, p, vt_at);
+  }
+  // This piece, which is under way, and those behind it.
+  template <int piece = 0>
+  __device__ __forceinline__ void add_others(Pieces& t, unsigned vt_at, float by,
+                                             const float (&shrink)[2]) {
+    constexpr bool last = piece + 1 == pieces;
+    if constexpr (!last) start_piece<piece + 1>(t, vt_at);
+    ptx::wgmma_wait<last ? 0 : 1>();
+    ptx::pin(piece_of<piece>(t));
+    add<piece>(piece_of<piece>(t), by, shrink);
+    if constexpr (!last) add_others<piece + 1>(t, vt_at, by, shrink);
+  }
+
+  // One tile after the other: while a warpgroup finds weights, the products of others run.
+  __device__ __forceinline__ void run_in_order() {
+    if (!warp.take_item(0)) return;
+    start_item();
+    if (warp.group == tile.groups - 1) warp.pass_turn();
+    RingAt<tile.k_stages> k{0, 0};  // of tile n
+    ptx::mbarrier_wait(address(&warp.control.k_full[0]), 0);
+    // `here`: flags of tile n, which is of item `count`. `next`: those of tile n + 1.
+    unsigned count = 0, here = ptx::uniform(warp.item(0).first_tile >> 4 * warp.group);
+    warp.wait_turn();
+    for (unsigned n = 0;; ++n) {
+      float shrink[2];
+      const bool ends = here & last_tile;
+      if (here & sees_some) {
+        Scores<tile> s;
+        ptx::forget(s);
+        ptx::wgmma_fence();
+        start_fp8_scores<e5m2, tile>(s, ptx::uniform(warp.q_at(count)), warp.k_of(k.stage));
+        warp.pass_turn();
+        ptx::wgmma_wait<0>();
+        ptx::pin(s);
+        __syncwarp();
+        warp.release(warp.control.k_empty[k.stage]);
+        weigh(s, count, n, here, shrink);
+      } else {
+        warp.pass_turn();
+        __syncwarp();
+        warp.release(warp.control.k_empty[k.stage]);
+        say_nothing_seen(n, here);
+      }
+      if (ends) warp.release_q(count);
+      k.advance();
+      bool more = true;  // tiles
+      unsigned next = 0;
+      if (ends) {
+        more = warp.take_item(count + 1);
+      } else {
+        next = ptx::uniform(warp.key_tile(n).next_tile >> 4 * warp.group);
+      }
+      if (more) ptx::mbarrier_wait(address(&warp.control.k_full[k.stage]), k.parity);
+      if (ends && more) next = ptx::uniform(warp.item(count + 1).first_tile >> 4 * warp.group);
+      ptx::mbarrier_wait(address(&warp.control.vt_full[Vt::stage(n)]), Vt::parity(n));
+      warp.wait_turn();
+      if (here & sees_some) {
+        Pieces t;
+        const unsigned vt_here = warp.vt_at(n);
+        start_piece<0>(t, vt_here);
+        add_others(t, vt_here, move_unit(n), shrink);
+      }
+      __syncwarp();
+      warp.release(warp.control.vt_empty[Vt::stage(n)]);
+      if (ends) {
+        if (!more && warp.group != tile.groups - 1) warp.pass_turn();
+        end_item(warp.item(count++));
+        if (!more) return;
+        start_item();
+      }
+      here = next;
+    }
+  }
+
   __device__ __forceinline__ void run() {
+    if constexpr (tile.in_order) return run_in_order();
     if (!warp.take_item(0)) return;
     Scores<tile> s;
     start_item();

@@ -2,14 +2,16 @@
 #pragma once
 #include "../ptx/convert_fp8.h"
 #include "../ptx/ex2.h"
+#include "../ptx/f16x2.h"
 #include "scores.cuh"
 #include "softmax.cuh"
 
 namespace attn::sm90 {
 
-// Weights of a tile of keys as wgmma takes them, four to a word.
+// Weights of a tile of keys as wgmma takes them, four to a word: the e4m3 values whose sum they
+// are, the weight rounded first.
 template <Tile tile>
-using Fp8Weights = unsigned[tile.keys / 32][4];
+using Fp8Weights = unsigned[tile.weight_parts][tile.keys / 32][4];
 // What a tile of keys adds to out is found in pieces of columns; with the last one, four copies of
 // what it adds to the sums of two rows.
 template <Tile tile>
@@ -36,10 +38,14 @@ __device__ __forceinline__ void start_fp8_sums(TileSums<tile, piece>& t, const F
                                                unsigned vt_at) {
   const unsigned long long b_matrix =
       ptx::wgmma_descriptor(vt_at + piece * tile.piece_columns() * (128 / 16), 0);
+  // What is small is added first, before there is something large to cut it off.
 #pragma unroll
-  for (int step = 0; step < tile.keys / 32; ++step)
-    ptx::wgmma_fp8<e5m2>(t, p[step], b_matrix + step / 4 * (tile.vt_panel() / 16) + step % 4 * 2,
-                         step > 0);
+  for (int part = tile.weight_parts - 1; part >= 0; --part)
+#pragma unroll
+    for (int step = 0; step < tile.keys / 32; ++step)
+      ptx::wgmma_fp8<e5m2>(t, p[part][step],
+                           b_matrix + step / 4 * (tile.vt_panel() / 16) + step % 4 * 2,
+                           step > 0 || part < tile.weight_parts - 1);
   ptx::wgmma_commit();
 }
 
@@ -103,8 +109,7 @@ struct Fp8Softmax {
         beside(word);
       }
       if (word >= behind) {
-        const int done = word - behind;
-        p[done / 4][done % 4] = packed(s, done);
+        pack_word(s, p, word - behind);
       }
     }
   }
@@ -122,7 +127,24 @@ struct Fp8Softmax {
   }
   __device__ __forceinline__ static void pack(const Scores<tile>& s, Fp8Weights<tile>& p) {
 #pragma unroll
-    for (int word = 0; word < words; ++word) p[word / 4][word % 4] = packed(s, word);
+    for (int word = 0; word < words; ++word) pack_word(s, p, word);
+  }
+  __device__ __forceinline__ static void pack_word(const Scores<tile>& s, Fp8Weights<tile>& p,
+                                                   int word) {
+    const unsigned large = packed(s, word);
+    p[0][word / 4][word % 4] = large;
+    if constexpr (tile.weight_parts == 2) {
+      constexpr unsigned minus_one = 0xbc00bc00;
+      unsigned rest[2];
+#pragma unroll
+      for (int pair = 0; pair < 2; ++pair) {
+        const unsigned whole =
+            F16::pack(s[score_of(word, 2 * pair)], s[score_of(word, 2 * pair + 1)]);
+        const unsigned part = ptx::f16_of_e4m3((unsigned short)(large >> 16 * pair));
+        rest[pair] = ptx::e4m3_of_f16(ptx::fma_f16x2(part, minus_one, whole));
+      }
+      p[1][word / 4][word % 4] = rest[0] | rest[1] << 16;
+    }
   }
   __device__ __forceinline__ static unsigned packed(const Scores<tile>& s, int word) {
     return ptx::e4m3_of(s[score_of(word, 0)], s[score_of(word, 1)]) |

@@ -35,6 +35,8 @@ struct Tile {
   int vt_stages = 0;      // fp8: tiles of V^T in shared memory, which v_stages tiles of V become
   int piece = 0;          // fp8: of so many columns the sums are found at once; 0: of all
   bool turns = true;      // the warpgroups start products by turns
+  bool in_order = false;  // fp8: a warpgroup does one tile after the other
+  int weight_parts = 1;   // fp8: e4m3 values that a weight is the sum of
 
   // The same, whose blocks find what is to be seen of block masks.
   ATTN_HOST_DEVICE constexpr Tile finding() const {
@@ -218,71 +220,6 @@ constexpr Tile tile_d256_bias{.head_dim = 256,
                               .k_stages = 2,
                               .v_stages = 2,
                               .adds = true};
-// fp8.
-constexpr Tile tile_fp8_d64{.head_dim = 64,
-                            .head_dim_v = 64,
-                            .groups = 2,
-                            .keys = 128,
-                            .q_stages = 2,
-                            .k_stages = 3,
-                            .v_stages = 2,
-                            .element_bytes = 1,
-                            .vt_stages = 2,
-                            .turns = false};
-constexpr Tile tile_fp8_d64_long{.head_dim = 64,
-                                 .head_dim_v = 64,
-                                 .groups = 2,
-                                 .keys = 192,
-                                 .q_stages = 2,
-                                 .k_stages = 3,
-                                 .v_stages = 2,
-                                 .element_bytes = 1,
-                                 .vt_stages = 2,
-                                 .turns = false};
-constexpr Tile tile_fp8_d128{.head_dim = 128,
-                             .head_dim_v = 128,
-                             .groups = 2,
-                             .keys = 128,
-                             .q_stages = 2,
-                             .k_stages = 3,
-                             .v_stages = 2,
-                             .element_bytes = 1,
-                             .vt_stages = 2};
-constexpr Tile tile_fp8_d256{.head_dim = 256,
-                             .head_dim_v = 256,
-                             .groups = 2,
-                             .keys = 64,
-                             .q_stages = 2,
-                             .k_stages = 3,
-                             .v_stages = 2,
-                             .element_bytes = 1,
-                             .vt_stages = 2,
-                             .piece = 32};
-// A tile lies in one block of keys that have a descale of their own.
-constexpr Tile tile_fp8_d64_score{.head_dim = 64,
-                                  .head_dim_v = 64,
-                                  .groups = 3,
-                                  .keys = 64,
-                                  .q_stages = 2,
-                                  .k_stages = 3,
-                                  .v_stages = 2,
-                                  .element_bytes = 1,
-                                  .vt_stages = 2,
-                                  .turns = false};
-constexpr Tile tile_fp8_d128_score{.head_dim = 128,
-                                   .head_dim_v = 128,
-                                   .groups = 2,
-                                   .keys = 64,
-                                   .q_stages = 2,
-                                   .k_stages = 3,
-                                   .v_stages = 2,
-                                   .element_bytes = 1,
-                                   .vt_stages = 2};
-constexpr Tile tile_fp8_d256_score = tile_fp8_d256;
-// For block masks. At d128 whole tiles of 128 keys do not fit into registers.
-constexpr Tile tile_fp8_d64_mask = tile_fp8_d64.finding();
-constexpr Tile tile_fp8_d128_mask = tile_fp8_d128_score.finding();
-constexpr Tile tile_fp8_d256_mask = tile_fp8_d256.finding();
 
 }  // namespace attn::sm90
 #endif

@@ -70,7 +70,8 @@ _OPTIONS = dict(forward.__kwdefaults__)
 # Arrays, None where not given; what else there is stays as it was when the plan was made.
 _ARRAYS = {"bias", "alibi_slopes", "sinks", "block_mask", "tree", "seqlens_kv", "cu_seqlens_q", "cu_seqlens_kv", "block_table",
            "q_descale", "k_descale", "v_descale", "k_scale", "v_scale", "bias_slopes", "out_scale", "out", "return_lse"}
-_EXECUTION = {"kernel": None, "num_threads": 0, "max_sms": 0, "fixed_split": 0, "split_invariant": False, "kv_prefix_stable": False}
+_EXECUTION = {"kernel": None, "num_threads": 0, "max_sms": 0, "fixed_split": 0, "split_invariant": False, "kv_prefix_stable": False,
+              "fp8_precise": False}
 
 
 def _arguments(function, q, k, v, options):
@@ -84,7 +85,8 @@ class Plan:
     """A kernel chosen and loaded for calls like this one: Plan(q, k, v, **arguments of forward).
 
     The arrays are examples: shapes, types, strides and device count. More arguments: kernel (a name, no other will do),
-    num_threads (on the host; 0: as get_num_threads() says now), max_sms, fixed_split (keys per split), split_invariant, kv_prefix_stable; attn.h has their meaning.
+    num_threads (on the host; 0: as get_num_threads() says now), max_sms, fixed_split (keys per split), split_invariant, kv_prefix_stable,
+    fp8_precise; attn.h has their meaning.
     """
 
     def __init__(self, q, k, v, **options):

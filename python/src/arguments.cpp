@@ -45,6 +45,7 @@ constexpr const char* texts[] = {
     "fixed_split",
     "split_invariant",
     "kv_prefix_stable",
+    "fp8_precise",
 };
 constexpr size_t count = size_t(Name::count);
 static_assert(std::size(texts) == count);

@@ -50,6 +50,7 @@ enum class Name : uint8_t {
   fixed_split,
   split_invariant,
   kv_prefix_stable,
+  fp8_precise,
   count
 };
 

@@ -713,6 +713,7 @@ void Call::read_execution() {
     p.flags |= ATTN_SPLIT_INVARIANT;
   if (given(Name::kv_prefix_stable) && is_set(Name::kv_prefix_stable))
     p.flags |= ATTN_KV_PREFIX_STABLE;
+  if (given(Name::fp8_precise) && is_set(Name::fp8_precise)) p.flags |= ATTN_FP8_PRECISE;
 }
 
 void Call::make_outputs() {

@@ -1,7 +1,9 @@
 // The kernels fwd_sm90_fp8_*: q of e4m3, k and v both of e4m3 or both of e5m2 (_e5m2). They differ
 // by the head dimensions they take. _score: with softcap, ALiBi and descales of blocks of keys and
-// of several segments; _mask: with a block mask; _long: another tile, for long sequences.
+// of several segments; _mask: with a block mask; _precise: with weights of two e4m3 values; _long:
+// another tile, for long sequences.
 #include "kernels/families.h"
+#include "kernels/sm90/fp8_tiles.h"
 #include "kernels/sm90_forward.h"
 
 namespace attn {
@@ -29,6 +31,7 @@ constexpr Limits limits(attn_dtype kv_type, const sm90::Tile& tile, unsigned wit
                   (changes ? feature_descale_block | feature_segments | feature_softcap : 0u),
       .head_dim = {.multiple = 16, .max = tile.head_dim},
       .head_dim_v = {.multiple = 16, .max = tile.head_dim_v}};
+  if (tile.weight_parts > 1) limits.flags |= limits.demands |= ATTN_FP8_PRECISE;
   return with & sm90::with_mask ? with_block_mask(limits) : limits;
 }
 
@@ -47,29 +50,34 @@ constexpr Kernel row() {
                        .last_tile_first = true,
                        .rounded_sums = true,
                        .sum_bits = 13,  // docs/numerics.md
+                       .weight_parts = tile.weight_parts,
                        .largest_score = sm90::largest_score(ATTN_F8_E4M3FN, with)},
           .recipe = recipe_of<make_recipe<name, tile, with>>};
 }
 
-template <attn_dtype kv_type>
-constexpr std::array rows = {
-    row<kv_type, "d64", sm90::tile_fp8_d64>(),
-    row<kv_type, "d128", sm90::tile_fp8_d128>(),
-    row<kv_type, "d256", sm90::tile_fp8_d256>(),
-};
-constexpr std::array first_rows = {
+constexpr std::array e4m3_rows = {
     row<ATTN_F8_E4M3FN, "d64_long", sm90::tile_fp8_d64_long>(),
+    row<ATTN_F8_E4M3FN, "d64", sm90::tile_fp8_d64>(),
+    row<ATTN_F8_E4M3FN, "d128", sm90::tile_fp8_d128>(),
+    row<ATTN_F8_E4M3FN, "d256", sm90::tile_fp8_d256>(),
+};
+constexpr std::array e5m2_rows = {
+    row<ATTN_F8_E5M2, "d64", sm90::tile_fp8_d64_e5m2>(),
+    row<ATTN_F8_E5M2, "d128", sm90::tile_fp8_d128_e5m2>(),
+    row<ATTN_F8_E5M2, "d256", sm90::tile_fp8_d256_e5m2>(),
 };
 constexpr std::array other_rows = {
     row<ATTN_F8_E4M3FN, "d64_mask", sm90::tile_fp8_d64_mask, with_fp8_and_mask>(),
     row<ATTN_F8_E4M3FN, "d128_mask", sm90::tile_fp8_d128_mask, with_fp8_and_mask>(),
     row<ATTN_F8_E4M3FN, "d256_mask", sm90::tile_fp8_d256_mask, with_fp8_and_mask>(),
+    row<ATTN_F8_E4M3FN, "d64_precise", sm90::tile_fp8_d64_precise>(),
+    row<ATTN_F8_E4M3FN, "d128_precise", sm90::tile_fp8_d128_precise>(),
+    row<ATTN_F8_E4M3FN, "d256_precise", sm90::tile_fp8_d256_precise>(),
     row<ATTN_F8_E4M3FN, "d64_score", sm90::tile_fp8_d64_score, with_fp8_and_score>(),
     row<ATTN_F8_E4M3FN, "d128_score", sm90::tile_fp8_d128_score, with_fp8_and_score>(),
     row<ATTN_F8_E4M3FN, "d256_score", sm90::tile_fp8_d256_score, with_fp8_and_score>(),
 };
-constinit const std::array all_rows =
-    joined(first_rows, rows<ATTN_F8_E4M3FN>, rows<ATTN_F8_E5M2>, other_rows);
+constinit const std::array all_rows = joined(e4m3_rows, e5m2_rows, other_rows);
 
 }  // namespace
 

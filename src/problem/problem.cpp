@@ -18,7 +18,8 @@ constexpr int64_t max_tree_keys = 128;
 
 constexpr uint32_t known_flags = ATTN_CAUSAL | ATTN_CAUSAL_TOP_LEFT | ATTN_WINDOW |
                                  ATTN_BLOCK_MASK | ATTN_ALIBI | ATTN_SINKS | ATTN_OUT_SCALE |
-                                 ATTN_SPLIT_INVARIANT | ATTN_KV_PREFIX_STABLE | ATTN_BIAS_SLOPES;
+                                 ATTN_SPLIT_INVARIANT | ATTN_KV_PREFIX_STABLE | ATTN_BIAS_SLOPES |
+                                 ATTN_FP8_PRECISE;
 
 Status check_descale(const std::string& name, attn_descale_kind kind, int32_t block_keys,
                      bool blocks_allowed) {
@@ -455,6 +456,9 @@ Status make_problem(const attn_problem* in, Problem* p) {
   if (p->has(ATTN_OUT_SCALE) && !dtype_is_fp8(p->out_type))
     return invalid("flags has ATTN_OUT_SCALE with out_type ", dtype_name(p->out_type),
                    "; accepted: an fp8 out_type");
+  if (p->has(ATTN_FP8_PRECISE) && !dtype_is_fp8(p->q_type))
+    return invalid("flags has ATTN_FP8_PRECISE with q_type ", dtype_name(p->q_type),
+                   "; accepted: an fp8 q_type");
   if (p->has(ATTN_WINDOW)) {
     ATTN_TRY(in_range("window_left", p->window_left, -1, max_extent));
     ATTN_TRY(in_range("window_right", p->window_right, -1, max_extent));

@@ -171,7 +171,8 @@ Distance distance(const Outputs& got, const Outputs& want);
 // and out rounded as kernels on matrix units must round them (rounded_formula), and more than that
 // beside the rounding of out.
 std::string compare_with_rounded(const Case& c, const Data& data, const Outputs& got,
-                                 const Outputs& want, const Outputs& rounded);
+                                 const Outputs& want, const Outputs& rounded,
+                                 double score_error = 0);
 
 // x as `type` has it, and half the distance between neighbours there: the most that changes it by.
 double rounded(attn_dtype type, double x);

@@ -107,25 +107,31 @@ MUTANTS = [
     (FP8, "transposed keys in another order", "sm90/fp8_values.cuh",
      "128 + ((m / 2 ^ r) << 4);", "128 + ((m / 2 ^ 1 ^ r) << 4);"),
     (FP8, "no row of ones", "sm90/fp8_values.cuh", "if (part == 0) write_ones<tile>(shared, one);", ""),
-    (FP8, "sums multiplied a tile late", "sm90/fp8_forward.cuh",
-     "promote<Fp8Softmax<tile>::words, 0>(t, word, shrink);", "promote<Fp8Softmax<tile>::words, 0>(t, word, shrink_next);"),
+    (FP8, "sums multiplied a tile late", ("sm90/fp8_forward.cuh", "sm90/fp8_forward.cuh"),
+     ("        add_others(t, vt_here, move_unit(n), shrink);", "    unsigned count = 0, here"),
+     ("        add_others(t, vt_here, move_unit(n), late);\n        late[0] = shrink[0], late[1] = shrink[1];",
+      "    float late[2] = {1, 1};\n    unsigned count = 0, here")),
     (FP8, "a tile begins with the last one's sums", "sm90/fp8_softmax.cuh",
-     "                         step > 0);", "                         true);"),
+     "step > 0 || part < tile.weight_parts - 1);", "true);"),
     # The sums of every other tile are added to all before by the matrix unit.
     (FP8, "promotion every other tile",
-     ("sm90/fp8_softmax.cuh", "sm90/fp8_softmax.cuh", "sm90/fp8_forward.cuh", "sm90/fp8_forward.cuh"),
+     ("sm90/fp8_softmax.cuh", "sm90/fp8_softmax.cuh", "sm90/fp8_forward.cuh", "sm90/fp8_forward.cuh", "sm90/fp8_forward.cuh"),
      ("const Fp8Weights<tile>& p,\n                                               unsigned vt_at) {",
-      "                         step > 0);",
-      "          start_fp8_sums<e5m2, tile>(t, p, vt_here);",
-      "promote<Fp8Softmax<tile>::words, 0>(t, word, shrink);"),
+      "step > 0 || part < tile.weight_parts - 1);",
+      "    auto& sums = piece_of<piece>(t);\n    ptx::forget(sums);\n    ptx::wgmma_fence();\n"
+      "    start_fp8_sums<e5m2, tile, piece>(sums, p, vt_at);",
+      "        start_piece<0>(t, vt_here);\n        add_others(t, vt_here, move_unit(n), shrink);",
+      "  // Sums of a tile in pieces"),
      ("const Fp8Weights<tile>& p,\n                                               unsigned vt_at, bool on = false) {",
-      "                         step > 0 || on);",
-      "          for (int i = 0; i < tile.head_dim_v / 2 + 4; ++i)\n"
-      "            t[i] = shrink[i / 2 % 2] * (i < tile.head_dim_v / 2 ? o[i] : softmax.row_state[i / 2 % 2].sum);\n"
-      "          ptx::wgmma_fence();\n"
-      "          start_fp8_sums<e5m2, tile>(t, p, vt_here, n & 1);",
-      "const float kept[2] = {n & 1 ? 0 : shrink[0], n & 1 ? 0 : shrink[1]};\n"
-      "            promote<Fp8Softmax<tile>::words, 0>(t, word, kept);")),
+      "step > 0 || on);",
+      "    auto& sums = piece_of<piece>(t);\n    constexpr int columns = tile.piece_columns() / 2;\n"
+      "    for (int i = 0; i < columns + (piece == pieces - 1 ? 4 : 0); ++i)\n"
+      "      sums[i] = taken[i / 2 % 2] * (i < columns ? o[piece * columns + i] : softmax.row_state[i / 2 % 2].sum);\n"
+      "    ptx::wgmma_fence();\n    start_fp8_sums<e5m2, tile, piece>(sums, p, vt_at, odd);",
+      "        odd = n & 1;\n        float left[2];\n"
+      "        for (int i = 0; i < 2; ++i) taken[i] = odd ? shrink[i] : 0, left[i] = odd ? 0 : shrink[i];\n"
+      "        start_piece<0>(t, vt_here);\n        add_others(t, vt_here, move_unit(n), left);",
+      "  bool odd;\n  float taken[2];\n  // Sums of a tile in pieces")),
 ]
 
 

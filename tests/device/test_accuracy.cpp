@@ -145,11 +145,15 @@ TEST_CASE("accuracy: K/V in 2 to 5 segments against uncut") {
 // grow with their number (docs/numerics.md).
 TEST_CASE("accuracy: fp8 sums at every length") {
   int ran = 0;
+  std::map<std::tuple<attn_dtype, int64_t, uint32_t, int64_t>, Data> made;  // which takes long
   for (const Kernel* kernel : cuda_fp8_kernels()) {
     for (int64_t keys : {1024, 8192, 32768}) {
       for (bool positive : {true, false}) {
         const Case c = fp8_case(*kernel, "sums", 64, keys);
-        Data data = make_data(c);
+        const auto [found, is_new] =
+            made.try_emplace({c.segments[0].v_type, c.head_dim, c.flags, keys});
+        if (is_new) found->second = make_data(c);
+        Data data = found->second;
         std::fill_n(data.q.data(), data.q.size(), 0);
         Buffer& v = data.segments[0].v;
         std::vector<double> mean(size_t(c.head_dim_v));
@@ -181,6 +185,51 @@ TEST_CASE("accuracy: fp8 sums at every length") {
     }
   }
   if (ran == 0) ATTN_SKIP("no CUDA device here has FP8 kernels");
+}
+
+// docs/numerics.md, "FP8 weights".
+TEST_CASE("accuracy: fp8 at sigma 0.5 to 3") {
+  const auto kernels = cuda_fp8_kernels();
+  if (kernels.empty()) ATTN_SKIP("no CUDA device here has FP8 kernels");
+  int precise = 0;
+  for (int64_t head_dim : {64, 128, 256}) {
+    for (double sigma : {0.5, 1.0, 3.0}) {
+      Data data;
+      Outputs want;
+      for (const Kernel* kernel : kernels) {
+        if (kernel->limits.head_dim.max != head_dim ||
+            !(kernel->limits.kv_types & type_bit(ATTN_F8_E4M3FN)))
+          continue;
+        Case c = fp8_case(*kernel, "sigma", 1024, 1024);
+        c.heads_q = c.heads_kv = 2;
+        c.sigma = sigma;
+        if (want.out.empty()) {
+          Case plain = c;
+          plain.flags = 0;
+          plain.mask_kinds.clear();
+          data = make_data(plain);
+          want = reference_answer(plain, data);
+        }
+        const Outputs got = run_forward(backend_of(kernel->backend), c,
+                                        c.flags ? make_data(c) : data, kernel->name, ATTN_F32);
+        INFO(kernel->name << " sigma " << sigma);
+        REQUIRE(got.error == "");
+        double error2 = 0, want2 = 0;
+        for (size_t n = 0; n < want.out.size(); ++n) {
+          error2 += (got.out[n] - want.out[n]) * (got.out[n] - want.out[n]);
+          want2 += want.out[n] * want.out[n];
+        }
+        const double error = std::sqrt(error2 / want2);
+        print("accuracy: " + std::string(kernel->name) + " at sigma " +
+              std::to_string(sigma).substr(0, 3) + ": relative Frobenius " + number(error));
+        const bool two_values = kernel->numerics.weight_parts > 1;
+        // What scores lose is more the larger they are.
+        CHECK(error < (!two_values ? 3e-2 : sigma > 1 ? 2.5e-3 : 1e-3));
+        precise += two_values;
+      }
+    }
+  }
+  CHECK(precise > 0);
 }
 
 TEST_CASE("accuracy: 100 runs give the same bits") {

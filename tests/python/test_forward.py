@@ -497,6 +497,7 @@ class Arguments(Case):
         self.assertIsInstance(unsupported, NotImplementedError)
         self.assertIsInstance(unsupported, attn.Error)
         self.refuses(attn.InvalidArgument, "cuda", attn.Plan, q, k, v, kernel="fwd_sm80_bf16_d128")
+        self.refuses(attn.InvalidArgument, ["ATTN_FP8_PRECISE", "an fp8 q_type"], attn.Plan, q, k, v, fp8_precise=True)
         self.assertTrue(issubclass(attn.InvalidArgument, ValueError))
         self.assertTrue(issubclass(attn.OutOfMemory, MemoryError))
 

@@ -150,6 +150,11 @@ TEST_CASE("choose: fp8 on Hopper says what it declines", "[plan]") {
   s = plain;
   s.page_size = 64;
   CHECK(!reason(h200, s, e4m3).empty());
+  s = plain;
+  CHECK(reason(h200, s, e4m3 + "_precise") == "no fp8_precise");
+  s.flags = ATTN_FP8_PRECISE;
+  CHECK(reason(h200, s, e4m3) == "fp8_precise");
+  CHECK(chosen(h200, s) == "\"" + e4m3 + "_precise\"");
 }
 
 TEST_CASE("choose: each architecture gets its kernels", "[plan]") {

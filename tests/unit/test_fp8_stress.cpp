@@ -187,6 +187,13 @@ TEST_CASE("fp8 stress: the model's weights, worked out by hand") {
   Numerics unrounded = rule;
   unrounded.rounded_sums = false;
   CHECK(std::abs(weight_of_first(unrounded, 1, 0) - 128 / (128 + std::exp2(7 - log2_e))) < 1e-12);
+  // Of two values: what the first lacks, rounded, is the second.
+  Numerics two = rule;
+  two.weight_parts = 2;
+  CHECK(rounded_weight(rule, 131) == 128);
+  CHECK(rounded_weight(two, 131) == 131);
+  CHECK(rounded_weight(two, 135.9) == 136);
+  CHECK(rounded_weight(two, 133.1) == 133);
 }
 
 TEST_CASE("fp8 stress: the model passes where its own error is above a fixed bound") {

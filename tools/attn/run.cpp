@@ -12,7 +12,7 @@ namespace {
 struct RunOptions {
   std::string in, out, window, out_dtype, kernel;
   BackendOptions backend;
-  bool causal = false, causal_top_left = false, split_invariant = false;
+  bool causal = false, causal_top_left = false, split_invariant = false, fp8_precise = false;
   bool explain = false, as_json = false;
   double scale = 0, softcap = 0;
   bool has_scale = false;
@@ -23,6 +23,7 @@ void apply(const RunOptions& options, attn_problem& p) {
   if (options.causal) p.flags |= ATTN_CAUSAL;
   if (options.causal_top_left) p.flags |= ATTN_CAUSAL_TOP_LEFT;
   if (options.split_invariant) p.flags |= ATTN_SPLIT_INVARIANT;
+  if (options.fp8_precise) p.flags |= ATTN_FP8_PRECISE;
   if (!options.window.empty()) {
     const Window window = parse_window(options.window);
     p.flags |= ATTN_WINDOW;
@@ -123,6 +124,7 @@ void add_run(CLI::App& app, int&) {
   command->add_option("--fixed-split", o->fixed_split, "keys per split")->type_name("N");
   command->add_flag("--split-invariant", o->split_invariant,
                     "any cut of KV gives the same answer to float32 rounding");
+  command->add_flag("--fp8-precise", o->fp8_precise, "fp8 q: weights as sums of two fp8 values");
   command->add_option("--kernel", o->kernel, "demand this kernel")->type_name("NAME");
   command->add_flag("--explain", o->explain, "tell why each other kernel declines");
   add_json(*command, o->as_json);

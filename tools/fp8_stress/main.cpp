@@ -21,7 +21,7 @@ struct Options {
   StressOptions stress;
   BackendOptions backend;
   int64_t choices = 0;
-  bool every_backend = true, as_json = false, dump = false;
+  bool every_backend = true, precise = false, as_json = false, dump = false;
   std::string selection;
 };
 
@@ -33,7 +33,7 @@ std::vector<double> decoded(attn_dtype type, const void* data, int64_t count) {
 
 // Runs the codes through the C ABI. out that no kernel has written is NaN.
 ForwardResult run_on(const attn::context& device, const StressInputs& in, attn_dtype out_type,
-                     Progress& progress) {
+                     bool precise, Progress& progress) {
   TensorFile file;
   file.label = "the case";
   const auto add = [&](const char* name, const std::vector<uint8_t>& codes, int64_t seqlen) {
@@ -46,6 +46,7 @@ ForwardResult run_on(const attn::context& device, const StressInputs& in, attn_d
   add("v", in.v, in.seqlen_kv);
   const auto input = make_input(std::move(file));
   input->problem.out_type = out_type;
+  if (precise) input->problem.flags |= ATTN_FP8_PRECISE;
   return run_forward(device, *input, 0xff, progress);
 }
 
@@ -88,10 +89,10 @@ class Stress {
       const StressCase& c = cases_[n];
       progress_.say(std::string(backend) + ": " + c.name, n, cases_.size());
       const StressInputs inputs = make_inputs(c, options_.stress, type_of(device.backend()));
-      const ForwardResult result = run_on(device, inputs, ATTN_F32, progress_);
+      const ForwardResult result = run_on(device, inputs, ATTN_F32, options_.precise, progress_);
       const attn::Numerics& rule = attn::find_kernel(result.kernel.c_str())->numerics;
       progress_.say(std::string(backend) + ": " + c.name + ", reference", n, cases_.size());
-      const ForwardResult exact = run_on(reference_, inputs, ATTN_F64, progress_);
+      const ForwardResult exact = run_on(reference_, inputs, ATTN_F64, false, progress_);
       const std::vector<double> truth(exact.out.as<double>(),
                                       exact.out.as<double>() + exact.out.elements());
       progress_.say(std::string(backend) + ": " + c.name + ", model", n, cases_.size());
@@ -320,6 +321,7 @@ int run(int argc, char** argv) {
   app.add_option("--case", o.selection,
                  "one case (\"matrix/row-column-random/4\") or those that begin so (\"sink/10\")")
       ->type_name("NAME");
+  app.add_flag("--precise", o.precise, "kernels whose weights are sums of two fp8 values");
   add_json(app, o.as_json);
   app.add_flag("--dump", o.dump,
                "print the worst row of each case that fails, with --case of each: fp8 bits and "

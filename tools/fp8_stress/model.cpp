@@ -42,9 +42,10 @@ double add_products(double sum, const double* product, int64_t count, int bits) 
 }
 constexpr int64_t products_at_once = 32;  // of a wgmma of fp8
 
-// The sum of a[n] * b[n * b_step], n < count, as that unit finds it.
-double sum_of_products(const double* a, const float* b, int64_t b_step, int64_t count, int bits) {
-  double sum = 0, product[products_at_once];
+// sum + that of a[n] * b[n * b_step], n < count, as that unit finds it.
+double sum_of_products(const double* a, const float* b, int64_t b_step, int64_t count, int bits,
+                       double sum = 0) {
+  double product[products_at_once];
   for (int64_t first = 0; first < count; first += products_at_once) {
     const int64_t here = std::min(products_at_once, count - first);
     for (int64_t n = 0; n < here; ++n)
@@ -57,15 +58,26 @@ double sum_of_products(const double* a, const float* b, int64_t b_step, int64_t 
 // The state of one query row. Weights are relative to m but for a bug's.
 struct Row {
   double m = -std::numeric_limits<double>::infinity(), weights_m = m, sum = 0, late = 0;
-  std::vector<double> out, x;  // [head_dim], [keys of a tile]
+  std::vector<double> out;   // [head_dim]
+  std::vector<double> x;     // [keys of a tile]: scores, then weights
+  std::vector<double> rest;  // of weights that are sums of two values what x lacks
 };
+
+}  // namespace
+
+namespace {
+
+double rounded_to(attn_dtype type, double exact) {
+  const attn::SmallFloat& format = attn::fp8_format(type);
+  return attn::value_of(format, attn::encode(format, exact, false));
+}
 
 }  // namespace
 
 double rounded_weight(const Numerics& rule, double exact) {
   if (!attn::dtype_is_fp8(rule.weights)) return exact;
-  const attn::SmallFloat& format = attn::fp8_format(rule.weights);
-  return attn::value_of(format, attn::encode(format, exact, false));
+  const double first = rounded_to(rule.weights, exact);
+  return rule.weight_parts > 1 ? first + rounded_to(rule.weights, exact - first) : first;
 }
 
 std::vector<double> model_output(const Numerics& kernel_rule, const StressInputs& in,
@@ -90,6 +102,7 @@ std::vector<double> model_output(const Numerics& kernel_rule, const StressInputs
     for (Row& row : rows) {
       row.out.resize(static_cast<size_t>(dim));
       row.x.resize(static_cast<size_t>(keys));
+      row.rest.resize(static_cast<size_t>(keys));
     }
     std::vector<double> k_columns(static_cast<size_t>(dim * keys));  // [head_dim, keys]
     for (int64_t t = 0; t < tiles; ++t) {
@@ -120,7 +133,7 @@ std::vector<double> model_output(const Numerics& kernel_rule, const StressInputs
         moves = moves || *std::max_element(x, x + here) - row.weights_m > rule.lag;
       }
       for (Row& row : rows) {
-        double* x = row.x.data();
+        double *x = row.x.data(), *rest = row.rest.data();
         if (moves) {
           const double tile_m = *std::max_element(x, x + here), m = std::max(row.m, tile_m);
           const double factor = std::exp2(row.m - m);
@@ -137,17 +150,24 @@ std::vector<double> model_output(const Numerics& kernel_rule, const StressInputs
         for (int64_t j = 0; j < here; ++j) {
           const bool dropped = bug == Bug::dropped_key && j == 5;
           const double exact = dropped ? 0 : std::exp2(x[j] - row.weights_m + rule.offset);
-          x[j] = rounded_weight(rule, exact);
-          if (!ones) sum += rule.rounded_sums ? x[j] : exact;
+          const double weight = rounded_weight(rule, exact);
+          x[j] = rule.weight_parts > 1 ? rounded_to(rule.weights, exact) : weight;
+          rest[j] = weight - x[j];
+          if (!ones) sum += rule.rounded_sums ? weight : exact;
         }
+        const auto weighted = [&](const float* values, int64_t step) {
+          double total = 0;
+          if (rule.weight_parts > 1)
+            total = sum_of_products(rest, values, step, here, rule.sum_bits);
+          return sum_of_products(x, values, step, here, rule.sum_bits, total);
+        };
         constexpr float one = 1;
-        if (ones) sum += sum_of_products(x, &one, 0, here, rule.sum_bits);
+        if (ones) sum += weighted(&one, 0);
         if (bug == Bug::swapped_keys && here > 1) std::swap(x[0], x[1]);
         for (int64_t d = 0; d < dim && rule.sum_bits > 0; ++d)
-          row.out[static_cast<size_t>(d)] +=
-              sum_of_products(x, v_tile + d, dim, here, rule.sum_bits);
+          row.out[static_cast<size_t>(d)] += weighted(v_tile + d, dim);
         for (int64_t j = 0; j < here && rule.sum_bits == 0; ++j) {
-          const double p = x[j];
+          const double p = x[j] + rest[j];
           const float* value = v_tile + j * dim;
           double* out_row = row.out.data();
           for (int64_t d = 0; d < dim; ++d) out_row[d] += p * value[d];

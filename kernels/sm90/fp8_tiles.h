@@ -1,0 +1,150 @@
+// The shapes of the blocks of fwd_sm90_fp8_*, see tiles.h.
+#ifndef ATTN_KERNELS_SM90_FP8_TILES_H
+#define ATTN_KERNELS_SM90_FP8_TILES_H
+
+#include "tiles.h"
+
+namespace attn::sm90 {
+
+constexpr Tile tile_fp8_d64{.head_dim = 64,
+                            .head_dim_v = 64,
+                            .groups = 3,
+                            .keys = 128,
+                            .q_stages = 2,
+                            .k_stages = 3,
+                            .v_stages = 2,
+                            .element_bytes = 1,
+                            .vt_stages = 2,
+                            .turns = false,
+                            .in_order = true};
+constexpr Tile tile_fp8_d64_long{.head_dim = 64,
+                                 .head_dim_v = 64,
+                                 .groups = 3,
+                                 .keys = 192,
+                                 .q_stages = 2,
+                                 .k_stages = 3,
+                                 .v_stages = 2,
+                                 .element_bytes = 1,
+                                 .vt_stages = 2,
+                                 .turns = false,
+                                 .in_order = true};
+constexpr Tile tile_fp8_d128{.head_dim = 128,
+                             .head_dim_v = 128,
+                             .groups = 3,
+                             .keys = 128,
+                             .q_stages = 2,
+                             .k_stages = 3,
+                             .v_stages = 2,
+                             .element_bytes = 1,
+                             .vt_stages = 2,
+                             .piece = 64,
+                             .turns = false,
+                             .in_order = true};
+constexpr Tile tile_fp8_d256{.head_dim = 256,
+                             .head_dim_v = 256,
+                             .groups = 2,
+                             .keys = 128,
+                             .q_stages = 1,
+                             .k_stages = 2,
+                             .v_stages = 2,
+                             .element_bytes = 1,
+                             .vt_stages = 1,
+                             .piece = 32,
+                             .turns = false,
+                             .in_order = true};
+// For weights of two values.
+constexpr Tile tile_fp8_d64_precise{.head_dim = 64,
+                                    .head_dim_v = 64,
+                                    .groups = 3,
+                                    .keys = 128,
+                                    .q_stages = 2,
+                                    .k_stages = 3,
+                                    .v_stages = 2,
+                                    .element_bytes = 1,
+                                    .vt_stages = 2,
+                                    .turns = false,
+                                    .in_order = true,
+                                    .weight_parts = 2};
+constexpr Tile tile_fp8_d128_precise{.head_dim = 128,
+                                     .head_dim_v = 128,
+                                     .groups = 2,
+                                     .keys = 128,
+                                     .q_stages = 2,
+                                     .k_stages = 3,
+                                     .v_stages = 2,
+                                     .element_bytes = 1,
+                                     .vt_stages = 2,
+                                     .turns = false,
+                                     .in_order = true,
+                                     .weight_parts = 2};
+constexpr Tile tile_fp8_d256_precise{.head_dim = 256,
+                                     .head_dim_v = 256,
+                                     .groups = 2,
+                                     .keys = 96,
+                                     .q_stages = 1,
+                                     .k_stages = 2,
+                                     .v_stages = 2,
+                                     .element_bytes = 1,
+                                     .vt_stages = 2,
+                                     .piece = 32,
+                                     .turns = false,
+                                     .in_order = true,
+                                     .weight_parts = 2};
+// Whose warpgroups have the scores of a tile and the sums of the one before under way together.
+constexpr Tile tile_fp8_d64_e5m2{.head_dim = 64,
+                                 .head_dim_v = 64,
+                                 .groups = 2,
+                                 .keys = 128,
+                                 .q_stages = 2,
+                                 .k_stages = 3,
+                                 .v_stages = 2,
+                                 .element_bytes = 1,
+                                 .vt_stages = 2,
+                                 .turns = false};
+constexpr Tile tile_fp8_d128_e5m2{.head_dim = 128,
+                                  .head_dim_v = 128,
+                                  .groups = 2,
+                                  .keys = 128,
+                                  .q_stages = 2,
+                                  .k_stages = 3,
+                                  .v_stages = 2,
+                                  .element_bytes = 1,
+                                  .vt_stages = 2};
+constexpr Tile tile_fp8_d256_e5m2{.head_dim = 256,
+                                  .head_dim_v = 256,
+                                  .groups = 2,
+                                  .keys = 64,
+                                  .q_stages = 2,
+                                  .k_stages = 3,
+                                  .v_stages = 2,
+                                  .element_bytes = 1,
+                                  .vt_stages = 2,
+                                  .piece = 32};
+// A tile lies in one block of keys that have a descale of their own.
+constexpr Tile tile_fp8_d64_score{.head_dim = 64,
+                                  .head_dim_v = 64,
+                                  .groups = 3,
+                                  .keys = 64,
+                                  .q_stages = 2,
+                                  .k_stages = 3,
+                                  .v_stages = 2,
+                                  .element_bytes = 1,
+                                  .vt_stages = 2,
+                                  .turns = false};
+constexpr Tile tile_fp8_d128_score{.head_dim = 128,
+                                   .head_dim_v = 128,
+                                   .groups = 2,
+                                   .keys = 64,
+                                   .q_stages = 2,
+                                   .k_stages = 3,
+                                   .v_stages = 2,
+                                   .element_bytes = 1,
+                                   .vt_stages = 2};
+constexpr Tile tile_fp8_d256_score = tile_fp8_d256_e5m2;
+// For block masks. At d128 whole tiles of 128 keys do not fit into registers.
+constexpr Tile tile_fp8_d64_mask = tile_fp8_d64_e5m2.finding();
+constexpr Tile tile_fp8_d128_mask = tile_fp8_d128_score.finding();
+constexpr Tile tile_fp8_d256_mask = tile_fp8_d256_e5m2.finding();
+
+}  // namespace attn::sm90
+#endif
