@@ -34,12 +34,13 @@ bool emulated(const Kernel& kernel);
 // In what order the emulator takes waves and loads from here on: a random one of this seed, or,
 // with 0, that of the environment's ATTN_EMU_SEED, by default the usual one.
 void set_emulator_order(uint64_t seed);
-// Whether an emulated kernel has softcap and ALiBi, the case neither, and a kernel without them
-// does the same work.
+// Whether an emulated kernel has softcap and ALiBi, a bias, or descales of segments and blocks, the
+// case none of these, and a kernel without them does the same work.
 bool has_simpler_sibling(const Kernel& kernel, const Case& c);
 // Whether a kernel takes part in a case. Cases with q in 16 bits are many, and made for devices: an
 // emulated kernel, but for those of few queries, has one in five of the small ones (one in 25 where
-// it has a simpler sibling), kernels that differ by their largest head_dim in turns.
+// it has a simpler sibling), kernels that differ by their largest head_dim in turns. With q in fp8
+// it has one in five where it has a simpler sibling, all others.
 bool takes_part(const Kernel& kernel, const Case& c);
 // Where a kernel stands in the catalog.
 uint64_t place_of(const Kernel& kernel);
