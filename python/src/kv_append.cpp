@@ -1,14 +1,14 @@
 // kv_append().
 #include <cstdint>
 
-#include "call.h"
+#include "cache_call.h"
 
 namespace attn::python {
 namespace {
 
-class Append {
+class Append : CacheCall {
  public:
-  explicit Append(const nb::dict& arguments) : arguments_(arguments) {
+  explicit Append(const nb::dict& arguments) : CacheCall(arguments) {
     clear(&problem_);
     clear(&problem_.segment);
     args_ = make<attn_kv_append_args>();
@@ -19,7 +19,6 @@ class Append {
     if (given("q")) read_queries();
     if (given("q_out") && !given("q")) refuse("q_out is given; accepted without q: None");
   }
-  Append(const Append&) = delete;
 
   nb::object run() {
     const std::shared_ptr<Compiled> compiled =
@@ -38,16 +37,6 @@ class Append {
   }
 
  private:
-  nb::object argument(const char* name) const { return nb::object(arguments_[name]); }
-  bool given(const char* name) const { return !argument(name).is_none(); }
-  const Array& keep(Array array) {
-    arrays_.push_back(std::make_unique<Array>(std::move(array)));
-    return *arrays_.back();
-  }
-  const Array& next(const char* name) { return keep(reader_.next(argument(name), name)); }
-  const Array& output(const char* name, const char* accepted) {
-    return keep(reader_.output(argument(name), name, accepted));
-  }
   const char* form(const char* padded, const char* packed) const {
     return problem_.new_layout == ATTN_PACKED ? packed : padded;
   }
@@ -94,79 +83,26 @@ class Append {
     }
   }
 
-  // Its shape, but for the elements of a row, of which blocks have another number of bytes.
-  attn_dtype read_kept(const Array& a, const std::vector<int64_t>& shape, const char* shape_form,
-                       int64_t dim, const char* type_name) {
-    a.need_shape({shape[0], shape[1], problem_.heads_kv, -1}, shape_form);
-    const auto [type, elements] = kv_type(a, dim, argument(type_name));
-    if (elements != dim)
-      refuse(a.name + ": a row has " + std::to_string(elements) +
-             " elements; accepted: " + std::to_string(dim) + " as of new tokens");
-    return type;
+  CacheDims dims() const {
+    return {problem_.batch, problem_.heads_kv, problem_.head_dim, problem_.head_dim_v};
   }
-
-  void need_lengths(const Array& lengths) const {
-    lengths.need_type("i32");
-    lengths.need_shape({problem_.batch}, "[B]");
-    lengths.need_contiguous();
-  }
-
   void read_cache() {
     attn_kv_append_problem& p = problem_;
     attn_segment& s = p.segment;
     attn_segment_args& a = args_.cache;
-    constexpr const char* writable = "arrays of NumPy, PyTorch or CuPy";
-    const Array& k = output("k_cache", writable);
-    const Array& v = output("v_cache", writable);
-    const bool paged = given("block_table");
-    s.k_type =
-        read_kept(k, {paged ? -1 : p.batch, -1},
-                  paged ? "[pages, page_size, Hkv, D]" : "[B, S, Hkv, D]", p.head_dim, "k_type");
-    s.v_type = read_kept(v, {k.size(0), k.size(1)}, "k_cache's shape but for the last dimension",
-                         p.head_dim_v, "v_type");
-    s.k_stride = strides_of(k, s.k_type);
-    s.v_stride = strides_of(v, s.v_type);
-    a.k = k.data();
-    a.v = v.data();
-    const auto scales = [&](const char* name, const Array& of, attn_dtype type,
-                            attn_strides* stride) -> const void* {
-      if (given(name) != find_type(type).has_scales())
-        refuse(std::string(name) + (given(name) ? " is given" : " is None") + "; accepted for " +
-               of.name + " in " + find_type(type).name +
-               (given(name) ? ": None" : ": f16 scales, one for each token and head"));
-      return given(name) ? read_scales(output(name, writable), of, stride) : nullptr;
-    };
-    a.k_scale = scales("k_scale", k, s.k_type, &s.k_scale_stride);
-    a.v_scale = scales("v_scale", v, s.v_type, &s.v_scale_stride);
-    if (paged)
-      a.block_table = read_pages(k, next("block_table"), p.batch, &s);
-    else
-      s.seqlen = k.size(1);
-
+    CacheCall::read_cache({"k_cache", "v_cache", "block_table", "new tokens"}, dims(), &s, &a);
     const bool in_place = boolean(argument("advance_seqlens"), "advance_seqlens");
     if (in_place && given("seqlens_out"))
       refuse("seqlens_out is given; accepted with advance_seqlens: None");
-    const Array& lengths =
-        in_place ? output("seqlens", "without advance_seqlens any") : next("seqlens");
-    need_lengths(lengths);
+    int32_t* const lengths = lengths_of(
+        in_place ? output("seqlens", "without advance_seqlens any") : next("seqlens"), p.batch);
     s.has_seqlens = 1;
-    a.seqlens = static_cast<const int32_t*>(lengths.address());
-    if (in_place) args_.seqlens_out = const_cast<int32_t*>(a.seqlens);
-    if (given("seqlens_out")) {
-      const Array& out = output("seqlens_out", "None");
-      need_lengths(out);
-      args_.seqlens_out = static_cast<int32_t*>(out.data());
-    }
+    a.seqlens = lengths;
+    if (in_place) args_.seqlens_out = lengths;
+    if (given("seqlens_out"))
+      args_.seqlens_out = lengths_of(output("seqlens_out", "None"), p.batch);
     p.advance_seqlens = args_.seqlens_out != nullptr;
-    s.k_descale = read_descale("k_descale", &a.k_descale);
-    s.v_descale = read_descale("v_descale", &a.v_descale);
-  }
-
-  attn_descale_kind read_descale(const char* name, const float** pointer) {
-    if (!given(name)) return ATTN_DESCALE_NONE;
-    const Array& a = next(name);
-    *pointer = static_cast<const float*>(a.address());
-    return descale_kind(a, problem_.batch, problem_.heads_kv, &problem_.segment);
+    read_descales(dims(), &s, &a);
   }
 
   const float* read_table(const char* name, const std::vector<int64_t>& shape) {
@@ -218,9 +154,6 @@ class Append {
     args_.q_out = out.data();
   }
 
-  nb::dict arguments_;
-  Reader reader_;
-  std::vector<std::unique_ptr<Array>> arrays_;
   attn_kv_append_problem problem_;
   attn_kv_append_args args_;
   std::vector<int64_t> q_shape_;
