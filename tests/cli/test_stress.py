@@ -90,14 +90,16 @@ BUGS = [
 .endm
 """), ("""
   repair_sum
-  finish
+  .if descaled
+  v_mov_b32_e32 v[u], s[v_now]
 """, """
   repair_sum
   v_add_f32_e32 v[sum], v[sum], v[u+2]
   ds_bpermute_b32 v[test], v[partner], v[sum]
   s_waitcnt lgkmcnt(0)
   v_add_f32_e32 v[sum], v[sum], v[test]
-  finish
+  .if descaled
+  v_mov_b32_e32 v[u], s[v_now]
 """)], "normal/3"),
     ("FNUZ read as OCP", [(  # each code then means twice its value
         """
