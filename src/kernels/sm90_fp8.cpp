@@ -26,7 +26,7 @@ constexpr Limits limits(attn_dtype kv_type, const sm90::Tile& tile, unsigned wit
       .in_types = type_bit(ATTN_F8_E4M3FN),
       .kv_types = type_bit(kv_type),
       .out_types = float_types | type_bit(ATTN_F8_E4M3FN) | type_bit(ATTN_F8_E5M2),
-      .flags = forward_flags | ATTN_OUT_SCALE | (changes ? ATTN_ALIBI : 0u),
+      .flags = forward_flags | ATTN_OUT_SCALE | (changes ? uint32_t{ATTN_ALIBI} : 0u),
       .features = forward_features | feature_descale_tensor | feature_descale_head |
                   (changes ? feature_descale_block | feature_segments | feature_softcap : 0u),
       .head_dim = {.multiple = 16, .max = tile.head_dim},

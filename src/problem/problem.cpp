@@ -271,12 +271,15 @@ Status copy_holding(const char* name, const void* in, void* out, size_t size, co
   if (inner < held.least)
     return invalid(held.name, ".struct_size is ", inner, "; accepted: sizeof the struct (",
                    held.size, " here)");
+  if (inner > given - held.at)
+    return invalid(held.name, ".struct_size is ", inner, "; accepted: up to ", given - held.at,
+                   ", for ", name, ".struct_size is ", given);
   auto* to = static_cast<char*>(out);
   ATTN_TRY(copy_versioned(held.name, from + held.at, to + held.at, held.size));
   std::memcpy(to, from, held.at);
   std::memcpy(to, &size, sizeof size);
   // What is behind it.
-  const size_t at = held.at + held.size, room = size - at, begin = std::min(held.at + inner, given),
+  const size_t at = held.at + held.size, room = size - at, begin = held.at + inner,
                rest = given - begin;
   std::memset(to + at, 0, room);
   std::memcpy(to + at, from + begin, std::min(rest, room));

@@ -524,7 +524,7 @@ TEST_CASE("hipemu: random wave orders and load latencies change nothing", "[hipe
   REQUIRE(attn_copy_in(context, from, src.data(), elements * 2, nullptr) == ATTN_OK);
   const auto codes = [&](const attn_emu_options& emulation) {
     const Configured configured(emulation);
-    attn_quantize_args args{sizeof args, from, to, static_cast<float*>(descale)};
+    attn_quantize_args args{sizeof args, from, to, static_cast<float*>(descale), nullptr};
     const attn_status status = attn_run_quantize(plan, &args, nullptr);
     INFO(attn_last_error());
     REQUIRE(status == ATTN_OK);
