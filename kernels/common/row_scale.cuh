@@ -3,13 +3,10 @@
 #pragma once
 #include <cuda_fp16.h>
 
-#include "../shared/types.h"
+#include "../shared/row_scale.h"
 
 namespace attn::device {
 
-__device__ __forceinline__ bool has_row_scale(int type) {
-  return type == attn_element_i8 || type == attn_element_i4;
-}
 __device__ __forceinline__ double largest_code(int type) {
   return type == attn_element_i8 ? 127 : 7;
 }

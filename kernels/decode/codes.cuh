@@ -21,6 +21,12 @@ struct CodePanels {
   static __device__ __forceinline__ unsigned chunk(unsigned row, int n) {
     return (row ^ n % chunks * 16) + n / chunks * unit_keys * pitch;
   }
+  // A place within chunks 0 and 1 of keys 2t and 2t + 1.
+  static __device__ __forceinline__ uint2 of_two_keys(unsigned rows, int lane, int within) {
+    const int key = lane % 4 * 2;
+    return make_uint2(rows + key * pitch + (swizzle(key) ^ within),
+                      rows + (key + 1) * pitch + (swizzle(key + 1) ^ within));
+  }
 };
 
 // Byte i is code i.
@@ -53,9 +59,7 @@ struct I8 {
 
   // Block n of keys 2t, 2t + 1 and those 8 behind them; v: the first two's rows.
   static __device__ __forceinline__ uint2 v_lane(unsigned rows, int lane) {
-    const int key = lane % 4 * 2, within = lane / 16 * 16 ^ lane / 4 % 4 * 4;
-    return make_uint2(rows + key * P::pitch + (P::swizzle(key) ^ within),
-                      rows + (key + 1) * P::pitch + (P::swizzle(key + 1) ^ within));
+    return P::of_two_keys(rows, lane, lane / 16 * 16 ^ lane / 4 % 4 * 4);
   }
   static __device__ __forceinline__ void load_v(unsigned (&a)[2][4], uint2 v, int n, int lane) {
     const unsigned x_at = P::chunk(v.x, 2 * n), y_at = P::chunk(v.y, 2 * n);
@@ -122,9 +126,7 @@ struct I4 {
   }
 
   static __device__ __forceinline__ uint2 v_lane(unsigned rows, int lane) {
-    const int key = lane % 4 * 2, within = lane / 16 * 8 ^ lane / 8 % 2 * 4;
-    return make_uint2(rows + key * P::pitch + (P::swizzle(key) ^ within),
-                      rows + (key + 1) * P::pitch + (P::swizzle(key + 1) ^ within));
+    return P::of_two_keys(rows, lane, lane / 16 * 8 ^ lane / 8 % 2 * 4);
   }
   // Of x and y byte i, in bytes 0 and 2.
   static __device__ __forceinline__ unsigned both_of(unsigned x, unsigned y, int i) {

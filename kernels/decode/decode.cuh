@@ -427,7 +427,7 @@ struct Decoder {
     };
     if (type == attn_element_q8_0) load_block_scales(BlockRows<Q8_0, head_dim_v>{}, q8_0_rows);
     if (type == attn_element_q4_0) load_block_scales(BlockRows<Q4_0, head_dim_v>{}, q4_0_rows);
-    if (has_key_scales(type)) {
+    if (has_row_scale(type)) {
       const KeyScales of_keys = key_scales(stage, 1, unit.v_shift);
       load_v_scales<1>(scales, valid, [&](int, int i) { return of_keys.v_scales(lane(), i); });
     }

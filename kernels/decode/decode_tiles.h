@@ -3,7 +3,7 @@
 #define ATTN_KERNELS_DECODE_TILES_H
 
 #include "../shared/host_device.h"
-#include "../shared/types.h"
+#include "../shared/row_scale.h"
 
 namespace attn::decode {
 
@@ -48,9 +48,6 @@ ATTN_HOST_DEVICE constexpr RowPlace row_place(int type, int columns) {
     default:
       return panels_of(columns * 2);
   }
-}
-ATTN_HOST_DEVICE constexpr bool has_key_scales(int type) {
-  return type == attn_element_i8 || type == attn_element_i4;
 }
 // i8 and i4: words of a unit's scales behind its K and V, one for each key, K's first.
 constexpr int scale_bytes = 4 * unit_keys;

@@ -271,9 +271,9 @@ struct Loader {
       if constexpr (tile.own_types)
         if (a.scales_at) {
           const unsigned to = k_to + a.scales_at;
-          if (has_key_scales(request.k_type))
+          if (has_row_scale(request.k_type))
             copy_scales(s.k_scales, request.k_scales, to, valid, local);
-          if (has_key_scales(request.v_type))
+          if (has_row_scale(request.v_type))
             copy_scales(s.v_scales, request.v_scales, to + scale_bytes, valid, local);
           ptx::cp_async_arrive(full);
         }
@@ -360,7 +360,7 @@ struct Loader {
     r.map = is_k ? &maps[at.segment].k : &maps[at.segment].v;
     const int k_head = at.h * s.k_head, v_head = at.h * s.v_head, head = is_k ? k_head : v_head;
     r.column = blocks ? head - shift_of(head) / 2
-                      : of_tile * (panel_pitch / (has_key_scales(type) ? 1 : 2));
+                      : of_tile * (panel_pitch / (has_row_scale(type) ? 1 : 2));
     r.head = blocks ? 0 : at.h;
     r.k_shift = shift_of(k_head), r.v_shift = shift_of(v_head);
     // Units begin at even rows, in pages too.
@@ -370,8 +370,8 @@ struct Loader {
                   (r.paged ? 0 : r.entry * scales.batch + int(at.row) * (long long)scales.seq));
       return int(from / 2 % 2) | (scales.seq & 1) << 1;
     };
-    if (has_key_scales(s.k_type)) r.k_shift = begin_scales(s.k_scales, r.k_scales);
-    if (has_key_scales(s.v_type)) r.v_shift = begin_scales(s.v_scales, r.v_scales);
+    if (has_row_scale(s.k_type)) r.k_shift = begin_scales(s.k_scales, r.k_scales);
+    if (has_row_scale(s.v_type)) r.v_shift = begin_scales(s.v_scales, r.v_scales);
   }
   // The words that have the scales of a unit's keys; if a scale is a word's first half, the other
   // one is not read. from: of the segment's first key, or of page 0's.

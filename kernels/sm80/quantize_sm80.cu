@@ -173,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(32 * attn_quantize_warps)
          g += threads)
       a.descale[g] = 1;
   }
-  if (attn::device::has_row_scale(a.dst_type))
+  if (attn::has_row_scale(a.dst_type))
     return quantize_rows(a, blockIdx.x * (long long)attn_quantize_warps + warp, threads / 32);
   quantize(a, whole(a), blockIdx.x * (long long)attn_quantize_warps + warp, threads / 32, 1);
 }

@@ -8,6 +8,7 @@
 
 #include "attn/attn.h"
 #include "core/ggml_layout.h"
+#include "kernels/shared/row_scale.h"
 #include "kernels/shared/small_float.h"
 
 namespace attn {
@@ -37,7 +38,7 @@ inline bool dtype_is_ggml(attn_dtype t) {
 
 // Whether an f16 for each token and head lies beside the codes.
 inline bool dtype_has_scales(attn_dtype t) {
-  return t == ATTN_I8 || t == ATTN_I4;
+  return has_row_scale(t);
 }
 
 // Elements and bytes of one block.

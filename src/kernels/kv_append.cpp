@@ -1,4 +1,4 @@
-// The kernels kv_append_* and kv_roll_*, which on CUDA are one.
+// The kernels kv_append_* and kv_roll_sm80, which appends as kv_append_sm80 does.
 #include <algorithm>
 #include <limits>
 
@@ -17,6 +17,7 @@ namespace attn {
 namespace {
 
 constexpr int64_t max_int = std::numeric_limits<int>::max();
+constexpr int64_t max_heads = 1 << 30, max_blocks_y = (1 << 16) - 1;  // on CUDA
 
 const SmallFloat& small_format(attn_dtype type) {
   return type == ATTN_F16 ? f16_format : type == ATTN_BF16 ? bf16_format : fp8_format(type);
@@ -37,17 +38,20 @@ int64_t threads_per_head(const P& p) {
 bool aligned_cache(attn_dtype type, const attn_strides& stride) {
   return dtype_is_ggml(type) || aligned_strides(type, stride);  // blocks never are
 }
+template <class P>
+bool aligned_rows(const P& p, attn_dtype type, const attn_strides& k_stride,
+                  const attn_strides& v_stride, const attn_segment& cache) {
+  return p.head_dim % attn_kv_append_elements == 0 && p.head_dim_v % attn_kv_append_elements == 0 &&
+         aligned_strides(type, k_stride) && aligned_strides(type, v_stride) &&
+         aligned_cache(cache.k_type, cache.k_stride) && aligned_cache(cache.v_type, cache.v_stride);
+}
 bool all_aligned(const KvAppendProblem& p, const attn_kv_append_args& args) {
   const auto table = [](const float* at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; };
   const int64_t half = p.rotary_dim / 2;
-  return p.head_dim % attn_kv_append_elements == 0 && p.head_dim_v % attn_kv_append_elements == 0 &&
+  return aligned_rows(p, p.new_type, p.k_new_stride, p.v_new_stride, p.segment) &&
          half % (p.rotary_interleaved ? 4 : attn_kv_append_elements) == 0 &&
          table(args.rotary_cos) && table(args.rotary_sin) &&
-         aligned_strides(p.new_type, p.k_new_stride) &&
-         aligned_strides(p.new_type, p.v_new_stride) && aligned_strides(p.new_type, p.q_stride) &&
-         aligned_strides(p.new_type, p.q_out_stride) &&
-         aligned_cache(p.segment.k_type, p.segment.k_stride) &&
-         aligned_cache(p.segment.v_type, p.segment.v_stride);
+         aligned_strides(p.new_type, p.q_stride) && aligned_strides(p.new_type, p.q_out_stride);
 }
 
 attn_kv_append_tensor tensor(const void* src, const attn_strides& src_stride, const void* dst,
@@ -63,23 +67,27 @@ attn_kv_append_tensor tensor(const void* src, const attn_strides& src_stride, co
   return t;
 }
 
-// What both kernels' arguments say alike.
+// Where tokens go: descales, and pages if there are any.
+template <class Kernarg>
+void set_cache(const attn_segment& s, const attn_segment_args& args, int64_t heads_kv, Kernarg* a) {
+  a->tensor[0].descale = descale(s.k_descale, args.k_descale, heads_kv, s);
+  a->tensor[1].descale = descale(s.v_descale, args.v_descale, heads_kv, s);
+  if (s.layout != ATTN_PAGED) return;
+  a->block_table = args.block_table;
+  a->num_pages = int(std::min(s.num_pages, max_int));
+  a->page_size = s.page_size;
+  a->max_pages = s.max_pages;
+}
+
+// What the arguments of kv_append_* on CUDA and gfx942 say alike.
 template <class Kernarg>
 void set_common(const KvAppendProblem& p, const attn_kv_append_args& args, bool lengths_only,
                 Kernarg* a) {
-  const attn_segment& s = p.segment;
-  a->tensor[0].descale = descale(s.k_descale, args.cache.k_descale, p.heads_kv, s);
-  a->tensor[1].descale = descale(s.v_descale, args.cache.v_descale, p.heads_kv, s);
+  set_cache(p.segment, args.cache, p.heads_kv, a);
   a->rotary_cos = args.rotary_cos;
   a->rotary_sin = args.rotary_sin;
   a->cu_seqlens_new = p.new_layout == ATTN_PACKED ? args.cu_seqlens_new : nullptr;
   a->seqlens_out = lengths_only || one_block_per_sequence(p) ? args.seqlens_out : nullptr;
-  if (s.layout == ATTN_PAGED) {
-    a->block_table = args.cache.block_table;
-    a->num_pages = int(std::min(s.num_pages, max_int));
-    a->page_size = s.page_size;
-    a->max_pages = s.max_pages;
-  }
   a->batch = int(p.batch);
   a->seqlen_new = int(p.seqlen_new);
   a->new_type = p.new_type;
@@ -125,8 +133,18 @@ Status check_descales(const char* kernel, int64_t heads_kv, const attn_segment& 
   return {};
 }
 
+template <class Kernarg>
+Step step_of(const char* image, const DeviceInfo& device, Pack pack, int64_t x, int64_t y,
+             int64_t threads) {
+  return {.image = image,
+          .kernarg_bytes = sizeof(Kernarg),
+          .launch = {.grid = {uint32_t(x), uint32_t(y), 1},
+                     .block = {uint32_t(ceil_div(threads, int64_t{32}) * 32), 1, 1},
+                     .starts_early = device.arch == "sm_90"},
+          .pack = pack};
+}
+
 Status recipe_sm80(const KvAppendProblem& p, const DeviceInfo& device, Recipe* recipe) {
-  constexpr int64_t max_heads = 1 << 30, max_y = (1 << 16) - 1;
   const int64_t tokens = p.new_layout == ATTN_PACKED ? p.total_new : p.batch * p.seqlen_new;
   const int64_t heads = 2 * p.heads_kv + p.heads_q;
   if (tokens > max_grid)
@@ -140,16 +158,12 @@ Status recipe_sm80(const KvAppendProblem& p, const DeviceInfo& device, Recipe* r
   const int64_t per_head = threads_per_head(p);
   const int64_t threads = std::max(
       per_head, std::min<int64_t>(heads * per_head, whole ? attn_kv_append_max_threads : 128));
-  const int64_t blocks =
-      whole ? 1 : std::min(ceil_div(heads, threads / per_head), max_y);  // they go on to more heads
+  const int64_t blocks = whole ? 1
+                               : std::min(ceil_div(heads, threads / per_head),
+                                          max_blocks_y);  // they go on to more heads
   const auto step = [&](const Pack pack, int64_t x, int64_t y, int64_t threads_of_block) {
     recipe->steps.push_back(
-        {.image = "kv_append_sm80",
-         .kernarg_bytes = sizeof(attn_kv_append_kernarg),
-         .launch = {.grid = {uint32_t(x), uint32_t(y), 1},
-                    .block = {uint32_t(ceil_div(threads_of_block, int64_t{32}) * 32), 1, 1},
-                    .starts_early = device.arch == "sm_90"},
-         .pack = pack});
+        step_of<attn_kv_append_kernarg>("kv_append_sm80", device, pack, x, y, threads_of_block));
   };
   step(pack_of<pack<false>>, tokens, blocks, threads);
   // Else all blocks must have read the lengths before any writes one.
@@ -167,27 +181,17 @@ void pack_roll(const KvRollProblem& p, const KvRollArgs& args, const Target&, Pa
   attn_kv_append_kernarg& a = r.append;
   a.tensor[0] = tensor(args.from.k, from.k_stride, args.to.k, s.k_stride, s.k_type, p.head_dim);
   a.tensor[1] = tensor(args.from.v, from.v_stride, args.to.v, s.v_stride, s.v_type, p.head_dim_v);
-  a.tensor[0].descale = descale(s.k_descale, args.to.k_descale, p.heads_kv, s);
-  a.tensor[1].descale = descale(s.v_descale, args.to.v_descale, p.heads_kv, s);
+  set_cache(s, args.to, p.heads_kv, &a);
   set_scales(s, args.to, &a);
   a.lengths = kv_lengths(s, args.to);
   a.seqlens_out = lengths_only ? const_cast<int*>(args.to.seqlens) : nullptr;
-  if (s.layout == ATTN_PAGED) {
-    a.block_table = args.to.block_table;
-    a.num_pages = int(std::min(s.num_pages, max_int));
-    a.page_size = s.page_size;
-    a.max_pages = s.max_pages;
-  }
   a.batch = int(p.batch);
   a.seqlen_new = int(p.most_moved_keys());
   a.heads_kv = int(p.heads_kv);
   a.heads = int(2 * p.heads_kv);
   a.threads_per_head = int(threads_per_head(p));
   a.new_type = from.k_type;
-  a.aligned =
-      p.head_dim % attn_kv_append_elements == 0 && p.head_dim_v % attn_kv_append_elements == 0 &&
-      aligned_strides(from.k_type, from.k_stride) && aligned_strides(from.v_type, from.v_stride) &&
-      aligned_cache(s.k_type, s.k_stride) && aligned_cache(s.v_type, s.v_stride);
+  a.aligned = aligned_rows(p, from.k_type, from.k_stride, from.v_stride, s);
   a.lengths_only = lengths_only;
   r.recent_table = const_cast<int*>(args.from.block_table);
   r.recent = pages(from, args.from);
@@ -198,7 +202,6 @@ void pack_roll(const KvRollProblem& p, const KvRollArgs& args, const Target&, Pa
 }
 
 Status recipe_roll(const KvRollProblem& p, const DeviceInfo& device, Recipe* recipe) {
-  constexpr int64_t max_heads = 1 << 30, max_y = (1 << 16) - 1;
   const int64_t tokens = p.batch * p.most_moved_keys(), heads = 2 * p.heads_kv;
   if (tokens > max_grid)
     return unsupported("kv_roll_sm80: batch * the keys that can move is ", tokens,
@@ -210,15 +213,10 @@ Status recipe_roll(const KvRollProblem& p, const DeviceInfo& device, Recipe* rec
   const int64_t threads = std::max(per_head, std::min<int64_t>(heads * per_head, 128));
   const auto step = [&](const Pack pack, int64_t x, int64_t y, int64_t threads_of_block) {
     recipe->steps.push_back(
-        {.image = "kv_roll_sm80",
-         .kernarg_bytes = sizeof(attn_kv_roll_kernarg),
-         .launch = {.grid = {uint32_t(x), uint32_t(y), 1},
-                    .block = {uint32_t(ceil_div(threads_of_block, int64_t{32}) * 32), 1, 1},
-                    .starts_early = device.arch == "sm_90"},
-         .pack = pack});
+        step_of<attn_kv_roll_kernarg>("kv_roll_sm80", device, pack, x, y, threads_of_block));
   };
-  step(pack_of<pack_roll<false>>, tokens, std::min(ceil_div(heads, threads / per_head), max_y),
-       threads);
+  step(pack_of<pack_roll<false>>, tokens,
+       std::min(ceil_div(heads, threads / per_head), max_blocks_y), threads);
   step(pack_of<pack_roll<true>>, p.batch, 1, 128);  // all have read the lengths then
   return {};
 }
@@ -257,7 +255,7 @@ AppendShape shape_gfx942(const KvAppendProblem& p) {
   const int64_t threads = std::min(most, ceil_div(std::max(wanted, per_head), wave) * wave);
   const int64_t at_once = threads / per_head;
   const int64_t chunks = 2 * ceil_div(p.heads_kv, at_once) + ceil_div(p.heads_q, at_once);
-  return {threads, at_once, whole ? 1 : std::min(chunks, max_y)};
+  return {threads, at_once, whole ? 1 : std::min(chunks, max_blocks_y)};
 }
 
 template <bool lengths_only>

@@ -1,7 +1,6 @@
 // Appending to a KV cache: the problem and its arguments.
 #include <algorithm>
 #include <cstddef>
-#include <iterator>
 
 #include "core/dtype.h"
 #include "problem/operations.h"
@@ -130,18 +129,11 @@ Status check_overlap(const KvAppendProblem& p, const attn_kv_append_args& args) 
                             {{"v_scale"}, args.cache.v_scale, &p.cache.v_scale_bytes},
                             {{"q_out"}, args.q_out, &p.q_out_bytes},
                             {{"seqlens_out"}, args.seqlens_out, &lengths}};
-  for (size_t i = 0; i < std::size(written); ++i)
-    for (size_t j = 0; j < i; ++j) ATTN_TRY(keep_apart(written[j], written[i]));
   // What is read where it is written is compared with the others as that.
   attn_kv_append_args read = args;
   if (args.seqlens_out == args.cache.seqlens) read.cache.seqlens = nullptr;
   if (args.q_out == args.q && same_places(p)) read.q = nullptr;
-  Status status;
-  for_each_input(p, read, [&](Name name, const void* address, const Footprint& bytes) {
-    for (const Placed& w : written)
-      if (status.ok()) status = keep_apart(w, {name, address, &bytes});
-  });
-  return status;
+  return keep_all_apart(written, [&](const auto& visit) { for_each_input(p, read, visit); });
 }
 
 // The new tokens of a sequence.

@@ -1,6 +1,4 @@
 // Moving the oldest pages of a cache into another type: the problem and its arguments.
-#include <iterator>
-
 #include "core/dtype.h"
 #include "problem/operations.h"
 #include "problem/rules.h"
@@ -70,19 +68,13 @@ Status check_overlap(const KvRollProblem& p, const attn_kv_roll_args& args) {
                             {{"old.seqlens"}, to.seqlens, &lengths},
                             {{"recent.seqlens"}, from.seqlens, &lengths},
                             {{"recent.block_table"}, from.block_table, &table}};
-  for (size_t i = 0; i < std::size(written); ++i)
-    for (size_t j = 0; j < i; ++j) ATTN_TRY(keep_apart(written[j], written[i]));
   attn_segment_args read = to;
   read.seqlens = nullptr;
-  Status status;
-  const auto visit = [&](Name name, const void* address, const Footprint& bytes) {
-    for (const Placed& w : written)
-      if (status.ok()) status = keep_apart(w, {name, address, &bytes});
-  };
-  visit({"recent.k"}, from.k, p.from.k_bytes);
-  visit({"recent.v"}, from.v, p.from.v_bytes);
-  for_each_small_array(p.to, read, p.kv_shape(), -1, visit);
-  return status;
+  return keep_all_apart(written, [&](const auto& visit) {
+    visit({"recent.k"}, from.k, p.from.k_bytes);
+    visit({"recent.v"}, from.v, p.from.v_bytes);
+    for_each_small_array(p.to, read, p.kv_shape(), -1, visit);
+  });
 }
 
 Status check_host_arrays(const KvRollProblem& p, const attn_kv_roll_args& args) {
