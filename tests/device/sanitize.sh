@@ -97,7 +97,7 @@ runs() {
       *) echo "sanitize: no tool $tool" >&2; exit 2 ;;
     esac
     for name in "cuda: lengths out of range are clamped" "cuda: cu_seqlens that break every rule are clamped" \
-      "blocks: values are*,blocks: a cut*" "merge: shapes*" "quantize: types*" "kv_append: every pair of types*" \
+      "blocks: values are*,blocks: a cut*" "merge: shapes*" "quantize: types*" "kv_append: every pair of types*" "kv_roll: pages*" \
       "tree: the same as*"; do
       printf 'clean\t%s\t%s\n' "$tool" "$name"
     done
