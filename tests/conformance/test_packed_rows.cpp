@@ -109,13 +109,15 @@ TEST_CASE("rows of nobody: results in fp8") {
 // Where lengths are clamped: what lies in front of the first sequence, and of a longer one than
 // there may be what lies behind so many queries.
 TEST_CASE("rows of nobody: lengths out of range on a device") {
-  const int ran = on_every_kernel(false, [](const Kernel& kernel, attn_dtype type) {
+  uint64_t number = 0;
+  const int ran = on_every_kernel(false, [&](const Kernel& kernel, attn_dtype type) {
     const Case c = packed({3, 2, 0, 41}, 100, 64, type);
     Data data = make_data(c);
     Outputs want, got;
     if (!run(c, data, kernel, &want)) return 0;
     // Other lengths than the case's, by which read() finds its rows.
     const auto with = [&](std::vector<int32_t> lengths) {
+      if (!in_turn(kernel, number++)) return false;
       std::copy(lengths.begin(), lengths.end(), data.cu_seqlens_q.as<int32_t>());
       return run(c, data, kernel, &got);
     };
