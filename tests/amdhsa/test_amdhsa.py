@@ -654,6 +654,9 @@ class Tools(Objects):
     def test_which_llvm(self):
         usual = self.amdhsa("llvm", env={})
         self.assertEqual(usual.stdout, f"LLVM {LLVM.version} in {LLVM.folder}\n")
+        for mcpu, says in [("gfx942", "knows"), ("gfx999", "does not know")]:
+            self.assertEqual(self.amdhsa("llvm", "--knows", mcpu).stdout,
+                             f"LLVM {LLVM.version} in {LLVM.folder} {says} {mcpu}\n")
         folder = self.folder_of(["llvm-mc", "llvm-objdump"])
         self.assertIn("has no ld.lld", self.amdhsa("llvm", "--llvm", folder).stderr)
         linker = folder / "ld.lld"

@@ -103,6 +103,12 @@ class Configure(unittest.TestCase):
         said = self.configure("-DATTN_BUILD_TESTS=OFF", "-DATTN_PYTHON=OFF", "-DATTN_CUDA=OFF", "-DATTN_GFX9=OFF")
         self.assertIn("gfx9 emulator: left out, ATTN_GFX9 is OFF", said)
 
+    def test_what_gfx9_leaves_out(self):
+        said = self.configure(*QUIET, "-DATTN_CUDA=OFF")
+        if "GFX9 kernels: left out" in said:
+            self.skipTest("no LLVM for gfx9 kernels")
+        self.assertRegex(said, r"gfx950 kernels: left out, none are written yet; LLVM \S+ in \S+ (knows|does not know) gfx950")
+
     def test_another_architecture(self):
         if not any((Path(p) / "aarch64-linux-gnu-g++").exists() for p in os.environ["PATH"].split(":")):
             self.skipTest("no aarch64-linux-gnu-g++")

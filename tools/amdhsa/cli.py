@@ -80,7 +80,10 @@ def run_hazards(options):
 
 def run_llvm(options):
     llvm = find_llvm(options.llvm)
-    print(f"LLVM {llvm.version} in {llvm.folder}")
+    text = f"LLVM {llvm.version} in {llvm.folder}"
+    if options.knows:
+        text += f" {'knows' if llvm.knows(options.knows) else 'does not know'} {options.knows}"
+    print(text)
     return 0
 
 
@@ -117,6 +120,7 @@ def parse_arguments(arguments):
         sub.set_defaults(run=run)
 
     sub = commands.add_parser("llvm", parents=[common], help="print which LLVM is used")
+    sub.add_argument("--knows", metavar="MCPU", help="and whether it assembles for this processor")
     sub.set_defaults(run=run_llvm)
     options = parser.parse_args(arguments)
     if options.command == "generate" and not options.output and not options.emit_s:

@@ -53,6 +53,16 @@ class Llvm:
             command += [f"-fdebug-prefix-map={os.getcwd()}=."]
         self.run(command + include + ["-o", str(output), str(source)])
 
+    def knows(self, mcpu):
+        text = f'.amdgcn_target "{TRIPLE}--{mcpu}"\n'
+        command = (["llvm-mc", f"-triple={TRIPLE}"] if self.assembler == "llvm-mc" else
+                   ["clang", "-x", "assembler", "-c", "-target", TRIPLE])
+        try:
+            self.run([*command, f"-mcpu={mcpu}", "-o", os.devnull, "-"], text)
+        except Failure:
+            return False
+        return True
+
     def link(self, objects, output, *options):
         self.run(["ld.lld", "-shared", *options, "-o", str(output), *map(str, objects)])
 
