@@ -22,6 +22,7 @@ struct Decode {
   // All but workgroup 0 are there already, so that it adds up what they have left.
   bool alone = false;
   double sigma = 1;
+  bool peaks = false;  // one element of each row of q in bf16 is 2^18, another one in each
 };
 
 bool several_types(const Kernel& row) {
@@ -53,7 +54,8 @@ ShippedProblem decode_problem(gfx9emu::Memory& memory, uint32_t data, const std:
                               const Decode& d, size_t number) {
   Maker m(memory, data);
   const Kernel& row = *find_kernel(kernel.c_str());
-  const Types types = types_of(row, number);
+  Types types = types_of(row, number);
+  if (d.peaks && row.limits.in_types & type_bit(ATTN_BF16)) types.q = ATTN_BF16;
   const int64_t most = row.limits.head_dim.max;
   std::vector<attn_segment> segments(d.segments.size());
   std::vector<attn_segment_args> segment_args(d.segments.size());
@@ -86,7 +88,12 @@ ShippedProblem decode_problem(gfx9emu::Memory& memory, uint32_t data, const std:
   require(make_problem(&in, &p));
   const auto all = [](int64_t) { return true; };
   args.q_descale = static_cast<float*>(m.input(floats(m, d.batch * d.heads_kv, 1)));
-  args.q = m.input(rows(m, types.q, rows_q * in.heads_q, in.head_dim, d.sigma, false, all));
+  std::vector<uint8_t> q = rows(m, types.q, rows_q * in.heads_q, in.head_dim, d.sigma, false, all);
+  for (int64_t r = 0; d.peaks && types.q == ATTN_BF16 && r < rows_q * in.heads_q; ++r) {
+    const uint32_t peak = code_of(ATTN_BF16, 0x1p18);
+    put(&q, size_t(r * in.head_dim + r % in.head_dim) * 2, &peak, 2);
+  }
+  args.q = m.input(q);
   args.alibi_slopes = static_cast<float*>(m.input(floats(m, in.heads_q, 0.1f)));
   args.sinks = static_cast<float*>(m.input(floats(m, in.heads_q, 4)));
   args.out = m.output(uint64_t(dtype_bytes(d.out_type, rows_q * in.heads_q * in.head_dim_v)));
@@ -179,6 +186,11 @@ std::vector<Decode> decodes() {
       Keys{.capacity = 500});
   add({.group = 2, .flags = ATTN_ALIBI}, Keys{.capacity = 600});
   add({.group = 2, .softcap = 1, .sigma = 3}, Keys{.capacity = 600});
+  // All scores below where softcap takes the series, whose errors are a cap's.
+  add({.group = 16, .softcap = 1e4f, .sigma = 3}, Keys{.capacity = 130});
+  // Each element of a row of q decides once what power of two makes it f16.
+  add({.batch = 2, .heads_kv = 2, .group = 16, .seqlen_q = 2, .scale = 0x1p-18f, .peaks = true},
+      Keys{.capacity = 40});
   // Scores so large that products are rounded before the maximum is taken off.
   add({.group = 3, .scale = 3e7f}, Keys{.capacity = 900});
   // Segments: packed ones, pages that hold whole tiles and pages that do not, one out of range.
