@@ -143,7 +143,7 @@ TEXTS = {
     "docs/masks.md": ["blocks of 32 queries x 32 keys: . EMPTY  \\ CAUSAL  # FULL  % PARTIAL"],
     "docs/numerics.md": ["s   = scale * descale_q * descale_k * (q . k)",
                          "x_j = log2(e) * scale * (q . k_j)                       float64, from the codes"],
-    "docs/silicon.md": ["libattn 0.1.0 a6818b1, 2026-11-24, short"],
+    "docs/silicon.md": ["libattn 0.2.0 d59e378, 2026-11-25, short"],
     "docs/start.md": ["find_package(attn 0.2 REQUIRED)", "include(FetchContent)"],
     "docs/python.md": ["attn.InvalidArgument: k: head_dim is 100; accepted: 128 as in q",
                        "attn.InvalidArgument: block_table[0, 1] is 7; accepted: 0 to 3"],
