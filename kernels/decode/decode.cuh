@@ -179,10 +179,12 @@ struct Decoder {
       hide(s, first, valid);
       if (a.tree) valid = hide_by_tree(s, first);
     }
-    unsigned p[q_tiles][2];
-    if constexpr (KV::own_types) {
-      weigh_own_v(s, p, stage, unit, valid);
+    if constexpr (KV::own_types && rows <= 8) {
+      weigh_own_v(s, stage, unit, valid);
+    } else if constexpr (KV::own_types) {
+      weigh_own_v_in_turn(s, stage, unit, valid);
     } else {
+      unsigned p[q_tiles][2];
 #pragma unroll
       for (int n = 0; n < q_tiles; ++n) weigh(s[n], n, p[n]);
       add_v(p, stage + tile.k_bytes() + warp * warp_keys * panel_pitch, valid,
@@ -409,9 +411,60 @@ struct Decoder {
       }
     }
   }
-  __device__ __forceinline__ void weigh_own_v(const float (&s)[q_tiles][4],
-                                              unsigned (&p)[q_tiles][2], unsigned stage,
+  __device__ __forceinline__ void weigh_all(const float (&s)[q_tiles][4], unsigned (&p)[q_tiles][2],
+                                            bool bf16) {
+    bf16_weights = bf16;
+#pragma unroll
+    for (int n = 0; n < q_tiles; ++n) weigh(s[n], n, p[n]);
+  }
+  template <class Block>
+  __device__ __forceinline__ void weigh_block_v(const float (&s)[q_tiles][4], unsigned v_rows,
+                                                unsigned valid) {
+    using Rows = BlockRows<Block, head_dim_v>;
+    unsigned scales[v_tiles / 2][2], p[q_tiles][2];
+    const unsigned from = v_rows + warp() * warp_keys * Rows::pitch + Rows::lane_v(lane());
+    load_v_scales<v_tiles / 2>(scales, valid,
+                               [&](int block, int i) { return Rows::v_scales(from, block, i); });
+    weigh_all(s, p, false);
+    add_block_v<Block>(p, scales, from);
+  }
+  template <class V>
+  __device__ __forceinline__ void weigh_code_v(const float (&s)[q_tiles][4], unsigned stage,
+                                               int halves, unsigned valid) {
+    unsigned scales[v_tiles / 2][2], p[q_tiles][2];
+    const KeyScales of_keys = key_scales(stage, 1, halves);
+    load_v_scales<1>(scales, valid, [&](int, int i) { return of_keys.v_scales(lane(), i); });
+    weigh_all(s, p, false);
+    add_code_v<V>(p, scales[0], stage + a.k_bytes);
+  }
+  template <class Product>
+  __device__ __forceinline__ void weigh_plain_v(const float (&s)[q_tiles][4], unsigned v_rows,
+                                                unsigned valid) {
+    unsigned p[q_tiles][2];
+    weigh_all(s, p, std::is_same_v<Product, BF16>);
+    add_plain_v<Product>(p, v_rows + warp() * warp_keys * panel_pitch, there_of(valid));
+  }
+  // What each type's values need at once, in one branch of the warp.
+  __device__ __forceinline__ void weigh_own_v(const float (&s)[q_tiles][4], unsigned stage,
                                               const Unit& unit, unsigned valid) {
+    const int type = unit.v_type, shift = unit.v_shift;
+    const unsigned v_rows = stage + a.k_bytes;
+    if (type == attn_element_q8_0)
+      weigh_block_v<Q8_0>(s, v_rows + shift, valid);
+    else if (type == attn_element_q4_0)
+      weigh_block_v<Q4_0>(s, v_rows + shift, valid);
+    else if (type == attn_element_i8)
+      weigh_code_v<I8<head_dim_v>>(s, stage, shift, valid);
+    else if (type == attn_element_i4)
+      weigh_code_v<I4<head_dim_v>>(s, stage, shift, valid);
+    else if (type == attn_element_f16)
+      weigh_plain_v<F16>(s, v_rows, valid);
+    else
+      weigh_plain_v<BF16>(s, v_rows, valid);
+  }
+  // The same of 16 rows: six times all of that would leave it too few registers.
+  __device__ __forceinline__ void weigh_own_v_in_turn(const float (&s)[q_tiles][4], unsigned stage,
+                                                      const Unit& unit, unsigned valid) {
     const int type = unit.v_type;
     const unsigned v_rows = stage + a.k_bytes;
     const auto rows_of = [&](auto of) {
@@ -420,7 +473,7 @@ struct Decoder {
     };
     const unsigned q8_0_rows = rows_of(BlockRows<Q8_0, head_dim_v>{}),
                    q4_0_rows = rows_of(BlockRows<Q4_0, head_dim_v>{});
-    unsigned scales[v_tiles / 2][2];
+    unsigned scales[v_tiles / 2][2], p[q_tiles][2];
     const auto load_block_scales = [&](auto of, unsigned from) {
       load_v_scales<v_tiles / 2>(
           scales, valid, [&](int block, int i) { return decltype(of)::v_scales(from, block, i); });
@@ -431,9 +484,7 @@ struct Decoder {
       const KeyScales of_keys = key_scales(stage, 1, unit.v_shift);
       load_v_scales<1>(scales, valid, [&](int, int i) { return of_keys.v_scales(lane(), i); });
     }
-    bf16_weights = type == attn_element_bf16;
-#pragma unroll
-    for (int n = 0; n < q_tiles; ++n) weigh(s[n], n, p[n]);
+    weigh_all(s, p, type == attn_element_bf16);
     const unsigned plain_rows = v_rows + warp() * warp_keys * panel_pitch;
     if (type == attn_element_q8_0)
       add_block_v<Q8_0>(p, scales, q8_0_rows);

@@ -23,8 +23,9 @@ BLOCKS = "decode_sm90_blocks_d64"
 WIDE = "decode_sm90_fp8_d128_r64"
 FP8 = "fwd_sm90_fp8_d128"
 DEQUANTISED = "fwd_sm90_f16_d64_dequantised"
-# Of kernels that are several launches, the files of all.
-SOURCES = {DEQUANTISED: ["sm90/dequantise_sm90.cu", "sm90/fwd_sm90_f16_d64.cu"]}
+# Of kernels that are several launches, and where tests take others beside them, the files of all.
+SOURCES = {DEQUANTISED: ["sm90/dequantise_sm90.cu", "sm90/fwd_sm90_f16_d64.cu"],
+           ROLL: ["sm80/kv_roll_sm80.cu", "sm80/kv_append_sm80.cu"]}
 TESTS = {DECODE: ["decode: random problems"], APPEND: ["kv_append: random layouts*"], QUANTIZE: ["quantize: *"], ROLL: ["kv_roll: *"],
          EARLY: ["cuda: values that the kernel in front writes"], BLOCKS: ["blocks: *,scales: *"],
          WIDE: ["decode: random problems of many rows over fp8,tree: random problems"],
@@ -162,8 +163,9 @@ def compile_all(source, out, nvcc):
                 (kernels / at).write_text((kernels / at).read_text().replace(old, new))
             # sm_90 alone launches early, which code of compute_80 does not wait for.
             if kernel in SOURCES:
-                source_file = kernels / f"sm90/{kernel}.cu"
-                source_file.write_text("//# architectures sm_90a\n" +
+                first = kernels / SOURCES[kernel][0]
+                source_file = first.parent / f"{kernel}_and_others.cu"
+                source_file.write_text(f"//# architectures {'sm_90a' if first.parent.name == 'sm90' else 'sm_80'}\n" +
                                        "".join(f'#include "../{file}"\n' for file in SOURCES[kernel]))
             else:
                 source_file = next(kernels.glob(f"sm*/{kernel}.cu"))
