@@ -260,6 +260,14 @@ TEST_CASE("a wrong problem is refused with a sentence") {
        },
        bad,
        {"k_stride.head is 9", "i4: multiples of 2"}},
+      {"a stride that cuts a block",
+       [](Setup& s) {
+         s.problem.head_dim = 32;
+         s.segment.k_type = ATTN_Q8_0;
+         s.segment.k_stride = {320, 64, 40};
+       },
+       bad,
+       {"k_stride.head is 40", "q8_0: multiples of 32"}},
       {"scale strides of a type without scales",
        [](Setup& s) { s.segment.v_scale_stride = {10, 2, 1}; },
        bad,
