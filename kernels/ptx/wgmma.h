@@ -49,6 +49,7 @@ __device__ __forceinline__ void forget(float (&x)[count]) {
   ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define ATTN_REGS_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define ATTN_REGS_20 ATTN_REGS_16 ", %16, %17, %18, %19"
+#define ATTN_REGS_24 ATTN_REGS_20 ", %20, %21, %22, %23"
 #define ATTN_REGS_36 ATTN_REGS_32 ", %32, %33, %34, %35"
 #define ATTN_REGS_40 ATTN_REGS_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define ATTN_REGS_48 ATTN_REGS_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
@@ -76,6 +77,7 @@ __device__ __forceinline__ void forget(float (&x)[count]) {
 #define ATTN_D_32 ATTN_D32(0)
 #define ATTN_D_16 ATTN_D8(0), ATTN_D8(8)
 #define ATTN_D_20 ATTN_D_16, ATTN_D4(16)
+#define ATTN_D_24 ATTN_D_20, ATTN_D4(20)
 #define ATTN_D_36 ATTN_D_32, ATTN_D4(32)
 #define ATTN_D_40 ATTN_D_32, ATTN_D8(32)
 #define ATTN_D_48 ATTN_D_40, ATTN_D8(40)
@@ -169,6 +171,7 @@ __device__ __forceinline__ void wgmma_fp8(float (&d)[registers], unsigned long l
   ATTN_WGMMA_FP8_TYPE(N, R, "e4m3", false, C0, C1, C2, C3, C4, C5)
 ATTN_WGMMA_FP8(32, 16, 16, 17, 18, 19, 20, 21)
 ATTN_WGMMA_FP8(40, 20, 20, 21, 22, 23, 24, 25)
+ATTN_WGMMA_FP8(48, 24, 24, 25, 26, 27, 28, 29)
 ATTN_WGMMA_FP8(64, 32, 32, 33, 34, 35, 36, 37)
 ATTN_WGMMA_FP8(72, 36, 36, 37, 38, 39, 40, 41)
 ATTN_WGMMA_FP8(96, 48, 48, 49, 50, 51, 52, 53)
@@ -183,6 +186,8 @@ ATTN_WGMMA_FP8(192, 96, 96, 97, 98, 99, 100, 101)
 #undef ATTN_D_16
 #undef ATTN_REGS_20
 #undef ATTN_D_20
+#undef ATTN_REGS_24
+#undef ATTN_D_24
 #undef ATTN_REGS_36
 #undef ATTN_D_36
 #undef ATTN_REGS_40

@@ -204,10 +204,10 @@ struct Fp8Consumer {
         Scores<tile> s;
         ptx::forget(s);
         ptx::wgmma_fence();
-        start_fp8_scores<e5m2, tile>(s, ptx::uniform(warp.q_at(count)), warp.k_of(k.stage));
+        const unsigned q_at = ptx::uniform(warp.q_at(count)), k_at = warp.k_of(k.stage);
+        start_fp8_scores<e5m2, tile, 0, tile.score_columns()>(s, q_at, k_at);
         warp.pass_turn();
-        ptx::wgmma_wait<0>();
-        ptx::pin(s);
+        add_fp8_scores<e5m2, tile>(s, q_at, k_at);
         __syncwarp();
         warp.release(warp.control.k_empty[k.stage]);
         weigh(s, count, n, here, shrink);

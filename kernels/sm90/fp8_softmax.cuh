@@ -19,17 +19,41 @@ constexpr int pieces_of_sums = tile.head_dim_v / tile.piece_columns();
 template <Tile tile, int piece>
 using TileSums = float[tile.piece_columns() / 2 + (piece == pieces_of_sums<tile> - 1 ? 4 : 0)];
 
-// s = Q K^T; to be waited for.
-template <bool e5m2, Tile tile>
-__device__ __forceinline__ void start_fp8_scores(Scores<tile>& s, unsigned q_at, unsigned k_at) {
+// s = Q K^T of columns [from, to) of head_dim; to be waited for.
+template <bool e5m2, Tile tile, int from = 0, int to = tile.head_dim, int scores>
+__device__ __forceinline__ void start_fp8_scores(float (&s)[scores], unsigned q_at, unsigned k_at) {
   constexpr int panel = Warp<tile>::panel, q_panel = Warp<tile>::q_panel;
   const unsigned long long a_matrix = ptx::wgmma_descriptor(q_at, 0),
                            b_matrix = ptx::wgmma_descriptor(k_at, 0);
 #pragma unroll
-  for (int d = 0; d < tile.head_dim / 32; ++d)
+  for (int d = from / 32; d < to / 32; ++d)
     ptx::wgmma_fp8<e5m2>(s, a_matrix + ((d / 4 * q_panel + d % 4 * 32) >> 4),
-                         b_matrix + ((d / 4 * panel + d % 4 * 32) >> 4), d > 0);
+                         b_matrix + ((d / 4 * panel + d % 4 * 32) >> 4), d > from / 32);
   ptx::wgmma_commit();
+}
+// Adds to s, of which columns before `from` are under way, those behind in float32: in parts of
+// columns and of keys.
+template <bool e5m2, Tile tile, int from = tile.score_columns()>
+__device__ __forceinline__ void add_fp8_scores(Scores<tile>& s, unsigned q_at, unsigned k_at) {
+  if constexpr (from < tile.head_dim) {
+    constexpr int to = from + tile.score_columns(), keys = tile.score_keys();
+#pragma unroll
+    for (int n = 0; n < tile.keys / keys; ++n) {
+      float part[keys / 2];
+      ptx::forget(part);
+      ptx::wgmma_fence();
+      start_fp8_scores<e5m2, tile, from, to>(part, q_at, k_at + n * keys * (128 / 16));
+      ptx::wgmma_wait<0>();
+      if (n == 0) ptx::pin(s);
+      ptx::pin(part);
+#pragma unroll
+      for (int i = 0; i < keys / 2; ++i) s[n * keys / 2 + i] += part[i];
+    }
+    add_fp8_scores<e5m2, tile, to>(s, q_at, k_at);
+  } else if constexpr (from == tile.score_columns()) {
+    ptx::wgmma_wait<0>();
+    ptx::pin(s);
+  }
 }
 
 // t = P V of a tile, a piece, and the sums of its weights; to be waited for.

@@ -37,6 +37,8 @@ struct Tile {
   bool turns = true;      // the warpgroups start products by turns
   bool in_order = false;  // fp8: a warpgroup does one tile after the other
   int weight_parts = 1;   // fp8: e4m3 values that a weight is the sum of
+  int score_part = 0;     // fp8: of so many columns the unit adds up products of scores; 0: of all
+  int score_part_keys = 0;  // fp8: of so many keys at once, behind the first part; 0: of all
 
   // The same, whose blocks find what is to be seen of block masks.
   ATTN_HOST_DEVICE constexpr Tile finding() const {
@@ -74,6 +76,12 @@ struct Tile {
   }
   // fp8: columns of V for which the sums of a tile are found at once.
   ATTN_HOST_DEVICE constexpr int piece_columns() const { return piece > 0 ? piece : head_dim_v; }
+  ATTN_HOST_DEVICE constexpr int score_columns() const {
+    return score_part > 0 ? score_part : head_dim;
+  }
+  ATTN_HOST_DEVICE constexpr int score_keys() const {
+    return score_part_keys > 0 ? score_part_keys : keys;
+  }
   // V^T is made of panels of 128 keys, with a row for each column of V and eight of ones.
   ATTN_HOST_DEVICE constexpr int vt_panel() const { return (head_dim_v + 8) * 128; }
   ATTN_HOST_DEVICE constexpr int vt_bytes() const { return panels(keys, 1) * vt_panel(); }
