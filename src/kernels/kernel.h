@@ -44,6 +44,8 @@ struct Numerics {
   bool rounded_sums = false;     // the row sum that out is divided by has P as rounded
   int sum_bits = 0;  // of each product the matrix unit takes so many bits below the largest of what
                      // an instruction adds up; 0: its sums are of float32
+  int score_part = 0;  // with sum_bits: scores are added in float32 from sums of so many columns of
+                       // head_dim; 0: of all
   int weight_parts = 1;  // values of `weights` that P is the sum of, the first one P rounded
   bool always_split_invariant = false;  // m is an integer, with ATTN_SPLIT_INVARIANT or without
   int largest_score = 127;              // results are stated for scores up to this power of 2

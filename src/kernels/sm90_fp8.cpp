@@ -50,6 +50,7 @@ constexpr Kernel row() {
                        .last_tile_first = true,
                        .rounded_sums = true,
                        .sum_bits = 13,  // docs/numerics.md
+                       .score_part = tile.score_part,
                        .weight_parts = tile.weight_parts,
                        .largest_score = sm90::largest_score(ATTN_F8_E4M3FN, with)},
           .recipe = recipe_of<make_recipe<name, tile, with>>};

@@ -98,7 +98,7 @@ runs() {
     esac
     for name in "cuda: lengths out of range are clamped" "cuda: cu_seqlens that break every rule are clamped" \
       "blocks: values are*,blocks: a cut*" "merge: shapes*" "quantize: types*" "kv_append: every pair of types*" "kv_roll: pages*" \
-      "tree: the same as*"; do
+      "tree: the same as*" "fp8: exact inputs*" "fp8: lengths out*" "fp8: NaN codes*" "fp8: block masks, little*"; do
       printf 'clean\t%s\t%s\n' "$tool" "$name"
     done
     for name in $bugs; do printf 'planted\t%s\t%s\n' "$tool" "$name"; done

@@ -122,8 +122,11 @@ std::vector<double> model_output(const Numerics& kernel_rule, const StressInputs
         std::fill_n(x, here, 0.0);
         if (rule.sum_bits > 0) {
           const std::vector<double> exact(q_row, q_row + dim);
+          const int64_t part = rule.score_part > 0 ? rule.score_part : dim;
           for (int64_t j = 0; j < here; ++j)
-            x[j] = scale * sum_of_products(exact.data(), k_tile + j * dim, 1, dim, rule.sum_bits);
+            for (int64_t d = 0; d < dim; d += part)
+              x[j] += scale * sum_of_products(&exact[static_cast<size_t>(d)], k_tile + j * dim + d,
+                                              1, std::min(part, dim - d), rule.sum_bits);
         }
         for (int64_t d = 0; d < dim && rule.sum_bits == 0; ++d) {
           const double factor = scale * static_cast<double>(q_row[d]);
