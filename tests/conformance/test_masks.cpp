@@ -309,6 +309,29 @@ TEST_CASE("block masks: a long row of blocks") {
   }
 }
 
+// Kernels that find 64 tiles at a time find more of them while they are at work.
+TEST_CASE("block masks: more than 64 tiles") {
+  const auto kernels = kernels_with_masks();
+  Case shaped = masked("tiles", 1, 1, 64, 65, 64 * 150, ATTN_F32, {64, 64});
+  shaped.mask_kinds.assign(300, empty);
+  for (size_t n = 0; n < 300; ++n)
+    if (n % 7 == 2 || n % 11 == 4) shaped.mask_kinds[n] = n % 7 == 2 ? full : partial;
+  for (attn_dtype type : {ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8_E4M3FNUZ}) {
+    const Case c = with_type(shaped, type);
+    const Data data = make_data(c);
+    const Outputs want = reference_answer(c, data);
+    REQUIRE(want.error == "");
+    for (const Kernel* kernel : kernels) {
+      const Outputs got =
+          run_forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);
+      if (declined(*kernel, got)) continue;
+      INFO(kernel->name << " " << describe(c));
+      REQUIRE(got.error == "");
+      CHECK(compare(c, data, *kernel, got, want) == "");
+    }
+  }
+}
+
 // Long runs of FULL blocks, broken by others and by segments that end where blocks and tiles do,
 // and within them.
 TEST_CASE("block masks: runs of FULL blocks") {
