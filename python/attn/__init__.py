@@ -23,6 +23,15 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_attn.forget_everything)
 
 
+def _read_in_c(function):
+    """`function` as _attn has it, whose signature and documentation are this one's: Python takes longer to read so many arguments
+    than all else of a small call."""
+    names = function.__code__.co_varnames[:function.__code__.co_argcount]
+    options = (f"{name}={default!r}" for name, default in function.__kwdefaults__.items())
+    return _attn.make_forward(__name__, f"{function.__name__}({', '.join((*names, '*', *options))})\n--\n\n{function.__doc__ or ''}")
+
+
+@_read_in_c
 def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), scale=None, softcap=0.0, bias=None,
             alibi_slopes=None, sinks=None, block_mask=None, tree=None, tree_keys=0, seqlens_kv=None, cu_seqlens_q=None,
             cu_seqlens_kv=None, max_seqlen_q=None, block_table=None, q_descale=None, k_descale=None, v_descale=None,
@@ -63,57 +72,21 @@ def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), sc
     inference_mode(). out must not overlap an input. With cu_seqlens_q, rows of out and lse beyond cu_seqlens_q[-1] are 0 and
     -inf. Plans are kept for calls that differ in data only.
     """
-    return _attn.forward(locals())
 
 
-_OPTIONS = dict(forward.__kwdefaults__)
-# Arrays, None where not given; what else there is stays as it was when the plan was made.
-_ARRAYS = {"bias", "alibi_slopes", "sinks", "block_mask", "tree", "seqlens_kv", "cu_seqlens_q", "cu_seqlens_kv", "block_table",
-           "q_descale", "k_descale", "v_descale", "k_scale", "v_scale", "bias_slopes", "out_scale", "out", "return_lse"}
-_EXECUTION = {"kernel": None, "num_threads": 0, "max_sms": 0, "fixed_split": 0, "split_invariant": False, "kv_prefix_stable": False,
-              "fp8_precise": False}
-
-
-def _arguments(function, q, k, v, options):
-    unknown = set(options) - set(_OPTIONS) - set(_EXECUTION)
-    if unknown:
-        raise TypeError(f"{function}() got an unexpected keyword argument {min(unknown)!r}")
-    return {"q": q, "k": k, "v": v, **_OPTIONS, **_EXECUTION, **options}
-
-
-class Plan:
+class Plan(_attn.Plan):
     """A kernel chosen and loaded for calls like this one: Plan(q, k, v, **arguments of forward).
 
     The arrays are examples: shapes, types, strides and device count. More arguments: kernel (a name, no other will do),
     num_threads (on the host; 0: as get_num_threads() says now), max_sms, fixed_split (keys per split), split_invariant, kv_prefix_stable,
     fp8_precise; attn.h has their meaning.
+
+    plan(q, k, v, **arrays) is forward() with the scalars and execution options of the plan; `arrays` are its array arguments, out
+    and return_lse.
     """
 
     def __init__(self, q, k, v, **options):
-        arguments = _arguments("Plan", q, k, v, options)
-        self._plan = _attn.make_plan(arguments)
-        examples = {"q": None, "k": None, "v": None, **{name: _OPTIONS[name] for name in _ARRAYS}}
-        self._options = {**arguments, **examples, "num_threads": self._plan.threads}  # examples are not kept
-
-    def __call__(self, q, k, v, **arrays):
-        """As forward() with the scalars and execution options of the plan; `arrays` are its array arguments, out and
-        return_lse."""
-        if not arrays.keys() <= _ARRAYS:
-            raise TypeError(f"a Plan got an unexpected keyword argument {min(arrays.keys() - _ARRAYS)!r}")
-        return self._plan.run({**self._options, "q": q, "k": k, "v": v, **arrays})
-
-    @property
-    def kernel(self):
-        return self._plan.kernel
-
-    @property
-    def backend(self):
-        return self._plan.backend
-
-    @property
-    def workspace(self):
-        """Bytes of the backend's memory that a run needs beside its arrays."""
-        return self._plan.workspace
+        super().__init__(q, k, v, **options)
 
     def __repr__(self):
         return f"<attn.Plan {self.kernel}>"
@@ -123,13 +96,13 @@ def check(q, k, v, **options):
     """Raises InvalidArgument if lengths, offsets, pages or blocks of a mask are none for Plan(q, k, v, **options) to run
     on. A run on a GPU does not look at them, but takes what is bad for a key that is not there; this waits for the stream.
     On the host every run checks lengths and offsets, this pages too."""
-    _attn.check(_arguments("check", q, k, v, options))
+    _attn.check(q, k, v, **options)
 
 
 def explain(q, k, v, **options):
     """Which kernel Plan(q, k, v, **options) would choose, and why each other one declines: {"kernel", "backend",
     "workspace", "declined": [{"kernel", "reason"}]}."""
-    return json.loads(_attn.explain(_arguments("explain", q, k, v, options)))
+    return json.loads(_attn.explain(q, k, v, **options))
 
 
 def merge(parts, *, out_dtype=None, backend="auto"):

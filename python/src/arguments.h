@@ -1,4 +1,4 @@
-// The arguments of one call of forward() by name, found without hashing.
+// The arguments of one call of forward(), Plan() or a plan, by name, found without hashing.
 #pragma once
 #include <nanobind/nanobind.h>
 
@@ -56,16 +56,29 @@ enum class Name : uint8_t {
 
 const char* text_of(Name name);
 
-// Borrowed: they outlive this.
+// What may differ from run to run of a plan, what else is forward()'s, what is Plan()'s alone, and
+// what no function of Python takes by name.
+enum class Kind : uint8_t { run, problem, execution, internal };
+Kind kind_of(Name name);
+
 class Arguments {
  public:
   Arguments() = default;
-  explicit Arguments(const nb::dict& dict);  // other names are not looked at
+  // Of a call as Python's vectorcall and tp_call have it: q, k, v by position or name, the others,
+  // up to those of kind `last`, by name. Else a TypeError, which begins with `function`.
+  Arguments(const char* function, Kind last, PyObject* const* values, size_t count,
+            PyObject* names);
+  Arguments(const char* function, Kind last, PyObject* tuple, PyObject* dict);
   void set(Name name, nb::handle value) { values_[size_t(name)] = value; }
-  // Null where there is none.
+  // Takes what is not there from `defaults`.
+  void complete(const Arguments& defaults);
+  // Null where there is none. Borrowed from the call.
   nb::handle find(Name name) const { return values_[size_t(name)]; }
 
  private:
+  void set(const char* function, Kind last, PyObject* name, PyObject* value, size_t* next);
+  void need_arrays(const char* function) const;
+
   std::array<nb::handle, size_t(Name::count)> values_{};
 };
 

@@ -12,65 +12,46 @@
 namespace attn::python {
 namespace {
 
-constexpr ElementType types[] = {
-    {"f32", "float32", ATTN_F32, 0},
-    {"f16", "float16", ATTN_F16, 0},
-    {"bf16", "bfloat16", ATTN_BF16, 0},
-    {"f8_e4m3fn", "float8_e4m3fn", ATTN_F8_E4M3FN, 0},
-    {"f8_e5m2", "float8_e5m2", ATTN_F8_E5M2, 0},
-    {"f8_e4m3fnuz", "float8_e4m3fnuz", ATTN_F8_E4M3FNUZ, 0},
-    {"f64", "float64", ATTN_F64, 0},
-    {"q8_0", "q8_0", ATTN_Q8_0, 34},
-    {"q4_0", "q4_0", ATTN_Q4_0, 18},
-    {"q4_1", "q4_1", ATTN_Q4_1, 20},
-    {"q5_0", "q5_0", ATTN_Q5_0, 22},
-    {"q5_1", "q5_1", ATTN_Q5_1, 24},
-    {"iq4_nl", "iq4_nl", ATTN_IQ4_NL, 18},
-    {"i8", "int8", ATTN_I8, 0},
-    {"i4", "i4", ATTN_I4, 0},
-    {"u8", "uint8", ATTN_DTYPE_NONE, 0},
-    {"bool", "bool", ATTN_DTYPE_NONE, 0},
-    {"i32", "int32", ATTN_DTYPE_NONE, 0},
-    {"u32", "uint32", ATTN_DTYPE_NONE, 0},
-    {"i64", "int64", ATTN_DTYPE_NONE, 0},
-    {"u64", "uint64", ATTN_DTYPE_NONE, 0},
+enum DlpackCode : uint8_t {
+  Int = 0,
+  UInt = 1,
+  Float = 2,
+  Bfloat = 4,
+  Bool = 6,
+  E4M3FN = 10,
+  E4M3FNUZ = 11,
+  E5M2 = 12
 };
 
-ElementType named(const char* name) {
-  for (const ElementType& type : types)
-    if (!std::strcmp(type.name, name)) return type;
-  return {name, name, ATTN_DTYPE_NONE, 0};
-}
+constexpr ElementType types[] = {
+    {"f32", "float32", ATTN_F32, 0, {Float, 32, 1}},
+    {"f16", "float16", ATTN_F16, 0, {Float, 16, 1}},
+    {"bf16", "bfloat16", ATTN_BF16, 0, {Bfloat, 16, 1}},
+    {"f8_e4m3fn", "float8_e4m3fn", ATTN_F8_E4M3FN, 0, {E4M3FN, 8, 1}},
+    {"f8_e5m2", "float8_e5m2", ATTN_F8_E5M2, 0, {E5M2, 8, 1}},
+    {"f8_e4m3fnuz", "float8_e4m3fnuz", ATTN_F8_E4M3FNUZ, 0, {E4M3FNUZ, 8, 1}},
+    {"f64", "float64", ATTN_F64, 0, {Float, 64, 1}},
+    {"q8_0", "q8_0", ATTN_Q8_0, 34, {}},
+    {"q4_0", "q4_0", ATTN_Q4_0, 18, {}},
+    {"q4_1", "q4_1", ATTN_Q4_1, 20, {}},
+    {"q5_0", "q5_0", ATTN_Q5_0, 22, {}},
+    {"q5_1", "q5_1", ATTN_Q5_1, 24, {}},
+    {"iq4_nl", "iq4_nl", ATTN_IQ4_NL, 18, {}},
+    {"i8", "int8", ATTN_I8, 0, {Int, 8, 1}},
+    {"i4", "i4", ATTN_I4, 0, {}},
+    {"u8", "uint8", ATTN_DTYPE_NONE, 0, {UInt, 8, 1}},
+    {"bool", "bool", ATTN_DTYPE_NONE, 0, {Bool, 8, 1}},
+    {"i32", "int32", ATTN_DTYPE_NONE, 0, {Int, 32, 1}},
+    {"u32", "uint32", ATTN_DTYPE_NONE, 0, {UInt, 32, 1}},
+    {"i64", "int64", ATTN_DTYPE_NONE, 0, {Int, 64, 1}},
+    {"u64", "uint64", ATTN_DTYPE_NONE, 0, {UInt, 64, 1}},
+};
 
-ElementType from_dlpack(nb::dlpack::dtype dtype) {
-  enum Code {
-    Int = 0,
-    UInt = 1,
-    Float = 2,
-    Bfloat = 4,
-    Bool = 6,
-    E4M3FN = 10,
-    E4M3FNUZ = 11,
-    E5M2 = 12
-  };
-  const auto is = [&](Code code, int bits) {
-    return dtype.code == code && dtype.bits == bits && dtype.lanes == 1;
-  };
-  if (is(Float, 32)) return named("f32");
-  if (is(Float, 16)) return named("f16");
-  if (is(Float, 64)) return named("f64");
-  if (is(Bfloat, 16)) return named("bf16");
-  if (is(E4M3FN, 8)) return named("f8_e4m3fn");
-  if (is(E5M2, 8)) return named("f8_e5m2");
-  if (is(E4M3FNUZ, 8)) return named("f8_e4m3fnuz");
-  if (is(UInt, 8)) return named("u8");
-  if (is(Bool, 8)) return named("bool");
-  if (is(Int, 8)) return named("i8");
-  if (is(Int, 32)) return named("i32");
-  if (is(UInt, 32)) return named("u32");
-  if (is(Int, 64)) return named("i64");
-  if (is(UInt, 64)) return named("u64");
-  return {"another type", "", ATTN_DTYPE_NONE, 0};
+const ElementType& from_dlpack(nb::dlpack::dtype dtype) {
+  static constexpr ElementType another = {"another type", "", ATTN_DTYPE_NONE, 0, {}};
+  for (const ElementType& type : types)
+    if (type.dlpack.bits > 0 && type.dlpack == dtype) return type;
+  return another;
 }
 
 // Looked up once: an import takes longer than all else here. Lives as long as the interpreter.
@@ -82,6 +63,21 @@ PyObject *captured_function, *empty_function, *torch_empty_like, *full_function,
     *stream_function, *unreadable_function, *torch_fp8, *to_dlpack, *torch_uint8, *torch_tensor,
     *torch_grad, *numpy_array;
 constexpr const char* helpers = "attn._frameworks";
+
+// A name of an attribute, made once.
+nb::handle word(PyObject*& slot, const char* text) {
+  if (!slot) slot = PyUnicode_InternFromString(text);
+  return slot;
+}
+PyObject *requires_grad_word, *is_neg_word, *new_empty_word;
+
+bool is_numpy_array(nb::handle value) {
+  return value.type().ptr() == once(numpy_array, "numpy", "ndarray").ptr();
+}
+// Not before a tensor has come, and PyTorch with it.
+bool is_torch_tensor(nb::handle value) {
+  return torch_tensor && value.type().ptr() == torch_tensor;
+}
 
 // Of a dimension, so that sums and products of sizes do not overflow before libattn checks them.
 constexpr int64_t most_elements = int64_t{1} << 40;
@@ -130,17 +126,12 @@ Framework framework_of_class(nb::handle type) {
 // Refuses what DLPack says nothing of: gradients, and memory that is not the value.
 void refuse_unreadable(const Array& a) {
   const nb::handle value = a.source;
-  if (a.framework == Framework::numpy &&
-      value.type().ptr() == once(numpy_array, "numpy", "ndarray").ptr())
-    return;
-  if (nb::bool_(nb::getattr(value, "requires_grad", nb::bool_(false))) &&
+  if (is_numpy_array(value)) return;
+  if (nb::bool_(nb::getattr(value, word(requires_grad_word, "requires_grad"), Py_False)) &&
       !(a.framework == Framework::torch &&
         !nb::bool_(once(torch_grad, "torch", "is_grad_enabled")())))
     refuse(a.name + " " + text_of(once(no_backward, helpers, "NO_BACKWARD")));
-  if (a.framework == Framework::torch &&
-      value.type().ptr() == once(torch_tensor, "torch", "Tensor").ptr() &&
-      !nb::bool_(value.attr("is_neg")()))
-    return;
+  if (is_torch_tensor(value) && !nb::bool_(value.attr(word(is_neg_word, "is_neg"))())) return;
   const nb::object reason =
       once(unreadable_function, helpers, "unreadable")(framework_name(a.framework), value);
   if (!reason.is_none()) refuse(a.name + " " + text_of(reason));
@@ -248,10 +239,16 @@ const ElementType* find_type(nb::handle dtype) {
   return nullptr;
 }
 
+const ElementType& find_type(const char* name) {
+  const ElementType* type = types;
+  while (std::strcmp(type->name, name) != 0) ++type;
+  return *type;
+}
+
 const ElementType& find_type(attn_dtype type) {
   for (const ElementType& t : types)
     if (t.type == type) return t;
-  static constexpr ElementType none = {"none", "none", ATTN_DTYPE_NONE, 0};
+  static constexpr ElementType none = {"none", "none", ATTN_DTYPE_NONE, 0, {}};
   return none;
 }
 
@@ -266,7 +263,10 @@ std::string shape_text(const std::vector<int64_t>& shape) {
 }
 
 Framework framework_of(nb::handle array) {
+  if (is_numpy_array(array)) return Framework::numpy;
+  if (is_torch_tensor(array)) return Framework::torch;
   Framework found = framework_of_class(array.type());
+  if (found == Framework::torch) once(torch_tensor, "torch", "Tensor");
   if (found != Framework::other) return found;
   const nb::object classes = nb::getattr(array.type(), "__mro__", nb::none());
   if (!nb::isinstance<nb::tuple>(classes)) return found;
@@ -367,13 +367,13 @@ void Reader::import(Array* array) {
   if (!fresh_) refuse_unreadable(a);
 
   // A tensor of the first one's framework is used in that one's stream, as it is.
-  if (a.framework == Framework::torch && (!started_ || first_.framework == Framework::torch) &&
-      value.type().ptr() == once(torch_tensor, "torch", "Tensor").ptr())
-    if (auto read = read_torch(value, heads_first)) {
-      a.tensor = std::move(*read);
-      a.type = from_dlpack(a.tensor.dtype());
-      return;
-    }
+  const bool of_first = !started_ || a.framework == first_.framework;
+  if ((is_numpy_array(value) && read_numpy(value, &a.tensor)) ||
+      (is_torch_tensor(value) && of_first && read_torch(value, &a.tensor))) {
+    if (heads_first && a.tensor.ndim() == 4) a.tensor.swap(1, 2);
+    a.type = from_dlpack(a.tensor.type);
+    return;
+  }
 
   // What DLPack cannot name goes as bytes of that size.
   const ElementType* hidden = nullptr;
@@ -398,8 +398,7 @@ void Reader::import(Array* array) {
 
   nb::object capsule = shown;  // NumPy's are taken as they are, read-only ones too
   if (a.framework != Framework::numpy) {
-    const bool of_first = started_ && a.framework == first_.framework;
-    if (a.framework == Framework::torch && (!started_ || of_first)) {
+    if (a.framework == Framework::torch && of_first) {
       capsule = once(to_dlpack, "torch.utils.dlpack", "to_dlpack")(shown);
     } else {
       const auto [type, index] =
@@ -410,7 +409,7 @@ void Reader::import(Array* array) {
       nb::object method = shown.attr("__dlpack__");
       if (device.host() || a.framework == Framework::jax) {
         capsule = method();
-      } else if (a.framework == Framework::cupy && (!started_ || of_first)) {
+      } else if (a.framework == Framework::cupy && of_first) {
         capsule = method(nb::arg("stream") = -1);
       } else {
         const intptr_t at_null = device.backend == ATTN_BACKEND_CUDA ? 1 : 0;
@@ -419,10 +418,26 @@ void Reader::import(Array* array) {
       }
     }
   }
-  if (!nb::try_cast(capsule, a.tensor, false))
+  if (!nb::try_cast(capsule, a.held, false))
     refuse(a.name +
            " cannot be read by DLPack; accepted: strided arrays whose strides are whole elements");
-  a.type = hidden ? *hidden : from_dlpack(a.tensor.dtype());
+  const size_t dims = a.held.ndim();
+  if (dims > most_dims)
+    refuse(a.name + " has " + std::to_string(dims) + " dimensions; accepted: at most " +
+           std::to_string(most_dims));
+  View& view = a.tensor;
+  view.address = const_cast<void*>(a.held.data());
+  view.dims = dims;
+  for (size_t i = 0; i < dims; ++i) {
+    view.sizes[i] = int64_t(a.held.shape(i));
+    view.strides[i] = a.held.stride(i);
+  }
+  view.type = a.held.dtype();
+  view.device_type = a.held.device_type();
+  view.device_id = a.held.device_id();
+  if (a.framework == Framework::numpy)
+    view.writable = nb::cast<bool>(value.attr("flags").attr("writeable"));
+  a.type = hidden ? *hidden : from_dlpack(view.type);
 }
 
 Array Reader::read(nb::handle value, const std::string& name) {
@@ -430,7 +445,7 @@ Array Reader::read(nb::handle value, const std::string& name) {
   a.name = name;
   a.framework = framework_of(value);
   a.source = nb::borrow(value);
-  if (!is_array(value))
+  if (!is_numpy_array(value) && !is_torch_tensor(value) && !is_array(value))
     refuse_type(value, name,
                 "an array of NumPy, PyTorch, CuPy or JAX, or any other with __dlpack__");
   try {
@@ -446,7 +461,7 @@ Array Reader::read(nb::handle value, const std::string& name) {
       refuse(name + " has shape " + shape_text(a.shape()) + "; accepted: dimensions below 2^40");
   if (!a.empty() && !a.data())
     refuse(name + " has no memory; accepted: arrays with memory of their own");
-  a.device = device_of(name, a.tensor.device_type(), a.tensor.device_id());
+  a.device = device_of(name, a.tensor.device_type, a.tensor.device_id);
   waits_ |= !a.device.host() && (a.framework == Framework::jax || a.framework == Framework::other);
   return a;
 }
@@ -457,7 +472,7 @@ Array Reader::first(nb::handle value, const std::string& name) {
   if (first_.device.host()) return first_;
   std::optional<void*> found;
   if (first_.framework == Framework::torch)
-    found = torch_stream(first_.tensor.device_type(), first_.tensor.device_id());
+    found = torch_stream(first_.tensor.device_type, first_.tensor.device_id);
   stream_ =
       found ? *found
             : reinterpret_cast<void*>(nb::cast<intptr_t>(once(stream_function, helpers, "stream")(
@@ -479,8 +494,7 @@ Array Reader::output(nb::handle value, const std::string& name, const char* acce
     refuse(name + " is a JAX array, which does not change; accepted: " + accepted);
   if (a.framework != first_.framework)
     refuse(name + " is of another framework than " + first_.name + "; accepted: the same");
-  if (a.framework == Framework::numpy && !nb::cast<bool>(value.attr("flags").attr("writeable")))
-    refuse(name + " is read-only; accepted: an array that can be written");
+  if (!a.tensor.writable) refuse(name + " is read-only; accepted: an array that can be written");
   return a;
 }
 
@@ -518,20 +532,29 @@ Array Reader::made(nb::handle value, const std::string& name, const std::vector<
 
 Array Reader::empty(const std::string& name, const std::vector<int64_t>& shape,
                     const ElementType& type) {
-  nb::list sizes;
-  for (int64_t n : shape) sizes.append(n);
   if (first_.framework == Framework::other && !first_.device.host())
     refuse(std::string(
         "out is None; accepted for GPU arrays of this framework: an array for the result"));
-  if (!std::strcmp(type.name, first_.type.name))
-    if (first_.source.type().ptr() == torch_tensor) {  // faster, and the same
-      fresh_ = true;
-      Array a = made(first_.source.attr("new_empty")(nb::tuple(sizes)), name, shape, type);
-      fresh_ = false;
-      return a;
-    }
-  return made(once(empty_function, helpers, "empty")(framework_name(first_.framework),
-                                                     nb::tuple(sizes), type.numpy, first_.source),
+  Array plain;
+  if (!std::strcmp(framework_name(first_.framework), "numpy"))
+    plain.source = new_numpy(shape.data(), shape.size(), type.dlpack, &plain.tensor);
+  if (plain.source.is_valid() && !plain.source.is_none()) {
+    plain.name = name;
+    plain.type = type;
+    return plain;
+  }
+  nb::list list;
+  for (int64_t n : shape) list.append(n);
+  const nb::tuple sizes(list);
+  if (is_torch_tensor(first_.source) && !std::strcmp(type.name, first_.type.name)) {
+    // Faster, and the same.
+    fresh_ = true;
+    Array a = made(first_.source.attr(word(new_empty_word, "new_empty"))(sizes), name, shape, type);
+    fresh_ = false;
+    return a;
+  }
+  return made(once(empty_function, helpers, "empty")(framework_name(first_.framework), sizes,
+                                                     type.numpy, first_.source),
               name, shape, type);
 }
 
@@ -540,7 +563,7 @@ Array Reader::full(const std::string& name, const std::vector<int64_t>& shape, f
   for (int64_t n : shape) sizes.append(n);
   return made(once(full_function, helpers, "full")(framework_name(first_.framework),
                                                    nb::tuple(sizes), value, first_.source),
-              name, shape, named("f32"));
+              name, shape, find_type("f32"));
 }
 
 }  // namespace attn::python

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "attn/attn.hpp"
+#include "exchange.h"
 
 namespace attn::python {
 
@@ -21,10 +22,11 @@ namespace nb = nanobind;
 
 // attn_dtype and the integers that small arrays have.
 struct ElementType {
-  const char* name;   // attn's: "bf16", "i32"
-  const char* numpy;  // NumPy's, ml_dtypes' and torch's: "bfloat16"
-  attn_dtype type;    // NONE: no type of q, k, v
-  int block_bytes;    // of 32 elements in one of ggml's types, else 0
+  const char* name;          // attn's: "bf16", "i32"
+  const char* numpy;         // NumPy's, ml_dtypes' and torch's: "bfloat16"
+  attn_dtype type;           // NONE: no type of q, k, v
+  int block_bytes;           // of 32 elements in one of ggml's types, else 0
+  nb::dlpack::dtype dlpack;  // no bits: DLPack does not know it
 
   bool ggml() const { return block_bytes > 0; }
   bool has_scales() const { return type == ATTN_I8 || type == ATTN_I4; }
@@ -32,6 +34,7 @@ struct ElementType {
 // By either name, by a dtype object of a framework, or null.
 const ElementType* find_type(nb::handle dtype);
 const ElementType& find_type(attn_dtype type);
+const ElementType& find_type(const char* name);  // one of attn's
 bool is_fp8(attn_dtype type);
 // "[1, 2, 3]"
 std::string shape_text(const std::vector<int64_t>& shape);
@@ -73,16 +76,17 @@ struct Device {
 struct Array {
   std::string name;  // the argument's
   nb::object source;
-  nb::ndarray<nb::ro> tensor;
+  nb::ndarray<nb::ro> held;  // what DLPack's methods made
+  View tensor;
   Framework framework = Framework::numpy;
   Device device;
   ElementType type{};
 
-  void* data() const { return const_cast<void*>(tensor.data()); }
+  void* data() const { return tensor.address; }
   // Not null, also of an array without elements.
   const void* address() const;
   bool empty() const;
-  int64_t size(size_t i) const { return int64_t(tensor.shape(i)); }
+  int64_t size(size_t i) const { return tensor.shape(i); }
   std::vector<int64_t> shape() const;
   // Refuses another shape; -1 is any size. `form` names the dimensions: "[B, Sq, Hq, D]".
   void need_shape(const std::vector<int64_t>& want, const char* form) const;

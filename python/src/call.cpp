@@ -367,7 +367,9 @@ Call::Call(const Arguments& arguments)
     threads_ = 0;
   else if (threads_ == 0)
     threads_ = num_threads();
-  owner_ = context_for(argument(Name::backend), device, threads_);
+  const nb::handle backend = arguments_.find(Name::backend);
+  owner_ = backend.is_valid() ? context_for(backend, device, threads_)
+                              : context_for(std::string("auto"), device, threads_);
 
   nb::object k = argument(Name::k), v = argument(Name::v);
   const auto is_list = [](nb::handle x) {
@@ -733,7 +735,7 @@ void Call::make_outputs() {
         keep(reader_.empty("lse",
                            packed ? std::vector<int64_t>{p.heads_q, p.total_q}
                                   : std::vector<int64_t>{p.batch, p.heads_q, p.seqlen_q},
-                           *find_type(nb::str("f32"))));
+                           find_type("f32")));
     lse_ = lse.source;
     args_.lse = static_cast<float*>(lse.data());
   }

@@ -1,5 +1,7 @@
 #include "exchange.h"
 
+#include <algorithm>
+
 namespace attn::python {
 namespace {
 
@@ -41,28 +43,23 @@ const Table* table() {
 
 }  // namespace
 
-std::optional<nb::ndarray<nb::ro>> read_torch(nb::handle tensor, bool heads_first) {
+bool read_torch(nb::handle tensor, View* view) {
   const Table* t = table();
-  if (!t) return std::nullopt;
+  if (!t) return false;
   Tensor read;
   if (t->to_tensor(tensor.ptr(), &read) != 0) {
     PyErr_Clear();
-    return std::nullopt;
+    return false;
   }
-  static_assert(sizeof(size_t) == sizeof(int64_t));
-  int64_t shape[4], strides[4];
-  if (heads_first && read.ndim == 4) {
-    for (int i = 0; i < 4; ++i) {
-      const int from = i == 1 ? 2 : i == 2 ? 1 : i;
-      shape[i] = read.shape[from];
-      strides[i] = read.strides[from];
-    }
-    read.shape = shape;
-    read.strides = strides;
-  }
-  return nb::ndarray<nb::ro>(static_cast<char*>(read.data) + read.byte_offset, size_t(read.ndim),
-                             reinterpret_cast<const size_t*>(read.shape), tensor, read.strides,
-                             read.dtype, read.device_type, read.device_id);
+  if (read.ndim > int(most_dims)) return false;
+  view->address = static_cast<char*>(read.data) + read.byte_offset;
+  view->dims = size_t(read.ndim);
+  std::copy_n(read.shape, read.ndim, view->sizes);
+  std::copy_n(read.strides, read.ndim, view->strides);
+  view->type = read.dtype;
+  view->device_type = read.device_type;
+  view->device_id = read.device_id;
+  return true;
 }
 
 std::optional<void*> torch_stream(int device_type, int device_id) {

@@ -16,25 +16,36 @@ namespace {
 // ---- plans --------------------------------------------------------------------------------------
 
 struct PlanObject {
+  explicit PlanObject(const Arguments& arguments) {
+    const Call call(arguments);
+    const std::shared_ptr<context> owner = call.owner();
+    for (size_t i = 0; i < size_t(Name::count); ++i)  // the arrays are examples and not kept
+      if (const auto name = Name(i); kind_of(name) != Kind::run) keep(name, arguments.find(name));
+    const nb::int_ threads(call.threads());  // its calls are of the same context
+    keep(Name::num_threads, threads);
+    nb::gil_scoped_release release;
+    compiled = std::make_shared<Compiled>(
+        Compiled{owner, plan(*owner, call.problem()), {}, key_of(*owner, call.problem())});
+  }
+  nb::object run(Arguments arguments);
+
   std::shared_ptr<Compiled> compiled;
-  int32_t threads;  // that its calls must ask for to be of the same context
-  int made_at = forks();
-  nb::object run(const nb::dict& arguments);
+
+ private:
+  void keep(Name name, nb::handle value) {
+    options_.set(name, value);
+    kept_.push_back(nb::borrow(value));
+  }
+  Arguments options_;
+  std::vector<nb::object> kept_;
+  int made_at_ = forks();
 };
 
-PlanObject make_plan(const nb::dict& arguments) {
-  const Call call{Arguments(arguments)};
-  const std::shared_ptr<context> owner = call.owner();
-  nb::gil_scoped_release release;
-  return PlanObject{std::make_shared<Compiled>(Compiled{
-                        owner, plan(*owner, call.problem()), {}, key_of(*owner, call.problem())}),
-                    call.threads()};
-}
-
-nb::object PlanObject::run(const nb::dict& arguments) {
-  if (made_at != forks())
+nb::object PlanObject::run(Arguments arguments) {
+  if (made_at_ != forks())
     refuse("the plan was made before a fork; accepted in this process: a plan that it made itself");
-  Call call{Arguments(arguments)};
+  arguments.complete(options_);
+  Call call(arguments);
   if (key_of(*call.owner(), call.problem()) != compiled->key)
     refuse(
         "the arrays are not as those that the plan was made for; accepted: the same shapes, types, "
@@ -44,8 +55,8 @@ nb::object PlanObject::run(const nb::dict& arguments) {
   return call.run(*kept);
 }
 
-nb::object forward(const nb::dict& arguments) {
-  Call call{Arguments(arguments)};
+nb::object forward(const Arguments& arguments) {
+  Call call(arguments);
   const std::shared_ptr<Compiled> compiled = cached(call.owner(), call.problem());
   return call.run(*compiled);
 }
@@ -72,15 +83,16 @@ nb::object scaled_dot_product_attention(nb::handle query, nb::handle key, nb::ha
   return call.run(*compiled);
 }
 
-void check_call(const nb::dict& arguments) {
-  Call call{Arguments(arguments)};
+nb::object check_call(const Arguments& arguments) {
+  Call call(arguments);
   const std::shared_ptr<Compiled> compiled = cached(call.owner(), call.problem());
   call.check(*compiled);
+  return nb::none();
 }
 
-std::string explain_call(const nb::dict& arguments) {
-  const Call call{Arguments(arguments)};
-  return explain(*call.owner(), call.problem());
+nb::object explain_call(const Arguments& arguments) {
+  const Call call(arguments);
+  return nb::cast(explain(*call.owner(), call.problem()));
 }
 
 // ---- block masks --------------------------------------------------------------------------------
@@ -436,7 +448,7 @@ nb::object quantize(nb::handle value, nb::handle dtype, nb::handle scale, nb::ha
   if (nb::isinstance<nb::str>(scale)) {
     if (text_of(scale) != "amax") refuse("scale is " + text_of(scale) + "; accepted: " + scales);
     p.scale = ATTN_SCALE_AMAX;
-    descale = reader.empty("descale", descale_shape, *find_type(nb::str("f32")));
+    descale = reader.empty("descale", descale_shape, find_type("f32"));
   } else if (is_array(scale)) {
     p.scale = ATTN_SCALE_GIVEN;
     descale = reader.next(scale, "scale");
@@ -451,9 +463,9 @@ nb::object quantize(nb::handle value, nb::handle dtype, nb::handle scale, nb::ha
   }
 
   std::vector<int64_t> shape = x.shape();
-  const ElementType& bytes = *find_type(nb::str("u8"));
+  const ElementType& bytes = find_type("u8");
   if (beside) {
-    descale = reader.empty("scale", {shape.begin(), shape.end() - 1}, *find_type(nb::str("f16")));
+    descale = reader.empty("scale", {shape.begin(), shape.end() - 1}, find_type("f16"));
   }
   if (type->ggml()) shape.back() = shape.back() / 32 * type->block_bytes;
   if (type->type == ATTN_I4) shape.back() /= 2;
@@ -487,6 +499,61 @@ void raise(const std::exception_ptr& caught, void*) {
   }
 }
 
+// ---- functions of forward()'s arguments
+// ----------------------------------------------------------- Python calls these without nanobind,
+// which would look for each argument's name.
+
+// What `call` returns, or Python's error for what it throws.
+template <class Called>
+PyObject* guarded(Called&& call) {
+  try {
+    return nb::object(call()).release().ptr();
+  } catch (nb::python_error& e) {
+    e.restore();
+  } catch (const nb::builtin_exception& e) {
+    PyErr_SetString(
+        e.type() == nb::exception_type::type_error ? PyExc_TypeError : PyExc_RuntimeError,
+        e.what());
+  } catch (const error&) {
+    raise(std::current_exception(), nullptr);
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+  }
+  return nullptr;
+}
+
+constexpr char forward_name[] = "forward", check_name[] = "check", explain_name[] = "explain",
+               plan_name[] = "Plan";
+
+template <auto call, const char* name, Kind last>
+PyObject* function(PyObject*, PyObject* const* values, Py_ssize_t count, PyObject* names) {
+  return guarded([&] { return call(Arguments(name, last, values, size_t(count), names)); });
+}
+
+template <auto call, const char* name, Kind last>
+PyMethodDef method(const char* documentation) {
+  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&function<call, name, last>)),
+          METH_FASTCALL | METH_KEYWORDS, documentation};
+}
+
+// forward() with its documentation, which begins with the signature that Python shows.
+nb::object make_forward(nb::handle module, const char* documentation) {
+  static std::string text;
+  text = documentation;
+  static PyMethodDef made = method<forward, forward_name, Kind::problem>(text.c_str());
+  made.ml_doc = text.c_str();
+  return nb::steal(PyCFunction_NewEx(&made, nullptr, module.ptr()));
+}
+
+PyObject* call_plan(PyObject* self, PyObject* tuple, PyObject* dict) {
+  return guarded([&] {
+    if (!nb::inst_ready(self)) throw nb::type_error("the Plan was not initialised");
+    return nb::inst_ptr<PlanObject>(self)->run(Arguments("plan", Kind::run, tuple, dict));
+  });
+}
+
 }  // namespace
 
 NB_MODULE(_attn, m) {
@@ -494,9 +561,11 @@ NB_MODULE(_attn, m) {
   nb::register_exception_translator(raise);
   set_main_thread(nb::cast<unsigned long>(
       nb::module_::import_("threading").attr("main_thread")().attr("ident")));
-  m.def("forward", &forward);
-  m.def("check", &check_call);
-  m.def("explain", &explain_call);
+  static PyMethodDef functions[] = {method<check_call, check_name, Kind::execution>(nullptr),
+                                    method<explain_call, explain_name, Kind::execution>(nullptr),
+                                    {}};
+  if (PyModule_AddFunctions(m.ptr(), functions) != 0) nb::raise_python_error();
+  m.def("make_forward", &make_forward);
   m.def("info", [] { return info(); });
   m.def("version", [] { return attn_version(); });
   m.def("launch_count", [](const char* kernel) { return attn_launch_count(kernel); });
@@ -517,16 +586,18 @@ NB_MODULE(_attn, m) {
   m.def("kv_append", &kv_append);
   m.def("kv_roll", &kv_roll);
 
-  nb::class_<PlanObject>(m, "Plan")
+  static const PyType_Slot plan_slots[] = {{Py_tp_call, reinterpret_cast<void*>(&call_plan)}, {}};
+  nb::class_<PlanObject>(m, "Plan", nb::type_slots(plan_slots))
+      .def("__init__",
+           [](PlanObject* self, const nb::args& tuple, const nb::kwargs& dict) {
+             new (self) PlanObject(Arguments(plan_name, Kind::execution, tuple.ptr(), dict.ptr()));
+           })
       .def_prop_ro("kernel",
                    [](const PlanObject& p) { return std::string(p.compiled->made.kernel()); })
       .def_prop_ro(
           "backend",
           [](const PlanObject& p) { return attn_backend_string(p.compiled->owner->backend()); })
-      .def_ro("threads", &PlanObject::threads)
-      .def_prop_ro("workspace", [](const PlanObject& p) { return p.compiled->made.workspace(); })
-      .def("run", &PlanObject::run);
-  m.def("make_plan", &make_plan);
+      .def_prop_ro("workspace", [](const PlanObject& p) { return p.compiled->made.workspace(); });
 
   nb::class_<Mask>(m, "Mask")
       .def_prop_ro("shape",

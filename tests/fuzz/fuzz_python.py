@@ -11,6 +11,7 @@ import decimal
 import faulthandler
 import fractions
 import importlib.util
+import inspect
 import math
 import mmap
 import os
@@ -144,6 +145,7 @@ def junk():
 
 
 JUNK = junk()
+OPTIONS = list(inspect.signature(attn.forward).parameters)[3:]
 
 
 def filling(empty):
@@ -476,7 +478,7 @@ class Case:
     def spoil(self, a):
         """An argument or two become something else."""
         for _ in range(self.pick(0, 0, 0, 0, 1, 1, 2)):
-            name = self.pick(*a) if self.chance(2) else self.pick("q", "k", "v", *attn._OPTIONS)
+            name = self.pick(*a) if self.chance(2) else self.pick("q", "k", "v", *OPTIONS)
             old = a.get(name)
             how = self.rng.randrange(4)
             large = isinstance(old, np.ndarray) and old.size > 100_000

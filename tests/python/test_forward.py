@@ -3,6 +3,7 @@ import gc
 import inspect
 import itertools
 import multiprocessing
+import pickle
 import threading
 import weakref
 
@@ -368,6 +369,43 @@ class Arguments(Case):
             "alibi_slopes=None, sinks=None, block_mask=None, tree=None, tree_keys=0, seqlens_kv=None, cu_seqlens_q=None, "
             "cu_seqlens_kv=None, max_seqlen_q=None, block_table=None, q_descale=None, k_descale=None, v_descale=None, "
             "k_type=None, v_type=None, k_scale=None, v_scale=None, bias_slopes=None, out_scale=None, out_dtype=None, return_lse=False, out=None, backend='auto')")
+
+    def test_calls(self):
+        """What Python says of a function's arguments, these functions say of theirs."""
+        q, k, v = self.qkv()
+        plan = attn.Plan(q, k, v)
+        np.testing.assert_array_equal(plan(v=v, k=k, q=q), attn.forward(v=v, q=q, k=k))
+        for name, call in ("forward", attn.forward), ("check", attn.check), ("explain", attn.explain), ("Plan", attn.Plan), ("plan", plan):
+            with self.subTest(name):
+                self.refuses(TypeError, "required positional argument: 'v'", call, q, k)
+                self.refuses(TypeError, "positional arguments", call, q, k, v, q)
+                self.refuses(TypeError, "multiple values for argument 'k'", call, q, k, v, k=k)
+                self.refuses(TypeError, f"{name}() got an unexpected keyword argument 'causl'", call, q, k, v, causl=True)
+                self.refuses(TypeError, "'attn_mask'", call, q, k, v, attn_mask=q)
+        self.refuses(TypeError, "'kernel'", attn.forward, q, k, v, kernel="cpu_baseline")
+        self.assertIs(pickle.loads(pickle.dumps(attn.forward)), attn.forward)
+        self.refuses(TypeError, "not initialised", attn.Plan.__new__(attn.Plan), q, k, v)
+
+    def test_types_of_numpy(self):
+        """Each is taken for what it is."""
+        q, k, v = self.qkv()
+        names = {"float64": "f64", "int8": "i8", "int32": "i32", "int64": "i64", "longlong": "i64", "uint8": "u8", "uint32": "u32", "uint64": "u64",
+                 "ulonglong": "u64", "bool": "bool", "int16": "another type", "complex64": "another type"}
+        for dtype, name in names.items():
+            self.refuses(ValueError, [f"sinks is {name};", "f32"], attn.forward, q, k, v, sinks=np.zeros(4, dtype))
+        for dtype in np.float32, np.float16:
+            x, y, z = (a.astype(dtype) for a in (q, k, v))
+            out = attn.forward(x, y, z)
+            self.assertEqual(out.dtype, dtype)
+            self.close(out, softmax_attention(x, y, z)[0], 2e-6 if dtype == np.float32 else 1e-3)
+        for strange in q.astype(">f4"), np.zeros(q.shape, [("byte", "u1"), ("value", "f4")])["value"], q.astype("O"):
+            self.refuses(ValueError, "q cannot be read", attn.forward, strange, k, v)
+
+    def test_dimensions(self):
+        q, k, v = self.qkv()
+        self.refuses(ValueError, ["q has shape [1, 1, 2, 9, 4, 16]", "[B, Sq, Hq, D]"], attn.forward,
+                     q[None, None], k, v)
+        self.refuses(ValueError, ["k has 9 dimensions", "at most 8"], attn.forward, q, k.reshape((1,) * 5 + k.shape), v)
 
     def test_sentences(self):
         q, k, v = self.qkv()
