@@ -32,7 +32,9 @@ int main(int argc, char** argv) {
   int failed = session.run();
   if (skipped_cases > 0) std::cout << "SKIPPED: " << skipped_cases << std::endl;
   const auto& config = session.configData();
-  const auto excludes = [](const std::string& filter) { return filter.starts_with('~'); };
+  const auto excludes = [](const std::string& filter) {
+    return filter.starts_with('~') && filter.find(',') == std::string::npos;
+  };
   const bool lists = config.listTests || config.listTags || config.listReporters;
   if (attn::test::after_all && !lists && !config.showHelp &&
       std::all_of(config.testsOrTags.begin(), config.testsOrTags.end(), excludes) &&

@@ -49,7 +49,9 @@ uint64_t place_of(const Kernel& kernel);
 bool in_turn(const Kernel& kernel, uint64_t number);
 
 // The kernels of an operation that can run here, in the catalog's order. Those that cannot are
-// printed once per process with the reason and counted as skips.
+// printed once per process with the reason and counted as skips. Under sanitizers, where it is the
+// emulator's own memory that is looked at, a list has a third of the emulated forward kernels, the
+// next list another third.
 std::vector<const Kernel*> kernels_here(Op op, bool with_reference);
 
 // Whether a forward kernel runs on a device here. Where none does, a fifth will do of many like

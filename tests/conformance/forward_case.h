@@ -18,18 +18,18 @@ namespace attn::test {
 #endif
 #endif
 // Like problems make the same errors of memory, which is what a sanitizer looks for, several times
-// slower: of many that differ in shapes, seeds or types it runs a fifth, the other builds all.
+// slower: of many that differ in shapes, seeds or types it runs a tenth, the other builds all.
 #ifdef __SANITIZE_ADDRESS__
 constexpr bool sanitized = true;
 #else
 constexpr bool sanitized = false;
 #endif
 constexpr uint64_t random_share(uint64_t count) {
-  return sanitized ? count / 5 : count;
+  return sanitized ? (count + 9) / 10 : count;
 }
-// One of each five numbers, not always at the same place, for loops over five things.
+// One of each ten numbers, not always at the same place, for loops over ten things.
 constexpr bool in_share(uint64_t number) {
-  return !sanitized || (number + number / 5) % 5 == 0;
+  return !sanitized || (number + number / 10) % 10 == 0;
 }
 
 // A number in [0, 1) or from N(0, 1) that depends on its coordinates alone.

@@ -117,43 +117,47 @@ Case token_case(const char* name, attn_dtype k_type, attn_dtype v_type, int64_t 
   return c;
 }
 
+void check_cut(attn_dtype type, double sigma, uint32_t mask) {
+  Case whole = token_case("whole", type, type, 700);
+  whole.batch = 2;
+  whole.seqlen_q = 3;
+  whole.sigma = sigma;
+  whole.flags = mask | ATTN_SINKS | ATTN_SPLIT_INVARIANT;
+  if (mask & ATTN_WINDOW) whole.window_left = 330;
+  Case pieces = whole;
+  pieces.segments.clear();
+  Draw draw{uint64_t(sigma * 10), 19};
+  for (int64_t left = 700; left > 0;) {
+    SegmentCase s = whole.segments[0];
+    s.capacity = pieces.segments.size() == 4 ? left : std::min<int64_t>(left, draw(300));
+    left -= s.capacity;
+    s.layout = attn_layout(draw(3));
+    s.page_size = 16 << draw(3);
+    s.lengths.assign(2, int32_t(s.capacity));
+    s.capacity = std::max<int64_t>(1, s.capacity);
+    pieces.segments.push_back(s);
+  }
+  const Data data_of_whole = make_data(whole), data_of_pieces = make_data(pieces);
+  for (const Kernel* kernel : kernels_here(Op::forward, true)) {
+    Backend& backend = backend_of(kernel->backend);
+    const Outputs uncut = run_forward(backend, whole, data_of_whole, kernel->name, ATTN_F32);
+    if (declined(*kernel, uncut)) continue;
+    INFO(kernel->name << " " << describe(pieces));
+    const Outputs got = run_forward(backend, pieces, data_of_pieces, kernel->name, ATTN_F32);
+    REQUIRE(got.error == "");
+    double worst = 0;
+    for (size_t n = 0; n < got.out.size(); ++n)
+      worst = std::max(worst, std::abs(got.out[n] - uncut.out[n]));
+    for (size_t n = 0; n < got.lse.size(); ++n)
+      worst = std::max(worst, double(std::abs(got.lse[n] - uncut.lse[n])));
+    CHECK(worst < 1e-4);
+  }
+}
+
 TEST_CASE("blocks: a cut into segments changes nothing") {
   for (const attn_dtype type : {ATTN_Q8_0, ATTN_Q4_0, ATTN_I8, ATTN_I4}) {
-    for (const double sigma : {0.5, 1.0, 3.0}) {
-      Case whole = token_case("whole", type, type, 700);
-      whole.batch = 2;
-      whole.seqlen_q = 3;
-      whole.sigma = sigma;
-      whole.flags = ATTN_CAUSAL | ATTN_SINKS | ATTN_SPLIT_INVARIANT;
-      Case pieces = whole;
-      pieces.segments.clear();
-      Draw draw{uint64_t(sigma * 10), 19};
-      for (int64_t left = 700; left > 0;) {
-        SegmentCase s = whole.segments[0];
-        s.capacity = pieces.segments.size() == 4 ? left : std::min<int64_t>(left, draw(300));
-        left -= s.capacity;
-        s.layout = attn_layout(draw(3));
-        s.page_size = 16 << draw(3);
-        s.lengths.assign(2, int32_t(s.capacity));
-        s.capacity = std::max<int64_t>(1, s.capacity);
-        pieces.segments.push_back(s);
-      }
-      const Data data_of_whole = make_data(whole), data_of_pieces = make_data(pieces);
-      for (const Kernel* kernel : kernels_here(Op::forward, true)) {
-        Backend& backend = backend_of(kernel->backend);
-        const Outputs uncut = run_forward(backend, whole, data_of_whole, kernel->name, ATTN_F32);
-        if (declined(*kernel, uncut)) continue;
-        INFO(kernel->name << " " << describe(pieces));
-        const Outputs got = run_forward(backend, pieces, data_of_pieces, kernel->name, ATTN_F32);
-        REQUIRE(got.error == "");
-        double worst = 0;
-        for (size_t n = 0; n < got.out.size(); ++n)
-          worst = std::max(worst, std::abs(got.out[n] - uncut.out[n]));
-        for (size_t n = 0; n < got.lse.size(); ++n)
-          worst = std::max(worst, double(std::abs(got.lse[n] - uncut.lse[n])));
-        CHECK(worst < 1e-4);
-      }
-    }
+    for (const double sigma : {0.5, 1.0, 3.0}) check_cut(type, sigma, ATTN_CAUSAL);
+    check_cut(type, 1, ATTN_CAUSAL | ATTN_WINDOW);
   }
 }
 
