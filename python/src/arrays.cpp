@@ -71,6 +71,12 @@ nb::handle word(PyObject*& slot, const char* text) {
 }
 PyObject *requires_grad_word, *is_neg_word, *new_empty_word;
 
+nb::tuple tuple_of(const Sizes& sizes) {
+  nb::list list;
+  for (int64_t n : sizes) list.append(n);
+  return nb::tuple(list);
+}
+
 bool is_numpy_array(nb::handle value) {
   return value.type().ptr() == once(numpy_array, "numpy", "ndarray").ptr();
 }
@@ -256,7 +262,7 @@ bool is_fp8(attn_dtype type) {
   return type == ATTN_F8_E4M3FN || type == ATTN_F8_E5M2 || type == ATTN_F8_E4M3FNUZ;
 }
 
-std::string shape_text(const std::vector<int64_t>& shape) {
+std::string shape_text(const Sizes& shape) {
   std::string text;
   for (int64_t size : shape) text += (text.empty() ? "" : ", ") + std::to_string(size);
   return "[" + text + "]";
@@ -297,13 +303,7 @@ std::string Device::text() const {
                 : std::string(attn_backend_string(backend)) + " device " + std::to_string(index);
 }
 
-std::vector<int64_t> Array::shape() const {
-  std::vector<int64_t> shape;
-  for (size_t i = 0; i < tensor.ndim(); ++i) shape.push_back(size(i));
-  return shape;
-}
-
-void Array::need_shape(const std::vector<int64_t>& want, const char* form) const {
+void Array::need_shape(const Sizes& want, const char* form) const {
   bool good = tensor.ndim() == want.size();
   for (size_t i = 0; good && i < want.size(); ++i) good = want[i] < 0 || size(i) == want[i];
   if (good) return;
@@ -341,9 +341,9 @@ void Array::need_contiguous() const {
   if (!contiguous()) refuse(name + " is not contiguous; accepted: a contiguous array");
 }
 
-std::vector<int64_t> Array::outer_strides(int64_t block_bytes, int64_t block_elements) const {
+Sizes Array::outer_strides(int64_t block_bytes, int64_t block_elements) const {
   const size_t last = tensor.ndim() - 1;
-  std::vector<int64_t> strides(last, 0);
+  Sizes strides(last, 0);
   if (contiguous()) return strides;
   if (size(last) > 1 && tensor.stride(last) != 1)
     refuse(name + ": the last dimension has stride " + std::to_string(tensor.stride(last)) +
@@ -427,7 +427,7 @@ void Reader::import(Array* array) {
            std::to_string(most_dims));
   View& view = a.tensor;
   view.address = const_cast<void*>(a.held.data());
-  view.dims = dims;
+  view.sizes = view.strides = Sizes(dims, 0);
   for (size_t i = 0; i < dims; ++i) {
     view.sizes[i] = int64_t(a.held.shape(i));
     view.strides[i] = a.held.stride(i);
@@ -504,10 +504,10 @@ Array Reader::like_first(const std::string& name, int64_t last) {
   if (first_.size(n - 1) == last) {
     made = once(torch_empty_like, "torch", "empty_like")(first_.source);
   } else {
-    std::vector<int64_t> shape = first_.shape();
+    Sizes shape = first_.shape();
     shape[n - 1] = last;
     if (heads_first) std::swap(shape[1], shape[2]);
-    made = first_.source.attr("new_empty")(nb::cast(shape));
+    made = first_.source.attr(word(new_empty_word, "new_empty"))(tuple_of(shape));
   }
   fresh_ = true;
   Array a = next(made, name);
@@ -521,48 +521,46 @@ nb::object Reader::captured(size_t bytes) const {
 }
 
 // JAX may make f32 of f64.
-Array Reader::made(nb::handle value, const std::string& name, const std::vector<int64_t>& shape,
+Array Reader::made(nb::handle value, const std::string& name, const Sizes& shape,
                    const ElementType& type) {
-  Array a = next(value, name + " as " + framework_name(first_.framework) + " makes it");
+  Array a =
+      next(value, fresh_ ? name : name + " as " + framework_name(first_.framework) + " makes it");
   a.need_type(type.name);
   a.need_shape(shape, "the result's");
   a.need_contiguous();
   return a;
 }
 
-Array Reader::empty(const std::string& name, const std::vector<int64_t>& shape,
-                    const ElementType& type) {
+Array Reader::empty(const std::string& name, const Sizes& shape, const ElementType& type) {
   if (first_.framework == Framework::other && !first_.device.host())
     refuse(std::string(
         "out is None; accepted for GPU arrays of this framework: an array for the result"));
-  Array plain;
-  if (!std::strcmp(framework_name(first_.framework), "numpy"))
-    plain.source = new_numpy(shape.data(), shape.size(), type.dlpack, &plain.tensor);
-  if (plain.source.is_valid() && !plain.source.is_none()) {
-    plain.name = name;
-    plain.type = type;
-    return plain;
+  if (!std::strcmp(framework_name(first_.framework), "numpy")) {
+    Array a;
+    a.name = name;
+    a.type = type;
+    a.source = new_numpy(shape, type.dlpack, &a.tensor);
+    if (!a.source.is_none()) return a;
   }
-  nb::list list;
-  for (int64_t n : shape) list.append(n);
-  const nb::tuple sizes(list);
   if (is_torch_tensor(first_.source) && !std::strcmp(type.name, first_.type.name)) {
     // Faster, and the same.
+    const bool like =
+        !heads_first && std::ranges::equal(shape, first_.shape()) && first_.contiguous();
     fresh_ = true;
-    Array a = made(first_.source.attr(word(new_empty_word, "new_empty"))(sizes), name, shape, type);
+    Array a = made(like ? once(torch_empty_like, "torch", "empty_like")(first_.source)
+                        : first_.source.attr(word(new_empty_word, "new_empty"))(tuple_of(shape)),
+                   name, shape, type);
     fresh_ = false;
     return a;
   }
-  return made(once(empty_function, helpers, "empty")(framework_name(first_.framework), sizes,
-                                                     type.numpy, first_.source),
+  return made(once(empty_function, helpers, "empty")(framework_name(first_.framework),
+                                                     tuple_of(shape), type.numpy, first_.source),
               name, shape, type);
 }
 
-Array Reader::full(const std::string& name, const std::vector<int64_t>& shape, float value) {
-  nb::list sizes;
-  for (int64_t n : shape) sizes.append(n);
+Array Reader::full(const std::string& name, const Sizes& shape, float value) {
   return made(once(full_function, helpers, "full")(framework_name(first_.framework),
-                                                   nb::tuple(sizes), value, first_.source),
+                                                   tuple_of(shape), value, first_.source),
               name, shape, find_type("f32"));
 }
 

@@ -37,7 +37,7 @@ const ElementType& find_type(attn_dtype type);
 const ElementType& find_type(const char* name);  // one of attn's
 bool is_fp8(attn_dtype type);
 // "[1, 2, 3]"
-std::string shape_text(const std::vector<int64_t>& shape);
+std::string shape_text(const Sizes& shape);
 
 enum class Framework { numpy, torch, cupy, jax, other };
 Framework framework_of(nb::handle array);
@@ -86,17 +86,17 @@ struct Array {
   // Not null, also of an array without elements.
   const void* address() const;
   bool empty() const;
-  int64_t size(size_t i) const { return tensor.shape(i); }
-  std::vector<int64_t> shape() const;
+  int64_t size(size_t i) const { return tensor.sizes[i]; }
+  const Sizes& shape() const { return tensor.sizes; }
   // Refuses another shape; -1 is any size. `form` names the dimensions: "[B, Sq, Hq, D]".
-  void need_shape(const std::vector<int64_t>& want, const char* form) const;
+  void need_shape(const Sizes& want, const char* form) const;
   void need_type(const char* type) const;
   bool contiguous() const;
   void need_contiguous() const;
   // Element strides of the dimensions before the last, which must be contiguous; all 0, which
   // attn.h takes as "contiguous", if the array is. For types of blocks: a block's bytes and
   // elements.
-  std::vector<int64_t> outer_strides(int64_t block_bytes = 1, int64_t block_elements = 1) const;
+  Sizes outer_strides(int64_t block_bytes = 1, int64_t block_elements = 1) const;
 };
 
 // Reads arrays of one call. The first one (q) decides the framework, device and stream of the run;
@@ -113,8 +113,8 @@ class Reader {
   // A new one with the first one's type, shape and order in memory, but for the last dimension.
   Array like_first(const std::string& name, int64_t last);
   // New arrays of the first one's framework on its device; `source` is what Python gets.
-  Array empty(const std::string& name, const std::vector<int64_t>& shape, const ElementType& type);
-  Array full(const std::string& name, const std::vector<int64_t>& shape, float value);
+  Array empty(const std::string& name, const Sizes& shape, const ElementType& type);
+  Array full(const std::string& name, const Sizes& shape, float value);
 
   const Array& origin() const { return first_; }
   void* stream() const { return stream_; }
@@ -127,7 +127,7 @@ class Reader {
  private:
   Array read(nb::handle value, const std::string& name);
   void import(Array* array);
-  Array made(nb::handle value, const std::string& name, const std::vector<int64_t>& shape,
+  Array made(nb::handle value, const std::string& name, const Sizes& shape,
              const ElementType& type);
   bool started_ = false, waits_ = false;
   bool fresh_ = false;  // what is read was made for this call: its framework has nothing to refuse

@@ -57,15 +57,15 @@ attn_context_options options_for(int32_t device, int32_t threads) {
 
 template <class Problem>
 std::shared_ptr<Compiled> find_or_make(const std::shared_ptr<context>& owner,
-                                       const Problem& problem, std::string key) {
-  if (const auto found = state->by_key.find(key); found != state->by_key.end()) {
+                                       const Problem& problem, const std::string& known) {
+  if (const auto found = state->by_key.find(known); found != state->by_key.end()) {
     ++state->hits;
     state->plans.splice(state->plans.begin(), state->plans, found->second);
     return *found->second;
   }
   ++state->misses;
-  auto made = [&] {
-    nb::gil_scoped_release release;  // a module may be loaded
+  auto made = [&, key = known]() mutable {  // `known` may be another's while the GIL is not held
+    nb::gil_scoped_release release;         // a module may be loaded
     return std::make_shared<Compiled>(Compiled{owner, plan(*owner, problem), {}, std::move(key)});
   }();
   if (const auto found = state->by_key.find(made->key); found != state->by_key.end())
@@ -205,12 +205,13 @@ int forks() {
   return times_forked;
 }
 
-std::string key_of(const context& owner, const attn_problem& problem) {
+const std::string& key_of(const context& owner, const attn_problem& problem) {
+  static std::string& key = *new std::string;  // whose memory is kept from call to call
   attn_problem plain;
   std::memcpy(static_cast<void*>(&plain), &problem, sizeof plain);
   plain.segments = nullptr;
   plain.kernel = nullptr;
-  std::string key = "forward";
+  key = "forward";
   append(&key, owner.get());
   append(&key, plain);
   key.append(reinterpret_cast<const char*>(problem.segments),
@@ -287,16 +288,16 @@ attn_strides strides_of(const Array& a, attn_dtype type) {
   const int block_bytes = find_type(type).block_bytes;
   const int64_t bytes = block_bytes > 0 ? block_bytes : 1;
   if (type == ATTN_I4) {
-    const std::vector<int64_t> s = a.outer_strides(1, 2);
+    const Sizes s = a.outer_strides(1, 2);
     return s.size() == 2 ? attn_strides{0, s[0], s[1]} : attn_strides{s[0], s[1], s[2]};
   }
-  const std::vector<int64_t> s = a.outer_strides(bytes, bytes > 1 ? 32 : 1);
+  const Sizes s = a.outer_strides(bytes, bytes > 1 ? 32 : 1);
   return s.size() == 2 ? attn_strides{0, s[0], s[1]} : attn_strides{s[0], s[1], s[2]};
 }
 
 const void* read_scales(const Array& a, const Array& of, attn_strides* stride) {
   a.need_type("f16");
-  std::vector<int64_t> shape = of.shape();
+  Sizes shape = of.shape();
   shape.pop_back();
   a.need_shape(shape, "one for each token and head");
   const size_t dims = shape.size();
@@ -419,7 +420,7 @@ const Array& Call::keep(Array array) {
 }
 
 const void* Call::vector_of(const char* name, nb::handle value, const char* type,
-                            const std::vector<int64_t>& shape, const char* form) {
+                            const Sizes& shape, const char* form) {
   const Array& a = keep(reader_.next(value, name));
   a.need_type(type);
   a.need_shape(shape, form);
@@ -442,7 +443,7 @@ void Call::read_queries() {
   p.q_type = q.type.type;
   p.heads_q = q.size(dims - 2);
   p.head_dim = q.size(dims - 1);
-  const std::vector<int64_t> strides = q.outer_strides();
+  const Sizes strides = q.outer_strides();
   if (packed) {
     p.q_layout = ATTN_PACKED;
     p.total_q = q.size(0);
@@ -485,8 +486,8 @@ void Call::read_segment(size_t i) {
                      : !table.is_none() ? "[pages, page_size, Hkv, D]"
                                         : "[B, Skv, Hkv, D]";
   const size_t dims = offsets.is_none() ? 4 : 3;
-  k.need_shape(std::vector<int64_t>(dims, -1), form);
-  std::vector<int64_t> v_shape = k.shape();
+  k.need_shape(Sizes(dims, -1), form);
+  Sizes v_shape = k.shape();
   v_shape.back() = -1;
   v.need_shape(v_shape, "k's shape but for the last dimension");
   std::string type_name;
@@ -610,9 +611,8 @@ void Call::read_scores() {
     const Array& tree = keep(reader_.next(argument(Name::tree), "tree"));
     if (std::strcmp(tree.type.name, "u64") && std::strcmp(tree.type.name, "i64"))
       refuse(std::string("tree is ") + tree.type.name + "; accepted: u64, i64");
-    tree.need_shape(
-        packed ? std::vector<int64_t>{p.total_q, 2} : std::vector<int64_t>{p.batch, p.seqlen_q, 2},
-        packed ? "[total_q, 2]" : "[B, Sq, 2]");
+    tree.need_shape(packed ? Sizes{p.total_q, 2} : Sizes{p.batch, p.seqlen_q, 2},
+                    packed ? "[total_q, 2]" : "[B, Sq, 2]");
     tree.need_contiguous();
     args_.tree = static_cast<const uint64_t*>(tree.address());
   }
@@ -667,7 +667,7 @@ void Call::read_out_type() {
     if (is_fp8(p.q_type))
       refuse(std::string("q is ") + find_type(p.q_type).name + "; accepted: f32, f16, bf16");
     const Array& out = keep(reader_.like_first("out", p.head_dim_v));
-    const std::vector<int64_t> strides = out.outer_strides();
+    const Sizes strides = out.outer_strides();
     p.out_type = p.q_type;
     p.out_stride = {strides[0], strides[1], strides[2]};
     args_.out = out.data();
@@ -693,10 +693,10 @@ void Call::read_out_type() {
            " as out_dtype says");
   p.out_type = out.type.type;
   const bool packed = p.q_layout == ATTN_PACKED;
-  out.need_shape(packed ? std::vector<int64_t>{p.total_q, p.heads_q, p.head_dim_v}
-                        : std::vector<int64_t>{p.batch, p.seqlen_q, p.heads_q, p.head_dim_v},
+  out.need_shape(packed ? Sizes{p.total_q, p.heads_q, p.head_dim_v}
+                        : Sizes{p.batch, p.seqlen_q, p.heads_q, p.head_dim_v},
                  packed ? "[total_q, Hq, Dv]" : "[B, Sq, Hq, Dv]");
-  const std::vector<int64_t> strides = out.outer_strides();
+  const Sizes strides = out.outer_strides();
   p.out_stride = packed ? attn_strides{0, strides[0], strides[1]}
                         : attn_strides{strides[0], strides[1], strides[2]};
   args_.out = out.data();
@@ -722,20 +722,18 @@ void Call::make_outputs() {
   const attn_problem& p = problem_;
   const bool packed = p.q_layout == ATTN_PACKED;
   if (out_.is_none()) {
-    const Array& out = keep(
-        reader_.empty("out",
-                      packed ? std::vector<int64_t>{p.total_q, p.heads_q, p.head_dim_v}
-                             : std::vector<int64_t>{p.batch, p.seqlen_q, p.heads_q, p.head_dim_v},
-                      find_type(p.out_type)));
+    const Array& out =
+        keep(reader_.empty("out",
+                           packed ? Sizes{p.total_q, p.heads_q, p.head_dim_v}
+                                  : Sizes{p.batch, p.seqlen_q, p.heads_q, p.head_dim_v},
+                           find_type(p.out_type)));
     out_ = out.source;
     args_.out = out.data();
   }
   if (is_set(Name::return_lse)) {
-    const Array& lse =
-        keep(reader_.empty("lse",
-                           packed ? std::vector<int64_t>{p.heads_q, p.total_q}
-                                  : std::vector<int64_t>{p.batch, p.heads_q, p.seqlen_q},
-                           find_type("f32")));
+    const Array& lse = keep(reader_.empty(
+        "lse", packed ? Sizes{p.heads_q, p.total_q} : Sizes{p.batch, p.heads_q, p.seqlen_q},
+        find_type("f32")));
     lse_ = lse.source;
     args_.lse = static_cast<float*>(lse.data());
   }

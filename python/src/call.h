@@ -59,8 +59,8 @@ void forget_everything();
 int forks();
 void set_main_thread(unsigned long thread);  // by Python's number
 
-// The bytes that tell one problem from another.
-std::string key_of(const context& owner, const attn_problem& problem);
+// The bytes that tell one problem from another, until the next call.
+const std::string& key_of(const context& owner, const attn_problem& problem);
 std::shared_ptr<Compiled> cached(const std::shared_ptr<context>& owner,
                                  const attn_problem& problem);
 std::shared_ptr<Compiled> cached(const std::shared_ptr<context>& owner,
@@ -122,8 +122,8 @@ class Call {
   // Of segment i; `name` gets "k[i]" where there are several.
   nb::object of_segment(Name what, size_t i, std::string* name) const;
   const Array& keep(Array array);
-  const void* vector_of(const char* name, nb::handle value, const char* type,
-                        const std::vector<int64_t>& shape, const char* form);
+  const void* vector_of(const char* name, nb::handle value, const char* type, const Sizes& shape,
+                        const char* form);
   void read_queries();
   void read_segment(size_t i);
   attn_descale_kind read_descale(const std::string& name, nb::handle value, attn_segment* segment,

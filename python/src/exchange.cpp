@@ -1,7 +1,5 @@
 #include "exchange.h"
 
-#include <algorithm>
-
 namespace attn::python {
 namespace {
 
@@ -53,9 +51,8 @@ bool read_torch(nb::handle tensor, View* view) {
   }
   if (read.ndim > int(most_dims)) return false;
   view->address = static_cast<char*>(read.data) + read.byte_offset;
-  view->dims = size_t(read.ndim);
-  std::copy_n(read.shape, read.ndim, view->sizes);
-  std::copy_n(read.strides, read.ndim, view->strides);
+  view->sizes = {read.shape, read.shape + read.ndim};
+  view->strides = {read.strides, read.strides + read.ndim};
   view->type = read.dtype;
   view->device_type = read.device_type;
   view->device_id = read.device_id;

@@ -46,11 +46,11 @@ class Append : CacheCall {
     const Array& k = keep(reader_.first(argument("k_new"), "k_new"));
     p.new_layout = given("cu_seqlens_new") ? ATTN_PACKED : ATTN_PADDED;
     const size_t dims = p.new_layout == ATTN_PACKED ? 3 : 4;
-    k.need_shape(std::vector<int64_t>(dims, -1), form("[B, T, Hkv, D]", "[total, Hkv, D]"));
+    k.need_shape(Sizes(dims, -1), form("[B, T, Hkv, D]", "[total, Hkv, D]"));
     if (k.type.type == ATTN_DTYPE_NONE)
       refuse(std::string("k_new is ") + k.type.name + "; accepted: f32, f16, bf16");
     const Array& v = next("v_new");
-    std::vector<int64_t> v_shape = k.shape();
+    Sizes v_shape = k.shape();
     v_shape.back() = -1;
     v.need_shape(v_shape, "k_new's shape but for the last dimension");
     v.need_type(k.type.name);
@@ -105,7 +105,7 @@ class Append : CacheCall {
     read_descales(dims(), &s, &a);
   }
 
-  const float* read_table(const char* name, const std::vector<int64_t>& shape) {
+  const float* read_table(const char* name, const Sizes& shape) {
     const Array& table = next(name);
     table.need_type("f32");
     table.need_shape(shape, "[positions, R / 2]");
@@ -156,7 +156,7 @@ class Append : CacheCall {
 
   attn_kv_append_problem problem_;
   attn_kv_append_args args_;
-  std::vector<int64_t> q_shape_;
+  Sizes q_shape_;
   nb::object q_out_ = nb::none();
 };
 

@@ -23,9 +23,10 @@ struct PlanObject {
       if (const auto name = Name(i); kind_of(name) != Kind::run) keep(name, arguments.find(name));
     const nb::int_ threads(call.threads());  // its calls are of the same context
     keep(Name::num_threads, threads);
+    std::string key = key_of(*owner, call.problem());
     nb::gil_scoped_release release;
     compiled = std::make_shared<Compiled>(
-        Compiled{owner, plan(*owner, call.problem()), {}, key_of(*owner, call.problem())});
+        Compiled{owner, plan(*owner, call.problem()), {}, std::move(key)});
   }
   nb::object run(Arguments arguments);
 
@@ -158,7 +159,7 @@ Mask make_mask(Device device, const attn_block_mask_shape& shape, Build&& build)
 // [batch, heads, ...], or without these two. 0, which attn.h takes for 1, is none of them.
 std::pair<int64_t, int64_t> mask_batch_heads(const Array& a, size_t dims, const char* form) {
   if (a.tensor.ndim() == dims) return {1, 1};
-  a.need_shape(std::vector<int64_t>(dims + 2, -1), form);
+  a.need_shape(Sizes(dims + 2, -1), form);
   if (a.size(0) == 0 || a.size(1) == 0)
     refuse(a.name + " has shape " + shape_text(a.shape()) +
            "; accepted: 1 or more in the first two dimensions, " + form);
@@ -191,7 +192,7 @@ Mask mask_from_intervals(nb::handle value, nb::handle length, nb::handle size) {
   const char* form = "[Skv, 1 or 2, 2] or [B or 1, Hq or 1, Skv, 1 or 2, 2]";
   const auto [batch, heads] = mask_batch_heads(a, 3, form);
   const size_t n = a.tensor.ndim();
-  std::vector<int64_t> want(n, -1);
+  Sizes want(n, -1);
   want.back() = 2;
   if (a.size(n - 2) != 2) want[n - 2] = 1;
   a.need_shape(want, form);
@@ -278,7 +279,7 @@ Mask mask_from_kinds(nb::handle kinds_value, nb::handle index_value, nb::handle 
              std::to_string(seqlen_kv) + "; accepted: 0 to 2^31 - 1");
   const char* form = "[rows, columns] or [B or 1, Hq or 1, rows, columns]";
   const auto [batch, heads] = mask_batch_heads(kinds, 2, form);
-  std::vector<int64_t> grid(kinds.tensor.ndim(), -1);
+  Sizes grid(kinds.tensor.ndim(), -1);
   grid.end()[-2] = (seqlen_q + bq - 1) / bq;
   grid.end()[-1] = (seqlen_kv + bk - 1) / bk;
   kinds.need_shape(grid, form);
@@ -426,7 +427,7 @@ nb::object quantize(nb::handle value, nb::handle dtype, nb::handle scale, nb::ha
   p.dst_type = type->type;
   p.saturate = boolean(saturate, "saturate");
 
-  std::vector<int64_t> descale_shape = {1};
+  Sizes descale_shape = {1};
   const std::string per_text = text_of(per);
   if (per_text == "head") {
     p.kind = ATTN_DESCALE_HEAD;
@@ -462,7 +463,7 @@ nb::object quantize(nb::handle value, nb::handle dtype, nb::handle scale, nb::ha
     if (!(own_scales && factor == 1)) descale = reader.full("descale", descale_shape, factor);
   }
 
-  std::vector<int64_t> shape = x.shape();
+  Sizes shape = x.shape();
   const ElementType& bytes = find_type("u8");
   if (beside) {
     descale = reader.empty("scale", {shape.begin(), shape.end() - 1}, find_type("f16"));

@@ -1,4 +1,5 @@
 #include <iterator>
+#include <type_traits>
 
 #include "exchange.h"
 
@@ -22,7 +23,7 @@ struct Object {  // PyArrayObject_fields
   Type* type;
   int flags;
 };
-static_assert(sizeof(intptr_t) == sizeof(int64_t));
+static_assert(std::is_same_v<intptr_t, int64_t>);
 constexpr int writeable = 0x400;
 constexpr unsigned abi_1 = 0x1000009, abi_2 = 0x2000000;
 constexpr size_t version_place = 0, array_place = 2, new_place = 93;
@@ -73,24 +74,24 @@ bool read_numpy(nb::handle array, View* view) {
   if (type == std::end(known)) return false;
   const intptr_t bytes = type->type.bits / 8;
   view->address = a->data;
-  view->dims = size_t(a->dims);
-  for (int i = 0; i < a->dims; ++i) {
-    if (a->strides[i] % bytes != 0) return false;
-    view->sizes[i] = a->sizes[i];
-    view->strides[i] = a->strides[i] / bytes;
+  view->sizes = {a->sizes, a->sizes + a->dims};
+  view->strides = {a->strides, a->strides + a->dims};
+  for (int64_t& stride : view->strides) {
+    if (stride % bytes != 0) return false;
+    stride /= bytes;
   }
   view->type = type->type;
   view->writable = a->flags & writeable;
   return true;
 }
 
-nb::object new_numpy(const int64_t* sizes, size_t dims, nb::dlpack::dtype type, View* view) {
+nb::object new_numpy(const Sizes& sizes, nb::dlpack::dtype type, View* view) {
   const Known* found = known;
   while (found != std::end(known) && found->type != type) ++found;
   if (!functions() || found == std::end(known)) return nb::none();
   const auto make = reinterpret_cast<New>(functions()[new_place]);
-  PyObject* made = make(functions()[array_place], int(dims), sizes, found->number, nullptr, nullptr,
-                        0, 0, nullptr);
+  PyObject* made = make(functions()[array_place], int(sizes.size()), sizes.begin(), found->number,
+                        nullptr, nullptr, 0, 0, nullptr);
   if (!made) nb::raise_python_error();
   read_numpy(made, view);
   return nb::steal(made);
