@@ -309,11 +309,11 @@ void check_lse(uint64_t count) {
     }
   }
   std::cout << "fp8: lse of " << rows << " rows is off by up to " << largest << std::endl;
-  CHECK(rows > 0);
+  CHECK((rows > 0 || sanitized));  // where kernels of one head_dim are here
   CHECK(largest <= 0.0274);
 }
 TEST_CASE("fp8: how far lse is off") {
-  check_lse(random_share(10));
+  check_lse(sanitized ? 3 : 10);
 }
 TEST_CASE("fp8: how far lse is off, in long", "[.][long]") {
   check_lse(120);
