@@ -50,8 +50,8 @@ bool in_turn(const Kernel& kernel, uint64_t number);
 
 // The kernels of an operation that can run here, in the catalog's order. Those that cannot are
 // printed once per process with the reason and counted as skips. Under sanitizers, where it is the
-// emulator's own memory that is looked at, a list has half of the emulated forward kernels, those of
-// one largest head_dim, the next list those of the other.
+// emulator's own memory that is looked at, a list has half of the emulated forward kernels, those
+// of one largest head_dim, the next list those of the other.
 std::vector<const Kernel*> kernels_here(Op op, bool with_reference);
 
 // Whether a forward kernel runs on a device here. Where none does, a fifth will do of many like
