@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <map>
 #include <numeric>
 #include <string>
 
@@ -554,6 +555,78 @@ TEST_CASE("forward: nothing to do") {
     Case empty = shape("empty-sequences" + tail, 3, 2, 1, 64, 5, 40, type);
     empty.segments[0].lengths = {0, 40, 0};
     check_case(empty, kernels);
+  }
+}
+
+attn_dtype cache_type_of(const Kernel& kernel, attn_dtype q_type) {
+  for (const attn_dtype type : {q_type, ATTN_F8_E4M3FN, ATTN_Q8_0, ATTN_Q4_0})
+    if (kernel.limits.kv_types & type_bit(type)) return type;
+  return q_type;
+}
+
+// Longer than what kernels for AMD count, find or look up at once: 64 tiles of keys, 64 sequences,
+// 64 keys of a page table; with what is done on the way to a tile. takes_part leaves them out of
+// most problems of that length.
+TEST_CASE("forward: every emulated kernel beyond 64 tiles and 64 sequences") {
+  int number = 0;
+  std::map<std::string, Outputs> answers;
+  for (const Kernel* kernel : kernels_here(Op::forward, false)) {
+    if (!emulated(*kernel) || kernel->limits.demands & ATTN_BLOCK_MASK) continue;
+    const attn_dtype type = float_type_of(*kernel);
+    const attn_dtype kv_type = cache_type_of(*kernel, type);
+    const bool few_queries = kernel->limits.seqlen_q.max < 256;
+    const auto takes = [&](uint32_t features) { return kernel->limits.features & features; };
+    Case whole = shape("whole", 1, 1, 1, 64, few_queries ? 3 : 40, 64 * 66 + 5, type);
+    whole.out_type = ATTN_F32;
+    whole.segments[0].k_type = whole.segments[0].v_type = kv_type;
+    std::vector<Case> cases = {whole};
+    const auto add = [&](const char* name) -> Case& {
+      cases.push_back(whole);
+      cases.back().name = name;
+      return cases.back();
+    };
+    add("causal").flags = ATTN_CAUSAL | ATTN_SINKS;
+    Case& window = add("window");
+    window.flags = ATTN_CAUSAL | ATTN_WINDOW;
+    window.window_left = 64 * 65;
+    if (takes(feature_softcap)) {
+      Case& terms = add("terms");
+      terms.flags = ATTN_CAUSAL | ATTN_ALIBI;
+      terms.softcap = 3;
+    }
+    if (takes(feature_bias)) add("bias").bias_type = type;
+    if (takes(feature_paged_kv)) {
+      Case& paged = add("paged");
+      paged.segments[0].layout = ATTN_PAGED;
+      paged.segments[0].bad_pages = {0, 77, 263};
+    }
+    if (takes(feature_segments)) {
+      Case& segments = add("segments");
+      segments.segments.assign(4, segments.segments[0]);
+      segments.segments[1].capacity = 1;
+      for (SegmentCase& s : segments.segments)
+        if (takes(feature_descale_block)) s.k_descale = s.v_descale = ATTN_DESCALE_BLOCK;
+      segments.flags = ATTN_CAUSAL;
+    }
+    Case& many = add("sequences");
+    many.batch = 70;
+    many.segments[0].capacity = 130;
+    for (int64_t b = 0; b < many.batch; ++b)
+      many.segments[0].lengths.push_back(int32_t(b * 37 % 131));
+    many.flags = ATTN_CAUSAL;
+    if (!few_queries) many.seqlen_q = 5;
+    for (const Case& c : cases) {
+      if (!in_share(uint64_t(++number))) continue;
+      const Data data = make_data(c);
+      const Outputs got =
+          run_forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);
+      if (declined(*kernel, got)) continue;
+      INFO(kernel->name << " " << describe(c));
+      REQUIRE(got.error == "");
+      Outputs& want = answers[describe(c)];
+      if (want.out.empty()) want = reference_answer(c, data);
+      CHECK(compare(c, data, *kernel, got, want) == "");
+    }
   }
 }
 

@@ -309,25 +309,42 @@ TEST_CASE("block masks: a long row of blocks") {
   }
 }
 
-// Kernels that find 64 tiles at a time find more of them while they are at work.
+// Kernels that find 64 tiles at a time find more of them while they are at work: before the first
+// tile, behind it, or later, as many as they know ahead; and of 64 there may be none.
 TEST_CASE("block masks: more than 64 tiles") {
   const auto kernels = kernels_with_masks();
-  Case shaped = masked("tiles", 1, 1, 64, 65, 64 * 150, ATTN_F32, {64, 64});
-  shaped.mask_kinds.assign(300, empty);
-  for (size_t n = 0; n < 300; ++n)
-    if (n % 7 == 2 || n % 11 == 4) shaped.mask_kinds[n] = n % 7 == 2 ? full : partial;
-  for (attn_dtype type : {ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8_E4M3FNUZ}) {
-    const Case c = with_type(shaped, type);
-    const Data data = make_data(c);
-    const Outputs want = reference_answer(c, data);
-    REQUIRE(want.error == "");
-    for (const Kernel* kernel : kernels) {
-      const Outputs got =
-          run_forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);
-      if (declined(*kernel, got)) continue;
-      INFO(kernel->name << " " << describe(c));
-      REQUIRE(got.error == "");
-      CHECK(compare(c, data, *kernel, got, want) == "");
+  constexpr size_t columns = 150;
+  for (int live = 0; live < 8; ++live) {  // of the first tiles that are walked, 149 .. 128
+    if (!in_share(uint64_t(live))) continue;
+    Case shaped = masked(name_of("tiles", {live}), 1, 1, 64, 65, 64 * columns, ATTN_F32, {64, 64});
+    shaped.mask_kinds.assign(2 * columns, empty);
+    for (size_t n = 0; n < 2 * columns; ++n) {
+      const size_t column = n % columns;
+      uint8_t& kind = shaped.mask_kinds[n];
+      if (live == 0) {
+        if (n % 7 == 2 || n % 11 == 4) kind = n % 7 == 2 ? full : partial;
+      } else if (column >= 128) {
+        const size_t from_last = columns - 1 - column;
+        if (from_last % 3 != 0 || int(from_last / 3) >= live) continue;
+        kind = (n / columns + column) % 2 ? partial : column % 4 ? full : empty;
+      } else if (column >= 64 ? column == 64 && live % 2 : column % 9 == 0) {
+        kind = n % 2 ? full : causal;
+      }
+    }
+    for (attn_dtype type : {ATTN_F16, ATTN_BF16, ATTN_F8_E4M3FNUZ, ATTN_F32}) {
+      if (type == ATTN_F32 && live > 0) continue;
+      const Case c = with_type(shaped, type);
+      const Data data = make_data(c);
+      const Outputs want = reference_answer(c, data);
+      REQUIRE(want.error == "");
+      for (const Kernel* kernel : kernels) {
+        const Outputs got =
+            run_forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);
+        if (declined(*kernel, got)) continue;
+        INFO(kernel->name << " " << describe(c));
+        REQUIRE(got.error == "");
+        CHECK(compare(c, data, *kernel, got, want) == "");
+      }
     }
   }
 }

@@ -23,7 +23,15 @@ struct Decode {
   bool alone = false;
   double sigma = 1;
   bool peaks = false;  // one element of each row of q in bf16 is 2^18, another one in each
+  // NaN codes of e4m3fn in a register of their own: those of each row of q, or of each sequence.
+  enum { none, in_q, in_k, in_v } nan = none;
 };
+
+void put_nan(gfx9emu::Memory& memory, const void* rows, int64_t row, int64_t dim, int64_t d) {
+  const uint8_t code = row % 2 ? 0x7f : 0xff;
+  memory.write(reinterpret_cast<uint64_t>(rows) + uint64_t(row * dim + d % dim),
+               std::as_bytes(std::span(&code, 1)));
+}
 
 bool several_types(const Kernel& row) {
   return (row.limits.kv_types & type_bit(ATTN_F8_E4M3FN)) != 0;
@@ -94,6 +102,15 @@ ShippedProblem decode_problem(gfx9emu::Memory& memory, uint32_t data, const std:
     put(&q, size_t(r * in.head_dim + r % in.head_dim) * 2, &peak, 2);
   }
   args.q = m.input(q);
+  for (int64_t r = 0; d.nan == Decode::in_q && r < rows_q * in.heads_q; ++r)
+    put_nan(memory, args.q, r, in.head_dim, r / 4 * 64 + r % 4 * 4);
+  for (int64_t b = 0; d.nan == Decode::in_k && b < d.batch; ++b)
+    put_nan(memory, segment_args[0].k, b * segments[0].seqlen + b % 4 * 17, in.head_dim,
+            b / 16 * 64 + b / 4 % 4 * 4);
+  for (int64_t b = 0; d.nan == Decode::in_v && b < d.batch; ++b)
+    for (int64_t word = 0; word < 4; ++word)
+      put_nan(memory, segment_args[0].v, b * segments[0].seqlen + b, in.head_dim_v,
+              b * 16 + word * 4);
   args.alibi_slopes = static_cast<float*>(m.input(floats(m, in.heads_q, 0.1f)));
   args.sinks = static_cast<float*>(m.input(floats(m, in.heads_q, 4)));
   args.out = m.output(uint64_t(dtype_bytes(d.out_type, rows_q * in.heads_q * in.head_dim_v)));
@@ -248,6 +265,13 @@ std::vector<MakeProblem> decode_problems(const std::string& kernel) {
   if (!several_types(*find_kernel(kernel.c_str()))) return all;
   for (size_t number = 0; number < 12; ++number)
     add({.group = 2, .segments = {{.capacity = 600}}}, number);
+  constexpr size_t all_e4m3fn = 10;
+  add({.group = 8, .segments = {{.capacity = 70}}, .nan = Decode::in_q}, all_e4m3fn);
+  // Of tiles that are the last of a wave, and of those that another one follows.
+  for (const int64_t keys : {64, 512}) {
+    add({.batch = 32, .segments = {{.capacity = keys}}, .nan = Decode::in_k}, all_e4m3fn);
+    add({.batch = 64, .segments = {{.capacity = keys}}, .nan = Decode::in_v}, all_e4m3fn);
+  }
   return all;
 }
 

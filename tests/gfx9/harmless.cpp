@@ -50,14 +50,15 @@ uint64_t offset_of(const Mutation& mutation) {
 // ---- s_waitcnt, s_barrier ----------------------------------------------------------------------
 
 std::string right_in_any_order(const std::string& kernel, const Mutation& mutation) {
-  Memory memory;
-  const auto object = load_shipped(kernel, &memory);
-  const auto mutant = load_shipped(kernel, &memory);
-  mutation.apply(*mutant);
   for (uint32_t data = data_first; data <= data_last; ++data) {
+    Memory memory;
+    const auto object = load_shipped(kernel, &memory);
     const ShippedRun right = run_shipped(kernel, *object, memory, {}, data);
     for (uint64_t seed = schedule_first; seed <= schedule_last; ++seed) {
-      const ShippedRun run = run_shipped(kernel, *mutant, memory, {.seed = seed}, data, &right);
+      Memory own;  // problems lie 2^32 bytes apart, which one cannot hold of all runs
+      const auto mutant = load_shipped(kernel, &own);
+      mutation.apply(*mutant);
+      const ShippedRun run = run_shipped(kernel, *mutant, own, {.seed = seed}, data, &right);
       if (!run.fault.empty() || run.outputs != right.outputs) return "";
     }
   }

@@ -691,6 +691,18 @@ std::vector<Forward> masked_forwards() {
   std::fill_n(all.back().kinds.end() - 3, 3, uint8_t{ATTN_BLOCK_FULL});
   all.back().partials = 0;
 
+  // The first 64 tiles that are looked at have as many as the queue of 16 bits, or of FP8; the next
+  // have none.
+  for (const size_t columns : {130, 133}) {
+    all.push_back({.dim = 64, .dim_v = 64, .seqlen_q = 128, .seqlen_kv = 64 * int64_t(columns)});
+    all.back().kinds.resize(2 * columns);
+    for (const size_t column : {size_t{0}, size_t{5}, size_t{63}})
+      all.back().kinds[column] = ATTN_BLOCK_FULL;
+    std::fill(all.back().kinds.begin() + 128, all.back().kinds.begin() + columns,
+              uint8_t{ATTN_BLOCK_FULL});
+    all.back().kinds[columns + 62] = all.back().kinds[2 * columns - 1] = ATTN_BLOCK_PARTIAL;
+  }
+
   for (Forward& f : forwards()) {
     f.lengths_q.clear();
     f.cu_seqlens_q.clear();
@@ -716,6 +728,12 @@ std::vector<Forward> descaled_forwards() {
     all.push_back({.dim = 64, .dim_v = 64, .seqlen_q = queries, .seqlen_kv = keys});
     all.back().flags = ATTN_CAUSAL | ATTN_WINDOW;
     all.back().left = 96;
+  }
+  // The maximum that is taken off is at each key of the last tile, whatever its factor is.
+  for (const int64_t keys : {64, 128}) {
+    all.push_back({.dim = 64, .dim_v = 64, .seqlen_q = 32, .seqlen_kv = keys});
+    all.back().batch = all.back().heads_kv = 4;
+    all.back().scale = 3e7f;
   }
   for (Forward f : forwards()) {
     f.lengths_kv.clear();
