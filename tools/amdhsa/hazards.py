@@ -90,14 +90,20 @@ def pseudo(opcode):
     return name
 
 
+# What an opcode reads and writes beside its operands, in the order in which llc lists it.
+IMPLICIT = [(re.compile(opcodes), operand) for opcodes, operand in (
+    (r"S_(ADD|SUB|AND|OR|XOR|NAND|NOR|XNOR|NOT_|LSH|ASHR|BFE|ABS|BCNT|BITCMP|CMP|MIN|MAX)", "implicit-def $scc"),
+    (r"S_(ADDC|SUBB|CSELECT|CBRANCH_SCC)", "implicit $scc"),
+    (r"V_CMP_.*_e32", "implicit-def $vcc"),
+    (r"S_CBRANCH_VCC|V_CNDMASK_B32_(e32|dpp)|V_DIV_FMAS", "implicit $vcc"),
+    (r"(BUFFER|GLOBAL)_LOAD_.*LDS", "implicit $m0"),
+    (r"V_.*F(16|32|64)", "implicit $mode"),
+    (r"S_CBRANCH_EXEC|V_|BUFFER_|GLOBAL_|FLAT_|SCRATCH_|DS_", "implicit $exec"))]
+
+
 def implicit_operands(opcode):
     """Most of them, so that llc need not miss them one by one."""
-    if opcode.startswith("S_CBRANCH_SCC"):
-        return ("implicit $scc",)
-    if not opcode.startswith(("V_", "BUFFER_", "GLOBAL_", "FLAT_", "SCRATCH_", "DS_")):
-        return ()
-    mode = opcode.startswith("V_") and re.search("F(16|32|64)", opcode)
-    return ("implicit $mode", "implicit $exec") if mode else ("implicit $exec",)
+    return tuple(operand for opcodes, operand in IMPLICIT if opcodes.match(opcode))
 
 
 def defined_operands(line):
