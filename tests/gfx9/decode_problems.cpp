@@ -268,7 +268,7 @@ std::vector<MakeProblem> decode_problems(const std::string& kernel) {
   constexpr size_t all_e4m3fn = 10;
   add({.group = 8, .segments = {{.capacity = 70}}, .nan = Decode::in_q}, all_e4m3fn);
   // Of tiles that are the last of a wave, and of those that another one follows.
-  for (const int64_t keys : {64, 512}) {
+  for (const int64_t keys : {64, 320}) {
     add({.batch = 32, .segments = {{.capacity = keys}}, .nan = Decode::in_k}, all_e4m3fn);
     add({.batch = 64, .segments = {{.capacity = keys}}, .nan = Decode::in_v}, all_e4m3fn);
   }
