@@ -1,10 +1,10 @@
 """Kernels with one known mistake each, which the conformance tests must find.
 
     mutants.py check SOURCE_DIR                     that the kernels' sources still have what the mistakes change
-    mutants.py compile SOURCE_DIR OUT_DIR [NVCC]    changes the kernels' sources and compiles them; needs no device
-    mutants.py run OUT_DIR ATTN_TESTS               runs the tests on each, in place of the library's own kernel
+    mutants.py compile SOURCE_DIR OUT_DIR NVCC [KERNEL...]   changes the kernels' sources and compiles them; needs no device
+    mutants.py run OUT_DIR ATTN_TESTS [KERNEL...]            runs the tests on each, in place of the library's own kernel
 
-Each kernel is compiled unchanged too and must pass. Exit code 77: no device.
+Each kernel is compiled unchanged too and must pass. KERNEL: those alone, by default all. Exit code 77: no device.
 """
 import os
 import shutil
@@ -22,6 +22,7 @@ EARLY = "decode_sm90_bf16_d128"
 BLOCKS = "decode_sm90_blocks_d64"
 WIDE = "decode_sm90_fp8_d128_r64"
 FP8 = "fwd_sm90_fp8_d128"
+FP8_SCORE = "fwd_sm90_fp8_d128_score"
 DEQUANTISED = "fwd_sm90_f16_d64_dequantised"
 # Of kernels that are several launches, and where tests take others beside them, the files of all.
 SOURCES = {DEQUANTISED: ["sm90/dequantise_sm90.cu", "sm90/fwd_sm90_f16_d64.cu"],
@@ -30,6 +31,7 @@ TESTS = {DECODE: ["decode: random problems"], APPEND: ["kv_append: random layout
          EARLY: ["cuda: values that the kernel in front writes"], BLOCKS: ["blocks: *,scales: *"],
          WIDE: ["decode: random problems of many rows over fp8,tree: random problems"],
          FP8: ["fp8: boundary shapes,fp8: exact*,accuracy: fp8 sums*"],
+         FP8_SCORE: ["fp8: random problems of OCP's types"],
          DEQUANTISED: ["blocks: values are*,blocks: random segments of any types*"]}
 # kernel, mistake, file, text, what it becomes; of several edits tuples of these
 MUTANTS = [
@@ -133,6 +135,9 @@ MUTANTS = [
       "        for (int i = 0; i < 2; ++i) taken[i] = odd ? shrink[i] : 0, left[i] = odd ? 0 : shrink[i];\n"
       "        start_piece<0>(t, vt_here);\n        add_others(t, vt_here, move_unit(n), left);",
       "  bool odd;\n  float taken[2];\n  // Sums of a tile in pieces")),
+    (FP8_SCORE, "the descale of the block in front", "sm90/items.cuh",
+     "item.head_kv, at.first - begin) : 1;", "item.head_kv, max(at.first - begin - 64, 0)) : 1;"),
+    (FP8_SCORE, "K's descale on V", "sm90/items.cuh", "to.v = descale(scales.v);", "to.v = descale(scales.k);"),
 ]
 
 
@@ -151,11 +156,20 @@ def check(source):
         sys.exit("mutants: " + "\n".join(stale))
 
 
-def compile_all(source, out, nvcc):
+def asked_for(names):
+    """(kernels, mutants)"""
+    for name in names:
+        if name not in TESTS:
+            sys.exit(f"mutants: kernel {name}; there are {', '.join(TESTS)}")
+    return [k for k in TESTS if not names or k in names], [m for m in MUTANTS if not names or m[0] in names]
+
+
+def compile_all(source, out, nvcc, names):
     check(source)
+    kernels_asked, mutants = asked_for(names)
     out.mkdir(parents=True, exist_ok=True)
-    unchanged = [(kernel, "unchanged", "", "", "") for kernel in TESTS]
-    for kernel, mistake, file, text, by in unchanged + MUTANTS:
+    unchanged = [(kernel, "unchanged", "", "", "") for kernel in kernels_asked]
+    for kernel, mistake, file, text, by in unchanged + mutants:
         with tempfile.TemporaryDirectory() as scratch:
             kernels = Path(scratch) / "kernels"
             shutil.copytree(source / "kernels", kernels)
@@ -187,12 +201,13 @@ def run(folder, tests, kernel, mistake):
     return done.returncode, done.stdout + done.stderr
 
 
-def run_all(folder, tests):
+def run_all(folder, tests, names):
+    kernels, mutants = asked_for(names)
     failures = 0
     with ThreadPoolExecutor(max(1, os.cpu_count() // 2)) as pool:
         runs = {(kernel, mistake): pool.submit(run, folder, tests, kernel, mistake)
-                for kernel, mistake in [(kernel, "unchanged") for kernel in TESTS] + [m[:2] for m in MUTANTS]}
-    for kernel in TESTS:
+                for kernel, mistake in [(kernel, "unchanged") for kernel in kernels] + [m[:2] for m in mutants]}
+    for kernel in kernels:
         code, output = runs[kernel, "unchanged"].result()
         if f"SKIP: {kernel}:" in output:
             print(output[output.index(f"SKIP: {kernel}:"):].splitlines()[0])
@@ -201,21 +216,21 @@ def run_all(folder, tests):
         if code != 0 or "All tests passed" not in output:
             print(output[-3000:])
             return 1
-    for kernel, mistake, *_ in MUTANTS:
+    for kernel, mistake, *_ in mutants:
         code, output = runs[kernel, mistake].result()
         found = code != 0 and kernel in output and "FAILED" in output
         print(f"{kernel}: {mistake}: {'found' if found else 'NOT FOUND'}", flush=True)
         failures += not found
-    print(f"mutants: {len(MUTANTS) - failures} of {len(MUTANTS)} found")
+    print(f"mutants: {len(mutants) - failures} of {len(mutants)} found")
     return 1 if failures else 0
 
 
 if __name__ == "__main__":
     if len(sys.argv) == 3 and sys.argv[1] == "check":
         check(Path(sys.argv[2]))
-    elif len(sys.argv) in (4, 5) and sys.argv[1] == "compile":
-        compile_all(Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4] if len(sys.argv) == 5 else "nvcc")
-    elif len(sys.argv) == 4 and sys.argv[1] == "run":
-        sys.exit(run_all(Path(sys.argv[2]), sys.argv[3]))
+    elif len(sys.argv) >= 5 and sys.argv[1] == "compile":
+        compile_all(Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4], sys.argv[5:])
+    elif len(sys.argv) >= 4 and sys.argv[1] == "run":
+        sys.exit(run_all(Path(sys.argv[2]), sys.argv[3], sys.argv[4:]))
     else:
         sys.exit(__doc__)
