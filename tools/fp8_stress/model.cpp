@@ -36,8 +36,9 @@ double add_products(double sum, const double* product, int64_t count, int bits) 
   for (int64_t n = 0; n < count; ++n) largest = std::max(largest, std::abs(product[n]));
   if (largest == 0) return 0;
   const double unit = std::ldexp(1.0, std::ilogb(largest) - bits), per_unit = 1 / unit;
-  double units = std::trunc(sum * per_unit);
-  for (int64_t n = 0; n < count; ++n) units += std::trunc(product[n] * per_unit);
+  // Conversions cut, and no number of units reaches 2^(bits + 1).
+  auto units = static_cast<int32_t>(sum * per_unit);
+  for (int64_t n = 0; n < count; ++n) units += static_cast<int32_t>(product[n] * per_unit);
   return units * unit;
 }
 constexpr int64_t products_at_once = 32;  // of a wgmma of fp8
@@ -110,7 +111,7 @@ std::vector<double> model_output(const Numerics& kernel_rule, const StressInputs
       const int64_t here = std::min(keys, in.seqlen_kv - first_key);
       const float* k_tile = &k[static_cast<size_t>((head * in.seqlen_kv + first_key) * dim)];
       const float* v_tile = &v[static_cast<size_t>((head * in.seqlen_kv + first_key) * dim)];
-      for (int64_t j = 0; j < here; ++j)
+      for (int64_t j = 0; j < here && rule.sum_bits == 0; ++j)
         for (int64_t d = 0; d < dim; ++d)
           k_columns[static_cast<size_t>(d * keys + j)] = k_tile[j * dim + d];
 
