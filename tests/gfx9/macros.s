@@ -22,10 +22,14 @@
 //#   ptr in      [64] 32 bits, of which `bytes` count
 //#   ptr out     [64] the same backwards
 //#   u32 bytes
+//# kernel quotient workgroup=64
+//#   ptr in      [2] n, d
+//#   ptr out     [2] n / d, n % d
 .include "registers.inc"
 .include "wave.inc"
 .include "reduce.inc"
 .include "convert.inc"
+.include "decode_work.inc"
 
 // s[in], s[out] are the first two arguments; v[lane] and v[offset] = 4 * lane.
 .macro begin kernel
@@ -133,4 +137,15 @@ begin dma
   ds_read_b32 v[x], v[u] offset:256
   wait_lds
   global_store_dword v[offset], v[x], s[out:out+1]
+  s_endpgm
+
+begin quotient
+  s_load_dwordx2 s[srd:srd+1], s[in:in+1], 0
+  wait_scalar
+  divide result, result+1, srd, srd+1
+  v_mov_b32_e32 v[x], s[result]
+  v_mov_b32_e32 v[x+1], s[result+1]
+  v_mov_b32_e32 v[u], 0
+  s_mov_b64 exec, 1
+  global_store_dwordx2 v[u], v[x:x+1], s[out:out+1]
   s_endpgm

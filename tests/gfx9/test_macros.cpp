@@ -155,6 +155,21 @@ TEST_CASE("macros: 64-bit products", "[gfx9][macros]") {
   }
 }
 
+// Quotients of all sizes: those beyond 2^21 want the reciprocal refined.
+TEST_CASE("macros: quotients", "[gfx9][macros]") {
+  Macros macros;
+  constexpr uint32_t most = 0xffffffff;
+  const uint64_t out = macros.room(8);
+  for (const uint32_t d : {1u, 2u, 3u, 7u, 10u, 63u, 304u, 641u, 65537u, 0x7fffffffu, most}) {
+    for (const uint32_t n : {0u, 1u, d - 1, d, most / d * d - 1, most / d * d, most, 123456789u}) {
+      INFO(n << " / " << d);
+      const uint64_t from = macros.upload(bytes_of(std::vector<uint32_t>{n, d}));
+      macros.run("quotient", {from, out});
+      CHECK(macros.download<uint32_t>(out, 2) == std::vector<uint32_t>{n / d, n % d});
+    }
+  }
+}
+
 TEST_CASE("macros: loads to LDS, cut off at the buffer's end", "[gfx9][macros]") {
   Macros macros;
   std::vector<uint32_t> in(64);
