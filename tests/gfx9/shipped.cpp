@@ -259,8 +259,9 @@ std::vector<uint8_t> in_type(const std::vector<uint8_t>& codes, attn_dtype type)
   return bytes;
 }
 
-bool hidden(int key) {
-  return key % 4 == key / 4 % 4;
+// One key in four of a tile; with a shift, another one.
+bool hidden(int key, int shift = 0) {
+  return (key + shift) % 4 == key / 4 % 4;
 }
 
 // The arrays of a block mask. PARTIAL blocks hide `hidden` keys of 64 from all queries; some have
@@ -291,15 +292,24 @@ void set_block_mask(Maker& m, const attn::Problem& p, const Forward& f, Args* ar
 }
 
 // NaN in V of the `hidden` keys of a tile, in the order that prepare_gfx942_* gives a type.
-void hide_nan(attn_dtype type, size_t tile, size_t dim, std::vector<uint8_t>* prepared) {
+void hide_nan(attn_dtype type, size_t tile, size_t dim, std::vector<uint8_t>* prepared,
+              int shift = 0) {
   for (size_t key = 0; key < 64; ++key) {
-    if (!hidden(int(key))) continue;
+    if (!hidden(int(key), shift)) continue;
     uint8_t* v = prepared->data() + (128 * tile + 64 + key / 32 * 32) * dim;
     const size_t half = key / 16 % 2;
     for (size_t d = 0; d < dim; ++d)
       v[d / 32 * 1024 + (dtype_is_fp8(type)
                              ? half * 512 + d % 32 * 16 + key % 16
                              : key / 8 % 2 * 512 + half * 256 + d % 32 * 8 + key % 8)] = 0x80;
+  }
+}
+
+// And in K, of 16 bits.
+void hide_nan_in_k(size_t tile, size_t dim, std::vector<uint8_t>* prepared, int shift) {
+  for (size_t key = 0; key < 64; ++key) {
+    const size_t row = key % 16 / 4 * 8 + key / 16 % 2 * 4 + key % 4;
+    if (hidden(int(key), shift)) (*prepared)[(128 * tile + key / 32 * 32) * dim + row * 8] = 0x80;
   }
 }
 
@@ -375,7 +385,7 @@ std::vector<uint8_t> bias(Maker& m, size_t rows, int64_t seqlen_kv, attn_dtype t
   for (size_t row = 0; row < rows; ++row) {
     for (int64_t key = 0; key < seqlen_kv; ++key) {
       if (single && (row % 32 != 5 || key % 16 != key / 64 % 16)) continue;
-      const bool by_all = key / 64 % 2 == 1 && hidden(int(key % 64));
+      const bool by_all = key / 64 % 2 == 1 && hidden(int(key % 64), int(key / 128));
       if (!single && !by_all && (key / 64 % 3 != 0 || m.rng()() % 8 != 0)) continue;
       encode_element(type, bytes.data(), int64_t(row) * seqlen_kv + key,
                      -std::numeric_limits<double>::infinity(), false);
@@ -519,8 +529,12 @@ ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string&
     if (f.kinds.size() > 20 && !f.empty_tiles) hide_nan_in_blocks(f, most_dim, &tiles);
   }
   const size_t columns = size_t((f.seqlen_kv + 63) / 64);
-  for (size_t tile = 0; f.bias && !f.single && tile < columns * size_t(f.batch); ++tile)
-    if (tile % columns % 2 == 1) hide_nan(f.kv_type, tile, size_t(most_dim), &tiles);
+  for (size_t tile = 0; f.bias && !f.single && tile < columns * size_t(f.batch); ++tile) {
+    if (tile % columns % 2 == 0) continue;
+    const int shift = int(tile % columns / 2);
+    hide_nan(f.kv_type, tile, size_t(most_dim), &tiles, shift);
+    hide_nan_in_k(tile, size_t(most_dim), &tiles, shift);
+  }
   std::vector<uint8_t> bytes = in_type(tiles, f.kv_type);
   if (f.paged && !descaled) set_missing(f, &bytes);
   void* prepared = static_cast<char*>(m.input(bytes)) - empty;
