@@ -1,0 +1,81 @@
+"""attn-tests on a device, each case in a process of its own, several at a time: what a case leaves behind reaches no other, and
+one that hangs is cut off alone.
+
+    conformance.py BIN_DIR OUT.json COMMIT [--jobs N] [--seconds N] [--only FILTER]
+
+BIN_DIR holds attn-tests. FILTER chooses cases as Catch2 does ("fp8:*"), by default all but the hidden ones. OUT.json is as those of
+docs/measured: date, GPU, driver, clocks, commit, and what became of each case. Prints the cases that did not pass. Exit code: 1 if one
+failed or was cut off.
+"""
+import argparse
+import datetime
+import json
+import re
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+
+def device():
+    asked = ["name", "driver_version", "power.limit", "clocks.max.sm"]
+    made = subprocess.run(["nvidia-smi", f"--query-gpu={','.join(asked)}", "--format=csv,noheader"], capture_output=True, text=True)
+    if made.returncode != 0:
+        sys.exit(f"conformance: nvidia-smi: {made.stdout.strip() or made.stderr.strip()}")
+    return dict(zip(("name", "driver", "watts_limit", "clocks_max_sm"), made.stdout.splitlines()[0].split(", ")))
+
+
+def cases(tests, only):
+    made = subprocess.run([tests, *([only] if only else []), "--list-test-names-only"], capture_output=True, text=True)
+    return [name for name in made.stdout.splitlines() if name]  # the exit code is how many there are
+
+
+def run(tests, name, seconds):
+    begin = time.monotonic()
+    try:
+        # A comma separates names, and a bracket begins a tag.
+        done = subprocess.run([tests, re.sub(r"([,\[\\])", r"\\\1", name)], capture_output=True, text=True, errors="replace",
+                              timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return {"case": name, "result": "cut off", "seconds": seconds}
+    took = round(time.monotonic() - begin, 1)
+    found = re.search(r"\((\d+) assertions? in|^assertions: (\d+)", done.stdout, re.M)
+    assertions = int(found.group(1) or found.group(2)) if found else 0
+    skipped = assertions <= 1 and re.search(r"^SKIPPED: ", done.stdout, re.M)  # a case that ends so asserts that it does
+    row = {"case": name, "result": "failed" if done.returncode else "skipped" if skipped else "passed", "seconds": took,
+           "assertions": assertions}
+    if row["result"] == "failed":
+        row["output"] = (done.stdout + done.stderr)[-2000:]
+    elif skipped:
+        row["why"] = re.findall(r"^SKIP: (.*)$", done.stdout, re.M)[-1:]
+    return row
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bin", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("commit")
+    parser.add_argument("--jobs", type=int, default=8)
+    parser.add_argument("--seconds", type=int, default=300)
+    parser.add_argument("--only")
+    options = parser.parse_args()
+    tests = options.bin / "attn-tests"
+    gpu = device()
+    begin = time.monotonic()
+    with ThreadPoolExecutor(options.jobs) as pool:
+        rows = list(pool.map(lambda name: run(tests, name, options.seconds), cases(tests, options.only)))
+    counts = {result: sum(row["result"] == result for row in rows) for result in ("passed", "failed", "cut off", "skipped")}
+    made = {"date": datetime.date.today().isoformat(), "commit": options.commit, "gpu": gpu, "jobs": options.jobs,
+            "seconds": round(time.monotonic() - begin), **counts, "assertions": sum(row.get("assertions", 0) for row in rows), "cases": rows}
+    options.out.write_text(json.dumps(made, indent=1) + "\n")
+    for row in rows:
+        if row["result"] != "passed":
+            print(f"{row['result']}: {row['case']}")
+    print(", ".join(f"{count} {result}" for result, count in counts.items()) + f", {made['assertions']} assertions, {made['seconds']} s")
+    return int(counts["failed"] + counts["cut off"] > 0 or not rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
