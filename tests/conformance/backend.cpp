@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <set>
 #include <sstream>
@@ -466,6 +467,22 @@ Outputs run_forward(Backend& backend, const Case& c, const Data& data, const cha
   Forward forward(backend, c, data, kernel, out_type, want_lse);
   forward.launch(nullptr);
   return forward.read();
+}
+
+double largest_difference(const Outputs& a, const Outputs& b) {
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  double largest = 0;
+  const auto look_at = [&](const std::vector<double>& x, const std::vector<double>& y) {
+    if (x.size() != y.size()) largest = infinity;
+    for (size_t n = 0; n < std::min(x.size(), y.size()); ++n) {
+      if (x[n] == y[n]) continue;
+      const double difference = std::abs(x[n] - y[n]);
+      largest = std::max(largest, std::isnan(difference) ? infinity : difference);
+    }
+  };
+  look_at(a.out, b.out);
+  look_at(a.lse, b.lse);
+  return largest;
 }
 
 bool declined(const Kernel& kernel, const Outputs& outputs) {

@@ -148,6 +148,9 @@ class Forward {
 Outputs run_forward(Backend& backend, const Case& c, const Data& data, const char* kernel,
                     attn_dtype out_type, bool want_lse = true);
 
+// The largest difference of an element of out or lse; equal infinities have none, a NaN's is
+// infinite.
+double largest_difference(const Outputs& a, const Outputs& b);
 // Whether the kernel has declined the case, which reference and cpu never may.
 bool declined(const Kernel& kernel, const Outputs& outputs);
 // f32 if the kernel takes it, else f16, else bf16, else f8_e4m3fnuz; NONE if it takes none of them.

@@ -145,12 +145,7 @@ void check_cut(attn_dtype type, double sigma, uint32_t mask) {
     INFO(kernel->name << " " << describe(pieces));
     const Outputs got = run_forward(backend, pieces, data_of_pieces, kernel->name, ATTN_F32);
     REQUIRE(got.error == "");
-    double worst = 0;
-    for (size_t n = 0; n < got.out.size(); ++n)
-      worst = std::max(worst, std::abs(got.out[n] - uncut.out[n]));
-    for (size_t n = 0; n < got.lse.size(); ++n)
-      worst = std::max(worst, double(std::abs(got.lse[n] - uncut.lse[n])));
-    CHECK(worst < 1e-4);
+    CHECK(largest_difference(got, uncut) < 1e-4);
   }
 }
 

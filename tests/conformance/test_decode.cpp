@@ -194,12 +194,7 @@ TEST_CASE("decode: a cut of KV into segments and pages changes nothing") {
       if (declined(*kernel, got)) continue;  // of too many segments
       INFO(kernel->name << " " << describe(pieces));
       REQUIRE(got.error == "");
-      double worst = 0;
-      for (size_t n = 0; n < got.out.size(); ++n)
-        worst = std::max(worst, std::abs(got.out[n] - uncut.out[n]));
-      for (size_t n = 0; n < got.lse.size(); ++n)
-        worst = std::max(worst, double(std::abs(got.lse[n] - uncut.lse[n])));
-      CHECK(worst < 1e-5);
+      CHECK(largest_difference(got, uncut) < 1e-5);
     }
   }
 }

@@ -454,13 +454,7 @@ TEST_CASE("forward: a cut of KV into segments changes nothing") {
             INFO(kernel->name << " " << describe(pieces));
             const Outputs got = answer(pieces);
             REQUIRE(got.error == "");
-            double worst = 0;
-            for (size_t n = 0; n < got.out.size(); ++n) {
-              worst = std::max(worst, std::abs(got.out[n] - uncut.out[n]));
-            }
-            for (size_t n = 0; n < got.lse.size(); ++n) {
-              worst = std::max(worst, std::abs(got.lse[n] - uncut.lse[n]));
-            }
+            const double worst = largest_difference(got, uncut);
             // What differs is the last bit of a score less its reference, which now and then rounds
             // a weight the other way; ALiBi makes single weights large.
             const bool large =
