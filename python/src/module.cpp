@@ -500,9 +500,9 @@ void raise(const std::exception_ptr& caught, void*) {
   }
 }
 
-// ---- functions of forward()'s arguments
-// ----------------------------------------------------------- Python calls these without nanobind,
-// which would look for each argument's name.
+// ---- functions of forward()'s arguments ---------------------------------------------------------
+
+// Python calls these without nanobind, which would look for each argument's name.
 
 // What `call` returns, or Python's error for what it throws.
 template <class Called>
