@@ -40,10 +40,10 @@ struct KeyTile {
   unsigned next_tile;             // flags of the item's next tile, if any, see live_tiles.cuh
   int row, segment, head, batch;  // where it lies; segment: its number or one of these
 };
-// Of a tile of fp8, with_score.
+// Of a tile of fp8, with_score, and of either half of its keys.
 struct TileScales {
-  float score, v;  // what products of q and k, and V, are multiplied with
-  int unused;      // rows of V before this one are nobody's
+  float score[2], v[2];  // what products of q and k, and V, are multiplied with
+  int unused;            // rows of V before this one are nobody's
 };
 enum : int { nowhere = -1, no_more_tiles = -2 };
 enum : int { to_be_said = -1 };  // those who mask find which rows of V are somebody's

@@ -56,8 +56,8 @@ __device__ __forceinline__ void add_fp8_scores(Scores<tile>& s, unsigned q_at, u
   }
 }
 
-// t = P V of a tile, a piece, and the sums of its weights; to be waited for.
-template <bool e5m2, Tile tile, int piece = 0>
+// t = P V of keys [from, to) of a tile, a piece, and the sums of its weights; to be waited for.
+template <bool e5m2, Tile tile, int piece, int from, int to>
 __device__ __forceinline__ void start_fp8_sums(TileSums<tile, piece>& t, const Fp8Weights<tile>& p,
                                                unsigned vt_at) {
   const unsigned long long b_matrix =
@@ -66,19 +66,23 @@ __device__ __forceinline__ void start_fp8_sums(TileSums<tile, piece>& t, const F
 #pragma unroll
   for (int part = tile.weight_parts - 1; part >= 0; --part)
 #pragma unroll
-    for (int step = 0; step < tile.keys / 32; ++step)
+    for (int step = from / 32; step < to / 32; ++step)
       ptx::wgmma_fp8<e5m2>(t, p[part][step],
                            b_matrix + step / 4 * (tile.vt_panel() / 16) + step % 4 * 2,
-                           step > 0 || part < tile.weight_parts - 1);
+                           step > from / 32 || part < tile.weight_parts - 1);
   ptx::wgmma_commit();
 }
 
 // The online softmax of a warp's rows with weights in e4m3 (docs/numerics.md, "FP8 weights"): they
 // are 2^(score - reference + offset), the reference is the largest score so far. Sums are of the
-// weights as rounded, by the rows of ones.
-template <Tile tile>
+// weights as rounded, by the rows of ones. halves: those of a tile's keys have factors of their
+// own.
+template <Tile tile, bool halves>
 struct Fp8Softmax {
   static constexpr float offset = 8, lowest = -3.402823466e38f;  // no -inf, see Softmax
+  static constexpr int factors = halves ? 2 : 1;
+  static constexpr int scores = tile.keys / 2 / factors;  // of a lane that have one factor
+  using Factors = float[factors];
 
   RowState row_state[2];
   bool negative;  // the reference of some row of the warp
@@ -91,22 +95,33 @@ struct Fp8Softmax {
   __device__ __forceinline__ static constexpr int score_of(int n, int i) {
     return 8 * (n / 2) + 4 * (i / 2) + 2 * (n % 2) + i % 2;
   }
-  // Takes a tile's scores, which times factor are in the log2 domain, into the references. shrink:
-  // what earlier sums are to be multiplied with.
-  __device__ __forceinline__ void move_references(Scores<tile>& s, float& factor,
-                                                  float (&shrink)[2]) {
-    // Which is the largest depends on the factor's sign. What is hidden stays so.
-    if (!(factor > 0)) [[unlikely]] {
+  // What is hidden stays so.
+  __device__ __forceinline__ static void multiply(Scores<tile>& s, Factors& factor) {
 #pragma unroll
-      for (int i = 0; i < tile.keys / 2; ++i) s[i] = s[i] == -infinity() ? s[i] : s[i] * factor;
-      factor = 1;
+    for (int i = 0; i < tile.keys / 2; ++i)
+      s[i] = s[i] == -infinity() ? s[i] : s[i] * factor[i / scores];
+    for (float& x : factor) x = 1;
+  }
+  // Takes a tile's scores, which times their factor are in the log2 domain, into the references.
+  // shrink: what earlier sums are to be multiplied with.
+  __device__ __forceinline__ void move_references(Scores<tile>& s, Factors& factor,
+                                                  float (&shrink)[2]) {
+    // Which is the largest depends on a factor's sign.
+    if (!(factor[0] > 0) || !(factor[factors - 1] > 0)) [[unlikely]]
+      multiply(s, factor);
+    float most[2];
+    find_largest<tile, 0, scores>(s, row_state, negative, most);
+    for (float& x : most) x *= factor[0];
+    if constexpr (halves) {
+      float others[2];
+      find_largest<tile, scores, 2 * scores>(s, row_state, negative, others);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) most[half] = fmaxf(most[half], others[half] * factor[1]);
     }
-    float largest[2];
-    find_largest<tile>(s, row_state, negative, largest);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float& reference = row_state[half].reference;
-      const float most = largest[half] * factor, next = most > reference ? most : reference;
+      const float next = most[half] > reference ? most[half] : reference;
       shrink[half] = ptx::ex2(reference - next);
       reference = next;
     }
@@ -114,44 +129,22 @@ struct Fp8Softmax {
     negative = __any_sync(0xffffffff, (__float_as_int(row_state[0].reference) |
                                        __float_as_int(row_state[1].reference)) < 0);
   }
-  // The weights of a tile. An exponential takes as long as eight instructions to start: what else
-  // there is to do, beside(word) does behind each word's. Packed is not the last word, for which
-  // it would wait, but one before.
-  static constexpr int words = tile.keys / 8, behind = 2;
-  template <class Beside>
-  __device__ __forceinline__ void find_weights(Scores<tile>& s, float factor, Fp8Weights<tile>& p,
-                                               Beside beside) {
+  // The weights of a tile. Packed is not the last word, for which it would wait, but one before.
+  __device__ __forceinline__ void find_weights(Scores<tile>& s, const Factors& factor,
+                                               Fp8Weights<tile>& p) {
+    constexpr int words = tile.keys / 8, behind = 2;
     const float away[2] = {offset - row_state[0].reference, offset - row_state[1].reference};
 #pragma unroll
     for (int word = 0; word < words + behind; ++word) {
       if (word < words) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          float& x = s[score_of(word, i)];
-          x = ptx::ex2(fmaf(x, factor, away[word % 2]));
+          const int at = score_of(word, i);
+          s[at] = ptx::ex2(fmaf(s[at], factor[at / scores], away[word % 2]));
         }
-        beside(word);
       }
-      if (word >= behind) {
-        pack_word(s, p, word - behind);
-      }
+      if (word >= behind) pack_word(s, p, word - behind);
     }
-  }
-  // The same of words [from, to), not yet packed, and packing.
-  template <int from, int to>
-  __device__ __forceinline__ void find_some_weights(Scores<tile>& s, float factor) {
-    const float away[2] = {offset - row_state[0].reference, offset - row_state[1].reference};
-#pragma unroll
-    for (int word = from; word < to; ++word)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float& x = s[score_of(word, i)];
-        x = ptx::ex2(fmaf(x, factor, away[word % 2]));
-      }
-  }
-  __device__ __forceinline__ static void pack(const Scores<tile>& s, Fp8Weights<tile>& p) {
-#pragma unroll
-    for (int word = 0; word < words; ++word) pack_word(s, p, word);
   }
   __device__ __forceinline__ static void pack_word(const Scores<tile>& s, Fp8Weights<tile>& p,
                                                    int word) {

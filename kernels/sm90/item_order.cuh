@@ -10,6 +10,7 @@
 #include "../common/lengths.cuh"
 #include "../ptx/acquire.h"
 #include "forward_args.h"
+#include "live_tiles.cuh"
 #include "tiles.h"
 
 namespace attn::sm90 {
@@ -47,8 +48,7 @@ __device__ __forceinline__ int class_of(int columns) {
 template <Tile tile>
 __device__ __forceinline__ int live_columns(const attn_sm90_mask_kernarg& a, unsigned index,
                                             int from, int step) {
-  constexpr int rows = tile.rows();
-  static_assert(rows <= 128);  // of the grid they meet two rows at most
+  constexpr int rows = tile.rows(), mask_rows = grid_rows<tile>;
   const attn_mask_arrays& mask = a.block_mask;
   const QueryTile at = item_queries<tile>(a, index);
   int length = 0;
@@ -58,19 +58,21 @@ __device__ __forceinline__ int live_columns(const attn_sm90_mask_kernarg& a, uns
   const int high = clamp(a.mask.keys(last, a.seqlen_q, length).end, 0, length);
   if (low >= high) return 0;
   const unsigned char* kinds = mask.kinds + at.b * mask.batch_stride + at.h * mask.head_stride;
-  const unsigned char* upper = kinds + (long long)(first >> mask.block_q_log2) * mask.columns;
-  const unsigned char* lower = kinds + (long long)(last >> mask.block_q_log2) * mask.columns;
+  const unsigned char* at_row[mask_rows];
+#pragma unroll
+  for (int r = 0; r < mask_rows; ++r)
+    at_row[r] = kinds + (long long)grid_row<tile>(mask, first, last, r) * mask.columns;
   const int behind = ((high - 1) >> mask.block_k_log2) + 1;
   const int causal_end = last + length - a.seqlen_q;  // the last key that CAUSAL blocks show
   int live = 0;
   constexpr int at_once = 8;
   for (int column = (low >> mask.block_k_log2) + from; column < behind; column += at_once * step) {
-    unsigned kind[at_once][2];
+    unsigned kind[at_once][mask_rows];
 #pragma unroll
     for (int n = 0; n < at_once; ++n) {
       const int at = min(column + n * step, behind - 1);
-      kind[n][0] = upper[at];
-      kind[n][1] = lower[at];
+#pragma unroll
+      for (int r = 0; r < mask_rows; ++r) kind[n][r] = at_row[r][at];
     }
 #pragma unroll
     for (int n = 0; n < at_once; ++n) {
@@ -78,7 +80,10 @@ __device__ __forceinline__ int live_columns(const attn_sm90_mask_kernarg& a, uns
       const unsigned least =
           at << mask.block_k_log2 <= causal_end ? attn_kind_causal : attn_kind_full;
       const unsigned width = attn_kind_partial - least;
-      live += at < behind && (kind[n][0] - least <= width || kind[n][1] - least <= width);
+      bool sees = false;
+#pragma unroll
+      for (int r = 0; r < mask_rows; ++r) sees |= kind[n][r] - least <= width;
+      live += at < behind && sees;
     }
   }
   return live;

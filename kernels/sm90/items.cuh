@@ -157,16 +157,23 @@ __device__ __forceinline__ void describe_scales(const Kernarg<with>& a, Item& it
 __device__ __forceinline__ int first_seen(const Item& item) {
   return item.see[0].some_begin;
 }
-// Those of a tile, which begins where one of the segment does (begin_at_tile).
+// Those of a tile, which begins where one of the segment does (begin_at_tile), so that its halves
+// lie in a block of 64 or 128 keys each.
+template <Tile tile>
 __device__ __forceinline__ void describe_scales(const attn_sm90_fp8_kernarg& a, const Item& item,
                                                 const KeyTile& at, TileScales& to) {
+  static_assert(tile.keys == 128);
   const auto& scales = a.scales.segment[at.segment];
   const int begin = at.segment > 0 ? item.segment[at.segment - 1].end : 0;
-  const auto descale = [&](const attn_descale& d) {
-    return d.at ? *descale_at(d, item.b, item.head_kv, at.first - begin) : 1;
-  };
-  to.score = item.score_scale * descale(scales.k);
-  to.v = descale(scales.v);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int key = at.first + min(64 * half, at.keys - 1) - begin;  // there are no more blocks
+    const auto descale = [&](const attn_descale& d) {
+      return d.at ? *descale_at(d, item.b, item.head_kv, key) : 1;
+    };
+    to.score[half] = item.score_scale * descale(scales.k);
+    to.v[half] = descale(scales.v);
+  }
   to.unused = first_seen(item) - at.first;
 }
 

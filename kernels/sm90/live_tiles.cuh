@@ -213,30 +213,47 @@ struct LiveTiles {
   }
 };
 
+// Of the mask's grid the queries of an item, [first, last], meet so many rows at most, which begin
+// at multiples of 64.
+template <Tile tile>
+constexpr int grid_rows = tile.groups > 2 ? tile.groups : 2;
+template <Tile tile>
+__device__ __forceinline__ int grid_row(const attn_mask_arrays& a, int first, int last, int n) {
+  return (n == 0                     ? first
+          : n == grid_rows<tile> - 1 ? last
+                                     : min(first + 64 * n, last)) >>
+         a.block_q_log2;
+}
+
 // Narrows the keys of an item to those between the first and the last block that the mask shows to
 // it. By all lanes of one warp.
 template <Tile tile, class Item>
 __device__ __forceinline__ void narrow(const attn_mask_arrays& a, Item& item) {
-  static_assert(tile.rows() <= 128);  // of the grid they meet two rows at most
+  constexpr int rows = grid_rows<tile>;
   const int lane = threadIdx.x % 32, last_row = min(item.row + tile.rows(), item.seqlen_q) - 1;
   const long long grid = item.b * a.batch_stride + item.h * a.head_stride;
-  const long long upper = grid + (long long)(item.row >> a.block_q_log2) * a.columns,
-                  lower = grid + (long long)(last_row >> a.block_q_log2) * a.columns;
+  long long at_row[rows];
+#pragma unroll
+  for (int r = 0; r < rows; ++r)
+    at_row[r] = grid + (long long)grid_row<tile>(a, item.row, last_row, r) * a.columns;
   const int behind = item.high > item.low ? ((item.high - 1) >> a.block_k_log2) + 1 : 0;
   int first = behind, last = -1;
   constexpr int at_once = 4;
   for (int column = (item.low >> a.block_k_log2) + lane; column < behind; column += 32 * at_once) {
-    int kind[at_once][2];
+    int kind[at_once][rows];
 #pragma unroll
     for (int n = 0; n < at_once; ++n) {
       const int at = min(column + 32 * n, behind - 1);
-      kind[n][0] = a.kinds[upper + at];
-      kind[n][1] = a.kinds[lower + at];
+#pragma unroll
+      for (int r = 0; r < rows; ++r) kind[n][r] = a.kinds[at_row[r] + at];
     }
 #pragma unroll
     for (int n = 0; n < at_once; ++n) {
       const int at = column + 32 * n;
-      const bool sees = at < behind & (mask_may_see(kind[n][0]) | mask_may_see(kind[n][1]));
+      bool sees = false;
+#pragma unroll
+      for (int r = 0; r < rows; ++r) sees |= mask_may_see(kind[n][r]);
+      sees &= at < behind;
       first = sees ? min(first, at) : first;
       last = sees ? max(last, at) : last;
     }

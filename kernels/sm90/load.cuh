@@ -288,7 +288,7 @@ __device__ __forceinline__ void load_keys(const Kernarg<with>& a, Control& contr
         described.keys = walk.keys;
         described.used = walk.used;
         if constexpr (with == with_fp8_and_score)
-          describe_scales(a, item, described, control.scales[loader.count % tile_slots]);
+          describe_scales<tile>(a, item, described, control.scales[loader.count % tile_slots]);
         more = walk.next(item);
         described.next_tile = walk.flags;
       });

@@ -14,21 +14,20 @@ struct RowState {
   float rounding;   // what the products have beyond that, see start_weights
 };
 
-// The largest of the lane's scores of each of its rows. As integers three are compared at once;
-// the order is that of the numbers unless all are negative, which matters where the row has seen
-// nothing above 0 before either. negative: the reference of some row of the warp.
-template <Tile tile>
+// The largest of scores [from, to) of each of the lane's rows. As integers three are compared at
+// once; the order is that of the numbers unless all are negative, which matters where the row has
+// seen nothing above 0 before either. negative: the reference of some row of the warp.
+template <Tile tile, int from = 0, int to = tile.keys / 2>
 __device__ __forceinline__ void find_largest(const Scores<tile>& s, const RowState (&row_state)[2],
                                              bool negative, float (&largest)[2]) {
-  constexpr int keys = tile.keys;
   constexpr int chains = 2;  // an instruction waits for the one before it in its chain
   int top[2][chains];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
 #pragma unroll
-    for (int n = 0; n < keys / 8; ++n) {
-      const int x = __float_as_int(s[4 * n + 2 * half]);
-      const int y = __float_as_int(s[4 * n + 2 * half + 1]);
+    for (int n = 0; n < (to - from) / 4; ++n) {
+      const int x = __float_as_int(s[from + 4 * n + 2 * half]);
+      const int y = __float_as_int(s[from + 4 * n + 2 * half + 1]);
       int& t = top[half][n % chains];
       t = n < chains ? max(x, y) : __vimax3_s32(t, x, y);
     }
@@ -49,7 +48,7 @@ __device__ __forceinline__ void find_largest(const Scores<tile>& s, const RowSta
     for (int half = 0; half < 2; ++half) {
       float most = -infinity();
 #pragma unroll
-      for (int n = 0; n < keys / 8; ++n)
+      for (int n = from / 4; n < to / 4; ++n)
         most = fmaxf(most, fmaxf(s[4 * n + 2 * half], s[4 * n + 2 * half + 1]));
       most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 1));
       largest[half] = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 2));

@@ -34,8 +34,6 @@ struct Tile {
   int element_bytes = 2;  // of q, k and v
   int vt_stages = 0;      // fp8: tiles of V^T in shared memory, which v_stages tiles of V become
   int piece = 0;          // fp8: of so many columns the sums are found at once; 0: of all
-  bool turns = true;      // the warpgroups start products by turns
-  bool in_order = false;  // fp8: a warpgroup does one tile after the other
   int weight_parts = 1;   // fp8: e4m3 values that a weight is the sum of
   int score_part = 0;     // fp8: of so many columns the unit adds up products of scores; 0: of all
   int score_part_keys = 0;  // fp8: of so many keys at once, behind the first part; 0: of all

@@ -25,11 +25,10 @@ struct Warp {
 
   // Named barriers 1..groups: whose turn it is.
   __device__ __forceinline__ void wait_turn() const {
-    if constexpr (tile.groups > 1 && tile.turns) ptx::barrier_wait(1 + group, 256);
+    if constexpr (tile.groups > 1) ptx::barrier_wait(1 + group, 256);
   }
   __device__ __forceinline__ void pass_turn() const {
-    if constexpr (tile.groups > 1 && tile.turns)
-      ptx::barrier_arrive(1 + (group + 1) % tile.groups, 256);
+    if constexpr (tile.groups > 1) ptx::barrier_arrive(1 + (group + 1) % tile.groups, 256);
   }
   __device__ __forceinline__ void release(Barrier& empty) const {
     if (lane == 0) ptx::mbarrier_arrive(address(&empty));

@@ -63,9 +63,9 @@ constexpr std::array e4m3_rows = {
     row<ATTN_F8_E4M3FN, "d256", sm90::tile_fp8_d256>(),
 };
 constexpr std::array e5m2_rows = {
-    row<ATTN_F8_E5M2, "d64", sm90::tile_fp8_d64_e5m2>(),
-    row<ATTN_F8_E5M2, "d128", sm90::tile_fp8_d128_e5m2>(),
-    row<ATTN_F8_E5M2, "d256", sm90::tile_fp8_d256_e5m2>(),
+    row<ATTN_F8_E5M2, "d64", sm90::tile_fp8_d64>(),
+    row<ATTN_F8_E5M2, "d128", sm90::tile_fp8_d128>(),
+    row<ATTN_F8_E5M2, "d256", sm90::tile_fp8_d256>(),
 };
 constexpr std::array other_rows = {
     row<ATTN_F8_E4M3FN, "d64_mask", sm90::tile_fp8_d64_mask, with_fp8_and_mask>(),
@@ -74,9 +74,9 @@ constexpr std::array other_rows = {
     row<ATTN_F8_E4M3FN, "d64_precise", sm90::tile_fp8_d64_precise>(),
     row<ATTN_F8_E4M3FN, "d128_precise", sm90::tile_fp8_d128_precise>(),
     row<ATTN_F8_E4M3FN, "d256_precise", sm90::tile_fp8_d256_precise>(),
-    row<ATTN_F8_E4M3FN, "d64_score", sm90::tile_fp8_d64_score, with_fp8_and_score>(),
-    row<ATTN_F8_E4M3FN, "d128_score", sm90::tile_fp8_d128_score, with_fp8_and_score>(),
-    row<ATTN_F8_E4M3FN, "d256_score", sm90::tile_fp8_d256_score, with_fp8_and_score>(),
+    row<ATTN_F8_E4M3FN, "d64_score", sm90::tile_fp8_d64, with_fp8_and_score>(),
+    row<ATTN_F8_E4M3FN, "d128_score", sm90::tile_fp8_d128, with_fp8_and_score>(),
+    row<ATTN_F8_E4M3FN, "d256_score", sm90::tile_fp8_d256, with_fp8_and_score>(),
 };
 constinit const std::array all_rows = joined(e4m3_rows, e5m2_rows, other_rows);
 
