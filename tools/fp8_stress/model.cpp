@@ -29,16 +29,19 @@ std::vector<float> values_by_head(const std::vector<uint8_t>& codes, const Stres
 }
 
 // What the matrix unit makes of a sum and the products of one instruction: each of them loses what
-// is below 2^-bits of the largest one's power of two. bits 0: nothing.
+// is below 2^-bits of the largest one's power of two, and so does what they add up to of its own.
+// bits 0: nothing.
 double add_products(double sum, const double* product, int64_t count, int bits) {
   if (bits == 0) return std::accumulate(product, product + count, sum);
   double largest = std::abs(sum);
   for (int64_t n = 0; n < count; ++n) largest = std::max(largest, std::abs(product[n]));
   if (largest == 0) return 0;
-  const double unit = std::ldexp(1.0, std::ilogb(largest) - bits), per_unit = 1 / unit;
+  double unit = std::ldexp(1.0, std::ilogb(largest) - bits);
+  const double per_unit = 1 / unit;
   // Conversions cut, and no number of units reaches 2^(bits + 1).
   auto units = static_cast<int32_t>(sum * per_unit);
   for (int64_t n = 0; n < count; ++n) units += static_cast<int32_t>(product[n] * per_unit);
+  for (; std::abs(units) >> (bits + 1); unit *= 2) units /= 2;
   return units * unit;
 }
 constexpr int64_t products_at_once = 32;  // of a wgmma of fp8
