@@ -58,14 +58,17 @@ const bool registered = [] {
 
 }  // namespace
 
+const char* kernel_file() {
+  return std::getenv("ATTN_KERNEL_FILE");
+}
+
 Backend::Backend(attn_backend backend, int threads, std::optional<int> device) {
   attn_context_options options{};
   options.struct_size = sizeof options;
   options.cpu_threads = threads;
   options.has_device = device.has_value();
   options.device = device.value_or(0);
-  // tests/device/mutants.py
-  if (backend == ATTN_BACKEND_CUDA) options.kernel_file = std::getenv("ATTN_KERNEL_FILE");
+  if (backend == ATTN_BACKEND_CUDA) options.kernel_file = kernel_file();
   if (backend == ATTN_BACKEND_HIP_EMU) set_emulator_order(0);
   const attn_status status = attn_context_create(backend, &options, &context);
   if (status != ATTN_OK) reason = failed("attn_context_create", status);

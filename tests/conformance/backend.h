@@ -151,6 +151,8 @@ Outputs run_forward(Backend& backend, const Case& c, const Data& data, const cha
 // The largest difference of an element of out or lse; equal infinities have none, a NaN's is
 // infinite.
 double largest_difference(const Outputs& a, const Outputs& b);
+// Of CUDA's kernels, which then has few of them (tests/device/mutants.py); null: the library's.
+const char* kernel_file();
 // Whether the kernel has declined the case, which reference and cpu never may.
 bool declined(const Kernel& kernel, const Outputs& outputs);
 // f32 if the kernel takes it, else f16, else bf16, else f8_e4m3fnuz; NONE if it takes none of them.

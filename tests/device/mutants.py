@@ -31,7 +31,7 @@ TESTS = {DECODE: ["decode: random problems"], APPEND: ["kv_append: random layout
          EARLY: ["cuda: values that the kernel in front writes"], BLOCKS: ["blocks: *,scales: *"],
          WIDE: ["decode: random problems of many rows over fp8,tree: random problems"],
          FP8: ["fp8: boundary shapes,fp8: exact*,accuracy: fp8 sums*"],
-         FP8_SCORE: ["fp8: random problems of OCP's types"],
+         FP8_SCORE: ["fp8: random problems of OCP's types,fp8: descales*"],
          DEQUANTISED: ["blocks: values are*,blocks: random segments of any types*"]}
 # kernel, mistake, file, text, what it becomes; of several edits tuples of these
 MUTANTS = [
@@ -110,34 +110,32 @@ MUTANTS = [
     (FP8, "transposed keys in another order", "sm90/fp8_values.cuh",
      "128 + ((m / 2 ^ r) << 4);", "128 + ((m / 2 ^ 1 ^ r) << 4);"),
     (FP8, "no row of ones", "sm90/fp8_values.cuh", "if (part == 0) write_ones<tile>(shared, one);", ""),
-    (FP8, "sums multiplied a tile late", ("sm90/fp8_forward.cuh", "sm90/fp8_forward.cuh"),
-     ("        add_others(t, vt_here, move_unit(n), shrink);", "    unsigned count = 0, here"),
-     ("        add_others(t, vt_here, move_unit(n), late);\n        late[0] = shrink[0], late[1] = shrink[1];",
-      "    float late[2] = {1, 1};\n    unsigned count = 0, here")),
+    (FP8, "sums multiplied a tile late", ("sm90/fp8_forward.cuh",) * 3,
+     ("add_sums<0, tile.keys>(warp.vt_at(n), 1, shrink, meanwhile);", "  float unit;  //", "    unit = 0;"),
+     ("add_sums<0, tile.keys>(warp.vt_at(n), 1, late, meanwhile);\n      late[0] = shrink[0], late[1] = shrink[1];",
+      "  float late[2];\n  float unit;  //", "    unit = 0, late[0] = late[1] = 1;")),
     (FP8, "a tile begins with the last one's sums", "sm90/fp8_softmax.cuh",
-     "step > 0 || part < tile.weight_parts - 1);", "true);"),
+     "step > from / 32 || part < tile.weight_parts - 1);", "true);"),
     # The sums of every other tile are added to all before by the matrix unit.
-    (FP8, "promotion every other tile",
-     ("sm90/fp8_softmax.cuh", "sm90/fp8_softmax.cuh", "sm90/fp8_forward.cuh", "sm90/fp8_forward.cuh", "sm90/fp8_forward.cuh"),
+    (FP8, "promotion every other tile", ("sm90/fp8_softmax.cuh",) * 2 + ("sm90/fp8_forward.cuh",) * 6,
      ("const Fp8Weights<tile>& p,\n                                               unsigned vt_at) {",
-      "step > 0 || part < tile.weight_parts - 1);",
-      "    auto& sums = piece_of<piece>(t);\n    ptx::forget(sums);\n    ptx::wgmma_fence();\n"
-      "    start_fp8_sums<e5m2, tile, piece>(sums, p, vt_at);",
-      "        start_piece<0>(t, vt_here);\n        add_others(t, vt_here, move_unit(n), shrink);",
-      "  // Sums of a tile in pieces"),
+      "step > from / 32 || part < tile.weight_parts - 1);",
+      "    TileSums<tile, piece> t;\n    ptx::forget(t);", "(t, p, vt_at);",
+      "fmaf(o[piece * columns + i], shrink[i / 2 % 2], t[i]);", "softmax.add_sums(&t[columns], shrink);",
+      "add_sums<0, tile.keys>(warp.vt_at(n), 1, shrink, meanwhile);", "  float unit;  //"),
      ("const Fp8Weights<tile>& p,\n                                               unsigned vt_at, bool on = false) {",
-      "step > 0 || on);",
-      "    auto& sums = piece_of<piece>(t);\n    constexpr int columns = tile.piece_columns() / 2;\n"
+      "step > from / 32 || on);",
+      "    TileSums<tile, piece> t;\n    const float left[2] = {odd ? 0 : shrink[0], odd ? 0 : shrink[1]};\n"
       "    for (int i = 0; i < columns + (piece == pieces - 1 ? 4 : 0); ++i)\n"
-      "      sums[i] = taken[i / 2 % 2] * (i < columns ? o[piece * columns + i] : softmax.row_state[i / 2 % 2].sum);\n"
-      "    ptx::wgmma_fence();\n    start_fp8_sums<e5m2, tile, piece>(sums, p, vt_at, odd);",
-      "        odd = n & 1;\n        float left[2];\n"
-      "        for (int i = 0; i < 2; ++i) taken[i] = odd ? shrink[i] : 0, left[i] = odd ? 0 : shrink[i];\n"
-      "        start_piece<0>(t, vt_here);\n        add_others(t, vt_here, move_unit(n), left);",
-      "  bool odd;\n  float taken[2];\n  // Sums of a tile in pieces")),
+      "      t[i] = odd ? shrink[i / 2 % 2] * (i < columns ? o[piece * columns + i] : softmax.row_state[i / 2 % 2].sum) : 0;",
+      "(t, p, vt_at, odd);", "fmaf(o[piece * columns + i], left[i / 2 % 2], t[i]);",
+      "softmax.add_sums(&t[columns], left);",
+      "odd = n & 1;\n      add_sums<0, tile.keys>(warp.vt_at(n), 1, shrink, meanwhile);", "  bool odd;\n  float unit;  //")),
     (FP8_SCORE, "the descale of the block in front", "sm90/items.cuh",
-     "item.head_kv, at.first - begin) : 1;", "item.head_kv, max(at.first - begin - 64, 0)) : 1;"),
-    (FP8_SCORE, "K's descale on V", "sm90/items.cuh", "to.v = descale(scales.v);", "to.v = descale(scales.k);"),
+     "at.first + min(64 * half, at.keys - 1) - begin;", "max(at.first + min(64 * half, at.keys - 1) - begin - 64, 0);"),
+    (FP8_SCORE, "K's descale on V", "sm90/items.cuh", "to.v[half] = descale(scales.v);", "to.v[half] = descale(scales.k);"),
+    (FP8_SCORE, "one descale of K for both halves", "sm90/fp8_softmax.cuh", "factor[at / scores]", "factor[0]"),
+    (FP8_SCORE, "one descale of V for both halves", "sm90/fp8_forward.cuh", "move_unit(v_scale[1])", "move_unit(v_scale[0])"),
 ]
 
 
