@@ -10,6 +10,8 @@ TYPE_OF = {tensor_type: number for number, tensor_type in DTYPES.values()}
 BYTE_TYPES = {"q8_0": 7, "q4_0": 8, "i8": 14, "i4": 15}  # of which tensors have the bytes
 CAUSAL = 1
 KV_PREFIX_STABLE = 1 << 8
+FP8_PRECISE = 1 << 10
+DESCALE_BLOCK = 3
 CUDA = 3
 
 
@@ -115,21 +117,29 @@ class Libattn:
         if status:
             raise RuntimeError(self.lib.attn_last_error().decode())
 
-    def forward(self, cell, inputs, mask=None):
-        """Per set of inputs a call that launches on PyTorch's current stream and returns the output, which all share."""
+    def forward(self, cell, inputs, mask=None, flags=0, descale_keys=0, out_dtype=None):
+        """Per set of inputs a call that launches on PyTorch's current stream and returns the output, which all share.
+        descale_keys: K and V have a descale of 0.75 to 1.25 for each block of so many keys."""
         q, k, v = inputs[0]
         kind = TYPE_OF[q.dtype]
         segment = make(Segment, k_type=kind, v_type=kind, seqlen=cell.seqlen)
-        dtype = "fp8" if q.dtype == torch.float8_e4m3fn else cell.dtype
+        descales = {}
+        if descale_keys:
+            blocks = -(-cell.seqlen // descale_keys)
+            descales = {name: torch.rand(cell.batch, cell.heads_kv, blocks, device="cuda") * 0.5 + 0.75
+                        for name in ("k_descale", "v_descale")}
+            segment.k_descale = segment.v_descale = DESCALE_BLOCK
+            segment.descale_block_keys = descale_keys
+        fp8 = q.dtype == torch.float8_e4m3fn
+        out = torch.empty(q.shape, dtype=out_dtype or (torch.bfloat16 if fp8 else q.dtype), device=q.device)
+        kernel = self.kernel.format(dim=cell.dim, dtype="fp8" if fp8 else cell.dtype).encode() if self.kernel else None
         problem = make(Problem, batch=cell.batch, heads_q=cell.heads, heads_kv=cell.heads_kv, head_dim=cell.dim,
-                       head_dim_v=cell.dim, seqlen_q=cell.seqlen, q_type=kind, num_segments=1,
-                       segments=c.pointer(segment), flags=CAUSAL if cell.causal else 0,
-                       kernel=self.kernel.format(dim=cell.dim, dtype=dtype).encode() if self.kernel else None)
+                       head_dim_v=cell.dim, seqlen_q=cell.seqlen, q_type=kind, out_type=TYPE_OF[out.dtype], num_segments=1,
+                       segments=c.pointer(segment), flags=flags | (CAUSAL if cell.causal else 0), kernel=kernel)
         if mask:
             mask.apply(problem=problem)
         plan = Plan(self, problem, mask)
-        out = torch.empty(q.shape, dtype=torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype, device=q.device)
-        return [plan.call(q, k, v, out) for q, k, v in inputs], plan.kernel
+        return [plan.call(q, k, v, out, **descales) for q, k, v in inputs], plan.kernel
 
 
 class KvAppend:
@@ -162,13 +172,13 @@ class Plan:
     def __del__(self):
         self.lib.attn_plan_destroy(self.plan)
 
-    def call(self, q, k, v, out):
-        segment_args = make(SegmentArgs, k=k.data_ptr(), v=v.data_ptr())
+    def call(self, q, k, v, out, **descales):
+        segment_args = make(SegmentArgs, k=k.data_ptr(), v=v.data_ptr(), **{name: x.data_ptr() for name, x in descales.items()})
         args = make(Args, q=q.data_ptr(), out=out.data_ptr(), num_segments=1, segments=c.pointer(segment_args))
         if self.mask:
             self.mask.apply(args=args)
 
-        def call(keep=(q, k, v, segment_args)):
+        def call(keep=(q, k, v, segment_args, descales)):
             self.run(args)
             return out
         return call

@@ -81,6 +81,9 @@ COMMANDS = {
         "python3 bench/fp8_errors.py --plot docs/measured/NAME.json --png docs/measured/NAME.png":
             Run(words={"docs/measured/NAME.json": "docs/measured/2026-11-24_h200_fp8_errors_5e446fc.json",
                        "docs/measured/NAME.png": "fp8_errors.png"}, needs="matplotlib"),
+        "python3 bench/fp8_forms.py --lib build/release/lib/libattn.so --commit $(git rev-parse --short HEAD) "
+        "--out docs/measured/NAME.json": gpu,
+        "python3 bench/fp8_forms.py --lib new=a/libattn.so --lib old=b/libattn.so --out docs/measured/NAME.json": gpu,
         "python3 bench/decode.py --lib build/release/lib/libattn.so --read build/release/kernels/read_sm80.compute_80.ptx": gpu,
         "python3 bench/host_overhead.py --json docs/measured/NAME.json": Skip("times for a minute"),
         "python3 bench/cpu_decode.py --commit $(git rev-parse --short HEAD) --out docs/measured/NAME.json":
