@@ -79,28 +79,9 @@ constexpr Tile tile_fp8_d256_precise{.head_dim = 256,
                                      .weight_parts = 2,
                                      .score_part = 64,
                                      .score_part_keys = 48};
-// For block masks, of whose grid 128 queries meet two rows at most.
-constexpr Tile tile_fp8_d64_mask{.head_dim = 64,
-                                 .head_dim_v = 64,
-                                 .groups = 3,
-                                 .keys = 128,
-                                 .q_stages = 2,
-                                 .k_stages = 3,
-                                 .v_stages = 2,
-                                 .finds = true,
-                                 .element_bytes = 1,
-                                 .vt_stages = 2};
-constexpr Tile tile_fp8_d128_mask{.head_dim = 128,
-                                  .head_dim_v = 128,
-                                  .groups = 3,
-                                  .keys = 128,
-                                  .q_stages = 2,
-                                  .k_stages = 3,
-                                  .v_stages = 2,
-                                  .finds = true,
-                                  .element_bytes = 1,
-                                  .vt_stages = 3,
-                                  .piece = 64};
+// For block masks.
+constexpr Tile tile_fp8_d64_mask = tile_fp8_d64.finding();
+constexpr Tile tile_fp8_d128_mask = tile_fp8_d128.finding();
 constexpr Tile tile_fp8_d256_mask = tile_fp8_d256.finding();
 
 }  // namespace attn::sm90
