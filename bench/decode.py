@@ -316,9 +316,10 @@ def read_calls(path, cell, torch):
 def measure(options, cells):
     import torch
     from contenders import Libattn
+    from peers import builds
     from timing import Launches, Nvml, take_rounds
     torch.zeros(1, device="cuda")
-    paths = dict(one.split("=", 1) if "=" in one else ("libattn", one) for one in options.lib)
+    paths = builds(options.lib)
     files = dict(one.split("=", 1) for one in options.code)
     libraries = {label: (Libattn(str(pathlib.Path(path.partition("@")[0]).resolve()),
                                  kernel_file=files[label] if label in files else None), path.partition("@")[2])

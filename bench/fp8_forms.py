@@ -14,10 +14,9 @@ import pathlib
 import statistics
 
 
-def forms(torch, path, cell, inputs):
-    """name -> calls of a build, of all that it has."""
-    from contenders import FP8_PRECISE, BlockMask, Libattn
-    plain, score = Libattn(path), Libattn(path, "fwd_sm90_fp8_d{dim}_score")
+def forms(torch, plain, score, cell, inputs):
+    """name -> calls of a build, of all that it has. score: the same build, with that kernel demanded."""
+    from contenders import FP8_PRECISE, BlockMask
     made = {"": lambda: plain.forward(cell, inputs),
             " score": lambda: score.forward(cell, inputs),
             " descales of 64 keys": lambda: plain.forward(cell, inputs, descale_keys=64),
@@ -40,19 +39,21 @@ def main():
     parser.add_argument("--commit", default="", help="recorded in the result")
     options = parser.parse_args()
     import torch
-    from peers import all_cells, random_inputs
+    from contenders import Libattn
+    from peers import all_cells, builds, random_inputs
     from timing import Launches, Nvml, take_rounds
     torch.zeros(1, device="cuda")  # makes the context current that libattn then uses
     nvml = Nvml()
-    builds = dict(one.split("=", 1) if "=" in one else (f"libattn{n or ''}", one) for n, one in enumerate(options.lib))
+    paths = {label: str(pathlib.Path(path).resolve()) for label, path in builds(options.lib).items()}
+    libraries = {label: (Libattn(path), Libattn(path, "fwd_sm90_fp8_d{dim}_score")) for label, path in paths.items()}
     result = {"date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"), "commit": options.commit,
               "gpu": {"name": torch.cuda.get_device_name(), "driver": nvml.driver()}, "rounds": options.rounds, "cells": []}
     for cell in all_cells():
         if cell.group != "grid" or (cell.seqlen, cell.causal) not in ((1024, False), (8192, False), (8192, True)):
             continue
         inputs = random_inputs(torch, cell, True, True)[1]
-        calls = {label + name: made for label, path in builds.items()
-                 for name, made in forms(torch, str(pathlib.Path(path).resolve()), cell, inputs).items()}
+        calls = {label + name: made for label, (plain, score) in libraries.items()
+                 for name, made in forms(torch, plain, score, cell, inputs).items()}
         truth = next(iter(calls.values()))[0]().float().clone()
         row = {"cell": cell.name, "difference": {name: ((made[0]().float() - truth).norm() / truth.norm()).item()
                                                  for name, made in calls.items()}}

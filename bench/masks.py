@@ -13,7 +13,7 @@ import json
 import pathlib
 import sys
 
-from peers import Cell
+from peers import Cell, builds
 
 BLOCK = 128
 
@@ -74,7 +74,7 @@ def measure(options):
     from timing import Launches, Nvml, take_rounds
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
     torch.zeros(1, device="cuda")
-    paths = dict(one.split("=", 1) if "=" in one else ("libattn", one) for one in options.lib)
+    paths = builds(options.lib)
     libraries = {label: Libattn(str(pathlib.Path(path).resolve())) for label, path in paths.items()}
     nvml = Nvml()
     cell = Cell("masks", 1, options.heads, options.heads, options.seqlen, options.dim, False)

@@ -228,13 +228,17 @@ def drift(result):
     return statistics.geometric_mean(found) if found else None
 
 
+def builds(libs):
+    """label -> path of `--lib [LABEL=]PATH`; without labels they are libattn, libattn2 and so on."""
+    return dict(one.split("=", 1) if "=" in one else (f"libattn{at + 1 if at else ''}", one) for at, one in enumerate(libs))
+
+
 def measure(options):
     import torch
     from contenders import ANCHOR, PEERS, PEERS_FP8, Libattn
     from timing import Nvml
     torch.zeros(1, device="cuda")  # makes the context current that libattn then uses
-    paths = dict(one.split("=", 1) if "=" in one else ("libattn" + str(at + 1 if at else ""), one)
-                 for at, one in enumerate(options.lib))
+    paths = builds(options.lib)
     kernels = dict(one.split("=", 1) if "=" in one else (label, one) for one in options.kernel for label in paths)
     libraries = {label: Libattn(str(pathlib.Path(path).resolve()), kernels.get(label)) for label, path in paths.items()}
     known = PEERS_FP8 if options.fp8 else PEERS
