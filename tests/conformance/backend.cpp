@@ -564,8 +564,7 @@ Distance distance(const Outputs& got, const Outputs& want) {
   return result;
 }
 
-// How far a score may be off by what each instruction over 32 of head_dim cuts off of it.
-static double cut_off(const Case& c, const Data& data, const Kernel& kernel) {
+double cut_off(const Case& c, const Data& data, const Kernel& kernel) {
   if (kernel.numerics.sum_bits == 0) return 0;
   return data.logit_bound * double(c.head_dim) / 32 * std::ldexp(1, -kernel.numerics.sum_bits);
 }

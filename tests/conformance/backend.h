@@ -148,6 +148,8 @@ class Forward {
 Outputs run_forward(Backend& backend, const Case& c, const Data& data, const char* kernel,
                     attn_dtype out_type, bool want_lse = true);
 
+// How far a score may be off by what each instruction over 32 of head_dim cuts off of it.
+double cut_off(const Case& c, const Data& data, const Kernel& kernel);
 // The largest difference of an element of out or lse; equal infinities have none, a NaN's is
 // infinite.
 double largest_difference(const Outputs& a, const Outputs& b);

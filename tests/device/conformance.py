@@ -17,6 +17,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def relative(text):
+    """Without where the tree lies on this machine."""
+    return text.replace(f"{ROOT}/", "")
+
 
 def device():
     asked = ["name", "driver_version", "power.limit", "clocks.max.sm"]
@@ -46,9 +53,9 @@ def run(tests, name, seconds):
     row = {"case": name, "result": "failed" if done.returncode else "skipped" if skipped else "passed", "seconds": took,
            "assertions": assertions}
     if row["result"] == "failed":
-        row["output"] = (done.stdout + done.stderr)[-2000:]
+        row["output"] = relative(done.stdout + done.stderr)[-2000:]
     elif skipped:
-        row["why"] = re.findall(r"^SKIP: (.*)$", done.stdout, re.M)[-1:]
+        row["why"] = re.findall(r"^SKIP: (.*)$", relative(done.stdout), re.M)[-1:]
     return row
 
 
