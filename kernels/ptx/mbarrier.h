@@ -37,6 +37,20 @@ __device__ __forceinline__ void mbarrier_arrive_at(unsigned barrier, unsigned bl
       "r"(block)
       : "memory");
 }
+// Writes a word to the same place of another block of the cluster, whose barrier receives its four
+// bytes.
+__device__ __forceinline__ void store_async_at(unsigned to, unsigned barrier, unsigned block,
+                                               unsigned word) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 there, barrier;\n"
+      "mapa.shared::cluster.u32 there, %0, %3;\n"
+      "mapa.shared::cluster.u32 barrier, %1, %3;\n"
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [there], %2, [barrier];\n"
+      "}" ::"r"(to),
+      "r"(barrier), "r"(word), "r"(block)
+      : "memory");
+}
 // Arrives and announces bytes that the copy engine will bring in this phase.
 __device__ __forceinline__ void mbarrier_arrive_expect(unsigned barrier, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)

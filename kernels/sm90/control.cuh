@@ -62,7 +62,11 @@ struct Control {
   Barrier said[tile_slots];
   Barrier listed;                 // with a block mask: the items are listed, see item_order.cuh
   Barrier described[tile_slots];  // with a block mask or pages: the tile is written
-  Barrier ending;                 // of the item that was described last, few tiles are to be loaded
+  // In a cluster: the second block knows the item that the first has taken for both, and has read
+  // it.
+  Barrier taken, taken_read;
+  unsigned taken_item;
+  Barrier ending;  // of the item that was described last, few tiles are to be loaded
   // In a cluster: the other block has the place free too.
   Barrier k_there[max_stages], v_there[max_stages];
   Barrier vt_full[max_stages], vt_empty[max_stages];  // fp8: V^T

@@ -243,6 +243,9 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
         for (Barrier* there : {&control.k_there[i], &control.v_there[i]})
           ptx::mbarrier_init(address(there), 1);
     }
+    if (tile.blocks > 1)
+      for (Barrier* taken : {&control.taken, &control.taken_read})
+        ptx::mbarrier_init(address(taken), 1);
     if constexpr (with == with_bias || with & with_mask)
       for (Barrier& said : control.said) ptx::mbarrier_init(address(&said), warps);
     if constexpr (with & with_mask) ptx::mbarrier_init(address(&control.listed), 1);

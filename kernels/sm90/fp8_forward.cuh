@@ -5,6 +5,7 @@
 // while it finds weights, the products of the others run. What the next tile needs is found out
 // while this one's products do.
 #pragma once
+#include "../ptx/cluster.h"
 #include "../ptx/grid.h"
 #include "../ptx/uniform.h"
 #include "../ptx/warpgroup.h"
@@ -22,8 +23,13 @@ template <Tile tile, unsigned with, bool e5m2>
 struct Fp8Consumer {
   static constexpr bool score = with & with_score, masked = with & with_mask;
   static constexpr int pieces = pieces_of_sums<tile>;
-  using Vt = Ring<tile.vt_stages>;
   using Factors = typename Fp8Softmax<tile, score>::Factors;
+  // Two pieces of the sums of a tile that are under way or being added, see TileSums.
+  using Pieces = float[2][tile.piece_columns() / 2 + 4];
+  template <int piece>
+  __device__ __forceinline__ static TileSums<tile, piece>& piece_of(Pieces& t) {
+    return *reinterpret_cast<TileSums<tile, piece>*>(&t[score ? 0 : piece % 2]);
+  }
 
   const Kernarg<with>& a;
   Warp<tile> warp;
@@ -51,16 +57,42 @@ struct Fp8Consumer {
 
   // o = o * shrink + by * P V of keys [from, to) of the tile, a piece of columns after the other.
   // meanwhile(): called while the first one is found.
-  template <int from, int to, int piece = 0, class Meanwhile>
+  template <int from, int to, class Meanwhile>
   __device__ __forceinline__ void add_sums(unsigned vt_at, float by, const float (&shrink)[2],
                                            const Meanwhile& meanwhile) {
-    constexpr int columns = tile.piece_columns() / 2;
-    TileSums<tile, piece> t;
-    ptx::forget(t);
+    Pieces t;
+    ptx::forget(t[0]);
+    ptx::forget(t[1]);
     ptx::wgmma_fence();
-    start_fp8_sums<e5m2, tile, piece, from, to>(t, p, vt_at);
-    if constexpr (piece == 0) meanwhile();
-    ptx::wgmma_wait<0>();
+    start_fp8_sums<e5m2, tile, 0, from, to>(piece_of<0>(t), p, vt_at);
+    meanwhile();
+    add_pieces<from, to>(t, vt_at, by, shrink);
+  }
+  // From a piece on that is under way. The next one is found while it is added; with_score, which
+  // has no registers for that, behind it.
+  template <int from, int to, int piece = 0>
+  __device__ __forceinline__ void add_pieces(Pieces& t, unsigned vt_at, float by,
+                                             const float (&shrink)[2]) {
+    constexpr int more = piece < pieces - 1 ? 1 : 0;
+    const auto start_next = [&] {
+      if constexpr (score) ptx::forget(t[0]);
+      ptx::wgmma_fence();
+      // a.batch is not negative, which ptxas does not know: for it the piece that begins adds to
+      // the one before the last, whose registers it therefore takes, behind that one's additions.
+      start_fp8_sums<e5m2, tile, piece + more, from, to>(piece_of<piece + more>(t), p, vt_at,
+                                                         !score && piece > 0 && a.batch < 0);
+    };
+    if constexpr (more && !score) start_next();
+    ptx::wgmma_wait<more && !score>();
+    add_piece<piece>(t, by, shrink);
+    if constexpr (more && score) start_next();
+    if constexpr (more) add_pieces<from, to, piece + 1>(t, vt_at, by, shrink);
+  }
+  template <int piece>
+  __device__ __forceinline__ void add_piece(Pieces& pieces_found, float by,
+                                            const float (&shrink)[2]) {
+    constexpr int columns = tile.piece_columns() / 2;
+    auto& t = piece_of<piece>(pieces_found);
     ptx::pin(t);
     if (score && by != 1) [[unlikely]] {
 #pragma unroll
@@ -72,23 +104,23 @@ struct Fp8Consumer {
     if constexpr (piece == pieces - 1)
       softmax.add_sums(&t[columns], shrink);
     else
-      add_sums<from, to, piece + 1>(vt_at, by, shrink, meanwhile);
+      ptx::pin(o);
   }
   // Of tile n.
   template <class Meanwhile>
-  __device__ __forceinline__ void add_tile(unsigned n, const float (&shrink)[2],
+  __device__ __forceinline__ void add_tile(unsigned n, unsigned vt_at, const float (&shrink)[2],
                                            const Meanwhile& meanwhile) {
     if constexpr (score) {
       const float(&v_scale)[2] = warp.scales(n).v;
       if (v_scale[0] != v_scale[1]) {
         constexpr float one[2] = {1, 1};
-        add_sums<0, tile.keys / 2>(warp.vt_at(n), move_unit(v_scale[0]), shrink, meanwhile);
-        add_sums<tile.keys / 2, tile.keys>(warp.vt_at(n), move_unit(v_scale[1]), one, [] {});
+        add_sums<0, tile.keys / 2>(vt_at, move_unit(v_scale[0]), shrink, meanwhile);
+        add_sums<tile.keys / 2, tile.keys>(vt_at, move_unit(v_scale[1]), one, [] {});
       } else {
-        add_sums<0, tile.keys>(warp.vt_at(n), move_unit(v_scale[0]), shrink, meanwhile);
+        add_sums<0, tile.keys>(vt_at, move_unit(v_scale[0]), shrink, meanwhile);
       }
     } else {
-      add_sums<0, tile.keys>(warp.vt_at(n), 1, shrink, meanwhile);
+      add_sums<0, tile.keys>(vt_at, 1, shrink, meanwhile);
     }
   }
 
@@ -116,26 +148,43 @@ struct Fp8Consumer {
       scale[0] = warp.item(count).score_scale;
     }
   }
+  // Scores of tile n that a query does not see.
+  __device__ __forceinline__ void hide(Scores<tile>& s, unsigned count, unsigned n,
+                                       unsigned flags) const {
+    const Item& item = warp.item(count);
+    if constexpr (masked) {
+      Visible<tile> visible;
+      find_visible(a.block_mask, warp, item, n, flags, visible);
+      hide_others(s, warp, visible);
+    } else {
+      hide_out_of_range(s, warp, item, warp.key_tile(n).first, warp.key_tile(n).keys);
+    }
+    ptx::pin(s);
+  }
   // The weights of tile n of its scores. shrink: what earlier sums are to be multiplied with.
+  // meanwhile(): called before the exponentials.
+  template <class Meanwhile>
   __device__ __forceinline__ void weigh(Scores<tile>& s, unsigned count, unsigned n, unsigned flags,
-                                        Factors& factor, float (&shrink)[2]) {
+                                        Factors& factor, float (&shrink)[2],
+                                        const Meanwhile& meanwhile) {
     if (score && (a.softcap > 0 || a.alibi_slopes)) {
       Fp8Softmax<tile, score>::multiply(s, factor);
       change_scores(s, a, warp, warp.item(count), warp.key_tile(n).first, 1);
     } else {
       for (float& x : factor) x *= log2_e;
     }
-    if (!(flags & sees_all)) [[unlikely]] {
-      if constexpr (masked) {
-        Visible<tile> visible;
-        find_visible(a.block_mask, warp, warp.item(count), n, flags, visible);
-        hide_others(s, warp, visible);
-      } else {
-        hide_out_of_range(s, warp, warp.item(count), warp.key_tile(n).first, warp.key_tile(n).keys);
-      }
-      ptx::pin(s);
+    float most[2];
+    // One way for most tiles, without a branch, where there are registers for it.
+    constexpr bool has_usual_way = tile.groups == 3 && !masked;
+    if (has_usual_way && flags & sees_all && softmax.is_usual(factor)) [[likely]] {
+      softmax.template find_most<true>(s, factor, most);
+    } else {
+      if (!(flags & sees_all)) [[unlikely]]
+        hide(s, count, n, flags);
+      softmax.template find_most<false>(s, factor, most);
     }
-    softmax.move_references(s, factor, shrink);
+    softmax.move_references(most, shrink);
+    meanwhile();
     softmax.find_weights(s, factor, p);
   }
   // Says that the warp's queries see nothing of tile n.
@@ -147,6 +196,7 @@ struct Fp8Consumer {
     if (!warp.take_item(0)) return;
     start_item();
     RingAt<tile.k_stages> k{0, 0};  // of tile n
+    RingAt<tile.vt_stages> vt{0, 0};
     ptx::mbarrier_wait(address(&warp.control.k_full[0]), 0);
     // `here`: flags of tile n, which is of item `count`, whose Q lies at q_at.
     unsigned count = 0, here = ptx::uniform(warp.item(0).first_tile >> 4 * warp.group);
@@ -162,6 +212,8 @@ struct Fp8Consumer {
         if (!ends) ptx::mbarrier_wait(address(&warp.control.k_full[k.stage]), k.parity);
       };
       float shrink[2];
+      bool there = false;  // V^T
+      Barrier& k_empty = warp.control.k_empty[k.stage];
       if (here & sees_some) {
         Scores<tile> s;
         Factors factor;
@@ -171,25 +223,29 @@ struct Fp8Consumer {
         start_fp8_scores<e5m2, tile, 0, tile.score_columns()>(s, q_at, k_at);
         look_ahead();
         find_scales(count, n, factor);
+        k.advance();
         add_fp8_scores<e5m2, tile>(s, q_at, k_at);
         __syncwarp();
-        warp.release(warp.control.k_empty[k.stage]);
-        weigh(s, count, n, here, factor, shrink);
+        warp.release(k_empty);
+        weigh(s, count, n, here, factor, shrink, [&] {
+          there = ptx::mbarrier_test(address(&warp.control.vt_full[vt.stage]), vt.parity);
+        });
       } else {
         look_ahead();
+        k.advance();
         __syncwarp();
-        warp.release(warp.control.k_empty[k.stage]);
+        warp.release(k_empty);
         say_nothing_seen(n, here);
       }
       if (ends) warp.release_q(count);
-      k.advance();
-      ptx::mbarrier_wait(address(&warp.control.vt_full[Vt::stage(n)]), Vt::parity(n));
+      if (!there) ptx::mbarrier_wait(address(&warp.control.vt_full[vt.stage]), vt.parity);
       if (here & sees_some)
-        add_tile(n, shrink, wait_keys);
+        add_tile(n, warp.vt_of(vt.stage), shrink, wait_keys);
       else
         wait_keys();
       __syncwarp();
-      warp.release(warp.control.vt_empty[Vt::stage(n)]);
+      warp.release(warp.control.vt_empty[vt.stage]);
+      vt.advance();
       if (ends) {
         end_item(warp.item(count));
         if (!warp.take_item(++count)) return;
@@ -224,7 +280,13 @@ __device__ __forceinline__ void fp8_forward(const Kernarg<with>& a) {
       for (Barrier& full : control.q_full[i]) ptx::mbarrier_init(address(&full), 1);
       for (Barrier& empty : control.q_empty[i])
         ptx::mbarrier_init(address(&empty), warps / tile.q_parts());
+      if (tile.blocks > 1)
+        for (Barrier* there : {&control.k_there[i], &control.v_there[i]})
+          ptx::mbarrier_init(address(there), 1);
     }
+    if (tile.blocks > 1)
+      for (Barrier* taken : {&control.taken, &control.taken_read})
+        ptx::mbarrier_init(address(taken), 1);
     if constexpr (with & with_mask) {
       ptx::mbarrier_init(address(&control.listed), 1);
       for (Barrier& said : control.said) ptx::mbarrier_init(address(&said), warps);
@@ -232,7 +294,10 @@ __device__ __forceinline__ void fp8_forward(const Kernarg<with>& a) {
     }
     ptx::mbarrier_init_fence();
   }
-  __syncthreads();
+  if constexpr (tile.blocks > 1)
+    ptx::cluster_meet();
+  else
+    __syncthreads();
   ptx::grid_let_next_start();
   if (!(with & with_mask) && threadIdx.x == 32) prefetch_first<tile>(a);
   ptx::grid_wait();  // before any access to memory
@@ -268,7 +333,8 @@ __device__ __forceinline__ void fp8_forward(const Kernarg<with>& a) {
     }
   } else {
     ptx::registers_grow<tile.compute_registers()>();
-    const Warp<tile> place{control, shared, warp / 4 - 1, warp % 4, int(threadIdx.x % 32)};
+    const Warp<tile> place{control, within_block<tile>(shared), warp / 4 - 1, warp % 4,
+                           int(threadIdx.x % 32)};
     Fp8Consumer<tile, with, e5m2> consumer(a, place);
     consumer.run();
   }
@@ -277,9 +343,9 @@ __device__ __forceinline__ void fp8_forward(const Kernarg<with>& a) {
 }  // namespace attn::sm90
 
 // The kernel NAME, which is the name of its file. WITH: one of config.h; E5M2: K and V are, not
-// e4m3.
-#define ATTN_SM90_FP8_FORWARD(NAME, TILE, WITH, E5M2)                         \
-  extern "C" __global__ void __launch_bounds__(attn::sm90::TILE.threads(), 1) \
-      NAME(const __grid_constant__ attn::sm90::Kernarg<attn::sm90::WITH> a) { \
-    attn::sm90::fp8_forward<attn::sm90::TILE, attn::sm90::WITH, E5M2>(a);     \
+// e4m3; behind it __cluster_dims__ where the tile has several blocks.
+#define ATTN_SM90_FP8_FORWARD(NAME, TILE, WITH, E5M2, ...)                                \
+  extern "C" __global__ void __launch_bounds__(attn::sm90::TILE.threads(), 1)             \
+      __VA_ARGS__ NAME(const __grid_constant__ attn::sm90::Kernarg<attn::sm90::WITH> a) { \
+    attn::sm90::fp8_forward<attn::sm90::TILE, attn::sm90::WITH, E5M2>(a);                 \
   }

@@ -57,9 +57,10 @@ __device__ __forceinline__ void add_fp8_scores(Scores<tile>& s, unsigned q_at, u
 }
 
 // t = P V of keys [from, to) of a tile, a piece, and the sums of its weights; to be waited for.
+// adds: t += P V.
 template <bool e5m2, Tile tile, int piece, int from, int to>
 __device__ __forceinline__ void start_fp8_sums(TileSums<tile, piece>& t, const Fp8Weights<tile>& p,
-                                               unsigned vt_at) {
+                                               unsigned vt_at, bool adds = false) {
   const unsigned long long b_matrix =
       ptx::wgmma_descriptor(vt_at + piece * tile.piece_columns() * (128 / 16), 0);
   // What is small is added first, before there is something large to cut it off.
@@ -69,7 +70,7 @@ __device__ __forceinline__ void start_fp8_sums(TileSums<tile, piece>& t, const F
     for (int step = from / 32; step < to / 32; ++step)
       ptx::wgmma_fp8<e5m2>(t, p[part][step],
                            b_matrix + step / 4 * (tile.vt_panel() / 16) + step % 4 * 2,
-                           step > from / 32 || part < tile.weight_parts - 1);
+                           adds || step > from / 32 || part < tile.weight_parts - 1);
   ptx::wgmma_commit();
 }
 
@@ -102,22 +103,28 @@ struct Fp8Softmax {
       s[i] = s[i] == -infinity() ? s[i] : s[i] * factor[i / scores];
     for (float& x : factor) x = 1;
   }
-  // Takes a tile's scores, which times their factor are in the log2 domain, into the references.
-  // shrink: what earlier sums are to be multiplied with.
-  __device__ __forceinline__ void move_references(Scores<tile>& s, Factors& factor,
-                                                  float (&shrink)[2]) {
+  // Whether the largest score is found without looking at signs.
+  __device__ __forceinline__ bool is_usual(const Factors& factor) const {
+    return factor[0] > 0 && factor[factors - 1] > 0 && !negative;
+  }
+  // The largest of a tile's scores, which times their factor are in the log2 domain.
+  template <bool usual>
+  __device__ __forceinline__ void find_most(Scores<tile>& s, Factors& factor, float (&most)[2]) {
     // Which is the largest depends on a factor's sign.
-    if (!(factor[0] > 0) || !(factor[factors - 1] > 0)) [[unlikely]]
+    if (!usual && (!(factor[0] > 0) || !(factor[factors - 1] > 0))) [[unlikely]]
       multiply(s, factor);
-    float most[2];
-    find_largest<tile, 0, scores>(s, row_state, negative, most);
+    find_largest<tile, 0, scores>(s, row_state, !usual && negative, most);
     for (float& x : most) x *= factor[0];
     if constexpr (halves) {
       float others[2];
-      find_largest<tile, scores, 2 * scores>(s, row_state, negative, others);
+      find_largest<tile, scores, 2 * scores>(s, row_state, !usual && negative, others);
 #pragma unroll
       for (int half = 0; half < 2; ++half) most[half] = fmaxf(most[half], others[half] * factor[1]);
     }
+  }
+  // Takes the largest scores of a tile into the references. shrink: what earlier sums are to be
+  // multiplied with.
+  __device__ __forceinline__ void move_references(const float (&most)[2], float (&shrink)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float& reference = row_state[half].reference;

@@ -9,6 +9,7 @@
 #include "../common/block_mask.cuh"
 #include "../common/lengths.cuh"
 #include "../ptx/acquire.h"
+#include "control.cuh"
 #include "forward_args.h"
 #include "live_tiles.cuh"
 #include "tiles.h"
@@ -19,12 +20,15 @@ using namespace device;
 
 static_assert(attn_sm90_order_classes == 32);  // one to a lane
 
-// The queries of work item `index`.
+// The queries of work item `index`; in a cluster of heads, of the block's head.
 template <Tile tile>
 __device__ __forceinline__ QueryTile item_queries(const attn_sm90_forward_kernarg& a,
                                                   unsigned index) {
-  constexpr int rows = tile.item_rows();
-  return query_tile(index, a.batch, a.heads_q, (a.seqlen_q + rows - 1) / rows, a.chunk);
+  constexpr int rows = tile.item_rows(), heads = tile.item_heads();
+  QueryTile at =
+      query_tile(index, a.batch, a.heads_q / heads, (a.seqlen_q + rows - 1) / rows, a.chunk);
+  if (heads > 1) at.h = at.h * heads + block_of_cluster<tile>();
+  return at;
 }
 
 __device__ __forceinline__ bool sorts_items(const attn_sm90_mask_kernarg& a) {

@@ -10,13 +10,19 @@
 
 namespace attn::sm90 {
 
+// Items that are the first of a block or cluster.
+template <Tile tile>
+__device__ __forceinline__ unsigned first_items() {
+  return gridDim.x / tile.blocks;
+}
 // The item that a block takes after its first: one that no other has taken. Whoever takes the last
 // one leaves the counter as it was.
+template <Tile tile>
 __device__ __forceinline__ unsigned next_item(const attn_sm90_forward_kernarg& a, unsigned items) {
-  if (items <= gridDim.x) return items;
+  if (items <= first_items<tile>()) return items;
   const unsigned before = atomicAdd(a.taken, 1);
   if (before == items - 1) *a.taken = 0;
-  return gridDim.x + before;
+  return first_items<tile>() + before;
 }
 
 template <Tile tile>
@@ -98,7 +104,8 @@ __device__ __forceinline__ void describe(const attn_sm90_forward_kernarg& a, con
   const int lower = clamp(band.lower, -unbounded, unbounded);
   const int upper = clamp(band.upper, -unbounded, unbounded);
   // Lane g finds what warpgroup g sees, the next one what the item sees, the next the sequence.
-  const int all_row = at.tile * all_rows, item_row = all_row + rows * block_of_cluster<tile>();
+  const int all_row = at.tile * all_rows;
+  const int item_row = all_row + (tile.heads ? 0 : rows * block_of_cluster<tile>());
   const int row = lane < tile.groups ? item_row + 64 * lane : lane == tile.groups ? all_row : 0;
   const int behind = min(lane < tile.groups    ? row + 64
                          : lane == tile.groups ? all_row + all_rows

@@ -49,7 +49,7 @@ __device__ __forceinline__ void prefetch_first(const attn_sm90_forward_kernarg& 
   if (a.num_segments != 1 || segment.capacity == 0) return;
   const QueryTile at = item_queries<tile>(a, blockIdx.x / tile.blocks);
   const int block = block_of_cluster<tile>(), all_row = at.tile * tile.item_rows();
-  const int row = all_row + block * tile.rows(), head = at.h / a.group;
+  const int row = all_row + (tile.heads ? 0 : block * tile.rows()), head = at.h / a.group;
   const int last_row = min(all_row + tile.item_rows(), a.seqlen_q) - 1, length = segment.capacity;
   const int low = clamp(a.mask.keys(all_row, a.seqlen_q, length).begin, 0, length);
   const int high = clamp(a.mask.keys(last_row, a.seqlen_q, length).end, 0, length);
@@ -91,6 +91,32 @@ struct NoList {
 template <Tile tile, unsigned with>
 using ListOf = std::conditional_t<(with & with_pages) != 0, QueryList<tile>, NoList>;
 
+// The item that the first block of a cluster takes for both: the second one is sent it.
+// taken: items that have been taken so before. By all lanes of one warp of each block.
+template <Tile tile>
+__device__ __forceinline__ unsigned next_item_of_both(const attn_sm90_forward_kernarg& a,
+                                                      Control& control, unsigned items,
+                                                      unsigned taken) {
+  static_assert(tile.blocks == 2);
+  const bool leads = threadIdx.x % 32 == 0;
+  unsigned index = 0;
+  if (block_of_cluster<tile>() == 0) {
+    ptx::mbarrier_wait(address(&control.taken_read), taken & 1 ^ 1);
+    if (leads) {
+      index = next_item<tile>(a, items);
+      ptx::store_async_at(address(&control.taken_item), address(&control.taken), 1, index);
+    }
+    return __shfl_sync(0xffffffff, index, 0);
+  }
+  ptx::mbarrier_arrive_expect_if(address(&control.taken), sizeof(unsigned), leads);
+  ptx::mbarrier_wait(address(&control.taken), taken & 1);
+  index = *const_cast<volatile unsigned*>(&control.taken_item);
+  __syncwarp();
+  // Behind the last one the first block may have ended.
+  if (leads && index < items) ptx::mbarrier_arrive_at(address(&control.taken_read), 0);
+  return index;
+}
+
 // One warp takes items, describes them and loads their queries: an item when the one before it is
 // ending. Where Q has one place that is before the place is free.
 template <Tile tile, unsigned with>
@@ -101,6 +127,7 @@ __device__ __forceinline__ void load_items(const Kernarg<with>& a, Control& cont
   static_assert(item_slots >= tile.q_stages + 3);
   const bool leads = threadIdx.x % 32 == 0;
   unsigned index = blockIdx.x / tile.blocks;
+  const unsigned first = first_items<tile>();
   unsigned items = a.items;
   ListOf<tile, with> list{a};
   if constexpr (with & with_pages)
@@ -112,7 +139,7 @@ __device__ __forceinline__ void load_items(const Kernarg<with>& a, Control& cont
       if (a.lists) return list.find(index);
     return item_queries<tile>(a, index);
   };
-  const auto take = [&] {
+  const auto take = [&](unsigned taken) {
     if constexpr (with & with_mask) {
       if (sorts_items(a)) {
         if (!ordered) {
@@ -124,10 +151,10 @@ __device__ __forceinline__ void load_items(const Kernarg<with>& a, Control& cont
         return;
       }
     }
-    if (tile.blocks > 1)
-      index += gridDim.x / tile.blocks;
+    if constexpr (tile.blocks > 1)
+      index = next_item_of_both<tile>(a, control, items, taken - 1);
     else
-      index = __shfl_sync(0xffffffff, leads ? next_item(a, items) : 0, 0);
+      index = __shfl_sync(0xffffffff, leads ? next_item<tile>(a, items) : 0, 0);
   };
   for (unsigned taken = 0, count = 0;; ++taken) {
     Item& item = control.item[count % item_slots];
@@ -137,8 +164,8 @@ __device__ __forceinline__ void load_items(const Kernarg<with>& a, Control& cont
     };
     if (tile.q_stages > 1) wait_place(0);
     // Not before: who is done early shall have the longest item that is left.
-    if (count > 0 && items > gridDim.x) ptx::mbarrier_wait(address(&control.ending), count - 1 & 1);
-    if (taken > 0) take();
+    if (count > 0 && items > first) ptx::mbarrier_wait(address(&control.ending), count - 1 & 1);
+    if (taken > 0) take(taken);
     const bool any = index < items;
     if (any) {
       describe<tile>(a, queries(index), item);
@@ -217,7 +244,7 @@ struct Loader {
   __device__ __forceinline__ void wait_item(unsigned index) {
     const unsigned full = address(&control.item_full[index % item_slots]);
     const unsigned parity = index / item_slots & 1;
-    if (tile.blocks == 1 && !ptx::mbarrier_test(full, parity)) finish();
+    if (tile.blocks == 1 && !ptx::mbarrier_test(full, parity)) finish(count);
     ptx::mbarrier_wait(full, parity);
   }
   // Until a place is free for the phase of this parity; in a cluster in both blocks, each of which
@@ -231,9 +258,9 @@ struct Loader {
       ptx::mbarrier_wait(address(&there), parity);
     }
   }
-  __device__ __forceinline__ void finish() {
+  __device__ __forceinline__ void finish(unsigned behind_values) {
 #pragma unroll 1
-    while (values < count) load_values();
+    while (values < behind_values) load_values();
   }
   // fp8: tells those who transpose V that there is no more.
   __device__ __forceinline__ void end_values() {
@@ -271,6 +298,7 @@ __device__ __forceinline__ void load_keys(const Kernarg<with>& a, Control& contr
     Item& item = control.item[count % item_slots];
     loader.wait_item(count);
     if (item.b < 0) break;
+    const unsigned item_begin = loader.count;
     ItemWalk<tile> walk(item, a.down);
     for (bool begins = true, ending = false, more = true; more; begins = false) {
       const int first = walk.at.first;
@@ -293,8 +321,11 @@ __device__ __forceinline__ void load_keys(const Kernarg<with>& a, Control& contr
         described.next_tile = walk.flags;
       });
     }
+    // In a cluster V of the item before is loaded by now, which the place of the next one's Q waits
+    // for, however few tiles this one has.
+    if constexpr (tile.blocks > 1) loader.finish(item_begin);
   }
-  loader.finish();
+  loader.finish(loader.count);
   if constexpr (tile.vt_stages > 0) loader.end_values();
 }
 

@@ -30,7 +30,8 @@ struct Tile {
   bool finds =
       false;  // the warpgroup that loads finds what a block mask leaves, which takes registers
   bool adds = false;      // the bias of a tile lies in shared memory too
-  int blocks = 1;         // of a cluster: neighbours in the sequence that share K and V
+  int blocks = 1;         // of a cluster, which share K and V: neighbours in the sequence
+  bool heads = false;     // or the same queries of neighbouring heads
   int element_bytes = 2;  // of q, k and v
   int vt_stages = 0;      // fp8: tiles of V^T in shared memory, which v_stages tiles of V become
   int piece = 0;          // fp8: of so many columns the sums are found at once; 0: of all
@@ -47,7 +48,8 @@ struct Tile {
   ATTN_HOST_DEVICE constexpr int rows() const { return 64 * groups; }
   // Of a work item, which all blocks of a cluster take together, and of a K/V tile what each of
   // them loads.
-  ATTN_HOST_DEVICE constexpr int item_rows() const { return rows() * blocks; }
+  ATTN_HOST_DEVICE constexpr int item_rows() const { return rows() * (heads ? 1 : blocks); }
+  ATTN_HOST_DEVICE constexpr int item_heads() const { return heads ? blocks : 1; }
   ATTN_HOST_DEVICE constexpr int loaded_keys() const { return keys / blocks; }
   ATTN_HOST_DEVICE constexpr int threads() const { return 128 * (groups + 1); }
   // What setmaxnreg leaves the warpgroup that loads and those that compute: together what they
@@ -168,6 +170,16 @@ constexpr Tile tile_d256_pair{.head_dim = 256,
                               .k_stages = 2,
                               .v_stages = 2,
                               .blocks = 2};
+// Of two query heads that have K and V in common, for long sequences.
+constexpr Tile tile_d128_heads{.head_dim = 128,
+                               .head_dim_v = 128,
+                               .groups = 2,
+                               .keys = 176,
+                               .q_stages = 1,
+                               .k_stages = 2,
+                               .v_stages = 2,
+                               .blocks = 2,
+                               .heads = true};
 // For block masks: keys are cut as without, so that a mask that is all FULL gives the same bits.
 constexpr Tile tile_d64_mask{.head_dim = 64,
                              .head_dim_v = 64,

@@ -56,9 +56,8 @@ struct Warp {
   }
   __device__ __forceinline__ unsigned k_at(unsigned n) const { return k_of(K::stage(n)); }
   __device__ __forceinline__ unsigned v_at(unsigned n) const { return v_of(V::stage(n)); }
-  __device__ __forceinline__ unsigned vt_at(unsigned n) const {
-    return (shared + tile.vt_offset()) / 16 +
-           Ring<tile.vt_stages>::stage(n) * (tile.vt_bytes() / 16);
+  __device__ __forceinline__ unsigned vt_of(int stage) const {
+    return (shared + tile.vt_offset()) / 16 + stage * (tile.vt_bytes() / 16);
   }
 
   __device__ __forceinline__ int q_part() const { return tile.q_parts() > 1 ? group : 0; }

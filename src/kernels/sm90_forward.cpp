@@ -1,6 +1,7 @@
 // The kernels fwd_sm90_*. They differ by the head dimensions they take. _score: with softcap and
 // ALiBi; _bias: with a bias too; _mask: with a block mask; _paged: segments may be paged; _short,
-// _long, _pair: other tiles, for problems whose queries are few, long and causal, or many.
+// _long, _pair: other tiles, for problems whose queries are few, long and causal, or many; _heads:
+// for two query heads of one K/V head.
 #include "kernels/sm90_forward.h"
 
 #include "kernels/families.h"
@@ -30,16 +31,14 @@ std::string too_short(const Problem& p, const DeviceInfo&, const sm90::Tile&) {
   return sm90::shorter_than(8192, p);
 }
 
-// Two blocks that share K and V take as long as the one that has more to do, and their items in a
-// fixed order; what sharing spares shows where nearly all is read from the L2 (docs/log).
 template <int64_t least>
 std::string shares_little(const Problem& p, const DeviceInfo&, const sm90::Tile& tile) {
-  if (sm90::causal(p) || p.has(ATTN_WINDOW))
-    return "for causal masks and windows a later kernel is faster";
-  if (p.q_layout == ATTN_PACKED || p.seqlen_q % tile.item_rows() != 0)
-    return join("for sequences that are not multiples of ", tile.item_rows(),
-                " queries a later kernel is faster");
-  return sm90::shorter_than(least, p);
+  if (sm90::causal(p)) return "for causal masks a later kernel is faster";
+  return sm90::pair_shares_little(least, p, tile);
+}
+std::string too_short_for_heads(const Problem& p, const DeviceInfo&, const sm90::Tile&) {
+  if (p.has(ATTN_WINDOW)) return "for windows a later kernel is faster";
+  return sm90::heads_share_little(8192, p);
 }
 
 template <attn_dtype type, Text variant, sm90::Tile tile, unsigned with, PassedOver passed_over>
@@ -89,7 +88,8 @@ constexpr std::array rows = {
     row<type, "d64_short", sm90::tile_d64_short, plain, too_many>(),
     row<type, "d64", sm90::tile_d64>(),
     row<type, "d96", sm90::tile_d96>(),
-    row<type, "d128_pair", sm90::tile_d128_pair, plain, shares_little<8193>>(),
+    row<type, "d128_pair", sm90::tile_d128_pair, plain, shares_little<8192>>(),
+    row<type, "d128_heads", sm90::tile_d128_heads, plain, too_short_for_heads>(),
     row<type, "d128_long", sm90::tile_d128_long, plain, too_short>(),
     row<type, "d128", sm90::tile_d128>(),
     row<type, "d192_dv128", sm90::tile_d192_dv128>(),

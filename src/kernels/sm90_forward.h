@@ -32,15 +32,17 @@ inline bool causal(const Problem& p) {
   return p.has(ATTN_CAUSAL) || p.has(ATTN_CAUSAL_TOP_LEFT);
 }
 inline int64_t items(const Problem& p, const Tile& tile) {
-  return p.batch * p.heads_q * ceil_div(p.seqlen_q, tile.item_rows());
+  return p.batch * p.heads_q / tile.item_heads() * ceil_div(p.seqlen_q, tile.item_rows());
 }
 
-// (batch, head) pairs whose items stand together. Under a causal mask longest first: those whose K
-// and V the L2 holds beside all else, so that blocks which end early find long items of them left.
-inline unsigned pairs_together(const Problem& p, const DeviceInfo& device) {
-  const int64_t pairs = p.batch * p.heads_q;
+// (batch, head) pairs, or (batch, heads of a cluster), whose items stand together. Under a causal
+// mask longest first: those whose K and V the L2 holds beside all else, so that blocks which end
+// early find long items of them left.
+inline unsigned pairs_together(const Problem& p, const DeviceInfo& device, const Tile& tile) {
+  const int64_t pairs = p.batch * p.heads_q / tile.item_heads();
   if (pairs == 0 || !causal(p)) return 1;
-  return unsigned(ceil_div(pairs, ceil_div(pairs, pairs_in_l2(p, 32 << 20, device))));
+  const int64_t in_l2 = ceil_div(pairs_in_l2(p, 32 << 20, device), tile.item_heads());
+  return unsigned(ceil_div(pairs, ceil_div(pairs, in_l2)));
 }
 
 template <class Segments = GivenSegments>
@@ -68,6 +70,9 @@ Status check(const Problem& p, const DeviceInfo& device, const Tile& tile, unsig
                          {p.q_layout == ATTN_PACKED ? p.total_q : p.seqlen_q, p.heads_q,
                           p.q_layout == ATTN_PACKED ? 1 : p.batch}));
   for (int32_t i = 0; i < p.num_segments; ++i) ATTN_TRY(check_copied(p, Segments::segment(p, i)));
+  if (p.group() % tile.item_heads() != 0)
+    return unsupported("heads_q / heads_kv is ", p.group(), "; accepted: multiples of ",
+                       tile.item_heads());
   if (multiprocessors(p, device) < tile.blocks)
     return unsupported("it runs on ", tile.blocks, " multiprocessors or more; max_sms is ",
                        p.max_sms);
@@ -93,7 +98,7 @@ void set_forward(const Problem& p, const Args& args, const Target& target,
   a.split_invariant = p.has(ATTN_SPLIT_INVARIANT);
   a.num_segments = p.num_segments;
   a.down = causal(p);
-  a.chunk = pairs_together(p, target.device);
+  a.chunk = pairs_together(p, target.device, tile);
   a.items = unsigned(items(p, tile));
   a.taken = static_cast<unsigned*>(target.workspace);
   a.log2_scale = std::max(p.scale * 1.44269504f, 1e-37f);  // log2(e)
@@ -187,7 +192,7 @@ std::vector<TensorMap> maps_of(const Problem& p, const Tile& tile) {
 
 // Whether blocks take items as they come, whose number begins the workspace.
 inline bool counts_items(const Problem& p, const DeviceInfo& device, const Tile& tile) {
-  return tile.blocks == 1 && items(p, tile) > multiprocessors(p, device);
+  return items(p, tile) > multiprocessors(p, device) / tile.blocks;
 }
 
 inline size_t counter_bytes(const Problem& p, const DeviceInfo& device, const Tile& tile,
@@ -223,6 +228,25 @@ Status add_forward(const char* image, const Problem& p, const DeviceInfo& device
 inline std::string shorter_than(int64_t least, const Problem& p) {
   if (p.seqlen_kv >= least) return "";
   return join("for seqlen_kv ", p.seqlen_kv, ", below ", least, ", a later kernel is faster");
+}
+
+// The same of two blocks that share K and V of two query heads.
+inline std::string heads_share_little(int64_t least, const Problem& p) {
+  constexpr int64_t least_queries = 1024;
+  if (p.seqlen_q < least_queries)
+    return join("for seqlen_q ", p.seqlen_q, ", below ", least_queries,
+                ", a later kernel is as fast");
+  return shorter_than(least, p);
+}
+// The same of two blocks that share K and V of neighbouring tiles of queries: they take as long as
+// the one that has more to do, and what sharing spares shows where nearly all is read from the L2
+// (docs/log).
+inline std::string pair_shares_little(int64_t least, const Problem& p, const Tile& tile) {
+  if (p.has(ATTN_WINDOW)) return "for windows a later kernel is faster";
+  if (p.q_layout == ATTN_PACKED || p.seqlen_q % tile.item_rows() != 0)
+    return join("for sequences that are not multiples of ", tile.item_rows(),
+                " queries a later kernel is faster");
+  return shorter_than(least, p);
 }
 
 // Scores that are not changed go into the weights' exponents with one FMA, whose result is stated

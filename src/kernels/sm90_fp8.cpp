@@ -1,7 +1,7 @@
 // The kernels fwd_sm90_fp8_*: q of e4m3, k and v both of e4m3 or both of e5m2 (_e5m2). They differ
 // by the head dimensions they take. _score: with softcap, ALiBi and descales of blocks of keys and
-// of several segments; _mask: with a block mask; _precise: with weights of two e4m3 values; _long:
-// another tile, for long sequences.
+// of several segments; _mask: with a block mask; _precise: with weights of two e4m3 values; _long,
+// _pair: other tiles, for long sequences; _heads: for two query heads of one K/V head.
 #include "kernels/families.h"
 #include "kernels/sm90/fp8_tiles.h"
 #include "kernels/sm90_forward.h"
@@ -11,11 +11,19 @@ namespace {
 
 using sm90::with_fp8, sm90::with_fp8_and_mask, sm90::with_fp8_and_score;
 
-constexpr int64_t long_keys = 2048;  // from here on the larger tile spares more than it costs
+// Why a later kernel serves a problem better; "": none does. What tiles of 192 keys and clusters
+// spare is more than what they cost from so many keys on (docs/log).
+std::string passed_over(const Problem& p, const sm90::Tile& tile) {
+  if (tile.blocks > 1 && !tile.heads)
+    return sm90::pair_shares_little(sm90::causal(p) ? 8192 : 2048, p, tile);
+  if (tile.heads) return sm90::heads_share_little(2048, p);
+  if (tile.keys > 128) return sm90::shorter_than(2048, p);
+  return "";
+}
 
 template <Text name, sm90::Tile tile, unsigned with>
 Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
-  if (tile.keys > 128) recipe->passed_over = sm90::shorter_than(long_keys, p);
+  recipe->passed_over = passed_over(p, tile);
   recipe->workspace = sm90::counter_bytes(p, device, tile, with);
   return sm90::add_forward<tile, with>(name_of<name>.text, p, device, recipe);
 }
@@ -59,7 +67,9 @@ constexpr Kernel row() {
 constexpr std::array e4m3_rows = {
     row<ATTN_F8_E4M3FN, "d64_long", sm90::tile_fp8_d64_long>(),
     row<ATTN_F8_E4M3FN, "d64", sm90::tile_fp8_d64>(),
+    row<ATTN_F8_E4M3FN, "d128_heads", sm90::tile_fp8_d128_heads>(),
     row<ATTN_F8_E4M3FN, "d128", sm90::tile_fp8_d128>(),
+    row<ATTN_F8_E4M3FN, "d256_pair", sm90::tile_fp8_d256_pair>(),
     row<ATTN_F8_E4M3FN, "d256", sm90::tile_fp8_d256>(),
 };
 constexpr std::array e5m2_rows = {
@@ -76,7 +86,7 @@ constexpr std::array other_rows = {
     row<ATTN_F8_E4M3FN, "d256_precise", sm90::tile_fp8_d256_precise>(),
     row<ATTN_F8_E4M3FN, "d64_score", sm90::tile_fp8_d64, with_fp8_and_score>(),
     row<ATTN_F8_E4M3FN, "d128_score", sm90::tile_fp8_d128, with_fp8_and_score>(),
-    row<ATTN_F8_E4M3FN, "d256_score", sm90::tile_fp8_d256, with_fp8_and_score>(),
+    row<ATTN_F8_E4M3FN, "d256_score", sm90::tile_fp8_d256_score, with_fp8_and_score>(),
 };
 constinit const std::array all_rows = joined(e4m3_rows, e5m2_rows, other_rows);
 
