@@ -23,6 +23,7 @@ BLOCKS = "decode_sm90_blocks_d64"
 WIDE = "decode_sm90_fp8_d128_r64"
 FP8 = "fwd_sm90_fp8_d128"
 FP8_SCORE = "fwd_sm90_fp8_d128_score"
+FP8_HEADS = "fwd_sm90_fp8_d128_heads"
 DEQUANTISED = "fwd_sm90_f16_d64_dequantised"
 # Of kernels that are several launches, and where tests take others beside them, the files of all.
 SOURCES = {DEQUANTISED: ["sm90/dequantise_sm90.cu", "sm90/fwd_sm90_f16_d64.cu"],
@@ -32,6 +33,7 @@ TESTS = {DECODE: ["decode: random problems"], APPEND: ["kv_append: random layout
          WIDE: ["decode: random problems of many rows over fp8,tree: random problems"],
          FP8: ["fp8: boundary shapes,fp8: exact*,accuracy: fp8 sums*"],
          FP8_SCORE: ["fp8: random problems of OCP's types,fp8: descales*"],
+         FP8_HEADS: ["cuda: more items than blocks"],
          DEQUANTISED: ["blocks: values are*,blocks: random segments of any types*"]}
 # kernel, mistake, file, text, what it becomes; of several edits tuples of these
 MUTANTS = [
@@ -111,31 +113,29 @@ MUTANTS = [
      "128 + ((m / 2 ^ r) << 4);", "128 + ((m / 2 ^ 1 ^ r) << 4);"),
     (FP8, "no row of ones", "sm90/fp8_values.cuh", "if (part == 0) write_ones<tile>(shared, one);", ""),
     (FP8, "sums multiplied a tile late", ("sm90/fp8_forward.cuh",) * 3,
-     ("add_sums<0, tile.keys>(warp.vt_at(n), 1, shrink, meanwhile);", "  float unit;  //", "    unit = 0;"),
-     ("add_sums<0, tile.keys>(warp.vt_at(n), 1, late, meanwhile);\n      late[0] = shrink[0], late[1] = shrink[1];",
+     ("add_sums<0, tile.keys>(vt_at, 1, shrink, meanwhile);", "  float unit;  //", "    unit = 0;"),
+     ("add_sums<0, tile.keys>(vt_at, 1, late, meanwhile);\n      late[0] = shrink[0], late[1] = shrink[1];",
       "  float late[2];\n  float unit;  //", "    unit = 0, late[0] = late[1] = 1;")),
     (FP8, "a tile begins with the last one's sums", "sm90/fp8_softmax.cuh",
-     "step > from / 32 || part < tile.weight_parts - 1);", "true);"),
+     "adds || step > from / 32 || part < tile.weight_parts - 1);", "true);"),
     # The sums of every other tile are added to all before by the matrix unit.
-    (FP8, "promotion every other tile", ("sm90/fp8_softmax.cuh",) * 2 + ("sm90/fp8_forward.cuh",) * 6,
-     ("const Fp8Weights<tile>& p,\n                                               unsigned vt_at) {",
-      "step > from / 32 || part < tile.weight_parts - 1);",
-      "    TileSums<tile, piece> t;\n    ptx::forget(t);", "(t, p, vt_at);",
-      "fmaf(o[piece * columns + i], shrink[i / 2 % 2], t[i]);", "softmax.add_sums(&t[columns], shrink);",
-      "add_sums<0, tile.keys>(warp.vt_at(n), 1, shrink, meanwhile);", "  float unit;  //"),
-     ("const Fp8Weights<tile>& p,\n                                               unsigned vt_at, bool on = false) {",
-      "step > from / 32 || on);",
-      "    TileSums<tile, piece> t;\n    const float left[2] = {odd ? 0 : shrink[0], odd ? 0 : shrink[1]};\n"
-      "    for (int i = 0; i < columns + (piece == pieces - 1 ? 4 : 0); ++i)\n"
-      "      t[i] = odd ? shrink[i / 2 % 2] * (i < columns ? o[piece * columns + i] : softmax.row_state[i / 2 % 2].sum) : 0;",
-      "(t, p, vt_at, odd);", "fmaf(o[piece * columns + i], left[i / 2 % 2], t[i]);",
-      "softmax.add_sums(&t[columns], left);",
-      "odd = n & 1;\n      add_sums<0, tile.keys>(warp.vt_at(n), 1, shrink, meanwhile);", "  bool odd;\n  float unit;  //")),
+    (FP8, "promotion every other tile", ("sm90/fp8_forward.cuh",) * 6,
+     ("    ptx::forget(t[0]);\n    ptx::forget(t[1]);", "(piece_of<0>(t), p, vt_at);", "!score && piece > 0 && a.batch < 0);",
+      "add_pieces<from, to>(t, vt_at, by, shrink);", "add_sums<0, tile.keys>(vt_at, 1, shrink, meanwhile);", "  float unit;  //"),
+     ("    constexpr int columns = tile.piece_columns() / 2;\n    const float left[2] = {odd ? 0 : shrink[0], odd ? 0 : shrink[1]};\n"
+      "    for (int n = 0; n < pieces; ++n)\n      for (int i = 0; i < columns + 4; ++i)\n"
+      "        t[n][i] = odd ? shrink[i / 2 % 2] * (i < columns ? o[n * columns + i] : softmax.row_state[i / 2 % 2].sum) : 0;",
+      "(piece_of<0>(t), p, vt_at, odd);", "odd);", "add_pieces<from, to>(t, vt_at, by, left);",
+      "odd = n & 1;\n      add_sums<0, tile.keys>(vt_at, 1, shrink, meanwhile);", "  bool odd;\n  float unit;  //")),
     (FP8_SCORE, "the descale of the block in front", "sm90/items.cuh",
      "at.first + min(64 * half, at.keys - 1) - begin;", "max(at.first + min(64 * half, at.keys - 1) - begin - 64, 0);"),
     (FP8_SCORE, "K's descale on V", "sm90/items.cuh", "to.v[half] = descale(scales.v);", "to.v[half] = descale(scales.k);"),
     (FP8_SCORE, "one descale of K for both halves", "sm90/fp8_softmax.cuh", "factor[at / scores]", "factor[0]"),
     (FP8_SCORE, "one descale of V for both halves", "sm90/fp8_forward.cuh", "move_unit(v_scale[1])", "move_unit(v_scale[0])"),
+    (FP8_HEADS, "one half of a tile twice", "sm90/load.cuh",
+     "const int first = tile.loaded_keys() * block_of_cluster<tile>();", "const int first = 0;"),
+    (FP8_HEADS, "one head in both blocks", "sm90/item_order.cuh",
+     "at.h * heads + block_of_cluster<tile>();", "at.h * heads;"),
 ]
 
 

@@ -107,6 +107,42 @@ TEST_CASE("cuda: every forward kernel on few problems") {
     }
 }
 
+// Items of few tiles of keys follow each other in a block, and in a cluster of two; some see no
+// key.
+TEST_CASE("cuda: more items than blocks") {
+  std::vector<const Kernel*> kernels = kernels_here(Op::forward, false);
+  std::erase_if(kernels, [](const Kernel* k) { return k->backend != ATTN_BACKEND_CUDA; });
+  if (kernels.empty()) ATTN_SKIP(backend_of(ATTN_BACKEND_CUDA).reason);
+  int problems = 0, ran = 0;
+  for (const attn_dtype type : {ATTN_BF16, ATTN_F16, ATTN_F8_E4M3FN}) {
+    for (const int64_t head_dim : {64, 128, 256}) {
+      for (const int32_t keys : {100, 300}) {
+        for (const uint64_t mask :
+             {uint64_t{0}, uint64_t{ATTN_CAUSAL}, uint64_t{ATTN_CAUSAL_TOP_LEFT}}) {
+          Case c;
+          c.name = join("items-", type, "-", head_dim, "-", keys, "-", mask);
+          c.batch = 3;
+          c.heads_q = 4;
+          c.heads_kv = 2;
+          c.head_dim = c.head_dim_v = head_dim;
+          c.seqlen_q = 512;
+          c.q_type = type;
+          c.out_type = ATTN_F32;
+          c.flags = mask;
+          c.max_sms = 2 + problems++ % 2;
+          SegmentCase s;
+          s.k_type = s.v_type = type;
+          s.capacity = keys;
+          s.lengths = {keys, 0, keys / 2};
+          c.segments = {s};
+          ran += check_case(c, kernels);
+        }
+      }
+    }
+  }
+  CHECK(ran > 0);
+}
+
 TEST_CASE("cuda: a captured run replays with other lengths and values") {
   const auto kernels = cuda_forward_kernels();
   if (kernels.empty()) ATTN_SKIP(backend_of(ATTN_BACKEND_CUDA).reason);

@@ -40,16 +40,16 @@ struct Planned {
 };
 
 void make(int64_t heads, int64_t seqlen, uint64_t flags, int64_t head_dim, int32_t max_sms,
-          Problem* p) {
+          Problem* p, attn_dtype type = ATTN_BF16, int64_t group = 1) {
   attn_segment segment{};
   segment.struct_size = sizeof segment;
-  segment.k_type = segment.v_type = ATTN_BF16;
+  segment.k_type = segment.v_type = type;
   segment.seqlen = seqlen;
   attn_problem in{};
   in.struct_size = sizeof in;
-  in.batch = 1, in.heads_q = in.heads_kv = heads;
+  in.batch = 1, in.heads_q = heads, in.heads_kv = heads / group;
   in.head_dim = head_dim, in.seqlen_q = seqlen;
-  in.q_type = ATTN_BF16;
+  in.q_type = type, in.out_type = ATTN_BF16;
   in.num_segments = 1, in.segments = &segment;
   in.max_sms = max_sms;
   in.flags = flags;
@@ -193,14 +193,15 @@ TEST_CASE("sm90 forward: boxes of the copy engine lie in one page", "[plan]") {
 
 // docs/log has what was measured.
 TEST_CASE("sm90 forward: which problems the tiles of 176 keys and clusters get", "[plan]") {
-  const auto takes = [](const char* kernel, int64_t seqlen, uint64_t flags = 0,
-                        int64_t head_dim = 128) {
+  const auto takes = [](const std::string& kernel, int64_t seqlen, uint64_t flags = 0,
+                        int64_t head_dim = 128, int64_t group = 1) {
     Problem p;
-    make(16, seqlen, flags, head_dim, 0, &p);
-    return made_recipe(kernel, p).passed_over.empty();
+    const bool fp8 = kernel.find("fp8") != std::string::npos;
+    make(16, seqlen, flags, head_dim, 0, &p, fp8 ? ATTN_F8_E4M3FN : ATTN_BF16, group);
+    return made_recipe(kernel.c_str(), p).passed_over.empty();
   };
-  CHECK(takes("fwd_sm90_bf16_d128_pair", 16384));
-  CHECK(!takes("fwd_sm90_bf16_d128_pair", 8192));
+  CHECK(takes("fwd_sm90_bf16_d128_pair", 8192));
+  CHECK(!takes("fwd_sm90_bf16_d128_pair", 4096));
   CHECK(!takes("fwd_sm90_bf16_d128_pair", 16384 + 128));
   CHECK(!takes("fwd_sm90_bf16_d128_pair", 16384, ATTN_CAUSAL));
   CHECK(!takes("fwd_sm90_bf16_d128_pair", 16384, ATTN_CAUSAL_TOP_LEFT));
@@ -211,6 +212,33 @@ TEST_CASE("sm90 forward: which problems the tiles of 176 keys and clusters get",
   CHECK(takes("fwd_sm90_bf16_d128_long", 8192, ATTN_CAUSAL));
   CHECK(!takes("fwd_sm90_bf16_d128_long", 4096, ATTN_CAUSAL));
   CHECK(!takes("fwd_sm90_bf16_d128_long", 16384));
+  CHECK(takes("fwd_sm90_bf16_d128_heads", 8192, ATTN_CAUSAL, 128, 2));
+  CHECK(takes("fwd_sm90_bf16_d128_heads", 8192 + 128, 0, 128, 8));
+  CHECK(!takes("fwd_sm90_bf16_d128_heads", 4096, ATTN_CAUSAL, 128, 2));
+  CHECK(!takes("fwd_sm90_bf16_d128_heads", 8192, ATTN_WINDOW, 128, 2));
+  CHECK(takes("fwd_sm90_fp8_d128_heads", 2048, ATTN_CAUSAL, 128, 2));
+  CHECK(!takes("fwd_sm90_fp8_d128_heads", 1024, 0, 128, 2));
+  CHECK(takes("fwd_sm90_fp8_d256_pair", 2048, 0, 256));
+  CHECK(!takes("fwd_sm90_fp8_d256_pair", 2048 + 128, 0, 256));
+  CHECK(!takes("fwd_sm90_fp8_d256_pair", 4096, ATTN_CAUSAL, 256));
+  CHECK(takes("fwd_sm90_fp8_d256_pair", 8192, ATTN_CAUSAL, 256));
+}
+
+TEST_CASE("sm90 forward: a cluster of heads takes what two of them have in common", "[plan]") {
+  const char* kernel = "fwd_sm90_bf16_d128_heads";
+  const auto planned_heads = [&](int64_t heads, int64_t group, Recipe* recipe) {
+    Problem p;
+    make(heads, 8192, ATTN_CAUSAL, 128, 0, &p, ATTN_BF16, group);
+    return kernel_of(kernel).recipe(p, hopper(), recipe);
+  };
+  Recipe recipe;
+  REQUIRE(planned_heads(12, 6, &recipe).ok());
+  CHECK(recipe.steps[0].launch.grid[0] == multiprocessors);
+  CHECK(recipe.workspace == sizeof(unsigned));
+  Recipe odd;
+  const Status status = planned_heads(6, 3, &odd);
+  CHECK(status.code == ATTN_UNSUPPORTED);
+  CHECK(status.text == "heads_q / heads_kv is 3; accepted: multiples of 2");
 }
 
 TEST_CASE("sm90 forward: pairs that stand together have K and V of 32 MiB at most", "[plan]") {
