@@ -7,6 +7,10 @@ function(attn_embed target)
   cmake_parse_arguments(PARSE_ARGV 1 image "" "NAME;ARCH;FILE" "")
   set(symbol attn_image_${image_NAME}_${image_ARCH})
   set(source ${PROJECT_BINARY_DIR}/images/${symbol}.S)
+  set(alignment 16)  # of fatbins, whose header is made of words of 8 bytes; there are some 300
+  if(image_ARCH MATCHES "^gfx")
+    set(alignment 256)
+  endif()
   # The 0 behind the image ends plain PTX, which drivers take as a string.
   file(CONFIGURE OUTPUT ${source} @ONLY CONTENT [[
 .section .rodata
@@ -14,7 +18,7 @@ function(attn_embed target)
 .hidden @symbol@_end
 .globl @symbol@_begin
 .globl @symbol@_end
-.balign 256
+.balign @alignment@
 @symbol@_begin:
 .incbin "@image_FILE@"
 @symbol@_end:

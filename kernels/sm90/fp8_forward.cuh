@@ -23,12 +23,14 @@ template <Tile tile, unsigned with, bool e5m2>
 struct Fp8Consumer {
   static constexpr bool score = with & with_score, masked = with & with_mask;
   static constexpr int pieces = pieces_of_sums<tile>;
+  // Whether there are no registers to find a piece of sums while another is added.
+  static constexpr bool one_by_one = score || (masked && tile.groups == 3);
   using Factors = typename Fp8Softmax<tile, score>::Factors;
   // Two pieces of the sums of a tile that are under way or being added, see TileSums.
   using Pieces = float[2][tile.piece_columns() / 2 + 4];
   template <int piece>
   __device__ __forceinline__ static TileSums<tile, piece>& piece_of(Pieces& t) {
-    return *reinterpret_cast<TileSums<tile, piece>*>(&t[score ? 0 : piece % 2]);
+    return *reinterpret_cast<TileSums<tile, piece>*>(&t[one_by_one ? 0 : piece % 2]);
   }
 
   const Kernarg<with>& a;
@@ -75,17 +77,17 @@ struct Fp8Consumer {
                                              const float (&shrink)[2]) {
     constexpr int more = piece < pieces - 1 ? 1 : 0;
     const auto start_next = [&] {
-      if constexpr (score) ptx::forget(t[0]);
+      if constexpr (one_by_one) ptx::forget(t[0]);
       ptx::wgmma_fence();
       // a.batch is not negative, which ptxas does not know: for it the piece that begins adds to
       // the one before the last, whose registers it therefore takes, behind that one's additions.
       start_fp8_sums<e5m2, tile, piece + more, from, to>(piece_of<piece + more>(t), p, vt_at,
-                                                         !score && piece > 0 && a.batch < 0);
+                                                         !one_by_one && piece > 0 && a.batch < 0);
     };
-    if constexpr (more && !score) start_next();
-    ptx::wgmma_wait<more && !score>();
+    if constexpr (more && !one_by_one) start_next();
+    ptx::wgmma_wait<more && !one_by_one>();
     add_piece<piece>(t, by, shrink);
-    if constexpr (more && score) start_next();
+    if constexpr (more && one_by_one) start_next();
     if constexpr (more) add_pieces<from, to, piece + 1>(t, vt_at, by, shrink);
   }
   template <int piece>

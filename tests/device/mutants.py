@@ -120,7 +120,7 @@ MUTANTS = [
      "adds || step > from / 32 || part < tile.weight_parts - 1);", "true);"),
     # The sums of every other tile are added to all before by the matrix unit.
     (FP8, "promotion every other tile", ("sm90/fp8_forward.cuh",) * 6,
-     ("    ptx::forget(t[0]);\n    ptx::forget(t[1]);", "(piece_of<0>(t), p, vt_at);", "!score && piece > 0 && a.batch < 0);",
+     ("    ptx::forget(t[0]);\n    ptx::forget(t[1]);", "(piece_of<0>(t), p, vt_at);", "!one_by_one && piece > 0 && a.batch < 0);",
       "add_pieces<from, to>(t, vt_at, by, shrink);", "add_sums<0, tile.keys>(vt_at, 1, shrink, meanwhile);", "  float unit;  //"),
      ("    constexpr int columns = tile.piece_columns() / 2;\n    const float left[2] = {odd ? 0 : shrink[0], odd ? 0 : shrink[1]};\n"
       "    for (int n = 0; n < pieces; ++n)\n      for (int i = 0; i < columns + 4; ++i)\n"
