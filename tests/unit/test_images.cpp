@@ -49,8 +49,9 @@ TEST_CASE("images: the best code for a device is found", "[catalog]") {
   for (const Image& i : images()) {
     INFO(i.name << " " << i.arch);
     CHECK(i.end > i.begin);
-    CHECK(reinterpret_cast<uintptr_t>(i.begin) % 256 == 0);
-    if (std::strncmp(i.arch, "gfx", 3) == 0) {
+    const bool gfx = std::strncmp(i.arch, "gfx", 3) == 0;
+    CHECK(reinterpret_cast<uintptr_t>(i.begin) % (gfx ? 256 : 16) == 0);
+    if (gfx) {
       CHECK(std::memcmp(i.begin, "\177ELF", 4) == 0);
     } else {  // a fatbin: magic, version, bytes of this header, bytes behind it
       struct {
