@@ -177,7 +177,7 @@ struct Fp8Consumer {
     }
     float most[2];
     // One way for most tiles, without a branch, where there are registers for it.
-    constexpr bool has_usual_way = tile.groups == 3 && !masked;
+    constexpr bool has_usual_way = tile.groups != 2 && !masked;
     if (has_usual_way && flags & sees_all && softmax.is_usual(factor)) [[likely]] {
       softmax.template find_most<true>(s, factor, most);
     } else {
@@ -304,7 +304,7 @@ __device__ __forceinline__ void fp8_forward(const Kernarg<with>& a) {
   if (!(with & with_mask) && threadIdx.x == 32) prefetch_first<tile>(a);
   ptx::grid_wait();  // before any access to memory
   if (warp < 4) {
-    ptx::registers_shrink<tile.load_registers()>();
+    if constexpr (tile.groups > 1) ptx::registers_shrink<tile.load_registers()>();
     constexpr unsigned one = e5m2 ? 0x3c3c3c3c : 0x38383838;
     if constexpr (with & with_mask) {
       if (warp == 0) {
@@ -334,7 +334,7 @@ __device__ __forceinline__ void fp8_forward(const Kernarg<with>& a) {
       if (threadIdx.x == 32) load_keys<tile, with>(a, control, shared);
     }
   } else {
-    ptx::registers_grow<tile.compute_registers()>();
+    if constexpr (tile.groups > 1) ptx::registers_grow<tile.compute_registers()>();
     const Warp<tile> place{control, within_block<tile>(shared), warp / 4 - 1, warp % 4,
                            int(threadIdx.x % 32)};
     Fp8Consumer<tile, with, e5m2> consumer(a, place);

@@ -6,6 +6,16 @@
 
 namespace attn::sm90 {
 
+// Where larger tiles would leave multiprocessors idle.
+constexpr Tile tile_fp8_d64_short{.head_dim = 64,
+                                  .head_dim_v = 64,
+                                  .groups = 1,
+                                  .keys = 128,
+                                  .q_stages = 1,
+                                  .k_stages = 3,
+                                  .v_stages = 2,
+                                  .element_bytes = 1,
+                                  .vt_stages = 3};
 constexpr Tile tile_fp8_d64{.head_dim = 64,
                             .head_dim_v = 64,
                             .groups = 3,

@@ -17,12 +17,8 @@ using PassedOver = std::string (*)(const Problem&, const DeviceInfo&, const sm90
 std::string never(const Problem&, const DeviceInfo&, const sm90::Tile&) {
   return "";
 }
-// Smaller tiles of queries, as long as each multiprocessor has one at most.
 std::string too_many(const Problem& p, const DeviceInfo& device, const sm90::Tile& tile) {
-  const int64_t count = sm90::items(p, tile), most = multiprocessors(p, device);
-  if (count <= most) return "";
-  return join("for ", count, " tiles of ", tile.item_rows(), " queries, more than ", most,
-              ", a later kernel is faster");
+  return sm90::too_many(p, device, tile);
 }
 // Its larger tile costs more at the ends of sequences than it spares between them if they are
 // short, and spares nothing where all items are equally long (docs/log).

@@ -224,6 +224,13 @@ Status add_forward(const char* image, const Problem& p, const DeviceInfo& device
   return {};
 }
 
+// Smaller tiles of queries, as long as each multiprocessor has one at most.
+inline std::string too_many(const Problem& p, const DeviceInfo& device, const Tile& tile) {
+  const int64_t count = items(p, tile), most = multiprocessors(p, device);
+  if (count <= most) return "";
+  return join("for ", count, " tiles of ", tile.item_rows(), " queries, more than ", most,
+              ", a later kernel is faster");
+}
 // Why a later kernel, whose tile is smaller, serves short sequences better.
 inline std::string shorter_than(int64_t least, const Problem& p) {
   if (p.seqlen_kv >= least) return "";

@@ -1,7 +1,8 @@
 // The kernels fwd_sm90_fp8_*: q of e4m3, k and v both of e4m3 or both of e5m2 (_e5m2). They differ
 // by the head dimensions they take. _score: with softcap, ALiBi and descales of blocks of keys and
-// of several segments; _mask: with a block mask; _precise: with weights of two e4m3 values; _long,
-// _pair: other tiles, for long sequences; _heads: for two query heads of one K/V head.
+// of several segments; _mask: with a block mask; _precise: with weights of two e4m3 values; _short,
+// _long, _pair: other tiles, for few queries and long sequences; _heads: for two query heads of one
+// K/V head.
 #include "kernels/families.h"
 #include "kernels/sm90/fp8_tiles.h"
 #include "kernels/sm90_forward.h"
@@ -13,7 +14,8 @@ using sm90::with_fp8, sm90::with_fp8_and_mask, sm90::with_fp8_and_score;
 
 // Why a later kernel serves a problem better; "": none does. What tiles of 192 keys and clusters
 // spare is more than what they cost from so many keys on (docs/log).
-std::string passed_over(const Problem& p, const sm90::Tile& tile) {
+std::string passed_over(const Problem& p, const DeviceInfo& device, const sm90::Tile& tile) {
+  if (tile.groups == 1) return sm90::too_many(p, device, tile);
   if (tile.blocks > 1 && !tile.heads)
     return sm90::pair_shares_little(sm90::causal(p) ? 8192 : 2048, p, tile);
   if (tile.heads) return sm90::heads_share_little(2048, p);
@@ -23,7 +25,7 @@ std::string passed_over(const Problem& p, const sm90::Tile& tile) {
 
 template <Text name, sm90::Tile tile, unsigned with>
 Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
-  recipe->passed_over = passed_over(p, tile);
+  recipe->passed_over = passed_over(p, device, tile);
   recipe->workspace = sm90::counter_bytes(p, device, tile, with);
   return sm90::add_forward<tile, with>(name_of<name>.text, p, device, recipe);
 }
@@ -65,6 +67,7 @@ constexpr Kernel row() {
 }
 
 constexpr std::array e4m3_rows = {
+    row<ATTN_F8_E4M3FN, "d64_short", sm90::tile_fp8_d64_short>(),
     row<ATTN_F8_E4M3FN, "d64_long", sm90::tile_fp8_d64_long>(),
     row<ATTN_F8_E4M3FN, "d64", sm90::tile_fp8_d64>(),
     row<ATTN_F8_E4M3FN, "d128_heads", sm90::tile_fp8_d128_heads>(),
