@@ -151,8 +151,8 @@ int allocations_of_forward(attn_context* context, const Kernel& kernel, const Va
   auto p = make<attn_problem>();
   auto args = make<attn_args>();
   p.batch = batch;
-  p.heads_q = 2 * heads;
-  p.heads_kv = heads;
+  p.heads_q = heads;
+  p.heads_kv = std::string(kernel.name).ends_with("_heads") ? heads / 2 : heads;
   p.head_dim = head_dim_of(kernel);
   p.seqlen_q = v.seqlen_q;
   p.q_type = q_type_of(kernel);
