@@ -2,6 +2,8 @@
 // of work items and tiles of keys, and where tiles lie.
 #pragma once
 #include "../common/seen_keys.h"
+#include "../ptx/cluster.h"
+#include "../ptx/mbarrier.h"
 #include "forward_args.h"
 #include "live_tiles.cuh"
 #include "tiles.h"
@@ -102,6 +104,30 @@ struct Ring {
 template <Tile tile>
 __device__ __forceinline__ int block_of_cluster() {
   return tile.blocks > 1 ? blockIdx.x % tile.blocks : 0;
+}
+// Barriers of Q, and those that only clusters have.
+template <Tile tile>
+__device__ __forceinline__ void init_barriers_of_stage(Control& control, int stage) {
+  for (Barrier& full : control.q_full[stage]) ptx::mbarrier_init(address(&full), 1);
+  for (Barrier& empty : control.q_empty[stage])
+    ptx::mbarrier_init(address(&empty), 4 * tile.groups / tile.q_parts());
+  if (tile.blocks > 1)
+    for (Barrier* there : {&control.k_there[stage], &control.v_there[stage]})
+      ptx::mbarrier_init(address(there), 1);
+}
+template <Tile tile>
+__device__ __forceinline__ void init_barriers_of_cluster(Control& control) {
+  if (tile.blocks > 1)
+    for (Barrier* taken : {&control.taken, &control.taken_read})
+      ptx::mbarrier_init(address(taken), 1);
+}
+// All threads of the block or cluster.
+template <Tile tile>
+__device__ __forceinline__ void meet_all() {
+  if constexpr (tile.blocks > 1)
+    ptx::cluster_meet();
+  else
+    __syncthreads();
 }
 // In a cluster an address in shared memory has its block's number above these bits. The descriptors
 // of wgmma have not; all else needs it.

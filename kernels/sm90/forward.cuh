@@ -5,7 +5,6 @@
 // with the sums of the current one, across the border of two items too. The warpgroups take turns,
 // so that one computes its softmax while the other's products run.
 #pragma once
-#include "../ptx/cluster.h"
 #include "../ptx/grid.h"
 #include "../ptx/uniform.h"
 #include "../ptx/warpgroup.h"
@@ -236,16 +235,9 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
       ptx::mbarrier_init(address(&control.v_full[i]), 1);
       for (Barrier* empty : {&control.k_empty[i], &control.v_empty[i]})
         ptx::mbarrier_init(address(empty), warps);
-      for (Barrier& full : control.q_full[i]) ptx::mbarrier_init(address(&full), 1);
-      for (Barrier& empty : control.q_empty[i])
-        ptx::mbarrier_init(address(&empty), warps / tile.q_parts());
-      if (tile.blocks > 1)
-        for (Barrier* there : {&control.k_there[i], &control.v_there[i]})
-          ptx::mbarrier_init(address(there), 1);
+      init_barriers_of_stage<tile>(control, i);
     }
-    if (tile.blocks > 1)
-      for (Barrier* taken : {&control.taken, &control.taken_read})
-        ptx::mbarrier_init(address(taken), 1);
+    init_barriers_of_cluster<tile>(control);
     if constexpr (with == with_bias || with & with_mask)
       for (Barrier& said : control.said) ptx::mbarrier_init(address(&said), warps);
     if constexpr (with & with_mask) ptx::mbarrier_init(address(&control.listed), 1);
@@ -254,10 +246,7 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
         ptx::mbarrier_init(address(&described), describing);
     ptx::mbarrier_init_fence();
   }
-  if constexpr (tile.blocks > 1)
-    ptx::cluster_meet();
-  else
-    __syncthreads();
+  meet_all<tile>();
   ptx::grid_let_next_start();
   if (with == plain && threadIdx.x == 32) prefetch_first<tile>(a);
   ptx::grid_wait();  // before any access to memory

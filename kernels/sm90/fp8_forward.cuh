@@ -5,7 +5,6 @@
 // while it finds weights, the products of the others run. What the next tile needs is found out
 // while this one's products do.
 #pragma once
-#include "../ptx/cluster.h"
 #include "../ptx/grid.h"
 #include "../ptx/uniform.h"
 #include "../ptx/warpgroup.h"
@@ -70,8 +69,8 @@ struct Fp8Consumer {
     meanwhile();
     add_pieces<from, to>(t, vt_at, by, shrink);
   }
-  // From a piece on that is under way. The next one is found while it is added; with_score, which
-  // has no registers for that, behind it.
+  // From a piece on that is under way. The next one is found while it is added, or one_by_one
+  // behind it.
   template <int from, int to, int piece = 0>
   __device__ __forceinline__ void add_pieces(Pieces& t, unsigned vt_at, float by,
                                              const float (&shrink)[2]) {
@@ -279,16 +278,9 @@ __device__ __forceinline__ void fp8_forward(const Kernarg<with>& a) {
         ptx::mbarrier_init(address(of_transposing), transposing_warps);
       for (Barrier* empty : {&control.k_empty[i], &control.vt_empty[i]})
         ptx::mbarrier_init(address(empty), warps);
-      for (Barrier& full : control.q_full[i]) ptx::mbarrier_init(address(&full), 1);
-      for (Barrier& empty : control.q_empty[i])
-        ptx::mbarrier_init(address(&empty), warps / tile.q_parts());
-      if (tile.blocks > 1)
-        for (Barrier* there : {&control.k_there[i], &control.v_there[i]})
-          ptx::mbarrier_init(address(there), 1);
+      init_barriers_of_stage<tile>(control, i);
     }
-    if (tile.blocks > 1)
-      for (Barrier* taken : {&control.taken, &control.taken_read})
-        ptx::mbarrier_init(address(taken), 1);
+    init_barriers_of_cluster<tile>(control);
     if constexpr (with & with_mask) {
       ptx::mbarrier_init(address(&control.listed), 1);
       for (Barrier& said : control.said) ptx::mbarrier_init(address(&said), warps);
@@ -296,10 +288,7 @@ __device__ __forceinline__ void fp8_forward(const Kernarg<with>& a) {
     }
     ptx::mbarrier_init_fence();
   }
-  if constexpr (tile.blocks > 1)
-    ptx::cluster_meet();
-  else
-    __syncthreads();
+  meet_all<tile>();
   ptx::grid_let_next_start();
   if (!(with & with_mask) && threadIdx.x == 32) prefetch_first<tile>(a);
   ptx::grid_wait();  // before any access to memory

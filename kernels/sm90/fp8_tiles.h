@@ -44,19 +44,6 @@ constexpr Tile tile_fp8_d128{.head_dim = 128,
                              .element_bytes = 1,
                              .vt_stages = 3,
                              .piece = 64};
-// Of two query heads that have K and V in common.
-constexpr Tile tile_fp8_d128_heads{.head_dim = 128,
-                                   .head_dim_v = 128,
-                                   .groups = 3,
-                                   .keys = 128,
-                                   .q_stages = 2,
-                                   .k_stages = 3,
-                                   .v_stages = 2,
-                                   .blocks = 2,
-                                   .heads = true,
-                                   .element_bytes = 1,
-                                   .vt_stages = 3,
-                                   .piece = 64};
 constexpr Tile tile_fp8_d256{.head_dim = 256,
                              .head_dim_v = 256,
                              .groups = 2,
@@ -68,29 +55,14 @@ constexpr Tile tile_fp8_d256{.head_dim = 256,
                              .vt_stages = 1,
                              .piece = 64};
 // Two blocks each load half of a K/V tile for both.
-constexpr Tile tile_fp8_d256_pair{.head_dim = 256,
-                                  .head_dim_v = 256,
-                                  .groups = 2,
-                                  .keys = 128,
-                                  .q_stages = 1,
-                                  .k_stages = 2,
-                                  .v_stages = 2,
-                                  .blocks = 2,
-                                  .element_bytes = 1,
-                                  .vt_stages = 1,
-                                  .piece = 64};
-// With softcap, ALiBi and descales of blocks, whose sums are found in larger pieces one after the
-// other.
-constexpr Tile tile_fp8_d256_score{.head_dim = 256,
-                                   .head_dim_v = 256,
-                                   .groups = 2,
-                                   .keys = 128,
-                                   .q_stages = 1,
-                                   .k_stages = 2,
-                                   .v_stages = 2,
-                                   .element_bytes = 1,
-                                   .vt_stages = 1,
-                                   .piece = 128};
+constexpr Tile tile_fp8_d128_heads = tile_fp8_d128.of_two_heads();
+constexpr Tile tile_fp8_d256_pair = tile_fp8_d256.paired();
+// With softcap, ALiBi and descales of blocks: sums in larger pieces, one after the other.
+constexpr Tile tile_fp8_d256_score = [] {
+  Tile tile = tile_fp8_d256;
+  tile.piece = 128;
+  return tile;
+}();
 // For weights of two values.
 constexpr Tile tile_fp8_d64_precise{.head_dim = 64,
                                     .head_dim_v = 64,

@@ -45,6 +45,17 @@ struct Tile {
     tile.finds = true;
     return tile;
   }
+  // The same, whose blocks stand in clusters of two.
+  ATTN_HOST_DEVICE constexpr Tile paired() const {
+    Tile tile = *this;
+    tile.blocks = 2;
+    return tile;
+  }
+  ATTN_HOST_DEVICE constexpr Tile of_two_heads() const {
+    Tile tile = paired();
+    tile.heads = true;
+    return tile;
+  }
   ATTN_HOST_DEVICE constexpr int rows() const { return 64 * groups; }
   // Of a work item, which all blocks of a cluster take together, and of a K/V tile what each of
   // them loads.
@@ -154,32 +165,10 @@ constexpr Tile tile_d256{.head_dim = 256,
                          .k_stages = 2,
                          .v_stages = 2};
 // Two blocks each load half of a K/V tile for both, for long sequences without a causal mask.
-constexpr Tile tile_d128_pair{.head_dim = 128,
-                              .head_dim_v = 128,
-                              .groups = 2,
-                              .keys = 176,
-                              .q_stages = 1,
-                              .k_stages = 2,
-                              .v_stages = 2,
-                              .blocks = 2};
-constexpr Tile tile_d256_pair{.head_dim = 256,
-                              .head_dim_v = 256,
-                              .groups = 2,
-                              .keys = 80,
-                              .q_stages = 1,
-                              .k_stages = 2,
-                              .v_stages = 2,
-                              .blocks = 2};
+constexpr Tile tile_d128_pair = tile_d128_long.paired();
+constexpr Tile tile_d256_pair = tile_d256.paired();
 // Of two query heads that have K and V in common, for long sequences.
-constexpr Tile tile_d128_heads{.head_dim = 128,
-                               .head_dim_v = 128,
-                               .groups = 2,
-                               .keys = 176,
-                               .q_stages = 1,
-                               .k_stages = 2,
-                               .v_stages = 2,
-                               .blocks = 2,
-                               .heads = true};
+constexpr Tile tile_d128_heads = tile_d128_long.of_two_heads();
 // For block masks: keys are cut as without, so that a mask that is all FULL gives the same bits.
 constexpr Tile tile_d64_mask{.head_dim = 64,
                              .head_dim_v = 64,

@@ -17,9 +17,6 @@ using PassedOver = std::string (*)(const Problem&, const DeviceInfo&, const sm90
 std::string never(const Problem&, const DeviceInfo&, const sm90::Tile&) {
   return "";
 }
-std::string too_many(const Problem& p, const DeviceInfo& device, const sm90::Tile& tile) {
-  return sm90::too_many(p, device, tile);
-}
 // Its larger tile costs more at the ends of sequences than it spares between them if they are
 // short, and spares nothing where all items are equally long (docs/log).
 std::string too_short(const Problem& p, const DeviceInfo&, const sm90::Tile&) {
@@ -81,7 +78,7 @@ constexpr Kernel row() {
 
 template <attn_dtype type>
 constexpr std::array rows = {
-    row<type, "d64_short", sm90::tile_d64_short, plain, too_many>(),
+    row<type, "d64_short", sm90::tile_d64_short, plain, sm90::too_many>(),
     row<type, "d64", sm90::tile_d64>(),
     row<type, "d96", sm90::tile_d96>(),
     row<type, "d128_pair", sm90::tile_d128_pair, plain, shares_little<8192>>(),
