@@ -1,11 +1,11 @@
 """Times decode: few queries against a long cache, libattn beside what is importable, in one process, rounds interleaved.
 
-    python3 bench/decode.py --lib build/release/lib/libattn.so --read build/release/kernels/read_sm80.compute_80.ptx
+    python3 bench/decode.py --lib build/release/lib/libattn.so --read build/release/kernels/read_cuda.compute_80.ptx
     python3 bench/decode.py --lib new=a/libattn.so --lib old=b/libattn.so --only anchors,short --out docs/measured/NAME.json
     python3 bench/decode.py --lib chosen=a/libattn.so --lib r48=a/libattn.so@decode_sm90_fp8_d128_r48 --only prefill,chunks
 
 A figure is microseconds per launch of a graph of up to 50. "cold": caches in turn that are larger than 200 MB together;
-"warm": one. GB/s count K and V once. `read` is what read_sm80 takes to read as many bytes in such a graph.
+"warm": one. GB/s count K and V once. `read` is what read_cuda takes to read as many bytes in such a graph.
 """
 import argparse
 import datetime
@@ -275,7 +275,7 @@ def flashinfer_calls(cell, inputs, torch):
 
 
 def read_calls(path, cell, torch):
-    """read_sm80 over buffers of ones as large as K and V, whose sum is checked."""
+    """read_cuda over buffers of ones as large as K and V, whose sum is checked."""
     import ctypes as c
     driver = c.CDLL("libcuda.so.1")
 
@@ -284,7 +284,7 @@ def read_calls(path, cell, torch):
             raise RuntimeError(f"libcuda.so.1: error {code}")
     module, kernel = c.c_void_p(), c.c_void_p()
     check(driver.cuModuleLoad(c.byref(module), str(path).encode()))
-    check(driver.cuModuleGetFunction(c.byref(kernel), module, b"read_sm80"))
+    check(driver.cuModuleGetFunction(c.byref(kernel), module, b"read_cuda"))
 
     class Kernarg(c.Structure):
         _fields_ = [("data", c.c_void_p), ("vectors", c.c_longlong), ("sum", c.c_void_p)]
@@ -307,7 +307,7 @@ def read_calls(path, cell, torch):
     calls = [call() for _ in range(sets)]
     calls[0]()
     if total.item() != size // 4:
-        raise RuntimeError(f"read_sm80 added {size // 4} ones up to {total.item()}")
+        raise RuntimeError(f"read_cuda added {size // 4} ones up to {total.item()}")
     return calls, size
 
 
@@ -387,7 +387,7 @@ if __name__ == "__main__":
                         help="a build of libattn.so, and the kernel it is to take instead of the plan's")
     parser.add_argument("--code", action="append", default=[], metavar="LABEL=FILE",
                         help="device code in place of that of the build of this label")
-    parser.add_argument("--read", metavar="FILE", help="read_sm80 as PTX or cubin")
+    parser.add_argument("--read", metavar="FILE", help="read_cuda as PTX or cubin")
     parser.add_argument("--fa3", metavar="FILE", help="vllm's _vllm_fa3_C.abi3.so")
     parser.add_argument("--only", default="", help="comma-separated groups")
     parser.add_argument("--cells", default="", metavar="REGEX", help="of names of cells")

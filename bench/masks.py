@@ -3,7 +3,7 @@
     python3 bench/masks.py --lib build/release/lib/libattn.so --out docs/measured/NAME.json
 
 TFLOP/s count 4 * head_dim per visible pair of query and key. libattn gets each mask as a dense tensor on the device, which
-`mask_sm80` turns into blocks; how long that takes is a line of its own. "none" is libattn without a mask. What is compared of
+`mask_cuda` turns into blocks; how long that takes is a line of its own. "none" is libattn without a mask. What is compared of
 libattn with itself, none, full and half empty, is measured once more, in rounds of its own, after one that does not count.
 """
 import argparse

@@ -4,7 +4,7 @@
 # PTX; local_bytes=N, of local memory that a thread may have (0 if not given); not_in_library: compiled, not embedded.
 # The variables `archs`, `local_bytes` and `embedded` get the answer.
 function(attn_cuda_declaration file archs local_bytes embedded)
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${file})
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
   file(STRINGS ${file} line LIMIT_COUNT 1)
   string(REPLACE ";" "," line "${line}")
   set(found)
@@ -27,7 +27,7 @@ function(attn_cuda_declaration file archs local_bytes embedded)
     endforeach()
   endif()
   if(NOT found)
-    message(FATAL_ERROR "kernels/${file} begins with \"${line}\"; accepted: //# architectures, then some of sm_XX, "
+    message(FATAL_ERROR "${file} begins with \"${line}\"; accepted: //# architectures, then some of sm_XX, "
       "sm_XXa, compute_XX, and if need be local_bytes=N and not_in_library")
   endif()
   set(${archs} ${found} PARENT_SCOPE)

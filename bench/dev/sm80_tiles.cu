@@ -1,5 +1,5 @@
-// Times the block shapes that kernels/sm80/tiles.h could choose, for bf16, and compares their
-// results with those of the chosen one.
+// Times the block shapes that kernels/forward_sm80/tiles.h could choose, for bf16, and compares
+// their results with those of the chosen one.
 //   nvcc -O3 -std=c++20 -arch=sm_90 -DHEAD_DIM=128 -Xptxas -v -o sm80_tiles bench/dev/sm80_tiles.cu
 //   && ./sm80_tiles
 #include <cuda_bf16.h>
@@ -11,7 +11,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "../../kernels/sm80/forward.cuh"
+#include "../../kernels/forward_sm80/forward.cuh"
 
 using attn::sm80::Tile;
 

@@ -1,5 +1,7 @@
 // The 16-bit types that kernels are compiled for, and constants of the softmax.
 #pragma once
+#include <type_traits>
+
 #include "../ptx/convert.h"
 #include "../ptx/mma.h"
 #include "../shared/types.h"
@@ -28,5 +30,8 @@ struct BF16 {
   static __device__ unsigned pack(float low, float high) { return ptx::pack_bf16(low, high); }
   static __device__ float unpack(unsigned short x) { return ptx::unpack_bf16(x); }
 };
+
+template <int type>  // attn_element_f16 or attn_element_bf16
+using ElementOf = std::conditional_t<type == attn_element_f16, F16, BF16>;
 
 }  // namespace attn::device

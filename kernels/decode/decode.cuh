@@ -4,6 +4,7 @@
 // each has 16 keys of a unit and its own state of the softmax. They meet where a head's units end.
 #pragma once
 #include "../common/tanh.cuh"
+#include "../ptx/convert_fp8.h"
 #include "../ptx/movmatrix.h"
 #if __CUDA_ARCH__ >= 900
 #include "../ptx/grid.h"
@@ -12,6 +13,7 @@
 #include "load.cuh"
 #include "merge.cuh"
 #include "query.cuh"
+#include "variants.h"
 #if __CUDA_ARCH__ >= 900
 #include "wide.cuh"
 #endif
@@ -767,33 +769,38 @@ __device__ __forceinline__ void decode(const attn_decode_kernarg& a, const M& ma
   }
 }
 
+// The kernel that a variant is, once `maps` are told apart from the rest of its parameters.
+template <int type, DecodeTile tile, class Maps>
+__device__ __forceinline__ void run(const attn_decode_kernarg& a, const Maps& maps) {
+  if constexpr (tile.own_types) {
+    decode<F16, OwnTypes, tile>(a, maps);
+  } else if constexpr (tile.element_bytes == 1) {
+    if (a.kv_e5m2)
+      decode<F16, Fp8<ptx::f16_of_e5m2>, tile>(a, maps);
+    else
+      decode<F16, Fp8<ptx::f16_of_e4m3>, tile>(a, maps);
+  } else {
+    using T = ElementOf<type>;
+    decode<T, Same<T>, tile>(a, maps);
+  }
+}
+template <int type, DecodeTile tile>
+__device__ __forceinline__ void run(const attn_decode_kernarg& a) {
+  run<type, tile>(a, NoMaps{});
+}
+template <int type, DecodeTile tile>
+__device__ __forceinline__ void run(const attn_decode_sm90_kernarg& a) {
+  run<type, tile>(a.a, a.map);
+}
+
 }  // namespace attn::decode
 
-// The kernel NAME, which is the name of its file, of a tile in braces. KV: of Q's type T, or fp8
-// under f16 and bf16.
-#define ATTN_DECODE(NAME, TILE, KERNARG, ...)                                               \
-  constexpr attn::decode::DecodeTile NAME##_tile = TILE;                                    \
-  extern "C" __global__ void __launch_bounds__(NAME##_tile.threads(), NAME##_tile.blocks()) \
-      NAME(const __grid_constant__ KERNARG a) {                                             \
-    using namespace attn::decode;                                                           \
-    constexpr DecodeTile tile = NAME##_tile;                                                \
-    __VA_ARGS__                                                                             \
+// The kernel of the variant NAME.
+#define ATTN_DECODE(NAME)                                                                 \
+  constexpr attn::decode::Variant NAME##_variant =                                        \
+      attn::decode::variants[attn::find_variant(attn::decode::variants, #NAME)];          \
+  extern "C" __global__ void __launch_bounds__(NAME##_variant.tile.threads(),             \
+                                               NAME##_variant.tile.blocks())              \
+      NAME(const __grid_constant__ attn::decode::Kernarg<NAME##_variant.copy_engine> a) { \
+    attn::decode::run<NAME##_variant.type, NAME##_variant.tile>(a);                       \
   }
-#define ATTN_TILE(...) {__VA_ARGS__}
-#define ATTN_DECODE_SM80(NAME, T, ...)                           \
-  ATTN_DECODE(NAME, ATTN_TILE(__VA_ARGS__), attn_decode_kernarg, \
-              (decode<T, Same<T>, tile>(a, NoMaps{}));)
-#define ATTN_DECODE_SM90(NAME, T, ...)                                \
-  ATTN_DECODE(NAME, ATTN_TILE(__VA_ARGS__), attn_decode_sm90_kernarg, \
-              (decode<T, Same<T>, tile>(a.a, a.map));)
-#define ATTN_DECODE_SM90_BLOCKS(NAME, ...)                            \
-  ATTN_DECODE(NAME, ATTN_TILE(__VA_ARGS__), attn_decode_sm90_kernarg, \
-              (decode<F16, OwnTypes, tile>(a.a, a.map));)
-#define ATTN_DECODE_SM89_FP8(NAME, ...)                                                   \
-  ATTN_DECODE(NAME, ATTN_TILE(__VA_ARGS__), attn_decode_kernarg,                          \
-              if (a.kv_e5m2) decode<F16, Fp8<attn::ptx::f16_of_e5m2>, tile>(a, NoMaps{}); \
-              else decode<F16, Fp8<attn::ptx::f16_of_e4m3>, tile>(a, NoMaps{});)
-#define ATTN_DECODE_SM90_FP8(NAME, ...)                                                    \
-  ATTN_DECODE(NAME, ATTN_TILE(__VA_ARGS__), attn_decode_sm90_kernarg,                      \
-              if (a.a.kv_e5m2) decode<F16, Fp8<attn::ptx::f16_of_e5m2>, tile>(a.a, a.map); \
-              else decode<F16, Fp8<attn::ptx::f16_of_e4m3>, tile>(a.a, a.map);)

@@ -2,6 +2,8 @@
 #ifndef ATTN_KERNELS_DECODE_ARGS_H
 #define ATTN_KERNELS_DECODE_ARGS_H
 
+#include <type_traits>
+
 #include "../shared/forward_args.h"
 #include "../shared/mask.h"
 #include "../shared/tensor_map.h"
@@ -85,5 +87,10 @@ struct attn_decode_sm90_kernarg {
   } map[attn_decode_max_segments];
   attn_decode_kernarg a;
 };
+
+namespace attn::decode {
+template <bool copy_engine>
+using Kernarg = std::conditional_t<copy_engine, attn_decode_sm90_kernarg, attn_decode_kernarg>;
+}
 
 #endif

@@ -63,6 +63,33 @@ struct DecodeTile {
                                    // memory are those of the largest, which the host knows
   int rows_of_group = group_rows;  // or 8: half the registers, so twice the blocks; or wide_rows
 
+  constexpr DecodeTile of_fp8() const {
+    DecodeTile tile = *this;
+    tile.element_bytes = 1;
+    return tile;
+  }
+  constexpr DecodeTile of_own_types() const {
+    DecodeTile tile = *this;
+    tile.own_types = true;
+    return tile;
+  }
+  constexpr DecodeTile with_rows(int rows) const {
+    DecodeTile tile = *this;
+    tile.rows_of_group = rows;
+    return tile;
+  }
+  constexpr DecodeTile with_groups(int groups) const {
+    DecodeTile tile = *this;
+    tile.row_groups = groups;
+    tile.split = groups > 1;
+    return tile;
+  }
+  constexpr DecodeTile splitting() const {
+    DecodeTile tile = *this;
+    tile.split = true;
+    return tile;
+  }
+
   ATTN_HOST_DEVICE constexpr bool wide() const { return rows_of_group == wide_rows; }
   // Whether more rows than a block takes are further tiles.
   ATTN_HOST_DEVICE constexpr bool tiled() const { return row_groups > 1 || wide(); }
@@ -106,8 +133,8 @@ struct DecodeTile {
     const int usual = head_dim > 128 || tiled() ? 1 : 2;
     return rows_of_group < group_rows ? 2 * usual : usual;
   }
-  ATTN_HOST_DEVICE constexpr int static_shared_bytes() const {  // at most
-    return 1024 + 512 * (compute_groups() - 1) + (wide() ? 512 : 0);
+  ATTN_HOST_DEVICE constexpr int static_shared_bytes() const {  // at most; in whole 1024 bytes
+    return 1024 + (compute_groups() > 1 || wide() ? 1024 : 0);
   }
 };
 

@@ -1,4 +1,4 @@
-// The parameter struct of mask_sm80, for its host side and for the kernel.
+// The parameter struct of mask_cuda, for its host side and for the kernel.
 #ifndef ATTN_KERNELS_SHARED_MASK_ARGS_H
 #define ATTN_KERNELS_SHARED_MASK_ARGS_H
 

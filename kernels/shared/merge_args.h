@@ -1,4 +1,4 @@
-// The parameter struct of merge_sm80 and merge_gfx942, for their host side and for the CUDA kernel.
+// The parameter struct of merge_cuda and merge_gfx942, for their host side and for the CUDA kernel.
 #ifndef ATTN_KERNELS_SHARED_MERGE_ARGS_H
 #define ATTN_KERNELS_SHARED_MERGE_ARGS_H
 

@@ -1,4 +1,4 @@
-// The parameter struct of quantize_sm80, for its host side and for the kernel.
+// The parameter struct of quantize_cuda, for its host side and for the kernel.
 #ifndef ATTN_KERNELS_SHARED_QUANTIZE_ARGS_H
 #define ATTN_KERNELS_SHARED_QUANTIZE_ARGS_H
 

@@ -1,4 +1,4 @@
-// The parameter struct of read_sm80, for its host side and for the kernel.
+// The parameter struct of read_cuda, for its host side and for the kernel.
 #ifndef ATTN_KERNELS_SHARED_READ_ARGS_H
 #define ATTN_KERNELS_SHARED_READ_ARGS_H
 

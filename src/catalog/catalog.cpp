@@ -40,7 +40,19 @@ std::span<const Kernel> catalog() {
   return table().rows;
 }
 
+// Names of 0.1 that 0.2 accepts.
+struct Alias {
+  const char *before, *now;
+};
+constexpr Alias aliases[] = {
+    {"merge_sm80", "merge_cuda"},         {"quantize_sm80", "quantize_cuda"},
+    {"kv_append_sm80", "kv_append_cuda"}, {"kv_roll_sm80", "kv_roll_cuda"},
+    {"mask_sm80", "mask_cuda"},
+};
+
 const Kernel* find_kernel(const char* name) {
+  for (const Alias& alias : aliases)
+    if (std::strcmp(alias.before, name) == 0) name = alias.now;
   for (const Kernel& kernel : catalog())
     if (std::strcmp(kernel.name, name) == 0) return &kernel;
   return nullptr;

@@ -11,7 +11,8 @@ namespace attn {
 
 // Rows of one operation and backend stand in order of preference.
 std::span<const Kernel> catalog();
-const Kernel* find_kernel(const char* name);  // nullptr if there is none
+// By its name or a former one; nullptr if there is none.
+const Kernel* find_kernel(const char* name);
 
 // Launches of a kernel so far; counted where the launch has succeeded.
 void count_launch(const Kernel& kernel);

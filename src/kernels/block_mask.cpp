@@ -1,4 +1,4 @@
-// The kernel mask_sm80.
+// The kernel mask_cuda.
 #include <algorithm>
 
 #include "kernels/families.h"
@@ -43,7 +43,7 @@ Status make_recipe(const MaskProblem& p, const DeviceInfo& device, Recipe* recip
   const int64_t blocks = std::min(cells, int64_t{attn_mask_blocks} * device.multiprocessors);
   recipe->workspace = device_mask(p.shape).workspace;
   recipe->steps.push_back({
-      .image = "mask_sm80",
+      .image = "mask_cuda",
       .kernarg_bytes = sizeof(attn_mask_kernarg),
       .launch = {.grid = {uint32_t(blocks), 1, 1}, .block = {attn_mask_threads, 1, 1}},
       .pack = pack_of<pack>,
@@ -51,7 +51,7 @@ Status make_recipe(const MaskProblem& p, const DeviceInfo& device, Recipe* recip
   return {};
 }
 
-constexpr Kernel row = {.name = "mask_sm80",
+constexpr Kernel row = {.name = "mask_cuda",
                         .op = Op::block_mask,
                         .backend = ATTN_BACKEND_CUDA,
                         .recipe = recipe_of<make_recipe>};

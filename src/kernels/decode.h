@@ -12,6 +12,7 @@
 #include "kernels/cuda_forward.h"
 #include "kernels/decode/decode_args.h"
 #include "kernels/decode/decode_tiles.h"
+#include "kernels/decode/variants.h"
 #include "kernels/decode_units.h"
 #include "kernels/limits.h"
 
@@ -44,6 +45,11 @@ template <bool few>
 int64_t rows_of(const Problem& p, const DecodeTile& tile) {
   const int64_t rows = p.seqlen_q * p.group();
   return few ? std::min(rows, tile.rows() / p.group() * p.group()) : rows;
+}
+// More rows than a block takes read K and V again for each of their tiles: of 16 bits that is what
+// fwd_* do better, except for trees and the bits that fixed_split promises.
+inline bool alone(const Problem& p, const DecodeTile& tile) {
+  return tile.element_bytes == 1 || p.tree_keys > 0 || p.fixed_split > 0;
 }
 inline int64_t row_tiles(int64_t rows, const DecodeTile& tile) {
   return std::max<int64_t>(1, ceil_div(rows, tile.rows()));

@@ -17,6 +17,6 @@ std::span<const Kernel> merge_rows();             // merge.cpp: merge_*
 std::span<const Kernel> quantize_rows();          // quantize.cpp: quantize_*
 std::span<const Kernel> kv_append_rows();         // kv_append.cpp: kv_append_*
 std::span<const Kernel> gfx942_convert_rows();    // gfx942_convert.cpp: convert_gfx942
-std::span<const Kernel> block_mask_rows();        // block_mask.cpp: mask_sm80
+std::span<const Kernel> block_mask_rows();        // block_mask.cpp: mask_cuda
 
 }  // namespace attn

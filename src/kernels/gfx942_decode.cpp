@@ -152,8 +152,9 @@ constexpr Kernel row(attn_dtype weights, uint32_t in_types, uint32_t kv_types, u
 // K and V as q.
 template <attn_dtype type, Text variant, int64_t dim>
 constexpr Kernel same() {
-  return row<kernel_name<"decode_gfx942_", type, variant>, dim>(type, type_bit(type),
-                                                                type_bit(type), 0, 8);
+  return row<
+      Text("decode_gfx942_").append(type == ATTN_F16 ? "f16_" : "bf16_").append(variant.text), dim>(
+      type, type_bit(type), type_bit(type), 0, 8);
 }
 template <Text variant, int64_t dim>
 constexpr Kernel fp8() {

@@ -88,7 +88,7 @@ struct Step {
 struct Recipe {
   size_t workspace = 0;  // bytes
   std::vector<Step> steps;
-  std::string passed_over;  // why a later kernel that takes the problem serves it better; "": none
+  std::string passed_over;  // why a later kernel serves the problem better, preference.h; "": none
 };
 
 // A function of its arguments alone. What the kernel cannot take beyond its Limits is an

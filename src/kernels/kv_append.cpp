@@ -1,16 +1,16 @@
-// The kernels kv_append_* and kv_roll_sm80, which appends as kv_append_sm80 does.
+// The kernels kv_append_* and kv_roll_cuda, which appends as kv_append_cuda does.
 #include <algorithm>
 #include <limits>
 
 #include "asm/gfx942/kv_append_args.h"
 #include "core/dtype.h"
 #include "cpu/kernels.h"
+#include "kernels/cache/kv_append_args.h"
 #include "kernels/cuda_forward.h"
 #include "kernels/families.h"
 #include "kernels/gfx942.h"
 #include "kernels/gfx942_convert.h"
 #include "kernels/limits.h"
-#include "kernels/sm80/kv_append_args.h"
 #include "problem/operations.h"
 
 namespace attn {
@@ -148,11 +148,11 @@ Status recipe_sm80(const KvAppendProblem& p, const DeviceInfo& device, Recipe* r
   const int64_t tokens = p.new_layout == ATTN_PACKED ? p.total_new : p.batch * p.seqlen_new;
   const int64_t heads = 2 * p.heads_kv + p.heads_q;
   if (tokens > max_grid)
-    return unsupported("kv_append_sm80: ", tokens, " new tokens; accepted: up to ", max_grid);
+    return unsupported("kv_append_cuda: ", tokens, " new tokens; accepted: up to ", max_grid);
   if (heads > max_heads)
-    return unsupported("kv_append_sm80: 2 * heads_kv + heads_q is ", heads, "; accepted: up to ",
+    return unsupported("kv_append_cuda: 2 * heads_kv + heads_q is ", heads, "; accepted: up to ",
                        max_heads);
-  ATTN_TRY(check_descales("kv_append_sm80", p.heads_kv, p.segment));
+  ATTN_TRY(check_descales("kv_append_cuda", p.heads_kv, p.segment));
   // Many small blocks spread better, but one that has a sequence has all its heads.
   const bool whole = one_block_per_sequence(p);
   const int64_t per_head = threads_per_head(p);
@@ -163,7 +163,7 @@ Status recipe_sm80(const KvAppendProblem& p, const DeviceInfo& device, Recipe* r
                                           max_blocks_y);  // they go on to more heads
   const auto step = [&](const Pack pack, int64_t x, int64_t y, int64_t threads_of_block) {
     recipe->steps.push_back(
-        step_of<attn_kv_append_kernarg>("kv_append_sm80", device, pack, x, y, threads_of_block));
+        step_of<attn_kv_append_kernarg>("kv_append_cuda", device, pack, x, y, threads_of_block));
   };
   step(pack_of<pack<false>>, tokens, blocks, threads);
   // Else all blocks must have read the lengths before any writes one.
@@ -204,16 +204,16 @@ void pack_roll(const KvRollProblem& p, const KvRollArgs& args, const Target&, Pa
 Status recipe_roll(const KvRollProblem& p, const DeviceInfo& device, Recipe* recipe) {
   const int64_t tokens = p.batch * p.most_moved_keys(), heads = 2 * p.heads_kv;
   if (tokens > max_grid)
-    return unsupported("kv_roll_sm80: batch * the keys that can move is ", tokens,
+    return unsupported("kv_roll_cuda: batch * the keys that can move is ", tokens,
                        "; accepted: up to ", max_grid);
   if (heads > max_heads)
-    return unsupported("kv_roll_sm80: 2 * heads_kv is ", heads, "; accepted: up to ", max_heads);
-  ATTN_TRY(check_descales("kv_roll_sm80", p.heads_kv, p.to));
+    return unsupported("kv_roll_cuda: 2 * heads_kv is ", heads, "; accepted: up to ", max_heads);
+  ATTN_TRY(check_descales("kv_roll_cuda", p.heads_kv, p.to));
   const int64_t per_head = threads_per_head(p);
   const int64_t threads = std::max(per_head, std::min<int64_t>(heads * per_head, 128));
   const auto step = [&](const Pack pack, int64_t x, int64_t y, int64_t threads_of_block) {
     recipe->steps.push_back(
-        step_of<attn_kv_roll_kernarg>("kv_roll_sm80", device, pack, x, y, threads_of_block));
+        step_of<attn_kv_roll_kernarg>("kv_roll_cuda", device, pack, x, y, threads_of_block));
   };
   step(pack_of<pack_roll<false>>, tokens,
        std::min(ceil_div(heads, threads / per_head), max_blocks_y), threads);
@@ -348,7 +348,7 @@ constinit const Kernel rows[] = {
      .backend = ATTN_BACKEND_CPU,
      .limits = host_limits,
      .host = &kv_append_cpu_kernel},
-    {.name = "kv_append_sm80",
+    {.name = "kv_append_cuda",
      .op = Op::kv_append,
      .backend = ATTN_BACKEND_CUDA,
      .limits = sm80_limits,
@@ -363,12 +363,12 @@ constinit const Kernel rows[] = {
      .backend = ATTN_BACKEND_CPU,
      .limits = host_limits,
      .host = &kv_roll_cpu_kernel},
-    {.name = "kv_roll_sm80",
+    {.name = "kv_roll_cuda",
      .op = Op::kv_roll,
      .backend = ATTN_BACKEND_CUDA,
      .limits = sm80_limits,
      .recipe = recipe_of<recipe_roll>,
-     .image = "kv_roll_sm80"},
+     .image = "kv_roll_cuda"},
     {.name = "kv_append_gfx942",
      .op = Op::kv_append,
      .backend = ATTN_BACKEND_HIP,

@@ -2,6 +2,7 @@
 #pragma once
 #include <array>
 #include <cstddef>
+#include <utility>
 
 #include "kernels/kernel.h"
 
@@ -10,6 +11,7 @@ namespace attn {
 constexpr uint32_t float_types = type_bit(ATTN_F32) | type_bit(ATTN_F16) | type_bit(ATTN_BF16);
 constexpr uint32_t fp8_types =
     type_bit(ATTN_F8_E4M3FN) | type_bit(ATTN_F8_E5M2) | type_bit(ATTN_F8_E4M3FNUZ);
+constexpr uint32_t fp8_of_cuda = type_bit(ATTN_F8_E4M3FN) | type_bit(ATTN_F8_E5M2);
 constexpr uint32_t device_ggml_types = type_bit(ATTN_Q8_0) | type_bit(ATTN_Q4_0);
 constexpr uint32_t ggml_types = device_ggml_types | type_bit(ATTN_Q4_1) | type_bit(ATTN_Q5_0) |
                                 type_bit(ATTN_Q5_1) | type_bit(ATTN_IQ4_NL);
@@ -23,6 +25,15 @@ constexpr Limits with_block_mask(Limits limits) {
   limits.flags |= ATTN_BLOCK_MASK;
   limits.demands |= ATTN_BLOCK_MASK;
   return limits;
+}
+
+// The rows of `n` variants, in their order. `row` is a function object whose operator()<i>() makes
+// the i-th.
+template <size_t n, class Row>
+constexpr std::array<Kernel, n> rows_of_variants(Row row) {
+  return [&]<size_t... i>(std::index_sequence<i...>) {
+    return std::array<Kernel, n> { row.template operator()<i>()... };
+  }(std::make_index_sequence<n>());
 }
 
 // A name of at most 47 characters, put together when the library is compiled.
@@ -41,22 +52,5 @@ struct Text {
 // A name that is passed to a template, where it can be pointed to.
 template <Text name>
 constexpr Text name_of = name;
-
-// "fwd_sm90_" + "bf16" + "_" + "d64"
-template <Text family, attn_dtype type, Text variant>
-constexpr Text kernel_name =
-    Text(family).append(type == ATTN_F16 ? "f16" : "bf16").append("_").append(variant.text);
-
-// Arrays of rows, one behind the other.
-template <class Row, size_t... n>
-constexpr auto joined(const std::array<Row, n>&... arrays) {
-  std::array<Row, (n + ...)> all{};
-  size_t end = 0;
-  const auto append = [&](const auto& rows) {
-    for (const Row& row : rows) all[end++] = row;
-  };
-  (append(arrays), ...);
-  return all;
-}
 
 }  // namespace attn

@@ -47,14 +47,14 @@ Step step(const char* image, const Launch& launch) {
 }
 
 Status recipe_sm80(const MergeProblem& p, const DeviceInfo&, Recipe* recipe) {
-  ATTN_TRY(limit_parts("merge_sm80", p));
+  ATTN_TRY(limit_parts("merge_cuda", p));
   const int64_t blocks = ceil_div(rows(p), attn_merge_warps);
   if (blocks > max_grid) {
-    return unsupported("merge_sm80: batch * heads_q * seqlen_q is ", rows(p), "; accepted: up to ",
+    return unsupported("merge_cuda: batch * heads_q * seqlen_q is ", rows(p), "; accepted: up to ",
                        max_grid * attn_merge_warps);
   }
   recipe->steps.push_back(step(
-      "merge_sm80", {.grid = {uint32_t(blocks), 1, 1}, .block = {32 * attn_merge_warps, 1, 1}}));
+      "merge_cuda", {.grid = {uint32_t(blocks), 1, 1}, .block = {32 * attn_merge_warps, 1, 1}}));
   return {};
 }
 
@@ -92,7 +92,7 @@ constinit const Kernel all_rows[] = {
      .backend = ATTN_BACKEND_CPU,
      .limits = host_limits,
      .host = &merge_cpu_kernel},
-    {.name = "merge_sm80",
+    {.name = "merge_cuda",
      .op = Op::merge,
      .backend = ATTN_BACKEND_CUDA,
      .limits = device_limits,

@@ -62,7 +62,7 @@ Status recipe_sm80(const QuantizeProblem& p, const DeviceInfo&, Recipe* recipe) 
     blocks = std::max<int64_t>(warps / attn_quantize_warps, a.groups / threads) + 1;
   }
   recipe->steps.push_back({
-      .image = "quantize_sm80",
+      .image = "quantize_cuda",
       .kernarg_bytes = sizeof(attn_quantize_kernarg),
       .launch = {.grid = {uint32_t(std::min(blocks, most_blocks)), 1, 1},
                  .block = {32 * attn_quantize_warps, 1, 1}},
@@ -88,7 +88,7 @@ constinit const Kernel rows[] = {
      .backend = ATTN_BACKEND_CPU,
      .limits = host_limits,
      .host = &quantize_cpu_kernel},
-    {.name = "quantize_sm80",
+    {.name = "quantize_cuda",
      .op = Op::quantize,
      .backend = ATTN_BACKEND_CUDA,
      .limits = device_limits,

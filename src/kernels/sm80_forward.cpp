@@ -5,28 +5,24 @@
 
 #include "kernels/cuda_forward.h"
 #include "kernels/families.h"
+#include "kernels/forward_sm80/forward_args.h"
+#include "kernels/forward_sm80/variants.h"
 #include "kernels/limits.h"
-#include "kernels/sm80/forward_args.h"
-#include "kernels/sm80/tiles.h"
 
 namespace attn {
 namespace {
 
-using sm80::with_mask, sm80::with_pages, sm80::with_score;
+using sm80::Kernarg, sm80::with_mask, sm80::with_pages, sm80::with_score;
 
 template <unsigned with>
 void pack(const Problem& p, const Args& args, const Target& target, Parameters* to);
 
-template <unsigned with>
-using Kernarg =
-    std::conditional_t<(with & with_mask) != 0, attn_sm80_mask_kernarg,
-                       std::conditional_t<(with & with_pages) != 0, attn_sm80_paged_kernarg,
-                                          attn_sm80_forward_kernarg>>;
-
-template <attn_dtype type, Text variant, int head_dim, unsigned with>
+template <size_t i>
 Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
-  constexpr sm80::Tile tile = sm80::tile_of(head_dim, with & with_score);
-  constexpr int shared = sm80::shared_bytes(tile, head_dim);
+  constexpr const sm80::Variant& variant = sm80::variants[i];
+  constexpr sm80::Tile tile = variant.tile();
+  constexpr unsigned with = variant.with;
+  constexpr int shared = sm80::shared_bytes(tile, variant.head_dim);
   constexpr int with_static = shared + sm80::static_shared_bytes(with);
   if (with_static > device.shared_bytes_max) {
     return unsupported("it needs ", with_static, " bytes of shared memory; the device has ",
@@ -47,7 +43,7 @@ Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
                        tiles, "; accepted: up to ", max_grid);
   }
   recipe->steps.push_back({
-      .image = kernel_name<"fwd_sm80_", type, variant>.text,
+      .image = variant.name,
       .kernarg_bytes = sizeof(Kernarg<with>),
       .static_shared_bytes = sm80::static_shared_bytes(with),
       .launch = {.grid = {uint32_t(forward_blocks(p, pairs * tiles)), 1, 1},
@@ -110,14 +106,16 @@ void pack(const Problem& p, const Args& args, const Target& target, Parameters* 
 }
 
 // q, k and v are of one type.
-constexpr Limits limits(attn_dtype type, int64_t head_dim_max, unsigned with) {
-  Limits limits = {.in_types = type_bit(type),
-                   .kv_types = type_bit(type),
+constexpr Limits limits(const sm80::Variant& variant) {
+  const uint32_t type = type_bit(attn_dtype(variant.type));
+  const unsigned with = variant.with;
+  Limits limits = {.in_types = type,
+                   .kv_types = type,
                    .out_types = float_types,
                    .flags = forward_flags | ATTN_SPLIT_INVARIANT,
                    .features = forward_features | feature_segments,
-                   .head_dim = {.multiple = 8, .max = head_dim_max},
-                   .head_dim_v = {.multiple = 8, .max = head_dim_max}};
+                   .head_dim = {.multiple = 8, .max = variant.head_dim},
+                   .head_dim_v = {.multiple = 8, .max = variant.head_dim}};
   if (with & with_score) {
     limits.flags |= ATTN_ALIBI;
     limits.features |= feature_softcap | (with & with_pages ? 0u : feature_bias);
@@ -126,39 +124,19 @@ constexpr Limits limits(attn_dtype type, int64_t head_dim_max, unsigned with) {
   return with & with_mask ? with_block_mask(limits) : limits;
 }
 
-template <attn_dtype type, Text variant, int head_dim, unsigned with = 0>
-constexpr Kernel row() {
-  constexpr sm80::Tile tile = sm80::tile_of(head_dim, with & with_score);
-  return {.name = kernel_name<"fwd_sm80_", type, variant>.text,
-          .op = Op::forward,
-          .backend = ATTN_BACKEND_CUDA,
-          .limits = limits(type, head_dim, with),
-          .numerics = {.weights = type, .rows = tile.rows / tile.warps, .keys = tile.keys},
-          .recipe = recipe_of<make_recipe<type, variant, head_dim, with>>};
-}
-
-template <attn_dtype type>
-constexpr std::array rows = {
-    row<type, "d64", 64>(),
-    row<type, "d64_score", 64, with_score>(),
-    row<type, "d64_mask", 64, with_mask>(),
-    row<type, "d64_score_mask", 64, with_score | with_mask>(),
-    row<type, "d128", 128>(),
-    row<type, "d128_score", 128, with_score>(),
-    row<type, "d128_mask", 128, with_mask>(),
-    row<type, "d128_score_mask", 128, with_score | with_mask>(),
-    row<type, "d256", 256>(),
-    row<type, "d256_score", 256, with_score>(),
-    row<type, "d256_mask", 256, with_mask>(),
-    row<type, "d256_score_mask", 256, with_score | with_mask>(),
-    row<type, "d64_paged", 64, with_pages>(),
-    row<type, "d64_score_paged", 64, with_score | with_pages>(),
-    row<type, "d128_paged", 128, with_pages>(),
-    row<type, "d128_score_paged", 128, with_score | with_pages>(),
-    row<type, "d256_paged", 256, with_pages>(),
-    row<type, "d256_score_paged", 256, with_score | with_pages>(),
-};
-constinit const std::array all_rows = joined(rows<ATTN_BF16>, rows<ATTN_F16>);
+constinit const std::array all_rows =
+    rows_of_variants<std::size(sm80::variants)>([]<size_t i>() -> Kernel {
+      constexpr const sm80::Variant& variant = sm80::variants[i];
+      constexpr sm80::Tile tile = variant.tile();
+      return {.name = variant.name,
+              .op = Op::forward,
+              .backend = ATTN_BACKEND_CUDA,
+              .limits = limits(variant),
+              .numerics = {.weights = attn_dtype(variant.type),
+                           .rows = tile.rows / tile.warps,
+                           .keys = tile.keys},
+              .recipe = recipe_of<make_recipe<i>>};
+    });
 
 }  // namespace
 

@@ -1,17 +1,18 @@
 // The kernels fwd_sm90_*_dequantised: dequantise_sm90 writes K and V of fp8, ggml's types, i8 and
 // i4 as q's type into the workspace, where fwd_sm90_* reads them. Segments of q's type it reads
 // where they are.
+#include "kernels/cache/dequantise_args.h"
 #include "kernels/families.h"
-#include "kernels/sm90/dequantise_args.h"
+#include "kernels/forward_sm90/variants.h"
+#include "kernels/preference.h"
 #include "kernels/sm90_forward.h"
 
 namespace attn {
 namespace {
 
-using sm90::plain, sm90::with_mask, sm90::with_pages, sm90::with_score, sm90::with_score_and_pages;
+static_assert(int(attn_dequantise_max_segments) == int(attn_sm90_max_segments));
 
 constexpr const char* dequantise_image = "dequantise_sm90";
-constexpr uint32_t fp8_of_cuda = type_bit(ATTN_F8_E4M3FN) | type_bit(ATTN_F8_E5M2);
 constexpr uint32_t converted_types = fp8_of_cuda | ggml_types | scaled_types;
 constexpr int64_t max_workspace = int64_t{4} << 30;
 constexpr int64_t most_chunks = 8;  // of keys, of an item of dequantise_sm90
@@ -152,14 +153,6 @@ void pack_dequantise(const Problem& p, const Args& args, const Target& target, P
   store(a, to);
 }
 
-// Of few rows decode_* read K and V once, as they are, where they are of fp8 alone or have none.
-std::string few_rows(const Problem& p) {
-  const bool fp8 = (p.needs.k_types | p.needs.v_types) & fp8_of_cuda;
-  const int64_t rows = p.seqlen_q * p.group(), few = !fp8 || p.head_dim_v > 128 ? 16 : 128;
-  if (rows > few || (fp8 && p.needs.features & feature_mixed_kv_types)) return "";
-  return join("for ", rows, " rows, queries times heads_q / heads_kv, a later kernel is faster");
-}
-
 Status check(const Problem& p, const DeviceInfo& device) {
   if (!((p.needs.k_types | p.needs.v_types) & converted_types))
     return unsupported("all K and V are of ", dtype_name(p.q_type), " as q");
@@ -213,22 +206,61 @@ Step dequantise_step(const Problem& p, const DeviceInfo& device) {
           .pack = pack_of<pack_dequantise>};
 }
 
-template <attn_dtype type, Text variant, sm90::Tile tile, unsigned with>
+template <size_t forward>
 Status add_forward(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
-  return sm90::add_forward<tile, with, DequantisedSegments>(
-      kernel_name<"fwd_sm90_", type, variant>.text, p, device, recipe);
+  constexpr const sm90::Variant& variant = sm90::variants[forward];
+  return sm90::add_forward<variant.tile, variant.with, DequantisedSegments>(variant.name, p, device,
+                                                                            recipe);
 }
 
-// fwd_sm90_* of `dims`, and of `other` where there are pages or a block mask or scores are changed.
-template <attn_dtype type, Text dims, sm90::Tile tile, Text other, sm90::Tile paged,
-          sm90::Tile score, sm90::Tile mask>
+// The variants of its second launch, as places in sm90::variants.
+struct Dequantised {
+  const char* name;
+  size_t plain, paged, score, score_paged, mask;
+};
+consteval Dequantised dequantised(const char* name, const char* plain, const char* paged,
+                                  const char* score, const char* score_paged, const char* mask) {
+  constexpr auto& in = sm90::variants;
+  return {name,
+          find_variant(in, plain),
+          find_variant(in, paged),
+          find_variant(in, score),
+          find_variant(in, score_paged),
+          find_variant(in, mask)};
+}
+constexpr Dequantised kernels[] = {
+    dequantised("fwd_sm90_bf16_d64_dequantised", "fwd_sm90_bf16_d64", "fwd_sm90_bf16_d64_paged",
+                "fwd_sm90_bf16_d64_score", "fwd_sm90_bf16_d64_score_paged",
+                "fwd_sm90_bf16_d64_mask"),
+    dequantised("fwd_sm90_bf16_d128_dequantised", "fwd_sm90_bf16_d128", "fwd_sm90_bf16_d128_paged",
+                "fwd_sm90_bf16_d128_score", "fwd_sm90_bf16_d128_score_paged",
+                "fwd_sm90_bf16_d128_mask"),
+    dequantised("fwd_sm90_bf16_d192_dv128_dequantised", "fwd_sm90_bf16_d192_dv128",
+                "fwd_sm90_bf16_d256_paged", "fwd_sm90_bf16_d256_score",
+                "fwd_sm90_bf16_d256_score_paged", "fwd_sm90_bf16_d256_mask"),
+    dequantised("fwd_sm90_bf16_d256_dequantised", "fwd_sm90_bf16_d256", "fwd_sm90_bf16_d256_paged",
+                "fwd_sm90_bf16_d256_score", "fwd_sm90_bf16_d256_score_paged",
+                "fwd_sm90_bf16_d256_mask"),
+    dequantised("fwd_sm90_f16_d64_dequantised", "fwd_sm90_f16_d64", "fwd_sm90_f16_d64_paged",
+                "fwd_sm90_f16_d64_score", "fwd_sm90_f16_d64_score_paged", "fwd_sm90_f16_d64_mask"),
+    dequantised("fwd_sm90_f16_d128_dequantised", "fwd_sm90_f16_d128", "fwd_sm90_f16_d128_paged",
+                "fwd_sm90_f16_d128_score", "fwd_sm90_f16_d128_score_paged",
+                "fwd_sm90_f16_d128_mask"),
+    dequantised("fwd_sm90_f16_d192_dv128_dequantised", "fwd_sm90_f16_d192_dv128",
+                "fwd_sm90_f16_d256_paged", "fwd_sm90_f16_d256_score",
+                "fwd_sm90_f16_d256_score_paged", "fwd_sm90_f16_d256_mask"),
+    dequantised("fwd_sm90_f16_d256_dequantised", "fwd_sm90_f16_d256", "fwd_sm90_f16_d256_paged",
+                "fwd_sm90_f16_d256_score", "fwd_sm90_f16_d256_score_paged",
+                "fwd_sm90_f16_d256_mask"),
+};
+
+template <size_t i>
 Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
+  constexpr Dequantised kernel = kernels[i];
   ATTN_TRY(check(p, device));
-  recipe->passed_over = few_rows(p);
+  recipe->passed_over = prefer_other_to_dequantised(p);
   recipe->workspace = size_t(place_of(p, p.num_segments - 1).end);
   recipe->steps.push_back(dequantise_step(p, device));
-  constexpr Text of_score = Text(other).append("_score"), of_pages = Text(other).append("_paged"),
-                 of_both = Text(of_score).append("_paged"), of_mask = Text(other).append("_mask");
   const bool pages = p.needs.features & feature_paged_kv,
              changes = p.softcap > 0 || p.has(ATTN_ALIBI | ATTN_SPLIT_INVARIANT) || p.scale <= 0;
   if (p.has(ATTN_BLOCK_MASK)) {
@@ -237,55 +269,42 @@ Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
           "a block mask with ",
           pages ? "paged K/V" : "softcap, ALiBi, split_invariant or a scale not above 0",
           "; accepted: without");
-    return add_forward<type, of_mask, mask, with_mask>(p, device, recipe);
+    return add_forward<kernel.mask>(p, device, recipe);
   }
   if (changes)
-    return pages ? add_forward<type, of_both, score, with_score_and_pages>(p, device, recipe)
-                 : add_forward<type, of_score, score, with_score>(p, device, recipe);
-  return pages ? add_forward<type, of_pages, paged, with_pages>(p, device, recipe)
-               : add_forward<type, dims, tile, plain>(p, device, recipe);
+    return pages ? add_forward<kernel.score_paged>(p, device, recipe)
+                 : add_forward<kernel.score>(p, device, recipe);
+  return pages ? add_forward<kernel.paged>(p, device, recipe)
+               : add_forward<kernel.plain>(p, device, recipe);
 }
 
-template <attn_dtype type, Text dims, sm90::Tile tile, Text other, sm90::Tile paged,
-          sm90::Tile score, sm90::Tile mask>
-constexpr Kernel row() {
-  constexpr Text variant = Text(dims).append("_dequantised");
+constinit const std::array all_rows = rows_of_variants<std::size(kernels)>([]<size_t i>()
+                                                                               -> Kernel {
+  constexpr Dequantised kernel = kernels[i];
+  constexpr const sm90::Variant& plain = sm90::variants[kernel.plain];
   return {
-      .name = kernel_name<"fwd_sm90_", type, variant>.text,
+      .name = kernel.name,
       .op = Op::forward,
       .backend = ATTN_BACKEND_CUDA,
-      .limits = {.in_types = type_bit(type),
-                 .kv_types = converted_types | type_bit(type),
+      .limits = {.in_types = type_bit(attn_dtype(plain.type)),
+                 .kv_types = converted_types | type_bit(attn_dtype(plain.type)),
                  .out_types = float_types,
                  .flags = forward_flags | ATTN_BLOCK_MASK | ATTN_ALIBI | ATTN_SPLIT_INVARIANT,
                  .features = forward_features | feature_segments | feature_paged_kv |
                              feature_softcap | feature_mixed_kv_types | feature_descale_tensor |
                              feature_descale_head | feature_descale_block | feature_any_ggml_stride,
-                 .head_dim = {.multiple = attn_dequantise_elements, .max = tile.head_dim},
-                 .head_dim_v = {.multiple = attn_dequantise_elements, .max = tile.head_dim_v},
+                 .head_dim = {.multiple = attn_dequantise_elements, .max = plain.tile.head_dim},
+                 .head_dim_v = {.multiple = attn_dequantise_elements, .max = plain.tile.head_dim_v},
                  .page_size = {.multiple = attn_dequantise_keys}},
-      .numerics = {.weights = type,
+      .numerics = {.weights = attn_dtype(plain.type),
                    .rows = 16,
-                   .keys = tile.keys,
-                   .largest_score = sm90::largest_score(type, plain),
+                   .keys = plain.tile.keys,
+                   .largest_score = sm90::largest_score(plain),
                    .rounds_kv = true},
-      .recipe = recipe_of<make_recipe<type, dims, tile, other, paged, score, mask>>,
+      .recipe = recipe_of<make_recipe<i>>,
       .first_images = {dequantise_image},
-      .image = kernel_name<"fwd_sm90_", type, dims>.text};
-}
-
-template <attn_dtype type>
-constexpr std::array rows_of = {
-    row<type, "d64", sm90::tile_d64, "d64", sm90::tile_d64, sm90::tile_d64_score,
-        sm90::tile_d64_mask>(),
-    row<type, "d128", sm90::tile_d128, "d128", sm90::tile_d128, sm90::tile_d128_score,
-        sm90::tile_d128_mask>(),
-    row<type, "d192_dv128", sm90::tile_d192_dv128, "d256", sm90::tile_d256, sm90::tile_d256_score,
-        sm90::tile_d256_mask>(),
-    row<type, "d256", sm90::tile_d256, "d256", sm90::tile_d256, sm90::tile_d256_score,
-        sm90::tile_d256_mask>(),
-};
-constinit const std::array all_rows = joined(rows_of<ATTN_BF16>, rows_of<ATTN_F16>);
+      .image = plain.name};
+});
 
 }  // namespace
 

@@ -6,9 +6,10 @@
 #include "core/dtype.h"
 #include "kernels/copy_engine.h"
 #include "kernels/cuda_forward.h"
+#include "kernels/forward_sm90/config.h"
+#include "kernels/forward_sm90/tiles.h"
+#include "kernels/forward_sm90/variant.h"
 #include "kernels/limits.h"
-#include "kernels/sm90/config.h"
-#include "kernels/sm90/tiles.h"
 
 namespace attn::sm90 {
 
@@ -224,44 +225,13 @@ Status add_forward(const char* image, const Problem& p, const DeviceInfo& device
   return {};
 }
 
-// Smaller tiles of queries, as long as each multiprocessor has one at most.
-inline std::string too_many(const Problem& p, const DeviceInfo& device, const Tile& tile) {
-  const int64_t count = items(p, tile), most = multiprocessors(p, device);
-  if (count <= most) return "";
-  return join("for ", count, " tiles of ", tile.item_rows(), " queries, more than ", most,
-              ", a later kernel is faster");
-}
-// Why a later kernel, whose tile is smaller, serves short sequences better.
-inline std::string shorter_than(int64_t least, const Problem& p) {
-  if (p.seqlen_kv >= least) return "";
-  return join("for seqlen_kv ", p.seqlen_kv, ", below ", least, ", a later kernel is faster");
-}
-
-// The same of two blocks that share K and V of two query heads.
-inline std::string heads_share_little(int64_t least, const Problem& p) {
-  constexpr int64_t least_queries = 1024;
-  if (p.seqlen_q < least_queries)
-    return join("for seqlen_q ", p.seqlen_q, ", below ", least_queries,
-                ", a later kernel is as fast");
-  return shorter_than(least, p);
-}
-// The same of two blocks that share K and V of neighbouring tiles of queries: they take as long as
-// the one that has more to do, and what sharing spares shows where nearly all is read from the L2
-// (docs/log).
-inline std::string pair_shares_little(int64_t least, const Problem& p, const Tile& tile) {
-  if (p.has(ATTN_WINDOW)) return "for windows a later kernel is faster";
-  if (p.q_layout == ATTN_PACKED || p.seqlen_q % tile.item_rows() != 0)
-    return join("for sequences that are not multiples of ", tile.item_rows(),
-                " queries a later kernel is faster");
-  return shorter_than(least, p);
-}
-
 // Scores that are not changed go into the weights' exponents with one FMA, whose result is stated
 // for those whose bits it keeps (docs/numerics.md).
-constexpr int largest_score(attn_dtype type, unsigned with) {
-  if (with & with_fp8) return 22;  // beyond, weights of 2^8 may be rounded up to more than 448
-  if (with & with_score) return 127;
-  return type == ATTN_F16 ? 26 : 30;
+constexpr int largest_score(const Variant& variant) {
+  if (variant.with & with_fp8)
+    return 22;  // beyond, weights of 2^8 may be rounded up to more than 448
+  if (variant.with & with_score) return 127;
+  return variant.type == ATTN_F16 ? 26 : 30;
 }
 
 }  // namespace attn::sm90

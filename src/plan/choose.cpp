@@ -6,9 +6,10 @@
 namespace attn {
 namespace {
 
-Status check_demand(const Machine& machine, Op op, const std::string& name) {
+// The kernel that a problem demands by name.
+Status find_demanded(const Machine& machine, Op op, const std::string& name, const Kernel** to) {
   const char* backend = attn_backend_string(machine.backend);
-  const Kernel* kernel = find_kernel(name.c_str());
+  const Kernel* kernel = *to = find_kernel(name.c_str());
   if (!kernel || kernel->op != op) {
     std::string names;
     for (const Kernel& k : catalog())
@@ -55,16 +56,19 @@ Status make_recipe(const Kernel& kernel, const AnyProblem& problem, const Machin
 
 Status choose(const AnyProblem& problem, const Machine& machine, Choice* choice,
               std::vector<Declined>* declined) {
-  const std::string& demanded = problem.kernel_name;
-  if (!demanded.empty()) ATTN_TRY(check_demand(machine, problem.op, demanded));
+  const Kernel* demanded = nullptr;
+  if (!problem.kernel_name.empty())
+    ATTN_TRY(find_demanded(machine, problem.op, problem.kernel_name, &demanded));
   choice->kernel = nullptr;
   Choice passed_over;  // the first that has left the problem to later ones
   std::string reasons;
+  // Places in `declined` of those whose reason lacks the name of the preferred kernel.
+  std::vector<size_t> lacks_name;
   for (const Kernel& kernel : catalog()) {
     if (kernel.op != problem.op || kernel.backend != machine.row_backend()) continue;
     std::string reason;
-    if (!demanded.empty() && demanded != kernel.name) {
-      reason = join("the problem demands ", demanded);
+    if (demanded && demanded != &kernel) {
+      reason = join("the problem demands ", demanded->name);
     } else {
       Recipe recipe;
       reason = absent(kernel, machine);
@@ -74,9 +78,10 @@ Status choose(const AnyProblem& problem, const Machine& machine, Choice* choice,
         if (!status.ok() && status.code != ATTN_UNSUPPORTED) return status;
         reason = status.text;
       }
-      if (reason.empty() && demanded.empty() && !recipe.passed_over.empty()) {
+      if (reason.empty() && !demanded && !recipe.passed_over.empty()) {
         reason = recipe.passed_over;
         if (!passed_over.kernel) passed_over = {&kernel, std::move(recipe)};
+        if (declined) lacks_name.push_back(declined->size());
       }
       if (reason.empty() && choice->kernel) reason = join(choice->kernel->name, " comes first");
       if (reason.empty()) {
@@ -88,9 +93,10 @@ Status choose(const AnyProblem& problem, const Machine& machine, Choice* choice,
     }
     if (declined) declined->push_back({&kernel, reason});
   }
-  if (choice->kernel) return {};
-  if (passed_over.kernel) {
-    *choice = std::move(passed_over);
+  if (!choice->kernel && passed_over.kernel) *choice = std::move(passed_over);
+  if (choice->kernel) {
+    for (const size_t i : lacks_name)
+      (*declined)[i].reason += join("; ", choice->kernel->name, " is preferred");
     if (declined)
       std::erase_if(*declined, [&](const Declined& d) { return d.kernel == choice->kernel; });
     return {};

@@ -890,7 +890,7 @@ class Bench(CliTest):
             self.skipTest("ceilings: cuBLAS would use the real driver beside the stand-in")
         except OSError:
             pass
-        # The stand-in copies 16 MiB a launch, and runs no kernel: the sum that read_sm80 did not make is noticed.
+        # The stand-in copies 16 MiB a launch, and runs no kernel: the sum that read_cuda did not make is noticed.
         ceilings = self.json(*arguments)["ceilings"]
         self.assertAlmostEqual(ceilings["copy"]["gbytes_per_s"], 2 * (16 << 20) / 0.5e-3 / 1e9, places=2)
         self.assertIn("summed its buffer to 0 instead of", ceilings["read"]["missing"])

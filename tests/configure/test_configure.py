@@ -87,7 +87,7 @@ class Configure(unittest.TestCase):
         for line in ("", "// A kernel.", "//# architectures", "//# architectures local_bytes=8",
                      "//# architectures sm_80 gfx942", "//# archs sm_80"):
             said = self.declaration(line, fails=True)
-            self.assertIn(f'kernels/k.cu begins with "{line}"', said)
+            self.assertIn(f'k.cu begins with "{line}"', said)
             self.assertIn("accepted: //# architectures, then some of sm_XX, sm_XXa, compute_XX", said)
 
     def test_no_compiler(self):

@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 DECODE = "decode_sm80_bf16_d128"
-APPEND = "kv_append_sm80"
-QUANTIZE = "quantize_sm80"
-ROLL = "kv_roll_sm80"
+APPEND = "kv_append_cuda"
+QUANTIZE = "quantize_cuda"
+ROLL = "kv_roll_cuda"
 EARLY = "decode_sm90_bf16_d128"
 BLOCKS = "decode_sm90_blocks_d64"
 WIDE = "decode_sm90_fp8_d128_r64"
@@ -26,8 +26,8 @@ FP8_SCORE = "fwd_sm90_fp8_d128_score"
 FP8_HEADS = "fwd_sm90_fp8_d128_heads"
 DEQUANTISED = "fwd_sm90_f16_d64_dequantised"
 # Of kernels that are several launches, and where tests take others beside them, the files of all.
-SOURCES = {DEQUANTISED: ["sm90/dequantise_sm90.cu", "sm90/fwd_sm90_f16_d64.cu"],
-           ROLL: ["sm80/kv_roll_sm80.cu", "sm80/kv_append_sm80.cu"]}
+SOURCES = {DEQUANTISED: ["cache/dequantise_sm90.cu", "stubs/fwd_sm90_f16_d64.cu"],
+           ROLL: ["cache/kv_roll_cuda.cu", "cache/kv_append_cuda.cu"]}
 TESTS = {DECODE: ["decode: random problems"], APPEND: ["kv_append: random layouts*"], QUANTIZE: ["quantize: *"], ROLL: ["kv_roll: *"],
          EARLY: ["cuda: values that the kernel in front writes"], BLOCKS: ["blocks: *,scales: *"],
          WIDE: ["decode: random problems of many rows over fp8,tree: random problems"],
@@ -86,40 +86,40 @@ MUTANTS = [
      "a[i][2 * keys + 1] = low(both[i]);\n        a[i][2 * keys] = high(both[i]);"),
     (BLOCKS, "the last sequence's scales", "decode/load.cuh", "r.segment == at.segment && r.b == at.b &&",
      "r.segment == at.segment &&"),
-    (DEQUANTISED, "the scale of the neighbouring block", "sm90/dequantise_sm90.cu",
+    (DEQUANTISED, "the scale of the neighbouring block", "cache/dequantise_sm90.cu",
      "const float d = load_half(halves),",
      "const float d = load_half(halves + (at / 32 % 2 ? -1 : 1) * layout.size() / 2),"),
-    (DEQUANTISED, "nibbles swapped", "sm90/dequantise_sm90.cu", "byte >> 4 * half & 15", "byte >> 4 * (1 - half) & 15"),
-    (DEQUANTISED, "two bytes in front", "sm90/dequantise_sm90.cu", "last, 0x5432);", "last, 0x3210);"),
-    (APPEND, "the neighbour's length", "sm80/kv_append_sm80.cu",
+    (DEQUANTISED, "nibbles swapped", "cache/dequantise_sm90.cu", "byte >> 4 * half & 15", "byte >> 4 * (1 - half) & 15"),
+    (DEQUANTISED, "two bytes in front", "cache/dequantise_sm90.cu", "last, 0x5432);", "last, 0x3210);"),
+    (APPEND, "the neighbour's length", "cache/kv_append_cuda.cu",
      "segment_span(a.lengths, token.b)", "segment_span(a.lengths, (token.b + 1) % a.batch)"),
-    (APPEND, "the page in front", "sm80/kv_append.cuh",
+    (APPEND, "the page in front", "cache/kv_append.cuh",
      "position / a.page_size]", "max(position / a.page_size - 1, 0)]"),
-    (APPEND, "lengths advanced once too often", "sm80/kv_append_sm80.cu",
+    (APPEND, "lengths advanced once too often", "cache/kv_append_cuda.cu",
      "clamp(length + (long long)added,", "clamp(length + (long long)added + 1,"),
-    (APPEND, "the next position's angle", "sm80/kv_append.cuh",
+    (APPEND, "the next position's angle", "cache/kv_append.cuh",
      "a.rotary_cos + position *", "a.rotary_cos + (position ? position - 1 : 1) *"),
-    (APPEND, "the neighbouring head's scale", "sm80/kv_append.cuh",
+    (APPEND, "the neighbouring head's scale", "cache/kv_append.cuh",
      "__uint_as_float(amax[own])", "__uint_as_float(amax[own ? own - 1 : 0])"),
-    (ROLL, "a page fewer kept", "sm80/kv_roll_sm80.cu", "r.recent_lengths, b).length - r.keep,",
+    (ROLL, "a page fewer kept", "cache/kv_roll_cuda.cu", "r.recent_lengths, b).length - r.keep,",
      "r.recent_lengths, b).length - r.keep + r.recent.page_size,"),
-    (ROLL, "the page in front", "sm80/kv_roll_sm80.cu", "t / r.recent.page_size];", "max(t / r.recent.page_size - 1, 0)];"),
-    (ROLL, "the table not turned", "sm80/kv_roll_sm80.cu", "  reverse(table, end);\n", ""),
-    (QUANTIZE, "halves swapped", "sm80/quantize_sm80.cu", "(code & 15) | (behind & 15) << 4",
+    (ROLL, "the page in front", "cache/kv_roll_cuda.cu", "t / r.recent.page_size];", "max(t / r.recent.page_size - 1, 0)];"),
+    (ROLL, "the table not turned", "cache/kv_roll_cuda.cu", "  reverse(table, end);\n", ""),
+    (QUANTIZE, "halves swapped", "cache/quantize_cuda.cu", "(code & 15) | (behind & 15) << 4",
      "(behind & 15) | (code & 15) << 4"),
-    (QUANTIZE, "the scale of the last 32 elements", "sm80/quantize_sm80.cu", "amax = fmaxf(amax, fabsf(x));\n    }\n    amax = warp_max(amax);\n    if",
+    (QUANTIZE, "the scale of the last 32 elements", "cache/quantize_cuda.cu", "amax = fmaxf(amax, fabsf(x));\n    }\n    amax = warp_max(amax);\n    if",
      "amax = fabsf(x);\n    }\n    amax = warp_max(amax);\n    if"),
-    (FP8, "transposed keys in another order", "sm90/fp8_values.cuh",
+    (FP8, "transposed keys in another order", "forward_sm90/fp8_values.cuh",
      "128 + ((m / 2 ^ r) << 4);", "128 + ((m / 2 ^ 1 ^ r) << 4);"),
-    (FP8, "no row of ones", "sm90/fp8_values.cuh", "if (part == 0) write_ones<tile>(shared, one);", ""),
-    (FP8, "sums multiplied a tile late", ("sm90/fp8_forward.cuh",) * 3,
+    (FP8, "no row of ones", "forward_sm90/fp8_values.cuh", "if (part == 0) write_ones<tile>(shared, one);", ""),
+    (FP8, "sums multiplied a tile late", ("forward_sm90/fp8_forward.cuh",) * 3,
      ("add_sums<0, tile.keys>(vt_at, 1, shrink, meanwhile);", "  float unit;  //", "    unit = 0;"),
      ("add_sums<0, tile.keys>(vt_at, 1, late, meanwhile);\n      late[0] = shrink[0], late[1] = shrink[1];",
       "  float late[2];\n  float unit;  //", "    unit = 0, late[0] = late[1] = 1;")),
-    (FP8, "a tile begins with the last one's sums", "sm90/fp8_softmax.cuh",
+    (FP8, "a tile begins with the last one's sums", "forward_sm90/fp8_softmax.cuh",
      "adds || step > from / 32 || part < tile.weight_parts - 1);", "true);"),
     # The sums of every other tile are added to all before by the matrix unit.
-    (FP8, "promotion every other tile", ("sm90/fp8_forward.cuh",) * 6,
+    (FP8, "promotion every other tile", ("forward_sm90/fp8_forward.cuh",) * 6,
      ("    ptx::forget(t[0]);\n    ptx::forget(t[1]);", "(piece_of<0>(t), p, vt_at);", "!one_by_one && piece > 0 && a.batch < 0);",
       "add_pieces<from, to>(t, vt_at, by, shrink);", "add_sums<0, tile.keys>(vt_at, 1, shrink, meanwhile);", "  float unit;  //"),
      ("    constexpr int columns = tile.piece_columns() / 2;\n    const float left[2] = {odd ? 0 : shrink[0], odd ? 0 : shrink[1]};\n"
@@ -127,14 +127,14 @@ MUTANTS = [
       "        t[n][i] = odd ? shrink[i / 2 % 2] * (i < columns ? o[n * columns + i] : softmax.row_state[i / 2 % 2].sum) : 0;",
       "(piece_of<0>(t), p, vt_at, odd);", "odd);", "add_pieces<from, to>(t, vt_at, by, left);",
       "odd = n & 1;\n      add_sums<0, tile.keys>(vt_at, 1, shrink, meanwhile);", "  bool odd;\n  float unit;  //")),
-    (FP8_SCORE, "the descale of the block in front", "sm90/items.cuh",
+    (FP8_SCORE, "the descale of the block in front", "forward_sm90/items.cuh",
      "at.first + min(64 * half, at.keys - 1) - begin;", "max(at.first + min(64 * half, at.keys - 1) - begin - 64, 0);"),
-    (FP8_SCORE, "K's descale on V", "sm90/items.cuh", "to.v[half] = descale(scales.v);", "to.v[half] = descale(scales.k);"),
-    (FP8_SCORE, "one descale of K for both halves", "sm90/fp8_softmax.cuh", "factor[at / scores]", "factor[0]"),
-    (FP8_SCORE, "one descale of V for both halves", "sm90/fp8_forward.cuh", "move_unit(v_scale[1])", "move_unit(v_scale[0])"),
-    (FP8_HEADS, "one half of a tile twice", "sm90/load.cuh",
+    (FP8_SCORE, "K's descale on V", "forward_sm90/items.cuh", "to.v[half] = descale(scales.v);", "to.v[half] = descale(scales.k);"),
+    (FP8_SCORE, "one descale of K for both halves", "forward_sm90/fp8_softmax.cuh", "factor[at / scores]", "factor[0]"),
+    (FP8_SCORE, "one descale of V for both halves", "forward_sm90/fp8_forward.cuh", "move_unit(v_scale[1])", "move_unit(v_scale[0])"),
+    (FP8_HEADS, "one half of a tile twice", "forward_sm90/load.cuh",
      "const int first = tile.loaded_keys() * block_of_cluster<tile>();", "const int first = 0;"),
-    (FP8_HEADS, "one head in both blocks", "sm90/item_order.cuh",
+    (FP8_HEADS, "one head in both blocks", "forward_sm90/item_order.cuh",
      "at.h * heads + block_of_cluster<tile>();", "at.h * heads;"),
 ]
 
@@ -173,18 +173,19 @@ def compile_all(source, out, nvcc, names):
             shutil.copytree(source / "kernels", kernels)
             for at, old, new in edits(file, text, by):
                 (kernels / at).write_text((kernels / at).read_text().replace(old, new))
+            (kernels / "stubs").mkdir()
+            writer = Path(scratch) / "write_stubs"
+            subprocess.run(["c++", "-std=c++20", "-o", writer, kernels / "write_stubs.cpp"], check=True)
+            subprocess.run([writer, kernels / "stubs"], check=True, stdout=subprocess.DEVNULL)
+            files = SOURCES[kernel] if kernel in SOURCES else [next(kernels.glob(f"*/{kernel}.cu")).relative_to(kernels)]
+            source_file = Path(scratch) / "kernel.cu"
+            source_file.write_text("".join(f'#include "{file}"\n' for file in files))
+            declared = " ".join((kernels / file).read_text().splitlines()[0] for file in files).split()
             # sm_90 alone launches early, which code of compute_80 does not wait for.
-            if kernel in SOURCES:
-                first = kernels / SOURCES[kernel][0]
-                source_file = first.parent / f"{kernel}_and_others.cu"
-                source_file.write_text(f"//# architectures {'sm_90a' if first.parent.name == 'sm90' else 'sm_80'}\n" +
-                                       "".join(f'#include "../{file}"\n' for file in SOURCES[kernel]))
-            else:
-                source_file = next(kernels.glob(f"sm*/{kernel}.cu"))
-            newest = "90a" if "sm_90a" in source_file.read_text().splitlines()[0] else "90"
-            older = ["-gencode", "arch=compute_80,code=sm_80"] if source_file.parent.name == "sm80" else []
+            newest = "90a" if "sm_90a" in declared else "90"
+            older = ["-gencode", "arch=compute_80,code=sm_80"] if "sm_80" in declared else []
             subprocess.run([nvcc, "-fatbin", *older, "-gencode", f"arch=compute_{newest},code=[sm_{newest},compute_{newest}]",
-                            "-std=c++20", "-O3", "-allow-unsupported-compiler", "-o", file_of(out, kernel, mistake),
+                            "-std=c++20", "-O3", "-allow-unsupported-compiler", "-I", kernels, "-o", file_of(out, kernel, mistake),
                             source_file], check=True)
             print(f"{kernel}: {mistake}: compiled", flush=True)
 

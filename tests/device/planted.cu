@@ -15,8 +15,12 @@ __device__ void barrier() {
 }
 constexpr int first_barrier = __COUNTER__ + 1;
 #define __syncthreads() barrier<__COUNTER__ - first_barrier>()
-#include "../../kernels/sm80/forward.cuh"
-ATTN_SM80_FORWARD(without_barriers, F16, 64, false)
+#include "../../kernels/forward_sm80/forward.cuh"
+extern "C" __global__ void __launch_bounds__(attn::sm80::tile_of(64, false).threads(),
+                                             attn::sm80::tile_of(64, false).blocks)
+    without_barriers(const __grid_constant__ attn::sm80::Kernarg<0> a) {
+  attn::sm80::forward<attn::device::F16, 64, 0>(a);
+}
 #undef __syncthreads
 
 namespace {

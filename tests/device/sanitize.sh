@@ -13,7 +13,15 @@ logs=${2:-$(mktemp -d)}
 mkdir -p "$logs"
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null) ||
   { echo "sanitize: compute-sanitizer is not here" >&2; exit 2; }
-kernels=$(cd "$(dirname "$0")/../../kernels" && for name in ${KERNELS:-fwd_* decode_*}; do basename -s .cu sm*/$name.cu; done) || exit 2
+# Each line of a variants.h names a kernel.
+files=$(ls "$(dirname "$0")"/../../kernels/*/*variants.h) || exit 2
+kernels=$(set -f; for pattern in ${KERNELS:-fwd_* decode_*}; do
+  sed -nE 's/.*\.name = "([a-z0-9_]+)".*/\1/p' $files | while read -r name; do
+    # shellcheck disable=SC2254
+    case $name in $pattern) echo "$name" ;; esac
+  done
+done)
+[ -n "$kernels" ] || { echo "sanitize: KERNELS is \"${KERNELS:-}\"; no kernel of kernels/*/*variants.h has such a name" >&2; exit 2; }
 # What racecheck reports of right kernels: where groups have met apart another number of times before they meet
 # (planted.cu, groups-apart), and where lanes read, meet by a __syncwarp() that ptxas leaves out, and lane 0 arrives
 # at a barrier for all (if every lane arrives there is no report).

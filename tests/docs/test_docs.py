@@ -84,7 +84,7 @@ COMMANDS = {
         "python3 bench/fp8_forms.py --lib build/release/lib/libattn.so --commit $(git rev-parse --short HEAD) "
         "--out docs/measured/NAME.json": gpu,
         "python3 bench/fp8_forms.py --lib new=a/libattn.so --lib old=b/libattn.so --out docs/measured/NAME.json": gpu,
-        "python3 bench/decode.py --lib build/release/lib/libattn.so --read build/release/kernels/read_sm80.compute_80.ptx": gpu,
+        "python3 bench/decode.py --lib build/release/lib/libattn.so --read build/release/kernels/read_cuda.compute_80.ptx": gpu,
         "python3 bench/host_overhead.py --json docs/measured/NAME.json": Skip("times for a minute"),
         "python3 bench/cpu_decode.py --commit $(git rev-parse --short HEAD) --out docs/measured/NAME.json":
             Skip("needs PyTorch and times for a minute"),

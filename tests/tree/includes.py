@@ -18,13 +18,13 @@ BESIDE = {
     "kernels/shared": [],
     "kernels/ptx": ["kernels/shared"],
     "kernels/common": ["kernels/shared", "kernels/ptx"],
-    "kernels/decode": ["kernels/shared", "kernels/ptx", "kernels/common"],
-    "kernels/sm80": ["kernels/shared", "kernels/ptx", "kernels/common", "kernels/decode"],
-    "kernels/sm90": ["kernels/shared", "kernels/ptx", "kernels/common", "kernels/decode"],
+    **dict.fromkeys(("kernels/decode", "kernels/forward_sm80", "kernels/forward_sm90", "kernels/cache", "kernels/mask",
+                     "kernels/merge", "kernels/read"), ["kernels/shared", "kernels/ptx", "kernels/common"]),
+    "kernels/write_stubs.cpp": ["kernels/decode", "kernels/forward_sm80", "kernels/forward_sm90"],
     "asm": ["kernels/shared"],
 }
-# The parameter structs and tiles beside a kernel are there for its host side.
-SHARED_FILES = re.compile(r"(_args|tiles|key_walk|config)\.h$")
+# The variants, tiles and parameter structs beside a kernel are there for its host side.
+SHARED_FILES = re.compile(r"(_args|tiles|variants?|key_walk|config)\.h$")
 # The outermost rooms include what they use.
 OUTER = ["python", "tools", "tests", "examples", "bench"]
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)

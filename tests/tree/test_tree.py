@@ -43,16 +43,16 @@ class Includes(unittest.TestCase):
         self.assertIn("src/core/a.h:2: src/core includes src/plan (src/plan/b.h); accepted: ", text)
 
     def test_device_code_and_host(self):
-        failed, text = self.tree({"kernels/sm90/a.cuh": '#include "../../src/core/b.h"\n', "src/core/b.h": "",
+        failed, text = self.tree({"kernels/forward_sm90/a.cuh": '#include "../../src/core/b.h"\n', "src/core/b.h": "",
                                   "kernels/shared/c.h": '#include "../ptx/d.h"\n', "kernels/ptx/d.h": "",
-                                  "src/plan/e.cpp": '#include "kernels/sm90/tiles.h"\n', "kernels/sm90/tiles.h": ""})
+                                  "src/plan/e.cpp": '#include "kernels/forward_sm90/tiles.h"\n', "kernels/forward_sm90/tiles.h": ""})
         self.assertTrue(failed)
-        for place in ("kernels/sm90/a.cuh:1", "kernels/shared/c.h:1", "src/plan/e.cpp:1"):
+        for place in ("kernels/forward_sm90/a.cuh:1", "kernels/shared/c.h:1", "src/plan/e.cpp:1"):
             self.assertIn(place, text)
 
     def test_what_a_family_shares_with_its_kernels(self):
-        failed, text = self.tree({"src/kernels/a.cpp": '#include "kernels/sm90/tiles.h"\n#include "kernels/sm90/b_args.h"\n',
-                                  "kernels/sm90/tiles.h": "", "kernels/sm90/b_args.h": ""})
+        failed, text = self.tree({"src/kernels/a.cpp": '#include "kernels/forward_sm90/tiles.h"\n#include "kernels/forward_sm90/b_args.h"\n',
+                                  "kernels/forward_sm90/tiles.h": "", "kernels/forward_sm90/b_args.h": ""})
         self.assertFalse(failed, text)
 
     def test_circle(self):

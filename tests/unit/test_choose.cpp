@@ -115,6 +115,24 @@ TEST_CASE("choose: short tiles where each multiprocessor of the device gets one 
   CHECK(chosen(h200, {.heads = 120, .seqlen = 64}) == small);
 }
 
+TEST_CASE("choose: a kernel that is passed over names the one that is preferred", "[plan]") {
+  if (!in_build("fwd_sm90_bf16_d64", "sm_90")) ATTN_SKIP("this build has no CUDA kernels");
+  CHECK(reason(h200, {.heads = 133, .seqlen = 64}, "fwd_sm90_bf16_d64_short") ==
+        "for 133 tiles of 64 queries, more than 132; fwd_sm90_bf16_d64 is preferred");
+  const Shape causal{.seqlen = 8192, .dim = 128, .flags = ATTN_CAUSAL};
+  CHECK(chosen(h200, causal) == "\"fwd_sm90_bf16_d128_long\"");
+  CHECK(reason(h200, causal, "fwd_sm90_bf16_d128_pair") ==
+        "for causal masks; fwd_sm90_bf16_d128_long is preferred");
+  CHECK(reason(h200, {.dim = 128}, "fwd_sm90_bf16_d128_long") ==
+        "without a causal mask; fwd_sm90_bf16_d128 is preferred");
+}
+
+TEST_CASE("choose: former names of kernels are accepted", "[plan]") {
+  CHECK(find_kernel("merge_sm80") == find_kernel("merge_cuda"));
+  CHECK(find_kernel("kv_roll_sm80") == find_kernel("kv_roll_cuda"));
+  CHECK(find_kernel("merge_sm90") == nullptr);
+}
+
 TEST_CASE("choose: fp8 on Hopper says what it declines", "[plan]") {
   if (!in_build("fwd_sm90_fp8_d128", "sm_90")) ATTN_SKIP("this build has no CUDA kernels");
   const std::string e4m3 = "fwd_sm90_fp8_d128", e5m2 = "fwd_sm90_fp8_d128_e5m2";

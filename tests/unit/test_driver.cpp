@@ -41,7 +41,7 @@ const Vendor vendors[] = {
      [](const char* p, int d, std::shared_ptr<Driver>* out) { return open_cuda(p, d, out); },
      list_cuda, "cuInit", "cuMemAlloc", "cuMemcpyHtoDAsync", "cuModuleLoadData",
      "cuModuleGetFunction", "cuLaunchKernel", "CUDA_ERROR_", ATTN_BACKEND_CUDA, "cuModuleLoad",
-     "merge_sm80", "sm_90", "compute_80", "sm_75"},
+     "merge_cuda", "sm_90", "compute_80", "sm_75"},
     {"hip", "hip",
      [](const char* p, int d, std::shared_ptr<Driver>* out) { return open_hip(p, false, d, out); },
      [](const char* p, std::vector<DeviceInfo>* out) { return list_hip(p, false, out); }, "hipInit",
@@ -620,10 +620,10 @@ TEST_CASE("driver: the device of the options is the context's, whatever is curre
 
 namespace {
 
-// What merge_sm80 and merge_gfx942 do, in double, for f32.
+// What merge_cuda and merge_gfx942 do, in double, for f32.
 void merge_on_host(const mock::Launch& launch) {
   attn_merge_kernarg a;
-  const bool sm80 = launch.symbol == std::string("merge_sm80");
+  const bool sm80 = launch.symbol == std::string("merge_cuda");
   if (!sm80) REQUIRE(launch.symbol == std::string("merge_gfx942"));
   REQUIRE(launch.kernarg_bytes == sizeof a);
   std::memcpy(&a, launch.kernarg, sizeof a);
@@ -848,9 +848,9 @@ TEST_CASE("driver: block masks lie in device memory and go with the mask", "[dri
     const std::vector<uint8_t> dense(300 * 300);
     const attn_status status =
         attn_block_mask_from_dense(device.context, &shape, dense.data(), nullptr, &mask);
-    if (v.backend == ATTN_BACKEND_CUDA && embedded("mask_sm80")) {
+    if (v.backend == ATTN_BACKEND_CUDA && embedded("mask_cuda")) {
       CHECK(status == ATTN_OK);
-      CHECK(std::string(library->last.symbol) == "mask_sm80");
+      CHECK(std::string(library->last.symbol) == "mask_cuda");
       CHECK(library->last.grid[0] == 25);
       CHECK(library->live_memory == 1);
       attn_block_mask_destroy(mask);
@@ -862,18 +862,18 @@ TEST_CASE("driver: block masks lie in device memory and go with the mask", "[dri
   attn_block_mask_destroy(on_host);
 }
 
-TEST_CASE("driver: merge_sm80 on an NVIDIA device", "[driver][gpu]") {
-  if (!embedded("merge_sm80")) ATTN_SKIP("this build has no CUDA kernels");
+TEST_CASE("driver: merge_cuda on an NVIDIA device", "[driver][gpu]") {
+  if (!embedded("merge_cuda")) ATTN_SKIP("this build has no CUDA kernels");
   std::vector<DeviceInfo> devices;
   if (const Status status = list_cuda(nullptr, &devices); !status.ok()) ATTN_SKIP(status.text);
   OpenContext device(ATTN_BACKEND_CUDA, nullptr);
-  const uint64_t before = attn_launch_count("merge_sm80");
+  const uint64_t before = attn_launch_count("merge_cuda");
   for (attn_dtype part : {ATTN_F32, ATTN_F16, ATTN_BF16}) {
     compare_with_reference(device.context, part, ATTN_F32, 1e-6f);
     compare_with_reference(device.context, part, ATTN_F16, 1.0f / 1024);
     compare_with_reference(device.context, part, ATTN_BF16, 1.0f / 128);
   }
-  CHECK(attn_launch_count("merge_sm80") == before + 9);
+  CHECK(attn_launch_count("merge_cuda") == before + 9);
 }
 
 TEST_CASE("driver: an NVIDIA device loads every image made for it", "[driver][gpu]") {

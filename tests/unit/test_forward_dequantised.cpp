@@ -7,8 +7,8 @@
 #include "catalog/catalog.h"
 #include "catch.h"
 #include "hopper.h"
-#include "kernels/sm90/dequantise_args.h"
-#include "kernels/sm90/forward_args.h"
+#include "kernels/cache/dequantise_args.h"
+#include "kernels/forward_sm90/forward_args.h"
 #include "problem/problem.h"
 
 using namespace attn;
@@ -292,8 +292,7 @@ TEST_CASE("sm90 dequantised: what is declined", "[plan]") {
 TEST_CASE("sm90 dequantised: few rows go to the kernels of decode", "[plan]") {
   Input in;
   in.problem.seqlen_q = 32;  // of 4 heads: 128 rows
-  CHECK(in.passed_over(kernel) ==
-        "for 128 rows, queries times heads_q / heads_kv, a later kernel is faster");
+  CHECK(in.passed_over(kernel) == "for 128 rows, seqlen_q * heads_q / heads_kv, up to 128");
   in.segment[0].v_type = ATTN_F8_E5M2;  // which they do not take
   CHECK(in.passed_over(kernel) == "");
   in.segment[0].v_type = ATTN_F8_E4M3FN;

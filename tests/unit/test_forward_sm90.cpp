@@ -9,8 +9,8 @@
 #include "catalog/catalog.h"
 #include "catch.h"
 #include "hopper.h"
-#include "kernels/sm90/forward_args.h"
-#include "kernels/sm90/key_walk.h"
+#include "kernels/forward_sm90/forward_args.h"
+#include "kernels/forward_sm90/key_walk.h"
 #include "problem/problem.h"
 
 using namespace attn;

@@ -79,17 +79,17 @@ TEST_CASE("images: the best code for a device is found", "[catalog]") {
     const Status status = find_image("merge_gfx942", "gfx950", &image);
     CHECK(status.text == "merge_gfx942: no code for gfx950; this build has gfx942");
   }
-  if (!find_image("merge_sm80", "sm_80", &image).ok())
+  if (!find_image("merge_cuda", "sm_80", &image).ok())
     ATTN_SKIP("the rest needs CUDA kernels, which this build has none of");
   const struct {
     const char *device, *arch;
   } cases[] = {
       {"sm_80", "sm_80"}, {"sm_89", "sm_80"}, {"sm_90", "sm_90"}, {"sm_120", "compute_80"}};
   for (const auto& c : cases) {
-    REQUIRE(find_image("merge_sm80", c.device, &image).ok());
+    REQUIRE(find_image("merge_cuda", c.device, &image).ok());
     CHECK(image->arch == std::string(c.arch));
   }
-  const Status status = find_image("merge_sm80", "gfx90a", &image);
+  const Status status = find_image("merge_cuda", "gfx90a", &image);
   CHECK(status.code == ATTN_UNSUPPORTED);
-  CHECK(status.text == "merge_sm80: no code for gfx90a; this build has sm_80, sm_90, compute_80");
+  CHECK(status.text == "merge_cuda: no code for gfx90a; this build has sm_80, sm_90, compute_80");
 }

@@ -1,11 +1,11 @@
-// What kv_roll_sm80 is launched with: a block for each key that can move, then one for each
+// What kv_roll_cuda is launched with: a block for each key that can move, then one for each
 // sequence.
 #include <cstring>
 
 #include "catalog/catalog.h"
 #include "catch.h"
 #include "hopper.h"
-#include "kernels/sm80/kv_append_args.h"
+#include "kernels/cache/kv_append_args.h"
 #include "problem/operations.h"
 
 using namespace attn;
@@ -30,7 +30,7 @@ TEST_CASE("kv_roll: launches and parameters on CUDA", "[plan]") {
   in.keep = 100;
   KvRollProblem p;
   REQUIRE(make_kv_roll_problem(&in, &p).ok());
-  const Kernel& kernel = *find_kernel("kv_roll_sm80");
+  const Kernel& kernel = *find_kernel("kv_roll_cuda");
   REQUIRE(decline(kernel, p.needs) == "");
   Recipe recipe;
   REQUIRE(kernel.recipe(p, test::hopper(), &recipe).ok());
@@ -47,7 +47,7 @@ TEST_CASE("kv_roll: launches and parameters on CUDA", "[plan]") {
   char k_scale[2];
   args.to.k_scale = k_scale;
   for (const Step& step : recipe.steps) {
-    CHECK(std::string(step.image) == "kv_roll_sm80");
+    CHECK(std::string(step.image) == "kv_roll_cuda");
     Parameters parameters;
     step.pack(p, &args, {step, test::hopper(), nullptr}, &parameters);
     attn_kv_roll_kernarg r;

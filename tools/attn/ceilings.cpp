@@ -10,8 +10,8 @@
 
 #ifdef ATTN_READ_KERNEL
 extern "C" __attribute__((visibility("hidden")))
-const unsigned char attn_image_read_sm80_compute_80_begin[],
-    attn_image_read_sm80_compute_80_end[];
+const unsigned char attn_image_read_cuda_compute_80_begin[],
+    attn_image_read_cuda_compute_80_end[];
 #endif
 
 namespace attn::tools {
@@ -153,9 +153,9 @@ Ceiling copy(Driver& driver, int repeats) {
 
 #ifdef ATTN_READ_KERNEL
 Ceiling read(Driver& driver, int repeats) {
-  if (driver.device().arch.rfind("sm_", 0) != 0) return {0, "read_sm80 is for NVIDIA devices"};
-  const std::span<const unsigned char> image(attn_image_read_sm80_compute_80_begin,
-                                             attn_image_read_sm80_compute_80_end);
+  if (driver.device().arch.rfind("sm_", 0) != 0) return {0, "read_cuda is for NVIDIA devices"};
+  const std::span<const unsigned char> image(attn_image_read_cuda_compute_80_begin,
+                                             attn_image_read_cuda_compute_80_end);
   Module module = nullptr;
   need_ok(driver.load(image, &module));
   const std::shared_ptr<void> unload(module, [&](void*) { driver.unload(module); });
@@ -167,7 +167,7 @@ Ceiling read(Driver& driver, int repeats) {
   attn_read_kernarg kernarg{data.get(), static_cast<long long>(bytes / 16),
                             static_cast<unsigned*>(sum.get())};
   Launch launch;
-  need_ok(driver.function(module, "read_sm80", 0, &launch.function));
+  need_ok(driver.function(module, "read_cuda", 0, &launch.function));
   launch.grid[0] = static_cast<uint32_t>(driver.device().multiprocessors * attn_read_blocks_per_sm);
   launch.block[0] = attn_read_threads;
   launch.kernarg = &kernarg;
@@ -178,7 +178,7 @@ Ceiling read(Driver& driver, int repeats) {
   need_ok(driver.copy_out(&got, sum.get(), sizeof got, nullptr));
   const auto expected = static_cast<unsigned>(bytes / 4 * 0x01010101ull);
   if (got != expected)
-    return {0, join("read_sm80 summed its buffer to ", got, " instead of ", expected)};
+    return {0, join("read_cuda summed its buffer to ", got, " instead of ", expected)};
   const Timing timing = DeviceTimer(driver).time(
       [&](int, void* stream) { return driver.launch(launch, stream); }, 1, repeats);
   return {static_cast<double>(bytes) / timing.median_us * 1e6, join(bytes, " bytes")};

@@ -13,7 +13,7 @@ struct Ceiling {
 struct Ceilings {
   Ceiling matmul;  // best of five shapes through cuBLAS, 16-bit inputs, float32 accumulation
   Ceiling copy;    // within device memory; bytes read plus bytes written
-  Ceiling read;    // read_sm80, device memory
+  Ceiling read;    // read_cuda, device memory
 
   Json json() const;
 };

@@ -1,0 +1,54 @@
+// The parameter structs of kv_append_cuda and kv_roll_cuda, for their host side and for the
+// kernels.
+#ifndef ATTN_KERNELS_CACHE_KV_APPEND_ARGS_H
+#define ATTN_KERNELS_CACHE_KV_APPEND_ARGS_H
+
+#include "../shared/forward_args.h"
+#include "../shared/small_float.h"
+
+enum { attn_kv_append_elements = 8, attn_kv_append_max_threads = 512 };  // of a thread, of a block
+
+// New tokens, and where they go: K, V or q.
+struct attn_kv_append_tensor {
+  const void* src;  // padded [batch, seq, head, dim] or packed [total, head, dim]
+  void* dst;        // of q as src, else padded, or paged [num_pages, page_size, head, dim]
+  long long src_stride[3], dst_stride[3];  // elements: batch or page, seq, head
+  attn_descale descale;
+  attn::SmallFloat format;  // of dst_type, if that is a small float
+  int dst_type;             // shared/types.h, any other: fp8
+  int dim;
+  unsigned short* scale;      // of i8 and i4: f16, one for each token and head
+  long long scale_stride[3];  // batch or page, seq, head
+};
+
+struct attn_kv_append_kernarg {
+  attn_kv_append_tensor tensor[3];       // K, V, q
+  const float *rotary_cos, *rotary_sin;  // [positions, half]
+  const int* cu_seqlens_new;             // null: padded
+  long long total_new;
+  attn_kv_lengths lengths;  // of the cache
+  int* seqlens_out;         // null: not written by this launch
+  const int* block_table;   // paged: [batch, max_pages]; null: not paged
+  int num_pages, page_size, max_pages;
+  int batch, seqlen_new;  // packed: capacity
+  int heads_kv, heads;    // heads: of K, V and q
+  int threads_per_head;   // a multiple of 4, so that ggml blocks are those of 4 neighbours
+  int new_type;
+  int half, interleaved;  // pairs to rotate, and which
+  int aligned;            // all that a thread has at once can be moved by 8 or 16 bytes
+  int row_scales;         // K or V is i8 or i4
+  int lengths_only;       // the launch writes seqlens_out, nothing else
+};
+
+// kv_roll_cuda: the new tokens are the first of each sequence of a paged cache, k_new and v_new, as
+// many whole pages of them as leave `keep`. With lengths_only its lengths and table too.
+struct attn_kv_roll_kernarg {
+  attn_kv_append_kernarg append;
+  int* recent_table;
+  attn_pages recent;
+  attn_kv_lengths recent_lengths;
+  int* recent_seqlens_out;
+  int keep;
+};
+
+#endif

@@ -1,0 +1,104 @@
+// Every kernel decode_*, one line each: the one place that says what it is. The build makes its
+// source file from this (write_stubs.cpp), and its host side its row of the catalog
+// (src/kernels/decode.cpp). The order is the order of preference.
+#ifndef ATTN_KERNELS_DECODE_VARIANTS_H
+#define ATTN_KERNELS_DECODE_VARIANTS_H
+
+#include "../shared/find_variant.h"
+#include "../shared/types.h"
+#include "decode_args.h"
+#include "decode_tiles.h"
+
+namespace attn::decode {
+
+struct Variant {
+  const char* name;
+  int type;  // of the products' operands; of q, k and v too, but for K and V of fp8 and own_types
+  DecodeTile tile;
+  bool copy_engine = false;  // which loads K and V; else cp.async does
+  int local_bytes = 0;       // local memory that a thread may have, spilled registers included
+
+  ATTN_HOST_DEVICE constexpr bool fp8() const { return tile.element_bytes == 1; }
+  // What it is compiled for: sm_90a has wgmma, sm_89 converts fp8.
+  constexpr const char* architectures() const {
+    if (tile.wide()) return "sm_90a";
+    if (copy_engine) return "sm_90 compute_90";
+    return fp8() ? "sm_89 sm_90" : "sm_80 sm_90 compute_80";
+  }
+};
+
+constexpr int bf16 = attn_element_bf16, f16 = attn_element_f16;
+constexpr DecodeTile d64{.head_dim = 64, .head_dim_v = 64},
+    d128{.head_dim = 128, .head_dim_v = 128}, d192_dv128{.head_dim = 192, .head_dim_v = 128},
+    d256{.head_dim = 256, .head_dim_v = 256};
+
+// clang-format off: a kernel is a line
+constexpr Variant variants[] = {
+    {.name = "decode_sm90_bf16_d64", .type = bf16, .tile = d64, .copy_engine = true},
+    {.name = "decode_sm90_f16_d64", .type = f16, .tile = d64, .copy_engine = true},
+    {.name = "decode_sm90_fp8_d64", .type = f16, .tile = d64.of_fp8(), .copy_engine = true},
+    {.name = "decode_sm90_bf16_d128", .type = bf16, .tile = d128, .copy_engine = true},
+    {.name = "decode_sm90_f16_d128", .type = f16, .tile = d128, .copy_engine = true},
+    {.name = "decode_sm90_fp8_d128", .type = f16, .tile = d128.of_fp8(), .copy_engine = true},
+    {.name = "decode_sm90_bf16_d192_dv128", .type = bf16, .tile = d192_dv128, .copy_engine = true},
+    {.name = "decode_sm90_f16_d192_dv128", .type = f16, .tile = d192_dv128, .copy_engine = true},
+    {.name = "decode_sm90_fp8_d192_dv128", .type = f16, .tile = d192_dv128.of_fp8(), .copy_engine = true},
+    {.name = "decode_sm90_bf16_d256", .type = bf16, .tile = d256, .copy_engine = true},
+    {.name = "decode_sm90_f16_d256", .type = f16, .tile = d256, .copy_engine = true},
+    {.name = "decode_sm90_fp8_d256", .type = f16, .tile = d256.of_fp8(), .copy_engine = true, .local_bytes = 64},
+    {.name = "decode_sm80_bf16_d64", .type = bf16, .tile = d64},
+    {.name = "decode_sm80_f16_d64", .type = f16, .tile = d64},
+    {.name = "decode_sm89_fp8_d64", .type = f16, .tile = d64.of_fp8()},
+    {.name = "decode_sm80_bf16_d128", .type = bf16, .tile = d128},
+    {.name = "decode_sm80_f16_d128", .type = f16, .tile = d128},
+    {.name = "decode_sm89_fp8_d128", .type = f16, .tile = d128.of_fp8(), .local_bytes = 64},
+    {.name = "decode_sm80_bf16_d192_dv128", .type = bf16, .tile = d192_dv128},
+    {.name = "decode_sm80_f16_d192_dv128", .type = f16, .tile = d192_dv128},
+    {.name = "decode_sm89_fp8_d192_dv128", .type = f16, .tile = d192_dv128.of_fp8()},
+    {.name = "decode_sm80_bf16_d256", .type = bf16, .tile = d256},
+    {.name = "decode_sm80_f16_d256", .type = f16, .tile = d256},
+    {.name = "decode_sm89_fp8_d256", .type = f16, .tile = d256.of_fp8(), .local_bytes = 64},
+    {.name = "decode_sm90_bf16_d64_r64", .type = bf16, .tile = d64.with_rows(64), .copy_engine = true},
+    {.name = "decode_sm90_f16_d64_r64", .type = f16, .tile = d64.with_rows(64), .copy_engine = true},
+    {.name = "decode_sm90_fp8_d64_r64", .type = f16, .tile = d64.of_fp8().with_rows(64), .copy_engine = true, .local_bytes = 64},
+    {.name = "decode_sm90_bf16_d128_r64", .type = bf16, .tile = d128.with_rows(64), .copy_engine = true},
+    {.name = "decode_sm90_f16_d128_r64", .type = f16, .tile = d128.with_rows(64), .copy_engine = true},
+    {.name = "decode_sm90_fp8_d128_r64", .type = f16, .tile = d128.of_fp8().with_rows(64), .copy_engine = true, .local_bytes = 64},
+    {.name = "decode_sm90_bf16_d192_dv128_r64", .type = bf16, .tile = d192_dv128.with_rows(64), .copy_engine = true},
+    {.name = "decode_sm90_f16_d192_dv128_r64", .type = f16, .tile = d192_dv128.with_rows(64), .copy_engine = true},
+    {.name = "decode_sm90_fp8_d192_dv128_r64", .type = f16, .tile = d192_dv128.of_fp8().with_rows(64), .copy_engine = true, .local_bytes = 64},
+    {.name = "decode_sm90_bf16_d256_r64", .type = bf16, .tile = d256.with_rows(64), .copy_engine = true},
+    {.name = "decode_sm90_f16_d256_r64", .type = f16, .tile = d256.with_rows(64), .copy_engine = true},
+    {.name = "decode_sm90_fp8_d256_r64", .type = f16, .tile = d256.of_fp8().with_rows(64), .copy_engine = true, .local_bytes = 64},
+    {.name = "decode_sm90_bf16_d64_split", .type = bf16, .tile = d64.splitting(), .copy_engine = true},
+    {.name = "decode_sm90_f16_d64_split", .type = f16, .tile = d64.splitting(), .copy_engine = true},
+    {.name = "decode_sm90_fp8_d64_split", .type = f16, .tile = d64.of_fp8().splitting(), .copy_engine = true},
+    {.name = "decode_sm90_bf16_d128_split", .type = bf16, .tile = d128.splitting(), .copy_engine = true},
+    {.name = "decode_sm90_f16_d128_split", .type = f16, .tile = d128.splitting(), .copy_engine = true},
+    {.name = "decode_sm90_fp8_d128_split", .type = f16, .tile = d128.of_fp8().splitting(), .copy_engine = true},
+    {.name = "decode_sm90_bf16_d192_dv128_split", .type = bf16, .tile = d192_dv128.splitting(), .copy_engine = true},
+    {.name = "decode_sm90_f16_d192_dv128_split", .type = f16, .tile = d192_dv128.splitting(), .copy_engine = true},
+    {.name = "decode_sm90_fp8_d192_dv128_split", .type = f16, .tile = d192_dv128.of_fp8().splitting(), .copy_engine = true},
+    {.name = "decode_sm90_bf16_d256_split", .type = bf16, .tile = d256.splitting(), .copy_engine = true},
+    {.name = "decode_sm90_f16_d256_split", .type = f16, .tile = d256.splitting(), .copy_engine = true},
+    {.name = "decode_sm90_fp8_d256_split", .type = f16, .tile = d256.of_fp8().splitting(), .copy_engine = true},
+    {.name = "decode_sm90_bf16_d64_r48", .type = bf16, .tile = d64.with_groups(3), .copy_engine = true},
+    {.name = "decode_sm90_f16_d64_r48", .type = f16, .tile = d64.with_groups(3), .copy_engine = true},
+    {.name = "decode_sm90_fp8_d64_r48", .type = f16, .tile = d64.of_fp8().with_groups(3), .copy_engine = true, .local_bytes = 64},
+    {.name = "decode_sm90_bf16_d128_r48", .type = bf16, .tile = d128.with_groups(3), .copy_engine = true, .local_bytes = 48},
+    {.name = "decode_sm90_f16_d128_r48", .type = f16, .tile = d128.with_groups(3), .copy_engine = true, .local_bytes = 48},
+    {.name = "decode_sm90_fp8_d128_r48", .type = f16, .tile = d128.of_fp8().with_groups(3), .copy_engine = true, .local_bytes = 112},
+    {.name = "decode_sm90_bf16_d192_dv128_r48", .type = bf16, .tile = d192_dv128.with_groups(3), .copy_engine = true, .local_bytes = 32},
+    {.name = "decode_sm90_f16_d192_dv128_r48", .type = f16, .tile = d192_dv128.with_groups(3), .copy_engine = true, .local_bytes = 32},
+    {.name = "decode_sm90_fp8_d192_dv128_r48", .type = f16, .tile = d192_dv128.of_fp8().with_groups(3), .copy_engine = true, .local_bytes = 112},
+    {.name = "decode_sm90_blocks_d64", .type = f16, .tile = d64.of_own_types().with_rows(8), .copy_engine = true},
+    {.name = "decode_sm90_blocks_d128", .type = f16, .tile = d128.of_own_types().with_rows(8), .copy_engine = true, .local_bytes = 8},
+    {.name = "decode_sm90_blocks_d256", .type = f16, .tile = d256.of_own_types().with_rows(8), .copy_engine = true},
+    {.name = "decode_sm90_blocks_d64_r16", .type = f16, .tile = d64.of_own_types(), .copy_engine = true, .local_bytes = 8},
+    {.name = "decode_sm90_blocks_d128_r16", .type = f16, .tile = d128.of_own_types(), .copy_engine = true},
+    {.name = "decode_sm90_blocks_d256_r16", .type = f16, .tile = d256.of_own_types(), .copy_engine = true, .local_bytes = 8},
+};
+// clang-format on
+
+}  // namespace attn::decode
+#endif

@@ -1,0 +1,234 @@
+// The shapes of the blocks of fwd_sm90_*, for their host side and for the kernels.
+#ifndef ATTN_KERNELS_FORWARD_SM90_TILES_H
+#define ATTN_KERNELS_FORWARD_SM90_TILES_H
+
+#include "../shared/mask.h"  // ATTN_HOST_DEVICE
+
+namespace attn::sm90 {
+
+// A tile of keys or queries is made of panels, whose rows have 128 bytes: 64 columns of 16 bits,
+// 128 of fp8.
+ATTN_HOST_DEVICE constexpr int panel_columns(int element_bytes) {
+  return 128 / element_bytes;
+}
+ATTN_HOST_DEVICE constexpr int panels(int columns, int element_bytes = 2) {
+  return (columns + panel_columns(element_bytes) - 1) / panel_columns(element_bytes);
+}
+
+constexpr int max_groups = 3;
+constexpr int max_stages = 3;
+constexpr int item_slots = 8;  // work items between the warpgroup that loads and those that compute
+constexpr int tile_slots = 8;  // the same for tiles of keys; more than max_stages
+constexpr int control_bytes = 3072;  // barriers, items and tiles, before Q, K and V
+
+struct Tile {
+  int head_dim,
+      head_dim_v;  // columns that the products have; what is missing to them counts as zero
+  int groups;      // warpgroups that compute, each 64 queries
+  int keys;        // keys of a K/V tile
+  int q_stages, k_stages, v_stages;  // tiles in shared memory
+  bool finds =
+      false;  // the warpgroup that loads finds what a block mask leaves, which takes registers
+  bool adds = false;      // the bias of a tile lies in shared memory too
+  int blocks = 1;         // of a cluster, which share K and V: neighbours in the sequence
+  bool heads = false;     // or the same queries of neighbouring heads
+  int element_bytes = 2;  // of q, k and v
+  int vt_stages = 0;      // fp8: tiles of V^T in shared memory, which v_stages tiles of V become
+  int piece = 0;          // fp8: of so many columns the sums are found at once; 0: of all
+  int weight_parts = 1;   // fp8: e4m3 values that a weight is the sum of
+  int score_part = 0;     // fp8: of so many columns the unit adds up products of scores; 0: of all
+  int score_part_keys = 0;  // fp8: of so many keys at once, behind the first part; 0: of all
+
+  constexpr bool operator==(const Tile&) const = default;
+
+  // The same, whose blocks find what is to be seen of block masks.
+  ATTN_HOST_DEVICE constexpr Tile finding() const {
+    Tile tile = *this;
+    tile.finds = true;
+    return tile;
+  }
+  // The same, whose blocks stand in clusters of two.
+  ATTN_HOST_DEVICE constexpr Tile paired() const {
+    Tile tile = *this;
+    tile.blocks = 2;
+    return tile;
+  }
+  ATTN_HOST_DEVICE constexpr Tile of_two_heads() const {
+    Tile tile = paired();
+    tile.heads = true;
+    return tile;
+  }
+  ATTN_HOST_DEVICE constexpr int rows() const { return 64 * groups; }
+  // Of a work item, which all blocks of a cluster take together, and of a K/V tile what each of
+  // them loads.
+  ATTN_HOST_DEVICE constexpr int item_rows() const { return rows() * (heads ? 1 : blocks); }
+  ATTN_HOST_DEVICE constexpr int item_heads() const { return heads ? blocks : 1; }
+  ATTN_HOST_DEVICE constexpr int loaded_keys() const { return keys / blocks; }
+  ATTN_HOST_DEVICE constexpr int threads() const { return 128 * (groups + 1); }
+  // What setmaxnreg leaves the warpgroup that loads and those that compute: together what they
+  // start with. One that computes has enough from the start.
+  ATTN_HOST_DEVICE constexpr int load_registers() const {
+    return finds ? 56 : groups == 2 ? 40 : 32;
+  }
+  ATTN_HOST_DEVICE constexpr int compute_registers() const {
+    return (groups == 2 ? 232 : 160) - (finds ? 8 : 0);
+  }
+
+  // Q has so many parts, each with its own barriers: where it has one place, each warpgroup gets
+  // its queries anew as soon as it is done with the item before.
+  ATTN_HOST_DEVICE constexpr int q_parts() const { return q_stages == 1 ? groups : 1; }
+  ATTN_HOST_DEVICE constexpr int q_part_rows() const { return rows() / q_parts(); }
+  ATTN_HOST_DEVICE constexpr int q_bytes() const {
+    return rows() * panels(head_dim, element_bytes) * 128;
+  }
+  ATTN_HOST_DEVICE constexpr int k_bytes() const {
+    return keys * panels(head_dim, element_bytes) * 128;
+  }
+  ATTN_HOST_DEVICE constexpr int v_bytes() const {
+    return keys * panels(head_dim_v, element_bytes) * 128;
+  }
+  // fp8: columns of V for which the sums of a tile are found at once.
+  ATTN_HOST_DEVICE constexpr int piece_columns() const { return piece > 0 ? piece : head_dim_v; }
+  ATTN_HOST_DEVICE constexpr int score_columns() const {
+    return score_part > 0 ? score_part : head_dim;
+  }
+  ATTN_HOST_DEVICE constexpr int score_keys() const {
+    return score_part_keys > 0 ? score_part_keys : keys;
+  }
+  // V^T is made of panels of 128 keys, with a row for each column of V and eight of ones.
+  ATTN_HOST_DEVICE constexpr int vt_panel() const { return (head_dim_v + 8) * 128; }
+  ATTN_HOST_DEVICE constexpr int vt_bytes() const { return panels(keys, 1) * vt_panel(); }
+  ATTN_HOST_DEVICE constexpr int q_offset() const { return control_bytes; }
+  ATTN_HOST_DEVICE constexpr int k_offset() const { return q_offset() + q_stages * q_bytes(); }
+  ATTN_HOST_DEVICE constexpr int v_offset() const { return k_offset() + k_stages * k_bytes(); }
+  ATTN_HOST_DEVICE constexpr int bias_offset() const { return v_offset() + v_stages * v_bytes(); }
+  ATTN_HOST_DEVICE constexpr int vt_offset() const { return bias_offset(); }  // not both
+  ATTN_HOST_DEVICE constexpr int shared_bytes() const {
+    return bias_offset() + (adds ? rows() * keys * 4 : 0) + vt_stages * vt_bytes();
+  }
+};
+
+// Where larger tiles would leave multiprocessors idle.
+constexpr Tile tile_d64_short{.head_dim = 64,
+                              .head_dim_v = 64,
+                              .groups = 1,
+                              .keys = 128,
+                              .q_stages = 1,
+                              .k_stages = 3,
+                              .v_stages = 3};
+constexpr Tile tile_d64{.head_dim = 64,
+                        .head_dim_v = 64,
+                        .groups = 3,
+                        .keys = 128,
+                        .q_stages = 2,
+                        .k_stages = 3,
+                        .v_stages = 3};
+constexpr Tile tile_d96{.head_dim = 96,
+                        .head_dim_v = 96,
+                        .groups = 2,
+                        .keys = 128,
+                        .q_stages = 2,
+                        .k_stages = 3,
+                        .v_stages = 2};
+constexpr Tile tile_d128{.head_dim = 128,
+                         .head_dim_v = 128,
+                         .groups = 2,
+                         .keys = 128,
+                         .q_stages = 2,
+                         .k_stages = 3,
+                         .v_stages = 2};
+// For long sequences: Q has one place, and ends waste more.
+constexpr Tile tile_d128_long{.head_dim = 128,
+                              .head_dim_v = 128,
+                              .groups = 2,
+                              .keys = 176,
+                              .q_stages = 1,
+                              .k_stages = 2,
+                              .v_stages = 2};
+constexpr Tile tile_d192_dv128{.head_dim = 192,
+                               .head_dim_v = 128,
+                               .groups = 2,
+                               .keys = 128,
+                               .q_stages = 1,
+                               .k_stages = 2,
+                               .v_stages = 2};
+constexpr Tile tile_d192{.head_dim = 192,
+                         .head_dim_v = 192,
+                         .groups = 2,
+                         .keys = 112,
+                         .q_stages = 1,
+                         .k_stages = 2,
+                         .v_stages = 2};
+constexpr Tile tile_d256{.head_dim = 256,
+                         .head_dim_v = 256,
+                         .groups = 2,
+                         .keys = 80,
+                         .q_stages = 1,
+                         .k_stages = 2,
+                         .v_stages = 2};
+// Two blocks each load half of a K/V tile for both, for long sequences without a causal mask.
+constexpr Tile tile_d128_pair = tile_d128_long.paired();
+constexpr Tile tile_d256_pair = tile_d256.paired();
+// Of two query heads that have K and V in common, for long sequences.
+constexpr Tile tile_d128_heads = tile_d128_long.of_two_heads();
+// For block masks: keys are cut as without, so that a mask that is all FULL gives the same bits.
+constexpr Tile tile_d64_mask{.head_dim = 64,
+                             .head_dim_v = 64,
+                             .groups = 2,
+                             .keys = 128,
+                             .q_stages = 2,
+                             .k_stages = 3,
+                             .v_stages = 3,
+                             .finds = true};
+constexpr Tile tile_d128_mask = tile_d128.finding();
+constexpr Tile tile_d256_mask = tile_d256.finding();
+// For kernels that change scores, which takes registers.
+constexpr Tile tile_d64_score{.head_dim = 64,
+                              .head_dim_v = 64,
+                              .groups = 3,
+                              .keys = 80,
+                              .q_stages = 2,
+                              .k_stages = 3,
+                              .v_stages = 3};
+constexpr Tile tile_d128_score{.head_dim = 128,
+                               .head_dim_v = 128,
+                               .groups = 2,
+                               .keys = 96,
+                               .q_stages = 2,
+                               .k_stages = 3,
+                               .v_stages = 3};
+constexpr Tile tile_d256_score{.head_dim = 256,
+                               .head_dim_v = 256,
+                               .groups = 2,
+                               .keys = 64,
+                               .q_stages = 1,
+                               .k_stages = 2,
+                               .v_stages = 2};
+// For kernels that add a bias too.
+constexpr Tile tile_d64_bias{.head_dim = 64,
+                             .head_dim_v = 64,
+                             .groups = 3,
+                             .keys = 80,
+                             .q_stages = 2,
+                             .k_stages = 3,
+                             .v_stages = 3,
+                             .adds = true};
+constexpr Tile tile_d128_bias{.head_dim = 128,
+                              .head_dim_v = 128,
+                              .groups = 2,
+                              .keys = 96,
+                              .q_stages = 2,
+                              .k_stages = 2,
+                              .v_stages = 2,
+                              .adds = true};
+constexpr Tile tile_d256_bias{.head_dim = 256,
+                              .head_dim_v = 256,
+                              .groups = 2,
+                              .keys = 64,
+                              .q_stages = 1,
+                              .k_stages = 2,
+                              .v_stages = 2,
+                              .adds = true};
+
+}  // namespace attn::sm90
+#endif

@@ -1,5 +1,0 @@
-//# architectures sm_80 sm_90 compute_80
-#include "../decode/decode.cuh"
-
-ATTN_DECODE_SM80(decode_sm80_bf16_d128, BF16, .head_dim = 128, .head_dim_v = 128,
-                 .element_bytes = 2)

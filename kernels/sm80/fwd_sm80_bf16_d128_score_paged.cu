@@ -1,5 +1,0 @@
-//# architectures sm_80 sm_90 compute_80
-#include "forward.cuh"
-
-ATTN_SM80_FORWARD(fwd_sm80_bf16_d128_score_paged, BF16, 128,
-                  attn::sm80::with_score | attn::sm80::with_pages)

@@ -1,4 +1,0 @@
-//# architectures sm_80 sm_90 compute_80
-#include "forward.cuh"
-
-ATTN_SM80_FORWARD(fwd_sm80_f16_d128_mask, F16, 128, attn::sm80::with_mask)

@@ -1,5 +1,0 @@
-//# architectures sm_90 compute_90
-#include "../decode/decode.cuh"
-
-ATTN_DECODE_SM90(decode_sm90_bf16_d64_split, BF16, .head_dim = 64, .head_dim_v = 64,
-                 .element_bytes = 2, .split = true)

@@ -1,5 +1,0 @@
-//# architectures sm_90 compute_90
-#include "../decode/decode.cuh"
-
-ATTN_DECODE_SM90_BLOCKS(decode_sm90_blocks_d256, .head_dim = 256, .head_dim_v = 256,
-                        .element_bytes = 2, .own_types = true, .rows_of_group = 8)

@@ -1,4 +1,0 @@
-//# architectures sm_90 compute_90
-#include "../decode/decode.cuh"
-
-ATTN_DECODE_SM90(decode_sm90_f16_d128, F16, .head_dim = 128, .head_dim_v = 128, .element_bytes = 2)

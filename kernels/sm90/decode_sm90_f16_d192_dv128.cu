@@ -1,5 +1,0 @@
-//# architectures sm_90 compute_90
-#include "../decode/decode.cuh"
-
-ATTN_DECODE_SM90(decode_sm90_f16_d192_dv128, F16, .head_dim = 192, .head_dim_v = 128,
-                 .element_bytes = 2)

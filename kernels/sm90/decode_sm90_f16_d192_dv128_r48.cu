@@ -1,5 +1,0 @@
-//# architectures sm_90 compute_90 local_bytes=32
-#include "../decode/decode.cuh"
-
-ATTN_DECODE_SM90(decode_sm90_f16_d192_dv128_r48, F16, .head_dim = 192, .head_dim_v = 128,
-                 .element_bytes = 2, .row_groups = 3)

@@ -1,4 +1,0 @@
-//# architectures sm_90 compute_90
-#include "../decode/decode.cuh"
-
-ATTN_DECODE_SM90(decode_sm90_f16_d256, F16, .head_dim = 256, .head_dim_v = 256, .element_bytes = 2)

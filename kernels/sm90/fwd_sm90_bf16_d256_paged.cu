@@ -1,4 +1,0 @@
-//# architectures sm_90a
-#include "forward.cuh"
-
-ATTN_SM90_FORWARD(fwd_sm90_bf16_d256_paged, BF16, tile_d256, with_pages)

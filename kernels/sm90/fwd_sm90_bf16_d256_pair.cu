@@ -1,5 +1,0 @@
-//# architectures sm_90a
-#include "forward.cuh"
-
-ATTN_SM90_FORWARD(fwd_sm90_bf16_d256_pair, BF16, tile_d256_pair, plain,
-                  __cluster_dims__(attn::sm90::tile_d256_pair.blocks))

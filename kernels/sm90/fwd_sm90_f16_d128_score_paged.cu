@@ -1,4 +1,0 @@
-//# architectures sm_90a
-#include "forward.cuh"
-
-ATTN_SM90_FORWARD(fwd_sm90_f16_d128_score_paged, F16, tile_d128_score, with_score_and_pages)

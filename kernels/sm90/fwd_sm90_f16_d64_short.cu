@@ -1,4 +1,0 @@
-//# architectures sm_90a
-#include "forward.cuh"
-
-ATTN_SM90_FORWARD(fwd_sm90_f16_d64_short, F16, tile_d64_short, plain)

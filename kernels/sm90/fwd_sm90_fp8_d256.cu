@@ -1,4 +1,0 @@
-//# architectures sm_90a
-#include "fp8_forward.cuh"
-
-ATTN_SM90_FP8_FORWARD(fwd_sm90_fp8_d256, tile_fp8_d256, with_fp8, false)

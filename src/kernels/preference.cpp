@@ -1,0 +1,100 @@
+#include "kernels/preference.h"
+
+#include "kernels/decode.h"
+#include "kernels/forward_sm90/fp8_tiles.h"
+#include "kernels/limits.h"
+#include "kernels/sm90_forward.h"
+
+namespace attn {
+namespace {
+
+using sm90::Tile;
+
+// Tiles of few queries pay off only while each multiprocessor has at most one of them.
+std::string too_many_tiles(const Problem& p, const DeviceInfo& device, const Tile& tile) {
+  const int64_t count = sm90::items(p, tile), most = multiprocessors(p, device);
+  if (count <= most) return "";
+  return join("for ", count, " tiles of ", tile.item_rows(), " queries, more than ", most);
+}
+
+std::string too_few_keys(const Problem& p, int64_t least) {
+  if (p.seqlen_kv >= least) return "";
+  return join("for seqlen_kv ", p.seqlen_kv, ", below ", least);
+}
+
+// Clusters of two blocks that share K and V between two query heads.
+std::string heads_share_little(const Problem& p, int64_t least_keys) {
+  constexpr int64_t least_queries = 1024;
+  if (p.seqlen_q < least_queries)
+    return join("for seqlen_q ", p.seqlen_q, ", below ", least_queries);
+  return too_few_keys(p, least_keys);
+}
+
+// Clusters of two blocks that share K and V between neighbouring tiles of queries. Both take as
+// long as the one that has more to do, and sharing saves time only where nearly all reads hit the
+// L2.
+std::string pair_shares_little(const Problem& p, const Tile& tile, int64_t least_keys) {
+  if (p.has(ATTN_WINDOW)) return "for windows";
+  if (p.q_layout == ATTN_PACKED || p.seqlen_q % tile.item_rows() != 0)
+    return join("for sequences that are not multiples of ", tile.item_rows(), " queries");
+  return too_few_keys(p, least_keys);
+}
+
+std::string prefer_other_of_fp8(const Problem& p, const Tile& tile) {
+  if (tile.heads) return heads_share_little(p, 2048);
+  if (tile.blocks > 1) return pair_shares_little(p, tile, sm90::causal(p) ? 8192 : 2048);
+  // Tiles of 192 keys waste more at the ends of short sequences than they save between them.
+  if (tile.keys > 128) return too_few_keys(p, 2048);
+  return "";
+}
+
+}  // namespace
+
+std::string prefer_other(const Problem& p, const DeviceInfo& device, const sm90::Variant& variant) {
+  const Tile& tile = variant.tile;
+  if (tile.groups == 1) return too_many_tiles(p, device, tile);
+  if (variant.with & sm90::with_fp8) return prefer_other_of_fp8(p, tile);
+  if (tile.heads) return p.has(ATTN_WINDOW) ? "for windows" : heads_share_little(p, 8192);
+  if (tile.blocks > 1) {
+    if (sm90::causal(p)) return "for causal masks";
+    return pair_shares_little(p, tile, tile.head_dim > 128 ? 4096 : 8192);
+  }
+  // Its larger tile costs more at the ends of short sequences than it saves between them, and saves
+  // nothing where all items are equally long.
+  if (tile == sm90::tile_d128_long)
+    return sm90::causal(p) ? too_few_keys(p, 8192) : "without a causal mask";
+  return "";
+}
+
+// fwd_* read K and V again for each query head, but compute more at once: decode_* are better where
+// what fwd_* read has to come from memory.
+std::string prefer_other(const Problem& p, const DeviceInfo& device,
+                         const decode::Variant& variant) {
+  if (!variant.tile.tiled() || decode::alone(p, variant.tile)) return "";
+  int64_t bytes = 0;
+  for (const attn_segment& s : p.segment)
+    bytes += p.batch * p.heads_kv * s.seqlen * (p.head_dim + p.head_dim_v) * 2;
+  if (p.group() == 1) return "for heads_q equal to heads_kv";
+  if (bytes > device.l2_bytes) return "";
+  return join("for K and V of ", bytes, " bytes, which fit in L2");
+}
+
+// Work items are counted from capacities; too many of them would be empty.
+std::string prefer_other_to_mixed(const Problem& p, const sm90::Variant& paged) {
+  if (p.q_layout != ATTN_PACKED) return "for padded q";
+  const int64_t rows = paged.tile.item_rows(), all = p.batch * ceil_div(p.seqlen_q, rows),
+                most = p.total_q / rows + p.batch;
+  if (all > 2 * most) return "";
+  return join("for ", p.total_q, " queries of ", p.batch, " sequences with up to ", p.seqlen_q,
+              " each");
+}
+
+// For few rows decode_* read K and V once, as they are: fp8 alone, or types without fp8.
+std::string prefer_other_to_dequantised(const Problem& p) {
+  const bool fp8 = (p.needs.k_types | p.needs.v_types) & fp8_of_cuda;
+  const int64_t rows = p.seqlen_q * p.group(), few = !fp8 || p.head_dim_v > 128 ? 16 : 128;
+  if (rows > few || (fp8 && p.needs.features & feature_mixed_kv_types)) return "";
+  return join("for ", rows, " rows, seqlen_q * heads_q / heads_kv, up to ", few);
+}
+
+}  // namespace attn
