@@ -266,10 +266,11 @@ typedef struct attn_problem {
   int32_t num_segments;
   const attn_segment* segments; /* copied; element i is at i * segments[0].struct_size bytes */
   /* scores: scale * q k^T, softcap, bias, ALiBi, masks, softmax */
-  float scale;         /* 0 = 1 / sqrt(head_dim) */
-  float softcap;       /* 0 = none; else softcap * tanh(s / softcap) */
-  uint32_t flags;      /* attn_flag */
-  int64_t window_left; /* ATTN_WINDOW: -1 = unbounded */
+  float scale;    /* 0 = 1 / sqrt(head_dim). For a scale of zero, so that all visible keys weigh
+                     the same, pass FLT_MIN: it leaves nothing of finite scores below 1e30 */
+  float softcap;  /* 0 = none; else softcap * tanh(s / softcap) */
+  uint32_t flags; /* attn_flag */
+  int64_t window_left; /* ATTN_WINDOW: -1 = unbounded, and so is 2^31 or more */
   int64_t window_right;
   attn_dtype bias_type;   /* NONE = no bias; f32, f16 or q's type; PADDED q only */
   int64_t bias_stride[4]; /* over [B, Hq, Sq, Skv]; 0 broadcasts. All zero: contiguous [B, Hq, Sq,

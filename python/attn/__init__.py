@@ -43,8 +43,10 @@ def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), sc
     strides, the last dimension contiguous; Hq is a multiple of Hkv.
 
     causal             query i sees key j <= i + Skv - Sq; causal_top_left: j <= i
-    window             (left, right): i + Skv - Sq - left <= j <= i + Skv - Sq + right, -1 = unbounded
-    scale, softcap     S = scale q k^T (None: 1 / sqrt(D)), then softcap * tanh(S / softcap) if it is not 0
+    window             (left, right): i + Skv - Sq - left <= j <= i + Skv - Sq + right, -1 = unbounded, and so is
+                       any side longer than the keys, up to 2^63 - 1
+    scale, softcap     S = scale q k^T (None: 1 / sqrt(D); 0: all visible keys weigh the same), then softcap * tanh(S / softcap) if
+                       softcap is not 0
     bias               f32, f16 or q's type [B, Hq, Sq, Skv], 1 where it broadcasts; added to S
     bias_slopes        f32 [Hq]: bias * slope in its place, as ggml's mask; -inf stays
     alibi_slopes       f32 [Hq]: S - slope * |i + Skv - Sq - j|

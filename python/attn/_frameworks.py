@@ -25,14 +25,48 @@ NO_BACKWARD = ("requires grad; accepted: arrays that do not, and any under torch
                "backward")
 
 
+def computes_for_itself(kind):
+    """Which method of a class of tensors may give them another meaning than their storage has; None if none does."""
+    import torch
+    if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return "__torch_dispatch__"
+    function, own = kind.__torch_function__, torch.Tensor.__torch_function__.__func__
+    inherited = function is torch._C._disabled_torch_function_impl or getattr(function, "__func__", None) is own
+    return None if inherited else "__torch_function__"
+
+
+def _unreadable_tensor(x):
+    """unreadable() of a tensor. Asks the tensor itself nothing before its class is known to answer as torch.Tensor does."""
+    import torch
+    kind = type(x)
+    method = computes_for_itself(kind)
+    if method is not None:
+        return f"is a {kind.__name__}, which computes for itself ({method}); accepted: plain tensors" + (
+            ", as_subclass(torch.Tensor) makes one of its memory" if method == "__torch_function__" else "")
+    if x.is_nested:
+        return f"is a nested {kind.__name__}; accepted: plain tensors"
+    if x.layout is not torch.strided:
+        return f"is a {kind.__name__} of layout {x.layout}; accepted: torch.strided"
+    if x.is_quantized:
+        return f"is a quantized {kind.__name__}; accepted: its dequantize(), or attn's own types"
+    if x.is_meta:
+        return f"is a {kind.__name__} on the device meta, without memory; accepted: tensors in the memory of one device"
+    functorch = getattr(torch._C, "_functorch", None)
+    if functorch is not None and functorch.is_functorch_wrapped_tensor(x):
+        return f"is a {kind.__name__} wrapped by torch.func (vmap, say); accepted: plain tensors"
+    if torch._is_functional_tensor(x):
+        return f"is a functional {kind.__name__}, as tracers make it; accepted: plain tensors"
+    if x._is_zerotensor():
+        return f"is a {kind.__name__} of zeros without memory; accepted: its clone()"
+    if x.is_neg():
+        return "has the negative bit set; accepted: its resolve_neg()"
+    return None
+
+
 def unreadable(framework, array):
     """Why an array's memory is not its value, as the end of a sentence that its name begins; None if it is."""
     if framework == "torch":
-        import torch
-        if type(array).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-            return f"is a {type(array).__name__}, which computes for itself (__torch_dispatch__); accepted: plain tensors"
-        if array.is_neg():
-            return "has the negative bit set; accepted: its resolve_neg()"
+        return _unreadable_tensor(array)
     if isinstance(array, numpy.ma.MaskedArray):
         return f"is a {type(array).__name__}; accepted: arrays without a mask"
     return None

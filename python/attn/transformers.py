@@ -4,6 +4,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from ._errors import InvalidArgument
 from .torch import forward
+from .torch._library import need_storage
 from .torch._sdpa import additive
 
 __all__ = ["libattn"]
@@ -16,6 +17,7 @@ def libattn(module, query, key, value, attention_mask, dropout=0.0, scaling=None
     weights are not returned."""
     if dropout:
         raise InvalidArgument(f"dropout is {dropout}; accepted: 0, attn is for inference: model.eval()")
+    need_storage(("query", "key", "value", "attention_mask"), (query, key, value, attention_mask))
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     bias = None if attention_mask is None else additive(attention_mask[..., :key.shape[2]], query, key)
     if position_bias is not None:

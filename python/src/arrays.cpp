@@ -129,18 +129,24 @@ Framework framework_of_class(nb::handle type) {
   return Framework::other;
 }
 
+// Refuses an array whose memory is not its value, with the reason.
+void refuse_hidden(const Array& a) {
+  const nb::object reason =
+      once(unreadable_function, helpers, "unreadable")(framework_name(a.framework), a.source);
+  if (!reason.is_none()) refuse(a.name + " " + text_of(reason));
+}
+
 // Refuses what DLPack says nothing of: gradients, and memory that is not the value.
 void refuse_unreadable(const Array& a) {
   const nb::handle value = a.source;
   if (is_numpy_array(value)) return;
+  const bool plain = is_torch_tensor(value);  // other classes may answer every question themselves
+  if (!plain) refuse_hidden(a);
   if (nb::bool_(nb::getattr(value, word(requires_grad_word, "requires_grad"), Py_False)) &&
       !(a.framework == Framework::torch &&
         !nb::bool_(once(torch_grad, "torch", "is_grad_enabled")())))
     refuse(a.name + " " + text_of(once(no_backward, helpers, "NO_BACKWARD")));
-  if (is_torch_tensor(value) && !nb::bool_(value.attr(word(is_neg_word, "is_neg"))())) return;
-  const nb::object reason =
-      once(unreadable_function, helpers, "unreadable")(framework_name(a.framework), value);
-  if (!reason.is_none()) refuse(a.name + " " + text_of(reason));
+  if (plain && nb::bool_(value.attr(word(is_neg_word, "is_neg"))())) refuse_hidden(a);
 }
 
 }  // namespace
@@ -453,14 +459,17 @@ Array Reader::read(nb::handle value, const std::string& name) {
   } catch (const nb::python_error& raised) {
     // The framework's: no memory, or more than one device.
     if (!raised.matches(PyExc_Exception) || raised.matches(PyExc_MemoryError)) throw;
+    if (a.framework == Framework::torch) refuse_hidden(a);  // which knows it better
     refuse(name + " cannot be read: " + text_of(raised.value()) +
            "; accepted: strided arrays in the memory of one device");
   }
   for (size_t i = 0; i < a.tensor.ndim(); ++i)
     if (a.size(i) >= most_elements)
       refuse(name + " has shape " + shape_text(a.shape()) + "; accepted: dimensions below 2^40");
-  if (!a.empty() && !a.data())
+  if (!a.empty() && !a.data()) {
+    if (a.framework == Framework::torch) refuse_hidden(a);
     refuse(name + " has no memory; accepted: arrays with memory of their own");
+  }
   a.device = device_of(name, a.tensor.device_type, a.tensor.device_id);
   waits_ |= !a.device.host() && (a.framework == Framework::jax || a.framework == Framework::other);
   return a;

@@ -2,6 +2,7 @@
 
 #include <nanobind/stl/pair.h>
 
+#include <cfloat>
 #include <cstring>
 #include <list>
 #include <map>
@@ -581,7 +582,7 @@ void Call::read_scores() {
   }
   if (given(Name::scale)) {
     p.scale = number(argument(Name::scale), "scale", "a number or None");
-    if (p.scale == 0) refuse("scale is 0; accepted: None for 1 / sqrt(D), or another number");
+    if (p.scale == 0) p.scale = FLT_MIN;  // which attn.h recommends: its own 0 is 1 / sqrt(D)
   }
   if (arguments_.find(Name::softcap).is_valid())
     p.softcap = number(argument(Name::softcap), "softcap", "a number");

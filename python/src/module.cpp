@@ -63,9 +63,11 @@ nb::object forward(const Arguments& arguments) {
 }
 
 // As torch.nn.functional has it, of tensors with four dimensions; the mask is one that is added.
+// `causal` counts from the top left, `lower_right` is causal from the other end. One head of k and
+// v broadcasts to all of q, as PyTorch's does.
 nb::object scaled_dot_product_attention(nb::handle query, nb::handle key, nb::handle value,
                                         nb::handle mask, nb::handle causal, nb::handle scale,
-                                        nb::handle enable_gqa) {
+                                        nb::handle enable_gqa, nb::handle lower_right) {
   static const nb::handle automatic = nb::str("auto").release();
   Arguments arguments;
   arguments.set(Name::q, query);
@@ -73,11 +75,12 @@ nb::object scaled_dot_product_attention(nb::handle query, nb::handle key, nb::ha
   arguments.set(Name::v, value);
   arguments.set(Name::attn_mask, mask);
   arguments.set(Name::causal_top_left, causal);
+  arguments.set(Name::causal, lower_right);
   arguments.set(Name::scale, scale);
   arguments.set(Name::backend, automatic);
   Call call(arguments);
   const attn_problem& p = call.problem();
-  if (p.heads_q != p.heads_kv && !boolean(enable_gqa, "enable_gqa"))
+  if (p.heads_q != p.heads_kv && p.heads_kv != 1 && !boolean(enable_gqa, "enable_gqa"))
     refuse("enable_gqa is False with " + std::to_string(p.heads_q) + " heads of q and " +
            std::to_string(p.heads_kv) + " of k and v; accepted: True");
   const std::shared_ptr<Compiled> compiled = cached(call.owner(), p);
@@ -581,7 +584,7 @@ NB_MODULE(_attn, m) {
       nb::arg().none());
   m.def("forget_everything", &forget_everything);
   const auto any = nb::arg().none();  // nanobind's own sentence for None names no argument
-  m.def("sdpa", &scaled_dot_product_attention, any, any, any, any, any, any, any);
+  m.def("sdpa", &scaled_dot_product_attention, any, any, any, any, any, any, any, any);
   m.def("merge", &merge, nb::arg(), any, any);
   m.def("quantize", &quantize, any, any, any, any, any, any);
   m.def("kv_append", &kv_append);

@@ -247,8 +247,8 @@ Status mask_from_documents(const MaskShape& s, const int64_t* lengths, int64_t n
 
 Status mask_from_window(const MaskShape& s, int64_t left, int64_t right, int64_t global_tokens,
                         int64_t prefix_tokens, Interrupt& interrupt, HostMask* out) {
-  ATTN_TRY(in_range("window_left", left, -1, max_extent));
-  ATTN_TRY(in_range("window_right", right, -1, max_extent));
+  ATTN_TRY(window_side("window_left", &left));
+  ATTN_TRY(window_side("window_right", &right));
   ATTN_TRY(in_range("global_tokens", global_tokens, 0, s.seqlen_kv + 1));
   ATTN_TRY(in_range("prefix_tokens", prefix_tokens, 0, s.seqlen_kv + 1));
   const RangeMask window{false, false, true, left, right};

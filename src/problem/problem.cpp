@@ -463,8 +463,8 @@ Status make_problem(const attn_problem* in, Problem* p) {
     return invalid("flags has ATTN_FP8_PRECISE with q_type ", dtype_name(p->q_type),
                    "; accepted: an fp8 q_type");
   if (p->has(ATTN_WINDOW)) {
-    ATTN_TRY(in_range("window_left", p->window_left, -1, max_extent));
-    ATTN_TRY(in_range("window_right", p->window_right, -1, max_extent));
+    ATTN_TRY(window_side("window_left", &p->window_left));
+    ATTN_TRY(window_side("window_right", &p->window_right));
   } else if (p->window_left || p->window_right) {
     return invalid("window_left is ", p->window_left, ", window_right ", p->window_right,
                    "; accepted without ATTN_WINDOW in flags: 0");

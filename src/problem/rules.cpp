@@ -14,6 +14,12 @@ Status in_range(const std::string& name, int64_t value, int64_t low, int64_t end
   return invalid(name, " is ", value, "; accepted: ", low, " to ", end - 1);
 }
 
+Status window_side(const std::string& name, int64_t* side) {
+  if (*side < -1) return invalid(name, " is ", *side, "; accepted: 0 and above, or -1 (unbounded)");
+  if (*side >= max_extent) *side = -1;
+  return {};
+}
+
 Status one_of(const std::string& name, attn_dtype type,
               std::initializer_list<attn_dtype> accepted) {
   if (std::find(accepted.begin(), accepted.end(), type) != accepted.end()) return {};

@@ -127,22 +127,32 @@ TEST_CASE("L4: a window holds left + 1 + right keys, the query's own among them"
     Case c = small("L4", sq, 60);
     c.values = Values::identity;
     c.flags = ATTN_WINDOW;
-    for (auto [left, right] :
-         {std::pair{0, 0}, {4, 0}, {0, 4}, {5, 6}, {-1, 0}, {3, -1}, {1000, 1000}}) {
+    constexpr int64_t most = std::numeric_limits<int64_t>::max();
+    for (auto [left, right] : {std::pair<int64_t, int64_t>{0, 0},
+                               {4, 0},
+                               {0, 4},
+                               {5, 6},
+                               {-1, 0},
+                               {3, -1},
+                               {1000, 1000},
+                               {(int64_t{1} << 31) - 1, 2},
+                               {int64_t{1} << 31, 0},
+                               {most, 3},
+                               {1, most}}) {
       c.window_left = left;
       c.window_right = right;
-      on_every_kernel(
-          c, [&, left = left, right = right](const Kernel&, const Data&, const Outputs& got) {
-            for (int64_t i = 0; i < sq; ++i) {
-              const int64_t own = i + 60 - sq;
-              const int64_t low = left < 0 ? 0 : std::max<int64_t>(0, own - left);
-              const int64_t high = right < 0 ? 59 : std::min<int64_t>(59, own + right);
-              for (int64_t j = 0; j < 60; ++j) {
-                const double want = j >= low && j <= high ? 1.0 / double(high - low + 1) : 0;
-                REQUIRE(std::abs(got.out[size_t(i * 2 * 64 + j)] - want) < 1e-6);
-              }
-            }
-          });
+      on_every_kernel(c, [&, left = left, right = right](const Kernel&, const Data&,
+                                                         const Outputs& got) {
+        for (int64_t i = 0; i < sq; ++i) {
+          const int64_t own = i + 60 - sq;
+          const int64_t low = left < 0 ? 0 : std::max<int64_t>(0, own - left);
+          const int64_t high = right < 0 || right > 59 ? 59 : std::min<int64_t>(59, own + right);
+          for (int64_t j = 0; j < 60; ++j) {
+            const double want = j >= low && j <= high ? 1.0 / double(high - low + 1) : 0;
+            REQUIRE(std::abs(got.out[size_t(i * 2 * 64 + j)] - want) < 1e-6);
+          }
+        }
+      });
     }
   }
 }
@@ -384,6 +394,34 @@ TEST_CASE("L15: scale, softcap, bias in this order") {
   pair.bias[0] = 5;
   pair.bias[1] = -1;
   pair.expect_lse(2 * std::tanh(0.25) + 5, 2 * std::tanh(2.25) - 1);
+}
+
+TEST_CASE("L15: the smallest normal scale leaves nothing of the scores") {
+  // As with keys of zero, whatever is added to the scores.
+  for (int variant = 0; variant < 7; ++variant) {
+    Case c = small("L15-scale", 33, 64);
+    c.values = Values::identity;
+    if (variant == 1) c.flags = ATTN_CAUSAL | ATTN_SINKS;
+    if (variant == 2) c.softcap = 30;
+    if (variant == 3) c.bias_type = ATTN_F32;
+    if (variant == 4) c.flags = ATTN_ALIBI;
+    if (variant == 5) c.softcap = 0.25, c.bias_type = ATTN_F32, c.flags = ATTN_SINKS;
+    if (variant == 6) c.seqlen_q = 1, c.flags = ATTN_SINKS;
+    INFO("variant " << variant);
+    const auto give_keys = [](const Case& with, Data& data) {
+      Case random = with;
+      random.values = Values::normal;
+      data.segments[0].k = make_data(random).segments[0].k;
+    };
+    Case scaled = c;
+    scaled.scale = std::numeric_limits<float>::min();
+    on_every_kernel(scaled, give_keys,
+                    [&](const Kernel& kernel, const Data& data, const Outputs& got) {
+                      const Case same = with_type(c, data.q_view.type);
+                      const Data zero = make_data(same);
+                      CHECK(compare(same, zero, kernel, got, reference_answer(same, zero)) == "");
+                    });
+  }
 }
 
 TEST_CASE("L15: a capped score cannot come back from the mask") {

@@ -9,6 +9,7 @@ import weakref
 
 import unittest
 
+from attn.flash import flash_attn_func
 from support import Case, attn, causal, ml_dtypes, np, softmax_attention
 
 
@@ -407,6 +408,48 @@ class Arguments(Case):
                      q[None, None], k, v)
         self.refuses(ValueError, ["k has 9 dimensions", "at most 8"], attn.forward, q, k.reshape((1,) * 5 + k.shape), v)
 
+    def test_scale_0(self):
+        """All visible keys weigh the same but for what is added to the scores."""
+        q, k, v = self.qkv(dtype=np.float32)
+        q, k = q * 1e4, k * 1e4
+        seen, bias = causal(9, 13), self.normal(2, 4, 9, 13)
+        sinks, slopes = self.normal(4), np.abs(self.normal(4))
+        far = np.abs(np.arange(9)[:, None] + 4 - np.arange(13))
+        zeros = np.zeros((2, 4, 9, 13))
+        for name, options, scores, visible in (("plain", {}, zeros, None), ("causal", {"causal": True}, zeros, seen),
+                                               ("softcap", {"softcap": 5.0}, zeros, None), ("bias", {"bias": bias}, bias, None),
+                                               ("all", {"bias": bias, "softcap": 0.5, "causal": True}, bias, seen),
+                                               ("alibi", {"alibi_slopes": slopes}, -slopes[:, None, None] * far + zeros, None),
+                                               ("sinks", {"sinks": sinks, "causal": True}, zeros, seen)):
+            p = np.exp(scores) * (1 if visible is None else visible)
+            total = p.sum(-1) + (np.exp(sinks)[:, None] if name == "sinks" else 0)
+            want = np.einsum("bhij,bjhd->bihd", p / total[..., None], np.repeat(v, 2, 2).astype(np.float64))
+            for backend, scale in itertools.product(("reference", "cpu"), (0, 0.0, -0.0, np.float32(0))):
+                with self.subTest(name, backend=backend, scale=scale):
+                    out, lse = attn.forward(q, k, v, scale=scale, return_lse=True, backend=backend, **options)
+                    self.close(out, want)
+                    self.close(lse, np.log(total))
+                    plan = attn.Plan(q, k, v, scale=scale, backend=backend, **{n: x for n, x in options.items()})
+                    arrays = {n: x for n, x in options.items() if isinstance(x, np.ndarray)}
+                    self.close(plan(q, k, v, **arrays), want)
+        self.close(flash_attn_func(q, k, v, softmax_scale=0), attn.forward(q, k, v, scale=0), 0)
+        q, k = q * 1e-4, k * 1e-4
+        self.close(attn.forward(q, k, v, scale=-0.5), attn.forward(-q, k, v, scale=0.5))
+
+    def test_wide_windows(self):
+        q, k, v = self.qkv()
+        for backend in "reference", "cpu":
+            for wide in 2**31 - 1, 2**31, 2**32 + 1, 2**62, 2**63 - 1:
+                for window, same in ((wide, 2), (-1, 2)), ((3, wide), (3, -1)), ((wide, wide), (-1, -1)):
+                    with self.subTest(backend=backend, window=window):
+                        self.close(attn.forward(q, k, v, window=window, backend=backend),
+                                   attn.forward(q, k, v, window=same, backend=backend), 0)
+                        if backend == "cpu":
+                            self.close(flash_attn_func(q, k, v, window_size=window),
+                                       attn.forward(q, k, v, window=same), 0)
+            mask = attn.BlockMask.from_window(9, 13, (2**63 - 1, 2))
+            self.close(attn.forward(q, k, v, block_mask=mask, backend=backend), attn.forward(q, k, v, window=(-1, 2), backend=backend))
+
     def test_sentences(self):
         q, k, v = self.qkv()
         i32 = np.int32
@@ -414,8 +457,9 @@ class Arguments(Case):
         self.refuses(ValueError, ["v has shape [2, 12, 2, 16]", "[2, 13, 2, any]"], attn.forward, q, k, v[:, 1:])
         self.refuses(ValueError, ["k: batch is 1", "accepted: 2 as in q"], attn.forward, q, k[:1], v[:1])
         self.refuses(ValueError, "heads_q", attn.forward, q[:, :, :3], k, v)
-        self.refuses(ValueError, ["scale is 0"], attn.forward, q, k, v, scale=0)
-        self.refuses(ValueError, ["window"], attn.forward, q, k, v, window=(-3, 0))
+        self.refuses(ValueError, ["scale is 1e-60", "f32 can hold"], attn.forward, q, k, v, scale=1e-60)
+        self.refuses(ValueError, ["window_left is -3; accepted: 0 and above, or -1 (unbounded)"], attn.forward, q, k, v, window=(-3, 0))
+        self.refuses(ValueError, ["window[1] is 9223372036854775808"], attn.forward, q, k, v, window=(0, 2**63))
         self.refuses(TypeError, ["window is a tuple", "pair"], attn.forward, q, k, v, window=(1,))
         self.refuses(TypeError, ["softcap is a str", "a number"], attn.forward, q, k, v, softcap="x")
         self.refuses(TypeError, ["block_mask is a ndarray", "a BlockMask"], attn.forward, q, k, v, block_mask=q)

@@ -173,7 +173,7 @@ class Torch(Case):
 
         q, k, v = self.tensors(torch.float32)
         sinks, lse = torch.zeros(4), torch.zeros(2, 4, 9)
-        made = {"negative bit": torch._neg_view, "data pointer": lambda x: x.to_sparse(), "meta": lambda x: x.to("meta"),
+        made = {"negative bit": torch._neg_view, "layout torch.sparse_coo": lambda x: x.to_sparse(), "meta": lambda x: x.to("meta"),
                 "is a Wrapper": Wrapper, "is a Logs": Logs}
         for words, make in made.items():
             calls = {"q": lambda: attn.forward(make(q), k, v), "k": lambda: attn.forward(q, make(k), v),
@@ -198,7 +198,7 @@ class Torch(Case):
                 self.refuses(attn.Error, ["kinds", words], attn.BlockMask.from_kinds, make(kinds), 9, 13)
         for call in (lambda x: attn.forward(x, x, x), lambda x: attn.quantize(x, "f8_e5m2"),
                      lambda x: attn.merge([(x, lse)])):
-            self.refuses(attn.Error, ["cannot be read", "storage"], torch.vmap(call), q[None])
+            self.refuses(attn.Error, ["wrapped by torch.func"], torch.vmap(call), q[None])
         nested = torch.nested.nested_tensor([q[0], q[1, :5]])
         self.refuses(attn.Error, ["q cannot be read"], attn.forward, nested, k, v)
         self.refuses(attn.Error, ["q cannot be read"], attn.forward, torch.quantize_per_tensor(q, 0.1, 0, torch.qint8), k, v)

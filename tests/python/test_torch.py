@@ -1,7 +1,9 @@
 """attn.torch: scaled_dot_product_attention against PyTorch's own, its operators, patch() and the model of transformers."""
 import importlib.util
 import itertools
+import threading
 import unittest
+import warnings
 
 from support import Case, attn, np
 
@@ -108,11 +110,240 @@ class Sdpa(TorchCase):
         refuses(ValueError, ["q is f64; accepted: f32"], *(q.double(),) * 3)
         refuses(ValueError, ["q is f8_e4m3fn; accepted: f32, f16, bf16"], *(q.to(torch.float8_e4m3fn),) * 3)
         refuses(ValueError, ["q: the last dimension has stride 2", "accepted: 1"], q[..., ::2], *(q[..., :8],) * 2)
-        refuses(ValueError, ["k: batch is 3", "accepted: 2 as in q"], q, *(self.tensor(3, 4, 9, 16),) * 2)
+        refuses(ValueError, ["have shapes [2, 4, 9, 16], [3, 4, 9, 16]", "accepted: dimensions before", "equal, or 1"], q, *(self.tensor(3, 4, 9, 16),) * 2)
         refuses(ValueError, ["q requires grad", "no_grad"], q.clone().requires_grad_(), q, q)
         refuses(ValueError, ["attn_mask requires grad"], *same, torch.ones(9, 9, requires_grad=True))
         refuses(ValueError, "query has shape [3]", *(torch.ones(3),) * 3)
-        refuses(ValueError, ["q cannot be read", "meta"], *(torch.empty(2, 4, 9, 16, device="meta"),) * 3)
+        refuses(ValueError, ["q is a Tensor on the device meta"], *(torch.empty(2, 4, 9, 16, device="meta"),) * 3)
+
+
+    def test_broadcast(self):
+        """All dimensions before the last two, K's and V's apart, against torch, which refuses some masks."""
+        served = 0
+        for (length, keys), batches, heads, gqa, (mask, causal) in itertools.product(
+                ((3, 5), (1, 1)), itertools.product((1, 3), repeat=3), itertools.product((1, 2, 4), repeat=3), (False, True),
+                ((None, False), ((3, 5), False), ((3, 4, 1, 1), False), (None, True))):
+            q, k, v = (self.tensor(b, h, n, d)
+                       for b, h, n, d in zip(batches, heads, (length, keys, keys), (16, 16, 8)))
+            mask = None if mask is None else self.tensor(*mask)[..., :length, :keys]
+            options = {"is_causal": causal, "enable_gqa": gqa}
+            try:
+                want = F.scaled_dot_product_attention(q, k, v, mask, **options)
+            except RuntimeError:
+                continue
+            with self.subTest(batches=batches, heads=heads, keys=keys, mask=mask is not None, **options):
+                self.close(sdpa(q, k, v, mask, **options), want, 1e-5)
+            served += 1
+        self.assertGreater(served, 500)
+        for shapes in (((2, 4, 3, 16), (4, 5, 16), (5, 16)), ((3, 16), (2, 4, 5, 16), (1, 5, 16)), ((1, 3, 16), (4, 5, 16), (4, 5, 16)),
+                       ((5, 1, 4, 3, 16), (2, 1, 5, 16), (1, 2, 4, 5, 16)), ((4, 3, 16), (2, 5, 16), (2, 5, 16))):
+            with self.subTest(shapes):
+                self.same(*(self.tensor(*s) for s in shapes), enable_gqa=shapes[1] == (2, 5, 16))
+        mask = self.tensor(5, 2, 1, 3, 5)
+        self.same(self.tensor(5, 2, 4, 3, 16), self.tensor(5, 1, 4, 5, 16), self.tensor(2, 4, 5, 16), mask)
+        self.refuses(ValueError, ["attn_mask has shape [3, 2, 1, 3, 5]", "[5, 2]"], sdpa, self.tensor(5, 2, 4, 3, 16),
+                     *(self.tensor(2, 4, 5, 16),) * 2, self.tensor(3, 2, 1, 3, 5))
+        q, k = self.tensor(2, 4, 3, 16), self.tensor(2, 3, 5, 16)
+        self.refuses(ValueError, "key has 3 heads; accepted: divisors of 4", sdpa, q, k, k[:, :1], enable_gqa=True)
+
+    def test_scale_0(self):
+        q, k, v = self.tensor(2, 4, 9, 16), self.tensor(2, 4, 13, 16), self.tensor(2, 4, 13, 16)
+        seen, bias = torch.from_numpy(self.rng.random((9, 13)) < 0.6), self.tensor(9, 13)
+        for mask, causal, weights in ((None, False, torch.ones(9, 13)), (seen, False, seen), (bias, False, bias.exp()),
+                                      (None, True, torch.ones(9, 13).tril())):  # torch 2.15 gives NaN for the last one
+            weights = weights.double() / weights.double().sum(-1, keepdim=True)
+            self.close(sdpa(q, k, v, mask, scale=0.0, is_causal=causal), weights @ v.double(), 2e-6)
+        self.close(sdpa(q, k, v, scale=0)[0, 0, 0], v[0, 0].mean(0), 1e-6)
+        self.same(q, k, v, scale=-0.3)
+        with attn.torch.patch() as taken:
+            self.close(F.scaled_dot_product_attention(q, k, v, scale=0.0)[0, 0, 0], v[0, 0].mean(0), 1e-6)
+        self.assertEqual(taken.taken, 1)
+
+
+@unittest.skipUnless(HAVE and importlib.util.find_spec("torch.nn.attention.bias"), "torch has no torch.nn.attention.bias")
+class CausalBias(TorchCase):
+    """torch.nn.attention.bias: tensors whose storage nobody writes."""
+
+    def cases(self):
+        from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+        for length, keys in (9, 9), (4, 9), (9, 4), (1, 7):
+            for make in causal_upper_left, causal_lower_right:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # that L > S gives NaN, which it does not
+                    mask = make(length, keys)
+                visible = torch.ones(length, keys, dtype=torch.bool).tril(keys - length if make is causal_lower_right else 0)
+                for lead in (2, 4), (3,), (), (2, 2, 2):
+                    q, k, v = (self.tensor(*lead, n, 16) for n in (length, keys, keys))
+                    want = F.scaled_dot_product_attention(*(x.double() for x in (q, k, v)), visible).nan_to_num(0)
+                    with self.subTest(make.__name__, length=length, keys=keys, lead=lead):
+                        yield q, k, v, mask, want
+
+    def test_eager(self):
+        for q, k, v, mask, want in self.cases():
+            self.close(sdpa(q, k, v, mask), want, 2e-6)
+            with attn.torch.patch() as taken:
+                self.close(F.scaled_dot_product_attention(q, k, v, mask), want, 2e-6)
+                self.assertEqual((taken.calls, taken.taken), (1, 1), taken)
+                self.close(F.scaled_dot_product_attention(q.double(), k.double(), v.double(), mask).nan_to_num(0), want, 1e-6)
+                self.assertEqual((taken.calls, taken.taken), (2, 1), taken)
+
+    def test_compiled(self):
+        for q, k, v, mask, want in self.cases():
+            if q.dim() in (2, 5):
+                continue
+            torch.compiler.reset()
+            run = lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, mask) * 1
+            ours = lambda q, k, v, mask: sdpa(q, k, v, mask) * 1
+            self.close(torch.compile(ours, fullgraph=True, backend="aot_eager")(q, k, v, mask), want, 2e-6)
+            with attn.torch.patch() as taken:
+                fast = torch.compile(run, fullgraph=True, backend="aot_eager")
+                self.close(fast(q, k, v, mask), want, 2e-6)
+                self.assertEqual(taken.taken, q.dim() == 4)  # others are torch's
+                self.close(fast(q.double(), k.double(), v.double(), mask).nan_to_num(0), want, 1e-6)
+                self.assertEqual(taken.taken, q.dim() == 4)
+
+    def test_elsewhere(self):
+        """Sizes that are not the call's, and functions that know no such class."""
+        from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+        q = self.tensor(2, 4, 9, 16)
+        mask = causal_lower_right(9, 9)
+        self.refuses(ValueError, "attn_mask is a CausalBias of [4, 9]; accepted: [L, S] = [9, 9]", sdpa, q, q, q, causal_upper_left(4, 9))
+        self.refuses(ValueError, "is_causal is True", sdpa, q, q, q, mask, is_causal=True)
+        for call in (lambda: sdpa(q, mask, mask), lambda: sdpa(mask, q, q), lambda: attn.forward(q, q, q, bias=mask),
+                     lambda: attn.torch.forward(q, q, q, bias=mask), lambda: attn.BlockMask.from_dense(mask),
+                     lambda: torch.ops.attn.forward(q, q, q, mask, *(None,) * 10, False, False, -1, -1, None, 0.0, 0, None),
+                     lambda: torch.ops.attn.sdpa(q, q, q, mask), lambda: attn.quantize(mask, "f8_e4m3fn"),
+                     lambda: attn.merge([(mask, mask)])):
+            self.refuses(attn.InvalidArgument, "is a CausalBias, which computes for itself (__torch_function__)", call)
+
+
+class Meanings(TorchCase):
+    """Tensors whose storage is, or is not, their value."""
+
+    def kinds(self):
+        """name -> (what makes one of a [2, 4, 9, 16], the words of its refusal or None, whether torch attends to it)"""
+        class Own(torch.Tensor):
+            pass
+
+        class Override(torch.Tensor):
+            @classmethod
+            def __torch_function__(cls, function, types, arguments=(), options=None):
+                return super().__torch_function__(function, types, arguments, options or {})
+
+        class Wrapper(torch.Tensor):
+            @staticmethod
+            def __new__(cls, inner):
+                made = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+                made.inner = inner
+                return made
+
+            @classmethod
+            def __torch_dispatch__(cls, function, types, arguments=(), options=None):
+                plain = lambda x: x.inner if isinstance(x, Wrapper) else x
+                return function(*map(plain, arguments), **{name: plain(x) for name, x in (options or {}).items()})
+
+        import torch.distributed as distributed
+        from torch.masked import masked_tensor
+        kinds = {"Parameter": (lambda x: torch.nn.Parameter(x, requires_grad=False), None, True),
+                 "Own": (lambda x: x.as_subclass(Own), None, True),
+                 "Override": (lambda x: x.as_subclass(Override), "is a Override, which computes for itself (__torch_function__)", True),
+                 "Wrapper": (Wrapper, "is a Wrapper, which computes for itself (__torch_dispatch__)", True),
+                 "MaskedTensor": (lambda x: masked_tensor(x, x > -9), "is a MaskedTensor, which computes for itself", False),
+                 "nested": (lambda x: torch.nested.nested_tensor(list(x)), "is a nested Tensor", True),
+                 "jagged": (lambda x: torch.nested.nested_tensor([y.transpose(0, 1) for y in x], layout=torch.jagged).transpose(1, 2),
+                            "is a NestedTensor, which computes for itself", True),
+                 "sparse": (lambda x: x.to_sparse(), "is a Tensor of layout torch.sparse_coo", False),
+                 "mkldnn": (lambda x: x.to_mkldnn(), "is a Tensor of layout torch._mkldnn", False),
+                 "quantized": (lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.quint8), "is a quantized Tensor", False),
+                 "meta": (lambda x: x.to("meta"), "is a Tensor on the device meta", True),
+                 "functional": (torch._to_functional_tensor, "is a functional Tensor", True),
+                 "zeros": (lambda x: torch._efficientzerotensor(*x.shape), "is a Tensor of zeros without memory", True),
+                 "uninitialized": (lambda x: torch.nn.UninitializedParameter(requires_grad=False),
+                                   "is a UninitializedParameter, which computes for itself", False)}
+        if hasattr(torch.nn, "Buffer"):
+            kinds["Buffer"] = torch.nn.Buffer, None, True
+        if distributed.is_available() and distributed.is_gloo_available():
+            from torch.distributed.tensor import Replicate, distribute_tensor
+            if not distributed.is_initialized():
+                distributed.init_process_group("gloo", rank=0, world_size=1, store=distributed.HashStore())
+                self.addCleanup(distributed.destroy_process_group)
+            mesh = distributed.device_mesh.init_device_mesh("cpu", (1,))
+            kinds["DTensor"] = lambda x: distribute_tensor(x, mesh, [Replicate()]), "is a DTensor, which computes for itself", True
+        return kinds
+
+    @staticmethod
+    def plain(x):
+        if type(x).__name__ == "DTensor":
+            return x.to_local()
+        return torch.stack(x.unbind()) if x.is_nested else x
+
+    def test_every_function(self):
+        q = self.tensor(2, 4, 9, 16)
+        lse, lengths = torch.zeros(2, 9, 4), torch.zeros(2, dtype=torch.int32)
+        append = lambda k_new, cache: attn.torch.kv_append(k_new, q, cache, q.clone(), lengths)
+        for name, (make, words, _) in self.kinds().items():
+            calls = {"sdpa's query": lambda: sdpa(make(q), q, q), "key": lambda: sdpa(q, make(q), q), "value": lambda: sdpa(q, q, make(q)),
+                     "mask": lambda: sdpa(q, q, q, make(torch.zeros(2, 4, 9, 9))), "q": lambda: attn.forward(make(q), q, q),
+                     "k": lambda: attn.forward(q, make(q), q), "bias": lambda: attn.torch.forward(q, q, q, bias=make(torch.zeros(2, 9, 4, 4))),
+                     "torch's v": lambda: attn.torch.forward(q, q, make(q)), "plan": lambda: attn.Plan(make(q), q, q),
+                     "merge": lambda: attn.merge([(make(q), lse)]), "quantize": lambda: attn.quantize(make(q), "f8_e4m3fn"),
+                     "cache": lambda: append(q, make(q.clone())), "new": lambda: append(make(q.clone()), q.clone())}
+            for what, call in calls.items():
+                with self.subTest(name, what=what), torch.no_grad():
+                    self.refuses(attn.Error, words, call) if words else call()
+
+    def test_patched(self):
+        """What torch attends to, patched or not, is attended to alike; the rest are torch's errors."""
+        q = self.tensor(2, 4, 9, 16)
+        want = F.scaled_dot_product_attention(q, q, q)
+        for name, (make, words, attends) in self.kinds().items():
+            with self.subTest(name), torch.no_grad(), attn.torch.patch() as taken:
+                if attends:
+                    got = F.scaled_dot_product_attention(make(q), make(q), make(q))
+                    if name not in ("meta", "functional", "zeros"):
+                        self.close(self.plain(got), want, 2e-6)
+                else:
+                    with self.assertRaises(Exception) as caught:
+                        F.scaled_dot_product_attention(make(q), make(q), make(q))
+                    self.assertNotIsInstance(caught.exception, attn.Error)
+                self.assertEqual((taken.calls, taken.taken), (1, words is None), taken)
+                if words:
+                    self.assertIn(words, next(iter(taken.others)))
+
+    def test_compiled(self):
+        q = self.tensor(2, 4, 9, 16)
+        kinds = self.kinds()
+        want = sdpa(q, q, q)
+        for name in "Parameter", "Own", "Override", "Wrapper", "DTensor", "jagged":
+            if name not in kinds:
+                continue
+            make, words, _ = kinds[name]
+            for what, run in {"sdpa": lambda q: sdpa(q, q, q) * 1, "forward": lambda q: attn.torch.forward(q, q, q) * 1}.items():
+                torch.compiler.reset()
+                with self.subTest(name, what=what), torch.no_grad():
+                    fast = torch.compile(run, fullgraph=words is None, backend="aot_eager")
+                    if words:
+                        self.refuses(attn.Error, words, fast, make(q))
+                    else:
+                        self.close(fast(make(q)), run(q), 0)
+            torch.compiler.reset()
+            with self.subTest(name, what="patch"), torch.no_grad(), attn.torch.patch() as taken:
+                got = torch.compile(lambda q: F.scaled_dot_product_attention(q, q, q) * 1, backend="aot_eager")(make(q))
+                self.close(self.plain(got), want, 2e-6)
+                self.assertEqual(taken.taken, words is None)
+
+    def test_traced(self):
+        """Fake tensors and tracers, which stand in: the operator is in the graph."""
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        from torch.fx.experimental.proxy_tensor import make_fx
+        q = self.tensor(2, 4, 9, 16)
+        for name, run in {"sdpa": lambda q: sdpa(q, q, q), "forward": lambda q: attn.torch.forward(q, q, q)}.items():
+            fake = FakeTensorMode().from_tensor(q)
+            self.assertEqual((run(fake).shape, type(run(fake)).__name__), (q.shape, "FakeTensor"))
+            for mode in "real", "fake", "symbolic":
+                graph = make_fx(run, tracing_mode=mode)(q)
+                self.assertIn(name, [node.name for node in graph.graph.nodes])
+                self.close(graph(q * 2), run(q * 2), 0)
 
 
 class Operators(TorchCase):
@@ -162,6 +393,17 @@ class Operators(TorchCase):
             self.close(got, want, 0)
         self.assertEqual(both[0][4].tolist(), [4, 6])
 
+    def test_wide_windows(self):
+        q = self.tensor(2, 9, 4, 16)
+        want = attn.forward(q, q, q, window=(-1, 2))
+        for wide in 2**31, 2**63 - 1:
+            run = lambda q: attn.torch.forward(q, q, q, window=(wide, 2), scale=None)
+            self.close(run(q), want, 0)
+            self.close(self.compiled(run)(q), want, 0)
+        run = lambda q: attn.torch.forward(q, q, q, scale=0.0)
+        self.close(self.compiled(run)(q), run(q), 0)
+        self.close(run(q)[:, 0], q.mean(1), 1e-6)
+
     def test_grad_is_refused_compiled_too(self):
         q = self.tensor(2, 4, 9, 16).requires_grad_()
         self.refuses(ValueError, "query requires grad", torch.ops.attn.sdpa, q, q, q)
@@ -189,6 +431,87 @@ class Patch(TorchCase):
         for words in "dropout_p is 0.5", "f64", "q requires grad":
             self.assertTrue(any(words in reason for reason in taken.others), taken.others)
         self.assertIn("1 of 4 calls taken\n  1 to torch: dropout_p is 0.5", repr(taken))
+
+    def test_any_order(self):
+        """Patches that overlap without nesting, on one thread and on several: torch's function comes back."""
+        q, own = self.tensor(2, 4, 9, 16), F.scaled_dot_product_attention
+        for first in 0, 1:
+            a, b = patches = attn.torch.patch(), attn.torch.patch()
+            counts = [patch.__enter__() for patch in patches]
+            F.scaled_dot_product_attention(q, q, q)
+            patches[first].__exit__(None, None, None)
+            F.scaled_dot_product_attention(q, q, q)
+            patches[1 - first].__exit__(None, None, None)
+            self.assertIs(F.scaled_dot_product_attention, own)
+            self.assertEqual([count.calls for count in counts], [0, 2] if first == 0 else [1, 1])
+        failures = []
+
+        def loop(seed):
+            random = np.random.default_rng(seed)
+            for _ in range(40):
+                some = [attn.torch.patch() for _ in range(3)]
+                for patch in some:
+                    patch.__enter__()
+                try:
+                    F.scaled_dot_product_attention(q, q, q)
+                except Exception as error:
+                    failures.append(error)
+                for i in random.permutation(3):
+                    some[i].__exit__(None, None, None)
+        with attn.torch.patch() as taken:
+            threads = [threading.Thread(target=loop, args=(seed,)) for seed in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            F.scaled_dot_product_attention(q, q, q)
+            self.assertEqual(taken.calls, 1)
+        self.assertEqual(failures, [])
+        self.assertIs(F.scaled_dot_product_attention, own)
+
+    def test_another_patch(self):
+        """One that somebody else makes meanwhile stays, and is what a later patch() puts back."""
+        q, own = self.tensor(2, 4, 9, 16), F.scaled_dot_product_attention
+        self.addCleanup(setattr, F, "scaled_dot_product_attention", own)
+        for nested in False, True:
+            first = attn.torch.patch()
+            taken = first.__enter__()
+            before, calls = F.scaled_dot_product_attention, []
+
+            def other(*arguments, **options):
+                calls.append(1)
+                return before(*arguments, **options)
+            F.scaled_dot_product_attention = other
+            F.scaled_dot_product_attention(q, q, q)
+            self.assertEqual((taken.calls, len(calls)), (1, 1))
+            if nested:
+                with attn.torch.patch() as inner:
+                    F.scaled_dot_product_attention(q, q, q)
+                    first.__exit__(None, None, None)
+                self.assertEqual((inner.taken, len(calls)), (1, 1))
+            else:
+                first.__exit__(None, None, None)
+            self.assertIs(F.scaled_dot_product_attention, other)
+            count = len(calls)
+            self.close(F.scaled_dot_product_attention(q, q, q), own(q, q, q), 0)  # through attn's, which is torch's now
+            self.assertEqual((taken.calls, len(calls)), (1, count + 1))
+            F.scaled_dot_product_attention = before  # as the other one ends
+            with attn.torch.patch() as last:
+                F.scaled_dot_product_attention(q, q, q)
+            self.assertEqual((last.taken, taken.calls), (1, 1))
+            self.assertIs(F.scaled_dot_product_attention, own)
+
+    def test_broadcast(self):
+        """What has the sizes of query is attn's; compiled, the rest is torch's."""
+        few, many = self.tensor(1, 1, 9, 16), self.tensor(3, 4, 9, 16)
+        run = lambda q, k: F.scaled_dot_product_attention(q, k, k) * 1
+        for q, k, compiled in (few, many, 0), (many, few, 1):
+            want = run(q, k)
+            with torch.no_grad(), attn.torch.patch() as taken:
+                self.close(run(q, k), want, 2e-6)
+                self.assertEqual(taken.taken, 1)
+                self.close(torch.compile(run, fullgraph=True, backend="aot_eager")(q, k), want, 2e-6)
+                self.assertEqual(taken.taken, 1 + compiled)
 
     def test_a_model(self):
         torch.manual_seed(0)

@@ -221,7 +221,7 @@ TEST_CASE("a wrong problem is refused with a sentence") {
          s.problem.window_right = -2;
        },
        bad,
-       {"window_right is -2"}},
+       {"window_right is -2", "0 and above, or -1 (unbounded)"}},
       {"scale nan", [](Setup& s) { s.problem.scale = nan_value; }, bad, {"scale is nan"}},
       {"softcap negative", [](Setup& s) { s.problem.softcap = -1; }, bad, {"softcap is -1"}},
       {"softcap inf", [](Setup& s) { s.problem.softcap = INFINITY; }, bad, {"softcap is inf"}},

@@ -1,16 +1,53 @@
-"""How operators of torch.ops.attn are made."""
+"""How operators of torch.ops.attn are made, and which tensors they take."""
 import torch
 
 from .._errors import InvalidArgument
-from .._frameworks import NO_BACKWARD
+from .._frameworks import NO_BACKWARD, computes_for_itself, unreadable
 
 _library = torch.library.Library("attn", "DEF")
 _HOST_AND_GPU = ("CPU", "CUDA")
+_PLAIN = (torch.Tensor, torch.nn.Parameter)  # classes whose tensors' storage mostly is their value
+_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)  # of a tracer, say
+
+
+def stands_in(x):
+    """Whether a tracer has put x in the place of a tensor that is yet to come: operators take it, their fake kernels answer."""
+    return type(x).__module__.startswith("torch._subclasses.")
+
+
+def traced(x):
+    """Whether a call of x is to be an operator, which whoever compiles or traces it sees."""
+    return torch.compiler.is_compiling() or _modes() > 0 or stands_in(x)
+
+
+@torch.compiler.assume_constant_result
+def _class_is_plain(kind):  # Dynamo has other methods of a class than Python has
+    return computes_for_itself(kind) is None
+
+
+def hidden(x):
+    """Why the storage of a tensor is not its value, as the end of a sentence that its name begins; None if it is."""
+    if type(x) in _PLAIN:
+        return None if not (x.is_nested or x.is_quantized) and x.layout is torch.strided else unreadable("torch", x)
+    if not isinstance(x, torch.Tensor) or stands_in(x):
+        return None
+    if torch.compiler.is_compiling() and _class_is_plain(type(x)):
+        return None
+    return unreadable("torch", x)
+
+
+def need_storage(names, tensors):
+    """Refuses tensors that would be read wrongly. The module _attn does too; this comes before anything else is asked of them."""
+    for name, x in zip(names, tensors):
+        if x is not None:
+            reason = hidden(x)
+            if reason is not None:
+                raise InvalidArgument(f"{name} {reason}")
 
 
 def define(schema, run, shape):
     """`run` computes on real tensors, `shape` makes the result of fake ones. Arguments that require grad are refused, compiled
-    or not."""
+    or not, and tensors whose storage is not their value."""
     name = schema.partition("(")[0]
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     for key in _HOST_AND_GPU:
@@ -19,9 +56,11 @@ def define(schema, run, shape):
     names = [argument.name for argument in operator._schema.arguments]
 
     def below(*arguments, **options):
-        if torch.is_grad_enabled():
-            for argument, x in (*zip(names, arguments), *options.items()):
-                if isinstance(x, torch.Tensor) and x.requires_grad:
+        grad = torch.is_grad_enabled()
+        for argument, x in (*zip(names, arguments), *options.items()):
+            if isinstance(x, torch.Tensor):
+                need_storage((argument,), (x,))
+                if grad and x.requires_grad:
                     raise InvalidArgument(f"{argument} {NO_BACKWARD}")
         with torch._C._AutoDispatchBelowAutograd():
             return operator(*arguments, **options)

@@ -3,16 +3,24 @@ import torch
 
 from .. import forward as _forward
 from .. import kv_append as _kv_append
-from ._library import define
+from ._library import define, need_storage, traced
+
+
+_FORWARD = ("q", "k", "v", "bias", "alibi_slopes", "sinks", "tree", "seqlens_kv", "cu_seqlens_q", "cu_seqlens_kv", "block_table",
+            "q_descale", "k_descale", "v_descale")
+_KV_APPEND = ("k_new", "v_new", "k_cache", "v_cache", "seqlens", "q", "cu_seqlens_new", "block_table", "k_descale", "v_descale",
+              "rotary_cos", "rotary_sin")
 
 
 def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), scale=None, softcap=0.0, bias=None,
             alibi_slopes=None, sinks=None, tree=None, tree_keys=0, seqlens_kv=None, cu_seqlens_q=None, cu_seqlens_kv=None,
             max_seqlen_q=None, block_table=None, q_descale=None, k_descale=None, v_descale=None, return_lse=False):
     """attn.forward of one segment, compiled the operator torch.ops.attn.forward; without block masks and out=."""
-    if torch.compiler.is_compiling():
-        out, lse = torch.ops.attn.forward(q, k, v, bias, alibi_slopes, sinks, tree, seqlens_kv, cu_seqlens_q, cu_seqlens_kv,
-                                          block_table, q_descale, k_descale, v_descale, causal, causal_top_left, window[0],
+    if traced(q):
+        tensors = (q, k, v, bias, alibi_slopes, sinks, tree, seqlens_kv, cu_seqlens_q, cu_seqlens_kv, block_table, q_descale,
+                   k_descale, v_descale)
+        need_storage(_FORWARD, tensors)
+        out, lse = torch.ops.attn.forward(*tensors, causal, causal_top_left, window[0],
                                           window[1], scale, softcap, tree_keys, max_seqlen_q)
         return (out, lse) if return_lse else out
     return _forward(q, k, v, bias=bias, alibi_slopes=alibi_slopes, sinks=sinks, tree=tree, seqlens_kv=seqlens_kv,
@@ -23,9 +31,14 @@ def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), sc
 
 def kv_append(k_new, v_new, k_cache, v_cache, seqlens, *, q=None, cu_seqlens_new=None, max_seqlen_new=None, block_table=None,
               k_descale=None, v_descale=None, rotary_cos=None, rotary_sin=None, rotary_interleaved=False, advance_seqlens=False):
-    """attn.kv_append as the operator torch.ops.attn.kv_append: q rotated, None without q."""
-    rotated = torch.ops.attn.kv_append(k_new, v_new, k_cache, v_cache, seqlens, q, cu_seqlens_new, block_table, k_descale,
-                                       v_descale, rotary_cos, rotary_sin, max_seqlen_new, rotary_interleaved, advance_seqlens)
+    """attn.kv_append, compiled the operator torch.ops.attn.kv_append: q rotated, None without q."""
+    if not traced(k_new):
+        return _kv_append(k_new, v_new, k_cache, v_cache, seqlens, q=q, cu_seqlens_new=cu_seqlens_new, block_table=block_table,
+                          k_descale=k_descale, v_descale=v_descale, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
+                          max_seqlen_new=max_seqlen_new, rotary_interleaved=rotary_interleaved, advance_seqlens=advance_seqlens)
+    tensors = (k_new, v_new, k_cache, v_cache, seqlens, q, cu_seqlens_new, block_table, k_descale, v_descale, rotary_cos, rotary_sin)
+    need_storage(_KV_APPEND, tensors)
+    rotated = torch.ops.attn.kv_append(*tensors, max_seqlen_new, rotary_interleaved, advance_seqlens)
     return None if q is None else rotated
 
 

@@ -1,12 +1,13 @@
 """patch()"""
 import contextlib
+import threading
 
 import torch
 import torch.nn.functional as functional
 
 from .._errors import DriverMissing, InvalidArgument, NoDevice, Unsupported
-from ._library import define
-from ._sdpa import _compiling, _shape, scaled_dot_product_attention
+from ._library import define, hidden
+from ._sdpa import _any, _compiling, _shape, causal_bias, lower_right, scaled_dot_product_attention
 
 
 class Taken:
@@ -15,62 +16,132 @@ class Taken:
     def __init__(self):
         self.calls, self.taken, self.others = 0, 0, {}
 
-    def _left(self, reason):
-        self.others[reason] = self.others.get(reason, 0) + 1
+    def _count(self, calls=0, taken=0, reason=None):
+        with _lock:
+            self.calls += calls
+            self.taken += taken
+            if reason is not None:
+                self.others[reason] = self.others.get(reason, 0) + 1
 
     def __repr__(self):
         text = f"{self.taken} of {self.calls} calls taken"
         return text + "".join(f"\n  {count} to torch: {reason}" for reason, count in self.others.items())
 
 
+class _Layer:
+    """A function in the place of torch's, or of one that somebody else had put there, while `open` has patches. Without any it
+    only passes calls on: somebody may have kept it."""
+
+    def __init__(self, original):
+        self.original, self.open = original, ()  # a tuple: calls on other threads read it
+
+        def patched(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+            return _either(self, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+        patched.attn_layer = self
+        self.patched = patched
+
+
+_lock = threading.RLock()
+_patches = []  # (layer, taken): the one entered last counts the calls of compiled code
+
+
 @contextlib.contextmanager
 def patch():
     """While it lasts, torch.nn.functional.scaled_dot_product_attention, looked up there, is attn's where a kernel takes the
     call, and torch's else; on all threads. `with attn.torch.patch() as taken:` - print(taken) says what became of the calls. Modules
-    that imported the function by name keep theirs."""
-    original, taken = functional.scaled_dot_product_attention, Taken()
+    that imported the function by name keep theirs.
 
-    def patched(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-        return _either(original, taken, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-
-    functional.scaled_dot_product_attention = patched
-    _patches.append((original, taken))
+    Patches may begin and end in any order, on any threads. The one that began last, of those that last, counts the calls; the end
+    of the last one puts back the function that was there before the first. A function that somebody else has put there meanwhile
+    stays. If it calls attn's, that passes calls on to torch from then on.
+    """
+    taken = Taken()
+    with _lock:
+        _drop_closed()
+        layer = getattr(functional.scaled_dot_product_attention, "attn_layer", None)
+        if layer is None:
+            layer = _Layer(functional.scaled_dot_product_attention)
+            functional.scaled_dot_product_attention = layer.patched
+        layer.open += (taken,)
+        _patches.append((layer, taken))
     try:
         yield taken
     finally:
-        functional.scaled_dot_product_attention = original
-        _patches.remove((original, taken))
+        with _lock:
+            layer.open = tuple(other for other in layer.open if other is not taken)
+            _patches.remove((layer, taken))
+            _drop_closed()
 
 
-def _either(original, taken, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
-    arguments = (query, key, value, attn_mask, dropout_p, is_causal)
-    options = {"scale": scale, "enable_gqa": enable_gqa}
+def _drop_closed():
+    """Takes layers without patches off the function, as far as nobody has put another on top of them."""
+    while (layer := getattr(functional.scaled_dot_product_attention, "attn_layer", None)) is not None and not layer.open:
+        functional.scaled_dot_product_attention = layer.original
+
+
+def _either(layer, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, right=False):
+    arguments = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, right)
     if _compiling():  # what a kernel takes is known when it runs
-        wants_grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-        if wants_grad or dropout_p != 0.0 or query.dim() != 4 or (attn_mask is not None and is_causal):
-            return original(*arguments, **options)
-        return torch.ops.attn.sdpa_or_torch(query, key, value, attn_mask, is_causal, scale, enable_gqa)
-    taken.calls += 1
+        return _traced(layer.original, *arguments)
+    patches = layer.open
+    if not patches:
+        return _original(layer.original, *arguments)
+    taken = patches[-1]
+    taken._count(calls=1)
     try:
-        result = scaled_dot_product_attention(*arguments, **options)
+        if right:
+            result = _any(query, key, value, attn_mask, is_causal, scale, enable_gqa, right)
+        else:
+            result = scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     except _LEFT_TO_TORCH as error:
-        taken._left(str(error))
-        return original(*arguments, **options)
-    taken.taken += 1
+        taken._count(reason=str(error))
+        return _original(layer.original, *arguments)
+    taken._count(taken=1)
     return result
 
 
+def _traced(original, query, key, value, mask, dropout_p, is_causal, scale, enable_gqa, right):
+    """The operator, for what may be attn's; its result has query's sizes but the last."""
+    left = (dropout_p != 0.0 or (mask is not None and is_causal) or any(hidden(x) is not None for x in (query, key, value))
+            or any(x.dim() != 4 for x in (query, key, value))
+            or (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad))
+            or any(x.shape[0] not in (1, query.shape[0]) for x in (key, value))
+            or not enable_gqa and any(x.shape[1] not in (1, query.shape[1]) for x in (key, value)))
+    causal, other = is_causal, mask
+    if not left and causal_bias(mask):
+        left = mask.seq_len_q != query.shape[2] or mask.seq_len_kv != key.shape[2]
+        right = lower_right(mask)
+        causal, other = not right, None
+    if left or (other is not None and hidden(other) is not None):
+        return _original(original, query, key, value, mask, dropout_p, is_causal, scale, enable_gqa, False)
+    return torch.ops.attn.sdpa_or_torch(query, key, value, other, causal, scale, enable_gqa, right)
+
+
+def _original(original, query, key, value, mask, dropout_p, is_causal, scale, enable_gqa, right):
+    """CausalBias knows its meaning only where it is given to the function of that name, which is another one now."""
+    sizes = (query.shape[-2], key.shape[-2]) if right else None
+    if causal_bias(mask) and not is_causal:
+        if lower_right(mask):
+            sizes = (mask.seq_len_q, mask.seq_len_kv)
+        else:
+            is_causal = True
+        mask = None
+    if sizes is not None:
+        mask = torch.ones(sizes, dtype=torch.bool, device=query.device).tril(sizes[1] - sizes[0])
+    return original(query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
 _LEFT_TO_TORCH = (InvalidArgument, Unsupported, DriverMissing, NoDevice)
-_patches = []  # the one entered last counts the calls of compiled code
+_of_torch = _Layer(functional.scaled_dot_product_attention)
 
 
-def _run(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):
-    original, taken = _patches[-1] if _patches else (_of_torch, Taken())
-    result = _either(original, taken, query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa)
+def _run(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False, lower_right=False):
+    layer = _patches[-1][0] if _patches else _of_torch
+    result = _either(layer, query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa, lower_right)
     want = _shape(query, key, value)  # the memory order that the compiler was told
     return result if result.stride() == want.stride() else want.copy_(result)
 
 
-_of_torch = functional.scaled_dot_product_attention
 define("sdpa_or_torch(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, bool is_causal=False, float? scale=None, "
-       "bool enable_gqa=False) -> Tensor", _run, _shape)
+       "bool enable_gqa=False, bool lower_right=False) -> Tensor", _run, _shape)

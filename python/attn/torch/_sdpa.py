@@ -1,65 +1,147 @@
 """scaled_dot_product_attention and the operator behind it."""
 
+import math
+
 import torch
 
 from .. import _attn
 from .._errors import InvalidArgument
-from ._library import define
+from ._library import _modes, define, need_storage, traced
 
 _plain = torch.Tensor
-_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)  # of a tracer, say
 _autocast = getattr(torch._C, "_is_any_autocast_enabled", torch.is_autocast_enabled)
 _compiling = torch.compiler.is_compiling
 
 
 def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
     """torch.nn.functional.scaled_dot_product_attention: query [..., Hq, L, E], key [..., Hkv, S, E], value [..., Hkv, S, Ev] ->
-    [..., Hq, L, Ev], in the memory order of query.
+    [..., Hq, L, Ev], in the memory order of query. All dimensions before the last two broadcast, as torch's do.
 
-    attn_mask    bool, True = visible, or a float that is added to the scores; broadcasts to [..., Hq, L, S]
+    attn_mask    bool, True = visible, or a float that is added to the scores; broadcasts to [..., Hq, L, S]. Or
+                 torch.nn.attention.bias's causal_upper_left(L, S) or causal_lower_right(L, S)
     is_causal    query i sees key j <= i, from the top left; not beside a mask
+    scale        None: 1 / sqrt(E); 0: all visible keys weigh the same
     enable_gqa   Hq may be a multiple of Hkv
     dropout_p    0 alone, and nothing may require grad
 
     A query that sees no key gives 0. Types and sizes that no kernel serves raise attn.Unsupported, with each kernel's reason.
+    Tensors whose storage is not their value (nested, distributed, quantized ones ...) raise attn.InvalidArgument.
     """
     if dropout_p != 0.0:
         raise InvalidArgument(f"dropout_p is {dropout_p}; accepted: 0, attn is for inference")
-    if attn_mask is None and query.dim() == 4 and type(query) is _plain and not (_compiling() or _modes() or _autocast()):
+    if attn_mask is None and type(query) is _plain and query.dim() == 4 and not (_compiling() or _modes() or _autocast()):
         try:
-            return _attn.sdpa(query, key, value, None, is_causal, scale, enable_gqa)
+            return _attn.sdpa(query, key, value, None, is_causal, scale, enable_gqa, False)
         except InvalidArgument:
-            if key.shape[0] != 1 or query.shape[0] == 1:  # else one batch for all
-                raise
+            pass  # sizes may broadcast
     return _any(query, key, value, attn_mask, is_causal, scale, enable_gqa)
 
 
-def _any(query, key, value, attn_mask, is_causal, scale, enable_gqa):
-    if attn_mask is not None and is_causal:
+def causal_bias(mask):
+    """Whether the mask is torch.nn.attention.bias's CausalBias, whose storage nobody writes. That module is not imported for it."""
+    kind = type(mask)
+    return kind.__name__ == "CausalBias" and kind.__module__ == "torch.nn.attention.bias"
+
+
+def lower_right(bias):
+    """Of a CausalBias: whether it differs from is_causal."""
+    return bias.variant.name == "LOWER_RIGHT" and bias.seq_len_q != bias.seq_len_kv
+
+
+def _any(query, key, value, mask, is_causal, scale, enable_gqa, right=False):
+    if mask is not None and is_causal:
         raise InvalidArgument("is_causal is True; accepted with attn_mask: False")
+    need_storage(("query", "key", "value"), (query, key, value))
+    for name, x, form in ("query", query, "[..., L, E]"), ("key", key, "[..., S, E]"), ("value", value, "[..., S, Ev]"):
+        if x.dim() < 2:
+            raise InvalidArgument(f"{name} has shape {list(x.shape)}; accepted: {form}")
+    if causal_bias(mask):
+        sizes, want = [mask.seq_len_q, mask.seq_len_kv], [query.shape[-2], key.shape[-2]]
+        if sizes != want:
+            raise InvalidArgument(f"attn_mask is a CausalBias of {sizes}; accepted: [L, S] = {want}")
+        right = lower_right(mask)
+        is_causal, mask = not right, None
+    else:
+        need_storage(("attn_mask",), (mask,))
     kind = query.device.type
-    if torch.is_autocast_enabled(kind):
+    if kind != "meta" and torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
         query, key, value = (x.to(dtype) if x.is_floating_point() else x for x in (query, key, value))
-        if attn_mask is not None and attn_mask.dtype != torch.bool:
-            attn_mask = attn_mask.to(dtype)
-    lead = query.shape[:-2]
-    if query.dim() < 2:
-        raise InvalidArgument(f"query has shape {list(query.shape)}; accepted: [..., L, E]")
-    if query.dim() != 4:  # [..., H, L, E] with one head, or several batches
-        heads = () if query.dim() > 4 else (1,)
-        shape = lambda x: (-1, *(heads or (x.shape[-3],)), *x.shape[-2:])
-        if attn_mask is not None and attn_mask.dim() > 2:
-            attn_mask = attn_mask.expand(*lead, *attn_mask.shape[-2:])
-            attn_mask = attn_mask.reshape(-1, *(heads or (lead[-1],)), *attn_mask.shape[-2:])
-        out = _any(*(x.reshape(shape(x)) for x in (query, key, value)), attn_mask, is_causal, scale, enable_gqa)
-        return out.reshape(*lead, *out.shape[-2:])
-    if key.dim() == 4 and value.dim() == 4:
-        key, value = (x.expand(query.shape[0], -1, -1, -1) if x.shape[0] == 1 else x for x in (key, value))
-    bias = None if attn_mask is None else additive(attn_mask, query, key)
-    if type(query) is _plain and not (_compiling() or _modes()):
-        return _attn.sdpa(query, key, value, bias, is_causal, scale, enable_gqa)
-    return torch.ops.attn.sdpa(query, key, value, bias, is_causal, scale, enable_gqa)
+        if mask is not None and mask.dtype != torch.bool:
+            mask = mask.to(dtype)
+
+    # To [B, H, ., .], which out is made of.
+    dims = max(query.dim(), key.dim(), value.dim())
+    query, key, value = (_with_dims(x, max(dims, 4)) for x in (query, key, value))
+    heads_q, heads_kv = query.shape[-3], key.shape[-3]
+    if not enable_gqa and heads_kv == value.shape[-3] and 1 < heads_kv < heads_q and heads_q % heads_kv == 0:
+        raise InvalidArgument(f"enable_gqa is False with {heads_q} heads of q and {heads_kv} of k and v; accepted: True")
+    heads = None if enable_gqa else _common(query, key, value, -3)
+    batch = [_common(query, key, value, d) for d in range(query.dim() - 3)]
+    if heads_kv == value.shape[-3] and (enable_gqa or heads_kv == 1):
+        heads_kv = None  # their own: one head serves all of query's
+    elif enable_gqa:
+        heads_kv = heads_q
+        key, value = _repeat("key", key, heads_kv), _repeat("value", value, heads_kv)
+    else:
+        heads_kv = heads
+    query = _spread(query, batch, heads)
+    if 0 in query.stride():  # out is made in its order
+        query = query.contiguous()
+    key, value = _spread(key, batch, heads_kv), _spread(value, batch, heads_kv)
+    if mask is not None:
+        mask = additive(_flat_mask(mask, batch), query, key)
+    run = torch.ops.attn.sdpa if type(query) is not _plain or traced(query) else _attn.sdpa
+    out = run(query, key, value, mask, is_causal, scale, enable_gqa, right)
+    return out if dims == 4 else out.reshape((*batch, *out.shape[1:])[-dims:])
+
+
+def _with_dims(x, dims):
+    return x if x.dim() == dims else x[(None,) * (dims - x.dim())]
+
+
+def _common(query, key, value, d):
+    """The size of dimension d that all three broadcast to."""
+    size = 1
+    for x in query, key, value:
+        n = x.shape[d]
+        if n != 1:
+            if size != 1 and n != size:
+                raise InvalidArgument(f"query, key and value have shapes {list(query.shape)}, {list(key.shape)}, {list(value.shape)}; "
+                                      "accepted: dimensions before the last two that are equal, or 1")
+            size = n
+    return size
+
+
+def _repeat(name, x, heads):
+    """Each head so often that there are as many as query has."""
+    n = x.shape[-3]
+    if n == 0 or heads % n:
+        raise InvalidArgument(f"{name} has {n} heads; accepted: divisors of {heads}, the heads of query")
+    return x if n in (1, heads) else x.repeat_interleave(heads // n, -3)
+
+
+def _spread(x, batch, heads):
+    """[B, H, S, E] of x, its sizes of 1 in front expanded to `batch` and `heads` (None: its own)."""
+    want = (*batch, x.shape[-3] if heads is None else heads, *x.shape[-2:])
+    if tuple(x.shape) != want:
+        x = x.expand(want)
+        if x.shape[-2] == 1:  # so that not all strides are 0
+            x = x.contiguous()
+    return x if len(batch) == 1 else x.reshape(math.prod(batch), *want[-3:])
+
+
+def _flat_mask(mask, batch):
+    """Whose leading dimensions beyond four are one, as those of query, key and value."""
+    if len(batch) == 1:
+        return mask
+    mask = _with_dims(mask, max(len(batch) + 3, mask.dim()))
+    lead = mask.shape[:-3]
+    if len(lead) > len(batch) or any(m not in (1, n) for m, n in zip(lead, batch)):
+        raise InvalidArgument(f"attn_mask has shape {list(mask.shape)}; accepted: what broadcasts to {batch} and [Hq, L, S]")
+    if any(m != 1 for m in lead):
+        mask = mask.expand(*batch, *mask.shape[-3:])
+    return mask.reshape(math.prod(mask.shape[:-3]), *mask.shape[-3:])
 
 
 def additive(mask, query, key):
@@ -75,15 +157,15 @@ def additive(mask, query, key):
     return mask
 
 
-def _run(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):
-    return _attn.sdpa(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+def _run(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False, lower_right=False):
+    return _attn.sdpa(query, key, value, attn_mask, is_causal, scale, enable_gqa, lower_right)
 
 
-def _shape(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):
+def _shape(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False, lower_right=False):
     if value.shape[-1] == query.shape[-1]:
         return torch.empty_like(query)
     return query.new_empty((*query.shape[:-1], value.shape[-1]))
 
 
 define("sdpa(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, bool is_causal=False, float? scale=None, "
-       "bool enable_gqa=False) -> Tensor", _run, _shape)
+       "bool enable_gqa=False, bool lower_right=False) -> Tensor", _run, _shape)
