@@ -56,3 +56,13 @@ def need(truth, sentence):
 
 def shape_text(array):
     return str(list(array.shape))
+
+
+def need_integers(array, name, shape, form):
+    """int32, contiguous; integers of another width are converted."""
+    kind = type_name(array)
+    need(kind in ("int32", "int64"), f"{name} is {kind}; accepted: int32, int64")
+    need(tuple(array.shape) == tuple(shape), f"{name} has shape {shape_text(array)}; accepted: {form} = {list(shape)}")
+    if kind == "int64":  # what int32 has no room for stays too large or too small
+        array = array.clip(-2**31, 2**31 - 1)
+    return contiguous(cast(array, "int32"))
