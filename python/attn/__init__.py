@@ -83,10 +83,22 @@ class Plan(_attn.Plan):
 
     plan(q, k, v, **arrays) is forward() with the scalars and execution options of the plan; `arrays` are its array arguments, out
     and return_lse.
+
+    A plan does not change, so its copy is itself. It cannot be pickled. In the child of a fork a plan of the host works, one of a GPU
+    does not.
     """
 
     def __init__(self, q, k, v, **options):
         super().__init__(q, k, v, **options)
+
+    def __copy__(self):
+        return self
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError("a Plan is loaded into its process and cannot be pickled; accepted: Plan(q, k, v, **options) made where it runs")
 
     def __repr__(self):
         return f"<attn.Plan {self.kernel}>"

@@ -3,6 +3,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <tuple>
@@ -18,40 +19,55 @@ namespace {
 struct PlanObject {
   explicit PlanObject(const Arguments& arguments) {
     const Call call(arguments);
-    const std::shared_ptr<context> owner = call.owner();
     for (size_t i = 0; i < size_t(Name::count); ++i)  // the arrays are examples and not kept
       if (const auto name = Name(i); kind_of(name) != Kind::run) keep(name, arguments.find(name));
     const nb::int_ threads(call.threads());  // its calls are of the same context
     keep(Name::num_threads, threads);
-    std::string key = key_of(*owner, call.problem());
-    nb::gil_scoped_release release;
-    compiled = std::make_shared<Compiled>(
-        Compiled{owner, plan(*owner, call.problem()), {}, std::move(key)});
+    make(call);
   }
   nb::object run(Arguments arguments);
 
   std::shared_ptr<Compiled> compiled;
 
  private:
+  void make(const Call& call) {
+    const std::shared_ptr<context> owner = call.owner();
+    std::string key = key_of(*owner, call.problem());
+    const int now = forks();
+    auto made = [&] {
+      nb::gil_scoped_release release;
+      return std::make_shared<Compiled>(
+          Compiled{owner, plan(*owner, call.problem()), {}, std::move(key)});
+    }();
+    compiled = std::move(made);
+    made_at_ = now;
+  }
+  bool takes(const Call& call) const {
+    return call.owner()->backend() == compiled->owner->backend() &&
+           key_of(*compiled->owner, call.problem()) == compiled->key;
+  }
   void keep(Name name, nb::handle value) {
     options_.set(name, value);
     kept_.push_back(nb::borrow(value));
   }
   Arguments options_;
   std::vector<nb::object> kept_;
-  int made_at_ = forks();
+  int made_at_ = 0;  // forks() of the process that made `compiled`
 };
 
 nb::object PlanObject::run(Arguments arguments) {
-  if (made_at_ != forks())
-    refuse("the plan was made before a fork; accepted in this process: a plan that it made itself");
+  const bool forked = made_at_ != forks();
+  if (forked && compiled->owner->threads() == 0)
+    refuse(std::string("the plan of ") + attn_backend_string(compiled->owner->backend()) +
+           " was made before a fork; accepted in this process: a plan that it made itself");
   arguments.complete(options_);
   Call call(arguments);
-  if (key_of(*call.owner(), call.problem()) != compiled->key)
+  if (!takes(call) || (!forked && call.owner() != compiled->owner))
     refuse(
         "the arrays are not as those that the plan was made for; accepted: the same shapes, types, "
         "strides "
         "and device, and the same arguments given");
+  if (forked) make(call);  // the parent's would run, on one thread
   const std::shared_ptr<Compiled> kept = compiled;
   return call.run(*kept);
 }
@@ -327,6 +343,38 @@ Mask combine(const Mask& a, const Mask& b, bool unite) {
     return unite ? block_mask::union_of(owner, a.mask, b.mask)
                  : block_mask::intersection(owner, a.mask, b.mask);
   });
+}
+
+// (kinds, index, bits) as mask_from_kinds takes them, as bytes.
+nb::tuple mask_arrays(const Mask& mask) {
+  auto args = make<attn_args>();
+  mask.mask.apply(nullptr, &args);
+  const attn_block_mask_shape& s = mask.shape;
+  const int64_t rows = (s.seqlen_q + s.block_q - 1) / s.block_q;
+  const int64_t columns = (s.seqlen_kv + s.block_k - 1) / s.block_k;
+  const auto cells = size_t(s.batch * s.heads * rows * columns);
+  std::vector<uint8_t> kinds(cells);
+  std::vector<int32_t> index(cells, -1);
+  std::vector<uint32_t> bits;
+  const auto copy = [&](auto& to, const void* from) {
+    const size_t bytes = to.size() * sizeof to[0];
+    if (bytes > 0 && from) check(attn_copy_out(mask.owner->get(), to.data(), from, bytes, nullptr));
+  };
+  {
+    nb::gil_scoped_release release;
+    copy(kinds, args.block_kinds);
+    copy(index, args.block_index);
+    // A mask that was built on a device has room for more blocks than there are.
+    int32_t last = -1;
+    for (size_t i = 0; i < cells; ++i) {
+      if (kinds[i] != ATTN_BLOCK_PARTIAL) index[i] = -1;
+      last = std::max(last, index[i]);
+    }
+    bits.resize(size_t(last + 1) * size_t(s.block_q) * size_t((s.block_k + 31) / 32));
+    copy(bits, args.block_bits);
+  }
+  const auto bytes = [](const auto& of) { return nb::bytes(of.data(), of.size() * sizeof of[0]); };
+  return nb::make_tuple(bytes(kinds), bytes(index), bytes(bits));
 }
 
 // ---- merge and quantize -------------------------------------------------------------------------
@@ -620,6 +668,7 @@ NB_MODULE(_attn, m) {
   m.def("mask_from_window", &mask_from_window, any, any, any, any, any, any, nb::arg());
   m.def("mask_from_kinds", &mask_from_kinds, any, any, any, any, any, any, nb::arg());
   m.def("mask_combine", &combine);
+  m.def("mask_arrays", &mask_arrays);
 }
 
 }  // namespace attn::python
