@@ -121,7 +121,15 @@ def merge(parts, *, out_dtype=None, backend="auto"):
     """One (out, lse) from those of disjoint sets of keys: [(out, lse), ...], out [B, Sq, Hq, Dv] in f32, f16 or bf16 with
     lse f32 [B, Hq, Sq], or packed [total_q, Hq, Dv] with [Hq, total_q]. Parts whose lse is -inf contribute nothing. With
     sinks, one part alone may have them."""
-    return _attn.merge([(out, lse) for out, lse in parts], out_dtype, backend)
+    try:
+        parts = list(parts)
+    except TypeError:
+        raise TypeError(f"parts is a {type(parts).__name__}; accepted: a list of (out, lse)") from None
+    for i, part in enumerate(parts):
+        if not isinstance(part, (list, tuple)) or len(part) != 2:
+            length = f" of {len(part)}" if isinstance(part, (list, tuple)) else ""
+            raise TypeError(f"parts[{i}] is a {type(part).__name__}{length}; accepted: (out, lse)")
+    return _attn.merge([tuple(part) for part in parts], out_dtype, backend)
 
 
 def quantize(x, dtype, *, scale=1, per="tensor", saturate=False, backend="auto"):

@@ -48,6 +48,6 @@ def renamed(names):
     try:
         yield
     except (Error, TypeError) as error:
-        words = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+        words = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True) if names[name] is not None)
         text = re.sub(rf"(?<![\w.])({words})(?!\w)", lambda found: names[found[1]], str(error))
         raise type(error)(text) from None

@@ -46,7 +46,11 @@ class BlockMask:
     def from_documents(cls, lengths, *, causal=False, block_size=128, device="cpu"):
         """Documents one behind the other; a query sees its own, with `causal` up to itself. Their lengths add up to
         Sq = Skv. device: "cpu", "cuda", "cuda:1", "hip" ..., or a torch.device."""
-        return cls(_attn.mask_from_documents(list(lengths), causal, block_size, _device(device)))
+        try:
+            lengths = list(lengths)
+        except TypeError:
+            raise TypeError(f"lengths is a {type(lengths).__name__}; accepted: integers, one for each document") from None
+        return cls(_attn.mask_from_documents(lengths, causal, block_size, _device(device)))
 
     @classmethod
     def from_window(cls, seqlen_q, seqlen_kv, window, *, global_tokens=0, block_size=128, device="cpu"):

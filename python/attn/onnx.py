@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 
 from . import forward
-from ._arrays import arange, cast, contiguous, empty, module_of, need, need_integers, on_gpu, shape_text, type_name
+from ._arrays import arange, cast, contiguous, empty, integer, module_of, need, need_integers, on_gpu, shape_text, type_name
 from ._errors import Unsupported, renamed
 
 __all__ = ["attention", "library", "use_libattn"]
@@ -14,7 +14,7 @@ _FLOATS = ("float32", "float16", "bfloat16")
 _DOUBLE = 11  # TensorProto.DataType
 # What forward()'s sentences are about -> this operator's names.
 _NAMES = {"q": "Q", "k": "K", "v": "V", "bias": "attn_mask", "seqlens_kv": "nonpad_kv_seqlen",
-          "segments[0].seqlens": "nonpad_kv_seqlen", "window": "left_window_size, right_window_size"}
+          "seqlens": "nonpad_kv_seqlen", "window": "left_window_size, right_window_size"}
 
 
 def attention(Q, K, V, attn_mask=None, past_key=None, past_value=None, nonpad_kv_seqlen=None, *, is_causal=0, q_num_heads=None,
@@ -46,9 +46,10 @@ def attention(Q, K, V, attn_mask=None, past_key=None, past_value=None, nonpad_kv
             raise Unsupported(f"{name} is {type_name(x)}; accepted: {', '.join(_FLOATS)}")
     if softmax_precision == _DOUBLE and backend != "reference":
         raise Unsupported('softmax_precision is DOUBLE; accepted: FLOAT, FLOAT16, BFLOAT16, and DOUBLE with backend="reference"')
-    need(qk_matmul_output_mode in (0, 1, 2, 3), f"qk_matmul_output_mode is {qk_matmul_output_mode}; accepted: 0 to 3")
+    need(integer(qk_matmul_output_mode, "qk_matmul_output_mode") in range(4),
+         f"qk_matmul_output_mode is {qk_matmul_output_mode}; accepted: 0 to 3")
     for name, size in (("left_window_size", left_window_size), ("right_window_size", right_window_size)):
-        need(size >= -1, f"{name} is {size}; accepted: -1 or more")
+        need(integer(size, name) >= -1, f"{name} is {size}; accepted: -1 or more")
     need((past_key is None) == (past_value is None), "one of past_key and past_value is None; accepted: both, or neither")
     need(past_key is None or nonpad_kv_seqlen is None, "nonpad_kv_seqlen is given; accepted with past_key: None")
 

@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -81,6 +82,8 @@ struct Array {
   Framework framework = Framework::numpy;
   Device device;
   ElementType type{};
+  std::shared_ptr<const std::string>
+      foreign_type;  // the text of `type` where attn has no name for it
 
   void* data() const { return tensor.address; }
   // Not null, also of an array without elements.
@@ -127,6 +130,9 @@ class Reader {
  private:
   Array read(nb::handle value, const std::string& name);
   void import(Array* array);
+  // Whether the array's type is one that attn does not know; then it becomes one without memory,
+  // that whoever looks at its type refuses.
+  bool is_foreign(Array* array) const;
   Array made(nb::handle value, const std::string& name, const Sizes& shape,
              const ElementType& type);
   bool started_ = false, waits_ = false;

@@ -377,7 +377,12 @@ Call::Call(const Arguments& arguments)
     return nb::isinstance<nb::list>(x) || nb::isinstance<nb::tuple>(x);
   };
   several_ = is_list(k);
-  if (several_ != is_list(v)) refuse("one of k and v is a list; accepted: both, or neither");
+  if (several_ != is_list(v)) {
+    const auto type = [](nb::handle x) { return text_of(x.type().attr("__name__")); };
+    refuse(std::string(several_ ? "k" : "v") + " is a " + type(several_ ? k : v) + ", " +
+           (several_ ? "v" : "k") + " a " + type(several_ ? v : k) +
+           "; accepted: an array for each, or lists of segments for both");
+  }
   const size_t count = several_ ? nb::len(k) : 1;
   if (count == 0) refuse("k is an empty list; accepted: one segment or more");
   segments_.resize(count);

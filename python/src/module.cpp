@@ -186,7 +186,8 @@ Mask mask_from_dense(nb::handle value, nb::handle size) {
   const auto block_size = read_block_size(size);
   Reader reader;
   const Array dense = reader.first(value, "dense");
-  if (std::strcmp(dense.type.name, "u8") != 0) dense.need_type("bool");
+  if (std::strcmp(dense.type.name, "u8") && std::strcmp(dense.type.name, "bool"))
+    refuse(std::string("dense is ") + dense.type.name + "; accepted: bool, u8");
   const auto [batch, heads] = mask_batch_heads(dense, 2, "[Sq, Skv] or [B or 1, Hq or 1, Sq, Skv]");
   dense.need_contiguous();
   const size_t n = dense.tensor.ndim();
@@ -317,7 +318,8 @@ Mask mask_from_kinds(nb::handle kinds_value, nb::handle index_value, nb::handle 
       packed = pack_bits(bits);
       words = packed.data();
     } else {
-      bits.need_type("u32");
+      if (std::strcmp(bits.type.name, "u32"))
+        refuse(std::string("bits is ") + bits.type.name + "; accepted: bool, u32");
       bits.need_shape({-1, bq, (bk + 31) / 32}, "[P, bq, ceil(bk / 32)]");
       bits.need_contiguous();
       words = static_cast<const uint32_t*>(bits.data());
