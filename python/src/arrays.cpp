@@ -274,6 +274,10 @@ bool is_fp8(attn_dtype type) {
   return type == ATTN_F8_E4M3FN || type == ATTN_F8_E5M2 || type == ATTN_F8_E4M3FNUZ;
 }
 
+bool is_float(attn_dtype type) {
+  return type == ATTN_F32 || type == ATTN_F16 || type == ATTN_BF16;
+}
+
 std::string shape_text(const Sizes& shape) {
   std::string text;
   for (int64_t size : shape) text += (text.empty() ? "" : ", ") + std::to_string(size);
@@ -327,6 +331,10 @@ void Array::need_shape(const Sizes& want, const char* form) const {
 
 void Array::need_type(const char* want) const {
   if (std::strcmp(type.name, want) != 0) refuse(name + " is " + type.name + "; accepted: " + want);
+}
+
+void Array::need_floats() const {
+  if (!is_float(type.type)) refuse(name + " is " + type.name + "; accepted: f32, f16, bf16");
 }
 
 const void* Array::address() const {
@@ -492,7 +500,9 @@ Array Reader::read(nb::handle value, const std::string& name) {
       refuse(name + " cannot be read: " + text_of(raised.value()) +
              "; accepted: strided arrays in the memory of one device");
   }
-  if (a.type.name == another.name)
+  // PyTorch says of its integers of 1 to 7 bits that they have 8.
+  const bool bytes = a.framework == Framework::torch && a.tensor.type.bits == 8 && !a.foreign_type;
+  if (a.type.name == another.name || (bytes && !find_type(value.attr("dtype"))))
     if (const nb::object dtype = nb::getattr(value, "dtype", nb::none()); !dtype.is_none())
       name_type(&a, dtype);
   for (size_t i = 0; i < a.tensor.ndim(); ++i)

@@ -37,6 +37,7 @@ const ElementType* find_type(nb::handle dtype);
 const ElementType& find_type(attn_dtype type);
 const ElementType& find_type(const char* name);  // one of attn's
 bool is_fp8(attn_dtype type);
+bool is_float(attn_dtype type);  // f32, f16, bf16
 // "[1, 2, 3]"
 std::string shape_text(const Sizes& shape);
 
@@ -94,6 +95,7 @@ struct Array {
   // Refuses another shape; -1 is any size. `form` names the dimensions: "[B, Sq, Hq, D]".
   void need_shape(const Sizes& want, const char* form) const;
   void need_type(const char* type) const;
+  void need_floats() const;  // f32, f16, bf16
   bool contiguous() const;
   void need_contiguous() const;
   // Element strides of the dimensions before the last, which must be contiguous; all 0, which

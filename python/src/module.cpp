@@ -399,8 +399,7 @@ nb::object merge(const std::vector<std::pair<nb::object, nb::object>>& parts, nb
       p.seqlen_q = out.size(n - 3);
       p.heads_q = out.size(n - 2);
       p.head_dim_v = out.size(n - 1);
-      if (out.type.type == ATTN_DTYPE_NONE)
-        refuse(out.name + " is " + out.type.name + "; accepted: f32, f16, bf16");
+      out.need_floats();
       p.part_type = out.type.type;
       p.part_stride = strides_of(out);
     } else {
@@ -421,7 +420,7 @@ nb::object merge(const std::vector<std::pair<nb::object, nb::object>>& parts, nb
     lses.push_back(std::move(lse));
   }
   const ElementType* type = out_dtype.is_none() ? &outs[0].type : find_type(out_dtype);
-  if (!type || type->type == ATTN_DTYPE_NONE)
+  if (!type || !is_float(type->type))
     refuse("out_dtype is " + text_of(out_dtype) + "; accepted: f32, f16, bf16");
   p.out_type = type->type;
   p.num_parts = int32_t(parts.size());
@@ -463,8 +462,7 @@ nb::object quantize(nb::handle value, nb::handle dtype, nb::handle scale, nb::ha
   p.seqlen = x.size(n - 3);
   p.heads = x.size(n - 2);
   p.head_dim = x.size(n - 1);
-  if (x.type.type == ATTN_DTYPE_NONE)
-    refuse(std::string("x is ") + x.type.name + "; accepted: f32, f16, bf16");
+  x.need_floats();
   p.src_type = x.type.type;
   p.src_stride = strides_of(x);
   const ElementType* type = find_type(dtype);

@@ -142,6 +142,29 @@ class Everywhere(Case):
             for name, value in odd_types(good):
                 self.names(argument, name, call, value)
 
+    def test_types_that_other_arguments_have(self):
+        """A type that attn reads is refused by the argument's name too, not by that of a field of attn.h."""
+        q, k, v = self.q, self.k, self.v
+        i32 = lambda *x: np.array(x, np.int32)
+        out, lse = attn.forward(q, k, v, return_lse=True)
+        calls = {"q": (q, lambda x: attn.forward(x, k, v), "f64 i8 u8 i32 bool"),
+                 "bias": (self.normal(2, 4, 9, 13), lambda x: attn.forward(q, k, v, bias=x), "f64 i8 f8_e4m3fn bf16 u8 i32 bool"),
+                 "out": (q, lambda x: attn.forward(q, k, v, out=x), "i8 u8 i32 bool"),
+                 "parts[0][0]": (out, lambda x: attn.merge([(x, lse)]), "f64 i8 f8_e4m3fn u8 i32 bool"),
+                 "x": (k, lambda x: attn.quantize(x, "q8_0"), "f64 i8 f8_e4m3fn u8 i32 bool"),
+                 "k_new": (k, lambda x: attn.kv_append(x, x.copy(), k.copy(), v.copy(), i32(0, 0)), "f64 i8 f8_e4m3fn u8 i32 bool"),
+                 "k_recent": (self.normal(6, 4, 2, 32), lambda x: attn.kv_roll(x, x.copy(), i32(0, 1).reshape(2, 1), i32(1, 1), k.copy(), v.copy(),
+                                                                               i32(1, 2), keep=1), "f64 i8 f8_e4m3fn u8 i32 bool")}
+        names = {"f64": np.float64, "i8": np.int8, "u8": np.uint8, "i32": np.int32, "bool": bool, "f8_e4m3fn": ml_dtypes.float8_e4m3fn,
+                 "bf16": ml_dtypes.bfloat16}
+        for argument, (good, call, refused) in calls.items():
+            for name in refused.split():
+                self.names(argument, f"{name}; accepted: f32, f16", call, np.zeros(good.shape, names[name]))
+        for name in "i8", "q8_0", "u8", "i32":
+            self.names("out_dtype", name, lambda x: attn.forward(q, k, v, out_dtype=x), name)
+        for name in "i8", "f64", "f8_e4m3fn":
+            self.names("out_dtype", name, lambda x: attn.merge([(out, lse)], out_dtype=x), name)
+
     def test_lists_of_arrays_and_numbers(self):
         out, lse = attn.forward(self.q, self.k, self.v, return_lse=True)
         for words, parts in (("parts is a NoneType", None), ("parts[0] is a ndarray", [out]), ("parts[1] is a list of 3", [(out, lse), [out, lse, lse]]),
