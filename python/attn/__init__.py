@@ -85,10 +85,22 @@ class Plan(_attn.Plan):
 
     plan(q, k, v, **arrays) is forward() with the scalars and execution options of the plan; `arrays` are its array arguments, out
     and return_lse.
+
+    A plan does not change, so its copy is itself. It cannot be pickled. In the child of a fork a plan of the host works, one of a GPU
+    does not.
     """
 
     def __init__(self, q, k, v, **options):
         super().__init__(q, k, v, **options)
+
+    def __copy__(self):
+        return self
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError("a Plan is loaded into its process and cannot be pickled; accepted: Plan(q, k, v, **options) made where it runs")
 
     def __repr__(self):
         return f"<attn.Plan {self.kernel}>"
@@ -111,7 +123,15 @@ def merge(parts, *, out_dtype=None, backend="auto"):
     """One (out, lse) from those of disjoint sets of keys: [(out, lse), ...], out [B, Sq, Hq, Dv] in f32, f16 or bf16 with
     lse f32 [B, Hq, Sq], or packed [total_q, Hq, Dv] with [Hq, total_q]. Parts whose lse is -inf contribute nothing. With
     sinks, one part alone may have them."""
-    return _attn.merge([(out, lse) for out, lse in parts], out_dtype, backend)
+    try:
+        parts = list(parts)
+    except TypeError:
+        raise TypeError(f"parts is a {type(parts).__name__}; accepted: a list of (out, lse)") from None
+    for i, part in enumerate(parts):
+        if not isinstance(part, (list, tuple)) or len(part) != 2:
+            length = f" of {len(part)}" if isinstance(part, (list, tuple)) else ""
+            raise TypeError(f"parts[{i}] is a {type(part).__name__}{length}; accepted: (out, lse)")
+    return _attn.merge([tuple(part) for part in parts], out_dtype, backend)
 
 
 def quantize(x, dtype, *, scale=1, per="tensor", saturate=False, backend="auto"):

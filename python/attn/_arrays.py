@@ -1,22 +1,28 @@
 """What attn.flash and attn.onnx do with arrays themselves, alike for NumPy, PyTorch and CuPy: these spell almost all of it
 the same, so callers use module_of(x).where and its siblings, and here is what they do not."""
+import operator
 import sys
+
+import numpy
 
 from ._errors import InvalidArgument
 from . import _frameworks
 
 
 def module_of(array, name):
-    """numpy, torch or cupy; refuses arrays of others, which cannot be written."""
-    module = type(array).__module__.partition(".")[0]
-    if module not in ("numpy", "torch", "cupy"):
-        raise InvalidArgument(f"{name} is a {type(array).__name__}; accepted: arrays of NumPy, PyTorch or CuPy")
-    return sys.modules[module]
+    """numpy, torch or cupy; refuses arrays of others, which cannot be written, and what is no array."""
+    for kind in type(array).__mro__:
+        module = kind.__module__.partition(".")[0]
+        if module in ("numpy", "torch", "cupy") and kind.__name__ in ("ndarray", "Tensor"):
+            need(not isinstance(array, numpy.ma.MaskedArray), f"{name} is a {type(array).__name__}; accepted: arrays without a mask")
+            return sys.modules[module]
+    raise InvalidArgument(f"{name} is a {type(array).__name__}; accepted: arrays of NumPy, PyTorch or CuPy")
 
 
 def type_name(array):
     """"float16", "bool", "int32" ..., of any of these modules."""
-    return str(array.dtype).rpartition(".")[2]
+    name = str(array.dtype).removeprefix("torch.")
+    return name if getattr(array.dtype, "isnative", True) else f"{name} (not this machine's byte order)"
 
 
 def on_gpu(array):
@@ -56,3 +62,29 @@ def need(truth, sentence):
 
 def shape_text(array):
     return str(list(array.shape))
+
+
+def need_shape(array, name, shape, form):
+    """None in `shape` is any size."""
+    good = array.ndim == len(shape) and all(want in (None, n) for n, want in zip(array.shape, shape))
+    sizes = ", ".join("any" if n is None else str(n) for n in shape)
+    need(good, f"{name} has shape {shape_text(array)}; accepted: {form}" + (f" = [{sizes}]" if any(shape) else ""))
+
+
+def need_integers(array, name, shape, form):
+    """int32, contiguous; integers of another width are converted."""
+    module_of(array, name)
+    kind = type_name(array)
+    need(kind in ("int32", "int64"), f"{name} is {kind}; accepted: int32, int64")
+    need_shape(array, name, shape, form)
+    if kind == "int64":  # what int32 has no room for stays too large or too small
+        array = array.clip(-2**31, 2**31 - 1)
+    return contiguous(cast(array, "int32"))
+
+
+def integer(value, name, accepted="an integer"):
+    """An int, also of a NumPy scalar or an array without dimensions."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is a {type(value).__name__}; accepted: {accepted}") from None

@@ -1,4 +1,6 @@
 """Exceptions, one for each status of attn.h. Their text is the library's sentence: argument, value, what is accepted."""
+import contextlib
+import re
 
 
 class Error(RuntimeError):
@@ -38,3 +40,14 @@ _BY_STATUS = {1: InvalidArgument, 2: Unsupported, 3: NoDevice, 4: DriverMissing,
 
 def error_type(status):
     return _BY_STATUS.get(status, InternalError)
+
+
+@contextlib.contextmanager
+def renamed(names):
+    """Errors that are raised inside name a caller's arguments: each whole word that is a key of `names` becomes its value."""
+    try:
+        yield
+    except (Error, TypeError) as error:
+        words = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True) if names[name] is not None)
+        text = re.sub(rf"(?<![\w.])({words})(?!\w)", lambda found: names[found[1]], str(error))
+        raise type(error)(text) from None

@@ -1,4 +1,6 @@
 """Block masks."""
+import numpy
+
 from . import _attn
 
 
@@ -13,10 +15,15 @@ def _device(device):
     return text
 
 
+def _unpickled(cls, kinds, index, bits, shape, block_size, device):
+    return cls.from_kinds(kinds, *shape[2:], block_size=block_size, index=index, bits=bits, device=device)
+
+
 class BlockMask:
     """Blocks of (bq, bk) = block_size over query and key positions from 0; forward(block_mask=...) and every other rule
     must show an element. 64 or 128 on GPUs, any size on the host; one number is both. A mask lies on one device, where
-    its calls' arrays must lie too. Made by the from_ functions; a | b and a & b are union and intersection.
+    its calls' arrays must lie too. Made by the from_ functions; a | b and a & b are union and intersection. A mask does not
+    change, so its copy is itself; pickled are its blocks, and the device that they come back to.
     """
 
     def __init__(self, mask):
@@ -39,7 +46,11 @@ class BlockMask:
     def from_documents(cls, lengths, *, causal=False, block_size=128, device="cpu"):
         """Documents one behind the other; a query sees its own, with `causal` up to itself. Their lengths add up to
         Sq = Skv. device: "cpu", "cuda", "cuda:1", "hip" ..., or a torch.device."""
-        return cls(_attn.mask_from_documents(list(lengths), causal, block_size, _device(device)))
+        try:
+            lengths = list(lengths)
+        except TypeError:
+            raise TypeError(f"lengths is a {type(lengths).__name__}; accepted: integers, one for each document") from None
+        return cls(_attn.mask_from_documents(lengths, causal, block_size, _device(device)))
 
     @classmethod
     def from_window(cls, seqlen_q, seqlen_kv, window, *, global_tokens=0, block_size=128, device="cpu"):
@@ -84,6 +95,20 @@ class BlockMask:
     @property
     def device(self):
         return self._mask.device
+
+    def __copy__(self):
+        return self
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def __reduce__(self):
+        kinds, index, bits = map(numpy.frombuffer, _attn.mask_arrays(self._mask), ("u1", "i4", "u4"))
+        (bq, bk), (batch, heads, seqlen_q, seqlen_kv) = self.block_size, self.shape
+        grid = batch, heads, -(-seqlen_q // bq), -(-seqlen_kv // bk)
+        words = -(-bk // 32)
+        return _unpickled, (type(self), kinds.reshape(grid), index.reshape(grid), bits.reshape(-1, bq, words), self.shape,
+                            self.block_size, self.device)
 
     def __repr__(self):
         return f"<attn.BlockMask {self.shape} in blocks of {self.block_size} on {self.device}>"

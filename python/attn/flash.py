@@ -17,7 +17,9 @@ and equal calls give equal bits. There is no backward.
     backend            as in attn.forward
 """
 from . import forward, kv_append
-from ._arrays import arange, cast, contiguous, empty, module_of, need, shape_text, type_name
+from ._arrays import (arange, cast, contiguous, empty, integer, module_of, need, need_integers, need_shape, on_gpu, shape_text,
+                      type_name)
+from ._errors import renamed
 
 __all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"]
 
@@ -30,7 +32,7 @@ def flash_attn_func(q, k, v, *, dropout_p=0.0, softmax_scale=None, causal=False,
     _refuse(dropout_p=dropout_p, qv=qv, sm_margin=sm_margin, return_attn_probs=return_attn_probs)
     return _attend(q, k, v, scale=softmax_scale, causal=causal, window=window_size, chunk=attention_chunk, softcap=softcap,
                    slopes=alibi_slopes, descales=(q_descale, k_descale, v_descale), lse=return_softmax_lse, out=out,
-                   backend=backend)
+                   backend=backend, names={})
 
 
 def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *, seqused_q=None, seqused_k=None,
@@ -41,32 +43,53 @@ def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, ma
     """The same of packed sequences: q [total_q, Hq, D], k and v [total_k, Hkv, D].
 
     cu_seqlens_q, cu_seqlens_k  i32 [B + 1]; None: q, or k and v, are [B, S, H, D]
-    max_seqlen_q, max_seqlen_k  the longest sequence, or more
+    max_seqlen_q, max_seqlen_k  the longest sequence, or more; None: as if one sequence had all tokens
     seqused_q, seqused_k        i32 [B]: so many tokens of each sequence count. Rows of out and lse beyond are 0 and -inf
     block_table                 i32 [B, pages]: k and v are pages, of lengths seqused_k or those of cu_seqlens_k
     """
     _refuse(dropout_p=dropout_p, qv=qv, sm_margin=sm_margin, return_attn_probs=return_attn_probs)
     xp = module_of(q, "q")
-    lengths = seqused_k
+    cu_seqlens_q, batch = _queries(q, cu_seqlens_q)
+    if cu_seqlens_k is not None:
+        cu_seqlens_k = need_integers(cu_seqlens_k, "cu_seqlens_k", (batch + 1,), "[B + 1]")
+    if seqused_k is not None:
+        seqused_k = need_integers(seqused_k, "seqused_k", (batch,), "[B]")
+    if block_table is not None:
+        block_table = need_integers(block_table, "block_table", (batch, None), "[B, pages]")
+    max_seqlen_q, max_seqlen_k = (None if x is None else integer(x, name, "an integer or None")
+                                  for x, name in ((max_seqlen_q, "max_seqlen_q"), (max_seqlen_k, "max_seqlen_k")))
+
+    lengths, names = seqused_k, {"seqlens_kv": "seqused_k", "cu_seqlens_kv": "cu_seqlens_k"}
     packed_k = cu_seqlens_k if block_table is None else None
     if block_table is not None and lengths is None:
         need(cu_seqlens_k is not None, "seqused_k is None; accepted with block_table: lengths there or in cu_seqlens_k")
         lengths = contiguous(cu_seqlens_k[1:] - cu_seqlens_k[:-1])
+        names["seqlens_kv"] = "cu_seqlens_k"
     elif packed_k is not None and lengths is not None:  # part of each: tokens are pages of one
-        block_table = _rows(packed_k[:-1, None] + arange(max_seqlen_k, q)[None, :], k.shape[0])
+        for name, x in ("k", k), ("v", v):
+            module_of(x, name)
+            need_shape(x, name, (None,) * 3, "[total_k, Hkv, D]")
+        _need_room(seqused_k, "seqused_k", packed_k[1:] - packed_k[:-1])
+        longest = k.shape[0] if max_seqlen_k is None else max_seqlen_k
+        need(longest >= 0, f"max_seqlen_k is {longest}; accepted: 0 or more")
+        block_table = _rows(packed_k[:-1, None] + arange(longest, q)[None, :], k.shape[0])
         k, v, packed_k = k[:, None], v[:, None], None
 
     used = None
     if seqused_q is not None:
+        seqused_q = need_integers(seqused_q, "seqused_q", (batch,), "[B]")
         starts = cu_seqlens_q
         if starts is None:
-            starts = arange(q.shape[0] + 1, q) * q.shape[1]
+            starts = arange(batch + 1, q) * q.shape[1]
+        _need_room(seqused_q, "seqused_q", starts[1:] - starts[:-1])
         used = _Used(starts, seqused_q, q.shape[0] if cu_seqlens_q is not None else q.shape[0] * q.shape[1], q)
+        if out is not None:
+            _need_out(out, (*q.shape[:-1], getattr(v, "shape", q.shape)[-1]), q)
     result = _attend(q if used is None else used.pack(q), k, v, cu_q=cu_seqlens_q if used is None else used.offsets,
-                     max_q=int(max_seqlen_q) if cu_seqlens_q is not None or used is not None else None, cu_k=packed_k,
+                     max_q=max_seqlen_q if cu_seqlens_q is not None or used is not None else None, cu_k=packed_k,
                      lengths=lengths, table=block_table, scale=softmax_scale, causal=causal, window=window_size,
                      chunk=attention_chunk, softcap=softcap, slopes=alibi_slopes, descales=(q_descale, k_descale, v_descale),
-                     lse=return_softmax_lse, out=out if used is None else None, backend=backend)
+                     lse=return_softmax_lse, out=out if used is None else None, backend=backend, names=names)
     if used is None:
         return result
     made, lse = result if return_softmax_lse else (result, None)
@@ -93,29 +116,56 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, *, qv=None, rot
                         window_size and attention_chunk all of it for cache_seqlens[b]. f32 ones are taken as they are
     rotary_interleaved  pairs are elements 2 i and 2 i + 1, else i and i + R / 2
     rotary_seqlens      i32 [B]: rotated as if cache_seqlens were these
-    cache_seqlens       i32 [B] or one integer: keys that the cache holds; None: it is full
+    cache_seqlens       i32 or i64 [B], or one integer: keys that the cache holds; None: it is full
     cache_batch_idx     i32 [B]: sequence b is row cache_batch_idx[b] of k_cache
     cache_leftpad       i32 [B]: where the keys of each sequence begin
     block_table         i32 [B, pages]; page_table is the same
     cu_seqlens_q, max_seqlen_q  q is packed
     """
     _refuse(qv=qv, sm_margin=sm_margin, scheduler_metadata=scheduler_metadata)
-    xp = module_of(q, "q")
+    module_of(q, "q")
     need(block_table is None or page_table is None, "page_table is given; accepted with block_table: None")
-    table = page_table if block_table is None else block_table
-    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+    cu_seqlens_q, batch = _queries(q, cu_seqlens_q)
+    table, table_name = (block_table, "block_table") if page_table is None else (page_table, "page_table")
+    need(cache_batch_idx is None or table is None, f"cache_batch_idx is given; accepted with {table_name}: None")
+    if table is not None:
+        table = need_integers(table, table_name, (batch, None), "[B, pages]")
+    for name, x in ("k_cache", k_cache), ("v_cache", v_cache):
+        module_of(x, name)
+        need_shape(x, name, (None,) * 4, "[B, S, Hkv, D], or pages" if table is None else "[pages, page_size, Hkv, D]")
     if cache_batch_idx is not None:
-        need(table is None, "cache_batch_idx is given; accepted with block_table: None")
-        table = contiguous(cast(cache_batch_idx, "int32")[:, None])  # a row of the cache is a page
-    lengths = cache_seqlens
-    if lengths is not None and not hasattr(lengths, "shape"):
-        lengths = arange(batch, q) * 0 + int(lengths)
+        rows = need_integers(cache_batch_idx, "cache_batch_idx", (batch,), "[B]")
+        _need_room(rows, "cache_batch_idx", rows * 0 + (k_cache.shape[0] - 1))
+        table, table_name = rows[:, None], "cache_batch_idx"
+    lengths = _lengths(cache_seqlens, batch, q)
+    if cache_leftpad is not None:
+        cache_leftpad = need_integers(cache_leftpad, "cache_leftpad", (batch,), "[B]")
+    if rotary_seqlens is not None:
+        rotary_seqlens = need_integers(rotary_seqlens, "rotary_seqlens", (batch,), "[B]")
+    if max_seqlen_q is not None:
+        max_seqlen_q = integer(max_seqlen_q, "max_seqlen_q", "an integer or None")
+    window_size, attention_chunk = _window(window_size), integer(attention_chunk, "attention_chunk")
     need((k is None) == (v is None), "one of k and v is None; accepted: both, or neither")
     need(k is None or lengths is not None, "cache_seqlens is None; accepted with k and v: how many keys the cache holds")
-    need(k is not None or rotary_cos is None, "rotary_cos is given; accepted without k and v: None")
+    for name, x in (("rotary_cos", rotary_cos), ("rotary_sin", rotary_sin), ("cu_seqlens_k_new", cu_seqlens_k_new)):
+        need(k is not None or x is None, f"{name} is given; accepted without k and v: None")
+    need((rotary_cos is None) == (rotary_sin is None), "one of rotary_cos and rotary_sin is None; accepted: both, or neither")
+    names = {"k": "k_cache", "v": "v_cache", "seqlens_kv": "cache_seqlens", "block_table": table_name}
     if k is not None:
+        form = "[B, T, Hkv, D], or packed with cu_seqlens_k_new"
+        if cu_seqlens_k_new is not None:
+            cu_seqlens_k_new = need_integers(cu_seqlens_k_new, "cu_seqlens_k_new", (batch + 1,), "[B + 1]")
+            form = "[total, Hkv, D]"
+        for name, x in ("k", k), ("v", v):
+            module_of(x, name)
+            need_shape(x, name, (None,) * (4 if cu_seqlens_k_new is None else 3), form)
+        if cache_leftpad is not None:
+            new = k.shape[1] if cu_seqlens_k_new is None else cu_seqlens_k_new[1:] - cu_seqlens_k_new[:-1]
+            _need_room(cache_leftpad, "cache_leftpad", lengths + new)
+        append_names = {"k_new": "k", "v_new": "v", "seqlens": "cache_seqlens", "cu_seqlens_new": "cu_seqlens_k_new",
+                        "block_table": table_name}
         q, lengths = _append(q, k, v, k_cache, v_cache, lengths, table, cu_seqlens_q, cu_seqlens_k_new, rotary_cos, rotary_sin,
-                             rotary_interleaved, rotary_seqlens, (k_descale, v_descale), backend,
+                             rotary_interleaved, rotary_seqlens, (k_descale, v_descale), backend, append_names,
                              each=causal or attention_chunk > 0 or max(window_size) >= 0)
     if cache_leftpad is not None:
         if table is None:
@@ -123,11 +173,12 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, *, qv=None, rot
         k_cache, v_cache, table = _behind(cache_leftpad, k_cache, v_cache, table)
         if lengths is None:
             lengths = cache_leftpad * 0 + table.shape[1]
+        _need_room(cache_leftpad, "cache_leftpad", lengths)
         lengths = contiguous(lengths - cache_leftpad)
-    return _attend(q, k_cache, v_cache, cu_q=cu_seqlens_q, max_q=None if max_seqlen_q is None else int(max_seqlen_q),
+    return _attend(q, k_cache, v_cache, cu_q=cu_seqlens_q, max_q=max_seqlen_q,
                    lengths=lengths, table=table, scale=softmax_scale, causal=causal, window=window_size, chunk=attention_chunk,
                    softcap=softcap, slopes=alibi_slopes, descales=(q_descale, k_descale, v_descale), lse=return_softmax_lse,
-                   out=out, backend=backend)
+                   out=out, backend=backend, names=names)
 
 
 _WITHOUT_KERNEL = {"dropout_p": ("0, attn is for inference", lambda x: not x), "qv": ("None", lambda x: x is None),
@@ -138,29 +189,117 @@ _WITHOUT_KERNEL = {"dropout_p": ("0, attn is for inference", lambda x: not x), "
 def _refuse(**arguments):
     for name, value in arguments.items():
         accepted, good = _WITHOUT_KERNEL[name]
-        need(good(value), f"{name} is {type(value).__name__ if hasattr(value, 'shape') else value}; accepted: {accepted}")
+        need(getattr(value, "ndim", 0) == 0 and good(value), f"{name} is {type(value).__name__ if hasattr(value, 'shape') else value}; accepted: {accepted}")
+
+
+def _queries(q, offsets):
+    """(cu_seqlens_q as int32 or None, the batch)"""
+    if offsets is None:
+        need_shape(q, "q", (None,) * 4, "[B, Sq, Hq, D], or packed with cu_seqlens_q")
+        return None, q.shape[0]
+    need_shape(q, "q", (None,) * 3, "[total_q, Hq, D]")
+    offsets = need_integers(offsets, "cu_seqlens_q", (None,), "[B + 1]")
+    need(offsets.shape[0] > 0, "cu_seqlens_q has shape [0]; accepted: [B + 1]")
+    return offsets, offsets.shape[0] - 1
+
+
+def _window(size):
+    """(left, right)"""
+    accepted = "a pair of integers (left, right), -1 = unbounded"
+    try:
+        left, right = size
+    except (TypeError, ValueError):
+        shown = f"a {type(size).__name__}" if isinstance(size, str) or not hasattr(size, "__len__") else size
+        raise TypeError(f"window_size is {shown}; accepted: {accepted}") from None
+    return integer(left, "window_size[0]", accepted), integer(right, "window_size[1]", accepted)
+
+
+def _lengths(given, batch, like):
+    """cache_seqlens as int32 [B] where `like` is, or None."""
+    if given is None:
+        return None
+    shape = getattr(given, "shape", ())
+    if isinstance(shape, tuple) and len(shape) > 0:
+        return need_integers(given, "cache_seqlens", (batch,), "one integer, or [B]")
+    if _is_tensor(given, like):  # on a GPU nothing waits for its value
+        given = need_integers(given.reshape(1), "cache_seqlens", (1,), "one integer")
+    else:
+        given = integer(given, "cache_seqlens", "an integer or an array [B] of int32 or int64")
+        need(0 <= given < 2**31, f"cache_seqlens is {given}; accepted: 0 to 2^31 - 1")
+    return arange(batch, like) * 0 + given
+
+
+def _is_tensor(value, like):
+    return type(value).__module__.partition(".")[0] in ("torch", "cupy") and module_of(like, "q") is module_of(value, "cache_seqlens")
+
+
+def _need_room(used, name, room):
+    """On the host, where looking at them costs nothing."""
+    if not on_gpu(used) and not on_gpu(room):
+        for b, (n, most) in enumerate(zip(used.tolist(), room.tolist())):
+            need(0 <= n <= most, f"{name}[{b}] is {n}; accepted: 0 to {most}")
+
+
+_OUTS = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz")
+
+
+def _need_out(out, shape, like):
+    """Of an out that is not forward()'s."""
+    xp = module_of(out, "out")
+    need(xp is module_of(like, "q"), "out is of another framework than q; accepted: the same")
+    need(type_name(out) in _OUTS, f"out is {type_name(out)}; accepted: {', '.join(_OUTS)}")
+    need_shape(out, "out", shape, "q's shape, with v's last dimension")
+    need(xp.__name__ != "numpy" or out.flags.writeable, "out is read-only; accepted: an array that can be written")
+
+
+def _scales(array, name):
+    """f32, contiguous, of any type of floats; or None."""
+    if array is None:
+        return None
+    module_of(array, name)
+    accepted = ("float32", "float16", "bfloat16", "float64")
+    need(type_name(array) in accepted, f"{name} is {type_name(array)}; accepted: {', '.join(accepted)}")
+    return contiguous(cast(array, "float32"))
+
+
+# What forward() and kv_append() call these arguments.
+_NAMES = {"scale": "softmax_scale", "window": "window_size", "window_left": "window_size[0]", "window_right": "window_size[1]",
+          "seqlen_q": "max_seqlen_q", "bias": "attention_chunk", "return_lse": "return_softmax_lse", "rotary_positions": "rotary_cos.shape[0]",
+          "rotary_dim": "2 * rotary_cos.shape[1]", ", and of other types with k_type and v_type": ""}
 
 
 def _attend(q, k, v, *, cu_q=None, max_q=None, cu_k=None, lengths=None, table=None, scale, causal, window, chunk, softcap,
-            slopes, descales, lse, out, backend):
+            slopes, descales, lse, out, backend, names):
+    names = {**_NAMES, **names}
+    names.update(seqlens=names.get("seqlens_kv"), cu_seqlens=names.get("cu_seqlens_kv"))  # attn.h's own
     bias = None
+    chunk, window = integer(chunk, "attention_chunk"), _window(window)
     if chunk:
         need(chunk > 0, f"attention_chunk is {chunk}; accepted: 1 or more, 0 for none")
         need(cu_q is None and cu_k is None, f"attention_chunk is {chunk}; accepted with packed sequences: 0")
+        for name, x in ("q", q), (names.get("k", "k"), k):
+            module_of(x, name)
+            need_shape(x, name, (None,) * 4, "4 dimensions")
         keys = k.shape[1] * (1 if table is None else table.shape[1])
         bias = _chunks(q, keys, lengths, chunk)
-    names = ("q_descale", "k_descale", "v_descale")
-    options = {"causal": causal, "window": (int(window[0]), int(window[1])), "scale": scale, "softcap": softcap,
+    descales = {name: _scales(x, name) for name, x in zip(("q_descale", "k_descale", "v_descale"), descales)}
+    options = {"causal": causal, "window": window, "scale": scale, "softcap": softcap,
                "cu_seqlens_q": cu_q, "cu_seqlens_kv": cu_k, "max_seqlen_q": max_q if cu_q is not None else None,
-               "seqlens_kv": lengths, "block_table": table, "bias": bias, "return_lse": lse, "backend": backend,
-               **{name: None if x is None else contiguous(cast(x, "float32")) for name, x in zip(names, descales)}}
-    if slopes is None or slopes.ndim == 1:
+               "seqlens_kv": lengths, "block_table": table, "bias": bias, "return_lse": lse, "backend": backend, **descales}
+    with renamed(names):
+        return _of_slopes(q, k, v, slopes, table, lse, out, options, tuple(descales))
+
+
+def _of_slopes(q, k, v, slopes, table, lse, out, options, names):
+    if slopes is None or module_of(slopes, "alibi_slopes") and slopes.ndim <= 1:
         return forward(q, k, v, alibi_slopes=slopes, out=out, **options)
 
-    need(cu_q is None, f"alibi_slopes has shape {shape_text(slopes)}; accepted with packed q: [Hq]")
+    need(options["cu_seqlens_q"] is None, f"alibi_slopes has shape {shape_text(slopes)}; accepted with packed q: [Hq]")
     need(tuple(slopes.shape) == (q.shape[0], q.shape[2]),
          f"alibi_slopes has shape {shape_text(slopes)}; accepted: [Hq], [B, Hq] = {[q.shape[0], q.shape[2]]}")
-    if out is None:
+    if out is not None:
+        _need_out(out, (*q.shape[:3], v.shape[3]), q)
+    else:
         out = empty((*q.shape[:3], v.shape[3]), "bfloat16" if type_name(q).startswith("float8") else type_name(q), q)
     parts = []
     for b in range(q.shape[0]):
@@ -233,24 +372,36 @@ class _Used:
 
 
 def _append(q, k, v, k_cache, v_cache, lengths, table, cu_q, cu_new, cos, sin, interleaved, rotary_lengths, descales, backend,
-            each):
-    """Writes k and v; (q rotated, lengths behind them)."""
+            names, each):
+    """Writes k and v; (q rotated, lengths behind them). `names` are flash's for kv_append's."""
     after = empty(lengths.shape, "int32", q)
-    options = {"cu_seqlens_new": cu_new, "block_table": table, "k_descale": descales[0], "v_descale": descales[1],
-               "seqlens_out": after, "backend": backend}
+    options = {"cu_seqlens_new": cu_new, "block_table": table, "k_descale": _scales(descales[0], "k_descale"),
+               "v_descale": _scales(descales[1], "v_descale"), "seqlens_out": after, "backend": backend}
+    append = lambda *arrays, **more: _named_append(names, *arrays, **options, **more)
     if cos is not None:
-        cos, sin = contiguous(cast(cos, "float32")), contiguous(cast(sin, "float32"))
+        cos, sin = _scales(cos, "rotary_cos"), _scales(sin, "rotary_sin")
+        need_shape(cos, "rotary_cos", (None, None), "[positions, R / 2]")
+        need_shape(sin, "rotary_sin", cos.shape, "rotary_cos's shape")
+        need(2 * cos.shape[1] <= q.shape[-1], f"rotary_cos has shape {shape_text(cos)}; accepted: up to D / 2 = {q.shape[-1] // 2} columns")
         begin = lengths if rotary_lengths is None else rotary_lengths
         same_tokens = q.shape[:-2] == k.shape[:-2] and cu_q is cu_new and type_name(q) == type_name(k)
+        turn = {}
         if rotary_lengths is None:
-            options.update(rotary_cos=cos, rotary_sin=sin, rotary_interleaved=interleaved)
+            turn = {"rotary_cos": cos, "rotary_sin": sin, "rotary_interleaved": interleaved}
         else:
             k = _rotate(k, cos, sin, interleaved, begin, cu_new, True)
         if rotary_lengths is None and each and same_tokens:
-            return kv_append(k, v, k_cache, v_cache, lengths, q=q, **options), after
+            return append(k, v, k_cache, v_cache, lengths, q=q, **turn), after
         q = _rotate(q, cos, sin, interleaved, begin, cu_q, each)
-    kv_append(k, v, k_cache, v_cache, lengths, **options)
+        append(k, v, k_cache, v_cache, lengths, **turn)
+    else:
+        append(k, v, k_cache, v_cache, lengths)
     return q, after
+
+
+def _named_append(names, *arrays, **options):
+    with renamed({**_NAMES, **names}):
+        return kv_append(*arrays, **options)
 
 
 def _rotate(x, cos, sin, interleaved, begin, offsets, each):

@@ -5,13 +5,16 @@ import math
 from pathlib import Path
 
 from . import forward
-from ._arrays import arange, cast, contiguous, empty, module_of, need, on_gpu, shape_text, type_name
-from ._errors import Unsupported
+from ._arrays import arange, cast, contiguous, empty, integer, module_of, need, need_integers, on_gpu, shape_text, type_name
+from ._errors import Unsupported, renamed
 
 __all__ = ["attention", "library", "use_libattn"]
 
 _FLOATS = ("float32", "float16", "bfloat16")
 _DOUBLE = 11  # TensorProto.DataType
+# What forward()'s sentences are about -> this operator's names.
+_NAMES = {"q": "Q", "k": "K", "v": "V", "bias": "attn_mask", "seqlens_kv": "nonpad_kv_seqlen",
+          "seqlens": "nonpad_kv_seqlen", "window": "left_window_size, right_window_size"}
 
 
 def attention(Q, K, V, attn_mask=None, past_key=None, past_value=None, nonpad_kv_seqlen=None, *, is_causal=0, q_num_heads=None,
@@ -20,8 +23,8 @@ def attention(Q, K, V, attn_mask=None, past_key=None, past_value=None, nonpad_kv
     """(Y, present_key, present_value, qk_matmul_output) of NumPy's, PyTorch's or CuPy's arrays.
 
     Q [B, Hq, Sq, D] or [B, Sq, Hq * D] with q_num_heads, K and V alike with kv_num_heads; f32, f16 or bf16
-    attn_mask           bool or float, broadcasts to [B, Hq, Sq, past + Skv]; a shorter last dimension is filled up with "not
-                        visible", but 1 is for all keys
+    attn_mask           bool or float, broadcasts to [B, Hq, Sq, past + Skv], except its last dimension: if that is shorter, 1
+                        included, the keys after it are not visible
     past_key, past_value  [B, Hkv, past, D]; they and K, V behind them are present_key and present_value, which without a past
                         are K and V
     nonpad_kv_seqlen    integers [B]: keys of each sequence; not with a past
@@ -33,15 +36,20 @@ def attention(Q, K, V, attn_mask=None, past_key=None, past_value=None, nonpad_kv
     A query that sees no key has a row of zeros.
     """
     xp = module_of(Q, "Q")
+    for name, x in (("K", K), ("V", V), ("attn_mask", attn_mask), ("past_key", past_key), ("past_value", past_value),
+                    ("nonpad_kv_seqlen", nonpad_kv_seqlen)):
+        need(x is None and name not in "KV" or module_of(x, name) is xp,
+             f"{name} is a {type(x).__name__}; accepted: an array of {xp.__name__}, as Q")
     for name, x in (("Q", Q), ("K", K), ("V", V)):
         need(x.ndim == Q.ndim and x.ndim in (3, 4), f"{name} has shape {shape_text(x)}; accepted: 3 or 4 dimensions, as many as Q's")
         if type_name(x) not in _FLOATS:
             raise Unsupported(f"{name} is {type_name(x)}; accepted: {', '.join(_FLOATS)}")
     if softmax_precision == _DOUBLE and backend != "reference":
         raise Unsupported('softmax_precision is DOUBLE; accepted: FLOAT, FLOAT16, BFLOAT16, and DOUBLE with backend="reference"')
-    need(qk_matmul_output_mode in (0, 1, 2, 3), f"qk_matmul_output_mode is {qk_matmul_output_mode}; accepted: 0 to 3")
+    need(integer(qk_matmul_output_mode, "qk_matmul_output_mode") in range(4),
+         f"qk_matmul_output_mode is {qk_matmul_output_mode}; accepted: 0 to 3")
     for name, size in (("left_window_size", left_window_size), ("right_window_size", right_window_size)):
-        need(size >= -1, f"{name} is {size}; accepted: -1 or more")
+        need(integer(size, name) >= -1, f"{name} is {size}; accepted: -1 or more")
     need((past_key is None) == (past_value is None), "one of past_key and past_value is None; accepted: both, or neither")
     need(past_key is None or nonpad_kv_seqlen is None, "nonpad_kv_seqlen is given; accepted with past_key: None")
 
@@ -49,33 +57,40 @@ def attention(Q, K, V, attn_mask=None, past_key=None, past_value=None, nonpad_kv
     q = _heads(Q, q_num_heads, "Q", "q_num_heads")  # [B, Sq, Hq, D], as k and v
     k = _heads(K, kv_num_heads, "K", "kv_num_heads")
     v = _heads(V, kv_num_heads, "V", "kv_num_heads")
+    need(k.shape[0] == q.shape[0] and k.shape[3] == q.shape[3] and tuple(v.shape[:3]) == tuple(k.shape[:3]),
+         f"V has shape {shape_text(V)}, K {shape_text(K)}, Q {shape_text(Q)}; accepted: the same batch, K's head size as Q's, and V as K "
+         "but for its head size")
     past = 0
     if past_key is not None:
-        past = past_key.shape[2]
+        past = past_key.shape[2] if past_key.ndim == 4 else 0
+        for name, x, like, new in (("past_key", past_key, k, K), ("past_value", past_value, v, V)):
+            want = [like.shape[0], like.shape[2], past, like.shape[3]]
+            need(list(x.shape) == want, f"{name} has shape {shape_text(x)}; accepted: [B, Hkv, past, D] = {want}")
+            need(type_name(x) == type_name(new), f"{name} is {type_name(x)}; accepted: {type_name(new)}, as what comes after it")
         k = xp.concatenate((past_key, k.swapaxes(1, 2)), axis=2).swapaxes(1, 2)
         v = xp.concatenate((past_value, v.swapaxes(1, 2)), axis=2).swapaxes(1, 2)
     present_key, present_value = k.swapaxes(1, 2), v.swapaxes(1, 2)
     seqlen_q, total = q.shape[1], k.shape[1]
 
-    lengths = None if nonpad_kv_seqlen is None else contiguous(cast(nonpad_kv_seqlen.reshape(-1), "int32"))
+    lengths = None if nonpad_kv_seqlen is None else need_integers(nonpad_kv_seqlen, "nonpad_kv_seqlen", (q.shape[0],), "[B]")
     bias = None if attn_mask is None else _bias(attn_mask, q, total)
     right = 0 if is_causal else right_window_size
     rule, keys, hides = _rule(seqlen_q, total, past, left_window_size, right, lengths)
     pairs = _pairs(q, total, past, lengths, left_window_size, right) if hides or qk_matmul_output else None
     if hides:
         bias = pairs if bias is None else bias + pairs
-    served_bias = None if bias is None else _broadcast(bias[..., :keys], q, keys)
+    served_bias = None if bias is None else bias[..., :keys]
 
     served_v = _whole_head(v[:, :keys])
     shape = (q.shape[0], q.shape[2], seqlen_q, served_v.shape[3])
     out = empty((shape[0], shape[2], shape[1], shape[3]) if hidden else shape, type_name(Q), Q)
-    result = forward(_whole_head(q), _whole_head(k[:, :keys]), served_v, scale=_scale(scale, q), softcap=softcap or 0.0,
-                     bias=served_bias, seqlens_kv=lengths, out=out if hidden else out.swapaxes(1, 2),
-                     return_lse=bool(qk_matmul_output), backend=backend, **rule)
+    with renamed(_NAMES):
+        forward(_whole_head(q), _whole_head(k[:, :keys]), served_v, scale=_scale(scale, q), softcap=softcap or 0.0, bias=served_bias,
+                seqlens_kv=lengths, out=out if hidden else out.swapaxes(1, 2), backend=backend, **rule)
     out = out[..., :v.shape[3]]
     scores = None
     if qk_matmul_output:
-        scores = _scores(q, k, _scale(scale, q), softcap or 0.0, bias, pairs, result[1], qk_matmul_output_mode)
+        scores = _scores(q, k, _scale(scale, q), softcap or 0.0, bias, pairs, qk_matmul_output_mode)
         scores = cast(scores, type_name(Q))
     return out.reshape(shape[0], shape[2], -1) if hidden else out, present_key, present_value, scores
 
@@ -105,33 +120,26 @@ def _heads(x, heads, name, attribute):
 
 
 def _bias(mask, q, total):
-    """As a float that is added, 4 dimensions, the last one `total` or 1."""
+    """As a float that is added, 4 dimensions, the last one `total`: Q's type or float32, whose range neither 16-bit type has."""
     xp = module_of(mask, "attn_mask")
     boolean = type_name(mask) == "bool"
     if not boolean and type_name(mask) not in _FLOATS:
         raise Unsupported(f"attn_mask is {type_name(mask)}; accepted: bool, {', '.join(_FLOATS)}")
     need(1 <= mask.ndim <= 4, f"attn_mask has shape {shape_text(mask)}; accepted: 1 to 4 dimensions")
+    given = mask
     mask = mask.reshape((1,) * (4 - mask.ndim) + tuple(mask.shape))
+    full = (q.shape[0], q.shape[2], q.shape[1])
+    need(all(n in (1, want) for n, want in zip(mask.shape, full)) and mask.shape[3] <= total,
+         f"attn_mask has shape {shape_text(given)}; accepted: what broadcasts to [B, Hq, Sq, past + Skv] = {[*full, total]}, the last "
+         "dimension shorter at most")
     if boolean:
         mask = xp.where(mask, 0.0, -math.inf)
-    mask = cast(mask, type_name(q))
-    full = (q.shape[0], q.shape[2], q.shape[1])
-    need(all(n in (1, want) for n, want in zip(mask.shape, full)) and 1 <= mask.shape[3] <= total,
-         f"attn_mask has shape {shape_text(mask)}; accepted: what broadcasts to [B, Hq, Sq, past + Skv] = {[*full, total]}, the last "
-         "dimension shorter at most")
-    missing = total - mask.shape[3]
-    if missing > 0 and mask.shape[3] > 1:
-        more = empty((*mask.shape[:3], missing), type_name(q), q)
-        more[...] = -math.inf
-        mask = xp.concatenate((mask, more), axis=3)
-    return mask
-
-
-def _broadcast(bias, q, keys):
-    """A dimension of 1 is for all; forward() wants one that is not."""
-    if max(bias.shape) > 1 or max(q.shape[0], q.shape[2], q.shape[1], keys) == 1:
-        return bias
-    return contiguous(module_of(bias, "attn_mask").broadcast_to(bias, (1, 1, 1, keys)))
+    mask = cast(mask, type_name(q) if boolean or type_name(mask) == type_name(q) else "float32")
+    if mask.shape[3] == total:
+        return mask
+    hidden = empty((*mask.shape[:3], total - mask.shape[3]), type_name(mask), q)
+    hidden[...] = -math.inf
+    return xp.concatenate((mask, hidden), axis=3)
 
 
 def _rule(seqlen_q, total, past, left, right, lengths):
@@ -168,7 +176,7 @@ def _pairs(q, total, past, lengths, left, right):
     return cast(xp.where(visible, 0.0, -math.inf), type_name(q))
 
 
-def _scores(q, k, scale, softcap, bias, hidden, lse, mode):
+def _scores(q, k, scale, softcap, bias, hidden, mode):
     """The matrix of one of the operator's modes, f32 [B, Hq, Sq, total]."""
     xp = module_of(q, "Q")
     q, k = cast(q, "float32").swapaxes(1, 2), cast(k, "float32").swapaxes(1, 2)
@@ -181,9 +189,12 @@ def _scores(q, k, scale, softcap, bias, hidden, lse, mode):
         s = s + cast(hidden, "float32")
         if bias is not None:
             s = s + cast(bias, "float32")
-    if mode == 3:
-        sees = xp.isfinite(lse)[..., None]
-        s = xp.where(sees, xp.exp(s - xp.where(sees, lse[..., None], 0.0)), 0.0)
+    if mode == 3 and s.shape[3]:
+        # By the row's own maximum: log(sum) is lost in the rounding of a lse of 1e6 or more.
+        largest = xp.amax(s, axis=3, keepdims=True)
+        weights = xp.exp(s - xp.where(largest == -math.inf, 0.0, largest))
+        total = weights.sum(axis=3, keepdims=True)
+        s = weights / xp.where(total == 0, 1.0, total)
     return s
 
 

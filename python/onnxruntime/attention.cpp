@@ -90,7 +90,8 @@ Rule rule_of(const Attributes& a, int64_t seqlen_q, int64_t total, int64_t past,
   return r;
 }
 
-// The mask with four dimensions, as NumPy broadcasts.
+// The mask with four dimensions, as NumPy broadcasts; the last one is not broadcast: keys after it
+// are not visible.
 std::array<int64_t, 4> shape_of_mask(const Tensor& mask, const Heads& q, int64_t total) {
   std::array<int64_t, 4> shape = {1, 1, 1, 1};
   const size_t n = mask.shape.size();
@@ -98,7 +99,7 @@ std::array<int64_t, 4> shape_of_mask(const Tensor& mask, const Heads& q, int64_t
   for (size_t i = 0; good && i < n; ++i) shape[4 - n + i] = mask.shape[i];
   const int64_t full[] = {q.batch, q.heads, q.seqlen};
   for (int i = 0; good && i < 3; ++i) good = shape[i] == 1 || shape[i] == full[i];
-  if (!good || shape[3] < 1 || shape[3] > total)
+  if (!good || shape[3] > total)
     invalid("attn_mask has shape " + text_of(mask.shape) +
             "; accepted: what broadcasts to [B, Hq, Sq, past + Skv] = " +
             text_of({q.batch, q.heads, q.seqlen, total}) + ", the last dimension shorter at most");
@@ -120,10 +121,10 @@ std::vector<float> bias_of(const Tensor& mask, std::array<int64_t, 4>* shape, in
       for (int64_t j = 0; j < columns; ++j, ++at) {
         const int64_t row = block * from[2] + (from[2] == 1 ? 0 : i);
         float x = 0;
-        if (mask.given() && from[3] > 1 && j >= from[3]) {
+        if (mask.given() && j >= from[3]) {
           x = -INFINITY;
         } else if (mask.given()) {
-          const size_t element = size_t(row * from[3] + (from[3] == 1 ? 0 : j));
+          const auto element = size_t(row * from[3] + j);
           if (mask.boolean)
             x = static_cast<const uint8_t*>(mask.data)[element] ? 0 : -INFINITY;
           else

@@ -47,8 +47,9 @@ constexpr ElementType types[] = {
     {"u64", "uint64", ATTN_DTYPE_NONE, 0, {UInt, 64, 1}},
 };
 
+constexpr ElementType another = {"another type", "", ATTN_DTYPE_NONE, 0, {}};
+
 const ElementType& from_dlpack(nb::dlpack::dtype dtype) {
-  static constexpr ElementType another = {"another type", "", ATTN_DTYPE_NONE, 0, {}};
   for (const ElementType& type : types)
     if (type.dlpack.bits > 0 && type.dlpack == dtype) return type;
   return another;
@@ -129,11 +130,23 @@ Framework framework_of_class(nb::handle type) {
   return Framework::other;
 }
 
+<<<<<<< HEAD
 // Refuses an array whose memory is not its value, with the reason.
 void refuse_hidden(const Array& a) {
   const nb::object reason =
       once(unreadable_function, helpers, "unreadable")(framework_name(a.framework), a.source);
   if (!reason.is_none()) refuse(a.name + " " + text_of(reason));
+=======
+// A type that attn has no name for goes by its framework's: "complex64", "<U5", "int4".
+void name_type(Array* array, nb::handle dtype) {
+  std::string text = text_of(dtype);
+  if (text.starts_with("torch.")) text.erase(0, std::strlen("torch."));
+  if (!nb::cast<bool>(nb::getattr(dtype, "isnative", nb::bool_(true))))
+    text += " (not this machine's byte order)";
+  array->foreign_type = std::make_shared<const std::string>(std::move(text));
+  array->type = another;
+  array->type.name = array->foreign_type->c_str();
+>>>>>>> pyrest
 }
 
 // Refuses what DLPack says nothing of: gradients, and memory that is not the value.
@@ -268,6 +281,10 @@ bool is_fp8(attn_dtype type) {
   return type == ATTN_F8_E4M3FN || type == ATTN_F8_E5M2 || type == ATTN_F8_E4M3FNUZ;
 }
 
+bool is_float(attn_dtype type) {
+  return type == ATTN_F32 || type == ATTN_F16 || type == ATTN_BF16;
+}
+
 std::string shape_text(const Sizes& shape) {
   std::string text;
   for (int64_t size : shape) text += (text.empty() ? "" : ", ") + std::to_string(size);
@@ -301,7 +318,8 @@ const char* framework_name(Framework framework) {
 }
 
 bool is_array(nb::handle value) {
-  return nb::hasattr(value, "__dlpack_device__");  // a tracer of JAX has none
+  // A tracer of JAX has none; a class has, but is no array.
+  return !PyType_Check(value.ptr()) && nb::hasattr(value, "__dlpack_device__");
 }
 
 std::string Device::text() const {
@@ -320,6 +338,10 @@ void Array::need_shape(const Sizes& want, const char* form) const {
 
 void Array::need_type(const char* want) const {
   if (std::strcmp(type.name, want) != 0) refuse(name + " is " + type.name + "; accepted: " + want);
+}
+
+void Array::need_floats() const {
+  if (!is_float(type.type)) refuse(name + " is " + type.name + "; accepted: f32, f16, bf16");
 }
 
 const void* Array::address() const {
@@ -389,9 +411,7 @@ void Reader::import(Array* array) {
     nb::object dtype = value.attr("dtype");
     if (nb::cast<int>(dtype.attr("num")) >= 256) {  // ml_dtypes'
       hidden = find_type(dtype);
-      if (!hidden)
-        refuse(a.name + " is " + text_of(dtype) +
-               "; accepted of ml_dtypes: bfloat16, float8_e4m3fn, float8_e5m2, float8_e4m3fnuz");
+      if (!hidden && is_foreign(&a)) return;
       shown = value.attr("view")(nb::cast<int>(dtype.attr("itemsize")) == 2 ? "uint16" : "uint8");
     }
   } else if (a.framework == Framework::torch) {
@@ -424,9 +444,11 @@ void Reader::import(Array* array) {
       }
     }
   }
-  if (!nb::try_cast(capsule, a.held, false))
+  if (!nb::try_cast(capsule, a.held, false)) {
+    if (is_foreign(&a)) return;
     refuse(a.name +
            " cannot be read by DLPack; accepted: strided arrays whose strides are whole elements");
+  }
   const size_t dims = a.held.ndim();
   if (dims > most_dims)
     refuse(a.name + " has " + std::to_string(dims) + " dimensions; accepted: at most " +
@@ -446,6 +468,28 @@ void Reader::import(Array* array) {
   a.type = hidden ? *hidden : from_dlpack(view.type);
 }
 
+bool Reader::is_foreign(Array* array) const {
+  Array& a = *array;
+  const nb::object dtype = nb::getattr(a.source, "dtype", nb::none());
+  std::vector<int64_t> shape;
+  const bool native = nb::cast<bool>(nb::getattr(dtype, "isnative", nb::bool_(true)));
+  if (dtype.is_none() || (native && find_type(dtype)) ||
+      !nb::try_cast(nb::getattr(a.source, "shape", nb::none()), shape) || shape.size() > most_dims)
+    return false;
+  static int64_t nothing = 0;
+  View& view = a.tensor;
+  view = {};
+  view.address = &nothing;
+  view.sizes = Sizes(shape.data(), shape.data() + shape.size());
+  view.strides = Sizes(shape.size(), 0);
+  if (started_) {
+    view.device_type = first_.tensor.device_type;
+    view.device_id = first_.tensor.device_id;
+  }
+  name_type(&a, dtype);
+  return true;
+}
+
 Array Reader::read(nb::handle value, const std::string& name) {
   Array a;
   a.name = name;
@@ -459,10 +503,21 @@ Array Reader::read(nb::handle value, const std::string& name) {
   } catch (const nb::python_error& raised) {
     // The framework's: no memory, or more than one device.
     if (!raised.matches(PyExc_Exception) || raised.matches(PyExc_MemoryError)) throw;
+<<<<<<< HEAD
     if (a.framework == Framework::torch) refuse_hidden(a);  // which knows it better
     refuse(name + " cannot be read: " + text_of(raised.value()) +
            "; accepted: strided arrays in the memory of one device");
+=======
+    if (!is_foreign(&a))
+      refuse(name + " cannot be read: " + text_of(raised.value()) +
+             "; accepted: strided arrays in the memory of one device");
+>>>>>>> pyrest
   }
+  // PyTorch says of its integers of 1 to 7 bits that they have 8.
+  const bool bytes = a.framework == Framework::torch && a.tensor.type.bits == 8 && !a.foreign_type;
+  if (a.type.name == another.name || (bytes && !find_type(value.attr("dtype"))))
+    if (const nb::object dtype = nb::getattr(value, "dtype", nb::none()); !dtype.is_none())
+      name_type(&a, dtype);
   for (size_t i = 0; i < a.tensor.ndim(); ++i)
     if (a.size(i) >= most_elements)
       refuse(name + " has shape " + shape_text(a.shape()) + "; accepted: dimensions below 2^40");

@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -36,6 +37,7 @@ const ElementType* find_type(nb::handle dtype);
 const ElementType& find_type(attn_dtype type);
 const ElementType& find_type(const char* name);  // one of attn's
 bool is_fp8(attn_dtype type);
+bool is_float(attn_dtype type);  // f32, f16, bf16
 // "[1, 2, 3]"
 std::string shape_text(const Sizes& shape);
 
@@ -81,6 +83,8 @@ struct Array {
   Framework framework = Framework::numpy;
   Device device;
   ElementType type{};
+  std::shared_ptr<const std::string>
+      foreign_type;  // the text of `type` where attn has no name for it
 
   void* data() const { return tensor.address; }
   // Not null, also of an array without elements.
@@ -91,6 +95,7 @@ struct Array {
   // Refuses another shape; -1 is any size. `form` names the dimensions: "[B, Sq, Hq, D]".
   void need_shape(const Sizes& want, const char* form) const;
   void need_type(const char* type) const;
+  void need_floats() const;  // f32, f16, bf16
   bool contiguous() const;
   void need_contiguous() const;
   // Element strides of the dimensions before the last, which must be contiguous; all 0, which
@@ -127,6 +132,9 @@ class Reader {
  private:
   Array read(nb::handle value, const std::string& name);
   void import(Array* array);
+  // Whether the array's type is one that attn does not know; then it becomes one without memory,
+  // that whoever looks at its type refuses.
+  bool is_foreign(Array* array) const;
   Array made(nb::handle value, const std::string& name, const Sizes& shape,
              const ElementType& type);
   bool started_ = false, waits_ = false;

@@ -378,7 +378,12 @@ Call::Call(const Arguments& arguments)
     return nb::isinstance<nb::list>(x) || nb::isinstance<nb::tuple>(x);
   };
   several_ = is_list(k);
-  if (several_ != is_list(v)) refuse("one of k and v is a list; accepted: both, or neither");
+  if (several_ != is_list(v)) {
+    const auto type = [](nb::handle x) { return text_of(x.type().attr("__name__")); };
+    refuse(std::string(several_ ? "k" : "v") + " is a " + type(several_ ? k : v) + ", " +
+           (several_ ? "v" : "k") + " a " + type(several_ ? v : k) +
+           "; accepted: an array for each, or lists of segments for both");
+  }
   const size_t count = several_ ? nb::len(k) : 1;
   if (count == 0) refuse("k is an empty list; accepted: one segment or more");
   segments_.resize(count);
@@ -438,7 +443,7 @@ void Call::read_queries() {
     refuse("q has shape " + shape_text(q.shape()) +
            (packed ? "; accepted with cu_seqlens_q: [total_q, Hq, D]"
                    : "; accepted: [B, Sq, Hq, D], or packed with cu_seqlens_q"));
-  if (q.type.type == ATTN_DTYPE_NONE || q.type.type == ATTN_F64)
+  if (!is_float(q.type.type) && !is_fp8(q.type.type))
     refuse(std::string("q is ") + q.type.name +
            "; accepted: f32, f16, bf16, f8_e4m3fn, f8_e5m2, f8_e4m3fnuz");
   p.q_type = q.type.type;
@@ -648,7 +653,7 @@ void Call::read_bias(int64_t seqlen_kv) {
     refuse(bias.name + " has shape " + shape_text(bias.shape()) +
            "; accepted: [B, Hq, Sq, Skv] = " + shape_text({want[0], want[1], want[2], want[3]}) +
            " or 1 where it broadcasts");
-  if (bias.type.type == ATTN_DTYPE_NONE)
+  if (bias.type.type != ATTN_F32 && bias.type.type != ATTN_F16 && bias.type.type != p.q_type)
     refuse(bias.name + " is " + bias.type.name + "; accepted: f32, f16 or q's type");
   p.bias_type = bias.type.type;
   args_.bias = bias.address();
@@ -677,7 +682,7 @@ void Call::read_out_type() {
   }
   if (given(Name::out_dtype)) {
     const ElementType* type = find_type(argument(Name::out_dtype));
-    if (!type || type->type == ATTN_DTYPE_NONE)
+    if (!type || !(is_float(type->type) || is_fp8(type->type) || type->type == ATTN_F64))
       refuse("out_dtype is " + text_of(argument(Name::out_dtype)) +
              "; accepted: f32, f16, bf16, f8_e4m3fn, f8_e5m2, f8_e4m3fnuz, f64 (reference)");
     p.out_type = type->type;
@@ -687,8 +692,9 @@ void Call::read_out_type() {
   if (!given(Name::out)) return;
   out_ = argument(Name::out);
   const Array& out = keep(reader_.output(out_, "out"));
-  if (out.type.type == ATTN_DTYPE_NONE)
-    refuse(std::string("out is ") + out.type.name + "; accepted: a type of floats");
+  if (!is_float(out.type.type) && !is_fp8(out.type.type) && out.type.type != ATTN_F64)
+    refuse(std::string("out is ") + out.type.name +
+           "; accepted: f32, f16, bf16, f8_e4m3fn, f8_e5m2, f8_e4m3fnuz, f64 (reference)");
   if (given(Name::out_dtype) && out.type.type != p.out_type)
     refuse(std::string("out is ") + out.type.name + "; accepted: " + find_type(p.out_type).name +
            " as out_dtype says");

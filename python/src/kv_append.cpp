@@ -47,8 +47,7 @@ class Append : CacheCall {
     p.new_layout = given("cu_seqlens_new") ? ATTN_PACKED : ATTN_PADDED;
     const size_t dims = p.new_layout == ATTN_PACKED ? 3 : 4;
     k.need_shape(Sizes(dims, -1), form("[B, T, Hkv, D]", "[total, Hkv, D]"));
-    if (k.type.type == ATTN_DTYPE_NONE)
-      refuse(std::string("k_new is ") + k.type.name + "; accepted: f32, f16, bf16");
+    k.need_floats();
     const Array& v = next("v_new");
     Sizes v_shape = k.shape();
     v_shape.back() = -1;

@@ -39,8 +39,7 @@ class Roll : CacheCall {
     const Array& v = next("v_recent");
     v.need_shape({k.size(0), k.size(1), k.size(2), -1},
                  "k_recent's shape but for the last dimension");
-    if (k.type.type == ATTN_DTYPE_NONE)
-      refuse(std::string("k_recent is ") + k.type.name + "; accepted: f32, f16, bf16");
+    k.need_floats();
     v.need_type(k.type.name);
     if (v.size(3) == 0)  // which attn.h takes for head_dim
       refuse("v_recent has shape " + shape_text(v.shape()) +

@@ -3,6 +3,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <tuple>
@@ -18,40 +19,55 @@ namespace {
 struct PlanObject {
   explicit PlanObject(const Arguments& arguments) {
     const Call call(arguments);
-    const std::shared_ptr<context> owner = call.owner();
     for (size_t i = 0; i < size_t(Name::count); ++i)  // the arrays are examples and not kept
       if (const auto name = Name(i); kind_of(name) != Kind::run) keep(name, arguments.find(name));
     const nb::int_ threads(call.threads());  // its calls are of the same context
     keep(Name::num_threads, threads);
-    std::string key = key_of(*owner, call.problem());
-    nb::gil_scoped_release release;
-    compiled = std::make_shared<Compiled>(
-        Compiled{owner, plan(*owner, call.problem()), {}, std::move(key)});
+    make(call);
   }
   nb::object run(Arguments arguments);
 
   std::shared_ptr<Compiled> compiled;
 
  private:
+  void make(const Call& call) {
+    const std::shared_ptr<context> owner = call.owner();
+    std::string key = key_of(*owner, call.problem());
+    const int now = forks();
+    auto made = [&] {
+      nb::gil_scoped_release release;
+      return std::make_shared<Compiled>(
+          Compiled{owner, plan(*owner, call.problem()), {}, std::move(key)});
+    }();
+    compiled = std::move(made);
+    made_at_ = now;
+  }
+  bool takes(const Call& call) const {
+    return call.owner()->backend() == compiled->owner->backend() &&
+           key_of(*compiled->owner, call.problem()) == compiled->key;
+  }
   void keep(Name name, nb::handle value) {
     options_.set(name, value);
     kept_.push_back(nb::borrow(value));
   }
   Arguments options_;
   std::vector<nb::object> kept_;
-  int made_at_ = forks();
+  int made_at_ = 0;  // forks() of the process that made `compiled`
 };
 
 nb::object PlanObject::run(Arguments arguments) {
-  if (made_at_ != forks())
-    refuse("the plan was made before a fork; accepted in this process: a plan that it made itself");
+  const bool forked = made_at_ != forks();
+  if (forked && compiled->owner->threads() == 0)
+    refuse(std::string("the plan of ") + attn_backend_string(compiled->owner->backend()) +
+           " was made before a fork; accepted in this process: a plan that it made itself");
   arguments.complete(options_);
   Call call(arguments);
-  if (key_of(*call.owner(), call.problem()) != compiled->key)
+  if (!takes(call) || (!forked && call.owner() != compiled->owner))
     refuse(
         "the arrays are not as those that the plan was made for; accepted: the same shapes, types, "
         "strides "
         "and device, and the same arguments given");
+  if (forked) make(call);  // the parent's would run, on one thread
   const std::shared_ptr<Compiled> kept = compiled;
   return call.run(*kept);
 }
@@ -173,7 +189,8 @@ Mask mask_from_dense(nb::handle value, nb::handle size) {
   const auto block_size = read_block_size(size);
   Reader reader;
   const Array dense = reader.first(value, "dense");
-  if (std::strcmp(dense.type.name, "u8") != 0) dense.need_type("bool");
+  if (std::strcmp(dense.type.name, "u8") && std::strcmp(dense.type.name, "bool"))
+    refuse(std::string("dense is ") + dense.type.name + "; accepted: bool, u8");
   const auto [batch, heads] = mask_batch_heads(dense, 2, "[Sq, Skv] or [B or 1, Hq or 1, Sq, Skv]");
   dense.need_contiguous();
   const size_t n = dense.tensor.ndim();
@@ -304,7 +321,8 @@ Mask mask_from_kinds(nb::handle kinds_value, nb::handle index_value, nb::handle 
       packed = pack_bits(bits);
       words = packed.data();
     } else {
-      bits.need_type("u32");
+      if (std::strcmp(bits.type.name, "u32"))
+        refuse(std::string("bits is ") + bits.type.name + "; accepted: bool, u32");
       bits.need_shape({-1, bq, (bk + 31) / 32}, "[P, bq, ceil(bk / 32)]");
       bits.need_contiguous();
       words = static_cast<const uint32_t*>(bits.data());
@@ -332,6 +350,38 @@ Mask combine(const Mask& a, const Mask& b, bool unite) {
   });
 }
 
+// (kinds, index, bits) as mask_from_kinds takes them, as bytes.
+nb::tuple mask_arrays(const Mask& mask) {
+  auto args = make<attn_args>();
+  mask.mask.apply(nullptr, &args);
+  const attn_block_mask_shape& s = mask.shape;
+  const int64_t rows = (s.seqlen_q + s.block_q - 1) / s.block_q;
+  const int64_t columns = (s.seqlen_kv + s.block_k - 1) / s.block_k;
+  const auto cells = size_t(s.batch * s.heads * rows * columns);
+  std::vector<uint8_t> kinds(cells);
+  std::vector<int32_t> index(cells, -1);
+  std::vector<uint32_t> bits;
+  const auto copy = [&](auto& to, const void* from) {
+    const size_t bytes = to.size() * sizeof to[0];
+    if (bytes > 0 && from) check(attn_copy_out(mask.owner->get(), to.data(), from, bytes, nullptr));
+  };
+  {
+    nb::gil_scoped_release release;
+    copy(kinds, args.block_kinds);
+    copy(index, args.block_index);
+    // A mask that was built on a device has room for more blocks than there are.
+    int32_t last = -1;
+    for (size_t i = 0; i < cells; ++i) {
+      if (kinds[i] != ATTN_BLOCK_PARTIAL) index[i] = -1;
+      last = std::max(last, index[i]);
+    }
+    bits.resize(size_t(last + 1) * size_t(s.block_q) * size_t((s.block_k + 31) / 32));
+    copy(bits, args.block_bits);
+  }
+  const auto bytes = [](const auto& of) { return nb::bytes(of.data(), of.size() * sizeof of[0]); };
+  return nb::make_tuple(bytes(kinds), bytes(index), bytes(bits));
+}
+
 // ---- merge and quantize -------------------------------------------------------------------------
 
 nb::object merge(const std::vector<std::pair<nb::object, nb::object>>& parts, nb::handle out_dtype,
@@ -352,8 +402,7 @@ nb::object merge(const std::vector<std::pair<nb::object, nb::object>>& parts, nb
       p.seqlen_q = out.size(n - 3);
       p.heads_q = out.size(n - 2);
       p.head_dim_v = out.size(n - 1);
-      if (out.type.type == ATTN_DTYPE_NONE)
-        refuse(out.name + " is " + out.type.name + "; accepted: f32, f16, bf16");
+      out.need_floats();
       p.part_type = out.type.type;
       p.part_stride = strides_of(out);
     } else {
@@ -374,7 +423,7 @@ nb::object merge(const std::vector<std::pair<nb::object, nb::object>>& parts, nb
     lses.push_back(std::move(lse));
   }
   const ElementType* type = out_dtype.is_none() ? &outs[0].type : find_type(out_dtype);
-  if (!type || type->type == ATTN_DTYPE_NONE)
+  if (!type || !is_float(type->type))
     refuse("out_dtype is " + text_of(out_dtype) + "; accepted: f32, f16, bf16");
   p.out_type = type->type;
   p.num_parts = int32_t(parts.size());
@@ -416,8 +465,7 @@ nb::object quantize(nb::handle value, nb::handle dtype, nb::handle scale, nb::ha
   p.seqlen = x.size(n - 3);
   p.heads = x.size(n - 2);
   p.head_dim = x.size(n - 1);
-  if (x.type.type == ATTN_DTYPE_NONE)
-    refuse(std::string("x is ") + x.type.name + "; accepted: f32, f16, bf16");
+  x.need_floats();
   p.src_type = x.type.type;
   p.src_stride = strides_of(x);
   const ElementType* type = find_type(dtype);
@@ -623,6 +671,7 @@ NB_MODULE(_attn, m) {
   m.def("mask_from_window", &mask_from_window, any, any, any, any, any, any, nb::arg());
   m.def("mask_from_kinds", &mask_from_kinds, any, any, any, any, any, any, nb::arg());
   m.def("mask_combine", &combine);
+  m.def("mask_arrays", &mask_arrays);
 }
 
 }  // namespace attn::python

@@ -3,7 +3,9 @@ counts and switches), against float64 written out. A run takes a random part of 
 ATTN_FLASH_CASES=2000 takes so many of each, of every size."""
 import itertools
 import os
+import re
 import unittest
+import unittest.mock
 
 from support import Case, attn, ml_dtypes, np
 
@@ -274,6 +276,124 @@ class Arguments(Case):
         self.close(padded[0][0, :4], want[0, :4], 1e-3)
         self.close(padded[0][0, 4:], np.zeros((5, 4, 16)), 0)
         self.close(padded[1][1], want_lse[1], 1e-5)
+
+
+    def test_lengths_of_any_integers(self):
+        """cache_seqlens: Python's and NumPy's integers, arrays without dimensions, arrays of i32 and i64."""
+        q, k, v = self.qkv(dtype=np.float16)
+        want = attn.forward(q, k[:, :5], v[:, :5])
+        both = np.array([5, 5])
+        given = [5, np.int32(5), np.int64(5), np.uint8(5), np.array(5), np.array(5, np.int32), both.astype(np.int32), both, both[::-1],
+                 np.array([[5, 9], [5, 9]])[:, 0]]
+        torch_arrays = []
+        try:
+            import torch
+            torch_arrays = [torch.tensor(5), torch.tensor(5, dtype=torch.int32), torch.from_numpy(both), torch.from_numpy(both).int()]
+        except ModuleNotFoundError:
+            pass
+        for lengths in given:
+            with self.subTest(lengths=lengths, type=type(lengths).__name__):
+                np.testing.assert_array_equal(flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths), want)
+                caches = k.copy(), v.copy()
+                got = flash_attn_with_kvcache(q, *caches, k[:, :2] * 2, v[:, :2] * 2, cache_seqlens=lengths)
+                np.testing.assert_array_equal(got, attn.forward(q, caches[0][:, :7], caches[1][:, :7]))
+                np.testing.assert_array_equal(caches[0], np.concatenate((k[:, :5], k[:, :2] * 2, k[:, 7:]), axis=1))
+        for lengths in torch_arrays:
+            with self.subTest(lengths=lengths):
+                got = flash_attn_with_kvcache(*map(torch.from_numpy, (q, k, v)), cache_seqlens=lengths)
+                np.testing.assert_array_equal(got.numpy(), want)
+
+    def test_other_integers(self):
+        """i64 for each array of integers, and no max_seqlen_k, or NumPy's."""
+        q, k, v = self.qkv(dtype=np.float16)
+        cu_q, cu_k, used = np.array([0, 4, 9]), np.array([0, 6, 13]), np.array([3, 7])
+        want = [attn.forward(q[:1, a:b], k[:1, c:c + n], v[:1, c:c + n]) for a, b, c, n in ((0, 4, 0, 3), (4, 9, 6, 7))]
+        for kind, longest in itertools.product((np.int32, np.int64), (None, 7, np.int64(7), np.array(7), 13)):
+            with self.subTest(kind=kind, longest=longest):
+                got = flash_attn_varlen_func(q[0], k[0], v[0], cu_q.astype(kind), cu_k.astype(kind), None if longest is None else 9, longest,
+                                             seqused_k=used.astype(kind))
+                self.close(got, np.concatenate(want, axis=1)[0], 1e-3)
+        index, pads = np.array([1, 0]), np.array([2, 0])
+        got = flash_attn_with_kvcache(q, k, v, cache_batch_idx=index, cache_leftpad=pads)
+        self.close(got, flash_attn_with_kvcache(q, k, v, cache_batch_idx=index.astype(np.int32), cache_leftpad=pads.astype(np.int32)), 0)
+        self.close(got[1], attn.forward(q[1:], k[:1], v[:1])[0], 1e-3)
+
+    def test_a_scale_of_0_is_a_scale(self):
+        q, k, v = self.qkv()
+        given = []
+        with unittest.mock.patch.object(attn.flash, "forward", lambda *_, scale, **__: given.append(scale)):
+            for scale in 0, 0.0, None:
+                flash_attn_func(q, k, v, softmax_scale=scale)
+                flash_attn_varlen_func(q[0], k[0], v[0], np.array([0, 9]), np.array([0, 13]), 9, 13, softmax_scale=scale)
+                flash_attn_with_kvcache(q, k, v, softmax_scale=scale)
+        self.assertEqual(given, [0] * 6 + [None] * 3)
+
+    def test_refusals_have_these_names(self):
+        """What forward(), kv_append() and the library refuse is told by the names that the caller used."""
+        f32, i32 = self.normal, lambda *x: np.array(x, np.int32)
+        q, k, v = self.qkv()  # [2, 9, 4, 16], [2, 13, 2, 16]
+        pages, table = f32(6, 4, 2, 16), i32(0, 1, 2, 3).reshape(2, 2)
+        base = {"func": {"q": q, "k": k, "v": v},
+                "varlen": {"q": q[0], "k": k[0], "v": v[0], "cu_seqlens_q": i32(0, 4, 9), "cu_seqlens_k": i32(0, 6, 13), "max_seqlen_q": 9,
+                           "max_seqlen_k": 13},
+                "cache": {"q": q, "k_cache": k, "v_cache": v, "cache_seqlens": i32(3, 4)}}
+        base["new"] = {**base["cache"], "k": k[:, :2], "v": v[:, :2]}
+        turn = {"rotary_cos": f32(13, 4), "rotary_sin": f32(13, 4)}
+        base["rotary"] = {**base["new"], **turn}
+        base["pages"] = {**base["varlen"], "k": pages, "v": pages, "block_table": table}
+        for name in "block_table", "page_table":
+            base[name] = {**base["cache"], "k_cache": pages, "v_cache": pages, name: table}
+            base["new " + name] = {**base[name], "k": k[:, :2], "v": v[:, :2]}
+        calls = {"func": flash_attn_func, "varlen": flash_attn_varlen_func, "pages": flash_attn_varlen_func}
+        everywhere = ["func", "varlen", "cache", "new", "rotary", "pages", "block_table", "page_table", "new page_table"]
+        packed, cached, new = ["varlen", "pages"], ["cache", "new", "rotary", "block_table", "page_table"], ["new", "rotary", "new page_table"]
+        half, short = k[..., :8].copy(), lambda x: x[:, :5] if x.ndim == 4 else x[:5]
+        cases = [  # calls, argument, values; the sentence begins with the argument
+            (everywhere, "softmax_scale", ["x", np.inf, 1e60]), (everywhere, "causal", ["x", 1]),
+            (everywhere, "window_size", [3, (1,), ("a", 1), (1.5, 2), (-3, 0), (0, -3), (2**40, 0), "ab", None]),
+            (everywhere, "softcap", ["x", -1.0, np.nan]), (everywhere, "attention_chunk", [-1, 2.5, None, "x"]), (packed, "attention_chunk", [4]),
+            (everywhere, "backend", ["x", "cuda", 3]), (everywhere, "return_softmax_lse", ["x", 1]),
+            (everywhere, "q_descale", [f32(3), f32(2, 3), 1.0]), (everywhere, "k_descale", [f32(3, 3), f32(2, 2, 7), [1.0]]),
+            (everywhere, "v_descale", [f32(3, 3), i32(1)]), (everywhere, "alibi_slopes", [f32(3), f32(2, 2, 2), np.ones(4), [1.0] * 4]),
+            (everywhere, "out", [f32(2, 9, 4, 8), np.zeros((2, 9, 4, 16), np.int32), "x"]), (everywhere, "sm_margin", [3, None]),
+            (everywhere, "qv", [q, 1]), (["func", "varlen"], "dropout_p", [0.1, f32(2)]), (["func", "varlen"], "return_attn_probs", [True]),
+            (["cache", "new"], "scheduler_metadata", [3, f32(2)]),
+            (everywhere, "q", [q[0, 0], "x"]), (["func", "cache", "new"], "q", [q.astype(np.float64)]),
+            (["func"], "k", [half, k[0], k.astype(np.int32), None]), (["func", "varlen"], "v", [short(v), f32(2, 13, 2, 0), None]),
+            (["varlen", "pages"], "k", [k[0, 0], None]), (["new", "rotary"], "k", [k[0], k[:, :2].astype(np.int32)]),
+            (["new", "rotary"], "v", [v[0], short(v), v[:, :2].astype(np.float64)]),
+            (["cache", "new"], "k_cache", [half, k.astype(np.int32)]), (cached, "k_cache", [k[0], None]), (cached, "v_cache", [short(v)[:, :3], v[0], v.astype(np.int32), None]),
+            (packed, "cu_seqlens_q", [i32(0, 4, 99), i32(0, 7, 4), i32(1, 4, 9), i32()[:0], i32(0, 4, 9)[:, None], f32(3)]),
+            (["varlen"], "cu_seqlens_k", [i32(0, 4, 99), i32(0, 8, 4), i32(0, 4), f32(3)]), (["pages"], "cu_seqlens_k", [i32(0, 4, 40)]),
+            (packed, "max_seqlen_q", ["x", -1, 1.5]), (packed, "max_seqlen_k", ["x", 1.5]),
+            (packed, "seqused_k", [i32(1, 99), i32(-1, 2), i32(1), f32(2)]), (packed, "seqused_q", [i32(1, 9), i32(-1, 2), i32(1, 2, 3), f32(2)]),
+            (["pages", "block_table"], "block_table", [table[:1], table[0], table.astype(np.float32)]),
+            (["page_table", "new page_table"], "page_table", [table[:1], table[0], table.astype(np.float32)]),
+            (["new block_table"], "block_table", [i32(0, 99, 1, 2).reshape(2, 2)[:, ::-1]]),
+            (["new page_table"], "page_table", [i32(0, 99, 1, 2).reshape(2, 2)[:, ::-1]]),
+            (cached + new, "cache_seqlens", [99, -1, 2**40, 1.5, "x", [1, 2], i32(1, 99), i32(-1, 3), np.array([1, 2**40]), i32(1), f32(2)]),
+            (["cache", "new"], "cache_batch_idx", [i32(0), i32(0, 99), f32(2)]), (["page_table"], "cache_batch_idx", [i32(0, 1)]),
+            (cached, "cache_leftpad", [i32(0), i32(99, 0), i32(-1, 0), f32(2)]),
+            (["cache", "new"], "max_seqlen_q", [1.5, "x"]), (["cache"], "rotary_cos", [f32(13, 4)]), (["cache"], "cu_seqlens_k_new", [i32(0, 1, 2)]),
+            (["rotary"], "rotary_cos", [f32(4), i32(1)]), (["rotary"], "rotary_sin", [f32(13, 3), i32(1)]),
+            (["rotary"], "rotary_interleaved", ["x", 1]), (["rotary"], "rotary_seqlens", [i32(1), f32(2)]), (["new"], "cache_seqlens", [None])]
+        count, wrong = 0, []
+        foreign = re.compile(r"seqlens_kv|cu_seqlens_kv|(?<!seqlens_)[kv]_new|[kv]_type|window_(left|right)|return_lse|attn_mask|seqlens_q_new|bias"
+                             r"|segments\[|(?<![\w])(scale|window|seqlens|cu_seqlens|seqlen_q|new_type)(?!\w)")
+        for names, argument, values in cases:
+            for name, value in itertools.product(names, values):
+                count += 1
+                arguments = {key: x.copy() if isinstance(x, np.ndarray) else x for key, x in {**base[name], argument: value}.items()}
+                case = f"{name}, {argument} = {value if not hasattr(value, 'shape') else (value.dtype.name, value.shape)}: "
+                try:
+                    calls.get(name, flash_attn_with_kvcache)(**arguments)
+                    wrong.append(case + "answered")
+                except (attn.Error, TypeError) as error:
+                    said = str(error)
+                    if not said.startswith((argument, "heads_q is", "one of")) or "accepted" not in said or foreign.search(said):
+                        wrong.append(case + said)
+        self.assertFalse(wrong, f"{len(wrong)} of {count}:\n" + "\n".join(wrong))
+        print(f"attn.flash refusals: {count}")
 
 
 if __name__ == "__main__":

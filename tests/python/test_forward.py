@@ -220,7 +220,7 @@ class Layouts(Case):
         self.refuses(ValueError, ["seqlens_kv has 2 elements", "accepted: 3"], attn.forward, q, *parts,
                      seqlens_kv=[lengths, None])
         self.refuses(ValueError, "seqlens_kv is not a list", attn.forward, q, *parts, seqlens_kv=lengths)
-        self.refuses(ValueError, "one of k and v is a list", attn.forward, q, parts[0], v)
+        self.refuses(ValueError, "k is a list, v a ndarray; accepted: an array for each, or lists", attn.forward, q, parts[0], v)
         self.refuses(ValueError, ["k[1]: head_dim is 15", "accepted: 16"], attn.forward, q,
                      [k, k[..., :15]], [v, v])
         self.refuses(ValueError, "k is an empty list", attn.forward, q, [], [])
@@ -391,7 +391,7 @@ class Arguments(Case):
         """Each is taken for what it is."""
         q, k, v = self.qkv()
         names = {"float64": "f64", "int8": "i8", "int32": "i32", "int64": "i64", "longlong": "i64", "uint8": "u8", "uint32": "u32", "uint64": "u64",
-                 "ulonglong": "u64", "bool": "bool", "int16": "another type", "complex64": "another type"}
+                 "ulonglong": "u64", "bool": "bool", "int16": "int16", "complex64": "complex64"}
         for dtype, name in names.items():
             self.refuses(ValueError, [f"sinks is {name};", "f32"], attn.forward, q, k, v, sinks=np.zeros(4, dtype))
         for dtype in np.float32, np.float16:
@@ -399,8 +399,8 @@ class Arguments(Case):
             out = attn.forward(x, y, z)
             self.assertEqual(out.dtype, dtype)
             self.close(out, softmax_attention(x, y, z)[0], 2e-6 if dtype == np.float32 else 1e-3)
-        for strange in q.astype(">f4"), np.zeros(q.shape, [("byte", "u1"), ("value", "f4")])["value"], q.astype("O"):
-            self.refuses(ValueError, "q cannot be read", attn.forward, strange, k, v)
+        strange = np.zeros(q.shape, [("byte", "u1"), ("value", "f4")])["value"]
+        self.refuses(ValueError, ["q cannot be read", "whole elements"], attn.forward, strange, k, v)
 
     def test_dimensions(self):
         q, k, v = self.qkv()
@@ -725,9 +725,7 @@ class Plans(Case):
         plan = attn.Plan(q, k, v)
 
         def work():  # the parent's threads are not there
-            good = np.array_equal(attn.forward(q, k, v), want)
-            self.refuses(ValueError, "before a fork", plan, q, k, v)
-            raise SystemExit(not good)
+            raise SystemExit(not all(np.array_equal(call(q, k, v), want) for call in (attn.forward, plan)))
         child = fork.Process(target=work)
         child.start()
         child.join(60)

@@ -201,8 +201,15 @@ class Torch(Case):
             self.refuses(attn.Error, ["wrapped by torch.func"], torch.vmap(call), q[None])
         nested = torch.nested.nested_tensor([q[0], q[1, :5]])
         self.refuses(attn.Error, ["q cannot be read"], attn.forward, nested, k, v)
-        self.refuses(attn.Error, ["q cannot be read"], attn.forward, torch.quantize_per_tensor(q, 0.1, 0, torch.qint8), k, v)
-        self.refuses(attn.Error, ["q is another type"], attn.forward, q.to(torch.complex64).conj(), k, v)
+        self.refuses(attn.Error, ["q is qint8; accepted: f32"], attn.forward, torch.quantize_per_tensor(q, 0.1, 0, torch.qint8), k, v)
+        for dtype in filter(None, (torch.complex64, torch.int16, torch.float64, getattr(torch, "float8_e8m0fnu", None))):
+            name = {torch.float64: "f64"}.get(dtype, str(dtype).removeprefix("torch."))
+            for argument in "q", "sinks":
+                arrays = {"q": q, "sinks": torch.ones(q.shape[2]), argument: (q if argument == "q" else torch.ones(q.shape[2])).to(dtype)}
+                self.refuses(attn.Error, [f"{argument} is {name}; accepted: f32"], attn.forward, k=k, v=v, **arrays)
+        if hasattr(torch, "int4"):  # whose elements are bytes
+            self.refuses(attn.Error, ["k is int4", "accepted"], attn.forward, q, torch.empty(k.shape, dtype=torch.int4), v)
+        self.refuses(attn.Error, ["q is complex64"], attn.forward, q.to(torch.complex64).conj(), k, v)
         self.close(attn.forward(torch._neg_view(q).resolve_neg(), k, v), attn.forward(-q, k, v), 0)
 
     def test_no_elements(self):

@@ -219,7 +219,7 @@ class KvAppend(Case):
             self.refuses(error, words, attn.kv_append, **given)
             np.testing.assert_array_equal((k, v), before)
         refuses(["k_new is i32", "f32, f16, bf16"], k_new=new.astype(np.int32))
-        refuses(["new_type is f8_e5m2", "f32, f16, bf16"], k_new=new.astype(ml_dtypes.float8_e5m2), v_new=new.astype(ml_dtypes.float8_e5m2))
+        refuses(["k_new is f8_e5m2", "f32, f16, bf16"], k_new=new.astype(ml_dtypes.float8_e5m2), v_new=new.astype(ml_dtypes.float8_e5m2))
         refuses(["v_new is f16", "f32"], v_new=new.astype(np.float16))
         refuses(["v_new has shape [1, 3, 2, 8]", "k_new's shape"], v_new=new[:1])
         refuses(["k_cache has shape [1, 6, 2, 8]", "[B, S, Hkv, D] = [2, any, 2, any]"], k_cache=k[:1])

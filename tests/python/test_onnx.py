@@ -22,7 +22,7 @@ def written_out(q, k, v, mask=None, lengths=None, past=0, causal=False, left=-1,
     total = k.shape[2]
     out, modes = np.zeros((batch, heads, seqlen_q, v.shape[3])), np.zeros((4, batch, heads, seqlen_q, total))
     if mask is not None:
-        mask = np.broadcast_to(mask, (batch, heads, seqlen_q, mask.shape[-1] if mask.shape[-1] > 1 else total))
+        mask = np.broadcast_to(mask, (batch, heads, seqlen_q, mask.shape[-1]))  # keys after the last dimension are not seen
     for b, h, i in itertools.product(range(batch), range(heads), range(seqlen_q)):
         kv = h // (heads // k.shape[1])
         raw = k[b, kv] @ q[b, h, i] * (scale or 1 / math.sqrt(dim))
@@ -62,6 +62,10 @@ def node_cases():
             for case, node in nodes if len(node) == 1 and node[0].op_type == "Attention"]
 
 
+MASK_SHAPES = ((1,), (9,), (5, 1), (5, 9), (1, 9), (4, 5, 9), (2, 1, 1, 9), (2, 4, 5, 9), (1, 1, 5, 1), (1, 1, 1, 1), (5, 6), (2, 4, 5, 1),
+               (0,), (5, 0), (3,))  # of [2, 4, 5, 9]
+
+
 class Rules(Case):
     def test_offsets_windows_and_lengths(self):
         """Every combination of few and many keys, a past or lengths, causal, windows."""
@@ -83,7 +87,7 @@ class Rules(Case):
     def test_masks(self):
         q, k, v = self.normal(2, 4, 5, 8), self.normal(2, 2, 9, 8), self.normal(2, 2, 9, 6)
         n = np.array([4, 9], np.int64)
-        for shape in (1,), (9,), (5, 1), (5, 9), (1, 9), (4, 5, 9), (2, 1, 1, 9), (2, 4, 5, 9), (1, 1, 5, 1), (1, 1, 1, 1), (5, 6):
+        for shape in MASK_SHAPES:
             for boolean, causal, lengths in itertools.product((False, True), (0, 1), (None, n)):
                 mask = self.rng.random(shape) < 0.7 if boolean else self.normal(*shape)
                 with self.subTest(shape=shape, boolean=boolean, causal=causal, lengths=lengths is not None):
@@ -98,6 +102,38 @@ class Rules(Case):
             got = attn.onnx.attention(q, k, v, mask, is_causal=1, softcap=2.0, scale=0.3, qk_matmul_output=True,
                                       qk_matmul_output_mode=mode)
             self.close(got[3], written_out(q, k, v, mask, causal=True, softcap=2.0, scale=0.3)[1][mode])
+
+    def test_probabilities_of_any_scores(self):
+        """Rows of mode 3 add up to 1 whatever their scores are: masks at the type's least number, scores of 1e6, mixed, and rows of 0
+        where nothing is seen."""
+        for dtype, step in (np.float32, 1e-6), (np.float16, 2**-11), (ml_dtypes.bfloat16, 2**-8):
+            least = float(ml_dtypes.finfo(dtype).min)
+            q, k, v = (self.normal(2, h, s, 8, dtype=dtype) for h, s in ((4, 7), (2, 9), (2, 9)))
+            mask = np.zeros((7, 9), np.float32)
+            mask[0], mask[1], mask[2, ::2] = least, -math.inf, least
+            mask[3], mask[4] = 60000, self.rng.permutation([least, -math.inf, 0, 1, 2, 3, -60000, -5, 4])
+            mask[5, 4:], mask[6, :8] = least, -math.inf
+            large = q * dtype(30 if dtype == np.float16 else 1e4)
+            for queries, softcap in (q, 0.0), (large, 0.0), (large, 2.0):
+                with self.subTest(dtype=dtype.__name__, large=queries is large, softcap=softcap):
+                    y, _, _, p = attn.onnx.attention(queries, k, v, mask.astype(dtype), softcap=softcap, qk_matmul_output=True,
+                                                     qk_matmul_output_mode=3)
+                    p = p.astype(np.float64)
+                    sums = np.ones((2, 4, 7))
+                    sums[:, :, 1] = 0
+                    self.close(p.sum(-1), sums, 9 * step)
+                    if queries is q and dtype != np.float16:  # whose least number leaves bits of a score
+                        self.close(p[:, :, 0], np.full((2, 4, 9), 1 / 9), step)
+                    if queries is q or softcap:  # rounding of large scores is the kernel's own
+                        want = p @ np.repeat(v.astype(np.float64), 2, axis=1)
+                        self.close(np.delete(y, 3, axis=2), np.delete(want, 3, axis=2), 40 * step)
+
+    def test_a_mask_of_another_type_keeps_its_range(self):
+        q, k, v = (self.normal(1, 2, s, 8, dtype=np.float16) for s in (3, 5, 5))
+        mask = np.full((3, 5), np.finfo(np.float32).min, np.float32)
+        mask[1, 2] = 1e5
+        for backend in "reference", "cpu":
+            self.close(attn.onnx.attention(q, k, v, mask, backend=backend)[0], written_out(q, k, v, mask)[0], 2e-3)
 
     def test_hidden_form(self):
         q, k, v = self.normal(2, 5, 4 * 8), self.normal(2, 9, 2 * 8), self.normal(2, 9, 2 * 6)
@@ -120,7 +156,7 @@ class Rules(Case):
         refuses(attn.InvalidArgument, "left_window_size is -2", q, k, v, left_window_size=-2)
         refuses(attn.InvalidArgument, "qk_matmul_output_mode is 4", q, k, v, qk_matmul_output_mode=4)
         refuses(attn.InvalidArgument, "Q is a list", [1], k, v)
-        refuses(attn.InvalidArgument, ["attn_mask has shape [1, 1, 5, 10]", "[2, 4, 5, 9]"], q, k, v, np.ones((5, 10), np.float32))
+        refuses(attn.InvalidArgument, ["attn_mask has shape [5, 10]", "[2, 4, 5, 9]"], q, k, v, np.ones((5, 10), np.float32))
 
 
 @unittest.skipUnless(importlib.util.find_spec("onnx"), "onnx is not installed")
@@ -214,6 +250,22 @@ class Onnxruntime(Case):
             made.opset_import.add(domain="libattn", version=1)
             self.refuses(Exception, ["libattn: ", words], self.session(made).run, None, {**arrays, **change})
         self.assertEqual(self.session(made).run(None, arrays)[0].shape, (2, 4, 9, 16))
+
+    def test_shorter_masks(self):
+        from onnx import TensorProto, helper
+        tensor = helper.make_tensor_value_info
+        arrays = {"Q": self.normal(2, 4, 5, 8), "K": self.normal(2, 2, 9, 8), "V": self.normal(2, 2, 9, 6)}
+        for boolean in False, True:
+            node = helper.make_node("Attention", [*arrays, "M"], ["Y"], domain="libattn")
+            inputs = [tensor(name, TensorProto.FLOAT, x.shape) for name, x in arrays.items()]
+            mask_type = TensorProto.BOOL if boolean else TensorProto.FLOAT
+            for shape in MASK_SHAPES:
+                made = self.model([node], [*inputs, tensor("M", mask_type, shape)], [tensor("Y", TensorProto.FLOAT, None)])
+                made.opset_import.add(domain="libattn", version=1)
+                mask = self.rng.random(shape) < 0.7 if boolean else self.normal(*shape)
+                with self.subTest(shape=shape, boolean=boolean):
+                    got = self.session(made).run(None, {**arrays, "M": mask})[0]
+                    self.close(got, written_out(*arrays.values(), mask)[0])
 
     def test_node_cases(self):
         """Every Attention node case in the custom operator, but those that use_libattn() leaves alone."""

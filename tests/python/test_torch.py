@@ -106,7 +106,7 @@ class Sdpa(TorchCase):
         refuses(ValueError, "is_causal is True; accepted with attn_mask: False", *same, torch.ones(9, 9), is_causal=True)
         refuses(ValueError, ["k: head_dim is 8", "accepted: 16 as in q"], q, q[..., :8].contiguous(), q)
         refuses(ValueError, "attn_mask has shape [1, 1, 9, 12]", *same, torch.ones(9, 12))
-        refuses(ValueError, ["bias_type is f64", "f32"], *same, torch.ones(9, 9, dtype=torch.float64))
+        refuses(ValueError, ["attn_mask is f64", "f32"], *same, torch.ones(9, 9, dtype=torch.float64))
         refuses(ValueError, ["q is f64; accepted: f32"], *(q.double(),) * 3)
         refuses(ValueError, ["q is f8_e4m3fn; accepted: f32, f16, bf16"], *(q.to(torch.float8_e4m3fn),) * 3)
         refuses(ValueError, ["q: the last dimension has stride 2", "accepted: 1"], q[..., ::2], *(q[..., :8],) * 2)
