@@ -54,7 +54,8 @@ constexpr Limits limits(attn_dtype type, const sm90::Tile& tile, unsigned with) 
                                (changes ? feature_softcap : 0u) |
                                (with == with_bias ? feature_bias : 0u),
                    .head_dim = {.multiple = 8, .max = tile.head_dim},
-                   .head_dim_v = {.multiple = 8, .max = tile.head_dim_v}};
+                   .head_dim_v = {.multiple = 8, .max = tile.head_dim_v},
+                   .group = {.multiple = tile.item_heads()}};
   if (with & with_pages) {
     limits.features |= feature_paged_kv;
     limits.page_size.multiple = 16;  // rows that are swizzled alike, and as many as products take

@@ -40,7 +40,8 @@ constexpr Limits limits(attn_dtype kv_type, const sm90::Tile& tile, unsigned wit
       .features = forward_features | feature_descale_tensor | feature_descale_head |
                   (changes ? feature_descale_block | feature_segments | feature_softcap : 0u),
       .head_dim = {.multiple = 16, .max = tile.head_dim},
-      .head_dim_v = {.multiple = 16, .max = tile.head_dim_v}};
+      .head_dim_v = {.multiple = 16, .max = tile.head_dim_v},
+      .group = {.multiple = tile.item_heads()}};
   if (tile.weight_parts > 1) limits.flags |= limits.demands |= ATTN_FP8_PRECISE;
   return with & sm90::with_mask ? with_block_mask(limits) : limits;
 }
