@@ -1,10 +1,16 @@
 // Runs the tests and reports how many test cases were skipped, in whole or in part.
+//
+// Both versions of Catch2 take the same options here: --list-test-names-only, which 3 no longer
+// has, prints one name a line. The exit code is 0 after a list, and 2 where no test case matches,
+// as of Catch2 3.
 #define CATCH_CONFIG_RUNNER
 #include <algorithm>
+#include <string_view>
+#include <vector>
 
 #include "catch.h"
 
-#if __has_include(<catch2/catch_all.hpp>)
+#if ATTN_CATCH2 >= 3
 using ListenerBase = Catch::EventListenerBase;
 #else
 using ListenerBase = Catch::TestEventListenerBase;
@@ -12,33 +18,62 @@ using ListenerBase = Catch::TestEventListenerBase;
 
 namespace {
 
-int skipped_cases = 0;
+int cases = 0, skipped_cases = 0;
 
-struct SkippedCases : ListenerBase {
+struct Count : ListenerBase {
   using ListenerBase::ListenerBase;
   int before = 0;
   void testCaseStarting(const Catch::TestCaseInfo&) override { before = attn::test::skip_count; }
   void testCaseEnded(const Catch::TestCaseStats&) override {
+    ++cases;
     skipped_cases += attn::test::skip_count > before;
   }
 };
-CATCH_REGISTER_LISTENER(SkippedCases)
+CATCH_REGISTER_LISTENER(Count)
+
+bool excludes(const std::string& filter) {
+  return filter.starts_with('~') && filter.find(',') == std::string::npos;
+}
+
+bool lists(const Catch::ConfigData& config) {
+#if ATTN_CATCH2 >= 3
+  const bool other = config.listListeners;
+#else
+  const bool other = config.listTestNamesOnly;
+#endif
+  return config.listTests || config.listTags || config.listReporters || other;
+}
+
+// The command line as the installed version takes it.
+std::vector<const char*> translated(int argc, char** argv) {
+  std::vector<const char*> arguments;
+  for (int i = 0; i < argc; ++i) {
+#if ATTN_CATCH2 >= 3
+    if (argv[i] == std::string_view("--list-test-names-only")) {
+      arguments.insert(arguments.end(), {"--list-tests", "--verbosity", "quiet"});
+      continue;
+    }
+#endif
+    arguments.push_back(argv[i]);
+  }
+  return arguments;
+}
 
 }  // namespace
 
 int main(int argc, char** argv) {
   Catch::Session session;
-  if (const int error = session.applyCommandLine(argc, argv)) return error;
-  int failed = session.run();
+  const std::vector<const char*> arguments = translated(argc, argv);
+  if (const int error = session.applyCommandLine(int(arguments.size()), arguments.data()))
+    return error;
+  const int code = session.run();
+  const Catch::ConfigData& config = session.configData();
+  if (config.showHelp || config.libIdentify) return code;
+  if (lists(config)) return ATTN_CATCH2 >= 3 ? code : 0;  // of 2.13 how many there are
+  if (cases == 0) return std::max(code, 2);
   if (skipped_cases > 0) std::cout << "SKIPPED: " << skipped_cases << std::endl;
-  const auto& config = session.configData();
-  const auto excludes = [](const std::string& filter) {
-    return filter.starts_with('~') && filter.find(',') == std::string::npos;
-  };
-  const bool lists = config.listTests || config.listTags || config.listReporters;
-  if (attn::test::after_all && !lists && !config.showHelp &&
-      std::all_of(config.testsOrTags.begin(), config.testsOrTags.end(), excludes) &&
-      !attn::test::after_all())
-    failed = std::max(failed, 1);
-  return failed;
+  const auto& filters = config.testsOrTags;
+  const bool all = std::all_of(filters.begin(), filters.end(), excludes);
+  const bool complete = !all || !attn::test::after_all || attn::test::after_all();
+  return complete ? code : std::max(code, 1);
 }

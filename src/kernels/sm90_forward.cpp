@@ -35,7 +35,8 @@ constexpr Limits limits(const sm90::Variant& variant) {
                                (changes ? feature_softcap : 0u) |
                                (with == with_bias ? feature_bias : 0u),
                    .head_dim = {.multiple = 8, .max = variant.tile.head_dim},
-                   .head_dim_v = {.multiple = 8, .max = variant.tile.head_dim_v}};
+                   .head_dim_v = {.multiple = 8, .max = variant.tile.head_dim_v},
+                   .group = {.multiple = variant.tile.item_heads()}};
   if (with & with_pages) {
     limits.features |= feature_paged_kv;
     limits.page_size.multiple = 16;  // rows that are swizzled alike, and as many as products take

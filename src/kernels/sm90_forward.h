@@ -71,9 +71,6 @@ Status check(const Problem& p, const DeviceInfo& device, const Tile& tile, unsig
                          {p.q_layout == ATTN_PACKED ? p.total_q : p.seqlen_q, p.heads_q,
                           p.q_layout == ATTN_PACKED ? 1 : p.batch}));
   for (int32_t i = 0; i < p.num_segments; ++i) ATTN_TRY(check_copied(p, Segments::segment(p, i)));
-  if (p.group() % tile.item_heads() != 0)
-    return unsupported("heads_q / heads_kv is ", p.group(), "; accepted: multiples of ",
-                       tile.item_heads());
   if (multiprocessors(p, device) < tile.blocks)
     return unsupported("it runs on ", tile.blocks, " multiprocessors or more; max_sms is ",
                        p.max_sms);

@@ -29,7 +29,8 @@ constexpr Limits limits(const sm90::Variant& variant) {
       .features = forward_features | feature_descale_tensor | feature_descale_head |
                   (changes ? feature_descale_block | feature_segments | feature_softcap : 0u),
       .head_dim = {.multiple = 16, .max = variant.tile.head_dim},
-      .head_dim_v = {.multiple = 16, .max = variant.tile.head_dim_v}};
+      .head_dim_v = {.multiple = 16, .max = variant.tile.head_dim_v},
+      .group = {.multiple = variant.tile.item_heads()}};
   if (variant.tile.weight_parts > 1) limits.flags |= limits.demands |= ATTN_FP8_PRECISE;
   return variant.with & sm90::with_mask ? with_block_mask(limits) : limits;
 }

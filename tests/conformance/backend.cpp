@@ -21,6 +21,8 @@
 namespace attn::test {
 namespace {
 
+constexpr const char* stand_in_library = ATTN_MOCK_DIR "/cuda_12.so";
+
 std::string failed(const char* call, attn_status status) {
   return std::string(call) + ": " + attn_status_string(status) + ": " + attn_last_error();
 }
@@ -61,6 +63,10 @@ const bool registered = [] {
 const char* kernel_file() {
   return std::getenv("ATTN_KERNEL_FILE");
 }
+bool stand_in() {
+  static const bool wanted = std::getenv("ATTN_STAND_IN");
+  return wanted;
+}
 
 Backend::Backend(attn_backend backend, int threads, std::optional<int> device) {
   attn_context_options options{};
@@ -69,11 +75,16 @@ Backend::Backend(attn_backend backend, int threads, std::optional<int> device) {
   options.has_device = device.has_value();
   options.device = device.value_or(0);
   if (backend == ATTN_BACKEND_CUDA) options.kernel_file = kernel_file();
+  if (backend == ATTN_BACKEND_CUDA && stand_in()) {
+    options.driver_path = stand_in_library;
+    options.kernel_file = "all kernels";
+  }
   if (backend == ATTN_BACKEND_HIP_EMU) set_emulator_order(0);
   const attn_status status = attn_context_create(backend, &options, &context);
   if (status != ATTN_OK) reason = failed("attn_context_create", status);
 }
 Backend::~Backend() {
+  if (stand_in()) return;  // when the program ends, the stand-in's own variables may have ended
   attn_context_destroy(context);
 }
 
@@ -173,6 +184,9 @@ std::vector<const Kernel*> kernels_here(Op op, bool with_reference) {
   for (const Kernel& kernel : catalog()) {
     if (kernel.op != op) continue;
     if (kernel.backend == ATTN_BACKEND_REFERENCE && !with_reference) continue;
+    const bool answered = kernel.backend == ATTN_BACKEND_REFERENCE ||
+                          (kernel.backend == ATTN_BACKEND_CUDA && op == Op::forward);
+    if (stand_in() && !answered) continue;
     const Backend& backend = backend_of(kernel.backend);
     const bool on_host =
         kernel.backend == ATTN_BACKEND_REFERENCE || kernel.backend == ATTN_BACKEND_CPU;
@@ -240,6 +254,17 @@ std::string Arena::check_unchanged(const std::vector<void*>& outputs) const {
     }
   }
   return "";
+}
+
+uint64_t Arena::digest(const void* output) const {
+  uint64_t number = 0;
+  for (const Item& item : items_) {
+    if (item.data == output) continue;
+    const auto& bytes = item.source->bytes;
+    number = hash(number, std::hash<std::string_view>()(
+                              {reinterpret_cast<const char*>(bytes.data()), bytes.size()}));
+  }
+  return number;
 }
 
 attn_problem problem_of(const Case& c) {
@@ -355,6 +380,7 @@ bool Forward::check(const char* call, attn_status status) {
 void Forward::fill(const Case& c, const Data& data) {
   if (!result_.error.empty()) return;
   case_ = &c;
+  data_ = &data;
   // `offset`: bytes from the buffer's data to the address.
   const auto put = [&](auto& address, const Buffer& buffer, int64_t offset = 0) {
     using Pointer = std::remove_reference_t<decltype(address)>;
@@ -418,6 +444,8 @@ Outputs Forward::read() {
   Outputs result;
   result.error = arena_.check_unchanged({out_data(), args_.lse});
   if (!result.error.empty()) return result;
+  if (stand_in() && attn_context_backend(backend_.context) == ATTN_BACKEND_CUDA)
+    return answer_of_stand_in();
 
   // Takes the rows out and leaves poison, so that whatever is not poison then was written wrongly.
   Buffer now = arena_.fetch(out_, out_data());
@@ -463,6 +491,19 @@ Outputs Forward::read() {
   if (now.bytes != out_.bytes) result.error = "out: bytes outside its rows were written";
   if (lse_now.bytes != lse_.bytes) result.error = "lse: bytes outside its rows were written";
   return result;
+}
+
+Outputs Forward::answer_of_stand_in() const {
+  static std::string last;  // of kernels that are asked one after the other
+  static Outputs answer;
+  const std::string asked = describe(*case_) + " " + dtype_name(out_type_) + " " +
+                            std::to_string(lse_.given) + " " +
+                            std::to_string(arena_.digest(out_data()));
+  if (asked != last)
+    answer = run_forward(backend_of(ATTN_BACKEND_REFERENCE), *case_, *data_, "reference", out_type_,
+                         lse_.given);
+  last = asked;
+  return answer;
 }
 
 Outputs run_forward(Backend& backend, const Case& c, const Data& data, const char* kernel,

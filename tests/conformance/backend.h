@@ -73,6 +73,8 @@ class Arena {
   void* workspace(size_t bytes);
   // Fetches what `address` holds now, guards included.
   Buffer fetch(const Buffer& shape, void* address) const;
+  // Of what all buffers but `output` were given.
+  uint64_t digest(const void* output) const;
   // "" if every buffer in the arena but those in `outputs` is as it was added.
   std::string check_unchanged(const std::vector<void*>& outputs) const;
 
@@ -123,11 +125,14 @@ class Forward {
     void operator()(attn_plan* plan) const { attn_plan_destroy(plan); }
   };
   bool check(const char* call, attn_status status);
+  // Of a stand-in, which computes nothing: the reference's.
+  Outputs answer_of_stand_in() const;
   // Where the buffer of out begins.
   void* out_data() const;
 
   Backend& backend_;
   const Case* case_;
+  const Data* data_ = nullptr;
   const char* kernel_;
   attn_dtype out_type_;
   int64_t total_q_ = 0;
@@ -155,6 +160,10 @@ double cut_off(const Case& c, const Data& data, const Kernel& kernel);
 double largest_difference(const Outputs& a, const Outputs& b);
 // Of CUDA's kernels, which then has few of them (tests/device/mutants.py); null: the library's.
 const char* kernel_file();
+// Whether the environment's ATTN_STAND_IN puts tests/mock in the place of a CUDA driver: plans and
+// launches are those of an H100 with every kernel, answers of forward kernels are the reference's.
+// It shows which problems kernels take, where no device is. Only reference and CUDA kernels run.
+bool stand_in();
 // Whether the kernel has declined the case, which reference and cpu never may.
 bool declined(const Kernel& kernel, const Outputs& outputs);
 // f32 if the kernel takes it, else f16, else bf16, else f8_e4m3fnuz; NONE if it takes none of them.
@@ -210,25 +219,41 @@ inline Case small(const char* name, int64_t sq, int64_t skv) {
   return c;
 }
 
-// Calls check(kernel, data, outputs) for every kernel and every type of q, k and v among these that
-// it takes; edit(case, data) changes the data before.
+// The case with fewer K/V heads where the kernel takes other heads_q / heads_kv only; as it is if
+// heads_q is not among their multiples.
+inline Case with_heads_for(const Kernel& kernel, Case c) {
+  const int64_t multiple = kernel.limits.group.multiple;
+  if (c.heads_q / c.heads_kv % multiple != 0 && c.heads_q % multiple == 0)
+    c.heads_kv = c.heads_q / multiple;
+  return c;
+}
+
+// Calls check(kernel, case, data, outputs) for every kernel and every type of q, k and v among
+// these that it takes; edit(case, data) changes the data before. The case is with_heads_for the
+// kernel.
 template <class Edit, class Check>
 void on_every_kernel(const Case& of_f32, Edit&& edit, Check&& check,
                      std::initializer_list<attn_dtype> types = {ATTN_F32, ATTN_F16, ATTN_BF16,
                                                                 ATTN_F8_E4M3FNUZ}) {
   for (attn_dtype type : types) {
-    const Case c = with_type(of_f32, type);
+    Case c = with_type(of_f32, type);
     Data data = make_data(c);
     edit(c, data);
     int ran = 0;
     for (const Kernel* kernel : kernels_here(Op::forward, true)) {
+      if (const Case fits = with_heads_for(*kernel, with_type(of_f32, type));
+          fits.heads_kv != c.heads_kv) {
+        c = fits;
+        data = make_data(c);
+        edit(c, data);
+      }
       if (has_simpler_sibling(*kernel, c)) continue;
       const Outputs got =
           run_forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);
       if (declined(*kernel, got)) continue;
       INFO(kernel->name << " " << describe(c));
       REQUIRE(got.error == "");
-      check(*kernel, data, got);
+      check(*kernel, c, data, got);
       ++ran;
     }
     CHECK(ran > 0);

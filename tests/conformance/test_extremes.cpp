@@ -15,10 +15,12 @@ namespace {
 constexpr double infinity = std::numeric_limits<double>::infinity();
 constexpr attn_dtype types[] = {ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8_E4M3FNUZ};
 
+// Two query heads have a K/V head, which all kernels take.
 Case shape(std::string name, int64_t heads, int64_t dim, int64_t sq, int64_t skv, attn_dtype type) {
   Case c;
   c.name = std::move(name);
-  c.heads_q = c.heads_kv = heads;
+  c.heads_q = heads;
+  c.heads_kv = heads / 2;
   c.head_dim = c.head_dim_v = dim;
   c.seqlen_q = sq;
   c.out_type = ATTN_F32;
@@ -58,8 +60,8 @@ constexpr float none = -std::numeric_limits<float>::infinity();  // a sink as if
 // ---- sinks -------------------------------------------------------------------------------------
 
 TEST_CASE("sinks: a row without a key has its sink as lse, whatever its size") {
-  const std::vector<float> sinks = {none, -3e38f, -1e30f, -1e4f, -88,  -87,   -1,   -1e-40f,
-                                    0,    1e-40f, 1,      88,    1e4f, 1e30f, 3e38f};
+  const std::vector<float> sinks = {none, -3e38f, -1e30f, -1e4f, -88,  -87,   -1,    -1e-40f,
+                                    0,    1e-40f, 1,      88,    1e4f, 1e20f, 1e30f, 3e38f};
   for (attn_dtype type : types) {
     // The first 20 rows see nothing; some of the others see one tile of keys, some two.
     Case c = shape("sinks-" + std::to_string(type), int64_t(sinks.size()), 64, 110, 90, type);
@@ -84,7 +86,7 @@ TEST_CASE("sinks: a row without a key has its sink as lse, whatever its size") {
 }
 
 TEST_CASE("sinks: rows with keys, sinks far above and below their scores") {
-  const std::vector<float> sinks = {none, -1e30f, -1e4f, -200, -1e-40f, 0, 200, 1e4f, 1e30f};
+  const std::vector<float> sinks = {none, -1e30f, -1e4f, -400, -200, -1e-40f, 0, 200, 1e4f, 1e30f};
   for (attn_dtype type : types) {
     Case c = shape("far-sinks-" + std::to_string(type), int64_t(sinks.size()), 64, 20, 90, type);
     c.values = Values::uniform;  // all scores 0, all weights exact
@@ -122,11 +124,11 @@ Data one_dim(const Case& c, const Key& key) {
       encode_element(view.type, to.data(), view.at(0, s, h) + d, d == 0 ? x : 0, true);
   };
   constexpr float q[] = {8, -8, 0};
-  for (int64_t h = 0; h < c.heads_q; ++h) {
+  for (int64_t h = 0; h < c.heads_q; ++h)
     for (int64_t i = 0; i < c.seqlen_q; ++i) put(data.q, data.q_view, i, h, c.head_dim, q[i % 3]);
+  for (int64_t h = 0; h < c.heads_kv; ++h)
     for (int64_t j = 0; j < c.keys(0); ++j)
       put(data.segments[0].k, data.segments[0].k_view, j, h, c.head_dim, key(j));
-  }
   return data;
 }
 
@@ -149,7 +151,7 @@ Outputs largest_wins(const Case& c, const Data& data, const Key& key) {
         if (s < largest) continue;
         ++count;
         for (size_t d = 0; d < sum.size(); ++d)
-          sum[d] += data.v_real[size_t(h * data.most_keys + j)][d];
+          sum[d] += data.v_real[size_t(h / 2 * data.most_keys + j)][d];
       }
       for (double x : sum) want.out.push_back(count == 0 ? 0 : x / count);
       want.lse.push_back(count == 0 ? -infinity : largest + std::log(count));
@@ -180,7 +182,7 @@ TEST_CASE("scores: the largest wins, whatever its size") {
                                  uint32_t(ATTN_SPLIT_INVARIANT)}) {
             if (!in_share(number++)) continue;
             Case c = shape(std::string("scores-") + pattern.name + "-" + std::to_string(exponent),
-                           1, 64, 70, skv, type);
+                           2, 64, 70, skv, type);
             c.flags = flags;
             c.scale = sign * std::ldexp(1.3f, exponent);
             c.mask_kinds = {ATTN_BLOCK_FULL,  ATTN_BLOCK_PARTIAL, ATTN_BLOCK_CAUSAL,
@@ -244,11 +246,11 @@ TEST_CASE("scores: each key is above all before it, whatever their size") {
             const double q = h == 0 ? 1 : -1;
             const int64_t top = h == 0 ? i : 0;
             put(data.q, data.q_view, i, h, q * sign);
-            put(data.segments[0].k, data.segments[0].k_view, i, h, value(i));
             want.lse.push_back(std::ldexp(q * value(top), exponent));
-            const auto& v = data.v_real[size_t(h * data.most_keys + top)];
+            const auto& v = data.v_real[size_t(top)];
             want.out.insert(want.out.end(), v.begin(), v.end());
           }
+          put(data.segments[0].k, data.segments[0].k_view, i, 0, value(i));
         }
         for (const Kernel* kernel : kernels_here(Op::forward, true)) {
           if (exponent + 9 > kernel->numerics.largest_score) continue;  // k is up to 240

@@ -690,7 +690,7 @@ TEST_CASE("fp8: out in fp8 saturates") {
   const auto kernels = fp8_kernels();
   if (kernels.empty()) ATTN_SKIP("no device here has FP8 kernels");
   for (const Kernel* kernel : kernels) {
-    for (const auto [out_type, largest] :
+    for (const auto& [out_type, largest] :
          {std::pair{ocp, 448.0}, std::pair{fnuz, 240.0}, std::pair{e5m2, 57344.0}}) {
       Case c = shape("fp8-saturates", 64, 3, 1, type_here({kernel}));
       c.segments[0].v_descale = ATTN_DESCALE_TENSOR;

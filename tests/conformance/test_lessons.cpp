@@ -29,7 +29,7 @@ TEST_CASE("L1: rows that see nothing give 0 and -inf, never NaN") {
   for (int64_t skv : {1, 5, 64, 100}) {
     Case c = small("L1-causal", 130, skv);
     c.flags = ATTN_CAUSAL;
-    on_every_kernel(c, [&](const Kernel&, const Data&, const Outputs& got) {
+    on_every_kernel(c, [&](const Kernel&, const Case&, const Data&, const Outputs& got) {
       expect_nothing_seen(c, got, 130 - skv);
       CHECK(std::isfinite(got.lse.back()));
     });
@@ -38,19 +38,19 @@ TEST_CASE("L1: rows that see nothing give 0 and -inf, never NaN") {
   window.flags = ATTN_WINDOW;
   window.window_left = -1;
   window.window_right = 0;
-  on_every_kernel(window, [&](const Kernel&, const Data&, const Outputs& got) {
+  on_every_kernel(window, [&](const Kernel&, const Case&, const Data&, const Outputs& got) {
     expect_nothing_seen(window, got, 30);
   });
   Case blocks = small("L1-blocks", 40, 70);
   blocks.flags = ATTN_BLOCK_MASK;
   blocks.mask_kinds = {ATTN_BLOCK_EMPTY};
-  on_every_kernel(blocks, [&](const Kernel&, const Data&, const Outputs& got) {
+  on_every_kernel(blocks, [&](const Kernel&, const Case&, const Data&, const Outputs& got) {
     expect_nothing_seen(blocks, got, 40);
   });
   Case bias = small("L1-bias", 40, 70);
   bias.bias_type = ATTN_F32;
   bias.bias_value = -std::numeric_limits<float>::infinity();
-  on_every_kernel(bias, [&](const Kernel&, const Data&, const Outputs& got) {
+  on_every_kernel(bias, [&](const Kernel&, const Case&, const Data&, const Outputs& got) {
     expect_nothing_seen(bias, got, 40);
   });
 }
@@ -58,7 +58,7 @@ TEST_CASE("L1: rows that see nothing give 0 and -inf, never NaN") {
 TEST_CASE("L1: rows that see nothing but a sink give 0 and the sink") {
   Case c = small("L1-sink", 40, 10);
   c.flags = ATTN_CAUSAL | ATTN_SINKS;
-  on_every_kernel(c, [&](const Kernel&, const Data& data, const Outputs& got) {
+  on_every_kernel(c, [&](const Kernel&, const Case&, const Data& data, const Outputs& got) {
     for (int64_t row = 0; row < 30 * 2; ++row) {
       for (int64_t d = 0; d < 64; ++d) REQUIRE(got.out[size_t(row * 64 + d)] == 0);
       REQUIRE(std::abs(got.lse[size_t(row)] - data.sinks.as<float>()[row % 2]) < 1e-6);
@@ -72,8 +72,8 @@ TEST_CASE("L1: rows that see nothing but a sink give 0 behind rows that see keys
   c.flags = ATTN_CAUSAL | ATTN_SINKS;
   c.batch = 4;
   c.segments[0].lengths = {160, 64, 160, 64};
-  c.max_sms = 1;
-  on_every_kernel(c, [&](const Kernel&, const Data& data, const Outputs& got) {
+  c.max_sms = 2;  // the fewest that clusters of two blocks take
+  on_every_kernel(c, [&](const Kernel&, const Case&, const Data& data, const Outputs& got) {
     for (int64_t b : {1, 3}) {
       for (int64_t row = b * 160 * 2; row < (b * 160 + 96) * 2; ++row) {
         for (int64_t d = 0; d < 64; ++d) REQUIRE(got.out[size_t(row * 64 + d)] == 0);
@@ -94,8 +94,8 @@ TEST_CASE("L1: keys far below a sink keep their precision") {
       [](const Case&, Data& data) {
         for (int64_t h = 0; h < 2; ++h) data.sinks.as<float>()[h] = 13;
       },
-      [&](const Kernel& kernel, const Data& data, const Outputs& got) {
-        const Outputs want = reference_answer(with_type(c, data.q_view.type), data);
+      [&](const Kernel& kernel, const Case& typed, const Data& data, const Outputs& got) {
+        const Outputs want = reference_answer(typed, data);
         for (size_t n = 0; n < want.out.size(); ++n) {
           INFO(kernel.name << ": " << n);
           REQUIRE(std::abs(got.out[n] - want.out[n]) <= 2e-3 * std::abs(want.out[n]) + 1e-9);
@@ -111,14 +111,18 @@ TEST_CASE("L1: a finite mask value is a number") {
     Case c = plain;
     c.bias_type = ATTN_F32;
     c.bias_value = value;
-    on_every_kernel(c, [&](const Kernel& kernel, const Data& data, const Outputs& got) {
-      const Case same = with_type(plain, data.q_view.type);
-      const Outputs want = run_forward(backend_of(kernel.backend), same, make_data(same),
-                                       kernel.name, same.out_type);
-      REQUIRE(got.out.size() == want.out.size());
-      for (size_t n = 0; n < want.out.size(); ++n) REQUIRE(within_a_step(got.out[n], want.out[n]));
-      for (double lse : got.lse) REQUIRE(std::abs(lse / (value + std::log(64.0)) - 1) < 1e-6);
-    });
+    on_every_kernel(c,
+                    [&](const Kernel& kernel, const Case& typed, const Data&, const Outputs& got) {
+                      Case same = with_type(plain, typed.q_type);
+                      same.heads_kv = typed.heads_kv;
+                      const Outputs want = run_forward(backend_of(kernel.backend), same,
+                                                       make_data(same), kernel.name, same.out_type);
+                      REQUIRE(got.out.size() == want.out.size());
+                      for (size_t n = 0; n < want.out.size(); ++n)
+                        REQUIRE(within_a_step(got.out[n], want.out[n]));
+                      for (double lse : got.lse)
+                        REQUIRE(std::abs(lse / (value + std::log(64.0)) - 1) < 1e-6);
+                    });
   }
 }
 
@@ -141,7 +145,7 @@ TEST_CASE("L4: a window holds left + 1 + right keys, the query's own among them"
                                {1, most}}) {
       c.window_left = left;
       c.window_right = right;
-      on_every_kernel(c, [&, left = left, right = right](const Kernel&, const Data&,
+      on_every_kernel(c, [&, left = left, right = right](const Kernel&, const Case&, const Data&,
                                                          const Outputs& got) {
         for (int64_t i = 0; i < sq; ++i) {
           const int64_t own = i + 60 - sq;
@@ -162,7 +166,7 @@ TEST_CASE("L5: NaN in unused K and V reaches nothing") {
   // beside the sizes at which tiles end.
   uint64_t number = 0;
   for (attn_dtype type : {ATTN_F32, ATTN_F8_E5M2, ATTN_Q8_0}) {
-    const auto finite = [](const Kernel&, const Data&, const Outputs& got) {
+    const auto finite = [](const Kernel&, const Case&, const Data&, const Outputs& got) {
       size_t wrong = 0;
       for (double x : got.out) wrong += !std::isfinite(x);
       CHECK(wrong == 0);
@@ -197,41 +201,47 @@ TEST_CASE("L5: NaN in K reaches the rows that see it and no other") {
       } else {
         c.flags = ATTN_CAUSAL;
       }
-      c.heads_q = 1;
       c.heads_kv = 1;
       const auto poison = [&](const Case& typed, Data& data) {
         SegmentData& s = data.segments[0];
         encode_element(typed.q_type, s.k.data(), s.k_view.at(0, poisoned, 0) + 5, NAN, false);
         for (int64_t i = 0; by_bias && i < poisoned; ++i)
-          data.bias.as<float>()[i * 100 + poisoned] = -std::numeric_limits<float>::infinity();
+          for (int64_t h : {0, 1})
+            data.bias.as<float>()[(h * 100 + i) * 100 + poisoned] =
+                -std::numeric_limits<float>::infinity();
       };
-      on_every_kernel(c, poison, [&](const Kernel& kernel, const Data&, const Outputs& got) {
-        INFO(kernel.name << ", by bias: " << by_bias);
-        size_t wrong = 0;
-        for (int64_t i = 0; i < 100; ++i) {
-          for (int64_t d = 0; d < 64; ++d) {
-            wrong += std::isfinite(got.out[size_t(i * 64 + d)]) != (i < poisoned);
-          }
-          wrong += std::isfinite(got.lse[size_t(i)]) != (i < poisoned);
-        }
-        CHECK(wrong == 0);
-      });
+      on_every_kernel(c, poison,
+                      [&](const Kernel& kernel, const Case&, const Data&, const Outputs& got) {
+                        INFO(kernel.name << ", by bias: " << by_bias);
+                        size_t wrong = 0;
+                        for (int64_t row = 0; row < 100 * 2; ++row) {
+                          const bool sees_none = row / 2 < poisoned;
+                          for (int64_t d = 0; d < 64; ++d)
+                            wrong += std::isfinite(got.out[size_t(row * 64 + d)]) != sees_none;
+                          wrong += std::isfinite(got.lse[size_t(row)]) != sees_none;
+                        }
+                        CHECK(wrong == 0);
+                      });
     }
   }
 }
 
 TEST_CASE("L5: NaN in V reaches every row that sees it") {
   Case c = small("L5-value", 100, 100);
+  c.heads_q = 4;
   c.flags = ATTN_CAUSAL;
   const auto poison = [](const Case& typed, Data& data) {
     SegmentData& s = data.segments[0];
     encode_element(typed.q_type, s.v.data(), s.v_view.at(0, 40, 1) + 5, NAN, false);
   };
-  on_every_kernel(c, poison, [&](const Kernel&, const Data&, const Outputs& got) {
+  on_every_kernel(c, poison, [&](const Kernel&, const Case&, const Data&, const Outputs& got) {
     for (int64_t i = 0; i < 100; ++i) {
-      if (i >= 40) REQUIRE(std::isnan(got.out[size_t((i * 2 + 1) * 64 + 5)]));
-      REQUIRE(std::isfinite(got.out[size_t(i * 2 * 64 + 5)]));  // the other head
-      REQUIRE(std::isfinite(got.lse[size_t(i * 2 + 1)]));
+      for (int64_t h = 0; h < 4; ++h) {
+        const int64_t row = i * 4 + h;
+        if (h < 2) REQUIRE(std::isfinite(got.out[size_t(row * 64 + 5)]));  // of the other K/V head
+        if (h >= 2 && i >= 40) REQUIRE(std::isnan(got.out[size_t(row * 64 + 5)]));
+        REQUIRE(std::isfinite(got.lse[size_t(row)]));
+      }
     }
   });
 }
@@ -281,31 +291,42 @@ TEST_CASE("L7: a bias may run backwards") {
 }
 
 TEST_CASE("L7: the stride of a dimension of size 1 means nothing") {
-  Case c = small("L7-degenerate", 1, 50);
-  c.heads_q = c.heads_kv = 1;
-  for (int64_t stride : {0, 3, 64, 1 << 20}) {
-    Outputs want;
-    const auto change = [&](const Case& typed, Data& data) {
-      want = reference_answer(typed, data);
-      data.q_view.given = {stride, stride, stride};
-      data.segments[0].k_view.given = {stride, 64, stride};
-      data.segments[0].v_view.given = {0, 64, stride};
-    };
-    std::vector<std::string> ran;
-    on_every_kernel(c, change, [&](const Kernel& kernel, const Data& data, const Outputs& got) {
-      CHECK(compare(with_type(c, data.q_view.type), data, kernel, got, want) == "");
-      ran.push_back(kernel.name);
-    });
-    // Odd ones are no reason to decline.
-    for (const Kernel* kernel : kernels_here(Op::forward, true)) {
-      if (kernel->limits.demands) continue;  // of block masks, which the case has not
-      const attn_dtype type = float_type_of(*kernel);
-      if (kv_type_of(*kernel, type) != type) continue;                   // the case has one
-      if (c.head_dim % kernel->limits.head_dim.multiple != 0) continue;  // nor are these
-      if (has_simpler_sibling(*kernel, c)) continue;
-      if (sanitized && emulated(*kernel)) continue;  // a list has others of them
-      INFO(kernel->name << " stride " << stride);
-      CHECK(std::count(ran.begin(), ran.end(), kernel->name) > 0);
+  const auto types = {ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8_E4M3FN, ATTN_F8_E4M3FNUZ};
+  for (int64_t heads_q : {1, 2}) {
+    Case c = small("L7-degenerate", 1, 50);
+    c.heads_q = heads_q;
+    c.heads_kv = 1;
+    for (int64_t stride : {0, 3, 64, 1 << 20}) {
+      Outputs want;
+      const auto change = [&](const Case& typed, Data& data) {
+        want = reference_answer(typed, data);
+        data.q_view.given = {stride, stride, heads_q == 1 ? stride : 64};
+        data.segments[0].k_view.given = {stride, 64, stride};
+        data.segments[0].v_view.given = {0, 64, stride};
+      };
+      std::vector<std::string> ran;
+      const auto check = [&](const Kernel& kernel, const Case& typed, const Data& data,
+                             const Outputs& got) {
+        CHECK(compare(typed, data, kernel, got, want) == "");
+        ran.push_back(kernel.name);
+      };
+      on_every_kernel(c, change, check, types);
+      // Odd ones are no reason to decline.
+      for (const Kernel* kernel : kernels_here(Op::forward, true)) {
+        const Limits& takes = kernel->limits;
+        if (takes.demands) continue;  // of block masks, which the case has not
+        if (heads_q % takes.group.multiple != 0) continue;
+        const auto fits = [&](attn_dtype type) {
+          return takes.in_types & takes.kv_types & type_bit(type);
+        };
+        if (kernel->numerics.rounds_kv || std::none_of(types.begin(), types.end(), fits))
+          continue;  // q, k and v of the case are alike
+        if (c.head_dim % takes.head_dim.multiple != 0) continue;  // nor are these
+        if (has_simpler_sibling(*kernel, c)) continue;
+        if (sanitized && emulated(*kernel)) continue;  // a list has others of them
+        INFO(kernel->name << " stride " << stride << " heads_q " << heads_q);
+        CHECK(std::count(ran.begin(), ran.end(), kernel->name) > 0);
+      }
     }
   }
 }
@@ -342,7 +363,7 @@ TEST_CASE("L14: kinds and indices out of range see nothing") {
   c.mask_kinds = {ATTN_BLOCK_FULL};
   on_every_kernel(
       c, [](const Case&, Data& data) { data.kinds.data()[0] = 77; },
-      [&](const Kernel&, const Data&, const Outputs& got) {
+      [&](const Kernel&, const Case&, const Data&, const Outputs& got) {
         for (double lse : got.lse) REQUIRE(std::isfinite(lse));
       });
   const auto both = [](const Case&, Data& data) {
@@ -350,7 +371,7 @@ TEST_CASE("L14: kinds and indices out of range see nothing") {
     data.kinds.data()[1] = ATTN_BLOCK_PARTIAL;
     data.index.as<int32_t>()[1] = 1000;
   };
-  on_every_kernel(c, both, [&](const Kernel&, const Data&, const Outputs& got) {
+  on_every_kernel(c, both, [&](const Kernel&, const Case&, const Data&, const Outputs& got) {
     expect_nothing_seen(c, got, 10);
   });
 }
@@ -360,7 +381,7 @@ struct Pair {
   Case c = small("L15", 1, 2);
   float bias[2] = {0, 0};
   Pair() {
-    c.heads_q = c.heads_kv = 1;
+    c.heads_kv = 1;
     c.head_dim = 8;
     c.scale = 1;
   }
@@ -375,7 +396,7 @@ struct Pair {
       }
       if (c.bias_type == ATTN_F32) std::copy_n(bias, 2, data.bias.as<float>());
     };
-    on_every_kernel(c, write, [&](const Kernel&, const Data&, const Outputs& got) {
+    on_every_kernel(c, write, [&](const Kernel&, const Case&, const Data&, const Outputs& got) {
       CHECK(std::abs(got.lse[0] - std::log(std::exp(a) + std::exp(b))) < 2e-6 * std::max(a, b));
     });
   }
@@ -431,7 +452,7 @@ TEST_CASE("L15: a capped score cannot come back from the mask") {
   c.flags = ATTN_CAUSAL;
   c.head_dim_v = 64;
   c.values = Values::identity;
-  on_every_kernel(c, [&](const Kernel&, const Data&, const Outputs& got) {
+  on_every_kernel(c, [&](const Kernel&, const Case&, const Data&, const Outputs& got) {
     for (int64_t i = 0; i < 20; ++i) {
       for (int64_t j = i + 21; j < 40; ++j) REQUIRE(got.out[size_t(i * 2 * 64 + j)] == 0);
     }
@@ -444,24 +465,24 @@ TEST_CASE("L15: ALiBi falls with the distance from the query's place among the k
     c.head_dim_v = 64;
     c.values = Values::identity;  // scores 0
     c.flags = ATTN_ALIBI;
-    on_every_kernel(
-        c, [&, sq = sq, skv = skv](const Kernel& kernel, const Data& data, const Outputs& got) {
-          // Matrix units take the weights in v's type.
-          const double bound = 2e-6 + (kernel.host ? 0 : 2 * half_ulp(data.q_view.type, 1));
-          for (int64_t i = 0; i < sq; ++i) {
-            for (int64_t h = 0; h < 2; ++h) {
-              const double slope = data.slopes.as<float>()[h];
-              REQUIRE(slope > 0);
-              double sum = 0;
-              for (int64_t j = 0; j < skv; ++j)
-                sum += std::exp(-slope * std::abs(double(i + skv - sq - j)));
-              for (int64_t j = 0; j < skv; ++j) {
-                const double want = std::exp(-slope * std::abs(double(i + skv - sq - j))) / sum;
-                REQUIRE(std::abs(got.out[size_t((i * 2 + h) * 64 + j)] - want) < bound);
-              }
-            }
+    on_every_kernel(c, [&, sq = sq, skv = skv](const Kernel& kernel, const Case&, const Data& data,
+                                               const Outputs& got) {
+      // Matrix units take the weights in v's type.
+      const double bound = 2e-6 + (kernel.host ? 0 : 2 * half_ulp(data.q_view.type, 1));
+      for (int64_t i = 0; i < sq; ++i) {
+        for (int64_t h = 0; h < 2; ++h) {
+          const double slope = data.slopes.as<float>()[h];
+          REQUIRE(slope > 0);
+          double sum = 0;
+          for (int64_t j = 0; j < skv; ++j)
+            sum += std::exp(-slope * std::abs(double(i + skv - sq - j)));
+          for (int64_t j = 0; j < skv; ++j) {
+            const double want = std::exp(-slope * std::abs(double(i + skv - sq - j))) / sum;
+            REQUIRE(std::abs(got.out[size_t((i * 2 + h) * 64 + j)] - want) < bound);
           }
-        });
+        }
+      }
+    });
   }
 }
 

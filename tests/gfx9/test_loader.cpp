@@ -59,16 +59,16 @@ TEST_CASE("a descriptor says what the kernel gets") {
 
 TEST_CASE("broken code objects are refused with a sentence") {
   if (!can_assemble()) ATTN_SKIP("no llvm-mc and ld.lld");
-  using Catch::Matchers::Contains;
+  using attn::test::contains;
   const std::vector<std::byte> file = assemble({add_one});
   REQUIRE(load_error(file) == "");
-  CHECK_THAT(load_error({}), Contains("not an ELF file"));
-  CHECK_THAT(load_error(file, 0, 'x'), Contains("not an ELF file"));
-  CHECK_THAT(load_error(file, 4, 1), Contains("64-bit"));
-  CHECK_THAT(load_error(file, 18, 62), Contains("machine 62"));
-  CHECK_THAT(load_error(file, 7, 0), Contains("OS ABI"));
-  CHECK_THAT(load_error(file, 48, 0x4f), Contains("another processor"));
-  CHECK_THAT(load_error(file, 16, 1), Contains("not linked"));
+  CHECK_THAT(load_error({}), contains("not an ELF file"));
+  CHECK_THAT(load_error(file, 0, 'x'), contains("not an ELF file"));
+  CHECK_THAT(load_error(file, 4, 1), contains("64-bit"));
+  CHECK_THAT(load_error(file, 18, 62), contains("machine 62"));
+  CHECK_THAT(load_error(file, 7, 0), contains("OS ABI"));
+  CHECK_THAT(load_error(file, 48, 0x4f), contains("another processor"));
+  CHECK_THAT(load_error(file, 16, 1), contains("not linked"));
   // A length that ends anywhere is an error or harmless, never more.
   for (size_t size = 0; size < file.size(); size += 7) {
     load_error(std::vector<std::byte>(file.begin(), file.begin() + static_cast<ptrdiff_t>(size)));
@@ -86,15 +86,15 @@ TEST_CASE("broken code objects are refused with a sentence") {
 
 TEST_CASE("a descriptor that contradicts the metadata is refused") {
   if (!can_assemble()) ATTN_SKIP("no llvm-mc and ld.lld");
-  using Catch::Matchers::Contains;
+  using attn::test::contains;
   const auto refused = [](const std::string& directives) {
     return load_error(assemble({{"k", "s_nop 0\n", directives}}));
   };
   CHECK_THAT(refused(".amdhsa_group_segment_fixed_size 2048\n"),
-             Contains(".group_segment_fixed_size is 1024, the descriptor says 2048"));
-  CHECK_THAT(refused(".amdhsa_kernarg_size 24\n"), Contains(".kernarg_segment_size is 16"));
-  CHECK_THAT(refused(".amdhsa_private_segment_fixed_size 16\n"), Contains("descriptor says 16"));
-  CHECK_THAT(refused(".amdhsa_tg_split 1\n"), Contains("tg_split"));
+             contains(".group_segment_fixed_size is 1024, the descriptor says 2048"));
+  CHECK_THAT(refused(".amdhsa_kernarg_size 24\n"), contains(".kernarg_segment_size is 16"));
+  CHECK_THAT(refused(".amdhsa_private_segment_fixed_size 16\n"), contains("descriptor says 16"));
+  CHECK_THAT(refused(".amdhsa_tg_split 1\n"), contains("tg_split"));
 }
 
 // Registers v0..v147 in a kernel that is given 48: on hardware this is garbage without a word.

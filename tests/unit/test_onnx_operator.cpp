@@ -164,6 +164,6 @@ TEST_CASE("onnx operator: K of another head size than Q is refused") {
   in.q = q.tensor(), in.k = k.tensor(), in.v = k.tensor();
   CHECK_THROWS_WITH(operation.run(
                         in, [](onnx::Output, const Shape&) -> void* { return nullptr; }, nullptr),
-                    Catch::Contains("K [1, 2, 3, 8], Q [1, 2, 3, 16]") &&
-                        Catch::Contains("K's head size as Q's"));
+                    attn::test::contains("K [1, 2, 3, 8], Q [1, 2, 3, 16]") &&
+                        attn::test::contains("K's head size as Q's"));
 }

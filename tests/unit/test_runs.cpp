@@ -152,7 +152,7 @@ int allocations_of_forward(attn_context* context, const Kernel& kernel, const Va
   auto args = make<attn_args>();
   p.batch = batch;
   p.heads_q = heads;
-  p.heads_kv = std::string(kernel.name).ends_with("_heads") ? heads / 2 : heads;
+  p.heads_kv = heads / kernel.limits.group.multiple;
   p.head_dim = head_dim_of(kernel);
   p.seqlen_q = v.seqlen_q;
   p.q_type = q_type_of(kernel);
@@ -532,7 +532,8 @@ TEST_CASE("runs: a batch of 0 has nothing to do") {
         auto segment = make<attn_segment>();
         segment.seqlen = 70;
         auto p = make<attn_problem>();
-        p.heads_q = p.heads_kv = 4;  // whose blocks are multiples of 16 bytes
+        p.heads_kv = 4;  // whose blocks are multiples of 16 bytes
+        p.heads_q = 4 * kernel.limits.group.multiple;
         p.head_dim = head_dim_of(kernel);
         p.seqlen_q = std::min<int64_t>(65, kernel.limits.seqlen_q.max);
         p.q_type = q_type_of(kernel);

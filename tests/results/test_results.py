@@ -1,0 +1,107 @@
+"""What programs read of a run of a Catch2 program, by a small one (cases.cpp): test_results.py PROGRAM
+
+Lists and summaries differ between versions of Catch2; what is read must not.
+"""
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+SOURCE = Path(__file__).resolve().parents[2]
+PROGRAM = Path(sys.argv.pop(1)).resolve() if len(sys.argv) > 1 else None
+sys.path += [str(SOURCE / "tests"), str(SOURCE / "tests/device"), str(SOURCE / "tools")]
+import conformance  # noqa: E402
+import count  # noqa: E402
+import mutants  # noqa: E402
+from probes import programs  # noqa: E402
+
+USUAL = ["results: passes", "results: a comma, a [bracket], a back\\slash", "results: skipped at once", "results: skipped in part"]
+
+
+def run(*arguments):
+    return subprocess.run([PROGRAM, *arguments], capture_output=True, text=True)
+
+
+class Results(unittest.TestCase):
+    def bin(self, **scripts):
+        """A folder with attn-tests, and these shell scripts, first on PATH."""
+        folder = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, folder)
+        (folder / "attn-tests").symlink_to(PROGRAM)
+        for name, text in scripts.items():
+            path = folder / name.replace("_", "-")
+            path.write_text(f"#!/bin/sh\n{text}\n")
+            path.chmod(0o755)
+        return folder, dict(os.environ, PATH=f"{folder}:{os.environ['PATH']}")
+
+    def test_names(self):
+        listed = run("--list-test-names-only")
+        self.assertEqual((listed.returncode, listed.stdout.splitlines(), listed.stderr), (0, USUAL, ""))
+        self.assertEqual(conformance.cases(PROGRAM, None), USUAL)
+        self.assertEqual(conformance.cases(PROGRAM, "*skipped*"), USUAL[2:])
+        self.assertEqual(conformance.cases(PROGRAM, "[long]"), ["results: hidden"])
+        # As tests/CMakeLists.txt divides attn-tests: arguments are joined by "and", commas by "or". Where there are only exclusions
+        # Catch2 2.13 runs hidden cases too.
+        self.assertEqual(conformance.cases(PROGRAM, "~[long]*hidden,*passes"), USUAL[:1])
+        self.assertEqual(run("~*skipped*", "~*comma*", "~[.]", "--list-test-names-only").stdout.splitlines(), USUAL[:1])
+
+    def test_no_case(self):
+        self.assertEqual(run("no such case").returncode, 2)
+        self.assertEqual(conformance.cases(PROGRAM, "no such case"), [])
+
+    def test_each_case_alone(self):
+        rows = {name: conformance.run(PROGRAM, name, 60) for name in [*USUAL, "results: hidden", "results: fails"]}
+        self.assertEqual({name: (row["result"], row["assertions"]) for name, row in rows.items()},
+                         {USUAL[0]: ("passed", 2), USUAL[1]: ("passed", 1), USUAL[2]: ("skipped", 1), USUAL[3]: ("passed", 4),
+                          "results: hidden": ("passed", 1), "results: fails": ("failed", 3)})
+        self.assertEqual(rows[USUAL[2]]["why"], ["nothing is here"])
+        self.assertIn("1 == 2", rows["results: fails"]["output"])
+
+    def test_conformance(self):
+        folder, environment = self.bin(nvidia_smi="echo 'A device, 1.2, 700.00 W, 1980 MHz'")
+        done = subprocess.run([sys.executable, SOURCE / "tests/device/conformance.py", folder, folder / "out.json", "abc", "--jobs", "2"],
+                              capture_output=True, text=True, env=environment)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("3 passed, 0 failed, 0 cut off, 1 skipped, 8 assertions", done.stdout)
+        self.assertEqual([row["case"] for row in json.loads((folder / "out.json").read_text())["cases"]], USUAL)
+
+    def test_count(self):
+        for filters, code, counts in [((), 0, (4, 0, 2)), (["*skipped at once"], 0, (1, 0, 1)), (["*passes"], 0, (1, 0, 0)),
+                                      (["*passes,*fails,*at once"], None, (3, 1, 1))]:
+            done = run(*filters)
+            self.assertEqual(count.catch_counts(done.stdout), counts, done.stdout)
+            if code is None:
+                self.assertNotEqual(done.returncode, 0)
+            else:
+                self.assertEqual(done.returncode, code)
+
+    def test_the_failed_case(self):
+        found = programs.FAILED_CASE.search(run("*passes,*fails").stdout)
+        self.assertEqual(found["name"], "results: fails")
+        self.assertTrue(found["where"].split("/")[-1].startswith("cases.cpp:"), found["where"])
+        self.assertEqual(found["what"].strip(), "CHECK( 1 == 2 )")
+
+    def test_mutants(self):
+        folder, _ = self.bin()
+        for filters, code in [(["*passes"], 0), (["*fails"], 1)]:
+            mutants.TESTS["k"] = filters
+            mutants.file_of(folder, "k", "x").write_text("")
+            done, output = mutants.run(folder, PROGRAM, "k", "x")
+            self.assertEqual((done != 0, "All tests passed" in output, "FAILED" in output), (code == 1, code == 0, code == 1))
+
+    def test_sanitize(self):
+        log = 'while [ "$1" != --log-file ]; do shift; done; echo "========= ERROR SUMMARY: 0 errors" >"$2"; shift 2; exec "$@"'
+        folder, environment = self.bin(compute_sanitizer=log)
+        environment.update(TOOLS="memcheck", TESTS="none", KERNELS="fwd_sm80_bf16_d64 fwd_sm80_bf16_d128 fwd_sm80_bf16_d256")
+        done = subprocess.run([SOURCE / "tests/device/sanitize.sh", folder, folder / "logs"], capture_output=True, text=True, env=environment)
+        lines = {line.split()[1]: line.split("  ")[-1].strip() for line in done.stdout.splitlines() if " fwd_" in line}
+        self.assertEqual(lines, {"fwd_sm80_bf16_d64": "clean", "fwd_sm80_bf16_d128": "clean", "fwd_sm80_bf16_d256": "not of this test"},
+                         done.stdout + done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
