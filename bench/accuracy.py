@@ -7,9 +7,8 @@ Inputs are made on the CPU, so that they are the same on every machine.
 """
 import argparse
 import datetime
-import json
-import pathlib
 
+import measured
 from peers import Cell
 
 COMPARED_WITH = ("cudnn", "fa2")
@@ -69,7 +68,7 @@ def measure(options):
                       "; ".join(f"{name} {e['max']:.3e} {e['mean']:.3e}" for name, e in found.items()) +
                       "".join(f"; of {name} {t['max']:.3f} {t['mean']:.3f}" for name, t in row["times"].items()), flush=True)
                 if options.out:
-                    pathlib.Path(options.out).write_text(json.dumps(result, indent=1))
+                    measured.write(options.out, result)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,11 @@ A figure is microseconds per launch of a graph of up to 50 over caches in turn, 
 """
 import argparse
 import datetime
-import json
 import pathlib
 import statistics
 
 import torch
+import measured
 from contenders import TYPE_OF, KvAppend, KvAppendArgs, KvAppendProblem, Libattn, Segment, SegmentArgs, make
 from timing import Launches, Nvml, take_rounds
 
@@ -70,9 +70,8 @@ if __name__ == "__main__":
     for name, times in rounds.items():
         print(f"append {name:20} {statistics.median(times):6.2f} us")
     if options.out:
-        pathlib.Path(options.out).write_text(json.dumps({
+        measured.write(options.out, {
             "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"), "commit": options.commit,
             "gpu": {"name": torch.cuda.get_device_name(), "driver": nvml.driver()}, "cuda": torch.version.cuda,
             "kernels": {f"{kv} pages of {page}": kernel for (kv, page), (_, kernel) in made.items()},
-            "rounds_us": rounds, "us": {n: statistics.median(t) for n, t in rounds.items()}, "clocks": clocks},
-            indent=1) + "\n")
+            "rounds_us": rounds, "us": {n: statistics.median(t) for n, t in rounds.items()}, "clocks": clocks})

@@ -6,14 +6,13 @@ Contenders take turns in every round; a ratio is taken within a round, and the m
 """
 import argparse
 import datetime
-import json
-import pathlib
 import statistics
 import time
 
 import torch
 
 import attn
+import measured
 
 
 def cases():
@@ -73,7 +72,7 @@ def main():
                   f"libattn {ms['libattn']:8.3f} ms {row['gbytes_per_second']:6.1f} GB/s  pytorch {ms['pytorch']:8.3f} ms  "
                   f"ratio {ratio:5.2f}  difference {difference:.1e}", flush=True)
     if options.out:
-        pathlib.Path(options.out).write_text(json.dumps(result, indent=1) + "\n")
+        measured.write(options.out, result)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,13 @@ A figure is microseconds per launch of a graph of up to 50. "cold": caches in tu
 """
 import argparse
 import datetime
-import json
 import math
 import pathlib
 import re
 import statistics
 from dataclasses import dataclass, replace
+
+import measured
 
 COLD_BYTES = 200 << 20
 ELEMENT_BYTES = {"bf16": 2, "f16": 2, "e4m3": 1, "q8_0": 34 / 32, "q4_0": 18 / 32, "i8": 1, "i4": 0.5}
@@ -378,7 +379,7 @@ def measure(options, cells):
         torch.cuda.empty_cache()
         if options.out:
             result["gpu"]["after"] = nvml.state()
-            pathlib.Path(options.out).write_text(json.dumps(result, indent=1) + "\n")
+            measured.write(options.out, result)
 
 
 if __name__ == "__main__":

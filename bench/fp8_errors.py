@@ -15,6 +15,8 @@ import json
 import math
 import pathlib
 
+import measured
+
 DIM, QUERIES, TILE_KEYS, OFFSET = 128, 256, 128, 8
 F32 = 1  # of attn.h
 LENGTHS = (1024, 8192, 32768, 131072)
@@ -106,7 +108,7 @@ def measure(options):
         result["sigma"].append(row)
         print(json.dumps(row), flush=True)
     if options.out:
-        pathlib.Path(options.out).write_text(json.dumps(result, indent=1) + "\n")
+        measured.write(options.out, result)
 
 
 def plot(path, png):

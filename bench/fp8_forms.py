@@ -9,9 +9,10 @@ first build's plain kernel, relative Frobenius.
 """
 import argparse
 import datetime
-import json
 import pathlib
 import statistics
+
+import measured
 
 
 def forms(torch, plain, score, cell, inputs):
@@ -63,7 +64,7 @@ def main():
         result["cells"].append(row)
         print(cell.name.ljust(16), *(f"{name} {us:.1f}" for name, us in row["us"].items()), sep="  ", flush=True)
         if options.out:
-            pathlib.Path(options.out).write_text(json.dumps(result, indent=1) + "\n")
+            measured.write(options.out, result)
         torch.cuda.empty_cache()
 
 

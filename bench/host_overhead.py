@@ -3,7 +3,6 @@ there is one. Contenders take turns, a round of each after the other; the smalle
 the host a call contains its computation; on a GPU it launches only, and rounds are short of what the queue holds."""
 import argparse
 import importlib.util
-import json
 import os
 import platform
 import time
@@ -13,6 +12,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np  # noqa: E402
 
 import attn  # noqa: E402
+import measured  # noqa: E402
 
 ROUNDS, CALLS = 60, 100
 
@@ -79,8 +79,7 @@ def main():
             print(f"{framework} {device or 'cpu'} B{shape[0]} H{shape[1]} S{shape[2]} D{shape[3]}: "
                   + ", ".join(f"{name} {us}" for name, us in found.items()), flush=True)
     if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump(report, file, indent=1)
+        measured.write(arguments.json, report)
 
 
 main()

@@ -9,10 +9,10 @@ libattn with itself, none, full and half empty, is measured once more, in rounds
 import argparse
 import datetime
 import faulthandler
-import json
 import pathlib
 import sys
 
+import measured
 from peers import Cell, builds
 
 BLOCK = 128
@@ -90,7 +90,7 @@ def measure(options):
 
     def save():
         if options.out:
-            pathlib.Path(options.out).write_text(json.dumps(result, indent=1) + "\n")
+            measured.write(options.out, result)
 
     for name, visible in masks(torch, cell.seqlen).items():
         if options.only and name not in options.only.split(","):

@@ -20,6 +20,8 @@ import sys
 from collections import Counter
 from dataclasses import dataclass
 
+import measured
+
 HERE = pathlib.Path(__file__).parent
 L2_BYTES = 50 << 20  # H100 and H200
 
@@ -280,14 +282,14 @@ def measure(options):
         show(row, labels, columns, header=len(result["cells"]) == 1)
         result["summary"] = summary(result)
         if options.out:
-            pathlib.Path(options.out).write_text(json.dumps(result, indent=1) + "\n")
+            measured.write(options.out, result)
     if not result["cells"]:
         sys.exit(f"--only {options.only}: no cell has all of these")
     if nvml:
         result["gpu"]["after"] = nvml.state()
     result["published_fa2_drift"] = drift(result)
     if options.out:
-        pathlib.Path(options.out).write_text(json.dumps(result, indent=1) + "\n")
+        measured.write(options.out, result)
 
     print("\n* derived from cuDNN's time of this run and the published ratio; ~ the same, from a figure that understates the peer")
     if result["published_fa2_drift"]:

@@ -7,12 +7,12 @@ A figure is microseconds per launch of a graph. 32/8 heads of 128, bf16, causal,
 import argparse
 import ctypes as c
 import datetime
-import json
 import math
 import pathlib
 import statistics
 
 import torch
+import measured
 from contenders import CAUSAL, TYPE_OF, Args, Libattn, Plan, Problem, Segment, SegmentArgs, make
 from timing import Launches, Nvml, take_rounds
 
@@ -90,8 +90,8 @@ if __name__ == "__main__":
     print(f"one call / two calls {us['one call'] / us['two calls']:.3f}, / sum "
           f"{us['one call'] / (us['tokens'] + us['chunk']):.3f}; errors " + " ".join(f"{e:.1e}" for e in errors.values()))
     if options.out:
-        pathlib.Path(options.out).write_text(json.dumps({
+        measured.write(options.out, {
             "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"), "commit": options.commit,
             "gpu": {"name": torch.cuda.get_device_name(), "driver": nvml.driver()}, "cuda": torch.version.cuda,
             "kernels": {name: step.plan.kernel for name, step in steps.items()}, "errors": errors, "rounds_us": rounds,
-            "us": us, "clocks": clocks}, indent=1) + "\n")
+            "us": us, "clocks": clocks})

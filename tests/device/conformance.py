@@ -9,7 +9,6 @@ failed or was cut off.
 """
 import argparse
 import datetime
-import json
 import re
 import subprocess
 import sys
@@ -18,6 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
+import measured  # noqa: E402
 
 
 def relative(text):
@@ -76,7 +77,7 @@ def main():
     counts = {result: sum(row["result"] == result for row in rows) for result in ("passed", "failed", "cut off", "skipped")}
     made = {"date": datetime.date.today().isoformat(), "commit": options.commit, "gpu": gpu, "jobs": options.jobs,
             "seconds": round(time.monotonic() - begin), **counts, "assertions": sum(row.get("assertions", 0) for row in rows), "cases": rows}
-    options.out.write_text(json.dumps(made, indent=1) + "\n")
+    measured.write(options.out, made)
     for row in rows:
         if row["result"] != "passed":
             print(f"{row['result']}: {row['case']}")
