@@ -113,7 +113,7 @@ class Sdpa(TorchCase):
         refuses(ValueError, ["have shapes [2, 4, 9, 16], [3, 4, 9, 16]", "accepted: dimensions before", "equal, or 1"], q, *(self.tensor(3, 4, 9, 16),) * 2)
         refuses(ValueError, ["q requires grad", "no_grad"], q.clone().requires_grad_(), q, q)
         refuses(ValueError, ["attn_mask requires grad"], *same, torch.ones(9, 9, requires_grad=True))
-        refuses(ValueError, "query has shape [3]", *(torch.ones(3),) * 3)
+        refuses(ValueError, "have shapes [3], [3], [3]; accepted: [..., L, E]", *(torch.ones(3),) * 3)
         refuses(ValueError, ["q is a Tensor on the device meta"], *(torch.empty(2, 4, 9, 16, device="meta"),) * 3)
 
 

@@ -12,7 +12,7 @@ _modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)  # of a trace
 
 def stands_in(x):
     """Whether a tracer has put x in the place of a tensor that is yet to come: operators take it, their fake kernels answer."""
-    return type(x).__module__.startswith("torch._subclasses.")
+    return type(x) not in _PLAIN and type(x).__module__.startswith("torch._subclasses.")
 
 
 def traced(x):

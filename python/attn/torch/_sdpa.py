@@ -51,18 +51,17 @@ def lower_right(bias):
 def _any(query, key, value, mask, is_causal, scale, enable_gqa, right=False):
     if mask is not None and is_causal:
         raise InvalidArgument("is_causal is True; accepted with attn_mask: False")
-    need_storage(("query", "key", "value"), (query, key, value))
-    for name, x, form in ("query", query, "[..., L, E]"), ("key", key, "[..., S, E]"), ("value", value, "[..., S, Ev]"):
-        if x.dim() < 2:
-            raise InvalidArgument(f"{name} has shape {list(x.shape)}; accepted: {form}")
-    if causal_bias(mask):
+    bias = causal_bias(mask)
+    need_storage(("query", "key", "value", "attn_mask"), (query, key, value, None if bias else mask))
+    if query.dim() < 2 or key.dim() < 2 or value.dim() < 2:
+        shapes = ", ".join(str(list(x.shape)) for x in (query, key, value))
+        raise InvalidArgument(f"query, key and value have shapes {shapes}; accepted: [..., L, E], [..., S, E], [..., S, Ev]")
+    if bias:
         sizes, want = [mask.seq_len_q, mask.seq_len_kv], [query.shape[-2], key.shape[-2]]
         if sizes != want:
             raise InvalidArgument(f"attn_mask is a CausalBias of {sizes}; accepted: [L, S] = {want}")
         right = lower_right(mask)
         is_causal, mask = not right, None
-    else:
-        need_storage(("attn_mask",), (mask,))
     kind = query.device.type
     if kind != "meta" and torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
@@ -70,7 +69,19 @@ def _any(query, key, value, mask, is_causal, scale, enable_gqa, right=False):
         if mask is not None and mask.dtype != torch.bool:
             mask = mask.to(dtype)
 
-    # To [B, H, ., .], which out is made of.
+    dims, batch = 4, ()
+    q, k, v = query.shape, key.shape, value.shape
+    if not (len(q) == 4 and k[:2] == v[:2] and len(k) == len(v) == 4 and k[0] == q[0] and (k[1] == q[1] or enable_gqa)):
+        dims, batch, query, key, value = _broadcast(query, key, value, enable_gqa)
+    if mask is not None:
+        mask = additive(_flat_mask(mask, batch), query, key)
+    run = torch.ops.attn.sdpa if type(query) is not _plain or traced(query) else _attn.sdpa
+    out = run(query, key, value, mask, is_causal, scale, enable_gqa, right)
+    return out if dims == 4 else out.reshape((*batch, *out.shape[1:])[-dims:])
+
+
+def _broadcast(query, key, value, enable_gqa):
+    """(dimensions that out is to have, sizes before the heads, the three as [B, H, ., .])"""
     dims = max(query.dim(), key.dim(), value.dim())
     query, key, value = (_with_dims(x, max(dims, 4)) for x in (query, key, value))
     heads_q, heads_kv = query.shape[-3], key.shape[-3]
@@ -88,12 +99,7 @@ def _any(query, key, value, mask, is_causal, scale, enable_gqa, right=False):
     query = _spread(query, batch, heads)
     if 0 in query.stride():  # out is made in its order
         query = query.contiguous()
-    key, value = _spread(key, batch, heads_kv), _spread(value, batch, heads_kv)
-    if mask is not None:
-        mask = additive(_flat_mask(mask, batch), query, key)
-    run = torch.ops.attn.sdpa if type(query) is not _plain or traced(query) else _attn.sdpa
-    out = run(query, key, value, mask, is_causal, scale, enable_gqa, right)
-    return out if dims == 4 else out.reshape((*batch, *out.shape[1:])[-dims:])
+    return dims, batch, query, _spread(key, batch, heads_kv), _spread(value, batch, heads_kv)
 
 
 def _with_dims(x, dims):
@@ -133,7 +139,7 @@ def _spread(x, batch, heads):
 
 def _flat_mask(mask, batch):
     """Whose leading dimensions beyond four are one, as those of query, key and value."""
-    if len(batch) == 1:
+    if len(batch) < 2:
         return mask
     mask = _with_dims(mask, max(len(batch) + 3, mask.dim()))
     lead = mask.shape[:-3]
