@@ -123,6 +123,7 @@ constexpr Kernel blocks() {
   Kernel kernel =
       row<name, tile, true>(floats, floats | device_ggml_types | scaled_types, ATTN_BF16);
   kernel.limits.features |= feature_mixed_kv_types;
+  kernel.limits.floats_as_q = true;
   kernel.numerics.scaled_weights = true;
   kernel.limits.head_dim.multiple = kernel.limits.head_dim_v.multiple = dim;
   return kernel;

@@ -915,7 +915,7 @@ TEST_CASE("driver: failures come through the C ABI", "[driver]") {
     CHECK(has(attn_last_error(), v.alloc));
 
     if (!embedded(v.merge)) {
-      check_failure(create(device.context), ATTN_UNSUPPORTED, {v.merge, v.arch, "without"});
+      check_failure(create(device.context), ATTN_UNSUPPORTED, {"merge", v.name, "without"});
       continue;
     }
     ++ran;
@@ -929,12 +929,12 @@ TEST_CASE("driver: failures come through the C ABI", "[driver]") {
 
     // A device that there is no code for.
     MockLibrary old(v.library);
-    old->compute_capability = 75;
+    old->compute_capability[0] = 75;
     mock::set_text(old->gcn_arch, "gfx908");
     OpenContext other(v.backend, old.path());
     problem.num_parts = 2;
     check_failure(create(other.context), ATTN_UNSUPPORTED,
-                  {v.merge, join("no code for ", v.other_arch), v.image_arch});
+                  {"merge", join("has code for ", v.other_arch), v.image_arch});
     CHECK(old->live_modules == 0);
 
     // A launch that fails.
