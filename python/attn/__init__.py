@@ -9,7 +9,7 @@ framework's dtype.
 import json
 import os
 
-from . import _attn
+from . import _attn, _rocm
 from ._errors import (DriverError, DriverMissing, Error, InternalError, InvalidArgument, NoDevice, OutOfMemory,
                       Unsupported)
 from ._masks import BlockMask
@@ -201,8 +201,15 @@ def get_num_threads():
 
 
 def info():
-    """{"version", "backends": [{"name", "available", "reason", "devices"}], "kernels": [...]}"""
-    return json.loads(_attn.info())
+    """{"version", "backends": [{"name", "available", "reason", "devices": [{"device", "name", "arch", "passed_by", "kernels", ...}]}],
+    "auto": {"backend", "device"}, "kernels": [...]}
+
+    passed_by: why the C library's backend auto does not take a device, "" if it may. A device's kernels: those that there is code of
+    for it. hip also comes from AMD's package rocm-sdk-core, wherever it is on sys.path, if there is no other.
+    """
+    found = json.loads(_attn.info())
+    hip = next(b for b in found["backends"] if b["name"] == "hip")
+    return found if hip["available"] or not _rocm.open_wheel() else json.loads(_attn.info())
 
 
 def cache_info():

@@ -21,6 +21,9 @@ uint64_t launch_count(const Kernel& kernel);
 // Why a kernel's Limits do not take a problem; "" if they do. The architecture is checked
 // separately.
 std::string decline(const Kernel& kernel, const Needs& needs);
+// Parts of that: q, k, v and out, alone and together; head_dim and head_dim_v.
+bool takes_types(const Kernel& kernel, const Needs& needs);
+bool takes_head_dims(const Kernel& kernel, const Needs& needs);
 // "softcap", "packed q": what a problem asks for, in errors and in the README's matrix.
 const char* feature_name(Feature feature);
 const char* flag_name(attn_flag flag);

@@ -1,6 +1,7 @@
 // Why a kernel does not take a problem.
 #include "catalog/catalog.h"
 #include "core/dtype.h"
+#include "kernels/limits.h"
 
 namespace attn {
 namespace {
@@ -68,6 +69,34 @@ std::string missing_type(const char* name, uint32_t types, uint32_t taken) {
   return "";
 }
 
+// Types of K and V that are taken under q of a type.
+uint32_t kv_types_beside(const Limits& can, attn_dtype q) {
+  return can.floats_as_q ? can.kv_types & (~float_types | type_bit(q)) : can.kv_types;
+}
+
+std::string decline_type(const Kernel& kernel, const Needs& needs) {
+  const Limits& can = kernel.limits;
+  const bool forward = kernel.op == Op::forward;
+  if (needs.in_type != ATTN_DTYPE_NONE && !(can.in_types & type_bit(needs.in_type)))
+    return join(forward ? "q" : "input", " type ", dtype_name(needs.in_type));
+  if (needs.out_type != ATTN_DTYPE_NONE && !(can.out_types & type_bit(needs.out_type)))
+    return join(forward ? "out" : "output", " type ", dtype_name(needs.out_type));
+  if (needs.k_types & ~can.kv_types) return missing_type("k", needs.k_types, can.kv_types);
+  if (needs.v_types & ~can.kv_types) return missing_type("v", needs.v_types, can.kv_types);
+  const uint32_t taken = kv_types_beside(can, needs.in_type);
+  std::string other = missing_type("k", needs.k_types, taken);
+  if (other.empty()) other = missing_type("v", needs.v_types, taken);
+  return other.empty() ? "" : join(other, " next to q of ", dtype_name(needs.in_type));
+}
+
+std::string decline_size(const SizeName& name, const Limits& can, const Needs& needs) {
+  const int64_t size = needs.*name.size;
+  const Sizes& taken = can.*name.taken;
+  if (size % taken.multiple != 0)
+    return join(name.name, " ", size, " is not a multiple of ", taken.multiple);
+  return size > taken.max ? join(name.name, " ", size, " is above ", taken.max) : "";
+}
+
 }  // namespace
 
 const char* feature_name(Feature feature) {
@@ -81,22 +110,28 @@ const char* flag_name(attn_flag flag) {
   return "";
 }
 
+bool takes_types(const Kernel& kernel, const Needs& needs) {
+  const Limits& can = kernel.limits;
+  const auto among = [](attn_dtype type, uint32_t taken) {
+    return type == ATTN_DTYPE_NONE || (type_bit(type) & taken);
+  };
+  return among(needs.in_type, can.in_types) && among(needs.out_type, can.out_types) &&
+         !((needs.k_types | needs.v_types) & ~kv_types_beside(can, needs.in_type)) &&
+         !(needs.features & ~can.features & feature_mixed_kv_types);
+}
+
+bool takes_head_dims(const Kernel& kernel, const Needs& needs) {
+  for (const SizeName& s : size_names)
+    if (s.size == &Needs::head_dim || s.size == &Needs::head_dim_v)
+      if (!decline_size(s, kernel.limits, needs).empty()) return false;
+  return true;
+}
+
 std::string decline(const Kernel& kernel, const Needs& needs) {
   const Limits& can = kernel.limits;
-  const bool forward = kernel.op == Op::forward;
-  if (needs.in_type != ATTN_DTYPE_NONE && !(can.in_types & type_bit(needs.in_type)))
-    return join(forward ? "q" : "input", " type ", dtype_name(needs.in_type));
-  if (needs.out_type != ATTN_DTYPE_NONE && !(can.out_types & type_bit(needs.out_type)))
-    return join(forward ? "out" : "output", " type ", dtype_name(needs.out_type));
-  if (needs.k_types & ~can.kv_types) return missing_type("k", needs.k_types, can.kv_types);
-  if (needs.v_types & ~can.kv_types) return missing_type("v", needs.v_types, can.kv_types);
-  for (const SizeName& s : size_names) {
-    const int64_t size = needs.*s.size;
-    const Sizes& taken = can.*s.taken;
-    if (size % taken.multiple != 0)
-      return join(s.name, " ", size, " is not a multiple of ", taken.multiple);
-    if (size > taken.max) return join(s.name, " ", size, " is above ", taken.max);
-  }
+  if (std::string reason = decline_type(kernel, needs); !reason.empty()) return reason;
+  for (const SizeName& s : size_names)
+    if (std::string reason = decline_size(s, can, needs); !reason.empty()) return reason;
   for (const FlagName& f : flag_names) {
     if (needs.flags & f.flag & ~can.flags) return f.name;
     if (~needs.flags & f.flag & can.demands) return join("no ", f.name);

@@ -30,6 +30,9 @@ struct Machine {
   }
 };
 
+// Why no kernel of an operation and backend has code for a device of `arch`; "" if one has. A
+// backend is worth choosing for a device where this says nothing of Op::forward.
+std::string no_code(Op op, attn_backend backend, const std::string& arch);
 // Why a kernel cannot run on a machine at all; "" if it can.
 std::string absent(const Kernel& kernel, const Machine& machine);
 // The same of an image.

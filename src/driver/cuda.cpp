@@ -85,11 +85,14 @@ struct Resolver {
   }
 };
 
-Status load_cuda(const char* file, CudaCalls* c) {
+// `path`: nullptr for the system's.
+Status load_cuda(const char* path, CudaCalls* c) {
   void* library = nullptr;
-  if (Status status = open_library(file, &library); !status.ok()) {
+  if (Status status =
+          path ? open_library(path, &library) : open_first({{"libcuda.so.1"}, {}}, &library);
+      !status.ok())
     return {status.code, join("cuda: ", status.text)};
-  }
+  const std::string file = library_file(library, path ? path : "libcuda.so.1");
   Resolver resolver;
   resolver.v12000 =
       reinterpret_cast<decltype(resolver.v12000)>(find_symbol(library, "cuGetProcAddress_v2"));
@@ -97,7 +100,7 @@ Status load_cuda(const char* file, CudaCalls* c) {
       reinterpret_cast<decltype(resolver.v11030)>(find_symbol(library, "cuGetProcAddress"));
   if (!resolver.v12000 && !resolver.v11030) {
     return {ATTN_DRIVER_MISSING,
-            join("cuda: ", library_file(library, file),
+            join("cuda: ", file,
                  " has no cuGetProcAddress; a driver for CUDA 11.3 or newer is needed")};
   }
   const Symbol symbols[] = {
@@ -138,9 +141,8 @@ Status load_cuda(const char* file, CudaCalls* c) {
   for (const Symbol& symbol : symbols) {
     *symbol.pointer = resolver.find(symbol.name, symbol.version);
     if (!*symbol.pointer) {
-      return {ATTN_DRIVER_MISSING,
-              join("cuda: ", library_file(library, file), " has no ", symbol.name, " of CUDA ",
-                   symbol.version / 1000, ".", symbol.version % 1000 / 10)};
+      return {ATTN_DRIVER_MISSING, join("cuda: ", file, " has no ", symbol.name, " of CUDA ",
+                                        symbol.version / 1000, ".", symbol.version % 1000 / 10)};
     }
   }
   const Symbol optional[] = {
@@ -164,9 +166,8 @@ Status load_cuda(const char* file, CudaCalls* c) {
 }
 
 Status get_calls(const char* path, const CudaCalls** calls) {
-  const std::string file = path ? path : "libcuda.so.1";
   return load_once<CudaCalls>(
-      file, [&](CudaCalls* fresh) { return load_cuda(file.c_str(), fresh); }, calls);
+      path ? path : "", [&](CudaCalls* fresh) { return load_cuda(path, fresh); }, calls);
 }
 
 Status describe(const CudaCalls& c, int ordinal, int device, DeviceInfo* info) {
@@ -302,6 +303,15 @@ Status open_cuda(const char* path, std::optional<int> device, std::shared_ptr<Dr
   if (retain) ATTN_TRY(c.run(c.primary_retain, ordinal, &context, handle));
   *driver = std::make_shared<CudaDriver>(c, std::move(info), context, retain, handle);
   return {};
+}
+
+std::optional<int> current_cuda(const char* path) {
+  const CudaCalls* c = nullptr;
+  void* context = nullptr;
+  int device = 0;
+  const bool found = get_calls(path, &c).ok() && c->ctx_get_current(&context) == 0 && context &&
+                     c->ctx_device(&device) == 0;
+  return found ? std::optional(device) : std::nullopt;
 }
 
 Status list_cuda(const char* path, std::vector<DeviceInfo>* devices) {

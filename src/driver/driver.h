@@ -53,8 +53,10 @@ class Driver {
 Status open_cuda(const char* path, std::optional<int> device, std::shared_ptr<Driver>* driver);
 Status open_hip(const char* path, bool emulator, int device, std::shared_ptr<Driver>* driver);
 
-// All devices of a driver, for attn_info; creates no context.
+// All devices of a driver; creates no context. On failure `devices` has those before it.
 Status list_cuda(const char* path, std::vector<DeviceInfo>* devices);
 Status list_hip(const char* path, bool emulator, std::vector<DeviceInfo>* devices);
+// The device of the calling thread's current context, where there is one.
+std::optional<int> current_cuda(const char* path);
 
 }  // namespace attn

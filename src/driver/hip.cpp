@@ -1,4 +1,5 @@
 // The HIP runtime API, through libamdhip64 or the emulator's stand-in for it.
+#include <cstdlib>
 #include <cstring>
 
 #include "driver/gpu_driver.h"
@@ -41,21 +42,27 @@ struct HipCalls : GpuCalls {
   }
 };
 
+// Where ROCm is that the loader does not know of, in this order.
+std::vector<LibraryFolder> rocm_folders() {
+  std::vector<LibraryFolder> folders;
+  const char* rocm = std::getenv("ROCM_PATH");
+  if (rocm && *rocm) folders.push_back({join(rocm, "/lib"), "$ROCM_PATH/lib"});
+  folders.push_back({"/opt/rocm/lib", "/opt/rocm/lib"});
+  // Of AMD's packages for Python, beside that of libattn.
+  const std::string wheel = beside_own_folder("_rocm_sdk_core/lib");
+  if (!wheel.empty()) folders.push_back({wheel, wheel});
+  return folders;
+}
+
 Status open_hip_library(const char* path, void** library) {
   if (path) return open_library(path, library);
   constexpr const char* loaded[] = {"libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6",
                                     "libamdhip64.so.5"};
-  constexpr const char* installed[] = {"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"};
   for (const char* name : loaded) {
     if ((*library = find_open_library(name))) return {};
   }
-  std::string why;
-  for (const char* name : installed) {
-    Status status = open_library(name, library);
-    if (status.ok()) return {};
-    why += (why.empty() ? "" : "; ") + status.text;
-  }
-  return {ATTN_DRIVER_MISSING, why};
+  return open_first({{"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"}, rocm_folders()},
+                    library);
 }
 
 Status load_hip(const char* path, bool emulator, HipCalls* c) {
@@ -144,7 +151,7 @@ Status get_calls(const char* path, bool emulator, const HipCalls** calls) {
     if (installed.empty())
       return {ATTN_DRIVER_MISSING,
               join("hip-emu: ", emulator_file, " does not lie beside libattn (", own_folder(),
-                   "); driver_path may name it")};
+                   "); driver_path (attn --driver) may name it")};
     path = installed.c_str();
   }
   return load_once<HipCalls>(

@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "core/status.h"
 
@@ -33,12 +34,23 @@ struct Symbol {
 
 // Opens `name`; *library stays open for the life of the process.
 Status open_library(const char* name, void** library);
+struct LibraryFolder {
+  std::string path, name;  // name: in errors
+};
+struct LibrarySearch {
+  std::vector<const char*> names;      // of any of them, the first that opens
+  std::vector<LibraryFolder> folders;  // looked in after where the loader looks
+};
+// Opens the first that there is. The error names what was tried and how to name another.
+Status open_first(const LibrarySearch& search, void** library);
 // nullptr unless the process has it open already.
 void* find_open_library(const char* name);
 // nullptr if the library does not export it.
 void* find_symbol(void* library, const char* name);
 // The folder of the library or program that this code is part of.
 std::string own_folder();
+// `name` beside that folder; "" if the folder is not known.
+std::string beside_own_folder(const char* name);
 // The path of a file that is installed along with it: in its folder, or where libraries lie as seen
 // from a program's. "" if it is in neither.
 std::string installed_file(const char* name);

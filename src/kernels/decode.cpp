@@ -51,6 +51,7 @@ constexpr Limits limits(const decode::Variant& variant) {
       .seqlen_q = {.max = tiled ? INT32_MAX : tile.rows()},
       .group = {.max = tiled ? INT32_MAX : tile.rows()}};
   if (tile.own_types) {
+    limits.floats_as_q = true;
     limits.head_dim.multiple = tile.head_dim;
     limits.head_dim_v.multiple = tile.head_dim_v;
   }

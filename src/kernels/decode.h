@@ -313,10 +313,6 @@ inline std::vector<TensorMap> maps_of(const Problem& p, const DecodeTile& tile) 
 
 inline Status check_own_types(const Problem& p) {
   for (const attn_segment& s : p.segment) {
-    for (const attn_dtype type : {s.k_type, s.v_type})
-      if (!dtype_is_ggml(type) && !dtype_has_scales(type) && type != p.q_type)
-        return unsupported("a segment of ", dtype_name(type), " under q of ", dtype_name(p.q_type),
-                           "; accepted: ", dtype_name(p.q_type), ", q8_0, q4_0, i8, i4");
     for (const auto& [type, stride] :
          {std::pair{s.k_type, s.k_scale_stride}, {s.v_type, s.v_scale_stride}}) {
       if (!dtype_has_scales(type)) continue;

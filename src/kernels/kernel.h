@@ -29,6 +29,7 @@ struct Limits {
   uint32_t demands = 0;                                // of flags, those that a problem must have
   uint32_t features = 0;                               // Feature
   Sizes head_dim = {}, head_dim_v = {}, seqlen_q = {}, group = {}, page_size = {};
+  bool floats_as_q = false;  // f32, f16 and bf16 of kv_types only where q is of the same type
 };
 
 // How a forward kernel computes, which bounds of errors and the model of FP8 weights follow from.

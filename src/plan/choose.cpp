@@ -1,7 +1,7 @@
 #include "plan/choose.h"
 
-#include "core/dtype.h"
 #include "cpu/host_kernel.h"
+#include "plan/refusal.h"
 
 namespace attn {
 namespace {
@@ -11,12 +11,8 @@ Status find_demanded(const Machine& machine, Op op, const std::string& name, con
   const char* backend = attn_backend_string(machine.backend);
   const Kernel* kernel = *to = find_kernel(name.c_str());
   if (!kernel || kernel->op != op) {
-    std::string names;
-    for (const Kernel& k : catalog())
-      if (k.op == op && k.backend == machine.row_backend())
-        names += (names.empty() ? "" : ", ") + std::string(k.name);
     return invalid("kernel \"", name, "\" is not a ", op_name(op), " kernel; accepted on ", backend,
-                   ": ", names.empty() ? "none" : names);
+                   ": ", similar_kernels(op, machine.row_backend(), name));
   }
   if (kernel->backend != machine.row_backend())
     return invalid("kernel ", name, " belongs to backend ", attn_backend_string(kernel->backend),
@@ -52,26 +48,28 @@ Status make_recipe(const Kernel& kernel, const AnyProblem& problem, const Machin
   return {};
 }
 
-}  // namespace
-
-Status choose(const AnyProblem& problem, const Machine& machine, Choice* choice,
-              std::vector<Declined>* declined) {
+// choose() but for the sentence where there is no kernel: then choice->kernel is null, and
+// `refused` (may be null) gets those that may run it.
+Status look(const AnyProblem& problem, const Machine& machine, Choice* choice,
+            std::vector<Declined>* declined, Refused* refused) {
   const Kernel* demanded = nullptr;
   if (!problem.kernel_name.empty())
     ATTN_TRY(find_demanded(machine, problem.op, problem.kernel_name, &demanded));
   choice->kernel = nullptr;
   Choice passed_over;  // the first that has left the problem to later ones
-  std::string reasons;
   // Places in `declined` of those whose reason lacks the name of the preferred kernel.
   std::vector<size_t> lacks_name;
   for (const Kernel& kernel : catalog()) {
     if (kernel.op != problem.op || kernel.backend != machine.row_backend()) continue;
+    const bool silent = !declined && !refused;  // then no reason is made that nobody reads
+    if (silent && !takes_types(kernel, problem.needs)) continue;
     std::string reason;
     if (demanded && demanded != &kernel) {
       reason = join("the problem demands ", demanded->name);
     } else {
       Recipe recipe;
       reason = absent(kernel, machine);
+      const bool present = reason.empty();
       if (reason.empty()) reason = decline(kernel, problem.needs);
       if (reason.empty()) {
         const Status status = make_recipe(kernel, problem, machine, &recipe);
@@ -89,22 +87,29 @@ Status choose(const AnyProblem& problem, const Machine& machine, Choice* choice,
         if (!declined) return {};
         continue;
       }
-      reasons += (reasons.empty() ? "" : "; ") + reason + " (" + kernel.name + ")";
+      if (refused) (present ? refused->present : refused->absent).push_back({&kernel, reason});
     }
     if (declined) declined->push_back({&kernel, reason});
   }
   if (!choice->kernel && passed_over.kernel) *choice = std::move(passed_over);
-  if (choice->kernel) {
-    for (const size_t i : lacks_name)
-      (*declined)[i].reason += join("; ", choice->kernel->name, " is preferred");
-    if (declined)
-      std::erase_if(*declined, [&](const Declined& d) { return d.kernel == choice->kernel; });
-    return {};
-  }
-  if (reasons.empty())
-    return unsupported(op_name(problem.op), ": no kernel of backend ",
-                       attn_backend_string(machine.backend), " yet");
-  return unsupported(reasons);
+  if (!declined || !choice->kernel) return {};
+  for (const size_t i : lacks_name)
+    (*declined)[i].reason += join("; ", choice->kernel->name, " is preferred");
+  std::erase_if(*declined, [&](const Declined& d) { return d.kernel == choice->kernel; });
+  return {};
+}
+
+}  // namespace
+
+Status choose(const AnyProblem& problem, const Machine& machine, Choice* choice,
+              std::vector<Declined>* declined) {
+  Refused refused;
+  ATTN_TRY(look(problem, machine, choice, declined, &refused));
+  if (choice->kernel) return {};
+  return unsupported(refusal(problem, machine, refused, [&](const Problem& other) {
+    Choice of;
+    return look(other, machine, &of, nullptr, nullptr).ok() && of.kernel;
+  }));
 }
 
 }  // namespace attn

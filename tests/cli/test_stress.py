@@ -198,7 +198,7 @@ class Usage(StressTest):
             self.stress(*tiny, code=3, says="no backend with an FP8 kernel is here", prints=True)
 
     def test_what_no_kernel_takes(self):
-        self.stress("--backend", "hip-emu", "--dim", 24, "--case", "normal/1", code=4, says="head_dim 24")
+        self.stress("--backend", "hip-emu", "--dim", 24, "--case", "normal/1", code=4, says="head_dim is 24")
 
 
 class EmulatedTest(StressTest):

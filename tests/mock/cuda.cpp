@@ -95,8 +95,9 @@ int cuDeviceTotalMem(size_t* bytes, int) {
   *bytes = size_t{80} << 30;
   return success;
 }
-int cuDeviceGetAttribute(int* value, int attribute, int) {
+int cuDeviceGetAttribute(int* value, int attribute, int device) {
   MOCK_SCRIPTED();
+  const int capability = state.compute_capability[device > 0];
   switch (attribute) {
     case 16:
       *value = 132;
@@ -105,10 +106,10 @@ int cuDeviceGetAttribute(int* value, int attribute, int) {
       *value = 1 << 20;
       return success;
     case 75:
-      *value = state.compute_capability / 10;
+      *value = capability / 10;
       return success;
     case 76:
-      *value = state.compute_capability % 10;
+      *value = capability % 10;
       return success;
     case 97:
       *value = 232448;
@@ -377,7 +378,10 @@ void* find(const char* name, int version, uint64_t flags) {
 
 const bool scripted_by_default = [] {
   state.devices = 2;
-  state.compute_capability = 90;
+  const char* text = std::getenv("MOCK_COMPUTE_CAPABILITY");
+  const char* second = text ? std::strchr(text, ',') : nullptr;
+  state.compute_capability[0] = text ? std::atoi(text) : 90;
+  state.compute_capability[1] = second ? std::atoi(second + 1) : state.compute_capability[0];
   return true;
 }();
 

@@ -10,9 +10,17 @@ thread_local int current_device = 0;
 
 const bool scripted_by_default = [] {
   state.devices = 2;
-  set_text(state.gcn_arch, "gfx942:sramecc+:xnack-");
+  const char* text = std::getenv("MOCK_GCN_ARCH");
+  set_text(state.gcn_arch, text ? text : "gfx942:sramecc+:xnack-");
   return true;
 }();
+
+std::string arch_of(int device) {
+  std::string rest = state.gcn_arch;
+  for (size_t comma; device > 0 && (comma = rest.find(',')) != std::string::npos; --device)
+    rest.erase(0, comma + 1);
+  return rest.substr(0, rest.find(','));
+}
 
 template <class T>
 void put(void* base, size_t offset, T value) {
@@ -92,25 +100,25 @@ MOCK_API int hipSetDevice(int device) {
   return success;
 }
 // Offsets of hipDeviceProp_t in ROCm 5 and earlier, and of hipDeviceProp_tR0600.
-MOCK_API int hipGetDeviceProperties(void* p, int) {
+MOCK_API int hipGetDeviceProperties(void* p, int device) {
   MOCK_SCRIPTED();
   std::memset(p, 0xa5, 792);
   put_text(p, 0, "Mock HIP device");
   put(p, 256, size_t{192} << 30);
   put(p, 264, size_t{65536});
   put(p, 336, 304);
-  put_text(p, 396, state.gcn_arch);
+  put_text(p, 396, arch_of(device).c_str());
   return success;
 }
 #ifndef MOCK_ROCM_5
-MOCK_API int hipGetDevicePropertiesR0600(void* p, int) {
+MOCK_API int hipGetDevicePropertiesR0600(void* p, int device) {
   MOCK_SCRIPTED();
   std::memset(p, 0xa5, 1472);
   put_text(p, 0, "Mock HIP device");
   put(p, 288, size_t{192} << 30);
   put(p, 296, size_t{65536});
   put(p, 388, 304);
-  put_text(p, 1160, state.gcn_arch);
+  put_text(p, 1160, arch_of(device).c_str());
   return success;
 }
 #endif

@@ -17,9 +17,11 @@ struct Launch {
 struct State {
   // script
   int devices;
-  int compute_capability;  // cuda: 90
-  char gcn_arch[64];       // hip: "gfx942:sramecc+:xnack-"
-  char failing[64];        // this function does nothing and returns `code`
+  // One for each device; the last is that of the rest too. A process that opens the stand-in by a
+  // driver's name sets them by MOCK_COMPUTE_CAPABILITY ("75,90") and MOCK_GCN_ARCH.
+  int compute_capability[2];  // cuda: 90
+  char gcn_arch[64];          // hip: "gfx942:sramecc+:xnack-"; several with commas between them
+  char failing[64];           // this function does nothing and returns `code`
   int code;
   char hidden[64];                // cuda: cuGetProcAddress does not know it
   void (*kernel)(const Launch&);  // what a launch does

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <limits>
 #include <vector>
 
@@ -15,6 +17,7 @@
 #include "catch.h"
 #include "core/dtype.h"
 #include "driver/driver.h"
+#include "driver/library.h"
 #include "driver/timing.h"
 #include "kernels/shared/merge_args.h"
 #include "kernels/shared/types.h"
@@ -76,6 +79,39 @@ TEST_CASE("driver: the library is absent", "[driver]") {
                   {v.name, "/nowhere/libgpu.so.1", "No such file"});
     CHECK(!driver);
   }
+}
+
+TEST_CASE("driver: a library that is nowhere: what was tried, and how to name another",
+          "[driver]") {
+  namespace fs = std::filesystem;
+  const fs::path folder = fs::temp_directory_path() / ("attn-folder-" + std::to_string(getpid()));
+  fs::create_directories(folder / "lib");
+  fs::create_directories(folder / "none");
+  const std::string lib = folder / "lib", none = folder / "none";
+  const LibrarySearch search = {{"libattn-none.so.7", "libattn-none.so.6"},
+                                {{none, "$NONE/lib"}, {lib, lib}, {"/nowhere", "/nowhere"}}};
+  const std::string advice =
+      "; LD_LIBRARY_PATH may name its folder, driver_path (attn --driver) the file";
+  const std::string missing = "cannot open shared object file: No such file or directory";
+  void* library = nullptr;
+  Status status = open_first(search, &library);
+  CHECK(status.code == ATTN_DRIVER_MISSING);
+  CHECK(status.text == "libattn-none.so.7, libattn-none.so.6: " + missing + "; nor in $NONE/lib (" +
+                           none + "), " + lib + ", /nowhere" + advice);
+
+  // One that is there and no library has the loader's reason.
+  std::ofstream(folder / "lib" / "libattn-none.so.7") << "text";
+  status = open_first(search, &library);
+  INFO(status.text);
+  CHECK(has(status.text, lib + "/libattn-none.so.7: "));
+  CHECK(has(status.text, "; nor in $NONE/lib (" + none + "), /nowhere;"));
+  CHECK(!library);
+
+  // The next name is taken then.
+  fs::copy_file(fs::path(ATTN_MOCK_DIR) / "empty.so", folder / "lib" / "libattn-none.so.6");
+  REQUIRE(open_first(search, &library).ok());
+  CHECK(find_symbol(library, "attn_mock_nothing"));
+  fs::remove_all(folder);
 }
 
 TEST_CASE("driver: the library is none, or lacks a function", "[driver]") {
@@ -915,7 +951,7 @@ TEST_CASE("driver: failures come through the C ABI", "[driver]") {
     CHECK(has(attn_last_error(), v.alloc));
 
     if (!embedded(v.merge)) {
-      check_failure(create(device.context), ATTN_UNSUPPORTED, {v.merge, v.arch, "without"});
+      check_failure(create(device.context), ATTN_UNSUPPORTED, {"merge", v.name, "without"});
       continue;
     }
     ++ran;
@@ -929,12 +965,12 @@ TEST_CASE("driver: failures come through the C ABI", "[driver]") {
 
     // A device that there is no code for.
     MockLibrary old(v.library);
-    old->compute_capability = 75;
+    old->compute_capability[0] = 75;
     mock::set_text(old->gcn_arch, "gfx908");
     OpenContext other(v.backend, old.path());
     problem.num_parts = 2;
     check_failure(create(other.context), ATTN_UNSUPPORTED,
-                  {v.merge, join("no code for ", v.other_arch), v.image_arch});
+                  {"merge", join("has code for ", v.other_arch), v.image_arch});
     CHECK(old->live_modules == 0);
 
     // A launch that fails.
@@ -989,6 +1025,9 @@ TEST_CASE("driver: kernels from a file", "[driver]") {
     CHECK(library->live_modules == 0);
 
     for (attn_backend backend : {ATTN_BACKEND_AUTO, ATTN_BACKEND_CPU, ATTN_BACKEND_REFERENCE}) {
+      options.driver_path = library.path();
+      check_failure({attn_context_create(backend, &options, &context), attn_last_error()},
+                    ATTN_INVALID_ARGUMENT, {"options.driver_path", attn_backend_string(backend)});
       options.driver_path = nullptr;
       check_failure({attn_context_create(backend, &options, &context), attn_last_error()},
                     ATTN_INVALID_ARGUMENT, {"options.kernel_file", attn_backend_string(backend)});

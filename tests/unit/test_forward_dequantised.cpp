@@ -335,7 +335,7 @@ TEST_CASE("sm90 dequantised: ggml's blocks", "[plan]") {
     mixed.segment[1].k_type = mixed.segment[1].v_type = ATTN_BF16;
     CHECK(chosen(mixed) == kernel);
     mixed.segment[1].k_type = ATTN_F16;
-    CHECK(chosen(mixed).find("k type f16") != std::string::npos);
+    CHECK(chosen(mixed).find("; k: f16, ") != std::string::npos);
     Input mask = input(type, 100);
     mask.problem.flags = ATTN_BLOCK_MASK;
     mask.problem.block_q = mask.problem.block_k = 128;

@@ -1,0 +1,25 @@
+// The sentence where no kernel runs a problem, however many kernels there are.
+#pragma once
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "plan/choose.h"
+
+namespace attn {
+
+// Rows that do not run a problem: those whose code the machine has, and the others.
+struct Refused {
+  std::vector<Declined> present, absent;
+};
+
+// Says what stands in the way, in the order of code, types, head_dim and the rest. `runs`: whether
+// a kernel of the machine takes another problem; types are called accepted only if it says so.
+std::string refusal(const AnyProblem& problem, const Machine& machine, const Refused& refused,
+                    const std::function<bool(const Problem&)>& runs);
+
+// The kernels of an operation and backend whose names begin most like `name`, and the number of
+// others.
+std::string similar_kernels(Op op, attn_backend backend, const std::string& name);
+
+}  // namespace attn
