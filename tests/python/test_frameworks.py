@@ -201,7 +201,7 @@ class Torch(Case):
             self.refuses(attn.Error, ["wrapped by torch.func"], torch.vmap(call), q[None])
         nested = torch.nested.nested_tensor([q[0], q[1, :5]])
         self.refuses(attn.Error, ["q is a nested Tensor"], attn.forward, nested, k, v)
-        self.refuses(attn.Error, ["q cannot be read"], attn.forward, torch.quantize_per_tensor(q, 0.1, 0, torch.qint8), k, v)
+        self.refuses(attn.Error, ["q is a quantized Tensor"], attn.forward, torch.quantize_per_tensor(q, 0.1, 0, torch.qint8), k, v)
         self.refuses(attn.Error, ["q is another type"], attn.forward, q.to(torch.complex64).conj(), k, v)
         self.close(attn.forward(torch._neg_view(q).resolve_neg(), k, v), attn.forward(-q, k, v), 0)
 
