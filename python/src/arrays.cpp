@@ -130,13 +130,13 @@ Framework framework_of_class(nb::handle type) {
   return Framework::other;
 }
 
-<<<<<<< HEAD
 // Refuses an array whose memory is not its value, with the reason.
 void refuse_hidden(const Array& a) {
   const nb::object reason =
       once(unreadable_function, helpers, "unreadable")(framework_name(a.framework), a.source);
   if (!reason.is_none()) refuse(a.name + " " + text_of(reason));
-=======
+}
+
 // A type that attn has no name for goes by its framework's: "complex64", "<U5", "int4".
 void name_type(Array* array, nb::handle dtype) {
   std::string text = text_of(dtype);
@@ -146,7 +146,6 @@ void name_type(Array* array, nb::handle dtype) {
   array->foreign_type = std::make_shared<const std::string>(std::move(text));
   array->type = another;
   array->type.name = array->foreign_type->c_str();
->>>>>>> pyrest
 }
 
 // Refuses what DLPack says nothing of: gradients, and memory that is not the value.
@@ -503,15 +502,10 @@ Array Reader::read(nb::handle value, const std::string& name) {
   } catch (const nb::python_error& raised) {
     // The framework's: no memory, or more than one device.
     if (!raised.matches(PyExc_Exception) || raised.matches(PyExc_MemoryError)) throw;
-<<<<<<< HEAD
     if (a.framework == Framework::torch) refuse_hidden(a);  // which knows it better
-    refuse(name + " cannot be read: " + text_of(raised.value()) +
-           "; accepted: strided arrays in the memory of one device");
-=======
     if (!is_foreign(&a))
       refuse(name + " cannot be read: " + text_of(raised.value()) +
              "; accepted: strided arrays in the memory of one device");
->>>>>>> pyrest
   }
   // PyTorch says of its integers of 1 to 7 bits that they have 8.
   const bool bytes = a.framework == Framework::torch && a.tensor.type.bits == 8 && !a.foreign_type;

@@ -142,7 +142,7 @@ TEST_CASE("L4: a window holds left + 1 + right keys, the query's own among them"
                                {(int64_t{1} << 31) - 1, 2},
                                {int64_t{1} << 31, 0},
                                {most, 3},
-                               {1, most}}) {
+                               {1, int64_t{1} << 62}}) {
       c.window_left = left;
       c.window_right = right;
       on_every_kernel(c, [&, left = left, right = right](const Kernel&, const Case&, const Data&,
