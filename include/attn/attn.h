@@ -91,7 +91,8 @@ ATTN_API const char* attn_version(void);
 /* ---- types ---------------------------------------------------------------------------------- */
 
 typedef enum attn_backend ATTN_ENUM {
-  ATTN_BACKEND_AUTO = 0, /* cuda if a device is there, else hip, else cpu */
+  ATTN_BACKEND_AUTO = 0, /* cuda if a device is there that this build has code for, else hip by
+                            the same rule, else cpu; attn_info tells which and why */
   ATTN_BACKEND_REFERENCE = 1,
   ATTN_BACKEND_CPU = 2,
   ATTN_BACKEND_CUDA = 3,
@@ -180,14 +181,18 @@ typedef struct attn_context_options {
                           first number of OMP_NUM_THREADS, which is read once, else all cores */
   const char*
       driver_path; /* hip-emu: path of libattn-hipemu.so, NULL = the one beside this library;
-                      cuda, hip: a driver to open instead of the system's (tests) */
+                      cuda, hip: a driver library to open. NULL = the system's: libcuda.so.1 or
+                      libamdhip64.so.7, .6 or .5 where the loader finds it (LD_LIBRARY_PATH), the
+                      latter also in $ROCM_PATH/lib, /opt/rocm/lib and, if this library is part of a
+                      Python package, _rocm_sdk_core/lib beside that. Other backends: NULL */
   const char*
       kernel_file;    /* cuda, hip, hip-emu: a file of device code (cubin, code object) that kernels
                          are taken from instead of the library's own, under the same names; those
                          it does not have are unsupported. For authors of kernels. NULL = none */
   int32_t has_device; /* 1: `device` is meant, as it is where it is not 0. 0 with device 0: cuda
                          takes that of the calling thread's current context, where there is one,
-                         else 0. cuda: the current context is used where it is of the device, else
+                         else 0; auto takes that, too, or the first device that this build has
+                         code for. cuda: the current context is used where it is of the device, else
                          the primary one. Runs work on the context's device whatever is current, and
                          leave that as it was */
   /* Asked about every 50 ms by the thread that called, during runs on reference and cpu and while
@@ -612,7 +617,9 @@ ATTN_API void attn_block_mask_destroy(attn_block_mask* mask);
 
 /* ---- looking around ------------------------------------------------------------------------- */
 
-/* JSON text: {"version", "backends": [{"name", "available", "reason", "devices": [...]}],
+/* JSON text: {"version", "backends": [{"name", "available", "reason", "devices": [{"device",
+ * "name", "arch", ..., "passed_by": why auto does not take it or "", "kernels": [names of those
+ * that this build has code of for it]}]}], "auto": {"backend", "device"}: what auto takes,
  * "kernels": [{"name", "op", "backend", "arch", "in", "out", of forward and kv_append "kv", and of
  * forward kernels "head_dim": {"multiple", "max"}, "head_dim_v", "takes": [words], "demands":
  * [words]}]}. Opens drivers, loads no module. Writes at most `capacity` bytes with a terminating 0;
@@ -620,7 +627,8 @@ ATTN_API void attn_block_mask_destroy(attn_block_mask* mask);
 ATTN_API attn_status attn_info(char* text, size_t capacity, size_t* size);
 
 /* JSON text: {"kernel": name or null, "backend", "workspace", "declined": [{"kernel", "reason"}]}:
- * which kernel attn_plan_create would choose and why each other one of the backend declines. */
+ * which kernel attn_plan_create would choose and why each other one of the backend declines; where
+ * kernel is null, "reason" with attn_plan_create's sentence in the place of "workspace". */
 ATTN_API attn_status attn_explain(attn_context* context, const attn_problem* problem, char* text,
                                   size_t capacity, size_t* size);
 

@@ -5,6 +5,7 @@
 
 #include "api/handles.h"
 #include "core/error.h"
+#include "plan/automatic.h"
 #include "problem/rules.h"
 
 using namespace attn;
@@ -23,6 +24,9 @@ Status open_backend(attn_backend backend, const attn_context_options& options, C
       if (options.device != 0)
         return invalid("options.device is ", options.device, "; accepted with ",
                        attn_backend_string(backend), ": 0");
+      if (options.driver_path)
+        return invalid("options.driver_path is given; accepted with ", attn_backend_string(backend),
+                       ": NULL");
       context->pool = std::make_unique<ThreadPool>(options.cpu_threads);
       break;
     case ATTN_BACKEND_CUDA:
@@ -59,8 +63,22 @@ Status create(attn_backend backend, const attn_context_options* in, Context* con
     return invalid("options.driver_path is given; accepted with backend auto: NULL");
   if (options.kernel_file)
     return invalid("options.kernel_file is given; accepted with backend auto: NULL");
-  if (open_backend(ATTN_BACKEND_CUDA, options, context).ok()) return {};
-  if (open_backend(ATTN_BACKEND_HIP, options, context).ok()) return {};
+  std::string devices;  // that would be accepted, "cuda 0, hip 1, "
+  for (const attn_backend of : automatic_backends) {
+    const Shown shown = show_devices(of);
+    if (const std::optional<int> device = taken_device(shown, device_of(options))) {
+      attn_context_options with = options;
+      with.device = *device;
+      with.has_device = 1;
+      if (open_backend(of, with, context).ok()) return {};
+    }
+    for (const DeviceInfo& device : shown.devices)
+      if (passed_by(of, device).empty())
+        devices += join(attn_backend_string(of), " ", device.ordinal, ", ");
+  }
+  if (options.device != 0)
+    return invalid("options.device is ", options.device, "; accepted with auto here: ", devices,
+                   "cpu 0");
   return open_backend(ATTN_BACKEND_CPU, options, context);
 }
 

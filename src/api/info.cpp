@@ -6,6 +6,7 @@
 #include "core/dtype.h"
 #include "core/error.h"
 #include "cpu/host_kernel.h"
+#include "plan/automatic.h"
 #include "problem/rules.h"
 
 using namespace attn;
@@ -30,16 +31,30 @@ Status write_text(const Json& value, char* text, size_t capacity, size_t* size) 
   return {};
 }
 
-Json devices_json(const std::vector<DeviceInfo>& devices) {
+// Kernels that this build has code of for a device.
+Json kernels_of(attn_backend backend, const DeviceInfo& device) {
+  const Machine machine{.backend = backend, .device = &device};
   JsonList list;
-  for (const DeviceInfo& d : devices)
+  for (const Kernel& k : catalog())
+    if (k.backend == machine.row_backend() && absent(k, machine).empty()) list.push_back(k.name);
+  return list;
+}
+
+Json devices_json(attn_backend backend, const std::vector<DeviceInfo>& devices) {
+  JsonList list;
+  for (const DeviceInfo& d : devices) {
+    const std::string passed =
+        backend == ATTN_BACKEND_HIP_EMU ? "auto never takes the emulator" : passed_by(backend, d);
     list.push_back(JsonObject{{"device", d.ordinal},
                               {"name", d.name},
                               {"arch", d.arch},
                               {"multiprocessors", d.multiprocessors},
                               {"memory_bytes", d.memory_bytes},
                               {"shared_bytes_max", d.shared_bytes_max},
-                              {"driver_version", d.driver_version}});
+                              {"driver_version", d.driver_version},
+                              {"passed_by", passed},
+                              {"kernels", kernels_of(backend, d)}});
+  }
   return list;
 }
 
@@ -57,7 +72,7 @@ Json device_backend(attn_backend backend, const Status& status,
   JsonObject row = {
       {"name", attn_backend_string(backend)}, {"available", status.ok()}, {"reason", status.text}};
   if (backend == ATTN_BACKEND_HIP_EMU) row.emplace_back("emulated", true);
-  row.emplace_back("devices", devices_json(devices));
+  row.emplace_back("devices", devices_json(backend, devices));
   return row;
 }
 
@@ -122,20 +137,24 @@ Json kernel_json(const Kernel& k) {
 attn_status attn_info(char* text, size_t capacity, size_t* size) {
   return guarded([&]() -> Status {
     JsonList backends = {host_backend(ATTN_BACKEND_REFERENCE), host_backend(ATTN_BACKEND_CPU)};
+    std::vector<Shown> shown;
+    for (const attn_backend backend : automatic_backends) {
+      const Shown& s = shown.emplace_back(show_devices(backend));
+      backends.push_back(device_backend(backend, s.status, s.devices));
+    }
+    const Automatic taken = automatic(shown, {});
     std::vector<DeviceInfo> devices;
-    const Status cuda = list_cuda(nullptr, &devices);
-    backends.push_back(device_backend(ATTN_BACKEND_CUDA, cuda, devices));
-    devices.clear();
-    const Status hip = list_hip(nullptr, false, &devices);
-    backends.push_back(device_backend(ATTN_BACKEND_HIP, hip, devices));
-    devices.clear();
     const Status emulator = list_hip(nullptr, true, &devices);
     backends.push_back(device_backend(ATTN_BACKEND_HIP_EMU, emulator, devices));
     JsonList kernels;
     for (const Kernel& k : catalog()) kernels.push_back(kernel_json(k));
     return write_text(
-        JsonObject{{"version", attn_version()}, {"backends", backends}, {"kernels", kernels}}, text,
-        capacity, size);
+        JsonObject{{"version", attn_version()},
+                   {"backends", backends},
+                   {"auto", JsonObject{{"backend", attn_backend_string(taken.backend)},
+                                       {"device", taken.device}}},
+                   {"kernels", kernels}},
+        text, capacity, size);
   });
 }
 

@@ -20,6 +20,7 @@ from program import ProgramTest
 
 ATTN = sys.argv[1]
 SOURCE = Path(sys.argv[2])
+MOCKS = Path(ATTN).resolve().parent.parent / "mock"
 GOLDEN = SOURCE / "tests" / "golden"
 EXAMPLE = SOURCE / "examples" / "minilm_layer3.safetensors"
 EXPECTED = SOURCE / "examples" / "minilm_layer3.expected.safetensors"
@@ -225,6 +226,122 @@ class Usage(CliTest):
                                 ["quantize", EXAMPLE, self.path("out"), "--to", "q8_0"]):
                     self.attn(*command, "--backend", backend["name"], code=3, says=backend["reason"])
         self.assertFalse(os.path.exists(self.path("out")))
+
+    def stand_ins(self, **environment):
+        """Libraries under the drivers' names, in front of the real ones, as `environment` scripts them."""
+        folder = self.dir / "drivers"
+        folder.mkdir(exist_ok=True)
+        for name, stand_in in ("libcuda.so.1", "cuda.so"), ("libamdhip64.so.7", "hip.so"):
+            (folder / name).unlink(missing_ok=True)
+            (folder / name).symlink_to(MOCKS / stand_in)
+        for name, value in {"LD_LIBRARY_PATH": str(folder), **environment}.items():
+            before = os.environ.get(name)
+            os.environ[name] = value
+            self.addCleanup(*((os.environ.pop, name, None) if before is None else (os.environ.__setitem__, name, before)))
+
+    def test_auto_takes_a_device_with_code(self):
+        built = {arch for kernel in self.json("info")["kernels"] if kernel["op"] == "forward" for arch in kernel["arch"]}
+        amd, nvidia = "gfx942" in built, "sm_80" in built
+        for capabilities, archs, taken in (("75", "gfx1103", ("cpu", 0)), ("75", "gfx950", ("cpu", 0)),
+                                           ("75", "gfx942", ("hip", 0) if amd else ("cpu", 0)),
+                                           ("75", "gfx1103,gfx942", ("hip", 1) if amd else ("cpu", 0)),
+                                           ("75,90", "gfx942", ("cuda", 1) if nvidia else ("hip", 0) if amd else ("cpu", 0))):
+            with self.subTest(cuda=capabilities, hip=archs):
+                self.stand_ins(MOCK_COMPUTE_CAPABILITY=capabilities, MOCK_GCN_ARCH=archs)
+                info = self.json("info")
+                self.assertEqual((info["auto"]["backend"], info["auto"]["device"]), taken)
+                backends = {backend["name"]: backend for backend in info["backends"]}
+                kernels = {kernel["name"]: kernel for kernel in info["kernels"]}
+                for name, expected in ("cuda", capabilities), ("hip", archs):
+                    devices = backends[name]["devices"]
+                    wanted = [name == "cuda" and f"sm_{arch}" or arch for arch in expected.split(",")]
+                    self.assertEqual([d["arch"] for d in devices], (wanted * 2)[:2] if len(wanted) == 1 else wanted)
+                    for device in devices:
+                        # None of a device's kernels is another's; auto passes by those that have none.
+                        self.assertTrue(all(kernels[k]["backend"] == name and kernels[k]["in_build"] for k in device["kernels"]))
+                        self.assertEqual(bool(device["passed_by"]), not device["kernels"], device)
+                        if device["passed_by"]:
+                            self.assertIn(f"{device['arch']}; accepted" if (amd if name == "hip" else nvidia) else "made without",
+                                          device["passed_by"])
+                            self.attn("info", says=f"passed by: {device['passed_by']}")
+                place = taken[0] if taken[0] == "cpu" else f"{taken[0]}, device {taken[1]}"
+                self.attn("info", says=f"auto       {place}\n")
+                if taken[0] == "cpu":
+                    # Runs there, where it did not before.
+                    self.assertEqual(self.json("run", EXAMPLE, self.path("out"))["backend"], "cpu")
+                    self.attn("diff", self.path("out"), EXPECTED, "--max-abs", "1e-5")
+                    self.attn("run", EXAMPLE, self.path("out"), "--device", 0, says="on cpu")
+                    self.attn("run", EXAMPLE, self.path("out"), "--device", 1, code=2, says="accepted with auto here: cpu 0")
+        if not (amd and nvidia):
+            print("SKIP: this build lacks CUDA or gfx9 kernels, so auto takes no device of theirs")
+
+    def test_named_backend_without_code(self):
+        self.stand_ins(MOCK_COMPUTE_CAPABILITY="75", MOCK_GCN_ARCH="gfx1103")
+        for backend, arch in ("cuda", "sm_75"), ("hip", "gfx1103"):
+            built = any(k["in_build"] for k in self.json("info")["kernels"] if k["backend"] == backend)
+            says = f"has code for {arch}; accepted: " if built else f"this build has no {backend} kernels"
+            for command in (["run", EXAMPLE, self.path("out")], ["bench", "--heads", 2, "--seqlen-q", 64, "--head-dim", 64, "--no-ceilings"],
+                            ["quantize", EXAMPLE, self.path("out"), "--to", "f8_e4m3fn"]):
+                arguments = *command, "--backend", backend
+                self.attn(*arguments, code=4, says=says)
+                error = subprocess.run([ATTN, *map(str, arguments)], capture_output=True, text=True).stderr
+                self.assertLess(len(error), 300, error)
+            self.assertEqual(self.json_error("run", EXAMPLE, self.path("out"), "--backend", backend, "--json", code=4, says=says),
+                             "unsupported here")
+
+    def test_drivers(self):
+        """Exit code 3 where the driver or the device is not there, 2 where the option has no meaning."""
+        text = self.path("text.so")
+        Path(text).write_text("text")
+        none, out = self.path("none.so"), self.path("out")
+        for backend, stand_in in ("cuda", "cuda.so"), ("hip", "hip.so"), ("hip-emu", "hip_emulator.so"):
+            run = "run", EXAMPLE, out, "--backend", backend, "--driver"
+            self.attn(*run, none, code=3, says=f"{backend}: {none}: cannot open shared object file: No such file")
+            self.attn(*run, text, code=3, says=text)
+            self.attn(*run, self.dir, code=3, says=str(self.dir))
+            self.attn(*run, MOCKS / "empty.so", code=3, says="empty.so has no ")
+            self.attn(*run, MOCKS / stand_in, "--device", 2, code=3, says="device: 2; this ")
+            self.attn(*run, MOCKS / stand_in, "--device", -1, code=2, says="options.device is -1")
+        for backend in "auto", "cpu", "reference":
+            self.attn("run", EXAMPLE, out, "--backend", backend, "--driver", none, code=2, says="options.driver_path is given")
+
+    def test_where_rocm_is(self):
+        """In $ROCM_PATH/lib, and in AMD's Python package beside that of libattn."""
+        hip = next(b for b in self.json("info")["backends"] if b["name"] == "hip")
+        if hip["available"]:
+            self.skipTest("the loader finds a HIP library")
+        names = "libamdhip64.so.7, libamdhip64.so.6, libamdhip64.so.5: cannot open shared object file: No such file or directory"
+        self.assertIn(f"hip: {names}; nor in ", hip["reason"])
+        for part in "/opt/rocm/lib", "_rocm_sdk_core/lib", "LD_LIBRARY_PATH", "driver_path (attn --driver)":
+            self.assertIn(part, hip["reason"])
+        self.assertLess(len(hip["reason"]), 600)
+
+        rocm = self.dir / "rocm"
+        (rocm / "lib").mkdir(parents=True)
+        os.environ["ROCM_PATH"] = str(rocm)
+        self.addCleanup(os.environ.pop, "ROCM_PATH", None)
+        self.attn("info", says=f"$ROCM_PATH/lib ({rocm}/lib), /opt/rocm/lib")
+        (rocm / "lib" / "libamdhip64.so.7").write_text("text")
+        self.attn("info", says=f"; {rocm}/lib/libamdhip64.so.7: ")
+        (rocm / "lib" / "libamdhip64.so.6").symlink_to(MOCKS / "hip.so")
+        self.attn("info", says="0: Mock HIP device, gfx942")
+        del os.environ["ROCM_PATH"]
+
+        package = self.dir / "site-packages" / "attn"
+        package.mkdir(parents=True)
+        program = package / "attn"
+        shutil.copy(ATTN, program)
+        for library in (Path(ATTN).parent.parent / "lib").glob("libattn.so*"):
+            shutil.copy(library, package)
+        wheel = package.parent / "_rocm_sdk_core" / "lib"
+        wheel.mkdir(parents=True)
+        os.environ["LD_LIBRARY_PATH"] = str(package)
+        self.addCleanup(os.environ.pop, "LD_LIBRARY_PATH", None)
+        for there in False, True:
+            if there:
+                (wheel / "libamdhip64.so.7").symlink_to(MOCKS / "hip.so")
+            run = subprocess.run([program, "info"], capture_output=True, text=True)
+            self.assertEqual("0: Mock HIP device, gfx942" in run.stdout, there, run.stdout + run.stderr)
 
     def test_unsupported(self):
         for args in ([], ["--kernel", "cpu_baseline"]):
@@ -646,7 +763,7 @@ class RoundTrips(CliTest):
         self.attn(*merge, self.path("nowhere"), code=2, says="nowhere")
         self.attn("run", EXAMPLE, self.path("d"), "--backend", "cpu", "--kernel-file", good, code=2, says="kernel_file")
         self.attn("run", EXAMPLE, self.path("d"), "--backend", "hip-emu", "--kernel-file", good, code=4,
-                  says="the code object has no kernel fwd_gfx942_fp8_d64, only merge_gfx942")
+                  says="the code object has no kernel decode_gfx942_bf16_d64, only merge_gfx942")
 
     def test_append(self):
         """Tokens appended to a padded and to a paged cache, beside a file that has had them all along."""

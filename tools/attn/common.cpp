@@ -94,7 +94,10 @@ void BackendOptions::add_to(CLI::App& command) {
       .add_option("--threads", threads,
                   "threads of cpu and reference; 0: OMP_NUM_THREADS, else all cores")
       ->type_name("N");
-  command.add_option("--driver", driver, "open this driver library (hip-emu: a libattn-hipemu.so)")
+  command
+      .add_option("--driver", driver,
+                  "with cuda, hip and hip-emu: open this driver library instead of the system's "
+                  "(hip-emu: a libattn-hipemu.so)")
       ->type_name("PATH");
   command
       .add_option("--kernel-file", kernel_file,

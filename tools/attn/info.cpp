@@ -1,4 +1,5 @@
 // attn info: backends, devices, kernels.
+#include <algorithm>
 #include <cstdio>
 #include <iostream>
 #include <memory>
@@ -14,6 +15,21 @@ std::string joined(const Json& list) {
   return text;
 }
 
+// Where it runs, of what is here: " (hip 1, hip-emu 0)".
+std::string place(const Json& info, const Json& kernel) {
+  constexpr const char* nowhere = " (not on this machine)";
+  if (kernel.contains("runs_here")) return kernel["runs_here"].get<bool>() ? "" : nowhere;
+  std::string places;
+  for (const Json& backend : info["backends"])
+    for (const Json& device : backend.value("devices", Json::array())) {
+      const Json& names = device["kernels"];
+      if (std::find(names.begin(), names.end(), kernel["name"]) == names.end()) continue;
+      places += (places.empty() ? "" : ", ") + backend["name"].get<std::string>() + " " +
+                std::to_string(device["device"].get<int>());
+    }
+  return places.empty() ? nowhere : " (" + places + ")";
+}
+
 void print(const Json& info) {
   std::printf("libattn %s\n\nbackends\n", info["version"].get<std::string>().c_str());
   for (const Json& backend : info["backends"]) {
@@ -25,12 +41,20 @@ void print(const Json& info) {
     if (backend.contains("isa")) std::printf(" (%s)", joined(backend["isa"]).c_str());
     std::printf("\n");
     if (!backend.contains("devices")) continue;
-    for (const Json& device : backend["devices"])
-      std::printf("    %d: %s, %s, %d multiprocessors, %.1f GiB\n", device["device"].get<int>(),
-                  device["name"].get<std::string>().c_str(),
+    for (const Json& device : backend["devices"]) {
+      std::printf("    %d: %s, %s, %d multiprocessors, %.1f GiB, %zu kernels\n",
+                  device["device"].get<int>(), device["name"].get<std::string>().c_str(),
                   device["arch"].get<std::string>().c_str(), device["multiprocessors"].get<int>(),
-                  device["memory_bytes"].get<double>() / (1 << 30));
+                  device["memory_bytes"].get<double>() / (1 << 30), device["kernels"].size());
+      const std::string passed = device["passed_by"];
+      if (!passed.empty() && !backend.value("emulated", false))
+        std::printf("       passed by: %s\n", passed.c_str());
+    }
   }
+  const std::string taken = info["auto"]["backend"];
+  std::printf("  %-10s %s", "auto", taken.c_str());
+  if (taken != "cpu") std::printf(", device %d", info["auto"]["device"].get<int>());
+  std::printf("\n");
   std::printf("\nkernels\n");
   for (const Json& kernel : info["kernels"]) {
     const std::string name = kernel["name"], op = kernel["op"], backend = kernel["backend"];
@@ -41,8 +65,7 @@ void print(const Json& info) {
     }
     const char* to = op == "kv_append" || op == "kv_roll" ? "kv" : "out";
     std::printf("%s: %s -> %s%s\n", joined(kernel["arch"]).c_str(), joined(kernel["in"]).c_str(),
-                joined(kernel[to]).c_str(),
-                kernel.value("runs_here", true) ? "" : " (not on this machine)");
+                joined(kernel[to]).c_str(), place(info, kernel).c_str());
   }
 }
 
