@@ -352,7 +352,7 @@ TEST_CASE("a wrong problem is refused with a sentence") {
       {"f64 on cpu",
        [](Setup& s) { s.problem.out_type = ATTN_F64; },
        not_here,
-       {"out type f64", "cpu_"}},
+       {"no kernel on cpu", "out: f64; accepted: f32, f16, bf16, f8_e4m3fn, f8_e5m2"}},
       {"unknown kernel",
        [](Setup& s) { s.problem.kernel = "fwd_nothing"; },
        bad,
