@@ -181,10 +181,11 @@ typedef struct attn_context_options {
   const char*
       driver_path; /* hip-emu: path of libattn-hipemu.so, NULL = the one beside this library;
                       cuda, hip: a driver to open instead of the system's (tests) */
-  const char*
-      kernel_file;    /* cuda, hip, hip-emu: a file of device code (cubin, code object) that kernels
-                         are taken from instead of the library's own, under the same names; those
-                         it does not have are unsupported. For authors of kernels. NULL = none */
+  const char* kernel_file; /* cuda, hip, hip-emu: a file of device code (cubin, code object) that
+                              kernels are taken from instead of the library's own, under the same
+                              names; those it does not have are unsupported, but for helpers that a
+                              kernel of it launches first (prepare_*), which are then the library's.
+                              For authors of kernels. NULL = none */
   int32_t has_device; /* 1: `device` is meant, as it is where it is not 0. 0 with device 0: cuda
                          takes that of the calling thread's current context, where there is one,
                          else 0. cuda: the current context is used where it is of the device, else
