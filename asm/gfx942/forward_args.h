@@ -27,7 +27,7 @@ struct attn_gfx942_forward_kernarg {
   const int* cu_seqlens_q;
   const int* seqlens_kv;
   const int* cu_seqlens_kv;
-  const float* q_descale;
+  const float* q_descale;  // of _descaled: 0, tile records have it
   const float* k_descale;
   const float* v_descale;
   const float* sinks;
@@ -55,11 +55,12 @@ struct attn_gfx942_forward_kernarg {
 // prepare_gfx942_fp8_descaled writes it.
 struct attn_gfx942_tile_record {
   unsigned long long missing;  // bit n: key n is none, behind the segment's last or without a page
-  float k_factor;              // of dot products, of FNUZ codes
+  float k_factor;              // of dot products, of FNUZ codes of K; with the descale of Q
   int first_key;               // of the sequence's
-  float v_factor;              // of FNUZ codes; not 0
-  int tiles;                   // of the sequence
-  int reserved[2];
+  float v_factor;              // V is its FNUZ codes times v_factor * 2^v_doublings
+  int v_doublings;
+  int tiles;  // of the sequence
+  int reserved;
 };
 
 // Of the kernels for those.

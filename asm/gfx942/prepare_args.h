@@ -21,6 +21,7 @@ struct attn_gfx942_prepare_kernarg {
   int reserved;
   unsigned long long* missing;  // [batch, tile], written: bits of keys that have no page
   struct attn_gfx942_tile_record* tile_records;  // [KV head, tile], written by _descaled
+  struct attn_descale q_descale;                 // of _descaled
   struct attn_gfx942_kv_segment segment[attn_gfx942_kv_segments];
 };
 

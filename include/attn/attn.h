@@ -185,10 +185,11 @@ typedef struct attn_context_options {
                       libamdhip64.so.7, .6 or .5 where the loader finds it (LD_LIBRARY_PATH), the
                       latter also in $ROCM_PATH/lib, /opt/rocm/lib and, if this library is part of a
                       Python package, _rocm_sdk_core/lib beside that. Other backends: NULL */
-  const char*
-      kernel_file;    /* cuda, hip, hip-emu: a file of device code (cubin, code object) that kernels
-                         are taken from instead of the library's own, under the same names; those
-                         it does not have are unsupported. For authors of kernels. NULL = none */
+  const char* kernel_file; /* cuda, hip, hip-emu: a file of device code (cubin, code object) that
+                              kernels are taken from instead of the library's own, under the same
+                              names; those it does not have are unsupported, but for helpers that a
+                              kernel of it launches first (prepare_*), which are then the library's.
+                              For authors of kernels. NULL = none */
   int32_t has_device; /* 1: `device` is meant, as it is where it is not 0. 0 with device 0: cuda
                          takes that of the calling thread's current context, where there is one,
                          else 0; auto takes that, too, or the first device that this build has
@@ -362,11 +363,11 @@ ATTN_API attn_status attn_workspace_init(const attn_plan* plan, void* workspace,
  * call only launches, so contents of device arrays are clamped by the kernels, never trusted:
  * lengths to [0, capacity], a bad page has no keys, a negative span is 0. On reference and cpu
  * lengths and cu_seqlens are host values and checked first. GPU kernels need 16-byte aligned bases
- * and outer strides. Of ggml's types on sm_90 any strides will do. Of q8_0 and q4_0 those of
- * tokens and of sequences or pages that are multiples of 16 bytes, in which heads follow each other
- * as ggml has them, 136 and 72 bytes for 128 elements, or lie multiples of 16 bytes apart, are what
- * the kernels for few queries take, which read K and V once; on hip, where heads may lie anywhere,
- * the only ones. Of i8 and i4 those kernels want pages' scales an even number of scales apart. */
+ * and outer strides. Of ggml's types on sm_90 and hip any strides will do. Of q8_0 and q4_0 those
+ * of tokens and of sequences or pages that are multiples of 16 bytes, in which heads follow each
+ * other as ggml has them, 136 and 72 bytes for 128 elements, or lie multiples of 16 bytes apart,
+ * are what the kernels of sm_90 for few queries take, which read K and V once. Of i8 and i4 those
+ * kernels want pages' scales an even number of scales apart. */
 ATTN_API attn_status attn_run(const attn_plan* plan, const attn_args* args, void* workspace,
                               size_t bytes, void* stream);
 

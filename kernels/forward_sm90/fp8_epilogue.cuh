@@ -43,8 +43,14 @@ __device__ __forceinline__ void store_fp8_row(Element* row, int type, const floa
 template <Tile tile>
 __device__ __forceinline__ void store_fp8_rows(const attn_sm90_forward_kernarg& a,
                                                const Warp<tile>& warp, const Item& item,
-                                               Sums<tile>& o, const float (&factor)[2]) {
+                                               Sums<tile>& o, const float (&factor)[2],
+                                               float scale) {
   clear_rows(o, factor);
+  // One after the other: of a small scale of V and many keys their product would be subnormal or 0.
+#pragma unroll
+  for (int i = 0; i < tile.head_dim_v / 2; ++i) o[i] *= factor[i / 2 % 2];
+  // A row without a key is 0, whatever the scale is.
+  const float scales[2] = {factor[0] == 0 ? 1 : scale, factor[1] == 0 ? 1 : scale};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = warp.row(item, half);
@@ -52,7 +58,7 @@ __device__ __forceinline__ void store_fp8_rows(const attn_sm90_forward_kernarg& 
                          ((long long)item.q_begin + row) * a.out_stride[1] +
                          item.h * a.out_stride[2];
     const int columns = row < item.seqlen_q ? a.head_dim_v : 0;
-    const float by = factor[half];
+    const float by = scales[half];
     if (a.out_type == attn_element_f32)
       store_fp8_row(static_cast<float*>(a.out) + at, a.out_type, o, half, by, columns);
     else if (a.out_type <= attn_element_bf16)

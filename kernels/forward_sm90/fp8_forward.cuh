@@ -38,23 +38,28 @@ struct Fp8Consumer {
   Fp8Weights<tile> p;
   Sums<tile> o;
   Fp8Softmax<tile, score> softmax;
-  float unit;  // with_score: the largest scale of V so far, which o is to be multiplied with
+  float unit;  // with_score: of o, which it is to be multiplied with, see move_unit
 
   // Leaves the rest as it is: the compiler would clear large arrays in memory and keep them there.
   __device__ __forceinline__ Fp8Consumer(const Kernarg<with>& a, const Warp<tile>& warp)
       : a(a), warp(warp) {}
 
-  // with_score: takes a scale of V into the unit. What sums of these keys are to be multiplied
-  // with.
+  static constexpr float near = 9.094947e-13f;  // 2^-40
+  // with_score: takes a scale of V into the unit, which is the largest one so far while neighbours
+  // are within 2^40 of each other, else 1: a row that does not see the keys of one scale would lose
+  // its digits in another's unit. What sums of these keys are to be multiplied with.
   __device__ __forceinline__ float move_unit(float v_scale) {
     if (v_scale == unit) [[likely]]
       return 1;
-    if (fabsf(v_scale) <= fabsf(unit)) return v_scale / unit;
-    const float by = unit / v_scale;  // of a NaN too, which o has then and keeps
+    const float ratio = v_scale / unit;  // inf or NaN where there is no unit yet
+    if (fabsf(ratio) <= 1 && fabsf(ratio) >= near) return ratio;
+    const bool takes = fabsf(unit) >= near * fabsf(v_scale) && fabsf(ratio) > 1;
+    const float next = takes || (unit == 0 && v_scale - v_scale == 0) ? v_scale : 1;
+    const float by = unit / next;
 #pragma unroll
     for (float& x : o) x *= by;
-    unit = v_scale;
-    return 1;
+    unit = next;
+    return next == v_scale ? 1 : v_scale;  // a NaN or inf too, which o has then and keeps
   }
 
   // o = o * shrink + by * P V of keys [from, to) of the tile, a piece of columns after the other.
@@ -131,8 +136,7 @@ struct Fp8Consumer {
     float factor[2];
     softmax.finish();
     finish_softmax(a, warp, softmax.row_state, item, factor);
-    for (float& x : factor) x *= score ? item.out_scale * unit : item.out_scale;
-    store_fp8_rows(a, warp, item, o, factor);
+    store_fp8_rows(a, warp, item, o, factor, score ? item.out_scale * unit : item.out_scale);
   }
   __device__ __forceinline__ void start_item() {
     softmax.start();

@@ -7,7 +7,7 @@
 namespace attn {
 
 std::string without_code(const char* image, const Machine& machine) {
-  if (machine.file) return machine.file->without(image);
+  if (machine.file && machine.file->without(image).empty()) return "";
   const Image* found;
   return find_image(image, machine.device->arch, &found).text;
 }
@@ -32,7 +32,9 @@ std::string no_code(Op op, attn_backend backend, const std::string& arch) {
 }
 
 std::string absent(const Kernel& kernel, const Machine& machine) {
-  if (!machine.host_memory()) return without_code(image_of(kernel), machine);
+  if (!machine.host_memory())
+    return machine.file ? machine.file->without(image_of(kernel))
+                        : without_code(image_of(kernel), machine);
   if (!kernel.host) return "not in this build";
   if (!kernel.host->runs_here()) return join("this processor has no ", kernel.host->isa);
   return "";

@@ -19,7 +19,7 @@ struct Machine {
   attn_backend backend = ATTN_BACKEND_AUTO;
   int threads = 0;                     // reference, cpu
   const DeviceInfo* device = nullptr;  // cuda, hip, hip-emu
-  const CodeFile* file = nullptr;      // if there is one, kernels come from it alone
+  const CodeFile* file = nullptr;      // if there is one, only its kernels are chosen
 
   bool host_memory() const {
     return backend == ATTN_BACKEND_REFERENCE || backend == ATTN_BACKEND_CPU;
@@ -35,7 +35,7 @@ struct Machine {
 std::string no_code(Op op, attn_backend backend, const std::string& arch);
 // Why a kernel cannot run on a machine at all; "" if it can.
 std::string absent(const Kernel& kernel, const Machine& machine);
-// The same of an image.
+// The same of an image, which the library has where the file lacks it.
 std::string without_code(const char* image, const Machine& machine);
 
 }  // namespace attn

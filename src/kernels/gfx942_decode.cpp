@@ -168,8 +168,8 @@ constexpr Kernel fp8() {
 template <attn_dtype type, Text variant, int64_t dim>
 constexpr Kernel blocks_of() {
   constexpr Text name = Text("decode_gfx942_").append(variant.text);
-  Kernel kernel =
-      row<name, dim>(ATTN_F16, type_bit(ATTN_F16) | type_bit(ATTN_BF16), type_bit(type), 0, 32);
+  Kernel kernel = row<name, dim>(ATTN_F16, type_bit(ATTN_F16) | type_bit(ATTN_BF16), type_bit(type),
+                                 feature_any_ggml_stride, 32);
   kernel.numerics.rounds_kv = true;
   return kernel;
 }

@@ -157,9 +157,10 @@ void pack_prepare(const Problem& p, const Args& args, const Target& target, Para
   attn_gfx942_prepare_kernarg a{};
   a.prepared = target.workspace;
   if (workspace.gathered) a.lengths = Workspace::at<int>(target.workspace, workspace.lengths);
-  if (with == With::descales)
+  if (with == With::descales) {
     a.tile_records = Workspace::at<attn_gfx942_tile_record>(target.workspace, workspace.of_tiles);
-  else if (workspace.gathered)
+    a.q_descale = descale(p.q_descale, args.q_descale, p.heads_kv, s);
+  } else if (workspace.gathered)
     a.missing = Workspace::at<unsigned long long>(target.workspace, workspace.of_tiles);
   set_sizes(p, args, with, workspace, &a);
   a.padded_dim = dim;
@@ -191,8 +192,8 @@ attn_gfx942_forward_kernarg forward_kernarg(const Problem& p, const Args& args,
     if (kind == ATTN_DESCALE_HEAD) a.options |= 1 << bit;
     return kind == ATTN_DESCALE_NONE ? nullptr : given;
   };
-  a.q_descale = descale(p.q_descale, args.q_descale, 0);
   if (!descaled) {
+    a.q_descale = descale(p.q_descale, args.q_descale, 0);
     a.k_descale = descale(s.k_descale, args.segment[0].k_descale, 1);
     a.v_descale = descale(s.v_descale, args.segment[0].v_descale, 2);
   }

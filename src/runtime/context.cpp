@@ -28,7 +28,8 @@ std::string Context::without(const char* image) const {
 
 Status Context::function(const Step& step, Function* function) {
   const uint32_t shared_bytes = step.launch.shared_bytes;
-  if (file_module_) return driver->function(file_module_, step.image, shared_bytes, function);
+  if (file_module_ && without(step.image).empty())
+    return driver->function(file_module_, step.image, shared_bytes, function);
   const Image* image;
   ATTN_TRY(find_image(step.image, driver->device().arch, &image));
   std::lock_guard lock(mutex_);

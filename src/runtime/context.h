@@ -26,7 +26,7 @@ class Context final : public CodeFile {
   Interrupt interrupt() const { return Interrupt(interrupted, interrupted_user); }
   // What kernels are chosen for.
   Machine machine() const;
-  // Kernels come from the file alone.
+  // Kernels come from the file. Others that they launch come from it too, where it has them.
   Status use_file(const char* path);
   // The entry point of a step, its module loaded on first use and kept.
   Status function(const Step& step, Function* function);

@@ -497,13 +497,21 @@ class Checks(Objects):
         self.assertEqual(self.found(path), ([], []))
 
     def test_arch_vgprs_where_agprs_lie(self):
-        errors, warnings = self.found(self.hand_written("v_mov_b32 v7, 0\n", vgprs=8, accum=4))
+        """Refused with AGPRs and without, however many registers are allocated in all."""
+        for body, values in [
+                ("v_mov_b32 v7, 0\n", {"vgprs": 8, "accum": 4}),
+                ("v_mov_b32 v7, 0\n", {"vgprs": 512, "accum": 4}),
+                ("v_mov_b32 v7, 0\nv_accvgpr_write_b32 a0, 0\n", {"vgprs": 16, "accum": 4, "agprs": 1})]:
+            with self.subTest(body=body, **values):
+                errors, _ = self.found(self.hand_written(body, **values))
+                self.assertIn("accum_offset 4 is too small, 8 is needed: 'v_mov_b32", errors[0])
+                self.assertIn("touches v7", errors[0])
+        path = self.hand_written("v_mov_b32 v7, 0\n", vgprs=8, accum=4)
+        done = self.amdhsa("check", path)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("accum_offset 4 is too small", done.stdout + done.stderr)
+        errors, _ = self.found(self.hand_written("v_mov_b32 v7, 0\n", vgprs=8, accum=8))
         self.assertEqual(errors, [])
-        self.assertIn("accum_offset 4 is too small, 8 is needed", warnings[0])
-        self.assertIn("touches v7, which is an AGPR's place; the kernel uses none", warnings[0])
-        errors, _ = self.found(self.hand_written("v_mov_b32 v7, 0\nv_accvgpr_write_b32 a0, 0\n",
-                                                 vgprs=16, accum=4, agprs=1))
-        self.assertIn("accum_offset 4 is too small", errors[0])
 
     def test_what_is_not_accepted(self):
         for values, sentence in [

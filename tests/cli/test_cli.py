@@ -765,6 +765,42 @@ class RoundTrips(CliTest):
         self.attn("run", EXAMPLE, self.path("d"), "--backend", "hip-emu", "--kernel-file", good, code=4,
                   says="the code object has no kernel decode_gfx942_bf16_d64, only merge_gfx942")
 
+        # One forward kernel; the kernel that it launches first comes from the library.
+        forward = (SOURCE / "asm/gfx942/fwd_gfx942_fp8_d64.s").read_text()
+        prepare = (SOURCE / "asm/gfx942/prepare_gfx942_fp8.s").read_text()
+        self.attn("quantize", EXAMPLE, self.path("fp8"), "--to", "f8_e4m3fnuz", "--q", "--backend", "cpu")
+        run = ("run", self.path("fp8"), self.path("e"), "--backend", "hip-emu")
+        self.attn(*run, says="fwd_gfx942_fp8_d64 on hip-emu (emulated)")
+        with_file = ("run", self.path("fp8"), self.path("f"), "--backend", "hip-emu", "--kernel-file")
+        alone = generate("alone", forward)
+        self.attn(*with_file, alone, says=f"fwd_gfx942_fp8_d64 from {alone}, NOT the library's own,")
+        self.attn("diff", self.path("e"), self.path("f"), "--max-abs", 0)
+        self.attn(*with_file, alone, "--kernel", "fwd_gfx942_fp8_d64")
+        # Of either the file's is what runs, where the file has it.
+        self.assertIn("forward_fp8 fwd_gfx942_fp8_d64\n", forward)
+        ends = generate("ends", forward.replace("forward_fp8 fwd", "kernel_entry fwd").rstrip() + "\n  s_endpgm\n")
+        self.attn(*with_file, ends)
+        self.attn("diff", self.path("e"), self.path("f"), "--max-abs", 0, code=1)
+        self.assertIn("prepare prepare_gfx942_fp8\n", prepare)
+        ends = prepare.replace("\nprepare prepare", "\nkernel_entry prepare").rstrip() + "\n  s_endpgm\n"
+        both = generate("both", ends + forward)
+        self.attn(*with_file, both)
+        self.attn("diff", self.path("e"), self.path("f"), "--max-abs", 0, code=1)
+        # What has none of the kernels, is none, or is for another device.
+        self.attn(*with_file, generate("prepare", prepare), code=4,
+                  says="the code object has no kernel fwd_gfx942_fp8_d64, only prepare_gfx942_fp8")
+        self.attn(*with_file, good, code=4, says="the code object has no kernel fwd_gfx942_fp8_d64, only merge_gfx942")
+        self.attn(*with_file, alone, "--kernel", "fwd_gfx942_fp8_d128", code=4, says="no kernel fwd_gfx942_fp8_d128")
+        for name, content, says in [("garbage", bytes(range(256)) * 8, "ELF"), ("empty", b"", "ELF"),
+                                    ("cut", Path(alone).read_bytes()[:600], "")]:
+            Path(self.path(name)).write_bytes(content)
+            self.attn(*with_file, self.path(name), code=4, says=says)
+        other = bytearray(Path(alone).read_bytes())
+        self.assertEqual(other[48], 0x4c)  # e_flags: gfx942
+        other[48] = 0x3f  # gfx90a
+        Path(self.path("gfx90a")).write_bytes(other)
+        self.attn(*with_file, self.path("gfx90a"), code=4, says="gfx")
+
     def test_append(self):
         """Tokens appended to a padded and to a paged cache, beside a file that has had them all along."""
         whole = small(b=2, sq=2, skv=8)

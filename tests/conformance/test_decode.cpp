@@ -107,6 +107,50 @@ TEST_CASE("decode: random problems over ggml blocks") {
   }
 }
 
+// A q8_0 block has 34 bytes, a q4_0 block 18: rows of an odd number of heads are no multiple of 16
+// bytes, nor of 4 where a head has one block.
+TEST_CASE("decode: ggml blocks of odd numbers of heads") {
+  const auto kernels = kernels_here(Op::forward, false);
+  std::vector<const Kernel*> taken;
+  uint64_t n = 0;
+  for (const attn_dtype type : {ATTN_Q8_0, ATTN_Q4_0}) {
+    for (const int64_t heads : {1, 3, 5, 7}) {
+      for (const int64_t dim : {32, 64, 96, 128}) {
+        for (const attn_layout layout : {ATTN_PADDED, ATTN_PACKED, ATTN_PAGED}) {
+          constexpr Arrange arranges[] = {Arrange::contiguous, Arrange::odd, Arrange::padded,
+                                          Arrange::head_major};
+          Case c;
+          c.seed = ++n;
+          c.name = "decode-odd-" + std::to_string(n);
+          c.batch = 2;
+          c.heads_q = 2 * heads;
+          c.heads_kv = heads;
+          c.head_dim = c.head_dim_v = dim;
+          c.seqlen_q = 1 + int64_t(n % 3);
+          c.q_type = c.out_type = n % 2 ? ATTN_BF16 : ATTN_F16;
+          c.flags = ATTN_CAUSAL;
+          SegmentCase s;
+          s.k_type = s.v_type = type;
+          s.layout = layout;
+          s.page_size = n % 4 == 0 ? 64 : 7;
+          s.capacity = 200;
+          s.lengths = {200, 131};
+          s.arrange = layout == ATTN_PAGED ? Arrange::contiguous : arranges[n % 4];
+          c.segments = {s};
+          if (in_share(n)) check_case(c, kernels, &taken);
+        }
+      }
+    }
+  }
+  for (const Kernel* kernel : kernels) {
+    if (kernel->backend != ATTN_BACKEND_HIP || sanitized || kernel_file()) continue;
+    const uint32_t blocks = type_bit(ATTN_Q8_0) | type_bit(ATTN_Q4_0);
+    if (!(kernel->limits.kv_types & blocks)) continue;
+    INFO(kernel->name);
+    CHECK(std::count(taken.begin(), taken.end(), kernel) > 10);
+  }
+}
+
 TEST_CASE("decode: random problems of many rows over fp8") {
   const auto kernels = kernels_here(Op::forward, false);
   for (uint64_t seed = 1; seed <= device_share(100); ++seed)

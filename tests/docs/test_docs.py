@@ -54,8 +54,7 @@ COMMANDS = {
         "tools/amdhsa/amdhsa generate asm/gfx942/merge_gfx942.s -o merge.hsaco -I asm/include": Run(needs=EMULATOR),
         "attn merge parts.safetensors out.safetensors --backend hip-emu --kernel-file merge.hsaco":
             Run(MERGE, needs=EMULATOR),
-        "cat asm/gfx942/prepare_gfx942_fp8.s asm/gfx942/fwd_gfx942_fp8_d64.s > fp8.s": Run(),
-        "tools/amdhsa/amdhsa generate fp8.s -o fp8.hsaco -I asm/include": Run(needs=EMULATOR),
+        "tools/amdhsa/amdhsa generate asm/gfx942/fwd_gfx942_fp8_d64.s -o fp8.hsaco -I asm/include": Run(needs=EMULATOR),
         "attn-fp8-stress --backend hip-emu --kernel-file fp8.hsaco --dim 64 --seq 64 --case normal --dump":
             Run(needs=EMULATOR),
         "tools/test": builds,

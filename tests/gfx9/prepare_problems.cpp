@@ -1,5 +1,7 @@
 // Problems that reach every instruction of prepare_gfx942_*_segments and _descaled, by workgroup 0:
 // the first 64 keys of the first sequence and K/V head. Everything that must not be read is NaN.
+#include <cstring>
+
 #include "gfx9/segments.h"
 
 namespace attn::test {
@@ -44,9 +46,16 @@ ShippedProblem prepare_problem(gfx9emu::Memory& memory, uint32_t data, const std
   in.seqlen_q = g.seqlen_q;
   in.q_type = g.type, in.out_type = ATTN_F32;
   in.flags = g.flags;
+  if (g.descaled) in.q_descale = attn_descale_kind(g.segments.size() % 3);
   if (g.flags & ATTN_WINDOW) in.window_left = g.left, in.window_right = 0;
   Args args;
   args.segment = segment_args.data();
+  if (in.q_descale != ATTN_DESCALE_NONE) {
+    const std::vector<float> descales = {0.5f, 1.25f, 3, 0.75f};  // [batch, KV head]
+    std::vector<uint8_t> bytes(descales.size() * sizeof(float));
+    std::memcpy(bytes.data(), descales.data(), bytes.size());
+    args.q_descale = static_cast<const float*>(m.input(bytes));
+  }
   if (g.packed_q) {
     in.q_layout = ATTN_PACKED;
     in.total_q = g.seqlen_q + 7;

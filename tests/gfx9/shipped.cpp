@@ -218,6 +218,7 @@ struct Forward {
   float out_scale = 64;     // about; some results become the largest of their type
   bool uneven = false;      // of q: every other row is 2^14 times less
   std::vector<int64_t> more_segments = {};  // keys of those behind the first
+  std::vector<float> v_factors = {};        // of tiles, from the last one on, over and over
 };
 
 // Codes of rows of `dim`, now and then of larger values, so that maxima move. If wanted, 16 rows of
@@ -366,12 +367,16 @@ void set_records(Maker& m, Memory& memory, const Forward& f,
         r.k_factor = float(33 + m.rng()() % 16 * 2) / 64;
         r.first_key = int32_t(first + key);
         r.v_factor = tile % 2 == 1 ? records.back().v_factor : float(33 + m.rng()() % 16 * 2) / 64;
+        r.v_doublings = tile % 4 > 1;
         records.push_back(r);
       }
       first += length;
     }
-    for (size_t r = begin; r < records.size(); ++r)
+    for (size_t r = begin; r < records.size(); ++r) {
       records[r].tiles = int32_t(records.size() - begin);
+      if (!f.v_factors.empty())
+        records[r].v_factor = f.v_factors[(records.size() - 1 - r) % f.v_factors.size()];
+    }
     if (n < f.batch) lengths.push_back(f.seqlens.empty() ? int32_t(first) : f.seqlens[size_t(n)]);
   }
   memory.write(reinterpret_cast<uint64_t>(a.tile_records), std::as_bytes(std::span(records)));
@@ -760,6 +765,24 @@ std::vector<Forward> descaled_forwards() {
     f.lengths_kv.clear();
     all.push_back(f);
   }
+  // Factors of V too far apart for one unit of O, by their exponents or by what no reciprocal has:
+  // rows get their own at the second or third tile, which is the last one or not; walks that end
+  // with either parity, and rows that have seen no key by then.
+  const std::vector<float> walks[] = {{0.75f, 1e-30f},
+                                      {0.75f, 1, 1.25e30f},
+                                      {0.75f, 1, 1e30f, 0, 0, 1},
+                                      {0.75f, 1.25e30f, 0},
+                                      {0.75f, 1.25e30f, 2, 0},
+                                      {0.75f, 1e-30f, 0, 1.25e30f, -3e-41f, 2, 2},
+                                      {1.5e-36f, 1.5e-36f, 3e-36f, 1e-39f}};
+  for (const std::vector<float>& factors : walks) {
+    all.push_back({.dim = 128, .dim_v = 112, .seqlen_q = 40, .seqlen_kv = 0});
+    all.back().seqlen_kv = 64 * int64_t(factors.size()) - 10;
+    all.back().v_factors = factors;
+  }
+  all.push_back({.dim = 64, .dim_v = 64, .seqlen_q = 200, .seqlen_kv = 400});
+  all.back().flags = ATTN_CAUSAL;
+  all.back().v_factors = walks[5];
   return all;
 }
 

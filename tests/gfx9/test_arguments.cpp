@@ -120,6 +120,7 @@ std::vector<Field> prepare_fields() {
   append(&all, {FIELD(A, tiles), FIELD(A, head_dim), FIELD(A, head_dim_v), FIELD(A, padded_dim),
                 FIELD(A, convert_k), FIELD(A, convert_v), FIELD(A, num_segments),
                 FIELD_AS("reserved_end", A, reserved), FIELD(A, missing), FIELD(A, tile_records)});
+  append(&all, within(descale_fields("q"), offsetof(A, q_descale)));
   append(&all, within(segment_fields(), offsetof(A, segment)));
   all.push_back({"more_segments", offsetof(A, segment[1]),
                  sizeof(A::segment) - sizeof(attn_gfx942_kv_segment)});

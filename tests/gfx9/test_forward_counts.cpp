@@ -311,7 +311,7 @@ Run run_descaled(int dim, int tiles) {
   const auto object = attn::test::load_shipped(name, &memory);
   REQUIRE(object);
   std::vector<attn_gfx942_tile_record> records(static_cast<size_t>(tiles));
-  for (int n = 0; n < tiles; ++n) records[size_t(n)] = {0, 1, 64 * n, 1, tiles, {}};
+  for (int n = 0; n < tiles; ++n) records[size_t(n)] = {0, 1, 64 * n, 1, 0, tiles, 0};
   const auto bytes = std::as_bytes(std::span(records));
   void* at = attn::test::zeros(memory, bytes.size());
   memory.write(reinterpret_cast<uint64_t>(at), bytes);

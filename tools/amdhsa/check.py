@@ -20,13 +20,12 @@ def cost(waves, possible):
 
 def check_registers(kernel, target, found):
     descriptor, use = kernel.descriptor, kernel.use
+    # An error without AGPRs too. Registers beyond accum_offset then work where the whole file covers them, but that rests on
+    # how the hardware arranges its file; no document of AMD's promises it.
     if use.v > descriptor.accum_offset:
-        # The registers are one file, so that this works where no AGPR is meant.
-        works = not use.a and use.v <= descriptor.vgprs
-        (found.warnings if works else found.errors).append(
+        found.errors.append(
             f"accum_offset {descriptor.accum_offset} is too small, {use.accum_offset} is needed: "
-            f"'{use.touched_by['v']}' touches v{use.v - 1}"
-            + (", which is an AGPR's place; the kernel uses none" if works else ""))
+            f"'{use.touched_by['v']}' touches v{use.v - 1}")
     # The AGPRs start where the descriptor says, if that is not itself too low.
     needed = use.vgprs
     if use.a:

@@ -108,8 +108,10 @@ void BackendOptions::add_to(CLI::App& command) {
 
 context BackendOptions::open() const {
   if (!kernel_file.empty())
-    std::fprintf(stderr, "%s: WARNING: kernels come from %s, NOT from the library\n", program_name,
-                 kernel_file.c_str());
+    std::fprintf(stderr,
+                 "%s: WARNING: kernels come from %s, NOT from the library; only what they launch "
+                 "first (prepare_*) is the library's where the file lacks it\n",
+                 program_name, kernel_file.c_str());
   auto options = make<attn_context_options>();
   options.device = device.value_or(0);
   options.has_device = device.has_value();
