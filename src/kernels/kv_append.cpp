@@ -247,7 +247,7 @@ struct AppendShape {
   int64_t threads, heads, workgroups;
 };
 AppendShape shape_gfx942(const KvAppendProblem& p) {
-  constexpr int64_t most = attn_gfx942_append_max_threads, wave = 64, max_y = (1 << 16) - 1;
+  constexpr int64_t most = attn_gfx942_append_max_threads, wave = 64;
   const int64_t per_head = threads_per_head(p), heads = std::max(p.heads_kv, p.heads_q);
   const bool whole = one_block_per_sequence(p);
   // Many small workgroups spread better, but one that has a sequence has all its heads.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <random>
 #include <regex>
+#include <set>
 
 #include "gfx9emu/decode.h"
 

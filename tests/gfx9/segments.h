@@ -1,7 +1,9 @@
 // Segments of K/V in the emulator's memory. Everything that must not be read is NaN.
 #pragma once
 #include <algorithm>
+#include <cstring>
 #include <numeric>
+#include <random>
 
 #include "core/ggml.h"
 #include "gfx9/maker.h"

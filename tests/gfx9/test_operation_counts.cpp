@@ -1,5 +1,6 @@
 // What the kernels beside the loops issue for the bytes that they move: merge, convert, prepare and
 // append. docs/gfx942.md has the table.
+#include <functional>
 #include <iostream>
 
 #include "catch.h"
