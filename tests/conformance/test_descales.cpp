@@ -166,7 +166,8 @@ std::string wrong_row(const Case& c, const Extreme& e, const Kernel& kernel, con
         // Weights have three bits of mantissa, and those below 2^-17 are 0. A sum spans 2^90.
         double want = 0, allowed = 1.5e-45 + largest * std::ldexp(1, -90);
         for (const auto& [j, x] : seen) {
-          const double weight = std::exp(x - max) / sum, v = pick(e.v, number(h, j)) * v_code(j, d);
+          const double weight = std::exp(x - max) / sum;
+          const double v = as_computed_with(pick(e.v, number(h, j)) * float(v_code(j, d)));
           want += weight * v;
           allowed += (weight / 8 + std::ldexp(1, -17) / sum) * std::abs(v);
         }
@@ -192,9 +193,9 @@ TEST_CASE("descales: from the smallest to the largest, on every kernel of fp8") 
     int of_kernel = 0;
     for (const attn_dtype type : {ATTN_F8_E4M3FN, ATTN_F8_E4M3FNUZ, ATTN_F8_E5M2}) {
       if (!(kernel->limits.kv_types & type_bit(type))) continue;
-      const attn_dtype q_type = kernel->limits.in_types & type_bit(type)        ? type
-                                : kernel->limits.in_types & type_bit(ATTN_BF16) ? ATTN_BF16
-                                                                                : ATTN_F16;
+      attn_dtype q_type = ATTN_F8_E4M3FN;
+      for (const attn_dtype of : {ATTN_F16, ATTN_BF16, type})
+        if (kernel->limits.in_types & type_bit(of)) q_type = of;
       for (const attn_descale_kind kind :
            {ATTN_DESCALE_TENSOR, ATTN_DESCALE_HEAD, ATTN_DESCALE_BLOCK}) {
         for (const int32_t block : {64, 128}) {
