@@ -357,11 +357,11 @@ ATTN_API attn_status attn_workspace_init(const attn_plan* plan, void* workspace,
  * call only launches, so contents of device arrays are clamped by the kernels, never trusted:
  * lengths to [0, capacity], a bad page has no keys, a negative span is 0. On reference and cpu
  * lengths and cu_seqlens are host values and checked first. GPU kernels need 16-byte aligned bases
- * and outer strides. Of ggml's types on sm_90 and hip any strides will do. Of q8_0 and q4_0 those of
- * tokens and of sequences or pages that are multiples of 16 bytes, in which heads follow each other
- * as ggml has them, 136 and 72 bytes for 128 elements, or lie multiples of 16 bytes apart, are what
- * the kernels of sm_90 for few queries take, which read K and V once. Of i8 and i4 those kernels
- * want pages' scales an even number of scales apart. */
+ * and outer strides. Of ggml's types on sm_90 and hip any strides will do. Of q8_0 and q4_0 those
+ * of tokens and of sequences or pages that are multiples of 16 bytes, in which heads follow each
+ * other as ggml has them, 136 and 72 bytes for 128 elements, or lie multiples of 16 bytes apart,
+ * are what the kernels of sm_90 for few queries take, which read K and V once. Of i8 and i4 those
+ * kernels want pages' scales an even number of scales apart. */
 ATTN_API attn_status attn_run(const attn_plan* plan, const attn_args* args, void* workspace,
                               size_t bytes, void* stream);
 
