@@ -91,7 +91,7 @@ BUGS = [
 """), ("""
   repair_sum
   .if descaled
-  v_mov_b32_e32 v[u], s[v_now]
+  unit_to_exponent
 """, """
   repair_sum
   v_add_f32_e32 v[sum], v[sum], v[u+2]
@@ -99,7 +99,7 @@ BUGS = [
   s_waitcnt lgkmcnt(0)
   v_add_f32_e32 v[sum], v[sum], v[test]
   .if descaled
-  v_mov_b32_e32 v[u], s[v_now]
+  unit_to_exponent
 """)], "normal/3"),
     ("FNUZ read as OCP", [(  # each code then means twice its value
         """

@@ -166,7 +166,8 @@ std::string wrong_row(const Case& c, const Extreme& e, const Kernel& kernel, con
         // Weights have three bits of mantissa, and those below 2^-17 are 0. A sum spans 2^90.
         double want = 0, allowed = 1.5e-45 + largest * std::ldexp(1, -90);
         for (const auto& [j, x] : seen) {
-          const double weight = std::exp(x - max) / sum, v = pick(e.v, number(h, j)) * v_code(j, d);
+          const double weight = std::exp(x - max) / sum;
+          const double v = as_computed_with(pick(e.v, number(h, j)) * float(v_code(j, d)));
           want += weight * v;
           allowed += (weight / 8 + std::ldexp(1, -17) / sum) * std::abs(v);
         }
@@ -192,9 +193,9 @@ TEST_CASE("descales: from the smallest to the largest, on every kernel of fp8") 
     int of_kernel = 0;
     for (const attn_dtype type : {ATTN_F8_E4M3FN, ATTN_F8_E4M3FNUZ, ATTN_F8_E5M2}) {
       if (!(kernel->limits.kv_types & type_bit(type))) continue;
-      const attn_dtype q_type = kernel->limits.in_types & type_bit(type)        ? type
-                                : kernel->limits.in_types & type_bit(ATTN_BF16) ? ATTN_BF16
-                                                                                : ATTN_F16;
+      attn_dtype q_type = ATTN_F8_E4M3FN;
+      for (const attn_dtype of : {ATTN_F16, ATTN_BF16, type})
+        if (kernel->limits.in_types & type_bit(of)) q_type = of;
       for (const attn_descale_kind kind :
            {ATTN_DESCALE_TENSOR, ATTN_DESCALE_HEAD, ATTN_DESCALE_BLOCK}) {
         for (const int32_t block : {64, 128}) {
@@ -235,6 +236,55 @@ TEST_CASE("descales: from the smallest to the largest, on every kernel of fp8") 
   std::cout << "descales: extremes ran on";
   for (const std::string& name : names) std::cout << ", " << name;
   std::cout << std::endl;
+  CHECK(ran > 0);
+}
+
+// Of one block of keys, the first, a middle or the last one, beside blocks of any size: rows that
+// see it are inf or NaN, lse of those of V is what it was.
+TEST_CASE("descales: inf and NaN of a block reach the rows that see it") {
+  int ran = 0;
+  for (const Kernel* kernel : kernels_here(Op::forward, false)) {
+    const attn_dtype type =
+        kernel->limits.kv_types & type_bit(ATTN_F8_E4M3FN) ? ATTN_F8_E4M3FN : ATTN_F8_E4M3FNUZ;
+    if (!(kernel->limits.kv_types & type_bit(type))) continue;
+    attn_dtype q_type = ATTN_F8_E4M3FN;
+    for (const attn_dtype of : {ATTN_F16, ATTN_BF16, type})
+      if (kernel->limits.in_types & type_bit(of)) q_type = of;
+    for (const Shape& shape : shapes) {
+      const Case c = case_of(shape, q_type, type, ATTN_DESCALE_BLOCK, 64);
+      const int64_t blocks = (shape.seqlen + 63) / 64;
+      for (const Extreme& e :
+           {Extreme{0.5f, {0.5f}, {1}}, Extreme{0.5f, {0.5f}, {1e-40f, 1e30f}}}) {
+        const Data usual = data_of(c, e);
+        const Outputs without =
+            run_forward(backend_of(kernel->backend), c, usual, kernel->name, c.out_type);
+        if (declined(*kernel, without)) break;
+        for (const int64_t block : {int64_t{0}, blocks / 2, blocks - 1}) {
+          for (const float bad : {HUGE_VALF, -HUGE_VALF, std::nanf("")}) {
+            for (const bool of_v : {true, false}) {
+              Data data = usual;
+              (of_v ? data.segments[0].v_descale : data.segments[0].k_descale).as<float>()[block] =
+                  bad;
+              const Outputs got =
+                  run_forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);
+              INFO(kernel->name << " " << c.name << " block " << block << " of " << blocks << " is "
+                                << bad << (of_v ? " of V" : " of K"));
+              REQUIRE(got.error == "");
+              const Outputs want = reference_answer(c, data);
+              size_t finite = 0, lse = 0;
+              for (size_t n = 0; n < want.out.size(); ++n)
+                finite += !std::isfinite(want.out[n]) && std::isfinite(got.out[n]);
+              for (size_t n = 0; of_v && n < want.lse.size(); ++n)
+                lse += got.lse[n] != without.lse[n];
+              CHECK(finite == 0);
+              CHECK(lse == 0);
+              ++ran;
+            }
+          }
+        }
+      }
+    }
+  }
   CHECK(ran > 0);
 }
 

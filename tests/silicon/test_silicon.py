@@ -11,7 +11,7 @@ from unittest import mock
 
 SOURCE, BUILD, PLANTED = map(Path, sys.argv[1:4])
 sys.path.insert(0, str(SOURCE / "tools"))
-from probes import operations, placement, programs, rates  # noqa: E402
+from probes import cli, operations, placement, programs, rates  # noqa: E402
 from probes.assembler import Assembler  # noqa: E402
 from probes.runner import Machine  # noqa: E402
 
@@ -254,6 +254,10 @@ exit 1""")
             echo 'fwd_x was never launched'
             exit 1""")
         self.assertEqual(programs.conformance(made, False, lambda _: None)[1], ["attn-tests: fwd_x was never launched"])
+
+    def test_without_git(self):
+        with mock.patch.dict(os.environ, PATH="/nowhere"):
+            self.assertEqual(cli.commit(), "unknown")
 
     def test_a_program_that_crashes(self):
         made = self.programs("attn-tests", "kill -SEGV $$")

@@ -2,6 +2,7 @@
 import argparse
 import datetime
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -73,6 +74,9 @@ def attn_version(build):
 
 
 def commit():
+    """That of the tree; "unknown" outside a clone or without git."""
+    if not shutil.which("git"):
+        return "unknown"
     done = subprocess.run(["git", "-C", str(TREE), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     return done.stdout.strip() or "unknown"
 
