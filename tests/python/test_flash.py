@@ -350,7 +350,7 @@ class Arguments(Case):
         half, short = k[..., :8].copy(), lambda x: x[:, :5] if x.ndim == 4 else x[:5]
         cases = [  # calls, argument, values; the sentence begins with the argument
             (everywhere, "softmax_scale", ["x", np.inf, 1e60]), (everywhere, "causal", ["x", 1]),
-            (everywhere, "window_size", [3, (1,), ("a", 1), (1.5, 2), (-3, 0), (0, -3), (2**40, 0), "ab", None]),
+            (everywhere, "window_size", [3, (1,), ("a", 1), (1.5, 2), (-3, 0), (0, -3), (2**63, 0), "ab", None]),
             (everywhere, "softcap", ["x", -1.0, np.nan]), (everywhere, "attention_chunk", [-1, 2.5, None, "x"]), (packed, "attention_chunk", [4]),
             (everywhere, "backend", ["x", "cuda", 3]), (everywhere, "return_softmax_lse", ["x", 1]),
             (everywhere, "q_descale", [f32(3), f32(2, 3), 1.0]), (everywhere, "k_descale", [f32(3, 3), f32(2, 2, 7), [1.0]]),
