@@ -53,7 +53,12 @@ struct RowPart {
     float most = reference;
 #pragma unroll
     for (int i = 0; i < n; ++i) most = fmaxf(most, of[i].y == 0 ? -infinity() : of[i].x);
-    if (most == -infinity()) return;
+    if (most == -infinity()) {  // no part, or parts of nothing but NaN, which maxima pass over
+#pragma unroll
+      for (int i = 0; i < n; ++i)
+        if (of[i].y != 0) sum = of[i].y, o = x[i];
+      return;
+    }
     const float shrink = ptx::ex2(reference - most);
     sum *= shrink;
     o.x *= shrink, o.y *= shrink, o.z *= shrink, o.w *= shrink;
