@@ -1,7 +1,7 @@
 #include "kernels/preference.h"
 
 #include "kernels/decode.h"
-#include "kernels/forward_sm90/fp8_tiles.h"
+#include "kernels/forward_sm90/tiles.h"
 #include "kernels/limits.h"
 #include "kernels/sm90_forward.h"
 
