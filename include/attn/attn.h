@@ -147,10 +147,7 @@ enum attn_flag {
   ATTN_SINKS = 1 << 5,      /* exp(sink[h]) joins the denominator and lse */
   ATTN_OUT_SCALE = 1 << 6,  /* fp8 out only: stored = round(real x out_scale) */
   ATTN_SPLIT_INVARIANT = 1 << 7,  /* any cut of KV gives the same answer to float32 rounding */
-  ATTN_KV_PREFIX_STABLE = 1 << 8, /* promise: what in front in the stream may not have ended, the
-                                    library's kernels among it, writes no KV and no entry of a block
-                                    table but for the newest key of each sequence. Lengths may
-                                    change */
+  ATTN_KV_PREFIX_STABLE = 1 << 8, /* accepted, without effect */
   ATTN_BIAS_SLOPES = 1 << 9, /* bias x attn_args.bias_slopes[h] in the place of bias: ggml's mask.
                                -inf hides its element whatever the slope */
   ATTN_FP8_PRECISE = 1 << 10 /* fp8 q only: a kernel that rounds P to fp8 keeps what is left in a

@@ -720,7 +720,6 @@ __device__ __forceinline__ void decode(const attn_decode_kernarg& a, const M& ma
   const bool loads = row_group == tile.compute_groups();
   const int loader_index = warp - tile.compute_groups() * decode_warps;
   if (threadIdx.x == 0) {
-    if (engine) ptx::mbarrier_init(address(&shared.early), a.stages);
     for (int i = 0; i < a.stages; ++i) {
       ptx::mbarrier_init(address(&shared.full[i]),
                          engine && !(tile.own_types && a.scales_at) ? 1 : 32 + 1);
@@ -729,34 +728,23 @@ __device__ __forceinline__ void decode(const attn_decode_kernarg& a, const M& ma
   }
   const unsigned ring = address(shared_memory);
   Loader<KV, tile, M> loader{a, maps, shared, ring, int(threadIdx.x % 32), loader_index};
-  Work<tile> guessed;
-  int early = 0;  // units that are loaded before what is in front has ended
 #if __CUDA_ARCH__ >= 900
   if (engine) ptx::mbarrier_init_fence();
   ptx::grid_let_next_start();
-  if constexpr (loader.takes_promise)
-    if (a.prefix_stable && a.seqlen_q > 0) {
-      guessed = find_work<tile>(a);
-      if (loads && guessed.begin < guessed.end) early = loader.load_early(guessed);
-    }
   ptx::grid_wait();  // before any other access to memory
-  if (loader.takes_promise && a.prefix_stable)
-    __threadfence();  // L1 may have what was there before
 #endif
   if (a.cu_seqlens_q) {
     if (warp == 0) store_rows_of_nobody<long long>(a, blockIdx.x, gridDim.x);
     if (a.seqlen_q == 0) return;
   }
   const Work<tile> work = find_work<tile>(a);  // all meet there
-  if (early > 0) wait(shared.early, 0);
   if (work.begin == work.end) return;
   auto& group = shared.group[tile.row_groups > 1 ? row_group : 0];
   float* merge =
       reinterpret_cast<float*>(shared_memory + a.stages * stage_bytes<tile>(a) +
                                (tile.row_groups > 1 ? row_group * tile.group_merge_bytes() : 0));
   if (loads) {
-    if (early > 0 && !loader.same(work, guessed, early)) early = 0;
-    loader.run(work, early);
+    loader.run(work);
 #if __CUDA_ARCH__ >= 900
   } else if constexpr (tile.wide()) {
     WideDecoder<T, KV, tile>{a, shared, group, row_group, ring, address(merge)}.run(work);

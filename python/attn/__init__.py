@@ -80,8 +80,8 @@ class Plan(_attn.Plan):
     """A kernel chosen and loaded for calls like this one: Plan(q, k, v, **arguments of forward).
 
     The arrays are examples: shapes, types, strides and device count. More arguments: kernel (a name, no other will do),
-    num_threads (on the host; 0: as get_num_threads() says now), max_sms, fixed_split (keys per split), split_invariant, kv_prefix_stable,
-    fp8_precise; attn.h has their meaning.
+    num_threads (on the host; 0: as get_num_threads() says now), max_sms, fixed_split (keys per split), split_invariant,
+    fp8_precise; attn.h has their meaning. kv_prefix_stable is accepted, without effect.
 
     plan(q, k, v, **arrays) is forward() with the scalars and execution options of the plan; `arrays` are its array arguments, out
     and return_lse.

@@ -195,7 +195,6 @@ void set_decode(const Problem& p, const Args& args, const Target& target, attn_d
   a.splits = int(shape.splits);
   a.slots = unsigned(shape.slots);
   a.split_invariant = p.has(ATTN_SPLIT_INVARIANT);
-  a.prefix_stable = p.has(ATTN_KV_PREFIX_STABLE) && p.fixed_split == 0;
   a.num_segments = p.num_segments;
   a.scale = p.scale;
   a.softcap = p.softcap;

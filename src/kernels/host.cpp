@@ -11,8 +11,7 @@ constexpr Limits limits(uint32_t out_types) {
           .kv_types = float_types | fp8_types | ggml_types | scaled_types,
           .out_types = out_types,
           .flags = forward_flags | ATTN_BLOCK_MASK | ATTN_ALIBI | ATTN_OUT_SCALE |
-                   ATTN_SPLIT_INVARIANT | ATTN_KV_PREFIX_STABLE | ATTN_BIAS_SLOPES |
-                   ATTN_FP8_PRECISE,
+                   ATTN_SPLIT_INVARIANT | ATTN_BIAS_SLOPES | ATTN_FP8_PRECISE,
           .features = feature_all};
 }
 

@@ -77,7 +77,6 @@ Case random_case(uint64_t seed, bool prefill = false) {
   const double sigmas[] = {0.5, 1, 1, 3};
   c.sigma = draw.pick(sigmas);
   if (draw.chance(8)) c.tree_keys = prefill ? 0 : 1 + draw(128);
-  if (!prefill && draw.chance(4)) c.flags |= ATTN_KV_PREFIX_STABLE;
   if (!prefill || !c.lengths_q.empty() || !draw.chance(3)) return c;
   for (SegmentCase& s : c.segments)
     if (s.layout == ATTN_PAGED) s.layout = ATTN_PADDED;
