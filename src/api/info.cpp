@@ -1,10 +1,10 @@
 // Texts about the library: attn_info and attn_explain, as JSON.
 #include <cstring>
 
+#include "api/error.h"
 #include "api/handles.h"
 #include "api/json.h"
 #include "core/dtype.h"
-#include "core/error.h"
 #include "cpu/host_kernel.h"
 #include "plan/automatic.h"
 #include "problem/rules.h"
