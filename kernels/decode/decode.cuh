@@ -15,6 +15,7 @@
 #include "query.cuh"
 #include "variants.h"
 #if __CUDA_ARCH__ >= 900
+#include "swapped.cuh"
 #include "wide.cuh"
 #endif
 
@@ -737,7 +738,7 @@ __device__ __forceinline__ void decode(const attn_decode_kernarg& a, const M& ma
     if (warp == 0) store_rows_of_nobody<long long>(a, blockIdx.x, gridDim.x);
     if (a.seqlen_q == 0) return;
   }
-  const Work<tile> work = find_work<tile>(a);  // all meet there
+  const Work<tile> work = find_work<tile>(a, int(threadIdx.x));  // all meet there
   if (work.begin == work.end) return;
   auto& group = shared.group[tile.row_groups > 1 ? row_group : 0];
   float* merge =
@@ -760,13 +761,23 @@ __device__ __forceinline__ void decode(const attn_decode_kernarg& a, const M& ma
 // The kernel that a variant is, once `maps` are told apart from the rest of its parameters.
 template <int type, DecodeTile tile, class Maps>
 __device__ __forceinline__ void run(const attn_decode_kernarg& a, const Maps& maps) {
-  if constexpr (tile.own_types) {
+#if __CUDA_ARCH__ >= 900
+  if constexpr (tile.swapped) {
+    if constexpr (tile.element_bytes == 2)
+      decode_swapped<Same<ElementOf<type>>, tile>(a, maps);
+    else if (a.kv_e5m2)
+      decode_swapped<Fp8<E5M2>, tile>(a, maps);
+    else
+      decode_swapped<Fp8<E4M3>, tile>(a, maps);
+  } else
+#endif
+      if constexpr (tile.own_types) {
     decode<F16, OwnTypes, tile>(a, maps);
   } else if constexpr (tile.element_bytes == 1) {
     if (a.kv_e5m2)
-      decode<F16, Fp8<ptx::f16_of_e5m2>, tile>(a, maps);
+      decode<F16, Fp8<E5M2>, tile>(a, maps);
     else
-      decode<F16, Fp8<ptx::f16_of_e4m3>, tile>(a, maps);
+      decode<F16, Fp8<E4M3>, tile>(a, maps);
   } else {
     using T = ElementOf<type>;
     decode<T, Same<T>, tile>(a, maps);

@@ -62,6 +62,7 @@ struct DecodeTile {
   bool own_types = false;          // K and V of each segment are as q or blocks; places in shared
                                    // memory are those of the largest, which the host knows
   int rows_of_group = group_rows;  // or 8: half the registers, so twice the blocks; or wide_rows
+  bool swapped = false;            // rows are the N of wgmma, see swapped.cuh; 8, 16, 32 or 64
 
   constexpr DecodeTile of_fp8() const {
     DecodeTile tile = *this;
@@ -84,22 +85,32 @@ struct DecodeTile {
     tile.split = groups > 1;
     return tile;
   }
+  constexpr DecodeTile of_swapped(int rows) const {
+    DecodeTile tile = *this;
+    tile.rows_of_group = rows;
+    tile.swapped = tile.split = true;
+    return tile;
+  }
   constexpr DecodeTile splitting() const {
     DecodeTile tile = *this;
     tile.split = true;
     return tile;
   }
 
-  ATTN_HOST_DEVICE constexpr bool wide() const { return rows_of_group == wide_rows; }
+  ATTN_HOST_DEVICE constexpr bool wide() const { return rows_of_group == wide_rows && !swapped; }
   // Whether more rows than a block takes are further tiles.
-  ATTN_HOST_DEVICE constexpr bool tiled() const { return row_groups > 1 || wide(); }
+  ATTN_HOST_DEVICE constexpr bool tiled() const {
+    return row_groups > 1 || rows_of_group == wide_rows;
+  }
   ATTN_HOST_DEVICE constexpr int rows() const { return row_groups * rows_of_group; }
   // wide: they take turns at units; one where it needs all registers.
   ATTN_HOST_DEVICE constexpr int compute_groups() const {
     return !wide() ? row_groups : head_dim_v > 128 ? 1 : max_wide_groups;
   }
   // Warps that can take turns at loading units; one where four blocks leave no registers for more.
-  ATTN_HOST_DEVICE constexpr int loaders() const { return rows_of_group < group_rows ? 1 : 2; }
+  ATTN_HOST_DEVICE constexpr int loaders() const {
+    return rows_of_group < group_rows || swapped ? 1 : 2;
+  }
   ATTN_HOST_DEVICE constexpr int threads() const {
     return compute_groups() * group_threads + loaders() * 32;
   }
@@ -115,8 +126,13 @@ struct DecodeTile {
   ATTN_HOST_DEVICE constexpr int stage_bytes() const { return k_bytes() + tile_bytes(head_dim_v); }
   // Where Q lies, and the sums of a row group's warps of 8 rows meet.
   ATTN_HOST_DEVICE constexpr int group_merge_bytes() const {
+    if (swapped) return larger(q_bytes() + 2 * p_bytes(), rows() * head_dim_v * 4);
     return wide() ? rows() * columns_16bit(head_dim) : decode_warps * 8 * head_dim_v * 4;
   }
+  // swapped: Q, and behind it P of two units.
+  ATTN_HOST_DEVICE constexpr int q_bytes() const { return rows() * columns_16bit(head_dim); }
+  ATTN_HOST_DEVICE constexpr int p_bytes() const { return rows() * columns_16bit(unit_keys); }
+  ATTN_HOST_DEVICE static constexpr int larger(int x, int y) { return x > y ? x : y; }
   // wide: a row of so many columns, of 16 bits, in whole panels; and K and V of 8 bits as such.
   ATTN_HOST_DEVICE static constexpr int columns_16bit(int columns) {
     return (columns + 63) / 64 * panel_pitch;
@@ -130,10 +146,12 @@ struct DecodeTile {
     return row_groups * group_merge_bytes() + compute_groups() * converted_bytes();
   }
   ATTN_HOST_DEVICE constexpr int blocks() const {  // per multiprocessor
+    if (swapped) return head_dim > 128 || rows() > 32 ? 1 : 2;
     const int usual = head_dim > 128 || tiled() ? 1 : 2;
     return rows_of_group < group_rows ? 2 * usual : usual;
   }
   ATTN_HOST_DEVICE constexpr int static_shared_bytes() const {  // at most; in whole 1024 bytes
+    if (swapped) return 1024 + (rows() * 76 + 1023) / 1024 * 1024;
     return 1024 + (compute_groups() > 1 || wide() ? 1024 : 0);
   }
 };

@@ -3,6 +3,7 @@
 // knows.
 #pragma once
 #include "../common/element.cuh"
+#include "../ptx/convert_fp8.h"
 #include "../ptx/ldmatrix.h"
 #include "../shared/swizzle.h"
 #include "decode_tiles.h"
@@ -49,14 +50,36 @@ struct Same {
   }
 };
 
+struct E4M3 {
+  static __device__ __forceinline__ unsigned pair(unsigned short codes) {
+    return ptx::f16_of_e4m3(codes);
+  }
+  static __device__ __forceinline__ void pairs(unsigned word, unsigned* low, unsigned* high) {
+    ptx::f16_of_e4m3(word, low, high);
+  }
+};
+struct E5M2 {
+  static __device__ __forceinline__ unsigned pair(unsigned short codes) {
+    return ptx::f16_of_e5m2(codes);
+  }
+  static __device__ __forceinline__ void pairs(unsigned word, unsigned* low, unsigned* high) {
+    ptx::f16_of_e5m2(word, low, high);
+  }
+};
+
 // 8 bits, as f16, which has all their values.
-template <unsigned (*convert)(unsigned short)>
+template <class Code>
 struct Fp8 {
   using Product = F16;
   static constexpr int bytes = 1;
   static constexpr bool scaled = true;
   static constexpr bool own_types = false;
-  static __device__ __forceinline__ unsigned pair(unsigned short codes) { return convert(codes); }
+  static __device__ __forceinline__ unsigned pair(unsigned short codes) {
+    return Code::pair(codes);
+  }
+  static __device__ __forceinline__ void pairs(unsigned word, unsigned* low, unsigned* high) {
+    Code::pairs(word, low, high);
+  }
 
   static __device__ __forceinline__ unsigned k_lane(int lane) {
     return chunk_offset<panel_pitch>(lane % 16, lane / 16);
@@ -69,10 +92,8 @@ struct Fp8 {
 #pragma unroll
     for (int i = 0; i < 2; ++i)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        a[i][half] = convert(w[2 * i + half] & 0xffff);
-        a[i][2 + half] = convert(w[2 * i + half] >> 16);
-      }
+      for (int half = 0; half < 2; ++half)
+        Code::pairs(w[2 * i + half], &a[i][half], &a[i][2 + half]);
   }
   // Words of ldmatrix hold columns 2g and 2g + 1 of two keys, g = lane / 4: row g of tile n is
   // column 16n + 2g, row g + 8 the one behind it.
@@ -82,11 +103,8 @@ struct Fp8 {
 #pragma unroll
     for (int i = 0; i < 2; ++i)
 #pragma unroll
-      for (int keys = 0; keys < 2; ++keys) {
-        const unsigned columns = __byte_perm(w[2 * i + keys], 0, 0x3120);
-        a[i][2 * keys] = convert(columns & 0xffff);
-        a[i][2 * keys + 1] = convert(columns >> 16);
-      }
+      for (int keys = 0; keys < 2; ++keys)
+        Code::pairs(__byte_perm(w[2 * i + keys], 0, 0x3120), &a[i][2 * keys], &a[i][2 * keys + 1]);
   }
   static __device__ __forceinline__ int v_column(int n, int half, int lane) {
     return 16 * n + 2 * (lane / 4) + half;

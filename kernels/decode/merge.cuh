@@ -325,6 +325,56 @@ struct Parts {
         store_result(a, at, r, read(from, to, step, r));
     }
   }
+  // The same without a ring: what it reads comes to registers, up to 16 parts of a row at once.
+  // Groups are as large as there are groups, so that neither level waits long; with fixed_split
+  // they are cut by numbers.
+  __device__ __forceinline__ void arrive_with_all_rows(const Head& at, int rows) const {
+    const unsigned count = part.end - part.begin;
+    const unsigned size = a.split_keys             ? merged_parts
+                          : count <= parts_at_once ? parts_at_once
+                                                   : unsigned(__fsqrt_ru(float(count)));
+    const unsigned group = part.number / size * size, first_group = part.begin / size,
+                   groups = (part.end - 1) / size + 1 - first_group;
+    unsigned step = 1, from = max(group, part.begin), to = min(group + size, part.end);
+    if (!last_here(a.arrived + counter(group), to - from)) return;
+    if (groups > 1) {
+      add_rows(from, to, step, rows,
+               [&](int r, const RowPart<columns>& row) { write(slot(group), r, row); });
+      from = first_group * size, to = part.end, step = size;
+      if (!last_here(a.arrived + a.slots * row_groups + counter(from), groups)) return;
+    }
+    add_rows(from, to, step, rows,
+             [&](int r, const RowPart<columns>& row) { store_result(a, at, r, row); });
+  }
+  static constexpr unsigned parts_at_once = 16;
+  // Every step-th of the parts [from, to) of each row: done(r, sums).
+  template <class Done>
+  __device__ __forceinline__ void add_rows(unsigned from, unsigned to, unsigned step, int rows,
+                                           Done&& done) const {
+    using Row = RowPart<columns>;
+#pragma unroll 1
+    for (int r0 = 0; r0 < rows; r0 += Row::rows) {
+      const int r = r0 + Row::row();
+      const bool any = r < rows;
+      Row row;
+#pragma unroll 1
+      for (unsigned number = from; number < to; number += parts_at_once * step) {
+        const auto there = [&](int i) { return any && number + i * step < to; };
+        row.template add<parts_at_once>(
+            [&](int i) {
+              return there(i) ? __ldcg(stats(slot(number + i * step), r)) : make_float2(0, 0);
+            },
+            [&](int i) {
+              return there(i) ? __ldcg(reinterpret_cast<const float4*>(
+                                    sums(slot(number + i * step), r) + Row::column()))
+                              : float4{};
+            },
+            a.split_keys != 0);
+      }
+      if (columns > 128) Group::meet();  // warps that share a row have read its stats
+      if (any) done(r, row);
+    }
+  }
   // By all threads. A block that takes all splits of a row tile keeps the sums of a group in its
   // first slot, and those of the groups before in its second.
   __device__ __forceinline__ void fold(const Head& at, int r, const RowPart<columns>& row) const {

@@ -185,19 +185,21 @@ struct Share {
   }
 };
 
-// The sums of x over the threads up to this one, and over all. By all threads of a block.
+// The sums of x over the threads up to this one, and over all. By all threads of a block, or by
+// those of one warp.
 struct Scan {
   unsigned up_to_here, all;
 };
 template <int threads>
 __device__ __forceinline__ Scan scan(unsigned x) {
-  __shared__ unsigned warp_sums[threads / 32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
     const unsigned before = __shfl_up_sync(0xffffffff, x, step);
     if (lane >= step) x += before;
   }
+  if constexpr (threads == 32) return {x, __shfl_sync(0xffffffff, x, 31)};
+  __shared__ unsigned warp_sums[threads / 32];
   if (lane == 31) warp_sums[warp] = x;
   __syncthreads();
   Scan sums = {x, 0};
@@ -228,11 +230,10 @@ struct Work {
   }
 };
 
-// By all threads of a block.
-template <DecodeTile tile>
-__device__ __forceinline__ Work<tile> find_work(const attn_decode_kernarg& a) {
+// By all threads of a block, or by those of one warp, of which each is `thread`.
+template <DecodeTile tile, int threads = tile.threads()>
+__device__ __forceinline__ Work<tile> find_work(const attn_decode_kernarg& a, int thread) {
   __shared__ Cursor<tile> first;
-  constexpr int threads = tile.threads();
   const unsigned column = blockIdx.x % a.columns;
   const int head = column * a.heads_kv / a.columns,
             heads = (column + 1) * a.heads_kv / a.columns - head;
@@ -248,7 +249,7 @@ __device__ __forceinline__ Work<tile> find_work(const attn_decode_kernarg& a) {
     sums = scan<threads>(own);
   };
 #pragma unroll 1
-  for (int b = threadIdx.x; b - int(threadIdx.x) < a.batch; b += threads) {
+  for (int b = thread; b - thread < a.batch; b += threads) {
     count(b);
     all += sums.all;
   }
@@ -260,7 +261,7 @@ __device__ __forceinline__ Work<tile> find_work(const attn_decode_kernarg& a) {
   const unsigned wanted = work.begin % all;
   unsigned before = 0;
 #pragma unroll 1
-  for (int b = threadIdx.x; b - int(threadIdx.x) < a.batch; b += threads) {
+  for (int b = thread; b - thread < a.batch; b += threads) {
     if (a.batch > threads) count(b);
     const unsigned end = before + sums.up_to_here;
     if (wanted < end && wanted >= end - own) {
@@ -281,7 +282,10 @@ __device__ __forceinline__ Work<tile> find_work(const attn_decode_kernarg& a) {
     }
     before += sums.all;
   }
-  __syncthreads();
+  if constexpr (threads == 32)
+    __syncwarp();
+  else
+    __syncthreads();
   work.first = first;
   return work;
 }

@@ -21,7 +21,7 @@ struct Variant {
   ATTN_HOST_DEVICE constexpr bool fp8() const { return tile.element_bytes == 1; }
   // What it is compiled for: sm_90a has wgmma, sm_89 converts fp8.
   constexpr const char* architectures() const {
-    if (tile.wide()) return "sm_90a";
+    if (tile.wide() || tile.swapped) return "sm_90a";
     if (copy_engine) return "sm_90 compute_90";
     return fp8() ? "sm_89 sm_90" : "sm_80 sm_90 compute_80";
   }
@@ -34,6 +34,51 @@ constexpr DecodeTile d64{.head_dim = 64, .head_dim_v = 64},
 
 // clang-format off: a kernel is a line
 constexpr Variant variants[] = {
+    {.name = "decode_sm90_bf16_d64_n8", .type = bf16, .tile = d64.of_swapped(8), .copy_engine = true},
+    {.name = "decode_sm90_bf16_d64_n16", .type = bf16, .tile = d64.of_swapped(16), .copy_engine = true},
+    {.name = "decode_sm90_bf16_d64_n32", .type = bf16, .tile = d64.of_swapped(32), .copy_engine = true},
+    {.name = "decode_sm90_bf16_d64_n64", .type = bf16, .tile = d64.of_swapped(64), .copy_engine = true},
+    {.name = "decode_sm90_f16_d64_n8", .type = f16, .tile = d64.of_swapped(8), .copy_engine = true},
+    {.name = "decode_sm90_f16_d64_n16", .type = f16, .tile = d64.of_swapped(16), .copy_engine = true},
+    {.name = "decode_sm90_f16_d64_n32", .type = f16, .tile = d64.of_swapped(32), .copy_engine = true},
+    {.name = "decode_sm90_f16_d64_n64", .type = f16, .tile = d64.of_swapped(64), .copy_engine = true},
+    {.name = "decode_sm90_fp8_d64_n8", .type = f16, .tile = d64.of_fp8().of_swapped(8), .copy_engine = true},
+    {.name = "decode_sm90_fp8_d64_n16", .type = f16, .tile = d64.of_fp8().of_swapped(16), .copy_engine = true},
+    {.name = "decode_sm90_fp8_d64_n32", .type = f16, .tile = d64.of_fp8().of_swapped(32), .copy_engine = true},
+    {.name = "decode_sm90_fp8_d64_n64", .type = f16, .tile = d64.of_fp8().of_swapped(64), .copy_engine = true},
+    {.name = "decode_sm90_bf16_d128_n8", .type = bf16, .tile = d128.of_swapped(8), .copy_engine = true},
+    {.name = "decode_sm90_bf16_d128_n16", .type = bf16, .tile = d128.of_swapped(16), .copy_engine = true},
+    {.name = "decode_sm90_bf16_d128_n32", .type = bf16, .tile = d128.of_swapped(32), .copy_engine = true},
+    {.name = "decode_sm90_bf16_d128_n64", .type = bf16, .tile = d128.of_swapped(64), .copy_engine = true},
+    {.name = "decode_sm90_f16_d128_n8", .type = f16, .tile = d128.of_swapped(8), .copy_engine = true},
+    {.name = "decode_sm90_f16_d128_n16", .type = f16, .tile = d128.of_swapped(16), .copy_engine = true},
+    {.name = "decode_sm90_f16_d128_n32", .type = f16, .tile = d128.of_swapped(32), .copy_engine = true},
+    {.name = "decode_sm90_f16_d128_n64", .type = f16, .tile = d128.of_swapped(64), .copy_engine = true},
+    {.name = "decode_sm90_fp8_d128_n8", .type = f16, .tile = d128.of_fp8().of_swapped(8), .copy_engine = true},
+    {.name = "decode_sm90_fp8_d128_n16", .type = f16, .tile = d128.of_fp8().of_swapped(16), .copy_engine = true},
+    {.name = "decode_sm90_fp8_d128_n32", .type = f16, .tile = d128.of_fp8().of_swapped(32), .copy_engine = true},
+    {.name = "decode_sm90_fp8_d128_n64", .type = f16, .tile = d128.of_fp8().of_swapped(64), .copy_engine = true},
+    {.name = "decode_sm90_bf16_d192_dv128_n8", .type = bf16, .tile = d192_dv128.of_swapped(8), .copy_engine = true},
+    {.name = "decode_sm90_bf16_d192_dv128_n16", .type = bf16, .tile = d192_dv128.of_swapped(16), .copy_engine = true},
+    {.name = "decode_sm90_bf16_d192_dv128_n32", .type = bf16, .tile = d192_dv128.of_swapped(32), .copy_engine = true},
+    {.name = "decode_sm90_bf16_d192_dv128_n64", .type = bf16, .tile = d192_dv128.of_swapped(64), .copy_engine = true},
+    {.name = "decode_sm90_f16_d192_dv128_n8", .type = f16, .tile = d192_dv128.of_swapped(8), .copy_engine = true},
+    {.name = "decode_sm90_f16_d192_dv128_n16", .type = f16, .tile = d192_dv128.of_swapped(16), .copy_engine = true},
+    {.name = "decode_sm90_f16_d192_dv128_n32", .type = f16, .tile = d192_dv128.of_swapped(32), .copy_engine = true},
+    {.name = "decode_sm90_f16_d192_dv128_n64", .type = f16, .tile = d192_dv128.of_swapped(64), .copy_engine = true},
+    {.name = "decode_sm90_fp8_d192_dv128_n8", .type = f16, .tile = d192_dv128.of_fp8().of_swapped(8), .copy_engine = true},
+    {.name = "decode_sm90_fp8_d192_dv128_n16", .type = f16, .tile = d192_dv128.of_fp8().of_swapped(16), .copy_engine = true},
+    {.name = "decode_sm90_fp8_d192_dv128_n32", .type = f16, .tile = d192_dv128.of_fp8().of_swapped(32), .copy_engine = true},
+    {.name = "decode_sm90_fp8_d192_dv128_n64", .type = f16, .tile = d192_dv128.of_fp8().of_swapped(64), .copy_engine = true, .local_bytes = 64},
+    {.name = "decode_sm90_bf16_d256_n8", .type = bf16, .tile = d256.of_swapped(8), .copy_engine = true},
+    {.name = "decode_sm90_bf16_d256_n16", .type = bf16, .tile = d256.of_swapped(16), .copy_engine = true},
+    {.name = "decode_sm90_bf16_d256_n32", .type = bf16, .tile = d256.of_swapped(32), .copy_engine = true},
+    {.name = "decode_sm90_f16_d256_n8", .type = f16, .tile = d256.of_swapped(8), .copy_engine = true},
+    {.name = "decode_sm90_f16_d256_n16", .type = f16, .tile = d256.of_swapped(16), .copy_engine = true},
+    {.name = "decode_sm90_f16_d256_n32", .type = f16, .tile = d256.of_swapped(32), .copy_engine = true},
+    {.name = "decode_sm90_fp8_d256_n8", .type = f16, .tile = d256.of_fp8().of_swapped(8), .copy_engine = true},
+    {.name = "decode_sm90_fp8_d256_n16", .type = f16, .tile = d256.of_fp8().of_swapped(16), .copy_engine = true},
+    {.name = "decode_sm90_fp8_d256_n32", .type = f16, .tile = d256.of_fp8().of_swapped(32), .copy_engine = true},
     {.name = "decode_sm90_bf16_d64", .type = bf16, .tile = d64, .copy_engine = true},
     {.name = "decode_sm90_f16_d64", .type = f16, .tile = d64, .copy_engine = true},
     {.name = "decode_sm90_fp8_d64", .type = f16, .tile = d64.of_fp8(), .copy_engine = true},

@@ -28,6 +28,10 @@ __device__ __forceinline__ void tma_load_if(unsigned shared, const void* map, un
       "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w), "r"(int(loads))
       : "memory");
 }
+// What describes the tensor, ahead of its first use.
+__device__ __forceinline__ void tma_prefetch_map(const void* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
 // The same box to L2 only.
 __device__ __forceinline__ void tma_prefetch(const void* map, int x, int y, int z, int w) {
   asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map),

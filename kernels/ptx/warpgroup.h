@@ -19,6 +19,21 @@ __device__ __forceinline__ void registers_grow() {
 __device__ __forceinline__ void barrier_wait(int name, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
+// Whether p is true in any of the threads that wait.
+__device__ __forceinline__ bool barrier_or(int name, int threads, bool p) {
+  int any;
+  asm volatile(
+      "{\n"
+      ".reg .pred mine, any;\n"
+      "setp.ne.s32 mine, %3, 0;\n"
+      "barrier.cta.red.or.pred any, %1, %2, mine;\n"
+      "selp.s32 %0, 1, 0, any;\n"
+      "}"
+      : "=r"(any)
+      : "r"(name), "r"(threads), "r"(int(p))
+      : "memory");
+  return any;
+}
 __device__ __forceinline__ void barrier_arrive(int name, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }

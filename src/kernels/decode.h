@@ -88,7 +88,7 @@ inline Shape shape_of(const Problem& p, int64_t rows, const DeviceInfo& device,
   const auto fitting = [&] {  // blocks, in a multiprocessor
     return (device.shared_bytes_max + block_reserve) / (bytes(stages) + block_reserve);
   };
-  while (stages > 2 && fitting() < (tile.own_types ? tile.blocks() : 1)) --stages;
+  while (stages > 2 && fitting() < (tile.own_types || tile.swapped ? tile.blocks() : 1)) --stages;
   const int64_t fit = fitting();
   int64_t units = 0, splits = 0;  // of a row tile
   for (const attn_segment& s : p.segment) {
@@ -112,7 +112,8 @@ inline Shape shape_of(const Problem& p, int64_t rows, const DeviceInfo& device,
   else if (all / most < few_units)
     most = multiprocessors(p, device);
   else
-    most *= std::clamp<int64_t>(all / most / many_units, 1, tile.element_bytes == 2 ? 4 : 1);
+    most *= std::clamp<int64_t>(all / most / many_units, 1,
+                                tile.element_bytes == 2 && !tile.swapped ? 4 : 1);
   shape.stages = stages;
   shape.units = all;
   int64_t shares = all;

@@ -1,0 +1,585 @@
+// Decode with swapped products, for devices with wgmma: S^T = K Q^T and O^T = V^T P^T, so that the
+// rows, queries times query heads of a K/V head, are the N of the instructions, 8 to 64, and none
+// of their 64 rows are padding. One warpgroup computes, its four warps with one state of the
+// softmax; a fifth warp loads. K and V of 16 bits come to the matrix unit as they lie in shared
+// memory, those of fp8 through registers, where they become f16.
+#pragma once
+#include "../common/tanh.cuh"
+#include "../ptx/stmatrix.h"
+#include "../ptx/tma.h"
+#include "../ptx/uniform.h"
+#include "../ptx/warpgroup.h"
+#include "../ptx/wgmma.h"
+#include "../ptx/wgmma_rows.h"
+#include "query.cuh"
+#include "swapped_load.cuh"
+
+namespace attn::decode {
+
+// Lane l of warp w has rows 8n + 2 (l % 4) + i, i = 0, 1, of keys 16w + l / 4 + 8 half, as element
+// 4n + 2 half + i; of O^T columns of V in place of keys.
+template <class KV, DecodeTile tile>
+struct Swapped {
+  using Product = typename KV::Product;
+  static constexpr bool bf16 = Product::type == attn_element_bf16;
+  static constexpr int head_dim = tile.head_dim, head_dim_v = tile.head_dim_v;
+  static constexpr int rows = tile.rows(), row_tiles = rows / 8, elements = rows / 2;
+  static constexpr int v_tiles = head_dim_v / 64;
+  using Group = RowGroup<1>;
+
+  const attn_decode_kernarg& a;
+  SwappedShared<tile>& shared;
+  const unsigned ring;
+  unsigned char* const q_place;  // in shared memory: Q, and behind it P of two units
+  const unsigned q;              // its address
+  Head at;
+  int all_begin, all_end;  // keys that all rows see
+  int turn = 0;            // of P's two places
+  bool fresh;              // nothing has been added yet
+  // V is summed up without its descale while that stays the same, then with each unit's own.
+  float v_unit;
+  bool apart;
+  float o[v_tiles][elements];
+  float reference[row_tiles][2];  // log2 domain; -inf: nothing seen yet
+  float sum[row_tiles][2];        // of the weights of the lane's keys
+
+  __device__ __forceinline__ int lane() const { return threadIdx.x % 32; }
+  __device__ __forceinline__ int warp() const { return threadIdx.x / 32; }
+  __device__ __forceinline__ int used_rows() const {
+    return min(at.seqlen_q * a.group - at.first_row, rows);
+  }
+  // The lane's first row of tile n; the other one is behind it.
+  __device__ __forceinline__ int lane_row(int n) const { return 8 * n + lane() % 4 * 2; }
+  __device__ __forceinline__ int lane_key(int half) const {
+    return 16 * warp() + lane() / 4 + 8 * half;
+  }
+  __device__ __forceinline__ bool plain() const { return a.softcap == 0 && !a.alibi_slopes; }
+
+  __device__ __forceinline__ void begin_part() {
+    const KeyBand seen = a.mask.band(at.seqlen_q, at.seqlen_kv);
+    const auto keys_of = [&](int query) {
+      return make_int2(clamp(query + seen.lower, 0, at.seqlen_kv),
+                       clamp(query + seen.upper, 0, at.seqlen_kv));
+    };
+    const int last = Row(a, at, used_rows() - 1).query;
+    all_begin = keys_of(last).x;
+    all_end = keys_of(Row(a, at, 0).query).y;
+    if (a.tree) all_end = min(all_end, at.seqlen_kv - int(a.tree_mask.keys));
+    if (threadIdx.x < rows) {
+      const int r = threadIdx.x;
+      const Row row(a, at, min(r, used_rows() - 1));
+      shared.keys[r] = keys_of(row.query);
+      if (a.alibi_slopes) shared.slope[r] = a.alibi_slopes[row.head] * log2_e;
+      if (a.tree) {
+        const long long first = a.cu_seqlens_q ? at.q_begin : (long long)at.b * a.seqlen_q;
+        const unsigned long long* words = a.tree + 2 * (first + row.query);
+        shared.tree[r] = make_ulonglong2(words[0], words[1]);
+      }
+    }
+    load_q();
+    fresh = true;
+    apart = false;
+    v_unit = 1;
+#pragma unroll
+    for (int n = 0; n < row_tiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) reference[n][i] = -infinity(), sum[n][i] = 0;
+#pragma unroll
+    for (int m = 0; m < v_tiles; ++m)
+#pragma unroll
+      for (int i = 0; i < elements; ++i) o[m][i] = 0;
+    ptx::fence_async_shared();
+    Group::meet();
+  }
+
+  // Q to shared memory, 8 threads per row.
+  __device__ __forceinline__ void load_q() {
+    constexpr int panels = tile.columns_16bit(head_dim) / panel_pitch;
+    const int chunk = threadIdx.x % 8;
+#pragma unroll
+    for (int r0 = 0; r0 < rows; r0 += group_threads / 8) {
+      const int r = r0 + threadIdx.x / 8;
+      if (r >= rows) return;
+      const bool used = r < used_rows();
+      const Row row(a, at, used ? r : 0);
+      const char* from = static_cast<const char*>(a.q) +
+                         2 * ((a.cu_seqlens_q ? at.q_begin * a.q_stride[1] : at.b * a.q_stride[0]) +
+                              row.query * a.q_stride[1] + row.head * a.q_stride[2]);
+      unsigned words[panels][4];
+#pragma unroll
+      for (int panel = 0; panel < panels; ++panel) {
+        const int column = 64 * panel + 8 * chunk;
+        const uint4 x = used && column < a.head_dim
+                            ? *reinterpret_cast<const uint4*>(from + 2 * column)
+                            : uint4{0, 0, 0, 0};
+        words[panel][0] = x.x, words[panel][1] = x.y, words[panel][2] = x.z, words[panel][3] = x.w;
+      }
+      if constexpr (KV::scaled) {
+        const float undo = q_to_f16(a.q_type, [&](auto&& each) {
+#pragma unroll
+          for (auto& panel : words)
+#pragma unroll
+            for (unsigned& pair : panel) each(pair);
+        });
+        if (chunk == 0) shared.q_scale[r] = a.scale * undo * log2_e;
+      }
+#pragma unroll
+      for (int panel = 0; panel < panels; ++panel) {
+        unsigned char* const to = q_place + panel * rows * panel_pitch;
+        const unsigned(&x)[4] = words[panel];
+        if constexpr (KV::scaled) {
+          // The matrix unit takes pairs of 16 columns in the order 0 2 4 6, 1 3 5 7 of fp8 words.
+          const auto place = [&](int odd) {
+            return reinterpret_cast<uint2*>(to + chunk_offset<panel_pitch>(r, chunk / 2 * 2 + odd) +
+                                            chunk % 2 * 8);
+          };
+          *place(0) = {x[0], x[2]};
+          *place(1) = {x[1], x[3]};
+        } else {
+          *reinterpret_cast<uint4*>(to + chunk_offset<panel_pitch>(r, chunk)) = {x[0], x[1], x[2],
+                                                                                 x[3]};
+        }
+      }
+    }
+  }
+
+  // Computed where it is used, once for all lanes.
+  static __device__ __forceinline__ unsigned long long descriptor(unsigned at,
+                                                                  unsigned panel_bytes) {
+    return ptx::wgmma_descriptor(ptx::uniform(at / 16), panel_bytes);
+  }
+  // Of 16 columns from 16 * step on, in a matrix of so many rows.
+  static __device__ __forceinline__ unsigned step_offset(int step, int rows) {
+    return (step / 4 * rows * panel_pitch + step % 4 * 32) >> 4;
+  }
+
+  // x = K Q^T.
+  __device__ __forceinline__ void multiply_k(float (&x)[elements], unsigned k) const {
+    constexpr int steps = head_dim / 16;
+    const unsigned long long q_matrix = descriptor(q, 0);
+    if constexpr (!KV::scaled) {
+      const unsigned long long k_matrix = descriptor(k, 0);
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int step = 0; step < steps; ++step)
+        ptx::wgmma_rows<bf16, false>(x, k_matrix + step_offset(step, unit_keys),
+                                     q_matrix + step_offset(step, rows), step > 0);
+    } else {
+      unsigned f[steps][4];
+      const unsigned from = k + warp() * warp_keys * panel_pitch + KV::k_lane(lane());
+#pragma unroll
+      for (int step = 0; step < steps; step += 2) {
+        unsigned pair[2][4];
+        KV::load_k(pair, from, step);
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+          for (int j = 0; j < 4; ++j) f[step + i][j] = pair[i][j];
+      }
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int step = 0; step < steps; ++step)
+        ptx::wgmma_rows<bf16>(x, f[step], q_matrix + step_offset(step, rows), step > 0);
+    }
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+    ptx::pin(x);
+  }
+
+  // sums (+)= V^T P^T of the 64 columns from 64 * m on.
+  __device__ __forceinline__ void multiply_v(float (&sums)[elements], unsigned v, int m,
+                                             unsigned long long p, bool add) const {
+    constexpr int steps = unit_keys / 16;
+    if constexpr (!KV::scaled) {
+      const unsigned long long v_matrix = descriptor(v, panel_bytes) + (m * panel_bytes >> 4);
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int step = 0; step < steps; ++step)
+        ptx::wgmma_rows<bf16, true>(sums, v_matrix + (step * 16 * panel_pitch >> 4),
+                                    p + (step * 32 >> 4), step > 0 || add);
+    } else {
+      // Words hold columns 2g and 2g + 1 of two keys, g = lane / 4: row g is column 2g, row g + 8
+      // the one behind it.
+      unsigned f[steps][4];
+      const int chunk = 4 * m + warp();
+      const unsigned from =
+          v + chunk / 8 * panel_bytes + chunk_offset<panel_pitch>(lane() % 32, chunk % 8);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        unsigned w[4];
+        ptx::ldmatrix_transposed(w, from + half * 32 * panel_pitch);
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          KV::pairs(__byte_perm(w[j], 0, 0x3120), &f[2 * half + j / 2][j % 2 * 2],
+                    &f[2 * half + j / 2][j % 2 * 2 + 1]);
+      }
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int step = 0; step < steps; ++step)
+        ptx::wgmma_rows<bf16>(sums, f[step], p + (step * 32 >> 4), step > 0 || add);
+    }
+    ptx::wgmma_commit();
+  }
+  static __device__ __forceinline__ int v_column(int m, int half, int lane, int warp) {
+    return 64 * m + 16 * warp + (KV::scaled ? 2 * (lane / 4) + half : lane / 4 + 8 * half);
+  }
+
+  __device__ __forceinline__ void add_values(unsigned v, unsigned long long p, float v_descale,
+                                             float (&free)[elements]) {
+    if constexpr (KV::scaled) {
+      if (fresh)
+        v_unit = v_descale;
+      else if (!apart && v_descale != v_unit) {
+        scale_sums(v_unit);
+        apart = true;
+      }
+      if (apart) {
+#pragma unroll
+        for (int m = 0; m < v_tiles; ++m) {
+          multiply_v(free, v, m, p, false);
+          ptx::wgmma_wait<0>();
+          ptx::pin(free);
+#pragma unroll
+          for (int i = 0; i < elements; ++i) o[m][i] = fmaf(free[i], v_descale, o[m][i]);
+        }
+        return;
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < v_tiles; ++m) ptx::pin(o[m]);
+#pragma unroll
+    for (int m = 0; m < v_tiles; ++m) multiply_v(o[m], v, m, p, true);
+    ptx::wgmma_wait<0>();
+#pragma unroll
+    for (int m = 0; m < v_tiles; ++m) ptx::pin(o[m]);
+  }
+  __device__ __forceinline__ void scale_sums(float factor) {
+#pragma unroll
+    for (int m = 0; m < v_tiles; ++m)
+#pragma unroll
+      for (int i = 0; i < elements; ++i) o[m][i] *= factor;
+  }
+
+  __device__ __forceinline__ void take(unsigned stage, const SwappedUnit& unit) {
+    const unsigned long long valid = unit.valid;
+    const int first = unit.first;
+    if (valid == 0) return;
+    const unsigned v = stage + tile.k_bytes();
+    float x[elements];
+    multiply_k(x, stage);
+    change_scores(x, first, KV::scaled ? unit.k_descale : 1);
+    if (valid != ~0ull || first < all_begin || first + unit_keys > all_end) {
+      hide(x, first, valid);
+      clear(v, a.tree ? hide_by_tree(x, first) : valid);
+    }
+    if (a.split_invariant)
+      weigh<true>(x);
+    else
+      weigh<false>(x);
+    add_values(v, descriptor(p_place(), 0), KV::scaled ? unit.v_descale : 1, x);
+    fresh = false;
+    turn ^= 1;
+  }
+
+  // Products become scores in the log2 domain.
+  __device__ __forceinline__ void change_scores(float (&x)[elements], int first,
+                                                float k_descale) const {
+#pragma unroll
+    for (int n = 0; n < row_tiles; ++n) {
+      float2 factor = make_float2(a.scale * log2_e, a.scale * log2_e);
+      if constexpr (KV::scaled) {
+        factor = *reinterpret_cast<const float2*>(&shared.q_scale[lane_row(n)]);
+        factor.x *= k_descale, factor.y *= k_descale;
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        x[4 * n + 2 * half] *= factor.x;
+        x[4 * n + 2 * half + 1] *= factor.y;
+      }
+    }
+    if (!plain()) modify(x, first);
+  }
+  // Softcap and ALiBi.
+  __device__ __forceinline__ void modify(float (&x)[elements], int first) const {
+    const float limit = a.softcap * log2_e, into_limit = a.softcap > 0 ? 1 / limit : 0;
+    const int diagonal = at.seqlen_kv - at.seqlen_q - first;
+#pragma unroll
+    for (int n = 0; n < row_tiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int r = lane_row(n) + i;
+        const float slope = a.alibi_slopes ? shared.slope[r] : 0;
+        const int away = a.alibi_slopes ? (at.first_row + r) / a.group + diagonal : 0;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float& s = x[4 * n + 2 * half + i];
+          if (a.softcap > 0) s = limit * tanh_accurate(s * into_limit);
+          if (a.alibi_slopes) s -= slope * fabsf(float(away - lane_key(half)));
+        }
+      }
+  }
+
+  // Scores of keys that their queries do not see.
+  __device__ __forceinline__ void hide(float (&x)[elements], int first,
+                                       unsigned long long valid) const {
+#pragma unroll
+    for (int n = 0; n < row_tiles; ++n) {
+      const int4 keys = *reinterpret_cast<const int4*>(&shared.keys[lane_row(n)]);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int position = first + lane_key(half);
+        const bool there = valid >> lane_key(half) & 1;
+        if (!there || position < keys.x || position >= keys.y) x[4 * n + 2 * half] = -infinity();
+        if (!there || position < keys.z || position >= keys.w)
+          x[4 * n + 2 * half + 1] = -infinity();
+      }
+    }
+  }
+  // The same of the tree's keys, after hide(). Returns a bit for each key that some row sees.
+  __device__ __forceinline__ unsigned long long hide_by_tree(float (&x)[elements],
+                                                             int first) const {
+    unsigned any = 0;  // of the warp's keys
+#pragma unroll
+    for (int n = 0; n < row_tiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const ulonglong2 words = shared.tree[lane_row(n) + i];
+        const unsigned long long seen = a.tree_mask.seen(words.x, words.y, first, at.seqlen_kv);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float& s = x[4 * n + 2 * half + i];
+          if (!(seen >> lane_key(half) & 1)) s = -infinity();
+          if (s != -infinity()) any |= 1u << (lane() / 4 + 8 * half);
+        }
+      }
+    any = __reduce_or_sync(0xffffffff, any);
+    if (lane() == 0) shared.seen[warp()] = (unsigned long long)any << 16 * warp();
+    Group::meet();
+    unsigned long long all = 0;
+#pragma unroll
+    for (int w = 0; w < decode_warps; ++w) all |= shared.seen[w];
+    return all;
+  }
+  // V of keys that nobody sees may be anything, and 0 * NaN is NaN. What weigh() does next makes it
+  // known to the matrix unit.
+  __device__ __forceinline__ void clear(unsigned v, unsigned long long seen) const {
+    if (seen == ~0ull) return;
+    constexpr int panels = tile.panels(head_dim_v);
+#pragma unroll 1
+    for (int i = threadIdx.x; i < unit_keys * 8; i += group_threads) {
+      if (seen >> i / 8 & 1) continue;
+#pragma unroll
+      for (int panel = 0; panel < panels; ++panel)
+        asm volatile(
+            "st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(v + panel * panel_bytes + 16 * i),
+            "r"(0)
+            : "memory");
+    }
+  }
+
+  __device__ __forceinline__ unsigned p_place() const {
+    return q + tile.q_bytes() + turn * tile.p_bytes();
+  }
+
+  // Weights 2^(x - reference) to shared memory, as the matrix unit takes them. A reference stays
+  // until a score exceeds it by more than `slack`: weights are up to 2^8 then, and o is rarely
+  // multiplied. invariant: references are integers, so that sums against different ones differ by
+  // an exact power of two.
+  template <bool invariant>
+  __device__ __forceinline__ void weigh(const float (&x)[elements]) {
+    constexpr float slack = invariant ? 0 : 8;
+    if (!fresh) {
+      bool above = false;
+      float before[row_tiles][2];
+#pragma unroll
+      for (int n = 0; n < row_tiles; ++n)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          above = above || fmaxf(x[4 * n + i], x[4 * n + 2 + i]) > reference[n][i] + slack;
+          before[n][i] = sum[n][i];
+        }
+      store_weights<invariant>(x);
+      if (!ptx::barrier_or(1, group_threads, above)) return;
+#pragma unroll
+      for (int n = 0; n < row_tiles; ++n)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) sum[n][i] = before[n][i];
+    }
+    move_references<invariant>(x, slack);
+    store_weights<invariant>(x);
+    Group::meet();
+  }
+  // To the unit's largest scores, row by row.
+  template <bool invariant>
+  __device__ __forceinline__ void move_references(const float (&x)[elements], float slack) {
+#pragma unroll
+    for (int n = 0; n < row_tiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float most = fmaxf(x[4 * n + i], x[4 * n + 2 + i]);
+#pragma unroll
+        for (int step = 4; step < 32; step *= 2)
+          most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, step));
+        if (lane() < 4) shared.most[warp()][lane_row(n) + i] = most;
+      }
+    Group::meet();
+#pragma unroll
+    for (int n = 0; n < row_tiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float most = shared.most[0][lane_row(n) + i];
+#pragma unroll
+        for (int w = 1; w < decode_warps; ++w) most = fmaxf(most, shared.most[w][lane_row(n) + i]);
+        const float top = invariant ? ceilf(most) : most;
+        const float next = most > reference[n][i] + slack ? top : reference[n][i];
+        const float shrink = next == -infinity() ? 1 : ptx::ex2(reference[n][i] - next);
+        reference[n][i] = next;
+        sum[n][i] *= shrink;
+#pragma unroll
+        for (int m = 0; m < v_tiles; ++m) o[m][4 * n + i] *= shrink, o[m][4 * n + 2 + i] *= shrink;
+      }
+  }
+  template <bool invariant>
+  __device__ __forceinline__ void store_weights(const float (&x)[elements]) {
+#pragma unroll
+    for (int n = 0; n < row_tiles; ++n) {
+      float used[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) used[i] = reference[n][i] == -infinity() ? 0 : reference[n][i];
+      unsigned pair[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float y0 = ptx::ex2(x[4 * n + 2 * half] - used[0]),
+              y1 = ptx::ex2(x[4 * n + 2 * half + 1] - used[1]);
+        pair[half] = Product::pack(y0, y1);
+        if (invariant) {  // then sums have the weights as rounded
+          y0 = Product::unpack(pair[half] & 0xffff);
+          y1 = Product::unpack(pair[half] >> 16);
+        }
+        sum[n][0] += y0;
+        sum[n][1] += y1;
+      }
+      // [row][64 keys]
+      ptx::stmatrix_transposed(
+          p_place() + 8 * n * panel_pitch +
+              chunk_offset<panel_pitch>(lane() % 8, 2 * warp() + lane() / 8 % 2),
+          pair[0], pair[1]);
+    }
+    ptx::fence_async_shared();
+  }
+
+  // A part ends: to the result, or to the workspace. All rows through the place of Q and P.
+  __device__ __forceinline__ void end_part(const PlacedPart& placed) {
+    // Row r's columns lie at ^ 8 (r / 2), so that a store of a warp meets each bank once.
+    float* const place = reinterpret_cast<float*>(q_place);
+    const auto place_at = [](int r, int column) {
+      return r * head_dim_v + (column ^ (r / 2 % 4 * 8));
+    };
+    const int here = int(recompute(lane()));
+#pragma unroll
+    for (int n = 0; n < row_tiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+#pragma unroll
+        for (int step = 4; step < 32; step *= 2)
+          sum[n][i] += __shfl_xor_sync(0xffffffff, sum[n][i], step);
+        const int r = 8 * n + here % 4 * 2 + i;
+        if (here < 4) {
+          shared.most[warp()][r] = sum[n][i];
+          if (warp() == 0) shared.reference[r] = reference[n][i];
+        }
+      }
+    Group::meet();  // all have done with Q and P
+    const float factor = KV::scaled && !apart ? v_unit : 1;
+#pragma unroll
+    for (int m = 0; m < v_tiles; ++m)
+#pragma unroll
+      for (int n = 0; n < row_tiles; ++n)
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          place[place_at(8 * n + here % 4 * 2 + j % 2, v_column(m, j / 2, here, warp()))] =
+              KV::scaled ? o[m][4 * n + j] * factor : o[m][4 * n + j];
+    Group::meet();
+    const Parts<tile> parts = {a, placed};
+    using Row = RowPart<head_dim_v>;
+    const int used = used_rows();
+#pragma unroll 1
+    for (int r = Row::row(); r < rows; r += Row::rows) {
+      Row row;
+      row.reference = shared.reference[r];
+#pragma unroll
+      for (int w = 0; w < decode_warps; ++w) row.sum += shared.most[w][r];
+      row.o = *reinterpret_cast<const float4*>(place + place_at(r, Row::column()));
+      if (placed.alone())
+        store_result(a, at, r, row);
+      else if (a.whole_heads)
+        parts.fold(at, r, row);
+      else if (r < used)
+        parts.write(parts.slot(placed.number), r, row);
+    }
+    if (!placed.alone() && !a.whole_heads) parts.arrive_with_all_rows(at, used);
+    Group::meet();  // before the next part's Q comes where the sums are
+  }
+
+  __device__ __forceinline__ void run() {
+    Stage stage;
+#pragma unroll 1
+    for (unsigned number = 0;; ++number) {
+      const unsigned slot = number % 2;
+      wait(shared.part_full[slot], number / 2 % 2);
+      const SwappedPart& part = shared.part[slot];
+      if (part.none) return;
+      at = part.at;
+      begin_part();
+      bool last, final;
+#pragma unroll 1
+      do {
+        wait(shared.full[stage.number], stage.parity);
+        const SwappedUnit& unit = shared.unit[stage.number];
+        last = unit.last, final = unit.final;
+        take(ring + stage.number * tile.stage_bytes(), unit);
+        __syncwarp();
+        if (lane() == 0) ptx::mbarrier_arrive(address(&shared.empty[stage.number]));
+        stage.next(a.stages);
+      } while (!last);
+      end_part(part.placed);
+      if (final) return;
+      if (threadIdx.x == 0) ptx::mbarrier_arrive(address(&shared.part_empty[slot]));
+    }
+  }
+};
+
+template <class KV, DecodeTile tile>
+__device__ __forceinline__ void decode_swapped(const attn_decode_kernarg& a, const Maps& maps) {
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  SwappedShared<tile>& shared = swapped_shared<tile>();
+  // The same in all lanes, which the compiler sees here.
+  const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
+  if (threadIdx.x < decode_max_stages) {
+    ptx::mbarrier_init(address(&shared.full[threadIdx.x]), 1);
+    ptx::mbarrier_init(address(&shared.empty[threadIdx.x]), decode_warps);
+  } else if (threadIdx.x < decode_max_stages + 2) {
+    ptx::mbarrier_init(address(&shared.part_full[threadIdx.x - decode_max_stages]), 1);
+    ptx::mbarrier_init(address(&shared.part_empty[threadIdx.x - decode_max_stages]), 1);
+  }
+  ptx::mbarrier_init_fence();
+  ptx::grid_let_next_start();
+  if (warp == decode_warps && threadIdx.x % 32 < 2 * a.num_segments) {
+    const int i = threadIdx.x % 32;
+    ptx::tma_prefetch_map(i % 2 ? &maps[i / 2].v : &maps[i / 2].k);
+  }
+  __syncthreads();
+  ptx::grid_wait();  // before any other access to memory
+  if (a.cu_seqlens_q) {
+    if (warp == 0) store_rows_of_nobody<long long>(a, blockIdx.x, gridDim.x);
+    if (a.seqlen_q == 0) return;
+  }
+  const unsigned ring = address(shared_memory);
+  unsigned char* const q_place = shared_memory + a.stages * tile.stage_bytes();
+  if (warp == decode_warps)
+    SwappedLoader<KV, tile>{a, maps, shared, ring}.run();
+  else
+    Swapped<KV, tile>{a, shared, ring, q_place, address(q_place)}.run();
+}
+
+}  // namespace attn::decode

@@ -1,0 +1,204 @@
+// The warp of swapped.cuh that loads: it finds the block's work and asks the copy engine for K and
+// V of one unit after the other. One lane does so, for what a unit takes it is what the block waits
+// for.
+#pragma once
+#include "../common/descale.cuh"
+#include "../ptx/tma.h"
+#include "load.cuh"
+
+namespace attn::decode {
+
+// What the warps that compute know of a unit.
+struct SwappedUnit {
+  unsigned long long valid;   // a bit per key: there is one that some query sees
+  int first;                  // position of the first key
+  unsigned char last, final;  // of its part, of the block
+  float k_descale, v_descale;
+};
+
+// And of a part, before its first unit is there.
+struct SwappedPart {
+  Head at;
+  PlacedPart placed;
+  bool none;  // the block has no work
+};
+
+template <DecodeTile tile>
+struct SwappedShared {
+  static constexpr int rows = tile.rows();
+  Barrier full[decode_max_stages], empty[decode_max_stages];
+  Barrier part_full[2], part_empty[2];
+  SwappedUnit unit[decode_max_stages];
+  SwappedPart part[2];
+  unsigned long long seen[decode_warps];  // with a tree: keys that some row sees
+  float most[decode_warps][rows];         // of a unit's scores; when a part ends sums of weights
+  float reference[rows];                  // when a part ends
+  float q_scale[rows];                    // what products of a row of Q are multiplied with
+  float slope[rows];                      // of ALiBi
+  int2 keys[rows];                        // that a row sees: from, to
+  ulonglong2 tree[rows];                  // its words of the tree
+};
+
+template <DecodeTile tile>
+__device__ __forceinline__ SwappedShared<tile>& swapped_shared() {
+  // Beside it lie find_work's cursor and which block was last.
+  static_assert(sizeof(SwappedShared<tile>) + sizeof(Cursor<tile>) + 64 <=
+                tile.static_shared_bytes());
+  __shared__ SwappedShared<tile> shared;
+  return shared;
+}
+
+__device__ __forceinline__ unsigned long long low_bits(int count) {
+  return count >= 64 ? ~0ull : (1ull << count) - 1;
+}
+
+template <class KV, DecodeTile tile>
+struct SwappedLoader {
+  static constexpr int k_panels = tile.panels(tile.head_dim),
+                       v_panels = tile.panels(tile.head_dim_v);
+  static constexpr int max_boxes = unit_keys / warp_keys;  // of a unit
+
+  const attn_decode_kernarg& a;
+  const Maps& maps;
+  SwappedShared<tile>& shared;
+  const unsigned ring;
+  Cursor<tile> at;
+  // Of the unit: asked for while the one before it is on its way.
+  int page[max_boxes];
+  float k_descale, v_descale;
+
+  __device__ __forceinline__ void look_up() {
+    const attn_decode_segment& s = a.segment[at.segment];
+    const int local = at.first - at.begin;
+    if (s.block_table) {
+      const int* const table = s.block_table + at.b * (long long)s.max_pages;
+#pragma unroll
+      for (int i = 0; i < max_boxes; ++i) {
+        const int key = i * s.box_keys, entry = page_of(s, local + key);
+        page[i] = key < unit_keys && entry < s.max_pages ? table[entry] : -1;
+      }
+    }
+    if constexpr (KV::scaled) {
+      const auto descale = [&](const attn_descale& d) {
+        return d.at && at.first < at.end ? *descale_at(d, at.b, at.h, local) : 1.0f;
+      };
+      k_descale = descale(s.k_descale);
+      v_descale = descale(s.v_descale);
+    }
+  }
+
+  static __device__ __forceinline__ int page_of(const attn_decode_segment& s, int key) {
+    return s.page_log2 >= 0 ? key >> s.page_log2 : key / s.page_size;
+  }
+  static __device__ __forceinline__ int slot_of(const attn_decode_segment& s, int key) {
+    return s.page_log2 >= 0 ? key & (s.page_size - 1) : key % s.page_size;
+  }
+
+  // Keys of the unit that some query sees and that are there.
+  __device__ __forceinline__ unsigned long long valid_keys(const attn_decode_segment& s) const {
+    const int from = clamp(at.sequence.low - at.first, 0, unit_keys),
+              end = clamp(min(at.sequence.high, at.end) - at.first, from, unit_keys);
+    unsigned long long valid = low_bits(end) & ~low_bits(from);
+    if (s.block_table) {
+#pragma unroll
+      for (int i = 0; i < max_boxes; ++i) {
+        const int key = i * s.box_keys;
+        if (key < unit_keys && unsigned(page[i]) >= unsigned(s.num_pages))
+          valid &= ~(low_bits(s.box_keys) << key);
+      }
+    }
+    return valid;
+  }
+
+  __device__ __forceinline__ void load(const Stage& stage, bool last, bool final) const {
+    const attn_decode_segment& s = a.segment[at.segment];
+    const unsigned long long valid = valid_keys(s);
+    shared.unit[stage.number] = {valid, at.first, last, final, k_descale, v_descale};
+    const unsigned to = ring + stage.number * tile.stage_bytes(),
+                   full = address(&shared.full[stage.number]);
+    const int local = at.first - at.begin;
+    if (!s.block_table) {
+      const bool any = valid != 0;
+      ptx::mbarrier_arrive_expect(full, any ? tile.stage_bytes() : 0);
+      if (any) copy(to, full, at.row + local, s.lengths.cu_seqlens ? 0 : at.b);
+      return;
+    }
+    const auto wanted = [&](int key) {
+      return key < unit_keys && (valid >> key & low_bits(s.box_keys)) != 0;
+    };
+    int boxes = 0;
+#pragma unroll
+    for (int i = 0; i < max_boxes; ++i) boxes += wanted(i * s.box_keys);
+    ptx::mbarrier_arrive_expect(full, boxes * (k_panels + v_panels) * s.box_keys * panel_pitch);
+#pragma unroll
+    for (int i = 0; i < max_boxes; ++i) {
+      const int key = i * s.box_keys;
+      if (wanted(key)) copy(to + key * panel_pitch, full, slot_of(s, local + key), page[i]);
+    }
+  }
+  // A box of K and of V, panel by panel.
+  __device__ __forceinline__ void copy(unsigned to, unsigned full, int row, int entry) const {
+    constexpr int columns = panel_pitch / KV::bytes;
+#pragma unroll
+    for (int i = 0; i < k_panels; ++i)
+      ptx::tma_load(to + i * panel_bytes, &maps[at.segment].k, full, i * columns, row, at.h, entry);
+#pragma unroll
+    for (int i = 0; i < v_panels; ++i)
+      ptx::tma_load(to + tile.k_bytes() + i * panel_bytes, &maps[at.segment].v, full, i * columns,
+                    row, at.h, entry);
+  }
+
+  // The part that begins with the unit at the cursor. number: of the block's parts.
+  __device__ __forceinline__ void post(const Work<tile>& work, const Part& part,
+                                       unsigned number) const {
+    const unsigned slot = number % 2;
+    wait(shared.part_empty[slot], number / 2 % 2 ^ 1);
+    SwappedPart& to = shared.part[slot];
+    to.at = {at.b,
+             at.h,
+             at.sequence.first_row,
+             at.sequence.seqlen_q,
+             at.sequence.seqlen_kv,
+             at.sequence.q_begin};
+    to.placed = place_of<tile>(a, to.at, work.share, part);
+    to.none = false;
+    ptx::mbarrier_arrive(address(&shared.part_full[slot]));
+  }
+
+  // By all lanes.
+  __device__ __forceinline__ void run() {
+    const Work<tile> work = find_work<tile, 32>(a, threadIdx.x % 32);
+    if (threadIdx.x % 32 != 0) return;
+    if (work.begin == work.end) {
+      shared.part[0].none = true;
+      return ptx::mbarrier_arrive(address(&shared.part_full[0]));
+    }
+    at = work.first;
+    look_up();
+    unsigned head_begin = work.begin - (at.sequence.units - at.left), share = work.begin, parts = 0;
+    bool begins = true;
+    Stage stage;
+#pragma unroll 1
+    while (true) {
+      const bool head_ends = at.left == 1, split_ends = a.split_keys ? at.ends_split(a) : head_ends;
+      if (begins)
+        post(work,
+             a.split_keys ? Part{unsigned(at.split), unsigned(at.sequence.split_begin),
+                                 unsigned(at.sequence.split_end)}
+                          : Part{0, head_begin, head_begin + at.sequence.units},
+             parts++);
+      share += !a.split_keys || (a.whole_heads ? head_ends : split_ends);
+      const bool final = share == work.end;
+      begins = split_ends;
+      wait(shared.empty[stage.number], stage.parity ^ 1);
+      load(stage, split_ends || final, final);
+      if (final) return;
+      stage.next(a.stages);
+      if (head_ends) head_begin = share;
+      at.next(a, split_ends);
+      look_up();
+    }
+  }
+};
+
+}  // namespace attn::decode
