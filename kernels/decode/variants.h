@@ -57,7 +57,7 @@ constexpr Variant variants[] = {
     {.name = "decode_sm90_fp8_d128_n8", .type = f16, .tile = d128.of_fp8().of_swapped(8), .copy_engine = true},
     {.name = "decode_sm90_fp8_d128_n16", .type = f16, .tile = d128.of_fp8().of_swapped(16), .copy_engine = true},
     {.name = "decode_sm90_fp8_d128_n32", .type = f16, .tile = d128.of_fp8().of_swapped(32), .copy_engine = true},
-    {.name = "decode_sm90_fp8_d128_n64", .type = f16, .tile = d128.of_fp8().of_swapped(64), .copy_engine = true},
+    {.name = "decode_sm90_fp8_d128_n64", .type = f16, .tile = d128.of_fp8().of_swapped(64), .copy_engine = true, .local_bytes = 64},
     {.name = "decode_sm90_bf16_d192_dv128_n8", .type = bf16, .tile = d192_dv128.of_swapped(8), .copy_engine = true},
     {.name = "decode_sm90_bf16_d192_dv128_n16", .type = bf16, .tile = d192_dv128.of_swapped(16), .copy_engine = true},
     {.name = "decode_sm90_bf16_d192_dv128_n32", .type = bf16, .tile = d192_dv128.of_swapped(32), .copy_engine = true},
