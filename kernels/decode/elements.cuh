@@ -55,7 +55,7 @@ struct E4M3 {
     return ptx::f16_of_e4m3(codes);
   }
   static __device__ __forceinline__ void pairs(unsigned word, unsigned* low, unsigned* high) {
-    ptx::f16_of_e4m3(word, low, high);
+    ptx::f16_of_e4m3_word(word, low, high);
   }
 };
 struct E5M2 {
@@ -63,7 +63,7 @@ struct E5M2 {
     return ptx::f16_of_e5m2(codes);
   }
   static __device__ __forceinline__ void pairs(unsigned word, unsigned* low, unsigned* high) {
-    ptx::f16_of_e5m2(word, low, high);
+    ptx::f16_of_e5m2_word(word, low, high);
   }
 };
 

@@ -16,12 +16,12 @@ __device__ __forceinline__ unsigned f16_of_e5m2(unsigned short pair) {
   return d;
 }
 // Both pairs of a word, whose halves need no shift then.
-__device__ __forceinline__ void f16_of_e4m3(unsigned word, unsigned* low, unsigned* high) {
+__device__ __forceinline__ void f16_of_e4m3_word(unsigned word, unsigned* low, unsigned* high) {
   asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.rn.f16x2.e4m3x2 %0, l; cvt.rn.f16x2.e4m3x2 %1, h;}"
       : "=r"(*low), "=r"(*high)
       : "r"(word));
 }
-__device__ __forceinline__ void f16_of_e5m2(unsigned word, unsigned* low, unsigned* high) {
+__device__ __forceinline__ void f16_of_e5m2_word(unsigned word, unsigned* low, unsigned* high) {
   asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.rn.f16x2.e5m2x2 %0, l; cvt.rn.f16x2.e5m2x2 %1, h;}"
       : "=r"(*low), "=r"(*high)
       : "r"(word));
