@@ -76,6 +76,7 @@ struct attn_decode_kernarg {
   unsigned* arrived;  // [2, slots, row groups]: zero between launches
   attn_decode_segment segment[attn_decode_max_segments];
   int scales_at;  // of own_types: of i8 and i4, in a stage; 0: there is no such segment
+  int fixed_lengths;  // no length lies in memory
 };
 
 // K and V come by the copy engine. Dimensions: head_dim, seq, head, batch; packed: batch 1; paged:

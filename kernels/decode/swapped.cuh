@@ -30,8 +30,9 @@ struct Swapped {
   const attn_decode_kernarg& a;
   SwappedShared<tile>& shared;
   const unsigned ring;
-  unsigned char* const q_place;  // in shared memory: Q, and behind it P of two units
-  const unsigned q;              // its address
+  unsigned char* const q_place;                 // in shared memory: Q, and behind it P of two units
+  const unsigned q;                             // its address
+  const unsigned long long q_matrix, p_matrix;  // their descriptors
   Head at;
   int all_begin, all_end;  // keys that all rows see
   int turn = 0;            // of P's two places
@@ -156,7 +157,6 @@ struct Swapped {
   // x = K Q^T.
   __device__ __forceinline__ void multiply_k(float (&x)[elements], unsigned k) const {
     constexpr int steps = head_dim / 16;
-    const unsigned long long q_matrix = descriptor(q, 0);
     if constexpr (!KV::scaled) {
       const unsigned long long k_matrix = descriptor(k, 0);
       ptx::wgmma_fence();
@@ -276,7 +276,7 @@ struct Swapped {
       weigh<true>(x);
     else
       weigh<false>(x);
-    add_values(v, descriptor(p_place(), 0), KV::scaled ? unit.v_descale : 1, x);
+    add_values(v, p_matrix + (turn * tile.p_bytes() >> 4), KV::scaled ? unit.v_descale : 1, x);
     fresh = false;
     turn ^= 1;
   }
@@ -549,6 +549,28 @@ struct Swapped {
   }
 };
 
+// Parameters come from memory 64 bytes at a time, some hundred clocks each: they are asked for
+// before they are needed, by one warp each.
+__device__ __forceinline__ void fetch_parameters(const attn_decode_kernarg& a, const Maps& maps) {
+  constexpr int line = 64, lines = offsetof(attn_decode_kernarg, segment) / line + 1;
+  const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
+  const auto fetch = [](const void* from) {
+    const int word = *static_cast<const int*>(from);
+    asm volatile("" ::"r"(word));
+  };
+#pragma unroll 1
+  for (int i = warp; i < lines; i += decode_warps + 1)
+    fetch(reinterpret_cast<const char*>(&a) + i * line);
+  const char* const segment = reinterpret_cast<const char*>(&a.segment[0]);
+#pragma unroll 1
+  for (int i = warp; i * line < int(sizeof a.segment[0]); i += decode_warps + 1)
+    fetch(segment + i * line);
+  if (warp == decode_warps && threadIdx.x % 32 < 2 * a.num_segments) {
+    const int i = threadIdx.x % 32;
+    ptx::tma_prefetch_map(i % 2 ? &maps[i / 2].v : &maps[i / 2].k);
+  }
+}
+
 template <class KV, DecodeTile tile>
 __device__ __forceinline__ void decode_swapped(const attn_decode_kernarg& a, const Maps& maps) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
@@ -564,11 +586,10 @@ __device__ __forceinline__ void decode_swapped(const attn_decode_kernarg& a, con
   }
   ptx::mbarrier_init_fence();
   ptx::grid_let_next_start();
-  if (warp == decode_warps && threadIdx.x % 32 < 2 * a.num_segments) {
-    const int i = threadIdx.x % 32;
-    ptx::tma_prefetch_map(i % 2 ? &maps[i / 2].v : &maps[i / 2].k);
-  }
+  fetch_parameters(a, maps);
   __syncthreads();
+  Work<tile> work;
+  if (warp == decode_warps && a.fixed_lengths) work = find_work<tile, 32>(a, threadIdx.x % 32);
   ptx::grid_wait();  // before any other access to memory
   if (a.cu_seqlens_q) {
     if (warp == 0) store_rows_of_nobody<long long>(a, blockIdx.x, gridDim.x);
@@ -576,10 +597,16 @@ __device__ __forceinline__ void decode_swapped(const attn_decode_kernarg& a, con
   }
   const unsigned ring = address(shared_memory);
   unsigned char* const q_place = shared_memory + a.stages * tile.stage_bytes();
-  if (warp == decode_warps)
-    SwappedLoader<KV, tile>{a, maps, shared, ring}.run();
-  else
-    Swapped<KV, tile>{a, shared, ring, q_place, address(q_place)}.run();
+  if (warp == decode_warps) {
+    if (!a.fixed_lengths) work = find_work<tile, 32>(a, threadIdx.x % 32);
+    if (threadIdx.x % 32 == 0) SwappedLoader<KV, tile>{a, maps, shared, ring}.run(work);
+  } else {
+    const unsigned q = address(q_place);
+    const auto matrix = [](unsigned at) {
+      return ptx::wgmma_descriptor(__shfl_sync(0xffffffff, at / 16, 0), 0);
+    };
+    Swapped<KV, tile>{a, shared, ring, q_place, q, matrix(q), matrix(q + tile.q_bytes())}.run();
+  }
 }
 
 }  // namespace attn::decode

@@ -31,12 +31,13 @@ struct SwappedShared {
   SwappedUnit unit[decode_max_stages];
   SwappedPart part[2];
   unsigned long long seen[decode_warps];  // with a tree: keys that some row sees
-  float most[decode_warps][rows];         // of a unit's scores; when a part ends sums of weights
-  float reference[rows];                  // when a part ends
-  float q_scale[rows];                    // what products of a row of Q are multiplied with
-  float slope[rows];                      // of ALiBi
-  int2 keys[rows];                        // that a row sees: from, to
-  ulonglong2 tree[rows];                  // its words of the tree
+  alignas(
+      16) float most[decode_warps][rows];  // of a unit's scores; when a part ends sums of weights
+  float reference[rows];                   // when a part ends
+  alignas(16) float q_scale[rows];         // what products of a row of Q are multiplied with
+  float slope[rows];                       // of ALiBi
+  alignas(16) int2 keys[rows];             // that a row sees: from, to
+  ulonglong2 tree[rows];                   // its words of the tree
 };
 
 template <DecodeTile tile>
@@ -62,14 +63,21 @@ struct SwappedLoader {
   const Maps& maps;
   SwappedShared<tile>& shared;
   const unsigned ring;
-  Cursor<tile> at;
-  // Of the unit: asked for while the one before it is on its way.
-  int page[max_boxes];
-  float k_descale, v_descale;
+  Stage stage = {};
+  Cursor<tile> at = {};
+  // Of the next unit: asked for while the one before it is on its way.
+  int page[max_boxes] = {};
+  float k_descale = 1, v_descale = 1;
 
-  __device__ __forceinline__ void look_up() {
-    const attn_decode_segment& s = a.segment[at.segment];
-    const int local = at.first - at.begin;
+  static __device__ __forceinline__ int page_of(const attn_decode_segment& s, int key) {
+    return s.page_log2 >= 0 ? key >> s.page_log2 : key / s.page_size;
+  }
+  static __device__ __forceinline__ int slot_of(const attn_decode_segment& s, int key) {
+    return s.page_log2 >= 0 ? key & (s.page_size - 1) : key % s.page_size;
+  }
+
+  // local: the unit's first key, in the segment.
+  __device__ __forceinline__ void look_up(const attn_decode_segment& s, int local) {
     if (s.block_table) {
       const int* const table = s.block_table + at.b * (long long)s.max_pages;
 #pragma unroll
@@ -80,62 +88,22 @@ struct SwappedLoader {
     }
     if constexpr (KV::scaled) {
       const auto descale = [&](const attn_descale& d) {
-        return d.at && at.first < at.end ? *descale_at(d, at.b, at.h, local) : 1.0f;
+        return d.at && local < at.end - at.begin ? *descale_at(d, at.b, at.h, local) : 1.0f;
       };
       k_descale = descale(s.k_descale);
       v_descale = descale(s.v_descale);
     }
   }
 
-  static __device__ __forceinline__ int page_of(const attn_decode_segment& s, int key) {
-    return s.page_log2 >= 0 ? key >> s.page_log2 : key / s.page_size;
-  }
-  static __device__ __forceinline__ int slot_of(const attn_decode_segment& s, int key) {
-    return s.page_log2 >= 0 ? key & (s.page_size - 1) : key % s.page_size;
-  }
-
-  // Keys of the unit that some query sees and that are there.
-  __device__ __forceinline__ unsigned long long valid_keys(const attn_decode_segment& s) const {
-    const int from = clamp(at.sequence.low - at.first, 0, unit_keys),
-              end = clamp(min(at.sequence.high, at.end) - at.first, from, unit_keys);
-    unsigned long long valid = low_bits(end) & ~low_bits(from);
-    if (s.block_table) {
-#pragma unroll
-      for (int i = 0; i < max_boxes; ++i) {
-        const int key = i * s.box_keys;
-        if (key < unit_keys && unsigned(page[i]) >= unsigned(s.num_pages))
-          valid &= ~(low_bits(s.box_keys) << key);
-      }
-    }
-    return valid;
+  // Keys of the unit that some query sees. limit: behind the segment's last one of those.
+  __device__ __forceinline__ unsigned long long seen_keys(int first, int limit) const {
+    const int low = at.sequence.low;
+    if (first >= low && first + unit_keys <= limit) return ~0ull;
+    const int from = min(max(low - first, 0), unit_keys),
+              end = min(max(limit - first, from), unit_keys);
+    return low_bits(end) & ~low_bits(from);
   }
 
-  __device__ __forceinline__ void load(const Stage& stage, bool last, bool final) const {
-    const attn_decode_segment& s = a.segment[at.segment];
-    const unsigned long long valid = valid_keys(s);
-    shared.unit[stage.number] = {valid, at.first, last, final, k_descale, v_descale};
-    const unsigned to = ring + stage.number * tile.stage_bytes(),
-                   full = address(&shared.full[stage.number]);
-    const int local = at.first - at.begin;
-    if (!s.block_table) {
-      const bool any = valid != 0;
-      ptx::mbarrier_arrive_expect(full, any ? tile.stage_bytes() : 0);
-      if (any) copy(to, full, at.row + local, s.lengths.cu_seqlens ? 0 : at.b);
-      return;
-    }
-    const auto wanted = [&](int key) {
-      return key < unit_keys && (valid >> key & low_bits(s.box_keys)) != 0;
-    };
-    int boxes = 0;
-#pragma unroll
-    for (int i = 0; i < max_boxes; ++i) boxes += wanted(i * s.box_keys);
-    ptx::mbarrier_arrive_expect(full, boxes * (k_panels + v_panels) * s.box_keys * panel_pitch);
-#pragma unroll
-    for (int i = 0; i < max_boxes; ++i) {
-      const int key = i * s.box_keys;
-      if (wanted(key)) copy(to + key * panel_pitch, full, slot_of(s, local + key), page[i]);
-    }
-  }
   // A box of K and of V, panel by panel.
   __device__ __forceinline__ void copy(unsigned to, unsigned full, int row, int entry) const {
     constexpr int columns = panel_pitch / KV::bytes;
@@ -146,6 +114,40 @@ struct SwappedLoader {
     for (int i = 0; i < v_panels; ++i)
       ptx::tma_load(to + tile.k_bytes() + i * panel_bytes, &maps[at.segment].v, full, i * columns,
                     row, at.h, entry);
+  }
+
+  // valid: keys that are seen.
+  __device__ __forceinline__ void load(const attn_decode_segment& s, int first,
+                                       unsigned long long valid, bool last, bool final) {
+    wait(shared.empty[stage.number], stage.parity ^ 1);
+    SwappedUnit& unit = shared.unit[stage.number];
+    const unsigned to = ring + stage.number * tile.stage_bytes(),
+                   full = address(&shared.full[stage.number]);
+    const int local = first - at.begin;
+    if (s.block_table) {
+      int boxes = 0;
+#pragma unroll
+      for (int i = 0; i < max_boxes; ++i) {
+        const int key = i * s.box_keys;
+        if (key >= unit_keys) continue;
+        const unsigned long long keys = low_bits(s.box_keys) << key;
+        if (unsigned(page[i]) >= unsigned(s.num_pages)) valid &= ~keys;
+        boxes += (valid & keys) != 0;
+      }
+      unit = {valid, first, last, final, k_descale, v_descale};
+      ptx::mbarrier_arrive_expect(full, boxes * (k_panels + v_panels) * s.box_keys * panel_pitch);
+#pragma unroll
+      for (int i = 0; i < max_boxes; ++i) {
+        const int key = i * s.box_keys;
+        if (key < unit_keys && (valid >> key & low_bits(s.box_keys)) != 0)
+          copy(to + key * panel_pitch, full, slot_of(s, local + key), page[i]);
+      }
+    } else {
+      unit = {valid, first, last, final, k_descale, v_descale};
+      ptx::mbarrier_arrive_expect(full, valid ? tile.stage_bytes() : 0);
+      if (valid) copy(to, full, at.row + local, s.lengths.cu_seqlens ? 0 : at.b);
+    }
+    stage.next(a.stages);
   }
 
   // The part that begins with the unit at the cursor. number: of the block's parts.
@@ -165,38 +167,52 @@ struct SwappedLoader {
     ptx::mbarrier_arrive(address(&shared.part_full[slot]));
   }
 
-  // By all lanes.
-  __device__ __forceinline__ void run() {
-    const Work<tile> work = find_work<tile, 32>(a, threadIdx.x % 32);
-    if (threadIdx.x % 32 != 0) return;
+  // By one lane.
+  __device__ __forceinline__ void run(const Work<tile>& work) {
     if (work.begin == work.end) {
       shared.part[0].none = true;
       return ptx::mbarrier_arrive(address(&shared.part_full[0]));
     }
     at = work.first;
-    look_up();
     unsigned head_begin = work.begin - (at.sequence.units - at.left), share = work.begin, parts = 0;
-    bool begins = true;
-    Stage stage;
+    bool begins = true, final = false;
 #pragma unroll 1
-    while (true) {
-      const bool head_ends = at.left == 1, split_ends = a.split_keys ? at.ends_split(a) : head_ends;
-      if (begins)
+    while (!final) {
+      // The units from the cursor on that lie in one segment and in one part.
+      const attn_decode_segment& s = a.segment[at.segment];
+      const int limit = min(at.sequence.high, at.end);
+      int units = max(min(at.left, (limit - at.first + unit_keys - 1) / unit_keys), 1);
+      if (a.split_keys)
+        units =
+            min(units, a.split_keys / unit_keys - (at.first - at.begin) % a.split_keys / unit_keys);
+      else
+        units = min(units, int(work.end - share));
+      const bool head_ends = at.left == units;
+      share += a.split_keys ? !a.whole_heads || head_ends : units;
+      final = share == work.end;
+      const bool part_ends = final || head_ends || a.split_keys;
+      const bool by_block = KV::scaled && (s.k_descale.block_keys || s.v_descale.block_keys);
+      const bool each = s.block_table || by_block;
+      look_up(s, at.first - at.begin);
+#pragma unroll 1
+      for (int i = 0; i < units; ++i) {
+        const int first = at.first + i * unit_keys;
+        const bool last = i == units - 1;
+        load(s, first, seen_keys(first, limit), last && part_ends, last && final);
+        if (each && !last) look_up(s, first + unit_keys - at.begin);
+        if (i > 0 || !begins) continue;
         post(work,
              a.split_keys ? Part{unsigned(at.split), unsigned(at.sequence.split_begin),
                                  unsigned(at.sequence.split_end)}
                           : Part{0, head_begin, head_begin + at.sequence.units},
              parts++);
-      share += !a.split_keys || (a.whole_heads ? head_ends : split_ends);
-      const bool final = share == work.end;
-      begins = split_ends;
-      wait(shared.empty[stage.number], stage.parity ^ 1);
-      load(stage, split_ends || final, final);
+      }
       if (final) return;
-      stage.next(a.stages);
+      begins = part_ends;
+      at.left -= units - 1;
+      at.first += (units - 1) * unit_keys;
       if (head_ends) head_begin = share;
-      at.next(a, split_ends);
-      look_up();
+      at.next(a, a.split_keys ? true : head_ends);
     }
   }
 };

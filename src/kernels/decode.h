@@ -149,6 +149,16 @@ inline Workspace workspace_of(int64_t slots, const DecodeTile& tile) {
   return {stats_at, arrived_at, arrived_at + 2 * groups * int64_t{sizeof(unsigned)}};
 }
 
+// Whether sequences are as long as they can be.
+inline bool has_fixed_lengths(const Problem& p, const Args& args) {
+  bool fixed = p.q_layout != ATTN_PACKED;
+  for (int32_t i = 0; i < p.num_segments; ++i) {
+    const attn_kv_lengths lengths = kv_lengths(p.segment[i], args.segment[i]);
+    fixed = fixed && !lengths.seqlens && !lengths.cu_seqlens;
+  }
+  return fixed;
+}
+
 // Keys that the copy engine brings at once.
 inline int box_keys(const attn_segment& s) {
   return s.layout == ATTN_PAGED ? std::gcd(s.page_size, unit_keys) : unit_keys;
@@ -197,6 +207,7 @@ void set_decode(const Problem& p, const Args& args, const Target& target, attn_d
   a.slots = unsigned(shape.slots);
   a.split_invariant = p.has(ATTN_SPLIT_INVARIANT);
   a.num_segments = p.num_segments;
+  a.fixed_lengths = has_fixed_lengths(p, args);
   a.scale = p.scale;
   a.softcap = p.softcap;
   a.mask = p.range_mask();
