@@ -75,8 +75,10 @@ struct attn_decode_kernarg {
   float* stats;       // [slots, rows, 2]: reference and sum of the weights
   unsigned* arrived;  // [2, slots, row groups]: zero between launches
   attn_decode_segment segment[attn_decode_max_segments];
-  int scales_at;  // of own_types: of i8 and i4, in a stage; 0: there is no such segment
+  int scales_at;      // of own_types: of i8 and i4, in a stage; 0: there is no such segment
   int fixed_lengths;  // no length lies in memory
+  // K and V are one segment, of which the last query sees all; without split_keys and tree.
+  int sees_all;
 };
 
 // K and V come by the copy engine. Dimensions: head_dim, seq, head, batch; packed: batch 1; paged:

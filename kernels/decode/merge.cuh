@@ -98,7 +98,11 @@ struct RowGroup {
 struct Row {
   int query, head;
   __device__ __forceinline__ Row(const attn_decode_kernarg& a, const Head& at, int r)
-      : query((at.first_row + r) / a.group), head(at.h * a.group + (at.first_row + r) % a.group) {}
+      : query(0), head(at.h * a.group + at.first_row + r) {
+    if (at.seqlen_q == 1) return;
+    query = (at.first_row + r) / a.group;
+    head -= query * a.group;
+  }
 };
 
 template <int columns>
@@ -137,7 +141,7 @@ __device__ __forceinline__ void store_result(const attn_decode_kernarg& a, const
 // numbered from 0 on, splits as they lie in the sequence.
 struct PlacedPart {
   unsigned number, begin, end;
-  unsigned first;  // the column's block of part 0, or the slot of split 0
+  unsigned first;  // slot of split 0; or the first one of the block that has part 0
 
   __device__ __forceinline__ bool alone() const { return end - begin == 1; }
 };
@@ -151,7 +155,8 @@ __device__ __forceinline__ PlacedPart place_of(const attn_decode_kernarg& a, con
     return {part.number, part.begin, part.end, (head * a.row_tiles + row_tile) * a.splits};
   }
   const unsigned first = share.block_of(part.begin), last = share.block_of(part.end - 1);
-  return {Work<tile>::row(a) - first, 0, last - first + 1, first};
+  return {Work<tile>::row(a) - first, 0, last - first + 1,
+          2 * (first * a.columns + blockIdx.x % a.columns)};
 }
 
 // The parts of a row group's rows. `part` lies in shared memory.
@@ -166,8 +171,7 @@ struct Parts {
   // A block has at most one part that others began, and one that others go on with.
   __device__ __forceinline__ unsigned slot(unsigned number) const {
     if (split && a.split_keys) return part.first + number;
-    const unsigned block = (part.first + number) * a.columns + blockIdx.x % a.columns;
-    return 2 * block + (number == 0);
+    return part.first + 2 * a.columns * number + (number == 0);
   }
   __device__ __forceinline__ unsigned counter(unsigned number) const {
     return slot(number) * row_groups + Group::index();
@@ -325,54 +329,104 @@ struct Parts {
         store_result(a, at, r, read(from, to, step, r));
     }
   }
-  // The same without a ring: what it reads comes to registers, up to 16 parts of a row at once.
-  // Groups are as large as there are groups, so that neither level waits long; with fixed_split
-  // they are cut by numbers.
+  // The same without a ring: what it reads comes to registers. Groups are as large as there are
+  // groups, so that neither level waits long; with fixed_split they are cut by numbers.
   __device__ __forceinline__ void arrive_with_all_rows(const Head& at, int rows) const {
-    const unsigned count = part.end - part.begin;
-    const unsigned size = a.split_keys             ? merged_parts
-                          : count <= parts_at_once ? parts_at_once
-                                                   : unsigned(__fsqrt_ru(float(count)));
-    const unsigned group = part.number / size * size, first_group = part.begin / size,
-                   groups = (part.end - 1) / size + 1 - first_group;
-    unsigned step = 1, from = max(group, part.begin), to = min(group + size, part.end);
-    if (!last_here(a.arrived + counter(group), to - from)) return;
-    if (groups > 1) {
-      add_rows(from, to, step, rows,
-               [&](int r, const RowPart<columns>& row) { write(slot(group), r, row); });
-      from = first_group * size, to = part.end, step = size;
-      if (!last_here(a.arrived + a.slots * row_groups + counter(from), groups)) return;
+    unsigned size = merged_parts, group = 0, first_group = 0, groups = 1;
+    if (a.split_keys || part.end > parts_at_once) {
+      if (!a.split_keys) size = unsigned(__fsqrt_ru(float(part.end)));
+      group = part.number / size * size;
+      first_group = part.begin / size;
+      groups = (part.end - 1) / size + 1 - first_group;
     }
-    add_rows(from, to, step, rows,
-             [&](int r, const RowPart<columns>& row) { store_result(a, at, r, row); });
+    unsigned step = 1, from = max(group, part.begin), to = min(group + size, part.end),
+             expected = to - from;
+    unsigned* arrived = a.arrived + counter(group);
+#pragma unroll 1
+    while (last_here(arrived, expected)) {
+      const bool all = step > 1 || groups == 1;
+      add_rows(at, from, to, step, rows, all ? -1 : int(slot(group)));
+      if (all) return;
+      from = first_group * size, to = part.end, step = size, expected = groups;
+      arrived = a.arrived + a.slots * row_groups + counter(from);
+    }
   }
   static constexpr unsigned parts_at_once = 16;
-  // Every step-th of the parts [from, to) of each row: done(r, sums).
-  template <class Done>
-  __device__ __forceinline__ void add_rows(unsigned from, unsigned to, unsigned step, int rows,
-                                           Done&& done) const {
+  // Every step-th of the parts [from, to), without fixed_split. Lane l of 16 has the stats of part
+  // l.
+  __device__ __forceinline__ RowPart<columns> add_blocks(unsigned from, unsigned to, unsigned step,
+                                                         int r) const {
+    static_assert(columns / 4 >= parts_at_once);
+    const int lane = threadIdx.x % parts_at_once;
+    const long long pitch = 2ll * a.columns * step * tile.rows();  // rows
+    unsigned left = step == 1 ? to - from : (to - from + step - 1) / step;
+    // Part 0 lies in its block's other slot.
+    int moved = from == 0 ? tile.rows() : 0;
+    const float2* stats_at = stats(slot(from) - (from == 0), r);
+    const float* sums_at = sums(slot(from) - (from == 0), r) + RowPart<columns>::column();
+    RowPart<columns> row;
+#pragma unroll 1
+    while (true) {
+      float4 x[parts_at_once];
+#pragma unroll
+      for (int i = 0; i < parts_at_once; ++i)
+        x[i] = i < left ? __ldcg(reinterpret_cast<const float4*>(
+                              sums_at + (i * pitch + (i == 0 ? moved : 0)) * columns))
+                        : float4{};
+      const float2 of = lane < left ? __ldcg(stats_at + lane * pitch + (lane == 0 ? moved : 0))
+                                    : make_float2(0, 0);
+      RowPart<columns> some;
+      if (of.y != 0) some.reference = of.x;
+#pragma unroll
+      for (int lanes = 1; lanes < parts_at_once; lanes *= 2)
+        some.reference = fmaxf(some.reference, __shfl_xor_sync(0xffffffff, some.reference, lanes));
+      // Parts of nothing but NaN, which maxima pass over, count as they are; -1: does not count.
+      const float factor = of.y == 0                       ? -1
+                           : some.reference == -infinity() ? 1
+                                                           : ptx::ex2(of.x - some.reference);
+      if (of.y != 0) some.sum = of.y * factor;
+#pragma unroll
+      for (int lanes = 1; lanes < parts_at_once; lanes *= 2)
+        some.sum += __shfl_xor_sync(0xffffffff, some.sum, lanes);
+#pragma unroll
+      for (int i = 0; i < parts_at_once; ++i) {
+        const float f = __shfl_sync(0xffffffff, factor, i, parts_at_once);
+        if (f < 0) continue;
+        some.o.x = fmaf(x[i].x, f, some.o.x), some.o.y = fmaf(x[i].y, f, some.o.y);
+        some.o.z = fmaf(x[i].z, f, some.o.z), some.o.w = fmaf(x[i].w, f, some.o.w);
+      }
+      if (row.sum == 0) {
+        row = some;
+      } else {
+        const float2 of_some = make_float2(some.reference, some.sum);
+        row.add_at_once(&of_some, &some.o, Count<1>{});
+      }
+      if (left <= parts_at_once) return row;
+      left -= parts_at_once;
+      stats_at += parts_at_once * pitch;
+      sums_at += parts_at_once * pitch * columns;
+      moved = 0;
+    }
+  }
+  // Every step-th of the parts [from, to) of each row: to the result, or to a slot.
+  __device__ __forceinline__ void add_rows(const Head& at, unsigned from, unsigned to,
+                                           unsigned step, int rows, int to_slot) const {
     using Row = RowPart<columns>;
 #pragma unroll 1
     for (int r0 = 0; r0 < rows; r0 += Row::rows) {
-      const int r = r0 + Row::row();
-      const bool any = r < rows;
+      const int r = min(r0 + Row::row(), rows - 1);
       Row row;
-#pragma unroll 1
-      for (unsigned number = from; number < to; number += parts_at_once * step) {
-        const auto there = [&](int i) { return any && number + i * step < to; };
-        row.template add<parts_at_once>(
-            [&](int i) {
-              return there(i) ? __ldcg(stats(slot(number + i * step), r)) : make_float2(0, 0);
-            },
-            [&](int i) {
-              return there(i) ? __ldcg(reinterpret_cast<const float4*>(
-                                    sums(slot(number + i * step), r) + Row::column()))
-                              : float4{};
-            },
-            a.split_keys != 0);
+      if (split && a.split_keys) {
+        row = read(from, to, step, r);
+      } else {
+        row = add_blocks(from, to, step, r);
       }
       if (columns > 128) Group::meet();  // warps that share a row have read its stats
-      if (any) done(r, row);
+      if (r0 + Row::row() >= rows) continue;
+      if (to_slot < 0)
+        store_result(a, at, r, row);
+      else
+        write(to_slot, r, row);
     }
   }
   // By all threads. A block that takes all splits of a row tile keeps the sums of a group in its

@@ -25,14 +25,19 @@ struct Swapped {
   static constexpr int head_dim = tile.head_dim, head_dim_v = tile.head_dim_v;
   static constexpr int rows = tile.rows(), row_tiles = rows / 8, elements = rows / 2;
   static constexpr int v_tiles = head_dim_v / 64;
-  using Group = RowGroup<1>;
+  // fp8: V becomes f16 while the matrix unit has K, as far as there are registers.
+  static constexpr bool early_values = KV::scaled && rows <= 16 && v_tiles <= 2;
+  // The threads of the warpgroup.
+  static __device__ __forceinline__ void meet() {
+    asm volatile("bar.sync 1, %0;" ::"n"(group_threads) : "memory");
+  }
 
   const attn_decode_kernarg& a;
   SwappedShared<tile>& shared;
   const unsigned ring;
-  unsigned char* const q_place;                 // in shared memory: Q, and behind it P of two units
-  const unsigned q;                             // its address
-  const unsigned long long q_matrix, p_matrix;  // their descriptors
+  unsigned char* const q_place;       // in shared memory: Q, and behind it P of two units
+  const unsigned q;                   // its address
+  const unsigned long long q_matrix;  // its descriptor
   Head at;
   int all_begin, all_end;  // keys that all rows see
   int turn = 0;            // of P's two places
@@ -57,27 +62,17 @@ struct Swapped {
   __device__ __forceinline__ bool plain() const { return a.softcap == 0 && !a.alibi_slopes; }
 
   __device__ __forceinline__ void begin_part() {
-    const KeyBand seen = a.mask.band(at.seqlen_q, at.seqlen_kv);
-    const auto keys_of = [&](int query) {
-      return make_int2(clamp(query + seen.lower, 0, at.seqlen_kv),
-                       clamp(query + seen.upper, 0, at.seqlen_kv));
-    };
-    const int last = Row(a, at, used_rows() - 1).query;
-    all_begin = keys_of(last).x;
-    all_end = keys_of(Row(a, at, 0).query).y;
-    if (a.tree) all_end = min(all_end, at.seqlen_kv - int(a.tree_mask.keys));
-    if (threadIdx.x < rows) {
-      const int r = threadIdx.x;
-      const Row row(a, at, min(r, used_rows() - 1));
-      shared.keys[r] = keys_of(row.query);
-      if (a.alibi_slopes) shared.slope[r] = a.alibi_slopes[row.head] * log2_e;
-      if (a.tree) {
-        const long long first = a.cu_seqlens_q ? at.q_begin : (long long)at.b * a.seqlen_q;
-        const unsigned long long* words = a.tree + 2 * (first + row.query);
-        shared.tree[r] = make_ulonglong2(words[0], words[1]);
-      }
-    }
     load_q();
+    if (a.sees_all && at.seqlen_q == 1) {
+      all_begin = 0;
+      all_end = at.seqlen_kv;
+      if (threadIdx.x < rows) shared.keys[threadIdx.x] = make_int2(0, at.seqlen_kv);
+    } else {
+      note_seen_keys();
+    }
+    if (a.alibi_slopes && threadIdx.x < rows)
+      shared.slope[threadIdx.x] =
+          a.alibi_slopes[Row(a, at, min(int(threadIdx.x), used_rows() - 1)).head] * log2_e;
     fresh = true;
     apart = false;
     v_unit = 1;
@@ -90,7 +85,26 @@ struct Swapped {
 #pragma unroll
       for (int i = 0; i < elements; ++i) o[m][i] = 0;
     ptx::fence_async_shared();
-    Group::meet();
+    meet();
+  }
+
+  // What rows see by the mask of ranges, and by the tree.
+  __device__ __forceinline__ void note_seen_keys() {
+    const KeyBand seen = a.mask.band(at.seqlen_q, at.seqlen_kv);
+    const auto keys_of = [&](int query) {
+      return make_int2(clamp(query + seen.lower, 0, at.seqlen_kv),
+                       clamp(query + seen.upper, 0, at.seqlen_kv));
+    };
+    all_begin = keys_of(Row(a, at, used_rows() - 1).query).x;
+    all_end = keys_of(Row(a, at, 0).query).y;
+    if (a.tree) all_end = min(all_end, at.seqlen_kv - int(a.tree_mask.keys));
+    if (threadIdx.x >= rows) return;
+    const int r = threadIdx.x, query = Row(a, at, min(r, used_rows() - 1)).query;
+    shared.keys[r] = keys_of(query);
+    if (!a.tree) return;
+    const long long first = a.cu_seqlens_q ? at.q_begin : (long long)at.b * a.seqlen_q;
+    const unsigned long long* words = a.tree + 2 * (first + query);
+    shared.tree[r] = make_ulonglong2(words[0], words[1]);
   }
 
   // Q to shared memory, 8 threads per row.
@@ -154,7 +168,7 @@ struct Swapped {
     return (step / 4 * rows * panel_pitch + step % 4 * 32) >> 4;
   }
 
-  // x = K Q^T.
+  // x = K Q^T, which is there after wgmma_wait().
   __device__ __forceinline__ void multiply_k(float (&x)[elements], unsigned k) const {
     constexpr int steps = head_dim / 16;
     if constexpr (!KV::scaled) {
@@ -182,38 +196,51 @@ struct Swapped {
         ptx::wgmma_rows<bf16>(x, f[step], q_matrix + step_offset(step, rows), step > 0);
     }
     ptx::wgmma_commit();
-    ptx::wgmma_wait<0>();
-    ptx::pin(x);
   }
 
-  // sums (+)= V^T P^T of the 64 columns from 64 * m on.
-  __device__ __forceinline__ void multiply_v(float (&sums)[elements], unsigned v, int m,
-                                             unsigned long long p, bool add) const {
+  // V^T of the 64 columns from 64 * m on, of fp8 as the matrix unit takes it from registers.
+  using Values = unsigned[unit_keys / 16][4];
+  // Words of ldmatrix hold columns 2g and 2g + 1 of two keys, g = lane / 4: row g is column 2g, row
+  // g + 8 the one behind it.
+  __device__ __forceinline__ void load_values(Values& f, unsigned v, int m) const {
+    const int chunk = 4 * m + warp();
+    const unsigned from =
+        v + chunk / 8 * panel_bytes + chunk_offset<panel_pitch>(lane(), chunk % 8);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      unsigned w[4];
+      ptx::ldmatrix_transposed(w, from + half * 32 * panel_pitch);
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        KV::pairs(__byte_perm(w[j], 0, 0x3120), &f[2 * half + j / 2][j % 2 * 2],
+                  &f[2 * half + j / 2][j % 2 * 2 + 1]);
+    }
+  }
+  // Values of keys that nobody sees may be anything.
+  __device__ __forceinline__ void clear_values(Values& f, unsigned long long seen) const {
+#pragma unroll
+    for (int step = 0; step < unit_keys / 16; ++step)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const unsigned two = unsigned(seen >> (16 * step + 8 * half + lane() % 4 * 2));
+        const unsigned mask = (two & 1) * 0xffff | (two >> 1 & 1) * 0xffff0000;
+        f[step][2 * half] &= mask;
+        f[step][2 * half + 1] &= mask;
+      }
+  }
+
+  // sums (+)= V^T P^T of the 64 columns from 64 * m on. f: these, of fp8.
+  __device__ __forceinline__ void multiply_v(float (&sums)[elements], const Values& f, unsigned v,
+                                             int m, unsigned long long p, bool add) const {
     constexpr int steps = unit_keys / 16;
+    ptx::wgmma_fence();
     if constexpr (!KV::scaled) {
       const unsigned long long v_matrix = descriptor(v, panel_bytes) + (m * panel_bytes >> 4);
-      ptx::wgmma_fence();
 #pragma unroll
       for (int step = 0; step < steps; ++step)
         ptx::wgmma_rows<bf16, true>(sums, v_matrix + (step * 16 * panel_pitch >> 4),
                                     p + (step * 32 >> 4), step > 0 || add);
     } else {
-      // Words hold columns 2g and 2g + 1 of two keys, g = lane / 4: row g is column 2g, row g + 8
-      // the one behind it.
-      unsigned f[steps][4];
-      const int chunk = 4 * m + warp();
-      const unsigned from =
-          v + chunk / 8 * panel_bytes + chunk_offset<panel_pitch>(lane() % 32, chunk % 8);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        unsigned w[4];
-        ptx::ldmatrix_transposed(w, from + half * 32 * panel_pitch);
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
-          KV::pairs(__byte_perm(w[j], 0, 0x3120), &f[2 * half + j / 2][j % 2 * 2],
-                    &f[2 * half + j / 2][j % 2 * 2 + 1]);
-      }
-      ptx::wgmma_fence();
 #pragma unroll
       for (int step = 0; step < steps; ++step)
         ptx::wgmma_rows<bf16>(sums, f[step], p + (step * 32 >> 4), step > 0 || add);
@@ -224,66 +251,91 @@ struct Swapped {
     return 64 * m + 16 * warp + (KV::scaled ? 2 * (lane / 4) + half : lane / 4 + 8 * half);
   }
 
-  __device__ __forceinline__ void add_values(unsigned v, unsigned long long p, float v_descale,
-                                             float (&free)[elements]) {
+  // Units in the middle of a part go a straight way, which has no step that others need.
+  __device__ __forceinline__ void take(unsigned stage, const SwappedUnit& unit) {
+    if (unit.valid == 0) return;
+    const bool usual = !fresh && unit.valid == ~0ull && unit.first >= all_begin &&
+                       unit.first + unit_keys <= all_end && plain() && !a.split_invariant &&
+                       (!KV::scaled || (!apart && unit.v_descale == v_unit));
+    if (usual) [[likely]]
+      take_as<true>(stage, unit);
+    else
+      take_as<false>(stage, unit);
+    fresh = false;
+    turn ^= 1;
+  }
+  template <bool usual>
+  __device__ __forceinline__ void take_as(unsigned stage, const SwappedUnit& unit) {
+    const unsigned v = stage + tile.k_bytes();
+    float x[elements];
+    Values f[v_tiles];
+    multiply_k(x, stage);
+    if constexpr (early_values) {
+#pragma unroll
+      for (int m = 0; m < v_tiles; ++m) load_values(f[m], v, m);
+    }
+    ptx::wgmma_wait<0>();
+    ptx::pin(x);
+    scale_scores(x, KV::scaled ? unit.k_descale : 1);
+    unsigned long long seen = ~0ull;  // keys that some row sees
+    if constexpr (!usual) {
+      const int first = unit.first;
+      if (!plain()) modify(x, first);
+      seen = unit.valid;
+      if (seen != ~0ull || first < all_begin || first + unit_keys > all_end) {
+        hide(x, first, seen);
+        if (a.tree) seen = hide_by_tree(x, first);
+        if (!KV::scaled) clear(v, seen);
+      }
+    }
+    weigh<usual>(x);
     if constexpr (KV::scaled) {
-      if (fresh)
-        v_unit = v_descale;
-      else if (!apart && v_descale != v_unit) {
-        scale_sums(v_unit);
-        apart = true;
-      }
-      if (apart) {
 #pragma unroll
-        for (int m = 0; m < v_tiles; ++m) {
-          multiply_v(free, v, m, p, false);
-          ptx::wgmma_wait<0>();
-          ptx::pin(free);
-#pragma unroll
-          for (int i = 0; i < elements; ++i) o[m][i] = fmaf(free[i], v_descale, o[m][i]);
-        }
-        return;
+      for (int m = 0; m < v_tiles; ++m) {
+        if (!early_values) load_values(f[m], v, m);
+        if (!usual && seen != ~0ull) clear_values(f[m], seen);
       }
+    }
+    const unsigned long long p = descriptor(p_place(), 0);
+    if constexpr (KV::scaled && !usual) {
+      if (!together(unit.v_descale)) return add_values_apart(f, v, p, unit.v_descale, x);
     }
 #pragma unroll
     for (int m = 0; m < v_tiles; ++m) ptx::pin(o[m]);
 #pragma unroll
-    for (int m = 0; m < v_tiles; ++m) multiply_v(o[m], v, m, p, true);
+    for (int m = 0; m < v_tiles; ++m) multiply_v(o[m], f[m], v, m, p, true);
     ptx::wgmma_wait<0>();
 #pragma unroll
     for (int m = 0; m < v_tiles; ++m) ptx::pin(o[m]);
   }
-  __device__ __forceinline__ void scale_sums(float factor) {
+
+  // Whether V of this descale is summed up without it.
+  __device__ __forceinline__ bool together(float v_descale) {
+    if (fresh) v_unit = v_descale;
+    if (apart) return false;
+    if (v_descale == v_unit || fresh) return true;
 #pragma unroll
     for (int m = 0; m < v_tiles; ++m)
 #pragma unroll
-      for (int i = 0; i < elements; ++i) o[m][i] *= factor;
+      for (int i = 0; i < elements; ++i) o[m][i] *= v_unit;
+    apart = true;
+    return false;
   }
-
-  __device__ __forceinline__ void take(unsigned stage, const SwappedUnit& unit) {
-    const unsigned long long valid = unit.valid;
-    const int first = unit.first;
-    if (valid == 0) return;
-    const unsigned v = stage + tile.k_bytes();
-    float x[elements];
-    multiply_k(x, stage);
-    change_scores(x, first, KV::scaled ? unit.k_descale : 1);
-    if (valid != ~0ull || first < all_begin || first + unit_keys > all_end) {
-      hide(x, first, valid);
-      clear(v, a.tree ? hide_by_tree(x, first) : valid);
+  __device__ __forceinline__ void add_values_apart(Values (&f)[v_tiles], unsigned v,
+                                                   unsigned long long p, float v_descale,
+                                                   float (&free)[elements]) {
+#pragma unroll
+    for (int m = 0; m < v_tiles; ++m) {
+      multiply_v(free, f[m], v, m, p, false);
+      ptx::wgmma_wait<0>();
+      ptx::pin(free);
+#pragma unroll
+      for (int i = 0; i < elements; ++i) o[m][i] = fmaf(free[i], v_descale, o[m][i]);
     }
-    if (a.split_invariant)
-      weigh<true>(x);
-    else
-      weigh<false>(x);
-    add_values(v, p_matrix + (turn * tile.p_bytes() >> 4), KV::scaled ? unit.v_descale : 1, x);
-    fresh = false;
-    turn ^= 1;
   }
 
   // Products become scores in the log2 domain.
-  __device__ __forceinline__ void change_scores(float (&x)[elements], int first,
-                                                float k_descale) const {
+  __device__ __forceinline__ void scale_scores(float (&x)[elements], float k_descale) const {
 #pragma unroll
     for (int n = 0; n < row_tiles; ++n) {
       float2 factor = make_float2(a.scale * log2_e, a.scale * log2_e);
@@ -297,7 +349,6 @@ struct Swapped {
         x[4 * n + 2 * half + 1] *= factor.y;
       }
     }
-    if (!plain()) modify(x, first);
   }
   // Softcap and ALiBi.
   __device__ __forceinline__ void modify(float (&x)[elements], int first) const {
@@ -354,7 +405,7 @@ struct Swapped {
       }
     any = __reduce_or_sync(0xffffffff, any);
     if (lane() == 0) shared.seen[warp()] = (unsigned long long)any << 16 * warp();
-    Group::meet();
+    meet();
     unsigned long long all = 0;
 #pragma unroll
     for (int w = 0; w < decode_warps; ++w) all |= shared.seen[w];
@@ -383,12 +434,12 @@ struct Swapped {
 
   // Weights 2^(x - reference) to shared memory, as the matrix unit takes them. A reference stays
   // until a score exceeds it by more than `slack`: weights are up to 2^8 then, and o is rarely
-  // multiplied. invariant: references are integers, so that sums against different ones differ by
-  // an exact power of two.
-  template <bool invariant>
+  // multiplied. split_invariant: references are integers, so that sums against different ones
+  // differ by an exact power of two.
+  template <bool usual>
   __device__ __forceinline__ void weigh(const float (&x)[elements]) {
-    constexpr float slack = invariant ? 0 : 8;
-    if (!fresh) {
+    const float slack = !usual && a.split_invariant ? 0 : 8;
+    if (usual || !fresh) {
       bool above = false;
       float before[row_tiles][2];
 #pragma unroll
@@ -398,19 +449,18 @@ struct Swapped {
           above = above || fmaxf(x[4 * n + i], x[4 * n + 2 + i]) > reference[n][i] + slack;
           before[n][i] = sum[n][i];
         }
-      store_weights<invariant>(x);
-      if (!ptx::barrier_or(1, group_threads, above)) return;
+      store_weights<usual>(x);
+      if (!ptx::barrier_or<1, group_threads>(above)) return;
 #pragma unroll
       for (int n = 0; n < row_tiles; ++n)
 #pragma unroll
         for (int i = 0; i < 2; ++i) sum[n][i] = before[n][i];
     }
-    move_references<invariant>(x, slack);
-    store_weights<invariant>(x);
-    Group::meet();
+    move_references(x, slack);
+    store_weights<usual>(x);
+    meet();
   }
   // To the unit's largest scores, row by row.
-  template <bool invariant>
   __device__ __forceinline__ void move_references(const float (&x)[elements], float slack) {
 #pragma unroll
     for (int n = 0; n < row_tiles; ++n)
@@ -422,7 +472,7 @@ struct Swapped {
           most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, step));
         if (lane() < 4) shared.most[warp()][lane_row(n) + i] = most;
       }
-    Group::meet();
+    meet();
 #pragma unroll
     for (int n = 0; n < row_tiles; ++n)
 #pragma unroll
@@ -430,7 +480,7 @@ struct Swapped {
         float most = shared.most[0][lane_row(n) + i];
 #pragma unroll
         for (int w = 1; w < decode_warps; ++w) most = fmaxf(most, shared.most[w][lane_row(n) + i]);
-        const float top = invariant ? ceilf(most) : most;
+        const float top = a.split_invariant ? ceilf(most) : most;
         const float next = most > reference[n][i] + slack ? top : reference[n][i];
         const float shrink = next == -infinity() ? 1 : ptx::ex2(reference[n][i] - next);
         reference[n][i] = next;
@@ -439,7 +489,7 @@ struct Swapped {
         for (int m = 0; m < v_tiles; ++m) o[m][4 * n + i] *= shrink, o[m][4 * n + 2 + i] *= shrink;
       }
   }
-  template <bool invariant>
+  template <bool usual>
   __device__ __forceinline__ void store_weights(const float (&x)[elements]) {
 #pragma unroll
     for (int n = 0; n < row_tiles; ++n) {
@@ -452,7 +502,7 @@ struct Swapped {
         float y0 = ptx::ex2(x[4 * n + 2 * half] - used[0]),
               y1 = ptx::ex2(x[4 * n + 2 * half + 1] - used[1]);
         pair[half] = Product::pack(y0, y1);
-        if (invariant) {  // then sums have the weights as rounded
+        if (!usual && a.split_invariant) {  // then sums have the weights as rounded
           y0 = Product::unpack(pair[half] & 0xffff);
           y1 = Product::unpack(pair[half] >> 16);
         }
@@ -466,6 +516,13 @@ struct Swapped {
           pair[0], pair[1]);
     }
     ptx::fence_async_shared();
+  }
+
+  __device__ __forceinline__ float sum_of_warps(int r) const {
+    float all = shared.most[0][r];
+#pragma unroll
+    for (int w = 1; w < decode_warps; ++w) all += shared.most[w][r];
+    return all;
   }
 
   // A part ends: to the result, or to the workspace. All rows through the place of Q and P.
@@ -489,8 +546,33 @@ struct Swapped {
           if (warp() == 0) shared.reference[r] = reference[n][i];
         }
       }
-    Group::meet();  // all have done with Q and P
     const float factor = KV::scaled && !apart ? v_unit : 1;
+    const Parts<tile> parts = {a, placed};
+    const int used = used_rows();
+    if (!placed.alone() && !a.whole_heads) {
+      const unsigned slot = parts.slot(placed.number);
+#pragma unroll
+      for (int n = 0; n < row_tiles; ++n)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int r = 8 * n + here % 4 * 2 + i;
+          if (r >= used) continue;
+          float* const to = parts.sums(slot, r);
+#pragma unroll
+          for (int m = 0; m < v_tiles; ++m)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+              to[v_column(m, half, here, warp())] = o[m][4 * n + 2 * half + i] * factor;
+        }
+      meet();
+      if (threadIdx.x < used)
+        *parts.stats(slot, threadIdx.x) =
+            make_float2(shared.reference[threadIdx.x], sum_of_warps(threadIdx.x));
+      parts.arrive_with_all_rows(at, used);
+      meet();  // before the next part's Q comes
+      return;
+    }
+    meet();  // all have done with Q and P
 #pragma unroll
     for (int m = 0; m < v_tiles; ++m)
 #pragma unroll
@@ -498,27 +580,21 @@ struct Swapped {
 #pragma unroll
         for (int j = 0; j < 4; ++j)
           place[place_at(8 * n + here % 4 * 2 + j % 2, v_column(m, j / 2, here, warp()))] =
-              KV::scaled ? o[m][4 * n + j] * factor : o[m][4 * n + j];
-    Group::meet();
-    const Parts<tile> parts = {a, placed};
+              o[m][4 * n + j] * factor;
+    meet();
     using Row = RowPart<head_dim_v>;
-    const int used = used_rows();
 #pragma unroll 1
     for (int r = Row::row(); r < rows; r += Row::rows) {
       Row row;
       row.reference = shared.reference[r];
-#pragma unroll
-      for (int w = 0; w < decode_warps; ++w) row.sum += shared.most[w][r];
+      row.sum = sum_of_warps(r);
       row.o = *reinterpret_cast<const float4*>(place + place_at(r, Row::column()));
       if (placed.alone())
         store_result(a, at, r, row);
-      else if (a.whole_heads)
+      else
         parts.fold(at, r, row);
-      else if (r < used)
-        parts.write(parts.slot(placed.number), r, row);
     }
-    if (!placed.alone() && !a.whole_heads) parts.arrive_with_all_rows(at, used);
-    Group::meet();  // before the next part's Q comes where the sums are
+    meet();  // before the next part's Q comes where the sums are
   }
 
   __device__ __forceinline__ void run() {
@@ -588,25 +664,26 @@ __device__ __forceinline__ void decode_swapped(const attn_decode_kernarg& a, con
   ptx::grid_let_next_start();
   fetch_parameters(a, maps);
   __syncthreads();
-  Work<tile> work;
-  if (warp == decode_warps && a.fixed_lengths) work = find_work<tile, 32>(a, threadIdx.x % 32);
-  ptx::grid_wait();  // before any other access to memory
-  if (a.cu_seqlens_q) {
-    if (warp == 0) store_rows_of_nobody<long long>(a, blockIdx.x, gridDim.x);
-    if (a.seqlen_q == 0) return;
-  }
+  // No access to other memory before grid_wait().
   const unsigned ring = address(shared_memory);
-  unsigned char* const q_place = shared_memory + a.stages * tile.stage_bytes();
   if (warp == decode_warps) {
-    if (!a.fixed_lengths) work = find_work<tile, 32>(a, threadIdx.x % 32);
-    if (threadIdx.x % 32 == 0) SwappedLoader<KV, tile>{a, maps, shared, ring}.run(work);
-  } else {
-    const unsigned q = address(q_place);
-    const auto matrix = [](unsigned at) {
-      return ptx::wgmma_descriptor(__shfl_sync(0xffffffff, at / 16, 0), 0);
-    };
-    Swapped<KV, tile>{a, shared, ring, q_place, q, matrix(q), matrix(q + tile.q_bytes())}.run();
+    Work<tile> work;
+    if (a.fixed_lengths) work = find_work<tile, 32>(a, threadIdx.x % 32);
+    ptx::grid_wait();
+    if (!a.fixed_lengths && a.seqlen_q > 0) work = find_work<tile, 32>(a, threadIdx.x % 32);
+    if (threadIdx.x % 32 == 0 && a.seqlen_q > 0)
+      SwappedLoader<KV, tile>{a, maps, shared, ring}.run(work);
+    return;
   }
+  ptx::grid_wait();
+  if (a.cu_seqlens_q && warp == 0) store_rows_of_nobody<long long>(a, blockIdx.x, gridDim.x);
+  if (a.seqlen_q == 0) return;
+  unsigned char* const q_place = shared_memory + a.stages * tile.stage_bytes();
+  const unsigned q = address(q_place);
+  const auto matrix = [](unsigned at) {
+    return ptx::wgmma_descriptor(__shfl_sync(0xffffffff, at / 16, 0), 0);
+  };
+  Swapped<KV, tile>{a, shared, ring, q_place, q, matrix(q)}.run();
 }
 
 }  // namespace attn::decode

@@ -16,7 +16,7 @@ struct SwappedUnit {
   float k_descale, v_descale;
 };
 
-// And of a part, before its first unit is there.
+// And of a part, before its first unit is there; `placed` comes with that.
 struct SwappedPart {
   Head at;
   PlacedPart placed;
@@ -116,43 +116,40 @@ struct SwappedLoader {
                     row, at.h, entry);
   }
 
-  // valid: keys that are seen.
+  // valid: keys that are seen. meanwhile(): what else to do before the unit counts as loaded.
+  template <class Meanwhile>
   __device__ __forceinline__ void load(const attn_decode_segment& s, int first,
-                                       unsigned long long valid, bool last, bool final) {
+                                       unsigned long long valid, bool last, bool final,
+                                       Meanwhile&& meanwhile) {
     wait(shared.empty[stage.number], stage.parity ^ 1);
     SwappedUnit& unit = shared.unit[stage.number];
     const unsigned to = ring + stage.number * tile.stage_bytes(),
                    full = address(&shared.full[stage.number]);
     const int local = first - at.begin;
+    unsigned bytes = 0;
     if (s.block_table) {
-      int boxes = 0;
 #pragma unroll
       for (int i = 0; i < max_boxes; ++i) {
         const int key = i * s.box_keys;
         if (key >= unit_keys) continue;
         const unsigned long long keys = low_bits(s.box_keys) << key;
         if (unsigned(page[i]) >= unsigned(s.num_pages)) valid &= ~keys;
-        boxes += (valid & keys) != 0;
+        if ((valid & keys) == 0) continue;
+        copy(to + key * panel_pitch, full, slot_of(s, local + key), page[i]);
+        bytes += (k_panels + v_panels) * s.box_keys * panel_pitch;
       }
-      unit = {valid, first, last, final, k_descale, v_descale};
-      ptx::mbarrier_arrive_expect(full, boxes * (k_panels + v_panels) * s.box_keys * panel_pitch);
-#pragma unroll
-      for (int i = 0; i < max_boxes; ++i) {
-        const int key = i * s.box_keys;
-        if (key < unit_keys && (valid >> key & low_bits(s.box_keys)) != 0)
-          copy(to + key * panel_pitch, full, slot_of(s, local + key), page[i]);
-      }
-    } else {
-      unit = {valid, first, last, final, k_descale, v_descale};
-      ptx::mbarrier_arrive_expect(full, valid ? tile.stage_bytes() : 0);
-      if (valid) copy(to, full, at.row + local, s.lengths.cu_seqlens ? 0 : at.b);
+    } else if (valid) {
+      copy(to, full, at.row + local, s.lengths.cu_seqlens ? 0 : at.b);
+      bytes = tile.stage_bytes();
     }
+    unit = {valid, first, last, final, k_descale, v_descale};
+    meanwhile();
+    ptx::mbarrier_arrive_expect(full, bytes);
     stage.next(a.stages);
   }
 
   // The part that begins with the unit at the cursor. number: of the block's parts.
-  __device__ __forceinline__ void post(const Work<tile>& work, const Part& part,
-                                       unsigned number) const {
+  __device__ __forceinline__ SwappedPart& post(unsigned number) const {
     const unsigned slot = number % 2;
     wait(shared.part_empty[slot], number / 2 % 2 ^ 1);
     SwappedPart& to = shared.part[slot];
@@ -162,9 +159,9 @@ struct SwappedLoader {
              at.sequence.seqlen_q,
              at.sequence.seqlen_kv,
              at.sequence.q_begin};
-    to.placed = place_of<tile>(a, to.at, work.share, part);
     to.none = false;
     ptx::mbarrier_arrive(address(&shared.part_full[slot]));
+    return to;
   }
 
   // By one lane.
@@ -193,19 +190,21 @@ struct SwappedLoader {
       const bool part_ends = final || head_ends || a.split_keys;
       const bool by_block = KV::scaled && (s.k_descale.block_keys || s.v_descale.block_keys);
       const bool each = s.block_table || by_block;
+      SwappedPart* const posted = begins ? &post(parts++) : nullptr;
       look_up(s, at.first - at.begin);
 #pragma unroll 1
       for (int i = 0; i < units; ++i) {
         const int first = at.first + i * unit_keys;
         const bool last = i == units - 1;
-        load(s, first, seen_keys(first, limit), last && part_ends, last && final);
+        load(s, first, seen_keys(first, limit), last && part_ends, last && final, [&] {
+          if (i > 0 || !begins) return;
+          const Part part = a.split_keys
+                                ? Part{unsigned(at.split), unsigned(at.sequence.split_begin),
+                                       unsigned(at.sequence.split_end)}
+                                : Part{0, head_begin, head_begin + at.sequence.units};
+          posted->placed = place_of<tile>(a, posted->at, work.share, part);
+        });
         if (each && !last) look_up(s, first + unit_keys - at.begin);
-        if (i > 0 || !begins) continue;
-        post(work,
-             a.split_keys ? Part{unsigned(at.split), unsigned(at.sequence.split_begin),
-                                 unsigned(at.sequence.split_end)}
-                          : Part{0, head_begin, head_begin + at.sequence.units},
-             parts++);
       }
       if (final) return;
       begins = part_ends;

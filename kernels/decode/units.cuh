@@ -43,6 +43,14 @@ struct Sequence {
   }
   __device__ __forceinline__ void set_row(const attn_decode_kernarg& a, int b, int row) {
     first_row = row;
+    if (a.sees_all && (!tiled || rows(a) <= tile.rows())) {
+      low = 0;
+      high = seqlen_kv;
+      split_begin = 0;
+      split_end = 1;
+      units = seqlen_q == 0 ? 0 : max((seqlen_kv + unit_keys - 1) / unit_keys, 1);
+      return;
+    }
     const KeyBand seen = a.mask.band(seqlen_q, seqlen_kv);
     const int first = tiled ? row / a.group : 0,
               last = tiled ? min(row + tile.rows(), rows(a)) - 1 : 0;
@@ -239,48 +247,50 @@ __device__ __forceinline__ Work<tile> find_work(const attn_decode_kernarg& a, in
             heads = (column + 1) * a.heads_kv / a.columns - head;
   Sequence<tile> sequence;
   Scan sums = {0, 0};
-  unsigned all = 0, own = 0;
-  const auto count = [&](int b) {
-    own = 0;
-    if (b < a.batch) {
-      sequence = Sequence<tile>(a, b);
-      own = sequence.count(a, b);
-    }
-    sums = scan<threads>(own);
-  };
-#pragma unroll 1
-  for (int b = thread; b - thread < a.batch; b += threads) {
-    count(b);
-    all += sums.all;
-  }
+  unsigned own = 0, all = 0, before = 0, wanted = 0;
   Work<tile> work;
-  work.share = {all * heads, gridDim.x / a.columns};
-  work.begin = work.share.begin(work.row(a));
-  work.end = work.share.begin(work.row(a) + 1);
-  if (work.begin == work.end) return work;
-  const unsigned wanted = work.begin % all;
-  unsigned before = 0;
+  // First all are counted, then the one that has the block's first share is found.
 #pragma unroll 1
-  for (int b = thread; b - thread < a.batch; b += threads) {
-    if (a.batch > threads) count(b);
-    const unsigned end = before + sums.up_to_here;
-    if (wanted < end && wanted >= end - own) {
-      Cursor<tile> at;
-      at.b = b;
-      at.h = head + work.begin / all;
-      int skip = wanted - (end - own);
-      while (skip >= sequence.shares(a)) {
-        skip -= sequence.shares(a);
-        if (!sequence.next_tile(a, b)) break;
+  for (int pass = 0; pass < 2; ++pass) {
+#pragma unroll 1
+    for (int b = thread; b - thread < a.batch; b += threads) {
+      if (pass == 0 || a.batch > threads) {
+        own = 0;
+        if (b < a.batch) {
+          sequence = Sequence<tile>(a, b);
+          own = sequence.count(a, b);
+        }
+        sums = scan<threads>(own);
       }
-      at.sequence = sequence;
-      at.split = sequence.split_begin + skip;
-      skip = sequence.units_before(a, b, skip);
-      at.left = sequence.units - skip;
-      at.find(a, skip);
-      first = at;
+      if (pass == 0) {
+        all += sums.all;
+        continue;
+      }
+      const unsigned end = before + sums.up_to_here;
+      if (wanted < end && wanted >= end - own) {
+        Cursor<tile> at;
+        at.b = b;
+        at.h = heads == 1 ? head : head + work.begin / all;
+        int skip = wanted - (end - own);
+        while (skip >= sequence.shares(a)) {
+          skip -= sequence.shares(a);
+          if (!sequence.next_tile(a, b)) break;
+        }
+        at.sequence = sequence;
+        at.split = sequence.split_begin + skip;
+        skip = sequence.units_before(a, b, skip);
+        at.left = sequence.units - skip;
+        at.find(a, skip);
+        first = at;
+      }
+      before += sums.all;
     }
-    before += sums.all;
+    if (pass > 0) break;
+    work.share = {all * heads, gridDim.x / a.columns};
+    work.begin = work.share.begin(work.row(a));
+    work.end = work.share.begin(work.row(a) + 1);
+    if (work.begin == work.end) return work;
+    wanted = heads == 1 ? work.begin : work.begin % all;
   }
   if constexpr (threads == 32)
     __syncwarp();

@@ -20,17 +20,18 @@ __device__ __forceinline__ void barrier_wait(int name, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 // Whether p is true in any of the threads that wait.
-__device__ __forceinline__ bool barrier_or(int name, int threads, bool p) {
+template <int name, int threads>
+__device__ __forceinline__ bool barrier_or(bool p) {
   int any;
   asm volatile(
       "{\n"
       ".reg .pred mine, any;\n"
-      "setp.ne.s32 mine, %3, 0;\n"
-      "barrier.cta.red.or.pred any, %1, %2, mine;\n"
+      "setp.ne.s32 mine, %1, 0;\n"
+      "barrier.cta.red.or.pred any, %2, %3, mine;\n"
       "selp.s32 %0, 1, 0, any;\n"
       "}"
       : "=r"(any)
-      : "r"(name), "r"(threads), "r"(int(p))
+      : "r"(int(p)), "n"(name), "n"(threads)
       : "memory");
   return any;
 }

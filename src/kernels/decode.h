@@ -208,6 +208,8 @@ void set_decode(const Problem& p, const Args& args, const Target& target, attn_d
   a.split_invariant = p.has(ATTN_SPLIT_INVARIANT);
   a.num_segments = p.num_segments;
   a.fixed_lengths = has_fixed_lengths(p, args);
+  a.sees_all = p.num_segments == 1 && p.fixed_split == 0 && p.tree_keys == 0 &&
+               !(p.flags & (ATTN_WINDOW | ATTN_CAUSAL_TOP_LEFT));
   a.scale = p.scale;
   a.softcap = p.softcap;
   a.mask = p.range_mask();
@@ -302,19 +304,20 @@ inline TensorMap map_of_codes(const Problem& p, const attn_segment& s, attn_dtyp
                     pitch, box_keys(s), std::max(64, pitch));
 }
 
-// L2 reads no more than a panel's row: what lies behind it is asked for by itself.
+// L2 reads no more than a head's row, which is all that boxes ask for, or its first 256 bytes.
 inline std::vector<TensorMap> maps_of(const Problem& p, const DecodeTile& tile) {
   std::vector<TensorMap> maps;
   maps.reserve(2 * p.num_segments);
   for (const attn_segment& s : p.segment) {
     const Extents size = extents(p, s);
     const auto map = [&](attn_dtype type, int64_t head_dim, const attn_strides& stride) {
-      maps.push_back(dtype_is_ggml(type) ? map_of_blocks(p, s, type, head_dim, stride)
-                     : dtype_has_scales(type)
-                         ? map_of_codes(p, s, type, head_dim, stride)
-                         : tensor_map(tile.element_bytes, head_dim, size.rows, p.heads_kv,
-                                      size.batch, stride, panel_pitch / tile.element_bytes,
-                                      box_keys(s), 128));
+      maps.push_back(
+          dtype_is_ggml(type) ? map_of_blocks(p, s, type, head_dim, stride)
+          : dtype_has_scales(type)
+              ? map_of_codes(p, s, type, head_dim, stride)
+              : tensor_map(tile.element_bytes, head_dim, size.rows, p.heads_kv, size.batch, stride,
+                           panel_pitch / tile.element_bytes, box_keys(s),
+                           tile.swapped && tile.element_bytes * head_dim >= 256 ? 256 : 128));
     };
     map(s.k_type, p.head_dim, s.k_stride);
     map(s.v_type, p.head_dim_v, s.v_stride);
