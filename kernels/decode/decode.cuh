@@ -113,7 +113,8 @@ struct Decoder {
     }
     float scale = a.scale;
     // Where they go is not known ahead: there are few registers.
-    if constexpr (KV::own_types) return store_q_images(q, int(recompute(r)), int(recompute(t)));
+    if constexpr (KV::own_types)
+      return store_q_images(q, int(ptx::recompute(r)), int(ptx::recompute(t)));
     if (KV::scaled) scale *= to_f16(q);
     if (t == 0) group.q_scale[r] = scale;
     const int chunk = KV::scaled ? t % 2 : t / 4, word = KV::scaled ? t / 2 : t % 4;
@@ -240,8 +241,8 @@ struct Decoder {
   __device__ __forceinline__ void multiply_k(float (&s)[q_tiles][4], unsigned stage) const {
     float odd[q_tiles][4] = {};  // two chains of products
     const unsigned k_lane = stage + warp() * warp_keys * pitch + K::k_lane(lane());
-    const unsigned q_lane =
-        recompute(address(merge) + image * q_bytes + chunk_offset<q_pitch>(lane() % 8, lane() / 8));
+    const unsigned q_lane = ptx::recompute(address(merge) + image * q_bytes +
+                                           chunk_offset<q_pitch>(lane() % 8, lane() / 8));
 #pragma unroll
     for (int step = 0; step < k_steps; step += 2) {
       unsigned k[2][4], q[q_tiles][4];
@@ -272,7 +273,7 @@ struct Decoder {
     const unsigned row = stage + warp() * warp_keys * Rows::pitch + lane() / 4 * Rows::pitch,
                    k_lane = row + lane() % 4 * 4;
     const unsigned q_lane =
-        recompute(address(merge) + block_q + chunk_offset<q_pitch>(lane() % 8, lane() / 8));
+        ptx::recompute(address(merge) + block_q + chunk_offset<q_pitch>(lane() % 8, lane() / 8));
 #pragma unroll
     for (int block = 0; block < Rows::blocks; ++block) {
       unsigned k[2][4];
@@ -638,7 +639,7 @@ struct Decoder {
           sum[n][i] += __shfl_xor_sync(0xffffffff, sum[n][i], step);
         if (lane() < 4) group.stats[warp][lane_row(0, i)] = make_float2(reference[n][i], sum[n][i]);
       }
-      const int here = int(recompute(lane()));
+      const int here = int(ptx::recompute(lane()));
 #pragma unroll
       for (int v = 0; v < v_tiles; ++v)
 #pragma unroll

@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "../common/descale.cuh"
+#include "../ptx/address.h"
 #include "../ptx/cp_async.h"
 #include "../ptx/cp_async_part.h"
 #include "../ptx/mbarrier.h"
@@ -15,7 +16,7 @@
 
 namespace attn::decode {
 
-using Barrier = unsigned long long;
+using ptx::Barrier, ptx::address;
 
 // What the warps that compute know of a unit.
 struct Unit {
@@ -85,10 +86,6 @@ __device__ __forceinline__ DecodeShared<tile>& decode_shared() {
                 tile.static_shared_bytes());
   __shared__ DecodeShared<tile> shared;
   return shared;
-}
-
-__device__ __forceinline__ unsigned address(const void* shared) {
-  return unsigned(__cvta_generic_to_shared(shared));
 }
 
 __device__ __forceinline__ void wait(Barrier& barrier, unsigned parity) {
