@@ -70,7 +70,7 @@ inline void set_places(const Problem& p, const DecodeTile& tile, Shape* shape) {
     v_bytes = std::max(v_bytes, place_bytes(s.v_type, tile.head_dim_v, tile));
   }
   shape->stage_bytes = shape->k_bytes + v_bytes;
-  if (!((p.needs.k_types | p.needs.v_types) & scaled_types)) return;
+  if (!((p.needs.k_types | p.needs.v_types) & device_scaled_types)) return;
   shape->scales_at = shape->stage_bytes;
   shape->stage_bytes += unit_scale_bytes;
 }

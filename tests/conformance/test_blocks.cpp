@@ -8,6 +8,7 @@
 #include <string>
 
 #include "../catch.h"
+#include "../types.h"
 #include "backend.h"
 #include "core/dtype.h"
 #include "formula.h"
@@ -248,8 +249,7 @@ TEST_CASE("blocks: keys are what ggml's bytes say") {
 
 TEST_CASE("blocks: scales of 0, subnormal, infinite and NaN") {
   constexpr uint16_t zero = 0, subnormal = 0x0123, infinite = 0x7c00, nan = 0x7e01;
-  for (const attn_dtype type :
-       {ATTN_Q8_0, ATTN_Q4_0, ATTN_Q4_1, ATTN_Q5_0, ATTN_Q5_1, ATTN_IQ4_NL}) {
+  for (const attn_dtype type : list_of(ggml_types)) {
     for (const bool of_v : {false, true}) {
       for (const uint16_t scale : {zero, subnormal, infinite, nan}) {
         if (!of_v && scale == infinite) continue;  // inf - inf, or a weight of 1: as it comes
