@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "attn/attn.h"
 #include "core/types.h"
 
 namespace attn {
