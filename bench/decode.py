@@ -35,14 +35,13 @@ class Cell:
     warm: bool = False
     dim: int = 128
     fixed_split: int = 0
-    promise: bool = False  # ATTN_KV_PREFIX_STABLE
     newest: int = 0  # keys that are f16, in a segment of their own
 
     @property
     def name(self):
         return (f"B{self.batch} {self.heads}/{self.heads_kv} {self.seqlen} d{self.dim} {self.kv}" +
                 (f" pages of {self.page}" if self.page else "") + (f" q{self.seqlen_q}" if self.seqlen_q > 1 else "") +
-                (f" split {self.fixed_split}" if self.fixed_split else "") + (" promise" if self.promise else "") +
+                (f" split {self.fixed_split}" if self.fixed_split else "") +
                 (f" + f16 {self.newest}" if self.newest else "") + (" warm" if self.warm else ""))
 
     @property
@@ -56,7 +55,6 @@ def all_cells():
         (1, 32, 8, 8192), (1, 32, 8, 131072), (16, 32, 8, 8192), (64, 32, 8, 8192), (128, 64, 8, 4096), (32, 32, 32, 4096),
         (1, 8, 1, 65536))]
     short = [Cell("short", 1, 32, 8, seqlen, warm=warm) for seqlen in (1024, 8192) for warm in (False, True)]
-    short += [replace(cell, promise=True) for cell in short]
     fp8 = [replace(cell, group="fp8", kv="e4m3") for cell in anchors]
     pages = [replace(anchors[3], group="pages", page=page) for page in (128, 64, 16, 1)]
     pages += [replace(fp8[3], group="pages", page=page) for page in (64, 16)]
@@ -181,8 +179,7 @@ def expected(torch, cell, inputs):
 # ---- contenders: label -> calls, one per set of inputs ----------------------------------------------------------------
 
 def libattn_calls(library, kernel, cell, inputs, torch, parts):
-    from contenders import (BYTE_TYPES, CAUSAL, KV_PREFIX_STABLE, Args, Plan, Problem, Segment, SegmentArgs, TYPE_OF,
-                            make)
+    from contenders import BYTE_TYPES, CAUSAL, Args, Plan, Problem, Segment, SegmentArgs, TYPE_OF, make
     import ctypes as c
     q_kind = TYPE_OF[inputs.sets[0][0].dtype]
     kind = BYTE_TYPES.get(cell.kv) or TYPE_OF[inputs.sets[0][1].dtype]
@@ -194,7 +191,7 @@ def libattn_calls(library, kernel, cell, inputs, torch, parts):
     problem = make(Problem, batch=cell.batch, heads_q=cell.heads, heads_kv=cell.heads_kv, head_dim=cell.dim,
                    seqlen_q=cell.seqlen_q, q_type=q_kind, num_segments=len(segments),
                    segments=(Segment * len(segments))(*segments),
-                   flags=CAUSAL | (KV_PREFIX_STABLE if cell.promise else 0), fixed_split=cell.fixed_split,
+                   flags=CAUSAL, fixed_split=cell.fixed_split,
                    kernel=kernel.encode() or None)
     plan = Plan(library, problem)
     out = torch.empty_like(inputs.sets[0][0])

@@ -123,6 +123,30 @@ typedef enum attn_dtype ATTN_ENUM {
   ATTN_I4 = 15  /* two's complement, two a byte: the even element in the low half */
 } attn_dtype;
 
+typedef enum attn_dtype_kind ATTN_ENUM {
+  ATTN_KIND_FLOAT = 1, /* f32, f16, bf16, f64 */
+  ATTN_KIND_FP8 = 2,
+  ATTN_KIND_GGML = 3, /* blocks that have their scales in them; K and V only */
+  ATTN_KIND_CODES = 4 /* integers; K and V only */
+} attn_dtype_kind;
+
+/* What a type is. */
+typedef struct attn_dtype_properties {
+  size_t struct_size; /* of the library that is loaded: fields from there on do not exist */
+  attn_dtype type;
+  const char* name; /* "f8_e4m3fn", as in errors, files and command lines */
+  attn_dtype_kind kind;
+  int32_t block_elements; /* 1; ggml's types 32, i4 2: a row is whole blocks */
+  int32_t block_bytes;
+  int32_t has_scales;  /* 1: an f16 for each token and head lies in an array of its own */
+  int32_t output_only; /* 1: f64 */
+  double max_finite;   /* of an element as it is stored; ggml's types: 0 */
+} attn_dtype_properties;
+
+/* Valid as long as the library is loaded. NULL if `type` is NONE or no type of this library, whose
+ * types are 1, 2 and so on up to the first NULL. */
+ATTN_API const attn_dtype_properties* attn_dtype_info(attn_dtype type);
+
 typedef enum attn_layout ATTN_ENUM {
   ATTN_PADDED = 0, /* [B, S, H, D] */
   ATTN_PACKED = 1, /* [total, H, D] with cu_seqlens [B+1] */
@@ -147,10 +171,7 @@ enum attn_flag {
   ATTN_SINKS = 1 << 5,      /* exp(sink[h]) joins the denominator and lse */
   ATTN_OUT_SCALE = 1 << 6,  /* fp8 out only: stored = round(real x out_scale) */
   ATTN_SPLIT_INVARIANT = 1 << 7,  /* any cut of KV gives the same answer to float32 rounding */
-  ATTN_KV_PREFIX_STABLE = 1 << 8, /* promise: what in front in the stream may not have ended, the
-                                    library's kernels among it, writes no KV and no entry of a block
-                                    table but for the newest key of each sequence. Lengths may
-                                    change */
+  ATTN_KV_PREFIX_STABLE = 1 << 8, /* accepted, without effect */
   ATTN_BIAS_SLOPES = 1 << 9, /* bias x attn_args.bias_slopes[h] in the place of bias: ggml's mask.
                                -inf hides its element whatever the slope */
   ATTN_FP8_PRECISE = 1 << 10 /* fp8 q only: a kernel that rounds P to fp8 keeps what is left in a
@@ -622,10 +643,11 @@ ATTN_API void attn_block_mask_destroy(attn_block_mask* mask);
 /* JSON text: {"version", "backends": [{"name", "available", "reason", "devices": [{"device",
  * "name", "arch", ..., "passed_by": why auto does not take it or "", "kernels": [names of those
  * that this build has code of for it]}]}], "auto": {"backend", "device"}: what auto takes,
- * "kernels": [{"name", "op", "backend", "arch", "in", "out", of forward and kv_append "kv", and of
- * forward kernels "head_dim": {"multiple", "max"}, "head_dim_v", "takes": [words], "demands":
- * [words]}]}. Opens drivers, loads no module. Writes at most `capacity` bytes with a terminating 0;
- * *size gets the bytes needed, the 0 included. text may be NULL if capacity is 0. */
+ * "types": [{"name", "kind", ..., as in attn_dtype_properties}], "kernels": [{"name", "op",
+ * "backend", "arch", "in", "out", of forward and kv_append "kv", and of forward kernels "head_dim":
+ * {"multiple", "max"}, "head_dim_v", "takes": [words], "demands": [words]}]}. Opens drivers, loads
+ * no module. Writes at most `capacity` bytes with a terminating 0; *size gets the bytes needed, the
+ * 0 included. text may be NULL if capacity is 0. */
 ATTN_API attn_status attn_info(char* text, size_t capacity, size_t* size);
 
 /* JSON text: {"kernel": name or null, "backend", "workspace", "declined": [{"kernel", "reason"}]}:

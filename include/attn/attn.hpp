@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -34,6 +35,17 @@ T make() {
   T value{};
   value.struct_size = sizeof(T);
   return value;
+}
+
+// All types of the library that is loaded, in the order of attn_dtype.
+inline std::vector<attn_dtype_properties> dtypes() {
+  std::vector<attn_dtype_properties> all;
+  for (int t = ATTN_F32; const attn_dtype_properties* p = attn_dtype_info(attn_dtype(t)); ++t) {
+    auto known = make<attn_dtype_properties>();
+    std::memcpy(&known, p, p->struct_size < sizeof known ? p->struct_size : sizeof known);
+    all.push_back(known);
+  }
+  return all;
 }
 
 class context {

@@ -113,7 +113,8 @@ struct Decoder {
     }
     float scale = a.scale;
     // Where they go is not known ahead: there are few registers.
-    if constexpr (KV::own_types) return store_q_images(q, int(recompute(r)), int(recompute(t)));
+    if constexpr (KV::own_types)
+      return store_q_images(q, int(ptx::recompute(r)), int(ptx::recompute(t)));
     if (KV::scaled) scale *= to_f16(q);
     if (t == 0) group.q_scale[r] = scale;
     const int chunk = KV::scaled ? t % 2 : t / 4, word = KV::scaled ? t / 2 : t % 4;
@@ -240,8 +241,8 @@ struct Decoder {
   __device__ __forceinline__ void multiply_k(float (&s)[q_tiles][4], unsigned stage) const {
     float odd[q_tiles][4] = {};  // two chains of products
     const unsigned k_lane = stage + warp() * warp_keys * pitch + K::k_lane(lane());
-    const unsigned q_lane =
-        recompute(address(merge) + image * q_bytes + chunk_offset<q_pitch>(lane() % 8, lane() / 8));
+    const unsigned q_lane = ptx::recompute(address(merge) + image * q_bytes +
+                                           chunk_offset<q_pitch>(lane() % 8, lane() / 8));
 #pragma unroll
     for (int step = 0; step < k_steps; step += 2) {
       unsigned k[2][4], q[q_tiles][4];
@@ -272,7 +273,7 @@ struct Decoder {
     const unsigned row = stage + warp() * warp_keys * Rows::pitch + lane() / 4 * Rows::pitch,
                    k_lane = row + lane() % 4 * 4;
     const unsigned q_lane =
-        recompute(address(merge) + block_q + chunk_offset<q_pitch>(lane() % 8, lane() / 8));
+        ptx::recompute(address(merge) + block_q + chunk_offset<q_pitch>(lane() % 8, lane() / 8));
 #pragma unroll
     for (int block = 0; block < Rows::blocks; ++block) {
       unsigned k[2][4];
@@ -638,7 +639,7 @@ struct Decoder {
           sum[n][i] += __shfl_xor_sync(0xffffffff, sum[n][i], step);
         if (lane() < 4) group.stats[warp][lane_row(0, i)] = make_float2(reference[n][i], sum[n][i]);
       }
-      const int here = int(recompute(lane()));
+      const int here = int(ptx::recompute(lane()));
 #pragma unroll
       for (int v = 0; v < v_tiles; ++v)
 #pragma unroll
@@ -720,7 +721,6 @@ __device__ __forceinline__ void decode(const attn_decode_kernarg& a, const M& ma
   const bool loads = row_group == tile.compute_groups();
   const int loader_index = warp - tile.compute_groups() * decode_warps;
   if (threadIdx.x == 0) {
-    if (engine) ptx::mbarrier_init(address(&shared.early), a.stages);
     for (int i = 0; i < a.stages; ++i) {
       ptx::mbarrier_init(address(&shared.full[i]),
                          engine && !(tile.own_types && a.scales_at) ? 1 : 32 + 1);
@@ -729,34 +729,23 @@ __device__ __forceinline__ void decode(const attn_decode_kernarg& a, const M& ma
   }
   const unsigned ring = address(shared_memory);
   Loader<KV, tile, M> loader{a, maps, shared, ring, int(threadIdx.x % 32), loader_index};
-  Work<tile> guessed;
-  int early = 0;  // units that are loaded before what is in front has ended
 #if __CUDA_ARCH__ >= 900
   if (engine) ptx::mbarrier_init_fence();
   ptx::grid_let_next_start();
-  if constexpr (loader.takes_promise)
-    if (a.prefix_stable && a.seqlen_q > 0) {
-      guessed = find_work<tile>(a);
-      if (loads && guessed.begin < guessed.end) early = loader.load_early(guessed);
-    }
   ptx::grid_wait();  // before any other access to memory
-  if (loader.takes_promise && a.prefix_stable)
-    __threadfence();  // L1 may have what was there before
 #endif
   if (a.cu_seqlens_q) {
     if (warp == 0) store_rows_of_nobody<long long>(a, blockIdx.x, gridDim.x);
     if (a.seqlen_q == 0) return;
   }
   const Work<tile> work = find_work<tile>(a);  // all meet there
-  if (early > 0) wait(shared.early, 0);
   if (work.begin == work.end) return;
   auto& group = shared.group[tile.row_groups > 1 ? row_group : 0];
   float* merge =
       reinterpret_cast<float*>(shared_memory + a.stages * stage_bytes<tile>(a) +
                                (tile.row_groups > 1 ? row_group * tile.group_merge_bytes() : 0));
   if (loads) {
-    if (early > 0 && !loader.same(work, guessed, early)) early = 0;
-    loader.run(work, early);
+    loader.run(work);
 #if __CUDA_ARCH__ >= 900
   } else if constexpr (tile.wide()) {
     WideDecoder<T, KV, tile>{a, shared, group, row_group, ring, address(merge)}.run(work);

@@ -57,7 +57,6 @@ struct attn_decode_kernarg {
   int k_bytes, stage_bytes;  // of own_types: a unit's in shared memory
   int columns;               // see Work
   int split_invariant;
-  int prefix_stable;      // keys but the newest of each sequence may be read at once
   int split_mask;         // split_keys - 1, or 0 if that is no power of two
   int loaders;            // warps of a block that load
   int split_keys;         // of fixed_split; 0: parts of a head end where blocks do

@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "../common/descale.cuh"
+#include "../ptx/address.h"
 #include "../ptx/cp_async.h"
 #include "../ptx/cp_async_part.h"
 #include "../ptx/mbarrier.h"
@@ -15,7 +16,7 @@
 
 namespace attn::decode {
 
-using Barrier = unsigned long long;
+using ptx::Barrier, ptx::address;
 
 // What the warps that compute know of a unit.
 struct Unit {
@@ -69,7 +70,7 @@ struct WideShared {
 
 template <DecodeTile tile>
 struct DecodeShared {
-  Barrier full[decode_max_stages], empty[decode_max_stages], early;
+  Barrier full[decode_max_stages], empty[decode_max_stages];
   Unit unit[decode_max_stages];
   using Group =
       std::conditional_t<tile.wide(), WideShared,
@@ -85,10 +86,6 @@ __device__ __forceinline__ DecodeShared<tile>& decode_shared() {
                 tile.static_shared_bytes());
   __shared__ DecodeShared<tile> shared;
   return shared;
-}
-
-__device__ __forceinline__ unsigned address(const void* shared) {
-  return unsigned(__cvta_generic_to_shared(shared));
 }
 
 __device__ __forceinline__ void wait(Barrier& barrier, unsigned parity) {
@@ -143,8 +140,6 @@ struct NoRequest {};
 template <class KV, DecodeTile tile, class M>
 struct Loader {
   static constexpr bool engine = !std::is_same_v<M, NoMaps>;
-  // ATTN_KV_PREFIX_STABLE, which is for short caches.
-  static constexpr bool takes_promise = engine && !tile.tiled() && !tile.split;
   static constexpr int head_dim = tile.head_dim, head_dim_v = tile.head_dim_v;
   const attn_decode_kernarg& a;
   const M& maps;
@@ -216,9 +211,7 @@ struct Loader {
     }
   }
 
-  // loaded: its rows came early.
-  __device__ __forceinline__ void load(Stage stage, unsigned head_begin, bool last, bool final,
-                                       bool loaded) {
+  __device__ __forceinline__ void load(Stage stage, unsigned head_begin, bool last, bool final) {
     const attn_decode_segment& s = a.segment[at.segment];
     const int local = at.first - at.begin;  // in the segment
     const int from = clamp(at.sequence.low - at.first, 0, unit_keys),
@@ -259,15 +252,10 @@ struct Loader {
     const unsigned k_to = ring + stage.number * stage_bytes<tile>(a), v_to = k_to + k_bytes(),
                    full = address(&shared.full[stage.number]);
     if constexpr (engine) {
-      if (loaded) {
-        __syncwarp();
-        if (lane == 0) ptx::mbarrier_arrive(full);
-      } else {
-        if constexpr (tile.own_types)
-          copy_boxes_of_own_types(k_to, full, valid, local);
-        else
-          copy_boxes(s, k_to, v_to, full, valid, local);
-      }
+      if constexpr (tile.own_types)
+        copy_boxes_of_own_types(k_to, full, valid, local);
+      else
+        copy_boxes(s, k_to, v_to, full, valid, local);
       if constexpr (tile.own_types)
         if (a.scales_at) {
           const unsigned to = k_to + a.scales_at;
@@ -437,44 +425,10 @@ struct Loader {
   __device__ __forceinline__ bool own(int unit) const {
     return tile.loaders() == 1 || (a.loaders == 1 ? 0 : unit % 2) == index;
   }
-  // Before what is in front in the stream has ended: asks for those of the first units that hold no
-  // newest token, as far as lengths read now tell where they lie. Returns how many there are.
-  __device__ __forceinline__ int load_early(const Work<tile>& work) {
-    at = work.first;
-    const int most = min(min(int(work.end - work.begin), at.left), a.stages),
-              old = min(at.end, at.sequence.seqlen_kv - 1);
-    const attn_decode_segment& s = a.segment[at.segment];
-    int n = 0;
-    for (; n < most && at.first + unit_keys <= old; ++n, at.first += unit_keys) {
-      if (!own(n)) continue;
-      look_up();
-      const unsigned all[2] = {~0u, ~0u};
-      const unsigned to = ring + n * stage_bytes<tile>(a);
-      if constexpr (tile.own_types)
-        copy_boxes_of_own_types(to, address(&shared.early), all, at.first - at.begin);
-      else
-        copy_boxes(s, to, to + k_bytes(), address(&shared.early), all, at.first - at.begin);
-    }
-    if (lane == 0)
-      for (int i = n; i < a.stages; ++i)
-        if (own(i)) ptx::mbarrier_arrive(address(&shared.early));
-    return n;
-  }
-  // Whether units that came early are the first of `work`.
-  static __device__ __forceinline__ bool same(const Work<tile>& work, const Work<tile>& early,
-                                              int units) {
-    const Cursor<tile>&x = work.first, &y = early.first;
-    return x.b == y.b && x.h == y.h && x.segment == y.segment && x.begin == y.begin &&
-           x.first == y.first && x.row == y.row && x.left >= units &&
-           int(work.end - work.begin) >= units && x.first + units * unit_keys <= x.end;
-  }
 
-  // The first `early` units were loaded before.
-  __device__ __forceinline__ void run(const Work<tile>& work, int early) {
+  __device__ __forceinline__ void run(const Work<tile>& work) {
     if (index >= a.loaders) return;
     at = work.first;
-    if constexpr (tile.own_types)
-      request.segment = -1;  // lengths may be others than those of units that came early
     if (own(0)) look_up();
     unsigned head_begin = work.begin - (at.sequence.units - at.left);
     unsigned share = work.begin;
@@ -486,7 +440,7 @@ struct Loader {
                  split_ends = tile.split && a.split_keys ? at.ends_split(a) : head_ends;
       share += !tile.split || !a.split_keys || (a.whole_heads ? head_ends : split_ends);
       const bool final = share == work.end;
-      if (own(unit)) load(stage, head_begin, split_ends || final, final, unit < early);
+      if (own(unit)) load(stage, head_begin, split_ends || final, final);
       if (final) break;
       stage.next(a.stages);
       if (head_ends) head_begin = share;

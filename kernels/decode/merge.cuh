@@ -7,15 +7,12 @@
 #include "../common/softmax.cuh"
 #include "../ptx/arrive.h"
 #include "../ptx/cp_async.h"
+#include "../ptx/load_shared.h"
+#include "../ptx/recompute.h"
+#include "../ptx/warpgroup.h"
 #include "units.cuh"
 
 namespace attn::decode {
-
-// The compiler computes what follows from x where it is used instead of keeping it in registers.
-__device__ __forceinline__ unsigned recompute(unsigned x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
 
 template <int n>
 struct Count {};
@@ -89,9 +86,7 @@ struct RowGroup {
     return row_groups > 1 ? threadIdx.x / group_threads : 0;
   }
   // All threads of the row group.
-  static __device__ __forceinline__ void meet() {
-    asm volatile("bar.sync %0, %1;" ::"r"(1 + index()), "n"(group_threads) : "memory");
-  }
+  static __device__ __forceinline__ void meet() { ptx::barrier_wait<group_threads>(1 + index()); }
 };
 
 // Query and head of row r of a row group: the heads of a group stand together.
@@ -258,11 +253,7 @@ struct Parts {
         for (int i = first; i < end; ++i) {
           const float mine = per_lane > 1 && i >= width ? factor[per_lane - 1] : factor[0];
           const float f = __shfl_sync(0xffffffff, mine, i % width, width);
-          float4 x;
-          asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                       : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-                       : "r"(own + (i - first) * 16 * group_threads)
-                       : "memory");
+          const float4 x = ptx::load_shared_floats(own + (i - first) * 16 * group_threads);
           if (f < 0) continue;
           row.o.x = fmaf(x.x, f, row.o.x), row.o.y = fmaf(x.y, f, row.o.y);
           row.o.z = fmaf(x.z, f, row.o.z), row.o.w = fmaf(x.w, f, row.o.w);

@@ -110,19 +110,15 @@ struct WideDecoder {
       }
 #pragma unroll
       for (int panel = 0; panel < panels; ++panel)
-        store_chunk(q + panel * panel_bytes + chunk_offset<panel_pitch>(r, chunk), words[panel]);
+        ptx::store_shared(q + panel * panel_bytes + chunk_offset<panel_pitch>(r, chunk),
+                          words[panel]);
     }
-  }
-  static __device__ __forceinline__ void store_chunk(unsigned to, const unsigned (&x)[4]) {
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x[0]), "r"(x[1]),
-                 "r"(x[2]), "r"(x[3])
-                 : "memory");
   }
 
   // Computed where it is used, once for all lanes.
   static __device__ __forceinline__ unsigned long long descriptor(unsigned at,
                                                                   unsigned panel_bytes) {
-    return ptx::wgmma_descriptor(ptx::uniform(recompute(at) / 16), panel_bytes);
+    return ptx::wgmma_descriptor(ptx::uniform(ptx::recompute(at) / 16), panel_bytes);
   }
 
   // K and V of a unit as wgmma takes them, in shared memory.
@@ -141,7 +137,7 @@ struct WideDecoder {
   __device__ __forceinline__ void convert_tile(unsigned from, unsigned to,
                                                unsigned long long valid) const {
     constexpr unsigned chunks = columns / 16;
-    const unsigned thread = recompute(this->thread());
+    const unsigned thread = ptx::recompute(this->thread());
 #pragma unroll 2
     for (unsigned i = 0; i < unit_keys * chunks / group_threads; ++i) {
       const unsigned at = i * group_threads + thread, r = at / chunks, chunk = at % chunks;
@@ -162,7 +158,7 @@ struct WideDecoder {
         unsigned half[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) half[j] = flip == n ? values[0][j] : values[1][j];
-        store_chunk(
+        ptx::store_shared(
             to + chunk / 4 * panel_bytes + chunk_offset<panel_pitch>(r, chunk % 4 * 2 + (n ^ flip)),
             half);
       }
@@ -176,7 +172,7 @@ struct WideDecoder {
       if (valid >> i / 8 & 1) continue;
 #pragma unroll
       for (int panel = 0; panel < head_dim_v / 64; ++panel)
-        store_chunk(v + panel * panel_bytes + 16 * i, zeros);
+        ptx::store_shared(v + panel * panel_bytes + 16 * i, zeros);
     }
     ptx::fence_async_shared();
     meet();
@@ -406,7 +402,7 @@ struct WideDecoder {
     for (int w = 0; 16 * w < used; ++w) {
       meet_all();  // all have done with Q, or with the rows before
       if (warp() == w) {
-        const int here = int(recompute(lane()));
+        const int here = int(ptx::recompute(lane()));
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int r = here / 4 + 8 * half;
@@ -440,15 +436,9 @@ struct WideDecoder {
 #pragma unroll 1
     for (int r = RowPart<head_dim_v>::row(); r < 16; r += RowPart<head_dim_v>::rows) {
       RowPart<head_dim_v> row;
-      row.template add<groups>([&](int i) { return group.stats[i][r]; },
-                               [&](int i) {
-                                 float4 x;
-                                 asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                                              : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-                                              : "r"(q + place(i, r, row.column()))
-                                              : "memory");
-                                 return x;
-                               });
+      row.template add<groups>(
+          [&](int i) { return group.stats[i][r]; },
+          [&](int i) { return ptx::load_shared_floats(q + place(i, r, row.column())); });
       if (placed.alone())
         store_result(a, at, 16 * w + r, row);
       else if (16 * w + r < used)

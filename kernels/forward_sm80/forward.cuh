@@ -10,9 +10,11 @@
 #include "../common/softmax.cuh"
 #include "../common/store.cuh"
 #include "../common/tanh.cuh"
+#include "../ptx/address.h"
 #include "../ptx/cp_async.h"
 #include "../ptx/ex2.h"
 #include "../ptx/ldmatrix.h"
+#include "../ptx/recompute.h"
 #include "../shared/swizzle.h"
 #include "forward_args.h"
 #include "fragment.h"
@@ -79,12 +81,6 @@ struct Block {
     seqlen_kv = begin;
   }
 };
-
-// The compiler computes what follows from x where it is used instead of keeping it in registers.
-__device__ __forceinline__ unsigned recompute(unsigned x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
 
 // threadIdx.x, asked for where it is used.
 __device__ __forceinline__ int thread_number() {
@@ -252,7 +248,7 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
   constexpr int d_steps = head_dim / 16, key_tiles = keys / 8, v_tiles = head_dim / 8;
 
   extern __shared__ __align__(1024) unsigned char shared_memory[];
-  const unsigned shared = unsigned(__cvta_generic_to_shared(shared_memory));
+  const unsigned shared = ptx::address(shared_memory);
   const unsigned q_at = shared + q_offset(tile, head_dim);
   __shared__ Block block;
   __shared__ SeenKeys warp_keys[tile.warps];
@@ -444,12 +440,12 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
     // in the list.
     [[maybe_unused]] const auto read_tile = [&](int at) {
       const TileList<keys>& list = shared_list<keys>();
-      const auto& t = list.tile[recompute(at)];
+      const auto& t = list.tile[ptx::recompute(at)];
       tile_first = t.first;
       count = t.left;
       mask = t.mask[block.row + thread_number() / 32 * warp_rows >= list.first[1]];
     };
-    const unsigned k_at = recompute(stage_at + k_lane);
+    const unsigned k_at = ptx::recompute(stage_at + k_lane);
     if (tile.stages == 1) {
       ptx::cp_async_wait<0>();
       __syncthreads();
@@ -477,7 +473,7 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
     const bool sees = tile_first < see.some_end && tile_first + count > see.some_begin &&
                       (!masked || mask != mask_empty);
     if (sees) {
-      const unsigned q_here = v_lane + q_at + recompute(warp) * (warp_rows * pitch);
+      const unsigned q_here = v_lane + q_at + ptx::recompute(warp) * (warp_rows * pitch);
 #pragma unroll
       for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
@@ -584,7 +580,7 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
     if (sees) {
       // With two stages stage_at has moved on to the other one.
       const unsigned here = tile.stages == 2 ? 2 * shared + 2 * kv_bytes - stage_at : stage_at;
-      const unsigned v_at = recompute(here + kv_bytes + v_lane);
+      const unsigned v_at = ptx::recompute(here + kv_bytes + v_lane);
       const auto multiply = [&](auto zeroing) {
 #pragma unroll
         for (int k = 0; k < key_tiles / 2; ++k) {

@@ -2,6 +2,7 @@
 // of work items and tiles of keys, and where tiles lie.
 #pragma once
 #include "../common/seen_keys.h"
+#include "../ptx/address.h"
 #include "../ptx/cluster.h"
 #include "../ptx/mbarrier.h"
 #include "forward_args.h"
@@ -50,7 +51,7 @@ struct TileScales {
 enum : int { nowhere = -1, no_more_tiles = -2 };
 enum : int { to_be_said = -1 };  // those who mask find which rows of V are somebody's
 constexpr int max_pieces = 8;    // 16 keys each, of a tile in pages
-using Barrier = unsigned long long;
+using ptx::Barrier, ptx::address;
 struct Control {
   Barrier item_full[item_slots];
   Barrier q_full[max_stages][max_groups];  // per part of Q; the item's description too
@@ -78,10 +79,6 @@ struct Control {
   };
 };
 static_assert(sizeof(Control) <= control_bytes);
-
-__device__ __forceinline__ unsigned address(const void* p) {
-  return unsigned(__cvta_generic_to_shared(p));
-}
 
 // Goes around a ring of stages.
 template <int stages>
@@ -137,3 +134,12 @@ __device__ __forceinline__ unsigned within_block(unsigned shared) {
 }
 
 }  // namespace attn::sm90
+
+// The kernel of the variant NAME in VARIANTS, which runs FORWARD; then __cluster_dims__ where its
+// tile has several blocks.
+#define ATTN_SM90_KERNEL(NAME, VARIANTS, FORWARD, ...)                                          \
+  constexpr attn::sm90::Variant NAME##_variant = VARIANTS[attn::find_variant(VARIANTS, #NAME)]; \
+  extern "C" __global__ void __launch_bounds__(NAME##_variant.tile.threads(), 1)                \
+      __VA_ARGS__ NAME(const __grid_constant__ attn::sm90::Kernarg<NAME##_variant.with> a) {    \
+    FORWARD(a);                                                                                 \
+  }

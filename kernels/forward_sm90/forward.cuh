@@ -294,13 +294,8 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
 
 }  // namespace attn::sm90
 
-// The kernel of the variant NAME; after the name __cluster_dims__ where its tile has several
-// blocks.
-#define ATTN_SM90_FORWARD(NAME, ...)                                                         \
-  constexpr attn::sm90::Variant NAME##_variant =                                             \
-      attn::sm90::variants[attn::find_variant(attn::sm90::variants, #NAME)];                 \
-  extern "C" __global__ void __launch_bounds__(NAME##_variant.tile.threads(), 1)             \
-      __VA_ARGS__ NAME(const __grid_constant__ attn::sm90::Kernarg<NAME##_variant.with> a) { \
-    attn::sm90::forward<attn::device::ElementOf<NAME##_variant.type>, NAME##_variant.tile,   \
-                        NAME##_variant.with>(a);                                             \
-  }
+#define ATTN_SM90_FORWARD(NAME, ...)                                                  \
+  ATTN_SM90_KERNEL(NAME, attn::sm90::variants,                                        \
+                   (attn::sm90::forward<attn::device::ElementOf<NAME##_variant.type>, \
+                                        NAME##_variant.tile, NAME##_variant.with>),   \
+                   __VA_ARGS__)

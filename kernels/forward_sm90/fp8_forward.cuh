@@ -338,13 +338,8 @@ __device__ __forceinline__ void fp8_forward(const Kernarg<with>& a) {
 
 }  // namespace attn::sm90
 
-// The kernel of the variant NAME; after the name __cluster_dims__ where its tile has several
-// blocks.
-#define ATTN_SM90_FP8_FORWARD(NAME, ...)                                                     \
-  constexpr attn::sm90::Variant NAME##_variant =                                             \
-      attn::sm90::fp8_variants[attn::find_variant(attn::sm90::fp8_variants, #NAME)];         \
-  extern "C" __global__ void __launch_bounds__(NAME##_variant.tile.threads(), 1)             \
-      __VA_ARGS__ NAME(const __grid_constant__ attn::sm90::Kernarg<NAME##_variant.with> a) { \
-    attn::sm90::fp8_forward<NAME##_variant.tile, NAME##_variant.with,                        \
-                            NAME##_variant.kv_type == attn::sm90::e5m2>(a);                  \
-  }
+#define ATTN_SM90_FP8_FORWARD(NAME, ...)                                                \
+  ATTN_SM90_KERNEL(NAME, attn::sm90::fp8_variants,                                      \
+                   (attn::sm90::fp8_forward < NAME##_variant.tile, NAME##_variant.with, \
+                    NAME##_variant.kv_type == attn::sm90::e5m2 >),                      \
+                   __VA_ARGS__)

@@ -80,7 +80,7 @@ __device__ __forceinline__ void start_fp8_sums(TileSums<tile, piece>& t, const F
 // own.
 template <Tile tile, bool halves>
 struct Fp8Softmax {
-  static constexpr float offset = 8, lowest = -3.402823466e38f;  // no -inf, see Softmax
+  static constexpr float offset = 8;
   static constexpr int factors = halves ? 2 : 1;
   static constexpr int scores = tile.keys / 2 / factors;  // of a lane that have one factor
   using Factors = float[factors];

@@ -5,6 +5,8 @@
 
 namespace attn::ptx {
 
+using Barrier = unsigned long long;  // in shared memory
+
 __device__ __forceinline__ void mbarrier_init(unsigned barrier, unsigned count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }

@@ -3,8 +3,7 @@
 Arrays are NumPy's, PyTorch's, CuPy's, JAX's or any other's with __dlpack__. Results are arrays of q's framework, where q
 is. On a GPU a call launches in the framework's current stream and returns. Errors are attn.Error and its subclasses.
 
-Types are named as in attn.h (f32 f16 bf16 f8_e4m3fn f8_e5m2 f8_e4m3fnuz q8_0 q4_0 q4_1 q5_0 q5_1 iq4_nl i8 i4) or given as a
-framework's dtype.
+Types are named as in attn.h, which types() lists, or given as a framework's dtype.
 """
 import json
 import os
@@ -16,7 +15,7 @@ from ._masks import BlockMask
 
 __all__ = ["BlockMask", "DriverError", "DriverMissing", "Error", "InternalError", "InvalidArgument", "NoDevice",
            "OutOfMemory", "Plan", "Unsupported", "cache_clear", "cache_info", "check", "explain", "forward",
-           "get_num_threads", "info", "kv_append", "kv_roll", "merge", "quantize", "set_num_threads"]
+           "get_num_threads", "info", "kv_append", "kv_roll", "merge", "quantize", "set_num_threads", "types"]
 __version__ = _attn.version()
 
 if hasattr(os, "register_at_fork"):
@@ -61,7 +60,7 @@ def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), sc
     block_table        i32 [B, pages]: k and v are pages [num_pages, page_size, Hkv, D]
     q_descale          f32 [1] or [B, Hkv]; k_descale, v_descale also [B, Hkv, blocks of 64 or 128 keys]: value = stored *
                        descale
-    k_type, v_type     what k and v in uint8 are: q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl, i4; None: q8_0 or q4_0, by their size
+    k_type, v_type     what k and v in uint8 are: one of ggml's types, or i4; None: q8_0 or q4_0, by their size
     k_scale, v_scale   f16 as k and v without the last dimension, of i8 and i4: value = code * scale
     out_scale          f32 [1], fp8 out: stored = round(value * out_scale)
     out_dtype          None: q's type, bf16 for an fp8 q; or that of `out`
@@ -80,8 +79,8 @@ class Plan(_attn.Plan):
     """A kernel chosen and loaded for calls like this one: Plan(q, k, v, **arguments of forward).
 
     The arrays are examples: shapes, types, strides and device count. More arguments: kernel (a name, no other will do),
-    num_threads (on the host; 0: as get_num_threads() says now), max_sms, fixed_split (keys per split), split_invariant, kv_prefix_stable,
-    fp8_precise; attn.h has their meaning.
+    num_threads (on the host; 0: as get_num_threads() says now), max_sms, fixed_split (keys per split), split_invariant,
+    fp8_precise; attn.h has their meaning. kv_prefix_stable is accepted, without effect.
 
     plan(q, k, v, **arrays) is forward() with the scalars and execution options of the plan; `arrays` are its array arguments, out
     and return_lse.
@@ -137,7 +136,7 @@ def merge(parts, *, out_dtype=None, backend="auto"):
 def quantize(x, dtype, *, scale=1, per="tensor", saturate=False, backend="auto"):
     """(stored, descale) of x [B, S, H, D], or packed [total, H, D], in f32, f16 or bf16; value = stored * descale.
 
-    dtype      f8_e4m3fn, f8_e5m2, f8_e4m3fnuz; q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl (stored: uint8 [..., bytes of a row],
+    dtype      one of fp8; one of ggml's types (stored: uint8 [..., bytes of a row],
                descale None); i8, i4 (int8 and, two a byte, uint8; in the place of descale the scales, f16 [B, S, H])
     scale      a number or an f32 array, which becomes descale; "amax": the largest |x| / the type's largest value
     per        what has a scale of its own: "tensor" [1], "head" [B, H], 64 or 128 keys [B, H, blocks]
@@ -200,9 +199,15 @@ def get_num_threads():
     return _attn.num_threads()
 
 
+def types():
+    """attn.h's types by name: {"f16": {"dtype": what arrays of it are of, "kind": "float", "fp8", "ggml" or "codes", "block_elements",
+    "block_bytes", "has_scales", "output_only"}, ...}; attn_dtype_properties says what these are."""
+    return _attn.types()
+
+
 def info():
     """{"version", "backends": [{"name", "available", "reason", "devices": [{"device", "name", "arch", "passed_by", "kernels", ...}]}],
-    "auto": {"backend", "device"}, "kernels": [...]}
+    "auto": {"backend", "device"}, "types": [...], "kernels": [...]}
 
     passed_by: why the C library's backend auto does not take a device, "" if it may. A device's kernels: those that there is code of
     for it. hip also comes from AMD's package rocm-sdk-core, wherever it is on sys.path, if there is no other.

@@ -17,8 +17,9 @@ def _numpy_dtype(name):
 def torch_fp8():
     """Torch's dtypes that DLPack may not name -> attn's."""
     import torch
-    names = {"float8_e4m3fn": "f8_e4m3fn", "float8_e5m2": "f8_e5m2", "float8_e4m3fnuz": "f8_e4m3fnuz"}
-    return {getattr(torch, name): ours for name, ours in names.items() if hasattr(torch, name)}
+    from . import _attn
+    fp8 = {name: t["dtype"] for name, t in _attn.types().items() if t["kind"] == "fp8"}
+    return {getattr(torch, theirs): name for name, theirs in fp8.items() if hasattr(torch, theirs)}
 
 
 NO_BACKWARD = ("requires grad; accepted: arrays that do not, and any under torch.no_grad() or inference_mode(), attn has no "

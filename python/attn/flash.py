@@ -16,7 +16,7 @@ and equal calls give equal bits. There is no backward.
     out                an array for the result
     backend            as in attn.forward
 """
-from . import forward, kv_append
+from . import forward, kv_append, types
 from ._arrays import (arange, cast, contiguous, empty, integer, module_of, need, need_integers, need_shape, on_gpu, shape_text,
                       type_name)
 from ._errors import renamed
@@ -240,7 +240,7 @@ def _need_room(used, name, room):
             need(0 <= n <= most, f"{name}[{b}] is {n}; accepted: 0 to {most}")
 
 
-_OUTS = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz")
+_OUTS = [t["dtype"] for t in types().values() if t["kind"] in ("float", "fp8") and not t["output_only"]]
 
 
 def _need_out(out, shape, like):

@@ -4,13 +4,13 @@ options.register_custom_ops_library(attn.onnx.library())."""
 import math
 from pathlib import Path
 
-from . import forward
+from . import forward, types
 from ._arrays import arange, cast, contiguous, empty, integer, module_of, need, need_integers, on_gpu, shape_text, type_name
 from ._errors import Unsupported, renamed
 
 __all__ = ["attention", "library", "use_libattn"]
 
-_FLOATS = ("float32", "float16", "bfloat16")
+_FLOATS = [t["dtype"] for t in types().values() if t["kind"] == "float" and not t["output_only"]]
 _DOUBLE = 11  # TensorProto.DataType
 # What forward()'s sentences are about -> this operator's names.
 _NAMES = {"q": "Q", "k": "K", "v": "V", "bias": "attn_mask", "seqlens_kv": "nonpad_kv_seqlen",

@@ -41,7 +41,7 @@ Heads heads_of(const char* name, const Tensor& t, size_t dims, const char* attri
 }
 
 size_t bytes_of(attn_dtype type) {
-  return type == ATTN_F32 ? 4 : 2;
+  return size_t(attn_dtype_info(type)->block_bytes);
 }
 
 float number(const Tensor& t, size_t i) {

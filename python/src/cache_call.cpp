@@ -24,7 +24,7 @@ attn_dtype CacheCall::read_rows(const Array& a, int64_t batch, int64_t rows, con
 
 const void* CacheCall::read_row_scales(const char* name, const Array& of, attn_dtype type,
                                        attn_strides* stride) {
-  if (given(name) != find_type(type).has_scales())
+  if (given(name) != find_type(type).has_scales)
     refuse(std::string(name) + (given(name) ? " is given" : " is None") + "; accepted for " +
            of.name + " in " + find_type(type).name +
            (given(name) ? ": None" : ": f16 scales, one for each token and head"));

@@ -2,8 +2,8 @@
 #include <cstddef>
 #include <cstring>
 
+#include "api/error.h"
 #include "api/handles.h"
-#include "core/error.h"
 #include "masks/device_mask.h"
 #include "plan/plan.h"
 #include "problem/problem.h"

@@ -3,8 +3,8 @@
 #include <new>
 #include <optional>
 
+#include "api/error.h"
 #include "api/handles.h"
-#include "core/error.h"
 #include "plan/automatic.h"
 #include "problem/rules.h"
 

@@ -1,4 +1,4 @@
-#include "core/error.h"
+#include "api/error.h"
 
 namespace attn {
 namespace {

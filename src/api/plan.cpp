@@ -1,6 +1,6 @@
 // Plans and runs.
+#include "api/error.h"
 #include "api/handles.h"
-#include "core/error.h"
 
 using namespace attn;
 

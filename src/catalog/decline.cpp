@@ -45,7 +45,6 @@ constexpr FlagName flag_names[] = {
     {ATTN_SPLIT_INVARIANT, "split_invariant"},
     {ATTN_BIAS_SLOPES, "bias_slopes"},
     {ATTN_FP8_PRECISE, "fp8_precise"},
-    // ATTN_KV_PREFIX_STABLE is a promise, which a kernel need not use.
 };
 
 struct SizeName {

@@ -37,7 +37,7 @@ constexpr Limits limits(const decode::Variant& variant) {
   Limits limits = {
       .in_types = fp8 || tile.own_types ? both : type,
       .kv_types = fp8              ? fp8_of_cuda
-                  : tile.own_types ? both | device_ggml_types | scaled_types
+                  : tile.own_types ? both | device_ggml_types | device_scaled_types
                                    : type,
       .out_types = float_types,
       .flags = forward_flags | ATTN_ALIBI | ATTN_SPLIT_INVARIANT,

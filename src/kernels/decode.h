@@ -70,7 +70,7 @@ inline void set_places(const Problem& p, const DecodeTile& tile, Shape* shape) {
     v_bytes = std::max(v_bytes, place_bytes(s.v_type, tile.head_dim_v, tile));
   }
   shape->stage_bytes = shape->k_bytes + v_bytes;
-  if (!((p.needs.k_types | p.needs.v_types) & scaled_types)) return;
+  if (!((p.needs.k_types | p.needs.v_types) & device_scaled_types)) return;
   shape->scales_at = shape->stage_bytes;
   shape->stage_bytes += unit_scale_bytes;
 }
@@ -195,7 +195,6 @@ void set_decode(const Problem& p, const Args& args, const Target& target, attn_d
   a.splits = int(shape.splits);
   a.slots = unsigned(shape.slots);
   a.split_invariant = p.has(ATTN_SPLIT_INVARIANT);
-  a.prefix_stable = p.has(ATTN_KV_PREFIX_STABLE) && p.fixed_split == 0;
   a.num_segments = p.num_segments;
   a.scale = p.scale;
   a.softcap = p.softcap;

@@ -126,7 +126,7 @@ Status make_recipe(const QuantizeProblem& p, const DeviceInfo&, Recipe* recipe) 
 constexpr Kernel row = {.name = "convert_gfx942",
                         .op = Op::quantize,
                         .backend = ATTN_BACKEND_HIP,
-                        .limits = {.in_types = float_types, .out_types = fp8_types},
+                        .limits = {.in_types = float_types, .out_types = device_fp8_types},
                         .recipe = recipe_of<make_recipe>};
 
 }  // namespace

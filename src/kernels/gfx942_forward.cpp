@@ -338,7 +338,7 @@ constexpr Limits limits(attn_dtype weights, int64_t head_dim_max, With with) {
   const Sizes head_dim = {.multiple = fp8 ? 16 : 8, .max = head_dim_max};
   Limits limits = {.in_types = types,
                    .kv_types = types,
-                   .out_types = float_types | (fp8 ? fp8_types : 0u),
+                   .out_types = float_types | (fp8 ? device_fp8_types : 0u),
                    .flags = forward_flags | uint32_t(fp8 ? ATTN_OUT_SCALE : ATTN_SPLIT_INVARIANT),
                    .features = forward_features | feature_segments | (fp8 ? of_fp8 : 0u),
                    .head_dim = head_dim,

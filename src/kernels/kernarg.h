@@ -9,12 +9,6 @@
 
 namespace attn {
 
-static_assert(int(attn_element_f32) == ATTN_F32 && int(attn_element_f16) == ATTN_F16 &&
-              int(attn_element_bf16) == ATTN_BF16 &&
-              int(attn_element_f8_e4m3fn) == ATTN_F8_E4M3FN &&
-              int(attn_element_f8_e5m2) == ATTN_F8_E5M2 && int(attn_element_i8) == ATTN_I8 &&
-              int(attn_element_i4) == ATTN_I4);  // ggml's: core/ggml_layout.h
-
 constexpr int64_t max_grid = (int64_t{1} << 31) - 1;  // blocks of a launch along x
 
 // Blocks of a forward launch that has this many for its queries: rows of nobody are stored even

@@ -317,13 +317,13 @@ Status recipe_gfx942(const KvAppendProblem& p, const DeviceInfo&, Recipe* recipe
 }
 
 constexpr Limits host_limits = {.in_types = float_types,
-                                .kv_types = float_types | fp8_types | ggml_types | scaled_types,
+                                .kv_types = kv_types,
                                 .out_types = float_types,
                                 .features = feature_all};
 constexpr int64_t max_dim = attn_kv_append_elements * attn_kv_append_max_threads;
 static_assert(int(attn_gfx942_append_max_threads) == attn_kv_append_max_threads);
 constexpr Limits gfx942_limits = {.in_types = float_types,
-                                  .kv_types = float_types | fp8_types | device_ggml_types,
+                                  .kv_types = float_types | device_fp8_types | device_ggml_types,
                                   .out_types = float_types,
                                   .features = feature_paged_kv | feature_seqlens |
                                               feature_mixed_kv_types | feature_descale_tensor |
@@ -333,7 +333,7 @@ constexpr Limits gfx942_limits = {.in_types = float_types,
                                   .head_dim_v = {.max = max_dim}};
 constexpr Limits sm80_limits = [] {
   Limits limits = gfx942_limits;
-  limits.kv_types |= scaled_types;
+  limits.kv_types |= device_scaled_types;
   return limits;
 }();
 

@@ -71,10 +71,11 @@ Status recipe_sm80(const QuantizeProblem& p, const DeviceInfo&, Recipe* recipe) 
   return {};
 }
 
-constexpr Limits device_limits = {.in_types = float_types,
-                                  .out_types = fp8_types | device_ggml_types | scaled_types};
+constexpr Limits device_limits = {
+    .in_types = float_types,
+    .out_types = device_fp8_types | device_ggml_types | device_scaled_types};
 constexpr Limits host_limits = {.in_types = float_types,
-                                .out_types = fp8_types | ggml_types | scaled_types,
+                                .out_types = kv_types & ~float_types,
                                 .features = feature_negative_strides};
 
 constinit const Kernel rows[] = {

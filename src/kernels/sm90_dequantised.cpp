@@ -13,7 +13,9 @@ namespace {
 static_assert(int(attn_dequantise_max_segments) == int(attn_sm90_max_segments));
 
 constexpr const char* dequantise_image = "dequantise_sm90";
-constexpr uint32_t converted_types = fp8_of_cuda | ggml_types | scaled_types;
+constexpr uint32_t converted_types = fp8_of_cuda | device_ggml_types | type_bit(ATTN_Q4_1) |
+                                     type_bit(ATTN_Q5_0) | type_bit(ATTN_Q5_1) |
+                                     type_bit(ATTN_IQ4_NL) | device_scaled_types;
 constexpr int64_t max_workspace = int64_t{4} << 30;
 constexpr int64_t most_chunks = 8;  // of keys, of an item of dequantise_sm90
 constexpr int64_t few_items = 16;   // of a multiprocessor

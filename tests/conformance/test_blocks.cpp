@@ -8,6 +8,7 @@
 #include <string>
 
 #include "../catch.h"
+#include "../types.h"
 #include "backend.h"
 #include "core/dtype.h"
 #include "formula.h"
@@ -77,7 +78,6 @@ Case random_case(uint64_t seed, bool prefill = false) {
   const double sigmas[] = {0.5, 1, 1, 3};
   c.sigma = draw.pick(sigmas);
   if (draw.chance(8)) c.tree_keys = prefill ? 0 : 1 + draw(128);
-  if (!prefill && draw.chance(4)) c.flags |= ATTN_KV_PREFIX_STABLE;
   if (!prefill || !c.lengths_q.empty() || !draw.chance(3)) return c;
   for (SegmentCase& s : c.segments)
     if (s.layout == ATTN_PAGED) s.layout = ATTN_PADDED;
@@ -249,8 +249,7 @@ TEST_CASE("blocks: keys are what ggml's bytes say") {
 
 TEST_CASE("blocks: scales of 0, subnormal, infinite and NaN") {
   constexpr uint16_t zero = 0, subnormal = 0x0123, infinite = 0x7c00, nan = 0x7e01;
-  for (const attn_dtype type :
-       {ATTN_Q8_0, ATTN_Q4_0, ATTN_Q4_1, ATTN_Q5_0, ATTN_Q5_1, ATTN_IQ4_NL}) {
+  for (const attn_dtype type : list_of(ggml_types)) {
     for (const bool of_v : {false, true}) {
       for (const uint16_t scale : {zero, subnormal, infinite, nan}) {
         if (!of_v && scale == infinite) continue;  // inf - inf, or a weight of 1: as it comes

@@ -19,7 +19,6 @@ constexpr int64_t group = heads_q / heads_kv, row = heads_kv * dim;
 struct Problem {
   attn_dtype type, cache_type;  // of q and new tokens; of the pages
   int32_t page_size;
-  bool promise = false;  // ATTN_KV_PREFIX_STABLE
 
   int64_t columns() const { return ceil_div(capacity, page_size); }
   int64_t pages() const { return batch * columns() + 3; }
@@ -219,7 +218,7 @@ attn_problem forward_problem(const Problem& p, const attn_segment& segment) {
   forward.seqlen_q = 1;
   forward.q_type = p.type;
   forward.out_type = ATTN_F32;
-  forward.flags = ATTN_CAUSAL | (p.promise ? uint32_t{ATTN_KV_PREFIX_STABLE} : 0);
+  forward.flags = ATTN_CAUSAL;
   forward.num_segments = 1;
   forward.segments = &segment;
   return forward;
@@ -341,10 +340,8 @@ TEST_CASE("cuda: 10,000 replays of a step whose lengths and tables change") {
   const Stream stream;
   int ran = 0;
   // Pages that the copy engine takes, others, and fp8.
-  for (const Problem& p :
-       {Problem{ATTN_BF16, ATTN_BF16, 16}, Problem{ATTN_BF16, ATTN_BF16, 16, true},
-        Problem{ATTN_F16, ATTN_F16, 5}, Problem{ATTN_BF16, ATTN_F8_E4M3FN, 32},
-        Problem{ATTN_BF16, ATTN_F8_E4M3FN, 32, true}}) {
+  for (const Problem& p : {Problem{ATTN_BF16, ATTN_BF16, 16}, Problem{ATTN_F16, ATTN_F16, 5},
+                           Problem{ATTN_BF16, ATTN_F8_E4M3FN, 32}}) {
     const attn_kv_append_problem append = append_problem(p);
     const attn_problem forward = forward_problem(p, append.segment);
     attn_plan *append_plan = nullptr, *forward_plan = nullptr;

@@ -146,13 +146,12 @@ TEST_CASE("fixed_split: max_sms is the number of blocks at most", "[plan]") {
   CHECK(planned(in).launch.grid[0] <= 7);
 }
 
-// The promise is for kernels of one row group, and not for splits.
-TEST_CASE("fixed_split: the promise is not used", "[plan]") {
-  Input in(256);
-  in.problem.flags |= ATTN_KV_PREFIX_STABLE;
-  CHECK(planned(in).a.prefix_stable == 0);
-  in.problem.fixed_split = 0;
-  CHECK(planned(in).a.prefix_stable == 1);
+TEST_CASE("ATTN_KV_PREFIX_STABLE is accepted, without effect", "[plan]") {
+  Input plain(0), flagged(0);
+  flagged.problem.flags |= ATTN_KV_PREFIX_STABLE;
+  CHECK(flagged.chosen() == plain.chosen());
+  const attn_decode_kernarg want = planned(plain).a, got = planned(flagged).a;
+  CHECK(std::memcmp(&got, &want, sizeof got) == 0);
 }
 
 TEST_CASE("fixed_split: who takes it", "[plan]") {

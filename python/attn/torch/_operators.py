@@ -3,6 +3,7 @@ import torch
 
 from .. import forward as _forward
 from .. import kv_append as _kv_append
+from .. import types as _types
 from ._library import define, need_storage, traced
 
 
@@ -51,11 +52,16 @@ def _run_forward(q, k, v, bias, alibi_slopes, sinks, tree, seqlens_kv, cu_seqlen
                     max_seqlen_q=max_seqlen_q, return_lse=True)
 
 
+_Q8_0, _Q4_0 = (_types()[name] for name in ("q8_0", "q4_0"))
+
+
 def _forward_shape(q, k, v, *rest):
     dtype = torch.bfloat16 if q.dtype.itemsize == 1 else q.dtype
     dim = v.shape[-1]
     if v.dtype == torch.uint8:  # rows of q8_0 and q4_0: bytes
-        dim = dim // 34 * 32 if dim % 34 == 0 and (dim % 18 or dim // 34 * 32 == q.shape[-1]) else dim // 18 * 32
+        q8, q4 = _Q8_0["block_bytes"], _Q4_0["block_bytes"]
+        q8_dim = dim // q8 * _Q8_0["block_elements"]
+        dim = q8_dim if dim % q8 == 0 and (dim % q4 or q8_dim == q.shape[-1]) else dim // q4 * _Q4_0["block_elements"]
     lse = (q.shape[1], q.shape[0]) if q.dim() == 3 else (q.shape[0], q.shape[2], q.shape[1])
     return q.new_empty((*q.shape[:-1], dim), dtype=dtype), q.new_empty(lse, dtype=torch.float32)
 

@@ -1,5 +1,5 @@
-// Kernels start before what is in front of them in the stream has ended. What that writes they read
-// after it; what ATTN_KV_PREFIX_STABLE promises it does not write, before.
+// Kernels start before the kernel in front of them in the stream has ended, and read what it writes
+// after it.
 #include <cstring>
 #include <memory>
 
