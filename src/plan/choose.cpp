@@ -22,9 +22,6 @@ Status find_demanded(const Machine& machine, Op op, const std::string& name, con
 
 // What holds for the steps of any kernel.
 Status check_step(const Step& step, const Machine& machine) {
-  if (step.kernarg_bytes > max_kernarg_bytes)
-    return unsupported(step.image, ": ", step.kernarg_bytes,
-                       " bytes of parameters; accepted: up to ", max_kernarg_bytes);
   const int64_t shared_total = int64_t{step.launch.shared_bytes} + step.static_shared_bytes;
   if (shared_total > machine.device->shared_bytes_max)
     return unsupported(step.image, ": needs ", shared_total, " bytes of shared memory; ",
