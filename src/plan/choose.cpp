@@ -58,8 +58,9 @@ Status look(const AnyProblem& problem, const Machine& machine, Choice* choice,
   std::vector<size_t> lacks_name;
   for (const Kernel& kernel : catalog()) {
     if (kernel.op != problem.op || kernel.backend != machine.row_backend()) continue;
-    const bool silent = !declined && !refused;  // then no reason is made that nobody reads
-    if (silent && !takes_types(kernel, problem.needs)) continue;
+    // Where nobody asks, no reason is made.
+    if (!declined && !refused && !(takes(kernel, problem.needs) && present(kernel, machine)))
+      continue;
     std::string reason;
     if (demanded && demanded != &kernel) {
       reason = join("the problem demands ", demanded->name);
@@ -100,6 +101,11 @@ Status look(const AnyProblem& problem, const Machine& machine, Choice* choice,
 
 Status choose(const AnyProblem& problem, const Machine& machine, Choice* choice,
               std::vector<Declined>* declined) {
+  // Silently first: sentences about kernels cost more than all else of a plan.
+  if (!declined) {
+    ATTN_TRY(look(problem, machine, choice, nullptr, nullptr));
+    if (choice->kernel) return {};
+  }
   Refused refused;
   ATTN_TRY(look(problem, machine, choice, declined, &refused));
   if (choice->kernel) return {};
