@@ -82,7 +82,7 @@ struct Case {
 constexpr Case cases[] = {
     {"forward bf16 d128", ATTN_BF16, ATTN_BF16, 1, 16, 16, 1024, 1024, false},
     {"decode bf16 d128", ATTN_BF16, ATTN_BF16, 4, 32, 8, 1, 4096, false},
-    {"mixed bf16 d128, 2 launches", ATTN_BF16, ATTN_BF16, 4, 32, 8, 512, 1024, true},
+    {"mixed bf16 d128, 2 launches", ATTN_BF16, ATTN_BF16, 16, 32, 8, 512, 1024, true},
     {"dequantised q8_0 d128, 2 launches", ATTN_BF16, ATTN_Q8_0, 1, 16, 16, 1024, 1024, false},
     {"forward f8_e4m3fn d128", ATTN_F8_E4M3FN, ATTN_F8_E4M3FN, 1, 16, 16, 1024, 1024, false},
 };
@@ -118,7 +118,7 @@ struct Work {
     const size_t offsets = size_t(c.batch + 1) * sizeof(int32_t);
     if (c.packed) {
       problem.q_layout = segment.layout = ATTN_PACKED;
-      problem.total_q = c.batch * c.seqlen_q;
+      problem.total_q = c.batch + c.seqlen_q - 1;  // one long sequence
       segment.layout = ATTN_PAGED;
       segment.page_size = 64;
       segment.max_pages = int32_t(c.seqlen_kv / 64);

@@ -45,6 +45,7 @@ Status make_recipe(const MaskProblem& p, const DeviceInfo& device, Recipe* recip
   recipe->workspace = at.workspace;
   recipe->steps.push_back({
       .image = "mask_cuda",
+      .static_shared_bytes = attn_mask_shared_bytes,
       .launch = {.grid = {uint32_t(blocks), 1, 1}, .block = {attn_mask_threads, 1, 1}},
       .arguments = arguments_of<patch>(constants(p.shape, at)),
   });

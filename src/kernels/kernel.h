@@ -77,7 +77,8 @@ struct Arguments {
 // One launch of a plan.
 struct Step {
   const char* image = "";            // device code: its file and its entry point
-  uint32_t static_shared_bytes = 0;  // shared memory or LDS that the kernel declares itself
+  uint32_t static_shared_bytes = 0;  // shared memory or LDS that the kernel declares, at most
+  bool fewer_threads = false;        // a launch may have fewer than the code takes
   Launch launch = {};  // grid, block, dynamic shared memory; an empty grid: not launched
   Arguments arguments = {};
   std::vector<TensorMap> maps = {};        // with which the parameter struct begins

@@ -156,6 +156,8 @@ Status check_descales(const char* kernel, int64_t heads_kv, const attn_segment& 
 Step step_of(const char* image, const DeviceInfo& device, Arguments arguments, int64_t x, int64_t y,
              int64_t threads) {
   return {.image = image,
+          .static_shared_bytes = attn_kv_append_shared_bytes,
+          .fewer_threads = true,
           .launch = {.grid = {uint32_t(x), uint32_t(y), 1},
                      .block = {uint32_t(ceil_div(threads, int64_t{32}) * 32), 1, 1},
                      .starts_early = device.arch == "sm_90"},

@@ -61,6 +61,7 @@ Status recipe_sm80(const QuantizeProblem& p, const DeviceInfo&, Recipe* recipe) 
   }
   recipe->steps.push_back({
       .image = "quantize_cuda",
+      .static_shared_bytes = sizeof(float) * attn_quantize_warps,
       .launch = {.grid = {uint32_t(std::min(blocks, most_blocks)), 1, 1},
                  .block = {32 * attn_quantize_warps, 1, 1}},
       .arguments = arguments_of<patch>(a),

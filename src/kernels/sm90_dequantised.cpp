@@ -202,6 +202,7 @@ Step dequantise_step(const Problem& p, const DeviceInfo& device) {
   const int64_t blocks =
       p.max_sms > 0 ? std::min(cut.items, multiprocessors(p, device)) : cut.items;
   return {.image = dequantise_image,
+          .fewer_threads = true,
           .launch = {.grid = {uint32_t(blocks), 1, 1},
                      .block = {uint32_t(threads), 1, 1},
                      .starts_early = true},
