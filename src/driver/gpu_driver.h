@@ -111,11 +111,6 @@ class GpuDriver : public Driver, public Timing {
   virtual Status allow_shared(Function function, uint32_t bytes) = 0;
   virtual Status encode_map(const TensorMap&, void*) { return no_maps(); }
   virtual Status set_address(void*, const void*) { return no_maps(); }
-  // The last step of a launch; parameters and extra are the driver call's.
-  virtual Status start(const Launch& l, void* stream, void** parameters, void** extra);
-
- private:
-  static Status no_maps() { return unsupported("tensor maps: not on this driver"); }
   template <class Body>
   Status inside(Body body) {
     void* previous = nullptr;
@@ -124,7 +119,11 @@ class GpuDriver : public Driver, public Timing {
     leave(previous);
     return status;
   }
+  // The last step of a launch; parameters and extra are the driver call's.
+  virtual Status start(const Launch& l, void* stream, void** parameters, void** extra);
 
+ private:
+  static Status no_maps() { return unsupported("tensor maps: not on this driver"); }
   // inside(), for memory and modules, which belong to no stream: they are made while one is being
   // captured, too, where the driver would refuse that.
   template <class Body>

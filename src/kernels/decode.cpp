@@ -24,8 +24,7 @@ Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   const int64_t rows = rows_of<false>(p, tile);
   ATTN_TRY(check(p, rows, device, tile, variant.copy_engine));
   recipe->passed_over = prefer_other(p, device, variant);
-  recipe->workspace = workspace_bytes<tile>(p, device);
-  recipe->steps.push_back(decode_step<tile, variant.copy_engine>(variant.name, p, device));
+  add_decode<tile, variant.copy_engine>(variant.name, p, device, recipe);
   return {};
 }
 

@@ -153,19 +153,21 @@ inline int box_keys(const attn_segment& s) {
   return s.layout == ATTN_PAGED ? std::gcd(s.page_size, unit_keys) : unit_keys;
 }
 
-inline attn_key_scales key_scales(const void* at, const attn_strides& stride) {
-  return {at, stride.batch, int(stride.seq), int(stride.head)};
+inline attn_key_scales key_scales(const attn_strides& stride) {
+  return {nullptr, stride.batch, int(stride.seq), int(stride.head)};
 }
 
-template <DecodeTile tile, bool engine, bool few>
-void set_decode(const Problem& p, const Args& args, const Target& target, attn_decode_kernarg* to) {
-  attn_decode_kernarg& a = *to;
-  a.q = args.q;
-  a.out = args.out;
-  a.lse = args.lse;
-  a.cu_seqlens_q = p.q_layout == ATTN_PACKED ? args.cu_seqlens_q : nullptr;
-  a.alibi_slopes = p.has(ATTN_ALIBI) ? args.alibi_slopes : nullptr;
-  a.sinks = p.has(ATTN_SINKS) ? args.sinks : nullptr;
+inline attn_decode_kernarg& common(attn_decode_kernarg& kernarg) {
+  return kernarg;
+}
+inline attn_decode_kernarg& common(attn_decode_sm90_kernarg& kernarg) {
+  return kernarg.a;
+}
+
+template <DecodeTile tile, bool engine>
+Kernarg<engine> constants(const Problem& p, int64_t rows, const Shape& shape) {
+  Kernarg<engine> kernarg{};
+  attn_decode_kernarg& a = common(kernarg);
   set(a.q_stride, p.q_stride);
   set(a.out_stride, p.out_stride);
   a.total_q = p.total_q;
@@ -179,8 +181,6 @@ void set_decode(const Problem& p, const Args& args, const Target& target, attn_d
   a.q_type = p.q_type;
   a.out_type = p.out_type;
   a.kv_e5m2 = p.segment[0].k_type == ATTN_F8_E5M2;
-  const int64_t rows = rows_of<few>(p, tile);
-  const Shape shape = shape_of(p, rows, target.device, tile);
   a.rows_taken = int(rows);
   a.stages = shape.stages;
   a.loaders = loaders_of<tile, engine>(p, shape);
@@ -200,23 +200,16 @@ void set_decode(const Problem& p, const Args& args, const Target& target, attn_d
   a.softcap = p.softcap;
   a.mask = p.range_mask();
   a.tree_mask = p.tree_mask();
-  a.tree = reinterpret_cast<const unsigned long long*>(args.tree);
   const Workspace workspace = workspace_of(shape.slots, tile);
-  char* base = static_cast<char*>(target.workspace);
-  a.sums = reinterpret_cast<float*>(base);
-  a.stats = reinterpret_cast<float*>(base + workspace.stats_at);
-  a.arrived = reinterpret_cast<unsigned*>(base + workspace.arrived_at);
+  a.stats = offset_of<float>(workspace.stats_at);
+  a.arrived = offset_of<unsigned>(workspace.arrived_at);
   for (int32_t i = 0; i < p.num_segments; ++i) {
     const attn_segment& from = p.segment[i];
-    const attn_segment_args of = args.segment[i];
-    attn_decode_segment& s = a.segment[i] = {};
-    s.k = of.k;
-    s.v = of.v;
+    attn_decode_segment& s = a.segment[i];
     set(s.k_stride, from.k_stride);
     set(s.v_stride, from.v_stride);
-    s.lengths = kv_lengths(from, of);
+    s.lengths = kv_lengths(from);
     if (from.layout == ATTN_PAGED) {
-      s.block_table = of.block_table;
       s.num_pages = int(from.num_pages);
       s.page_size = from.page_size;
       s.max_pages = from.max_pages;
@@ -229,30 +222,57 @@ void set_decode(const Problem& p, const Args& args, const Target& target, attn_d
     s.k_head = int(dtype_bytes(from.k_type, from.k_stride.head) / 2);
     s.v_head = int(dtype_bytes(from.v_type, from.v_stride.head) / 2);
     if constexpr (tile.own_types) {
-      s.k_scales = key_scales(of.k_scale, from.k_scale_stride);
-      s.v_scales = key_scales(of.v_scale, from.v_scale_stride);
+      s.k_scales = key_scales(from.k_scale_stride);
+      s.v_scales = key_scales(from.v_scale_stride);
     } else {
-      s.k_descale = descale(from.k_descale, of.k_descale, p.heads_kv, from);
-      s.v_descale = descale(from.v_descale, of.v_descale, p.heads_kv, from);
+      s.k_descale = descale(from.k_descale, p.heads_kv, from);
+      s.v_descale = descale(from.v_descale, p.heads_kv, from);
+    }
+  }
+  return kernarg;
+}
+
+template <bool own_types>
+void patch(const Problem& p, const Args& args, void* workspace, attn_decode_kernarg& a) {
+  a.q = args.q;
+  a.out = args.out;
+  a.lse = args.lse;
+  a.cu_seqlens_q = args.cu_seqlens_q;
+  a.alibi_slopes = args.alibi_slopes;
+  a.sinks = args.sinks;
+  a.tree = reinterpret_cast<const unsigned long long*>(args.tree);
+  rebase(workspace, a.sums, a.stats, a.arrived);
+  for (int32_t i = 0; i < p.num_segments; ++i) {
+    const attn_segment_args of = args.segment[i];
+    attn_decode_segment& s = a.segment[i];
+    s.k = of.k;
+    s.v = of.v;
+    patch_lengths(of, &s.lengths);
+    s.block_table = of.block_table;
+    if constexpr (own_types) {
+      s.k_scales.at = of.k_scale;
+      s.v_scales.at = of.v_scale;
+    } else {
+      s.k_descale.at = of.k_descale;
+      s.v_descale.at = of.v_descale;
     }
   }
 }
-
-template <DecodeTile tile, bool engine, bool few>
-void pack(const Problem& p, const Args& args, const Target& target, Parameters* to) {
-  if constexpr (engine) {
-    static_assert(sizeof(attn_decode_sm90_kernarg) <= max_kernarg_bytes);
-    for (int32_t i = 0; i < p.num_segments; ++i) {
-      const attn_segment_args a = args.segment[i];
-      to->map_base[2 * i] = a.k;
-      to->map_base[2 * i + 1] = a.v;
-    }
-    set_decode<tile, engine, few>(p, args, target,
-                                  &reinterpret_cast<attn_decode_sm90_kernarg*>(to->kernarg)->a);
-  } else {
-    set_decode<tile, engine, few>(p, args, target,
-                                  reinterpret_cast<attn_decode_kernarg*>(to->kernarg));
+template <bool own_types>
+void patch_engine(const Problem& p, const Args& args, void* workspace,
+                  attn_decode_sm90_kernarg& kernarg, const void** map_base) {
+  patch<own_types>(p, args, workspace, kernarg.a);
+  for (int32_t i = 0; i < p.num_segments; ++i) {
+    *map_base++ = kernarg.a.segment[i].k;
+    *map_base++ = kernarg.a.segment[i].v;
   }
+}
+template <DecodeTile tile, bool engine>
+Arguments arguments(const Kernarg<engine>& kernarg) {
+  if constexpr (engine)
+    return arguments_of<patch_engine<tile.own_types>>(kernarg);
+  else
+    return arguments_of<patch<tile.own_types>>(kernarg);
 }
 
 inline Status check_engine(const Problem& p, const DeviceInfo& device) {
@@ -352,24 +372,22 @@ inline Status check(const Problem& p, int64_t rows, const DeviceInfo& device,
   return {};
 }
 
+// Adds the launch, which begins the recipe's workspace.
 template <DecodeTile tile, bool engine, bool few = false>
-Step decode_step(const char* image, const Problem& p, const DeviceInfo& device) {
-  const Shape shape = shape_of(p, rows_of<few>(p, tile), device, tile);
-  return {
+void add_decode(const char* image, const Problem& p, const DeviceInfo& device, Recipe* recipe) {
+  const int64_t rows = rows_of<few>(p, tile);
+  const Shape shape = shape_of(p, rows, device, tile);
+  recipe->workspace = size_t(workspace_of(shape.slots, tile).bytes);
+  recipe->steps.push_back({
       .image = image,
-      .kernarg_bytes = engine ? sizeof(attn_decode_sm90_kernarg) : sizeof(attn_decode_kernarg),
       .static_shared_bytes = tile.static_shared_bytes(),
       .launch = {.grid = {uint32_t(shape.blocks), 1, 1},
                  .block = {uint32_t(tile.threads()), 1, 1},
                  .shared_bytes = uint32_t(tile.merge_bytes() + shape.stages * shape.stage_bytes),
                  .starts_early = engine || device.arch == "sm_90"},
+      .arguments = arguments<tile, engine>(constants<tile, engine>(p, rows, shape)),
       .maps = engine ? maps_of(p, tile) : std::vector<TensorMap>{},
-      .pack = pack_of<pack<tile, engine, few>>,
-  };
-}
-template <DecodeTile tile, bool few = false>
-size_t workspace_bytes(const Problem& p, const DeviceInfo& device) {
-  return size_t(workspace_of(shape_of(p, rows_of<few>(p, tile), device, tile).slots, tile).bytes);
+  });
 }
 
 }  // namespace attn::decode

@@ -1,7 +1,6 @@
 // What the host sides of the kernels share: from problems to parameter structs.
 #pragma once
 #include <algorithm>
-#include <cstring>
 
 #include "attn/attn.h"
 #include "kernels/kernel.h"
@@ -21,10 +20,15 @@ inline void set(long long (&to)[3], const attn_strides& from) {
   to[0] = from.batch, to[1] = from.seq, to[2] = from.head;
 }
 
+// Pointers into the workspace: a plan says where in it, a run adds its address.
 template <class T>
-void store(const T& kernarg, Parameters* to) {
-  static_assert(sizeof kernarg <= max_kernarg_bytes);
-  std::memcpy(to->kernarg, &kernarg, sizeof kernarg);
+T* offset_of(size_t bytes) {
+  return reinterpret_cast<T*>(bytes);
+}
+template <class... T>
+void rebase(void* workspace, T*&... offsets) {
+  const auto base = reinterpret_cast<uintptr_t>(workspace);
+  ((offsets = reinterpret_cast<T*>(base + reinterpret_cast<uintptr_t>(offsets))), ...);
 }
 
 }  // namespace attn

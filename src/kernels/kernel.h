@@ -1,6 +1,7 @@
 // A kernel as the catalog lists it: what it takes, how it computes, and what a plan launches for
 // it.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -54,36 +55,44 @@ struct Numerics {
   bool scaled_weights = false;  // P times the scale of V's block or key is rounded to f16
 };
 
-struct Step;
-
-// What parameters are packed for.
-struct Target {
-  const Step& step;
-  const DeviceInfo& device;
-  void* workspace;
-};
-
-// What one launch reads. Neither is cleared before pack().
+// What one launch reads.
 struct Parameters {
   alignas(64) unsigned char kernarg[max_kernarg_bytes];
   const void* map_base[max_tensor_maps];  // of Step::maps
 };
 
-// Fills the parameters of a launch: run time, neither allocates nor locks. `args`: those of the
-// problem's operation.
-using Pack = void (*)(const AnyProblem& problem, const void* args, const Target& target,
-                      Parameters* to);
+// Completes the parameters of a launch with what a run brings: addresses, and what follows from
+// them. Neither allocates nor locks. `args`: those of the problem's operation.
+using Patch = void (*)(const AnyProblem& problem, const void* args, void* workspace,
+                       Parameters* to);
+
+// The parameters of a step's launches as far as the problem says them. Pointers into the step's
+// workspace are offsets in it until patch() adds its address (rebase, kernarg.h); other pointers
+// are null until patch() sets them. Made by arguments_of().
+struct Arguments {
+  std::vector<unsigned char> bytes;  // the parameter struct; at most max_kernarg_bytes
+  Patch patch = nullptr;
+};
 
 // One launch of a plan.
 struct Step {
   const char* image = "";            // device code: its file and its entry point
-  uint32_t kernarg_bytes = 0;        // of the parameter struct; at most max_kernarg_bytes
-  uint32_t static_shared_bytes = 0;  // shared memory or LDS that the kernel declares itself
+  uint32_t static_shared_bytes = 0;  // shared memory or LDS that the kernel declares, at most
+  bool fewer_threads = false;        // a launch may have fewer than the code takes
   Launch launch = {};  // grid, block, dynamic shared memory; an empty grid: not launched
-  std::vector<TensorMap> maps = {};  // with which the parameter struct begins
-  Pack pack = nullptr;
-  size_t workspace_at = 0;  // bytes of the recipe's workspace before the step's
+  Arguments arguments = {};
+  std::vector<TensorMap> maps = {};        // with which the parameter struct begins
+  std::vector<const void*> map_base = {};  // their addresses, pointers as those in arguments
+  size_t workspace_at = 0;                 // bytes of the recipe's workspace before the step's
 };
+
+// The parameters of a launch: the step's, completed.
+inline void pack(const Step& step, const AnyProblem& problem, const void* args, void* workspace,
+                 Parameters* to) {
+  std::copy(step.arguments.bytes.begin(), step.arguments.bytes.end(), to->kernarg);
+  std::copy(step.map_base.begin(), step.map_base.end(), to->map_base);
+  step.arguments.patch(problem, args, workspace, to);
+}
 
 // What a plan launches for a problem, one step after the other in one stream.
 struct Recipe {
@@ -126,12 +135,22 @@ struct Typed<Status (*)(const P&, const DeviceInfo&, Recipe*)> {
     return make(static_cast<const P&>(problem), device, to);
   }
 };
-template <class P, class A>
-struct Typed<void (*)(const P&, const A&, const Target&, Parameters*)> {
+template <class P, class A, class K>
+struct Typed<void (*)(const P&, const A&, void*, K&)> {
+  using Kernarg = K;
   template <auto fill>
-  static void pack(const AnyProblem& problem, const void* args, const Target& target,
-                   Parameters* to) {
-    fill(static_cast<const P&>(problem), *static_cast<const A*>(args), target, to);
+  static void patch(const AnyProblem& problem, const void* args, void* workspace, Parameters* to) {
+    fill(static_cast<const P&>(problem), *static_cast<const A*>(args), workspace,
+         *reinterpret_cast<K*>(to->kernarg));
+  }
+};
+template <class P, class A, class K>
+struct Typed<void (*)(const P&, const A&, void*, K&, const void**)> {
+  using Kernarg = K;
+  template <auto fill>
+  static void patch(const AnyProblem& problem, const void* args, void* workspace, Parameters* to) {
+    fill(static_cast<const P&>(problem), *static_cast<const A*>(args), workspace,
+         *reinterpret_cast<K*>(to->kernarg), to->map_base);
   }
 };
 
@@ -140,7 +159,13 @@ struct Typed<void (*)(const P&, const A&, const Target&, Parameters*)> {
 // Functions of an operation's own problem and arguments, for rows and steps, which have any.
 template <auto make>
 constexpr MakeRecipe recipe_of = detail::Typed<decltype(make)>::template recipe<make>;
+// `fill` takes (problem, args, workspace, parameter struct) and, of steps with maps, their
+// addresses.
 template <auto fill>
-constexpr Pack pack_of = detail::Typed<decltype(fill)>::template pack<fill>;
+Arguments arguments_of(const typename detail::Typed<decltype(fill)>::Kernarg& kernarg) {
+  static_assert(sizeof kernarg <= max_kernarg_bytes);
+  const auto* bytes = reinterpret_cast<const unsigned char*>(&kernarg);
+  return {{bytes, bytes + sizeof kernarg}, detail::Typed<decltype(fill)>::template patch<fill>};
+}
 
 }  // namespace attn

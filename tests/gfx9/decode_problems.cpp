@@ -80,7 +80,7 @@ ShippedProblem decode_problem(gfx9emu::Memory& memory, uint32_t data, const std:
   in.flags = d.flags;
   if (d.flags & ATTN_WINDOW) in.window_left = d.left, in.window_right = d.right;
   in.scale = d.scale, in.softcap = d.softcap;
-  Args args;
+  Args args{};
   int64_t rows_q = d.batch * d.seqlen_q;
   if (!d.cu_seqlens_q.empty()) {
     in.q_layout = ATTN_PACKED;
@@ -113,6 +113,7 @@ ShippedProblem decode_problem(gfx9emu::Memory& memory, uint32_t data, const std:
               b * 16 + word * 4);
   args.alibi_slopes = static_cast<float*>(m.input(floats(m, in.heads_q, 0.1f)));
   args.sinks = static_cast<float*>(m.input(floats(m, in.heads_q, 4)));
+  keep_wanted(p, &args, &segment_args);
   args.out = m.output(uint64_t(dtype_bytes(d.out_type, rows_q * in.heads_q * in.head_dim_v)));
   args.lse =
       d.want_lse ? static_cast<float*>(m.output(uint64_t(rows_q * in.heads_q) * 4)) : nullptr;

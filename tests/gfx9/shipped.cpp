@@ -450,7 +450,7 @@ ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string&
   };
   std::vector<attn_segment_args> args_of_segments(segments.size());
   attn_segment_args& segment_args = args_of_segments[0];
-  Args args;
+  Args args{};
   args.segment = args_of_segments.data();
   int64_t rows_q = f.batch * f.seqlen_q, rows_kv = f.batch * f.seqlen_kv;
   if (!f.lengths_q.empty()) {
@@ -516,6 +516,7 @@ ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string&
     args.bias = m.input(bias(m, size_t(rows), f.seqlen_kv, in.bias_type, f.single));
   }
   if (f.flags & ATTN_ALIBI) args.alibi_slopes = floats(size_t(in.heads_q), 0.1f);
+  keep_wanted(p, &args, &args_of_segments);
   if (prepare) {
     const int64_t rows = rows_kv * in.heads_kv;
     segment_args.k = tensor(rows, in.head_dim, f.kv_type);
