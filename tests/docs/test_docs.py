@@ -3,6 +3,8 @@
 A document is a script: its commands run in one scratch folder, where the source tree seems to lie. What stands in a
 document must be named here, and what is named here must stand in a document.
 """
+import itertools
+import json
 import os
 import re
 import shutil
@@ -13,7 +15,9 @@ import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(sys.argv[1]) / "bench"))
 import examples  # noqa: E402
+import performance  # noqa: E402
 
 SOURCE, BUILD = map(Path, sys.argv[1:3])
 CXX = sys.argv[3]
@@ -308,6 +312,45 @@ class Links(unittest.TestCase):
             with self.subTest(file=path.name):
                 self.assertTrue(path.name in pages, "no page cites it")
                 self.assertRegex(path.name, r"^\d{4}-\d\d-\d\d_[a-z0-9]+_[a-z0-9_]+_[0-9a-f]{7}[a-z]?\.(json|png)$")
+
+
+class Performance(unittest.TestCase):
+    """docs/performance.md is what bench/performance.py makes of the measurements."""
+
+    def written(self, folder):
+        performance.FOLDER = folder
+        return performance.texts()
+
+    def test_is_what_the_script_writes(self):
+        for document, text in self.written(SOURCE / "docs" / "measured").items():
+            with self.subTest(document=document):
+                self.assertEqual((SOURCE / document).read_text(), text, "bench/performance.py writes it anew")
+
+    def test_each_measurement_is_used(self):
+        """Another figure in any of the JSON files that the page links to gives another page."""
+        measured, page = SOURCE / "docs" / "measured", (SOURCE / "docs" / "performance.md").read_text()
+        names = sorted(set(re.findall(r"\(measured/(\S+\.json)\)", page)))
+        self.assertGreater(len(names), 20)
+        folder = Path(tempfile.mkdtemp(prefix="attn-measured-"))
+        self.addCleanup(shutil.rmtree, folder)
+        for name in names:
+            shutil.copy(measured / name, folder)
+        for name in names:
+            figures = itertools.count(1)
+            kept = ("sigma",)  # by which rows are found
+            changed = json.loads((measured / name).read_text(), object_pairs_hook=lambda pairs: {
+                key: other(value, figures) if key not in kept else value for key, value in pairs})
+            (folder / name).write_text(json.dumps(changed))
+            with self.subTest(file=name):
+                self.assertNotEqual(self.written(folder)["docs/performance.md"], page)
+            shutil.copy(measured / name, folder)
+
+
+def other(value, figures):
+    """The value with every float in it another one, each by another factor."""
+    if isinstance(value, list):
+        return [other(item, figures) for item in value]
+    return value * (1 + 0.1 * (next(figures) % 7)) if isinstance(value, float) else value
 
 
 def documents():
