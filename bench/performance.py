@@ -479,8 +479,26 @@ only run on the emulator, which counts instructions and clocks of a model ([gfx9
 """ + "\n".join(fill(section) for section in sections)
 
 
+def readme():
+    """Wins and losses alike."""
+    grid, peers = cells(measured(FORWARD), "grid"), ["cudnn", "fa3"]
+    fp8_grid, fp8_peers = cells(measured(FP8), "grid"), ["cudnn_fp8", "fa3_fp8"]
+    two, one = decode_cases(measured(DECODE))
+    worst = min(grid, key=lambda c: speed(c, peers))
+    return fill(f"""
+- **Forward, bf16, H200:** {mean(speed(c, ["cudnn"]) for c in grid)} times cuDNN's speed and {mean(speed(c, ["fa3"]) for c in grid)} times
+  FlashAttention-3's (geometric means of {len(grid)} cases); the worst case runs at {number(speed(worst, peers), 2)} of the faster one.
+- **Forward, FP8, H100:** {mean(speed(c, fp8_peers) for c in fp8_grid)} times the speed of the faster of the two, but
+  {mean(speed(c, fp8_peers) for c in fp8_grid if c["dim"] == 256)} at head_dim 256.
+- **Decode, one query a sequence, H200:** in bf16 libattn trails: {against(two, "cudnn")} of {len(two)} cases, and {against(two, "fa3")}. Over
+  FP8 caches it has {against(one, "fa3")} of {len(one)}. Pages below 16 keys and 4 or more queries of a sequence are slower than elsewhere.
+""") + """
+[docs/performance.md](docs/performance.md) has the tables, other devices and the CPU.
+"""
+
+
 def texts():
-    return {"docs/performance.md": page()}
+    return {"docs/performance.md": page(), "README.md": generated.between("README.md", "bench/performance.py", readme())}
 
 
 def main(check=""):

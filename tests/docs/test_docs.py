@@ -44,15 +44,9 @@ EMULATOR = "hip-emu"
 
 COMMANDS = {
     "README.md": {
-        "tools/demo": builds,
-        "tools/test": builds,
-        "attn info": Run(),
-        "attn run in.safetensors out.safetensors --causal --backend cpu":
-            Run("cp examples/minilm_layer3.safetensors in.safetensors"),
-        "attn diff out.safetensors expected.safetensors --max-abs 2e-6":
-            Run("attn run in.safetensors expected.safetensors --causal --backend reference"),
-        "attn bench": Skip("times for half a minute; tests/cli runs it on small cases"),
-        "attn-fp8-stress --backend hip-emu": Skip("takes minutes; tests/cli runs its cases on fewer keys"),
+        "c++ -std=c++17 example.cpp -o example $(pkg-config --cflags --libs attn)":
+            Run(words={"c++ -std": f"{CXX} -std", "$(pkg-config --cflags --libs attn)":
+                       f"-I{SOURCE}/include -L{BUILD}/lib -lattn -Wl,-rpath,{BUILD}/lib"}),
     },
     "HACKING.md": {
         "tools/amdhsa/amdhsa generate asm/gfx942/merge_gfx942.s -o merge.hsaco -I asm/include": Run(needs=EMULATOR),
@@ -104,6 +98,15 @@ COMMANDS = {
         "pip install . -C cmake.define.ATTN_CUDA=ON": Skip("reaches a package index"),
         "cmake -S . -B build/aarch64 --toolchain cmake/toolchains/aarch64-linux-gnu.cmake": in_configure,
         "cmake --build build/aarch64": builds,
+    },
+    "docs/start.md": {
+        "attn info": Run(),
+        "attn run in.safetensors out.safetensors --causal --backend cpu":
+            Run("cp examples/minilm_layer3.safetensors in.safetensors"),
+        "attn diff out.safetensors expected.safetensors --max-abs 2e-6":
+            Run("attn run in.safetensors expected.safetensors --causal --backend reference"),
+        "attn bench": Skip("times for half a minute; tests/cli runs it on small cases"),
+        "attn-fp8-stress --backend hip-emu": Skip("takes minutes; tests/cli runs its cases on fewer keys"),
     },
     "docs/release.md": {"tools/release": Skip("installs packages and builds everything")},
     "docs/python.md": {
@@ -230,12 +233,14 @@ class Document(unittest.TestCase):
     def cpp(self, code, harness):
         if isinstance(harness, str):
             self.skipTest(harness)
-        before, after = harness
+        before, after, *output = harness
         source = self.folder / "example.cpp"
         includes = re.findall(r"^#include.*\n", code, re.M)
         source.write_text("".join(includes) + before + re.sub(r"^#include.*\n", "", code, flags=re.M) + after)
         self.shell(f"{CXX} -std=c++17 -Wall -Wextra -Werror -I{SOURCE}/include example.cpp -o example "
-                   f"-L{BUILD}/lib -lattn -Wl,-rpath,{BUILD}/lib && ./example")
+                   f"-L{BUILD}/lib -lattn -Wl,-rpath,{BUILD}/lib && ./example >printed")
+        for text in output:
+            self.assertEqual((self.folder / "printed").read_text().strip(), text)
 
     def python(self, code, harness):
         if isinstance(harness, str):
