@@ -491,7 +491,8 @@ def readme():
 - **Forward, FP8, H100:** {mean(speed(c, fp8_peers) for c in fp8_grid)} times the speed of the faster of the two, but
   {mean(speed(c, fp8_peers) for c in fp8_grid if c["dim"] == 256)} at head_dim 256.
 - **Decode, one query a sequence, H200:** in bf16 libattn trails: {against(two, "cudnn")} of {len(two)} cases, and {against(two, "fa3")}. Over
-  FP8 caches it has {against(one, "fa3")} of {len(one)}. Pages below 16 keys and 4 or more queries of a sequence are slower than elsewhere.
+  FP8 caches it has {against(one, "fa3")} of {len(one)}. With pages below 16 keys, or 4 or more queries
+  of a sequence, the other libraries are faster.
 """) + """
 [docs/performance.md](docs/performance.md) has the tables, other devices and the CPU.
 """

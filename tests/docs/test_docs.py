@@ -3,6 +3,7 @@
 A document is a script: its commands run in one scratch folder, where the source tree seems to lie. What stands in a
 document must be named here, and what is named here must stand in a document.
 """
+import fnmatch
 import itertools
 import json
 import os
@@ -317,6 +318,20 @@ class Links(unittest.TestCase):
             with self.subTest(file=path.name):
                 self.assertTrue(path.name in pages, "no page cites it")
                 self.assertRegex(path.name, r"^\d{4}-\d\d-\d\d_[a-z0-9]+_[a-z0-9_]+_[0-9a-f]{7}[a-z]?\.(json|png)$")
+
+
+class Kernels(unittest.TestCase):
+    """Each name of a forward kernel in a document, and each pattern of such names, is one of the catalog's."""
+
+    def test_named_kernels_exist(self):
+        info = json.loads(subprocess.run([BUILD / "bin" / "attn", "info", "--json"], check=True, capture_output=True).stdout)
+        names = [kernel["name"] for kernel in info["kernels"]]
+        for document in documents():
+            if document.startswith(("docs/log/", "CHANGELOG")):
+                continue  # which name what there was
+            for name in set(re.findall(r"`((?:fwd|decode)_(?:sm|gfx)\d+_[a-z0-9_*]*)`", (SOURCE / document).read_text())):
+                with self.subTest(document=document, name=name):
+                    self.assertTrue(fnmatch.filter(names, name), "no kernel of the catalog has that name")
 
 
 class Performance(unittest.TestCase):
