@@ -276,7 +276,7 @@ because the library does not take such a call.
 - libattn is slower than others with short caches of one sequence, with one K/V head, with 4 or more queries of a sequence, and with pages
   below 16 keys.
 
-![GB/s in decoding on an H200](measured/2026-11-24_h200_decode_f90f792.png)
+![GB/s in decoding on an H200, at the earlier commit f90f792](measured/2026-11-24_h200_decode_f90f792.png)
 
 [decode.md](decode.md) describes the kernels. Caches of 8 and 4 bits, microseconds, head_dim 128. {where(measured(QUANTISED))}
 ({link(QUANTISED)}); in parentheses the time to read as many bytes:
