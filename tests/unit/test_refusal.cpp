@@ -101,7 +101,7 @@ bool is(attn_dtype type, std::initializer_list<attn_dtype> among) {
   return std::find(among.begin(), among.end(), type) != among.end();
 }
 
-// The README's table.
+// As docs/support.md has it.
 bool documented(const std::string& arch, const Types& t) {
   const auto converted = [](attn_dtype type) {
     return is(type, {ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_Q8_0, ATTN_Q4_0, ATTN_Q4_1, ATTN_Q5_0,
