@@ -15,11 +15,11 @@ struct attn_pages {
   int num_pages, page_size, max_pages;  // not paged: one page
 };
 
-// What stored values are multiplied with: at[b * batch + h * head + key / block_keys].
+// The factor of stored values: at[b * batch + h * head + key / block_keys].
 struct attn_descale {
-  const float* at;  // null: with 1
+  const float* at;  // null: the factor is 1
   int batch, head;  // elements
-  int block_keys;   // 0: one for all keys
+  int block_keys;   // 0: one descale for all keys
 };
 
 #endif
