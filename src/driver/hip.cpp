@@ -150,7 +150,7 @@ Status get_calls(const char* path, bool emulator, const HipCalls** calls) {
     installed = installed_file(emulator_file);
     if (installed.empty())
       return {ATTN_DRIVER_MISSING,
-              join("hip-emu: ", emulator_file, " does not lie beside libattn (", own_folder(),
+              join("hip-emu: ", emulator_file, " is not next to libattn (", own_folder(),
                    "); driver_path (attn --driver) may name it")};
     path = installed.c_str();
   }

@@ -317,10 +317,10 @@ inline Status check_own_types(const Problem& p) {
          {std::pair{s.k_type, s.k_scale_stride}, {s.v_type, s.v_scale_stride}}) {
       if (!dtype_has_scales(type)) continue;
       if (stride.seq > INT32_MAX || stride.head > INT32_MAX)
-        return unsupported("scales of tokens and heads lie ", stride.seq, " and ", stride.head,
+        return unsupported("scales of tokens and heads are ", stride.seq, " and ", stride.head,
                            " apart; accepted: up to ", INT32_MAX);
       if (s.layout == ATTN_PAGED && stride.batch % 2 != 0)
-        return unsupported("scales of pages lie ", stride.batch, " apart; accepted: even numbers");
+        return unsupported("scales of pages are ", stride.batch, " apart; accepted: even numbers");
     }
     for (const auto& [type, stride, dim] : {std::tuple(s.k_type, s.k_stride, p.head_dim),
                                             std::tuple(s.v_type, s.v_stride, p.head_dim_v)}) {
@@ -335,7 +335,7 @@ inline Status check_own_types(const Problem& p) {
                     in_front = p.heads_kv > 1 ? (16 - std::gcd(head, int64_t{16})) % 16 : 0;
       if (in_front % 4 != 0 ||
           in_front + dtype_bytes(type, dim) > block_pitch(int(dim), int(dtype_bytes(type))))
-        return unsupported("heads of ", dtype_name(type), " lie ", stride.head, " elements, ", head,
+        return unsupported("heads of ", dtype_name(type), " are ", stride.head, " elements, ", head,
                            " bytes, apart; accepted: ", dim, " elements, or multiples of 16 bytes");
     }
   }

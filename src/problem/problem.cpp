@@ -78,7 +78,7 @@ Status make_scales(const std::string& name, attn_dtype type, const attn_segment&
     return make_rows(name + "_scale_stride", ATTN_F16, s, p, written, 1, stride, bytes);
   if (stride->batch || stride->seq || stride->head)
     return invalid(name, "_scale_stride is given; accepted for ", name, "_type ", dtype_name(type),
-                   ": 0 (i8 and i4 have scales beside them)");
+                   ": 0 (only i8 and i4 have an array of scales)");
   return {};
 }
 
