@@ -45,7 +45,7 @@ __device__ __forceinline__ void copy_tile(unsigned to, const char* from, long lo
   }
 }
 
-// What all warps of a block share: it waits in shared memory, so that registers are free for the
+// What all warps of a block share: it is kept in shared memory, so that registers are free for the
 // tiles.
 struct Block {
   int b, h;
@@ -56,7 +56,7 @@ struct Block {
   struct Segment {
     const char *k, *v;  // where key 0 of the sequence would be, were all of it in this segment;
                         // paged: where page 0 is
-    int end;            // position behind the segment's last key
+    int end;            // position after the segment's last key
   } segment[attn_sm80_max_segments];
 
   template <class Kernarg>
@@ -241,7 +241,7 @@ __device__ __forceinline__ Places<keys>& shared_places() {
   return places;
 }
 
-// head_dim: both products have so many columns; what is missing to it counts as zero.
+// head_dim: the columns of both products; a smaller one is padded with zeros.
 template <class T, int head_dim, unsigned with, Tile tile = tile_of(head_dim, with& with_score)>
 __device__ __forceinline__ void forward(const Kernarg<with>& a) {
   constexpr bool score = with & with_score, masked = with & with_mask, paged = with & with_pages;
@@ -533,7 +533,7 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
             const KeyRange r = row_keys(row);
             const int begin = clamp(r.begin - tile_first, 0, keys);
             int end = row < block.seqlen_q ? clamp(r.end - tile_first, 0, count) : 0;
-            unsigned bits[keys / 32];  // of the lane's first column and those behind it
+            unsigned bits[keys / 32];  // of the lane's first column and those after it
             if constexpr (masked) {
               const int block_q = 1 << a.block_mask.block_q_log2,
                         block_k = 1 << a.block_mask.block_k_log2;

@@ -200,7 +200,7 @@ __device__ __forceinline__ void load_items(const Kernarg<with>& a, Control& cont
   }
 }
 
-// Loads tiles of keys and values. V of a tile is loaded behind K of a later one, in the order in
+// Loads tiles of keys and values. V of a tile is loaded after K of a later one, in the order in
 // which their places become free.
 template <Tile tile>
 struct Loader {
@@ -211,7 +211,7 @@ struct Loader {
   Control& control;
   const unsigned shared;
   unsigned count = 0, values = 0;      // tiles whose K and whose V are under way
-  RingAt<tile.k_stages> next_k{0, 0};  // where the next ones lie
+  RingAt<tile.k_stages> next_k{0, 0};  // the stages of the next ones
   RingAt<tile.v_stages> next_v{0, 0};
 
   // The next tile, which begins at position `first` of a segment. tell: writes keys, used and

@@ -6,7 +6,7 @@
 namespace attn::sm90 {
 
 // With a block mask one warp finds the tiles that it leaves, two ahead of the one whose keys it
-// loads, and another loads the values, which would come late behind the search. All lanes of both
+// loads, and another loads the values, which the search would delay. All lanes of both
 // go one way, and the first acts for them. An item that sees nothing has one tile, which nobody
 // sees.
 template <Tile tile>

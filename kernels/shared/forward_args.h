@@ -9,7 +9,7 @@ struct attn_kv_lengths {
   int capacity;
 };
 
-// Where a segment's keys lie if it is paged: [num_pages, page_size, head, head_dim].
+// The pages of a paged segment, [num_pages, page_size, head, head_dim].
 struct attn_pages {
   const int* block_table;               // [batch, max_pages]; null: not paged
   int num_pages, page_size, max_pages;  // not paged: one page

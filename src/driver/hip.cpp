@@ -48,7 +48,7 @@ std::vector<LibraryFolder> rocm_folders() {
   const char* rocm = std::getenv("ROCM_PATH");
   if (rocm && *rocm) folders.push_back({join(rocm, "/lib"), "$ROCM_PATH/lib"});
   folders.push_back({"/opt/rocm/lib", "/opt/rocm/lib"});
-  // Of AMD's packages for Python, beside that of libattn.
+  // The one of AMD's Python packages, next to libattn's package.
   const std::string wheel = beside_own_folder("_rocm_sdk_core/lib");
   if (!wheel.empty()) folders.push_back({wheel, wheel});
   return folders;

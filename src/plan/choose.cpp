@@ -61,7 +61,8 @@ Status look(const AnyProblem& problem, const Machine& machine, Choice* choice,
   std::vector<size_t> lacks_name;
   for (const Kernel& kernel : catalog()) {
     if (kernel.op != problem.op || kernel.backend != machine.row_backend()) continue;
-    const bool silent = !declined && !refused;  // then no reason is made that nobody reads
+    const bool silent =
+        !declined && !refused;  // then reasons are not composed, since nobody reads them
     if (silent && !takes_types(kernel, problem.needs)) continue;
     std::string reason;
     if (demanded && demanded != &kernel) {

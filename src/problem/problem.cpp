@@ -278,7 +278,7 @@ Status copy_holding(const char* name, const void* in, void* out, size_t size, co
   ATTN_TRY(copy_versioned(held.name, from + held.at, to + held.at, held.size));
   std::memcpy(to, from, held.at);
   std::memcpy(to, &size, sizeof size);
-  // What is behind it.
+  // The fields after it.
   const size_t at = held.at + held.size, room = size - at, begin = held.at + inner,
                rest = given - begin;
   std::memset(to + at, 0, room);
