@@ -45,8 +45,8 @@ struct Numerics {
   bool rounded_sums = false;     // the row sum that out is divided by has P as rounded
   int sum_bits = 0;  // the matrix unit truncates each product this many bits below the largest one
                      // that an instruction adds; 0: it sums in float32
-  int score_part = 0;  // with sum_bits: scores are added in float32 from sums over this many
-                       // columns of head_dim; 0: over all
+  int score_part = 0;    // with sum_bits: scores are added in float32 from sums over this many
+                         // columns of head_dim; 0: over all
   int weight_parts = 1;  // P is the sum of this many values of `weights`; the first is P rounded
   bool always_split_invariant = false;  // m is an integer, with ATTN_SPLIT_INVARIANT or without
   int largest_score = 127;              // results are defined for scores up to this power of 2
