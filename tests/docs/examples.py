@@ -71,7 +71,10 @@ assert np.abs(out - attn.forward(q, k, v, causal=True)).max() < 1e-5
     ],
     "docs/start.md": [
         "0.75 1.00",
-        ("", ""),
+        (MASKS_CPP[0].replace("#include <attn/attn.hpp>", "#include <cstdio>").replace("attn::context context(ATTN_BACKEND_CPU);\n", "").replace("ATTN_F32", "ATTN_F16"), """
+return plan.kernel()[0] == 0 || args.num_segments;
+}
+"""),
         ("", "assert out.shape == (1, 256, 8, 64)"),
         ("""
 import torch
