@@ -1,4 +1,4 @@
-/* libattn: attention forward on NVIDIA, AMD and CPU behind one C ABI.
+/* libattn: attention forward on NVIDIA, AMD and CPU through one C ABI.
  *
  *   attn_context  a backend and one of its devices
  *   attn_plan     the kernel chosen for one problem on one context; immutable
@@ -12,7 +12,7 @@
  * where the field has one, else the number 0 (batch, window_left, keep). A struct from a newer
  * header is accepted if the fields that this library does not know are zero.
  *   - Strides are 64-bit, count elements and may be negative. The last dimension is contiguous. A
- * tensor's address is the address of its element 0, also where other elements lie before it. The
+ * tensor's address is the address of its element 0, also if other elements are before it. The
  * stride of a dimension with one element is ignored. For ggml's types, which store blocks of 32
  * elements, strides are multiples of 32; for i4, multiples of 2. GPU kernels decline negative
  * strides; reference and cpu take them.
@@ -152,8 +152,7 @@ typedef enum attn_descale_kind
     ATTN_ENUM { /* real value = stored value x descale */
                 ATTN_DESCALE_NONE = 0,
                 ATTN_DESCALE_TENSOR = 1, /* f32 [1] */
-                ATTN_DESCALE_HEAD = 2,   /* f32 [B, Hkv], for q too: the query heads
-                                                     of a K/V head share one */
+                ATTN_DESCALE_HEAD = 2,   /* f32 [B, Hkv], also for q */
                 ATTN_DESCALE_BLOCK =
                     3 /* f32 [B, Hkv, ceil(seqlen / descale_block_keys)]; K/V only */
     } attn_descale_kind;
@@ -302,7 +301,7 @@ typedef struct attn_problem {
   attn_layout q_layout; /* PADDED or PACKED */
   attn_dtype q_type;
   attn_dtype out_type;         /* NONE: q's type; bf16 if q is fp8 */
-  attn_descale_kind q_descale; /* not BLOCK */
+  attn_descale_kind q_descale; /* not BLOCK; HEAD: the query heads of a K/V head share one */
   attn_strides q_stride, out_stride;
   int32_t num_segments;
   const attn_segment* segments; /* copied; element i is at i * segments[0].struct_size bytes */
@@ -606,7 +605,7 @@ typedef struct attn_kv_roll_problem {
   const attn_segment* recent; /* PAGED, has_seqlens; k_type = v_type = f32, f16 or bf16; no
                                  descales. Copied, as old is */
   const attn_segment* old;    /* PADDED or PAGED, has_seqlens; strides without overlap */
-  int64_t keep;               /* at least so many keys stay in recent; 0 or more */
+  int64_t keep;               /* at least this many keys stay in recent; 0 or more */
   const char* kernel;         /* NULL = the plan chooses */
 } attn_kv_roll_problem;
 

@@ -312,7 +312,7 @@ def _of_slopes(q, k, v, slopes, table, lse, out, options, names):
 
 
 def _rows(table, count):
-    """i32, contiguous, none beyond `count`: what lies behind a sequence is not read, but is a row."""
+    """table as contiguous int32, clipped to rows below `count`: entries after a sequence's end are not read, but must be valid rows."""
     return contiguous(cast(table.clip(0, count - 1), "int32"))
 
 
@@ -329,7 +329,7 @@ def _chunks(q, keys, lengths, chunk):
 
 
 def _behind(leftpad, k_cache, v_cache, table):
-    """(k, v, table) whose sequences begin behind the padding: the tokens of the cache are pages of one."""
+    """(k, v, table) whose sequences begin after the padding: the tokens of the cache become pages of size 1."""
     pages, size = k_cache.shape[:2]
     j = arange(table.shape[1] * size, leftpad)[None, :] + leftpad[:, None]
     page = (j // size).clip(0, table.shape[1] - 1)
@@ -374,7 +374,7 @@ class _Used:
 
 def _append(q, k, v, k_cache, v_cache, lengths, table, cu_q, cu_new, cos, sin, interleaved, rotary_lengths, descales, backend,
             names, each):
-    """Writes k and v; (q rotated, lengths behind them). `names` are flash's for kv_append's."""
+    """Writes k and v -> (rotated q, the new lengths). `names`: flash's argument names for kv_append's."""
     after = empty(lengths.shape, "int32", q)
     options = {"cu_seqlens_new": cu_new, "block_table": table, "k_descale": _scales(descales[0], "k_descale"),
                "v_descale": _scales(descales[1], "v_descale"), "seqlens_out": after, "backend": backend}

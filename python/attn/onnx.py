@@ -206,9 +206,10 @@ def library():
 
 
 def use_libattn(model):
-    """Moves the Attention nodes of an onnx.ModelProto, and of graphs within its nodes, into the domain "libattn", where library() has
-    the operator for float, float16 and bfloat16; how many. Those that want scores, softmax in double precision, or double inputs stay
-    with onnxruntime."""
+    """Moves the Attention nodes of an onnx.ModelProto, and of graphs within its nodes, into the domain "libattn" -> how many.
+
+    library() has the operator of that domain for float, float16 and bfloat16. Nodes that want scores, softmax in double precision, or
+    double inputs stay with onnxruntime."""
     moved = _moved(model.graph)
     if moved and all(entry.domain != "libattn" for entry in model.opset_import):
         entry = model.opset_import.add()

@@ -128,7 +128,7 @@ def _repeat(name, x, heads):
 
 
 def _spread(x, batch, heads):
-    """[B, H, S, E] of x, its sizes of 1 in front expanded to `batch` and `heads` (None: its own)."""
+    """x as [B, H, S, E], with leading sizes of 1 expanded to `batch` and `heads` (None: unchanged)."""
     want = (*batch, x.shape[-3] if heads is None else heads, *x.shape[-2:])
     if tuple(x.shape) != want:
         x = x.expand(want)
