@@ -224,9 +224,9 @@ typedef struct attn_context_options {
                               this build has code for. cuda works in the current CUDA context if that
                               belongs to the device, else in the device's primary one. Runs use this
                               device whatever is current, and leave that as it was */
-  /* cpu, reference: called about every 50 ms by the calling thread, during runs and while the host
-   * builds a block mask; by several threads at once if several call. A result other than 0 ends the
-   * call with INTERRUPTED. Must not throw. NULL = none */
+  /* Called about every 50 ms by the calling thread, during runs on reference and cpu and, on every
+   * backend, while the host builds a block mask; by several threads at once if several call. A
+   * result other than 0 ends the call with INTERRUPTED. Must not throw. NULL = none */
   int32_t (*interrupted)(void* user);
   void* interrupted_user; /* passed to interrupted */
 } attn_context_options;
@@ -414,9 +414,9 @@ ATTN_API attn_status attn_workspace_init(const attn_plan* plan, void* workspace,
  * difference of cu_seqlens counts as 0, and a page outside the pool has no keys. attn_check reports
  * such values.
  *
- * Alignment. On reference and cpu addresses are aligned to an element. On GPUs addresses of tensors
- * are multiples of 16 bytes, small arrays are aligned to an element, and strides are multiples of
- * 16 bytes except here:
+ * Alignment. On reference and cpu addresses are aligned to an element. On GPUs addresses of q, k, v
+ * and out are multiples of 16 bytes, those of other arrays are aligned to an element, and strides
+ * of q, k, v and out are multiples of 16 bytes except here:
  *
  *   K or V       kernels                                     strides
  *   ggml's       fwd_sm90_*_dequantised, decode_gfx942_*     any number of blocks

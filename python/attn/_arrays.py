@@ -65,7 +65,7 @@ def shape_text(array):
 
 
 def need_shape(array, name, shape, form):
-    """Refuses x unless it has this shape; None accepts any size."""
+    """Refuses the array unless it has this shape; None accepts any size."""
     good = array.ndim == len(shape) and all(want in (None, n) for n, want in zip(array.shape, shape))
     sizes = ", ".join("any" if n is None else str(n) for n in shape)
     need(good, f"{name} has shape {shape_text(array)}; accepted: {form}" + (f" = [{sizes}]" if any(shape) else ""))
