@@ -1,4 +1,4 @@
-// Rows of out and lse that no key has a part in.
+// Rows of out and lse that see no key.
 #pragma once
 #include "../shared/types.h"
 #include "element.cuh"

@@ -360,7 +360,7 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
       next.next(block, keys);
     if (paged) toggle ^= 1;
   };
-  // paged: asks for the places of the tile behind `next`, which come with the group that is next.
+  // paged: requests the places of the tile after `next`, which arrive with the next group.
   const auto ask_behind = [&] {
     if constexpr (paged) {
       Keys behind = next;
