@@ -1,7 +1,8 @@
 // Attention of a few queries against many keys. K and V are read once for all query heads of their
 // head: these, and the queries, are the columns of S^T = K Q^T and O^T = V^T P^T, 16 to a row
-// group. One or two warps of a block load units of 64 keys into a ring; of the four of a row group
-// each has 16 keys of a unit and its own state of the softmax. They meet where a head's units end.
+// group. One or two producer warps of a block load units of 64 keys into a ring buffer. Each of
+// the four warps of a row group has 16 keys of a unit and its own softmax state. They merge at the
+// end of a head's units.
 #pragma once
 #include "../common/tanh.cuh"
 #include "../ptx/convert_fp8.h"

@@ -20,13 +20,13 @@ constexpr int merged_parts = 32;  // results that one block adds up
 
 // ggml's blocks of 32 elements.
 constexpr int q8_0_bytes = 34, q4_0_bytes = 18;
-// Of a key's row of blocks in shared memory.
+// Bytes of a key's row of blocks in shared memory.
 ATTN_HOST_DEVICE constexpr int block_pitch(int columns, int block_bytes) {
   return (columns / 32 * block_bytes + 15) / 16 * 16;
 }
 
-// Of own_types, a key's row in shared memory: blocks as they are; of others panels, as wide as
-// their swizzle.
+// With own_types, a key's row in shared memory: ggml's blocks as they are; other types in panels as
+// wide as their swizzle.
 struct RowPlace {
   int pitch, panels;
   ATTN_HOST_DEVICE constexpr int bytes() const { return unit_keys * pitch * panels; }
@@ -49,7 +49,7 @@ ATTN_HOST_DEVICE constexpr RowPlace row_place(int type, int columns) {
       return panels_of(columns * 2);
   }
 }
-// i8 and i4: words of a unit's scales behind its K and V, one for each key, K's first.
+// i8 and i4: bytes of a unit's scales, which follow its K and V: one word for each key, K's first.
 constexpr int scale_bytes = 4 * unit_keys;
 constexpr int unit_scale_bytes = 1024;  // so that stages stay where swizzles begin
 static_assert(2 * scale_bytes <= unit_scale_bytes);
@@ -113,11 +113,12 @@ struct DecodeTile {
   }
   ATTN_HOST_DEVICE constexpr int k_bytes() const { return tile_bytes(head_dim); }
   ATTN_HOST_DEVICE constexpr int stage_bytes() const { return k_bytes() + tile_bytes(head_dim_v); }
-  // Where Q lies, and the sums of a row group's warps of 8 rows meet.
+  // Room for Q, and for merging the sums of a row group's warps of 8 rows.
   ATTN_HOST_DEVICE constexpr int group_merge_bytes() const {
     return wide() ? rows() * columns_16bit(head_dim) : decode_warps * 8 * head_dim_v * 4;
   }
-  // wide: a row of so many columns, of 16 bits, in whole panels; and K and V of 8 bits as such.
+  // wide: bytes of a row of this many 16-bit columns, in whole panels; and of 8-bit K and V
+  // converted to them.
   ATTN_HOST_DEVICE static constexpr int columns_16bit(int columns) {
     return (columns + 63) / 64 * panel_pitch;
   }

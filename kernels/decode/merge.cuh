@@ -17,7 +17,7 @@ namespace attn::decode {
 template <int n>
 struct Count {};
 
-// What each thread of those that compute has of a row: 4 neighbouring columns.
+// The columns of a row that each consumer thread has: 4 neighbouring ones.
 template <int columns>
 struct RowPart {
   static constexpr int rows = group_threads / (columns / 4);  // at once
@@ -89,7 +89,7 @@ struct RowGroup {
   static __device__ __forceinline__ void meet() { ptx::barrier_wait<group_threads>(1 + index()); }
 };
 
-// Query and head of row r of a row group: the heads of a group stand together.
+// Query and head of row r of a row group: the heads of a query are consecutive.
 struct Row {
   int query, head;
   __device__ __forceinline__ Row(const attn_decode_kernarg& a, const Head& at, int r)
@@ -129,7 +129,7 @@ __device__ __forceinline__ void store_result(const attn_decode_kernarg& a, const
 }
 
 // A part among those of its row tile, [begin, end). Parts of blocks that follow each other are
-// numbered from 0 on, splits as they lie in the sequence.
+// numbered from 0 on, splits in the order of the sequence.
 struct PlacedPart {
   unsigned number, begin, end;
   unsigned first;  // the column's block of part 0, or the slot of split 0
@@ -149,7 +149,7 @@ __device__ __forceinline__ PlacedPart place_of(const attn_decode_kernarg& a, con
   return {Work<tile>::row(a) - first, 0, last - first + 1, first};
 }
 
-// The parts of a row group's rows. `part` lies in shared memory.
+// The parts of a row group's rows. `part` is in shared memory.
 template <DecodeTile tile>
 struct Parts {
   static constexpr int columns = tile.head_dim_v, row_groups = tile.row_groups;

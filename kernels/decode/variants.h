@@ -13,13 +13,13 @@ namespace attn::decode {
 
 struct Variant {
   const char* name;
-  int type;  // of the products' operands; of q, k and v too, but for K and V of fp8 and own_types
+  int type;  // of the products' operands; also of q, k and v, except K and V of fp8 and own_types
   DecodeTile tile;
   bool copy_engine = false;  // which loads K and V; else cp.async does
   int local_bytes = 0;       // local memory that a thread may have, spilled registers included
 
   ATTN_HOST_DEVICE constexpr bool fp8() const { return tile.element_bytes == 1; }
-  // What it is compiled for: sm_90a has wgmma, sm_89 converts fp8.
+  // The architectures it is compiled for: sm_90a has wgmma, sm_89 converts fp8.
   constexpr const char* architectures() const {
     if (tile.wide()) return "sm_90a";
     if (copy_engine) return "sm_90 compute_90";

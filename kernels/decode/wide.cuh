@@ -1,7 +1,6 @@
-// What Decoder does in decode.cuh, for 64 rows: S = Q K^T and O = P V by wgmma. One or two
-// warpgroups take turns at the units of a part, each with its own state of the softmax, and meet
-// where the part ends. A warp has 16 of the rows and all keys of a unit. K and V of 8 bits become
-// f16 in shared memory first.
+// Decoder of decode.cuh for 64 rows: S = Q K^T and O = P V by wgmma. One or two warpgroups take
+// turns at the units of a share, each with its own softmax state, and merge at its end. A warp has
+// 16 of the rows and all keys of a unit. 8-bit K and V become f16 in shared memory first.
 #pragma once
 #include "../common/tanh.cuh"
 #include "../ptx/tma.h"
@@ -26,7 +25,7 @@ struct WideDecoder {
   WideShared& group;
   const int index;  // of the warpgroup
   const unsigned ring;
-  const unsigned q;  // in shared memory: Q, behind it K and V of 8 bits as f16, of each warpgroup
+  const unsigned q;  // in shared memory: Q, then 8-bit K and V as f16, for each warpgroup
   Head at;
   int2 keys[2];            // that the lane's rows see: from, to
   int all_begin, all_end;  // keys that all rows see
@@ -391,7 +390,7 @@ struct WideDecoder {
   // warpgroup, through the place of Q; the first warpgroup adds them up. final: of the block, whose
   // ring is free then.
   __device__ __forceinline__ void end_part(const Share& share, const Part& part, bool final) {
-    // Row r's columns lie at ^ 8 (r % 8), so that a store of a warp meets each bank once.
+    // Row r's columns are at ^ 8 (r % 8), so that a warp's store uses each bank once.
     const auto place = [](int group, int r, int column) {
       return 4 * ((16 * group + r) * head_dim_v + (column ^ (r % 8 * 8)));
     };

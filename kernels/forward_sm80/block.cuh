@@ -10,7 +10,7 @@ namespace attn::sm80 {
 
 using namespace device;
 
-// What all warps of a block share: it waits in shared memory, so that registers are free for the
+// What all warps of a block share: it is kept in shared memory, so that registers are free for the
 // tiles.
 struct Block {
   int b, h;
@@ -21,7 +21,7 @@ struct Block {
   struct Segment {
     const char *k, *v;  // where key 0 of the sequence would be, were all of it in this segment;
                         // paged: where page 0 is
-    int end;            // position behind the segment's last key
+    int end;            // position after the segment's last key
   } segment[attn_sm80_max_segments];
 
   template <class Kernarg>

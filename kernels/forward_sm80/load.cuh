@@ -117,7 +117,7 @@ struct Loader {
     if (Shape::paged) toggle ^= 1;
   }
 
-  // paged: asks for the places of the tile behind `next`, which come with the group that is next.
+  // paged: requests the places of the tile after `next`, which arrive with the next group.
   __device__ __forceinline__ void ask_behind() const {
     if constexpr (Shape::paged) {
       Keys behind = next;
@@ -151,8 +151,8 @@ struct Loader {
     }
   }
 
-  // In front of a tile's scores: its K is there, and with two stages V of any but the first tile.
-  // What is on its way then: with one stage its V, with two the tile behind it.
+  // Before a tile's scores: waits for its K and, with two stages, for its V unless it is the first
+  // tile. Then requests its V (one stage) or the next tile (two stages).
   __device__ __forceinline__ void wait_for_k(bool first) {
     if (tile.stages == 1) {
       ptx::cp_async_wait<0>();
@@ -177,7 +177,7 @@ struct Loader {
     ptx::cp_async_commit();
   }
 
-  // With one stage, behind the scores: V of the tile is there, and K of the next is on its way.
+  // With one stage, after the scores: waits for V of the tile and requests K of the next one.
   __device__ __forceinline__ void wait_for_v() {
     ptx::cp_async_wait<0>();
     __syncthreads();

@@ -1,4 +1,4 @@
-// Where the keys of a tile lie when segments may be paged.
+// Where the keys of a tile are if segments may be paged.
 #pragma once
 #include "../common/keys.cuh"
 #include "../ptx/address.h"
@@ -18,7 +18,7 @@ __device__ __forceinline__ bool is_paged(const attn_sm80_paged_kernarg& a, int s
 }
 
 // Lies in shared memory and holds the places of two tiles, of which tile n has number n % 2: of the
-// one that is copied next, and of the one behind it, which are on their way meanwhile.
+// one that is copied next, and of the one after it, which are in flight meanwhile.
 template <int keys>
 struct Places {
   struct Place {

@@ -63,7 +63,7 @@ struct TileOfKeys {
 template <class Shape>
 struct SeenColumns {
   int begin, end;
-  unsigned bits[Shape::keys / 32];  // masked, paged: of the lane's first column and those behind it
+  unsigned bits[Shape::keys / 32];  // masked, paged: of the lane's first column and those after it
 };
 
 template <class Shape>

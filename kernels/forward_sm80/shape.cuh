@@ -5,7 +5,7 @@
 
 namespace attn::sm80 {
 
-// head_dim: both products have so many columns; columns that a problem lacks count as zero.
+// head_dim: the columns of both products; a smaller one is padded with zeros.
 template <class Element_, int head_dim_, unsigned with_>
 struct Shape {
   using Element = Element_;  // of q, k and v
@@ -25,7 +25,7 @@ struct Shape {
   static constexpr int d_steps = head_dim / 16, v_tiles = head_dim / 8;
 };
 
-// Columns 16 * d and behind of a row lie in its line d / 4, and there at ^ line_step(d).
+// Columns from 16 * d on are in line d / 4 of their row, at ^ line_step(d).
 __device__ __forceinline__ constexpr int line_step(int d) {
   return d % 4 * 32;
 }

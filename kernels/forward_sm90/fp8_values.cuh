@@ -38,7 +38,7 @@ __device__ __forceinline__ unsigned panel_of(unsigned v, int part) {
   return v + part * columns_of_warp<tile> / 8 * (tile.keys * 128);
 }
 
-// Makes keys of a tile that nobody sees zero, for 0 * NaN is NaN: the columns of warp `part`.
+// Zeroes the keys of a tile that no query sees, because 0 * NaN is NaN: the columns of warp `part`.
 template <Tile tile>
 __device__ __forceinline__ void clear_keys(unsigned v, int part,
                                            const unsigned (&seen)[key_words<tile>]) {

@@ -550,8 +550,8 @@ Array Reader::first(nb::handle value, const std::string& name) {
 Array Reader::next(nb::handle value, const std::string& name) {
   Array a = read(value, name);
   if (a.device != first_.device)
-    refuse(name + " lies in " + a.device.text() + "; accepted: " + first_.device.text() +
-           ", where " + first_.name + " is");
+    refuse(name + " is in " + a.device.text() + "; accepted: " + first_.device.text() + ", where " +
+           first_.name + " is");
   return a;
 }
 

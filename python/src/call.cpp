@@ -494,7 +494,7 @@ void Call::read_segment(size_t i) {
   k.need_shape(Sizes(dims, -1), form);
   Sizes v_shape = k.shape();
   v_shape.back() = -1;
-  v.need_shape(v_shape, "k's shape but for the last dimension");
+  v.need_shape(v_shape, "k's shape except the last dimension");
   std::string type_name;
   const auto [k_type, dim] = kv_type(k, p.head_dim, of_segment(Name::k_type, i, &type_name));
   const auto [v_type, dim_v] =
@@ -634,7 +634,7 @@ void Call::read_scores() {
     if (!nb::try_cast(nb::getattr(argument(Name::block_mask), "_mask", nb::none()), mask) || !mask)
       refuse_type(argument(Name::block_mask), "block_mask", "a BlockMask or None");
     if (mask->device != reader_.origin().device)
-      refuse("block_mask lies in " + mask->device.text() +
+      refuse("block_mask is in " + mask->device.text() +
              "; accepted: " + reader_.origin().device.text() + ", where q is");
     mask->mask.apply(&problem_, &args_);
   }

@@ -284,7 +284,7 @@ Mask mask_from_kinds(nb::handle kinds_value, nb::handle index_value, nb::handle 
   Reader reader;
   const Array kinds = reader.first(kinds_value, "kinds");
   if (!kinds.device.host())
-    refuse("kinds lies in " + kinds.device.text() + "; accepted: host memory");
+    refuse("kinds is in " + kinds.device.text() + "; accepted: host memory");
   kinds.need_type("u8");
   const auto blocks = [](const char* name, int64_t size) {
     if (size < 1)
@@ -340,7 +340,7 @@ Mask mask_from_kinds(nb::handle kinds_value, nb::handle index_value, nb::handle 
 
 Mask combine(const Mask& a, const Mask& b, bool unite) {
   if (a.device != b.device)
-    refuse("the other mask lies in " + b.device.text() + "; accepted: " + a.device.text());
+    refuse("the other mask is in " + b.device.text() + "; accepted: " + a.device.text());
   auto shape = a.shape;
   shape.batch = std::max(a.shape.batch, b.shape.batch);
   shape.heads = std::max(a.shape.heads, b.shape.heads);

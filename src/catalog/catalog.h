@@ -9,7 +9,7 @@
 
 namespace attn {
 
-// Rows of one operation and backend stand in order of preference.
+// Rows of one operation and backend are in order of preference.
 std::span<const Kernel> catalog();
 // By its name or a former one; nullptr if there is none.
 const Kernel* find_kernel(const char* name);

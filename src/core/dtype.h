@@ -27,7 +27,7 @@ inline bool dtype_is_fp8(attn_dtype t) {
 inline bool dtype_is_ggml(attn_dtype t) {
   return type_info(t).kind == ATTN_KIND_GGML;
 }
-// Whether an f16 for each token and head lies beside the codes.
+// Whether there is a separate array with an f16 scale for each token and head.
 inline bool dtype_has_scales(attn_dtype t) {
   return type_info(t).has_scales;
 }
@@ -111,8 +111,8 @@ constexpr uint8_t fnuz_half_of_e4m3fn(uint8_t code) {
 
 // ---- rows of any type --------------------------------------------------------------------------
 
-// Reads elements [index, index + n) behind `base`, of i8 and i4 the codes; exact. ggml blocks:
-// index may lie inside a block.
+// Reads elements [index, index + n) from `base`, the codes of i8 and i4; exact. ggml blocks:
+// index may be inside a block.
 void decode_row(attn_dtype type, const void* base, int64_t index, int64_t n, double* out);
 void decode_row(attn_dtype type, const void* base, int64_t index, int64_t n, float* out);
 double decode_element(attn_dtype type, const void* base, int64_t index);

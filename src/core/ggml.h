@@ -7,7 +7,7 @@
 
 namespace attn {
 
-// Element `index` behind `base`. Exact.
+// Element `index` from `base`. Exact.
 template <attn_dtype type>
 double block_value(const void* base, int64_t index) {
   constexpr BlockLayout layout = block_layout(type);

@@ -48,7 +48,7 @@ struct GpuCalls {
   Call<void*, void*> graph_launch;
   Call<void*> graph_exec_destroy;
 
-  // "CUDA_ERROR_OUT_OF_MEMORY (2)", with the vendor's sentence behind it where there is one.
+  // "CUDA_ERROR_OUT_OF_MEMORY (2)", followed by the vendor's sentence if there is one.
   virtual std::string error(int code) const = 0;
   virtual ~GpuCalls() = default;
 

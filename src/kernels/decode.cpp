@@ -1,8 +1,8 @@
 // The kernels decode_*: few queries against many keys, of 16 bits as the queries or of fp8. They
-// differ by the head dimensions and rows they take, and by what brings K and V: in decode_sm90_*
-// the copy engine, whose boxes must each lie in one page. _r64 take 64 rows at once, by wgmma, and
-// any number of them by tiles of so many; _split, and _r48, take fixed_split. decode_sm90_blocks_*:
-// K and V of q8_0, q4_0, i8, i4 and q's type, of each segment in its own; up to 8 rows, _r16 16.
+// differ by the head dimensions and rows they take, and by how they load K and V: decode_sm90_* by
+// TMA, each of whose boxes must be inside one page. _r64 compute 64 rows at once, by wgmma, and
+// more in tiles of 64; _split and _r48 take fixed_split. decode_sm90_blocks_*: K and V of each
+// segment in q8_0, q4_0, i8, i4 or q's type; up to 8 rows, _r16 up to 16.
 #include "kernels/decode.h"
 
 #include "kernels/families.h"

@@ -22,7 +22,7 @@ constexpr int ring_bytes = 192 << 10;               // of the blocks of a multip
 constexpr int64_t few_units = 16, many_units = 48;  // of a block
 constexpr int64_t few_units_of_blocks = 3, many_units_of_loader = 128;
 constexpr int64_t max_length = 1 << 30;  // keys of a sequence
-constexpr int block_reserve = 1024;      // shared memory that each block costs beside its own
+constexpr int block_reserve = 1024;      // shared memory that the system reserves for each block
 
 // With fixed_split each split has a slot in the workspace, up to this size; beyond that blocks take
 // whole row tiles.
@@ -98,11 +98,11 @@ inline Shape shape_of(const Problem& p, int64_t rows, const DeviceInfo& device,
   const int64_t tiles = p.batch * p.heads_kv * row_tiles(rows, tile);
   const int64_t all = tiles * std::max<int64_t>(1, units);
   int64_t most = multiprocessors(p, device) * std::clamp<int64_t>(fit, 1, tile.blocks());
-  // With few units a block, what blocks cost that share a head outweighs what they load at once.
-  // With many, later blocks take what a slow multiprocessor leaves: some are up to a third slower,
-  // though hardly where fp8 keeps them busy. Of ggml's blocks a unit takes long to compute, which
-  // more warps do at once.
-  // With max_sms there is no telling blocks where to run: there are no more than that.
+  // With few units per block, the cost of merging partial results outweighs the extra loads in
+  // flight. With many, later blocks take the work that slow multiprocessors leave: some are up to a
+  // third slower, though hardly if fp8 keeps them busy. Units of ggml's blocks take long to
+  // compute, so more warps help. A block cannot be told where to run, so max_sms limits their
+  // number.
   if (p.max_sms > 0)
     most = multiprocessors(p, device);
   else if (tile.own_types)
@@ -128,8 +128,8 @@ inline Shape shape_of(const Problem& p, int64_t rows, const DeviceInfo& device,
   return shape;
 }
 
-// Warps of a block that load, in turns. One has some 1800 clocks of latencies a unit, more where it
-// asks for each row by itself or for pages. A second one costs 1 us where a block has few units.
+// Producer warps of a block, which take turns. One has some 1800 clocks of latency per unit, more
+// if it loads each row separately or pages. A second one costs 1 us if a block has few units.
 template <DecodeTile tile, bool engine>
 int loaders_of(const Problem& p, const Shape& shape) {
   const bool paged = p.needs.features & feature_paged_kv;
@@ -148,7 +148,7 @@ inline Workspace workspace_of(int64_t slots, const DecodeTile& tile) {
   return {stats_at, arrived_at, arrived_at + 2 * groups * int64_t{sizeof(unsigned)}};
 }
 
-// Keys that the copy engine brings at once.
+// Keys that TMA loads at once.
 inline int box_keys(const attn_segment& s) {
   return s.layout == ATTN_PAGED ? std::gcd(s.page_size, unit_keys) : unit_keys;
 }
@@ -310,7 +310,7 @@ inline TensorMap map_of_codes(const Problem& p, const attn_segment& s, attn_dtyp
                     pitch, box_keys(s), std::max(64, pitch));
 }
 
-// L2 reads no more than a panel's row: what lies behind it is asked for by itself.
+// L2 reads no more than a panel's row; what comes after it is requested separately.
 inline std::vector<TensorMap> maps_of(const Problem& p, const DecodeTile& tile) {
   std::vector<TensorMap> maps;
   maps.reserve(2 * p.num_segments);
@@ -336,10 +336,10 @@ inline Status check_own_types(const Problem& p) {
          {std::pair{s.k_type, s.k_scale_stride}, {s.v_type, s.v_scale_stride}}) {
       if (!dtype_has_scales(type)) continue;
       if (stride.seq > INT32_MAX || stride.head > INT32_MAX)
-        return unsupported("scales of tokens and heads lie ", stride.seq, " and ", stride.head,
+        return unsupported("scales of tokens and heads are ", stride.seq, " and ", stride.head,
                            " apart; accepted: up to ", INT32_MAX);
       if (s.layout == ATTN_PAGED && stride.batch % 2 != 0)
-        return unsupported("scales of pages lie ", stride.batch, " apart; accepted: even numbers");
+        return unsupported("scales of pages are ", stride.batch, " apart; accepted: even numbers");
     }
     for (const auto& [type, stride, dim] : {std::tuple(s.k_type, s.k_stride, p.head_dim),
                                             std::tuple(s.v_type, s.v_stride, p.head_dim_v)}) {
@@ -349,12 +349,12 @@ inline Status check_own_types(const Problem& p) {
       const int64_t row = dtype_bytes(type, (p.heads_kv - 1) * stride.head + dim);
       if (row >= max_row)
         return unsupported("the heads of a token take ", row, " bytes; accepted: below ", max_row);
-      // What lies in front of a head in its box, at most.
+      // The most bytes before a head in its box.
       const int64_t head = dtype_bytes(type, stride.head),
                     in_front = p.heads_kv > 1 ? (16 - std::gcd(head, int64_t{16})) % 16 : 0;
       if (in_front % 4 != 0 ||
           in_front + dtype_bytes(type, dim) > block_pitch(int(dim), int(dtype_bytes(type))))
-        return unsupported("heads of ", dtype_name(type), " lie ", stride.head, " elements, ", head,
+        return unsupported("heads of ", dtype_name(type), " are ", stride.head, " elements, ", head,
                            " bytes, apart; accepted: ", dim, " elements, or multiples of 16 bytes");
     }
   }

@@ -139,7 +139,7 @@ attn_gfx942_fp8_codes fp8_codes(attn_dtype type, bool saturate) {
   const SmallFloat& f = fp8_format(type);
   attn_gfx942_fp8_codes c{};
   c.to_hardware = float(detail::pow2(f.bias - hardware_bias(f)));
-  // Unsaturated values stop at the code behind the largest finite one, which for OCP types is what
+  // Unsaturated values stop at the code after the largest finite one, which for OCP types is what
   // overflow gives; for FNUZ the hardware's NaN is.
   SmallFloat beyond = f;
   beyond.max_code = 0x7f, beyond.inf_code = 0;

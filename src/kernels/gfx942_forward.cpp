@@ -1,8 +1,8 @@
-// The kernels fwd_gfx942_*, before each of which prepare_gfx942_fp8 or _16bit runs, _segments where
-// K and V lie in several segments or in pages: it writes them as one padded segment. They differ by
+// The kernels fwd_gfx942_*, before each of which prepare_gfx942_fp8 or _16bit runs, _segments if
+// K and V are in several segments or in pages: it writes them as one padded segment. They differ by
 // the type of q, k and v and the largest head_dim they take; _mask: with a block mask; _score: with
-// softcap, ALiBi and pages; _bias: with these and a bias; _descaled: segments of types and descales
-// of their own, and descales of blocks of keys, behind prepare_gfx942_fp8_descaled.
+// softcap, ALiBi and pages; _bias: with these and a bias; _descaled: segments with different types
+// and descales, and descales per block of keys, after prepare_gfx942_fp8_descaled.
 #include <algorithm>
 #include <utility>
 
@@ -78,7 +78,7 @@ int64_t grid_portions(const Problem& p) {
   return forward_blocks(p, ceil_div((p.batch * p.heads_kv) << parts_log2(p), xcds));
 }
 
-// ceil(2^32 / divisor), which gives quotients of n while n * divisor < 2^32; 0 stands for 1.
+// ceil(2^32 / divisor), which gives quotients of n while n * divisor < 2^32; 0 means 1.
 unsigned magic(int64_t divisor) {
   return divisor == 1 ? 0 : unsigned(ceil_div(int64_t{1} << 32, divisor));
 }

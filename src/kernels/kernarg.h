@@ -10,8 +10,8 @@ namespace attn {
 
 constexpr int64_t max_grid = (int64_t{1} << 31) - 1;  // blocks of a launch along x
 
-// Blocks of a forward launch that has this many for its queries: rows of nobody are stored even
-// where no sequence can have a query.
+// Blocks of a forward launch that has this many for its queries: rows that belong to no sequence
+// are stored even where no sequence can have a query.
 inline int64_t forward_blocks(const Problem& p, int64_t blocks) {
   return p.q_layout == ATTN_PACKED && p.total_q > 0 ? std::max<int64_t>(1, blocks) : blocks;
 }

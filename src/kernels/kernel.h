@@ -23,34 +23,34 @@ struct Sizes {
   int64_t multiple = 1, max = INT64_MAX;
 };
 
-// What a kernel takes of each thing that a problem needs (problem/any_problem.h).
+// What a kernel takes, for each member of Needs (problem/any_problem.h).
 struct Limits {
   uint32_t in_types = 0, kv_types = 0, out_types = 0;  // type_bit
   uint32_t flags = 0;                                  // attn_flag
-  uint32_t demands = 0;                                // of flags, those that a problem must have
+  uint32_t demands = 0;                                // the flags that a problem must have
   uint32_t features = 0;                               // Feature
   Sizes head_dim = {}, head_dim_v = {}, seqlen_q = {}, group = {}, page_size = {};
-  bool floats_as_q = false;  // f32, f16 and bf16 of kv_types only where q is of the same type
+  bool floats_as_q = false;  // takes f32, f16 and bf16 of kv_types only if q has the same type
 };
 
-// How a forward kernel computes, which bounds of errors and the model of FP8 weights follow from.
-// Scores x are in the log2 domain; m is what a row's weights are relative to.
+// How a forward kernel computes. Error bounds and the model of FP8 weights follow from it. Scores x
+// are in the log2 domain; m is the row maximum, which a row's weights are relative to.
 struct Numerics {
   attn_dtype weights =
       ATTN_DTYPE_NONE;  // P = round(2^(x - m + offset)) in this type; NONE: as computed
   int offset = 0;
-  double lag = 0;  // m moves where a row's maximum is more than this above it, to that
-  int rows = 1;    // maximum; and then for all of so many query rows
-  int keys = 64;   // of a tile, whose maximum is known before its first weight
+  double lag = 0;  // m becomes the row's maximum where that is more than this above m,
+  int rows = 1;    // and then for all rows of a group of this many
+  int keys = 64;   // keys of a tile; its maximum is known before its first weight
   bool last_tile_first = false;  // the order of tiles
   bool rounded_sums = false;     // the row sum that out is divided by has P as rounded
-  int sum_bits = 0;  // of each product the matrix unit takes so many bits below the largest of what
-                     // an instruction adds up; 0: its sums are of float32
-  int score_part = 0;  // with sum_bits: scores are added in float32 from sums of so many columns of
-                       // head_dim; 0: of all
-  int weight_parts = 1;  // values of `weights` that P is the sum of, the first one P rounded
+  int sum_bits = 0;  // the matrix unit truncates each product this many bits below the largest one
+                     // that an instruction adds; 0: it sums in float32
+  int score_part = 0;    // with sum_bits: scores are added in float32 from sums over this many
+                         // columns of head_dim; 0: over all
+  int weight_parts = 1;  // P is the sum of this many values of `weights`; the first is P rounded
   bool always_split_invariant = false;  // m is an integer, with ATTN_SPLIT_INVARIANT or without
-  int largest_score = 127;              // results are stated for scores up to this power of 2
+  int largest_score = 127;              // results are defined for scores up to this power of 2
   bool rounds_kv = false;       // K and V times their scales are rounded to the weights' type
   bool scaled_weights = false;  // P times the scale of V's block or key is rounded to f16
 };
@@ -107,7 +107,7 @@ using MakeRecipe = Status (*)(const AnyProblem& problem, const DeviceInfo& devic
 
 struct HostKernel;  // cpu/host_kernel.h
 
-// One row. Rows of one operation and backend stand in order of preference.
+// One row. Rows of one operation and backend are in order of preference.
 struct Kernel {
   const char* name;  // symbol, file name, name in logs and tests
   Op op;

@@ -27,7 +27,7 @@ bool in_place(const Problem& p, const attn_segment& s) {
 int64_t table_pages(const attn_segment& s) {
   return s.layout == ATTN_PAGED ? ceil_div(s.seqlen, s.page_size) : 0;
 }
-// Keys in the workspace: of a packed segment all tokens, of others so many for each sequence.
+// Keys in the workspace: all tokens of a packed segment, else this many for each sequence.
 int64_t rows_of_sequence(const attn_segment& s) {
   return s.layout == ATTN_PAGED ? table_pages(s) * s.page_size : s.seqlen;
 }
@@ -36,7 +36,7 @@ int64_t rows(const Problem& p, const attn_segment& s) {
   return s.layout == ATTN_PACKED ? s.total : p.batch * rows_of_sequence(s);
 }
 
-// Where K, V and the table of a segment's pages lie in the workspace: bytes.
+// Byte offsets in the workspace of a segment's K, V and table of pages.
 struct Place {
   int64_t k, v, table, end;
 };

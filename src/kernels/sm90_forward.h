@@ -38,9 +38,9 @@ inline int64_t items(const Problem& p, const Tile& tile) {
   return p.batch * p.heads_q / tile.item_heads() * ceil_div(p.seqlen_q, tile.item_rows());
 }
 
-// (batch, head) pairs, or (batch, heads of a cluster), whose items stand together. Under a causal
-// mask longest first: those whose K and V the L2 holds beside all else, so that blocks which end
-// early find long items of them left.
+// (batch, head) pairs, or (batch, heads of a cluster), whose items follow each other. Under a
+// causal mask longest first: those whose K and V fit in L2 next to everything else, so that blocks
+// which end early find long items of them left.
 inline unsigned pairs_together(const Problem& p, const DeviceInfo& device, const Tile& tile) {
   const int64_t pairs = p.batch * p.heads_q / tile.item_heads();
   if (pairs == 0 || !causal(p)) return 1;
@@ -79,8 +79,8 @@ Status check(const Problem& p, const DeviceInfo& device, const Tile& tile, unsig
   return {};
 }
 
-// Whether keys lie side by side, two from an even one on at a multiple of the size of both, but for
-// where they begin.
+// Whether keys are adjacent, with keys 2 n and 2 n + 1 at a multiple of the size of both if the
+// array starts at one.
 inline bool bias_pairs(const Problem& p) {
   const int64_t size[] = {p.batch, p.heads_q, p.seqlen_q};
   for (int i = 0; i < 3; ++i)

@@ -58,7 +58,7 @@ Status look(const AnyProblem& problem, const Machine& machine, Choice* choice,
   std::vector<size_t> lacks_name;
   for (const Kernel& kernel : catalog()) {
     if (kernel.op != problem.op || kernel.backend != machine.row_backend()) continue;
-    // Where nobody asks, no reason is made.
+    // Reasons are not composed if nobody reads them.
     if (!declined && !refused && !(takes(kernel, problem.needs) && present(kernel, machine)))
       continue;
     std::string reason;

@@ -58,7 +58,7 @@ bool with_types(const Problem& from, unsigned args, attn_dtype type, Problem* to
   std::vector<attn_segment> segments(from.segment.begin(), from.segment.end());
   for (attn_segment& s : segments) {
     s.struct_size = sizeof s;
-    // Scales lie contiguously beside codes that there were none of.
+    // If the type is new, its scales are contiguous.
     if (args & arg_k) s.k_type = type, s.k_scale_stride = {};
     if (args & arg_v) s.v_type = type, s.v_scale_stride = {};
   }

@@ -50,7 +50,7 @@ Status make_cache(KvAppendProblem* p) {
   if (p->segment.layout == ATTN_PACKED)
     return invalid("layout is packed (1); accepted for a cache: padded (0), paged (2)");
   if (p->segment.has_seqlens == 0)
-    return invalid("has_seqlens is 0; accepted for a cache: 1, tokens go behind its lengths");
+    return invalid("has_seqlens is 0; accepted for a cache: 1, new tokens go after its lengths");
   ATTN_TRY(make_segment("", p->kv_shape(), true, &p->cache));
   p->segment = p->cache;
   return {};

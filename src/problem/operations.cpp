@@ -97,7 +97,7 @@ Status make_quantize_problem(const attn_quantize_problem* in, QuantizeProblem* p
     return invalid("scale is ", int(p->scale), "; accepted: one (0), given (1), amax (2)");
   if ((dtype_is_ggml(p->dst_type) || dtype_has_scales(p->dst_type)) && p->scale != ATTN_SCALE_ONE)
     return invalid("scale is ", int(p->scale), "; accepted for ", dtype_name(p->dst_type),
-                   ": one (0), it has scales of its own");
+                   ": one (0), since it has its own scales");
   if (p->saturate != 0 && p->saturate != 1)
     return invalid("saturate is ", p->saturate, "; accepted: 0, 1");
   ATTN_TRY(make_tensor("src_stride", p->src_type, p->head_dim, false,
@@ -119,7 +119,7 @@ Status make_quantize_problem(const attn_quantize_problem* in, QuantizeProblem* p
                          &p->scale_bytes));
   } else if (scale.batch || scale.seq || scale.head) {
     return invalid("scale_stride is given; accepted for dst_type ", dtype_name(p->dst_type),
-                   ": 0 (", type_names(scaled_types, " and "), " have scales beside them)");
+                   ": 0 (only ", type_names(scaled_types, " and "), " have an array of scales)");
   }
   state_needs(p->src_type, p->src_stride, p->dst_type, p->dst_stride, p->batch, p->kernel, p);
   if (is_negative(scale)) p->needs.features |= feature_negative_strides;

@@ -74,7 +74,7 @@ Status make_scales(const std::string& name, attn_dtype type, const attn_segment&
     return make_rows(name + "_scale_stride", ATTN_F16, s, p, written, 1, stride, bytes);
   if (stride->batch || stride->seq || stride->head)
     return invalid(name, "_scale_stride is given; accepted for ", name, "_type ", dtype_name(type),
-                   ": 0 (", type_names(scaled_types, " and "), " have scales beside them)");
+                   ": 0 (only ", type_names(scaled_types, " and "), " have an array of scales)");
   return {};
 }
 
@@ -272,7 +272,7 @@ Status copy_holding(const char* name, const void* in, void* out, size_t size, co
   ATTN_TRY(copy_versioned(held.name, from + held.at, to + held.at, held.size));
   std::memcpy(to, from, held.at);
   std::memcpy(to, &size, sizeof size);
-  // What is behind it.
+  // The fields after it.
   const size_t at = held.at + held.size, room = size - at, begin = held.at + inner,
                rest = given - begin;
   std::memset(to + at, 0, room);

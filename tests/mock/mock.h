@@ -29,10 +29,10 @@ struct State {
   char gcn_arch[64];          // hip: "gfx942:sramecc+:xnack-"; several with commas between them
   char failing[64];           // this function does nothing and returns `code`
   int code;
-  char hidden[64];                   // cuda: cuGetProcAddress does not know it
-  void (*kernel)(const Launch&);     // what a launch does
+  char hidden[64];                       // cuda: cuGetProcAddress does not know it
+  void (*kernel)(const Launch&);         // what a launch does
   Code (*compiled)(const char* symbol);  // cuda: null: a driver that cannot say
-  size_t pointed_bytes;              // of parameters that come as pointers, whose size nobody says
+  size_t pointed_bytes;  // of parameters that come as pointers, whose size nobody says
   // record
   int init_calls;
   int launches;

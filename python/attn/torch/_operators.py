@@ -16,7 +16,7 @@ _KV_APPEND = ("k_new", "v_new", "k_cache", "v_cache", "seqlens", "q", "cu_seqlen
 def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), scale=None, softcap=0.0, bias=None,
             alibi_slopes=None, sinks=None, tree=None, tree_keys=0, seqlens_kv=None, cu_seqlens_q=None, cu_seqlens_kv=None,
             max_seqlen_q=None, block_table=None, q_descale=None, k_descale=None, v_descale=None, return_lse=False):
-    """attn.forward of one segment, compiled the operator torch.ops.attn.forward; without block masks and out=."""
+    """attn.forward for one segment, without block masks and out=. In compiled code it is the operator torch.ops.attn.forward."""
     if traced(q):
         tensors = (q, k, v, bias, alibi_slopes, sinks, tree, seqlens_kv, cu_seqlens_q, cu_seqlens_kv, block_table, q_descale,
                    k_descale, v_descale)
@@ -32,7 +32,7 @@ def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), sc
 
 def kv_append(k_new, v_new, k_cache, v_cache, seqlens, *, q=None, cu_seqlens_new=None, max_seqlen_new=None, block_table=None,
               k_descale=None, v_descale=None, rotary_cos=None, rotary_sin=None, rotary_interleaved=False, advance_seqlens=False):
-    """attn.kv_append, compiled the operator torch.ops.attn.kv_append: q rotated, None without q."""
+    """attn.kv_append -> rotated q, or None without q. In compiled code it is the operator torch.ops.attn.kv_append."""
     if not traced(k_new):
         return _kv_append(k_new, v_new, k_cache, v_cache, seqlens, q=q, cu_seqlens_new=cu_seqlens_new, block_table=block_table,
                           k_descale=k_descale, v_descale=v_descale, rotary_cos=rotary_cos, rotary_sin=rotary_sin,

@@ -76,7 +76,7 @@ ATTN_INLINE Vec f16_in_all_lanes(const char* from) {
   return f16_to_f32(code - Halves{});
 }
 
-// The values that vectors of codes stand for.
+// The values of vectors of codes.
 template <attn_dtype type>
 ATTN_INLINE Vec code_values(Ints codes, Vec d, Vec m) {
   constexpr BlockLayout layout = block_layout(type);
