@@ -19,6 +19,7 @@ namespace {
 Case random_case(uint64_t seed, bool prefill = false) {
   Case c;
   c.name = (prefill ? "prefill-blocks-" : "blocks-") + std::to_string(seed);
+  c.thinning = for_devices;
   c.seed = seed;
   Draw draw{seed, 977};
   c.batch = 1 + draw(prefill ? 3 : 4);
@@ -91,19 +92,19 @@ Case random_case(uint64_t seed, bool prefill = false) {
 
 TEST_CASE("blocks: random segments of q8_0, q4_0, i8, i4 and q's type") {
   const auto kernels = kernels_here(Op::forward, false);
-  for (uint64_t seed = 1; seed <= device_share(120); ++seed) check_case(random_case(seed), kernels);
+  for (uint64_t seed = 1; seed <= 120; ++seed) check_case(random_case(seed), kernels);
 }
 
 TEST_CASE("blocks: random segments of any types, many rows") {
   const auto kernels = kernels_here(Op::forward, false);
-  for (uint64_t seed = 1; seed <= device_share(80); ++seed)
-    check_case(random_case(seed, true), kernels);
+  for (uint64_t seed = 1; seed <= 80; ++seed) check_case(random_case(seed, true), kernels);
 }
 
 // Few heads, one query, many keys.
 Case token_case(const char* name, attn_dtype k_type, attn_dtype v_type, int64_t keys) {
   Case c;
   c.name = name;
+  c.thinning = on_all_kernels;
   c.heads_q = 8;
   c.heads_kv = 4;
   c.head_dim = c.head_dim_v = 64;
@@ -139,6 +140,7 @@ void check_cut(attn_dtype type, double sigma, uint32_t mask) {
   }
   const Data data_of_whole = make_data(whole), data_of_pieces = make_data(pieces);
   for (const Kernel* kernel : kernels_here(Op::forward, true)) {
+    if (!share(*kernel, pieces)) continue;
     Backend& backend = backend_of(kernel->backend);
     const Outputs uncut = run_forward(backend, whole, data_of_whole, kernel->name, ATTN_F32);
     if (declined(*kernel, uncut)) continue;
@@ -193,6 +195,7 @@ TEST_CASE("blocks: values are what ggml's bytes say") {
         }
       }
       for (const Kernel* kernel : kernels_here(Op::forward, true)) {
+        if (!share(*kernel, c)) continue;
         const Outputs got =
             run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
         if (declined(*kernel, got)) continue;
@@ -227,6 +230,7 @@ TEST_CASE("blocks: keys are what ggml's bytes say") {
       for (int64_t h = 0; h < c.heads_q; ++h)
         data.q.as<uint16_t>()[h * 128 + first + h % 16] = one_code;
       for (const Kernel* kernel : kernels_here(Op::forward, true)) {
+        if (!share(*kernel, c)) continue;
         const Outputs got =
             run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
         if (declined(*kernel, got)) continue;
@@ -263,6 +267,7 @@ TEST_CASE("blocks: scales of 0, subnormal, infinite and NaN") {
         const Outputs want = reference_answer(c, data);
         REQUIRE(want.error == "");
         for (const Kernel* kernel : kernels_here(Op::forward, true)) {
+          if (!share(*kernel, c)) continue;
           const Outputs got =
               run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
           if (declined(*kernel, got)) continue;
@@ -288,6 +293,7 @@ TEST_CASE("blocks: values of any size keep their digits") {
       Case c = token_case("sizes", type, type, 300);
       Data data = make_data(c);
       for (const Kernel* kernel : kernels_here(Op::forward, true)) {
+        if (!share(*kernel, c)) continue;
         const Outputs plain =
             run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
         if (declined(*kernel, plain)) continue;

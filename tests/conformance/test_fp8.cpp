@@ -68,7 +68,9 @@ TEST_CASE("fp8: boundary shapes") {
         c.flags = masks[n % 4];
         c.out_type = outs[n % 3];
         if (c.has(ATTN_WINDOW)) c.window_left = 70, c.window_right = n % 8 == 2 ? 3 : -1;
-        if (in_share(uint64_t(n++))) check_case(c, kernels);
+        c.thinning = one_of_many;
+        ++n;
+        check_case(c, kernels);
       }
     }
   }
@@ -77,6 +79,7 @@ TEST_CASE("fp8: boundary shapes") {
 Case random_case(uint64_t seed) {
   Case c;
   c.name = "fp8-" + std::to_string(seed);
+  c.thinning = one_of_many;
   c.seed = seed;
   Draw draw{seed, 78};
   const auto type = [&] { return draw.chance(2) ? fnuz : ocp; };
@@ -145,7 +148,7 @@ Case random_case(uint64_t seed) {
 TEST_CASE("fp8: random problems") {
   const auto kernels = fp8_kernels();
   if (kernels.empty()) ATTN_SKIP("no device here has FP8 kernels");
-  constexpr uint64_t first_seed = 7000, count = random_share(100);
+  constexpr uint64_t first_seed = 7000, count = 100;
   std::cout << "fp8: random problems: seeds " << first_seed << " to " << first_seed + count - 1
             << std::endl;
   int ran = 0;
@@ -206,6 +209,7 @@ Case random_ocp_case(uint64_t seed) {
 Case random_gathered_case(uint64_t seed) {
   Case c = random_case(seed);
   c.name = "fp8-gathered-" + std::to_string(seed);
+  c.thinning = for_devices;
   Draw draw{seed, 80};
   c.flags &= ~uint32_t(ATTN_BLOCK_MASK);
   const attn_dtype out_types[] = {ocp, fnuz, e5m2, ATTN_BF16};
@@ -261,7 +265,7 @@ TEST_CASE("fp8: segments, pages and out in fp8") {
   std::erase_if(kernels, [](const Kernel* k) { return k->backend != ATTN_BACKEND_HIP; });
   if (kernels.empty()) ATTN_SKIP("no device here has kernels of FP8 with segments");
   constexpr uint64_t first_seed = 7900;
-  const uint64_t count = device_share(100);
+  constexpr uint64_t count = 100;
   std::cout << "fp8: segments, pages and out in fp8: seeds " << first_seed << " to "
             << first_seed + count - 1 << std::endl;
   int ran = 0;
@@ -274,7 +278,7 @@ TEST_CASE("fp8: random problems of OCP's types") {
   std::vector<const Kernel*> kernels = fp8_kernels();
   std::erase_if(kernels, [](const Kernel* k) { return k->backend != ATTN_BACKEND_CUDA; });
   if (kernels.empty()) ATTN_SKIP("no CUDA device here has FP8 kernels");
-  constexpr uint64_t first_seed = 7500, count = random_share(400);
+  constexpr uint64_t first_seed = 7500, count = 400;
   std::cout << "fp8: random problems of OCP's types: seeds " << first_seed << " to "
             << first_seed + count - 1 << std::endl;
   int ran = 0;
@@ -374,7 +378,7 @@ TEST_CASE("fp8: block masks, mixtures of kinds") {
         c.seed = n;
         c.heads_q = 2;
         c.mask_per_head = n % 3 == 0;
-        if (!in_share(n)) continue;
+        c.thinning = one_of_many;
         if (n / 2 % 2) {
           check_case(c, kernels);
           continue;
@@ -412,7 +416,8 @@ TEST_CASE("fp8: block masks, little to see") {
     c.mask_kinds[size_t(2 * columns)] = c.mask_kinds[size_t(3 * columns - 1)] = live[(n + 1) % 3];
     for (int64_t column : {columns / 3, columns / 2})
       c.mask_kinds[size_t(columns + column)] = live[(n + 2) % 3];
-    if (!in_share(n++)) continue;
+    c.thinning = one_of_many;
+    ++n;
     check_case(c, kernels);
     c.name += "-none";
     c.mask_kinds = {ATTN_BLOCK_EMPTY};

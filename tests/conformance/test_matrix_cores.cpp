@@ -17,6 +17,7 @@ constexpr uint64_t first_paged = 5300;
 Case random_case(uint64_t seed) {
   Case c;
   c.name = "matrix-" + std::to_string(seed);
+  c.thinning = for_devices;
   c.seed = seed;
   Draw draw{seed, 77};
 
@@ -83,7 +84,7 @@ Case random_case(uint64_t seed) {
 
 TEST_CASE("forward: random problems for matrix units") {
   const auto kernels = kernels_here(Op::forward, false);
-  const uint64_t count = device_share(300), count_paged = device_share(150);
+  constexpr uint64_t count = 300, count_paged = 150;
   std::cout << "forward: random problems for matrix units: seeds 5000 to " << 4999 + count << ", "
             << first_paged << " to " << first_paged + count_paged - 1 << std::endl;
   for (uint64_t seed = 5000; seed < 5000 + count; ++seed) check_case(random_case(seed), kernels);
@@ -101,7 +102,7 @@ TEST_CASE("forward: prefill over pages") {
       for (const bool scores : {false, true}) {
         Case c;
         c.name = "paged-prefill-" + std::to_string(++seed);
-        if (!in_device_share(seed)) continue;
+        c.thinning = for_devices;
         c.seed = seed;
         c.q_type = c.out_type = seed % 2 ? ATTN_F16 : ATTN_BF16;
         c.batch = 3;
@@ -149,7 +150,7 @@ TEST_CASE("forward: windows over pages") {
         for (const bool causal : {false, true}) {
           Case c;
           c.name = "paged-window-" + std::to_string(++seed);
-          if (!in_device_share(seed)) continue;
+          c.thinning = for_devices;
           c.seed = seed;
           c.q_type = c.out_type = seed % 2 ? ATTN_F16 : ATTN_BF16;
           c.batch = 2;
