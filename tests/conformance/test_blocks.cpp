@@ -11,6 +11,7 @@
 #include "backend.h"
 #include "core/dtype.h"
 #include "formula.h"
+#include "head_dims.h"
 
 namespace attn::test {
 namespace {
@@ -30,9 +31,9 @@ Case random_case(uint64_t seed, bool prefill = false) {
   c.heads_q = c.heads_kv * group;
   c.seqlen_q = draw.chance(2) ? 1 : 1 + draw(uint64_t(16 / group));
   if (prefill) c.seqlen_q += 16 / group + draw(150);
-  const int64_t dims[] = {64, 128, 128, 256, 96, 32, 192};
-  c.head_dim = c.head_dim_v = dims[draw(prefill ? std::size(dims) : 5)];
-  if (prefill && draw.chance(4)) c.head_dim_v = draw.pick(dims);
+  static const auto dims =  // of whole blocks
+      head_dims(~0u, type_bit(ATTN_Q8_0) | type_bit(ATTN_Q4_0) | type_bit(ATTN_I8), 32);
+  draw_head_dims(draw, dims, prefill && draw.chance(4), &c);
   c.q_type = draw.chance(2) ? ATTN_F16 : ATTN_BF16;
   const attn_dtype out_types[] = {ATTN_F32, c.q_type, c.q_type};
   c.out_type = draw.pick(out_types);
@@ -175,7 +176,7 @@ void set_scale(unsigned char* block, uint16_t scale) {
 // both less 8.
 TEST_CASE("blocks: values are what ggml's bytes say") {
   for (const attn_dtype type : {ATTN_Q8_0, ATTN_Q4_0}) {
-    for (const int64_t dim : {64, 128, 256}) {
+    for (const int64_t dim : largest_head_dims(~0u)) {
       Case c = token_case("one-key", type, type, 1);
       c.head_dim = c.head_dim_v = dim;
       Data data = make_data(c);

@@ -9,6 +9,7 @@
 #include "backend.h"
 #include "core/dtype.h"
 #include "formula.h"
+#include "head_dims.h"
 
 namespace attn::test {
 namespace {
@@ -33,10 +34,11 @@ Case random_case(uint64_t seed, bool prefill = false) {
   c.heads_q = c.heads_kv * group;
   c.seqlen_q = draw.chance(2) ? 1 : 1 + draw(uint64_t(16 / group));
   if (prefill) c.seqlen_q += 48 / group + draw(150);
-  const int64_t dims[] = {16, 32, 64, 64, 80, 128, 128, 128, 192, 256};
-  c.head_dim = draw.pick(dims);
-  c.head_dim_v = c.head_dim == 192 ? 128 : draw.chance(5) ? draw.pick(dims) : c.head_dim;
   c.q_type = q_types[draw(prefill ? 3 : 4)];
+  const uint32_t fp8 = type_bit(ATTN_F8_E4M3FN);  // of q of f32, which hosts alone take
+  static const auto of_16_bits = head_dims(type_bit(ATTN_F16) | type_bit(ATTN_BF16)),
+                    over_fp8 = head_dims(type_bit(ATTN_F16) | type_bit(ATTN_BF16), fp8);
+  draw_head_dims(draw, prefill ? over_fp8 : of_16_bits, draw.chance(5), &c);
   const attn_dtype out_types[] = {ATTN_F32, c.q_type, c.q_type, ATTN_F16, ATTN_BF16};
   c.out_type = draw.pick(out_types);
   c.q_arrange = arranges[draw(3)];
@@ -116,7 +118,7 @@ TEST_CASE("decode: ggml blocks of odd numbers of heads") {
   uint64_t n = 0;
   for (const attn_dtype type : {ATTN_Q8_0, ATTN_Q4_0}) {
     for (const int64_t heads : {1, 3, 5, 7}) {
-      for (const int64_t dim : {32, 64, 96, 128}) {
+      for (const int64_t dim : {32, 64, 96, 128}) {  // one to four blocks
         for (const attn_layout layout : {ATTN_PADDED, ATTN_PACKED, ATTN_PAGED}) {
           constexpr Arrange arranges[] = {Arrange::contiguous, Arrange::odd, Arrange::padded,
                                           Arrange::head_major};

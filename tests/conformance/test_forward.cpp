@@ -11,6 +11,7 @@
 #include "backend.h"
 #include "core/dtype.h"
 #include "formula.h"
+#include "head_dims.h"
 
 namespace attn::test {
 namespace {
@@ -74,6 +75,15 @@ TEST_CASE("forward: head dimensions") {
     for (int64_t dv : {1, 5, 32, 64, 129, 512}) {
       if ((d + dv) % 2) continue;
       Case c = shape(name_of("dims", {d, dv}), 1, 2, 1, d, 9, 40);
+      c.head_dim_v = dv;
+      check_case(c, kernels);
+    }
+  }
+  // The largest of each kernel, and one that is too large for it.
+  for (const HeadDims& dims : head_dims(type_bit(ATTN_F16))) {
+    for (const int64_t more : {int64_t{0}, dims.qk.multiple}) {
+      const int64_t d = dims.qk.max + more, dv = dims.v.max;
+      Case c = shape(name_of("largest", {d, dv}), 1, 2, 1, d, 9, 40, ATTN_F16);
       c.head_dim_v = dv;
       check_case(c, kernels);
     }
@@ -254,9 +264,11 @@ Case random_case(uint64_t seed) {
   c.batch = 1 + draw(3);
   c.heads_kv = 1 + draw(3);
   c.heads_q = c.heads_kv * (1 + draw(4));
-  const int64_t dims[] = {1, 5, 8, 16, 32, 33, 64, 64, 80, 96, 128, 128, 192, 256};
-  c.head_dim = pick(draw(1000), dims);
-  c.head_dim_v = draw.chance(3) ? pick(draw(1000), dims) : c.head_dim;
+  static const auto dims = head_dims(~0u);
+  draw_head_dims(draw, dims, draw.chance(3), &c);
+  const int64_t odd[] = {1, 5, 33};  // for hosts
+  if (draw.chance(4)) c.head_dim = pick(draw(1000), odd);
+  if (draw.chance(4)) c.head_dim_v = c.head_dim;
   const int64_t queries[] = {1, 1, 2, 7, 16, 17, 40, 64, 65, 100, 130};
   c.seqlen_q = pick(draw(1000), queries);
   c.q_type = pick(draw(1000), q_types);

@@ -6,12 +6,14 @@
 #include <cmath>
 #include <cstring>
 #include <iostream>
+#include <set>
 #include <string>
 
 #include "../catch.h"
 #include "backend.h"
 #include "core/dtype.h"
 #include "formula.h"
+#include "head_dims.h"
 
 namespace attn::test {
 namespace {
@@ -49,6 +51,13 @@ attn_dtype type_here(const std::vector<const Kernel*>& kernels) {
   return taken ? fnuz : ocp;
 }
 
+// The largest of each.
+std::set<int64_t> dims_here(const std::vector<const Kernel*>& kernels) {
+  std::set<int64_t> found;
+  for (const Kernel* kernel : kernels) found.insert(kernel->limits.head_dim.max);
+  return found;
+}
+
 std::string name_of(const char* what, std::initializer_list<int64_t> numbers) {
   std::string name = what;
   for (int64_t n : numbers) name.append("-").append(std::to_string(n));
@@ -59,7 +68,7 @@ TEST_CASE("fp8: boundary shapes") {
   const auto kernels = fp8_kernels();
   if (kernels.empty()) ATTN_SKIP("no device here has FP8 kernels");
   int64_t n = 0;
-  for (int64_t dim : {64, 128, 256}) {
+  for (int64_t dim : largest_head_dims(type_bit(fnuz) | type_bit(ocp))) {
     for (int64_t sq : {1, 31, 33, 255, 257}) {
       for (int64_t skv : {1, 63, 64, 65, 127, 129, 191, 257, 449}) {
         Case c = shape(name_of("fp8", {dim, sq, skv}), dim, sq, skv, n % 2 ? fnuz : ocp);
@@ -88,9 +97,8 @@ Case random_case(uint64_t seed) {
   c.heads_kv = 1 + draw(3);
   const int64_t groups[] = {1, 1, 2, 4, 8};
   c.heads_q = c.heads_kv * draw.pick(groups);
-  const int64_t dims[] = {16, 48, 64, 64, 80, 96, 128, 128, 128};
-  c.head_dim = draw.pick(dims);
-  c.head_dim_v = draw.chance(4) ? draw.pick(dims) : c.head_dim;
+  static const auto dims = head_dims(type_bit(fnuz));
+  draw_head_dims(draw, dims, draw.chance(4), &c);
   const int64_t queries[] = {1, 2, 31, 32, 33, 64, 100, 255, 256, 257, 300};
   c.seqlen_q = draw.pick(queries);
   if (c.heads_q > 6) c.seqlen_q = std::min<int64_t>(c.seqlen_q, 40);
@@ -172,9 +180,8 @@ Case random_ocp_case(uint64_t seed) {
     c.flags &= ~uint32_t(ATTN_BLOCK_MASK);
   SegmentCase& s = c.segments[0];
   s.k_type = s.v_type = kind > 0 || draw.chance(2) ? ocp : e5m2;
-  const int64_t dims[] = {16, 64, 96, 128, 128, 144, 192, 256, 256};
-  c.head_dim = draw.pick(dims);
-  c.head_dim_v = draw.chance(4) ? draw.pick(dims) : c.head_dim;
+  static const auto dims = head_dims(type_bit(ocp));
+  draw_head_dims(draw, dims, draw.chance(4), &c);
   if (c.head_dim != c.head_dim_v && s.arrange == Arrange::interleaved)
     s.arrange = Arrange::contiguous;
   if (kind == 1) {
@@ -371,7 +378,7 @@ TEST_CASE("fp8: block masks, mixtures of kinds") {
   for (Blocks size : blocks) {
     for (auto [sq, skv] : {std::pair{64, 64}, std::pair{129, 257}, std::pair{300, 77},
                            std::pair{1, 500}, std::pair{200, 400}, std::pair{70, 900}}) {
-      for (int64_t dim : {64, 128}) {
+      for (int64_t dim : dims_here(kernels)) {
         ++n;
         Case c = masked(name_of("fp8-mix", {size.q, size.k, dim, sq, skv}), dim, sq, skv,
                         n % 5 < 2 ? ocp : type_here(kernels), size);
@@ -430,7 +437,7 @@ TEST_CASE("fp8: block masks, garbage in kinds and index hides blocks") {
   const auto kernels = masking_fp8_kernels();
   if (kernels.empty()) ATTN_SKIP("no device here has FP8 kernels with block masks");
   for (Blocks size : blocks) {
-    for (int64_t dim : {64, 128}) {
+    for (int64_t dim : dims_here(kernels)) {
       Case c = masked(name_of("fp8-garbage", {size.q, size.k, dim}), dim, 300, 700,
                       type_here(kernels), size);
       c.seed = uint64_t(dim + size.q);
@@ -763,7 +770,7 @@ TEST_CASE("fp8: any order of waves and loads") {
   int ran = 0;
   for (const Kernel* kernel : fp8_kernels()) {
     if (!emulated(*kernel)) continue;
-    for (int64_t dim : {64, 128}) {
+    for (int64_t dim : {kernel->limits.head_dim.max}) {
       for (uint32_t flags : {0u, uint32_t(ATTN_CAUSAL), uint32_t(ATTN_BLOCK_MASK)}) {
         Case c = shape("fp8-order", dim, 257, 700);
         c.flags = flags;

@@ -529,7 +529,8 @@ TEST_CASE("kv_append: long rows, full caches and no tokens") {
     AppendCase c;
     c.heads_q = 2;
     c.q_in_place = c.advance = c.lengths_in_place = true;
-    for (int64_t dim : {600, 1024})
+    const int64_t largest = kernel->host ? 1024 : kernel->limits.head_dim.max;
+    for (int64_t dim : {int64_t{600}, largest})
       for (int64_t rotary_dim : {dim, dim - 46, int64_t{258}, int64_t{2}})
         for (int32_t interleaved : {0, 1}) {
           AppendCase wide = c;

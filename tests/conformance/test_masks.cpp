@@ -8,12 +8,16 @@
 #include "../catch.h"
 #include "backend.h"
 #include "core/dtype.h"
+#include "head_dims.h"
 
 namespace attn::test {
 namespace {
 
 constexpr uint8_t empty = ATTN_BLOCK_EMPTY, causal = ATTN_BLOCK_CAUSAL, full = ATTN_BLOCK_FULL,
                   partial = ATTN_BLOCK_PARTIAL;
+
+// The largest of kernels of any type.
+const std::vector<int64_t> dims = largest_head_dims(~0u);
 
 struct Blocks {
   int32_t q, k;
@@ -123,7 +127,7 @@ TEST_CASE("block masks: each element of a block") {
 
 // Every element of larger blocks: each row sees one key, or all but one.
 TEST_CASE("block masks: each element of blocks of other sizes") {
-  for (int64_t dim : {64, 128, 256}) {
+  for (int64_t dim : dims) {
     auto kernels = kernels_with_masks();
     if (dim > 64)  // one code for all dimensions there, or slow
       std::erase_if(kernels,
@@ -156,7 +160,7 @@ TEST_CASE("block masks: all FULL gives the bits of no mask") {
   size_t ran = 0;
   const auto kernels = kernels_with_masks();
   for (attn_dtype type : {ATTN_F32, ATTN_F16, ATTN_BF16})
-    for (int64_t dim : {64, 128, 256})
+    for (int64_t dim : dims)
       for (uint32_t flags :
            {0u, uint32_t(ATTN_CAUSAL), uint32_t(ATTN_WINDOW | ATTN_SINKS | ATTN_SPLIT_INVARIANT)})
         for (auto [sq, skv] : {std::pair{200, 300}, std::pair{65, 128}, std::pair{1, 513}}) {
@@ -225,7 +229,7 @@ TEST_CASE("block masks: mixtures of kinds") {
   for (Blocks size : blocks)
     for (auto [sq, skv] : {std::pair{64, 64}, std::pair{129, 257}, std::pair{300, 77},
                            std::pair{1, 500}, std::pair{200, 400}, std::pair{70, 1300}})
-      for (int64_t dim : {64, 128, 256}) {
+      for (int64_t dim : dims) {
         ++seed;
         const attn_dtype type = seed % 2 ? ATTN_F16 : ATTN_BF16;
         Case c =
@@ -266,7 +270,7 @@ TEST_CASE("block masks: rows with little to see") {
   for (Blocks size : blocks)
     for (uint8_t live : {causal, full, partial})
       for (attn_dtype type : {ATTN_F16, ATTN_BF16})
-        for (int64_t dim : {64, 128, 256}) {
+        for (int64_t dim : dims) {
           if ((type + dim / 64 + live + size.q / 64) % 2) continue;
           // Three rows of blocks of 21 columns, more than a kernel finds at once.
           const int64_t sq = 3 * size.q - 5, skv = 21 * size.k - 3;
@@ -348,7 +352,7 @@ TEST_CASE("block masks: more than 64 tiles") {
 TEST_CASE("block masks: runs of FULL blocks") {
   auto kernels = kernels_here(Op::forward, false);
   std::erase_if(kernels, [](const Kernel* kernel) { return emulated(*kernel); });  // slow
-  for (int64_t dim : {64, 128, 256}) {
+  for (int64_t dim : dims) {
     if (dim > 64) std::erase_if(kernels, [](const Kernel* kernel) { return kernel->host; });
     if (kernels.empty()) continue;
     for (uint32_t flags : {0u, uint32_t(ATTN_CAUSAL)})
@@ -380,7 +384,7 @@ TEST_CASE("block masks: garbage in kinds and index hides blocks") {
   const auto kernels = kernels_here(Op::forward, false);
   for (Blocks size : blocks)
     for (attn_dtype type : {ATTN_F16, ATTN_BF16})
-      for (int64_t dim : {64, 128, 256}) {
+      for (int64_t dim : dims) {
         if ((type + dim / 64 + size.k / 64) % 2) continue;
         Case c = masked(name_of("garbage", {size.q, size.k, type, dim}), 1, 1, dim, 300, 700, type,
                         size);

@@ -7,6 +7,7 @@
 
 #include "../catch.h"
 #include "backend.h"
+#include "head_dims.h"
 
 namespace attn::test {
 namespace {
@@ -53,9 +54,9 @@ Case random_case(uint64_t seed) {
   const int64_t groups[] = {1, 2, 3, 4, 4, 5, 8, 16};
   const int64_t group = draw.pick(groups), few = 16 / group;  // queries that 16 rows hold
   c.heads_q = c.heads_kv * group;
-  const int64_t dims[] = {16, 64, 64, 80, 128, 128, 192, 256};
-  c.head_dim = draw.pick(dims);
-  c.head_dim_v = draw.chance(5) ? draw.pick(dims) : c.head_dim;
+  constexpr uint32_t types = type_bit(ATTN_F16) | type_bit(ATTN_BF16);
+  static const auto dims = head_dims(types, types);
+  draw_head_dims(draw, dims, draw.chance(5), &c);
   c.q_type = draw.chance(3) ? ATTN_F16 : ATTN_BF16;
   const attn_dtype out_types[] = {ATTN_F32, c.q_type, ATTN_F16, ATTN_BF16};
   c.out_type = draw.pick(out_types);

@@ -9,6 +9,7 @@
 #include "backend.h"
 #include "core/dtype.h"
 #include "formula.h"
+#include "head_dims.h"
 #include "kernels/shared/mask.h"
 
 namespace attn::test {
@@ -30,9 +31,8 @@ Case random_case(uint64_t seed) {
   // Up to 16 rows, which all decode kernels take, or up to 48 or more.
   const int64_t rows[] = {1, 8, 16, 16, 48, 200};
   c.seqlen_q = 1 + draw(uint64_t(std::max<int64_t>(1, draw.pick(rows) / group)));
-  const int64_t dims[] = {16, 64, 64, 128, 192};
-  c.head_dim = draw.pick(dims);
-  c.head_dim_v = c.head_dim == 192 ? 128 : c.head_dim;
+  static const auto dims = head_dims(type_bit(ATTN_F16) | type_bit(ATTN_BF16));
+  draw_head_dims(draw, dims, false, &c);
   c.q_type = draw.pick(q_types);
   c.out_type = draw.chance(2) ? ATTN_F32 : c.q_type;
   if (draw.chance(2)) draw_lengths_q(draw, &c);
