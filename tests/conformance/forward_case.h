@@ -85,14 +85,17 @@ struct Thinning {
   uint64_t sanitized = 1;       // under a sanitizer one case in so many is computed
   uint64_t without_device = 1;  // the same where no device is, which the cases are made for
   // Emulated kernels, which are slow: by what a case costs and whether another does the same work;
-  // all; all but where another does the same work; a fifth.
-  enum Emulated { by_cost, all, no_other, fifth } emulated = by_cost;
+  // all; all but where another does the same work; one in five by turns.
+  enum Emulated { by_cost, all, no_other, turns } emulated = by_cost;
+  uint64_t number = 0;  // of turns: the case's, so that each kernel has some of a few cases too
 };
 constexpr Thinning one_of_many{.sanitized = sanitized_one_in},
     for_devices{.sanitized = sanitized_one_in / 2, .without_device = 5},
     on_all_kernels{.emulated = Thinning::all},
-    many_on_all_kernels{.sanitized = sanitized_one_in, .emulated = Thinning::all},
-    by_turns{.sanitized = sanitized_one_in, .emulated = Thinning::fifth};
+    many_on_all_kernels{.sanitized = sanitized_one_in, .emulated = Thinning::all};
+constexpr Thinning by_turns(uint64_t number) {
+  return {.sanitized = sanitized_one_in, .emulated = Thinning::turns, .number = number};
+}
 
 struct Case {
   std::string name;

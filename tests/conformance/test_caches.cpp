@@ -260,6 +260,7 @@ Outputs merged(attn_context* context, const Case& c, const std::vector<Outputs>&
 TEST_CASE("caches: a token over a cache, full and causal, is what it is by hand") {
   on_every_kernel_of(0, [](const Kernel& kernel, Types types) {
     bool ran = false;
+    uint64_t number = 0;
     Backend& backend = backend_of(kernel.backend);
     for (const uint32_t flags : {uint32_t{0}, uint32_t{ATTN_CAUSAL}})
       for (const std::vector<int64_t>& cut :
@@ -267,7 +268,7 @@ TEST_CASE("caches: a token over a cache, full and causal, is what it is by hand"
             std::vector<int64_t>{100, 3, 27}}) {
         REQUIRE(std::accumulate(cut.begin(), cut.end(), int64_t{0}) == keys_by_hand);
         Case cut_case = case_by_hand(types, cut, flags);
-        cut_case.thinning = by_turns;
+        cut_case.thinning = by_turns(number++);
         if (!share(kernel, cut_case)) continue;
         INFO("flags " << flags << " segments " << cut.size() << " of " << cut[0] << " ...");
         for (const bool paged : {false, true}) {

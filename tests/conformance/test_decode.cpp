@@ -219,7 +219,7 @@ TEST_CASE("decode: a cut of KV into segments and pages changes nothing") {
     Outputs uncut;
     for (uint64_t seed = 1; seed <= 10; ++seed) {
       Case pieces = whole;
-      pieces.thinning = by_turns;
+      pieces.thinning = by_turns(seed);
       pieces.segments.clear();
       Draw draw{seed, 17};
       int64_t left = 700;

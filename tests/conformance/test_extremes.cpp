@@ -162,6 +162,7 @@ Outputs largest_wins(const Case& c, const Data& data, const Key& key) {
 
 TEST_CASE("scores: the largest wins, whatever its size") {
   constexpr int64_t skv = 200;
+  uint64_t number = 0;
   // Many sizes; one key above (or below) all others, in the first tile, in a later one and in the
   // last.
   struct Pattern {
@@ -181,7 +182,7 @@ TEST_CASE("scores: the largest wins, whatever its size") {
                                  uint32_t(ATTN_SPLIT_INVARIANT)}) {
             Case c = shape(std::string("scores-") + pattern.name + "-" + std::to_string(exponent),
                            2, 64, 70, skv, type);
-            c.thinning = by_turns;
+            c.thinning = by_turns(number++);
             c.flags = flags;
             c.scale = sign * std::ldexp(1.3f, exponent);
             c.mask_kinds = {ATTN_BLOCK_FULL,  ATTN_BLOCK_PARTIAL, ATTN_BLOCK_CAUSAL,

@@ -201,11 +201,12 @@ TEST_CASE("forward: exact inputs give exact outputs") {
 TEST_CASE("forward: the output shows the mask") {
   for (const Kernel* kernel : kernels_here(Op::forward, true)) {
     if (float_type_of(*kernel) == ATTN_DTYPE_NONE) continue;  // see test_fp8.cpp
+    uint64_t number = 0;
     for (int64_t sq : {1, 5, 40, 100}) {
       for (int64_t skv : {1, 40, 70}) {
         for (int mask = 0; mask < 8; ++mask) {
           Case c = shape(name_of("mask", {sq, skv, mask}), 2, 2, 1, 16, sq, skv);
-          c.thinning = by_turns;
+          c.thinning = by_turns(number++);
           c.head_dim_v = 80;
           c.values = Values::identity;
           if (mask == 1) c.flags = ATTN_CAUSAL;
@@ -440,6 +441,7 @@ Case cut(const Case& whole, int64_t parts, uint64_t seed) {
 
 TEST_CASE("forward: a cut of KV into segments changes nothing") {
   for (const Kernel* kernel : kernels_here(Op::forward, true)) {
+    uint64_t number = 0;
     if ((kernel->limits.features & feature_segments) &&
         (kernel->limits.flags & ATTN_SPLIT_INVARIANT)) {
       for (attn_dtype type : float_types) {
@@ -458,7 +460,7 @@ TEST_CASE("forward: a cut of KV into segments changes nothing") {
           Outputs uncut;
           for (int64_t parts = 1; parts <= 5; ++parts) {
             Case pieces = cut(whole, parts, uint64_t(parts) * 31 + uint64_t(sigma * 10));
-            pieces.thinning = by_turns;
+            pieces.thinning = by_turns(number++);
             if (!share(*kernel, pieces)) continue;
             if (uncut.out.empty()) uncut = answer(whole);
             if (declined(*kernel, uncut)) break;
@@ -574,9 +576,45 @@ TEST_CASE("forward: nothing to do") {
 }
 
 attn_dtype cache_type_of(const Kernel& kernel, attn_dtype q_type) {
-  for (const attn_dtype type : {q_type, ATTN_F8_E4M3FN, ATTN_Q8_0, ATTN_Q4_0})
+  for (const attn_dtype type : {q_type, ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_Q8_0, ATTN_Q4_0})
     if (kernel.limits.kv_types & type_bit(type)) return type;
   return q_type;
+}
+
+// Under sanitizers too, where kernels have few of the random problems.
+TEST_CASE("forward: every kernel at the limits of its head dimensions") {
+  for (const Kernel* kernel : kernels_here(Op::forward, false)) {
+    if (kernel->host) continue;
+    const Sizes &qk = kernel->limits.head_dim, &v = kernel->limits.head_dim_v;
+    const auto middle = [](const Sizes& of) {
+      return (of.max / of.multiple + 1) / 2 * of.multiple;
+    };
+    attn_dtype type = float_type_of(*kernel);
+    if (type == ATTN_DTYPE_NONE) type = ATTN_F8_E4M3FN;
+    int ran = 0;
+    for (const auto& [d, dv] :
+         {std::pair{qk.max, v.max}, {qk.multiple, v.multiple}, {middle(qk), middle(v)}}) {
+      Case c = shape(name_of("limits", {d, dv}), 1, 4, 2, d, 3, 70, type);
+      c.head_dim_v = dv;
+      c.out_type = ATTN_F32;
+      c.flags = kernel->limits.demands;
+      c.mask_kinds = {ATTN_BLOCK_FULL, ATTN_BLOCK_PARTIAL};
+      attn_dtype kv_type = kv_type_of(*kernel, type);
+      if (!(kernel->limits.kv_types & type_bit(kv_type))) kv_type = cache_type_of(*kernel, type);
+      c.segments[0].k_type = c.segments[0].v_type = kv_type;
+      c = with_heads_for(*kernel, c);
+      const Data data = make_data(c);
+      const Outputs got =
+          run_forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);
+      if (declined(*kernel, got)) continue;
+      INFO(kernel->name << " " << describe(c));
+      REQUIRE(got.error == "");
+      CHECK(compare(c, data, *kernel, got, reference_answer(c, data)) == "");
+      ++ran;
+    }
+    INFO(kernel->name);
+    CHECK(ran > 0);
+  }
 }
 
 // Longer than what kernels for AMD count, find or look up at once: 64 tiles of keys, 64 sequences,

@@ -127,6 +127,7 @@ TEST_CASE("block masks: each element of a block") {
 
 // Every element of larger blocks: each row sees one key, or all but one.
 TEST_CASE("block masks: each element of blocks of other sizes") {
+  uint64_t number = 0;
   for (int64_t dim : dims) {
     auto kernels = kernels_with_masks();
     if (dim > 64)  // one code for all dimensions there, or slow
@@ -136,7 +137,7 @@ TEST_CASE("block masks: each element of blocks of other sizes") {
       for (bool inverted : {false, true}) {
         Case c = masked(name_of("elements", {size.q, size.k, inverted, dim}), 16, 16, dim, size.q,
                         size.k, ATTN_F32, size);
-        c.thinning = by_turns;
+        c.thinning = by_turns(number++);
         c.batch = size.k / 16;
         c.values = Values::identity;
         c.mask_per_batch = c.mask_per_head = true;

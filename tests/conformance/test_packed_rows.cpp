@@ -59,11 +59,12 @@ TEST_CASE("rows of nobody: behind the last sequence") {
   const int ran = on_every_kernel(true, [](const Kernel& kernel, attn_dtype type) {
     int ran = 0;
     Outputs got;
+    uint64_t number = 0;
     for (const int64_t dim : largest_head_dims(~0u)) {
       for (const int64_t of_nobody : {0, 1, 130, 700}) {
         if (emulated(kernel) && of_nobody == 700 && dim != 64) continue;
         Case c = packed({5, 0, 33}, of_nobody, dim, type);
-        c.thinning = by_turns;
+        c.thinning = by_turns(number++);
         const Data data = make_data(c);
         ran += run(c, data, kernel, &got);
         ran += run(c, data, kernel, &got, ATTN_F16, false);
@@ -111,6 +112,7 @@ TEST_CASE("rows of nobody: results in fp8") {
 // Where lengths are clamped: what lies in front of the first sequence, and of a longer one than
 // there may be what lies behind so many queries.
 TEST_CASE("rows of nobody: lengths out of range on a device") {
+  uint64_t number = 0;
   const int ran = on_every_kernel(false, [&](const Kernel& kernel, attn_dtype type) {
     const Case c = packed({3, 2, 0, 41}, 100, 64, type);
     Data data = make_data(c);
@@ -119,7 +121,7 @@ TEST_CASE("rows of nobody: lengths out of range on a device") {
     // Other lengths than the case's, by which read() finds its rows.
     const auto with = [&](std::vector<int32_t> lengths) {
       Case turn = c;
-      turn.thinning = by_turns;
+      turn.thinning = by_turns(number++);
       turn.lengths_q = lengths;
       if (!share(kernel, turn)) return false;
       std::copy(lengths.begin(), lengths.end(), data.cu_seqlens_q.as<int32_t>());
