@@ -90,7 +90,7 @@ struct Thinning {
   uint64_t number = 0;  // of turns: the case's, so that each kernel has some of a few cases too
 };
 constexpr Thinning one_of_many{.sanitized = sanitized_one_in},
-    for_devices{.sanitized = sanitized_one_in / 2, .without_device = 5},
+    for_devices{.sanitized = sanitized_one_in, .without_device = 5},
     on_all_kernels{.emulated = Thinning::all},
     many_on_all_kernels{.sanitized = sanitized_one_in, .emulated = Thinning::all};
 constexpr Thinning by_turns(uint64_t number) {
