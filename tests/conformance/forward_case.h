@@ -8,30 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "../share.h"
 #include "attn/attn.h"
 
 namespace attn::test {
-
-#ifdef __has_feature  // clang
-#if __has_feature(address_sanitizer)
-#define __SANITIZE_ADDRESS__
-#endif
-#endif
-// A sanitizer looks for memory errors and is several times slower, and similar problems make the
-// same memory errors. So sanitized builds run a tenth of the problems that differ only in shapes,
-// seeds or types; other builds run all.
-#ifdef __SANITIZE_ADDRESS__
-constexpr bool sanitized = true;
-#else
-constexpr bool sanitized = false;
-#endif
-constexpr uint64_t random_share(uint64_t count) {
-  return sanitized ? (count + 9) / 10 : count;
-}
-// One of each ten numbers, not always at the same place, for loops over ten things.
-constexpr bool in_share(uint64_t number) {
-  return !sanitized || (number + number / 10) % 10 == 0;
-}
 
 // A number in [0, 1) or from N(0, 1) that depends on its coordinates alone.
 uint64_t hash(uint64_t seed, uint64_t a, uint64_t b = 0, uint64_t c = 0, uint64_t d = 0);
@@ -99,8 +79,27 @@ enum class MaskBits {
   one_per_row,  // a block in each plane: row i shows column i + mask_first + p, modulo block_k
 };
 
+// How few of a test's cases will do, see share() in backend.h. Kernels of devices compute all that
+// a sanitizer leaves.
+struct Thinning {
+  uint64_t sanitized = 1;       // under a sanitizer one case in so many is computed
+  uint64_t without_device = 1;  // the same where no device is, which the cases are made for
+  // Emulated kernels, which are slow: by what a case costs and whether another does the same work;
+  // all; all but where another does the same work; one in five by turns.
+  enum Emulated { by_cost, all, no_other, turns } emulated = by_cost;
+  uint64_t number = 0;  // of turns: the case's, so that each kernel has some of a few cases too
+};
+constexpr Thinning one_of_many{.sanitized = sanitized_one_in},
+    for_devices{.sanitized = sanitized_one_in, .without_device = 5},
+    on_all_kernels{.emulated = Thinning::all},
+    many_on_all_kernels{.sanitized = sanitized_one_in, .emulated = Thinning::all};
+constexpr Thinning by_turns(uint64_t number) {
+  return {.sanitized = sanitized_one_in, .emulated = Thinning::turns, .number = number};
+}
+
 struct Case {
   std::string name;
+  Thinning thinning;
   uint64_t seed = 1;
   int64_t batch = 1, heads_q = 1, heads_kv = 1, head_dim = 64, head_dim_v = 64;
   int64_t seqlen_q = 1;
