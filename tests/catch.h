@@ -30,6 +30,9 @@ inline int skip_count = 0;
 // Called after a run of all tests, some excluded perhaps; false fails the run.
 inline bool (*after_all)() = nullptr;
 
+// Called after each test case with its name.
+inline void (*after_case)(const std::string& name) = nullptr;
+
 }  // namespace attn::test
 
 // Leaves the test case, saying why. Use it at the top level of a TEST_CASE. Catch2 3 has a SKIP of

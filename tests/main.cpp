@@ -23,10 +23,15 @@ int cases = 0, skipped_cases = 0;
 struct Count : ListenerBase {
   using ListenerBase::ListenerBase;
   int before = 0;
-  void testCaseStarting(const Catch::TestCaseInfo&) override { before = attn::test::skip_count; }
+  std::string name;
+  void testCaseStarting(const Catch::TestCaseInfo& test) override {
+    before = attn::test::skip_count;
+    name = test.name;
+  }
   void testCaseEnded(const Catch::TestCaseStats&) override {
     ++cases;
     skipped_cases += attn::test::skip_count > before;
+    if (attn::test::after_case) attn::test::after_case(name);
   }
 };
 CATCH_REGISTER_LISTENER(Count)

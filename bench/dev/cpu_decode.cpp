@@ -1,6 +1,7 @@
 // Decode on the cpu backend beside a plain sum over the same keys and values by as many threads:
-//   g++ -O3 -march=native -std=c++20 -Iinclude bench/dev/cpu_decode.cpp -o cpu_decode -ldl -pthread
-//   cpu_decode LIBATTN.so... [--only f32,paged] [--batch 4] [--heads 32/8] [--keys 4096]
+//   g++ -O3 -march=native -std=c++20 -Iinclude -Isrc -I. bench/dev/cpu_decode.cpp -o cpu_decode
+//   -ldl -pthread cpu_decode LIBATTN.so... [--only f32,paged] [--batch 4] [--heads 32/8] [--keys
+//   4096]
 //              [--dim 128] [--queries 1] [--threads N] [--rounds 15]
 //              [--cpu-time 1: the time on all cores, where other work runs]
 //              [--least 1: the least time in place of the median]
@@ -16,7 +17,7 @@
 #include <thread>
 #include <vector>
 
-#include "attn/attn.h"
+#include "core/types.h"
 
 namespace {
 
@@ -26,19 +27,6 @@ struct Options {
   int64_t batch = 4, heads = 32, heads_kv = 8, keys = 4096, dim = 128, queries = 1;
   int threads = int(std::thread::hardware_concurrency()), rounds = 15;
 };
-
-struct Type {
-  const char* name;
-  attn_dtype type;
-  int64_t block, block_bytes;
-};
-constexpr Type types[] = {{"f32", ATTN_F32, 1, 4},         {"bf16", ATTN_BF16, 1, 2},
-                          {"f16", ATTN_F16, 1, 2},         {"f8_e4m3fn", ATTN_F8_E4M3FN, 1, 1},
-                          {"f8_e5m2", ATTN_F8_E5M2, 1, 1}, {"f8_e4m3fnuz", ATTN_F8_E4M3FNUZ, 1, 1},
-                          {"q8_0", ATTN_Q8_0, 32, 34},     {"q4_0", ATTN_Q4_0, 32, 18},
-                          {"q4_1", ATTN_Q4_1, 32, 20},     {"q5_0", ATTN_Q5_0, 32, 22},
-                          {"q5_1", ATTN_Q5_1, 32, 24},     {"iq4_nl", ATTN_IQ4_NL, 32, 18},
-                          {"i8", ATTN_I8, 1, 1},           {"i4", ATTN_I4, 2, 1}};
 
 template <class T>
 T make() {
@@ -54,10 +42,10 @@ uint32_t random_bits() {
 }
 
 // Finite values of moderate size.
-std::vector<char> random_rows(const Type& t, int64_t elements) {
-  std::vector<char> rows(size_t(elements / t.block * t.block_bytes));
+std::vector<char> random_rows(const attn::TypeInfo& t, int64_t elements) {
+  std::vector<char> rows(size_t(elements / t.block_elements * t.block_bytes));
   char* at = rows.data();
-  for (int64_t i = 0; i < elements; i += t.block, at += t.block_bytes) {
+  for (int64_t i = 0; i < elements; i += t.block_elements, at += t.block_bytes) {
     const float x = float(int32_t(random_bits() % 2001) - 1000) / 500;
     uint32_t bits;
     std::memcpy(&bits, &x, 4);
@@ -68,9 +56,9 @@ std::vector<char> random_rows(const Type& t, int64_t elements) {
     } else if (t.type == ATTN_F16) {
       const uint16_t code = uint16_t(random_bits() & 0xbfff);  // below 2
       std::memcpy(at, &code, 2);
-    } else if (t.type == ATTN_I8 || t.type == ATTN_I4) {
+    } else if (t.has_scales) {
       *at = char(random_bits());
-    } else if (t.block == 1) {
+    } else if (t.block_elements == 1) {
       *at = char(random_bits() & 0xbf);
     } else {
       const uint16_t scale = 0x2000;
@@ -142,12 +130,13 @@ double median(std::vector<double> x) {
 
 volatile double sink;
 
-void measure(const Options& o, const std::vector<Library>& libraries, const Type& t, bool paged) {
+void measure(const Options& o, const std::vector<Library>& libraries, const attn::TypeInfo& t,
+             bool paged) {
   constexpr int64_t page = 16;
   const int64_t elements = o.batch * o.keys * o.heads_kv * o.dim;
   const std::vector<char> k = random_rows(t, elements), v = random_rows(t, elements);
   const int64_t q_elements = o.batch * o.queries * o.heads * o.dim;
-  const std::vector<char> q = random_rows(types[0], q_elements);
+  const std::vector<char> q = random_rows(attn::type_info(ATTN_F32), q_elements);
   std::vector<float> out(size_t(q_elements), 0);
   // Pages in an order of their own, as a cache that has been in use has them.
   std::vector<int32_t> table(size_t(o.batch * o.keys / page), 0);
@@ -161,7 +150,7 @@ void measure(const Options& o, const std::vector<Library>& libraries, const Type
   data.k = k.data();
   data.v = v.data();
   const std::vector<uint16_t> scales(size_t(o.batch * o.keys * o.heads_kv), 0x2000);
-  if (t.type == ATTN_I8 || t.type == ATTN_I4) data.k_scale = data.v_scale = scales.data();
+  if (t.has_scales) data.k_scale = data.v_scale = scales.data();
   if (paged) {
     segment.layout = ATTN_PAGED;
     segment.num_pages = int64_t(table.size());
@@ -262,8 +251,9 @@ int main(int argc, char** argv) {
     return o.only.find("," + std::string(name) + ",") != o.only.npos;
   };
   bool any_type = false, any_layout = wanted("padded") || wanted("paged");
-  for (const Type& t : types) any_type |= wanted(t.name);
-  for (const Type& t : types) {
+  for (const attn::TypeInfo& t : attn::detail::types) any_type |= wanted(t.name);
+  for (const attn::TypeInfo& t : attn::detail::types) {
+    if (!(attn::kv_types & attn::type_bit(t.type))) continue;
     if (any_type && !wanted(t.name)) continue;
     for (const bool paged : {false, true}) {
       if (any_layout && !wanted(paged ? "paged" : "padded")) continue;

@@ -1,10 +1,11 @@
-// attn.h with owners and exceptions; nothing more. Every function throws attn::error where the C
-// function returns a status.
+// attn.h for C++: classes that own its handles and memory, and exceptions. Every function throws
+// attn::error where the C function returns an error; shapes, units and errors are stated in attn.h.
 #ifndef ATTN_ATTN_HPP
 #define ATTN_ATTN_HPP
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -15,6 +16,7 @@
 
 namespace attn {
 
+// what() is the sentence of attn_last_error, status() the C status.
 class error : public std::runtime_error {
  public:
   error(attn_status status, const char* text) : std::runtime_error(text), status_(status) {}
@@ -28,7 +30,7 @@ inline void check(attn_status status) {
   if (status != ATTN_OK) throw error(status, attn_last_error());
 }
 
-// A C struct, zero but for struct_size: auto p = attn::make<attn_problem>();
+// A C struct with struct_size set and every other field zero: auto p = attn::make<attn_problem>();
 template <class T>
 T make() {
   T value{};
@@ -36,6 +38,18 @@ T make() {
   return value;
 }
 
+// All types of the loaded library, in the order of attn_dtype.
+inline std::vector<attn_dtype_properties> dtypes() {
+  std::vector<attn_dtype_properties> all;
+  for (int t = ATTN_F32; const attn_dtype_properties* p = attn_dtype_info(attn_dtype(t)); ++t) {
+    auto known = make<attn_dtype_properties>();
+    std::memcpy(&known, p, p->struct_size < sizeof known ? p->struct_size : sizeof known);
+    all.push_back(known);
+  }
+  return all;
+}
+
+// A backend and one of its devices. options: as in attn_context_create; nullptr = defaults.
 class context {
  public:
   explicit context(attn_backend backend = ATTN_BACKEND_AUTO,
@@ -56,7 +70,8 @@ class context {
   std::unique_ptr<attn_context, destroy> handle_;
 };
 
-// Memory of a context's backend. The context must outlive it.
+// Memory of a context's backend, freed by the destructor; 0 bytes are allowed and have data()
+// nullptr. The context must outlive it. Move only.
 class buffer {
  public:
   buffer() = default;
@@ -91,6 +106,7 @@ class buffer {
   std::size_t bytes_ = 0;
 };
 
+// The kernel chosen for a problem of any operation. The context may be destroyed before the plan.
 class plan {
  public:
   plan(const context& context, const attn_problem& problem) {
@@ -117,7 +133,7 @@ class plan {
   const char* kernel() const noexcept { return attn_plan_kernel(get()); }
   std::size_t workspace() const noexcept { return attn_plan_workspace(get()); }
 
-  // A workspace for runs of this plan, ready to use.
+  // A new workspace for runs of this plan, initialised in `stream`; see attn_workspace_init.
   buffer make_workspace(const context& context, void* stream = nullptr) const {
     buffer made(context, workspace());
     check(attn_workspace_init(get(), made.data(), made.bytes(), stream));
@@ -139,6 +155,7 @@ class plan {
   void run(const attn_kv_roll_args& args, void* stream = nullptr) const {
     check(attn_run_kv_roll(get(), &args, stream));
   }
+  // attn_check: validates lengths, tables and block kinds.
   void check_args(const attn_args& args, void* stream = nullptr) const {
     check(attn_check(get(), &args, stream));
   }
@@ -156,7 +173,7 @@ class plan {
   std::unique_ptr<attn_plan, destroy> handle_;
 };
 
-// A block mask; attn.h has the rules of each builder.
+// A block mask. The rules of each builder are stated at the attn_block_mask_* function of its name.
 class block_mask {
  public:
   static block_mask from_dense(const context& context, const attn_block_mask_shape& shape,
@@ -230,7 +247,7 @@ class block_mask {
 namespace detail {
 template <class Call>
 std::string text(Call&& call) {
-  // What is reported may grow between two calls: a device can appear.
+  // The text may grow between two calls, for example if a device appears.
   std::string value;
   for (std::size_t size = 1; value.size() < size;) {
     value.resize(size);
@@ -241,7 +258,7 @@ std::string text(Call&& call) {
 }
 }  // namespace detail
 
-// JSON, as attn_info and attn_explain describe it.
+// JSON texts; their contents are described at attn_info and attn_explain.
 inline std::string info() {
   return detail::text(
       [](char* t, std::size_t n, std::size_t* size) { return attn_info(t, n, size); });

@@ -7,6 +7,7 @@
 #include "../shared/small_float.h"
 
 enum { attn_kv_append_elements = 8, attn_kv_append_max_threads = 512 };  // of a thread, of a block
+enum { attn_kv_append_shared_bytes = attn_kv_append_max_threads };       // static
 
 // New tokens, and where they go: K, V or q.
 struct attn_kv_append_tensor {

@@ -1,10 +1,10 @@
-// What a block mask says about a block of queries and keys.
+// Reads a block mask for a block of queries and keys.
 #pragma once
 #include "../shared/block_mask.h"
 
 namespace attn::device {
 
-// What is to be done with a block: one of these, or from 0 on the number of its bits in `bits`.
+// How to treat a block: one of these, or, from 0 on, the index of its bits in `bits`.
 enum : int { mask_empty = -3, mask_causal = -2, mask_full = -1 };
 
 // The block in column `column` of the grid with this kind and index, for queries [first, last] in
@@ -37,7 +37,7 @@ __device__ __forceinline__ bool mask_may_see(const attn_mask_arrays& a, long lon
 }
 
 // The 32 bits of query `row` of a PARTIAL block from key `column` >= 0 on, both counted from the
-// block's begin; bits behind the block are 0.
+// block's begin; bits after the block are 0.
 __device__ __forceinline__ unsigned mask_word(const attn_mask_arrays& a, int index, int row,
                                               int column) {
   const int words_log2 = a.block_k_log2 - 5, words = 1 << words_log2, at = column / 32;

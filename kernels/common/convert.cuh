@@ -1,4 +1,5 @@
-// Elements of any floating point type, and ggml blocks, with the codes of core/dtype.h.
+// Loads of f32, f16 and bf16 elements, and stores of q8_0 and q4_0 blocks, bit for bit as
+// core/dtype.h and core/ggml.h have them.
 #pragma once
 #include <cuda_fp16.h>
 
@@ -6,7 +7,7 @@
 
 namespace attn::device {
 
-// f32, f16 or bf16. NaN of f16 has no sign, as in core/dtype.h.
+// Element `at`. A NaN of f16 loses its sign, as in core/dtype.h.
 __device__ __forceinline__ float load_element(const void* base, int type, long long at) {
   if (type == attn_element_f32) return static_cast<const float*>(base)[at];
   const unsigned short bits = static_cast<const unsigned short*>(base)[at];
@@ -15,7 +16,7 @@ __device__ __forceinline__ float load_element(const void* base, int type, long l
                                   : __half2float(__ushort_as_half(bits));
 }
 
-// `to` is even.
+// Stores n bytes; `to` is even.
 template <int n>
 __device__ __forceinline__ void store_bytes(unsigned char* to, const unsigned (&byte)[n]) {
   if constexpr (n == 1) {
@@ -33,8 +34,8 @@ __device__ __forceinline__ unsigned char* ggml_block(void* base, int type, long 
   return static_cast<unsigned char*>(base) + at / 32 * (type == attn_element_q8_0 ? 34 : 18);
 }
 
-// One ggml block of 32 / n neighbouring lanes, n elements each, by the rules of encode_q8_0 and
-// encode_q4_0. Operations are named where the compiler would fuse or approximate them.
+// 32 / n neighbouring lanes, with n elements each, store one q8_0 or q4_0 block as encode_block of
+// core/ggml.h does. Intrinsics are used where the compiler would fuse or approximate an operation.
 template <int n>
 __device__ __forceinline__ void store_ggml(unsigned char* block, int type, const float (&x)[n],
                                            bool saturate) {

@@ -1,4 +1,4 @@
-// Where the descale of a key lies.
+// Finds the descale of a key.
 #pragma once
 #include "../shared/forward_args.h"
 

@@ -5,11 +5,11 @@ namespace attn::device {
 
 // A tile of keys. Tiles follow each other segment by segment, older first, and do not reach across
 // segments. Block has `low` and `high`, between which the queries see keys, and segment[].end,
-// positions behind the segments' last keys.
+// positions after the segments' last keys.
 struct Keys {
   int segment;
   int first;  // position of the tile's first key
-  int left;   // keys of the segment that the block sees, from there on; 0: behind the last tile
+  int left;   // keys of the segment that the block sees, from there on; 0: after the last tile
 
   template <class Block>
   __device__ __forceinline__ explicit Keys(const Block& block) : segment(0), first(block.low) {

@@ -1,4 +1,4 @@
-// Lengths that lie in device memory: whatever they hold, what follows from them stays inside the
+// Lengths in device memory: whatever their values, everything derived from them stays inside the
 // tensors.
 #pragma once
 #include "../shared/forward_args.h"

@@ -1,4 +1,4 @@
-// Rows of out and lse that no key has a part in.
+// Rows of out and lse that see no key.
 #pragma once
 #include "../shared/types.h"
 #include "element.cuh"
@@ -21,7 +21,7 @@ __device__ __forceinline__ void store_no_keys(const Kernarg& a, long long at, lo
   if (a.lse && lane == 0) a.lse[lse_at] = lse;
 }
 
-// Packed q: rows of nobody, which belong to no sequence, become 0, their lse -inf. By all lanes of
+// Packed q: rows that belong to no sequence become 0, their lse -inf. By all lanes of
 // a warp, of `workers` that share them. Those behind the last sequence and in front of the first
 // are everybody's, for there can be many; between two there are some only where lengths are wrong,
 // and one warp has them.

@@ -26,7 +26,7 @@ __device__ __forceinline__ float round_large_score(float score, float log2_scale
 // for 16 bits. The sink is natural, as lse, all else log2; reference: of the row's weights,
 // 2^(score - reference), which `sum` is the sum of.
 
-// What the sums of weight * v must be multiplied with, 0 if no key is seen. sum: of the weights as
+// The factor of the sums of weight * v, 0 if no key is seen. sum: of the weights as
 // those sums have them.
 __device__ __forceinline__ float row_factor(float reference, float sum, float sink) {
   if (sink == -infinity()) [[likely]]

@@ -1,13 +1,12 @@
 // A warp's rows of out, from the fragments that matrix instructions leave: of every 8 columns a
-// lane has o[4n + 2 half], column 8n + 2(lane % 4), and the one behind it, for rows lane / 4 + 8
-// half.
+// lane has o[4n + 2 half], column 8n + 2(lane % 4), and the next one, for rows lane / 4 + 8 half.
 #pragma once
 #include "element.cuh"
 
 namespace attn::device {
 
-// Of two neighbouring tiles of 8 columns each lane has a packed word. Afterwards lanes 0 and 2 of a
-// quad have two words of the first, and lanes 1 and 3 two of the second, in the order of their
+// Each lane has a packed word of two neighbouring tiles of 8 columns. Afterwards lanes 0 and 2 of a
+// quad have two words of the first tile, and lanes 1 and 3 two of the second, in the order of their
 // columns.
 __device__ __forceinline__ uint2 pair_columns(unsigned first, unsigned second) {
   const bool odd = threadIdx.x & 1;

@@ -1,12 +1,14 @@
-// ggml's blocks as matrix instructions take them: codes become integers in f16, exactly. K's scales
-// are multiplied with the products of a block, V's with the weights.
+// ggml's blocks as operands of matrix instructions: codes become integers in f16, exactly. K's
+// scales are multiplied with the products of a block, V's with the weights.
 //
-// Of a key, shared memory has what the cache has. Blocks come in twos, an even and an odd one, that
-// are whole words: a scale and the even one's codes, then a scale and the odd one's. Codes of the
-// even one begin in the middle of a word: of its columns 0 to 15 the words hold pairs (-, 0), (1,
-// 2) .. (5, 6), (7, -), of 16 to 31 alike, so the lane with the first puts pair 7 in front of pair
-// 0. Lanes thus have the pairs of 16 columns in the order 7, 0 .. 6 in even blocks, and as they
-// stand in odd ones. Q's columns are laid out so, and V's are stored from there.
+// In shared memory a key has the bytes that it has in the cache. Two blocks, an even and an odd
+// one, are whole words: a scale and the even block's codes, then a scale and the odd block's codes.
+// Codes of the even block start in the middle of a word: for its columns 0 to 15 the words contain
+// the pairs
+// (-, 0), (1, 2) .. (5, 6), (7, -), and likewise for 16 to 31. So the lane with the first word puts
+// pair 7 before pair 0. Lanes thus have the pairs of 16 columns in the order 7, 0 .. 6 in even
+// blocks, and in their own order in odd ones. Q's columns are laid out like that, and V's stored
+// from it.
 #pragma once
 #include "../common/element.cuh"
 #include "../ptx/f16x2.h"
@@ -18,7 +20,7 @@
 
 namespace attn::decode {
 
-// Where lanes have pair `pair` of 8 in a block.
+// The place in which lanes have pair `pair` of 8 of a block.
 __device__ __forceinline__ constexpr int place_of_pair(int block, int pair) {
   return block % 2 == 0 ? (pair + 1) % 8 : pair;
 }
@@ -28,7 +30,8 @@ __device__ __forceinline__ int block_v_column(int n, int half, int lane) {
   return n / 2 * 32 + g / 4 * 16 + (n / 2 % 2 == 0 ? (of_lane + 14) % 16 : of_lane);
 }
 
-// A word of which the lane with the first one takes the upper half, behind the lower of `next`.
+// The word; in the lane with the first one, the lower half of `next` followed by the word's upper
+// half.
 __device__ __forceinline__ unsigned turned(unsigned word, unsigned next, bool first) {
   return __byte_perm(word, next, first ? 0x3254 : 0x3210);
 }
@@ -36,7 +39,7 @@ __device__ __forceinline__ unsigned turned(unsigned word, unsigned next, bool fi
 struct Q8_0 {
   static constexpr int block_bytes = q8_0_bytes;
 
-  // Pairs of codes, of which 128 was taken, in the low and the high half.
+  // Pairs of codes, from which 128 was subtracted, in the low and the high half.
   static __device__ __forceinline__ unsigned low(unsigned codes) {
     return ptx::add_f16x2(__byte_perm(codes, 0x64646464, 0x4140),
                           0xe480e480);  // 1024 + code: -1152
@@ -45,7 +48,8 @@ struct Q8_0 {
     return ptx::add_f16x2(__byte_perm(codes, 0x64646464, 0x4342), 0xe480e480);
   }
 
-  // Of rows g (half 0) and g + 8: codes 4t .. of each 16. from: with the lane's word of those.
+  // Codes 4t to 4t + 3 of each 16, of row g (half 0) or g + 8. from: the address of the lane's
+  // word.
   static __device__ __forceinline__ void load_k(unsigned (&a)[2][4], unsigned from, int half,
                                                 bool even) {
     const bool first = threadIdx.x % 4 == 0;
@@ -119,12 +123,12 @@ struct Q4_0 {
   }
 };
 
-// Keys of a warp whose rows of so many columns begin at an address of shared memory.
+// Keys of a warp, with rows of this many columns in shared memory.
 template <class Block, int columns>
 struct BlockRows {
   static constexpr int blocks = columns / 32, pitch = block_pitch(columns, Block::block_bytes);
-  // Of a block's scale from a row's begin; of its words, the first of which an even block shares
-  // with the scale.
+  // Offsets in a row of a block's scale, and of its words; an even block's first word also has the
+  // scale.
   static __device__ constexpr int scale_at(int block) { return block * Block::block_bytes; }
   static __device__ constexpr int words_at(int block) { return scale_at(block) + block % 2 * 2; }
 
@@ -134,7 +138,7 @@ struct BlockRows {
     for (int half = 0; half < 2; ++half)
       Block::load_k(a, lane_rows + words_at(n) + half * 8 * pitch, half, n % 2 == 0);
   }
-  // Of keys g and g + 8.
+  // The scales of keys g and g + 8.
   static __device__ __forceinline__ float2 k_scales(unsigned row, int n) {
     return {F16::unpack(ptx::load_shared_half(row + scale_at(n))),
             F16::unpack(ptx::load_shared_half(row + scale_at(n) + 8 * pitch))};
@@ -156,7 +160,7 @@ struct BlockRows {
     }
     Block::convert_v(a, w);
   }
-  // Of keys 2t and 2t + 1 (i 0), of those 8 behind them (i 1).
+  // The scales of keys 2t and 2t + 1 (i 0), or of 2t + 8 and 2t + 9 (i 1).
   static __device__ __forceinline__ unsigned v_scales(unsigned lane_rows, int n, int i) {
     const unsigned from = lane_rows + scale_at(n) + key_at(2 * i);
     return ptx::load_shared_half(from) | ptx::load_shared_half(from + pitch) << 16;

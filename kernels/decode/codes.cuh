@@ -1,23 +1,23 @@
-// i8 and i4, whose scales lie apart, one for each key and head, as matrix instructions take them:
-// codes become integers in f16, exactly. K's scales are multiplied with the scores, V's with the
-// weights.
+// i8 and i4, with scales in a separate array, one for each key and head, as operands of matrix
+// instructions: codes become integers in f16, exactly. K's scales are multiplied with the scores,
+// V's with the weights.
 //
-// Of a key, shared memory has panels of 32, 64 or 128 bytes, in which chunks of 16 bytes are
-// swizzled as the copy engine does it. V's columns come in the order of blocks (blocks.cuh), for
-// segments of both may be in one call.
+// In shared memory a key's row consists of panels of 32, 64 or 128 bytes, whose chunks of 16 bytes
+// are swizzled as TMA does it. V's columns are in the order of ggml's blocks (blocks.cuh), because
+// one call may have segments of both.
 #pragma once
 #include "blocks.cuh"
 
 namespace attn::decode {
 
-// Rows of so many bytes.
+// Rows of this many bytes.
 template <int row_bytes>
 struct CodePanels {
   static constexpr int pitch = panels_of(row_bytes).pitch, chunks = pitch / 16;
 
   static __device__ __forceinline__ int swizzle(int row) { return row * pitch / 128 % chunks * 16; }
   // A chunk's address from that of chunk 0, which a lane may have advanced within a chunk or to the
-  // one behind it.
+  // next one.
   static __device__ __forceinline__ unsigned chunk(unsigned row, int n) {
     return (row ^ n % chunks * 16) + n / chunks * unit_keys * pitch;
   }
@@ -35,11 +35,11 @@ struct I8 {
   static constexpr int image = 2;  // of Q
   using P = CodePanels<columns>;
 
-  // Where a pair of 8 in 16 columns of Q, number `step`, lies: its chunk and the word there.
+  // The chunk, and the word in it, of each of the 8 pairs in 16 columns of Q, number `step`.
   static __device__ __forceinline__ int q_chunk(int step, int pair) { return 2 * step + pair % 2; }
   static __device__ __forceinline__ int q_word(int pair) { return pair / 2; }
 
-  // A lane's place among a warp's rows of K, and 32 columns from there, tiles n and n + 1 of 16.
+  // A lane's address in a warp's rows of K, and the 32 columns from there: tiles n and n + 1 of 16.
   static __device__ __forceinline__ unsigned k_lane(int lane) {
     const int key = lane % 16;
     return key * P::pitch + (P::swizzle(key) ^ lane / 16 * 16);
@@ -57,14 +57,14 @@ struct I8 {
       }
   }
 
-  // Block n of keys 2t, 2t + 1 and those 8 behind them; v: the first two's rows.
+  // Block n of keys 2t, 2t + 1, 2t + 8 and 2t + 9; v: the rows of the first two.
   static __device__ __forceinline__ uint2 v_lane(unsigned rows, int lane) {
     return P::of_two_keys(rows, lane, lane / 16 * 16 ^ lane / 4 % 4 * 4);
   }
   static __device__ __forceinline__ void load_v(unsigned (&a)[2][4], uint2 v, int n, int lane) {
     const unsigned x_at = P::chunk(v.x, 2 * n), y_at = P::chunk(v.y, 2 * n);
     const int g = lane / 4 % 4;
-    // The pair in front, of even blocks: of a chunk's first word its last.
+    // In even blocks, the previous pair; before a chunk's first word, the chunk's last.
     const unsigned in_front = g * 4 ^ (g + 3) % 4 * 4;
 #pragma unroll
     for (int keys = 0; keys < 2; ++keys) {
@@ -104,8 +104,8 @@ struct I4 {
     return ptx::fma_f16x2(ptx::and_xor(bytes, 0x00f000f0, 0x64806480), 0x2c002c00, 0xd480d480);
   }
 
-  // A lane's word has 8 codes, of which those 4 apart become pairs: of 32 columns of Q, element e
-  // lies in chunk e % 4, word e / 8, half e % 8 / 4.
+  // A lane's word has 8 codes; codes that are 4 apart become pairs. So element e of 32 columns of Q
+  // is in chunk e % 4, word e / 8, half e % 8 / 4.
   static __device__ __forceinline__ int q_chunk(int e) { return e % 4; }
   static __device__ __forceinline__ int q_half(int e) { return e / 8 * 2 + e % 8 / 4; }
 
@@ -128,14 +128,14 @@ struct I4 {
   static __device__ __forceinline__ uint2 v_lane(unsigned rows, int lane) {
     return P::of_two_keys(rows, lane, lane / 16 * 8 ^ lane / 8 % 2 * 4);
   }
-  // Of x and y byte i, in bytes 0 and 2.
+  // Byte i of x and of y, in bytes 0 and 2.
   static __device__ __forceinline__ unsigned both_of(unsigned x, unsigned y, int i) {
     return __byte_perm(x, y, i | (4 + i) << 8);
   }
   static __device__ __forceinline__ void load_v(unsigned (&a)[2][4], uint2 v, int n, int lane) {
     const unsigned x_at = P::chunk(v.x, n), y_at = P::chunk(v.y, n);
-    // Of 16 columns, 8 bytes, this lane has byte 2g of even and 2g + 1 of odd blocks, and the one
-    // in front of it, of which byte 0 has the last: in the other word where g is even.
+    // Of the 8 bytes of 16 columns this lane has byte 2g in even and 2g + 1 in odd blocks, and the
+    // byte before it (before byte 0, the last), which is in the other word if g is even.
     const int g = lane / 4 % 4;
     const unsigned other = g % 2 == 0 ? 4 : 0;
 #pragma unroll
@@ -160,8 +160,8 @@ struct I4 {
   }
 };
 
-// The words of a warp's scales: which half is meant follows from the first key's and from whether
-// keys' scales lie an odd number of them apart.
+// The words of a warp's scales. Which half of a word is a key's scale follows from the first key's
+// half, and from whether the scales of keys are an odd number of scales apart.
 struct KeyScales {
   unsigned words;  // address
   int halves;      // bit 0: of key 0; bit 1: odd
@@ -169,11 +169,11 @@ struct KeyScales {
   __device__ __forceinline__ unsigned of(int key) const {
     return ptx::load_shared_half(words + 4 * key + ((halves ^ (halves >> 1 & key)) & 1) * 2);
   }
-  // Of keys g and g + 8.
+  // The scales of keys g and g + 8.
   __device__ __forceinline__ float2 k_scales(int lane) const {
     return {F16::unpack(of(lane / 4)), F16::unpack(of(lane / 4 + 8))};
   }
-  // Of keys 2t and 2t + 1 (i 0), of those 8 behind them (i 1).
+  // The scales of keys 2t and 2t + 1 (i 0), or of 2t + 8 and 2t + 9 (i 1).
   __device__ __forceinline__ unsigned v_scales(int lane, int i) const {
     const int key = lane % 4 * 2 + 8 * i;
     return of(key) | of(key + 1) << 16;

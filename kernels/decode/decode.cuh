@@ -1,7 +1,8 @@
 // Attention of a few queries against many keys. K and V are read once for all query heads of their
 // head: these, and the queries, are the columns of S^T = K Q^T and O^T = V^T P^T, 16 to a row
-// group. One or two warps of a block load units of 64 keys into a ring; of the four of a row group
-// each has 16 keys of a unit and its own state of the softmax. They meet where a head's units end.
+// group. One or two producer warps of a block load units of 64 keys into a ring buffer. Each of
+// the four warps of a row group has 16 keys of a unit and its own softmax state. They merge at the
+// end of a head's units.
 #pragma once
 #include "../common/tanh.cuh"
 #include "../ptx/convert_fp8.h"
@@ -16,7 +17,6 @@
 #include "variants.h"
 #if __CUDA_ARCH__ >= 900
 #include "swapped.cuh"
-#include "wide.cuh"
 #endif
 
 namespace attn::decode {
@@ -114,7 +114,8 @@ struct Decoder {
     }
     float scale = a.scale;
     // Where they go is not known ahead: there are few registers.
-    if constexpr (KV::own_types) return store_q_images(q, int(recompute(r)), int(recompute(t)));
+    if constexpr (KV::own_types)
+      return store_q_images(q, int(ptx::recompute(r)), int(ptx::recompute(t)));
     if (KV::scaled) scale *= to_f16(q);
     if (t == 0) group.q_scale[r] = scale;
     const int chunk = KV::scaled ? t % 2 : t / 4, word = KV::scaled ? t / 2 : t % 4;
@@ -241,8 +242,8 @@ struct Decoder {
   __device__ __forceinline__ void multiply_k(float (&s)[q_tiles][4], unsigned stage) const {
     float odd[q_tiles][4] = {};  // two chains of products
     const unsigned k_lane = stage + warp() * warp_keys * pitch + K::k_lane(lane());
-    const unsigned q_lane =
-        recompute(address(merge) + image * q_bytes + chunk_offset<q_pitch>(lane() % 8, lane() / 8));
+    const unsigned q_lane = ptx::recompute(address(merge) + image * q_bytes +
+                                           chunk_offset<q_pitch>(lane() % 8, lane() / 8));
 #pragma unroll
     for (int step = 0; step < k_steps; step += 2) {
       unsigned k[2][4], q[q_tiles][4];
@@ -273,7 +274,7 @@ struct Decoder {
     const unsigned row = stage + warp() * warp_keys * Rows::pitch + lane() / 4 * Rows::pitch,
                    k_lane = row + lane() % 4 * 4;
     const unsigned q_lane =
-        recompute(address(merge) + block_q + chunk_offset<q_pitch>(lane() % 8, lane() / 8));
+        ptx::recompute(address(merge) + block_q + chunk_offset<q_pitch>(lane() % 8, lane() / 8));
 #pragma unroll
     for (int block = 0; block < Rows::blocks; ++block) {
       unsigned k[2][4];
@@ -639,7 +640,7 @@ struct Decoder {
           sum[n][i] += __shfl_xor_sync(0xffffffff, sum[n][i], step);
         if (lane() < 4) group.stats[warp][lane_row(0, i)] = make_float2(reference[n][i], sum[n][i]);
       }
-      const int here = int(recompute(lane()));
+      const int here = int(ptx::recompute(lane()));
 #pragma unroll
       for (int v = 0; v < v_tiles; ++v)
 #pragma unroll
@@ -718,13 +719,13 @@ __device__ __forceinline__ void decode(const attn_decode_kernarg& a, const M& ma
   DecodeShared<tile>& shared = decode_shared<tile>();
   // The same in all lanes, which the compiler sees here.
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0), row_group = warp / decode_warps;
-  const bool loads = row_group == tile.compute_groups();
-  const int loader_index = warp - tile.compute_groups() * decode_warps;
+  const bool loads = row_group == tile.row_groups;
+  const int loader_index = warp - tile.row_groups * decode_warps;
   if (threadIdx.x == 0) {
     for (int i = 0; i < a.stages; ++i) {
       ptx::mbarrier_init(address(&shared.full[i]),
                          engine && !(tile.own_types && a.scales_at) ? 1 : 32 + 1);
-      ptx::mbarrier_init(address(&shared.empty[i]), tile.compute_groups() * decode_warps);
+      ptx::mbarrier_init(address(&shared.empty[i]), tile.row_groups * decode_warps);
     }
   }
   const unsigned ring = address(shared_memory);
@@ -746,10 +747,6 @@ __device__ __forceinline__ void decode(const attn_decode_kernarg& a, const M& ma
                                (tile.row_groups > 1 ? row_group * tile.group_merge_bytes() : 0));
   if (loads) {
     loader.run(work);
-#if __CUDA_ARCH__ >= 900
-  } else if constexpr (tile.wide()) {
-    WideDecoder<T, KV, tile>{a, shared, group, row_group, ring, address(merge)}.run(work);
-#endif
   } else if (tile.rows_of_group == 8 ||
              (tile.row_groups == 1 && !tile.own_types && a.rows_taken <= 8)) {
     Decoder<T, KV, tile, 8>{a, shared, group, merge}.run(work, ring);

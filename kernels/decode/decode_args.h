@@ -55,6 +55,7 @@ struct attn_decode_kernarg {
   int kv_e5m2;               // fp8 K and V: e5m2, else e4m3
   int stages;                // of the ring
   int k_bytes, stage_bytes;  // of own_types: a unit's in shared memory
+  int scales_at;             // of own_types: of i8 and i4, in a stage; 0: no such segment
   int columns;               // see Work
   int split_invariant;
   int split_mask;         // split_keys - 1, or 0 if that is no power of two
@@ -75,8 +76,7 @@ struct attn_decode_kernarg {
   float* stats;       // [slots, rows, 2]: reference and sum of the weights
   unsigned* arrived;  // [2, slots, row groups]: zero between launches
   attn_decode_segment segment[attn_decode_max_segments];
-  int scales_at;      // of own_types: of i8 and i4, in a stage; 0: there is no such segment
-  int fixed_lengths;  // no length lies in memory
+  int fixed_lengths;  // no length is in memory
   // K and V are one segment, of which the last query sees all; without split_keys and tree.
   int sees_all;
 };

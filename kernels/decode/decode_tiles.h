@@ -14,19 +14,17 @@ constexpr int warp_keys = unit_keys / decode_warps;
 constexpr int panel_pitch = 128;  // bytes of a row
 constexpr int group_rows = 16;    // of a row group; rows: queries times query heads of a K/V head
 constexpr int decode_max_stages = 6;
-constexpr int wide_rows = 64;  // by wgmma, see wide.cuh
-constexpr int max_wide_groups = 2;
 constexpr int merged_parts = 32;  // results that one block adds up
 
 // ggml's blocks of 32 elements.
 constexpr int q8_0_bytes = 34, q4_0_bytes = 18;
-// Of a key's row of blocks in shared memory.
+// Bytes of a key's row of blocks in shared memory.
 ATTN_HOST_DEVICE constexpr int block_pitch(int columns, int block_bytes) {
   return (columns / 32 * block_bytes + 15) / 16 * 16;
 }
 
-// Of own_types, a key's row in shared memory: blocks as they are; of others panels, as wide as
-// their swizzle.
+// With own_types, a key's row in shared memory: ggml's blocks as they are; other types in panels as
+// wide as their swizzle.
 struct RowPlace {
   int pitch, panels;
   ATTN_HOST_DEVICE constexpr int bytes() const { return unit_keys * pitch * panels; }
@@ -49,7 +47,7 @@ ATTN_HOST_DEVICE constexpr RowPlace row_place(int type, int columns) {
       return panels_of(columns * 2);
   }
 }
-// i8 and i4: words of a unit's scales behind its K and V, one for each key, K's first.
+// i8 and i4: bytes of a unit's scales, which follow its K and V: one word for each key, K's first.
 constexpr int scale_bytes = 4 * unit_keys;
 constexpr int unit_scale_bytes = 1024;  // so that stages stay where swizzles begin
 static_assert(2 * scale_bytes <= unit_scale_bytes);
@@ -61,8 +59,9 @@ struct DecodeTile {
   bool split = row_groups > 1;     // its kernels take fixed_split
   bool own_types = false;          // K and V of each segment are as q or blocks; places in shared
                                    // memory are those of the largest, which the host knows
-  int rows_of_group = group_rows;  // or 8: half the registers, so twice the blocks; or wide_rows
+  int rows_of_group = group_rows;  // or 8: half the registers, so twice the blocks
   bool swapped = false;            // rows are the N of wgmma, see swapped.cuh; 8, 16, 32 or 64
+  bool tiled = row_groups > 1;     // more rows than a block takes are further tiles
 
   constexpr DecodeTile of_fp8() const {
     DecodeTile tile = *this;
@@ -82,7 +81,7 @@ struct DecodeTile {
   constexpr DecodeTile with_groups(int groups) const {
     DecodeTile tile = *this;
     tile.row_groups = groups;
-    tile.split = groups > 1;
+    tile.split = tile.tiled = groups > 1;
     return tile;
   }
   constexpr DecodeTile of_swapped(int rows) const {
@@ -91,28 +90,24 @@ struct DecodeTile {
     tile.swapped = tile.split = true;
     return tile;
   }
+  constexpr DecodeTile of_any_rows() const {
+    DecodeTile tile = *this;
+    tile.tiled = true;
+    return tile;
+  }
   constexpr DecodeTile splitting() const {
     DecodeTile tile = *this;
     tile.split = true;
     return tile;
   }
 
-  ATTN_HOST_DEVICE constexpr bool wide() const { return rows_of_group == wide_rows && !swapped; }
-  // Whether more rows than a block takes are further tiles.
-  ATTN_HOST_DEVICE constexpr bool tiled() const {
-    return row_groups > 1 || rows_of_group == wide_rows;
-  }
   ATTN_HOST_DEVICE constexpr int rows() const { return row_groups * rows_of_group; }
-  // wide: they take turns at units; one where it needs all registers.
-  ATTN_HOST_DEVICE constexpr int compute_groups() const {
-    return !wide() ? row_groups : head_dim_v > 128 ? 1 : max_wide_groups;
-  }
   // Warps that can take turns at loading units; one where four blocks leave no registers for more.
   ATTN_HOST_DEVICE constexpr int loaders() const {
     return rows_of_group < group_rows || swapped ? 1 : 2;
   }
   ATTN_HOST_DEVICE constexpr int threads() const {
-    return compute_groups() * group_threads + loaders() * 32;
+    return row_groups * group_threads + loaders() * 32;
   }
 
   // Units in shared memory are panels of 128 bytes of each row.
@@ -124,35 +119,28 @@ struct DecodeTile {
   }
   ATTN_HOST_DEVICE constexpr int k_bytes() const { return tile_bytes(head_dim); }
   ATTN_HOST_DEVICE constexpr int stage_bytes() const { return k_bytes() + tile_bytes(head_dim_v); }
-  // Where Q lies, and the sums of a row group's warps of 8 rows meet.
+  // Room for Q, and for merging the sums of a row group's warps of 8 rows.
   ATTN_HOST_DEVICE constexpr int group_merge_bytes() const {
     if (swapped) return larger(q_bytes() + 2 * p_bytes(), rows() * head_dim_v * 4);
-    return wide() ? rows() * columns_16bit(head_dim) : decode_warps * 8 * head_dim_v * 4;
+    return decode_warps * 8 * head_dim_v * 4;
   }
   // swapped: Q, and behind it P of two units.
   ATTN_HOST_DEVICE constexpr int q_bytes() const { return rows() * columns_16bit(head_dim); }
   ATTN_HOST_DEVICE constexpr int p_bytes() const { return rows() * columns_16bit(unit_keys); }
   ATTN_HOST_DEVICE static constexpr int larger(int x, int y) { return x > y ? x : y; }
-  // wide: a row of so many columns, of 16 bits, in whole panels; and K and V of 8 bits as such.
+  // Bytes of a row of this many 16-bit columns, in whole panels.
   ATTN_HOST_DEVICE static constexpr int columns_16bit(int columns) {
     return (columns + 63) / 64 * panel_pitch;
   }
-  ATTN_HOST_DEVICE constexpr int converted_bytes() const {
-    return wide() && element_bytes == 1
-               ? unit_keys * (columns_16bit(head_dim) + columns_16bit(head_dim_v))
-               : 0;  // of a group
-  }
-  ATTN_HOST_DEVICE constexpr int merge_bytes() const {
-    return row_groups * group_merge_bytes() + compute_groups() * converted_bytes();
-  }
+  ATTN_HOST_DEVICE constexpr int merge_bytes() const { return row_groups * group_merge_bytes(); }
   ATTN_HOST_DEVICE constexpr int blocks() const {  // per multiprocessor
     if (swapped) return head_dim > 128 || rows() > 32 ? 1 : 2;
-    const int usual = head_dim > 128 || tiled() ? 1 : 2;
+    const int usual = head_dim > 128 || tiled ? 1 : 2;
     return rows_of_group < group_rows ? 2 * usual : usual;
   }
   ATTN_HOST_DEVICE constexpr int static_shared_bytes() const {  // at most; in whole 1024 bytes
     if (swapped) return 1024 + (rows() * 76 + 1023) / 1024 * 1024;
-    return 1024 + (compute_groups() > 1 || wide() ? 1024 : 0);
+    return 1024 + (row_groups > 1 ? 1024 : 0);
   }
 };
 

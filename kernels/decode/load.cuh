@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "../common/descale.cuh"
+#include "../ptx/address.h"
 #include "../ptx/cp_async.h"
 #include "../ptx/cp_async_part.h"
 #include "../ptx/mbarrier.h"
@@ -15,9 +16,9 @@
 
 namespace attn::decode {
 
-using Barrier = unsigned long long;
+using ptx::Barrier, ptx::address;
 
-// What the warps that compute know of a unit.
+// A unit, as described to the consumer warps.
 struct Unit {
   int b, h;  // sequence and K/V head
   int seqlen_q, seqlen_kv;
@@ -40,7 +41,7 @@ struct Unit {
   unsigned valid[2];  // a bit per key: there is one that some query sees
 };
 
-// What the warps of a row group share beside the ring.
+// What the warps of a row group share besides the ring buffer.
 struct GroupShared {
   union {
     float2 stats[decode_warps][8];  // reference and sum of each warp's weights of 8 rows
@@ -59,36 +60,22 @@ struct ManyShared : GroupShared {
   __device__ __forceinline__ PlacedPart& placed(PlacedPart&) { return part; }
 };
 
-// The same of 64 rows, for both groups that take turns.
-struct WideShared {
-  float q_scale[wide_rows];
-  unsigned long long seen[max_wide_groups]
-                         [decode_warps];      // with a tree: keys that a warp's rows see
-  float2 stats[max_wide_groups][group_rows];  // when a part ends: of the rows that are added up
-};
-
 template <DecodeTile tile>
 struct DecodeShared {
   Barrier full[decode_max_stages], empty[decode_max_stages];
   Unit unit[decode_max_stages];
-  using Group =
-      std::conditional_t<tile.wide(), WideShared,
-                         std::conditional_t<(tile.row_groups > 1), ManyShared, GroupShared>>;
+  using Group = std::conditional_t<(tile.row_groups > 1), ManyShared, GroupShared>;
   Group group[tile.row_groups];
 };
 
 template <DecodeTile tile>
 __device__ __forceinline__ DecodeShared<tile>& decode_shared() {
-  // Beside it lie find_work's cursor and sums of warps, and which row groups were last.
+  // Next to it are find_work's cursor, sums of warps, and which row groups were last.
   static_assert(sizeof(DecodeShared<tile>) + sizeof(Cursor<tile>) + tile.threads() / 32 * 4 +
                     tile.row_groups <=
                 tile.static_shared_bytes());
   __shared__ DecodeShared<tile> shared;
   return shared;
-}
-
-__device__ __forceinline__ unsigned address(const void* shared) {
-  return unsigned(__cvta_generic_to_shared(shared));
 }
 
 __device__ __forceinline__ void wait(Barrier& barrier, unsigned parity) {
@@ -116,7 +103,7 @@ struct Stage {
   }
 };
 
-// What comes with the parameters of kernels whose K and V the copy engine brings.
+// Further parameters of kernels that load K and V by TMA.
 using Maps = decltype(attn_decode_sm90_kernarg::map);
 struct NoMaps {};
 
@@ -172,7 +159,8 @@ struct Loader {
     return s.page_log2 >= 0 ? key & (s.page_size - 1) : key % s.page_size;
   }
 
-  // What the unit needs of small arrays is asked for ahead, so that its rows need not wait for it.
+  // The unit's entries of small arrays are requested ahead, so that its rows need not wait for
+  // them.
   __device__ __forceinline__ void look_up() {
     if constexpr (tile.own_types) {
       begin_request();
@@ -325,7 +313,7 @@ struct Loader {
   // Boxes begin at multiples of 16 bytes, heads (units of 2 bytes before them) at any of 4.
   static __device__ __forceinline__ int shift_of(int head) { return 2 * head % 16; }
 
-  // What a lane asks for is the same for all units of a segment, sequence and head but for the row.
+  // A lane's request is the same for all units of a segment, sequence and head, except for the row.
   __device__ __forceinline__ void begin_request() {
     OwnRequest& r = request;
     if (r.segment == at.segment && r.b == at.b && r.h == at.h) return;

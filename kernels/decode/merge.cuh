@@ -7,20 +7,17 @@
 #include "../common/softmax.cuh"
 #include "../ptx/arrive.h"
 #include "../ptx/cp_async.h"
+#include "../ptx/load_shared.h"
+#include "../ptx/recompute.h"
+#include "../ptx/warpgroup.h"
 #include "units.cuh"
 
 namespace attn::decode {
 
-// The compiler computes what follows from x where it is used instead of keeping it in registers.
-__device__ __forceinline__ unsigned recompute(unsigned x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
-
 template <int n>
 struct Count {};
 
-// What each thread of those that compute has of a row: 4 neighbouring columns.
+// The columns of a row that each consumer thread has: 4 neighbouring ones.
 template <int columns>
 struct RowPart {
   static constexpr int rows = group_threads / (columns / 4);  // at once
@@ -89,12 +86,10 @@ struct RowGroup {
     return row_groups > 1 ? threadIdx.x / group_threads : 0;
   }
   // All threads of the row group.
-  static __device__ __forceinline__ void meet() {
-    asm volatile("bar.sync %0, %1;" ::"r"(1 + index()), "n"(group_threads) : "memory");
-  }
+  static __device__ __forceinline__ void meet() { ptx::barrier_wait<group_threads>(1 + index()); }
 };
 
-// Query and head of row r of a row group: the heads of a group stand together.
+// Query and head of row r of a row group: the heads of a query are consecutive.
 struct Row {
   int query, head;
   __device__ __forceinline__ Row(const attn_decode_kernarg& a, const Head& at, int r)
@@ -138,7 +133,7 @@ __device__ __forceinline__ void store_result(const attn_decode_kernarg& a, const
 }
 
 // A part among those of its row tile, [begin, end). Parts of blocks that follow each other are
-// numbered from 0 on, splits as they lie in the sequence.
+// numbered from 0 on, splits in the order of the sequence.
 struct PlacedPart {
   unsigned number, begin, end;
   unsigned first;  // slot of split 0; or the first one of the block that has part 0
@@ -150,7 +145,7 @@ template <DecodeTile tile>
 __device__ __forceinline__ PlacedPart place_of(const attn_decode_kernarg& a, const Head& at,
                                                const Share& share, const Part& part) {
   if (tile.split && a.split_keys) {
-    const unsigned row_tile = tile.tiled() ? at.first_row / tile.rows() : 0,
+    const unsigned row_tile = tile.tiled ? at.first_row / tile.rows() : 0,
                    head = at.b * a.heads_kv + at.h;
     return {part.number, part.begin, part.end, (head * a.row_tiles + row_tile) * a.splits};
   }
@@ -159,7 +154,7 @@ __device__ __forceinline__ PlacedPart place_of(const attn_decode_kernarg& a, con
           2 * (first * a.columns + blockIdx.x % a.columns)};
 }
 
-// The parts of a row group's rows. `part` lies in shared memory.
+// The parts of a row group's rows. `part` is in shared memory.
 template <DecodeTile tile>
 struct Parts {
   static constexpr int columns = tile.head_dim_v, row_groups = tile.row_groups;
@@ -262,11 +257,7 @@ struct Parts {
         for (int i = first; i < end; ++i) {
           const float mine = per_lane > 1 && i >= width ? factor[per_lane - 1] : factor[0];
           const float f = __shfl_sync(0xffffffff, mine, i % width, width);
-          float4 x;
-          asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                       : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-                       : "r"(own + (i - first) * 16 * group_threads)
-                       : "memory");
+          const float4 x = ptx::load_shared_floats(own + (i - first) * 16 * group_threads);
           if (f < 0) continue;
           row.o.x = fmaf(x.x, f, row.o.x), row.o.y = fmaf(x.y, f, row.o.y);
           row.o.z = fmaf(x.z, f, row.o.z), row.o.w = fmaf(x.w, f, row.o.w);

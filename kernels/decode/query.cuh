@@ -1,4 +1,4 @@
-// Rows of Q as the matrix unit takes them beside K and V that become f16.
+// Rows of Q as the matrix unit takes them if K and V become f16.
 #pragma once
 #include "../common/element.cuh"
 #include "../shared/types.h"

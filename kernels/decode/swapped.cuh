@@ -532,7 +532,7 @@ struct Swapped {
     const auto place_at = [](int r, int column) {
       return r * head_dim_v + (column ^ (r / 2 % 4 * 8));
     };
-    const int here = int(recompute(lane()));
+    const int here = int(ptx::recompute(lane()));
 #pragma unroll
     for (int n = 0; n < row_tiles; ++n)
 #pragma unroll

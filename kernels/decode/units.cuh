@@ -1,10 +1,10 @@
-// The work of decode_* in units of 64 keys of a head's row tile, and each block's share. A head's
-// row tile: as many rows of a sequence and K/V head as a block takes. Blocks form columns: those of
-// a column share the sequences of its heads, mostly of one. So at any time neighbours read other
-// heads of the same tokens, which lie side by side.
+// The work of decode_* in units of 64 keys of a head's row tile, and each block's share. A row tile
+// is as many rows of a sequence and K/V head as a block computes at once. Blocks form columns: the
+// blocks of a column share the sequences of its heads, mostly of one head. So at any time
+// neighbouring columns read other heads of the same tokens, which are adjacent in memory.
 //
-// What is shared are units; with fixed_split splits, whose keys are counted from a segment's first
-// one, or whole row tiles. A split is summed up for itself and counts by its number in the
+// Blocks share units; with fixed_split they share splits, whose keys are counted from a segment's
+// first key, or whole row tiles. A split is summed separately, and identified by its number in the
 // sequence.
 #pragma once
 #include "../common/lengths.cuh"
@@ -18,7 +18,7 @@ using namespace device;
 // A sequence and one of its row tiles, the same for all its K/V heads.
 template <DecodeTile tile>
 struct Sequence {
-  static constexpr bool tiled = tile.tiled();
+  static constexpr bool tiled = tile.tiled;
   int seqlen_q, seqlen_kv;
   int q_begin;                 // packed q: row of query 0
   int first_row;               // of the row tile
@@ -135,7 +135,7 @@ struct Cursor {
   int left;        // units of both from this one on
   int split;       // with fixed_split: number of the unit's split
   int segment;     // that the unit is in
-  int begin, end;  // positions of the segment's first key and behind its last
+  int begin, end;  // positions of the segment's first key and after its last
   int first;       // position of the unit's first key
   int row;         // packed K/V: of the segment's first key
 

@@ -1,4 +1,4 @@
-// The parameter struct of the kernels fwd_sm80_*, for their host side and for the kernels.
+// The parameter structs of the kernels fwd_sm80_*, which the host side packs and the kernels read.
 #ifndef ATTN_KERNELS_FORWARD_SM80_FORWARD_ARGS_H
 #define ATTN_KERNELS_FORWARD_SM80_FORWARD_ARGS_H
 
@@ -9,9 +9,10 @@
 enum { attn_sm80_max_segments = 24 };
 
 struct attn_sm80_segment {
-  const void* k;  // padded [batch, seq, head, head_dim] or packed [total, head, head_dim]
+  const void* k;  // padded [batch, seq, head, head_dim], packed [total, head, head_dim] or
+                  // paged [page, slot, head, head_dim]
   const void* v;
-  long long k_stride[3], v_stride[3];  // elements: batch, seq, head
+  long long k_stride[3], v_stride[3];  // elements: batch or page, seq or slot, head
   attn_kv_lengths lengths;
 };
 
@@ -33,7 +34,7 @@ struct attn_sm80_forward_kernarg {
   int split_invariant;
   int num_segments;
   unsigned
-      chunk;  // (batch, head) pairs whose blocks start together, so that their K and V stay in L2
+      chunk;  // (batch, head) pairs whose tiles follow each other, so that their K and V stay in L2
   float log2_scale;  // abs(scale) * log2(e), at least 1e-37
   float scale;       // of the scores
   float softcap;     // 0: none
@@ -45,7 +46,7 @@ struct attn_sm80_mask_kernarg : attn_sm80_forward_kernarg {
   attn_mask_arrays block_mask;
 };
 
-// The strides of a segment that is paged are those of page, slot and head.
+// Where block_table is null, the segment is not paged.
 struct attn_sm80_paged_kernarg : attn_sm80_forward_kernarg {
   attn_pages pages[attn_sm80_max_segments];
 };

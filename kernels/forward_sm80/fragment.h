@@ -1,4 +1,4 @@
-// Which element of a 16 x 8 tile lies where when mma.sync leaves it: register 2 * half + i of a
+// Where mma.sync leaves the elements of a 16 x 8 tile: register 2 * half + i of a
 // lane.
 #pragma once
 

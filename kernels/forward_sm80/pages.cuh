@@ -1,6 +1,7 @@
-// Where the keys of a tile lie when segments may be paged.
+// Where the keys of a tile are if segments may be paged.
 #pragma once
 #include "../common/keys.cuh"
+#include "../ptx/address.h"
 #include "../ptx/cp_async.h"
 #include "../shared/swizzle.h"
 #include "forward_args.h"
@@ -17,7 +18,7 @@ __device__ __forceinline__ bool is_paged(const attn_sm80_paged_kernarg& a, int s
 }
 
 // Lies in shared memory and holds the places of two tiles, of which tile n has number n % 2: of the
-// one that is copied next, and of the one behind it, which are on their way meanwhile.
+// one that is copied next, and of the one after it, which are in flight meanwhile.
 template <int keys>
 struct Places {
   struct Place {
@@ -44,7 +45,7 @@ struct Places {
     const unsigned local = key - (tile.segment > 0 ? block.segment[tile.segment - 1].end : 0),
                    entry = local / pages.page_size;
     to.slot = int(local - entry * pages.page_size);
-    ptx::cp_async_if<4>(unsigned(__cvta_generic_to_shared(&to.page)),
+    ptx::cp_async_if<4>(ptx::address(&to.page),
                         pages.block_table + block.b * (long long)pages.max_pages + entry, true);
   }
 

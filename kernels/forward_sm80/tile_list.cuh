@@ -18,9 +18,8 @@ struct ColumnPart {
 template <class Segment>
 ColumnPart(int, int, const Segment*) -> ColumnPart<Segment>;
 
-// Lies in shared memory and holds the tiles of up to 16 columns of the mask's grid at a time,
-// behind the last one of those before them. A tile lies in one block of the mask and in one
-// segment.
+// In shared memory: the tiles of up to 16 columns of the mask's grid at a time, after the last tile
+// of the previous columns. A tile is inside one block of the mask and one segment.
 template <int keys>
 struct TileList {
   static constexpr int columns_at_once = 16;
@@ -54,7 +53,7 @@ struct TileList {
     count = 1;
   }
 
-  // Makes the last tile number 0 and puts what comes next behind it. By all lanes of one warp;
+  // Makes the last tile number 0 and appends the next ones. By all lanes of one warp;
   // afterwards the block's warps must wait for each other.
   template <class Block>
   __device__ __forceinline__ void fill(const attn_mask_arrays& a, const Block& block) {

@@ -6,7 +6,7 @@
 
 namespace attn::sm80 {
 
-// What a kernel can do beyond masks of ranges. Pages and block masks do not go together.
+// What a kernel can do besides causal masks and windows. Pages and block masks exclude each other.
 enum : unsigned {
   with_score = 1,  // softcap, ALiBi and, without pages, bias
   with_mask = 2,   // block masks
@@ -55,8 +55,8 @@ ATTN_HOST_DEVICE constexpr int q_bytes(Tile tile, int head_dim) {
   return tile.rows * pitch_bytes(head_dim);
 }
 
-// K tiles, V tiles, Q. Q that moves on to registers lies where later tiles come: in the second
-// stage, or with one stage in V.
+// K tiles, V tiles, Q. If Q moves on to registers, it shares the memory of later tiles: of the
+// second stage, or with one stage of V.
 ATTN_HOST_DEVICE constexpr int q_offset(Tile tile, int head_dim) {
   const int tiles = 2 * tile.stages * tile_bytes(tile, head_dim);
   return tile.q_in_registers ? tiles - (tile.stages == 1 ? 1 : 2) * tile_bytes(tile, head_dim)

@@ -11,10 +11,11 @@ enum : unsigned {
   plain = 0,
   with_score = 1,              // softcap, ALiBi, a scale that is not above 0
   with_mask = 2,               // block masks
-  with_bias = 4 | with_score,  // a bias beside those
+  with_bias = 4 | with_score,  // a bias as well as those
   with_pages = 8,              // segments may be paged
   with_score_and_pages = with_score | with_pages,
-  with_fp8 = 16,  // q, k and v of fp8; with_score beside it: descales of blocks and segments too
+  with_fp8 =
+      16,  // q, k and v of fp8; together with with_score: descales of blocks and segments too
   with_fp8_and_score = with_fp8 | with_score,
   with_fp8_and_mask = with_fp8 | with_mask,
 };

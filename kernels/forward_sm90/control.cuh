@@ -1,7 +1,8 @@
-// Shared memory: the words by which the warpgroup that loads and those that compute tell each other
-// of work items and tiles of keys, and where tiles lie.
+// Shared memory: the words by which the producer warpgroup and the consumer warpgroups communicate
+// about work items and tiles of keys, and the offsets of tiles.
 #pragma once
 #include "../common/seen_keys.h"
+#include "../ptx/address.h"
 #include "../ptx/cluster.h"
 #include "../ptx/mbarrier.h"
 #include "forward_args.h"
@@ -12,7 +13,7 @@ namespace attn::sm90 {
 
 using namespace device;
 
-// A work item as the warpgroup that loads describes it to the others.
+// A work item, as the producer warpgroup describes it to the consumers.
 struct Item {
   int b, h;  // b < 0: there are no more
   int head_kv;
@@ -20,16 +21,15 @@ struct Item {
   int seqlen_q, seqlen_kv;
   int q_begin;    // packed q: row of the sequence's query 0
   int low, high;  // keys that some of its queries see; in a cluster, of the queries of all blocks
-  int used;       // keys from here on are not seen by any query of the sequence; fp8: of the item
+  int used;       // no query of the sequence (fp8: of the item) sees a key from here on
   int lower, upper;  // query i sees keys from i + lower up to i + upper
   struct Segment {
-    int end;    // position behind the segment's last key
-    int row;    // the key at position j lies in row j + row of the tensor,
+    int end;    // position after the segment's last key
+    int row;    // the key at position j is row j + row of the tensor,
     int batch;  // in this entry
   } segment[attn_sm90_max_segments];
   SeenKeys see[max_groups];  // per warpgroup
-  // fp8: what products of q and k, and out, are multiplied with; with_score: but for descales of
-  // K and V.
+  // fp8: factors of products of q and k, and of out; with_score: without the descales of K and V.
   float score_scale, out_scale;
   unsigned first_tile;  // flags of its first tile of keys, written before that one's k_full
 };
@@ -37,20 +37,20 @@ struct Item {
 // A tile of keys of an item.
 struct KeyTile {
   int first;                      // position of its first key
-  int keys;                       // that some query of the item sees, of its segment
-  int used;                       // rows of V from here on are nobody's, or to_be_said
+  int keys;                       // keys of its segment that some query of the item sees
+  int used;                       // rows of V from here on belong to no key, or to_be_said
   unsigned next_tile;             // flags of the item's next tile, if any, see live_tiles.cuh
-  int row, segment, head, batch;  // where it lies; segment: its number or one of these
+  int row, segment, head, batch;  // its place; segment: its number or one of these
 };
-// Of a tile of fp8, with_score, and of either half of its keys.
+// The scales of an fp8 tile, with_score, for each half of its keys.
 struct TileScales {
-  float score[2], v[2];  // what products of q and k, and V, are multiplied with
-  int unused;            // rows of V before this one are nobody's
+  float score[2], v[2];  // factors of products of q and k, and of V
+  int unused;            // rows of V before this one belong to no key
 };
 enum : int { nowhere = -1, no_more_tiles = -2 };
-enum : int { to_be_said = -1 };  // those who mask find which rows of V are somebody's
+enum : int { to_be_said = -1 };  // the warps that mask find which rows of V are used
 constexpr int max_pieces = 8;    // 16 keys each, of a tile in pages
-using Barrier = unsigned long long;
+using ptx::Barrier, ptx::address;
 struct Control {
   Barrier item_full[item_slots];
   Barrier q_full[max_stages][max_groups];  // per part of Q; the item's description too
@@ -79,10 +79,6 @@ struct Control {
 };
 static_assert(sizeof(Control) <= control_bytes);
 
-__device__ __forceinline__ unsigned address(const void* p) {
-  return unsigned(__cvta_generic_to_shared(p));
-}
-
 // Goes around a ring of stages.
 template <int stages>
 struct RingAt {
@@ -94,7 +90,7 @@ struct RingAt {
     parity ^= wraps;
   }
 };
-// Where the n-th tile of a ring of stages lies, and the parity of the phase that fills it.
+// The place of the n-th tile in a ring of stages, and the parity of the phase that fills it.
 template <int stages>
 struct Ring {
   static __device__ __forceinline__ int stage(unsigned n) { return n % stages; }
@@ -137,3 +133,12 @@ __device__ __forceinline__ unsigned within_block(unsigned shared) {
 }
 
 }  // namespace attn::sm90
+
+// The kernel of the variant NAME in VARIANTS, which runs FORWARD; then __cluster_dims__ where its
+// tile has several blocks.
+#define ATTN_SM90_KERNEL(NAME, VARIANTS, FORWARD, ...)                                          \
+  constexpr attn::sm90::Variant NAME##_variant = VARIANTS[attn::find_variant(VARIANTS, #NAME)]; \
+  extern "C" __global__ void __launch_bounds__(NAME##_variant.tile.threads(), 1)                \
+      __VA_ARGS__ NAME(const __grid_constant__ attn::sm90::Kernarg<NAME##_variant.with> a) {    \
+    FORWARD(a);                                                                                 \
+  }

@@ -1,4 +1,4 @@
-// What is left of an item: its lse and its rows of out.
+// The end of an item: its lse and its rows of out.
 #pragma once
 #include "../common/store.cuh"
 #include "softmax.cuh"

@@ -130,7 +130,7 @@ struct Consumer {
         if (ends) next = ptx::uniform(warp.item(count).first_tile >> 4 * warp.group);
       }
       const int k_stage = k.stage, v_stage = v.stage;
-      // What is known of the tile behind the next one when the next one's scores have been started.
+      // What is known of the tile after next when the next tile's scores have been started.
       unsigned after;
       const auto look_ahead = [&] {
         after = ptx::uniform(warp.key_tile(n + 1).next_tile >> 4 * warp.group);
@@ -150,7 +150,7 @@ struct Consumer {
         ptx::wgmma_fence();
         start_scores<bf16, tile>(s, q_next, k_next);
         const unsigned v_now = v_here;
-        look_ahead();  // while the scores are computed: a warp waits in front of a product
+        look_ahead();  // while the scores are computed: a warp waits before a product
         start_sums<bf16, tile>(o, p, v_now, !(before & last_tile));
         // Between tiles that all see whole the turn is passed on when the sums are nearly done, so
         // that the other's products do not queue behind them. Hiding scores takes longer than that.
@@ -172,7 +172,7 @@ struct Consumer {
         const bool moved = softmax.start_weights(a, s, shrink, sum);
         softmax.find_first_weights(s);
         if (late) warp.pass_turn();
-        if (ends) [[unlikely]] {  // on both sides, for what stands before a branch stays there
+        if (ends) [[unlikely]] {  // on both sides, since code before a branch stays there
           ptx::wgmma_wait<0>();
           ptx::pin(o);
           store(a, warp, warp.item(count - 1), o, factor);
@@ -294,13 +294,8 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
 
 }  // namespace attn::sm90
 
-// The kernel of the variant NAME; after the name __cluster_dims__ where its tile has several
-// blocks.
-#define ATTN_SM90_FORWARD(NAME, ...)                                                         \
-  constexpr attn::sm90::Variant NAME##_variant =                                             \
-      attn::sm90::variants[attn::find_variant(attn::sm90::variants, #NAME)];                 \
-  extern "C" __global__ void __launch_bounds__(NAME##_variant.tile.threads(), 1)             \
-      __VA_ARGS__ NAME(const __grid_constant__ attn::sm90::Kernarg<NAME##_variant.with> a) { \
-    attn::sm90::forward<attn::device::ElementOf<NAME##_variant.type>, NAME##_variant.tile,   \
-                        NAME##_variant.with>(a);                                             \
-  }
+#define ATTN_SM90_FORWARD(NAME, ...)                                                  \
+  ATTN_SM90_KERNEL(NAME, attn::sm90::variants,                                        \
+                   (attn::sm90::forward<attn::device::ElementOf<NAME##_variant.type>, \
+                                        NAME##_variant.tile, NAME##_variant.with>),   \
+                   __VA_ARGS__)

@@ -1,4 +1,4 @@
-// fp8: rows of out, whose columns stand as in V^T (fp8_values.cuh).
+// fp8: rows of out, whose columns are in the order of V^T (fp8_values.cuh).
 #pragma once
 #include "../ptx/convert_fp8.h"
 #include "epilogue.cuh"

@@ -1,9 +1,9 @@
-// Attention forward of fp8 with wgmma and the copy engine, in the manner of forward.cuh: blocks
-// take items, one warpgroup loads and transposes V, the others compute. The matrix unit adds fp8
-// products to some 13 bits of the sum, so that of each tile is found in registers of its own and
-// added to the others in float32. A warpgroup does one tile after the other, scores, weights, sums:
-// while it finds weights, the products of the others run. What the next tile needs is found out
-// while this one's products do.
+// Attention forward in fp8 with wgmma and TMA, like forward.cuh: blocks take items, one warpgroup
+// loads and transposes V, the others compute. The matrix unit keeps only some 13 bits of a sum of
+// fp8 products, so the sum of each tile is computed in separate registers and added to o in
+// float32. A consumer warpgroup does one tile after the other: scores, weights, sums. While it
+// computes weights, the products of the others run. What the next tile needs is computed while this
+// one's products run.
 #pragma once
 #include "../ptx/grid.h"
 #include "../ptx/uniform.h"
@@ -23,7 +23,7 @@ template <Tile tile, unsigned with, bool e5m2>
 struct Fp8Consumer {
   static constexpr bool score = with & with_score, masked = with & with_mask;
   static constexpr int pieces = pieces_of_sums<tile>;
-  // Whether there are no registers to find a piece of sums while another is added.
+  // Whether there are no registers to compute a piece of sums while another is added.
   static constexpr bool one_by_one = score || (masked && tile.groups == 3);
   using Factors = typename Fp8Softmax<tile, score>::Factors;
   // Two pieces of the sums of a tile that are under way or being added, see TileSums.
@@ -38,7 +38,7 @@ struct Fp8Consumer {
   Fp8Weights<tile> p;
   Sums<tile> o;
   Fp8Softmax<tile, score> softmax;
-  float unit;  // with_score: of o, which it is to be multiplied with, see move_unit
+  float unit;  // with_score: the factor of o, see move_unit
 
   // Leaves the rest as it is: the compiler would clear large arrays in memory and keep them there.
   __device__ __forceinline__ Fp8Consumer(const Kernarg<with>& a, const Warp<tile>& warp)
@@ -47,7 +47,7 @@ struct Fp8Consumer {
   static constexpr float near = 9.094947e-13f;  // 2^-40
   // with_score: takes a scale of V into the unit, which is the largest one so far while neighbours
   // are within 2^40 of each other, else 1: a row that does not see the keys of one scale would lose
-  // its digits in another's unit. What sums of these keys are to be multiplied with.
+  // its digits in another's unit. Returns the factor of sums of these keys.
   __device__ __forceinline__ float move_unit(float v_scale) {
     if (v_scale == unit) [[likely]]
       return 1;
@@ -63,7 +63,7 @@ struct Fp8Consumer {
   }
 
   // o = o * shrink + by * P V of keys [from, to) of the tile, a piece of columns after the other.
-  // meanwhile(): called while the first one is found.
+  // meanwhile(): called while the first one is computed.
   template <int from, int to, class Meanwhile>
   __device__ __forceinline__ void add_sums(unsigned vt_at, float by, const float (&shrink)[2],
                                            const Meanwhile& meanwhile) {
@@ -75,8 +75,8 @@ struct Fp8Consumer {
     meanwhile();
     add_pieces<from, to>(t, vt_at, by, shrink);
   }
-  // From a piece on that is under way. The next one is found while it is added, or one_by_one
-  // behind it.
+  // From a piece on that has been started. The next one is computed while it is added or,
+  // one_by_one, after it.
   template <int from, int to, int piece = 0>
   __device__ __forceinline__ void add_pieces(Pieces& t, unsigned vt_at, float by,
                                              const float (&shrink)[2]) {
@@ -84,8 +84,8 @@ struct Fp8Consumer {
     const auto start_next = [&] {
       if constexpr (one_by_one) ptx::forget(t[0]);
       ptx::wgmma_fence();
-      // a.batch is not negative, which ptxas does not know: for it the piece that begins adds to
-      // the one before the last, whose registers it therefore takes, behind that one's additions.
+      // a.batch is not negative, but ptxas does not know that. To it, the new piece adds to the one
+      // before the last; so it reuses that piece's registers, after that piece has been added.
       start_fp8_sums<e5m2, tile, piece + more, from, to>(piece_of<piece + more>(t), p, vt_at,
                                                          !one_by_one && piece > 0 && a.batch < 0);
     };
@@ -113,7 +113,7 @@ struct Fp8Consumer {
     else
       ptx::pin(o);
   }
-  // Of tile n.
+  // For tile n.
   template <class Meanwhile>
   __device__ __forceinline__ void add_tile(unsigned n, unsigned vt_at, const float (&shrink)[2],
                                            const Meanwhile& meanwhile) {
@@ -131,7 +131,7 @@ struct Fp8Consumer {
     }
   }
 
-  // Of an item whose keys have all been added.
+  // The end of an item, after all its keys have been added.
   __device__ __forceinline__ void end_item(const Item& item) {
     float factor[2];
     softmax.finish();
@@ -145,7 +145,7 @@ struct Fp8Consumer {
     for (int i = 0; i < tile.head_dim_v / 2; ++i) o[i] = 0;
   }
 
-  // What products of q and k of tile n, which is of item `count`, are multiplied with.
+  // The factor of products of q and k of tile n, which belongs to item `count`.
   __device__ __forceinline__ void find_scales(unsigned count, unsigned n, Factors& scale) const {
     if constexpr (score) {
       scale[0] = warp.scales(n).score[0];
@@ -167,7 +167,7 @@ struct Fp8Consumer {
     }
     ptx::pin(s);
   }
-  // The weights of tile n of its scores. shrink: what earlier sums are to be multiplied with.
+  // Computes the weights of tile n from its scores. shrink: the factor of earlier sums.
   // meanwhile(): called before the exponentials.
   template <class Meanwhile>
   __device__ __forceinline__ void weigh(Scores<tile>& s, unsigned count, unsigned n, unsigned flags,
@@ -180,7 +180,7 @@ struct Fp8Consumer {
       for (float& x : factor) x *= log2_e;
     }
     float most[2];
-    // One way for most tiles, without a branch, where there are registers for it.
+    // Most tiles take one path without branches, if there are registers for it.
     constexpr bool has_usual_way = tile.groups != 2 && !masked;
     if (has_usual_way && flags & sees_all && softmax.is_usual(factor)) [[likely]] {
       softmax.template find_most<true>(s, factor, most);
@@ -204,13 +204,14 @@ struct Fp8Consumer {
     RingAt<tile.k_stages> k{0, 0};  // of tile n
     RingAt<tile.vt_stages> vt{0, 0};
     ptx::mbarrier_wait(address(&warp.control.k_full[0]), 0);
-    // `here`: flags of tile n, which is of item `count`, whose Q lies at q_at.
+    // `here`: flags of tile n, which belongs to item `count`, whose Q is at q_at.
     unsigned count = 0, here = ptx::uniform(warp.item(0).first_tile >> 4 * warp.group);
     unsigned q_at = ptx::uniform(warp.q_at(0));
     for (unsigned n = 0;; ++n) {
       const bool ends = here & last_tile;
       unsigned next;  // flags of tile n + 1, if it is of the same item
-      // If it is or not: behind a condition of its own ptxas 13.0 has taken another one's.
+      // Read in any case: with a condition of its own here, ptxas 13.0 used another condition's
+      // result.
       const auto look_ahead = [&] {
         next = ptx::uniform(warp.key_tile(n).next_tile >> 4 * warp.group);
       };
@@ -338,13 +339,8 @@ __device__ __forceinline__ void fp8_forward(const Kernarg<with>& a) {
 
 }  // namespace attn::sm90
 
-// The kernel of the variant NAME; after the name __cluster_dims__ where its tile has several
-// blocks.
-#define ATTN_SM90_FP8_FORWARD(NAME, ...)                                                     \
-  constexpr attn::sm90::Variant NAME##_variant =                                             \
-      attn::sm90::fp8_variants[attn::find_variant(attn::sm90::fp8_variants, #NAME)];         \
-  extern "C" __global__ void __launch_bounds__(NAME##_variant.tile.threads(), 1)             \
-      __VA_ARGS__ NAME(const __grid_constant__ attn::sm90::Kernarg<NAME##_variant.with> a) { \
-    attn::sm90::fp8_forward<NAME##_variant.tile, NAME##_variant.with,                        \
-                            NAME##_variant.kv_type == attn::sm90::e5m2>(a);                  \
-  }
+#define ATTN_SM90_FP8_FORWARD(NAME, ...)                                                \
+  ATTN_SM90_KERNEL(NAME, attn::sm90::fp8_variants,                                      \
+                   (attn::sm90::fp8_forward < NAME##_variant.tile, NAME##_variant.with, \
+                    NAME##_variant.kv_type == attn::sm90::e5m2 >),                      \
+                   __VA_ARGS__)

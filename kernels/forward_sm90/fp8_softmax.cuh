@@ -12,7 +12,7 @@ namespace attn::sm90 {
 // are, the weight rounded first.
 template <Tile tile>
 using Fp8Weights = unsigned[tile.weight_parts][tile.keys / 32][4];
-// What a tile of keys adds to out is found in pieces of columns; with the last one, four copies of
+// A tile's contribution to out is computed in pieces of columns; with the last one, four copies of
 // what it adds to the sums of two rows.
 template <Tile tile>
 constexpr int pieces_of_sums = tile.head_dim_v / tile.piece_columns();
@@ -63,7 +63,7 @@ __device__ __forceinline__ void start_fp8_sums(TileSums<tile, piece>& t, const F
                                                unsigned vt_at, bool adds = false) {
   const unsigned long long b_matrix =
       ptx::wgmma_descriptor(vt_at + piece * tile.piece_columns() * (128 / 16), 0);
-  // What is small is added first, before there is something large to cut it off.
+  // The small part is added first, before a large sum would truncate it.
 #pragma unroll
   for (int part = tile.weight_parts - 1; part >= 0; --part)
 #pragma unroll
@@ -80,7 +80,7 @@ __device__ __forceinline__ void start_fp8_sums(TileSums<tile, piece>& t, const F
 // own.
 template <Tile tile, bool halves>
 struct Fp8Softmax {
-  static constexpr float offset = 8, lowest = -3.402823466e38f;  // no -inf, see Softmax
+  static constexpr float offset = 8;
   static constexpr int factors = halves ? 2 : 1;
   static constexpr int scores = tile.keys / 2 / factors;  // of a lane that have one factor
   using Factors = float[factors];
@@ -96,7 +96,7 @@ struct Fp8Softmax {
   __device__ __forceinline__ static constexpr int score_of(int n, int i) {
     return 8 * (n / 2) + 4 * (i / 2) + 2 * (n % 2) + i % 2;
   }
-  // What is hidden stays so.
+  // Hidden scores stay hidden.
   __device__ __forceinline__ static void multiply(Scores<tile>& s, Factors& factor) {
 #pragma unroll
     for (int i = 0; i < tile.keys / 2; ++i)

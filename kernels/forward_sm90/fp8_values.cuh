@@ -5,6 +5,7 @@
 // and stmatrix meets no bank twice. Behind them are eight rows of ones, which add up the weights.
 #pragma once
 #include "../ptx/ldmatrix.h"
+#include "../ptx/load_shared.h"
 #include "../ptx/mbarrier.h"
 #include "../ptx/tma.h"
 #include "../ptx/uniform.h"
@@ -22,11 +23,9 @@ __device__ __forceinline__ void write_ones(unsigned shared, unsigned one) {
   for (int panel = 0; panel < tile.vt_stages * panels(tile.keys, 1); ++panel)
 #pragma unroll
     for (int at = 0; at < 8 * 128; at += 32 * 16)
-      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(
-                       shared + tile.vt_offset() + panel * tile.vt_panel() + tile.head_dim_v * 128 +
-                       at + 16 * lane),
-                   "r"(one)
-                   : "memory");
+      ptx::fill_shared(shared + tile.vt_offset() + panel * tile.vt_panel() + tile.head_dim_v * 128 +
+                           at + 16 * lane,
+                       one);
 }
 
 // Columns of 16 that one warp transposes, of all keys.
@@ -39,7 +38,7 @@ __device__ __forceinline__ unsigned panel_of(unsigned v, int part) {
   return v + part * columns_of_warp<tile> / 8 * (tile.keys * 128);
 }
 
-// Makes keys of a tile that nobody sees zero, for 0 * NaN is NaN: the columns of warp `part`.
+// Zeroes the keys of a tile that no query sees, because 0 * NaN is NaN: the columns of warp `part`.
 template <Tile tile>
 __device__ __forceinline__ void clear_keys(unsigned v, int part,
                                            const unsigned (&seen)[key_words<tile>]) {
@@ -51,10 +50,7 @@ __device__ __forceinline__ void clear_keys(unsigned v, int part,
 #pragma unroll
     for (int i = 0; i < columns_of_warp<tile>; ++i) {
       const int c = part * columns_of_warp<tile> + i;
-      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(
-                       panel_of<tile>(v, part) + key * 128 + ((c % 8 ^ key % 8) << 4)),
-                   "r"(0)
-                   : "memory");
+      ptx::fill_shared(panel_of<tile>(v, part) + key * 128 + ((c % 8 ^ key % 8) << 4), 0);
     }
   }
   __syncwarp();

@@ -1,10 +1,10 @@
-// The order of the last items under a block mask: those with most to do first, so that the blocks
-// end together. Those before are taken as they come, which keeps K and V in the L2. A warp of each
-// block that has nothing else to do counts what the mask leaves of items, a share at a time, and
-// notes each in the class of its count; then all blocks take from the classes, of each the first
-// items first, so that they work on one head together. A block waits only until the shares that
-// have been taken are noted, which are those of blocks that run: blocks that start late hold up
-// nobody.
+// The order of the last items under a block mask: the longest first, so that the blocks end
+// together. Earlier items are taken in order, which keeps K and V in L2. In each block a warp that
+// has nothing else to do takes a share of these items, counts the mask columns that are not EMPTY
+// for each, and enters the item in the class of its count. Then all blocks take items from the
+// classes, within a class in order, so that they work on one head together. A block waits only
+// until the shares that were taken are entered. Running blocks took them, so a block that starts
+// late delays no other.
 #pragma once
 #include "../common/block_mask.cuh"
 #include "../common/lengths.cuh"
@@ -39,8 +39,8 @@ __device__ __forceinline__ unsigned sorted_items(const attn_sm90_mask_kernarg& a
   return min(a.items - gridDim.x, unsigned(attn_sm90_order_max_items));
 }
 
-// The class of an item with so many live columns: 31 has none, the others those from 1 to 7 each,
-// then a quarter of an octave, and class 0 the largest.
+// The class of an item with this many live columns: class 31 for none, one class for each of 1 to
+// 7, then one for each quarter of an octave; class 0 has the largest counts.
 __device__ __forceinline__ int class_of(int columns) {
   if (columns < 8) return 31 - columns;
   const int octave = 28 - __clz(columns);
@@ -122,7 +122,7 @@ __device__ __forceinline__ void list_items(const attn_sm90_mask_kernarg& a) {
   __syncwarp();
 }
 
-// What a warp that takes items knows of the classes, when all items are listed.
+// What a warp that takes items knows about the classes once all items are listed.
 struct ItemOrder {
   unsigned begin, behind;  // ranks of the items of the lane's class
 
@@ -157,7 +157,7 @@ struct ItemOrder {
       }
       return a.items;
     }
-    // Those that see nothing come in the middle: storing them hides behind what is computed.
+    // Items without keys come in the middle, where their stores overlap with computation.
     const unsigned seeing = __shfl_sync(0xffffffff, begin, 31), half = seeing / 2;
     const unsigned rank = n < half                    ? n
                           : n < half + items - seeing ? n + seeing - half

@@ -1,4 +1,4 @@
-// Work items: which one a block takes, what is said of it and of its tiles of keys.
+// Work items: which one a block takes, and the descriptions of it and its tiles of keys.
 #pragma once
 #include "../common/descale.cuh"
 #include "../common/lengths.cuh"
@@ -15,8 +15,8 @@ template <Tile tile>
 __device__ __forceinline__ unsigned first_items() {
   return gridDim.x / tile.blocks;
 }
-// The item that a block takes after its first: one that no other has taken. Whoever takes the last
-// one leaves the counter as it was.
+// The item that a block takes after its first: one that no other has taken. The block that takes
+// the last one resets the counter.
 template <Tile tile>
 __device__ __forceinline__ unsigned next_item(const attn_sm90_forward_kernarg& a, unsigned items) {
   if (items <= first_items<tile>()) return items;
@@ -141,7 +141,7 @@ __device__ __forceinline__ void describe(const attn_sm90_forward_kernarg& a, con
   }
 }
 
-// fp8: the item's scales, and that keys which it does not see are nobody's. By all lanes of one
+// fp8: writes the item's scales, and marks keys that it does not see as unused. By all lanes of one
 // warp.
 template <unsigned with>
 __device__ __forceinline__ void describe_scales(const Kernarg<with>& a, Item& item) {
@@ -164,8 +164,8 @@ __device__ __forceinline__ void describe_scales(const Kernarg<with>& a, Item& it
 __device__ __forceinline__ int first_seen(const Item& item) {
   return item.see[0].some_begin;
 }
-// Those of a tile, which begins where one of the segment does (begin_at_tile), so that its halves
-// lie in a block of 64 or 128 keys each.
+// The scales of a tile. Tiles are cut from the segment's first key on (begin_at_tile), so each half
+// of a tile is in one block of 64 or 128 keys.
 template <Tile tile>
 __device__ __forceinline__ void describe_scales(const attn_sm90_fp8_kernarg& a, const Item& item,
                                                 const KeyTile& at, TileScales& to) {

@@ -24,19 +24,19 @@ struct KeyWalk {
   int segment;  // that the tile is of
   int first;    // position of the tile's first key
   int last;     // the same of the segment's last tile on the way
-  int end;      // behind the segment's last key that the item sees
+  int end;      // after the segment's last key that the item sees
 
   // At the first tile of an item that sees some key.
   template <class Item>
   ATTN_HOST_DEVICE KeyWalk(const Item& item, bool down) : step(down ? -keys : keys), segment(0) {
     enter(item, down ? item.high - 1 : item.low);
   }
-  // Whether there is none behind it.
+  // Whether it is the last one.
   template <class Item>
   ATTN_HOST_DEVICE bool ends(const Item& item) const {
     return first == last && (step < 0 ? first <= item.low : end >= item.high);
   }
-  // Not behind the last one.
+  // Must not be called at the last one.
   template <class Item>
   ATTN_HOST_DEVICE void next(const Item& item) {
     if (first != last) [[likely]]

@@ -11,12 +11,12 @@ namespace attn::sm90 {
 
 using namespace device;
 
-// What warpgroups must know of a tile of keys, for warpgroup g shifted by 4 g.
+// Flags of a tile of keys for consumer warpgroups; those of warpgroup g are shifted by 4 g.
 enum : unsigned {
   sees_some = 1,   // some of its queries see keys of the tile
   sees_all = 2,    // all see all of it
   last_tile = 4,   // the item's last tile
-  has_unused = 8,  // V has rows that nobody sees
+  has_unused = 8,  // V has rows that no query sees
 };
 constexpr unsigned for_all_groups = 0x111;
 static_assert(max_groups == 3);
@@ -60,7 +60,7 @@ struct LiveTiles {
   unsigned live;         // columns that are seen and have not been given yet
   unsigned whole;        // columns that all see all of, in which no segment begins or ends
   int from;              // the lane whose column is current
-  int run;               // so many columns behind it are whole, and not in `live` any more
+  int run;               // this many columns after it are fully visible, and no longer in `live`
   int first, end;        // what is left of it
   int segment;
 
@@ -125,8 +125,8 @@ struct LiveTiles {
     whole = __ballot_sync(0xffffffff, flags == seen_whole<tile> && !cut);
   }
 
-  // Counts the whole columns behind the current one, which find() then gives without a look at
-  // each: most tiles.
+  // Counts the fully visible columns after the current one, which find() then gives without a look
+  // at each: most tiles.
   __device__ __forceinline__ void start_run() {
     if (down) {
       run = __clz(~(whole << (31 - from) << 1));
@@ -151,7 +151,7 @@ struct LiveTiles {
     __syncwarp();
   }
 
-  // What is left of the current column up to the end of a segment, or down to the beginning of one.
+  // The rest of the current column, up to the end of a segment or down to its beginning.
   __device__ __forceinline__ LiveTile next_piece() {
     if (down) {
       while (segment > 0 && item.segment[segment - 1].end >= end) --segment;

@@ -21,7 +21,7 @@ __device__ __forceinline__ void load_panels(unsigned to, const attn_tensor_map& 
                   panel_columns(element_bytes) * panel, row, head, batch);
 }
 
-// By those lanes for which `loads` is true; no branch, after which lanes would go on apart.
+// For the lanes whose `loads` is true; without a branch, after which lanes would diverge.
 template <int columns, int element_bytes = 2>
 __device__ __forceinline__ void load_panels_if(unsigned to, const attn_tensor_map& map,
                                                Barrier& full, int rows, int row, int head,
@@ -40,8 +40,8 @@ __device__ __forceinline__ void prefetch_panels(const attn_tensor_map& map, int 
     ptx::tma_prefetch(&map, panel_columns(element_bytes) * panel, row, head, batch);
 }
 
-// Asks for what the block needs first, in L2: by one thread, before it may read memory, so only
-// where no length lies there.
+// Prefetches what the block needs first into L2. Called by one thread before it may read memory, so
+// only if no length has to be read.
 template <Tile tile>
 __device__ __forceinline__ void prefetch_first(const attn_sm90_forward_kernarg& a) {
   const auto& segment = a.segment[0];
@@ -200,23 +200,23 @@ __device__ __forceinline__ void load_items(const Kernarg<with>& a, Control& cont
   }
 }
 
-// Loads tiles of keys and values. V of a tile is loaded behind K of a later one, in the order in
-// which their places become free.
+// Loads tiles of keys and values. V of a tile is loaded after K of a later one, in the order in
+// which their stages become free.
 template <Tile tile>
 struct Loader {
-  // fp8: a place of V is free as soon as the tile before is transposed.
+  // fp8: a stage of V is free as soon as the previous tile is transposed.
   static constexpr unsigned behind = tile.vt_stages > 0 ? 0 : tile.k_stages - tile.v_stages + 1;
 
   const attn_sm90_forward_kernarg& a;
   Control& control;
   const unsigned shared;
-  unsigned count = 0, values = 0;      // tiles whose K and whose V are under way
-  RingAt<tile.k_stages> next_k{0, 0};  // where the next ones lie
+  unsigned count = 0, values = 0;      // tiles whose K, and whose V, have been requested
+  RingAt<tile.k_stages> next_k{0, 0};  // the stages of the next ones
   RingAt<tile.v_stages> next_v{0, 0};
 
   // The next tile, which begins at position `first` of a segment. tell: writes keys, used and
-  // next_tile, which it finds while there is no place; for the first tile of an item, which is
-  // waited for, while the copy engine works.
+  // next_tile. It runs while the loader would wait for a stage; for the first tile of an item,
+  // which consumers wait for, it runs after the copy has been started.
   template <class Tell>
   __device__ __forceinline__ void load(const Item& item, int segment_index, int first, bool begins,
                                        const Tell& tell) {

@@ -6,9 +6,8 @@
 namespace attn::sm90 {
 
 // With a block mask one warp finds the tiles that it leaves, two ahead of the one whose keys it
-// loads, and another loads the values, which would come late behind the search. All lanes of both
-// go one way, and the first acts for them. An item that sees nothing has one tile, which nobody
-// sees.
+// loads, and another loads the values, which the search would delay. All lanes of both
+// take the same path, and the first acts for them. An item that sees nothing has one EMPTY tile.
 template <Tile tile>
 __device__ __forceinline__ void load_live_keys(const attn_sm90_mask_kernarg& a, Control& control,
                                                unsigned shared) {

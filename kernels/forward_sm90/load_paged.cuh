@@ -1,4 +1,4 @@
-// Loading K and V that lie in pages: of each page that a tile meets, boxes of the copy engine.
+// Loads K and V from pages: TMA boxes from each page that a tile touches.
 // Tiles are cut from a segment's first key on, so that a box, whose keys divide tile and page, lies
 // in one page. A segment that is not paged is one page with boxes of whole tiles.
 #pragma once
@@ -15,7 +15,8 @@ constexpr int pieces = tile.keys / 16;
 template <Tile tile>
 constexpr int describing_lanes = pieces<tile> > key_words<tile> ? pieces<tile> : key_words<tile>;
 
-// The page of the lane's keys, as the table has it. Entries for keys that nobody sees are not read.
+// The page of the lane's keys, as the table has it. Entries for keys that no query sees are not
+// read.
 template <Tile tile>
 __device__ __forceinline__ int look_up(const attn_sm90_paged_kernarg& a, const Item& item,
                                        const ItemWalk<tile>& walk) {
@@ -31,7 +32,7 @@ __device__ __forceinline__ unsigned pages_there(const attn_pages& pages, int pag
   return __ballot_sync(0xffffffff, unsigned(page) < unsigned(pages.num_pages));
 }
 
-// What is said of a tile: where it has keys that are not there, not all are seen.
+// A tile's flags: if some of its keys do not exist, it is not fully visible.
 template <Tile tile>
 __device__ __forceinline__ unsigned paged_flags(const Item& item, const ItemWalk<tile>& walk,
                                                 unsigned there) {
@@ -52,7 +53,7 @@ template <int columns, Tile tile>
 struct Box {
   bool asks;
   int panel, key;      // its first key in the tile
-  int row, batch;      // where it lies; in a page or not
+  int row, batch;      // its place, in a page or not
   unsigned all_bytes;  // of all lanes
 
   __device__ __forceinline__ Box(const attn_sm90_paged_kernarg& a, const KeyTile& at,

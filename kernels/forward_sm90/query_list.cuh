@@ -1,6 +1,6 @@
 // Packed q of which one sequence has many queries and most have few: items counted from capacities
-// would nearly all be empty. The query tiles that there are, counted from the lengths: a sequence's
-// stand together, the last one first, each with all its heads.
+// would nearly all be empty. So query tiles are counted from the lengths. The tiles of a
+// sequence are consecutive, the last one first, each with all its heads.
 #pragma once
 #include "../common/lengths.cuh"
 #include "forward_args.h"

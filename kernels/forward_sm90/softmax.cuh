@@ -7,6 +7,8 @@
 
 namespace attn::sm90 {
 
+constexpr float lowest = -3.402823466e38f;  // not -inf: differences of it are no NaN
+
 // Of one row of the lane's two, in the log2 domain.
 struct RowState {
   float reference;  // weights are 2^(score - reference); `lowest`: the row has seen nothing
@@ -64,7 +66,6 @@ struct Softmax {
   RowState row_state[2];
   bool negative;  // the reference of some row of the warp
 
-  static constexpr float lowest = -3.402823466e38f;  // not -inf: differences of it are no NaN
   __device__ __forceinline__ void start() {
     row_state[0] = row_state[1] = {lowest, 0, 0};
     negative = true;

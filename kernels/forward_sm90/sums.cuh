@@ -1,5 +1,6 @@
 // Sums of weight * v.
 #pragma once
+#include "../ptx/load_shared.h"
 #include "../ptx/tma.h"
 #include "../ptx/wgmma.h"
 #include "config.h"
@@ -74,10 +75,7 @@ __device__ __forceinline__ void clear_unused(const Warp<tile>& warp, unsigned n,
       if (seen[word] >> i / 8 & 1) continue;
 #pragma unroll
       for (int column = 0; column < panels(tile.head_dim_v); ++column)
-        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(
-                         v + column * Warp<tile>::panel + (256 * word + i) * 16),
-                     "r"(0)
-                     : "memory");
+        ptx::fill_shared(v + column * Warp<tile>::panel + (256 * word + i) * 16, 0);
     }
   }
   ptx::fence_async_shared();

@@ -1,4 +1,4 @@
-// The shapes of the blocks of fwd_sm90_*, for their host side and for the kernels.
+// The tiles of fwd_sm90_*: what a thread block works on at a time, its stages and its warpgroups.
 #ifndef ATTN_KERNELS_FORWARD_SM90_TILES_H
 #define ATTN_KERNELS_FORWARD_SM90_TILES_H
 
@@ -17,37 +17,37 @@ ATTN_HOST_DEVICE constexpr int panels(int columns, int element_bytes = 2) {
 
 constexpr int max_groups = 3;
 constexpr int max_stages = 3;
-constexpr int item_slots = 8;  // work items between the warpgroup that loads and those that compute
-constexpr int tile_slots = 8;  // the same for tiles of keys; more than max_stages
+constexpr int item_slots = 8;        // items described but not yet computed
+constexpr int tile_slots = 8;        // the same for tiles of keys; more than max_stages
 constexpr int control_bytes = 3072;  // barriers, items and tiles, before Q, K and V
 
 struct Tile {
   int head_dim,
-      head_dim_v;  // columns that the products have; what is missing to them counts as zero
-  int groups;      // warpgroups that compute, each 64 queries
+      head_dim_v;  // columns of the products; a smaller head_dim is padded with zeros
+  int groups;      // consumer warpgroups, with 64 queries each
   int keys;        // keys of a K/V tile
   int q_stages, k_stages, v_stages;  // tiles in shared memory
   bool finds =
-      false;  // the warpgroup that loads finds what a block mask leaves, which takes registers
-  bool adds = false;      // the bias of a tile lies in shared memory too
-  int blocks = 1;         // of a cluster, which share K and V: neighbours in the sequence
-  bool heads = false;     // or the same queries of neighbouring heads
-  int element_bytes = 2;  // of q, k and v
-  int vt_stages = 0;      // fp8: tiles of V^T in shared memory, which v_stages tiles of V become
-  int piece = 0;          // fp8: of so many columns the sums are found at once; 0: of all
-  int weight_parts = 1;   // fp8: e4m3 values that a weight is the sum of
-  int score_part = 0;     // fp8: of so many columns the unit adds up products of scores; 0: of all
-  int score_part_keys = 0;  // fp8: of so many keys at once, behind the first part; 0: of all
+      false;  // the producer warpgroup searches a block mask for tiles, which takes registers
+  bool adds = false;        // the bias of a tile is in shared memory too
+  int blocks = 1;           // blocks of a cluster, which share K and V: neighbouring queries
+  bool heads = false;       // true: the same queries of neighbouring heads instead
+  int element_bytes = 2;    // of q, k and v
+  int vt_stages = 0;        // fp8: tiles of V^T in shared memory, transposed from tiles of V
+  int piece = 0;            // fp8: the sums are computed for this many columns at once; 0: all
+  int weight_parts = 1;     // fp8: a weight is the sum of this many e4m3 values
+  int score_part = 0;       // fp8: the unit sums score products over this many columns; 0: all
+  int score_part_keys = 0;  // fp8: for this many keys at once, after the first part; 0: all
 
   constexpr bool operator==(const Tile&) const = default;
 
-  // The same, whose blocks find what is to be seen of block masks.
+  // The same with a search of block masks.
   ATTN_HOST_DEVICE constexpr Tile finding() const {
     Tile tile = *this;
     tile.finds = true;
     return tile;
   }
-  // The same, whose blocks stand in clusters of two.
+  // The same in clusters of two blocks.
   ATTN_HOST_DEVICE constexpr Tile paired() const {
     Tile tile = *this;
     tile.blocks = 2;
@@ -59,14 +59,14 @@ struct Tile {
     return tile;
   }
   ATTN_HOST_DEVICE constexpr int rows() const { return 64 * groups; }
-  // Of a work item, which all blocks of a cluster take together, and of a K/V tile what each of
-  // them loads.
+  // Queries and heads of an item, which all blocks of a cluster take together, and the keys of a
+  // K/V tile that each block loads.
   ATTN_HOST_DEVICE constexpr int item_rows() const { return rows() * (heads ? 1 : blocks); }
   ATTN_HOST_DEVICE constexpr int item_heads() const { return heads ? blocks : 1; }
   ATTN_HOST_DEVICE constexpr int loaded_keys() const { return keys / blocks; }
   ATTN_HOST_DEVICE constexpr int threads() const { return 128 * (groups + 1); }
-  // What setmaxnreg leaves the warpgroup that loads and those that compute: together what they
-  // start with. One that computes has enough from the start.
+  // Registers of the producer and of the consumer warpgroups after setmaxnreg; together they are
+  // what the warpgroups start with. A single consumer warpgroup has enough from the start.
   ATTN_HOST_DEVICE constexpr int load_registers() const {
     return finds ? 56 : groups == 2 ? 40 : 32;
   }
@@ -74,8 +74,8 @@ struct Tile {
     return (groups == 2 ? 232 : 160) - (finds ? 8 : 0);
   }
 
-  // Q has so many parts, each with its own barriers: where it has one place, each warpgroup gets
-  // its queries anew as soon as it is done with the item before.
+  // Parts of Q, each with its own barriers. With one stage, each consumer warpgroup gets its new
+  // queries as soon as it is done with the previous item.
   ATTN_HOST_DEVICE constexpr int q_parts() const { return q_stages == 1 ? groups : 1; }
   ATTN_HOST_DEVICE constexpr int q_part_rows() const { return rows() / q_parts(); }
   ATTN_HOST_DEVICE constexpr int q_bytes() const {
@@ -108,7 +108,7 @@ struct Tile {
   }
 };
 
-// Where larger tiles would leave multiprocessors idle.
+// For problems so small that larger tiles would leave multiprocessors idle.
 constexpr Tile tile_d64_short{.head_dim = 64,
                               .head_dim_v = 64,
                               .groups = 1,
@@ -137,7 +137,8 @@ constexpr Tile tile_d128{.head_dim = 128,
                          .q_stages = 2,
                          .k_stages = 3,
                          .v_stages = 2};
-// For long sequences: Q has one place, and ends waste more.
+// For long sequences: larger tiles of keys leave room for one stage of Q, and waste more at the
+// ends.
 constexpr Tile tile_d128_long{.head_dim = 128,
                               .head_dim_v = 128,
                               .groups = 2,
@@ -169,9 +170,10 @@ constexpr Tile tile_d256{.head_dim = 256,
 // Two blocks each load half of a K/V tile for both, for long sequences without a causal mask.
 constexpr Tile tile_d128_pair = tile_d128_long.paired();
 constexpr Tile tile_d256_pair = tile_d256.paired();
-// Of two query heads that have K and V in common, for long sequences.
+// Two blocks have two query heads that share K and V, for long sequences.
 constexpr Tile tile_d128_heads = tile_d128_long.of_two_heads();
-// For block masks: keys are cut as without, so that a mask that is all FULL gives the same bits.
+// For block masks: keys are cut as without a mask, so that a mask that is all FULL gives the same
+// bits.
 constexpr Tile tile_d64_mask{.head_dim = 64,
                              .head_dim_v = 64,
                              .groups = 2,
@@ -182,7 +184,7 @@ constexpr Tile tile_d64_mask{.head_dim = 64,
                              .finds = true};
 constexpr Tile tile_d128_mask = tile_d128.finding();
 constexpr Tile tile_d256_mask = tile_d256.finding();
-// For kernels that change scores, which takes registers.
+// For softcap and ALiBi, which need registers, so there are fewer keys.
 constexpr Tile tile_d64_score{.head_dim = 64,
                               .head_dim_v = 64,
                               .groups = 3,
@@ -204,7 +206,7 @@ constexpr Tile tile_d256_score{.head_dim = 256,
                                .q_stages = 1,
                                .k_stages = 2,
                                .v_stages = 2};
-// For kernels that add a bias too.
+// For a bias, which needs shared memory too.
 constexpr Tile tile_d64_bias{.head_dim = 64,
                              .head_dim_v = 64,
                              .groups = 3,

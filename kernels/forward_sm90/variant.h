@@ -1,4 +1,4 @@
-// What a kernel fwd_sm90_* is.
+// The description of a kernel fwd_sm90_*.
 #ifndef ATTN_KERNELS_FORWARD_SM90_VARIANT_H
 #define ATTN_KERNELS_FORWARD_SM90_VARIANT_H
 

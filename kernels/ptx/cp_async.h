@@ -12,7 +12,7 @@ __device__ __forceinline__ void cp_async_16(unsigned shared, const void* global,
                : "memory");
 }
 
-// `bytes`, 4 or 8, at a multiple of so many; nothing is copied unless `take`.
+// Copies `bytes` (4 or 8), aligned to that; nothing unless `take`.
 template <int bytes>
 __device__ __forceinline__ void cp_async_if(unsigned shared, const void* global, bool take) {
   asm volatile(

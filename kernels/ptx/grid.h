@@ -1,4 +1,4 @@
-// griddepcontrol: a kernel launched to start early runs beside the end of the one before it in its
+// griddepcontrol: a kernel launched to start early overlaps with the end of the previous one in its
 // stream (CUDA C++ Programming Guide, "Programmatic Dependent Launch").
 #ifndef ATTN_KERNELS_PTX_GRID_H
 #define ATTN_KERNELS_PTX_GRID_H
@@ -9,7 +9,7 @@ namespace attn::ptx {
 __device__ __forceinline__ void grid_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
-// The kernel behind this one may be placed where there is room, once all blocks have said so.
+// Once all blocks have called this, the next kernel may be placed where there is room.
 __device__ __forceinline__ void grid_let_next_start() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }

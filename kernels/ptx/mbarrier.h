@@ -5,6 +5,8 @@
 
 namespace attn::ptx {
 
+using Barrier = unsigned long long;  // in shared memory
+
 __device__ __forceinline__ void mbarrier_init(unsigned barrier, unsigned count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
@@ -12,7 +14,7 @@ __device__ __forceinline__ void mbarrier_init(unsigned barrier, unsigned count) 
 __device__ __forceinline__ void mbarrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-// Of those lanes for which `arrives` is true; no branch, after which lanes would go on apart.
+// For the lanes whose `arrives` is true; without a branch, after which lanes would diverge.
 __device__ __forceinline__ void mbarrier_arrive_if(unsigned barrier, bool arrives) {
   asm volatile(
       "{\n"
@@ -26,7 +28,7 @@ __device__ __forceinline__ void mbarrier_arrive_if(unsigned barrier, bool arrive
 __device__ __forceinline__ void mbarrier_arrive(unsigned barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// At the barrier that lies at the same place of another block of the cluster.
+// At the barrier at the same address in another block of the cluster.
 __device__ __forceinline__ void mbarrier_arrive_at(unsigned barrier, unsigned block) {
   asm volatile(
       "{\n"

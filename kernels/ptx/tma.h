@@ -1,4 +1,4 @@
-// cp.async.bulk.tensor: the copy engine brings a box of a tensor to shared memory. What lies
+// cp.async.bulk.tensor: TMA copies a box of a tensor to shared memory. What is
 // outside the tensor arrives as zeros; the barrier receives the bytes of the whole box either way.
 #ifndef ATTN_KERNELS_PTX_TMA_H
 #define ATTN_KERNELS_PTX_TMA_H

@@ -4,7 +4,7 @@
 
 namespace attn::ptx {
 
-// The bits that x has in any lane. The result lies in a uniform register, from which descriptors
+// The bits that x has in any lane. The result is in a uniform register, from which descriptors
 // are used as they are; the compiler cannot know of most values that all lanes have the same.
 __device__ __forceinline__ unsigned uniform(unsigned x) {
   unsigned y;

@@ -19,6 +19,10 @@ __device__ __forceinline__ void registers_grow() {
 __device__ __forceinline__ void barrier_wait(int name, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
+template <int threads>
+__device__ __forceinline__ void barrier_wait(int name) {
+  asm volatile("bar.sync %0, %1;" ::"r"(name), "n"(threads) : "memory");
+}
 // Whether p is true in any of the threads that wait.
 template <int name, int threads>
 __device__ __forceinline__ bool barrier_or(bool p) {

@@ -5,7 +5,7 @@
 // Values of attn_block_kind in attn/attn.h, which device code cannot include.
 enum { attn_kind_empty = 0, attn_kind_causal = 1, attn_kind_full = 2, attn_kind_partial = 3 };
 
-// What lies in the arrays is not trusted: other kinds and an index out of range count as EMPTY.
+// The arrays' contents are not trusted: other kinds and an index out of range count as EMPTY.
 struct attn_mask_arrays {
   const unsigned char* kinds;  // [batch or 1, heads or 1, rows, columns]
   const int* index;            // the same grid; null: there are no PARTIAL blocks

@@ -9,17 +9,17 @@ struct attn_kv_lengths {
   int capacity;
 };
 
-// Where a segment's keys lie if it is paged: [num_pages, page_size, head, head_dim].
+// The pages of a paged segment, [num_pages, page_size, head, head_dim].
 struct attn_pages {
   const int* block_table;               // [batch, max_pages]; null: not paged
   int num_pages, page_size, max_pages;  // not paged: one page
 };
 
-// What stored values are multiplied with: at[b * batch + h * head + key / block_keys].
+// The factor of stored values: at[b * batch + h * head + key / block_keys].
 struct attn_descale {
-  const float* at;  // null: with 1
+  const float* at;  // null: the factor is 1
   int batch, head;  // elements
-  int block_keys;   // 0: one for all keys
+  int block_keys;   // 0: one descale for all keys
 };
 
 #endif

@@ -1,4 +1,4 @@
-// Where the bytes of ggml's blocks of 32 elements are and what they stand for. Constants alone:
+// Where the bytes of ggml's blocks of 32 elements are, and what they mean. Constants alone:
 // code of any instruction set includes this. Types are those of types.h.
 #ifndef ATTN_KERNELS_SHARED_GGML_LAYOUT_H
 #define ATTN_KERNELS_SHARED_GGML_LAYOUT_H
@@ -42,7 +42,7 @@ ATTN_HOST_DEVICE constexpr BlockLayout block_layout(int type) {
   }
 }
 
-// Of iq4_nl: an element is the one of these at its code, times d.
+// iq4_nl: an element is the value at its code in this table, times d.
 constexpr signed char iq4_nl_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                            1,    13,   25,  38,  53,  69,  89,  113};
 

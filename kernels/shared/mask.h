@@ -14,7 +14,7 @@ struct KeyBand {
   long long lower, upper;
 };
 
-// `diagonal` is Skv - Sq (0 for top-left): query i stands at key position i + diagonal.
+// `diagonal` is Skv - Sq (0 for top-left): query i is at key position i + diagonal.
 // Unbounded sides have left or right < 0.
 struct RangeMask {
   bool causal;

@@ -3,7 +3,8 @@
 #define ATTN_KERNELS_SHARED_MASK_ARGS_H
 
 enum { attn_mask_threads = 256, attn_mask_max_words = 128 * 128 / 32 };
-enum { attn_mask_blocks = 6 };  // that a multiprocessor has at once
+enum { attn_mask_blocks = 6 };              // that a multiprocessor has at once
+enum { attn_mask_shared_bytes = 5 << 10 };  // static, at most
 
 struct attn_mask_kernarg {
   const unsigned char* dense;  // [planes, seqlen_q, seqlen_kv]; null: intervals

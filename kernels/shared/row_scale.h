@@ -1,4 +1,4 @@
-// Types of which each row, a head of a token, has a scale beside its codes. Types are those of
+// Types whose rows (a head of a token) have a scale in a separate array. Types are those of
 // types.h.
 #ifndef ATTN_KERNELS_SHARED_ROW_SCALE_H
 #define ATTN_KERNELS_SHARED_ROW_SCALE_H

@@ -1,5 +1,5 @@
-"""What attn.flash and attn.onnx do with arrays themselves, alike for NumPy, PyTorch and CuPy: these spell almost all of it
-the same, so callers use module_of(x).where and its siblings, and here is what they do not."""
+"""Array operations of attn.flash and attn.onnx for NumPy, PyTorch and CuPy. Where the three have equal functions, callers use them
+directly, as module_of(x).where; the others are here."""
 import operator
 import sys
 
@@ -10,7 +10,7 @@ from . import _frameworks
 
 
 def module_of(array, name):
-    """numpy, torch or cupy; refuses arrays of others, which cannot be written, and what is no array."""
+    """numpy, torch or cupy; refuses arrays of other frameworks, which cannot be written, and values that are not arrays."""
     for kind in type(array).__mro__:
         module = kind.__module__.partition(".")[0]
         if module in ("numpy", "torch", "cupy") and kind.__name__ in ("ndarray", "Tensor"):
@@ -37,7 +37,7 @@ def cast(array, name):
 
 
 def _place(like):
-    """The arguments that put a new array where `like` is."""
+    """The arguments that create an array on the device of `like`."""
     return {"device": like.device} if module_of(like, "array").__name__ == "torch" else {}
 
 
@@ -65,7 +65,7 @@ def shape_text(array):
 
 
 def need_shape(array, name, shape, form):
-    """None in `shape` is any size."""
+    """Refuses the array unless it has this shape; None accepts any size."""
     good = array.ndim == len(shape) and all(want in (None, n) for n, want in zip(array.shape, shape))
     sizes = ", ".join("any" if n is None else str(n) for n in shape)
     need(good, f"{name} has shape {shape_text(array)}; accepted: {form}" + (f" = [{sizes}]" if any(shape) else ""))

@@ -4,7 +4,7 @@ import re
 
 
 class Error(RuntimeError):
-    """What all of these are."""
+    """The base class of all errors of attn."""
 
 
 class InvalidArgument(Error, ValueError):
@@ -44,7 +44,7 @@ def error_type(status):
 
 @contextlib.contextmanager
 def renamed(names):
-    """Errors that are raised inside name a caller's arguments: each whole word that is a key of `names` becomes its value."""
+    """Errors raised inside get the caller's argument names: each whole word that is a key of `names` becomes its value."""
     try:
         yield
     except (Error, TypeError) as error:

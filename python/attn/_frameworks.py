@@ -1,5 +1,5 @@
-"""What attn asks of the frameworks whose arrays it is given; the module _attn calls it. No framework but NumPy is
-imported unless an array of it came."""
+"""What attn needs from array frameworks; the module _attn calls it. No framework except NumPy is imported before an array of it is
+passed."""
 import functools
 
 import numpy
@@ -15,10 +15,11 @@ def _numpy_dtype(name):
 
 @functools.cache
 def torch_fp8():
-    """Torch's dtypes that DLPack may not name -> attn's."""
+    """Torch's dtypes that DLPack may have no name for -> attn's."""
     import torch
-    names = {"float8_e4m3fn": "f8_e4m3fn", "float8_e5m2": "f8_e5m2", "float8_e4m3fnuz": "f8_e4m3fnuz"}
-    return {getattr(torch, name): ours for name, ours in names.items() if hasattr(torch, name)}
+    from . import _attn
+    fp8 = {name: t["dtype"] for name, t in _attn.types().items() if t["kind"] == "fp8"}
+    return {getattr(torch, theirs): name for name, theirs in fp8.items() if hasattr(torch, theirs)}
 
 
 NO_BACKWARD = ("requires grad; accepted: arrays that do not, and any under torch.no_grad() or inference_mode(), attn has no "
@@ -26,7 +27,7 @@ NO_BACKWARD = ("requires grad; accepted: arrays that do not, and any under torch
 
 
 def computes_for_itself(kind):
-    """Which method of a class of tensors may give them another meaning than their storage has; None if none does."""
+    """The method of a tensor class that may give tensors another value than their storage has; None if there is none."""
     import torch
     if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         return "__torch_dispatch__"
@@ -36,7 +37,7 @@ def computes_for_itself(kind):
 
 
 def _unreadable_tensor(x):
-    """unreadable() of a tensor. Asks the tensor itself nothing before its class is known to answer as torch.Tensor does."""
+    """unreadable() for a tensor. Calls no method of the tensor before its class is known to behave like torch.Tensor."""
     import torch
     kind = type(x)
     method = computes_for_itself(kind)
@@ -64,7 +65,7 @@ def _unreadable_tensor(x):
 
 
 def unreadable(framework, array):
-    """Why an array's memory is not its value, as the end of a sentence that its name begins; None if it is."""
+    """Why an array's memory is not its value, as the end of a sentence that starts with the argument's name; None if it is."""
     if framework == "torch":
         return _unreadable_tensor(array)
     if isinstance(array, numpy.ma.MaskedArray):
@@ -73,7 +74,7 @@ def unreadable(framework, array):
 
 
 def empty(framework, shape, dtype, like):
-    """An array of `framework` where `like` is, contents undefined."""
+    """An uninitialised array of `framework` on the device of `like`."""
     if framework == "numpy":
         return numpy.empty(shape, _numpy_dtype(dtype))
     if framework == "torch":
@@ -90,7 +91,7 @@ def empty(framework, shape, dtype, like):
 
 
 def captured(size, like):
-    """`size` bytes of the memory of the graph that torch captures in its current stream on the device of `like`, else None."""
+    """`size` bytes of the graph's memory if torch is capturing its current stream on the device of `like`, else None."""
     import torch
     index = like.device.index
     if index != torch.cuda.current_device():

@@ -5,7 +5,7 @@ from . import _attn
 
 
 def _device(device):
-    """As text: torch calls AMD's devices cuda, and means the current one if it names none."""
+    """The device as text. torch calls AMD's devices cuda, and its "cuda" without a number is the current device."""
     text = str(device)
     if type(device).__module__ == "torch":
         import torch
@@ -20,10 +20,12 @@ def _unpickled(cls, kinds, index, bits, shape, block_size, device):
 
 
 class BlockMask:
-    """Blocks of (bq, bk) = block_size over query and key positions from 0; forward(block_mask=...) and every other rule
-    must show an element. 64 or 128 on GPUs, any size on the host; one number is both. A mask lies on one device, where
-    its calls' arrays must lie too. Made by the from_ functions; a | b and a & b are union and intersection. A mask does not
-    change, so its copy is itself; pickled are its blocks, and the device that they come back to.
+    """A mask in blocks of block_size = (bq, bk) queries and keys, counted from position 0, for forward(block_mask=...).
+
+    An element is visible only if the mask and all other rules of the call allow it. Blocks are 64 or 128 on GPUs, of any size on the
+    host; one number means both. A mask is on one device, which must be that of the call's arrays. Make masks with the from_
+    functions; a | b and a & b are union and intersection. A mask does not change, so copying returns the mask itself. Pickling keeps
+    its blocks and its device.
     """
 
     def __init__(self, mask):
@@ -33,18 +35,18 @@ class BlockMask:
 
     @classmethod
     def from_dense(cls, dense, *, block_size=128):
-        """dense: bool or uint8 [Sq, Skv] or [B or 1, Hq or 1, Sq, Skv], contiguous; not 0 = visible. Built where it lies."""
+        """dense: bool or uint8 [Sq, Skv] or [B or 1, Hq or 1, Sq, Skv], contiguous; not 0 = visible. Built on the array's device."""
         return cls(_attn.mask_from_dense(dense, block_size))
 
     @classmethod
     def from_intervals(cls, intervals, seqlen_q, *, block_size=128):
-        """Per key the queries that see it, as one or two half-open ranges within [0, Sq]: i32 [Skv, 1 or 2, 2] or
-        [B or 1, Hq or 1, Skv, 1 or 2, 2], contiguous (FlashMask, arXiv 2410.01359). Built where they lie."""
+        """intervals: for each key the queries that see it, as one or two half-open ranges within [0, Sq]: i32 [Skv, 1 or 2, 2] or
+        [B or 1, Hq or 1, Skv, 1 or 2, 2], contiguous (FlashMask, arXiv 2410.01359). Built on the array's device."""
         return cls(_attn.mask_from_intervals(intervals, seqlen_q, block_size))
 
     @classmethod
     def from_documents(cls, lengths, *, causal=False, block_size=128, device="cpu"):
-        """Documents one behind the other; a query sees its own, with `causal` up to itself. Their lengths add up to
+        """Documents one after the other: a query sees its own document, with `causal` up to itself. The lengths add up to
         Sq = Skv. device: "cpu", "cuda", "cuda:1", "hip" ..., or a torch.device."""
         try:
             lengths = list(lengths)
@@ -54,8 +56,8 @@ class BlockMask:
 
     @classmethod
     def from_window(cls, seqlen_q, seqlen_kv, window, *, global_tokens=0, block_size=128, device="cpu"):
-        """window (left, right) as forward has it, here with these Sq and Skv; every query also sees the first
-        global_tokens keys."""
+        """window: (left, right) as in forward(), with these Sq and Skv. Every query also sees the first global_tokens
+        keys."""
         return cls(_attn.mask_from_window(seqlen_q, seqlen_kv, window, global_tokens, 0, block_size, _device(device)))
 
     @classmethod
@@ -65,9 +67,9 @@ class BlockMask:
 
     @classmethod
     def from_kinds(cls, kinds, seqlen_q, seqlen_kv, *, block_size=128, index=None, bits=None, device="cpu"):
-        """The blocks themselves, from host memory: kinds u8 [rows, columns] or [B or 1, Hq or 1, rows, columns], each
-        EMPTY, CAUSAL, FULL or PARTIAL. For PARTIAL ones index i32 of that shape, -1 elsewhere, into bits bool [P, bq, bk]
-        (or u32 [P, bq, ceil(bk / 32)], bit c % 32 of word c / 32)."""
+        """The blocks directly, from host memory. kinds: u8 [rows, columns] or [B or 1, Hq or 1, rows, columns], each EMPTY, CAUSAL,
+        FULL or PARTIAL. index: i32 of the same shape, for PARTIAL blocks the index into bits, else -1. bits: bool [P, bq, bk], or
+        u32 [P, bq, ceil(bk / 32)] with column c in bit c % 32 of word c / 32."""
         return cls(_attn.mask_from_kinds(kinds, index, bits, seqlen_q, seqlen_kv, block_size, _device(device)))
 
     EMPTY, CAUSAL, FULL, PARTIAL = range(4)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 
 def open_wheel():
-    """Opens the HIP library of AMD's packages for Python, where libattn then finds it; False if there is none."""
+    """Opens the HIP library of AMD's Python packages, so that libattn finds it; False if there is none."""
     try:
         package = importlib.util.find_spec("_rocm_sdk_core")
     except (ImportError, ValueError):

@@ -1,22 +1,22 @@
-"""FlashAttention's functions, by its names: flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache.
+"""FlashAttention's functions under their own names: flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache.
 
-Arrays are NumPy's, PyTorch's or CuPy's, laid out as there: q [B, Sq, Hq, D], k [B, Skv, Hkv, D], packed [total, H, D], pages
-[num_pages, page_size, Hkv, D]. Versions 2 and 3 put different arguments behind the arrays, so these are given by name. What
-has no kernel here is refused by name. num_splits, pack_gqa and deterministic are hints, which change nothing: the plan decides,
-and equal calls give equal bits. There is no backward.
+Arrays are NumPy's, PyTorch's or CuPy's, with FlashAttention's layouts: q [B, Sq, Hq, D], k [B, Skv, Hkv, D], packed [total, H, D],
+pages [num_pages, page_size, Hkv, D]. Arguments after the arrays must be given by name, since FlashAttention's versions 2 and 3 order
+them differently. Arguments that attn does not implement are refused by name. num_splits, pack_gqa and deterministic are ignored: the
+plan decides, and equal calls give equal bits. There is no backward.
 
     softmax_scale      None: 1 / sqrt(D)
     causal             query i sees key j <= i + Skv - Sq
     window_size        (left, right) around i + Skv - Sq, -1 = unbounded
-    attention_chunk    only keys of the query's chunk of so many, counted from key 0; 0 = none; q not packed
+    attention_chunk    a query sees only keys of its own chunk of this many, counted from key 0; 0 = none; q not packed
     softcap            0.0 = none
-    alibi_slopes       f32 [Hq], or [B, Hq] where q is not packed: one call for each sequence
+    alibi_slopes       f32 [Hq], or [B, Hq] if q is not packed: one call for each sequence
     q_descale ...      f32 [B, Hkv] for fp8
-    return_softmax_lse (out, lse f32 [B, Hq, Sq]), packed [Hq, total]
+    return_softmax_lse returns (out, lse): lse f32 [B, Hq, Sq], packed [Hq, total]
     out                an array for the result
     backend            as in attn.forward
 """
-from . import forward, kv_append
+from . import forward, kv_append, types
 from ._arrays import (arange, cast, contiguous, empty, integer, module_of, need, need_integers, need_shape, on_gpu, shape_text,
                       type_name)
 from ._errors import renamed
@@ -28,7 +28,7 @@ def flash_attn_func(q, k, v, *, dropout_p=0.0, softmax_scale=None, causal=False,
                     softcap=0.0, alibi_slopes=None, q_descale=None, k_descale=None, v_descale=None, qv=None, num_splits=0,
                     pack_gqa=None, sm_margin=0, deterministic=False, return_attn_probs=False, return_softmax_lse=False, out=None,
                     backend="auto"):
-    """softmax(softmax_scale q k^T, masked) v -> out [B, Sq, Hq, Dv]; the module's help has the arguments."""
+    """softmax(softmax_scale q k^T, masked) v -> out [B, Sq, Hq, Dv]; help(attn.flash) describes the arguments."""
     _refuse(dropout_p=dropout_p, qv=qv, sm_margin=sm_margin, return_attn_probs=return_attn_probs)
     return _attend(q, k, v, scale=softmax_scale, causal=causal, window=window_size, chunk=attention_chunk, softcap=softcap,
                    slopes=alibi_slopes, descales=(q_descale, k_descale, v_descale), lse=return_softmax_lse, out=out,
@@ -40,12 +40,12 @@ def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, ma
                            attention_chunk=0, softcap=0.0, alibi_slopes=None, q_descale=None, k_descale=None, v_descale=None,
                            qv=None, num_splits=0, pack_gqa=None, sm_margin=0, deterministic=False, return_attn_probs=False,
                            return_softmax_lse=False, out=None, backend="auto"):
-    """The same of packed sequences: q [total_q, Hq, D], k and v [total_k, Hkv, D].
+    """flash_attn_func for packed sequences: q [total_q, Hq, D], k and v [total_k, Hkv, D].
 
     cu_seqlens_q, cu_seqlens_k  i32 [B + 1]; None: q, or k and v, are [B, S, H, D]
     max_seqlen_q, max_seqlen_k  the longest sequence, or more; None: as if one sequence had all tokens
-    seqused_q, seqused_k        i32 [B]: so many tokens of each sequence count. Rows of out and lse beyond are 0 and -inf
-    block_table                 i32 [B, pages]: k and v are pages, of lengths seqused_k or those of cu_seqlens_k
+    seqused_q, seqused_k        i32 [B]: the first this many tokens of each sequence count. Later rows of out are 0, of lse -inf
+    block_table                 i32 [B, pages]: k and v are pages; lengths are in seqused_k or cu_seqlens_k
     """
     _refuse(dropout_p=dropout_p, qv=qv, sm_margin=sm_margin, return_attn_probs=return_attn_probs)
     xp = module_of(q, "q")
@@ -109,16 +109,17 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, *, qv=None, rot
                             k_descale=None, v_descale=None, softmax_scale=None, causal=False, window_size=(-1, -1),
                             attention_chunk=0, softcap=0.0, rotary_interleaved=True, alibi_slopes=None, scheduler_metadata=None,
                             num_splits=0, pack_gqa=None, sm_margin=0, return_softmax_lse=False, out=None, backend="auto"):
-    """The same over a cache, k_cache [B, S, Hkv, D] or pages, into which k and v are written first.
+    """flash_attn_func over a cache, k_cache [B, S, Hkv, D] or pages. If k and v are given, they are written to the cache first.
 
     k, v                [B, T, Hkv, D], or packed with cu_seqlens_k_new: written from position cache_seqlens[b] on
-    rotary_cos, rotary_sin  [positions, R / 2], S or more: k is rotated for its positions, q for cache_seqlens[b] + i, without causal,
-                        window_size and attention_chunk all of it for cache_seqlens[b]. f32 ones are taken as they are
-    rotary_interleaved  pairs are elements 2 i and 2 i + 1, else i and i + R / 2
-    rotary_seqlens      i32 [B]: rotated as if cache_seqlens were these
-    cache_seqlens       i32 or i64 [B], or one integer: keys that the cache holds; None: it is full
+    rotary_cos, rotary_sin  [S or more positions, R / 2]: rotates k for its positions and query i for cache_seqlens[b] + i (without
+                        causal, window_size and attention_chunk every query for cache_seqlens[b]). f32 is used directly, other types
+                        are converted
+    rotary_interleaved  True: pairs are elements 2 i and 2 i + 1; False: i and i + R / 2
+    rotary_seqlens      i32 [B]: used for the rotation instead of cache_seqlens
+    cache_seqlens       i32 or i64 [B], or one integer: keys in the cache; None: it is full
     cache_batch_idx     i32 [B]: sequence b is row cache_batch_idx[b] of k_cache
-    cache_leftpad       i32 [B]: where the keys of each sequence begin
+    cache_leftpad       i32 [B]: the position of each sequence's first key
     block_table         i32 [B, pages]; page_table is the same
     cu_seqlens_q, max_seqlen_q  q is packed
     """
@@ -240,7 +241,7 @@ def _need_room(used, name, room):
             need(0 <= n <= most, f"{name}[{b}] is {n}; accepted: 0 to {most}")
 
 
-_OUTS = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz")
+_OUTS = [t["dtype"] for t in types().values() if t["kind"] in ("float", "fp8") and not t["output_only"]]
 
 
 def _need_out(out, shape, like):
@@ -311,7 +312,7 @@ def _of_slopes(q, k, v, slopes, table, lse, out, options, names):
 
 
 def _rows(table, count):
-    """i32, contiguous, none beyond `count`: what lies behind a sequence is not read, but is a row."""
+    """table as contiguous int32, clipped to rows below `count`: entries after a sequence's end are not read, but must be valid rows."""
     return contiguous(cast(table.clip(0, count - 1), "int32"))
 
 
@@ -328,7 +329,7 @@ def _chunks(q, keys, lengths, chunk):
 
 
 def _behind(leftpad, k_cache, v_cache, table):
-    """(k, v, table) whose sequences begin behind the padding: the tokens of the cache are pages of one."""
+    """(k, v, table) whose sequences begin after the padding: the tokens of the cache become pages of size 1."""
     pages, size = k_cache.shape[:2]
     j = arange(table.shape[1] * size, leftpad)[None, :] + leftpad[:, None]
     page = (j // size).clip(0, table.shape[1] - 1)
@@ -373,7 +374,7 @@ class _Used:
 
 def _append(q, k, v, k_cache, v_cache, lengths, table, cu_q, cu_new, cos, sin, interleaved, rotary_lengths, descales, backend,
             names, each):
-    """Writes k and v; (q rotated, lengths behind them). `names` are flash's for kv_append's."""
+    """Writes k and v -> (rotated q, the new lengths). `names`: flash's argument names for kv_append's."""
     after = empty(lengths.shape, "int32", q)
     options = {"cu_seqlens_new": cu_new, "block_table": table, "k_descale": _scales(descales[0], "k_descale"),
                "v_descale": _scales(descales[1], "v_descale"), "seqlens_out": after, "backend": backend}

@@ -1,18 +1,20 @@
-"""The operator Attention of ONNX, opsets 23 to 25. attention(Q, K, V, ...) computes it on arrays, its inputs and attributes have
-their names there; the package onnx is not needed. onnxruntime computes it with libattn in models that use_libattn() was given, after
+"""ONNX's operator Attention, opsets 23 to 25.
+
+attention(Q, K, V, ...) computes it on arrays, with the operator's names for inputs and attributes; the package onnx is not needed. To
+let onnxruntime compute a model's Attention nodes with libattn, call use_libattn(model) and
 options.register_custom_ops_library(attn.onnx.library())."""
 import math
 from pathlib import Path
 
-from . import forward
+from . import forward, types
 from ._arrays import arange, cast, contiguous, empty, integer, module_of, need, need_integers, on_gpu, shape_text, type_name
 from ._errors import Unsupported, renamed
 
 __all__ = ["attention", "library", "use_libattn"]
 
-_FLOATS = ("float32", "float16", "bfloat16")
+_FLOATS = [t["dtype"] for t in types().values() if t["kind"] == "float" and not t["output_only"]]
 _DOUBLE = 11  # TensorProto.DataType
-# What forward()'s sentences are about -> this operator's names.
+# forward()'s argument names, in error sentences -> this operator's names.
 _NAMES = {"q": "Q", "k": "K", "v": "V", "bias": "attn_mask", "seqlens_kv": "nonpad_kv_seqlen",
           "seqlens": "nonpad_kv_seqlen", "window": "left_window_size, right_window_size"}
 
@@ -20,19 +22,19 @@ _NAMES = {"q": "Q", "k": "K", "v": "V", "bias": "attn_mask", "seqlens_kv": "nonp
 def attention(Q, K, V, attn_mask=None, past_key=None, past_value=None, nonpad_kv_seqlen=None, *, is_causal=0, q_num_heads=None,
               kv_num_heads=None, scale=None, softcap=0.0, softmax_precision=None, left_window_size=-1, right_window_size=-1,
               qk_matmul_output_mode=0, qk_matmul_output=False, backend="auto"):
-    """(Y, present_key, present_value, qk_matmul_output) of NumPy's, PyTorch's or CuPy's arrays.
+    """-> (Y, present_key, present_value, qk_matmul_output), on arrays of NumPy, PyTorch or CuPy.
 
-    Q [B, Hq, Sq, D] or [B, Sq, Hq * D] with q_num_heads, K and V alike with kv_num_heads; f32, f16 or bf16
-    attn_mask           bool or float, broadcasts to [B, Hq, Sq, past + Skv], except its last dimension: if that is shorter, 1
-                        included, the keys after it are not visible
-    past_key, past_value  [B, Hkv, past, D]; they and K, V behind them are present_key and present_value, which without a past
-                        are K and V
+    Q [B, Hq, Sq, D], or [B, Sq, Hq * D] with q_num_heads; K and V likewise with kv_num_heads; f32, f16 or bf16
+    attn_mask           bool or float, broadcasts to [B, Hq, Sq, past + Skv], except its last dimension: if that is shorter (also
+                        if it is 1), the keys after it are not visible
+    past_key, past_value  [B, Hkv, past, D]; present_key and present_value are these followed by K and V, or without a past K
+                        and V
     nonpad_kv_seqlen    integers [B]: keys of each sequence; not with a past
     is_causal           query i sees key j <= i + offset: past; nonpad_kv_seqlen[b] - Sq; else 0
     left_window_size, right_window_size  i + offset - left <= j <= i + offset + right, -1 = unbounded
-    softmax_precision   of TensorProto.DataType; softmax is computed in float32, in float64 with backend="reference"
-    qk_matmul_output    whether it is wanted, else it is None: the scores [B, Hq, Sq, past + Skv] as qk_matmul_output_mode says,
-                        in Q's type. The framework multiplies them anew in float32
+    softmax_precision   a TensorProto.DataType; softmax is computed in float32, with backend="reference" in float64
+    qk_matmul_output    True: also returns the scores [B, Hq, Sq, past + Skv] as qk_matmul_output_mode says, in Q's type, which the
+                        framework computes again in float32. False: None
     A query that sees no key has a row of zeros.
     """
     xp = module_of(Q, "Q")
@@ -59,7 +61,7 @@ def attention(Q, K, V, attn_mask=None, past_key=None, past_value=None, nonpad_kv
     v = _heads(V, kv_num_heads, "V", "kv_num_heads")
     need(k.shape[0] == q.shape[0] and k.shape[3] == q.shape[3] and tuple(v.shape[:3]) == tuple(k.shape[:3]),
          f"V has shape {shape_text(V)}, K {shape_text(K)}, Q {shape_text(Q)}; accepted: the same batch, K's head size as Q's, and V as K "
-         "but for its head size")
+         "except its head size")
     past = 0
     if past_key is not None:
         past = past_key.shape[2] if past_key.ndim == 4 else 0
@@ -100,7 +102,7 @@ def _scale(scale, q):
 
 
 def _whole_head(x):
-    """[B, S, H, D] with zeros behind each row on a GPU, whose kernels take rows of 16 bytes' multiples."""
+    """x [B, S, H, D]; on a GPU with zeros after each row, because kernels take rows of multiples of 16 bytes."""
     missing = -x.shape[3] % 8
     if not (missing and on_gpu(x)):
         return x
@@ -204,9 +206,10 @@ def library():
 
 
 def use_libattn(model):
-    """Moves the Attention nodes of an onnx.ModelProto, and of graphs within its nodes, into the domain "libattn", where library() has
-    the operator for float, float16 and bfloat16; how many. Those that want scores, softmax in double precision, or double inputs stay
-    with onnxruntime."""
+    """Moves the Attention nodes of an onnx.ModelProto, and of graphs within its nodes, into the domain "libattn" -> how many.
+
+    library() has the operator of that domain for float, float16 and bfloat16. Nodes that want scores, softmax in double precision, or
+    double inputs stay with onnxruntime."""
     moved = _moved(model.graph)
     if moved and all(entry.domain != "libattn" for entry in model.opset_import):
         entry = model.opset_import.add()

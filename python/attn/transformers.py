@@ -1,4 +1,4 @@
-"""import attn.transformers: the models of the package transformers take attn_implementation="libattn"."""
+"""After `import attn.transformers`, models of the package transformers accept attn_implementation="libattn"."""
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
@@ -12,9 +12,9 @@ __all__ = ["libattn"]
 
 def libattn(module, query, key, value, attention_mask, dropout=0.0, scaling=None, is_causal=None, position_bias=None, softcap=None,
             s_aux=None, **others):
-    """query [B, Hq, Sq, D], key [B, Hkv, Skv, D], value [B, Hkv, Skv, Dv] -> ([B, Sq, Hq, Dv], None). The mask is one of
-    transformers' "sdpa" masks; without it a causal module counts from the top left. softcap, position_bias and s_aux (sinks) are served;
-    weights are not returned."""
+    """query [B, Hq, Sq, D], key [B, Hkv, Skv, D], value [B, Hkv, Skv, Dv] -> ([B, Sq, Hq, Dv], None). attention_mask is
+    one of transformers' "sdpa" masks; without one a causal module counts from the top left. softcap, position_bias and s_aux (sinks) are
+    supported; attention weights are not returned."""
     if dropout:
         raise InvalidArgument(f"dropout is {dropout}; accepted: 0, attn is for inference: model.eval()")
     need_storage(("query", "key", "value", "attention_mask"), (query, key, value, attention_mask))

@@ -41,7 +41,7 @@ Heads heads_of(const char* name, const Tensor& t, size_t dims, const char* attri
 }
 
 size_t bytes_of(attn_dtype type) {
-  return type == ATTN_F32 ? 4 : 2;
+  return size_t(attn_dtype_info(type)->block_bytes);
 }
 
 float number(const Tensor& t, size_t i) {
@@ -206,7 +206,7 @@ void Attention::run(const Inputs& in, const MakeOutput& output, void* stream) {
       k.dim != q.dim)
     invalid("V has shape " + text_of(in.v.shape) + ", K " + text_of(in.k.shape) + ", Q " +
             text_of(in.q.shape) +
-            "; accepted: the same batch, K's head size as Q's, and V as K but for its head size");
+            "; accepted: the same batch, K's head size as Q's, and V as K except its head size");
   int64_t past = 0;
   if (in.past_key.given() != in.past_value.given())
     invalid("one of past_key and past_value is given; accepted: both, or neither");

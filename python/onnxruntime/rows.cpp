@@ -50,7 +50,8 @@ void Rows::append(attn_dtype type, const Heads& heads, const void* from, const C
   auto found = plans_.find(key);
   if (found == plans_.end()) found = plans_.emplace(key, plan(*owner_, p)).first;
 
-  const size_t unread = size_t(heads.batch * p.segment.v_stride.batch) * (type == ATTN_F32 ? 4 : 2);
+  const size_t unread =
+      size_t(heads.batch * p.segment.v_stride.batch) * size_t(attn_dtype_info(type)->block_bytes);
   if (unread_.bytes() < unread) unread_ = buffer(*owner_, unread);
   attn_kv_append_args args;
   clear(&args);

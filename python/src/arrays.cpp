@@ -23,34 +23,31 @@ enum DlpackCode : uint8_t {
   E5M2 = 12
 };
 
-constexpr ElementType types[] = {
-    {"f32", "float32", ATTN_F32, 0, {Float, 32, 1}},
-    {"f16", "float16", ATTN_F16, 0, {Float, 16, 1}},
-    {"bf16", "bfloat16", ATTN_BF16, 0, {Bfloat, 16, 1}},
-    {"f8_e4m3fn", "float8_e4m3fn", ATTN_F8_E4M3FN, 0, {E4M3FN, 8, 1}},
-    {"f8_e5m2", "float8_e5m2", ATTN_F8_E5M2, 0, {E5M2, 8, 1}},
-    {"f8_e4m3fnuz", "float8_e4m3fnuz", ATTN_F8_E4M3FNUZ, 0, {E4M3FNUZ, 8, 1}},
-    {"f64", "float64", ATTN_F64, 0, {Float, 64, 1}},
-    {"q8_0", "q8_0", ATTN_Q8_0, 34, {}},
-    {"q4_0", "q4_0", ATTN_Q4_0, 18, {}},
-    {"q4_1", "q4_1", ATTN_Q4_1, 20, {}},
-    {"q5_0", "q5_0", ATTN_Q5_0, 22, {}},
-    {"q5_1", "q5_1", ATTN_Q5_1, 24, {}},
-    {"iq4_nl", "iq4_nl", ATTN_IQ4_NL, 18, {}},
-    {"i8", "int8", ATTN_I8, 0, {Int, 8, 1}},
-    {"i4", "i4", ATTN_I4, 0, {}},
-    {"u8", "uint8", ATTN_DTYPE_NONE, 0, {UInt, 8, 1}},
-    {"bool", "bool", ATTN_DTYPE_NONE, 0, {Bool, 8, 1}},
-    {"i32", "int32", ATTN_DTYPE_NONE, 0, {Int, 32, 1}},
-    {"u32", "uint32", ATTN_DTYPE_NONE, 0, {UInt, 32, 1}},
-    {"i64", "int64", ATTN_DTYPE_NONE, 0, {Int, 64, 1}},
-    {"u64", "uint64", ATTN_DTYPE_NONE, 0, {UInt, 64, 1}},
+// What frameworks have arrays of.
+constexpr struct {
+  const char *name, *numpy;
+  nb::dlpack::dtype dlpack;
+} array_types[] = {
+    {"f32", "float32", {Float, 32, 1}},
+    {"f16", "float16", {Float, 16, 1}},
+    {"bf16", "bfloat16", {Bfloat, 16, 1}},
+    {"f8_e4m3fn", "float8_e4m3fn", {E4M3FN, 8, 1}},
+    {"f8_e5m2", "float8_e5m2", {E5M2, 8, 1}},
+    {"f8_e4m3fnuz", "float8_e4m3fnuz", {E4M3FNUZ, 8, 1}},
+    {"f64", "float64", {Float, 64, 1}},
+    {"i8", "int8", {Int, 8, 1}},
+    {"u8", "uint8", {UInt, 8, 1}},
+    {"bool", "bool", {Bool, 8, 1}},
+    {"i32", "int32", {Int, 32, 1}},
+    {"u32", "uint32", {UInt, 32, 1}},
+    {"i64", "int64", {Int, 64, 1}},
+    {"u64", "uint64", {UInt, 64, 1}},
 };
 
-constexpr ElementType another = {"another type", "", ATTN_DTYPE_NONE, 0, {}};
+constexpr ElementType another = {"another type", ""};
 
 const ElementType& from_dlpack(nb::dlpack::dtype dtype) {
-  for (const ElementType& type : types)
+  for (const ElementType& type : types())
     if (type.dlpack.bits > 0 && type.dlpack == dtype) return type;
   return another;
 }
@@ -167,6 +164,25 @@ void refuse(const std::string& text) {
   throw error(ATTN_INVALID_ARGUMENT, text.c_str());
 }
 
+const std::vector<ElementType>& types() {
+  static const std::vector<ElementType> all = [] {
+    std::vector<ElementType> list;
+    for (const attn_dtype_properties& p : dtypes()) {
+      ElementType& type = list.emplace_back(ElementType{p.name, p.name, {}, p.type, p.kind});
+      type.block_elements = p.block_elements, type.block_bytes = p.block_bytes;
+      type.has_scales = p.has_scales, type.output_only = p.output_only;
+    }
+    for (const auto& a : array_types) {
+      const auto same = [&](const ElementType& t) { return !std::strcmp(t.name, a.name); };
+      auto at = std::find_if(list.begin(), list.end(), same);
+      if (at == list.end()) at = list.insert(at, ElementType{a.name});
+      at->numpy = a.numpy, at->dlpack = a.dlpack;
+    }
+    return list;
+  }();
+  return all;
+}
+
 std::string text_of(nb::handle value) {
   PyObject* text = PyObject_Str(value.ptr());
   const nb::object keep = nb::steal(text);
@@ -258,30 +274,22 @@ const ElementType* find_type(nb::handle dtype) {
   }
   std::string name = text_of(named);
   if (const size_t dot = name.rfind('.'); dot != std::string::npos) name.erase(0, dot + 1);
-  for (const ElementType& type : types)
+  for (const ElementType& type : types())
     if (name == type.name || name == type.numpy) return &type;
   return nullptr;
 }
 
 const ElementType& find_type(const char* name) {
-  const ElementType* type = types;
+  const ElementType* type = types().data();
   while (std::strcmp(type->name, name) != 0) ++type;
   return *type;
 }
 
 const ElementType& find_type(attn_dtype type) {
-  for (const ElementType& t : types)
+  for (const ElementType& t : types())
     if (t.type == type) return t;
-  static constexpr ElementType none = {"none", "none", ATTN_DTYPE_NONE, 0, {}};
+  static constexpr ElementType none = {};
   return none;
-}
-
-bool is_fp8(attn_dtype type) {
-  return type == ATTN_F8_E4M3FN || type == ATTN_F8_E5M2 || type == ATTN_F8_E4M3FNUZ;
-}
-
-bool is_float(attn_dtype type) {
-  return type == ATTN_F32 || type == ATTN_F16 || type == ATTN_BF16;
 }
 
 std::string shape_text(const Sizes& shape) {
@@ -340,7 +348,8 @@ void Array::need_type(const char* want) const {
 }
 
 void Array::need_floats() const {
-  if (!is_float(type.type)) refuse(name + " is " + type.name + "; accepted: f32, f16, bf16");
+  if (!type.is_float())
+    refuse(name + " is " + type.name + "; accepted: " + names_of(&ElementType::is_float));
 }
 
 const void* Array::address() const {
@@ -541,8 +550,8 @@ Array Reader::first(nb::handle value, const std::string& name) {
 Array Reader::next(nb::handle value, const std::string& name) {
   Array a = read(value, name);
   if (a.device != first_.device)
-    refuse(name + " lies in " + a.device.text() + "; accepted: " + first_.device.text() +
-           ", where " + first_.name + " is");
+    refuse(name + " is in " + a.device.text() + "; accepted: " + first_.device.text() + ", where " +
+           first_.name + " is");
   return a;
 }
 

@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -21,23 +22,36 @@ namespace nb = nanobind;
 // An argument that breaks a rule: attn.InvalidArgument in Python.
 [[noreturn]] void refuse(const std::string& text);
 
-// attn_dtype and the integers that small arrays have.
+// The types of attn_dtype_info and the integers that small arrays have.
 struct ElementType {
-  const char* name;          // attn's: "bf16", "i32"
-  const char* numpy;         // NumPy's, ml_dtypes' and torch's: "bfloat16"
-  attn_dtype type;           // NONE: no type of q, k, v
-  int block_bytes;           // of 32 elements in one of ggml's types, else 0
-  nb::dlpack::dtype dlpack;  // no bits: DLPack does not know it
+  const char* name = "none";      // attn's: "bf16", "i32"
+  const char* numpy = "none";     // NumPy's, ml_dtypes' and torch's: "bfloat16"
+  nb::dlpack::dtype dlpack = {};  // no bits: DLPack does not know it
+  attn_dtype type = {};           // NONE, and so kind: no type of q, k, v
+  attn_dtype_kind kind = {};
+  int block_elements = 1, block_bytes = 0;
+  bool has_scales = false, output_only = false;
 
-  bool ggml() const { return block_bytes > 0; }
-  bool has_scales() const { return type == ATTN_I8 || type == ATTN_I4; }
+  bool is_float() const { return kind == ATTN_KIND_FLOAT && !output_only; }
+  bool is_fp8() const { return kind == ATTN_KIND_FP8; }
+  bool is_out() const { return kind == ATTN_KIND_FLOAT || is_fp8(); }
+  bool is_input() const { return kind != attn_dtype_kind{} && !output_only; }
+  // Whether arrays have its bytes, as u8.
+  bool in_bytes() const { return is_input() && dlpack.bits == 0; }
 };
+const std::vector<ElementType>& types();
+// Of those for which `wanted` is true: "f32, f16, bf16".
+template <class Wanted>
+std::string names_of(const Wanted& wanted) {
+  std::string names;
+  for (const ElementType& type : types())
+    if (std::invoke(wanted, type)) names += (names.empty() ? "" : ", ") + std::string(type.name);
+  return names;
+}
 // By either name, by a dtype object of a framework, or null.
 const ElementType* find_type(nb::handle dtype);
 const ElementType& find_type(attn_dtype type);
 const ElementType& find_type(const char* name);  // one of attn's
-bool is_fp8(attn_dtype type);
-bool is_float(attn_dtype type);  // f32, f16, bf16
 // "[1, 2, 3]"
 std::string shape_text(const Sizes& shape);
 

@@ -24,7 +24,7 @@ attn_dtype CacheCall::read_rows(const Array& a, int64_t batch, int64_t rows, con
 
 const void* CacheCall::read_row_scales(const char* name, const Array& of, attn_dtype type,
                                        attn_strides* stride) {
-  if (given(name) != find_type(type).has_scales())
+  if (given(name) != find_type(type).has_scales)
     refuse(std::string(name) + (given(name) ? " is given" : " is None") + "; accepted for " +
            of.name + " in " + find_type(type).name +
            (given(name) ? ": None" : ": f16 scales, one for each token and head"));
@@ -40,7 +40,7 @@ void CacheCall::read_cache(const CacheNames& names, const CacheDims& dims, attn_
   s.k_type = read_rows(k, paged ? -1 : dims.batch, -1,
                        paged ? "[pages, page_size, Hkv, D]" : "[B, S, Hkv, D]", dims.heads_kv,
                        dims.head_dim, "k_type", names.dims_of);
-  const std::string v_form = std::string(names.k) + "'s shape but for the last dimension";
+  const std::string v_form = std::string(names.k) + "'s shape except the last dimension";
   s.v_type = read_rows(v, k.size(0), k.size(1), v_form.c_str(), dims.heads_kv, dims.head_dim_v,
                        "v_type", names.dims_of);
   s.k_stride = strides_of(k, s.k_type);

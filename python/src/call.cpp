@@ -255,24 +255,26 @@ std::pair<attn_dtype, int64_t> kv_type(const Array& a, int64_t dim, nb::handle n
   const bool bytes = !std::strcmp(a.type.name, "u8");
   if (named.is_valid() && !named.is_none()) {
     const ElementType* type = find_type(named);
-    if (type && type->type == ATTN_I4) {
-      if (!bytes)
-        refuse(a.name + " is " + a.type.name + "; accepted of i4: u8, two elements a byte");
-      return {ATTN_I4, 2 * last};
-    }
-    if (!type || !type->ggml())
+    if (!type || !type->in_bytes())
       refuse("the type of " + a.name + " is " + text_of(named) +
-             "; accepted: q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl, i4, or None");
-    if (!bytes || last <= 0 || last % type->block_bytes != 0)
+             "; accepted: " + names_of(&ElementType::in_bytes) + ", or None");
+    const int64_t block = type->block_bytes;
+    if (!bytes && block == 1)
+      refuse(a.name + " is " + a.type.name + "; accepted of " + type->name +
+             ": u8, two elements a byte");
+    if (!bytes || (block > 1 && (last <= 0 || last % block != 0)))
       refuse(a.name + " is " + a.type.name + " with a last dimension of " + std::to_string(last) +
-             "; accepted of " + type->name + ": u8, multiples of " +
-             std::to_string(type->block_bytes) + " bytes");
-    return {type->type, last / type->block_bytes * 32};
+             "; accepted of " + type->name + ": u8, multiples of " + std::to_string(block) +
+             " bytes");
+    return {type->type, last / block * type->block_elements};
   }
-  if (a.type.type != ATTN_DTYPE_NONE && a.type.type != ATTN_F64) return {a.type.type, last};
-  const bool q8 = last % 34 == 0, q4 = last % 18 == 0;
+  if (a.type.is_input()) return {a.type.type, last};
+  // Of these two types the size of a row tells which it is.
+  const ElementType &q8_0 = find_type(ATTN_Q8_0), &q4_0 = find_type(ATTN_Q4_0);
+  const bool q8 = last % q8_0.block_bytes == 0, q4 = last % q4_0.block_bytes == 0;
   if (bytes && last > 0 && (q8 || q4)) {
-    const int64_t q8_dim = last / 34 * 32, q4_dim = last / 18 * 32;
+    const int64_t q8_dim = last / q8_0.block_bytes * q8_0.block_elements,
+                  q4_dim = last / q4_0.block_bytes * q4_0.block_elements;
     if (q8 && q4 && q8_dim != dim && q4_dim != dim)
       refuse(a.name + " is u8 with a last dimension of " + std::to_string(last) + ", which is " +
              std::to_string(q8_dim) + " elements of q8_0 or " + std::to_string(q4_dim) +
@@ -280,19 +282,17 @@ std::pair<attn_dtype, int64_t> kv_type(const Array& a, int64_t dim, nb::handle n
     if (q8 && (!q4 || q8_dim == dim)) return {ATTN_Q8_0, q8_dim};
     return {ATTN_Q4_0, q4_dim};
   }
+  const auto in_arrays = [](const ElementType& t) { return t.is_input() && !t.in_bytes(); };
   refuse(a.name + " is " + a.type.name + " with a last dimension of " + std::to_string(last) +
-         "; accepted: f32, f16, bf16, f8_e4m3fn, f8_e5m2, f8_e4m3fnuz, i8, u8 with blocks of q8_0 "
-         "(34 bytes) or q4_0 (18 bytes), and of other types with k_type and v_type");
+         "; accepted: " + names_of(in_arrays) + ", u8 with blocks of q8_0 (" +
+         std::to_string(q8_0.block_bytes) + " bytes) or q4_0 (" + std::to_string(q4_0.block_bytes) +
+         " bytes), and of other types with k_type and v_type");
 }
 
 attn_strides strides_of(const Array& a, attn_dtype type) {
-  const int block_bytes = find_type(type).block_bytes;
-  const int64_t bytes = block_bytes > 0 ? block_bytes : 1;
-  if (type == ATTN_I4) {
-    const Sizes s = a.outer_strides(1, 2);
-    return s.size() == 2 ? attn_strides{0, s[0], s[1]} : attn_strides{s[0], s[1], s[2]};
-  }
-  const Sizes s = a.outer_strides(bytes, bytes > 1 ? 32 : 1);
+  const ElementType& t = find_type(type);
+  const Sizes s =
+      t.in_bytes() ? a.outer_strides(t.block_bytes, t.block_elements) : a.outer_strides();
   return s.size() == 2 ? attn_strides{0, s[0], s[1]} : attn_strides{s[0], s[1], s[2]};
 }
 
@@ -443,9 +443,8 @@ void Call::read_queries() {
     refuse("q has shape " + shape_text(q.shape()) +
            (packed ? "; accepted with cu_seqlens_q: [total_q, Hq, D]"
                    : "; accepted: [B, Sq, Hq, D], or packed with cu_seqlens_q"));
-  if (!is_float(q.type.type) && !is_fp8(q.type.type))
-    refuse(std::string("q is ") + q.type.name +
-           "; accepted: f32, f16, bf16, f8_e4m3fn, f8_e5m2, f8_e4m3fnuz");
+  const auto is_q = [](const ElementType& t) { return t.is_float() || t.is_fp8(); };
+  if (!is_q(q.type)) refuse(std::string("q is ") + q.type.name + "; accepted: " + names_of(is_q));
   p.q_type = q.type.type;
   p.heads_q = q.size(dims - 2);
   p.head_dim = q.size(dims - 1);
@@ -495,7 +494,7 @@ void Call::read_segment(size_t i) {
   k.need_shape(Sizes(dims, -1), form);
   Sizes v_shape = k.shape();
   v_shape.back() = -1;
-  v.need_shape(v_shape, "k's shape but for the last dimension");
+  v.need_shape(v_shape, "k's shape except the last dimension");
   std::string type_name;
   const auto [k_type, dim] = kv_type(k, p.head_dim, of_segment(Name::k_type, i, &type_name));
   const auto [v_type, dim_v] =
@@ -529,12 +528,12 @@ void Call::read_segment(size_t i) {
     std::string name;
     nb::object value = of_segment(what, i, &name);
     if (value.is_none()) {
-      if (find_type(type).has_scales())
+      if (find_type(type).has_scales)
         refuse(name + " is None; accepted for " + of.name + " in " + find_type(type).name +
                ": f16 scales, one for each token and head");
       return nullptr;
     }
-    if (!find_type(type).has_scales())
+    if (!find_type(type).has_scales)
       refuse(name + " is given; accepted for " + of.name + " in " + find_type(type).name +
              ": None");
     return read_scales(keep(reader_.next(value, name)), of, stride);
@@ -635,7 +634,7 @@ void Call::read_scores() {
     if (!nb::try_cast(nb::getattr(argument(Name::block_mask), "_mask", nb::none()), mask) || !mask)
       refuse_type(argument(Name::block_mask), "block_mask", "a BlockMask or None");
     if (mask->device != reader_.origin().device)
-      refuse("block_mask lies in " + mask->device.text() +
+      refuse("block_mask is in " + mask->device.text() +
              "; accepted: " + reader_.origin().device.text() + ", where q is");
     mask->mask.apply(&problem_, &args_);
   }
@@ -669,9 +668,10 @@ void Call::read_bias(int64_t seqlen_kv) {
 
 void Call::read_out_type() {
   attn_problem& p = problem_;
+  const ElementType& q = find_type(p.q_type);
   if (of_torch()) {
-    if (is_fp8(p.q_type))
-      refuse(std::string("q is ") + find_type(p.q_type).name + "; accepted: f32, f16, bf16");
+    if (!q.is_float())
+      refuse(std::string("q is ") + q.name + "; accepted: " + names_of(&ElementType::is_float));
     const Array& out = keep(reader_.like_first("out", p.head_dim_v));
     const Sizes strides = out.outer_strides();
     p.out_type = p.q_type;
@@ -680,21 +680,20 @@ void Call::read_out_type() {
     out_ = out.source;
     return;
   }
+  const auto accepted = [] { return names_of(&ElementType::is_out) + " (reference)"; };
   if (given(Name::out_dtype)) {
     const ElementType* type = find_type(argument(Name::out_dtype));
-    if (!type || !(is_float(type->type) || is_fp8(type->type) || type->type == ATTN_F64))
-      refuse("out_dtype is " + text_of(argument(Name::out_dtype)) +
-             "; accepted: f32, f16, bf16, f8_e4m3fn, f8_e5m2, f8_e4m3fnuz, f64 (reference)");
+    if (!type || !type->is_out())
+      refuse("out_dtype is " + text_of(argument(Name::out_dtype)) + "; accepted: " + accepted());
     p.out_type = type->type;
   } else {
-    p.out_type = is_fp8(p.q_type) ? ATTN_BF16 : p.q_type;
+    p.out_type = q.is_fp8() ? ATTN_BF16 : p.q_type;
   }
   if (!given(Name::out)) return;
   out_ = argument(Name::out);
   const Array& out = keep(reader_.output(out_, "out"));
-  if (!is_float(out.type.type) && !is_fp8(out.type.type) && out.type.type != ATTN_F64)
-    refuse(std::string("out is ") + out.type.name +
-           "; accepted: f32, f16, bf16, f8_e4m3fn, f8_e5m2, f8_e4m3fnuz, f64 (reference)");
+  if (!out.type.is_out())
+    refuse(std::string("out is ") + out.type.name + "; accepted: " + accepted());
   if (given(Name::out_dtype) && out.type.type != p.out_type)
     refuse(std::string("out is ") + out.type.name + "; accepted: " + find_type(p.out_type).name +
            " as out_dtype says");

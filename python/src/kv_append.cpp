@@ -51,7 +51,7 @@ class Append : CacheCall {
     const Array& v = next("v_new");
     Sizes v_shape = k.shape();
     v_shape.back() = -1;
-    v.need_shape(v_shape, "k_new's shape but for the last dimension");
+    v.need_shape(v_shape, "k_new's shape except the last dimension");
     v.need_type(k.type.name);
     if (v.size(dims - 1) == 0)  // which attn.h takes for head_dim
       refuse("v_new has shape " + shape_text(v.shape()) + "; accepted: a head_dim_v of 1 or more");

@@ -38,7 +38,7 @@ class Roll : CacheCall {
     k.need_shape({-1, -1, -1, -1}, "[pages, page_size, Hkv, D]");
     const Array& v = next("v_recent");
     v.need_shape({k.size(0), k.size(1), k.size(2), -1},
-                 "k_recent's shape but for the last dimension");
+                 "k_recent's shape except the last dimension");
     k.need_floats();
     v.need_type(k.type.name);
     if (v.size(3) == 0)  // which attn.h takes for head_dim

@@ -284,7 +284,7 @@ Mask mask_from_kinds(nb::handle kinds_value, nb::handle index_value, nb::handle 
   Reader reader;
   const Array kinds = reader.first(kinds_value, "kinds");
   if (!kinds.device.host())
-    refuse("kinds lies in " + kinds.device.text() + "; accepted: host memory");
+    refuse("kinds is in " + kinds.device.text() + "; accepted: host memory");
   kinds.need_type("u8");
   const auto blocks = [](const char* name, int64_t size) {
     if (size < 1)
@@ -340,7 +340,7 @@ Mask mask_from_kinds(nb::handle kinds_value, nb::handle index_value, nb::handle 
 
 Mask combine(const Mask& a, const Mask& b, bool unite) {
   if (a.device != b.device)
-    refuse("the other mask lies in " + b.device.text() + "; accepted: " + a.device.text());
+    refuse("the other mask is in " + b.device.text() + "; accepted: " + a.device.text());
   auto shape = a.shape;
   shape.batch = std::max(a.shape.batch, b.shape.batch);
   shape.heads = std::max(a.shape.heads, b.shape.heads);
@@ -423,8 +423,9 @@ nb::object merge(const std::vector<std::pair<nb::object, nb::object>>& parts, nb
     lses.push_back(std::move(lse));
   }
   const ElementType* type = out_dtype.is_none() ? &outs[0].type : find_type(out_dtype);
-  if (!type || !is_float(type->type))
-    refuse("out_dtype is " + text_of(out_dtype) + "; accepted: f32, f16, bf16");
+  if (!type || !type->is_float())
+    refuse("out_dtype is " + text_of(out_dtype) +
+           "; accepted: " + names_of(&ElementType::is_float));
   p.out_type = type->type;
   p.num_parts = int32_t(parts.size());
 
@@ -469,12 +470,11 @@ nb::object quantize(nb::handle value, nb::handle dtype, nb::handle scale, nb::ha
   p.src_type = x.type.type;
   p.src_stride = strides_of(x);
   const ElementType* type = find_type(dtype);
-  const bool beside = type && type->has_scales();  // a scale of each token and head
-  const bool own_scales = type && (type->ggml() || beside);
-  if (!type || !(own_scales || is_fp8(type->type)))
-    refuse("dtype is " + text_of(dtype) +
-           "; accepted: f8_e4m3fn, f8_e5m2, f8_e4m3fnuz, q8_0, q4_0, q4_1, q5_0, q5_1, "
-           "iq4_nl, i8, i4");
+  const auto quantized = [](const ElementType& t) { return t.is_input() && !t.is_float(); };
+  if (!type || !quantized(*type))
+    refuse("dtype is " + text_of(dtype) + "; accepted: " + names_of(quantized));
+  const bool beside = type->has_scales;  // a scale of each token and head
+  const bool own_scales = !type->is_fp8();
   p.dst_type = type->type;
   p.saturate = boolean(saturate, "saturate");
 
@@ -519,12 +519,10 @@ nb::object quantize(nb::handle value, nb::handle dtype, nb::handle scale, nb::ha
   if (beside) {
     descale = reader.empty("scale", {shape.begin(), shape.end() - 1}, find_type("f16"));
   }
-  if (type->ggml()) shape.back() = shape.back() / 32 * type->block_bytes;
-  if (type->type == ATTN_I4) shape.back() /= 2;
+  if (type->in_bytes()) shape.back() = shape.back() / type->block_elements * type->block_bytes;
   const std::shared_ptr<Compiled> compiled =
       cached(context_for(backend, reader.origin().device), p);
-  const Array stored =
-      reader.empty("stored", shape, type->ggml() || type->type == ATTN_I4 ? bytes : *type);
+  const Array stored = reader.empty("stored", shape, type->in_bytes() ? bytes : *type);
   auto args = make<attn_quantize_args>();
   args.src = x.data();
   args.dst = stored.data();
@@ -538,6 +536,24 @@ nb::object quantize(nb::handle value, nb::handle dtype, nb::handle scale, nb::ha
     if (reader.waits()) compiled->owner->synchronize(reader.stream());
   }
   return nb::make_tuple(stored.source, descale.source);
+}
+
+// attn.types().
+nb::dict types_dict() {
+  static constexpr const char* kinds[] = {"", "float", "fp8", "ggml", "codes"};
+  nb::dict all;
+  for (const ElementType& t : types()) {
+    if (t.type == ATTN_DTYPE_NONE) continue;
+    nb::dict row;
+    row["dtype"] = t.in_bytes() ? "uint8" : t.numpy;
+    row["kind"] = kinds[t.kind];
+    row["block_elements"] = t.block_elements;
+    row["block_bytes"] = t.block_bytes;
+    row["has_scales"] = t.has_scales;
+    row["output_only"] = t.output_only;
+    all[t.name] = row;
+  }
+  return all;
 }
 
 // attn.InvalidArgument and its siblings, by status.
@@ -619,6 +635,7 @@ NB_MODULE(_attn, m) {
   if (PyModule_AddFunctions(m.ptr(), functions) != 0) nb::raise_python_error();
   m.def("make_forward", &make_forward);
   m.def("info", [] { return info(); });
+  m.def("types", &types_dict);
   m.def("version", [] { return attn_version(); });
   m.def("launch_count", [](const char* kernel) { return attn_launch_count(kernel); });
   m.def("cache_counts", [] {

@@ -85,7 +85,7 @@ attn_status create_on_host(attn_context* context, const attn_block_mask_shape* s
   });
 }
 
-// A mask from arrays that lie in the backend's memory: on_host(shape, interrupt, host mask), or
+// A mask from arrays in the backend's memory: on_host(shape, interrupt, host mask), or
 // built on the device where they are.
 attn_status create_from(attn_context* context, const attn_block_mask_shape* shape, void* stream,
                         attn_block_mask** mask, const MaskArgs& source, auto&& on_host) {

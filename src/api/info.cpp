@@ -17,7 +17,14 @@ const char* attn_version(void) {
   return ATTN_VERSION_TEXT(ATTN_VERSION_MAJOR, ATTN_VERSION_MINOR, ATTN_VERSION_PATCH);
 }
 
+const attn_dtype_properties* attn_dtype_info(attn_dtype type) {
+  const TypeInfo& info = type_info(type);
+  return info.type == ATTN_DTYPE_NONE ? nullptr : &info;
+}
+
 namespace {
+
+constexpr const char* kind_names[] = {"", "float", "fp8", "ggml", "codes"};
 
 Status write_text(const Json& value, char* text, size_t capacity, size_t* size) {
   if (!text && capacity > 0)
@@ -76,10 +83,25 @@ Json device_backend(attn_backend backend, const Status& status,
   return row;
 }
 
-Json type_names(uint32_t types) {
+Json type_list(uint32_t types) {
   JsonList list;
   for (int t = ATTN_F32; t < end_of_dtypes; ++t)
     if (types & type_bit(attn_dtype(t))) list.push_back(dtype_name(attn_dtype(t)));
+  return list;
+}
+
+// The table of types.
+Json types_json() {
+  JsonList list;
+  for (int t = ATTN_F32; t < end_of_dtypes; ++t) {
+    const TypeInfo& type = type_info(attn_dtype(t));
+    list.push_back(JsonObject{{"name", type.name},
+                              {"kind", kind_names[type.kind]},
+                              {"block_elements", type.block_elements},
+                              {"block_bytes", type.block_bytes},
+                              {"has_scales", type.has_scales != 0},
+                              {"output_only", type.output_only != 0}});
+  }
   return list;
 }
 
@@ -118,10 +140,10 @@ Json kernel_json(const Kernel& k) {
                     {"backend", attn_backend_string(k.backend)},
                     {"arch", archs},
                     {"in_build", k.host || !archs.empty()},
-                    {"in", type_names(k.limits.in_types)},
-                    {"out", type_names(k.limits.out_types)}};
+                    {"in", type_list(k.limits.in_types)},
+                    {"out", type_list(k.limits.out_types)}};
   if (k.op == Op::forward || k.op == Op::kv_append || k.op == Op::kv_roll)
-    row.emplace_back("kv", type_names(k.limits.kv_types));
+    row.emplace_back("kv", type_list(k.limits.kv_types));
   if (k.op == Op::forward) {
     row.emplace_back("head_dim", sizes_json(k.limits.head_dim));
     row.emplace_back("head_dim_v", sizes_json(k.limits.head_dim_v));
@@ -153,6 +175,7 @@ attn_status attn_info(char* text, size_t capacity, size_t* size) {
                    {"backends", backends},
                    {"auto", JsonObject{{"backend", attn_backend_string(taken.backend)},
                                        {"device", taken.device}}},
+                   {"types", types_json()},
                    {"kernels", kernels}},
         text, capacity, size);
   });

@@ -9,7 +9,7 @@
 
 namespace attn {
 
-// Rows of one operation and backend stand in order of preference.
+// Rows of one operation and backend are in order of preference.
 std::span<const Kernel> catalog();
 // By its name or a former one; nullptr if there is none.
 const Kernel* find_kernel(const char* name);
@@ -18,8 +18,10 @@ const Kernel* find_kernel(const char* name);
 void count_launch(const Kernel& kernel);
 uint64_t launch_count(const Kernel& kernel);
 
-// Why a kernel's Limits do not take a problem; "" if they do. The architecture is checked
-// separately.
+// Whether a kernel's Limits take a problem; if not, `why` (may be null) says what they do not take.
+// The architecture is checked separately.
+bool takes(const Kernel& kernel, const Needs& needs, std::string* why = nullptr);
+// The same as a sentence; "" if they do.
 std::string decline(const Kernel& kernel, const Needs& needs);
 // Parts of that: q, k, v and out, alone and together; head_dim and head_dim_v.
 bool takes_types(const Kernel& kernel, const Needs& needs);
@@ -39,7 +41,9 @@ struct Image {
 };
 std::span<const Image> images();
 
-// The image of `name` that runs on `arch`, or an error that says which architectures exist.
+// The image of `name` that runs on `arch`; nullptr if there is none.
+const Image* image_for(const char* name, const std::string& arch);
+// The same, or an error that says which architectures exist.
 Status find_image(const char* name, const std::string& arch, const Image** image);
 // Whether code for `image_arch` runs on a device of `device_arch`: same major and minor not above
 // for sm_XX, equal for sm_XXa and gfx, major.minor not above for compute_XX.

@@ -1,4 +1,6 @@
 // Why a kernel does not take a problem.
+#include <bit>
+
 #include "catalog/catalog.h"
 #include "core/dtype.h"
 #include "kernels/limits.h"
@@ -60,12 +62,11 @@ constexpr SizeName size_names[] = {
     {"page_size", &Needs::page_size, &Limits::page_size},
 };
 
-// The first of `types` that is not among those taken.
-std::string missing_type(const char* name, uint32_t types, uint32_t taken) {
-  for (int type = ATTN_F32; type < end_of_dtypes; ++type)
-    if (types & ~taken & type_bit(attn_dtype(type)))
-      return join(name, " type ", dtype_name(attn_dtype(type)));
-  return "";
+// Notes why, if anybody asks; false.
+template <class... Parts>
+bool no(std::string* why, const Parts&... parts) {
+  if (why) *why = join(parts...);
+  return false;
 }
 
 // Types of K and V that are taken under q of a type.
@@ -73,27 +74,37 @@ uint32_t kv_types_beside(const Limits& can, attn_dtype q) {
   return can.floats_as_q ? can.kv_types & (~float_types | type_bit(q)) : can.kv_types;
 }
 
-std::string decline_type(const Kernel& kernel, const Needs& needs) {
-  const Limits& can = kernel.limits;
-  const bool forward = kernel.op == Op::forward;
-  if (needs.in_type != ATTN_DTYPE_NONE && !(can.in_types & type_bit(needs.in_type)))
-    return join(forward ? "q" : "input", " type ", dtype_name(needs.in_type));
-  if (needs.out_type != ATTN_DTYPE_NONE && !(can.out_types & type_bit(needs.out_type)))
-    return join(forward ? "out" : "output", " type ", dtype_name(needs.out_type));
-  if (needs.k_types & ~can.kv_types) return missing_type("k", needs.k_types, can.kv_types);
-  if (needs.v_types & ~can.kv_types) return missing_type("v", needs.v_types, can.kv_types);
-  const uint32_t taken = kv_types_beside(can, needs.in_type);
-  std::string other = missing_type("k", needs.k_types, taken);
-  if (other.empty()) other = missing_type("v", needs.v_types, taken);
-  return other.empty() ? "" : join(other, " next to q of ", dtype_name(needs.in_type));
+bool takes_type(const char* name, attn_dtype type, uint32_t taken, std::string* why) {
+  return type == ATTN_DTYPE_NONE || type_bit(type) & taken ||
+         no(why, name, " type ", dtype_name(type));
+}
+bool take_types(const char* name, uint32_t types, uint32_t taken, std::string* why,
+                const char* next_to = "", const char* q = "") {
+  const uint32_t missing = types & ~taken;
+  return missing == 0 ||
+         no(why, name, " type ", dtype_name(attn_dtype(std::countr_zero(missing))), next_to, q);
 }
 
-std::string decline_size(const SizeName& name, const Limits& can, const Needs& needs) {
+bool takes_types(const Kernel& kernel, const Needs& needs, std::string* why) {
+  const Limits& can = kernel.limits;
+  const bool forward = kernel.op == Op::forward;
+  const uint32_t beside = kv_types_beside(can, needs.in_type);
+  constexpr const char* next_to = " next to q of ";
+  const char* q = dtype_name(needs.in_type);
+  return takes_type(forward ? "q" : "input", needs.in_type, can.in_types, why) &&
+         takes_type(forward ? "out" : "output", needs.out_type, can.out_types, why) &&
+         take_types("k", needs.k_types, can.kv_types, why) &&
+         take_types("v", needs.v_types, can.kv_types, why) &&
+         take_types("k", needs.k_types, beside, why, next_to, q) &&
+         take_types("v", needs.v_types, beside, why, next_to, q);
+}
+
+bool takes_size(const SizeName& name, const Limits& can, const Needs& needs, std::string* why) {
   const int64_t size = needs.*name.size;
   const Sizes& taken = can.*name.taken;
   if (size % taken.multiple != 0)
-    return join(name.name, " ", size, " is not a multiple of ", taken.multiple);
-  return size > taken.max ? join(name.name, " ", size, " is above ", taken.max) : "";
+    return no(why, name.name, " ", size, " is not a multiple of ", taken.multiple);
+  return size <= taken.max || no(why, name.name, " ", size, " is above ", taken.max);
 }
 
 }  // namespace
@@ -110,35 +121,35 @@ const char* flag_name(attn_flag flag) {
 }
 
 bool takes_types(const Kernel& kernel, const Needs& needs) {
-  const Limits& can = kernel.limits;
-  const auto among = [](attn_dtype type, uint32_t taken) {
-    return type == ATTN_DTYPE_NONE || (type_bit(type) & taken);
-  };
-  return among(needs.in_type, can.in_types) && among(needs.out_type, can.out_types) &&
-         !((needs.k_types | needs.v_types) & ~kv_types_beside(can, needs.in_type)) &&
-         !(needs.features & ~can.features & feature_mixed_kv_types);
+  return takes_types(kernel, needs, nullptr) &&
+         !(needs.features & ~kernel.limits.features & feature_mixed_kv_types);
 }
 
 bool takes_head_dims(const Kernel& kernel, const Needs& needs) {
   for (const SizeName& s : size_names)
     if (s.size == &Needs::head_dim || s.size == &Needs::head_dim_v)
-      if (!decline_size(s, kernel.limits, needs).empty()) return false;
+      if (!takes_size(s, kernel.limits, needs, nullptr)) return false;
+  return true;
+}
+
+bool takes(const Kernel& kernel, const Needs& needs, std::string* why) {
+  const Limits& can = kernel.limits;
+  if (!takes_types(kernel, needs, why)) return false;
+  for (const SizeName& s : size_names)
+    if (!takes_size(s, can, needs, why)) return false;
+  for (const FlagName& f : flag_names) {
+    if (needs.flags & f.flag & ~can.flags) return no(why, f.name);
+    if (~needs.flags & f.flag & can.demands) return no(why, "no ", f.name);
+  }
+  for (const FeatureName& f : feature_names)
+    if (needs.features & ~can.features & f.feature) return no(why, f.name);
   return true;
 }
 
 std::string decline(const Kernel& kernel, const Needs& needs) {
-  const Limits& can = kernel.limits;
-  if (std::string reason = decline_type(kernel, needs); !reason.empty()) return reason;
-  for (const SizeName& s : size_names)
-    if (std::string reason = decline_size(s, can, needs); !reason.empty()) return reason;
-  for (const FlagName& f : flag_names) {
-    if (needs.flags & f.flag & ~can.flags) return f.name;
-    if (~needs.flags & f.flag & can.demands) return join("no ", f.name);
-  }
-  const uint32_t missing = needs.features & ~can.features;
-  for (const FeatureName& f : feature_names)
-    if (missing & f.feature) return f.name;
-  return "";
+  std::string why;
+  takes(kernel, needs, &why);
+  return why;
 }
 
 }  // namespace attn

@@ -74,19 +74,20 @@ bool arch_runs_on(const std::string& image_arch, const std::string& device_arch)
   return image->major == device->major && image->minor <= device->minor;
 }
 
-Status find_image(const char* name, const std::string& arch, const Image** image) {
+const Image* image_for(const char* name, const std::string& arch) {
   const Image* best = nullptr;
-  const auto of_name = images_of(name);
-  for (const Image* candidate : of_name) {
+  for (const Image* candidate : images_of(name)) {
     if (!arch_runs_on(candidate->arch, arch)) continue;
     if (!best || preference(*candidate) > preference(*best)) best = candidate;
   }
-  if (best) {
-    *image = best;
-    return {};
-  }
+  return best;
+}
+
+Status find_image(const char* name, const std::string& arch, const Image** image) {
+  *image = image_for(name, arch);
+  if (*image) return {};
   std::string made_for;
-  for (const Image* candidate : of_name)
+  for (const Image* candidate : images_of(name))
     made_for += join(made_for.empty() ? "" : ", ", candidate->arch);
   if (made_for.empty()) {
     made_for = arch.starts_with("gfx") ? "none: it was made without LLVM's AMDGPU assembler"

@@ -40,4 +40,9 @@ std::string absent(const Kernel& kernel, const Machine& machine) {
   return "";
 }
 
+bool present(const Kernel& kernel, const Machine& machine) {
+  if (machine.host_memory() || machine.file) return absent(kernel, machine).empty();
+  return image_for(image_of(kernel), machine.device->arch) != nullptr;
+}
+
 }  // namespace attn

@@ -35,6 +35,7 @@ struct Machine {
 std::string no_code(Op op, attn_backend backend, const std::string& arch);
 // Why a kernel cannot run on a machine at all; "" if it can.
 std::string absent(const Kernel& kernel, const Machine& machine);
+bool present(const Kernel& kernel, const Machine& machine);
 // The same of an image, which the library has where the file lacks it.
 std::string without_code(const char* image, const Machine& machine);
 

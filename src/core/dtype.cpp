@@ -1,26 +1,11 @@
 #include "core/dtype.h"
 
-#include <cfloat>
 #include <cstring>
-#include <iterator>
 
 #include "core/ggml.h"
 
 namespace attn {
 namespace {
-
-constexpr TypeInfo types[] = {
-    {"none", 1, 0, 0},          {"f32", 1, 4, FLT_MAX},
-    {"f16", 1, 2, 65504},       {"bf16", 1, 2, value_of(bf16_format, bf16_format.max_code)},
-    {"f8_e4m3fn", 1, 1, 448},   {"f8_e5m2", 1, 1, 57344},
-    {"f8_e4m3fnuz", 1, 1, 240}, {"q8_0", 32, 34, 0},
-    {"q4_0", 32, 18, 0},        {"f64", 1, 8, DBL_MAX},
-    {"q4_1", 32, 20, 0},        {"q5_0", 32, 22, 0},
-    {"q5_1", 32, 24, 0},        {"iq4_nl", 32, 18, 0},
-    {"i8", 1, 1, 127},          {"i4", 2, 1, 7},
-};
-
-static_assert(std::size(types) == end_of_dtypes);
 
 template <class T>
 T load(const void* base, int64_t index) {
@@ -53,18 +38,6 @@ void decode_row_as(attn_dtype type, const void* base, int64_t index, int64_t n, 
       return each([](auto b, auto i) { return e5m2_values[load<uint8_t>(b, i)]; });
     case ATTN_F8_E4M3FNUZ:
       return each([](auto b, auto i) { return e4m3fnuz_values[load<uint8_t>(b, i)]; });
-    case ATTN_Q8_0:
-      return each(block_value<ATTN_Q8_0>);
-    case ATTN_Q4_0:
-      return each(block_value<ATTN_Q4_0>);
-    case ATTN_Q4_1:
-      return each(block_value<ATTN_Q4_1>);
-    case ATTN_Q5_0:
-      return each(block_value<ATTN_Q5_0>);
-    case ATTN_Q5_1:
-      return each(block_value<ATTN_Q5_1>);
-    case ATTN_IQ4_NL:
-      return each(block_value<ATTN_IQ4_NL>);
     case ATTN_I8:
       return each(load<int8_t>);
     case ATTN_I4:
@@ -72,21 +45,26 @@ void decode_row_as(attn_dtype type, const void* base, int64_t index, int64_t n, 
         const int byte = load<uint8_t>(b, i / 2), code = i % 2 == 0 ? byte & 15 : byte >> 4;
         return (code ^ 8) - 8;
       });
-    case ATTN_DTYPE_NONE:
-      return;
+    default:
+      with_type<ggml_types>(type, [&](auto t) { each(block_value<t.type>); });
   }
 }
 
 }  // namespace
 
-const TypeInfo& type_info(attn_dtype type) {
-  return types[type > 0 && size_t(type) < std::size(types) ? type : 0];
+std::string type_names(uint32_t types, const char* last) {
+  std::string names;
+  for (int t = ATTN_F32; t < end_of_dtypes; ++t) {
+    if (!(types & type_bit(attn_dtype(t)))) continue;
+    if (!names.empty()) names += types >> t == 1 ? last : ", ";
+    names += dtype_name(attn_dtype(t));
+  }
+  return names;
 }
 
 attn_dtype dtype_from_name(std::string_view name) {
-  for (int i = 1; i < int(std::size(types)); ++i) {
-    if (name == types[i].name) return attn_dtype(i);
-  }
+  for (int t = ATTN_F32; t < end_of_dtypes; ++t)
+    if (name == dtype_name(attn_dtype(t))) return attn_dtype(t);
   return ATTN_DTYPE_NONE;
 }
 
@@ -112,14 +90,8 @@ void encode_element(attn_dtype type, void* base, int64_t index, double x, bool s
       return store(base, index, f16_code(x));
     case ATTN_BF16:
       return store(base, index, bf16_code(x));
-    case ATTN_F8_E4M3FN:
-      return store(base, index, uint8_t(encode(e4m3fn_format, x, saturate)));
-    case ATTN_F8_E5M2:
-      return store(base, index, uint8_t(encode(e5m2_format, x, saturate)));
-    case ATTN_F8_E4M3FNUZ:
-      return store(base, index, uint8_t(encode(e4m3fnuz_format, x, saturate)));
     default:
-      return;
+      if (dtype_is_fp8(type)) store(base, index, uint8_t(encode(fp8_format(type), x, saturate)));
   }
 }
 

@@ -1,44 +1,35 @@
-// The element types: names, sizes, limits and conversions, stated once.
+// The element types' names, sizes and conversions.
 #pragma once
 #include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
-#include "attn/attn.h"
-#include "core/ggml_layout.h"
-#include "kernels/shared/row_scale.h"
+#include "core/types.h"
 #include "kernels/shared/small_float.h"
 
 namespace attn {
 
-constexpr int end_of_dtypes = ATTN_I4 + 1;
-
-struct TypeInfo {
-  const char* name;    // as in command lines, files and errors
-  int block_elements;  // 1, 2 for i4, or 32 for ggml blocks
-  int block_bytes;
-  double max_finite;  // of one stored element; ggml blocks: 0, their scale is inside
-};
-// Values outside the enum give the row of ATTN_DTYPE_NONE.
-const TypeInfo& type_info(attn_dtype type);
 inline const char* dtype_name(attn_dtype type) {
   return type_info(type).name;
 }
 // ATTN_DTYPE_NONE if no type has this name.
 attn_dtype dtype_from_name(std::string_view name);
 
+// The names of `types`, bits of type_bit: "f32, f16, bf16"; with `last` " or " "f32, f16 or bf16".
+std::string type_names(uint32_t types, const char* last = ", ");
+
 inline bool dtype_is_fp8(attn_dtype t) {
-  return t == ATTN_F8_E4M3FN || t == ATTN_F8_E5M2 || t == ATTN_F8_E4M3FNUZ;
+  return type_info(t).kind == ATTN_KIND_FP8;
 }
 inline bool dtype_is_ggml(attn_dtype t) {
-  return is_ggml(t);
+  return type_info(t).kind == ATTN_KIND_GGML;
 }
-
-// Whether an f16 for each token and head lies beside the codes.
+// Whether there is a separate array with an f16 scale for each token and head.
 inline bool dtype_has_scales(attn_dtype t) {
-  return has_row_scale(t);
+  return type_info(t).has_scales;
 }
 
 // Elements and bytes of one block.
@@ -120,8 +111,8 @@ constexpr uint8_t fnuz_half_of_e4m3fn(uint8_t code) {
 
 // ---- rows of any type --------------------------------------------------------------------------
 
-// Reads elements [index, index + n) behind `base`, of i8 and i4 the codes; exact. ggml blocks:
-// index may lie inside a block.
+// Reads elements [index, index + n) from `base`, the codes of i8 and i4; exact. ggml blocks:
+// index may be inside a block.
 void decode_row(attn_dtype type, const void* base, int64_t index, int64_t n, double* out);
 void decode_row(attn_dtype type, const void* base, int64_t index, int64_t n, float* out);
 double decode_element(attn_dtype type, const void* base, int64_t index);

@@ -4,15 +4,15 @@
 #include <cstring>
 
 #include "core/dtype.h"
-#include "core/ggml_layout.h"
 
 namespace attn {
 
-// Element `index` behind `base`. Exact.
+// Element `index` from `base`. Exact.
 template <attn_dtype type>
 double block_value(const void* base, int64_t index) {
   constexpr BlockLayout layout = block_layout(type);
-  const auto* at = static_cast<const unsigned char*>(base) + index / 32 * block_bytes(type);
+  const auto* at =
+      static_cast<const unsigned char*>(base) + index / 32 * type_info(type).block_bytes;
   const int i = int(index % 32);
   const auto half = [&] {
     uint16_t code;

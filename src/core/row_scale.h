@@ -1,5 +1,5 @@
-// i8 and i4: codes of a row, the elements of one head of a token, whose scale, an f16, lies beside
-// them. An element is code x scale.
+// i8 and i4: codes of a row, the elements of one head of a token, whose scale, an f16, is in an
+// array next to them. An element is code x scale.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -26,7 +26,7 @@ struct RowMax {
 // f16 without `saturate`; with it 65504 at most.
 uint16_t row_scale(attn_dtype type, double amax, bool has_nan, bool saturate);
 
-// Codes [index, index + n) behind `base`: x / scale, to nearest even, and no larger than the
+// Codes [index, index + n) from `base`: x / scale, to nearest even, and no larger than the
 // largest code; 0 under a scale of 0 or NaN. i4: index and n are even.
 void encode_codes(attn_dtype type, void* base, int64_t index, int64_t n, const double* x,
                   uint16_t scale);

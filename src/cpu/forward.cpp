@@ -139,7 +139,7 @@ class Item {
     reader_.prefetch(base, std::max(first_key_ - base, int64_t(0)),
                      std::min(last_key_ - base, shape_.keys), values);
   }
-  // The same, one row at a time beside those of this tile. Else all at once.
+  // The same, one row at a time, together with those of this tile; else all at once.
   Ahead ahead(int64_t base, bool values) const {
     if (!shape_.prefetch || base >= keys_end()) return {};
     const Ahead rows = reader_.ahead(base, std::max(first_key_ - base, int64_t(0)),
@@ -530,7 +530,7 @@ class Item {
   KeyReader reader_;
   int64_t num_parts_ = 1;                  // of the sequence
   int64_t part_begin_ = 0, part_end_ = 0;  // keys
-  int64_t first_key_ = 0, last_key_ = 0;   // what any row of the item sees lies in between
+  int64_t first_key_ = 0, last_key_ = 0;   // the range of keys that any row of the item sees
   bool raw_ = false;
   float log2_scale_ = 0;
 };

@@ -1,5 +1,5 @@
 // Appending to a KV cache: rows of new tokens are rotated, divided by their descale and stored. And
-// moving pages of one cache behind another one's keys, which is the same with rows from pages.
+// moving pages of one cache to the end of another, which is the same with rows from pages.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -36,7 +36,7 @@ struct Row {
       for (int64_t k = 0; k < end; k += 2) rotate((d + k) / 2, &x[k], &x[k + 1]);
       return;
     }
-    // Up to `middle` the other of a pair is `half` behind, from there on `half` before.
+    // Before `middle` the other element of a pair is `half` later, from there on `half` earlier.
     double other[chunk];
     const int64_t middle = std::clamp<int64_t>(half - d, 0, end);
     decode_row(type, base, at + d + half, middle, other);
@@ -54,7 +54,7 @@ struct Row {
   }
 };
 
-// Stores x / descale, n elements in whole blocks, behind element d of a row. Not of i8 and i4.
+// Stores x / descale, n elements in whole blocks, from element d of a row on. Not for i8 and i4.
 void store(attn_dtype type, char* row, int64_t d, int64_t n, const double* x, double descale) {
   if (!dtype_is_ggml(type)) {
     for (int64_t k = 0; k < n; ++k) encode_element(type, row, d + k, x[k] / descale, true);

@@ -1,4 +1,4 @@
-// Where the queries and keys of one batch entry lie in host memory. Lengths are clamped, tables are
+// Where the queries and keys of one batch entry are in host memory. Lengths are clamped, tables are
 // never trusted, nothing allocates.
 #pragma once
 #include <algorithm>
@@ -23,12 +23,12 @@ QueryView query_view(const Problem& problem, const Args& args, int64_t b);
 uint64_t tree_bits(const Problem& problem, const Args& args, const QueryView& query, int64_t i,
                    int64_t first, int64_t seqlen_kv);
 
-// Packed q: rows behind the last sequence get what a row that sees no key has.
+// Packed q: rows after the last sequence get the results of a row that sees no key.
 void write_rows_of_nobody(const Problem& problem, const Args& args);
 
 // Consecutive keys whose rows are one stride apart.
 struct KeyRun {
-  int64_t count;  // 0 behind the segment's end
+  int64_t count;  // 0 after the segment's end
   // Row of the first key at the asked head; null: a bad page, these keys do not exist.
   const char* k;
   const char* v;

@@ -37,8 +37,8 @@ void for_each_marked(const uint8_t* marks, int64_t count, Visit&& visit) {
 
 // Query rows of a head up to which it waits for memory, and up to which its keys are cut.
 constexpr int64_t waiting_rows = 64, cut_rows = 128;
-// Keys of a part at least, and so many parts in all, or in each sequence with a fixed split, at
-// most: what the parts leave behind stays small beside the keys.
+// The fewest keys of a part, and the most parts in all, or per sequence with a fixed split, so that
+// partial results stay small compared with the keys.
 constexpr int64_t least_part = 512, fixed_parts = 512;
 
 bool heads_side_by_side(const Problem& p) {
@@ -61,12 +61,12 @@ TileShape::TileShape(const Problem& p, const TileOps& ops, int threads) {
   // Large items reuse each K/V tile more often; many items keep all threads busy to the end.
   rows = p.has(ATTN_BLOCK_MASK) ? 128 : most_rows;
   const int64_t sequences = std::max<int64_t>(1, p.batch * p.heads_kv);
-  // Few rows wait for memory: tiles stay in the first cache, and the heads of a token, which mostly
-  // lie side by side, are read one behind the other.
+  // Few rows wait for memory: tiles stay in L1, and the heads of a token, which are mostly
+  // adjacent, are read one after the other.
   const bool waits = all_rows <= waiting_rows;
   prefetch = waits && !p.has(ATTN_BLOCK_MASK);  // what a mask hides is not read
   keys = waits ? 32 : most_tile_keys;
-  for (int64_t n = 0; few_rows && n < p.num_segments; ++n) {  // a page is read where it lies
+  for (int64_t n = 0; few_rows && n < p.num_segments; ++n) {  // pages are read in place
     if (p.segment[n].layout == ATTN_PAGED && p.segment[n].page_size == keys / 2) keys /= 2;
   }
   // Where rows do not make items enough, the keys are cut.

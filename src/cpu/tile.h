@@ -42,7 +42,7 @@ struct Tile {
   int32_t *tile_begin, *tile_end, *position;
   // per key of the tile
   uint8_t *wanted, *seen;
-  float* scale;  // of keys, then of values that lie in the caller's memory
+  float* scale;  // of keys, then of values that are still in the caller's memory
   // what is kept from tile to tile, for each head
   float* queries;  // [rows / panel][dim][panel]; few_rows: [rows][key_stride]
   float* out;      // [rows][value_width]
@@ -80,13 +80,13 @@ class KeyReader {
 
   // Finds those of keys [base + begin, base + end) that `wanted` marks; the others become zeros and
   // are not read. `exist` is false if a wanted key does not exist (a bad page): its mark is taken
-  // away. The rows lie in the tile, as f32, or still in the caller's memory: for few_rows as they
-  // are stored.
+  // away. The rows are in the tile, as f32, or still in the caller's memory: for few_rows as
+  // stored.
   Rows load_keys(int64_t base, int64_t begin, int64_t end, uint8_t* wanted, bool* exist);
-  // The values of the same keys; the rows of the tile's first slab if they lie there.
+  // The values of the same keys; the rows of the tile's first slab if they are in the tile.
   Rows load_values(int64_t base, int64_t begin, int64_t end, const uint8_t* wanted);
-  // Has the keys, or the values, on their way to the second cache: the tiles of all heads of an
-  // item are more than the first one holds.
+  // Prefetches the keys, or the values, into L2, because the tiles of all heads of an item do not
+  // fit in L1.
   void prefetch(int64_t base, int64_t begin, int64_t end, bool values) const;
   // The same rows, for those who compute others meanwhile; none where they are not one run.
   Ahead ahead(int64_t base, int64_t begin, int64_t end, bool values) const;

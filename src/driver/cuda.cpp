@@ -11,8 +11,12 @@ enum {  // CUdevice_attribute
   attribute_compute_capability_minor = 76,
   attribute_max_shared_memory_per_block_optin = 97,
 };
-constexpr int function_max_dynamic_shared_size_bytes = 8;  // CUfunction_attribute
-constexpr uint64_t proc_address_legacy_stream = 1;         // NULL is the legacy default stream
+enum {  // CUfunction_attribute
+  function_max_threads_per_block = 0,
+  function_shared_size_bytes = 1,
+  function_max_dynamic_shared_size_bytes = 8,
+};
+constexpr uint64_t proc_address_legacy_stream = 1;  // NULL is the legacy default stream
 enum {  // CUtensorMapDataType, CUtensorMapSwizzle, CUtensorMapL2promotion
   tensor_map_uint8 = 0,
   tensor_map_uint16 = 1,
@@ -50,6 +54,8 @@ struct CudaCalls : GpuCalls {
   Call<void**, int> primary_retain;
   Call<int> primary_release;
   Call<void*, int, int> set_function_attribute;
+  Call<int*, int, void*> function_attribute;                 // a driver may lack this and the next
+  Call<void*, size_t, size_t*, size_t*> function_parameter;  // (function, index, offset, size)
   // (map, type, rank, base, sizes, strides, box, element strides, interleave, swizzle, L2
   // promotion, fill)
   Call<void*, int, unsigned, void*, const uint64_t*, const uint64_t*, const unsigned*,
@@ -159,6 +165,8 @@ Status load_cuda(const char* path, CudaCalls* c) {
       {c->tensor_map_address, "cuTensorMapReplaceAddress", 12000},
       {c->launch_ex, "cuLaunchKernelEx", 11060},
       {c->graph_exec_destroy, "cuGraphExecDestroy", 10000},
+      {c->function_attribute, "cuFuncGetAttribute", 2020},
+      {c->function_parameter, "cuFuncGetParamInfo", 12040},
   };
   for (const Symbol& symbol : optional)
     *symbol.pointer = resolver.find(symbol.name, symbol.version);
@@ -227,6 +235,23 @@ class CudaDriver final : public GpuDriver {
     return calls_.run(calls_.set_function_attribute,
                       join("dynamic shared memory ", bytes, " bytes"), function,
                       function_max_dynamic_shared_size_bytes, int(bytes));
+  }
+  Status inspect(Function function, FunctionInfo* info) override {
+    return inside([&]() -> Status {
+      if (calls_.function_attribute.pointer) {
+        for (const auto& [attribute, value] :
+             {std::pair{function_max_threads_per_block, &info->threads},
+              {function_shared_size_bytes, &info->static_shared_bytes}})
+          ATTN_TRY(
+              calls_.run(calls_.function_attribute, int(attribute), value, attribute, function));
+      }
+      // Kernels have one parameter, a struct.
+      size_t offset = 0, size = 0;
+      if (!calls_.function_parameter.pointer) return {};
+      ATTN_TRY(calls_.run(calls_.function_parameter, 0, function, size_t{0}, &offset, &size));
+      info->parameter_bytes = int64_t(offset + size);
+      return {};
+    });
   }
   // As wide as a box's row.
   static int swizzle_of(const TensorMap& map) {

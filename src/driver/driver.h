@@ -17,6 +17,13 @@ namespace attn {
 
 class Timing;
 
+// What a driver knows of the code of a function; -1: nothing.
+struct FunctionInfo {
+  int threads = -1;              // of a block, at most
+  int static_shared_bytes = -1;  // with what the device takes of each block, where code counts it
+  int64_t parameter_bytes = -1;
+};
+
 // One device of one driver. Calls are thread-safe; those that launch neither allocate nor lock. The
 // device's context is made current for the duration of a call only.
 class Driver {
@@ -38,6 +45,7 @@ class Driver {
   // Raises the function's limit of dynamic shared memory to shared_bytes.
   virtual Status function(Module module, const char* symbol, uint32_t shared_bytes,
                           Function* function) = 0;
+  virtual Status inspect(Function, FunctionInfo*) { return {}; }
   // `encoded`: tensor_map_bytes, aligned to 64.
   virtual Status encode(const TensorMap& map, void* encoded) = 0;
   virtual Status launch(const Launch& launch, void* stream) = 0;

@@ -48,7 +48,7 @@ struct GpuCalls {
   Call<void*, void*> graph_launch;
   Call<void*> graph_exec_destroy;
 
-  // "CUDA_ERROR_OUT_OF_MEMORY (2)", with the vendor's sentence behind it where there is one.
+  // "CUDA_ERROR_OUT_OF_MEMORY (2)", followed by the vendor's sentence if there is one.
   virtual std::string error(int code) const = 0;
   virtual ~GpuCalls() = default;
 
@@ -111,11 +111,6 @@ class GpuDriver : public Driver, public Timing {
   virtual Status allow_shared(Function function, uint32_t bytes) = 0;
   virtual Status encode_map(const TensorMap&, void*) { return no_maps(); }
   virtual Status set_address(void*, const void*) { return no_maps(); }
-  // The last step of a launch; parameters and extra are the driver call's.
-  virtual Status start(const Launch& l, void* stream, void** parameters, void** extra);
-
- private:
-  static Status no_maps() { return unsupported("tensor maps: not on this driver"); }
   template <class Body>
   Status inside(Body body) {
     void* previous = nullptr;
@@ -124,7 +119,11 @@ class GpuDriver : public Driver, public Timing {
     leave(previous);
     return status;
   }
+  // The last step of a launch; parameters and extra are the driver call's.
+  virtual Status start(const Launch& l, void* stream, void** parameters, void** extra);
 
+ private:
+  static Status no_maps() { return unsupported("tensor maps: not on this driver"); }
   // inside(), for memory and modules, which belong to no stream: they are made while one is being
   // captured, too, where the driver would refuse that.
   template <class Body>

@@ -48,7 +48,7 @@ std::vector<LibraryFolder> rocm_folders() {
   const char* rocm = std::getenv("ROCM_PATH");
   if (rocm && *rocm) folders.push_back({join(rocm, "/lib"), "$ROCM_PATH/lib"});
   folders.push_back({"/opt/rocm/lib", "/opt/rocm/lib"});
-  // Of AMD's packages for Python, beside that of libattn.
+  // The one of AMD's Python packages, next to libattn's package.
   const std::string wheel = beside_own_folder("_rocm_sdk_core/lib");
   if (!wheel.empty()) folders.push_back({wheel, wheel});
   return folders;
@@ -150,7 +150,7 @@ Status get_calls(const char* path, bool emulator, const HipCalls** calls) {
     installed = installed_file(emulator_file);
     if (installed.empty())
       return {ATTN_DRIVER_MISSING,
-              join("hip-emu: ", emulator_file, " does not lie beside libattn (", own_folder(),
+              join("hip-emu: ", emulator_file, " is not next to libattn (", own_folder(),
                    "); driver_path (attn --driver) may name it")};
     path = installed.c_str();
   }

@@ -49,7 +49,7 @@ void* find_open_library(const char* name);
 void* find_symbol(void* library, const char* name);
 // The folder of the library or program that this code is part of.
 std::string own_folder();
-// `name` beside that folder; "" if the folder is not known.
+// `name` next to that folder; "" if the folder is not known.
 std::string beside_own_folder(const char* name);
 // The path of a file that is installed along with it: in its folder, or where libraries lie as seen
 // from a program's. "" if it is in neither.

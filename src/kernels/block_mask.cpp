@@ -9,14 +9,15 @@
 namespace attn {
 namespace {
 
-void pack(const MaskProblem& p, const MaskArgs& args, const Target&, Parameters* to) {
-  const MaskShape& shape = p.shape;
-  const DeviceMask at = device_mask(shape);
-  auto* base = static_cast<unsigned char*>(args.memory);
-  attn_mask_kernarg a{};
+void patch(const MaskProblem&, const MaskArgs& args, void* memory, attn_mask_kernarg& a) {
   a.dense = args.dense;
   a.intervals = args.intervals;
   a.num_intervals = args.num_intervals;
+  rebase(memory, a.kinds, a.index, a.bits, a.table, a.partials);
+}
+
+attn_mask_kernarg constants(const MaskShape& shape, const DeviceMask& at) {
+  attn_mask_kernarg a{};
   a.seqlen_q = int(shape.seqlen_q);
   a.seqlen_kv = int(shape.seqlen_kv);
   a.block_q = shape.block_q;
@@ -24,13 +25,12 @@ void pack(const MaskProblem& p, const MaskArgs& args, const Target&, Parameters*
   a.rows = int(shape.rows());
   a.columns = int(shape.columns());
   a.cells = unsigned(shape.cells());
-  a.kinds = base + at.kinds;
-  a.index = reinterpret_cast<int*>(base + at.index);
-  a.bits = reinterpret_cast<unsigned*>(base + at.bits);
-  a.table = reinterpret_cast<unsigned long long*>(base);
+  a.kinds = offset_of<unsigned char>(at.kinds);
+  a.index = offset_of<int>(at.index);
+  a.bits = offset_of<unsigned>(at.bits);
   a.table_size = at.table_size;
-  a.partials = reinterpret_cast<int*>(base + at.partials);
-  store(a, to);
+  a.partials = offset_of<int>(at.partials);
+  return a;
 }
 
 Status make_recipe(const MaskProblem& p, const DeviceInfo& device, Recipe* recipe) {
@@ -41,12 +41,13 @@ Status make_recipe(const MaskProblem& p, const DeviceInfo& device, Recipe* recip
                        most_cells);
   // Blocks go on to further work.
   const int64_t blocks = std::min(cells, int64_t{attn_mask_blocks} * device.multiprocessors);
-  recipe->workspace = device_mask(p.shape).workspace;
+  const DeviceMask at = device_mask(p.shape);
+  recipe->workspace = at.workspace;
   recipe->steps.push_back({
       .image = "mask_cuda",
-      .kernarg_bytes = sizeof(attn_mask_kernarg),
+      .static_shared_bytes = attn_mask_shared_bytes,
       .launch = {.grid = {uint32_t(blocks), 1, 1}, .block = {attn_mask_threads, 1, 1}},
-      .pack = pack_of<pack>,
+      .arguments = arguments_of<patch>(constants(p.shape, at)),
   });
   return {};
 }

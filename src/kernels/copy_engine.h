@@ -28,7 +28,7 @@ inline Status check_copy_engine(const DeviceInfo& device) {
   return unsupported("the driver has no cuTensorMapEncodeTiled of CUDA 12.0");
 }
 
-// K and V as the copy engine sees them: rows that follow each other, `batch` times so many.
+// K and V as TMA (the copy engine) sees them: consecutive rows, repeated `batch` times.
 struct Extents {
   int64_t rows, batch;
 };

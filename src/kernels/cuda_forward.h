@@ -7,7 +7,7 @@
 
 namespace attn {
 
-// (batch, head) pairs whose K and V are at most so many bytes, and at most two thirds of the L2,
+// (batch, head) pairs whose K and V are at most this many bytes, and at most two thirds of the L2,
 // but at least those of one K/V head.
 inline unsigned pairs_in_l2(const Problem& p, int64_t bytes, const DeviceInfo& device) {
   if (device.l2_bytes > 0) bytes = std::min(bytes, device.l2_bytes * 2 / 3);

@@ -1,8 +1,8 @@
 // The kernels decode_*: few queries against many keys, of 16 bits as the queries or of fp8. They
-// differ by the head dimensions and rows they take, and by what brings K and V: in decode_sm90_*
-// the copy engine, whose boxes must each lie in one page. _r64 take 64 rows at once, by wgmma, and
-// any number of them by tiles of so many; _split, and _r48, take fixed_split. decode_sm90_blocks_*:
-// K and V of q8_0, q4_0, i8, i4 and q's type, of each segment in its own; up to 8 rows, _r16 16.
+// differ by the head dimensions and rows they take, and by how they load K and V: decode_sm90_* by
+// TMA, each of whose boxes must be inside one page. _r64 compute 64 rows at once, by wgmma, and
+// more in tiles of 64; _split and _r48 take fixed_split. decode_sm90_blocks_*: K and V of each
+// segment in q8_0, q4_0, i8, i4 or q's type; up to 8 rows, _r16 up to 16.
 #include "kernels/decode.h"
 
 #include "kernels/families.h"
@@ -16,7 +16,7 @@ Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   using namespace decode;
   constexpr const Variant& variant = variants[i];
   constexpr DecodeTile tile = variant.tile;
-  const bool any_rows = tile.tiled() && alone(p, tile);
+  const bool any_rows = tile.tiled && alone(p, tile);
   const int64_t max_rows_here = any_rows ? INT32_MAX : tile.rows();
   if (p.group() * p.seqlen_q > max_rows_here)
     return unsupported("heads_q / heads_kv * seqlen_q is ", p.group(), " * ", p.seqlen_q,
@@ -24,20 +24,19 @@ Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   const int64_t rows = rows_of<false>(p, tile);
   ATTN_TRY(check(p, rows, device, tile, variant.copy_engine));
   recipe->passed_over = prefer_other(p, device, variant);
-  recipe->workspace = workspace_bytes<tile>(p, device);
-  recipe->steps.push_back(decode_step<tile, variant.copy_engine>(variant.name, p, device));
+  add_decode<tile, variant.copy_engine>(variant.name, p, device, recipe);
   return {};
 }
 
 constexpr Limits limits(const decode::Variant& variant) {
   const decode::DecodeTile& tile = variant.tile;
-  const bool fp8 = variant.fp8(), tiled = tile.tiled();
+  const bool fp8 = variant.fp8(), tiled = tile.tiled;
   const uint32_t type = type_bit(attn_dtype(variant.type)),
                  both = type_bit(ATTN_F16) | type_bit(ATTN_BF16);
   Limits limits = {
       .in_types = fp8 || tile.own_types ? both : type,
       .kv_types = fp8              ? fp8_of_cuda
-                  : tile.own_types ? both | device_ggml_types | scaled_types
+                  : tile.own_types ? both | device_ggml_types | device_scaled_types
                                    : type,
       .out_types = float_types,
       .flags = forward_flags | ATTN_ALIBI | ATTN_SPLIT_INVARIANT,

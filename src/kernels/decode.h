@@ -22,7 +22,7 @@ constexpr int ring_bytes = 192 << 10;               // of the blocks of a multip
 constexpr int64_t few_units = 16, many_units = 48;  // of a block
 constexpr int64_t few_units_of_blocks = 3, many_units_of_loader = 128;
 constexpr int64_t max_length = 1 << 30;  // keys of a sequence
-constexpr int block_reserve = 1024;      // shared memory that each block costs beside its own
+constexpr int block_reserve = 1024;      // shared memory that the system reserves for each block
 
 // With fixed_split each split has a slot in the workspace, up to this size; beyond that blocks take
 // whole row tiles.
@@ -70,7 +70,7 @@ inline void set_places(const Problem& p, const DecodeTile& tile, Shape* shape) {
     v_bytes = std::max(v_bytes, place_bytes(s.v_type, tile.head_dim_v, tile));
   }
   shape->stage_bytes = shape->k_bytes + v_bytes;
-  if (!((p.needs.k_types | p.needs.v_types) & scaled_types)) return;
+  if (!((p.needs.k_types | p.needs.v_types) & device_scaled_types)) return;
   shape->scales_at = shape->stage_bytes;
   shape->stage_bytes += unit_scale_bytes;
 }
@@ -98,11 +98,11 @@ inline Shape shape_of(const Problem& p, int64_t rows, const DeviceInfo& device,
   const int64_t tiles = p.batch * p.heads_kv * row_tiles(rows, tile);
   const int64_t all = tiles * std::max<int64_t>(1, units);
   int64_t most = multiprocessors(p, device) * std::clamp<int64_t>(fit, 1, tile.blocks());
-  // With few units a block, what blocks cost that share a head outweighs what they load at once.
-  // With many, later blocks take what a slow multiprocessor leaves: some are up to a third slower,
-  // though hardly where fp8 keeps them busy. Of ggml's blocks a unit takes long to compute, which
-  // more warps do at once.
-  // With max_sms there is no telling blocks where to run: there are no more than that.
+  // With few units per block, the cost of merging partial results outweighs the extra loads in
+  // flight. With many, later blocks take the work that slow multiprocessors leave: some are up to a
+  // third slower, though hardly if fp8 keeps them busy. Units of ggml's blocks take long to
+  // compute, so more warps help. A block cannot be told where to run, so max_sms limits their
+  // number.
   if (p.max_sms > 0)
     most = multiprocessors(p, device);
   else if (tile.own_types)
@@ -129,13 +129,13 @@ inline Shape shape_of(const Problem& p, int64_t rows, const DeviceInfo& device,
   return shape;
 }
 
-// Warps of a block that load, in turns. One has some 1800 clocks of latencies a unit, more where it
-// asks for each row by itself or for pages. A second one costs 1 us where a block has few units.
+// Producer warps of a block, which take turns. One has some 1800 clocks of latency per unit, more
+// if it loads each row separately or pages. A second one costs 1 us if a block has few units.
 template <DecodeTile tile, bool engine>
 int loaders_of(const Problem& p, const Shape& shape) {
   const bool paged = p.needs.features & feature_paged_kv;
   const bool many = tile.element_bytes == 1 && shape.units / shape.blocks >= many_units_of_loader;
-  return !engine || tile.wide() || paged || many ? tile.loaders() : 1;
+  return !engine || paged || many ? tile.loaders() : 1;
 }
 
 // The workspace: sums, stats and counters of each slot.
@@ -149,34 +149,26 @@ inline Workspace workspace_of(int64_t slots, const DecodeTile& tile) {
   return {stats_at, arrived_at, arrived_at + 2 * groups * int64_t{sizeof(unsigned)}};
 }
 
-// Whether sequences are as long as they can be.
-inline bool has_fixed_lengths(const Problem& p, const Args& args) {
-  bool fixed = p.q_layout != ATTN_PACKED;
-  for (int32_t i = 0; i < p.num_segments; ++i) {
-    const attn_kv_lengths lengths = kv_lengths(p.segment[i], args.segment[i]);
-    fixed = fixed && !lengths.seqlens && !lengths.cu_seqlens;
-  }
-  return fixed;
-}
-
-// Keys that the copy engine brings at once.
+// Keys that TMA loads at once.
 inline int box_keys(const attn_segment& s) {
   return s.layout == ATTN_PAGED ? std::gcd(s.page_size, unit_keys) : unit_keys;
 }
 
-inline attn_key_scales key_scales(const void* at, const attn_strides& stride) {
-  return {at, stride.batch, int(stride.seq), int(stride.head)};
+inline attn_key_scales key_scales(const attn_strides& stride) {
+  return {nullptr, stride.batch, int(stride.seq), int(stride.head)};
 }
 
-template <DecodeTile tile, bool engine, bool few>
-void set_decode(const Problem& p, const Args& args, const Target& target, attn_decode_kernarg* to) {
-  attn_decode_kernarg& a = *to;
-  a.q = args.q;
-  a.out = args.out;
-  a.lse = args.lse;
-  a.cu_seqlens_q = p.q_layout == ATTN_PACKED ? args.cu_seqlens_q : nullptr;
-  a.alibi_slopes = p.has(ATTN_ALIBI) ? args.alibi_slopes : nullptr;
-  a.sinks = p.has(ATTN_SINKS) ? args.sinks : nullptr;
+inline attn_decode_kernarg& common(attn_decode_kernarg& kernarg) {
+  return kernarg;
+}
+inline attn_decode_kernarg& common(attn_decode_sm90_kernarg& kernarg) {
+  return kernarg.a;
+}
+
+template <DecodeTile tile, bool engine>
+Kernarg<engine> constants(const Problem& p, int64_t rows, const Shape& shape) {
+  Kernarg<engine> kernarg{};
+  attn_decode_kernarg& a = common(kernarg);
   set(a.q_stride, p.q_stride);
   set(a.out_stride, p.out_stride);
   a.total_q = p.total_q;
@@ -190,8 +182,6 @@ void set_decode(const Problem& p, const Args& args, const Target& target, attn_d
   a.q_type = p.q_type;
   a.out_type = p.out_type;
   a.kv_e5m2 = p.segment[0].k_type == ATTN_F8_E5M2;
-  const int64_t rows = rows_of<few>(p, tile);
-  const Shape shape = shape_of(p, rows, target.device, tile);
   a.rows_taken = int(rows);
   a.stages = shape.stages;
   a.loaders = loaders_of<tile, engine>(p, shape);
@@ -207,30 +197,22 @@ void set_decode(const Problem& p, const Args& args, const Target& target, attn_d
   a.slots = unsigned(shape.slots);
   a.split_invariant = p.has(ATTN_SPLIT_INVARIANT);
   a.num_segments = p.num_segments;
-  a.fixed_lengths = has_fixed_lengths(p, args);
   a.sees_all = p.num_segments == 1 && p.fixed_split == 0 && p.tree_keys == 0 &&
                !(p.flags & (ATTN_WINDOW | ATTN_CAUSAL_TOP_LEFT));
   a.scale = p.scale;
   a.softcap = p.softcap;
   a.mask = p.range_mask();
   a.tree_mask = p.tree_mask();
-  a.tree = reinterpret_cast<const unsigned long long*>(args.tree);
   const Workspace workspace = workspace_of(shape.slots, tile);
-  char* base = static_cast<char*>(target.workspace);
-  a.sums = reinterpret_cast<float*>(base);
-  a.stats = reinterpret_cast<float*>(base + workspace.stats_at);
-  a.arrived = reinterpret_cast<unsigned*>(base + workspace.arrived_at);
+  a.stats = offset_of<float>(workspace.stats_at);
+  a.arrived = offset_of<unsigned>(workspace.arrived_at);
   for (int32_t i = 0; i < p.num_segments; ++i) {
     const attn_segment& from = p.segment[i];
-    const attn_segment_args of = args.segment[i];
-    attn_decode_segment& s = a.segment[i] = {};
-    s.k = of.k;
-    s.v = of.v;
+    attn_decode_segment& s = a.segment[i];
     set(s.k_stride, from.k_stride);
     set(s.v_stride, from.v_stride);
-    s.lengths = kv_lengths(from, of);
+    s.lengths = kv_lengths(from);
     if (from.layout == ATTN_PAGED) {
-      s.block_table = of.block_table;
       s.num_pages = int(from.num_pages);
       s.page_size = from.page_size;
       s.max_pages = from.max_pages;
@@ -243,30 +225,59 @@ void set_decode(const Problem& p, const Args& args, const Target& target, attn_d
     s.k_head = int(dtype_bytes(from.k_type, from.k_stride.head) / 2);
     s.v_head = int(dtype_bytes(from.v_type, from.v_stride.head) / 2);
     if constexpr (tile.own_types) {
-      s.k_scales = key_scales(of.k_scale, from.k_scale_stride);
-      s.v_scales = key_scales(of.v_scale, from.v_scale_stride);
+      s.k_scales = key_scales(from.k_scale_stride);
+      s.v_scales = key_scales(from.v_scale_stride);
     } else {
-      s.k_descale = descale(from.k_descale, of.k_descale, p.heads_kv, from);
-      s.v_descale = descale(from.v_descale, of.v_descale, p.heads_kv, from);
+      s.k_descale = descale(from.k_descale, p.heads_kv, from);
+      s.v_descale = descale(from.v_descale, p.heads_kv, from);
+    }
+  }
+  return kernarg;
+}
+
+template <bool own_types>
+void patch(const Problem& p, const Args& args, void* workspace, attn_decode_kernarg& a) {
+  a.q = args.q;
+  a.out = args.out;
+  a.lse = args.lse;
+  a.cu_seqlens_q = args.cu_seqlens_q;
+  a.alibi_slopes = args.alibi_slopes;
+  a.sinks = args.sinks;
+  a.tree = reinterpret_cast<const unsigned long long*>(args.tree);
+  rebase(workspace, a.sums, a.stats, a.arrived);
+  a.fixed_lengths = !a.cu_seqlens_q;
+  for (int32_t i = 0; i < p.num_segments; ++i) {
+    const attn_segment_args of = args.segment[i];
+    attn_decode_segment& s = a.segment[i];
+    s.k = of.k;
+    s.v = of.v;
+    patch_lengths(of, &s.lengths);
+    a.fixed_lengths = a.fixed_lengths && !s.lengths.seqlens && !s.lengths.cu_seqlens;
+    s.block_table = of.block_table;
+    if constexpr (own_types) {
+      s.k_scales.at = of.k_scale;
+      s.v_scales.at = of.v_scale;
+    } else {
+      s.k_descale.at = of.k_descale;
+      s.v_descale.at = of.v_descale;
     }
   }
 }
-
-template <DecodeTile tile, bool engine, bool few>
-void pack(const Problem& p, const Args& args, const Target& target, Parameters* to) {
-  if constexpr (engine) {
-    static_assert(sizeof(attn_decode_sm90_kernarg) <= max_kernarg_bytes);
-    for (int32_t i = 0; i < p.num_segments; ++i) {
-      const attn_segment_args a = args.segment[i];
-      to->map_base[2 * i] = a.k;
-      to->map_base[2 * i + 1] = a.v;
-    }
-    set_decode<tile, engine, few>(p, args, target,
-                                  &reinterpret_cast<attn_decode_sm90_kernarg*>(to->kernarg)->a);
-  } else {
-    set_decode<tile, engine, few>(p, args, target,
-                                  reinterpret_cast<attn_decode_kernarg*>(to->kernarg));
+template <bool own_types>
+void patch_engine(const Problem& p, const Args& args, void* workspace,
+                  attn_decode_sm90_kernarg& kernarg, const void** map_base) {
+  patch<own_types>(p, args, workspace, kernarg.a);
+  for (int32_t i = 0; i < p.num_segments; ++i) {
+    *map_base++ = kernarg.a.segment[i].k;
+    *map_base++ = kernarg.a.segment[i].v;
   }
+}
+template <DecodeTile tile, bool engine>
+Arguments arguments(const Kernarg<engine>& kernarg) {
+  if constexpr (engine)
+    return arguments_of<patch_engine<tile.own_types>>(kernarg);
+  else
+    return arguments_of<patch<tile.own_types>>(kernarg);
 }
 
 inline Status check_engine(const Problem& p, const DeviceInfo& device) {
@@ -331,10 +342,10 @@ inline Status check_own_types(const Problem& p) {
          {std::pair{s.k_type, s.k_scale_stride}, {s.v_type, s.v_scale_stride}}) {
       if (!dtype_has_scales(type)) continue;
       if (stride.seq > INT32_MAX || stride.head > INT32_MAX)
-        return unsupported("scales of tokens and heads lie ", stride.seq, " and ", stride.head,
+        return unsupported("scales of tokens and heads are ", stride.seq, " and ", stride.head,
                            " apart; accepted: up to ", INT32_MAX);
       if (s.layout == ATTN_PAGED && stride.batch % 2 != 0)
-        return unsupported("scales of pages lie ", stride.batch, " apart; accepted: even numbers");
+        return unsupported("scales of pages are ", stride.batch, " apart; accepted: even numbers");
     }
     for (const auto& [type, stride, dim] : {std::tuple(s.k_type, s.k_stride, p.head_dim),
                                             std::tuple(s.v_type, s.v_stride, p.head_dim_v)}) {
@@ -344,12 +355,12 @@ inline Status check_own_types(const Problem& p) {
       const int64_t row = dtype_bytes(type, (p.heads_kv - 1) * stride.head + dim);
       if (row >= max_row)
         return unsupported("the heads of a token take ", row, " bytes; accepted: below ", max_row);
-      // What lies in front of a head in its box, at most.
+      // The most bytes before a head in its box.
       const int64_t head = dtype_bytes(type, stride.head),
                     in_front = p.heads_kv > 1 ? (16 - std::gcd(head, int64_t{16})) % 16 : 0;
       if (in_front % 4 != 0 ||
           in_front + dtype_bytes(type, dim) > block_pitch(int(dim), int(dtype_bytes(type))))
-        return unsupported("heads of ", dtype_name(type), " lie ", stride.head, " elements, ", head,
+        return unsupported("heads of ", dtype_name(type), " are ", stride.head, " elements, ", head,
                            " bytes, apart; accepted: ", dim, " elements, or multiples of 16 bytes");
     }
   }
@@ -367,24 +378,22 @@ inline Status check(const Problem& p, int64_t rows, const DeviceInfo& device,
   return {};
 }
 
+// Adds the launch, which begins the recipe's workspace.
 template <DecodeTile tile, bool engine, bool few = false>
-Step decode_step(const char* image, const Problem& p, const DeviceInfo& device) {
-  const Shape shape = shape_of(p, rows_of<few>(p, tile), device, tile);
-  return {
+void add_decode(const char* image, const Problem& p, const DeviceInfo& device, Recipe* recipe) {
+  const int64_t rows = rows_of<few>(p, tile);
+  const Shape shape = shape_of(p, rows, device, tile);
+  recipe->workspace = size_t(workspace_of(shape.slots, tile).bytes);
+  recipe->steps.push_back({
       .image = image,
-      .kernarg_bytes = engine ? sizeof(attn_decode_sm90_kernarg) : sizeof(attn_decode_kernarg),
       .static_shared_bytes = tile.static_shared_bytes(),
       .launch = {.grid = {uint32_t(shape.blocks), 1, 1},
                  .block = {uint32_t(tile.threads()), 1, 1},
                  .shared_bytes = uint32_t(tile.merge_bytes() + shape.stages * shape.stage_bytes),
                  .starts_early = engine || device.arch == "sm_90"},
+      .arguments = arguments<tile, engine>(constants<tile, engine>(p, rows, shape)),
       .maps = engine ? maps_of(p, tile) : std::vector<TensorMap>{},
-      .pack = pack_of<pack<tile, engine, few>>,
-  };
-}
-template <DecodeTile tile, bool few = false>
-size_t workspace_bytes(const Problem& p, const DeviceInfo& device) {
-  return size_t(workspace_of(shape_of(p, rows_of<few>(p, tile), device, tile).slots, tile).bytes);
+  });
 }
 
 }  // namespace attn::decode

@@ -1,5 +1,5 @@
-// How decode kernels of every device count their work: in units of so many keys of a K/V head's row
-// tile, shared evenly by the blocks of a column (kernels/decode/units.cuh).
+// How decode kernels of every device count their work: in units of unit_keys keys of a K/V head's
+// row tile, shared evenly by the blocks of a column (kernels/decode/units.cuh).
 #pragma once
 #include <algorithm>
 

@@ -67,24 +67,33 @@ inline Status check_segment(const attn_segment& s) {
   return {};
 }
 
-inline void set_segments(const Problem& p, const Args& args,
-                         attn_gfx942_kv_segment (&to)[attn_gfx942_kv_segments]) {
+inline void set_segments(const Problem& p, attn_gfx942_kv_segment (&to)[attn_gfx942_kv_segments]) {
   for (int32_t i = 0; i < p.num_segments; ++i) {
     const attn_segment& from = p.segment[i];
+    attn_gfx942_kv_segment& s = to[i];
+    set_bytes(s.k_stride, from.k_type, from.k_stride);
+    set_bytes(s.v_stride, from.v_type, from.v_stride);
+    s.lengths = kv_lengths(from);
+    s.k_descale = descale(from.k_descale, p.heads_kv, from);
+    s.v_descale = descale(from.v_descale, p.heads_kv, from);
+    if (from.k_type == ATTN_F8_E4M3FN) s.ocp |= attn_gfx942_ocp_k;
+    if (from.v_type == ATTN_F8_E4M3FN) s.ocp |= attn_gfx942_ocp_v;
+    if (from.layout != ATTN_PAGED) continue;
+    s.pages = pages(from);
+    s.by_page_size = divisor(from.page_size);
+  }
+}
+inline void patch_segments(const Problem& p, const Args& args,
+                           attn_gfx942_kv_segment (&to)[attn_gfx942_kv_segments]) {
+  for (int32_t i = 0; i < p.num_segments; ++i) {
     const attn_segment_args of = args.segment[i];
     attn_gfx942_kv_segment& s = to[i];
     s.k = of.k;
     s.v = of.v;
-    set_bytes(s.k_stride, from.k_type, from.k_stride);
-    set_bytes(s.v_stride, from.v_type, from.v_stride);
-    s.lengths = kv_lengths(from, of);
-    s.k_descale = descale(from.k_descale, of.k_descale, p.heads_kv, from);
-    s.v_descale = descale(from.v_descale, of.v_descale, p.heads_kv, from);
-    if (from.k_type == ATTN_F8_E4M3FN) s.ocp |= attn_gfx942_ocp_k;
-    if (from.v_type == ATTN_F8_E4M3FN) s.ocp |= attn_gfx942_ocp_v;
-    if (from.layout != ATTN_PAGED) continue;
-    s.pages = pages(from, of);
-    s.by_page_size = divisor(from.page_size);
+    patch_lengths(of, &s.lengths);
+    s.k_descale.at = of.k_descale;
+    s.v_descale.at = of.v_descale;
+    s.pages.block_table = of.block_table;
   }
 }
 

@@ -57,10 +57,12 @@ Boxes boxes_of(const QuantizeProblem& p) {
 }
 
 // A lane can take four elements at a time.
-bool in_fours(const void* memory, attn_dtype type, const attn_strides& stride) {
+bool in_fours(const attn_strides& stride) {
+  return stride.batch % 4 == 0 && stride.seq % 4 == 0 && stride.head % 4 == 0;
+}
+bool in_fours(const void* memory, attn_dtype type) {
   const uintptr_t alignment = uintptr_t(std::min<int64_t>(dtype_bytes(type, 4), 16));
-  return reinterpret_cast<uintptr_t>(memory) % alignment == 0 && stride.batch % 4 == 0 &&
-         stride.seq % 4 == 0 && stride.head % 4 == 0;
+  return reinterpret_cast<uintptr_t>(memory) % alignment == 0;
 }
 
 int convert_scale(attn_scale_source scale) {
@@ -75,17 +77,13 @@ int convert_scale(attn_scale_source scale) {
   return attn_convert_one;
 }
 
-void pack(const QuantizeProblem& p, const attn_quantize_args& args, const Target&, Parameters* to) {
+attn_convert_kernarg constants(const QuantizeProblem& p, const Boxes& boxes) {
   attn_convert_kernarg a{};
-  a.src = args.src;
-  a.dst = args.dst;
-  a.descale = args.descale;
   const auto set = [](long long* to, const attn_strides& from, int64_t bytes) {
     to[0] = from.batch * bytes, to[1] = from.seq * bytes, to[2] = from.head * bytes;
   };
   set(a.src_stride, p.src_stride, dtype_bytes(p.src_type));
   set(a.dst_stride, p.dst_stride, dtype_bytes(p.dst_type));
-  const Boxes boxes = boxes_of(p);
   for (int i = 0; i < 3; ++i) {
     a.descale_stride[i] = int(boxes.descale_stride[i]);
     a.box[i] = int(boxes.size[i]);
@@ -95,11 +93,18 @@ void pack(const QuantizeProblem& p, const attn_quantize_args& args, const Target
   a.scale = convert_scale(p.scale);
   a.src_row_bytes = int(dtype_bytes(p.src_type, p.head_dim));
   a.dst_row_bytes = int(dtype_bytes(p.dst_type, p.head_dim));
-  const bool fours = p.head_dim % 4 == 0 && in_fours(args.src, p.src_type, p.src_stride) &&
-                     in_fours(args.dst, p.dst_type, p.dst_stride);
+  const bool fours = p.head_dim % 4 == 0 && in_fours(p.src_stride) && in_fours(p.dst_stride);
   a.log2_per_lane = fours ? 2 : 0;
   set_formats(p.src_type, p.dst_type, p.saturate != 0, &a);
-  store(a, to);
+  return a;
+}
+
+void patch(const QuantizeProblem& p, const attn_quantize_args& args, void*,
+           attn_convert_kernarg& a) {
+  a.src = args.src;
+  a.dst = args.dst;
+  a.descale = args.descale;
+  if (!in_fours(args.src, p.src_type) || !in_fours(args.dst, p.dst_type)) a.log2_per_lane = 0;
 }
 
 Status make_recipe(const QuantizeProblem& p, const DeviceInfo&, Recipe* recipe) {
@@ -113,12 +118,11 @@ Status make_recipe(const QuantizeProblem& p, const DeviceInfo&, Recipe* recipe) 
     return unsupported("convert_gfx942: 2^31 or more blocks of rows");
   recipe->steps.push_back({
       .image = "convert_gfx942",
-      .kernarg_bytes = sizeof(attn_convert_kernarg),
       .static_shared_bytes = 4 * attn_convert_waves,
       .launch = {.grid = {uint32_t(boxes.grid[0]), uint32_t(boxes.grid[1]),
                           uint32_t(boxes.grid[2])},
                  .block = {64 * attn_convert_waves, 1, 1}},
-      .pack = pack_of<pack>,
+      .arguments = arguments_of<patch>(constants(p, boxes)),
   });
   return {};
 }
@@ -126,7 +130,7 @@ Status make_recipe(const QuantizeProblem& p, const DeviceInfo&, Recipe* recipe) 
 constexpr Kernel row = {.name = "convert_gfx942",
                         .op = Op::quantize,
                         .backend = ATTN_BACKEND_HIP,
-                        .limits = {.in_types = float_types, .out_types = fp8_types},
+                        .limits = {.in_types = float_types, .out_types = device_fp8_types},
                         .recipe = recipe_of<make_recipe>};
 
 }  // namespace
@@ -135,7 +139,7 @@ attn_gfx942_fp8_codes fp8_codes(attn_dtype type, bool saturate) {
   const SmallFloat& f = fp8_format(type);
   attn_gfx942_fp8_codes c{};
   c.to_hardware = float(detail::pow2(f.bias - hardware_bias(f)));
-  // Unsaturated values stop at the code behind the largest finite one, which for OCP types is what
+  // Unsaturated values stop at the code after the largest finite one, which for OCP types is what
   // overflow gives; for FNUZ the hardware's NaN is.
   SmallFloat beyond = f;
   beyond.max_code = 0x7f, beyond.inf_code = 0;

@@ -51,25 +51,14 @@ int code_bytes(attn_dtype type, int64_t dim) {
   return int(dtype_bytes(type, dim));
 }
 
-template <int64_t dim>
-void pack(const Problem& p, const Args& args, const Target& target, Parameters* to) {
+attn_gfx942_decode_kernarg constants(const Problem& p, int64_t grid, const Workspace& workspace) {
   constexpr double log2_e = 1.4426950408889634;
   attn_gfx942_decode_kernarg a{};
-  a.q = args.q;
-  a.out = args.out;
-  a.lse = args.lse;
-  a.cu_seqlens_q = p.q_layout == ATTN_PACKED ? args.cu_seqlens_q : nullptr;
-  a.alibi_slopes = p.has(ATTN_ALIBI) ? args.alibi_slopes : nullptr;
-  a.sinks = p.has(ATTN_SINKS) ? args.sinks : nullptr;
   set_bytes(a.q_stride, p.q_type, p.q_stride);
   set_bytes(a.out_stride, p.out_type, p.out_stride);
-  const int64_t grid = target.step.launch.grid[0];
-  const Workspace workspace = workspace_of(grid, dim);
-  char* base = static_cast<char*>(target.workspace);
-  a.sums = reinterpret_cast<float*>(base);
-  a.stats = reinterpret_cast<float*>(base + workspace.stats_at);
-  a.arrived = reinterpret_cast<unsigned*>(base + workspace.arrived_at);
-  a.q_descale = descale(p.q_descale, args.q_descale, p.heads_kv, p.segment[0]);
+  a.stats = offset_of<float>(size_t(workspace.stats_at));
+  a.arrived = offset_of<unsigned>(size_t(workspace.arrived_at));
+  a.q_descale = descale(p.q_descale, p.heads_kv, p.segment[0]);
   a.batch = int(p.batch);
   a.heads_q = int(p.heads_q);
   a.heads_kv = int(p.heads_kv);
@@ -90,8 +79,20 @@ void pack(const Problem& p, const Args& args, const Target& target, Parameters* 
   a.cap = float(p.softcap * log2_e);
   a.out_bytes = int(dtype_bytes(p.out_type, p.head_dim_v));
   a.workgroups = int(std::min<int64_t>(grid, 1 << 16));
-  set_segments(p, args, a.segment);
-  store(a, to);
+  set_segments(p, a.segment);
+  return a;
+}
+
+void patch(const Problem& p, const Args& args, void* workspace, attn_gfx942_decode_kernarg& a) {
+  a.q = args.q;
+  a.out = args.out;
+  a.lse = args.lse;
+  a.cu_seqlens_q = args.cu_seqlens_q;
+  a.alibi_slopes = args.alibi_slopes;
+  a.sinks = args.sinks;
+  a.q_descale.at = args.q_descale;
+  rebase(workspace, a.sums, a.stats, a.arrived);
+  patch_segments(p, args, a.segment);
 }
 
 Status check(const Problem& p) {
@@ -111,13 +112,13 @@ template <Text name, int64_t dim>
 Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   ATTN_TRY(check(p));
   const int64_t grid = blocks(p, device);
-  recipe->workspace = size_t(workspace_of(grid, dim).bytes);
+  const Workspace workspace = workspace_of(grid, dim);
+  recipe->workspace = size_t(workspace.bytes);
   recipe->steps.push_back({
       .image = name_of<name>.text,
-      .kernarg_bytes = sizeof(attn_gfx942_decode_kernarg),
       .static_shared_bytes = attn_gfx942_decode_lds_bytes,
       .launch = {.grid = {uint32_t(grid), 1, 1}, .block = {64 * attn_gfx942_decode_waves, 1, 1}},
-      .pack = pack_of<pack<dim>>,
+      .arguments = arguments_of<patch>(constants(p, grid, workspace)),
   });
   return {};
 }

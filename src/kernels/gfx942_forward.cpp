@@ -1,8 +1,8 @@
-// The kernels fwd_gfx942_*, before each of which prepare_gfx942_fp8 or _16bit runs, _segments where
-// K and V lie in several segments or in pages: it writes them as one padded segment. They differ by
+// The kernels fwd_gfx942_*, before each of which prepare_gfx942_fp8 or _16bit runs, _segments if
+// K and V are in several segments or in pages: it writes them as one padded segment. They differ by
 // the type of q, k and v and the largest head_dim they take; _mask: with a block mask; _score: with
-// softcap, ALiBi and pages; _bias: with these and a bias; _descaled: segments of types and descales
-// of their own, and descales of blocks of keys, behind prepare_gfx942_fp8_descaled.
+// softcap, ALiBi and pages; _bias: with these and a bias; _descaled: segments with different types
+// and descales, and descales per block of keys, after prepare_gfx942_fp8_descaled.
 #include <algorithm>
 #include <utility>
 
@@ -24,10 +24,14 @@ constexpr unsigned xcds = 8;  // as the kernels count: workgroup i runs on XCD i
 // What a variant has beyond the masks and layouts of all.
 enum class With { nothing, block_mask, score_terms, bias, descales };
 
+// Whether prepare_* writes K and V of several segments, or of pages, as one.
+bool gathered(const Problem& p, With with) {
+  return with == With::descales || p.num_segments > 1 || p.segment[0].layout == ATTN_PAGED;
+}
+
 // The workspace: tiles of 64 keys of K and V, then, if they are gathered, what is to be known of
 // each tile, and the lengths of sequences.
 struct Workspace {
-  bool gathered;
   int64_t sequence_tiles;  // of the longest sequence
   int64_t tiles;           // of a K/V head
   size_t of_tiles, lengths, bytes;
@@ -35,21 +39,16 @@ struct Workspace {
   Workspace(const Problem& p, With with, int dim) {
     const attn_segment& s = p.segment[0];
     const bool descaled = with == With::descales;
-    gathered = descaled || p.num_segments > 1 || s.layout == ATTN_PAGED;
     sequence_tiles = descaled ? 0 : ceil_div(p.seqlen_kv, tile_keys);
     if (descaled)
       for (const attn_segment& of : p.segment) sequence_tiles += ceil_div(of.seqlen, tile_keys);
     tiles = p.batch * sequence_tiles;
     // A packed sequence begins at tile cu_seqlens / 64 + b.
-    if (!gathered && s.layout == ATTN_PACKED) tiles = s.total / tile_keys + p.batch;
+    if (!gathered(p, with) && s.layout == ATTN_PACKED) tiles = s.total / tile_keys + p.batch;
     of_tiles = size_t(tiles * p.heads_kv * 2 * tile_keys * dtype_bytes(s.k_type, dim));
     lengths = of_tiles + (descaled ? size_t(tiles * p.heads_kv) * sizeof(attn_gfx942_tile_record)
                                    : size_t(tiles) * sizeof(unsigned long long));
-    bytes = gathered ? lengths + size_t(p.batch) * sizeof(int) : of_tiles;
-  }
-  template <class T>
-  static T* at(void* workspace, size_t offset) {
-    return reinterpret_cast<T*>(static_cast<char*>(workspace) + offset);
+    bytes = gathered(p, with) ? lengths + size_t(p.batch) * sizeof(int) : of_tiles;
   }
 };
 
@@ -79,7 +78,7 @@ int64_t grid_portions(const Problem& p) {
   return forward_blocks(p, ceil_div((p.batch * p.heads_kv) << parts_log2(p), xcds));
 }
 
-// ceil(2^32 / divisor), which gives quotients of n while n * divisor < 2^32; 0 stands for 1.
+// ceil(2^32 / divisor), which gives quotients of n while n * divisor < 2^32; 0 means 1.
 unsigned magic(int64_t divisor) {
   return divisor == 1 ? 0 : unsigned(ceil_div(int64_t{1} << 32, divisor));
 }
@@ -134,9 +133,7 @@ Status check(const Problem& p, With with, const Workspace& workspace) {
 
 // What both kernels read alike.
 template <class Kernarg>
-void set_sizes(const Problem& p, const Args& args, With with, const Workspace& workspace,
-               Kernarg* a) {
-  a->cu_seqlens_q = p.q_layout == ATTN_PACKED ? args.cu_seqlens_q : nullptr;
+void set_sizes(const Problem& p, With with, const Workspace& workspace, Kernarg* a) {
   a->seqlen_q = int(p.seqlen_q);
   a->total_q = int(p.total_q);
   a->seqlen_kv = int(with == With::descales ? workspace.sequence_tiles * tile_keys : p.seqlen_kv);
@@ -150,55 +147,56 @@ bool is_ocp(attn_dtype type) {
   return type == ATTN_F8_E4M3FN;
 }
 
-template <With with, int dim>
-void pack_prepare(const Problem& p, const Args& args, const Target& target, Parameters* to) {
+attn_gfx942_prepare_kernarg prepare_constants(const Problem& p, With with,
+                                              const Workspace& workspace, int dim) {
   const attn_segment& s = p.segment[0];
-  const Workspace workspace(p, with, dim);
   attn_gfx942_prepare_kernarg a{};
-  a.prepared = target.workspace;
-  if (workspace.gathered) a.lengths = Workspace::at<int>(target.workspace, workspace.lengths);
+  if (gathered(p, with)) a.lengths = offset_of<int>(workspace.lengths);
   if (with == With::descales) {
-    a.tile_records = Workspace::at<attn_gfx942_tile_record>(target.workspace, workspace.of_tiles);
-    a.q_descale = descale(p.q_descale, args.q_descale, p.heads_kv, s);
-  } else if (workspace.gathered)
-    a.missing = Workspace::at<unsigned long long>(target.workspace, workspace.of_tiles);
-  set_sizes(p, args, with, workspace, &a);
+    a.tile_records = offset_of<attn_gfx942_tile_record>(workspace.of_tiles);
+    a.q_descale = descale(p.q_descale, p.heads_kv, s);
+  } else if (gathered(p, with)) {
+    a.missing = offset_of<unsigned long long>(workspace.of_tiles);
+  }
+  set_sizes(p, with, workspace, &a);
   a.padded_dim = dim;
   a.convert_k = is_ocp(s.k_type);
   a.convert_v = is_ocp(s.v_type);
   a.num_segments = p.num_segments;
-  set_segments(p, args, a.segment);
-  store(a, to);
+  set_segments(p, a.segment);
+  return a;
+}
+template <With with>
+void patch_prepare(const Problem& p, const Args& args, void* workspace,
+                   attn_gfx942_prepare_kernarg& a) {
+  a.prepared = workspace;
+  a.cu_seqlens_q = args.cu_seqlens_q;
+  if (gathered(p, with)) rebase(workspace, a.lengths);
+  if (with == With::descales) {
+    rebase(workspace, a.tile_records);
+    a.q_descale.at = args.q_descale;
+  } else if (gathered(p, with)) {
+    rebase(workspace, a.missing);
+  }
+  patch_segments(p, args, a.segment);
 }
 
-attn_gfx942_forward_kernarg forward_kernarg(const Problem& p, const Args& args,
-                                            const Target& target, With with, int dim) {
+// Keys may lack a page, as prepare_* has found out.
+bool reads_missing(const Problem& p, With with) {
+  return with != With::descales && p.needs.features & feature_paged_kv;
+}
+
+attn_gfx942_forward_kernarg forward_constants(const Problem& p, With with,
+                                              const Workspace& workspace, const Launch& launch) {
   const attn_segment& s = p.segment[0];
-  const Workspace workspace(p, with, dim);
   const bool descaled = with == With::descales;  // the tiles' records have what K and V have
   attn_gfx942_forward_kernarg a{};
-  a.q = args.q;
-  a.prepared = target.workspace;
-  a.out = args.out;
-  a.lse = args.lse;
-  set_sizes(p, args, with, workspace, &a);
-  const attn_kv_lengths lengths = kv_lengths(s, args.segment[0]);
-  a.cu_seqlens_kv = workspace.gathered ? nullptr : lengths.cu_seqlens;
-  a.seqlens_kv = workspace.gathered ? Workspace::at<int>(target.workspace, workspace.lengths)
-                                    : lengths.seqlens;
-  a.total_kv = int(lengths.total);
-  // A descale that the problem has not is 1.
-  const auto descale = [&](attn_descale_kind kind, const float* given, int bit) {
-    if (kind == ATTN_DESCALE_HEAD) a.options |= 1 << bit;
-    return kind == ATTN_DESCALE_NONE ? nullptr : given;
-  };
-  if (!descaled) {
-    a.q_descale = descale(p.q_descale, args.q_descale, 0);
-    a.k_descale = descale(s.k_descale, args.segment[0].k_descale, 1);
-    a.v_descale = descale(s.v_descale, args.segment[0].v_descale, 2);
-  }
+  set_sizes(p, with, workspace, &a);
+  a.total_kv = int(s.total);
+  if (!descaled)
+    for (const auto& [kind, bit] : {std::pair{p.q_descale, 0}, {s.k_descale, 1}, {s.v_descale, 2}})
+      if (kind == ATTN_DESCALE_HEAD) a.options |= 1 << bit;
   if (p.has(ATTN_SPLIT_INVARIANT)) a.options |= 1 << 3;
-  a.sinks = p.has(ATTN_SINKS) ? args.sinks : nullptr;
   set_bytes(a.q_stride, p.q_type, p.q_stride);
   set_bytes(a.out_stride, p.out_type, p.out_stride);
   a.heads_kv = int(p.heads_kv);
@@ -213,65 +211,102 @@ attn_gfx942_forward_kernarg forward_kernarg(const Problem& p, const Args& args,
   a.out_factor = !descaled && is_ocp(s.v_type) ? 2 : 1;
   a.convert_q = is_ocp(p.q_type);
   a.out_type = p.out_type;
-  const uint32_t(&grid)[3] = target.step.launch.grid;
-  a.items = int(grid[1]);
-  if (!descaled && p.needs.features & feature_paged_kv)
-    a.missing = Workspace::at<unsigned long long>(target.workspace, workspace.of_tiles);
-  a.out_scale = p.has(ATTN_OUT_SCALE) ? args.out_scale : nullptr;
-  a.workgroups = int(std::min<int64_t>(int64_t{grid[0]} * grid[1] * grid[2], 1 << 16));
+  a.items = int(launch.grid[1]);
+  if (gathered(p, with)) a.seqlens_kv = offset_of<const int>(workspace.lengths);
+  if (reads_missing(p, with)) a.missing = offset_of<const unsigned long long>(workspace.of_tiles);
+  a.workgroups =
+      int(std::min<int64_t>(int64_t{launch.grid[0]} * launch.grid[1] * launch.grid[2], 1 << 16));
   return a;
 }
-attn_gfx942_descaled_kernarg descaled_kernarg(const Problem& p, const Args& args,
-                                              const Target& target, With with, int dim) {
-  const size_t records = Workspace(p, with, dim).of_tiles;
-  return {forward_kernarg(p, args, target, with, dim),
-          Workspace::at<attn_gfx942_tile_record>(target.workspace, records), p.num_segments, 0};
+void patch_forward(const Problem& p, const Args& args, void* workspace, With with,
+                   attn_gfx942_forward_kernarg* a) {
+  a->q = args.q;
+  a->prepared = workspace;
+  a->out = args.out;
+  a->lse = args.lse;
+  a->cu_seqlens_q = args.cu_seqlens_q;
+  a->sinks = args.sinks;
+  a->out_scale = args.out_scale;
+  const attn_segment_args of = args.segment[0];
+  if (gathered(p, with)) {
+    rebase(workspace, a->seqlens_kv);
+  } else {
+    a->seqlens_kv = of.seqlens;
+    a->cu_seqlens_kv = of.cu_seqlens;
+  }
+  if (reads_missing(p, with)) rebase(workspace, a->missing);
+  if (with == With::descales) return;
+  a->q_descale = args.q_descale;
+  a->k_descale = of.k_descale;
+  a->v_descale = of.v_descale;
 }
-attn_gfx942_mask_kernarg mask_kernarg(const Problem& p, const Args& args, const Target& target,
-                                      With with, int dim) {
-  return {forward_kernarg(p, args, target, with, dim), mask_arrays(p, args)};
+
+void set_score(const Problem& p, attn_gfx942_score_kernarg* a) {
+  if (p.softcap > 0) a->forward.scale = float(double(p.scale) / p.softcap);
+  a->cap = float(p.softcap * 1.44269504);
 }
-attn_gfx942_score_kernarg score_kernarg(const Problem& p, const Args& args, const Target& target,
-                                        With with, int dim) {
-  attn_gfx942_score_kernarg a{};
-  a.forward = forward_kernarg(p, args, target, with, dim);
-  if (p.softcap > 0) a.forward.scale = float(double(p.scale) / p.softcap);
-  a.alibi_slopes = p.has(ATTN_ALIBI) ? args.alibi_slopes : nullptr;
-  a.cap = float(p.softcap * 1.44269504);
-  return a;
+void set_bias(const Problem& p, attn_gfx942_bias_kernarg* a) {
+  if (p.bias_type == ATTN_DTYPE_NONE) return;
+  for (int i = 0; i < 4; ++i) a->bias_stride[i] = dtype_bytes(p.bias_type, p.bias_stride[i]);
+  a->bias_bytes = (p.seqlen_q - 1) * a->bias_stride[2] + (p.seqlen_kv - 1) * a->bias_stride[3] +
+                  dtype_bytes(p.bias_type);
+  a->bias_type = p.bias_type;
 }
-attn_gfx942_bias_kernarg bias_kernarg(const Problem& p, const Args& args, const Target& target,
-                                      With with, int dim) {
-  attn_gfx942_bias_kernarg a{};
-  a.score = score_kernarg(p, args, target, with, dim);
-  if (p.bias_type == ATTN_DTYPE_NONE) return a;
-  a.bias = args.bias;
-  for (int i = 0; i < 4; ++i) a.bias_stride[i] = dtype_bytes(p.bias_type, p.bias_stride[i]);
-  a.bias_bytes = (p.seqlen_q - 1) * a.bias_stride[2] + (p.seqlen_kv - 1) * a.bias_stride[3] +
-                 dtype_bytes(p.bias_type);
-  a.bias_type = p.bias_type;
+
+template <With with>
+constexpr auto kernarg_of() {
+  if constexpr (with == With::block_mask)
+    return attn_gfx942_mask_kernarg{};
+  else if constexpr (with == With::score_terms)
+    return attn_gfx942_score_kernarg{};
+  else if constexpr (with == With::bias)
+    return attn_gfx942_bias_kernarg{};
+  else if constexpr (with == With::descales)
+    return attn_gfx942_descaled_kernarg{};
+  else
+    return attn_gfx942_forward_kernarg{};
+}
+template <With with>
+using Kernarg = decltype(kernarg_of<with>());
+
+template <With with>
+Kernarg<with> constants(const Problem& p, const Workspace& workspace, const Launch& launch) {
+  Kernarg<with> a{};
+  const auto forward = forward_constants(p, with, workspace, launch);
+  if constexpr (with == With::nothing) {
+    a = forward;
+  } else if constexpr (with == With::bias) {
+    a.score.forward = forward;
+    set_score(p, &a.score);
+    set_bias(p, &a);
+  } else {
+    a.forward = forward;
+    if constexpr (with == With::block_mask) a.block_mask = mask_arrays(p);
+    if constexpr (with == With::score_terms) set_score(p, &a);
+    if constexpr (with == With::descales) {
+      a.tile_records = offset_of<const attn_gfx942_tile_record>(workspace.of_tiles);
+      a.num_segments = p.num_segments;
+    }
+  }
   return a;
 }
 
 template <With with>
-constexpr auto kernarg_of = forward_kernarg;
-template <>
-constexpr auto kernarg_of<With::block_mask> = mask_kernarg;
-template <>
-constexpr auto kernarg_of<With::score_terms> = score_kernarg;
-template <>
-constexpr auto kernarg_of<With::bias> = bias_kernarg;
-template <>
-constexpr auto kernarg_of<With::descales> = descaled_kernarg;
-
-template <With with, int dim>
-void pack(const Problem& p, const Args& args, const Target& target, Parameters* to) {
-  store(kernarg_of<with>(p, args, target, with, dim), to);
+void patch(const Problem& p, const Args& args, void* workspace, Kernarg<with>& a) {
+  if constexpr (with == With::nothing) {
+    patch_forward(p, args, workspace, with, &a);
+  } else if constexpr (with == With::bias) {
+    patch_forward(p, args, workspace, with, &a.score.forward);
+    a.score.alibi_slopes = args.alibi_slopes;
+    a.bias = args.bias;
+  } else {
+    patch_forward(p, args, workspace, with, &a.forward);
+    if constexpr (with == With::block_mask) patch_mask(p, args, &a.block_mask);
+    if constexpr (with == With::score_terms) a.alibi_slopes = args.alibi_slopes;
+    if constexpr (with == With::descales) rebase(workspace, a.tile_records);
+  }
 }
-template <With with>
-constexpr size_t kernarg_bytes =
-    sizeof(kernarg_of<with>(std::declval<const Problem&>(), std::declval<const Args&>(),
-                            std::declval<const Target&>(), with, 0));
+
 static_assert(ATTN_F32 == 1 && ATTN_F16 == 2 && ATTN_BF16 == 3 && ATTN_F8_E4M3FN == 4 &&
               ATTN_F8_E5M2 == 5 && ATTN_F8_E4M3FNUZ == 6);
 
@@ -310,21 +345,19 @@ Status make_recipe(const Problem& p, const DeviceInfo&, Recipe* recipe) {
   recipe->steps.reserve(2);
   recipe->steps.push_back({
       .image = (with == With::descales ? f.prepare_descaled
-                : workspace.gathered   ? f.prepare_segments
+                : gathered(p, with)    ? f.prepare_segments
                                        : f.prepare)
                    .text,
-      .kernarg_bytes = sizeof(attn_gfx942_prepare_kernarg),
       .launch = {.grid = {uint32_t(workspace.sequence_tiles), uint32_t(p.heads_kv),
                           uint32_t(p.batch)},
                  .block = {dim * f.element_bytes, 1, 1}},
-      .pack = pack_of<pack_prepare<with, dim>>,
+      .arguments = arguments_of<patch_prepare<with>>(prepare_constants(p, with, workspace, dim)),
   });
   recipe->steps.push_back({
       .image = name_of<name>.text,
-      .kernarg_bytes = kernarg_bytes<with>,
       .static_shared_bytes = uint32_t(2 * f.slots * tile_part),
       .launch = launch,
-      .pack = pack_of<pack<with, dim>>,
+      .arguments = arguments_of<patch<with>>(constants<with>(p, workspace, launch)),
   });
   return {};
 }
@@ -338,7 +371,7 @@ constexpr Limits limits(attn_dtype weights, int64_t head_dim_max, With with) {
   const Sizes head_dim = {.multiple = fp8 ? 16 : 8, .max = head_dim_max};
   Limits limits = {.in_types = types,
                    .kv_types = types,
-                   .out_types = float_types | (fp8 ? fp8_types : 0u),
+                   .out_types = float_types | (fp8 ? device_fp8_types : 0u),
                    .flags = forward_flags | uint32_t(fp8 ? ATTN_OUT_SCALE : ATTN_SPLIT_INVARIANT),
                    .features = forward_features | feature_segments | (fp8 ? of_fp8 : 0u),
                    .head_dim = head_dim,

@@ -7,8 +7,8 @@ namespace attn {
 namespace {
 
 constexpr Limits limits(uint32_t out_types) {
-  return {.in_types = float_types | fp8_types,
-          .kv_types = float_types | fp8_types | ggml_types | scaled_types,
+  return {.in_types = q_types,
+          .kv_types = kv_types,
           .out_types = out_types,
           .flags = forward_flags | ATTN_BLOCK_MASK | ATTN_ALIBI | ATTN_OUT_SCALE |
                    ATTN_SPLIT_INVARIANT | ATTN_BIAS_SLOPES | ATTN_FP8_PRECISE,
@@ -19,7 +19,7 @@ constexpr Kernel cpu_row(const char* name, const HostKernel* kernel) {
   return {.name = name,
           .op = Op::forward,
           .backend = ATTN_BACKEND_CPU,
-          .limits = limits(float_types | fp8_types),
+          .limits = limits(q_types),
           .host = kernel};
 }
 
@@ -27,7 +27,7 @@ constinit const Kernel rows[] = {
     {.name = "reference",
      .op = Op::forward,
      .backend = ATTN_BACKEND_REFERENCE,
-     .limits = limits(float_types | fp8_types | type_bit(ATTN_F64)),
+     .limits = limits(q_types | type_bit(ATTN_F64)),
      .host = &reference_kernel},
 #ifdef __x86_64__
     cpu_row("cpu_avx512", &cpu_avx512_kernel),

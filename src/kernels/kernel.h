@@ -1,6 +1,7 @@
 // A kernel as the catalog lists it: what it takes, how it computes, and what a plan launches for
 // it.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -22,68 +23,76 @@ struct Sizes {
   int64_t multiple = 1, max = INT64_MAX;
 };
 
-// What a kernel takes of each thing that a problem needs (problem/any_problem.h).
+// What a kernel takes, for each member of Needs (problem/any_problem.h).
 struct Limits {
   uint32_t in_types = 0, kv_types = 0, out_types = 0;  // type_bit
   uint32_t flags = 0;                                  // attn_flag
-  uint32_t demands = 0;                                // of flags, those that a problem must have
+  uint32_t demands = 0;                                // the flags that a problem must have
   uint32_t features = 0;                               // Feature
   Sizes head_dim = {}, head_dim_v = {}, seqlen_q = {}, group = {}, page_size = {};
-  bool floats_as_q = false;  // f32, f16 and bf16 of kv_types only where q is of the same type
+  bool floats_as_q = false;  // takes f32, f16 and bf16 of kv_types only if q has the same type
 };
 
-// How a forward kernel computes, which bounds of errors and the model of FP8 weights follow from.
-// Scores x are in the log2 domain; m is what a row's weights are relative to.
+// How a forward kernel computes. Error bounds and the model of FP8 weights follow from it. Scores x
+// are in the log2 domain; m is the row maximum, which a row's weights are relative to.
 struct Numerics {
   attn_dtype weights =
       ATTN_DTYPE_NONE;  // P = round(2^(x - m + offset)) in this type; NONE: as computed
   int offset = 0;
-  double lag = 0;  // m moves where a row's maximum is more than this above it, to that
-  int rows = 1;    // maximum; and then for all of so many query rows
-  int keys = 64;   // of a tile, whose maximum is known before its first weight
+  double lag = 0;  // m becomes the row's maximum where that is more than this above m,
+  int rows = 1;    // and then for all rows of a group of this many
+  int keys = 64;   // keys of a tile; its maximum is known before its first weight
   bool last_tile_first = false;  // the order of tiles
   bool rounded_sums = false;     // the row sum that out is divided by has P as rounded
-  int sum_bits = 0;  // of each product the matrix unit takes so many bits below the largest of what
-                     // an instruction adds up; 0: its sums are of float32
-  int score_part = 0;  // with sum_bits: scores are added in float32 from sums of so many columns of
-                       // head_dim; 0: of all
-  int weight_parts = 1;  // values of `weights` that P is the sum of, the first one P rounded
+  int sum_bits = 0;  // the matrix unit truncates each product this many bits below the largest one
+                     // that an instruction adds; 0: it sums in float32
+  int score_part = 0;    // with sum_bits: scores are added in float32 from sums over this many
+                         // columns of head_dim; 0: over all
+  int weight_parts = 1;  // P is the sum of this many values of `weights`; the first is P rounded
   bool always_split_invariant = false;  // m is an integer, with ATTN_SPLIT_INVARIANT or without
-  int largest_score = 127;              // results are stated for scores up to this power of 2
+  int largest_score = 127;              // results are defined for scores up to this power of 2
   bool rounds_kv = false;       // K and V times their scales are rounded to the weights' type
   bool scaled_weights = false;  // P times the scale of V's block or key is rounded to f16
 };
 
-struct Step;
-
-// What parameters are packed for.
-struct Target {
-  const Step& step;
-  const DeviceInfo& device;
-  void* workspace;
-};
-
-// What one launch reads. Neither is cleared before pack().
+// What one launch reads.
 struct Parameters {
   alignas(64) unsigned char kernarg[max_kernarg_bytes];
   const void* map_base[max_tensor_maps];  // of Step::maps
 };
 
-// Fills the parameters of a launch: run time, neither allocates nor locks. `args`: those of the
-// problem's operation.
-using Pack = void (*)(const AnyProblem& problem, const void* args, const Target& target,
-                      Parameters* to);
+// Completes the parameters of a launch with what a run brings: addresses, and what follows from
+// them. Neither allocates nor locks. `args`: those of the problem's operation.
+using Patch = void (*)(const AnyProblem& problem, const void* args, void* workspace,
+                       Parameters* to);
+
+// The parameters of a step's launches as far as the problem says them. Pointers into the step's
+// workspace are offsets in it until patch() adds its address (rebase, kernarg.h); other pointers
+// are null until patch() sets them. Made by arguments_of().
+struct Arguments {
+  std::vector<unsigned char> bytes;  // the parameter struct; at most max_kernarg_bytes
+  Patch patch = nullptr;
+};
 
 // One launch of a plan.
 struct Step {
   const char* image = "";            // device code: its file and its entry point
-  uint32_t kernarg_bytes = 0;        // of the parameter struct; at most max_kernarg_bytes
-  uint32_t static_shared_bytes = 0;  // shared memory or LDS that the kernel declares itself
+  uint32_t static_shared_bytes = 0;  // shared memory or LDS that the kernel declares, at most
+  bool fewer_threads = false;        // a launch may have fewer than the code takes
   Launch launch = {};  // grid, block, dynamic shared memory; an empty grid: not launched
-  std::vector<TensorMap> maps = {};  // with which the parameter struct begins
-  Pack pack = nullptr;
-  size_t workspace_at = 0;  // bytes of the recipe's workspace before the step's
+  Arguments arguments = {};
+  std::vector<TensorMap> maps = {};        // with which the parameter struct begins
+  std::vector<const void*> map_base = {};  // their addresses, pointers as those in arguments
+  size_t workspace_at = 0;                 // bytes of the recipe's workspace before the step's
 };
+
+// The parameters of a launch: the step's, completed.
+inline void pack(const Step& step, const AnyProblem& problem, const void* args, void* workspace,
+                 Parameters* to) {
+  std::copy(step.arguments.bytes.begin(), step.arguments.bytes.end(), to->kernarg);
+  std::copy(step.map_base.begin(), step.map_base.end(), to->map_base);
+  step.arguments.patch(problem, args, workspace, to);
+}
 
 // What a plan launches for a problem, one step after the other in one stream.
 struct Recipe {
@@ -98,7 +107,7 @@ using MakeRecipe = Status (*)(const AnyProblem& problem, const DeviceInfo& devic
 
 struct HostKernel;  // cpu/host_kernel.h
 
-// One row. Rows of one operation and backend stand in order of preference.
+// One row. Rows of one operation and backend are in order of preference.
 struct Kernel {
   const char* name;  // symbol, file name, name in logs and tests
   Op op;
@@ -126,12 +135,22 @@ struct Typed<Status (*)(const P&, const DeviceInfo&, Recipe*)> {
     return make(static_cast<const P&>(problem), device, to);
   }
 };
-template <class P, class A>
-struct Typed<void (*)(const P&, const A&, const Target&, Parameters*)> {
+template <class P, class A, class K>
+struct Typed<void (*)(const P&, const A&, void*, K&)> {
+  using Kernarg = K;
   template <auto fill>
-  static void pack(const AnyProblem& problem, const void* args, const Target& target,
-                   Parameters* to) {
-    fill(static_cast<const P&>(problem), *static_cast<const A*>(args), target, to);
+  static void patch(const AnyProblem& problem, const void* args, void* workspace, Parameters* to) {
+    fill(static_cast<const P&>(problem), *static_cast<const A*>(args), workspace,
+         *reinterpret_cast<K*>(to->kernarg));
+  }
+};
+template <class P, class A, class K>
+struct Typed<void (*)(const P&, const A&, void*, K&, const void**)> {
+  using Kernarg = K;
+  template <auto fill>
+  static void patch(const AnyProblem& problem, const void* args, void* workspace, Parameters* to) {
+    fill(static_cast<const P&>(problem), *static_cast<const A*>(args), workspace,
+         *reinterpret_cast<K*>(to->kernarg), to->map_base);
   }
 };
 
@@ -140,7 +159,13 @@ struct Typed<void (*)(const P&, const A&, const Target&, Parameters*)> {
 // Functions of an operation's own problem and arguments, for rows and steps, which have any.
 template <auto make>
 constexpr MakeRecipe recipe_of = detail::Typed<decltype(make)>::template recipe<make>;
+// `fill` takes (problem, args, workspace, parameter struct) and, of steps with maps, their
+// addresses.
 template <auto fill>
-constexpr Pack pack_of = detail::Typed<decltype(fill)>::template pack<fill>;
+Arguments arguments_of(const typename detail::Typed<decltype(fill)>::Kernarg& kernarg) {
+  static_assert(sizeof kernarg <= max_kernarg_bytes);
+  const auto* bytes = reinterpret_cast<const unsigned char*>(&kernarg);
+  return {{bytes, bytes + sizeof kernarg}, detail::Typed<decltype(fill)>::template patch<fill>};
+}
 
 }  // namespace attn

@@ -45,20 +45,20 @@ bool aligned_rows(const P& p, attn_dtype type, const attn_strides& k_stride,
          aligned_strides(type, k_stride) && aligned_strides(type, v_stride) &&
          aligned_cache(cache.k_type, cache.k_stride) && aligned_cache(cache.v_type, cache.v_stride);
 }
-bool all_aligned(const KvAppendProblem& p, const attn_kv_append_args& args) {
-  const auto table = [](const float* at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; };
+// But for where a run's tables are.
+bool all_aligned(const KvAppendProblem& p) {
   const int64_t half = p.rotary_dim / 2;
   return aligned_rows(p, p.new_type, p.k_new_stride, p.v_new_stride, p.segment) &&
          half % (p.rotary_interleaved ? 4 : attn_kv_append_elements) == 0 &&
-         table(args.rotary_cos) && table(args.rotary_sin) &&
          aligned_strides(p.new_type, p.q_stride) && aligned_strides(p.new_type, p.q_out_stride);
 }
+bool aligned_table(const float* at) {
+  return reinterpret_cast<uintptr_t>(at) % 16 == 0;
+}
 
-attn_kv_append_tensor tensor(const void* src, const attn_strides& src_stride, const void* dst,
-                             const attn_strides& dst_stride, attn_dtype dst_type, int64_t dim) {
+attn_kv_append_tensor tensor(const attn_strides& src_stride, const attn_strides& dst_stride,
+                             attn_dtype dst_type, int64_t dim) {
   attn_kv_append_tensor t{};
-  t.src = src;
-  t.dst = const_cast<void*>(dst);
   set(t.src_stride, src_stride);
   set(t.dst_stride, dst_stride);
   t.format = small_format(dst_type);
@@ -69,59 +69,79 @@ attn_kv_append_tensor tensor(const void* src, const attn_strides& src_stride, co
 
 // Where tokens go: descales, and pages if there are any.
 template <class Kernarg>
-void set_cache(const attn_segment& s, const attn_segment_args& args, int64_t heads_kv, Kernarg* a) {
-  a->tensor[0].descale = descale(s.k_descale, args.k_descale, heads_kv, s);
-  a->tensor[1].descale = descale(s.v_descale, args.v_descale, heads_kv, s);
+void set_cache(const attn_segment& s, int64_t heads_kv, Kernarg* a) {
+  a->tensor[0].descale = descale(s.k_descale, heads_kv, s);
+  a->tensor[1].descale = descale(s.v_descale, heads_kv, s);
   if (s.layout != ATTN_PAGED) return;
-  a->block_table = args.block_table;
   a->num_pages = int(std::min(s.num_pages, max_int));
   a->page_size = s.page_size;
   a->max_pages = s.max_pages;
 }
+template <class Kernarg>
+void patch_cache(const attn_segment_args& args, Kernarg* a) {
+  a->tensor[0].dst = const_cast<void*>(args.k);
+  a->tensor[1].dst = const_cast<void*>(args.v);
+  a->tensor[0].descale.at = args.k_descale;
+  a->tensor[1].descale.at = args.v_descale;
+  a->block_table = args.block_table;
+}
 
 // What the arguments of kv_append_* on CUDA and gfx942 say alike.
 template <class Kernarg>
-void set_common(const KvAppendProblem& p, const attn_kv_append_args& args, bool lengths_only,
-                Kernarg* a) {
-  set_cache(p.segment, args.cache, p.heads_kv, a);
-  a->rotary_cos = args.rotary_cos;
-  a->rotary_sin = args.rotary_sin;
-  a->cu_seqlens_new = p.new_layout == ATTN_PACKED ? args.cu_seqlens_new : nullptr;
-  a->seqlens_out = lengths_only || one_block_per_sequence(p) ? args.seqlens_out : nullptr;
+void set_common(const KvAppendProblem& p, bool lengths_only, Kernarg* a) {
+  set_cache(p.segment, p.heads_kv, a);
   a->batch = int(p.batch);
   a->seqlen_new = int(p.seqlen_new);
   a->new_type = p.new_type;
   a->half = int(p.rotary_dim / 2);
   a->interleaved = p.rotary_interleaved;
-  a->aligned = all_aligned(p, args);
+  a->aligned = all_aligned(p);
   a->lengths_only = lengths_only;
 }
+template <class Kernarg>
+void patch_common(const KvAppendProblem& p, const attn_kv_append_args& args, Kernarg* a) {
+  patch_cache(args.cache, a);
+  a->tensor[0].src = args.k_new;
+  a->tensor[1].src = args.v_new;
+  a->tensor[2].src = args.q;
+  a->tensor[2].dst = args.q_out;
+  a->rotary_cos = args.rotary_cos;
+  a->rotary_sin = args.rotary_sin;
+  a->aligned &= aligned_table(args.rotary_cos) && aligned_table(args.rotary_sin);
+  a->cu_seqlens_new = args.cu_seqlens_new;
+  a->seqlens_out = a->lengths_only || one_block_per_sequence(p) ? args.seqlens_out : nullptr;
+}
 
-void set_scales(const attn_segment& s, const attn_segment_args& args, attn_kv_append_kernarg* a) {
-  a->tensor[0].scale = static_cast<unsigned short*>(const_cast<void*>(args.k_scale));
-  a->tensor[1].scale = static_cast<unsigned short*>(const_cast<void*>(args.v_scale));
+void set_scales(const attn_segment& s, attn_kv_append_kernarg* a) {
   set(a->tensor[0].scale_stride, s.k_scale_stride);
   set(a->tensor[1].scale_stride, s.v_scale_stride);
   a->row_scales = dtype_has_scales(s.k_type) || dtype_has_scales(s.v_type);
 }
+void patch_scales(const attn_segment_args& args, attn_kv_append_kernarg* a) {
+  a->tensor[0].scale = static_cast<unsigned short*>(const_cast<void*>(args.k_scale));
+  a->tensor[1].scale = static_cast<unsigned short*>(const_cast<void*>(args.v_scale));
+}
 
-template <bool lengths_only>
-void pack(const KvAppendProblem& p, const attn_kv_append_args& args, const Target&,
-          Parameters* to) {
+attn_kv_append_kernarg constants(const KvAppendProblem& p, bool lengths_only) {
   const attn_segment& s = p.segment;
   attn_kv_append_kernarg a{};
-  a.tensor[0] = tensor(args.k_new, p.k_new_stride, args.cache.k, s.k_stride, s.k_type, p.head_dim);
-  a.tensor[1] =
-      tensor(args.v_new, p.v_new_stride, args.cache.v, s.v_stride, s.v_type, p.head_dim_v);
-  a.tensor[2] = tensor(args.q, p.q_stride, args.q_out, p.q_out_stride, p.new_type, p.head_dim);
-  set_scales(s, args.cache, &a);
-  set_common(p, args, lengths_only, &a);
+  a.tensor[0] = tensor(p.k_new_stride, s.k_stride, s.k_type, p.head_dim);
+  a.tensor[1] = tensor(p.v_new_stride, s.v_stride, s.v_type, p.head_dim_v);
+  a.tensor[2] = tensor(p.q_stride, p.q_out_stride, p.new_type, p.head_dim);
+  set_scales(s, &a);
+  set_common(p, lengths_only, &a);
   a.total_new = p.total_new;
-  a.lengths = kv_lengths(s, args.cache);
+  a.lengths = kv_lengths(s);
   a.heads_kv = int(p.heads_kv);
   a.heads = int(2 * p.heads_kv + p.heads_q);
   a.threads_per_head = int(threads_per_head(p));
-  store(a, to);
+  return a;
+}
+void patch(const KvAppendProblem& p, const attn_kv_append_args& args, void*,
+           attn_kv_append_kernarg& a) {
+  patch_common(p, args, &a);
+  patch_scales(args.cache, &a);
+  patch_lengths(args.cache, &a.lengths);
 }
 
 Status check_descales(const char* kernel, int64_t heads_kv, const attn_segment& s) {
@@ -133,15 +153,15 @@ Status check_descales(const char* kernel, int64_t heads_kv, const attn_segment& 
   return {};
 }
 
-template <class Kernarg>
-Step step_of(const char* image, const DeviceInfo& device, Pack pack, int64_t x, int64_t y,
+Step step_of(const char* image, const DeviceInfo& device, Arguments arguments, int64_t x, int64_t y,
              int64_t threads) {
   return {.image = image,
-          .kernarg_bytes = sizeof(Kernarg),
+          .static_shared_bytes = attn_kv_append_shared_bytes,
+          .fewer_threads = true,
           .launch = {.grid = {uint32_t(x), uint32_t(y), 1},
                      .block = {uint32_t(ceil_div(threads, int64_t{32}) * 32), 1, 1},
                      .starts_early = device.arch == "sm_90"},
-          .pack = pack};
+          .arguments = std::move(arguments)};
 }
 
 Status recipe_sm80(const KvAppendProblem& p, const DeviceInfo& device, Recipe* recipe) {
@@ -161,30 +181,28 @@ Status recipe_sm80(const KvAppendProblem& p, const DeviceInfo& device, Recipe* r
   const int64_t blocks = whole ? 1
                                : std::min(ceil_div(heads, threads / per_head),
                                           max_blocks_y);  // they go on to more heads
-  const auto step = [&](const Pack pack, int64_t x, int64_t y, int64_t threads_of_block) {
-    recipe->steps.push_back(
-        step_of<attn_kv_append_kernarg>("kv_append_cuda", device, pack, x, y, threads_of_block));
+  const auto step = [&](bool lengths_only, int64_t x, int64_t y, int64_t threads_of_block) {
+    recipe->steps.push_back(step_of("kv_append_cuda", device,
+                                    arguments_of<patch>(constants(p, lengths_only)), x, y,
+                                    threads_of_block));
   };
-  step(pack_of<pack<false>>, tokens, blocks, threads);
+  step(false, tokens, blocks, threads);
   // Else all blocks must have read the lengths before any writes one.
-  if (p.advance_seqlens && !whole)
-    step(pack_of<pack<true>>, ceil_div(p.batch, int64_t{128}), 1, 128);
+  if (p.advance_seqlens && !whole) step(true, ceil_div(p.batch, int64_t{128}), 1, 128);
   return {};
 }
 
 // ---- kv_roll ----
 
-template <bool lengths_only>
-void pack_roll(const KvRollProblem& p, const KvRollArgs& args, const Target&, Parameters* to) {
+attn_kv_roll_kernarg roll_constants(const KvRollProblem& p, bool lengths_only) {
   const attn_segment &from = p.from, &s = p.to;
   attn_kv_roll_kernarg r{};
   attn_kv_append_kernarg& a = r.append;
-  a.tensor[0] = tensor(args.from.k, from.k_stride, args.to.k, s.k_stride, s.k_type, p.head_dim);
-  a.tensor[1] = tensor(args.from.v, from.v_stride, args.to.v, s.v_stride, s.v_type, p.head_dim_v);
-  set_cache(s, args.to, p.heads_kv, &a);
-  set_scales(s, args.to, &a);
-  a.lengths = kv_lengths(s, args.to);
-  a.seqlens_out = lengths_only ? const_cast<int*>(args.to.seqlens) : nullptr;
+  a.tensor[0] = tensor(from.k_stride, s.k_stride, s.k_type, p.head_dim);
+  a.tensor[1] = tensor(from.v_stride, s.v_stride, s.v_type, p.head_dim_v);
+  set_cache(s, p.heads_kv, &a);
+  set_scales(s, &a);
+  a.lengths = kv_lengths(s);
   a.batch = int(p.batch);
   a.seqlen_new = int(p.most_moved_keys());
   a.heads_kv = int(p.heads_kv);
@@ -193,12 +211,23 @@ void pack_roll(const KvRollProblem& p, const KvRollArgs& args, const Target&, Pa
   a.new_type = from.k_type;
   a.aligned = aligned_rows(p, from.k_type, from.k_stride, from.v_stride, s);
   a.lengths_only = lengths_only;
-  r.recent_table = const_cast<int*>(args.from.block_table);
-  r.recent = pages(from, args.from);
-  r.recent_lengths = kv_lengths(from, args.from);
-  r.recent_seqlens_out = const_cast<int*>(args.from.seqlens);
+  r.recent = pages(from);
+  r.recent_lengths = kv_lengths(from);
   r.keep = int(p.keep);
-  store(r, to);
+  return r;
+}
+void patch_roll(const KvRollProblem&, const KvRollArgs& args, void*, attn_kv_roll_kernarg& r) {
+  attn_kv_append_kernarg& a = r.append;
+  patch_cache(args.to, &a);
+  patch_scales(args.to, &a);
+  patch_lengths(args.to, &a.lengths);
+  a.tensor[0].src = args.from.k;
+  a.tensor[1].src = args.from.v;
+  a.seqlens_out = a.lengths_only ? const_cast<int*>(args.to.seqlens) : nullptr;
+  r.recent_table = const_cast<int*>(args.from.block_table);
+  r.recent.block_table = args.from.block_table;
+  patch_lengths(args.from, &r.recent_lengths);
+  r.recent_seqlens_out = const_cast<int*>(args.from.seqlens);
 }
 
 Status recipe_roll(const KvRollProblem& p, const DeviceInfo& device, Recipe* recipe) {
@@ -211,13 +240,13 @@ Status recipe_roll(const KvRollProblem& p, const DeviceInfo& device, Recipe* rec
   ATTN_TRY(check_descales("kv_roll_cuda", p.heads_kv, p.to));
   const int64_t per_head = threads_per_head(p);
   const int64_t threads = std::max(per_head, std::min<int64_t>(heads * per_head, 128));
-  const auto step = [&](const Pack pack, int64_t x, int64_t y, int64_t threads_of_block) {
-    recipe->steps.push_back(
-        step_of<attn_kv_roll_kernarg>("kv_roll_cuda", device, pack, x, y, threads_of_block));
+  const auto step = [&](bool lengths_only, int64_t x, int64_t y, int64_t threads_of_block) {
+    recipe->steps.push_back(step_of("kv_roll_cuda", device,
+                                    arguments_of<patch_roll>(roll_constants(p, lengths_only)), x, y,
+                                    threads_of_block));
   };
-  step(pack_of<pack_roll<false>>, tokens,
-       std::min(ceil_div(heads, threads / per_head), max_blocks_y), threads);
-  step(pack_of<pack_roll<true>>, p.batch, 1, 128);  // all have read the lengths then
+  step(false, tokens, std::min(ceil_div(heads, threads / per_head), max_blocks_y), threads);
+  step(true, p.batch, 1, 128);  // all have read the lengths then
   return {};
 }
 
@@ -225,13 +254,10 @@ Status recipe_roll(const KvRollProblem& p, const DeviceInfo& device, Recipe* rec
 
 static_assert(int(attn_gfx942_append_elements) == attn_kv_append_elements);
 
-attn_gfx942_append_tensor tensor_gfx942(const void* src, attn_dtype src_type,
-                                        const attn_strides& src_stride, const void* dst,
+attn_gfx942_append_tensor tensor_gfx942(attn_dtype src_type, const attn_strides& src_stride,
                                         attn_dtype dst_type, const attn_strides& dst_stride,
                                         int64_t dim, int64_t heads, int64_t chunk_heads) {
   attn_gfx942_append_tensor t{};
-  t.src = src;
-  t.dst = const_cast<void*>(dst);
   set_bytes(t.src_stride, src_type, src_stride);
   set_bytes(t.dst_stride, dst_type, dst_stride);
   t.dst_type = dst_type;
@@ -258,20 +284,17 @@ AppendShape shape_gfx942(const KvAppendProblem& p) {
   return {threads, at_once, whole ? 1 : std::min(chunks, max_blocks_y)};
 }
 
-template <bool lengths_only>
-void pack_gfx942(const KvAppendProblem& p, const attn_kv_append_args& args, const Target&,
-                 Parameters* to) {
+attn_gfx942_append_kernarg constants_gfx942(const KvAppendProblem& p, const AppendShape& shape,
+                                            bool lengths_only) {
   const attn_segment& s = p.segment;
-  const AppendShape shape = shape_gfx942(p);
   attn_gfx942_append_kernarg a{};
-  a.tensor[0] = tensor_gfx942(args.k_new, p.new_type, p.k_new_stride, args.cache.k, s.k_type,
-                              s.k_stride, p.head_dim, p.heads_kv, shape.heads);
-  a.tensor[1] = tensor_gfx942(args.v_new, p.new_type, p.v_new_stride, args.cache.v, s.v_type,
-                              s.v_stride, p.head_dim_v, p.heads_kv, shape.heads);
-  a.tensor[2] = tensor_gfx942(args.q, p.new_type, p.q_stride, args.q_out, p.new_type,
-                              p.q_out_stride, p.head_dim, p.heads_q, shape.heads);
-  set_common(p, args, lengths_only, &a);
-  a.seqlens = args.cache.seqlens;
+  a.tensor[0] = tensor_gfx942(p.new_type, p.k_new_stride, s.k_type, s.k_stride, p.head_dim,
+                              p.heads_kv, shape.heads);
+  a.tensor[1] = tensor_gfx942(p.new_type, p.v_new_stride, s.v_type, s.v_stride, p.head_dim_v,
+                              p.heads_kv, shape.heads);
+  a.tensor[2] = tensor_gfx942(p.new_type, p.q_stride, p.new_type, p.q_out_stride, p.head_dim,
+                              p.heads_q, shape.heads);
+  set_common(p, lengths_only, &a);
   a.total_new = int(p.total_new);
   a.by_seqlen_new = divisor(std::max<int64_t>(1, p.seqlen_new));
   a.capacity = int(s.seqlen);
@@ -280,7 +303,12 @@ void pack_gfx942(const KvAppendProblem& p, const attn_kv_append_args& args, cons
   a.head_threads = int(threads_per_head(p));
   a.by_head_threads = divisor(a.head_threads);
   a.chunk_step = int(lengths_only ? shape.threads : shape.workgroups);
-  store(a, to);
+  return a;
+}
+void patch_gfx942(const KvAppendProblem& p, const attn_kv_append_args& args, void*,
+                  attn_gfx942_append_kernarg& a) {
+  patch_common(p, args, &a);
+  a.seqlens = args.cache.seqlens;
 }
 
 Status recipe_gfx942(const KvAppendProblem& p, const DeviceInfo&, Recipe* recipe) {
@@ -302,28 +330,28 @@ Status recipe_gfx942(const KvAppendProblem& p, const DeviceInfo&, Recipe* recipe
       return unsupported("kv_append_gfx942: ", name, ".head is ", bytes, " bytes; accepted: 0 to ",
                          max_items);
   ATTN_TRY(check_descales("kv_append_gfx942", p.heads_kv, p.segment));
-  const auto step = [&](const Pack pack, int64_t x, int64_t y) {
-    recipe->steps.push_back({.image = "kv_append_gfx942",
-                             .kernarg_bytes = sizeof(attn_gfx942_append_kernarg),
-                             .launch = {.grid = {uint32_t(x), uint32_t(y), 1},
-                                        .block = {uint32_t(shape.threads), 1, 1}},
-                             .pack = pack});
+  const auto step = [&](bool lengths_only, int64_t x, int64_t y) {
+    recipe->steps.push_back(
+        {.image = "kv_append_gfx942",
+         .launch = {.grid = {uint32_t(x), uint32_t(y), 1},
+                    .block = {uint32_t(shape.threads), 1, 1}},
+         .arguments = arguments_of<patch_gfx942>(constants_gfx942(p, shape, lengths_only))});
   };
-  step(pack_of<pack_gfx942<false>>, tokens, shape.workgroups);
+  step(false, tokens, shape.workgroups);
   // Else all workgroups must have read the lengths before any writes one.
   if (p.advance_seqlens && !one_block_per_sequence(p))
-    step(pack_of<pack_gfx942<true>>, ceil_div(p.batch, shape.threads), 1);
+    step(true, ceil_div(p.batch, shape.threads), 1);
   return {};
 }
 
 constexpr Limits host_limits = {.in_types = float_types,
-                                .kv_types = float_types | fp8_types | ggml_types | scaled_types,
+                                .kv_types = kv_types,
                                 .out_types = float_types,
                                 .features = feature_all};
 constexpr int64_t max_dim = attn_kv_append_elements * attn_kv_append_max_threads;
 static_assert(int(attn_gfx942_append_max_threads) == attn_kv_append_max_threads);
 constexpr Limits gfx942_limits = {.in_types = float_types,
-                                  .kv_types = float_types | fp8_types | device_ggml_types,
+                                  .kv_types = float_types | device_fp8_types | device_ggml_types,
                                   .out_types = float_types,
                                   .features = feature_paged_kv | feature_seqlens |
                                               feature_mixed_kv_types | feature_descale_tensor |
@@ -333,7 +361,7 @@ constexpr Limits gfx942_limits = {.in_types = float_types,
                                   .head_dim_v = {.max = max_dim}};
 constexpr Limits sm80_limits = [] {
   Limits limits = gfx942_limits;
-  limits.kv_types |= scaled_types;
+  limits.kv_types |= device_scaled_types;
   return limits;
 }();
 

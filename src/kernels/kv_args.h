@@ -13,27 +13,29 @@ inline int64_t multiprocessors(const Problem& p, const DeviceInfo& device) {
                        : device.multiprocessors;
 }
 
-inline attn_kv_lengths kv_lengths(const attn_segment& segment, const attn_segment_args& args) {
-  return {.seqlens = segment.has_seqlens ? args.seqlens : nullptr,
-          .cu_seqlens = segment.layout == ATTN_PACKED ? args.cu_seqlens : nullptr,
+// Of a segment, without the addresses that a run brings. Those are null unless the problem asks
+// for them, which is checked before.
+inline attn_kv_lengths kv_lengths(const attn_segment& segment) {
+  return {.seqlens = nullptr,
+          .cu_seqlens = nullptr,
           .total = segment.total,
           .capacity = int(segment.seqlen)};
 }
+inline void patch_lengths(const attn_segment_args& args, attn_kv_lengths* lengths) {
+  lengths->seqlens = args.seqlens;
+  lengths->cu_seqlens = args.cu_seqlens;
+}
 
-inline attn_pages pages(const attn_segment& segment, const attn_segment_args& args) {
-  const bool paged = segment.layout == ATTN_PAGED;
-  return {.block_table = paged ? args.block_table : nullptr,
-          .num_pages = paged ? int(segment.num_pages) : 1,
+inline attn_pages pages(const attn_segment& segment) {
+  return {.block_table = nullptr,
+          .num_pages = segment.layout == ATTN_PAGED ? int(segment.num_pages) : 1,
           .page_size = segment.page_size,
           .max_pages = segment.max_pages};
 }
 
-inline attn_descale descale(attn_descale_kind kind, const float* at, int64_t heads_kv,
-                            const attn_segment& s) {
+inline attn_descale descale(attn_descale_kind kind, int64_t heads_kv, const attn_segment& s) {
   attn_descale d{};
-  if (kind == ATTN_DESCALE_NONE) return d;
-  d.at = at;
-  if (kind == ATTN_DESCALE_TENSOR) return d;
+  if (kind == ATTN_DESCALE_NONE || kind == ATTN_DESCALE_TENSOR) return d;
   const int blocks = kind == ATTN_DESCALE_BLOCK ? int(ceil_div(s.seqlen, s.descale_block_keys)) : 1;
   d.batch = int(heads_kv) * blocks;
   d.head = blocks;

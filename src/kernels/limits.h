@@ -8,14 +8,12 @@
 
 namespace attn {
 
-constexpr uint32_t float_types = type_bit(ATTN_F32) | type_bit(ATTN_F16) | type_bit(ATTN_BF16);
-constexpr uint32_t fp8_types =
-    type_bit(ATTN_F8_E4M3FN) | type_bit(ATTN_F8_E5M2) | type_bit(ATTN_F8_E4M3FNUZ);
+// What device code knows; rows of host kernels, which take all types of a kind, are of
+// core/types.h.
 constexpr uint32_t fp8_of_cuda = type_bit(ATTN_F8_E4M3FN) | type_bit(ATTN_F8_E5M2);
+constexpr uint32_t device_fp8_types = fp8_of_cuda | type_bit(ATTN_F8_E4M3FNUZ);
 constexpr uint32_t device_ggml_types = type_bit(ATTN_Q8_0) | type_bit(ATTN_Q4_0);
-constexpr uint32_t ggml_types = device_ggml_types | type_bit(ATTN_Q4_1) | type_bit(ATTN_Q5_0) |
-                                type_bit(ATTN_Q5_1) | type_bit(ATTN_IQ4_NL);
-constexpr uint32_t scaled_types = type_bit(ATTN_I8) | type_bit(ATTN_I4);
+constexpr uint32_t device_scaled_types = type_bit(ATTN_I8) | type_bit(ATTN_I4);
 
 // Masks and layouts that every forward kernel takes.
 constexpr uint32_t forward_flags = ATTN_CAUSAL | ATTN_CAUSAL_TOP_LEFT | ATTN_WINDOW | ATTN_SINKS;

@@ -11,11 +11,8 @@ static_assert(int(attn_kind_empty) == ATTN_BLOCK_EMPTY &&
               int(attn_kind_partial) == ATTN_BLOCK_PARTIAL);
 
 // Of a problem with a block mask whose blocks are 64 or 128.
-inline attn_mask_arrays mask_arrays(const Problem& p, const Args& args) {
+inline attn_mask_arrays mask_arrays(const Problem& p) {
   attn_mask_arrays a{};
-  a.kinds = args.block_kinds;
-  a.index = p.mask_partials > 0 ? args.block_index : nullptr;
-  a.bits = args.block_bits;
   a.rows = int(p.mask_rows());
   a.columns = int(p.mask_columns());
   const long long grid = (long long)a.rows * a.columns;
@@ -25,6 +22,11 @@ inline attn_mask_arrays mask_arrays(const Problem& p, const Args& args) {
   a.block_k_log2 = p.block_k == 64 ? 6 : 7;
   a.partials = int(p.mask_partials);
   return a;
+}
+inline void patch_mask(const Problem& p, const Args& args, attn_mask_arrays* a) {
+  a->kinds = args.block_kinds;
+  a->index = p.mask_partials > 0 ? args.block_index : nullptr;
+  a->bits = args.block_bits;
 }
 
 }  // namespace attn

@@ -21,12 +21,15 @@ Status limit_parts(const char* kernel, const MergeProblem& p) {
                      int(attn_merge_max_parts));
 }
 
-void pack(const MergeProblem& p, const attn_merge_args& args, const Target&, Parameters* to) {
-  attn_merge_kernarg a{};
+void patch(const MergeProblem& p, const attn_merge_args& args, void*, attn_merge_kernarg& a) {
   std::copy_n(args.outs, p.num_parts, a.outs);
   std::copy_n(args.lses, p.num_parts, a.lses);
   a.out = args.out;
   a.lse = args.lse;
+}
+
+Step step(const char* image, const MergeProblem& p, const Launch& launch) {
+  attn_merge_kernarg a{};
   set(a.part_stride, p.part_stride);
   set(a.out_stride, p.out_stride);
   a.rows = rows(p);
@@ -36,14 +39,7 @@ void pack(const MergeProblem& p, const attn_merge_args& args, const Target&, Par
   a.num_parts = p.num_parts;
   a.part_type = p.part_type;
   a.out_type = p.out_type;
-  store(a, to);
-}
-
-Step step(const char* image, const Launch& launch) {
-  return {.image = image,
-          .kernarg_bytes = sizeof(attn_merge_kernarg),
-          .launch = launch,
-          .pack = pack_of<pack>};
+  return {.image = image, .launch = launch, .arguments = arguments_of<patch>(a)};
 }
 
 Status recipe_sm80(const MergeProblem& p, const DeviceInfo&, Recipe* recipe) {
@@ -54,7 +50,7 @@ Status recipe_sm80(const MergeProblem& p, const DeviceInfo&, Recipe* recipe) {
                        max_grid * attn_merge_warps);
   }
   recipe->steps.push_back(step(
-      "merge_cuda", {.grid = {uint32_t(blocks), 1, 1}, .block = {32 * attn_merge_warps, 1, 1}}));
+      "merge_cuda", p, {.grid = {uint32_t(blocks), 1, 1}, .block = {32 * attn_merge_warps, 1, 1}}));
   return {};
 }
 
@@ -70,10 +66,10 @@ Status recipe_gfx942(const MergeProblem& p, const DeviceInfo&, Recipe* recipe) {
   if (p.head_dim_v > max_head_dim)
     return unsupported("merge_gfx942: head_dim_v ", p.head_dim_v, "; accepted: up to ",
                        max_head_dim);
-  recipe->steps.push_back(
-      step("merge_gfx942", {.grid = {uint32_t(ceil_div(p.seqlen_q, attn_merge_warps)),
-                                     uint32_t(p.heads_q), uint32_t(p.batch)},
-                            .block = {64 * attn_merge_warps, 1, 1}}));
+  recipe->steps.push_back(step("merge_gfx942", p,
+                               {.grid = {uint32_t(ceil_div(p.seqlen_q, attn_merge_warps)),
+                                         uint32_t(p.heads_q), uint32_t(p.batch)},
+                                .block = {64 * attn_merge_warps, 1, 1}}));
   return {};
 }
 

@@ -29,11 +29,16 @@ void set_groups(const QuantizeProblem& p, attn_quantize_kernarg* a) {
   a->groups = tensor ? 1 : p.batch * p.heads * a->seq_groups;
 }
 
-void pack(const QuantizeProblem& p, const attn_quantize_args& args, const Target&, Parameters* to) {
-  attn_quantize_kernarg a{};
+void patch(const QuantizeProblem&, const attn_quantize_args& args, void*,
+           attn_quantize_kernarg& a) {
   a.src = args.src;
   a.dst = args.dst;
   a.descale = args.descale;
+  a.row_scale = static_cast<unsigned short*>(args.scale);
+}
+
+Status recipe_sm80(const QuantizeProblem& p, const DeviceInfo&, Recipe* recipe) {
+  attn_quantize_kernarg a{};
   set(a.src_stride, p.src_stride);
   set(a.dst_stride, p.dst_stride);
   a.batch = p.batch;
@@ -47,14 +52,7 @@ void pack(const QuantizeProblem& p, const attn_quantize_args& args, const Target
   a.dst_type = p.dst_type;
   a.scale = p.scale;
   a.saturate = p.saturate;
-  a.row_scale = static_cast<unsigned short*>(args.scale);
   set(a.row_scale_stride, p.scale_stride);
-  store(a, to);
-}
-
-Status recipe_sm80(const QuantizeProblem& p, const DeviceInfo&, Recipe* recipe) {
-  attn_quantize_kernarg a{};
-  set_groups(p, &a);
   int64_t blocks = a.groups;
   if (p.scale != ATTN_SCALE_AMAX) {
     constexpr int64_t threads = 32 * attn_quantize_warps;
@@ -63,18 +61,19 @@ Status recipe_sm80(const QuantizeProblem& p, const DeviceInfo&, Recipe* recipe) 
   }
   recipe->steps.push_back({
       .image = "quantize_cuda",
-      .kernarg_bytes = sizeof(attn_quantize_kernarg),
+      .static_shared_bytes = sizeof(float) * attn_quantize_warps,
       .launch = {.grid = {uint32_t(std::min(blocks, most_blocks)), 1, 1},
                  .block = {32 * attn_quantize_warps, 1, 1}},
-      .pack = pack_of<pack>,
+      .arguments = arguments_of<patch>(a),
   });
   return {};
 }
 
-constexpr Limits device_limits = {.in_types = float_types,
-                                  .out_types = fp8_types | device_ggml_types | scaled_types};
+constexpr Limits device_limits = {
+    .in_types = float_types,
+    .out_types = device_fp8_types | device_ggml_types | device_scaled_types};
 constexpr Limits host_limits = {.in_types = float_types,
-                                .out_types = fp8_types | ggml_types | scaled_types,
+                                .out_types = kv_types & ~float_types,
                                 .features = feature_negative_strides};
 
 constinit const Kernel rows[] = {

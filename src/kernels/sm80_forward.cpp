@@ -15,7 +15,56 @@ namespace {
 using sm80::Kernarg, sm80::with_mask, sm80::with_pages, sm80::with_score;
 
 template <unsigned with>
-void pack(const Problem& p, const Args& args, const Target& target, Parameters* to);
+Kernarg<with> constants(const Problem& p, const DeviceInfo& device) {
+  Kernarg<with> a{};
+  set(a.q_stride, p.q_stride);
+  set(a.out_stride, p.out_stride);
+  std::copy_n(p.bias_stride, 4, a.bias_stride);
+  a.total_q = p.total_q;
+  a.batch = int(p.batch);
+  a.heads_q = int(p.heads_q);
+  a.group = int(p.group());
+  a.seqlen_q = int(p.seqlen_q);
+  a.head_dim = int(p.head_dim);
+  a.head_dim_v = int(p.head_dim_v);
+  a.out_type = p.out_type;
+  a.bias_type = p.bias_type;
+  a.split_invariant = p.has(ATTN_SPLIT_INVARIANT);
+  a.num_segments = p.num_segments;
+  a.chunk = pairs_in_l2(p, 24 << 20, device);
+  a.scale = p.scale;
+  a.log2_scale = std::max(std::abs(p.scale) * 1.44269504f, 1e-37f);  // log2(e)
+  a.softcap = p.softcap;
+  a.mask = p.range_mask();
+  if constexpr ((with & with_mask) != 0) a.block_mask = mask_arrays(p);
+  for (int32_t i = 0; i < p.num_segments; ++i) {
+    const attn_segment& from = p.segment[i];
+    set(a.segment[i].k_stride, from.k_stride);
+    set(a.segment[i].v_stride, from.v_stride);
+    a.segment[i].lengths = kv_lengths(from);
+    if constexpr ((with & with_pages) != 0) a.pages[i] = pages(from);
+  }
+  return a;
+}
+
+template <unsigned with>
+void patch(const Problem& p, const Args& args, void*, Kernarg<with>& a) {
+  a.q = args.q;
+  a.out = args.out;
+  a.lse = args.lse;
+  a.cu_seqlens_q = args.cu_seqlens_q;
+  a.bias = args.bias;
+  a.alibi_slopes = args.alibi_slopes;
+  a.sinks = args.sinks;
+  if constexpr ((with & with_mask) != 0) patch_mask(p, args, &a.block_mask);
+  for (int32_t i = 0; i < p.num_segments; ++i) {
+    const attn_segment_args of = args.segment[i];
+    a.segment[i].k = of.k;
+    a.segment[i].v = of.v;
+    patch_lengths(of, &a.segment[i].lengths);
+    if constexpr ((with & with_pages) != 0) a.pages[i].block_table = of.block_table;
+  }
+}
 
 template <size_t i>
 Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
@@ -44,65 +93,13 @@ Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   }
   recipe->steps.push_back({
       .image = variant.name,
-      .kernarg_bytes = sizeof(Kernarg<with>),
       .static_shared_bytes = sm80::static_shared_bytes(with),
       .launch = {.grid = {uint32_t(forward_blocks(p, pairs * tiles)), 1, 1},
                  .block = {uint32_t(tile.threads()), 1, 1},
                  .shared_bytes = shared},
-      .pack = pack_of<pack<with>>,
+      .arguments = arguments_of<patch<with>>(constants<with>(p, device)),
   });
   return {};
-}
-
-void set_forward(const Problem& p, const Args& args, const DeviceInfo& device,
-                 attn_sm80_forward_kernarg* kernarg) {
-  attn_sm80_forward_kernarg& a = *kernarg;
-  a.q = args.q;
-  a.out = args.out;
-  a.lse = args.lse;
-  a.cu_seqlens_q = p.q_layout == ATTN_PACKED ? args.cu_seqlens_q : nullptr;
-  a.bias = p.bias_type == ATTN_DTYPE_NONE ? nullptr : args.bias;
-  a.alibi_slopes = p.has(ATTN_ALIBI) ? args.alibi_slopes : nullptr;
-  a.sinks = p.has(ATTN_SINKS) ? args.sinks : nullptr;
-  set(a.q_stride, p.q_stride);
-  set(a.out_stride, p.out_stride);
-  std::copy_n(p.bias_stride, 4, a.bias_stride);
-  a.total_q = p.total_q;
-  a.batch = int(p.batch);
-  a.heads_q = int(p.heads_q);
-  a.group = int(p.group());
-  a.seqlen_q = int(p.seqlen_q);
-  a.head_dim = int(p.head_dim);
-  a.head_dim_v = int(p.head_dim_v);
-  a.out_type = p.out_type;
-  a.bias_type = p.bias_type;
-  a.split_invariant = p.has(ATTN_SPLIT_INVARIANT);
-  a.num_segments = p.num_segments;
-  a.chunk = pairs_in_l2(p, 24 << 20, device);
-  a.scale = p.scale;
-  a.log2_scale = std::max(std::abs(p.scale) * 1.44269504f, 1e-37f);  // log2(e)
-  a.softcap = p.softcap;
-  a.mask = p.range_mask();
-  for (int32_t i = 0; i < p.num_segments; ++i) {
-    const attn_segment& from = p.segment[i];
-    attn_sm80_segment& to = a.segment[i];
-    to.k = args.segment[i].k;
-    to.v = args.segment[i].v;
-    set(to.k_stride, from.k_stride);
-    set(to.v_stride, from.v_stride);
-    to.lengths = kv_lengths(from, args.segment[i]);
-  }
-}
-
-template <unsigned with>
-void pack(const Problem& p, const Args& args, const Target& target, Parameters* to) {
-  Kernarg<with> a{};
-  set_forward(p, args, target.device, &a);
-  if constexpr ((with & with_mask) != 0) a.block_mask = mask_arrays(p, args);
-  if constexpr ((with & with_pages) != 0) {
-    for (int32_t i = 0; i < p.num_segments; ++i) a.pages[i] = pages(p.segment[i], args.segment[i]);
-  }
-  store(a, to);
 }
 
 // q, k and v are of one type.

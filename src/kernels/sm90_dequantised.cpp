@@ -13,7 +13,9 @@ namespace {
 static_assert(int(attn_dequantise_max_segments) == int(attn_sm90_max_segments));
 
 constexpr const char* dequantise_image = "dequantise_sm90";
-constexpr uint32_t converted_types = fp8_of_cuda | ggml_types | scaled_types;
+constexpr uint32_t converted_types = fp8_of_cuda | device_ggml_types | type_bit(ATTN_Q4_1) |
+                                     type_bit(ATTN_Q5_0) | type_bit(ATTN_Q5_1) |
+                                     type_bit(ATTN_IQ4_NL) | device_scaled_types;
 constexpr int64_t max_workspace = int64_t{4} << 30;
 constexpr int64_t most_chunks = 8;  // of keys, of an item of dequantise_sm90
 constexpr int64_t few_items = 16;   // of a multiprocessor
@@ -25,7 +27,7 @@ bool in_place(const Problem& p, const attn_segment& s) {
 int64_t table_pages(const attn_segment& s) {
   return s.layout == ATTN_PAGED ? ceil_div(s.seqlen, s.page_size) : 0;
 }
-// Keys in the workspace: of a packed segment all tokens, of others so many for each sequence.
+// Keys in the workspace: all tokens of a packed segment, else this many for each sequence.
 int64_t rows_of_sequence(const attn_segment& s) {
   return s.layout == ATTN_PAGED ? table_pages(s) * s.page_size : s.seqlen;
 }
@@ -34,7 +36,7 @@ int64_t rows(const Problem& p, const attn_segment& s) {
   return s.layout == ATTN_PACKED ? s.total : p.batch * rows_of_sequence(s);
 }
 
-// Where K, V and the table of a segment's pages lie in the workspace: bytes.
+// Byte offsets in the workspace of a segment's K, V and table of pages.
 struct Place {
   int64_t k, v, table, end;
 };
@@ -57,9 +59,11 @@ Place place_of(const Problem& p, int32_t i) {
 
 // Segments as fwd_sm90_* gets them.
 struct DequantisedSegments {
-  static attn_segment segment(const Problem& p, int32_t i) {
-    attn_segment s = p.segment[i];
-    if (in_place(p, s)) return s;
+  static bool in_workspace(const Problem& p, int32_t i) { return !in_place(p, p.segment[i]); }
+  static sm90::ReadSegment segment(const Problem& p, int32_t i) {
+    if (!in_workspace(p, i)) return {p.segment[i]};
+    const Place at = place_of(p, i);
+    sm90::ReadSegment s = {p.segment[i], true, size_t(at.k), size_t(at.v), size_t(at.table)};
     s.k_type = s.v_type = p.q_type;
     s.k_descale = s.v_descale = ATTN_DESCALE_NONE;
     const bool paged = s.layout == ATTN_PAGED;
@@ -71,18 +75,8 @@ struct DequantisedSegments {
     s.v_stride = contiguous(p.head_dim_v);
     s.max_pages = int32_t(table_pages(s));
     s.num_pages = p.batch * s.max_pages;
+    if (!paged) s.table_at = 0;
     return s;
-  }
-  static attn_segment_args args(const Problem& p, const Args& args, const Target& target,
-                                int32_t i) {
-    attn_segment_args of = args.segment[i];
-    if (in_place(p, p.segment[i])) return of;
-    const Place at = place_of(p, i);
-    const char* workspace = static_cast<const char*>(target.workspace);
-    of.k = workspace + at.k;
-    of.v = workspace + at.v;
-    of.block_table = reinterpret_cast<const int32_t*>(workspace + at.table);
-    return of;
   }
 };
 
@@ -105,52 +99,62 @@ Cut cut_of(const Problem& p, const DeviceInfo& device) {
   return cut;
 }
 
-void pack_dequantise(const Problem& p, const Args& args, const Target& target, Parameters* to) {
+attn_dequantise_tensor tensor(size_t dst, const attn_strides& stride, attn_dtype type, int64_t dim,
+                              const attn_descale& descale, const attn_strides& scale_stride) {
+  attn_dequantise_tensor t{};
+  t.dst = offset_of<void>(dst);
+  set(t.src_stride, stride);
+  t.descale = descale;
+  t.type = type;
+  set(t.scale_stride, scale_stride);
+  t.dim = int(dim);
+  return t;
+}
+
+attn_dequantise_kernarg constants(const Problem& p, const Cut& cut) {
   attn_dequantise_kernarg a{};
   for (int32_t i = 0; i < p.num_segments; ++i) {
     const attn_segment& from = p.segment[i];
-    const attn_segment_args of = args.segment[i];
     attn_dequantise_segment& s = a.segment[i];
-    s.lengths = kv_lengths(from, of);
+    s.lengths = kv_lengths(from);
     if (in_place(p, from)) continue;
-    const attn_segment_args dst = DequantisedSegments::args(p, args, target, i);
-    const auto tensor = [&](const void* src, const void* dst, const attn_strides& stride,
-                            attn_dtype type, int64_t dim, const attn_descale& descale) {
-      attn_dequantise_tensor t{};
-      t.src = src;
-      t.dst = const_cast<void*>(dst);
-      set(t.src_stride, stride);
-      t.descale = descale;
-      t.type = type;
-      t.dim = int(dim);
-      return t;
-    };
-    s.tensor[0] = tensor(of.k, dst.k, from.k_stride, from.k_type, p.head_dim,
-                         descale(from.k_descale, of.k_descale, p.heads_kv, from));
-    s.tensor[1] = tensor(of.v, dst.v, from.v_stride, from.v_type, p.head_dim_v,
-                         descale(from.v_descale, of.v_descale, p.heads_kv, from));
-    s.tensor[0].scale = of.k_scale;
-    s.tensor[1].scale = of.v_scale;
-    set(s.tensor[0].scale_stride, from.k_scale_stride);
-    set(s.tensor[1].scale_stride, from.v_scale_stride);
-    s.pages = pages(from, of);
-    s.table = const_cast<int*>(dst.block_table);
+    const Place at = place_of(p, i);
+    s.tensor[0] = tensor(at.k, from.k_stride, from.k_type, p.head_dim,
+                         descale(from.k_descale, p.heads_kv, from), from.k_scale_stride);
+    s.tensor[1] = tensor(at.v, from.v_stride, from.v_type, p.head_dim_v,
+                         descale(from.v_descale, p.heads_kv, from), from.v_scale_stride);
+    s.pages = pages(from);
+    s.table = offset_of<int>(at.table);
     s.table_pages = int(table_pages(from));
     s.rows = from.layout == ATTN_PACKED ? 0 : rows_of_sequence(from);
   }
-  a.cu_seqlens_q = p.q_layout == ATTN_PACKED ? args.cu_seqlens_q : nullptr;
   a.total_q = p.total_q;
   a.seqlen_q = int(p.seqlen_q);
   a.mask = p.range_mask();
   a.num_segments = p.num_segments;
   a.heads = int(p.heads_kv);
   a.dst_type = p.q_type;
-  const Cut cut = cut_of(p, target.device);
   a.items = unsigned(cut.items);
   a.batch = unsigned(p.batch);
   a.parts = unsigned(cut.parts);
   a.part_keys = int(cut.part_keys);
-  store(a, to);
+  return a;
+}
+
+void patch(const Problem& p, const Args& args, void* workspace, attn_dequantise_kernarg& a) {
+  a.cu_seqlens_q = args.cu_seqlens_q;
+  for (int32_t i = 0; i < p.num_segments; ++i) {
+    const attn_segment_args of = args.segment[i];
+    attn_dequantise_segment& s = a.segment[i];
+    patch_lengths(of, &s.lengths);
+    if (in_place(p, p.segment[i])) continue;
+    attn_dequantise_tensor &k = s.tensor[0], &v = s.tensor[1];
+    k.src = of.k, v.src = of.v;
+    k.descale.at = of.k_descale, v.descale.at = of.v_descale;
+    k.scale = of.k_scale, v.scale = of.v_scale;
+    s.pages.block_table = of.block_table;
+    rebase(workspace, k.dst, v.dst, s.table);
+  }
 }
 
 Status check(const Problem& p, const DeviceInfo& device) {
@@ -193,24 +197,29 @@ Status check(const Problem& p, const DeviceInfo& device) {
 }
 
 Step dequantise_step(const Problem& p, const DeviceInfo& device) {
-  const int64_t items = cut_of(p, device).items;
+  const Cut cut = cut_of(p, device);
   const int64_t vectors = p.heads_kv * std::max(p.head_dim, p.head_dim_v);  // of a chunk of keys
   const int64_t threads = std::min<int64_t>(ceil_div(vectors, int64_t{32}) * 32,  //
                                             attn_dequantise_threads);
-  const int64_t blocks = p.max_sms > 0 ? std::min(items, multiprocessors(p, device)) : items;
+  const int64_t blocks =
+      p.max_sms > 0 ? std::min(cut.items, multiprocessors(p, device)) : cut.items;
   return {.image = dequantise_image,
-          .kernarg_bytes = sizeof(attn_dequantise_kernarg),
+          .fewer_threads = true,
           .launch = {.grid = {uint32_t(blocks), 1, 1},
                      .block = {uint32_t(threads), 1, 1},
                      .starts_early = true},
-          .pack = pack_of<pack_dequantise>};
+          .arguments = arguments_of<patch>(constants(p, cut))};
 }
 
+// Both launches. The second one's check is of the number of segments, too.
 template <size_t forward>
-Status add_forward(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
+Status add_launches(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   constexpr const sm90::Variant& variant = sm90::variants[forward];
-  return sm90::add_forward<variant.tile, variant.with, DequantisedSegments>(variant.name, p, device,
-                                                                            recipe);
+  ATTN_TRY(sm90::check<DequantisedSegments>(p, device, variant.tile, variant.with));
+  recipe->steps = {
+      dequantise_step(p, device),
+      sm90::forward_step<variant.tile, variant.with, DequantisedSegments>(variant.name, p, device)};
+  return {};
 }
 
 // The variants of its second launch, as places in sm90::variants.
@@ -260,7 +269,6 @@ Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   ATTN_TRY(check(p, device));
   recipe->passed_over = prefer_other_to_dequantised(p);
   recipe->workspace = size_t(place_of(p, p.num_segments - 1).end);
-  recipe->steps.push_back(dequantise_step(p, device));
   const bool pages = p.needs.features & feature_paged_kv,
              changes = p.softcap > 0 || p.has(ATTN_ALIBI | ATTN_SPLIT_INVARIANT) || p.scale <= 0;
   if (p.has(ATTN_BLOCK_MASK)) {
@@ -269,13 +277,13 @@ Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
           "a block mask with ",
           pages ? "paged K/V" : "softcap, ALiBi, split_invariant or a scale not above 0",
           "; accepted: without");
-    return add_forward<kernel.mask>(p, device, recipe);
+    return add_launches<kernel.mask>(p, device, recipe);
   }
   if (changes)
-    return pages ? add_forward<kernel.score_paged>(p, device, recipe)
-                 : add_forward<kernel.score>(p, device, recipe);
-  return pages ? add_forward<kernel.paged>(p, device, recipe)
-               : add_forward<kernel.plain>(p, device, recipe);
+    return pages ? add_launches<kernel.score_paged>(p, device, recipe)
+                 : add_launches<kernel.score>(p, device, recipe);
+  return pages ? add_launches<kernel.paged>(p, device, recipe)
+               : add_launches<kernel.plain>(p, device, recipe);
 }
 
 constinit const std::array all_rows = rows_of_variants<std::size(kernels)>([]<size_t i>()

@@ -15,13 +15,15 @@ namespace attn::sm90 {
 
 static_assert(max_tensor_maps == 1 + 2 * attn_sm90_max_segments);
 
-// The segments whose K and V a launch reads: those of the problem. Others in their place have the
-// same lengths.
+// A segment as a launch reads it: the problem's, or with K, V and the table of its pages in the
+// workspace, at these offsets. Others in their place have the same lengths.
+struct ReadSegment : attn_segment {
+  bool in_workspace = false;
+  size_t k_at = 0, v_at = 0, table_at = 0;
+};
 struct GivenSegments {
-  static const attn_segment& segment(const Problem& p, int32_t i) { return p.segment[i]; }
-  static attn_segment_args args(const Problem&, const Args& args, const Target&, int32_t i) {
-    return args.segment[i];
-  }
+  static ReadSegment segment(const Problem& p, int32_t i) { return {p.segment[i]}; }
+  static bool in_workspace(const Problem&, int32_t) { return false; }
 };
 
 // Keys that the copy engine brings at once.
@@ -36,9 +38,9 @@ inline int64_t items(const Problem& p, const Tile& tile) {
   return p.batch * p.heads_q / tile.item_heads() * ceil_div(p.seqlen_q, tile.item_rows());
 }
 
-// (batch, head) pairs, or (batch, heads of a cluster), whose items stand together. Under a causal
-// mask longest first: those whose K and V the L2 holds beside all else, so that blocks which end
-// early find long items of them left.
+// (batch, head) pairs, or (batch, heads of a cluster), whose items follow each other. Under a
+// causal mask longest first: those whose K and V fit in L2 next to everything else, so that blocks
+// which end early find long items of them left.
 inline unsigned pairs_together(const Problem& p, const DeviceInfo& device, const Tile& tile) {
   const int64_t pairs = p.batch * p.heads_q / tile.item_heads();
   if (pairs == 0 || !causal(p)) return 1;
@@ -77,14 +79,18 @@ Status check(const Problem& p, const DeviceInfo& device, const Tile& tile, unsig
   return {};
 }
 
-template <Tile tile, class Segments>
-void set_forward(const Problem& p, const Args& args, const Target& target,
-                 attn_sm90_forward_kernarg* kernarg) {
-  attn_sm90_forward_kernarg& a = *kernarg;
-  a.out = args.out;
-  a.lse = args.lse;
-  a.cu_seqlens_q = p.q_layout == ATTN_PACKED ? args.cu_seqlens_q : nullptr;
-  a.sinks = p.has(ATTN_SINKS) ? args.sinks : nullptr;
+// Whether keys are adjacent, with keys 2 n and 2 n + 1 at a multiple of the size of both if the
+// array starts at one.
+inline bool bias_pairs(const Problem& p) {
+  const int64_t size[] = {p.batch, p.heads_q, p.seqlen_q};
+  for (int i = 0; i < 3; ++i)
+    if (size[i] > 1 && p.bias_stride[i] % 2 != 0) return false;
+  return p.bias_type != ATTN_DTYPE_NONE && p.bias_stride[3] == 1;
+}
+
+template <Tile tile, unsigned with, class Segments>
+Kernarg<with> constants(const Problem& p, const DeviceInfo& device, int least_queries) {
+  Kernarg<with> a{};
   set(a.out_stride, p.out_stride);
   a.total_q = p.total_q;
   a.batch = int(p.batch);
@@ -95,70 +101,81 @@ void set_forward(const Problem& p, const Args& args, const Target& target,
   a.out_type = p.out_type;
   a.split_invariant = p.has(ATTN_SPLIT_INVARIANT);
   a.num_segments = p.num_segments;
-  a.down = causal(p);
-  a.chunk = pairs_together(p, target.device, tile);
+  // Of fp8, what a sink in the first tile dwarfs has been added up by then.
+  a.down = with & with_fp8 || causal(p);
+  a.chunk = pairs_together(p, device, tile);
   a.items = unsigned(items(p, tile));
-  a.taken = static_cast<unsigned*>(target.workspace);
   a.log2_scale = std::max(p.scale * 1.44269504f, 1e-37f);  // log2(e)
-  a.alibi_slopes = p.has(ATTN_ALIBI) ? args.alibi_slopes : nullptr;
   a.scale = p.scale;
   a.softcap = p.softcap;
   a.mask = p.range_mask();
-  for (int32_t i = 0; i < p.num_segments; ++i)
-    a.segment[i] = kv_lengths(Segments::segment(p, i), Segments::args(p, args, target, i));
-}
-
-// Whether keys lie side by side, two from an even one on at a multiple of the size of both.
-inline bool bias_pairs(const Problem& p, const void* bias) {
-  const int64_t size[] = {p.batch, p.heads_q, p.seqlen_q};
-  for (int i = 0; i < 3; ++i)
-    if (size[i] > 1 && p.bias_stride[i] % 2 != 0) return false;
-  return p.bias_stride[3] == 1 &&
-         reinterpret_cast<uintptr_t>(bias) % size_t(dtype_bytes(p.bias_type, 2)) == 0;
-}
-
-template <Tile tile, unsigned with, class Segments>
-void pack(const Problem& p, const Args& args, const Target& target, Parameters* to) {
-  static_assert(sizeof(Kernarg<with>) <= max_kernarg_bytes);
-  const void** base = to->map_base;
-  *base++ = args.q;
-  for (int32_t i = 0; i < p.num_segments; ++i) {
-    const attn_segment_args of = Segments::args(p, args, target, i);
-    *base++ = of.k;
-    *base++ = of.v;
-  }
-  auto& a = *reinterpret_cast<Kernarg<with>*>(to->kernarg);
-  set_forward<tile, Segments>(p, args, target, &a);
-  if constexpr (with & with_mask) {
-    a.block_mask = mask_arrays(p, args);
-    a.order = static_cast<attn_sm90_order*>(target.workspace);
-  }
+  if constexpr (with & with_mask) a.block_mask = mask_arrays(p);
   if constexpr (with == with_bias) {
-    const bool any = p.bias_type != ATTN_DTYPE_NONE;
-    a.bias = any ? args.bias : nullptr;
     std::copy_n(p.bias_stride, 4, a.bias_stride);
     a.bias_type = p.bias_type;
-    a.bias_pairs = any && bias_pairs(p, args.bias);
+    a.bias_pairs = bias_pairs(p);
   }
-  if constexpr (with & with_fp8) {
-    a.down = true;  // what a sink in the first tile dwarfs has been added up by then
-    a.scales.q = descale(p.q_descale, args.q_descale, p.heads_kv, Segments::segment(p, 0));
-    a.scales.out = p.has(ATTN_OUT_SCALE) ? args.out_scale : nullptr;
-    for (int32_t i = 0; i < p.num_segments; ++i) {
-      const attn_segment& s = Segments::segment(p, i);
-      const attn_segment_args of = Segments::args(p, args, target, i);
-      a.scales.segment[i] = {.k = descale(s.k_descale, of.k_descale, p.heads_kv, s),
-                             .v = descale(s.v_descale, of.v_descale, p.heads_kv, s)};
-    }
-  }
+  if constexpr (with & with_fp8)
+    a.scales.q = descale(p.q_descale, p.heads_kv, Segments::segment(p, 0));
   if constexpr (with & with_pages) {
-    for (int32_t i = 0; i < p.num_segments; ++i) {
-      const attn_segment& s = Segments::segment(p, i);
-      a.pages[i] = pages(s, Segments::args(p, args, target, i));
+    a.lists = least_queries > 0 && p.q_layout == ATTN_PACKED;
+    a.least_queries = least_queries;
+  }
+  for (int32_t i = 0; i < p.num_segments; ++i) {
+    const ReadSegment s = Segments::segment(p, i);
+    a.segment[i] = kv_lengths(s);
+    if constexpr (with & with_fp8)
+      a.scales.segment[i] = {.k = descale(s.k_descale, p.heads_kv, s),
+                             .v = descale(s.v_descale, p.heads_kv, s)};
+    if constexpr (with & with_pages) {
+      a.pages[i] = pages(s);
+      a.pages[i].block_table = offset_of<const int>(s.table_at);
       a.box_keys[i] = box_keys(s, tile);
     }
-    a.lists = 0;
-    a.least_queries = 0;
+  }
+  return a;
+}
+
+template <unsigned with, class Segments>
+void patch(const Problem& p, const Args& args, void* workspace, Kernarg<with>& a,
+           const void** map_base) {
+  a.out = args.out;
+  a.lse = args.lse;
+  a.cu_seqlens_q = args.cu_seqlens_q;
+  a.sinks = args.sinks;
+  a.alibi_slopes = args.alibi_slopes;
+  a.taken = static_cast<unsigned*>(workspace);
+  if constexpr (with & with_mask) {
+    patch_mask(p, args, &a.block_mask);
+    a.order = static_cast<attn_sm90_order*>(workspace);
+  }
+  if constexpr (with == with_bias) {
+    a.bias = args.bias;
+    if (a.bias_pairs)
+      a.bias_pairs =
+          reinterpret_cast<uintptr_t>(args.bias) % size_t(dtype_bytes(p.bias_type, 2)) == 0;
+  }
+  if constexpr (with & with_fp8) {
+    a.scales.q.at = args.q_descale;
+    a.scales.out = args.out_scale;
+  }
+  *map_base++ = args.q;
+  for (int32_t i = 0; i < p.num_segments; ++i, map_base += 2) {
+    const attn_segment_args of = args.segment[i];
+    patch_lengths(of, &a.segment[i]);
+    if constexpr (with & with_fp8) {
+      a.scales.segment[i].k.at = of.k_descale;
+      a.scales.segment[i].v.at = of.v_descale;
+    }
+    if (Segments::in_workspace(p, i)) {
+      rebase(workspace, map_base[0], map_base[1]);
+      if constexpr (with & with_pages)
+        if (p.segment[i].layout == ATTN_PAGED) rebase(workspace, a.pages[i].block_table);
+      continue;
+    }
+    map_base[0] = of.k;
+    map_base[1] = of.v;
+    if constexpr (with & with_pages) a.pages[i].block_table = of.block_table;
   }
 }
 
@@ -169,23 +186,24 @@ inline TensorMap panel_map(int64_t head_dim, int64_t rows, int64_t heads, int64_
 }
 
 template <class Segments>
-std::vector<TensorMap> maps_of(const Problem& p, const Tile& tile) {
-  std::vector<TensorMap> maps;
-  maps.reserve(1 + 2 * p.num_segments);
+void set_maps(const Problem& p, const Tile& tile, Step* step) {
   const bool packed = p.q_layout == ATTN_PACKED;
-  maps.push_back(panel_map(p.head_dim, packed ? p.total_q : p.seqlen_q, p.heads_q,
-                           packed ? 1 : p.batch, p.q_stride, tile.q_part_rows(),
-                           tile.element_bytes));
+  const auto add = [&](const TensorMap& map, size_t at) {
+    step->maps.push_back(map);
+    step->map_base.push_back(offset_of<const void>(at));
+  };
+  add(panel_map(p.head_dim, packed ? p.total_q : p.seqlen_q, p.heads_q, packed ? 1 : p.batch,
+                p.q_stride, tile.q_part_rows(), tile.element_bytes),
+      0);
   for (int32_t i = 0; i < p.num_segments; ++i) {
-    const attn_segment& s = Segments::segment(p, i);
+    const ReadSegment s = Segments::segment(p, i);
     const auto [rows, batch] = extents(p, s);
     const int keys = box_keys(s, tile);
-    maps.push_back(
-        panel_map(p.head_dim, rows, p.heads_kv, batch, s.k_stride, keys, tile.element_bytes));
-    maps.push_back(
-        panel_map(p.head_dim_v, rows, p.heads_kv, batch, s.v_stride, keys, tile.element_bytes));
+    add(panel_map(p.head_dim, rows, p.heads_kv, batch, s.k_stride, keys, tile.element_bytes),
+        s.k_at);
+    add(panel_map(p.head_dim_v, rows, p.heads_kv, batch, s.v_stride, keys, tile.element_bytes),
+        s.v_at);
   }
-  return maps;
 }
 
 // Whether blocks take items as they come, whose number begins the workspace.
@@ -199,26 +217,29 @@ inline size_t counter_bytes(const Problem& p, const DeviceInfo& device, const Ti
   return with & with_mask ? sizeof(attn_sm90_order) : sizeof(unsigned);
 }
 
+// least_queries: 0, or of sequences that the launch takes, which it counts from the lengths.
 template <Tile tile, unsigned with, class Segments = GivenSegments>
-Step forward_step(const char* image, const Problem& p, const DeviceInfo& device) {
+Step forward_step(const char* image, const Problem& p, const DeviceInfo& device,
+                  int least_queries = 0) {
   const int64_t blocks = multiprocessors(p, device) / tile.blocks;
   const int64_t grid = std::min(forward_blocks(p, items(p, tile)), blocks) * tile.blocks;
-  return {
+  Step step = {
       .image = image,
-      .kernarg_bytes = sizeof(Kernarg<with>),
       .launch = {.grid = {uint32_t(grid), 1, 1},
                  .block = {uint32_t(tile.threads()), 1, 1},
                  .shared_bytes = uint32_t(tile.shared_bytes()),
                  .starts_early = true},
-      .maps = maps_of<Segments>(p, tile),
-      .pack = pack_of<pack<tile, with, Segments>>,
+      .arguments = arguments_of<patch<with, Segments>>(
+          constants<tile, with, Segments>(p, device, least_queries)),
   };
+  set_maps<Segments>(p, tile, &step);
+  return step;
 }
 
-template <Tile tile, unsigned with, class Segments = GivenSegments>
+template <Tile tile, unsigned with>
 Status add_forward(const char* image, const Problem& p, const DeviceInfo& device, Recipe* recipe) {
-  ATTN_TRY(check<Segments>(p, device, tile, with));
-  recipe->steps.push_back(forward_step<tile, with, Segments>(image, p, device));
+  ATTN_TRY(check(p, device, tile, with));
+  recipe->steps.push_back(forward_step<tile, with>(image, p, device));
   return {};
 }
 

@@ -15,14 +15,6 @@ int64_t few_queries(const Problem& p, const decode::DecodeTile& tile) {
   return decode::rows_of<true>(p, tile) / p.group();
 }
 
-template <sm90::Tile tile, unsigned with, decode::DecodeTile decode_tile>
-void pack(const Problem& p, const Args& args, const Target& target, Parameters* to) {
-  sm90::pack<tile, with, sm90::GivenSegments>(p, args, target, to);
-  auto& a = *reinterpret_cast<sm90::Kernarg<with>*>(to->kernarg);
-  a.lists = p.q_layout == ATTN_PACKED;
-  a.least_queries = int(few_queries(p, decode_tile)) + 1;
-}
-
 // The variants of its launches.
 struct Mixed {
   const char* name;
@@ -54,11 +46,11 @@ Status add_forward(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   constexpr sm90::Tile tile = variant.tile;
   constexpr decode::DecodeTile decode_tile = decode::variants[decode].tile;
   ATTN_TRY(sm90::check(p, device, tile, variant.with));
-  Step step = sm90::forward_step<tile, variant.with>(variant.name, p, device);
-  step.pack = pack_of<pack<tile, variant.with, decode_tile>>;
+  const int64_t few = few_queries(p, decode_tile);
+  Step step = sm90::forward_step<tile, variant.with>(variant.name, p, device, int(few) + 1);
   step.workspace_at = recipe->workspace;
   if (p.q_layout != ATTN_PACKED)  // all sequences are of one of both
-    (p.seqlen_q <= few_queries(p, decode_tile) ? step : recipe->steps[0]).launch.grid[0] = 0;
+    (p.seqlen_q <= few ? step : recipe->steps[0]).launch.grid[0] = 0;
   recipe->workspace += sizeof(unsigned);
   recipe->steps.push_back(std::move(step));
   return {};
@@ -71,9 +63,8 @@ Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   static_assert(few.copy_engine);
   ATTN_TRY(decode::check(p, decode::rows_of<true>(p, few.tile), device, few.tile, true));
   recipe->passed_over = prefer_other_to_mixed(p, sm90::variants[kernel.paged]);
-  recipe->workspace = size_t(
-      ceil_div(int64_t(decode::workspace_bytes<few.tile, true>(p, device)), int64_t{256}) * 256);
-  recipe->steps.push_back(decode::decode_step<few.tile, true, true>(few.name, p, device));
+  decode::add_decode<few.tile, true, true>(few.name, p, device, recipe);
+  recipe->workspace = size_t(ceil_div(int64_t(recipe->workspace), int64_t{256}) * 256);
   if (p.softcap > 0 || p.has(ATTN_ALIBI | ATTN_SPLIT_INVARIANT) || p.scale <= 0)
     return add_forward<kernel.score_paged, kernel.decode>(p, device, recipe);
   return add_forward<kernel.paged, kernel.decode>(p, device, recipe);

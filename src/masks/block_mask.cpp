@@ -308,7 +308,7 @@ Status mask_from_kinds(const MaskShape& s, const uint8_t* kinds, const int32_t* 
     if (num_partials == 0) {
       status = invalid("kinds at block row ", cell.row, ", column ", cell.column,
                        " is partial (3); accepted with num_partials = 0: empty (0), causal (1), "
-                       "full (2), for there are no bits");
+                       "full (2), since there are no bits");
     } else if (!index) {
       status = invalid("index is NULL; accepted: the index of each partial block");
     } else if (index[n] < 0 || index[n] >= num_partials) {

@@ -1,4 +1,4 @@
-// Block masks in host memory: the builders behind attn_block_mask_from_*, whose rules attn.h
+// Block masks in host memory: the builders that attn_block_mask_from_* call, whose rules attn.h
 // states.
 #pragma once
 #include <cstdint>

@@ -6,8 +6,8 @@
 
 namespace attn {
 
-// Where a mask lies in one allocation. There is room for a PARTIAL block in every cell, so that
-// nobody has to know how many there are.
+// The layout of a mask in one allocation. There is room for a PARTIAL block in every cell, so the
+// number of PARTIAL blocks need not be known.
 struct DeviceMask {
   unsigned table_size;                  // entries of 8 bytes
   size_t partials, kinds, index, bits;  // offsets; the table is at 0

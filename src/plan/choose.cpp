@@ -22,9 +22,6 @@ Status find_demanded(const Machine& machine, Op op, const std::string& name, con
 
 // What holds for the steps of any kernel.
 Status check_step(const Step& step, const Machine& machine) {
-  if (step.kernarg_bytes > max_kernarg_bytes)
-    return unsupported(step.image, ": ", step.kernarg_bytes,
-                       " bytes of parameters; accepted: up to ", max_kernarg_bytes);
   const int64_t shared_total = int64_t{step.launch.shared_bytes} + step.static_shared_bytes;
   if (shared_total > machine.device->shared_bytes_max)
     return unsupported(step.image, ": needs ", shared_total, " bytes of shared memory; ",
@@ -61,8 +58,9 @@ Status look(const AnyProblem& problem, const Machine& machine, Choice* choice,
   std::vector<size_t> lacks_name;
   for (const Kernel& kernel : catalog()) {
     if (kernel.op != problem.op || kernel.backend != machine.row_backend()) continue;
-    const bool silent = !declined && !refused;  // then no reason is made that nobody reads
-    if (silent && !takes_types(kernel, problem.needs)) continue;
+    // Reasons are not composed if nobody reads them.
+    if (!declined && !refused && !(takes(kernel, problem.needs) && present(kernel, machine)))
+      continue;
     std::string reason;
     if (demanded && demanded != &kernel) {
       reason = join("the problem demands ", demanded->name);
@@ -103,6 +101,11 @@ Status look(const AnyProblem& problem, const Machine& machine, Choice* choice,
 
 Status choose(const AnyProblem& problem, const Machine& machine, Choice* choice,
               std::vector<Declined>* declined) {
+  // Silently first: sentences about kernels cost more than all else of a plan.
+  if (!declined) {
+    ATTN_TRY(look(problem, machine, choice, nullptr, nullptr));
+    if (choice->kernel) return {};
+  }
   Refused refused;
   ATTN_TRY(look(problem, machine, choice, declined, &refused));
   if (choice->kernel) return {};

@@ -20,8 +20,8 @@ struct Choice {
 };
 
 // Chooses the first row of the catalog that takes the problem and has no later one that serves it
-// better. `declined` (may be null) gets the rows of the backend that do not run it, those behind
-// the chosen one included.
+// better. `declined` (may be null) gets the rows of the backend that do not run it, also those
+// after the chosen one.
 Status choose(const AnyProblem& problem, const Machine& machine, Choice* choice,
               std::vector<Declined>* declined = nullptr);
 

@@ -5,15 +5,14 @@
 namespace attn {
 namespace {
 
-Status load(Context& context, Step step, Plan::Loaded* to) {
-  ATTN_TRY(context.function(step, &step.launch.function));
-  to->encoded_maps.resize(step.maps.size() * tensor_map_bytes);
+// Loads the code of a step and encodes its maps, whose addresses alone are left to a run.
+Status load(Context& context, Step* step) {
+  ATTN_TRY(context.function(*step, &step->launch.function));
   alignas(64) unsigned char encoded[tensor_map_bytes];
-  for (size_t i = 0; i < step.maps.size(); ++i) {
-    ATTN_TRY(context.driver->encode(step.maps[i], encoded));
-    std::copy_n(encoded, tensor_map_bytes, to->encoded_maps.begin() + i * tensor_map_bytes);
+  for (size_t i = 0; i < step->maps.size(); ++i) {
+    ATTN_TRY(context.driver->encode(step->maps[i], encoded));
+    std::copy_n(encoded, tensor_map_bytes, step->arguments.bytes.begin() + i * tensor_map_bytes);
   }
-  to->step = std::move(step);
   return {};
 }
 
@@ -36,9 +35,8 @@ Status make_plan(const std::shared_ptr<Context>& context, std::unique_ptr<const 
   plan->problem = std::move(problem);
   plan->kernel = choice.kernel;
   plan->workspace = choice.recipe.workspace;
-  plan->steps.resize(choice.recipe.steps.size());
-  for (size_t i = 0; i < plan->steps.size(); ++i)
-    ATTN_TRY(load(*context, std::move(choice.recipe.steps[i]), &plan->steps[i]));
+  plan->steps = std::move(choice.recipe.steps);
+  for (Step& step : plan->steps) ATTN_TRY(load(*context, &step));
   *out = std::move(plan);
   return {};
 }

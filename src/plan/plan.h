@@ -11,16 +11,11 @@
 namespace attn {
 
 struct Plan {
-  // A step whose code is loaded.
-  struct Loaded {
-    Step step;
-    std::vector<unsigned char> encoded_maps;  // only their addresses are left to a run
-  };
   std::shared_ptr<Context> context;
   std::unique_ptr<const AnyProblem> problem;
   const Kernel* kernel = nullptr;
   size_t workspace = 0;
-  std::vector<Loaded> steps;
+  std::vector<Step> steps;  // their code loaded, the maps in their parameters encoded
 };
 
 // Chooses a kernel and loads its code.

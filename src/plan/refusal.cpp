@@ -49,7 +49,7 @@ std::string reasons_of(const std::vector<Declined>& declined, const Needs& needs
 enum : unsigned { arg_q = 1, arg_k = 2, arg_v = 4, arg_out = 8 };
 
 // The problem with other types, where that is one.
-bool with_type(const Problem& from, unsigned args, attn_dtype type, Problem* to) {
+bool with_types(const Problem& from, unsigned args, attn_dtype type, Problem* to) {
   attn_problem in = from;
   in.struct_size = sizeof in;
   in.kernel = from.kernel_name.empty() ? nullptr : from.kernel_name.c_str();
@@ -58,7 +58,7 @@ bool with_type(const Problem& from, unsigned args, attn_dtype type, Problem* to)
   std::vector<attn_segment> segments(from.segment.begin(), from.segment.end());
   for (attn_segment& s : segments) {
     s.struct_size = sizeof s;
-    // Scales lie contiguously beside codes that there were none of.
+    // If the type is new, its scales are contiguous.
     if (args & arg_k) s.k_type = type, s.k_scale_stride = {};
     if (args & arg_v) s.v_type = type, s.v_scale_stride = {};
   }
@@ -72,23 +72,18 @@ std::string types_of(const Problem& p, unsigned arg) {
   if (arg & arg_k) types |= p.needs.k_types;
   if (arg & arg_v) types |= p.needs.v_types;
   if (arg & arg_out) types |= type_bit(p.out_type);
-  std::string names;
-  for (int t = ATTN_F32; t < end_of_dtypes; ++t)
-    if (types & type_bit(attn_dtype(t)))
-      names += (names.empty() ? "" : ", ") + std::string(dtype_name(attn_dtype(t)));
-  return names;
+  return type_names(types);
 }
 
 // "k: f16; accepted: bf16, q8_0", "" if no other type of these arguments is accepted.
 std::string accepted(const Problem& p, unsigned args, const char* name,
                      const std::function<bool(const Problem&)>& runs) {
-  std::string names;
+  uint32_t types = 0;
   for (int t = ATTN_F32; t < end_of_dtypes; ++t) {
     Problem other;
-    if (with_type(p, args, attn_dtype(t), &other) && runs(other))
-      names += (names.empty() ? "" : ", ") + std::string(dtype_name(attn_dtype(t)));
+    if (with_types(p, args, attn_dtype(t), &other) && runs(other)) types |= type_bit(attn_dtype(t));
   }
-  return names.empty() ? "" : join(name, ": ", types_of(p, args), "; accepted: ", names);
+  return types == 0 ? "" : join(name, ": ", types_of(p, args), "; accepted: ", type_names(types));
 }
 
 // Which arguments are to be of other types; "" if that alone does not help.

@@ -13,8 +13,9 @@ struct Refused {
   std::vector<Declined> present, absent;
 };
 
-// Says what stands in the way, in the order of code, types, head_dim and the rest. `runs`: whether
-// a kernel of the machine takes another problem; types are called accepted only if it says so.
+// Says why no kernel takes the problem, in the order code, types, head_dim, the rest. `runs`:
+// whether some kernel of the machine takes another problem; types are called accepted only if it
+// does.
 std::string refusal(const AnyProblem& problem, const Machine& machine, const Refused& refused,
                     const std::function<bool(const Problem&)>& runs);
 

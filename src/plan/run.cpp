@@ -1,6 +1,5 @@
-// Runs of plans: their arguments are checked, then each step is packed and launched.
-#include <algorithm>
-
+// Runs of plans: their arguments are checked, then the parameters of each step are completed and
+// launched.
 #include "cpu/host_kernel.h"
 #include "plan/plan.h"
 
@@ -32,17 +31,14 @@ const P& problem_of(const Plan& plan) {
   return static_cast<const P&>(*plan.problem);
 }
 
-Status launch(const Plan& plan, const Plan::Loaded& loaded, const void* args, void* workspace,
-              void* stream) {
-  const Step& step = loaded.step;
+Status launch(const Plan& plan, const Step& step, const void* args, void* workspace, void* stream) {
   if (is_empty(step.launch)) return {};
   Parameters parameters;
   void* const own = workspace ? static_cast<char*>(workspace) + step.workspace_at : nullptr;
-  step.pack(*plan.problem, args, {step, plan.context->driver->device(), own}, &parameters);
-  std::copy(loaded.encoded_maps.begin(), loaded.encoded_maps.end(), parameters.kernarg);
+  pack(step, *plan.problem, args, own, &parameters);
   Launch launch = step.launch;
   launch.kernarg = parameters.kernarg;
-  launch.kernarg_bytes = step.kernarg_bytes;
+  launch.kernarg_bytes = step.arguments.bytes.size();
   launch.map_base = {parameters.map_base, step.maps.size()};
   return plan.context->driver->launch(launch, stream);
 }
@@ -55,7 +51,7 @@ Status execute(const Plan& plan, const void* args, void* workspace, void* stream
     host(*plan.kernel->host, *plan.context->pool, interrupt);
     ATTN_TRY(interrupt.status());
   }
-  for (const Plan::Loaded& step : plan.steps) ATTN_TRY(launch(plan, step, args, workspace, stream));
+  for (const Step& step : plan.steps) ATTN_TRY(launch(plan, step, args, workspace, stream));
   count_launch(*plan.kernel);
   return {};
 }

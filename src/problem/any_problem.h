@@ -5,15 +5,12 @@
 #include <string>
 
 #include "attn/attn.h"
+#include "core/types.h"
 
 namespace attn {
 
 enum class Op { forward, merge, quantize, kv_append, kv_roll, block_mask };
 const char* op_name(Op op);
-
-constexpr uint32_t type_bit(attn_dtype type) {
-  return 1u << type;
-}
 
 // What a problem asks for beyond types, sizes and attn_flag.
 enum Feature : uint32_t {

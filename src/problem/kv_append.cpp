@@ -27,7 +27,7 @@ Status make_rows(const char* stride_name, const attn_kv_append_problem& p, int64
 Status make_new(KvAppendProblem* p) {
   if (p->new_layout != ATTN_PADDED && p->new_layout != ATTN_PACKED)
     return invalid("new_layout is ", int(p->new_layout), "; accepted: padded (0), packed (1)");
-  ATTN_TRY(one_of("new_type", p->new_type, {ATTN_F32, ATTN_F16, ATTN_BF16}));
+  ATTN_TRY(one_of("new_type", p->new_type, float_types));
   if (p->new_layout == ATTN_PACKED)
     ATTN_TRY(in_range("total_new", p->total_new, 0, p->batch == 0 ? 1 : max_total));
   else if (p->total_new)
@@ -50,7 +50,7 @@ Status make_cache(KvAppendProblem* p) {
   if (p->segment.layout == ATTN_PACKED)
     return invalid("layout is packed (1); accepted for a cache: padded (0), paged (2)");
   if (p->segment.has_seqlens == 0)
-    return invalid("has_seqlens is 0; accepted for a cache: 1, tokens go behind its lengths");
+    return invalid("has_seqlens is 0; accepted for a cache: 1, new tokens go after its lengths");
   ATTN_TRY(make_segment("", p->kv_shape(), true, &p->cache));
   p->segment = p->cache;
   return {};

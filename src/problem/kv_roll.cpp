@@ -29,7 +29,7 @@ Status make_recent(KvRollProblem* p) {
   if (s.layout != ATTN_PAGED)
     return invalid("recent.layout is ", int(s.layout), "; accepted: paged (2)");
   if (s.has_seqlens != 1) return invalid("recent.has_seqlens is ", s.has_seqlens, "; accepted: 1");
-  ATTN_TRY(one_of("recent.k_type", s.k_type, {ATTN_F32, ATTN_F16, ATTN_BF16}));
+  ATTN_TRY(one_of("recent.k_type", s.k_type, float_types));
   if (s.v_type != s.k_type)
     return invalid("recent.v_type is ", dtype_name(s.v_type), "; accepted: recent.k_type, ",
                    dtype_name(s.k_type));

@@ -27,9 +27,9 @@ Status make_merge_problem(const attn_merge_problem* in, MergeProblem* p) {
   ATTN_TRY(in_range("seqlen_q", p->seqlen_q, 0, max_extent));
   ATTN_TRY(in_range("head_dim_v", p->head_dim_v, 1, max_extent));
   ATTN_TRY(in_range("num_parts", p->num_parts, 1, 1 << 16));
-  ATTN_TRY(one_of("part_type", p->part_type, {ATTN_F32, ATTN_F16, ATTN_BF16}));
+  ATTN_TRY(one_of("part_type", p->part_type, float_types));
   if (p->out_type == ATTN_DTYPE_NONE) p->out_type = p->part_type;
-  ATTN_TRY(one_of("out_type", p->out_type, {ATTN_F32, ATTN_F16, ATTN_BF16}));
+  ATTN_TRY(one_of("out_type", p->out_type, float_types));
   ATTN_TRY(make_tensor("part_stride", p->part_type, p->head_dim_v, false,
                        {{"batch", p->batch, &p->part_stride.batch},
                         {"seq", p->seqlen_q, &p->part_stride.seq},
@@ -82,10 +82,8 @@ Status make_quantize_problem(const attn_quantize_problem* in, QuantizeProblem* p
   ATTN_TRY(in_range("seqlen", p->seqlen, 0, max_extent));
   ATTN_TRY(in_range("heads", p->heads, 1, max_extent));
   ATTN_TRY(in_range("head_dim", p->head_dim, 1, max_extent));
-  ATTN_TRY(one_of("src_type", p->src_type, {ATTN_F32, ATTN_F16, ATTN_BF16}));
-  ATTN_TRY(one_of("dst_type", p->dst_type,
-                  {ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ, ATTN_Q8_0, ATTN_Q4_0, ATTN_Q4_1,
-                   ATTN_Q5_0, ATTN_Q5_1, ATTN_IQ4_NL, ATTN_I8, ATTN_I4}));
+  ATTN_TRY(one_of("src_type", p->src_type, float_types));
+  ATTN_TRY(one_of("dst_type", p->dst_type, kv_types & ~float_types));
   const int64_t block = dtype_block(p->dst_type);
   if (p->head_dim % block != 0)
     return invalid("head_dim ", p->head_dim, " is not a multiple of ", block, " (",
@@ -99,7 +97,7 @@ Status make_quantize_problem(const attn_quantize_problem* in, QuantizeProblem* p
     return invalid("scale is ", int(p->scale), "; accepted: one (0), given (1), amax (2)");
   if ((dtype_is_ggml(p->dst_type) || dtype_has_scales(p->dst_type)) && p->scale != ATTN_SCALE_ONE)
     return invalid("scale is ", int(p->scale), "; accepted for ", dtype_name(p->dst_type),
-                   ": one (0), it has scales of its own");
+                   ": one (0), since it has its own scales");
   if (p->saturate != 0 && p->saturate != 1)
     return invalid("saturate is ", p->saturate, "; accepted: 0, 1");
   ATTN_TRY(make_tensor("src_stride", p->src_type, p->head_dim, false,
@@ -121,7 +119,7 @@ Status make_quantize_problem(const attn_quantize_problem* in, QuantizeProblem* p
                          &p->scale_bytes));
   } else if (scale.batch || scale.seq || scale.head) {
     return invalid("scale_stride is given; accepted for dst_type ", dtype_name(p->dst_type),
-                   ": 0 (i8 and i4 have scales beside them)");
+                   ": 0 (only ", type_names(scaled_types, " and "), " have an array of scales)");
   }
   state_needs(p->src_type, p->src_stride, p->dst_type, p->dst_stride, p->batch, p->kernel, p);
   if (is_negative(scale)) p->needs.features |= feature_negative_strides;

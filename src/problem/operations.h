@@ -1,4 +1,4 @@
-// The small operations beside forward: their problems, validated, with every default resolved.
+// The operations other than forward: their problems, validated, with every default resolved.
 #pragma once
 #include <algorithm>
 
@@ -47,7 +47,7 @@ struct KvRollProblem : AnyProblem, attn_kv_roll_problem {
 
   KvRollProblem() : AnyProblem(Op::kv_roll), attn_kv_roll_problem{} {}
   KvShape kv_shape() const { return {batch, heads_kv, head_dim, head_dim_v}; }
-  // Keys of a sequence that move from the first of so many to behind the second.
+  // Keys that move from a recent segment with this many keys to an old one with that many.
   int64_t moved_keys(int64_t recent_keys, int64_t old_keys) const {
     const int64_t most = std::min(recent_keys - keep, to.seqlen - old_keys);
     return std::max<int64_t>(most, 0) / from.page_size * from.page_size;

@@ -8,8 +8,8 @@
 
 namespace attn {
 
-// The bytes that an array reaches, relative to its address: `width` side by side, repeated `count`
-// times at `step` bytes for each dimension.
+// The bytes that an array reaches, relative to its address: `width` contiguous bytes, repeated
+// `count` times every `step` bytes for each dimension.
 struct Footprint {
   static constexpr int max_dims = 4;
   struct Dim {
@@ -17,12 +17,12 @@ struct Footprint {
   };
   int64_t width = 0;  // 0: no bytes at all
   int64_t low = 0,
-          high = 0;  // of the lowest byte, below 0 with negative strides; behind the highest
+          high = 0;  // of the lowest byte, below 0 with negative strides; after the highest
   int num_dims = 0;
   Dim dims[max_dims];
 
   Footprint() = default;
-  // One piece of so many elements of `bytes` each: the product of `extents`.
+  // One contiguous piece: the product of `extents` elements of `bytes` each.
   Footprint(int64_t bytes, std::initializer_list<int64_t> extents) {
     __int128 product =
         bytes;  // at most four extents, each of which has 31 bits, or 40 and fewer of them
@@ -44,7 +44,7 @@ struct Placed {
   const Footprint* bytes;
 };
 
-// From the lowest to behind the highest byte of an array.
+// From the lowest byte of an array to the one after the highest.
 struct Range {
   uint64_t begin, length;  // length 0: no byte, or no array
   Range(const void* address, const Footprint& bytes)

@@ -32,10 +32,6 @@ Status check_descale(const std::string& name, attn_descale_kind kind, int32_t bl
   return {};
 }
 
-constexpr std::initializer_list<attn_dtype> kv_types = {
-    ATTN_F32,  ATTN_F16,  ATTN_BF16, ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ, ATTN_Q8_0,
-    ATTN_Q4_0, ATTN_Q4_1, ATTN_Q5_0, ATTN_Q5_1,      ATTN_IQ4_NL,  ATTN_I8,          ATTN_I4};
-
 // A row of `inner` elements for each token and head of a segment.
 Status make_rows(const std::string& stride_name, attn_dtype type, const attn_segment& s,
                  const KvShape& p, bool written, int64_t inner, attn_strides* stride,
@@ -78,7 +74,7 @@ Status make_scales(const std::string& name, attn_dtype type, const attn_segment&
     return make_rows(name + "_scale_stride", ATTN_F16, s, p, written, 1, stride, bytes);
   if (stride->batch || stride->seq || stride->head)
     return invalid(name, "_scale_stride is given; accepted for ", name, "_type ", dtype_name(type),
-                   ": 0 (i8 and i4 have scales beside them)");
+                   ": 0 (only ", type_names(scaled_types, " and "), " have an array of scales)");
   return {};
 }
 
@@ -88,10 +84,8 @@ Status make_bias(Problem* p) {
       return invalid("flags has ATTN_BIAS_SLOPES without a bias_type; accepted: f32, f16 or q's");
     return {};
   }
-  if (p->q_type == ATTN_BF16)
-    ATTN_TRY(one_of("bias_type", p->bias_type, {ATTN_F32, ATTN_F16, ATTN_BF16}));
-  else
-    ATTN_TRY(one_of("bias_type", p->bias_type, {ATTN_F32, ATTN_F16}));
+  const uint32_t as_q = p->q_type == ATTN_BF16 ? type_bit(ATTN_BF16) : 0;
+  ATTN_TRY(one_of("bias_type", p->bias_type, type_bit(ATTN_F32) | type_bit(ATTN_F16) | as_q));
   if (p->q_layout == ATTN_PACKED) return unsupported("bias with packed q; accepted: padded q");
   return make_tensor("bias_stride", p->bias_type, 1, false,
                      {{"batch", p->batch, &p->bias_stride[0]},
@@ -278,7 +272,7 @@ Status copy_holding(const char* name, const void* in, void* out, size_t size, co
   ATTN_TRY(copy_versioned(held.name, from + held.at, to + held.at, held.size));
   std::memcpy(to, from, held.at);
   std::memcpy(to, &size, sizeof size);
-  // What is behind it.
+  // The fields after it.
   const size_t at = held.at + held.size, room = size - at, begin = held.at + inner,
                rest = given - begin;
   std::memset(to + at, 0, room);
@@ -444,12 +438,9 @@ Status make_problem(const attn_problem* in, Problem* p) {
 
   if (p->q_layout != ATTN_PADDED && p->q_layout != ATTN_PACKED)
     return invalid("q_layout is ", int(p->q_layout), "; accepted: padded (0), packed (1)");
-  ATTN_TRY(one_of("q_type", p->q_type,
-                  {ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ}));
+  ATTN_TRY(one_of("q_type", p->q_type, q_types));
   if (p->out_type == ATTN_DTYPE_NONE) p->out_type = dtype_is_fp8(p->q_type) ? ATTN_BF16 : p->q_type;
-  ATTN_TRY(one_of(
-      "out_type", p->out_type,
-      {ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ, ATTN_F64}));
+  ATTN_TRY(one_of("out_type", p->out_type, q_types | type_bit(ATTN_F64)));
   ATTN_TRY(check_descale("q_descale", p->q_descale, 0, false));
 
   if (p->flags & ~known_flags)

@@ -45,7 +45,7 @@ struct Problem : AnyProblem, attn_problem {
 
 Status make_problem(const attn_problem* in, Problem* out);
 
-// Keys per sequence at most: seqlen, or what stands for it where that is 0.
+// The most keys of a sequence: seqlen, or its default where that is 0.
 int64_t segment_capacity(const attn_segment& segment);
 
 // Validates and resolves a segment. `prefix` begins the names in errors; `written`: k and v are.
@@ -53,7 +53,7 @@ Status make_segment(const std::string& prefix, const KvShape& shape, bool writte
 // Null pointers and alignment. `n`: the segment's number among several, else -1.
 Status check_segment_pointers(const Segment& s, const attn_segment_args& a, int32_t n,
                               bool host_memory);
-// Calls visit(name, address, bytes) for each small array that is given.
+// Calls visit(name, address, bytes) for each small array that is not NULL.
 template <class Visit>
 void for_each_small_array(const Segment& s, const attn_segment_args& a, const KvShape& shape,
                           int32_t n, Visit&& visit) {
@@ -81,12 +81,12 @@ void for_each_large_array(const Segment& s, const attn_segment_args& a, int32_t 
   visit(Name{"k_scale", n}, a.k_scale, s.k_scale_bytes);
   visit(Name{"v_scale", n}, a.v_scale, s.v_scale_bytes);
 }
-// Adds what a segment asks for to the types, features and page size of `needs`.
+// Adds a segment's types, features and page size to `needs`.
 void add_needs(const attn_segment& s, Needs* needs);
 // To 16 bytes; heads in ggml's blocks need not be.
 bool aligned_strides(attn_dtype type, const attn_strides& stride);
 
-// Of lengths and cumulative lengths that lie on the host.
+// Check lengths and cumulative lengths in host memory.
 Status check_lengths(Name name, const int32_t* values, int64_t count, int64_t capacity);
 Status check_offsets(Name name, const int32_t* values, int64_t batch, int64_t capacity,
                      int64_t total);
@@ -95,14 +95,14 @@ Status check_pages(const std::string& prefix, const attn_segment& s, const int32
                    int64_t b, int64_t begin, int64_t end);
 
 // Copies a caller's versioned struct: shorter ones are zero-extended, longer ones must be zero
-// behind what this library knows. `name` is the argument's name for the error.
+// after the fields that this library knows. `name` is the argument's name for the error.
 Status copy_versioned(const char* name, const void* in, void* out, size_t size);
 template <class T>
 Status copy_versioned(const char* name, const T* in, T* out) {
   return copy_versioned(name, static_cast<const void*>(in), static_cast<void*>(out), sizeof(T));
 }
-// The same of a struct that holds one: what is behind the held one, at `at`, lies behind as many
-// bytes as its own struct_size says, `least` or more.
+// The same for a struct that contains another one at offset `at`. The fields after the inner struct
+// begin after as many bytes as its own struct_size says, which is `least` or more.
 struct Held {
   const char* name;
   size_t at, size, least;
@@ -113,8 +113,8 @@ Status copy_holding(const char* name, const T* in, T* out, const Held& held) {
   return copy_holding(name, static_cast<const void*>(in), static_cast<void*>(out), sizeof(T), held);
 }
 
-// The caller's array of segments, element i at i * step bytes. Read where it lies, however long it
-// is: a run copies no more than the element that it asks for.
+// The caller's array of segments, element i at i * step bytes. It is read in place: a run copies
+// only the element that it asks for.
 class SegmentList {
  public:
   SegmentList() = default;
@@ -147,7 +147,7 @@ struct Args : attn_args {
 Status check_args(const Problem& problem, const attn_args* in, const void* workspace,
                   size_t workspace_bytes, bool host_memory, Args* out);
 
-// Lengths, tables and block masks whose contents lie in host memory; what attn_check reports.
+// Checks lengths, tables and block masks in host memory; what attn_check reports.
 Status check_contents(const Problem& problem, const Args& args);
 
 }  // namespace attn

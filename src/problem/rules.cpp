@@ -20,12 +20,9 @@ Status window_side(const std::string& name, int64_t* side) {
   return {};
 }
 
-Status one_of(const std::string& name, attn_dtype type,
-              std::initializer_list<attn_dtype> accepted) {
-  if (std::find(accepted.begin(), accepted.end(), type) != accepted.end()) return {};
-  std::string list;
-  for (attn_dtype t : accepted) list += (list.empty() ? "" : ", ") + std::string(dtype_name(t));
-  return invalid(name, " is ", dtype_name(type), "; accepted: ", list);
+Status one_of(const std::string& name, attn_dtype type, uint32_t accepted) {
+  if (type_bit(type_info(type).type) & accepted) return {};
+  return invalid(name, " is ", dtype_name(type), "; accepted: ", type_names(accepted));
 }
 
 Status resolve_strides(const std::string& name, attn_dtype type, int64_t inner, bool written,
@@ -86,7 +83,7 @@ std::ostream& operator<<(std::ostream& out, const Name& name) {
 Status bad_pointer(Name name, const void* p, bool wanted, size_t alignment, const char* why) {
   if (wanted && !p) return invalid(name, " is NULL; accepted: ", why);
   if (!wanted && p)
-    return invalid(name, " is given; accepted for this problem: NULL (not ", why, ")");
+    return invalid(name, " is given; accepted for this problem: NULL (without ", why, ")");
   return invalid(name, " is at ", p, "; accepted: ", alignment, "-byte aligned addresses");
 }
 

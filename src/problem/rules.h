@@ -18,7 +18,8 @@ Status in_range(const std::string& name, int64_t value, int64_t low, int64_t end
 // One side of a window: refuses values below -1. A side at least as long as any sequence can be
 // hides no key, and becomes -1, unbounded.
 Status window_side(const std::string& name, int64_t* side);
-Status one_of(const std::string& name, attn_dtype type, std::initializer_list<attn_dtype> accepted);
+// `accepted`: bits of type_bit.
+Status one_of(const std::string& name, attn_dtype type, uint32_t accepted);
 
 struct Extent {
   const char* name;

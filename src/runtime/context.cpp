@@ -1,6 +1,11 @@
 #include "runtime/context.h"
 
 namespace attn {
+namespace {
+
+constexpr int reserved_shared_bytes = 1024;  // by CUDA, of each block
+
+}  // namespace
 
 Context::~Context() {
   for (const auto& [image, module] : modules_) driver->unload(module);
@@ -26,7 +31,35 @@ std::string Context::without(const char* image) const {
   return found.ok() ? "" : join(file_, ": ", found.text);
 }
 
+Status check_code(const Step& step, const FunctionInfo& code, const DeviceInfo& device) {
+  const auto differs = [&](const char* what, int64_t compiled, int64_t planned) {
+    return Status{ATTN_INTERNAL,
+                  join(step.image, ": its code has ", compiled, " ", what, ", the plan ", planned)};
+  };
+  const uint32_t(&block)[3] = step.launch.block;
+  const int64_t threads = int64_t{block[0]} * block[1] * block[2],
+                parameters = int64_t(step.arguments.bytes.size());
+  if (code.threads >= 0 && (step.fewer_threads ? threads > code.threads : threads != code.threads))
+    return differs("threads of a block", code.threads, threads);
+  // Code for sm_90 and newer counts what the device reserves, as drivers may.
+  const int reserved = device.arch.starts_with("sm_8") ? 0 : reserved_shared_bytes;
+  if (code.static_shared_bytes > int64_t{step.static_shared_bytes} + reserved)
+    return differs("bytes of static shared memory", code.static_shared_bytes,
+                   step.static_shared_bytes);
+  if (code.parameter_bytes >= 0 && code.parameter_bytes != parameters)
+    return differs("bytes of parameters", code.parameter_bytes, parameters);
+  return {};
+}
+
 Status Context::function(const Step& step, Function* function) {
+  ATTN_TRY(load(step, function));
+  if (!checks_code) return {};
+  FunctionInfo code;
+  ATTN_TRY(driver->inspect(*function, &code));
+  return check_code(step, code, driver->device());
+}
+
+Status Context::load(const Step& step, Function* function) {
   const uint32_t shared_bytes = step.launch.shared_bytes;
   if (file_module_ && without(step.image).empty())
     return driver->function(file_module_, step.image, shared_bytes, function);

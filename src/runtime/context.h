@@ -12,6 +12,17 @@
 
 namespace attn {
 
+// Whether functions that are loaded are held against the steps that launch them: in debug builds,
+// and in tests, which set it.
+#ifdef NDEBUG
+inline bool checks_code = false;
+#else
+inline bool checks_code = true;
+#endif
+// An ATTN_INTERNAL where a step does not launch what was compiled: other threads of a block,
+// parameters of another size, less static shared memory.
+Status check_code(const Step& step, const FunctionInfo& code, const DeviceInfo& device);
+
 class Context final : public CodeFile {
  public:
   attn_backend backend = ATTN_BACKEND_AUTO;
@@ -34,6 +45,8 @@ class Context final : public CodeFile {
   std::string without(const char* image) const override;
 
  private:
+  Status load(const Step& step, Function* function);
+
   std::string file_;
   Module file_module_ = nullptr;
   std::mutex mutex_;

@@ -6,8 +6,10 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <set>
 #include <sstream>
 
@@ -34,27 +36,66 @@ void skip_once(const std::string& reason) {
   std::cout << "SKIP: " << reason << std::endl;
 }
 
-// Whether every kernel that runs on the devices here was launched. Prints how often each was.
+// Launches of a forward kernel with the largest head_dim and head_dim_v that it takes.
+uint64_t& launches_at_largest(const Kernel& kernel) {
+  static std::map<std::string, uint64_t> all;
+  return all[kernel.name];
+}
+
+// Code of the kernel for the device here, if there is one.
+const Image* image_here(const Kernel& kernel) {
+  const attn_context* context = kernel.recipe ? backend_of(kernel.backend).context : nullptr;
+  const Image* image = nullptr;
+  if (context) (void)find_image(image_of(kernel), context->context->driver->device().arch, &image);
+  return image;
+}
+
+// How often each kernel that runs on the devices here was launched, in whole and at its limits.
+std::map<std::string, uint64_t> launches_here() {
+  std::map<std::string, uint64_t> found;
+  for (const Kernel& kernel : catalog()) {
+    if (!image_here(kernel)) continue;
+    found[kernel.name] = launch_count(kernel);
+    if (kernel.op == Op::forward)
+      found[join(kernel.name, " with its largest head_dim, ", kernel.limits.head_dim.max, " and ",
+                 kernel.limits.head_dim_v.max)] = launches_at_largest(kernel);
+  }
+  return found;
+}
+
+// Whether each was, and prints it.
 bool every_kernel_ran() {
   bool all = true;
-  for (const Kernel& kernel : catalog()) {
-    if (!kernel.recipe) continue;
-    const attn_context* context = backend_of(kernel.backend).context;
-    if (!context) continue;
-    const Image* image = nullptr;
-    if (!find_image(image_of(kernel), context->context->driver->device().arch, &image).ok())
-      continue;
-    const uint64_t launches = launch_count(kernel);
-    std::cout << "launched: " << kernel.name << " (" << image->arch << ") " << launches
-              << std::endl;
+  for (const auto& [what, launches] : launches_here()) {
+    std::cout << "launched: " << what << " " << launches << std::endl;
     if (launches > 0) continue;
-    std::cout << "FAILED: no test has launched " << kernel.name << std::endl;
+    std::cout << "FAILED: no test has launched " << what << std::endl;
     all = false;
   }
   return all;
 }
+
+// With ATTN_LAUNCHES=FILE each test case adds a line for each kernel that it launched: launches,
+// kernel and test, between tabs; the first one also those that there are (tests/shard.py).
+void write_launches(const std::string& test) {
+  static const char* path = std::getenv("ATTN_LAUNCHES");
+  if (!path) return;
+  static std::map<std::string, uint64_t> before;
+  const bool first = before.empty();
+  std::map<std::string, uint64_t> now = launches_here();
+  for (const Kernel& kernel : catalog())
+    if (launch_count(kernel) > 0) now[kernel.name] = launch_count(kernel);  // of hosts too
+  std::ofstream file(path, std::ios::app);
+  for (const auto& [what, launches] : now) {
+    const uint64_t more = launches - before[what];
+    if (more > 0 || first) file << more << '\t' << what << '\t' << test << '\n';
+  }
+  before = now;
+}
+
 const bool registered = [] {
   after_all = every_kernel_ran;
+  after_case = write_launches;
   return true;
 }();
 
@@ -119,16 +160,25 @@ bool emulated(const Kernel& kernel) {
   return context && attn_context_backend(context) == ATTN_BACKEND_HIP_EMU;
 }
 
+Place place_of(const Kernel& kernel) {
+  static const bool devices = [] {
+    const auto kernels = kernels_here(Op::forward, false);
+    return std::any_of(kernels.begin(), kernels.end(),
+                       [](const Kernel* kernel) { return !kernel->host && !emulated(*kernel); });
+  }();
+  return {emulated(kernel), devices};
+}
+
 namespace {
 
 bool is_of_few_queries(const Kernel& kernel) {
   return kernel.limits.seqlen_q.max < 256;
 }
 
-}  // namespace
-
-bool has_simpler_sibling(const Kernel& kernel, const Case& c) {
-  if (!emulated(kernel) || is_of_few_queries(kernel)) return false;
+// Whether the kernel has softcap and ALiBi, a bias, or descales of segments and blocks, the case
+// none of these, and a kernel without them does the same work.
+bool another_does_the_same(const Kernel& kernel, const Case& c) {
+  if (is_of_few_queries(kernel)) return false;
   const uint32_t features = kernel.limits.features;
   if (features & feature_bias) return c.bias_type == ATTN_DTYPE_NONE;
   if (features & feature_descale_block)
@@ -137,49 +187,57 @@ bool has_simpler_sibling(const Kernel& kernel, const Case& c) {
   return features & feature_softcap && c.softcap == 0 && !c.has(ATTN_ALIBI);
 }
 
-bool takes_part(const Kernel& kernel, const Case& c) {
-  if (!emulated(kernel) || is_of_few_queries(kernel)) return true;
-  uint64_t number = 0;
-  for (const char letter : c.name) number = hash(number, uint64_t(letter));
-  if (dtype_is_fp8(c.q_type)) return number % 5 == 0 || !has_simpler_sibling(kernel, c);
-  int64_t keys = 0;
-  for (const SegmentCase& s : c.segments) keys += s.capacity;
-  // Tiles of 256 queries and 64 keys.
-  const int64_t tiles = c.batch * c.heads_q * ((c.seqlen_q + 255) / 256) * ((keys + 63) / 64);
-  if (tiles > 200) return false;
-  const bool larger = kernel.limits.head_dim.max > 64, fits_both = c.head_dim <= 64;
-  const uint64_t one_in = has_simpler_sibling(kernel, c) ? 25 : 5;
-  return number % one_in == 0 && (!fits_both || larger == (number / one_in % 2 == 0));
+// Tiles of 256 queries and 64 keys.
+int64_t tiles_of(const Case& c) {
+  return c.batch * c.heads_q * ((c.seqlen_q + 255) / 256) * ((c.capacity() + 63) / 64);
 }
 
-uint64_t place_of(const Kernel& kernel) {
-  return uint64_t(&kernel - catalog().data());
-}
-bool in_turn(const Kernel& kernel, uint64_t number) {
-  if (!emulated(kernel)) return in_share(number);
-  return (number + number / 5 + place_of(kernel)) % (sanitized ? 25 : 5) == 0;
+// Whether a kernel that is like it but for a lower largest head_dim takes the case too.
+bool fits_smaller(const Kernel& kernel, const Case& c) {
+  return std::any_of(catalog().begin(), catalog().end(), [&](const Kernel& other) {
+    const int64_t largest = other.limits.head_dim.max;
+    return other.op == kernel.op && other.backend == kernel.backend &&
+           largest != kernel.limits.head_dim.max && largest >= c.head_dim &&
+           other.limits.in_types == kernel.limits.in_types &&
+           other.limits.features == kernel.limits.features;
+  });
 }
 
-bool devices_here() {
-  static const bool found = [] {
-    const auto kernels = kernels_here(Op::forward, false);
-    return std::any_of(kernels.begin(), kernels.end(),
-                       [](const Kernel* kernel) { return !kernel->host && !emulated(*kernel); });
-  }();
-  return found;
+// Of an emulated kernel: of so many cases it computes one; 0: none.
+uint64_t one_in(const Kernel& kernel, const Case& c) {
+  const bool the_same = another_does_the_same(kernel, c);
+  switch (c.thinning.emulated) {
+    case Thinning::all:
+      return 1;
+    case Thinning::no_other:
+      return the_same ? 0 : 1;
+    case Thinning::turns:
+    case Thinning::by_cost:
+      break;
+  }
+  if (is_of_few_queries(kernel)) return 1;
+  if (dtype_is_fp8(c.q_type)) return the_same ? 5 : 1;
+  if (tiles_of(c) > 200) return 0;
+  return (the_same ? 25 : 5) * (fits_smaller(kernel, c) ? 2 : 1);
 }
-uint64_t device_share(uint64_t count) {
-  return devices_here() ? random_share(count) : random_share(count) / 5;
-}
-bool in_device_share(uint64_t number) {
-  if (devices_here()) return in_share(number);
-  const uint64_t one_in = sanitized ? 25 : 5;
-  return (number + number / one_in) % one_in == 0;
+
+}  // namespace
+
+bool share(std::string_view test, const Kernel& kernel, const Case& c, const Place& place) {
+  const std::string name = describe(c);
+  const uint64_t cases = (place.sanitized ? c.thinning.sanitized : 1) *
+                         (place.devices_here ? 1 : c.thinning.without_device);
+  if (!share(test, "", name, cases)) return false;
+  if (!place.emulated) return true;
+  if (c.thinning.emulated == Thinning::turns) {
+    const uint64_t n = c.thinning.number;  // of loops over five things not always the same one
+    return (n + n / 5 + hash_of_names({test, kernel.name})) % 5 == 0;
+  }
+  const uint64_t of_kernel = one_in(kernel, c) * (place.sanitized ? 2 : 1);
+  return of_kernel > 0 && share(test, kernel.name, name, of_kernel);
 }
 
 std::vector<const Kernel*> kernels_here(Op op, bool with_reference) {
-  static bool larger = false;
-  larger = !larger;
   std::vector<const Kernel*> found;
   for (const Kernel& kernel : catalog()) {
     if (kernel.op != op) continue;
@@ -196,9 +254,6 @@ std::vector<const Kernel*> kernels_here(Op op, bool with_reference) {
       skip_once(std::string(kernel.name) + ": not in this build");
     } else if (on_host && !kernel.host->runs_here()) {
       skip_once(std::string(kernel.name) + ": this processor has no " + kernel.host->isa);
-    } else if (sanitized && op == Op::forward && emulated(kernel) &&
-               larger != (kernel.limits.head_dim.max > 64)) {
-      continue;
     } else {
       found.push_back(&kernel);
     }
@@ -433,7 +488,12 @@ bool Forward::launch(void* stream) {
   const uint64_t launches = attn_launch_count(kernel_);
   if (!check("attn_run", attn_run(plan_.get(), &args_, workspace_, workspace_bytes_, stream)))
     return false;
-  if (attn_launch_count(kernel_) > launches) return true;
+  if (attn_launch_count(kernel_) > launches) {
+    const Kernel& kernel = *find_kernel(kernel_);
+    launches_at_largest(kernel) += case_->head_dim == kernel.limits.head_dim.max &&
+                                   case_->head_dim_v == kernel.limits.head_dim_v.max;
+    return true;
+  }
   result_.error = std::string(kernel_) + " was not launched";
   return false;
 }
@@ -651,6 +711,20 @@ static Data with_rounded_kv(Data data, attn_dtype type) {
   return data;
 }
 
+// What float32 may lose of a score before softcap bounds it.
+static double lost_before_softcap(const Case& c, const Data& data) {
+  if (c.softcap == 0) return 0;
+  const auto largest = [](const std::vector<std::vector<double>>& rows) {
+    double found = 0;
+    for (const std::vector<double>& row : rows)
+      found = std::max(found, std::inner_product(row.begin(), row.end(), row.begin(), 0.0));
+    return std::sqrt(found);
+  };
+  const double scale = c.scale != 0 ? std::abs(c.scale) : 1 / std::sqrt(double(c.head_dim));
+  const double score = scale * largest(data.q_real) * largest(data.k_real);
+  return std::isfinite(score) ? 2 * half_ulp(ATTN_F32, score) : 0;
+}
+
 std::string compare(const Case& c, const Data& data, const Kernel& kernel, const Outputs& got,
                     const Outputs& want) {
   if (rounds_kv(c, kernel)) {
@@ -663,7 +737,7 @@ std::string compare(const Case& c, const Data& data, const Kernel& kernel, const
   const double range = dtype_is_fp8(c.out_type) ? type_info(c.out_type).max_finite
                                                 : std::numeric_limits<double>::infinity();
   double arithmetic = float32_error(data);
-  double lse_bound = 2e-6 * std::max(1.0, data.logit_bound / 4);
+  double lse_bound = 2e-6 * std::max(1.0, data.logit_bound / 4) + lost_before_softcap(c, data);
   // Matrix units take P in q's type, and split-invariant and fp8 kernels sum it as rounded.
   const bool on_host =
       kernel.backend == ATTN_BACKEND_REFERENCE || kernel.backend == ATTN_BACKEND_CPU;
@@ -743,9 +817,11 @@ int check_case(const Case& c, const std::vector<const Kernel*>& kernels,
                std::vector<const Kernel*>* taken) {
   const char* only = std::getenv("ATTN_CASE");
   if (only && c.name != only) return 0;
-  const std::string test = Catch::getResultCapture().getCurrentTestName();
   INFO(describe(c));
-  INFO("again: ATTN_CASE='" << c.name << "' attn-tests \"" << test << "\"");
+  INFO("again: ATTN_CASE='" << c.name << "' attn-tests \"" << current_test() << "\"");
+  std::vector<const Kernel*> of_case = kernels;
+  std::erase_if(of_case, [&](const Kernel* kernel) { return !share(*kernel, c); });
+  if (of_case.empty()) return 0;
   const Data data = make_data(c);
   const Outputs want = reference_answer(c, data);
   if (!want.error.empty()) {
@@ -754,8 +830,7 @@ int check_case(const Case& c, const std::vector<const Kernel*>& kernels,
   }
   int ran = 0;
   Outputs rounded[2][2];  // as split-invariant kernels round, and those that scale weights
-  for (const Kernel* kernel : kernels) {
-    if (!takes_part(*kernel, c)) continue;
+  for (const Kernel* kernel : of_case) {
     INFO("kernel " << kernel->name);
     const Outputs got = run_forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);
     if (declined(*kernel, got)) continue;

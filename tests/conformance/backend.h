@@ -34,31 +34,28 @@ bool emulated(const Kernel& kernel);
 // In what order the emulator takes waves and loads from here on: a random one of this seed, or,
 // with 0, that of the environment's ATTN_EMU_SEED, by default the usual one.
 void set_emulator_order(uint64_t seed);
-// Whether an emulated kernel has softcap and ALiBi, a bias, or descales of segments and blocks, the
-// case none of these, and a kernel without them does the same work.
-bool has_simpler_sibling(const Kernel& kernel, const Case& c);
-// Whether a kernel takes part in a case. Cases with q in 16 bits are many, and made for devices: an
-// emulated kernel, but for those of few queries, has one in five of the small ones (one in 25 where
-// it has a simpler sibling), kernels that differ by their largest head_dim in turns. With q in fp8
-// it has one in five where it has a simpler sibling, all others.
-bool takes_part(const Kernel& kernel, const Case& c);
-// Where a kernel stands in the catalog.
-uint64_t place_of(const Kernel& kernel);
-// Whether it computes one of like problems, numbered in each kernel's loop. Emulated kernels take
-// turns: each has a fifth of what others have.
-bool in_turn(const Kernel& kernel, uint64_t number);
+// What share() has to know of where a kernel runs.
+struct Place {
+  bool emulated, devices_here;  // devices_here: forward kernels run on a device
+  bool sanitized = test::sanitized;
+};
+Place place_of(const Kernel& kernel);
+
+// Whether the kernel computes the case of the test: a hash of test and case says which cases there
+// are, one with the kernel's name which of them an emulated kernel has. By cost that is one in five
+// where q has 16 bits and the kernel is not one of few queries: such cases are many, and made for
+// devices. Of those that a kernel of another largest head_dim takes too it is half as many, one in
+// 25 or (q in fp8) five where another kernel does the same work, and none above 200 tiles. Under
+// sanitizers, where it is the emulator's own memory that is looked at, it is half of that. Where
+// kernels take turns, the test's and the kernel's names say with which case of five they begin.
+bool share(std::string_view test, const Kernel& kernel, const Case& c, const Place& place);
+inline bool share(const Kernel& kernel, const Case& c) {  // of the test that runs
+  return share(current_test(), kernel, c, place_of(kernel));
+}
 
 // The kernels of an operation that can run here, in the catalog's order. Those that cannot are
-// printed once per process with the reason and counted as skips. Under sanitizers, where it is the
-// emulator's own memory that is looked at, a list has half of the emulated forward kernels, those
-// of one largest head_dim, the next list those of the other.
+// printed once per process with the reason and counted as skips.
 std::vector<const Kernel*> kernels_here(Op op, bool with_reference);
-
-// Whether a forward kernel runs on a device here. Where none does, a fifth will do of many like
-// problems that are made for such: host kernels have seen the like, and the emulator is slow.
-bool devices_here();
-uint64_t device_share(uint64_t count);
-bool in_device_share(uint64_t number);
 
 // Copies of host buffers in a backend's memory. Guards travel along.
 class Arena {
@@ -237,17 +234,18 @@ void on_every_kernel(const Case& of_f32, Edit&& edit, Check&& check,
                                                                 ATTN_F8_E4M3FNUZ}) {
   for (attn_dtype type : types) {
     Case c = with_type(of_f32, type);
+    c.thinning.emulated = Thinning::no_other;
     Data data = make_data(c);
     edit(c, data);
     int ran = 0;
     for (const Kernel* kernel : kernels_here(Op::forward, true)) {
       if (const Case fits = with_heads_for(*kernel, with_type(of_f32, type));
           fits.heads_kv != c.heads_kv) {
-        c = fits;
+        c.heads_kv = fits.heads_kv;
         data = make_data(c);
         edit(c, data);
       }
-      if (has_simpler_sibling(*kernel, c)) continue;
+      if (!share(*kernel, c)) continue;
       const Outputs got =
           run_forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);
       if (declined(*kernel, got)) continue;

@@ -1,36 +1,17 @@
-// A forward problem and its data, described so that a failure can be made again from one line.
+// A forward problem and its data. One line (describe) is enough to reproduce a failure.
 //
 // Data is a function of (seed, batch entry, head, position), not of the layout, so that two cases
 // that differ only in layout or in how the keys are cut into segments hold the same numbers.
-// Everything a kernel must not read is NaN, and every buffer stands between guards.
+// Everything that a kernel must not read is NaN, and every buffer has a guard on both sides.
 #pragma once
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "../share.h"
 #include "attn/attn.h"
 
 namespace attn::test {
-
-#ifdef __has_feature  // clang
-#if __has_feature(address_sanitizer)
-#define __SANITIZE_ADDRESS__
-#endif
-#endif
-// Like problems make the same errors of memory, which is what a sanitizer looks for, several times
-// slower: of many that differ in shapes, seeds or types it runs a tenth, the other builds all.
-#ifdef __SANITIZE_ADDRESS__
-constexpr bool sanitized = true;
-#else
-constexpr bool sanitized = false;
-#endif
-constexpr uint64_t random_share(uint64_t count) {
-  return sanitized ? (count + 9) / 10 : count;
-}
-// One of each ten numbers, not always at the same place, for loops over ten things.
-constexpr bool in_share(uint64_t number) {
-  return !sanitized || (number + number / 10) % 10 == 0;
-}
 
 // A number in [0, 1) or from N(0, 1) that depends on its coordinates alone.
 uint64_t hash(uint64_t seed, uint64_t a, uint64_t b = 0, uint64_t c = 0, uint64_t d = 0);
@@ -48,11 +29,11 @@ struct Draw {
   }
 };
 
-// Types of K and V that hosts alone take.
+// Types of K and V that few device kernels take: those that host_type puts in.
 constexpr attn_dtype host_types[] = {ATTN_Q4_1,   ATTN_Q5_0, ATTN_Q5_1,
                                      ATTN_IQ4_NL, ATTN_I8,   ATTN_I4};
-// In half of the random problems with q4_0, and a quarter of those with e5m2, one of them stands
-// for it. Of the seed alone, so that all else stays as it is.
+// Replaces q4_0 in half of the random problems that have it, and e5m2 in a quarter, by one of these
+// types. It draws from its own seed and salt, so the rest of the problem does not change.
 inline attn_dtype host_type(attn_dtype type, int64_t dim, uint64_t seed, uint64_t salt) {
   Draw draw{seed, salt};
   if (type == ATTN_Q4_0 && draw.chance(2)) return draw.pick(host_types);
@@ -63,10 +44,10 @@ inline attn_dtype host_type(attn_dtype type, int64_t dim, uint64_t seed, uint64_
 
 enum class Arrange {
   contiguous,   // strides unset
-  padded,       // unused room behind each head, token and batch entry, 16-byte multiples
+  padded,       // unused room after each head, token and batch entry, multiples of 16 bytes
   head_major,   // [B, H, S, D]
-  odd,          // room of 3 elements behind each head: no alignment (6 in i4, 32 for ggml blocks)
-  interleaved,  // segments: k and v side by side, [.., H, 2, D]
+  odd,          // 3 elements of room after each head: not aligned (i4: 6, ggml blocks: 32)
+  interleaved,  // segments: k and v in one tensor [.., H, 2, D]
   reversed,     // contiguous, all strides negative
   flipped,      // padded, the stride of tokens negative
 };
@@ -98,13 +79,32 @@ enum class MaskBits {
   one_per_row,  // a block in each plane: row i shows column i + mask_first + p, modulo block_k
 };
 
+// How few of a test's cases will do, see share() in backend.h. Kernels of devices compute all that
+// a sanitizer leaves.
+struct Thinning {
+  uint64_t sanitized = 1;       // under a sanitizer one case in so many is computed
+  uint64_t without_device = 1;  // the same where no device is, which the cases are made for
+  // Emulated kernels, which are slow: by what a case costs and whether another does the same work;
+  // all; all but where another does the same work; one in five by turns.
+  enum Emulated { by_cost, all, no_other, turns } emulated = by_cost;
+  uint64_t number = 0;  // of turns: the case's, so that each kernel has some of a few cases too
+};
+constexpr Thinning one_of_many{.sanitized = sanitized_one_in},
+    for_devices{.sanitized = sanitized_one_in, .without_device = 5},
+    on_all_kernels{.emulated = Thinning::all},
+    many_on_all_kernels{.sanitized = sanitized_one_in, .emulated = Thinning::all};
+constexpr Thinning by_turns(uint64_t number) {
+  return {.sanitized = sanitized_one_in, .emulated = Thinning::turns, .number = number};
+}
+
 struct Case {
   std::string name;
+  Thinning thinning;
   uint64_t seed = 1;
   int64_t batch = 1, heads_q = 1, heads_kv = 1, head_dim = 64, head_dim_v = 64;
   int64_t seqlen_q = 1;
-  std::vector<int32_t> lengths_q;  // given: packed q
-  int64_t tokens_of_nobody = 2;    // of packed q, behind the last sequence
+  std::vector<int32_t> lengths_q;  // not empty: packed q
+  int64_t tokens_of_nobody = 2;    // rows of packed q after the last sequence
   attn_dtype q_type = ATTN_F32, out_type = ATTN_F32;
   attn_descale_kind q_descale = ATTN_DESCALE_NONE;
   Arrange q_arrange = Arrange::contiguous, out_arrange = Arrange::contiguous;
@@ -124,7 +124,7 @@ struct Case {
   bool mask_inverted = false;  // bits of one_element and one_per_row
   int64_t mask_first = 0;
   int64_t tree_keys = 0;      // bits of attn_args.tree are random
-  int tree_density = 2;       // of so many bits one is set; 1: all
+  int tree_density = 2;       // one bit in this many is set; 1: all
   bool mask_garbage = false;  // kinds and indices that mean nothing among the others
   int64_t fixed_split = 0;
   int32_t max_sms = 0;
@@ -189,7 +189,7 @@ View arrange_view(attn_dtype type, Arrange arrange, int64_t batch, int64_t seq, 
 
 struct SegmentData {
   View k_view, v_view, k_scale_view, v_scale_view;
-  Buffer k, v;  // interleaved: v is empty and lies in k
+  Buffer k, v;  // interleaved: v is empty, its elements are in k
   Buffer k_scale, v_scale;
   Buffer seqlens, cu_seqlens, block_table, k_descale, v_descale;
   int64_t total = 0, num_pages = 0, max_pages = 0;
@@ -214,10 +214,10 @@ struct Data {
 
 Data make_data(const Case& c);
 
-// The mask rules once more, straight from the contract and independent of the library.
+// The mask rules, written from attn.h and independent of the library's code.
 bool visible(const Case& c, const Data& data, int64_t b, int64_t h, int64_t i, int64_t j);
 
-// The scores' bias as the contract indexes it.
+// The bias of a score, indexed as attn.h says.
 double bias_at(const Case& c, const Data& data, int64_t b, int64_t h, int64_t i, int64_t j);
 
 }  // namespace attn::test

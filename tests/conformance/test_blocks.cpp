@@ -8,9 +8,11 @@
 #include <string>
 
 #include "../catch.h"
+#include "../types.h"
 #include "backend.h"
 #include "core/dtype.h"
 #include "formula.h"
+#include "head_dims.h"
 
 namespace attn::test {
 namespace {
@@ -19,6 +21,7 @@ namespace {
 Case random_case(uint64_t seed, bool prefill = false) {
   Case c;
   c.name = (prefill ? "prefill-blocks-" : "blocks-") + std::to_string(seed);
+  c.thinning = for_devices;
   c.seed = seed;
   Draw draw{seed, 977};
   c.batch = 1 + draw(prefill ? 3 : 4);
@@ -29,9 +32,9 @@ Case random_case(uint64_t seed, bool prefill = false) {
   c.heads_q = c.heads_kv * group;
   c.seqlen_q = draw.chance(2) ? 1 : 1 + draw(uint64_t(16 / group));
   if (prefill) c.seqlen_q += 16 / group + draw(150);
-  const int64_t dims[] = {64, 128, 128, 256, 96, 32, 192};
-  c.head_dim = c.head_dim_v = dims[draw(prefill ? std::size(dims) : 5)];
-  if (prefill && draw.chance(4)) c.head_dim_v = draw.pick(dims);
+  static const auto dims =  // of whole blocks
+      head_dims(~0u, type_bit(ATTN_Q8_0) | type_bit(ATTN_Q4_0) | type_bit(ATTN_I8), 32);
+  draw_head_dims(draw, dims, prefill && draw.chance(4), &c);
   c.q_type = draw.chance(2) ? ATTN_F16 : ATTN_BF16;
   const attn_dtype out_types[] = {ATTN_F32, c.q_type, c.q_type};
   c.out_type = draw.pick(out_types);
@@ -90,19 +93,19 @@ Case random_case(uint64_t seed, bool prefill = false) {
 
 TEST_CASE("blocks: random segments of q8_0, q4_0, i8, i4 and q's type") {
   const auto kernels = kernels_here(Op::forward, false);
-  for (uint64_t seed = 1; seed <= device_share(120); ++seed) check_case(random_case(seed), kernels);
+  for (uint64_t seed = 1; seed <= 120; ++seed) check_case(random_case(seed), kernels);
 }
 
 TEST_CASE("blocks: random segments of any types, many rows") {
   const auto kernels = kernels_here(Op::forward, false);
-  for (uint64_t seed = 1; seed <= device_share(80); ++seed)
-    check_case(random_case(seed, true), kernels);
+  for (uint64_t seed = 1; seed <= 80; ++seed) check_case(random_case(seed, true), kernels);
 }
 
 // Few heads, one query, many keys.
 Case token_case(const char* name, attn_dtype k_type, attn_dtype v_type, int64_t keys) {
   Case c;
   c.name = name;
+  c.thinning = on_all_kernels;
   c.heads_q = 8;
   c.heads_kv = 4;
   c.head_dim = c.head_dim_v = 64;
@@ -138,6 +141,7 @@ void check_cut(attn_dtype type, double sigma, uint32_t mask) {
   }
   const Data data_of_whole = make_data(whole), data_of_pieces = make_data(pieces);
   for (const Kernel* kernel : kernels_here(Op::forward, true)) {
+    if (!share(*kernel, pieces)) continue;
     Backend& backend = backend_of(kernel->backend);
     const Outputs uncut = run_forward(backend, whole, data_of_whole, kernel->name, ATTN_F32);
     if (declined(*kernel, uncut)) continue;
@@ -172,7 +176,7 @@ void set_scale(unsigned char* block, uint16_t scale) {
 // both less 8.
 TEST_CASE("blocks: values are what ggml's bytes say") {
   for (const attn_dtype type : {ATTN_Q8_0, ATTN_Q4_0}) {
-    for (const int64_t dim : {64, 128, 256}) {
+    for (const int64_t dim : largest_head_dims(~0u)) {
       Case c = token_case("one-key", type, type, 1);
       c.head_dim = c.head_dim_v = dim;
       Data data = make_data(c);
@@ -192,6 +196,7 @@ TEST_CASE("blocks: values are what ggml's bytes say") {
         }
       }
       for (const Kernel* kernel : kernels_here(Op::forward, true)) {
+        if (!share(*kernel, c)) continue;
         const Outputs got =
             run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
         if (declined(*kernel, got)) continue;
@@ -226,6 +231,7 @@ TEST_CASE("blocks: keys are what ggml's bytes say") {
       for (int64_t h = 0; h < c.heads_q; ++h)
         data.q.as<uint16_t>()[h * 128 + first + h % 16] = one_code;
       for (const Kernel* kernel : kernels_here(Op::forward, true)) {
+        if (!share(*kernel, c)) continue;
         const Outputs got =
             run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
         if (declined(*kernel, got)) continue;
@@ -248,8 +254,7 @@ TEST_CASE("blocks: keys are what ggml's bytes say") {
 
 TEST_CASE("blocks: scales of 0, subnormal, infinite and NaN") {
   constexpr uint16_t zero = 0, subnormal = 0x0123, infinite = 0x7c00, nan = 0x7e01;
-  for (const attn_dtype type :
-       {ATTN_Q8_0, ATTN_Q4_0, ATTN_Q4_1, ATTN_Q5_0, ATTN_Q5_1, ATTN_IQ4_NL}) {
+  for (const attn_dtype type : list_of(ggml_types)) {
     for (const bool of_v : {false, true}) {
       for (const uint16_t scale : {zero, subnormal, infinite, nan}) {
         if (!of_v && scale == infinite) continue;  // inf - inf, or a weight of 1: as it comes
@@ -262,6 +267,7 @@ TEST_CASE("blocks: scales of 0, subnormal, infinite and NaN") {
         const Outputs want = reference_answer(c, data);
         REQUIRE(want.error == "");
         for (const Kernel* kernel : kernels_here(Op::forward, true)) {
+          if (!share(*kernel, c)) continue;
           const Outputs got =
               run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
           if (declined(*kernel, got)) continue;
@@ -287,6 +293,7 @@ TEST_CASE("blocks: values of any size keep their digits") {
       Case c = token_case("sizes", type, type, 300);
       Data data = make_data(c);
       for (const Kernel* kernel : kernels_here(Op::forward, true)) {
+        if (!share(*kernel, c)) continue;
         const Outputs plain =
             run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
         if (declined(*kernel, plain)) continue;

@@ -46,6 +46,9 @@ void on_every_kernel_of(uint32_t features, Check&& check) {
   for (const Kernel* kernel : kernels_here(Op::forward, true)) {
     if ((kernel->limits.features & features) != features) continue;
     for (const Types types : types_of(*kernel)) {
+      Case any = cache_case("any", types, {1});
+      any.thinning = on_all_kernels;
+      if (!share(*kernel, any)) continue;
       INFO(kernel->name << " " << dtype_name(types.q) << " " << dtype_name(types.kv));
       ran += check(*kernel, types);
     }
@@ -60,7 +63,7 @@ TEST_CASE("caches: shared pages give the bits of separate copies") {
   on_every_kernel_of(feature_paged_kv, [](const Kernel& kernel, Types types) {
     bool ran = false;
     const int32_t page_sizes[] = {16, 3, 64};
-    const size_t turn = sanitized ? 0 : place_of(kernel) % 3;
+    const size_t turn = hash_of_names({kernel.name}) % 3;
     for (const int32_t page_size : page_sizes) {
       if ((sanitized || emulated(kernel)) && page_size != page_sizes[turn]) continue;
       Case c = cache_case("shared-pages", types, {400});
@@ -264,7 +267,9 @@ TEST_CASE("caches: a token over a cache, full and causal, is what it is by hand"
            {std::vector<int64_t>{130}, std::vector<int64_t>{1, 129}, std::vector<int64_t>{64, 66},
             std::vector<int64_t>{100, 3, 27}}) {
         REQUIRE(std::accumulate(cut.begin(), cut.end(), int64_t{0}) == keys_by_hand);
-        if (emulated(kernel) ? !in_turn(kernel, number++) : sanitized && cut.size() < 3) continue;
+        Case cut_case = case_by_hand(types, cut, flags);
+        cut_case.thinning = by_turns(number++);
+        if (!share(kernel, cut_case)) continue;
         INFO("flags " << flags << " segments " << cut.size() << " of " << cut[0] << " ...");
         for (const bool paged : {false, true}) {
           Case c = case_by_hand(types, cut, flags);

@@ -9,6 +9,7 @@
 #include "backend.h"
 #include "core/dtype.h"
 #include "formula.h"
+#include "head_dims.h"
 
 namespace attn::test {
 namespace {
@@ -22,6 +23,7 @@ constexpr Arrange arranges[] = {Arrange::contiguous, Arrange::padded, Arrange::h
 Case random_case(uint64_t seed, bool prefill = false) {
   Case c;
   c.name = (prefill ? "prefill-" : "decode-") + std::to_string(seed);
+  c.thinning = for_devices;
   c.seed = seed;
   Draw draw{seed, 131};
 
@@ -32,10 +34,11 @@ Case random_case(uint64_t seed, bool prefill = false) {
   c.heads_q = c.heads_kv * group;
   c.seqlen_q = draw.chance(2) ? 1 : 1 + draw(uint64_t(16 / group));
   if (prefill) c.seqlen_q += 48 / group + draw(150);
-  const int64_t dims[] = {16, 32, 64, 64, 80, 128, 128, 128, 192, 256};
-  c.head_dim = draw.pick(dims);
-  c.head_dim_v = c.head_dim == 192 ? 128 : draw.chance(5) ? draw.pick(dims) : c.head_dim;
   c.q_type = q_types[draw(prefill ? 3 : 4)];
+  const uint32_t fp8 = type_bit(ATTN_F8_E4M3FN);  // of q of f32, which hosts alone take
+  static const auto of_16_bits = head_dims(type_bit(ATTN_F16) | type_bit(ATTN_BF16)),
+                    over_fp8 = head_dims(type_bit(ATTN_F16) | type_bit(ATTN_BF16), fp8);
+  draw_head_dims(draw, prefill ? over_fp8 : of_16_bits, draw.chance(5), &c);
   const attn_dtype out_types[] = {ATTN_F32, c.q_type, c.q_type, ATTN_F16, ATTN_BF16};
   c.out_type = draw.pick(out_types);
   c.q_arrange = arranges[draw(3)];
@@ -88,12 +91,12 @@ Case random_case(uint64_t seed, bool prefill = false) {
 
 TEST_CASE("decode: random problems") {
   const auto kernels = kernels_here(Op::forward, false);
-  for (uint64_t seed = 1; seed <= device_share(400); ++seed) check_case(random_case(seed), kernels);
+  for (uint64_t seed = 1; seed <= 400; ++seed) check_case(random_case(seed), kernels);
 }
 
 TEST_CASE("decode: random problems over ggml blocks") {
   const auto kernels = kernels_here(Op::forward, false);
-  for (uint64_t seed = 1; seed <= device_share(150); ++seed) {
+  for (uint64_t seed = 1; seed <= 150; ++seed) {
     Case c = random_case(1000 + seed);
     c.head_dim = (c.head_dim + 31) / 32 * 32;
     c.head_dim_v = (c.head_dim_v + 31) / 32 * 32;
@@ -115,13 +118,14 @@ TEST_CASE("decode: ggml blocks of odd numbers of heads") {
   uint64_t n = 0;
   for (const attn_dtype type : {ATTN_Q8_0, ATTN_Q4_0}) {
     for (const int64_t heads : {1, 3, 5, 7}) {
-      for (const int64_t dim : {32, 64, 96, 128}) {
+      for (const int64_t dim : {32, 64, 96, 128}) {  // one to four blocks
         for (const attn_layout layout : {ATTN_PADDED, ATTN_PACKED, ATTN_PAGED}) {
           constexpr Arrange arranges[] = {Arrange::contiguous, Arrange::odd, Arrange::padded,
                                           Arrange::head_major};
           Case c;
           c.seed = ++n;
           c.name = "decode-odd-" + std::to_string(n);
+          c.thinning = one_of_many;
           c.batch = 2;
           c.heads_q = 2 * heads;
           c.heads_kv = heads;
@@ -137,7 +141,7 @@ TEST_CASE("decode: ggml blocks of odd numbers of heads") {
           s.lengths = {200, 131};
           s.arrange = layout == ATTN_PAGED ? Arrange::contiguous : arranges[n % 4];
           c.segments = {s};
-          if (in_share(n)) check_case(c, kernels, &taken);
+          check_case(c, kernels, &taken);
         }
       }
     }
@@ -153,8 +157,7 @@ TEST_CASE("decode: ggml blocks of odd numbers of heads") {
 
 TEST_CASE("decode: random problems of many rows over fp8") {
   const auto kernels = kernels_here(Op::forward, false);
-  for (uint64_t seed = 1; seed <= device_share(100); ++seed)
-    check_case(random_case(seed, true), kernels);
+  for (uint64_t seed = 1; seed <= 100; ++seed) check_case(random_case(seed, true), kernels);
 }
 
 Case long_case(const char* name, int64_t batch, int64_t heads_q, int64_t heads_kv, int64_t keys,
@@ -205,10 +208,6 @@ TEST_CASE("decode: a cut of KV into segments and pages changes nothing") {
     if (!(kernel->limits.features & feature_segments) ||
         !(kernel->limits.flags & ATTN_SPLIT_INVARIANT))
       continue;
-    std::vector<uint64_t> seeds;
-    for (uint64_t seed = 1; seed <= 10; ++seed)
-      if (in_turn(*kernel, seed)) seeds.push_back(seed);
-    if (seeds.empty()) continue;
     const attn_dtype type = float_type_of(*kernel);
     Case whole = long_case("whole", 2, 4, 2, 700, type == ATTN_DTYPE_NONE ? ATTN_BF16 : type);
     whole.head_dim = whole.head_dim_v = 64;
@@ -217,10 +216,10 @@ TEST_CASE("decode: a cut of KV into segments and pages changes nothing") {
     whole.segments[0].k_type = whole.segments[0].v_type = kv_type_of(*kernel, whole.q_type);
     whole.flags |= ATTN_SINKS | ATTN_SPLIT_INVARIANT;
     Backend& backend = backend_of(kernel->backend);
-    const Outputs uncut = run_forward(backend, whole, make_data(whole), kernel->name, ATTN_F32);
-    if (declined(*kernel, uncut)) continue;
-    for (const uint64_t seed : seeds) {
+    Outputs uncut;
+    for (uint64_t seed = 1; seed <= 10; ++seed) {
       Case pieces = whole;
+      pieces.thinning = by_turns(seed);
       pieces.segments.clear();
       Draw draw{seed, 17};
       int64_t left = 700;
@@ -234,6 +233,10 @@ TEST_CASE("decode: a cut of KV into segments and pages changes nothing") {
         s.lengths.assign(2, int32_t(s.capacity));
         pieces.segments.push_back(s);
       }
+      if (!share(*kernel, pieces)) continue;
+      if (uncut.out.empty())
+        uncut = run_forward(backend, whole, make_data(whole), kernel->name, ATTN_F32);
+      if (declined(*kernel, uncut)) break;
       const Outputs got = run_forward(backend, pieces, make_data(pieces), kernel->name, ATTN_F32);
       if (declined(*kernel, got)) continue;  // of too many segments
       INFO(kernel->name << " " << describe(pieces));
@@ -252,7 +255,7 @@ TEST_CASE("decode: the same plan gives the same bits") {
         long_case("repeat", 3, 8, 2, few ? 600 : 3000, type == ATTN_DTYPE_NONE ? ATTN_BF16 : type);
     c.head_dim = c.head_dim_v = 64;
     c.segments[0].k_type = c.segments[0].v_type = kv_type_of(*kernel, c.q_type);
-    if (!takes_part(*kernel, c)) continue;
+    if (!share(*kernel, c)) continue;
     const Data data = make_data(c);
     const Outputs first =
         run_forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);
@@ -276,7 +279,8 @@ TEST_CASE("decode: a single token sees all keys, causal or not") {
     Case c = long_case("token", 1, 4, 2, sanitized ? 130 : 333, type);
     c.head_dim = c.head_dim_v = 64;
     c.sigma = 0.5;
-    if (!(kernel->limits.kv_types & type_bit(type))) continue;
+    c.thinning = on_all_kernels;
+    if (!(kernel->limits.kv_types & type_bit(type)) || !share(*kernel, c)) continue;
     const Data data = make_data(c);
     Outputs causal = run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
     if (declined(*kernel, causal)) continue;
@@ -332,7 +336,8 @@ TEST_CASE("decode: planted mistakes are found in problems of every kind") {
   const auto kernel = std::find_if(catalog().begin(), catalog().end(), is_decode);
   REQUIRE(kernel != catalog().end());
   std::map<std::string, int> found, of_no_weight;
-  for (uint64_t seed = 1; seed <= random_share(150); ++seed) {
+  for (uint64_t seed = 1; seed <= 150; ++seed) {
+    if (!share(current_test(), seed)) continue;
     const Case c = random_case(seed);
     const Data data = make_data(c);
     INFO(describe(c));

@@ -180,9 +180,9 @@ TEST_CASE("scores: the largest wins, whatever its size") {
         for (attn_dtype type : types) {
           for (uint32_t flags : {0u, uint32_t(ATTN_CAUSAL), uint32_t(ATTN_BLOCK_MASK),
                                  uint32_t(ATTN_SPLIT_INVARIANT)}) {
-            if (!in_share(number++)) continue;
             Case c = shape(std::string("scores-") + pattern.name + "-" + std::to_string(exponent),
                            2, 64, 70, skv, type);
+            c.thinning = by_turns(number++);
             c.flags = flags;
             c.scale = sign * std::ldexp(1.3f, exponent);
             c.mask_kinds = {ATTN_BLOCK_FULL,  ATTN_BLOCK_PARTIAL, ATTN_BLOCK_CAUSAL,
@@ -193,7 +193,7 @@ TEST_CASE("scores: the largest wins, whatever its size") {
             for (const Kernel* kernel : kernels_here(Op::forward, true)) {
               if (kernel->host && flags == ATTN_SPLIT_INVARIANT) continue;  // is no other way there
               if (emulated(*kernel) && exponent == 10) continue;
-              if (emulated(*kernel) && (number / 5 + place_of(*kernel)) % 5 != 0) continue;
+              if (!share(*kernel, c)) continue;
               if (exponent + 6 > kernel->numerics.largest_score) continue;  // q k is up to 32
               const Outputs got =
                   run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
@@ -225,12 +225,11 @@ TEST_CASE("scores: each key is above all before it, whatever their size") {
   constexpr int64_t keys = 200;  // of 225 numbers, those around 0
   const std::vector<double> values = ascending();
   const auto value = [&](int64_t j) { return values[size_t(j + 12)]; };
-  uint64_t number = 0;
   for (const int exponent : {16, 18, 26, 40, 115}) {
     for (const double sign : {1.0, -1.0}) {
       for (attn_dtype type : {ATTN_F32, ATTN_BF16, ATTN_F8_E4M3FN, ATTN_F8_E4M3FNUZ}) {
-        if (!in_share(number++)) continue;
         Case c = shape("ramp-" + std::to_string(exponent), 2, 64, keys, keys, type);
+        c.thinning = many_on_all_kernels;
         c.flags = ATTN_CAUSAL;
         c.values = Values::uniform;
         c.scale = float(std::ldexp(sign, exponent));
@@ -253,6 +252,7 @@ TEST_CASE("scores: each key is above all before it, whatever their size") {
           put(data.segments[0].k, data.segments[0].k_view, i, 0, value(i));
         }
         for (const Kernel* kernel : kernels_here(Op::forward, true)) {
+          if (!share(*kernel, c)) continue;
           if (exponent + 9 > kernel->numerics.largest_score) continue;  // k is up to 240
           const Outputs got =
               run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);

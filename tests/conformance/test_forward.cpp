@@ -11,6 +11,7 @@
 #include "backend.h"
 #include "core/dtype.h"
 #include "formula.h"
+#include "head_dims.h"
 
 namespace attn::test {
 namespace {
@@ -74,6 +75,15 @@ TEST_CASE("forward: head dimensions") {
     for (int64_t dv : {1, 5, 32, 64, 129, 512}) {
       if ((d + dv) % 2) continue;
       Case c = shape(name_of("dims", {d, dv}), 1, 2, 1, d, 9, 40);
+      c.head_dim_v = dv;
+      check_case(c, kernels);
+    }
+  }
+  // The largest of each kernel, and one that is too large for it.
+  for (const HeadDims& dims : head_dims(type_bit(ATTN_F16))) {
+    for (const int64_t more : {int64_t{0}, dims.qk.multiple}) {
+      const int64_t d = dims.qk.max + more, dv = dims.v.max;
+      Case c = shape(name_of("largest", {d, dv}), 1, 2, 1, d, 9, 40, ATTN_F16);
       c.head_dim_v = dv;
       check_case(c, kernels);
     }
@@ -145,9 +155,11 @@ TEST_CASE("forward: f16 and bf16 meet the bounds of the design") {
     c.sigma = 0.5;
     if (mask == 1) c.flags = ATTN_CAUSAL;
     if (mask == 2) c.flags = ATTN_WINDOW, c.window_left = 256, c.window_right = 0;
+    c.thinning = on_all_kernels;
     const Data data = make_data(c);
     const Outputs want = reference_answer(c, data);
     for (const Kernel* kernel : kernels_here(Op::forward, false)) {
+      if (!share(*kernel, c)) continue;
       const Outputs got = run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F16);
       if (declined(*kernel, got)) continue;
       INFO(kernel->name << " mask " << mask);
@@ -166,19 +178,18 @@ TEST_CASE("forward: f16 and bf16 meet the bounds of the design") {
 // Sums of few powers of two over a power of two of keys are exact in float32, and so is a lone key.
 TEST_CASE("forward: exact inputs give exact outputs") {
   for (const Kernel* kernel : kernels_here(Op::forward, true)) {
-    uint64_t number = 0;
     for (attn_dtype type : float_types) {
       for (Values values : {Values::uniform, Values::one_hot}) {
         for (int64_t skv : {1, 2, 64, 128, 512}) {
-          if (!in_share(number++)) continue;
           Case c = shape(name_of("exact", {int64_t(values), skv}), 2, 4, 2, 64, 70, skv, type);
+          c.thinning = many_on_all_kernels;
           c.values = values;
           c.out_type = ATTN_F32;
           c.scale = 1;
           if (values == Values::one_hot && skv > 64) continue;  // D one-hot keys
           // A kernel may divide by multiplying with a rounded reciprocal only where that is exact:
           // the sum of 2^n equal weights is a power of two.
-          check_exact(c, *kernel);
+          if (share(*kernel, c)) check_exact(c, *kernel);
         }
       }
     }
@@ -194,8 +205,8 @@ TEST_CASE("forward: the output shows the mask") {
     for (int64_t sq : {1, 5, 40, 100}) {
       for (int64_t skv : {1, 40, 70}) {
         for (int mask = 0; mask < 8; ++mask) {
-          if (!in_turn(*kernel, number++)) continue;
           Case c = shape(name_of("mask", {sq, skv, mask}), 2, 2, 1, 16, sq, skv);
+          c.thinning = by_turns(number++);
           c.head_dim_v = 80;
           c.values = Values::identity;
           if (mask == 1) c.flags = ATTN_CAUSAL;
@@ -207,6 +218,7 @@ TEST_CASE("forward: the output shows the mask") {
           if (mask == 6) c.flags = ATTN_BLOCK_MASK, c.block_q = 13, c.block_k = 17;
           if (mask == 7) c.flags = ATTN_BLOCK_MASK | ATTN_CAUSAL, c.mask_per_head = true;
           c = with_type(c, float_type_of(*kernel));
+          if (!share(*kernel, c)) continue;
           const Data data = make_data(c);
           const Outputs got =
               run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
@@ -246,15 +258,18 @@ T pick(uint64_t h, const T (&values)[n]) {
 Case random_case(uint64_t seed) {
   Case c;
   c.name = "random-" + std::to_string(seed);
+  c.thinning = one_of_many;
   c.seed = seed;
   Draw draw{seed, 99};
 
   c.batch = 1 + draw(3);
   c.heads_kv = 1 + draw(3);
   c.heads_q = c.heads_kv * (1 + draw(4));
-  const int64_t dims[] = {1, 5, 8, 16, 32, 33, 64, 64, 80, 96, 128, 128, 192, 256};
-  c.head_dim = pick(draw(1000), dims);
-  c.head_dim_v = draw.chance(3) ? pick(draw(1000), dims) : c.head_dim;
+  static const auto dims = head_dims(~0u);
+  draw_head_dims(draw, dims, draw.chance(3), &c);
+  const int64_t odd[] = {1, 5, 33};  // for hosts
+  if (draw.chance(4)) c.head_dim = pick(draw(1000), odd);
+  if (draw.chance(4)) c.head_dim_v = c.head_dim;
   const int64_t queries[] = {1, 1, 2, 7, 16, 17, 40, 64, 65, 100, 130};
   c.seqlen_q = pick(draw(1000), queries);
   c.q_type = pick(draw(1000), q_types);
@@ -338,7 +353,7 @@ Case random_case(uint64_t seed) {
 }
 
 TEST_CASE("forward: random problems") {
-  constexpr uint64_t first_seed = 1000, count = random_share(400);
+  constexpr uint64_t first_seed = 1000, count = 400;
   std::cout << "forward: random problems: seeds " << first_seed << " to " << first_seed + count - 1
             << std::endl;
   const auto kernels = kernels_here(Op::forward, false);
@@ -349,7 +364,7 @@ TEST_CASE("forward: random problems") {
 
 // Host kernels cut many keys of few queries into parts.
 TEST_CASE("forward: random problems of few queries and many keys") {
-  constexpr uint64_t first_seed = 3000, count = random_share(100);
+  constexpr uint64_t first_seed = 3000, count = 100;
   std::cout << "forward: few queries and many keys: seeds " << first_seed << " to "
             << first_seed + count - 1 << std::endl;
   std::vector<const Kernel*> kernels;
@@ -377,7 +392,8 @@ TEST_CASE("forward: random problems of few queries and many keys") {
 
 // Holds the reference to the contract where the other kernels share code with it.
 TEST_CASE("reference: random problems against the formula") {
-  for (uint64_t seed = 5000; seed < 5000 + random_share(300); ++seed) {
+  for (uint64_t seed = 5000; seed < 5300; ++seed) {
+    if (!share(current_test(), seed)) continue;
     Case c = random_case(seed);
     c.heads_q = c.heads_kv * std::min<int64_t>(c.heads_q / c.heads_kv, 2);
     const Data data = make_data(c);
@@ -443,11 +459,12 @@ TEST_CASE("forward: a cut of KV into segments changes nothing") {
           };
           Outputs uncut;
           for (int64_t parts = 1; parts <= 5; ++parts) {
-            if (!in_turn(*kernel, number++)) continue;
+            Case pieces = cut(whole, parts, uint64_t(parts) * 31 + uint64_t(sigma * 10));
+            pieces.thinning = by_turns(number++);
+            if (!share(*kernel, pieces)) continue;
             if (uncut.out.empty()) uncut = answer(whole);
             if (declined(*kernel, uncut)) break;
             REQUIRE(uncut.error == "");
-            Case pieces = cut(whole, parts, uint64_t(parts) * 31 + uint64_t(sigma * 10));
             for (SegmentCase& s : pieces.segments)
               if (s.layout == ATTN_PAGED && !(kernel->limits.features & feature_paged_kv))
                 s.layout = ATTN_PADDED;
@@ -475,7 +492,9 @@ TEST_CASE("forward: the same plan gives the same bits") {
     decode.segments[0].lengths = {4777, 5000};
     for (Case c : {square, decode}) {
       c.flags = ATTN_CAUSAL;
+      c.thinning = on_all_kernels;
       if (emulated(*kernel) && c.seqlen_q < 64) continue;
+      if (!share(*kernel, c)) continue;
       const Data data = make_data(c);
       Outputs first = run_forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);
       if (declined(*kernel, first)) continue;
@@ -504,6 +523,8 @@ TEST_CASE("forward: fixed_split makes bits independent of the batch") {
     for (int64_t sq : {1, 20}) {
       Case one = shape("fixed-split", 1, 4, 1, 64, sq, 700, float_type_of(*kernel));
       one.fixed_split = 128;
+      one.thinning = on_all_kernels;
+      if (!share(*kernel, one)) continue;
       Case many = one;
       many.batch = 5;
       const Outputs alone =
@@ -522,7 +543,9 @@ TEST_CASE("forward: fixed_split makes bits independent of the batch") {
 TEST_CASE("forward: lse is optional") {
   for (const Kernel* kernel : kernels_here(Op::forward, true)) {
     if (float_type_of(*kernel) == ATTN_DTYPE_NONE) continue;  // see test_fp8.cpp
-    const Case c = shape("no-lse", 1, 2, 1, 64, 20, 50, float_type_of(*kernel));
+    Case c = shape("no-lse", 1, 2, 1, 64, 20, 50, float_type_of(*kernel));
+    c.thinning = on_all_kernels;
+    if (!share(*kernel, c)) continue;
     const Data data = make_data(c);
     const Outputs with =
         run_forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);
@@ -553,16 +576,51 @@ TEST_CASE("forward: nothing to do") {
 }
 
 attn_dtype cache_type_of(const Kernel& kernel, attn_dtype q_type) {
-  for (const attn_dtype type : {q_type, ATTN_F8_E4M3FN, ATTN_Q8_0, ATTN_Q4_0})
+  for (const attn_dtype type : {q_type, ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_Q8_0, ATTN_Q4_0})
     if (kernel.limits.kv_types & type_bit(type)) return type;
   return q_type;
 }
 
+// Under sanitizers too, where kernels have few of the random problems.
+TEST_CASE("forward: every kernel at the limits of its head dimensions") {
+  for (const Kernel* kernel : kernels_here(Op::forward, false)) {
+    if (kernel->host) continue;
+    const Sizes &qk = kernel->limits.head_dim, &v = kernel->limits.head_dim_v;
+    const auto middle = [](const Sizes& of) {
+      return (of.max / of.multiple + 1) / 2 * of.multiple;
+    };
+    attn_dtype type = float_type_of(*kernel);
+    if (type == ATTN_DTYPE_NONE) type = ATTN_F8_E4M3FN;
+    int ran = 0;
+    for (const auto& [d, dv] :
+         {std::pair{qk.max, v.max}, {qk.multiple, v.multiple}, {middle(qk), middle(v)}}) {
+      Case c = shape(name_of("limits", {d, dv}), 1, 4, 2, d, 3, 70, type);
+      c.head_dim_v = dv;
+      c.out_type = ATTN_F32;
+      c.flags = kernel->limits.demands;
+      c.mask_kinds = {ATTN_BLOCK_FULL, ATTN_BLOCK_PARTIAL};
+      attn_dtype kv_type = kv_type_of(*kernel, type);
+      if (!(kernel->limits.kv_types & type_bit(kv_type))) kv_type = cache_type_of(*kernel, type);
+      c.segments[0].k_type = c.segments[0].v_type = kv_type;
+      c = with_heads_for(*kernel, c);
+      const Data data = make_data(c);
+      const Outputs got =
+          run_forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);
+      if (declined(*kernel, got)) continue;
+      INFO(kernel->name << " " << describe(c));
+      REQUIRE(got.error == "");
+      CHECK(compare(c, data, *kernel, got, reference_answer(c, data)) == "");
+      ++ran;
+    }
+    INFO(kernel->name);
+    CHECK(ran > 0);
+  }
+}
+
 // Longer than what kernels for AMD count, find or look up at once: 64 tiles of keys, 64 sequences,
-// 64 keys of a page table; with what is done on the way to a tile. takes_part leaves them out of
+// 64 keys of a page table; with what is done on the way to a tile. share() leaves them out of
 // most problems of that length.
 TEST_CASE("forward: every emulated kernel beyond 64 tiles and 64 sequences") {
-  int number = 0;
   std::map<std::string, Outputs> answers;
   for (const Kernel* kernel : kernels_here(Op::forward, false)) {
     if (!emulated(*kernel) || kernel->limits.demands & ATTN_BLOCK_MASK) continue;
@@ -571,6 +629,7 @@ TEST_CASE("forward: every emulated kernel beyond 64 tiles and 64 sequences") {
     const bool few_queries = kernel->limits.seqlen_q.max < 256;
     const auto takes = [&](uint32_t features) { return kernel->limits.features & features; };
     Case whole = shape("whole", 1, 1, 1, 64, few_queries ? 3 : 40, 64 * 66 + 5, type);
+    whole.thinning = many_on_all_kernels;
     whole.out_type = ATTN_F32;
     whole.segments[0].k_type = whole.segments[0].v_type = kv_type;
     std::vector<Case> cases = {whole};
@@ -610,7 +669,7 @@ TEST_CASE("forward: every emulated kernel beyond 64 tiles and 64 sequences") {
     many.flags = ATTN_CAUSAL;
     if (!few_queries) many.seqlen_q = 5;
     for (const Case& c : cases) {
-      if (!in_share(uint64_t(++number))) continue;
+      if (!share(*kernel, c)) continue;
       const Data data = make_data(c);
       const Outputs got =
           run_forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);

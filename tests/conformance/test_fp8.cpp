@@ -6,12 +6,14 @@
 #include <cmath>
 #include <cstring>
 #include <iostream>
+#include <set>
 #include <string>
 
 #include "../catch.h"
 #include "backend.h"
 #include "core/dtype.h"
 #include "formula.h"
+#include "head_dims.h"
 
 namespace attn::test {
 namespace {
@@ -49,6 +51,13 @@ attn_dtype type_here(const std::vector<const Kernel*>& kernels) {
   return taken ? fnuz : ocp;
 }
 
+// The largest of each.
+std::set<int64_t> dims_here(const std::vector<const Kernel*>& kernels) {
+  std::set<int64_t> found;
+  for (const Kernel* kernel : kernels) found.insert(kernel->limits.head_dim.max);
+  return found;
+}
+
 std::string name_of(const char* what, std::initializer_list<int64_t> numbers) {
   std::string name = what;
   for (int64_t n : numbers) name.append("-").append(std::to_string(n));
@@ -59,7 +68,7 @@ TEST_CASE("fp8: boundary shapes") {
   const auto kernels = fp8_kernels();
   if (kernels.empty()) ATTN_SKIP("no device here has FP8 kernels");
   int64_t n = 0;
-  for (int64_t dim : {64, 128, 256}) {
+  for (int64_t dim : largest_head_dims(type_bit(fnuz) | type_bit(ocp))) {
     for (int64_t sq : {1, 31, 33, 255, 257}) {
       for (int64_t skv : {1, 63, 64, 65, 127, 129, 191, 257, 449}) {
         Case c = shape(name_of("fp8", {dim, sq, skv}), dim, sq, skv, n % 2 ? fnuz : ocp);
@@ -68,7 +77,9 @@ TEST_CASE("fp8: boundary shapes") {
         c.flags = masks[n % 4];
         c.out_type = outs[n % 3];
         if (c.has(ATTN_WINDOW)) c.window_left = 70, c.window_right = n % 8 == 2 ? 3 : -1;
-        if (in_share(uint64_t(n++))) check_case(c, kernels);
+        c.thinning = one_of_many;
+        ++n;
+        check_case(c, kernels);
       }
     }
   }
@@ -77,6 +88,7 @@ TEST_CASE("fp8: boundary shapes") {
 Case random_case(uint64_t seed) {
   Case c;
   c.name = "fp8-" + std::to_string(seed);
+  c.thinning = one_of_many;
   c.seed = seed;
   Draw draw{seed, 78};
   const auto type = [&] { return draw.chance(2) ? fnuz : ocp; };
@@ -85,9 +97,8 @@ Case random_case(uint64_t seed) {
   c.heads_kv = 1 + draw(3);
   const int64_t groups[] = {1, 1, 2, 4, 8};
   c.heads_q = c.heads_kv * draw.pick(groups);
-  const int64_t dims[] = {16, 48, 64, 64, 80, 96, 128, 128, 128};
-  c.head_dim = draw.pick(dims);
-  c.head_dim_v = draw.chance(4) ? draw.pick(dims) : c.head_dim;
+  static const auto dims = head_dims(type_bit(fnuz));
+  draw_head_dims(draw, dims, draw.chance(4), &c);
   const int64_t queries[] = {1, 2, 31, 32, 33, 64, 100, 255, 256, 257, 300};
   c.seqlen_q = draw.pick(queries);
   if (c.heads_q > 6) c.seqlen_q = std::min<int64_t>(c.seqlen_q, 40);
@@ -145,7 +156,7 @@ Case random_case(uint64_t seed) {
 TEST_CASE("fp8: random problems") {
   const auto kernels = fp8_kernels();
   if (kernels.empty()) ATTN_SKIP("no device here has FP8 kernels");
-  constexpr uint64_t first_seed = 7000, count = random_share(100);
+  constexpr uint64_t first_seed = 7000, count = 100;
   std::cout << "fp8: random problems: seeds " << first_seed << " to " << first_seed + count - 1
             << std::endl;
   int ran = 0;
@@ -169,9 +180,8 @@ Case random_ocp_case(uint64_t seed) {
     c.flags &= ~uint32_t(ATTN_BLOCK_MASK);
   SegmentCase& s = c.segments[0];
   s.k_type = s.v_type = kind > 0 || draw.chance(2) ? ocp : e5m2;
-  const int64_t dims[] = {16, 64, 96, 128, 128, 144, 192, 256, 256};
-  c.head_dim = draw.pick(dims);
-  c.head_dim_v = draw.chance(4) ? draw.pick(dims) : c.head_dim;
+  static const auto dims = head_dims(type_bit(ocp));
+  draw_head_dims(draw, dims, draw.chance(4), &c);
   if (c.head_dim != c.head_dim_v && s.arrange == Arrange::interleaved)
     s.arrange = Arrange::contiguous;
   if (kind == 1) {
@@ -206,6 +216,7 @@ Case random_ocp_case(uint64_t seed) {
 Case random_gathered_case(uint64_t seed) {
   Case c = random_case(seed);
   c.name = "fp8-gathered-" + std::to_string(seed);
+  c.thinning = for_devices;
   Draw draw{seed, 80};
   c.flags &= ~uint32_t(ATTN_BLOCK_MASK);
   const attn_dtype out_types[] = {ocp, fnuz, e5m2, ATTN_BF16};
@@ -261,20 +272,24 @@ TEST_CASE("fp8: segments, pages and out in fp8") {
   std::erase_if(kernels, [](const Kernel* k) { return k->backend != ATTN_BACKEND_HIP; });
   if (kernels.empty()) ATTN_SKIP("no device here has kernels of FP8 with segments");
   constexpr uint64_t first_seed = 7900;
-  const uint64_t count = device_share(100);
+  constexpr uint64_t count = 100;
   std::cout << "fp8: segments, pages and out in fp8: seeds " << first_seed << " to "
             << first_seed + count - 1 << std::endl;
-  int ran = 0;
-  for (uint64_t seed = first_seed; seed < first_seed + count; ++seed)
-    ran += check_case(random_gathered_case(seed), kernels);
-  CHECK(ran > int(count) / 2);
+  int ran = 0, cases = 0;
+  for (uint64_t seed = first_seed; seed < first_seed + count; ++seed) {
+    const Case c = random_gathered_case(seed);
+    cases += std::any_of(kernels.begin(), kernels.end(),
+                         [&](const Kernel* kernel) { return share(*kernel, c); });
+    ran += check_case(c, kernels);
+  }
+  CHECK(ran > cases / 2);
 }
 
 TEST_CASE("fp8: random problems of OCP's types") {
   std::vector<const Kernel*> kernels = fp8_kernels();
   std::erase_if(kernels, [](const Kernel* k) { return k->backend != ATTN_BACKEND_CUDA; });
   if (kernels.empty()) ATTN_SKIP("no CUDA device here has FP8 kernels");
-  constexpr uint64_t first_seed = 7500, count = random_share(400);
+  constexpr uint64_t first_seed = 7500, count = 400;
   std::cout << "fp8: random problems of OCP's types: seeds " << first_seed << " to "
             << first_seed + count - 1 << std::endl;
   int ran = 0;
@@ -367,14 +382,14 @@ TEST_CASE("fp8: block masks, mixtures of kinds") {
   for (Blocks size : blocks) {
     for (auto [sq, skv] : {std::pair{64, 64}, std::pair{129, 257}, std::pair{300, 77},
                            std::pair{1, 500}, std::pair{200, 400}, std::pair{70, 900}}) {
-      for (int64_t dim : {64, 128}) {
+      for (int64_t dim : dims_here(kernels)) {
         ++n;
         Case c = masked(name_of("fp8-mix", {size.q, size.k, dim, sq, skv}), dim, sq, skv,
                         n % 5 < 2 ? ocp : type_here(kernels), size);
         c.seed = n;
         c.heads_q = 2;
         c.mask_per_head = n % 3 == 0;
-        if (!in_share(n)) continue;
+        c.thinning = one_of_many;
         if (n / 2 % 2) {
           check_case(c, kernels);
           continue;
@@ -412,7 +427,8 @@ TEST_CASE("fp8: block masks, little to see") {
     c.mask_kinds[size_t(2 * columns)] = c.mask_kinds[size_t(3 * columns - 1)] = live[(n + 1) % 3];
     for (int64_t column : {columns / 3, columns / 2})
       c.mask_kinds[size_t(columns + column)] = live[(n + 2) % 3];
-    if (!in_share(n++)) continue;
+    c.thinning = one_of_many;
+    ++n;
     check_case(c, kernels);
     c.name += "-none";
     c.mask_kinds = {ATTN_BLOCK_EMPTY};
@@ -425,7 +441,7 @@ TEST_CASE("fp8: block masks, garbage in kinds and index hides blocks") {
   const auto kernels = masking_fp8_kernels();
   if (kernels.empty()) ATTN_SKIP("no device here has FP8 kernels with block masks");
   for (Blocks size : blocks) {
-    for (int64_t dim : {64, 128}) {
+    for (int64_t dim : dims_here(kernels)) {
       Case c = masked(name_of("fp8-garbage", {size.q, size.k, dim}), dim, 300, 700,
                       type_here(kernels), size);
       c.seed = uint64_t(dim + size.q);
@@ -758,7 +774,7 @@ TEST_CASE("fp8: any order of waves and loads") {
   int ran = 0;
   for (const Kernel* kernel : fp8_kernels()) {
     if (!emulated(*kernel)) continue;
-    for (int64_t dim : {64, 128}) {
+    for (int64_t dim : {kernel->limits.head_dim.max}) {
       for (uint32_t flags : {0u, uint32_t(ATTN_CAUSAL), uint32_t(ATTN_BLOCK_MASK)}) {
         Case c = shape("fp8-order", dim, 257, 700);
         c.flags = flags;

@@ -173,7 +173,7 @@ TEST_CASE("L5: NaN in unused K and V reaches nothing") {
     };
     for (int64_t length : {1, 15, 63, 64, 65, 127}) {
       for (attn_layout layout : {ATTN_PADDED, ATTN_PACKED, ATTN_PAGED}) {
-        if (!in_share(number++)) continue;
+        if (!share(current_test(), number++)) continue;
         Case c = small("L5", 20, 128);
         c.batch = 2;
         SegmentCase& s = c.segments[0];
@@ -322,8 +322,9 @@ TEST_CASE("L7: the stride of a dimension of size 1 means nothing") {
         if (kernel->numerics.rounds_kv || std::none_of(types.begin(), types.end(), fits))
           continue;  // q, k and v of the case are alike
         if (c.head_dim % takes.head_dim.multiple != 0) continue;  // nor are these
-        if (has_simpler_sibling(*kernel, c)) continue;
-        if (sanitized && emulated(*kernel)) continue;  // a list has others of them
+        Case typed = with_type(c, *std::find_if(types.begin(), types.end(), fits));
+        typed.thinning.emulated = Thinning::no_other;
+        if (!share(*kernel, typed)) continue;
         INFO(kernel->name << " stride " << stride << " heads_q " << heads_q);
         CHECK(std::count(ran.begin(), ran.end(), kernel->name) > 0);
       }
@@ -333,13 +334,12 @@ TEST_CASE("L7: the stride of a dimension of size 1 means nothing") {
 
 TEST_CASE("L14: block masks broadcast, and their last blocks are partial") {
   const auto kernels = kernels_here(Op::forward, false);
-  uint64_t number = 0;
   for (auto [bq, bk] : {std::pair{64, 64}, {128, 64}, {64, 128}, {128, 128}, {16, 48}}) {
     for (bool per_batch : {false, true}) {
       for (bool per_head : {false, true}) {
         for (int kind : {-1, int(ATTN_BLOCK_PARTIAL), int(ATTN_BLOCK_CAUSAL)}) {
-          if (!in_share(number++)) continue;
           Case c = small("L14", 130, 257);
+          c.thinning = one_of_many;
           c.name += "-" + std::to_string(bq) + "x" + std::to_string(bk) + "-" +
                     std::to_string(per_batch) + std::to_string(per_head) + std::to_string(kind);
           c.batch = 2;
@@ -492,12 +492,14 @@ TEST_CASE("an fp8 result that rounds to zero is +0 on every backend") {
   for (attn_dtype type : {ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ}) {
     for (float scale : {1.75f, -1.75f}) {
       Case c = small("fp8-zero", 130, 90);
+      c.thinning = on_all_kernels;
       c.out_type = type;
       c.flags = ATTN_OUT_SCALE | ATTN_CAUSAL;  // the first rows see nothing
       c.sigma = 1e-6;
       Data data = make_data(c);
       data.out_scale.as<float>()[0] = scale;
       for (const Kernel* kernel : kernels_here(Op::forward, true)) {
+        if (!share(*kernel, c)) continue;
         const Outputs got = run_forward(backend_of(kernel->backend), c, data, kernel->name, type);
         if (declined(*kernel, got)) continue;
         INFO(kernel->name << " " << dtype_name(type));

@@ -8,12 +8,16 @@
 #include "../catch.h"
 #include "backend.h"
 #include "core/dtype.h"
+#include "head_dims.h"
 
 namespace attn::test {
 namespace {
 
 constexpr uint8_t empty = ATTN_BLOCK_EMPTY, causal = ATTN_BLOCK_CAUSAL, full = ATTN_BLOCK_FULL,
                   partial = ATTN_BLOCK_PARTIAL;
+
+// The largest of kernels of any type.
+const std::vector<int64_t> dims = largest_head_dims(~0u);
 
 struct Blocks {
   int32_t q, k;
@@ -52,12 +56,8 @@ std::vector<const Kernel*> kernels_with_masks() {
   return found;
 }
 
-// Shapes and types that differ only for kernels of devices are run where there is one.
-bool worth_it(const std::vector<const Kernel*>& kernels, uint64_t number) {
-  return number % 5 == 0 || std::any_of(kernels.begin(), kernels.end(), [](const Kernel* kernel) {
-           return kernel->recipe && (kernel->limits.flags & ATTN_BLOCK_MASK) && !emulated(*kernel);
-         });
-}
+// Shapes and types that differ only for kernels of devices.
+constexpr Thinning shapes_for_devices{.without_device = 5};
 
 // What Values::identity shows: the mask itself, over the number of keys that the row sees.
 struct Shown {
@@ -88,7 +88,7 @@ void check_shown(const Case& shaped, const std::vector<const Kernel*>& kernels) 
     for (const Kernel* kernel : kernels) {
       if (float_type_of(*kernel) != type) continue;
       if (c.head_dim % kernel->limits.head_dim.multiple != 0) continue;
-      if (!takes_part(*kernel, c)) continue;
+      if (!share(*kernel, c)) continue;
       if (!data) want.emplace(c, data.emplace(make_data(c)));
       const Outputs got =
           run_forward(backend_of(kernel->backend), c, *data, kernel->name, ATTN_F32);
@@ -110,11 +110,10 @@ void check_shown(const Case& shaped, const std::vector<const Kernel*>& kernels) 
 // that nobody sees are NaN.
 TEST_CASE("block masks: each element of a block") {
   const auto kernels = kernels_with_masks();
-  uint64_t number = 0;
   for (bool inverted : {false, true})
     for (int64_t first = 0; first < 64 * 64; first += 512) {
-      if (!worth_it(kernels, number++)) continue;
       Case c = masked(name_of("element", {first, inverted}), 64, 64, 8, 64, 64, ATTN_F32, {64, 64});
+      c.thinning = shapes_for_devices;
       c.batch = 8;
       c.head_dim_v = 64;
       c.values = Values::identity;
@@ -129,26 +128,22 @@ TEST_CASE("block masks: each element of a block") {
 // Every element of larger blocks: each row sees one key, or all but one.
 TEST_CASE("block masks: each element of blocks of other sizes") {
   uint64_t number = 0;
-  for (int64_t dim : {64, 128, 256}) {
+  for (int64_t dim : dims) {
     auto kernels = kernels_with_masks();
     if (dim > 64)  // one code for all dimensions there, or slow
       std::erase_if(kernels,
                     [](const Kernel* kernel) { return kernel->host || emulated(*kernel); });
     for (Blocks size : blocks)
       for (bool inverted : {false, true}) {
-        if (!in_share(number++)) continue;
         Case c = masked(name_of("elements", {size.q, size.k, inverted, dim}), 16, 16, dim, size.q,
                         size.k, ATTN_F32, size);
+        c.thinning = by_turns(number++);
         c.batch = size.k / 16;
         c.values = Values::identity;
         c.mask_per_batch = c.mask_per_head = true;
         c.mask_bits = MaskBits::one_per_row;
         c.mask_inverted = inverted;
-        auto of_these = kernels;
-        std::erase_if(of_these, [&](const Kernel* kernel) {
-          return emulated(*kernel) && !in_turn(*kernel, number);
-        });
-        check_shown(c, of_these);
+        check_shown(c, kernels);
       }
   }
 }
@@ -166,7 +161,7 @@ TEST_CASE("block masks: all FULL gives the bits of no mask") {
   size_t ran = 0;
   const auto kernels = kernels_with_masks();
   for (attn_dtype type : {ATTN_F32, ATTN_F16, ATTN_BF16})
-    for (int64_t dim : {64, 128, 256})
+    for (int64_t dim : dims)
       for (uint32_t flags :
            {0u, uint32_t(ATTN_CAUSAL), uint32_t(ATTN_WINDOW | ATTN_SINKS | ATTN_SPLIT_INVARIANT)})
         for (auto [sq, skv] : {std::pair{200, 300}, std::pair{65, 128}, std::pair{1, 513}}) {
@@ -184,7 +179,7 @@ TEST_CASE("block masks: all FULL gives the bits of no mask") {
             // One code for all.
             if (kernel->host ? type != ATTN_F32 || dim != 64 : float_type_of(*kernel) != type)
               continue;
-            if (!takes_part(*kernel, c)) continue;
+            if (!share(*kernel, c)) continue;
             if (!data) data = make_data(c), data_without = make_data(without);
             Backend& backend = backend_of(kernel->backend);
             const Outputs got = run_forward(backend, c, *data, kernel->name, type);
@@ -205,6 +200,7 @@ TEST_CASE("block masks: all FULL gives the bits of no mask") {
 TEST_CASE("block masks: mixtures of kinds meet the bounds of the design") {
   for (Blocks size : {Blocks{64, 64}, Blocks{128, 128}}) {
     Case c = masked(name_of("mixture", {size.q}), 4, 4, 128, 128, 1024, ATTN_F16, size);
+    c.thinning = on_all_kernels;
     c.sigma = 0.5;
     // Each row has 256 visible keys or more: an eighth EMPTY, half FULL.
     c.mask_kinds = {full, partial, full, full, causal, full, empty, full, partial, full, partial};
@@ -216,7 +212,7 @@ TEST_CASE("block masks: mixtures of kinds meet the bounds of the design") {
     }
     const Outputs want = reference_answer(c, data);
     for (const Kernel* kernel : kernels_with_masks()) {
-      if (kernel->backend == ATTN_BACKEND_REFERENCE) continue;
+      if (kernel->backend == ATTN_BACKEND_REFERENCE || !share(*kernel, c)) continue;
       const Outputs got = run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F16);
       if (declined(*kernel, got)) continue;
       INFO(kernel->name << " " << describe(c));
@@ -234,12 +230,12 @@ TEST_CASE("block masks: mixtures of kinds") {
   for (Blocks size : blocks)
     for (auto [sq, skv] : {std::pair{64, 64}, std::pair{129, 257}, std::pair{300, 77},
                            std::pair{1, 500}, std::pair{200, 400}, std::pair{70, 1300}})
-      for (int64_t dim : {64, 128, 256}) {
+      for (int64_t dim : dims) {
         ++seed;
-        if (!worth_it(kernels, seed)) continue;
         const attn_dtype type = seed % 2 ? ATTN_F16 : ATTN_BF16;
         Case c =
             masked(name_of("mix", {size.q, size.k, dim, sq, skv}), 2, 1, dim, sq, skv, type, size);
+        c.thinning = shapes_for_devices;
         c.seed = seed;
         c.batch = 2;
         c.mask_per_batch = seed % 2;
@@ -272,16 +268,16 @@ TEST_CASE("block masks: mixtures of kinds") {
 // Rows of blocks of which none, the last, or the first and the last are live.
 TEST_CASE("block masks: rows with little to see") {
   const auto kernels = kernels_here(Op::forward, false);
-  uint64_t number = 0;
   for (Blocks size : blocks)
     for (uint8_t live : {causal, full, partial})
       for (attn_dtype type : {ATTN_F16, ATTN_BF16})
-        for (int64_t dim : {64, 128, 256}) {
-          if ((type + dim / 64 + live + size.q / 64) % 2 || !worth_it(kernels, ++number)) continue;
+        for (int64_t dim : dims) {
+          if ((type + dim / 64 + live + size.q / 64) % 2) continue;
           // Three rows of blocks of 21 columns, more than a kernel finds at once.
           const int64_t sq = 3 * size.q - 5, skv = 21 * size.k - 3;
           Case c = masked(name_of("little", {size.q, size.k, live, type, dim}), 2, 1, dim, sq, skv,
                           type, size);
+          c.thinning = shapes_for_devices;
           c.mask_kinds.assign(63, empty);
           c.mask_kinds[2 * 21 - 1] = live;
           c.mask_kinds[2 * 21] = c.mask_kinds[3 * 21 - 1] = live;
@@ -315,8 +311,8 @@ TEST_CASE("block masks: more than 64 tiles") {
   const auto kernels = kernels_with_masks();
   constexpr size_t columns = 150;
   for (int live = 0; live < 8; ++live) {  // of the first tiles that are walked, 149 .. 128
-    if (!in_share(uint64_t(live))) continue;
     Case shaped = masked(name_of("tiles", {live}), 1, 1, 64, 65, 64 * columns, ATTN_F32, {64, 64});
+    shaped.thinning = many_on_all_kernels;
     shaped.mask_kinds.assign(2 * columns, empty);
     for (size_t n = 0; n < 2 * columns; ++n) {
       const size_t column = n % columns;
@@ -334,10 +330,13 @@ TEST_CASE("block masks: more than 64 tiles") {
     for (attn_dtype type : {ATTN_F16, ATTN_BF16, ATTN_F8_E4M3FNUZ, ATTN_F32}) {
       if (type == ATTN_F32 && live > 0) continue;
       const Case c = with_type(shaped, type);
+      auto of_case = kernels;
+      std::erase_if(of_case, [&](const Kernel* kernel) { return !share(*kernel, c); });
+      if (of_case.empty()) continue;
       const Data data = make_data(c);
       const Outputs want = reference_answer(c, data);
       REQUIRE(want.error == "");
-      for (const Kernel* kernel : kernels) {
+      for (const Kernel* kernel : of_case) {
         const Outputs got =
             run_forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);
         if (declined(*kernel, got)) continue;
@@ -354,7 +353,7 @@ TEST_CASE("block masks: more than 64 tiles") {
 TEST_CASE("block masks: runs of FULL blocks") {
   auto kernels = kernels_here(Op::forward, false);
   std::erase_if(kernels, [](const Kernel* kernel) { return emulated(*kernel); });  // slow
-  for (int64_t dim : {64, 128, 256}) {
+  for (int64_t dim : dims) {
     if (dim > 64) std::erase_if(kernels, [](const Kernel* kernel) { return kernel->host; });
     if (kernels.empty()) continue;
     for (uint32_t flags : {0u, uint32_t(ATTN_CAUSAL)})
@@ -384,13 +383,13 @@ TEST_CASE("block masks: runs of FULL blocks") {
 // hide their blocks.
 TEST_CASE("block masks: garbage in kinds and index hides blocks") {
   const auto kernels = kernels_here(Op::forward, false);
-  uint64_t number = 0;
   for (Blocks size : blocks)
     for (attn_dtype type : {ATTN_F16, ATTN_BF16})
-      for (int64_t dim : {64, 128, 256}) {
-        if ((type + dim / 64 + size.k / 64) % 2 || !worth_it(kernels, ++number)) continue;
+      for (int64_t dim : dims) {
+        if ((type + dim / 64 + size.k / 64) % 2) continue;
         Case c = masked(name_of("garbage", {size.q, size.k, type, dim}), 1, 1, dim, 300, 700, type,
                         size);
+        c.thinning = shapes_for_devices;
         c.seed = uint64_t(dim + size.q);
         c.mask_garbage = true;
         check_case(c, kernels);

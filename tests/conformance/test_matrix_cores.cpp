@@ -7,9 +7,12 @@
 
 #include "../catch.h"
 #include "backend.h"
+#include "head_dims.h"
 
 namespace attn::test {
 namespace {
+
+constexpr uint32_t of_16_bits = type_bit(ATTN_F16) | type_bit(ATTN_BF16);
 
 // From this seed on K and V are paged.
 constexpr uint64_t first_paged = 5300;
@@ -17,6 +20,7 @@ constexpr uint64_t first_paged = 5300;
 Case random_case(uint64_t seed) {
   Case c;
   c.name = "matrix-" + std::to_string(seed);
+  c.thinning = for_devices;
   c.seed = seed;
   Draw draw{seed, 77};
 
@@ -24,9 +28,8 @@ Case random_case(uint64_t seed) {
   c.batch = 1 + draw(3);
   c.heads_kv = 1 + draw(2);
   c.heads_q = c.heads_kv * (1 + draw(3));
-  const int64_t dims[] = {8, 40, 64, 64, 72, 96, 128, 128, 136, 192, 256, 256};
-  c.head_dim = draw.pick(dims);
-  c.head_dim_v = draw.chance(4) ? draw.pick(dims) : c.head_dim;
+  static const auto dims = head_dims(of_16_bits, of_16_bits);
+  draw_head_dims(draw, dims, draw.chance(4), &c);
   const int64_t queries[] = {1, 2, 16, 63, 64, 65, 127, 129, 150, 260};
   c.seqlen_q = draw.pick(queries);
   c.q_type = draw.chance(2) ? ATTN_F16 : ATTN_BF16;
@@ -83,7 +86,7 @@ Case random_case(uint64_t seed) {
 
 TEST_CASE("forward: random problems for matrix units") {
   const auto kernels = kernels_here(Op::forward, false);
-  const uint64_t count = device_share(300), count_paged = device_share(150);
+  constexpr uint64_t count = 300, count_paged = 150;
   std::cout << "forward: random problems for matrix units: seeds 5000 to " << 4999 + count << ", "
             << first_paged << " to " << first_paged + count_paged - 1 << std::endl;
   for (uint64_t seed = 5000; seed < 5000 + count; ++seed) check_case(random_case(seed), kernels);
@@ -97,11 +100,11 @@ TEST_CASE("forward: prefill over pages") {
   const auto kernels = kernels_here(Op::forward, false);
   uint64_t seed = 1;
   for (const int32_t page_size : {1, 3, 8, 16, 24, 32, 48, 64, 100, 128, 1000, 1024}) {
-    for (const int64_t head_dim : {64, 128, 256}) {
+    for (const int64_t head_dim : largest_head_dims(of_16_bits)) {
       for (const bool scores : {false, true}) {
         Case c;
         c.name = "paged-prefill-" + std::to_string(++seed);
-        if (!in_device_share(seed)) continue;
+        c.thinning = for_devices;
         c.seed = seed;
         c.q_type = c.out_type = seed % 2 ? ATTN_F16 : ATTN_BF16;
         c.batch = 3;
@@ -144,12 +147,12 @@ TEST_CASE("forward: windows over pages") {
   const auto kernels = kernels_here(Op::forward, false);
   uint64_t seed = 1;
   for (const int32_t page_size : {16, 64, 100, 128}) {
-    for (const int64_t head_dim : {64, 128, 256}) {
+    for (const int64_t head_dim : largest_head_dims(of_16_bits)) {
       for (const int64_t left : {0, 37, 200}) {
         for (const bool causal : {false, true}) {
           Case c;
           c.name = "paged-window-" + std::to_string(++seed);
-          if (!in_device_share(seed)) continue;
+          c.thinning = for_devices;
           c.seed = seed;
           c.q_type = c.out_type = seed % 2 ? ATTN_F16 : ATTN_BF16;
           c.batch = 2;

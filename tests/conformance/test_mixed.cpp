@@ -7,6 +7,7 @@
 
 #include "../catch.h"
 #include "backend.h"
+#include "head_dims.h"
 
 namespace attn::test {
 namespace {
@@ -46,15 +47,16 @@ void set_lengths(Case& c, std::vector<int32_t> queries, Draw& draw, int64_t most
 Case random_case(uint64_t seed) {
   Case c;
   c.name = "mixed-" + std::to_string(seed);
+  c.thinning = for_devices;
   c.seed = seed;
   Draw draw{seed, 171};
   c.heads_kv = 1 + draw(2);
   const int64_t groups[] = {1, 2, 3, 4, 4, 5, 8, 16};
   const int64_t group = draw.pick(groups), few = 16 / group;  // queries that 16 rows hold
   c.heads_q = c.heads_kv * group;
-  const int64_t dims[] = {16, 64, 64, 80, 128, 128, 192, 256};
-  c.head_dim = draw.pick(dims);
-  c.head_dim_v = draw.chance(5) ? draw.pick(dims) : c.head_dim;
+  constexpr uint32_t types = type_bit(ATTN_F16) | type_bit(ATTN_BF16);
+  static const auto dims = head_dims(types, types);
+  draw_head_dims(draw, dims, draw.chance(5), &c);
   c.q_type = draw.chance(3) ? ATTN_F16 : ATTN_BF16;
   const attn_dtype out_types[] = {ATTN_F32, c.q_type, ATTN_F16, ATTN_BF16};
   c.out_type = draw.pick(out_types);
@@ -106,7 +108,7 @@ Case random_case(uint64_t seed) {
 }
 
 TEST_CASE("decode: steps of a server, random problems") {
-  for (uint64_t seed = 1; seed <= device_share(60); ++seed) check_step(random_case(seed));
+  for (uint64_t seed = 1; seed <= 60; ++seed) check_step(random_case(seed));
 }
 
 // The same lengths through every cache and mask. At group 4 a row tile holds 4 queries.
@@ -119,9 +121,9 @@ TEST_CASE("decode: steps of a server, prompts beside tokens") {
   uint64_t number = 0;
   for (const auto& lengths : steps) {
     for (int kind = 0; kind < 8; ++kind) {
-      if (!in_device_share(number++)) continue;
       Case c;
-      c.name = "step-" + std::to_string(number);
+      c.name = "step-" + std::to_string(++number);
+      c.thinning = for_devices;
       c.seed = number;
       Draw draw{number, 172};
       c.heads_kv = 2;

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "../catch.h"
+#include "../types.h"
 #include "backend.h"
 #include "core/dtype.h"
 #include "core/ggml.h"
@@ -212,7 +213,7 @@ TEST_CASE("quantize: types, scales, layouts and values that do not fit") {
   for (const Kernel* kernel : kernels_here(Op::quantize, true)) {
     uint64_t number = 0;
     const auto check = [&](const QuantizeCase& c) {
-      if (!in_share(number++)) return;
+      if (!share(current_test(), number++)) return;
       INFO(kernel->name << " " << dtype_name(c.src) << " -> " << dtype_name(c.dst) << " B"
                         << c.batch << " S" << c.seqlen << " H" << c.heads << " D" << c.dim
                         << " kind " << c.kind << " scale " << c.scale << " saturate " << c.saturate
@@ -222,9 +223,8 @@ TEST_CASE("quantize: types, scales, layouts and values that do not fit") {
       CHECK(run_quantize_case(c, *kernel, &ran) == "");
       if (kernel->host) CHECK(ran);
     };
-    for (attn_dtype dst : {ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ, ATTN_Q8_0, ATTN_Q4_0,
-                           ATTN_Q4_1, ATTN_Q5_0, ATTN_Q5_1, ATTN_IQ4_NL, ATTN_I8, ATTN_I4}) {
-      for (attn_dtype src : {ATTN_F32, ATTN_F16, ATTN_BF16}) {
+    for (attn_dtype dst : list_of(kv_types & ~float_types)) {
+      for (attn_dtype src : list_of(float_types)) {
         for (int32_t saturate : {0, 1}) {
           for (bool odd : {false, true}) {
             QuantizeCase c;

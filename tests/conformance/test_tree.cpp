@@ -9,6 +9,7 @@
 #include "backend.h"
 #include "core/dtype.h"
 #include "formula.h"
+#include "head_dims.h"
 #include "kernels/shared/mask.h"
 
 namespace attn::test {
@@ -19,6 +20,7 @@ constexpr attn_dtype q_types[] = {ATTN_BF16, ATTN_BF16, ATTN_F16, ATTN_F32};
 Case random_case(uint64_t seed) {
   Case c;
   c.name = "tree-" + std::to_string(seed);
+  c.thinning = one_of_many;
   c.seed = seed;
   Draw draw{seed, 151};
   c.batch = 1 + draw(4);
@@ -29,9 +31,8 @@ Case random_case(uint64_t seed) {
   // Up to 16 rows, which all decode kernels take, or up to 48 or more.
   const int64_t rows[] = {1, 8, 16, 16, 48, 200};
   c.seqlen_q = 1 + draw(uint64_t(std::max<int64_t>(1, draw.pick(rows) / group)));
-  const int64_t dims[] = {16, 64, 64, 128, 192};
-  c.head_dim = draw.pick(dims);
-  c.head_dim_v = c.head_dim == 192 ? 128 : c.head_dim;
+  static const auto dims = head_dims(type_bit(ATTN_F16) | type_bit(ATTN_BF16));
+  draw_head_dims(draw, dims, false, &c);
   c.q_type = draw.pick(q_types);
   c.out_type = draw.chance(2) ? ATTN_F32 : c.q_type;
   if (draw.chance(2)) draw_lengths_q(draw, &c);
@@ -86,13 +87,13 @@ TEST_CASE("tree: the bits of 64 keys from any position") {
 
 TEST_CASE("tree: random problems") {
   const auto kernels = kernels_here(Op::forward, false);
-  for (uint64_t seed = 1; seed <= random_share(250); ++seed) check_case(random_case(seed), kernels);
+  for (uint64_t seed = 1; seed <= 250; ++seed) check_case(random_case(seed), kernels);
 }
 
 // Bias and block masks, which kernels of few queries decline.
 TEST_CASE("tree: beside bias and block masks") {
   const auto kernels = kernels_here(Op::forward, false);
-  for (uint64_t seed = 1; seed <= random_share(60); ++seed) {
+  for (uint64_t seed = 1; seed <= 60; ++seed) {
     Case c = random_case(1000 + seed);
     c.lengths_q.clear();
     Draw draw{seed, 152};
@@ -112,6 +113,7 @@ TEST_CASE("tree: beside bias and block masks") {
 
 Case plain_case(const char* name, attn_dtype type, int64_t queries, int64_t keys) {
   Case c = small(name, queries, keys);
+  c.thinning = on_all_kernels;
   c.heads_q = 4;
   c.q_type = c.segments[0].k_type = c.segments[0].v_type = type;
   return c;
@@ -230,7 +232,8 @@ TEST_CASE("tree: planted mistakes are found") {
   });
   REQUIRE(kernel != catalog().end());
   std::map<std::string, int> found, the_same;
-  for (uint64_t seed = 1; seed <= random_share(150); ++seed) {
+  for (uint64_t seed = 1; seed <= 150; ++seed) {
+    if (!share(current_test(), seed)) continue;
     const Case c = random_case(seed);
     INFO(describe(c));
     const Data data = make_data(c);

@@ -56,8 +56,8 @@ Case case_for(const Kernel& kernel, const std::string& name, int64_t batch, int6
   c.batch = batch;
   c.heads_q = 4;
   c.heads_kv = 2;
-  c.head_dim = c.head_dim_v =
-      std::max(kernel.limits.head_dim.multiple, std::min<int64_t>(kernel.limits.head_dim.max, 128));
+  c.head_dim = kernel.limits.head_dim.max;
+  c.head_dim_v = std::min(c.head_dim, kernel.limits.head_dim_v.max);
   // Kernels for few queries take so many of the two heads in a group.
   c.seqlen_q = std::min(seqlen_q, std::max<int64_t>(1, kernel.limits.seqlen_q.max / 4));
   c.q_type = c.out_type = float_type_of(kernel);

@@ -10,6 +10,7 @@
 
 #include "api/handles.h"
 #include "catch.h"
+#include "conformance/head_dims.h"
 #include "core/dtype.h"
 #include "cuda.h"
 
@@ -42,15 +43,17 @@ TEST_CASE("cuda: every forward kernel on few problems") {
         ran += check_case(c, only);
       };
       Case full = case_for(*kernel, "few-full", 1, 140, 150);
-      full.head_dim = std::min<int64_t>(kernel->limits.head_dim.max, 256);
-      full.head_dim_v = std::min<int64_t>(kernel->limits.head_dim_v.max, 256);
+      full.head_dim_v = kernel->limits.head_dim_v.max;
       check(full);
 
       Case packed = full;
       packed.name = "few-packed";
       packed.batch = 2;
-      packed.head_dim -= 24;
-      packed.head_dim_v -= 8;
+      const auto lower = [](int64_t dim, const Sizes& sizes, int64_t steps) {
+        return std::max(sizes.multiple, dim - steps * sizes.multiple);
+      };
+      packed.head_dim = lower(full.head_dim, kernel->limits.head_dim, 3);
+      packed.head_dim_v = lower(full.head_dim_v, kernel->limits.head_dim_v, 1);
       packed.lengths_q = {int32_t(std::min<int64_t>(3, packed.seqlen_q)), int32_t(packed.seqlen_q)};
       packed.flags = ATTN_CAUSAL | ATTN_SINKS | ATTN_SPLIT_INVARIANT;
       packed.segments[0].layout = ATTN_PACKED;
@@ -115,7 +118,7 @@ TEST_CASE("cuda: more items than blocks") {
   if (kernels.empty()) ATTN_SKIP(backend_of(ATTN_BACKEND_CUDA).reason);
   int problems = 0, ran = 0;
   for (const attn_dtype type : {ATTN_BF16, ATTN_F16, ATTN_F8_E4M3FN}) {
-    for (const int64_t head_dim : {64, 128, 256}) {
+    for (const int64_t head_dim : largest_head_dims(type_bit(type))) {
       for (const int32_t keys : {100, 300}) {
         for (const uint64_t mask :
              {uint64_t{0}, uint64_t{ATTN_CAUSAL}, uint64_t{ATTN_CAUSAL_TOP_LEFT}}) {
@@ -322,7 +325,7 @@ struct PackedCase {
   explicit PackedCase(const Kernel& on)
       : kernel(on),
         type(float_type_of(on)),
-        dim(std::min<int64_t>(on.limits.head_dim.max, 128)),
+        dim(std::min(on.limits.head_dim.max, on.limits.head_dim_v.max)),
         q(random(1, total_q * heads_q * dim)),
         k(random(2, total_kv * heads_kv * dim)),
         v(random(3, total_kv * heads_kv * dim)) {}

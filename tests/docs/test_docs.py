@@ -3,6 +3,9 @@
 A document is a script: its commands run in one scratch folder, where the source tree seems to lie. What stands in a
 document must be named here, and what is named here must stand in a document.
 """
+import fnmatch
+import itertools
+import json
 import os
 import re
 import shutil
@@ -13,7 +16,9 @@ import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(sys.argv[1]) / "bench"))
 import examples  # noqa: E402
+import performance  # noqa: E402
 
 SOURCE, BUILD = map(Path, sys.argv[1:3])
 CXX = sys.argv[3]
@@ -40,15 +45,9 @@ EMULATOR = "hip-emu"
 
 COMMANDS = {
     "README.md": {
-        "tools/demo": builds,
-        "tools/test": builds,
-        "attn info": Run(),
-        "attn run in.safetensors out.safetensors --causal --backend cpu":
-            Run("cp examples/minilm_layer3.safetensors in.safetensors"),
-        "attn diff out.safetensors expected.safetensors --max-abs 2e-6":
-            Run("attn run in.safetensors expected.safetensors --causal --backend reference"),
-        "attn bench": Skip("times for half a minute; tests/cli runs it on small cases"),
-        "attn-fp8-stress --backend hip-emu": Skip("takes minutes; tests/cli runs its cases on fewer keys"),
+        "c++ -std=c++17 example.cpp -o example $(pkg-config --cflags --libs attn)":
+            Run(words={"c++ -std": f"{CXX} -std", "$(pkg-config --cflags --libs attn)":
+                       f"-I{SOURCE}/include -L{BUILD}/lib -lattn -Wl,-rpath,{BUILD}/lib"}),
     },
     "HACKING.md": {
         "tools/amdhsa/amdhsa generate asm/gfx942/merge_gfx942.s -o merge.hsaco -I asm/include": Run(needs=EMULATOR),
@@ -100,6 +99,15 @@ COMMANDS = {
         "pip install . -C cmake.define.ATTN_CUDA=ON": Skip("reaches a package index"),
         "cmake -S . -B build/aarch64 --toolchain cmake/toolchains/aarch64-linux-gnu.cmake": in_configure,
         "cmake --build build/aarch64": builds,
+    },
+    "docs/start.md": {
+        "attn info": Run(),
+        "attn run in.safetensors out.safetensors --causal --backend cpu":
+            Run("cp examples/minilm_layer3.safetensors in.safetensors"),
+        "attn diff out.safetensors expected.safetensors --max-abs 2e-6":
+            Run("attn run in.safetensors expected.safetensors --causal --backend reference"),
+        "attn bench": Skip("times for half a minute; tests/cli runs it on small cases"),
+        "attn-fp8-stress --backend hip-emu": Skip("takes minutes; tests/cli runs its cases on fewer keys"),
     },
     "docs/release.md": {"tools/release": Skip("installs packages and builds everything")},
     "docs/python.md": {
@@ -226,12 +234,14 @@ class Document(unittest.TestCase):
     def cpp(self, code, harness):
         if isinstance(harness, str):
             self.skipTest(harness)
-        before, after = harness
+        before, after, *output = harness
         source = self.folder / "example.cpp"
         includes = re.findall(r"^#include.*\n", code, re.M)
         source.write_text("".join(includes) + before + re.sub(r"^#include.*\n", "", code, flags=re.M) + after)
         self.shell(f"{CXX} -std=c++17 -Wall -Wextra -Werror -I{SOURCE}/include example.cpp -o example "
-                   f"-L{BUILD}/lib -lattn -Wl,-rpath,{BUILD}/lib && ./example")
+                   f"-L{BUILD}/lib -lattn -Wl,-rpath,{BUILD}/lib && ./example >printed")
+        for text in output:
+            self.assertEqual((self.folder / "printed").read_text().strip(), text)
 
     def python(self, code, harness):
         if isinstance(harness, str):
@@ -308,6 +318,59 @@ class Links(unittest.TestCase):
             with self.subTest(file=path.name):
                 self.assertTrue(path.name in pages, "no page cites it")
                 self.assertRegex(path.name, r"^\d{4}-\d\d-\d\d_[a-z0-9]+_[a-z0-9_]+_[0-9a-f]{7}[a-z]?\.(json|png)$")
+
+
+class Kernels(unittest.TestCase):
+    """Each name of a forward kernel in a document, and each pattern of such names, is one of the catalog's."""
+
+    def test_named_kernels_exist(self):
+        info = json.loads(subprocess.run([BUILD / "bin" / "attn", "info", "--json"], check=True, capture_output=True).stdout)
+        names = [kernel["name"] for kernel in info["kernels"]]
+        for document in documents():
+            if document.startswith(("docs/log/", "CHANGELOG")):
+                continue  # which name what there was
+            for name in set(re.findall(r"`((?:fwd|decode)_(?:sm|gfx)\d+_[a-z0-9_*]*)`", (SOURCE / document).read_text())):
+                with self.subTest(document=document, name=name):
+                    self.assertTrue(fnmatch.filter(names, name), "no kernel of the catalog has that name")
+
+
+class Performance(unittest.TestCase):
+    """docs/performance.md is what bench/performance.py makes of the measurements."""
+
+    def written(self, folder):
+        performance.FOLDER = folder
+        return performance.texts()
+
+    def test_is_what_the_script_writes(self):
+        for document, text in self.written(SOURCE / "docs" / "measured").items():
+            with self.subTest(document=document):
+                self.assertEqual((SOURCE / document).read_text(), text, "bench/performance.py writes it anew")
+
+    def test_each_measurement_is_used(self):
+        """Another figure in any of the JSON files that the page links to gives another page."""
+        measured, page = SOURCE / "docs" / "measured", (SOURCE / "docs" / "performance.md").read_text()
+        names = sorted(set(re.findall(r"\(measured/(\S+\.json)\)", page)))
+        self.assertGreater(len(names), 20)
+        folder = Path(tempfile.mkdtemp(prefix="attn-measured-"))
+        self.addCleanup(shutil.rmtree, folder)
+        for name in names:
+            shutil.copy(measured / name, folder)
+        for name in names:
+            figures = itertools.count(1)
+            kept = ("sigma",)  # by which rows are found
+            changed = json.loads((measured / name).read_text(), object_pairs_hook=lambda pairs: {
+                key: other(value, figures) if key not in kept else value for key, value in pairs})
+            (folder / name).write_text(json.dumps(changed))
+            with self.subTest(file=name):
+                self.assertNotEqual(self.written(folder)["docs/performance.md"], page)
+            shutil.copy(measured / name, folder)
+
+
+def other(value, figures):
+    """The value with every float in it another one, each by another factor."""
+    if isinstance(value, list):
+        return [other(item, figures) for item in value]
+    return value * (1 + 0.1 * (next(figures) % 7)) if isinstance(value, float) else value
 
 
 def documents():

@@ -642,7 +642,7 @@ class Case:
                 options["scale"] = self.pick(*JUNK)
         if self.chance(3):
             options["saturate"] = self.pick(True, np.True_, False) if not self.chance(8) else self.pick(*JUNK)
-        dtype = self.pick(*list(FLOATS)[3:], "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl") if not self.chance(10) else self.pick(*JUNK)
+        dtype = self.pick(*(name for name, t in attn.types().items() if t["kind"] != "float")) if not self.chance(10) else self.pick(*JUNK)
 
         def compare(cpu, reference):
             for name, got, want in zip(("stored", "descale"), cpu, reference):

@@ -103,8 +103,10 @@ ShippedProblem append_problem(gfx9emu::Memory& memory, uint32_t data, const Appe
   const uint64_t seqlens_bytes = uint64_t(c.batch) * 4;
   args.seqlens_out = static_cast<int32_t*>(
       c.in_place ? also_output(args.cache.seqlens, seqlens_bytes) : m.output(seqlens_bytes));
-  args.cache.k_descale = c.ties ? one_float(descale) : floats(c.batch * c.heads_kv);
-  args.cache.v_descale = c.ties ? one_float(descale) : floats(c.batch * c.heads_kv);
+  if (c.descale != ATTN_DESCALE_NONE) {
+    args.cache.k_descale = c.ties ? one_float(descale) : floats(c.batch * c.heads_kv);
+    args.cache.v_descale = c.ties ? one_float(descale) : floats(c.batch * c.heads_kv);
+  }
   if (c.rotary_dim > 0) {
     args.rotary_cos = floats(capacity * c.rotary_dim / 2);
     args.rotary_sin = floats(capacity * c.rotary_dim / 2);

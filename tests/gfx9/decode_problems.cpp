@@ -9,7 +9,7 @@ namespace {
 
 struct Decode {
   int64_t batch = 1, heads_kv = 1, group = 1, seqlen_q = 1;
-  int64_t dim = 128, dim_v = 128;
+  int64_t dim = INT64_MAX, dim_v = INT64_MAX;  // at most the largest that the kernel takes
   std::vector<Keys> segments = {};
   uint32_t flags = 0;
   int64_t left = -1, right = -1;
@@ -72,7 +72,7 @@ ShippedProblem decode_problem(gfx9emu::Memory& memory, uint32_t data, const std:
   in.batch = d.batch, in.heads_kv = d.heads_kv, in.heads_q = d.group * d.heads_kv;
   const auto head_dim = [&](int64_t dim) {
     const int64_t multiple = row.limits.head_dim.multiple;
-    return std::min((dim + multiple - 1) / multiple * multiple, most);
+    return (std::min(dim, most) + multiple - 1) / multiple * multiple;
   };
   in.head_dim = head_dim(d.dim), in.head_dim_v = head_dim(d.dim_v);
   in.seqlen_q = d.seqlen_q;
@@ -80,7 +80,7 @@ ShippedProblem decode_problem(gfx9emu::Memory& memory, uint32_t data, const std:
   in.flags = d.flags;
   if (d.flags & ATTN_WINDOW) in.window_left = d.left, in.window_right = d.right;
   in.scale = d.scale, in.softcap = d.softcap;
-  Args args;
+  Args args{};
   int64_t rows_q = d.batch * d.seqlen_q;
   if (!d.cu_seqlens_q.empty()) {
     in.q_layout = ATTN_PACKED;
@@ -113,6 +113,7 @@ ShippedProblem decode_problem(gfx9emu::Memory& memory, uint32_t data, const std:
               b * 16 + word * 4);
   args.alibi_slopes = static_cast<float*>(m.input(floats(m, in.heads_q, 0.1f)));
   args.sinks = static_cast<float*>(m.input(floats(m, in.heads_q, 4)));
+  keep_wanted(p, &args, &segment_args);
   args.out = m.output(uint64_t(dtype_bytes(d.out_type, rows_q * in.heads_q * in.head_dim_v)));
   args.lse =
       d.want_lse ? static_cast<float*>(m.output(uint64_t(rows_q * in.heads_q) * 4)) : nullptr;

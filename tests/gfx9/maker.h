@@ -36,13 +36,32 @@ inline Recipe recipe_of(const std::string& kernel, const AnyProblem& p,
   require(find_kernel(kernel.c_str())->recipe(p, device, &recipe));
   return recipe;
 }
+// Leaves no array that the problem does not ask for: runs refuse such ones, steps set them unasked.
+inline void keep_wanted(const Problem& p, Args* args, std::vector<attn_segment_args>* segments) {
+  const auto keep = [](bool wanted, auto& address) {
+    if (!wanted) address = nullptr;
+  };
+  keep(p.q_descale != ATTN_DESCALE_NONE, args->q_descale);
+  keep(p.has(ATTN_SINKS), args->sinks);
+  keep(p.has(ATTN_ALIBI), args->alibi_slopes);
+  keep(p.has(ATTN_OUT_SCALE), args->out_scale);
+  for (size_t i = 0; i < segments->size(); ++i) {
+    const attn_segment& s = p.segment[i];
+    attn_segment_args& a = (*segments)[i];
+    keep(s.has_seqlens, a.seqlens);
+    keep(s.layout == ATTN_PACKED, a.cu_seqlens);
+    keep(s.layout == ATTN_PAGED, a.block_table);
+    keep(s.k_descale != ATTN_DESCALE_NONE, a.k_descale);
+    keep(s.v_descale != ATTN_DESCALE_NONE, a.v_descale);
+  }
+}
 inline void fill(const Step& step, const AnyProblem& p, const void* args, void* workspace,
                  ShippedProblem* to) {
   Parameters parameters;
-  step.pack(p, args, {step, {}, workspace}, &parameters);
+  pack(step, p, args, workspace, &parameters);
   to->launch = step.launch;
   const auto* bytes = reinterpret_cast<const std::byte*>(parameters.kernarg);
-  to->kernarg.assign(bytes, bytes + step.kernarg_bytes);
+  to->kernarg.assign(bytes, bytes + step.arguments.bytes.size());
 }
 
 class Maker {

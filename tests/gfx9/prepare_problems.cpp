@@ -48,7 +48,7 @@ ShippedProblem prepare_problem(gfx9emu::Memory& memory, uint32_t data, const std
   in.flags = g.flags;
   if (g.descaled) in.q_descale = attn_descale_kind(g.segments.size() % 3);
   if (g.flags & ATTN_WINDOW) in.window_left = g.left, in.window_right = 0;
-  Args args;
+  Args args{};
   args.segment = segment_args.data();
   if (in.q_descale != ATTN_DESCALE_NONE) {
     const std::vector<float> descales = {0.5f, 1.25f, 3, 0.75f};  // [batch, KV head]
@@ -66,6 +66,7 @@ ShippedProblem prepare_problem(gfx9emu::Memory& memory, uint32_t data, const std
   attn::Problem p;
   require(make_problem(&in, &p));
   const Recipe recipe = recipe_of(kernel, p);
+  keep_wanted(p, &args, &segment_args);
   fill(recipe.steps[0], p, &args, m.output(recipe.workspace), &m.problem);
   return std::move(m.problem);
 }

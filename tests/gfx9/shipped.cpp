@@ -194,6 +194,8 @@ std::vector<MakeProblem> convert_problems(const std::string&) {
 
 // Of the forward kernels and of what prepares K and V for them. Workgroup 0 has the last queries of
 // head 0.
+constexpr int64_t largest = INT64_MAX;  // head_dim: what the kernel takes
+
 struct Forward {
   int64_t batch = 1, group = 1, heads_kv = 1, dim, dim_v, seqlen_q, seqlen_kv;
   uint32_t flags = 0;
@@ -450,7 +452,7 @@ ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string&
   };
   std::vector<attn_segment_args> args_of_segments(segments.size());
   attn_segment_args& segment_args = args_of_segments[0];
-  Args args;
+  Args args{};
   args.segment = args_of_segments.data();
   int64_t rows_q = f.batch * f.seqlen_q, rows_kv = f.batch * f.seqlen_kv;
   if (!f.lengths_q.empty()) {
@@ -516,6 +518,7 @@ ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string&
     args.bias = m.input(bias(m, size_t(rows), f.seqlen_kv, in.bias_type, f.single));
   }
   if (f.flags & ATTN_ALIBI) args.alibi_slopes = floats(size_t(in.heads_q), 0.1f);
+  keep_wanted(p, &args, &args_of_segments);
   if (prepare) {
     const int64_t rows = rows_kv * in.heads_kv;
     segment_args.k = tensor(rows, in.head_dim, f.kv_type);
@@ -552,11 +555,11 @@ std::vector<Forward> forwards() {
   constexpr attn_dtype ocp = ATTN_F8_E4M3FN;
   std::vector<Forward> all;
   // All tiles count.
-  all.push_back({.dim = 128, .dim_v = 128, .seqlen_q = 40, .seqlen_kv = 520});
+  all.push_back({.dim = largest, .dim_v = largest, .seqlen_q = 40, .seqlen_kv = 520});
   all.back().flags = ATTN_SINKS;
   all.back().scale = 0.02f;
 
-  all.push_back({.dim = 128, .dim_v = 128, .seqlen_q = 150, .seqlen_kv = 330});
+  all.push_back({.dim = largest, .dim_v = largest, .seqlen_q = 150, .seqlen_kv = 330});
   all.back().flags = ATTN_CAUSAL;
   all.back().out_type = ATTN_BF16;
   all.back().descale = ATTN_DESCALE_TENSOR;
@@ -574,18 +577,18 @@ std::vector<Forward> forwards() {
   all.back().want_lse = false;
   all.back().nan = true;
 
-  all.push_back({.dim = 128, .dim_v = 80, .seqlen_q = 33, .seqlen_kv = 600});
+  all.push_back({.dim = largest, .dim_v = 80, .seqlen_q = 33, .seqlen_kv = 600});
   all.back().flags = ATTN_WINDOW;
   all.back().left = 400;
   all.back().right = 0;
   all.back().nan = true;
 
-  all.push_back({.dim = 128, .dim_v = 48, .seqlen_q = 64, .seqlen_kv = 64});
+  all.push_back({.dim = largest, .dim_v = 48, .seqlen_q = 64, .seqlen_kv = 64});
   all.back().flags = ATTN_CAUSAL_TOP_LEFT;
   all.back().q_type = all.back().kv_type = ocp;
   all.back().nan = true;
 
-  all.push_back({.dim = 128, .dim_v = 128, .seqlen_q = 300, .seqlen_kv = 128});
+  all.push_back({.dim = largest, .dim_v = largest, .seqlen_q = 300, .seqlen_kv = 128});
   all.back().batch = 2;
   all.back().flags = ATTN_SINKS;
   all.back().seqlens = {-1, 1000};  // are clamped
@@ -596,7 +599,7 @@ std::vector<Forward> forwards() {
   all.back().nan = true;
 
   // A query sees one key: out is V times a descale.
-  all.push_back({.dim = 128, .dim_v = 128, .seqlen_q = 40, .seqlen_kv = 40});
+  all.push_back({.dim = largest, .dim_v = largest, .seqlen_q = 40, .seqlen_kv = 40});
   all.back().flags = ATTN_WINDOW;
   all.back().left = all.back().right = 0;
   all.back().out_type = ATTN_BF16;
@@ -668,7 +671,8 @@ std::vector<Forward> masked_forwards() {
   std::mt19937 rng(7);
   // Four rows of blocks over more than 64 tiles; what a row does not see, another one may.
   for (const auto& [columns, scale] : {std::pair{72, 0.02f}, {14, 0.02f}, {14, 3e7f}}) {
-    all.push_back({.dim = 128, .dim_v = 128, .seqlen_q = 250, .seqlen_kv = 64 * columns - 30});
+    all.push_back(
+        {.dim = largest, .dim_v = largest, .seqlen_q = 250, .seqlen_kv = 64 * columns - 30});
     all.back().nan = columns == 72;
     all.back().scale = scale;
     all.back().kinds.resize(size_t(4 * columns));
@@ -742,7 +746,7 @@ std::vector<Forward> masked_forwards() {
 std::vector<Forward> descaled_forwards() {
   std::vector<Forward> all;
   for (const uint32_t flags : {0u, uint32_t(ATTN_CAUSAL), uint32_t(ATTN_CAUSAL | ATTN_WINDOW)}) {
-    all.push_back({.dim = 128, .dim_v = 80, .seqlen_q = 150, .seqlen_kv = 200});
+    all.push_back({.dim = largest, .dim_v = 80, .seqlen_q = 150, .seqlen_kv = 200});
     all.back().batch = all.back().heads_kv = 2;
     all.back().flags = flags;
     all.back().left = 150;
@@ -776,7 +780,7 @@ std::vector<Forward> descaled_forwards() {
                                       {0.75f, 1e-30f, 0, 1.25e30f, -3e-41f, 2, 2},
                                       {1.5e-36f, 1.5e-36f, 3e-36f, 1e-39f}};
   for (const std::vector<float>& factors : walks) {
-    all.push_back({.dim = 128, .dim_v = 112, .seqlen_q = 40, .seqlen_kv = 0});
+    all.push_back({.dim = largest, .dim_v = 112, .seqlen_q = 40, .seqlen_kv = 0});
     all.back().seqlen_kv = 64 * int64_t(factors.size()) - 10;
     all.back().v_factors = factors;
   }
@@ -790,7 +794,7 @@ std::vector<Forward> descaled_forwards() {
 std::vector<Forward> scored_forwards() {
   std::vector<Forward> all;
   for (int terms = 1; terms < 4; ++terms) {
-    all.push_back({.dim = 128, .dim_v = 80, .seqlen_q = 300, .seqlen_kv = 520});
+    all.push_back({.dim = largest, .dim_v = 80, .seqlen_q = 300, .seqlen_kv = 520});
     all.back().group = 2;
     all.back().flags = terms == 2 ? ATTN_CAUSAL : ATTN_SINKS;
     if (terms & 1) all.back().flags |= ATTN_ALIBI;
@@ -803,7 +807,7 @@ std::vector<Forward> scored_forwards() {
     all.back().softcap = 100;
     all.back().scale = scale;
   }
-  all.push_back({.dim = 128, .dim_v = 80, .seqlen_q = 150, .seqlen_kv = 500});
+  all.push_back({.dim = largest, .dim_v = 80, .seqlen_q = 150, .seqlen_kv = 500});
   all.back().batch = 2;
   all.back().flags = ATTN_CAUSAL;
   all.back().paged = true;
@@ -815,7 +819,7 @@ std::vector<Forward> scored_forwards() {
 std::vector<Forward> biased_forwards() {
   std::vector<Forward> all;
   for (const attn_dtype type : {ATTN_F32, ATTN_F16}) {
-    all.push_back({.dim = 128, .dim_v = 80, .seqlen_q = 300, .seqlen_kv = 520});
+    all.push_back({.dim = largest, .dim_v = 80, .seqlen_q = 300, .seqlen_kv = 520});
     all.back().batch = all.back().group = 2;
     all.back().flags = type == ATTN_F32 ? uint32_t(ATTN_CAUSAL) : 0u;
     all.back().scale = 0.05f;
@@ -854,9 +858,9 @@ std::vector<Forward> forwards_in_16_bits() {
   all.push_back({.dim = 64, .dim_v = 64, .seqlen_q = 64, .seqlen_kv = 128});
   all.back().flags = ATTN_SPLIT_INVARIANT;
   all.back().scale = 3e7f;
-  all.push_back({.dim = 128, .dim_v = 128, .seqlen_q = 150, .seqlen_kv = 200});
+  all.push_back({.dim = largest, .dim_v = largest, .seqlen_q = 150, .seqlen_kv = 200});
   all.back().flags = ATTN_SPLIT_INVARIANT | ATTN_SINKS;
-  all.push_back({.dim = 128, .dim_v = 128, .seqlen_q = 64, .seqlen_kv = 64});
+  all.push_back({.dim = largest, .dim_v = largest, .seqlen_q = 64, .seqlen_kv = 64});
   all.back().flags = ATTN_WINDOW;
   all.back().left = 1;
   all.back().right = 0;
@@ -898,7 +902,7 @@ std::vector<Forward> forwards_in_16_bits() {
 std::vector<Forward> forwards_in_fp8(bool masked) {
   std::vector<Forward> all;
   for (const attn_dtype out_type : {ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ}) {
-    all.push_back({.dim = 128, .dim_v = 128, .seqlen_q = 70, .seqlen_kv = 130});
+    all.push_back({.dim = largest, .dim_v = largest, .seqlen_q = 70, .seqlen_kv = 130});
     all.back().flags = ATTN_OUT_SCALE;
     all.back().out_type = out_type;
     all.back().nan = out_type == ATTN_F8_E5M2;
@@ -917,7 +921,7 @@ std::vector<Forward> forwards_in_fp8(bool masked) {
   all.back().batch = 2;
   all.back().cu_seqlens_q = {5, 25, 70};
   all.back().out_type = ATTN_F8_E4M3FN;
-  all.push_back({.dim = 128, .dim_v = 80, .seqlen_q = 150, .seqlen_kv = 500});
+  all.push_back({.dim = largest, .dim_v = 80, .seqlen_q = 150, .seqlen_kv = 500});
   all.back().batch = 2;
   all.back().flags = ATTN_CAUSAL;
   all.back().paged = true;

@@ -68,7 +68,7 @@ ShippedProblem prepared(Maker& m, const std::string& kernel, attn_dtype type, co
   Problem p;
   require(make_problem(&in, &p));
   const Recipe recipe = recipe_of(kernel, p);
-  Args args;
+  Args args{};
   args.segment = &segment_args;
   fill(recipe.steps[0], p, &args, m.output(recipe.workspace), &m.problem);
   return std::move(m.problem);

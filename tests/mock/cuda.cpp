@@ -214,6 +214,20 @@ int cuFuncSetAttribute(void* function, int attribute, int value) {
   state.attribute_value = value;
   return success;
 }
+int cuFuncGetAttribute(int* value, int attribute, void* function) {
+  MOCK_IN_CONTEXT();
+  const Code code = state.compiled(function_name(function).c_str());
+  if (attribute != 0 && attribute != 1) return invalid_value;
+  *value = attribute == 0 ? code.threads : code.static_shared_bytes;
+  return success;
+}
+int cuFuncGetParamInfo(void* function, size_t index, size_t* offset, size_t* size) {
+  MOCK_IN_CONTEXT();
+  if (index != 0) return invalid_value;
+  *offset = 0;
+  *size = state.compiled(function_name(function).c_str()).parameter_bytes;
+  return success;
+}
 int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                    unsigned bz, unsigned shared_bytes, void* stream, void** parameters,
                    void** extra) {
@@ -347,6 +361,8 @@ const Entry entries[] = {
     MOCK_ENTRY(cuModuleUnload, 2000),
     MOCK_ENTRY(cuModuleGetFunction, 2000),
     MOCK_ENTRY(cuFuncSetAttribute, 9000),
+    MOCK_ENTRY(cuFuncGetAttribute, 2020),
+    MOCK_ENTRY(cuFuncGetParamInfo, 12040),
     MOCK_ENTRY(cuLaunchKernel, 4000),
     MOCK_ENTRY(cuLaunchKernelEx, 11060),
     MOCK_ENTRY(cuEventCreate, 2000),
@@ -371,6 +387,7 @@ const Entry entries[] = {
 
 void* find(const char* name, int version, uint64_t flags) {
   if (flags != 1 || std::strcmp(state.hidden, name) == 0) return nullptr;
+  if (!state.compiled && std::strncmp(name, "cuFuncGet", 9) == 0) return nullptr;
   for (const Entry& entry : entries)
     if (std::strcmp(entry.name, name) == 0 && version >= entry.version) return entry.function;
   return nullptr;

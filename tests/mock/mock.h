@@ -14,6 +14,12 @@ struct Launch {
   alignas(16) unsigned char kernarg[4096];
 };
 
+// What a driver says of a function.
+struct Code {
+  int threads, static_shared_bytes;
+  size_t parameter_bytes;
+};
+
 struct State {
   // script
   int devices;
@@ -23,9 +29,10 @@ struct State {
   char gcn_arch[64];          // hip: "gfx942:sramecc+:xnack-"; several with commas between them
   char failing[64];           // this function does nothing and returns `code`
   int code;
-  char hidden[64];                // cuda: cuGetProcAddress does not know it
-  void (*kernel)(const Launch&);  // what a launch does
-  size_t pointed_bytes;           // of parameters that come as pointers, whose size nobody says
+  char hidden[64];                       // cuda: cuGetProcAddress does not know it
+  void (*kernel)(const Launch&);         // what a launch does
+  Code (*compiled)(const char* symbol);  // cuda: null: a driver that cannot say
+  size_t pointed_bytes;  // of parameters that come as pointers, whose size nobody says
   // record
   int init_calls;
   int launches;

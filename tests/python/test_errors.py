@@ -47,7 +47,7 @@ class Sentences(Case):
     def test_device(self):
         from test_frameworks import Claimed
         q, k, v = self.qkv()
-        self.says(attn.InvalidArgument, "k lies in cuda device 1; accepted: host memory, where q is", attn.forward, q,
+        self.says(attn.InvalidArgument, "k is in cuda device 1; accepted: host memory, where q is", attn.forward, q,
                   Claimed(k, (2, 1)), v)
 
 

@@ -664,6 +664,28 @@ class Plans(Case):
         attn.cache_clear()
         self.assertEqual(attn.cache_info(), {"plans": 0, "hits": 0, "misses": 0})
 
+    def test_types(self):
+        """attn.types() against NumPy's and ml_dtypes' sizes and what quantize() makes; attn_info's table is the same."""
+        types = attn.types()
+        self.assertEqual({t.pop("name"): t for t in attn.info()["types"]},
+                         {name: {key: t[key] for key in t if key != "dtype"} for name, t in types.items()})
+        arrays = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "f8_e4m3fn": "float8_e4m3fn", "f8_e5m2": "float8_e5m2",
+                  "f8_e4m3fnuz": "float8_e4m3fnuz", "f64": "float64", "i8": "int8"}
+        self.assertEqual({name: t["dtype"] for name, t in types.items() if t["dtype"] != "uint8"}, arrays)
+        for name, dtype in arrays.items():
+            size = np.dtype(getattr(ml_dtypes, dtype, dtype)).itemsize
+            self.assertEqual((types[name]["block_elements"], types[name]["block_bytes"]), (1, size), name)
+        x = self.normal(1, 3, 2, 64)
+        for name, t in types.items():
+            if t["kind"] == "float":
+                self.refuses(ValueError, [f"dtype is {name}", ", ".join(n for n in types if types[n]["kind"] != "float")],
+                             attn.quantize, x, name)
+                continue
+            stored, scale = attn.quantize(x, name, scale="amax" if t["kind"] == "fp8" else 1)
+            self.assertEqual((str(stored.dtype), stored.shape[-1] * stored.itemsize),
+                             (t["dtype"], 64 // t["block_elements"] * t["block_bytes"]), name)
+            self.assertEqual(scale is not None and scale.shape == (1, 3, 2), t["has_scales"], name)
+
     def test_cache_has_an_end(self):
         attn.cache_clear()
         q = self.normal(1, 300, 1, 4)

@@ -53,9 +53,9 @@ class Dlpack(Case):
 
     def test_devices(self):
         q, k, v = self.qkv()
-        self.refuses(ValueError, ["k lies in cuda device 1", "accepted: host memory, where q is"], attn.forward, q,
+        self.refuses(ValueError, ["k is in cuda device 1", "accepted: host memory, where q is"], attn.forward, q,
                      Claimed(k, (self.CUDA, 1)), v)
-        self.refuses(ValueError, ["v lies in hip device 0"], attn.forward, q, k, Claimed(v, (self.ROCM, 0)))
+        self.refuses(ValueError, ["v is in hip device 0"], attn.forward, q, k, Claimed(v, (self.ROCM, 0)))
         self.refuses(ValueError, ["q lies on a device of DLPack type 8"], attn.forward, Claimed(q, (self.METAL, 0)), k, v)
         self.refuses(ValueError, ["backend is hip", "accepted for arrays in cuda device 0: auto, cuda"], attn.forward,
                      Claimed(q, (self.CUDA, 0)), k, v, backend="hip")
@@ -267,7 +267,7 @@ class Torch(Case):
         self.assertEqual((out.device, out.dtype), (q.device, torch.float16))
         self.close(out.cpu(), want, 2e-3)
         self.close(lse.cpu(), want_lse, 2e-3)
-        self.refuses(ValueError, ["sinks lies in host memory", "cuda device 0"], attn.forward, q, k, v,
+        self.refuses(ValueError, ["sinks is in host memory", "cuda device 0"], attn.forward, q, k, v,
                      sinks=torch.zeros(4))
         self.refuses(ValueError, ["backend is cpu", "cuda"], attn.forward, q, k, v, backend="cpu")
 
@@ -325,7 +325,7 @@ class Torch(Case):
             in_order = attn.forward(late, k, v, causal=True)
         stream.synchronize()
         self.assertTrue(torch.equal(in_order, out))
-        self.refuses(ValueError, ["k lies in cuda device 0", "accepted: cuda device 1"], attn.forward, q, k.to("cuda:0"), v)
+        self.refuses(ValueError, ["k is in cuda device 0", "accepted: cuda device 1"], attn.forward, q, k.to("cuda:0"), v)
 
     def test_gpu_graph(self):
         torch = self.gpu("cuda")
@@ -383,7 +383,7 @@ class Torch(Case):
                 self.assertEqual(mask.device, "cuda:0")
                 out = attn.forward(q, k, v, block_mask=mask)
                 self.close(out.cpu(), softmax_attention(*(x.double().cpu() for x in (q, k, v)), visible)[0], 4e-3)
-        self.refuses(ValueError, ["block_mask lies in cuda device 0", "host memory"], attn.forward,
+        self.refuses(ValueError, ["block_mask is in cuda device 0", "host memory"], attn.forward,
                      q.float().cpu(), k.float().cpu(), v.float().cpu(), block_mask=masks["window"][0])
 
 

@@ -170,7 +170,7 @@ class KvAppend(Case):
 
     def test_blocks(self):
         new, lengths = self.normal(2, 3, 2, 64), np.array([1, 2], np.int32)
-        for kind in "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl":
+        for kind in (name for name, t in attn.types().items() if t["kind"] == "ggml"):
             blocks = attn.quantize(new, kind)[0]
             k, v = np.zeros((2, 5, 2, blocks.shape[-1]), np.uint8), np.zeros((2, 5, 2, 64), np.float32)
             attn.kv_append(new, new, k, v, lengths, k_type=kind)

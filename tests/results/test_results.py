@@ -69,6 +69,30 @@ class Results(unittest.TestCase):
         self.assertIn("3 passed, 0 failed, 0 cut off, 1 skipped, 8 assertions", done.stdout)
         self.assertEqual([row["case"] for row in json.loads((folder / "out.json").read_text())["cases"]], USUAL)
 
+    def test_shards(self):
+        folder, ran = Path(tempfile.mkdtemp()), 0
+        self.addCleanup(shutil.rmtree, folder)
+        shard = [sys.executable, SOURCE / "tests/shard.py"]
+        for part in (1, 2, 3):
+            done = subprocess.run([*shard, f"{part}/3", folder, PROGRAM, "~[.],[long]"], capture_output=True, text=True)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            ran += (count.catch_counts(done.stdout) or (0,))[0]
+        self.assertEqual(ran, len(USUAL) + 1)
+        self.assertNotEqual(subprocess.run([*shard, "1/1", folder, PROGRAM, "[failing]"], stdout=subprocess.DEVNULL).returncode, 0)
+
+    def test_a_kernel_that_no_part_launched(self):
+        folder = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, folder)
+        check = [sys.executable, SOURCE / "tests/shard.py", "check/2", folder]
+        (folder / "launches.1").write_text("3\tfwd_a\ttest\n0\tfwd_b\ttest\n")
+        for launches, code, says in [(0, 1, "FAILED: no test has launched fwd_b"), (2, 0, "launched: fwd_b 2")]:
+            (folder / "launches.2").write_text(f"0\tfwd_a\tother\n{launches}\tfwd_b\tother\n")
+            done = subprocess.run(check, capture_output=True, text=True)
+            self.assertEqual((done.returncode, done.stdout), (code, f"launched: fwd_a 3\n{says}\n"))
+        (folder / "launches.2").write_text("")
+        (folder / "launches.1").write_text("")
+        self.assertEqual(subprocess.run(check, stdout=subprocess.DEVNULL).returncode, 1)
+
     def test_count(self):
         for filters, code, counts in [((), 0, (4, 0, 2)), (["*skipped at once"], 0, (1, 0, 1)), (["*passes"], 0, (1, 0, 0)),
                                       (["*passes,*fails,*at once"], None, (3, 1, 1))]:

@@ -93,7 +93,51 @@ bool in_build(const char* kernel, const char* arch) {
   return find_image(kernel, arch, &image).ok();
 }
 
+// Of reasons that are asked for, as attn_explain does, and of none.
+void check_same_choice(const Problem& p) {
+  struct All : CodeFile {
+    std::string without(const char*) const override { return ""; }
+  } const all;
+  const DeviceInfo device = test::hopper();
+  const Machine machine = {.backend = ATTN_BACKEND_CUDA, .device = &device, .file = &all};
+  Choice asked, silent;
+  std::vector<Declined> declined;
+  const Status first = choose(p, machine, &asked, &declined), second = choose(p, machine, &silent);
+  CHECK(first.code == second.code);
+  CHECK(first.text == second.text);
+  CHECK(asked.kernel == silent.kernel);
+  CHECK(asked.recipe.workspace == silent.recipe.workspace);
+  for (const Declined& d : declined) CHECK(d.reason != "");
+}
+
 }  // namespace
+
+TEST_CASE("choose: a kernel is the same where nobody asks for reasons", "[plan]") {
+  int chosen = 0, refused = 0;
+  for (const attn_dtype type : {ATTN_BF16, ATTN_F8_E4M3FN, ATTN_F32})
+    for (const attn_dtype kv_type : {type, ATTN_Q8_0, ATTN_IQ4_NL})
+      for (const int64_t dim : {64, 72, 128, 320})
+        for (const int64_t queries : {1, 4096})
+          for (const uint32_t flags : {0u, uint32_t(ATTN_CAUSAL), uint32_t(ATTN_ALIBI)}) {
+            auto s = attn::make<attn_segment>();
+            s.k_type = s.v_type = kv_type;
+            s.seqlen = 8192;
+            auto in = attn::make<attn_problem>();
+            in.batch = 1, in.heads_q = 8, in.heads_kv = 4;
+            in.head_dim = dim, in.seqlen_q = queries;
+            in.q_type = type;
+            in.flags = flags;
+            in.num_segments = 1, in.segments = &s;
+            Problem p;
+            if (!make_problem(&in, &p).ok()) continue;
+            INFO(dtype_name(type) << ' ' << dtype_name(kv_type) << ' ' << dim << ' ' << queries
+                                  << ' ' << flags);
+            check_same_choice(p);
+            (test::chosen(p).find(' ') == std::string::npos ? chosen : refused) += 1;
+          }
+  CHECK(chosen > 20);
+  CHECK(refused > 20);
+}
 
 TEST_CASE("choose: short tiles where each multiprocessor of the device gets one at most",
           "[plan]") {

@@ -1,29 +1,30 @@
-// What the compiler made of each CUDA kernel, held against what its host side launches: threads of
-// a block, bytes of parameters, static shared memory.
+// What the compiler made of each CUDA kernel, held against the steps that launch it: threads of a
+// block, bytes of parameters, static shared memory. The same when a module is loaded.
+#include <bit>
 #include <cstring>
 #include <fstream>
 #include <iterator>
 #include <map>
 #include <string>
+#include <vector>
 
+#include "attn/attn.hpp"
+#include "catalog/catalog.h"
 #include "catch.h"
-#include "kernels/cache/dequantise_args.h"
-#include "kernels/cache/kv_append_args.h"
-#include "kernels/decode/variants.h"
-#include "kernels/forward_sm80/variants.h"
-#include "kernels/forward_sm90/fp8_variants.h"
-#include "kernels/forward_sm90/variants.h"
-#include "kernels/shared/mask_args.h"
-#include "kernels/shared/merge_args.h"
-#include "kernels/shared/quantize_args.h"
+#include "hopper.h"
+#include "kernels/forward_sm90/forward_args.h"
+#include "kernels/forward_sm90/tiles.h"
+#include "masks/device_mask.h"
+#include "mock_library.h"
+#include "problem/operations.h"
+#include "runtime/context.h"
+
+using namespace attn;
 
 namespace {
 
-struct Compiled {
-  int threads = 0;  // at most, of a block
-  int parameter_bytes = 0;
-  int static_shared_bytes = 0;
-};
+// Of all tests of this program.
+[[maybe_unused]] const bool checked = checks_code = true;
 
 template <class T>
 T at(const std::string& file, size_t offset) {
@@ -49,11 +50,12 @@ std::map<std::string, std::pair<size_t, size_t>> sections(const std::string& fil
 
 // .nv.info.KERNEL is a list of attributes: a byte of format, one of kind, then a value of 16 bits
 // or (format 4) as many bytes as it says.
-Compiled read_cubin(const std::string& file, const std::string& kernel, int reserved_shared_bytes) {
+FunctionInfo read_cubin(const std::string& file, const std::string& kernel,
+                        int reserved_shared_bytes) {
   constexpr int max_threads = 0x05, required_threads = 0x10, parameter = 0x17;
   constexpr int parameter_size_at = 12, parameter_size_bit = 18;
   const auto all = sections(file);
-  Compiled compiled;
+  FunctionInfo compiled{.threads = 0, .static_shared_bytes = 0, .parameter_bytes = 0};
   if (const auto shared = all.find(".nv.shared." + kernel); shared != all.end())
     compiled.static_shared_bytes = int(shared->second.second) - reserved_shared_bytes;
   const auto info = all.find(".nv.info." + kernel);
@@ -88,78 +90,197 @@ int each_cubin(const std::string& kernel, Check check) {
   return count;
 }
 
-// static_shared_bytes: what the host side reserves, at least what there is.
-void check(const std::string& kernel, int threads, int parameter_bytes, int static_shared_bytes) {
-  const int count = each_cubin(kernel, [&](const Compiled& compiled) {
-    CHECK(compiled.threads == threads);
-    CHECK(compiled.parameter_bytes == parameter_bytes);
-    CHECK(compiled.static_shared_bytes <= static_shared_bytes);
-  });
-  INFO(kernel);
-  CHECK(count > 0);
+// The steps of a problem that the kernel takes, whatever else it can.
+template <class Problem>
+std::vector<Step> steps_of(const Kernel& kernel, const Problem& problem) {
+  Recipe recipe;
+  const Status made = kernel.recipe(problem, test::hopper(), &recipe);
+  INFO(kernel.name << ": " << made.text);
+  REQUIRE(made.ok());
+  return recipe.steps;
+}
+template <class Problem, class In>
+std::vector<Step> steps_of(const Kernel& kernel, Status (*make)(const In*, Problem*),
+                           const In& in) {
+  Problem problem;
+  const Status made = make(&in, &problem);
+  INFO(kernel.name << ": " << made.text);
+  REQUIRE(made.ok());
+  return steps_of(kernel, problem);
+}
+
+std::vector<Step> forward_steps(const Kernel& kernel) {
+  const Limits& can = kernel.limits;
+  auto s = make<attn_segment>();
+  auto p = make<attn_problem>();
+  p.q_type = attn_dtype(std::countr_zero(can.in_types));
+  // Not q's type, where the kernel is there for others.
+  s.k_type = s.v_type = attn_dtype(std::bit_width(can.kv_types) - 1);
+  s.seqlen = 256;
+  p.batch = 1;
+  p.heads_q = can.group.multiple;
+  p.heads_kv = 1;
+  p.head_dim = can.head_dim.max;
+  p.head_dim_v = can.head_dim_v.max;
+  p.seqlen_q = 1;
+  p.flags = can.demands;
+  if (p.flags & ATTN_BLOCK_MASK) p.block_q = p.block_k = 64;
+  p.num_segments = 1;
+  p.segments = &s;
+  return steps_of(kernel, make_problem, p);
+}
+
+attn_segment cache() {
+  auto s = make<attn_segment>();
+  s.k_type = s.v_type = ATTN_BF16;
+  s.layout = ATTN_PAGED;
+  s.has_seqlens = 1;
+  s.page_size = 64;
+  s.max_pages = s.num_pages = 4;
+  return s;
+}
+
+std::vector<Step> steps_of(const Kernel& kernel) {
+  switch (kernel.op) {
+    case Op::forward:
+      return forward_steps(kernel);
+    case Op::merge: {
+      auto p = make<attn_merge_problem>();
+      p.batch = p.heads_q = p.seqlen_q = p.num_parts = 1;
+      p.head_dim_v = 64;
+      p.part_type = ATTN_F32;
+      return steps_of(kernel, make_merge_problem, p);
+    }
+    case Op::quantize: {
+      auto p = make<attn_quantize_problem>();
+      p.batch = p.seqlen = p.heads = 1;
+      p.head_dim = 64;
+      p.src_type = ATTN_F32;
+      p.dst_type = ATTN_F8_E4M3FN;
+      return steps_of(kernel, make_quantize_problem, p);
+    }
+    case Op::kv_append: {
+      auto p = make<attn_kv_append_problem>();
+      p.batch = p.heads_kv = 1;
+      p.seqlen_new = 2;
+      p.head_dim = 64;
+      p.new_type = ATTN_BF16;
+      p.segment = cache();
+      p.advance_seqlens = 1;
+      return steps_of(kernel, make_kv_append_problem, p);
+    }
+    case Op::kv_roll: {
+      const attn_segment recent = cache(), old = cache();
+      auto p = make<attn_kv_roll_problem>();
+      p.batch = p.heads_kv = 1;
+      p.head_dim = 64;
+      p.recent = &recent;
+      p.old = &old;
+      return steps_of(kernel, make_kv_roll_problem, p);
+    }
+    case Op::block_mask: {
+      MaskShape shape;
+      shape.batch = shape.heads = 1;
+      shape.seqlen_q = shape.seqlen_kv = shape.block_q = shape.block_k = 64;
+      return steps_of(kernel, MaskProblem(shape));
+    }
+  }
+  return {};
 }
 
 bool built() {
   return bool(std::ifstream(ATTN_CUBIN_DIR "/merge_cuda.sm_80.cubin"));
 }
 
-int sm80_bytes(unsigned of) {
-  using namespace attn::sm80;
-  return of & with_mask    ? sizeof(Kernarg<with_mask>)
-         : of & with_pages ? sizeof(Kernarg<with_pages>)
-                           : sizeof(Kernarg<0>);
+// A plan on a driver that says this of every function. Null: which cannot say.
+Status planned(mock::Code (*compiled)(const char*)) {
+  const mock::MockLibrary library("cuda_12");
+  library->compiled = compiled;
+  auto options = make<attn_context_options>();
+  options.driver_path = library.path();
+  options.kernel_file = "all kernels";
+  const context device(ATTN_BACKEND_CUDA, &options);
+  auto s = make<attn_segment>();
+  s.k_type = s.v_type = ATTN_BF16;
+  s.seqlen = 256;
+  auto p = make<attn_problem>();
+  p.batch = p.heads_q = p.heads_kv = 1;
+  p.head_dim = 128;
+  p.seqlen_q = 256;
+  p.q_type = ATTN_BF16;
+  p.num_segments = 1;
+  p.segments = &s;
+  p.kernel = "fwd_sm90_bf16_d128";
+  attn_plan* plan = nullptr;
+  const attn_status status = attn_plan_create(device.get(), &p, &plan);
+  attn_plan_destroy(plan);
+  return status == ATTN_OK ? Status{} : Status{status, attn_last_error()};
 }
-int sm90_bytes(unsigned with) {
-  using namespace attn::sm90;
-  switch (with) {
-    case with_mask:
-      return sizeof(Kernarg<with_mask>);
-    case with_bias:
-      return sizeof(Kernarg<with_bias>);
-    case with_pages:
-    case with_score_and_pages:
-      return sizeof(Kernarg<with_pages>);
-    case with_fp8:
-    case with_fp8_and_score:
-      return sizeof(Kernarg<with_fp8>);
-    case with_fp8_and_mask:
-      return sizeof(Kernarg<with_fp8_and_mask>);
-    default:
-      return sizeof(Kernarg<plain>);
-  }
+
+constexpr int planned_threads = sm90::tile_d128.threads();
+constexpr size_t planned_parameters = sizeof(attn_sm90_forward_kernarg);
+
+void check_planted(mock::Code (*compiled)(const char*), const std::string& sentence) {
+  const Status status = planned(compiled);
+  CHECK(status.code == ATTN_INTERNAL);
+  CHECK(status.text == "fwd_sm90_bf16_d128: its code has " + sentence);
 }
 
 }  // namespace
 
-TEST_CASE("cubins: variants are what was compiled", "[catalog]") {
+TEST_CASE("cubins: steps launch what was compiled", "[catalog]") {
   if (!built()) ATTN_SKIP("this build has no CUDA kernels");
-  for (const auto& v : attn::decode::variants)
-    check(v.name, v.tile.threads(),
-          v.copy_engine ? sizeof(attn_decode_sm90_kernarg) : sizeof(attn_decode_kernarg),
-          v.tile.static_shared_bytes());
-  for (const auto& v : attn::sm80::variants)
-    check(v.name, v.tile().threads(), sm80_bytes(v.with), attn::sm80::static_shared_bytes(v.with));
-  for (const auto& v : attn::sm90::variants) check(v.name, v.tile.threads(), sm90_bytes(v.with), 0);
-  for (const auto& v : attn::sm90::fp8_variants)
-    check(v.name, v.tile.threads(), sm90_bytes(v.with), 0);
+  DeviceInfo exact;  // read_cubin leaves out what the device reserves
+  exact.arch = "sm_80";
+  for (const Kernel& kernel : catalog()) {
+    if (kernel.backend != ATTN_BACKEND_CUDA) continue;
+    bool own = false;
+    for (const Step& step : steps_of(kernel)) {
+      own |= std::strcmp(step.image, image_of(kernel)) == 0;
+      const int count = each_cubin(step.image, [&](const FunctionInfo& compiled) {
+        CHECK(compiled.threads > 0);
+        CHECK(compiled.parameter_bytes > 0);
+        CHECK(check_code(step, compiled, exact).text == "");
+      });
+      INFO(step.image);
+      CHECK(count > 0);
+    }
+    INFO(kernel.name);
+    CHECK(own);
+  }
 }
 
-TEST_CASE("cubins: parameters of the other kernels are what was compiled", "[catalog]") {
-  if (!built()) ATTN_SKIP("this build has no CUDA kernels");
-  const struct {
-    const char* kernel;
-    size_t parameter_bytes;
-  } kernels[] = {{"merge_cuda", sizeof(attn_merge_kernarg)},
-                 {"quantize_cuda", sizeof(attn_quantize_kernarg)},
-                 {"kv_append_cuda", sizeof(attn_kv_append_kernarg)},
-                 {"kv_roll_cuda", sizeof(attn_kv_roll_kernarg)},
-                 {"mask_cuda", sizeof(attn_mask_kernarg)},
-                 {"dequantise_sm90", sizeof(attn_dequantise_kernarg)}};
-  for (const auto& k : kernels) {
-    const int count = each_cubin(k.kernel, [&](const Compiled& compiled) {
-      CHECK(compiled.parameter_bytes == int(k.parameter_bytes));
-    });
-    INFO(k.kernel);
-    CHECK(count > 0);
-  }
+TEST_CASE("cubins: code that differs from the plan is refused when it is loaded", "[plan]") {
+  CHECK(planned(nullptr).text == "");
+  using Code = mock::Code;
+  CHECK(planned([](const char*) -> Code {
+          return {planned_threads, 0, planned_parameters};
+        }).text == "");
+  // What the device reserves of each block may be in it.
+  CHECK(planned([](const char*) -> Code {
+          return {planned_threads, 1024, planned_parameters};
+        }).text == "");
+  for (const auto compiled :
+       {+[](const char*) -> Code { return {planned_threads - 128, 0, planned_parameters}; },
+        +[](const char*) -> Code { return {planned_threads + 128, 0, planned_parameters}; }})
+    check_planted(compiled,
+                  join(compiled("").threads, " threads of a block, the plan ", planned_threads));
+  check_planted([](const char*) -> Code { return {planned_threads, 1025, planned_parameters}; },
+                "1025 bytes of static shared memory, the plan 0");
+  check_planted(
+      [](const char*) -> Code { return {planned_threads, 0, planned_parameters + 8}; },
+      join(planned_parameters + 8, " bytes of parameters, the plan ", planned_parameters));
+}
+
+TEST_CASE("cubins: launches of fewer threads than the code takes are those that say so", "[plan]") {
+  Step step;
+  step.image = "kv_append_cuda";
+  step.launch.block[0] = 128;
+  const FunctionInfo code{.threads = 512};
+  CHECK(check_code(step, code, test::hopper()).code == ATTN_INTERNAL);
+  step.fewer_threads = true;
+  CHECK(check_code(step, code, test::hopper()).ok());
+  step.launch.block[0] = 544;
+  CHECK(check_code(step, code, test::hopper()).text ==
+        "kv_append_cuda: its code has 512 threads of a block, the plan 544");
 }

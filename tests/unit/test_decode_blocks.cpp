@@ -69,9 +69,9 @@ attn_decode_kernarg packed(Input in, Step* step) {
   args.segment = given.data();
   alignas(256) static char workspace[256];
   Parameters parameters;
-  step->pack(p, &args, {*step, hopper(), workspace}, &parameters);
+  pack(*step, p, &args, workspace, &parameters);
   attn_decode_sm90_kernarg kernarg;
-  REQUIRE(step->kernarg_bytes == sizeof kernarg);
+  REQUIRE(step->arguments.bytes.size() == sizeof kernarg);
   std::memcpy(&kernarg, parameters.kernarg, sizeof kernarg);
   return kernarg.a;
 }

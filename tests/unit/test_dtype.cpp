@@ -1,11 +1,13 @@
 // The type conversions against an independent search over the decoded tables.
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <random>
 #include <vector>
 
 #include "../catch.h"
+#include "attn/attn.hpp"
 #include "core/dtype.h"
 
 namespace attn {
@@ -78,6 +80,71 @@ TEST_CASE("dtype: names, sizes and limits") {
   CHECK(dtype_bytes(ATTN_Q4_0, 64) == 36);
   CHECK(dtype_bytes(ATTN_BF16, 5) == 10);
   for (const Format& f : formats) CHECK(type_info(f.type).max_finite == f.max);
+}
+
+// Sizes as others publish them: IEEE 754, OCP's and Graphcore's fp8, and of ggml's blocks the
+// static_asserts of ggml-common.h, sizeof(block_q8_0) and its siblings for QK8_0 = 32 elements.
+struct Published {
+  attn_dtype type;
+  const char* name;
+  attn_dtype_kind kind;
+  int elements, bytes;
+  double max;
+};
+const Published published[] = {
+    {ATTN_F32, "f32", ATTN_KIND_FLOAT, 1, 4, std::numeric_limits<float>::max()},
+    {ATTN_F16, "f16", ATTN_KIND_FLOAT, 1, 2, 65504},
+    {ATTN_BF16, "bf16", ATTN_KIND_FLOAT, 1, 2, 3.3895313892515355e38},
+    {ATTN_F8_E4M3FN, "f8_e4m3fn", ATTN_KIND_FP8, 1, 1, 448},
+    {ATTN_F8_E5M2, "f8_e5m2", ATTN_KIND_FP8, 1, 1, 57344},
+    {ATTN_F8_E4M3FNUZ, "f8_e4m3fnuz", ATTN_KIND_FP8, 1, 1, 240},
+    {ATTN_Q8_0, "q8_0", ATTN_KIND_GGML, 32, 34, 0},
+    {ATTN_Q4_0, "q4_0", ATTN_KIND_GGML, 32, 18, 0},
+    {ATTN_F64, "f64", ATTN_KIND_FLOAT, 1, 8, std::numeric_limits<double>::max()},
+    {ATTN_Q4_1, "q4_1", ATTN_KIND_GGML, 32, 20, 0},
+    {ATTN_Q5_0, "q5_0", ATTN_KIND_GGML, 32, 22, 0},
+    {ATTN_Q5_1, "q5_1", ATTN_KIND_GGML, 32, 24, 0},
+    {ATTN_IQ4_NL, "iq4_nl", ATTN_KIND_GGML, 32, 18, 0},
+    {ATTN_I8, "i8", ATTN_KIND_CODES, 1, 1, 127},
+    {ATTN_I4, "i4", ATTN_KIND_CODES, 2, 1, 7},
+};
+
+TEST_CASE("dtype: the table is what others publish") {
+  REQUIRE(attn_dtype_info(attn_dtype(std::size(published) + 1)) == nullptr);
+  CHECK(attn_dtype_info(ATTN_DTYPE_NONE) == nullptr);
+  CHECK(attn_dtype_info(attn_dtype(-1)) == nullptr);
+  CHECK(dtypes().size() == std::size(published));
+  for (const Published& want : published) {
+    INFO(want.name);
+    const attn_dtype_properties* got = attn_dtype_info(want.type);
+    REQUIRE(got);
+    CHECK(got->struct_size == sizeof *got);
+    CHECK(got->type == want.type);
+    CHECK(std::string(got->name) == want.name);
+    CHECK(got->kind == want.kind);
+    CHECK(got->block_elements == want.elements);
+    CHECK(got->block_bytes == want.bytes);
+    CHECK(got->has_scales == (want.kind == ATTN_KIND_CODES));
+    CHECK(got->output_only == (want.type == ATTN_F64));
+    CHECK(got->max_finite == want.max);
+    CHECK(dtype_bytes(want.type, 64) == 64 / want.elements * want.bytes);
+    CHECK(std::string(dtypes()[size_t(want.type) - 1].name) == want.name);
+  }
+}
+
+TEST_CASE("dtype: lists of types follow from the table") {
+  CHECK(type_names(0).empty());
+  CHECK(type_names(float_types) == "f32, f16, bf16");
+  CHECK(type_names(fp8_types, " or ") == "f8_e4m3fn, f8_e5m2 or f8_e4m3fnuz");
+  CHECK(type_names(scaled_types, " and ") == "i8 and i4");
+  CHECK(
+      type_names(kv_types) ==
+      "f32, f16, bf16, f8_e4m3fn, f8_e5m2, f8_e4m3fnuz, q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl, i8, "
+      "i4");
+  for (int t = ATTN_F32; t < end_of_dtypes; ++t) {
+    const auto same = [&](auto type) { CHECK(type.type == attn_dtype(t)); };
+    CHECK(with_type<kv_types>(attn_dtype(t), same) == (t != ATTN_F64));
+  }
 }
 
 TEST_CASE("dtype: every code survives decoding and encoding") {

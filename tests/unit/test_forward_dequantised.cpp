@@ -70,8 +70,8 @@ struct Input {
 template <class Kernarg>
 Kernarg packed(const Step& step, const Problem& p, const Args& args, void* workspace,
                Parameters* parameters) {
-  REQUIRE(step.kernarg_bytes == sizeof(Kernarg));
-  step.pack(p, &args, {step, hopper(), workspace}, parameters);
+  REQUIRE(step.arguments.bytes.size() == sizeof(Kernarg));
+  pack(step, p, &args, workspace, parameters);
   Kernarg kernarg;
   std::memcpy(&kernarg, parameters->kernarg, sizeof kernarg);
   return kernarg;
@@ -127,6 +127,13 @@ TEST_CASE("sm90 dequantised: the second launch reads what the first writes", "[p
   const auto second =
       packed<attn_sm90_paged_kernarg>(recipe.steps[1], p, args, workspace, &parameters);
   CHECK(second.taken == static_cast<void*>(workspace));
+  // A run leaves the step as it was: another one is for its own workspace.
+  alignas(256) static char other[256];
+  const auto again = packed<attn_sm90_paged_kernarg>(recipe.steps[1], p, args, other, &parameters);
+  CHECK(reinterpret_cast<const char*>(again.pages[0].block_table) - other ==
+        reinterpret_cast<const char*>(second.pages[0].block_table) - workspace);
+  CHECK(again.taken == static_cast<void*>(other));
+  packed<attn_sm90_paged_kernarg>(recipe.steps[1], p, args, workspace, &parameters);
 
   CHECK(first.num_segments == 3);
   CHECK(first.heads == 2);

@@ -57,13 +57,13 @@ Planned planned(int64_t batch, int64_t heads_q, int64_t heads_kv, int64_t seqlen
   CHECK(recipe.steps[0].image == std::string(kernel->first_images[0]));
   const Step& step = recipe.steps[1];
   result.launch = step.launch;
-  Args args;
+  Args args{};
   attn_segment_args segment_args{};
   args.segment = &segment_args;
-  REQUIRE(sizeof result.kernarg == step.kernarg_bytes);
+  REQUIRE(sizeof result.kernarg == step.arguments.bytes.size());
   Parameters parameters;
-  step.pack(p, &args, {step, {}, nullptr}, &parameters);
-  std::memcpy(&result.kernarg, parameters.kernarg, step.kernarg_bytes);
+  pack(step, p, &args, nullptr, &parameters);
+  std::memcpy(&result.kernarg, parameters.kernarg, step.arguments.bytes.size());
   return result;
 }
 

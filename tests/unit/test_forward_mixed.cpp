@@ -193,8 +193,8 @@ TEST_CASE("sm90 mixed: a launch takes what the other leaves", "[plan]") {
     CHECK(recipe.workspace == many.workspace_at + sizeof(unsigned));
     CHECK(few.maps.size() == 4);
     CHECK(many.maps.size() == 5);
-    CHECK(few.kernarg_bytes == sizeof(attn_decode_sm90_kernarg));
-    CHECK(many.kernarg_bytes == sizeof(attn_sm90_paged_kernarg));
+    CHECK(few.arguments.bytes.size() == sizeof(attn_decode_sm90_kernarg));
+    CHECK(many.arguments.bytes.size() == sizeof(attn_sm90_paged_kernarg));
 
     static char q, k, v;
     static const int32_t offsets[1] = {}, lengths[1] = {}, table[1] = {};
@@ -210,7 +210,7 @@ TEST_CASE("sm90 mixed: a launch takes what the other leaves", "[plan]") {
     args.cu_seqlens_q = offsets;
     args.segment = given;
     Parameters parameters;
-    few.pack(p, &args, {few, hopper(), workspace}, &parameters);
+    pack(few, p, &args, workspace, &parameters);
     attn_decode_sm90_kernarg first;
     std::memcpy(&first, parameters.kernarg, sizeof first);
     for (int n = 0; n < 2; ++n) {
@@ -232,7 +232,7 @@ TEST_CASE("sm90 mixed: a launch takes what the other leaves", "[plan]") {
     CHECK(used <= many.workspace_at);
     CHECK(used + 256 > many.workspace_at);
 
-    many.pack(p, &args, {many, hopper(), workspace}, &parameters);
+    pack(many, p, &args, workspace, &parameters);
     attn_sm90_paged_kernarg second;
     std::memcpy(&second, parameters.kernarg, sizeof second);
     CHECK(parameters.map_base[0] == &q);
@@ -267,7 +267,7 @@ TEST_CASE("sm90 mixed: padded q is one launch's", "[plan]") {
     const attn_segment_args given{};
     args.segment = &given;
     Parameters parameters;
-    recipe.steps[1].pack(p, &args, {recipe.steps[1], hopper(), workspace}, &parameters);
+    pack(recipe.steps[1], p, &args, workspace, &parameters);
     attn_sm90_paged_kernarg second;
     std::memcpy(&second, parameters.kernarg, sizeof second);
     CHECK(second.lists == 0);
@@ -286,7 +286,7 @@ TEST_CASE("sm90 mixed: capacities of few queries leave the second launch nothing
   const attn_segment_args given{};
   args.segment = &given;
   Parameters parameters;
-  recipe.steps[1].pack(p, &args, {recipe.steps[1], hopper(), workspace}, &parameters);
+  pack(recipe.steps[1], p, &args, workspace, &parameters);
   attn_sm90_paged_kernarg second;
   std::memcpy(&second, parameters.kernarg, sizeof second);
   CHECK(second.least_queries == 4);
@@ -305,7 +305,7 @@ TEST_CASE("sm90 mixed: fwd_*_paged alone count nothing", "[plan]") {
   args.segment = &given;
   Parameters parameters;
   std::memset(&parameters, 0xff, sizeof parameters);
-  recipe.steps[0].pack(p, &args, {recipe.steps[0], hopper(), workspace}, &parameters);
+  pack(recipe.steps[0], p, &args, workspace, &parameters);
   attn_sm90_paged_kernarg got;
   std::memcpy(&got, parameters.kernarg, sizeof got);
   CHECK(got.lists == 0);

@@ -67,13 +67,13 @@ Planned planned(const char* kernel, int64_t heads, int64_t seqlen, uint64_t flag
   Planned result;
   result.workspace = recipe.workspace;
   result.blocks = step.launch.grid[0];
-  REQUIRE(step.kernarg_bytes <= sizeof result.kernarg);
-  Args args;
+  REQUIRE(step.arguments.bytes.size() <= sizeof result.kernarg);
+  Args args{};
   attn_segment_args segment_args{};
   args.segment = &segment_args;
   Parameters parameters;
-  step.pack(p, &args, {step, hopper(), &result}, &parameters);
-  std::memcpy(&result.kernarg, parameters.kernarg, step.kernarg_bytes);
+  pack(step, p, &args, &result, &parameters);
+  std::memcpy(&result.kernarg, parameters.kernarg, step.arguments.bytes.size());
   CHECK(result.kernarg.taken == static_cast<void*>(&result));
   return result;
 }
@@ -172,11 +172,11 @@ TEST_CASE("sm90 forward: boxes of the copy engine lie in one page", "[plan]") {
       const int32_t table[2 * 3] = {};
       attn_segment_args segment_args[2]{};
       segment_args[0].block_table = table;
-      Args args;
+      Args args{};
       args.segment = segment_args;
       Parameters parameters;
-      step.pack(p, &args, {step, hopper(), nullptr}, &parameters);
-      REQUIRE(step.kernarg_bytes == sizeof(attn_sm90_paged_kernarg));
+      pack(step, p, &args, nullptr, &parameters);
+      REQUIRE(step.arguments.bytes.size() == sizeof(attn_sm90_paged_kernarg));
       attn_sm90_paged_kernarg a;
       std::memcpy(&a, parameters.kernarg, sizeof a);
       CHECK(a.pages[0].block_table == table);

@@ -9,12 +9,13 @@
 #include <vector>
 
 #include "../catch.h"
+#include "../types.h"
 #include "core/ggml.h"
 
 namespace attn {
 namespace {
 
-constexpr attn_dtype ggml[] = {ATTN_Q8_0, ATTN_Q4_0, ATTN_Q4_1, ATTN_Q5_0, ATTN_Q5_1, ATTN_IQ4_NL};
+const std::vector<attn_dtype> ggml = test::list_of(ggml_types);
 constexpr size_t most_bytes = 34;
 constexpr float nan = std::numeric_limits<float>::quiet_NaN();
 constexpr float inf = std::numeric_limits<float>::infinity();
@@ -64,7 +65,7 @@ TEST_CASE("ggml: elements under a d or m of 0, subnormal, infinite and NaN") {
     const auto value = [&](uint16_t d, uint16_t m) {
       unsigned char block[most_bytes];
       std::fill_n(block, most_bytes, uint8_t(layout.code_bytes == 32 ? 0x01 : 0x11));
-      if (layout.has_bit) std::fill_n(block + block_bytes(type) - 20, 4, uint8_t(0));
+      if (layout.has_bit) std::fill_n(block + dtype_bytes(type) - 20, 4, uint8_t(0));
       std::memcpy(block, &d, 2);
       if (layout.has_min) std::memcpy(block + 2, &m, 2);
       return decode_element(type, block, 5);
@@ -266,7 +267,7 @@ TEST_CASE("ggml: names") {
     CHECK(dtype_from_name(dtype_name(type)) == type);
     CHECK(dtype_is_ggml(type));
     CHECK(dtype_block(type) == 32);
-    CHECK(dtype_bytes(type) == block_bytes(type));
+    CHECK(dtype_bytes(type) == block_layout(type).size());
   }
   CHECK_FALSE(dtype_is_ggml(ATTN_F64));
 }

@@ -11,6 +11,7 @@
 #include <fstream>
 #include <functional>
 
+#include "../types.h"
 #include "asm/gfx942/convert_args.h"
 #include "catalog/catalog.h"
 #include "catch.h"
@@ -391,8 +392,6 @@ class Converter {
   Function function_ = nullptr;
 };
 
-constexpr attn_dtype fp8_types[] = {ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ};
-
 template <class T>
 std::vector<unsigned char> bytes_of(const std::vector<T>& values) {
   std::vector<unsigned char> bytes(values.size() * sizeof(T));
@@ -422,7 +421,7 @@ TEST_CASE("convert_gfx942: all 16-bit values to fp8, to the bit", "[hipemu]") {
   for (size_t n = 0; n < all.size(); ++n) all[n] = uint16_t(n);
   const auto src = bytes_of(all);
   for (attn_dtype from : {ATTN_F16, ATTN_BF16}) {
-    for (attn_dtype to : fp8_types) {
+    for (attn_dtype to : test::list_of(fp8_types)) {
       for (bool saturate : {false, true}) {
         const auto got = converter.convert(src, 65536, from, to, saturate, attn_convert_one, 1);
         CHECK(wrong_code(from, src, to, saturate, 1, got) == "");
@@ -442,7 +441,7 @@ TEST_CASE("convert_gfx942: quotients are rounded once", "[hipemu]") {
   const auto next = [](float x, int steps) {
     return std::bit_cast<float>(std::bit_cast<uint32_t>(x) + uint32_t(steps));
   };
-  for (attn_dtype to : fp8_types) {
+  for (attn_dtype to : test::list_of(fp8_types)) {
     const SmallFloat& format = fp8_format(to);
     for (int round = 0; round < 12; ++round) {
       // Any positive descale, the smallest and the largest among them.
@@ -476,7 +475,7 @@ TEST_CASE("convert_gfx942: fp8 codes to values", "[hipemu]") {
   Converter converter;
   std::vector<unsigned char> src(256);
   for (size_t n = 0; n < src.size(); ++n) src[n] = uint8_t(n);
-  for (attn_dtype from : fp8_types) {
+  for (attn_dtype from : test::list_of(fp8_types)) {
     for (attn_dtype to :
          {ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ}) {
       for (float descale : {1.0f, 0.375f, -3.0f}) {

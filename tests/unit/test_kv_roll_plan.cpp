@@ -49,9 +49,9 @@ TEST_CASE("kv_roll: launches and parameters on CUDA", "[plan]") {
   for (const Step& step : recipe.steps) {
     CHECK(std::string(step.image) == "kv_roll_cuda");
     Parameters parameters;
-    step.pack(p, &args, {step, test::hopper(), nullptr}, &parameters);
+    pack(step, p, &args, nullptr, &parameters);
     attn_kv_roll_kernarg r;
-    REQUIRE(step.kernarg_bytes == sizeof r);
+    REQUIRE(step.arguments.bytes.size() == sizeof r);
     std::memcpy(static_cast<void*>(&r), parameters.kernarg, sizeof r);
     const attn_kv_append_kernarg& a = r.append;
     const bool second = &step == &recipe.steps[1];

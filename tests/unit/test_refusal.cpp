@@ -12,6 +12,7 @@
 #include "hopper.h"
 #include "mock/mock_library.h"
 #include "plan/choose.h"
+#include "types.h"
 
 using namespace attn;
 
@@ -96,17 +97,11 @@ std::map<std::string, std::vector<attn_dtype>> accepted_of(const std::string& se
   return found;
 }
 
-const std::vector<attn_dtype> q_types = {ATTN_F32,       ATTN_F16,     ATTN_BF16,
-                                         ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ};
-const std::vector<attn_dtype> kv_types = {
-    ATTN_F32,  ATTN_F16,  ATTN_BF16, ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ, ATTN_Q8_0,
-    ATTN_Q4_0, ATTN_Q4_1, ATTN_Q5_0, ATTN_Q5_1,      ATTN_IQ4_NL,  ATTN_I8,          ATTN_I4};
-
 bool is(attn_dtype type, std::initializer_list<attn_dtype> among) {
   return std::find(among.begin(), among.end(), type) != among.end();
 }
 
-// The README's table.
+// As docs/support.md has it.
 bool documented(const std::string& arch, const Types& t) {
   const auto converted = [](attn_dtype type) {
     return is(type, {ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_Q8_0, ATTN_Q4_0, ATTN_Q4_1, ATTN_Q5_0,
@@ -124,9 +119,9 @@ TEST_CASE("refusal: types of q, k and v, each combination on sm_80 and sm_90", "
   int declined = 0;
   for (const char* arch : {"sm_80", "sm_90"})
     for (const int64_t queries : {1, 1000})
-      for (const attn_dtype q : q_types)
-        for (const attn_dtype k : kv_types)
-          for (const attn_dtype v : kv_types) {
+      for (const attn_dtype q : test::list_of(q_types))
+        for (const attn_dtype k : test::list_of(kv_types))
+          for (const attn_dtype v : test::list_of(kv_types)) {
             const Types types = {q, k, v};
             const Shape shape = {.queries = queries};
             const Answer got = answer(arch, types, shape);
@@ -161,7 +156,7 @@ TEST_CASE("refusal: types of q, k and v, each combination on sm_80 and sm_90", "
             }
             // None is left out: each type of k that would do is named, where k alone may change.
             const auto k_named = accepted.find("k");
-            for (const attn_dtype type : kv_types) {
+            for (const attn_dtype type : test::list_of(kv_types)) {
               const bool would_do = documented(arch, {q, type, v});
               const bool named = k_named != accepted.end() &&
                                  std::find(k_named->second.begin(), k_named->second.end(), type) !=

@@ -31,24 +31,23 @@ constexpr TypePair kTypes[] = {
     {Dtype::f8_e5m2, ATTN_F8_E5M2},
     {Dtype::f64, ATTN_F64},
     {Dtype::f8_e4m3, ATTN_F8_E4M3FNUZ},
-    {Dtype::u8, ATTN_Q8_0},
-    {Dtype::u8, ATTN_Q4_0},
-    {Dtype::u8, ATTN_Q4_1},
-    {Dtype::u8, ATTN_Q5_0},
-    {Dtype::u8, ATTN_Q5_1},
-    {Dtype::u8, ATTN_IQ4_NL},
     {Dtype::i8, ATTN_I8},
-    {Dtype::u8, ATTN_I4},
 };
-
-bool needs_metadata(attn_dtype type) {
-  return type == ATTN_F8_E4M3FNUZ || attn::dtype_block(type) > 1;
-}
 
 Dtype file_dtype(attn_dtype type) {
   for (const TypePair& pair : kTypes)
     if (pair.type == type) return pair.file;
-  throw InputError(std::string("no file type holds ") + attn::dtype_name(type));
+  return Dtype::u8;  // as bytes
+}
+
+bool needs_metadata(attn_dtype type) {
+  return type == ATTN_F8_E4M3FNUZ || file_dtype(type) == Dtype::u8;
+}
+
+// Of `types` those that are bytes in a file.
+uint32_t in_bytes(uint32_t types) {
+  for (const TypePair& pair : kTypes) types &= ~attn::type_bit(pair.type);
+  return types;
 }
 
 constexpr const char* kSegmentTensors[] = {
@@ -58,7 +57,7 @@ constexpr int64_t kMaxKeys = int64_t{1} << 40;
 
 }  // namespace
 
-const char* const input_help =
+const std::string input_help =
     "IN holds\n"
     "  q              [B, Sq, Hq, D]; packed [total_q, Hq, D]\n"
     "  k, v           [B, Skv, Hkv, D] and [B, Skv, Hkv, Dv]; packed [total, Hkv, D]; paged\n"
@@ -85,9 +84,9 @@ const char* const input_help =
     "key "
     "n\n"
     "  tree_keys      I32 [1], how many keys these are\n"
-    "__metadata__ has the types that safetensors lacks, by tensor: f8_e4m3fnuz of F8_E4M3; "
-    "q8_0,\n"
-    "q4_0, q4_1, q5_0, q5_1, iq4_nl and i4 of U8 whose last dimension counts bytes.";
+    "__metadata__ has the types that safetensors lacks, by tensor: f8_e4m3fnuz of F8_E4M3; of U8,\n"
+    "whose last dimension counts bytes, " +
+    attn::type_names(in_bytes(attn::kv_types), " and ") + ".";
 
 const char* const mask_help =
     "IN holds\n"
@@ -458,7 +457,8 @@ attn_dtype element_type(const TensorFile& file, const std::string& name) {
     const attn_dtype type = attn::dtype_from_name(said->second);
     if (type == ATTN_DTYPE_NONE)
       fail("__metadata__ says that " + name + " is " + quote(said->second) +
-           "; f8_e4m3fnuz and ggml's q8_0, q4_0, q4_1, q5_0, q5_1 and iq4_nl, and i4 are accepted");
+           "; f8_e4m3fnuz and ggml's " + attn::type_names(attn::ggml_types, " and ") + ", and " +
+           attn::type_names(in_bytes(attn::scaled_types)) + " are accepted");
     if (attn::dtype_block(type) > 1 && tensor.shape.empty())
       fail(name + " is " + said->second + " and has no dimensions; 1 or more are expected");
     if (file_dtype(type) != tensor.dtype)

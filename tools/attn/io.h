@@ -33,7 +33,7 @@ struct Input {
 };
 
 // For --help: the tensors that make_input knows, those of a block mask, and those of attn merge.
-extern const char* const input_help;
+extern const std::string input_help;
 extern const char* const mask_help;
 extern const char* const parts_help;
 

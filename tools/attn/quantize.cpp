@@ -168,8 +168,7 @@ void quantize(const QuantizeOptions& options) {
   const context device = options.backend.open();
   Quantizer quantizer(options, file, device);
   if (options.queries && !attn::dtype_is_fp8(quantizer.type()))
-    throw InputError("--q with --to " + options.to +
-                     "; q takes f8_e4m3fn, f8_e5m2 and f8_e4m3fnuz");
+    throw InputError("--q with --to " + options.to + "; q takes " + type_names(fp8_types, " and "));
 
   std::vector<std::string> names;
   const bool numbered = numbered_segments(file) > 0;
@@ -225,13 +224,13 @@ void add_quantize(CLI::App& app, int&) {
   command->footer(input_help);
   command->add_option("IN", o->in)->required();
   command->add_option("OUT", o->out)->required();
-  command
-      ->add_option(
-          "--to", o->to,
-          "f8_e4m3fn, f8_e5m2, f8_e4m3fnuz, q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl, i8 or i4")
+  constexpr uint32_t accepted = kv_types & ~float_types;
+  std::vector<std::string> names;
+  for (int t = ATTN_F32; t < end_of_dtypes; ++t)
+    if (accepted & type_bit(attn_dtype(t))) names.push_back(type_info(attn_dtype(t)).name);
+  command->add_option("--to", o->to, type_names(accepted, " or "))
       ->required()
-      ->check(CLI::IsMember({"f8_e4m3fn", "f8_e5m2", "f8_e4m3fnuz", "q8_0", "q4_0", "q4_1", "q5_0",
-                             "q5_1", "iq4_nl", "i8", "i4"}))
+      ->check(CLI::IsMember(names))
       ->type_name("T");
   command
       ->add_option("--scale", o->scale,

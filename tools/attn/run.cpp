@@ -118,8 +118,9 @@ void add_run(CLI::App& app, int&) {
   command->add_option("--softcap", o->softcap, "scores become X * tanh(score / X)")->type_name("X");
   command
       ->add_option("--out-dtype", o->out_dtype,
-                   "f32 f16 bf16 f8_e4m3fn f8_e5m2 f8_e4m3fnuz, on reference also f64; default: "
-                   "f32 on reference, else q's type, bf16 for fp8")
+                   attn::type_names(attn::q_types) +
+                       ", on reference also f64; default: "
+                       "f32 on reference, else q's type, bf16 for fp8")
       ->type_name("T");
   command->add_option("--fixed-split", o->fixed_split, "keys per split")->type_name("N");
   command->add_flag("--split-invariant", o->split_invariant,

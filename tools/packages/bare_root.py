@@ -82,5 +82,5 @@ def readme_example():
     examples = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(examples)
     code = re.search(r"^```python\n(.*?)^```", (SOURCE / "README.md").read_text(), re.M | re.S).group(1)
-    before, after = examples.EXAMPLES["README.md"][1]
+    before, after = examples.EXAMPLES["README.md"][0]
     return f"{before}\n{code}\n{after}\n"

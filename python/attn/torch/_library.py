@@ -11,12 +11,12 @@ _modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)  # of a trace
 
 
 def stands_in(x):
-    """Whether a tracer has put x in the place of a tensor that is yet to come: operators take it, their fake kernels answer."""
+    """Whether x is a tracer's placeholder for a future tensor. Operators accept it, and their fake kernels answer."""
     return type(x) not in _PLAIN and type(x).__module__.startswith("torch._subclasses.")
 
 
 def traced(x):
-    """Whether a call of x is to be an operator, which whoever compiles or traces it sees."""
+    """Whether a call on x must go through an operator, so that a compiler or tracer sees it."""
     return torch.compiler.is_compiling() or _modes() > 0 or stands_in(x)
 
 
@@ -26,7 +26,7 @@ def _class_is_plain(kind):  # Dynamo has other methods of a class than Python ha
 
 
 def hidden(x):
-    """Why the storage of a tensor is not its value, as the end of a sentence that its name begins; None if it is."""
+    """Why a tensor's storage is not its value, as the end of a sentence that starts with the argument's name; None if it is."""
     if type(x) in _PLAIN:
         return None if not (x.is_nested or x.is_quantized) and x.layout is torch.strided else unreadable("torch", x)
     if not isinstance(x, torch.Tensor) or stands_in(x):
@@ -37,7 +37,7 @@ def hidden(x):
 
 
 def need_storage(names, tensors):
-    """Refuses tensors that would be read wrongly. The module _attn does too; this comes before anything else is asked of them."""
+    """Refuses tensors that would be read wrongly. The module _attn does too; this check runs before any other use of them."""
     for name, x in zip(names, tensors):
         if x is not None:
             reason = hidden(x)
@@ -46,8 +46,8 @@ def need_storage(names, tensors):
 
 
 def define(schema, run, shape):
-    """`run` computes on real tensors, `shape` makes the result of fake ones. Arguments that require grad are refused, compiled
-    or not, and tensors whose storage is not their value."""
+    """Defines an operator: `run` computes on real tensors, `shape` makes the result for fake ones. Arguments that require grad are
+    refused, compiled or not, and so are tensors whose storage is not their value."""
     name = schema.partition("(")[0]
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     for key in _HOST_AND_GPU:

@@ -3,6 +3,7 @@ import torch
 
 from .. import forward as _forward
 from .. import kv_append as _kv_append
+from .. import types as _types
 from ._library import define, need_storage, traced
 
 
@@ -15,7 +16,7 @@ _KV_APPEND = ("k_new", "v_new", "k_cache", "v_cache", "seqlens", "q", "cu_seqlen
 def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), scale=None, softcap=0.0, bias=None,
             alibi_slopes=None, sinks=None, tree=None, tree_keys=0, seqlens_kv=None, cu_seqlens_q=None, cu_seqlens_kv=None,
             max_seqlen_q=None, block_table=None, q_descale=None, k_descale=None, v_descale=None, return_lse=False):
-    """attn.forward of one segment, compiled the operator torch.ops.attn.forward; without block masks and out=."""
+    """attn.forward for one segment, without block masks and out=. In compiled code it is the operator torch.ops.attn.forward."""
     if traced(q):
         tensors = (q, k, v, bias, alibi_slopes, sinks, tree, seqlens_kv, cu_seqlens_q, cu_seqlens_kv, block_table, q_descale,
                    k_descale, v_descale)
@@ -31,7 +32,7 @@ def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), sc
 
 def kv_append(k_new, v_new, k_cache, v_cache, seqlens, *, q=None, cu_seqlens_new=None, max_seqlen_new=None, block_table=None,
               k_descale=None, v_descale=None, rotary_cos=None, rotary_sin=None, rotary_interleaved=False, advance_seqlens=False):
-    """attn.kv_append, compiled the operator torch.ops.attn.kv_append: q rotated, None without q."""
+    """attn.kv_append -> rotated q, or None without q. In compiled code it is the operator torch.ops.attn.kv_append."""
     if not traced(k_new):
         return _kv_append(k_new, v_new, k_cache, v_cache, seqlens, q=q, cu_seqlens_new=cu_seqlens_new, block_table=block_table,
                           k_descale=k_descale, v_descale=v_descale, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
@@ -51,11 +52,16 @@ def _run_forward(q, k, v, bias, alibi_slopes, sinks, tree, seqlens_kv, cu_seqlen
                     max_seqlen_q=max_seqlen_q, return_lse=True)
 
 
+_Q8_0, _Q4_0 = (_types()[name] for name in ("q8_0", "q4_0"))
+
+
 def _forward_shape(q, k, v, *rest):
     dtype = torch.bfloat16 if q.dtype.itemsize == 1 else q.dtype
     dim = v.shape[-1]
     if v.dtype == torch.uint8:  # rows of q8_0 and q4_0: bytes
-        dim = dim // 34 * 32 if dim % 34 == 0 and (dim % 18 or dim // 34 * 32 == q.shape[-1]) else dim // 18 * 32
+        q8, q4 = _Q8_0["block_bytes"], _Q4_0["block_bytes"]
+        q8_dim = dim // q8 * _Q8_0["block_elements"]
+        dim = q8_dim if dim % q8 == 0 and (dim % q4 or q8_dim == q.shape[-1]) else dim // q4 * _Q4_0["block_elements"]
     lse = (q.shape[1], q.shape[0]) if q.dim() == 3 else (q.shape[0], q.shape[2], q.shape[1])
     return q.new_empty((*q.shape[:-1], dim), dtype=dtype), q.new_empty(lse, dtype=torch.float32)
 

@@ -11,7 +11,7 @@ from ._sdpa import _any, _compiling, _shape, causal_bias, lower_right, scaled_do
 
 
 class Taken:
-    """What became of the calls: `calls`, those that attn `taken`, and how many others went to torch for which reason."""
+    """Counts of a patch: all `calls`, those `taken` by attn, and in `others` how many went to torch for which reason."""
 
     def __init__(self):
         self.calls, self.taken, self.others = 0, 0, {}
@@ -29,8 +29,8 @@ class Taken:
 
 
 class _Layer:
-    """A function in the place of torch's, or of one that somebody else had put there, while `open` has patches. Without any it
-    only passes calls on: somebody may have kept it."""
+    """A function that replaces torch's, or another replacement of it, while `open` has patches. Without patches it only passes calls
+    on, because other code may still hold it."""
 
     def __init__(self, original):
         self.original, self.open = original, ()  # a tuple: calls on other threads read it
@@ -48,13 +48,12 @@ _patches = []  # (layer, taken): the one entered last counts the calls of compil
 
 @contextlib.contextmanager
 def patch():
-    """While it lasts, torch.nn.functional.scaled_dot_product_attention, looked up there, is attn's where a kernel takes the
-    call, and torch's else; on all threads. `with attn.torch.patch() as taken:` - print(taken) says what became of the calls. Modules
-    that imported the function by name keep theirs.
+    """A context in which torch.nn.functional.scaled_dot_product_attention is attn's, on all threads: `with attn.torch.patch() as taken:`.
 
-    Patches may begin and end in any order, on any threads. The one that began last, of those that last, counts the calls; the end
-    of the last one puts back the function that was there before the first. A function that somebody else has put there meanwhile
-    stays. If it calls attn's, that passes calls on to torch from then on.
+    Calls that no kernel takes go to torch; print(taken) says how many and why. Modules that imported torch's function by name are not
+    affected. Patches may begin and end in any order, on any threads. A call is counted by the active patch that began last. The end of
+    the last patch restores the function that was there before the first. If other code replaced the function meanwhile, that
+    replacement stays; if it calls attn's function, that passes calls on to torch from then on.
     """
     taken = Taken()
     with _lock:
@@ -75,7 +74,7 @@ def patch():
 
 
 def _drop_closed():
-    """Takes layers without patches off the function, as far as nobody has put another on top of them."""
+    """Removes layers without patches from the function, unless other code has replaced it on top of them."""
     while (layer := getattr(functional.scaled_dot_product_attention, "attn_layer", None)) is not None and not layer.open:
         functional.scaled_dot_product_attention = layer.original
 
@@ -102,7 +101,7 @@ def _either(layer, query, key, value, attn_mask, dropout_p, is_causal, scale, en
 
 
 def _traced(original, query, key, value, mask, dropout_p, is_causal, scale, enable_gqa, right):
-    """The operator, for what may be attn's; its result has query's sizes but the last."""
+    """Calls the operator if attn may take the call; its result has query's sizes except the last."""
     left = (dropout_p != 0.0 or (mask is not None and is_causal) or any(hidden(x) is not None for x in (query, key, value))
             or any(x.dim() != 4 for x in (query, key, value))
             or (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad))
@@ -119,7 +118,7 @@ def _traced(original, query, key, value, mask, dropout_p, is_causal, scale, enab
 
 
 def _original(original, query, key, value, mask, dropout_p, is_causal, scale, enable_gqa, right):
-    """CausalBias knows its meaning only where it is given to the function of that name, which is another one now."""
+    """Translates a CausalBias, which works only with torch's own function object, and that is replaced here."""
     sizes = (query.shape[-2], key.shape[-2]) if right else None
     if causal_bias(mask) and not is_causal:
         if lower_right(mask):

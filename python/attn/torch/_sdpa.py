@@ -1,4 +1,4 @@
-"""scaled_dot_product_attention and the operator behind it."""
+"""scaled_dot_product_attention and the operator that it calls."""
 
 import math
 
@@ -15,11 +15,11 @@ _compiling = torch.compiler.is_compiling
 
 def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
     """torch.nn.functional.scaled_dot_product_attention: query [..., Hq, L, E], key [..., Hkv, S, E], value [..., Hkv, S, Ev] ->
-    [..., Hq, L, Ev], in the memory order of query. All dimensions before the last two broadcast, as torch's do.
+    [..., Hq, L, Ev], with query's memory layout. All dimensions before the last two broadcast, as torch's do.
 
     attn_mask    bool, True = visible, or a float that is added to the scores; broadcasts to [..., Hq, L, S]. Or
                  torch.nn.attention.bias's causal_upper_left(L, S) or causal_lower_right(L, S)
-    is_causal    query i sees key j <= i, from the top left; not beside a mask
+    is_causal    query i sees key j <= i, from the top left; not together with a mask
     scale        None: 1 / sqrt(E); 0: all visible keys weigh the same
     enable_gqa   Hq may be a multiple of Hkv
     dropout_p    0 alone, and nothing may require grad
@@ -38,7 +38,7 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
 
 
 def causal_bias(mask):
-    """Whether the mask is torch.nn.attention.bias's CausalBias, whose storage nobody writes. That module is not imported for it."""
+    """Whether the mask is torch.nn.attention.bias's CausalBias, whose storage is never written. Does not import that module."""
     kind = type(mask)
     return kind.__name__ == "CausalBias" and kind.__module__ == "torch.nn.attention.bias"
 
@@ -128,7 +128,7 @@ def _repeat(name, x, heads):
 
 
 def _spread(x, batch, heads):
-    """[B, H, S, E] of x, its sizes of 1 in front expanded to `batch` and `heads` (None: its own)."""
+    """x as [B, H, S, E], with leading sizes of 1 expanded to `batch` and `heads` (None: unchanged)."""
     want = (*batch, x.shape[-3] if heads is None else heads, *x.shape[-2:])
     if tuple(x.shape) != want:
         x = x.expand(want)

@@ -1,7 +1,7 @@
 // The bodies of TileOps. Each file that includes this defines ATTN_SIMD_NAMESPACE and ATTN_SIMD_OPS
 // (and ATTN_SIMD_LANES to have the instruction set checked), and is compiled with the flags of one
 // instruction set. No standard library in here, see tile_ops.h.
-#include "core/ggml_layout.h"
+#include "core/types.h"
 #include "cpu/simd/tile_ops.h"
 #include "cpu/simd/vector.h"
 
@@ -27,14 +27,11 @@ constexpr int slab_vectors = 2, value_rows = 6;   // 6 x 2
 #define ATTN_SIMD_F16 1
 #endif
 
-constexpr uint32_t few_types = 1u << ATTN_F32 | 1u << ATTN_BF16
 #ifdef ATTN_SIMD_F16
-                               | 1u << ATTN_F16 | 1u << ATTN_F8_E4M3FN | 1u << ATTN_F8_E5M2 |
-                               1u << ATTN_F8_E4M3FNUZ | 1u << ATTN_Q8_0 | 1u << ATTN_Q4_0 |
-                               1u << ATTN_Q4_1 | 1u << ATTN_Q5_0 | 1u << ATTN_Q5_1 |
-                               1u << ATTN_IQ4_NL | 1u << ATTN_I8 | 1u << ATTN_I4
+constexpr uint32_t few_types = kv_types;
+#else
+constexpr uint32_t few_types = type_bit(ATTN_F32) | type_bit(ATTN_BF16);
 #endif
-    ;
 
 const float minus_infinity = -__builtin_inff();
 
@@ -79,7 +76,7 @@ ATTN_INLINE Vec f16_in_all_lanes(const char* from) {
   return f16_to_f32(code - Halves{});
 }
 
-// The values that vectors of codes stand for.
+// The values of vectors of codes.
 template <attn_dtype type>
 ATTN_INLINE Vec code_values(Ints codes, Vec d, Vec m) {
   constexpr BlockLayout layout = block_layout(type);
@@ -134,12 +131,10 @@ ATTN_INLINE void ggml_to_f32(const char* block, int64_t at, Vec (&v)[n]) {
 
 #endif
 
-// bytes: of an element, 0 where they come in blocks or in halves of bytes.
-template <attn_dtype t, int bytes>
-struct Type {
-  static constexpr attn_dtype type = t;
-  static constexpr int element_bytes = bytes;
-};
+// Of an element, 0 where they come in blocks or in halves of bytes.
+constexpr int element_bytes_of(attn_dtype type) {
+  return type_info(type).block_elements == 1 ? type_info(type).block_bytes : 0;
+}
 
 // Vectors that elements() reads at once, of `n` that are wanted: in blocks those under one scale.
 template <attn_dtype type>
@@ -155,7 +150,7 @@ template <attn_dtype type, int n>
 ATTN_INLINE void elements(const char* row, int64_t at, Vec (&v)[n]) {
 #ifdef ATTN_SIMD_F16
   if constexpr (is_ggml(type)) {
-    constexpr int bytes = block_bytes(type);
+    constexpr int bytes = type_info(type).block_bytes;
     return ggml_to_f32<type>(row + at / 32 * bytes, n * lanes == 32 ? 0 : at % 32, v);
   }
 #endif
@@ -176,45 +171,6 @@ ATTN_INLINE void elements(const char* row, int64_t at, Vec (&v)[n]) {
       v[i] = fp8_to_f32<type>(row + at);
 #endif
     }
-  }
-}
-
-// Calls body(the type) for those that elements() takes; else returns false.
-template <class Body>
-ATTN_INLINE bool with_type(attn_dtype type, const Body& body) {
-  switch (type) {
-    case ATTN_F32:
-      return body(Type<ATTN_F32, 4>()), true;
-    case ATTN_BF16:
-      return body(Type<ATTN_BF16, 2>()), true;
-#ifdef ATTN_SIMD_F16
-    case ATTN_F16:
-      return body(Type<ATTN_F16, 2>()), true;
-    case ATTN_F8_E4M3FN:
-      return body(Type<ATTN_F8_E4M3FN, 1>()), true;
-    case ATTN_F8_E5M2:
-      return body(Type<ATTN_F8_E5M2, 1>()), true;
-    case ATTN_F8_E4M3FNUZ:
-      return body(Type<ATTN_F8_E4M3FNUZ, 1>()), true;
-    case ATTN_Q8_0:
-      return body(Type<ATTN_Q8_0, 0>()), true;
-    case ATTN_Q4_0:
-      return body(Type<ATTN_Q4_0, 0>()), true;
-    case ATTN_Q4_1:
-      return body(Type<ATTN_Q4_1, 0>()), true;
-    case ATTN_Q5_0:
-      return body(Type<ATTN_Q5_0, 0>()), true;
-    case ATTN_Q5_1:
-      return body(Type<ATTN_Q5_1, 0>()), true;
-    case ATTN_IQ4_NL:
-      return body(Type<ATTN_IQ4_NL, 0>()), true;
-    case ATTN_I8:
-      return body(Type<ATTN_I8, 1>()), true;
-    case ATTN_I4:
-      return body(Type<ATTN_I4, 0>()), true;
-#endif
-    default:
-      return false;
   }
 }
 
@@ -342,7 +298,7 @@ void scores_few_of(int rows, const float* queries, int64_t query_stride, const R
 void scores_few(int rows, const float* queries, int64_t query_stride, const Rows& keys, int64_t dim,
                 int64_t num_keys, float* scores, float* max) {
   for (int64_t key = 0; key < num_keys; ++key) store(Vec{}, scores + key * lanes);
-  with_type(keys.type, [&](auto t) {
+  with_type<few_types>(keys.type, [&](auto t) {
     if (rows == 1) {
       scores_few_of<t.type, 1>(rows, queries, query_stride, keys, dim, num_keys, scores);
     } else {
@@ -418,7 +374,7 @@ void accumulate(int vectors, int rows, const float* weights, int64_t panel, cons
 
 void accumulate_few(int vectors, int rows, const float* weights, const Rows& values, int64_t index,
                     int64_t num_keys, const float* rescale, float* out, int64_t out_stride) {
-  with_type(values.type, [&](auto t) {
+  with_type<few_types>(values.type, [&](auto t) {
     with_constant<slab_vectors>(vectors, [&](auto n) {
       if (rows == 1) {
         return value_tile<t.type, 1, n.value>(weights, lanes, values, index, num_keys, rescale, out,
@@ -610,8 +566,9 @@ void load_rows_of(const char* base, int64_t row_bytes, int64_t rows, int64_t ind
 
 bool load_rows(attn_dtype type, const char* base, int64_t row_bytes, int64_t rows, int64_t index,
                int64_t n, float factor, float* out, int64_t out_stride) {
-  return with_type(type, [&](auto t) {
-    load_rows_of<t.type, t.element_bytes>(base, row_bytes, rows, index, n, factor, out, out_stride);
+  return with_type<few_types>(type, [&](auto t) {
+    load_rows_of<t.type, element_bytes_of(t.type)>(base, row_bytes, rows, index, n, factor, out,
+                                                   out_stride);
   });
 }
 

@@ -1,7 +1,7 @@
 // The inner loops of the cpu kernel, compiled once per instruction set. Plain data only: what an
 // instruction set's file emits must never be picked by the linker for another one.
 //
-// A tile is `keys` keys by a panel of query rows. Query rows lie along the vector lanes, so the
+// A tile is `keys` keys by a panel of query rows. Query rows are along the vector lanes, so the
 // maximum and the sum over keys need no shuffles, and keys and values are read in their own order:
 //   queries  [dim][panel]   keys  [keys][stride]   scores  [keys][panel]   values  [keys][slab]
 // panel and slab are `vectors` vectors wide. All is float32; -inf in scores means not visible.
@@ -17,7 +17,7 @@ struct ScoreRules {
   float scale;  // 0: scores stay raw; else the steps below see scale * score
   float softcap;
   const float* slope;          // [panel] ALiBi: minus slope * (|position - key| - nearest)
-  const int32_t* position;     // [panel] where a row stands, from the first key of the tile
+  const int32_t* position;     // [panel] a row's position, relative to the first key of the tile
   const int32_t* nearest;      // [panel] the distance that counts as 0
   const float* add;            // [keys][panel]; -inf hides the element, whatever its score
   const int32_t *begin, *end;  // [panel] visible keys of a row
@@ -44,7 +44,7 @@ struct Ahead {
   int64_t bytes;  // of a row
 };
 
-// Stored numbers, which stand for themselves times `factor`, and times the row's scale.
+// Stored numbers; the real value is the number times `factor` times the row's scale.
 struct Rows {
   const char* first;
   int64_t row_bytes;
@@ -65,7 +65,7 @@ struct Rows {
 struct TileOps {
   int lanes;
   int panel_vectors, slab_vectors;  // upper limits of `vectors`
-  int few_rows;                     // up to so many rows scores_few is the faster one
+  int few_rows;                     // up to this many rows scores_few is faster
   uint32_t few_types;               // 1 << type
 
   // Elements [index, index + n) of `rows` rows as float32, exact, times `factor`; index is a
@@ -81,7 +81,7 @@ struct TileOps {
   void (*scores)(int vectors, const float* queries, const float* keys, int64_t key_stride,
                  int64_t dim, int64_t num_keys, float* scores, float* max);
   // The same for rows <= few_rows: queries [lanes][query_stride], dim a multiple of `lanes`, one
-  // vector of scores per key, 0 in what is behind the rows. Keys are of one of few_types.
+  // vector of scores per key, 0 after the last row. Keys are of one of few_types.
   void (*scores_few)(int rows, const float* queries, int64_t query_stride, const Rows& keys,
                      int64_t dim, int64_t num_keys, float* scores, float* max);
   // Applies the rules to keys [first, first + num_keys) of the tile, `scores` being those of
@@ -92,7 +92,7 @@ struct TileOps {
   void (*softmax)(int vectors, float log2_scale, int64_t num_keys, float* scores, const float* max,
                   const SoftmaxState& state);
   // out[row] = out[row] * rescale[row] + weights[.][row] x values for rows of one panel; the values
-  // of a key are value_stride behind those of the key before.
+  // of a key are value_stride after those of the previous key.
   void (*accumulate)(int vectors, int rows, const float* weights, int64_t panel,
                      const float* values, int64_t value_stride, int64_t num_keys,
                      const float* rescale, float* out, int64_t out_stride);
