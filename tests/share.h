@@ -1,5 +1,5 @@
 // Which cases of a test are computed, by which kernels, where all would take too long: decided by
-// hashes of names, so that it is the same in every run, whatever else runs.
+// numbers and hashes of names, so that it is the same in every run, whatever else runs.
 #pragma once
 #include <cstdint>
 #include <cstdlib>
@@ -36,21 +36,20 @@ constexpr uint64_t hash_of_names(std::initializer_list<std::string_view> names) 
   return h ^ h >> 29;
 }
 
-// One case in `one_in`. `kernel`: "" if all kernels compute the same cases.
-constexpr bool share(std::string_view test, std::string_view kernel, std::string_view name,
-                     uint64_t one_in) {
-  return hash_of_names({test, kernel, name}) % one_in == 0;
+// Whether case n is one of `one_in`, beginning with `first`; then n becomes its number among them.
+// Of one_in in succession it is one, in loops over one_in things not always the same.
+constexpr bool in_turn(uint64_t& n, uint64_t one_in, uint64_t first = 0) {
+  const bool is = (n + n / one_in + first) % one_in == 0;
+  n /= one_in;
+  return is;
 }
 
 inline std::string current_test() {
   return Catch::getResultCapture().getCurrentTestName();
 }
 // Of many cases that are like each other: under a sanitizer a tenth.
-inline bool share(std::string_view test, std::string_view name) {
-  return share(test, "", name, sanitized ? sanitized_one_in : 1);
-}
-inline bool share(std::string_view test, uint64_t number) {
-  return share(test, std::to_string(number));
+inline bool share(uint64_t number) {
+  return in_turn(number, sanitized ? sanitized_one_in : 1);
 }
 
 }  // namespace attn::test

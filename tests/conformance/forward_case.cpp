@@ -597,9 +597,8 @@ Data make_data(const Case& c) {
     }
   }
   const double scale = c.scale != 0 ? std::abs(c.scale) : 1 / std::sqrt(double(c.head_dim));
-  double score = scale * q_norm * k_norm;
-  if (c.softcap > 0) score = std::min(score, double(c.softcap));
-  data.logit_bound += score;
+  data.dot_bound = scale * q_norm * k_norm;
+  data.logit_bound += c.softcap > 0 ? std::min(data.dot_bound, double(c.softcap)) : data.dot_bound;
   return data;
 }
 

@@ -5,6 +5,7 @@
 // Everything that a kernel must not read is NaN, and every buffer has a guard on both sides.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -85,16 +86,27 @@ struct Thinning {
   uint64_t sanitized = 1;       // under a sanitizer one case in so many is computed
   uint64_t without_device = 1;  // the same where no device is, which the cases are made for
   // Emulated kernels, which are slow: by what a case costs and whether another does the same work;
-  // all; all but where another does the same work; one in five by turns.
-  enum Emulated { by_cost, all, no_other, turns } emulated = by_cost;
-  uint64_t number = 0;  // of turns: the case's, so that each kernel has some of a few cases too
+  // all; all but where another does the same work; one in five.
+  enum Emulated { by_cost, all, no_other, fifth } emulated = by_cost;
+  // The case's among its test's, by which cases and kernels take turns; without: a hash. Where they
+  // do not begin at 0, emulated kernels would have none of the few that they take.
+  std::optional<uint64_t> number = {};
 };
-constexpr Thinning one_of_many{.sanitized = sanitized_one_in},
-    for_devices{.sanitized = sanitized_one_in, .without_device = 5},
-    on_all_kernels{.emulated = Thinning::all},
-    many_on_all_kernels{.sanitized = sanitized_one_in, .emulated = Thinning::all};
-constexpr Thinning by_turns(uint64_t number) {
-  return {.sanitized = sanitized_one_in, .emulated = Thinning::turns, .number = number};
+constexpr Thinning on_all_kernels{.emulated = Thinning::all};
+constexpr Thinning on_all_kernels_in_turn(uint64_t number) {
+  return {.emulated = Thinning::all, .number = number};
+}
+constexpr Thinning one_of_many(uint64_t number) {
+  return {.sanitized = sanitized_one_in, .number = number};
+}
+constexpr Thinning for_devices(uint64_t number, uint64_t one_in = 5) {
+  return {.sanitized = sanitized_one_in, .without_device = one_in, .number = number};
+}
+constexpr Thinning many_on_all_kernels(uint64_t number) {
+  return {.sanitized = sanitized_one_in, .emulated = Thinning::all, .number = number};
+}
+constexpr Thinning fifth_of_many(uint64_t number) {
+  return {.sanitized = 5, .emulated = Thinning::fifth, .number = number};
 }
 
 struct Case {
@@ -210,6 +222,7 @@ struct Data {
   int64_t most_keys = 0;
   double v_max = 0;        // largest |v| (real value) that some query sees
   double logit_bound = 0;  // no |score| is larger, infinite biases aside
+  double dot_bound = 0;    // no |scale q k| is larger
 };
 
 Data make_data(const Case& c);

@@ -21,7 +21,7 @@ namespace {
 Case random_case(uint64_t seed, bool prefill = false) {
   Case c;
   c.name = (prefill ? "prefill-blocks-" : "blocks-") + std::to_string(seed);
-  c.thinning = for_devices;
+  c.thinning = for_devices(seed + 1);
   c.seed = seed;
   Draw draw{seed, 977};
   c.batch = 1 + draw(prefill ? 3 : 4);
@@ -119,7 +119,7 @@ Case token_case(const char* name, attn_dtype k_type, attn_dtype v_type, int64_t 
   return c;
 }
 
-void check_cut(attn_dtype type, double sigma, uint32_t mask) {
+void check_cut(uint64_t number, attn_dtype type, double sigma, uint32_t mask) {
   Case whole = token_case("whole", type, type, 700);
   whole.batch = 2;
   whole.seqlen_q = 3;
@@ -127,6 +127,7 @@ void check_cut(attn_dtype type, double sigma, uint32_t mask) {
   whole.flags = mask | ATTN_SINKS | ATTN_SPLIT_INVARIANT;
   if (mask & ATTN_WINDOW) whole.window_left = 330;
   Case pieces = whole;
+  pieces.thinning = on_all_kernels_in_turn(number);
   pieces.segments.clear();
   Draw draw{uint64_t(sigma * 10), 19};
   for (int64_t left = 700; left > 0;) {
@@ -153,9 +154,10 @@ void check_cut(attn_dtype type, double sigma, uint32_t mask) {
 }
 
 TEST_CASE("blocks: a cut into segments changes nothing") {
+  uint64_t number = 0;
   for (const attn_dtype type : {ATTN_Q8_0, ATTN_Q4_0, ATTN_I8, ATTN_I4}) {
-    for (const double sigma : {0.5, 1.0, 3.0}) check_cut(type, sigma, ATTN_CAUSAL);
-    check_cut(type, 1, ATTN_CAUSAL | ATTN_WINDOW);
+    for (const double sigma : {0.5, 1.0, 3.0}) check_cut(number++, type, sigma, ATTN_CAUSAL);
+    check_cut(number++, type, 1, ATTN_CAUSAL | ATTN_WINDOW);
   }
 }
 
@@ -213,9 +215,11 @@ TEST_CASE("blocks: values are what ggml's bytes say") {
 // One key and a query that is 1 at one column and 0 elsewhere: lse is the scale times the key's
 // value there. All columns in turn.
 TEST_CASE("blocks: keys are what ggml's bytes say") {
+  uint64_t number = 0;
   for (const attn_dtype type : {ATTN_Q8_0, ATTN_Q4_0}) {
     for (int64_t first = 0; first < 128; first += 16) {
       Case c = token_case("one-key", type, type, 1);
+      c.thinning = on_all_kernels_in_turn(number++);
       c.head_dim = c.head_dim_v = 128;
       c.heads_kv = 2;
       c.heads_q = 32;
@@ -254,11 +258,13 @@ TEST_CASE("blocks: keys are what ggml's bytes say") {
 
 TEST_CASE("blocks: scales of 0, subnormal, infinite and NaN") {
   constexpr uint16_t zero = 0, subnormal = 0x0123, infinite = 0x7c00, nan = 0x7e01;
+  uint64_t number = 0;
   for (const attn_dtype type : list_of(ggml_types)) {
     for (const bool of_v : {false, true}) {
       for (const uint16_t scale : {zero, subnormal, infinite, nan}) {
         if (!of_v && scale == infinite) continue;  // inf - inf, or a weight of 1: as it comes
         Case c = token_case("scales", type, type, 100);
+        c.thinning = on_all_kernels_in_turn(number++);
         Data data = make_data(c);
         // Of K/V head 1, keys 7 and 90; all others as they are.
         Buffer& buffer = of_v ? data.segments[0].v : data.segments[0].k;
@@ -288,9 +294,11 @@ TEST_CASE("blocks: scales of 0, subnormal, infinite and NaN") {
 
 // V of one size throughout: weights times scales must not fall below what f16 has.
 TEST_CASE("blocks: values of any size keep their digits") {
+  uint64_t number = 0;
   for (const attn_dtype type : {ATTN_Q8_0, ATTN_Q4_0}) {
     for (const int exponent : {-20, -10, 0, 8}) {
       Case c = token_case("sizes", type, type, 300);
+      c.thinning = on_all_kernels_in_turn(number++);
       Data data = make_data(c);
       for (const Kernel* kernel : kernels_here(Op::forward, true)) {
         if (!share(*kernel, c)) continue;

@@ -62,15 +62,17 @@ constexpr float none = -std::numeric_limits<float>::infinity();  // a sink as if
 TEST_CASE("sinks: a row without a key has its sink as lse, whatever its size") {
   const std::vector<float> sinks = {none, -3e38f, -1e30f, -1e4f, -88,  -87,   -1,    -1e-40f,
                                     0,    1e-40f, 1,      88,    1e4f, 1e20f, 1e30f, 3e38f};
+  uint64_t number = 0;
   for (attn_dtype type : types) {
     // The first 20 rows see nothing; some of the others see one tile of keys, some two.
     Case c = shape("sinks-" + std::to_string(type), int64_t(sinks.size()), 64, 110, 90, type);
+    c.thinning = on_all_kernels_in_turn(number++);
     c.flags = ATTN_CAUSAL | ATTN_SINKS;
     c.scale = 0.125f;
     Data data = make_data(c);
     for (size_t h = 0; h < sinks.size(); ++h) data.sinks.as<float>()[h] = sinks[h];
     for (const Kernel* kernel : kernels_here(Op::forward, true)) {
-      if (sanitized && emulated(*kernel)) continue;
+      if (!share(*kernel, c)) continue;
       const Outputs got = run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
       if (declined(*kernel, got)) continue;
       INFO(kernel->name << " " << describe(c));
@@ -87,8 +89,10 @@ TEST_CASE("sinks: a row without a key has its sink as lse, whatever its size") {
 
 TEST_CASE("sinks: rows with keys, sinks far above and below their scores") {
   const std::vector<float> sinks = {none, -1e30f, -1e4f, -400, -200, -1e-40f, 0, 200, 1e4f, 1e30f};
+  uint64_t number = 0;
   for (attn_dtype type : types) {
     Case c = shape("far-sinks-" + std::to_string(type), int64_t(sinks.size()), 64, 20, 90, type);
+    c.thinning = on_all_kernels_in_turn(number++);
     c.values = Values::uniform;  // all scores 0, all weights exact
     Data data = make_data(c);
     const Outputs none = reference_answer(c, data);
@@ -104,7 +108,7 @@ TEST_CASE("sinks: rows with keys, sinks far above and below their scores") {
       for (size_t d = 0; d < 64; ++d) want.out[row * 64 + d] *= keys * std::exp(-most) / sum;
     }
     for (const Kernel* kernel : kernels_here(Op::forward, true)) {
-      if (sanitized && emulated(*kernel)) continue;
+      if (!share(*kernel, c)) continue;
       const Outputs got = run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
       if (declined(*kernel, got)) continue;
       INFO(kernel->name << " " << describe(c));
@@ -182,7 +186,7 @@ TEST_CASE("scores: the largest wins, whatever its size") {
                                  uint32_t(ATTN_SPLIT_INVARIANT)}) {
             Case c = shape(std::string("scores-") + pattern.name + "-" + std::to_string(exponent),
                            2, 64, 70, skv, type);
-            c.thinning = by_turns(number++);
+            c.thinning = fifth_of_many(number++);
             c.flags = flags;
             c.scale = sign * std::ldexp(1.3f, exponent);
             c.mask_kinds = {ATTN_BLOCK_FULL,  ATTN_BLOCK_PARTIAL, ATTN_BLOCK_CAUSAL,
@@ -225,11 +229,12 @@ TEST_CASE("scores: each key is above all before it, whatever their size") {
   constexpr int64_t keys = 200;  // of 225 numbers, those around 0
   const std::vector<double> values = ascending();
   const auto value = [&](int64_t j) { return values[size_t(j + 12)]; };
+  uint64_t number = 0;
   for (const int exponent : {16, 18, 26, 40, 115}) {
     for (const double sign : {1.0, -1.0}) {
       for (attn_dtype type : {ATTN_F32, ATTN_BF16, ATTN_F8_E4M3FN, ATTN_F8_E4M3FNUZ}) {
         Case c = shape("ramp-" + std::to_string(exponent), 2, 64, keys, keys, type);
-        c.thinning = many_on_all_kernels;
+        c.thinning = many_on_all_kernels(number++);
         c.flags = ATTN_CAUSAL;
         c.values = Values::uniform;
         c.scale = float(std::ldexp(sign, exponent));

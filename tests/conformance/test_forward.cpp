@@ -52,12 +52,14 @@ constexpr attn_dtype kv_types[] = {ATTN_F32,     ATTN_F16,         ATTN_BF16, AT
 
 TEST_CASE("forward: boundary shapes") {
   const auto kernels = kernels_here(Op::forward, false);
+  uint64_t number = 0;
   for (attn_dtype type : float_types) {
     for (int64_t sq : {1, 2, 7, 15, 16, 17, 63, 64, 65, 127, 129}) {
       for (int64_t skv : {1, 31, 64, 65, 127, 128, 131}) {
         for (uint32_t flags : {0u, uint32_t(ATTN_CAUSAL), uint32_t(ATTN_CAUSAL_TOP_LEFT)}) {
           if (type != ATTN_F32 && (sq + skv) % 3 != 0) continue;
           Case c = shape(name_of(dtype_name(type), {sq, skv, flags}), 1, 2, 1, 64, sq, skv, type);
+          c.thinning.number = number++;
           c.flags = flags;
           check_case(c, kernels);
         }
@@ -92,11 +94,13 @@ TEST_CASE("forward: head dimensions") {
 
 TEST_CASE("forward: every combination of types") {
   const auto kernels = kernels_here(Op::forward, false);
+  uint64_t number = 0;
   for (attn_dtype q : q_types) {
     for (attn_dtype k : kv_types) {
       for (attn_dtype v : kv_types) {
         if (v != k && hash(1, q, k, v) % 4 != 0) continue;
         Case c = shape(name_of("types", {q, k, v}), 2, 4, 2, 64, 5, 70, q);
+        c.thinning.number = number++;
         c.segments[0].k_type = k;
         c.segments[0].v_type = v;
         check_case(c, kernels);
@@ -106,6 +110,7 @@ TEST_CASE("forward: every combination of types") {
       for (auto [k, v] : {std::pair(block, block), {block, ATTN_F16}, {ATTN_Q8_0, block}}) {
         for (int64_t sq : {1, 5}) {
           Case c = shape(name_of("types", {q, k, v, sq}), 2, 4, 2, 64, sq, 70, q);
+          c.thinning.number = number++;
           c.segments[0].k_type = k;
           c.segments[0].v_type = v;
           check_case(c, kernels);
@@ -115,6 +120,7 @@ TEST_CASE("forward: every combination of types") {
     for (attn_dtype out :
          {ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ}) {
       Case c = shape(name_of("out", {q, out}), 1, 2, 2, 32, 20, 50, q);
+      c.thinning.number = number++;
       c.out_type = out;
       check_case(c, kernels);
       if (!dtype_is_fp8(out)) continue;
@@ -178,11 +184,12 @@ TEST_CASE("forward: f16 and bf16 meet the bounds of the design") {
 // Sums of few powers of two over a power of two of keys are exact in float32, and so is a lone key.
 TEST_CASE("forward: exact inputs give exact outputs") {
   for (const Kernel* kernel : kernels_here(Op::forward, true)) {
+    uint64_t number = 0;
     for (attn_dtype type : float_types) {
       for (Values values : {Values::uniform, Values::one_hot}) {
         for (int64_t skv : {1, 2, 64, 128, 512}) {
           Case c = shape(name_of("exact", {int64_t(values), skv}), 2, 4, 2, 64, 70, skv, type);
-          c.thinning = many_on_all_kernels;
+          c.thinning = many_on_all_kernels(number++);
           c.values = values;
           c.out_type = ATTN_F32;
           c.scale = 1;
@@ -206,7 +213,7 @@ TEST_CASE("forward: the output shows the mask") {
       for (int64_t skv : {1, 40, 70}) {
         for (int mask = 0; mask < 8; ++mask) {
           Case c = shape(name_of("mask", {sq, skv, mask}), 2, 2, 1, 16, sq, skv);
-          c.thinning = by_turns(number++);
+          c.thinning = fifth_of_many(number++);
           c.head_dim_v = 80;
           c.values = Values::identity;
           if (mask == 1) c.flags = ATTN_CAUSAL;
@@ -258,7 +265,7 @@ T pick(uint64_t h, const T (&values)[n]) {
 Case random_case(uint64_t seed) {
   Case c;
   c.name = "random-" + std::to_string(seed);
-  c.thinning = one_of_many;
+  c.thinning = one_of_many(seed);
   c.seed = seed;
   Draw draw{seed, 99};
 
@@ -393,7 +400,7 @@ TEST_CASE("forward: random problems of few queries and many keys") {
 // Holds the reference to the contract where the other kernels share code with it.
 TEST_CASE("reference: random problems against the formula") {
   for (uint64_t seed = 5000; seed < 5300; ++seed) {
-    if (!share(current_test(), seed)) continue;
+    if (!share(seed)) continue;
     Case c = random_case(seed);
     c.heads_q = c.heads_kv * std::min<int64_t>(c.heads_q / c.heads_kv, 2);
     const Data data = make_data(c);
@@ -460,7 +467,7 @@ TEST_CASE("forward: a cut of KV into segments changes nothing") {
           Outputs uncut;
           for (int64_t parts = 1; parts <= 5; ++parts) {
             Case pieces = cut(whole, parts, uint64_t(parts) * 31 + uint64_t(sigma * 10));
-            pieces.thinning = by_turns(number++);
+            pieces.thinning = fifth_of_many(number++);
             if (!share(*kernel, pieces)) continue;
             if (uncut.out.empty()) uncut = answer(whole);
             if (declined(*kernel, uncut)) break;
@@ -621,6 +628,7 @@ TEST_CASE("forward: every kernel at the limits of its head dimensions") {
 // 64 keys of a page table; with what is done on the way to a tile. share() leaves them out of
 // most problems of that length.
 TEST_CASE("forward: every emulated kernel beyond 64 tiles and 64 sequences") {
+  uint64_t number = 0;
   std::map<std::string, Outputs> answers;
   for (const Kernel* kernel : kernels_here(Op::forward, false)) {
     if (!emulated(*kernel) || kernel->limits.demands & ATTN_BLOCK_MASK) continue;
@@ -629,7 +637,6 @@ TEST_CASE("forward: every emulated kernel beyond 64 tiles and 64 sequences") {
     const bool few_queries = kernel->limits.seqlen_q.max < 256;
     const auto takes = [&](uint32_t features) { return kernel->limits.features & features; };
     Case whole = shape("whole", 1, 1, 1, 64, few_queries ? 3 : 40, 64 * 66 + 5, type);
-    whole.thinning = many_on_all_kernels;
     whole.out_type = ATTN_F32;
     whole.segments[0].k_type = whole.segments[0].v_type = kv_type;
     std::vector<Case> cases = {whole};
@@ -668,7 +675,8 @@ TEST_CASE("forward: every emulated kernel beyond 64 tiles and 64 sequences") {
       many.segments[0].lengths.push_back(int32_t(b * 37 % 131));
     many.flags = ATTN_CAUSAL;
     if (!few_queries) many.seqlen_q = 5;
-    for (const Case& c : cases) {
+    for (Case& c : cases) {
+      c.thinning = many_on_all_kernels(number++);
       if (!share(*kernel, c)) continue;
       const Data data = make_data(c);
       const Outputs got =

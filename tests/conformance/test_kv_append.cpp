@@ -503,7 +503,7 @@ TEST_CASE("kv_append: every pair of types, with and without rotation") {
             for (attn_descale_kind descale : {ATTN_DESCALE_NONE, ATTN_DESCALE_HEAD}) {
               AppendCase c;
               c.seed = ++number;
-              if (!share(current_test(), number)) continue;
+              if (!share(number)) continue;
               c.new_type = new_type;
               c.k_type = c.v_type = type;
               c.rotary_dim = rotary ? 48 : 0;
@@ -521,7 +521,7 @@ TEST_CASE("kv_append: every pair of types, with and without rotation") {
 TEST_CASE("kv_append: random layouts, lengths and values") {
   for (const Kernel* kernel : kernels_here(Op::kv_append, true))
     for (uint64_t seed = 1; seed <= 1500; ++seed)
-      if (share(current_test(), seed)) check(random_case(seed), *kernel);
+      if (share(seed)) check(random_case(seed), *kernel);
 }
 
 TEST_CASE("kv_append: long rows, full caches and no tokens") {

@@ -57,7 +57,9 @@ std::vector<const Kernel*> kernels_with_masks() {
 }
 
 // Shapes and types that differ only for kernels of devices.
-constexpr Thinning shapes_for_devices{.without_device = 5};
+constexpr Thinning shapes_for_devices(uint64_t number) {
+  return {.without_device = 5, .number = number};
+}
 
 // What Values::identity shows: the mask itself, over the number of keys that the row sees.
 struct Shown {
@@ -110,10 +112,11 @@ void check_shown(const Case& shaped, const std::vector<const Kernel*>& kernels) 
 // that nobody sees are NaN.
 TEST_CASE("block masks: each element of a block") {
   const auto kernels = kernels_with_masks();
+  uint64_t number = 0;
   for (bool inverted : {false, true})
     for (int64_t first = 0; first < 64 * 64; first += 512) {
       Case c = masked(name_of("element", {first, inverted}), 64, 64, 8, 64, 64, ATTN_F32, {64, 64});
-      c.thinning = shapes_for_devices;
+      c.thinning = shapes_for_devices(number++);
       c.batch = 8;
       c.head_dim_v = 64;
       c.values = Values::identity;
@@ -137,7 +140,7 @@ TEST_CASE("block masks: each element of blocks of other sizes") {
       for (bool inverted : {false, true}) {
         Case c = masked(name_of("elements", {size.q, size.k, inverted, dim}), 16, 16, dim, size.q,
                         size.k, ATTN_F32, size);
-        c.thinning = by_turns(number++);
+        c.thinning = fifth_of_many(number++);
         c.batch = size.k / 16;
         c.values = Values::identity;
         c.mask_per_batch = c.mask_per_head = true;
@@ -235,7 +238,7 @@ TEST_CASE("block masks: mixtures of kinds") {
         const attn_dtype type = seed % 2 ? ATTN_F16 : ATTN_BF16;
         Case c =
             masked(name_of("mix", {size.q, size.k, dim, sq, skv}), 2, 1, dim, sq, skv, type, size);
-        c.thinning = shapes_for_devices;
+        c.thinning = shapes_for_devices(seed);
         c.seed = seed;
         c.batch = 2;
         c.mask_per_batch = seed % 2;
@@ -268,6 +271,7 @@ TEST_CASE("block masks: mixtures of kinds") {
 // Rows of blocks of which none, the last, or the first and the last are live.
 TEST_CASE("block masks: rows with little to see") {
   const auto kernels = kernels_here(Op::forward, false);
+  uint64_t number = 0;
   for (Blocks size : blocks)
     for (uint8_t live : {causal, full, partial})
       for (attn_dtype type : {ATTN_F16, ATTN_BF16})
@@ -277,7 +281,7 @@ TEST_CASE("block masks: rows with little to see") {
           const int64_t sq = 3 * size.q - 5, skv = 21 * size.k - 3;
           Case c = masked(name_of("little", {size.q, size.k, live, type, dim}), 2, 1, dim, sq, skv,
                           type, size);
-          c.thinning = shapes_for_devices;
+          c.thinning = shapes_for_devices(number++);
           c.mask_kinds.assign(63, empty);
           c.mask_kinds[2 * 21 - 1] = live;
           c.mask_kinds[2 * 21] = c.mask_kinds[3 * 21 - 1] = live;
@@ -312,7 +316,7 @@ TEST_CASE("block masks: more than 64 tiles") {
   constexpr size_t columns = 150;
   for (int live = 0; live < 8; ++live) {  // of the first tiles that are walked, 149 .. 128
     Case shaped = masked(name_of("tiles", {live}), 1, 1, 64, 65, 64 * columns, ATTN_F32, {64, 64});
-    shaped.thinning = many_on_all_kernels;
+    shaped.thinning = many_on_all_kernels(uint64_t(live));
     shaped.mask_kinds.assign(2 * columns, empty);
     for (size_t n = 0; n < 2 * columns; ++n) {
       const size_t column = n % columns;
@@ -383,13 +387,14 @@ TEST_CASE("block masks: runs of FULL blocks") {
 // hide their blocks.
 TEST_CASE("block masks: garbage in kinds and index hides blocks") {
   const auto kernels = kernels_here(Op::forward, false);
+  uint64_t number = 0;
   for (Blocks size : blocks)
     for (attn_dtype type : {ATTN_F16, ATTN_BF16})
       for (int64_t dim : dims) {
         if ((type + dim / 64 + size.k / 64) % 2) continue;
         Case c = masked(name_of("garbage", {size.q, size.k, type, dim}), 1, 1, dim, 300, 700, type,
                         size);
-        c.thinning = shapes_for_devices;
+        c.thinning = shapes_for_devices(number++);
         c.seed = uint64_t(dim + size.q);
         c.mask_garbage = true;
         check_case(c, kernels);

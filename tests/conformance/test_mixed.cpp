@@ -47,7 +47,7 @@ void set_lengths(Case& c, std::vector<int32_t> queries, Draw& draw, int64_t most
 Case random_case(uint64_t seed) {
   Case c;
   c.name = "mixed-" + std::to_string(seed);
-  c.thinning = for_devices;
+  c.thinning = for_devices(seed + 5);
   c.seed = seed;
   Draw draw{seed, 171};
   c.heads_kv = 1 + draw(2);
@@ -123,7 +123,7 @@ TEST_CASE("decode: steps of a server, prompts beside tokens") {
     for (int kind = 0; kind < 8; ++kind) {
       Case c;
       c.name = "step-" + std::to_string(++number);
-      c.thinning = for_devices;
+      c.thinning = for_devices(number + 80);
       c.seed = number;
       Draw draw{number, 172};
       c.heads_kv = 2;
