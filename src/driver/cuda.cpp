@@ -245,11 +245,12 @@ class CudaDriver final : public GpuDriver {
           ATTN_TRY(
               calls_.run(calls_.function_attribute, int(attribute), value, attribute, function));
       }
-      // Kernels have one parameter, a struct.
+      // Kernels have one parameter, a struct, in front of which there may be room for its
+      // alignment.
       size_t offset = 0, size = 0;
       if (!calls_.function_parameter.pointer) return {};
       ATTN_TRY(calls_.run(calls_.function_parameter, 0, function, size_t{0}, &offset, &size));
-      info->parameter_bytes = int64_t(offset + size);
+      info->parameter_bytes = int64_t(size);
       return {};
     });
   }

@@ -70,7 +70,7 @@ std::string prefer_other(const Problem& p, const DeviceInfo& device, const sm90:
 // what fwd_* read has to come from memory.
 std::string prefer_other(const Problem& p, const DeviceInfo& device,
                          const decode::Variant& variant) {
-  if (!variant.tile.tiled || decode::alone(p, variant.tile)) return "";
+  if (variant.tile.rows() <= decode::group_rows || decode::alone(p, variant.tile)) return "";
   int64_t bytes = 0;
   for (const attn_segment& s : p.segment)
     bytes += p.batch * p.heads_kv * s.seqlen * (p.head_dim + p.head_dim_v) * 2;

@@ -18,9 +18,9 @@ DECODE = "decode_sm80_bf16_d128"
 APPEND = "kv_append_cuda"
 QUANTIZE = "quantize_cuda"
 ROLL = "kv_roll_cuda"
-EARLY = "decode_sm90_bf16_d128"
+EARLY = "decode_sm90_bf16_d128_r8"
 BLOCKS = "decode_sm90_blocks_d64"
-WIDE = "decode_sm90_fp8_d128_r64"
+ROWS = "decode_sm90_fp8_d128_r64"
 FP8 = "fwd_sm90_fp8_d128"
 FP8_SCORE = "fwd_sm90_fp8_d128_score"
 FP8_HEADS = "fwd_sm90_fp8_d128_heads"
@@ -30,7 +30,7 @@ SOURCES = {DEQUANTISED: ["cache/dequantise_sm90.cu", "stubs/fwd_sm90_f16_d64.cu"
            ROLL: ["cache/kv_roll_cuda.cu", "cache/kv_append_cuda.cu"]}
 TESTS = {DECODE: ["decode: random problems"], APPEND: ["kv_append: random layouts*"], QUANTIZE: ["quantize: *"], ROLL: ["kv_roll: *"],
          EARLY: ["cuda: values that the kernel in front writes"], BLOCKS: ["blocks: *,scales: *"],
-         WIDE: ["decode: random problems of many rows over fp8,tree: random problems"],
+         ROWS: ["decode: random problems of many rows over fp8,tree: random problems"],
          FP8: ["fp8: boundary shapes,fp8: exact*,accuracy: fp8 sums*"],
          FP8_SCORE: ["fp8: random problems of OCP's types,fp8: descales*"],
          FP8_HEADS: ["cuda: more items than blocks"],
@@ -48,8 +48,8 @@ MUTANTS = [
      "          parts.write("),
     (DECODE, "the neighbour's length", "decode/units.cuh",
      "segment_span(a.segment[i].lengths, b)", "segment_span(a.segment[i].lengths, (b + 1) % a.batch)"),
-    (EARLY, "not waiting for the kernel in front", "decode/decode.cuh",
-     "ptx::grid_wait();  // before any other access to memory", ""),
+    (EARLY, "not waiting for the kernel in front", "decode/swapped.cuh",
+     "  ptx::grid_wait();\n  if (a.cu_seqlens_q", "  if (a.cu_seqlens_q"),
     (DECODE, "the tree ignored", "decode/decode.cuh",
      "if (a.tree) valid = hide_by_tree(s, first);", ""),
     (DECODE, "the tree's bits off by one", "decode/decode.cuh",
@@ -64,21 +64,25 @@ MUTANTS = [
     (BLOCKS, "the neighbouring key's scale of V", "decode/blocks.cuh",
      "ptx::load_shared_half(from) | ptx::load_shared_half(from + pitch) << 16",
      "ptx::load_shared_half(from + pitch) | ptx::load_shared_half(from) << 16"),
-    (WIDE, "one warpgroup's sums alone", "decode/wide.cuh", "row.template add<groups>(", "row.template add<1>("),
-    (WIDE, "sums of rows kept when their largest score grows", "decode/wide.cuh",
-     "o[4 * n + 2 * half + i] *= shrink;", "o[4 * n + 2 * half + i] *= 1;"),
-    (WIDE, "the keys of the row 8 before", "decode/wide.cuh",
-     "const int begin = clamp(keys[half].x - first, 0, unit_keys),\n"
-     "                end = clamp(keys[half].y - first, begin, unit_keys);",
-     "const int begin = clamp(keys[0].x - first, 0, unit_keys),\n"
-     "                end = clamp(keys[0].y - first, begin, unit_keys);"),
-    (WIDE, "values of unused slots kept", "decode/wide.cuh", "if (!(valid >> r & 1)) codes[n] = 0;", ""),
-    (WIDE, "the tree's bits off by one", "decode/wide.cuh",
-     "a.tree_mask.seen(words[0], words[1], first,", "a.tree_mask.seen(words[0], words[1], first + 1,"),
-    (WIDE, "V's descale on K", "decode/wide.cuh",
-     "KV::scaled ? unit.k_descale : 1,", "KV::scaled ? unit.v_descale : 1,"),
-    (WIDE, "pages of the unit that the other warp loads", "decode/load.cuh",
-     "if (own(unit + 1)) look_up();", "if (own(unit)) look_up();"),
+    (ROWS, "one warp's sums dropped", "decode/swapped.cuh",
+     "for (int w = 1; w < decode_warps; ++w) all += shared.most[w][r];",
+     "for (int w = 2; w < decode_warps; ++w) all += shared.most[w][r];"),
+    (ROWS, "sums of rows kept when their largest score grows", "decode/swapped.cuh",
+     "sum[n][i] *= shrink;", "sum[n][i] *= 1;"),
+    (ROWS, "the keys of the neighbouring row", "decode/swapped.cuh",
+     "if (!there || position < keys.z || position >= keys.w)", "if (!there || position < keys.x || position >= keys.y)"),
+    (ROWS, "values of keys that nobody sees kept", "decode/swapped.cuh",
+     "if (!usual && seen != ~0ull) clear_values(f[m], seen);", ""),
+    (ROWS, "the tree's bits off by one", "decode/swapped.cuh",
+     "a.tree_mask.seen(words.x, words.y, first,", "a.tree_mask.seen(words.x, words.y, first + 1,"),
+    (ROWS, "V's descale on K", "decode/swapped.cuh",
+     "KV::scaled ? unit.k_descale : 1", "KV::scaled ? unit.v_descale : 1"),
+    (ROWS, "the neighbour's page", "decode/swapped_load.cuh",
+     "page[i] = key < unit_keys && entry < s.max_pages ? table[entry] : -1;",
+     "page[i] = key < unit_keys && entry < s.max_pages ? table[entry & ~1] : -1;"),
+    (ROWS, "a part dropped", "decode/merge.cuh", "unsigned left = step == 1 ? to - from :",
+     "unsigned left = step == 1 ? to - from - 1 :"),
+    (ROWS, "a counter not set back", "decode/merge.cuh", "if (last) *arrived = 0;", ""),
     (BLOCKS, "the scale of the neighbouring key", "decode/codes.cuh", "unpack(of(lane / 4)),", "unpack(of(lane / 4 ^ 1)),"),
     (BLOCKS, "the other half of a scale's word", "decode/codes.cuh", "(halves ^ (halves", "(halves ^ 1 ^ (halves"),
     (BLOCKS, "a key's scale of V on K", "decode/decode.cuh", "key_scales(stage, 0, halves)", "key_scales(stage, 1, halves)"),

@@ -265,26 +265,26 @@ TEST_CASE("choose: each architecture gets its kernels", "[plan]") {
 TEST_CASE("choose: few queries go to the decode kernels", "[plan]") {
   if (!in_build("decode_sm90_bf16_d128", "sm_90")) ATTN_SKIP("this build has no CUDA kernels");
   const Shape token = {.heads = 32, .seqlen = 8192, .dim = 128, .seqlen_q = 1, .heads_kv = 8};
-  CHECK(chosen(h200, token) == "\"decode_sm90_bf16_d128\"");
+  CHECK(chosen(h200, token) == "\"decode_sm90_bf16_d128_r8\"");
   CHECK(chosen(a100, token) == "\"decode_sm80_bf16_d128\"");
   CHECK(chosen(l4, token) == "\"decode_sm80_bf16_d128\"");
   Shape s = token;
   s.kv_type = ATTN_F8_E4M3FN;
-  CHECK(chosen(h200, s) == "\"decode_sm90_fp8_d128\"");
+  CHECK(chosen(h200, s) == "\"decode_sm90_fp8_d128_r8\"");
   CHECK(chosen(l4, s) == "\"decode_sm89_fp8_d128\"");
   CHECK(chosen(a100, s) == "null");
   s = token;
   s.page_size = 48;
-  CHECK(chosen(h200, s) == "\"decode_sm90_bf16_d128\"");
+  CHECK(chosen(h200, s) == "\"decode_sm90_bf16_d128_r8\"");
   s.page_size = 24;  // the copy engine's boxes would lie in two pages
   CHECK(chosen(h200, s) == "\"decode_sm80_bf16_d128\"");
   s = token;
   s.seqlen_q = 4;  // 16 rows
-  CHECK(chosen(h200, s) == "\"decode_sm90_bf16_d128\"");
+  CHECK(chosen(h200, s) == "\"decode_sm90_bf16_d128_r16\"");
   s.seqlen_q = 5;
   CHECK(chosen(h200, s) == "\"fwd_sm90_bf16_d128\"");
   s.seqlen = 1 << 17;  // K and V are more than L2 holds
-  CHECK(chosen(h200, s) == "\"decode_sm90_bf16_d128_r64\"");
+  CHECK(chosen(h200, s) == "\"decode_sm90_bf16_d128_r32\"");
   s.heads_kv = s.heads;
   s.seqlen_q = 17;
   CHECK(chosen(h200, s).find("fwd_sm90_bf16_d128") != std::string::npos);
@@ -312,11 +312,12 @@ TEST_CASE("choose: trees go to the decode kernels, of any number of rows where s
              .seqlen_q = 4,
              .heads_kv = 8,
              .tree_keys = 4};
-  CHECK(chosen(h200, s) == "\"decode_sm90_bf16_d128\"");
+  CHECK(chosen(h200, s) == "\"decode_sm90_bf16_d128_r16\"");
   CHECK(chosen(a100, s) == "\"decode_sm80_bf16_d128\"");
   for (const int64_t queries : {5, 13, 64}) {
     s.seqlen_q = s.tree_keys = queries;
-    CHECK(chosen(h200, s) == "\"decode_sm90_bf16_d128_r64\"");
+    CHECK(chosen(h200, s) ==
+          (queries <= 8 ? "\"decode_sm90_bf16_d128_r32\"" : "\"decode_sm90_bf16_d128_r64\""));
     CHECK(chosen(a100, s) == "null");
     CHECK(explained(a100, s).find("\"tree mask\"") != std::string::npos);
   }

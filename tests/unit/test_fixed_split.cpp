@@ -155,9 +155,10 @@ TEST_CASE("ATTN_KV_PREFIX_STABLE is accepted, without effect", "[plan]") {
 }
 
 TEST_CASE("fixed_split: who takes it", "[plan]") {
-  for (const int64_t queries : {1, 4})  // of 4 heads
-    CHECK(Input(256, queries).chosen() == "decode_sm90_bf16_d128_split");
-  for (const int64_t queries : {5, 12, 13, 1000}) CHECK(Input(256, queries).chosen() == kernel);
+  const auto of_rows = [](int rows) { return "decode_sm90_bf16_d128_r" + std::to_string(rows); };
+  for (const auto& [queries, rows] :  // of 4 heads
+       {std::pair{1, 8}, {4, 16}, {5, 32}, {12, 64}, {13, 64}, {1000, 64}})
+    CHECK(Input(256, queries).chosen() == of_rows(rows));
   const auto reason = [](Input in, const char* name) {
     in.problem.kernel = name;
     return in.chosen();
@@ -167,9 +168,14 @@ TEST_CASE("fixed_split: who takes it", "[plan]") {
   for (const Kernel& k : catalog()) {
     if (k.op != Op::forward || k.backend != ATTN_BACKEND_CUDA) continue;
     const std::string name = k.name;
+    const auto decode_of_rows = [](const std::string& of) {
+      return of.starts_with("decode_sm90_") && of.find("_blocks_") == std::string::npos &&
+             (of.ends_with("_r8") || of.ends_with("_r16") || of.ends_with("_r32") ||
+              of.ends_with("_r64"));
+    };
     INFO(name);
     CHECK(bool(k.limits.features & feature_fixed_split) ==
-          (name.ends_with("_split") || name.ends_with("_r48")));
+          (name.ends_with("_split") || name.ends_with("_r48") || decode_of_rows(name)));
   }
   CHECK(reason(Input(256), "decode_sm90_bf16_d128") == "fixed_split (decode_sm90_bf16_d128)");
   CHECK(reason(Input(256), "fwd_sm90_bf16_d128") == "fixed_split (fwd_sm90_bf16_d128)");

@@ -421,11 +421,11 @@ TEST_CASE("sm90 dequantised: which problems the plan gives it", "[plan]") {
     in.problem.seqlen_q = seqlen_q;  // of 4 heads
     return in;
   };
-  CHECK(chosen(queries(1)) == "decode_sm90_fp8_d128");
+  CHECK(chosen(queries(1)) == "decode_sm90_fp8_d128_r8");
   CHECK(chosen(queries(32)) == "decode_sm90_fp8_d128_r64");
   CHECK(chosen(queries(33)) == kernel);
   CHECK(chosen(queries(100, Input(8))) == kernel);
-  CHECK(chosen(queries(4, Input(1, ATTN_F16, 256))) == "decode_sm90_fp8_d256");
+  CHECK(chosen(queries(4, Input(1, ATTN_F16, 256))) == "decode_sm90_fp8_d256_r16");
   CHECK(chosen(queries(5, Input(1, ATTN_F16, 256))) == "fwd_sm90_f16_d256_dequantised");
   CHECK(chosen(queries(100, Input(1, ATTN_BF16, 64))) == "fwd_sm90_bf16_d64_dequantised");
   Input large;

@@ -116,7 +116,7 @@ TEST_CASE("sm90 mixed: which problems the plan gives it", "[plan]") {
   Input tokens;
   tokens.problem.seqlen_q = 1;
   tokens.problem.total_q = 128;
-  CHECK(tokens.chosen() == "decode_sm90_bf16_d128");
+  CHECK(tokens.chosen() == "decode_sm90_bf16_d128_r8");
   Input fp8;
   fp8.segment[0].k_type = fp8.segment[0].v_type = ATTN_F8_E4M3FN;
   CHECK(fp8.chosen() == "fwd_sm90_bf16_d128_dequantised");

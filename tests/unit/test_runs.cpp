@@ -496,8 +496,9 @@ TEST_CASE("runs: decode kernels take trees, of 16 bits more rows than without") 
     const Plan plan{made};
     return std::string(status == ATTN_OK ? attn_plan_kernel(made) : attn_last_error());
   };
-  CHECK(chosen(4, 4, nullptr) == "decode_sm90_bf16_d128");
-  for (const int64_t queries : {5, 12, 13, 128})
+  CHECK(chosen(4, 4, nullptr) == "decode_sm90_bf16_d128_r16");
+  CHECK(chosen(5, 128, nullptr) == "decode_sm90_bf16_d128_r32");
+  for (const int64_t queries : {12, 13, 128})
     CHECK(chosen(queries, 128, nullptr) == "decode_sm90_bf16_d128_r64");
   CHECK(chosen(17, 0, "decode_sm90_bf16_d128_r64") ==
         "heads_q / heads_kv * seqlen_q is 4 * 17; accepted: up to 64 (decode_sm90_bf16_d128_r64)");
