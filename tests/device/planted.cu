@@ -19,7 +19,7 @@ constexpr int first_barrier = __COUNTER__ + 1;
 extern "C" __global__ void __launch_bounds__(attn::sm80::tile_of(64, false).threads(),
                                              attn::sm80::tile_of(64, false).blocks)
     without_barriers(const __grid_constant__ attn::sm80::Kernarg<0> a) {
-  attn::sm80::forward<attn::device::F16, 64, 0>(a);
+  attn::sm80::forward<attn::sm80::Shape<attn::device::F16, 64, 0>>(a);
 }
 #undef __syncthreads
 
