@@ -144,7 +144,7 @@ attn::Status Ready::run(int set, void* stream) const {
 
 std::vector<std::string> Ready::launches() const {
   std::vector<std::string> names;
-  for (const Plan::Loaded& loaded : steps_) names.push_back(loaded.step.image);
+  for (const Step& step : steps_) names.push_back(step.image);
   return names;
 }
 

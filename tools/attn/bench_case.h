@@ -46,7 +46,7 @@ class Ready {
   attn_segment segment_;
   attn_problem problem_;
   attn::plan plan_;
-  const std::vector<Plan::Loaded> steps_;  // the plan's
+  const std::vector<Step> steps_;  // the plan's
   Arrays arrays_;
   buffer workspace_;
   std::vector<attn_segment_args> segment_args_;
