@@ -19,8 +19,9 @@ using attn::sm80::Tile;
 template <int head_dim, int rows, int keys, int warps, int stages, bool q_in_registers, int blocks>
 __global__ void __launch_bounds__(32 * warps, blocks)
     kernel(const __grid_constant__ attn_sm80_forward_kernarg a) {
-  attn::sm80::forward<attn::device::BF16, head_dim, false,
-                      Tile{rows, keys, warps, stages, q_in_registers, blocks}>(a);
+  attn::sm80::forward<attn::sm80::Shape<attn::device::BF16, head_dim, 0,
+                                        Tile{rows, keys, warps, stages, q_in_registers, blocks}>>(
+      a);
 }
 
 void check(cudaError_t error, const char* what) {

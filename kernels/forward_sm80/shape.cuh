@@ -6,7 +6,8 @@
 namespace attn::sm80 {
 
 // head_dim: the columns of both products; a smaller one is padded with zeros.
-template <class Element_, int head_dim_, unsigned with_>
+template <class Element_, int head_dim_, unsigned with_,
+          Tile tile_ = tile_of(head_dim_, with_& with_score)>
 struct Shape {
   using Element = Element_;  // of q, k and v
   using Arguments = Kernarg<with_>;
@@ -14,7 +15,7 @@ struct Shape {
   static constexpr unsigned with = with_;
   static constexpr bool score = with & with_score, masked = with & with_mask,
                         paged = with & with_pages, biased = score && !paged;
-  static constexpr Tile tile = tile_of(head_dim, score);
+  static constexpr Tile tile = tile_;
 
   static constexpr int threads = tile.threads(), keys = tile.keys;
   static constexpr int pitch = pitch_bytes(head_dim), kv_bytes = tile_bytes(tile, head_dim);

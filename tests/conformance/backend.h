@@ -41,13 +41,14 @@ struct Place {
 };
 Place place_of(const Kernel& kernel);
 
-// Whether the kernel computes the case of the test: a hash of test and case says which cases there
-// are, one with the kernel's name which of them an emulated kernel has. By cost that is one in five
-// where q has 16 bits and the kernel is not one of few queries: such cases are many, and made for
-// devices. Of those that a kernel of another largest head_dim takes too it is half as many, one in
-// 25 or (q in fp8) five where another kernel does the same work, and none above 200 tiles. Under
-// sanitizers, where it is the emulator's own memory that is looked at, it is half of that. Where
-// kernels take turns, the test's and the kernel's names say with which case of five they begin.
+// Whether the kernel computes the case of the test. By its number a case is one of those that a
+// sanitizer or a machine without a device leaves; among them emulated kernels take turns, each
+// beginning where a hash of the test's and its name says. By cost an emulated kernel computes, with
+// q of 16 bits, one case in two, one in ten where another kernel does the same work, and none above
+// 200 tiles; with q in fp8 all, or one in five. Kernels of few queries compute all. Under
+// sanitizers, where it is the emulator's own memory that is looked at, it is half of that, if cases
+// have numbers. Cases without numbers have hashes instead, which scatter where a test has few of
+// them. A constant that is added to a test's numbers shifts its turns.
 bool share(std::string_view test, const Kernel& kernel, const Case& c, const Place& place);
 inline bool share(const Kernel& kernel, const Case& c) {  // of the test that runs
   return share(current_test(), kernel, c, place_of(kernel));

@@ -86,7 +86,7 @@ struct Thinning {
   uint64_t sanitized = 1;       // under a sanitizer one case in so many is computed
   uint64_t without_device = 1;  // the same where no device is, which the cases are made for
   // Emulated kernels, which are slow: by what a case costs and whether another does the same work;
-  // all; all but where another does the same work; one in five.
+  // all; all but where another does the same work; one in five, whichever others compute.
   enum Emulated { by_cost, all, no_other, fifth } emulated = by_cost;
   // The case's among its test's, by which cases and kernels take turns; without: a hash. Where they
   // do not begin at 0, emulated kernels would have none of the few that they take.
@@ -106,7 +106,7 @@ constexpr Thinning many_on_all_kernels(uint64_t number) {
   return {.sanitized = sanitized_one_in, .emulated = Thinning::all, .number = number};
 }
 constexpr Thinning fifth_of_many(uint64_t number) {
-  return {.sanitized = 5, .emulated = Thinning::fifth, .number = number};
+  return {.sanitized = sanitized_one_in, .emulated = Thinning::fifth, .number = number};
 }
 
 struct Case {

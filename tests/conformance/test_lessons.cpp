@@ -129,6 +129,7 @@ TEST_CASE("L1: a finite mask value is a number") {
 TEST_CASE("L4: a window holds left + 1 + right keys, the query's own among them") {
   for (int64_t sq : {1, 30, 60}) {
     Case c = small("L4", sq, 60);
+    c.thinning.number = 0;
     c.values = Values::identity;
     c.flags = ATTN_WINDOW;
     constexpr int64_t most = std::numeric_limits<int64_t>::max();
@@ -145,6 +146,7 @@ TEST_CASE("L4: a window holds left + 1 + right keys, the query's own among them"
                                {1, int64_t{1} << 62}}) {
       c.window_left = left;
       c.window_right = right;
+      ++*c.thinning.number;
       on_every_kernel(c, [&, left = left, right = right](const Kernel&, const Case&, const Data&,
                                                          const Outputs& got) {
         for (int64_t i = 0; i < sq; ++i) {
@@ -296,7 +298,9 @@ TEST_CASE("L7: the stride of a dimension of size 1 means nothing") {
     Case c = small("L7-degenerate", 1, 50);
     c.heads_q = heads_q;
     c.heads_kv = 1;
+    c.thinning.number = 0;
     for (int64_t stride : {0, 3, 64, 1 << 20}) {
+      ++*c.thinning.number;
       Outputs want;
       const auto change = [&](const Case& typed, Data& data) {
         want = reference_answer(typed, data);

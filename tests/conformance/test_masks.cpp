@@ -163,6 +163,7 @@ std::string unmasked_name(const Kernel& kernel) {
 TEST_CASE("block masks: all FULL gives the bits of no mask") {
   size_t ran = 0;
   const auto kernels = kernels_with_masks();
+  uint64_t number = 0;
   for (attn_dtype type : {ATTN_F32, ATTN_F16, ATTN_BF16})
     for (int64_t dim : dims)
       for (uint32_t flags :
@@ -170,6 +171,7 @@ TEST_CASE("block masks: all FULL gives the bits of no mask") {
         for (auto [sq, skv] : {std::pair{200, 300}, std::pair{65, 128}, std::pair{1, 513}}) {
           Case c = masked(name_of("all-full", {type, dim, flags, sq, skv}), 4, 2, dim, sq, skv,
                           type, blocks[size_t(dim + sq) % 4]);
+          c.thinning.number = number++;
           c.batch = 2;
           c.mask_kinds = {full};
           c.segments[0].lengths = {skv, skv / 2};

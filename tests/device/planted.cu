@@ -7,21 +7,16 @@
 
 #include "attn/attn.h"
 
-// The forward kernel with the first of its barriers, behind which the threads know their tiles, and
-// without the others.
-template <int number>
-__device__ void barrier() {
-  if (number == 0) __syncthreads();
-}
-constexpr int first_barrier = __COUNTER__ + 1;
-#define __syncthreads() barrier<__COUNTER__ - first_barrier>()
+// The forward kernel without the barriers of its loader, after which K and V of a tile are there.
+#define __syncthreads()
+#include "../../kernels/forward_sm80/load.cuh"
+#undef __syncthreads
 #include "../../kernels/forward_sm80/forward.cuh"
 extern "C" __global__ void __launch_bounds__(attn::sm80::tile_of(64, false).threads(),
                                              attn::sm80::tile_of(64, false).blocks)
     without_barriers(const __grid_constant__ attn::sm80::Kernarg<0> a) {
   attn::sm80::forward<attn::sm80::Shape<attn::device::F16, 64, 0>>(a);
 }
-#undef __syncthreads
 
 namespace {
 
