@@ -496,11 +496,18 @@ struct Swapped {
       float used[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) used[i] = reference[n][i] == -infinity() ? 0 : reference[n][i];
+      // split_invariant: how a weight is rounded depends on its score alone, for the reference is
+      // whole.
+      const auto weight = [&](float x, float used) {
+        if (usual || !a.split_invariant) return ptx::ex2(x - used);
+        const float whole = fmaxf(floorf(x), -1e30f);
+        return ptx::ex2(x - whole) * ptx::ex2(whole - used);
+      };
       unsigned pair[2];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float y0 = ptx::ex2(x[4 * n + 2 * half] - used[0]),
-              y1 = ptx::ex2(x[4 * n + 2 * half + 1] - used[1]);
+        float y0 = weight(x[4 * n + 2 * half], used[0]),
+              y1 = weight(x[4 * n + 2 * half + 1], used[1]);
         pair[half] = Product::pack(y0, y1);
         if (!usual && a.split_invariant) {  // then sums have the weights as rounded
           y0 = Product::unpack(pair[half] & 0xffff);

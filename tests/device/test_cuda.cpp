@@ -842,6 +842,7 @@ TEST_CASE("cuda: a run sees what those before it in the stream wrote") {
     c.seqlen_q = seqlen;
     c.heads_q = heads;
     c.heads_kv = heads / kernel->limits.group.multiple;
+    c.head_dim = c.head_dim_v = std::min(c.head_dim, c.head_dim_v);  // out is the next q, k, v
     c.flags = ATTN_CAUSAL;
     const OneSegment forward(backend.context, *kernel, c);
     if (forward.declined()) continue;
@@ -913,8 +914,9 @@ TEST_CASE("cuda: tensors with more than 2^31 elements") {
       c.out_type = ATTN_F32;
       c.heads_q = 2;
       c.heads_kv = 2 / kernel->limits.group.multiple;
-      const int64_t sizes[] = {2, 5, 2};   // batch, keys, heads
-      const int64_t queries = c.seqlen_q;  // 2 or 3
+      c.head_dim = c.head_dim_v = std::min(c.head_dim, c.head_dim_v);  // tensors are of one size
+      const int64_t sizes[] = {2, 5, 2};                               // batch, keys, heads
+      const int64_t queries = c.seqlen_q;                              // 2 or 3
       const int64_t d = c.head_dim;
       attn_strides stride{16 * d, 2 * d, d};
       (dimension == 0   ? stride.batch

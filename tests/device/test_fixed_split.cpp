@@ -241,7 +241,7 @@ void check_bits(Backend& backend, const Shape& shape, int32_t keys) {
     CHECK(compared > 0);
     CHECK(different == 0);
   }
-  CHECK(kernels.size() == 2);  // of few rows and of many
+  CHECK(kernels.size() >= 2);  // of few rows and of many
 }
 
 TEST_CASE("cuda: with fixed_split a query's bits depend on its own keys alone") {
