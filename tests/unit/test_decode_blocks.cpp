@@ -174,7 +174,7 @@ TEST_CASE("decode blocks: what they do not take, in a sentence", "[plan]") {
   Input apart;
   apart.segment[0].k_stride = {8 * 1000 * 160, 8 * 160, 160};
   CHECK(apart.reason(kernel) ==
-        "heads of q8_0 lie 160 elements, 170 bytes, apart; accepted: 128 elements, or multiples "
+        "heads of q8_0 are 160 elements, 170 bytes, apart; accepted: 128 elements, or multiples "
         "of 16 bytes");
   Input pages;
   pages.segment[0].layout = ATTN_PAGED;
@@ -185,14 +185,14 @@ TEST_CASE("decode blocks: what they do not take, in a sentence", "[plan]") {
   Input scales({ATTN_I8});
   scales.segment[0].k_scale_stride = {3, int64_t{1} << 33, 1};
   CHECK(scales.reason(kernel) ==
-        "scales of tokens and heads lie 8589934592 and 1 apart; accepted: up to 2147483647");
+        "scales of tokens and heads are 8589934592 and 1 apart; accepted: up to 2147483647");
   Input odd_pages({ATTN_I8});
   odd_pages.segment[0].layout = ATTN_PAGED;
   odd_pages.segment[0].page_size = 16;
   odd_pages.segment[0].max_pages = 125;
   odd_pages.segment[0].num_pages = 500;
   odd_pages.segment[0].v_scale_stride = {129, 8, 1};
-  CHECK(odd_pages.reason(kernel) == "scales of pages lie 129 apart; accepted: even numbers");
+  CHECK(odd_pages.reason(kernel) == "scales of pages are 129 apart; accepted: even numbers");
   Input rows;
   rows.problem.seqlen_q = 5;
   CHECK(rows.reason(kernel) == "heads_q / heads_kv * seqlen_q is 4 * 5; accepted: up to 8");
