@@ -201,7 +201,7 @@ uint64_t one_in(const Kernel& kernel, const Case& c, bool sanitized) {
     case Thinning::no_other:
       return the_same ? 0 : half;
     case Thinning::fifth:
-      return sanitized ? 10 : 5;
+      return sanitized ? std::max(sanitized_one_in, c.thinning.sanitized) : 5;
     case Thinning::by_cost:
       break;
   }

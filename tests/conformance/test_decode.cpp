@@ -220,7 +220,7 @@ TEST_CASE("decode: a cut of KV into segments and pages changes nothing") {
     Outputs uncut;
     for (uint64_t seed = 1; seed <= 10; ++seed) {
       Case pieces = whole;
-      pieces.thinning = fifth_of_many(seed - 1);
+      pieces.thinning = fifth_of_many(seed - 1, 20);
       pieces.segments.clear();
       Draw draw{seed, 17};
       int64_t left = 700;

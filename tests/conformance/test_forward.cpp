@@ -467,7 +467,7 @@ TEST_CASE("forward: a cut of KV into segments changes nothing") {
           Outputs uncut;
           for (int64_t parts = 1; parts <= 5; ++parts) {
             Case pieces = cut(whole, parts, uint64_t(parts) * 31 + uint64_t(sigma * 10));
-            pieces.thinning = fifth_of_many(number++);
+            pieces.thinning = fifth_of_many(number++, 20);
             if (!share(*kernel, pieces)) continue;
             if (uncut.out.empty()) uncut = answer(whole);
             if (declined(*kernel, uncut)) break;

@@ -58,7 +58,7 @@ std::vector<const Kernel*> kernels_with_masks() {
 
 // Shapes and types that differ only for kernels of devices.
 constexpr Thinning shapes_for_devices(uint64_t number) {
-  return {.without_device = 5, .number = number};
+  return {.sanitized = 2, .without_device = 5, .number = number};
 }
 
 // What Values::identity shows: the mask itself, over the number of keys that the row sees.
