@@ -1,4 +1,4 @@
-// What a plan and a run cost the host: g++ -O2 -std=c++20 -Iinclude bench/dev/host_cost.cpp
+// What a plan and a run cost the host: c++ -O2 -std=c++20 -Iinclude bench/dev/host_cost.cpp
 // -o host_cost -ldl; host_cost DRIVER LIBATTN.so... has builds of the library take turns on a
 // driver, "-" for the system's CUDA driver, and prints the medians of a call in microseconds. On
 // tests/mock's cuda_12.so no kernel runs, and what its launch costs is in each run.

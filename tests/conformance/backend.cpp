@@ -201,7 +201,7 @@ uint64_t one_in(const Kernel& kernel, const Case& c, bool sanitized) {
     case Thinning::no_other:
       return the_same ? 0 : half;
     case Thinning::fifth:
-      return sanitized ? 10 : 5;
+      return sanitized ? std::max(sanitized_one_in, c.thinning.sanitized) : 5;
     case Thinning::by_cost:
       break;
   }
@@ -223,6 +223,11 @@ bool share(std::string_view test, const Kernel& kernel, const Case& c, const Pla
   }
   const uint64_t of_kernel = one_in(kernel, c, place.sanitized);
   return of_kernel > 0 && in_turn(n, of_kernel, hash_of_names({test, kernel.name}));
+}
+
+std::vector<const Kernel*> sharing(std::vector<const Kernel*> kernels, const Case& c) {
+  std::erase_if(kernels, [&](const Kernel* kernel) { return !share(*kernel, c); });
+  return kernels;
 }
 
 std::vector<const Kernel*> kernels_here(Op op, bool with_reference) {
@@ -796,8 +801,7 @@ int check_case(const Case& c, const std::vector<const Kernel*>& kernels,
   if (only && c.name != only) return 0;
   INFO(describe(c));
   INFO("again: ATTN_CASE='" << c.name << "' attn-tests \"" << current_test() << "\"");
-  std::vector<const Kernel*> of_case = kernels;
-  std::erase_if(of_case, [&](const Kernel* kernel) { return !share(*kernel, c); });
+  const std::vector<const Kernel*> of_case = sharing(kernels, c);
   if (of_case.empty()) return 0;
   const Data data = make_data(c);
   const Outputs want = reference_answer(c, data);

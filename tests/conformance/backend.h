@@ -53,6 +53,8 @@ bool share(std::string_view test, const Kernel& kernel, const Case& c, const Pla
 inline bool share(const Kernel& kernel, const Case& c) {  // of the test that runs
   return share(current_test(), kernel, c, place_of(kernel));
 }
+// Those of the kernels that compute it.
+std::vector<const Kernel*> sharing(std::vector<const Kernel*> kernels, const Case& c);
 
 // The kernels of an operation that can run here, in the catalog's order. Those that cannot are
 // printed once per process with the reason and counted as skips.

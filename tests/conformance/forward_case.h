@@ -105,8 +105,8 @@ constexpr Thinning for_devices(uint64_t number, uint64_t one_in = 5) {
 constexpr Thinning many_on_all_kernels(uint64_t number) {
   return {.sanitized = sanitized_one_in, .emulated = Thinning::all, .number = number};
 }
-constexpr Thinning fifth_of_many(uint64_t number) {
-  return {.sanitized = sanitized_one_in, .emulated = Thinning::fifth, .number = number};
+constexpr Thinning fifth_of_many(uint64_t number, uint64_t sanitized = sanitized_one_in) {
+  return {.sanitized = sanitized, .emulated = Thinning::fifth, .number = number};
 }
 
 struct Case {

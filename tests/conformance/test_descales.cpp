@@ -210,7 +210,7 @@ TEST_CASE("descales: from the smallest to the largest, on every kernel of fp8") 
               c.mask_kinds = {ATTN_BLOCK_FULL};
             }
             if (kernel->limits.demands & ATTN_FP8_PRECISE) c.flags |= ATTN_FP8_PRECISE;
-            c.thinning = one_of_many(0);
+            c.thinning.sanitized = 20;
             c.thinning.emulated = kind == ATTN_DESCALE_TENSOR ? Thinning::all : Thinning::no_other;
             for (size_t n = 0; n < extremes().size(); ++n) {
               const Extreme& e = extremes()[n];

@@ -123,7 +123,7 @@ TEST_CASE("decode: steps of a server, prompts beside tokens") {
     for (int kind = 0; kind < 8; ++kind) {
       Case c;
       c.name = "step-" + std::to_string(++number);
-      c.thinning = for_devices(number + 80);
+      c.thinning = for_devices(number + 107);
       c.seed = number;
       Draw draw{number, 172};
       c.heads_kv = 2;

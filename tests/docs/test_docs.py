@@ -22,7 +22,7 @@ import performance  # noqa: E402
 
 SOURCE, BUILD = map(Path, sys.argv[1:3])
 CXX = sys.argv[3]
-PROGRAMS = ("attn", "attn-fp8-stress", "gfx9emu-model", "tools/", "python3", "pip", "cmake", "cat", "c++", "cc", "./serve", "./loop")
+PROGRAMS = ("attn", "attn-fp8-stress", "gfx9emu-model", "tools/", "python3", "pip", "cmake", "cat", "c++", "cc", "./serve", "./loop", "./host_cost")
 
 
 class Run:
@@ -41,7 +41,7 @@ builds = Skip("installs packages and builds everything")
 gpu = Skip("needs an NVIDIA device and PyTorch")
 in_configure = Skip("builds everything; tests/configure configures so")
 MERGE = "cp tests/golden/merge_two.safetensors parts.safetensors"
-EMULATOR = "hip-emu"
+EMULATOR, CUDA = "hip-emu", "CUDA kernels"
 
 COMMANDS = {
     "README.md": {
@@ -83,6 +83,9 @@ COMMANDS = {
         "--out docs/measured/NAME.json": gpu,
         "python3 bench/fp8_forms.py --lib new=a/libattn.so --lib old=b/libattn.so --out docs/measured/NAME.json": gpu,
         "python3 bench/decode.py --lib build/release/lib/libattn.so --read build/release/kernels/read_cuda.compute_80.ptx": gpu,
+        "c++ -O2 -std=c++20 -Iinclude bench/dev/host_cost.cpp -o host_cost -ldl": Run(words={"c++ -O2": f"{CXX} -O2"}),
+        "./host_cost build/release/mock/cuda_12.so build/release/lib/libattn.so OTHER/libattn.so":
+            Run(words={"build/release": str(BUILD), " OTHER/libattn.so": ""}, needs=CUDA),
         "python3 bench/host_overhead.py --json docs/measured/NAME.json": Skip("times for a minute"),
         "python3 bench/cpu_decode.py --commit $(git rev-parse --short HEAD) --out docs/measured/NAME.json":
             Skip("needs PyTorch and times for a minute"),
@@ -192,9 +195,11 @@ def command_of(line):
 def missing(needs):
     if needs == EMULATOR and not list((BUILD / "lib").glob("libattn-hipemu.so")):
         return "this build has no emulator"
+    if needs == CUDA and not list((BUILD / "kernels").glob("*.cubin")):
+        return "this build has no CUDA kernels"
     if needs == "attn" and not os.environ.get("PYTHONPATH"):
         return "this build has no Python package"
-    if needs and needs != EMULATOR:
+    if needs and needs not in (EMULATOR, CUDA):
         try:
             __import__(needs)
         except ImportError as error:
