@@ -36,6 +36,7 @@ FP8_SUMS = "2026-11-25_h200_fp8_838905f"
 ACCURACY = "2026-11-22_h200_accuracy_25aed70"
 MASKS = "2026-11-22_h200_masks_1f1f008", "2026-11-22_h200_masks_1f1f008b", "2026-11-22_h200_masks_1f1f008c"
 MASK_CLOCKS = "2026-11-22_h200_mask_clocks_1f1f008"
+DECODE_ROWS = "2026-11-26_h100_decode_rows_77fae32"
 DECODE = "2026-11-25_h200_decode_ce0eb29"
 PREFILL = "2026-11-24_h200_decode_65b81da"
 QUANTISED = "2026-11-25_h100_decode_blocks_82d1448"
@@ -236,7 +237,7 @@ def against(some, peer):
 
 def decode_cases(result):
     """Those of one query a sequence over padded caches larger than L2, head_dim 128: in bf16, in e4m3."""
-    plain = {c["name"]: c for c in result["cells"] if c["group"] in ("short", "fp8", "anchors") and not c["warm"] and not c["promise"]}
+    plain = {c["name"]: c for c in result["cells"] if c["group"] in ("short", "fp8", "anchors") and not c["warm"] and not c.get("promise")}
     return [[c for c in plain.values() if c["kv"] == kv] for kv in ("bf16", "e4m3")]
 
 
@@ -245,6 +246,28 @@ def slow_reads(result):
     slow = [c for c in decode_cases(result)[0] if c["us"]["read"] > c["us"]["libattn"]]
     return "".join(f"; at B{c['batch']} {c['heads']}/{c['heads_kv']}, {c['seqlen']} its rounds took "
                    f"{' and '.join(microseconds(us) for us in sorted(c['rounds_us']['read']))} us, so that row says little of memory" for c in slow)
+
+
+def decode_rows():
+    result = measured(DECODE_ROWS)
+    sixteen, eight = decode_cases(result)
+    rows = {}
+    for c in result["cells"]:
+        rows.setdefault(c["name"].replace(" d128", ""), [microseconds(c["us"].get(who)) for who in ("libattn", "before", "cudnn", "read")])
+    gain = [speed(c, ["before"]) for c in result["cells"]]
+    return f"""## Decode by rows
+
+The kernels `decode_sm90_*_r8` to `_r64`, beside those that they replace on Hopper ("before") and cuDNN {result['cudnn'] // 10000}.{result['cudnn'] // 100 % 100},
+which takes one query, 16-bit types and no pages. Microseconds; lower is better; caches larger than L2 unless the row says warm; `q4`: 4
+queries of each sequence. `read` is the time to read as many bytes. {where(result)}, {result['rounds']} rounds, interleaved ({link(DECODE_ROWS)}).
+
+{table(["batch, query/K/V heads, keys", "libattn", "before", "cuDNN", "read"], [[name, *us] for name, us in rows.items()])}
+- One query in bf16, no pages ({len(sixteen)} cases): {against(sixteen, "cudnn")}.
+- All {len(gain)} cases run at {span(gain)} of the speed before.
+- Pages of 16 keys and 16-bit types stay with the kernels before: one lane asks for the boxes of a unit, and 16 of them take longer than
+  the memory does.
+- Not measured on an H200, nor beside FlashAttention-3 and FlashInfer.
+"""
 
 
 def decode():
@@ -261,7 +284,7 @@ def decode():
                      *(microseconds(one.get(who)) for who in ("libattn", "fa3", "flashinfer", "read"))])
     sixteen, eight = decode_cases(result)
     errors = {who: [c["errors"][who] for c in eight] for who in ("libattn", "fa3")}
-    return f"""## Decode
+    return f"""## Decode on an H200, the kernels before
 
 Microseconds; lower is better. One query of each sequence unless the row says otherwise, head_dim 128, caches larger than L2, replayed as
 graphs. {where(result)} ({link(DECODE)}); 2048 queries: {where(prefill)} ({link(PREFILL)}). cuDNN 9.19, FlashAttention-3 as vllm
@@ -273,8 +296,8 @@ because the library does not take such a call.
 - One query in bf16, no pages ({len(sixteen)} cases): {against(sixteen, "cudnn")}; {against(sixteen, "fa3")}; {against(sixteen, "flashinfer")}.
 - The same over e4m3 ({len(eight)} cases): {against(eight, "fa3")}; {against(eight, "flashinfer")}. FlashAttention-3 takes q in e4m3 too
   there: its error is {max(errors['fa3']):.1e}, libattn's {max(errors['libattn']):.1e}.
-- libattn is slower than others with short caches of one sequence, with one K/V head, with 4 or more queries of a sequence, and with pages
-  below 16 keys.
+- These kernels were slower than others with short caches of one sequence, with one K/V head, with 4 or more queries of a sequence, and
+  with pages below 16 keys.
 
 ![GB/s in decoding on an H200, at the earlier commit f90f792](measured/2026-11-24_h200_decode_f90f792.png)
 
@@ -467,7 +490,7 @@ def fill(text):
 
 
 def page():
-    sections = [forward(), fp8(), masks(), decode(), serving(), sm80(), cpu(), calls(), accuracy(), fp8_accuracy()]
+    sections = [forward(), fp8(), masks(), decode_rows(), decode(), serving(), sm80(), cpu(), calls(), accuracy(), fp8_accuracy()]
     return """# Performance
 
 `bench/performance.py` writes this page from the JSON files that it links to. Each of them has the date, device, driver, clocks and
@@ -483,16 +506,15 @@ def readme():
     """Wins and losses alike."""
     grid, peers = cells(measured(FORWARD), "grid"), ["cudnn", "fa3"]
     fp8_grid, fp8_peers = cells(measured(FP8), "grid"), ["cudnn_fp8", "fa3_fp8"]
-    two, one = decode_cases(measured(DECODE))
+    two = decode_cases(measured(DECODE_ROWS))[0]
     worst = min(grid, key=lambda c: speed(c, peers))
     return fill(f"""
 - **Forward, bf16, H200:** {mean(speed(c, ["cudnn"]) for c in grid)} times cuDNN's speed and {mean(speed(c, ["fa3"]) for c in grid)} times
   FlashAttention-3's (geometric means of {len(grid)} cases); the worst case runs at {number(speed(worst, peers), 2)} of the faster one.
 - **Forward, FP8, H100:** {mean(speed(c, fp8_peers) for c in fp8_grid)} times the speed of the faster of the two, but
   {mean(speed(c, fp8_peers) for c in fp8_grid if c["dim"] == 256)} at head_dim 256.
-- **Decode, one query a sequence, H200:** in bf16 libattn trails: {against(two, "cudnn")} of {len(two)} cases, and {against(two, "fa3")}. Over
-  FP8 caches it has {against(one, "fa3")} of {len(one)}. With pages below 16 keys, or 4 or more queries
-  of a sequence, the other libraries are faster.
+- **Decode, bf16, one query a sequence, H100:** {against(two, "cudnn")} of {len(two)} cases. With pages below 16 keys, and over q8_0, q4_0,
+  i8 and i4, it is further from what memory allows; FlashAttention-3 and FlashInfer were last measured beside older kernels, on an H200.
 """) + """
 [docs/performance.md](docs/performance.md) has the tables, other devices and the CPU.
 """
