@@ -268,7 +268,7 @@ TEST_CASE("caches: a token over a cache, full and causal, is what it is by hand"
             std::vector<int64_t>{100, 3, 27}}) {
         REQUIRE(std::accumulate(cut.begin(), cut.end(), int64_t{0}) == keys_by_hand);
         Case cut_case = case_by_hand(types, cut, flags);
-        cut_case.thinning = fifth_of_many(number++, 4);
+        cut_case.thinning = fifth_of_many(number++, 3);
         if (!share(kernel, cut_case)) continue;
         INFO("flags " << flags << " segments " << cut.size() << " of " << cut[0] << " ...");
         for (const bool paged : {false, true}) {

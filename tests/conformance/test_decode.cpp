@@ -210,7 +210,7 @@ TEST_CASE("decode: a cut of KV into segments and pages changes nothing") {
         !(kernel->limits.flags & ATTN_SPLIT_INVARIANT))
       continue;
     const attn_dtype type = float_type_of(*kernel);
-    Case whole = long_case("whole", 2, 4, 2, sanitized ? 250 : 700,
+    Case whole = long_case("whole", 2, 4, 2, sanitized ? 150 : 700,
                            type == ATTN_DTYPE_NONE ? ATTN_BF16 : type);
     whole.head_dim = whole.head_dim_v = 64;
     whole.seqlen_q = 3;
@@ -227,7 +227,7 @@ TEST_CASE("decode: a cut of KV into segments and pages changes nothing") {
       int64_t left = whole.segments[0].capacity;
       while (left > 0) {
         SegmentCase s = whole.segments[0];
-        s.capacity = std::min<int64_t>(left, 1 + draw(sanitized ? 100 : 300));
+        s.capacity = std::min<int64_t>(left, 1 + draw(sanitized ? 70 : 300));
         left -= s.capacity;
         if (kernel->limits.features & feature_paged_kv) s.layout = attn_layout(draw(3));
         const int32_t page_sizes[] = {1, 16, 20, 64};

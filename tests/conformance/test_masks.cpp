@@ -140,7 +140,7 @@ TEST_CASE("block masks: each element of blocks of other sizes") {
       for (bool inverted : {false, true}) {
         Case c = masked(name_of("elements", {size.q, size.k, inverted, dim}), 16, 16, dim, size.q,
                         size.k, ATTN_F32, size);
-        c.thinning = fifth_of_many(number++, 40);
+        c.thinning = fifth_of_many(number++, 80);
         c.batch = size.k / 16;
         c.values = Values::identity;
         c.mask_per_batch = c.mask_per_head = true;
@@ -318,7 +318,7 @@ TEST_CASE("block masks: more than 64 tiles") {
   constexpr size_t columns = 150;
   for (int live = 0; live < 8; ++live) {  // of the first tiles that are walked, 149 .. 128
     Case shaped = masked(name_of("tiles", {live}), 1, 1, 64, 65, 64 * columns, ATTN_F32, {64, 64});
-    shaped.thinning = many_on_all_kernels(uint64_t(live));
+    shaped.thinning = many_on_all_kernels(uint64_t(5 + live));
     shaped.mask_kinds.assign(2 * columns, empty);
     for (size_t n = 0; n < 2 * columns; ++n) {
       const size_t column = n % columns;
