@@ -186,7 +186,7 @@ TEST_CASE("scores: the largest wins, whatever its size") {
                                  uint32_t(ATTN_SPLIT_INVARIANT)}) {
             Case c = shape(std::string("scores-") + pattern.name + "-" + std::to_string(exponent),
                            2, 64, 70, skv, type);
-            c.thinning = fifth_of_many(number++, 80);
+            c.thinning = fifth_of_many(number++, 60);
             c.flags = flags;
             c.scale = sign * std::ldexp(1.3f, exponent);
             c.mask_kinds = {ATTN_BLOCK_FULL,  ATTN_BLOCK_PARTIAL, ATTN_BLOCK_CAUSAL,

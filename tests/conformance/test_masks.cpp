@@ -318,7 +318,7 @@ TEST_CASE("block masks: more than 64 tiles") {
   constexpr size_t columns = 150;
   for (int live = 0; live < 8; ++live) {  // of the first tiles that are walked, 149 .. 128
     Case shaped = masked(name_of("tiles", {live}), 1, 1, 64, 65, 64 * columns, ATTN_F32, {64, 64});
-    shaped.thinning = many_on_all_kernels(uint64_t(5 + live));
+    shaped.thinning = many_on_all_kernels(uint64_t(15 + live));
     shaped.mask_kinds.assign(2 * columns, empty);
     for (size_t n = 0; n < 2 * columns; ++n) {
       const size_t column = n % columns;
