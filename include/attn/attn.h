@@ -414,8 +414,8 @@ ATTN_API const char* attn_plan_kernel(const attn_plan* plan);
 /* Bytes of workspace that every run of the plan needs; may be 0. */
 ATTN_API size_t attn_plan_workspace(const attn_plan* plan);
 
-/* Call it once on a new workspace before its first run; afterwards the workspace belongs to one
- * stream at a time. workspace: 256-byte aligned, in the backend's memory, at least
+/* Call it once on a new workspace before its first run, and again before another plan uses the
+ * workspace or after a DRIVER_ERROR. It belongs to one stream at a time. workspace: 256-byte aligned, in the backend's memory, at least
  * attn_plan_workspace bytes; if these are 0, workspace may be NULL here and in attn_run. Errors:
  * INVALID_ARGUMENT, WORKSPACE_TOO_SMALL, DRIVER_ERROR. */
 ATTN_API attn_status attn_workspace_init(const attn_plan* plan, void* workspace, size_t bytes,
@@ -679,8 +679,8 @@ ATTN_API attn_status attn_block_mask_from_documents(attn_context* context,
                                                     const int64_t* lengths, int64_t num_documents,
                                                     int32_t causal, attn_block_mask** mask);
 /* Query i sees keys i + Skv - Sq - window_left to i + Skv - Sq + window_right; -1 = unbounded. In
- * addition every query sees the first global_tokens keys and the first prefix_tokens keys. A
- * prefix-LM is window_left -1, window_right 0 and its prefix_tokens. */
+ * addition every query sees the first max(global_tokens, prefix_tokens) keys: attention sinks are
+ * called the one, the prompt of a prefix-LM the other, which is window_left -1, window_right 0. */
 ATTN_API attn_status attn_block_mask_from_window(attn_context* context,
                                                  const attn_block_mask_shape* shape,
                                                  int64_t window_left, int64_t window_right,

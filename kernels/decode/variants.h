@@ -135,5 +135,13 @@ constexpr Variant variants[] = {
 };
 // clang-format on
 
+// swapped.cuh adds V in pieces of 64 columns.
+constexpr bool has_whole_pieces() {
+  for (const Variant& variant : variants)
+    if (variant.tile.swapped && variant.tile.head_dim_v % 64 != 0) return false;
+  return true;
+}
+static_assert(has_whole_pieces());
+
 }  // namespace attn::decode
 #endif
