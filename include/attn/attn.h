@@ -415,9 +415,9 @@ ATTN_API const char* attn_plan_kernel(const attn_plan* plan);
 ATTN_API size_t attn_plan_workspace(const attn_plan* plan);
 
 /* Call it once on a new workspace before its first run, and again before another plan uses the
- * workspace or after a DRIVER_ERROR. It belongs to one stream at a time. workspace: 256-byte aligned, in the backend's memory, at least
- * attn_plan_workspace bytes; if these are 0, workspace may be NULL here and in attn_run. Errors:
- * INVALID_ARGUMENT, WORKSPACE_TOO_SMALL, DRIVER_ERROR. */
+ * workspace or after a DRIVER_ERROR. It belongs to one stream at a time. workspace: 256-byte
+ * aligned, in the backend's memory, at least attn_plan_workspace bytes; if these are 0, workspace
+ * may be NULL here and in attn_run. Errors: INVALID_ARGUMENT, WORKSPACE_TOO_SMALL, DRIVER_ERROR. */
 ATTN_API attn_status attn_workspace_init(const attn_plan* plan, void* workspace, size_t bytes,
                                          void* stream);
 
