@@ -10,7 +10,6 @@
 #include "../ptx/uniform.h"
 #include "../ptx/warpgroup.h"
 #include "../ptx/wgmma.h"
-#include "../ptx/wgmma_rows.h"
 #include "query.cuh"
 #include "swapped_load.cuh"
 
@@ -176,8 +175,8 @@ struct Swapped {
       ptx::wgmma_fence();
 #pragma unroll
       for (int step = 0; step < steps; ++step)
-        ptx::wgmma_rows<bf16, false>(x, k_matrix + step_offset(step, unit_keys),
-                                     q_matrix + step_offset(step, rows), step > 0);
+        ptx::wgmma<bf16>(x, k_matrix + step_offset(step, unit_keys),
+                         q_matrix + step_offset(step, rows), step > 0);
     } else {
       unsigned f[steps][4];
       const unsigned from = k + warp() * warp_keys * panel_pitch + KV::k_lane(lane());
@@ -193,7 +192,7 @@ struct Swapped {
       ptx::wgmma_fence();
 #pragma unroll
       for (int step = 0; step < steps; ++step)
-        ptx::wgmma_rows<bf16>(x, f[step], q_matrix + step_offset(step, rows), step > 0);
+        ptx::wgmma<bf16, false>(x, f[step], q_matrix + step_offset(step, rows), step > 0);
     }
     ptx::wgmma_commit();
   }
@@ -238,12 +237,12 @@ struct Swapped {
       const unsigned long long v_matrix = descriptor(v, panel_bytes) + (m * panel_bytes >> 4);
 #pragma unroll
       for (int step = 0; step < steps; ++step)
-        ptx::wgmma_rows<bf16, true>(sums, v_matrix + (step * 16 * panel_pitch >> 4),
-                                    p + (step * 32 >> 4), step > 0 || add);
+        ptx::wgmma_transposed_a<bf16>(sums, v_matrix + (step * 16 * panel_pitch >> 4),
+                                      p + (step * 32 >> 4), step > 0 || add);
     } else {
 #pragma unroll
       for (int step = 0; step < steps; ++step)
-        ptx::wgmma_rows<bf16>(sums, f[step], p + (step * 32 >> 4), step > 0 || add);
+        ptx::wgmma<bf16, false>(sums, f[step], p + (step * 32 >> 4), step > 0 || add);
     }
     ptx::wgmma_commit();
   }

@@ -47,6 +47,8 @@ __device__ __forceinline__ void forget(float (&x)[count]) {
 #define ATTN_REGS_32                                                     \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" \
   ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define ATTN_REGS_4 "%0, %1, %2, %3"
+#define ATTN_REGS_8 ATTN_REGS_4 ", %4, %5, %6, %7"
 #define ATTN_REGS_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define ATTN_REGS_20 ATTN_REGS_16 ", %16, %17, %18, %19"
 #define ATTN_REGS_24 ATTN_REGS_20 ", %20, %21, %22, %23"
@@ -74,6 +76,8 @@ __device__ __forceinline__ void forget(float (&x)[count]) {
 #define ATTN_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define ATTN_D8(i) ATTN_D4(i), ATTN_D4(i + 4)
 #define ATTN_D32(i) ATTN_D8(i), ATTN_D8(i + 8), ATTN_D8(i + 16), ATTN_D8(i + 24)
+#define ATTN_D_4 ATTN_D4(0)
+#define ATTN_D_8 ATTN_D8(0)
 #define ATTN_D_32 ATTN_D32(0)
 #define ATTN_D_16 ATTN_D8(0), ATTN_D8(8)
 #define ATTN_D_20 ATTN_D_16, ATTN_D4(16)
@@ -88,15 +92,29 @@ __device__ __forceinline__ void forget(float (&x)[count]) {
 #define ATTN_D_96 ATTN_D_64, ATTN_D32(64)
 #define ATTN_D_128 ATTN_D_96, ATTN_D32(96)
 
-// Without `add` the sums start at 0. B is [n][16] in shared memory, transposed: [16][n].
+// Without `add` the sums start at 0. B is [n][16] in shared memory, transposed: [16][n]. A in
+// shared memory is [64][16], in wgmma_transposed_a [16][64].
 template <bool bf16, bool transposed, int registers>
 __device__ __forceinline__ void wgmma(float (&d)[registers], const unsigned (&a)[4],
                                       unsigned long long b, bool add);
 template <bool bf16, int registers>
 __device__ __forceinline__ void wgmma(float (&d)[registers], unsigned long long a,
                                       unsigned long long b, bool add);
+template <bool bf16, int registers>
+__device__ __forceinline__ void wgmma_transposed_a(float (&d)[registers], unsigned long long a,
+                                                   unsigned long long b, bool add);
 
 // N: columns, R: registers of d, C..C+5: numbers of the operands behind d.
+#define ATTN_WGMMA_SHARED(FUNCTION, TRANSPOSED, N, R, TYPE, BF16, C0, C1, C2)                      \
+  template <>                                                                                      \
+  __device__ __forceinline__ void FUNCTION<BF16, R>(float(&d)[R], unsigned long long a,            \
+                                                    unsigned long long b, bool add) {              \
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %" #C2 ", 0; wgmma.mma_async.sync.aligned.m64n" #N \
+                 "k16.f32." TYPE "." TYPE " {" ATTN_REGS_##R "}, %" #C0 ", %" #C1                  \
+                                                             ", p, 1, 1, " #TRANSPOSED ", 0;}"     \
+                 : ATTN_D_##R                                                                      \
+                 : "l"(a), "l"(b), "r"(int(add)));                                                 \
+  }
 #define ATTN_WGMMA_TYPE(N, R, TYPE, BF16, C0, C1, C2, C3, C4, C5)                                  \
   template <>                                                                                      \
   __device__ __forceinline__ void wgmma<BF16, false, R>(float(&d)[R], const unsigned(&a)[4],       \
@@ -116,18 +134,14 @@ __device__ __forceinline__ void wgmma(float (&d)[registers], unsigned long long 
                  : ATTN_D_##R                                                                      \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));             \
   }                                                                                                \
-  template <>                                                                                      \
-  __device__ __forceinline__ void wgmma<BF16, R>(float(&d)[R], unsigned long long a,               \
-                                                 unsigned long long b, bool add) {                 \
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %" #C2 ", 0; wgmma.mma_async.sync.aligned.m64n" #N \
-                 "k16.f32." TYPE "." TYPE " {" ATTN_REGS_##R "}, %" #C0 ", %" #C1                  \
-                                                             ", p, 1, 1, 0, 0;}"                   \
-                 : ATTN_D_##R                                                                      \
-                 : "l"(a), "l"(b), "r"(int(add)));                                                 \
-  }
+  ATTN_WGMMA_SHARED(wgmma, 0, N, R, TYPE, BF16, C0, C1, C2)                                        \
+  ATTN_WGMMA_SHARED(wgmma_transposed_a, 1, N, R, TYPE, BF16, C0, C1, C2)
 #define ATTN_WGMMA(N, R, C0, C1, C2, C3, C4, C5)              \
   ATTN_WGMMA_TYPE(N, R, "bf16", true, C0, C1, C2, C3, C4, C5) \
   ATTN_WGMMA_TYPE(N, R, "f16", false, C0, C1, C2, C3, C4, C5)
+ATTN_WGMMA(8, 4, 4, 5, 6, 7, 8, 9)
+ATTN_WGMMA(16, 8, 8, 9, 10, 11, 12, 13)
+ATTN_WGMMA(32, 16, 16, 17, 18, 19, 20, 21)
 ATTN_WGMMA(64, 32, 32, 33, 34, 35, 36, 37)
 ATTN_WGMMA(80, 40, 40, 41, 42, 43, 44, 45)
 ATTN_WGMMA(96, 48, 48, 49, 50, 51, 52, 53)
@@ -180,6 +194,10 @@ ATTN_WGMMA_FP8(136, 68, 68, 69, 70, 71, 72, 73)
 ATTN_WGMMA_FP8(192, 96, 96, 97, 98, 99, 100, 101)
 #undef ATTN_WGMMA_FP8
 #undef ATTN_WGMMA_FP8_TYPE
+#undef ATTN_REGS_4
+#undef ATTN_D_4
+#undef ATTN_REGS_8
+#undef ATTN_D_8
 #undef ATTN_REGS_32
 #undef ATTN_D_32
 #undef ATTN_REGS_16
@@ -211,6 +229,7 @@ ATTN_WGMMA_FP8(192, 96, 96, 97, 98, 99, 100, 101)
 #undef ATTN_D32
 #undef ATTN_WGMMA
 #undef ATTN_WGMMA_TYPE
+#undef ATTN_WGMMA_SHARED
 
 }  // namespace attn::ptx
 #endif
