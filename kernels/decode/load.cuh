@@ -103,6 +103,14 @@ struct Stage {
   }
 };
 
+// Which of a sequence's pages has a key, and its place there.
+__device__ __forceinline__ int page_of(const attn_decode_segment& s, int key) {
+  return s.page_log2 >= 0 ? key >> s.page_log2 : key / s.page_size;
+}
+__device__ __forceinline__ int slot_of(const attn_decode_segment& s, int key) {
+  return s.page_log2 >= 0 ? key & (s.page_size - 1) : key % s.page_size;
+}
+
 // Further parameters of kernels that load K and V by TMA.
 using Maps = decltype(attn_decode_sm90_kernarg::map);
 struct NoMaps {};
@@ -149,14 +157,6 @@ struct Loader {
   }
   __device__ __forceinline__ int k_bytes() const {
     return tile.own_types ? a.k_bytes : tile.k_bytes();
-  }
-
-  // Which of a sequence's pages has a key, and its place there.
-  static __device__ __forceinline__ int page_of(const attn_decode_segment& s, int key) {
-    return s.page_log2 >= 0 ? key >> s.page_log2 : key / s.page_size;
-  }
-  static __device__ __forceinline__ int slot_of(const attn_decode_segment& s, int key) {
-    return s.page_log2 >= 0 ? key & (s.page_size - 1) : key % s.page_size;
   }
 
   // The unit's entries of small arrays are requested ahead, so that its rows need not wait for

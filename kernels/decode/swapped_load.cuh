@@ -69,13 +69,6 @@ struct SwappedLoader {
   int page[max_boxes] = {};
   float k_descale = 1, v_descale = 1;
 
-  static __device__ __forceinline__ int page_of(const attn_decode_segment& s, int key) {
-    return s.page_log2 >= 0 ? key >> s.page_log2 : key / s.page_size;
-  }
-  static __device__ __forceinline__ int slot_of(const attn_decode_segment& s, int key) {
-    return s.page_log2 >= 0 ? key & (s.page_size - 1) : key % s.page_size;
-  }
-
   // local: the unit's first key, in the segment.
   __device__ __forceinline__ void look_up(const attn_decode_segment& s, int local) {
     if (s.block_table) {
