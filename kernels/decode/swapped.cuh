@@ -5,6 +5,7 @@
 // memory, those of fp8 through registers, where they become f16.
 #pragma once
 #include "../common/tanh.cuh"
+#include "../ptx/load_shared.h"
 #include "../ptx/stmatrix.h"
 #include "../ptx/tma.h"
 #include "../ptx/uniform.h"
@@ -27,9 +28,7 @@ struct Swapped {
   // fp8: V becomes f16 while the matrix unit has K, as far as there are registers.
   static constexpr bool early_values = KV::scaled && rows <= 16 && v_tiles <= 2;
   // The threads of the warpgroup.
-  static __device__ __forceinline__ void meet() {
-    asm volatile("bar.sync 1, %0;" ::"n"(group_threads) : "memory");
-  }
+  static __device__ __forceinline__ void meet() { ptx::barrier_wait<group_threads>(1); }
 
   const attn_decode_kernarg& a;
   SwappedShared<tile>& shared;
@@ -420,10 +419,7 @@ struct Swapped {
       if (seen >> i / 8 & 1) continue;
 #pragma unroll
       for (int panel = 0; panel < panels; ++panel)
-        asm volatile(
-            "st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(v + panel * panel_bytes + 16 * i),
-            "r"(0)
-            : "memory");
+        ptx::fill_shared(v + panel * panel_bytes + 16 * i, 0);
     }
   }
 
