@@ -72,11 +72,7 @@ struct Decoder {
     if (thread() < rows) {
       const int query = min(Row(a, at, thread()).query, last);
       group.keys[thread()] = keys_of(query);
-      if (a.tree) {
-        const long long row = a.cu_seqlens_q ? at.q_begin : (long long)at.b * a.seqlen_q;
-        const unsigned long long* words = a.tree + 2 * (row + query);
-        group.tree[thread()] = make_ulonglong2(words[0], words[1]);
-      }
+      if (a.tree) group.tree[thread()] = tree_words(a, at, query);
     }
     if (a.tree) all_end = min(all_end, at.seqlen_kv - int(a.tree_mask.keys));
     load_q();
@@ -101,10 +97,7 @@ struct Decoder {
     const int r = thread() / 8, t = threadIdx.x % 8;
     if (r >= rows) return;
     const bool used = r < used_rows();
-    const Row row(a, at, used ? r : 0);
-    const char* from = static_cast<const char*>(a.q) +
-                       2 * ((a.cu_seqlens_q ? at.q_begin * a.q_stride[1] : at.b * a.q_stride[0]) +
-                            row.query * a.q_stride[1] + row.head * a.q_stride[2]);
+    const char* const from = q_address(a, at, Row(a, at, used ? r : 0));
     unsigned q[k_steps];  // columns 16 * step + 2t and the one behind
 #pragma unroll
     for (int step = 0; step < k_steps; ++step) {

@@ -1,11 +1,25 @@
-// Rows of Q as the matrix unit takes them if K and V become f16.
+// Rows of Q: where they lie, what they see of the tree, and they themselves as the matrix unit
+// takes them if K and V become f16.
 #pragma once
 #include "../common/element.cuh"
-#include "../shared/types.h"
+#include "merge.cuh"
 
 namespace attn::decode {
 
-using namespace device;
+__device__ __forceinline__ const char* q_address(const attn_decode_kernarg& a, const Head& at,
+                                                 const Row& row) {
+  return static_cast<const char*>(a.q) +
+         2 * ((a.cu_seqlens_q ? at.q_begin * a.q_stride[1] : at.b * a.q_stride[0]) +
+              row.query * a.q_stride[1] + row.head * a.q_stride[2]);
+}
+
+// What a query sees of the tree.
+__device__ __forceinline__ ulonglong2 tree_words(const attn_decode_kernarg& a, const Head& at,
+                                                 int query) {
+  const long long first = a.cu_seqlens_q ? at.q_begin : (long long)at.b * a.seqlen_q;
+  const unsigned long long* words = a.tree + 2 * (first + query);
+  return make_ulonglong2(words[0], words[1]);
+}
 
 // A row of Q, which 8 lanes share, to f16 for fp8 K. f16 has fewer exponents than bf16: each row by
 // a power of two, so that its largest value is in [1, 2). What is lost is below 2^-25 of that.

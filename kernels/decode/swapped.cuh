@@ -100,9 +100,7 @@ struct Swapped {
     const int r = threadIdx.x, query = Row(a, at, min(r, used_rows() - 1)).query;
     shared.keys[r] = keys_of(query);
     if (!a.tree) return;
-    const long long first = a.cu_seqlens_q ? at.q_begin : (long long)at.b * a.seqlen_q;
-    const unsigned long long* words = a.tree + 2 * (first + query);
-    shared.tree[r] = make_ulonglong2(words[0], words[1]);
+    shared.tree[r] = tree_words(a, at, query);
   }
 
   // Q to shared memory, 8 threads per row.
@@ -114,10 +112,7 @@ struct Swapped {
       const int r = r0 + threadIdx.x / 8;
       if (r >= rows) return;
       const bool used = r < used_rows();
-      const Row row(a, at, used ? r : 0);
-      const char* from = static_cast<const char*>(a.q) +
-                         2 * ((a.cu_seqlens_q ? at.q_begin * a.q_stride[1] : at.b * a.q_stride[0]) +
-                              row.query * a.q_stride[1] + row.head * a.q_stride[2]);
+      const char* const from = q_address(a, at, Row(a, at, used ? r : 0));
       unsigned words[panels][4];
 #pragma unroll
       for (int panel = 0; panel < panels; ++panel) {
