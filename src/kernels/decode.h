@@ -237,12 +237,9 @@ Kernarg<engine> constants(const Problem& p, int64_t rows, const Shape& shape) {
 
 template <bool own_types>
 void patch(const Problem& p, const Args& args, void* workspace, attn_decode_kernarg& a) {
+  patch_rows(args, &a);
   a.q = args.q;
-  a.out = args.out;
-  a.lse = args.lse;
-  a.cu_seqlens_q = args.cu_seqlens_q;
   a.alibi_slopes = args.alibi_slopes;
-  a.sinks = args.sinks;
   a.tree = reinterpret_cast<const unsigned long long*>(args.tree);
   rebase(workspace, a.sums, a.stats, a.arrived);
   a.fixed_lengths = !a.cu_seqlens_q;

@@ -84,12 +84,9 @@ attn_gfx942_decode_kernarg constants(const Problem& p, int64_t grid, const Works
 }
 
 void patch(const Problem& p, const Args& args, void* workspace, attn_gfx942_decode_kernarg& a) {
+  patch_rows(args, &a);
   a.q = args.q;
-  a.out = args.out;
-  a.lse = args.lse;
-  a.cu_seqlens_q = args.cu_seqlens_q;
   a.alibi_slopes = args.alibi_slopes;
-  a.sinks = args.sinks;
   a.q_descale.at = args.q_descale;
   rebase(workspace, a.sums, a.stats, a.arrived);
   patch_segments(p, args, a.segment);

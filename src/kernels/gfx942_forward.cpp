@@ -220,12 +220,9 @@ attn_gfx942_forward_kernarg forward_constants(const Problem& p, With with,
 }
 void patch_forward(const Problem& p, const Args& args, void* workspace, With with,
                    attn_gfx942_forward_kernarg* a) {
+  patch_rows(args, a);
   a->q = args.q;
   a->prepared = workspace;
-  a->out = args.out;
-  a->lse = args.lse;
-  a->cu_seqlens_q = args.cu_seqlens_q;
-  a->sinks = args.sinks;
   a->out_scale = args.out_scale;
   const attn_segment_args of = args.segment[0];
   if (gathered(p, with)) {

@@ -26,6 +26,15 @@ inline void patch_lengths(const attn_segment_args& args, attn_kv_lengths* length
   lengths->cu_seqlens = args.cu_seqlens;
 }
 
+// What every kernel of attention has of its rows of queries.
+template <class Kernarg>
+void patch_rows(const Args& args, Kernarg* a) {
+  a->out = args.out;
+  a->lse = args.lse;
+  a->cu_seqlens_q = args.cu_seqlens_q;
+  a->sinks = args.sinks;
+}
+
 inline attn_pages pages(const attn_segment& segment) {
   return {.block_table = nullptr,
           .num_pages = segment.layout == ATTN_PAGED ? int(segment.num_pages) : 1,

@@ -49,13 +49,10 @@ Kernarg<with> constants(const Problem& p, const DeviceInfo& device) {
 
 template <unsigned with>
 void patch(const Problem& p, const Args& args, void*, Kernarg<with>& a) {
+  patch_rows(args, &a);
   a.q = args.q;
-  a.out = args.out;
-  a.lse = args.lse;
-  a.cu_seqlens_q = args.cu_seqlens_q;
   a.bias = args.bias;
   a.alibi_slopes = args.alibi_slopes;
-  a.sinks = args.sinks;
   if constexpr ((with & with_mask) != 0) patch_mask(p, args, &a.block_mask);
   for (int32_t i = 0; i < p.num_segments; ++i) {
     const attn_segment_args of = args.segment[i];

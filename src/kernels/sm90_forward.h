@@ -139,10 +139,7 @@ Kernarg<with> constants(const Problem& p, const DeviceInfo& device, int least_qu
 template <unsigned with, class Segments>
 void patch(const Problem& p, const Args& args, void* workspace, Kernarg<with>& a,
            const void** map_base) {
-  a.out = args.out;
-  a.lse = args.lse;
-  a.cu_seqlens_q = args.cu_seqlens_q;
-  a.sinks = args.sinks;
+  patch_rows(args, &a);
   a.alibi_slopes = args.alibi_slopes;
   a.taken = static_cast<unsigned*>(workspace);
   if constexpr (with & with_mask) {
