@@ -41,6 +41,7 @@ float __int_as_float(int bits) {
 
 // In place of the headers with inline assembly.
 #define ATTN_KERNELS_PTX_CONVERT_H
+#define ATTN_KERNELS_PTX_CONVERT_FP8_H
 #define ATTN_KERNELS_PTX_MMA_H
 #define ATTN_KERNELS_PTX_F16X2_H
 #define ATTN_KERNELS_PTX_LDMATRIX_H
@@ -56,6 +57,18 @@ unsigned pack_f16(float low, float high) {
 }
 unsigned pack_bf16(float low, float high) {
   return bf16_code(low) | unsigned(bf16_code(high)) << 16;
+}
+unsigned f16_of_e4m3(unsigned short pair) {
+  return pack_f16(e4m3fn_values[pair & 0xff], e4m3fn_values[pair >> 8]);
+}
+unsigned f16_of_e5m2(unsigned short pair) {
+  return pack_f16(e5m2_values[pair & 0xff], e5m2_values[pair >> 8]);
+}
+void f16_of_e4m3_word(unsigned word, unsigned* low, unsigned* high) {
+  *low = f16_of_e4m3(uint16_t(word)), *high = f16_of_e4m3(uint16_t(word >> 16));
+}
+void f16_of_e5m2_word(unsigned word, unsigned* low, unsigned* high) {
+  *low = f16_of_e5m2(uint16_t(word)), *high = f16_of_e5m2(uint16_t(word >> 16));
 }
 float unpack_f16(unsigned short code) {
   return f16_value(code);
@@ -75,7 +88,7 @@ void ldmatrix(Fragment& d, unsigned from) {
     std::memcpy(&d[m], &shared.at(given[8 * m + lane / 4][n] + lane % 4 * 4), 4);
   }
 }
-inline void ldmatrix_transposed(Fragment&, unsigned) {}
+[[maybe_unused]] inline void ldmatrix_transposed(Fragment&, unsigned) {}
 unsigned fma_f16x2(unsigned a, unsigned b, unsigned c) {
   const auto one = [&](int shift) {  // exact in float64 before it is rounded
     return f16_code(double(f16_value(uint16_t(a >> shift))) * f16_value(uint16_t(b >> shift)) +
