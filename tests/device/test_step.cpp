@@ -105,7 +105,8 @@ class Pool {
         write(state, b, j, Rows::of_new + b);
   }
   const Buffer& buffer() const { return buffer_; }
-  char* pages(void* data) const { return static_cast<char*>(data) + canaries * page_bytes_; }
+  size_t canary_bytes() const { return canaries * page_bytes_; }  // in front of the pages
+  char* pages(void* data) const { return static_cast<char*>(data) + canary_bytes(); }
 
  private:
   // Row `from` of the sequence.
@@ -324,7 +325,7 @@ void replay(const Problem& p, Backend& backend, const Stream& stream, Plan appen
   // Of the pools, what no replay may have written: the canaries and the guards.
   for (const auto& [pool, data] : {std::pair(&k_pool, k_data), std::pair(&v_pool, v_data)}) {
     const Buffer now = arena.fetch(pool->buffer(), data);
-    const size_t edge = size_t(pool->pages(nullptr) - static_cast<char*>(nullptr)) + Buffer::guard;
+    const size_t edge = pool->canary_bytes() + Buffer::guard;
     const auto untouched = [&](auto begin) {
       return std::all_of(begin, begin + int64_t(edge),
                          [&](unsigned char byte) { return byte == now.poison; });
