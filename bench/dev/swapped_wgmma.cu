@@ -5,108 +5,21 @@
 //   bench/dev/swapped_wgmma.cu -lcuda
 #include <cstdio>
 
+#include "../../kernels/ptx/wgmma.h"
+
 namespace {
 
 enum Operand { shared, shared_transposed, registers };
 
-template <int N, Operand from>
-struct Product;
-
-template <Operand from>
-struct Product<8, from> {
-  static __device__ void run(float (&d)[4], const unsigned (&fragment)[4], unsigned long long a,
-                             unsigned long long b) {
-    if constexpr (from == registers)
-      asm volatile(
-          "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-          "%8, 1, 1, 1, 0;"
-          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-          : "r"(fragment[0]), "r"(fragment[1]), "r"(fragment[2]), "r"(fragment[3]), "l"(b));
-    else
-      asm volatile(
-          "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, %4, %5, 1, 1, 1, "
-          "%6, 0;"
-          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-          : "l"(a), "l"(b), "n"(from == shared_transposed));
-  }
-};
-
-template <Operand from>
-struct Product<16, from> {
-  static __device__ void run(float (&d)[8], const unsigned (&fragment)[4], unsigned long long a,
-                             unsigned long long b) {
-    if constexpr (from == registers)
-      asm volatile(
-          "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7}, "
-          "{%8, %9, %10, %11}, %12, 1, 1, 1, 0;"
-          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-            "+f"(d[7])
-          : "r"(fragment[0]), "r"(fragment[1]), "r"(fragment[2]), "r"(fragment[3]), "l"(b));
-    else
-      asm volatile(
-          "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7}, "
-          "%8, %9, 1, 1, 1, %10, 0;"
-          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-            "+f"(d[7])
-          : "l"(a), "l"(b), "n"(from == shared_transposed));
-  }
-};
-
-template <Operand from>
-struct Product<32, from> {
-  static __device__ void run(float (&d)[16], const unsigned (&fragment)[4], unsigned long long a,
-                             unsigned long long b) {
-    if constexpr (from == registers)
-      asm volatile(
-          "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, "
-          "%8, %9, %10, %11, %12, %13, %14, %15}, {%16, %17, %18, %19}, %20, 1, 1, 1, 0;"
-          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-            "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-            "+f"(d[14]), "+f"(d[15])
-          : "r"(fragment[0]), "r"(fragment[1]), "r"(fragment[2]), "r"(fragment[3]), "l"(b));
-    else
-      asm volatile(
-          "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, "
-          "%8, %9, %10, %11, %12, %13, %14, %15}, %16, %17, 1, 1, 1, %18, 0;"
-          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-            "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-            "+f"(d[14]), "+f"(d[15])
-          : "l"(a), "l"(b), "n"(from == shared_transposed));
-  }
-};
-
-template <Operand from>
-struct Product<64, from> {
-  static __device__ void run(float (&d)[32], const unsigned (&fragment)[4], unsigned long long a,
-                             unsigned long long b) {
-    if constexpr (from == registers)
-      asm volatile(
-          "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, "
-          "%8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, "
-          "%26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, 1, 1, 1, 0;"
-          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-            "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-            "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]),
-            "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]),
-            "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-          : "r"(fragment[0]), "r"(fragment[1]), "r"(fragment[2]), "r"(fragment[3]), "l"(b));
-    else
-      asm volatile(
-          "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, "
-          "%8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, "
-          "%26, %27, %28, %29, %30, %31}, %32, %33, 1, 1, 1, %34, 0;"
-          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-            "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-            "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]),
-            "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]),
-            "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-          : "l"(a), "l"(b), "n"(from == shared_transposed));
-  }
-};
-
-// A tile of 64 rows of 128 bytes, swizzled by 128 bytes.
-__device__ unsigned long long descriptor(unsigned address) {
-  return (unsigned long long)(address >> 4 & 0x3fff) | 1ull << 16 | 64ull << 32 | 1ull << 62;
+template <Operand from, int registers_of_d>
+__device__ void multiply(float (&d)[registers_of_d], const unsigned (&fragment)[4],
+                         unsigned long long a, unsigned long long b) {
+  if constexpr (from == registers)
+    attn::ptx::wgmma<true, false>(d, fragment, b, true);
+  else if constexpr (from == shared)
+    attn::ptx::wgmma<true>(d, a, b, true);
+  else
+    attn::ptx::wgmma_transposed_a<true>(d, a, b, true);
 }
 
 template <int N, Operand from, int in_a_row>
@@ -116,19 +29,20 @@ __global__ void __launch_bounds__(128) product_clocks(long long* clocks, float* 
   asm volatile("fence.proxy.async.shared::cta;");
   __syncthreads();
   const unsigned base = unsigned(__cvta_generic_to_shared(memory));
-  const unsigned long long a = descriptor(base), b = descriptor(base + 16384);
+  const unsigned long long a = attn::ptx::wgmma_descriptor(base / 16, 16),
+                           b = attn::ptx::wgmma_descriptor((base + 16384) / 16, 16);
   const unsigned fragment[4] = {0, 0, 0, 0};
   float d[N / 2] = {};
   long long best = 1 << 30;
   for (int turn = 0; turn < 20; ++turn) {
     __syncthreads();
     const long long begin = clock64();
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+    attn::ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < in_a_row; ++i)
-      Product<N, from>::run(d, fragment, a + 2 * (i % 4), b + 2 * (i % 4));
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+      multiply<from>(d, fragment, a + 2 * (i % 4), b + 2 * (i % 4));
+    attn::ptx::wgmma_commit();
+    attn::ptx::wgmma_wait<0>();
     const long long took = clock64() - begin;
     if (took < best) best = took;
   }
