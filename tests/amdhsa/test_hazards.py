@@ -52,6 +52,18 @@ class Hazards(Case):
                 "s_cmp_eq_u32 s2, 0", "v_readfirstlane_b32 s3, v1", "s_cbranch_scc1 loop"]
         self.assertEqual(self.hazards(body), ({"v_readlane_b32 s4, v0, s3": 3}, []))
 
+    def test_over_calls(self):
+        # Into a function and out of it; the call and the return are a wait state each.
+        read, other = "v_mov_b32_e32 v30, v1", "v_mov_b32_e32 v31, v1"
+        body = [MFMA, "s_call_b64 s[6:7], function", other, "s_endpgm", "function:", read, "s_setpc_b64 s[6:7]"]
+        self.assertEqual(self.hazards(body), ({read: 10, other: 8}, []))
+        body = ["s_call_b64 s[6:7], function", other, "s_endpgm", "function:", MFMA, "s_setpc_b64 s[6:7]"]
+        self.assertEqual(self.hazards(body), ({other: 10}, []))
+        # To each of several calls.
+        body = ["s_call_b64 s[6:7], function", "s_nop 9", read, "s_call_b64 s[6:7], function", other, "s_endpgm",
+                "function:", MFMA, "s_setpc_b64 s[6:7]"]
+        self.assertEqual(self.hazards(body), ({other: 10}, [True]))
+
     def test_many_instructions(self):
         """What kernels hold is understood."""
         code = """

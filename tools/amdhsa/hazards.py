@@ -23,7 +23,10 @@ WORD = re.compile(r"\b(?:[vas]\d+|[vas]\[\d+:\d+\]|" + "|".join(NAMED) + r")(?![
 MFMA = {4: "v_mfma_f32_16x16x16_f16", 16: "v_mfma_f32_32x32x8_f16", 32: "v_mfma_f32_32x32x4_2b_f16"}
 TIED = ("S_BITSET0", "S_BITSET1")  # the destination is a source too, which their encoding does not show
 PLAIN = ("V_READLANE", "V_WRITELANE", "V_READFIRSTLANE", "V_FMAAK", "V_FMAMK", "V_PK_", "V_DOT", "V_MFMA")
-NO_RESULT = ("s_cmp", "s_bitcmp", "s_cbranch", "s_branch", "s_nop", "s_waitcnt", "s_barrier", "s_endpgm",
+CALL = "s_call_b64"
+BRANCHES = ("s_cbranch", "s_branch", CALL)  # with an immediate offset
+RETURN = "s_setpc_b64"
+NO_RESULT = ("s_cmp", "s_bitcmp", "s_cbranch", "s_branch", "s_setpc", "s_nop", "s_waitcnt", "s_barrier", "s_endpgm",
              "s_setprio", "s_setreg", "s_sleep", "v_nop", "ds_write", "s_dcache", "s_icache", "s_sendmsg",
              "buffer_wb", "buffer_inv")
 TWO_RESULTS = re.compile(r"v_(add|sub|subrev|addc|subb|subbrev)_co_u32_e64|v_div_scale|v_mad_u64_u32")
@@ -174,11 +177,16 @@ class Translation:
             address[line.instruction.address] = following
         for line in lines:
             i = line.instruction
-            if i.name.startswith(("s_cbranch", "s_branch")):
+            if i.name in code.ENDS or i.name == RETURN or i.name.startswith(BRANCHES):
+                starts.add(address.get(i.address + i.size))
+            if i.name.startswith(BRANCHES):
                 starts.add(address[i.target])
-                starts.add(address.get(i.address + i.size))
-            if i.name in code.ENDS:
-                starts.add(address.get(i.address + i.size))
+        # Where a return leads: behind each call that leaves its address in the same registers.
+        returns = {}
+        for line in lines:
+            i = line.instruction
+            if i.name == CALL:
+                returns.setdefault(i.operand[0], []).append(address[i.address + i.size])
         blocks = {start: n for n, start in enumerate(sorted(s for s in starts if s is not None))}
         text = [f"---\nname: {name}\ntracksRegLiveness: false", "machineFunctionInfo:",
                 "  isEntryFunction: true", "body: |"]
@@ -200,9 +208,13 @@ class Translation:
                 open_block = [blocks[i.address]]
                 successors = set()
             open_block.append(self.text(line, blocks, address))
-            ends = i.name in code.ENDS or i.name == "s_branch"
-            if i.name.startswith(("s_cbranch", "s_branch")):
+            ends = i.name in code.ENDS or i.name == RETURN or i.name in ("s_branch", CALL)
+            if i.name.startswith(BRANCHES):
                 successors.add(blocks[address[i.target]])
+            if i.name == RETURN:
+                if i.operand[0] not in returns:
+                    raise Failure(code.leaves(i))
+                successors.update(blocks[a] for a in returns[i.operand[0]])
             follows = lines[n + 1].instruction.address if n + 1 < len(lines) else None
             if not ends and follows in blocks:
                 successors.add(blocks[follows])
@@ -212,7 +224,9 @@ class Translation:
     def text(self, line, blocks, address):
         i = line.instruction
         operands = list(line.operands)
-        if i.name.startswith(("s_cbranch", "s_branch")):
+        if i.name == CALL:  # as the jump that it is; the return address takes no part in hazards
+            return f"S_BRANCH %bb.{blocks[address[i.target]]}"
+        if i.name.startswith(BRANCHES):
             operands = [f"%bb.{blocks[address[i.target]]}"]
         count = defined_operands(line)
         sources = ", ".join([*operands[count:], *self.implicit[line.opcode]])
