@@ -53,6 +53,48 @@ TEST_CASE("model: one wave", "[gfx9][model]") {
   CHECK(run("waves 1\nvmem:256 vmem:256 wait:vm=0 valu", t).clocks == 8 + 500 + 4 + 4);
 }
 
+TEST_CASE("model: the instruction cache", "[gfx9][model]") {
+  // `lines` of code of 128 bytes with two instructions each, `times` over; so many waves.
+  const auto loop = [](int lines, int times, bool cold, size_t waves = 1) {
+    std::vector<ModelInst> wave;
+    for (int i = 0; i < 2 * lines * times; ++i) {
+      ModelInst valu;
+      valu.code_at = uint32_t(i % (2 * lines)) * 64;
+      valu.code_bytes = 64;
+      wave.push_back(valu);
+    }
+    ModelSettings settings;
+    settings.instruction_cache = {.bytes = 2048, .line_bytes = 128, .ways = 8, .miss = 500};
+    settings.instruction_cache.cold = cold;
+    return run_model(ModelWaves(waves, wave), settings);
+  };
+  // What there is room for stays.
+  ModelResult r = loop(16, 3, false);
+  CHECK(r.fetch_misses == 0);
+  CHECK(r.code_lines == 16);
+  CHECK(r.clocks == 3 * 32 * 4);
+  r = loop(16, 3, true);
+  CHECK(r.fetch_misses == 16);
+  CHECK(r.held_by_fetch == 16 * 500);
+  CHECK(r.clocks == 3 * 32 * 4 + 16 * 500);
+  // One line more is in set 0, whose nine lines push each other out.
+  r = loop(17, 3, false);
+  CHECK(r.fetch_misses == 2 * 9);
+  CHECK(r.clocks == 3 * 34 * 4 + 2 * 9 * 500);
+  // Waves that want the same line wait together; each is on another SIMD.
+  r = loop(16, 1, true, 4);
+  CHECK(r.fetch_misses == 16);
+  CHECK(r.clocks == 32 * 4 + 16 * 500);
+  // An instruction in two lines waits for both.
+  ModelInst both;
+  both.code_at = 124, both.code_bytes = 8;
+  ModelSettings cold;
+  cold.instruction_cache.cold = true;
+  r = run_model({{both}}, cold);
+  CHECK(r.fetch_misses == 2);
+  CHECK(r.clocks == 500 + 4);
+}
+
 TEST_CASE("model: waves that share", "[gfx9][model]") {
   // Waves 0 and 4 are on one SIMD, wave 1 on another.
   CHECK(run("waves 5\ngroup 0-0\n10 valu\ngroup 4-4\n10 valu").clocks == 80);

@@ -26,6 +26,11 @@ struct WaveState {
   uint64_t last_issue = 0;
   int priority = 0;
   bool at_barrier = false;
+  bool is_fetched = false;  // `next`, by clock `ready`
+  void advance() {
+    ++next;
+    is_fetched = false;
+  }
   // When each outstanding operation is done, in the order of issue.
   std::deque<uint64_t> vm, lgkm;
 };
@@ -47,6 +52,7 @@ ModelResult run_model(const ModelWaves& waves, const ModelSettings& t) {
   std::vector<WaveState> state(waves.size());
   std::vector<Simd> simds(t.simds);
   uint64_t lds_free = 0, memory_free = 0;
+  InstructionCache code(t.instruction_cache);
   result.simds = int(std::min<size_t>(waves.size(), t.simds));
   result.clock_reads.resize(waves.size());
 
@@ -69,7 +75,7 @@ ModelResult run_model(const ModelWaves& waves, const ModelSettings& t) {
       result.held_by_barrier += last - s.ready;
       s.at_barrier = false;
       s.ready = last + t.barrier;
-      ++s.next;
+      s.advance();
       result.clocks = std::max(result.clocks, s.ready);
     }
   };
@@ -83,6 +89,12 @@ ModelResult run_model(const ModelWaves& waves, const ModelSettings& t) {
       if (s.at_barrier) continue;
       const ModelInst& i = waves[w][s.next];
       const Simd& simd = simds[w % t.simds];
+      if (!s.is_fetched && i.code_bytes > 0) {
+        const uint64_t there = code.fetch(i.code_at, i.code_at + i.code_bytes - 1, s.ready);
+        result.held_by_fetch += there - s.ready;
+        s.ready = there;
+        s.is_fetched = true;
+      }
       uint64_t when = s.ready;
       if (on_port(i.cls)) when = std::max(when, simd.port_free);
       if (i.cls == Class::Mfma) when = std::max(when, simd.mfma_free);
@@ -147,10 +159,12 @@ ModelResult run_model(const ModelWaves& waves, const ModelSettings& t) {
     // What has arrived need not be looked at again.
     while (!s.vm.empty() && s.vm.front() <= at) s.vm.pop_front();
     while (!s.lgkm.empty() && s.lgkm.front() <= at) s.lgkm.pop_front();
-    ++s.next;
+    s.advance();
     result.clocks = std::max(result.clocks, done);
     if (s.next == waves[chosen].size()) open_barrier(chosen);
   }
+  result.fetch_misses = code.misses();
+  result.code_lines = code.lines();
   return result;
 }
 
@@ -169,6 +183,8 @@ ModelWaves model_waves(const Program& program, std::span<const std::vector<Trace
       m.reads_clock = i.name == "s_memtime";
       m.lds_clocks = e.lds_cycles;
       m.bytes = e.bytes;
+      m.code_at = uint32_t(i.offset);
+      m.code_bytes = i.size;
       waves[w].push_back(m);
     }
   }

@@ -8,6 +8,8 @@
 // turn; memory has a fixed latency and a bandwidth. s_waitcnt and s_barrier hold a wave. Of two
 // waves that could issue at the same clock, the one of higher s_setprio goes first, then the one
 // that issued longer ago. Registers are not looked at: s_nop and s_waitcnt are taken to be right.
+// An instruction of a trace waits for its line of the instruction cache, which nothing asks for
+// before. Another compute unit shares the cache; it runs the same code, and takes no room of it.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -17,6 +19,7 @@
 #include <vector>
 
 #include "gfx9emu/inst.h"
+#include "gfx9emu/instruction_cache.h"
 
 namespace gfx9emu {
 
@@ -28,9 +31,10 @@ struct ModelInst {
   uint8_t vmcnt = 255, lgkmcnt = 255;  // s_waitcnt: the most left outstanding; 255 where unsaid
   int32_t imm = 0;                     // s_nop: wait states less 1; s_setprio: the priority
   bool sets_priority = false;
-  bool reads_clock = false;  // s_memtime
-  uint32_t lds_clocks = 0;   // of the LDS, bank conflicts included
-  uint32_t bytes = 0;        // moved by memory instructions
+  bool reads_clock = false;              // s_memtime
+  uint32_t lds_clocks = 0;               // of the LDS, bank conflicts included
+  uint32_t bytes = 0;                    // moved by memory instructions
+  uint32_t code_at = 0, code_bytes = 0;  // where it is in the code; 0 bytes: always there
 };
 
 struct ModelSettings {
@@ -44,6 +48,7 @@ struct ModelSettings {
   int barrier = 4;  // from the last arrival to the release
   // The vector port is free again behind the issue of an MFMA; otherwise when that is done.
   bool overlap = true;
+  InstructionCache::Shape instruction_cache = {};
 };
 
 // A setting as JSON has it: tools/silicon measures those that can be measured on a device.
@@ -66,6 +71,9 @@ struct ModelResult {
   std::array<uint64_t, class_count> instructions{};
   // Clocks that waves stood ready and did not issue, by what held them.
   uint64_t held_by_port = 0, held_by_mfma = 0, held_by_wait = 0, held_by_barrier = 0;
+  uint64_t held_by_fetch = 0;
+  uint64_t fetch_misses = 0;                       // of the instruction cache
+  uint64_t code_lines = 0;                         // of it that were used
   std::vector<std::vector<uint64_t>> clock_reads;  // by wave: when its s_memtime were issued
 
   double mfma_share() const { return share(mfma_clocks, clocks * simds); }
