@@ -386,11 +386,32 @@ void print_loop(const std::string& what, const Run& a, const Run& b, int rows, i
             << ", SALU, jumps and s_load "
             << issues(Class::Salu) + issues(Class::Branch) + issues(Class::Smem) << "; " << clocks
             << " clocks per 64 keys and 64 queries on a SIMD, useful MFMA "
-            << 100 * products * 2 * 32 / clocks << " %\n";
+            << 100 * products * 2 * 32 / clocks << " %; instruction cache: ";
+  const ModelResult warm = run_model(times(workgroups, b.waves), settings);
+  settings.instruction_cache.cold = true;
+  const ModelResult cold = run_model(times(workgroups, b.waves), settings);
+  std::cout << warm.fetch_misses << " misses in " << to << " tiles, " << cold.fetch_misses
+            << " where nothing is in it, for " << cold.clocks - warm.clocks << " clocks\n";
+  CHECK(warm.fetch_misses == 0);
   CHECK(issues(Class::Mfma) == products + (rows == 32 ? 4 : 0));  // sums of weights in FP8
 }
 
 }  // namespace
+
+TEST_CASE("the code of every kernel fits the instruction cache", "[gfx9][model]") {
+  const int room = ModelSettings().instruction_cache.bytes;
+  for (const bool slow : {false, true})
+    for (const std::string& name : attn::test::shipped_kernels(slow)) {
+      Memory memory;
+      const auto object = attn::test::load_shipped(name, &memory);
+      if (!object) ATTN_SKIP("no code object of " + name);
+      const auto& insts = object->program().insts;
+      const uint64_t bytes = insts.back().offset + insts.back().size - insts.front().offset;
+      INFO(name << " has " << bytes << " bytes of code; the instruction cache, which two compute "
+                << "units share, has " << room);
+      CHECK(bytes <= uint64_t(room));
+    }
+}
 
 // Beside the table of the loops without them.
 TEST_CASE("forward: what softcap, ALiBi, a bias, descales, pages and block masks take",
