@@ -239,6 +239,25 @@ class Usage(CliTest):
             os.environ[name] = value
             self.addCleanup(*((os.environ.pop, name, None) if before is None else (os.environ.__setitem__, name, before)))
 
+    def test_compute_units(self):
+        """Of partitions of MI300X and of MI300A and MI308X: info names them, and decode shares its work among them."""
+        info = self.json("info")
+        emulated = not next(b["reason"] for b in info["backends"] if b["name"] == "hip-emu")
+        in_build = next(k["in_build"] for k in info["kernels"] if k["name"] == "decode_gfx942_f16_d64")
+        random.seed(4)
+        source = save(self.path("step"), {name: pack("F16", shape, [random.gauss(0, 1) for _ in range(math.prod(shape))])
+                                          for name, shape in (("q", [3, 1, 4, 64]), ("k", [3, 333, 2, 64]), ("v", [3, 333, 2, 64]))})
+        self.attn("run", source, self.path("want"), "--backend", "reference")
+        for units in "38", "80", "228":
+            self.stand_ins(MOCK_COMPUTE_UNITS=units, ATTN_EMU_COMPUTE_UNITS=units)
+            info = self.json("info")
+            for name in ("hip", "hip-emu") if emulated else ("hip",):
+                [devices] = [b["devices"] for b in info["backends"] if b["name"] == name]
+                self.assertEqual({device["multiprocessors"] for device in devices}, {int(units)}, name)
+            if emulated and in_build:
+                self.attn("run", source, self.path("got"), "--backend", "hip-emu", says="decode_gfx942_f16_d64 on hip-emu (emulated)")
+                self.attn("diff", self.path("want"), self.path("got"), "--max-abs", 2e-3)
+
     def test_auto_takes_a_device_with_code(self):
         built = {arch for kernel in self.json("info")["kernels"] if kernel["op"] == "forward" for arch in kernel["arch"]}
         amd, nvidia = "gfx942" in built, "sm_80" in built

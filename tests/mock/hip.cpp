@@ -15,6 +15,11 @@ const bool scripted_by_default = [] {
   return true;
 }();
 
+int compute_units() {
+  const char* text = std::getenv("MOCK_COMPUTE_UNITS");
+  return text ? std::atoi(text) : 304;
+}
+
 std::string arch_of(int device) {
   std::string rest = state.gcn_arch;
   for (size_t comma; device > 0 && (comma = rest.find(',')) != std::string::npos; --device)
@@ -106,7 +111,7 @@ MOCK_API int hipGetDeviceProperties(void* p, int device) {
   put_text(p, 0, "Mock HIP device");
   put(p, 256, size_t{192} << 30);
   put(p, 264, size_t{65536});
-  put(p, 336, 304);
+  put(p, 336, compute_units());
   put_text(p, 396, arch_of(device).c_str());
   return success;
 }
@@ -117,7 +122,7 @@ MOCK_API int hipGetDevicePropertiesR0600(void* p, int device) {
   put_text(p, 0, "Mock HIP device");
   put(p, 288, size_t{192} << 30);
   put(p, 296, size_t{65536});
-  put(p, 388, 304);
+  put(p, 388, compute_units());
   put_text(p, 1160, arch_of(device).c_str());
   return success;
 }

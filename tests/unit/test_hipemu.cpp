@@ -113,8 +113,9 @@ TEST_CASE("hipemu: what the library is called and exports", "[hipemu]") {
 }
 
 TEST_CASE("hipemu: both generations of hipDeviceProp_t", "[hipemu]") {
-  const auto check = [](const char* function, size_t bytes, size_t memory, size_t multiprocessors,
-                        size_t wave, size_t arch) {
+  int units = 304;
+  const auto check = [&](const char* function, size_t bytes, size_t memory, size_t multiprocessors,
+                         size_t wave, size_t arch) {
     std::vector<unsigned char> p(bytes + 16, 0xa5);
     REQUIRE(symbol<int (*)(void*, int)>(function)(p.data(), 0) == 0);
     const auto at = [&](size_t offset, auto value) {
@@ -122,7 +123,7 @@ TEST_CASE("hipemu: both generations of hipDeviceProp_t", "[hipemu]") {
       return value;
     };
     CHECK(at(memory, size_t{}) == size_t{192} << 30);
-    CHECK(at(multiprocessors, 0) == 304);
+    CHECK(at(multiprocessors, 0) == units);
     CHECK(at(wave, 0) == 64);
     CHECK(reinterpret_cast<char*>(&p[arch]) == std::string("gfx942:sramecc+:xnack-"));
     for (size_t n = bytes; n < p.size(); ++n) CHECK(p[n] == 0xa5);
@@ -131,6 +132,11 @@ TEST_CASE("hipemu: both generations of hipDeviceProp_t", "[hipemu]") {
   check("hipGetDevicePropertiesR0600", 1472, 288, 388, 308, 1160);
   check("hipGetDeviceProperties", 792, 256, 336, 276, 396);
   check("hipGetDevicePropertiesR0000", 792, 256, 336, 276, 396);
+  attn_emu_options options{};
+  options.compute_units = units = 5;
+  const Configured configured(options);
+  check("hipGetDevicePropertiesR0600", 1472, 288, 388, 308, 1160);
+  check("hipGetDeviceProperties", 792, 256, 336, 276, 396);
 }
 
 TEST_CASE("hipemu: memory that is not there or no longer there", "[hipemu]") {

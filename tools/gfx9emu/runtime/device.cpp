@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -422,6 +423,18 @@ void Device::configure(const attn_emu_options& o) {
   options.threads = o.threads;
   std::lock_guard lock(mutex_);
   options_ = options;
+  compute_units_ = o.compute_units;
+}
+
+int Device::compute_units() {
+  // MI300X; or another number from 1 on, for programs that have no other way to say it.
+  static const int usual = [] {
+    const char* text = std::getenv("ATTN_EMU_COMPUTE_UNITS");
+    const int number = text ? std::atoi(text) : 0;
+    return number > 0 ? number : 304;
+  }();
+  std::lock_guard lock(mutex_);
+  return compute_units_ > 0 ? compute_units_ : usual;
 }
 
 // ---- streams and events ------------------------------------------------------------------------

@@ -103,6 +103,7 @@ class Device {
   Error elapsed(float* milliseconds, void* start, void* stop);
 
   void configure(const attn_emu_options& options);
+  int compute_units();
 
  private:
   Error load_bytes(std::vector<std::byte> file, void** module);
@@ -119,6 +120,7 @@ class Device {
     options.threads = 0;
     return options;
   }();
+  int compute_units_ = 0;  // 0: the usual number
 };
 // Made on first use and never destroyed: HIP calls may come from destructors at exit.
 Device& device();

@@ -75,7 +75,7 @@ int properties(const PropertiesLayout& at, void* out, int ordinal) {
     put(at.constant, size_t{0x7fffffff});
     put(at.major, int{9});
     put(at.minor, int{4});
-    put(at.multiprocessors, int{304});
+    put(at.multiprocessors, device().compute_units());
     return success;
   });
 }
