@@ -108,7 +108,38 @@ bool stand_in() {
   return wanted;
 }
 
-Backend::Backend(attn_backend backend, int threads, std::optional<int> device) {
+namespace {
+
+uint64_t emulator_order = 0;
+int units_of_all = 0;  // 0: check_case() draws the number
+
+void configure_emulator([[maybe_unused]] uint64_t seed, [[maybe_unused]] int compute_units) {
+#ifdef ATTN_HIPEMU
+  static void* library = dlopen(ATTN_HIPEMU, RTLD_NOW | RTLD_LOCAL);
+  if (!library) return;  // attn_context_create says why
+  const char* usual = std::getenv("ATTN_EMU_SEED");
+  attn_emu_options options{};
+  options.seed = seed == 0 && usual ? std::strtoull(usual, nullptr, 10) : seed;
+  options.compute_units = compute_units;
+  reinterpret_cast<decltype(&attn_emu_configure)>(dlsym(library, "attn_emu_configure"))(&options);
+#endif
+}
+
+}  // namespace
+
+void set_emulator_order(uint64_t seed) {
+  emulator_order = seed;
+  configure_emulator(seed, 0);
+}
+
+OnComputeUnits::OnComputeUnits(int count) {
+  units_of_all = count;
+}
+OnComputeUnits::~OnComputeUnits() {
+  units_of_all = 0;
+}
+
+Backend::Backend(attn_backend backend, int threads, std::optional<int> device, int compute_units) {
   attn_context_options options{};
   options.struct_size = sizeof options;
   options.cpu_threads = threads;
@@ -119,7 +150,7 @@ Backend::Backend(attn_backend backend, int threads, std::optional<int> device) {
     options.driver_path = stand_in_library;
     options.kernel_file = "all kernels";
   }
-  if (backend == ATTN_BACKEND_HIP_EMU) set_emulator_order(0);
+  if (backend == ATTN_BACKEND_HIP_EMU) configure_emulator(0, compute_units);
   const attn_status status = attn_context_create(backend, &options, &context);
   if (status != ATTN_OK) reason = failed("attn_context_create", status);
 }
@@ -141,17 +172,6 @@ Backend& backend_of(attn_backend backend) {
       entry->reason += "; " + emulator->reason;
   }
   return *entry;
-}
-
-void set_emulator_order([[maybe_unused]] uint64_t seed) {
-#ifdef ATTN_HIPEMU
-  static void* library = dlopen(ATTN_HIPEMU, RTLD_NOW | RTLD_LOCAL);
-  if (!library) return;  // attn_context_create says why
-  const char* usual = std::getenv("ATTN_EMU_SEED");
-  attn_emu_options options{};
-  options.seed = seed == 0 && usual ? std::strtoull(usual, nullptr, 10) : seed;
-  reinterpret_cast<decltype(&attn_emu_configure)>(dlsym(library, "attn_emu_configure"))(&options);
-#endif
 }
 
 bool emulated(const Kernel& kernel) {
@@ -795,6 +815,32 @@ void check_exact(const Case& c, const Kernel& kernel) {
   CHECK(wrong == 0);
 }
 
+namespace {
+
+bool is_spread_over_units(const Kernel& kernel) {
+  return emulated(kernel) && is_of_few_queries(kernel);
+}
+
+// A context has the number of units that the device had when it was made, and keeps its modules.
+Backend& backend_with_units(int compute_units) {
+  static std::map<int, std::unique_ptr<Backend>> all;
+  constexpr size_t kept = 5;
+  if (all.size() > kept && !all.count(compute_units)) all.erase(std::prev(all.end()));
+  std::unique_ptr<Backend>& entry = all[compute_units];
+  if (!entry) {
+    entry = std::make_unique<Backend>(ATTN_BACKEND_HIP_EMU, 0, std::nullopt, compute_units);
+    set_emulator_order(emulator_order);
+  }
+  return *entry;
+}
+
+int units_for(const Case& c) {
+  constexpr int counts[] = {304, 1, 2, 5, 13};
+  return units_of_all > 0 ? units_of_all : counts[hash_of_names({c.name}) % std::size(counts)];
+}
+
+}  // namespace
+
 int check_case(const Case& c, const std::vector<const Kernel*>& kernels,
                std::vector<const Kernel*>* taken) {
   const char* only = std::getenv("ATTN_CASE");
@@ -812,8 +858,10 @@ int check_case(const Case& c, const std::vector<const Kernel*>& kernels,
   int ran = 0;
   Outputs rounded[2][2];  // as split-invariant kernels round, and those that scale weights
   for (const Kernel* kernel : of_case) {
-    INFO("kernel " << kernel->name);
-    const Outputs got = run_forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);
+    const int units = is_spread_over_units(*kernel) ? units_for(c) : 0;
+    INFO("kernel " << kernel->name << (units ? ", compute units: " + std::to_string(units) : ""));
+    Backend& backend = units ? backend_with_units(units) : backend_of(kernel->backend);
+    const Outputs got = run_forward(backend, c, data, kernel->name, c.out_type);
     if (declined(*kernel, got)) continue;
     ++ran;
     if (taken) taken->push_back(kernel);

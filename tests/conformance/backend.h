@@ -20,7 +20,9 @@ namespace attn::test {
 class Backend {
  public:
   // Without a device: the one that attn_context_options.has_device = 0 means.
-  explicit Backend(attn_backend backend, int threads = 0, std::optional<int> device = {});
+  // `compute_units`: of the emulated device; 0: as many as usual.
+  explicit Backend(attn_backend backend, int threads = 0, std::optional<int> device = {},
+                   int compute_units = 0);
   ~Backend();
   Backend(const Backend&) = delete;
   attn_context* context = nullptr;
@@ -34,6 +36,13 @@ bool emulated(const Kernel& kernel);
 // In what order the emulator takes waves and loads from here on: a random one of this seed, or,
 // with 0, that of the environment's ATTN_EMU_SEED, by default the usual one.
 void set_emulator_order(uint64_t seed);
+// While it lives, check_case() runs emulated kernels whose work is spread over the device's compute
+// units on so many of them.
+struct OnComputeUnits {
+  explicit OnComputeUnits(int count);
+  ~OnComputeUnits();
+  OnComputeUnits(const OnComputeUnits&) = delete;
+};
 // What share() has to know of where a kernel runs.
 struct Place {
   bool emulated, devices_here;  // devices_here: forward kernels run on a device
@@ -201,7 +210,8 @@ bool within_a_step(double x, double want);
 
 // Makes the data, runs every kernel that takes the case and compares. Kernels that decline must
 // have a reason in the catalog. Returns how many ran, and in `taken` which. With the environment
-// variable ATTN_CASE only the case of that name runs.
+// variable ATTN_CASE only the case of that name runs. The emulated device has 1, 2, 5, 13 or the
+// usual number of compute units, by a hash of the case's name.
 int check_case(const Case& c, const std::vector<const Kernel*>& kernels,
                std::vector<const Kernel*>* taken = nullptr);
 

@@ -13,6 +13,7 @@
 #include "core/dtype.h"
 #include "formula.h"
 #include "head_dims.h"
+#include "random_families.h"
 
 namespace attn::test {
 namespace {
@@ -90,6 +91,8 @@ Case random_case(uint64_t seed, bool prefill = false) {
   c.mask_per_head = draw.chance(2);
   return c;
 }
+
+const AddRandomFamily added("blocks", [](uint64_t seed) { return random_case(seed); });
 
 TEST_CASE("blocks: random segments of q8_0, q4_0, i8, i4 and q's type") {
   const auto kernels = kernels_here(Op::forward, false);

@@ -10,6 +10,7 @@
 #include "core/dtype.h"
 #include "formula.h"
 #include "head_dims.h"
+#include "random_families.h"
 
 namespace attn::test {
 namespace {
@@ -88,6 +89,8 @@ Case random_case(uint64_t seed, bool prefill = false) {
   if (draw.chance(6)) c.tree_keys = 1 + draw(128);
   return c;
 }
+
+const AddRandomFamily added("decode", [](uint64_t seed) { return random_case(seed); });
 
 TEST_CASE("decode: random problems") {
   const auto kernels = kernels_here(Op::forward, false);

@@ -12,6 +12,7 @@
 #include "core/dtype.h"
 #include "formula.h"
 #include "head_dims.h"
+#include "random_families.h"
 
 namespace attn::test {
 namespace {
@@ -358,6 +359,8 @@ Case random_case(uint64_t seed) {
   if (draw.chance(8)) c.tree_keys = 1 + draw(128);
   return c;
 }
+
+const AddRandomFamily added("forward", random_case);
 
 TEST_CASE("forward: random problems") {
   constexpr uint64_t first_seed = 1000, count = 400;

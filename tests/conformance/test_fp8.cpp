@@ -14,6 +14,7 @@
 #include "core/dtype.h"
 #include "formula.h"
 #include "head_dims.h"
+#include "random_families.h"
 
 namespace attn::test {
 namespace {
@@ -152,6 +153,8 @@ Case random_case(uint64_t seed) {
   return c;
 }
 
+const AddRandomFamily added("fp8", random_case);
+
 TEST_CASE("fp8: random problems") {
   const auto kernels = fp8_kernels();
   if (kernels.empty()) ATTN_SKIP("no device here has FP8 kernels");
@@ -265,6 +268,8 @@ Case random_gathered_case(uint64_t seed) {
   }
   return c;
 }
+
+const AddRandomFamily added_gathered("fp8, gathered", random_gathered_case);
 
 TEST_CASE("fp8: segments, pages and out in fp8") {
   std::vector<const Kernel*> kernels = fp8_kernels();

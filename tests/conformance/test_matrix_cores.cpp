@@ -8,6 +8,7 @@
 #include "../catch.h"
 #include "backend.h"
 #include "head_dims.h"
+#include "random_families.h"
 
 namespace attn::test {
 namespace {
@@ -83,6 +84,8 @@ Case random_case(uint64_t seed) {
     c.max_sms = int32_t(1 + draw(3));  // blocks that take one tile after the other
   return c;
 }
+
+const AddRandomFamily added("matrix units", random_case);
 
 TEST_CASE("forward: random problems for matrix units") {
   const auto kernels = kernels_here(Op::forward, false);

@@ -8,6 +8,7 @@
 #include "../catch.h"
 #include "backend.h"
 #include "head_dims.h"
+#include "random_families.h"
 
 namespace attn::test {
 namespace {
@@ -106,6 +107,8 @@ Case random_case(uint64_t seed) {
   if (draw.chance(3)) c.max_sms = int32_t(1 + draw(40));
   return c;
 }
+
+const AddRandomFamily added("steps of a server", random_case);
 
 TEST_CASE("decode: steps of a server, random problems") {
   for (uint64_t seed = 1; seed <= 60; ++seed) check_step(random_case(seed));
