@@ -18,7 +18,7 @@ struct Decode {
   std::vector<int32_t> cu_seqlens_q = {};  // given: packed q of 40 tokens
   int64_t total_q = 40;
   bool want_lse = true;
-  int workgroups = 1;  // of the device's compute units, one each
+  int compute_units = 0;  // 0: by the problem's number
   // All but workgroup 0 are there already, so that it adds up what they have left.
   bool alone = false;
   double sigma = 1;
@@ -119,7 +119,8 @@ ShippedProblem decode_problem(gfx9emu::Memory& memory, uint32_t data, const std:
       d.want_lse ? static_cast<float*>(m.output(uint64_t(rows_q * in.heads_q) * 4)) : nullptr;
 
   DeviceInfo device;
-  device.multiprocessors = d.workgroups;
+  constexpr int units[] = {1, 2, 5, 13};
+  device.multiprocessors = d.compute_units > 0 ? d.compute_units : units[number % 4];
   const Recipe recipe = recipe_of(kernel, p, device);
   std::vector<uint8_t> workspace(recipe.workspace);
   char* at = static_cast<char*>(m.input(workspace));
@@ -128,7 +129,7 @@ ShippedProblem decode_problem(gfx9emu::Memory& memory, uint32_t data, const std:
     // What the other workgroups have left: one row tile, of which each has a unit.
     attn_gfx942_decode_kernarg a;
     std::memcpy(&a, m.problem.kernarg.data(), sizeof a);
-    const auto parts = unsigned(m.problem.launch.grid[0]);
+    const auto parts = unsigned(a.column_blocks);
     std::normal_distribution<float> normal;
     const size_t stats_at = size_t(reinterpret_cast<char*>(a.stats) - at),
                  arrived_at = size_t(reinterpret_cast<char*>(a.arrived) - at);
@@ -171,7 +172,7 @@ std::vector<Decode> decodes() {
        .want_lse = false,
        .sigma = 2},
       Keys{.capacity = 1400});
-  add({.group = 8, .flags = ATTN_CAUSAL, .out_type = ATTN_F16, .workgroups = 5},
+  add({.group = 8, .flags = ATTN_CAUSAL, .out_type = ATTN_F16, .compute_units = 5},
       Keys{.capacity = 1000});
   // Lengths that are clamped, a sequence without keys, row tiles.
   add({.batch = 4,
@@ -209,8 +210,8 @@ std::vector<Decode> decodes() {
   // Each element of a row of q decides once what power of two makes it f16.
   add({.batch = 2, .heads_kv = 2, .group = 16, .seqlen_q = 2, .scale = 0x1p-18f, .peaks = true},
       Keys{.capacity = 40});
-  // Scores so large that products are rounded before the maximum is taken off.
-  add({.group = 3, .scale = 3e7f}, Keys{.capacity = 900});
+  // Scores so large that products are rounded before the maximum is taken off; in plain tiles.
+  add({.group = 3, .scale = 3e7f, .compute_units = 1}, Keys{.capacity = 900});
   // Segments: packed ones, pages that hold whole tiles and pages that do not, one out of range.
   add({.batch = 3, .group = 2, .seqlen_q = 2, .flags = ATTN_CAUSAL},
       Keys{.capacity = 100, .layout = ATTN_PACKED, .lengths = {100, 0, 51}},
@@ -247,9 +248,15 @@ std::vector<Decode> decodes() {
   for (const int parts : {2, 7, 31, 32, 33, 70})
     add({.group = 3,
          .out_type = parts % 2 ? ATTN_F32 : ATTN_BF16,
-         .workgroups = parts,
+         .compute_units = parts,
          .alone = true},
         Keys{.capacity = 64 * parts});
+  // The same in the first of two columns.
+  add({.heads_kv = 2, .group = 3, .compute_units = 80, .alone = true}, Keys{.capacity = 64 * 40});
+  // As many segments as there may be.
+  add({.group = 2, .flags = ATTN_CAUSAL}, Keys{.capacity = 40}, Keys{.capacity = 64},
+      Keys{.capacity = 9}, Keys{.capacity = 20}, Keys{.capacity = 65}, Keys{.capacity = 1},
+      Keys{.capacity = 30}, Keys{.capacity = 100});
   return all;
 }
 
