@@ -51,6 +51,7 @@ std::byte* device_bytes(Wave& w, uint64_t address, uint32_t bytes, bool read, bo
       return nullptr;
     }
   }
+  if (w.view && (read || write) && !w.view->note(*a, at, bytes, read, write)) return nullptr;
   if (write) std::memset(a->defined + at, 1, bytes);
   return a->data + at;
 }
