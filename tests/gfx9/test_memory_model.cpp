@@ -243,8 +243,11 @@ const std::vector<Case> cases = {
     {"wait_for_another", FaultKind::MissingWaitcnt,
      wave(0, "global_load_dword v6, v0, s[6:7]\n" + put + "s_waitcnt vmcnt(1)\n", "E1") + barrier +
          wave(1, get, "E2")},
-    {"overwritten", FaultKind::MemoryRace, wave(0, put + done, "F1") + wave(1, put, "F2")},
-    {"overwritten_later", {}, wave(0, put + done, "G1") + barrier + wave(1, put, "G2")},
+    {"overwritten", FaultKind::MemoryRace,
+     wave(0, put + done, "F1") + wave(1, "v_mov_b32 v2, 2\n" + put, "F2")},
+    {"overwritten_later",
+     {},
+     wave(0, put + done, "G1") + barrier + wave(1, "v_mov_b32 v2, 2\n" + put, "G2")},
     {"overwritten_before_read", FaultKind::MemoryRace,
      wave(0, get + done, "H1") + wave(1, put, "H2")},
     {"overwritten_after_read", {}, wave(0, get + done, "I1") + barrier + wave(1, put, "I2")},
@@ -257,13 +260,14 @@ const std::vector<Case> cases = {
          wave(1, "global_store_byte v0, v2, s[4:5] offset:1\n", "K2") +
          "global_load_ubyte v4, v0, s[6:7]\n"},
     {"same_byte", FaultKind::MemoryRace,
-     wave(0, "global_store_short v0, v2, s[4:5]\n", "L1") +
+     wave(0, "v_mov_b32 v2, 0x300\n global_store_short v0, v2, s[4:5]\n", "L1") +
          wave(1, "global_store_byte v0, v2, s[4:5] offset:1\n", "L2")},
     {"atomics", {}, "global_atomic_add v1, v2, s[4:5]\n", 3, 128},
     {"atomic_and_store", FaultKind::MemoryRace,
      group(0, "global_atomic_add v1, v2, s[4:5]\n", "M1") + group(1, put, "M2"), 2, 64},
 
-    {"groups", FaultKind::MemoryRace, put, 2, 64},
+    {"groups", FaultKind::MemoryRace, "v_mov_b32 v2, s2\n" + put, 2, 64},
+    {"groups_same_value", {}, put, 2, 64},
     {"groups_elsewhere", {}, "s_lshl_b32 s10, s2, 8\n v_add_u32 v0, s10, v0\n" + put, 2, 64},
     {"groups_flag",
      {},
@@ -272,12 +276,12 @@ const std::vector<Case> cases = {
      64},
     {"groups_flag_overwritten",
      {},
-     group(0, put + release_flag, "O1") + group(1, acquire_flag + put, "O2"),
+     group(0, put + release_flag, "O1") + group(1, acquire_flag + "v_mov_b32 v2, 2\n" + put, "O2"),
      2,
      64},
     {"groups_flag_overwritten_not_written_back", FaultKind::Incoherent,
      group(0, put + done + "global_store_dword v1, v2, s[4:5] offset:256 sc1\n", "P1") +
-         group(1, acquire_flag + put, "P2"),
+         group(1, acquire_flag + "v_mov_b32 v2, 2\n" + put, "P2"),
      2, 64},
     // A third workgroup learns of the first through the second.
     {"groups_chain",

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 
 #include "gfx9emu/wave.h"
 
@@ -27,10 +28,10 @@ uint32_t inst_of(uint64_t entry) {
 }
 
 uint64_t load(const uint64_t& x) {
-  return __atomic_load_n(&x, __ATOMIC_RELAXED);
+  return __atomic_load_n(&x, __ATOMIC_ACQUIRE);
 }
 void store(uint64_t& x, uint64_t value) {
-  __atomic_store_n(&x, value, __ATOMIC_RELAXED);
+  __atomic_store_n(&x, value, __ATOMIC_RELEASE);
 }
 // Bytes of one instruction add up.
 void record(uint64_t& x, uint64_t mine, uint32_t bytes) {
@@ -264,7 +265,8 @@ void MemoryView::meet(std::span<const std::unique_ptr<Wave>> waves) {
 
 // ---- Accesses ----------------------------------------------------------------------------------
 
-bool MemoryView::note(const Allocation& a, uint64_t at, uint32_t bytes, bool read, bool write) {
+bool MemoryView::note(const Allocation& a, uint64_t at, uint32_t bytes, bool read, bool write,
+                      const void* value) {
   Cell* cells = cells_of(a);
   const uint64_t clock = wave_.next_operation();
   if (!cells || clock > max_clock) return true;
@@ -273,24 +275,27 @@ bool MemoryView::note(const Allocation& a, uint64_t at, uint32_t bytes, bool rea
   const bool scalar = inst.cls == Class::Smem;
   const uint64_t mine = pack(id_, clock, wave_.entry.inst), end = at + bytes;
   for (uint64_t i = at / 4; 4 * i < end; ++i) {
-    uint32_t touched = all_bytes;
-    if (4 * i < at) touched &= all_bytes << (at - 4 * i);
-    if (4 * i + 4 > end) touched &= all_bytes >> (4 * i + 4 - end);
+    const uint64_t from = std::max(4 * i, at), to = std::min(4 * i + 4, end);
+    const uint32_t touched = (all_bytes << (from - 4 * i)) & (all_bytes >> (4 * i + 4 - to));
+    const std::byte* data = value ? static_cast<const std::byte*>(value) + (from - at) : nullptr;
     Cell& c = cells[i];
     const uint64_t last_write = load(c.write);
-    if (last_write & touched && (scalar || wave_of(last_write) != id_)) {
-      const Access access{a, i, scope};
-      if (write ? !check_write(access, last_write) : !check_read(access, last_write)) return false;
-    }
-    if (write) {
+    const bool by_other = last_write & touched && (scalar || wave_of(last_write) != id_);
+    if (!write) {
+      if (by_other && !check_read({a, i, scope}, last_write)) return false;
+      record(c.read, mine, touched);
+    } else {
+      // Who writes what is there already does not matter.
+      const bool same = by_other && data && std::memcmp(a.data + from, data, to - from) == 0;
+      if (by_other && !same && !check_write({a, i, scope}, last_write)) return false;
       const uint64_t last_read = load(c.read);
       if (last_read & touched && wave_of(last_read) != id_ &&
           !check_write_after_read({a, i, scope}, last_read)) {
         return false;
       }
+      // Who sees the record sees the value.
+      if (data) std::memcpy(a.data + from, data, to - from);
       record(c.write, mine, touched);
-    } else {
-      record(c.read, mine, touched);
     }
     if (scope != Scope::Wave) {
       synchronise(a.address + 4 * i, clock, scope, read && inst.is_load, write, read);

@@ -88,7 +88,9 @@ class MemoryView {
   MemoryView(MemoryModel& model, class Wave& wave);
 
   // The current instruction accesses bytes [at, at + bytes); false after a fault of the wave.
-  bool note(const Allocation& a, uint64_t at, uint32_t bytes, bool read, bool write);
+  // `value`: what a store is going to leave there; it does so before this returns.
+  bool note(const Allocation& a, uint64_t at, uint32_t bytes, bool read, bool write,
+            const void* value);
   void write_back(const Inst& inst);  // before the operation is issued
   void invalidate(const Inst& inst);
   void invalidate_scalar();

@@ -223,7 +223,7 @@ std::byte* target_bytes(Wave& w, const Target& t, int lane, uint32_t bytes, bool
                         uint32_t align, const void* value = nullptr) {
   switch (t.space) {
     case Target::Space::Device:
-      return device_bytes(w, t.address, bytes, read, write, read && write ? align : 1);
+      return device_bytes(w, t.address, bytes, read, write, read && write ? align : 1, value);
     case Target::Space::Lds:
       return lds_bytes(w, t.address, bytes, read, write, false, align, value);
     case Target::Space::Scratch:
