@@ -212,6 +212,8 @@ std::string why_harmless(const std::string& kernel, const Mutation& mutation) {
   switch (mutation.kind) {
     case MutationKind::Nop:
       return nop_is_needed(kernel, offset_of(mutation)) == false ? "LLVM does not put it back" : "";
+    case MutationKind::Cache:
+      break;
     case MutationKind::Wait:
     case MutationKind::Barrier:
       return right_in_any_order(kernel, mutation);

@@ -53,7 +53,8 @@ std::string swap_register(const std::string& text, const Kernel& kernel, std::mt
 }  // namespace
 
 const char* kind_name(MutationKind kind) {
-  static const char* const names[] = {"s_waitcnt", "s_nop", "s_barrier", "descriptor", "register"};
+  static const char* const names[] = {"s_waitcnt",  "s_nop",    "s_barrier",
+                                      "descriptor", "register", "cache"};
   return names[int(kind)];
 }
 
@@ -89,6 +90,40 @@ std::vector<Mutation> dropped_and_lowered(const std::string& kernel, const CodeO
   if (d.workgroup_id_y) field("no workgroup_id_y", [](Descriptor& x) { x.workgroup_id_y = false; });
   if (d.workgroup_id_z) field("no workgroup_id_z", [](Descriptor& x) { x.workgroup_id_z = false; });
   if (d.lds_bytes) field("lds_bytes - 4", [](Descriptor& x) { x.lds_bytes -= 4; });
+  return all;
+}
+
+std::vector<Mutation> weakened_atomics(const std::string& kernel, const CodeObject& object) {
+  std::vector<Mutation> all;
+  const auto& insts = object.program().insts;
+  const auto is_control = [&](size_t i) {
+    return insts[i].name == "buffer_wbl2" || insts[i].name == "buffer_inv";
+  };
+  const auto add = [&](size_t i, const std::string& by) {
+    const uint64_t offset = insts[i].offset - object.kernel(kernel)->entry;
+    all.push_back({MutationKind::Cache,
+                   "+" + std::to_string(offset) + " " + insts[i].text + " -> " + by, int(i), by,
+                   [i, by](CodeObject& o) {
+                     if (by.empty()) return drop(program_of(o), int(i));
+                     Inst& inst = program_of(o).insts[i];
+                     Inst made;
+                     parse_instruction(by, made);
+                     made.offset = inst.offset;
+                     made.size = inst.size;
+                     inst = made;
+                   }});
+  };
+  for (size_t i = 0; i < insts.size(); ++i) {
+    if (is_control(i)) {
+      add(i, "");
+      add(i, insts[i].name);
+      add(i, insts[i].name + " sc0");
+    } else if (insts[i].cls == Class::Wait && insts[i].vmcnt == 0 &&
+               (is_control(i - 1) || is_control(i + 1))) {
+      add(i, "");
+      add(i, "s_waitcnt vmcnt(1)");
+    }
+  }
   return all;
 }
 

@@ -10,7 +10,7 @@
 
 namespace attn::test {
 
-enum class MutationKind { Wait, Nop, Barrier, Descriptor, Register };
+enum class MutationKind { Wait, Nop, Barrier, Descriptor, Register, Cache };
 
 struct Mutation {
   MutationKind kind;
@@ -26,6 +26,9 @@ const char* kind_name(MutationKind kind);
 std::vector<Mutation> dropped_and_lowered(const std::string& kernel,
                                           const gfx9emu::CodeObject& object,
                                           const std::set<uint32_t>& executed);
+// Each buffer_wbl2, buffer_inv and s_waitcnt beside an atomic of device memory dropped or weakened.
+std::vector<Mutation> weakened_atomics(const std::string& kernel,
+                                       const gfx9emu::CodeObject& object);
 // One register of each of `count` random operands swapped for another of its kind and size.
 std::vector<Mutation> swapped_registers(const std::string& kernel,
                                         const gfx9emu::CodeObject& object,

@@ -115,6 +115,7 @@ void mutate(const std::string& name, Count* all) {
   check_unchanged(kernel);
   const auto& executed = kernel.right.executed;
   Count count = try_all(kernel, dropped_and_lowered(name, *kernel.object, executed));
+  count += try_all(kernel, weakened_atomics(name, *kernel.object));
   count += try_all(kernel, swapped_registers(name, *kernel.object, executed, swaps, 2026));
   print(name, count);
   *all += count;
@@ -143,6 +144,30 @@ TEST_CASE("the decode kernels: all code is reached, in any order of waves", "[gf
     const Subject kernel(name);
     if (!kernel.object) ATTN_SKIP("no code object of " + name);
     check_unchanged(kernel);
+  }
+}
+
+// Where workgroups merge their parts (arrive in asm/include/decode_merge.inc): what each
+// write-back, invalidation and wait is for.
+TEST_CASE("mutations of the merge between workgroups are noticed", "[gfx9][mutation-merge]") {
+  for (const std::string name : {"decode_gfx942_bf16_d64", "decode_gfx942_fp8_d128"}) {
+    const Subject kernel(name);
+    if (!kernel.object) ATTN_SKIP("no code object of " + name);
+    REQUIRE(kernel.right.fault == "");
+    const std::vector<Mutation> all = weakened_atomics(name, *kernel.object);
+    CHECK(all.size() == 10);
+    for (const Mutation& mutation : all) {
+      INFO(name << " " << mutation.text);
+      // Every order of waves shows it.
+      for (const uint64_t seed : {0, 7}) {
+        Memory own;
+        const auto mutant = load_shipped(name, &own);
+        mutation.apply(*mutant);
+        const ShippedRun run = run_shipped(name, *mutant, own, {.seed = seed}, 42, &kernel.right);
+        INFO("seed " << seed << ": " << run.fault);
+        CHECK(run.fault != "");
+      }
+    }
   }
 }
 

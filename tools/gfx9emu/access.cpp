@@ -26,7 +26,7 @@ bool misaligned(Wave& w, const char* space, uint64_t address, uint32_t align) {
 }  // namespace
 
 std::byte* device_bytes(Wave& w, uint64_t address, uint32_t bytes, bool read, bool write,
-                        uint32_t align) {
+                        uint32_t align, const void* value) {
   const Allocation* a = w.last_allocation;
   if (!a || address - a->address >= a->bytes) {
     a = w.last_allocation = w.context.memory->find(address);
@@ -51,6 +51,7 @@ std::byte* device_bytes(Wave& w, uint64_t address, uint32_t bytes, bool read, bo
       return nullptr;
     }
   }
+  if (w.view && (read || write) && !w.view->note(*a, at, bytes, read, write, value)) return nullptr;
   if (write) std::memset(a->defined + at, 1, bytes);
   return a->data + at;
 }

@@ -10,8 +10,9 @@ namespace gfx9emu {
 
 // The bytes at a device address, or null after a fault. `bytes` is 1, 2 or a multiple of 4, up
 // to 64.
+// `value`: those that are going to be written there, if they are known.
 std::byte* device_bytes(Wave& w, uint64_t address, uint32_t bytes, bool read, bool write,
-                        uint32_t align);
+                        uint32_t align, const void* value = nullptr);
 // Where a scalar load (s_load) begins.
 uint64_t scalar_load_address(const Wave& w, const Inst& inst);
 // LDS bytes [offset, offset + bytes).

@@ -17,6 +17,7 @@
 #include "gfx9emu/inst.h"
 #include "gfx9emu/level.h"
 #include "gfx9emu/memory.h"
+#include "gfx9emu/scope.h"
 
 namespace gfx9emu {
 
@@ -29,6 +30,11 @@ struct Options {
   Level level = Level::Strict;
   // Wait states are part of the checks; they can be left out by themselves.
   bool hazards = true;
+  // So are races, stale caches and outstanding stores in device memory (memory_model.h).
+  bool memory_model = true;
+  // How far apart workgroups count as: Agent, on different dies of a device; System, on different
+  // devices.
+  Scope apart = Scope::Agent;
   // 0: workgroups and waves take turns in order and loads deliver at once. Otherwise workgroups
   // come in another order, waves are interleaved at random, and what a load returns appears in its
   // registers at a random time before the wait.
@@ -53,6 +59,8 @@ enum class FaultKind : uint8_t {
   MissingWaitcnt,     // a load's result used, or its register overwritten, before it has arrived
   MissingWaitStates,  // s_nop or independent instructions
   LdsRace,
+  MemoryRace,   // two waves access device memory and nothing orders them
+  Incoherent,   // what was written there is not written back, or a cache may be stale
   OutOfBounds,  // device memory, LDS or scratch
   UseAfterFree,
   Misaligned,

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <mutex>
 #include <optional>
+#include <random>
 #include <thread>
 
 #include "gfx9emu/emu.h"
@@ -13,6 +14,7 @@ namespace gfx9emu {
 namespace {
 
 constexpr uint32_t max_lds = 65536;
+constexpr size_t interleaved = 3;                // workgroups of one host thread that take turns
 constexpr uint32_t dynamic_stack_bytes = 16384;  // per lane, where a kernel calls through pointers
 
 uint32_t scratch_per_lane(const Descriptor& d) {
@@ -193,52 +195,52 @@ void Workgroup::release_barrier() {
     w->at_barrier = false;
     if (w->checks) w->carry_lds_over_barrier();
   }
+  MemoryView::meet(waves);
 }
 
-void Workgroup::run() {
+bool Workgroup::run() {
   const bool shuffled = context_.options->seed != 0;
   // Long enough to be fast, short enough that a wave that waits for another's flag gets its turn.
   constexpr uint64_t turn = 4096;
-  for (;;) {
-    std::vector<Wave*> ready;
-    uint32_t ended = 0;
-    Wave* waiting = nullptr;
-    for (const auto& w : waves) {
-      if (w->failed) return;
-      if (w->done) {
-        ++ended;
-      } else if (w->at_barrier) {
-        waiting = w.get();
-      } else {
-        ready.push_back(w.get());
-      }
-    }
-    if (ended == waves.size()) return;
-    if (ready.empty()) {
-      if (ended > 0 && context_.options->checks) {
-        waiting->fail(FaultKind::Barrier, std::to_string(ended) + " of " +
-                                              std::to_string(waves.size()) +
-                                              " waves have ended and never reach this barrier");
-        return;
-      }
-      release_barrier();
-      continue;
-    }
-    if (shuffled) {
-      // A few instructions of any wave, again and again.
-      for (int i = 0; i < 64 && !ready.empty(); ++i) {
-        Wave* w = ready[random() % ready.size()];
-        w->run(1 + random() % 32);
-        if (w->failed) return;
-        if (w->done || w->at_barrier) std::erase(ready, w);
-      }
+  std::vector<Wave*> ready;
+  uint32_t ended = 0;
+  Wave* waiting = nullptr;
+  for (const auto& w : waves) {
+    if (w->failed) return false;
+    if (w->done) {
+      ++ended;
+    } else if (w->at_barrier) {
+      waiting = w.get();
     } else {
-      for (Wave* w : ready) {
-        w->run(turn);
-        if (w->failed) return;
-      }
+      ready.push_back(w.get());
     }
   }
+  if (ended == waves.size()) return false;
+  if (ready.empty()) {
+    if (ended > 0 && context_.options->checks) {
+      waiting->fail(FaultKind::Barrier, std::to_string(ended) + " of " +
+                                            std::to_string(waves.size()) +
+                                            " waves have ended and never reach this barrier");
+      return false;
+    }
+    release_barrier();
+    return true;
+  }
+  if (shuffled) {
+    // A few instructions of any wave, again and again.
+    for (int i = 0; i < 64 && !ready.empty(); ++i) {
+      Wave* w = ready[random() % ready.size()];
+      w->run(1 + random() % 32);
+      if (w->failed) return false;
+      if (w->done || w->at_barrier) std::erase(ready, w);
+    }
+    return true;
+  }
+  for (Wave* w : ready) {
+    w->run(turn);
+    if (w->failed) return false;
+  }
+  return true;
 }
 
 Report launch(Memory& memory, const Kernel& kernel, Dim3 grid, Dim3 block,
@@ -288,6 +290,10 @@ Report launch(Memory& memory, const Kernel& kernel, Dim3 grid, Dim3 block,
   fill_kernarg(memory, arguments.address(), kernel, grid, block, kernarg, dynamic_lds);
   fill_dispatch(memory, dispatch.address(), context);
 
+  std::unique_ptr<MemoryModel> memory_model;
+  if (options.checks && options.memory_model) memory_model = MemoryModel::create(context);
+  context.memory_model = memory_model.get();
+
   const uint64_t groups = uint64_t(grid.x) * grid.y * grid.z;
   std::atomic<uint64_t> next{0};
   // Nobody knows the order of workgroups either; this takes each once.
@@ -295,15 +301,29 @@ Report launch(Memory& memory, const Kernel& kernel, Dim3 grid, Dim3 block,
   const bool backwards = options.seed & 1;
   std::mutex mutex;
   int errors = 0;
+  // Workgroups that hand data to each other take turns too.
+  const size_t at_once =
+      options.seed != 0 && memory_model && memory_model->synchronises() ? interleaved : 1;
   const auto work = [&] {
+    std::vector<std::pair<uint64_t, std::unique_ptr<Workgroup>>> residents;
+    std::mt19937_64 random(options.seed);
     for (;;) {
-      const uint64_t turn = next++;
-      if (turn >= groups) return;
-      const uint64_t n = (first + (backwards ? groups - turn : turn)) % groups;
-      const Dim3 id{static_cast<uint32_t>(n % grid.x), static_cast<uint32_t>(n / grid.x % grid.y),
-                    static_cast<uint32_t>(n / grid.x / grid.y)};
-      Workgroup group(context, id, options.seed ^ (n * 0x9e3779b97f4a7c15));
-      group.run();
+      while (residents.size() < at_once) {
+        const uint64_t turn = next++;
+        if (turn >= groups) break;
+        const uint64_t n = (first + (backwards ? groups - turn : turn)) % groups;
+        const Dim3 id{static_cast<uint32_t>(n % grid.x), static_cast<uint32_t>(n / grid.x % grid.y),
+                      static_cast<uint32_t>(n / grid.x / grid.y)};
+        residents.emplace_back(
+            n, std::make_unique<Workgroup>(context, id, options.seed ^ (n * 0x9e3779b97f4a7c15)));
+      }
+      if (residents.empty()) return;
+      const size_t chosen = residents.size() == 1 ? 0 : random() % residents.size();
+      if (residents[chosen].second->run()) continue;
+      const uint64_t n = residents[chosen].first;
+      const std::unique_ptr<Workgroup> ended = std::move(residents[chosen].second);
+      Workgroup& group = *ended;
+      residents.erase(residents.begin() + static_cast<ptrdiff_t>(chosen));
       const std::lock_guard lock(mutex);
       for (Fault& f : group.faults) {
         // What one workgroup warned of, the others need not repeat.

@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <mutex>
 
 #include "gfx9emu/access.h"
 #include "gfx9emu/address.h"
@@ -222,7 +223,7 @@ std::byte* target_bytes(Wave& w, const Target& t, int lane, uint32_t bytes, bool
                         uint32_t align, const void* value = nullptr) {
   switch (t.space) {
     case Target::Space::Device:
-      return device_bytes(w, t.address, bytes, read, write, read && write ? align : 1);
+      return device_bytes(w, t.address, bytes, read, write, read && write ? align : 1, value);
     case Target::Space::Lds:
       return lds_bytes(w, t.address, bytes, read, write, false, align, value);
     case Target::Space::Scratch:
@@ -248,7 +249,14 @@ void for_lanes(const Wave& w, uint64_t lanes, F f) {
   for (; lanes != 0 && !w.failed; lanes &= lanes - 1) f(std::countr_zero(lanes));
 }
 
+// Between its access and what the memory model makes of it no other atomic access may come.
+std::unique_lock<std::mutex> exclusive_access(const Wave& w, const Inst& in) {
+  if (!w.context.memory_model) return {};
+  return w.context.memory_model->exclusive(in);
+}
+
 void load(Wave& w, const Inst& in) {
+  const auto exclusive = exclusive_access(w, in);
   const uint32_t bytes = in.mem_bytes, dwords = (bytes + 3) / 4, align = std::min(bytes, 4u);
   const uint64_t lanes = w.exec();
   const Addresses addresses(w, in);
@@ -276,6 +284,7 @@ void load(Wave& w, const Inst& in) {
 
 // Memory straight to LDS: lane after lane from M0 on.
 void load_to_lds(Wave& w, const Inst& in) {
+  const auto exclusive = exclusive_access(w, in);
   const uint32_t bytes = in.mem_bytes;
   const uint64_t lanes = w.exec();
   const Addresses addresses(w, in);
@@ -380,6 +389,7 @@ void load_any(Wave& w, const Inst& in) {
 
 void store(Wave& w, const Inst& in) {
   if (in.cls == Class::Scratch) return scratch_store(w, in);
+  const auto exclusive = exclusive_access(w, in);
   const uint32_t bytes = in.mem_bytes, dwords = (bytes + 3) / 4, align = std::min(bytes, 4u);
   const uint64_t lanes = w.exec();
   const Addresses addresses(w, in);
@@ -407,6 +417,7 @@ void store(Wave& w, const Inst& in) {
 }
 
 void atomic(Wave& w, const Inst& in) {
+  const auto exclusive = exclusive_access(w, in);
   const uint32_t bytes = in.mem_bytes;
   const int dwords = static_cast<int>(bytes / 4);
   const uint64_t lanes = w.exec();
@@ -449,10 +460,13 @@ void atomic(Wave& w, const Inst& in) {
   w.issue_load(in, vector_counts(in), to, 3, {data.data(), static_cast<size_t>(dwords)}, lanes);
 }
 
-void cache_control(Wave& w, const Inst& in) {
+void write_back_l2(Wave& w, const Inst& in) {
+  if (w.view) w.view->write_back(in);
   w.issue_other(in, {.vm = true});
 }
-void no_effect(Wave&, const Inst&) {}
+void invalidate(Wave& w, const Inst& in) {
+  if (w.view) w.view->invalidate(in);
+}
 
 // --- The table: each operation for all address spaces that have it.
 
@@ -552,8 +566,8 @@ constexpr Op others[] = {
     scalar_load("s_buffer_load_dwordx4", s_buffer_load<4>),
     scalar_load("s_buffer_load_dwordx8", s_buffer_load<8>),
     scalar_load("s_buffer_load_dwordx16", s_buffer_load<16>),
-    {.name = "buffer_wbl2", .cls = Class::Control, .run = cache_control, .dsts = 0},
-    {.name = "buffer_inv", .cls = Class::Control, .run = no_effect, .dsts = 0},
+    {.name = "buffer_wbl2", .cls = Class::Control, .run = write_back_l2, .dsts = 0},
+    {.name = "buffer_inv", .cls = Class::Control, .run = invalidate, .dsts = 0},
 };
 
 // Names of all spaces, kept for as long as the table.

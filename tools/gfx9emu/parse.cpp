@@ -617,7 +617,10 @@ std::string parse_instruction(std::string_view text, Inst& inst) {
       inst.imm = n;
       continue;
     }
-    if (op->cls == Class::Control || op->cls == Class::End) continue;  // sendmsg(...)
+    if (op->cls == Class::Control || op->cls == Class::End) {
+      parse_modifier(part, inst, 0);  // of buffer_wbl2 and buffer_inv; else sendmsg(...)
+      continue;
+    }
     if (inst.op_count == inst.op.size()) return "more than 6 operands";
     Operand& o = inst.op[inst.op_count];
     const int source = inst.op_count - inst.dst_count;

@@ -25,6 +25,10 @@ const char* fault_name(FaultKind kind) {
       return "missing wait states";
     case FaultKind::LdsRace:
       return "LDS race";
+    case FaultKind::MemoryRace:
+      return "memory race";
+    case FaultKind::Incoherent:
+      return "incoherent memory";
     case FaultKind::OutOfBounds:
       return "out of bounds";
     case FaultKind::UseAfterFree:

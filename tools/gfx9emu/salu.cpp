@@ -367,6 +367,9 @@ constexpr WaveOp s_call_b64{run_s_call_b64, {Type::B64}};
 void s_endpgm(Wave& w, const Inst&) {
   w.done = true;
 }
+void s_dcache_inv(Wave& w, const Inst&) {
+  if (w.view) w.view->invalidate_scalar();
+}
 void s_barrier(Wave& w, const Inst&) {
   w.at_barrier = true;
   ++w.counters.barriers;
@@ -675,7 +678,7 @@ const Op table[] = {
     control("s_decperflevel", Class::Control, no_effect),
     control("s_ttracedata", Class::Control, no_effect),
     control("s_icache_inv", Class::Control, no_effect),
-    control("s_dcache_inv", Class::Control, no_effect),
+    control("s_dcache_inv", Class::Control, s_dcache_inv),
     control("s_dcache_wb", Class::Control, no_effect),
     control("s_trap", Class::Control, s_trap),
     {.name = "s_memtime", .cls = Class::Smem, .run = s_memtime},

@@ -23,6 +23,7 @@ Wave::Wave(Workgroup& group_, const LaunchContext& context_, uint32_t index_)
   in_flight_.resize(d.vgprs);
   next = static_cast<uint32_t>(context.program->find(context.kernel->entry));
   set_mode(d.mode);
+  if (context.memory_model) view = std::make_unique<MemoryView>(*context.memory_model, *this);
 }
 
 void Wave::set_mode(uint32_t value) {

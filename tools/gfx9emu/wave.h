@@ -14,6 +14,7 @@
 
 #include "gfx9emu/emu.h"
 #include "gfx9emu/hazards.h"
+#include "gfx9emu/memory_model.h"
 #include "gfx9emu/wave_registers.h"
 
 namespace gfx9emu {
@@ -47,6 +48,7 @@ struct LaunchContext {
   // By instruction, with hazards checked.
   std::vector<HazardRoles> hazard_roles;
   bool replays = false;  // checked: loads may be repeated after page faults
+  MemoryModel* memory_model = nullptr;
 };
 
 // A memory operation that its counter still counts.
@@ -152,7 +154,14 @@ class Wave : public WaveRegisters {
   // LDS accesses that have not been waited for reach over a barrier.
   void carry_lds_over_barrier();
 
+  // The number of the next one, and up to which those of device memory have been waited for.
+  uint64_t next_operation() const { return next_id_; }
+  uint64_t completed_operations() const {
+    return vm_queue_.empty() ? next_id_ - 1 : vm_queue_.front().id - 1;
+  }
+
   const Allocation* last_allocation = nullptr;  // of the last device access, a guess for the next
+  std::unique_ptr<MemoryView> view;             // with the memory model
 
   // Runs until the wave ends, waits at a barrier, fails or has executed `limit` instructions.
   void run(uint64_t limit);
@@ -242,7 +251,8 @@ class Workgroup {
   void renew_lds(Wave& wave, uint32_t offset, uint32_t bytes, bool write);
   void land_lds_dma(uint32_t offset, uint32_t bytes);
 
-  void run();
+  // Lets its waves execute for a while; false if none can any more.
+  bool run();
 
  private:
   void release_barrier();

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from amdhsa.failure import Failure
 
-from . import behaviours, hazards, placement, programs, rates, values, vectors
+from . import behaviours, coherence, hazards, placement, programs, rates, values, vectors
 from .assembler import Assembler
 from .report import AGREED, DIFFERS, Part, Report, Rule
 from .runner import Machine, NoBackend
@@ -106,6 +106,7 @@ def run_values(session, report):
     machines = session.assembler, session.emulator, session.device
     report.rules += values.run(session.rules, *machines, values.SHORT if short else values.LONG, session.progress, match)
     report.rules += behaviours.run(*machines, session.progress, match)
+    report.rules += coherence.run(*machines, session.progress, short, match)
     rules, ulps = behaviours.run_sweeps(*machines, 10 if short else 20, session.progress, match)
     report.rules += rules
     report.rules += vectors.run(session.assembler, session.device, session.progress, 40 if short else None, match)

@@ -417,6 +417,7 @@ void Device::configure(const attn_emu_options& o) {
   Options options;
   options.checks = o.checks_off == 0;
   options.hazards = o.hazards_off == 0;
+  options.memory_model = o.memory_model_off == 0;
   options.level = o.level == 1 ? Level::Isa : Level::Strict;
   options.seed = o.seed;
   if (o.instruction_budget != 0) options.instruction_budget = o.instruction_budget;
