@@ -52,7 +52,16 @@ const Op* find_op(std::string_view name) {
   return found == table.end() ? nullptr : found->second;
 }
 
-Decoder::Decoder() {
+const ArchFacts& facts_of(Arch arch) {
+  static constexpr ArchFacts all[] = {{"gfx942", 0x4c, 65536}, {"gfx950", 0x4f, 163840}};
+  return all[static_cast<int>(arch)];
+}
+
+bool Decoder::knows(Arch arch) {
+  return arch == Arch::Gfx942 || GFX9EMU_LLVM >= 20;
+}
+
+Decoder::Decoder(Arch arch) : arch_(arch) {
   static std::once_flag once;
   std::call_once(once, [] {
     LLVMInitializeAMDGPUTargetInfo();
@@ -60,8 +69,8 @@ Decoder::Decoder() {
     LLVMInitializeAMDGPUTargetMC();
     LLVMInitializeAMDGPUDisassembler();
   });
-  context_ =
-      LLVMCreateDisasmCPUFeatures("amdgcn-amd-amdhsa", "gfx942", "", nullptr, 0, nullptr, nullptr);
+  context_ = LLVMCreateDisasmCPUFeatures("amdgcn-amd-amdhsa", facts_of(arch).name, "", nullptr, 0,
+                                         nullptr, nullptr);
 }
 
 Decoder::~Decoder() {
@@ -72,6 +81,7 @@ Inst Decoder::decode(std::span<const std::byte> code, uint64_t offset) const {
   Inst inst;
   inst.offset = offset;
   inst.size = 4;
+  inst.arch = arch_;
   if (code.size() < 4) {
     inst.size = static_cast<uint32_t>(code.size());
     inst.text = "(end of code)";

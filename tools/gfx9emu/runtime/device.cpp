@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -83,11 +84,10 @@ uint64_t elf_bytes(const std::byte* file) {
   return end < max_image ? end : 0;
 }
 
-constexpr unsigned mach_gfx942 = 0x4c;
-bool for_another_device(const std::vector<std::byte>& file) {
+bool for_another_device(const std::vector<std::byte>& file, Arch arch) {
   constexpr unsigned em_amdgpu = 224;
   return file.size() >= elf_header && read<uint16_t>(file.data() + 18) == em_amdgpu &&
-         (read<uint32_t>(file.data() + 48) & 0xff) != mach_gfx942;
+         (read<uint32_t>(file.data() + 48) & 0xff) != facts_of(arch).mach;
 }
 
 std::string text(const Dim3& d) {
@@ -245,8 +245,13 @@ Error Device::load_bytes(std::vector<std::byte> file, void** out) {
   std::string error;
   module->object = CodeObject::load(module->file, &memory, &error);
   if (!module->object)
-    return fail(for_another_device(module->file) ? no_binary_for_gpu : invalid_image, error);
-  // This device is gfx942:sramecc+:xnack-.
+    return fail(for_another_device(module->file, arch()) ? no_binary_for_gpu : invalid_image,
+                error);
+  if (module->object->arch() != arch())
+    return fail(no_binary_for_gpu, std::string("code object: made for ") +
+                                       facts_of(module->object->arch()).name + ", this device is " +
+                                       facts_of(arch()).name);
+  // This device is sramecc+:xnack-.
   if (module->object->xnack() == Setting::On)
     return fail(no_binary_for_gpu, "code object: needs xnack on, this device has it off");
   if (module->object->sramecc() == Setting::Off)
@@ -422,6 +427,16 @@ void Device::configure(const attn_emu_options& o) {
   options.threads = o.threads;
   std::lock_guard lock(mutex_);
   options_ = options;
+  gfx_ = o.gfx;
+}
+
+Arch Device::arch() {
+  static const int usual = [] {
+    const char* text = std::getenv("ATTN_EMU_ARCH");
+    return text && std::string_view(text) == "gfx950" ? 950 : 942;
+  }();
+  std::lock_guard lock(mutex_);
+  return (gfx_ != 0 ? gfx_ : usual) == 950 ? Arch::Gfx950 : Arch::Gfx942;
 }
 
 // ---- streams and events ------------------------------------------------------------------------

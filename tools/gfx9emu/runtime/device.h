@@ -36,7 +36,7 @@ enum Error : int {
 const char* error_name(int code);
 const char* error_text(int code);
 
-constexpr size_t memory_bytes = size_t{192} << 30;
+constexpr size_t memory_bytes = size_t{192} << 30;  // what MI300X has; MI355X has more
 constexpr uint32_t max_threads = 1024;
 constexpr uint32_t max_grid_yz = 65535;
 
@@ -103,6 +103,7 @@ class Device {
   Error elapsed(float* milliseconds, void* start, void* stop);
 
   void configure(const attn_emu_options& options);
+  Arch arch();
 
  private:
   Error load_bytes(std::vector<std::byte> file, void** module);
@@ -119,6 +120,7 @@ class Device {
     options.threads = 0;
     return options;
   }();
+  int gfx_ = 0;  // 0: the usual one
 };
 // Made on first use and never destroyed: HIP calls may come from destructors at exit.
 Device& device();
