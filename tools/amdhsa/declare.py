@@ -198,7 +198,7 @@ def parse(text, file_name, includes=()):
     for number, line in declared_lines(text):
         where = f"{file_name}:{number}"
         words = line.split()
-        if words[:1] == ["architectures"] and not kernel:
+        if words[:1] == ["architectures"]:
             continue  # for_target()
         if words[:1] == ["kernel"]:
             kernel = parse_kernel(words[1:])
