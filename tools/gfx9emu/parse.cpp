@@ -124,6 +124,8 @@ bool is_inline_float(uint32_t code, double& value) {
 }
 
 bool parse_constant(string_view s, Type type, bool has_literal, uint64_t& bits) {
+  // Newer LLVM's way to write a literal that could be an inline constant.
+  if ((eat(s, "lit(") || eat(s, "lit64(")) && eat_end(s, ")")) has_literal = true;
   int64_t integer = 0;
   double value = 0;
   if (parse_int(s, integer)) {
