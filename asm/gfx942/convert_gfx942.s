@@ -1,3 +1,4 @@
+//# architectures gfx942 gfx950
 // Converts between f32, f16, bf16 and the fp8 types. Towards fp8, real values are divided by a descale
 // that is 1, given, or found here (the largest finite |x| over the type's largest value); from fp8 they are
 // multiplied by one. Codes are those of the exact quotient, rounded once to nearest even.
@@ -23,17 +24,17 @@
 //#   i32    src_row_bytes   of head_dim elements
 //#   i32    dst_row_bytes
 //#   i32    nan_shift       towards fp8: attn_gfx942_fp8_codes, see encode_4_fp8
-//#   f32    to_hardware     factor: 1/2 for OCP types, 1 for FNUZ
+//#   f32    to_hardware     factor: 1/2 for OCP types, 1 for FNUZ; on gfx950 1 and 2
 //#   f32    limit           largest |x * to_hardware|; infinity: none
 //#   i32    nan_mask
 //#   i32    sign_always     0x80808080: codes 0 and NaN carry a sign; 0: they do not
 //#   f32    max_mantissa    the type's largest finite value is max_mantissa * 2^max_exponent
 //#   f32    max_inverse     1 / max_mantissa, rounded
 //#   i32    max_exponent
-//#   f32    from_hardware   from fp8: factor 2 for OCP types, 1 for FNUZ
-//#   i32    code_mask       from fp8: 0x7f7f7f7f for OCP types, -1 for FNUZ
+//#   f32    from_hardware   from fp8: factor 2 for OCP types, 1 for FNUZ; on gfx950 1 and 1/2
+//#   i32    code_mask       from fp8: 0x7f7f7f7f for OCP types, -1 for FNUZ; on gfx950 for all 0x7f7f7f7f
 //#   f32    inf_value       from e5m2: what stands for an infinity; from fp8: from where on for NaN; infinity: nothing
-//#   f32    nan_value
+//#   f32    nan_value       on gfx950, from e4m3: what codes 0x80 (inf_value) and 0x7f (nan_value) mean
 //#   i32    log2_per_lane   elements that a lane takes at a time: 2 four, for which head_dim is a multiple
 //                             of 4, and src, dst, strides of what 4 elements take, up to 16; 0 one
 //
@@ -137,7 +138,8 @@ vgpr divisor_inverse                    // about 1 / divisor_mantissa
 .endm
 
 // v[x .. x+3] = the values of v[codes]. FNUZ codes are read as they are, NaN included; of OCP codes the
-// magnitude, which is never the NaN of FNUZ. Only e5m2 has an infinity.
+// magnitude, which is never the NaN of FNUZ. Only e5m2 has an infinity. gfx950 reads magnitudes as OCP's; those of FNUZ are half of
+// that, but for the largest, and 0x80 is NaN.
 .macro decode format
   v_and_b32_e32 v[u], s[code_mask], v[codes]
   unpack_4_fp8 x, u, w, \format
@@ -145,6 +147,24 @@ vgpr divisor_inverse                    // about 1 / divisor_mantissa
   v_lshlrev_b32_e32 v[u+1], 16, v[codes]
   v_lshlrev_b32_e32 v[u+2], 8, v[codes]
   v_mov_b32_e32 v[u+3], v[codes]
+  .if gfx950
+  v_mov_b32_e32 v[w], s[inf_value]
+  v_mov_b32_e32 v[w+1], s[nan_value]
+  .irp i, 0, 1, 2, 3
+  .ifc \format, fp8
+  v_mul_f32_e32 v[x+\i], s[from_hardware], v[x+\i]
+  v_cmp_u_f32_e32 vcc, v[x+\i], v[x+\i]
+  wait_states 2                                             // v_cmp -> v_cndmask
+  v_cndmask_b32_e32 v[x+\i], v[x+\i], v[w+1], vcc
+  .endif
+  v_bfi_b32 v[x+\i], s[abs_mask], v[x+\i], v[u+\i]
+  .ifc \format, fp8
+  v_cmp_eq_u32_e32 vcc, 0x80000000, v[x+\i]
+  wait_states 2                                             // v_cmp -> v_cndmask
+  v_cndmask_b32_e32 v[x+\i], v[x+\i], v[w], vcc
+  .endif
+  .endr
+  .else
   .ifc \format, bf8
   v_mov_b32_e32 v[w], s[infinity]
   .endif
@@ -162,6 +182,7 @@ vgpr divisor_inverse                    // about 1 / divisor_mantissa
   v_cndmask_b32_e64 v[x+\i], v[x+\i], v[w+1], s[mask+2:mask+3]
   v_bfi_b32 v[x+\i], s[abs_mask], v[x+\i], v[u+\i]
   .endr
+  .endif
 .endm
 
 kernel_entry convert_gfx942

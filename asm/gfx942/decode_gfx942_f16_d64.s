@@ -1,3 +1,4 @@
+//# architectures gfx942 gfx950
 // Attention of a few queries against many keys, f16, head dimensions up to 64. include/decode.inc is the kernel,
 // docs/gfx942.md describes it.
 //

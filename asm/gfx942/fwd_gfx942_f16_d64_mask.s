@@ -1,3 +1,4 @@
+//# architectures gfx942 gfx950
 // Attention forward in f16 with head dimensions up to 64. A workgroup has 256 queries of a head, a wave 64 of them, and
 // walks the tiles of 64 keys that prepare_gfx942_16bit has written, from the last that it sees to the first, of those that a
 // block mask shows. include/forward_16bit.inc and block_mask.inc are the kernel, docs/gfx942.md describes it.

@@ -1,3 +1,4 @@
+//# architectures gfx942 gfx950
 // Appends new tokens to a KV cache: rotates K and q, divides by descales, converts to the cache's types. A workgroup has one
 // token, a lane 8 neighbouring elements of a head, head_threads lanes a head, chunk_heads heads at a time of K, V or q.
 //

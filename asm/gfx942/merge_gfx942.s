@@ -1,3 +1,4 @@
+//# architectures gfx942 gfx950
 // Merges partial attention results by their log-sum-exp: m = max lse, w = exp(lse - m),
 // out = sum(w out) / sum(w), lse = m + log(sum(w)). Parts with lse -inf are not read.
 // One wave per row of head_dim elements; four queries of one head and batch entry per workgroup.

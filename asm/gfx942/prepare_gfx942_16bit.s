@@ -1,3 +1,4 @@
+//# architectures gfx942 gfx950
 // Writes K and V of every (batch, KV head) as the forward kernels of bf16 and f16 read them. include/prepare.inc is the kernel and says how.
 //
 //# kernel prepare_gfx942_16bit workgroup=256

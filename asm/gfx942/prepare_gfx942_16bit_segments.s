@@ -1,3 +1,4 @@
+//# architectures gfx942 gfx950
 // Writes K and V of every (batch, KV head) as the forward kernels of bf16 and f16 read them, from segments and pages.
 // include/prepare.inc and prepare_segments.inc are the kernel and say how.
 //

@@ -742,7 +742,7 @@ ATTN_API attn_status attn_explain(attn_context* context, const attn_problem* pro
 /* The description of a device, which need not be in this machine. */
 typedef struct attn_device {
   size_t struct_size;
-  const char* arch;         /* "sm_80", "sm_89", "sm_90", "gfx942" */
+  const char* arch;         /* "sm_80", "sm_89", "sm_90", "gfx942", "gfx950" */
   int32_t multiprocessors;  /* compute units */
   int64_t shared_bytes_max; /* the most shared memory or LDS of one thread block */
   int64_t l2_bytes;         /* 0: not known */

@@ -209,7 +209,7 @@ Status explain(const Machine& machine, const attn_problem* in, char* text, size_
 Status backend_of(const std::string& arch, attn_backend* backend) {
   const bool cuda = arch_runs_on("compute_80", arch), gfx = arch.starts_with("gfx");
   if (!cuda && !gfx)
-    return invalid("device.arch is \"", arch, "\"; accepted: sm_80 and later, gfx942");
+    return invalid("device.arch is \"", arch, "\"; accepted: sm_80 and later, gfx942, gfx950");
   *backend = cuda ? ATTN_BACKEND_CUDA : ATTN_BACKEND_HIP;
   return {};
 }
@@ -217,7 +217,7 @@ Status backend_of(const std::string& arch, attn_backend* backend) {
 Status describe(const attn_device* in, DeviceInfo* device) {
   attn_device d;
   ATTN_TRY(copy_versioned("device", in, &d));
-  if (!d.arch) return invalid("device.arch is NULL; accepted: sm_80 and later, gfx942");
+  if (!d.arch) return invalid("device.arch is NULL; accepted: sm_80 and later, gfx942, gfx950");
   ATTN_TRY(in_range("device.multiprocessors", d.multiprocessors, 1, max_extent));
   ATTN_TRY(in_range("device.shared_bytes_max", d.shared_bytes_max, 1, max_extent));
   ATTN_TRY(in_range("device.l2_bytes", d.l2_bytes, 0, max_offset));

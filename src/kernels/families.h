@@ -12,12 +12,12 @@ std::span<const Kernel> sm90_mixed_rows();        // sm90_mixed.cpp: fwd_sm90_*_
 std::span<const Kernel> sm90_forward_rows();      // sm90_forward.cpp: fwd_sm90_*
 std::span<const Kernel> sm90_fp8_rows();          // sm90_fp8.cpp: fwd_sm90_fp8_*
 std::span<const Kernel> sm80_forward_rows();      // sm80_forward.cpp: fwd_sm80_*
-std::span<const Kernel> gfx942_decode_rows();     // gfx942_decode.cpp: decode_gfx942_*
-std::span<const Kernel> gfx942_forward_rows();    // gfx942_forward.cpp: fwd_gfx942_*
+std::span<const Kernel> gfx942_decode_rows();     // gfx942_decode.cpp: decode_gfx942_*, _gfx950_*
+std::span<const Kernel> gfx942_forward_rows();    // gfx942_forward.cpp: fwd_gfx942_*, _gfx950_*
 std::span<const Kernel> merge_rows();             // merge.cpp: merge_*
 std::span<const Kernel> quantize_rows();          // quantize.cpp: quantize_*
 std::span<const Kernel> kv_append_rows();         // kv_append.cpp: kv_append_*, kv_roll_*
-std::span<const Kernel> gfx942_convert_rows();    // gfx942_convert.cpp: convert_gfx942
+std::span<const Kernel> gfx942_convert_rows();    // gfx942_convert.cpp: convert_gfx942, _gfx950
 std::span<const Kernel> block_mask_rows();        // block_mask.cpp: mask_cuda
 
 }  // namespace attn

@@ -1,5 +1,5 @@
-// The kernels decode_gfx942_*: few queries against many keys. They differ by the types and the
-// largest head_dim they take.
+// The kernels decode_gfx942_* and decode_gfx950_*: few queries against many keys. They differ by
+// the types and the largest head_dim they take.
 #include <algorithm>
 
 #include "asm/gfx942/decode_args.h"
@@ -120,8 +120,6 @@ Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   return {};
 }
 
-constexpr uint32_t e4m3_types = type_bit(ATTN_F8_E4M3FN) | type_bit(ATTN_F8_E4M3FNUZ);
-
 // What rows have in common; weights are of the type that products are of.
 template <Text name, int64_t dim>
 constexpr Kernel row(attn_dtype weights, uint32_t in_types, uint32_t kv_types, uint32_t features,
@@ -148,41 +146,45 @@ constexpr Kernel row(attn_dtype weights, uint32_t in_types, uint32_t kv_types, u
           .recipe = recipe_of<make_recipe<name, dim>>};
 }
 // K and V as q.
-template <attn_dtype type, Text variant, int64_t dim>
+template <Text prefix, attn_dtype type, Text variant, int64_t dim>
 constexpr Kernel same() {
-  return row<
-      Text("decode_gfx942_").append(type == ATTN_F16 ? "f16_" : "bf16_").append(variant.text), dim>(
-      type, type_bit(type), type_bit(type), 0, 8);
+  constexpr Text name =
+      Text(prefix).append(type == ATTN_F16 ? "f16_" : "bf16_").append(variant.text);
+  return row<name, dim>(type, type_bit(type), type_bit(type), 0, 8);
 }
-template <Text variant, int64_t dim>
+template <Text prefix, uint32_t e4m3_types, Text variant, int64_t dim>
 constexpr Kernel fp8() {
-  constexpr Text name = Text("decode_gfx942_fp8_").append(variant.text);
+  constexpr Text name = Text(prefix).append("fp8_").append(variant.text);
   return row<name, dim>(ATTN_F16, type_bit(ATTN_F16) | type_bit(ATTN_BF16) | e4m3_types, e4m3_types,
                         feature_mixed_kv_types | feature_descale_tensor | feature_descale_head |
                             feature_descale_block,
                         16);
 }
 // ggml blocks of one type, whose elements are rounded to f16.
-template <attn_dtype type, Text variant, int64_t dim>
+template <Text prefix, attn_dtype type, Text variant, int64_t dim>
 constexpr Kernel blocks_of() {
-  constexpr Text name = Text("decode_gfx942_").append(variant.text);
+  constexpr Text name = Text(prefix).append(variant.text);
   Kernel kernel = row<name, dim>(ATTN_F16, type_bit(ATTN_F16) | type_bit(ATTN_BF16), type_bit(type),
                                  feature_any_ggml_stride, 32);
   kernel.numerics.rounds_kv = true;
   return kernel;
 }
 
-constinit const Kernel rows[] = {
-    same<ATTN_BF16, "d64", 64>(),
-    same<ATTN_F16, "d64", 64>(),
-    fp8<"d64", 64>(),
-    same<ATTN_BF16, "d128", 128>(),
-    same<ATTN_F16, "d128", 128>(),
-    fp8<"d128", 128>(),
-    blocks_of<ATTN_Q8_0, "q8_0_d64", 64>(),
-    blocks_of<ATTN_Q8_0, "q8_0_d128", 128>(),
-    blocks_of<ATTN_Q4_0, "q4_0_d128", 128>(),
-};
+template <Text prefix, uint32_t e4m3_types>
+constexpr auto rows_of = std::to_array<Kernel>({
+    same<prefix, ATTN_BF16, "d64", 64>(),
+    same<prefix, ATTN_F16, "d64", 64>(),
+    fp8<prefix, e4m3_types, "d64", 64>(),
+    same<prefix, ATTN_BF16, "d128", 128>(),
+    same<prefix, ATTN_F16, "d128", 128>(),
+    fp8<prefix, e4m3_types, "d128", 128>(),
+    blocks_of<prefix, ATTN_Q8_0, "q8_0_d64", 64>(),
+    blocks_of<prefix, ATTN_Q8_0, "q8_0_d128", 128>(),
+    blocks_of<prefix, ATTN_Q4_0, "q4_0_d128", 128>(),
+});
+constexpr uint32_t ocp = type_bit(ATTN_F8_E4M3FN), fnuz = type_bit(ATTN_F8_E4M3FNUZ);
+constinit const auto rows =
+    joined(rows_of < "decode_gfx942_", ocp | fnuz >, rows_of<"decode_gfx950_", ocp>);
 
 }  // namespace
 

@@ -1,4 +1,5 @@
-// The kernels fwd_gfx942_*, before each of which prepare_gfx942_fp8 or _16bit runs, _segments if
+// The kernels fwd_gfx942_* and fwd_gfx950_*, the latter in 16 bits only, before each of which
+// prepare_gfx942_fp8 or _16bit runs, prepare_gfx950_16bit before the latter, _segments if
 // K and V are in several segments or in pages: it writes them as one padded segment. They differ by
 // the type of q, k and v and the largest head_dim they take; _mask: with a block mask; _score: with
 // softcap, ALiBi and pages; _bias: with these and a bias; _descaled: segments with different types
@@ -315,7 +316,7 @@ struct Family {
   int slots;         // tiles of K and of V in LDS
   Text prepare, prepare_segments, prepare_descaled;
 };
-constexpr Family family_of(attn_dtype weights) {
+constexpr Family family_of(Text arch, attn_dtype weights) {
   if (weights == ATTN_F8_E4M3FNUZ)
     return {weights,
             1,
@@ -324,14 +325,15 @@ constexpr Family family_of(attn_dtype weights) {
             "prepare_gfx942_fp8",
             "prepare_gfx942_fp8_segments",
             "prepare_gfx942_fp8_descaled"};
-  return {weights, 2, 256, 2, "prepare_gfx942_16bit", "prepare_gfx942_16bit_segments", ""};
+  const Text prepare = Text("prepare_").append(arch.text).append("_16bit");
+  return {weights, 2, 256, 2, prepare, Text(prepare).append("_segments"), ""};
 }
-template <attn_dtype weights>
-constexpr Family family = family_of(weights);
+template <Text arch, attn_dtype weights>
+constexpr Family family = family_of(arch, weights);
 
-template <Text name, attn_dtype weights, int dim, With with>
+template <Text arch, Text name, attn_dtype weights, int dim, With with>
 Status make_recipe(const Problem& p, const DeviceInfo&, Recipe* recipe) {
-  constexpr const Family& f = family<weights>;
+  constexpr const Family& f = family<arch, weights>;
   constexpr int tile_part = tile_keys * dim * f.element_bytes;  // K or V
   const Workspace workspace(p, with, dim);
   ATTN_TRY(check(p, with, workspace));
@@ -395,45 +397,62 @@ constexpr Numerics numerics(attn_dtype weights) {
           .always_split_invariant = !fp8};
 }
 
-template <Text name, attn_dtype weights, int dim, With with = With::nothing>
+constexpr Text kernel_name(Text arch, attn_dtype weights, int dim, With with) {
+  constexpr const char* of_with[] = {"", "_mask", "_score", "_bias", "_descaled"};
+  return Text("fwd_")
+      .append(arch.text)
+      .append(weights == ATTN_BF16  ? "_bf16"
+              : weights == ATTN_F16 ? "_f16"
+                                    : "_fp8")
+      .append(dim == 64 ? "_d64" : "_d128")
+      .append(of_with[int(with)]);
+}
+template <Text arch, attn_dtype weights, int dim, With with = With::nothing>
 constexpr Kernel row() {
-  constexpr const Family& f = family<weights>;
+  constexpr const Family& f = family<arch, weights>;
+  constexpr Text name = kernel_name(arch, weights, dim, with);
   constexpr bool descaled = with == With::descales;
   return {.name = name_of<name>.text,
           .op = Op::forward,
           .backend = ATTN_BACKEND_HIP,
           .limits = limits(weights, dim, with),
           .numerics = numerics(weights),
-          .recipe = recipe_of<make_recipe<name, weights, dim, with>>,
+          .recipe = recipe_of<make_recipe<arch, name, weights, dim, with>>,
           .first_images = {(descaled ? f.prepare_descaled : f.prepare).text,
                            descaled ? nullptr : f.prepare_segments.text}};
 }
 
 constexpr attn_dtype fp8 = ATTN_F8_E4M3FNUZ, bf16 = ATTN_BF16, f16 = ATTN_F16;
-constinit const Kernel rows[] = {
-    row<"fwd_gfx942_fp8_d64", fp8, 64>(),
-    row<"fwd_gfx942_fp8_d128", fp8, 128>(),
-    row<"fwd_gfx942_fp8_d64_mask", fp8, 64, With::block_mask>(),
-    row<"fwd_gfx942_fp8_d128_mask", fp8, 128, With::block_mask>(),
-    row<"fwd_gfx942_fp8_d64_descaled", fp8, 64, With::descales>(),
-    row<"fwd_gfx942_fp8_d128_descaled", fp8, 128, With::descales>(),
-    row<"fwd_gfx942_bf16_d64", bf16, 64>(),
-    row<"fwd_gfx942_bf16_d128", bf16, 128>(),
-    row<"fwd_gfx942_f16_d64", f16, 64>(),
-    row<"fwd_gfx942_f16_d128", f16, 128>(),
-    row<"fwd_gfx942_bf16_d64_score", bf16, 64, With::score_terms>(),
-    row<"fwd_gfx942_bf16_d128_score", bf16, 128, With::score_terms>(),
-    row<"fwd_gfx942_f16_d64_score", f16, 64, With::score_terms>(),
-    row<"fwd_gfx942_f16_d128_score", f16, 128, With::score_terms>(),
-    row<"fwd_gfx942_bf16_d64_bias", bf16, 64, With::bias>(),
-    row<"fwd_gfx942_bf16_d128_bias", bf16, 128, With::bias>(),
-    row<"fwd_gfx942_f16_d64_bias", f16, 64, With::bias>(),
-    row<"fwd_gfx942_f16_d128_bias", f16, 128, With::bias>(),
-    row<"fwd_gfx942_bf16_d64_mask", bf16, 64, With::block_mask>(),
-    row<"fwd_gfx942_bf16_d128_mask", bf16, 128, With::block_mask>(),
-    row<"fwd_gfx942_f16_d64_mask", f16, 64, With::block_mask>(),
-    row<"fwd_gfx942_f16_d128_mask", f16, 128, With::block_mask>(),
-};
+template <Text arch>
+constexpr auto rows_of_fp8 = std::to_array<Kernel>({
+    row<arch, fp8, 64>(),
+    row<arch, fp8, 128>(),
+    row<arch, fp8, 64, With::block_mask>(),
+    row<arch, fp8, 128, With::block_mask>(),
+    row<arch, fp8, 64, With::descales>(),
+    row<arch, fp8, 128, With::descales>(),
+});
+template <Text arch>
+constexpr auto rows_of_16_bits = std::to_array<Kernel>({
+    row<arch, bf16, 64>(),
+    row<arch, bf16, 128>(),
+    row<arch, f16, 64>(),
+    row<arch, f16, 128>(),
+    row<arch, bf16, 64, With::score_terms>(),
+    row<arch, bf16, 128, With::score_terms>(),
+    row<arch, f16, 64, With::score_terms>(),
+    row<arch, f16, 128, With::score_terms>(),
+    row<arch, bf16, 64, With::bias>(),
+    row<arch, bf16, 128, With::bias>(),
+    row<arch, f16, 64, With::bias>(),
+    row<arch, f16, 128, With::bias>(),
+    row<arch, bf16, 64, With::block_mask>(),
+    row<arch, bf16, 128, With::block_mask>(),
+    row<arch, f16, 64, With::block_mask>(),
+    row<arch, f16, 128, With::block_mask>(),
+});
+constinit const auto rows =
+    joined(joined(rows_of_fp8<"gfx942">, rows_of_16_bits<"gfx942">), rows_of_16_bits<"gfx950">);
 
 }  // namespace
 

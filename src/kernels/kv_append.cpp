@@ -86,7 +86,7 @@ void patch_cache(const attn_segment_args& args, Kernarg* a) {
   a->block_table = args.block_table;
 }
 
-// What the arguments of kv_append_* on CUDA and gfx942 say alike.
+// What the arguments of kv_append_* on CUDA and gfx9 say alike.
 template <class Kernarg>
 void set_common(const KvAppendProblem& p, bool lengths_only, Kernarg* a) {
   set_cache(p.segment, p.heads_kv, a);
@@ -250,13 +250,14 @@ Status recipe_roll(const KvRollProblem& p, const DeviceInfo& device, Recipe* rec
   return {};
 }
 
-// ---- gfx942 ----
+// ---- gfx942, gfx950 ----
 
 static_assert(int(attn_gfx942_append_elements) == attn_kv_append_elements);
 
 attn_gfx942_append_tensor tensor_gfx942(attn_dtype src_type, const attn_strides& src_stride,
                                         attn_dtype dst_type, const attn_strides& dst_stride,
-                                        int64_t dim, int64_t heads, int64_t chunk_heads) {
+                                        int64_t dim, int64_t heads, int64_t chunk_heads,
+                                        Fp8Hardware hardware) {
   attn_gfx942_append_tensor t{};
   set_bytes(t.src_stride, src_type, src_stride);
   set_bytes(t.dst_stride, dst_type, dst_stride);
@@ -264,7 +265,7 @@ attn_gfx942_append_tensor tensor_gfx942(attn_dtype src_type, const attn_strides&
   t.dim = int(dim);
   t.heads = int(heads);
   t.chunks = int(ceil_div(heads, chunk_heads));
-  if (dtype_is_fp8(dst_type)) t.fp8 = fp8_codes(dst_type, true);
+  if (dtype_is_fp8(dst_type)) t.fp8 = fp8_codes(dst_type, true, hardware);
   return t;
 }
 
@@ -285,15 +286,15 @@ AppendShape shape_gfx942(const KvAppendProblem& p) {
 }
 
 attn_gfx942_append_kernarg constants_gfx942(const KvAppendProblem& p, const AppendShape& shape,
-                                            bool lengths_only) {
+                                            bool lengths_only, Fp8Hardware hardware) {
   const attn_segment& s = p.segment;
   attn_gfx942_append_kernarg a{};
   a.tensor[0] = tensor_gfx942(p.new_type, p.k_new_stride, s.k_type, s.k_stride, p.head_dim,
-                              p.heads_kv, shape.heads);
+                              p.heads_kv, shape.heads, hardware);
   a.tensor[1] = tensor_gfx942(p.new_type, p.v_new_stride, s.v_type, s.v_stride, p.head_dim_v,
-                              p.heads_kv, shape.heads);
+                              p.heads_kv, shape.heads, hardware);
   a.tensor[2] = tensor_gfx942(p.new_type, p.q_stride, p.new_type, p.q_out_stride, p.head_dim,
-                              p.heads_q, shape.heads);
+                              p.heads_q, shape.heads, hardware);
   set_common(p, lengths_only, &a);
   a.total_new = int(p.total_new);
   a.by_seqlen_new = divisor(std::max<int64_t>(1, p.seqlen_new));
@@ -311,12 +312,14 @@ void patch_gfx942(const KvAppendProblem& p, const attn_kv_append_args& args, voi
   a.seqlens = args.cache.seqlens;
 }
 
-Status recipe_gfx942(const KvAppendProblem& p, const DeviceInfo&, Recipe* recipe) {
+template <Text name, Fp8Hardware hardware>
+Status recipe_gfx9(const KvAppendProblem& p, const DeviceInfo&, Recipe* recipe) {
+  constexpr const char* kernel = name_of<name>.text;
   constexpr int64_t max_items = (int64_t{1} << 32) - 1;  // of a HIP grid along x
   const int64_t tokens = p.new_layout == ATTN_PACKED ? p.total_new : p.batch * p.seqlen_new;
   const AppendShape shape = shape_gfx942(p);
   if (tokens > max_items / shape.threads || p.total_new > max_int)
-    return unsupported("kv_append_gfx942: ", tokens, " new tokens; accepted: up to ",
+    return unsupported(kernel, ": ", tokens, " new tokens; accepted: up to ",
                        std::min(max_int, max_items / shape.threads));
   const std::pair<const char*, int64_t> strides[] = {
       {"k_new_stride", dtype_bytes(p.new_type, p.k_new_stride.head)},
@@ -325,17 +328,17 @@ Status recipe_gfx942(const KvAppendProblem& p, const DeviceInfo&, Recipe* recipe
       {"v_stride", dtype_bytes(p.segment.v_type, p.segment.v_stride.head)},
       {"q_stride", dtype_bytes(p.new_type, p.q_stride.head)},
       {"q_out_stride", dtype_bytes(p.new_type, p.q_out_stride.head)}};
-  for (const auto& [name, bytes] : strides)
+  for (const auto& [stride, bytes] : strides)
     if (bytes < 0 || bytes > max_items)
-      return unsupported("kv_append_gfx942: ", name, ".head is ", bytes, " bytes; accepted: 0 to ",
+      return unsupported(kernel, ": ", stride, ".head is ", bytes, " bytes; accepted: 0 to ",
                          max_items);
-  ATTN_TRY(check_descales("kv_append_gfx942", p.heads_kv, p.segment));
+  ATTN_TRY(check_descales(kernel, p.heads_kv, p.segment));
   const auto step = [&](bool lengths_only, int64_t x, int64_t y) {
-    recipe->steps.push_back(
-        {.image = "kv_append_gfx942",
-         .launch = {.grid = {uint32_t(x), uint32_t(y), 1},
-                    .block = {uint32_t(shape.threads), 1, 1}},
-         .arguments = arguments_of<patch_gfx942>(constants_gfx942(p, shape, lengths_only))});
+    recipe->steps.push_back({.image = kernel,
+                             .launch = {.grid = {uint32_t(x), uint32_t(y), 1},
+                                        .block = {uint32_t(shape.threads), 1, 1}},
+                             .arguments = arguments_of<patch_gfx942>(
+                                 constants_gfx942(p, shape, lengths_only, hardware))});
   };
   step(false, tokens, shape.workgroups);
   // Else all workgroups must have read the lengths before any writes one.
@@ -401,7 +404,12 @@ constinit const Kernel rows[] = {
      .op = Op::kv_append,
      .backend = ATTN_BACKEND_HIP,
      .limits = gfx942_limits,
-     .recipe = recipe_of<recipe_gfx942>},
+     .recipe = recipe_of<recipe_gfx9<"kv_append_gfx942", Fp8Hardware::fnuz>>},
+    {.name = "kv_append_gfx950",
+     .op = Op::kv_append,
+     .backend = ATTN_BACKEND_HIP,
+     .limits = gfx942_limits,
+     .recipe = recipe_of<recipe_gfx9<"kv_append_gfx950", Fp8Hardware::ocp>>},
 };
 
 }  // namespace

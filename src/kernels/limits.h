@@ -1,5 +1,6 @@
 // Types and names that the rows of several families have.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <utility>
@@ -32,6 +33,14 @@ constexpr std::array<Kernel, n> rows_of_variants(Row row) {
   return [&]<size_t... i>(std::index_sequence<i...>) {
     return std::array<Kernel, n> { row.template operator()<i>()... };
   }(std::make_index_sequence<n>());
+}
+
+template <size_t n, size_t m>
+constexpr std::array<Kernel, n + m> joined(const std::array<Kernel, n>& a,
+                                           const std::array<Kernel, m>& b) {
+  std::array<Kernel, n + m> all{};
+  std::copy(b.begin(), b.end(), std::copy(a.begin(), a.end(), all.begin()));
+  return all;
 }
 
 // A name of at most 47 characters, put together when the library is compiled.

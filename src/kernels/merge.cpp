@@ -55,18 +55,19 @@ Status recipe_sm80(const MergeProblem& p, const DeviceInfo&, Recipe* recipe) {
 }
 
 // HIP's limits: a grid has fewer than 2^32 work items along x, 2^16 workgroups along y and z.
-Status recipe_gfx942(const MergeProblem& p, const DeviceInfo&, Recipe* recipe) {
+template <Text name>
+Status recipe_gfx9(const MergeProblem& p, const DeviceInfo&, Recipe* recipe) {
+  constexpr const char* kernel = name_of<name>.text;
   constexpr int64_t max_y = (1 << 16) - 1, max_seqlen = int64_t{1} << 25;
   constexpr int64_t max_head_dim = int64_t{1} << 28;  // offsets in a row are 32 bits of bytes
-  ATTN_TRY(limit_parts("merge_gfx942", p));
+  ATTN_TRY(limit_parts(kernel, p));
   if (p.seqlen_q > max_seqlen || p.heads_q > max_y || p.batch > max_y)
-    return unsupported("merge_gfx942: batch ", p.batch, ", heads_q ", p.heads_q, ", seqlen_q ",
+    return unsupported(kernel, ": batch ", p.batch, ", heads_q ", p.heads_q, ", seqlen_q ",
                        p.seqlen_q, "; accepted: batch and heads_q up to ", max_y,
                        ", seqlen_q up to ", max_seqlen);
   if (p.head_dim_v > max_head_dim)
-    return unsupported("merge_gfx942: head_dim_v ", p.head_dim_v, "; accepted: up to ",
-                       max_head_dim);
-  recipe->steps.push_back(step("merge_gfx942", p,
+    return unsupported(kernel, ": head_dim_v ", p.head_dim_v, "; accepted: up to ", max_head_dim);
+  recipe->steps.push_back(step(kernel, p,
                                {.grid = {uint32_t(ceil_div(p.seqlen_q, attn_merge_warps)),
                                          uint32_t(p.heads_q), uint32_t(p.batch)},
                                 .block = {64 * attn_merge_warps, 1, 1}}));
@@ -97,7 +98,12 @@ constinit const Kernel all_rows[] = {
      .op = Op::merge,
      .backend = ATTN_BACKEND_HIP,
      .limits = device_limits,
-     .recipe = recipe_of<recipe_gfx942>},
+     .recipe = recipe_of<recipe_gfx9<"merge_gfx942">>},
+    {.name = "merge_gfx950",
+     .op = Op::merge,
+     .backend = ATTN_BACKEND_HIP,
+     .limits = device_limits,
+     .recipe = recipe_of<recipe_gfx9<"merge_gfx950">>},
 };
 
 }  // namespace

@@ -6,8 +6,8 @@ from common import LLVM, Case, skip
 
 if not (LLVM.folder / "llc").exists():
     skip(f"{LLVM.folder} has no llc")
-if int(LLVM.version.split(".")[0]) != 19:
-    skip(f"amdhsa hazards has been tried with LLVM 19 alone, {LLVM.version} is here")
+if int(LLVM.version.split(".")[0]) not in (19, 22):
+    skip(f"amdhsa hazards has been tried with LLVM 19 and 22, {LLVM.version} is here")
 
 KERNEL = """//# kernel k workgroup=64
 .globl k
@@ -21,9 +21,9 @@ MFMA = "v_mfma_f32_32x32x16_fp8_fp8 v[0:15], v[20:21], v[22:23], 0"
 
 
 class Hazards(Case):
-    def hazards(self, body):
+    def hazards(self, body, *options):
         """{instruction: wait states LLVM adds}, [whether each s_nop is needed]."""
-        path = self.generate(KERNEL.format("\n".join(body)))
+        path = self.generate(KERNEL.format("\n".join(body)), *options)
         done = self.amdhsa("hazards", "--s-nops", "--json", path)
         found = json.loads(done.stdout)["kernels"][0]
         self.assertEqual(done.returncode, int(bool(found["missing"])))
@@ -37,6 +37,13 @@ class Hazards(Case):
         self.assertEqual(self.hazards([MFMA, read]), ({read: 11}, []))
         self.assertEqual(self.hazards([MFMA, "s_nop 9", read]), ({read: 1}, [True]))
         self.assertEqual(self.hazards([MFMA, "s_nop 10", read]), ({}, [True]))
+
+    def test_gfx950_waits_longer(self):
+        if not LLVM.knows("gfx950"):
+            self.skipTest(f"LLVM {LLVM.version} does not know gfx950")
+        read = "v_mov_b32_e32 v30, v1"
+        self.assertEqual(self.hazards([MFMA, "s_nop 10", read], "-mcpu", "gfx950"), ({read: 1}, [True]))
+        self.assertEqual(self.hazards([MFMA, "s_nop 11", read], "-mcpu", "gfx950"), ({}, [True]))
 
     def test_not_needed(self):
         self.assertEqual(self.hazards(["v_exp_f32_e32 v0, v1", "s_nop 0", "v_exp_f32_e32 v2, v0", "s_nop 0",
@@ -68,8 +75,8 @@ class Hazards(Case):
         """What kernels hold is understood."""
         code = """
             v_pk_fma_f32 v[0:1], v[2:3], v[4:5], v[6:7] op_sel_hi:[1,0,1]
-            v_perm_b32 v1, v2, v3, s4
             v_cvt_pk_fp8_f32 v8, v2, v3
+            v_perm_b32 v1, v2, v3, s4
             v_max3_f32 v9, v2, v3, v4
             v_cvt_pk_fp8_f32 v8, v4, v5 op_sel:[0,0,1]
             buffer_load_dwordx4 v[12:15], v10, s[4:7], s8 offen offset:16

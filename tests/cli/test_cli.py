@@ -261,7 +261,8 @@ class Usage(CliTest):
     def test_auto_takes_a_device_with_code(self):
         built = {arch for kernel in self.json("info")["kernels"] if kernel["op"] == "forward" for arch in kernel["arch"]}
         amd, nvidia = "gfx942" in built, "sm_80" in built
-        for capabilities, archs, taken in (("75", "gfx1103", ("cpu", 0)), ("75", "gfx950", ("cpu", 0)),
+        for capabilities, archs, taken in (("75", "gfx1103", ("cpu", 0)), ("75", "gfx951", ("cpu", 0)),
+                                           ("75", "gfx950", ("hip", 0) if "gfx950" in built else ("cpu", 0)),
                                            ("75", "gfx942", ("hip", 0) if amd else ("cpu", 0)),
                                            ("75", "gfx1103,gfx942", ("hip", 1) if amd else ("cpu", 0)),
                                            ("75,90", "gfx942", ("cuda", 1) if nvidia else ("hip", 0) if amd else ("cpu", 0))):

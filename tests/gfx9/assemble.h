@@ -34,9 +34,10 @@ struct Source {
 // workgroup, v0 the work item.
 // `settings` are those of the target: ":xnack-", ":sramecc+".
 inline std::vector<std::byte> assemble(const std::vector<Source>& kernels,
-                                       const std::string& settings = "") {
+                                       const std::string& settings = "",
+                                       const std::string& cpu = "gfx942") {
   const bool xnack = settings.starts_with(":x"), sramecc = settings.starts_with(":s");
-  std::string text = ".amdgcn_target \"amdgcn-amd-amdhsa--gfx942" + settings + "\"\n.text\n";
+  std::string text = ".amdgcn_target \"amdgcn-amd-amdhsa--" + cpu + settings + "\"\n.text\n";
   std::string metadata = ".amdgpu_metadata\namdhsa.version: [1, 2]\namdhsa.kernels:\n";
   for (const Source& k : kernels) {
     text += ".globl " + k.name + "\n.p2align 8\n.type " + k.name + ",@function\n" + k.name + ":\n" +
@@ -71,7 +72,7 @@ inline std::vector<std::byte> assemble(const std::vector<Source>& kernels,
   const std::string base = (folder / "k").string(), bin = ATTN_LLVM_BIN_DIR;
   std::ofstream(base + ".s") << text;
   const std::string command =
-      bin + "/llvm-mc -triple=amdgcn-amd-amdhsa -mcpu=gfx942" +
+      bin + "/llvm-mc -triple=amdgcn-amd-amdhsa -mcpu=" + cpu +
       (xnack || sramecc ? std::string(" -mattr=") + settings.back() + (xnack ? "xnack" : "sramecc")
                         : std::string()) +
       " -filetype=obj " + base + ".s -o " + base + ".o && " + bin + "/ld.lld -shared " + base +

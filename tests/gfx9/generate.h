@@ -18,7 +18,8 @@ inline bool can_generate() {
 }
 
 // The linked code object; empty with the tool's words in *error if it fails.
-inline std::vector<std::byte> generate(const std::string& source, std::string* error) {
+inline std::vector<std::byte> generate(const std::string& source, std::string* error,
+                                       const std::string& cpu = "gfx942") {
   namespace fs = std::filesystem;
   static int count = 0;
   const fs::path stem = fs::temp_directory_path() /
@@ -27,7 +28,7 @@ inline std::vector<std::byte> generate(const std::string& source, std::string* e
                     log = stem.string() + ".log";
   std::ofstream(s) << source;
   const std::string command = std::string("'" ATTN_PYTHON "' '" ATTN_AMDHSA "' generate '") + s +
-                              "' -o '" + o + "' -mcpu gfx942 >'" + log + "' 2>&1";
+                              "' -o '" + o + "' -mcpu " + cpu + " >'" + log + "' 2>&1";
   const int status = std::system(command.c_str());
   const auto read = [](const std::string& path) {
     std::ifstream in(path, std::ios::binary);

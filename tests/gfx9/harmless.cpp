@@ -25,7 +25,7 @@ constexpr uint64_t schedule_first = 1000, schedule_last = 1031;
 std::optional<bool> nop_is_needed(const std::string& kernel, uint64_t offset) {
   const std::string command = "'" ATTN_PYTHON "' '" ATTN_AMDHSA
                               "' hazards --s-nops --json --llvm '" ATTN_LLVM_BIN_DIR
-                              "' '" ATTN_GFX9_IMAGES_DIR "/" +
+                              "' '" ATTN_GFX9_IMAGES_DIR "/gfx942/" +
                               kernel + ".hsaco' 2>/dev/null";
   std::string text;
   FILE* pipe = popen(command.c_str(), "r");

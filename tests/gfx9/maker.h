@@ -29,11 +29,20 @@ inline void require(const Status& status) {
   if (!status.ok()) throw std::runtime_error(status.text);
 }
 
+// A kernel's name with another architecture's.
+inline std::string named_for(std::string kernel, const std::string& arch) {
+  const size_t at = kernel.find("gfx9");
+  return kernel.replace(at, arch.size(), arch);
+}
+// Problems are written for gfx942; while this is set, those of gfx950 are made of them.
+inline bool making_for_gfx950 = false;
+
 // What the kernel's row makes of a problem.
 inline Recipe recipe_of(const std::string& kernel, const AnyProblem& p,
                         const DeviceInfo& device = {}) {
+  const std::string name = making_for_gfx950 ? named_for(kernel, "gfx950") : kernel;
   Recipe recipe;
-  require(find_kernel(kernel.c_str())->recipe(p, device, &recipe));
+  require(find_kernel(name.c_str())->recipe(p, device, &recipe));
   return recipe;
 }
 // Leaves no array that the problem does not ask for: runs refuse such ones, steps set them unasked.

@@ -13,6 +13,7 @@
 
 #include "asm/gfx942/forward_args.h"
 #include "gfx9/maker.h"
+#include "gfx9emu/model.h"
 #include "kernels/gfx942_convert.h"
 #include "kernels/limits.h"
 #include "problem/operations.h"
@@ -124,7 +125,7 @@ ShippedProblem convert_problem(Memory& memory, uint32_t data, const Convert& c) 
   if (back) {
     attn_convert_kernarg a;
     std::memcpy(&a, m.problem.kernarg.data(), sizeof a);
-    set_formats(from, to, c.saturate, &a);
+    set_formats(from, to, c.saturate, making_for_gfx950 ? Fp8Hardware::ocp : Fp8Hardware::fnuz, &a);
     for (int i = 0; i < 3; ++i) {
       std::swap(a.src_stride[i], a.dst_stride[i]);
       if (to != ATTN_F32) a.dst_stride[i] /= 2;
@@ -1011,8 +1012,15 @@ std::vector<std::string> shipped_kernels(bool slow) {
   return names;
 }
 
+std::string on_gfx950(const std::string& name) {
+  const std::string other = named_for(name, "gfx950");
+  return find_kernel(other.c_str()) || other.starts_with("prepare_gfx950_16bit") ? other : "";
+}
+
 std::unique_ptr<gfx9emu::CodeObject> load_shipped(const std::string& name, Memory* memory) {
-  std::ifstream in(std::string(ATTN_GFX9_IMAGES_DIR) + "/" + name + ".hsaco", std::ios::binary);
+  const std::string arch = name.substr(name.find("gfx9"), 6);
+  std::ifstream in(std::string(ATTN_GFX9_IMAGES_DIR) + "/" + arch + "/" + name + ".hsaco",
+                   std::ios::binary);
   if (!in) return nullptr;
   const std::vector<char> chars((std::istreambuf_iterator<char>(in)), {});
   std::string error;
@@ -1022,10 +1030,13 @@ std::unique_ptr<gfx9emu::CodeObject> load_shipped(const std::string& name, Memor
 ShippedRun run_shipped(const std::string& name, const gfx9emu::CodeObject& object, Memory& memory,
                        const gfx9emu::Options& options, uint32_t data, const ShippedRun* right) {
   ShippedRun result;
-  const auto* shipped = std::find_if(std::begin(all_shipped), std::end(all_shipped),
-                                     [&](const Shipped& s) { return name == s.name; });
-  for (const MakeProblem& make : shipped->problems(name)) {
+  const auto* shipped =
+      std::find_if(std::begin(all_shipped), std::end(all_shipped),
+                   [&](const Shipped& s) { return named_for(name, "gfx942") == s.name; });
+  for (const MakeProblem& make : shipped->problems(shipped->name)) {
+    making_for_gfx950 = name != shipped->name;
     const ShippedProblem p = make(memory, data);
+    making_for_gfx950 = false;
     const gfx9emu::Report report = gfx9emu::launch(
         memory, *object.kernel(name), {p.launch.grid[0], p.launch.grid[1], p.launch.grid[2]},
         {p.launch.block[0], p.launch.block[1], p.launch.block[2]}, p.kernarg, 0, options);
@@ -1038,6 +1049,9 @@ ShippedRun run_shipped(const std::string& name, const gfx9emu::CodeObject& objec
       if (cls != Wait && cls != Nop && cls != Barrier)
         result.work += report.counters.instructions[c];
     }
+    if (options.trace && result.fault.empty())
+      result.clocks +=
+          gfx9emu::run_model(gfx9emu::model_waves(object.program(), report.traces), {}).clocks;
     for (const auto& trace : report.traces) {
       for (const gfx9emu::TraceEntry& e : trace) result.executed.insert(e.inst);
     }

@@ -78,7 +78,7 @@ void* values(Memory& memory, uint64_t bytes, Values type) {
   for (uint64_t i = 0; i < bytes; i += uint64_t(bytes_of(type))) {
     const float x = normal(source);
     const uint32_t f = std::bit_cast<uint32_t>(x);
-    const uint32_t code = type == Values::fnuz   ? f32_to_fnuz<3, 8>(f, true)
+    const uint32_t code = type == Values::fnuz   ? f32_to_f8<3, 8>(f, true)
                           : type == Values::bf16 ? f >> 16
                                                  : f32_to_f16(f, false);
     std::memcpy(&codes[i], &code, size_t(bytes_of(type)));

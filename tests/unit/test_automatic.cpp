@@ -24,6 +24,7 @@ TEST_CASE("auto: the first device that this build has code for", "[plan]") {
   const auto in_build = [](const char* arch) {
     return std::any_of(images().begin(), images().end(), [&](const Image& image) {
       return std::strcmp(image.name, "fwd_gfx942_bf16_d64") == 0 ||
+                     std::strcmp(image.name, "fwd_gfx950_bf16_d64") == 0 ||
                      std::strcmp(image.name, "fwd_sm80_bf16_d64") == 0
                  ? arch_runs_on(image.arch, arch)
                  : false;
@@ -45,7 +46,7 @@ TEST_CASE("auto: the first device that this build has code for", "[plan]") {
   };
   is_taken(automatic(shown({}, {}), {}), ATTN_BACKEND_CPU, 0);
   // Devices that no kernel is for, in any build.
-  for (const char* arch : {"gfx1103", "gfx1201", "gfx90a", "gfx950", "gfx9", ""}) {
+  for (const char* arch : {"gfx1103", "gfx1201", "gfx90a", "gfx951", "gfx9", ""}) {
     INFO(arch);
     is_taken(automatic(shown({}, {arch}), {}), ATTN_BACKEND_CPU, 0);
     is_taken(automatic(shown({}, {arch}), 0), ATTN_BACKEND_CPU, 0);
@@ -61,7 +62,14 @@ TEST_CASE("auto: the first device that this build has code for", "[plan]") {
     is_taken(automatic(shown({}, {"gfx1103", "gfx942"}), 0), ATTN_BACKEND_CPU, 0);
     is_taken(automatic(shown({"sm_75"}, {"gfx1103", "gfx942"}), {}), ATTN_BACKEND_HIP, 1);
     CHECK(passed_by(ATTN_BACKEND_HIP, of_arch("gfx1103")) ==
-          "no hip kernel of this build has code for gfx1103; accepted: gfx942");
+          std::string("no hip kernel of this build has code for gfx1103; accepted: gfx942") +
+              (in_build("gfx950") ? ", gfx950" : ""));
+  }
+  if (in_build("gfx950")) {
+    is_taken(automatic(shown({}, {"gfx950"}), {}), ATTN_BACKEND_HIP, 0);
+    is_taken(automatic(shown({}, {"gfx90a", "gfx950"}), {}), ATTN_BACKEND_HIP, 1);
+  } else {
+    is_taken(automatic(shown({}, {"gfx950"}), {}), ATTN_BACKEND_CPU, 0);
   }
   if (in_build("sm_90")) {
     is_taken(automatic(shown({"sm_90"}, {"gfx942"}), {}), ATTN_BACKEND_CUDA, 0);

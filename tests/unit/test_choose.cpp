@@ -262,6 +262,39 @@ TEST_CASE("choose: each architecture gets its kernels", "[plan]") {
   if (images().empty()) ATTN_SKIP("this build has no device code");
 }
 
+TEST_CASE("choose: AMD's devices, with any number of compute units", "[plan]") {
+  // A slot: 16 rows of 128 sums, four waves' statistics of 16 rows, and two counters of each wave.
+  constexpr int64_t slot = 16 * 128 * 4 + 4 * 16 * 16 + 2 * 4 * 4;
+  const Shape token = {.heads = 32, .seqlen = 1 << 17, .dim = 128, .seqlen_q = 1, .heads_kv = 8};
+  int seen = 0;
+  // Partitions of MI300X, MI300A, MI300X; MI355X.
+  for (const attn_device& on :
+       {device("gfx942", 38, 64 << 10, 0), device("gfx942", 80, 64 << 10, 0),
+        device("gfx942", 228, 64 << 10, 0), mi300x, device("gfx950", 256, 160 << 10, 0)}) {
+    const std::string decode = join("decode_", on.arch, "_bf16_d128");
+    INFO(decode << ", " << on.multiprocessors);
+    if (!in_build(decode.c_str(), on.arch)) continue;
+    ++seen;
+    CHECK(chosen(on, token) == join('"', decode, '"'));
+    // Two workgroups of two slots on each unit, less what does not divide.
+    const int64_t workspace = std::stoll(value(explained(on, token), "workspace"));
+    CHECK(workspace % (4 * slot) == 0);
+    CHECK(workspace <= 4 * slot * on.multiprocessors);
+    CHECK(workspace > 2 * slot * on.multiprocessors);
+    CHECK(chosen(on, {.dim = 128}) == join("\"fwd_", on.arch, "_bf16_d128\""));
+    CHECK(chosen(on, {.dim = 64, .softcap = 30}) == join("\"fwd_", on.arch, "_bf16_d64_score\""));
+    const bool fnuz = on.arch == std::string("gfx942");
+    Shape s = token;
+    s.kv_type = ATTN_F8_E4M3FN;
+    CHECK(chosen(on, s) == join("\"decode_", on.arch, "_fp8_d128\""));
+    s.kv_type = ATTN_F8_E4M3FNUZ;
+    CHECK(chosen(on, s) == (fnuz ? "\"decode_gfx942_fp8_d128\"" : "null"));
+    // gfx950 has no forward in fp8 yet.
+    CHECK(chosen(on, {.type = ATTN_F8_E4M3FN}) == (fnuz ? "\"fwd_gfx942_fp8_d64\"" : "null"));
+  }
+  if (seen < 5) ATTN_SKIP("this build lacks kernels of gfx942 or gfx950");
+}
+
 TEST_CASE("choose: few queries go to the decode kernels", "[plan]") {
   if (!in_build("decode_sm90_bf16_d128", "sm_90")) ATTN_SKIP("this build has no CUDA kernels");
   const Shape token = {.heads = 32, .seqlen = 8192, .dim = 128, .seqlen_q = 1, .heads_kv = 8};

@@ -139,6 +139,48 @@ TEST_CASE("hipemu: both generations of hipDeviceProp_t", "[hipemu]") {
   check("hipGetDeviceProperties", 792, 256, 336, 276, 396);
 }
 
+TEST_CASE("hipemu: properties of gfx950") {
+  attn_emu_options options{};
+  options.gfx = 950;
+  const Configured configured(options);
+  std::vector<unsigned char> p(1472);
+  REQUIRE(symbol<int (*)(void*, int)>("hipGetDevicePropertiesR0600")(p.data(), 0) == 0);
+  CHECK(reinterpret_cast<char*>(&p[1160]) == std::string("gfx950:sramecc+:xnack-"));
+  int units = 0;
+  std::memcpy(&units, &p[388], sizeof units);
+  CHECK(units == 256);
+  size_t lds = 0;
+  std::memcpy(&lds, &p[296], sizeof lds);
+  CHECK(lds == 163840);
+}
+
+TEST_CASE("hipemu: each device takes its own code alone", "[hipemu]") {
+  const Image* images[] = {image_of("merge_gfx942"), nullptr};
+  if (!images[0]) ATTN_SKIP("this build has no gfx9 kernels");
+  if (!find_image("merge_gfx950", "gfx950", &images[1]).ok())
+    ATTN_SKIP("this build has no gfx950 kernels");
+  for (const int gfx : {942, 950}) {
+    attn_emu_options options{};
+    options.gfx = gfx;
+    const Configured configured(options);
+    const auto driver = open_emulator();
+    CHECK(driver->device().arch == "gfx" + std::to_string(gfx));
+    for (const Image* image : images) {
+      Module module = nullptr;
+      const Status status = driver->load(image->bytes(), &module);
+      INFO(status.text);
+      const bool own = image->arch == driver->device().arch;
+      CHECK(status.ok() == own);
+      if (own) {
+        driver->unload(module);
+      } else {
+        CHECK(has(status.text, std::string("code object: made for ") + image->arch +
+                                   ", this device is " + driver->device().arch));
+      }
+    }
+  }
+}
+
 TEST_CASE("hipemu: memory that is not there or no longer there", "[hipemu]") {
   const auto alloc = symbol<int (*)(void**, size_t)>("hipMalloc");
   const auto release = symbol<int (*)(void*)>("hipFree");
@@ -363,7 +405,7 @@ class Converter {
                                      attn_dtype from, attn_dtype to, bool saturate, int scale,
                                      float descale) {
     attn_convert_kernarg a{};
-    set_formats(from, to, saturate, &a);
+    set_formats(from, to, saturate, Fp8Hardware::fnuz, &a);
     std::vector<unsigned char> dst(size_t(dtype_bytes(to, count)), 0xee);
     void *src_memory = copied(src.data(), src.size()), *dst_memory = copied(dst.data(), dst.size()),
          *descale_memory = copied(&descale, 4);

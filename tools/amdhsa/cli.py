@@ -111,7 +111,7 @@ def parse_arguments(arguments):
     for name, run, what in [
             ("check", run_check, "descriptors against code and metadata"),
             ("report", run_report, "registers, LDS, waves per SIMD, kernarg layout"),
-            ("hazards", run_hazards, "wait states by LLVM's hazard recognizer; needs llc, of LLVM 19")]:
+            ("hazards", run_hazards, "wait states by LLVM's hazard recognizer; needs llc, of LLVM 19 or 22")]:
         sub = commands.add_parser(name, parents=[common], help=what)
         sub.add_argument("object", metavar="OBJ", help="a linked code object")
         sub.add_argument("--json", action="store_true")

@@ -106,7 +106,7 @@ def leaves(branch):
 def instructions(text):
     """objdump's listing as {address: Instruction}, in the order of addresses."""
     table = {}
-    for name, operands, address, dwords in LINE.findall(text):
+    for name, operands, address, dwords in LINE.findall(re.sub(r"/\*.*?\*/", "", text)):  # newer LLVM's remarks
         address = int(address, 16)
         table[address] = Instruction(address, name, operands,
                                      tuple(int(word, 16) for word in dwords.split()))

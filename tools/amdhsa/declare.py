@@ -11,7 +11,11 @@ in a file of their own or that they include, found as these are, whose lines of 
 
     //# arguments forward.inc
 
-adds; forward.q is then the offset of q in each of them.
+adds; forward.q is then the offset of q in each of them. A file that is right for several processors has a line
+
+    //# architectures gfx942 gfx950
+
+before its kernels. Its names say the first one; `generate -mcpu gfx950` puts gfx950 in its place wherever it is written.
 
     workgroup=X | XxY | XxYxZ    largest workgroup; Y and Z ask for the y and z work-item ids in v0
     lds=N scratch=N              bytes, of a workgroup and of a work-item (0)
@@ -176,6 +180,17 @@ def add_table(kernel, words, includes, where):
         add_argument(kernel, line, f"{name}:{number}", table)
 
 
+def for_target(text, file_name, target):
+    """The text with the target's names."""
+    number, line = next(declared_lines(text), (0, ""))
+    first, *names = line.split() or [""]
+    if first != "architectures":
+        return text
+    if target.name not in names:
+        raise Failure(f"{file_name}:{number}: this file is for {' and '.join(names)}, not for {target.name}")
+    return text.replace(names[0], target.name)
+
+
 def parse(text, file_name, includes=()):
     """The declarations of an assembly file, in their order. includes: folders of the files whose arguments it adds."""
     kernels = {}
@@ -183,6 +198,8 @@ def parse(text, file_name, includes=()):
     for number, line in declared_lines(text):
         where = f"{file_name}:{number}"
         words = line.split()
+        if words[:1] == ["architectures"]:
+            continue  # for_target()
         if words[:1] == ["kernel"]:
             kernel = parse_kernel(words[1:])
             if kernel.name in kernels:

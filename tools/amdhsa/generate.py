@@ -208,12 +208,14 @@ def generate(llvm, source, target, includes=(), local_symbols=True):
     except (OSError, UnicodeDecodeError) as error:
         raise Failure(f"{source}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
     folders = [Path(source).parent, *includes]
-    declarations = declare.parse(text, source, folders)
+    renamed = declare.for_target(text, source, target)
+    declarations = declare.parse(renamed, source, folders)
     symbols = declare.symbols(declarations)
     with tempfile.TemporaryDirectory() as folder:
-        body, linked, extra, output = (Path(folder) / name for name in
-                                       ("body.o", "linked", "directives.s", "out.hsaco"))
-        llvm.assemble(source, body, target.name, folders, symbols, debug=True)
+        named, body, linked, extra, output = (Path(folder) / name for name in
+                                              ("named.s", "body.o", "linked", "directives.s", "out.hsaco"))
+        named.write_text(f'# 1 "{source}"\n{renamed}')  # errors and the line table name the source
+        llvm.assemble(source if renamed == text else named, body, target.name, folders, symbols, debug=True)
         elf = Elf(body.read_bytes(), source)
         check_own(elf, declarations)
         # Where branches between sections and to global symbols lead is known once they are linked.

@@ -1,6 +1,6 @@
 """Wait states as LLVM's hazard recognizer sees them: a kernel's code goes as machine IR through llc's
 pass post-RA-hazard-rec, which inserts an s_nop wherever it finds too few. It shares nothing with the
-emulator's tables. Tried with LLVM 19.
+emulator's tables. Tried with LLVM 19 and 22.
 
 `llvm-mc --disassemble --show-inst` gives LLVM's own opcode and operands of every instruction; the pass
 wants the opcodes that the compiler uses, whose names differ by suffixes, and their implicit operands,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .failure import Failure
+from .target import TARGETS
 
 MINIMUM = 17
 TRIPLE = "amdgcn-amd-amdhsa"
@@ -105,7 +106,8 @@ def inspect(folder):
 
 
 def find_llvm(folder=None):
-    """In `folder`; else ROCm's own, the newest that the distribution has, the one on the PATH."""
+    """In `folder`; else the first that knows all processors, or the first of all, of these: ROCm's own, the newest that the
+    distribution has, the one on the PATH."""
     if folder:
         found = inspect(Path(folder))
         if isinstance(found, Llvm):
@@ -116,12 +118,17 @@ def find_llvm(folder=None):
     folders += [Path(f"/usr/lib/llvm-{major}/bin") for major in range(30, MINIMUM - 1, -1)]
     on_path = shutil.which("ld.lld")
     folders += [Path(on_path).parent] if on_path else []
-    reasons = []
+    first, reasons = None, []
     for candidate in folders:
         if candidate.is_dir():
             found = inspect(candidate)
-            if isinstance(found, Llvm):
+            if not isinstance(found, Llvm):
+                reasons.append(found)
+            elif all(found.knows(mcpu) for mcpu in TARGETS):
                 return found
-            reasons.append(found)
+            else:
+                first = first or found
+    if first:
+        return first
     raise Failure(f"no LLVM >= {MINIMUM} with llvm-mc or clang, ld.lld and llvm-objdump of one version"
                   + "".join(f"; {reason}" for reason in reasons))

@@ -54,7 +54,9 @@ class Target:
         return align(waves, self.simds) // self.simds
 
 
-TARGETS = {target.name: target for target in [Target("gfx942", elf_machine=0x4C, lds_bytes=65536)]}
+TARGETS = {target.name: target for target in [
+    Target("gfx942", elf_machine=0x4C, lds_bytes=65536),
+    Target("gfx950", elf_machine=0x4F, lds_bytes=163840, lds_granule=1280)]}
 
 
 def find_target(name):

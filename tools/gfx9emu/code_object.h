@@ -1,4 +1,4 @@
-// A linked code object for gfx942, read as the ROCm runtime reads it.
+// A linked code object for gfx942 or gfx950, read as the ROCm runtime reads it.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -57,8 +57,9 @@ enum class Setting : uint8_t { Any, Off, On };
 
 class CodeObject {
  public:
-  // Null, and a sentence in *error, if the bytes are not a code object that a gfx942 runs. With a
-  // Memory the image is loaded there (and freed with the object); without one, it is only read.
+  // Null, and a sentence in *error, if the bytes are not a code object that a gfx942 or gfx950
+  // runs. With a Memory the image is loaded there (and freed with the object); without one, it is
+  // only read.
   static std::unique_ptr<CodeObject> load(std::span<const std::byte> file, Memory* memory,
                                           std::string* error);
   ~CodeObject();
@@ -71,6 +72,7 @@ class CodeObject {
   const Program& program() const { return program_; }
   const LineTable& lines() const { return lines_; }
   uint64_t address() const { return address_; }  // of the image in Memory; 0 if only read
+  Arch arch() const { return arch_; }
   // What it was made for: repeating loads after page faults, and memory with ECC.
   Setting xnack() const { return xnack_; }
   Setting sramecc() const { return sramecc_; }
@@ -86,6 +88,7 @@ class CodeObject {
   LineTable lines_;
   Memory* memory_ = nullptr;
   uint64_t address_ = 0;
+  Arch arch_ = Arch::Gfx942;
   Setting xnack_ = Setting::Any, sramecc_ = Setting::Any;
 
   friend class Loader;

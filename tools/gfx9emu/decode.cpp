@@ -30,6 +30,21 @@ bool has_reserved_sdwa(uint32_t word, uint32_t next) {
   return sources || destination;
 }
 
+// Nor does that of LLVM 22 survive a literal (255) as an operand of VOP3 or as a buffer's offset,
+// which gfx9 has not, the destination 255 of a VOP3 comparison, and formats that MFMA with formats
+// in it do not have.
+bool has_reserved_operand(uint32_t word, uint32_t next) {
+  constexpr uint32_t literal = 0xff;
+  const uint32_t encoding = word >> 26, vop3 = 0x34, mubuf = 0x38, mtbuf = 0x3a;
+  if (encoding == mubuf || encoding == mtbuf) return next >> 24 == literal;
+  if (encoding != vop3) return false;
+  const uint32_t operation = word >> 16 & 0x3ff;
+  if (operation < 0x100 && (word & 0xff) == literal) return true;
+  if (operation >= 0x3ac && operation <= 0x3ae) return true;
+  return (next & 0x1ff) == literal || (next >> 9 & 0x1ff) == literal ||
+         (next >> 18 & 0x1ff) == literal;
+}
+
 }  // namespace
 
 const char* class_name(Class cls) {
@@ -52,7 +67,16 @@ const Op* find_op(std::string_view name) {
   return found == table.end() ? nullptr : found->second;
 }
 
-Decoder::Decoder() {
+const ArchFacts& facts_of(Arch arch) {
+  static constexpr ArchFacts all[] = {{"gfx942", 0x4c, 65536}, {"gfx950", 0x4f, 163840}};
+  return all[static_cast<int>(arch)];
+}
+
+bool Decoder::knows(Arch arch) {
+  return arch == Arch::Gfx942 || GFX9EMU_LLVM >= 20;
+}
+
+Decoder::Decoder(Arch arch) : arch_(arch) {
   static std::once_flag once;
   std::call_once(once, [] {
     LLVMInitializeAMDGPUTargetInfo();
@@ -60,8 +84,8 @@ Decoder::Decoder() {
     LLVMInitializeAMDGPUTargetMC();
     LLVMInitializeAMDGPUDisassembler();
   });
-  context_ =
-      LLVMCreateDisasmCPUFeatures("amdgcn-amd-amdhsa", "gfx942", "", nullptr, 0, nullptr, nullptr);
+  context_ = LLVMCreateDisasmCPUFeatures("amdgcn-amd-amdhsa", facts_of(arch).name, "", nullptr, 0,
+                                         nullptr, nullptr);
 }
 
 Decoder::~Decoder() {
@@ -72,6 +96,7 @@ Inst Decoder::decode(std::span<const std::byte> code, uint64_t offset) const {
   Inst inst;
   inst.offset = offset;
   inst.size = 4;
+  inst.arch = arch_;
   if (code.size() < 4) {
     inst.size = static_cast<uint32_t>(code.size());
     inst.text = "(end of code)";
@@ -80,15 +105,17 @@ Inst Decoder::decode(std::span<const std::byte> code, uint64_t offset) const {
   uint32_t word = 0;
   std::memcpy(&word, code.data(), 4);
   char text[512] = "";
-  uint8_t bytes[20] = {};  // no instruction is longer; LLVM wants them writable
+  // No instruction is longer; LLVM wants them writable, and LLVM 22 a missing literal to be there.
+  uint8_t bytes[20] = {};
   const size_t count = code.size() < sizeof bytes ? code.size() : sizeof bytes;
   std::memcpy(bytes, code.data(), count);
   uint32_t second = 0;
   std::memcpy(&second, bytes + 4, 4);
-  const bool printable = context_ && !has_reserved_sdwa(word, second);
+  const bool printable =
+      context_ && !has_reserved_sdwa(word, second) && !has_reserved_operand(word, second);
   const size_t size =
-      printable ? LLVMDisasmInstruction(context_, bytes, count, 0, text, sizeof text) : 0;
-  if (size == 0 || size % 4 != 0) {
+      printable ? LLVMDisasmInstruction(context_, bytes, sizeof bytes, 0, text, sizeof text) : 0;
+  if (size == 0 || size % 4 != 0 || size > code.size()) {
     char number[32];
     std::snprintf(number, sizeof number, ".long 0x%08x", word);
     inst.text = number;

@@ -10,7 +10,7 @@
 
 namespace gfx9emu {
 
-// "" or why `text` is not understood. `inst` keeps its offset and size.
+// "" or why `text` is not understood. `inst` keeps its offset, size and architecture.
 std::string parse_instruction(std::string_view text, Inst& inst);
 
 // Which operands an index is added to, by s_set_gpr_idx_on's bits: sources 0..2, the destination.
@@ -23,14 +23,18 @@ void set_other_half(Inst& inst, D16 other_half);
 
 class Decoder {
  public:
-  Decoder();
+  explicit Decoder(Arch arch = Arch::Gfx942);
   ~Decoder();
+  Decoder(const Decoder&) = delete;
+  // Whether LLVM knows it.
+  static bool knows(Arch arch);
   // Sets offset, size, text and all else. Bytes that are no instruction: size 4, text ".long 0x..".
   Inst decode(std::span<const std::byte> code, uint64_t offset) const;
   // From front to back; words that are no instruction are stepped over.
   Program decode_all(std::span<const std::byte> code, uint64_t base) const;
 
  private:
+  Arch arch_;
   void* context_;  // LLVMDisasmContextRef
 };
 

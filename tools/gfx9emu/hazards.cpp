@@ -1,7 +1,8 @@
 // At level isa a warning stands where AMD's own kernels (the 1281 code objects for gfx942 of
 // amd-aiter 0.1.7) give fewer wait states.
 // The tables are those of the CDNA3 ISA manual (4.5 and the MFMA tables of chapter 7) as LLVM's
-// hazard recognizer applies them; figures for f32, f64 and mixed MFMA were measured from llc 19.
+// hazard recognizer applies them; figures for f32, f64 and mixed MFMA were measured from llc 19,
+// those of gfx950 from llc 22.
 #include "gfx9emu/hazards.h"
 
 #include <algorithm>
@@ -156,23 +157,31 @@ bool xdl(const Inst& i) {
   return s == nullptr || s->xdl;
 }
 
-// From D to anything that is not an accumulation.
+bool longer(const Inst& i) {
+  return i.arch == Arch::Gfx950 && xdl(i);
+}
+
+// From D to what overwrites it.
+int overwrite_wait(const Inst& i) {
+  if (f64(i)) return i.passes >= 8 ? 11 : 6;
+  return i.passes + (xdl(i) ? 3 : 2) + (longer(i) && i.passes > 2);
+}
+// From D to anything that reads it and is not an accumulation.
 int result_wait(const Inst& i) {
-  if (f64(i)) return i.passes == 8 ? 11 : 6;
-  return i.passes + (xdl(i) ? 3 : 2);
+  return f64(i) && i.passes == 16 ? 19 : overwrite_wait(i);
 }
 int result_to_memory_wait(const Inst& i) {
-  return f64(i) ? (i.passes == 8 ? 18 : 9) : result_wait(i);
+  return f64(i) ? (i.passes >= 8 ? 18 : 9) : result_wait(i);
 }
 int accumulate_wait(const Inst& e, const Inst& l) {
   if (!meet(d_of(e), c_of(l))) return 0;
   if (d_of(e).reg == c_of(l).reg) {  // a chain, which is interlocked but for the shortest
-    if (f64(e)) return e.passes == 8 || xdl(l) ? 0 : 4;
+    if (f64(e)) return e.passes >= 8 || xdl(l) ? 0 : 4;
     return e.passes == 2 ? 2 : 0;
   }
-  if (xdl(e)) return e.passes + 1;
+  if (xdl(e)) return e.passes + 1 + longer(e);
   if (xdl(l)) return 0;
-  return f64(e) ? (e.passes == 8 ? 9 : 4) : e.passes;
+  return f64(e) ? (e.passes >= 8 ? e.passes + 1 : 4) : e.passes;
 }
 
 // `n` if a register of `kind` that the first writes is read by the second.
@@ -241,9 +250,9 @@ const HazardRule rules[] = {
        return meet(d_of(e), l.reads) ? result_to_memory_wait(e) : 0;
      }},
     {"MFMA writes D, VALU overwrites it", Fault, Warning, mfma, writes<valu, is_vector>,
-     [](const Inst& e, const Inst& l) { return meet(d_of(e), l.writes) ? result_wait(e) : 0; }},
+     [](const Inst& e, const Inst& l) { return meet(d_of(e), l.writes) ? overwrite_wait(e) : 0; }},
     {"MFMA writes D, a load overwrites it", Fault, Fault, mfma, writes<memory, is_vector>,
-     [](const Inst& e, const Inst& l) { return meet(d_of(e), l.writes) ? result_wait(e) : 0; }},
+     [](const Inst& e, const Inst& l) { return meet(d_of(e), l.writes) ? overwrite_wait(e) : 0; }},
     {"MFMA reads C, VALU overwrites it", Fault, Fault, mfma, writes<valu, is_vector>,
      [](const Inst& e, const Inst& l) {
        return meet(c_of(e), l.writes) && xdl(e) ? e.passes - 1 : 0;

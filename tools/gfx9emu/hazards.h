@@ -1,4 +1,5 @@
-// Wait states that gfx942 needs between two instructions of a wave and does not insert by itself.
+// Wait states that gfx942 and gfx950 need between two instructions of a wave and do not insert by
+// themselves.
 #pragma once
 #include <array>
 #include <cstdint>

@@ -1,4 +1,4 @@
-// One decoded instruction of gfx942, as everything after the decoder sees it.
+// One decoded instruction of gfx942 or gfx950, as everything after the decoder sees it.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -16,6 +16,16 @@ struct WaveRegisters;
 // second is EXEC; where there is one, the second is 0.
 using BitFunction = uint64_t (*)(uint64_t, uint64_t);
 using LaneHandler = void (*)(WaveRegisters&, const Inst&);
+
+// What they differ in: gfx950 has fp8 of the OCP kind and 160 KiB of LDS, and waits longer behind
+// an MFMA.
+enum class Arch : uint8_t { Gfx942, Gfx950 };
+struct ArchFacts {
+  const char* name;
+  uint32_t mach;  // the low byte of e_flags
+  uint32_t lds_bytes;
+};
+const ArchFacts& facts_of(Arch arch);
 
 enum class RegFile : uint8_t { Scalar, Vgpr, Agpr };
 
@@ -160,8 +170,9 @@ enum class Dpp : uint8_t {
 };
 
 struct Inst {
-  uint64_t offset = 0;       // of the encoding, from the start of the loaded image
-  uint32_t size = 0;         // bytes
+  uint64_t offset = 0;  // of the encoding, from the start of the loaded image
+  uint32_t size = 0;    // bytes
+  Arch arch = Arch::Gfx942;
   std::string text;          // "v_fma_f32 v0, -v1, |v2|, s3 clamp", as LLVM prints it
   bool has_literal = false;  // 32 bits that follow the encoding of a vector ALU operation
   std::string name;          // "v_fma_f32": without _e32, _e64, _sdwa, _dpp

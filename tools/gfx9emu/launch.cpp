@@ -13,7 +13,6 @@
 namespace gfx9emu {
 namespace {
 
-constexpr uint32_t max_lds = 65536;
 constexpr size_t interleaved = 3;                // workgroups of one host thread that take turns
 constexpr uint32_t dynamic_stack_bytes = 16384;  // per lane, where a kernel calls through pointers
 
@@ -43,9 +42,10 @@ std::string check_launch(const Kernel& kernel, Dim3 grid, Dim3 block, size_t ker
     return "block: " + std::to_string(items) + " work items, the kernel's metadata allows " +
            std::to_string(kernel.max_workgroup_size);
   }
+  const uint32_t max_lds = facts_of(kernel.object->arch()).lds_bytes;
   if (uint64_t(kernel.descriptor.lds_bytes) + dynamic_lds > max_lds) {
     return "dynamic_lds: " + std::to_string(dynamic_lds) + " bytes after the kernel's " +
-           std::to_string(kernel.descriptor.lds_bytes) + " exceed 65536";
+           std::to_string(kernel.descriptor.lds_bytes) + " exceed " + std::to_string(max_lds);
   }
   uint32_t needed = 0;
   for (const KernelArg& a : kernel.args) {

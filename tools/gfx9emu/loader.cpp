@@ -44,7 +44,7 @@ static_assert(sizeof(Ehdr) == 64 && sizeof(Phdr) == 56 && sizeof(Shdr) == 64 && 
 
 constexpr uint16_t em_amdgpu = 224;
 constexpr uint8_t osabi_amdgpu_hsa = 64;
-constexpr uint32_t mach_mask = 0xff, mach_gfx942 = 0x4c;
+constexpr uint32_t mach_mask = 0xff;
 constexpr uint32_t pt_load = 1, pt_note = 4, pf_x = 1;
 constexpr uint32_t sht_rela = 4, sht_dynsym = 11, sht_nobits = 8;
 constexpr uint32_t nt_amdgpu_metadata = 32;
@@ -139,6 +139,8 @@ class Loader {
     return printable(s);
   }
 
+  const char* arch_name() const { return facts_of(object_.arch_).name; }
+
   std::string read_header() {
     const auto header = at<Ehdr>(0);
     if (!header || std::memcmp(header->ident, "\177ELF", 4) != 0) return "not an ELF file";
@@ -155,11 +157,17 @@ class Loader {
     if (header_.ident[8] < 2) {
       return "its code object version is older than 4";
     }
-    if ((header_.flags & mach_mask) != mach_gfx942) {
+    const uint32_t mach = header_.flags & mach_mask;
+    if (mach == facts_of(Arch::Gfx950).mach) object_.arch_ = Arch::Gfx950;
+    if (mach != facts_of(object_.arch_).mach) {
       char flags[16];
-      std::snprintf(flags, sizeof flags, "0x%x", header_.flags & mach_mask);
+      std::snprintf(flags, sizeof flags, "0x%x", mach);
       return std::string("made for another processor: machine ") + flags +
-             " in its flags, gfx942 is 0x4c";
+             " in its flags, gfx942 is 0x4c, gfx950 0x4f";
+    }
+    if (!Decoder::knows(object_.arch_)) {
+      return std::string("made for ") + arch_name() + ", which LLVM " + number(GFX9EMU_LLVM) +
+             " does not know; this emulator needs LLVM 20 or newer for it";
     }
     // EF_AMDGPU_FEATURE_XNACK_V4 and _SRAMECC_V4: 0 unsupported, 1 any, 2 off, 3 on.
     constexpr Setting settings[] = {Setting::Any, Setting::Any, Setting::Off, Setting::On};
@@ -269,8 +277,8 @@ class Loader {
       return "its metadata has no amdhsa.kernels";
     }
     const std::string target = string(metadata_, "amdhsa.target");
-    if (!target.empty() && target.find("gfx942") == target.npos) {
-      return "its metadata is for " + target + ", not for gfx942";
+    if (!target.empty() && target.find(arch_name()) == target.npos) {
+      return "its metadata is for " + target + ", not for " + arch_name();
     }
     for (const auto& entry : *kernels) {
       if (!entry.is_object()) return "its metadata has a kernel that is not a map";
@@ -317,7 +325,7 @@ class Loader {
       if (!contradiction.empty()) return contradiction;
     }
     if (const uint64_t lanes = integer(entry, ".wavefront_size", 64); lanes != 64) {
-      return "a wavefront of " + number(lanes) + ", gfx942 has 64";
+      return "a wavefront of " + number(lanes) + ", " + arch_name() + " has 64";
     }
     const auto args = entry.find(".args");
     if (args == entry.end()) return "";
@@ -375,18 +383,20 @@ class Loader {
     d.workgroup_id_z = rsrc2 >> 9 & 1;
     d.workgroup_info = rsrc2 >> 10 & 1;
     d.workitem_id_vgprs = bits(rsrc2, 12, 11);
-    if (properties & 1) return "a private segment buffer, which gfx942 has not";
+    if (properties & 1)
+      return std::string("a private segment buffer, which ") + arch_name() + " has not";
     d.dispatch_ptr = properties >> 1 & 1;
     d.queue_ptr = properties >> 2 & 1;
     d.kernarg_ptr = properties >> 3 & 1;
     d.dispatch_id = properties >> 4 & 1;
     d.flat_scratch_init = properties >> 5 & 1;
     d.private_segment_size = properties >> 6 & 1;
-    if (properties >> 10 & 1) return "wave32, which gfx942 has not";
+    if (properties >> 10 & 1) return std::string("wave32, which ") + arch_name() + " has not";
     d.dynamic_stack = properties >> 11 & 1;
     d.kernarg_preload_dwords = static_cast<uint8_t>(bits(properties, 22, 16));
     d.kernarg_preload_offset = static_cast<uint8_t>(bits(properties, 31, 23) & 0xff);
-    if (d.flat_scratch_init) return "flat_scratch_init, which gfx942 has not";
+    if (d.flat_scratch_init)
+      return std::string("flat_scratch_init, which ") + arch_name() + " has not";
     if (d.accum_offset > d.vgprs) {
       // Legal where no AGPR is used; the arch VGPRs end with the allocation then.
       d.accum_offset = d.vgprs;
@@ -397,7 +407,9 @@ class Loader {
       return "its " + number(d.user_sgprs) + " user SGPRs are fewer than the " + number(wanted) +
              " that its descriptor enables";
     }
-    if (d.lds_bytes > 65536) return number(d.lds_bytes) + " bytes of LDS, there are 65536";
+    if (const uint32_t most = facts_of(object_.arch_).lds_bytes; d.lds_bytes > most) {
+      return number(d.lds_bytes) + " bytes of LDS, there are " + number(most);
+    }
     if (d.scratch_bytes > max_scratch) {
       return number(d.scratch_bytes) + " bytes of scratch for each work item, at most " +
              number(max_scratch) + " are possible";
@@ -412,7 +424,12 @@ class Loader {
   }
 
   std::string decode() {
-    thread_local const Decoder decoder;
+    thread_local const Decoder gfx942;
+    thread_local std::unique_ptr<const Decoder> gfx950;
+    if (object_.arch_ == Arch::Gfx950 && !gfx950) {
+      gfx950 = std::make_unique<Decoder>(Arch::Gfx950);
+    }
+    const Decoder& decoder = object_.arch_ == Arch::Gfx950 ? *gfx950 : gfx942;
     for (const Phdr& p : segments_) {
       if (p.type != pt_load || !(p.flags & pf_x)) continue;
       const auto code = std::span<const std::byte>(object_.image_).subspan(p.vaddr, p.filesz);

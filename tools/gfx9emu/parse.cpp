@@ -124,6 +124,8 @@ bool is_inline_float(uint32_t code, double& value) {
 }
 
 bool parse_constant(string_view s, Type type, bool has_literal, uint64_t& bits) {
+  // Newer LLVM's way to write a literal that could be an inline constant.
+  if ((eat(s, "lit(") || eat(s, "lit64(")) && eat_end(s, ")")) has_literal = true;
   int64_t integer = 0;
   double value = 0;
   if (parse_int(s, integer)) {
@@ -551,7 +553,8 @@ std::string parse_instruction(std::string_view text, Inst& inst) {
   eat_end(name, "_e32");
   inst.name = std::string(name);
 
-  const Op* op = find_op(inst.name);
+  const Op* op = inst.arch == Arch::Gfx950 ? find_op(inst.name + ".ocp") : nullptr;
+  if (!op) op = find_op(inst.name);
   if (!op) return "no such operation is known";
   inst.cls = op->cls;
   inst.run = op->run;
@@ -568,6 +571,12 @@ std::string parse_instruction(std::string_view text, Inst& inst) {
   if (op->cls == Class::Mfma) {
     inst.mfma = find_mfma(name);
     inst.passes = inst.mfma->passes;
+    if (inst.arch == Arch::Gfx950) {
+      using enum MfmaType;
+      const MfmaType a = inst.mfma->a;
+      if (a == Fp8 || a == Bf8 || a == Xf32) return "not emulated as gfx950 has it";
+      if (a == F64 && inst.mfma->blocks == 1) inst.passes = 16;
+    }
   }
 
   if (name == "s_waitcnt") return parse_waitcnt(rest, inst) ? "" : "its counters";

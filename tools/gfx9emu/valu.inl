@@ -951,8 +951,8 @@ void v_cvt_pk_f8_lanes(WaveRegisters& w, const Inst& in) {
   const U32* b = source<Type::F32>(w, in, 1, tb);
   const bool saturate = w.mode >> 23 & 1;  // FP16_OVFL
   for (int i = 0; i < 64; ++i) {
-    out.lane[i] = f32_to_fnuz<mantissa, bias>(a[i], saturate) |
-                  f32_to_fnuz<mantissa, bias>(b[i], saturate) << 8;
+    out.lane[i] = f32_to_f8<mantissa, bias>(a[i], saturate) |
+                  f32_to_f8<mantissa, bias>(b[i], saturate) << 8;
   }
   store_half(w, in, out.lane, in.op_sel & 8);
 }
@@ -968,7 +968,7 @@ void v_cvt_sr_f8_lanes(WaveRegisters& w, const Inst& in) {
   const int shift = 8 * (in.op_sel >> 2 & 3);
   U32* dst = const_cast<U32*>(row_of(w, in.op[0].reg, 0));
   for (int i = 0; i < 64; ++i) {
-    const U32 code = f32_to_fnuz_stochastic<mantissa, bias>(a[i], b[i], saturate);
+    const U32 code = f32_to_f8_stochastic<mantissa, bias>(a[i], b[i], saturate);
     out.lane[i] = (dst[i] & ~(0xffu << shift)) | code << shift;
   }
   blend(dst, out.lane, exec_mask(w));
@@ -1649,10 +1649,19 @@ const Op table[] = {
     op("v_cvt_pk_bf8_f32", v_cvt_pk_f8<2, 16>),
     op("v_cvt_sr_fp8_f32", v_cvt_sr_f8<3, 8>),
     op("v_cvt_sr_bf8_f32", v_cvt_sr_f8<2, 16>),
-    op("v_cvt_f32_fp8", v_cvt_f32_f8<fp8_to_f32>),
-    op("v_cvt_f32_bf8", v_cvt_f32_f8<bf8_to_f32>),
-    op("v_cvt_pk_f32_fp8", v_cvt_pk_f32_f8<fp8_to_f32>),
-    op("v_cvt_pk_f32_bf8", v_cvt_pk_f32_f8<bf8_to_f32>),
+    op("v_cvt_f32_fp8", v_cvt_f32_f8<f8_to_f32<3, 8>>),
+    op("v_cvt_f32_bf8", v_cvt_f32_f8<f8_to_f32<2, 16>>),
+    op("v_cvt_pk_f32_fp8", v_cvt_pk_f32_f8<f8_to_f32<3, 8>>),
+    op("v_cvt_pk_f32_bf8", v_cvt_pk_f32_f8<f8_to_f32<2, 16>>),
+    // Of gfx950.
+    op("v_cvt_pk_fp8_f32.ocp", v_cvt_pk_f8<3, 7>),
+    op("v_cvt_pk_bf8_f32.ocp", v_cvt_pk_f8<2, 15>),
+    op("v_cvt_sr_fp8_f32.ocp", v_cvt_sr_f8<3, 7>),
+    op("v_cvt_sr_bf8_f32.ocp", v_cvt_sr_f8<2, 15>),
+    op("v_cvt_f32_fp8.ocp", v_cvt_f32_f8<f8_to_f32<3, 7>>),
+    op("v_cvt_f32_bf8.ocp", v_cvt_f32_f8<f8_to_f32<2, 15>>),
+    op("v_cvt_pk_f32_fp8.ocp", v_cvt_pk_f32_f8<f8_to_f32<3, 7>>),
+    op("v_cvt_pk_f32_bf8.ocp", v_cvt_pk_f32_f8<f8_to_f32<2, 15>>),
     op("v_cvt_pkrtz_f16_f32", pack_halves<Type::F32, f32_to_f16_toward_zero>),
     op("v_cvt_pknorm_i16_f32", pack_halves<Type::F32,
                                            [](U32 a) -> U32 {

@@ -84,11 +84,10 @@ uint64_t elf_bytes(const std::byte* file) {
   return end < max_image ? end : 0;
 }
 
-constexpr unsigned mach_gfx942 = 0x4c;
-bool for_another_device(const std::vector<std::byte>& file) {
+bool for_another_device(const std::vector<std::byte>& file, Arch arch) {
   constexpr unsigned em_amdgpu = 224;
   return file.size() >= elf_header && read<uint16_t>(file.data() + 18) == em_amdgpu &&
-         (read<uint32_t>(file.data() + 48) & 0xff) != mach_gfx942;
+         (read<uint32_t>(file.data() + 48) & 0xff) != facts_of(arch).mach;
 }
 
 std::string text(const Dim3& d) {
@@ -246,8 +245,13 @@ Error Device::load_bytes(std::vector<std::byte> file, void** out) {
   std::string error;
   module->object = CodeObject::load(module->file, &memory, &error);
   if (!module->object)
-    return fail(for_another_device(module->file) ? no_binary_for_gpu : invalid_image, error);
-  // This device is gfx942:sramecc+:xnack-.
+    return fail(for_another_device(module->file, arch()) ? no_binary_for_gpu : invalid_image,
+                error);
+  if (module->object->arch() != arch())
+    return fail(no_binary_for_gpu, std::string("code object: made for ") +
+                                       facts_of(module->object->arch()).name + ", this device is " +
+                                       facts_of(arch()).name);
+  // This device is sramecc+:xnack-.
   if (module->object->xnack() == Setting::On)
     return fail(no_binary_for_gpu, "code object: needs xnack on, this device has it off");
   if (module->object->sramecc() == Setting::Off)
@@ -425,17 +429,27 @@ void Device::configure(const attn_emu_options& o) {
   std::lock_guard lock(mutex_);
   options_ = options;
   compute_units_ = o.compute_units;
+  gfx_ = o.gfx;
 }
 
 int Device::compute_units() {
-  // MI300X; or another number from 1 on, for programs that have no other way to say it.
-  static const int usual = [] {
+  // MI355X, MI300X; or another number from 1 on, for programs that have no other way to say it.
+  static const int told = [] {
     const char* text = std::getenv("ATTN_EMU_COMPUTE_UNITS");
-    const int number = text ? std::atoi(text) : 0;
-    return number > 0 ? number : 304;
+    return text ? std::atoi(text) : 0;
+  }();
+  const int usual = arch() == Arch::Gfx950 ? 256 : 304;
+  std::lock_guard lock(mutex_);
+  return compute_units_ > 0 ? compute_units_ : told > 0 ? told : usual;
+}
+
+Arch Device::arch() {
+  static const int usual = [] {
+    const char* text = std::getenv("ATTN_EMU_ARCH");
+    return text && std::string_view(text) == "gfx950" ? 950 : 942;
   }();
   std::lock_guard lock(mutex_);
-  return compute_units_ > 0 ? compute_units_ : usual;
+  return (gfx_ != 0 ? gfx_ : usual) == 950 ? Arch::Gfx950 : Arch::Gfx942;
 }
 
 // ---- streams and events ------------------------------------------------------------------------

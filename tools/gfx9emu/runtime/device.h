@@ -36,7 +36,7 @@ enum Error : int {
 const char* error_name(int code);
 const char* error_text(int code);
 
-constexpr size_t memory_bytes = size_t{192} << 30;
+constexpr size_t memory_bytes = size_t{192} << 30;  // what MI300X has; MI355X has more
 constexpr uint32_t max_threads = 1024;
 constexpr uint32_t max_grid_yz = 65535;
 
@@ -104,6 +104,7 @@ class Device {
 
   void configure(const attn_emu_options& options);
   int compute_units();
+  Arch arch();
 
  private:
   Error load_bytes(std::vector<std::byte> file, void** module);
@@ -121,6 +122,7 @@ class Device {
     return options;
   }();
   int compute_units_ = 0;  // 0: the usual number
+  int gfx_ = 0;  // 0: the usual one
 };
 // Made on first use and never destroyed: HIP calls may come from destructors at exit.
 Device& device();

@@ -62,10 +62,12 @@ int properties(const PropertiesLayout& at, void* out, int ordinal) {
     const auto put3 = [&](size_t offset, int x, int y, int z) {
       put(offset, x), put(offset + 4, y), put(offset + 8, z);
     };
-    std::strcpy(p, "gfx942 (emulated)");
-    std::strcpy(p + at.arch, "gfx942:sramecc+:xnack-");
+    const Arch arch = device().arch();
+    const ArchFacts& facts = facts_of(arch);
+    std::strcpy(p, (std::string(facts.name) + " (emulated)").c_str());
+    std::strcpy(p + at.arch, (std::string(facts.name) + ":sramecc+:xnack-").c_str());
     put(at.memory, memory_bytes);
-    put(at.shared, size_t{65536});
+    put(at.shared, size_t{facts.lds_bytes});
     put(at.registers, int{65536});
     put(at.wave, int{64});
     put(at.threads, int(max_threads));
@@ -74,7 +76,7 @@ int properties(const PropertiesLayout& at, void* out, int ordinal) {
     put(at.clock, int{2100000});  // kHz
     put(at.constant, size_t{0x7fffffff});
     put(at.major, int{9});
-    put(at.minor, int{4});
+    put(at.minor, arch == Arch::Gfx950 ? 5 : 4);
     put(at.multiprocessors, device().compute_units());
     return success;
   });
@@ -175,7 +177,8 @@ HIP_API int hipGetDeviceProperties(void* out, int ordinal) {
 HIP_API int hipDeviceGetName(char* name, int capacity, int ordinal) {
   return run([&] {
     if (!name || capacity <= 0) return invalid_value;
-    std::strncpy(name, "gfx942 (emulated)", size_t(capacity));
+    const std::string text = std::string(facts_of(device().arch()).name) + " (emulated)";
+    std::strncpy(name, text.c_str(), size_t(capacity));
     name[capacity - 1] = 0;
     return check_ordinal(ordinal);
   });
