@@ -1,5 +1,6 @@
 // A validated problem: every default resolved, so that nothing downstream asks "unset?".
 #pragma once
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -23,7 +24,8 @@ struct Segment : attn_segment {
 
 // After make_problem: head_dim_v, out_type, scale, all strides, seqlen and total of each segment,
 // mask_batch and mask_heads hold their real values; window sides below 0 are -1; `segments` is
-// null, `segment` has them.
+// null, `segment` has them. A shared segment has a batch stride of 0; with a batch of 1 none is
+// shared.
 struct Problem : AnyProblem, attn_problem {
   std::vector<Segment> segment;
   int64_t seqlen_kv = 0;  // sum of the segments' capacities
@@ -45,6 +47,11 @@ struct Problem : AnyProblem, attn_problem {
 
 Status make_problem(const attn_problem* in, Problem* out);
 
+// Entries of a segment's arrays along the batch.
+inline int64_t entries(const attn_segment& segment, int64_t batch) {
+  return segment.shared ? std::min<int64_t>(1, batch) : batch;
+}
+
 // The most keys of a sequence: seqlen, or its default where that is 0.
 int64_t segment_capacity(const attn_segment& segment);
 
@@ -57,6 +64,7 @@ Status check_segment_pointers(const Segment& s, const attn_segment_args& a, int3
 template <class Visit>
 void for_each_small_array(const Segment& s, const attn_segment_args& a, const KvShape& shape,
                           int32_t n, Visit&& visit) {
+  const int64_t batch = entries(s, shape.batch);
   const auto array = [&](const char* name, const void* address,
                          std::initializer_list<int64_t> extents) {
     if (address) visit(Name{name, n}, address, Footprint(4, extents));
@@ -64,12 +72,12 @@ void for_each_small_array(const Segment& s, const attn_segment_args& a, const Kv
   const auto descale = [&](const char* name, const float* address, attn_descale_kind kind) {
     const bool one = kind == ATTN_DESCALE_TENSOR;
     array(name, address,
-          {one ? 1 : shape.batch, one ? 1 : shape.heads_kv,
+          {one ? 1 : batch, one ? 1 : shape.heads_kv,
            kind == ATTN_DESCALE_BLOCK ? ceil_div(s.seqlen, s.descale_block_keys) : 1});
   };
-  array("seqlens", a.seqlens, {shape.batch});
-  array("cu_seqlens", a.cu_seqlens, {shape.batch + 1});
-  array("block_table", a.block_table, {shape.batch, s.max_pages});
+  array("seqlens", a.seqlens, {batch});
+  array("cu_seqlens", a.cu_seqlens, {batch + 1});
+  array("block_table", a.block_table, {batch, s.max_pages});
   descale("k_descale", a.k_descale, s.k_descale);
   descale("v_descale", a.v_descale, s.v_descale);
 }
@@ -121,6 +129,7 @@ class SegmentList {
   SegmentList(const attn_segment_args* first) : SegmentList(first, sizeof *first) {}
   SegmentList(const void* first, size_t step)
       : first_(static_cast<const char*>(first)), step_(step) {}
+  SegmentList from(int64_t i) const { return {first_ + size_t(i) * step_, step_}; }
   // In the library's own layout: what a shorter struct has not is zero.
   attn_segment_args operator[](int64_t i) const {
     const char* from = first_ + size_t(i) * step_;
