@@ -80,7 +80,8 @@ Json case_json(const Case& c, const Ready& ready, const Timing& timing) {
           {"heads", p.heads_q},
           {"heads_kv", p.heads_kv},
           {"seqlen_q", p.seqlen_q},
-          {"seqlen_kv", p.segments->seqlen},
+          {"seqlen_kv", p.segments[p.num_segments - 1].seqlen},
+          {"shared_keys", c.shared_keys},
           {"head_dim", p.head_dim},
           {"causal", c.causal},
           {"window", c.window.empty() ? Json() : Json(c.window)},
@@ -309,6 +310,11 @@ void add_bench(CLI::App& app, int&) {
       command->add_option("--heads-kv", c.heads_kv, "default: heads")->check(size)->type_name("N"),
       command->add_option("--seqlen-q", c.seqlen_q)->check(size)->type_name("N"),
       command->add_option("--seqlen-kv", c.seqlen_kv, "default: seqlen-q")
+          ->check(size)
+          ->type_name("N"),
+      command
+          ->add_option("--shared-keys", c.shared_keys,
+                       "keys of a prefix that the batch shares, before those of seqlen-kv")
           ->check(size)
           ->type_name("N"),
       command->add_option("--head-dim", c.head_dim)->check(size)->type_name("N"),
