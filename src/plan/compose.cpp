@@ -164,7 +164,7 @@ Status compose(const Problem& p, const Machine& machine, const ChoosePart& choos
   c.ordered_lse = c.order.problem ? take(lse) : c.shared_lse;
   c.zeros = c.order.problem ? take(lse) : 0;
   choice->recipe.workspace = end;
-  choice->recipe.passed_over = prefer_other_to_prefix(p, machine.backend);
+  choice->recipe.passed_over = prefer_other_to_prefix(p);
   choice->composed = std::move(composed);
   return {};
 }
