@@ -42,9 +42,8 @@ constexpr Limits limits(const decode::Variant& variant) {
                    .features = forward_features | feature_segments | feature_paged_kv |
                                feature_softcap | feature_tree |
                                (tile.split ? feature_fixed_split : 0u) |
-                               (fp8 ? feature_descale_tensor | feature_descale_head |
-                                          feature_descale_block | feature_shared_descales
-                                    : 0u) |
+                               (fp8 ? kv_descale_features : 0u) |
+                               (fp8 && !variant.copy_engine ? feature_shared_descales : 0u) |
                                (tile.own_types ? feature_mixed_kv_types : 0u),
                    .head_dim = {.multiple = fp8 ? 16 : 8, .max = tile.head_dim},
                    .head_dim_v = {.multiple = fp8 ? 16 : 8, .max = tile.head_dim_v},

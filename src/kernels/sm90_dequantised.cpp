@@ -300,8 +300,7 @@ constinit const std::array all_rows =
                      .out_types = float_types,
                      .flags = forward_flags | ATTN_BLOCK_MASK | ATTN_ALIBI | ATTN_SPLIT_INVARIANT,
                      .features = forward_features | feature_segments | feature_paged_kv |
-                                 feature_softcap | feature_mixed_kv_types | feature_descale_tensor |
-                                 feature_descale_head | feature_descale_block |
+                                 feature_softcap | feature_mixed_kv_types | kv_descale_features |
                                  feature_any_ggml_stride | feature_shared_pages |
                                  feature_shared_descales,
                      .head_dim = {.multiple = attn_dequantise_elements, .max = plain.tile.head_dim},
