@@ -30,6 +30,8 @@ Status check(const Problem& p) {
     return unsupported("q_descale is ", int(p.q_descale), "; accepted: none (0), tensor (1)");
   if (p.has(ATTN_WINDOW) && p.window_left >= 0)
     return unsupported("window_left is ", p.window_left, "; accepted: -1");
+  // Queries of the next sequence follow as if they were of the same one.
+  if (p.q_stride.batch == 0) return unsupported("q_stride.batch is 0; accepted: other strides");
   if (p.seqlen_q > 1 && p.q_stride.batch != p.seqlen_q * p.q_stride.seq)
     return unsupported("q_stride.batch is ", p.q_stride.batch,
                        "; accepted: seqlen_q * q_stride.seq = ", p.seqlen_q * p.q_stride.seq);

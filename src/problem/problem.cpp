@@ -323,8 +323,8 @@ Status make_segment(const std::string& name, const KvShape& shape, bool written,
     return invalid(name, "shared is ", s->shared, "; accepted: 0, 1");
   if (s->shared && s->layout == ATTN_PACKED)
     return invalid(name, "shared is 1 with layout packed (1); accepted: padded (0), paged (2)");
-  if (s->shared && written)
-    return invalid(name, "shared is 1; accepted for a segment that is written: 0");
+  if (s->shared && !shape.attends)
+    return invalid(name, "shared is 1; accepted except in attention: 0");
   if (s->layout == ATTN_PAGED) {
     ATTN_TRY(in_range(name + "page_size", s->page_size, 1, max_extent));
     ATTN_TRY(in_range(name + "max_pages", s->max_pages, 0, max_extent));

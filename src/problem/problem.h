@@ -16,6 +16,7 @@ namespace attn {
 // What the problem of an operation says about its segments.
 struct KvShape {
   int64_t batch, heads_kv, head_dim, head_dim_v;
+  bool attends = false;  // segments may be shared
 };
 
 struct Segment : attn_segment {
@@ -34,7 +35,7 @@ struct Problem : AnyProblem, attn_problem {
   Problem() : AnyProblem(Op::forward), attn_problem{} {}
   bool has(uint32_t flag) const { return (flags & flag) != 0; }
   int64_t group() const { return heads_q / heads_kv; }
-  KvShape kv_shape() const { return {batch, heads_kv, head_dim, head_dim_v}; }
+  KvShape kv_shape() const { return {batch, heads_kv, head_dim, head_dim_v, true}; }
   // Blocks of the block mask's grid.
   int64_t mask_rows() const { return ceil_div(seqlen_q, block_q); }
   int64_t mask_columns() const { return ceil_div(seqlen_kv, block_k); }

@@ -67,6 +67,12 @@ Chosen on_hopper(const Setup& s) {
   Problem p;
   chosen.status = made(s, &p);
   if (chosen.status.ok()) chosen.status = choose(p, machine, &chosen.choice, &chosen.declined);
+  Choice silent;  // nobody asks for reasons
+  if (chosen.status.ok()) {
+    CHECK(choose(p, machine, &silent).ok());
+    CHECK(silent.kernel == chosen.choice.kernel);
+    CHECK(silent.recipe.workspace == chosen.choice.recipe.workspace);
+  }
   return chosen;
 }
 
@@ -274,7 +280,7 @@ TEST_CASE("prefix: bad input") {
       CHECK(has(status.text, word));
     }
   }
-  // A segment that is written.
+  // Caches that are written.
   auto append = attn::make<attn_kv_append_problem>();
   append.batch = 2;
   append.heads_kv = 1;
@@ -286,7 +292,21 @@ TEST_CASE("prefix: bad input") {
   KvAppendProblem p;
   const Status status = make_kv_append_problem(&append, &p);
   CHECK(status.code == ATTN_INVALID_ARGUMENT);
-  CHECK(has(status.text, "shared is 1; accepted for a segment that is written: 0"));
+  CHECK(has(status.text, "shared is 1; accepted except in attention: 0"));
+  auto roll = attn::make<attn_kv_roll_problem>();
+  attn_segment recent = Setup().own, old = append.segment;
+  recent.shared = 1;
+  recent.layout = ATTN_PAGED;
+  recent.page_size = 64;
+  recent.max_pages = 4;
+  recent.num_pages = 9;
+  roll.batch = 2;
+  roll.heads_kv = 1;
+  roll.head_dim = 64;
+  roll.recent = &recent;
+  roll.old = &old;
+  KvRollProblem of_roll;
+  CHECK(has(make_kv_roll_problem(&roll, &of_roll).text, "recent.shared is 1; accepted except"));
 }
 
 // Structs of headers before the field are shorter.
