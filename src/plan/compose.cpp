@@ -103,8 +103,11 @@ Status choose_merge(const attn_merge_problem& in, const ChoosePart& choose, Comp
   return choose(*part->problem, &part->choice);
 }
 
+// Sizes that only a part exceeds are a reason to go on.
 Status named(const char* part, const Status& status) {
-  return status.ok() ? Status{} : Status{status.code, join(part, ": ", status.text)};
+  if (status.code == ATTN_INVALID_ARGUMENT || status.code == ATTN_UNSUPPORTED)
+    return unsupported(part, ": ", status.text);
+  return status;
 }
 
 }  // namespace
@@ -127,7 +130,7 @@ Status compose(const Problem& p, const Machine& machine, const ChoosePart& choos
   if (machine.device) rows.fixed_split = prefix_split(*shared, *machine.device);
   if (rows.fixed_split > 0) {
     std::unique_ptr<Problem> cut;
-    ATTN_TRY(part_of(p, rows, 0, c.num_shared, &cut));
+    ATTN_TRY(named("shared segments", part_of(p, rows, 0, c.num_shared, &cut)));
     status = choose(*cut, &c.shared.choice);
     if (status.ok()) shared = std::move(cut);
   }
@@ -140,13 +143,13 @@ Status compose(const Problem& p, const Machine& machine, const ChoosePart& choos
   attn_merge_problem merge = merge_of(p, 2);
   merge.out_type = p.out_type;
   merge.out_stride = p.out_stride;
-  ATTN_TRY(choose_merge(merge, choose, &c.merge));
+  ATTN_TRY(named("merge", choose_merge(merge, choose, &c.merge)));
   if (p.heads_q > 1) {
     attn_merge_problem order = merge_of(p, 1);
     order.head_dim_v = 1;
     order.part_stride = {p.seqlen_q, 1, p.batch * p.seqlen_q};
     order.out_stride = {p.heads_q * p.seqlen_q, 1, p.seqlen_q};
-    ATTN_TRY(choose_merge(order, choose, &c.order));
+    ATTN_TRY(named("merge", choose_merge(order, choose, &c.order)));
   }
 
   size_t end = 0;

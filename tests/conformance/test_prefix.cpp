@@ -136,7 +136,7 @@ TEST_CASE("prefix: random problems") {
   for (const Kernel* kernel : kernels) {
     if (!kernel->composed || sanitized || std::getenv("ATTN_CASE")) continue;
     INFO(kernel->name);
-    CHECK(std::count(taken.begin(), taken.end(), kernel) > (emulated(*kernel) ? 2 : 15));
+    CHECK(std::count(taken.begin(), taken.end(), kernel) > (emulated(*kernel) ? 2 : 5));
     CHECK(count([&](const Kernel* other) {
             return !other->composed && other->backend == kernel->backend;
           }) > (emulated(*kernel) ? 10 : 30));

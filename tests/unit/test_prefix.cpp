@@ -309,6 +309,68 @@ TEST_CASE("prefix: bad input") {
   CHECK(has(make_kv_roll_problem(&roll, &of_roll).text, "recent.shared is 1; accepted except"));
 }
 
+// The arrays of a shared segment have one entry: what is after it may be written.
+TEST_CASE("prefix: overlap and contents on the host") {
+  const attn::context context(ATTN_BACKEND_CPU);
+  for (const char* kernel : {"prefix_cpu", "cpu_baseline"}) {
+    Setup s;
+    s.problem.batch = 2;
+    s.problem.heads_q = s.problem.heads_kv = 2;
+    s.problem.head_dim = 8;
+    s.problem.q_type = ATTN_F32;
+    s.problem.flags = 0;
+    s.problem.kernel = kernel;
+    for (attn_segment& segment : s.segments) segment.k_type = segment.v_type = ATTN_F32;
+    s.shared.layout = ATTN_PAGED;
+    s.shared.seqlen = 3;
+    s.shared.page_size = 2;
+    s.shared.max_pages = s.shared.num_pages = 2;
+    s.shared.has_seqlens = 1;
+    s.own.seqlen = 2;
+    s.own.has_seqlens = 0;
+    constexpr size_t row = 16;  // of two heads
+    std::vector<float> q(2 * row, 0.5f), k(4 * row + 2 * row, 0.5f), own(4 * row, 0.5f);
+    float* const out = k.data() + 4 * row;             // after the pages
+    std::vector<int32_t> numbers = {3, 0, 1, -1, -1};  // a length, the table
+    std::vector<attn_segment_args> kv(2, attn::make<attn_segment_args>());
+    kv[0].k = kv[0].v = k.data();
+    kv[0].seqlens = numbers.data();
+    kv[0].block_table = numbers.data() + 1;
+    kv[1].k = kv[1].v = own.data();
+    auto args = attn::make<attn_args>();
+    args.q = q.data();
+    args.out = out;
+    args.num_segments = 2;
+    args.segments = kv.data();
+    const attn::plan plan(context, s.problem);
+    REQUIRE(std::string(plan.kernel()) == kernel);
+    const attn::buffer workspace = plan.make_workspace(context);
+    const auto run = [&] {
+      return attn_run(plan.get(), &args, workspace.data(), workspace.bytes(), nullptr);
+    };
+    REQUIRE(run() == ATTN_OK);
+    CHECK(out[0] == 0.5f);
+    CHECK(out[2 * row - 1] == 0.5f);
+    CHECK(attn_check(plan.get(), &args, nullptr) == ATTN_OK);
+
+    args.out = out - 1;
+    CHECK(run() == ATTN_INVALID_ARGUMENT);
+    CHECK(has(attn_last_error(), "segment 0"));
+    args.out = out;
+    args.lse = reinterpret_cast<float*>(numbers.data() + 1);  // 4 floats
+    CHECK(run() == ATTN_INVALID_ARGUMENT);
+    CHECK(has(attn_last_error(), "block_table"));
+    args.lse = nullptr;
+
+    numbers[0] = 4;
+    CHECK(run() == ATTN_INVALID_ARGUMENT);
+    CHECK(has(attn_last_error(), "seqlens[0] is 4; accepted: 0 to 3"));
+    numbers = {3, 0, 7, -1, -1};
+    CHECK(attn_check(plan.get(), &args, nullptr) == ATTN_INVALID_ARGUMENT);
+    CHECK(has(attn_last_error(), "block_table[0, 1] is 7; accepted: 0 to 1"));
+  }
+}
+
 // Structs of headers before the field are shorter.
 TEST_CASE("prefix: a segment without the field is not shared") {
   Setup s;
