@@ -300,6 +300,12 @@ typedef struct attn_segment {
   /* k_type, v_type i8 and i4: strides of k_scale and v_scale, counted in scales. All zero:
      contiguous [B, S, Hkv], [total, Hkv] or [num_pages, page_size, Hkv] */
   attn_strides k_scale_stride, v_scale_stride;
+  /* 1: a prefix that the sequences of the batch share: every sequence has these keys. Each array of
+     the segment is as in a batch of 1: k [1, S, Hkv, D], seqlens [1], block_table [1, max_pages],
+     descales [1, Hkv, ...]; the batch stride is ignored. PADDED or PAGED, before all segments that
+     are not shared; attn_problem only. The result is as if each sequence had its own copy of these
+     keys. Which kernels read them once for the whole batch: docs/decode.md */
+  int32_t shared;
 } attn_segment;
 
 typedef struct attn_problem {
@@ -734,8 +740,9 @@ ATTN_API attn_status attn_info(char* text, size_t capacity, size_t* size);
 
 /* Which kernel attn_plan_create would choose, and why each other kernel of the backend declines, as
  * JSON text: {"kernel": name or null, "backend", "workspace", "declined": [{"kernel", "reason"}]}.
- * If kernel is null, "workspace" is replaced by "reason": attn_plan_create's sentence. text,
- * capacity and size as in attn_info. */
+ * If kernel is null, "workspace" is replaced by "reason": attn_plan_create's sentence. A kernel
+ * that consists of others (prefix_*) also has "parts": [{"kernel", "computes"}], in the order of
+ * their launches. text, capacity and size as in attn_info. */
 ATTN_API attn_status attn_explain(attn_context* context, const attn_problem* problem, char* text,
                                   size_t capacity, size_t* size);
 

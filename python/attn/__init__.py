@@ -34,7 +34,7 @@ def _read_in_c(function):
 @_read_in_c
 def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), scale=None, softcap=0.0, bias=None,
             alibi_slopes=None, sinks=None, block_mask=None, tree=None, tree_keys=0, seqlens_kv=None, cu_seqlens_q=None,
-            cu_seqlens_kv=None, max_seqlen_q=None, block_table=None, q_descale=None, k_descale=None, v_descale=None,
+            cu_seqlens_kv=None, max_seqlen_q=None, block_table=None, shared_segments=0, q_descale=None, k_descale=None, v_descale=None,
             k_type=None, v_type=None, k_scale=None, v_scale=None, bias_slopes=None, out_scale=None, out_dtype=None,
             return_lse=False, out=None, backend="auto"):
     """softmax(scale q k^T + bias, masked) v -> out, or (out, lse) with return_lse.
@@ -71,6 +71,10 @@ def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), sc
     k and v may be lists of segments, older keys first. seqlens_kv, cu_seqlens_kv, block_table, k_descale, v_descale, k_type,
     v_type, k_scale and v_scale are then lists too, with None for a segment that has none. K/V in ggml's blocks and i4 are uint8
     arrays whose last dimension is the bytes of a row.
+
+    The first shared_segments segments are a prefix that all sequences of the batch share: their k and v are [1, Skv, Hkv, D] or
+    pages, and their seqlens_kv, block_table, descales and scales those of a batch of 1. The result is that of a copy for each
+    sequence; where a prefix_* kernel runs, the prefix is read once for the batch (docs/decode.md).
 
     A query that sees no key has out 0 and lse -inf. So have packed rows from cu_seqlens_q[-1] on. Arrays that require grad are
     refused, except under torch.no_grad() and inference_mode(). Calls that differ only in data use one plan, which is kept.
@@ -117,7 +121,7 @@ def check(q, k, v, **options):
 
 def explain(q, k, v, **options):
     """Which kernel Plan(q, k, v, **options) would choose, and why each other one declines: {"kernel", "backend",
-    "workspace", "declined": [{"kernel", "reason"}]}."""
+    "workspace", "declined": [{"kernel", "reason"}]}, and of prefix_* the kernels that it consists of, "parts"."""
     return json.loads(_attn.explain(q, k, v, **options))
 
 

@@ -30,6 +30,7 @@ constexpr struct {
     {"cu_seqlens_kv", Kind::run},
     {"max_seqlen_q", Kind::problem},
     {"block_table", Kind::run},
+    {"shared_segments", Kind::problem},
     {"q_descale", Kind::run},
     {"k_descale", Kind::run},
     {"v_descale", Kind::run},

@@ -31,6 +31,7 @@ enum class Name : uint8_t {
   cu_seqlens_kv,
   max_seqlen_q,
   block_table,
+  shared_segments,
   q_descale,
   k_descale,
   v_descale,

@@ -388,9 +388,16 @@ Call::Call(const Arguments& arguments)
   if (count == 0) refuse("k is an empty list; accepted: one segment or more");
   segments_.resize(count);
   segment_args_.resize(count);
+  int64_t shared = 0;
+  if (given(Name::shared_segments))
+    shared = integer(argument(Name::shared_segments), "shared_segments");
+  if (shared < 0 || size_t(shared) > count)
+    refuse("shared_segments is " + std::to_string(shared) + "; accepted: 0 to " +
+           std::to_string(count) + (several_ ? ", the segments in k" : ""));
   for (size_t i = 0; i < count; ++i) {
     clear(&segments_[i]);
     clear(&segment_args_[i]);
+    segments_[i].shared = i < size_t(shared);
     read_segment(i);
   }
   problem_.num_segments = args_.num_segments = int32_t(count);
@@ -476,6 +483,7 @@ void Call::read_segment(size_t i) {
   attn_problem& p = problem_;
   attn_segment& s = segments_[i];
   attn_segment_args& a = segment_args_[i];
+  const int64_t batch = s.shared ? 1 : p.batch;
   std::string k_name, v_name, offsets_name, table_name, lengths_name, descale_name;
   nb::object k_value = of_segment(Name::k, i, &k_name), v_value = of_segment(Name::v, i, &v_name);
   const Array& k = keep(reader_.next(k_value, k_name));
@@ -547,15 +555,18 @@ void Call::read_segment(size_t i) {
     a.cu_seqlens = static_cast<const int32_t*>(
         vector_of(offsets_name.c_str(), offsets, "i32", {p.batch + 1}, "[B + 1]"));
   } else if (!table.is_none()) {
-    a.block_table = read_pages(k, keep(reader_.next(table, table_name)), p.batch, &s);
+    a.block_table = read_pages(k, keep(reader_.next(table, table_name)), batch, &s);
   } else {
-    same(k_name, "batch", k.size(0), p.batch, p.q_layout == ATTN_PACKED ? "cu_seqlens_q" : "q");
+    same(k_name, "batch", k.size(0), batch,
+         s.shared                    ? "a shared segment"
+         : p.q_layout == ATTN_PACKED ? "cu_seqlens_q"
+                                     : "q");
     s.seqlen = k.size(1);
   }
   if (!lengths.is_none()) {
     s.has_seqlens = 1;
     a.seqlens = static_cast<const int32_t*>(
-        vector_of(lengths_name.c_str(), lengths, "i32", {p.batch}, "[B]"));
+        vector_of(lengths_name.c_str(), lengths, "i32", {batch}, s.shared ? "[1]" : "[B]"));
   }
   nb::object descale = of_segment(Name::k_descale, i, &descale_name);
   s.k_descale = read_descale(descale_name, descale, &s, &a.k_descale);
@@ -568,7 +579,8 @@ attn_descale_kind Call::read_descale(const std::string& name, nb::handle value,
   if (value.is_none()) return ATTN_DESCALE_NONE;
   const Array& a = keep(reader_.next(value, name));
   *pointer = static_cast<const float*>(a.address());
-  return descale_kind(a, problem_.batch, problem_.heads_kv, segment);
+  const int64_t batch = segment && segment->shared ? 1 : problem_.batch;
+  return descale_kind(a, batch, problem_.heads_kv, segment);
 }
 
 void Call::read_scores() {

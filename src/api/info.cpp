@@ -183,6 +183,19 @@ attn_status attn_info(char* text, size_t capacity, size_t* size) {
 
 namespace {
 
+JsonList parts_json(const Composed& composed) {
+  JsonList parts;
+  const auto add = [&](const ComposedPart& part, const char* computes) {
+    if (part.problem)
+      parts.push_back(JsonObject{{"kernel", part.choice.kernel->name}, {"computes", computes}});
+  };
+  add(composed.shared, "shared segments");
+  add(composed.own, "own segments");
+  add(composed.order, "order of lse");
+  add(composed.merge, "merge");
+  return parts;
+}
+
 Status explain(const Machine& machine, const attn_problem* in, char* text, size_t capacity,
                size_t* size) {
   Problem problem;
@@ -198,6 +211,7 @@ Status explain(const Machine& machine, const attn_problem* in, char* text, size_
                        {"backend", attn_backend_string(machine.backend)}};
   if (choice.kernel) {
     answer.emplace_back("workspace", choice.recipe.workspace);
+    if (choice.composed) answer.emplace_back("parts", parts_json(*choice.composed));
   } else {
     answer.emplace_back("reason", status.text);
   }

@@ -11,7 +11,7 @@ namespace attn {
 namespace {
 
 struct Table {
-  std::vector<Kernel> rows;
+  std::vector<Kernel> rows;  // composed ones first
   std::unique_ptr<std::atomic<uint64_t>[]> launches;
 };
 
@@ -19,10 +19,10 @@ const Table& table() {
   static const Table joined = [] {
     Table t;
     for (const std::span<const Kernel> rows :
-         {host_forward_rows(), sm90_dequantised_rows(), decode_forward_rows(), sm90_mixed_rows(),
-          sm90_forward_rows(), sm90_fp8_rows(), sm80_forward_rows(), gfx942_decode_rows(),
-          gfx942_forward_rows(), merge_rows(), quantize_rows(), gfx942_convert_rows(),
-          kv_append_rows(), block_mask_rows()})
+         {prefix_rows(), host_forward_rows(), sm90_dequantised_rows(), decode_forward_rows(),
+          sm90_mixed_rows(), sm90_forward_rows(), sm90_fp8_rows(), sm80_forward_rows(),
+          gfx942_decode_rows(), gfx942_forward_rows(), merge_rows(), quantize_rows(),
+          gfx942_convert_rows(), kv_append_rows(), block_mask_rows()})
       t.rows.insert(t.rows.end(), rows.begin(), rows.end());
     t.launches = std::make_unique<std::atomic<uint64_t>[]>(t.rows.size());
     return t;
@@ -36,8 +36,11 @@ std::atomic<uint64_t>& launches_of(const Kernel& kernel) {
 
 }  // namespace
 
-std::span<const Kernel> catalog() {
+std::span<const Kernel> all_kernels() {
   return table().rows;
+}
+std::span<const Kernel> catalog() {
+  return all_kernels().subspan(prefix_rows().size());
 }
 
 // Names of 0.1 that 0.2 accepts.
@@ -53,7 +56,7 @@ constexpr Alias aliases[] = {
 const Kernel* find_kernel(const char* name) {
   for (const Alias& alias : aliases)
     if (std::strcmp(alias.before, name) == 0) name = alias.now;
-  for (const Kernel& kernel : catalog())
+  for (const Kernel& kernel : all_kernels())
     if (std::strcmp(kernel.name, name) == 0) return &kernel;
   return nullptr;
 }

@@ -11,6 +11,8 @@ namespace attn {
 
 // Rows of one operation and backend are in order of preference.
 std::span<const Kernel> catalog();
+// The same, and before them those that consist of others (Kernel::composed).
+std::span<const Kernel> all_kernels();
 // By its name or a former one; nullptr if there is none.
 const Kernel* find_kernel(const char* name);
 

@@ -31,6 +31,9 @@ constexpr FeatureName feature_names[] = {
     {feature_negative_strides, "negative strides"},
     {feature_tree, "tree mask"},
     {feature_f16_bias, "bias of f16 under q of another type"},
+    {feature_shared_lengths, "seqlens of a shared segment"},
+    {feature_shared_pages, "pages of a shared segment"},
+    {feature_shared_descales, "descales of a shared segment per head or block"},
 };
 struct FlagName {
   attn_flag flag;

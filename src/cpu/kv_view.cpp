@@ -25,7 +25,8 @@ int64_t length_of(const attn_segment& shape, const attn_segment_args& data, int6
   if (shape.layout == ATTN_PAGED) {
     capacity = std::min(capacity, int64_t(shape.max_pages) * shape.page_size);
   }
-  return shape.has_seqlens ? std::clamp<int64_t>(data.seqlens[b], 0, capacity) : capacity;
+  return shape.has_seqlens ? std::clamp<int64_t>(data.seqlens[shape.shared ? 0 : b], 0, capacity)
+                           : capacity;
 }
 
 }  // namespace
@@ -83,7 +84,7 @@ SegmentView segment_view(const attn_segment& shape, const attn_segment_args& dat
   view.v_descales = data.v_descale;
   view.k_scales = static_cast<const uint16_t*>(data.k_scale);
   view.v_scales = static_cast<const uint16_t*>(data.v_scale);
-  view.b = b;
+  view.b = b = shape.shared ? 0 : b;
   view.length = length;
   if (shape.layout == ATTN_PACKED) {
     view.first_row = packed_span(data.cu_seqlens, b, shape.total, shape.seqlen).begin;

@@ -40,6 +40,10 @@ inline Extents extents(const Problem& p, const attn_segment& s) {
 inline Status check_copied(const Problem& p, const attn_segment& s) {
   if (s.layout == ATTN_PACKED && s.total > max_rows)
     return unsupported("total is ", s.total, "; accepted: up to ", max_rows);
+  if (s.shared && s.layout == ATTN_PADDED)
+    return unsupported(
+        "a shared segment with padded K/V, a stride of 0 between sequences; accepted "
+        "from TMA: pages");
   const Extents size = extents(p, s);
   ATTN_TRY(check_strides("k", s.k_stride, {size.rows, p.heads_kv, size.batch}));
   return check_strides("v", s.v_stride, {size.rows, p.heads_kv, size.batch});

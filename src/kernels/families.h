@@ -19,5 +19,6 @@ std::span<const Kernel> quantize_rows();          // quantize.cpp: quantize_*
 std::span<const Kernel> kv_append_rows();         // kv_append.cpp: kv_append_*, kv_roll_*
 std::span<const Kernel> gfx942_convert_rows();    // gfx942_convert.cpp: convert_gfx942, _gfx950
 std::span<const Kernel> block_mask_rows();        // block_mask.cpp: mask_cuda
+std::span<const Kernel> prefix_rows();            // prefix.cpp: prefix_*
 
 }  // namespace attn

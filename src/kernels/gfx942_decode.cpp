@@ -58,7 +58,7 @@ attn_gfx942_decode_kernarg constants(const Problem& p, int64_t grid, const Works
   set_bytes(a.out_stride, p.out_type, p.out_stride);
   a.stats = offset_of<float>(size_t(workspace.stats_at));
   a.arrived = offset_of<unsigned>(size_t(workspace.arrived_at));
-  a.q_descale = descale(p.q_descale, p.heads_kv, p.segment[0]);
+  a.q_descale = descale(p.q_descale, p.heads_kv, {});
   a.batch = int(p.batch);
   a.heads_q = int(p.heads_q);
   a.heads_kv = int(p.heads_kv);
@@ -132,7 +132,7 @@ constexpr Kernel row(attn_dtype weights, uint32_t in_types, uint32_t kv_types, u
                      .out_types = float_types,
                      .flags = forward_flags | ATTN_ALIBI | ATTN_SPLIT_INVARIANT,
                      .features = forward_features | feature_segments | feature_paged_kv |
-                                 feature_softcap | features,
+                                 feature_shared_pages | feature_softcap | features,
                      .head_dim = {.multiple = multiple, .max = dim},
                      .head_dim_v = {.multiple = multiple, .max = dim},
                      .seqlen_q = {.max = rows_of_tile},
@@ -157,7 +157,7 @@ constexpr Kernel fp8() {
   constexpr Text name = Text(prefix).append("fp8_").append(variant.text);
   return row<name, dim>(ATTN_F16, type_bit(ATTN_F16) | type_bit(ATTN_BF16) | e4m3_types, e4m3_types,
                         feature_mixed_kv_types | feature_descale_tensor | feature_descale_head |
-                            feature_descale_block,
+                            feature_descale_block | feature_shared_descales,
                         16);
 }
 // ggml blocks of one type, whose elements are rounded to f16.

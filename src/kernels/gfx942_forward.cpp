@@ -155,7 +155,7 @@ attn_gfx942_prepare_kernarg prepare_constants(const Problem& p, With with,
   if (gathered(p, with)) a.lengths = offset_of<int>(workspace.lengths);
   if (with == With::descales) {
     a.tile_records = offset_of<attn_gfx942_tile_record>(workspace.of_tiles);
-    a.q_descale = descale(p.q_descale, p.heads_kv, s);
+    a.q_descale = descale(p.q_descale, p.heads_kv, {});
   } else if (gathered(p, with)) {
     a.missing = offset_of<unsigned long long>(workspace.of_tiles);
   }
@@ -380,7 +380,8 @@ constexpr Limits limits(attn_dtype weights, int64_t head_dim_max, With with) {
     limits.flags |= ATTN_ALIBI;
     limits.features |= feature_softcap;
   }
-  if (scored || (fp8 && with != With::block_mask)) limits.features |= feature_paged_kv;
+  if (scored || (fp8 && with != With::block_mask))
+    limits.features |= feature_paged_kv | feature_shared_pages;
   if (with == With::descales) limits.features |= feature_descale_block;
   if (with == With::bias) limits.features |= feature_bias;
   return with == With::block_mask ? with_block_mask(limits) : limits;

@@ -119,6 +119,7 @@ struct Kernel {
   // Of a step before that with the kernel's own image, one or the other.
   const char* first_images[2] = {};
   const char* image = nullptr;  // the kernel's own; nullptr: of its name
+  bool composed = false;        // of other kernels, plan/compose.h: no code of its own
 };
 constexpr const char* image_of(const Kernel& kernel) {
   return kernel.image ? kernel.image : kernel.name;

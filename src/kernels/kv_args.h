@@ -35,18 +35,19 @@ void patch_rows(const Args& args, Kernarg* a) {
   a->sinks = args.sinks;
 }
 
+// Kernels that take a shared segment's pages or descales use these fields as strides alone.
 inline attn_pages pages(const attn_segment& segment) {
   return {.block_table = nullptr,
           .num_pages = segment.layout == ATTN_PAGED ? int(segment.num_pages) : 1,
           .page_size = segment.page_size,
-          .max_pages = segment.max_pages};
+          .max_pages = segment.shared ? 0 : segment.max_pages};
 }
 
 inline attn_descale descale(attn_descale_kind kind, int64_t heads_kv, const attn_segment& s) {
   attn_descale d{};
   if (kind == ATTN_DESCALE_NONE || kind == ATTN_DESCALE_TENSOR) return d;
   const int blocks = kind == ATTN_DESCALE_BLOCK ? int(ceil_div(s.seqlen, s.descale_block_keys)) : 1;
-  d.batch = int(heads_kv) * blocks;
+  d.batch = s.shared ? 0 : int(heads_kv) * blocks;
   d.head = blocks;
   if (kind == ATTN_DESCALE_BLOCK) d.block_keys = s.descale_block_keys;
   return d;

@@ -19,6 +19,8 @@ constexpr uint32_t device_scaled_types = type_bit(ATTN_I8) | type_bit(ATTN_I4);
 // Masks and layouts that every forward kernel takes.
 constexpr uint32_t forward_flags = ATTN_CAUSAL | ATTN_CAUSAL_TOP_LEFT | ATTN_WINDOW | ATTN_SINKS;
 constexpr uint32_t forward_features = feature_packed_q | feature_packed_kv | feature_seqlens;
+constexpr uint32_t kv_descale_features =
+    feature_descale_tensor | feature_descale_head | feature_descale_block;
 
 constexpr Limits with_block_mask(Limits limits) {
   limits.flags |= ATTN_BLOCK_MASK;

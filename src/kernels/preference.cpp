@@ -109,4 +109,32 @@ std::string prefer_other_to_dequantised(const Problem& p) {
   return join("for ", rows, " rows, seqlen_q * heads_q / heads_kv, up to ", few);
 }
 
+// With many rows it is their products that take the time, and with few shared keys three more
+// launches cost as much as is saved. Measured on cpu; on devices reckoned from 4 us for a launch
+// and 5 TB/s from L2.
+std::string prefer_other_to_prefix(const Problem& p) {
+  constexpr int64_t many_rows = 64, least = 32 << 20;
+  const int64_t rows = p.seqlen_q * p.group();
+  if (rows >= many_rows)
+    return join("for ", rows, " rows, seqlen_q * heads_q / heads_kv, from ", many_rows, " on");
+  int64_t bytes = 0;  // that the sequences after the first read again
+  for (const attn_segment& s : p.segment)
+    if (s.shared)
+      bytes += (p.batch - 1) * p.heads_kv * s.seqlen *
+               (dtype_bytes(s.k_type, p.head_dim) + dtype_bytes(s.v_type, p.head_dim_v));
+  if (bytes >= least) return "";
+  return join("for shared keys of which ", bytes, " bytes would be read again, below ", least);
+}
+
+// fwd_* have a tile for each query head and 128 queries: too few for the device if there are few
+// sequences. decode_*_r64 take tiles of 64 rows, and with fixed_split several splits of the keys.
+int64_t prefix_split(const Problem& rows, const DeviceInfo& device) {
+  constexpr int64_t tile_queries = 128, tile_rows = 64, unit = 64, least = 512;
+  const int64_t most = multiprocessors(rows, device);
+  if (rows.heads_q * ceil_div(rows.seqlen_q, tile_queries) >= most) return 0;
+  const int64_t tiles = rows.heads_kv * ceil_div(rows.seqlen_q * rows.group(), tile_rows),
+                splits = std::max<int64_t>(1, most / tiles);
+  return std::max(least, ceil_div(ceil_div(rows.seqlen_kv, splits), unit) * unit);
+}
+
 }  // namespace attn

@@ -25,5 +25,10 @@ std::string prefer_other(const Problem& problem, const DeviceInfo& device,
 // paged: the variant that takes the sequences with many queries.
 std::string prefer_other_to_mixed(const Problem& problem, const sm90::Variant& paged);
 std::string prefer_other_to_dequantised(const Problem& problem);
+// To prefix_*: why reading shared keys for each sequence is as fast.
+std::string prefer_other_to_prefix(const Problem& problem);
+// fixed_split of the part of prefix_* that reads the shared keys: `rows` is its problem, of one
+// sequence. 0: not to be cut.
+int64_t prefix_split(const Problem& rows, const DeviceInfo& device);
 
 }  // namespace attn

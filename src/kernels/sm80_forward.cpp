@@ -114,7 +114,7 @@ constexpr Limits limits(const sm80::Variant& variant) {
     limits.flags |= ATTN_ALIBI;
     limits.features |= feature_softcap | (with & with_pages ? 0u : feature_bias);
   }
-  if (with & with_pages) limits.features |= feature_paged_kv;
+  if (with & with_pages) limits.features |= feature_paged_kv | feature_shared_pages;
   return with & with_mask ? with_block_mask(limits) : limits;
 }
 

@@ -65,6 +65,7 @@ struct DequantisedSegments {
     const Place at = place_of(p, i);
     sm90::ReadSegment s = {p.segment[i], true, size_t(at.k), size_t(at.v), size_t(at.table)};
     s.k_type = s.v_type = p.q_type;
+    s.shared = 0;  // each sequence has a copy
     s.k_descale = s.v_descale = ATTN_DESCALE_NONE;
     const bool paged = s.layout == ATTN_PAGED;
     const auto contiguous = [&](int64_t dim) {
@@ -286,33 +287,35 @@ Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
                : add_launches<kernel.plain>(p, device, recipe);
 }
 
-constinit const std::array all_rows = rows_of_variants<std::size(kernels)>([]<size_t i>()
-                                                                               -> Kernel {
-  constexpr Dequantised kernel = kernels[i];
-  constexpr const sm90::Variant& plain = sm90::variants[kernel.plain];
-  return {
-      .name = kernel.name,
-      .op = Op::forward,
-      .backend = ATTN_BACKEND_CUDA,
-      .limits = {.in_types = type_bit(attn_dtype(plain.type)),
-                 .kv_types = converted_types | type_bit(attn_dtype(plain.type)),
-                 .out_types = float_types,
-                 .flags = forward_flags | ATTN_BLOCK_MASK | ATTN_ALIBI | ATTN_SPLIT_INVARIANT,
-                 .features = forward_features | feature_segments | feature_paged_kv |
-                             feature_softcap | feature_mixed_kv_types | feature_descale_tensor |
-                             feature_descale_head | feature_descale_block | feature_any_ggml_stride,
-                 .head_dim = {.multiple = attn_dequantise_elements, .max = plain.tile.head_dim},
-                 .head_dim_v = {.multiple = attn_dequantise_elements, .max = plain.tile.head_dim_v},
-                 .page_size = {.multiple = attn_dequantise_keys}},
-      .numerics = {.weights = attn_dtype(plain.type),
-                   .rows = 16,
-                   .keys = plain.tile.keys,
-                   .largest_score = sm90::largest_score(plain),
-                   .rounds_kv = true},
-      .recipe = recipe_of<make_recipe<i>>,
-      .first_images = {dequantise_image},
-      .image = plain.name};
-});
+constinit const std::array all_rows =
+    rows_of_variants<std::size(kernels)>([]<size_t i>() -> Kernel {
+      constexpr Dequantised kernel = kernels[i];
+      constexpr const sm90::Variant& plain = sm90::variants[kernel.plain];
+      return {
+          .name = kernel.name,
+          .op = Op::forward,
+          .backend = ATTN_BACKEND_CUDA,
+          .limits = {.in_types = type_bit(attn_dtype(plain.type)),
+                     .kv_types = converted_types | type_bit(attn_dtype(plain.type)),
+                     .out_types = float_types,
+                     .flags = forward_flags | ATTN_BLOCK_MASK | ATTN_ALIBI | ATTN_SPLIT_INVARIANT,
+                     .features = forward_features | feature_segments | feature_paged_kv |
+                                 feature_softcap | feature_mixed_kv_types | kv_descale_features |
+                                 feature_any_ggml_stride | feature_shared_pages |
+                                 feature_shared_descales,
+                     .head_dim = {.multiple = attn_dequantise_elements, .max = plain.tile.head_dim},
+                     .head_dim_v = {.multiple = attn_dequantise_elements,
+                                    .max = plain.tile.head_dim_v},
+                     .page_size = {.multiple = attn_dequantise_keys}},
+          .numerics = {.weights = attn_dtype(plain.type),
+                       .rows = 16,
+                       .keys = plain.tile.keys,
+                       .largest_score = sm90::largest_score(plain),
+                       .rounds_kv = true},
+          .recipe = recipe_of<make_recipe<i>>,
+          .first_images = {dequantise_image},
+          .image = plain.name};
+    });
 
 }  // namespace
 

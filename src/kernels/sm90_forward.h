@@ -115,8 +115,7 @@ Kernarg<with> constants(const Problem& p, const DeviceInfo& device, int least_qu
     a.bias_type = p.bias_type;
     a.bias_pairs = bias_pairs(p);
   }
-  if constexpr (with & with_fp8)
-    a.scales.q = descale(p.q_descale, p.heads_kv, Segments::segment(p, 0));
+  if constexpr (with & with_fp8) a.scales.q = descale(p.q_descale, p.heads_kv, {});
   if constexpr (with & with_pages) {
     a.lists = least_queries > 0 && p.q_layout == ATTN_PACKED;
     a.least_queries = least_queries;

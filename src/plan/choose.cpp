@@ -1,6 +1,7 @@
 #include "plan/choose.h"
 
 #include "cpu/host_kernel.h"
+#include "plan/compose.h"
 #include "plan/refusal.h"
 
 namespace attn {
@@ -30,10 +31,23 @@ Status check_step(const Step& step, const Machine& machine) {
   return reason.empty() ? Status{} : unsupported(reason);
 }
 
-// An ATTN_UNSUPPORTED is a reason to go on, any other failure is final.
-Status make_recipe(const Kernel& kernel, const AnyProblem& problem, const Machine& machine,
-                   Recipe* recipe) {
+Status look(const AnyProblem& problem, const Machine& machine, Choice* choice,
+            std::vector<Declined>* declined, Refused* refused);
+
+// An ATTN_UNSUPPORTED is a reason to go on, any other failure is final. `read`: its sentence is.
+Status make_choice(const Kernel& kernel, const AnyProblem& problem, const Machine& machine,
+                   bool read, Choice* choice) {
+  choice->kernel = &kernel;
   if (problem.no_batch) return {};
+  if (kernel.composed) {
+    const auto choose_part = [&](const AnyProblem& part, Choice* of) {
+      if (read) return choose(part, machine, of);
+      ATTN_TRY(look(part, machine, of, nullptr, nullptr));
+      return of->kernel ? Status{} : unsupported("no kernel");
+    };
+    return compose(static_cast<const Problem&>(problem), machine, choose_part, choice);
+  }
+  Recipe* const recipe = &choice->recipe;
   if (kernel.host) {
     if (kernel.host->workspace)
       recipe->workspace =
@@ -56,8 +70,9 @@ Status look(const AnyProblem& problem, const Machine& machine, Choice* choice,
   Choice passed_over;  // the first that has left the problem to later ones
   // Places in `declined` of those whose reason lacks the name of the preferred kernel.
   std::vector<size_t> lacks_name;
-  for (const Kernel& kernel : catalog()) {
+  for (const Kernel& kernel : all_kernels()) {
     if (kernel.op != problem.op || kernel.backend != machine.row_backend()) continue;
+    if (kernel.composed && demanded != &kernel && !shares_segments(problem)) continue;
     // Reasons are not composed if nobody reads them.
     if (!declined && !refused && !(takes(kernel, problem.needs) && present(kernel, machine)))
       continue;
@@ -65,27 +80,29 @@ Status look(const AnyProblem& problem, const Machine& machine, Choice* choice,
     if (demanded && demanded != &kernel) {
       reason = join("the problem demands ", demanded->name);
     } else {
-      Recipe recipe;
+      Choice made;
       reason = absent(kernel, machine);
       const bool present = reason.empty();
       if (reason.empty()) reason = decline(kernel, problem.needs);
       if (reason.empty()) {
-        const Status status = make_recipe(kernel, problem, machine, &recipe);
+        const Status status = make_choice(kernel, problem, machine, declined || refused, &made);
         if (!status.ok() && status.code != ATTN_UNSUPPORTED) return status;
         reason = status.text;
       }
-      if (reason.empty() && !demanded && !recipe.passed_over.empty()) {
-        reason = recipe.passed_over;
-        if (!passed_over.kernel) passed_over = {&kernel, std::move(recipe)};
+      if (reason.empty() && !demanded && !made.recipe.passed_over.empty()) {
+        reason = made.recipe.passed_over;
+        if (!passed_over.kernel) passed_over = std::move(made);
         if (declined) lacks_name.push_back(declined->size());
       }
       if (reason.empty() && choice->kernel) reason = join(choice->kernel->name, " comes first");
       if (reason.empty()) {
-        *choice = {&kernel, std::move(recipe)};
+        *choice = std::move(made);
         if (!declined) return {};
         continue;
       }
-      if (refused) (present ? refused->present : refused->absent).push_back({&kernel, reason});
+      // What its parts lack, other kernels lack as well.
+      if (refused && (demanded || !kernel.composed))
+        (present ? refused->present : refused->absent).push_back({&kernel, reason});
     }
     if (declined) declined->push_back({&kernel, reason});
   }

@@ -1,6 +1,7 @@
 // Which kernel runs a problem, and what its plan launches: a function of the problem and of the
 // machine's description alone. No driver is called, no module loaded.
 #pragma once
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -14,9 +15,12 @@ struct Declined {
   std::string reason;
 };
 
+struct Composed;  // compose.h
+
 struct Choice {
   const Kernel* kernel = nullptr;
-  Recipe recipe;  // of host kernels, which launch nothing, the workspace
+  Recipe recipe;  // of host and composed kernels, which launch nothing themselves, the workspace
+  std::shared_ptr<Composed> composed = nullptr;  // what a composed kernel consists of
 };
 
 // Chooses the first row of the catalog that takes the problem and has no later one that serves it

@@ -37,6 +37,10 @@ Status make_plan(const std::shared_ptr<Context>& context, std::unique_ptr<const 
   plan->workspace = choice.recipe.workspace;
   plan->steps = std::move(choice.recipe.steps);
   for (Step& step : plan->steps) ATTN_TRY(load(*context, &step));
+  if (Composed* const c = choice.composed.get())
+    for (ComposedPart* part : {&c->shared, &c->own, &c->order, &c->merge})
+      for (Step& step : part->choice.recipe.steps) ATTN_TRY(load(*context, &step));
+  plan->composed = std::move(choice.composed);
   *out = std::move(plan);
   return {};
 }

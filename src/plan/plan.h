@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "masks/device_mask.h"
-#include "plan/choose.h"
+#include "plan/compose.h"
 #include "problem/operations.h"
 #include "runtime/context.h"
 
@@ -16,6 +16,7 @@ struct Plan {
   const Kernel* kernel = nullptr;
   size_t workspace = 0;
   std::vector<Step> steps;  // their code loaded, the maps in their parameters encoded
+  std::shared_ptr<const Composed> composed;  // of a composed kernel, whose parts have the steps
 };
 
 // Chooses a kernel and loads its code.

@@ -1,5 +1,7 @@
 // Runs of plans: their arguments are checked, then the parameters of each step are completed and
 // launched.
+#include <algorithm>
+
 #include "cpu/host_kernel.h"
 #include "plan/plan.h"
 
@@ -31,11 +33,12 @@ const P& problem_of(const Plan& plan) {
   return static_cast<const P&>(*plan.problem);
 }
 
-Status launch(const Plan& plan, const Step& step, const void* args, void* workspace, void* stream) {
+Status launch(const Plan& plan, const AnyProblem& problem, const Step& step, const void* args,
+              void* workspace, void* stream) {
   if (is_empty(step.launch)) return {};
   Parameters parameters;
   void* const own = workspace ? static_cast<char*>(workspace) + step.workspace_at : nullptr;
-  pack(step, *plan.problem, args, own, &parameters);
+  pack(step, problem, args, own, &parameters);
   Launch launch = step.launch;
   launch.kernarg = parameters.kernarg;
   launch.kernarg_bytes = step.arguments.bytes.size();
@@ -45,15 +48,71 @@ Status launch(const Plan& plan, const Step& step, const void* args, void* worksp
 
 // Runs a host kernel, or the steps of a device kernel.
 template <class Host>
-Status execute(const Plan& plan, const void* args, void* workspace, void* stream, Host&& host) {
-  if (plan.kernel->host) {
+Status execute(const Plan& plan, const AnyProblem& problem, const Kernel& kernel,
+               const std::vector<Step>& steps, const void* args, void* workspace, void* stream,
+               Host&& host) {
+  if (kernel.host) {
     Interrupt interrupt = plan.context->interrupt();
-    host(*plan.kernel->host, *plan.context->pool, interrupt);
+    host(*kernel.host, *plan.context->pool, interrupt);
     ATTN_TRY(interrupt.status());
   }
-  for (const Step& step : plan.steps) ATTN_TRY(launch(plan, step, args, workspace, stream));
-  count_launch(*plan.kernel);
+  for (const Step& step : steps) ATTN_TRY(launch(plan, problem, step, args, workspace, stream));
+  count_launch(kernel);
   return {};
+}
+template <class Host>
+Status execute(const Plan& plan, const void* args, void* workspace, void* stream, Host&& host) {
+  return execute(plan, *plan.problem, *plan.kernel, plan.steps, args, workspace, stream, host);
+}
+
+Status run_part(const Plan& plan, const ComposedPart& part, const Args& args, void* workspace,
+                void* stream) {
+  const auto& problem = static_cast<const Problem&>(*part.problem);
+  void* const own = static_cast<char*>(workspace) + part.workspace_at;
+  return execute(plan, problem, *part.choice.kernel, part.choice.recipe.steps, &args, own, stream,
+                 [&](const HostKernel& kernel, ThreadPool& pool, Interrupt& interrupt) {
+                   kernel.forward(problem, args, own, pool, interrupt);
+                 });
+}
+Status run_part(const Plan& plan, const ComposedPart& part, const attn_merge_args& args,
+                void* stream) {
+  const auto& problem = static_cast<const MergeProblem&>(*part.problem);
+  return execute(plan, problem, *part.choice.kernel, part.choice.recipe.steps, &args, nullptr,
+                 stream, [&](const HostKernel& kernel, ThreadPool& pool, Interrupt& interrupt) {
+                   kernel.merge(problem, args, pool, interrupt);
+                 });
+}
+
+Status run_composed(const Plan& plan, const Args& args, void* workspace, void* stream) {
+  const Composed& c = *plan.composed;
+  const auto at = [&](size_t offset) {
+    return reinterpret_cast<float*>(static_cast<char*>(workspace) + offset);
+  };
+  Args part = args;
+  part.num_segments = c.num_shared;
+  part.sinks = nullptr;  // they are in `own`
+  part.out = at(c.shared_out);
+  part.lse = at(c.shared_lse);
+  ATTN_TRY(run_part(plan, c.shared, part, workspace, stream));
+  part.num_segments = args.num_segments - c.num_shared;
+  part.segment = args.segment.from(c.num_shared);
+  part.sinks = args.sinks;
+  part.out = at(c.own_out);
+  part.lse = at(c.own_lse);
+  ATTN_TRY(run_part(plan, c.own, part, workspace, stream));
+
+  const void* outs[] = {at(c.shared_out), at(c.own_out)};
+  const float* lses[] = {at(c.ordered_lse), at(c.own_lse)};
+  if (c.order.problem) {
+    const void* const values[] = {at(c.shared_lse)};
+    const float* const weights[] = {at(c.zeros)};
+    if (plan.context->host_memory()) std::fill_n(at(c.zeros), c.rows, 0.0f);
+    ATTN_TRY(run_part(plan, c.order,
+                      {sizeof(attn_merge_args), 1, values, weights, at(c.ordered_lse), nullptr},
+                      stream));
+  }
+  return run_part(plan, c.merge, {sizeof(attn_merge_args), 2, outs, lses, args.out, args.lse},
+                  stream);
 }
 
 }  // namespace
@@ -72,6 +131,7 @@ Status run_forward(const Plan& plan, const attn_args* in, void* workspace, size_
   Args args;
   ATTN_TRY(check_workspace(plan, workspace, bytes));
   ATTN_TRY(check_args(problem, in, workspace, plan.workspace, plan.context->host_memory(), &args));
+  if (plan.composed) ATTN_TRY(run_composed(plan, args, workspace, stream));
   return execute(plan, &args, workspace, stream,
                  [&](const HostKernel& kernel, ThreadPool& pool, Interrupt& interrupt) {
                    kernel.forward(problem, args, workspace, pool, interrupt);
@@ -164,9 +224,10 @@ Status check_forward(const Plan& plan, const attn_args* in, void* stream) {
   std::vector<attn_segment_args> segments(p.num_segments);
   for (int32_t i = 0; i < p.num_segments; ++i) {
     segments[i] = args.segment[i];
-    ATTN_TRY(copies.fetch(&segments[i].seqlens, p.batch));
-    ATTN_TRY(copies.fetch(&segments[i].cu_seqlens, p.batch + 1));
-    ATTN_TRY(copies.fetch(&segments[i].block_table, p.batch * p.segment[i].max_pages));
+    const int64_t batch = entries(p.segment[i], p.batch);
+    ATTN_TRY(copies.fetch(&segments[i].seqlens, batch));
+    ATTN_TRY(copies.fetch(&segments[i].cu_seqlens, batch + 1));
+    ATTN_TRY(copies.fetch(&segments[i].block_table, batch * p.segment[i].max_pages));
   }
   args.segment = segments.data();
   if (p.has(ATTN_BLOCK_MASK)) {

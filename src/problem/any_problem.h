@@ -32,7 +32,11 @@ enum Feature : uint32_t {
   feature_tree = 1 << 15,
   feature_any_ggml_stride = 1 << 16,  // of ggml's blocks: but for those of heads
   feature_f16_bias = 1 << 17,         // under q of another type
-  feature_all = (1 << 18) - 1,
+  // What a shared segment has as arrays, which are those of a batch of 1.
+  feature_shared_lengths = 1 << 18,
+  feature_shared_pages = 1 << 19,
+  feature_shared_descales = 1 << 20,  // per head or block
+  feature_all = (1 << 21) - 1,
 };
 
 // What a kernel must take to run a problem: the counterpart of Limits in kernels/kernel.h.

@@ -39,7 +39,7 @@ Status make_rows(const std::string& stride_name, attn_dtype type, const attn_seg
   switch (s.layout) {
     case ATTN_PADDED:
       return make_tensor(stride_name, type, inner, written,
-                         {{"batch", p.batch, &stride->batch},
+                         {{"batch", entries(s, p.batch), &stride->batch},
                           {"seq", s.seqlen, &stride->seq},
                           {"head", p.heads_kv, &stride->head}},
                          bytes);
@@ -167,7 +167,8 @@ Status check_host_lengths(const Problem& p, const Args& args) {
     const attn_segment& s = p.segment[i];
     const attn_segment_args a = args.segment[i];
     const int32_t n = p.num_segments > 1 ? i : -1;
-    if (s.has_seqlens) ATTN_TRY(check_lengths({"seqlens", n}, a.seqlens, p.batch, s.seqlen));
+    if (s.has_seqlens)
+      ATTN_TRY(check_lengths({"seqlens", n}, a.seqlens, entries(s, p.batch), s.seqlen));
     if (s.layout == ATTN_PACKED)
       ATTN_TRY(check_offsets({"cu_seqlens", n}, a.cu_seqlens, p.batch, s.seqlen, s.total));
   }
@@ -318,6 +319,12 @@ Status make_segment(const std::string& name, const KvShape& shape, bool written,
           name, "has_seqlens is 1; accepted for a packed segment: 0 (cu_seqlens has the lengths)");
     if (s->seqlen == 0) ATTN_TRY(in_range(name + "total without seqlen", s->total, 0, max_extent));
   }
+  if (s->shared != 0 && s->shared != 1)
+    return invalid(name, "shared is ", s->shared, "; accepted: 0, 1");
+  if (s->shared && s->layout == ATTN_PACKED)
+    return invalid(name, "shared is 1 with layout packed (1); accepted: padded (0), paged (2)");
+  if (s->shared && !shape.attends)
+    return invalid(name, "shared is 1; accepted except in attention: 0");
   if (s->layout == ATTN_PAGED) {
     ATTN_TRY(in_range(name + "page_size", s->page_size, 1, max_extent));
     ATTN_TRY(in_range(name + "max_pages", s->max_pages, 0, max_extent));
@@ -337,6 +344,11 @@ Status make_segment(const std::string& name, const KvShape& shape, bool written,
                        &s->k_scale_bytes));
   ATTN_TRY(make_scales(name + "v", s->v_type, *s, shape, written, &s->v_scale_stride,
                        &s->v_scale_bytes));
+  // Whatever the entry of the batch, it is the same element.
+  if (s->shared && s->layout == ATTN_PADDED)
+    for (attn_strides* stride :
+         {&s->k_stride, &s->v_stride, &s->k_scale_stride, &s->v_scale_stride})
+      stride->batch = 0;
   ATTN_TRY(check_descale(name + "k_descale", s->k_descale, s->descale_block_keys, true));
   return check_descale(name + "v_descale", s->v_descale, s->descale_block_keys, true);
 }
@@ -377,6 +389,13 @@ void add_needs(const attn_segment& s, Needs* needs) {
   if (s.layout == ATTN_PACKED) needed |= feature_packed_kv;
   if (s.layout == ATTN_PAGED) needed |= feature_paged_kv;
   if (s.has_seqlens) needed |= feature_seqlens;
+  if (s.shared) {
+    if (s.has_seqlens) needed |= feature_shared_lengths;
+    if (s.layout == ATTN_PAGED) needed |= feature_shared_pages;
+    for (const attn_descale_kind kind : {s.k_descale, s.v_descale})
+      if (kind == ATTN_DESCALE_HEAD || kind == ATTN_DESCALE_BLOCK)
+        needed |= feature_shared_descales;
+  }
   if (std::popcount(needs->k_types | needs->v_types) > 1) needed |= feature_mixed_kv_types;
   if (is_negative(s.k_stride) || is_negative(s.v_stride) || is_negative(s.k_scale_stride) ||
       is_negative(s.v_scale_stride))
@@ -506,10 +525,16 @@ Status make_problem(const attn_problem* in, Problem* p) {
     const auto* source = reinterpret_cast<const attn_segment*>(
         reinterpret_cast<const char*>(p->segments) + i * step);
     ATTN_TRY(copy_versioned("segments", source, static_cast<attn_segment*>(&p->segment[i])));
-    ATTN_TRY(
-        make_segment(segment_prefix(p->num_segments, i), p->kv_shape(), false, &p->segment[i]));
+    const std::string prefix = segment_prefix(p->num_segments, i);
+    ATTN_TRY(make_segment(prefix, p->kv_shape(), false, &p->segment[i]));
+    if (i > 0 && p->segment[i].shared && !p->segment[i - 1].shared)
+      return invalid(prefix,
+                     "shared is 1 after a segment that is not shared; accepted: shared "
+                     "segments before all others");
     p->seqlen_kv += p->segment[i].seqlen;
   }
+  if (p->batch <= 1)
+    for (Segment& s : p->segment) s.shared = 0;
   p->segments = nullptr;
   ATTN_TRY(in_range("the sum of the segments' seqlen", p->seqlen_kv, 0, max_extent));
 
@@ -587,7 +612,7 @@ Status check_contents(const Problem& p, const Args& args) {
     const attn_segment_args a = args.segment[i];
     if (s.layout != ATTN_PAGED) continue;
     const std::string prefix = segment_prefix(p.num_segments, i);
-    for (int64_t b = 0; b < p.batch; ++b) {
+    for (int64_t b = 0; b < entries(s, p.batch); ++b) {
       const int64_t length = s.has_seqlens ? a.seqlens[b] : s.seqlen;
       ATTN_TRY(check_pages(prefix, s, a.block_table, b, 0, ceil_div(length, s.page_size)));
     }

@@ -1,5 +1,6 @@
 // A validated problem: every default resolved, so that nothing downstream asks "unset?".
 #pragma once
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@ namespace attn {
 // What the problem of an operation says about its segments.
 struct KvShape {
   int64_t batch, heads_kv, head_dim, head_dim_v;
+  bool attends = false;  // segments may be shared
 };
 
 struct Segment : attn_segment {
@@ -23,7 +25,8 @@ struct Segment : attn_segment {
 
 // After make_problem: head_dim_v, out_type, scale, all strides, seqlen and total of each segment,
 // mask_batch and mask_heads hold their real values; window sides below 0 are -1; `segments` is
-// null, `segment` has them.
+// null, `segment` has them. A shared segment has a batch stride of 0; with a batch of 1 none is
+// shared.
 struct Problem : AnyProblem, attn_problem {
   std::vector<Segment> segment;
   int64_t seqlen_kv = 0;  // sum of the segments' capacities
@@ -32,7 +35,7 @@ struct Problem : AnyProblem, attn_problem {
   Problem() : AnyProblem(Op::forward), attn_problem{} {}
   bool has(uint32_t flag) const { return (flags & flag) != 0; }
   int64_t group() const { return heads_q / heads_kv; }
-  KvShape kv_shape() const { return {batch, heads_kv, head_dim, head_dim_v}; }
+  KvShape kv_shape() const { return {batch, heads_kv, head_dim, head_dim_v, true}; }
   // Blocks of the block mask's grid.
   int64_t mask_rows() const { return ceil_div(seqlen_q, block_q); }
   int64_t mask_columns() const { return ceil_div(seqlen_kv, block_k); }
@@ -44,6 +47,11 @@ struct Problem : AnyProblem, attn_problem {
 };
 
 Status make_problem(const attn_problem* in, Problem* out);
+
+// Entries of a segment's arrays along the batch.
+inline int64_t entries(const attn_segment& segment, int64_t batch) {
+  return segment.shared ? std::min<int64_t>(1, batch) : batch;
+}
 
 // The most keys of a sequence: seqlen, or its default where that is 0.
 int64_t segment_capacity(const attn_segment& segment);
@@ -57,6 +65,7 @@ Status check_segment_pointers(const Segment& s, const attn_segment_args& a, int3
 template <class Visit>
 void for_each_small_array(const Segment& s, const attn_segment_args& a, const KvShape& shape,
                           int32_t n, Visit&& visit) {
+  const int64_t batch = entries(s, shape.batch);
   const auto array = [&](const char* name, const void* address,
                          std::initializer_list<int64_t> extents) {
     if (address) visit(Name{name, n}, address, Footprint(4, extents));
@@ -64,12 +73,12 @@ void for_each_small_array(const Segment& s, const attn_segment_args& a, const Kv
   const auto descale = [&](const char* name, const float* address, attn_descale_kind kind) {
     const bool one = kind == ATTN_DESCALE_TENSOR;
     array(name, address,
-          {one ? 1 : shape.batch, one ? 1 : shape.heads_kv,
+          {one ? 1 : batch, one ? 1 : shape.heads_kv,
            kind == ATTN_DESCALE_BLOCK ? ceil_div(s.seqlen, s.descale_block_keys) : 1});
   };
-  array("seqlens", a.seqlens, {shape.batch});
-  array("cu_seqlens", a.cu_seqlens, {shape.batch + 1});
-  array("block_table", a.block_table, {shape.batch, s.max_pages});
+  array("seqlens", a.seqlens, {batch});
+  array("cu_seqlens", a.cu_seqlens, {batch + 1});
+  array("block_table", a.block_table, {batch, s.max_pages});
   descale("k_descale", a.k_descale, s.k_descale);
   descale("v_descale", a.v_descale, s.v_descale);
 }
@@ -121,6 +130,7 @@ class SegmentList {
   SegmentList(const attn_segment_args* first) : SegmentList(first, sizeof *first) {}
   SegmentList(const void* first, size_t step)
       : first_(static_cast<const char*>(first)), step_(step) {}
+  SegmentList from(int64_t i) const { return {first_ + size_t(i) * step_, step_}; }
   // In the library's own layout: what a shorter struct has not is zero.
   attn_segment_args operator[](int64_t i) const {
     const char* from = first_ + size_t(i) * step_;

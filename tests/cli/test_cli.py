@@ -668,6 +668,28 @@ class RoundTrips(CliTest):
                 self.attn("run", save(self.path("b"), parts), many, "--backend", backend, *args)
                 self.attn("diff", many, one, "--max-abs", 1e-6)
 
+    def test_shared_segments(self):
+        q = small(b=2, sq=1, skv=4, hq=2, hkv=2)
+        prefix = small(b=1, sq=1, skv=3, hq=2, hkv=2)
+        row = 2 * 8 * 4
+        flat, parts = {"q": q["q"]}, {"q": q["q"], "shared_segments": pack("I32", [1], 1)}
+        for name in "kv":
+            own, first = q[name][2], prefix[name][2]
+            flat[name] = "F32", [2, 7, 2, 8], b"".join(first + own[b * 4 * row:(b + 1) * 4 * row] for b in range(2))
+            parts[f"{name}.0"], parts[f"{name}.1"] = prefix[name], q[name]
+        for args in (["--backend", "reference"], ["--backend", "cpu"], ["--kernel", "prefix_cpu", "--explain", "--backend", "cpu"]):
+            one, many = self.path("one"), self.path("many")
+            self.attn("run", save(self.path("a"), flat), one, "--backend", "reference", "--causal")
+            told = self.attn("run", save(self.path("b"), parts), many, *args, "--causal")
+            self.attn("diff", many, one, "--max-abs", 1e-6)
+        self.assertIn("prefix_cpu runs", str(told))
+        self.assertIn("shared segments", str(told))
+        for n in (-1, 3):
+            self.attn("run", save(self.path("c"), {**parts, "shared_segments": pack("I32", [1], n)}), self.path("out"), code=2,
+                      says=f"shared_segments is {n}; 0 to 2 are accepted")
+        self.attn("run", save(self.path("c"), {**parts, "k.0": q["k"], "v.0": q["v"]}), self.path("out"), code=2,
+                  says="k.0: batch is 2; 1 as in a shared segment is expected")
+
     def test_merge_of_parts(self):
         whole = small(b=1, sq=4, skv=10, hq=2, hkv=2)
         row = 2 * 8 * 4

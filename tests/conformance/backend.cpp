@@ -386,6 +386,7 @@ Forward::Forward(Backend& backend, const Case& c, const Data& data, const char* 
     to.layout = s.layout;
     to.has_seqlens = s.layout != ATTN_PACKED && !s.lengths.empty();
     to.seqlen = s.capacity;
+    to.shared = s.keys == Keys::shared;
     if (s.layout == ATTN_PACKED) to.total = from.total;
     if (s.layout == ATTN_PAGED) {
       to.num_pages = from.num_pages;

@@ -111,14 +111,15 @@ std::vector<float> v_row(const Case& c, int64_t b, int64_t kv_head, int64_t j) {
   return x;
 }
 
+// `period`: after so many sequences they repeat.
 std::vector<float> random_descales(const Case& c, uint64_t tag, attn_descale_kind kind,
-                                   int64_t blocks) {
-  int64_t count = 1;
-  if (kind == ATTN_DESCALE_HEAD) count = c.batch * c.heads_kv;
-  if (kind == ATTN_DESCALE_BLOCK) count = c.batch * c.heads_kv * blocks;
+                                   int64_t blocks, int64_t batch, int64_t period) {
+  int64_t of_entry = c.heads_kv;
+  if (kind == ATTN_DESCALE_BLOCK) of_entry *= blocks;
+  const int64_t count = kind == ATTN_DESCALE_TENSOR ? 1 : batch * of_entry;
   std::vector<float> values(count);
   for (int64_t n = 0; n < count; ++n) {
-    const uint64_t h = hash(c.seed, tag_scale, tag, n);
+    const uint64_t h = hash(c.seed, tag_scale, tag, n % std::max<int64_t>(1, period * of_entry));
     values[n] = c.values == Values::normal ? 0.5f + float(h % 1000) / 1000
                                            : float(std::exp2(double(h % 3) - 1));
   }
@@ -207,7 +208,8 @@ void make_tree(const Case& c, int64_t rows, Data* data) {
 }
 
 void make_segment_buffers(const Case& c, const SegmentCase& s, int64_t number, SegmentData* out) {
-  int64_t outer = c.batch, rows = s.capacity;
+  const int64_t batch = s.entries(c.batch);
+  int64_t outer = batch, rows = s.capacity;
   if (s.layout == ATTN_PACKED) {
     std::vector<int32_t> cu(1, 0);
     for (int64_t b = 0; b < c.batch; ++b) cu.push_back(cu.back() + int32_t(s.length(b)));
@@ -216,10 +218,11 @@ void make_segment_buffers(const Case& c, const SegmentCase& s, int64_t number, S
     rows = out->total;
     out->cu_seqlens = buffer_of(cu);
   } else {
-    if (!s.lengths.empty()) out->seqlens = buffer_of(s.lengths);
+    if (!s.lengths.empty())
+      out->seqlens = buffer_of(std::vector<int32_t>(s.lengths.begin(), s.lengths.begin() + batch));
     if (s.layout == ATTN_PAGED) {
       out->max_pages = ceil_div(s.capacity, s.page_size) + 1;
-      out->num_pages = c.batch * out->max_pages + 2;
+      out->num_pages = batch * out->max_pages + 2;
       outer = out->num_pages;
       rows = s.page_size;
       std::vector<int32_t> pages(out->num_pages);
@@ -227,8 +230,8 @@ void make_segment_buffers(const Case& c, const SegmentCase& s, int64_t number, S
       for (size_t n = pages.size(); n > 1; --n) {
         std::swap(pages[n - 1], pages[hash(c.seed, tag_page, number, n) % n]);
       }
-      pages.resize(c.batch * out->max_pages);
-      for (int64_t b = 0; b < c.batch; ++b) {
+      pages.resize(batch * out->max_pages);
+      for (int64_t b = 0; b < batch; ++b) {
         int32_t* row = &pages[b * out->max_pages];
         for (int64_t page = ceil_div(s.length(b), s.page_size); page < out->max_pages; ++page) {
           row[page] = page % 2 ? -1 : std::numeric_limits<int32_t>::max();
@@ -261,12 +264,15 @@ void make_segment_buffers(const Case& c, const SegmentCase& s, int64_t number, S
   };
   make_scales(s.k_type, &out->k_scale_view, &out->k_scale);
   make_scales(s.v_type, &out->v_scale_view, &out->v_scale);
-  const int64_t blocks = ceil_div(s.capacity, s.descale_block_keys);
+  const int64_t blocks = ceil_div(s.capacity, s.descale_block_keys),
+                period = s.keys == Keys::own ? batch : 1;
   if (s.k_descale != ATTN_DESCALE_NONE) {
-    out->k_descale = buffer_of(random_descales(c, tag_k + 10 * number, s.k_descale, blocks));
+    out->k_descale =
+        buffer_of(random_descales(c, tag_k + 10 * number, s.k_descale, blocks, batch, period));
   }
   if (s.v_descale != ATTN_DESCALE_NONE) {
-    out->v_descale = buffer_of(random_descales(c, tag_v + 10 * number, s.v_descale, blocks));
+    out->v_descale =
+        buffer_of(random_descales(c, tag_v + 10 * number, s.v_descale, blocks, batch, period));
   }
 }
 
@@ -274,8 +280,8 @@ void make_segment_buffers(const Case& c, const SegmentCase& s, int64_t number, S
 std::pair<int64_t, int64_t> key_place(const SegmentCase& s, const SegmentData& data, int64_t b,
                                       int64_t key) {
   if (s.layout == ATTN_PACKED) return {0, data.cu_seqlens.as<int32_t>()[b] + key};
-  if (s.layout == ATTN_PADDED) return {b, key};
-  return {data.block_table.as<int32_t>()[b * data.max_pages + key / s.page_size],
+  if (s.layout == ATTN_PADDED) return {s.entry(b), key};
+  return {data.block_table.as<int32_t>()[s.entry(b) * data.max_pages + key / s.page_size],
           key % s.page_size};
 }
 
@@ -358,6 +364,7 @@ std::string describe(const Case& c) {
       list(s.bad_pages);
     }
     out << " arrange " << int(s.arrange) << " descale " << s.k_descale << s.v_descale;
+    if (s.keys != Keys::own) out << (s.keys == Keys::shared ? " shared" : " copied");
   }
   return out.str();
 }
@@ -521,7 +528,7 @@ Data make_data(const Case& c) {
   data.q_view = arrange_view(c.q_type, c.q_arrange, outer, rows, c.heads_q, c.head_dim, &elements);
   data.q = Buffer(size_t(dtype_bytes(c.q_type, elements)), poison_of(c.q_type));
   if (c.q_descale != ATTN_DESCALE_NONE) {
-    data.q_descale = buffer_of(random_descales(c, tag_q, c.q_descale, 1));
+    data.q_descale = buffer_of(random_descales(c, tag_q, c.q_descale, 1, c.batch, c.batch));
   }
   int64_t most_keys = 0;
   for (int64_t b = 0; b < c.batch; ++b) most_keys = std::max(most_keys, c.keys(b));
@@ -569,17 +576,18 @@ Data make_data(const Case& c) {
           const auto [place, row] = key_place(s, to, b, key);
           const int64_t block = key / s.descale_block_keys;
           const float k_descale =
-              descale_at(c, s.k_descale, to.k_descale, b, kv_head, block, blocks);
+              descale_at(c, s.k_descale, to.k_descale, s.entry(b), kv_head, block, blocks);
           const float v_descale =
-              descale_at(c, s.v_descale, to.v_descale, b, kv_head, block, blocks);
+              descale_at(c, s.v_descale, to.v_descale, s.entry(b), kv_head, block, blocks);
           const int64_t at = (b * c.heads_kv + kv_head) * most_keys + j;
-          data.k_real[at] =
-              write_row(to.k, s.k_type, to.k_view.at(place, row, kv_head), k_row(c, b, kv_head, j),
-                        k_descale, &to.k_scale, to.k_scale_view.at(place, row, kv_head));
+          data.k_real[at] = write_row(to.k, s.k_type, to.k_view.at(place, row, kv_head),
+                                      k_row(c, s.source(b), kv_head, j), k_descale, &to.k_scale,
+                                      to.k_scale_view.at(place, row, kv_head));
           Buffer& v = s.arrange == Arrange::interleaved ? to.k : to.v;
           const int64_t v_at = to.v_view.at(place, row, kv_head);
-          data.v_real[at] = write_row(v, s.v_type, v_at, v_row(c, b, kv_head, j), v_descale,
-                                      &to.v_scale, to.v_scale_view.at(place, row, kv_head));
+          data.v_real[at] =
+              write_row(v, s.v_type, v_at, v_row(c, s.source(b), kv_head, j), v_descale,
+                        &to.v_scale, to.v_scale_view.at(place, row, kv_head));
           if (dtype_is_ggml(s.v_type))
             for (int64_t d = 0; d < c.head_dim_v; d += 32)
               data.v_scales[at].push_back(

@@ -4,6 +4,7 @@
 // that differ only in layout or in how the keys are cut into segments hold the same numbers.
 // Everything that a kernel must not read is NaN, and every buffer has a guard on both sides.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -53,6 +54,13 @@ enum class Arrange {
   flipped,      // padded, the stride of tokens negative
 };
 
+// Whose keys a segment has.
+enum class Keys {
+  own,     // each sequence its own
+  shared,  // attn_segment.shared
+  copied,  // each sequence a copy of those that it has as `shared`
+};
+
 struct SegmentCase {
   attn_dtype k_type = ATTN_F32, v_type = ATTN_F32;
   attn_layout layout = ATTN_PADDED;
@@ -63,8 +71,16 @@ struct SegmentCase {
   int32_t descale_block_keys = 64;
   Arrange arrange = Arrange::contiguous;
   std::vector<int32_t> bad_pages;  // PAGED: these pages of every sequence get an id out of range
+  Keys keys = Keys::own;           // not own: `lengths` are all the same
 
   int64_t length(int64_t b) const { return lengths.empty() ? capacity : lengths[b]; }
+  // Of its arrays along the batch, and where in them sequence b is.
+  int64_t entries(int64_t batch) const {
+    return keys == Keys::shared ? std::min<int64_t>(batch, 1) : batch;
+  }
+  int64_t entry(int64_t b) const { return keys == Keys::shared ? 0 : b; }
+  // The sequence whose data sequence b has.
+  int64_t source(int64_t b) const { return keys == Keys::own ? b : 0; }
 };
 
 enum class Values {

@@ -68,6 +68,12 @@ cos, sin = np.ones((64, 16), np.float32), np.zeros((64, 16), np.float32)  # whic
 assert lengths.tolist() == [64, 64]
 assert np.abs(out - attn.forward(q, k, v, causal=True)).max() < 1e-5
 """),
+        ("import attn" + NUMPY + """
+q, k_prefix, v_prefix, lengths = q[:, :1], normal(1, 100, 2, 32), normal(1, 100, 2, 32), np.array([64, 9], np.int32)
+""", """
+flat = [np.concatenate([np.repeat(prefix, 2, 0), own], 1) for prefix, own in ((k_prefix, k), (v_prefix, v))]
+assert np.abs(out - attn.forward(q, *flat, seqlens_kv=100 + lengths, causal=True)).max() < 1e-5
+"""),
     ],
     "docs/start.md": [
         "0.75 1.00",

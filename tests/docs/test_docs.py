@@ -64,6 +64,7 @@ COMMANDS = {
     "docs/bench.md": {
         "attn bench": Skip("times for half a minute; tests/cli runs it on small cases"),
         "attn bench --backend cuda --dtype bf16 --batch 4 --heads 32 --seqlen-q 4096 --causal": gpu,
+        "attn bench --dtype bf16 --batch 64 --heads 32 --heads-kv 8 --seqlen-q 1 --seqlen-kv 256 --shared-keys 8192": gpu,
         "attn bench --json > result.json": Skip("times for half a minute; tests/cli runs it on small cases"),
         "attn bench --report page.html": Skip("times for half a minute; tests/cli runs it on small cases"),
         "attn bench --report page.html --from result.json --from docs/measured/2026-11-22_h200_peers_25aed70.json":

@@ -96,6 +96,7 @@ attn_segment make_segment(Source& in, attn_dtype q_type) {
     s.seqlen = in.size();
   }
   s.has_seqlens = s.layout != ATTN_PACKED && in.below(2);
+  s.shared = in.below(8) == 0;
   s.k_descale = attn_descale_kind(in.below(4));
   s.v_descale = attn_descale_kind(in.below(4));
   if (s.k_descale == ATTN_DESCALE_BLOCK || s.v_descale == ATTN_DESCALE_BLOCK)

@@ -225,6 +225,37 @@ class Layouts(Case):
                      [k, k[..., :15]], [v, v])
         self.refuses(ValueError, "k is an empty list", attn.forward, q, [], [])
 
+    def test_shared_segments(self):
+        q, k, v = self.qkv(seqlen_q=1, seqlen_kv=20)
+        k_prefix, v_prefix = (np.ascontiguousarray(x[:1, :7]) for x in (k, v))
+        k_flat, v_flat = (np.concatenate([np.repeat(prefix, 2, 0), own], 1) for prefix, own in ((k_prefix, k), (v_prefix, v)))
+        want, want_lse = softmax_attention(q, k_flat, v_flat)
+        call = dict(shared_segments=1, causal=True, return_lse=True)
+        for options in {"backend": "reference"}, {"backend": "cpu"}:
+            out, lse = attn.forward(q, [k_prefix, k], [v_prefix, v], **call, **options)
+            self.close(out, want)
+            self.close(lse, want_lse)
+        plan = attn.Plan(q, [k_prefix, k], [v_prefix, v], kernel="prefix_cpu", shared_segments=1, causal=True)
+        self.assertEqual(plan.kernel, "prefix_cpu")
+        self.close(plan(q, [k_prefix, k], [v_prefix, v]), want)
+        found = attn.explain(q, [k_prefix, k], [v_prefix, v], kernel="prefix_cpu", shared_segments=1)
+        self.assertEqual([part["computes"] for part in found["parts"]],
+                         ["shared segments", "own segments", "order of lse", "merge"])
+        # pages, a length and descales of a batch of 1
+        pages = [np.concatenate([x[:, :4], np.pad(x[:, 4:], ((0, 0), (0, 1), (0, 0), (0, 0)))]) for x in (k_prefix, v_prefix)]
+        out = attn.forward(q, [pages[0], k], [pages[1], v], block_table=[np.array([[0, 1]], np.int32), None],
+                           seqlens_kv=[np.array([7], np.int32), None], v_descale=[np.ones((1, 2), np.float32), None],
+                           shared_segments=1)
+        self.close(out, want)
+        self.refuses(ValueError, ["k[0]: batch is 2", "accepted: 1 as in a shared segment"], attn.forward, q, [k, k], [v, v],
+                     shared_segments=1)
+        self.refuses(ValueError, ["seqlens_kv[0] has shape [2]", "[1]"], attn.forward, q, [k_prefix, k], [v_prefix, v],
+                     seqlens_kv=[np.array([7, 7], np.int32), None], shared_segments=1)
+        self.refuses(ValueError, ["shared_segments is 3", "accepted: 0 to 2"], attn.forward, q, [k, k], [v, v], shared_segments=3)
+        offsets = np.array([0, 7], np.int32)
+        self.refuses(ValueError, "cu_seqlens_kv", attn.forward, q, [k_prefix[0], k], [v_prefix[0], v],
+                     cu_seqlens_kv=[offsets, None], shared_segments=1)
+
 
 class Types(Case):
     def test_ml_dtypes(self):

@@ -44,9 +44,12 @@ struct Overhead {
   double plan_us = 0, run_us = 0;
 };
 
-// What a plan and a run cost beside the work: a problem of one query and one key.
+// What a plan and a run cost beside the work: a problem of one query and one key, of a composed
+// kernel two sequences that share a key.
 Overhead measure_overhead(const context& device, CaseTypes types, const std::string& kernel) {
-  const Case tiny{.heads = 1, .seqlen_q = 1, .head_dim = 64};
+  Case tiny{.heads = 1, .seqlen_q = 1, .head_dim = 64};
+  const Kernel* row = find_kernel(kernel.c_str());
+  if (row && row->composed) tiny.batch = 2, tiny.shared_keys = 1;
   const Ready ready(device, tiny, {types.q}, kernel);
   std::vector<double> plans, runs;
   for (int i = 0; i < 300; ++i) {
@@ -80,7 +83,8 @@ Json case_json(const Case& c, const Ready& ready, const Timing& timing) {
           {"heads", p.heads_q},
           {"heads_kv", p.heads_kv},
           {"seqlen_q", p.seqlen_q},
-          {"seqlen_kv", p.segments->seqlen},
+          {"seqlen_kv", p.segments[p.num_segments - 1].seqlen},
+          {"shared_keys", c.shared_keys},
           {"head_dim", p.head_dim},
           {"causal", c.causal},
           {"window", c.window.empty() ? Json() : Json(c.window)},
@@ -309,6 +313,11 @@ void add_bench(CLI::App& app, int&) {
       command->add_option("--heads-kv", c.heads_kv, "default: heads")->check(size)->type_name("N"),
       command->add_option("--seqlen-q", c.seqlen_q)->check(size)->type_name("N"),
       command->add_option("--seqlen-kv", c.seqlen_kv, "default: seqlen-q")
+          ->check(size)
+          ->type_name("N"),
+      command
+          ->add_option("--shared-keys", c.shared_keys,
+                       "keys of a prefix that the batch shares, before those of seqlen-kv")
           ->check(size)
           ->type_name("N"),
       command->add_option("--head-dim", c.head_dim)->check(size)->type_name("N"),

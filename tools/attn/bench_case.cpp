@@ -13,11 +13,16 @@
 namespace attn::tools {
 namespace {
 
-attn_problem make_problem(const Case& c, attn_segment& segment, CaseTypes types,
+attn_problem make_problem(const Case& c, std::vector<attn_segment>& segments, CaseTypes types,
                           const std::string& kernel) {
-  segment = make<attn_segment>();
+  auto segment = make<attn_segment>();
   segment.k_type = segment.v_type = types.kv == ATTN_DTYPE_NONE ? types.q : types.kv;
+  segment.seqlen = c.shared_keys;
+  segment.shared = 1;
+  if (c.shared_keys > 0) segments.push_back(segment);
   segment.seqlen = c.seqlen_kv ? c.seqlen_kv : c.seqlen_q;
+  segment.shared = 0;
+  segments.push_back(segment);
   auto p = make<attn_problem>();
   p.batch = c.batch;
   p.heads_q = c.heads;
@@ -26,8 +31,8 @@ attn_problem make_problem(const Case& c, attn_segment& segment, CaseTypes types,
   p.seqlen_q = c.seqlen_q;
   p.q_type = types.q;
   p.out_type = types.out;
-  p.num_segments = 1;
-  p.segments = &segment;
+  p.num_segments = static_cast<int32_t>(segments.size());
+  p.segments = segments.data();
   p.kernel = kernel.empty() ? nullptr : kernel.c_str();
   if (c.causal) p.flags |= ATTN_CAUSAL;
   if (!c.window.empty()) {
@@ -89,27 +94,36 @@ Tensor random_tensor(attn_dtype type, std::vector<int64_t> shape, uint64_t seed)
 
 Ready::Ready(const context& device, const Case& c, CaseTypes types, const std::string& kernel,
              int64_t inputs_above)
-    : problem_(make_problem(c, segment_, types, kernel)),
+    : problem_(make_problem(c, segments_, types, kernel)),
       plan_(device, problem_),
       steps_(plan_.get()->plan->steps),
       arrays_(device),
       workspace_(plan_.make_workspace(device)) {
   const attn_problem& p = problem_;
-  const std::vector<int64_t> kv_shape = {p.batch, segment_.seqlen, p.heads_kv, p.head_dim};
   const Tensor q = random_tensor(p.q_type, {p.batch, p.seqlen_q, p.heads_q, p.head_dim}, 1);
-  const Tensor k = random_tensor(segment_.k_type, kv_shape, 2);
-  const Tensor v = random_tensor(segment_.v_type, kv_shape, 3);
   // Of i8 and i4: scales by which they are as far from 0 as others.
-  const auto scales_of = [&](attn_dtype type) {
+  const auto scales_of = [](attn_dtype type, std::vector<int64_t> shape) {
     if (!attn::dtype_has_scales(type)) return Tensor();
-    Tensor scales = make_tensor(Dtype::f16, {p.batch, segment_.seqlen, p.heads_kv});
+    shape.pop_back();
+    Tensor scales = make_tensor(Dtype::f16, shape);
     const double scale = 1 / attn::type_info(type).max_finite;
     for (int64_t i = 0; i < scales.elements(); ++i)
       attn::encode_element(ATTN_F16, scales.data.get(), i, scale, false);
     return scales;
   };
-  const Tensor k_scale = scales_of(segment_.k_type), v_scale = scales_of(segment_.v_type);
-  const size_t inputs = q.bytes + k.bytes + v.bytes + k_scale.bytes + v_scale.bytes;
+  struct Kv {
+    Tensor k, v, k_scale, v_scale;
+  };
+  std::vector<Kv> kv;
+  size_t inputs = q.bytes;
+  for (const attn_segment& s : segments_) {
+    const std::vector<int64_t> shape = {s.shared ? 1 : p.batch, s.seqlen, p.heads_kv, p.head_dim};
+    kv.push_back({random_tensor(s.k_type, shape, 2), random_tensor(s.v_type, shape, 3),
+                  scales_of(s.k_type, shape), scales_of(s.v_type, shape)});
+    for (const Tensor* tensor :
+         {&kv.back().k, &kv.back().v, &kv.back().k_scale, &kv.back().v_scale})
+      inputs += tensor->bytes;
+  }
   const attn_dtype out_type = p.out_type                     ? p.out_type
                               : attn::dtype_is_fp8(p.q_type) ? ATTN_BF16
                                                              : p.q_type;
@@ -121,16 +135,23 @@ Ready::Ready(const context& device, const Case& c, CaseTypes types, const std::s
   auto args = make<attn_args>();
   args.out = arrays_.room(out_bytes);
   args.lse = static_cast<float*>(arrays_.room(lse_bytes));
-  args.num_segments = 1;
+  args.num_segments = p.num_segments;
   const size_t sets = static_cast<size_t>(inputs_above) / inputs + 1;
-  segment_args_.resize(sets, make<attn_segment_args>());
-  for (attn_segment_args& segment : segment_args_) {
+  segment_args_.resize(sets);
+  for (std::vector<attn_segment_args>& segments : segment_args_) {
     args.q = arrays_.copy_of(q.data.get(), q.bytes);
-    segment.k = arrays_.copy_of(k.data.get(), k.bytes);
-    segment.v = arrays_.copy_of(v.data.get(), v.bytes);
-    if (k_scale.bytes > 0) segment.k_scale = arrays_.copy_of(k_scale.data.get(), k_scale.bytes);
-    if (v_scale.bytes > 0) segment.v_scale = arrays_.copy_of(v_scale.data.get(), v_scale.bytes);
-    args.segments = &segment;
+    for (const Kv& from : kv) {
+      auto segment = make<attn_segment_args>();
+      const auto copy = [&](const Tensor& tensor) {
+        return tensor.bytes > 0 ? arrays_.copy_of(tensor.data.get(), tensor.bytes) : nullptr;
+      };
+      segment.k = copy(from.k);
+      segment.v = copy(from.v);
+      segment.k_scale = copy(from.k_scale);
+      segment.v_scale = copy(from.v_scale);
+      segments.push_back(segment);
+    }
+    args.segments = segments.data();
     args_.push_back(args);
   }
   device.synchronize();
@@ -152,13 +173,19 @@ void Ready::only(size_t launch) {
   plan_.get()->plan->steps = {steps_[launch]};
 }
 
+int64_t Ready::seqlen_kv() const {
+  int64_t sum = 0;
+  for (const attn_segment& s : segments_) sum += s.seqlen;
+  return sum;
+}
+
 double Ready::operations() const {
   const attn_problem& p = problem_;
   const RangeMask mask{(p.flags & ATTN_CAUSAL) != 0, false, (p.flags & ATTN_WINDOW) != 0,
                        p.window_left, p.window_right};
   double pairs = 0;
   for (int64_t i = 0; i < p.seqlen_q; ++i) {
-    const KeyRange keys = mask.keys(i, p.seqlen_q, segment_.seqlen);
+    const KeyRange keys = mask.keys(i, p.seqlen_q, seqlen_kv());
     pairs += static_cast<double>(std::max(0ll, keys.end - keys.begin));
   }
   return 2 * pairs * static_cast<double>(p.batch * p.heads_q) *
@@ -169,8 +196,9 @@ std::string Ready::describe() const {
   const attn_problem& p = problem_;
   std::string text = "B" + std::to_string(p.batch) + " H" + std::to_string(p.heads_q);
   if (p.heads_kv != p.heads_q) text += "/" + std::to_string(p.heads_kv);
-  text += " Sq" + std::to_string(p.seqlen_q) + " Skv" + std::to_string(segment_.seqlen) + " D" +
-          std::to_string(p.head_dim);
+  text += " Sq" + std::to_string(p.seqlen_q) + " Skv";
+  for (const attn_segment& s : segments_)
+    text += std::to_string(s.seqlen) + (s.shared ? "+" : " D" + std::to_string(p.head_dim));
   if (p.flags & ATTN_CAUSAL) text += " causal";
   if (p.flags & ATTN_WINDOW)
     text += " window " + std::to_string(p.window_left) + "," + std::to_string(p.window_right);

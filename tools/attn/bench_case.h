@@ -13,6 +13,7 @@ struct Case {
   int64_t batch = 1, heads = 8, heads_kv = 0, seqlen_q = 2048, seqlen_kv = 0, head_dim = 128;
   bool causal = false;
   std::string window{};
+  int64_t shared_keys = 0;  // of a segment that the batch shares, before those of seqlen_kv
 };
 
 struct CaseTypes {
@@ -40,16 +41,18 @@ class Ready {
   double bytes() const { return bytes_; }  // of q, k, v, out and lse
   // Two operations per multiply-add, of both products, over the pairs that the mask leaves.
   double operations() const;
-  std::string describe() const;  // "B1 H8/2 Sq128 Skv128 D64 causal"
+  std::string describe() const;  // "B1 H8/2 Sq128 Skv128 D64 causal", of shared keys Skv512+128
 
  private:
-  attn_segment segment_;
+  int64_t seqlen_kv() const;  // of a sequence, shared keys included
+
+  std::vector<attn_segment> segments_;
   attn_problem problem_;
   attn::plan plan_;
   const std::vector<Step> steps_;  // the plan's
   Arrays arrays_;
   buffer workspace_;
-  std::vector<attn_segment_args> segment_args_;
+  std::vector<std::vector<attn_segment_args>> segment_args_;  // of each set
   std::vector<attn_args> args_;
   double bytes_ = 0;
 };

@@ -84,6 +84,11 @@ const std::string input_help =
     "key "
     "n\n"
     "  tree_keys      I32 [1], how many keys these are\n"
+    "  shared_segments\n"
+    "                 I32 [1], how many of the first segments are a prefix that all sequences "
+    "share: "
+    "their\n"
+    "                 arrays are those of a batch of 1\n"
     "__metadata__ has the types that safetensors lacks, by tensor: f8_e4m3fnuz of F8_E4M3; of U8,\n"
     "whose last dimension counts bytes, " +
     attn::type_names(in_bytes(attn::kv_types), " and ") + ".";
@@ -215,6 +220,13 @@ class Reader {
     const int count = numbered_segments(file_);
     in_.segments.assign(static_cast<size_t>(std::max(count, 1)), make<attn_segment>());
     in_.segment_args.assign(in_.segments.size(), make<attn_segment_args>());
+    if (const Tensor* shared = find("shared_segments")) {
+      const int32_t n = expect("shared_segments", *shared, Dtype::i32, {1}, "[1]").as<int32_t>()[0];
+      if (n < 0 || static_cast<size_t>(n) > in_.segments.size())
+        fail("shared_segments is " + std::to_string(n) + "; 0 to " +
+             std::to_string(in_.segments.size()) + " are accepted");
+      for (int s = 0; s < n; ++s) in_.segments[static_cast<size_t>(s)].shared = 1;
+    }
     for (int i = 0; i < static_cast<int>(in_.segments.size()); ++i) read_segment(i, count > 0);
     p_.num_segments = in_.args.num_segments = static_cast<int32_t>(in_.segments.size());
     p_.segments = in_.segments.data();
@@ -224,6 +236,7 @@ class Reader {
   void read_segment(int i, bool numbered) {
     attn_segment& s = in_.segments[static_cast<size_t>(i)];
     attn_segment_args& a = in_.segment_args[static_cast<size_t>(i)];
+    const int64_t batch = s.shared ? 1 : p_.batch;
     const auto named = [&](const char* name) { return segment_name(name, i, numbered); };
     const std::string k_name = named("k"), v_name = named("v");
     const Tensor& k = need_named(k_name);
@@ -275,7 +288,8 @@ class Reader {
       s.seqlen = longest(named("cu_seqlens_kv"), *offsets, s.total);
       point(&a.cu_seqlens, *offsets);
     } else if (table) {
-      expect(named("block_table"), *table, Dtype::i32, {p_.batch, -1}, "[B, pages per sequence]");
+      expect(named("block_table"), *table, Dtype::i32, {batch, -1},
+             s.shared ? "[1, pages]" : "[B, pages per sequence]");
       s.layout = ATTN_PAGED;
       s.num_pages = k.shape[0];
       s.page_size = checked_int32(k_name + ": page_size", k.shape[1]);
@@ -287,12 +301,14 @@ class Reader {
              " keys are accepted");
       point(&a.block_table, *table);
     } else {
-      same(k_name, "batch", k.shape[0], p_.batch,
-           p_.q_layout == ATTN_PACKED ? "cu_seqlens_q" : "q");
+      same(k_name, "batch", k.shape[0], batch,
+           s.shared                     ? "a shared segment"
+           : p_.q_layout == ATTN_PACKED ? "cu_seqlens_q"
+                                        : "q");
       s.seqlen = k.shape[1];
     }
     if (lengths) {
-      expect(named("seqlens_kv"), *lengths, Dtype::i32, {p_.batch}, "[B]");
+      expect(named("seqlens_kv"), *lengths, Dtype::i32, {batch}, s.shared ? "[1]" : "[B]");
       s.has_seqlens = 1;
       point(&a.seqlens, *lengths);
     }
@@ -324,10 +340,11 @@ class Reader {
     if (!tensor) return ATTN_DESCALE_NONE;
     const auto& shape = tensor->shape;
     expect(name, *tensor, Dtype::f32, std::vector<int64_t>(shape.size(), -1), "");
-    const std::string per_head = shape_text(std::vector<int64_t>{p_.batch, p_.heads_kv});
+    const int64_t batch = segment && segment->shared ? 1 : p_.batch;
+    const std::string per_head = shape_text(std::vector<int64_t>{batch, p_.heads_kv});
     point(pointer, *tensor);
     if (shape.size() <= 1 && tensor->elements() == 1) return ATTN_DESCALE_TENSOR;
-    const bool heads = shape.size() >= 2 && shape[0] == p_.batch && shape[1] == p_.heads_kv;
+    const bool heads = shape.size() >= 2 && shape[0] == batch && shape[1] == p_.heads_kv;
     if (heads && shape.size() == 2) return ATTN_DESCALE_HEAD;
     if (!segment)
       fail(name + " has shape " + shape_text(shape) + "; [1] and [B, Hkv] = " + per_head +

@@ -46,6 +46,9 @@ void print_explanation(const Json& explanation) {
   } else {
     std::printf("%s runs\n", explanation["kernel"].get<std::string>().c_str());
   }
+  for (const Json& part : explanation.value("parts", Json::array()))
+    std::printf("  %s: %s\n", part["kernel"].get<std::string>().c_str(),
+                part["computes"].get<std::string>().c_str());
   for (const Json& declined : explanation["declined"])
     std::printf("  not %s: %s\n", declined["kernel"].get<std::string>().c_str(),
                 declined["reason"].get<std::string>().c_str());
