@@ -122,7 +122,7 @@ class Device {
     return options;
   }();
   int compute_units_ = 0;  // 0: the usual number
-  int gfx_ = 0;  // 0: the usual one
+  int gfx_ = 0;            // 0: the usual one
 };
 // Made on first use and never destroyed: HIP calls may come from destructors at exit.
 Device& device();

@@ -22,9 +22,9 @@ struct attn_emu_options {
   uint64_t instruction_budget;  // of one wave
   int32_t threads;              // of the host; 0: all cores
   int32_t level;                // what checks ask: 0 strict, 1 isa (gfx9emu::Level)
-  int32_t compute_units;        // that properties say from now on; 0: ATTN_EMU_COMPUTE_UNITS, or as usual
-  int32_t memory_model_off;     // 1: do not look at races and caches of device memory
-  int32_t gfx;                  // the device: 942 or 950; 0: ATTN_EMU_ARCH (gfx950), or gfx942
+  int32_t compute_units;  // that properties say from now on; 0: ATTN_EMU_COMPUTE_UNITS, or as usual
+  int32_t memory_model_off;  // 1: do not look at races and caches of device memory
+  int32_t gfx;               // the device: 942 or 950; 0: ATTN_EMU_ARCH (gfx950), or gfx942
 };
 void attn_emu_configure(const struct attn_emu_options* options);
 
