@@ -103,7 +103,7 @@ Case random_case(uint64_t seed) {
 }
 
 TEST_CASE("prefix: a shared segment is a copy for each sequence, in the reference") {
-  for (uint64_t seed = 1; seed <= 120; ++seed) {
+  for (uint64_t seed = 1; seed <= 60; ++seed) {
     const Case shared = random_case(seed), copied = with_copies(shared);
     INFO(describe(shared));
     const Data data = make_data(shared), of_copies = make_data(copied);
@@ -125,7 +125,7 @@ TEST_CASE("prefix: random problems") {
   auto but_composed = kernels;
   std::erase_if(but_composed,
                 [](const Kernel* k) { return k->composed && k->backend != ATTN_BACKEND_CPU; });
-  for (uint64_t seed = 1; seed <= 240; ++seed) {
+  for (uint64_t seed = 1; seed <= 120; ++seed) {
     const Case c = random_case(seed);
     const bool quantised = std::any_of(c.segments.begin(), c.segments.end(), [](const auto& s) {
       return dtype_is_ggml(s.k_type) || dtype_has_scales(s.k_type);
@@ -136,10 +136,10 @@ TEST_CASE("prefix: random problems") {
   for (const Kernel* kernel : kernels) {
     if (!kernel->composed || sanitized || std::getenv("ATTN_CASE")) continue;
     INFO(kernel->name);
-    CHECK(std::count(taken.begin(), taken.end(), kernel) > (emulated(*kernel) ? 2 : 5));
+    CHECK(std::count(taken.begin(), taken.end(), kernel) > (emulated(*kernel) ? 0 : 3));
     CHECK(count([&](const Kernel* other) {
             return !other->composed && other->backend == kernel->backend;
-          }) > (emulated(*kernel) ? 10 : 30));
+          }) > (emulated(*kernel) ? 5 : 15));
   }
 }
 
@@ -164,7 +164,8 @@ Case decode_case(attn_dtype type, int64_t group, int64_t prefix) {
 }
 
 TEST_CASE("prefix: lengths, groups of heads, sinks, pages") {
-  const auto kernels = kernels_with_composed();
+  auto kernels = kernels_with_composed();
+  std::erase_if(kernels, [](const Kernel* k) { return emulated(*k) && !k->composed; });
   std::vector<const Kernel*> taken;
   for (const int64_t group : {1, 4, 8}) {
     for (const int64_t prefix : {0, 1, 63, 129}) {
