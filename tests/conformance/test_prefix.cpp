@@ -23,6 +23,13 @@ std::vector<const Kernel*> kernels_with_composed() {
   return kernels;
 }
 
+// Without those that are slow and have random problems.
+std::vector<const Kernel*> composed_and_fast() {
+  std::vector<const Kernel*> kernels = kernels_with_composed();
+  std::erase_if(kernels, [](const Kernel* k) { return emulated(*k) && !k->composed; });
+  return kernels;
+}
+
 Case with_copies(Case c) {
   for (SegmentCase& s : c.segments)
     if (s.keys == Keys::shared) s.keys = Keys::copied;
@@ -103,7 +110,7 @@ Case random_case(uint64_t seed) {
 }
 
 TEST_CASE("prefix: a shared segment is a copy for each sequence, in the reference") {
-  for (uint64_t seed = 1; seed <= 120; ++seed) {
+  for (uint64_t seed = 1; seed <= 60; ++seed) {
     const Case shared = random_case(seed), copied = with_copies(shared);
     INFO(describe(shared));
     const Data data = make_data(shared), of_copies = make_data(copied);
@@ -125,7 +132,7 @@ TEST_CASE("prefix: random problems") {
   auto but_composed = kernels;
   std::erase_if(but_composed,
                 [](const Kernel* k) { return k->composed && k->backend != ATTN_BACKEND_CPU; });
-  for (uint64_t seed = 1; seed <= 240; ++seed) {
+  for (uint64_t seed = 1; seed <= 120; ++seed) {
     const Case c = random_case(seed);
     const bool quantised = std::any_of(c.segments.begin(), c.segments.end(), [](const auto& s) {
       return dtype_is_ggml(s.k_type) || dtype_has_scales(s.k_type);
@@ -136,10 +143,10 @@ TEST_CASE("prefix: random problems") {
   for (const Kernel* kernel : kernels) {
     if (!kernel->composed || sanitized || std::getenv("ATTN_CASE")) continue;
     INFO(kernel->name);
-    CHECK(std::count(taken.begin(), taken.end(), kernel) > (emulated(*kernel) ? 2 : 5));
+    CHECK(std::count(taken.begin(), taken.end(), kernel) > (emulated(*kernel) ? 0 : 3));
     CHECK(count([&](const Kernel* other) {
             return !other->composed && other->backend == kernel->backend;
-          }) > (emulated(*kernel) ? 10 : 30));
+          }) > (emulated(*kernel) ? 5 : 15));
   }
 }
 
@@ -164,7 +171,7 @@ Case decode_case(attn_dtype type, int64_t group, int64_t prefix) {
 }
 
 TEST_CASE("prefix: lengths, groups of heads, sinks, pages") {
-  const auto kernels = kernels_with_composed();
+  const auto kernels = composed_and_fast();
   std::vector<const Kernel*> taken;
   for (const int64_t group : {1, 4, 8}) {
     for (const int64_t prefix : {0, 1, 63, 129}) {
@@ -221,7 +228,7 @@ TEST_CASE("prefix: one query head, one sequence") {
 // The first queries of a sequence with fewer keys of its own than queries do not see all of the
 // prefix, so prefix_* want to know of keys enough.
 TEST_CASE("prefix: several queries under a causal mask") {
-  const auto kernels = kernels_with_composed();
+  const auto kernels = composed_and_fast();
   for (const bool known : {false, true}) {
     Case c = decode_case(ATTN_BF16, 2, 65);
     c.name = known ? "prefix-queries-known" : "prefix-queries";

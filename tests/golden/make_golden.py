@@ -144,7 +144,8 @@ def poison(tensor, where):
 class Segment:
     """Where the keys of one segment lie."""
 
-    def __init__(self, tensors, suffix, batch):
+    def __init__(self, tensors, suffix, batch, shared=False):
+        self.entries = 1 if shared else batch  # a shared segment has the arrays of a batch of 1
         self.k, self.v = tensors["k" + suffix], tensors["v" + suffix]
         self.k_descale, self.v_descale = tensors.get("k_descale" + suffix), tensors.get("v_descale" + suffix)
         self.k_scale, self.v_scale = tensors.get("k_scale" + suffix), tensors.get("v_scale" + suffix)
@@ -154,10 +155,11 @@ class Segment:
             self.lens, self.capacity = np.diff(self.cu), int(np.diff(self.cu).max())
         else:
             self.capacity = self.k.shape[1] * (1 if self.table is None else self.table.shape[1])
-            self.lens = tensors.get("seqlens_kv" + suffix, np.full(batch, self.capacity))
+            self.lens = np.resize(tensors.get("seqlens_kv" + suffix, self.capacity), batch)
 
     def place(self, b, t):
         """Index into the outer dimensions of k and v of key t of batch entry b."""
+        b %= self.entries
         if self.cu is not None:
             return (int(self.cu[b]) + t,)
         if self.table is not None:
@@ -171,6 +173,7 @@ class Segment:
     def rows(self, b, hk, options):
         """Real values of k [len, D] and v [len, Dv]."""
         k, v = real(self.k), real(self.v)
+        b %= self.entries
         places = [self.place(b, t) + (hk,) for t in range(self.lens[b])]
         k, v = (x if scale is None else x * scale.astype(np.float64)[..., None] for x, scale in ((k, self.k_scale), (v, self.v_scale)))
         k_rows = [k[p] * self.descale(self.k_descale, b, t, hk, options) for t, p in enumerate(places)]
@@ -196,7 +199,8 @@ def segments_of(tensors, batch):
     if "k" in tensors:
         return [Segment(tensors, "", batch)]
     count = sum(name.startswith("k.") for name in tensors)
-    return [Segment(tensors, f".{n}", batch) for n in range(count)]
+    shared = tensors.get("shared_segments", [0])[0]
+    return [Segment(tensors, f".{n}", batch, n < shared) for n in range(count)]
 
 
 def visible(tensors, options, b, h, seqlen_q, seqlen_kv):
@@ -698,6 +702,13 @@ def segment_cases():
           "k_descale.0": a.uniform(.04, .08, 2, 2), "v_descale.0": a.uniform(.04, .08, 1),
           "k.1": a.normal(2, 4, 2, 16, kind="f16"), "v.1": a.normal(2, 4, 2, 16, kind="f16"), "seqlens_kv.1": i32(1, 4)},
          causal=True)
+    a = Inputs("segments_shared")
+    case("segments_shared", "three sequences share 9 keys in pages of 4 and 5 padded ones with descales, before keys of their own; causal, sinks",
+         {"q": a.normal(3, 2, 4, 16), "shared_segments": i32(2), "sinks": f32(0, 1, -1, 2),
+          "k.0": a.normal(5, 4, 2, 16), "v.0": a.normal(5, 4, 2, 16), "block_table.0": i32(4, 0, 3).reshape(1, 3), "seqlens_kv.0": i32(9),
+          "k.1": a.normal(1, 5, 2, 16, kind="f8_e4m3fn", sigma=16), "v.1": a.normal(1, 5, 2, 16, kind="f8_e4m3fn", sigma=16),
+          "k_descale.1": a.uniform(.04, .08, 1, 2), "v_descale.1": a.uniform(.04, .08, 1, 2),
+          "k.2": a.normal(3, 6, 2, 16), "v.2": a.normal(3, 6, 2, 16), "seqlens_kv.2": i32(6, 0, 3)}, causal=True)
 
 
 def block_cases():

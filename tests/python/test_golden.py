@@ -45,6 +45,8 @@ def arguments(tensors, options):
                   if name in options})
     if "tree" in tensors:
         given["tree_keys"] = tensors["tree_keys"][0]
+    if "shared_segments" in tensors:
+        given["shared_segments"] = int(tensors["shared_segments"][0])
     if "cu_seqlens_q" in given:
         given["max_seqlen_q"] = int(np.diff(given["cu_seqlens_q"]).max())
     if "block_kinds" in tensors:
@@ -53,7 +55,7 @@ def arguments(tensors, options):
             tensors["block_kinds"], given["q"].shape[1], sum(k.shape[1] for k in keys), block_size=tuple(tensors["block_size"]),
             index=tensors.get("block_index"), bits=tensors.get("block_bits"))
     used = set(WHOLE) | {f"{name}{suffix}" for name in SEGMENT for suffix in ("", ".0", ".1", ".2", ".3")}
-    used |= {"tree_keys", "block_kinds", "block_size", "block_index", "block_bits", "golden.out", "golden.lse"}
+    used |= {"tree_keys", "shared_segments", "block_kinds", "block_size", "block_index", "block_bits", "golden.out", "golden.lse"}
     assert set(tensors) <= used, set(tensors) - used
     return given
 
