@@ -10,7 +10,7 @@ LEVELS = {"strict": 0, "isa": 1}
 class EmulatorOptions(ctypes.Structure):
     """attn_emu_options of tools/gfx9emu/runtime/hipemu.h."""
     _fields_ = [("checks_off", c_int32), ("hazards_off", c_int32), ("seed", c_uint64),
-                ("instruction_budget", c_uint64), ("threads", c_int32), ("level", c_int32)]
+                ("instruction_budget", c_uint64), ("threads", c_int32), ("level", c_int32), ("gfx", c_int32)]
 
 
 class Fault(Exception):
