@@ -352,8 +352,8 @@ typedef struct attn_problem {
                           the bits of a query's result do not depend on the other sequences of the
                           batch; on CUDA they depend only on the query, the keys that it sees and
                           how these are distributed over segments (docs/numerics.md) */
-  int32_t max_sms;     /* the most multiprocessors to use; 0 = all. Kept by fwd_sm90_*, decode_* and
-                          decode_gfx942_*; other kernels ignore it */
+  int32_t max_sms;     /* the most multiprocessors to use; 0 = all. Kept by fwd_sm90_* and
+                          decode_*; other kernels ignore it */
   const char* kernel;  /* the kernel to use, by name; NULL = the plan chooses */
   int64_t tree_keys;   /* 1 to 128: whether a query sees the last tree_keys keys of its sequence,
                           counted over all segments, is also decided by bits in attn_args.tree. 0 =
@@ -444,7 +444,8 @@ ATTN_API attn_status attn_workspace_init(const attn_plan* plan, void* workspace,
  * of q, k, v and out are multiples of 16 bytes except here:
  *
  *   K or V       kernels                                     strides
- *   ggml's       fwd_sm90_*_dequantised, decode_gfx942_*     any number of blocks
+ *   ggml's       fwd_sm90_*_dequantised, decode_gfx942_*,    any number of blocks
+ *                decode_gfx950_*
  *   q8_0, q4_0   decode_sm90_blocks_*                        tokens, sequences, pages: multiples of
  *                                                            16 bytes; heads: the same, or
  *                                                            contiguous (136 or 72 bytes for D 128)

@@ -756,6 +756,32 @@ class RoundTrips(CliTest):
                       says=f"--recent is {recent}; 1 to 126")
         self.attn("quantize", mixed, self.path("out"), "--to", "q8_0", "--recent", 3, code=2, says='"k" is missing')
 
+    def test_emulated_gfx950(self):
+        info = self.json("info")
+        reason = next(b["reason"] for b in info["backends"] if b["name"] == "hip-emu")
+        if reason or not next(k["in_build"] for k in info["kernels"] if k["name"] == "merge_gfx950"):
+            self.skipTest(reason or "this build has no gfx950 kernels")
+        os.environ["ATTN_EMU_ARCH"] = "gfx950"
+        self.addCleanup(os.environ.pop, "ATTN_EMU_ARCH")
+        self.attn("info", says="0: gfx950 (emulated), gfx950, 256 multiprocessors")
+        random.seed(4)
+        shapes = {"q": [1, 20, 2, 64], "k": [1, 70, 2, 64], "v": [1, 70, 2, 64]}
+        values = {name: pack("F32", shape, [random.gauss(0, 1) for _ in range(math.prod(shape))]) for name, shape in shapes.items()}
+        source = save(self.path("f32"), values)
+        for to in ("f8_e4m3fn", "f8_e5m2", "f8_e4m3fnuz"):
+            results = []
+            for backend in ("cpu", "hip-emu"):
+                self.attn("quantize", source, self.path(backend), "--to", to, "--backend", backend, "--scale", "amax",
+                          says="convert_gfx950" if backend == "hip-emu" else "on cpu")
+                results.append(Path(self.path(backend)).read_bytes())
+            self.assertEqual(*results)
+        halves = save(self.path("f16"), {name: pack("F16", shape, [random.gauss(0, 1) for _ in range(math.prod(shape))])
+                                         for name, shape in shapes.items()})
+        self.attn("run", halves, self.path("a"), "--backend", "hip-emu", says="fwd_gfx950_f16_d64 on hip-emu (emulated)")
+        self.attn("run", halves, self.path("b"), "--backend", "reference")
+        self.attn("diff", self.path("a"), self.path("b"), "--max-abs", 2e-3)
+        self.attn("run", source, self.path("c"), "--backend", "hip-emu", code=4, says="no kernel on gfx950 takes q of f32")
+
     def test_emulator(self):
         info = self.json("info")
         reason = next(b["reason"] for b in info["backends"] if b["name"] == "hip-emu")
