@@ -74,8 +74,7 @@ std::unique_ptr<MemoryModel> MemoryModel::create(const LaunchContext& c) {
 }
 
 MemoryModel::MemoryModel(const LaunchContext& context)
-    : context_(context),
-      waves_per_group_((context.block.x * context.block.y * context.block.z + 63) / 64) {
+    : waves_per_group_((context.block.x * context.block.y * context.block.z + 63) / 64) {
   const auto& insts = context.program->insts;
   synchronises_ = std::any_of(insts.begin(), insts.end(), [](const Inst& i) {
     const bool device = i.cls == Class::Global || i.cls == Class::Buffer || i.cls == Class::Flat;

@@ -1,10 +1,12 @@
 // Which wave may see which other wave's operations on device memory. README.md says how.
 #pragma once
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
 #include <span>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -73,7 +75,6 @@ class MemoryModel {
   };
   Cell* cells(const Allocation& a);
 
-  const LaunchContext& context_;
   uint32_t waves_per_group_ = 1;
   bool synchronises_ = false;
   std::shared_mutex mutex_;

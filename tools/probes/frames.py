@@ -174,6 +174,7 @@ MEMORY = Frame(
     DATA + "\n  s_add_u32 s12, s4, 0x500\n  s_addc_u32 s13, s5, 0\n  v_mov_b32_e32 v6, v4\n" +
     "\n".join("  global_store_dwordx4 v6, v[12:15], s[12:13]\n  v_add_u32_e32 v6, 0x400, v6" for _ in PARTS) + """
   s_waitcnt vmcnt(0)
+  s_dcache_inv                            // scalar loads read what was stored
   v_xor_b32_e32 v12, v12, v9
   v_mov_b32_e32 v13, v15
   s_mov_b32 s32, s12
