@@ -57,8 +57,8 @@ TEST_CASE("any device: random problems of all families on 1 to 304 compute units
   CHECK(ran > 0);
 }
 
-// attn-tests "any device, long*": ATTN_ANY_DEVICE=N problems of each family, 100 by default.
-TEST_CASE("any device, long: random problems of all families", "[.][long]") {
+// attn-tests "any device at length*": ATTN_ANY_DEVICE=N problems of each family, 100 by default.
+TEST_CASE("any device at length: random problems of all families", "[.][long]") {
   const auto kernels = emulated_kernels();
   if (kernels.empty()) ATTN_SKIP("no kernel runs on the emulator here");
   const char* wanted = std::getenv("ATTN_ANY_DEVICE");
