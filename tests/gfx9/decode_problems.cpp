@@ -129,7 +129,7 @@ ShippedProblem decode_problem(gfx9emu::Memory& memory, uint32_t data, const std:
     // What the other workgroups have left: one row tile, of which each has a unit.
     attn_gfx942_decode_kernarg a;
     std::memcpy(&a, m.problem.kernarg.data(), sizeof a);
-    const auto parts = unsigned(a.column_blocks);
+    const auto parts = unsigned(m.problem.launch.grid[0]);
     std::normal_distribution<float> normal;
     const size_t stats_at = size_t(reinterpret_cast<char*>(a.stats) - at),
                  arrived_at = size_t(reinterpret_cast<char*>(a.arrived) - at);
@@ -251,8 +251,8 @@ std::vector<Decode> decodes() {
          .compute_units = parts,
          .alone = true},
         Keys{.capacity = 64 * parts});
-  // The same in the first of two columns.
-  add({.heads_kv = 2, .group = 3, .compute_units = 80, .alone = true}, Keys{.capacity = 64 * 40});
+  // Two columns of groups of parts, of which no workgroup is there already.
+  add({.heads_kv = 2, .group = 3, .compute_units = 80}, Keys{.capacity = 64 * 40});
   // As many segments as there may be.
   add({.group = 2, .flags = ATTN_CAUSAL}, Keys{.capacity = 40}, Keys{.capacity = 64},
       Keys{.capacity = 9}, Keys{.capacity = 20}, Keys{.capacity = 65}, Keys{.capacity = 1},
