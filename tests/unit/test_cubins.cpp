@@ -74,9 +74,10 @@ FunctionInfo read_cubin(const std::string& file, const std::string& kernel,
   return compiled;
 }
 
-// Each cubin of a kernel that the build has; how many there are.
+// Each cubin of a kernel that the build has, with the bytes that are reserved of its static shared
+// memory; how many there are.
 template <class Check>
-int each_cubin(const std::string& kernel, Check check) {
+int each_file(const std::string& kernel, Check check) {
   int count = 0;
   for (const char* arch : {"sm_80", "sm_89", "sm_90", "sm_90a"}) {
     std::ifstream in(std::string(ATTN_CUBIN_DIR "/") + kernel + "." + arch + ".cubin",
@@ -85,9 +86,15 @@ int each_cubin(const std::string& kernel, Check check) {
     ++count;
     INFO(kernel << " for " << arch);
     const std::string file(std::istreambuf_iterator<char>(in), {});
-    check(read_cubin(file, kernel, std::string(arch).starts_with("sm_9") ? 1024 : 0));
+    check(file, std::string(arch).starts_with("sm_9") ? 1024 : 0);
   }
   return count;
+}
+template <class Check>
+int each_cubin(const std::string& kernel, Check check) {
+  return each_file(kernel, [&](const std::string& file, int reserved_shared_bytes) {
+    check(read_cubin(file, kernel, reserved_shared_bytes));
+  });
 }
 
 // The steps of a problem that the kernel takes, whatever else it can.
@@ -247,6 +254,26 @@ TEST_CASE("cubins: steps launch what was compiled", "[catalog]") {
     }
     INFO(kernel.name);
     CHECK(own);
+  }
+}
+
+// What the largest kernels have: decode_sm90_fp8_*_r64, which convert both types of fp8 in several
+// loops, and the forward kernels with a bias. More is fetched again and again, and nobody notices.
+TEST_CASE("cubins: instructions stay below a limit", "[catalog]") {
+  if (!built()) ATTN_SKIP("this build has no CUDA kernels");
+  for (const Kernel& kernel : catalog()) {
+    if (kernel.backend != ATTN_BACKEND_CUDA) continue;
+    const std::string image = image_of(kernel);
+    const size_t most = (image.starts_with("decode_") ? 576 : 224) * 1024;
+    const int count = each_file(image, [&](const std::string& file, int) {
+      const auto all = sections(file);
+      const auto code = all.find(".text." + image);
+      REQUIRE(code != all.end());
+      CHECK(code->second.second > 0);
+      CHECK(code->second.second <= most);
+    });
+    INFO(image);
+    CHECK(count > 0);
   }
 }
 
