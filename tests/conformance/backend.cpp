@@ -112,6 +112,7 @@ namespace {
 
 uint64_t emulator_order = 0;
 int units_of_all = 0;  // 0: check_case() draws the number
+bool races_allowed = false;
 
 void configure_emulator([[maybe_unused]] uint64_t seed, [[maybe_unused]] int compute_units) {
 #ifdef ATTN_HIPEMU
@@ -121,6 +122,7 @@ void configure_emulator([[maybe_unused]] uint64_t seed, [[maybe_unused]] int com
   attn_emu_options options{};
   options.seed = seed == 0 && usual ? std::strtoull(usual, nullptr, 10) : seed;
   options.compute_units = compute_units;
+  options.memory_model_off = races_allowed;
   reinterpret_cast<decltype(&attn_emu_configure)>(dlsym(library, "attn_emu_configure"))(&options);
 #endif
 }
@@ -130,6 +132,15 @@ void configure_emulator([[maybe_unused]] uint64_t seed, [[maybe_unused]] int com
 void set_emulator_order(uint64_t seed) {
   emulator_order = seed;
   configure_emulator(seed, 0);
+}
+
+RacesAllowed::RacesAllowed() {
+  races_allowed = true;
+  configure_emulator(emulator_order, 0);
+}
+RacesAllowed::~RacesAllowed() {
+  races_allowed = false;
+  configure_emulator(emulator_order, 0);
 }
 
 OnComputeUnits::OnComputeUnits(int count) {

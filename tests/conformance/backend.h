@@ -43,6 +43,12 @@ struct OnComputeUnits {
   ~OnComputeUnits();
   OnComputeUnits(const OnComputeUnits&) = delete;
 };
+// While it lives, the emulator runs launches whose waves race in device memory.
+struct RacesAllowed {
+  RacesAllowed();
+  ~RacesAllowed();
+  RacesAllowed(const RacesAllowed&) = delete;
+};
 // What share() has to know of where a kernel runs.
 struct Place {
   bool emulated, devices_here;  // devices_here: forward kernels run on a device
