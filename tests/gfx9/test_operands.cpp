@@ -21,7 +21,8 @@ using namespace gfx9emu::test;
 
 namespace {
 
-// The encoding that LLVM gives each line; none where it refuses.
+// The encoding that LLVM gives each line; none where it refuses. LLVM 19, if it is there: later
+// ones take op_sel with v_alignbit_b32 and v_pk_fmac_f16, which the ISA does not have.
 std::vector<std::optional<std::string>> encode(const std::vector<std::string>& lines) {
   const auto stem = std::filesystem::temp_directory_path() /
                     ("attn-operands-" + std::to_string(reinterpret_cast<uintptr_t>(&lines)));
@@ -30,9 +31,9 @@ std::vector<std::optional<std::string>> encode(const std::vector<std::string>& l
     std::ofstream out(base + ".s");
     for (const std::string& l : lines) out << l << "\n";
   }
-  const std::string command = std::string(ATTN_LLVM_BIN_DIR) +
-                              "/llvm-mc -triple=amdgcn-amd-amdhsa -mcpu=gfx942 --show-encoding " +
-                              base + ".s > " + base + ".out 2> " + base + ".err";
+  const std::string command = std::string(ATTN_LLVM_MC) +
+                              " -triple=amdgcn-amd-amdhsa -mcpu=gfx942 --show-encoding " + base +
+                              ".s > " + base + ".out 2> " + base + ".err";
   (void)!std::system(command.c_str());
   std::set<size_t> refused;
   std::string line;
