@@ -119,8 +119,11 @@ def types_of(kernel):
     """Of q, and of K/V where that is another: each that the kernel takes."""
     for q in kernel["in"]:
         if q in TYPES:
-            for kv in kernel.get("kv") or [q]:
-                if kv == q or kv in ("q8_0", "q4_0") or (kv == "f8_e4m3fnuz" and q in TYPES):
+            there = kernel.get("kv") or [q]
+            # gfx942's own fp8; gfx950's kernels have OCP's alone.
+            fp8 = "f8_e4m3fnuz" if "f8_e4m3fnuz" in there else "f8_e4m3fn"
+            for kv in there:
+                if kv in (q, "q8_0", "q4_0", fp8):
                     yield q, kv
 
 
