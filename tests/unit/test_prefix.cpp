@@ -194,7 +194,7 @@ TEST_CASE("prefix: the plain way where it is as fast, or the only one") {
     // Demanded by name it is refused, unless others are only as fast.
     s.problem.kernel = "prefix_cuda";
     const Chosen demanded = on_hopper(s);
-    if (has(c.reason, "accepted") || !has(c.reason, " bytes ") && !has(c.reason, "for 64 rows"))
+    if (has(c.reason, "accepted") || (!has(c.reason, " bytes ") && !has(c.reason, "for 64 rows")))
       CHECK(demanded.status.code == ATTN_UNSUPPORTED);
     else
       CHECK(demanded.name() == "prefix_cuda");
