@@ -31,9 +31,11 @@ bool has_reserved_sdwa(uint32_t word, uint32_t next) {
 }
 
 // Nor does that of LLVM 22 survive a literal (255) as an operand of VOP3 or as a buffer's offset,
-// which gfx9 has not, the destination 255 of a VOP3 comparison, and formats that MFMA with formats
-// in it do not have.
+// which gfx9 has not, the destination 255 of a VOP3 comparison, formats that MFMA with formats
+// in it do not have, and v_madmk_f16 and v_madak_f16, which gfx942 has no more.
 bool has_reserved_operand(uint32_t word, uint32_t next) {
+  constexpr uint32_t v_madmk_f16 = 36, v_madak_f16 = 37;
+  if (word >> 25 == v_madmk_f16 || word >> 25 == v_madak_f16) return true;
   constexpr uint32_t literal = 0xff;
   const uint32_t encoding = word >> 26, vop3 = 0x34, mubuf = 0x38, mtbuf = 0x3a;
   if (encoding == mubuf || encoding == mtbuf) return next >> 24 == literal;
