@@ -175,8 +175,8 @@ void set_formats(attn_dtype src_type, attn_dtype dst_type, bool saturate, Fp8Har
     a->from_hardware = float(detail::pow2(hardware_bias(f, hardware) - f.bias));
     a->code_mask = f.signed_zero_and_nan || hardware == Fp8Hardware::ocp ? 0x7f * each_byte : ~0u;
     a->inf_value = a->nan_value = infinity;
-    if (hardware ==
-        Fp8Hardware::ocp) {  // what 0x80 and 0x7f mean, which hardware has -0 and NaN for
+    if (hardware == Fp8Hardware::ocp) {
+      // What 0x80 and 0x7f mean, which the hardware reads as -0 and NaN.
       const float nan = std::numeric_limits<float>::quiet_NaN();
       a->inf_value = f.signed_zero_and_nan ? -0.0f : nan;
       a->nan_value = f.signed_zero_and_nan ? nan : float(value_of(f, f.max_code));

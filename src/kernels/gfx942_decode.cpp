@@ -156,9 +156,7 @@ template <Text prefix, uint32_t e4m3_types, Text variant, int64_t dim>
 constexpr Kernel fp8() {
   constexpr Text name = Text(prefix).append("fp8_").append(variant.text);
   return row<name, dim>(ATTN_F16, type_bit(ATTN_F16) | type_bit(ATTN_BF16) | e4m3_types, e4m3_types,
-                        feature_mixed_kv_types | feature_descale_tensor | feature_descale_head |
-                            feature_descale_block | feature_shared_descales,
-                        16);
+                        feature_mixed_kv_types | kv_descale_features | feature_shared_descales, 16);
 }
 // ggml blocks of one type, whose elements are rounded to f16.
 template <Text prefix, attn_dtype type, Text variant, int64_t dim>
@@ -182,9 +180,8 @@ constexpr auto rows_of = std::to_array<Kernel>({
     blocks_of<prefix, ATTN_Q8_0, "q8_0_d128", 128>(),
     blocks_of<prefix, ATTN_Q4_0, "q4_0_d128", 128>(),
 });
-constexpr uint32_t ocp = type_bit(ATTN_F8_E4M3FN), fnuz = type_bit(ATTN_F8_E4M3FNUZ);
-constinit const auto rows =
-    joined(rows_of < "decode_gfx942_", ocp | fnuz >, rows_of<"decode_gfx950_", ocp>);
+constexpr uint32_t ocp = type_bit(ATTN_F8_E4M3FN), both = ocp | type_bit(ATTN_F8_E4M3FNUZ);
+constinit const auto rows = joined(rows_of<"decode_gfx942_", both>, rows_of<"decode_gfx950_", ocp>);
 
 }  // namespace
 

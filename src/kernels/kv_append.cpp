@@ -357,8 +357,7 @@ constexpr Limits gfx942_limits = {.in_types = float_types,
                                   .kv_types = float_types | device_fp8_types | device_ggml_types,
                                   .out_types = float_types,
                                   .features = feature_paged_kv | feature_seqlens |
-                                              feature_mixed_kv_types | feature_descale_tensor |
-                                              feature_descale_head | feature_descale_block |
+                                              feature_mixed_kv_types | kv_descale_features |
                                               feature_any_stride | feature_any_ggml_stride,
                                   .head_dim = {.max = max_dim},
                                   .head_dim_v = {.max = max_dim}};
