@@ -75,6 +75,14 @@ inline void set_places(const Problem& p, const DecodeTile& tile, Shape* shape) {
   shape->stage_bytes += unit_scale_bytes;
 }
 
+// A few blocks fewer in a column if their shares then begin and end with row tiles, where these are
+// equally long: nothing is left to merge, or each row tile is merged from as many parts.
+inline int64_t aligned(int64_t blocks, int64_t row_tiles) {
+  const int64_t fewer = row_tiles >= blocks ? ceil_div(row_tiles, ceil_div(row_tiles, blocks))
+                                            : blocks / std::max<int64_t>(1, row_tiles) * row_tiles;
+  return fewer * 10 >= blocks * 9 ? fewer : blocks;
+}
+
 // As many stages as the device's shared memory has, and blocks as its multiprocessors have at once,
 // but no more than there can be units.
 inline Shape shape_of(const Problem& p, int64_t rows, const DeviceInfo& device,
@@ -109,7 +117,7 @@ inline Shape shape_of(const Problem& p, int64_t rows, const DeviceInfo& device,
     most = multiprocessors(p, device) *
            std::clamp<int64_t>(all / (multiprocessors(p, device) * few_units_of_blocks), 1,
                                std::clamp<int64_t>(fit, 1, tile.blocks()));
-  else if (all / most < few_units)
+  else if (all / most < few_units && !(tile.swapped && tiles >= most))
     most = multiprocessors(p, device);
   else
     most *= std::clamp<int64_t>(all / most / many_units, 1,
@@ -124,7 +132,9 @@ inline Shape shape_of(const Problem& p, int64_t rows, const DeviceInfo& device,
     shares = shape.whole_heads ? tiles : shape.slots;
   }
   const int64_t columns = columns_of(p, most);
-  shape.blocks = columns * std::min(most / columns, ceil_div(shares, columns));
+  const int64_t rows_of_column = std::min(most / columns, ceil_div(shares, columns));
+  shape.blocks =
+      columns * (tile.swapped ? aligned(rows_of_column, tiles / columns) : rows_of_column);
   if (shape.splits == 0 || shape.whole_heads) shape.slots = 2 * shape.blocks;
   return shape;
 }

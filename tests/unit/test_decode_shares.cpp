@@ -1,0 +1,54 @@
+// How many blocks decode_sm90_*_r8 launch, and so how they share the keys.
+#include "catalog/catalog.h"
+#include "catch.h"
+#include "hopper.h"
+#include "problem/problem.h"
+
+using namespace attn;
+using test::hopper;
+
+namespace {
+
+// 8 K/V heads for 32 of q, one query of each sequence.
+uint32_t blocks_of(int64_t batch, int64_t keys, int64_t heads_kv = 8) {
+  attn_segment segment{};
+  segment.struct_size = sizeof segment;
+  segment.k_type = segment.v_type = ATTN_BF16;
+  segment.seqlen = keys;
+  attn_problem in{};
+  in.struct_size = sizeof in;
+  in.batch = batch, in.heads_q = 4 * heads_kv, in.heads_kv = heads_kv;
+  in.head_dim = 128, in.seqlen_q = 1;
+  in.q_type = ATTN_BF16;
+  in.num_segments = 1;
+  in.segments = &segment;
+  Problem p;
+  REQUIRE(make_problem(&in, &p).ok());
+  Recipe recipe;
+  REQUIRE(find_kernel("decode_sm90_bf16_d128_r8")->recipe(p, hopper(), &recipe).ok());
+  return recipe.steps.at(0).launch.grid[0];
+}
+
+constexpr uint32_t twice = 2 * test::hopper_multiprocessors, columns = 8;
+static_assert(twice / columns == 33);
+
+}  // namespace
+
+TEST_CASE("decode shares: blocks end where heads do, if that costs few of them", "[plan]") {
+  CHECK(blocks_of(1, 131072) == columns * 33);
+  CHECK(blocks_of(16, 8192) == columns * 32);   // two blocks for a head
+  CHECK(blocks_of(64, 8192) == columns * 32);   // two heads for a block
+  CHECK(blocks_of(128, 4096) == columns * 32);  // four
+  CHECK(blocks_of(66, 8192) == columns * 33);   // two, without that
+  CHECK(blocks_of(11, 8192) == columns * 33);   // three blocks for a head
+  CHECK(blocks_of(17, 8192) == columns * 33);   // one would leave half of them idle
+  CHECK(blocks_of(45, 8192) == columns * 33);   // two would leave a third
+}
+
+TEST_CASE("decode shares: with few keys a block on each multiprocessor, but with many heads two",
+          "[plan]") {
+  CHECK(blocks_of(1, 8192) == columns * 16);
+  CHECK(blocks_of(16, 256) == columns * 16);
+  CHECK(blocks_of(33, 256) == columns * 33);
+  CHECK(blocks_of(64, 256) == columns * 32);
+}
