@@ -755,10 +755,8 @@ __device__ __forceinline__ void run(const attn_decode_kernarg& a, const Maps& ma
   if constexpr (tile.swapped) {
     if constexpr (tile.element_bytes == 2)
       decode_swapped<Same<ElementOf<type>>, tile>(a, maps);
-    else if (a.kv_e5m2)
-      decode_swapped<Fp8<E5M2>, tile>(a, maps);
     else
-      decode_swapped<Fp8<E4M3>, tile>(a, maps);
+      decode_swapped<Words, tile>(a, maps);
   } else
 #endif
       if constexpr (tile.own_types) {

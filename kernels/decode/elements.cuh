@@ -67,7 +67,22 @@ struct E5M2 {
   }
 };
 
-// 8 bits, as f16, which has all their values.
+// 8 bits, which become f16, which has all their values.
+struct Words {
+  using Product = F16;
+  static constexpr int bytes = 1;
+  static constexpr bool scaled = true;
+  static constexpr bool own_types = false;
+  static __device__ __forceinline__ unsigned k_lane(int lane) {
+    return chunk_offset<panel_pitch>(lane % 16, lane / 16);
+  }
+  // Of tiles n and n + 1, to be converted.
+  static __device__ __forceinline__ void load_k(unsigned (&words)[4], unsigned k, int n) {
+    ptx::ldmatrix(words, advance(k, n));
+  }
+};
+
+// The same of one type, converted.
 template <class Code>
 struct Fp8 {
   using Product = F16;

@@ -161,6 +161,15 @@ struct Swapped {
     return (step / 4 * rows * panel_pitch + step % 4 * 32) >> 4;
   }
 
+  // f(code) for the type of fp8 that K and V have. Only this is there twice.
+  template <class F>
+  __device__ __forceinline__ void by_code(F&& f) const {
+    if (a.kv_e5m2)
+      f(E5M2{});
+    else
+      f(E4M3{});
+  }
+
   // x = K Q^T, which is there after wgmma_wait().
   __device__ __forceinline__ void multiply_k(float (&x)[elements], unsigned k) const {
     constexpr int steps = head_dim / 16;
@@ -172,17 +181,17 @@ struct Swapped {
         ptx::wgmma<bf16>(x, k_matrix + step_offset(step, unit_keys),
                          q_matrix + step_offset(step, rows), step > 0);
     } else {
-      unsigned f[steps][4];
+      unsigned words[steps / 2][4], f[steps][4];
       const unsigned from = k + warp() * warp_keys * panel_pitch + KV::k_lane(lane());
 #pragma unroll
-      for (int step = 0; step < steps; step += 2) {
-        unsigned pair[2][4];
-        KV::load_k(pair, from, step);
+      for (int step = 0; step < steps; step += 2) KV::load_k(words[step / 2], from, step);
+      by_code([&](auto code) {
 #pragma unroll
-        for (int i = 0; i < 2; ++i)
+        for (int step = 0; step < steps; ++step)
 #pragma unroll
-          for (int j = 0; j < 4; ++j) f[step + i][j] = pair[i][j];
-      }
+          for (int half = 0; half < 2; ++half)
+            code.pairs(words[step / 2][step % 2 * 2 + half], &f[step][half], &f[step][2 + half]);
+      });
       ptx::wgmma_fence();
 #pragma unroll
       for (int step = 0; step < steps; ++step)
@@ -199,15 +208,18 @@ struct Swapped {
     const int chunk = 4 * m + warp();
     const unsigned from =
         v + chunk / 8 * panel_bytes + chunk_offset<panel_pitch>(lane(), chunk % 8);
+    unsigned w[2][4];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      unsigned w[4];
-      ptx::ldmatrix_transposed(w, from + half * 32 * panel_pitch);
+    for (int half = 0; half < 2; ++half)
+      ptx::ldmatrix_transposed(w[half], from + half * 32 * panel_pitch);
+    by_code([&](auto code) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j)
-        KV::pairs(__byte_perm(w[j], 0, 0x3120), &f[2 * half + j / 2][j % 2 * 2],
-                  &f[2 * half + j / 2][j % 2 * 2 + 1]);
-    }
+      for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          code.pairs(__byte_perm(w[half][j], 0, 0x3120), &f[2 * half + j / 2][j % 2 * 2],
+                     &f[2 * half + j / 2][j % 2 * 2 + 1]);
+    });
   }
   // Values of keys that nobody sees may be anything.
   __device__ __forceinline__ void clear_values(Values& f, unsigned long long seen) const {
