@@ -18,8 +18,8 @@
 
 namespace attn::decode {
 
-constexpr int ring_bytes = 192 << 10;               // of the blocks of a multiprocessor
-constexpr int64_t few_units = 16, many_units = 48;  // of a block
+constexpr int ring_bytes = 192 << 10;  // of the blocks of a multiprocessor
+constexpr int64_t few_units = 16, few_units_of_swapped = 4, many_units = 48;  // of a block
 constexpr int64_t few_units_of_blocks = 3, many_units_of_loader = 128;
 constexpr int64_t max_length = 1 << 30;  // keys of a sequence
 constexpr int block_reserve = 1024;      // shared memory that the system reserves for each block
@@ -117,7 +117,8 @@ inline Shape shape_of(const Problem& p, int64_t rows, const DeviceInfo& device,
     most = multiprocessors(p, device) *
            std::clamp<int64_t>(all / (multiprocessors(p, device) * few_units_of_blocks), 1,
                                std::clamp<int64_t>(fit, 1, tile.blocks()));
-  else if (all / most < few_units && !(tile.swapped && tiles >= most))
+  else if (tile.swapped ? all / most < few_units_of_swapped && tiles < most
+                        : all / most < few_units)
     most = multiprocessors(p, device);
   else
     most *= std::clamp<int64_t>(all / most / many_units, 1,

@@ -48,6 +48,7 @@ TEST_CASE("decode shares: blocks end where heads do, if that costs few of them",
 TEST_CASE("decode shares: with few keys a block on each multiprocessor, but with many heads two",
           "[plan]") {
   CHECK(blocks_of(1, 8192) == columns * 16);
+  CHECK(blocks_of(1, 16384) == columns * 33);
   CHECK(blocks_of(16, 256) == columns * 16);
   CHECK(blocks_of(33, 256) == columns * 33);
   CHECK(blocks_of(64, 256) == columns * 32);
