@@ -870,7 +870,7 @@ int check_case(const Case& c, const std::vector<const Kernel*>& kernels,
     return 0;
   }
   int ran = 0;
-  Outputs rounded[2][2];  // as split-invariant kernels round, and those that scale weights
+  std::map<Rounding, Outputs> rounded;
   for (const Kernel* kernel : of_case) {
     const int units = is_spread_over_units(*kernel) ? units_for(c) : 0;
     INFO("kernel " << kernel->name << (units ? ", compute units: " + std::to_string(units) : ""));
@@ -884,16 +884,14 @@ int check_case(const Case& c, const std::vector<const Kernel*>& kernels,
     // rounded_formula knows no out_scale.
     if (error.empty() && kernel->recipe && c.q_type != ATTN_F32 && want.out.size() >= 1000 &&
         !c.has(ATTN_OUT_SCALE)) {
-      const bool split_invariant =
-          c.has(ATTN_SPLIT_INVARIANT) || kernel->numerics.always_split_invariant;
+      const Rounding as = rounding_of(c, kernel->numerics);
       if (rounds_kv(c, *kernel)) {
         const Data stated = with_rounded_kv(data, kernel->numerics.weights);
         error = compare_with_rounded(c, stated, got, formula(c, stated),
-                                     rounded_formula(c, stated, split_invariant));
+                                     rounded_formula(c, stated, as));
       } else {
-        const bool scaled = kernel->numerics.scaled_weights;
-        Outputs& as_rounded = rounded[split_invariant][scaled];
-        if (as_rounded.out.empty()) as_rounded = rounded_formula(c, data, split_invariant, scaled);
+        Outputs& as_rounded = rounded[as];
+        if (as_rounded.out.empty()) as_rounded = rounded_formula(c, data, as);
         // Some of what is cut off is of the other sign.
         error = compare_with_rounded(c, data, got, want, as_rounded, cut_off(c, data, *kernel) / 4);
       }
