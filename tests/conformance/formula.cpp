@@ -17,6 +17,20 @@ double with_digits_of_f16(double x) {
   return std::ldexp(rounded(ATTN_F16, digits), exponent);
 }
 
+// Each key's tile, if a segment is cut from its first key on into tiles of this many keys; 0: all
+// are one tile.
+std::vector<int64_t> tiles_of_keys(const Case& c, int64_t b, int keys_of_tile) {
+  std::vector<int64_t> tiles;
+  int64_t tile = 0;
+  for (const SegmentCase& s : c.segments) {
+    for (int64_t j = 0; j < s.length(b); ++j) {
+      if (keys_of_tile > 0 && j % keys_of_tile == 0) ++tile;
+      tiles.push_back(tile);
+    }
+  }
+  return tiles;
+}
+
 // as: nullptr rounds nothing.
 Outputs compute(const Case& c, const Data& data, const Rounding* as, const Planted& mistake = {}) {
   Outputs answer;
@@ -25,6 +39,7 @@ Outputs compute(const Case& c, const Data& data, const Rounding* as, const Plant
   const bool round = as, fp8 = round && dtype_is_fp8(c.q_type);
   const bool whole = round && as->split_invariant, lags = round && as->lag > 0;
   for (int64_t b = 0; b < c.batch; ++b) {
+    const std::vector<int64_t> tiles = tiles_of_keys(c, b, lags ? as->keys : 0);
     for (int64_t i = 0; i < c.queries(b); ++i) {
       for (int64_t h = 0; h < c.heads_q; ++h) {
         const auto& q = data.q_real[(b * c.heads_q + h) * c.seqlen_q + i];
@@ -57,10 +72,7 @@ Outputs compute(const Case& c, const Data& data, const Rounding* as, const Plant
         };
         std::vector<double> weights;
         if (lags && as->last_tile_first) std::reverse(seen.begin(), seen.end());
-        // Without lag all keys are one tile, and m stays.
-        const auto tile_of = [&](size_t n) {
-          return lags ? (seen[n].second - first_key) / as->keys : 0;
-        };
+        const auto tile_of = [&](size_t n) { return tiles[size_t(seen[n].second - first_key)]; };
         double m = lags ? -std::numeric_limits<double>::max() : reference;
         for (size_t begin = 0, end; begin < seen.size(); begin = end) {
           double largest = -INFINITY;

@@ -20,7 +20,7 @@ Outputs formula_with(const Planted& mistake, const Case& c, const Data& data);
 struct Rounding {
   bool split_invariant, scaled_weights;
   double lag;                             // 0: weights are relative to the row's maximum
-  int keys;                               // of a tile, counted from the first key; 0 without lag
+  int keys;                               // of a tile; 0 without lag
   bool last_tile_first, rounded_largest;  // of `lag`
   auto operator<=>(const Rounding&) const = default;
 };
