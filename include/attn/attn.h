@@ -734,9 +734,10 @@ ATTN_API void attn_block_mask_destroy(attn_block_mask* mask);
  *                 "kv": not of merge and quantize,
  *                 of forward kernels also "head_dim": {"multiple", "max"}, "head_dim_v",
  *                 "takes": [options that it computes], "demands": [flags that it runs only with]}]}
- * Opens drivers, loads no module. Writes at most `capacity` bytes, ending in a 0; a longer text is
- * cut, without an error. *size, if size is not NULL, gets the bytes needed, the 0 included. text
- * may be NULL if capacity is 0. */
+ * "kernels" are those with code of their own. prefix_* consist of them: what they take depends on
+ * the problem and the device, and attn_explain names both. Opens drivers, loads no module. Writes
+ * at most `capacity` bytes, ending in a 0; a longer text is cut, without an error. *size, if size
+ * is not NULL, gets the bytes needed, the 0 included. text may be NULL if capacity is 0. */
 ATTN_API attn_status attn_info(char* text, size_t capacity, size_t* size);
 
 /* Which kernel attn_plan_create would choose, and why each other kernel of the backend declines, as

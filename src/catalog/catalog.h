@@ -9,9 +9,11 @@
 
 namespace attn {
 
-// Rows of one operation and backend are in order of preference.
+// Kernels with code of their own, as attn_info lists them. Rows of one operation and backend are in
+// order of preference.
 std::span<const Kernel> catalog();
-// The same, and before them those that consist of others (Kernel::composed).
+// The same, and before them those that consist of others (Kernel::composed). What these take, and
+// whether a build has them, follows from their parts for a problem: no list or table can say it.
 std::span<const Kernel> all_kernels();
 // By its name or a former one; nullptr if there is none.
 const Kernel* find_kernel(const char* name);

@@ -65,7 +65,8 @@ constinit const std::array all_rows =
               .backend = ATTN_BACKEND_CUDA,
               .limits = limits(variant),
               .numerics = {.weights = variant.tile.own_types ? ATTN_BF16 : attn_dtype(variant.type),
-                           .keys = decode::warp_keys,
+                           .lag = variant.tile.swapped ? 8. : 0.,
+                           .keys = variant.tile.swapped ? decode::unit_keys : decode::warp_keys,
                            .scaled_weights = variant.tile.own_types},
               .recipe = recipe_of<make_recipe<i>>};
     });

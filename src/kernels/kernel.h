@@ -42,8 +42,10 @@ struct Numerics {
   double lag = 0;  // m becomes the row's maximum where that is more than this above m,
   int rows = 1;    // and then for all rows of a group of this many
   int keys = 64;   // keys of a tile; its maximum is known before its first weight
-  bool last_tile_first = false;  // the order of tiles
-  bool rounded_sums = false;     // the row sum that out is divided by has P as rounded
+  bool last_tile_first = false;    // the order of tiles
+  bool causal_last_first = false;  // the same, of problems with a causal mask
+  bool rounded_sums = false;       // the row sum that out is divided by has P as rounded
+  bool rounded_largest = false;    // and here it has each tile's largest P so, the others exactly
   int sum_bits = 0;  // the matrix unit truncates each product this many bits below the largest one
                      // that an instruction adds; 0: it sums in float32
   int score_part = 0;    // with sum_bits: scores are added in float32 from sums over this many

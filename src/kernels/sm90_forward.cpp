@@ -52,8 +52,10 @@ constinit const std::array all_rows =
               .backend = ATTN_BACKEND_CUDA,
               .limits = limits(variant),
               .numerics = {.weights = attn_dtype(variant.type),
-                           .rows = 16,
+                           .lag = 8,
                            .keys = variant.tile.keys,
+                           .causal_last_first = true,
+                           .rounded_largest = true,
                            .largest_score = sm90::largest_score(variant)},
               .recipe = recipe_of<make_recipe<i>>};
     });

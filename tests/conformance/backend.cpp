@@ -110,44 +110,28 @@ bool stand_in() {
 
 namespace {
 
-uint64_t emulator_order = 0;
-int units_of_all = 0;  // 0: check_case() draws the number
-bool races_allowed = false;
+EmulatorOptions emulator;
 
-void configure_emulator([[maybe_unused]] uint64_t seed, [[maybe_unused]] int compute_units) {
+void configure([[maybe_unused]] const EmulatorOptions& wanted) {
 #ifdef ATTN_HIPEMU
   static void* library = dlopen(ATTN_HIPEMU, RTLD_NOW | RTLD_LOCAL);
   if (!library) return;  // attn_context_create says why
   const char* usual = std::getenv("ATTN_EMU_SEED");
   attn_emu_options options{};
-  options.seed = seed == 0 && usual ? std::strtoull(usual, nullptr, 10) : seed;
-  options.compute_units = compute_units;
-  options.memory_model_off = races_allowed;
+  options.seed = wanted.order == 0 && usual ? std::strtoull(usual, nullptr, 10) : wanted.order;
+  options.compute_units = wanted.compute_units;
+  options.memory_model_off = wanted.races_allowed;
   reinterpret_cast<decltype(&attn_emu_configure)>(dlsym(library, "attn_emu_configure"))(&options);
 #endif
 }
 
 }  // namespace
 
-void set_emulator_order(uint64_t seed) {
-  emulator_order = seed;
-  configure_emulator(seed, 0);
+Emulated::Emulated(const EmulatorOptions& options) : before_(emulator) {
+  configure(emulator = options);
 }
-
-RacesAllowed::RacesAllowed() {
-  races_allowed = true;
-  configure_emulator(emulator_order, 0);
-}
-RacesAllowed::~RacesAllowed() {
-  races_allowed = false;
-  configure_emulator(emulator_order, 0);
-}
-
-OnComputeUnits::OnComputeUnits(int count) {
-  units_of_all = count;
-}
-OnComputeUnits::~OnComputeUnits() {
-  units_of_all = 0;
+Emulated::~Emulated() {
+  configure(emulator = before_);
 }
 
 Backend::Backend(attn_backend backend, int threads, std::optional<int> device, int compute_units) {
@@ -161,7 +145,11 @@ Backend::Backend(attn_backend backend, int threads, std::optional<int> device, i
     options.driver_path = stand_in_library;
     options.kernel_file = "all kernels";
   }
-  if (backend == ATTN_BACKEND_HIP_EMU) configure_emulator(0, compute_units);
+  if (backend == ATTN_BACKEND_HIP_EMU) {
+    EmulatorOptions with_units = emulator;
+    with_units.compute_units = compute_units;
+    configure(with_units);
+  }
   const attn_status status = attn_context_create(backend, &options, &context);
   if (status != ATTN_OK) reason = failed("attn_context_create", status);
 }
@@ -841,16 +829,15 @@ Backend& backend_with_units(int compute_units) {
   constexpr size_t kept = 5;
   if (all.size() > kept && !all.count(compute_units)) all.erase(std::prev(all.end()));
   std::unique_ptr<Backend>& entry = all[compute_units];
-  if (!entry) {
+  if (!entry)
     entry = std::make_unique<Backend>(ATTN_BACKEND_HIP_EMU, 0, std::nullopt, compute_units);
-    set_emulator_order(emulator_order);
-  }
   return *entry;
 }
 
 int units_for(const Case& c) {
   constexpr int counts[] = {304, 1, 2, 5, 13};
-  return units_of_all > 0 ? units_of_all : counts[hash_of_names({c.name}) % std::size(counts)];
+  return emulator.compute_units > 0 ? emulator.compute_units
+                                    : counts[hash_of_names({c.name}) % std::size(counts)];
 }
 
 }  // namespace
@@ -870,7 +857,7 @@ int check_case(const Case& c, const std::vector<const Kernel*>& kernels,
     return 0;
   }
   int ran = 0;
-  Outputs rounded[2][2];  // as split-invariant kernels round, and those that scale weights
+  std::map<Rounding, Outputs> rounded;
   for (const Kernel* kernel : of_case) {
     const int units = is_spread_over_units(*kernel) ? units_for(c) : 0;
     INFO("kernel " << kernel->name << (units ? ", compute units: " + std::to_string(units) : ""));
@@ -884,16 +871,14 @@ int check_case(const Case& c, const std::vector<const Kernel*>& kernels,
     // rounded_formula knows no out_scale.
     if (error.empty() && kernel->recipe && c.q_type != ATTN_F32 && want.out.size() >= 1000 &&
         !c.has(ATTN_OUT_SCALE)) {
-      const bool split_invariant =
-          c.has(ATTN_SPLIT_INVARIANT) || kernel->numerics.always_split_invariant;
+      const Rounding as = rounding_of(c, kernel->numerics);
       if (rounds_kv(c, *kernel)) {
         const Data stated = with_rounded_kv(data, kernel->numerics.weights);
         error = compare_with_rounded(c, stated, got, formula(c, stated),
-                                     rounded_formula(c, stated, split_invariant));
+                                     rounded_formula(c, stated, as));
       } else {
-        const bool scaled = kernel->numerics.scaled_weights;
-        Outputs& as_rounded = rounded[split_invariant][scaled];
-        if (as_rounded.out.empty()) as_rounded = rounded_formula(c, data, split_invariant, scaled);
+        Outputs& as_rounded = rounded[as];
+        if (as_rounded.out.empty()) as_rounded = rounded_formula(c, data, as);
         // Some of what is cut off is of the other sign.
         error = compare_with_rounded(c, data, got, want, as_rounded, cut_off(c, data, *kernel) / 4);
       }

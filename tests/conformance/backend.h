@@ -33,21 +33,25 @@ class Backend {
 Backend& backend_of(attn_backend backend);
 // Whether the kernel runs on the emulator, where shapes had better be small.
 bool emulated(const Kernel& kernel);
-// In what order the emulator takes waves and loads from here on: a random one of this seed, or,
-// with 0, that of the environment's ATTN_EMU_SEED, by default the usual one.
-void set_emulator_order(uint64_t seed);
-// While it lives, check_case() runs emulated kernels whose work is spread over the device's compute
-// units on so many of them.
-struct OnComputeUnits {
-  explicit OnComputeUnits(int count);
-  ~OnComputeUnits();
-  OnComputeUnits(const OnComputeUnits&) = delete;
+// How the emulator runs kernels.
+struct EmulatorOptions {
+  // Waves and loads come in a random order of this seed; 0: of that of ATTN_EMU_SEED, by default
+  // in the usual order.
+  uint64_t order = 0;
+  // check_case() runs kernels whose work is spread over the device's compute units on this many; 0:
+  // it draws the number.
+  int compute_units = 0;
+  bool races_allowed = false;  // waves of a launch may race in device memory
 };
-// While it lives, the emulator runs launches whose waves race in device memory.
-struct RacesAllowed {
-  RacesAllowed();
-  ~RacesAllowed();
-  RacesAllowed(const RacesAllowed&) = delete;
+// While it lives, the emulator runs kernels so.
+class Emulated {
+ public:
+  explicit Emulated(const EmulatorOptions& options);
+  ~Emulated();
+  Emulated(const Emulated&) = delete;
+
+ private:
+  EmulatorOptions before_;
 };
 // What share() has to know of where a kernel runs.
 struct Place {

@@ -16,10 +16,20 @@ struct Planted {
 };
 Outputs formula_with(const Planted& mistake, const Case& c, const Data& data);
 
-// The same with the roundings that kernels on matrix units cannot avoid: the weights 2^(s - max) to
-// q's type, where split-invariant kernels take the next integer above max and sum the rounded
-// weights, as fp8 kernels do, and out to its type. scaled_weights: see Numerics.
-Outputs rounded_formula(const Case& c, const Data& data, bool split_invariant,
-                        bool scaled_weights = false);
+// How a kernel rounds the weights of a case; kernels that round alike have the same.
+struct Rounding {
+  bool split_invariant, scaled_weights;
+  double lag;                             // 0: weights are relative to the row's maximum
+  int keys;                               // of a tile; 0 without lag
+  bool last_tile_first, rounded_largest;  // of `lag`
+  auto operator<=>(const Rounding&) const = default;
+};
+Rounding rounding_of(const Case& c, const Numerics& numerics);
+
+// The same with the roundings that kernels on matrix units cannot avoid: the weights 2^(s - m) to
+// q's type, and out to its type. m is the row's maximum or, with `lag`, lags behind it as Numerics
+// has it. Split-invariant kernels take the next integer above the maximum and sum the rounded
+// weights, as fp8 kernels do.
+Outputs rounded_formula(const Case& c, const Data& data, const Rounding& as);
 
 }  // namespace attn::test

@@ -37,12 +37,9 @@ int check_on_any_device(const RandomFamily& family, uint64_t seed, Thinning thin
   constexpr int most[] = {16, 64, 304};
   const int units = 1 + int((h >> 8) % uint64_t(most[h % 3]));
   const uint64_t order = 1 + (h >> 40);
-  const OnComputeUnits on(units);
+  const Emulated here({.order = order, .compute_units = units});
   INFO("in the order of ATTN_EMU_SEED=" << order);
-  set_emulator_order(order);
-  const int ran = check_case(c, kernels);
-  set_emulator_order(0);
-  return ran;
+  return check_case(c, kernels);
 }
 
 TEST_CASE("any device: random problems of all families on 1 to 304 compute units") {

@@ -793,10 +793,8 @@ TEST_CASE("fp8: any order of waves and loads") {
         c.flags = flags;
         const Data data = make_data(c);
         const auto run = [&](uint64_t seed) {
-          set_emulator_order(seed);
-          Outputs got = run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
-          set_emulator_order(0);
-          return got;
+          const Emulated here({.order = seed});
+          return run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
         };
         const Outputs want = run(0);
         if (declined(*kernel, want)) continue;
