@@ -102,9 +102,11 @@ struct DecodeTile {
   }
 
   ATTN_HOST_DEVICE constexpr int rows() const { return row_groups * rows_of_group; }
-  // Warps that can take turns at loading units; one where four blocks leave no registers for more.
+  // Warps that can load: in turns, or (swapped) two that load rows one by one, where each scheduler
+  // has registers for them. One where four blocks leave no registers for more.
   ATTN_HOST_DEVICE constexpr int loaders() const {
-    return rows_of_group < group_rows || swapped ? 1 : 2;
+    if (swapped) return rows() <= group_rows ? 2 : 1;
+    return rows_of_group < group_rows ? 1 : 2;
   }
   ATTN_HOST_DEVICE constexpr int threads() const {
     return row_groups * group_threads + loaders() * 32;

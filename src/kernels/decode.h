@@ -129,10 +129,27 @@ inline Shape shape_of(const Problem& p, int64_t rows, const DeviceInfo& device,
   return shape;
 }
 
+// Keys that TMA loads at once.
+inline int box_keys(const attn_segment& s) {
+  return s.layout == ATTN_PAGED ? std::gcd(s.page_size, unit_keys) : unit_keys;
+}
+
+// Whether swapped.cuh loads rows one by one: boxes are asked for by one lane, for which those of
+// few keys take longer than the memory does, and pages may be smaller than any box.
+inline bool row_by_row(const Problem& p, const DecodeTile& tile) {
+  constexpr int least_keys = 32;
+  if (!tile.swapped || tile.loaders() == 1) return false;
+  for (const attn_segment& s : p.segment)
+    if (box_keys(s) < least_keys) return true;
+  return false;
+}
+
 // Producer warps of a block, which take turns. One has some 1800 clocks of latency per unit, more
 // if it loads each row separately or pages. A second one costs 1 us if a block has few units.
+// Those of swapped.cuh load rows together.
 template <DecodeTile tile, bool engine>
 int loaders_of(const Problem& p, const Shape& shape) {
+  if (tile.swapped) return row_by_row(p, tile) ? tile.loaders() : 1;
   const bool paged = p.needs.features & feature_paged_kv;
   const bool many = tile.element_bytes == 1 && shape.units / shape.blocks >= many_units_of_loader;
   return !engine || paged || many ? tile.loaders() : 1;
@@ -147,11 +164,6 @@ inline Workspace workspace_of(int64_t slots, const DecodeTile& tile) {
   const int64_t stats_at = rows * tile.head_dim_v * int64_t{sizeof(float)},
                 arrived_at = stats_at + rows * 2 * int64_t{sizeof(float)};
   return {stats_at, arrived_at, arrived_at + 2 * groups * int64_t{sizeof(unsigned)}};
-}
-
-// Keys that TMA loads at once.
-inline int box_keys(const attn_segment& s) {
-  return s.layout == ATTN_PAGED ? std::gcd(s.page_size, unit_keys) : unit_keys;
 }
 
 inline attn_key_scales key_scales(const attn_strides& stride) {
@@ -277,10 +289,10 @@ Arguments arguments(const Kernarg<engine>& kernarg) {
     return arguments_of<patch<tile.own_types>>(kernarg);
 }
 
-inline Status check_engine(const Problem& p, const DeviceInfo& device) {
+inline Status check_engine(const Problem& p, const DeviceInfo& device, const DecodeTile& tile) {
   ATTN_TRY(check_copy_engine(device));
   for (const attn_segment& s : p.segment) {
-    if (s.layout == ATTN_PAGED && s.page_size % warp_keys != 0)
+    if (s.layout == ATTN_PAGED && s.page_size % warp_keys != 0 && !row_by_row(p, tile))
       return unsupported("page_size ", s.page_size, " is not a multiple of ", warp_keys);
     ATTN_TRY(check_copied(p, s));
   }
@@ -370,7 +382,7 @@ inline Status check(const Problem& p, int64_t rows, const DeviceInfo& device,
     return unsupported("fixed_split is ", p.fixed_split, "; accepted: multiples of ", unit_keys);
   ATTN_TRY(
       check_units(p, row_tiles(rows, tile), tile.rows(), attn_decode_max_segments, max_length));
-  if (engine) ATTN_TRY(check_engine(p, device));
+  if (engine) ATTN_TRY(check_engine(p, device, tile));
   if (tile.own_types) ATTN_TRY(check_own_types(p));
   return {};
 }
@@ -380,12 +392,16 @@ template <DecodeTile tile, bool engine, bool few = false>
 void add_decode(const char* image, const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   const int64_t rows = rows_of<few>(p, tile);
   const Shape shape = shape_of(p, rows, device, tile);
+  const int threads =
+      tile.threads() -
+      (tile.swapped ? 32 * (tile.loaders() - loaders_of<tile, engine>(p, shape)) : 0);
   recipe->workspace = size_t(workspace_of(shape.slots, tile).bytes);
   recipe->steps.push_back({
       .image = image,
       .static_shared_bytes = tile.static_shared_bytes(),
+      .fewer_threads = threads < tile.threads(),
       .launch = {.grid = {uint32_t(shape.blocks), 1, 1},
-                 .block = {uint32_t(tile.threads()), 1, 1},
+                 .block = {uint32_t(threads), 1, 1},
                  .shared_bytes = uint32_t(tile.merge_bytes() + shape.stages * shape.stage_bytes),
                  .starts_early = engine || device.arch == "sm_90"},
       .arguments = arguments<tile, engine>(constants<tile, engine>(p, rows, shape)),

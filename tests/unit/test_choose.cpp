@@ -307,12 +307,11 @@ TEST_CASE("choose: few queries go to the decode kernels", "[plan]") {
   CHECK(chosen(l4, s) == "\"decode_sm89_fp8_d128\"");
   CHECK(chosen(a100, s) == "null");
   s = token;
-  s.page_size = 48;  // boxes of 16 keys, too many for one lane
-  CHECK(chosen(h200, s) == "\"decode_sm90_bf16_d128\"");
-  s.page_size = 32;
-  CHECK(chosen(h200, s) == "\"decode_sm90_bf16_d128_r8\"");
-  s.page_size = 24;  // the copy engine's boxes would lie in two pages
-  CHECK(chosen(h200, s) == "\"decode_sm80_bf16_d128\"");
+  for (const int page_size : {1, 24, 48, 64}) {
+    s.page_size = page_size;
+    CHECK(chosen(h200, s) == "\"decode_sm90_bf16_d128_r8\"");
+    CHECK(chosen(l4, s) == "\"decode_sm80_bf16_d128\"");
+  }
   s = token;
   s.seqlen_q = 4;  // 16 rows
   CHECK(chosen(h200, s) == "\"decode_sm90_bf16_d128_r16\"");
@@ -335,6 +334,52 @@ TEST_CASE("choose: few queries go to the decode kernels", "[plan]") {
   CHECK(chosen(h200, s) == "\"fwd_sm90_f16_d128_dequantised\"");
   s.seqlen = 1 << 23;  // K and V of 8 heads would be more than 4 GiB
   CHECK(chosen(h200, s) == "\"decode_sm90_fp8_d128_r64\"");
+}
+
+// Boxes of fewer than 32 keys, each of which is in one page, are too many for the one lane that
+// asks for them.
+TEST_CASE("choose: decode loads small pages row by row, by two warps", "[plan]") {
+  struct Row {
+    const char* kernel;
+    attn_dtype kv_type;
+    int32_t page_size;  // 0: padded
+    uint32_t threads;
+  };
+  for (const Row& r : {Row{"decode_sm90_bf16_d128_r8", ATTN_BF16, 0, 160},
+                       Row{"decode_sm90_bf16_d128_r8", ATTN_BF16, 32, 160},
+                       Row{"decode_sm90_bf16_d128_r8", ATTN_BF16, 48, 192},
+                       Row{"decode_sm90_bf16_d128_r16", ATTN_BF16, 16, 192},
+                       Row{"decode_sm90_bf16_d128_r16", ATTN_BF16, 1, 192},
+                       Row{"decode_sm90_bf16_d256_r8", ATTN_BF16, 32, 160},
+                       Row{"decode_sm90_fp8_d128_r8", ATTN_F8_E4M3FN, 32, 160},
+                       Row{"decode_sm90_fp8_d128_r8", ATTN_F8_E4M3FN, 16, 192},
+                       Row{"decode_sm90_fp8_d128_r8", ATTN_F8_E4M3FN, 24, 192},
+                       Row{"decode_sm90_bf16_d128_r32", ATTN_BF16, 16, 160}}) {
+    INFO(r.kernel << ", pages of " << r.page_size);
+    auto segment = attn::make<attn_segment>();
+    segment.k_type = segment.v_type = r.kv_type;
+    segment.seqlen = 960;
+    if (r.page_size > 0) {
+      segment.layout = ATTN_PAGED;
+      segment.page_size = r.page_size;
+      segment.max_pages = segment.num_pages = 960 / r.page_size;
+    }
+    auto in = attn::make<attn_problem>();
+    in.batch = in.seqlen_q = in.num_segments = 1;
+    in.heads_q = 8, in.heads_kv = 2, in.head_dim = 128;
+    in.q_type = ATTN_BF16;
+    in.segments = &segment;
+    Problem p;
+    REQUIRE(make_problem(&in, &p).ok());
+    Recipe recipe;
+    REQUIRE(find_kernel(r.kernel)->recipe(p, test::hopper(), &recipe).ok());
+    REQUIRE(recipe.steps.size() == 1);
+    CHECK(recipe.steps[0].launch.block[0] == r.threads);
+    CHECK(recipe.steps[0].fewer_threads == (r.threads == 160 && !std::strstr(r.kernel, "_r32")));
+  }
+  const Shape s = {
+      .heads = 32, .seqlen = 8192, .dim = 128, .seqlen_q = 8, .heads_kv = 8, .page_size = 24};
+  CHECK(reason(h200, s, "decode_sm90_bf16_d128_r32") == "page_size 24 is not a multiple of 16");
 }
 
 TEST_CASE("choose: trees go to the decode kernels, of any number of rows where some take 64",
