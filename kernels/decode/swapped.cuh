@@ -27,9 +27,6 @@ struct Swapped {
   static constexpr int v_tiles = head_dim_v / 64;
   // fp8: V becomes f16 while the matrix unit has K, as far as there are registers.
   static constexpr bool early_values = KV::scaled && rows <= 16 && v_tiles <= 2;
-  // The threads of the warpgroup.
-  static __device__ __forceinline__ void meet() { ptx::barrier_wait<group_threads>(1); }
-
   const attn_decode_kernarg& a;
   SwappedShared<tile>& shared;
   const unsigned ring;

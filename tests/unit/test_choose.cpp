@@ -26,6 +26,7 @@ const attn_device h200 = device("sm_90", 132, 227 << 10, 60 << 20);
 const attn_device h100_pcie = device("sm_90", 114, 227 << 10, 50 << 20);
 const attn_device a100 = device("sm_80", 108, 163 << 10, 40 << 20);
 const attn_device l4 = device("sm_89", 58, 99 << 10, 48 << 20);
+const attn_device b200 = device("sm_100", 148, 227 << 10, 126 << 20);
 const attn_device mi300x = device("gfx942", 304, 64 << 10, 0);
 
 struct Shape {
@@ -296,7 +297,7 @@ TEST_CASE("choose: AMD's devices, with any number of compute units", "[plan]") {
 }
 
 TEST_CASE("choose: few queries go to the decode kernels", "[plan]") {
-  if (!in_build("decode_sm90_bf16_d128", "sm_90")) ATTN_SKIP("this build has no CUDA kernels");
+  if (!in_build("decode_sm90_bf16_d128_r8", "sm_90a")) ATTN_SKIP("this build has no CUDA kernels");
   const Shape token = {.heads = 32, .seqlen = 8192, .dim = 128, .seqlen_q = 1, .heads_kv = 8};
   CHECK(chosen(h200, token) == "\"decode_sm90_bf16_d128_r8\"");
   CHECK(chosen(a100, token) == "\"decode_sm80_bf16_d128\"");
@@ -306,6 +307,8 @@ TEST_CASE("choose: few queries go to the decode kernels", "[plan]") {
   CHECK(chosen(h200, s) == "\"decode_sm90_fp8_d128_r8\"");
   CHECK(chosen(l4, s) == "\"decode_sm89_fp8_d128\"");
   CHECK(chosen(a100, s) == "null");
+  s.seqlen_q = 128;  // in tiles of 16 rows
+  CHECK(chosen(l4, s) == "\"decode_sm89_fp8_d128\"");
   s = token;
   for (const int page_size : {1, 24, 48, 64}) {
     s.page_size = page_size;
@@ -334,6 +337,42 @@ TEST_CASE("choose: few queries go to the decode kernels", "[plan]") {
   CHECK(chosen(h200, s) == "\"fwd_sm90_f16_d128_dequantised\"");
   s.seqlen = 1 << 23;  // K and V of 8 heads would be more than 4 GiB
   CHECK(chosen(h200, s) == "\"decode_sm90_fp8_d128_r64\"");
+}
+
+// The wgmma of sm_90a is sm_90's alone: other devices run the kernels of sm_80 and sm_89, after
+// sm_90 from PTX.
+TEST_CASE("choose: devices after sm_90 decode by PTX of sm_80 and sm_89", "[plan]") {
+  if (!in_build("decode_sm90_bf16_d128_r8", "sm_90a")) ATTN_SKIP("this build has no CUDA kernels");
+  const Image* image;
+  REQUIRE(find_image("decode_sm89_fp8_d128", "sm_100", &image).ok());
+  CHECK(image->arch == std::string("compute_89"));
+  REQUIRE(find_image("decode_sm80_bf16_d128", "sm_100", &image).ok());
+  CHECK(image->arch == std::string("compute_80"));
+  const Shape token = {.heads = 32, .seqlen = 8192, .dim = 128, .seqlen_q = 1, .heads_kv = 8};
+  const struct {
+    attn_dtype kv_type;
+    int64_t tree_keys, queries;
+    const char* kernel;
+  } rows[] = {{ATTN_BF16, 0, 1, "decode_sm80_bf16_d128"},
+              {ATTN_BF16, 64, 64, "decode_sm80_bf16_d128"},
+              {ATTN_F8_E4M3FN, 0, 1, "decode_sm89_fp8_d128"},
+              {ATTN_F8_E4M3FN, 0, 64, "decode_sm89_fp8_d128"},
+              {ATTN_F8_E5M2, 64, 64, "decode_sm89_fp8_d128"},
+              {ATTN_Q8_0, 0, 1, "decode_sm90_blocks_d128"}};
+  for (const auto& r : rows)
+    for (const int page_size : {0, 1, 16, 64}) {
+      if (r.kv_type == ATTN_Q8_0 && page_size == 1) continue;
+      Shape s = token;
+      s.kv_type = r.kv_type, s.tree_keys = r.tree_keys, s.seqlen_q = r.queries;
+      s.page_size = page_size;
+      if (r.tree_keys > 0) s.flags = ATTN_CAUSAL;
+      INFO(dtype_name(r.kv_type) << ", " << r.queries << " queries, pages of " << page_size);
+      CHECK(chosen(b200, s) == join("\"", r.kernel, "\""));
+      CHECK(reason(b200, s, "decode_sm90_bf16_d128_r64").find("sm_100") != std::string::npos);
+    }
+  Shape prompt = token;
+  prompt.seqlen_q = 64;
+  CHECK(chosen(b200, prompt) == "\"fwd_sm80_bf16_d128\"");
 }
 
 // Boxes of fewer than 32 keys, each of which is in one page, are too many for the one lane that
@@ -382,9 +421,8 @@ TEST_CASE("choose: decode loads small pages row by row, by two warps", "[plan]")
   CHECK(reason(h200, s, "decode_sm90_bf16_d128_r32") == "page_size 24 is not a multiple of 16");
 }
 
-TEST_CASE("choose: trees go to the decode kernels, of any number of rows where some take 64",
-          "[plan]") {
-  if (!in_build("decode_sm90_bf16_d128", "sm_90")) ATTN_SKIP("this build has no CUDA kernels");
+TEST_CASE("choose: trees go to the decode kernels, of any number of rows", "[plan]") {
+  if (!in_build("decode_sm90_bf16_d128_r8", "sm_90a")) ATTN_SKIP("this build has no CUDA kernels");
   Shape s = {.heads = 32,
              .seqlen = 8192,
              .dim = 128,
@@ -393,13 +431,14 @@ TEST_CASE("choose: trees go to the decode kernels, of any number of rows where s
              .heads_kv = 8,
              .tree_keys = 4};
   CHECK(chosen(h200, s) == "\"decode_sm90_bf16_d128_r16\"");
-  CHECK(chosen(a100, s) == "\"decode_sm80_bf16_d128\"");
+  for (const int64_t queries : {4, 5, 13, 64}) {
+    s.seqlen_q = s.tree_keys = queries;
+    CHECK(chosen(a100, s) == "\"decode_sm80_bf16_d128\"");
+  }
   for (const int64_t queries : {5, 13, 64}) {
     s.seqlen_q = s.tree_keys = queries;
     CHECK(chosen(h200, s) ==
           (queries <= 8 ? "\"decode_sm90_bf16_d128_r32\"" : "\"decode_sm90_bf16_d128_r64\""));
-    CHECK(chosen(a100, s) == "null");
-    CHECK(explained(a100, s).find("\"tree mask\"") != std::string::npos);
   }
 }
 
