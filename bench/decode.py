@@ -2,7 +2,7 @@
 
     python3 bench/decode.py --lib build/release/lib/libattn.so --read build/release/kernels/read_cuda.compute_80.ptx
     python3 bench/decode.py --lib new=a/libattn.so --lib old=b/libattn.so --only anchors,short --out docs/measured/NAME.json
-    python3 bench/decode.py --lib chosen=a/libattn.so --lib r48=a/libattn.so@decode_sm90_fp8_d128_r48 --only prefill,chunks
+    python3 bench/decode.py --lib chosen=a/libattn.so --lib r32=a/libattn.so@decode_sm90_fp8_d128_r32 --only rows
 
 A figure is microseconds per launch of a graph of up to 50. "cold": caches in turn that are larger than 200 MB together;
 "warm": one. GB/s count K and V once. `read` is what read_cuda takes to read as many bytes in such a graph.

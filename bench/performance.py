@@ -264,8 +264,7 @@ queries of each sequence. `read` is the time to read as many bytes. {where(resul
 {table(["batch, query/K/V heads, keys", "libattn", "before", "cuDNN", "read"], [[name, *us] for name, us in rows.items()])}
 - One query in bf16, no pages ({len(sixteen)} cases): {against(sixteen, "cudnn")}.
 - All {len(gain)} cases run at {span(gain)} of the speed before.
-- Pages of 16 keys and 16-bit types stay with the kernels before: one lane asks for the boxes of a unit, and 16 of them take longer than
-  the memory does.
+- Pages of 16 keys and 16-bit types still ran on the kernels before. [The log](log/2026-11-26_decode_pages.md) has their times since.
 - Not measured on an H200, nor beside FlashAttention-3 and FlashInfer.
 """
 

@@ -1,8 +1,7 @@
 // Attention of a few queries against many keys. K and V are read once for all query heads of their
-// head: these, and the queries, are the columns of S^T = K Q^T and O^T = V^T P^T, 16 to a row
-// group. One or two producer warps of a block load units of 64 keys into a ring buffer. Each of
-// the four warps of a row group has 16 keys of a unit and its own softmax state. They merge at the
-// end of a head's units.
+// head: these, and the queries, are the columns of S^T = K Q^T and O^T = V^T P^T, up to 16. One or
+// two producer warps of a block load units of 64 keys into a ring buffer. Each of four warps has 16
+// keys of a unit and its own softmax state. They merge at the end of a head's units.
 #pragma once
 #include "../common/tanh.cuh"
 #include "../ptx/convert_fp8.h"
@@ -25,18 +24,17 @@ namespace attn::decode {
 template <class T, class KV, DecodeTile tile, int rows>
 struct Decoder {
   using Product = typename KV::Product;
-  using Group = RowGroup<tile.row_groups>;
   static constexpr int head_dim = tile.head_dim, head_dim_v = tile.head_dim_v;
   static constexpr int q_tiles = rows / 8, k_steps = head_dim / 16, v_tiles = head_dim_v / 16;
   static constexpr int q_pitch = (head_dim + 63) / 64 * 128;
   // Of own_types Q lies there as K of each kind takes it: of its type, in blocks, i8, i4.
   static constexpr int q_bytes = rows * q_pitch, block_q = q_bytes,
                        all_q = KV::own_types ? 4 * q_bytes : q_bytes;
-  static_assert(all_q <= tile.group_merge_bytes());
+  static_assert(all_q <= tile.merge_bytes());
 
   const attn_decode_kernarg& a;
   DecodeShared<tile>& shared;
-  typename DecodeShared<tile>::Group& group;
+  GroupShared& group;
   float* merge;  // in shared memory: Q, and when a head's units end the warps' sums
   Head at;
   int all_begin, all_end;  // keys that all queries see
@@ -49,15 +47,11 @@ struct Decoder {
   bool bf16_weights = false;
 
   __device__ __forceinline__ int lane() const { return threadIdx.x % 32; }
-  __device__ __forceinline__ int thread() const {
-    return tile.row_groups > 1 ? threadIdx.x % group_threads : threadIdx.x;
-  }
-  __device__ __forceinline__ int warp() const { return thread() / 32; }
+  __device__ __forceinline__ int warp() const { return threadIdx.x / 32; }
   __device__ __forceinline__ int used_rows() const {
     const int used = at.seqlen_q * a.group - at.first_row;
-    return tile.row_groups > 1 ? min(used, rows) : used;
+    return tile.tiled ? min(used, rows) : used;
   }
-  __device__ __forceinline__ bool idle() const { return tile.row_groups > 1 && used_rows() <= 0; }
   __device__ __forceinline__ int lane_row(int n, int i) const { return 8 * n + lane() % 4 * 2 + i; }
 
   __device__ __forceinline__ void begin_head() {
@@ -69,14 +63,14 @@ struct Decoder {
     const int last = Row(a, at, used_rows() - 1).query;
     all_begin = keys_of(last).x;
     all_end = keys_of(Row(a, at, 0).query).y;
-    if (thread() < rows) {
-      const int query = min(Row(a, at, thread()).query, last);
-      group.keys[thread()] = keys_of(query);
-      if (a.tree) group.tree[thread()] = tree_words(a, at, query);
+    if (threadIdx.x < rows) {
+      const int query = min(Row(a, at, threadIdx.x).query, last);
+      group.keys[threadIdx.x] = keys_of(query);
+      if (a.tree) group.tree[threadIdx.x] = tree_words(a, at, query);
     }
     if (a.tree) all_end = min(all_end, at.seqlen_kv - int(a.tree_mask.keys));
     load_q();
-    Group::meet();
+    meet();
     if (KV::own_types) lift = max_lift;
 #pragma unroll
     for (int n = 0; n < q_tiles; ++n) {
@@ -94,7 +88,7 @@ struct Decoder {
 
   // Q to shared memory, 8 threads per row, two neighbouring columns at once.
   __device__ __forceinline__ void load_q() {
-    const int r = thread() / 8, t = threadIdx.x % 8;
+    const int r = threadIdx.x / 8, t = threadIdx.x % 8;
     if (r >= rows) return;
     const bool used = r < used_rows();
     const char* const from = q_address(a, at, Row(a, at, used ? r : 0));
@@ -615,13 +609,11 @@ struct Decoder {
   __device__ __forceinline__ void end_part(const Share& share, const Part& part, bool final,
                                            unsigned ring) {
     const int warp = this->warp();
-    PlacedPart own;
-    PlacedPart& placed = group.placed(own);
-    if (tile.row_groups == 1 || thread() == 0) placed = place_of<tile>(a, at, share, part);
+    const PlacedPart placed = place_of<tile>(a, at, share, part);
     const Parts<tile> parts = {a, placed};
 #pragma unroll
     for (int n = 0; n < q_tiles; ++n) {
-      Group::meet();  // all have done with Q, or with the rows before
+      meet();  // all have done with Q, or with the rows before
       // Row r's columns lie at ^ 8 (r / 2), so that a store of a warp meets each bank once.
       const auto place = [](int warp, int r, int column) {
         return (warp * 8 + r) * head_dim_v + (column ^ (r / 2 % 4 * 8));
@@ -640,7 +632,7 @@ struct Decoder {
         for (int i = 0; i < 4; ++i)
           merge[place(warp, here % 4 * 2 + i % 2, KV::v_column(v, i / 2, here))] =
               KV::own_types ? o[v][n][i] * power_of_two(-lift) : o[v][n][i];
-      Group::meet();
+      meet();
 #pragma unroll 1
       for (int r = RowPart<head_dim_v>::row(); r < 8; r += RowPart<head_dim_v>::rows) {
         RowPart<head_dim_v> row;
@@ -651,34 +643,31 @@ struct Decoder {
             });
         if (placed.alone())
           store_result(a, at, 8 * n + r, row);
-        else if (tile.split && a.whole_heads)
-          parts.fold(at, 8 * n + r, row);
         else if (8 * n + r < used_rows())
           parts.write(parts.slot(placed.number), 8 * n + r, row);
       }
     }
-    if (!placed.alone() && !(tile.split && a.whole_heads)) {
+    if (!placed.alone()) {
       constexpr int place_bytes = 16 * group_threads;
-      const int bytes = final ? a.stages * stage_bytes<tile>(a) : tile.group_merge_bytes();
+      const int bytes = final ? a.stages * stage_bytes<tile>(a) : tile.merge_bytes();
       parts.arrive(at, used_rows(), final ? ring : address(merge), bytes / place_bytes);
     }
-    Group::meet();  // before the next part's Q comes where the sums are
+    meet();  // before the next part's Q comes where the sums are
   }
 
   __device__ __forceinline__ void run(const Work<tile>& work, unsigned ring) {
     Stage stage;
     // The first head is known before its first unit is there.
     const Cursor<tile>& first = work.first;
-    const int own_rows = Group::index() * group_rows;
     at = {first.b,
           first.h,
-          first.sequence.first_row + own_rows,
+          first.sequence.first_row,
           first.sequence.seqlen_q,
           first.sequence.seqlen_kv,
           first.sequence.q_begin};
 #pragma unroll 1
     while (true) {
-      if (!idle()) begin_head();
+      begin_head();
       const auto leave = [&] {
         __syncwarp();
         if (lane() == 0) ptx::mbarrier_arrive(address(&shared.empty[stage.number]));
@@ -688,18 +677,18 @@ struct Decoder {
       while (true) {
         wait(shared.full[stage.number], stage.parity);
         const Unit& unit = shared.unit[stage.number];
-        if (!idle()) take(ring + stage.number * stage_bytes<tile>(a), unit);
+        take(ring + stage.number * stage_bytes<tile>(a), unit);
         if (unit.last) break;
         leave();
       }
       const Part part = shared.unit[stage.number].part;
       const bool final = shared.unit[stage.number].final;
       leave();
-      if (!idle()) end_part(work.share, part, final, ring);
+      end_part(work.share, part, final, ring);
       if (final) return;
       wait(shared.full[stage.number], stage.parity);
       const Unit& unit = shared.unit[stage.number];
-      at = {unit.b, unit.h, unit.first_row + own_rows, unit.seqlen_q, unit.seqlen_kv, unit.q_begin};
+      at = {unit.b, unit.h, unit.first_row, unit.seqlen_q, unit.seqlen_kv, unit.q_begin};
     }
   }
 };
@@ -711,18 +700,15 @@ __device__ __forceinline__ void decode(const attn_decode_kernarg& a, const M& ma
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   DecodeShared<tile>& shared = decode_shared<tile>();
   // The same in all lanes, which the compiler sees here.
-  const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0), row_group = warp / decode_warps;
-  const bool loads = row_group == tile.row_groups;
-  const int loader_index = warp - tile.row_groups * decode_warps;
+  const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
   if (threadIdx.x == 0) {
     for (int i = 0; i < a.stages; ++i) {
-      ptx::mbarrier_init(address(&shared.full[i]),
-                         engine && !(tile.own_types && a.scales_at) ? 1 : 32 + 1);
-      ptx::mbarrier_init(address(&shared.empty[i]), tile.row_groups * decode_warps);
+      ptx::mbarrier_init(address(&shared.full[i]), engine && !a.scales_at ? 1 : 32 + 1);
+      ptx::mbarrier_init(address(&shared.empty[i]), decode_warps);
     }
   }
   const unsigned ring = address(shared_memory);
-  Loader<KV, tile, M> loader{a, maps, shared, ring, int(threadIdx.x % 32), loader_index};
+  Loader<KV, tile, M> loader{a, maps, shared, ring, int(threadIdx.x % 32), warp - decode_warps};
 #if __CUDA_ARCH__ >= 900
   if (engine) ptx::mbarrier_init_fence();
   ptx::grid_let_next_start();
@@ -734,17 +720,13 @@ __device__ __forceinline__ void decode(const attn_decode_kernarg& a, const M& ma
   }
   const Work<tile> work = find_work<tile>(a, int(threadIdx.x));  // all meet there
   if (work.begin == work.end) return;
-  auto& group = shared.group[tile.row_groups > 1 ? row_group : 0];
-  float* merge =
-      reinterpret_cast<float*>(shared_memory + a.stages * stage_bytes<tile>(a) +
-                               (tile.row_groups > 1 ? row_group * tile.group_merge_bytes() : 0));
-  if (loads) {
+  float* merge = reinterpret_cast<float*>(shared_memory + a.stages * stage_bytes<tile>(a));
+  if (warp >= decode_warps) {
     loader.run(work);
-  } else if (tile.rows_of_group == 8 ||
-             (tile.row_groups == 1 && !tile.own_types && a.rows_taken <= 8)) {
-    Decoder<T, KV, tile, 8>{a, shared, group, merge}.run(work, ring);
+  } else if (tile.rows_of_group == 8 || (!tile.own_types && a.rows_taken <= 8)) {
+    Decoder<T, KV, tile, 8>{a, shared, shared.group, merge}.run(work, ring);
   } else if constexpr (tile.rows_of_group == group_rows) {
-    Decoder<T, KV, tile, 16>{a, shared, group, merge}.run(work, ring);
+    Decoder<T, KV, tile, 16>{a, shared, shared.group, merge}.run(work, ring);
   }
 }
 

@@ -58,7 +58,6 @@ struct attn_decode_kernarg {
   int scales_at;             // of own_types: of i8 and i4, in a stage; 0: no such segment
   int columns;               // see Work
   int split_invariant;
-  int split_mask;         // split_keys - 1, or 0 if that is no power of two
   int loaders;            // warps of a block that load
   int split_keys;         // of fixed_split; 0: parts of a head end where blocks do
   int whole_heads;        // with split_keys: a block takes all splits of a head's row tile
@@ -74,7 +73,7 @@ struct attn_decode_kernarg {
   unsigned slots;
   float* sums;        // [slots, rows, head_dim_v of the tile]
   float* stats;       // [slots, rows, 2]: reference and sum of the weights
-  unsigned* arrived;  // [2, slots, row groups]: zero between launches
+  unsigned* arrived;  // [2, slots]: zero between launches
   attn_decode_segment segment[attn_decode_max_segments];
   int fixed_lengths;  // no length is in memory
   // K and V are one segment, of which the last query sees all; without split_keys and tree.

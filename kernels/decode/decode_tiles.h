@@ -7,12 +7,13 @@
 
 namespace attn::decode {
 
-constexpr int decode_warps = 4;  // of a row group, that compute; others of a block load
+constexpr int decode_warps = 4;  // of a block, that compute; others load
 constexpr int group_threads = 32 * decode_warps;
 constexpr int unit_keys = 64;  // keys that a block takes at once
 constexpr int warp_keys = unit_keys / decode_warps;
 constexpr int panel_pitch = 128;  // bytes of a row
-constexpr int group_rows = 16;    // of a row group; rows: queries times query heads of a K/V head
+constexpr int group_rows =
+    16;  // without wgmma at most; rows: queries times query heads of a K/V head
 constexpr int decode_max_stages = 6;
 constexpr int merged_parts = 32;  // results that one block adds up
 
@@ -54,14 +55,13 @@ static_assert(2 * scale_bytes <= unit_scale_bytes);
 
 struct DecodeTile {
   int head_dim, head_dim_v;
-  int element_bytes = 2;  // of K and V
-  int row_groups = 1;
-  bool split = row_groups > 1;     // its kernels take fixed_split
+  int element_bytes = 2;           // of K and V
   bool own_types = false;          // K and V of each segment are as q or blocks; places in shared
                                    // memory are those of the largest, which the host knows
   int rows_of_group = group_rows;  // or 8: half the registers, so twice the blocks
-  bool swapped = false;            // rows are the N of wgmma, see swapped.cuh; 8, 16, 32 or 64
-  bool tiled = row_groups > 1;     // more rows than a block takes are further tiles
+  bool swapped = false;  // rows are the N of wgmma, see swapped.cuh; 8, 16, 32 or 64; takes
+                         // fixed_split
+  bool tiled = false;    // more rows than a block takes are further tiles
 
   constexpr DecodeTile of_fp8() const {
     DecodeTile tile = *this;
@@ -78,16 +78,10 @@ struct DecodeTile {
     tile.rows_of_group = rows;
     return tile;
   }
-  constexpr DecodeTile with_groups(int groups) const {
-    DecodeTile tile = *this;
-    tile.row_groups = groups;
-    tile.split = tile.tiled = groups > 1;
-    return tile;
-  }
   constexpr DecodeTile of_swapped(int rows) const {
     DecodeTile tile = *this;
     tile.rows_of_group = rows;
-    tile.swapped = tile.split = true;
+    tile.swapped = true;
     return tile;
   }
   constexpr DecodeTile of_any_rows() const {
@@ -95,20 +89,15 @@ struct DecodeTile {
     tile.tiled = true;
     return tile;
   }
-  constexpr DecodeTile splitting() const {
-    DecodeTile tile = *this;
-    tile.split = true;
-    return tile;
-  }
 
-  ATTN_HOST_DEVICE constexpr int rows() const { return row_groups * rows_of_group; }
-  // Warps that can take turns at loading units; one where four blocks leave no registers for more.
+  ATTN_HOST_DEVICE constexpr int rows() const { return rows_of_group; }
+  // Warps that can load: in turns, or (swapped) two that load rows one by one, where each scheduler
+  // has registers for them. One where four blocks leave no registers for more.
   ATTN_HOST_DEVICE constexpr int loaders() const {
-    return rows_of_group < group_rows || swapped ? 1 : 2;
+    if (swapped) return rows() <= group_rows ? 2 : 1;
+    return rows_of_group < group_rows ? 1 : 2;
   }
-  ATTN_HOST_DEVICE constexpr int threads() const {
-    return row_groups * group_threads + loaders() * 32;
-  }
+  ATTN_HOST_DEVICE constexpr int threads() const { return group_threads + loaders() * 32; }
 
   // Units in shared memory are panels of 128 bytes of each row.
   ATTN_HOST_DEVICE constexpr int panels(int columns) const {
@@ -119,8 +108,8 @@ struct DecodeTile {
   }
   ATTN_HOST_DEVICE constexpr int k_bytes() const { return tile_bytes(head_dim); }
   ATTN_HOST_DEVICE constexpr int stage_bytes() const { return k_bytes() + tile_bytes(head_dim_v); }
-  // Room for Q, and for merging the sums of a row group's warps of 8 rows.
-  ATTN_HOST_DEVICE constexpr int group_merge_bytes() const {
+  // Room for Q, and for merging the sums of the warps of 8 rows.
+  ATTN_HOST_DEVICE constexpr int merge_bytes() const {
     if (swapped) return larger(q_bytes() + 2 * p_bytes(), rows() * head_dim_v * 4);
     return decode_warps * 8 * head_dim_v * 4;
   }
@@ -132,15 +121,14 @@ struct DecodeTile {
   ATTN_HOST_DEVICE static constexpr int columns_16bit(int columns) {
     return (columns + 63) / 64 * panel_pitch;
   }
-  ATTN_HOST_DEVICE constexpr int merge_bytes() const { return row_groups * group_merge_bytes(); }
   ATTN_HOST_DEVICE constexpr int blocks() const {  // per multiprocessor
     if (swapped) return head_dim > 128 || rows() > 32 ? 1 : 2;
-    const int usual = head_dim > 128 || tiled ? 1 : 2;
+    const int usual = head_dim > 128 ? 1 : 2;
     return rows_of_group < group_rows ? 2 * usual : usual;
   }
   ATTN_HOST_DEVICE constexpr int static_shared_bytes() const {  // at most; in whole 1024 bytes
     if (swapped) return 1024 + (rows() * 76 + 1023) / 1024 * 1024;
-    return 1024 + (row_groups > 1 ? 1024 : 0);
+    return 1024;
   }
 };
 

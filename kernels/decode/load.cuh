@@ -41,7 +41,7 @@ struct Unit {
   unsigned valid[2];  // a bit per key: there is one that some query sees
 };
 
-// What the warps of a row group share besides the ring buffer.
+// What the consumer warps share besides the ring buffer.
 struct GroupShared {
   union {
     float2 stats[decode_warps][8];  // reference and sum of each warp's weights of 8 rows
@@ -49,30 +49,19 @@ struct GroupShared {
   };
   float q_scale[group_rows];  // what products of a row of Q are multiplied with
   int2 keys[group_rows];      // that a row sees: from, to
-
-  // Where the part that ends is noted.
-  __device__ __forceinline__ PlacedPart& placed(PlacedPart& own) { return own; }
-};
-
-// The same of several row groups, whose threads have fewer registers.
-struct ManyShared : GroupShared {
-  PlacedPart part;
-  __device__ __forceinline__ PlacedPart& placed(PlacedPart&) { return part; }
 };
 
 template <DecodeTile tile>
 struct DecodeShared {
   Barrier full[decode_max_stages], empty[decode_max_stages];
   Unit unit[decode_max_stages];
-  using Group = std::conditional_t<(tile.row_groups > 1), ManyShared, GroupShared>;
-  Group group[tile.row_groups];
+  GroupShared group;
 };
 
 template <DecodeTile tile>
 __device__ __forceinline__ DecodeShared<tile>& decode_shared() {
-  // Next to it are find_work's cursor, sums of warps, and which row groups were last.
-  static_assert(sizeof(DecodeShared<tile>) + sizeof(Cursor<tile>) + tile.threads() / 32 * 4 +
-                    tile.row_groups <=
+  // Next to it are find_work's cursor, sums of warps, and whether the block was last.
+  static_assert(sizeof(DecodeShared<tile>) + sizeof(Cursor<tile>) + tile.threads() / 32 * 4 + 1 <=
                 tile.static_shared_bytes());
   __shared__ DecodeShared<tile> shared;
   return shared;
@@ -137,7 +126,9 @@ struct NoRequest {};
 
 template <class KV, DecodeTile tile, class M>
 struct Loader {
+  // The copy engine loads K and V of own_types, cp.async those of other kernels.
   static constexpr bool engine = !std::is_same_v<M, NoMaps>;
+  static_assert(engine == tile.own_types);
   static constexpr int head_dim = tile.head_dim, head_dim_v = tile.head_dim_v;
   const attn_decode_kernarg& a;
   const M& maps;
@@ -224,10 +215,7 @@ struct Loader {
       unit.first_row = at.sequence.first_row;
       unit.first = at.first;
       const unsigned units = at.sequence.units;
-      unit.part = tile.split && a.split_keys
-                      ? Part{unsigned(at.split), unsigned(at.sequence.split_begin),
-                             unsigned(at.sequence.split_end)}
-                      : Part{0, head_begin, head_begin + units};
+      unit.part = {0, head_begin, head_begin + units};
       unit.last = last;
       unit.final = final;
       unit.valid[0] = valid[0];
@@ -243,19 +231,15 @@ struct Loader {
     const unsigned k_to = ring + stage.number * stage_bytes<tile>(a), v_to = k_to + k_bytes(),
                    full = address(&shared.full[stage.number]);
     if constexpr (engine) {
-      if constexpr (tile.own_types)
-        copy_boxes_of_own_types(k_to, full, valid, local);
-      else
-        copy_boxes(s, k_to, v_to, full, valid, local);
-      if constexpr (tile.own_types)
-        if (a.scales_at) {
-          const unsigned to = k_to + a.scales_at;
-          if (has_row_scale(request.k_type))
-            copy_scales(s.k_scales, request.k_scales, to, valid, local);
-          if (has_row_scale(request.v_type))
-            copy_scales(s.v_scales, request.v_scales, to + scale_bytes, valid, local);
-          ptx::cp_async_arrive(full);
-        }
+      copy_boxes(k_to, full, valid, local);
+      if (a.scales_at) {
+        const unsigned to = k_to + a.scales_at;
+        if (has_row_scale(request.k_type))
+          copy_scales(s.k_scales, request.k_scales, to, valid, local);
+        if (has_row_scale(request.v_type))
+          copy_scales(s.v_scales, request.v_scales, to + scale_bytes, valid, local);
+        ptx::cp_async_arrive(full);
+      }
     } else {
       copy_rows(s, k_to, v_to, valid, local);
       ptx::cp_async_arrive(full);
@@ -263,36 +247,10 @@ struct Loader {
     }
   }
 
-  // By the copy engine. What boxes hold of keys that are not valid may be anything.
-  __device__ __forceinline__ void copy_boxes(const attn_decode_segment& s, unsigned k_to,
-                                             unsigned v_to, unsigned full,
+  // By the copy engine. What boxes hold of keys that are not valid may be anything. Each segment's
+  // rows are as row_place says; blocks come with what lies behind them up to the pitch.
+  __device__ __forceinline__ void copy_boxes(unsigned stage, unsigned full,
                                              const unsigned (&valid)[2], int local) const {
-#if __CUDA_ARCH__ >= 900
-    // A lane asks for one panel of one box.
-    constexpr int k_panels = tile.panels(head_dim), panels = k_panels + tile.panels(head_dim_v);
-    static_assert(unit_keys / warp_keys * panels <= 32);
-    const int keys = s.box_keys, key = lane / panels * keys, panel = lane % panels;
-    const bool wanted = key < unit_keys && any_of(valid, key, keys);
-    const unsigned wanted_panels = __popc(__ballot_sync(0xffffffff, wanted));
-    const int low = __shfl_sync(0xffffffff, page[0], key % 32),
-              high = __shfl_sync(0xffffffff, page[1], key % 32), own = key < 32 ? low : high;
-    if (lane == 0) ptx::mbarrier_arrive_expect(full, wanted_panels * keys * panel_pitch);
-    __syncwarp();
-    const bool is_k = panel < k_panels;
-    const int of_tile = is_k ? panel : panel - k_panels;
-    const unsigned to = (is_k ? k_to : v_to) + of_tile * panel_bytes + key * panel_pitch;
-    const attn_tensor_map* map = is_k ? &maps[at.segment].k : &maps[at.segment].v;
-    const int entry = s.block_table ? own : s.lengths.cu_seqlens ? 0 : at.b;
-    const int row = s.block_table ? slot_of(s, local + key) : int(at.row) + local + key;
-    if (wanted) ptx::tma_load(to, map, full, of_tile * (panel_pitch / KV::bytes), row, at.h, entry);
-    __syncwarp();
-#endif
-  }
-  // The same where each segment's rows are as row_place says; blocks come with what lies behind
-  // them up to the pitch.
-  __device__ __forceinline__ void copy_boxes_of_own_types(unsigned stage, unsigned full,
-                                                          const unsigned (&valid)[2],
-                                                          int local) const {
 #if __CUDA_ARCH__ >= 900
     const OwnRequest& r = request;
     const bool wanted = r.asks && any_of(valid, r.key, r.keys);
@@ -427,15 +385,12 @@ struct Loader {
 #pragma unroll 1
     for (int unit = 0;; ++unit) {
       if (own(unit) && unit >= a.stages) wait(shared.empty[stage.number], stage.parity ^ 1);
-      const bool head_ends = at.left == 1,
-                 split_ends = tile.split && a.split_keys ? at.ends_split(a) : head_ends;
-      share += !tile.split || !a.split_keys || (a.whole_heads ? head_ends : split_ends);
-      const bool final = share == work.end;
-      if (own(unit)) load(stage, head_begin, split_ends || final, final);
+      const bool head_ends = at.left == 1, final = ++share == work.end;
+      if (own(unit)) load(stage, head_begin, head_ends || final, final);
       if (final) break;
       stage.next(a.stages);
       if (head_ends) head_begin = share;
-      at.next(a, split_ends);
+      at.next(a, head_ends);
       if (own(unit + 1)) look_up();
     }
   }

@@ -71,7 +71,7 @@ struct RowPart {
   }
 };
 
-// A row group's rows of a K/V head of a sequence.
+// A row tile of a K/V head of a sequence.
 struct Head {
   int b, h;
   int first_row;
@@ -79,17 +79,12 @@ struct Head {
   int q_begin;  // packed q: row of query 0
 };
 
-// Row groups of a block. What only kernels of several do is not compiled for the others.
-template <int row_groups>
-struct RowGroup {
-  static __device__ __forceinline__ int index() {
-    return row_groups > 1 ? threadIdx.x / group_threads : 0;
-  }
-  // All threads of the row group.
-  static __device__ __forceinline__ void meet() { ptx::barrier_wait<group_threads>(1 + index()); }
-};
+// All threads of the warps that compute.
+__device__ __forceinline__ void meet() {
+  ptx::barrier_wait<group_threads>(1);
+}
 
-// Query and head of row r of a row group: the heads of a query are consecutive.
+// Query and head of row r of a row tile: the heads of a query are consecutive.
 struct Row {
   int query, head;
   __device__ __forceinline__ Row(const attn_decode_kernarg& a, const Head& at, int r)
@@ -144,7 +139,7 @@ struct PlacedPart {
 template <DecodeTile tile>
 __device__ __forceinline__ PlacedPart place_of(const attn_decode_kernarg& a, const Head& at,
                                                const Share& share, const Part& part) {
-  if (tile.split && a.split_keys) {
+  if (tile.swapped && a.split_keys) {
     const unsigned row_tile = tile.tiled ? at.first_row / tile.rows() : 0,
                    head = at.b * a.heads_kv + at.h;
     return {part.number, part.begin, part.end, (head * a.row_tiles + row_tile) * a.splits};
@@ -154,25 +149,20 @@ __device__ __forceinline__ PlacedPart place_of(const attn_decode_kernarg& a, con
           2 * (first * a.columns + blockIdx.x % a.columns)};
 }
 
-// The parts of a row group's rows. `part` is in shared memory.
+// The parts of a row tile.
 template <DecodeTile tile>
 struct Parts {
-  static constexpr int columns = tile.head_dim_v, row_groups = tile.row_groups;
-  static constexpr bool split = tile.split;
-  using Group = RowGroup<row_groups>;
+  static constexpr int columns = tile.head_dim_v;
   const attn_decode_kernarg& a;
   const PlacedPart& part;
 
   // A block has at most one part that others began, and one that others go on with.
   __device__ __forceinline__ unsigned slot(unsigned number) const {
-    if (split && a.split_keys) return part.first + number;
+    if (tile.swapped && a.split_keys) return part.first + number;
     return part.first + 2 * a.columns * number + (number == 0);
   }
-  __device__ __forceinline__ unsigned counter(unsigned number) const {
-    return slot(number) * row_groups + Group::index();
-  }
   __device__ __forceinline__ long long row_at(unsigned slot, int r) const {
-    return (slot * (long long)row_groups + Group::index()) * tile.rows_of_group + r;
+    return slot * (long long)tile.rows() + r;
   }
   __device__ __forceinline__ float* sums(unsigned slot, int r) const {
     return a.sums + row_at(slot, r) * columns;
@@ -203,7 +193,7 @@ struct Parts {
           [&](int i) {
             return __ldcg(reinterpret_cast<const float4*>(sums(slot_of(i), r) + column));
           },
-          split && a.split_keys != 0);
+          true);
     }
     return row;
   }
@@ -263,21 +253,20 @@ struct Parts {
           row.o.z = fmaf(x.z, f, row.o.z), row.o.w = fmaf(x.w, f, row.o.w);
         }
       }
-      if (columns > 128) Group::meet();  // warps that share a row have read its stats
+      if (columns > 128) meet();  // warps that share a row have read its stats
       if (any) done(r, row);
     }
   }
   // Whether this block is the last of `expected` to come here; what the others wrote before can
   // then be read.
   __device__ __forceinline__ bool last_here(unsigned* arrived, unsigned expected) const {
-    __shared__ bool last_of_group[row_groups];
-    bool& last = last_of_group[Group::index()];
-    Group::meet();
+    __shared__ bool last;
+    meet();
     if (threadIdx.x % group_threads == 0) {
       last = ptx::count_arrival(arrived) == expected - 1;
       if (last) *arrived = 0;
     }
-    Group::meet();
+    meet();
     return last;
   }
   // After the part is written. Parts are added up in groups, and these again.
@@ -287,37 +276,22 @@ struct Parts {
                    first_group = part.begin / merged_parts,
                    groups = (part.end - 1) / merged_parts + 1 - first_group;
     unsigned step = 1, from = max(group, part.begin), to = min(group + merged_parts, part.end);
-    if (!last_here(a.arrived + counter(group), to - from)) return;
+    if (!last_here(a.arrived + slot(group), to - from)) return;
     const auto go_on = [&] {
       from = first_group * merged_parts, to = part.end, step = merged_parts;
-      return last_here(a.arrived + a.slots * row_groups + counter(from), groups);
+      return last_here(a.arrived + a.slots + slot(from), groups);
     };
-    if constexpr (!split) {
-      bool all = groups == 1;
+    bool all = groups == 1;
 #pragma unroll 1
-      while (true) {
-        add_up(from, to, step, rows, places, at_once, [&](int r, const RowPart<columns>& row) {
-          if (all)
-            store_result(a, at, r, row);
-          else
-            write(slot(group), r, row);
-        });
-        if (all || !go_on()) return;
-        all = true;
-      }
-    } else {
-      if (groups > 1) {
-        for (int r0 = 0; r0 < rows; r0 += RowPart<columns>::rows) {
-          const int r = r0 + RowPart<columns>::row();
-          RowPart<columns> row;
-          if (r < rows) row = read(from, to, 1, r);
-          Group::meet();  // all have read what one overwrites
-          if (r < rows) write(slot(group), r, row);
-        }
-        if (!go_on()) return;
-      }
-      for (int r = RowPart<columns>::row(); r < rows; r += RowPart<columns>::rows)
-        store_result(a, at, r, read(from, to, step, r));
+    while (true) {
+      add_up(from, to, step, rows, places, at_once, [&](int r, const RowPart<columns>& row) {
+        if (all)
+          store_result(a, at, r, row);
+        else
+          write(slot(group), r, row);
+      });
+      if (all || !go_on()) return;
+      all = true;
     }
   }
   // The same without a ring: what it reads comes to registers. Groups are as large as there are
@@ -332,14 +306,14 @@ struct Parts {
     }
     unsigned step = 1, from = max(group, part.begin), to = min(group + size, part.end),
              expected = to - from;
-    unsigned* arrived = a.arrived + counter(group);
+    unsigned* arrived = a.arrived + slot(group);
 #pragma unroll 1
     while (last_here(arrived, expected)) {
       const bool all = step > 1 || groups == 1;
       add_rows(at, from, to, step, rows, all ? -1 : int(slot(group)));
       if (all) return;
       from = first_group * size, to = part.end, step = size, expected = groups;
-      arrived = a.arrived + a.slots * row_groups + counter(from);
+      arrived = a.arrived + a.slots + slot(from);
     }
   }
   static constexpr unsigned parts_at_once = 16;
@@ -407,12 +381,12 @@ struct Parts {
     for (int r0 = 0; r0 < rows; r0 += Row::rows) {
       const int r = min(r0 + Row::row(), rows - 1);
       Row row;
-      if (split && a.split_keys) {
+      if (a.split_keys) {
         row = read(from, to, step, r);
       } else {
         row = add_blocks(from, to, step, r);
       }
-      if (columns > 128) Group::meet();  // warps that share a row have read its stats
+      if (columns > 128) meet();  // warps that share a row have read its stats
       if (r0 + Row::row() >= rows) continue;
       if (to_slot < 0)
         store_result(a, at, r, row);
@@ -442,7 +416,7 @@ struct Parts {
     RowPart<columns> sum = add(slot, !begins_group, row);
     if (ends_group)
       sum = add(slot + 1, part.begin / merged_parts != part.number / merged_parts, sum);
-    Group::meet();  // all have read what is written now
+    meet();  // all have read what is written now
     if (ends)
       store_result(a, at, r, sum);
     else

@@ -1,8 +1,8 @@
 // Decode with swapped products, for devices with wgmma: S^T = K Q^T and O^T = V^T P^T, so that the
 // rows, queries times query heads of a K/V head, are the N of the instructions, 8 to 64, and none
 // of their 64 rows are padding. One warpgroup computes, its four warps with one state of the
-// softmax; a fifth warp loads. K and V of 16 bits come to the matrix unit as they lie in shared
-// memory, those of fp8 through registers, where they become f16.
+// softmax; a fifth warp loads, or a fifth and a sixth. K and V of 16 bits come to the matrix unit
+// as they lie in shared memory, those of fp8 through registers, where they become f16.
 #pragma once
 #include "../common/tanh.cuh"
 #include "../ptx/load_shared.h"
@@ -27,9 +27,6 @@ struct Swapped {
   static constexpr int v_tiles = head_dim_v / 64;
   // fp8: V becomes f16 while the matrix unit has K, as far as there are registers.
   static constexpr bool early_values = KV::scaled && rows <= 16 && v_tiles <= 2;
-  // The threads of the warpgroup.
-  static __device__ __forceinline__ void meet() { ptx::barrier_wait<group_threads>(1); }
-
   const attn_decode_kernarg& a;
   SwappedShared<tile>& shared;
   const unsigned ring;
@@ -620,6 +617,8 @@ struct Swapped {
 #pragma unroll 1
       do {
         wait(shared.full[stage.number], stage.parity);
+        // What cp.async wrote, the matrix unit reads.
+        if (!KV::scaled && row_by_row<tile>()) ptx::fence_async_shared();
         const SwappedUnit& unit = shared.unit[stage.number];
         last = unit.last, final = unit.final;
         take(ring + stage.number * tile.stage_bytes(), unit);
@@ -663,7 +662,7 @@ __device__ __forceinline__ void decode_swapped(const attn_decode_kernarg& a, con
   // The same in all lanes, which the compiler sees here.
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
   if (threadIdx.x < decode_max_stages) {
-    ptx::mbarrier_init(address(&shared.full[threadIdx.x]), 1);
+    ptx::mbarrier_init(address(&shared.full[threadIdx.x]), arrivals_of_unit<tile>());
     ptx::mbarrier_init(address(&shared.empty[threadIdx.x]), decode_warps);
   } else if (threadIdx.x < decode_max_stages + 2) {
     ptx::mbarrier_init(address(&shared.part_full[threadIdx.x - decode_max_stages]), 1);
@@ -675,13 +674,22 @@ __device__ __forceinline__ void decode_swapped(const attn_decode_kernarg& a, con
   __syncthreads();
   // No access to other memory before grid_wait().
   const unsigned ring = address(shared_memory);
-  if (warp == decode_warps) {
+  if (warp >= decode_warps) {
+    const bool finds = warp == decode_warps;
     Work<tile> work;
-    if (a.fixed_lengths) work = find_work<tile, 32>(a, threadIdx.x % 32);
+    if (finds && a.fixed_lengths) work = find_work<tile, 32>(a, threadIdx.x % 32);
     ptx::grid_wait();
-    if (!a.fixed_lengths && a.seqlen_q > 0) work = find_work<tile, 32>(a, threadIdx.x % 32);
-    if (threadIdx.x % 32 == 0 && a.seqlen_q > 0)
-      SwappedLoader<KV, tile>{a, maps, shared, ring}.run(work);
+    if (a.seqlen_q == 0) return;
+    if (finds && !a.fixed_lengths) work = find_work<tile, 32>(a, threadIdx.x % 32);
+    if constexpr (tile.loaders() > 1) {
+      if (row_by_row<tile>()) {
+        if (threadIdx.x == group_threads) shared.work = work;
+        ptx::barrier_wait<32 * tile.loaders()>(2);
+        work = shared.work;
+        return SwappedLoader<KV, tile, true>{a, maps, shared, ring}.run(work);
+      }
+    }
+    if (threadIdx.x % 32 == 0) SwappedLoader<KV, tile>{a, maps, shared, ring}.run(work);
     return;
   }
   ptx::grid_wait();

@@ -1,8 +1,9 @@
 // The warp of swapped.cuh that loads: it finds the block's work and asks the copy engine for K and
 // V of one unit after the other. One lane does so, for what a unit takes it is what the block waits
-// for.
+// for. Pages too small for that are loaded row by row, by two whole warps.
 #pragma once
 #include "../common/descale.cuh"
+#include "../ptx/cp_async.h"
 #include "../ptx/tma.h"
 #include "load.cuh"
 
@@ -38,11 +39,12 @@ struct SwappedShared {
   float slope[rows];                       // of ALiBi
   alignas(16) int2 keys[rows];             // that a row sees: from, to
   ulonglong2 tree[rows];                   // its words of the tree
+  Work<tile> work;                         // for the second of two warps that load
 };
 
 template <DecodeTile tile>
 __device__ __forceinline__ SwappedShared<tile>& swapped_shared() {
-  // Beside it lie find_work's cursor and which block was last.
+  // Next to it are find_work's cursor and which block was last.
   static_assert(sizeof(SwappedShared<tile>) + sizeof(Cursor<tile>) + 64 <=
                 tile.static_shared_bytes());
   __shared__ SwappedShared<tile> shared;
@@ -53,8 +55,22 @@ __device__ __forceinline__ unsigned long long low_bits(int count) {
   return count >= 64 ? ~0ull : (1ull << count) - 1;
 }
 
-template <class KV, DecodeTile tile>
+// Whether two warps of this launch load rows one by one. Known before parameters are.
+template <DecodeTile tile>
+__device__ __forceinline__ bool row_by_row() {
+  return tile.loaders() > 1 && blockDim.x > group_threads + 32;
+}
+// Arrivals that a unit waits for: with rows one by one of each lane's copies, and of each warp.
+template <DecodeTile tile>
+__device__ __forceinline__ int arrivals_of_unit() {
+  return row_by_row<tile>() ? tile.loaders() * (32 + 1) : 1;
+}
+
+// rows: by two warps, each of which copies the rows of 32 of a unit's keys, lane by lane one; else
+// by one lane.
+template <class KV, DecodeTile tile, bool rows = false>
 struct SwappedLoader {
+  static_assert(!rows || unit_keys == 32 * tile.loaders());
   static constexpr int k_panels = tile.panels(tile.head_dim),
                        v_panels = tile.panels(tile.head_dim_v);
   static constexpr int max_boxes = unit_keys / warp_keys;  // of a unit
@@ -66,16 +82,24 @@ struct SwappedLoader {
   Stage stage = {};
   Cursor<tile> at = {};
   // Of the next unit: asked for while the one before it is on its way.
-  int page[max_boxes] = {};
+  int page[rows ? 1 : max_boxes] = {};
   float k_descale = 1, v_descale = 1;
+
+  static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
+  // rows: of the two warps, and the lane's key of a unit.
+  static __device__ __forceinline__ int index() { return threadIdx.x / 32 - decode_warps; }
+  static __device__ __forceinline__ int own_key() { return threadIdx.x - group_threads; }
+  // The lane that writes what is to know of units and parts.
+  static __device__ __forceinline__ bool leads() { return !rows || own_key() == 0; }
 
   // local: the unit's first key, in the segment.
   __device__ __forceinline__ void look_up(const attn_decode_segment& s, int local) {
     if (s.block_table) {
       const int* const table = s.block_table + at.b * (long long)s.max_pages;
+      constexpr int n = rows ? 1 : max_boxes;
 #pragma unroll
-      for (int i = 0; i < max_boxes; ++i) {
-        const int key = i * s.box_keys, entry = page_of(s, local + key);
+      for (int i = 0; i < n; ++i) {
+        const int key = rows ? own_key() : i * s.box_keys, entry = page_of(s, local + key);
         page[i] = key < unit_keys && entry < s.max_pages ? table[entry] : -1;
       }
     }
@@ -109,11 +133,90 @@ struct SwappedLoader {
                     row, at.h, entry);
   }
 
+  // The place of the lane's key in K or V. entry: of its page.
+  __device__ __forceinline__ unsigned long long row_address(const attn_decode_segment& s,
+                                                            const void* base,
+                                                            const long long (&stride)[3],
+                                                            int local) const {
+    const bool paged = s.block_table;
+    const long long entry = paged                  ? page[0]
+                            : s.lengths.cu_seqlens ? 0
+                                                   : at.b,
+                    row = paged ? slot_of(s, local + own_key()) : at.row + local + own_key();
+    return reinterpret_cast<unsigned long long>(base) +
+           KV::bytes * (entry * stride[0] + row * stride[1] + at.h * stride[2]);
+  }
+  // The warp's 32 rows of this many columns, whose addresses the lanes have, 16 bytes a lane.
+  // Columns from used_bytes on become 0.
+  template <int columns>
+  __device__ __forceinline__ void copy_rows(unsigned to, unsigned long long row,
+                                            int used_bytes) const {
+    constexpr int chunks = columns * KV::bytes / 16, at_once = 4;
+    static_assert(chunks % at_once == 0);
+#pragma unroll
+    for (int i0 = 0; i0 < chunks; i0 += at_once) {
+      unsigned long long from[at_once];
+#pragma unroll
+      for (int i = 0; i < at_once; ++i)
+        from[i] = __shfl_sync(0xffffffff, row, (32 * (i0 + i) + lane()) / chunks);
+#pragma unroll
+      for (int i = 0; i < at_once; ++i) {
+        const int r = (32 * (i0 + i) + lane()) / chunks, chunk = (32 * (i0 + i) + lane()) % chunks;
+        ptx::cp_async_16(to + chunk / 8 * panel_bytes + chunk_offset<panel_pitch>(r, chunk % 8),
+                         reinterpret_cast<const char*>(from[i]) + 16 * chunk,
+                         16 * chunk < used_bytes);
+      }
+    }
+  }
+  // load() by two warps.
+  template <class Meanwhile, class AskAhead>
+  __device__ __forceinline__ void load_rows(const attn_decode_segment& s, int first,
+                                            unsigned long long seen, bool last, bool final,
+                                            Meanwhile&& meanwhile, AskAhead&& ask_ahead) {
+    wait(shared.empty[stage.number], stage.parity ^ 1);
+    SwappedUnit& unit = shared.unit[stage.number];
+    const int local = first - at.begin;
+    const bool there =
+        seen >> own_key() & 1 && (!s.block_table || unsigned(page[0]) < unsigned(s.num_pages));
+    const unsigned valid = __ballot_sync(0xffffffff, there);
+    if (lane() == 0) {
+      reinterpret_cast<unsigned*>(&unit.valid)[index()] = valid;
+      if (leads()) {
+        unit.first = first, unit.last = last, unit.final = final;
+        unit.k_descale = k_descale, unit.v_descale = v_descale;
+        meanwhile();
+      }
+    }
+    __syncwarp();
+    const unsigned full = address(&shared.full[stage.number]);
+    if (valid != 0) {
+      // Rows of keys that are not valid may be anything: those of one that is.
+      const int other = __ffs(valid) - 1;
+      const auto row_of = [&](const void* base, const long long(&stride)[3]) {
+        const unsigned long long own = row_address(s, base, stride, local),
+                                 valid_one = __shfl_sync(0xffffffff, own, other);
+        return there ? own : valid_one;
+      };
+      const unsigned long long k_row = row_of(s.k, s.k_stride), v_row = row_of(s.v, s.v_stride);
+      ask_ahead();
+      const unsigned to = ring + stage.number * tile.stage_bytes() + 32 * index() * panel_pitch;
+      copy_rows<tile.head_dim>(to, k_row, a.head_dim * KV::bytes);
+      copy_rows<tile.head_dim_v>(to + tile.k_bytes(), v_row, a.head_dim_v * KV::bytes);
+    } else {
+      ask_ahead();
+    }
+    ptx::cp_async_arrive(full);
+    if (lane() == 0) ptx::mbarrier_arrive(full);
+    stage.next(a.stages);
+  }
+
   // valid: keys that are seen. meanwhile(): what else to do before the unit counts as loaded.
-  template <class Meanwhile>
+  // ask_ahead(): looks up what the next unit needs.
+  template <class Meanwhile, class AskAhead>
   __device__ __forceinline__ void load(const attn_decode_segment& s, int first,
                                        unsigned long long valid, bool last, bool final,
-                                       Meanwhile&& meanwhile) {
+                                       Meanwhile&& meanwhile, AskAhead&& ask_ahead) {
+    if constexpr (rows) return load_rows(s, first, valid, last, final, meanwhile, ask_ahead);
     wait(shared.empty[stage.number], stage.parity ^ 1);
     SwappedUnit& unit = shared.unit[stage.number];
     const unsigned to = ring + stage.number * tile.stage_bytes(),
@@ -139,27 +242,32 @@ struct SwappedLoader {
     meanwhile();
     ptx::mbarrier_arrive_expect(full, bytes);
     stage.next(a.stages);
+    ask_ahead();
   }
 
   // The part that begins with the unit at the cursor. number: of the block's parts.
-  __device__ __forceinline__ SwappedPart& post(unsigned number) const {
+  __device__ __forceinline__ SwappedPart* post(unsigned number) const {
     const unsigned slot = number % 2;
-    wait(shared.part_empty[slot], number / 2 % 2 ^ 1);
     SwappedPart& to = shared.part[slot];
-    to.at = {at.b,
-             at.h,
-             at.sequence.first_row,
-             at.sequence.seqlen_q,
-             at.sequence.seqlen_kv,
-             at.sequence.q_begin};
-    to.none = false;
-    ptx::mbarrier_arrive(address(&shared.part_full[slot]));
-    return to;
+    if (leads()) {
+      wait(shared.part_empty[slot], number / 2 % 2 ^ 1);
+      to.at = {at.b,
+               at.h,
+               at.sequence.first_row,
+               at.sequence.seqlen_q,
+               at.sequence.seqlen_kv,
+               at.sequence.q_begin};
+      to.none = false;
+      ptx::mbarrier_arrive(address(&shared.part_full[slot]));
+    }
+    if (rows) __syncwarp();
+    return &to;
   }
 
-  // By one lane.
+  // By one lane, or (rows) two warps.
   __device__ __forceinline__ void run(const Work<tile>& work) {
     if (work.begin == work.end) {
+      if (!leads()) return;
       shared.part[0].none = true;
       return ptx::mbarrier_arrive(address(&shared.part_full[0]));
     }
@@ -183,21 +291,23 @@ struct SwappedLoader {
       const bool part_ends = final || head_ends || a.split_keys;
       const bool by_block = KV::scaled && (s.k_descale.block_keys || s.v_descale.block_keys);
       const bool each = s.block_table || by_block;
-      SwappedPart* const posted = begins ? &post(parts++) : nullptr;
+      SwappedPart* const posted = begins ? post(parts++) : nullptr;
       look_up(s, at.first - at.begin);
 #pragma unroll 1
       for (int i = 0; i < units; ++i) {
         const int first = at.first + i * unit_keys;
         const bool last = i == units - 1;
-        load(s, first, seen_keys(first, limit), last && part_ends, last && final, [&] {
+        const auto place_part = [&] {
           if (i > 0 || !begins) return;
           const Part part = a.split_keys
                                 ? Part{unsigned(at.split), unsigned(at.sequence.split_begin),
                                        unsigned(at.sequence.split_end)}
                                 : Part{0, head_begin, head_begin + at.sequence.units};
           posted->placed = place_of<tile>(a, posted->at, work.share, part);
+        };
+        load(s, first, seen_keys(first, limit), last && part_ends, last && final, place_part, [&] {
+          if (each && !last) look_up(s, first + unit_keys - at.begin);
         });
-        if (each && !last) look_up(s, first + unit_keys - at.begin);
       }
       if (final) return;
       begins = part_ends;

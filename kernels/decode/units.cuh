@@ -62,7 +62,7 @@ struct Sequence {
 #pragma unroll 1
     for (int i = 0; i < a.num_segments; ++i) {
       const int end = begin + segment_span(a.segment[i].lengths, b).length;
-      if (tile.split && a.split_keys) {
+      if (tile.swapped && a.split_keys) {
         const int own = count_of(begin, end, a.split_keys);
         if (own > 0) {
           const int last = splits + (min(high, end) - begin - 1) / a.split_keys;
@@ -78,7 +78,7 @@ struct Sequence {
     split_end = max(split_end, 1);
   }
   __device__ __forceinline__ int shares(const attn_decode_kernarg& a) const {
-    if (!tile.split || !a.split_keys || units == 0) return units;
+    if (!tile.swapped || !a.split_keys || units == 0) return units;
     return a.whole_heads ? 1 : split_end - split_begin;
   }
   // Goes to the next row tile, if there is one.
@@ -108,7 +108,7 @@ struct Sequence {
   // Units before a share.
   __device__ __forceinline__ int units_before(const attn_decode_kernarg& a, int b,
                                               int share) const {
-    if (!tile.split || !a.split_keys || share == 0) return share;
+    if (!tile.swapped || !a.split_keys || share == 0) return share;
     int begin = 0, units = 0;
 #pragma unroll 1
     for (int i = 0; i < a.num_segments; ++i) {
@@ -153,16 +153,9 @@ struct Cursor {
     }
     first = begin + (max(sequence.low - begin, 0) / unit_keys + skip) * unit_keys;
   }
-  // With fixed_split: whether the unit is its split's last.
-  __device__ __forceinline__ bool ends_split(const attn_decode_kernarg& a) const {
-    const int behind = first + unit_keys;
-    const int done = behind - begin;
-    return left == 1 || behind >= end ||
-           (a.split_mask ? done & a.split_mask : done % a.split_keys) == 0;
-  }
-  // split_ends: as ends_split() says.
+  // split_ends: with fixed_split, whether the unit is its split's last.
   __device__ __forceinline__ void next(const attn_decode_kernarg& a, bool split_ends) {
-    if (tile.split) split += split_ends;
+    if (tile.swapped) split += split_ends;
     if (--left > 0) {
       first += unit_keys;
       if (first >= end) find(a, sequence.units - left);

@@ -1,8 +1,8 @@
 // The kernels decode_*: few queries against many keys, of 16 bits as the queries or of fp8. They
-// differ by the head dimensions and rows they take, and by how they load K and V: decode_sm90_* by
-// TMA, each of whose boxes must be inside one page. _r64 compute 64 rows at once, by wgmma, and
-// more in tiles of 64; _split and _r48 take fixed_split. decode_sm90_blocks_*: K and V of each
-// segment in q8_0, q4_0, i8, i4 or q's type; up to 8 rows, _r16 up to 16.
+// differ by the head dimensions and rows they take. decode_sm90_*_r8 to _r64 are for wgmma; _r64
+// take more rows in tiles of 64. decode_sm80_* and decode_sm89_* are for all other devices.
+// decode_sm90_blocks_*: K and V of each segment in q8_0, q4_0, i8, i4 or q's type; up to 8 rows,
+// _r16 up to 16.
 #include "kernels/decode.h"
 
 #include "kernels/families.h"
@@ -41,7 +41,7 @@ constexpr Limits limits(const decode::Variant& variant) {
                    .flags = forward_flags | ATTN_ALIBI | ATTN_SPLIT_INVARIANT,
                    .features = forward_features | feature_segments | feature_paged_kv |
                                feature_softcap | feature_tree |
-                               (tile.split ? feature_fixed_split : 0u) |
+                               (tile.swapped ? feature_fixed_split : 0u) |
                                (fp8 ? kv_descale_features : 0u) |
                                (fp8 && !variant.copy_engine ? feature_shared_descales : 0u) |
                                (tile.own_types ? feature_mixed_kv_types : 0u),

@@ -20,7 +20,7 @@ namespace attn::decode {
 
 constexpr int ring_bytes = 192 << 10;  // of the blocks of a multiprocessor
 constexpr int64_t few_units = 16, few_units_of_swapped = 4, many_units = 48;  // of a block
-constexpr int64_t few_units_of_blocks = 3, many_units_of_loader = 128;
+constexpr int64_t few_units_of_blocks = 3;
 constexpr int64_t max_length = 1 << 30;  // keys of a sequence
 constexpr int block_reserve = 1024;      // shared memory that the system reserves for each block
 
@@ -34,7 +34,6 @@ struct Shape {
   int k_bytes = 0, stage_bytes = 0;  // of a unit in shared memory
   int scales_at = 0;                 // in it, of i8 and i4
   int64_t blocks = 0;                // a multiple of columns_of()
-  int64_t units = 0;                 // of all blocks, at most
   int64_t splits = 0;                // of a row tile at most; 0: without fixed_split
   bool whole_heads = false;          // blocks take whole row tiles
   int64_t slots = 0;                 // of the workspace
@@ -124,7 +123,6 @@ inline Shape shape_of(const Problem& p, int64_t rows, const DeviceInfo& device,
     most *= std::clamp<int64_t>(all / most / many_units, 1,
                                 tile.element_bytes == 2 && !tile.swapped ? 4 : 1);
   shape.stages = stages;
-  shape.units = all;
   int64_t shares = all;
   if (p.fixed_split > 0) {
     shape.splits = std::max<int64_t>(1, splits);
@@ -140,13 +138,28 @@ inline Shape shape_of(const Problem& p, int64_t rows, const DeviceInfo& device,
   return shape;
 }
 
-// Producer warps of a block, which take turns. One has some 1800 clocks of latency per unit, more
-// if it loads each row separately or pages. A second one costs 1 us if a block has few units.
+// Keys that TMA loads at once.
+inline int box_keys(const attn_segment& s) {
+  return s.layout == ATTN_PAGED ? std::gcd(s.page_size, unit_keys) : unit_keys;
+}
+
+// Whether swapped.cuh loads rows one by one: boxes are asked for by one lane, for which those of
+// few keys take longer than the memory does, and pages may be smaller than any box.
+inline bool row_by_row(const Problem& p, const DecodeTile& tile) {
+  constexpr int least_keys = 32;
+  if (!tile.swapped || tile.loaders() == 1) return false;
+  for (const attn_segment& s : p.segment)
+    if (box_keys(s) < least_keys) return true;
+  return false;
+}
+
+// Producer warps of a block. Without swapped.cuh they take turns: one has some 1800 clocks of
+// latency per unit, more if it loads each row separately or pages. A second one costs 1 us if a
+// block has few units.
 template <DecodeTile tile, bool engine>
-int loaders_of(const Problem& p, const Shape& shape) {
-  const bool paged = p.needs.features & feature_paged_kv;
-  const bool many = tile.element_bytes == 1 && shape.units / shape.blocks >= many_units_of_loader;
-  return !engine || paged || many ? tile.loaders() : 1;
+int loaders_of(const Problem& p) {
+  if (tile.swapped) return row_by_row(p, tile) ? tile.loaders() : 1;
+  return !engine || p.needs.features & feature_paged_kv ? tile.loaders() : 1;
 }
 
 // The workspace: sums, stats and counters of each slot.
@@ -154,15 +167,10 @@ struct Workspace {
   int64_t stats_at, arrived_at, bytes;
 };
 inline Workspace workspace_of(int64_t slots, const DecodeTile& tile) {
-  const int64_t groups = slots * tile.row_groups, rows = slots * tile.rows();
+  const int64_t rows = slots * tile.rows();
   const int64_t stats_at = rows * tile.head_dim_v * int64_t{sizeof(float)},
                 arrived_at = stats_at + rows * 2 * int64_t{sizeof(float)};
-  return {stats_at, arrived_at, arrived_at + 2 * groups * int64_t{sizeof(unsigned)}};
-}
-
-// Keys that TMA loads at once.
-inline int box_keys(const attn_segment& s) {
-  return s.layout == ATTN_PAGED ? std::gcd(s.page_size, unit_keys) : unit_keys;
+  return {stats_at, arrived_at, arrived_at + 2 * slots * int64_t{sizeof(unsigned)}};
 }
 
 inline attn_key_scales key_scales(const attn_strides& stride) {
@@ -195,13 +203,12 @@ Kernarg<engine> constants(const Problem& p, int64_t rows, const Shape& shape) {
   a.kv_e5m2 = p.segment[0].k_type == ATTN_F8_E5M2;
   a.rows_taken = int(rows);
   a.stages = shape.stages;
-  a.loaders = loaders_of<tile, engine>(p, shape);
+  a.loaders = loaders_of<tile, engine>(p);
   a.k_bytes = shape.k_bytes;
   a.stage_bytes = shape.stage_bytes;
   a.scales_at = shape.scales_at;
   a.columns = int(columns_of(p, shape.blocks));
   a.split_keys = int(std::min<int64_t>(p.fixed_split, max_length));
-  a.split_mask = std::has_single_bit(unsigned(a.split_keys)) ? a.split_keys - 1 : 0;
   a.whole_heads = shape.whole_heads;
   a.row_tiles = int(row_tiles(rows, tile));
   a.splits = int(shape.splits);
@@ -288,10 +295,10 @@ Arguments arguments(const Kernarg<engine>& kernarg) {
     return arguments_of<patch<tile.own_types>>(kernarg);
 }
 
-inline Status check_engine(const Problem& p, const DeviceInfo& device) {
+inline Status check_engine(const Problem& p, const DeviceInfo& device, const DecodeTile& tile) {
   ATTN_TRY(check_copy_engine(device));
   for (const attn_segment& s : p.segment) {
-    if (s.layout == ATTN_PAGED && s.page_size % warp_keys != 0)
+    if (s.layout == ATTN_PAGED && s.page_size % warp_keys != 0 && !row_by_row(p, tile))
       return unsupported("page_size ", s.page_size, " is not a multiple of ", warp_keys);
     ATTN_TRY(check_copied(p, s));
   }
@@ -381,7 +388,7 @@ inline Status check(const Problem& p, int64_t rows, const DeviceInfo& device,
     return unsupported("fixed_split is ", p.fixed_split, "; accepted: multiples of ", unit_keys);
   ATTN_TRY(
       check_units(p, row_tiles(rows, tile), tile.rows(), attn_decode_max_segments, max_length));
-  if (engine) ATTN_TRY(check_engine(p, device));
+  if (engine) ATTN_TRY(check_engine(p, device, tile));
   if (tile.own_types) ATTN_TRY(check_own_types(p));
   return {};
 }
@@ -391,12 +398,15 @@ template <DecodeTile tile, bool engine, bool few = false>
 void add_decode(const char* image, const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   const int64_t rows = rows_of<few>(p, tile);
   const Shape shape = shape_of(p, rows, device, tile);
+  const int threads =
+      tile.threads() - (tile.swapped ? 32 * (tile.loaders() - loaders_of<tile, engine>(p)) : 0);
   recipe->workspace = size_t(workspace_of(shape.slots, tile).bytes);
   recipe->steps.push_back({
       .image = image,
       .static_shared_bytes = tile.static_shared_bytes(),
+      .fewer_threads = threads < tile.threads(),
       .launch = {.grid = {uint32_t(shape.blocks), 1, 1},
-                 .block = {uint32_t(tile.threads()), 1, 1},
+                 .block = {uint32_t(threads), 1, 1},
                  .shared_bytes = uint32_t(tile.merge_bytes() + shape.stages * shape.stage_bytes),
                  .starts_early = engine || device.arch == "sm_90"},
       .arguments = arguments<tile, engine>(constants<tile, engine>(p, rows, shape)),

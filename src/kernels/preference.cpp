@@ -66,22 +66,11 @@ std::string prefer_other(const Problem& p, const DeviceInfo& device, const sm90:
   return "";
 }
 
-// decode_sm90_*_r8 to _r64 load by one lane, for which many boxes of 16 keys take longer than the
-// memory does.
-std::string pages_are_small(const Problem& p, const decode::DecodeTile& tile) {
-  const int panels = tile.panels(tile.head_dim) + tile.panels(tile.head_dim_v);
-  for (const attn_segment& s : p.segment)
-    if (s.layout == ATTN_PAGED && panels * decode::unit_keys / decode::box_keys(s) > 8)
-      return join("for pages of ", s.page_size, " keys");
-  return "";
-}
-
 // fwd_* read K and V again for each query head, but compute more at once: decode_* are better where
 // what fwd_* read has to come from memory.
 std::string prefer_other(const Problem& p, const DeviceInfo& device,
                          const decode::Variant& variant) {
-  if (variant.tile.rows() <= decode::group_rows)
-    return variant.tile.swapped ? pages_are_small(p, variant.tile) : "";
+  if (variant.tile.rows() <= decode::group_rows) return "";
   if (decode::alone(p, variant.tile)) return "";
   int64_t bytes = 0;
   for (const attn_segment& s : p.segment)

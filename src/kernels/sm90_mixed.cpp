@@ -26,17 +26,17 @@ consteval Mixed mixed(const char* name, const char* decode, const char* paged,
           find_variant(sm90::variants, score_paged)};
 }
 constexpr Mixed kernels[] = {
-    mixed("fwd_sm90_bf16_d64_mixed", "decode_sm90_bf16_d64", "fwd_sm90_bf16_d64_paged",
+    mixed("fwd_sm90_bf16_d64_mixed", "decode_sm90_bf16_d64_r16", "fwd_sm90_bf16_d64_paged",
           "fwd_sm90_bf16_d64_score_paged"),
-    mixed("fwd_sm90_bf16_d128_mixed", "decode_sm90_bf16_d128", "fwd_sm90_bf16_d128_paged",
+    mixed("fwd_sm90_bf16_d128_mixed", "decode_sm90_bf16_d128_r16", "fwd_sm90_bf16_d128_paged",
           "fwd_sm90_bf16_d128_score_paged"),
-    mixed("fwd_sm90_bf16_d256_mixed", "decode_sm90_bf16_d256", "fwd_sm90_bf16_d256_paged",
+    mixed("fwd_sm90_bf16_d256_mixed", "decode_sm90_bf16_d256_r16", "fwd_sm90_bf16_d256_paged",
           "fwd_sm90_bf16_d256_score_paged"),
-    mixed("fwd_sm90_f16_d64_mixed", "decode_sm90_f16_d64", "fwd_sm90_f16_d64_paged",
+    mixed("fwd_sm90_f16_d64_mixed", "decode_sm90_f16_d64_r16", "fwd_sm90_f16_d64_paged",
           "fwd_sm90_f16_d64_score_paged"),
-    mixed("fwd_sm90_f16_d128_mixed", "decode_sm90_f16_d128", "fwd_sm90_f16_d128_paged",
+    mixed("fwd_sm90_f16_d128_mixed", "decode_sm90_f16_d128_r16", "fwd_sm90_f16_d128_paged",
           "fwd_sm90_f16_d128_score_paged"),
-    mixed("fwd_sm90_f16_d256_mixed", "decode_sm90_f16_d256", "fwd_sm90_f16_d256_paged",
+    mixed("fwd_sm90_f16_d256_mixed", "decode_sm90_f16_d256_r16", "fwd_sm90_f16_d256_paged",
           "fwd_sm90_f16_d256_score_paged"),
 };
 

@@ -26,6 +26,7 @@ const attn_device h200 = device("sm_90", 132, 227 << 10, 60 << 20);
 const attn_device h100_pcie = device("sm_90", 114, 227 << 10, 50 << 20);
 const attn_device a100 = device("sm_80", 108, 163 << 10, 40 << 20);
 const attn_device l4 = device("sm_89", 58, 99 << 10, 48 << 20);
+const attn_device b200 = device("sm_100", 148, 227 << 10, 126 << 20);
 const attn_device mi300x = device("gfx942", 304, 64 << 10, 0);
 
 struct Shape {
@@ -296,7 +297,7 @@ TEST_CASE("choose: AMD's devices, with any number of compute units", "[plan]") {
 }
 
 TEST_CASE("choose: few queries go to the decode kernels", "[plan]") {
-  if (!in_build("decode_sm90_bf16_d128", "sm_90")) ATTN_SKIP("this build has no CUDA kernels");
+  if (!in_build("decode_sm90_bf16_d128_r8", "sm_90a")) ATTN_SKIP("this build has no CUDA kernels");
   const Shape token = {.heads = 32, .seqlen = 8192, .dim = 128, .seqlen_q = 1, .heads_kv = 8};
   CHECK(chosen(h200, token) == "\"decode_sm90_bf16_d128_r8\"");
   CHECK(chosen(a100, token) == "\"decode_sm80_bf16_d128\"");
@@ -306,13 +307,14 @@ TEST_CASE("choose: few queries go to the decode kernels", "[plan]") {
   CHECK(chosen(h200, s) == "\"decode_sm90_fp8_d128_r8\"");
   CHECK(chosen(l4, s) == "\"decode_sm89_fp8_d128\"");
   CHECK(chosen(a100, s) == "null");
+  s.seqlen_q = 128;  // in tiles of 16 rows
+  CHECK(chosen(l4, s) == "\"decode_sm89_fp8_d128\"");
   s = token;
-  s.page_size = 48;  // boxes of 16 keys, too many for one lane
-  CHECK(chosen(h200, s) == "\"decode_sm90_bf16_d128\"");
-  s.page_size = 32;
-  CHECK(chosen(h200, s) == "\"decode_sm90_bf16_d128_r8\"");
-  s.page_size = 24;  // the copy engine's boxes would lie in two pages
-  CHECK(chosen(h200, s) == "\"decode_sm80_bf16_d128\"");
+  for (const int page_size : {1, 24, 48, 64}) {
+    s.page_size = page_size;
+    CHECK(chosen(h200, s) == "\"decode_sm90_bf16_d128_r8\"");
+    CHECK(chosen(l4, s) == "\"decode_sm80_bf16_d128\"");
+  }
   s = token;
   s.seqlen_q = 4;  // 16 rows
   CHECK(chosen(h200, s) == "\"decode_sm90_bf16_d128_r16\"");
@@ -337,9 +339,90 @@ TEST_CASE("choose: few queries go to the decode kernels", "[plan]") {
   CHECK(chosen(h200, s) == "\"decode_sm90_fp8_d128_r64\"");
 }
 
-TEST_CASE("choose: trees go to the decode kernels, of any number of rows where some take 64",
-          "[plan]") {
-  if (!in_build("decode_sm90_bf16_d128", "sm_90")) ATTN_SKIP("this build has no CUDA kernels");
+// The wgmma of sm_90a is sm_90's alone: other devices run the kernels of sm_80 and sm_89, after
+// sm_90 from PTX.
+TEST_CASE("choose: devices after sm_90 decode by PTX of sm_80 and sm_89", "[plan]") {
+  if (!in_build("decode_sm90_bf16_d128_r8", "sm_90a")) ATTN_SKIP("this build has no CUDA kernels");
+  const Image* image;
+  REQUIRE(find_image("decode_sm89_fp8_d128", "sm_100", &image).ok());
+  CHECK(image->arch == std::string("compute_89"));
+  REQUIRE(find_image("decode_sm80_bf16_d128", "sm_100", &image).ok());
+  CHECK(image->arch == std::string("compute_80"));
+  const Shape token = {.heads = 32, .seqlen = 8192, .dim = 128, .seqlen_q = 1, .heads_kv = 8};
+  const struct {
+    attn_dtype kv_type;
+    int64_t tree_keys, queries;
+    const char* kernel;
+  } rows[] = {{ATTN_BF16, 0, 1, "decode_sm80_bf16_d128"},
+              {ATTN_BF16, 64, 64, "decode_sm80_bf16_d128"},
+              {ATTN_F8_E4M3FN, 0, 1, "decode_sm89_fp8_d128"},
+              {ATTN_F8_E4M3FN, 0, 64, "decode_sm89_fp8_d128"},
+              {ATTN_F8_E5M2, 64, 64, "decode_sm89_fp8_d128"},
+              {ATTN_Q8_0, 0, 1, "decode_sm90_blocks_d128"}};
+  for (const auto& r : rows)
+    for (const int page_size : {0, 1, 16, 64}) {
+      if (r.kv_type == ATTN_Q8_0 && page_size == 1) continue;
+      Shape s = token;
+      s.kv_type = r.kv_type, s.tree_keys = r.tree_keys, s.seqlen_q = r.queries;
+      s.page_size = page_size;
+      if (r.tree_keys > 0) s.flags = ATTN_CAUSAL;
+      INFO(dtype_name(r.kv_type) << ", " << r.queries << " queries, pages of " << page_size);
+      CHECK(chosen(b200, s) == join("\"", r.kernel, "\""));
+      CHECK(reason(b200, s, "decode_sm90_bf16_d128_r64").find("sm_100") != std::string::npos);
+    }
+  Shape prompt = token;
+  prompt.seqlen_q = 64;
+  CHECK(chosen(b200, prompt) == "\"fwd_sm80_bf16_d128\"");
+}
+
+// Boxes of fewer than 32 keys, each of which is in one page, are too many for the one lane that
+// asks for them.
+TEST_CASE("choose: decode loads small pages row by row, by two warps", "[plan]") {
+  struct Row {
+    const char* kernel;
+    attn_dtype kv_type;
+    int32_t page_size;  // 0: padded
+    uint32_t threads;
+  };
+  for (const Row& r : {Row{"decode_sm90_bf16_d128_r8", ATTN_BF16, 0, 160},
+                       Row{"decode_sm90_bf16_d128_r8", ATTN_BF16, 32, 160},
+                       Row{"decode_sm90_bf16_d128_r8", ATTN_BF16, 48, 192},
+                       Row{"decode_sm90_bf16_d128_r16", ATTN_BF16, 16, 192},
+                       Row{"decode_sm90_bf16_d128_r16", ATTN_BF16, 1, 192},
+                       Row{"decode_sm90_bf16_d256_r8", ATTN_BF16, 32, 160},
+                       Row{"decode_sm90_fp8_d128_r8", ATTN_F8_E4M3FN, 32, 160},
+                       Row{"decode_sm90_fp8_d128_r8", ATTN_F8_E4M3FN, 16, 192},
+                       Row{"decode_sm90_fp8_d128_r8", ATTN_F8_E4M3FN, 24, 192},
+                       Row{"decode_sm90_bf16_d128_r32", ATTN_BF16, 16, 160}}) {
+    INFO(r.kernel << ", pages of " << r.page_size);
+    auto segment = attn::make<attn_segment>();
+    segment.k_type = segment.v_type = r.kv_type;
+    segment.seqlen = 960;
+    if (r.page_size > 0) {
+      segment.layout = ATTN_PAGED;
+      segment.page_size = r.page_size;
+      segment.max_pages = segment.num_pages = 960 / r.page_size;
+    }
+    auto in = attn::make<attn_problem>();
+    in.batch = in.seqlen_q = in.num_segments = 1;
+    in.heads_q = 8, in.heads_kv = 2, in.head_dim = 128;
+    in.q_type = ATTN_BF16;
+    in.segments = &segment;
+    Problem p;
+    REQUIRE(make_problem(&in, &p).ok());
+    Recipe recipe;
+    REQUIRE(find_kernel(r.kernel)->recipe(p, test::hopper(), &recipe).ok());
+    REQUIRE(recipe.steps.size() == 1);
+    CHECK(recipe.steps[0].launch.block[0] == r.threads);
+    CHECK(recipe.steps[0].fewer_threads == (r.threads == 160 && !std::strstr(r.kernel, "_r32")));
+  }
+  const Shape s = {
+      .heads = 32, .seqlen = 8192, .dim = 128, .seqlen_q = 8, .heads_kv = 8, .page_size = 24};
+  CHECK(reason(h200, s, "decode_sm90_bf16_d128_r32") == "page_size 24 is not a multiple of 16");
+}
+
+TEST_CASE("choose: trees go to the decode kernels, of any number of rows", "[plan]") {
+  if (!in_build("decode_sm90_bf16_d128_r8", "sm_90a")) ATTN_SKIP("this build has no CUDA kernels");
   Shape s = {.heads = 32,
              .seqlen = 8192,
              .dim = 128,
@@ -348,13 +431,14 @@ TEST_CASE("choose: trees go to the decode kernels, of any number of rows where s
              .heads_kv = 8,
              .tree_keys = 4};
   CHECK(chosen(h200, s) == "\"decode_sm90_bf16_d128_r16\"");
-  CHECK(chosen(a100, s) == "\"decode_sm80_bf16_d128\"");
+  for (const int64_t queries : {4, 5, 13, 64}) {
+    s.seqlen_q = s.tree_keys = queries;
+    CHECK(chosen(a100, s) == "\"decode_sm80_bf16_d128\"");
+  }
   for (const int64_t queries : {5, 13, 64}) {
     s.seqlen_q = s.tree_keys = queries;
     CHECK(chosen(h200, s) ==
           (queries <= 8 ? "\"decode_sm90_bf16_d128_r32\"" : "\"decode_sm90_bf16_d128_r64\""));
-    CHECK(chosen(a100, s) == "null");
-    CHECK(explained(a100, s).find("\"tree mask\"") != std::string::npos);
   }
 }
 

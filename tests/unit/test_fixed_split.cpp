@@ -1,4 +1,4 @@
-// fixed_split in the kernels decode_sm90_*_split and _r48: which splits there are, where their sums
+// fixed_split in the kernels decode_sm90_*_r8 to _r64: which splits there are, where their sums
 // lie, what is declined.
 #include <algorithm>
 #include <cstring>
@@ -16,7 +16,7 @@ using test::hopper;
 
 namespace {
 
-constexpr const char* kernel = "decode_sm90_bf16_d128_r48";
+constexpr const char* kernel = "decode_sm90_bf16_d128_r64";
 constexpr int64_t blocks = test::hopper_multiprocessors;
 
 // 3 sequences, 8 query heads on 2 of K and V; segments of 1000 keys.
@@ -79,8 +79,8 @@ Planned planned(Input in) {
   return {kernarg.a, recipe.workspace, step.launch};
 }
 
-// Of 48 rows: sums of 128 columns and two numbers, in float; two counters for each of 3 groups.
-constexpr size_t slot_bytes = 48 * (128 + 2) * 4 + 3 * 2 * 4;
+// Of 64 rows: sums of 128 columns and two numbers, in float; two counters.
+constexpr size_t slot_bytes = 64 * (128 + 2) * 4 + 2 * 4;
 
 }  // namespace
 
@@ -90,8 +90,8 @@ TEST_CASE("fixed_split: a slot for each split", "[plan]") {
     size_t segments;
     int splits, row_tiles;
   };
-  for (const Row& r : {Row{64, 1, 1, 16, 1}, Row{256, 1, 1, 4, 1}, Row{256, 12, 1, 4, 1},
-                       Row{256, 13, 1, 4, 2}, Row{256, 100, 1, 4, 9}, Row{512, 1, 3, 6, 1},
+  for (const Row& r : {Row{64, 1, 1, 16, 1}, Row{256, 1, 1, 4, 1}, Row{256, 16, 1, 4, 1},
+                       Row{256, 17, 1, 4, 2}, Row{256, 100, 1, 4, 7}, Row{512, 1, 3, 6, 1},
                        Row{960, 1, 2, 4, 1}, Row{1024, 1, 1, 1, 1}, Row{1 << 20, 1, 2, 2, 1}}) {
     INFO(r.fixed_split << ", " << r.queries << " queries, " << r.segments << " segments");
     const Planned got = planned(Input(r.fixed_split, r.queries, r.segments));
@@ -115,10 +115,10 @@ TEST_CASE("fixed_split: without it a block has two slots", "[plan]") {
   CHECK(got.workspace == got.a.slots * slot_bytes);
 }
 
-// Sums and statistics of 512 MiB are 21509 slots.
+// Sums and statistics of 512 MiB are 16131 slots.
 TEST_CASE("fixed_split: beyond 512 MiB blocks take whole row tiles", "[plan]") {
-  constexpr int64_t most = (512 << 20) / (48 * (128 + 2) * 4);
-  static_assert(most == 21509);
+  constexpr int64_t most = (512 << 20) / (64 * (128 + 2) * 4);
+  static_assert(most == 16131);
   Input in(64);
   in.problem.batch = in.problem.heads_kv = 1;
   in.segment[0].seqlen = 64 * most;
@@ -135,9 +135,9 @@ TEST_CASE("fixed_split: beyond 512 MiB blocks take whole row tiles", "[plan]") {
   CHECK(got.workspace == 2 * slot_bytes);
   in.problem.seqlen_q = 2000;  // of 8 heads
   got = planned(in);
-  CHECK(got.a.row_tiles == 334);
-  CHECK(got.launch.grid[0] == 334);
-  CHECK(got.a.slots == 2 * 334);
+  CHECK(got.a.row_tiles == 250);
+  CHECK(got.launch.grid[0] == blocks);
+  CHECK(got.a.slots == 2 * blocks);
 }
 
 TEST_CASE("fixed_split: max_sms is the number of blocks at most", "[plan]") {
@@ -164,7 +164,7 @@ TEST_CASE("fixed_split: who takes it", "[plan]") {
     return in.chosen();
   };
   CHECK(reason(Input(100), kernel) ==
-        "fixed_split is 100; accepted: multiples of 64 (decode_sm90_bf16_d128_r48)");
+        "fixed_split is 100; accepted: multiples of 64 (decode_sm90_bf16_d128_r64)");
   for (const Kernel& k : catalog()) {
     if (k.op != Op::forward || k.backend != ATTN_BACKEND_CUDA) continue;
     const std::string name = k.name;
@@ -174,10 +174,9 @@ TEST_CASE("fixed_split: who takes it", "[plan]") {
               of.ends_with("_r64"));
     };
     INFO(name);
-    CHECK(bool(k.limits.features & feature_fixed_split) ==
-          (name.ends_with("_split") || name.ends_with("_r48") || decode_of_rows(name)));
+    CHECK(bool(k.limits.features & feature_fixed_split) == decode_of_rows(name));
   }
-  CHECK(reason(Input(256), "decode_sm90_bf16_d128") == "fixed_split (decode_sm90_bf16_d128)");
+  CHECK(reason(Input(256), "decode_sm80_bf16_d128") == "fixed_split (decode_sm80_bf16_d128)");
   CHECK(reason(Input(256), "fwd_sm90_bf16_d128") == "fixed_split (fwd_sm90_bf16_d128)");
   // The plan's own reasons name both.
   const std::string none = Input(100).chosen();

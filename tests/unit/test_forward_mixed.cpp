@@ -149,12 +149,12 @@ TEST_CASE("sm90 mixed: what is declined", "[plan]") {
 }
 
 TEST_CASE("sm90 mixed: kernels of both launches", "[plan]") {
-  CHECK(Input().images(kernel) == "decode_sm90_bf16_d128 fwd_sm90_bf16_d128_paged");
+  CHECK(Input().images(kernel) == "decode_sm90_bf16_d128_r16 fwd_sm90_bf16_d128_paged");
   CHECK(Input(ATTN_F16, 64).images("fwd_sm90_f16_d64_mixed") ==
-        "decode_sm90_f16_d64 fwd_sm90_f16_d64_paged");
+        "decode_sm90_f16_d64_r16 fwd_sm90_f16_d64_paged");
   CHECK(Input(ATTN_F16, 256).images("fwd_sm90_f16_d256_mixed") ==
-        "decode_sm90_f16_d256 fwd_sm90_f16_d256_paged");
-  constexpr const char* score = "decode_sm90_bf16_d128 fwd_sm90_bf16_d128_score_paged";
+        "decode_sm90_f16_d256_r16 fwd_sm90_f16_d256_paged");
+  constexpr const char* score = "decode_sm90_bf16_d128_r16 fwd_sm90_bf16_d128_score_paged";
   Input softcap, scale;
   softcap.problem.softcap = 3;
   scale.problem.scale = -1;
@@ -365,7 +365,7 @@ TEST_CASE("sm90 mixed: in a run each launch has its own part of the workspace", 
   args.cu_seqlens_q = reinterpret_cast<int32_t*>(far + (int64_t{5} << 39));
   launched.clear();
   plan.run(args, workspace);
-  CHECK(launched == "decode_sm90_bf16_d128 fwd_sm90_bf16_d128_paged ");
+  CHECK(launched == "decode_sm90_bf16_d128_r16 fwd_sm90_bf16_d128_paged ");
   const char* begin = static_cast<char*>(workspace.data());
   CHECK(reinterpret_cast<char*>(first_launch.a.sums) == begin);
   CHECK(reinterpret_cast<char*>(second_launch.taken) ==
