@@ -131,9 +131,9 @@ inline Shape shape_of(const Problem& p, int64_t rows, const DeviceInfo& device,
     shares = shape.whole_heads ? tiles : shape.slots;
   }
   const int64_t columns = columns_of(p, most);
-  const int64_t rows_of_column = std::min(most / columns, ceil_div(shares, columns));
-  shape.blocks =
-      columns * (tile.swapped ? aligned(rows_of_column, tiles / columns) : rows_of_column);
+  int64_t rows_of_column = std::min(most / columns, ceil_div(shares, columns));
+  if (tile.swapped && p.fixed_split == 0) rows_of_column = aligned(rows_of_column, tiles / columns);
+  shape.blocks = columns * rows_of_column;
   if (shape.splits == 0 || shape.whole_heads) shape.slots = 2 * shape.blocks;
   return shape;
 }
