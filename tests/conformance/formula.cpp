@@ -89,20 +89,25 @@ Outputs compute(const Case& c, const Data& data, const Rounding* as, const Plant
           const double exact = std::exp(largest - m);
           sum += (rounded_weight(exact) - exact) * factor;
         }
-        for (int64_t d = 0; d < c.head_dim_v; ++d) {
-          double x = 0;
-          for (size_t n = 0; n < seen.size(); ++n) {
-            const int64_t row = seen[n].second;
-            double weight = weights[n];
-            if (round && as->scaled_weights && !data.v_scales[row].empty()) {
-              const std::vector<double>& scales = data.v_scales[row];
-              const double v_scale = scales[size_t(d) * scales.size() / size_t(c.head_dim_v)];
-              if (v_scale != 0) weight = with_digits_of_f16(weight * v_scale) / v_scale;
+        std::vector<double> x(size_t(c.head_dim_v), 0.0);
+        for (size_t n = 0; n < seen.size(); ++n) {
+          const int64_t row = seen[n].second;
+          const double* const v = data.v_real[row].data();
+          if (round && as->scaled_weights && !data.v_scales[row].empty()) {
+            const std::vector<double>& scales = data.v_scales[row];
+            for (size_t i = 0; i < scales.size(); ++i) {
+              double weight = weights[n];
+              if (scales[i] != 0) weight = with_digits_of_f16(weight * scales[i]) / scales[i];
+              const size_t end = (i + 1) * x.size() / scales.size();
+              for (size_t d = i * x.size() / scales.size(); d < end; ++d)
+                x[d] += weight / sum * v[d];
             }
-            x += weight / sum * data.v_real[row][d];
+          } else {
+            const double weight = weights[n] / sum;
+            for (size_t d = 0; d < x.size(); ++d) x[d] += weight * v[d];
           }
-          answer.out.push_back(round ? rounded(c.out_type, x) : x);
         }
+        for (const double out : x) answer.out.push_back(round ? rounded(c.out_type, out) : out);
         answer.lse.push_back(sum == 0 ? -INFINITY : float(reference + std::log(sum)));
       }
     }
