@@ -5,7 +5,10 @@
 namespace attn {
 
 extern const HostKernel reference_kernel;  // forward in float64
+extern const HostKernel backward_reference_kernel;
 #ifdef __x86_64__
+bool has_avx2();
+bool has_avx512();
 extern const HostKernel cpu_avx512_kernel, cpu_avx2_kernel;  // forward in float32
 #endif
 extern const HostKernel cpu_baseline_kernel;
