@@ -46,12 +46,25 @@ constexpr Limits backward_limits(uint32_t out_types) {
                       feature_any_block_size | feature_any_stride | feature_negative_strides};
 }
 
+constexpr Kernel backward_cpu_row(const char* name, const HostKernel* kernel) {
+  return {.name = name,
+          .op = Op::backward,
+          .backend = ATTN_BACKEND_CPU,
+          .limits = backward_limits(float_types),
+          .host = kernel};
+}
+
 constinit const Kernel backward_rows[] = {
     {.name = "bwd_reference",
      .op = Op::backward,
      .backend = ATTN_BACKEND_REFERENCE,
      .limits = backward_limits(float_types | type_bit(ATTN_F64)),
      .host = &backward_reference_kernel},
+#ifdef __x86_64__
+    backward_cpu_row("bwd_cpu_avx512", &backward_avx512_kernel),
+    backward_cpu_row("bwd_cpu_avx2", &backward_avx2_kernel),
+#endif
+    backward_cpu_row("bwd_cpu_baseline", &backward_baseline_kernel),
 };
 
 }  // namespace
