@@ -376,9 +376,9 @@ class Tile : Job {
   // The rest of each row, and rows after the last key, become 0.
   void load_keys(attn_dtype type, const void* base, int64_t first, const attn_strides& stride,
                  const Shape::Width& width, float* to) const {
-    load_rows(ops, type, static_cast<const char*>(base), dtype_bytes(type, stride.seq), num_keys_,
-              0, width.dim, 1, to, width.stride,
-              first + first_key_ * stride.seq + kv_head_ * stride.head);
+    first += first_key_ * stride.seq + kv_head_ * stride.head;
+    load_rows(ops, type, static_cast<const char*>(base) + dtype_bytes(type, first),
+              dtype_bytes(type, stride.seq), num_keys_, 0, width.dim, 1, to, width.stride);
     for (int64_t c = 0; c < shape.keys; ++c)
       std::fill(to + c * width.stride + (c < num_keys_ ? width.dim : 0),
                 to + (c + 1) * width.stride, 0.0f);
@@ -387,17 +387,11 @@ class Tile : Job {
                     const Shape::Width& width, float* to) const {
     for (int64_t row = 0; row < count_; ++row) {
       float* out = to + row * width.stride;
-      attn::load_rows(ops, type, static_cast<const char*>(base), 0, 1,
-                      first + query_of(row) * stride.seq + head_of(row) * stride.head, width.dim, 1,
-                      out, 0);
+      load_rows(ops, type, static_cast<const char*>(base), 0, 1,
+                first + query_of(row) * stride.seq + head_of(row) * stride.head, width.dim, 1, out,
+                0);
       std::fill(out + width.dim, out + width.stride, 0.0f);
     }
-  }
-  static void load_rows(const TileOps& ops, attn_dtype type, const char* base, int64_t row_bytes,
-                        int64_t rows, int64_t index, int64_t n, float factor, float* out,
-                        int64_t out_stride, int64_t first) {
-    attn::load_rows(ops, type, base + dtype_bytes(type, first), row_bytes, rows, index, n, factor,
-                    out, out_stride);
   }
   void turn(const float* rows, const Shape::Width& width, float* to) const {
     for (int64_t c = 0; c < panels() * shape.panel; ++c) {
@@ -467,8 +461,8 @@ class Tile : Job {
     const int64_t index = entry_ * p_.bias_stride[0] + head_of(row) * p_.bias_stride[1] +
                           query_of(row) * p_.bias_stride[2] + key * stride;
     if (stride == 1) {
-      attn::load_rows(ops, p_.bias_type, static_cast<const char*>(args.of.bias), 0, 1, index, count,
-                      1, out, 0);
+      load_rows(ops, p_.bias_type, static_cast<const char*>(args.of.bias), 0, 1, index, count, 1,
+                out, 0);
     } else {
       for (int64_t n = 0; n < count; ++n)
         decode_row(p_.bias_type, args.of.bias, index + n * stride, 1, out + n);

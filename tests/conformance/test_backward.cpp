@@ -221,7 +221,7 @@ TEST_CASE("backward: the reference is the formula") {
 }
 
 TEST_CASE("backward: every option on every kernel") {
-  // More rows and keys than a tile has. The reference, which has a test of its own, takes long here.
+  // More rows and keys than a tile has. The reference has a test of its own.
   constexpr attn_dtype types[] = {ATTN_F32, ATTN_F16, ATTN_BF16};
   uint64_t seed = 200;
   for (const Named& feature : features) {

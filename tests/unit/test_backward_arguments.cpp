@@ -5,6 +5,9 @@
 
 #include "attn/attn.hpp"
 #include "catch.h"
+#include "hopper.h"
+#include "plan/choose.h"
+#include "problem/backward.h"
 
 namespace {
 
@@ -274,6 +277,21 @@ TEST_CASE("backward: f64 is the reference's") {
   CHECK(std::string(attn_last_error()).find("output type f64") != std::string::npos);
   CHECK(std::string(attn::plan(attn::context(ATTN_BACKEND_REFERENCE), s.problem).kernel()) ==
         "bwd_reference");
+}
+
+TEST_CASE("backward: GPUs have no kernel yet") {
+  Setup s;
+  attn::BackwardProblem problem;
+  REQUIRE(attn::make_backward_problem(&s.problem, &problem).ok());
+  const attn::DeviceInfo device = attn::test::hopper();
+  for (const attn_backend backend : {ATTN_BACKEND_CUDA, ATTN_BACKEND_HIP}) {
+    attn::Choice choice;
+    const attn::Status status =
+        attn::choose(problem, attn::Machine{.backend = backend, .device = &device}, &choice);
+    CHECK(status.code == ATTN_UNSUPPORTED);
+    CHECK(status.text ==
+          std::string("backward: no kernel of backend ") + attn_backend_string(backend) + " yet");
+  }
 }
 
 TEST_CASE("backward: nothing to do") {
