@@ -486,7 +486,7 @@ enum attn_gradient {
  *
  * Every row of dq, dk and dv is written: rows that see nothing, that nobody sees, that are after a
  * sequence's length or belong to no sequence get 0, or keep what they hold with accumulate. Such
- * rows of q, k, v, out and d_out influence nothing, whatever they contain.
+ * rows of q, k, v and d_out influence nothing, whatever they contain.
  *
  * Equal inputs give equal bits, run after run, on any number of threads and multiprocessors. */
 typedef struct attn_backward_problem {
