@@ -489,23 +489,25 @@ class Backward : Job {
  public:
   Backward(const Job& job, char* scratch, size_t scratch_bytes, ThreadPool& pool)
       : Job(job), p_(b.of), scratch_(scratch), scratch_bytes_(scratch_bytes), pool_(pool) {
-    const double pairs = double(p_.batch * p_.heads_q) * double(p_.seqlen_q) * double(p_.seqlen_kv);
-    threads_ = ThreadPool::worth(
-        pairs * double(3 * p_.head_dim + 2 * p_.head_dim_v) / work_per_nanosecond, pool.threads());
+    const double rows = double(p_.heads_q) * double(shape.tokens);
+    row_nanoseconds_ = rows * double(20 + 2 * p_.head_dim_v);
+    pair_nanoseconds_ = rows * double(p_.seqlen_kv) * double(3 * p_.head_dim + 2 * p_.head_dim_v) /
+                        work_per_nanosecond;
   }
 
   void run() {
     clear_rows_of_nobody(b, args);
     const int64_t sequences = p_.batch * p_.heads_kv;
-    each(sequences * shape.blocks, [&](int64_t item, int thread) {
+    each(sequences * shape.blocks, row_nanoseconds_, [&](int64_t item, int thread) {
       prepare(item / shape.blocks / p_.heads_kv, item / shape.blocks % p_.heads_kv,
               item % shape.blocks, thread);
     });
     if (b.wants(ATTN_GRAD_SINKS))
-      each(p_.heads_q, [&](int64_t head, int thread) { find_d_sinks(head, thread); });
+      each(p_.heads_q, row_nanoseconds_,
+           [&](int64_t head, int thread) { find_d_sinks(head, thread); });
     if (b.wants(ATTN_GRAD_Q | ATTN_GRAD_K | ATTN_GRAD_V)) {
       // The first chunks, which under a causal mask most rows see, go first.
-      each(sequences * shape.chunks, [&](int64_t item, int thread) {
+      each(sequences * shape.chunks, pair_nanoseconds_, [&](int64_t item, int thread) {
         chunk(item % sequences / p_.heads_kv, item % p_.heads_kv, item / sequences, thread);
       });
     }
@@ -514,8 +516,8 @@ class Backward : Job {
 
  private:
   template <class Body>
-  void each(int64_t items, Body&& body) {
-    pool_.for_each(items, body, &interrupt, threads_);
+  void each(int64_t items, double nanoseconds, Body&& body) {
+    pool_.for_each(items, body, &interrupt, pool_.worth(nanoseconds));
   }
   Scratch scratch_of(int thread) const {
     Scratch t;
@@ -651,7 +653,7 @@ class Backward : Job {
     for (int n = 0; n < 4; ++n) summed[n] = b.d_bias_stride[n] == 0;
     const int64_t own_batch = summed[0] ? 1 : extent[0], own_heads = summed[1] ? 1 : extent[1],
                   own_chunks = summed[3] ? std::min<int64_t>(1, shape.chunks) : shape.chunks;
-    each(own_batch * own_heads * own_chunks, [&](int64_t item, int thread) {
+    each(own_batch * own_heads * own_chunks, pair_nanoseconds_, [&](int64_t item, int thread) {
       const int64_t first_chunk = item % own_chunks, first_head = item / own_chunks % own_heads,
                     first_entry = item / own_chunks / own_heads;
       const int64_t end_chunk = summed[3] ? shape.chunks : first_chunk + 1,
@@ -715,7 +717,7 @@ class Backward : Job {
   char* const scratch_;
   const size_t scratch_bytes_;
   ThreadPool& pool_;
-  int threads_;
+  double row_nanoseconds_, pair_nanoseconds_;  // of one thread, for all rows or pairs
 };
 
 size_t workspace_bytes(const BackwardProblem& b, const TileOps& ops, int threads) {

@@ -171,7 +171,9 @@ class Backward {
         scratch_(static_cast<double*>(workspace)),
         delta_(scratch_ + pool.threads() * Scratch::size(p_)),
         pool_(pool),
-        interrupt_(interrupt) {}
+        interrupt_(interrupt),
+        nanoseconds_(double(query_rows(p_)) * double(p_.seqlen_kv) *
+                     (20.0 + 4 * double(p_.head_dim + p_.head_dim_v))) {}
 
   void run() {
     clear_rows_of_nobody(b_, args_);
@@ -210,7 +212,7 @@ class Backward {
           if (interrupt_.stop(thread, 100)) return;
           body(item, Scratch(p_, scratch_ + thread * Scratch::size(p_)), thread);
         },
-        &interrupt_);
+        &interrupt_, pool_.worth(nanoseconds_));
   }
   bool stop(int thread) { return interrupt_.stop(thread, 2 * (p_.head_dim + p_.head_dim_v)); }
 
@@ -301,6 +303,7 @@ class Backward {
   double *const scratch_, *const delta_;
   ThreadPool& pool_;
   Interrupt& interrupt_;
+  const double nanoseconds_;  // of one thread, for a pass
 };
 
 void backward(const BackwardProblem& problem, const BackwardArgs& args, void* workspace,
