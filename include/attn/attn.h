@@ -1,4 +1,4 @@
-/* libattn: attention forward on NVIDIA, AMD and CPU through one C ABI.
+/* libattn: attention on NVIDIA, AMD and CPU through one C ABI.
  *
  *   attn_context  a backend and one of its devices
  *   attn_plan     the kernel chosen for one problem on one context; immutable
@@ -19,10 +19,10 @@
  *   - Memory. Every array of a run, small ones included, is in the memory of the context's backend:
  * host memory for reference and cpu, device memory for cuda and hip, memory of attn_alloc for
  * hip-emu.
- *   - Overlap. An array that a run writes (out, lse, dst, a computed descale, a cache, the
- * workspace) must not share memory with any other array of the run; if it does, the call fails with
- * INVALID_ARGUMENT on every backend. Two pairs may be one array: q_out and q, and seqlens_out and
- * seqlens, of attn_run_kv_append. What counts is every element that shapes and strides can
+ *   - Overlap. An array that a run writes (out, lse, a gradient, dst, a computed descale, a cache,
+ * the workspace) must not share memory with any other array of the run; if it does, the call fails
+ * with INVALID_ARGUMENT on every backend. Two pairs may be one array: q_out and q, and seqlens_out
+ * and seqlens, of attn_run_kv_append. What counts is every element that shapes and strides can
  * reach, for example all pages of a pool, whatever the lengths and tables say. Interleaved arrays,
  * such as slices of one tensor [B, S, 4, H, D], do not overlap. If the strides of two interleaved
  * arrays, sorted by size, are not multiples of each other, the call may fail although they share
@@ -459,6 +459,80 @@ ATTN_API attn_status attn_run(const attn_plan* plan, const attn_args* args, void
  * cannot do on GPUs. Synchronises the stream. Errors: INVALID_ARGUMENT, DRIVER_ERROR. */
 ATTN_API attn_status attn_check(const attn_plan* plan, const attn_args* args, void* stream);
 
+/* ---- gradients ------------------------------------------------------------------------------ */
+
+/* Arrays that attn_run_backward writes. */
+enum attn_gradient {
+  ATTN_GRAD_Q = 1 << 0,
+  ATTN_GRAD_K = 1 << 1,
+  ATTN_GRAD_V = 1 << 2,
+  ATTN_GRAD_SINKS = 1 << 3, /* with ATTN_SINKS */
+  ATTN_GRAD_BIAS = 1 << 4   /* with a bias_type */
+};
+
+/* The gradients of a number L that depends on a forward run's out and lse, given those of out and
+ * lse: d_out = dL/d out, d_lse = dL/d lse. With s the scores after scale, softcap, bias and ALiBi:
+ *   p       = exp(s - lse) where the key is visible, else 0
+ *   delta_i = sum_d d_out_id out_id - d_lse_i
+ *   ds      = p (d_out v^T - delta)
+ *   dq      = scale (ds t) k        t: softcap's slope, 1 - tanh^2; 1 without softcap
+ *   dk      = scale (ds t)^T q
+ *   dv      = p^T d_out
+ *   d_bias  = ds, with ATTN_BIAS_SLOPES times bias_slopes[h]
+ *   d_sinks = -sum_i exp(sinks - lse_i) delta_i
+ * dk and dv of a K/V head are sums over the query heads that read it. lse and out are inputs like
+ * any other: with those that a merge computed over all parts, a run over the keys of one part gives
+ * that part's contributions, and their sum is the gradient of the whole (ring attention).
+ *
+ * Every row of dq, dk and dv is written: rows that see nothing, that nobody sees, that are after a
+ * sequence's length or belong to no sequence get 0, or keep what they hold with accumulate. Such
+ * rows of q, k, v and d_out influence nothing, whatever they contain.
+ *
+ * Equal inputs give equal bits, run after run, on any number of threads and multiprocessors. */
+typedef struct attn_backward_problem {
+  size_t struct_size;
+  const attn_problem* forward; /* of the forward run; copied, its segments too. One segment, PADDED
+                                  or PACKED, not shared; q_type = k_type = v_type f32, f16 or bf16;
+                                  out_type one of these (reference: f64 too); no descales, no
+                                  tree_keys. kernel, fixed_split, max_sms and
+                                  ATTN_SPLIT_INVARIANT in it have no effect here */
+  attn_dtype d_out_type;       /* f32, f16, bf16 (reference: f64 too); NONE: out's type */
+  attn_strides d_out_stride;   /* d_out has out's shape. All zero: contiguous */
+  uint32_t gradients;          /* attn_gradient; 0 = Q, K and V */
+  uint32_t accumulate;         /* those of `gradients` that are added to what their arrays hold; the
+                                  sum is rounded once */
+  attn_dtype dq_type, dk_type, dv_type; /* q's type or f32 (reference: f64 too); NONE: q's type */
+  attn_strides dq_stride, dk_stride, dv_stride; /* shapes of q, k, v. All zero: contiguous; else
+                                                   elements do not overlap */
+  attn_dtype d_bias_type;   /* bias_type or f32 (reference: f64 too); NONE: bias_type */
+  int64_t d_bias_stride[4]; /* of d_bias [B, Hq, Sq, Skv]; 0 sums over that dimension, in which
+                               d_bias then has one element. All zero: contiguous, with sums over
+                               the dimensions that bias_stride repeats */
+  const char* kernel;       /* NULL = the plan chooses */
+} attn_backward_problem;
+
+typedef struct attn_backward_args {
+  size_t struct_size;
+  const attn_args* forward; /* as attn_run had them. out and lse are read; both are needed */
+  const void* d_out;        /* d_out_type, shape of out */
+  const float* d_lse;       /* shape of lse; NULL = 0 */
+  void* dq;                 /* NULL if not in `gradients`, as the following */
+  void* dk;
+  void* dv;
+  float* d_sinks; /* [Hq] */
+  void* d_bias;
+} attn_backward_args;
+
+/* Errors as attn_plan_create; UNSUPPORTED for a forward problem that has no gradients (the sentence
+ * names the argument). attn_plan_kernel, attn_plan_workspace and attn_workspace_init take the plan.
+ * Backends: reference, cpu. */
+ATTN_API attn_status attn_plan_create_backward(attn_context* context,
+                                               const attn_backward_problem* problem,
+                                               attn_plan** plan);
+/* Errors, stream, lengths and alignment as attn_run. */
+ATTN_API attn_status attn_run_backward(const attn_plan* plan, const attn_backward_args* args,
+                                       void* workspace, size_t bytes, void* stream);
+
 /* ---- merge of partial results --------------------------------------------------------------- */
 
 /* Combines the results of num_parts runs over different keys into the result over all of them.
@@ -747,6 +821,11 @@ ATTN_API attn_status attn_info(char* text, size_t capacity, size_t* size);
  * their launches. text, capacity and size as in attn_info. */
 ATTN_API attn_status attn_explain(attn_context* context, const attn_problem* problem, char* text,
                                   size_t capacity, size_t* size);
+
+/* attn_explain for attn_plan_create_backward. */
+ATTN_API attn_status attn_explain_backward(attn_context* context,
+                                           const attn_backward_problem* problem, char* text,
+                                           size_t capacity, size_t* size);
 
 /* The description of a device, which need not be in this machine. */
 typedef struct attn_device {

@@ -112,6 +112,10 @@ class plan {
   plan(const context& context, const attn_problem& problem) {
     adopt([&](attn_plan** made) { return attn_plan_create(context.get(), &problem, made); });
   }
+  plan(const context& context, const attn_backward_problem& problem) {
+    adopt(
+        [&](attn_plan** made) { return attn_plan_create_backward(context.get(), &problem, made); });
+  }
   plan(const context& context, const attn_merge_problem& problem) {
     adopt([&](attn_plan** made) { return attn_plan_create_merge(context.get(), &problem, made); });
   }
@@ -142,6 +146,9 @@ class plan {
 
   void run(const attn_args& args, const buffer& workspace, void* stream = nullptr) const {
     check(attn_run(get(), &args, workspace.data(), workspace.bytes(), stream));
+  }
+  void run(const attn_backward_args& args, const buffer& workspace, void* stream = nullptr) const {
+    check(attn_run_backward(get(), &args, workspace.data(), workspace.bytes(), stream));
   }
   void run(const attn_merge_args& args, void* stream = nullptr) const {
     check(attn_run_merge(get(), &args, stream));
@@ -266,6 +273,11 @@ inline std::string info() {
 inline std::string explain(const context& context, const attn_problem& problem) {
   return detail::text([&](char* t, std::size_t n, std::size_t* size) {
     return attn_explain(context.get(), &problem, t, n, size);
+  });
+}
+inline std::string explain(const context& context, const attn_backward_problem& problem) {
+  return detail::text([&](char* t, std::size_t n, std::size_t* size) {
+    return attn_explain_backward(context.get(), &problem, t, n, size);
   });
 }
 

@@ -1,4 +1,4 @@
-"""Attention forward on NVIDIA, AMD and CPU: libattn's Python interface.
+"""Attention on NVIDIA, AMD and CPU, with gradients on CPU: libattn's Python interface.
 
 Arrays may be NumPy's, PyTorch's, CuPy's, JAX's or any other's with __dlpack__. Results are arrays of q's framework, on q's device. On a
 GPU a call launches in the framework's current stream and returns. Errors are attn.Error and its subclasses.
@@ -15,7 +15,7 @@ from ._errors import (DriverError, DriverMissing, Error, InternalError, InvalidA
 from ._masks import BlockMask
 
 __all__ = ["BlockMask", "DriverError", "DriverMissing", "Error", "InternalError", "InvalidArgument", "NoDevice",
-           "OutOfMemory", "Plan", "Unsupported", "cache_clear", "cache_info", "check", "explain", "forward",
+           "OutOfMemory", "Plan", "Unsupported", "backward", "cache_clear", "cache_info", "check", "explain", "forward",
            "get_num_threads", "info", "kv_append", "kv_roll", "merge", "quantize", "set_num_threads", "types"]
 __version__ = _attn.version()
 
@@ -77,8 +77,27 @@ def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), sc
     sequence; where a prefix_* kernel runs, the prefix is read once for the batch (docs/decode.md).
 
     A query that sees no key has out 0 and lse -inf. So have packed rows from cu_seqlens_q[-1] on. Arrays that require grad are
-    refused, except under torch.no_grad() and inference_mode(). Calls that differ only in data use one plan, which is kept.
+    refused, except under torch.no_grad() and inference_mode(): attn.torch.forward has autograd. Calls that differ only in data use one plan, which is kept.
     """
+
+
+def backward(d_out, q, k, v, out, lse, *, causal=False, causal_top_left=False, window=(-1, -1), scale=None, softcap=0.0, bias=None,
+             alibi_slopes=None, sinks=None, block_mask=None, seqlens_kv=None, cu_seqlens_q=None, cu_seqlens_kv=None,
+             max_seqlen_q=None, bias_slopes=None, d_lse=None, want=("q", "k", "v"), dtype=None, dq=None, dk=None, dv=None, d_bias=None,
+             d_sinks=None, accumulate=False, backend="auto"):
+    """The gradients of a number that depends on forward()'s out and lse -> a tuple in the order of `want`.
+
+    d_out, out         f32, f16 or bf16 [B, Sq, Hq, Dv], or packed [total_q, Hq, Dv]: the gradient of out, and out as forward() gave it
+    lse, d_lse         f32 [B, Hq, Sq], or [Hq, total_q]: forward()'s lse, and its gradient (None: 0)
+    q, k, v, causal .. bias_slopes  as forward() had them; k and v are one segment of q's type, without pages
+    want               of "q", "k", "v", "bias", "sinks"; d_bias has bias's shape: sums where that broadcasts
+    dtype              of the gradients but d_sinks, which is f32. None: that of each input; f32; f64 (reference)
+    dq, dk, dv, d_bias, d_sinks  arrays for the results, which are returned; they must not overlap another array
+    accumulate         the results are added to what dq, dk ... hold
+    backend            "auto", "reference" or "cpu"; other backends have no kernel yet
+
+    Equal calls give equal bits, on any number of threads. docs/backward.md says what is computed, and how accurately."""
+    return _attn.backward(locals())
 
 
 class Plan(_attn.Plan):

@@ -22,8 +22,8 @@ def torch_fp8():
     return {getattr(torch, theirs): name for name, theirs in fp8.items() if hasattr(torch, theirs)}
 
 
-NO_BACKWARD = ("requires grad; accepted: arrays that do not, and any under torch.no_grad() or inference_mode(), attn has no "
-               "backward")
+NO_BACKWARD = ("requires grad; accepted: arrays that do not, and any under torch.no_grad() or inference_mode(); attn.torch has functions "
+               "with a backward")
 
 
 def computes_for_itself(kind):

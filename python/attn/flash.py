@@ -3,7 +3,8 @@
 Arrays are NumPy's, PyTorch's or CuPy's, with FlashAttention's layouts: q [B, Sq, Hq, D], k [B, Skv, Hkv, D], packed [total, H, D],
 pages [num_pages, page_size, Hkv, D]. Arguments after the arrays must be given by name, since FlashAttention's versions 2 and 3 order
 them differently. Arguments that attn does not implement are refused by name. num_splits, pack_gqa and deterministic are ignored: the
-plan decides, and equal calls give equal bits. There is no backward.
+plan decides, and equal calls give equal bits. PyTorch tensors of the CPU that require grad have gradients;
+then there is no out, backend is "auto", and k and v are no pages.
 
     softmax_scale      None: 1 / sqrt(D)
     causal             query i sees key j <= i + Skv - Sq
@@ -182,7 +183,7 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, *, qv=None, rot
                    out=out, backend=backend, names=names)
 
 
-_WITHOUT_KERNEL = {"dropout_p": ("0, attn is for inference", lambda x: not x), "qv": ("None", lambda x: x is None),
+_WITHOUT_KERNEL = {"dropout_p": ("0, attn has no dropout", lambda x: not x), "qv": ("None", lambda x: x is None),
                    "sm_margin": ("0", lambda x: x == 0), "scheduler_metadata": ("None", lambda x: x is None),
                    "return_attn_probs": ("False; return_softmax_lse=True returns (out, lse)", lambda x: not x)}
 
@@ -292,23 +293,40 @@ def _attend(q, k, v, *, cu_q=None, max_q=None, cu_k=None, lengths=None, table=No
 
 
 def _of_slopes(q, k, v, slopes, table, lse, out, options, names):
+    run = forward
+    if any(getattr(x, "requires_grad", False) for x in (q, k, v)):
+        from .torch._gradients import wants_grad
+        if wants_grad(q, k, v):
+            run = _with_grad
     if slopes is None or module_of(slopes, "alibi_slopes") and slopes.ndim <= 1:
-        return forward(q, k, v, alibi_slopes=slopes, out=out, **options)
+        return run(q, k, v, alibi_slopes=slopes, out=out, **options)
 
     need(options["cu_seqlens_q"] is None, f"alibi_slopes has shape {shape_text(slopes)}; accepted with packed q: [Hq]")
     need(tuple(slopes.shape) == (q.shape[0], q.shape[2]),
          f"alibi_slopes has shape {shape_text(slopes)}; accepted: [Hq], [B, Hq] = {[q.shape[0], q.shape[2]]}")
     if out is not None:
         _need_out(out, (*q.shape[:3], v.shape[3]), q)
-    else:
+    elif run is forward:
         out = empty((*q.shape[:3], v.shape[3]), "bfloat16" if type_name(q).startswith("float8") else type_name(q), q)
     parts = []
     for b in range(q.shape[0]):
         one = {name: value[b:b + 1] if value is not None and getattr(value, "shape", (1,))[0] > 1 else value
                for name, value in options.items() if name in ("seqlens_kv", "block_table", "bias", *names)}
         kv = (k, v) if table is not None else (k[b:b + 1], v[b:b + 1])
-        parts.append(forward(q[b:b + 1], *kv, alibi_slopes=slopes[b], out=out[b:b + 1], **{**options, **one}))
+        of_b = out if out is None else out[b:b + 1]
+        parts.append(run(q[b:b + 1], *kv, alibi_slopes=slopes[b], out=of_b, **{**options, **one}))
+    if run is not forward:
+        import torch
+        return tuple(torch.cat(x) for x in zip(*parts)) if lse else torch.cat(parts)
     return (out, module_of(q, "q").concatenate([part[1] for part in parts], axis=0)) if lse else out
+
+
+def _with_grad(q, k, v, *, out, backend, **options):
+    """forward() that autograd records."""
+    from .torch import forward as recorded
+    need(out is None, "out is given where q, k or v requires grad; accepted: None")
+    need(backend == "auto", f"backend is {backend} where q, k or v requires grad; accepted: auto")
+    return recorded(q, k, v, **options)
 
 
 def _rows(table, count):

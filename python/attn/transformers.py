@@ -16,7 +16,7 @@ def libattn(module, query, key, value, attention_mask, dropout=0.0, scaling=None
     one of transformers' "sdpa" masks; without one a causal module counts from the top left. softcap, position_bias and s_aux (sinks) are
     supported; attention weights are not returned."""
     if dropout:
-        raise InvalidArgument(f"dropout is {dropout}; accepted: 0, attn is for inference: model.eval()")
+        raise InvalidArgument(f"dropout is {dropout}; accepted: 0, attn has no dropout: attention_dropout=0 in the model's config, or model.eval()")
     need_storage(("query", "key", "value", "attention_mask"), (query, key, value, attention_mask))
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     bias = None if attention_mask is None else additive(attention_mask[..., :key.shape[2]], query, key)

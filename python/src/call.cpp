@@ -226,6 +226,15 @@ std::shared_ptr<Compiled> cached(const std::shared_ptr<context>& owner,
   return find_or_make(owner, problem, key_of(*owner, problem));
 }
 std::shared_ptr<Compiled> cached(const std::shared_ptr<context>& owner,
+                                 const attn_backward_problem& problem) {
+  attn_backward_problem plain;
+  std::memcpy(static_cast<void*>(&plain), &problem, sizeof plain);
+  plain.forward = nullptr;
+  std::string key = simple_key("backward", *owner, plain);
+  key += key_of(*owner, *problem.forward);
+  return find_or_make(owner, problem, std::move(key));
+}
+std::shared_ptr<Compiled> cached(const std::shared_ptr<context>& owner,
                                  const attn_merge_problem& problem) {
   return find_or_make(owner, problem, simple_key("merge", *owner, problem));
 }
@@ -765,6 +774,13 @@ void Call::check(Compiled& compiled) {
 
 nb::object Call::run(Compiled& compiled) {
   make_outputs();
+  launch(compiled, [&](void* workspace, size_t bytes, void* stream) {
+    return attn_run(compiled.made.get(), &args_, workspace, bytes, stream);
+  });
+  return results();
+}
+
+void Call::launch(Compiled& compiled, const std::function<attn_status(void*, size_t, void*)>& run) {
   void* stream = reader_.stream();
   const plan& made = compiled.made;
   if (const size_t bytes = made.workspace(); bytes > 0) {
@@ -772,12 +788,10 @@ nb::object Call::run(Compiled& compiled) {
     const nb::object own = reader_.captured(bytes);
     if (!own.is_none()) {
       void* workspace = reinterpret_cast<void*>(nb::cast<intptr_t>(own.attr("data_ptr")()));
-      {
-        nb::gil_scoped_release release;
-        attn::check(attn_workspace_init(made.get(), workspace, bytes, stream));
-        attn::check(attn_run(made.get(), &args_, workspace, bytes, stream));
-      }
-      return results();
+      nb::gil_scoped_release release;
+      attn::check(attn_workspace_init(made.get(), workspace, bytes, stream));
+      attn::check(run(workspace, bytes, stream));
+      return;
     }
   }
   buffer workspace;
@@ -792,11 +806,10 @@ nb::object Call::run(Compiled& compiled) {
   {
     nb::gil_scoped_release release;
     if (!has) workspace = made.make_workspace(*compiled.owner, stream);
-    made.run(args_, workspace, stream);
+    attn::check(run(workspace.data(), workspace.bytes(), stream));
     if (reader_.waits()) compiled.owner->synchronize(stream);
   }
   if (workspace.bytes() > 0) compiled.workspaces.emplace_back(stream, std::move(workspace));
-  return results();
 }
 
 nb::object Call::results() const {

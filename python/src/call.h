@@ -1,6 +1,7 @@
 // From the arguments of forward() to a plan and its run.
 #pragma once
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <string>
 #include <type_traits>
@@ -64,6 +65,8 @@ const std::string& key_of(const context& owner, const attn_problem& problem);
 std::shared_ptr<Compiled> cached(const std::shared_ptr<context>& owner,
                                  const attn_problem& problem);
 std::shared_ptr<Compiled> cached(const std::shared_ptr<context>& owner,
+                                 const attn_backward_problem& problem);
+std::shared_ptr<Compiled> cached(const std::shared_ptr<context>& owner,
                                  const attn_merge_problem& problem);
 std::shared_ptr<Compiled> cached(const std::shared_ptr<context>& owner,
                                  const attn_quantize_problem& problem);
@@ -86,6 +89,8 @@ const int32_t* read_pages(const Array& k, const Array& table, int64_t batch, att
 attn_descale_kind descale_kind(const Array& a, int64_t batch, int64_t heads_kv,
                                attn_segment* segment);
 
+// One call of backward(), whose arguments are in a dict: the gradients that it wants.
+nb::object backward(const nb::dict& arguments);
 // One call of kv_append(), whose arguments are in a dict: q_out or None.
 nb::object kv_append(const nb::dict& arguments);
 // The same of kv_roll().
@@ -107,7 +112,9 @@ class Call {
   // Refuses contents of the small arrays that a run on a GPU would not look at.
   void check(Compiled& compiled);
 
- private:
+ protected:
+  // Runs with a workspace of the plan: run(workspace, bytes, stream) returns a status.
+  void launch(Compiled& compiled, const std::function<attn_status(void*, size_t, void*)>& run);
   nb::object argument(Name name) const;
   bool of_torch() const { return bias_ == Name::attn_mask; }
   // Missing ones have forward()'s defaults.

@@ -652,6 +652,7 @@ NB_MODULE(_attn, m) {
   m.def("sdpa", &scaled_dot_product_attention, any, any, any, any, any, any, any, any);
   m.def("merge", &merge, nb::arg(), any, any);
   m.def("quantize", &quantize, any, any, any, any, any, any);
+  m.def("backward", &backward);
   m.def("kv_append", &kv_append);
   m.def("kv_roll", &kv_roll);
 

@@ -142,9 +142,10 @@ Json kernel_json(const Kernel& k) {
                     {"in_build", k.host || !archs.empty()},
                     {"in", type_list(k.limits.in_types)},
                     {"out", type_list(k.limits.out_types)}};
-  if (k.op == Op::forward || k.op == Op::kv_append || k.op == Op::kv_roll)
+  const bool attends = k.op == Op::forward || k.op == Op::backward;
+  if (attends || k.op == Op::kv_append || k.op == Op::kv_roll)
     row.emplace_back("kv", type_list(k.limits.kv_types));
-  if (k.op == Op::forward) {
+  if (attends) {
     row.emplace_back("head_dim", sizes_json(k.limits.head_dim));
     row.emplace_back("head_dim_v", sizes_json(k.limits.head_dim_v));
     row.emplace_back("takes", taken_names(k.limits));
@@ -196,10 +197,11 @@ JsonList parts_json(const Composed& composed) {
   return parts;
 }
 
-Status explain(const Machine& machine, const attn_problem* in, char* text, size_t capacity,
-               size_t* size) {
-  Problem problem;
-  ATTN_TRY(make_problem(in, &problem));
+template <class P, class In>
+Status explain(const Machine& machine, Status (*make)(const In*, P*), const In* in, char* text,
+               size_t capacity, size_t* size) {
+  P problem;
+  ATTN_TRY(make(in, &problem));
   Choice choice;
   std::vector<Declined> declined;
   const Status status = choose(problem, machine, &choice, &declined);
@@ -250,7 +252,16 @@ attn_status attn_explain(attn_context* context, const attn_problem* problem, cha
                          size_t capacity, size_t* size) {
   return guarded([&]() -> Status {
     if (!context) return invalid("context is NULL; accepted: a context");
-    return explain(context->context->machine(), problem, text, capacity, size);
+    return explain(context->context->machine(), make_problem, problem, text, capacity, size);
+  });
+}
+
+attn_status attn_explain_backward(attn_context* context, const attn_backward_problem* problem,
+                                  char* text, size_t capacity, size_t* size) {
+  return guarded([&]() -> Status {
+    if (!context) return invalid("context is NULL; accepted: a context");
+    return explain(context->context->machine(), make_backward_problem, problem, text, capacity,
+                   size);
   });
 }
 
@@ -262,6 +273,6 @@ attn_status attn_explain_device(const attn_device* in, const attn_problem* probl
     ATTN_TRY(describe(in, &device));
     ATTN_TRY(backend_of(device.arch, &machine.backend));
     machine.device = &device;
-    return explain(machine, problem, text, capacity, size);
+    return explain(machine, make_problem, problem, text, capacity, size);
   });
 }

@@ -30,6 +30,10 @@ attn_status with_plan(const attn_plan* plan, auto&& body) {
 attn_status attn_plan_create(attn_context* context, const attn_problem* problem, attn_plan** plan) {
   return create(context, problem, plan, plan_forward);
 }
+attn_status attn_plan_create_backward(attn_context* context, const attn_backward_problem* problem,
+                                      attn_plan** plan) {
+  return create(context, problem, plan, plan_backward);
+}
 attn_status attn_plan_create_merge(attn_context* context, const attn_merge_problem* problem,
                                    attn_plan** plan) {
   return create(context, problem, plan, plan_merge);
@@ -68,6 +72,11 @@ attn_status attn_run(const attn_plan* plan, const attn_args* args, void* workspa
                      void* stream) {
   return with_plan(plan,
                    [&](const Plan& p) { return run_forward(p, args, workspace, bytes, stream); });
+}
+attn_status attn_run_backward(const attn_plan* plan, const attn_backward_args* args,
+                              void* workspace, size_t bytes, void* stream) {
+  return with_plan(plan,
+                   [&](const Plan& p) { return run_backward(p, args, workspace, bytes, stream); });
 }
 attn_status attn_run_merge(const attn_plan* plan, const attn_merge_args* args, void* stream) {
   return with_plan(plan, [&](const Plan& p) { return run_merge(p, args, stream); });

@@ -608,13 +608,17 @@ constexpr HostKernel kernel(const char* isa, bool (*runs_here)()) {
   return {
       .runs_here = runs_here,
       .isa = isa,
-      .workspace = [](const Problem& problem,
-                      int threads) { return workspace_bytes(problem, ops, threads); },
+      .workspace =
+          [](const AnyProblem& problem, int threads) {
+            return workspace_bytes(static_cast<const Problem&>(problem), ops, threads);
+          },
       .forward =
           [](const Problem& problem, const Args& args, void* workspace, ThreadPool& pool,
              Interrupt& interrupt) { run_forward(problem, args, ops, workspace, pool, interrupt); },
       .fma_rate = [](ThreadPool& pool) { return measure_fma_rate(ops, pool); }};
 }
+
+}  // namespace
 
 #ifdef __x86_64__
 // These ask the processor and the operating system. F16C is older than AVX2 and cannot be asked for
@@ -629,8 +633,6 @@ bool has_avx512() {
          __builtin_cpu_supports("avx512cd");
 }
 #endif
-
-}  // namespace
 
 #ifdef __x86_64__
 constinit const HostKernel cpu_avx2_kernel = kernel<tile_ops_avx2>("avx2", has_avx2);

@@ -10,16 +10,20 @@ class Interrupt;       // core/interrupt.h
 class ThreadPool;      // cpu/pool.h
 struct KvRollProblem;  // problem/operations.h
 struct KvRollArgs;
+struct BackwardProblem;  // problem/backward.h
+struct BackwardArgs;
 
 // Nothing here allocates; scratch is the caller's workspace (256-byte aligned, sized by
 // `workspace`).
 struct HostKernel {
   bool (*runs_here)();  // cpuid
   const char* isa;      // "any", "avx2", "avx512"
-  size_t (*workspace)(const Problem& problem, int threads) = nullptr;
+  size_t (*workspace)(const AnyProblem& problem, int threads) = nullptr;
   // Each ends early where the interrupt stops it, and looks there every millisecond or so.
   void (*forward)(const Problem& problem, const Args& args, void* workspace, ThreadPool& pool,
                   Interrupt& interrupt) = nullptr;
+  void (*backward)(const BackwardProblem& problem, const BackwardArgs& args, void* workspace,
+                   ThreadPool& pool, Interrupt& interrupt) = nullptr;
   void (*merge)(const attn_merge_problem& problem, const attn_merge_args& args, ThreadPool& pool,
                 Interrupt& interrupt) = nullptr;
   void (*quantize)(const attn_quantize_problem& problem, const attn_quantize_args& args,

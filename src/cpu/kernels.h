@@ -5,10 +5,14 @@
 namespace attn {
 
 extern const HostKernel reference_kernel;  // forward in float64
+extern const HostKernel backward_reference_kernel;
 #ifdef __x86_64__
+bool has_avx2();
+bool has_avx512();
 extern const HostKernel cpu_avx512_kernel, cpu_avx2_kernel;  // forward in float32
+extern const HostKernel backward_avx512_kernel, backward_avx2_kernel;
 #endif
-extern const HostKernel cpu_baseline_kernel;
+extern const HostKernel cpu_baseline_kernel, backward_baseline_kernel;
 extern const HostKernel merge_reference_kernel;      // float64
 extern const HostKernel merge_cpu_kernel;            // float32
 extern const HostKernel quantize_reference_kernel;   // both compute quotients in float64: the codes

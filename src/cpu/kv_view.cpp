@@ -1,5 +1,6 @@
 #include "cpu/kv_view.h"
 
+#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -43,6 +44,11 @@ QueryView query_view(const Problem& p, const Args& args, int64_t b) {
   }
   return {p.seqlen_q, b * p.q_stride.batch, b * p.out_stride.batch, b * p.heads_q * p.seqlen_q,
           p.seqlen_q, b * p.seqlen_q};
+}
+
+double exact_scale(const Problem& p) {
+  const double exact = 1 / std::sqrt(double(p.head_dim));
+  return p.scale == float(exact) ? exact : double(p.scale);
 }
 
 uint64_t tree_bits(const Problem& p, const Args& args, const QueryView& query, int64_t i,

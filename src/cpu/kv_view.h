@@ -122,6 +122,9 @@ SegmentView segment_view(const attn_segment& shape, const attn_segment_args& dat
 SegmentView segment_view(const Problem& problem, const Args& args, int64_t b, int64_t s,
                          int64_t first);
 
+// The default scale was rounded to float when the problem was made; the formula has the exact one.
+double exact_scale(const Problem& problem);
+
 inline float q_descale(const Problem& problem, const Args& args, int64_t b, int64_t kv_head) {
   if (problem.q_descale == ATTN_DESCALE_TENSOR) return args.q_descale[0];
   if (problem.q_descale == ATTN_DESCALE_HEAD) {

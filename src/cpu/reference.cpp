@@ -31,12 +31,6 @@ struct Scratch {
   }
 };
 
-// The default scale was rounded to float when the problem was made; the formula has the exact one.
-double exact_scale(const Problem& p) {
-  const double exact = 1 / std::sqrt(double(p.head_dim));
-  return p.scale == float(exact) ? exact : double(p.scale);
-}
-
 // Calls visit(segment, key within it, key position, run, key within the run) for each key that
 // exists, while it returns true.
 template <class Visit>
@@ -140,7 +134,8 @@ void forward_row(const Problem& p, const Args& args, int64_t b, int64_t h, int64
   }
 }
 
-size_t workspace_bytes(const Problem& p, int threads) {
+size_t workspace_bytes(const AnyProblem& problem, int threads) {
+  const auto& p = static_cast<const Problem&>(problem);
   return size_t(threads) * size_t(Scratch::size(p)) * sizeof(double);
 }
 

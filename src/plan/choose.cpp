@@ -50,8 +50,7 @@ Status make_choice(const Kernel& kernel, const AnyProblem& problem, const Machin
   Recipe* const recipe = &choice->recipe;
   if (kernel.host) {
     if (kernel.host->workspace)
-      recipe->workspace =
-          kernel.host->workspace(static_cast<const Problem&>(problem), machine.threads);
+      recipe->workspace = kernel.host->workspace(problem, machine.threads);
     return {};
   }
   ATTN_TRY(kernel.recipe(problem, *machine.device, recipe));

@@ -49,6 +49,10 @@ Status plan_forward(const std::shared_ptr<Context>& context, const attn_problem*
                     std::unique_ptr<Plan>* plan) {
   return plan_of(context, make_problem, problem, plan);
 }
+Status plan_backward(const std::shared_ptr<Context>& context, const attn_backward_problem* problem,
+                     std::unique_ptr<Plan>* plan) {
+  return plan_of(context, make_backward_problem, problem, plan);
+}
 Status plan_merge(const std::shared_ptr<Context>& context, const attn_merge_problem* problem,
                   std::unique_ptr<Plan>* plan) {
   return plan_of(context, make_merge_problem, problem, plan);

@@ -5,6 +5,7 @@
 
 #include "masks/device_mask.h"
 #include "plan/compose.h"
+#include "problem/backward.h"
 #include "problem/operations.h"
 #include "runtime/context.h"
 
@@ -26,6 +27,8 @@ Status make_plan(const std::shared_ptr<Context>& context, std::unique_ptr<const 
 // Of the caller's problems.
 Status plan_forward(const std::shared_ptr<Context>& context, const attn_problem* problem,
                     std::unique_ptr<Plan>* plan);
+Status plan_backward(const std::shared_ptr<Context>& context, const attn_backward_problem* problem,
+                     std::unique_ptr<Plan>* plan);
 Status plan_merge(const std::shared_ptr<Context>& context, const attn_merge_problem* problem,
                   std::unique_ptr<Plan>* plan);
 Status plan_quantize(const std::shared_ptr<Context>& context, const attn_quantize_problem* problem,
@@ -38,6 +41,8 @@ Status plan_kv_roll(const std::shared_ptr<Context>& context, const attn_kv_roll_
 Status init_workspace(const Plan& plan, void* workspace, size_t bytes, void* stream);
 Status run_forward(const Plan& plan, const attn_args* args, void* workspace, size_t bytes,
                    void* stream);
+Status run_backward(const Plan& plan, const attn_backward_args* args, void* workspace, size_t bytes,
+                    void* stream);
 Status run_merge(const Plan& plan, const attn_merge_args* args, void* stream);
 Status run_quantize(const Plan& plan, const attn_quantize_args* args, void* stream);
 Status run_kv_append(const Plan& plan, const attn_kv_append_args* args, void* stream);

@@ -138,6 +138,21 @@ Status run_forward(const Plan& plan, const attn_args* in, void* workspace, size_
                  });
 }
 
+Status run_backward(const Plan& plan, const attn_backward_args* in, void* workspace, size_t bytes,
+                    void* stream) {
+  ATTN_TRY(check_run(plan, Op::backward, stream));
+  const auto& problem = problem_of<BackwardProblem>(plan);
+  BackwardArgs args;
+  ATTN_TRY(check_workspace(plan, workspace, bytes));
+  ATTN_TRY(check_backward_args(problem, in, workspace, plan.workspace, plan.context->host_memory(),
+                               &args));
+  return execute(plan, &args, workspace, stream,
+                 [&](const HostKernel& kernel, ThreadPool& pool, Interrupt& interrupt) {
+                   if (!problem.no_batch)
+                     kernel.backward(problem, args, workspace, pool, interrupt);
+                 });
+}
+
 Status run_merge(const Plan& plan, const attn_merge_args* in, void* stream) {
   ATTN_TRY(check_run(plan, Op::merge, stream));
   const auto& problem = problem_of<MergeProblem>(plan);

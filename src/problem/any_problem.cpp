@@ -6,6 +6,8 @@ const char* op_name(Op op) {
   switch (op) {
     case Op::forward:
       return "forward";
+    case Op::backward:
+      return "backward";
     case Op::merge:
       return "merge";
     case Op::quantize:

@@ -9,7 +9,7 @@
 
 namespace attn {
 
-enum class Op { forward, merge, quantize, kv_append, kv_roll, block_mask };
+enum class Op { forward, backward, merge, quantize, kv_append, kv_roll, block_mask };
 const char* op_name(Op op);
 
 // What a problem asks for beyond types, sizes and attn_flag.

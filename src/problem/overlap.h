@@ -67,16 +67,20 @@ Status keep_apart(const Placed& written, const Placed& other);
 
 // The same of each pair of `written`, and of each of them and each array that
 // for_each_read(visit(name, address, bytes)) visits.
-template <size_t n, class ForEachRead>
-Status keep_all_apart(const Placed (&written)[n], const ForEachRead& for_each_read) {
+template <class ForEachRead>
+Status keep_all_apart(const Placed* written, size_t n, const ForEachRead& for_each_read) {
   for (size_t i = 0; i < n; ++i)
     for (size_t j = 0; j < i; ++j) ATTN_TRY(keep_apart(written[j], written[i]));
   Status status;
   for_each_read([&](Name name, const void* address, const Footprint& bytes) {
-    for (const Placed& w : written)
-      if (status.ok()) status = keep_apart(w, {name, address, &bytes});
+    for (size_t i = 0; i < n && status.ok(); ++i)
+      status = keep_apart(written[i], {name, address, &bytes});
   });
   return status;
+}
+template <size_t n, class ForEachRead>
+Status keep_all_apart(const Placed (&written)[n], const ForEachRead& for_each_read) {
+  return keep_all_apart(written, n, for_each_read);
 }
 
 }  // namespace attn

@@ -605,6 +605,11 @@ Status check_args(const Problem& p, const attn_args* in, const void* workspace,
   return host_memory ? check_host_lengths(p, *args) : Status{};
 }
 
+Status keep_apart_from_inputs(const Placed* written, size_t count, const Problem& p,
+                              const Args& args) {
+  return keep_all_apart(written, count, [&](auto&& visit) { for_each_input(p, args, visit); });
+}
+
 Status check_contents(const Problem& p, const Args& args) {
   ATTN_TRY(check_host_lengths(p, args));
   for (int32_t i = 0; i < p.num_segments; ++i) {

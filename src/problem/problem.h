@@ -157,6 +157,11 @@ struct Args : attn_args {
 Status check_args(const Problem& problem, const attn_args* in, const void* workspace,
                   size_t workspace_bytes, bool host_memory, Args* out);
 
+// An error if one of the `count` arrays in `written` shares bytes with another or with an array
+// that a forward run reads.
+Status keep_apart_from_inputs(const Placed* written, size_t count, const Problem& problem,
+                              const Args& args);
+
 // Checks lengths, tables and block masks in host memory; what attn_check reports.
 Status check_contents(const Problem& problem, const Args& args);
 

@@ -374,7 +374,6 @@ Forward::Forward(Backend& backend, const Case& c, const Data& data, const char* 
   if (want_lse)
     lse_ = Buffer(size_t(c.heads_q * (packed ? total_q_ : c.batch * c.seqlen_q)) * 4, 0xff);
 
-  std::vector<attn_segment> segments;
   for (size_t n = 0; n < c.segments.size(); ++n) {
     const SegmentCase& s = c.segments[n];
     const SegmentData& from = data.segments[n];
@@ -401,16 +400,16 @@ Forward::Forward(Backend& backend, const Case& c, const Data& data, const char* 
     to.descale_block_keys = s.k_descale == ATTN_DESCALE_BLOCK || s.v_descale == ATTN_DESCALE_BLOCK
                                 ? s.descale_block_keys
                                 : 0;
-    segments.push_back(to);
+    segments_.push_back(to);
   }
-  attn_problem p = problem_of(c);
+  attn_problem& p = problem_ = problem_of(c);
   p.total_q = packed ? total_q_ : 0;
   p.q_layout = packed ? ATTN_PACKED : ATTN_PADDED;
   p.out_type = out_type;
   p.q_stride = data.q_view.given;
   p.out_stride = out_view_.given;
-  p.num_segments = int32_t(segments.size());
-  p.segments = segments.data();
+  p.num_segments = int32_t(segments_.size());
+  p.segments = segments_.data();
   if (out_type == ATTN_F64) p.flags &= ~uint32_t(ATTN_OUT_SCALE);
   std::copy_n(data.bias_stride, 4, p.bias_stride);
   if (c.has(ATTN_BLOCK_MASK)) {
@@ -427,7 +426,7 @@ Forward::Forward(Backend& backend, const Case& c, const Data& data, const char* 
   attn_plan* plan = nullptr;
   if (!check("attn_plan_create", attn_plan_create(backend.context, &p, &plan))) return;
   plan_.reset(plan);
-  segment_args_.resize(segments.size());
+  segment_args_.resize(segments_.size());
   for (attn_segment_args& s : segment_args_) s.struct_size = sizeof s;
   args_.struct_size = sizeof args_;
   args_.num_segments = p.num_segments;

@@ -138,6 +138,9 @@ class Forward {
   bool launch(void* stream);
   // Waits for the default stream and reads the result.
   Outputs read();
+  // What the plan was made of and what runs get.
+  const attn_problem& problem() const { return problem_; }
+  const attn_args& args() const { return args_; }
 
  private:
   struct Destroy {
@@ -158,6 +161,8 @@ class Forward {
   View out_view_;
   Buffer out_, lse_;
   Outputs result_;
+  std::vector<attn_segment> segments_;
+  attn_problem problem_{};
   std::unique_ptr<attn_plan, Destroy> plan_;
   Arena arena_;
   std::vector<attn_segment_args> segment_args_;

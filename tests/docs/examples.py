@@ -32,6 +32,10 @@ weights = np.exp(np.where(np.tri(256), scores, -np.inf))
 expected = np.einsum("bhqk,bkhd->bqhd", weights / weights.sum(-1, keepdims=True), v.repeat(4, 2))
 assert np.abs(out - expected).max() < 1e-5 and np.abs(lse - np.log(weights.sum(-1))).max() < 1e-5
 """), ("", "", "3c00")],
+    "docs/backward.md": [("", """
+moved = attn.forward(q, k, v + 1e-2 * d_out, causal=True)  # out is linear in v
+assert abs(((moved - out) * d_out).sum() - 1e-2 * (dv * d_out).sum()) < 1e-3 * abs((moved - out) * d_out).sum()
+""")],
     "docs/masks.md": [MASKS_CPP],
     "docs/python.md": [
         (NUMPY + """
@@ -56,6 +60,10 @@ assert np.abs(attn.merge([attn.forward(q, k1, v1, return_lse=True), attn.forward
               - whole).max() < 1e-5
 assert np.abs(out - whole).max() < 0.2
 assert np.abs(attn.forward(q, blocks, v) - whole).max() < 0.1
+"""),
+        ("import attn" + NUMPY + "d_out = normal(*q.shape)\n", """
+exact = attn.backward(d_out, q, k, v, out, lse, causal=True, backend="reference")
+assert all(np.abs(x - y).max() < 1e-4 for x, y in zip((dq, dk, dv), exact))
 """),
         ("import attn" + NUMPY + """
 k_new, v_new, q = k[:, 48:], v[:, 48:], q[:, 48:]
@@ -113,6 +121,12 @@ torch.set_grad_enabled(False)
 """, """
 assert (out - torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)).abs().max() < 1e-5
 assert repr(taken) == "2 of 2 calls taken"
+""", "torch"), ("""
+import torch, attn.torch
+q, k, v = (torch.randn(2, 4, 9, 32) for _ in range(3))
+""", """
+own, = torch.autograd.grad(torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).sum(), q)
+assert (q.grad - own).abs().max() < 1e-5
 """, "torch"), ("""
 sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 80}
 """, """

@@ -151,6 +151,8 @@ std::vector<Step> steps_of(const Kernel& kernel) {
   switch (kernel.op) {
     case Op::forward:
       return forward_steps(kernel);
+    case Op::backward:  // on hosts only
+      return {};
     case Op::merge: {
       auto p = make<attn_merge_problem>();
       p.batch = p.heads_q = p.seqlen_q = p.num_parts = 1;

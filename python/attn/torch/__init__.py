@@ -1,5 +1,5 @@
 """attn for PyTorch: scaled_dot_product_attention with the interface of torch.nn.functional's, patch() for models that call torch's, and
-the operators torch.ops.attn.* for torch.compile. No gradients: attn is for inference."""
+the operators torch.ops.attn.* for torch.compile. scaled_dot_product_attention and forward have gradients on the CPU."""
 from ._operators import forward, kv_append
 from ._patch import patch
 from ._sdpa import scaled_dot_product_attention

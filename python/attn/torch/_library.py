@@ -45,23 +45,29 @@ def need_storage(names, tensors):
                 raise InvalidArgument(f"{name} {reason}")
 
 
-def define(schema, run, shape):
-    """Defines an operator: `run` computes on real tensors, `shape` makes the result for fake ones. Arguments that require grad are
-    refused, compiled or not, and so are tensors whose storage is not their value."""
+def define(schema, run, shape, with_grad=None):
+    """Defines an operator: `run` computes on real tensors, `shape` makes the result for fake ones. with_grad(*all arguments) is called
+    where one requires grad; without it such arguments are refused, compiled or not. So are tensors whose storage is not their value."""
     name = schema.partition("(")[0]
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     for key in _HOST_AND_GPU:
         _library.impl(name, run, key)
     operator = getattr(torch.ops.attn, name).default
-    names = [argument.name for argument in operator._schema.arguments]
+    declared = operator._schema.arguments
+    names = [argument.name for argument in declared]
 
     def below(*arguments, **options):
         grad = torch.is_grad_enabled()
+        records = False
         for argument, x in (*zip(names, arguments), *options.items()):
             if isinstance(x, torch.Tensor):
                 need_storage((argument,), (x,))
                 if grad and x.requires_grad:
-                    raise InvalidArgument(f"{argument} {NO_BACKWARD}")
+                    if with_grad is None:
+                        raise InvalidArgument(f"{argument} {NO_BACKWARD}")
+                    records = True
+        if records:
+            return with_grad(*arguments, *(options.get(a.name, a.default_value) for a in declared[len(arguments):]))
         with torch._C._AutoDispatchBelowAutograd():
             return operator(*arguments, **options)
 

@@ -4,6 +4,7 @@ import torch
 from .. import forward as _forward
 from .. import kv_append as _kv_append
 from .. import types as _types
+from ._gradients import forward_with_grad, wants_grad
 from ._library import define, need_storage, traced
 
 
@@ -16,8 +17,11 @@ _KV_APPEND = ("k_new", "v_new", "k_cache", "v_cache", "seqlens", "q", "cu_seqlen
 def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), scale=None, softcap=0.0, bias=None,
             alibi_slopes=None, sinks=None, tree=None, tree_keys=0, seqlens_kv=None, cu_seqlens_q=None, cu_seqlens_kv=None,
             max_seqlen_q=None, block_table=None, q_descale=None, k_descale=None, v_descale=None, return_lse=False):
-    """attn.forward for one segment, without block masks and out=. In compiled code it is the operator torch.ops.attn.forward."""
-    if traced(q):
+    """attn.forward for one segment, without block masks and out=. In compiled code it is the operator torch.ops.attn.forward.
+
+    Where q, k, v, bias or sinks requires grad, autograd records the call: tensors of the CPU, q, k and v of one type, no tree, pages and
+    descales. lse has a gradient too. There is no second derivative."""
+    if traced(q) or wants_grad(q, k, v, bias, alibi_slopes, sinks):
         tensors = (q, k, v, bias, alibi_slopes, sinks, tree, seqlens_kv, cu_seqlens_q, cu_seqlens_kv, block_table, q_descale,
                    k_descale, v_descale)
         need_storage(_FORWARD, tensors)
@@ -81,7 +85,7 @@ def _kv_append_shape(k_new, v_new, k_cache, v_cache, seqlens, q, *rest):
 define("forward(Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? alibi_slopes, Tensor? sinks, Tensor? tree, Tensor? seqlens_kv, "
        "Tensor? cu_seqlens_q, Tensor? cu_seqlens_kv, Tensor? block_table, Tensor? q_descale, Tensor? k_descale, Tensor? v_descale, "
        "bool causal, bool causal_top_left, SymInt window_left, SymInt window_right, float? scale, float softcap, SymInt tree_keys, "
-       "SymInt? max_seqlen_q) -> (Tensor, Tensor)", _run_forward, _forward_shape)
+       "SymInt? max_seqlen_q) -> (Tensor, Tensor)", _run_forward, _forward_shape, forward_with_grad)
 define("kv_append(Tensor k_new, Tensor v_new, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor(c!) seqlens, Tensor? q, "
        "Tensor? cu_seqlens_new, Tensor? block_table, Tensor? k_descale, Tensor? v_descale, Tensor? rotary_cos, Tensor? rotary_sin, "
        "SymInt? max_seqlen_new, bool rotary_interleaved, bool advance_seqlens) -> Tensor", _run_kv_append, _kv_append_shape)

@@ -5,7 +5,9 @@ import math
 import torch
 
 from .. import _attn
+from .. import forward as _forward
 from .._errors import InvalidArgument
+from ._gradients import sdpa_with_grad, wants_grad
 from ._library import _modes, define, need_storage, traced
 
 _plain = torch.Tensor
@@ -22,14 +24,16 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
     is_causal    query i sees key j <= i, from the top left; not together with a mask
     scale        None: 1 / sqrt(E); 0: all visible keys weigh the same
     enable_gqa   Hq may be a multiple of Hkv
-    dropout_p    0 alone, and nothing may require grad
+    dropout_p    0 alone
 
+    On the CPU query, key, value and a float mask may require grad. There is no second derivative.
     A query that sees no key gives 0. Types and sizes that no kernel serves raise attn.Unsupported, with each kernel's reason.
     Tensors whose storage is not their value (nested, distributed, quantized ones ...) raise attn.InvalidArgument.
     """
     if dropout_p != 0.0:
-        raise InvalidArgument(f"dropout_p is {dropout_p}; accepted: 0, attn is for inference")
-    if attn_mask is None and type(query) is _plain and query.dim() == 4 and not (_compiling() or _modes() or _autocast()):
+        raise InvalidArgument(f"dropout_p is {dropout_p}; accepted: 0, attn has no dropout")
+    if (attn_mask is None and type(query) is _plain and query.dim() == 4
+            and not (_compiling() or _modes() or _autocast() or wants_grad(query, key, value))):
         try:
             return _attn.sdpa(query, key, value, None, is_causal, scale, enable_gqa, False)
         except InvalidArgument:
@@ -75,7 +79,8 @@ def _any(query, key, value, mask, is_causal, scale, enable_gqa, right=False):
         dims, batch, query, key, value = _broadcast(query, key, value, enable_gqa)
     if mask is not None:
         mask = additive(_flat_mask(mask, batch), query, key)
-    run = torch.ops.attn.sdpa if type(query) is not _plain or traced(query) else _attn.sdpa
+    as_operator = type(query) is not _plain or traced(query) or wants_grad(query, key, value, mask)
+    run = torch.ops.attn.sdpa if as_operator else _attn.sdpa
     out = run(query, key, value, mask, is_causal, scale, enable_gqa, right)
     return out if dims == 4 else out.reshape((*batch, *out.shape[1:])[-dims:])
 
@@ -174,4 +179,22 @@ def _shape(query, key, value, attn_mask=None, is_causal=False, scale=None, enabl
 
 
 define("sdpa(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, bool is_causal=False, float? scale=None, "
-       "bool enable_gqa=False, bool lower_right=False) -> Tensor", _run, _shape)
+       "bool enable_gqa=False, bool lower_right=False) -> Tensor", _run, _shape, sdpa_with_grad)
+
+
+def _run_lse(query, key, value, attn_mask, is_causal, scale, enable_gqa, lower_right):
+    if query.shape[1] != key.shape[1] != 1 and not enable_gqa:
+        return _run(query, key, value, attn_mask, is_causal, scale, enable_gqa, lower_right)  # which says so
+    out = _shape(query, key, value)
+    _, lse = _forward(*(x.transpose(1, 2) for x in (query, key, value)), bias=attn_mask, causal_top_left=is_causal, causal=lower_right,
+                      scale=scale, out=out.transpose(1, 2), return_lse=True)
+    return out, lse
+
+
+def _shape_lse(query, key, value, *rest):
+    return _shape(query, key, value), query.new_empty(query.shape[:3], dtype=torch.float32)
+
+
+# sdpa with the logarithm of its denominators, f32 [B, H, L], which its gradients need.
+define("sdpa_lse(Tensor query, Tensor key, Tensor value, Tensor? attn_mask, bool is_causal, float? scale, bool enable_gqa, "
+       "bool lower_right) -> (Tensor, Tensor)", _run_lse, _shape_lse)

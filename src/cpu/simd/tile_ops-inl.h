@@ -501,6 +501,133 @@ void apply_rules(int vectors, const ScoreRules& rules, int64_t first, int64_t nu
   }
 }
 
+// ---- gradients ---------------------------------------------------------------------------------
+
+// 2^y, 0 below -127, at most 2^127.
+ATTN_INLINE Vec exp2_clamped(Vec y) {
+  y = y > 127 ? set(127.0f) : y;  // NaN stays
+  return exp2_scaled(y, set(1.0f), set(-127.0f));
+}
+
+// `plain`: without softcap, ALiBi, bias and masks.
+template <int N, bool plain>
+void gradients_n(const GradientRules& rules, int64_t rows, float* __restrict__ scores,
+                 float* __restrict__ products) {
+  constexpr float log2_e = 1.4426950408889634f;
+  alignas(64) static const int32_t numbers[48] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11,
+                                                  12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23,
+                                                  24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35,
+                                                  36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47};
+  static_assert(N * lanes <= 48);
+  const Vec factor = set(plain ? rules.scale * log2_e : log2_e), hidden = set(minus_infinity);
+  Ints keys_seen[N] = {};
+  for (int64_t row = 0; row < rows; ++row) {
+    const Vec lse = set(rules.lse[row]), delta = set(rules.delta[row]);
+    bool seen = false;
+#pragma GCC unroll 4
+    for (int n = 0; n < N; ++n) {
+      const int64_t at = (row * N + n) * lanes;
+      Vec s = load(scores + at), slope = set(1.0f);
+      if constexpr (!plain) {
+        s *= set(rules.scale);
+        if (rules.softcap != 0) {
+          const Vec t = tanh(s / set(rules.softcap));
+          s = set(rules.softcap) * t;
+          slope = rules.of_scores ? slope : slope - t * t;
+        }
+        const Ints key = load(numbers + n * lanes);
+        if (rules.slope) {
+          const Ints from = set(rules.position[row]) - key;
+          s = fma(set(-rules.slope[row]), floats(from < 0 ? -from : from), s);
+        }
+        if (rules.add) {
+          const Vec a = load(rules.add + at);
+          s = a == hidden ? hidden : s + a;
+        }
+        if (rules.begin) {
+          const Ints inside = (key >= set(rules.begin[row])) & (key < set(rules.end[row]));
+          s = inside ? s : hidden;
+        }
+      }
+      Vec p = exp2_clamped(fma(s, factor, -lse));
+      Vec ds = p * (load(products + at) - delta);
+      if constexpr (!plain) {
+        const Ints visible = s != hidden;
+        p = visible ? p : Vec{};
+        ds = visible ? ds * slope : Vec{};
+        keys_seen[n] |= visible;
+        seen |= any(visible);
+      }
+      store(p, scores + at);
+      store(ds, products + at);
+    }
+    if constexpr (!plain) rules.rows_seen[row] = seen;
+  }
+  if constexpr (!plain) {
+    for (int n = 0; n < N; ++n)
+      store(as_floats(keys_seen[n]), reinterpret_cast<float*>(rules.keys_seen + n * lanes));
+  }
+}
+
+void gradients(int vectors, const GradientRules& rules, int64_t rows, float* scores,
+               float* products) {
+  with_constant<panel_vectors>(vectors, [&](auto n) {
+    if (rules.softcap == 0 && !rules.add && !rules.slope && !rules.begin) {
+      gradients_n<decltype(n)::value, true>(rules, rows, scores, products);
+    } else {
+      gradients_n<decltype(n)::value, false>(rules, rows, scores, products);
+    }
+  });
+}
+
+// rows_first: neighbours in `weights` are of neighbouring rows.
+template <int M, int N, bool rows_first>
+void product_tile(const float* __restrict__ weights, int64_t stride,
+                  const float* __restrict__ values, int64_t value_stride, int64_t count,
+                  float* __restrict__ out, int64_t out_stride) {
+  Vec sum[M][N];
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n) sum[m][n] = Vec{};
+  }
+  for (int64_t k = 0; k < count; ++k) {
+    Vec v[N];
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n) v[n] = load(values + k * value_stride + n * lanes);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) {
+      const Vec w = set(rows_first ? weights[k * stride + m] : weights[m * stride + k]);
+#pragma GCC unroll 8
+      for (int n = 0; n < N; ++n) sum[m][n] = fma(w, v[n], sum[m][n]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n) {
+      float* at = out + m * out_stride + n * lanes;
+      store(load(at) + sum[m][n], at);
+    }
+  }
+}
+
+void add_products(int vectors, int rows, const float* weights, int64_t row_step, int64_t step,
+                  const float* values, int64_t value_stride, int64_t count, float* out,
+                  int64_t out_stride) {
+  with_constant<slab_vectors>(vectors, [&](auto n) {
+    with_constant<value_rows>(rows, [&](auto m) {
+      if (row_step == 1) {
+        product_tile<m.value, n.value, true>(weights, step, values, value_stride, count, out,
+                                             out_stride);
+      } else {
+        product_tile<m.value, n.value, false>(weights, row_step, values, value_stride, count, out,
+                                              out_stride);
+      }
+    });
+  });
+}
+
 // ---- rows --------------------------------------------------------------------------------------
 
 void multiply(int64_t rows, const float* in, int64_t in_stride, float factor, int64_t n, float* out,
@@ -608,6 +735,7 @@ const TileOps ATTN_SIMD_OPS = {
     .lanes = int(ATTN_SIMD_NAMESPACE::lanes),
     .panel_vectors = ATTN_SIMD_NAMESPACE::panel_vectors,
     .slab_vectors = ATTN_SIMD_NAMESPACE::slab_vectors,
+    .value_rows = ATTN_SIMD_NAMESPACE::value_rows,
     .few_rows = int(ATTN_SIMD_NAMESPACE::lanes / 2),
     .few_types = ATTN_SIMD_NAMESPACE::few_types,
     .load_rows = ATTN_SIMD_NAMESPACE::load_rows,
@@ -623,6 +751,8 @@ const TileOps ATTN_SIMD_OPS = {
     .softmax = ATTN_SIMD_NAMESPACE::softmax,
     .accumulate = ATTN_SIMD_NAMESPACE::accumulate,
     .accumulate_few = ATTN_SIMD_NAMESPACE::accumulate_few,
+    .gradients = ATTN_SIMD_NAMESPACE::gradients,
+    .add_products = ATTN_SIMD_NAMESPACE::add_products,
     .multiply = ATTN_SIMD_NAMESPACE::multiply,
     .fma_rounds = ATTN_SIMD_NAMESPACE::fma_rounds,
 };

@@ -31,6 +31,22 @@ struct SoftmaxState {
   float* rescale;  // out: factor for what was summed up so far
 };
 
+// Weights and gradients of scores, from scores and products of d_out with values. Here keys are
+// along the lanes of a panel: all arrays of pairs are [rows][panel]. Null and zero: skip the step.
+struct GradientRules {
+  float scale;  // of raw scores
+  float softcap;
+  bool of_scores;              // gradients of scores before masks, else of scale * q k
+  const float* lse;            // [rows], log2; +inf: weights are 0
+  const float* delta;          // [rows]
+  const float* add;            // -inf hides the element
+  const float* slope;          // [rows] ALiBi: minus slope * |position - key|
+  const int32_t* position;     // [rows] relative to the panel's first key, as the following
+  const int32_t *begin, *end;  // [rows] visible keys
+  uint8_t* rows_seen;          // [rows] set to 1 if the row sees a key of the panel
+  int32_t* keys_seen;          // [panel] not 0 if a row sees the key
+};
+
 // Types that have a factor but seldom.
 constexpr bool wide_type(attn_dtype type) {
   return type == ATTN_F32 || type == ATTN_F16 || type == ATTN_BF16;
@@ -65,6 +81,7 @@ struct Rows {
 struct TileOps {
   int lanes;
   int panel_vectors, slab_vectors;  // upper limits of `vectors`
+  int value_rows;                   // the same of `rows`
   int few_rows;                     // up to this many rows scores_few is faster
   uint32_t few_types;               // 1 << type
 
@@ -101,6 +118,15 @@ struct TileOps {
   void (*accumulate_few)(int vectors, int rows, const float* weights, const Rows& values,
                          int64_t index, int64_t num_keys, const float* rescale, float* out,
                          int64_t out_stride);
+  // scores -> weights 2^(log2(e) * score - lse), products -> gradients; both exactly 0 where
+  // hidden.
+  void (*gradients)(int vectors, const GradientRules& rules, int64_t rows, float* scores,
+                    float* products);
+  // out[row] += sum over n < count of weights[row * row_step + n * step] * values[n]. One of the
+  // steps is 1.
+  void (*add_products)(int vectors, int rows, const float* weights, int64_t row_step, int64_t step,
+                       const float* values, int64_t value_stride, int64_t count, float* out,
+                       int64_t out_stride);
   // out = in * factor, row by row of n elements.
   void (*multiply)(int64_t rows, const float* in, int64_t in_stride, float factor, int64_t n,
                    float* out, int64_t out_stride);

@@ -1,0 +1,489 @@
+// Gradients: the reference against the formula and central differences, every kernel against the
+// formula.
+#include <cmath>
+#include <map>
+#include <memory>
+
+#include "backward_case.h"
+#include "random_families.h"
+
+namespace attn::test {
+namespace {
+
+Case shape(const char* name, int64_t batch, int64_t heads_q, int64_t heads_kv, int64_t dim,
+           int64_t sq, int64_t skv) {
+  Case c = small(name, sq, skv);
+  c.batch = batch;
+  c.heads_q = heads_q;
+  c.heads_kv = heads_kv;
+  c.head_dim = c.head_dim_v = dim;
+  return c;
+}
+
+struct Named {
+  const char* name;
+  void (*change)(BackwardCase* bc);
+};
+// Each option by itself; sizes are those of a case with 2 x 4/2 heads, 7 queries and 9 keys, or
+// larger.
+const Named features[] = {
+    {"plain", [](BackwardCase*) {}},
+    {"causal", [](BackwardCase* bc) { bc->c.flags = ATTN_CAUSAL; }},
+    {"top left", [](BackwardCase* bc) { bc->c.flags = ATTN_CAUSAL_TOP_LEFT; }},
+    {"more queries than keys",
+     [](BackwardCase* bc) {
+       bc->c.flags = ATTN_CAUSAL;
+       std::swap(bc->c.seqlen_q, bc->c.segments[0].capacity);
+     }},
+    {"window",
+     [](BackwardCase* bc) {
+       bc->c.flags = ATTN_WINDOW;
+       bc->c.window_left = 2, bc->c.window_right = 1;
+     }},
+    {"window and causal",
+     [](BackwardCase* bc) {
+       bc->c.flags = ATTN_WINDOW | ATTN_CAUSAL;
+       bc->c.window_left = 3, bc->c.window_right = -1;
+     }},
+    {"softcap", [](BackwardCase* bc) { bc->c.softcap = 1.5f; }},
+    {"negative scale", [](BackwardCase* bc) { bc->c.scale = -0.3f; }},
+    {"ALiBi", [](BackwardCase* bc) { bc->c.flags = ATTN_ALIBI; }},
+    {"sinks", [](BackwardCase* bc) { bc->c.flags = ATTN_SINKS; }},
+    {"sinks, causal, more queries than keys",
+     [](BackwardCase* bc) {
+       bc->c.flags = ATTN_SINKS | ATTN_CAUSAL;
+       std::swap(bc->c.seqlen_q, bc->c.segments[0].capacity);
+     }},
+    {"bias", [](BackwardCase* bc) { bc->c.bias_type = ATTN_F32; }},
+    {"bias for all heads",
+     [](BackwardCase* bc) {
+       bc->c.bias_type = ATTN_F32;
+       bc->c.bias_per_batch = bc->c.bias_per_head = false;
+     }},
+    {"bias for all queries",
+     [](BackwardCase* bc) {
+       bc->c.bias_type = ATTN_F32;
+       bc->c.bias_per_query = false;
+     }},
+    {"bias with slopes and softcap",
+     [](BackwardCase* bc) {
+       bc->c.bias_type = ATTN_F32;
+       bc->c.flags = ATTN_BIAS_SLOPES;
+       bc->c.softcap = 2;
+     }},
+    {"bias, its gradient summed over queries and keys",
+     [](BackwardCase* bc) {
+       bc->c.bias_type = ATTN_F32;
+       bc->sums = {false, false, true, true};
+     }},
+    {"bias, its gradient a sum of nothing",
+     [](BackwardCase* bc) {
+       bc->c.bias_type = ATTN_F32;
+       bc->c.bias_per_head = false;
+       bc->sums = {false, false, false, false};
+     }},
+    {"block mask",
+     [](BackwardCase* bc) {
+       bc->c.flags = ATTN_BLOCK_MASK;
+       bc->c.block_q = 3, bc->c.block_k = 4;
+       bc->c.mask_per_head = true;
+     }},
+    {"block mask and sinks",
+     [](BackwardCase* bc) {
+       bc->c.flags = ATTN_BLOCK_MASK | ATTN_SINKS;
+       bc->c.block_q = 1, bc->c.block_k = 5;
+       bc->c.mask_kinds = {ATTN_BLOCK_EMPTY, ATTN_BLOCK_EMPTY, ATTN_BLOCK_FULL, ATTN_BLOCK_PARTIAL};
+     }},
+    {"lengths",
+     [](BackwardCase* bc) {
+       bc->c.flags = ATTN_CAUSAL;
+       bc->c.segments[0].lengths = {3, int32_t(bc->c.segments[0].capacity)};
+     }},
+    {"a sequence without keys",
+     [](BackwardCase* bc) {
+       bc->c.flags = ATTN_SINKS;
+       bc->c.segments[0].lengths = {0, int32_t(bc->c.segments[0].capacity) - 1};
+     }},
+    {"packed",
+     [](BackwardCase* bc) {
+       const auto sq = int32_t(bc->c.seqlen_q), skv = int32_t(bc->c.segments[0].capacity);
+       bc->c.flags = ATTN_CAUSAL | ATTN_SINKS;
+       bc->c.lengths_q = {sq, sq / 2};
+       bc->c.segments[0].layout = ATTN_PACKED;
+       bc->c.segments[0].lengths = {skv - 1, skv};
+     }},
+    {"packed q over padded keys",
+     [](BackwardCase* bc) {
+       const auto sq = int32_t(bc->c.seqlen_q);
+       bc->c.lengths_q = {0, sq};
+       bc->c.segments[0].lengths = {2, int32_t(bc->c.segments[0].capacity)};
+     }},
+    {"other dimension of v", [](BackwardCase* bc) { bc->c.head_dim_v = bc->c.head_dim + 5; }},
+};
+
+BackwardCase with_feature(Case c, const Named& feature) {
+  BackwardCase bc;
+  bc.c = std::move(c);
+  feature.change(&bc);
+  const bool d_lse = bc.d_lse;
+  const auto sums = bc.sums;
+  bc = backward_of(bc.c);
+  bc.d_lse = d_lse;
+  bc.sums = sums;
+  return bc;
+}
+
+// dL/dx by the difference of L at x + h and x - h, x being any number that L is computed from.
+template <class Number, class Set>
+double central_difference(const BackwardCase& bc, BackwardData& data, Number& x, Set&& set) {
+  const Number before = x;
+  const double h = 1e-4;
+  set(x, Number(before + h));
+  const double above = x, right = formula_loss(bc, data);
+  set(x, Number(before - h));
+  const double below = x, left = formula_loss(bc, data);
+  x = before;
+  return (right - left) / (above - below);
+}
+
+Backend& reference() {
+  return backend_of(ATTN_BACKEND_REFERENCE);
+}
+
+TEST_CASE("backward: the formula is the derivative, by central differences in float64") {
+  uint64_t seed = 1;
+  for (const Named& feature : features) {
+    for (const bool d_lse : {false, true}) {
+      BackwardCase bc = with_feature(shape(feature.name, 2, 4, 2, 6, 7, 9), feature);
+      bc.c.seed = seed++;
+      bc.d_lse = d_lse;
+      INFO(describe(bc));
+      BackwardData data = make_backward_data(bc);
+      // out in float64; lse is float32, so P is off by up to 2^-24 of lse.
+      const BackwardRun run = run_backward(reference(), bc, data, "bwd_reference", ATTN_F64);
+      REQUIRE(run.got.error == "");
+      const BackwardTruth truth = formula_backward(bc, data, run.forward);
+      const auto plain = [](auto& x, auto value) { x = value; };
+      const auto agree = [&](const char* name, double got, double want, double size) {
+        INFO(name << " is " << got << ", by differences " << want << " of " << size);
+        CHECK(std::abs(got - want) <= 2e-6 * size + 1e-6);
+      };
+      Draw draw{bc.c.seed, 7};
+      Data& of = data.forward;
+      const auto some = [&](const char* name, std::vector<std::vector<double>>& rows,
+                            const std::vector<double>& got, const std::vector<double>& size) {
+        for (int n = 0; n < 12; ++n) {
+          const size_t row = size_t(draw(rows.size()));
+          if (rows[row].empty()) continue;
+          const size_t d = size_t(draw(rows[row].size())), at = row * rows[row].size() + d;
+          agree(name, got[at], central_difference(bc, data, rows[row][d], plain), size[at]);
+        }
+      };
+      some("dq", of.q_real, truth.exact.dq, truth.magnitude.dq);
+      some("dk", of.k_real, truth.exact.dk, truth.magnitude.dk);
+      some("dv", of.v_real, truth.exact.dv, truth.magnitude.dv);
+      for (size_t h = 0; h < truth.exact.d_sinks.size(); ++h)
+        agree("d_sinks", truth.exact.d_sinks[h],
+              central_difference(bc, data, of.sinks.as<float>()[h], plain),
+              10 + truth.magnitude.d_sinks[h]);
+      // Elements of bias are those of d_bias where nothing else is summed.
+      if (bc.sums) continue;
+      for (int n = 0; n < 12 && !truth.exact.d_bias.empty(); ++n) {
+        const size_t at = size_t(draw(truth.exact.d_bias.size()));
+        float& x = of.bias.as<float>()[at];
+        if (std::isinf(x)) continue;
+        agree("d_bias", truth.exact.d_bias[at], central_difference(bc, data, x, plain),
+              10 + truth.magnitude.d_bias[at]);
+      }
+    }
+  }
+}
+
+TEST_CASE("backward: the reference is the formula") {
+  uint64_t seed = 100;
+  for (const Named& feature : features) {
+    for (const attn_dtype type : {ATTN_F32, ATTN_F16, ATTN_BF16}) {
+      BackwardCase bc = with_feature(shape(feature.name, 2, 4, 2, 6, 7, 9), feature);
+      bc.c = with_type(bc.c, type);
+      bc.c.out_type = type;
+      bc.c.seed = seed++;
+      bc.d_lse = seed % 2;
+      bc.gradient_type = seed % 3 ? ATTN_F64 : ATTN_DTYPE_NONE;
+      if (bc.c.bias_type && seed % 3) bc.d_bias_type = ATTN_F64;
+      const BackwardData data = make_backward_data(bc);
+      INFO(describe(bc));
+      const BackwardRun run = run_backward(reference(), bc, data, "bwd_reference");
+      REQUIRE(run.got.error == "");
+      CHECK(compare(bc, data, *find_kernel("bwd_reference"), run.got,
+                    formula_backward(bc, data, run.forward)) == "");
+    }
+  }
+}
+
+TEST_CASE("backward: every option on every kernel") {
+  // More rows and keys than a tile has. The reference has a test of its own.
+  constexpr attn_dtype types[] = {ATTN_F32, ATTN_F16, ATTN_BF16};
+  uint64_t seed = 200;
+  for (const Named& feature : features) {
+    const attn_dtype type = types[seed % 3];
+    BackwardCase bc = with_feature(shape(feature.name, 2, 4, 2, 40, 110, 210), feature);
+    bc.c = with_type(bc.c, type);
+    bc.c.out_type = type;
+    bc.c.seed = seed++;
+    bc.d_lse = seed % 2;
+    bc.gradient_type = seed % 4 == 0 ? ATTN_F32 : ATTN_DTYPE_NONE;
+    if (sanitized && seed % 8) continue;
+    check_backward(bc, false);
+  }
+}
+
+TEST_CASE("backward: gradients are added to what is there") {
+  for (const attn_dtype type : {ATTN_F32, ATTN_BF16}) {
+    for (uint32_t gradients = 1; gradients < 32; ++gradients) {
+      Case c = shape("accumulate", 2, 4, 2, 24, 30, 50);
+      c.flags = ATTN_CAUSAL | ATTN_SINKS;
+      c.bias_type = ATTN_F32;
+      c.bias_per_batch = false;
+      c.segments[0].lengths = {50, 31};
+      c = with_type(c, type);
+      c.out_type = type;
+      BackwardCase bc = backward_of(c);
+      bc.gradients = gradients;
+      bc.accumulate = gradients & uint32_t(hash(3, gradients));
+      bc.gradient_type = gradients % 2 ? ATTN_F32 : ATTN_DTYPE_NONE;
+      if (sanitized && gradients % 8 != 7) continue;
+      check_backward(bc);
+    }
+  }
+}
+
+// Two runs over halves of the keys, with the out and lse of the whole: the gradients of the whole.
+TEST_CASE("backward: a part of the keys with the lse of all has its part of the gradients") {
+  BackwardCase bc = backward_of(shape("ring", 1, 2, 1, 8, 5, 12));
+  bc.gradient_type = ATTN_F64;
+  const BackwardData data = make_backward_data(bc);
+  const BackwardRun whole = run_backward(reference(), bc, data, "bwd_reference");
+  REQUIRE(whole.got.error == "");
+  std::vector<double> dq(whole.got.dq.size());
+  for (const int64_t first : {0, 6}) {
+    // The same buffers, half as many keys.
+    auto p = attn_problem{};
+    p.struct_size = sizeof p;
+    p.batch = 1, p.heads_q = 2, p.heads_kv = 1, p.head_dim = 8, p.seqlen_q = 5;
+    p.q_type = ATTN_F32;
+    attn_segment segment{};
+    segment.struct_size = sizeof segment;
+    segment.k_type = segment.v_type = ATTN_F32;
+    segment.seqlen = 6;
+    p.num_segments = 1, p.segments = &segment;
+    std::vector<float> out(whole.forward.out.begin(), whole.forward.out.end()),
+        lse(whole.forward.lse.size());
+    for (size_t row = 0; row < lse.size(); ++row)  // [i, h] becomes [h, i]
+      lse[row % 2 * 5 + row / 2] = float(whole.forward.lse[row]);
+    attn_segment_args segment_args{};
+    segment_args.struct_size = sizeof segment_args;
+    segment_args.k = data.forward.segments[0].k.as<float>() + 8 * first;
+    segment_args.v = data.forward.segments[0].v.as<float>() + 8 * first;
+    attn_args args{};
+    args.struct_size = sizeof args;
+    args.q = data.forward.q.data();
+    args.out = out.data(), args.lse = lse.data();
+    args.num_segments = 1, args.segments = &segment_args;
+    attn_backward_problem bp{};
+    bp.struct_size = sizeof bp;
+    bp.forward = &p;
+    bp.dq_type = bp.dk_type = bp.dv_type = ATTN_F64;
+    attn_plan* plan = nullptr;
+    REQUIRE(attn_plan_create_backward(reference().context, &bp, &plan) == ATTN_OK);
+    attn_backward_args ba{};
+    ba.struct_size = sizeof ba;
+    ba.forward = &args;
+    ba.d_out = data.d_out.data();
+    std::vector<double> part_q(dq.size()), part_k(48), part_v(48);
+    ba.dq = part_q.data(), ba.dk = part_k.data(), ba.dv = part_v.data();
+    void* workspace = nullptr;
+    REQUIRE(attn_alloc(reference().context, attn_plan_workspace(plan), &workspace) == ATTN_OK);
+    const attn_status status =
+        attn_run_backward(plan, &ba, workspace, attn_plan_workspace(plan), nullptr);
+    attn_free(reference().context, workspace);
+    attn_plan_destroy(plan);
+    INFO(attn_last_error());
+    REQUIRE(status == ATTN_OK);
+    // q and dq here are [i, h], those of the whole [h, i].
+    for (size_t i = 0; i < 5; ++i)
+      for (size_t h = 0; h < 2; ++h)
+        for (size_t d = 0; d < 8; ++d) dq[(h * 5 + i) * 8 + d] += part_q[(i * 2 + h) * 8 + d];
+    for (size_t n = 0; n < 48; ++n) {
+      CHECK(std::abs(part_k[n] - whole.got.dk[size_t(first) * 8 + n]) < 1e-12);
+      CHECK(std::abs(part_v[n] - whole.got.dv[size_t(first) * 8 + n]) < 1e-12);
+    }
+  }
+  for (size_t n = 0; n < dq.size(); ++n) CHECK(std::abs(dq[n] - whole.got.dq[n]) < 1e-12);
+}
+
+// A NaN in one row of d_out reaches the gradients of the row and of the keys that it sees, and of
+// nobody else whom no tile joins to it.
+TEST_CASE("backward: NaN stays with those who see it") {
+  for (const Kernel* kernel : kernels_here(Op::backward, true)) {
+    Case c = shape("nan", 2, 2, 2, 16, 600, 600);
+    c.flags = ATTN_WINDOW | ATTN_CAUSAL;
+    c.window_left = 10;
+    if (kernel->backend == ATTN_BACKEND_REFERENCE) c.seqlen_q = c.segments[0].capacity = 60;
+    const BackwardCase bc = backward_of(c);
+    BackwardData data = make_backward_data(bc);
+    const int64_t i = 20;
+    data.d_out.as<float>()[data.d_out_view.at(0, i, 1) + 3] = NAN;
+    data.d_out_real[size_t(c.seqlen_q + i)][3] = NAN;
+    const BackwardRun run = run_backward(backend_of(kernel->backend), bc, data, kernel->name);
+    INFO(kernel->name);
+    REQUIRE(run.got.error == "");
+    const BackwardTruth want = formula_backward(bc, data, run.forward);
+    // Tiles are at most 256 rows and keys; what they hold together may be NaN as well.
+    const int64_t reach = kernel->backend == ATTN_BACKEND_REFERENCE ? 0 : 512;
+    size_t wrong = 0;
+    const auto check = [&](const std::vector<double>& got, const std::vector<double>& exact) {
+      for (size_t n = 0; n < got.size(); ++n) {
+        const auto row = int64_t(n / 16) % c.seqlen_q, plane = int64_t(n / 16) / c.seqlen_q;
+        if (std::isnan(exact[n])
+                ? !std::isnan(got[n])
+                : std::isnan(got[n]) && (plane != 1 || reach == 0 || row >= i + reach))
+          ++wrong;
+      }
+    };
+    check(run.got.dq, want.exact.dq);
+    check(run.got.dk, want.exact.dk);
+    check(run.got.dv, want.exact.dv);
+    CHECK(wrong == 0);
+  }
+}
+
+Case random_case(uint64_t seed) {
+  Draw draw{seed, 31};
+  Case c = small("random", 1, 1);
+  c.seed = seed;
+  const int64_t dims[] = {1, 7, 16, 24, 32, 40, 64, 72, 80, 128, 130};
+  const int64_t lengths[] = {1, 2, 3, 17, 48, 63, 64, 65, 96, 97, 130, 200, 257};
+  c.batch = 1 + draw(3);
+  c.heads_kv = 1 + draw(2);
+  c.heads_q = c.heads_kv * (1 + draw(4));
+  c.head_dim = draw.pick(dims);
+  c.head_dim_v = draw.chance(3) ? draw.pick(dims) : c.head_dim;
+  c.seqlen_q = draw.pick(lengths);
+  SegmentCase& s = c.segments[0];
+  s.capacity = draw.pick(lengths);
+  const attn_dtype types[] = {ATTN_F32, ATTN_F16, ATTN_BF16};
+  c.q_type = s.k_type = s.v_type = draw.pick(types);
+  c.out_type = draw.chance(3) ? ATTN_F32 : c.q_type;
+  const Arrange arranges[] = {Arrange::contiguous, Arrange::padded,   Arrange::head_major,
+                              Arrange::odd,        Arrange::reversed, Arrange::flipped};
+  c.q_arrange = draw.pick(arranges);
+  c.out_arrange = draw.pick(arranges);
+  s.arrange =
+      draw.chance(6) && c.head_dim == c.head_dim_v ? Arrange::interleaved : draw.pick(arranges);
+  const bool packed_q = draw.chance(3);
+  if (packed_q) draw_lengths_q(draw, &c);
+  if (draw.chance(3)) s.layout = ATTN_PACKED;
+  if (s.layout == ATTN_PACKED || draw.chance(3)) draw_lengths(draw, c.batch, &s);
+  if (draw.chance(2)) c.flags |= draw.chance(3) ? ATTN_CAUSAL_TOP_LEFT : ATTN_CAUSAL;
+  if (draw.chance(4)) {
+    c.flags |= ATTN_WINDOW;
+    c.window_left = draw(60) - 1;
+    c.window_right = draw(20) - 1;
+  }
+  if (draw.chance(4)) c.flags |= ATTN_ALIBI;
+  if (draw.chance(3)) c.flags |= ATTN_SINKS;
+  if (draw.chance(4)) c.softcap = 3;
+  if (draw.chance(5)) c.scale = draw.chance(2) ? 0.25f : -0.1f;
+  if (!packed_q && draw.chance(3)) {
+    c.bias_type = draw.chance(2) ? c.q_type : draw.chance(2) ? ATTN_F16 : ATTN_F32;
+    c.bias_per_batch = draw.chance(2);
+    c.bias_per_head = draw.chance(2);
+    c.bias_per_query = !draw.chance(4);
+    if (draw.chance(3)) c.flags |= ATTN_BIAS_SLOPES;
+    if (draw.chance(4)) c.bias_key_stride = 2, c.bias_first = 3;
+  }
+  if (!packed_q && draw.chance(4)) {
+    c.flags |= ATTN_BLOCK_MASK;
+    const int32_t sizes[] = {64, 128, 16, 33, 1};
+    c.block_q = draw.pick(sizes);
+    c.block_k = draw.pick(sizes);
+    c.mask_per_batch = draw.chance(2);
+    c.mask_per_head = draw.chance(2);
+  }
+  const double sigmas[] = {0.5, 1, 1, 2};
+  c.sigma = draw.pick(sigmas);
+  return c;
+}
+
+BackwardCase random_backward(uint64_t seed) {
+  Draw draw{seed, 32};
+  BackwardCase bc = backward_of(random_case(seed));
+  const Arrange arranges[] = {Arrange::contiguous, Arrange::padded,   Arrange::head_major,
+                              Arrange::odd,        Arrange::reversed, Arrange::flipped};
+  bc.d_out_arrange = draw.pick(arranges);
+  bc.gradient_arrange = draw.pick(arranges);
+  bc.d_lse = draw.chance(2);
+  if (draw.chance(3)) bc.gradient_type = ATTN_F32;
+  if (draw.chance(4)) bc.d_out_type = ATTN_F32;
+  if (draw.chance(4)) bc.gradients &= uint32_t(1 + draw(31));
+  if (bc.gradients == 0) bc.gradients = ATTN_GRAD_V;
+  if (draw.chance(4)) bc.accumulate = bc.gradients & uint32_t(draw(32));
+  if (bc.wants(ATTN_GRAD_BIAS) && draw.chance(3)) {
+    bc.sums = {draw.chance(2), draw.chance(2), draw.chance(2), draw.chance(2)};
+    if (!(*bc.sums)[0] || !(*bc.sums)[1] || !(*bc.sums)[2] || !(*bc.sums)[3]) {
+      if (draw.chance(2)) bc.d_bias_type = ATTN_F32;
+    } else {
+      bc.sums.reset();  // zeros in all strides mean something else
+    }
+  }
+  return bc;
+}
+
+TEST_CASE("backward: random problems") {
+  constexpr uint64_t first = 5000, count = 120;
+  for (uint64_t seed = first; seed < first + count; ++seed) {
+    if (sanitized && seed % 10) continue;
+    const BackwardCase bc = random_backward(seed);
+    const BackwardData data = make_backward_data(bc);
+    for (const Kernel* kernel : kernels_here(Op::backward, false)) {
+      const BackwardRun run = run_backward(backend_of(kernel->backend), bc, data, kernel->name);
+      INFO(kernel->name << " " << describe(bc));
+      REQUIRE(run.got.error == "");
+      CHECK(compare(bc, data, *kernel, run.got, formula_backward(bc, data, run.forward)) == "");
+    }
+    if (seed % 10) continue;
+    INFO(describe(bc));
+    const BackwardRun run = run_backward(reference(), bc, data, "bwd_reference");
+    REQUIRE(run.got.error == "");
+    CHECK(compare(bc, data, *find_kernel("bwd_reference"), run.got,
+                  formula_backward(bc, data, run.forward)) == "");
+  }
+}
+
+TEST_CASE("backward: equal bits for any number of threads") {
+  for (uint64_t seed = 6000; seed < (sanitized ? 6003 : 6040); ++seed) {
+    BackwardCase bc = random_backward(seed);
+    if (seed % 4 == 0) {  // many tiles
+      bc = backward_of(shape("threads", 1, 4, 2, 32, 500, 700));
+      bc.c.flags = seed % 8 ? ATTN_CAUSAL : 0;
+      bc.c.seed = seed;
+    }
+    const BackwardData data = make_backward_data(bc);
+    for (const Kernel* kernel : kernels_here(Op::backward, false)) {
+      std::vector<unsigned char> first;
+      for (const int threads : {1, 2, 3, 7}) {
+        static std::map<int, std::unique_ptr<Backend>> backends;
+        auto& backend = backends[threads];
+        if (!backend) backend = std::make_unique<Backend>(ATTN_BACKEND_CPU, threads);
+        const BackwardRun run = run_backward(*backend, bc, data, kernel->name);
+        INFO(kernel->name << " " << threads << " threads " << describe(bc));
+        REQUIRE(run.got.error == "");
+        if (first.empty()) first = run.got.bits;
+        CHECK((run.got.bits == first));  // not printed
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace attn::test
