@@ -67,10 +67,14 @@ std::string prefer_other(const Problem& p, const DeviceInfo& device, const sm90:
 }
 
 // fwd_* read K and V again for each query head, but compute more at once: decode_* are better where
-// what fwd_* read has to come from memory.
+// what fwd_* read has to come from memory. Tiles of 16 rows read K and V again for each.
 std::string prefer_other(const Problem& p, const DeviceInfo& device,
                          const decode::Variant& variant) {
-  if (variant.tile.rows() <= decode::group_rows) return "";
+  if (variant.tile.rows() <= decode::group_rows) {
+    const int64_t rows = p.seqlen_q * p.group(), most = variant.tile.rows();
+    if (rows <= most) return "";
+    return join("for ", rows, " rows, seqlen_q * heads_q / heads_kv, more than ", most);
+  }
   if (decode::alone(p, variant.tile)) return "";
   int64_t bytes = 0;
   for (const attn_segment& s : p.segment)

@@ -21,6 +21,7 @@ ROLL = "kv_roll_cuda"
 EARLY = "decode_sm90_bf16_d128_r8"
 BLOCKS = "decode_sm90_blocks_d64"
 ROWS = "decode_sm90_fp8_d128_r64"
+PAGES = "decode_sm90_f16_d64_r8"
 FP8 = "fwd_sm90_fp8_d128"
 FP8_SCORE = "fwd_sm90_fp8_d128_score"
 FP8_HEADS = "fwd_sm90_fp8_d128_heads"
@@ -31,6 +32,7 @@ SOURCES = {DEQUANTISED: ["cache/dequantise_sm90.cu", "stubs/fwd_sm90_f16_d64.cu"
 TESTS = {DECODE: ["decode: random problems"], APPEND: ["kv_append: random layouts*"], QUANTIZE: ["quantize: *"], ROLL: ["kv_roll: *"],
          EARLY: ["cuda: values that the kernel in front writes"], BLOCKS: ["blocks: *,scales: *"],
          ROWS: ["decode: random problems of many rows over fp8,tree: random problems"],
+         PAGES: ["decode: random problems,decode: a cut of KV into segments and pages changes nothing"],
          FP8: ["fp8: boundary shapes,fp8: exact*,accuracy: fp8 sums*"],
          FP8_SCORE: ["fp8: random problems of OCP's types,fp8: descales*"],
          FP8_HEADS: ["cuda: more items than blocks"],
@@ -80,6 +82,10 @@ MUTANTS = [
     (ROWS, "the neighbour's page", "decode/swapped_load.cuh",
      "page[i] = key < unit_keys && entry < s.max_pages ? table[entry] : -1;",
      "page[i] = key < unit_keys && entry < s.max_pages ? table[entry & ~1] : -1;"),
+    (PAGES, "the page of the neighbouring row", "decode/swapped_load.cuh",
+     "rows ? own_key() : i * s.box_keys", "rows ? own_key() ^ 1 : i * s.box_keys"),
+    (PAGES, "keys of one warp for both", "decode/swapped_load.cuh", "[index()] = valid;", "[0] = valid;"),
+    (PAGES, "V from K's rows", "decode/swapped_load.cuh", "row_of(s.v, s.v_stride);", "row_of(s.k, s.k_stride);"),
     (ROWS, "a part dropped", "decode/merge.cuh", "unsigned left = step == 1 ? to - from :",
      "unsigned left = step == 1 ? to - from - 1 :"),
     (ROWS, "a counter not set back", "decode/merge.cuh", "if (last) *arrived = 0;", ""),

@@ -335,6 +335,11 @@ TEST_CASE("choose: few queries go to the decode kernels", "[plan]") {
   CHECK(chosen(h200, s) == "\"fwd_sm90_bf16_d128_dequantised\"");
   s.type = ATTN_F16;
   CHECK(chosen(h200, s) == "\"fwd_sm90_f16_d128_dequantised\"");
+  s.seqlen_q = 16;  // 64 rows, but no boxes; tiles of 16 rows would read K and V four times
+  s.page_size = 8;
+  CHECK(chosen(h200, s) == "\"fwd_sm90_f16_d128_dequantised\"");
+  s.seqlen_q = 33;
+  s.page_size = 16;
   s.seqlen = 1 << 23;  // K and V of 8 heads would be more than 4 GiB
   CHECK(chosen(h200, s) == "\"decode_sm90_fp8_d128_r64\"");
 }
