@@ -335,9 +335,12 @@ TEST_CASE("choose: few queries go to the decode kernels", "[plan]") {
   CHECK(chosen(h200, s) == "\"fwd_sm90_bf16_d128_dequantised\"");
   s.type = ATTN_F16;
   CHECK(chosen(h200, s) == "\"fwd_sm90_f16_d128_dequantised\"");
-  s.seqlen_q = 16;  // 64 rows, but no boxes; tiles of 16 rows would read K and V four times
-  s.page_size = 8;
-  CHECK(chosen(h200, s) == "\"fwd_sm90_f16_d128_dequantised\"");
+  s.seqlen_q = 16;  // 64 rows, of which tiles of 16 would read K and V four times
+  CHECK(chosen(h200, s) == "\"decode_sm90_fp8_d128_r64\"");
+  CHECK(reason(h200, s, "decode_sm89_fp8_d128")
+            .starts_with("for 64 rows, seqlen_q * heads_q / heads_kv, more than 16"));
+  s.page_size = 8;  // there is no other
+  CHECK(chosen(h200, s) == "\"decode_sm89_fp8_d128\"");
   s.seqlen_q = 33;
   s.page_size = 16;
   s.seqlen = 1 << 23;  // K and V of 8 heads would be more than 4 GiB
