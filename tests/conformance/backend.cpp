@@ -152,6 +152,7 @@ Backend::Backend(attn_backend backend, int threads, std::optional<int> device, i
   }
   const attn_status status = attn_context_create(backend, &options, &context);
   if (status != ATTN_OK) reason = failed("attn_context_create", status);
+  if (backend == ATTN_BACKEND_HIP_EMU) configure(emulator);
 }
 Backend::~Backend() {
   if (stand_in()) return;  // when the program ends, the stand-in's own variables may have ended

@@ -325,7 +325,10 @@ TEST_CASE("backward: explained") {
   const std::string text = attn::explain(context, s.problem);
   CHECK(text.find("\"kernel\":\"bwd_cpu_") != std::string::npos);
   CHECK(text.find("\"workspace\":") != std::string::npos);
-  CHECK(attn_launch_count("bwd_reference") > 0);
+  const attn::context reference(ATTN_BACKEND_REFERENCE);
+  const uint64_t before = attn_launch_count("bwd_reference");
+  CHECK(run(reference, s) == ATTN_OK);
+  CHECK(attn_launch_count("bwd_reference") == before + 1);
 }
 
 }  // namespace
