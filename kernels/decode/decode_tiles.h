@@ -158,7 +158,8 @@ struct DecodeTile {
     return rows_of_group < group_rows ? 2 * usual : usual;
   }
   ATTN_HOST_DEVICE constexpr int static_shared_bytes() const {  // at most; in whole 1024 bytes
-    if (swapped || own_types) return 1024 + (slot_rows() * 76 + 1023) / 1024 * 1024;
+    if (own_types) return 1024 + (rows() * 60 + slot_rows() * 16 + 1023) / 1024 * 1024;
+    if (swapped) return 1024 + (rows() * 76 + 1023) / 1024 * 1024;
     return 1024;
   }
 };

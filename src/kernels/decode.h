@@ -88,7 +88,7 @@ inline bool can_have_heads(const Problem& p, int heads) {
   }
   return true;
 }
-constexpr int64_t units_of_head = 4;  // of a block, for each head it has at once
+constexpr int64_t units_of_head = 16;  // of a block, for each head it has at once
 inline int heads_at_once(const Problem& p, int64_t units_of_block) {
   int heads = decode_warps;
   while (heads > 1 && (!can_have_heads(p, heads) || units_of_block < units_of_head * heads))
@@ -177,11 +177,6 @@ inline Shape shape_of(const Problem& p, int64_t rows, const DeviceInfo& device,
   shape.blocks = columns * rows_of_column;
   if (shape.splits == 0 || shape.whole_heads) shape.slots = 2 * shape.blocks;
   return shape;
-}
-
-// Keys that TMA loads at once.
-inline int box_keys(const attn_segment& s) {
-  return s.layout == ATTN_PAGED ? std::gcd(s.page_size, unit_keys) : unit_keys;
 }
 
 // Whether swapped.cuh loads rows one by one: boxes are asked for by one lane, for which those of
