@@ -80,9 +80,8 @@ struct OwnLoader : SwappedLoader<OwnTypes, tile> {
                                                 at.row * (long long)scales.seq;
     boxes.scales = reinterpret_cast<unsigned long long>(scales.at) +
                    2 * (first_head * (long long)scales.head + first);
-    boxes.scales_apart =
-        2 * (a.heads_log2 == 0 ? 32 * (long long)scales.seq
-                               : (long long)scales.head << (a.heads_log2 - 1));
+    boxes.scales_apart = 2 * (a.heads_log2 == 0 ? 32 * (long long)scales.seq
+                                                : (long long)scales.head << (a.heads_log2 - 1));
     boxes.more = int(boxes.scales / 2 % 2) | (scales.seq & 1) << 1 | (scales.head & 1) << 2;
     return boxes;
   }
@@ -102,8 +101,8 @@ struct OwnLoader : SwappedLoader<OwnTypes, tile> {
     copy(k, to + key * k.pitch, full, row, entry);
     copy(v, to + a.k_bytes + key * v.pitch, full, row, entry);
   }
-  // The words that have the scales of a stage's keys, from `local` on, of head after head; if a scale
-  // is a word's first half, the other one is not read.
+  // The words that have the scales of a stage's keys, from `local` on, of head after head; if a
+  // scale is a word's first half, the other one is not read.
   __device__ __forceinline__ void copy_scales(const attn_decode_segment& s, const OwnBoxes& boxes,
                                               const attn_key_scales& scales,
                                               unsigned long long lane_scale, unsigned to,
@@ -120,8 +119,8 @@ struct OwnLoader : SwappedLoader<OwnTypes, tile> {
         for (int box = 1; box < Base::max_boxes; ++box)
           if (before + key >= box * s.box_keys) entry = page[box];
         // Instead of row `key`.
-        scale += 2 * (entry * scales.batch +
-                      (slot_of(s, local + key) - key) * (long long)scales.seq);
+        scale +=
+            2 * (entry * scales.batch + (slot_of(s, local + key) - key) * (long long)scales.seq);
       } else {
         scale += 2 * (local * (long long)scales.seq);
       }
@@ -174,7 +173,8 @@ struct OwnLoader : SwappedLoader<OwnTypes, tile> {
       }
       if (a.scales_at) {
         const unsigned scales = to + a.scales_at;
-        if (has_row_scale(s.k_type)) copy_scales(s, k, s.k_scales, k_scale, scales, there, before, local);
+        if (has_row_scale(s.k_type))
+          copy_scales(s, k, s.k_scales, k_scale, scales, there, before, local);
         if (has_row_scale(s.v_type))
           copy_scales(s, v, s.v_scales, v_scale, scales + scale_bytes, there, before, local);
         ptx::cp_async_arrive(full);
