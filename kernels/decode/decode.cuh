@@ -389,10 +389,9 @@ struct Decoder {
   }
 };
 
-template <class T, class KV, DecodeTile tile, class M>
-__device__ __forceinline__ void decode(const attn_decode_kernarg& a, const M& maps) {
+template <class T, class KV, DecodeTile tile>
+__device__ __forceinline__ void decode(const attn_decode_kernarg& a) {
   static_assert(tile.element_bytes == KV::bytes);
-  constexpr bool engine = Loader<KV, tile, M>::engine;
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   DecodeShared<tile>& shared = decode_shared<tile>();
   // The same in all lanes, which the compiler sees here.
@@ -404,9 +403,8 @@ __device__ __forceinline__ void decode(const attn_decode_kernarg& a, const M& ma
     }
   }
   const unsigned ring = address(shared_memory);
-  Loader<KV, tile, M> loader{a, maps, shared, ring, int(threadIdx.x % 32), warp - decode_warps};
+  Loader<KV, tile> loader{a, shared, ring, int(threadIdx.x % 32), warp - decode_warps};
 #if __CUDA_ARCH__ >= 900
-  if (engine) ptx::mbarrier_init_fence();
   ptx::grid_let_next_start();
   ptx::grid_wait();  // before any other access to memory
 #endif
@@ -441,12 +439,12 @@ __device__ __forceinline__ void run(const attn_decode_kernarg& a, const Maps& ma
 #endif
       if constexpr (tile.element_bytes == 1) {
     if (a.kv_e5m2)
-      decode<F16, Fp8<E5M2>, tile>(a, maps);
+      decode<F16, Fp8<E5M2>, tile>(a);
     else
-      decode<F16, Fp8<E4M3>, tile>(a, maps);
+      decode<F16, Fp8<E4M3>, tile>(a);
   } else {
     using T = ElementOf<type>;
-    decode<T, Same<T>, tile>(a, maps);
+    decode<T, Same<T>, tile>(a);
   }
 }
 template <int type, DecodeTile tile>

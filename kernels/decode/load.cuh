@@ -100,14 +100,10 @@ __device__ __forceinline__ int stage_bytes(const attn_decode_kernarg& a) {
   return tile.own_types ? a.stage_bytes : tile.stage_bytes();
 }
 
-template <class KV, DecodeTile tile, class M>
+template <class KV, DecodeTile tile>
 struct Loader {
-  // The copy engine loads K and V of own_types, cp.async those of other kernels.
-  static constexpr bool engine = !std::is_same_v<M, NoMaps>;
-  static_assert(engine == tile.own_types);
   static constexpr int head_dim = tile.head_dim, head_dim_v = tile.head_dim_v;
   const attn_decode_kernarg& a;
-  const M& maps;
   DecodeShared<tile>& shared;
   const unsigned ring;
   const int lane, index;  // of the thread, and of the warp among those that load

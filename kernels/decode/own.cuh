@@ -12,8 +12,8 @@ namespace attn::decode {
 template <DecodeTile tile>
 struct Own : Swapped<OwnTypes, tile> {
   using Base = Swapped<OwnTypes, tile>;
-  using Base::a, Base::shared, Base::ring, Base::q_place, Base::q, Base::at, Base::all_begin,
-      Base::all_end, Base::sum;
+  using Base::a, Base::shared, Base::ring, Base::q_place, Base::at, Base::all_begin, Base::all_end,
+      Base::sum;
   using Base::elements, Base::head_dim, Base::head_dim_v, Base::row_tiles, Base::rows;
   using Base::lane, Base::lane_row, Base::plain, Base::used_rows, Base::warp;
   static constexpr int steps = head_dim / 32;  // of K's columns
@@ -29,7 +29,7 @@ struct Own : Swapped<OwnTypes, tile> {
   // What the lane reads of a unit of the types before: places in the stage, of V's scales of i8 and
   // i4 which halves. Q lies in shared memory as K's type takes it.
   unsigned types = 0, k_at, v_at;
-  unsigned q_at;  // the lane's words of Q, address
+  int q_at;  // the lane's words of Q, behind q_place
   union {
     unsigned k_scale_at;
     unsigned k_pitch8;  // of blocks: between keys g and g + 8
@@ -111,13 +111,13 @@ struct Own : Swapped<OwnTypes, tile> {
   __device__ __forceinline__ void begin_with_offset(float (&x)[row_tiles][4], int step) const {
 #pragma unroll
     for (int n = 0; n < row_tiles; ++n) {
-      const float4 offset = ptx::load_shared_floats(q_at - lane() / 4 * 64 + tile.q_bytes() +
-                                                    (n * steps + step) * 64);
+      const float4 offset = *reinterpret_cast<const float4*>(
+          q_place + q_at - lane() / 4 * 64 + tile.q_bytes() + (n * steps + step) * 64);
       x[n][0] = offset.x, x[n][1] = offset.y, x[n][2] = offset.z, x[n][3] = offset.w;
     }
   }
-  __device__ __forceinline__ float4 q_words(int n, int step) const {
-    return ptx::load_shared_floats(q_at + (n * steps + step) * 512);
+  __device__ __forceinline__ uint4 q_words(int n, int step) const {
+    return *reinterpret_cast<const uint4*>(q_place + q_at + (n * steps + step) * 512);
   }
 
   __device__ __forceinline__ void begin_part() {
@@ -130,7 +130,7 @@ struct Own : Swapped<OwnTypes, tile> {
                                   log2_e;
     this->key_warp = warp() & (warps_of_head() - 1);
     this->rows_before = warp_head() * rows;
-    q_at = q + warp_head() * tile.merge_bytes() + lane() * 16;
+    q_at = warp_head() * tile.merge_bytes() + lane() * 16;
     top = max_top;
 #pragma unroll
     for (int n = 0; n < row_tiles; ++n) {
@@ -151,9 +151,9 @@ struct Own : Swapped<OwnTypes, tile> {
                                            const unsigned (&k)[2][4], int step) const {
 #pragma unroll
     for (int n = 0; n < row_tiles; ++n) {
-      const float4 words = q_words(n, step);
-      Product::mma(even[n], k[0], __float_as_uint(words.x), __float_as_uint(words.y));
-      Product::mma(odd[n], k[1], __float_as_uint(words.z), __float_as_uint(words.w));
+      const uint4 words = q_words(n, step);
+      Product::mma(even[n], k[0], words.x, words.y);
+      Product::mma(odd[n], k[1], words.z, words.w);
     }
   }
   static __device__ __forceinline__ void add(Scores& x, const Scores& y) {
