@@ -56,7 +56,9 @@ struct attn_decode_kernarg {
   int stages;                // of the ring
   int k_bytes, stage_bytes;  // of own_types: a unit's in shared memory
   int scales_at;             // of own_types: of i8 and i4, in a stage; 0: no such segment
-  int columns;               // see Work
+  int heads_log2;  // of own_types: of the K/V heads of a block, 0 to 2; heads_kv counts such
+                   // groups
+  int columns;     // see Work
   int split_invariant;
   int loaders;            // warps of a block that load
   int split_keys;         // of fixed_split; 0: parts of a head end where blocks do

@@ -48,6 +48,31 @@ ATTN_HOST_DEVICE constexpr RowPlace row_place(int type, int columns) {
       return panels_of(columns * 2);
   }
 }
+ATTN_HOST_DEVICE constexpr bool is_block(int type) {
+  return type == attn_element_q8_0 || type == attn_element_q4_0;
+}
+// The same where a block has several K/V heads at once: then rows of blocks have as many heads as
+// make a multiple of 16 bytes. Of a stage's keys all are there of a head, or of a row's heads, then
+// of the next.
+struct OwnPlace {
+  int pitch, panels;
+  int heads, head_bytes;  // of a row, and between them
+  // Of so many heads at once.
+  ATTN_HOST_DEVICE constexpr int key_bytes(int at_once) const {
+    return pitch * panels * (at_once / heads);
+  }
+  // Of keys of a stage.
+  ATTN_HOST_DEVICE constexpr int at(int head, int key, int keys) const {
+    return (head / heads * keys + key) * pitch + head % heads * head_bytes;
+  }
+};
+ATTN_HOST_DEVICE constexpr OwnPlace own_place(int type, int columns, int at_once) {
+  const RowPlace row = row_place(type, columns);
+  if (!is_block(type) || at_once == 1) return {row.pitch, row.panels, 1, 0};
+  const int bytes = columns / 32 * (type == attn_element_q8_0 ? q8_0_bytes : q4_0_bytes);
+  const int heads = bytes % 16 == 0 ? 1 : bytes % 8 == 0 ? 2 : 4;
+  return {heads * bytes, 1, heads, bytes};
+}
 // i8 and i4: bytes of a unit's scales, which follow its K and V: one word for each key, K's first.
 constexpr int scale_bytes = 4 * unit_keys;
 constexpr int unit_scale_bytes = 1024;  // so that stages stay where swizzles begin
@@ -92,12 +117,17 @@ struct DecodeTile {
 
   ATTN_HOST_DEVICE constexpr int rows() const { return rows_of_group; }
   // Warps that can load: in turns, or (swapped) two that load rows one by one, where each scheduler
-  // has registers for them. One where four blocks leave no registers for more.
+  // has registers for them.
   ATTN_HOST_DEVICE constexpr int loaders() const {
-    if (swapped) return rows() <= group_rows ? 2 : 1;
-    return rows_of_group < group_rows ? 1 : 2;
+    if (own_types) return 1;
+    return swapped && rows() > group_rows ? 1 : 2;
   }
   ATTN_HOST_DEVICE constexpr int threads() const { return group_threads + loaders() * 32; }
+
+  // K/V heads that a block has at once, at most.
+  ATTN_HOST_DEVICE constexpr int max_heads() const { return own_types ? decode_warps : 1; }
+  // Rows of a slot of the workspace.
+  ATTN_HOST_DEVICE constexpr int slot_rows() const { return max_heads() * rows(); }
 
   // Units in shared memory are panels of 128 bytes of each row.
   ATTN_HOST_DEVICE constexpr int panels(int columns) const {
@@ -108,8 +138,9 @@ struct DecodeTile {
   }
   ATTN_HOST_DEVICE constexpr int k_bytes() const { return tile_bytes(head_dim); }
   ATTN_HOST_DEVICE constexpr int stage_bytes() const { return k_bytes() + tile_bytes(head_dim_v); }
-  // Room for Q, and for merging the sums of the warps of 8 rows.
+  // Room for Q, and for merging the sums of the warps of 8 rows; of own_types for Q of one head.
   ATTN_HOST_DEVICE constexpr int merge_bytes() const {
+    if (own_types) return q_bytes() + rows() * head_dim / 4;  // and offsets of Q's blocks
     if (swapped) return larger(q_bytes() + 2 * p_bytes(), rows() * head_dim_v * 4);
     return decode_warps * 8 * head_dim_v * 4;
   }
@@ -127,6 +158,7 @@ struct DecodeTile {
     return rows_of_group < group_rows ? 2 * usual : usual;
   }
   ATTN_HOST_DEVICE constexpr int static_shared_bytes() const {  // at most; in whole 1024 bytes
+    if (own_types) return 1024 + (rows() * 60 + slot_rows() * 16 + 1023) / 1024 * 1024;
     if (swapped) return 1024 + (rows() * 76 + 1023) / 1024 * 1024;
     return 1024;
   }

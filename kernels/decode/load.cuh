@@ -5,7 +5,6 @@
 #include "../common/descale.cuh"
 #include "../ptx/address.h"
 #include "../ptx/cp_async.h"
-#include "../ptx/cp_async_part.h"
 #include "../ptx/mbarrier.h"
 #if __CUDA_ARCH__ >= 900
 #include "../ptx/tma.h"
@@ -22,22 +21,13 @@ using ptx::Barrier, ptx::address;
 struct Unit {
   int b, h;  // sequence and K/V head
   int seqlen_q, seqlen_kv;
-  int q_begin;                   // packed q: row of query 0
-  int first_row;                 // of the row tile
-  int first;                     // position of the first key
-  Part part;                     // that it belongs to
-  bool last;                     // of that
-  bool final;                    // of the block
-  unsigned char k_type, v_type;  // of own_types
-  union {
-    float k_descale;
-    int k_shift;  // of blocks: bytes in front of a row in shared memory; of i8 and i4: KeyScales'
-                  // halves
-  };
-  union {
-    float v_descale;
-    int v_shift;
-  };
+  int q_begin;    // packed q: row of query 0
+  int first_row;  // of the row tile
+  int first;      // position of the first key
+  Part part;      // that it belongs to
+  bool last;      // of that
+  bool final;     // of the block
+  float k_descale, v_descale;
   unsigned valid[2];  // a bit per key: there is one that some query sees
 };
 
@@ -110,53 +100,20 @@ __device__ __forceinline__ int stage_bytes(const attn_decode_kernarg& a) {
   return tile.own_types ? a.stage_bytes : tile.stage_bytes();
 }
 
-// Of own_types: a lane's box of a unit's K or V, of those of one segment, sequence and head.
-struct OwnRequest {
-  int segment = -1, b, h;
-  int k_type, v_type, k_shift, v_shift;  // as in Unit
-  bool paged, asks;
-  int keys, key;           // of the box; which of the unit is its first
-  unsigned box_bytes, to;  // to: in the stage
-  const attn_tensor_map* map;
-  int column, row, head, entry;           // row, entry: of the segment's first unit, without pages
-  unsigned long long k_scales, v_scales;  // addresses
-};
-
-struct NoRequest {};
-
-template <class KV, DecodeTile tile, class M>
+template <class KV, DecodeTile tile>
 struct Loader {
-  // The copy engine loads K and V of own_types, cp.async those of other kernels.
-  static constexpr bool engine = !std::is_same_v<M, NoMaps>;
-  static_assert(engine == tile.own_types);
   static constexpr int head_dim = tile.head_dim, head_dim_v = tile.head_dim_v;
   const attn_decode_kernarg& a;
-  const M& maps;
   DecodeShared<tile>& shared;
   const unsigned ring;
   const int lane, index;  // of the thread, and of the warp among those that load
   Cursor<tile> at;
   int page[2];  // of keys `lane` and `lane` + 32 of the unit
   float k_descale, v_descale;
-  std::conditional_t<tile.own_types, OwnRequest, NoRequest> request;
-
-  __device__ __forceinline__ bool paged(const attn_decode_segment& s) const {
-    if constexpr (tile.own_types)
-      return request.paged;
-    else
-      return s.block_table;
-  }
-  __device__ __forceinline__ int k_bytes() const {
-    return tile.own_types ? a.k_bytes : tile.k_bytes();
-  }
 
   // The unit's entries of small arrays are requested ahead, so that its rows need not wait for
   // them.
   __device__ __forceinline__ void look_up() {
-    if constexpr (tile.own_types) {
-      begin_request();
-      if (!request.paged) return;
-    }
     const attn_decode_segment& s = a.segment[at.segment];
     const int local = at.first - at.begin;
     if (s.block_table) {
@@ -166,7 +123,7 @@ struct Loader {
         page[i] = entry < s.max_pages ? s.block_table[at.b * (long long)s.max_pages + entry] : -1;
       }
     }
-    if (KV::scaled && !KV::own_types) {
+    if (KV::scaled) {
       const auto descale = [&](const attn_descale& d) {
         return d.at && at.first < at.end ? *descale_at(d, at.b, at.h, local) : 1.0f;
       };
@@ -202,7 +159,7 @@ struct Loader {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int key = lane + 32 * i;
-      const bool there = !paged(s) || unsigned(page[i]) < unsigned(s.num_pages);
+      const bool there = !s.block_table || unsigned(page[i]) < unsigned(s.num_pages);
       valid[i] = __ballot_sync(0xffffffff, key >= from && key < end && there);
     }
     if (lane == 0) {
@@ -220,117 +177,14 @@ struct Loader {
       unit.final = final;
       unit.valid[0] = valid[0];
       unit.valid[1] = valid[1];
-      if constexpr (!tile.own_types) {
-        unit.k_descale = k_descale;
-        unit.v_descale = v_descale;
-      } else {
-        unit.k_type = request.k_type, unit.v_type = request.v_type;
-        unit.k_shift = request.k_shift, unit.v_shift = request.v_shift;
-      }
+      unit.k_descale = k_descale;
+      unit.v_descale = v_descale;
     }
-    const unsigned k_to = ring + stage.number * stage_bytes<tile>(a), v_to = k_to + k_bytes(),
+    const unsigned k_to = ring + stage.number * tile.stage_bytes(), v_to = k_to + tile.k_bytes(),
                    full = address(&shared.full[stage.number]);
-    if constexpr (engine) {
-      copy_boxes(k_to, full, valid, local);
-      if (a.scales_at) {
-        const unsigned to = k_to + a.scales_at;
-        if (has_row_scale(request.k_type))
-          copy_scales(s.k_scales, request.k_scales, to, valid, local);
-        if (has_row_scale(request.v_type))
-          copy_scales(s.v_scales, request.v_scales, to + scale_bytes, valid, local);
-        ptx::cp_async_arrive(full);
-      }
-    } else {
-      copy_rows(s, k_to, v_to, valid, local);
-      ptx::cp_async_arrive(full);
-      if (lane == 0) ptx::mbarrier_arrive(full);
-    }
-  }
-
-  // By the copy engine. What boxes hold of keys that are not valid may be anything. Each segment's
-  // rows are as row_place says; blocks come with what lies behind them up to the pitch.
-  __device__ __forceinline__ void copy_boxes(unsigned stage, unsigned full,
-                                             const unsigned (&valid)[2], int local) const {
-#if __CUDA_ARCH__ >= 900
-    const OwnRequest& r = request;
-    const bool wanted = r.asks && any_of(valid, r.key, r.keys);
-    const unsigned bytes = __reduce_add_sync(0xffffffff, wanted ? r.box_bytes : 0u);
-    if (lane == 0) ptx::mbarrier_arrive_expect(full, bytes);
-    int row = r.row + local, entry = r.entry;
-    if (r.paged) {
-      const int low = __shfl_sync(0xffffffff, page[0], r.key % 32),
-                high = __shfl_sync(0xffffffff, page[1], r.key % 32);
-      entry = r.key < 32 ? low : high;
-      row = slot_of(a.segment[at.segment], local + r.key);
-    }
-    __syncwarp();
-    if (wanted) ptx::tma_load(stage + r.to, r.map, full, r.column, row, r.head, entry);
-    __syncwarp();
-#endif
-  }
-  // Boxes begin at multiples of 16 bytes, heads (units of 2 bytes before them) at any of 4.
-  static __device__ __forceinline__ int shift_of(int head) { return 2 * head % 16; }
-
-  // A lane's request is the same for all units of a segment, sequence and head, except for the row.
-  __device__ __forceinline__ void begin_request() {
-    OwnRequest& r = request;
-    if (r.segment == at.segment && r.b == at.b && r.h == at.h) return;
-    const attn_decode_segment& s = a.segment[at.segment];
-    r.segment = at.segment, r.b = at.b, r.h = at.h;
-    r.k_type = s.k_type, r.v_type = s.v_type;
-    r.paged = s.block_table;
-    r.entry = s.lengths.cu_seqlens ? 0 : at.b;
-    const RowPlace k_place = row_place(s.k_type, head_dim),
-                   v_place = row_place(s.v_type, head_dim_v);
-    static_assert(unit_keys / warp_keys * (tile.panels(head_dim) + tile.panels(head_dim_v)) <= 32);
-    r.keys = s.box_keys;
-    r.key = lane * r.keys % unit_keys;
-    r.row = int(at.row) + r.key;
-    const int panel = lane * r.keys / unit_keys;
-    const bool is_k = panel < k_place.panels;
-    const int type = is_k ? s.k_type : s.v_type, of_tile = is_k ? panel : panel - k_place.panels;
-    const RowPlace place = is_k ? k_place : v_place;
-    const bool blocks = type == attn_element_q8_0 || type == attn_element_q4_0;
-    r.asks = of_tile < place.panels;
-    r.box_bytes = r.keys * place.pitch;
-    r.to = (is_k ? 0 : k_bytes()) + of_tile * panel_bytes + r.key * place.pitch;
-    r.map = is_k ? &maps[at.segment].k : &maps[at.segment].v;
-    const int k_head = at.h * s.k_head, v_head = at.h * s.v_head, head = is_k ? k_head : v_head;
-    r.column = blocks ? head - shift_of(head) / 2
-                      : of_tile * (panel_pitch / (has_row_scale(type) ? 1 : 2));
-    r.head = blocks ? 0 : at.h;
-    r.k_shift = shift_of(k_head), r.v_shift = shift_of(v_head);
-    // Units begin at even rows, in pages too.
-    const auto begin_scales = [&](const attn_key_scales& scales, unsigned long long& from) {
-      from = reinterpret_cast<unsigned long long>(scales.at) +
-             2 * (at.h * (long long)scales.head +
-                  (r.paged ? 0 : r.entry * scales.batch + int(at.row) * (long long)scales.seq));
-      return int(from / 2 % 2) | (scales.seq & 1) << 1;
-    };
-    if (has_row_scale(s.k_type)) r.k_shift = begin_scales(s.k_scales, r.k_scales);
-    if (has_row_scale(s.v_type)) r.v_shift = begin_scales(s.v_scales, r.v_scales);
-  }
-  // The words that have the scales of a unit's keys; if a scale is a word's first half, the other
-  // one is not read. from: of the segment's first key, or of page 0's.
-  __device__ __forceinline__ void copy_scales(const attn_key_scales& scales,
-                                              unsigned long long from, unsigned to,
-                                              const unsigned (&valid)[2], int local) const {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int key = local + lane + 32 * i;
-      const long long at_key =
-          request.paged
-              ? page[i] * scales.batch + slot_of(a.segment[at.segment], key) * (long long)scales.seq
-              : key * (long long)scales.seq;
-      const unsigned long long scale = from + 2 * at_key;
-      ptx::cp_async_part_if(to + 4 * (lane + 32 * i), reinterpret_cast<const void*>(scale & ~3ull),
-                            scale % 4 == 0 ? 2 : 4, valid[i] >> lane & 1);
-    }
-  }
-  static __device__ __forceinline__ bool any_of(const unsigned (&valid)[2], int key, int keys) {
-    if (keys == unit_keys) return valid[0] | valid[1];
-    const unsigned word = key < 32 ? valid[0] : valid[1];
-    return keys == 32 ? word != 0 : (word >> key % 32 & 0xffff) != 0;
+    copy_rows(s, k_to, v_to, valid, local);
+    ptx::cp_async_arrive(full);
+    if (lane == 0) ptx::mbarrier_arrive(full);
   }
 
   // By this warp.

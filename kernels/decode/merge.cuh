@@ -162,7 +162,7 @@ struct Parts {
     return part.first + 2 * a.columns * number + (number == 0);
   }
   __device__ __forceinline__ long long row_at(unsigned slot, int r) const {
-    return slot * (long long)tile.rows() + r;
+    return slot * (long long)tile.slot_rows() + r;
   }
   __device__ __forceinline__ float* sums(unsigned slot, int r) const {
     return a.sums + row_at(slot, r) * columns;
@@ -323,10 +323,10 @@ struct Parts {
                                                          int r) const {
     static_assert(columns / 4 >= parts_at_once);
     const int lane = threadIdx.x % parts_at_once;
-    const long long pitch = 2ll * a.columns * step * tile.rows();  // rows
+    const long long pitch = 2ll * a.columns * step * tile.slot_rows();  // rows
     unsigned left = step == 1 ? to - from : (to - from + step - 1) / step;
     // Part 0 lies in its block's other slot.
-    int moved = from == 0 ? tile.rows() : 0;
+    int moved = from == 0 ? tile.slot_rows() : 0;
     const float2* stats_at = stats(slot(from) - (from == 0), r);
     const float* sums_at = sums(slot(from) - (from == 0), r) + RowPart<columns>::column();
     RowPart<columns> row;
@@ -377,9 +377,11 @@ struct Parts {
   __device__ __forceinline__ void add_rows(const Head& at, unsigned from, unsigned to,
                                            unsigned step, int rows, int to_slot) const {
     using Row = RowPart<columns>;
+    const int all = tile.max_heads() > 1 ? rows << a.heads_log2 : rows;
 #pragma unroll 1
-    for (int r0 = 0; r0 < rows; r0 += Row::rows) {
-      const int r = min(r0 + Row::row(), rows - 1);
+    for (int r0 = 0; r0 < all; r0 += Row::rows) {
+      const int i = min(r0 + Row::row(), all - 1), head = tile.max_heads() > 1 ? i / rows : 0,
+                r = i + head * (tile.rows() - rows);
       Row row;
       if (a.split_keys) {
         row = read(from, to, step, r);
@@ -387,11 +389,14 @@ struct Parts {
         row = add_blocks(from, to, step, r);
       }
       if (columns > 128) meet();  // warps that share a row have read its stats
-      if (r0 + Row::row() >= rows) continue;
-      if (to_slot < 0)
-        store_result(a, at, r, row);
-      else
+      if (r0 + Row::row() >= all) continue;
+      if (to_slot < 0) {
+        Head of = at;
+        of.h += head;
+        store_result(a, of, r - head * tile.rows(), row);
+      } else {
         write(to_slot, r, row);
+      }
     }
   }
   // By all threads. A block that takes all splits of a row tile keeps the sums of a group in its

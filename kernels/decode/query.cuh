@@ -21,8 +21,20 @@ __device__ __forceinline__ ulonglong2 tree_words(const attn_decode_kernarg& a, c
   return make_ulonglong2(words[0], words[1]);
 }
 
-// A row of Q, which 8 lanes share, to f16 for fp8 K. f16 has fewer exponents than bf16: each row by
-// a power of two, so that its largest value is in [1, 2). What is lost is below 2^-25 of that.
+// What a row of Q with this largest value is multiplied with to become f16, which has fewer
+// exponents than bf16: a power of two, so that it is in [1, 2). What is lost is below 2^-25 of
+// that.
+struct QueryFactor {
+  float value, undo;
+  explicit __device__ __forceinline__ QueryFactor(float most) {
+    const int exponent = __float_as_int(most) >> 23;
+    const bool usual = exponent > 0 && exponent < 254;
+    value = usual ? __int_as_float((254 - exponent) << 23) : 1;
+    undo = usual ? __int_as_float(exponent << 23) : 1;
+  }
+};
+
+// A row of Q, which 8 lanes share, to f16 for fp8 K.
 // Returns what undoes it. words(f): calls f with each of the lane's pairs.
 template <class Words>
 __device__ __forceinline__ float q_to_f16(int q_type, Words&& words) {
@@ -37,12 +49,11 @@ __device__ __forceinline__ float q_to_f16(int q_type, Words&& words) {
 #pragma unroll
   for (int step = 1; step < 8; step *= 2)
     most = fmaxf(most, __shfl_xor_sync(__activemask(), most, step));
-  const int exponent = __float_as_int(most) >> 23;
-  const bool usual = exponent > 0 && exponent < 254;
-  const float factor = usual ? __int_as_float((254 - exponent) << 23) : 1;
-  words(
-      [&](unsigned& pair) { pair = F16::pack(value(pair, 0) * factor, value(pair, 1) * factor); });
-  return usual ? __int_as_float(exponent << 23) : 1;
+  const QueryFactor factor(most);
+  words([&](unsigned& pair) {
+    pair = F16::pack(value(pair, 0) * factor.value, value(pair, 1) * factor.value);
+  });
+  return factor.undo;
 }
 
 }  // namespace attn::decode

@@ -37,6 +37,8 @@ struct Swapped {
   int all_begin, all_end;  // keys that all rows see
   int turn = 0;            // of P's two places
   bool fresh;              // nothing has been added yet
+  // Of own_types: which 16 keys of a unit the warp has, and rows of the heads before its own.
+  int key_warp = 0, rows_before = 0;
   // V is summed up without its descale while that stays the same, then with each unit's own.
   float v_unit;
   bool apart;
@@ -52,7 +54,7 @@ struct Swapped {
   // The lane's first row of tile n; the other one is behind it.
   __device__ __forceinline__ int lane_row(int n) const { return 8 * n + lane() % 4 * 2; }
   __device__ __forceinline__ int lane_key(int half) const {
-    return 16 * warp() + lane() / 4 + 8 * half;
+    return 16 * (tile.own_types ? key_warp : warp()) + lane() / 4 + 8 * half;
   }
   __device__ __forceinline__ bool plain() const { return a.softcap == 0 && !a.alibi_slopes; }
 
@@ -342,7 +344,7 @@ struct Swapped {
     for (int n = 0; n < row_tiles; ++n) {
       float2 factor = make_float2(a.scale * log2_e, a.scale * log2_e);
       if constexpr (KV::scaled) {
-        factor = *reinterpret_cast<const float2*>(&shared.q_scale[lane_row(n)]);
+        factor = *reinterpret_cast<const float2*>(&shared.q_scale[rows_before + lane_row(n)]);
         factor.x *= k_descale, factor.y *= k_descale;
       }
 #pragma unroll
@@ -361,7 +363,7 @@ struct Swapped {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int r = lane_row(n) + i;
-        const float slope = a.alibi_slopes ? shared.slope[r] : 0;
+        const float slope = a.alibi_slopes ? shared.slope[rows_before + r] : 0;
         const int away = a.alibi_slopes ? (at.first_row + r) / a.group + diagonal : 0;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -655,14 +657,18 @@ __device__ __forceinline__ void fetch_parameters(const attn_decode_kernarg& a, c
   }
 }
 
-template <class KV, DecodeTile tile>
-__device__ __forceinline__ void decode_swapped(const attn_decode_kernarg& a, const Maps& maps) {
+// load(work, ring): what the warps behind the first four do; compute(ring, place behind it): what
+// those do.
+template <DecodeTile tile, class Load, class Compute>
+__device__ __forceinline__ void decode_with(const attn_decode_kernarg& a, const Maps& maps,
+                                            Load&& load, Compute&& compute) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   SwappedShared<tile>& shared = swapped_shared<tile>();
   // The same in all lanes, which the compiler sees here.
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
   if (threadIdx.x < decode_max_stages) {
-    ptx::mbarrier_init(address(&shared.full[threadIdx.x]), arrivals_of_unit<tile>());
+    ptx::mbarrier_init(address(&shared.full[threadIdx.x]),
+                       tile.own_types && a.scales_at ? 32 + 1 : arrivals_of_unit<tile>());
     ptx::mbarrier_init(address(&shared.empty[threadIdx.x]), decode_warps);
   } else if (threadIdx.x < decode_max_stages + 2) {
     ptx::mbarrier_init(address(&shared.part_full[threadIdx.x - decode_max_stages]), 1);
@@ -673,7 +679,6 @@ __device__ __forceinline__ void decode_swapped(const attn_decode_kernarg& a, con
   fetch_parameters(a, maps);
   __syncthreads();
   // No access to other memory before grid_wait().
-  const unsigned ring = address(shared_memory);
   if (warp >= decode_warps) {
     const bool finds = warp == decode_warps;
     Work<tile> work;
@@ -681,26 +686,37 @@ __device__ __forceinline__ void decode_swapped(const attn_decode_kernarg& a, con
     ptx::grid_wait();
     if (a.seqlen_q == 0) return;
     if (finds && !a.fixed_lengths) work = find_work<tile, 32>(a, threadIdx.x % 32);
+    return load(work, address(shared_memory));
+  }
+  ptx::grid_wait();
+  if (a.cu_seqlens_q && warp == 0) store_rows_of_nobody<long long>(a, blockIdx.x, gridDim.x);
+  if (a.seqlen_q == 0) return;
+  compute(shared_memory, shared_memory + a.stages * stage_bytes<tile>(a));
+}
+
+template <class KV, DecodeTile tile>
+__device__ __forceinline__ void decode_swapped(const attn_decode_kernarg& a, const Maps& maps) {
+  SwappedShared<tile>& shared = swapped_shared<tile>();
+  const auto load = [&](Work<tile>& work, unsigned ring) {
     if constexpr (tile.loaders() > 1) {
       if (row_by_row<tile>()) {
         if (threadIdx.x == group_threads) shared.work = work;
         ptx::barrier_wait<32 * tile.loaders()>(2);
         work = shared.work;
-        return SwappedLoader<KV, tile, true>{a, maps, shared, ring}.run(work);
+        SwappedLoader<KV, tile, true> loader{a, maps, shared, ring};
+        return loader.run(loader, work);
       }
     }
-    if (threadIdx.x % 32 == 0) SwappedLoader<KV, tile>{a, maps, shared, ring}.run(work);
-    return;
-  }
-  ptx::grid_wait();
-  if (a.cu_seqlens_q && warp == 0) store_rows_of_nobody<long long>(a, blockIdx.x, gridDim.x);
-  if (a.seqlen_q == 0) return;
-  unsigned char* const q_place = shared_memory + a.stages * tile.stage_bytes();
-  const unsigned q = address(q_place);
-  const auto matrix = [](unsigned at) {
-    return ptx::wgmma_descriptor(__shfl_sync(0xffffffff, at / 16, 0), 0);
+    SwappedLoader<KV, tile> loader{a, maps, shared, ring};
+    if (threadIdx.x % 32 == 0) loader.run(loader, work);
   };
-  Swapped<KV, tile>{a, shared, ring, q_place, q, matrix(q)}.run();
+  decode_with<tile>(a, maps, load, [&](unsigned char* ring, unsigned char* q_place) {
+    const unsigned q = address(q_place);
+    const auto matrix = [](unsigned at) {
+      return ptx::wgmma_descriptor(__shfl_sync(0xffffffff, at / 16, 0), 0);
+    };
+    Swapped<KV, tile>{a, shared, address(ring), q_place, q, matrix(q)}.run();
+  });
 }
 
 }  // namespace attn::decode

@@ -16,6 +16,13 @@ struct SwappedUnit {
   unsigned char last, final;  // of its part, of the block
   float k_descale, v_descale;
 };
+// The same where each segment has types of its own.
+struct OwnUnit {
+  unsigned long long valid;
+  int first;
+  unsigned char last, final;
+  unsigned types;  // of K and V, and 16 bits further how their rows or scales lie, see own_load.cuh
+};
 
 // And of a part, before its first unit is there; `placed` comes with that.
 struct SwappedPart {
@@ -26,17 +33,17 @@ struct SwappedPart {
 
 template <DecodeTile tile>
 struct SwappedShared {
-  static constexpr int rows = tile.rows();
+  static constexpr int rows = tile.rows(), all_rows = tile.slot_rows();  // these of all heads
   Barrier full[decode_max_stages], empty[decode_max_stages];
   Barrier part_full[2], part_empty[2];
-  SwappedUnit unit[decode_max_stages];
+  std::conditional_t<tile.own_types, OwnUnit, SwappedUnit> unit[decode_max_stages];
   SwappedPart part[2];
   unsigned long long seen[decode_warps];  // with a tree: keys that some row sees
   alignas(
       16) float most[decode_warps][rows];  // of a unit's scores; when a part ends sums of weights
   float reference[rows];                   // when a part ends
-  alignas(16) float q_scale[rows];         // what products of a row of Q are multiplied with
-  float slope[rows];                       // of ALiBi
+  alignas(16) float q_scale[all_rows];     // what products of a row of Q are multiplied with
+  float slope[all_rows];                   // of ALiBi
   alignas(16) int2 keys[rows];             // that a row sees: from, to
   ulonglong2 tree[rows];                   // its words of the tree
   Work<tile> work;                         // for the second of two warps that load
@@ -44,8 +51,8 @@ struct SwappedShared {
 
 template <DecodeTile tile>
 __device__ __forceinline__ SwappedShared<tile>& swapped_shared() {
-  // Next to it are find_work's cursor and which block was last.
-  static_assert(sizeof(SwappedShared<tile>) + sizeof(Cursor<tile>) + 64 <=
+  // Next to it are find_work's cursor, which block was last, and OwnLoader's boxes.
+  static_assert(sizeof(SwappedShared<tile>) + sizeof(Cursor<tile>) + (tile.own_types ? 192 : 64) <=
                 tile.static_shared_bytes());
   __shared__ SwappedShared<tile> shared;
   return shared;
@@ -90,7 +97,9 @@ struct SwappedLoader {
   static __device__ __forceinline__ int index() { return threadIdx.x / 32 - decode_warps; }
   static __device__ __forceinline__ int own_key() { return threadIdx.x - group_threads; }
   // The lane that writes what is to know of units and parts.
-  static __device__ __forceinline__ bool leads() { return !rows || own_key() == 0; }
+  static __device__ __forceinline__ bool leads() {
+    return KV::own_types ? lane() == 0 : !rows || own_key() == 0;
+  }
 
   // local: the unit's first key, in the segment.
   __device__ __forceinline__ void look_up(const attn_decode_segment& s, int local) {
@@ -103,7 +112,7 @@ struct SwappedLoader {
         page[i] = key < unit_keys && entry < s.max_pages ? table[entry] : -1;
       }
     }
-    if constexpr (KV::scaled) {
+    if constexpr (KV::scaled && !KV::own_types) {
       const auto descale = [&](const attn_descale& d) {
         return d.at && local < at.end - at.begin ? *descale_at(d, at.b, at.h, local) : 1.0f;
       };
@@ -264,8 +273,10 @@ struct SwappedLoader {
     return &to;
   }
 
-  // By one lane, or (rows) two warps.
-  __device__ __forceinline__ void run(const Work<tile>& work) {
+  // By one lane, or (rows) two warps; of own_types by all lanes, which go one way. loader: this, as
+  // what it is.
+  template <class Loader>
+  __device__ __forceinline__ void run(Loader& loader, const Work<tile>& work) {
     if (work.begin == work.end) {
       if (!leads()) return;
       shared.part[0].none = true;
@@ -289,10 +300,11 @@ struct SwappedLoader {
       share += a.split_keys ? !a.whole_heads || head_ends : units;
       final = share == work.end;
       const bool part_ends = final || head_ends || a.split_keys;
-      const bool by_block = KV::scaled && (s.k_descale.block_keys || s.v_descale.block_keys);
+      const bool by_block =
+          KV::scaled && !KV::own_types && (s.k_descale.block_keys || s.v_descale.block_keys);
       const bool each = s.block_table || by_block;
       SwappedPart* const posted = begins ? post(parts++) : nullptr;
-      look_up(s, at.first - at.begin);
+      loader.look_up(s, at.first - at.begin);
 #pragma unroll 1
       for (int i = 0; i < units; ++i) {
         const int first = at.first + i * unit_keys;
@@ -305,9 +317,10 @@ struct SwappedLoader {
                                 : Part{0, head_begin, head_begin + at.sequence.units};
           posted->placed = place_of<tile>(a, posted->at, work.share, part);
         };
-        load(s, first, seen_keys(first, limit), last && part_ends, last && final, place_part, [&] {
-          if (each && !last) look_up(s, first + unit_keys - at.begin);
-        });
+        loader.load(s, first, seen_keys(first, limit), last && part_ends, last && final, place_part,
+                    [&] {
+                      if (each && !last) loader.look_up(s, first + unit_keys - at.begin);
+                    });
       }
       if (final) return;
       begins = part_ends;

@@ -30,6 +30,7 @@ constexpr int64_t split_bytes_max = 512 << 20;
 
 // What a launch is made of.
 struct Shape {
+  int heads = 1;  // K/V heads that a block of own_types has at once
   int stages = 0;
   int k_bytes = 0, stage_bytes = 0;  // of a unit in shared memory
   int scales_at = 0;                 // in it, of i8 and i4
@@ -59,14 +60,47 @@ inline int64_t slot_bytes(const DecodeTile& tile) {
 }
 
 // Bytes that K or V of a unit take in shared memory.
-inline int place_bytes(attn_dtype type, int columns, const DecodeTile& tile) {
-  return tile.own_types ? row_place(type, columns).bytes() : tile.tile_bytes(columns);
+inline int place_bytes(attn_dtype type, int columns, const DecodeTile& tile, int heads) {
+  if (!tile.own_types) return tile.tile_bytes(columns);
+  // In whole 1024 bytes, so that swizzles begin there.
+  return (unit_keys / heads * own_place(type, columns, heads).key_bytes(heads) + 1023) / 1024 *
+         1024;
+}
+// Keys that TMA loads at once.
+inline int box_keys(const attn_segment& s, int heads = 1) {
+  return std::min(s.layout == ATTN_PAGED ? std::gcd(s.page_size, unit_keys) : unit_keys,
+                  unit_keys / heads);
+}
+// Heads of a token are adjacent in memory. A block that has several reads them at about the same
+// time, which takes up to a third less; but as many partial results are merged for each.
+inline bool can_have_heads(const Problem& p, int heads) {
+  if (p.heads_kv % heads != 0) return false;
+  for (const attn_segment& s : p.segment) {
+    if (box_keys(s, heads) != unit_keys / heads) return false;
+    for (const auto& [type, stride, dim] : {std::tuple(s.k_type, s.k_stride, p.head_dim),
+                                            std::tuple(s.v_type, s.v_stride, p.head_dim_v)}) {
+      if (!dtype_is_ggml(type)) continue;
+      const OwnPlace place = own_place(type, int(dim), heads);
+      const int64_t head = dtype_bytes(type, stride.head);
+      if (place.heads > heads || (place.heads == 1 ? head % 16 != 0 : head != place.head_bytes))
+        return false;
+    }
+  }
+  return true;
+}
+constexpr int64_t units_of_head = 16;  // of a block, for each head it has at once
+inline int heads_at_once(const Problem& p, int64_t units_of_block) {
+  int heads = decode_warps;
+  while (heads > 1 && (!can_have_heads(p, heads) || units_of_block < units_of_head * heads))
+    heads /= 2;
+  return heads;
 }
 inline void set_places(const Problem& p, const DecodeTile& tile, Shape* shape) {
   int v_bytes = 0;
   for (const attn_segment& s : p.segment) {
-    shape->k_bytes = std::max(shape->k_bytes, place_bytes(s.k_type, tile.head_dim, tile));
-    v_bytes = std::max(v_bytes, place_bytes(s.v_type, tile.head_dim_v, tile));
+    shape->k_bytes =
+        std::max(shape->k_bytes, place_bytes(s.k_type, tile.head_dim, tile, shape->heads));
+    v_bytes = std::max(v_bytes, place_bytes(s.v_type, tile.head_dim_v, tile, shape->heads));
   }
   shape->stage_bytes = shape->k_bytes + v_bytes;
   if (!((p.needs.k_types | p.needs.v_types) & device_scaled_types)) return;
@@ -87,22 +121,28 @@ inline int64_t aligned(int64_t blocks, int64_t row_tiles) {
 inline Shape shape_of(const Problem& p, int64_t rows, const DeviceInfo& device,
                       const DecodeTile& tile) {
   Shape shape;
-  set_places(p, tile, &shape);
-  const auto bytes = [&](int stages) {
-    return tile.merge_bytes() + stages * shape.stage_bytes + tile.static_shared_bytes();
-  };
-  int stages = std::clamp(ring_bytes / tile.blocks() / shape.stage_bytes, 2, decode_max_stages);
-  const auto fitting = [&] {  // blocks, in a multiprocessor
-    return (device.shared_bytes_max + block_reserve) / (bytes(stages) + block_reserve);
-  };
-  while (stages > 2 && fitting() < (tile.own_types || tile.swapped ? tile.blocks() : 1)) --stages;
-  const int64_t fit = fitting();
   int64_t units = 0, splits = 0;  // of a row tile
   for (const attn_segment& s : p.segment) {
     units += ceil_div(s.seqlen, unit_keys);
     if (p.fixed_split > 0) splits += ceil_div(s.seqlen, p.fixed_split);
   }
-  const int64_t tiles = p.batch * p.heads_kv * row_tiles(rows, tile);
+  if (tile.own_types)
+    shape.heads = heads_at_once(
+        p, p.batch * p.heads_kv * units / (multiprocessors(p, device) * tile.blocks()));
+  set_places(p, tile, &shape);
+  const auto bytes = [&](int stages) {
+    return shape.heads * tile.merge_bytes() + stages * shape.stage_bytes +
+           tile.static_shared_bytes();
+  };
+  int stages = tile.own_types ? decode_max_stages
+                              : std::clamp(ring_bytes / tile.blocks() / shape.stage_bytes, 2,
+                                           decode_max_stages);
+  const auto fitting = [&] {  // blocks, in a multiprocessor
+    return (device.shared_bytes_max + block_reserve) / (bytes(stages) + block_reserve);
+  };
+  while (stages > 2 && fitting() < (tile.own_types || tile.swapped ? tile.blocks() : 1)) --stages;
+  const int64_t fit = fitting();
+  const int64_t tiles = p.batch * p.heads_kv / shape.heads * row_tiles(rows, tile);
   const int64_t all = tiles * std::max<int64_t>(1, units);
   int64_t most = multiprocessors(p, device) * std::clamp<int64_t>(fit, 1, tile.blocks());
   // With few units per block, the cost of merging partial results outweighs the extra loads in
@@ -113,9 +153,10 @@ inline Shape shape_of(const Problem& p, int64_t rows, const DeviceInfo& device,
   if (p.max_sms > 0)
     most = multiprocessors(p, device);
   else if (tile.own_types)
-    most = multiprocessors(p, device) *
-           std::clamp<int64_t>(all / (multiprocessors(p, device) * few_units_of_blocks), 1,
-                               std::clamp<int64_t>(fit, 1, tile.blocks()));
+    most =
+        multiprocessors(p, device) *
+        std::clamp<int64_t>(all * shape.heads / (multiprocessors(p, device) * few_units_of_blocks),
+                            1, std::clamp<int64_t>(fit, 1, tile.blocks()));
   else if (tile.swapped ? all / most < few_units_of_swapped && tiles < most
                         : all / most < few_units)
     most = multiprocessors(p, device);
@@ -130,17 +171,12 @@ inline Shape shape_of(const Problem& p, int64_t rows, const DeviceInfo& device,
     shape.whole_heads = shape.slots > split_bytes_max / slot_bytes(tile);
     shares = shape.whole_heads ? tiles : shape.slots;
   }
-  const int64_t columns = columns_of(p, most);
+  const int64_t columns = std::min(p.heads_kv / shape.heads, most);
   int64_t rows_of_column = std::min(most / columns, ceil_div(shares, columns));
   if (tile.swapped && p.fixed_split == 0) rows_of_column = aligned(rows_of_column, tiles / columns);
   shape.blocks = columns * rows_of_column;
   if (shape.splits == 0 || shape.whole_heads) shape.slots = 2 * shape.blocks;
   return shape;
-}
-
-// Keys that TMA loads at once.
-inline int box_keys(const attn_segment& s) {
-  return s.layout == ATTN_PAGED ? std::gcd(s.page_size, unit_keys) : unit_keys;
 }
 
 // Whether swapped.cuh loads rows one by one: boxes are asked for by one lane, for which those of
@@ -167,7 +203,7 @@ struct Workspace {
   int64_t stats_at, arrived_at, bytes;
 };
 inline Workspace workspace_of(int64_t slots, const DecodeTile& tile) {
-  const int64_t rows = slots * tile.rows();
+  const int64_t rows = slots * tile.slot_rows();
   const int64_t stats_at = rows * tile.head_dim_v * int64_t{sizeof(float)},
                 arrived_at = stats_at + rows * 2 * int64_t{sizeof(float)};
   return {stats_at, arrived_at, arrived_at + 2 * slots * int64_t{sizeof(unsigned)}};
@@ -193,7 +229,8 @@ Kernarg<engine> constants(const Problem& p, int64_t rows, const Shape& shape) {
   a.total_q = p.total_q;
   a.batch = int(p.batch);
   a.heads_q = int(p.heads_q);
-  a.heads_kv = int(p.heads_kv);
+  a.heads_kv = int(p.heads_kv / shape.heads);
+  a.heads_log2 = std::countr_zero(unsigned(shape.heads));
   a.group = int(p.group());
   a.seqlen_q = int(p.seqlen_q);
   a.head_dim = int(p.head_dim);
@@ -207,7 +244,7 @@ Kernarg<engine> constants(const Problem& p, int64_t rows, const Shape& shape) {
   a.k_bytes = shape.k_bytes;
   a.stage_bytes = shape.stage_bytes;
   a.scales_at = shape.scales_at;
-  a.columns = int(columns_of(p, shape.blocks));
+  a.columns = int(std::min<int64_t>(a.heads_kv, shape.blocks));
   a.split_keys = int(std::min<int64_t>(p.fixed_split, max_length));
   a.whole_heads = shape.whole_heads;
   a.row_tiles = int(row_tiles(rows, tile));
@@ -237,7 +274,7 @@ Kernarg<engine> constants(const Problem& p, int64_t rows, const Shape& shape) {
       const auto size = unsigned(from.page_size);
       s.page_log2 = std::has_single_bit(size) ? std::countr_zero(size) : -1;
     }
-    s.box_keys = box_keys(from);
+    s.box_keys = box_keys(from, shape.heads);
     s.k_type = from.k_type;
     s.v_type = from.v_type;
     s.k_head = int(dtype_bytes(from.k_type, from.k_stride.head) / 2);
@@ -306,44 +343,54 @@ inline Status check_engine(const Problem& p, const DeviceInfo& device, const Dec
 }
 
 // Heads of blocks are places in a token's row. A box takes one from the multiple of 16 bytes in
-// front of it, as far as the pitch goes.
+// front of it, as far as the pitch goes; or rows of several.
 inline TensorMap map_of_blocks(const Problem& p, const attn_segment& s, attn_dtype type,
-                               int64_t head_dim, const attn_strides& stride) {
+                               int64_t head_dim, const attn_strides& stride, int heads) {
   const Extents size = extents(p, s);
+  const OwnPlace place = own_place(type, int(head_dim), heads);
   const int64_t row = dtype_bytes(type, (p.heads_kv - 1) * stride.head + head_dim);
   return {.rank = 4,
           .element_bytes = 2,
-          .size = {row / 2, std::max<int64_t>(1, size.rows), 1, std::max<int64_t>(1, size.batch)},
-          .stride = {dtype_bytes(type, stride.seq), 16, dtype_bytes(type, stride.batch)},
-          .box = {block_pitch(int(head_dim), int(dtype_bytes(type))) / 2, box_keys(s), 1, 1},
-          .l2_bytes = 64,
+          .size = {(heads == 1 ? row : place.pitch) / 2, std::max<int64_t>(1, size.rows),
+                   heads == 1 ? 1 : p.heads_kv / place.heads, std::max<int64_t>(1, size.batch)},
+          .stride = {dtype_bytes(type, stride.seq),
+                     heads == 1 ? 16 : place.heads * dtype_bytes(type, stride.head),
+                     dtype_bytes(type, stride.batch)},
+          .box = {place.pitch / 2, box_keys(s, heads), heads / place.heads, 1},
+          .l2_bytes = 128,
           .swizzled = false};
 }
 // Of i8 and i4 an element of the copy engine is a byte.
 inline TensorMap map_of_codes(const Problem& p, const attn_segment& s, attn_dtype type,
-                              int64_t head_dim, const attn_strides& stride) {
+                              int64_t head_dim, const attn_strides& stride, int heads) {
   const Extents size = extents(p, s);
   const int pitch = row_place(type, int(head_dim)).pitch;
-  return tensor_map(1, dtype_bytes(type, head_dim), size.rows, p.heads_kv, size.batch,
-                    {dtype_bytes(type, stride.batch), dtype_bytes(type, stride.seq),
-                     dtype_bytes(type, stride.head)},
-                    pitch, box_keys(s), std::max(64, pitch));
+  TensorMap map = tensor_map(1, dtype_bytes(type, head_dim), size.rows, p.heads_kv, size.batch,
+                             {dtype_bytes(type, stride.batch), dtype_bytes(type, stride.seq),
+                              dtype_bytes(type, stride.head)},
+                             pitch, box_keys(s, heads), 128);
+  map.box[2] = heads;
+  return map;
 }
 
 // L2 reads no more than a head's row, which is all that boxes ask for, or its first 256 bytes.
-inline std::vector<TensorMap> maps_of(const Problem& p, const DecodeTile& tile) {
+inline std::vector<TensorMap> maps_of(const Problem& p, const DecodeTile& tile, int heads) {
   std::vector<TensorMap> maps;
   maps.reserve(2 * p.num_segments);
   for (const attn_segment& s : p.segment) {
     const Extents size = extents(p, s);
     const auto map = [&](attn_dtype type, int64_t head_dim, const attn_strides& stride) {
-      maps.push_back(
-          dtype_is_ggml(type) ? map_of_blocks(p, s, type, head_dim, stride)
-          : dtype_has_scales(type)
-              ? map_of_codes(p, s, type, head_dim, stride)
-              : tensor_map(tile.element_bytes, head_dim, size.rows, p.heads_kv, size.batch, stride,
-                           panel_pitch / tile.element_bytes, box_keys(s),
-                           tile.swapped && tile.element_bytes * head_dim >= 256 ? 256 : 128));
+      if (dtype_is_ggml(type)) {
+        maps.push_back(map_of_blocks(p, s, type, head_dim, stride, heads));
+      } else if (dtype_has_scales(type)) {
+        maps.push_back(map_of_codes(p, s, type, head_dim, stride, heads));
+      } else {
+        maps.push_back(
+            tensor_map(tile.element_bytes, head_dim, size.rows, p.heads_kv, size.batch, stride,
+                       panel_pitch / tile.element_bytes, box_keys(s, heads),
+                       tile.swapped && tile.element_bytes * head_dim >= 256 ? 256 : 128));
+        maps.back().box[2] = heads;
+      }
     };
     map(s.k_type, p.head_dim, s.k_stride);
     map(s.v_type, p.head_dim_v, s.v_stride);
@@ -407,10 +454,11 @@ void add_decode(const char* image, const Problem& p, const DeviceInfo& device, R
       .fewer_threads = threads < tile.threads(),
       .launch = {.grid = {uint32_t(shape.blocks), 1, 1},
                  .block = {uint32_t(threads), 1, 1},
-                 .shared_bytes = uint32_t(tile.merge_bytes() + shape.stages * shape.stage_bytes),
+                 .shared_bytes =
+                     uint32_t(shape.heads * tile.merge_bytes() + shape.stages * shape.stage_bytes),
                  .starts_early = engine || device.arch == "sm_90"},
       .arguments = arguments<tile, engine>(constants<tile, engine>(p, rows, shape)),
-      .maps = engine ? maps_of(p, tile) : std::vector<TensorMap>{},
+      .maps = engine ? maps_of(p, tile, shape.heads) : std::vector<TensorMap>{},
   });
 }
 

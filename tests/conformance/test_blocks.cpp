@@ -164,6 +164,46 @@ TEST_CASE("blocks: a cut into segments changes nothing") {
   }
 }
 
+// Few multiprocessors have many units each, so a block of decode_sm90_blocks_* has 2 or 4 K/V heads
+// at once, if heads are where it can read them together.
+TEST_CASE("blocks: several heads at once") {
+  const attn_dtype types[] = {ATTN_Q8_0, ATTN_Q4_0, ATTN_I8, ATTN_I4, ATTN_F16};
+  const auto kernels = kernels_here(Op::forward, false);
+  uint64_t seed = 0;
+  for (const int64_t dim : {64, 128, 256}) {
+    for (const attn_dtype k_type : types) {
+      Draw draw{++seed, 431};
+      Case c = token_case("heads", k_type, types[draw(std::size(types))], 0);
+      c.name += "-" + std::to_string(seed);
+      c.seed = seed;
+      c.thinning = for_devices(seed);
+      const int64_t heads[] = {2, 4, 6, 8};
+      c.heads_kv = draw.pick(heads);
+      const int64_t group = 1 + draw(4);
+      c.heads_q = group * c.heads_kv;
+      c.seqlen_q = 1 + draw(uint64_t(16 / group));
+      c.head_dim = c.head_dim_v = dim;
+      c.batch = 1 + draw(3);
+      c.max_sms = 1;
+      c.flags = ATTN_CAUSAL | ATTN_SINKS | (draw.chance(2) ? ATTN_ALIBI : 0);
+      if (draw.chance(3)) c.tree_keys = 1 + draw(100);
+      const attn_dtype v_type = c.segments[0].v_type;
+      c.segments.clear();
+      for (int n = 0; n < 3; ++n) {
+        SegmentCase of;
+        of.k_type = n == 1 ? v_type : k_type;
+        of.v_type = n == 1 ? k_type : v_type;
+        of.capacity = 900;
+        of.layout = attn_layout(draw(3));
+        of.page_size = 16 << draw(4);
+        draw_lengths(draw, c.batch, &of);
+        c.segments.push_back(of);
+      }
+      check_case(c, kernels);
+    }
+  }
+}
+
 // ---- bytes worked by hand ----------------------------------------------------------------------
 
 constexpr uint16_t half_code = 0x3800, one_code = 0x3c00;  // 0.5 and 1 as f16

@@ -1,5 +1,5 @@
-// kernels/decode/blocks.cuh and codes.cuh on the host, lane by lane: what the matrix unit gets of
-// ggml's blocks, and of i8 and i4.
+// kernels/decode/own_elements.cuh on the host, lane by lane: what the matrix unit gets of ggml's
+// blocks, and of i8 and i4.
 // Instructions are as the PTX manual describes them.
 #include <cstdint>
 #include <cstring>
@@ -88,7 +88,18 @@ void ldmatrix(Fragment& d, unsigned from) {
     std::memcpy(&d[m], &shared.at(given[8 * m + lane / 4][n] + lane % 4 * 4), 4);
   }
 }
-[[maybe_unused]] inline void ldmatrix_transposed(Fragment&, unsigned) {}
+void ldmatrix_transposed(Fragment& d, unsigned from) {
+  const size_t lane = threadIdx.x, n = next_given++;
+  if (noting) given[lane].push_back(from);
+  for (size_t m = 0; m < 4 && !noting; ++m) {
+    d[m] = 0;
+    for (size_t i = 0; i < 2; ++i) {
+      uint16_t x;
+      std::memcpy(&x, &shared.at(given[8 * m + lane % 4 * 2 + i].at(n) + lane / 4 * 2), 2);
+      d[m] |= unsigned(x) << 16 * i;
+    }
+  }
+}
 unsigned fma_f16x2(unsigned a, unsigned b, unsigned c) {
   const auto one = [&](int shift) {  // exact in float64 before it is rounded
     return f16_code(double(f16_value(uint16_t(a >> shift))) * f16_value(uint16_t(b >> shift)) +
@@ -111,6 +122,10 @@ unsigned load_shared(unsigned from) {
   std::memcpy(&x, &shared.at(from), sizeof x);
   return x;
 }
+uint2 load_shared_pair(unsigned from) {
+  REQUIRE(from % 8 == 0);
+  return {load_shared(from), load_shared(from + 4)};
+}
 unsigned load_shared_half(unsigned from) {
   REQUIRE(from % 2 == 0);
   uint16_t x;
@@ -120,7 +135,7 @@ unsigned load_shared_half(unsigned from) {
 }  // namespace
 }  // namespace attn::ptx
 
-#include "kernels/decode/codes.cuh"
+#include "kernels/decode/own_elements.cuh"
 
 using namespace attn;
 using namespace attn::decode;
@@ -142,54 +157,71 @@ double scale_of(int key, int block) {
   return f16_value(f16_code(1 + (key * 8 + block) / 128.0));
 }
 
+float half_of(unsigned pair, int i) {
+  return f16_value(uint16_t(pair >> 16 * i));
+}
+// K's operands of 32 columns of keys g and g + 8, in the order that Q has too. code(key, column).
+template <class Code>
+void check_k(const unsigned (&a)[2][4], attn_dtype type, int lane, Code&& code,
+             std::vector<int>* seen) {
+  const KeyOrder order = key_order(type);
+  for (int word = 0; word < 4; ++word)
+    for (int i = 0; i < 2; ++i) {
+      const int column =
+          lane % 4 * order.lane + word % 2 * order.odd + word / 2 * order.upper + i * order.other;
+      ++seen->at(size_t(column));
+      for (int half = 0; half < 2; ++half) {
+        const double got = half_of(a[word / 2][word % 2 * 2 + half], i),
+                     want = code(lane / 4 + 8 * half, column);
+        if (has_halves(type))
+          REQUIRE(got * (word / 2 ? 1 << 20 : 1 << 24) == want + 8);
+        else
+          REQUIRE(got == want);
+      }
+    }
+}
+// V's of 32 columns of keys 2t, 2t + 1, 2t + 8 and 2t + 9.
+template <class Code>
+void check_v(const unsigned (&a)[2][4], int lane, Code&& code) {
+  for (int tile = 0; tile < 2; ++tile)
+    for (int j = 0; j < 4; ++j)
+      for (int i = 0; i < 2; ++i)
+        REQUIRE(half_of(a[tile][j], i) ==
+                code(lane % 4 * 2 + i + j / 2 * 8, 16 * tile + lane / 4 * 2 + j % 2));
+}
+
 // Lane g, t holds A(g, 2t..), A(g+8, 2t..), A(g, 2t+8..), A(g+8, 2t+8..) of each 16 columns.
 template <class Block, int columns>
-void check(attn_dtype type, int shift) {
+void check(attn_dtype type, int shift, int pitch = block_pitch(columns, Block::block_bytes)) {
   using Rows = BlockRows<Block, columns>;
-  fill(type, columns, Rows::pitch, shift);
+  fill(type, columns, pitch, shift);
   const auto code = [&](int key, int column) {
-    return decode_element(type, &shared[size_t(key * Rows::pitch + shift)], column) /
+    return decode_element(type, &shared[size_t(key * pitch + shift)], column) /
            scale_of(key, column / 32);
   };
-  const auto half = [](unsigned pair, int i) { return f16_value(uint16_t(pair >> 16 * i)); };
-  std::vector<int> columns_seen(columns);
-  for (int lane = 0; lane < 32; ++lane) {
-    threadIdx.x = unsigned(lane);
-    const int g = lane / 4, t = lane % 4;
-    for (int n = 0; n < Rows::blocks; ++n) {
+  for (int n = 0; n < Rows::blocks; ++n) {
+    std::vector<int> columns_seen(32);
+    const auto of_block = [&](int key, int column) { return code(key, 32 * n + column); };
+    for (int lane = 0; lane < 32; ++lane) {
+      threadIdx.x = unsigned(lane);
+      const int g = lane / 4, t = lane % 4;
       unsigned a[2][4];
-      const unsigned row = unsigned(g * Rows::pitch + shift);
-      Rows::load_k(a, row + unsigned(t) * 4, n);
-      const float2 scales = Rows::k_scales(row, n);
+      const unsigned rows[2] = {unsigned(g * pitch + shift), unsigned((g + 8) * pitch + shift)};
+      Rows::load_k(a, rows, n, t);
+      const float2 scales = Rows::k_scales(rows, n);
       REQUIRE(scales.x == scale_of(g, n));
       REQUIRE(scales.y == scale_of(g + 8, n));
-      // Q has pair p of 16 columns where place_of_pair says: in chunk `place % 2`, which is columns
-      // 2t.. or 2t + 8.. of the product, its word `place / 2`, of lane t.
-      for (int step = 0; step < 2; ++step)
-        for (int pair = 0; pair < 8; ++pair) {
-          const int place = place_of_pair(n, pair);
-          if (place / 2 != t) continue;
-          for (int i = 0; i < 2; ++i) {
-            const int column = 32 * n + 16 * step + 2 * pair + i;
-            REQUIRE(half(a[step][place % 2 * 2], i) == code(g, column));
-            REQUIRE(half(a[step][place % 2 * 2 + 1], i) == code(g + 8, column));
-          }
-        }
-      const unsigned rows = unsigned(shift) + Rows::lane_v(lane);
-      Rows::load_v(a, rows, n, lane);
-      for (int tile = 0; tile < 2; ++tile)
-        for (int j = 0; j < 4; ++j)
-          for (int i = 0; i < 2; ++i) {
-            const int column = block_v_column(2 * n + tile, j % 2, lane);
-            REQUIRE(half(a[tile][j], i) == code(2 * t + i + j / 2 * 8, column));
-            ++columns_seen[size_t(column)];
-          }
+      check_k(a, type, lane, of_block, &columns_seen);
+      unsigned v_rows[4];
+      for (int i = 0; i < 4; ++i) v_rows[i] = unsigned((2 * t + v_key(i)) * pitch + shift);
+      Rows::load_v(a, v_rows, n, g);
+      check_v(a, lane, of_block);
       for (int i = 0; i < 2; ++i)
         for (int j = 0; j < 2; ++j)
-          REQUIRE(half(Rows::v_scales(rows, n, i), j) == scale_of(2 * t + j + 8 * i, n));
+          REQUIRE(half_of(Rows::v_scales(v_rows, n, i), j) == scale_of(2 * t + j + 8 * i, n));
     }
+    for (const int seen : columns_seen) REQUIRE(seen == 8);  // lanes g
   }
-  for (const int seen : columns_seen) REQUIRE(seen == 16);  // keys
 }
 
 }  // namespace
@@ -205,6 +237,9 @@ TEST_CASE("decode blocks: what lanes get of codes and scales", "[kernels]") {
   }
   check<Q8_0, 256>(ATTN_Q8_0, 0);
   check<Q4_0, 256>(ATTN_Q4_0, 0);
+  // The second head of a row of several.
+  check<Q8_0, 128>(ATTN_Q8_0, 136, own_place(ATTN_Q8_0, 128, 4).pitch);
+  check<Q4_0, 64>(ATTN_Q4_0, 36, own_place(ATTN_Q4_0, 64, 4).pitch);
 }
 
 // Warp 1's keys of i8 and i4, whose chunks are swizzled as the PTX manual says for panels of so
@@ -228,49 +263,37 @@ void check_codes() {
   const auto code = [&](int key, int column) {
     return decode_element(type, rows[key].data(), column);
   };
-  const auto half = [](unsigned pair, int i) { return f16_value(uint16_t(pair >> 16 * i)); };
   const unsigned warp_rows = first * P::pitch;
+  std::vector<int> columns_seen(columns);
   for (const bool note : {true, false})
     for (unsigned lane = 0; lane < 32; ++lane) {
       ptx::noting = note;
       ptx::next_given = 0;
       if (note) ptx::given[lane].clear();
       threadIdx.x = lane;
-      const int g = int(lane) / 4, t = int(lane) % 4;
-      const unsigned k_lane = warp_rows + Codes::k_lane(int(lane));
-      for (int n = 0; n < columns / 16; n += 2) {
-        unsigned a[2][4];
+      const unsigned k_lane = P::of_matrices(warp_rows, int(lane)),
+                     v_lane = Codes::v_lane(warp_rows, int(lane));
+      for (int n = 0; n < columns / 64; ++n) {
+        unsigned a[2][2][4];
         Codes::load_k(a, k_lane, n);
-        if (note) continue;
-        // Q's columns, as store_q_images puts them into words of chunks.
-        for (int column = 16 * n; column < 16 * n + 32; ++column) {
-          int chunk, word, i;  // chunk 2 * step + 0 or 1, of 2t.. or 2t + 8.. of the product
-          if constexpr (type == ATTN_I8) {
-            chunk = Codes::q_chunk(column / 16, column % 16 / 2) - 2 * n;
-            word = Codes::q_word(column % 16 / 2);
-            i = column % 2;
-          } else {
-            chunk = Codes::q_chunk(column % 32);
-            word = Codes::q_half(column % 32) / 2;
-            i = Codes::q_half(column % 32) % 2;
-          }
-          if (word != t) continue;
-          REQUIRE(half(a[chunk / 2][chunk % 2 * 2], i) == code(g, column));
-          REQUIRE(half(a[chunk / 2][chunk % 2 * 2 + 1], i) == code(g + 8, column));
+        for (int i = 0; i < 2 && !note; ++i) {
+          std::vector<int> seen(32);
+          const int from = 64 * n + 32 * i;
+          check_k(
+              a[i], type, int(lane), [&](int key, int column) { return code(key, from + column); },
+              &seen);
+          for (int column = 0; column < 32; ++column)
+            columns_seen[size_t(from + column)] += seen[size_t(column)];
         }
       }
-      if (note) continue;
-      const uint2 v_lane = Codes::v_lane(warp_rows, int(lane));
       for (int n = 0; n < columns / 32; ++n) {
         unsigned a[2][4];
-        Codes::load_v(a, v_lane, n, int(lane));
-        for (int tile = 0; tile < 2; ++tile)
-          for (int j = 0; j < 4; ++j)
-            for (int i = 0; i < 2; ++i)
-              REQUIRE(half(a[tile][j], i) ==
-                      code(2 * t + i + j / 2 * 8, block_v_column(2 * n + tile, j % 2, int(lane))));
+        Codes::load_v(a, v_lane, n, int(lane) / 4);
+        if (!note)
+          check_v(a, int(lane), [&](int key, int column) { return code(key, 32 * n + column); });
       }
     }
+  for (const int seen : columns_seen) REQUIRE(seen == 8);
 }
 
 TEST_CASE("decode blocks: what lanes get of i8 and i4", "[kernels]") {
@@ -284,24 +307,27 @@ TEST_CASE("decode blocks: what lanes get of i8 and i4", "[kernels]") {
 
 // Scales in words of which the first or the second half is meant.
 TEST_CASE("decode blocks: which half of a word is a key's scale", "[kernels]") {
-  for (const int halves : {0, 1, 2, 3}) {
-    shared.assign(16 * 4, 0xff);
-    const auto scale = [](int key) { return f16_code(1 + key / 32.0); };
-    for (int key = 0; key < 16; ++key) {
-      const uint16_t code = scale(key);
-      const int half = (halves + (halves & 2 ? key : 0)) % 2;
-      std::memcpy(&shared[size_t(4 * key + 2 * half)], &code, 2);
-    }
-    for (int lane = 0; lane < 32; ++lane) {
-      const KeyScales scales{0, halves};
-      REQUIRE(scales.k_scales(lane).x == f16_value(scale(lane / 4)));
-      REQUIRE(scales.k_scales(lane).y == f16_value(scale(lane / 4 + 8)));
-      for (int i = 0; i < 2; ++i) {
-        const int key = lane % 4 * 2 + 8 * i;
-        REQUIRE(scales.v_scales(lane, i) == (scale(key) | unsigned(scale(key + 1)) << 16));
+  for (int halves = 0; halves < 8; ++halves)
+    for (const int head : {0, 1}) {
+      shared.assign(16 * 4, 0xff);
+      const auto scale = [](int key) { return f16_code(1 + key / 32.0); };
+      for (int key = 0; key < 16; ++key) {
+        const uint16_t code = scale(key);
+        const int half = (halves + (halves & 2 ? key : 0) + (halves & 4 ? head : 0)) % 2;
+        std::memcpy(&shared[size_t(4 * key + 2 * half)], &code, 2);
       }
+      for (unsigned g = 0; g < 8; ++g) {
+        const float2 scales = k_key_scales(4 * g + 2 * unsigned(half_of_key(halves, int(g), head)));
+        REQUIRE(scales.x == f16_value(scale(int(g))));
+        REQUIRE(scales.y == f16_value(scale(int(g) + 8)));
+      }
+      for (int t = 0; t < 4; ++t)
+        for (int i = 0; i < 2; ++i) {
+          const int key = t * 2 + 8 * i;
+          REQUIRE(v_key_scales(unsigned(8 * t), select_of_halves(halves, head), i) ==
+                  (scale(key) | unsigned(scale(key + 1)) << 16));
+        }
     }
-  }
 }
 
 // 16 bits in the same order of V's columns, from panels of 128 bytes whose chunks are swizzled.
@@ -324,7 +350,7 @@ TEST_CASE("decode blocks: what lanes get of 16-bit values", "[kernels]") {
         for (int j = 0; j < 4; ++j)
           for (int i = 0; i < 2; ++i) {
             const int key = lane % 4 * 2 + i + j / 2 * 8,
-                      column = block_v_column(2 * n + tile, j % 2, lane);
+                      column = 32 * n + 16 * tile + lane / 4 * 2 + j % 2;
             REQUIRE((a[tile][j] >> 16 * i & 0xffff) == unsigned(key * columns + column));
           }
     }

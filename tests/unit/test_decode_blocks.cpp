@@ -118,8 +118,25 @@ TEST_CASE("decode blocks: tensor maps and places of each segment's types", "[pla
   CHECK(small.k_bytes == 64 * 80);
   CHECK(small.stage_bytes == 2 * 64 * 80);
   // Four blocks of a multiprocessor fit.
-  CHECK(small.stages == 3);
-  CHECK(step.launch.shared_bytes == 4 * 8 * 128 * 4 + uint32_t(3 * small.stage_bytes));
+  CHECK(small.stages == 5);
+  // Q of 8 rows, and an offset for each row and block.
+  CHECK(step.launch.shared_bytes == 8 * 128 * 2 + 8 * 4 * 8 + uint32_t(5 * small.stage_bytes));
+  CHECK(small.heads_log2 == 0);
+  CHECK(small.heads_kv == 8);
+}
+
+// With many units of each block, it has 2 or 4 heads at once, whose rows are multiples of 16 bytes.
+TEST_CASE("decode blocks: several heads at once", "[plan]") {
+  Input in({ATTN_Q8_0});
+  in.problem.max_sms = 1;
+  Step step;
+  const attn_decode_kernarg a = packed(in, &step);
+  CHECK(a.heads_log2 == 2);
+  CHECK(a.heads_kv == 2);
+  const TensorMap& map = step.maps[0];
+  CHECK(std::vector<int64_t>(map.size, map.size + 3) == std::vector<int64_t>{136, 1000, 4});
+  CHECK(std::vector<int>(map.box, map.box + 4) == std::vector<int>{136, 16, 2, 1});
+  CHECK(map.stride[1] == 272);
 }
 
 TEST_CASE("decode blocks: tensor maps and places of i8 and i4", "[plan]") {

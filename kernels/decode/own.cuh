@@ -1,0 +1,603 @@
+// Decode over K and V of which each segment has types of its own: q8_0, q4_0, i8, i4 or q's type.
+// S^T = K Q^T and O^T = V^T P^T, as in swapped.cuh, but by mma.sync, so that any device from sm_90
+// on has it, and each of the four warps has its own 16 keys of a unit and its own softmax. Their
+// sums are added when a part ends.
+#pragma once
+#include "../ptx/movmatrix.h"
+#include "own_load.cuh"
+#include "swapped.cuh"
+
+namespace attn::decode {
+
+template <DecodeTile tile>
+struct Own : Swapped<OwnTypes, tile> {
+  using Base = Swapped<OwnTypes, tile>;
+  using Base::a, Base::shared, Base::ring, Base::q_place, Base::at, Base::all_begin, Base::all_end,
+      Base::sum;
+  using Base::elements, Base::head_dim, Base::head_dim_v, Base::row_tiles, Base::rows;
+  using Base::lane, Base::lane_row, Base::plain, Base::used_rows, Base::warp;
+  static constexpr int steps = head_dim / 32;  // of K's columns
+  static constexpr int v_tiles = head_dim_v / 16;
+
+  // Weights are 2^(x - base), x in the log2 domain: at most 2^max_top, and 2^slack below when the
+  // base moves. So f16 holds them times small scales of V; if scales are large, `top` is less.
+  static constexpr int max_top = 15, slack = 3;
+  static constexpr float nothing = -3.4028235e38f;  // no base yet
+  float base[row_tiles][2];
+  float top;
+  float o[v_tiles][row_tiles][4];
+  // What the lane reads of a unit of the types before: places in the stage, of V's scales of i8 and
+  // i4 which halves. Q lies in shared memory as K's type takes it.
+  unsigned types = 0, k_at, v_at;
+  int q_at;  // the lane's words of Q, behind q_place
+  union {
+    unsigned k_scale_at;
+    unsigned k_pitch8;  // of blocks: between keys g and g + 8
+  };
+  union {
+    unsigned v_scale_halves;
+    unsigned v_pitch;
+  };
+
+  // Each warp has one of the block's K/V heads; those of one head share the keys of a unit.
+  __device__ __forceinline__ int heads() const { return 1 << a.heads_log2; }
+  __device__ __forceinline__ int warps_of_head() const { return decode_warps >> a.heads_log2; }
+  __device__ __forceinline__ int warp_head() const {
+    return (warp() << a.heads_log2) / decode_warps;
+  }
+  __device__ __forceinline__ int stage_keys() const { return unit_keys >> a.heads_log2; }
+  __device__ __forceinline__ Head of_head(int head) const {
+    Head of = at;
+    of.h = (at.h << a.heads_log2) + head;
+    return of;
+  }
+
+  // Q as products with K of a type take it: of 32 columns and 8 rows a lane's four words.
+  __device__ __forceinline__ void load_q(int type) {
+    constexpr int lanes = 4 * steps;  // of a row
+    const int step = threadIdx.x % lanes / 4, t = threadIdx.x % 4;
+    const KeyOrder order = key_order(type);
+#pragma unroll 1
+    for (int i0 = threadIdx.x / lanes; i0 < heads() * rows; i0 += group_threads / lanes) {
+      const int head = i0 / rows, r = i0 % rows;
+      const bool used = r < used_rows();
+      const Head of = of_head(head);
+      const char* const from = q_address(a, of, Row(a, of, used ? r : 0)) + 2 * 32 * step;
+      unsigned char* const image = q_place + head * tile.merge_bytes();
+      float x[4][2], most = 0;
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int column =
+              t * order.lane + i % 2 * order.odd + i / 2 * order.upper + half * order.other;
+          const unsigned short bits =
+              used ? *reinterpret_cast<const unsigned short*>(from + 2 * column) : 0;
+          x[i][half] = a.q_type == attn_element_f16 ? F16::unpack(bits) : BF16::unpack(bits);
+          most = fmaxf(most, fabsf(x[i][half]));
+        }
+#pragma unroll
+      for (int other = 1; other < lanes; other *= 2)
+        most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, other));
+      const QueryFactor factor(most);
+      const bool halves = has_halves(type);
+      if (threadIdx.x % lanes == 0)
+        shared.q_scale[i0] = a.scale * factor.undo * log2_e * (halves ? half_undo : 1);
+      // What the products of a block, or of i4 of a row, begin with.
+      float offset = 0;
+      unsigned words[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float more = halves ? factor.value * half_factor(i / 2) : factor.value;
+        const float low = x[i][0] * more, high = x[i][1] * more;
+        offset += (low + high) * (i / 2 ? 16 * half_offset : half_offset);
+        words[i] = type == attn_element_bf16 ? BF16::pack(low, high) : F16::pack(low, high);
+      }
+      ptx::store_shared(address(image) + ((r / 8 * steps + step) * 32 + r % 8 * 4 + t) * 16, words);
+      if (!halves) continue;
+#pragma unroll
+      for (int other = 1; other < lanes; other *= 2)
+        if (other < 4 || type == attn_element_i4)
+          offset += __shfl_xor_sync(0xffffffff, offset, other);
+      if (t > 0) continue;
+      float* const to = offsets(image) + ((r / 8 * steps + step) * 4 + r % 8 / 2) * 4 + r % 2;
+      to[0] = to[2] = offset;
+    }
+  }
+  // Of 8 rows and 32 columns: four lanes' offsets, as accumulators are.
+  static __device__ __forceinline__ float* offsets(unsigned char* image) {
+    return reinterpret_cast<float*>(image + tile.q_bytes());
+  }
+  __device__ __forceinline__ void begin_with_offset(float (&x)[row_tiles][4], int step) const {
+#pragma unroll
+    for (int n = 0; n < row_tiles; ++n) {
+      const float4 offset = *reinterpret_cast<const float4*>(
+          q_place + q_at - lane() / 4 * 64 + tile.q_bytes() + (n * steps + step) * 64);
+      x[n][0] = offset.x, x[n][1] = offset.y, x[n][2] = offset.z, x[n][3] = offset.w;
+    }
+  }
+  __device__ __forceinline__ uint4 q_words(int n, int step) const {
+    return *reinterpret_cast<const uint4*>(q_place + q_at + (n * steps + step) * 512);
+  }
+
+  __device__ __forceinline__ void begin_part() {
+    types = 0;
+    this->note_seen_keys();
+    if (a.alibi_slopes && threadIdx.x < heads() * rows)
+      shared.slope[threadIdx.x] = a.alibi_slopes[Row(a, of_head(threadIdx.x / rows),
+                                                     min(int(threadIdx.x % rows), used_rows() - 1))
+                                                     .head] *
+                                  log2_e;
+    this->key_warp = warp() & (warps_of_head() - 1);
+    this->rows_before = warp_head() * rows;
+    q_at = warp_head() * tile.merge_bytes() + lane() * 16;
+    top = max_top;
+#pragma unroll
+    for (int n = 0; n < row_tiles; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) base[n][i] = nothing, sum[n][i] = 0;
+#pragma unroll
+      for (int v = 0; v < v_tiles; ++v)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) o[v][n][j] = 0;
+    }
+  }
+
+  using Scores = float[row_tiles][4];
+
+  // x += the products of 32 columns of K and of Q.
+  template <class Product>
+  __device__ __forceinline__ void multiply(float (&even)[row_tiles][4], float (&odd)[row_tiles][4],
+                                           const unsigned (&k)[2][4], int step) const {
+#pragma unroll
+    for (int n = 0; n < row_tiles; ++n) {
+      const uint4 words = q_words(n, step);
+      Product::mma(even[n], k[0], words.x, words.y);
+      Product::mma(odd[n], k[1], words.z, words.w);
+    }
+  }
+  static __device__ __forceinline__ void add(Scores& x, const Scores& y) {
+#pragma unroll
+    for (int n = 0; n < row_tiles; ++n)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) x[n][j] += y[n][j];
+  }
+  template <class Product>
+  __device__ __forceinline__ void multiply_plain_k(Scores& x, unsigned from) const {
+    Scores odd = {};
+#pragma unroll
+    for (int step = 0; step < steps; ++step) {
+      unsigned f[2][4];
+      Same<Product>::load_k(f, from, 2 * step);
+      multiply<Product>(x, odd, f, step);
+    }
+    add(x, odd);
+  }
+  template <class K>
+  __device__ __forceinline__ void multiply_code_k(Scores& x, unsigned from, unsigned scales) const {
+    Scores odd = {};
+    if (std::is_same_v<K, I4<head_dim>>) begin_with_offset(x, 0);
+    const float2 scale = k_key_scales(scales);
+#pragma unroll
+    for (int two = 0; two < steps / 2; ++two) {
+      unsigned f[2][2][4];
+      K::load_k(f, from, two);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) multiply<F16>(x, odd, f[i], 2 * two + i);
+    }
+    add(x, odd);
+#pragma unroll
+    for (int n = 0; n < row_tiles; ++n)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) x[n][j] *= j < 2 ? scale.x : scale.y;
+  }
+  // Each block's products are summed up for themselves, for they have a scale.
+  template <class Block>
+  __device__ __forceinline__ void multiply_block_k(Scores& x, unsigned row) const {
+    using Rows = BlockRows<Block, head_dim>;
+    const unsigned both[2] = {row, row + k_pitch8};
+#pragma unroll
+    for (int block = 0; block < steps; ++block) {
+      unsigned f[2][4];
+      Rows::load_k(f, both, block, lane() % 4);
+      const float2 scale = Rows::k_scales(both, block);
+      Scores products = {};
+      if (std::is_same_v<Block, Q4_0>) begin_with_offset(products, block);
+      multiply<F16>(products, products, f, block);
+#pragma unroll
+      for (int n = 0; n < row_tiles; ++n)
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          x[n][j] = fmaf(products[n][j], j < 2 ? scale.x : scale.y, x[n][j]);
+    }
+  }
+  __device__ __forceinline__ void multiply_k(Scores& x, unsigned stage) const {
+    const int type = types & 0xff;
+    const unsigned from = stage + k_at;
+    if (type == attn_element_q8_0)
+      multiply_block_k<Q8_0>(x, from);
+    else if (type == attn_element_q4_0)
+      multiply_block_k<Q4_0>(x, from);
+    else if (type == attn_element_i8)
+      multiply_code_k<I8<head_dim>>(x, from, stage + k_scale_at);
+    else if (type == attn_element_i4)
+      multiply_code_k<I4<head_dim>>(x, from, stage + k_scale_at);
+    else if (type == attn_element_f16)
+      multiply_plain_k<F16>(x, from);
+    else
+      multiply_plain_k<BF16>(x, from);
+  }
+
+  // The first unit of a part, or one of other types.
+  __device__ __forceinline__ void begin_types(unsigned next) {
+    if ((types & 0xff) != (next & 0xff)) {
+      meet();  // all have done with Q, and with what the part before wrote
+      load_q(next & 0xff);
+      meet();
+    }
+    types = next;
+    const int k_type = next & 0xff, v_type = next >> 8 & 0xff, g = lane() / 4, t = lane() % 4,
+              keys = warp() * warp_keys, k_more = next >> 16 & 0xff, v_more = next >> 24;
+    if (is_block(k_type)) {
+      const OwnPlace place = own_place(k_type, head_dim, heads());
+      k_at = place.at(warp_head(), this->key_warp * warp_keys + g, stage_keys()) + 4 * k_more;
+      k_pitch8 = 8 * place.pitch;
+    } else {
+      k_at = keys * row_place(k_type, head_dim).pitch;
+      k_at += k_type == attn_element_i8   ? I8<head_dim>::P::of_matrices(0, lane())
+              : k_type == attn_element_i4 ? I4<head_dim>::P::of_matrices(0, lane())
+                                          : Same<F16>::k_lane(lane());
+      k_scale_at = a.scales_at + 4 * (keys + g) + 2 * half_of_key(k_more, g, warp_head());
+    }
+    v_at = a.k_bytes;
+    if (is_block(v_type)) {
+      const OwnPlace place = own_place(v_type, head_dim_v, heads());
+      v_at += place.at(warp_head(), this->key_warp * warp_keys + 2 * t, stage_keys()) + 4 * v_more;
+      v_pitch = place.pitch;
+    } else {
+      v_at += keys * row_place(v_type, head_dim_v).pitch;
+      if (v_type == attn_element_i8) v_at += I8<head_dim_v>::v_lane(0, lane());
+      if (v_type == attn_element_i4) v_at += I4<head_dim_v>::v_lane(0, lane());
+      v_scale_halves = select_of_halves(v_more, warp_head());
+    }
+  }
+  __device__ __forceinline__ void take(unsigned stage, const OwnUnit& unit) {
+    const int first = unit.first;
+    const unsigned long long seen = unit.valid;  // keys that some row sees
+    if (seen == 0) return;
+    if (unit.types != types) begin_types(unit.types);
+    float x[elements];
+    {
+      Scores products = {};
+      multiply_k(products, stage);
+#pragma unroll
+      for (int n = 0; n < row_tiles; ++n)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) x[4 * n + j] = products[n][j];
+    }
+    this->scale_scores(x, 1);
+    if (!plain()) this->modify(x, first);
+    unsigned valid = unsigned(seen >> warp_keys * this->key_warp) & 0xffff;
+    if (seen != ~0ull || first < all_begin || first + stage_keys() > all_end) {
+      this->hide(x, first, seen);
+      if (a.tree) {
+        valid = unsigned(this->hide_by_tree(x, first) >> warp_keys * warp()) & 0xffff;
+        meet();  // before a warp goes on to the next unit
+      }
+    }
+    move_base(x);
+    add_v(x, stage, valid);
+  }
+
+  // To the largest scores of rows that are above what the base allows. split_invariant: bases are
+  // integers, so that sums against different ones differ by an exact power of two.
+  __device__ __forceinline__ void move_base(const float (&x)[elements]) {
+    const float allowed = a.split_invariant ? top - slack : top;
+    bool above = false;
+#pragma unroll
+    for (int n = 0; n < row_tiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        above = above || fmaxf(x[4 * n + i], x[4 * n + 2 + i]) > base[n][i] + allowed;
+    if (!__any_sync(0xffffffff, above)) return;
+#pragma unroll
+    for (int n = 0; n < row_tiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float most = fmaxf(x[4 * n + i], x[4 * n + 2 + i]);
+#pragma unroll
+        for (int step = 4; step < 32; step *= 2)
+          most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, step));
+        if (!(most > base[n][i] + allowed)) continue;
+        const float next = (a.split_invariant ? ceilf(most) : most) - (top - slack),
+                    shrink = ptx::ex2(base[n][i] - next);
+        base[n][i] = next;
+        sum[n][i] *= shrink;
+#pragma unroll
+        for (int v = 0; v < v_tiles; ++v) o[v][n][i] *= shrink, o[v][n][2 + i] *= shrink;
+      }
+  }
+  // Weights, as the second product takes them.
+  using Weights = unsigned[row_tiles][2];
+  template <class Product>
+  __device__ __forceinline__ void weigh(Weights& p, const float (&x)[elements]) {
+#pragma unroll
+    for (int n = 0; n < row_tiles; ++n)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float y[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) y[i] = ptx::ex2(x[4 * n + 2 * half + i] - base[n][i]);
+        const unsigned pair = Product::pack(y[0], y[1]);
+        if (a.split_invariant) {  // then sums have the weights as rounded
+          y[0] = Product::unpack(pair & 0xffff);
+          y[1] = Product::unpack(pair >> 16);
+        }
+        sum[n][0] += y[0];
+        sum[n][1] += y[1];
+        p[n][half] = ptx::transpose_8x8(pair);
+      }
+  }
+  // Values of keys that are not valid may be anything: the lane's keys are 2t and 2t + 8, and those
+  // behind them.
+  __device__ __forceinline__ uint2 there_of(unsigned valid) const {
+    const auto mask = [](unsigned two) {
+      return (two & 1 ? 0xffff : 0) | (two & 2 ? 0xffff0000 : 0);
+    };
+    const unsigned own = valid >> lane() % 4 * 2;
+    return make_uint2(mask(own), mask(own >> 8));
+  }
+  // The lane's scales of V, 0 of keys that are not valid.
+  template <int blocks>
+  using VScales = unsigned[blocks][2];
+  template <int blocks>
+  __device__ __forceinline__ void use_v_scales(VScales<blocks>& scales, Weights& p,
+                                               unsigned valid) {
+    if (valid != 0xffff) {
+      const uint2 there = there_of(valid);
+#pragma unroll
+      for (int block = 0; block < blocks; ++block)
+        scales[block][0] &= there.x, scales[block][1] &= there.y;
+    }
+    unsigned any = 0;
+#pragma unroll
+    for (int block = 0; block < blocks; ++block) any |= scales[block][0] | scales[block][1];
+    // Of 2 and more, infinity and NaN among them.
+    if (__any_sync(0xffffffff, any & 0x40004000)) lower_top(scales, p);
+  }
+  // Weights times scales stay below 2^16.
+  template <int blocks>
+  __device__ __forceinline__ void lower_top(const VScales<blocks>& scales, Weights& p) {
+    unsigned most = 0;
+#pragma unroll
+    for (int block = 0; block < blocks; ++block)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) most = ptx::max_abs_f16x2(most, scales[block][i]);
+    most = __reduce_max_sync(0xffffffff, max(most & 0xffff, most >> 16));
+    // The largest is below 2^(exponent - 14); infinity and NaN stay what they are.
+    const int exponent = min(int(most >> 10), 30), next = 30 - exponent, down = int(top) - next;
+    if (down <= 0) return;
+    const float factor = __int_as_float((127 - down) << 23);
+    const unsigned pair = F16::pack(factor, factor);
+    top = next;
+#pragma unroll
+    for (int n = 0; n < row_tiles; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        p[n][i] = ptx::mul_f16x2(p[n][i], pair);
+        sum[n][i] *= factor;
+        if (base[n][i] != nothing) base[n][i] += down;
+      }
+#pragma unroll
+      for (int v = 0; v < v_tiles; ++v)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) o[v][n][j] *= factor;
+    }
+  }
+  // o += V^T P^T of 32 columns from 32 * block on.
+  template <class Product>
+  __device__ __forceinline__ void add_columns(int block, const unsigned (&v)[2][4],
+                                              const Weights& p) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+      for (int n = 0; n < row_tiles; ++n) Product::mma(o[2 * block + i][n], v[i], p[n][0], p[n][1]);
+  }
+  template <int blocks>
+  static __device__ __forceinline__ void scaled(Weights& to, const Weights& p,
+                                                const VScales<blocks>& scales, int block) {
+#pragma unroll
+    for (int n = 0; n < row_tiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) to[n][i] = ptx::mul_f16x2(p[n][i], scales[block][i]);
+  }
+  template <class Block>
+  __device__ __forceinline__ void add_block_v(const float (&x)[elements], unsigned row,
+                                              unsigned valid) {
+    using Rows = BlockRows<Block, head_dim_v>;
+    constexpr int blocks = Rows::blocks;
+    const unsigned rows_of[4] = {row, row + v_pitch, row + 8 * v_pitch, row + 9 * v_pitch};
+    VScales<blocks> scales;
+#pragma unroll
+    for (int block = 0; block < blocks; ++block)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) scales[block][i] = Rows::v_scales(rows_of, block, i);
+    Weights p;
+    weigh<F16>(p, x);
+    use_v_scales<blocks>(scales, p, valid);
+#pragma unroll
+    for (int block = 0; block < blocks; ++block) {
+      unsigned columns[2][4];
+      Rows::load_v(columns, rows_of, block, lane() / 4);
+      Weights own;
+      scaled<blocks>(own, p, scales, block);
+      add_columns<F16>(block, columns, own);
+    }
+  }
+  template <class V>
+  __device__ __forceinline__ void add_code_v(const float (&x)[elements], unsigned stage,
+                                             unsigned valid) {
+    const unsigned from = stage + v_at, of_keys = stage + a.scales_at + scale_bytes +
+                                                  4 * (warp() * warp_keys + lane() % 4 * 2);
+    VScales<1> scales = {
+        {v_key_scales(of_keys, v_scale_halves, 0), v_key_scales(of_keys, v_scale_halves, 1)}};
+    Weights p;
+    weigh<F16>(p, x);
+    use_v_scales<1>(scales, p, valid);
+    scaled<1>(p, p, scales, 0);
+#pragma unroll
+    for (int block = 0; block < v_tiles / 2; ++block) {
+      unsigned columns[2][4];
+      V::load_v(columns, from, block, lane() / 4);
+      add_columns<F16>(block, columns, p);
+    }
+  }
+  template <class Product>
+  __device__ __forceinline__ void add_plain_v(const float (&x)[elements], unsigned v,
+                                              unsigned valid) {
+    Weights p;
+    weigh<Product>(p, x);
+    const uint2 there = there_of(valid);
+#pragma unroll
+    for (int block = 0; block < v_tiles / 2; ++block) {
+      unsigned columns[2][4];
+      PlainRows::load_v(columns, v, block, lane());
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) columns[i][j] &= j < 2 ? there.x : there.y;
+      add_columns<Product>(block, columns, p);
+    }
+  }
+  __device__ __forceinline__ void add_v(const float (&x)[elements], unsigned stage,
+                                        unsigned valid) {
+    const int type = types >> 8 & 0xff;
+    const unsigned from = stage + v_at;
+    if (type == attn_element_q8_0)
+      add_block_v<Q8_0>(x, from, valid);
+    else if (type == attn_element_q4_0)
+      add_block_v<Q4_0>(x, from, valid);
+    else if (type == attn_element_i8)
+      add_code_v<I8<head_dim_v>>(x, stage, valid);
+    else if (type == attn_element_i4)
+      add_code_v<I4<head_dim_v>>(x, stage, valid);
+    else if (type == attn_element_f16)
+      add_plain_v<F16>(x, from, valid);
+    else
+      add_plain_v<BF16>(x, from, valid);
+  }
+
+  // A part ends: to the result, or to the workspace. The warps' sums meet in the stage of its last
+  // unit, four rows at a time, which is what the smallest stage has room for.
+  __device__ __forceinline__ void end_part(const PlacedPart& placed, unsigned char* stage) {
+    constexpr int pass_rows = 4, row_floats = head_dim_v;
+    static_assert(decode_warps * pass_rows * head_dim_v * 4 <=
+                  unit_keys * (head_dim + head_dim_v) / 2);
+    float* const place = reinterpret_cast<float*>(stage);
+    // Behind the sums: of each warp's rows base and sum of weights.
+    float2* const stats = reinterpret_cast<float2*>(place + decode_warps * pass_rows * row_floats);
+    // Two rows of a warp's store meet each bank once.
+    const auto place_at = [](int w, int r, int column) {
+      return (w * pass_rows + r) * row_floats + (column ^ r / 2 * 16);
+    };
+    const Parts<tile> parts = {a, placed};
+    const unsigned slot = placed.alone() ? 0 : parts.slot(placed.number);
+    const int here = int(ptx::recompute(lane()));
+#pragma unroll
+    for (int n = 0; n < row_tiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+#pragma unroll
+        for (int step = 4; step < 32; step *= 2)
+          sum[n][i] += __shfl_xor_sync(0xffffffff, sum[n][i], step);
+      }
+#pragma unroll
+    for (int pass = 0; pass < rows / pass_rows; ++pass) {
+      if (pass > 0 && pass * pass_rows >= used_rows()) break;
+      meet();  // all have done with the stage, or with the rows before
+      const int n = pass / 2;
+      if (here % 4 / 2 == pass % 2) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int r = here % 2 * 2 + i;
+          if (here < 4)
+            stats[warp() * pass_rows + r] =
+                make_float2(base[n][i] == nothing ? -infinity() : base[n][i], sum[n][i]);
+#pragma unroll
+          for (int v = 0; v < v_tiles; ++v)
+            *reinterpret_cast<float2*>(place + place_at(warp(), r, 16 * v + here / 4 * 2)) =
+                make_float2(o[v][n][i], o[v][n][2 + i]);
+        }
+      }
+      meet();
+      using Row = RowPart<head_dim_v>;
+#pragma unroll 1
+      for (int i = Row::row(); i < heads() * pass_rows; i += Row::rows) {
+        const int head = i / pass_rows, r = i % pass_rows, warps = warps_of_head();
+        const auto warp_of = [&](int w) { return head * warps + (w & (warps - 1)); };
+        Row row;
+        row.template add<decode_warps>(
+            [&](int w) {
+              return w < warps ? stats[warp_of(w) * pass_rows + r] : make_float2(0, 0);
+            },
+            [&](int w) {
+              return *reinterpret_cast<const float4*>(place +
+                                                      place_at(warp_of(w), r, row.column()));
+            });
+        const int in_part = pass * pass_rows + r;
+        if (placed.alone())
+          store_result(a, of_head(head), in_part, row);
+        else if (in_part < used_rows())
+          parts.write(slot, head * rows + in_part, row);
+      }
+    }
+    if (!placed.alone()) parts.arrive_with_all_rows(of_head(0), used_rows());
+    ptx::fence_async_shared();  // the copy engine writes there next
+  }
+
+  __device__ __forceinline__ void run(unsigned char* ring_place) {
+    Stage stage;
+#pragma unroll 1
+    for (unsigned number = 0;; ++number) {
+      const unsigned slot = number % 2;
+      wait(shared.part_full[slot], number / 2 % 2);
+      const SwappedPart& part = shared.part[slot];
+      if (part.none) return;
+      at = part.at;
+      begin_part();
+      const auto leave = [&] {
+        __syncwarp();
+        if (lane() == 0) ptx::mbarrier_arrive(address(&shared.empty[stage.number]));
+        stage.next(a.stages);
+      };
+#pragma unroll 1
+      while (true) {
+        wait(shared.full[stage.number], stage.parity);
+        const OwnUnit& unit = shared.unit[stage.number];
+        take(ring + stage.number * a.stage_bytes, unit);
+        if (unit.last) break;
+        leave();
+      }
+      const bool final = shared.unit[stage.number].final;
+      end_part(part.placed, ring_place + stage.number * a.stage_bytes);
+      if (final) return;
+      leave();
+      meet();
+      if (threadIdx.x == 0) ptx::mbarrier_arrive(address(&shared.part_empty[slot]));
+    }
+  }
+};
+
+template <DecodeTile tile>
+__device__ __forceinline__ void decode_own_types(const attn_decode_kernarg& a, const Maps& maps) {
+  SwappedShared<tile>& shared = swapped_shared<tile>();
+  const auto load = [&](Work<tile>& work, unsigned ring) {
+    OwnLoader<tile> loader{a, maps, shared, ring};
+    loader.run(loader, work);
+  };
+  decode_with<tile>(a, maps, load, [&](unsigned char* ring, unsigned char* q) {
+    Own<tile>{{a, shared, address(ring), q, address(q), 0}}.run(ring);
+  });
+}
+
+}  // namespace attn::decode
