@@ -1,6 +1,5 @@
 // Rows of tokens into a KV cache. A thread has 8 neighbouring elements of a head of K, V or q.
-// append_token() is for few tokens: a block has one, or some heads of it. append_tokens() is for
-// many: a block has several tokens, one after the other.
+// A block has several tokens, one after the other.
 #pragma once
 #include <cuda_bf16.h>
 
@@ -403,22 +402,6 @@ __device__ __forceinline__ void plain_or_not(const attn_kv_append_kernarg& a, co
     work.template operator()<true>();
   else
     work.template operator()<false>();
-}
-
-__device__ __forceinline__ void append_token(const attn_kv_append_kernarg& a, const Token& token) {
-  __shared__ unsigned quad[attn_kv_append_max_threads / 4];
-  plain_or_not(a, [&]<bool plain>() {
-    const int heads_here = heads_of_block(a);
-#pragma unroll 1
-    for (int begin = blockIdx.y * heads_here; begin < a.heads; begin += gridDim.y * heads_here) {
-      const Slice s = slice_of(a, begin);
-      Row row;
-      row.from = find_source(a, token, s.which);
-      place(a, token, s.which, &row);
-      const uint4 raw = request<plain>(a, s, row.from);
-      put<plain>(a, s, row, token.b, token.position, raw, quad);
-    }
-  });
 }
 
 // Computed once: the compiler would do so again in each turn of a loop, to save registers.

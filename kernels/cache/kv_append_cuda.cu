@@ -1,8 +1,45 @@
 //# architectures sm_80 sm_90 compute_80
-// Appends new tokens to a KV cache, each by a block or, where it does not write lengths too, some.
-#include "new_tokens.cuh"
+// Appends new tokens to a KV cache.
+#include "kv_append_token.cuh"
 
-using namespace attn::kv_append;
+namespace attn::kv_append_token {
+
+// The first of the ascending `ends` that is greater than x, or `batch`. By all lanes of a warp.
+__device__ int find_sequence(const int* ends, int batch, long long x) {
+  const int lane = threadIdx.x % 32;
+  int begin = 0, end = batch;
+  while (begin < end) {
+    const int step = (end - begin + 31) / 32;
+    const auto last = [&](int part) {  // of 32 parts
+      return int(min(begin + (part + 1ll) * step, (long long)end)) - 1;
+    };
+    const unsigned greater = __ballot_sync(0xffffffff, ends[last(lane)] > x);
+    if (!greater) return end;
+    const int part = __ffs(int(greater)) - 1;
+    end = last(part);
+    begin += part * step;
+  }
+  return begin;
+}
+
+__device__ Token find_token(const attn_kv_append_kernarg& a, int n) {
+  if (!a.cu_seqlens_new) {
+    const int b = n / a.seqlen_new, t = n % a.seqlen_new;
+    return {b, t, b, t};
+  }
+  const int b = find_sequence(a.cu_seqlens_new + 1, a.batch, n);
+  if (b == a.batch) return {b};
+  const Span span = packed_span(a.cu_seqlens_new, b, a.total_new, a.seqlen_new);
+  const long long t = n - span.begin;
+  return {t >= 0 && t < span.length ? b : a.batch, int(t), 0, n};
+}
+
+__device__ void advance(const attn_kv_append_kernarg& a, int b, int length) {
+  const int added = a.cu_seqlens_new
+                        ? packed_span(a.cu_seqlens_new, b, a.total_new, a.seqlen_new).length
+                        : a.seqlen_new;
+  a.seqlens_out[b] = clamp(length + (long long)added, 0, a.lengths.capacity);
+}
 
 extern "C" __global__ void __launch_bounds__(attn_kv_append_max_threads)
     kv_append_cuda(const __grid_constant__ attn_kv_append_kernarg a) {
@@ -11,16 +48,19 @@ extern "C" __global__ void __launch_bounds__(attn_kv_append_max_threads)
   attn::ptx::grid_wait();  // before any access to memory
 #endif
   if (a.lengths_only) {
-    advance_all(a);
+    const unsigned b = blockIdx.x * blockDim.x + threadIdx.x;
+    if (b < unsigned(a.batch)) advance(a, b, segment_span(a.lengths, b).length);
     return;
   }
-  Token token = find_token(a, blockIdx.x);
-  if (token.t < 0) return;
+  const Token token = find_token(a, blockIdx.x);
+  if (token.b == a.batch) return;
   const int length = segment_span(a.lengths, token.b).length;
   if (a.seqlens_out) {  // which may be where the lengths are; no other block reads this one
     __syncthreads();
     if (threadIdx.x == 0) advance(a, token.b, length);
   }
-  token.position = find_position(a, token, length);
-  if (token.position >= 0) append_token(a, token);
+  if (token.t >= a.lengths.capacity - length) return;
+  append(a, token, length + token.t);
 }
+
+}  // namespace attn::kv_append_token

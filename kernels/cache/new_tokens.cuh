@@ -1,4 +1,4 @@
-// The new tokens of kv_append_cuda and kv_append_many_cuda, and the lengths after them.
+// The new tokens of kv_append_many_cuda, and the lengths after them.
 #pragma once
 #include "kv_append.cuh"
 

@@ -33,19 +33,19 @@ Tokens::Tokens(int64_t batch, int64_t seqlen_new, int64_t heads_q) {
 }  // namespace
 
 TEST_CASE("kv_append: few tokens are one a block, many several", "[plan]") {
-  // From 1024 threads for each of 132 multiprocessors on.
+  // From 640 threads for each of 132 multiprocessors on.
   CHECK(test::chosen(Tokens(64, 1, 32)) == "kv_append_cuda");
-  CHECK(test::chosen(Tokens(1, 527)) == "kv_append_cuda");
-  CHECK(test::chosen(Tokens(1, 528)) == "kv_append_many_cuda");
-  CHECK(test::chosen(Tokens(4, 131)) == "kv_append_cuda");
-  CHECK(test::chosen(Tokens(4, 132)) == "kv_append_many_cuda");
-  CHECK(test::chosen(Tokens(1, 175, 32)) == "kv_append_cuda");
-  CHECK(test::chosen(Tokens(1, 176, 32)) == "kv_append_many_cuda");
+  CHECK(test::chosen(Tokens(1, 329)) == "kv_append_cuda");
+  CHECK(test::chosen(Tokens(1, 330)) == "kv_append_many_cuda");
+  CHECK(test::chosen(Tokens(4, 82)) == "kv_append_cuda");
+  CHECK(test::chosen(Tokens(4, 83)) == "kv_append_many_cuda");
+  CHECK(test::chosen(Tokens(1, 109, 32)) == "kv_append_cuda");
+  CHECK(test::chosen(Tokens(1, 110, 32)) == "kv_append_many_cuda");
 
   const Kernel& many = *find_kernel("kv_append_many_cuda");
   Recipe recipe;
-  REQUIRE(many.recipe(Tokens(1, 527), test::hopper(), &recipe).ok());
-  CHECK(recipe.passed_over == "for 527 new tokens, below 528");
+  REQUIRE(many.recipe(Tokens(1, 329), test::hopper(), &recipe).ok());
+  CHECK(recipe.passed_over == "for 329 new tokens, below 330");
 }
 
 TEST_CASE("kv_append: launches of many tokens on CUDA", "[plan]") {
