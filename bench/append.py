@@ -1,8 +1,9 @@
-"""Times attn_kv_append into caches of 8 heads of 128: a token of each of 64 sequences, rotated with its queries, and
-2048 tokens of each of 8.
+"""Times attn_kv_append into caches of 8 heads of 128: a token of each of 64 sequences, rotated with its queries, 16 to
+512 tokens of each of 8, and 2048.
 
     python3 bench/append.py --lib build/release/lib/libattn.so --out docs/measured/NAME.json
     python3 bench/append.py --lib new=a/libattn.so --lib old=b/libattn.so --only long
+    python3 bench/append.py --lib one=libattn.so:kv_append_cuda --lib many=libattn.so:kv_append_many_cuda --only middle
 
 A figure is microseconds per launch of a graph of up to 50 over inputs and caches in turn, larger than 200 MB together. For
 many tokens `copy` is what a copy takes that reads and writes as many bytes together, in turn too.
@@ -55,10 +56,12 @@ class Cell:
 def all_cells():
     few = [Cell(kv, page, heads=32, rotated=True) for kv in FLOATS for page in (64, 16, 1)]
     long = {"batch": 8, "tokens": 2048, "capacity": 4096}
+    middle = [Cell("bf16", 64, batch=8, tokens=16 << n, heads=heads, rotated=heads > 0)
+              for heads in (0, 32) for n in range(6)]
     many = [Cell(kv, page, **long) for kv in ROW_BYTES for page in (64, 16)]
     many += [Cell(kv, 64, rotated=True, **long) for kv in FLOATS]
     many += [Cell("e4m3", 64, divided=True, rotated=rotated, **long) for rotated in (False, True)]
-    return {"few": few, "long": many}
+    return {"few": few, "middle": middle, "long": many}
 
 
 class Inputs:
@@ -74,7 +77,7 @@ class Inputs:
         angle = torch.arange(cell.capacity, device="cuda")[:, None] * 10000 ** -(torch.arange(DIM // 2, device="cuda") / (DIM / 2))
         self.cos, self.sin = angle.cos().float().contiguous(), angle.sin().float().contiguous()
         self.descale = torch.full((1,), 0.5, device="cuda")
-        self.sets = [self.one() for _ in range(2 if cell.tokens == 1 else math.ceil(COLD_BYTES / cell.bytes))]
+        self.sets = [self.one() for _ in range(2 if cell.tokens == 1 else min(32, math.ceil(COLD_BYTES / cell.bytes)))]
 
     def one(self):
         cell = self.cell
@@ -123,8 +126,8 @@ def calls(library, inputs):
     segment = make(Segment, k_type=kind, v_type=kind, layout=2, has_seqlens=1, num_pages=inputs.pages, page_size=cell.page,
                    max_pages=cell.capacity // cell.page, k_descale=divided, v_descale=divided)
     plan = KvAppend(library, make(
-        KvAppendProblem, batch=cell.batch, heads_kv=HEADS_KV, head_dim=DIM, seqlen_new=cell.tokens,
-        new_type=TYPE_OF[torch.bfloat16], segment=segment, advance_seqlens=1,
+        KvAppendProblem, kernel=library.kernel.encode() if library.kernel else None, batch=cell.batch, heads_kv=HEADS_KV,
+        head_dim=DIM, seqlen_new=cell.tokens, new_type=TYPE_OF[torch.bfloat16], segment=segment, advance_seqlens=1,
         rotary_dim=DIM if cell.rotated else 0, rotary_positions=cell.capacity if cell.rotated else 0, heads_q=cell.heads))
 
     def call(k, v, q, q_out, cache, scales):
@@ -157,14 +160,18 @@ def copies(size):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lib", required=True, action="append", metavar="[NAME=]PATH", help="a build of libattn.so, or several")
+    parser.add_argument("--lib", required=True, action="append", metavar="[NAME=]PATH[:KERNEL]",
+                        help="a build of libattn.so, or several, and the kernel to demand")
     parser.add_argument("--only", choices=all_cells())
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out")
     parser.add_argument("--commit", default="")
     options = parser.parse_args()
-    libraries = {name: Libattn(str(pathlib.Path(path).resolve()))
-                 for name, _, path in (lib.rpartition("=") for lib in options.lib)}
+    libraries = {}
+    for lib in options.lib:
+        name, _, lib = lib.rpartition("=")
+        path, _, kernel = lib.partition(":")
+        libraries[name] = Libattn(str(pathlib.Path(path).resolve()), kernel or None)
     nvml, times, clocks, kernels, table = Nvml(), {}, {}, {}, []
     for cell in [cell for group, cells in all_cells().items() if options.only in (None, group) for cell in cells]:
         inputs, launches = Inputs(cell), {}

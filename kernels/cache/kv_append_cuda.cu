@@ -1,10 +1,8 @@
 //# architectures sm_80 sm_90 compute_80
 // Appends new tokens to a KV cache.
-#include "kv_append.cuh"
+#include "kv_append_token.cuh"
 
-namespace {
-
-using namespace attn::kv_append;
+namespace attn::kv_append_token {
 
 // The first of the ascending `ends` that is greater than x, or `batch`. By all lanes of a warp.
 __device__ int find_sequence(const int* ends, int batch, long long x) {
@@ -43,8 +41,6 @@ __device__ void advance(const attn_kv_append_kernarg& a, int b, int length) {
   a.seqlens_out[b] = clamp(length + (long long)added, 0, a.lengths.capacity);
 }
 
-}  // namespace
-
 extern "C" __global__ void __launch_bounds__(attn_kv_append_max_threads)
     kv_append_cuda(const __grid_constant__ attn_kv_append_kernarg a) {
 #if __CUDA_ARCH__ >= 900
@@ -66,3 +62,5 @@ extern "C" __global__ void __launch_bounds__(attn_kv_append_max_threads)
   if (token.t >= a.lengths.capacity - length) return;
   append(a, token, length + token.t);
 }
+
+}  // namespace attn::kv_append_token

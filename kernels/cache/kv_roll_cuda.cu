@@ -1,4 +1,4 @@
-//# architectures sm_80 sm_90 compute_80
+//# architectures sm_80 sm_90 compute_80 local_bytes=48
 // Moves the oldest full pages of a paged cache into another one: their keys are appended there, by
 // a block for each key that can move. Then a block for each sequence writes both lengths and turns
 // the row of the block table.
@@ -15,10 +15,10 @@ __device__ int moved_keys(const attn_kv_roll_kernarg& r, int b) {
 }
 
 __device__ Token find_token(const attn_kv_roll_kernarg& r, int n) {
-  const int b = n / r.append.seqlen_new, t = n % r.append.seqlen_new, none = r.append.batch;
-  if (t >= moved_keys(r, b)) return {none};
+  const int b = n / r.append.seqlen_new, t = n % r.append.seqlen_new;
+  if (t >= moved_keys(r, b)) return {b, -1};
   const int page = r.recent_table[b * (long long)r.recent.max_pages + t / r.recent.page_size];
-  if (unsigned(page) >= unsigned(r.recent.num_pages)) return {none};
+  if (unsigned(page) >= unsigned(r.recent.num_pages)) return {b, -1};
   return {b, t, page, t % r.recent.page_size};
 }
 
@@ -50,7 +50,7 @@ __device__ void finish(const attn_kv_roll_kernarg& r, int b) {
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(attn_kv_append_max_threads)
+extern "C" __global__ void __launch_bounds__(attn_kv_append_max_threads, 2)
     kv_roll_cuda(const __grid_constant__ attn_kv_roll_kernarg r) {
 #if __CUDA_ARCH__ >= 900
   attn::ptx::grid_let_next_start();
@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(attn_kv_append_max_threads)
     finish(r, blockIdx.x);
     return;
   }
-  const Token token = find_token(r, blockIdx.x);
-  if (token.b == r.append.batch) return;
-  append(r.append, token, segment_span(r.append.lengths, token.b).length + token.t);
+  append_tokens(
+      r.append, [&](int n) { return find_token(r, n); },
+      [&](const Token& token) { return segment_span(r.append.lengths, token.b).length + token.t; });
 }

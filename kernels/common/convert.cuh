@@ -16,17 +16,10 @@ __device__ __forceinline__ float load_element(const void* base, int type, long l
                                   : __half2float(__ushort_as_half(bits));
 }
 
-// Stores n bytes; `to` is even.
-template <int n>
-__device__ __forceinline__ void store_bytes(unsigned char* to, const unsigned (&byte)[n]) {
-  if constexpr (n == 1) {
-    *to = (unsigned char)byte[0];
-  } else {
-#pragma unroll
-    for (int k = 0; k < n; k += 2)
-      *reinterpret_cast<unsigned short*>(to + k) =
-          (unsigned short)(byte[k] & 0xff | byte[k + 1] << 8);
-  }
+// Four codes as the bytes of a word.
+__device__ __forceinline__ unsigned pack_bytes(const int* code) {
+  return __byte_perm(__byte_perm(code[0], code[1], 0x0040), __byte_perm(code[2], code[3], 0x0040),
+                     0x5410);
 }
 
 // The ggml block that begins with element `at`.
@@ -34,8 +27,30 @@ __device__ __forceinline__ unsigned char* ggml_block(void* base, int type, long 
   return static_cast<unsigned char*>(base) + at / 32 * (type == attn_element_q8_0 ? 34 : 18);
 }
 
+// The codes of a ggml block, of which each lane up to `last` has some. By all lanes of `group`. A
+// block begins at an even address: where that of the codes is no multiple of 4, they move by half a
+// word, and the first half word is the scale.
+template <int words>
+__device__ __forceinline__ void store_block(unsigned char* block, int lane, int lanes, int last,
+                                            unsigned group, unsigned short scale,
+                                            const unsigned (&word)[words]) {
+  unsigned before = __shfl_up_sync(group, word[words - 1], 1, lanes);
+  if (lane == 0) before = unsigned(scale) << 16;
+  if (lane > last) return;
+  unsigned char* const to = block + 2 + 4 * words * lane;
+  const bool moves = reinterpret_cast<unsigned long long>(to) % 4 != 0;
+  unsigned* const at = reinterpret_cast<unsigned*>(moves ? to - 2 : to);
+#pragma unroll
+  for (int i = 0; i < words; ++i)
+    at[i] = moves ? __funnelshift_l(i == 0 ? before : word[i - 1], word[i], 16) : word[i];
+  if (lane == (moves ? last : 0))
+    *reinterpret_cast<unsigned short*>(moves ? to + 4 * words - 2 : block) =
+        moves ? (unsigned short)(word[words - 1] >> 16) : scale;
+}
+
 // 32 / n neighbouring lanes, with n elements each, store one q8_0 or q4_0 block as encode_block of
-// core/ggml.h does. Intrinsics are used where the compiler would fuse or approximate an operation.
+// core/ggml.h does. n: 1, or a multiple of 4. Intrinsics are used where the compiler would fuse or
+// approximate an operation.
 template <int n>
 __device__ __forceinline__ void store_ggml(unsigned char* block, int type, const float (&x)[n],
                                            bool saturate) {
@@ -48,7 +63,7 @@ __device__ __forceinline__ void store_ggml(unsigned char* block, int type, const
 #pragma unroll
   for (int k = 0; k < n; ++k) {
     has_nan |= x[k] != x[k];
-    amax = fmaxf(amax, x[k] != x[k] ? 0 : fabsf(x[k]));
+    amax = fmaxf(amax, fabsf(x[k]));  // of a NaN and another the other
   }
   has_nan = __any_sync(group, has_nan);
 #pragma unroll
@@ -71,26 +86,35 @@ __device__ __forceinline__ void store_ggml(unsigned char* block, int type, const
   d = fminf(fmaxf(d, -65504), 65504);
   const float quotient = __fdiv_rn(1, d);
   const float inverse = lost || isinf(quotient) ? 0 : quotient;
+  const unsigned short scale = lost ? 0x7e00 : __half_as_ushort(__float2half_rn(d));
 
-  if (lane == 0)
-    *reinterpret_cast<unsigned short*>(block) =
-        lost ? 0x7e00 : __half_as_ushort(__float2half_rn(d));
-  unsigned code[n];
-  if (q8) {
+  int code[n];
+  if (q8) {  // to nearest, halves away from zero
 #pragma unroll
     for (int k = 0; k < n; ++k) {
-      const float q = inverse == 0 ? 0 : roundf(__fmul_rn(x[k], inverse));
-      code[k] = int(fminf(fmaxf(q, -127), 127));
+      const float q = __fmul_rn(x[k], inverse), beyond = __fadd_rz(q, copysignf(0.5f, q));
+      code[k] = __float2int_rz(fminf(fmaxf(beyond, -127), 127));
     }
-    store_bytes(block + 2 + n * lane, code);
   } else {
 #pragma unroll
     for (int k = 0; k < n; ++k) {
-      const float q = inverse == 0 ? 8 : __fadd_rn(__fmul_rn(x[k], inverse), 8.5f);
-      const int low = int(fminf(fmaxf(q, 0), 15));
-      code[k] = low | __shfl_xor_sync(group, low, lanes / 2) << 4;
+      const float q = __fadd_rn(__fmul_rn(x[k], inverse), 8.5f);
+      code[k] = __float2int_rz(fminf(fmaxf(q, 0), 15));
     }
-    if (lane < lanes / 2) store_bytes(block + 2 + n * lane, code);
+  }
+  unsigned word[(n + 3) / 4];
+#pragma unroll
+  for (int i = 0; i < (n + 3) / 4; ++i) {
+    word[i] = n < 4 ? unsigned(code[0]) : pack_bytes(code + 4 * i);
+    if (inverse == 0) word[i] = q8 ? 0 : 0x08080808;
+    if (!q8) word[i] |= __shfl_xor_sync(group, word[i], lanes / 2) << 4;
+  }
+  const int last = q8 ? lanes - 1 : lanes / 2 - 1;
+  if constexpr (n < 4) {
+    if (lane == 0) *reinterpret_cast<unsigned short*>(block) = scale;
+    if (lane <= last) block[2 + lane] = (unsigned char)word[0];
+  } else {
+    store_block(block, lane, lanes, last, group, scale, word);
   }
 }
 

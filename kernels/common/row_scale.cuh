@@ -1,5 +1,6 @@
 // i8 and i4 by the rules of core/row_scale.h, where numbers are float64: a row's scale and its
-// codes.
+// codes. float32 gives the same. Quotients are to nearest by way of the divisor's inverse
+// (Markstein's theorem).
 #pragma once
 #include <cuda_fp16.h>
 
@@ -7,22 +8,34 @@
 
 namespace attn::device {
 
-__device__ __forceinline__ double largest_code(int type) {
+__device__ __forceinline__ float largest_code(int type) {
   return type == attn_element_i8 ? 127 : 7;
+}
+__device__ __forceinline__ float divide(float x, float divisor, float inverse) {
+  const float quotient = __fmul_rn(x, inverse);
+  return fmaf(fmaf(-quotient, divisor, x), inverse, quotient);
 }
 
 // amax: NaN where one is among the elements.
 __device__ __forceinline__ unsigned short row_scale(int type, float amax, bool saturate) {
-  constexpr double largest = 65504;
-  const double scale = __ddiv_rn(amax, largest_code(type));
-  if (amax != amax || (!saturate && scale > largest)) return 0x7e00;
-  return __half_as_ushort(__double2half(scale < largest ? scale : largest));
+  constexpr float largest = 65504;
+  if (amax != amax) return 0x7e00;
+  const float most = largest_code(type), x = fminf(amax, 1e30f);
+  const float quotient = divide(x, most, type == attn_element_i8 ? 1.f / 127 : 1.f / 7);
+  // To odd, after which rounding to f16 is as if it were the first.
+  const float rest = fmaf(-quotient, most, x);
+  const unsigned bits = __float_as_uint(quotient);
+  const float scale = __uint_as_float(rest == 0 ? bits : (rest < 0 ? bits - 1 : bits) | 1);
+  if (!saturate && scale > largest) return 0x7e00;
+  return __half_as_ushort(__float2half_rn(fminf(scale, largest)));
 }
 // 0 under a scale of 0 or NaN.
 __device__ __forceinline__ int row_code(int type, float x, unsigned short scale) {
-  const double divisor = __half2float(__ushort_as_half(scale)), most = largest_code(type);
+  const float divisor = __half2float(__ushort_as_half(scale)), most = largest_code(type);
   if (!(divisor > 0)) return 0;
-  return int(fmin(fmax(rint(__ddiv_rn(x, divisor)), -most), most));
+  // A scale has 11 digits: no quotient but half an integer itself is rounded to one.
+  x = fminf(fmaxf(x, -most * divisor), most * divisor);
+  return __float2int_rn(divide(x, divisor, __frcp_rn(divisor)));
 }
 
 }  // namespace attn::device

@@ -1,4 +1,4 @@
-// The kernels kv_append_* and kv_roll_cuda, which appends as kv_append_cuda does.
+// The kernels kv_append_* and kv_roll_cuda, which appends as kv_append_many_cuda does.
 #include <algorithm>
 #include <limits>
 
@@ -11,6 +11,7 @@
 #include "kernels/gfx942.h"
 #include "kernels/gfx942_convert.h"
 #include "kernels/limits.h"
+#include "kernels/preference.h"
 #include "problem/operations.h"
 
 namespace attn {
@@ -26,6 +27,10 @@ const SmallFloat& small_format(attn_dtype type) {
 // A launch that has each sequence in one block may write the lengths that it reads.
 bool one_block_per_sequence(const KvAppendProblem& p) {
   return p.advance_seqlens && p.new_layout != ATTN_PACKED && p.seqlen_new == 1;
+}
+
+int64_t new_tokens(const KvAppendProblem& p) {
+  return p.new_layout == ATTN_PACKED ? p.total_new : p.batch * p.seqlen_new;
 }
 
 // Threads of a block that a head of K, V or q has.
@@ -122,14 +127,14 @@ void patch_scales(const attn_segment_args& args, attn_kv_append_kernarg* a) {
   a->tensor[1].scale = static_cast<unsigned short*>(const_cast<void*>(args.v_scale));
 }
 
-attn_kv_append_kernarg constants(const KvAppendProblem& p, bool lengths_only) {
+attn_kv_append_kernarg constants(const KvAppendProblem& p) {
   const attn_segment& s = p.segment;
   attn_kv_append_kernarg a{};
   a.tensor[0] = tensor(p.k_new_stride, s.k_stride, s.k_type, p.head_dim);
   a.tensor[1] = tensor(p.v_new_stride, s.v_stride, s.v_type, p.head_dim_v);
   a.tensor[2] = tensor(p.q_stride, p.q_out_stride, p.new_type, p.head_dim);
   set_scales(s, &a);
-  set_common(p, lengths_only, &a);
+  set_common(p, false, &a);
   a.total_new = p.total_new;
   a.lengths = kv_lengths(s);
   a.heads_kv = int(p.heads_kv);
@@ -153,48 +158,77 @@ Status check_descales(const char* kernel, int64_t heads_kv, const attn_segment& 
   return {};
 }
 
-Step step_of(const char* image, const DeviceInfo& device, Arguments arguments, int64_t x, int64_t y,
-             int64_t threads) {
+// A launch: blocks for tokens, for heads, and threads of each.
+struct Blocks {
+  int64_t x, y, threads;
+};
+// A token a block, which has some of its heads: about `wanted` threads.
+Blocks cut(int64_t heads, int64_t per_head, int64_t tokens, int64_t wanted) {
+  const int64_t threads = std::max(per_head, std::min(heads * per_head, wanted));
+  return {tokens, std::min(ceil_div(heads, threads / per_head), max_blocks_y),  // they go on
+          threads};
+}
+// Several tokens a block, where that leaves enough blocks: it loads those of one while it converts
+// those of another.
+Blocks cut_many(int64_t heads, int64_t per_head, int64_t tokens, const DeviceInfo& device,
+                attn_kv_append_kernarg* a) {
+  Blocks blocks = cut(heads, per_head, tokens, attn_kv_append_threads);
+  const int64_t busy = 16 * device.multiprocessors * attn_kv_append_threads / blocks.threads;
+  a->tokens = int(tokens);
+  a->tokens_of_block =
+      int(std::clamp<int64_t>(tokens * blocks.y / busy, 1, attn_kv_append_max_tokens));
+  blocks.x = ceil_div(tokens, int64_t{a->tokens_of_block});
+  return blocks;
+}
+
+Step step_of(const char* image, const DeviceInfo& device, Arguments arguments,
+             const Blocks& blocks) {
   return {.image = image,
           .static_shared_bytes = attn_kv_append_shared_bytes,
           .fewer_threads = true,
-          .launch = {.grid = {uint32_t(x), uint32_t(y), 1},
-                     .block = {uint32_t(ceil_div(threads, int64_t{32}) * 32), 1, 1},
+          .launch = {.grid = {uint32_t(blocks.x), uint32_t(blocks.y), 1},
+                     .block = {uint32_t(ceil_div(blocks.threads, int64_t{32}) * 32), 1, 1},
                      .starts_early = device.arch == "sm_90"},
           .arguments = std::move(arguments)};
 }
 
-Status recipe_sm80(const KvAppendProblem& p, const DeviceInfo& device, Recipe* recipe) {
-  const int64_t tokens = p.new_layout == ATTN_PACKED ? p.total_new : p.batch * p.seqlen_new;
-  const int64_t heads = 2 * p.heads_kv + p.heads_q;
+enum class Form { token, many };  // of a block
+template <Form form>
+Status recipe_cuda(const KvAppendProblem& p, const DeviceInfo& device, Recipe* recipe) {
+  const char* const kernel = form == Form::many ? "kv_append_many_cuda" : "kv_append_cuda";
+  const int64_t tokens = new_tokens(p), heads = 2 * p.heads_kv + p.heads_q;
   if (tokens > max_grid)
-    return unsupported("kv_append_cuda: ", tokens, " new tokens; accepted: up to ", max_grid);
+    return unsupported(kernel, ": ", tokens, " new tokens; accepted: up to ", max_grid);
   if (heads > max_heads)
-    return unsupported("kv_append_cuda: 2 * heads_kv + heads_q is ", heads, "; accepted: up to ",
+    return unsupported(kernel, ": 2 * heads_kv + heads_q is ", heads, "; accepted: up to ",
                        max_heads);
-  ATTN_TRY(check_descales("kv_append_cuda", p.heads_kv, p.segment));
-  // Many small blocks spread better, but one that has a sequence has all its heads.
-  const bool whole = one_block_per_sequence(p);
+  ATTN_TRY(check_descales(kernel, p.heads_kv, p.segment));
+  attn_kv_append_kernarg a = constants(p);
   const int64_t per_head = threads_per_head(p);
-  const int64_t threads = std::max(
-      per_head, std::min<int64_t>(heads * per_head, whole ? attn_kv_append_max_threads : 128));
-  const int64_t blocks = whole ? 1
-                               : std::min(ceil_div(heads, threads / per_head),
-                                          max_blocks_y);  // they go on to more heads
-  const auto step = [&](bool lengths_only, int64_t x, int64_t y, int64_t threads_of_block) {
-    recipe->steps.push_back(step_of("kv_append_cuda", device,
-                                    arguments_of<patch>(constants(p, lengths_only)), x, y,
-                                    threads_of_block));
+  const auto step = [&](const Blocks& blocks) {
+    recipe->steps.push_back(step_of(kernel, device, arguments_of<patch>(a), blocks));
   };
-  step(false, tokens, blocks, threads);
+  bool whole = false;
+  if (form == Form::many) {
+    recipe->passed_over = prefer_other_to_append_many(tokens, heads * per_head, device);
+    step(cut_many(heads, per_head, tokens, device, &a));
+  } else {
+    // Many small blocks spread better, but one that has a sequence has all its heads.
+    whole = one_block_per_sequence(p);
+    Blocks blocks = cut(heads, per_head, tokens, whole ? attn_kv_append_max_threads : 128);
+    if (whole) blocks.y = 1;
+    step(blocks);
+  }
   // Else all blocks must have read the lengths before any writes one.
-  if (p.advance_seqlens && !whole) step(true, ceil_div(p.batch, int64_t{128}), 1, 128);
+  if (!p.advance_seqlens || whole) return {};
+  a.lengths_only = true;
+  step({ceil_div(p.batch, int64_t{128}), 1, 128});
   return {};
 }
 
 // ---- kv_roll ----
 
-attn_kv_roll_kernarg roll_constants(const KvRollProblem& p, bool lengths_only) {
+attn_kv_roll_kernarg roll_constants(const KvRollProblem& p) {
   const attn_segment &from = p.from, &s = p.to;
   attn_kv_roll_kernarg r{};
   attn_kv_append_kernarg& a = r.append;
@@ -210,7 +244,6 @@ attn_kv_roll_kernarg roll_constants(const KvRollProblem& p, bool lengths_only) {
   a.threads_per_head = int(threads_per_head(p));
   a.new_type = from.k_type;
   a.aligned = aligned_rows(p, from.k_type, from.k_stride, from.v_stride, s);
-  a.lengths_only = lengths_only;
   r.recent = pages(from);
   r.recent_lengths = kv_lengths(from);
   r.keep = int(p.keep);
@@ -238,15 +271,14 @@ Status recipe_roll(const KvRollProblem& p, const DeviceInfo& device, Recipe* rec
   if (heads > max_heads)
     return unsupported("kv_roll_cuda: 2 * heads_kv is ", heads, "; accepted: up to ", max_heads);
   ATTN_TRY(check_descales("kv_roll_cuda", p.heads_kv, p.to));
-  const int64_t per_head = threads_per_head(p);
-  const int64_t threads = std::max(per_head, std::min<int64_t>(heads * per_head, 128));
-  const auto step = [&](bool lengths_only, int64_t x, int64_t y, int64_t threads_of_block) {
-    recipe->steps.push_back(step_of("kv_roll_cuda", device,
-                                    arguments_of<patch_roll>(roll_constants(p, lengths_only)), x, y,
-                                    threads_of_block));
+  attn_kv_roll_kernarg r = roll_constants(p);
+  const Blocks blocks = cut_many(heads, threads_per_head(p), tokens, device, &r.append);
+  const auto step = [&](const Blocks& of) {
+    recipe->steps.push_back(step_of("kv_roll_cuda", device, arguments_of<patch_roll>(r), of));
   };
-  step(false, tokens, std::min(ceil_div(heads, threads / per_head), max_blocks_y), threads);
-  step(true, p.batch, 1, 128);  // all have read the lengths then
+  step(blocks);
+  r.append.lengths_only = true;
+  step({p.batch, 1, 128});  // all have read the lengths then
   return {};
 }
 
@@ -316,7 +348,7 @@ template <Text name, Fp8Hardware hardware>
 Status recipe_gfx9(const KvAppendProblem& p, const DeviceInfo&, Recipe* recipe) {
   constexpr const char* kernel = name_of<name>.text;
   constexpr int64_t max_items = (int64_t{1} << 32) - 1;  // of a HIP grid along x
-  const int64_t tokens = p.new_layout == ATTN_PACKED ? p.total_new : p.batch * p.seqlen_new;
+  const int64_t tokens = new_tokens(p);
   const AppendShape shape = shape_gfx942(p);
   if (tokens > max_items / shape.threads || p.total_new > max_int)
     return unsupported(kernel, ": ", tokens, " new tokens; accepted: up to ",
@@ -378,11 +410,16 @@ constinit const Kernel rows[] = {
      .backend = ATTN_BACKEND_CPU,
      .limits = host_limits,
      .host = &kv_append_cpu_kernel},
+    {.name = "kv_append_many_cuda",
+     .op = Op::kv_append,
+     .backend = ATTN_BACKEND_CUDA,
+     .limits = sm80_limits,
+     .recipe = recipe_of<recipe_cuda<Form::many>>},
     {.name = "kv_append_cuda",
      .op = Op::kv_append,
      .backend = ATTN_BACKEND_CUDA,
      .limits = sm80_limits,
-     .recipe = recipe_of<recipe_sm80>},
+     .recipe = recipe_of<recipe_cuda<Form::token>>},
     {.name = "kv_roll_reference",
      .op = Op::kv_roll,
      .backend = ATTN_BACKEND_REFERENCE,

@@ -556,6 +556,35 @@ TEST_CASE("kv_append: long rows, full caches and no tokens") {
   }
 }
 
+// So many that blocks of kv_append_many_cuda have two on devices of up to 150 multiprocessors; some
+// are of two sequences, or of tokens that find their sequence full.
+TEST_CASE("kv_append: many tokens") {
+  for (const Kernel* kernel : kernels_here(Op::kv_append, true)) {
+    AppendCase c;
+    c.batch = 3;
+    c.heads_kv = 32;
+    c.seqlen_new = 1701;
+    c.capacity = 1800;
+    c.lengths = {50, 150, 0};
+    c.paged = c.advance = true;
+    c.page_size = 64;
+    c.new_type = c.k_type = c.v_type = ATTN_BF16;
+    c.dim = c.dim_v = c.rotary_dim = 8;
+    c.interleaved = 1;
+    check(c, *kernel);
+    c.lengths_new = {1701, 0, 1800, 1700};
+    c.batch = 4;
+    c.seqlen_new = 1800;
+    c.lengths = {50, 0, 150, 0};
+    c.new_type = ATTN_F32;
+    c.k_type = ATTN_F8_E4M3FN;
+    c.k_descale = ATTN_DESCALE_HEAD;
+    c.dim = c.dim_v = 2;
+    c.rotary_dim = 0;
+    check(c, *kernel);
+  }
+}
+
 TEST_CASE("kv_append: token by token is all at once") {
   // Of lengths that the run itself advances.
   for (const Kernel* kernel : kernels_here(Op::kv_append, true)) {

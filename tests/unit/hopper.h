@@ -17,7 +17,7 @@ inline DeviceInfo hopper() {
 }
 
 // The kernel that the plan gives p to on it, as if each image were there, or why none.
-inline std::string chosen(const Problem& p) {
+inline std::string chosen(const AnyProblem& p) {
   struct All : CodeFile {
     std::string without(const char*) const override { return ""; }
   } const all;
