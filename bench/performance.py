@@ -36,10 +36,11 @@ FP8_SUMS = "2026-11-25_h200_fp8_838905f"
 ACCURACY = "2026-11-22_h200_accuracy_25aed70"
 MASKS = "2026-11-22_h200_masks_1f1f008", "2026-11-22_h200_masks_1f1f008b", "2026-11-22_h200_masks_1f1f008c"
 MASK_CLOCKS = "2026-11-22_h200_mask_clocks_1f1f008"
-DECODE_ROWS = "2026-11-26_h100_decode_rows_77fae32"
+DECODE_ROWS = "2026-11-26_h100_decode_rows_7000161"
 DECODE = "2026-11-25_h200_decode_ce0eb29"
 PREFILL = "2026-11-24_h200_decode_65b81da"
-QUANTISED = "2026-11-25_h100_decode_blocks_82d1448"
+QUANTISED = "2026-11-26_h100_decode_blocks_7000161"
+PREFIX = "2026-11-26_h100_prefix_7000161"
 STEP = "2026-11-25_h200_step_ce0eb29"
 APPEND = "2026-11-25_h200_append_ce0eb29"
 SM80 = "2026-11-21_h200_sm80_peers_f6b6a59"
@@ -225,7 +226,7 @@ def decode_cell(results, heads, seqlen, batch, kv, page=0, queries=1):
     for result in results:
         for c in result["cells"]:
             if (f"{c['heads']}/{c['heads_kv']}", c["seqlen"], c["batch"], c["kv"], c["page"], c["seqlen_q"], c["dim"], c["warm"],
-                    c["promise"], c["fixed_split"]) == (heads, seqlen, batch, kv, page, queries, 128, False, False, 0):
+                    c.get("promise", False), c["fixed_split"]) == (heads, seqlen, batch, kv, page, queries, 128, False, False, 0):
                 return c["us"]
     return {}
 
@@ -257,14 +258,14 @@ def decode_rows():
     gain = [speed(c, ["before"]) for c in result["cells"]]
     return f"""## Decode by rows
 
-The kernels `decode_sm90_*_r8` to `_r64`, beside those that they replace on Hopper ("before") and cuDNN {result['cudnn'] // 10000}.{result['cudnn'] // 100 % 100},
+The kernels `decode_sm90_*_r8` to `_r64`, beside commit f39a561 of the same day ("before") and cuDNN {result['cudnn'] // 10000}.{result['cudnn'] // 100 % 100},
 which takes one query, 16-bit types and no pages. Microseconds; lower is better; caches larger than L2 unless the row says warm; `q4`: 4
 queries of each sequence. `read` is the time to read as many bytes. {where(result)}, {result['rounds']} rounds, interleaved ({link(DECODE_ROWS)}).
+What each step gave is in [the log](log/2026-11-26_decode_rows.md); before f39a561 these were other kernels ([JSON](measured/2026-11-26_h100_decode_rows_77fae32.json)).
 
 {table(["batch, query/K/V heads, keys", "libattn", "before", "cuDNN", "read"], [[name, *us] for name, us in rows.items()])}
 - One query in bf16, no pages ({len(sixteen)} cases): {against(sixteen, "cudnn")}.
 - All {len(gain)} cases run at {span(gain)} of the speed before.
-- Pages of 16 keys and 16-bit types still ran on the kernels before. [The log](log/2026-11-26_decode_pages.md) has their times since.
 - Not measured on an H200, nor beside FlashAttention-3 and FlashInfer.
 """
 
@@ -317,7 +318,7 @@ def quantised():
 
 
 def serving():
-    step, append = measured(STEP), measured(APPEND)
+    step, append, prefix = measured(STEP), measured(APPEND), measured(PREFIX)
     us = append["us"]
     return f"""## Steps of a server
 
@@ -328,6 +329,8 @@ def serving():
         ["the same in two calls", number(step["us"]["two calls"]), link(STEP)],
         ["`kv_append` with rotary embedding, one token of each of 64 sequences, bf16", number(us["bf16 pages of 64"], 1), link(APPEND)],
         ["the same into e4m3", number(us["e4m3 pages of 64"], 1), link(APPEND)]])}
+{where(prefix)} ({link(PREFIX)}): 64 sequences that share 8192 keys and have 256 of their own, 32/8 heads, bf16: {number(prefix["us"]["shared"])} us as
+a shared segment, {number(prefix["us"]["flat"])} us as 8448 keys of each sequence.
 """
 
 
@@ -512,8 +515,8 @@ def readme():
   FlashAttention-3's (geometric means of {len(grid)} cases); the worst case runs at {number(speed(worst, peers), 2)} of the faster one.
 - **Forward, FP8, H100:** {mean(speed(c, fp8_peers) for c in fp8_grid)} times the speed of the faster of the two, but
   {mean(speed(c, fp8_peers) for c in fp8_grid if c["dim"] == 256)} at head_dim 256.
-- **Decode, bf16, one query a sequence, H100:** {against(two, "cudnn")} of {len(two)} cases. With pages below 16 keys, and over q8_0, q4_0,
-  i8 and i4, it is further from what memory allows; FlashAttention-3 and FlashInfer were last measured beside older kernels, on an H200.
+- **Decode, bf16, one query a sequence, H100:** {against(two, "cudnn")} of {len(two)} cases. Over e4m3, q8_0, q4_0, i8 and i4 it is further
+  from what memory allows; FlashAttention-3 and FlashInfer were last measured beside older kernels, on an H200.
 """) + """
 [docs/performance.md](docs/performance.md) has the tables, other devices and the CPU.
 """
