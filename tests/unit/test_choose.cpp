@@ -424,6 +424,7 @@ TEST_CASE("choose: decode loads small pages row by row, by two warps", "[plan]")
     CHECK(recipe.steps[0].launch.block[0] == r.threads);
     CHECK(recipe.steps[0].fewer_threads == (r.threads == 160 && !std::strstr(r.kernel, "_r32")));
   }
+  if (!in_build("decode_sm90_bf16_d128_r32", "sm_90a")) ATTN_SKIP("this build has no CUDA kernels");
   const Shape s = {
       .heads = 32, .seqlen = 8192, .dim = 128, .seqlen_q = 8, .heads_kv = 8, .page_size = 24};
   CHECK(reason(h200, s, "decode_sm90_bf16_d128_r32") == "page_size 24 is not a multiple of 16");
