@@ -261,7 +261,7 @@ def decode_rows():
 The kernels `decode_sm90_*_r8` to `_r64`, beside commit f39a561 of the same day ("before") and cuDNN {result['cudnn'] // 10000}.{result['cudnn'] // 100 % 100},
 which takes one query, 16-bit types and no pages. Microseconds; lower is better; caches larger than L2 unless the row says warm; `q4`: 4
 queries of each sequence. `read` is the time to read as many bytes. {where(result)}, {result['rounds']} rounds, interleaved ({link(DECODE_ROWS)}).
-What each step gave is in [the log](log/2026-11-26_decode_rows.md); before f39a561 these were other kernels ([JSON](measured/2026-11-26_h100_decode_rows_77fae32.json)).
+What each step gave, and the kernels before these, are in [the log](log/2026-11-26_decode_rows.md).
 
 {table(["batch, query/K/V heads, keys", "libattn", "before", "cuDNN", "read"], [[name, *us] for name, us in rows.items()])}
 - One query in bf16, no pages ({len(sixteen)} cases): {against(sixteen, "cudnn")}.
