@@ -72,11 +72,6 @@ __device__ void place(const attn_kv_append_kernarg& a, const Token& token, int w
   row->scale = of.scale + (entry * of.scale_stride[0] + n * of.scale_stride[1]);
 }
 
-__device__ __forceinline__ void load_floats(const float* from, float* x) {
-  const float4 v = *reinterpret_cast<const float4*>(from);
-  x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
-}
-
 // The first 16 bytes of 8 elements, which are all of f16 and bf16.
 __device__ __forceinline__ uint4 load_raw(const void* from) {
   __builtin_assume(__isGlobal(from));
@@ -155,14 +150,6 @@ __device__ __forceinline__ Rotation find_rotation(const attn_kv_append_kernarg& 
     for (int k = 0; k < together; ++k) r.other[k] = first ? -r.other[k] : r.other[k];
   }
   return r;
-}
-
-// To float32: to nearest where that is what is stored, else to odd, after which rounding to fewer
-// bits is as if it were the first.
-__device__ __forceinline__ float narrow(double x, bool to_nearest) {
-  if (to_nearest) return __double2float_rn(x);
-  const float toward_zero = __double2float_rz(x);
-  return toward_zero == x ? toward_zero : __uint_as_float(__float_as_uint(toward_zero) | 1);
 }
 
 // n elements as the words have them; all, if they are aligned.

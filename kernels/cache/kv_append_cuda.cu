@@ -1,26 +1,9 @@
 //# architectures sm_80 sm_90 compute_80
 // Appends new tokens to a KV cache.
 #include "kv_append_token.cuh"
+#include "sequences.cuh"
 
 namespace attn::kv_append_token {
-
-// The first of the ascending `ends` that is greater than x, or `batch`. By all lanes of a warp.
-__device__ int find_sequence(const int* ends, int batch, long long x) {
-  const int lane = threadIdx.x % 32;
-  int begin = 0, end = batch;
-  while (begin < end) {
-    const int step = (end - begin + 31) / 32;
-    const auto last = [&](int part) {  // of 32 parts
-      return int(min(begin + (part + 1ll) * step, (long long)end)) - 1;
-    };
-    const unsigned greater = __ballot_sync(0xffffffff, ends[last(lane)] > x);
-    if (!greater) return end;
-    const int part = __ffs(int(greater)) - 1;
-    end = last(part);
-    begin += part * step;
-  }
-  return begin;
-}
 
 __device__ Token find_token(const attn_kv_append_kernarg& a, int n) {
   if (!a.cu_seqlens_new) {
@@ -32,13 +15,6 @@ __device__ Token find_token(const attn_kv_append_kernarg& a, int n) {
   const Span span = packed_span(a.cu_seqlens_new, b, a.total_new, a.seqlen_new);
   const long long t = n - span.begin;
   return {t >= 0 && t < span.length ? b : a.batch, int(t), 0, n};
-}
-
-__device__ void advance(const attn_kv_append_kernarg& a, int b, int length) {
-  const int added = a.cu_seqlens_new
-                        ? packed_span(a.cu_seqlens_new, b, a.total_new, a.seqlen_new).length
-                        : a.seqlen_new;
-  a.seqlens_out[b] = clamp(length + (long long)added, 0, a.lengths.capacity);
 }
 
 extern "C" __global__ void __launch_bounds__(attn_kv_append_max_threads)

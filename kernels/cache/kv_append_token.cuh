@@ -35,11 +35,6 @@ __device__ Place find_place(const attn_kv_append_kernarg& a, int b, int position
   return {unsigned(page) < unsigned(a.num_pages) ? page : -1, position % a.page_size};
 }
 
-__device__ __forceinline__ void load_floats(const float* from, float* x) {
-  const float4 v = *reinterpret_cast<const float4*>(from);
-  x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
-}
-
 // Elements [at, at + count), of which n are there; all, if they are aligned.
 __device__ __forceinline__ void load(const attn_kv_append_kernarg& a, const void* base,
                                      long long at, int n, float (&x)[count]) {
@@ -107,14 +102,6 @@ __device__ __forceinline__ Rotation find_rotation(const attn_kv_append_kernarg& 
     for (int k = 0; k < count; ++k) r.other[k] = first ? -r.other[k] : r.other[k];
   }
   return r;
-}
-
-// To float32: to nearest where that is what is stored, else to odd, after which rounding to fewer
-// bits is as if it were the first.
-__device__ __forceinline__ float narrow(double x, bool to_nearest) {
-  if (to_nearest) return __double2float_rn(x);
-  const float toward_zero = __double2float_rz(x);
-  return toward_zero == x ? toward_zero : __uint_as_float(__float_as_uint(toward_zero) | 1);
 }
 
 // Of n codes of the type T; all, if they are aligned.

@@ -16,6 +16,20 @@ __device__ __forceinline__ float load_element(const void* base, int type, long l
                                   : __half2float(__ushort_as_half(bits));
 }
 
+// Four neighbouring ones.
+__device__ __forceinline__ void load_floats(const float* from, float* x) {
+  const float4 v = *reinterpret_cast<const float4*>(from);
+  x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
+}
+
+// To float32: to nearest where that is what is stored, else to odd, after which rounding to fewer
+// bits is as if it were the first.
+__device__ __forceinline__ float narrow(double x, bool to_nearest) {
+  if (to_nearest) return __double2float_rn(x);
+  const float toward_zero = __double2float_rz(x);
+  return toward_zero == x ? toward_zero : __uint_as_float(__float_as_uint(toward_zero) | 1);
+}
+
 // Four codes as the bytes of a word.
 __device__ __forceinline__ unsigned pack_bytes(const int* code) {
   return __byte_perm(__byte_perm(code[0], code[1], 0x0040), __byte_perm(code[2], code[3], 0x0040),

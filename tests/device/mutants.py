@@ -108,7 +108,7 @@ MUTANTS = [
      "segment_span(a.lengths, token.b)", "segment_span(a.lengths, (token.b + 1) % a.batch)"),
     (APPEND, "the page in front", "cache/kv_append_token.cuh",
      "position / a.page_size]", "max(position / a.page_size - 1, 0)]"),
-    (APPEND, "lengths advanced once too often", "cache/kv_append_cuda.cu",
+    (APPEND, "lengths advanced once too often", "cache/sequences.cuh",
      "clamp(length + (long long)added,", "clamp(length + (long long)added + 1,"),
     (APPEND, "the next position's angle", "cache/kv_append_token.cuh",
      "a.rotary_cos + position *", "a.rotary_cos + (position ? position - 1 : 1) *"),
