@@ -8,5 +8,9 @@ namespace attn {
 constexpr int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
+// The multiple of b that is not less than a.
+constexpr int64_t round_up(int64_t a, int64_t b) {
+  return ceil_div(a, b) * b;
+}
 
 }  // namespace attn

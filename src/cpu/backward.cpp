@@ -27,10 +27,6 @@ constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr double log2_e = 1.4426950408889634;
 constexpr double work_per_nanosecond = 100;  // multiply-adds of one thread
 
-int64_t round_up(int64_t a, int64_t b) {
-  return ceil_div(a, b) * b;
-}
-
 // Sizes in elements. They follow from the problem, so bits do not change with threads.
 struct Shape {
   // Whole tiles of TileOps::scores and add_products; with 128 columns rows and their scores fit
@@ -41,8 +37,7 @@ struct Shape {
     int vectors;  // of a slab
     int64_t slab, stride;
     Width(int64_t dim, const TileOps& ops) : dim(dim) {
-      const int64_t all = ceil_div(dim, ops.lanes);
-      vectors = int(ceil_div(all, ceil_div(all, ops.slab_vectors)));
+      vectors = even_width(ceil_div(dim, ops.lanes), ops.slab_vectors);
       slab = int64_t(vectors) * ops.lanes;
       stride = round_up(dim, slab);
       // Rows a power of two apart would share few sets of the first cache.
@@ -59,9 +54,8 @@ struct Shape {
   Shape(const BackwardProblem& b, const TileOps& ops)
       : qk(b.of.head_dim, ops), v(b.of.head_dim_v, ops) {
     const Problem& p = b.of;
-    const int64_t seqlen = std::max<int64_t>(1, b.kv().seqlen),
-                  vectors = ceil_div(seqlen, ops.lanes);
-    panel_vectors = int(ceil_div(vectors, ceil_div(vectors, ops.panel_vectors)));
+    const int64_t seqlen = std::max<int64_t>(1, b.kv().seqlen);
+    panel_vectors = even_width(ceil_div(seqlen, ops.lanes), ops.panel_vectors);
     panel = int64_t(panel_vectors) * ops.lanes;
     keys = std::min(round_up(seqlen, panel), most_keys / panel * panel);
     const int64_t all_rows = std::max<int64_t>(1, p.seqlen_q * p.group());
@@ -71,22 +65,6 @@ struct Shape {
     blocks = ceil_div(p.seqlen_q * p.group(), rows);
   }
   int64_t panels() const { return keys / panel; }
-};
-
-// Bytes of an area, or its parts' addresses if it has one.
-class Place {
- public:
-  explicit Place(char* base) : base_(base) {}
-  template <class T>
-  void take(T*& pointer, int64_t count) {
-    if (base_) pointer = reinterpret_cast<T*>(base_ + used_);
-    used_ += size_t(round_up(count * int64_t(sizeof(T)), 256));
-  }
-  size_t used() const { return used_; }
-
- private:
-  char* base_;
-  size_t used_ = 0;
 };
 
 // What all threads share.
@@ -457,19 +435,7 @@ class Tile : Job {
   }
 
   void read_bias(int64_t row, int64_t key, int64_t count, float* out) const {
-    const int64_t stride = p_.bias_stride[3];
-    const int64_t index = entry_ * p_.bias_stride[0] + head_of(row) * p_.bias_stride[1] +
-                          query_of(row) * p_.bias_stride[2] + key * stride;
-    if (stride == 1) {
-      load_rows(ops, p_.bias_type, static_cast<const char*>(args.of.bias), 0, 1, index, count, 1,
-                out, 0);
-    } else {
-      for (int64_t n = 0; n < count; ++n)
-        decode_row(p_.bias_type, args.of.bias, index + n * stride, 1, out + n);
-    }
-    if (!p_.has(ATTN_BIAS_SLOPES)) return;
-    const float slope = args.of.bias_slopes[head_of(row)];
-    for (int64_t n = 0; n < count; ++n) out[n] = out[n] == -infinity ? -infinity : out[n] * slope;
+    attn::read_bias(p_, args.of, ops, entry_, head_of(row), query_of(row), key, count, out);
   }
 
   const Scratch t_;

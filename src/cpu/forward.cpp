@@ -41,18 +41,14 @@ struct Parts {
   // As Tile::place.
   size_t place(const Problem& p, char* base) {
     if (count == 1) return 0;
-    size_t used = 0;
-    const auto take = [&](auto*& pointer, int64_t count) {
-      if (base) pointer = reinterpret_cast<std::decay_t<decltype(pointer)>>(base + used);
-      used += size_t(ceil_div(count * int64_t(sizeof(*pointer)), 256) * 256);
-    };
+    Place place(base);
     const int64_t sequences = p.batch * p.heads_kv;
-    take(max, sequences * count * rows);
-    take(sum, sequences * count * rows);
-    take(out, sequences * count * rows * row_values);
-    take(done, sequences * rows);
+    place.take(max, sequences * count * rows);
+    place.take(sum, sequences * count * rows);
+    place.take(out, sequences * count * rows * row_values);
+    place.take(done, sequences * rows);
     if (base) std::uninitialized_fill_n(done, sequences * rows, 0);
-    return used;
+    return place.used();
   }
   int64_t at(int64_t sequence, int64_t part, int64_t row) const {
     return (sequence * count + part) * rows + row;
@@ -350,20 +346,7 @@ class Item {
   }
 
   void read_bias(int64_t row, int64_t key, int64_t count, float* out) const {
-    const int64_t stride = p_.bias_stride[3];
-    const int64_t index = b_ * p_.bias_stride[0] + head_of(row) * p_.bias_stride[1] +
-                          query_of(row) * p_.bias_stride[2] + key * stride;
-    if (stride == 1) {
-      load_rows(ops_, p_.bias_type, static_cast<const char*>(args_.bias), 0, 1, index, count, 1,
-                out, 0);
-    } else {
-      for (int64_t n = 0; n < count; ++n) {
-        decode_row(p_.bias_type, args_.bias, index + n * stride, 1, out + n);
-      }
-    }
-    if (!p_.has(ATTN_BIAS_SLOPES)) return;
-    const float slope = args_.bias_slopes[head_of(row)];
-    for (int64_t n = 0; n < count; ++n) out[n] = out[n] == -infinity ? -infinity : out[n] * slope;
+    attn::read_bias(p_, args_, ops_, b_, head_of(row), query_of(row), key, count, out);
   }
 
   // The largest bias in the row's range. 0 if all are -inf, and where it is so large that scores
@@ -632,9 +615,7 @@ bool has_avx512() {
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
          __builtin_cpu_supports("avx512cd");
 }
-#endif
 
-#ifdef __x86_64__
 constinit const HostKernel cpu_avx2_kernel = kernel<tile_ops_avx2>("avx2", has_avx2);
 constinit const HostKernel cpu_avx512_kernel = kernel<tile_ops_avx512>("avx512", has_avx512);
 #endif

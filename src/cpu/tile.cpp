@@ -1,19 +1,11 @@
 #include "cpu/tile.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 namespace attn {
 namespace {
-
-int64_t round_up(int64_t a, int64_t b) {
-  return ceil_div(a, b) * b;
-}
-
-// The width, at most `limit`, that splits `vectors` most evenly.
-int even_width(int64_t vectors, int limit) {
-  return int(ceil_div(vectors, ceil_div(vectors, limit)));
-}
 
 bool all_marked(const uint8_t* marks, int64_t count) {
   return std::all_of(marks, marks + count, [](uint8_t mark) { return mark != 0; });
@@ -34,6 +26,10 @@ void for_each_marked(const uint8_t* marks, int64_t count, Visit&& visit) {
 }
 
 }  // namespace
+
+int even_width(int64_t vectors, int limit) {
+  return int(ceil_div(vectors, ceil_div(vectors, limit)));
+}
 
 // Query rows of a head up to which it waits for memory, and up to which its keys are cut.
 constexpr int64_t waiting_rows = 64, cut_rows = 128;
@@ -87,33 +83,29 @@ TileShape::TileShape(const Problem& p, const TileOps& ops, int threads) {
 }
 
 size_t Tile::place(const Problem& p, const TileShape& shape, char* base, int64_t head) {
-  size_t used = 0;
-  const auto take = [&](auto*& pointer, int64_t count) {
-    if (base) pointer = reinterpret_cast<std::decay_t<decltype(pointer)>>(base + used);
-    used += size_t(round_up(count * int64_t(sizeof(*pointer)), 256));
-  };
+  Place at(base);
   const int64_t rows = shape.rows;
-  take(keys, shape.keys * std::max(shape.key_stride, shape.value_width));
+  at.take(keys, shape.keys * std::max(shape.key_stride, shape.value_width));
   values = keys;
-  take(scores, shape.keys * rows);
-  take(add, shape.keys * rows);
-  take(row, p.head_dim);
-  for (float** state : {&rescale, &tile_max}) take(*state, rows);
-  for (int32_t** range : {&tile_begin, &tile_end, &position}) take(*range, rows);
-  for (uint8_t** mark : {&wanted, &seen}) take(*mark, shape.keys);
-  take(scale, shape.keys);
-  const size_t shared = used;
+  at.take(scores, shape.keys * rows);
+  at.take(add, shape.keys * rows);
+  at.take(row, p.head_dim);
+  for (float** state : {&rescale, &tile_max}) at.take(*state, rows);
+  for (int32_t** range : {&tile_begin, &tile_end, &position}) at.take(*range, rows);
+  for (uint8_t** mark : {&wanted, &seen}) at.take(*mark, shape.keys);
+  at.take(scale, shape.keys);
+  const size_t shared = at.used();
   const auto take_of_head = [&] {
-    take(queries, rows * (shape.few_rows ? shape.key_stride : p.head_dim));
-    take(out, rows * shape.value_width);
-    for (float** state : {&max, &sum, &slope, &bias_base}) take(*state, rows);
-    for (int64_t** range : {&begin, &end}) take(*range, rows);
-    take(nearest, rows);
+    at.take(queries, rows * (shape.few_rows ? shape.key_stride : p.head_dim));
+    at.take(out, rows * shape.value_width);
+    for (float** state : {&max, &sum, &slope, &bias_base}) at.take(*state, rows);
+    for (int64_t** range : {&begin, &end}) at.take(*range, rows);
+    at.take(nearest, rows);
   };
   take_of_head();
-  const size_t of_head = used - shared;
+  const size_t of_head = at.used() - shared;
   if (head > 0) {
-    used = shared + size_t(head) * of_head;
+    at.go_to(shared + size_t(head) * of_head);
     take_of_head();
   }
   return shared + size_t(shape.heads) * of_head;
@@ -308,6 +300,23 @@ void load_queries(const Problem& p, const Args& args, const TileOps& ops, const 
     float* out = tile.queries + row / shape.panel * shape.panel * dim + row % shape.panel;
     for (int64_t d = 0; d < dim; ++d) out[d * shape.panel] = tile.row[d];
   }
+}
+
+void read_bias(const Problem& p, const Args& args, const TileOps& ops, int64_t b, int64_t h,
+               int64_t i, int64_t key, int64_t count, float* out) {
+  constexpr float infinity = std::numeric_limits<float>::infinity();
+  const int64_t stride = p.bias_stride[3];
+  const int64_t index =
+      b * p.bias_stride[0] + h * p.bias_stride[1] + i * p.bias_stride[2] + key * stride;
+  if (stride == 1) {
+    load_rows(ops, p.bias_type, static_cast<const char*>(args.bias), 0, 1, index, count, 1, out, 0);
+  } else {
+    for (int64_t n = 0; n < count; ++n)
+      decode_row(p.bias_type, args.bias, index + n * stride, 1, out + n);
+  }
+  if (!p.has(ATTN_BIAS_SLOPES)) return;
+  const float slope = args.bias_slopes[h];
+  for (int64_t n = 0; n < count; ++n) out[n] = out[n] == -infinity ? -infinity : out[n] * slope;
 }
 
 }  // namespace attn

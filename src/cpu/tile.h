@@ -3,12 +3,16 @@
 #include <cstdint>
 
 #include "cpu/kv_view.h"
+#include "cpu/place.h"
 #include "cpu/simd/tile_ops.h"
 #include "problem/problem.h"
 
 namespace attn {
 
 constexpr int64_t most_tile_keys = 128;
+
+// The width, at most `limit`, that splits `vectors` most evenly.
+int even_width(int64_t vectors, int limit);
 
 // Sizes of a work item, in elements. What a row computes depends on those alone that follow from
 // the problem, so bits do not change with the number of threads.
@@ -116,5 +120,9 @@ class KeyReader {
 void load_queries(const Problem& problem, const Args& args, const TileOps& ops,
                   const TileShape& shape, const Tile& tile, int64_t b, int64_t kv_head,
                   int64_t first_row, int64_t count, float factor);
+
+// The bias of query i of head h of batch entry b and keys [key, key + count), with its slope.
+void read_bias(const Problem& problem, const Args& args, const TileOps& ops, int64_t b, int64_t h,
+               int64_t i, int64_t key, int64_t count, float* out);
 
 }  // namespace attn

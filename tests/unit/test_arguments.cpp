@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "attn/attn.hpp"
+#include "bad_input.h"
 #include "catch.h"
 
 namespace {
@@ -83,19 +84,8 @@ struct Setup {
   }
 };
 
-struct Case {
-  const char* name;
-  std::function<void(Setup&)> spoil;
-  attn_status status;
-  std::vector<const char*> words;  // all in the sentence
-};
-
-void expect(const Case& c, attn_status status) {
-  INFO(c.name << ": " << attn_last_error());
-  CHECK(status == c.status);
-  for (const char* word : c.words)
-    CHECK(std::string(attn_last_error()).find(word) != std::string::npos);
-}
+using Case = attn::test::BadInput<Setup>;
+using attn::test::expect;
 
 constexpr attn_status bad = ATTN_INVALID_ARGUMENT, not_here = ATTN_UNSUPPORTED;
 
@@ -542,42 +532,43 @@ TEST_CASE("workspace, stream, plan kind and handles") {
     return attn_run(plan.get(), &s.args, memory, bytes, stream);
   };
   REQUIRE(plan.workspace() > 0);
-  expect({"small", {}, ATTN_WORKSPACE_TOO_SMALL, {"workspace has", "or more"}},
+  expect(Case{"small", {}, ATTN_WORKSPACE_TOO_SMALL, {"workspace has", "or more"}},
          run(workspace.data(), workspace.bytes() - 1, nullptr));
-  expect({"null", {}, bad, {"workspace is at"}}, run(nullptr, workspace.bytes(), nullptr));
-  expect({"misaligned", {}, bad, {"256-byte"}},
+  expect(Case{"null", {}, bad, {"workspace is at"}}, run(nullptr, workspace.bytes(), nullptr));
+  expect(Case{"misaligned", {}, bad, {"256-byte"}},
          run(static_cast<char*>(workspace.data()) + 8, workspace.bytes(), nullptr));
-  expect({"stream", {}, bad, {"stream is"}}, run(workspace.data(), workspace.bytes(), &s));
-  expect({"no plan", {}, bad, {"plan is NULL"}}, attn_run(nullptr, &s.args, nullptr, 0, nullptr));
-  expect({"no args", {}, bad, {"args is NULL"}},
+  expect(Case{"stream", {}, bad, {"stream is"}}, run(workspace.data(), workspace.bytes(), &s));
+  expect(Case{"no plan", {}, bad, {"plan is NULL"}},
+         attn_run(nullptr, &s.args, nullptr, 0, nullptr));
+  expect(Case{"no args", {}, bad, {"args is NULL"}},
          attn_run(plan.get(), nullptr, workspace.data(), workspace.bytes(), nullptr));
   auto merge_args = attn::make<attn_merge_args>();
-  expect({"wrong plan", {}, bad, {"plan is for forward", "merge"}},
+  expect(Case{"wrong plan", {}, bad, {"plan is for forward", "merge"}},
          attn_run_merge(plan.get(), &merge_args, nullptr));
 
   attn_plan* made = nullptr;
-  expect({"no context", {}, bad, {"context is NULL"}},
+  expect(Case{"no context", {}, bad, {"context is NULL"}},
          attn_plan_create(nullptr, &s.problem, &made));
-  expect({"no problem", {}, bad, {"problem is NULL"}},
+  expect(Case{"no problem", {}, bad, {"problem is NULL"}},
          attn_plan_create(context.get(), nullptr, &made));
-  expect({"no output", {}, bad, {"plan is NULL"}},
+  expect(Case{"no output", {}, bad, {"plan is NULL"}},
          attn_plan_create(context.get(), &s.problem, nullptr));
   attn_context* other = nullptr;
-  expect({"backend", {}, bad, {"backend is 42"}},
+  expect(Case{"backend", {}, bad, {"backend is 42"}},
          attn_context_create(attn_backend(42), nullptr, &other));
   auto options = attn::make<attn_context_options>();
   for (attn_backend backend : {ATTN_BACKEND_CPU, ATTN_BACKEND_REFERENCE}) {
     options.device = 5;
-    expect({"device", {}, bad, {"options.device is 5", "0", attn_backend_string(backend)}},
+    expect(Case{"device", {}, bad, {"options.device is 5", "0", attn_backend_string(backend)}},
            attn_context_create(backend, &options, &other));
   }
   options.device = 0;
   options.cpu_threads = -1;
-  expect({"threads", {}, bad, {"cpu_threads is -1"}},
+  expect(Case{"threads", {}, bad, {"cpu_threads is -1"}},
          attn_context_create(ATTN_BACKEND_CPU, &options, &other));
   void* memory = nullptr;
-  expect({"alloc", {}, bad, {"bytes is 0"}}, attn_alloc(context.get(), 0, &memory));
-  expect({"huge", {}, ATTN_OUT_OF_MEMORY, {"bytes is"}},
+  expect(Case{"alloc", {}, bad, {"bytes is 0"}}, attn_alloc(context.get(), 0, &memory));
+  expect(Case{"huge", {}, ATTN_OUT_OF_MEMORY, {"bytes is"}},
          attn_alloc(context.get(), size_t{1} << 60, &memory));
   CHECK(std::string(attn_status_string(ATTN_WORKSPACE_TOO_SMALL)) == "workspace too small");
   CHECK(attn_launch_count("nothing") == 0);
@@ -597,11 +588,11 @@ TEST_CASE("a struct of a newer header is taken while its new fields are zero") {
   CHECK(attn_plan_create(context.get(), &newer.problem, &plan) == ATTN_OK);
   attn_plan_destroy(plan);
   newer.problem.struct_size = offsetof(attn_problem, segments) + 4;  // half a pointer
-  expect({"cut", {}, bad, {"problem.struct_size is"}},
+  expect(Case{"cut", {}, bad, {"problem.struct_size is"}},
          attn_plan_create(context.get(), &newer.problem, &plan));
   newer.problem.struct_size = sizeof newer;
   newer.later[2] = 1;
-  expect({"newer", {}, bad, {"struct_size", "is set"}},
+  expect(Case{"newer", {}, bad, {"struct_size", "is set"}},
          attn_plan_create(context.get(), &newer.problem, &plan));
 }
 
@@ -634,7 +625,7 @@ TEST_CASE("attn_check reads what attn_run does not") {
     s.page_kv();
     s.table[3] = 5;
     const attn::plan plan(context, s.problem);
-    expect({"page", {}, bad, {"block_table[1, 1] is 5", "0 to 4"}},
+    expect(Case{"page", {}, bad, {"block_table[1, 1] is 5", "0 to 4"}},
            attn_check(plan.get(), &s.args, nullptr));
   }
   {
@@ -642,9 +633,10 @@ TEST_CASE("attn_check reads what attn_run does not") {
     s.mask();
     s.kinds[1] = 9;
     const attn::plan plan(context, s.problem);
-    expect({"kind", {}, bad, {"block_kinds", "is 9"}}, attn_check(plan.get(), &s.args, nullptr));
+    expect(Case{"kind", {}, bad, {"block_kinds", "is 9"}},
+           attn_check(plan.get(), &s.args, nullptr));
     s.kinds[1] = ATTN_BLOCK_PARTIAL;
-    expect({"index", {}, bad, {"block_index"}}, attn_check(plan.get(), &s.args, nullptr));
+    expect(Case{"index", {}, bad, {"block_index"}}, attn_check(plan.get(), &s.args, nullptr));
     s.kinds[1] = ATTN_BLOCK_EMPTY;
     CHECK(attn_check(plan.get(), &s.args, nullptr) == ATTN_OK);
   }
@@ -903,7 +895,7 @@ TEST_CASE("a wrong append is refused with a sentence") {
   for (const Wrong& w : problems) {
     Append s;
     w.spoil(s);
-    expect({w.name, {}, bad, w.words},
+    expect(Case{w.name, {}, bad, w.words},
            attn_plan_create_kv_append(context.get(), &s.problem, &made));
     CHECK(made == nullptr);
   }
@@ -1012,7 +1004,7 @@ TEST_CASE("a wrong append is refused with a sentence") {
     r.shape(s);
     const attn::plan plan(context, s.problem);
     r.spoil(s);
-    expect({r.name, {}, bad, r.words}, attn_run_kv_append(plan.get(), &s.args, nullptr));
+    expect(Case{r.name, {}, bad, r.words}, attn_run_kv_append(plan.get(), &s.args, nullptr));
     for (const std::vector<float>* x : {&s.k, &s.v, &s.q_out})
       for (float value : *x) CHECK(std::isnan(value));
     CHECK(s.after == std::vector<int32_t>{-7, -7});

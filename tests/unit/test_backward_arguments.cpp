@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "attn/attn.hpp"
+#include "bad_input.h"
 #include "catch.h"
 #include "hopper.h"
 #include "plan/choose.h"
@@ -68,19 +69,8 @@ struct Setup {
   }
 };
 
-struct Case {
-  const char* name;
-  std::function<void(Setup&)> spoil;
-  attn_status status;
-  std::vector<const char*> words;  // all in the sentence
-};
-
-void expect(const Case& c, attn_status status) {
-  INFO(c.name << ": " << attn_last_error());
-  CHECK(status == c.status);
-  for (const char* word : c.words)
-    CHECK(std::string(attn_last_error()).find(word) != std::string::npos);
-}
+using Case = attn::test::BadInput<Setup>;
+using attn::test::expect;
 
 constexpr attn_status bad = ATTN_INVALID_ARGUMENT, not_here = ATTN_UNSUPPORTED;
 
@@ -252,7 +242,7 @@ TEST_CASE("backward: bad arguments") {
     }
     Setup s;
     CHECK(run(context, s) == ATTN_OK);
-    expect({"workspace", {}, ATTN_WORKSPACE_TOO_SMALL, {"workspace has", "or more (bwd_"}},
+    expect(Case{"workspace", {}, ATTN_WORKSPACE_TOO_SMALL, {"workspace has", "or more (bwd_"}},
            run(context, s, 1));
     s.with_sinks();
     CHECK(run(context, s) == ATTN_OK);
@@ -261,9 +251,9 @@ TEST_CASE("backward: bad arguments") {
     CHECK(run(context, t) == ATTN_OK);
     // Plans of the other operation.
     const attn::plan forward(context, s.forward), backward(context, t.problem);
-    expect({"forward plan", {}, bad, {"plan is for forward", "plans for backward"}},
+    expect(Case{"forward plan", {}, bad, {"plan is for forward", "plans for backward"}},
            attn_run_backward(forward.get(), &s.args, nullptr, 0, nullptr));
-    expect({"backward plan", {}, bad, {"plan is for backward", "plans for forward"}},
+    expect(Case{"backward plan", {}, bad, {"plan is for backward", "plans for forward"}},
            attn_run(backward.get(), &s.forward_args, nullptr, 0, nullptr));
   }
 }
