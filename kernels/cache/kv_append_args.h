@@ -1,15 +1,13 @@
-// The parameter structs of kv_append_cuda, kv_append_many_cuda and kv_roll_cuda, for their host
-// side and for the kernels.
+// The parameter structs of kv_append_cuda and kv_roll_cuda, for their host side and for the kernels.
 #ifndef ATTN_KERNELS_CACHE_KV_APPEND_ARGS_H
 #define ATTN_KERNELS_CACHE_KV_APPEND_ARGS_H
 
 #include "../shared/forward_args.h"
 #include "../shared/small_float.h"
 
-enum { attn_kv_append_elements = 8, attn_kv_append_max_threads = 512 };  // of a thread, of a block
-// Of a block that takes several tokens, as all but those of kv_append_cuda do.
-enum { attn_kv_append_threads = 256, attn_kv_append_max_tokens = 8 };
-enum { attn_kv_append_shared_bytes = attn_kv_append_max_threads + 112 * attn_kv_append_max_tokens };
+enum { attn_kv_append_elements = 8 };  // of a thread
+enum { attn_kv_append_max_threads = 768, attn_kv_append_max_tokens = 32 };  // of a block
+enum { attn_kv_append_shared_bytes = attn_kv_append_max_threads / 8 };
 
 // New tokens, and where they go: K, V or q.
 struct attn_kv_append_tensor {
@@ -30,14 +28,15 @@ struct attn_kv_append_kernarg {
   const int* cu_seqlens_new;             // null: padded
   long long total_new;
   attn_kv_lengths lengths;  // of the cache
-  int* seqlens_out;         // null: not written by this launch; kv_append_many_cuda writes it only
-                            // with lengths_only
+  int* seqlens_out;         // null: not written by this launch, which has several blocks a sequence
   const int* block_table;   // paged: [batch, max_pages]; null: not paged
   int num_pages, page_size, max_pages;
   int batch, seqlen_new;        // packed: capacity
-  int heads_kv, heads;          // heads: of K, V and q
-  int tokens, tokens_of_block;  // not of kv_append_cuda
-  int threads_per_head;         // a multiple of 4, so that ggml blocks are those of 4 neighbours
+  int heads_kv, heads_q;
+  int tokens, tokens_of_block;
+  // A unit is the heads of a warp, which are all of K, of V or of q, or a head of several warps.
+  int units_kv, units;     // of K, and of K, V and q
+  int log_unit, log_head;  // log2 of the threads; a head has at least 4, which have a ggml block
   int new_type;
   int half, interleaved;  // pairs to rotate, and which
   int aligned;            // all that a thread has at once can be moved by 8 or 16 bytes

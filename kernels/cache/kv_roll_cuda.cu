@@ -1,4 +1,4 @@
-//# architectures sm_80 sm_90 compute_80 local_bytes=48
+//# architectures sm_80 sm_90 compute_80 local_bytes=96
 // Moves the oldest full pages of a paged cache into another one: their keys are appended there, by
 // a block for each key that can move. Then a block for each sequence writes both lengths and turns
 // the row of the block table.
@@ -50,7 +50,7 @@ __device__ void finish(const attn_kv_roll_kernarg& r, int b) {
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(attn_kv_append_max_threads, 2)
+extern "C" __global__ void __launch_bounds__(attn_kv_append_max_threads)
     kv_roll_cuda(const __grid_constant__ attn_kv_roll_kernarg r) {
 #if __CUDA_ARCH__ >= 900
   attn::ptx::grid_let_next_start();

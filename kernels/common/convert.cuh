@@ -3,6 +3,7 @@
 #pragma once
 #include <cuda_fp16.h>
 
+#include "../ptx/max.h"
 #include "../shared/types.h"
 
 namespace attn::device {
@@ -20,6 +21,12 @@ __device__ __forceinline__ float load_element(const void* base, int type, long l
 __device__ __forceinline__ void load_floats(const float* from, float* x) {
   const float4 v = *reinterpret_cast<const float4*>(from);
   x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
+}
+
+// To nearest, by way of the divisor's inverse: Markstein's theorem.
+__device__ __forceinline__ float divide(float x, float divisor, float inverse) {
+  const float quotient = __fmul_rn(x, inverse);
+  return fmaf(fmaf(-quotient, divisor, x), inverse, quotient);
 }
 
 // To float32: to nearest where that is what is stored, else to odd, after which rounding to fewer
@@ -72,54 +79,56 @@ __device__ __forceinline__ void store_ggml(unsigned char* block, int type, const
   const int lane = threadIdx.x % lanes;
   const unsigned group = 0xffffffffu >> (32 - lanes) << (threadIdx.x % 32 - lane);
   const bool q8 = type == attn_element_q8_0;
-  bool has_nan = false;
-  float amax = 0;
+  // NaN where there is one: the largest, of q8_0 of |x|, and the smallest.
+  float high = q8 ? fabsf(x[0]) : x[0], low = x[0];
 #pragma unroll
-  for (int k = 0; k < n; ++k) {
-    has_nan |= x[k] != x[k];
-    amax = fmaxf(amax, fabsf(x[k]));  // of a NaN and another the other
+  for (int k = 1; k < n; ++k) {
+    high = ptx::max_nan(high, q8 ? fabsf(x[k]) : x[k]);
+    if (!q8) low = ptx::min_nan(low, x[k]);
   }
-  has_nan = __any_sync(group, has_nan);
 #pragma unroll
-  for (int step = lanes / 2; step > 0; step /= 2)
-    amax = fmaxf(amax, __shfl_xor_sync(group, amax, step));
+  for (int step = lanes / 2; step > 0; step /= 2) {
+    high = ptx::max_nan(high, __shfl_xor_sync(group, high, step));
+    if (!q8) low = ptx::min_nan(low, __shfl_xor_sync(group, low, step));
+  }
   float d;
   if (q8) {
-    d = __fdiv_rn(amax, 127);
+    d = divide(fminf(high, 1e30f), 127, 1.f / 127);
   } else {
-    int first = 64;  // of the largest: twice its number, and its sign
+    d = (high < -low ? low : high) * -0.125f;
+    if (high == -low && high != 0) {
+      int first = 64;  // of those: twice its number, and its sign
 #pragma unroll
-    for (int k = n - 1; k >= 0; --k)
-      if (fabsf(x[k]) == amax) first = 2 * (n * lane + k) + (signbit(x[k]) ? 1 : 0);
+      for (int k = n - 1; k >= 0; --k)
+        if (fabsf(x[k]) == high) first = 2 * (n * lane + k) + (signbit(x[k]) ? 1 : 0);
 #pragma unroll
-    for (int step = lanes / 2; step > 0; step /= 2)
-      first = min(first, __shfl_xor_sync(group, first, step));
-    d = __fdiv_rn(amax == 0 || first % 2 == 0 ? amax : -amax, -8);
+      for (int step = lanes / 2; step > 0; step /= 2)
+        first = min(first, __shfl_xor_sync(group, first, step));
+      d = first % 2 == 0 ? d : -d;
+    }
+    if (high == 0 && low == 0) d = -0.f;
   }
-  const bool lost = has_nan || (!saturate && fabsf(d) > 65504);
-  d = fminf(fmaxf(d, -65504), 65504);
-  const float quotient = __fdiv_rn(1, d);
-  const float inverse = lost || isinf(quotient) ? 0 : quotient;
+  constexpr float largest = 65504;
+  const bool beyond = fabsf(d) > largest, lost = high != high || (!saturate && beyond);
+  d = fminf(fmaxf(d, -largest), largest);
+  const float quotient = __frcp_rn(d), inverse = lost || isinf(quotient) ? 0 : quotient;
   const unsigned short scale = lost ? 0x7e00 : __half_as_ushort(__float2half_rn(d));
 
-  int code[n];
-  if (q8) {  // to nearest, halves away from zero
+  const float limit = largest * (q8 ? 127 : 8);  // of what has a scale of less than it would need
+  int code[n];  // in the low byte
 #pragma unroll
-    for (int k = 0; k < n; ++k) {
-      const float q = __fmul_rn(x[k], inverse), beyond = __fadd_rz(q, copysignf(0.5f, q));
-      code[k] = __float2int_rz(fminf(fmaxf(beyond, -127), 127));
-    }
-  } else {
-#pragma unroll
-    for (int k = 0; k < n; ++k) {
-      const float q = __fadd_rn(__fmul_rn(x[k], inverse), 8.5f);
-      code[k] = __float2int_rz(fminf(fmaxf(q, 0), 15));
-    }
+  for (int k = 0; k < n; ++k) {
+    float y = x[k];
+    if (beyond) y = fminf(fmaxf(y, -limit), limit);
+    const float q = __fmul_rn(y, inverse);
+    // q8_0: to nearest, halves away from zero. q4_0: down; the last digit is 1 after 2^23.
+    code[k] = q8 ? __float2int_rz(__fadd_rz(q, copysignf(0.5f, q)))
+                 : __float_as_int(__fadd_rz(fminf(__fadd_rn(q, 8.5f), 15), 1 << 23));
   }
   unsigned word[(n + 3) / 4];
 #pragma unroll
   for (int i = 0; i < (n + 3) / 4; ++i) {
-    word[i] = n < 4 ? unsigned(code[0]) : pack_bytes(code + 4 * i);
+    word[i] = n < 4 ? unsigned(code[0]) & 0xff : pack_bytes(code + 4 * i);
     if (inverse == 0) word[i] = q8 ? 0 : 0x08080808;
     if (!q8) word[i] |= __shfl_xor_sync(group, word[i], lanes / 2) << 4;
   }

@@ -1,19 +1,13 @@
 // i8 and i4 by the rules of core/row_scale.h, where numbers are float64: a row's scale and its
-// codes. float32 gives the same. Quotients are to nearest by way of the divisor's inverse
-// (Markstein's theorem).
+// codes. float32 gives the same.
 #pragma once
-#include <cuda_fp16.h>
-
+#include "convert.cuh"
 #include "../shared/row_scale.h"
 
 namespace attn::device {
 
 __device__ __forceinline__ float largest_code(int type) {
   return type == attn_element_i8 ? 127 : 7;
-}
-__device__ __forceinline__ float divide(float x, float divisor, float inverse) {
-  const float quotient = __fmul_rn(x, inverse);
-  return fmaf(fmaf(-quotient, divisor, x), inverse, quotient);
 }
 
 // amax: NaN where one is among the elements.
@@ -36,6 +30,23 @@ __device__ __forceinline__ int row_code(int type, float x, unsigned short scale)
   // A scale has 11 digits: no quotient but half an integer itself is rounded to one.
   x = fminf(fmaxf(x, -most * divisor), most * divisor);
   return __float2int_rn(divide(x, divisor, __frcp_rn(divisor)));
+}
+
+// Of n elements. As 8 bits, above which words have others.
+template <int n>
+__device__ __forceinline__ void row_codes(int type, const float (&x)[n], unsigned short scale,
+                                          int (&code)[n]) {
+  const float divisor = __half2float(__ushort_as_half(scale)), inverse = __frcp_rn(divisor),
+              bias = 3 << 22;  // after which the last digit is 1
+  // The scale of rows without subnormal or saturated ones is so near that no quotient is 127.5.
+  const bool exact = scale >= 0x400 && scale < 0x7bff;
+#pragma unroll
+  for (int k = 0; k < n; ++k)
+    code[k] = __float_as_int(__fadd_rn(divide(x[k], divisor, inverse), bias));
+  if (exact) [[likely]]
+    return;
+#pragma unroll
+  for (int k = 0; k < n; ++k) code[k] = row_code(type, x[k], scale);
 }
 
 }  // namespace attn::device

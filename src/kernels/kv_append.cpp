@@ -1,5 +1,6 @@
-// The kernels kv_append_* and kv_roll_cuda, which appends as kv_append_many_cuda does.
+// The kernels kv_append_* and kv_roll_cuda, which appends as kv_append_cuda does.
 #include <algorithm>
+#include <bit>
 #include <limits>
 
 #include "asm/gfx942/kv_append_args.h"
@@ -11,32 +12,25 @@
 #include "kernels/gfx942.h"
 #include "kernels/gfx942_convert.h"
 #include "kernels/limits.h"
-#include "kernels/preference.h"
 #include "problem/operations.h"
 
 namespace attn {
 namespace {
 
 constexpr int64_t max_int = std::numeric_limits<int>::max();
-constexpr int64_t max_heads = 1 << 30, max_blocks_y = (1 << 16) - 1;  // on CUDA
+constexpr int64_t max_blocks_y = (1 << 16) - 1;  // on CUDA
 
 const SmallFloat& small_format(attn_dtype type) {
   return type == ATTN_F16 ? f16_format : type == ATTN_BF16 ? bf16_format : fp8_format(type);
 }
 
-// A launch that has each sequence in one block may write the lengths that it reads.
-bool one_block_per_sequence(const KvAppendProblem& p) {
+// A launch that has each of these sequences in one block may write the lengths that it reads.
+bool one_token_per_sequence(const KvAppendProblem& p) {
   return p.advance_seqlens && p.new_layout != ATTN_PACKED && p.seqlen_new == 1;
 }
 
 int64_t new_tokens(const KvAppendProblem& p) {
   return p.new_layout == ATTN_PACKED ? p.total_new : p.batch * p.seqlen_new;
-}
-
-// Threads of a block that a head of K, V or q has.
-template <class P>
-int64_t threads_per_head(const P& p) {
-  return 4 * ceil_div(std::max(p.head_dim, p.head_dim_v), 4 * attn_kv_append_elements);
 }
 
 // Whether what a thread has at once is whole vectors, of the tables too.
@@ -114,7 +108,7 @@ void patch_common(const KvAppendProblem& p, const attn_kv_append_args& args, Ker
   a->rotary_sin = args.rotary_sin;
   a->aligned &= aligned_table(args.rotary_cos) && aligned_table(args.rotary_sin);
   a->cu_seqlens_new = args.cu_seqlens_new;
-  a->seqlens_out = a->lengths_only || one_block_per_sequence(p) ? args.seqlens_out : nullptr;
+  a->seqlens_out = a->lengths_only || one_token_per_sequence(p) ? args.seqlens_out : nullptr;
 }
 
 void set_scales(const attn_segment& s, attn_kv_append_kernarg* a) {
@@ -127,6 +121,21 @@ void patch_scales(const attn_segment_args& args, attn_kv_append_kernarg* a) {
   a->tensor[1].scale = static_cast<unsigned short*>(const_cast<void*>(args.v_scale));
 }
 
+// Which heads a warp has, or which warps a head.
+template <class P>
+void set_units(const P& p, int64_t heads_q, attn_kv_append_kernarg* a) {
+  constexpr int64_t log_warp = 5;
+  const int64_t threads = ceil_div(std::max(p.head_dim, p.head_dim_v), attn_kv_append_elements);
+  const int64_t log_head = std::max<int64_t>(2, std::bit_width(uint64_t(threads - 1)));
+  const int64_t heads = int64_t{1} << std::max<int64_t>(0, log_warp - log_head);  // of a unit
+  a->heads_kv = int(p.heads_kv);
+  a->heads_q = int(heads_q);
+  a->units_kv = int(ceil_div(p.heads_kv, heads));
+  a->units = int(2 * a->units_kv + ceil_div(heads_q, heads));
+  a->log_head = int(log_head);
+  a->log_unit = int(std::max(log_warp, log_head));
+}
+
 attn_kv_append_kernarg constants(const KvAppendProblem& p) {
   const attn_segment& s = p.segment;
   attn_kv_append_kernarg a{};
@@ -137,14 +146,16 @@ attn_kv_append_kernarg constants(const KvAppendProblem& p) {
   set_common(p, false, &a);
   a.total_new = p.total_new;
   a.lengths = kv_lengths(s);
-  a.heads_kv = int(p.heads_kv);
-  a.heads = int(2 * p.heads_kv + p.heads_q);
-  a.threads_per_head = int(threads_per_head(p));
+  set_units(p, p.heads_q, &a);
   return a;
+}
+bool one_block_per_sequence(const KvAppendProblem& p, const attn_kv_append_kernarg& a) {
+  return one_token_per_sequence(p) && a.units << a.log_unit <= attn_kv_append_max_threads;
 }
 void patch(const KvAppendProblem& p, const attn_kv_append_args& args, void*,
            attn_kv_append_kernarg& a) {
   patch_common(p, args, &a);
+  if (!a.lengths_only && !one_block_per_sequence(p, a)) a.seqlens_out = nullptr;
   patch_scales(args.cache, &a);
   patch_lengths(args.cache, &a.lengths);
 }
@@ -158,27 +169,24 @@ Status check_descales(const char* kernel, int64_t heads_kv, const attn_segment& 
   return {};
 }
 
-// A launch: blocks for tokens, for heads, and threads of each.
+// What a launch consists of.
 struct Blocks {
   int64_t x, y, threads;
 };
-// A token a block, which has some of its heads: about `wanted` threads.
-Blocks cut(int64_t heads, int64_t per_head, int64_t tokens, int64_t wanted) {
-  const int64_t threads = std::max(per_head, std::min(heads * per_head, wanted));
-  return {tokens, std::min(ceil_div(heads, threads / per_head), max_blocks_y),  // they go on
-          threads};
-}
-// Several tokens a block, where that leaves enough blocks: it loads those of one while it converts
-// those of another.
-Blocks cut_many(int64_t heads, int64_t per_head, int64_t tokens, const DeviceInfo& device,
-                attn_kv_append_kernarg* a) {
-  Blocks blocks = cut(heads, per_head, tokens, attn_kv_append_threads);
-  const int64_t busy = 16 * device.multiprocessors * attn_kv_append_threads / blocks.threads;
+// Blocks of few units spread better. Of many tokens each block has several, so many that as many
+// blocks as the device has at once have all, or a few times as many: blocks load the elements of one
+// token while they convert another's. whole: a block has all units of one token.
+Blocks cut(int64_t tokens, bool whole, const DeviceInfo& device, attn_kv_append_kernarg* a) {
+  constexpr int64_t usual_threads = 128, most = attn_kv_append_max_tokens;
+  const int64_t unit = int64_t{1} << a->log_unit;
+  const int64_t units = whole ? a->units : std::clamp<int64_t>(usual_threads / unit, 1, a->units);
+  const int64_t y = ceil_div(int64_t{a->units}, units);
+  const int64_t at_once =
+      device.multiprocessors * (attn_kv_append_max_threads / (units * unit));
+  const int64_t times = std::max<int64_t>(1, ceil_div(tokens * y, at_once * most));
   a->tokens = int(tokens);
-  a->tokens_of_block =
-      int(std::clamp<int64_t>(tokens * blocks.y / busy, 1, attn_kv_append_max_tokens));
-  blocks.x = ceil_div(tokens, int64_t{a->tokens_of_block});
-  return blocks;
+  a->tokens_of_block = whole ? 1 : int(std::max<int64_t>(1, ceil_div(tokens * y, at_once * times)));
+  return {ceil_div(tokens, int64_t{a->tokens_of_block}), y, units * unit};
 }
 
 Step step_of(const char* image, const DeviceInfo& device, Arguments arguments,
@@ -187,38 +195,26 @@ Step step_of(const char* image, const DeviceInfo& device, Arguments arguments,
           .static_shared_bytes = attn_kv_append_shared_bytes,
           .fewer_threads = true,
           .launch = {.grid = {uint32_t(blocks.x), uint32_t(blocks.y), 1},
-                     .block = {uint32_t(ceil_div(blocks.threads, int64_t{32}) * 32), 1, 1},
+                     .block = {uint32_t(blocks.threads), 1, 1},
                      .starts_early = device.arch == "sm_90"},
           .arguments = std::move(arguments)};
 }
 
-enum class Form { token, many };  // of a block
-template <Form form>
 Status recipe_cuda(const KvAppendProblem& p, const DeviceInfo& device, Recipe* recipe) {
-  const char* const kernel = form == Form::many ? "kv_append_many_cuda" : "kv_append_cuda";
+  const char* const kernel = "kv_append_cuda";
   const int64_t tokens = new_tokens(p), heads = 2 * p.heads_kv + p.heads_q;
   if (tokens > max_grid)
     return unsupported(kernel, ": ", tokens, " new tokens; accepted: up to ", max_grid);
-  if (heads > max_heads)
+  if (heads > max_blocks_y)
     return unsupported(kernel, ": 2 * heads_kv + heads_q is ", heads, "; accepted: up to ",
-                       max_heads);
+                       max_blocks_y);
   ATTN_TRY(check_descales(kernel, p.heads_kv, p.segment));
   attn_kv_append_kernarg a = constants(p);
-  const int64_t per_head = threads_per_head(p);
+  const bool whole = one_block_per_sequence(p, a);
   const auto step = [&](const Blocks& blocks) {
     recipe->steps.push_back(step_of(kernel, device, arguments_of<patch>(a), blocks));
   };
-  bool whole = false;
-  if (form == Form::many) {
-    recipe->passed_over = prefer_other_to_append_many(tokens, heads * per_head, device);
-    step(cut_many(heads, per_head, tokens, device, &a));
-  } else {
-    // Many small blocks spread better, but one that has a sequence has all its heads.
-    whole = one_block_per_sequence(p);
-    Blocks blocks = cut(heads, per_head, tokens, whole ? attn_kv_append_max_threads : 128);
-    if (whole) blocks.y = 1;
-    step(blocks);
-  }
+  step(cut(tokens, whole, device, &a));
   // Else all blocks must have read the lengths before any writes one.
   if (!p.advance_seqlens || whole) return {};
   a.lengths_only = true;
@@ -239,9 +235,7 @@ attn_kv_roll_kernarg roll_constants(const KvRollProblem& p) {
   a.lengths = kv_lengths(s);
   a.batch = int(p.batch);
   a.seqlen_new = int(p.most_moved_keys());
-  a.heads_kv = int(p.heads_kv);
-  a.heads = int(2 * p.heads_kv);
-  a.threads_per_head = int(threads_per_head(p));
+  set_units(p, 0, &a);
   a.new_type = from.k_type;
   a.aligned = aligned_rows(p, from.k_type, from.k_stride, from.v_stride, s);
   r.recent = pages(from);
@@ -268,11 +262,11 @@ Status recipe_roll(const KvRollProblem& p, const DeviceInfo& device, Recipe* rec
   if (tokens > max_grid)
     return unsupported("kv_roll_cuda: batch * the keys that can move is ", tokens,
                        "; accepted: up to ", max_grid);
-  if (heads > max_heads)
-    return unsupported("kv_roll_cuda: 2 * heads_kv is ", heads, "; accepted: up to ", max_heads);
+  if (heads > max_blocks_y)
+    return unsupported("kv_roll_cuda: 2 * heads_kv is ", heads, "; accepted: up to ", max_blocks_y);
   ATTN_TRY(check_descales("kv_roll_cuda", p.heads_kv, p.to));
   attn_kv_roll_kernarg r = roll_constants(p);
-  const Blocks blocks = cut_many(heads, threads_per_head(p), tokens, device, &r.append);
+  const Blocks blocks = cut(tokens, false, device, &r.append);
   const auto step = [&](const Blocks& of) {
     recipe->steps.push_back(step_of("kv_roll_cuda", device, arguments_of<patch_roll>(r), of));
   };
@@ -301,6 +295,11 @@ attn_gfx942_append_tensor tensor_gfx942(attn_dtype src_type, const attn_strides&
   return t;
 }
 
+// Threads of a workgroup that a head of K, V or q has.
+int64_t threads_per_head(const KvAppendProblem& p) {
+  return 4 * ceil_div(std::max(p.head_dim, p.head_dim_v), 4 * attn_kv_append_elements);
+}
+
 // How a launch is cut: threads of a workgroup, heads that it has at once, workgroups of a token.
 struct AppendShape {
   int64_t threads, heads, workgroups;
@@ -308,7 +307,7 @@ struct AppendShape {
 AppendShape shape_gfx942(const KvAppendProblem& p) {
   constexpr int64_t most = attn_gfx942_append_max_threads, wave = 64;
   const int64_t per_head = threads_per_head(p), heads = std::max(p.heads_kv, p.heads_q);
-  const bool whole = one_block_per_sequence(p);
+  const bool whole = one_token_per_sequence(p);
   // Many small workgroups spread better, but one that has a sequence has all its heads.
   const int64_t wanted = std::min(heads * per_head, whole ? most : 2 * wave);
   const int64_t threads = std::min(most, ceil_div(std::max(wanted, per_head), wave) * wave);
@@ -374,7 +373,7 @@ Status recipe_gfx9(const KvAppendProblem& p, const DeviceInfo&, Recipe* recipe) 
   };
   step(false, tokens, shape.workgroups);
   // Else all workgroups must have read the lengths before any writes one.
-  if (p.advance_seqlens && !one_block_per_sequence(p))
+  if (p.advance_seqlens && !one_token_per_sequence(p))
     step(true, ceil_div(p.batch, shape.threads), 1);
   return {};
 }
@@ -383,8 +382,8 @@ constexpr Limits host_limits = {.in_types = float_types,
                                 .kv_types = kv_types,
                                 .out_types = float_types,
                                 .features = feature_all};
-constexpr int64_t max_dim = attn_kv_append_elements * attn_kv_append_max_threads;
-static_assert(int(attn_gfx942_append_max_threads) == attn_kv_append_max_threads);
+constexpr int64_t max_dim = attn_kv_append_elements * attn_gfx942_append_max_threads;
+static_assert(int(attn_gfx942_append_max_threads) <= attn_kv_append_max_threads);
 constexpr Limits gfx942_limits = {.in_types = float_types,
                                   .kv_types = float_types | device_fp8_types | device_ggml_types,
                                   .out_types = float_types,
@@ -410,16 +409,11 @@ constinit const Kernel rows[] = {
      .backend = ATTN_BACKEND_CPU,
      .limits = host_limits,
      .host = &kv_append_cpu_kernel},
-    {.name = "kv_append_many_cuda",
-     .op = Op::kv_append,
-     .backend = ATTN_BACKEND_CUDA,
-     .limits = sm80_limits,
-     .recipe = recipe_of<recipe_cuda<Form::many>>},
     {.name = "kv_append_cuda",
      .op = Op::kv_append,
      .backend = ATTN_BACKEND_CUDA,
      .limits = sm80_limits,
-     .recipe = recipe_of<recipe_cuda<Form::token>>},
+     .recipe = recipe_of<recipe_cuda>},
     {.name = "kv_roll_reference",
      .op = Op::kv_roll,
      .backend = ATTN_BACKEND_REFERENCE,

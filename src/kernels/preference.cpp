@@ -102,16 +102,6 @@ std::string prefer_other_to_dequantised(const Problem& p) {
   return join("for ", rows, " rows, seqlen_q * heads_q / heads_kv, up to ", few);
 }
 
-// A block of several tokens begins to store later than one of a single token. It pays off where
-// a token a block would be more threads than the device has at once, 512 for each multiprocessor.
-std::string prefer_other_to_append_many(int64_t tokens, int64_t threads_of_token,
-                                        const DeviceInfo& device) {
-  constexpr int64_t threads = 640;  // of a multiprocessor
-  const int64_t least = ceil_div(threads * device.multiprocessors, threads_of_token);
-  if (tokens >= least) return "";
-  return join("for ", tokens, " new tokens, below ", least);
-}
-
 // With many rows it is their products that take the time, and with few shared keys three more
 // launches cost as much as is saved. Measured on cpu; on devices reckoned from 4 us for a launch
 // and 5 TB/s from L2.

@@ -25,9 +25,6 @@ std::string prefer_other(const Problem& problem, const DeviceInfo& device,
 // paged: the variant that takes the sequences with many queries.
 std::string prefer_other_to_mixed(const Problem& problem, const sm90::Variant& paged);
 std::string prefer_other_to_dequantised(const Problem& problem);
-// To kv_append_many_cuda. threads_of_token: of kv_append_cuda, in all blocks.
-std::string prefer_other_to_append_many(int64_t tokens, int64_t threads_of_token,
-                                        const DeviceInfo& device);
 // To prefix_*: why reading shared keys for each sequence is as fast.
 std::string prefer_other_to_prefix(const Problem& problem);
 // fixed_split of the part of prefix_* that reads the shared keys: `rows` is its problem, of one

@@ -556,8 +556,8 @@ TEST_CASE("kv_append: long rows, full caches and no tokens") {
   }
 }
 
-// So many that blocks of kv_append_many_cuda have two on devices of up to 150 multiprocessors; some
-// are of two sequences, or of tokens that find their sequence full.
+// So many that blocks of kv_append_cuda have two on devices of up to 200 multiprocessors; some are
+// of two sequences, or of tokens that find their sequence full.
 TEST_CASE("kv_append: many tokens") {
   for (const Kernel* kernel : kernels_here(Op::kv_append, true)) {
     AppendCase c;
@@ -583,6 +583,24 @@ TEST_CASE("kv_append: many tokens") {
     c.rotary_dim = 0;
     check(c, *kernel);
   }
+}
+
+// Of dimensions of which a warp has 8 heads to one, and of which a head has several warps.
+TEST_CASE("kv_append: heads have scales of their own") {
+  for (const Kernel* kernel : kernels_here(Op::kv_append, true))
+    for (attn_dtype type : {ATTN_I8, ATTN_I4})
+      for (int64_t dim : {32, 64, 96, 128, 256, 320})
+        for (bool packed : {false, true}) {
+          AppendCase c;
+          c.seed = uint64_t(dim);
+          c.heads_kv = 5;
+          c.k_type = type;
+          c.v_type = dim == 64 ? ATTN_Q8_0 : type;
+          c.dim = c.dim_v = dim;
+          c.new_type = packed ? ATTN_F16 : ATTN_BF16;
+          if (packed) c.lengths_new.assign(size_t(c.batch), 3);
+          check(c, *kernel);
+        }
 }
 
 TEST_CASE("kv_append: token by token is all at once") {

@@ -16,7 +16,6 @@ from pathlib import Path
 
 DECODE = "decode_sm80_bf16_d128"
 APPEND = "kv_append_cuda"
-APPEND_MANY = "kv_append_many_cuda"
 QUANTIZE = "quantize_cuda"
 ROLL = "kv_roll_cuda"
 EARLY = "decode_sm90_bf16_d128_r8"
@@ -30,7 +29,7 @@ DEQUANTISED = "fwd_sm90_f16_d64_dequantised"
 # Of kernels that are several launches, and where tests take others beside them, the files of all.
 SOURCES = {DEQUANTISED: ["cache/dequantise_sm90.cu", "stubs/fwd_sm90_f16_d64.cu"],
            ROLL: ["cache/kv_roll_cuda.cu", "cache/kv_append_cuda.cu"]}
-TESTS = {DECODE: ["decode: random problems"], APPEND: ["kv_append: random layouts*"], APPEND_MANY: ["kv_append: many tokens"], QUANTIZE: ["quantize: *"], ROLL: ["kv_roll: *"],
+TESTS = {DECODE: ["decode: random problems"], APPEND: ["kv_append: random layouts*,kv_append: many tokens*,kv_append: heads*"], QUANTIZE: ["quantize: *"], ROLL: ["kv_roll: *"],
          EARLY: ["cuda: values that the kernel in front writes"], BLOCKS: ["blocks: *,scales: *"],
          ROWS: ["decode: random problems of many rows over fp8,tree: random problems"],
          PAGES: ["decode: random problems,decode: a cut of KV into segments and pages changes nothing"],
@@ -105,17 +104,19 @@ MUTANTS = [
     (DEQUANTISED, "nibbles swapped", "cache/dequantise_sm90.cu", "byte >> 4 * half & 15", "byte >> 4 * (1 - half) & 15"),
     (DEQUANTISED, "two bytes in front", "cache/dequantise_sm90.cu", "last, 0x5432);", "last, 0x3210);"),
     (APPEND, "the neighbour's length", "cache/kv_append_cuda.cu",
-     "segment_span(a.lengths, token.b)", "segment_span(a.lengths, (token.b + 1) % a.batch)"),
-    (APPEND, "the page in front", "cache/kv_append_token.cuh",
-     "position / a.page_size]", "max(position / a.page_size - 1, 0)]"),
+     "const int held = length(token.b);", "const int held = length((token.b + 1) % a.batch);"),
+    (APPEND, "the page in front", "cache/kv_append.cuh",
+     "row.position / a.page_size];", "max(row.position / a.page_size - 1, 0)];"),
     (APPEND, "lengths advanced once too often", "cache/sequences.cuh",
      "clamp(length + (long long)added,", "clamp(length + (long long)added + 1,"),
-    (APPEND, "the next position's angle", "cache/kv_append_token.cuh",
+    (APPEND, "the next position's angle", "cache/kv_append.cuh",
      "a.rotary_cos + position *", "a.rotary_cos + (position ? position - 1 : 1) *"),
-    (APPEND_MANY, "the largest value of two neighbouring heads", "cache/kv_append.cuh",
-     "(in_warp ? threads_per_head : 4)", "(in_warp ? 2 * threads_per_head : 4)"),
-    (APPEND_MANY, "the last token of a block twice", "cache/kv_append.cuh",
-     "block.row[i + 1][s.which].from", "block.row[i][s.which].from"),
+    (APPEND, "the largest value of two neighbouring heads", "cache/kv_append.cuh",
+     "if (log < a.log_head)", "if (log < a.log_head + 1)"),
+    (APPEND, "the last token of a block twice", "cache/kv_append.cuh",
+     "next_from = of_lane(source, i + 1)", "next_from = of_lane(source, i)"),
+    (APPEND, "the sequence of the block's first token", "cache/kv_append_cuda.cu",
+     "n < ends[found]))", "true))"),
     (ROLL, "a page fewer kept", "cache/kv_roll_cuda.cu", "r.recent_lengths, b).length - r.keep,",
      "r.recent_lengths, b).length - r.keep + r.recent.page_size,"),
     (ROLL, "the page in front", "cache/kv_roll_cuda.cu", "t / r.recent.page_size];", "max(t / r.recent.page_size - 1, 0)];"),

@@ -35,8 +35,8 @@ TEST_CASE("kv_roll: launches and parameters on CUDA", "[plan]") {
   Recipe recipe;
   REQUIRE(kernel.recipe(p, test::hopper(), &recipe).ok());
   REQUIRE(recipe.steps.size() == 2);
-  // Of 640 keys 540 can move, 8 pages.
-  CHECK(recipe.steps[0].launch.grid[0] == 3 * 512);
+  // Of 640 keys 540 can move, 8 pages; a block takes 4.
+  CHECK(recipe.steps[0].launch.grid[0] == 3 * 512 / 4);
   CHECK(recipe.steps[1].launch.grid[0] == 3);
 
   int32_t recent_lengths[3] = {}, old_lengths[3] = {}, table[30] = {};
@@ -68,7 +68,7 @@ TEST_CASE("kv_roll: launches and parameters on CUDA", "[plan]") {
     CHECK(a.lengths.capacity == 5000);
     CHECK(r.keep == 100);
     CHECK(a.seqlen_new == 512);
-    CHECK(a.heads == 16);
+    CHECK(a.units == 8);  // two heads each
     CHECK(a.aligned == 1);
     CHECK(a.row_scales == 1);
     CHECK(a.tensor[0].src_stride[0] == 64 * 8 * 128);
