@@ -3,7 +3,7 @@
 
     python3 bench/append.py --lib build/release/lib/libattn.so --out docs/measured/NAME.json
     python3 bench/append.py --lib new=a/libattn.so --lib old=b/libattn.so --only long
-    python3 bench/append.py --lib one=libattn.so:kv_append_cuda --lib many=libattn.so:kv_append_many_cuda --only middle
+    python3 bench/append.py --lib libattn.so:kv_append_cuda --only middle
 
 A figure is microseconds per launch of a graph of up to 50 over inputs and caches in turn, larger than 200 MB together. For
 many tokens `copy` is what a copy takes that reads and writes as many bytes together, in turn too.

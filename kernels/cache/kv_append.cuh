@@ -157,7 +157,8 @@ __device__ __forceinline__ Rotation find_rotation(const attn_kv_append_kernarg& 
 
 // The elements as the words have them, of which n are there; all, if they are aligned.
 template <bool aligned, class T, int words>
-__device__ __forceinline__ void store_words(unsigned char* at, int n, const unsigned (&word)[words]) {
+__device__ __forceinline__ void store_words(unsigned char* at, int n,
+                                            const unsigned (&word)[words]) {
   T* const to = reinterpret_cast<T*>(at);
   constexpr int in_word = 4 / sizeof(T);
   if constexpr (!aligned) {
@@ -216,8 +217,7 @@ __device__ __forceinline__ void store(int type, const SmallFloat& format, unsign
       }
       const int even[] = {code[0], code[2], code[4], code[6]},
                 odd[] = {code[1], code[3], code[5], code[7]};
-      const unsigned pairs[] = {pack_bytes(even) & 0x0f0f0f0f |
-                                pack_bytes(odd) << 4 & 0xf0f0f0f0};
+      const unsigned pairs[] = {pack_bytes(even) & 0x0f0f0f0f | pack_bytes(odd) << 4 & 0xf0f0f0f0};
       return store_words<aligned, unsigned char>(to, n / 2, pairs);  // n is even
     }
     case attn_element_q8_0:
@@ -265,8 +265,7 @@ __device__ __forceinline__ void convert(const attn_kv_append_kernarg& a, int dst
   for (int begin = 0; begin < count; begin += together) {
     Rotation r;
     if (s.rotated)
-      r = find_rotation<aligned>(a, from + begin * new_bytes(a), s.d + begin, position,
-                                 x + begin);
+      r = find_rotation<aligned>(a, from + begin * new_bytes(a), s.d + begin, position, x + begin);
     if (descale) {
 #pragma unroll
       for (int k = 0; k < together; ++k) {
@@ -291,8 +290,7 @@ __device__ __forceinline__ bool is_wide(const attn_kv_append_kernarg& a) {
 __device__ __forceinline__ float largest_of_head(const attn_kv_append_kernarg& a, float most) {
 #pragma unroll
   for (int log = 0; 1 << log < warp_size; ++log)
-    if (log < a.log_head)
-      most = ptx::max_nan(most, __shfl_xor_sync(all_lanes, most, 1 << log));
+    if (log < a.log_head) most = ptx::max_nan(most, __shfl_xor_sync(all_lanes, most, 1 << log));
   if (!is_wide(a)) return most;
   __shared__ float of_warp[attn_kv_append_max_threads / warp_size];
   const int warps = (1 << a.log_head) / warp_size, warp = threadIdx.x / warp_size;
@@ -327,7 +325,8 @@ __device__ __forceinline__ Destination find_destination(const attn_kv_append_ker
   long long entry = row.token.entry, n = row.token.row;
   if (which != 2) entry = row.token.b, n = row.position;
   if (which != 2 && a.block_table) entry = row.page, n = row.position % a.page_size;
-  if (row.position < 0 || which != 2 && a.block_table && unsigned(row.page) >= unsigned(a.num_pages))
+  if (row.position < 0 ||
+      which != 2 && a.block_table && unsigned(row.page) >= unsigned(a.num_pages))
     return {};
   return {static_cast<unsigned char*>(of.dst) +
               bytes_of(type, entry * of.dst_stride[0] + n * of.dst_stride[1]),
@@ -402,8 +401,7 @@ template <class Find, class FindPosition>
 __device__ __forceinline__ void append_tokens(const attn_kv_append_kernarg& a, const Find& find,
                                               const FindPosition& find_position) {
   const int first = blockIdx.x * a.tokens_of_block,
-            tokens = min(a.tokens_of_block, a.tokens - first),
-            abreast = blockDim.x >> a.log_unit;
+            tokens = min(a.tokens_of_block, a.tokens - first), abreast = blockDim.x >> a.log_unit;
   const Slice s = slice_of(a, blockIdx.y * abreast + ptx::uniform(threadIdx.x >> a.log_unit));
   Row row;
   row.token = find(first + min(int(threadIdx.x % warp_size), tokens - 1));

@@ -1,11 +1,12 @@
-// The parameter structs of kv_append_cuda and kv_roll_cuda, for their host side and for the kernels.
+// The parameter structs of kv_append_cuda and kv_roll_cuda, for their host side and for the
+// kernels.
 #ifndef ATTN_KERNELS_CACHE_KV_APPEND_ARGS_H
 #define ATTN_KERNELS_CACHE_KV_APPEND_ARGS_H
 
 #include "../shared/forward_args.h"
 #include "../shared/small_float.h"
 
-enum { attn_kv_append_elements = 8 };  // of a thread
+enum { attn_kv_append_elements = 8 };                                       // of a thread
 enum { attn_kv_append_max_threads = 768, attn_kv_append_max_tokens = 32 };  // of a block
 enum { attn_kv_append_shared_bytes = attn_kv_append_max_threads / 8 };
 
@@ -31,7 +32,7 @@ struct attn_kv_append_kernarg {
   int* seqlens_out;         // null: not written by this launch, which has several blocks a sequence
   const int* block_table;   // paged: [batch, max_pages]; null: not paged
   int num_pages, page_size, max_pages;
-  int batch, seqlen_new;        // packed: capacity
+  int batch, seqlen_new;  // packed: capacity
   int heads_kv, heads_q;
   int tokens, tokens_of_block;
   // A unit is the heads of a warp, which are all of K, of V or of q, or a head of several warps.

@@ -1,4 +1,4 @@
-//# architectures sm_80 sm_90 compute_80 local_bytes=96
+//# architectures sm_80 sm_90 compute_80 local_bytes=40
 // Appends new tokens to a KV cache.
 #include "kv_append.cuh"
 #include "sequences.cuh"
@@ -13,7 +13,7 @@ __device__ Token find_token(const attn_kv_append_kernarg& a, int n) {
     const int b = n / a.seqlen_new, t = n % a.seqlen_new;
     return {b, t, b, t};
   }
-  const int *const ends = a.cu_seqlens_new + 1;
+  const int* const ends = a.cu_seqlens_new + 1;
   int b = -1;
   // A search for the first lane that has no sequence yet, and all that have the same one.
   for (unsigned left = all_lanes; left; left = __ballot_sync(all_lanes, b < 0)) {

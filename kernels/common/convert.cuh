@@ -115,7 +115,7 @@ __device__ __forceinline__ void store_ggml(unsigned char* block, int type, const
   const unsigned short scale = lost ? 0x7e00 : __half_as_ushort(__float2half_rn(d));
 
   const float limit = largest * (q8 ? 127 : 8);  // of what has a scale of less than it would need
-  int code[n];  // in the low byte
+  int code[n];                                   // in the low byte
 #pragma unroll
   for (int k = 0; k < n; ++k) {
     float y = x[k];

@@ -1,8 +1,8 @@
 // i8 and i4 by the rules of core/row_scale.h, where numbers are float64: a row's scale and its
 // codes. float32 gives the same.
 #pragma once
-#include "convert.cuh"
 #include "../shared/row_scale.h"
+#include "convert.cuh"
 
 namespace attn::device {
 

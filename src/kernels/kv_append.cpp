@@ -174,15 +174,14 @@ struct Blocks {
   int64_t x, y, threads;
 };
 // Blocks of few units spread better. Of many tokens each block has several, so many that as many
-// blocks as the device has at once have all, or a few times as many: blocks load the elements of one
-// token while they convert another's. whole: a block has all units of one token.
+// blocks as the device has at once have all, or a few times as many: blocks load the elements of
+// one token while they convert another's. whole: a block has all units of one token.
 Blocks cut(int64_t tokens, bool whole, const DeviceInfo& device, attn_kv_append_kernarg* a) {
   constexpr int64_t usual_threads = 128, most = attn_kv_append_max_tokens;
   const int64_t unit = int64_t{1} << a->log_unit;
   const int64_t units = whole ? a->units : std::clamp<int64_t>(usual_threads / unit, 1, a->units);
   const int64_t y = ceil_div(int64_t{a->units}, units);
-  const int64_t at_once =
-      device.multiprocessors * (attn_kv_append_max_threads / (units * unit));
+  const int64_t at_once = device.multiprocessors * (attn_kv_append_max_threads / (units * unit));
   const int64_t times = std::max<int64_t>(1, ceil_div(tokens * y, at_once * most));
   a->tokens = int(tokens);
   a->tokens_of_block = whole ? 1 : int(std::max<int64_t>(1, ceil_div(tokens * y, at_once * times)));
