@@ -241,10 +241,10 @@ __device__ __forceinline__ void store(int type, const SmallFloat& format, unsign
 }
 
 // x / by, as __ddiv_rn has it, by way of 1 / by: Markstein's theorem. The remainder is NaN where a
-// quotient is not finite, or `by` is not.
+// quotient is not finite, or `by` is not. Where it is 0, adding it would make -0 a +0.
 __device__ __forceinline__ double divide(double x, double by, double inverse) {
   const double quotient = x * inverse, rest = fma(-quotient, by, x);
-  return rest == rest ? fma(rest, inverse, quotient) : quotient;
+  return fabs(rest) > 0 ? fma(rest, inverse, quotient) : quotient;
 }
 
 // A slice, rotated and divided. raw: see request().
