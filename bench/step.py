@@ -1,6 +1,7 @@
 """Times a step of a server: 127 single tokens and a chunk of 2048, each over 8192 keys in pages, in one call and in two.
 
     python3 bench/step.py --lib build/release/lib/libattn.so --out docs/measured/NAME.json
+    python3 bench/step.py --lib new=a/libattn.so --lib old=b/libattn.so --tokens 31
 
 A figure is microseconds per launch of a graph. 32/8 heads of 128, bf16, causal, pages of 64.
 """
@@ -14,9 +15,10 @@ import statistics
 import torch
 import measured
 from contenders import CAUSAL, TYPE_OF, Args, Libattn, Plan, Problem, Segment, SegmentArgs, make
+from peers import builds
 from timing import Launches, Nvml, take_rounds
 
-TOKENS, CHUNK, KEYS, HEADS, HEADS_KV, DIM, PAGE = 127, 2048, 8192, 32, 8, 128, 64
+KEYS, HEADS, HEADS_KV, DIM, PAGE = 8192, 32, 8, 128, 64
 
 
 class Step:
@@ -54,24 +56,31 @@ def expected(cache, table, q, sequence):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lib", required=True, metavar="PATH", help="a build of libattn.so")
+    parser.add_argument("--lib", action="append", required=True, metavar="[LABEL=]PATH",
+                        help="a build of libattn.so; of several, tokens and chunk alone are timed with the first")
+    parser.add_argument("--tokens", type=int, default=127)
+    parser.add_argument("--chunk", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out")
     parser.add_argument("--commit", default="")
     options = parser.parse_args()
-    library, nvml = Libattn(str(pathlib.Path(options.lib).resolve())), Nvml()
+    tokens, chunk = options.tokens, options.chunk
+    libraries = {label: Libattn(str(pathlib.Path(path).resolve())) for label, path in builds(options.lib).items()}
+    nvml = Nvml()
     torch.manual_seed(0)
-    pages = (TOKENS + 1) * KEYS // PAGE
-    table = torch.randperm(pages, device="cuda", dtype=torch.int32).view(TOKENS + 1, -1).contiguous()
+    pages = (tokens + 1) * KEYS // PAGE
+    table = torch.randperm(pages, device="cuda", dtype=torch.int32).view(tokens + 1, -1).contiguous()
     cache = [torch.randn(pages, PAGE, HEADS_KV, DIM, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
-    q = torch.randn(TOKENS + CHUNK, HEADS, DIM, device="cuda", dtype=torch.bfloat16)
-    steps = {"one call": Step(library, cache, table, q, [1] * TOKENS + [CHUNK], 0),
-             "tokens": Step(library, cache, table, q[:TOKENS], [1] * TOKENS, 0),
-             "chunk": Step(library, cache, table, q[TOKENS:], [CHUNK], TOKENS)}
+    q = torch.randn(tokens + chunk, HEADS, DIM, device="cuda", dtype=torch.bfloat16)
+    first = next(iter(libraries.values()))
+    in_one = {f"one call, {label}" if len(libraries) > 1 else "one call":
+              Step(library, cache, table, q, [1] * tokens + [chunk], 0) for label, library in libraries.items()}
+    steps = {**in_one, "tokens": Step(first, cache, table, q[:tokens], [1] * tokens, 0),
+             "chunk": Step(first, cache, table, q[tokens:], [chunk], tokens)}
     errors = {}
     for name, step in steps.items():
         out = step().float()
-        for sequence, rows in ((0, slice(0, 1)), (TOKENS, slice(-CHUNK, None))):
+        for sequence, rows in ((0, slice(0, 1)), (tokens, slice(-chunk, None))):
             if (name == "tokens" and sequence) or (name == "chunk" and not sequence):
                 continue
             want = expected(cache, table, step.q[rows], sequence)
@@ -85,13 +94,17 @@ if __name__ == "__main__":
     launches = {name: Launches([call], 100) for name, call in calls.items()}
     rounds, clocks = take_rounds(launches, options.rounds, nvml)
     us = {name: statistics.median(times) for name, times in rounds.items()}
+    print(f"{tokens} tokens, {chunk} queries, over {KEYS} keys")
     for name, time in us.items():
-        print(f"{name:10} {time:8.1f} us  {steps[name].plan.kernel if name in steps else ''}")
-    print(f"one call / two calls {us['one call'] / us['two calls']:.3f}, / sum "
-          f"{us['one call'] / (us['tokens'] + us['chunk']):.3f}; errors " + " ".join(f"{e:.1e}" for e in errors.values()))
+        print(f"{name:16} {time:8.1f} us  {steps[name].plan.kernel if name in steps else ''}")
+    for name in in_one:
+        alone = us["tokens"] + us["chunk"]
+        print(f"{name} / two calls {us[name] / us['two calls']:.3f}, / sum {us[name] / alone:.3f}")
+    print("errors " + " ".join(f"{e:.1e}" for e in errors.values()))
     if options.out:
         measured.write(options.out, {
             "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"), "commit": options.commit,
+            "tokens": tokens, "chunk": chunk, "keys": KEYS,
             "gpu": {"name": torch.cuda.get_device_name(), "driver": nvml.driver()}, "cuda": torch.version.cuda,
             "kernels": {name: step.plan.kernel for name, step in steps.items()}, "errors": errors, "rounds_us": rounds,
             "us": us, "clocks": clocks})

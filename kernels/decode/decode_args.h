@@ -73,6 +73,7 @@ struct attn_decode_kernarg {
   // The workspace: two slots for each block; with split_keys and without whole_heads one for each
   // split, [batch, heads_kv, row_tiles, splits].
   unsigned slots;
+  int concurrent;     // with the kernel before it: see grid_begin_concurrent
   float* sums;        // [slots, rows, head_dim_v of the tile]
   float* stats;       // [slots, rows, 2]: reference and sum of the weights
   unsigned* arrived;  // [2, slots]: zero between launches

@@ -124,6 +124,11 @@ struct DecodeTile {
   }
   ATTN_HOST_DEVICE constexpr int threads() const { return group_threads + loaders() * 32; }
 
+  // Whether it can run at the same time as the launch before it, which fwd_sm90_*_mixed need.
+  ATTN_HOST_DEVICE constexpr bool concurrent() const {
+    return swapped && !own_types && element_bytes == 2 && rows() == 16;
+  }
+
   // K/V heads that a block has at once, at most.
   ATTN_HOST_DEVICE constexpr int max_heads() const { return own_types ? decode_warps : 1; }
   // Rows of a slot of the workspace.

@@ -678,17 +678,30 @@ __device__ __forceinline__ void decode_with(const attn_decode_kernarg& a, const 
   ptx::grid_let_next_start();
   fetch_parameters(a, maps);
   __syncthreads();
-  // No access to other memory before grid_wait().
+  const bool concurrent = tile.concurrent() && a.concurrent;
+  // No access to other memory before this.
+  const auto begin_access = [&] {
+    if (concurrent)
+      ptx::grid_begin_concurrent();
+    else
+      ptx::grid_wait();
+  };
   if (warp >= decode_warps) {
     const bool finds = warp == decode_warps;
     Work<tile> work;
     if (finds && a.fixed_lengths) work = find_work<tile, 32>(a, threadIdx.x % 32);
-    ptx::grid_wait();
+    begin_access();
     if (a.seqlen_q == 0) return;
     if (finds && !a.fixed_lengths) work = find_work<tile, 32>(a, threadIdx.x % 32);
-    return load(work, address(shared_memory));
+    load(work, address(shared_memory));
+    // One block that waits is enough: a launch ends with its last one, and others leave room.
+    if (concurrent && finds && blockIdx.x == gridDim.x - 1) {
+      __syncwarp();
+      ptx::grid_wait();
+    }
+    return;
   }
-  ptx::grid_wait();
+  begin_access();
   if (a.cu_seqlens_q && warp == 0) store_rows_of_nobody<long long>(a, blockIdx.x, gridDim.x);
   if (a.seqlen_q == 0) return;
   compute(shared_memory, shared_memory + a.stages * stage_bytes<tile>(a));
@@ -698,16 +711,18 @@ template <class KV, DecodeTile tile>
 __device__ __forceinline__ void decode_swapped(const attn_decode_kernarg& a, const Maps& maps) {
   SwappedShared<tile>& shared = swapped_shared<tile>();
   const auto load = [&](Work<tile>& work, unsigned ring) {
+    // Chunks read their K and V again and again, tokens theirs once.
+    const unsigned long long policy = tile.concurrent() ? ptx::l2_policy(a.concurrent) : 0;
     if constexpr (tile.loaders() > 1) {
       if (row_by_row<tile>()) {
         if (threadIdx.x == group_threads) shared.work = work;
         ptx::barrier_wait<32 * tile.loaders()>(2);
         work = shared.work;
-        SwappedLoader<KV, tile, true> loader{a, maps, shared, ring};
+        SwappedLoader<KV, tile, true> loader{a, maps, shared, ring, policy};
         return loader.run(loader, work);
       }
     }
-    SwappedLoader<KV, tile> loader{a, maps, shared, ring};
+    SwappedLoader<KV, tile> loader{a, maps, shared, ring, policy};
     if (threadIdx.x % 32 == 0) loader.run(loader, work);
   };
   decode_with<tile>(a, maps, load, [&](unsigned char* ring, unsigned char* q_place) {

@@ -86,6 +86,7 @@ struct SwappedLoader {
   const Maps& maps;
   SwappedShared<tile>& shared;
   const unsigned ring;
+  const unsigned long long policy;  // of copies, with tile.concurrent()
   Stage stage = {};
   Cursor<tile> at = {};
   // Of the next unit: asked for while the one before it is on its way.
@@ -133,13 +134,17 @@ struct SwappedLoader {
   // A box of K and of V, panel by panel.
   __device__ __forceinline__ void copy(unsigned to, unsigned full, int row, int entry) const {
     constexpr int columns = panel_pitch / KV::bytes;
+    const auto load = [&](unsigned to, const attn_tensor_map& map, int column) {
+      if constexpr (tile.concurrent())
+        ptx::tma_load(to, &map, full, column, row, at.h, entry, policy);
+      else
+        ptx::tma_load(to, &map, full, column, row, at.h, entry);
+    };
 #pragma unroll
-    for (int i = 0; i < k_panels; ++i)
-      ptx::tma_load(to + i * panel_bytes, &maps[at.segment].k, full, i * columns, row, at.h, entry);
+    for (int i = 0; i < k_panels; ++i) load(to + i * panel_bytes, maps[at.segment].k, i * columns);
 #pragma unroll
     for (int i = 0; i < v_panels; ++i)
-      ptx::tma_load(to + tile.k_bytes() + i * panel_bytes, &maps[at.segment].v, full, i * columns,
-                    row, at.h, entry);
+      load(to + tile.k_bytes() + i * panel_bytes, maps[at.segment].v, i * columns);
   }
 
   // The place of the lane's key in K or V. entry: of its page.

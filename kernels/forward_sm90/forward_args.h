@@ -83,8 +83,12 @@ struct attn_sm90_paged_kernarg : attn_sm90_forward_kernarg {
   attn_pages pages[attn_sm90_max_segments];
   int box_keys[attn_sm90_max_segments];  // keys that one box of the maps of K and V loads; a
                                          // divisor of page_size and of the tile's keys
-  int lists;          // packed q: items are counted from the lengths, see query_list.cuh
-  int least_queries;  // with lists: sequences with fewer queries are left to another kernel
+  int lists;           // packed q: items are counted from the lengths, see query_list.cuh
+  int least_queries;   // with lists: sequences with fewer queries are left to another kernel
+  int heads_together;  // with lists: query heads whose items follow each other
+  // With two launches that share `taken`, of which the later one takes the items that are left:
+  int helpers;  // blocks of the later launch; else 0
+  int helped;   // in the later launch, blocks of the first one; else 0
 };
 
 #endif

@@ -10,19 +10,28 @@
 
 namespace attn::sm90 {
 
-// Items that are the first of a block or cluster.
+// Blocks or clusters that take items: `first` of them begin with the item of their number, helpers
+// of another launch with one that is left.
+struct Takers {
+  unsigned first, helpers;
+};
 template <Tile tile>
-__device__ __forceinline__ unsigned first_items() {
-  return gridDim.x / tile.blocks;
+__device__ __forceinline__ Takers takers(const attn_sm90_forward_kernarg&) {
+  return {gridDim.x / tile.blocks, 0};
 }
-// The item that a block takes after its first: one that no other has taken. The block that takes
-// the last one resets the counter.
 template <Tile tile>
-__device__ __forceinline__ unsigned next_item(const attn_sm90_forward_kernarg& a, unsigned items) {
-  if (items <= first_items<tile>()) return items;
+__device__ __forceinline__ Takers takers(const attn_sm90_paged_kernarg& a) {
+  return {a.helped ? a.helped : gridDim.x / tile.blocks, unsigned(a.helpers)};
+}
+// The item that a block takes after its first: one that no other has taken. Each takes until there
+// is none, and the last one to do so resets the counter.
+template <Tile tile, class Args>
+__device__ __forceinline__ unsigned next_item(const Args& a, unsigned items) {
+  const Takers by = takers<tile>(a);
+  if (items <= by.first) return items;
   const unsigned before = atomicAdd(a.taken, 1);
-  if (before == items - 1) *a.taken = 0;
-  return first_items<tile>() + before;
+  if (before == items - 1 + by.helpers) *a.taken = 0;
+  return by.first + before;
 }
 
 template <Tile tile>

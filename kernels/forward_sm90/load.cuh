@@ -127,7 +127,9 @@ __device__ __forceinline__ void load_items(const Kernarg<with>& a, Control& cont
   static_assert(item_slots >= tile.q_stages + 3);
   const bool leads = threadIdx.x % 32 == 0;
   unsigned index = blockIdx.x / tile.blocks;
-  const unsigned first = first_items<tile>();
+  const unsigned first = takers<tile>(a).first;
+  bool helps = false;
+  if constexpr (with & with_pages) helps = a.helped > 0;
   unsigned items = a.items;
   ListOf<tile, with> list{a};
   if constexpr (with & with_pages)
@@ -165,7 +167,7 @@ __device__ __forceinline__ void load_items(const Kernarg<with>& a, Control& cont
     if (tile.q_stages > 1) wait_place(0);
     // Not before: who is done early shall have the longest item that is left.
     if (count > 0 && items > first) ptx::mbarrier_wait(address(&control.ending), count - 1 & 1);
-    if (taken > 0) take(taken);
+    if (taken > 0 || helps) take(taken);
     const bool any = index < items;
     if (any) {
       describe<tile>(a, queries(index), item);

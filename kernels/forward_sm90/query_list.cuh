@@ -1,6 +1,7 @@
 // Packed q of which one sequence has many queries and most have few: items counted from capacities
-// would nearly all be empty. So query tiles are counted from the lengths. The tiles of a
-// sequence are consecutive, the last one first, each with all its heads.
+// would nearly all be empty. So query tiles are counted from the lengths. The tiles of a sequence
+// are consecutive, the last one first, each with heads_together heads. Then come all tiles again
+// with the next heads.
 #pragma once
 #include "../common/lengths.cuh"
 #include "forward_args.h"
@@ -14,11 +15,13 @@ using namespace device;
 template <Tile tile>
 struct QueryList {
   const attn_sm90_paged_kernarg& a;
-  int first = -32;                // sequence of lane 0
-  unsigned own = 0, through = 0;  // tiles of the lane's sequence; of all up to it
+  int first = -32;                 // sequence of lane 0
+  unsigned tiles = 0, before = 0;  // of all sequences; before lane 0's
+  unsigned own = 0, through = 0;   // tiles of the lane's sequence; of all up to it
 
-  __device__ __forceinline__ void look(int sequence, unsigned before) {
+  __device__ __forceinline__ void look(int sequence, unsigned before_it) {
     first = sequence;
+    before = before_it;
     own = 0;
     const int b = first + threadIdx.x % 32;
     if (b < a.batch) {
@@ -31,12 +34,12 @@ struct QueryList {
       const unsigned x = __shfl_up_sync(0xffffffff, through, step);
       if (threadIdx.x % 32 >= step) through += x;
     }
-    through += before;
+    through += before_it;
   }
   __device__ __forceinline__ unsigned last() const { return __shfl_sync(0xffffffff, through, 31); }
   // Items of all sequences.
   __device__ __forceinline__ unsigned count() {
-    unsigned tiles = 0;
+    tiles = 0;
 #pragma unroll 1
     for (int b = 0; b < a.batch; b += 32) {
       look(b, tiles);
@@ -46,12 +49,16 @@ struct QueryList {
     return tiles * a.heads_q;
   }
   __device__ __forceinline__ QueryTile find(unsigned item) {
-    const unsigned at = item / a.heads_q;
+    const unsigned of_heads = tiles * a.heads_together, heads = item / of_heads;
+    item -= heads * of_heads;
+    const unsigned at = item / a.heads_together;
+    if (at < before) look(0, 0);
 #pragma unroll 1
     while (at >= last()) look(first + 32, last());
     const int lane = __ffs(__ballot_sync(0xffffffff, at < through)) - 1;
     const unsigned behind = __shfl_sync(0xffffffff, through, lane);
-    return {first + lane, int(item % a.heads_q), int(behind - 1 - at)};
+    return {first + lane, int(heads * a.heads_together + item % a.heads_together),
+            int(behind - 1 - at)};
   }
 };
 

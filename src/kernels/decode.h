@@ -21,6 +21,7 @@ namespace attn::decode {
 constexpr int ring_bytes = 192 << 10;  // of the blocks of a multiprocessor
 constexpr int64_t few_units = 16, few_units_of_swapped = 4, many_units = 48;  // of a block
 constexpr int64_t few_units_of_blocks = 3;
+constexpr int64_t concurrent_waves = 4;  // of blocks, with another launch at the same time
 constexpr int64_t max_length = 1 << 30;  // keys of a sequence
 constexpr int block_reserve = 1024;      // shared memory that the system reserves for each block
 
@@ -119,7 +120,7 @@ inline int64_t aligned(int64_t blocks, int64_t row_tiles) {
 // As many stages as the device's shared memory has, and blocks as its multiprocessors have at once,
 // but no more than there can be units.
 inline Shape shape_of(const Problem& p, int64_t rows, const DeviceInfo& device,
-                      const DecodeTile& tile) {
+                      const DecodeTile& tile, bool concurrent) {
   Shape shape;
   int64_t units = 0, splits = 0;  // of a row tile
   for (const attn_segment& s : p.segment) {
@@ -163,6 +164,8 @@ inline Shape shape_of(const Problem& p, int64_t rows, const DeviceInfo& device,
   else
     most *= std::clamp<int64_t>(all / most / many_units, 1,
                                 tile.element_bytes == 2 && !tile.swapped ? 4 : 1);
+  // Multiprocessors come and go while it runs, so blocks are small.
+  if (concurrent) most *= std::clamp<int64_t>(all / most / few_units, 1, concurrent_waves);
   shape.stages = stages;
   int64_t shares = all;
   if (p.fixed_split > 0) {
@@ -441,10 +444,14 @@ inline Status check(const Problem& p, int64_t rows, const DeviceInfo& device,
 }
 
 // Adds the launch, which begins the recipe's workspace.
+// concurrent: with the launch before it (decode_args.h).
 template <DecodeTile tile, bool engine, bool few = false>
-void add_decode(const char* image, const Problem& p, const DeviceInfo& device, Recipe* recipe) {
+void add_decode(const char* image, const Problem& p, const DeviceInfo& device, Recipe* recipe,
+                bool concurrent = false) {
   const int64_t rows = rows_of<few>(p, tile);
-  const Shape shape = shape_of(p, rows, device, tile);
+  const Shape shape = shape_of(p, rows, device, tile, concurrent);
+  Kernarg<engine> kernarg = constants<tile, engine>(p, rows, shape);
+  common(kernarg).concurrent = concurrent;
   const int threads =
       tile.threads() - (tile.swapped ? 32 * (tile.loaders() - loaders_of<tile, engine>(p)) : 0);
   recipe->workspace = size_t(workspace_of(shape.slots, tile).bytes);
@@ -457,7 +464,7 @@ void add_decode(const char* image, const Problem& p, const DeviceInfo& device, R
                  .shared_bytes =
                      uint32_t(shape.heads * tile.merge_bytes() + shape.stages * shape.stage_bytes),
                  .starts_early = engine || device.arch == "sm_90"},
-      .arguments = arguments<tile, engine>(constants<tile, engine>(p, rows, shape)),
+      .arguments = arguments<tile, engine>(kernarg),
       .maps = engine ? maps_of(p, tile, shape.heads) : std::vector<TensorMap>{},
   });
 }

@@ -88,8 +88,17 @@ inline bool bias_pairs(const Problem& p) {
   return p.bias_type != ATTN_DTYPE_NONE && p.bias_stride[3] == 1;
 }
 
+// What a launch takes of the items, where other launches take the rest.
+struct Part {
+  int least_queries = 0;  // of a sequence, counted from the lengths; 0: all, from capacities
+  int64_t blocks = 0;     // of the launch; 0: as many as the device has multiprocessors
+  // See attn_sm90_paged_kernarg.
+  int heads_together = 0;  // 0: all
+  int helpers = 0, helped = 0;
+};
+
 template <Tile tile, unsigned with, class Segments>
-Kernarg<with> constants(const Problem& p, const DeviceInfo& device, int least_queries) {
+Kernarg<with> constants(const Problem& p, const DeviceInfo& device, const Part& part) {
   Kernarg<with> a{};
   set(a.out_stride, p.out_stride);
   a.total_q = p.total_q;
@@ -117,8 +126,11 @@ Kernarg<with> constants(const Problem& p, const DeviceInfo& device, int least_qu
   }
   if constexpr (with & with_fp8) a.scales.q = descale(p.q_descale, p.heads_kv, {});
   if constexpr (with & with_pages) {
-    a.lists = least_queries > 0 && p.q_layout == ATTN_PACKED;
-    a.least_queries = least_queries;
+    a.lists = part.least_queries > 0 && p.q_layout == ATTN_PACKED;
+    a.least_queries = part.least_queries;
+    a.heads_together = part.heads_together ? part.heads_together : int(p.heads_q);
+    a.helpers = part.helpers;
+    a.helped = part.helped;
   }
   for (int32_t i = 0; i < p.num_segments; ++i) {
     const ReadSegment s = Segments::segment(p, i);
@@ -213,20 +225,20 @@ inline size_t counter_bytes(const Problem& p, const DeviceInfo& device, const Ti
   return with & with_mask ? sizeof(attn_sm90_order) : sizeof(unsigned);
 }
 
-// least_queries: 0, or of sequences that the launch takes, which it counts from the lengths.
 template <Tile tile, unsigned with, class Segments = GivenSegments>
 Step forward_step(const char* image, const Problem& p, const DeviceInfo& device,
-                  int least_queries = 0) {
-  const int64_t blocks = multiprocessors(p, device) / tile.blocks;
-  const int64_t grid = std::min(forward_blocks(p, items(p, tile)), blocks) * tile.blocks;
+                  const Part& part = {}) {
+  const int64_t most = multiprocessors(p, device) / tile.blocks;
+  const int64_t blocks =
+      part.blocks ? part.blocks : std::min(forward_blocks(p, items(p, tile)), most);
   Step step = {
       .image = image,
-      .launch = {.grid = {uint32_t(grid), 1, 1},
+      .launch = {.grid = {uint32_t(blocks * tile.blocks), 1, 1},
                  .block = {uint32_t(tile.threads()), 1, 1},
                  .shared_bytes = uint32_t(tile.shared_bytes()),
                  .starts_early = true},
-      .arguments = arguments_of<patch<with, Segments>>(
-          constants<tile, with, Segments>(p, device, least_queries)),
+      .arguments =
+          arguments_of<patch<with, Segments>>(constants<tile, with, Segments>(p, device, part)),
   };
   set_maps<Segments>(p, tile, &step);
   return step;

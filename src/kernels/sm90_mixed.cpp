@@ -1,9 +1,16 @@
 // The kernels fwd_sm90_*_mixed: packed q of which some sequences have many queries and most have
 // few, as a step of a server has them. decode_sm90_* takes the sequences that one row tile holds,
-// fwd_sm90_*_paged the others, whose items it counts from the lengths.
+// the tokens, fwd_sm90_*_paged the others, the chunks, whose items it counts from the lengths.
+//
+// Tokens wait for memory and chunks for the matrix units, so both run at the same time where that
+// pays (mixed_shares.h): chunks begin on some multiprocessors, tokens on the others. Each launch
+// starts without waiting for the one before it and ends after it (grid_begin_concurrent), so a
+// kernel that waits for the last launch sees the results of all. The third launch takes the items
+// that are left when tokens end, because the host may not know the lengths.
 #include "kernels/decode.h"
 #include "kernels/families.h"
 #include "kernels/forward_sm90/variants.h"
+#include "kernels/mixed_shares.h"
 #include "kernels/preference.h"
 #include "kernels/sm90_forward.h"
 
@@ -40,19 +47,65 @@ constexpr Mixed kernels[] = {
           "fwd_sm90_f16_d256_score_paged"),
 };
 
+// As far as the host knows lengths: sequences have all keys of their capacity and one query, and
+// the other queries are those of as few chunks as possible. Sequences of up to `few` queries are
+// tokens.
+MixedWork mixed_work(const Problem& p, const DeviceInfo& device, const sm90::Tile& tile,
+                     int64_t few) {
+  const int64_t queries = p.seqlen_q > few ? std::max<int64_t>(0, p.total_q - p.batch) : 0,
+                chunks = ceil_div(queries, std::max<int64_t>(1, p.seqlen_q - 1));
+  const bool causal = sm90::causal(p);
+  double keys = double(p.seqlen_kv), of_chunk = keys;
+  if (causal) of_chunk -= std::min(keys, double(p.seqlen_q)) / 2;
+  if (p.has(ATTN_WINDOW) && p.window_left >= 0 && (causal || p.window_right >= 0)) {
+    const double window = double(p.window_left) + 1 + double(causal ? 0 : p.window_right);
+    keys = std::min(keys, window), of_chunk = std::min(of_chunk, window);
+  }
+  // Operations of a multiprocessor in a microsecond.
+  const double rate = tile.head_dim == 64 ? 3.9e6 : 5e6;
+  const auto columns = [](int64_t k, int64_t v) { return double(k + v); };
+  return {.multiprocessors = multiprocessors(p, device),
+          .items = ceil_div(queries, int64_t{tile.rows()}) * p.heads_q,
+          .item_us = 2 * tile.rows() * of_chunk * columns(tile.head_dim, tile.head_dim_v) / rate,
+          .token_bytes = 2 * double((p.batch - chunks) * p.heads_kv) * keys *
+                         columns(p.head_dim, p.head_dim_v)};
+}
+
 template <size_t forward, size_t decode>
-Status add_forward(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
+Status add_launches(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   constexpr const sm90::Variant& variant = sm90::variants[forward];
   constexpr sm90::Tile tile = variant.tile;
-  constexpr decode::DecodeTile decode_tile = decode::variants[decode].tile;
+  constexpr const decode::Variant& few_variant = decode::variants[decode];
+  static_assert(tile.blocks == 1 && few_variant.tile.concurrent());
   ATTN_TRY(sm90::check(p, device, tile, variant.with));
-  const int64_t few = few_queries(p, decode_tile);
-  Step step = sm90::forward_step<tile, variant.with>(variant.name, p, device, int(few) + 1);
-  step.workspace_at = recipe->workspace;
-  if (p.q_layout != ATTN_PACKED)  // all sequences are of one of both
-    (p.seqlen_q <= few ? step : recipe->steps[0]).launch.grid[0] = 0;
+  const int64_t few = few_queries(p, few_variant.tile);
+  // Under max_sms one launch follows the other, because blocks cannot be told where to run.
+  const int64_t concurrent = p.q_layout == ATTN_PACKED && p.max_sms == 0
+                                 ? concurrent_blocks(mixed_work(p, device, tile, few))
+                                 : 0;
+  decode::add_decode<few_variant.tile, true, true>(few_variant.name, p, device, recipe,
+                                                   concurrent > 0);
+  recipe->workspace = size_t(ceil_div(int64_t(recipe->workspace), int64_t{256}) * 256);
+  const auto step_of = [&](sm90::Part part) {
+    part.least_queries = int(few) + 1;
+    Step step = sm90::forward_step<tile, variant.with>(variant.name, p, device, part);
+    step.workspace_at = recipe->workspace;
+    return step;
+  };
+  std::vector<Step>& steps = recipe->steps;
+  if (concurrent > 0) {
+    sm90::Part part = {.blocks = concurrent, .heads_together = int(p.group())};
+    part.helpers = int(multiprocessors(p, device) - concurrent);
+    steps.insert(steps.begin(), step_of(part));
+    part.blocks = part.helpers;
+    part.helped = int(concurrent);
+    steps.push_back(step_of(part));
+  } else {
+    steps.push_back(step_of({}));
+    if (p.q_layout != ATTN_PACKED)  // all sequences are of one of both
+      steps[p.seqlen_q <= few ? 1 : 0].launch.grid[0] = 0;
+  }
   recipe->workspace += sizeof(unsigned);
-  recipe->steps.push_back(std::move(step));
   return {};
 }
 
@@ -63,11 +116,9 @@ Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   static_assert(few.copy_engine);
   ATTN_TRY(decode::check(p, decode::rows_of<true>(p, few.tile), device, few.tile, true));
   recipe->passed_over = prefer_other_to_mixed(p, sm90::variants[kernel.paged]);
-  decode::add_decode<few.tile, true, true>(few.name, p, device, recipe);
-  recipe->workspace = size_t(ceil_div(int64_t(recipe->workspace), int64_t{256}) * 256);
   if (p.softcap > 0 || p.has(ATTN_ALIBI | ATTN_SPLIT_INVARIANT) || p.scale <= 0)
-    return add_forward<kernel.score_paged, kernel.decode>(p, device, recipe);
-  return add_forward<kernel.paged, kernel.decode>(p, device, recipe);
+    return add_launches<kernel.score_paged, kernel.decode>(p, device, recipe);
+  return add_launches<kernel.paged, kernel.decode>(p, device, recipe);
 }
 
 constinit const std::array all_rows =

@@ -114,6 +114,29 @@ TEST_CASE("decode: steps of a server, random problems") {
   for (uint64_t seed = 1; seed <= 60; ++seed) check_step(random_case(seed));
 }
 
+// With capacities from which fwd_sm90_*_mixed compute chunks and tokens at the same time. Packed K
+// and V take no more memory for them.
+TEST_CASE("decode: steps of a server, chunks beside tokens") {
+  std::vector<const Kernel*> kernels = kernels_here(Op::forward, false);
+  std::erase_if(kernels, [](const Kernel* k) { return !is_mixed(k); });
+  if (kernels.empty()) ATTN_SKIP("no fwd_sm90_*_mixed here");
+  for (uint64_t seed = 1; seed <= 40; ++seed) {
+    Case c = random_case(seed);
+    c.name = "concurrent-" + std::to_string(seed);
+    c.flags &= ~uint32_t{ATTN_ALIBI | ATTN_WINDOW};
+    c.window_left = c.window_right = 0;
+    c.max_sms = 0;
+    for (SegmentCase& s : c.segments) {
+      s.layout = ATTN_PACKED;
+      s.bad_pages.clear();
+      s.capacity = 1 << 17;
+    }
+    std::vector<const Kernel*> taken;
+    check_case(c, kernels, &taken);
+    CHECK(!taken.empty());
+  }
+}
+
 // The same lengths through every cache and mask. At group 4 a row tile holds 4 queries.
 TEST_CASE("decode: steps of a server, prompts beside tokens") {
   const std::vector<int32_t> steps[] = {{1, 1, 700, 1, 3, 0, 17, 1, 260},

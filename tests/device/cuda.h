@@ -21,6 +21,7 @@ struct Cuda {
   int (*stream_create)(void** stream, unsigned flags);
   int (*stream_destroy)(void* stream);
   int (*stream_synchronize)(void* stream);
+  int (*copy)(unsigned long long to, unsigned long long from, size_t bytes, void* stream);
   int (*stream_begin_capture)(void* stream, int mode);
   int (*stream_end_capture)(void* stream, void** graph);
   int (*graph_instantiate)(void** exec, void* graph, unsigned long long flags);

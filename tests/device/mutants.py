@@ -26,8 +26,10 @@ FP8 = "fwd_sm90_fp8_d128"
 FP8_SCORE = "fwd_sm90_fp8_d128_score"
 FP8_HEADS = "fwd_sm90_fp8_d128_heads"
 DEQUANTISED = "fwd_sm90_f16_d64_dequantised"
+MIXED = "fwd_sm90_bf16_d128_mixed"
 # Of kernels that are several launches, and where tests take others beside them, the files of all.
 SOURCES = {DEQUANTISED: ["cache/dequantise_sm90.cu", "stubs/fwd_sm90_f16_d64.cu"],
+           MIXED: ["stubs/fwd_sm90_bf16_d128_paged.cu", "stubs/decode_sm90_bf16_d128_r16.cu"],
            ROLL: ["cache/kv_roll_cuda.cu", "cache/kv_append_cuda.cu"]}
 TESTS = {DECODE: ["decode: random problems"], APPEND: ["kv_append: random layouts*,kv_append: many tokens*,kv_append: heads*"], QUANTIZE: ["quantize: *"], ROLL: ["kv_roll: *"],
          EARLY: ["cuda: values that the kernel in front writes"], BLOCKS: ["blocks: *,scales: *"],
@@ -36,6 +38,7 @@ TESTS = {DECODE: ["decode: random problems"], APPEND: ["kv_append: random layout
          FP8: ["fp8: boundary shapes,fp8: exact*,accuracy: fp8 sums*"],
          FP8_SCORE: ["fp8: random problems of OCP's types,fp8: descales*"],
          FP8_HEADS: ["cuda: more items than blocks"],
+         MIXED: ["cuda: a mixed step*"],
          DEQUANTISED: ["blocks: values are*,blocks: random segments of any types*"]}
 # kernel, mistake, file, text, what it becomes; of several edits tuples of these
 MUTANTS = [
@@ -51,7 +54,7 @@ MUTANTS = [
     (DECODE, "the neighbour's length", "decode/units.cuh",
      "segment_span(a.segment[i].lengths, b)", "segment_span(a.segment[i].lengths, (b + 1) % a.batch)"),
     (EARLY, "not waiting for the kernel in front", "decode/swapped.cuh",
-     "  ptx::grid_wait();\n  if (a.cu_seqlens_q", "  if (a.cu_seqlens_q"),
+     "  begin_access();\n  if (a.cu_seqlens_q", "  if (a.cu_seqlens_q"),
     (DECODE, "the tree ignored", "decode/decode.cuh",
      "if (a.tree) valid = hide_by_tree(s, first);", ""),
     (DECODE, "the tree's bits off by one", "decode/decode.cuh",
@@ -103,6 +106,12 @@ MUTANTS = [
      "const float d = load_half(halves + (at / 32 % 2 ? -1 : 1) * layout.size() / 2),"),
     (DEQUANTISED, "nibbles swapped", "cache/dequantise_sm90.cu", "byte >> 4 * half & 15", "byte >> 4 * (1 - half) & 15"),
     (DEQUANTISED, "two bytes in front", "cache/dequantise_sm90.cu", "last, 0x5432);", "last, 0x3210);"),
+    (MIXED, "tokens before the kernel in front has ended", "forward_sm90/forward.cuh",
+     "    if (a.helped)\n      ptx::grid_begin", "    ptx::grid_let_next_start();\n    if (a.helped)\n      ptx::grid_begin"),
+    (MIXED, "no wait at the end", ("forward_sm90/forward.cuh", "decode/swapped.cuh"),
+     ("if (blockIdx.x == gridDim.x - 1) ptx::grid_wait();", "      __syncwarp();\n      ptx::grid_wait();\n"), (";", "")),
+    (MIXED, "items of the first launch twice", "forward_sm90/items.cuh",
+     "a.helped ? a.helped : gridDim.x / tile.blocks,", "gridDim.x / tile.blocks,"),
     (APPEND, "the neighbour's length", "cache/kv_append_cuda.cu",
      "const int held = length(token.b);", "const int held = length((token.b + 1) % a.batch);"),
     (APPEND, "the page in front", "cache/kv_append.cuh",

@@ -1,7 +1,9 @@
-// What the kernels fwd_sm90_*_mixed get from their host side: two launches, of which decode_sm90_*
-// takes the sequences of few rows and fwd_sm90_*_paged the others.
+// What the kernels fwd_sm90_*_mixed get from their host side: decode_sm90_* takes the sequences of
+// few rows and fwd_sm90_*_paged the others, before it or, beside it, in two launches around it.
+#include <cmath>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "attn/attn.hpp"
@@ -10,6 +12,7 @@
 #include "hopper.h"
 #include "kernels/decode/decode_args.h"
 #include "kernels/forward_sm90/forward_args.h"
+#include "kernels/mixed_shares.h"
 #include "mock/mock_library.h"
 #include "problem/problem.h"
 
@@ -64,15 +67,26 @@ struct Input {
     CHECK(made.code == ATTN_UNSUPPORTED);
     return made.text;
   }
-  // The images of both steps.
+  // Of so short sequences that one launch follows the other.
+  Input& with_few_keys() {
+    for (attn_segment& s : segment) {
+      s.seqlen = 64;
+      s.max_pages = 1;
+    }
+    return *this;
+  }
+  // The images of all steps.
   std::string images(const char* kernel) {
     Recipe recipe;
     const Status made = this->recipe(kernel, &recipe);
     INFO(made.text);
     REQUIRE(made.ok());
-    REQUIRE(recipe.steps.size() == 2);
-    for (const Step& step : recipe.steps) CHECK(step.launch.starts_early);
-    return recipe.steps[0].image + std::string(" ") + recipe.steps[1].image;
+    std::string images;
+    for (const Step& step : recipe.steps) {
+      CHECK(step.launch.starts_early);
+      images += (images.empty() ? "" : " ") + std::string(step.image);
+    }
+    return images;
   }
   std::string passed_over(const char* kernel) {
     Recipe recipe;
@@ -148,23 +162,95 @@ TEST_CASE("sm90 mixed: what is declined", "[plan]") {
   CHECK(reason(split) == "fixed_split (fwd_sm90_bf16_d128_mixed)");
 }
 
-TEST_CASE("sm90 mixed: kernels of both launches", "[plan]") {
-  CHECK(Input().images(kernel) == "decode_sm90_bf16_d128_r16 fwd_sm90_bf16_d128_paged");
-  CHECK(Input(ATTN_F16, 64).images("fwd_sm90_f16_d64_mixed") ==
-        "decode_sm90_f16_d64_r16 fwd_sm90_f16_d64_paged");
-  CHECK(Input(ATTN_F16, 256).images("fwd_sm90_f16_d256_mixed") ==
-        "decode_sm90_f16_d256_r16 fwd_sm90_f16_d256_paged");
-  constexpr const char* score = "decode_sm90_bf16_d128_r16 fwd_sm90_bf16_d128_score_paged";
+TEST_CASE("sm90 mixed: kernels of the launches, in their order", "[plan]") {
+  const auto images = [](const std::string& tokens, const std::string& chunks) {
+    return std::pair{chunks + " " + tokens + " " + chunks, tokens + " " + chunks};
+  };
+  const auto check = [&](Input in, const char* kernel, const std::string& tokens,
+                         const std::string& chunks) {
+    const auto& [concurrent, in_turn] = images(tokens, chunks);
+    CHECK(in.images(kernel) == concurrent);
+    CHECK(in.with_few_keys().images(kernel) == in_turn);
+  };
+  check(Input(), kernel, "decode_sm90_bf16_d128_r16", "fwd_sm90_bf16_d128_paged");
+  check(Input(ATTN_F16, 64), "fwd_sm90_f16_d64_mixed", "decode_sm90_f16_d64_r16",
+        "fwd_sm90_f16_d64_paged");
+  check(Input(ATTN_F16, 256), "fwd_sm90_f16_d256_mixed", "decode_sm90_f16_d256_r16",
+        "fwd_sm90_f16_d256_paged");
+  constexpr const char *decode = "decode_sm90_bf16_d128_r16",
+                       *score = "fwd_sm90_bf16_d128_score_paged";
   Input softcap, scale;
   softcap.problem.softcap = 3;
   scale.problem.scale = -1;
-  CHECK(softcap.images(kernel) == score);
-  CHECK(scale.images(kernel) == score);
+  check(softcap, kernel, decode, score);
+  check(scale, kernel, decode, score);
   for (const uint32_t flag : {ATTN_ALIBI, ATTN_SPLIT_INVARIANT}) {
     Input in;
     in.problem.flags |= flag;
-    CHECK(in.images(kernel) == score);
+    check(in, kernel, decode, score);
   }
+}
+
+namespace {
+
+// A step of the model by another way: multiprocessors one by one, in short steps of time.
+double simulated_us(const MixedWork& work, int64_t blocks) {
+  constexpr double step = 0.25;
+  const double all = double(work.multiprocessors);
+  std::vector<double> left(size_t(work.multiprocessors), 0);  // of the item of a multiprocessor
+  int64_t items = work.items;
+  double bytes = work.token_bytes, us = 0;
+  // Chunks begin on `blocks`; others are the tokens' until these end.
+  for (;; us += step) {
+    int64_t busy = 0;
+    for (size_t n = 0; n < left.size(); ++n) {
+      if (left[n] <= 0 && items > 0 && (int64_t(n) < blocks || bytes <= 0))
+        --items, left[n] += work.item_us;
+      busy += left[n] > 0;
+    }
+    if (busy == 0 && bytes <= 0) return us;
+    const double rate = bytes > 0 ? std::min(memory_bytes_per_us,
+                                             (all - double(busy)) * multiprocessor_bytes_per_us)
+                                  : 0;
+    bytes -= rate * step;
+    for (double& item : left)
+      if (item > 0) item -= step / (1 + slowed_by_tokens * rate / memory_bytes_per_us);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("sm90 mixed: the model of the time that a step takes", "[plan]") {
+  constexpr double cache = 8192 * 8 * 512;  // bytes of a sequence's K and V
+  const MixedWork works[] = {{132, 512, 94, 127 * cache},  {132, 512, 94, 31 * cache},
+                             {132, 128, 107, 127 * cache}, {132, 512, 94, 5 * cache},
+                             {78, 300, 50, 40 * cache},    {132, 2048, 6, 255 * cache / 16}};
+  for (const MixedWork& work : works) {
+    INFO(work.items << " items, " << work.token_bytes << " bytes");
+    double best = 1e9;
+    for (int64_t blocks = 4; blocks < work.multiprocessors; blocks += 5) {
+      const double us = simulated_us(work, blocks);
+      INFO(blocks << " blocks: simulated " << us << ", model " << mixed_us(work, blocks));
+      CHECK(std::abs(mixed_us(work, blocks) - us) <= 0.005 * us);
+      best = std::min(best, us);
+    }
+    const int64_t chosen = concurrent_blocks(work);
+    if (chosen > 0) CHECK(simulated_us(work, chosen) <= 1.015 * best);
+  }
+  // 127 tokens and 2048 queries over 8192 keys each: both end at about the same time.
+  CHECK(concurrent_blocks(works[0]) >= 60);
+  CHECK(concurrent_blocks(works[0]) <= 76);
+  // Fewer tokens leave more.
+  CHECK(concurrent_blocks(works[1]) > concurrent_blocks(works[0]));
+  // What has little of one or of the other gains nothing.
+  CHECK(concurrent_blocks({132, 512, 94, 2 * cache}) == 0);
+  CHECK(concurrent_blocks({132, 4, 20, 127 * cache}) == 0);
+  // More blocks than items have nothing to do.
+  CHECK(concurrent_blocks({132, 4, 94, 127 * cache}) == 4);
+  CHECK(concurrent_blocks({132, 512, 0.1, 127 * 64 * 8 * 512.0}) == 0);
+  CHECK(concurrent_blocks({132, 0, 94, 127 * cache}) == 0);
+  CHECK(concurrent_blocks({132, 512, 94, 0}) == 0);
+  CHECK(concurrent_blocks({1, 512, 94, 127 * cache}) == 0);
 }
 
 // Each sequence is one launch's: of up to least_queries - 1 queries, which rows_taken holds, or of
@@ -178,6 +264,7 @@ TEST_CASE("sm90 mixed: a launch takes what the other leaves", "[plan]") {
   for (const Group& g : {Group{2, 16, 2}, Group{4, 16, 3}, Group{8, 16, 5}, Group{32, 16, 17},
                          Group{3, 16, 2}, Group{6, 16, 3}, Group{16, 16, 9}}) {
     Input in(ATTN_BF16, 128, 2);
+    in.with_few_keys();
     in.problem.heads_q = g.heads_kv == 3 ? 33 : g.heads_kv == 6 ? 36 : 32;
     in.problem.heads_kv = g.heads_kv;
     const int64_t group = in.problem.heads_q / g.heads_kv;
@@ -242,7 +329,11 @@ TEST_CASE("sm90 mixed: a launch takes what the other leaves", "[plan]") {
     CHECK(second.least_queries == g.least_queries);
     CHECK(second.cu_seqlens_q == offsets);
     CHECK(second.pages[1].block_table == table);
-    CHECK(second.pages[1].max_pages == 128);
+    CHECK(second.pages[1].max_pages == 1);
+    CHECK(first.a.concurrent == 0);
+    CHECK(second.helpers == 0);
+    CHECK(second.helped == 0);
+    CHECK(second.heads_together == in.problem.heads_q);
     CHECK(static_cast<void*>(second.taken) == workspace);
   }
 }
@@ -317,6 +408,7 @@ TEST_CASE("sm90 mixed: max_sms is the number of blocks at most", "[plan]") {
   in.problem.max_sms = 7;
   Recipe recipe;
   REQUIRE(in.recipe(kernel, &recipe).ok());
+  REQUIRE(recipe.steps.size() == 2);
   CHECK(recipe.steps[0].launch.grid[0] <= 7);
   CHECK(recipe.steps[1].launch.grid[0] == 7);
 }
@@ -324,20 +416,21 @@ TEST_CASE("sm90 mixed: max_sms is the number of blocks at most", "[plan]") {
 namespace {
 
 // What the launches of a run were handed.
-attn_decode_sm90_kernarg first_launch;
-attn_sm90_paged_kernarg second_launch;
-std::string launched;
+attn_decode_sm90_kernarg of_tokens;
+std::vector<attn_sm90_paged_kernarg> of_chunks;
+std::vector<std::pair<std::string, int>> launched;  // with their blocks
 void record(const mock::Launch& launch) {
-  launched += launch.symbol + std::string(" ");
+  launched.emplace_back(launch.symbol, launch.grid[0]);
   if (std::string(launch.symbol).starts_with("decode_"))
-    std::memcpy(&first_launch, launch.kernarg, sizeof first_launch);
+    std::memcpy(&of_tokens, launch.kernarg, sizeof of_tokens);
   else
-    std::memcpy(&second_launch, launch.kernarg, sizeof second_launch);
+    std::memcpy(&of_chunks.emplace_back(), launch.kernarg, sizeof of_chunks[0]);
 }
 
 }  // namespace
 
-TEST_CASE("sm90 mixed: in a run each launch has its own part of the workspace", "[plan]") {
+// Chunks have some multiprocessors and tokens the others at first; then chunks get the tokens'.
+TEST_CASE("sm90 mixed: launches of a run, beside each other and in turn", "[plan]") {
   const mock::MockLibrary library("cuda_12");
   library->kernel = record;
   library->pointed_bytes = max_kernarg_bytes;
@@ -345,31 +438,64 @@ TEST_CASE("sm90 mixed: in a run each launch has its own part of the workspace", 
   options.driver_path = library.path();
   options.kernel_file = "all kernels";
   const context device(ATTN_BACKEND_CUDA, &options);
-  Input in;
-  in.problem.num_segments = 1;
-  in.problem.segments = in.segment.data();
-  in.problem.kernel = kernel;
-  const attn::plan plan(device, in.problem);
-  const attn::buffer workspace = plan.make_workspace(device);
-  char* const far = reinterpret_cast<char*>(uintptr_t{1} << 40);  // nothing reads or writes there
-  auto kv = make<attn_segment_args>();
-  kv.k = far;
-  kv.v = far + (int64_t{1} << 36);
-  kv.seqlens = reinterpret_cast<int32_t*>(far + (int64_t{1} << 37));
-  kv.block_table = reinterpret_cast<int32_t*>(far + (int64_t{1} << 38));
-  auto args = make<attn_args>();
-  args.num_segments = 1;
-  args.segments = &kv;
-  args.q = far + (int64_t{1} << 39);
-  args.out = far + (int64_t{3} << 39);
-  args.cu_seqlens_q = reinterpret_cast<int32_t*>(far + (int64_t{5} << 39));
-  launched.clear();
-  plan.run(args, workspace);
-  CHECK(launched == "decode_sm90_bf16_d128_r16 fwd_sm90_bf16_d128_paged ");
-  const char* begin = static_cast<char*>(workspace.data());
-  CHECK(reinterpret_cast<char*>(first_launch.a.sums) == begin);
-  CHECK(reinterpret_cast<char*>(second_launch.taken) ==
-        begin + attn_plan_workspace(plan.get()) - sizeof(unsigned));
-  CHECK(reinterpret_cast<char*>(second_launch.taken) >=
-        reinterpret_cast<char*>(first_launch.a.arrived + 2 * first_launch.a.slots));
+  for (const bool concurrent : {true, false}) {
+    INFO(concurrent);
+    Input in;
+    if (!concurrent) in.with_few_keys();
+    in.problem.num_segments = 1;
+    in.problem.segments = in.segment.data();
+    in.problem.kernel = kernel;
+    const attn::plan plan(device, in.problem);
+    const attn::buffer workspace = plan.make_workspace(device);
+    char* const far = reinterpret_cast<char*>(uintptr_t{1} << 40);  // nothing reads or writes there
+    auto kv = make<attn_segment_args>();
+    kv.k = far;
+    kv.v = far + (int64_t{1} << 36);
+    kv.seqlens = reinterpret_cast<int32_t*>(far + (int64_t{1} << 37));
+    kv.block_table = reinterpret_cast<int32_t*>(far + (int64_t{1} << 38));
+    auto args = make<attn_args>();
+    args.num_segments = 1;
+    args.segments = &kv;
+    args.q = far + (int64_t{1} << 39);
+    args.out = far + (int64_t{3} << 39);
+    args.cu_seqlens_q = reinterpret_cast<int32_t*>(far + (int64_t{5} << 39));
+    launched.clear();
+    of_chunks.clear();
+    library->early = 0;
+    plan.run(args, workspace);
+    CHECK(library->early == int(launched.size()));
+    const std::string tokens = "decode_sm90_bf16_d128_r16", chunks = "fwd_sm90_bf16_d128_paged";
+    CHECK(of_tokens.a.concurrent == concurrent);
+    if (concurrent) {
+      REQUIRE(launched.size() == 3);
+      CHECK(launched[0].first == chunks);
+      CHECK(launched[1].first == tokens);
+      CHECK(launched[2].first == chunks);
+      const int first = launched[0].second, helpers = launched[2].second;
+      CHECK(first + helpers == test::hopper_multiprocessors);
+      CHECK(first >= 60);
+      CHECK(first <= 76);
+      for (const attn_sm90_paged_kernarg& a : of_chunks) {
+        CHECK(a.helpers == helpers);
+        CHECK(a.heads_together == 4);
+        CHECK(a.least_queries == 5);
+      }
+      CHECK(of_chunks[0].helped == 0);
+      CHECK(of_chunks[1].helped == first);
+    } else {
+      REQUIRE(launched.size() == 2);
+      CHECK(launched[0].first == tokens);
+      CHECK(launched[1].first == chunks);
+      CHECK(launched[1].second == test::hopper_multiprocessors);
+    }
+    // Each launch has its own part of the workspace, but those of chunks the same counter.
+    const char* begin = static_cast<char*>(workspace.data());
+    CHECK(reinterpret_cast<char*>(of_tokens.a.sums) == begin);
+    for (const attn_sm90_paged_kernarg& a : of_chunks) {
+      CHECK(reinterpret_cast<char*>(a.taken) ==
+            begin + attn_plan_workspace(plan.get()) - sizeof(unsigned));
+      CHECK(reinterpret_cast<char*>(a.taken) >=
+            reinterpret_cast<char*>(of_tokens.a.arrived + 2 * of_tokens.a.slots));
+    }
+  }
 }
