@@ -32,7 +32,7 @@ struct OwnLoader : SwappedLoader<OwnTypes, tile> {
 
   __device__ __forceinline__ OwnLoader(const attn_decode_kernarg& a, const Maps& maps,
                                        SwappedShared<tile>& shared, unsigned ring)
-      : Base{a, maps, shared, ring, 0}, k(boxes()[0]), v(boxes()[1]) {}
+      : Base{a, maps, shared, ring}, k(boxes()[0]), v(boxes()[1]) {}
   static __device__ __forceinline__ OwnBoxes* boxes() {
     __shared__ OwnBoxes both[2];
     return both;

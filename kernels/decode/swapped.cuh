@@ -711,18 +711,23 @@ template <class KV, DecodeTile tile>
 __device__ __forceinline__ void decode_swapped(const attn_decode_kernarg& a, const Maps& maps) {
   SwappedShared<tile>& shared = swapped_shared<tile>();
   const auto load = [&](Work<tile>& work, unsigned ring) {
-    // Chunks read their K and V again and again, tokens theirs once.
-    const unsigned long long policy = tile.concurrent() ? ptx::l2_policy(a.concurrent) : 0;
     if constexpr (tile.loaders() > 1) {
       if (row_by_row<tile>()) {
         if (threadIdx.x == group_threads) shared.work = work;
         ptx::barrier_wait<32 * tile.loaders()>(2);
         work = shared.work;
-        SwappedLoader<KV, tile, true> loader{a, maps, shared, ring, policy};
+        SwappedLoader<KV, tile, true> loader{a, maps, shared, ring};
         return loader.run(loader, work);
       }
     }
-    SwappedLoader<KV, tile> loader{a, maps, shared, ring, policy};
+    if constexpr (tile.concurrent()) {
+      if (a.concurrent) {
+        SwappedLoader<KV, tile, false, true> loader{a, maps, shared, ring};
+        if (threadIdx.x % 32 == 0) loader.run(loader, work);
+        return;
+      }
+    }
+    SwappedLoader<KV, tile> loader{a, maps, shared, ring};
     if (threadIdx.x % 32 == 0) loader.run(loader, work);
   };
   decode_with<tile>(a, maps, load, [&](unsigned char* ring, unsigned char* q_place) {

@@ -75,7 +75,9 @@ __device__ __forceinline__ int arrivals_of_unit() {
 
 // rows: by two warps, each of which copies the rows of 32 of a unit's keys, lane by lane one; else
 // by one lane.
-template <class KV, DecodeTile tile, bool rows = false>
+// once: L2 evicts first what it reads. Chunks that run at the same time read theirs again and
+// again.
+template <class KV, DecodeTile tile, bool rows = false, bool once = false>
 struct SwappedLoader {
   static_assert(!rows || unit_keys == 32 * tile.loaders());
   static constexpr int k_panels = tile.panels(tile.head_dim),
@@ -86,7 +88,6 @@ struct SwappedLoader {
   const Maps& maps;
   SwappedShared<tile>& shared;
   const unsigned ring;
-  const unsigned long long policy;  // of copies, with tile.concurrent()
   Stage stage = {};
   Cursor<tile> at = {};
   // Of the next unit: asked for while the one before it is on its way.
@@ -135,8 +136,8 @@ struct SwappedLoader {
   __device__ __forceinline__ void copy(unsigned to, unsigned full, int row, int entry) const {
     constexpr int columns = panel_pitch / KV::bytes;
     const auto load = [&](unsigned to, const attn_tensor_map& map, int column) {
-      if constexpr (tile.concurrent())
-        ptx::tma_load(to, &map, full, column, row, at.h, entry, policy);
+      if constexpr (once)
+        ptx::tma_load_once(to, &map, full, column, row, at.h, entry);
       else
         ptx::tma_load(to, &map, full, column, row, at.h, entry);
     };

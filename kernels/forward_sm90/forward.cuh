@@ -248,18 +248,16 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
     ptx::mbarrier_init_fence();
   }
   meet_all<tile>();
-  if constexpr (with & with_pages) {
-    // The next launch may read memory as soon as it starts, if it is concurrent.
-    if (a.helped)
-      ptx::grid_begin_concurrent();
-    else
-      ptx::grid_wait();
-    ptx::grid_let_next_start();
-  } else {
-    ptx::grid_let_next_start();
-    if (with == plain && threadIdx.x == 32) prefetch_first<tile>(a);
-    ptx::grid_wait();  // before any access to memory
-  }
+  int helpers = 0, helped = 0;
+  if constexpr (with & with_pages) helpers = a.helpers, helped = a.helped;
+  if (helpers == 0) ptx::grid_let_next_start();
+  if (with == plain && threadIdx.x == 32) prefetch_first<tile>(a);
+  // Before any access to memory.
+  if (helped > 0)
+    ptx::grid_begin_concurrent();
+  else
+    ptx::grid_wait();
+  if (helpers > 0) ptx::grid_let_next_start();  // it reads memory as soon as it starts
   if (warp < 4) {
     if constexpr (tile.groups > 1) ptx::registers_shrink<tile.load_registers()>();
     if constexpr (with & with_mask) {
@@ -280,7 +278,7 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
         load_paged_keys<tile>(a, control, shared);
       } else if (warp == 3) {
         load_paged_values<tile>(a, control, shared);
-      } else if (a.helped) {
+      } else if (helped > 0) {
         // One block that waits is enough: a launch ends with its last one, and others leave room.
         if (blockIdx.x == gridDim.x - 1) ptx::grid_wait();
       } else if (a.cu_seqlens_q) {

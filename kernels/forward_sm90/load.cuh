@@ -138,7 +138,7 @@ __device__ __forceinline__ void load_items(const Kernarg<with>& a, Control& cont
   bool ordered = false;
   const auto queries = [&](unsigned index) {
     if constexpr (with & with_pages)
-      if (a.lists) return list.find(index);
+      if (a.lists) return list.find(index, items);
     return item_queries<tile>(a, index);
   };
   const auto take = [&](unsigned taken) {

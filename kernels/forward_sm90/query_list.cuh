@@ -15,13 +15,11 @@ using namespace device;
 template <Tile tile>
 struct QueryList {
   const attn_sm90_paged_kernarg& a;
-  int first = -32;                 // sequence of lane 0
-  unsigned tiles = 0, before = 0;  // of all sequences; before lane 0's
-  unsigned own = 0, through = 0;   // tiles of the lane's sequence; of all up to it
+  int first = -32;                // sequence of lane 0
+  unsigned own = 0, through = 0;  // tiles of the lane's sequence; of all up to it
 
-  __device__ __forceinline__ void look(int sequence, unsigned before_it) {
+  __device__ __forceinline__ void look(int sequence, unsigned before) {
     first = sequence;
-    before = before_it;
     own = 0;
     const int b = first + threadIdx.x % 32;
     if (b < a.batch) {
@@ -34,12 +32,12 @@ struct QueryList {
       const unsigned x = __shfl_up_sync(0xffffffff, through, step);
       if (threadIdx.x % 32 >= step) through += x;
     }
-    through += before_it;
+    through += before;
   }
   __device__ __forceinline__ unsigned last() const { return __shfl_sync(0xffffffff, through, 31); }
   // Items of all sequences.
   __device__ __forceinline__ unsigned count() {
-    tiles = 0;
+    unsigned tiles = 0;
 #pragma unroll 1
     for (int b = 0; b < a.batch; b += 32) {
       look(b, tiles);
@@ -48,11 +46,12 @@ struct QueryList {
     if (a.batch > 32) look(0, 0);
     return tiles * a.heads_q;
   }
-  __device__ __forceinline__ QueryTile find(unsigned item) {
-    const unsigned of_heads = tiles * a.heads_together, heads = item / of_heads;
+  // items: what count() said.
+  __device__ __forceinline__ QueryTile find(unsigned item, unsigned items) {
+    const unsigned of_heads = items / a.heads_q * a.heads_together, heads = item / of_heads;
     item -= heads * of_heads;
     const unsigned at = item / a.heads_together;
-    if (at < before) look(0, 0);
+    if (at < __shfl_sync(0xffffffff, through - own, 0)) look(0, 0);
 #pragma unroll 1
     while (at >= last()) look(first + 32, last());
     const int lane = __ffs(__ballot_sync(0xffffffff, at < through)) - 1;

@@ -15,15 +15,11 @@ __device__ __forceinline__ void tma_load(unsigned shared, const void* map, unsig
       "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
       : "memory");
 }
-// For how long L2 keeps what a copy reads: as usual, or evicted first.
-__device__ __forceinline__ unsigned long long l2_policy(bool read_once) {
-  unsigned long long usual, first;
-  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(usual));
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
-  return read_once ? first : usual;
-}
-__device__ __forceinline__ void tma_load(unsigned shared, const void* map, unsigned barrier, int x,
-                                         int y, int z, int w, unsigned long long policy) {
+// The same of what L2 shall evict first.
+__device__ __forceinline__ void tma_load_once(unsigned shared, const void* map, unsigned barrier,
+                                              int x, int y, int z, int w) {
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
       ".L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(shared),
