@@ -108,8 +108,6 @@ MUTANTS = [
     (DEQUANTISED, "two bytes in front", "cache/dequantise_sm90.cu", "last, 0x5432);", "last, 0x3210);"),
     (MIXED, "tokens before the kernel in front has ended", "forward_sm90/forward.cuh",
      "if (helpers == 0) ptx::grid_let", "ptx::grid_let"),
-    (MIXED, "items left out between both launches of chunks", "forward_sm90/items.cuh",
-     "a.helped ? a.helped : gridDim.x / tile.blocks,", "gridDim.x / tile.blocks,"),
     (APPEND, "the neighbour's length", "cache/kv_append_cuda.cu",
      "const int held = length(token.b);", "const int held = length((token.b + 1) % a.batch);"),
     (APPEND, "the page in front", "cache/kv_append.cuh",

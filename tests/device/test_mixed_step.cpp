@@ -253,7 +253,7 @@ TEST_CASE("cuda: a mixed step between kernels that it depends on and that depend
                    [](const Kernel* k) { return k->name == std::string(kernel); }))
     ATTN_SKIP("no " + std::string(kernel) + " here");
   check_step(300);   // the first launch takes all of the chunk
-  check_step(2000);  // the third takes what is left of it
+  check_step(2200);  // the third takes some of what is left
 }
 
 }  // namespace
