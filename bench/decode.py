@@ -18,7 +18,9 @@ from dataclasses import dataclass, replace
 import measured
 
 COLD_BYTES = 200 << 20
-ELEMENT_BYTES = {"bf16": 2, "f16": 2, "e4m3": 1, "q8_0": 34 / 32, "q4_0": 18 / 32, "i8": 1, "i4": 0.5}
+BLOCK_BYTES = {"q8_0": 34, "q4_0": 18, "q4_1": 20, "q5_0": 22, "q5_1": 24, "iq4_nl": 18}  # ggml's, of 32 values
+ELEMENT_BYTES = {"bf16": 2, "f16": 2, "e4m3": 1, "i8": 1, "i4": 0.5, **{kind: size / 32 for kind, size in BLOCK_BYTES.items()}}
+IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 SCALED = ("i8", "i4")  # with an f16 for each token and head beside them
 
 
@@ -73,31 +75,59 @@ def all_cells():
     blocks += [replace(anchors[3], group="blocks", kv=kv, page=page) for kv in ("q4_0", "i4") for page in (64, 16)]
     blocks += [replace(anchors[3], group="blocks", kv=kv, dim=dim) for dim in (64, 256)
                for kv in ("f16", "q8_0", "q4_0", "i8", "i4")]
+    blocks += [replace(cell, group="blocks", kv=kv) for cell in (anchors[1], anchors[3], anchors[0], anchors[2])
+               for kv in ("q4_1", "q5_0", "q5_1", "iq4_nl")]
     return anchors + short + fp8 + pages + rows + prefill + chunks + fixed + blocks
 
 
-# ---- ggml's blocks: of 32 values a scale of f16, then their codes ------------------------------------------------------
+# ---- ggml's blocks: of 32 values a scale of f16, perhaps a minimum and their fifth bits, then their codes --------------
 
 def to_blocks(torch, x, kind):
-    """[..., D] to bytes [..., D / 32 * bytes of a block]."""
+    """[..., D] to bytes [..., D / 32 * bytes of a block]. iq4_nl: by the scale of the largest value alone."""
     x = x.float().unflatten(-1, (-1, 32))
+    largest = x.gather(-1, x.abs().argmax(-1, keepdim=True))
     if kind == "q8_0":
-        scale = (x.abs().amax(-1, keepdim=True) / 127).half()
+        scale = (largest.abs() / 127).half()
         codes = (x / scale.float()).round().clamp(-127, 127).to(torch.int8).view(torch.uint8)
+        return torch.cat([scale.view(torch.uint8), codes], -1).flatten(-2)
+    most = 31 if kind in ("q5_0", "q5_1") else 15
+    parts = []
+    if kind in ("q4_1", "q5_1"):
+        least = x.amin(-1, keepdim=True).half()
+        scale = ((x.amax(-1, keepdim=True) - least.float()) / most).half()
+        codes = (x - least.float()) / scale.float() + 0.5
+        parts = [least.view(torch.uint8)]
+    elif kind == "iq4_nl":
+        scale = (largest / -127).half()
+        edges = torch.tensor([(a + b) / 2 for a, b in zip(IQ4_NL, IQ4_NL[1:])], device=x.device)
+        codes = torch.bucketize(x / scale.float(), edges)
     else:
-        scale = (x.gather(-1, x.abs().argmax(-1, keepdim=True)) / -8).half()
-        codes = (x / scale.float() + 8.5).clamp(0, 15).to(torch.uint8)
-        codes = codes[..., :16] | codes[..., 16:] << 4
-    return torch.cat([scale.view(torch.uint8), codes], -1).flatten(-2)
+        half = (most + 1) / 2
+        scale = (largest / -half).half()
+        codes = x / scale.float() + half + 0.5
+    codes = codes.clamp(0, most).to(torch.uint8)
+    if most == 31:
+        bits = (codes >> 4).unflatten(-1, (4, 8)) << torch.arange(8, device=x.device, dtype=torch.uint8)
+        parts.append(bits.sum(-1).to(torch.uint8))
+    codes = codes & 15
+    return torch.cat([scale.view(torch.uint8), *parts, codes[..., :16] | codes[..., 16:] << 4], -1).flatten(-2)
 
 
 def of_blocks(torch, blocks, kind):
     """Back to float32."""
-    blocks = blocks.unflatten(-1, (-1, 34 if kind == "q8_0" else 18))
-    scale, codes = blocks[..., :2].contiguous().view(torch.float16).float(), blocks[..., 2:].contiguous()
+    blocks = blocks.unflatten(-1, (-1, BLOCK_BYTES[kind]))
+    halves, codes = blocks[..., :4].contiguous().view(torch.float16).float(), blocks[..., -16:].contiguous()
+    scale, least = halves[..., :1], halves[..., 1:] if kind in ("q4_1", "q5_1") else 0
     if kind == "q8_0":
-        return (scale * codes.view(torch.int8).float()).flatten(-2)
-    return (scale * (torch.cat([codes & 15, codes >> 4], -1).float() - 8)).flatten(-2)
+        return (scale * blocks[..., 2:].contiguous().view(torch.int8).float()).flatten(-2)
+    codes = torch.cat([codes & 15, codes >> 4], -1)
+    if kind == "iq4_nl":
+        return (scale * torch.tensor(IQ4_NL, device=codes.device).float()[codes.long()]).flatten(-2)
+    if kind in ("q5_0", "q5_1"):
+        bits = blocks[..., -20:-16, None] >> torch.arange(8, device=codes.device, dtype=torch.uint8) & 1
+        codes = codes | bits.flatten(-2) << 4
+    offset = {"q4_0": 8, "q5_0": 16}.get(kind, 0)
+    return (scale * (codes.float() - offset) + least).flatten(-2)
 
 
 def to_codes(torch, x, kind):
@@ -135,7 +165,7 @@ class Inputs:
             return torch.randn(size, device="cuda", dtype=q_kind)
 
         def cached():
-            if cell.kv in ("q8_0", "q4_0"):
+            if cell.kv in BLOCK_BYTES:
                 return to_blocks(torch, random(*cache), cell.kv)
             return random(*cache).to(torch.float8_e4m3fn if cell.kv == "e4m3" else q_kind)
 
@@ -160,7 +190,7 @@ class Inputs:
         if cell.kv in SCALED:
             cache = of_codes(torch, cache, first(self.sets[0][which - 3]), cell.kv)
         else:
-            cache = of_blocks(torch, cache, cell.kv) if cell.kv in ("q8_0", "q4_0") else cache.view(kind).float()
+            cache = of_blocks(torch, cache, cell.kv) if cell.kv in BLOCK_BYTES else cache.view(kind).float()
         return torch.cat([cache, self.sets[0][which + 2][0].float()]) if cell.newest else cache
 
 

@@ -446,9 +446,9 @@ ATTN_API attn_status attn_workspace_init(const attn_plan* plan, void* workspace,
  *   K or V       kernels                                     strides
  *   ggml's       fwd_sm90_*_dequantised, decode_gfx942_*,    any number of blocks
  *                decode_gfx950_*
- *   q8_0, q4_0   decode_sm90_blocks_*                        tokens, sequences, pages: multiples of
+ *   ggml's       decode_sm90_blocks_*                        tokens, sequences, pages: multiples of
  *                                                            16 bytes; heads: the same, or
- *                                                            contiguous (136 or 72 bytes for D 128)
+ *                                                            contiguous (q8_0, D 128: 136 bytes)
  *   i8, i4       decode_sm90_blocks_*                        of scales of pages: an even number
  *
  * For few queries decode_sm90_blocks_* are the faster ones, since they read K and V only once. */

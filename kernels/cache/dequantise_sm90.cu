@@ -4,6 +4,7 @@
 // unwritten.
 #include "../common/descale.cuh"
 #include "../common/element.cuh"
+#include "../common/iq4_nl.cuh"
 #include "../common/lengths.cuh"
 #include "../ptx/convert_fp8.h"
 #include "../ptx/grid.h"
@@ -66,12 +67,6 @@ __device__ __forceinline__ void load_codes(const unsigned char* from, unsigned (
 }
 __device__ __forceinline__ float load_half(const unsigned short* from) {
   return ptx::unpack_f16(__ldg(from));
-}
-// Four of iq4_nl's values, the first one lowest.
-__device__ constexpr unsigned iq4_nl_word(int first) {
-  unsigned word = 0;
-  for (int i = 3; i >= 0; --i) word = word << 8 | (unsigned char)iq4_nl_values[first + i];
-  return word;
 }
 // iq4_nl's value at a code.
 __device__ __forceinline__ int iq4_nl_value(unsigned code) {

@@ -2,6 +2,7 @@
 #ifndef ATTN_KERNELS_DECODE_TILES_H
 #define ATTN_KERNELS_DECODE_TILES_H
 
+#include "../shared/ggml_layout.h"
 #include "../shared/host_device.h"
 #include "../shared/row_scale.h"
 
@@ -17,11 +18,19 @@ constexpr int group_rows =
 constexpr int decode_max_stages = 6;
 constexpr int merged_parts = 32;  // results that one block adds up
 
-// ggml's blocks of 32 elements.
-constexpr int q8_0_bytes = 34, q4_0_bytes = 18;
-// Bytes of a key's row of blocks in shared memory.
-ATTN_HOST_DEVICE constexpr int block_pitch(int columns, int block_bytes) {
-  return (columns / 32 * block_bytes + 15) / 16 * 16;
+// Bytes of a head in ggml's blocks of 32 elements.
+ATTN_HOST_DEVICE constexpr int head_bytes(int type, int columns) {
+  return columns / 32 * block_layout(type).size();
+}
+// The next odd multiple of 16 bytes: so the words that a warp reads at once are in different banks.
+ATTN_HOST_DEVICE constexpr int odd_pitch(int bytes) {
+  return (bytes + 15) / 16 * 16 | 16;
+}
+// Bytes of a key's row of blocks in shared memory: of a head, and what is before it from a multiple
+// of 16 bytes on if heads are adjacent.
+ATTN_HOST_DEVICE constexpr int block_pitch(int type, int columns) {
+  const int bytes = head_bytes(type, columns), step = bytes & -bytes;
+  return odd_pitch(bytes + (step < 16 ? 16 - step : 0));
 }
 
 // With own_types, a key's row in shared memory: ggml's blocks as they are; other types in panels as
@@ -35,21 +44,9 @@ ATTN_HOST_DEVICE constexpr RowPlace panels_of(int row_bytes) {
                                   : RowPlace{panel_pitch, row_bytes / panel_pitch};
 }
 ATTN_HOST_DEVICE constexpr RowPlace row_place(int type, int columns) {
-  switch (type) {
-    case attn_element_q8_0:
-      return {block_pitch(columns, q8_0_bytes), 1};
-    case attn_element_q4_0:
-      return {block_pitch(columns, q4_0_bytes), 1};
-    case attn_element_i8:
-      return panels_of(columns);
-    case attn_element_i4:
-      return panels_of(columns / 2);
-    default:
-      return panels_of(columns * 2);
-  }
-}
-ATTN_HOST_DEVICE constexpr bool is_block(int type) {
-  return type == attn_element_q8_0 || type == attn_element_q4_0;
+  if (is_ggml(type)) return {block_pitch(type, columns), 1};
+  if (has_row_scale(type)) return panels_of(type == attn_element_i8 ? columns : columns / 2);
+  return panels_of(columns * 2);
 }
 // The same where a block has several K/V heads at once: then rows of blocks have as many heads as
 // make a multiple of 16 bytes. Of a stage's keys all are there of a head, or of a row's heads, then
@@ -68,10 +65,10 @@ struct OwnPlace {
 };
 ATTN_HOST_DEVICE constexpr OwnPlace own_place(int type, int columns, int at_once) {
   const RowPlace row = row_place(type, columns);
-  if (!is_block(type) || at_once == 1) return {row.pitch, row.panels, 1, 0};
-  const int bytes = columns / 32 * (type == attn_element_q8_0 ? q8_0_bytes : q4_0_bytes);
+  if (!is_ggml(type) || at_once == 1) return {row.pitch, row.panels, 1, 0};
+  const int bytes = head_bytes(type, columns);
   const int heads = bytes % 16 == 0 ? 1 : bytes % 8 == 0 ? 2 : 4;
-  return {heads * bytes, 1, heads, bytes};
+  return {odd_pitch(heads * bytes), 1, heads, bytes};
 }
 // i8 and i4: bytes of a unit's scales, which follow its K and V: one word for each key, K's first.
 constexpr int scale_bytes = 4 * unit_keys;

@@ -1,7 +1,7 @@
-// Decode over K and V of which each segment has types of its own: q8_0, q4_0, i8, i4 or q's type.
-// S^T = K Q^T and O^T = V^T P^T, as in swapped.cuh, but by mma.sync, so that any device from sm_90
-// on has it, and each of the four warps has its own 16 keys of a unit and its own softmax. Their
-// sums are added when a part ends.
+// Decode over K and V of which each segment has types of its own: ggml's blocks, i8, i4 or q's
+// type. S^T = K Q^T and O^T = V^T P^T, as in swapped.cuh, but by mma.sync, so that any device from
+// sm_90 on has it, and each of the four warps has its own 16 keys of a unit and its own softmax.
+// Their sums are added when a part ends.
 #pragma once
 #include "../ptx/movmatrix.h"
 #include "own_load.cuh"
@@ -12,8 +12,7 @@ namespace attn::decode {
 template <DecodeTile tile>
 struct Own : Swapped<OwnTypes, tile> {
   using Base = Swapped<OwnTypes, tile>;
-  using Base::a, Base::shared, Base::ring, Base::q_place, Base::at, Base::all_begin, Base::all_end,
-      Base::sum;
+  using Base::a, Base::shared, Base::ring, Base::q_place, Base::at, Base::sum;
   using Base::elements, Base::head_dim, Base::head_dim_v, Base::row_tiles, Base::rows;
   using Base::lane, Base::lane_row, Base::plain, Base::used_rows, Base::warp;
   static constexpr int steps = head_dim / 32;  // of K's columns
@@ -28,7 +27,7 @@ struct Own : Swapped<OwnTypes, tile> {
   float o[v_tiles][row_tiles][4];
   // What the lane reads of a unit of the types before: places in the stage, of V's scales of i8 and
   // i4 which halves. Q lies in shared memory as K's type takes it.
-  unsigned types = 0, k_at, v_at;
+  unsigned types = 0, k_at, v_at, part_slot;
   int q_at;  // the lane's words of Q, behind q_place
   union {
     unsigned k_scale_at;
@@ -80,40 +79,40 @@ struct Own : Swapped<OwnTypes, tile> {
       for (int other = 1; other < lanes; other *= 2)
         most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, other));
       const QueryFactor factor(most);
-      const bool halves = has_halves(type);
+      const bool codes = below_normal(type);
       if (threadIdx.x % lanes == 0)
-        shared.q_scale[i0] = a.scale * factor.undo * log2_e * (halves ? half_undo : 1);
-      // What the products of a block, or of i4 of a row, begin with.
-      float offset = 0;
+        shared.q_scale[i0] = a.scale * factor.undo * log2_e * (codes ? scores_factor : 1);
+      float columns = 0;  // the sum of a block's, of i4 of a row's
       unsigned words[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float more = halves ? factor.value * half_factor(i / 2) : factor.value;
-        const float low = x[i][0] * more, high = x[i][1] * more;
-        offset += (low + high) * (i / 2 ? 16 * half_offset : half_offset);
-        words[i] = type == attn_element_bf16 ? BF16::pack(low, high) : F16::pack(low, high);
+        const float more = codes ? column_factor(type, i / 2) : 1;
+        const float low = x[i][0] * factor.value, high = x[i][1] * factor.value;
+        columns += low + high;
+        words[i] = type == attn_element_bf16 ? BF16::pack(low * more, high * more)
+                                             : F16::pack(low * more, high * more);
       }
       ptx::store_shared(address(image) + ((r / 8 * steps + step) * 32 + r % 8 * 4 + t) * 16, words);
-      if (!halves) continue;
+      if (!codes) continue;
 #pragma unroll
       for (int other = 1; other < lanes; other *= 2)
         if (other < 4 || type == attn_element_i4)
-          offset += __shfl_xor_sync(0xffffffff, offset, other);
+          columns += __shfl_xor_sync(0xffffffff, columns, other);
       if (t > 0) continue;
-      float* const to = offsets(image) + ((r / 8 * steps + step) * 4 + r % 8 / 2) * 4 + r % 2;
-      to[0] = to[2] = offset;
+      float* const to = column_sums(image) + ((r / 8 * steps + step) * 4 + r % 8 / 2) * 4 + r % 2;
+      to[0] = to[2] = columns * columns_factor(type);
     }
   }
-  // Of 8 rows and 32 columns: four lanes' offsets, as accumulators are.
-  static __device__ __forceinline__ float* offsets(unsigned char* image) {
+  // Of 8 rows and 32 columns: four lanes' sums of Q's columns, as accumulators are.
+  static __device__ __forceinline__ float* column_sums(unsigned char* image) {
     return reinterpret_cast<float*>(image + tile.q_bytes());
   }
-  __device__ __forceinline__ void begin_with_offset(float (&x)[row_tiles][4], int step) const {
+  __device__ __forceinline__ void load_column_sums(float (&x)[row_tiles][4], int step) const {
 #pragma unroll
     for (int n = 0; n < row_tiles; ++n) {
-      const float4 offset = *reinterpret_cast<const float4*>(
+      const float4 sums = *reinterpret_cast<const float4*>(
           q_place + q_at - lane() / 4 * 64 + tile.q_bytes() + (n * steps + step) * 64);
-      x[n][0] = offset.x, x[n][1] = offset.y, x[n][2] = offset.z, x[n][3] = offset.w;
+      x[n][0] = sums.x, x[n][1] = sums.y, x[n][2] = sums.z, x[n][3] = sums.w;
     }
   }
   __device__ __forceinline__ uint4 q_words(int n, int step) const {
@@ -176,7 +175,7 @@ struct Own : Swapped<OwnTypes, tile> {
   template <class K>
   __device__ __forceinline__ void multiply_code_k(Scores& x, unsigned from, unsigned scales) const {
     Scores odd = {};
-    if (std::is_same_v<K, I4<head_dim>>) begin_with_offset(x, 0);
+    if (std::is_same_v<K, I4<head_dim>>) load_column_sums(x, 0);
     const float2 scale = k_key_scales(scales);
 #pragma unroll
     for (int two = 0; two < steps / 2; ++two) {
@@ -191,34 +190,42 @@ struct Own : Swapped<OwnTypes, tile> {
 #pragma unroll
       for (int j = 0; j < 4; ++j) x[n][j] *= j < 2 ? scale.x : scale.y;
   }
+  // x += scale y, of keys g and g + 8.
+  static __device__ __forceinline__ void add_scaled(Scores& x, const Scores& y,
+                                                    const float2& scale) {
+#pragma unroll
+    for (int n = 0; n < row_tiles; ++n)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) x[n][j] = fmaf(y[n][j], j < 2 ? scale.x : scale.y, x[n][j]);
+  }
+  // So that what follows from it has no registers where other types are at work.
+  static __device__ __forceinline__ int here(int x) { return int(ptx::recompute(unsigned(x))); }
   // Each block's products are summed up for themselves, for they have a scale.
   template <class Block>
   __device__ __forceinline__ void multiply_block_k(Scores& x, unsigned row) const {
     using Rows = BlockRows<Block, head_dim>;
     const unsigned both[2] = {row, row + k_pitch8};
+    const int t = here(lane() % 4);
 #pragma unroll
     for (int block = 0; block < steps; ++block) {
       unsigned f[2][4];
-      Rows::load_k(f, both, block, lane() % 4);
-      const float2 scale = Rows::k_scales(both, block);
-      Scores products = {};
-      if (std::is_same_v<Block, Q4_0>) begin_with_offset(products, block);
+      Rows::load_k(f, both, block, t);
+      const KeyScales key = Rows::k_scales(both, block);
+      Scores products = {}, columns;
+      if (code_offset(Block::type) > 0) load_column_sums(products, block);
       multiply<F16>(products, products, f, block);
-#pragma unroll
-      for (int n = 0; n < row_tiles; ++n)
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
-          x[n][j] = fmaf(products[n][j], j < 2 ? scale.x : scale.y, x[n][j]);
+      add_scaled(x, products, key.scale);
+      if (Block::layout.has_min) {
+        load_column_sums(columns, block);
+        add_scaled(x, columns, key.min);
+      }
     }
   }
   __device__ __forceinline__ void multiply_k(Scores& x, unsigned stage) const {
     const int type = types & 0xff;
     const unsigned from = stage + k_at;
-    if (type == attn_element_q8_0)
-      multiply_block_k<Q8_0>(x, from);
-    else if (type == attn_element_q4_0)
-      multiply_block_k<Q4_0>(x, from);
-    else if (type == attn_element_i8)
+    if (with_block(type, [&](auto block) { multiply_block_k<decltype(block)>(x, from); })) return;
+    if (type == attn_element_i8)
       multiply_code_k<I8<head_dim>>(x, from, stage + k_scale_at);
     else if (type == attn_element_i4)
       multiply_code_k<I4<head_dim>>(x, from, stage + k_scale_at);
@@ -231,6 +238,7 @@ struct Own : Swapped<OwnTypes, tile> {
   // The first unit of a part, or one of other types.
   __device__ __forceinline__ void begin_types(unsigned next) {
     if ((types & 0xff) != (next & 0xff)) {
+      look_at_part();
       meet();  // all have done with Q, and with what the part before wrote
       load_q(next & 0xff);
       meet();
@@ -238,7 +246,7 @@ struct Own : Swapped<OwnTypes, tile> {
     types = next;
     const int k_type = next & 0xff, v_type = next >> 8 & 0xff, g = lane() / 4, t = lane() % 4,
               keys = warp() * warp_keys, k_more = next >> 16 & 0xff, v_more = next >> 24;
-    if (is_block(k_type)) {
+    if (is_ggml(k_type)) {
       const OwnPlace place = own_place(k_type, head_dim, heads());
       k_at = place.at(warp_head(), this->key_warp * warp_keys + g, stage_keys()) + 4 * k_more;
       k_pitch8 = 8 * place.pitch;
@@ -250,7 +258,7 @@ struct Own : Swapped<OwnTypes, tile> {
       k_scale_at = a.scales_at + 4 * (keys + g) + 2 * half_of_key(k_more, g, warp_head());
     }
     v_at = a.k_bytes;
-    if (is_block(v_type)) {
+    if (is_ggml(v_type)) {
       const OwnPlace place = own_place(v_type, head_dim_v, heads());
       v_at += place.at(warp_head(), this->key_warp * warp_keys + 2 * t, stage_keys()) + 4 * v_more;
       v_pitch = place.pitch;
@@ -261,11 +269,23 @@ struct Own : Swapped<OwnTypes, tile> {
       v_scale_halves = select_of_halves(v_more, warp_head());
     }
   }
+  // `at` is read where it is used: registers that are spilled are read for each unit, and from L2
+  // where cp.async of scales has driven them out of L1.
+  __device__ __forceinline__ void look_at_part() { at = shared.part[part_slot].at; }
+  // Whether every row sees these keys.
+  __device__ __forceinline__ bool all_see(int begin, int end) {
+    if (a.tree) {
+      look_at_part();
+      if (end > at.seqlen_kv - int(a.tree_mask.keys)) return false;
+    }
+    return begin >= shared.keys[rows - 1].x && end <= shared.keys[0].y;
+  }
   __device__ __forceinline__ void take(unsigned stage, const OwnUnit& unit) {
     const int first = unit.first;
     const unsigned long long seen = unit.valid;  // keys that some row sees
     if (seen == 0) return;
     if (unit.types != types) begin_types(unit.types);
+    const bool some_hidden = seen != ~0ull || !all_see(first, first + stage_keys());
     float x[elements];
     {
       Scores products = {};
@@ -276,11 +296,15 @@ struct Own : Swapped<OwnTypes, tile> {
         for (int j = 0; j < 4; ++j) x[4 * n + j] = products[n][j];
     }
     this->scale_scores(x, 1);
-    if (!plain()) this->modify(x, first);
+    if (!plain()) {
+      look_at_part();
+      this->modify(x, first);
+    }
     unsigned valid = unsigned(seen >> warp_keys * this->key_warp) & 0xffff;
-    if (seen != ~0ull || first < all_begin || first + stage_keys() > all_end) {
+    if (some_hidden) {
       this->hide(x, first, seen);
       if (a.tree) {
+        look_at_part();
         valid = unsigned(this->hide_by_tree(x, first) >> warp_keys * warp()) & 0xffff;
         meet();  // before a warp goes on to the next unit
       }
@@ -416,6 +440,7 @@ struct Own : Swapped<OwnTypes, tile> {
                                               unsigned valid) {
     using Rows = BlockRows<Block, head_dim_v>;
     constexpr int blocks = Rows::blocks;
+    const int g = here(lane() / 4);
     const unsigned rows_of[4] = {row, row + v_pitch, row + 8 * v_pitch, row + 9 * v_pitch};
     VScales<blocks> scales;
 #pragma unroll
@@ -428,10 +453,19 @@ struct Own : Swapped<OwnTypes, tile> {
 #pragma unroll
     for (int block = 0; block < blocks; ++block) {
       unsigned columns[2][4];
-      Rows::load_v(columns, rows_of, block, lane() / 4);
+      Rows::load_v(columns, rows_of, block, g);
       Weights own;
       scaled<blocks>(own, p, scales, block);
       add_columns<F16>(block, columns, own);
+      if constexpr (Block::layout.has_min) {
+        // The same for all columns, as another product: so p is not rounded once more.
+        const uint2 there = there_of(valid);
+        const unsigned first = Rows::v_scales(rows_of, block, 0, 2) & there.x,
+                       second = Rows::v_scales(rows_of, block, 1, 2) & there.y;
+        const unsigned minima[2][4] = {{first, first, second, second},
+                                       {first, first, second, second}};
+        add_columns<F16>(block, minima, p);
+      }
     }
   }
   template <class V>
@@ -473,11 +507,8 @@ struct Own : Swapped<OwnTypes, tile> {
                                         unsigned valid) {
     const int type = types >> 8 & 0xff;
     const unsigned from = stage + v_at;
-    if (type == attn_element_q8_0)
-      add_block_v<Q8_0>(x, from, valid);
-    else if (type == attn_element_q4_0)
-      add_block_v<Q4_0>(x, from, valid);
-    else if (type == attn_element_i8)
+    if (with_block(type, [&](auto block) { add_block_v<decltype(block)>(x, from, valid); })) return;
+    if (type == attn_element_i8)
       add_code_v<I8<head_dim_v>>(x, stage, valid);
     else if (type == attn_element_i4)
       add_code_v<I4<head_dim_v>>(x, stage, valid);
@@ -563,7 +594,8 @@ struct Own : Swapped<OwnTypes, tile> {
       wait(shared.part_full[slot], number / 2 % 2);
       const SwappedPart& part = shared.part[slot];
       if (part.none) return;
-      at = part.at;
+      part_slot = slot;
+      look_at_part();
       begin_part();
       const auto leave = [&] {
         __syncwarp();
@@ -579,6 +611,7 @@ struct Own : Swapped<OwnTypes, tile> {
         leave();
       }
       const bool final = shared.unit[stage.number].final;
+      look_at_part();
       end_part(part.placed, ring_place + stage.number * a.stage_bytes);
       if (final) return;
       leave();

@@ -12,6 +12,7 @@
 // of their own, one for each key and head.
 #pragma once
 #include "../common/element.cuh"
+#include "../common/iq4_nl.cuh"
 #include "../ptx/f16x2.h"
 #include "../ptx/ldmatrix.h"
 #include "../ptx/load_shared.h"
@@ -29,29 +30,31 @@ struct KeyOrder {
 };
 __device__ __forceinline__ KeyOrder key_order(int type) {
   if (type == attn_element_i4) return {8, 2, 1, 4};
+  if (type == attn_element_iq4_nl) return {4, 2, 16, 1};
   if (type == attn_element_f16 || type == attn_element_bf16) return {2, 8, 16, 1};
   return {4, 1, 16, 2};
 }
 
-// Pairs of codes: bytes 0 and 2 of a word, which are 128 more than what is said, and the halves of
-// these bytes, 8 more. V's become these numbers in f16.
+// V's codes become numbers in f16: pairs of bytes 0 and 2 of a word, or of these bytes' halves. The
+// bits that a number of 1024 or more begins with are `high`: they have a fifth bit too, and turn
+// two's complement into a code from 0 on.
+constexpr unsigned high = 0x64006400;  // 1024
 __device__ __forceinline__ unsigned pair_of_bytes(unsigned w) {
-  return ptx::add_f16x2(ptx::and_xor(w, 0x00ff00ff, 0x64806480), 0xe480e480);  // 1024 + x - 1152
+  return ptx::add_f16x2(ptx::and_xor(w, 0x00ff00ff, high ^ 0x00800080), 0xe480e480);
 }
-// flip: of two's complement.
-template <bool flip>
-__device__ __forceinline__ unsigned pair_of_lower(unsigned w) {
-  return ptx::add_f16x2(ptx::and_xor(w, 0x000f000f, flip ? 0x64086408 : 0x64006400),
-                        0xe408e408);  // 1024 + x - 1032
+template <int offset>
+__device__ __forceinline__ unsigned pair_of_lower(unsigned w, unsigned high) {
+  return ptx::add_f16x2(ptx::and_xor(w, 0x000f000f, high),
+                        0xe400e400 + offset * 0x00010001);  // 1024 + x - (1024 + offset)
 }
-template <bool flip>
-__device__ __forceinline__ unsigned pair_of_upper(unsigned w) {
-  return ptx::fma_f16x2(ptx::and_xor(w, 0x00f000f0, flip ? 0x64806480 : 0x64006400), 0x2c002c00,
-                        0xd480d480);  // (1024 + 16x) / 16 - 72
+template <int offset>
+__device__ __forceinline__ unsigned pair_of_upper(unsigned w, unsigned high) {
+  return ptx::fma_f16x2(ptx::and_xor(w, 0x00f000f0, high), 0x2c002c00,
+                        0xd400d400 + offset * 0x00100010);  // (1024 + 16x) / 16 - (64 + offset)
 }
-// K's halves become numbers below f16's normal ones by one instruction each: 2^-24 times what the
-// half has, or 2^-20 times in the upper ones. What is 8 too much is taken from the product, and Q's
-// columns have factors (half_factor()).
+// K's codes become numbers below f16's normal ones by one instruction each: 2^-24 times the code,
+// or 2^-20 times in upper halves, for which Q's columns have factors (column_factor()). Codes are
+// code_offset() too large, which is taken from the product.
 template <bool flip>
 __device__ __forceinline__ unsigned pair_of_halves(unsigned w, unsigned mask) {
   return flip ? ptx::and_xor(w, mask, mask & 0x00880088) : w & mask;
@@ -68,15 +71,35 @@ __device__ __forceinline__ void halves_of_keys(unsigned (&a)[2][4], unsigned x, 
       a[upper][2 * i + 1] = pair_of_halves<flip>(y >> 8 * i, mask);
     }
 }
-__device__ __forceinline__ constexpr bool has_halves(int type) {
-  return type == attn_element_q4_0 || type == attn_element_i4;
+// Of a key's fifth bits, from the lane's first column on: columns 0 to 3 have bits 0 to 3, columns
+// 16 to 19 bits 16 to 19.
+__device__ __forceinline__ void add_fifth_bits(unsigned (&a)[2][4], int key, unsigned bits) {
+#pragma unroll
+  for (int upper = 0; upper < 2; ++upper) {
+    // All four twice, so that those of columns 0 and 2, or 1 and 3, are 16 bits apart.
+    const int to = upper ? 8 : 4;
+    const unsigned twice = (bits >> 16 * upper & 15) * (1u << to | 1u << (to + 14));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) a[upper][2 * i + key] |= twice >> i & 0x00010001u << to;
+  }
+}
+__device__ __forceinline__ constexpr bool below_normal(int type) {
+  return type == attn_element_i4 || (is_ggml(type) && type != attn_element_q8_0);
+}
+__device__ __forceinline__ constexpr int code_offset(int type) {
+  if (type == attn_element_i4) return 8;
+  return type == attn_element_iq4_nl ? 128 : block_layout(type).offset;
 }
 // What a column of Q is multiplied with, in [1, 2) before: the smallest that 1 / 16 of it is as
 // exact. The scores then have 2^-14 of their value.
-__device__ __forceinline__ constexpr float half_factor(bool upper) {
-  return upper ? 64 : 1024;
+__device__ __forceinline__ constexpr float column_factor(int type, bool upper) {
+  return upper && type != attn_element_iq4_nl ? 64 : 1024;
 }
-constexpr float half_undo = 1 << 14, half_offset = -8.0f / (1 << 24);
+constexpr float scores_factor = 1 << 14;
+// What the sum of Q's columns is multiplied with: with the offset, or for K's minimum.
+__device__ __forceinline__ constexpr float columns_factor(int type) {
+  return float(block_layout(type).has_min ? 1 : -code_offset(type)) / scores_factor;
+}
 __device__ __forceinline__ void bytes_of_keys(unsigned (&a)[4], unsigned x, unsigned y) {
   a[0] = pair_of_bytes(x);
   a[1] = pair_of_bytes(y);
@@ -97,82 +120,190 @@ __device__ __forceinline__ constexpr int v_key(int i) {
   return i / 2 * 8 + i % 2;
 }
 
-struct Q8_0 {
-  static constexpr int block_bytes = q8_0_bytes;
-
-  // word(at): of the codes of keys g (key 0) or g + 8, from byte `at` on.
+// ggml's blocks. What a lane reads of one is at bytes counted from its first:
+// word(key, at): four bytes of key g (key 0) or g + 8, of V of key v_key(key);
+// two(i, at): two bytes of key v_key(i).
+template <int of_type>
+struct Block {
+  static constexpr int type = of_type;
+  static constexpr BlockLayout layout = block_layout(type);
+  static constexpr int codes = layout.codes_at();
+};
+struct Q8_0 : Block<attn_element_q8_0> {
   template <class Word>
   static __device__ __forceinline__ void load_k(unsigned (&a)[2][4], Word&& word, int t) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
-      bytes_of_keys(a[i], word(0, 16 * i + 4 * t), word(1, 16 * i + 4 * t));
+    for (int i = 0; i < 2; ++i) {
+      const int at = codes + 16 * i + 4 * t;
+      bytes_of_keys(a[i], word(0, at), word(1, at));
+    }
   }
-  // two(i, at): two codes of key v_key(i).
-  template <class Two>
-  static __device__ __forceinline__ void load_v(unsigned (&a)[2][4], Two&& two, int g) {
+  template <class Two, class Word>
+  static __device__ __forceinline__ void load_v(unsigned (&a)[2][4], Two&& two, Word&&, int g) {
 #pragma unroll
     for (int i = 0; i < 2; ++i)
 #pragma unroll
-      for (int step = 0; step < 2; ++step)
-        bytes_of_columns(a[i], step,
-                         join(two(2 * step, 16 * i + 2 * g), two(2 * step + 1, 16 * i + 2 * g)));
+      for (int step = 0; step < 2; ++step) {
+        const int at = codes + 16 * i + 2 * g;
+        bytes_of_columns(a[i], step, join(two(2 * step, at), two(2 * step + 1, at)));
+      }
   }
 };
 
-// Byte i has code i in its lower, and 16 + i in its upper half.
-struct Q4_0 {
-  static constexpr int block_bytes = q4_0_bytes;
+// q4_0, q4_1, q5_0, q5_1. Byte i has code i in its lower, and 16 + i in its upper half.
+template <int type>
+struct Halves : Block<type> {
+  using Block<type>::layout, Block<type>::codes;
+  static constexpr int offset = layout.offset;
 
   template <class Word>
   static __device__ __forceinline__ void load_k(unsigned (&a)[2][4], Word&& word, int t) {
-    halves_of_keys<false>(a, word(0, 4 * t), word(1, 4 * t));
+    halves_of_keys<false>(a, word(0, codes + 4 * t), word(1, codes + 4 * t));
+    if constexpr (layout.has_bit) {
+#pragma unroll
+      for (int key = 0; key < 2; ++key)
+        add_fifth_bits(a, key, word(key, layout.bits_at()) >> 4 * t);
+    }
   }
-  template <class Two>
-  static __device__ __forceinline__ void load_v(unsigned (&a)[2][4], Two&& two, int g) {
+  template <class Two, class Word>
+  static __device__ __forceinline__ void load_v(unsigned (&a)[2][4], Two&& two, Word&& word,
+                                                int g) {
 #pragma unroll
     for (int step = 0; step < 2; ++step) {
-      const unsigned w = join(two(2 * step, 2 * g), two(2 * step + 1, 2 * g));
+      const unsigned w = join(two(2 * step, codes + 2 * g), two(2 * step + 1, codes + 2 * g));
+      unsigned bits[2] = {};  // of both keys: of columns 0 to 15, and of 16 to 31
+      if constexpr (layout.has_bit) {
+        const unsigned x = word(2 * step, layout.bits_at()),
+                       y = word(2 * step + 1, layout.bits_at());
+        bits[0] = join(x, y);
+        bits[1] = __byte_perm(x, y, 0x7632);
+      }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        a[0][2 * step + half] = pair_of_lower<false>(w >> 8 * half);
-        a[1][2 * step + half] = pair_of_upper<false>(w >> 8 * half);
+        // With the bit of column 2g + half at bit `to`.
+        const auto with_bit = [&](unsigned bits, int to) {
+          if (!layout.has_bit) return high;
+          return ptx::and_or(__funnelshift_r(bits, bits, 2 * g + half - to), 0x00010001u << to,
+                             high);
+        };
+        a[0][2 * step + half] = pair_of_lower<offset>(w >> 8 * half, with_bit(bits[0], 4));
+        a[1][2 * step + half] = pair_of_upper<offset>(w >> 8 * half, with_bit(bits[1], 8));
       }
     }
   }
 };
+using Q4_0 = Halves<attn_element_q4_0>;
+using Q4_1 = Halves<attn_element_q4_1>;
+using Q5_0 = Halves<attn_element_q5_0>;
+using Q5_1 = Halves<attn_element_q5_1>;
 
-// A warp's rows of this many columns in blocks, which lie `pitch` bytes apart.
+// The same with codes that are places in a table of bytes.
+struct Iq4Nl : Block<attn_element_iq4_nl> {
+  // Of bytes 0 and 1, then of 2 and 3: what the table has for the lower half, then for the upper.
+  static __device__ __forceinline__ void look_up(unsigned (&to)[2], unsigned w) {
+    constexpr unsigned table[] = {iq4_nl_word(0), iq4_nl_word(4), iq4_nl_word(8), iq4_nl_word(12)};
+    const unsigned which = ptx::and_or(w >> 1, 0x44444444, 0x32103210);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const unsigned code = w >> 16 * i & 0x7777;
+      to[i] = __byte_perm(__byte_perm(table[0], table[1], code),
+                          __byte_perm(table[2], table[3], code), which >> 16 * i);
+    }
+  }
+  template <class Word>
+  static __device__ __forceinline__ void load_k(unsigned (&a)[2][4], Word&& word, int t) {
+#pragma unroll
+    for (int key = 0; key < 2; ++key) {
+      unsigned x[2];
+      look_up(x, word(key, codes + 4 * t));
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+#pragma unroll
+        for (int upper = 0; upper < 2; ++upper)
+          a[upper][2 * i + key] = ptx::and_xor(x[i] >> 8 * upper, 0x00ff00ff, 0x00800080);
+    }
+  }
+  template <class Two, class Word>
+  static __device__ __forceinline__ void load_v(unsigned (&a)[2][4], Two&& two, Word&&, int g) {
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+      // Byte 2g of both keys, then 2g + 1.
+      unsigned x[2];
+      look_up(x,
+              __byte_perm(two(2 * step, codes + 2 * g), two(2 * step + 1, codes + 2 * g), 0x5140));
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int upper = 0; upper < 2; ++upper)
+          a[upper][2 * step + half] = pair_of_bytes(x[half] >> 8 * upper);
+    }
+  }
+};
+// Calls body() with ggml's type; false if it is another.
+template <class Body>
+__device__ __forceinline__ bool with_block(int type, Body&& body) {
+  if (type == attn_element_q8_0)
+    body(Q8_0());
+  else if (type == attn_element_q4_0)
+    body(Q4_0());
+  else if (type == attn_element_q4_1)
+    body(Q4_1());
+  else if (type == attn_element_q5_0)
+    body(Q5_0());
+  else if (type == attn_element_q5_1)
+    body(Q5_1());
+  else if (type == attn_element_iq4_nl)
+    body(Iq4Nl());
+  else
+    return false;
+  return true;
+}
+
+// Of keys g and g + 8.
+struct KeyScales {
+  float2 scale, min;
+};
+// A warp's rows of this many columns in blocks.
 template <class Block, int columns>
 struct BlockRows {
-  static constexpr int blocks = columns / 32, bytes = blocks * Block::block_bytes;
-  static __device__ constexpr int scale_at(int block) { return block * Block::block_bytes; }
+  static constexpr BlockLayout layout = Block::layout;
+  static constexpr int blocks = columns / 32, bytes = blocks * layout.size();
+  static __device__ constexpr int scale_at(int block) { return block * layout.size(); }
 
-  // Block n. rows: of keys g and g + 8.
+  // Four bytes of block n. Codes of even blocks may begin between words, as fifth bits then do.
+  static __device__ __forceinline__ unsigned word(unsigned row, int n, int at) {
+    const unsigned from = row + scale_at(n) + at;
+    if ((scale_at(n) + layout.codes_at()) % 4 == 0) return ptx::load_shared(from);
+    return __byte_perm(ptx::load_shared(from - 2), ptx::load_shared(from + 2), 0x5432);
+  }
+  static __device__ __forceinline__ unsigned two(unsigned row, int n, int at) {
+    return ptx::load_shared_half(row + scale_at(n) + at);
+  }
+  // rows: of keys g and g + 8.
   static __device__ __forceinline__ void load_k(unsigned (&a)[2][4], const unsigned (&rows)[2],
                                                 int n, int t) {
-    const auto word = [&](int key, int at) {
-      const unsigned from = rows[key] + scale_at(n) + 2 + at;
-      if (n % 2 == 1) return ptx::load_shared(from);
-      return __byte_perm(ptx::load_shared(from - 2), ptx::load_shared(from + 2), 0x5432);
-    };
-    Block::load_k(a, word, t);
+    Block::load_k(a, [&](int key, int at) { return word(rows[key], n, at); }, t);
   }
-  static __device__ __forceinline__ float2 k_scales(const unsigned (&rows)[2], int n) {
-    return {F16::unpack(ptx::load_shared_half(rows[0] + scale_at(n))),
-            F16::unpack(ptx::load_shared_half(rows[1] + scale_at(n)))};
+  static __device__ __forceinline__ KeyScales k_scales(const unsigned (&rows)[2], int n) {
+    if (!layout.has_min)
+      return {{F16::unpack(two(rows[0], n, 0)), F16::unpack(two(rows[1], n, 0))}, {0, 0}};
+    const unsigned x = ptx::load_shared(rows[0] + scale_at(n)),
+                   y = ptx::load_shared(rows[1] + scale_at(n));
+    return {{F16::unpack(x & 0xffff), F16::unpack(y & 0xffff)},
+            {F16::unpack(x >> 16), F16::unpack(y >> 16)}};
   }
   // rows: of keys v_key(i).
   static __device__ __forceinline__ void load_v(unsigned (&a)[2][4], const unsigned (&rows)[4],
                                                 int n, int g) {
-    const auto two = [&](int i, int at) {
-      return ptx::load_shared_half(rows[i] + scale_at(n) + 2 + at);
-    };
-    Block::load_v(a, two, g);
+    Block::load_v(
+        a, [&](int i, int at) { return two(rows[i], n, at); },
+        [&](int i, int at) { return word(rows[i], n, at); }, g);
   }
-  // The scales of keys 2t and 2t + 1 (step 0), or of 2t + 8 and 2t + 9.
-  static __device__ __forceinline__ unsigned v_scales(const unsigned (&rows)[4], int n, int step) {
-    return join(ptx::load_shared_half(rows[2 * step] + scale_at(n)),
-                ptx::load_shared_half(rows[2 * step + 1] + scale_at(n)));
+  // Of keys 2t and 2t + 1 (step 0), or of 2t + 8 and 2t + 9, the halves at byte `at` of the block:
+  // scales at 0, minima at 2.
+  static __device__ __forceinline__ unsigned v_scales(const unsigned (&rows)[4], int n, int step,
+                                                      int at = 0) {
+    return join(two(rows[2 * step], n, at), two(rows[2 * step + 1], n, at));
   }
 };
 
@@ -252,8 +383,8 @@ struct I4 {
         // Byte g of both, as bytes 0 and 2.
         const unsigned both = __byte_perm(ptx::load_shared((x_at ^ 8 * i) + at),
                                           ptx::load_shared((y_at ^ 8 * i) + at), own_bytes);
-        a[i][2 * step] = pair_of_lower<true>(both);
-        a[i][2 * step + 1] = pair_of_upper<true>(both);
+        a[i][2 * step] = pair_of_lower<8>(both, high ^ 0x00080008);
+        a[i][2 * step + 1] = pair_of_upper<8>(both, high ^ 0x00800080);
       }
   }
 };

@@ -67,7 +67,7 @@ struct OwnLoader : SwappedLoader<OwnTypes, tile> {
     boxes.columns = panel_pitch / (has_row_scale(type) ? 1 : 2);
     const int first_head = at.h << a.heads_log2;
     boxes.head = first_head / place.heads;
-    if (is_block(type) && a.heads_log2 == 0) {
+    if (is_ggml(type) && a.heads_log2 == 0) {
       // Boxes begin at multiples of 16 bytes, heads (units of 2 bytes before them) at any of 4.
       boxes.head = 0;
       boxes.column = first_head * head_pitch / 8 * 8;

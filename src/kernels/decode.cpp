@@ -1,7 +1,7 @@
 // The kernels decode_*: few queries against many keys, of 16 bits as the queries or of fp8. They
 // differ by the head dimensions and rows they take. decode_sm90_*_r8 to _r64 are for wgmma; _r64
 // take more rows in tiles of 64. decode_sm80_* and decode_sm89_* are for all other devices.
-// decode_sm90_blocks_*: K and V of each segment in q8_0, q4_0, i8, i4 or q's type; up to 8 rows,
+// decode_sm90_blocks_*: K and V of each segment in ggml's blocks, i8, i4 or q's type; up to 8 rows,
 // _r16 up to 16.
 #include "kernels/decode.h"
 
@@ -35,7 +35,7 @@ constexpr Limits limits(const decode::Variant& variant) {
                  both = type_bit(ATTN_F16) | type_bit(ATTN_BF16);
   Limits limits = {.in_types = fp8 || tile.own_types ? both : type,
                    .kv_types = fp8              ? fp8_of_cuda
-                               : tile.own_types ? both | device_ggml_types | device_scaled_types
+                               : tile.own_types ? both | ggml_types | device_scaled_types
                                                 : type,
                    .out_types = float_types,
                    .flags = forward_flags | ATTN_ALIBI | ATTN_SPLIT_INVARIANT,

@@ -354,8 +354,9 @@ inline TensorMap map_of_blocks(const Problem& p, const attn_segment& s, attn_dty
   const int64_t row = dtype_bytes(type, (p.heads_kv - 1) * stride.head + head_dim);
   return {.rank = 4,
           .element_bytes = 2,
-          .size = {(heads == 1 ? row : place.pitch) / 2, std::max<int64_t>(1, size.rows),
-                   heads == 1 ? 1 : p.heads_kv / place.heads, std::max<int64_t>(1, size.batch)},
+          .size = {(heads == 1 ? row : place.heads * place.head_bytes) / 2,
+                   std::max<int64_t>(1, size.rows), heads == 1 ? 1 : p.heads_kv / place.heads,
+                   std::max<int64_t>(1, size.batch)},
           .stride = {dtype_bytes(type, stride.seq),
                      heads == 1 ? 16 : place.heads * dtype_bytes(type, stride.head),
                      dtype_bytes(type, stride.batch)},
@@ -423,8 +424,7 @@ inline Status check_own_types(const Problem& p) {
       // The most bytes before a head in its box.
       const int64_t head = dtype_bytes(type, stride.head),
                     in_front = p.heads_kv > 1 ? (16 - std::gcd(head, int64_t{16})) % 16 : 0;
-      if (in_front % 4 != 0 ||
-          in_front + dtype_bytes(type, dim) > block_pitch(int(dim), int(dtype_bytes(type))))
+      if (in_front % 4 != 0 || in_front + dtype_bytes(type, dim) > block_pitch(type, int(dim)))
         return unsupported("heads of ", dtype_name(type), " are ", stride.head, " elements, ", head,
                            " bytes, apart; accepted: ", dim, " elements, or multiples of 16 bytes");
     }

@@ -95,12 +95,14 @@ Outputs compute(const Case& c, const Data& data, const Rounding* as, const Plant
           const double* const v = data.v_real[row].data();
           if (round && as->scaled_weights && !data.v_scales[row].empty()) {
             const std::vector<double>& scales = data.v_scales[row];
-            for (size_t i = 0; i < scales.size(); ++i) {
+            const size_t blocks = scales.size() / 2;
+            for (size_t i = 0; i < blocks; ++i) {
+              const double scale = scales[2 * i], min = scales[2 * i + 1];
               double weight = weights[n];
-              if (scales[i] != 0) weight = with_digits_of_f16(weight * scales[i]) / scales[i];
-              const size_t end = (i + 1) * x.size() / scales.size();
-              for (size_t d = i * x.size() / scales.size(); d < end; ++d)
-                x[d] += weight / sum * v[d];
+              if (scale != 0) weight = with_digits_of_f16(weight * scale) / scale;
+              const size_t end = (i + 1) * x.size() / blocks;
+              for (size_t d = i * x.size() / blocks; d < end; ++d)
+                x[d] += (weight * (v[d] - min) + weights[n] * min) / sum;
             }
           } else {
             const double weight = weights[n] / sum;

@@ -589,12 +589,17 @@ Data make_data(const Case& c) {
               write_row(v, s.v_type, v_at, v_row(c, s.source(b), kv_head, j), v_descale,
                         &to.v_scale, to.v_scale_view.at(place, row, kv_head));
           if (dtype_is_ggml(s.v_type))
-            for (int64_t d = 0; d < c.head_dim_v; d += 32)
+            for (int64_t d = 0; d < c.head_dim_v; d += 32) {
+              const unsigned char* const block = v.data() + dtype_bytes(s.v_type, v_at + d);
+              data.v_scales[at].push_back(decode_element(ATTN_F16, block, 0));
               data.v_scales[at].push_back(
-                  decode_element(ATTN_F16, v.data() + dtype_bytes(s.v_type, v_at + d), 0));
-          if (dtype_has_scales(s.v_type))
+                  block_layout(s.v_type).has_min ? decode_element(ATTN_F16, block, 1) : 0);
+            }
+          if (dtype_has_scales(s.v_type)) {
             data.v_scales[at].push_back(decode_element(ATTN_F16, to.v_scale.data(),
                                                        to.v_scale_view.at(place, row, kv_head)));
+            data.v_scales[at].push_back(0);
+          }
           k_norm = std::max(k_norm, norm(data.k_real[at]));
           for (double x : data.v_real[at]) {
             data.v_max = std::max(data.v_max, std::abs(x));

@@ -40,16 +40,16 @@ Case random_case(uint64_t seed, bool prefill = false) {
   const attn_dtype out_types[] = {ATTN_F32, c.q_type, c.q_type};
   c.out_type = draw.pick(out_types);
   if (draw.chance(3)) draw_lengths_q(draw, &c);
-  const attn_dtype types[] = {ATTN_Q8_0,      ATTN_Q4_0, ATTN_I8,   ATTN_I4,   c.q_type,
-                              ATTN_F8_E4M3FN, ATTN_Q4_1, ATTN_Q5_0, ATTN_Q5_1, ATTN_IQ4_NL};
+  const attn_dtype types[] = {ATTN_Q8_0, ATTN_Q4_0, ATTN_I8,     ATTN_I4,  ATTN_Q4_1,
+                              ATTN_Q5_0, ATTN_Q5_1, ATTN_IQ4_NL, c.q_type, ATTN_F8_E4M3FN};
   const bool same = draw.chance(3);
-  const attn_dtype k_type = types[draw(4)], v_type = types[draw(4)];
+  const attn_dtype k_type = types[draw(8)], v_type = types[draw(8)];
   const int64_t segments = draw.chance(2) ? 2 + draw(4) : 1;
   for (int64_t n = 0; n < segments; ++n) {
     SegmentCase s;
     const int64_t capacities[] = {1, 15, 63, 64, 65, 200, 257, 600, 1500};
     s.capacity = capacities[draw(std::size(capacities) - (prefill ? 2 : 0))];
-    const uint64_t taken = prefill && draw.chance(2) ? std::size(types) : 5;
+    const uint64_t taken = std::size(types) - (prefill ? 0 : 1);
     s.k_type = same ? k_type : types[draw(taken)];
     s.v_type = same ? v_type : types[draw(taken)];
     s.layout = attn_layout(draw.chance(2) ? 2 : draw(3));
@@ -94,7 +94,7 @@ Case random_case(uint64_t seed, bool prefill = false) {
 
 const AddRandomFamily added("blocks", [](uint64_t seed) { return random_case(seed); });
 
-TEST_CASE("blocks: random segments of q8_0, q4_0, i8, i4 and q's type") {
+TEST_CASE("blocks: random segments of ggml's types, i8, i4 and q's type") {
   const auto kernels = kernels_here(Op::forward, false);
   for (uint64_t seed = 1; seed <= 120; ++seed) check_case(random_case(seed), kernels);
 }
@@ -158,16 +158,16 @@ void check_cut(uint64_t number, attn_dtype type, double sigma, uint32_t mask) {
 
 TEST_CASE("blocks: a cut into segments changes nothing") {
   uint64_t number = 0;
-  for (const attn_dtype type : {ATTN_Q8_0, ATTN_Q4_0, ATTN_I8, ATTN_I4}) {
+  for (const attn_dtype type : list_of(ggml_types | scaled_types)) {
     for (const double sigma : {0.5, 1.0, 3.0}) check_cut(number++, type, sigma, ATTN_CAUSAL);
     check_cut(number++, type, 1, ATTN_CAUSAL | ATTN_WINDOW);
   }
 }
 
 // Few multiprocessors have many units each, so a block of decode_sm90_blocks_* has 2 or 4 K/V heads
-// at once, if heads are where it can read them together.
+// at once, if heads are where it can read them together. test_decode_blocks.cpp has that it does.
 TEST_CASE("blocks: several heads at once") {
-  const attn_dtype types[] = {ATTN_Q8_0, ATTN_Q4_0, ATTN_I8, ATTN_I4, ATTN_F16};
+  const auto types = list_of(ggml_types | scaled_types | type_bit(ATTN_F16));
   const auto kernels = kernels_here(Op::forward, false);
   uint64_t seed = 0;
   for (const int64_t dim : {64, 128, 256}) {
@@ -177,13 +177,14 @@ TEST_CASE("blocks: several heads at once") {
       c.name += "-" + std::to_string(seed);
       c.seed = seed;
       c.thinning = for_devices(seed);
-      const int64_t heads[] = {2, 4, 6, 8};
+      // Four heads, and with an odd number of pairs two.
+      const int64_t heads[] = {4, 6, 8};
       c.heads_kv = draw.pick(heads);
-      const int64_t group = 1 + draw(4);
+      const int64_t group = 1 + draw(2);
       c.heads_q = group * c.heads_kv;
       c.seqlen_q = 1 + draw(uint64_t(16 / group));
       c.head_dim = c.head_dim_v = dim;
-      c.batch = 1 + draw(3);
+      c.batch = 2 + draw(2);
       c.max_sms = 1;
       c.flags = ATTN_CAUSAL | ATTN_SINKS | (draw.chance(2) ? ATTN_ALIBI : 0);
       if (draw.chance(3)) c.tree_keys = 1 + draw(100);
@@ -204,6 +205,30 @@ TEST_CASE("blocks: several heads at once") {
   }
 }
 
+// A thread block has one sequence after the other, and the scales of i8 and i4 are those of each.
+TEST_CASE("blocks: scales of sequence after sequence") {
+  const auto kernels = kernels_here(Op::forward, false);
+  uint64_t seed = 0;
+  for (const attn_dtype type : {ATTN_I8, ATTN_I4}) {
+    for (const attn_layout layout : {ATTN_PADDED, ATTN_PACKED, ATTN_PAGED}) {
+      for (const int64_t heads : {1, 4}) {
+        Case c = token_case("sequences", type, type, 150);
+        c.name += "-" + std::to_string(++seed);
+        c.seed = seed;
+        c.thinning = for_devices(seed);
+        c.batch = 6;
+        c.heads_kv = heads;
+        c.heads_q = 2 * heads;
+        c.max_sms = 1;
+        c.flags = ATTN_CAUSAL;
+        c.segments[0].layout = layout;
+        c.segments[0].lengths = {150, 64, 1, 0, 97, 128};
+        check_case(c, kernels);
+      }
+    }
+  }
+}
+
 // ---- bytes worked by hand ----------------------------------------------------------------------
 
 constexpr uint16_t half_code = 0x3800, one_code = 0x3c00;  // 0.5 and 1 as f16
@@ -215,12 +240,39 @@ unsigned char* block_of(Buffer& buffer, attn_dtype type, int64_t n) {
 void set_scale(unsigned char* block, uint16_t scale) {
   std::memcpy(block, &scale, 2);
 }
+bool has_min(attn_dtype type) {
+  return type == ATTN_Q4_1 || type == ATTN_Q5_1;
+}
 
-// One key, so that out is its value, whatever the scores are. Code i of a q8_0 block is byte 2 + i
-// as it is; of q4_0 the low half of byte 2 + i for i < 16, the high half of byte 2 + i - 16 above,
-// both less 8.
+// Fills a block with codes and sets its scale of 0.5 or 1, and a minimum.
+void fill_block(unsigned char* block, attn_dtype type, int64_t n, int factor, int more) {
+  for (int64_t i = 0; i < dtype_bytes(type); ++i)
+    block[i] = uint8_t(factor * i + (2 * factor + 13) / 7 * n + more);
+  set_scale(block, n % 3 == 0 ? half_code : one_code);
+  if (has_min(type)) set_scale(block + 2, n % 2 ? 0xc100 : 0x4280);  // -2.5, 3.25
+}
+// What ggml's bytes say: block n has d = 0.5 or 1, and m = -2.5 or 3.25 for q4_1 and q5_1. Code i
+// of q8_0 is a byte as it is. Others have the low half of a byte for i < 16, the high half of byte
+// i - 16 above; of five bits bit i of the word before is 16. d multiplies the code less 8 (q4_0) or
+// 16 (q5_0), or what iq4_nl has for it.
+double value_of(const unsigned char* block, attn_dtype type, int64_t n, int i) {
+  constexpr int iq4_nl[] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                            1,    13,   25,  38,  53,  69,  89,  113};
+  const bool has_bit = type == ATTN_Q5_0 || type == ATTN_Q5_1;
+  const unsigned char* const bits = block + (has_min(type) ? 4 : 2);
+  const unsigned char* const codes = bits + (has_bit ? 4 : 0);
+  const double d = n % 3 == 0 ? 0.5 : 1, m = !has_min(type) ? 0 : n % 2 ? -2.5 : 3.25;
+  if (type == ATTN_Q8_0) return d * (codes[i] < 128 ? codes[i] : codes[i] - 256);
+  int code = i < 16 ? codes[i] % 16 : codes[i - 16] / 16;
+  if (has_bit && bits[i / 8] >> i % 8 & 1) code += 16;
+  if (type == ATTN_Q4_0) code -= 8;
+  if (type == ATTN_Q5_0) code -= 16;
+  return d * (type == ATTN_IQ4_NL ? iq4_nl[code] : code) + m;
+}
+
+// One key, so that out is its value, whatever the scores are.
 TEST_CASE("blocks: values are what ggml's bytes say") {
-  for (const attn_dtype type : {ATTN_Q8_0, ATTN_Q4_0}) {
+  for (const attn_dtype type : list_of(ggml_types)) {
     for (const int64_t dim : largest_head_dims(~0u)) {
       Case c = token_case("one-key", type, type, 1);
       c.head_dim = c.head_dim_v = dim;
@@ -228,17 +280,8 @@ TEST_CASE("blocks: values are what ggml's bytes say") {
       std::vector<double> want;
       for (int64_t n = 0; n < c.heads_kv * dim / 32; ++n) {
         unsigned char* block = block_of(data.segments[0].v, type, n);
-        set_scale(block, n % 3 == 0 ? half_code : one_code);
-        const double scale = n % 3 == 0 ? 0.5 : 1;
-        for (int i = 0; i < (type == ATTN_Q8_0 ? 32 : 16); ++i)
-          block[2 + i] = uint8_t(37 * i + 11 * n + 5);
-        for (int i = 0; i < 32; ++i) {
-          const int byte = block[2 + (type == ATTN_Q8_0 ? i : i % 16)];
-          const int code = type == ATTN_Q8_0 ? (byte < 128 ? byte : byte - 256)
-                           : i < 16          ? byte % 16 - 8
-                                             : byte / 16 - 8;
-          want.push_back(scale * code);
-        }
+        fill_block(block, type, n, 37, 5);
+        for (int i = 0; i < 32; ++i) want.push_back(value_of(block, type, n, i));
       }
       for (const Kernel* kernel : kernels_here(Op::forward, true)) {
         if (!share(*kernel, c)) continue;
@@ -255,11 +298,11 @@ TEST_CASE("blocks: values are what ggml's bytes say") {
   }
 }
 
-// One key and a query that is 1 at one column and 0 elsewhere: lse is the scale times the key's
-// value there. All columns in turn.
+// One key and a query that is 1 at one column and 0 elsewhere: lse is the key's value there. All
+// columns in turn.
 TEST_CASE("blocks: keys are what ggml's bytes say") {
   uint64_t number = 0;
-  for (const attn_dtype type : {ATTN_Q8_0, ATTN_Q4_0}) {
+  for (const attn_dtype type : list_of(ggml_types)) {
     for (int64_t first = 0; first < 128; first += 16) {
       Case c = token_case("one-key", type, type, 1);
       c.thinning = on_all_kernels_in_turn(number++);
@@ -268,12 +311,8 @@ TEST_CASE("blocks: keys are what ggml's bytes say") {
       c.heads_q = 32;
       c.scale = 1;
       Data data = make_data(c);
-      for (int64_t n = 0; n < c.heads_kv * 4; ++n) {
-        unsigned char* block = block_of(data.segments[0].k, type, n);
-        set_scale(block, n % 3 == 0 ? half_code : one_code);
-        for (int i = 0; i < (type == ATTN_Q8_0 ? 32 : 16); ++i)
-          block[2 + i] = uint8_t(41 * i + 13 * n + 3);
-      }
+      for (int64_t n = 0; n < c.heads_kv * 4; ++n)
+        fill_block(block_of(data.segments[0].k, type, n), type, n, 41, 3);
       std::memset(data.q.data(), 0, data.q.size());
       for (int64_t h = 0; h < c.heads_q; ++h)
         data.q.as<uint16_t>()[h * 128 + first + h % 16] = one_code;
@@ -285,13 +324,9 @@ TEST_CASE("blocks: keys are what ggml's bytes say") {
         INFO(kernel->name << " " << dtype_name(type) << " columns from " << first);
         REQUIRE(got.error == "");
         for (int64_t h = 0; h < c.heads_q; ++h) {
-          const int64_t column = h / 16 * 128 + first + h % 16;
-          const unsigned char* block = block_of(data.segments[0].k, type, column / 32);
-          const int i = int(column % 32), byte = block[2 + (type == ATTN_Q8_0 ? i : i % 16)];
-          const int code = type == ATTN_Q8_0 ? (byte < 128 ? byte : byte - 256)
-                           : i < 16          ? byte % 16 - 8
-                                             : byte / 16 - 8;
-          const double want = (column / 32 % 3 == 0 ? 0.5 : 1) * code;
+          const int64_t column = h / 16 * 128 + first + h % 16, n = column / 32;
+          const double want =
+              value_of(block_of(data.segments[0].k, type, n), type, n, int(column % 32));
           CHECK(std::abs(got.lse[size_t(h)] - want) <= 1e-7 + 1e-6 * std::abs(want));
         }
       }
@@ -311,8 +346,11 @@ TEST_CASE("blocks: scales of 0, subnormal, infinite and NaN") {
         Data data = make_data(c);
         // Of K/V head 1, keys 7 and 90; all others as they are.
         Buffer& buffer = of_v ? data.segments[0].v : data.segments[0].k;
-        for (const int64_t key : {7, 90})
-          set_scale(block_of(buffer, type, (key * c.heads_kv + 1) * 2 + 1), scale);
+        for (const int64_t key : {7, 90}) {
+          unsigned char* const block = block_of(buffer, type, (key * c.heads_kv + 1) * 2 + 1);
+          set_scale(block, scale);
+          if (has_min(type)) set_scale(block + 2, key == 7 ? scale : one_code);
+        }
         const Outputs want = reference_answer(c, data);
         REQUIRE(want.error == "");
         for (const Kernel* kernel : kernels_here(Op::forward, true)) {
@@ -338,7 +376,7 @@ TEST_CASE("blocks: scales of 0, subnormal, infinite and NaN") {
 // V of one size throughout: weights times scales must not fall below what f16 has.
 TEST_CASE("blocks: values of any size keep their digits") {
   uint64_t number = 0;
-  for (const attn_dtype type : {ATTN_Q8_0, ATTN_Q4_0}) {
+  for (const attn_dtype type : list_of(ggml_types)) {
     for (const int exponent : {-20, -10, 0, 8}) {
       Case c = token_case("sizes", type, type, 300);
       c.thinning = on_all_kernels_in_turn(number++);
@@ -348,10 +386,13 @@ TEST_CASE("blocks: values of any size keep their digits") {
         const Outputs plain =
             run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
         if (declined(*kernel, plain)) continue;
-        // One scale for all.
+        // One scale for all, and one minimum.
         const auto with_scales = [&](int of) {
-          for (int64_t n = 0; n < 300 * c.heads_kv * 2; ++n)
-            set_scale(block_of(data.segments[0].v, type, n), f16_code(std::exp2(of)));
+          for (int64_t n = 0; n < 300 * c.heads_kv * 2; ++n) {
+            unsigned char* const block = block_of(data.segments[0].v, type, n);
+            set_scale(block, f16_code(std::exp2(of)));
+            if (has_min(type)) set_scale(block + 2, f16_code(-5 * std::exp2(of)));
+          }
           return run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
         };
         const Outputs unit = with_scales(0), got = with_scales(exponent);

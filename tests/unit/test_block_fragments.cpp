@@ -1,29 +1,29 @@
 // kernels/decode/own_elements.cuh on the host, lane by lane: what the matrix unit gets of ggml's
 // blocks, and of i8 and i4.
 // Instructions are as the PTX manual describes them.
+#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <vector>
 
 #include "catch.h"
 #include "core/dtype.h"
+#include "core/types.h"
 
 #define __device__
 #define __forceinline__ inline
 
-namespace {
-struct {
-  unsigned x = 0;
-} threadIdx;
 struct float2 {
   float x, y;
 };
 struct uint2 {
   unsigned x, y;
 };
-uint2 make_uint2(unsigned x, unsigned y) {
-  return {x, y};
-}
+
+namespace {
+struct {
+  unsigned x = 0;
+} threadIdx;
 std::vector<unsigned char> shared;  // memory
 
 // Byte i of the result is byte selector[i] of b:a, counted from a's lowest.
@@ -33,6 +33,9 @@ unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
   for (int i = 0; i < 4; ++i)
     result |= unsigned(both >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
   return result;
+}
+unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by) {
+  return unsigned((low | uint64_t{high} << 32) >> (by & 31));
 }
 float __int_as_float(int bits) {
   return std::bit_cast<float>(bits);
@@ -142,7 +145,7 @@ using namespace attn::decode;
 
 namespace {
 
-// 16 keys of random blocks whose scales are a number of their own each.
+// 16 keys of random blocks whose scales, and minima, are a number of their own each.
 void fill(attn_dtype type, int columns, int pitch, int shift) {
   shared.assign(size_t(16 * pitch + 64), 0);
   uint32_t state = 1;
@@ -150,11 +153,17 @@ void fill(attn_dtype type, int columns, int pitch, int shift) {
   for (int key = 0; key < 16; ++key)
     for (int block = 0; block < columns / 32; ++block) {
       const uint16_t scale = f16_code(1 + (key * 8 + block) / 128.0);
-      std::memcpy(&shared[size_t(key * pitch + shift + block * dtype_bytes(type))], &scale, 2);
+      unsigned char* const to = &shared[size_t(key * pitch + shift + block * dtype_bytes(type))];
+      std::memcpy(to, &scale, 2);
+      const uint16_t min = f16_code(-2 - (key * 8 + block) / 128.0);
+      if (block_layout(type).has_min) std::memcpy(to + 2, &min, 2);
     }
 }
 double scale_of(int key, int block) {
   return f16_value(f16_code(1 + (key * 8 + block) / 128.0));
+}
+double min_of(int key, int block) {
+  return f16_value(f16_code(-2 - (key * 8 + block) / 128.0));
 }
 
 float half_of(unsigned pair, int i) {
@@ -173,8 +182,8 @@ void check_k(const unsigned (&a)[2][4], attn_dtype type, int lane, Code&& code,
       for (int half = 0; half < 2; ++half) {
         const double got = half_of(a[word / 2][word % 2 * 2 + half], i),
                      want = code(lane / 4 + 8 * half, column);
-        if (has_halves(type))
-          REQUIRE(got * (word / 2 ? 1 << 20 : 1 << 24) == want + 8);
+        if (below_normal(type))
+          REQUIRE(got * column_factor(type, word / 2) * scores_factor == want + code_offset(type));
         else
           REQUIRE(got == want);
       }
@@ -192,12 +201,15 @@ void check_v(const unsigned (&a)[2][4], int lane, Code&& code) {
 
 // Lane g, t holds A(g, 2t..), A(g+8, 2t..), A(g, 2t+8..), A(g+8, 2t+8..) of each 16 columns.
 template <class Block, int columns>
-void check(attn_dtype type, int shift, int pitch = block_pitch(columns, Block::block_bytes)) {
+void check(int shift, int pitch = block_pitch(Block::type, columns)) {
   using Rows = BlockRows<Block, columns>;
+  constexpr attn_dtype type = attn_dtype(Block::type);
+  constexpr bool has_min = Block::layout.has_min;
   fill(type, columns, pitch, shift);
   const auto code = [&](int key, int column) {
-    return decode_element(type, &shared[size_t(key * pitch + shift)], column) /
-           scale_of(key, column / 32);
+    const double value = decode_element(type, &shared[size_t(key * pitch + shift)], column),
+                 min = has_min ? min_of(key, column / 32) : 0;
+    return (value - min) / scale_of(key, column / 32);
   };
   for (int n = 0; n < Rows::blocks; ++n) {
     std::vector<int> columns_seen(32);
@@ -208,38 +220,45 @@ void check(attn_dtype type, int shift, int pitch = block_pitch(columns, Block::b
       unsigned a[2][4];
       const unsigned rows[2] = {unsigned(g * pitch + shift), unsigned((g + 8) * pitch + shift)};
       Rows::load_k(a, rows, n, t);
-      const float2 scales = Rows::k_scales(rows, n);
-      REQUIRE(scales.x == scale_of(g, n));
-      REQUIRE(scales.y == scale_of(g + 8, n));
+      const KeyScales keys = Rows::k_scales(rows, n);
+      REQUIRE(keys.scale.x == scale_of(g, n));
+      REQUIRE(keys.scale.y == scale_of(g + 8, n));
+      REQUIRE(keys.min.x == (has_min ? min_of(g, n) : 0));
+      REQUIRE(keys.min.y == (has_min ? min_of(g + 8, n) : 0));
       check_k(a, type, lane, of_block, &columns_seen);
       unsigned v_rows[4];
       for (int i = 0; i < 4; ++i) v_rows[i] = unsigned((2 * t + v_key(i)) * pitch + shift);
       Rows::load_v(a, v_rows, n, g);
       check_v(a, lane, of_block);
       for (int i = 0; i < 2; ++i)
-        for (int j = 0; j < 2; ++j)
-          REQUIRE(half_of(Rows::v_scales(v_rows, n, i), j) == scale_of(2 * t + j + 8 * i, n));
+        for (int j = 0; j < 2; ++j) {
+          const int key = 2 * t + j + 8 * i;
+          REQUIRE(half_of(Rows::v_scales(v_rows, n, i), j) == scale_of(key, n));
+          if (has_min) REQUIRE(half_of(Rows::v_scales(v_rows, n, i, 2), j) == min_of(key, n));
+        }
     }
     for (const int seen : columns_seen) REQUIRE(seen == 8);  // lanes g
   }
 }
 
+template <class Block>
+void check_block() {
+  for (const int shift : {0, 4, 8, 12}) check<Block, 64>(shift);
+  for (const int shift : {0, 8}) check<Block, 128>(shift);
+  check<Block, 256>(0);
+  // The second head of a row of several.
+  const OwnPlace d64 = own_place(Block::type, 64, 4), d128 = own_place(Block::type, 128, 4);
+  if (d64.heads > 1) check<Block, 64>(d64.head_bytes, d64.pitch);
+  if (d128.heads > 1) check<Block, 128>(d128.head_bytes, d128.pitch);
+}
+
 }  // namespace
 
 TEST_CASE("decode blocks: what lanes get of codes and scales", "[kernels]") {
-  for (const int shift : {0, 4, 8, 12}) {
-    check<Q8_0, 64>(ATTN_Q8_0, shift);
-    check<Q4_0, 64>(ATTN_Q4_0, shift);
-  }
-  for (const int shift : {0, 8}) {
-    check<Q8_0, 128>(ATTN_Q8_0, shift);
-    check<Q4_0, 128>(ATTN_Q4_0, shift);
-  }
-  check<Q8_0, 256>(ATTN_Q8_0, 0);
-  check<Q4_0, 256>(ATTN_Q4_0, 0);
-  // The second head of a row of several.
-  check<Q8_0, 128>(ATTN_Q8_0, 136, own_place(ATTN_Q8_0, 128, 4).pitch);
-  check<Q4_0, 64>(ATTN_Q4_0, 36, own_place(ATTN_Q4_0, 64, 4).pitch);
+  int types = 0;
+  for (int type = 0; type < end_of_dtypes; ++type)
+    types += with_block(type, [](auto block) { check_block<decltype(block)>(); });
+  CHECK(types == std::popcount(ggml_types));
 }
 
 // Warp 1's keys of i8 and i4, whose chunks are swizzled as the PTX manual says for panels of so

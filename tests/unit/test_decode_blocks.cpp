@@ -2,15 +2,20 @@
 // blocks are places in a token's row, and places in shared memory for the largest of the segments.
 #include <cstring>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "catalog/catalog.h"
 #include "catch.h"
 #include "hopper.h"
+#include "kernels/decode.h"
 #include "kernels/decode/decode_args.h"
 #include "problem/problem.h"
+#include "types.h"
 
 using namespace attn;
+using decode::own_place;
+using decode::row_place;
 using test::hopper;
 
 namespace {
@@ -125,6 +130,28 @@ TEST_CASE("decode blocks: tensor maps and places of each segment's types", "[pla
   CHECK(small.heads_kv == 8);
 }
 
+// Rows in shared memory are odd multiples of 16 bytes, with room for what is before a head.
+TEST_CASE("decode blocks: rows of each type", "[plan]") {
+  const auto pitches = [](attn_dtype type) {
+    return std::vector<int>{row_place(type, 64).pitch, row_place(type, 128).pitch,
+                            row_place(type, 256).pitch};
+  };
+  CHECK(pitches(ATTN_Q8_0) == std::vector<int>{80, 144, 272});  // heads of 68, 136, 272
+  CHECK(pitches(ATTN_Q4_0) == std::vector<int>{48, 80, 144});   // 36, 72, 144
+  CHECK(pitches(ATTN_Q4_1) == std::vector<int>{48, 80, 176});   // 40, 80, 160
+  CHECK(pitches(ATTN_Q5_0) == std::vector<int>{80, 112, 176});  // 44, 88, 176
+  CHECK(pitches(ATTN_Q5_1) == std::vector<int>{48, 112, 208});  // 48, 96, 192
+  CHECK(pitches(ATTN_IQ4_NL) == std::vector<int>{48, 80, 144});
+  for (const attn_dtype type : test::list_of(ggml_types)) {
+    Input in({type});
+    Step step;
+    packed(in, &step);
+    INFO(dtype_name(type));
+    CHECK(step.maps[0].box[0] * 2 == row_place(type, 128).pitch);
+    CHECK(step.maps[0].size[0] * 2 == 8 * dtype_bytes(type, 128));
+  }
+}
+
 // With many units of each block, it has 2 or 4 heads at once, whose rows are multiples of 16 bytes.
 TEST_CASE("decode blocks: several heads at once", "[plan]") {
   Input in({ATTN_Q8_0});
@@ -137,6 +164,34 @@ TEST_CASE("decode blocks: several heads at once", "[plan]") {
   CHECK(std::vector<int64_t>(map.size, map.size + 3) == std::vector<int64_t>{136, 1000, 4});
   CHECK(std::vector<int>(map.box, map.box + 4) == std::vector<int>{136, 16, 2, 1});
   CHECK(map.stride[1] == 272);
+
+  // A box is wider than two heads of 88 bytes by none, than one of 96 by 16 that are zeros.
+  for (const auto& [type, size, box] :
+       {std::tuple(ATTN_Q5_0, 88, 88), {ATTN_Q5_1, 48, 56}, {ATTN_Q4_1, 40, 40}}) {
+    Input other({type});
+    other.problem.max_sms = 1;
+    INFO(dtype_name(type));
+    CHECK(packed(other, &step).heads_log2 == 2);
+    CHECK(step.maps[0].size[0] == size);
+    CHECK(step.maps[0].box[0] == box);
+  }
+  // What "blocks: several heads at once" has: of 4 or 8 heads four, of 6 two where two of a type
+  // make a multiple of 16 bytes.
+  for (const attn_dtype type : test::list_of(ggml_types | scaled_types))
+    for (const int64_t dim : {64, 128, 256})
+      for (const int64_t heads : {4, 6, 8}) {
+        Input test({type, type, type}, dim);
+        for (attn_segment& s : test.segment) s.seqlen = 900;
+        test.problem.batch = 2, test.problem.heads_q = test.problem.heads_kv = heads;
+        test.problem.max_sms = 1;
+        Problem p;
+        test.make(&p);
+        if (p.needs.features & feature_any_ggml_stride) continue;
+        INFO(dtype_name(type) << " head_dim " << dim << ", " << heads << " heads");
+        const int at_once = heads % 4 == 0 ? 4 : 2;
+        const bool together = !dtype_is_ggml(type) || own_place(type, int(dim), 4).heads <= at_once;
+        CHECK(decode::heads_at_once(p, 2 * heads * 45 / 4) == (together ? at_once : 1));
+      }
 }
 
 TEST_CASE("decode blocks: tensor maps and places of i8 and i4", "[plan]") {
@@ -173,6 +228,10 @@ TEST_CASE("decode blocks: which problems the plan gives them", "[plan]") {
   CHECK(Input().chosen() == kernel);
   CHECK(Input({ATTN_Q4_0}, 64).chosen() == "decode_sm90_blocks_d64");
   CHECK(Input({ATTN_F16, ATTN_Q4_0}, 256).chosen() == "decode_sm90_blocks_d256");
+  for (const attn_dtype type : test::list_of(ggml_types)) CHECK(Input({type}).chosen() == kernel);
+  Input pair({ATTN_Q4_1});
+  pair.segment[0].v_type = ATTN_IQ4_NL;
+  CHECK(pair.chosen() == kernel);
   CHECK(Input({ATTN_F16, ATTN_F16}).chosen() == "decode_sm90_f16_d128_r8");
   Input rows;
   rows.problem.seqlen_q = 3;
@@ -182,7 +241,6 @@ TEST_CASE("decode blocks: which problems the plan gives them", "[plan]") {
 TEST_CASE("decode blocks: what they do not take, in a sentence", "[plan]") {
   CHECK(Input({ATTN_BF16, ATTN_Q8_0}).reason(kernel) == "k type bf16 next to q of f16");
   CHECK(Input({ATTN_Q8_0, ATTN_F8_E4M3FN}).reason(kernel) == "k type f8_e4m3fn");
-  CHECK(Input({ATTN_Q8_0, ATTN_IQ4_NL}).reason(kernel) == "k type iq4_nl");
   CHECK(Input({ATTN_Q8_0}, 96).reason(kernel) == "head_dim 96 is not a multiple of 128");
   // Tokens of 3 heads, 3 * 136 bytes.
   Input odd;
