@@ -142,7 +142,8 @@ struct DecodeTile {
   ATTN_HOST_DEVICE constexpr int stage_bytes() const { return k_bytes() + tile_bytes(head_dim_v); }
   // Room for Q, and for merging the sums of the warps of 8 rows; of own_types for Q of one head.
   ATTN_HOST_DEVICE constexpr int merge_bytes() const {
-    if (own_types) return q_bytes() + rows() * head_dim / 4;  // and offsets of Q's blocks
+    // And for sums of Q's columns and factors of scores.
+    if (own_types) return q_bytes() + rows() * (head_dim / 4 + 8);
     if (swapped) return larger(q_bytes() + 2 * p_bytes(), rows() * head_dim_v * 4);
     return decode_warps * 8 * head_dim_v * 4;
   }

@@ -81,7 +81,8 @@ struct Own : Swapped<OwnTypes, tile> {
       const QueryFactor factor(most);
       const bool codes = below_normal(type);
       if (threadIdx.x % lanes == 0)
-        shared.q_scale[i0] = a.scale * factor.undo * log2_e * (codes ? scores_factor : 1);
+        store_row(image, r, row_tiles * steps + r / 8,
+                  a.scale * factor.undo * log2_e * (codes ? scores_factor : 1));
       float columns = 0;  // the sum of a block's, of i4 of a row's
       unsigned words[4];
 #pragma unroll
@@ -98,20 +99,25 @@ struct Own : Swapped<OwnTypes, tile> {
       for (int other = 1; other < lanes; other *= 2)
         if (other < 4 || type == attn_element_i4)
           columns += __shfl_xor_sync(0xffffffff, columns, other);
-      if (t > 0) continue;
-      float* const to = column_sums(image) + ((r / 8 * steps + step) * 4 + r % 8 / 2) * 4 + r % 2;
-      to[0] = to[2] = columns * columns_factor(type);
+      if (t == 0) store_row(image, r, r / 8 * steps + step, columns * columns_factor(type));
     }
   }
-  // Of 8 rows and 32 columns: four lanes' sums of Q's columns, as accumulators are.
-  static __device__ __forceinline__ float* column_sums(unsigned char* image) {
-    return reinterpret_cast<float*>(image + tile.q_bytes());
+  // Behind Q's words are numbers of rows, for four lanes as accumulators are: of 8 rows and 32
+  // columns sums of Q's columns, then the factors of scores.
+  static __device__ __forceinline__ void store_row(unsigned char* image, int r, int place,
+                                                   float value) {
+    float* const to =
+        reinterpret_cast<float*>(image + tile.q_bytes()) + (place * 4 + r % 8 / 2) * 4 + r % 2;
+    to[0] = to[2] = value;
+  }
+  __device__ __forceinline__ float4 of_rows(int place) const {
+    return *reinterpret_cast<const float4*>(q_place + q_at - lane() / 4 * 64 + tile.q_bytes() +
+                                            place * 64);
   }
   __device__ __forceinline__ void load_column_sums(float (&x)[row_tiles][4], int step) const {
 #pragma unroll
     for (int n = 0; n < row_tiles; ++n) {
-      const float4 sums = *reinterpret_cast<const float4*>(
-          q_place + q_at - lane() / 4 * 64 + tile.q_bytes() + (n * steps + step) * 64);
+      const float4 sums = of_rows(n * steps + step);
       x[n][0] = sums.x, x[n][1] = sums.y, x[n][2] = sums.z, x[n][3] = sums.w;
     }
   }
@@ -291,11 +297,12 @@ struct Own : Swapped<OwnTypes, tile> {
       Scores products = {};
       multiply_k(products, stage);
 #pragma unroll
-      for (int n = 0; n < row_tiles; ++n)
+      for (int n = 0; n < row_tiles; ++n) {
+        const float4 factor = of_rows(row_tiles * steps + n);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) x[4 * n + j] = products[n][j];
+        for (int j = 0; j < 4; ++j) x[4 * n + j] = products[n][j] * (j % 2 ? factor.y : factor.x);
+      }
     }
-    this->scale_scores(x, 1);
     if (!plain()) {
       look_at_part();
       this->modify(x, first);
