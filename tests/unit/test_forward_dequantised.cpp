@@ -355,15 +355,7 @@ TEST_CASE("sm90 dequantised: ggml's blocks", "[plan]") {
   }
 }
 
-TEST_CASE("sm90 dequantised: types that no other kernel of the device takes", "[plan]") {
-  for (const attn_dtype type : {ATTN_Q4_1, ATTN_Q5_0, ATTN_Q5_1, ATTN_IQ4_NL}) {
-    Input in;
-    in.problem.seqlen_q = 1;
-    in.segment[0].k_type = in.segment[0].v_type = type;
-    Problem p;
-    in.make(&p);
-    CHECK(test::chosen(p) == kernel);
-  }
+TEST_CASE("sm90 dequantised: scales of i8 and i4", "[plan]") {
   Input in;
   in.segment[0].k_type = ATTN_I8, in.segment[0].v_type = ATTN_I4;
   Problem p;
