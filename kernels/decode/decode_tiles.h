@@ -18,9 +18,25 @@ constexpr int group_rows =
 constexpr int decode_max_stages = 6;
 constexpr int merged_parts = 32;  // results that one block adds up
 
+// A number below 16 of each type from q8_0 on. Kernels look up by shifts what follows from types
+// that only the launch knows: of a switch the compiler makes a table in memory, and each short
+// launch waits for it.
+template <class Of>
+constexpr unsigned long long of_types(Of&& of) {
+  unsigned long long all = 0;
+  for (int type = attn_element_q8_0; type <= attn_element_i4; ++type)
+    all |= (unsigned long long)of(type) << 4 * (type - attn_element_q8_0);
+  return all;
+}
+ATTN_HOST_DEVICE constexpr int of_type(unsigned long long all, int type) {
+  return int(all >> 4 * (type - attn_element_q8_0) & 15);
+}
 // Bytes of a head in ggml's blocks of 32 elements.
+constexpr int least_block_bytes = block_layout(attn_element_q4_0).size();
+constexpr unsigned long long more_block_bytes = of_types(
+    [](int t) { return is_ggml(t) ? (block_layout(t).size() - least_block_bytes) / 2 : 0; });
 ATTN_HOST_DEVICE constexpr int head_bytes(int type, int columns) {
-  return columns / 32 * block_layout(type).size();
+  return columns / 32 * (least_block_bytes + 2 * of_type(more_block_bytes, type));
 }
 // The next odd multiple of 16 bytes: so the words that a warp reads at once are in different banks.
 ATTN_HOST_DEVICE constexpr int odd_pitch(int bytes) {

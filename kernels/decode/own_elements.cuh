@@ -28,11 +28,14 @@ namespace attn::decode {
 struct KeyOrder {
   int lane, odd, upper, other;
 };
+constexpr unsigned long long key_orders = of_types([](int t) {
+  return t == attn_element_i4 ? 1 : t == attn_element_iq4_nl ? 2 : 3;
+});
 __device__ __forceinline__ KeyOrder key_order(int type) {
-  if (type == attn_element_i4) return {8, 2, 1, 4};
-  if (type == attn_element_iq4_nl) return {4, 2, 16, 1};
-  if (type == attn_element_f16 || type == attn_element_bf16) return {2, 8, 16, 1};
-  return {4, 1, 16, 2};
+  // A byte each of q's type, i4, iq4_nl, and of all others.
+  const int at = type < attn_element_q8_0 ? 0 : 8 * of_type(key_orders, type);
+  return {0x04040802 >> at & 0xff, 0x01020208 >> at & 0xff, 0x10100110 >> at & 0xff,
+          0x02010401 >> at & 0xff};
 }
 
 // V's codes become numbers in f16: pairs of bytes 0 and 2 of a word, or of these bytes' halves. The
@@ -86,7 +89,7 @@ __device__ __forceinline__ void add_fifth_bits(unsigned (&a)[2][4], int key, uns
 __device__ __forceinline__ constexpr bool below_normal(int type) {
   return type == attn_element_i4 || (is_ggml(type) && type != attn_element_q8_0);
 }
-__device__ __forceinline__ constexpr int code_offset(int type) {
+ATTN_HOST_DEVICE constexpr int code_offset(int type) {
   if (type == attn_element_i4) return 8;
   return type == attn_element_iq4_nl ? 128 : block_layout(type).offset;
 }
@@ -97,8 +100,14 @@ __device__ __forceinline__ constexpr float column_factor(int type, bool upper) {
 }
 constexpr float scores_factor = 1 << 14;
 // What the sum of Q's columns is multiplied with: with the offset, or for K's minimum.
-__device__ __forceinline__ constexpr float columns_factor(int type) {
-  return float(block_layout(type).has_min ? 1 : -code_offset(type)) / scores_factor;
+constexpr unsigned long long log2_offsets = of_types([](int t) {
+  int log2 = 0;
+  while (code_offset(t) >> log2 > 1) ++log2;
+  return log2;
+});
+__device__ __forceinline__ float columns_factor(int type) {
+  const int log2 = of_type(log2_offsets, type);
+  return (log2 ? -float(1 << log2) : 1) / scores_factor;
 }
 __device__ __forceinline__ void bytes_of_keys(unsigned (&a)[4], unsigned x, unsigned y) {
   a[0] = pair_of_bytes(x);

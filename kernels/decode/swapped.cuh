@@ -51,10 +51,15 @@ struct Swapped {
   __device__ __forceinline__ int used_rows() const {
     return min(at.seqlen_q * a.group - at.first_row, rows);
   }
+  // Own_types need rows and keys where scores are hidden or modified alone: what follows from them
+  // has no registers elsewhere.
+  __device__ __forceinline__ int lane_here() const {
+    return tile.own_types ? int(ptx::recompute(lane())) : lane();
+  }
   // The lane's first row of tile n; the other one is behind it.
-  __device__ __forceinline__ int lane_row(int n) const { return 8 * n + lane() % 4 * 2; }
+  __device__ __forceinline__ int lane_row(int n) const { return 8 * n + lane_here() % 4 * 2; }
   __device__ __forceinline__ int lane_key(int half) const {
-    return 16 * (tile.own_types ? key_warp : warp()) + lane() / 4 + 8 * half;
+    return 16 * (tile.own_types ? key_warp : warp()) + lane_here() / 4 + 8 * half;
   }
   __device__ __forceinline__ bool plain() const { return a.softcap == 0 && !a.alibi_slopes; }
 

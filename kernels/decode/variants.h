@@ -94,7 +94,7 @@ constexpr Variant variants[] = {
     {.name = "decode_sm80_f16_d256", .type = f16, .tile = d256.of_any_rows()},
     {.name = "decode_sm89_fp8_d256", .type = f16, .tile = d256.of_fp8().of_any_rows(), .local_bytes = 64},
     {.name = "decode_sm90_blocks_d64", .type = f16, .tile = d64.of_own_types().with_rows(8), .copy_engine = true},
-    {.name = "decode_sm90_blocks_d128", .type = f16, .tile = d128.of_own_types().with_rows(8), .copy_engine = true, .local_bytes = 8},
+    {.name = "decode_sm90_blocks_d128", .type = f16, .tile = d128.of_own_types().with_rows(8), .copy_engine = true},
     {.name = "decode_sm90_blocks_d256", .type = f16, .tile = d256.of_own_types().with_rows(8), .copy_engine = true},
     {.name = "decode_sm90_blocks_d64_r16", .type = f16, .tile = d64.of_own_types(), .copy_engine = true},
     {.name = "decode_sm90_blocks_d128_r16", .type = f16, .tile = d128.of_own_types(), .copy_engine = true},
