@@ -27,7 +27,7 @@ struct Own : Swapped<OwnTypes, tile> {
   float o[v_tiles][row_tiles][4];
   // What the lane reads of a unit of the types before: places in the stage, of V's scales of i8 and
   // i4 which halves. Q lies in shared memory as K's type takes it.
-  unsigned types = 0, k_at, v_at, part_slot;
+  unsigned types = 0, k_at, v_at;
   int q_at;  // the lane's words of Q, behind q_place
   union {
     unsigned k_scale_at;
@@ -230,11 +230,12 @@ struct Own : Swapped<OwnTypes, tile> {
   __device__ __forceinline__ void multiply_k(Scores& x, unsigned stage) const {
     const int type = types & 0xff;
     const unsigned from = stage + k_at;
-    if (with_block(type, [&](auto block) { multiply_block_k<decltype(block)>(x, from); })) return;
     if (type == attn_element_i8)
       multiply_code_k<I8<head_dim>>(x, from, stage + k_scale_at);
     else if (type == attn_element_i4)
       multiply_code_k<I4<head_dim>>(x, from, stage + k_scale_at);
+    else if (with_block(type, [&](auto block) { multiply_block_k<decltype(block)>(x, from); }))
+      return;
     else if (type == attn_element_f16)
       multiply_plain_k<F16>(x, from);
     else
@@ -244,7 +245,6 @@ struct Own : Swapped<OwnTypes, tile> {
   // The first unit of a part, or one of other types.
   __device__ __forceinline__ void begin_types(unsigned next) {
     if ((types & 0xff) != (next & 0xff)) {
-      look_at_part();
       meet();  // all have done with Q, and with what the part before wrote
       load_q(next & 0xff);
       meet();
@@ -275,15 +275,10 @@ struct Own : Swapped<OwnTypes, tile> {
       v_scale_halves = select_of_halves(v_more, warp_head());
     }
   }
-  // `at` is read where it is used: registers that are spilled are read for each unit, and from L2
-  // where cp.async of scales has driven them out of L1.
-  __device__ __forceinline__ void look_at_part() { at = shared.part[part_slot].at; }
-  // Whether every row sees these keys.
-  __device__ __forceinline__ bool all_see(int begin, int end) {
-    if (a.tree) {
-      look_at_part();
-      if (end > at.seqlen_kv - int(a.tree_mask.keys)) return false;
-    }
+  // Whether every row sees these keys. From shared memory: in registers the limits were spilled,
+  // and cp.async of scales drove spilled registers out of L1, so that each unit read them from L2.
+  __device__ __forceinline__ bool all_see(int begin, int end) const {
+    if (a.tree && end > at.seqlen_kv - int(a.tree_mask.keys)) return false;
     return begin >= shared.keys[rows - 1].x && end <= shared.keys[0].y;
   }
   __device__ __forceinline__ void take(unsigned stage, const OwnUnit& unit) {
@@ -303,15 +298,11 @@ struct Own : Swapped<OwnTypes, tile> {
         for (int j = 0; j < 4; ++j) x[4 * n + j] = products[n][j] * (j % 2 ? factor.y : factor.x);
       }
     }
-    if (!plain()) {
-      look_at_part();
-      this->modify(x, first);
-    }
+    if (!plain()) this->modify(x, first);
     unsigned valid = unsigned(seen >> warp_keys * this->key_warp) & 0xffff;
     if (some_hidden) {
       this->hide(x, first, seen);
       if (a.tree) {
-        look_at_part();
         valid = unsigned(this->hide_by_tree(x, first) >> warp_keys * warp()) & 0xffff;
         meet();  // before a warp goes on to the next unit
       }
@@ -514,11 +505,12 @@ struct Own : Swapped<OwnTypes, tile> {
                                         unsigned valid) {
     const int type = types >> 8 & 0xff;
     const unsigned from = stage + v_at;
-    if (with_block(type, [&](auto block) { add_block_v<decltype(block)>(x, from, valid); })) return;
     if (type == attn_element_i8)
       add_code_v<I8<head_dim_v>>(x, stage, valid);
     else if (type == attn_element_i4)
       add_code_v<I4<head_dim_v>>(x, stage, valid);
+    else if (with_block(type, [&](auto block) { add_block_v<decltype(block)>(x, from, valid); }))
+      return;
     else if (type == attn_element_f16)
       add_plain_v<F16>(x, from, valid);
     else
@@ -601,8 +593,7 @@ struct Own : Swapped<OwnTypes, tile> {
       wait(shared.part_full[slot], number / 2 % 2);
       const SwappedPart& part = shared.part[slot];
       if (part.none) return;
-      part_slot = slot;
-      look_at_part();
+      at = part.at;
       begin_part();
       const auto leave = [&] {
         __syncwarp();
@@ -618,7 +609,6 @@ struct Own : Swapped<OwnTypes, tile> {
         leave();
       }
       const bool final = shared.unit[stage.number].final;
-      look_at_part();
       end_part(part.placed, ring_place + stage.number * a.stage_bytes);
       if (final) return;
       leave();
