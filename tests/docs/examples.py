@@ -42,7 +42,7 @@ assert abs(((moved - out) * d_out).sum() - 1e-2 * (dv * d_out).sum()) < 1e-3 * a
 k_old, k_new, v_old, v_new = k[:, :48], k[:, 48:], v[:, :48], v[:, 48:]
 k_pages, v_pages = k.reshape(8, 16, 2, 32), v.reshape(8, 16, 2, 32)
 table = np.arange(8, dtype=np.int32).reshape(2, 4)
-lengths = np.array([48, 48], np.int32)
+lengths, begin = np.array([48, 48], np.int32), np.array([0, 7], np.int32)
 bits = np.full((2, 64, 2), 2 ** 64 - 1, np.uint64)
 """, """
 assert np.abs(out - attn.forward(q, k_old, v_old)).max() < 1e-5

@@ -10,7 +10,10 @@
 
 #include "attn/attn.hpp"
 #include "bad_input.h"
+#include "catalog/catalog.h"
 #include "catch.h"
+#include "hopper.h"
+#include "problem/operations.h"
 
 namespace {
 
@@ -801,20 +804,27 @@ TEST_CASE("k and v of a cache may be views of one pool of pages") {
 }
 
 TEST_CASE("devices decline kv_begin and slots in a sentence") {
-  for (const char* arch : {"sm_80", "sm_90", "gfx942", "gfx950"}) {
-    attn_device device = attn::make<attn_device>();
-    device.arch = arch;
-    device.multiprocessors = 132;
-    device.shared_bytes_max = 200 << 10;
-    Setup s;
-    s.problem.q_type = s.segment.k_type = s.segment.v_type = ATTN_F16;
-    s.begin_keys();
-    std::vector<char> text(1 << 20);
-    REQUIRE(attn_explain_device(&device, &s.problem, text.data(), text.size(), nullptr) == ATTN_OK);
-    INFO(text.data());
-    CHECK(std::string(text.data()).find("\"kernel\":null") != std::string::npos);
-    CHECK(std::string(text.data()).find("kv_begin") != std::string::npos);
+  for (const attn::Kernel& kernel : attn::all_kernels()) {
+    if (kernel.backend != ATTN_BACKEND_CUDA && kernel.backend != ATTN_BACKEND_HIP) continue;
+    INFO(kernel.name);
+    CHECK((kernel.limits.features & (attn::feature_kv_begin | attn::feature_slots)) == 0);
   }
+  Setup s;
+  s.problem.head_dim = 64;
+  s.problem.q_type = s.segment.k_type = s.segment.v_type = ATTN_F16;
+  attn::Problem plain, padded;
+  REQUIRE(attn::make_problem(&s.problem, &plain).ok());
+  CHECK(attn::test::chosen(plain).find("_f16_d64") != std::string::npos);
+  s.begin_keys();
+  REQUIRE(attn::make_problem(&s.problem, &padded).ok());
+  INFO(attn::test::chosen(padded));
+  CHECK(attn::test::chosen(padded).find("kv_begin") != std::string::npos);
+  Append a;
+  a.slot();
+  attn::KvAppendProblem slots;
+  REQUIRE(attn::make_kv_append_problem(&a.problem, &slots).ok());
+  INFO(attn::test::chosen(slots));
+  CHECK(attn::test::chosen(slots).find("slot_mapping") != std::string::npos);
 }
 
 TEST_CASE("an append by the struct of an older header neither rotates nor advances") {
