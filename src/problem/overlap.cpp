@@ -79,14 +79,18 @@ int64_t pages_between(const Placed& a, const Placed& b) {
   if (a.page_step == 0 || a.page_step != b.page_step || f.width != g.width || f.low != g.low ||
       f.num_dims != g.num_dims)
     return 0;
-  int64_t page = f.width;  // bytes that it spans
+  int64_t page = f.width, pages = 0;  // bytes that it spans; dimensions of pages
   for (int i = 0; i < f.num_dims; ++i) {
     const auto [count, step] = f.dims[i];
     if (step != g.dims[i].step || count != g.dims[i].count) return 0;
-    if (step != a.page_step) page += (count - 1) * step;
+    if (step == a.page_step)
+      ++pages;
+    else
+      page += (count - 1) * step;
   }
   const int64_t distance = int64_t(uintptr_t(a.address) - uintptr_t(b.address));
-  return page <= a.page_step && distance % a.page_step == 0 ? distance / a.page_step : 0;
+  return pages == 1 && page <= a.page_step && distance % a.page_step == 0 ? distance / a.page_step
+                                                                          : 0;
 }
 
 Status keep_apart(const Placed& written, const Placed& other) {

@@ -91,13 +91,13 @@ void for_each_large_array(const Segment& s, const attn_segment_args& a, int32_t 
   visit(Name{"k_scale", n}, a.k_scale, s.k_scale_bytes);
   visit(Name{"v_scale", n}, a.v_scale, s.v_scale_bytes);
 }
-// The arrays of keys and values that a run writes.
+// The arrays of keys and values that a run writes. The stride of a single page says nothing.
 inline Placed placed_k(const char* name, const Segment& s, const attn_segment_args& a) {
-  const int64_t step = s.layout == ATTN_PAGED ? dtype_bytes(s.k_type, s.k_stride.batch) : 0;
+  const int64_t step = s.num_pages > 1 ? dtype_bytes(s.k_type, s.k_stride.batch) : 0;
   return {{name}, a.k, &s.k_bytes, std::abs(step)};
 }
 inline Placed placed_v(const char* name, const Segment& s, const attn_segment_args& a) {
-  const int64_t step = s.layout == ATTN_PAGED ? dtype_bytes(s.v_type, s.v_stride.batch) : 0;
+  const int64_t step = s.num_pages > 1 ? dtype_bytes(s.v_type, s.v_stride.batch) : 0;
   return {{name}, a.v, &s.v_bytes, std::abs(step)};
 }
 // Of k and v as views of one pool: no page of k that a run writes is one of v's. `pages`: those
