@@ -229,10 +229,15 @@ def _load_flash(load):
     return functions
 
 
-def _accept_flash(check):
-    """transformers' check of attn_implementation. Models whose kernels must have sinks list the names that have; ours has them."""
+def _check_names(check):
+    """transformers' check of attn_implementation. Models whose kernels must have sinks list the names that have; ours has them. Models
+    that compute attention themselves would take a mask of bools for one of numbers."""
     @functools.wraps(check)
     def checked(self, attn_implementation, *arguments, **options):
+        supports = ("_supports_sdpa", "_supports_flash_attn", "_supports_attention_backend")
+        if attn_implementation in (NAME, FLASH) and not any(getattr(self, name, False) for name in supports):
+            raise InvalidArgument(f"attn_implementation is {attn_implementation}; accepted for {type(self).__name__}, whose attention is its own: "
+                                  "eager")
         listed = getattr(self, "_compatible_flash_implementations", None)
         if attn_implementation == FLASH and listed and FLASH not in listed and any("flash" in name for name in listed):
             listed.append(FLASH)
@@ -248,7 +253,7 @@ def register():
     AttentionInterface.register(FLASH, flash_attention_forward)
     masking.AttentionMaskInterface.register(FLASH, masking.flash_attention_mask)
     for where, name, wrap in ((flash_utils, "_lazy_imports", _load_flash),
-                              (PreTrainedModel, "_check_and_adjust_attn_implementation", _accept_flash)):
+                              (PreTrainedModel, "_check_and_adjust_attn_implementation", _check_names)):
         now = inspect.getattr_static(where, name)
         if not hasattr(now, "attn_wraps"):
             setattr(where, name, wrap(now))

@@ -210,6 +210,12 @@ class Models(TransformersCase):
             ours(self.tokens(1, 5), output_attentions=True)
         self.assertIn("libattn returns no attention weights", "\n".join(logged.output))
 
+    def test_models_with_their_own_attention_are_refused(self):
+        config = transformers.BloomConfig(vocab_size=80, hidden_size=64, n_layer=1, n_head=4)
+        for name in NAME, FLASH:
+            self.refuses(ValueError, [f"attn_implementation is {name}", "accepted for BloomForCausalLM", "eager"],
+                         transformers.BloomForCausalLM._from_config, config, attn_implementation=name)
+
     def test_training_with_padding(self):
         """Gradients through lengths and kv_begin, as through eager attention's masks."""
         tokens, mask = self.tokens(3, 9), self.padded(3, 9, "left")

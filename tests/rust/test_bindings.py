@@ -91,6 +91,12 @@ class Bindings(unittest.TestCase):
             for name in in_header:
                 self.assertEqual(in_rust[name], in_header[name], f"{what} {name}")
 
+    def test_version(self):
+        """The crate and the distribution libattn-flash-attn have libattn's version."""
+        version = re.search(r"project\(libattn VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text()).group(1)
+        for file in "rust/attn-sys/Cargo.toml", "python/libattn-flash-attn/pyproject.toml":
+            self.assertIn(f'\nversion = "{version}"\n', (ROOT / file).read_text(), file)
+
     def test_versioned(self):
         """Every struct that begins with struct_size has new()."""
         begin = RUST.index("versioned!(\n")
