@@ -61,7 +61,8 @@ def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), sc
     max_seqlen_q       with cu_seqlens_q: the length of the longest sequence or more, None = total_q; smaller is faster on GPUs
     cu_seqlens_kv      i32 [B + 1]: k and v are packed [total, Hkv, D]
     block_table        i32 [B, pages]: k and v are pages [num_pages, page_size, Hkv, D]
-    q_descale          f32 [1] or [B, Hkv] (the query heads of a K/V head share one): value = stored * descale
+    q_descale          f32 [1] or [B, Hkv] (the query heads of a K/V head share one): value = stored * descale. [B, Hkv] with
+                       strides of 0 is [1]
     k_descale, v_descale  the same, or [B, Hkv, blocks of 64 or 128 keys]
     k_type, v_type     the type of k and v in uint8: one of ggml's types, or i4; None: q8_0 or q4_0, by their size
     k_scale, v_scale   for i8 and i4: f16, shaped as k and v without the last dimension: value = code * scale

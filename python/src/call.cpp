@@ -344,8 +344,12 @@ const int32_t* read_pages(const Array& k, const Array& table, int64_t batch, att
 attn_descale_kind descale_kind(const Array& a, int64_t batch, int64_t heads_kv,
                                attn_segment* segment) {
   a.need_type("f32");
-  a.need_contiguous();
   const size_t dims = a.tensor.ndim();
+  // One number that repeats, as engines expand it.
+  if (dims == 2 && a.size(0) == batch && a.size(1) == heads_kv && !a.empty() && !a.contiguous() &&
+      a.tensor.stride(0) == 0 && a.tensor.stride(1) == 0)
+    return ATTN_DESCALE_TENSOR;
+  a.need_contiguous();
   if (dims == 1 && a.size(0) == 1) return ATTN_DESCALE_TENSOR;
   const bool heads = dims >= 2 && a.size(0) == batch && a.size(1) == heads_kv;
   if (heads && dims == 2) return ATTN_DESCALE_HEAD;

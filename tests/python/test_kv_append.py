@@ -103,6 +103,21 @@ class KvAppend(Case):
                 same(k, want_k)
                 same(v, want_v)
 
+    def test_descales_that_repeat(self):
+        """[B, Hkv] with strides of 0, as engines expand one number, is that number, in kv_append and forward."""
+        k_new, v_new, q = self.normal(3, 2, 2, 16), self.normal(3, 2, 2, 16), self.normal(3, 2, 4, 16)
+        made = []
+        for repeat in (lambda x: x), lambda x: np.broadcast_to(x, (3, 2)):
+            scales = {"k_descale": repeat(np.array([0.5], np.float32)), "v_descale": repeat(np.array([2], np.float32))}
+            k, v = (np.zeros((3, 4, 2, 16), ml_dtypes.float8_e4m3fn) for _ in range(2))
+            attn.kv_append(k_new, v_new, k, v, np.array([0, 1, 2], np.int32), **scales)
+            self.assertTrue((k[0, 0] == (k_new[0, 0] / 0.5).astype(k.dtype)).all())
+            made.append((k, v, attn.forward(q, k, v, **scales)))
+        for a, b in zip(*made):
+            np.testing.assert_array_equal(a.astype(np.float32), b.astype(np.float32))
+        ramp = np.broadcast_to(np.array([1, 2], np.float32), (3, 2))  # one for each head: neither [1] nor in memory
+        self.refuses(ValueError, ["k_descale is not contiguous"], attn.forward, q, k, v, k_descale=ramp)
+
     def test_slots_refused(self):
         k, cache, slots = self.normal(8, 2, 16), np.zeros((9, 6, 2, 16), np.float32), np.arange(8)
         run = lambda **options: attn.kv_append(k, k, cache, cache.copy(), **{"slot_mapping": slots, **options})
