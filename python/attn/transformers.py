@@ -23,6 +23,7 @@ from .torch._sdpa import additive
 __all__ = ["FLASH", "NAME", "Mask", "libattn", "libattn_mask", "register"]
 
 NAME, FLASH = "libattn", "libattn_flash_3"  # the latter by transformers' rules for its server: "flash", later 2 or 3
+_PAGED = f"paged|{FLASH}"  # what the servers of older versions, such as 5.17, make of it
 
 _logger = logging.get_logger("transformers")
 
@@ -221,7 +222,7 @@ def _load_flash(load):
     """transformers' loader of flash functions, which knows ours too."""
     @functools.wraps(load)
     def functions(implementation, *arguments, **options):
-        if implementation == FLASH:
+        if implementation in (FLASH, _PAGED):
             return (flash.flash_attn_func, flash.flash_attn_varlen_func, flash.flash_attn_with_kvcache, flash_utils._pad_input,
                     flash_utils._unpad_input)
         return load(implementation, *arguments, **options)
@@ -235,11 +236,11 @@ def _check_names(check):
     @functools.wraps(check)
     def checked(self, attn_implementation, *arguments, **options):
         supports = ("_supports_sdpa", "_supports_flash_attn", "_supports_attention_backend")
-        if attn_implementation in (NAME, FLASH) and not any(getattr(self, name, False) for name in supports):
+        if attn_implementation in (NAME, FLASH, _PAGED) and not any(getattr(self, name, False) for name in supports):
             raise InvalidArgument(f"attn_implementation is {attn_implementation}; accepted for {type(self).__name__}, whose attention is its own: "
                                   "eager")
         listed = getattr(self, "_compatible_flash_implementations", None)
-        if attn_implementation == FLASH and listed and FLASH not in listed and any("flash" in name for name in listed):
+        if attn_implementation in (FLASH, _PAGED) and listed and FLASH not in listed and any("flash" in name for name in listed):
             listed.append(FLASH)
         return check(self, attn_implementation, *arguments, **options)
     checked.attn_wraps = check
@@ -252,6 +253,9 @@ def register():
     masking.AttentionMaskInterface.register(NAME, libattn_mask)
     AttentionInterface.register(FLASH, flash_attention_forward)
     masking.AttentionMaskInterface.register(FLASH, masking.flash_attention_mask)
+    paged = AttentionInterface().get("paged|flash_attention_2")
+    if paged is not None:
+        AttentionInterface.register(_PAGED, paged)
     for where, name, wrap in ((flash_utils, "_lazy_imports", _load_flash),
                               (PreTrainedModel, "_check_and_adjust_attn_implementation", _check_names)):
         now = inspect.getattr_static(where, name)

@@ -1,5 +1,6 @@
 """attn.transformers: masks as flags and lengths against transformers' own masks, generation and its server against eager attention."""
 import importlib.util
+import inspect
 import itertools
 import unittest
 import unittest.mock
@@ -108,6 +109,15 @@ class Masks(TransformersCase):
             self.assertIn(case, seen)
         self.assertIn(("around", None), seen)
         self.assertFalse([case for case in seen if case[1] == "holes"])
+
+    def test_gpus_take_no_kv_begin(self):
+        """There padding on the left stays a mask in memory; on the right it is lengths."""
+        rule = lambda padding, device: attn.transformers._rule((True, (-1, -1)), 2, 1, 7, 6, 0, padding, torch.device(device))
+        left, right = (torch.tensor([2, 0]), torch.tensor([7, 7])), (torch.tensor([0, 0]), torch.tensor([4, 7]))
+        self.assertIsNone(rule(left, "cuda"))
+        self.assertEqual(rule(left, "cpu")["kv_begin"].tolist(), [2, 0])
+        self.assertEqual(rule(right, "cuda")["seqlens_kv"].tolist(), [4, 7])
+        self.assertIsNone(rule(right, "cuda")["kv_begin"])
 
     def test_other_patterns_are_dense(self):
         chunks = masking.chunked_causal_mask_function(4, torch.zeros(2, dtype=torch.int64))
@@ -242,7 +252,9 @@ class Server(TransformersCase):
             eager, ours = models(kind, "eager", FLASH)
             self.assertEqual(ours.config._attn_implementation, FLASH)
             options = transformers.GenerationConfig(max_new_tokens=6, do_sample=False, eos_token_id=-1, pad_token_id=0)
-            small = transformers.ContinuousBatchingConfig(page_size=16, num_blocks=16, max_batch_tokens=32)
+            sizes = {"page_size": 32, "block_size": 32, "num_blocks": 16, "max_batch_tokens": 32}  # versions differ in the first two
+            known = inspect.signature(transformers.ContinuousBatchingConfig).parameters
+            small = transformers.ContinuousBatchingConfig(**{name: size for name, size in sizes.items() if name in known})
             with self.subTest(kind):
                 before = launches()
                 answers = ours.generate_batch(inputs=requests, generation_config=options, progress_bar=False,
