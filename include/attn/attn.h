@@ -23,7 +23,8 @@
  * the workspace) must not share memory with any other array of the run; if it does, the call fails
  * with INVALID_ARGUMENT on every backend. Two pairs may be one array: q_out and q, and seqlens_out
  * and seqlens, of attn_run_kv_append. What counts is every element that shapes and strides can
- * reach, for example all pages of a pool, whatever the lengths and tables say. Interleaved arrays,
+ * reach, for example all pages of a pool, whatever the lengths and tables say, except that k and v
+ * of a cache may be views of one pool of pages (attn_kv_append_problem). Interleaved arrays,
  * such as slices of one tensor [B, S, 4, H, D], do not overlap. If the strides of two interleaved
  * arrays, sorted by size, are not multiples of each other, the call may fail although they share
  * nothing.
@@ -358,6 +359,8 @@ typedef struct attn_problem {
   int64_t tree_keys;   /* 1 to 128: whether a query sees the last tree_keys keys of its sequence,
                           counted over all segments, is also decided by bits in attn_args.tree. 0 =
                           none */
+  /* 1: attn_args.kv_begin hides the first keys of each sequence. Backends: reference, cpu */
+  int32_t has_kv_begin;
 } attn_problem;
 
 /* ---- the data ------------------------------------------------------------------------------- */
@@ -402,6 +405,9 @@ typedef struct attn_args {
                            sequence has fewer keys, the bits of the missing ones, the first
                            ones, are ignored */
   const float* bias_slopes; /* ATTN_BIAS_SLOPES: [Hq], finite */
+  /* has_kv_begin: [B], 0 or more: the first key of each sequence that its queries see, counted over
+   * all segments, as after padding on the left. Hidden keys count in lengths and positions */
+  const int32_t* kv_begin;
 } attn_args;
 
 /* ---- plan and run --------------------------------------------------------------------------- */
@@ -636,6 +642,17 @@ ATTN_API attn_status attn_run_quantize(const attn_plan* plan, const attn_quantiz
  * them. A page that a run writes must belong to one sequence and appear once in its table, else its
  * contents are undefined.
  *
+ * Slots: with has_slots, token t of entry b goes to slot_mapping[b, t] = page * page_size + place
+ * in the page, whatever sequence has that page, and a token whose slot is negative is not written.
+ * Then new_layout is PADDED ([1, T, Hkv, D] for tokens of many sequences) and the cache PAGED, with
+ * has_seqlens 0 and descales per tensor or head; cu_seqlens_new, block_table and max_pages are not
+ * used, advance_seqlens and rotary_dim are 0. Backends: reference, cpu. If two tokens have one
+ * slot, its contents are undefined.
+ *
+ * k and v of a PAGED cache may be views of one pool: of equal types and strides, a whole number of
+ * pages apart, and pages do not interleave. Then a run must not write the same memory as a page of
+ * k and as a page of v; reference and cpu check that.
+ *
  * Callers built with an older header have a shorter `segment` and `cache`. The library finds the
  * fields after them by their struct_size, so nothing is to be done. */
 typedef struct attn_kv_append_problem {
@@ -656,6 +673,7 @@ typedef struct attn_kv_append_problem {
   int64_t rotary_positions;   /* rows of the tables: the segment's capacity or more */
   int64_t heads_q;            /* 0 = no q; else q and q_out are as k_new, with Hq heads */
   attn_strides q_stride, q_out_stride;
+  int32_t has_slots; /* 1: attn_kv_append_args.slot_mapping says where tokens go */
 } attn_kv_append_problem;
 
 typedef struct attn_kv_append_args {
@@ -670,6 +688,8 @@ typedef struct attn_kv_append_args {
   void* q_out; /* may be q, if the strides are q's. Rows of tokens that have no room in the cache
                   or, packed, belong to no sequence are not written */
   int32_t* seqlens_out; /* [B]; may be cache.seqlens */
+  /* has_slots: [B, seqlen_new], contiguous, below num_pages * page_size */
+  const int64_t* slot_mapping;
 } attn_kv_append_args;
 
 /* Errors as attn_plan_create. Runs need no workspace. All backends. */

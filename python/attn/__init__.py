@@ -33,7 +33,7 @@ def _read_in_c(function):
 
 @_read_in_c
 def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), scale=None, softcap=0.0, bias=None,
-            alibi_slopes=None, sinks=None, block_mask=None, tree=None, tree_keys=0, seqlens_kv=None, cu_seqlens_q=None,
+            alibi_slopes=None, sinks=None, block_mask=None, tree=None, tree_keys=0, seqlens_kv=None, kv_begin=None, cu_seqlens_q=None,
             cu_seqlens_kv=None, max_seqlen_q=None, block_table=None, shared_segments=0, q_descale=None, k_descale=None, v_descale=None,
             k_type=None, v_type=None, k_scale=None, v_scale=None, bias_slopes=None, out_scale=None, out_dtype=None,
             return_lse=False, out=None, backend="auto"):
@@ -55,11 +55,14 @@ def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), sc
     tree, tree_keys    u64 or i64 [B, Sq, 2], for packed q [total_q, 2]: of the sequence's last tree_keys keys (up to 128), a query
                        sees key n only if bit n % 64 of its word n / 64 is set
     seqlens_kv         i32 [B]: keys of each sequence; the rest of k and v is not read
+    kv_begin           i32 [B]: the first key of each sequence that is seen, as after padding on the left; hidden keys still count in
+                       positions; on the host only
     cu_seqlens_q       i32 [B + 1]: q is packed [total_q, Hq, D], lse [Hq, total_q]
     max_seqlen_q       with cu_seqlens_q: the length of the longest sequence or more, None = total_q; smaller is faster on GPUs
     cu_seqlens_kv      i32 [B + 1]: k and v are packed [total, Hkv, D]
     block_table        i32 [B, pages]: k and v are pages [num_pages, page_size, Hkv, D]
-    q_descale          f32 [1] or [B, Hkv] (the query heads of a K/V head share one): value = stored * descale
+    q_descale          f32 [1] or [B, Hkv] (the query heads of a K/V head share one): value = stored * descale. [B, Hkv] with
+                       strides of 0 is [1]
     k_descale, v_descale  the same, or [B, Hkv, blocks of 64 or 128 keys]
     k_type, v_type     the type of k and v in uint8: one of ggml's types, or i4; None: q8_0 or q4_0, by their size
     k_scale, v_scale   for i8 and i4: f16, shaped as k and v without the last dimension: value = code * scale
@@ -82,7 +85,7 @@ def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), sc
 
 
 def backward(d_out, q, k, v, out, lse, *, causal=False, causal_top_left=False, window=(-1, -1), scale=None, softcap=0.0, bias=None,
-             alibi_slopes=None, sinks=None, block_mask=None, seqlens_kv=None, cu_seqlens_q=None, cu_seqlens_kv=None,
+             alibi_slopes=None, sinks=None, block_mask=None, seqlens_kv=None, kv_begin=None, cu_seqlens_q=None, cu_seqlens_kv=None,
              max_seqlen_q=None, bias_slopes=None, d_lse=None, want=("q", "k", "v"), dtype=None, dq=None, dk=None, dv=None, d_bias=None,
              d_sinks=None, accumulate=False, backend="auto"):
     """The gradients of a number that depends on forward()'s out and lse -> a tuple in the order of `want`.
@@ -172,7 +175,7 @@ def quantize(x, dtype, *, scale=1, per="tensor", saturate=False, backend="auto")
     return _attn.quantize(x, dtype, scale, per, saturate, backend)
 
 
-def kv_append(k_new, v_new, k_cache, v_cache, seqlens, *, cu_seqlens_new=None, max_seqlen_new=None, block_table=None,
+def kv_append(k_new, v_new, k_cache, v_cache, seqlens=None, *, cu_seqlens_new=None, max_seqlen_new=None, block_table=None, slot_mapping=None,
               k_descale=None, v_descale=None, k_type=None, v_type=None, k_scale=None, v_scale=None, rotary_cos=None,
               rotary_sin=None, rotary_interleaved=False, q=None, q_out=None, advance_seqlens=False, seqlens_out=None, backend="auto"):
     """Writes k_new and v_new into a cache, token t of sequence b at position seqlens[b] + t -> rotated q, or None without q.
@@ -184,6 +187,8 @@ def kv_append(k_new, v_new, k_cache, v_cache, seqlens, *, cu_seqlens_new=None, m
     cu_seqlens_new      i32 [B + 1]: k_new, v_new and q are packed [total, heads, D]
     max_seqlen_new      with cu_seqlens_new: the most new tokens of a sequence, or more; None = total
     block_table         i32 [B, pages]: k_cache and v_cache are pages [num_pages, page_size, Hkv, D]
+    slot_mapping        i64 [B, T], or [T] for k_new [T, Hkv, D]: instead of seqlens and block_table, where each token goes in the pages,
+                        page * page_size + place; negative: nowhere. Without rotation; on the host only
     k_descale           f32 [1], [B, Hkv] or [B, Hkv, blocks of 64 or 128 keys]; read. v_descale: the same
     k_type, v_type      as in forward(); k_scale, v_scale too, but they are written
     rotary_cos          f32 [S or more positions, R / 2], as rotary_sin: the first R elements of each head of k_new and q are

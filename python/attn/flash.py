@@ -1,10 +1,11 @@
-"""FlashAttention's functions under their own names: flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache.
+"""FlashAttention's functions under their own names: flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache, and those of packed
+q, k and v.
 
 Arrays are NumPy's, PyTorch's or CuPy's, with FlashAttention's layouts: q [B, Sq, Hq, D], k [B, Skv, Hkv, D], packed [total, H, D],
-pages [num_pages, page_size, Hkv, D]. Arguments after the arrays must be given by name, since FlashAttention's versions 2 and 3 order
-them differently. Arguments that attn does not implement are refused by name. num_splits, pack_gqa and deterministic are ignored: the
-plan decides, and equal calls give equal bits. PyTorch tensors of the CPU that require grad have gradients;
-then there is no out, backend is "auto", and k and v are no pages.
+pages [num_pages, page_size, Hkv, D]. Arguments may be given by position in the order of FlashAttention 2. Version 3 orders them
+differently; its order is that of the module flash_attn_interface in the distribution libattn-flash-attn. Arguments that attn does not
+implement are refused by name. num_splits, pack_gqa and deterministic are ignored: the plan decides, and equal calls give equal bits.
+PyTorch tensors of the CPU that require grad have gradients; then there is no out, backend is "auto", and k and v are no pages.
 
     softmax_scale      None: 1 / sqrt(D)
     causal             query i sees key j <= i + Skv - Sq
@@ -12,8 +13,10 @@ then there is no out, backend is "auto", and k and v are no pages.
     attention_chunk    a query sees only keys of its own chunk of this many, counted from key 0; 0 = none; q not packed
     softcap            0.0 = none
     alibi_slopes       f32 [Hq], or [B, Hq] if q is not packed: one call for each sequence
+    s_aux              [Hq]: adds exp(s_aux[h]) to the softmax's denominator; learnable_sink is the same
     q_descale ...      f32 [B, Hkv] for fp8
     return_softmax_lse returns (out, lse): lse f32 [B, Hq, Sq], packed [Hq, total]
+    return_attn_probs  returns (out, lse, None), as FlashAttention 2 does without dropout
     out                an array for the result
     backend            as in attn.forward
 """
@@ -22,25 +25,56 @@ from ._arrays import (arange, cast, contiguous, empty, integer, module_of, need,
                       type_name)
 from ._errors import renamed
 
-__all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"]
+__all__ = ["flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func",
+           "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func", "flash_attn_with_kvcache"]
 
 
-def flash_attn_func(q, k, v, *, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), attention_chunk=0,
-                    softcap=0.0, alibi_slopes=None, q_descale=None, k_descale=None, v_descale=None, qv=None, num_splits=0,
-                    pack_gqa=None, sm_margin=0, deterministic=False, return_attn_probs=False, return_softmax_lse=False, out=None,
-                    backend="auto"):
+def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None,
+                    deterministic=False, return_attn_probs=False, *, attention_chunk=0, s_aux=None, learnable_sink=None,
+                    q_descale=None, k_descale=None, v_descale=None, qv=None, num_splits=0, pack_gqa=None, sm_margin=0,
+                    return_softmax_lse=False, out=None, backend="auto"):
     """softmax(softmax_scale q k^T, masked) v -> out [B, Sq, Hq, Dv]; help(attn.flash) describes the arguments."""
-    _refuse(dropout_p=dropout_p, qv=qv, sm_margin=sm_margin, return_attn_probs=return_attn_probs)
-    return _attend(q, k, v, scale=softmax_scale, causal=causal, window=window_size, chunk=attention_chunk, softcap=softcap,
-                   slopes=alibi_slopes, descales=(q_descale, k_descale, v_descale), lse=return_softmax_lse, out=out,
-                   backend=backend, names={})
+    _refuse(dropout_p=dropout_p, qv=qv, sm_margin=sm_margin)
+    result = _attend(q, k, v, scale=softmax_scale, causal=causal, window=window_size, chunk=attention_chunk, softcap=softcap,
+                     slopes=alibi_slopes, sinks=_sinks(s_aux, learnable_sink), descales=(q_descale, k_descale, v_descale),
+                     lse=return_softmax_lse or return_attn_probs, out=out, backend=backend, names={})
+    return (*result, None) if return_attn_probs else result
 
 
-def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *, seqused_q=None, seqused_k=None,
-                           block_table=None, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1),
-                           attention_chunk=0, softcap=0.0, alibi_slopes=None, q_descale=None, k_descale=None, v_descale=None,
-                           qv=None, num_splits=0, pack_gqa=None, sm_margin=0, deterministic=False, return_attn_probs=False,
-                           return_softmax_lse=False, out=None, backend="auto"):
+def flash_attn_qkvpacked_func(qkv, *arguments, **options):
+    """flash_attn_func of qkv [B, S, 3, H, D]."""
+    need_shape(qkv, "qkv", (None, None, 3, None, None), "[B, S, 3, H, D]")
+    return flash_attn_func(*_split(qkv), *arguments, **options)
+
+
+def flash_attn_kvpacked_func(q, kv, *arguments, **options):
+    """flash_attn_func of kv [B, Skv, 2, Hkv, D]."""
+    need_shape(kv, "kv", (None, None, 2, None, None), "[B, Skv, 2, Hkv, D]")
+    return flash_attn_func(q, *_split(kv), *arguments, **options)
+
+
+def flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen, *arguments, **options):
+    """flash_attn_varlen_func of qkv [total, 3, H, D]."""
+    need_shape(qkv, "qkv", (None, 3, None, None), "[total, 3, H, D]")
+    return flash_attn_varlen_func(*_split(qkv), cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *arguments, **options)
+
+
+def flash_attn_varlen_kvpacked_func(q, kv, *arguments, **options):
+    """flash_attn_varlen_func of kv [total_k, 2, Hkv, D]."""
+    need_shape(kv, "kv", (None, 2, None, None), "[total_k, 2, Hkv, D]")
+    return flash_attn_varlen_func(q, *_split(kv), *arguments, **options)
+
+
+def _split(packed):
+    """The arrays that a dimension before the heads counts."""
+    return [packed[..., i, :, :] for i in range(packed.shape[-3])]
+
+
+def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, softmax_scale=None,
+                           causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False,
+                           return_attn_probs=False, block_table=None, *, seqused_q=None, seqused_k=None, attention_chunk=0,
+                           s_aux=None, learnable_sink=None, q_descale=None, k_descale=None, v_descale=None, qv=None, num_splits=0,
+                           pack_gqa=None, sm_margin=0, return_softmax_lse=False, out=None, backend="auto"):
     """flash_attn_func for packed sequences: q [total_q, Hq, D], k and v [total_k, Hkv, D].
 
     cu_seqlens_q, cu_seqlens_k  i32 [B + 1]; None: q, or k and v, are [B, S, H, D]
@@ -48,7 +82,9 @@ def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, ma
     seqused_q, seqused_k        i32 [B]: the first this many tokens of each sequence count. Later rows of out are 0, of lse -inf
     block_table                 i32 [B, pages]: k and v are pages; lengths are in seqused_k or cu_seqlens_k
     """
-    _refuse(dropout_p=dropout_p, qv=qv, sm_margin=sm_margin, return_attn_probs=return_attn_probs)
+    _refuse(dropout_p=dropout_p, qv=qv, sm_margin=sm_margin)
+    if return_attn_probs:
+        return_softmax_lse = True
     xp = module_of(q, "q")
     cu_seqlens_q, batch = _queries(q, cu_seqlens_q)
     if cu_seqlens_k is not None:
@@ -89,10 +125,11 @@ def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, ma
     result = _attend(q if used is None else used.pack(q), k, v, cu_q=cu_seqlens_q if used is None else used.offsets,
                      max_q=max_seqlen_q if cu_seqlens_q is not None or used is not None else None, cu_k=packed_k,
                      lengths=lengths, table=block_table, scale=softmax_scale, causal=causal, window=window_size,
-                     chunk=attention_chunk, softcap=softcap, slopes=alibi_slopes, descales=(q_descale, k_descale, v_descale),
-                     lse=return_softmax_lse, out=out if used is None else None, backend=backend, names=names)
+                     chunk=attention_chunk, softcap=softcap, slopes=alibi_slopes, sinks=_sinks(s_aux, learnable_sink),
+                     descales=(q_descale, k_descale, v_descale), lse=return_softmax_lse, out=out if used is None else None,
+                     backend=backend, names=names)
     if used is None:
-        return result
+        return (*result, None) if return_attn_probs else result
     made, lse = result if return_softmax_lse else (result, None)
     made = used.unpack(made, 0, 0).reshape(*q.shape[:-1], made.shape[-1])
     if out is not None:
@@ -101,15 +138,18 @@ def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, ma
     if lse is None:
         return made
     lse = used.unpack(lse, 1, -xp.inf)
-    return made, lse if cu_seqlens_q is not None else contiguous(lse.reshape(lse.shape[0], *q.shape[:2]).swapaxes(0, 1))
+    if cu_seqlens_q is None:
+        lse = contiguous(lse.reshape(lse.shape[0], *q.shape[:2]).swapaxes(0, 1))
+    return (made, lse, None) if return_attn_probs else (made, lse)
 
 
-def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, *, qv=None, rotary_cos=None, rotary_sin=None,
-                            cache_seqlens=None, cache_batch_idx=None, cache_leftpad=None, block_table=None, page_table=None,
-                            cu_seqlens_q=None, cu_seqlens_k_new=None, max_seqlen_q=None, rotary_seqlens=None, q_descale=None,
-                            k_descale=None, v_descale=None, softmax_scale=None, causal=False, window_size=(-1, -1),
-                            attention_chunk=0, softcap=0.0, rotary_interleaved=True, alibi_slopes=None, scheduler_metadata=None,
-                            num_splits=0, pack_gqa=None, sm_margin=0, return_softmax_lse=False, out=None, backend="auto"):
+def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None,
+                            cache_batch_idx=None, cache_leftpad=None, block_table=None, softmax_scale=None, causal=False,
+                            window_size=(-1, -1), softcap=0.0, rotary_interleaved=True, alibi_slopes=None, num_splits=0,
+                            return_softmax_lse=False, *, qv=None, page_table=None, cu_seqlens_q=None, cu_seqlens_k_new=None,
+                            max_seqlen_q=None, rotary_seqlens=None, q_descale=None, k_descale=None, v_descale=None,
+                            attention_chunk=0, s_aux=None, learnable_sink=None, scheduler_metadata=None, pack_gqa=None,
+                            sm_margin=0, out=None, backend="auto"):
     """flash_attn_func over a cache, k_cache [B, S, Hkv, D] or pages. If k and v are given, they are written to the cache first.
 
     k, v                [B, T, Hkv, D], or packed with cu_seqlens_k_new: written from position cache_seqlens[b] on
@@ -179,13 +219,12 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, *, qv=None, rot
         lengths = contiguous(lengths - cache_leftpad)
     return _attend(q, k_cache, v_cache, cu_q=cu_seqlens_q, max_q=max_seqlen_q,
                    lengths=lengths, table=table, scale=softmax_scale, causal=causal, window=window_size, chunk=attention_chunk,
-                   softcap=softcap, slopes=alibi_slopes, descales=(q_descale, k_descale, v_descale), lse=return_softmax_lse,
-                   out=out, backend=backend, names=names)
+                   softcap=softcap, slopes=alibi_slopes, sinks=_sinks(s_aux, learnable_sink),
+                   descales=(q_descale, k_descale, v_descale), lse=return_softmax_lse, out=out, backend=backend, names=names)
 
 
-_WITHOUT_KERNEL = {"dropout_p": ("0, attn has no dropout", lambda x: not x), "qv": ("None", lambda x: x is None),
-                   "sm_margin": ("0", lambda x: x == 0), "scheduler_metadata": ("None", lambda x: x is None),
-                   "return_attn_probs": ("False; return_softmax_lse=True returns (out, lse)", lambda x: not x)}
+_WITHOUT_KERNEL = {"dropout_p": ("0, attn has no dropout", lambda x: x == 0), "qv": ("None", lambda x: x is None),
+                   "sm_margin": ("0", lambda x: x == 0), "scheduler_metadata": ("None", lambda x: x is None)}
 
 
 def _refuse(**arguments):
@@ -264,14 +303,20 @@ def _scales(array, name):
     return contiguous(cast(array, "float32"))
 
 
+def _sinks(s_aux, learnable_sink):
+    """f32 [Hq], or None"""
+    need(s_aux is None or learnable_sink is None, "learnable_sink is given; accepted with s_aux: None")
+    return _scales(s_aux, "s_aux") if learnable_sink is None else _scales(learnable_sink, "learnable_sink")
+
+
 # What forward() and kv_append() call these arguments.
-_NAMES = {"scale": "softmax_scale", "window": "window_size", "window_left": "window_size[0]", "window_right": "window_size[1]",
-          "seqlen_q": "max_seqlen_q", "bias": "attention_chunk", "return_lse": "return_softmax_lse", "rotary_positions": "rotary_cos.shape[0]",
+_NAMES = {"scale": "softmax_scale", "sinks": "s_aux", "window": "window_size", "window_left": "window_size[0]",
+          "window_right": "window_size[1]", "seqlen_q": "max_seqlen_q", "bias": "attention_chunk", "return_lse": "return_softmax_lse", "rotary_positions": "rotary_cos.shape[0]",
           "rotary_dim": "2 * rotary_cos.shape[1]", ", and of other types with k_type and v_type": ""}
 
 
 def _attend(q, k, v, *, cu_q=None, max_q=None, cu_k=None, lengths=None, table=None, scale, causal, window, chunk, softcap,
-            slopes, descales, lse, out, backend, names):
+            slopes, sinks, descales, lse, out, backend, names):
     names = {**_NAMES, **names}
     names.update(seqlens=names.get("seqlens_kv"), cu_seqlens=names.get("cu_seqlens_kv"))  # attn.h's own
     bias = None
@@ -287,7 +332,7 @@ def _attend(q, k, v, *, cu_q=None, max_q=None, cu_k=None, lengths=None, table=No
     descales = {name: _scales(x, name) for name, x in zip(("q_descale", "k_descale", "v_descale"), descales)}
     options = {"causal": causal, "window": window, "scale": scale, "softcap": softcap,
                "cu_seqlens_q": cu_q, "cu_seqlens_kv": cu_k, "max_seqlen_q": max_q if cu_q is not None else None,
-               "seqlens_kv": lengths, "block_table": table, "bias": bias, "return_lse": lse, "backend": backend, **descales}
+               "seqlens_kv": lengths, "block_table": table, "bias": bias, "sinks": sinks, "return_lse": lse, "backend": backend, **descales}
     with renamed(names):
         return _of_slopes(q, k, v, slopes, table, lse, out, options, tuple(descales))
 

@@ -27,6 +27,7 @@ enum class Name : uint8_t {
   tree,
   tree_keys,
   seqlens_kv,
+  kv_begin,
   cu_seqlens_q,
   cu_seqlens_kv,
   max_seqlen_q,

@@ -36,7 +36,7 @@ void CacheCall::read_cache(const CacheNames& names, const CacheDims& dims, attn_
   attn_segment& s = *segment;
   const Array& k = output(names.k, writable);
   const Array& v = output(names.v, writable);
-  const bool paged = given(names.block_table);
+  const bool paged = names.slots || given(names.block_table);
   s.k_type = read_rows(k, paged ? -1 : dims.batch, -1,
                        paged ? "[pages, page_size, Hkv, D]" : "[B, S, Hkv, D]", dims.heads_kv,
                        dims.head_dim, "k_type", names.dims_of);
@@ -49,7 +49,9 @@ void CacheCall::read_cache(const CacheNames& names, const CacheDims& dims, attn_
   args->v = v.data();
   args->k_scale = read_row_scales("k_scale", k, s.k_type, &s.k_scale_stride);
   args->v_scale = read_row_scales("v_scale", v, s.v_type, &s.v_scale_stride);
-  if (paged)
+  if (names.slots)
+    set_pages(k, &s);
+  else if (paged)
     args->block_table = read_pages(k, next(names.block_table), dims.batch, &s);
   else
     s.seqlen = k.size(1);

@@ -16,6 +16,7 @@ class CacheCall {
   // Names of arguments; dims_of: what has the heads and their dimensions.
   struct CacheNames {
     const char *k, *v, *block_table, *dims_of;
+    bool slots = false;  // pages without a table
   };
   struct CacheDims {
     int64_t batch, heads_kv, head_dim, head_dim_v;

@@ -322,10 +322,14 @@ const void* read_scales(const Array& a, const Array& of, attn_strides* stride) {
   return a.data();
 }
 
-const int32_t* read_pages(const Array& k, const Array& table, int64_t batch, attn_segment* s) {
+void set_pages(const Array& k, attn_segment* s) {
   s->layout = ATTN_PAGED;
   s->num_pages = k.size(0);
   s->page_size = size32(k, 1);
+}
+
+const int32_t* read_pages(const Array& k, const Array& table, int64_t batch, attn_segment* s) {
+  set_pages(k, s);
   table.need_type("i32");
   table.need_shape({batch, -1}, "[B, pages of a sequence]");
   table.need_contiguous();
@@ -340,8 +344,12 @@ const int32_t* read_pages(const Array& k, const Array& table, int64_t batch, att
 attn_descale_kind descale_kind(const Array& a, int64_t batch, int64_t heads_kv,
                                attn_segment* segment) {
   a.need_type("f32");
-  a.need_contiguous();
   const size_t dims = a.tensor.ndim();
+  // One number that repeats, as engines expand it.
+  if (dims == 2 && a.size(0) == batch && a.size(1) == heads_kv && !a.empty() && !a.contiguous() &&
+      a.tensor.stride(0) == 0 && a.tensor.stride(1) == 0)
+    return ATTN_DESCALE_TENSOR;
+  a.need_contiguous();
   if (dims == 1 && a.size(0) == 1) return ATTN_DESCALE_TENSOR;
   const bool heads = dims >= 2 && a.size(0) == batch && a.size(1) == heads_kv;
   if (heads && dims == 2) return ATTN_DESCALE_HEAD;
@@ -623,6 +631,11 @@ void Call::read_scores() {
     p.flags |= ATTN_SINKS;
     args_.sinks = static_cast<const float*>(
         vector_of("sinks", argument(Name::sinks), "f32", {p.heads_q}, "[Hq]"));
+  }
+  if (given(Name::kv_begin)) {
+    p.has_kv_begin = 1;
+    args_.kv_begin = static_cast<const int32_t*>(
+        vector_of("kv_begin", argument(Name::kv_begin), "i32", {p.batch}, "[B]"));
   }
   if (given(Name::out_scale)) {
     p.flags |= ATTN_OUT_SCALE;

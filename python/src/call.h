@@ -82,7 +82,8 @@ std::pair<attn_dtype, int64_t> kv_type(const Array& a, int64_t dim, nb::handle n
 attn_strides strides_of(const Array& a, attn_dtype type = ATTN_DTYPE_NONE);
 // The scales of k's or v's rows, whose array is `of`.
 const void* read_scales(const Array& a, const Array& of, attn_strides* stride);
-// Makes a segment one of k's pages.
+// Makes a segment one of k's pages; read_pages with a block table.
+void set_pages(const Array& k, attn_segment* segment);
 const int32_t* read_pages(const Array& k, const Array& table, int64_t batch, attn_segment* segment);
 // What an array of descales is by its shape. `segment` is null for q, which knows no blocks of
 // keys.

@@ -45,8 +45,10 @@ class Append : CacheCall {
     attn_kv_append_problem& p = problem_;
     const Array& k = keep(reader_.first(argument("k_new"), "k_new"));
     p.new_layout = given("cu_seqlens_new") ? ATTN_PACKED : ATTN_PADDED;
-    const size_t dims = p.new_layout == ATTN_PACKED ? 3 : 4;
-    k.need_shape(Sizes(dims, -1), form("[B, T, Hkv, D]", "[total, Hkv, D]"));
+    // Packed for the caller: one entry with all tokens.
+    const bool one = given("slot_mapping") && k.shape().size() == 3;
+    const size_t dims = p.new_layout == ATTN_PACKED || one ? 3 : 4;
+    k.need_shape(Sizes(dims, -1), one ? "[T, Hkv, D]" : form("[B, T, Hkv, D]", "[total, Hkv, D]"));
     k.need_floats();
     const Array& v = next("v_new");
     Sizes v_shape = k.shape();
@@ -77,9 +79,19 @@ class Append : CacheCall {
     } else {
       if (given("max_seqlen_new"))
         refuse("max_seqlen_new is given; accepted without cu_seqlens_new: None");
-      p.batch = k.size(0);
-      p.seqlen_new = k.size(1);
+      p.batch = one ? 1 : k.size(0);
+      p.seqlen_new = k.size(dims - 3);
     }
+    if (!given("slot_mapping")) return;
+    for (const char* name : {"seqlens", "cu_seqlens_new", "block_table", "seqlens_out", "q"})
+      if (given(name)) refuse(std::string(name) + " is given; accepted with slot_mapping: None");
+    const Array& slots = next("slot_mapping");
+    slots.need_type("i64");
+    slots.need_shape(one ? Sizes{p.seqlen_new} : Sizes{p.batch, p.seqlen_new},
+                     one ? "[T]" : "[B, T]");
+    slots.need_contiguous();
+    p.has_slots = 1;
+    args_.slot_mapping = static_cast<const int64_t*>(slots.address());
   }
 
   CacheDims dims() const {
@@ -89,7 +101,13 @@ class Append : CacheCall {
     attn_kv_append_problem& p = problem_;
     attn_segment& s = p.segment;
     attn_segment_args& a = args_.cache;
-    CacheCall::read_cache({"k_cache", "v_cache", "block_table", "new tokens"}, dims(), &s, &a);
+    CacheCall::read_cache({"k_cache", "v_cache", "block_table", "new tokens", p.has_slots != 0},
+                          dims(), &s, &a);
+    if (p.has_slots) {
+      if (boolean(argument("advance_seqlens"), "advance_seqlens"))
+        refuse("advance_seqlens is True; accepted with slot_mapping: False");
+      return read_descales(dims(), &s, &a);
+    }
     const bool in_place = boolean(argument("advance_seqlens"), "advance_seqlens");
     if (in_place && given("seqlens_out"))
       refuse("seqlens_out is given; accepted with advance_seqlens: None");

@@ -34,6 +34,8 @@ constexpr FeatureName feature_names[] = {
     {feature_shared_lengths, "seqlens of a shared segment"},
     {feature_shared_pages, "pages of a shared segment"},
     {feature_shared_descales, "descales of a shared segment per head or block"},
+    {feature_kv_begin, "kv_begin"},
+    {feature_slots, "slot_mapping"},
 };
 struct FlagName {
   attn_flag flag;

@@ -195,11 +195,10 @@ class Tile : Job {
   // of the chunk's keys.
   bool take_rows(int64_t first_head, int64_t heads, int64_t first_row, int64_t count) {
     first_head_ = first_head, heads_ = heads, first_row_ = first_row, count_ = count;
-    const RangeMask mask = p_.range_mask();
     bool any = false;
     for (int64_t row = 0; row < count; ++row) {
       const int64_t i = query_of(row), h = head_of(row), at = h * shape.tokens + query_.row + i;
-      const KeyRange range = mask.keys(i, query_.length, keys_.length);
+      const KeyRange range = visible_keys(p_, args.of, entry_, i, query_.length, keys_.length);
       t_.lse[row] = shared.lse[at];
       t_.delta[row] = shared.delta[at];
       const int64_t begin = std::clamp<int64_t>(range.begin - first_key_, 0, num_keys_),
@@ -497,11 +496,11 @@ class Backward : Job {
     int64_t first, last;
     bool has(int64_t chunk) const { return first <= chunk && chunk <= last; }
   };
-  Chunks chunks_of(int64_t first_row, int64_t count, int64_t queries, int64_t keys) const {
-    const RangeMask mask = p_.range_mask();
+  Chunks chunks_of(int64_t entry, int64_t first_row, int64_t count, int64_t queries,
+                   int64_t keys) const {
     int64_t begin = keys, end = 0;
     for (int64_t i = first_row / p_.group(); i <= (first_row + count - 1) / p_.group(); ++i) {
-      const KeyRange range = mask.keys(i, queries, keys);
+      const KeyRange range = visible_keys(p_, args.of, entry, i, queries, keys);
       if (range.begin >= range.end) continue;
       begin = std::min<int64_t>(begin, range.begin);
       end = std::max<int64_t>(end, range.end);
@@ -517,12 +516,11 @@ class Backward : Job {
     const Scratch t = scratch_of(thread);
     const QueryGradients gradients = query_gradients(b, args, entry);
     const int64_t keys = key_view(b, args, entry).length;
-    const RangeMask mask = p_.range_mask();
     for (int64_t row = first; row < first + count; ++row) {
       const int64_t i = row / p_.group(), h = kv_head * p_.group() + row % p_.group();
       const int64_t at = query.lse + h * query.lse_head + i;
       const float lse = args.of.lse[at];
-      const KeyRange range = mask.keys(i, query.length, keys);
+      const KeyRange range = visible_keys(p_, args.of, entry, i, query.length, keys);
       double delta = 0;
       if (range.begin < range.end && lse != -infinity) {
         load_rows(ops, p_.out_type, static_cast<const char*>(args.of.out), 0, 1,
@@ -542,7 +540,7 @@ class Backward : Job {
       shared.lse[to] = lse == -infinity ? infinity : float(double(lse) * log2_e);
     }
     if (!b.wants(ATTN_GRAD_Q) || b.adds(ATTN_GRAD_Q)) return;
-    const Chunks seen = chunks_of(first, count, query.length, keys);
+    const Chunks seen = chunks_of(entry, first, count, query.length, keys);
     for (int64_t row = first; row < first + count && seen.last < seen.first; ++row) {
       std::fill_n(t.row, shape.qk.dim, 0.0f);
       store_row(ops, b.dq_type, t.row, 1, shape.qk.dim, args.dq,
@@ -586,7 +584,7 @@ class Backward : Job {
     for (int64_t block = 0; block * shape.rows < rows_of(query); ++block) {
       const int64_t first = block * shape.rows,
                     count = std::min(shape.rows, rows_of(query) - first);
-      const Chunks seen = chunks_of(first, count, query.length, keys);
+      const Chunks seen = chunks_of(entry, first, count, query.length, keys);
       if (!seen.has(number)) continue;
       const bool any = tile.take_rows(kv_head * p_.group(), p_.group(), first, count);
       if (tile.stop()) return;

@@ -99,7 +99,7 @@ class Head {
     return x == -infinity ? x : x * slope_of_bias();
   }
   bool visible(int64_t i, int64_t j) const {
-    const KeyRange range = p_.range_mask().keys(i, queries(), keys());
+    const KeyRange range = visible_keys(p_, args_.of, entry_, i, queries(), keys());
     if (j < range.begin || j >= range.end) return false;
     if (p_.has(ATTN_BLOCK_MASK) &&
         !block_view(p_, args_.of, entry_, h_, i / p_.block_q, j / p_.block_k)

@@ -145,11 +145,14 @@ class Item {
   }
   int64_t sequence() const { return b_ * p_.heads_kv + kv_head_; }
 
+  KeyRange keys_of_query(int64_t i) const {
+    return visible_keys(p_, args_, b_, i, query_.length, seqlen_kv_);
+  }
+
   // What the sequence's queries see of its keys becomes parts of whole tiles.
   void cut_keys() {
-    const RangeMask mask = p_.range_mask();
-    const int64_t begin = mask.keys(0, query_.length, seqlen_kv_).begin / shape_.keys * shape_.keys;
-    const int64_t end = mask.keys(query_.length - 1, query_.length, seqlen_kv_).end;
+    const int64_t begin = keys_of_query(0).begin / shape_.keys * shape_.keys;
+    const int64_t end = keys_of_query(query_.length - 1).end;
     const int64_t count = std::max<int64_t>(0, end - begin);
     const int64_t tiles = ceil_div(ceil_div(count, shape_.most_parts), shape_.keys);
     const int64_t keys = std::max(shape_.part_keys, tiles * shape_.keys);
@@ -159,12 +162,11 @@ class Item {
   }
 
   void start_rows() {
-    const RangeMask mask = p_.range_mask();
     first_key_ = seqlen_kv_;
     last_key_ = 0;
     for (int64_t row = 0; row < padded_; ++row) {
       KeyRange range{0, 0};
-      if (row < count_) range = mask.keys(query_of(row), query_.length, seqlen_kv_);
+      if (row < count_) range = keys_of_query(query_of(row));
       range.begin = std::max<int64_t>(range.begin, part_begin_);
       range.end = std::min<int64_t>(range.end, part_end_);
       if (range.end <= range.begin) range = {0, 0};

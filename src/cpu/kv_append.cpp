@@ -131,14 +131,20 @@ void rotate_row(const Row& row, int64_t dim, char* to, Interrupt& interrupt, int
 }
 
 struct Token {
-  int64_t b;         // batch: it belongs to no sequence
+  int64_t b;         // batch: it belongs to no sequence, or its slot is to be skipped
   int64_t row;       // in k_new, of b where it is padded
-  int64_t position;  // in the cache
+  int64_t position;  // in the cache; of a slot, in its page
+  int32_t page = 0;  // of a slot
 };
 
 Token token_of(const attn_kv_append_problem& p, const attn_kv_append_args& args, int64_t n) {
   if (p.new_layout != ATTN_PACKED) {
     const int64_t b = n / p.seqlen_new, t = n % p.seqlen_new;
+    if (p.has_slots) {
+      const int64_t slot = args.slot_mapping[n], size = p.segment.page_size;
+      if (slot < 0) return {p.batch, t, 0};
+      return {b, t, slot % size, int32_t(slot / size)};
+    }
     return {b, t, args.cache.seqlens[b] + t};
   }
   const int32_t *begin = args.cu_seqlens_new, *ends = begin + 1;
@@ -153,7 +159,8 @@ void append(const attn_kv_append_problem& p, const attn_kv_append_args& args, Th
   const int64_t heads = p.heads_kv + p.heads_q, half = p.rotary_dim / 2;
   auto one = [&](int64_t item, int thread) {
     const Token token = token_of(p, args, item / heads);
-    if (interrupt.stop(thread, 16) || token.b == p.batch || token.position >= p.segment.seqlen)
+    if (interrupt.stop(thread, 16) || token.b == p.batch ||
+        (!p.has_slots && token.position >= p.segment.seqlen))
       return;
     const auto offset = [&](const attn_strides& stride, int64_t head) {
       return token.b * stride.batch + token.row * stride.seq + head * stride.head;
@@ -175,7 +182,8 @@ void append(const attn_kv_append_problem& p, const attn_kv_append_args& args, Th
       rotate_row(rotated(args.q, offset(p.q_stride, q_head)), p.head_dim, to, interrupt, thread);
       return;
     }
-    const SegmentView cache = segment_view(p.segment, args.cache, token.b, token.position + 1);
+    SegmentView cache = segment_view(p.segment, args.cache, token.b, token.position + 1);
+    if (p.has_slots) cache.pages = &token.page;
     const KeyRun to = cache.run(token.position, h);
     const Row value{p.new_type, args.v_new, offset(p.v_new_stride, h), 0, false, nullptr, nullptr};
     append_row(rotated(args.k_new, offset(p.k_new_stride, h)), p.head_dim, p.segment.k_type, to.k,

@@ -94,7 +94,7 @@ SegmentView segment_view(const attn_segment& shape, const attn_segment_args& dat
   view.length = length;
   if (shape.layout == ATTN_PACKED) {
     view.first_row = packed_span(data.cu_seqlens, b, shape.total, shape.seqlen).begin;
-  } else if (shape.layout == ATTN_PAGED) {
+  } else if (data.block_table) {
     view.pages = data.block_table + b * shape.max_pages;
   }
   view.k_row_bytes = dtype_bytes(shape.k_type, shape.k_stride.seq);

@@ -19,6 +19,15 @@ struct QueryView {
 };
 QueryView query_view(const Problem& problem, const Args& args, int64_t b);
 
+// The keys that query i of seqlen_q in batch entry b sees among seqlen_kv keys, by causal, window
+// and kv_begin. Empty ranges have end <= begin.
+inline KeyRange visible_keys(const Problem& p, const Args& args, int64_t b, int64_t i,
+                             int64_t seqlen_q, int64_t seqlen_kv) {
+  KeyRange range = p.range_mask().keys(i, seqlen_q, seqlen_kv);
+  if (p.has_kv_begin) range.begin = std::max<int64_t>(range.begin, args.kv_begin[b]);
+  return range;
+}
+
 // Bit n: whether query i sees key first + n of seqlen_kv as far as the tree goes.
 uint64_t tree_bits(const Problem& problem, const Args& args, const QueryView& query, int64_t i,
                    int64_t first, int64_t seqlen_kv);

@@ -55,7 +55,7 @@ void forward_row(const Problem& p, const Args& args, int64_t b, int64_t h, int64
   const int64_t kv_head = h / p.group();
   const int64_t seqlen_kv = sequence_length_kv(p, args, b);
   const int64_t diagonal = seqlen_kv - query.length;
-  const KeyRange range = p.range_mask().keys(i, query.length, seqlen_kv);
+  const KeyRange range = visible_keys(p, args, b, i, query.length, seqlen_kv);
   const double scale = exact_scale(p);
 
   const auto bias = [&](int64_t j) -> double {

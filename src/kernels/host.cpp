@@ -12,7 +12,7 @@ constexpr Limits limits(uint32_t out_types) {
           .out_types = out_types,
           .flags = forward_flags | ATTN_BLOCK_MASK | ATTN_ALIBI | ATTN_OUT_SCALE |
                    ATTN_SPLIT_INVARIANT | ATTN_BIAS_SLOPES | ATTN_FP8_PRECISE,
-          .features = feature_all};
+          .features = feature_all & ~feature_slots};
 }
 
 constexpr Kernel cpu_row(const char* name, const HostKernel* kernel) {
@@ -43,7 +43,8 @@ constexpr Limits backward_limits(uint32_t out_types) {
           .out_types = out_types,
           .flags = forward_flags | ATTN_BLOCK_MASK | ATTN_ALIBI | ATTN_BIAS_SLOPES,
           .features = forward_features | feature_softcap | feature_bias | feature_f16_bias |
-                      feature_any_block_size | feature_any_stride | feature_negative_strides,
+                      feature_any_block_size | feature_any_stride | feature_negative_strides |
+                      feature_kv_begin,
           .floats_as_q = true};
 }
 

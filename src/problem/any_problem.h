@@ -36,7 +36,9 @@ enum Feature : uint32_t {
   feature_shared_lengths = 1 << 18,
   feature_shared_pages = 1 << 19,
   feature_shared_descales = 1 << 20,  // per head or block
-  feature_all = (1 << 21) - 1,
+  feature_kv_begin = 1 << 21,
+  feature_slots = 1 << 22,
+  feature_all = (1 << 23) - 1,
 };
 
 // What a kernel must take to run a problem: the counterpart of Limits in kernels/kernel.h.

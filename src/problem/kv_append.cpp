@@ -1,6 +1,7 @@
 // Appending to a KV cache: the problem and its arguments.
 #include <algorithm>
 #include <cstddef>
+#include <vector>
 
 #include "core/dtype.h"
 #include "problem/operations.h"
@@ -45,11 +46,32 @@ Status make_new(KvAppendProblem* p) {
                    &p->v_new_bytes);
 }
 
+// Of has_slots: tokens have no position in a sequence.
+Status check_slots(const attn_kv_append_problem& p) {
+  const attn_segment& s = p.segment;
+  if (p.new_layout != ATTN_PADDED)
+    return invalid("new_layout is ", int(p.new_layout),
+                   "; accepted with has_slots: padded (0), [1, T, Hkv, D] for all tokens");
+  if (s.layout != ATTN_PAGED)
+    return invalid("layout is ", int(s.layout), "; accepted with has_slots: paged (2)");
+  for (const auto& [name, value] : {std::pair{"has_seqlens", int64_t{s.has_seqlens}},
+                                    {"advance_seqlens", int64_t{p.advance_seqlens}},
+                                    {"rotary_dim", p.rotary_dim}})
+    if (value != 0) return invalid(name, " is ", value, "; accepted with has_slots: 0");
+  for (const auto& [name, kind] : {std::pair{"k_descale", s.k_descale}, {"v_descale", s.v_descale}})
+    if (kind == ATTN_DESCALE_BLOCK)
+      return invalid(name,
+                     " is block (3); accepted with has_slots: none (0), tensor (1), head (2)");
+  return {};
+}
+
 Status make_cache(KvAppendProblem* p) {
   static_cast<attn_segment&>(p->cache) = p->segment;
   if (p->segment.layout == ATTN_PACKED)
     return invalid("layout is packed (1); accepted for a cache: padded (0), paged (2)");
-  if (p->segment.has_seqlens == 0)
+  if (p->has_slots)
+    ATTN_TRY(check_slots(*p));
+  else if (p->segment.has_seqlens == 0)
     return invalid("has_seqlens is 0; accepted for a cache: 1, new tokens go after its lengths");
   ATTN_TRY(make_segment("", p->kv_shape(), true, &p->cache));
   p->segment = p->cache;
@@ -85,6 +107,7 @@ Needs needs_of(const KvAppendProblem& p) {
                  .head_dim = p.head_dim,
                  .head_dim_v = p.head_dim_v};
   add_needs(p.segment, &needs);
+  if (p.has_slots) needs.features |= feature_slots;
   const auto row = [&](const attn_strides& stride) {
     if (is_negative(stride)) needs.features |= feature_negative_strides;
     if (!aligned_strides(p.new_type, stride)) needs.features |= feature_any_stride;
@@ -117,14 +140,16 @@ void for_each_input(const KvAppendProblem& p, const attn_kv_append_args& args, V
   const Footprint table(4, {p.rotary_positions, p.rotary_dim / 2});
   if (args.rotary_cos) visit(Name{"rotary_cos"}, args.rotary_cos, table);
   if (args.rotary_sin) visit(Name{"rotary_sin"}, args.rotary_sin, table);
+  if (args.slot_mapping)
+    visit(Name{"slot_mapping"}, args.slot_mapping, Footprint(8, {p.batch, p.seqlen_new}));
   visit(Name{"q"}, args.q, p.q_bytes);
   for_each_small_array(p.cache, args.cache, p.kv_shape(), -1, visit);
 }
 
 Status check_overlap(const KvAppendProblem& p, const attn_kv_append_args& args) {
   const Footprint lengths(4, {p.batch});
-  const Placed written[] = {{{"k"}, args.cache.k, &p.cache.k_bytes},
-                            {{"v"}, args.cache.v, &p.cache.v_bytes},
+  const Placed written[] = {placed_k("k", p.cache, args.cache),
+                            placed_v("v", p.cache, args.cache),
                             {{"k_scale"}, args.cache.k_scale, &p.cache.k_scale_bytes},
                             {{"v_scale"}, args.cache.v_scale, &p.cache.v_scale_bytes},
                             {{"q_out"}, args.q_out, &p.q_out_bytes},
@@ -142,8 +167,49 @@ int64_t num_new(const KvAppendProblem& p, const attn_kv_append_args& args, int64
   return int64_t{args.cu_seqlens_new[b + 1]} - args.cu_seqlens_new[b];
 }
 
+// Calls visit(page) for the page of each slot that is written.
+template <class Visit>
+void for_each_slot_page(const KvAppendProblem& p, const attn_kv_append_args& args, Visit&& visit) {
+  for (int64_t n = 0; n < p.batch * p.seqlen_new; ++n)
+    if (args.slot_mapping[n] >= 0) visit(args.slot_mapping[n] / p.segment.page_size);
+}
+
+// The same for tokens that go after a sequence's length.
+template <class Visit>
+void for_each_table_page(const KvAppendProblem& p, const attn_kv_append_args& args, Visit&& visit) {
+  const attn_segment& s = p.segment;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const int64_t begin = args.cache.seqlens[b];
+    const int64_t end = std::min(begin + num_new(p, args, b), s.seqlen);
+    if (begin >= end) continue;
+    for (int64_t n = begin / s.page_size; n < ceil_div(end, s.page_size); ++n)
+      visit(args.cache.block_table[b * s.max_pages + n]);
+  }
+}
+
+Status check_one_pool(const KvAppendProblem& p, const attn_kv_append_args& args) {
+  const Placed k = placed_k("k", p.cache, args.cache), v = placed_v("v", p.cache, args.cache);
+  if (pages_between(k, v) == 0) return {};
+  std::vector<int64_t> pages;
+  const auto note = [&](int64_t page) { pages.push_back(page); };
+  if (p.has_slots)
+    for_each_slot_page(p, args, note);
+  else
+    for_each_table_page(p, args, note);
+  return check_pool(k, v, &pages);
+}
+
 Status check_host_arrays(const KvAppendProblem& p, const attn_kv_append_args& args) {
   const attn_segment& s = p.segment;
+  if (p.has_slots) {
+    const int64_t slots = s.num_pages * s.page_size;
+    for (int64_t n = 0; n < p.batch * p.seqlen_new; ++n)
+      if (args.slot_mapping[n] >= slots)
+        return invalid("slot_mapping[", n / p.seqlen_new, ", ", n % p.seqlen_new, "] is ",
+                       args.slot_mapping[n], "; accepted: up to ", slots - 1,
+                       ", negative to skip the token");
+    return check_one_pool(p, args);
+  }
   if (p.new_layout == ATTN_PACKED)
     ATTN_TRY(
         check_offsets({"cu_seqlens_new"}, args.cu_seqlens_new, p.batch, p.seqlen_new, p.total_new));
@@ -156,7 +222,7 @@ Status check_host_arrays(const KvAppendProblem& p, const attn_kv_append_args& ar
       ATTN_TRY(check_pages("", s, args.cache.block_table, b, begin / s.page_size,
                            ceil_div(end, s.page_size)));
   }
-  return {};
+  return check_one_pool(p, args);
 }
 
 }  // namespace
@@ -173,6 +239,8 @@ Status make_kv_append_problem(const attn_kv_append_problem* in, KvAppendProblem*
   ATTN_TRY(in_range("seqlen_new", p->seqlen_new, 0, max_extent));
   if (p->advance_seqlens != 0 && p->advance_seqlens != 1)
     return invalid("advance_seqlens is ", p->advance_seqlens, "; accepted: 0, 1");
+  if (p->has_slots != 0 && p->has_slots != 1)
+    return invalid("has_slots is ", p->has_slots, "; accepted: 0, 1");
   ATTN_TRY(make_new(p));
   ATTN_TRY(make_cache(p));
   ATTN_TRY(make_rotary(p));
@@ -196,7 +264,9 @@ Status check_kv_append_args(const KvAppendProblem& p, const attn_kv_append_args*
   }
   ATTN_TRY(pointer({"cu_seqlens_new"}, args->cu_seqlens_new, p.new_layout == ATTN_PACKED, 4,
                    "packed new tokens"));
-  ATTN_TRY(check_segment_pointers(p.cache, args->cache, -1, host_memory));
+  ATTN_TRY(check_segment_pointers(p.cache, args->cache, -1, host_memory, !p.has_slots));
+  if (!p.has_slots || p.k_new_bytes.width > 0)
+    ATTN_TRY(pointer({"slot_mapping"}, args->slot_mapping, p.has_slots, 8, "has_slots"));
   const bool rotary = p.rotary_dim > 0;
   if (!rotary || p.rotary_positions > 0) {
     ATTN_TRY(pointer({"rotary_cos"}, args->rotary_cos, rotary, 4, "rotary_dim"));

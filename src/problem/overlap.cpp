@@ -74,9 +74,28 @@ bool share_bytes(const Placed& a, const Placed& b) {
   return true;
 }
 
+int64_t pages_between(const Placed& a, const Placed& b) {
+  const Footprint &f = *a.bytes, &g = *b.bytes;
+  if (a.page_step == 0 || a.page_step != b.page_step || f.width != g.width || f.low != g.low ||
+      f.num_dims != g.num_dims)
+    return 0;
+  int64_t page = f.width, pages = 0;  // bytes that it spans; dimensions of pages
+  for (int i = 0; i < f.num_dims; ++i) {
+    const auto [count, step] = f.dims[i];
+    if (step != g.dims[i].step || count != g.dims[i].count) return 0;
+    if (step == a.page_step)
+      ++pages;
+    else
+      page += (count - 1) * step;
+  }
+  const int64_t distance = int64_t(uintptr_t(a.address) - uintptr_t(b.address));
+  return pages == 1 && page <= a.page_step && distance % a.page_step == 0 ? distance / a.page_step
+                                                                          : 0;
+}
+
 Status keep_apart(const Placed& written, const Placed& other) {
   const Range a(written.address, *written.bytes), b(other.address, *other.bytes);
-  if (!a.meets(b) || !share_bytes(written, other)) return {};
+  if (!a.meets(b) || pages_between(written, other) != 0 || !share_bytes(written, other)) return {};
   return invalid(written.name, " is at ", a, " and overlaps ", other.name, " at ", b,
                  "; accepted: memory of its own");
 }

@@ -42,6 +42,7 @@ struct Placed {
   Name name;
   const void* address;  // NULL: not given
   const Footprint* bytes;
+  int64_t page_step = 0;  // bytes from a page of a cache to the next; 0: no pages
 };
 
 // From the lowest byte of an array to the one after the highest.
@@ -62,7 +63,11 @@ std::ostream& operator<<(std::ostream& out, const Range& range);
 // fits into it, which slices of one tensor have.
 bool share_bytes(const Placed& a, const Placed& b);
 
-// An error if `written` shares bytes with `other`.
+// Two views of one pool, whose pages are not interleaved: page n of `a` is page n + the result of
+// `b`. 0: they are not.
+int64_t pages_between(const Placed& a, const Placed& b);
+
+// An error if `written` shares bytes with `other`, except as two views of one pool.
 Status keep_apart(const Placed& written, const Placed& other);
 
 // The same of each pair of `written`, and of each of them and each array that

@@ -134,6 +134,7 @@ Needs needs_of(const Problem& p) {
   if (p.num_segments > 1) needed |= feature_segments;
   if (p.fixed_split > 0) needed |= feature_fixed_split;
   if (p.tree_keys > 0) needed |= feature_tree;
+  if (p.has_kv_begin) needed |= feature_kv_begin;
   const auto standard = [](int32_t size) { return size == 64 || size == 128; };
   if (p.has(ATTN_BLOCK_MASK) && !(standard(p.block_q) && standard(p.block_k)))
     needed |= feature_any_block_size;
@@ -172,6 +173,7 @@ Status check_host_lengths(const Problem& p, const Args& args) {
     if (s.layout == ATTN_PACKED)
       ATTN_TRY(check_offsets({"cu_seqlens", n}, a.cu_seqlens, p.batch, s.seqlen, s.total));
   }
+  if (p.has_kv_begin) return check_lengths({"kv_begin"}, args.kv_begin, p.batch, max_extent - 1);
   return {};
 }
 
@@ -195,6 +197,7 @@ void for_each_input(const Problem& p, const Args& args, Visit&& visit) {
   if (args.tree)
     array({"tree"}, args.tree, 16, {p.q_layout == ATTN_PACKED ? p.total_q : p.batch * p.seqlen_q});
   if (args.out_scale) array({"out_scale"}, args.out_scale, 4, {1});
+  if (args.kv_begin) array({"kv_begin"}, args.kv_begin, 4, {p.batch});
   if (p.has(ATTN_BLOCK_MASK)) {
     const auto grid = [&](Name name, const void* address, int64_t bytes) {
       array(name, address, bytes, {p.mask_batch, p.mask_heads, p.mask_rows(), p.mask_columns()});
@@ -354,7 +357,7 @@ Status make_segment(const std::string& name, const KvShape& shape, bool written,
 }
 
 Status check_segment_pointers(const Segment& s, const attn_segment_args& a, int32_t n,
-                              bool host_memory) {
+                              bool host_memory, bool wants_table) {
   const bool any = s.k_bytes.width > 0;
   if (any || a.k)
     ATTN_TRY(pointer({"k", n}, a.k, true, data_alignment(s.k_type, host_memory), "the keys"));
@@ -369,8 +372,9 @@ Status check_segment_pointers(const Segment& s, const attn_segment_args& a, int3
   ATTN_TRY(pointer({"seqlens", n}, a.seqlens, s.has_seqlens, 4, "has_seqlens"));
   ATTN_TRY(
       pointer({"cu_seqlens", n}, a.cu_seqlens, s.layout == ATTN_PACKED, 4, "a packed segment"));
-  ATTN_TRY(
-      pointer({"block_table", n}, a.block_table, s.layout == ATTN_PAGED, 4, "a paged segment"));
+  if (wants_table || s.layout != ATTN_PAGED)
+    ATTN_TRY(
+        pointer({"block_table", n}, a.block_table, s.layout == ATTN_PAGED, 4, "a paged segment"));
   ATTN_TRY(
       pointer({"k_descale", n}, a.k_descale, s.k_descale != ATTN_DESCALE_NONE, 4, "k_descale"));
   return pointer({"v_descale", n}, a.v_descale, s.v_descale != ATTN_DESCALE_NONE, 4, "v_descale");
@@ -442,6 +446,18 @@ Status check_pages(const std::string& prefix, const attn_segment& s, const int32
   return {};
 }
 
+Status check_pool(const Placed& k, const Placed& v, std::vector<int64_t>* pages) {
+  const int64_t apart = pages_between(k, v);
+  if (apart == 0) return {};
+  std::sort(pages->begin(), pages->end());
+  for (const int64_t page : *pages)
+    if (std::binary_search(pages->begin(), pages->end(), page + apart))
+      return invalid("page ", page, " of ", k.name, " and page ", page + apart, " of ", v.name,
+                     ", both written, are the same memory; accepted: pages of one pool that are "
+                     "either keys or values");
+  return {};
+}
+
 Status make_problem(const attn_problem* in, Problem* p) {
   ATTN_TRY(copy_versioned("problem", in, static_cast<attn_problem*>(p)));
 
@@ -486,6 +502,8 @@ Status make_problem(const attn_problem* in, Problem* p) {
   if (p->fixed_split < 0)
     return invalid("fixed_split is ", p->fixed_split, "; accepted: 0 or more keys");
   ATTN_TRY(in_range("tree_keys", p->tree_keys, 0, max_tree_keys + 1));
+  if (p->has_kv_begin != 0 && p->has_kv_begin != 1)
+    return invalid("has_kv_begin is ", p->has_kv_begin, "; accepted: 0, 1");
   if (p->max_sms < 0) return invalid("max_sms is ", p->max_sms, "; accepted: 0 (all) or more");
 
   const attn_dtype q = p->q_type, o = p->out_type;
@@ -579,6 +597,7 @@ Status check_args(const Problem& p, const attn_args* in, const void* workspace,
                    "ATTN_BLOCK_MASK in flags"));
   if (any_q || args->tree)
     ATTN_TRY(pointer({"tree"}, args->tree, p.tree_keys > 0, 8, "tree_keys above 0"));
+  ATTN_TRY(pointer({"kv_begin"}, args->kv_begin, p.has_kv_begin, 4, "has_kv_begin"));
   const bool partials = p.has(ATTN_BLOCK_MASK) && p.mask_partials > 0;
   if (partials || !p.has(ATTN_BLOCK_MASK)) {
     ATTN_TRY(pointer({"block_index"}, args->block_index, partials, 4,

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/ceil_div.h"
+#include "core/dtype.h"
 #include "core/status.h"
 #include "kernels/shared/mask.h"
 #include "problem/any_problem.h"
@@ -60,7 +61,7 @@ int64_t segment_capacity(const attn_segment& segment);
 Status make_segment(const std::string& prefix, const KvShape& shape, bool written, Segment* s);
 // Null pointers and alignment. `n`: the segment's number among several, else -1.
 Status check_segment_pointers(const Segment& s, const attn_segment_args& a, int32_t n,
-                              bool host_memory);
+                              bool host_memory, bool wants_table = true);
 // Calls visit(name, address, bytes) for each small array that is not NULL.
 template <class Visit>
 void for_each_small_array(const Segment& s, const attn_segment_args& a, const KvShape& shape,
@@ -90,6 +91,18 @@ void for_each_large_array(const Segment& s, const attn_segment_args& a, int32_t 
   visit(Name{"k_scale", n}, a.k_scale, s.k_scale_bytes);
   visit(Name{"v_scale", n}, a.v_scale, s.v_scale_bytes);
 }
+// The arrays of keys and values that a run writes. The stride of a single page says nothing.
+inline Placed placed_k(const char* name, const Segment& s, const attn_segment_args& a) {
+  const int64_t step = s.num_pages > 1 ? dtype_bytes(s.k_type, s.k_stride.batch) : 0;
+  return {{name}, a.k, &s.k_bytes, std::abs(step)};
+}
+inline Placed placed_v(const char* name, const Segment& s, const attn_segment_args& a) {
+  const int64_t step = s.num_pages > 1 ? dtype_bytes(s.v_type, s.v_stride.batch) : 0;
+  return {{name}, a.v, &s.v_bytes, std::abs(step)};
+}
+// Of k and v as views of one pool: no page of k that a run writes is one of v's. `pages`: those
+// that it writes, in any order; sorted afterwards.
+Status check_pool(const Placed& k, const Placed& v, std::vector<int64_t>* pages);
 // Adds a segment's types, features and page size to `needs`.
 void add_needs(const attn_segment& s, Needs* needs);
 // To 16 bytes; heads in ggml's blocks need not be.

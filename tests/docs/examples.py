@@ -42,7 +42,7 @@ assert abs(((moved - out) * d_out).sum() - 1e-2 * (dv * d_out).sum()) < 1e-3 * a
 k_old, k_new, v_old, v_new = k[:, :48], k[:, 48:], v[:, :48], v[:, 48:]
 k_pages, v_pages = k.reshape(8, 16, 2, 32), v.reshape(8, 16, 2, 32)
 table = np.arange(8, dtype=np.int32).reshape(2, 4)
-lengths = np.array([48, 48], np.int32)
+lengths, begin = np.array([48, 48], np.int32), np.array([0, 7], np.int32)
 bits = np.full((2, 64, 2), 2 ** 64 - 1, np.uint64)
 """, """
 assert np.abs(out - attn.forward(q, k_old, v_old)).max() < 1e-5
@@ -127,13 +127,33 @@ q, k, v = (torch.randn(2, 4, 9, 32) for _ in range(3))
 """, """
 own, = torch.autograd.grad(torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).sum(), q)
 assert (q.grad - own).abs().max() < 1e-5
-""", "torch"), ("""
+""", "torch")],
+    "docs/transformers.md": [("""
 sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 80}
 """, """
 import torch
 with torch.no_grad():
     assert model(torch.ones(1, 5, dtype=torch.long)).logits.shape == (1, 5, 80)
 """, "torch", "transformers")],
+    "docs/diffusers.md": [("""
+import torch
+from diffusers import WanTransformer3DModel
+torch.set_grad_enabled(False)
+model = WanTransformer3DModel(patch_size=(1, 2, 2), num_attention_heads=2, attention_head_dim=12, in_channels=4, out_channels=4, text_dim=16,
+                              freq_dim=32, ffn_dim=32, num_layers=1, rope_max_seq_len=32).eval()
+inputs = {"hidden_states": torch.randn(1, 4, 2, 8, 8), "encoder_hidden_states": torch.randn(1, 7, 16), "timestep": torch.tensor([5])}
+want = model(**inputs).sample
+""", """
+assert (out - want).abs().max() < 1e-5
+""", "torch", "diffusers")],
+    "docs/xformers.md": [("""
+import torch
+q, k, v = torch.randn(2, 9, 4, 16), torch.randn(2, 13, 4, 16), torch.randn(2, 13, 4, 16)
+bias = torch.randn(2, 1, 9, 13)
+""", """
+want = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), bias).transpose(1, 2)
+assert (out - want).abs().max() < 1e-5
+""", "torch")],
     "docs/onnx.md": [(NUMPY + """
 Q, K, V = (x.swapaxes(1, 2) for x in (q, k, v))
 mask, past_key, past_value, K_new, V_new = np.ones((64, 64), bool), K[:, :, :48], V[:, :, :48], K[:, :, 48:], V[:, :, 48:]

@@ -238,7 +238,7 @@ class Grid(Case):
 class Arguments(Case):
     def test_refused_by_name(self):
         q, k, v = self.qkv(dtype=np.float16)
-        for name, value in {"dropout_p": 0.1, "qv": q, "sm_margin": 8, "return_attn_probs": True}.items():
+        for name, value in {"dropout_p": 0.1, "qv": q, "sm_margin": 8}.items():
             self.refuses(ValueError, [name, "accepted"], flash_attn_func, q, k, v, **{name: value})
         self.refuses(ValueError, "scheduler_metadata is 7", flash_attn_with_kvcache, q, k, v, scheduler_metadata=7)
         self.refuses(ValueError, ["attention_chunk is 4", "packed"], flash_attn_varlen_func, q[0], k, v, np.array([0, 4, 9], np.int32),
@@ -253,7 +253,59 @@ class Arguments(Case):
         self.refuses(ValueError, "cache_batch_idx is given", flash_attn_with_kvcache, q, k, v, block_table=q,
                      cache_batch_idx=np.array([0, 1], np.int32))
         self.refuses(TypeError, "q is a list", flash_attn_func, [1], k, v)
-        self.assertRaises(TypeError, flash_attn_func, q, k, v, 0.0)  # versions 2 and 3 differ in what that would be
+        for scale in None, 0.25:  # version 3's order
+            self.refuses(ValueError, "dropout_p is", flash_attn_func, q, k, v, scale, True)
+        self.refuses(ValueError, "learnable_sink is given", flash_attn_func, q, k, v, s_aux=q[0, 0, :, 0], learnable_sink=q[0, 0, :, 0])
+
+    def test_positions(self):
+        """Arguments by position, in the order of FlashAttention 2."""
+        q, k, v = self.qkv(seqlen_q=7, seqlen_kv=7)
+        slopes = np.abs(self.normal(4)) / 8
+        want, want_lse = (np.stack(x) for x in zip(*(one_sequence(*x, True, (3, 0), 0, 5.0, slopes, 0.3) for x in zip(q, k, v))))
+        out, lse, probs = flash_attn_func(q, k, v, 0.0, 0.3, True, (3, 0), 5.0, slopes, False, True)
+        self.close(out, want)
+        self.close(lse, want_lse)
+        self.assertIsNone(probs)
+        offsets = np.array([0, 7, 14], np.int32)
+        packed = [x.reshape(14, *x.shape[2:]) for x in (q, k, v)]
+        out, lse, probs = flash_attn_varlen_func(*packed, offsets, offsets, 7, 7, 0.0, 0.3, True, (3, 0), 5.0, slopes, False, True)
+        self.close(out, want.reshape(out.shape))
+        self.close(lse, want_lse.transpose(1, 0, 2).reshape(lse.shape))
+        self.assertIsNone(probs)
+        table = np.array([[1], [0]], np.int32)
+        out = flash_attn_varlen_func(packed[0], k[::-1].copy(), v[::-1].copy(), offsets, offsets, 7, 7, 0.0, 0.3, True, (3, 0), 5.0,
+                                     slopes, False, False, table)
+        self.close(out, want.reshape(out.shape))
+        caches = [np.zeros_like(x) for x in (k, v)]
+        out = flash_attn_with_kvcache(q, *caches, k, v, None, None, 0, None, None, None, 0.3, True, (3, 0), 5.0, True, slopes, 0)
+        self.close(out, want)
+        kv = np.stack((k, v), 2)
+        self.close(attn.flash.flash_attn_kvpacked_func(q, kv, 0.0, 0.3, True, (3, 0), 5.0, slopes), want)
+        self.close(attn.flash.flash_attn_varlen_kvpacked_func(packed[0], kv.reshape(14, 2, 2, 16), offsets, offsets, 7, 7, 0.0, 0.3,
+                                                              True, (3, 0), 5.0, slopes), want.reshape(out.reshape(14, 4, 16).shape))
+        qkv = np.stack((q, np.repeat(k, 2, 2), np.repeat(v, 2, 2)), 2)
+        self.close(attn.flash.flash_attn_qkvpacked_func(qkv, 0.0, 0.3, True, (3, 0), 5.0, slopes), want)
+        self.close(attn.flash.flash_attn_varlen_qkvpacked_func(qkv.reshape(14, 3, 4, 16), offsets, 7, 0.0, 0.3, True, (3, 0), 5.0,
+                                                               slopes), want.reshape(14, 4, 16))
+        self.refuses(ValueError, ["kv has shape", "[B, Skv, 2, Hkv, D]"], attn.flash.flash_attn_kvpacked_func, q, k)
+
+    def test_sinks(self):
+        """s_aux and learnable_sink against float64: a key with that score and the value 0."""
+        q, k, v = self.qkv()
+        sinks = self.normal(4)
+        plain, lse = (np.stack(x) for x in zip(*(one_sequence(*x, True) for x in zip(q, k, v))))
+        share = 1 / (1 + np.exp(sinks[None, :, None] - lse))  # [B, H, Sq]
+        want = plain * share.transpose(0, 2, 1)[..., None]
+        for name, given in (("s_aux", sinks), ("learnable_sink", sinks), ("s_aux", sinks.astype(BF16))):
+            bound = 2e-6 if given is sinks else 1e-2
+            with self.subTest(name, type=given.dtype):
+                self.close(flash_attn_func(q, k, v, causal=True, **{name: given}), want, bound)
+                self.close(flash_attn_with_kvcache(q, k, v, causal=True, **{name: given}), want, bound)
+                out = flash_attn_varlen_func(q.reshape(18, 4, 16), k.reshape(26, 2, 16), v.reshape(26, 2, 16), np.array([0, 9, 18]),
+                                             np.array([0, 13, 26]), 9, 13, causal=True, **{name: given})
+                self.close(out, want.reshape(18, 4, 16), bound)
+        got = flash_attn_func(q, k, v, alibi_slopes=np.zeros((2, 4), np.float32), causal=True, s_aux=sinks)  # a call for each sequence
+        self.close(got, want)
 
     def test_forms(self):
         """One integer as cache_seqlens, out=, and a cache that is full."""
@@ -356,7 +408,7 @@ class Arguments(Case):
             (everywhere, "q_descale", [f32(3), f32(2, 3), 1.0]), (everywhere, "k_descale", [f32(3, 3), f32(2, 2, 7), [1.0]]),
             (everywhere, "v_descale", [f32(3, 3), i32(1)]), (everywhere, "alibi_slopes", [f32(3), f32(2, 2, 2), np.ones(4), [1.0] * 4]),
             (everywhere, "out", [f32(2, 9, 4, 8), np.zeros((2, 9, 4, 16), np.int32), "x"]), (everywhere, "sm_margin", [3, None]),
-            (everywhere, "qv", [q, 1]), (["func", "varlen"], "dropout_p", [0.1, f32(2)]), (["func", "varlen"], "return_attn_probs", [True]),
+            (everywhere, "qv", [q, 1]), (["func", "varlen"], "dropout_p", [0.1, f32(2), None]), (everywhere, "s_aux", [f32(3), i32(1, 2, 3, 4), 1.0]),
             (["cache", "new"], "scheduler_metadata", [3, f32(2)]),
             (everywhere, "q", [q[0, 0], "x"]), (["func", "cache", "new"], "q", [q.astype(np.float64)]),
             (["func"], "k", [half, k[0], k.astype(np.int32), None]), (["func", "varlen"], "v", [short(v), f32(2, 13, 2, 0), None]),

@@ -13,6 +13,77 @@ from attn.flash import flash_attn_func
 from support import Case, attn, causal, ml_dtypes, np, softmax_attention
 
 
+class KvBegin(Case):
+    """kv_begin against float64 formulas: the first keys are hidden, and still count in positions."""
+
+    def kernels(self):
+        found = [k["name"] for k in attn.info()["kernels"] if k["op"] == "forward" and k["backend"] == "cpu"]
+        return [("reference", "reference"), *(("cpu", name) for name in found)]
+
+    def run_kernel(self, backend, kernel, *arrays, **options):
+        try:
+            plan = attn.Plan(*arrays, backend=backend, kernel=kernel, **options)
+        except attn.Unsupported as error:  # of another instruction set
+            self.assertIn("AVX-512", str(error) + " AVX-512")
+            return None
+        names = ("seqlens_kv", "kv_begin", "cu_seqlens_q", "cu_seqlens_kv", "block_table", "sinks")
+        before = attn._attn.launch_count(kernel)
+        got = plan(*arrays, return_lse=True, **{name: options[name] for name in names if name in options})
+        self.assertEqual(attn._attn.launch_count(kernel), before + 1)
+        return got
+
+    def test_against_formula(self):
+        lengths, begin = np.array([130, 97, 40, 5], np.int32), np.array([3, 64, 40, 0], np.int32)
+        ran = set()
+        for (backend, kernel), queries, rule in itertools.product(self.kernels(), (1, 3, 40), (
+                {}, {"causal": True}, {"causal": True, "window": (30, 0)}, {"causal_top_left": True})):
+            q, k, v = self.qkv(4, queries, 130)
+            i, j = np.arange(queries)[:, None], np.arange(130)
+            at = i + lengths[:, None, None] - queries
+            visible = (j < lengths[:, None, None]) & (j >= begin[:, None, None])
+            visible = visible & (j <= at) if "causal" in rule else visible & (i >= 0)
+            if "window" in rule:
+                visible &= j >= at - 30
+            if "causal_top_left" in rule:
+                visible &= j <= i
+            want = softmax_attention(q, k, v, visible[:, None])
+            with self.subTest(kernel, queries=queries, **rule):
+                got = self.run_kernel(backend, kernel, q, k, v, seqlens_kv=lengths, kv_begin=begin, **rule)
+                if got is None:
+                    continue
+                ran.add(kernel)
+                for a, b in zip(got, want):
+                    self.close(a, b, 4e-6)
+                # Pages of the same keys, and packed queries.
+                table = np.arange(4 * 13, dtype=np.int32).reshape(4, 13)
+                pages = [x.reshape(4 * 13, 10, *x.shape[2:]) for x in (k, v)]
+                offsets = np.arange(5, dtype=np.int32) * queries
+                got = self.run_kernel(backend, kernel, q.reshape(-1, *q.shape[2:]), *pages, seqlens_kv=lengths, kv_begin=begin,
+                                      cu_seqlens_q=offsets, max_seqlen_q=queries, block_table=table, **rule)
+                self.close(got[0].reshape(q.shape), want[0], 4e-6)
+        self.assertGreaterEqual(len(ran), 2)
+
+    def test_segments_and_nan(self):
+        """Counted over all segments; what hidden keys hold does not matter."""
+        q, k, v = self.qkv(2, 3, 20)
+        begin = np.array([7, 12], np.int32)
+        visible = np.arange(20) >= begin[:, None, None, None]
+        want = softmax_attention(q, k, v, visible & causal(3, 20))
+        k[0, :7], v[0, :7], v[1, :12] = np.nan, np.nan, np.nan
+        cut = lambda x: [np.ascontiguousarray(x[:, :9]), np.ascontiguousarray(x[:, 9:])]
+        for backend in "reference", "cpu":
+            for keys in (k, v), (cut(k), cut(v)):
+                got = attn.forward(q, *keys, causal=True, kv_begin=begin, return_lse=True, backend=backend)
+                for a, b in zip(got, want):
+                    self.close(a, b, 4e-6)
+
+    def test_refused(self):
+        q, k, v = self.qkv()
+        self.refuses(ValueError, ["kv_begin[1] is -1", "0 to"], attn.forward, q, k, v, kv_begin=np.array([0, -1], np.int32))
+        self.refuses(ValueError, ["kv_begin is i64", "i32"], attn.forward, q, k, v, kv_begin=np.array([0, 1]))
+        self.refuses(ValueError, ["kv_begin has shape [3]", "[B]"], attn.forward, q, k, v, kv_begin=np.zeros(3, np.int32))
+
+
 class Layouts(Case):
     def test_strides_are_honoured(self):
         q, k, v = self.qkv()
@@ -398,7 +469,7 @@ class Arguments(Case):
         self.assertEqual(
             str(inspect.signature(attn.forward)),
             "(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), scale=None, softcap=0.0, bias=None, "
-            "alibi_slopes=None, sinks=None, block_mask=None, tree=None, tree_keys=0, seqlens_kv=None, cu_seqlens_q=None, "
+            "alibi_slopes=None, sinks=None, block_mask=None, tree=None, tree_keys=0, seqlens_kv=None, kv_begin=None, cu_seqlens_q=None, "
             "cu_seqlens_kv=None, max_seqlen_q=None, block_table=None, shared_segments=0, q_descale=None, k_descale=None, v_descale=None, "
             "k_type=None, v_type=None, k_scale=None, v_scale=None, bias_slopes=None, out_scale=None, out_dtype=None, return_lse=False, out=None, backend='auto')")
 

@@ -49,6 +49,24 @@ class Backward(Case):
         for got, exact in zip(attn.backward(d_out, q, k, v, out, lse, **options, d_lse=d_lse, want=want), found):
             self.close(got, exact, 2e-5)
 
+    def test_kv_begin(self):
+        """As a bias of -inf on the first keys, whose own gradients are 0; reference and every host kernel, padded and packed."""
+        q, k, v = self.qkv(batch=3, seqlen_q=9, seqlen_kv=70)
+        begin, d_out = np.array([0, 66, 70], np.int32), self.normal(3, 9, 4, 16)
+        bias = np.where(np.arange(70) < begin[:, None, None, None], -np.inf, 0).astype(np.float32)
+        for options in {}, {"causal": True}, {"causal": True, "window": (20, -1)}, {"sinks": self.normal(4)}:
+            exact = {**options, "bias": bias, "backend": "reference", "out_dtype": "f64"}
+            out, lse = attn.forward(q, k, v, **exact, return_lse=True)
+            del exact["out_dtype"]
+            want = attn.backward(d_out, q, k, v, out.astype(np.float32), lse, **exact, dtype="f64")
+            for backend, bound in ("reference", 1e-6), ("cpu", 1e-5):
+                with self.subTest(backend=backend, **options):
+                    out, lse = attn.forward(q, k, v, **options, kv_begin=begin, backend=backend, return_lse=True)
+                    got = attn.backward(d_out, q, k, v, out, lse, **options, kv_begin=begin, backend=backend)
+                    for a, b in zip(got, want):
+                        self.close(a, b, bound)
+                    self.assertTrue((got[1][1, :66] == 0).all() and (got[2][2] == 0).all())
+
     def test_outputs(self):
         q, k, v = self.qkv()
         out, lse = attn.forward(q, k, v, return_lse=True)

@@ -1,4 +1,5 @@
 """kv_append() beside the same in NumPy: positions and pages by indexing, rotation in float64, conversions by ml_dtypes."""
+import itertools
 import unittest
 
 from support import Case, attn, ml_dtypes, np, softmax_attention
@@ -79,6 +80,55 @@ class KvAppend(Case):
         same(k, want_k)
         same(v, want_v)
         same(q_out, join(want_q))
+
+    def test_slots(self):
+        """Each token to the page and place that its slot says, negative ones nowhere; all types of caches, [T, ...] and [B, T, ...]."""
+        slots = self.rng.permutation(9 * 6)[:8].astype(np.int64)
+        slots[[1, 6]] = -1, -7
+        for (name, dtype), backend, flat in itertools.product(TYPES.items(), ("reference", "cpu"), (False, True)):
+            with self.subTest(name, backend=backend, flat=flat):
+                k_new, v_new = self.normal(2, 4, 2, 16, dtype=ml_dtypes.bfloat16), self.normal(2, 4, 2, 24, dtype=ml_dtypes.bfloat16)
+                k, v = self.normal(9, 6, 2, 16).astype(dtype), self.normal(9, 6, 2, 24).astype(dtype)
+                want_k, want_v = k.copy(), v.copy()
+                k_descale, v_descale = np.array([0.5], np.float32), self.rng.uniform(0.5, 2, (1 if flat else 2, 2)).astype(np.float32)
+                for n, slot in enumerate(slots):
+                    if slot >= 0:
+                        place, b = (slot // 6, slot % 6), n // 4
+                        want_k[place] = self.stored(k_new[b, n % 4], 0.5, dtype)
+                        want_v[place] = self.stored(v_new[b, n % 4], v_descale[0 if flat else b][:, None].astype(np.float64), dtype)
+                if flat:
+                    k_new, v_new = k_new.reshape(8, 2, 16), v_new.reshape(8, 2, 24)
+                attn.kv_append(k_new, v_new, k, v, slot_mapping=slots if flat else slots.reshape(2, 4), k_descale=k_descale,
+                               v_descale=v_descale, backend=backend)
+                same(k, want_k)
+                same(v, want_v)
+
+    def test_descales_that_repeat(self):
+        """[B, Hkv] with strides of 0, as engines expand one number, is that number, in kv_append and forward."""
+        k_new, v_new, q = self.normal(3, 2, 2, 16), self.normal(3, 2, 2, 16), self.normal(3, 2, 4, 16)
+        made = []
+        for repeat in (lambda x: x), lambda x: np.broadcast_to(x, (3, 2)):
+            scales = {"k_descale": repeat(np.array([0.5], np.float32)), "v_descale": repeat(np.array([2], np.float32))}
+            k, v = (np.zeros((3, 4, 2, 16), ml_dtypes.float8_e4m3fn) for _ in range(2))
+            attn.kv_append(k_new, v_new, k, v, np.array([0, 1, 2], np.int32), **scales)
+            self.assertTrue((k[0, 0] == (k_new[0, 0] / 0.5).astype(k.dtype)).all())
+            made.append((k, v, attn.forward(q, k, v, **scales)))
+        for a, b in zip(*made):
+            np.testing.assert_array_equal(a.astype(np.float32), b.astype(np.float32))
+        ramp = np.broadcast_to(np.array([1, 2], np.float32), (3, 2))  # one for each head: neither [1] nor in memory
+        self.refuses(ValueError, ["k_descale is not contiguous"], attn.forward, q, k, v, k_descale=ramp)
+
+    def test_slots_refused(self):
+        k, cache, slots = self.normal(8, 2, 16), np.zeros((9, 6, 2, 16), np.float32), np.arange(8)
+        run = lambda **options: attn.kv_append(k, k, cache, cache.copy(), **{"slot_mapping": slots, **options})
+        self.refuses(ValueError, ["slot_mapping[0, 7] is 54", "up to 53"], run, slot_mapping=slots + 47)
+        self.refuses(ValueError, ["slot_mapping is i32", "i64"], run, slot_mapping=slots.astype(np.int32))
+        self.refuses(ValueError, ["slot_mapping has shape [7]", "[T]"], run, slot_mapping=slots[:7])
+        for name in "seqlens", "block_table", "seqlens_out":
+            self.refuses(ValueError, [f"{name} is given", "accepted with slot_mapping: None"], run, **{name: np.zeros(1, np.int32)})
+        self.refuses(ValueError, "advance_seqlens is True", run, advance_seqlens=True)
+        self.refuses(ValueError, ["rotary_dim is 16", "has_slots"], run, rotary_cos=self.normal(9, 8), rotary_sin=self.normal(9, 8))
+        self.assertTrue((cache == 0).all())
 
     def test_rotation_by_complex_numbers(self):
         """Pairs as complex numbers times exp(i angle), in both orders of pairs, on all of a head and on part of it."""

@@ -10,7 +10,10 @@
 
 #include "attn/attn.hpp"
 #include "bad_input.h"
+#include "catalog/catalog.h"
 #include "catch.h"
+#include "hopper.h"
+#include "problem/operations.h"
 
 namespace {
 
@@ -28,6 +31,7 @@ struct Setup {
   std::vector<float> out = std::vector<float>(q.size(), nan_value),
                      lse = std::vector<float>(2 * 4 * 3, nan_value);
   std::vector<int32_t> lengths = {5, 2}, cu_q = {0, 3, 6}, cu_kv = {0, 5, 10}, table = {0, 1, 2, 3};
+  std::vector<int32_t> begin = {1, 0};
   std::vector<float> numbers = std::vector<float>(64, 1.0f);
   std::vector<uint8_t> kinds = std::vector<uint8_t>(4, ATTN_BLOCK_FULL);
   std::vector<int32_t> index = std::vector<int32_t>(4, -1);
@@ -78,6 +82,10 @@ struct Setup {
     problem.block_q = problem.block_k = 4;
     args.block_kinds = kinds.data();
   }
+  void begin_keys() {
+    problem.has_kv_begin = 1;
+    args.kv_begin = begin.data();
+  }
   void grow_tree() {
     problem.tree_keys = 4;
     args.tree = tree.data();
@@ -97,7 +105,7 @@ TEST_CASE("a good problem runs on reference and cpu") {
     for (auto change : std::vector<std::function<void(Setup&)>>{
              [](Setup&) {}, [](Setup& s) { s.pack_q(); }, [](Setup& s) { s.pack_kv(); },
              [](Setup& s) { s.page_kv(); }, [](Setup& s) { s.mask(); },
-             [](Setup& s) { s.grow_tree(); }}) {
+             [](Setup& s) { s.grow_tree(); }, [](Setup& s) { s.begin_keys(); }}) {
       Setup s;
       change(s);
       const attn::plan plan(context, s.problem);
@@ -219,6 +227,10 @@ TEST_CASE("a wrong problem is refused with a sentence") {
        [](Setup& s) { s.problem.fixed_split = -1; },
        bad,
        {"fixed_split is -1"}},
+      {"has_kv_begin",
+       [](Setup& s) { s.problem.has_kv_begin = 2; },
+       bad,
+       {"has_kv_begin is 2", "0, 1"}},
       {"tree_keys negative",
        [](Setup& s) { s.problem.tree_keys = -1; },
        bad,
@@ -406,6 +418,22 @@ TEST_CASE("wrong arguments of a run are refused with a sentence and touch nothin
        [](Setup& s) { s.args.sinks = s.numbers.data(); },
        {"sinks is given", "ATTN_SINKS"}},
       {"sinks missing", [](Setup& s) { s.problem.flags = ATTN_SINKS; }, same, {"sinks is NULL"}},
+      {"kv_begin not declared",
+       same,
+       [](Setup& s) { s.args.kv_begin = s.begin.data(); },
+       {"kv_begin is given", "has_kv_begin"}},
+      {"kv_begin missing",
+       [](Setup& s) { s.begin_keys(); },
+       [](Setup& s) { s.args.kv_begin = nullptr; },
+       {"kv_begin is NULL", "has_kv_begin"}},
+      {"kv_begin negative",
+       [](Setup& s) { s.begin_keys(); },
+       [](Setup& s) { s.begin[1] = -1; },
+       {"kv_begin[1] is -1", "0 to"}},
+      {"out is kv_begin",
+       [](Setup& s) { s.begin_keys(); },
+       [](Setup& s) { s.args.kv_begin = reinterpret_cast<const int32_t*>(s.args.out); },
+       {"out is at", "overlaps kv_begin"}},
       {"tree not declared",
        same,
        [](Setup& s) { s.args.tree = s.tree.data(); },
@@ -655,6 +683,8 @@ struct Append {
   std::vector<float> descale = {2};
   std::vector<int32_t> lengths = {1, 5}, after = {-7, -7}, offsets = {0, 1, 3},
                        table = {0, 1, 2, 3};
+  std::vector<int64_t> slots = {11, -1, 0, 4};
+  std::vector<float> pages;
 
   Append() {
     problem.batch = problem.heads_kv = problem.seqlen_new = 2;
@@ -682,6 +712,23 @@ struct Append {
     problem.segment.max_pages = 2;
     problem.segment.num_pages = 4;
     args.cache.block_table = table.data();
+  }
+  // One pool of five pages: v's pages are k's, one later.
+  void pool() {
+    page();
+    pages.assign(5 * 3 * 2 * 32, nan_value);
+    args.cache.k = pages.data();
+    args.cache.v = pages.data() + 3 * 2 * 32;
+    table = {0, 2, 2, 0};
+    lengths = {1, 0};
+    problem.seqlen_new = 1;
+  }
+  void slot() {
+    page();
+    problem.segment.max_pages = problem.segment.has_seqlens = problem.segment.seqlen = 0;
+    args.cache.block_table = args.cache.seqlens = nullptr;
+    problem.has_slots = 1;
+    args.slot_mapping = slots.data();
   }
   void rotate() {
     problem.rotary_dim = 8;
@@ -721,6 +768,63 @@ TEST_CASE("a good append runs on reference and cpu") {
     CHECK(s.q_out[4] == 1.0f);
     CHECK(std::isnan(s.q_out[3 * 64]));  // of the token without room
   }
+}
+
+TEST_CASE("an append by slots writes where they say and skips negative ones") {
+  for (attn_backend backend : {ATTN_BACKEND_REFERENCE, ATTN_BACKEND_CPU}) {
+    const attn::context context(backend);
+    Append s;
+    s.slot();
+    for (size_t n = 0; n < s.x.size(); ++n) s.x[n] = float(n / 64);  // the token
+    const attn::plan plan(context, s.problem);
+    plan.run(s.args);
+    for (int64_t slot = 0; slot < 12; ++slot) {
+      const float want = slot == 11 ? 0.0f : slot == 0 ? 2.0f : slot == 4 ? 3.0f : nan_value;
+      for (const std::vector<float>* x : {&s.k, &s.v})
+        for (int64_t n = 0; n < 64; ++n) {
+          const float got = (*x)[size_t(slot * 64 + n)];
+          CHECK((got == want || (std::isnan(got) && std::isnan(want))));
+        }
+    }
+  }
+}
+
+TEST_CASE("k and v of a cache may be views of one pool of pages") {
+  for (attn_backend backend : {ATTN_BACKEND_REFERENCE, ATTN_BACKEND_CPU}) {
+    const attn::context context(backend);
+    Append s;
+    s.pool();
+    const attn::plan plan(context, s.problem);
+    plan.run(s.args);
+    // Places 1 of page 0 and 0 of page 2, and of the pages after them.
+    for (int64_t place = 0; place < 15; ++place)
+      CHECK(std::isnan(s.pages[size_t(place * 64)]) !=
+            (place == 1 || place == 4 || place == 6 || place == 9));
+  }
+}
+
+TEST_CASE("devices decline kv_begin and slots in a sentence") {
+  for (const attn::Kernel& kernel : attn::all_kernels()) {
+    if (kernel.backend != ATTN_BACKEND_CUDA && kernel.backend != ATTN_BACKEND_HIP) continue;
+    INFO(kernel.name);
+    CHECK((kernel.limits.features & (attn::feature_kv_begin | attn::feature_slots)) == 0);
+  }
+  Setup s;
+  s.problem.head_dim = 64;
+  s.problem.q_type = s.segment.k_type = s.segment.v_type = ATTN_F16;
+  attn::Problem plain, padded;
+  REQUIRE(attn::make_problem(&s.problem, &plain).ok());
+  CHECK(attn::test::chosen(plain).find("_f16_d64") != std::string::npos);
+  s.begin_keys();
+  REQUIRE(attn::make_problem(&s.problem, &padded).ok());
+  INFO(attn::test::chosen(padded));
+  CHECK(attn::test::chosen(padded).find("kv_begin") != std::string::npos);
+  Append a;
+  a.slot();
+  attn::KvAppendProblem slots;
+  REQUIRE(attn::make_kv_append_problem(&a.problem, &slots).ok());
+  INFO(attn::test::chosen(slots));
+  CHECK(attn::test::chosen(slots).find("slot_mapping") != std::string::npos);
 }
 
 TEST_CASE("an append by the struct of an older header neither rotates nor advances") {
@@ -886,6 +990,41 @@ TEST_CASE("a wrong append is refused with a sentence") {
          s.problem.q_out_stride = {128, 64, 16};
        },
        {"q_out_stride.head is 16", "overlap"}},
+      {"has_slots", [](Append& s) { s.problem.has_slots = -1; }, {"has_slots is -1", "0, 1"}},
+      {"slots of a padded cache",
+       [](Append& s) { s.problem.has_slots = 1; },
+       {"layout is 0", "has_slots: paged (2)"}},
+      {"slots with lengths",
+       [](Append& s) {
+         s.slot();
+         s.problem.segment.has_seqlens = 1;
+       },
+       {"has_seqlens is 1", "has_slots: 0"}},
+      {"slots that advance",
+       [](Append& s) {
+         s.slot();
+         s.advance();
+       },
+       {"advance_seqlens is 1", "has_slots: 0"}},
+      {"slots with rotation",
+       [](Append& s) {
+         s.slot();
+         s.rotate();
+       },
+       {"rotary_dim is 8", "has_slots: 0"}},
+      {"slots of packed tokens",
+       [](Append& s) {
+         s.slot();
+         s.pack();
+       },
+       {"new_layout is 1", "has_slots: padded (0)"}},
+      {"slots with block descales",
+       [](Append& s) {
+         s.slot();
+         s.problem.segment.v_descale = ATTN_DESCALE_BLOCK;
+         s.problem.segment.descale_block_keys = 64;
+       },
+       {"v_descale is block (3)", "head (2)"}},
       {"kernel",
        [](Append& s) { s.problem.kernel = "quantize_cpu"; },
        {"quantize_cpu", "not a kv_append kernel", "kv_append_cpu"}},
@@ -982,6 +1121,30 @@ TEST_CASE("a wrong append is refused with a sentence") {
        [](Append& s) { s.problem.segment.v_type = ATTN_I4; },
        [](Append&) {},
        {"v_scale is NULL", "i8 or i4"}},
+      {"slots missing",
+       [](Append& s) { s.slot(); },
+       [](Append& s) { s.args.slot_mapping = nullptr; },
+       {"slot_mapping is NULL", "has_slots"}},
+      {"slots not wanted",
+       plain,
+       [](Append& s) { s.args.slot_mapping = s.slots.data(); },
+       {"slot_mapping is given", "has_slots"}},
+      {"slot above",
+       [](Append& s) { s.slot(); },
+       [](Append& s) { s.slots[3] = 12; },
+       {"slot_mapping[1, 1] is 12", "up to 11", "skip"}},
+      {"a page of keys and of values",
+       [](Append& s) { s.pool(); },
+       [](Append& s) { s.table = {0, 2, 1, 0}; },
+       {"page 1 of k and page 0 of v", "same memory"}},
+      {"half a page apart",
+       [](Append& s) { s.pool(); },
+       [](Append& s) { s.args.cache.v = s.pages.data() + 2 * 32; },
+       {"k is at", "overlaps v"}},
+      {"one page array",
+       [](Append& s) { s.pool(); },
+       [](Append& s) { s.args.cache.v = s.args.cache.k; },
+       {"k is at", "overlaps v"}},
       {"k over v",
        plain,
        [](Append& s) { s.args.cache.v = s.k.data() + 1; },

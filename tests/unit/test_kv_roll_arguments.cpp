@@ -67,6 +67,40 @@ TEST_CASE("kv_roll: a good one runs on reference and cpu") {
   }
 }
 
+TEST_CASE("kv_roll: old keys and values may be views of one pool of pages") {
+  for (const attn_backend backend : {ATTN_BACKEND_REFERENCE, ATTN_BACKEND_CPU}) {
+    const attn::context context(backend);
+    Roll s;
+    std::vector<float> pool(7 * 2 * 4);  // v's pages are k's, one later
+    std::vector<int32_t> pages = {0, 2, 4};
+    s.old.k_type = s.old.v_type = ATTN_F32;
+    s.old.layout = ATTN_PAGED;
+    s.old.page_size = 2;
+    s.old.max_pages = 3;
+    s.old.num_pages = 6;
+    s.old.seqlen = 0;
+    s.to.k = pool.data();
+    s.to.v = pool.data() + 2 * 4;
+    s.to.k_scale = s.to.v_scale = nullptr;
+    s.to.block_table = pages.data();
+    const attn::plan plan(context, s.problem);
+    plan.run(s.args);
+    CHECK(s.old_lengths[0] == 5);
+    // Four keys from place 1 of page 0 on, and their values.
+    for (size_t place = 0; place < 14; ++place)
+      CHECK(pool[place * 4] ==
+            (place == 0 || place == 2 || place == 9 || place > 10 ? 0.0f : 1.0f));
+    pages = {0, 1, 4};
+    s.lengths[0] = 7, s.old_lengths[0] = 1;
+    const attn_status status = attn_run_kv_roll(plan.get(), &s.args, nullptr);
+    INFO(attn_last_error());
+    CHECK(status == ATTN_INVALID_ARGUMENT);
+    CHECK(std::string(attn_last_error()).find("page 1 of old.k and page 0 of old.v") !=
+          std::string::npos);
+    CHECK(s.old_lengths[0] == 1);
+  }
+}
+
 TEST_CASE("kv_roll: without sequences, and as little as an older header has") {
   const attn::context context(ATTN_BACKEND_CPU);
   Roll s;

@@ -114,6 +114,44 @@ TEST_CASE("overlap: slices of one tensor are refused if and only if they share a
   CHECK(apart > 2000);
 }
 
+TEST_CASE("overlap: pages of two views of one pool are the same memory or apart") {
+  Random random{3};
+  int pools = 0, meet = 0;
+  for (int n = 0; n < 20000; ++n) {
+    Strided a{random(60), 1 + random(3), {}, {}};
+    for (int i = 0; i < 3; ++i) {
+      a.size[i] = 1 + random(4);
+      a.stride[i] = (i == 0 ? 1 + random(30) : random(12)) * (random(4) ? 1 : -1);
+    }
+    Strided b = a;
+    b.at += random(2) ? random(7) * a.stride[0] : random(60);
+    if (random(4) == 0) b.stride[2] += 1;
+    const Footprint x = a.footprint(), y = b.footprint();
+    const auto placed = [](const char* name, const Strided& s, const Footprint& bytes) {
+      return Placed{{name},
+                    reinterpret_cast<const void*>(uintptr_t(1000000 + s.at)),
+                    &bytes,
+                    s.size[0] > 1 ? std::abs(s.stride[0]) : 0};
+    };
+    const int64_t apart = pages_between(placed("a", a, x), placed("b", b, y));
+    if (apart == 0) continue;
+    ++pools;
+    const int64_t sign = a.stride[0] < 0 ? -1 : 1;  // pages count upwards in memory
+    for (int64_t p = 0; p < a.size[0]; ++p)
+      for (int64_t q = 0; q < b.size[0]; ++q) {
+        Strided page_a = a, page_b = b;
+        page_a.at += p * a.stride[0], page_b.at += q * b.stride[0];
+        page_a.size[0] = page_b.size[0] = 1;
+        const bool same = q == p + sign * apart;
+        meet += same;
+        if (same ? page_a.bytes() != page_b.bytes() : !are_apart(page_a, page_b))
+          FAIL("case " << n << ": pages " << p << " and " << q);
+      }
+  }
+  CHECK(pools > 500);
+  CHECK(meet > 500);
+}
+
 namespace {
 
 // An array of a call, moved about by a test.

@@ -35,10 +35,10 @@ _WANT = ("q", "k", "v", "bias", "sinks")
 
 
 def _run(d_out, d_lse, q, k, v, out, lse, bias, alibi_slopes, sinks, seqlens_kv, cu_seqlens_q, cu_seqlens_kv, causal, causal_top_left,
-         window_left, window_right, scale, softcap, max_seqlen_q, want):
+         window_left, window_right, scale, softcap, max_seqlen_q, want, kv_begin=None):
     names = tuple(name for name, wanted in zip(_WANT, want) if wanted)
     got = _backward(_dense(d_out), q, k, v, out, lse, d_lse=None if d_lse is None else d_lse.contiguous(), bias=bias,
-                    alibi_slopes=alibi_slopes, sinks=sinks, seqlens_kv=seqlens_kv, cu_seqlens_q=cu_seqlens_q,
+                    alibi_slopes=alibi_slopes, sinks=sinks, seqlens_kv=seqlens_kv, kv_begin=kv_begin, cu_seqlens_q=cu_seqlens_q,
                     cu_seqlens_kv=cu_seqlens_kv, causal=causal, causal_top_left=causal_top_left, window=(window_left, window_right),
                     scale=scale, softcap=softcap, max_seqlen_q=max_seqlen_q, want=names)
     made = dict(zip(names, got))
@@ -46,7 +46,7 @@ def _run(d_out, d_lse, q, k, v, out, lse, bias, alibi_slopes, sinks, seqlens_kv,
 
 
 def _shapes(d_out, d_lse, q, k, v, out, lse, bias, alibi_slopes, sinks, seqlens_kv, cu_seqlens_q, cu_seqlens_kv, causal,
-            causal_top_left, window_left, window_right, scale, softcap, max_seqlen_q, want):
+            causal_top_left, window_left, window_right, scale, softcap, max_seqlen_q, want, kv_begin=None):
     return tuple(x.new_empty(x.shape) if wanted else q.new_empty(0) for x, wanted in zip((q, k, v, bias, sinks), want))
 
 
@@ -64,7 +64,8 @@ class _Once(torch.autograd.Function):
 
 define("backward(Tensor d_out, Tensor? d_lse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? bias, Tensor? alibi_slopes, "
        "Tensor? sinks, Tensor? seqlens_kv, Tensor? cu_seqlens_q, Tensor? cu_seqlens_kv, bool causal, bool causal_top_left, "
-       "SymInt window_left, SymInt window_right, float? scale, float softcap, SymInt? max_seqlen_q, bool[] want) "
+       "SymInt window_left, SymInt window_right, float? scale, float softcap, SymInt? max_seqlen_q, bool[] want, "
+       "Tensor? kv_begin=None) "
        "-> (Tensor, Tensor, Tensor, Tensor, Tensor)", _run, _shapes, _Once.apply)
 
 
@@ -74,25 +75,25 @@ class Forward(torch.autograd.Function):
     @staticmethod
     def forward(ctx, *arguments):
         (q, k, v, bias, alibi_slopes, sinks, tree, seqlens_kv, cu_seqlens_q, cu_seqlens_kv, block_table, q_descale, k_descale, v_descale,
-         causal, causal_top_left, window_left, window_right, scale, softcap, tree_keys, max_seqlen_q) = arguments
+         causal, causal_top_left, window_left, window_right, scale, softcap, tree_keys, max_seqlen_q, kv_begin) = arguments
         out, lse = torch.ops.attn.forward(*arguments)
-        ctx.save_for_backward(q, k, v, out, lse, bias, alibi_slopes, sinks, seqlens_kv, cu_seqlens_q, cu_seqlens_kv)
+        ctx.save_for_backward(q, k, v, out, lse, bias, alibi_slopes, sinks, seqlens_kv, cu_seqlens_q, cu_seqlens_kv, kv_begin)
         ctx.rest = causal, causal_top_left, window_left, window_right, scale, softcap, max_seqlen_q
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
     def backward(ctx, d_out, d_lse):
-        none = (None,) * 17
+        none = (None,) * 18
         if d_out is None and d_lse is None:
             return None, None, None, None, None, *none
-        q, k, v, out, lse, *others = ctx.saved_tensors
+        q, k, v, out, lse, *others, kv_begin = ctx.saved_tensors
         need = ctx.needs_input_grad
         want = [*need[:4], need[5]]
         dq, dk, dv, d_bias, d_sinks = torch.ops.attn.backward(
-            torch.zeros_like(out) if d_out is None else d_out, d_lse, q, k, v, out, lse, *others, *ctx.rest, want)
+            torch.zeros_like(out) if d_out is None else d_out, d_lse, q, k, v, out, lse, *others, *ctx.rest, want, kv_begin)
         given = [x if wanted else None for x, wanted in zip((dq, dk, dv, d_bias, d_sinks), want)]
-        return *given[:4], None, given[4], *none[:16]
+        return *given[:4], None, given[4], *none[:17]
 
 
 def forward_with_grad(*arguments):

@@ -9,14 +9,14 @@ from ._library import define, need_storage, traced
 
 
 _FORWARD = ("q", "k", "v", "bias", "alibi_slopes", "sinks", "tree", "seqlens_kv", "cu_seqlens_q", "cu_seqlens_kv", "block_table",
-            "q_descale", "k_descale", "v_descale")
+            "q_descale", "k_descale", "v_descale", "kv_begin")
 _KV_APPEND = ("k_new", "v_new", "k_cache", "v_cache", "seqlens", "q", "cu_seqlens_new", "block_table", "k_descale", "v_descale",
               "rotary_cos", "rotary_sin")
 
 
 def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), scale=None, softcap=0.0, bias=None,
-            alibi_slopes=None, sinks=None, tree=None, tree_keys=0, seqlens_kv=None, cu_seqlens_q=None, cu_seqlens_kv=None,
-            max_seqlen_q=None, block_table=None, q_descale=None, k_descale=None, v_descale=None, return_lse=False):
+            alibi_slopes=None, sinks=None, tree=None, tree_keys=0, seqlens_kv=None, kv_begin=None, cu_seqlens_q=None,
+            cu_seqlens_kv=None, max_seqlen_q=None, block_table=None, q_descale=None, k_descale=None, v_descale=None, return_lse=False):
     """attn.forward for one segment, without block masks and out=. In compiled code it is the operator torch.ops.attn.forward.
 
     Where q, k, v, bias or sinks requires grad, autograd records the call: tensors of the CPU, q, k and v of one type, no tree, pages and
@@ -24,11 +24,11 @@ def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), sc
     if traced(q) or wants_grad(q, k, v, bias, alibi_slopes, sinks):
         tensors = (q, k, v, bias, alibi_slopes, sinks, tree, seqlens_kv, cu_seqlens_q, cu_seqlens_kv, block_table, q_descale,
                    k_descale, v_descale)
-        need_storage(_FORWARD, tensors)
+        need_storage(_FORWARD, (*tensors, kv_begin))
         out, lse = torch.ops.attn.forward(*tensors, causal, causal_top_left, window[0],
-                                          window[1], scale, softcap, tree_keys, max_seqlen_q)
+                                          window[1], scale, softcap, tree_keys, max_seqlen_q, kv_begin)
         return (out, lse) if return_lse else out
-    return _forward(q, k, v, bias=bias, alibi_slopes=alibi_slopes, sinks=sinks, tree=tree, seqlens_kv=seqlens_kv,
+    return _forward(q, k, v, bias=bias, alibi_slopes=alibi_slopes, sinks=sinks, tree=tree, seqlens_kv=seqlens_kv, kv_begin=kv_begin,
                     cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, block_table=block_table, q_descale=q_descale,
                     k_descale=k_descale, v_descale=v_descale, causal=causal, causal_top_left=causal_top_left, window=window,
                     scale=scale, softcap=softcap, tree_keys=tree_keys, max_seqlen_q=max_seqlen_q, return_lse=return_lse)
@@ -48,8 +48,9 @@ def kv_append(k_new, v_new, k_cache, v_cache, seqlens, *, q=None, cu_seqlens_new
 
 
 def _run_forward(q, k, v, bias, alibi_slopes, sinks, tree, seqlens_kv, cu_seqlens_q, cu_seqlens_kv, block_table, q_descale,
-                 k_descale, v_descale, causal, causal_top_left, window_left, window_right, scale, softcap, tree_keys, max_seqlen_q):
-    return _forward(q, k, v, bias=bias, alibi_slopes=alibi_slopes, sinks=sinks, tree=tree, seqlens_kv=seqlens_kv,
+                 k_descale, v_descale, causal, causal_top_left, window_left, window_right, scale, softcap, tree_keys, max_seqlen_q,
+                 kv_begin=None):
+    return _forward(q, k, v, bias=bias, alibi_slopes=alibi_slopes, sinks=sinks, tree=tree, seqlens_kv=seqlens_kv, kv_begin=kv_begin,
                     cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, block_table=block_table, q_descale=q_descale,
                     k_descale=k_descale, v_descale=v_descale, causal=causal, causal_top_left=causal_top_left,
                     window=(window_left, window_right), scale=scale, softcap=softcap, tree_keys=tree_keys,
@@ -85,7 +86,7 @@ def _kv_append_shape(k_new, v_new, k_cache, v_cache, seqlens, q, *rest):
 define("forward(Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? alibi_slopes, Tensor? sinks, Tensor? tree, Tensor? seqlens_kv, "
        "Tensor? cu_seqlens_q, Tensor? cu_seqlens_kv, Tensor? block_table, Tensor? q_descale, Tensor? k_descale, Tensor? v_descale, "
        "bool causal, bool causal_top_left, SymInt window_left, SymInt window_right, float? scale, float softcap, SymInt tree_keys, "
-       "SymInt? max_seqlen_q) -> (Tensor, Tensor)", _run_forward, _forward_shape, forward_with_grad)
+       "SymInt? max_seqlen_q, Tensor? kv_begin=None) -> (Tensor, Tensor)", _run_forward, _forward_shape, forward_with_grad)
 define("kv_append(Tensor k_new, Tensor v_new, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor(c!) seqlens, Tensor? q, "
        "Tensor? cu_seqlens_new, Tensor? block_table, Tensor? k_descale, Tensor? v_descale, Tensor? rotary_cos, Tensor? rotary_sin, "
        "SymInt? max_seqlen_new, bool rotary_interleaved, bool advance_seqlens) -> Tensor", _run_kv_append, _kv_append_shape)

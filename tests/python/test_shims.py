@@ -1,0 +1,208 @@
+"""The distribution libattn-flash-attn, attn.xformers and attn.diffusers against formulas in float64 and the packages' own masks and models."""
+import importlib.util
+import inspect
+import pathlib
+import sys
+import unittest
+import unittest.mock
+
+from support import Case, attn, causal, np, softmax_attention
+
+SHIM = pathlib.Path(__file__).resolve().parents[2] / "python/libattn-flash-attn"
+have = lambda *names: all(importlib.util.find_spec(name) for name in names)
+if have("torch"):
+    import torch
+
+    import attn.torch
+
+
+class Flash(Case):
+    def setUp(self):
+        super().setUp()
+        names = ("flash_attn", "flash_attn.bert_padding", "flash_attn.flash_attn_interface", "flash_attn_interface")
+        if any(name in sys.modules for name in names) or have("flash_attn"):
+            self.skipTest("another flash_attn is installed")
+        sys.path.insert(0, str(SHIM))
+        self.addCleanup(lambda: (sys.path.remove(str(SHIM)), [sys.modules.pop(name, None) for name in names]))
+
+    def test_version_2(self):
+        import flash_attn
+        from flash_attn import flash_attn_interface
+        q, k, v = self.qkv(seqlen_q=9, seqlen_kv=9)
+        want = softmax_attention(q, k, v, causal(9, 9), scale=0.3)[0]
+        self.close(flash_attn.flash_attn_func(q, k, v, 0.0, 0.3, True), want)
+        self.close(flash_attn_interface.flash_attn_func(q, k, v, 0.0, 0.3, True), want)
+        self.assertTrue(flash_attn.__version__.startswith("2."))
+        for name in flash_attn.__all__:
+            self.assertIs(getattr(flash_attn_interface, name), getattr(attn.flash, name))
+
+    def test_version_3(self):
+        """Positions of version 3, all functions."""
+        import flash_attn_interface as three
+        q, k, v = self.qkv(seqlen_q=9, seqlen_kv=9)
+        want, want_lse = softmax_attention(q, k, v, causal(9, 9), scale=0.3)
+        self.close(three.flash_attn_func(q, k, v, 0.3, True), want)
+        out, lse = three.flash_attn_func(q, k, v, 0.3, True, return_attn_probs=True)
+        self.close(lse, want_lse)
+        offsets = np.array([0, 9, 18], np.int32)
+        flat = [x.reshape(18, *x.shape[2:]) for x in (q, k, v)]
+        self.close(three.flash_attn_varlen_func(*flat, offsets, offsets, 9, 9, None, None, 0.3, True), want.reshape(18, 4, 16))
+        qkv = np.concatenate((q, k, v), 2)
+        self.close(three.flash_attn_qkvpacked_func(qkv, 0.3, True, num_heads_q=4), want)
+        full = np.stack((q, np.repeat(k, 2, 2), np.repeat(v, 2, 2)), 2)
+        self.close(three.flash_attn_qkvpacked_func(full, 0.3, True), want)
+        caches = [np.zeros((2, 12, 2, 16), np.float32) for _ in range(2)]
+        self.close(three.flash_attn_with_kvcache(q, *caches, k, v, None, None, None, 0, softmax_scale=0.3, causal=True), want)
+        options = set(inspect.signature(attn.flash.flash_attn_with_kvcache).parameters)
+        self.assertLessEqual(set(inspect.signature(three.flash_attn_with_kvcache).parameters), options)
+
+    @unittest.skipUnless(have("torch"), "torch is not installed")
+    def test_bert_padding(self):
+        from flash_attn.bert_padding import pad_input, unpad_input, unpad_input_for_concatenated_sequences
+        x = torch.randn(3, 7, 4, 16, requires_grad=True)
+        mask = torch.arange(7) < torch.tensor([[5], [7], [2]])
+        packed, indices, offsets, longest, used = unpad_input(x, mask)
+        self.assertEqual((offsets.tolist(), longest, used.tolist(), offsets.dtype), ([0, 5, 12, 14], 7, [5, 7, 2], torch.int32))
+        self.assertTrue(torch.equal(packed, x[mask]))
+        back = pad_input(packed, indices, 3, 7)
+        self.assertTrue(torch.equal(back, x * mask[..., None, None]))
+        back.sum().backward()
+        self.assertTrue(torch.equal(x.grad, mask[..., None, None].expand_as(x).float()))
+        *_, more, longest, used = unpad_input(x.detach(), mask, torch.tensor([[0] * 7, [0] * 7, [0, 0, 1, 0, 0, 0, 0]]))
+        self.assertEqual((more.tolist(), used.tolist()), ([0, 5, 12, 15], [5, 7, 2]))
+        lengths = torch.tensor([[3, 2, 0, 0, 0, 0, 0], [7, 0, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0]])
+        packed, _, offsets, longest = unpad_input_for_concatenated_sequences(x, lengths)
+        self.assertEqual((packed.shape[0], offsets.tolist(), longest), (14, [0, 3, 5, 12, 13, 14], 7))
+        out = attn.flash.flash_attn_varlen_func(*(packed.detach(),) * 3, offsets, offsets, longest, longest, causal=True)
+        begin = [0, 3, 5, 12, 13]
+        for at, end in zip(begin, offsets[1:].tolist()):
+            one = packed[None, at:end].detach()
+            self.close(out[at:end], softmax_attention(one, one, one, causal(end - at, end - at))[0][0])
+
+
+@unittest.skipUnless(have("torch", "xformers"), "torch or xformers is not installed")
+class Xformers(Case):
+    def test_biases(self):
+        """Every bias that is taken, against what xformers makes of it in memory."""
+        import xformers.ops.fmha.attn_bias as biases
+        from attn.xformers import _RULES, memory_efficient_attention
+        lengths_q, lengths_k = [3, 1, 4], [5, 6, 4]
+        packed = lambda kind: getattr(biases, kind).from_seqlens(lengths_q, lengths_k)
+        padded = lambda kind, *more: getattr(biases, kind).from_seqlens(lengths_q, 8, lengths_k, *more)
+        tables = torch.tensor([[2, 0], [5, 3], [1, 4]], dtype=torch.int32)
+        unpaged = {"PagedBlockDiagonalPaddedKeysMask": "BlockDiagonalPaddedKeysMask",
+                   "PagedBlockDiagonalCausalWithOffsetPaddedKeysMask": "BlockDiagonalCausalWithOffsetPaddedKeysMask"}
+        made = {
+            "LowerTriangularMask": biases.LowerTriangularMask(),
+            "LowerTriangularMaskWithTensorBias": biases.LowerTriangularMask().add_bias(torch.from_numpy(self.normal(2, 4, 9, 9))),
+            "LowerTriangularFromBottomRightMask": biases.LowerTriangularFromBottomRightMask(),
+            "LowerTriangularFromBottomRightLocalAttentionMask": biases.LowerTriangularFromBottomRightLocalAttentionMask(3),
+            "LocalAttentionFromBottomRightMask": biases.LocalAttentionFromBottomRightMask(window_left=2, window_right=1),
+            "BlockDiagonalMask": packed("BlockDiagonalMask"),
+            "BlockDiagonalCausalMask": packed("BlockDiagonalCausalMask"),
+            "BlockDiagonalCausalFromBottomRightMask": packed("BlockDiagonalCausalFromBottomRightMask"),
+            "BlockDiagonalCausalLocalAttentionFromBottomRightMask":
+                packed("BlockDiagonalCausalMask").make_local_attention_from_bottomright(3),
+            "BlockDiagonalPaddedKeysMask": padded("BlockDiagonalPaddedKeysMask"),
+            "BlockDiagonalCausalWithOffsetPaddedKeysMask": padded("BlockDiagonalCausalWithOffsetPaddedKeysMask"),
+            "BlockDiagonalCausalLocalAttentionPaddedKeysMask": biases.BlockDiagonalCausalLocalAttentionPaddedKeysMask.from_seqlens_local(
+                q_seqlen=lengths_q, kv_padding=8, kv_seqlen=lengths_k, window_size=2),
+            "BlockDiagonalLocalAttentionPaddedKeysMask": biases.BlockDiagonalLocalAttentionPaddedKeysMask.from_seqlens_local(
+                q_seqlen=lengths_q, kv_padding=8, kv_seqlen=lengths_k, window_left=2, window_right=1),
+            **{paged: padded(plain).make_paged(tables, 4, getattr(biases, paged)) for paged, plain in unpaged.items()}}
+        self.assertEqual(sorted(made), sorted(_RULES))
+        for kind, bias in made.items():
+            blocks = "BlockDiagonal" in kind
+            queries = 8 if blocks else 9
+            keys = 24 if "PaddedKeys" in kind else 15 if blocks else 9 if kind.startswith("LowerTriangularMask") else 13
+            for groups in False, True:
+                with self.subTest(kind, groups=groups):
+                    q, k, v = (torch.from_numpy(x) for x in self.qkv(1 if blocks else 2, queries, keys))
+                    mask = bias.materialize((q.shape[0], 4, queries, keys), torch.float32).double()
+                    want = torch.softmax(torch.einsum("bihd,bjhd->bhij", q.double(), k.double().repeat_interleave(2, 2)) / 4 + mask, -1)
+                    want = torch.einsum("bhij,bjhd->bihd", want.nan_to_num(0), v.double().repeat_interleave(2, 2))
+                    if groups:
+                        q, k, v = q.unflatten(2, (2, 2)), *(x[:, :, :, None].expand(-1, -1, -1, 2, -1) for x in (k, v))
+                        want = want.unflatten(2, (2, 2))
+                    before = {name["name"]: attn._attn.launch_count(name["name"]) for name in attn.info()["kernels"]}
+                    got = memory_efficient_attention(q, k, v, bias)
+                    self.assertEqual(sum(attn._attn.launch_count(name) - n for name, n in before.items()), 1)
+                    self.close(got, want, 4e-6)
+
+    def test_refused(self):
+        import xformers.ops.fmha.attn_bias as biases
+        from attn.xformers import memory_efficient_attention
+        q = torch.from_numpy(self.normal(1, 8, 4, 16))
+        run = lambda bias=None, **options: memory_efficient_attention(q, q, q, bias, **options)
+        local = biases.BlockDiagonalCausalMask.from_seqlens([3, 5]).make_local_attention(2)
+        self.refuses(ValueError, ["attn_bias is a BlockDiagonalCausalLocalAttentionMask", "LowerTriangularMask"], run, local)
+        self.refuses(ValueError, ["p is 0.5", "accepted: 0"], run, p=0.5)
+        self.refuses(ValueError, "op is", run, op=(1, 2))
+
+
+@unittest.skipUnless(have("torch", "diffusers"), "torch or diffusers is not installed")
+class Diffusers(Case):
+    """Tiny models with random weights: diffusers' native attention and ours."""
+
+    def models(self):
+        import diffusers
+        flux = lambda: diffusers.FluxTransformer2DModel(
+            patch_size=1, in_channels=4, num_layers=1, num_single_layers=1, attention_head_dim=16, num_attention_heads=2,
+            joint_attention_dim=32, pooled_projection_dim=32, axes_dims_rope=[4, 4, 8])
+        wan = lambda: diffusers.WanTransformer3DModel(
+            patch_size=(1, 2, 2), num_attention_heads=2, attention_head_dim=12, in_channels=4, out_channels=4, text_dim=16, freq_dim=32,
+            ffn_dim=32, num_layers=2, cross_attn_norm=True, qk_norm="rms_norm_across_heads", rope_max_seq_len=32)
+        unet = lambda: diffusers.UNet2DConditionModel(
+            block_out_channels=(4, 8), layers_per_block=1, sample_size=16, in_channels=4, out_channels=4, cross_attention_dim=8,
+            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"), up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+            attention_head_dim=2, norm_num_groups=2)
+        tensor = lambda *shape: torch.from_numpy(self.normal(*shape))
+        yield "image transformer", flux, dict(
+            hidden_states=tensor(1, 16, 4), encoder_hidden_states=tensor(1, 8, 32), pooled_projections=tensor(1, 32),
+            timestep=torch.tensor([1.0]), img_ids=torch.zeros(16, 3), txt_ids=torch.zeros(8, 3)), True
+        yield "video transformer", wan, dict(hidden_states=tensor(1, 4, 2, 8, 8), encoder_hidden_states=tensor(1, 7, 16),
+                                             timestep=torch.tensor([5])), True
+        yield "UNet", unet, dict(sample=tensor(1, 4, 16, 16), timestep=torch.tensor([3]), encoder_hidden_states=tensor(1, 5, 8)), False
+
+    def test_models(self):
+        """By the registry where a model asks it, else by attn.torch.patch()."""
+        import attn.diffusers
+        from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry, attention_backend
+        self.assertIn(AttentionBackendName("libattn"), _AttentionBackendRegistry.list_backends())
+        attn.diffusers.register()
+        self.assertEqual([name.value for name in AttentionBackendName].count("libattn"), 1)
+        for name, make, arguments, asks in self.models():
+            with self.subTest(name), torch.no_grad():
+                torch.manual_seed(1)
+                model = make().eval()
+                want = model(**arguments).sample
+                calls = []
+                spy = unittest.mock.Mock(side_effect=lambda **options: (calls.append(1), attn.diffusers.libattn(**options))[1])
+                with unittest.mock.patch.dict(_AttentionBackendRegistry._backends, {AttentionBackendName("libattn"): spy}), \
+                        attention_backend("libattn"):
+                    got = model(**arguments).sample
+                self.assertEqual(len(calls) > 0, asks)
+                self.close(got, want, 1e-5)
+                with attn.torch.patch() as taken:
+                    got = model(**arguments).sample
+                self.assertGreater(taken.taken, 0)
+                self.close(got, want, 1e-5)
+
+    def test_function(self):
+        """Masks of two and four dimensions, bools and numbers, causal, lse, against float64."""
+        import attn.diffusers
+        q, k, v = (torch.from_numpy(x) for x in self.qkv())
+        seen = torch.from_numpy(self.rng.random((2, 13)) < 0.7)
+        seen[:, 0] = True
+        for mask in seen, seen[:, None, None], seen[:, None, None].expand(2, 4, 9, 13), torch.where(seen, 0.0, -np.inf):
+            out, lse = attn.diffusers.libattn(q, k, v, mask, return_lse=True)
+            want, want_lse = softmax_attention(q, k, v, seen[:, None, None].numpy())
+            self.close(out, want)
+            self.close(lse, want_lse.transpose(0, 2, 1))
+        top_left = np.arange(13) <= np.arange(9)[:, None]
+        self.close(attn.diffusers.libattn(q, k, v, is_causal=True, scale=0.3), softmax_attention(q, k, v, top_left, scale=0.3)[0])
+        self.refuses(ValueError, ["dropout_p is 0.1", "accepted: 0"], attn.diffusers.libattn, q, k, v, dropout_p=0.1)
+
+
+if __name__ == "__main__":
+    unittest.main()
