@@ -34,6 +34,8 @@ constexpr FeatureName feature_names[] = {
     {feature_shared_lengths, "seqlens of a shared segment"},
     {feature_shared_pages, "pages of a shared segment"},
     {feature_shared_descales, "descales of a shared segment per head or block"},
+    {feature_key_parts, "parts of the keys"},
+    {feature_lse_by_head, "lse in the order of heads"},
 };
 struct FlagName {
   attn_flag flag;

@@ -30,8 +30,10 @@ std::string prefer_other_to_append_many(int64_t tokens, int64_t threads_of_token
                                         const DeviceInfo& device);
 // To prefix_*: why reading shared keys for each sequence is as fast.
 std::string prefer_other_to_prefix(const Problem& problem);
-// fixed_split of the part of prefix_* that reads the shared keys: `rows` is its problem, of one
-// sequence. 0: not to be cut.
+// key_parts of the part of prefix_* that reads the shared keys: `rows` is its problem, of one
+// sequence.
+int64_t prefix_parts(const Problem& rows, const DeviceInfo& device);
+// fixed_split of the part of prefix_* where no kernel takes key_parts.
 int64_t prefix_split(const Problem& rows, const DeviceInfo& device);
 
 }  // namespace attn

@@ -37,6 +37,9 @@ enum Feature : uint32_t {
   feature_shared_pages = 1 << 19,
   feature_shared_descales = 1 << 20,  // per head or block
   feature_all = (1 << 21) - 1,
+  // What only parts of composed kernels ask for.
+  feature_key_parts = 1 << 21,    // Problem::key_parts
+  feature_lse_by_head = 1 << 22,  // MergeProblem::by_head
 };
 
 // What a kernel must take to run a problem: the counterpart of Limits in kernels/kernel.h.
