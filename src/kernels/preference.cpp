@@ -113,7 +113,7 @@ std::string prefer_other_to_append_many(int64_t tokens, int64_t threads_of_token
   return join("for ", tokens, " new tokens, below ", least);
 }
 
-// With many rows it is their products that take the time, and with few shared keys three more
+// With many rows it is their products that take the time, and with few shared keys two or three more
 // launches cost as much as is saved. Measured on cpu; on devices reckoned from 4 us for a launch
 // and 5 TB/s from L2.
 std::string prefer_other_to_prefix(const Problem& p) {

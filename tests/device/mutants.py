@@ -32,7 +32,7 @@ SOURCES = {DEQUANTISED: ["cache/dequantise_sm90.cu", "stubs/fwd_sm90_f16_d64.cu"
            ROLL: ["cache/kv_roll_cuda.cu", "cache/kv_append_cuda.cu"]}
 TESTS = {DECODE: ["decode: random problems"], APPEND: ["kv_append: random layouts*"], APPEND_MANY: ["kv_append: many tokens"], QUANTIZE: ["quantize: *"], ROLL: ["kv_roll: *"],
          EARLY: ["cuda: values that the kernel in front writes"], BLOCKS: ["blocks: *,scales: *"],
-         ROWS: ["decode: random problems of many rows over fp8,tree: random problems"],
+         ROWS: ["decode: random problems of many rows over fp8,tree: random problems,decode: a workspace serves*"],
          PAGES: ["decode: random problems,decode: a cut of KV into segments and pages changes nothing"],
          FP8: ["fp8: boundary shapes,fp8: exact*,accuracy: fp8 sums*"],
          FP8_SCORE: ["fp8: random problems of OCP's types,fp8: descales*"],
@@ -52,7 +52,7 @@ MUTANTS = [
     (DECODE, "the neighbour's length", "decode/units.cuh",
      "segment_span(a.segment[i].lengths, b)", "segment_span(a.segment[i].lengths, (b + 1) % a.batch)"),
     (EARLY, "not waiting for the kernel in front", "decode/swapped.cuh",
-     "  ptx::grid_wait();\n  if (a.cu_seqlens_q", "  if (a.cu_seqlens_q"),
+     "    ptx::grid_wait();\n    if (a.seqlen_q == 0) return;", "    if (a.seqlen_q == 0) return;"),
     (DECODE, "the tree ignored", "decode/decode.cuh",
      "if (a.tree) valid = hide_by_tree(s, first);", ""),
     (DECODE, "the tree's bits off by one", "decode/decode.cuh",
