@@ -130,8 +130,8 @@ struct DecodeTile {
   }
   // Of those that compute.
   ATTN_HOST_DEVICE constexpr int compute_threads() const { return group_threads * groups; }
-  // Two warpgroups take registers that a third one, of which a warp loads, gives back: 9 warps could
-  // have 168 each.
+  // Two warpgroups take registers that a third one, of which a warp loads, gives back: 9 warps
+  // could have 168 each.
   static constexpr int load_registers = 72, compute_registers = 216;
   ATTN_HOST_DEVICE constexpr int threads() const {
     return compute_threads() + (groups > 1 ? group_threads : loaders() * 32);

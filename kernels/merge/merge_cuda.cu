@@ -46,7 +46,8 @@ __device__ void merge_row(const attn_merge_kernarg& a, long long part_row, long 
       const Part* const part = static_cast<const Part*>(a.outs[s]) + part_row;
 #pragma unroll
       for (int i = 0; i < columns; ++i)
-        if ((present >> s & 1) && base + 32 * i < head_dim) sum[i] += w * load(part + base + 32 * i);
+        if ((present >> s & 1) && base + 32 * i < head_dim)
+          sum[i] += w * load(part + base + 32 * i);
     }
 #pragma unroll
     for (int i = 0; i < columns; ++i)
@@ -81,8 +82,7 @@ extern "C" __global__ void __launch_bounds__(32 * attn_merge_warps)
   ptx::grid_let_next_start();
   ptx::grid_wait();
 #endif
-  const float lse =
-      lane < a.num_parts ? a.lses[lane][lane < a.by_head ? by_head : row] : nothing;
+  const float lse = lane < a.num_parts ? a.lses[lane][lane < a.by_head ? by_head : row] : nothing;
   float highest = lse;
   for (int step = 16; step > 0; step /= 2)
     highest = fmaxf(highest, __shfl_xor_sync(0xffffffff, highest, step));

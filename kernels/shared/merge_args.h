@@ -1,4 +1,5 @@
-// The parameter structs of merge_cuda and merge_gfx942, for their host side and for the CUDA kernel.
+// The parameter structs of merge_cuda and merge_gfx942, for their host side and for the CUDA
+// kernel.
 #ifndef ATTN_KERNELS_SHARED_MERGE_ARGS_H
 #define ATTN_KERNELS_SHARED_MERGE_ARGS_H
 

@@ -53,11 +53,10 @@ Status recipe_sm80(const MergeProblem& p, const DeviceInfo& device, Recipe* reci
     return unsupported("merge_cuda: batch * heads_q * seqlen_q is ", rows(p), "; accepted: up to ",
                        max_grid * attn_merge_warps);
   }
-  recipe->steps.push_back(
-      step<attn_merge_cuda_kernarg>("merge_cuda", p,
-                                    {.grid = {uint32_t(blocks), 1, 1},
-                                     .block = {32 * attn_merge_warps, 1, 1},
-                                     .starts_early = device.arch == "sm_90"}));
+  recipe->steps.push_back(step<attn_merge_cuda_kernarg>("merge_cuda", p,
+                                                        {.grid = {uint32_t(blocks), 1, 1},
+                                                         .block = {32 * attn_merge_warps, 1, 1},
+                                                         .starts_early = device.arch == "sm_90"}));
   return {};
 }
 
@@ -74,7 +73,8 @@ Status recipe_gfx9(const MergeProblem& p, const DeviceInfo&, Recipe* recipe) {
                        ", seqlen_q up to ", max_seqlen);
   if (p.head_dim_v > max_head_dim)
     return unsupported(kernel, ": head_dim_v ", p.head_dim_v, "; accepted: up to ", max_head_dim);
-  recipe->steps.push_back(step<attn_merge_kernarg>(kernel, p,
+  recipe->steps.push_back(
+      step<attn_merge_kernarg>(kernel, p,
                                {.grid = {uint32_t(ceil_div(p.seqlen_q, attn_merge_warps)),
                                          uint32_t(p.heads_q), uint32_t(p.batch)},
                                 .block = {64 * attn_merge_warps, 1, 1}}));

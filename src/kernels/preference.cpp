@@ -113,9 +113,9 @@ std::string prefer_other_to_append_many(int64_t tokens, int64_t threads_of_token
   return join("for ", tokens, " new tokens, below ", least);
 }
 
-// With many rows it is their products that take the time, and with few shared keys two or three more
-// launches cost as much as is saved. Measured on cpu; on devices reckoned from 4 us for a launch
-// and 5 TB/s from L2.
+// With many rows it is their products that take the time, and with few shared keys two or three
+// more launches cost as much as is saved. Measured on cpu; on devices reckoned from 4 us for a
+// launch and 5 TB/s from L2.
 std::string prefer_other_to_prefix(const Problem& p) {
   constexpr int64_t many_rows = 64, least = 32 << 20;
   const int64_t rows = p.seqlen_q * p.group();
@@ -140,9 +140,9 @@ constexpr int64_t least_prefix_keys = 512;
 int64_t prefix_parts(const Problem& rows, const DeviceInfo& device) {
   constexpr int64_t tile_queries = 128, most_parts = attn_merge_max_parts - 1;
   const int64_t tiles = rows.heads_q * std::max<int64_t>(1, ceil_div(rows.seqlen_q, tile_queries));
-  return std::clamp(std::min(multiprocessors(rows, device) / tiles,
-                             rows.seqlen_kv / least_prefix_keys),
-                    int64_t{1}, most_parts);
+  return std::clamp(
+      std::min(multiprocessors(rows, device) / tiles, rows.seqlen_kv / least_prefix_keys),
+      int64_t{1}, most_parts);
 }
 
 // Where fwd_* do not take the problem: decode_*_r64 have tiles of 64 rows, and with fixed_split
@@ -150,7 +150,8 @@ int64_t prefix_parts(const Problem& rows, const DeviceInfo& device) {
 int64_t prefix_split(const Problem& rows, const DeviceInfo& device) {
   constexpr int64_t tile_rows = 64, unit = 64;
   const int64_t most = multiprocessors(rows, device),
-                tiles = rows.heads_kv * std::max<int64_t>(1, ceil_div(rows.seqlen_q * rows.group(), tile_rows)),
+                tiles = rows.heads_kv *
+                        std::max<int64_t>(1, ceil_div(rows.seqlen_q * rows.group(), tile_rows)),
                 splits = std::max<int64_t>(1, most / tiles);
   return std::max(least_prefix_keys, ceil_div(ceil_div(rows.seqlen_kv, splits), unit) * unit);
 }

@@ -122,7 +122,8 @@ Status run_composed(const Plan& plan, const Args& args, void* workspace, void* s
                       stream));
   }
   return run_part(plan, c.merge,
-                  {sizeof(attn_merge_args), merge.num_parts, outs, lses, args.out, args.lse}, stream);
+                  {sizeof(attn_merge_args), merge.num_parts, outs, lses, args.out, args.lse},
+                  stream);
 }
 
 }  // namespace

@@ -152,7 +152,7 @@ TEST_CASE("prefix: the parts on a Hopper") {
 TEST_CASE("prefix: how many parts the shared keys are cut into") {
   const struct {
     int64_t batch, heads_q, heads_kv, keys, parts;
-  } cases[] = {{64, 32, 8, 8192, 4},  {16, 32, 8, 8192, 4},  {200, 32, 8, 8192, 2},
+  } cases[] = {{64, 32, 8, 8192, 4},  {16, 32, 8, 8192, 4},   {200, 32, 8, 8192, 2},
                {64, 128, 8, 8192, 1}, {1000, 32, 8, 8192, 1}, {64, 8, 8, 8192, 15},
                {64, 8, 8, 4096, 8},   {64, 32, 8, 1100, 2}};
   for (const auto& of : cases) {
