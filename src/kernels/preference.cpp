@@ -138,11 +138,12 @@ constexpr int64_t least_prefix_keys = 512;
 // fwd_* have a tile for each query head and 128 queries: too few for the device if there are few
 // sequences.
 int64_t prefix_parts(const Problem& rows, const DeviceInfo& device) {
-  constexpr int64_t tile_queries = 128, most_parts = attn_merge_max_parts - 1;
+  static_assert(most_prefix_parts < attn_merge_max_parts);  // own keys are one more
+  constexpr int64_t tile_queries = 128;
   const int64_t tiles = rows.heads_q * std::max<int64_t>(1, ceil_div(rows.seqlen_q, tile_queries));
   return std::clamp(
       std::min(multiprocessors(rows, device) / tiles, rows.seqlen_kv / least_prefix_keys),
-      int64_t{1}, most_parts);
+      int64_t{1}, int64_t{most_prefix_parts});
 }
 
 // Where fwd_* do not take the problem: decode_*_r64 have tiles of 64 rows, and with fixed_split

@@ -30,6 +30,7 @@ std::string prefer_other_to_append_many(int64_t tokens, int64_t threads_of_token
                                         const DeviceInfo& device);
 // To prefix_*: why reading shared keys for each sequence is as fast.
 std::string prefer_other_to_prefix(const Problem& problem);
+constexpr int most_prefix_parts = 15;
 // key_parts of the part of prefix_* that reads the shared keys: `rows` is its problem, of one
 // sequence.
 int64_t prefix_parts(const Problem& rows, const DeviceInfo& device);

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "cpu/host_kernel.h"
-#include "kernels/shared/merge_args.h"
+#include "kernels/preference.h"
 #include "plan/plan.h"
 
 namespace attn {
@@ -105,8 +105,8 @@ Status run_composed(const Plan& plan, const Args& args, void* workspace, void* s
   // The parts of `shared`, then `own`.
   const auto& merge = static_cast<const MergeProblem&>(*c.merge.problem);
   const int32_t parts = merge.num_parts - 1;
-  const void* outs[attn_merge_max_parts];
-  const float* lses[attn_merge_max_parts];
+  const void* outs[most_prefix_parts + 1];
+  const float* lses[most_prefix_parts + 1];
   for (int32_t i = 0; i < parts; ++i) {
     outs[i] = at(c.shared_out) + size_t(i) * c.rows * size_t(merge.head_dim_v);
     lses[i] = at(c.ordered_lse) + size_t(i) * c.rows;
