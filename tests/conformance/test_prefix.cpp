@@ -360,7 +360,7 @@ TEST_CASE("prefix: a run launches the parts that attn_explain names") {
       const auto times = uint64_t(std::count(names.begin(), names.end(), names[n]));
       CHECK(attn_launch_count(names[n].c_str()) == before[n] + times);
     }
-    CHECK(names[2] == names[3]);  // merge_*
+    CHECK(names[2] == names.back());  // merge_*
   }
 }
 
