@@ -40,7 +40,7 @@ DECODE_ROWS = "2026-11-26_h100_decode_rows_7000161"
 DECODE = "2026-11-25_h200_decode_ce0eb29"
 PREFILL = "2026-11-24_h200_decode_65b81da"
 QUANTISED = "2026-11-26_h100_decode_blocks_7000161"
-PREFIX = "2026-11-26_h100_prefix_7000161"
+PREFIX = "2026-11-27_h100_prefix_9796b28"
 STEP = "2026-11-27_h100_step_19f19b0"
 APPEND = "2026-11-25_h200_append_ce0eb29"
 SM80 = "2026-11-21_h200_sm80_peers_f6b6a59"
@@ -330,8 +330,8 @@ call, {number(step["us"]["two calls"])} us in two.
 {table(["", "us", "JSON"],
        [["`kv_append` with rotary embedding, one token of each of 64 sequences, bf16", number(us["bf16 pages of 64"], 1), link(APPEND)],
         ["the same into e4m3", number(us["e4m3 pages of 64"], 1), link(APPEND)]])}
-{where(prefix)} ({link(PREFIX)}): 64 sequences that share 8192 keys and have 256 of their own, 32/8 heads, bf16: {number(prefix["us"]["shared"])} us as
-a shared segment, {number(prefix["us"]["flat"])} us as 8448 keys of each sequence.
+{where(prefix)} ({link(PREFIX)}): 64 sequences that share 8192 keys and have 256 of their own, 32/8 heads, bf16: {number(prefix["us"]["new shared"])} us as
+a shared segment, {number(prefix["us"]["new flat"])} us as 8448 keys of each sequence.
 """
 
 

@@ -100,6 +100,7 @@ struct DecodeTile {
   bool swapped = false;  // rows are the N of wgmma, see swapped.cuh; 8, 16, 32 or 64; takes
                          // fixed_split
   bool tiled = false;    // more rows than a block takes are further tiles
+  int groups = 1;        // swapped: warpgroups that compute, which take units in turns
 
   constexpr DecodeTile of_fp8() const {
     DecodeTile tile = *this;
@@ -122,6 +123,11 @@ struct DecodeTile {
     tile.swapped = true;
     return tile;
   }
+  constexpr DecodeTile of_two_groups() const {
+    DecodeTile tile = *this;
+    tile.groups = 2;
+    return tile;
+  }
   constexpr DecodeTile of_any_rows() const {
     DecodeTile tile = *this;
     tile.tiled = true;
@@ -135,7 +141,14 @@ struct DecodeTile {
     if (own_types) return 1;
     return swapped && rows() > group_rows ? 1 : 2;
   }
-  ATTN_HOST_DEVICE constexpr int threads() const { return group_threads + loaders() * 32; }
+  // Of those that compute.
+  ATTN_HOST_DEVICE constexpr int compute_threads() const { return group_threads * groups; }
+  // Two warpgroups take registers that a third one, of which a warp loads, gives back: 9 warps
+  // could have 168 each.
+  static constexpr int load_registers = 72, compute_registers = 216;
+  ATTN_HOST_DEVICE constexpr int threads() const {
+    return compute_threads() + (groups > 1 ? group_threads : loaders() * 32);
+  }
 
   // Whether it can run at the same time as the launch before it, which fwd_sm90_*_mixed need.
   ATTN_HOST_DEVICE constexpr bool concurrent() const {
@@ -160,10 +173,13 @@ struct DecodeTile {
   ATTN_HOST_DEVICE constexpr int merge_bytes() const {
     // And for sums of Q's columns and factors of scores.
     if (own_types) return q_bytes() + rows() * (head_dim / 4 + 8);
-    if (swapped) return larger(q_bytes() + 2 * p_bytes(), rows() * head_dim_v * 4);
+    if (swapped) return groups * group_bytes();
     return decode_warps * 8 * head_dim_v * 4;
   }
-  // swapped: Q, and behind it P of two units.
+  // swapped, of a warpgroup: Q, and behind it P of two units; when a part ends its sums.
+  ATTN_HOST_DEVICE constexpr int group_bytes() const {
+    return larger(q_bytes() + 2 * p_bytes(), rows() * head_dim_v * 4);
+  }
   ATTN_HOST_DEVICE constexpr int q_bytes() const { return rows() * columns_16bit(head_dim); }
   ATTN_HOST_DEVICE constexpr int p_bytes() const { return rows() * columns_16bit(unit_keys); }
   ATTN_HOST_DEVICE static constexpr int larger(int x, int y) { return x > y ? x : y; }
@@ -178,7 +194,7 @@ struct DecodeTile {
   }
   ATTN_HOST_DEVICE constexpr int static_shared_bytes() const {  // at most; in whole 1024 bytes
     if (own_types) return 1024 + (rows() * 60 + slot_rows() * 16 + 1023) / 1024 * 1024;
-    if (swapped) return 1024 + (rows() * 76 + 1023) / 1024 * 1024;
+    if (swapped) return 1024 + (groups * rows() * 76 + 1023) / 1024 * 1024;
     return 1024;
   }
 };

@@ -1,8 +1,9 @@
 // Decode with swapped products, for devices with wgmma: S^T = K Q^T and O^T = V^T P^T, so that the
 // rows, queries times query heads of a K/V head, are the N of the instructions, 8 to 64, and none
 // of their 64 rows are padding. One warpgroup computes, its four warps with one state of the
-// softmax; a fifth warp loads, or a fifth and a sixth. K and V of 16 bits come to the matrix unit
-// as they lie in shared memory, those of fp8 through registers, where they become f16.
+// softmax, or two that take units in turns; a fifth warp loads, or a fifth and a sixth. K and V of
+// 16 bits come to the matrix unit as they lie in shared memory, those of fp8 through registers,
+// where they become f16.
 #pragma once
 #include "../common/tanh.cuh"
 #include "../ptx/load_shared.h"
@@ -30,7 +31,8 @@ struct Swapped {
   const attn_decode_kernarg& a;
   SwappedShared<tile>& shared;
   const unsigned ring;
-  unsigned char* const q_place;       // in shared memory: Q, and behind it P of two units
+  unsigned char* const q_place;       // in shared memory: Q, and behind it P of two units; of the
+                                      // warpgroup
   const unsigned q;                   // its address
   const unsigned long long q_matrix;  // its descriptor
   Head at;
@@ -47,7 +49,31 @@ struct Swapped {
   float sum[row_tiles][2];        // of the weights of the lane's keys
 
   __device__ __forceinline__ int lane() const { return threadIdx.x % 32; }
-  __device__ __forceinline__ int warp() const { return threadIdx.x / 32; }
+  __device__ __forceinline__ int group() const {
+    return tile.groups == 1 ? 0 : threadIdx.x / group_threads;
+  }
+  // Within the warpgroup, as the following.
+  __device__ __forceinline__ int thread() const {
+    return tile.groups == 1 ? threadIdx.x : threadIdx.x % group_threads;
+  }
+  __device__ __forceinline__ int warp() const { return thread() / 32; }
+  __device__ __forceinline__ SwappedRows<tile>& mine() const {
+    if constexpr (tile.groups == 1)
+      return shared;
+    else
+      return group() == 0 ? shared : shared.second;
+  }
+  // The warpgroup's barrier.
+  __device__ __forceinline__ void meet() const {
+    if constexpr (tile.groups == 1)
+      ptx::barrier_wait<group_threads>(1);
+    else
+      ptx::barrier_wait<group_threads>(1 + group());
+  }
+  // All warpgroups'.
+  __device__ __forceinline__ void meet_groups() const {
+    ptx::barrier_wait<tile.compute_threads()>(1 + tile.groups);
+  }
   __device__ __forceinline__ int used_rows() const {
     return min(at.seqlen_q * a.group - at.first_row, rows);
   }
@@ -68,13 +94,13 @@ struct Swapped {
     if (a.sees_all && at.seqlen_q == 1) {
       all_begin = 0;
       all_end = at.seqlen_kv;
-      if (threadIdx.x < rows) shared.keys[threadIdx.x] = make_int2(0, at.seqlen_kv);
+      if (thread() < rows) mine().keys[thread()] = make_int2(0, at.seqlen_kv);
     } else {
       note_seen_keys();
     }
-    if (a.alibi_slopes && threadIdx.x < rows)
-      shared.slope[threadIdx.x] =
-          a.alibi_slopes[Row(a, at, min(int(threadIdx.x), used_rows() - 1)).head] * log2_e;
+    if (a.alibi_slopes && thread() < rows)
+      mine().slope[thread()] =
+          a.alibi_slopes[Row(a, at, min(int(thread()), used_rows() - 1)).head] * log2_e;
     fresh = true;
     apart = false;
     v_unit = 1;
@@ -100,20 +126,20 @@ struct Swapped {
     all_begin = keys_of(Row(a, at, used_rows() - 1).query).x;
     all_end = keys_of(Row(a, at, 0).query).y;
     if (a.tree) all_end = min(all_end, at.seqlen_kv - int(a.tree_mask.keys));
-    if (threadIdx.x >= rows) return;
-    const int r = threadIdx.x, query = Row(a, at, min(r, used_rows() - 1)).query;
-    shared.keys[r] = keys_of(query);
+    if (thread() >= rows) return;
+    const int r = thread(), query = Row(a, at, min(r, used_rows() - 1)).query;
+    mine().keys[r] = keys_of(query);
     if (!a.tree) return;
-    shared.tree[r] = tree_words(a, at, query);
+    mine().tree[r] = tree_words(a, at, query);
   }
 
   // Q to shared memory, 8 threads per row.
   __device__ __forceinline__ void load_q() {
     constexpr int panels = tile.columns_16bit(head_dim) / panel_pitch;
-    const int chunk = threadIdx.x % 8;
+    const int chunk = thread() % 8;
 #pragma unroll
     for (int r0 = 0; r0 < rows; r0 += group_threads / 8) {
-      const int r = r0 + threadIdx.x / 8;
+      const int r = r0 + thread() / 8;
       if (r >= rows) return;
       const bool used = r < used_rows();
       const char* const from = q_address(a, at, Row(a, at, used ? r : 0));
@@ -133,7 +159,7 @@ struct Swapped {
 #pragma unroll
             for (unsigned& pair : panel) each(pair);
         });
-        if (chunk == 0) shared.q_scale[r] = a.scale * undo * log2_e;
+        if (chunk == 0) mine().q_scale[r] = a.scale * undo * log2_e;
       }
 #pragma unroll
       for (int panel = 0; panel < panels; ++panel) {
@@ -349,7 +375,7 @@ struct Swapped {
     for (int n = 0; n < row_tiles; ++n) {
       float2 factor = make_float2(a.scale * log2_e, a.scale * log2_e);
       if constexpr (KV::scaled) {
-        factor = *reinterpret_cast<const float2*>(&shared.q_scale[rows_before + lane_row(n)]);
+        factor = *reinterpret_cast<const float2*>(&mine().q_scale[rows_before + lane_row(n)]);
         factor.x *= k_descale, factor.y *= k_descale;
       }
 #pragma unroll
@@ -368,7 +394,7 @@ struct Swapped {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int r = lane_row(n) + i;
-        const float slope = a.alibi_slopes ? shared.slope[rows_before + r] : 0;
+        const float slope = a.alibi_slopes ? mine().slope[rows_before + r] : 0;
         const int away = a.alibi_slopes ? (at.first_row + r) / a.group + diagonal : 0;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -384,7 +410,7 @@ struct Swapped {
                                        unsigned long long valid) const {
 #pragma unroll
     for (int n = 0; n < row_tiles; ++n) {
-      const int4 keys = *reinterpret_cast<const int4*>(&shared.keys[lane_row(n)]);
+      const int4 keys = *reinterpret_cast<const int4*>(&mine().keys[lane_row(n)]);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int position = first + lane_key(half);
@@ -403,7 +429,7 @@ struct Swapped {
     for (int n = 0; n < row_tiles; ++n)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const ulonglong2 words = shared.tree[lane_row(n) + i];
+        const ulonglong2 words = mine().tree[lane_row(n) + i];
         const unsigned long long seen = a.tree_mask.seen(words.x, words.y, first, at.seqlen_kv);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -413,11 +439,11 @@ struct Swapped {
         }
       }
     any = __reduce_or_sync(0xffffffff, any);
-    if (lane() == 0) shared.seen[warp()] = (unsigned long long)any << 16 * warp();
+    if (lane() == 0) mine().seen[warp()] = (unsigned long long)any << 16 * warp();
     meet();
     unsigned long long all = 0;
 #pragma unroll
-    for (int w = 0; w < decode_warps; ++w) all |= shared.seen[w];
+    for (int w = 0; w < decode_warps; ++w) all |= mine().seen[w];
     return all;
   }
   // V of keys that nobody sees may be anything, and 0 * NaN is NaN. What weigh() does next makes it
@@ -426,7 +452,7 @@ struct Swapped {
     if (seen == ~0ull) return;
     constexpr int panels = tile.panels(head_dim_v);
 #pragma unroll 1
-    for (int i = threadIdx.x; i < unit_keys * 8; i += group_threads) {
+    for (int i = thread(); i < unit_keys * 8; i += group_threads) {
       if (seen >> i / 8 & 1) continue;
 #pragma unroll
       for (int panel = 0; panel < panels; ++panel)
@@ -456,7 +482,7 @@ struct Swapped {
           before[n][i] = sum[n][i];
         }
       store_weights<usual>(x);
-      if (!ptx::barrier_or<1, group_threads>(above)) return;
+      if (!ptx::barrier_or<group_threads>(1 + group(), above)) return;
 #pragma unroll
       for (int n = 0; n < row_tiles; ++n)
 #pragma unroll
@@ -476,16 +502,16 @@ struct Swapped {
 #pragma unroll
         for (int step = 4; step < 32; step *= 2)
           most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, step));
-        if (lane() < 4) shared.most[warp()][lane_row(n) + i] = most;
+        if (lane() < 4) mine().most[warp()][lane_row(n) + i] = most;
       }
     meet();
 #pragma unroll
     for (int n = 0; n < row_tiles; ++n)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        float most = shared.most[0][lane_row(n) + i];
+        float most = mine().most[0][lane_row(n) + i];
 #pragma unroll
-        for (int w = 1; w < decode_warps; ++w) most = fmaxf(most, shared.most[w][lane_row(n) + i]);
+        for (int w = 1; w < decode_warps; ++w) most = fmaxf(most, mine().most[w][lane_row(n) + i]);
         const float top = a.split_invariant ? ceilf(most) : most;
         const float next = most > reference[n][i] + slack ? top : reference[n][i];
         const float shrink = next == -infinity() ? 1 : ptx::ex2(reference[n][i] - next);
@@ -531,20 +557,61 @@ struct Swapped {
     ptx::fence_async_shared();
   }
 
-  __device__ __forceinline__ float sum_of_warps(int r) const {
-    float all = shared.most[0][r];
+  static __device__ __forceinline__ float sum_of_warps(const SwappedRows<tile>& of, int r) {
+    float all = of.most[0][r];
 #pragma unroll
-    for (int w = 1; w < decode_warps; ++w) all += shared.most[w][r];
+    for (int w = 1; w < decode_warps; ++w) all += of.most[w][r];
     return all;
   }
 
-  // A part ends: to the result, or to the workspace. All rows through the place of Q and P.
-  __device__ __forceinline__ void end_part(const PlacedPart& placed) {
-    // Row r's columns lie at ^ 8 (r / 2), so that a store of a warp meets each bank once.
-    float* const place = reinterpret_cast<float*>(q_place);
-    const auto place_at = [](int r, int column) {
-      return r * head_dim_v + (column ^ (r / 2 % 4 * 8));
-    };
+  // When a part ends: the first warpgroup adds the sums of the second to its own, which come
+  // through the second's place of Q and P. split: only the first has any.
+  __device__ __forceinline__ void join_groups(bool split) {
+    const bool first = group() == 0;
+    float* const place = reinterpret_cast<float*>(q_place + (first ? tile.group_bytes() : 0));
+    const SwappedRows<tile>& second = shared.second;
+    if (!split) {
+      if (!first) {
+        note_sums();
+        meet();
+        const float factor = KV::scaled && !apart ? v_unit : 1;
+#pragma unroll
+        for (int m = 0; m < v_tiles; ++m)
+#pragma unroll
+          for (int i = 0; i < elements; ++i)
+            place[(m * elements + i) * group_threads + thread()] = o[m][i] * factor;
+      }
+      meet_groups();
+      if (first) {
+        const float factor = KV::scaled && !apart ? v_unit : 1;
+        apart = true;
+#pragma unroll
+        for (int n = 0; n < row_tiles; ++n)
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const int r = lane_row(n) + i;
+            const float other = second.reference[r], next = fmaxf(reference[n][i], other),
+                        shrink = next == -infinity() ? 1 : ptx::ex2(reference[n][i] - next),
+                        grow = next == -infinity() ? 1 : ptx::ex2(other - next);
+            reference[n][i] = next;
+            sum[n][i] *= shrink;
+            // Of the warpgroup's sum each of its threads has a part.
+            if (thread() < 4) sum[n][i] = fmaf(sum_of_warps(second, r), grow, sum[n][i]);
+#pragma unroll
+            for (int m = 0; m < v_tiles; ++m)
+#pragma unroll
+              for (int half = 0; half < 2; ++half) {
+                float& x = o[m][4 * n + 2 * half + i];
+                x = fmaf(place[(m * elements + 4 * n + 2 * half + i) * group_threads + thread()],
+                         grow, x * factor * shrink);
+              }
+          }
+      }
+    }
+    meet_groups();  // before the second's place is written again
+  }
+  // Sums of weights, and references, to where all threads find them.
+  __device__ __forceinline__ void note_sums() {
     const int here = int(ptx::recompute(lane()));
 #pragma unroll
     for (int n = 0; n < row_tiles; ++n)
@@ -555,10 +622,21 @@ struct Swapped {
           sum[n][i] += __shfl_xor_sync(0xffffffff, sum[n][i], step);
         const int r = 8 * n + here % 4 * 2 + i;
         if (here < 4) {
-          shared.most[warp()][r] = sum[n][i];
-          if (warp() == 0) shared.reference[r] = reference[n][i];
+          mine().most[warp()][r] = sum[n][i];
+          if (warp() == 0) mine().reference[r] = reference[n][i];
         }
       }
+  }
+
+  // A part ends: to the result, or to the workspace. All rows through the place of Q and P.
+  __device__ __forceinline__ void end_part(const PlacedPart& placed) {
+    // Row r's columns lie at ^ 8 (r / 2), so that a store of a warp meets each bank once.
+    float* const place = reinterpret_cast<float*>(q_place);
+    const auto place_at = [](int r, int column) {
+      return r * head_dim_v + (column ^ (r / 2 % 4 * 8));
+    };
+    note_sums();
+    const int here = int(ptx::recompute(lane()));
     const float factor = KV::scaled && !apart ? v_unit : 1;
     const Parts<tile> parts = {a, placed};
     const int used = used_rows();
@@ -580,7 +658,7 @@ struct Swapped {
       meet();
       if (threadIdx.x < used)
         *parts.stats(slot, threadIdx.x) =
-            make_float2(shared.reference[threadIdx.x], sum_of_warps(threadIdx.x));
+            make_float2(mine().reference[threadIdx.x], sum_of_warps(mine(), threadIdx.x));
       parts.arrive_with_all_rows(at, used);
       meet();  // before the next part's Q comes
       return;
@@ -599,8 +677,8 @@ struct Swapped {
 #pragma unroll 1
     for (int r = Row::row(); r < rows; r += Row::rows) {
       Row row;
-      row.reference = shared.reference[r];
-      row.sum = sum_of_warps(r);
+      row.reference = mine().reference[r];
+      row.sum = sum_of_warps(mine(), r);
       row.o = *reinterpret_cast<const float4*>(place + place_at(r, Row::column()));
       if (placed.alone())
         store_result(a, at, r, row);
@@ -612,6 +690,7 @@ struct Swapped {
 
   __device__ __forceinline__ void run() {
     Stage stage;
+    const int own = tile.groups == 1 ? 0 : __shfl_sync(0xffffffff, group(), 0);
 #pragma unroll 1
     for (unsigned number = 0;; ++number) {
       const unsigned slot = number % 2;
@@ -621,6 +700,7 @@ struct Swapped {
       at = part.at;
       begin_part();
       bool last, final;
+      int takes = 0;  // the warpgroup that takes the unit
 #pragma unroll 1
       do {
         wait(shared.full[stage.number], stage.parity);
@@ -628,12 +708,19 @@ struct Swapped {
         if (!KV::scaled && row_by_row<tile>()) ptx::fence_async_shared();
         const SwappedUnit& unit = shared.unit[stage.number];
         last = unit.last, final = unit.final;
-        take(ring + stage.number * tile.stage_bytes(), unit);
+        if (takes == own) take(ring + stage.number * tile.stage_bytes(), unit);
+        // Splits are summed as a single warpgroup does it.
+        if (tile.groups > 1 && !a.split_keys) takes ^= 1;
         __syncwarp();
         if (lane() == 0) ptx::mbarrier_arrive(address(&shared.empty[stage.number]));
         stage.next(a.stages);
       } while (!last);
-      end_part(part.placed);
+      if constexpr (tile.groups > 1) {
+        join_groups(a.split_keys > 0);
+        if (own == 0) end_part(part.placed);
+      } else {
+        end_part(part.placed);
+      }
       if (final) return;
       if (threadIdx.x == 0) ptx::mbarrier_arrive(address(&shared.part_empty[slot]));
     }
@@ -674,7 +761,7 @@ __device__ __forceinline__ void decode_with(const attn_decode_kernarg& a, const 
   if (threadIdx.x < decode_max_stages) {
     ptx::mbarrier_init(address(&shared.full[threadIdx.x]),
                        tile.own_types && a.scales_at ? 32 + 1 : arrivals_of_unit<tile>());
-    ptx::mbarrier_init(address(&shared.empty[threadIdx.x]), decode_warps);
+    ptx::mbarrier_init(address(&shared.empty[threadIdx.x]), decode_warps * tile.groups);
   } else if (threadIdx.x < decode_max_stages + 2) {
     ptx::mbarrier_init(address(&shared.part_full[threadIdx.x - decode_max_stages]), 1);
     ptx::mbarrier_init(address(&shared.part_empty[threadIdx.x - decode_max_stages]), 1);
@@ -691,8 +778,13 @@ __device__ __forceinline__ void decode_with(const attn_decode_kernarg& a, const 
     else
       ptx::grid_wait();
   };
-  if (warp >= decode_warps) {
-    const bool finds = warp == decode_warps;
+  constexpr int compute_warps = decode_warps * tile.groups;
+  if (warp >= compute_warps) {
+    const bool finds = warp == compute_warps;
+    if constexpr (tile.groups > 1) {
+      ptx::registers_shrink<tile.load_registers>();
+      if (!finds) return;
+    }
     Work<tile> work;
     if (finds && a.fixed_lengths) work = find_work<tile, 32>(a, threadIdx.x % 32);
     begin_access();
@@ -706,8 +798,12 @@ __device__ __forceinline__ void decode_with(const attn_decode_kernarg& a, const 
     }
     return;
   }
-  begin_access();
-  if (a.cu_seqlens_q && warp == 0) store_rows_of_nobody<long long>(a, blockIdx.x, gridDim.x);
+  if constexpr (tile.groups > 1) ptx::registers_grow<tile.compute_registers>();
+  // The others wait for a part, which is told after the loading warp's begin_access().
+  if (a.cu_seqlens_q && warp == 0) {
+    begin_access();
+    store_rows_of_nobody<long long>(a, blockIdx.x, gridDim.x);
+  }
   if (a.seqlen_q == 0) return;
   compute(shared_memory, shared_memory + a.stages * stage_bytes<tile>(a));
 }
@@ -736,6 +832,7 @@ __device__ __forceinline__ void decode_swapped(const attn_decode_kernarg& a, con
     if (threadIdx.x % 32 == 0) loader.run(loader, work);
   };
   decode_with<tile>(a, maps, load, [&](unsigned char* ring, unsigned char* q_place) {
+    if (tile.groups > 1 && threadIdx.x >= group_threads) q_place += tile.group_bytes();
     const unsigned q = address(q_place);
     const auto matrix = [](unsigned at) {
       return ptx::wgmma_descriptor(__shfl_sync(0xffffffff, at / 16, 0), 0);

@@ -31,13 +31,10 @@ struct SwappedPart {
   bool none;  // the block has no work
 };
 
+// What a warpgroup knows of its rows.
 template <DecodeTile tile>
-struct SwappedShared {
+struct SwappedRows {
   static constexpr int rows = tile.rows(), all_rows = tile.slot_rows();  // these of all heads
-  Barrier full[decode_max_stages], empty[decode_max_stages];
-  Barrier part_full[2], part_empty[2];
-  std::conditional_t<tile.own_types, OwnUnit, SwappedUnit> unit[decode_max_stages];
-  SwappedPart part[2];
   unsigned long long seen[decode_warps];  // with a tree: keys that some row sees
   alignas(
       16) float most[decode_warps][rows];  // of a unit's scores; when a part ends sums of weights
@@ -46,7 +43,16 @@ struct SwappedShared {
   float slope[all_rows];                   // of ALiBi
   alignas(16) int2 keys[rows];             // that a row sees: from, to
   ulonglong2 tree[rows];                   // its words of the tree
-  Work<tile> work;                         // for the second of two warps that load
+};
+struct NoRows {};
+template <DecodeTile tile>
+struct SwappedShared : SwappedRows<tile> {  // of the first warpgroup
+  std::conditional_t<(tile.groups > 1), SwappedRows<tile>, NoRows> second;
+  Barrier full[decode_max_stages], empty[decode_max_stages];
+  Barrier part_full[2], part_empty[2];
+  std::conditional_t<tile.own_types, OwnUnit, SwappedUnit> unit[decode_max_stages];
+  SwappedPart part[2];
+  Work<tile> work;  // for the second of two warps that load
 };
 
 template <DecodeTile tile>

@@ -35,6 +35,8 @@ struct attn_sm90_forward_kernarg {
   unsigned
       chunk;  // (batch, head) pairs whose items follow each other, so that their K and V stay in L2
   unsigned items;        // query tiles of all pairs
+  int part_keys;         // above 0: the one sequence's keys are in parts of this many, each with an
+                         // out and an lse, and `batch` counts parts
   unsigned* taken;       // counts the items taken after each block's first one; 0 between launches,
                          // unused if there are no more items than blocks
   float log2_scale;      // scale * log2(e), above 0; kernels that change scores take the following

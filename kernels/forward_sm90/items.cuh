@@ -101,12 +101,13 @@ __device__ __forceinline__ void describe(const attn_sm90_forward_kernarg& a, con
   const int lane = threadIdx.x % 32;
   const Span queries = a.cu_seqlens_q ? packed_span(a.cu_seqlens_q, at.b, a.total_q, a.seqlen_q)
                                       : Span{0, a.seqlen_q};
+  const int sequence = a.part_keys > 0 ? 0 : at.b;
   int length = 0;
   for (int i = 0; i < a.num_segments; ++i) {
-    const Span span = segment_span(a.segment[i], at.b);
+    const Span span = segment_span(a.segment[i], sequence);
     const int row = int(span.begin) - length;
     length += span.length;
-    if (lane == 0) item.segment[i] = {length, row, a.segment[i].cu_seqlens ? 0 : at.b};
+    if (lane == 0) item.segment[i] = {length, row, a.segment[i].cu_seqlens ? 0 : sequence};
   }
   constexpr int unbounded = 1 << 30;
   const KeyBand band = a.mask.band(queries.length, length);
@@ -124,6 +125,12 @@ __device__ __forceinline__ void describe(const attn_sm90_forward_kernarg& a, con
   if (row < behind)
     see = {clamp(row + lower, 0, length), clamp(behind - 1 + upper, 0, length),
            clamp(behind - 1 + lower, 0, length), clamp(row + upper, 0, length)};
+  if (a.part_keys > 0 && lane <= tile.groups) {
+    const int begin = min(at.b * (long long)a.part_keys, (long long)length),
+              end = min((at.b + 1) * (long long)a.part_keys, (long long)length);
+    see = {max(see.some_begin, begin), min(see.some_end, end), max(see.all_begin, begin),
+           min(see.all_end, end)};
+  }
   // Lane 0 writes all of it, for it alone says that it is there.
   const auto of = [](int x, int lane) { return __shfl_sync(0xffffffff, x, lane); };
 #pragma unroll

@@ -46,7 +46,7 @@ template <Tile tile>
 __device__ __forceinline__ void prefetch_first(const attn_sm90_forward_kernarg& a) {
   const auto& segment = a.segment[0];
   if (a.cu_seqlens_q || segment.cu_seqlens || segment.seqlens) return;
-  if (a.num_segments != 1 || segment.capacity == 0) return;
+  if (a.num_segments != 1 || segment.capacity == 0 || a.part_keys > 0) return;
   const QueryTile at = item_queries<tile>(a, blockIdx.x / tile.blocks);
   const int block = block_of_cluster<tile>(), all_row = at.tile * tile.item_rows();
   const int row = all_row + (tile.heads ? 0 : block * tile.rows()), head = at.h / a.group;
@@ -193,7 +193,7 @@ __device__ __forceinline__ void load_items(const Kernarg<with>& a, Control& cont
         ptx::mbarrier_arrive_expect(address(&full), tile.q_bytes() / tile.q_parts());
         load_panels<tile.head_dim, tile.element_bytes>(
             shared + tile.q_offset() + q * tile.q_bytes() + row * 128, a.q, full, tile.rows(),
-            item.q_begin + item.row + row, item.h, a.cu_seqlens_q ? 0 : item.b);
+            item.q_begin + item.row + row, item.h, a.cu_seqlens_q || a.part_keys > 0 ? 0 : item.b);
       }
       ptx::mbarrier_arrive_if(address(&full), leads && !any);
     }

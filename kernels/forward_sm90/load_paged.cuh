@@ -25,7 +25,8 @@ __device__ __forceinline__ int look_up(const attn_sm90_paged_kernarg& a, const I
   const attn_pages& pages = a.pages[segment];
   if (!pages.block_table) return 0;
   const unsigned row = walk.at.first + item.segment[segment].row + key;
-  return pages.block_table[item.b * (long long)pages.max_pages + row / pages.page_size];
+  return pages.block_table[item.segment[segment].batch * (long long)pages.max_pages +
+                           row / pages.page_size];
 }
 // A bit for each lane whose page there is.
 __device__ __forceinline__ unsigned pages_there(const attn_pages& pages, int page) {

@@ -4,10 +4,13 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "../ptx/grid.h"
 #include "../shared/merge_args.h"
 #include "../shared/types.h"
 
 namespace {
+
+using namespace attn;
 
 __device__ float load(const float* p) {
   return *p;
@@ -28,21 +31,27 @@ __device__ void store(__nv_bfloat16* p, float x) {
   *p = __float2bfloat16_rn(x);
 }
 
-// Lane s has the weight of part s. Parts outside `present` contribute nothing and are not read.
+// Lane s has the weight of part s. Parts outside `present` contribute nothing and are not read. A
+// lane has several columns at once, since it waits for what it loads of a part.
 template <class Part, class Out>
 __device__ void merge_row(const attn_merge_kernarg& a, long long part_row, long long out_row,
                           unsigned present, float weight, float inverse_sum) {
+  constexpr int columns = 4;
   Out* out = static_cast<Out*>(a.out) + out_row;
   const unsigned head_dim = a.head_dim;
-  for (unsigned base = 0; base < head_dim; base += 32) {
-    const unsigned d = base + threadIdx.x % 32;
-    float sum = 0;
+  for (unsigned base = threadIdx.x % 32; base - threadIdx.x % 32 < head_dim; base += 32 * columns) {
+    float sum[columns] = {};
     for (int s = 0; s < a.num_parts; ++s) {
       const float w = __shfl_sync(0xffffffff, weight, s);
-      if ((present >> s & 1) && d < head_dim)
-        sum += w * load(static_cast<const Part*>(a.outs[s]) + part_row + d);
+      const Part* const part = static_cast<const Part*>(a.outs[s]) + part_row;
+#pragma unroll
+      for (int i = 0; i < columns; ++i)
+        if ((present >> s & 1) && base + 32 * i < head_dim)
+          sum[i] += w * load(part + base + 32 * i);
     }
-    if (d < head_dim) store(out + d, sum * inverse_sum);
+#pragma unroll
+    for (int i = 0; i < columns; ++i)
+      if (base + 32 * i < head_dim) store(out + base + 32 * i, sum[i] * inverse_sum);
   }
 }
 
@@ -60,7 +69,7 @@ __device__ void merge_row(const attn_merge_kernarg& a, long long part_row, long 
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(32 * attn_merge_warps)
-    merge_cuda(const __grid_constant__ attn_merge_kernarg a) {
+    merge_cuda(const __grid_constant__ attn_merge_cuda_kernarg a) {
   const long long row = blockIdx.x * (long long)attn_merge_warps + threadIdx.x / 32;
   if (row >= a.rows) return;
   const int lane = threadIdx.x % 32;
@@ -68,7 +77,12 @@ extern "C" __global__ void __launch_bounds__(32 * attn_merge_warps)
                   b = row / a.seqlen_q / a.heads;
 
   const float nothing = __int_as_float(0xff800000);  // -inf
-  const float lse = lane < a.num_parts ? a.lses[lane][row] : nothing;
+  const long long by_head = (h * (a.rows / a.heads / a.seqlen_q) + b) * a.seqlen_q + i;
+#if __CUDA_ARCH__ >= 900
+  ptx::grid_let_next_start();
+  ptx::grid_wait();
+#endif
+  const float lse = lane < a.num_parts ? a.lses[lane][lane < a.by_head ? by_head : row] : nothing;
   float highest = lse;
   for (int step = 16; step > 0; step /= 2)
     highest = fmaxf(highest, __shfl_xor_sync(0xffffffff, highest, step));

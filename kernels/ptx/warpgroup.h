@@ -24,8 +24,8 @@ __device__ __forceinline__ void barrier_wait(int name) {
   asm volatile("bar.sync %0, %1;" ::"r"(name), "n"(threads) : "memory");
 }
 // Whether p is true in any of the threads that wait.
-template <int name, int threads>
-__device__ __forceinline__ bool barrier_or(bool p) {
+template <int threads>
+__device__ __forceinline__ bool barrier_or(int name, bool p) {
   int any;
   asm volatile(
       "{\n"
@@ -35,7 +35,7 @@ __device__ __forceinline__ bool barrier_or(bool p) {
       "selp.s32 %0, 1, 0, any;\n"
       "}"
       : "=r"(any)
-      : "r"(int(p)), "n"(name), "n"(threads)
+      : "r"(int(p)), "r"(name), "n"(threads)
       : "memory");
   return any;
 }

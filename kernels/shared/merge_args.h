@@ -1,4 +1,5 @@
-// The parameter struct of merge_cuda and merge_gfx942, for their host side and for the CUDA kernel.
+// The parameter structs of merge_cuda and merge_gfx942, for their host side and for the CUDA
+// kernel.
 #ifndef ATTN_KERNELS_SHARED_MERGE_ARGS_H
 #define ATTN_KERNELS_SHARED_MERGE_ARGS_H
 
@@ -14,6 +15,10 @@ struct attn_merge_kernarg {
   int heads, seqlen_q, head_dim;
   int num_parts;
   int part_type, out_type;  // types.h
+};
+
+struct attn_merge_cuda_kernarg : attn_merge_kernarg {
+  int by_head;  // parts, the first ones, whose lse is [heads, batch, seqlen_q]
 };
 
 #endif

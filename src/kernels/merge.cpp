@@ -1,5 +1,6 @@
 // The kernels merge_*.
 #include <algorithm>
+#include <type_traits>
 
 #include "cpu/kernels.h"
 #include "kernels/families.h"
@@ -21,15 +22,17 @@ Status limit_parts(const char* kernel, const MergeProblem& p) {
                      int(attn_merge_max_parts));
 }
 
-void patch(const MergeProblem& p, const attn_merge_args& args, void*, attn_merge_kernarg& a) {
+template <class Kernarg>
+void patch(const MergeProblem& p, const attn_merge_args& args, void*, Kernarg& a) {
   std::copy_n(args.outs, p.num_parts, a.outs);
   std::copy_n(args.lses, p.num_parts, a.lses);
   a.out = args.out;
   a.lse = args.lse;
 }
 
+template <class Kernarg>
 Step step(const char* image, const MergeProblem& p, const Launch& launch) {
-  attn_merge_kernarg a{};
+  Kernarg a{};
   set(a.part_stride, p.part_stride);
   set(a.out_stride, p.out_stride);
   a.rows = rows(p);
@@ -39,18 +42,21 @@ Step step(const char* image, const MergeProblem& p, const Launch& launch) {
   a.num_parts = p.num_parts;
   a.part_type = p.part_type;
   a.out_type = p.out_type;
-  return {.image = image, .launch = launch, .arguments = arguments_of<patch>(a)};
+  if constexpr (std::is_same_v<Kernarg, attn_merge_cuda_kernarg>) a.by_head = p.by_head;
+  return {.image = image, .launch = launch, .arguments = arguments_of<patch<Kernarg>>(a)};
 }
 
-Status recipe_sm80(const MergeProblem& p, const DeviceInfo&, Recipe* recipe) {
+Status recipe_sm80(const MergeProblem& p, const DeviceInfo& device, Recipe* recipe) {
   ATTN_TRY(limit_parts("merge_cuda", p));
   const int64_t blocks = ceil_div(rows(p), attn_merge_warps);
   if (blocks > max_grid) {
     return unsupported("merge_cuda: batch * heads_q * seqlen_q is ", rows(p), "; accepted: up to ",
                        max_grid * attn_merge_warps);
   }
-  recipe->steps.push_back(step(
-      "merge_cuda", p, {.grid = {uint32_t(blocks), 1, 1}, .block = {32 * attn_merge_warps, 1, 1}}));
+  recipe->steps.push_back(step<attn_merge_cuda_kernarg>("merge_cuda", p,
+                                                        {.grid = {uint32_t(blocks), 1, 1},
+                                                         .block = {32 * attn_merge_warps, 1, 1},
+                                                         .starts_early = device.arch == "sm_90"}));
   return {};
 }
 
@@ -67,7 +73,8 @@ Status recipe_gfx9(const MergeProblem& p, const DeviceInfo&, Recipe* recipe) {
                        ", seqlen_q up to ", max_seqlen);
   if (p.head_dim_v > max_head_dim)
     return unsupported(kernel, ": head_dim_v ", p.head_dim_v, "; accepted: up to ", max_head_dim);
-  recipe->steps.push_back(step(kernel, p,
+  recipe->steps.push_back(
+      step<attn_merge_kernarg>(kernel, p,
                                {.grid = {uint32_t(ceil_div(p.seqlen_q, attn_merge_warps)),
                                          uint32_t(p.heads_q), uint32_t(p.batch)},
                                 .block = {64 * attn_merge_warps, 1, 1}}));
@@ -75,6 +82,8 @@ Status recipe_gfx9(const MergeProblem& p, const DeviceInfo&, Recipe* recipe) {
 }
 
 constexpr Limits device_limits = {.in_types = float_types, .out_types = float_types};
+constexpr Limits cuda_limits = {
+    .in_types = float_types, .out_types = float_types, .features = feature_lse_by_head};
 constexpr Limits host_limits = {
     .in_types = float_types, .out_types = float_types, .features = feature_negative_strides};
 
@@ -92,7 +101,7 @@ constinit const Kernel all_rows[] = {
     {.name = "merge_cuda",
      .op = Op::merge,
      .backend = ATTN_BACKEND_CUDA,
-     .limits = device_limits,
+     .limits = cuda_limits,
      .recipe = recipe_of<recipe_sm80>},
     {.name = "merge_gfx942",
      .op = Op::merge,

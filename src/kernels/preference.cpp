@@ -3,6 +3,7 @@
 #include "kernels/decode.h"
 #include "kernels/forward_sm90/tiles.h"
 #include "kernels/limits.h"
+#include "kernels/shared/merge_args.h"
 #include "kernels/sm90_forward.h"
 
 namespace attn {
@@ -102,9 +103,9 @@ std::string prefer_other_to_dequantised(const Problem& p) {
   return join("for ", rows, " rows, seqlen_q * heads_q / heads_kv, up to ", few);
 }
 
-// With many rows it is their products that take the time, and with few shared keys three more
-// launches cost as much as is saved. Measured on cpu; on devices reckoned from 4 us for a launch
-// and 5 TB/s from L2.
+// With many rows it is their products that take the time, and with few shared keys two or three
+// more launches cost as much as is saved. Measured on cpu; on devices reckoned from 4 us for a
+// launch and 5 TB/s from L2.
 std::string prefer_other_to_prefix(const Problem& p) {
   constexpr int64_t many_rows = 64, least = 32 << 20;
   const int64_t rows = p.seqlen_q * p.group();
@@ -119,15 +120,31 @@ std::string prefer_other_to_prefix(const Problem& p) {
   return join("for shared keys of which ", bytes, " bytes would be read again, below ", least);
 }
 
+namespace {
+// Keys that a block of prefix_*'s part over shared keys should have, or more.
+constexpr int64_t least_prefix_keys = 512;
+}  // namespace
+
 // fwd_* have a tile for each query head and 128 queries: too few for the device if there are few
-// sequences. decode_*_r64 take tiles of 64 rows, and with fixed_split several splits of the keys.
+// sequences.
+int64_t prefix_parts(const Problem& rows, const DeviceInfo& device) {
+  static_assert(most_prefix_parts < attn_merge_max_parts);  // own keys are one more
+  constexpr int64_t tile_queries = 128;
+  const int64_t tiles = rows.heads_q * std::max<int64_t>(1, ceil_div(rows.seqlen_q, tile_queries));
+  return std::clamp(
+      std::min(multiprocessors(rows, device) / tiles, rows.seqlen_kv / least_prefix_keys),
+      int64_t{1}, int64_t{most_prefix_parts});
+}
+
+// Where fwd_* do not take the problem: decode_*_r64 have tiles of 64 rows, and with fixed_split
+// several splits of the keys.
 int64_t prefix_split(const Problem& rows, const DeviceInfo& device) {
-  constexpr int64_t tile_queries = 128, tile_rows = 64, unit = 64, least = 512;
-  const int64_t most = multiprocessors(rows, device);
-  if (rows.heads_q * ceil_div(rows.seqlen_q, tile_queries) >= most) return 0;
-  const int64_t tiles = rows.heads_kv * ceil_div(rows.seqlen_q * rows.group(), tile_rows),
+  constexpr int64_t tile_rows = 64, unit = 64;
+  const int64_t most = multiprocessors(rows, device),
+                tiles = rows.heads_kv *
+                        std::max<int64_t>(1, ceil_div(rows.seqlen_q * rows.group(), tile_rows)),
                 splits = std::max<int64_t>(1, most / tiles);
-  return std::max(least, ceil_div(ceil_div(rows.seqlen_kv, splits), unit) * unit);
+  return std::max(least_prefix_keys, ceil_div(ceil_div(rows.seqlen_kv, splits), unit) * unit);
 }
 
 }  // namespace attn

@@ -27,8 +27,11 @@ std::string prefer_other_to_mixed(const Problem& problem, const sm90::Variant& p
 std::string prefer_other_to_dequantised(const Problem& problem);
 // To prefix_*: why reading shared keys for each sequence is as fast.
 std::string prefer_other_to_prefix(const Problem& problem);
-// fixed_split of the part of prefix_* that reads the shared keys: `rows` is its problem, of one
-// sequence. 0: not to be cut.
+constexpr int most_prefix_parts = 15;
+// key_parts of the part of prefix_* that reads the shared keys: `rows` is its problem, of one
+// sequence.
+int64_t prefix_parts(const Problem& rows, const DeviceInfo& device);
+// fixed_split of the part of prefix_* where no kernel takes key_parts.
 int64_t prefix_split(const Problem& rows, const DeviceInfo& device);
 
 }  // namespace attn

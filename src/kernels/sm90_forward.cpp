@@ -33,6 +33,7 @@ constexpr Limits limits(const sm90::Variant& variant) {
                    .flags = forward_flags | (changes ? ATTN_ALIBI | ATTN_SPLIT_INVARIANT : 0u),
                    .features = forward_features | feature_segments |
                                (changes ? feature_softcap : 0u) |
+                               (with & with_mask ? 0u : feature_key_parts) |
                                (with == with_bias ? feature_bias : 0u),
                    .head_dim = {.multiple = 8, .max = variant.tile.head_dim},
                    .head_dim_v = {.multiple = 8, .max = variant.tile.head_dim_v},

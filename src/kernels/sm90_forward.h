@@ -35,7 +35,8 @@ inline bool causal(const Problem& p) {
   return p.has(ATTN_CAUSAL) || p.has(ATTN_CAUSAL_TOP_LEFT);
 }
 inline int64_t items(const Problem& p, const Tile& tile) {
-  return p.batch * p.heads_q / tile.item_heads() * ceil_div(p.seqlen_q, tile.item_rows());
+  return p.batch * p.key_parts * p.heads_q / tile.item_heads() *
+         ceil_div(p.seqlen_q, tile.item_rows());
 }
 
 // (batch, head) pairs, or (batch, heads of a cluster), whose items follow each other. Under a
@@ -102,7 +103,9 @@ Kernarg<with> constants(const Problem& p, const DeviceInfo& device, const Part& 
   Kernarg<with> a{};
   set(a.out_stride, p.out_stride);
   a.total_q = p.total_q;
-  a.batch = int(p.batch);
+  a.batch = int(p.batch * p.key_parts);
+  if (p.key_parts > 1)
+    a.part_keys = int(ceil_div(ceil_div(p.seqlen_kv, p.key_parts), tile.keys) * tile.keys);
   a.heads_q = int(p.heads_q);
   a.group = int(p.group());
   a.seqlen_q = int(p.seqlen_q);

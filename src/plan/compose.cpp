@@ -84,21 +84,24 @@ attn_problem rows_of_batch(const Problem& p) {
   return in;
 }
 
-attn_merge_problem merge_of(const Problem& p, int32_t num_parts) {
+attn_merge_problem merge_of(const Problem& p, int64_t num_parts) {
   attn_merge_problem in{};
   in.struct_size = sizeof in;
   in.batch = p.batch;
   in.heads_q = p.heads_q;
   in.seqlen_q = p.seqlen_q;
   in.head_dim_v = p.head_dim_v;
-  in.num_parts = num_parts;
+  in.num_parts = int32_t(num_parts);
   in.part_type = in.out_type = ATTN_F32;
   return in;
 }
 
-Status choose_merge(const attn_merge_problem& in, const ChoosePart& choose, ComposedPart* part) {
+Status choose_merge(const attn_merge_problem& in, int32_t by_head, const ChoosePart& choose,
+                    ComposedPart* part) {
   auto problem = std::make_unique<MergeProblem>();
   ATTN_TRY(make_merge_problem(&in, problem.get()));
+  problem->by_head = by_head;
+  if (by_head > 0) problem->needs.features |= feature_lse_by_head;
   part->problem = std::move(problem);
   return choose(*part->problem, &part->choice);
 }
@@ -127,12 +130,26 @@ Status compose(const Problem& p, const Machine& machine, const ChoosePart& choos
   ATTN_TRY(named("shared segments", part_of(p, rows, 0, c.num_shared, &shared)));
   // Cut, if that helps and a kernel takes it.
   Status status = unsupported("");
-  if (machine.device) rows.fixed_split = prefix_split(*shared, *machine.device);
-  if (rows.fixed_split > 0) {
+  const auto choose_cut = [&](int64_t parts) {
     std::unique_ptr<Problem> cut;
-    ATTN_TRY(named("shared segments", part_of(p, rows, 0, c.num_shared, &cut)));
-    status = choose(*cut, &c.shared.choice);
-    if (status.ok()) shared = std::move(cut);
+    ATTN_TRY(part_of(p, rows, 0, c.num_shared, &cut));
+    cut->key_parts = parts;
+    if (parts > 1) {
+      cut->needs.features |= feature_key_parts;
+      cut->out_stride.batch = cut->seqlen_q * cut->out_stride.seq;
+    }
+    ATTN_TRY(choose(*cut, &c.shared.choice));
+    shared = std::move(cut);
+    return Status{};
+  };
+  int64_t parts = machine.device ? prefix_parts(*shared, *machine.device) : 1;
+  if (parts > 1) {
+    status = choose_cut(parts);
+    if (!status.ok()) {
+      parts = 1;
+      rows.fixed_split = prefix_split(*shared, *machine.device);
+      status = choose_cut(1);
+    }
   }
   if (!status.ok()) ATTN_TRY(named("shared segments", choose(*shared, &c.shared.choice)));
   c.shared.problem = std::move(shared);
@@ -140,16 +157,19 @@ Status compose(const Problem& p, const Machine& machine, const ChoosePart& choos
   ATTN_TRY(named("own segments", choose(*own, &c.own.choice)));
   c.own.problem = std::move(own);
 
-  attn_merge_problem merge = merge_of(p, 2);
+  attn_merge_problem merge = merge_of(p, parts + 1);
   merge.out_type = p.out_type;
   merge.out_stride = p.out_stride;
-  ATTN_TRY(named("merge", choose_merge(merge, choose, &c.merge)));
-  if (p.heads_q > 1) {
-    attn_merge_problem order = merge_of(p, 1);
-    order.head_dim_v = 1;
-    order.part_stride = {p.seqlen_q, 1, p.batch * p.seqlen_q};
-    order.out_stride = {p.heads_q * p.seqlen_q, 1, p.seqlen_q};
-    ATTN_TRY(named("merge", choose_merge(order, choose, &c.order)));
+  status = choose_merge(merge, int32_t(parts), choose, &c.merge);
+  if (!status.ok()) {
+    ATTN_TRY(named("merge", choose_merge(merge, 0, choose, &c.merge)));
+    if (p.heads_q > 1) {
+      attn_merge_problem order = merge_of(p, 1);
+      order.head_dim_v = 1;
+      order.part_stride = {p.seqlen_q, 1, p.batch * p.seqlen_q};
+      order.out_stride = {p.heads_q * p.seqlen_q, 1, p.seqlen_q};
+      ATTN_TRY(named("merge", choose_merge(order, 0, choose, &c.order)));
+    }
   }
 
   size_t end = 0;
@@ -162,9 +182,9 @@ Status compose(const Problem& p, const Machine& machine, const ChoosePart& choos
     part->workspace_at = take(part->choice.recipe.workspace);
   c.rows = size_t(p.batch * p.heads_q * p.seqlen_q);
   const size_t lse = c.rows * sizeof(float), out = lse * size_t(p.head_dim_v);
-  c.shared_out = take(out);
+  c.shared_out = take(size_t(parts) * out);
   c.own_out = take(out);
-  c.shared_lse = take(lse);
+  c.shared_lse = take(size_t(parts) * lse);
   c.own_lse = take(lse);
   c.ordered_lse = c.order.problem ? take(lse) : c.shared_lse;
   c.zeros = c.order.problem ? take(lse) : 0;

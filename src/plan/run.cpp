@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cpu/host_kernel.h"
+#include "kernels/preference.h"
 #include "plan/plan.h"
 
 namespace attn {
@@ -101,8 +102,17 @@ Status run_composed(const Plan& plan, const Args& args, void* workspace, void* s
   part.lse = at(c.own_lse);
   ATTN_TRY(run_part(plan, c.own, part, workspace, stream));
 
-  const void* outs[] = {at(c.shared_out), at(c.own_out)};
-  const float* lses[] = {at(c.ordered_lse), at(c.own_lse)};
+  // The parts of `shared`, then `own`.
+  const auto& merge = static_cast<const MergeProblem&>(*c.merge.problem);
+  const int32_t parts = merge.num_parts - 1;
+  const void* outs[most_prefix_parts + 1];
+  const float* lses[most_prefix_parts + 1];
+  for (int32_t i = 0; i < parts; ++i) {
+    outs[i] = at(c.shared_out) + size_t(i) * c.rows * size_t(merge.head_dim_v);
+    lses[i] = at(c.ordered_lse) + size_t(i) * c.rows;
+  }
+  outs[parts] = at(c.own_out);
+  lses[parts] = at(c.own_lse);
   if (c.order.problem) {
     const void* const values[] = {at(c.shared_lse)};
     const float* const weights[] = {at(c.zeros)};
@@ -111,7 +121,8 @@ Status run_composed(const Plan& plan, const Args& args, void* workspace, void* s
                       {sizeof(attn_merge_args), 1, values, weights, at(c.ordered_lse), nullptr},
                       stream));
   }
-  return run_part(plan, c.merge, {sizeof(attn_merge_args), 2, outs, lses, args.out, args.lse},
+  return run_part(plan, c.merge,
+                  {sizeof(attn_merge_args), merge.num_parts, outs, lses, args.out, args.lse},
                   stream);
 }
 

@@ -12,6 +12,7 @@ namespace attn {
 struct MergeProblem : AnyProblem, attn_merge_problem {
   MergeProblem() : AnyProblem(Op::merge), attn_merge_problem{} {}
   Footprint part_bytes, out_bytes;
+  int32_t by_head = 0;  // parts, the first ones, whose lse is [heads_q, batch, seqlen_q]
 };
 Status make_merge_problem(const attn_merge_problem* in, MergeProblem* out);
 Status check_merge_args(const MergeProblem& problem, const attn_merge_args* in, bool host_memory,

@@ -31,6 +31,9 @@ struct Segment : attn_segment {
 struct Problem : AnyProblem, attn_problem {
   std::vector<Segment> segment;
   int64_t seqlen_kv = 0;  // sum of the segments' capacities
+  // With a batch of 1, as a part of a composed kernel: the keys are cut into this many parts. Each
+  // has an out, out_stride.batch apart, and an lse.
+  int64_t key_parts = 1;
   Footprint q_bytes, out_bytes, bias_bytes;
 
   Problem() : AnyProblem(Op::forward), attn_problem{} {}

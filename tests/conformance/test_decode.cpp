@@ -181,6 +181,37 @@ Case long_case(const char* name, int64_t batch, int64_t heads_q, int64_t heads_k
   return c;
 }
 
+// Blocks that share a head count their arrivals in the workspace, and leave it as they found it.
+TEST_CASE("decode: a workspace serves run after run") {
+  int ran = 0;
+  for (const Kernel* kernel : kernels_here(Op::forward, false)) {
+    const Limits& limits = kernel->limits;
+    if (emulated(*kernel) || !std::string(kernel->name).starts_with("decode_")) continue;
+    const attn_dtype type = limits.in_types & type_bit(ATTN_BF16) ? ATTN_BF16 : ATTN_F16;
+    Case c = long_case("again", 1, std::min<int64_t>(limits.group.max, 64), 1, 4097, type);
+    c.head_dim = limits.head_dim.max;
+    c.head_dim_v = limits.head_dim_v.max;
+    if (!(limits.kv_types & type_bit(type)))
+      c.segments[0].k_type = c.segments[0].v_type = ATTN_F8_E4M3FN;
+    const Data data = make_data(c);
+    Forward forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);
+    Outputs first;
+    for (int n = 0; n < 3; ++n) {
+      INFO(kernel->name << " run " << n);
+      forward.fill(c, data);
+      forward.launch(nullptr);
+      const Outputs got = forward.read();
+      if (declined(*kernel, got)) break;
+      REQUIRE(got.error == "");
+      if (n == 0) first = got;
+      CHECK(got.bits == first.bits);
+      CHECK(got.lse == first.lse);
+      ++ran;
+    }
+  }
+  if (ran == 0) ATTN_SKIP(backend_of(ATTN_BACKEND_CUDA).reason);
+}
+
 // One head that all blocks of a device share, so that parts of its result are added up in groups.
 TEST_CASE("decode: one head for all blocks") {
   const auto kernels = kernels_here(Op::forward, false);

@@ -106,9 +106,12 @@ TEST_CASE("prefix: the parts on a Hopper") {
   CHECK(shared.segment[0].shared == 0);
   CHECK(shared.flags == 0);
   CHECK(shared.out_type == ATTN_F32);
-  // Tiles of 64 rows for 4 splits of the keys: 128 of 132 multiprocessors.
-  CHECK(shared.fixed_split == 2048);
-  CHECK(std::string(c.shared.choice.kernel->name) == "decode_sm90_bf16_d128_r64");
+  // A tile of each of 32 heads for 4 parts of the keys: 128 of 132 multiprocessors.
+  CHECK(shared.key_parts == 4);
+  CHECK(shared.fixed_split == 0);
+  CHECK(shared.out_stride.batch == 64 * 32 * 128);
+  CHECK(std::string(c.shared.choice.kernel->name) == "fwd_sm90_bf16_d128");
+  CHECK(c.shared.choice.recipe.steps.at(0).launch.grid[0] == 128);
 
   const Problem& own = problem_of(c.own);
   CHECK(own.batch == 64);
@@ -118,15 +121,14 @@ TEST_CASE("prefix: the parts on a Hopper") {
   CHECK(own.out_type == ATTN_F32);
   CHECK(has(c.own.choice.kernel->name, "decode_sm90_bf16_d128"));
 
-  CHECK(merge_of(c.merge).num_parts == 2);
+  CHECK(merge_of(c.merge).num_parts == 5);
+  CHECK(merge_of(c.merge).by_head == 4);
   CHECK(merge_of(c.merge).out_type == ATTN_BF16);
-  CHECK(merge_of(c.order).head_dim_v == 1);
-  for (const ComposedPart* part : {&c.merge, &c.order}) {
-    CHECK(std::string(part->choice.kernel->name) == "merge_cuda");
-    CHECK(merge_of(*part).batch == 64);
-    CHECK(merge_of(*part).heads_q == 32);
-    REQUIRE(part->choice.recipe.steps.size() == 1);
-  }
+  CHECK(std::string(c.merge.choice.kernel->name) == "merge_cuda");
+  CHECK(merge_of(c.merge).batch == 64);
+  CHECK(merge_of(c.merge).heads_q == 32);
+  REQUIRE(c.merge.choice.recipe.steps.size() == 1);
+  CHECK(!c.order.problem);
 
   // Arrays in the workspace do not overlap and are within it.
   const size_t lse = 64 * 32 * 4, out = lse * 128;
@@ -134,17 +136,39 @@ TEST_CASE("prefix: the parts on a Hopper") {
     size_t at, bytes;
   } places[] = {{c.shared.workspace_at, c.shared.choice.recipe.workspace},
                 {c.own.workspace_at, c.own.choice.recipe.workspace},
-                {c.shared_out, out},
+                {c.shared_out, 4 * out},
                 {c.own_out, out},
-                {c.shared_lse, lse},
-                {c.own_lse, lse},
-                {c.ordered_lse, lse},
-                {c.zeros, lse}};
+                {c.shared_lse, 4 * lse},
+                {c.own_lse, lse}};
   for (const auto& a : places) {
     CHECK(a.at % 256 == 0);
     CHECK(a.at + a.bytes <= chosen.choice.recipe.workspace);
     for (const auto& b : places)
       CHECK((&a == &b || a.at + a.bytes <= b.at || b.at + b.bytes <= a.at));
+  }
+}
+
+// Parts of the keys fill the device, but have 512 keys or more.
+TEST_CASE("prefix: how many parts the shared keys are cut into") {
+  const struct {
+    int64_t batch, heads_q, heads_kv, keys, parts;
+  } cases[] = {{64, 32, 8, 8192, 4},  {16, 32, 8, 8192, 4},   {200, 32, 8, 8192, 2},
+               {64, 128, 8, 8192, 1}, {1000, 32, 8, 8192, 1}, {64, 8, 8, 8192, 15},
+               {64, 8, 8, 4096, 8},   {64, 32, 8, 1100, 2}};
+  for (const auto& of : cases) {
+    Setup s;
+    s.problem.batch = of.batch;
+    s.problem.heads_q = of.heads_q;
+    s.problem.heads_kv = of.heads_kv;
+    s.problem.kernel = "prefix_cuda";
+    s.shared.seqlen = of.keys;
+    const Chosen chosen = on_hopper(s);
+    INFO(of.batch << " " << of.heads_q << "/" << of.heads_kv << " " << of.keys);
+    REQUIRE(chosen.choice.composed);
+    const Composed& c = *chosen.choice.composed;
+    CHECK(problem_of(c.shared).key_parts == of.parts);
+    CHECK(merge_of(c.merge).num_parts == of.parts + 1);
+    CHECK(has(c.shared.choice.kernel->name, "fwd_sm90_bf16_d128"));
   }
 }
 
