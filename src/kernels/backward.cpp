@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/dtype.h"
 #include "kernels/kv_args.h"
 
 namespace attn {
@@ -39,6 +40,16 @@ void patch_sinks(const BackwardProblem&, const BackwardArgs& args, void* workspa
 
 BackwardRows backward_rows(const Problem& p) {
   return {p.q_layout == ATTN_PACKED, int(p.batch), int(p.seqlen_q), p.total_q};
+}
+
+Status check_device_gradients(const BackwardProblem& b) {
+  if (b.wants(ATTN_GRAD_BIAS))
+    return unsupported(
+        "gradients has ATTN_GRAD_BIAS; accepted: the gradients of q, k, v and sinks");
+  if (b.d_out_type != b.of.q_type)
+    return unsupported("d_out_type is ", dtype_name(b.d_out_type), "; accepted: q's type, ",
+                       dtype_name(b.of.q_type));
+  return {};
 }
 
 attn_gradient_array gradient_array(const BackwardProblem& b, attn_gradient which) {

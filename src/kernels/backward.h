@@ -26,6 +26,9 @@ BackwardSpace backward_space(const BackwardProblem& b, size_t clear_bytes);
 Status add_prepare_steps(const BackwardProblem& b, const BackwardSpace& space, size_t clear_bytes,
                          Recipe* recipe);
 
+// Types of arrays that Limits do not say, and what no kernel of CUDA computes.
+Status check_device_gradients(const BackwardProblem& b);
+
 // The array of one of dq, dk and dv; a run sets its address (patch_gradients).
 attn_gradient_array gradient_array(const BackwardProblem& b, attn_gradient which);
 inline void patch_gradients(const BackwardProblem& b, const BackwardArgs& args,
