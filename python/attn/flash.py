@@ -3,7 +3,7 @@
 Arrays are NumPy's, PyTorch's or CuPy's, with FlashAttention's layouts: q [B, Sq, Hq, D], k [B, Skv, Hkv, D], packed [total, H, D],
 pages [num_pages, page_size, Hkv, D]. Arguments after the arrays must be given by name, since FlashAttention's versions 2 and 3 order
 them differently. Arguments that attn does not implement are refused by name. num_splits, pack_gqa and deterministic are ignored: the
-plan decides, and equal calls give equal bits. PyTorch tensors of the CPU that require grad have gradients;
+plan decides, and equal calls give equal bits. PyTorch tensors of the CPU and of CUDA that require grad have gradients;
 then there is no out, backend is "auto", and k and v are no pages.
 
     softmax_scale      None: 1 / sqrt(D)

@@ -76,6 +76,11 @@ inline BackwardRun run_backward(Backend& backend, const BackwardCase& bc, const 
 std::string compare(const BackwardCase& bc, const BackwardData& data, const Kernel& kernel,
                     const Gradients& got, const BackwardTruth& want);
 
+// Whether the kernel, or all forward kernels, have declined the case, which hosts never may.
+bool declined(const Kernel& kernel, const BackwardRun& run);
+// Without the gradients that devices do not compute.
+BackwardCase for_kernel(const Kernel& kernel, BackwardCase bc);
+
 // Runs the case on each of the kernels that take it.
 void check_backward(const BackwardCase& bc, bool with_reference = true);
 
