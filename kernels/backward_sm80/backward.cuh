@@ -23,12 +23,17 @@ namespace attn::bwd_sm80 {
 
 using namespace device;
 
+template <class Element, int head_dim, unsigned with, bool of_keys>
+struct Shape : sm80::Shape<Element, head_dim, with,
+                           tile_of(of_keys, head_dim, with& with_score).products()> {
+  static constexpr Tile block = tile_of(of_keys, head_dim, with& with_score);
+};
+
 template <Of of, class Shape>
 __device__ __forceinline__ void run(const attn_bwd_sm80_kernarg& a, unsigned index,
                                     unsigned char* shared_memory, Item& item) {
-  constexpr Tile tile = Shape::tile;
+  constexpr Tile tile = Shape::block;
   constexpr int keys = Shape::keys, pitch = Shape::pitch, warp_rows = Shape::warp_rows;
-  constexpr int rows_bytes = sm80::q_bytes(tile, Shape::head_dim);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const unsigned shared = ptx::address(shared_memory);
 
@@ -71,7 +76,7 @@ __device__ __forceinline__ void run(const attn_bwd_sm80_kernarg& a, unsigned ind
 
   int stage = 0;
   while (walker.next.count > 0) {
-    const Walked now = walker.next;
+    const Walked all = walker.next;
     ptx::cp_async_wait<0>();
     __syncthreads();
     if (tile.stages == 2) {
@@ -79,16 +84,22 @@ __device__ __forceinline__ void run(const attn_bwd_sm80_kernarg& a, unsigned ind
       if (walker.next.count > 0) walker.copy_walked(stage ^ 1);
       ptx::cp_async_commit();
     }
-    if (now.first < some_end && now.first + now.count > some_begin &&
-        (!Shape::masked || now.mask != mask_empty)) {
-      const unsigned x_at = walker.stage_at(stage), y_at = x_at + Shape::kv_bytes;
+#pragma unroll 1
+    for (int part = 0; part < tile.copied; part += keys) {
+      const Walked now = {all.head, all.first + part, min(all.count - part, keys), all.mask};
+      const bool sees = now.first < some_end && now.first + now.count > some_begin &&
+                        now.count > 0 && (!Shape::masked || now.mask != mask_empty);
+      if (!sees) continue;
+      const unsigned x_at = walker.stage_at(stage) + part * pitch, y_at = x_at + walker.bytes;
       sm80::multiply_keys(s, fragments, rows_at, x_at + walked_lane);
       if constexpr (of != Of::keys_dv)
-        sm80::multiply_keys(d, fragments, rows_at + rows_bytes, y_at + walked_lane);
+        sm80::multiply_keys(d, fragments, rows_at + rows_bytes(tile, Shape::head_dim),
+                            y_at + walked_lane);
       const bool full = now.first >= all_begin && now.first + keys <= all_end &&
                         now.count == keys && (!Shape::masked || now.mask == mask_full);
-      const auto* walked_stats = reinterpret_cast<const float*>(
-          shared_memory + stats_at(tile, Shape::head_dim) + stage * 2 * keys * 4);
+      const auto* walked_stats =
+          reinterpret_cast<const float*>(shared_memory + stats_at(tile, Shape::head_dim) +
+                                         (stage * 2 * tile.copied + part) * sizeof(float));
       weigh<of>(s, d, a, item, now, full, warp_row, stats, walked_stats);
       if constexpr (of == Of::keys || of == Of::keys_dv) sm80::multiply_values(s, y_at + lane_at);
       if constexpr (of != Of::keys_dv) sm80::multiply_values(d, x_at + lane_at);
@@ -123,34 +134,37 @@ __device__ __forceinline__ void run(const attn_bwd_sm80_kernarg& a, unsigned ind
     store_gradient<Shape>(d, a.dq, item, a.cu_seqlens_q, warp_row, scale, a.head_dim);
 }
 
-template <class Shape>
+template <const Variant& variant>
 __device__ __forceinline__ void backward(const attn_bwd_sm80_kernarg& a) {
+  using Element = ElementOf<variant.type>;
+  constexpr int head_dim = variant.head_dim;
+  using Keys = Shape<Element, head_dim, variant.with, true>;
+  using Queries = Shape<Element, head_dim, variant.with, false>;
+  static_assert(Keys::threads == Queries::threads);
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   __shared__ Item item;
   static_assert(sizeof item <= static_shared_bytes);
   unsigned index = blockIdx.x;
   if (index < a.items_dv) {
-    constexpr Of of = both_sums(Shape::head_dim) ? Of::keys : Of::keys_dv;
-    return run<of, Shape>(a, index, shared_memory, item);
+    constexpr Of of = both_sums(head_dim) ? Of::keys : Of::keys_dv;
+    return run<of, Keys>(a, index, shared_memory, item);
   }
   index -= a.items_dv;
-  if constexpr (!both_sums(Shape::head_dim)) {
-    if (index < a.items_dk) return run<Of::keys_dk, Shape>(a, index, shared_memory, item);
+  if constexpr (!both_sums(head_dim)) {
+    if (index < a.items_dk) return run<Of::keys_dk, Keys>(a, index, shared_memory, item);
     index -= a.items_dk;
   }
-  run<Of::queries, Shape>(a, index, shared_memory, item);
+  run<Of::queries, Queries>(a, index, shared_memory, item);
 }
 
 }  // namespace attn::bwd_sm80
 
 // The kernel of the variant NAME.
-#define ATTN_SM80_BACKWARD(NAME)                                                                 \
-  constexpr attn::bwd_sm80::Variant NAME##_variant =                                             \
-      attn::bwd_sm80::variants[attn::find_variant(attn::bwd_sm80::variants, #NAME)];             \
-  extern "C" __global__ void __launch_bounds__(NAME##_variant.tile().threads(),                  \
-                                               NAME##_variant.tile().blocks)                     \
-      NAME(const __grid_constant__ attn_bwd_sm80_kernarg a) {                                    \
-    attn::bwd_sm80::backward<                                                                    \
-        attn::sm80::Shape<attn::device::ElementOf<NAME##_variant.type>, NAME##_variant.head_dim, \
-                          NAME##_variant.with, NAME##_variant.tile()>>(a);                       \
+#define ATTN_SM80_BACKWARD(NAME)                                                     \
+  constexpr attn::bwd_sm80::Variant NAME##_variant =                                 \
+      attn::bwd_sm80::variants[attn::find_variant(attn::bwd_sm80::variants, #NAME)]; \
+  extern "C" __global__ void __launch_bounds__(NAME##_variant.tile(true).threads(),  \
+                                               NAME##_variant.tile(true).blocks)     \
+      NAME(const __grid_constant__ attn_bwd_sm80_kernarg a) {                        \
+    attn::bwd_sm80::backward<NAME##_variant>(a);                                     \
   }

@@ -61,7 +61,7 @@ struct Item {
   }
 };
 
-// The walked tile that is copied next.
+// What is copied next, or a tile of it.
 struct Walked {
   int head;          // of queries
   int first, count;  // rows; count 0: after the last tile
@@ -84,8 +84,9 @@ __device__ __forceinline__ int mask_of(const attn_bwd_sm80_kernarg& a, const Ite
 // Walks over the tiles of an item and copies them. Copies are by all threads.
 template <class Shape, Of of>
 struct Walker {
-  static constexpr Tile tile = Shape::tile;
-  static constexpr int keys = Shape::keys;
+  static constexpr Tile tile = Shape::block;
+  static constexpr int copied = tile.copied, bytes = walked_bytes(tile, Shape::head_dim);
+  static_assert(!Shape::masked || (copied == tile.keys && tile.rows <= 64));
 
   const attn_bwd_sm80_kernarg& a;
   const Item& item;
@@ -105,7 +106,7 @@ struct Walker {
   }
   // Masked tiles begin at multiples of their size, so that one block of the mask has them.
   __device__ __forceinline__ int count_from(int first) const {
-    return min(Shape::masked ? keys - first % keys : keys, item.high - first);
+    return min(Shape::masked ? copied - first % copied : copied, item.high - first);
   }
 
   __device__ __forceinline__ void go_to(int first) {
@@ -124,24 +125,20 @@ struct Walker {
     go_to(item.low);
   }
 
-  // Whether a warp of the block has something to do with the tile from `first` on.
+  // Whether the block has something to do with the tile from `first` on.
   __device__ __forceinline__ bool is_live(int head, int first) const {
-    bool live = false;
-    const int end = min(item.row + tile.rows, item.length), count = count_from(first);
-    for (int row = item.row; row < end; row += 64)
-      live =
-          live || mask_of<of>(a, item, head, row, min(64, end - row), first, count) != mask_empty;
-    return live;
+    return mask_of<of>(a, item, head, item.row, min(tile.rows, item.length - item.row), first,
+                       count_from(first)) != mask_empty;
   }
   // 32 tiles at a time, one by each lane. All warps do the same.
   __device__ __forceinline__ void skip_empty() {
     const int lane = threadIdx.x % 32;
     while (next.count > 0) {
-      const int first = lane == 0 ? next.first : (next.first / keys + lane) * keys;
+      const int first = lane == 0 ? next.first : (next.first / copied + lane) * copied;
       const unsigned live =
           __ballot_sync(0xffffffff, first < item.high && is_live(next.head, first));
       const int skip = live ? __ffs(int(live)) - 1 : 32;
-      if (skip > 0) next.first = (next.first / keys + skip) * keys;
+      if (skip > 0) next.first = (next.first / copied + skip) * copied;
       if (live) break;
       if (next.first < item.high) continue;
       if (next.head == last_head()) {
@@ -172,7 +169,7 @@ struct Walker {
   __device__ __forceinline__ void copy_rows() const {
     const int count = item.length - item.row;
     const long long row = item.first_row + item.row;
-    constexpr int bytes = sm80::q_bytes(tile, Shape::head_dim);
+    constexpr int bytes = rows_bytes(tile, Shape::head_dim);
     const auto copy = [&](unsigned to, const void* base, const long long(&stride)[3], bool packed,
                           int dim) {
       sm80::copy_tile<Shape::threads, tile.rows, Shape::pitch>(
@@ -189,10 +186,10 @@ struct Walker {
   }
 
   __device__ __forceinline__ unsigned stage_at(int stage) const {
-    return shared + walked_at(tile, Shape::head_dim) + stage * 2 * Shape::kv_bytes;
+    return shared + walked_at(tile, Shape::head_dim) + stage * 2 * bytes;
   }
   __device__ __forceinline__ unsigned stats_of(int stage) const {
-    return shared + stats_at(tile, Shape::head_dim) + stage * 2 * keys * 4;
+    return shared + stats_at(tile, Shape::head_dim) + stage * 2 * copied * 4;
   }
 
   // The tile `next`.
@@ -201,23 +198,23 @@ struct Walker {
     const long long row = item.first_walked + next.first;
     const auto copy = [&](unsigned to, const void* base, const long long(&stride)[3], bool packed,
                           int head, int dim) {
-      sm80::copy_tile<Shape::threads, keys, Shape::pitch>(
+      sm80::copy_tile<Shape::threads, copied, Shape::pitch>(
           to, place(base, stride, packed, item.b, row, head), 2 * stride[1], next.count, dim);
     };
     if constexpr (is_keys<of>) {
       copy(to, a.q, a.q_stride, a.cu_seqlens_q, next.head, a.head_dim);
-      copy(to + Shape::kv_bytes, a.d_out, a.d_out_stride, a.cu_seqlens_q, next.head, a.head_dim_v);
-      static_assert(Shape::threads >= 2 * keys);
-      const int t = threadIdx.x % keys;
+      copy(to + bytes, a.d_out, a.d_out_stride, a.cu_seqlens_q, next.head, a.head_dim_v);
+      static_assert(Shape::threads >= 2 * copied);
+      const int t = threadIdx.x % copied;
       const long long at =
           next.head * attn_backward_tile * a.rows.tiles() + item.stats + next.first;
-      if (threadIdx.x < 2 * keys)
+      if (threadIdx.x < 2 * copied)
         ptx::cp_async_if<4>(stats_of(stage) + 4 * threadIdx.x,
-                            (threadIdx.x < keys ? a.lse2 : a.delta) + at + t, t < next.count);
+                            (threadIdx.x < copied ? a.lse2 : a.delta) + at + t, t < next.count);
     } else {
       const int head = item.head / a.group;
       copy(to, a.k, a.k_stride, a.kv.cu_seqlens, head, a.head_dim);
-      copy(to + Shape::kv_bytes, a.v, a.v_stride, a.kv.cu_seqlens, head, a.head_dim_v);
+      copy(to + bytes, a.v, a.v_stride, a.kv.cu_seqlens, head, a.head_dim_v);
     }
   }
 };

@@ -18,7 +18,10 @@ struct Variant {
   unsigned with = 0;
   int local_bytes = 0;  // local memory that a thread may have, spilled registers included
 
-  ATTN_HOST_DEVICE constexpr Tile tile() const { return tile_of(head_dim, with & with_score); }
+  // Both have as many threads.
+  ATTN_HOST_DEVICE constexpr Tile tile(bool of_keys) const {
+    return tile_of(of_keys, head_dim, with & with_score);
+  }
   static constexpr const char* architectures() { return "sm_80 sm_90 compute_80"; }
 };
 

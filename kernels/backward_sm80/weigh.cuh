@@ -90,7 +90,6 @@ __device__ __forceinline__ void weigh_as(sm80::State<Shape>& s, sm80::State<Shap
                                          const attn_bwd_sm80_kernarg& a, const Item& item,
                                          const Walked& tile, int warp_row,
                                          const RowStats<Shape>& rows, const float* walked) {
-  constexpr int keys = Shape::keys;
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int m = 0; m < Shape::row_tiles; ++m) {
@@ -107,7 +106,7 @@ __device__ __forceinline__ void weigh_as(sm80::State<Shape>& s, sm80::State<Shap
       float2 lse2, delta;
       if (is_keys<of>) {
         lse2 = *reinterpret_cast<const float2*>(walked + first);
-        delta = *reinterpret_cast<const float2*>(walked + keys + first);
+        delta = *reinterpret_cast<const float2*>(walked + Shape::block.copied + first);
       }
       unsigned key_bits[2];  // of the warp's keys, for the lane's two queries
       if constexpr (Shape::masked && hiding && is_keys<of>) {

@@ -65,8 +65,7 @@ void patch(const BackwardProblem& b, const BackwardArgs& args, void* workspace,
 template <size_t i>
 Status make_recipe(const BackwardProblem& b, const DeviceInfo& device, Recipe* recipe) {
   constexpr const bwd_sm80::Variant& variant = bwd_sm80::variants[i];
-  constexpr sm80::Tile tile = variant.tile();
-  constexpr int shared = bwd_sm80::shared_bytes(tile, variant.head_dim);
+  constexpr bwd_sm80::Tile of_keys = variant.tile(true), of_queries = variant.tile(false);
   constexpr bool both_sums = bwd_sm80::both_sums(variant.head_dim);
   const Problem& p = b.of;
   ATTN_TRY(check_device_gradients(b));
@@ -74,16 +73,15 @@ Status make_recipe(const BackwardProblem& b, const DeviceInfo& device, Recipe* r
   if (p.seqlen_q > max_length || p.seqlen_kv > max_length)
     return unsupported("seqlen is ", std::max(p.seqlen_q, p.seqlen_kv), "; accepted: up to ",
                        max_length);
-  const int64_t query_tiles = ceil_div(p.seqlen_q, tile.rows),
-                key_tiles = ceil_div(p.seqlen_kv, tile.rows);
+  const int64_t queries = p.batch * p.heads_q * ceil_div(p.seqlen_q, of_queries.rows),
+                keys = p.batch * p.heads_kv * ceil_div(p.seqlen_kv, of_keys.rows);
   const bool dk = b.wants(ATTN_GRAD_K), dv = b.wants(ATTN_GRAD_V);
-  const int64_t of_keys = p.batch * p.heads_kv, of_queries = p.batch * p.heads_q;
-  const int64_t items_dv = (both_sums ? dk || dv : dv) ? of_keys * key_tiles : 0,
-                items_dk = !both_sums && dk ? of_keys * key_tiles : 0,
-                items_dq = b.wants(ATTN_GRAD_Q) ? of_queries * query_tiles : 0;
-  if (of_queries > max_grid || items_dv + items_dk + items_dq > max_grid)
-    return unsupported("there are ", items_dv + items_dk + items_dq, " tiles of ", tile.rows,
-                       " queries or keys; accepted: up to ", max_grid);
+  const int64_t items_dv = (both_sums ? dk || dv : dv) ? keys : 0,
+                items_dk = !both_sums && dk ? keys : 0,
+                items_dq = b.wants(ATTN_GRAD_Q) ? queries : 0;
+  if (p.batch * p.heads_q > max_grid || items_dv + items_dk + items_dq > max_grid)
+    return unsupported("there are ", items_dv + items_dk + items_dq, " tiles of ", of_keys.rows,
+                       " keys and ", of_queries.rows, " queries; accepted: up to ", max_grid);
   const BackwardSpace space = backward_space(b, 0);
   ATTN_TRY(add_prepare_steps(b, space, 0, recipe));
   recipe->workspace = space.end;
@@ -95,8 +93,9 @@ Status make_recipe(const BackwardProblem& b, const DeviceInfo& device, Recipe* r
       .image = variant.name,
       .static_shared_bytes = bwd_sm80::static_shared_bytes,
       .launch = {.grid = {uint32_t(items_dv + items_dk + items_dq), 1, 1},
-                 .block = {uint32_t(tile.threads()), 1, 1},
-                 .shared_bytes = shared},
+                 .block = {uint32_t(of_keys.threads()), 1, 1},
+                 .shared_bytes =
+                     bwd_sm80::shared_bytes(variant.head_dim, variant.with & with_score)},
       .arguments = arguments_of<patch>(a),
   });
   return {};

@@ -244,9 +244,6 @@ std::vector<const Kernel*> device_kernels() {
   std::erase_if(kernels, [](const Kernel* kernel) { return kernel->host; });
   return kernels;
 }
-void check_on_devices(const BackwardCase& bc) {
-  if (!device_kernels().empty()) check_backward(bc, false);
-}
 
 TEST_CASE("backward: every option on devices") {
   uint64_t seed = 300;
@@ -260,7 +257,7 @@ TEST_CASE("backward: every option on devices") {
       bc.c.seed = seed++;
       bc.d_lse = seed % 2;
       bc.gradient_type = seed % 3 == 0 ? ATTN_F32 : ATTN_DTYPE_NONE;
-      check_on_devices(bc);
+      check_backward(bc, device_kernels());
     }
   }
 }
@@ -279,7 +276,7 @@ TEST_CASE("backward: head dimensions on devices") {
     c = with_type(c, seed % 2 ? ATTN_BF16 : ATTN_F16);
     c.out_type = c.q_type;
     c.seed = seed;
-    check_on_devices(backward_of(c));
+    check_backward(backward_of(c), device_kernels());
   }
 }
 
@@ -536,10 +533,10 @@ BackwardCase random_on_devices(uint64_t seed) {
 
 TEST_CASE("backward: random problems on devices") {
   for (uint64_t seed = 7000; seed < 7200 && !device_kernels().empty(); ++seed)
-    check_backward(random_on_devices(seed), false);
+    check_backward(random_on_devices(seed), device_kernels());
 }
 
-TEST_CASE("backward: equal bits, run after run") {
+TEST_CASE("backward: equal bits in every run on devices") {
   for (uint64_t seed = 7200; seed < 7230; ++seed) {
     BackwardCase bc = random_on_devices(seed);
     if (seed % 3 == 0) {  // many tiles
@@ -586,6 +583,40 @@ TEST_CASE("backward: equal bits for any number of threads") {
         REQUIRE(run.got.error == "");
         if (first.empty()) first = run.got.bits;
         CHECK((run.got.bits == first));  // not printed
+      }
+    }
+  }
+}
+
+// Lengths in device memory may be anything: nothing outside the arrays is read or written. What
+// sanitizers see is tests/device/sanitize.sh's.
+TEST_CASE("backward: lengths out of range on devices") {
+  for (const bool packed_kv : {false, true}) {
+    Case c = shape("garbage", 3, 4, 2, 64, 90, 130);
+    c.flags = ATTN_CAUSAL | ATTN_SINKS;
+    c.lengths_q = {90, 10, 60};
+    c.segments[0].lengths = {130, 0, 77};
+    if (packed_kv) c.segments[0].layout = ATTN_PACKED;
+    c = with_type(c, ATTN_BF16);
+    c.out_type = ATTN_BF16;
+    const BackwardCase bc = backward_of(c);
+    const BackwardData data = make_backward_data(bc);
+    for (const std::vector<int32_t>& values : {std::vector<int32_t>{-5, 1 << 30, 3, 200},
+                                               {1 << 30, -(1 << 30), 7, 9},
+                                               {0, 90, 90, 90}}) {
+      Data garbage = data.forward;
+      SegmentData& kv = garbage.segments[0];
+      for (size_t n = 0; n < 4; ++n) {
+        garbage.cu_seqlens_q.as<int32_t>()[n] = values[n];
+        if (packed_kv) kv.cu_seqlens.as<int32_t>()[n] = values[3 - n];
+        if (!packed_kv && n < 3) kv.seqlens.as<int32_t>()[n] = values[n];
+      }
+      for (const Kernel* kernel : device_kernels()) {
+        const BackwardRun run =
+            run_backward(backend_of(kernel->backend), bc, data, kernel->name, c.out_type, &garbage);
+        if (declined(*kernel, run)) continue;
+        INFO(kernel->name << " " << describe(bc));
+        CHECK(run.got.error == "");
       }
     }
   }
