@@ -535,6 +535,9 @@ BackwardCase for_kernel(const Kernel& kernel, BackwardCase bc) {
 
 void check_backward(const BackwardCase& bc, const std::vector<const Kernel*>& kernels) {
   const BackwardData data = make_backward_data(bc);
+  // Of kernels whose forward has the same result, which are those of a backend, the truth is one.
+  Outputs forward;
+  BackwardTruth truth;
   for (const Kernel* kernel : kernels) {
     const BackwardCase own = for_kernel(*kernel, bc);
     if (own.gradients == 0) continue;
@@ -542,7 +545,11 @@ void check_backward(const BackwardCase& bc, const std::vector<const Kernel*>& ke
     const BackwardRun run = run_backward(backend_of(kernel->backend), own, data, kernel->name);
     if (declined(*kernel, run)) continue;
     REQUIRE(run.got.error == "");
-    CHECK(compare(own, data, *kernel, run.got, formula_backward(own, data, run.forward)) == "");
+    if (forward.out.empty() || forward.bits != run.forward.bits || forward.lse != run.forward.lse) {
+      forward = run.forward;
+      truth = formula_backward(bc, data, forward);
+    }
+    CHECK(compare(own, data, *kernel, run.got, truth) == "");
   }
 }
 
