@@ -31,7 +31,7 @@ ATTN_HOST_DEVICE constexpr Tile tile_of(bool of_keys, int head_dim, bool score) 
   // With two tiles a copy its threads wait for each other half as often.
   if (!score && head_dim <= (of_keys ? 64 : 128))
     return {.rows = 128,
-                        .keys = of_keys || head_dim > 64 ? 32 : 64,
+            .keys = of_keys || head_dim > 64 ? 32 : 64,
             .copied = head_dim <= 64 ? 64 : 32,
             .warps = 4,
             .stages = 2,
