@@ -531,7 +531,7 @@ typedef struct attn_backward_args {
 
 /* Errors as attn_plan_create; UNSUPPORTED for a forward problem that has no gradients (the sentence
  * names the argument). attn_plan_kernel, attn_plan_workspace and attn_workspace_init take the plan.
- * Backends: reference, cpu. */
+ * Backends: reference, cpu, cuda. */
 ATTN_API attn_status attn_plan_create_backward(attn_context* context,
                                                const attn_backward_problem* problem,
                                                attn_plan** plan);

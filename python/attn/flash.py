@@ -5,7 +5,7 @@ Arrays are NumPy's, PyTorch's or CuPy's, with FlashAttention's layouts: q [B, Sq
 pages [num_pages, page_size, Hkv, D]. Arguments may be given by position in the order of FlashAttention 2. Version 3 orders them
 differently; its order is that of the module flash_attn_interface in the distribution libattn-flash-attn. Arguments that attn does not
 implement are refused by name. num_splits, pack_gqa and deterministic are ignored: the plan decides, and equal calls give equal bits.
-PyTorch tensors of the CPU that require grad have gradients; then there is no out, backend is "auto", and k and v are no pages.
+PyTorch tensors of the CPU and of CUDA that require grad have gradients; then there is no out, backend is "auto", and k and v are no pages.
 
     softmax_scale      None: 1 / sqrt(D)
     causal             query i sees key j <= i + Skv - Sq

@@ -427,6 +427,7 @@ Forward::Forward(Backend& backend, const Case& c, const Data& data, const char* 
   attn_plan* plan = nullptr;
   if (!check("attn_plan_create", attn_plan_create(backend.context, &p, &plan))) return;
   plan_.reset(plan);
+  kernel_ = attn_plan_kernel(plan);
   segment_args_.resize(segments_.size());
   for (attn_segment_args& s : segment_args_) s.struct_size = sizeof s;
   args_.struct_size = sizeof args_;

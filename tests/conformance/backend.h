@@ -128,7 +128,8 @@ attn_problem problem_of(const Case& c);
 // A case made ready on one kernel: plan, memory, arguments.
 class Forward {
  public:
-  // `c` and `data` are to live as long as the object or until the next fill().
+  // `c` and `data` are to live as long as the object or until the next fill(). kernel null: the
+  // plan chooses.
   Forward(Backend& backend, const Case& c, const Data& data, const char* kernel,
           attn_dtype out_type, bool want_lse = true);
   // Other contents for the memory of the arguments, and poison in out and lse. The case may differ

@@ -65,8 +65,9 @@ struct BackwardRun {
   Outputs forward;
   Gradients got;
 };
+// garbage: what backward gets of forward's arrays instead; only memory is checked then.
 BackwardRun run_backward(Backend& backend, const BackwardCase& bc, const BackwardData& data,
-                         const char* kernel, attn_dtype out_type);
+                         const char* kernel, attn_dtype out_type, const Data* garbage = nullptr);
 inline BackwardRun run_backward(Backend& backend, const BackwardCase& bc, const BackwardData& data,
                                 const char* kernel) {
   return run_backward(backend, bc, data, kernel, bc.c.out_type);
@@ -76,7 +77,15 @@ inline BackwardRun run_backward(Backend& backend, const BackwardCase& bc, const 
 std::string compare(const BackwardCase& bc, const BackwardData& data, const Kernel& kernel,
                     const Gradients& got, const BackwardTruth& want);
 
-// Runs the case on each of the kernels that take it.
-void check_backward(const BackwardCase& bc, bool with_reference = true);
+// Whether the kernel, or all forward kernels, have declined the case, which hosts never may.
+bool declined(const Kernel& kernel, const BackwardRun& run);
+// Without the gradients that devices do not compute.
+BackwardCase for_kernel(const Kernel& kernel, BackwardCase bc);
+
+// Runs the case on those of the kernels that take it.
+void check_backward(const BackwardCase& bc, const std::vector<const Kernel*>& kernels);
+inline void check_backward(const BackwardCase& bc, bool with_reference = true) {
+  check_backward(bc, kernels_here(Op::backward, with_reference));
+}
 
 }  // namespace attn::test

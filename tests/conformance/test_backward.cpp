@@ -237,6 +237,49 @@ TEST_CASE("backward: every option on every kernel") {
   }
 }
 
+// On devices: types, dimensions, strides and sizes of mask blocks that kernels of matrix units
+// take.
+std::vector<const Kernel*> device_kernels() {
+  std::vector<const Kernel*> kernels = kernels_here(Op::backward, false);
+  std::erase_if(kernels, [](const Kernel* kernel) { return kernel->host; });
+  return kernels;
+}
+
+TEST_CASE("backward: every option on devices") {
+  uint64_t seed = 300;
+  for (const Named& feature : features) {
+    for (const attn_dtype type : {ATTN_F16, ATTN_BF16}) {
+      BackwardCase bc = with_feature(shape(feature.name, 2, 4, 2, 48, 150, 210), feature);
+      bc.c.head_dim_v = (bc.c.head_dim_v + 7) / 8 * 8;
+      if (bc.c.has(ATTN_BLOCK_MASK)) bc.c.block_q = 64, bc.c.block_k = seed % 2 ? 64 : 128;
+      bc.c = with_type(bc.c, type);
+      bc.c.out_type = type;
+      bc.c.seed = seed++;
+      bc.d_lse = seed % 2;
+      bc.gradient_type = seed % 3 == 0 ? ATTN_F32 : ATTN_DTYPE_NONE;
+      check_backward(bc, device_kernels());
+    }
+  }
+}
+
+TEST_CASE("backward: head dimensions on devices") {
+  uint64_t seed = 400;
+  for (int64_t dim = 8; dim <= 256; dim += 8, ++seed) {
+    Case c = shape("head_dim", 1, 4, seed % 3 ? 1 : 4, dim, 130 + int64_t(seed % 50), 200);
+    c.head_dim_v = seed % 2 ? dim : 264 - dim;
+    c.flags = seed % 4 == 0 ? 0 : ATTN_CAUSAL;
+    if (seed % 5 == 0) {
+      c.flags |= ATTN_BLOCK_MASK;
+      c.block_q = 64, c.block_k = 64;
+    }
+    if (seed % 3 == 0) c.softcap = 5;
+    c = with_type(c, seed % 2 ? ATTN_BF16 : ATTN_F16);
+    c.out_type = c.q_type;
+    c.seed = seed;
+    check_backward(backward_of(c), device_kernels());
+  }
+}
+
 TEST_CASE("backward: gradients are added to what is there") {
   for (const attn_dtype type : {ATTN_F32, ATTN_BF16}) {
     for (uint32_t gradients = 1; gradients < 32; ++gradients) {
@@ -329,10 +372,18 @@ TEST_CASE("backward: NaN stays with those who see it") {
     c.flags = ATTN_WINDOW | ATTN_CAUSAL;
     c.window_left = 10;
     if (kernel->backend == ATTN_BACKEND_REFERENCE) c.seqlen_q = c.segments[0].capacity = 60;
+    if (!kernel->host) {
+      c = with_type(c, float_type_of(*kernel));
+      c.out_type = c.q_type;
+      if (kernel->limits.demands & ATTN_BLOCK_MASK) c.flags |= ATTN_BLOCK_MASK;
+      c.block_q = c.block_k = 64;
+      c.mask_kinds = {ATTN_BLOCK_FULL};
+    }
     const BackwardCase bc = backward_of(c);
     BackwardData data = make_backward_data(bc);
     const int64_t i = 20;
-    data.d_out.as<float>()[data.d_out_view.at(0, i, 1) + 3] = NAN;
+    encode_element(data.d_out_view.type, data.d_out.data(), data.d_out_view.at(0, i, 1) + 3, NAN,
+                   false);
     data.d_out_real[size_t(c.seqlen_q + i)][3] = NAN;
     const BackwardRun run = run_backward(backend_of(kernel->backend), bc, data, kernel->name);
     INFO(kernel->name);
@@ -443,20 +494,71 @@ TEST_CASE("backward: random problems") {
   constexpr uint64_t first = 5000, count = 120;
   for (uint64_t seed = first; seed < first + count; ++seed) {
     if (sanitized && seed % 10) continue;
-    const BackwardCase bc = random_backward(seed);
-    const BackwardData data = make_backward_data(bc);
-    for (const Kernel* kernel : kernels_here(Op::backward, false)) {
-      const BackwardRun run = run_backward(backend_of(kernel->backend), bc, data, kernel->name);
-      INFO(kernel->name << " " << describe(bc));
-      REQUIRE(run.got.error == "");
-      CHECK(compare(bc, data, *kernel, run.got, formula_backward(bc, data, run.forward)) == "");
+    check_backward(random_backward(seed), seed % 10 == 0);
+  }
+}
+
+// A random problem that kernels of devices take.
+BackwardCase random_on_devices(uint64_t seed) {
+  Draw draw{seed, 33};
+  BackwardCase bc = random_backward(seed);
+  Case& c = bc.c;
+  const auto fit = [&](int64_t dim) {
+    return std::min<int64_t>(256, (dim + 7) / 8 * 8 << draw(2));
+  };
+  const bool same = c.head_dim == c.head_dim_v;
+  c.head_dim = fit(c.head_dim);
+  c.head_dim_v = same ? c.head_dim : fit(c.head_dim_v);
+  const attn_dtype type = draw.chance(2) ? ATTN_BF16 : ATTN_F16;
+  const bool narrow_bias = c.bias_type && c.bias_type != ATTN_F32;
+  c.q_type = c.segments[0].k_type = c.segments[0].v_type = type;
+  if (c.bias_type) c.bias_type = narrow_bias ? type : ATTN_F32;
+  c.out_type = draw.chance(4) ? ATTN_F32 : type;
+  bc.d_out_type = type;
+  bc.d_bias_type = ATTN_DTYPE_NONE;
+  bc.gradients &= ~uint32_t(ATTN_GRAD_BIAS);
+  if (bc.gradients == 0) bc.gradients = ATTN_GRAD_Q;
+  bc.accumulate &= bc.gradients;
+  bc.sums.reset();
+  c.flags &= ~uint32_t(ATTN_BIAS_SLOPES);
+  for (Arrange* arrange : {&c.q_arrange, &c.out_arrange, &c.segments[0].arrange})  // of forward too
+    if (*arrange == Arrange::reversed || *arrange == Arrange::flipped) *arrange = Arrange::padded;
+  for (Arrange* arrange : {&c.q_arrange, &c.out_arrange, &c.segments[0].arrange, &bc.d_out_arrange,
+                           &bc.gradient_arrange})
+    if (*arrange == Arrange::odd) *arrange = Arrange::padded;
+  c.block_q = draw.chance(2) ? 64 : 128;
+  c.block_k = draw.chance(2) ? 64 : 128;
+  return bc;
+}
+
+TEST_CASE("backward: random problems on devices") {
+  for (uint64_t seed = 7000; seed < 7200 && !device_kernels().empty(); ++seed)
+    check_backward(random_on_devices(seed), device_kernels());
+}
+
+TEST_CASE("backward: equal bits in every run on devices") {
+  for (uint64_t seed = 7200; seed < 7212; ++seed) {
+    BackwardCase bc = random_on_devices(seed);
+    if (seed % 3 == 0) {  // many tiles
+      Case c = shape("runs", 2, 8, 2, seed % 2 ? 128 : 64, 700, 900);
+      c.flags = seed % 2 ? ATTN_CAUSAL | ATTN_SINKS : ATTN_SINKS;
+      c = with_type(c, seed % 4 ? ATTN_BF16 : ATTN_F16);
+      c.out_type = c.q_type;
+      bc = backward_of(c);
     }
-    if (seed % 10) continue;
-    INFO(describe(bc));
-    const BackwardRun run = run_backward(reference(), bc, data, "bwd_reference");
-    REQUIRE(run.got.error == "");
-    CHECK(compare(bc, data, *find_kernel("bwd_reference"), run.got,
-                  formula_backward(bc, data, run.forward)) == "");
+    const BackwardData data = make_backward_data(bc);
+    for (const Kernel* kernel : device_kernels()) {
+      std::vector<unsigned char> first;
+      for (int n = 0; n < 4; ++n) {
+        bc.c.max_sms = n == 0 ? 0 : 20 * n - 15;
+        const BackwardRun run = run_backward(backend_of(kernel->backend), bc, data, kernel->name);
+        if (declined(*kernel, run)) break;
+        INFO(kernel->name << " " << describe(bc));
+        REQUIRE(run.got.error == "");
+        if (first.empty()) first = run.got.bits;
+        CHECK((run.got.bits == first));  // not printed
+      }
+    }
   }
 }
 
@@ -470,6 +572,7 @@ TEST_CASE("backward: equal bits for any number of threads") {
     }
     const BackwardData data = make_backward_data(bc);
     for (const Kernel* kernel : kernels_here(Op::backward, false)) {
+      if (!kernel->host) continue;
       std::vector<unsigned char> first;
       for (const int threads : {1, 2, 3, 7}) {
         static std::map<int, std::unique_ptr<Backend>> backends;
@@ -480,6 +583,40 @@ TEST_CASE("backward: equal bits for any number of threads") {
         REQUIRE(run.got.error == "");
         if (first.empty()) first = run.got.bits;
         CHECK((run.got.bits == first));  // not printed
+      }
+    }
+  }
+}
+
+// Lengths in device memory may be anything: nothing outside the arrays is read or written. What
+// sanitizers see is tests/device/sanitize.sh's.
+TEST_CASE("backward: lengths out of range on devices") {
+  for (const bool packed_kv : {false, true}) {
+    Case c = shape("garbage", 3, 4, 2, 64, 90, 130);
+    c.flags = ATTN_CAUSAL | ATTN_SINKS;
+    c.lengths_q = {90, 10, 60};
+    c.segments[0].lengths = {130, 0, 77};
+    if (packed_kv) c.segments[0].layout = ATTN_PACKED;
+    c = with_type(c, ATTN_BF16);
+    c.out_type = ATTN_BF16;
+    const BackwardCase bc = backward_of(c);
+    const BackwardData data = make_backward_data(bc);
+    for (const std::vector<int32_t>& values : {std::vector<int32_t>{-5, 1 << 30, 3, 200},
+                                               {1 << 30, -(1 << 30), 7, 9},
+                                               {0, 90, 90, 90}}) {
+      Data garbage = data.forward;
+      SegmentData& kv = garbage.segments[0];
+      for (size_t n = 0; n < 4; ++n) {
+        garbage.cu_seqlens_q.as<int32_t>()[n] = values[n];
+        if (packed_kv) kv.cu_seqlens.as<int32_t>()[n] = values[3 - n];
+        if (!packed_kv && n < 3) kv.seqlens.as<int32_t>()[n] = values[n];
+      }
+      for (const Kernel* kernel : device_kernels()) {
+        const BackwardRun run =
+            run_backward(backend_of(kernel->backend), bc, data, kernel->name, c.out_type, &garbage);
+        if (declined(*kernel, run)) continue;
+        INFO(kernel->name << " " << describe(bc));
+        CHECK(run.got.error == "");
       }
     }
   }

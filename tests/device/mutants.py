@@ -27,10 +27,13 @@ FP8_SCORE = "fwd_sm90_fp8_d128_score"
 FP8_HEADS = "fwd_sm90_fp8_d128_heads"
 DEQUANTISED = "fwd_sm90_f16_d64_dequantised"
 MIXED = "fwd_sm90_bf16_d128_mixed"
+BACKWARD = "bwd_sm80_bf16_d64"
 # Of kernels that are several launches, and where tests take others beside them, the files of all.
 SOURCES = {DEQUANTISED: ["cache/dequantise_sm90.cu", "stubs/fwd_sm90_f16_d64.cu"],
            MIXED: ["stubs/fwd_sm90_bf16_d128_paged.cu", "stubs/decode_sm90_bf16_d128_r16.cu"],
-           ROLL: ["cache/kv_roll_cuda.cu", "cache/kv_append_cuda.cu"]}
+           ROLL: ["cache/kv_roll_cuda.cu", "cache/kv_append_cuda.cu"],
+           BACKWARD: ["backward/bwd_prepare_cuda.cu", "backward/bwd_sinks_cuda.cu", "stubs/bwd_sm80_bf16_d64.cu",
+                      "stubs/fwd_sm80_bf16_d64.cu"]}
 TESTS = {DECODE: ["decode: random problems"], APPEND: ["kv_append: random layouts*,kv_append: many tokens*,kv_append: heads*"], QUANTIZE: ["quantize: *"], ROLL: ["kv_roll: *"],
          EARLY: ["cuda: values that the kernel in front writes"], BLOCKS: ["blocks: *,scales: *"],
          ROWS: ["decode: random problems of many rows over fp8,tree: random problems,decode: a workspace serves*"],
@@ -39,6 +42,7 @@ TESTS = {DECODE: ["decode: random problems"], APPEND: ["kv_append: random layout
          FP8_SCORE: ["fp8: random problems of OCP's types,fp8: descales*"],
          FP8_HEADS: ["cuda: more items than blocks"],
          MIXED: ["cuda: a mixed step*"],
+         BACKWARD: ["backward: every option on devices,backward: random problems on devices"],
          DEQUANTISED: ["blocks: values are*,blocks: random segments of any types*"]}
 # kernel, mistake, file, text, what it becomes; of several edits tuples of these
 MUTANTS = [
@@ -110,6 +114,24 @@ MUTANTS = [
      "a[i][2 * step + 1] = pair_of_lower<8>(both, high ^ 0x00080008);\n        a[i][2 * step] = pair_of_upper<8>(both, high ^ 0x00800080);"),
     (BLOCKS, "the last sequence's scales", "decode/own_load.cuh", "segment == at.segment && b == at.b &&",
      "segment == at.segment &&"),
+    (BACKWARD, "lse in nats", "backward/bwd_prepare_cuda.cu", "lse * log2_e", "lse"),
+    (BACKWARD, "the sign of d_lse", "backward/bwd_prepare_cuda.cu", "sum - d_lse", "sum + d_lse"),
+    (BACKWARD, "d_sinks without its last tile", "backward/bwd_sinks_cuda.cu", "i < a.num_parts", "i < a.num_parts - 1"),
+    (BACKWARD, "rows of nobody kept", "backward/bwd_prepare_cuda.cu", "clear(end_of(batch - 1) + worker,",
+     "clear(end_of(batch - 1) + worker + 1,"),
+    (BACKWARD, "dS where P belongs", "backward_sm80/backward.cuh", "sm80::multiply_values(s, y_at + lane_at)",
+     "sm80::multiply_values(d, y_at + lane_at)"),
+    (BACKWARD, "dk without the scale", "backward_sm80/backward.cuh", "store_gradient<Shape>(d, a.dk, item, a.kv.cu_seqlens, warp_row, scale,",
+     "store_gradient<Shape>(d, a.dk, item, a.kv.cu_seqlens, warp_row, one,"),
+    (BACKWARD, "the last head of a group skipped", "backward_sm80/items.cuh", "item.head * a.group + a.group - 1",
+     "item.head * a.group + max(a.group - 2, 0)"),
+    (BACKWARD, "the diagonal off by one", "backward_sm80/items.cuh", "from = is_keys<of> ? 1 - band.upper", "from = is_keys<of> ? 2 - band.upper"),
+    (BACKWARD, "the window off by one", "backward_sm80/items.cuh", "to = is_keys<of> ? 1 - band.lower", "to = is_keys<of> ? 2 - band.lower"),
+    (BACKWARD, "a tile of the walk skipped", "backward_sm80/items.cuh", "const int after = next.first + next.count;",
+     "const int after = next.first + next.count + (next.first > 0 ? copied : 0);"),
+    (BACKWARD, "delta of the neighbouring row", "backward_sm80/backward.cuh", "exists ? a.delta[at] : 0", "exists ? a.delta[at ^ 1] : 0"),
+    (BACKWARD, "not waiting for the other warps", "backward_sm80/backward.cuh", "    ptx::cp_async_wait<0>();\n    __syncthreads();",
+     "    ptx::cp_async_wait<0>();"),
     (DEQUANTISED, "the scale of the neighbouring block", "cache/dequantise_sm90.cu",
      "const float d = load_half(halves),",
      "const float d = load_half(halves + (at / 32 % 2 ? -1 : 1) * layout.size() / 2),"),

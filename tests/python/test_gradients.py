@@ -330,5 +330,105 @@ class Autograd(Case):
         self.assertLess(mine[-1], mine[0])
 
 
+@unittest.skipUnless(HAVE, "torch is not installed")
+class Cuda(Case):
+    """Gradients of CUDA tensors, against float64 on the CPU."""
+    BOUNDS = {"bfloat16": 3e-2, "float16": 4e-3}
+
+    def setUp(self):
+        super().setUp()
+        self.gpu("cuda")
+        self.before = self.launches()
+
+    def launches(self):
+        return sum(attn._attn.launch_count(k["name"]) for k in attn.info()["kernels"] if k["name"].startswith("bwd_sm"))
+
+    def same(self, call, want, *inputs):
+        """call's gradients of its CUDA inputs are those of `want` in float64, within a bound relative to their largest element."""
+        leaves = [x.detach().requires_grad_() for x in inputs]
+        exact = [x.detach().double().cpu().requires_grad_() for x in inputs]
+        got, truth = call(*leaves), want(*exact)
+        weights = torch.from_numpy(self.normal(*got.shape))
+        found = torch.autograd.grad(got, leaves, weights.to(got))
+        for x, g, t in zip(leaves, found, torch.autograd.grad(truth, exact, weights.to(got.dtype).double())):
+            self.assertEqual((g.dtype, g.shape, g.device), (x.dtype, x.shape, x.device))
+            self.close(g.double().cpu(), t, self.BOUNDS[str(inputs[0].dtype)[6:]] * max(1, t.abs().max().item()))
+        self.assertGreater(self.launches(), self.before)
+        return found
+
+    def tensor(self, *shape, dtype=None):
+        return torch.from_numpy(self.normal(*shape)).to("cuda", dtype or torch.bfloat16)
+
+    def test_sdpa(self):
+        own = F.scaled_dot_product_attention
+        for dtype, heads_kv, dim, causal in itertools.product((torch.bfloat16, torch.float16), (4, 2), (40, 64, 128, 256), (False, True)):
+            q, k, v = (self.tensor(2, h, 200, dim, dtype=dtype) for h in (4, heads_kv, heads_kv))
+            with self.subTest(dtype=dtype, heads_kv=heads_kv, dim=dim, causal=causal):
+                options = {"is_causal": causal, "enable_gqa": heads_kv != 4}
+                self.same(lambda *x: sdpa(*x, **options), lambda *x: own(*x, **options), q, k, v)
+
+    def test_views(self):
+        """Slices of one tensor, and a gradient whose rows are not at multiples of 16 bytes."""
+        own = F.scaled_dot_product_attention
+        split = lambda call: lambda x: call(*(x[:, :, i].transpose(1, 2) for i in range(3)), is_causal=True)
+        self.same(split(sdpa), split(own), self.tensor(2, 100, 3, 4, 64))
+        q, k, v = (self.tensor(2, 4, 100, 64) for _ in range(3))
+        odd = lambda call: lambda *x: torch.cat((call(*x), x[0][..., :3]), -1)
+        self.same(odd(sdpa), odd(own), q, k, v)
+
+    def test_mask(self):
+        q, k, v, mask = self.tensor(2, 4, 90, 64), self.tensor(2, 4, 130, 64), self.tensor(2, 4, 130, 64), self.tensor(90, 130)
+        self.same(lambda *x: sdpa(*x, mask), lambda *x: F.scaled_dot_product_attention(*x, mask.double().cpu()), q, k, v)
+
+    def test_packed(self):
+        q, k, v = self.tensor(150, 4, 64), self.tensor(150, 2, 64), self.tensor(150, 2, 64)
+        cu = torch.tensor([0, 40, 150], dtype=torch.int32, device="cuda")
+        own = lambda q, k, v: F.scaled_dot_product_attention(*(x[None].transpose(1, 2) for x in (q, k, v)), is_causal=True,
+                                                             enable_gqa=True)[0].transpose(0, 1)
+        each = lambda *x: torch.cat([own(*(t[a:b] for t in x)) for a, b in ((0, 40), (40, 150))])
+        self.same(lambda *x: attn.flash.flash_attn_varlen_func(*x, cu, cu, 110, 110, causal=True), each, q, k, v)
+
+    def test_sinks_and_lse(self):
+        """As the CPU's own, which test_forward compares with a formula."""
+        q, k, v, sinks = self.tensor(2, 90, 4, 64), self.tensor(2, 130, 2, 64), self.tensor(2, 130, 2, 64), self.tensor(4, dtype=torch.float32)
+
+        def gradients(device, dtype):
+            leaves = [x.detach().to(device, dtype if x.dim() > 1 else None).requires_grad_() for x in (q, k, v, sinks)]
+            out, lse = attn.torch.forward(*leaves[:3], sinks=leaves[3], causal=True, window=(50, -1), softcap=4.0, return_lse=True)
+            return torch.autograd.grad(out.float().square().sum() + lse.sin().sum(), leaves)
+
+        for name, g, t in zip(("q", "k", "v", "sinks"), gradients("cuda", torch.bfloat16), gradients("cpu", torch.float32)):
+            with self.subTest(name):
+                self.close(g.double().cpu(), t.double(), 3e-2 * max(1, t.abs().max().item()))
+
+    def test_equal_bits(self):
+        from torch.utils.checkpoint import checkpoint
+        q, k, v = (self.tensor(2, 8, 500, 128).requires_grad_() for _ in range(3))
+        d = self.tensor(2, 8, 500, 128)
+        causal = lambda *x: sdpa(*x, is_causal=True)
+        first = torch.autograd.grad(causal(q, k, v), (q, k, v), d)
+        for run in causal, causal, lambda *x: checkpoint(causal, *x, use_reentrant=False):
+            for a, b in zip(first, torch.autograd.grad(run(q, k, v), (q, k, v), d)):
+                self.assertTrue(torch.equal(a, b))
+
+    def test_backward(self):
+        """attn.backward itself, into arrays that are there."""
+        q, k, v, d = (self.tensor(2, 90, 4, 64) for _ in range(4))
+        out, lse = attn.forward(q, k, v, causal=True, return_lse=True)
+        dq, dk, dv = attn.backward(d, q, k, v, out, lse, causal=True)
+        sums = [torch.ones_like(x, dtype=torch.float32) for x in (q, k, v)]
+        attn.backward(d, q, k, v, out, lse, causal=True, dq=sums[0], dk=sums[1], dv=sums[2], accumulate=True)
+        for s, g in zip(sums, (dq, dk, dv)):
+            self.close(s.cpu(), 1 + g.double().cpu(), 2e-2)
+
+    def test_refused(self):
+        q = self.tensor(2, 4, 9, 64)
+        leaf = q.clone().requires_grad_()
+        self.refuses(attn.Unsupported, "q is float32 where q, k or v requires grad; accepted: q's type, float16 or bfloat16", sdpa,
+                     q.float().requires_grad_(), q.float(), q.float())
+        self.refuses(attn.Unsupported, "bias requires grad in memory of cuda; accepted: one that does not", sdpa, leaf, q, q,
+                     self.tensor(9, 9).requires_grad_())
+
+
 if __name__ == "__main__":
     unittest.main()

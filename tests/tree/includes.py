@@ -19,8 +19,10 @@ BESIDE = {
     "kernels/ptx": ["kernels/shared"],
     "kernels/common": ["kernels/shared", "kernels/ptx"],
     **dict.fromkeys(("kernels/decode", "kernels/forward_sm80", "kernels/forward_sm90", "kernels/cache", "kernels/mask",
-                     "kernels/merge", "kernels/read"), ["kernels/shared", "kernels/ptx", "kernels/common"]),
-    "kernels/write_stubs.cpp": ["kernels/decode", "kernels/forward_sm80", "kernels/forward_sm90"],
+                     "kernels/merge", "kernels/read", "kernels/backward"), ["kernels/shared", "kernels/ptx", "kernels/common"]),
+    # Products and fragments are those of the forward pass.
+    "kernels/backward_sm80": ["kernels/shared", "kernels/ptx", "kernels/common", "kernels/backward", "kernels/forward_sm80"],
+    "kernels/write_stubs.cpp": ["kernels/decode", "kernels/forward_sm80", "kernels/forward_sm90", "kernels/backward_sm80"],
     "asm": ["kernels/shared"],
 }
 # The variants, tiles and parameter structs beside a kernel are there for its host side.

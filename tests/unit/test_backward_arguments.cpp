@@ -269,19 +269,60 @@ TEST_CASE("backward: f64 is the reference's") {
         "bwd_reference");
 }
 
-TEST_CASE("backward: GPUs have no kernel yet") {
-  Setup s;
+// Of a GPU, and why if there is none.
+std::string chosen(attn_backend backend, const attn_backward_problem& of) {
   attn::BackwardProblem problem;
-  REQUIRE(attn::make_backward_problem(&s.problem, &problem).ok());
+  const attn::Status made = attn::make_backward_problem(&of, &problem);
+  INFO(made.text);
+  REQUIRE(made.ok());
   const attn::DeviceInfo device = attn::test::hopper();
-  for (const attn_backend backend : {ATTN_BACKEND_CUDA, ATTN_BACKEND_HIP}) {
-    attn::Choice choice;
-    const attn::Status status =
-        attn::choose(problem, attn::Machine{.backend = backend, .device = &device}, &choice);
-    CHECK(status.code == ATTN_UNSUPPORTED);
-    CHECK(status.text ==
-          std::string("backward: no kernel of backend ") + attn_backend_string(backend) + " yet");
+  attn::Choice choice;
+  const attn::Status status =
+      attn::choose(problem, attn::Machine{.backend = backend, .device = &device}, &choice);
+  if (status.ok()) return choice.kernel->name;
+  CHECK(status.code == ATTN_UNSUPPORTED);
+  return status.text;
+}
+
+TEST_CASE("backward: HIP has no kernel yet") {
+  Setup s;
+  CHECK(chosen(ATTN_BACKEND_HIP, s.problem) == "backward: no kernel of backend hip yet");
+}
+
+TEST_CASE("backward: the kernels of CUDA") {
+  Setup s;
+  if (!attn::image_for("merge_cuda", "sm_90")) {
+    CHECK(chosen(ATTN_BACKEND_CUDA, s.problem) ==
+          "backward: this build has no cuda kernels: it was made without a CUDA toolkit; backend "
+          "cpu needs none");
+    return;
   }
+  const auto has = [&](const char* part) {
+    const std::string text = chosen(ATTN_BACKEND_CUDA, s.problem);
+    INFO(text);
+    CHECK(text.find(part) != std::string::npos);
+  };
+  has("input type f32 (bwd_sm80_");
+  s.forward.q_type = s.segment.k_type = s.segment.v_type = ATTN_BF16;
+  s.forward.head_dim = s.forward.head_dim_v = 64;
+  has("bwd_sm80_bf16_d64");
+  s.problem.d_out_type = ATTN_F32;
+  has("d_out_type is f32; accepted: q's type, bf16 (bwd_sm80_bf16_d64");
+  s.problem.d_out_type = ATTN_DTYPE_NONE;
+  s.forward.head_dim = 72;
+  has("bwd_sm80_bf16_d128");
+  s.forward.softcap = 20;
+  s.forward.head_dim_v = 256;
+  has("bwd_sm80_bf16_d256_score");
+  s.forward.flags |= ATTN_BLOCK_MASK;
+  s.forward.block_q = s.forward.block_k = 64;
+  has("bwd_sm80_bf16_d256_mask");
+  s.forward.block_q = 32;
+  has("mask blocks other than 64 and 128 (bwd_sm80_bf16_d256_mask");
+  s.forward.flags &= ~uint32_t(ATTN_BLOCK_MASK);
+  s.forward.bias_type = ATTN_BF16;
+  s.problem.gradients = ATTN_GRAD_BIAS;
+  has("gradients has ATTN_GRAD_BIAS; accepted: the gradients of q, k, v and sinks (bwd_sm80_");
 }
 
 TEST_CASE("backward: nothing to do") {

@@ -5,7 +5,7 @@ from .. import backward as _backward
 from .._errors import InvalidArgument, Unsupported
 from ._library import define
 
-_TYPES = (torch.float32, torch.float16, torch.bfloat16)
+_TYPES = {"cpu": (torch.float32, torch.float16, torch.bfloat16), "cuda": (torch.float16, torch.bfloat16)}
 
 
 def wants_grad(*tensors):
@@ -13,22 +13,31 @@ def wants_grad(*tensors):
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
-def need_backward(q, k, v, **others):
+def need_backward(q, k, v, bias, **others):
     """Refuses what has no gradients, before forward computes anything. others: arguments of forward that must not be given."""
-    if q.device.type not in ("cpu", "meta"):
-        raise Unsupported(f"q, k or v requires grad in memory of {q.device.type}; accepted: tensors of the CPU, or torch.no_grad(): there is no "
-                          "backward kernel for this backend yet")
+    device = "cpu" if q.device.type == "meta" else q.device.type
+    if device == "cuda" and torch.version.hip or device not in _TYPES:
+        raise Unsupported(f"q, k or v requires grad in memory of {'hip' if torch.version.hip else device}; accepted: tensors of the CPU or of "
+                          "CUDA, or torch.no_grad(): there is no backward kernel for this backend yet")
+    types = _TYPES[device]
     for name, x in ("q", q), ("k", k), ("v", v):
-        if x.dtype not in _TYPES or x.dtype != q.dtype:
-            raise Unsupported(f"{name} is {str(x.dtype)[6:]} where q, k or v requires grad; accepted: q's type, float32, float16 or bfloat16")
+        if x.dtype not in types or x.dtype != q.dtype:
+            raise Unsupported(f"{name} is {str(x.dtype)[6:]} where q, k or v requires grad; accepted: q's type, "
+                              f"{' or '.join(str(t)[6:] for t in types)}")
+    if device == "cuda" and wants_grad(bias):
+        raise Unsupported("bias requires grad in memory of cuda; accepted: one that does not, its gradient is computed on the CPU alone")
     for name, x in others.items():
         if x is not None:
             raise InvalidArgument(f"{name} is given where q, k or v requires grad; accepted: None")
 
 
 def _dense(x):
-    """With a contiguous last dimension, and elements of its own: the gradient of a sum is one number that repeats."""
-    return x.contiguous() if x.stride(-1) != 1 or 0 in x.stride() else x
+    """With a contiguous last dimension, and elements of its own: the gradient of a sum is one number that repeats. On GPUs with rows at
+    multiples of 16 bytes, which kernels want."""
+    if x.stride(-1) != 1 or 0 in x.stride():
+        return x.contiguous()
+    aligned = x.device.type == "cpu" or not (x.data_ptr() % 16 or any(n * x.element_size() % 16 for n in x.stride()[:-1]))
+    return x if aligned else x.clone(memory_format=torch.contiguous_format)
 
 
 _WANT = ("q", "k", "v", "bias", "sinks")
@@ -99,7 +108,7 @@ class Forward(torch.autograd.Function):
 def forward_with_grad(*arguments):
     (q, k, v, bias, alibi_slopes, sinks, tree, seqlens_kv, cu_seqlens_q, cu_seqlens_kv, block_table, q_descale, k_descale,
      v_descale, *rest) = arguments
-    need_backward(q, k, v, tree=tree, block_table=block_table, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    need_backward(q, k, v, bias, tree=tree, block_table=block_table, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     if wants_grad(alibi_slopes):
         raise InvalidArgument("alibi_slopes requires grad; accepted: slopes that do not, they have no gradient")
     return Forward.apply(*arguments)
@@ -126,5 +135,5 @@ class Sdpa(torch.autograd.Function):
 
 
 def sdpa_with_grad(query, key, value, attn_mask, *rest):
-    need_backward(query, key, value)
+    need_backward(query, key, value, attn_mask)
     return Sdpa.apply(query, key, value, attn_mask, *rest)

@@ -1,0 +1,176 @@
+#!/usr/bin/env python3
+"""Times the backward pass beside PyTorch's FlashAttention-2 and cuDNN, live, in TFLOP/s of 2.5 forwards.
+
+    bench/backward.py --lib build/release/lib/libattn.so [--kernel NAME] [--cells d128 causal] [--out FILE]
+
+16384 tokens, heads * head_dim = 2048, unless the cell says otherwise. Each libattn gradient is compared with
+FlashAttention-2's. --lib NAME=PATH may be given several times; builds take turns.
+"""
+import argparse
+import ctypes as c
+import json
+import math
+import statistics
+from dataclasses import asdict, dataclass
+
+import torch
+from contenders import CAUSAL, TYPE_OF, Args, Libattn, Problem, Segment, SegmentArgs, Strides, make, stream
+from timing import Launches, Nvml, take_rounds
+
+aten = torch.ops.aten
+
+
+class BackwardProblem(c.Structure):
+    _fields_ = [("struct_size", c.c_size_t), ("forward", c.POINTER(Problem)), ("d_out_type", c.c_int),
+                ("d_out_stride", Strides), ("gradients", c.c_uint32), ("accumulate", c.c_uint32), ("dq_type", c.c_int),
+                ("dk_type", c.c_int), ("dv_type", c.c_int), ("dq_stride", Strides), ("dk_stride", Strides),
+                ("dv_stride", Strides), ("d_bias_type", c.c_int), ("d_bias_stride", c.c_int64 * 4), ("kernel", c.c_char_p)]
+
+
+class BackwardArgs(c.Structure):
+    _fields_ = [("struct_size", c.c_size_t), ("forward", c.POINTER(Args))] + [
+        (n, c.c_void_p) for n in ("d_out", "d_lse", "dq", "dk", "dv", "d_sinks", "d_bias")]
+
+
+@dataclass(frozen=True)
+class Cell:
+    dim: int
+    seqlen: int
+    causal: bool
+    heads: int
+    heads_kv: int
+    batch: int
+    dtype: str = "bf16"
+
+    def name(self):
+        mask = "causal" if self.causal else "full"
+        return f"{self.dtype} d{self.dim} {mask} {self.heads}/{self.heads_kv} heads {self.batch}x{self.seqlen}"
+
+    def flops(self):  # of 2.5 forwards
+        return 10 * self.batch * self.heads * self.seqlen ** 2 * self.dim / (2 if self.causal else 1)
+
+
+def all_cells():
+    cells = [Cell(dim, s, causal, 2048 // dim, 2048 // dim, 16384 // s)
+             for dim in (64, 128, 256) for causal in (False, True) for s in (512, 2048, 8192, 16384)]
+    return cells + [Cell(128, s, True, 32, 8, 16384 // s) for s in (4096, 16384)]
+
+
+class Inputs:
+    def __init__(self, cell):
+        dtype = {"bf16": torch.bfloat16, "f16": torch.float16}[cell.dtype]
+        draw = lambda heads: torch.randn(cell.batch, cell.seqlen, heads, cell.dim, device="cuda", dtype=dtype)  # noqa: E731
+        self.q, self.k, self.v, self.d_out = draw(cell.heads), draw(cell.heads_kv), draw(cell.heads_kv), draw(cell.heads)
+        group = cell.heads // cell.heads_kv  # PyTorch's operators want as many K/V heads
+        self.t = [x.transpose(1, 2) for x in (self.q, self.k.repeat_interleave(group, 2), self.v.repeat_interleave(group, 2))]
+        self.t_d_out = self.d_out.transpose(1, 2)
+
+
+def fa2(cell, x):
+    o, lse, cum_q, cum_k, max_q, max_k, seed, offset, _ = aten._scaled_dot_product_flash_attention(*x.t, 0.0, cell.causal)
+
+    def call():
+        return aten._scaled_dot_product_flash_attention_backward(x.t_d_out, *x.t, o, lse, cum_q, cum_k, max_q, max_k, 0.0,
+                                                                 cell.causal, seed, offset)
+    x.out, x.lse = o.transpose(1, 2).contiguous(), lse.contiguous()
+    return call
+
+
+def cudnn(cell, x):
+    o, lse, cum_q, cum_k, max_q, max_k, seed, offset, _ = aten._scaled_dot_product_cudnn_attention(
+        *x.t, None, True, 0.0, cell.causal)
+    return lambda: aten._scaled_dot_product_cudnn_attention_backward(x.t_d_out, *x.t, o, lse, seed, offset, None, cum_q, cum_k,
+                                                                     max_q, max_k, 0.0, cell.causal)
+
+
+def libattn(library, kernel, cell, x):
+    """The call and the gradients that it writes."""
+    lib = library.lib
+    kind = TYPE_OF[x.q.dtype]
+    segment = make(Segment, k_type=kind, v_type=kind, seqlen=cell.seqlen)
+    forward = make(Problem, batch=cell.batch, heads_q=cell.heads, heads_kv=cell.heads_kv, head_dim=cell.dim,
+                   head_dim_v=cell.dim, seqlen_q=cell.seqlen, q_type=kind, num_segments=1, segments=c.pointer(segment),
+                   flags=CAUSAL if cell.causal else 0)
+    problem = make(BackwardProblem, forward=c.pointer(forward), kernel=kernel.encode() if kernel else None)
+    plan = c.c_void_p()
+    library.check(lib.attn_plan_create_backward(library.context, c.byref(problem), c.byref(plan)))
+    size = c.c_size_t(lib.attn_plan_workspace(plan))
+    space = torch.empty(max(size.value, 1), dtype=torch.uint8, device="cuda")
+    memory = c.c_void_p(space.data_ptr())
+    library.check(lib.attn_workspace_init(plan, memory, size, stream()))
+    grads = [torch.empty_like(t) for t in (x.q, x.k, x.v)]
+    segment_args = make(SegmentArgs, k=x.k.data_ptr(), v=x.v.data_ptr())
+    args = make(Args, q=x.q.data_ptr(), out=x.out.data_ptr(), lse=x.lse.data_ptr(), num_segments=1,
+                segments=c.pointer(segment_args))
+    run = make(BackwardArgs, forward=c.pointer(args), d_out=x.d_out.data_ptr(), dq=grads[0].data_ptr(),
+               dk=grads[1].data_ptr(), dv=grads[2].data_ptr())
+
+    def call(keep=(space, segment_args, args)):
+        library.check(lib.attn_run_backward(plan, c.byref(run), memory, size, stream()))
+    return call, grads, lib.attn_plan_kernel(plan).decode(), size.value
+
+
+def difference(cell, grads, wanted):
+    """Of each gradient the largest difference, relative to the root of its mean square."""
+    group = cell.heads // cell.heads_kv
+    text = []
+    for name, got, want in zip(("dq", "dk", "dv"), grads, wanted):
+        want = want.transpose(1, 2).float()
+        if name != "dq" and group > 1:
+            want = want.unflatten(2, (cell.heads_kv, group)).sum(3)
+        text.append(f"{name} {((got.float() - want).abs().max() / want.square().mean().sqrt()).item():.3g}")
+    return ", ".join(text)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lib", action="append", required=True, metavar="[NAME=]PATH")
+    parser.add_argument("--kernel", help="demand this one")
+    parser.add_argument("--cells", nargs="*", default=[], help="only cells whose names have all of these words")
+    parser.add_argument("--milliseconds", type=float, default=60)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--no-peers", action="store_true", help="compare with FlashAttention-2, but do not time it")
+    parser.add_argument("--out", help="JSON")
+    options = parser.parse_args()
+    builds = dict(x.split("=", 1) if "=" in x else ("libattn", x) for x in options.lib)
+    libraries = {name: Libattn(path) for name, path in builds.items()}
+    for library in libraries.values():
+        library.lib.attn_plan_workspace.restype = c.c_size_t
+    nvml, results = Nvml(), []
+    torch.manual_seed(1)
+    for cell in all_cells():
+        if not all(word in cell.name().split() for word in options.cells):
+            continue
+        x = Inputs(cell)
+        calls = {"fa2": fa2(cell, x)}
+        wanted = calls["fa2"]()[:3]
+        try:
+            calls["cudnn"] = cudnn(cell, x)
+        except RuntimeError as error:
+            print(f"  cudnn: {str(error).splitlines()[0]}")
+        if options.no_peers:
+            calls = {}
+        kernels, agree = {}, {}
+        for name, library in libraries.items():
+            call, grads, kernels[name], space = libattn(library, options.kernel, cell, x)
+            call()
+            torch.cuda.synchronize()
+            agree[name] = difference(cell, grads, wanted)
+            calls[name] = call
+        launches = {label: Launches([call], options.milliseconds) for label, call in calls.items()}
+        rounds, clocks = take_rounds(launches, options.rounds, nvml)
+        row = {label: cell.flops() / statistics.median(us) / 1e6 for label, us in rounds.items()}
+        print(f"{cell.name()}: " + ", ".join(f"{label} {t:.0f}" for label, t in row.items()) +
+              f" TFLOP/s; {' '.join(set(kernels.values()))}; {'; '.join(sorted(set(agree.values())))}", flush=True)
+        results.append({"cell": asdict(cell), "tflops": row, "microseconds": {k: statistics.median(v) for k, v in rounds.items()},
+                        "kernels": kernels, "differences": agree, "clocks": clocks, "workspace": space})
+        assert all(math.isfinite(t) for t in row.values())
+        del x, calls, launches, wanted
+    if options.out:
+        with open(options.out, "w") as file:
+            json.dump({"device": torch.cuda.get_device_name(), "torch": torch.__version__, "cells": results}, file, indent=1,
+                      default=str)
+
+
+if __name__ == "__main__":
+    main()
