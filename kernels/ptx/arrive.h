@@ -14,5 +14,10 @@ __device__ __forceinline__ unsigned count_arrival(unsigned* counter) {
   return before;
 }
 
+// Adds one. A release of what this thread has seen.
+__device__ __forceinline__ void add_release(unsigned* counter) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+}
+
 }  // namespace attn::ptx
 #endif

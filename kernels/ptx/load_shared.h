@@ -29,6 +29,16 @@ __device__ __forceinline__ float4 load_shared_floats(unsigned from) {
                : "memory");
   return x;
 }
+__device__ __forceinline__ float2 load_shared_two_floats(unsigned from) {
+  float2 x;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(from) : "memory");
+  return x;
+}
+__device__ __forceinline__ void store_shared_floats(unsigned to, const float* x) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(x[0]), "f"(x[1]),
+               "f"(x[2]), "f"(x[3])
+               : "memory");
+}
 __device__ __forceinline__ void store_shared(unsigned to, const unsigned (&x)[4]) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x[0]), "r"(x[1]),
                "r"(x[2]), "r"(x[3])

@@ -93,7 +93,7 @@ __device__ __forceinline__ void forget(float (&x)[count]) {
 #define ATTN_D_128 ATTN_D_96, ATTN_D32(96)
 
 // Without `add` the sums start at 0. B is [n][16] in shared memory, transposed: [16][n]. A in
-// shared memory is [64][16], in wgmma_transposed_a [16][64].
+// shared memory is [64][16], in wgmma_transposed_a [16][64]. wgmma_transposed: both are transposed.
 template <bool bf16, bool transposed, int registers>
 __device__ __forceinline__ void wgmma(float (&d)[registers], const unsigned (&a)[4],
                                       unsigned long long b, bool add);
@@ -103,6 +103,9 @@ __device__ __forceinline__ void wgmma(float (&d)[registers], unsigned long long 
 template <bool bf16, int registers>
 __device__ __forceinline__ void wgmma_transposed_a(float (&d)[registers], unsigned long long a,
                                                    unsigned long long b, bool add);
+template <bool bf16, int registers>
+__device__ __forceinline__ void wgmma_transposed(float (&d)[registers], unsigned long long a,
+                                                 unsigned long long b, bool add);
 
 // N: columns, R: registers of d, C..C+5: numbers of the operands behind d.
 #define ATTN_WGMMA_SHARED(FUNCTION, TRANSPOSED, N, R, TYPE, BF16, C0, C1, C2)                      \
@@ -111,7 +114,7 @@ __device__ __forceinline__ void wgmma_transposed_a(float (&d)[registers], unsign
                                                     unsigned long long b, bool add) {              \
     asm volatile("{.reg .pred p; setp.ne.b32 p, %" #C2 ", 0; wgmma.mma_async.sync.aligned.m64n" #N \
                  "k16.f32." TYPE "." TYPE " {" ATTN_REGS_##R "}, %" #C0 ", %" #C1                  \
-                                                             ", p, 1, 1, " #TRANSPOSED ", 0;}"     \
+                                                             ", p, 1, 1, " TRANSPOSED ";}"         \
                  : ATTN_D_##R                                                                      \
                  : "l"(a), "l"(b), "r"(int(add)));                                                 \
   }
@@ -134,8 +137,9 @@ __device__ __forceinline__ void wgmma_transposed_a(float (&d)[registers], unsign
                  : ATTN_D_##R                                                                      \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));             \
   }                                                                                                \
-  ATTN_WGMMA_SHARED(wgmma, 0, N, R, TYPE, BF16, C0, C1, C2)                                        \
-  ATTN_WGMMA_SHARED(wgmma_transposed_a, 1, N, R, TYPE, BF16, C0, C1, C2)
+  ATTN_WGMMA_SHARED(wgmma, "0, 0", N, R, TYPE, BF16, C0, C1, C2)                                   \
+  ATTN_WGMMA_SHARED(wgmma_transposed_a, "1, 0", N, R, TYPE, BF16, C0, C1, C2)                      \
+  ATTN_WGMMA_SHARED(wgmma_transposed, "1, 1", N, R, TYPE, BF16, C0, C1, C2)
 #define ATTN_WGMMA(N, R, C0, C1, C2, C3, C4, C5)              \
   ATTN_WGMMA_TYPE(N, R, "bf16", true, C0, C1, C2, C3, C4, C5) \
   ATTN_WGMMA_TYPE(N, R, "f16", false, C0, C1, C2, C3, C4, C5)

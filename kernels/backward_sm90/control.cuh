@@ -1,0 +1,89 @@
+// Shared memory: the words by which the warps communicate, and a warp that computes.
+#pragma once
+#include "../common/lengths.cuh"
+#include "../ptx/address.h"
+#include "../ptx/mbarrier.h"
+#include "backward_args.h"
+#include "tiles.h"
+
+namespace attn::backward_sm90 {
+
+using ptx::Barrier, ptx::address;
+
+// A work item: a block of keys of one sequence and K/V head. It goes over its tiles of queries for
+// each query head of the group.
+struct Item {
+  int b, head_kv;  // b < 0: there are no more
+  int block;
+  Sequence sequence;
+  Range tiles;     // of each query head
+  int first_tile;  // the sequence's number 0, see order.h
+  int q_row, q_batch, k_row, k_batch;  // the sequence's rows in the tensors
+  bool clears_keys, clears_queries;    // rows of the block, or of the last tile, hold something else
+  // Tiles whose first query is within these see 64 keys of the block whole.
+  struct {
+    int first, last;
+  } whole[groups * max_subtiles];
+};
+enum {
+  item_slots = 2,
+  item_readers = 4 * groups + 3  // warps
+};
+
+struct Control {
+  Barrier item_full[item_slots], item_empty[item_slots];
+  Barrier k_full, k_empty, v_full, v_empty;
+  // The stats of a tile come with q.
+  Barrier q_full[max_stages], q_empty[max_stages], d_out_full[max_stages], d_out_empty[max_stages];
+  // Where rows are to be cleared first: q and d_out, or k and v, are there. Two arrivals.
+  Barrier queries_raw[max_stages], keys_raw;
+  // Of tiles n % 2. One warpgroup finds dq of the even tiles, the other that of the odd ones; and
+  // there is a warp for each that adds them to memory.
+  Barrier ds_full[2], ds_empty[2], dq_full[2], dq_empty[2];
+  Item item[item_slots];
+  alignas(128) float lse[max_stages][tile_queries];
+  alignas(128) float delta[max_stages][tile_queries];
+};
+static_assert(sizeof(Control) <= control_bytes);
+
+__device__ __forceinline__ void init_barriers(Control& c) {
+  constexpr int warps = 4 * groups;
+  const auto init = [](Barrier& barrier, int count) {
+    ptx::mbarrier_init(address(&barrier), count);
+  };
+  for (int i = 0; i < item_slots; ++i)
+    init(c.item_full[i], 1), init(c.item_empty[i], item_readers);
+  for (Barrier* full : {&c.k_full, &c.v_full}) init(*full, 1);
+  init(c.keys_raw, 2);
+  for (Barrier* empty : {&c.k_empty, &c.v_empty}) init(*empty, warps);
+  for (int i = 0; i < max_stages; ++i) {
+    for (Barrier* full : {&c.q_full[i], &c.d_out_full[i]}) init(*full, 1);
+    init(c.queries_raw[i], 2);
+    for (Barrier* empty : {&c.q_empty[i], &c.d_out_empty[i]}) init(*empty, warps);
+  }
+  for (int i = 0; i < 2; ++i) {
+    init(c.ds_full[i], warps), init(c.ds_empty[i], 4);
+    init(c.dq_full[i], 4), init(c.dq_empty[i], 1);
+  }
+  ptx::mbarrier_init_fence();
+}
+
+// The place of the n-th tile in a ring of stages, and the parity of the phase that fills it.
+template <int stages>
+struct Ring {
+  static __device__ __forceinline__ int stage(unsigned n) { return n % stages; }
+  static __device__ __forceinline__ unsigned parity(unsigned n) { return n / stages & 1; }
+};
+
+using ItemRing = Ring<item_slots>;
+// An item, which stays where it is until it is released.
+__device__ __forceinline__ const Item& wait_item(Control& c, unsigned count) {
+  const int slot = ItemRing::stage(count);
+  ptx::mbarrier_wait(address(&c.item_full[slot]), ItemRing::parity(count));
+  return c.item[slot];
+}
+__device__ __forceinline__ Barrier& item_empty(Control& c, unsigned count) {
+  return c.item_empty[ItemRing::stage(count)];
+}
+
+}  // namespace attn::backward_sm90

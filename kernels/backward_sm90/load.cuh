@@ -1,0 +1,223 @@
+// The warps that do not compute: one lane takes items and loads, a warp clears rows that belong to
+// nobody, and two lanes add dq to memory.
+#pragma once
+#include "../ptx/acquire.h"
+#include "../ptx/arrive.h"
+#include "../ptx/bulk.h"
+#include "../ptx/load_shared.h"
+#include "../ptx/tma.h"
+#include "control.cuh"
+
+namespace attn::backward_sm90 {
+
+// False: there is nothing to be done.
+template <Tile tile>
+__device__ __forceinline__ bool describe(const attn_sm90_backward_kernarg& a, unsigned index,
+                                         Item& item) {
+  const ItemList::At at = a.list.at(index);
+  const int b = at.pair / a.heads_kv;
+  device::Span q{0, a.seqlen_q};
+  if (a.cu_seqlens_q) q = device::packed_span(a.cu_seqlens_q, b, a.total_q, a.seqlen_q);
+  const device::Span kv = device::segment_span(a.kv, b);
+  const bool packed = a.kv.cu_seqlens;
+  const int key = at.block * tile.keys();
+  if (packed && key >= kv.length) return false;
+  item.b = b;
+  item.head_kv = at.pair % a.heads_kv;
+  item.block = at.block;
+  item.sequence = sequence(a.mask, q.length, kv.length);
+  item.tiles = item.sequence.tiles(key, tile.keys());
+  item.first_tile = a.cu_seqlens_q
+                        ? int(first_tile_packed(b, q.begin))
+                        : b * ((a.seqlen_q + tile_queries - 1) / tile_queries);
+  item.q_row = int(q.begin);
+  item.q_batch = a.cu_seqlens_q ? 0 : b;
+  item.k_row = int(kv.begin);
+  item.k_batch = packed ? 0 : b;
+  item.clears_keys = key + tile.keys() > kv.length && (packed || kv.length < a.kv.capacity);
+  item.clears_queries =
+      a.cu_seqlens_q && (item.tiles.last + 1) * tile_queries > q.length && item.tiles.count() > 0;
+#pragma unroll
+  for (int i = 0; i < groups * tile.subtiles; ++i) {
+    const int first = key + 64 * i, end = first + 64;
+    item.whole[i].first = end <= kv.length ? end - item.sequence.upper : 1 << 30;
+    item.whole[i].last = first - item.sequence.lower - (tile_queries - 1);
+  }
+  return true;
+}
+
+// By one lane.
+template <Tile tile>
+struct Loader {
+  using Q = Ring<tile.stages>;
+  static constexpr unsigned stats_bytes = tile_queries * 4;
+
+  const attn_sm90_backward_kernarg& a;
+  Control& c;
+  const unsigned shared;
+  unsigned n = 0;  // tiles of queries so far
+
+  // Into keys_raw or queries_raw where rows are to be cleared first.
+  __device__ __forceinline__ void load_keys(const Item& item, unsigned count) const {
+    const auto load = [&](int offset, const attn_tensor_map& map, Barrier& full) {
+#pragma unroll
+      for (int p = 0; p < tile.panels(); ++p)
+        ptx::tma_load(shared + offset + p * tile.key_panel(), &map, address(&full), 64 * p,
+                      item.k_row + item.block * tile.keys(), item.head_kv, item.k_batch);
+    };
+    const bool clears = item.clears_keys;
+    Barrier &v_full = clears ? c.keys_raw : c.v_full, &k_full = clears ? c.keys_raw : c.k_full;
+    ptx::mbarrier_wait(address(&c.v_empty), count & 1 ^ 1);
+    ptx::mbarrier_arrive_expect(address(&v_full), tile.key_bytes());
+    load(tile.v_offset(), a.v, v_full);
+    ptx::mbarrier_wait(address(&c.k_empty), count & 1 ^ 1);
+    ptx::mbarrier_arrive_expect(address(&k_full), tile.key_bytes());
+    load(tile.k_offset(), a.k, k_full);
+  }
+  __device__ __forceinline__ void load_queries(const Item& item, int head, int m) {
+    const int s = Q::stage(n);
+    const bool clears = item.clears_queries && m == item.tiles.last;
+    const long long at =
+        ((long long)head * a.tiles + item.first_tile + m) * tile_queries;
+    const auto load = [&](int offset, const attn_tensor_map& map, Barrier& empty, Barrier& full,
+                          float* stats, const float* from) {
+      ptx::mbarrier_wait(address(&empty), Q::parity(n) ^ 1);
+      ptx::mbarrier_arrive_expect(address(&full), tile.query_bytes() + stats_bytes);
+#pragma unroll
+      for (int p = 0; p < tile.panels(); ++p)
+        ptx::tma_load(shared + offset + s * tile.query_bytes() + p * tile.query_panel(), &map,
+                      address(&full), 64 * p, item.q_row + m * tile_queries, head, item.q_batch);
+      ptx::bulk_load(address(stats), from + at, stats_bytes, address(&full));
+    };
+    load(tile.q_offset(), a.q, c.q_empty[s], clears ? c.queries_raw[s] : c.q_full[s], c.lse[s],
+         a.lse);
+    load(tile.d_out_offset(), a.d_out, c.d_out_empty[s],
+         clears ? c.queries_raw[s] : c.d_out_full[s], c.delta[s], a.delta);
+    ++n;
+  }
+
+  __device__ __forceinline__ void run() {
+    unsigned index = blockIdx.x;
+    for (unsigned count = 0;; ++count) {
+      const int slot = ItemRing::stage(count);
+      Item& item = c.item[slot];
+      ptx::mbarrier_wait(address(&c.item_empty[slot]), ItemRing::parity(count) ^ 1);
+      while (index < a.items && !describe<tile>(a, index, item))
+        index = gridDim.x + atomicAdd(a.taken, 1);
+      if (index >= a.items) item.b = -1;
+      ptx::mbarrier_arrive(address(&c.item_full[slot]));
+      if (index >= a.items) return;
+      // The first tile of queries comes before K and V, whose place the item before has still.
+      bool keys = false;
+      for (int head = 0; head < a.group; ++head)
+        for (int m = item.tiles.first; m <= item.tiles.last; ++m) {
+          load_queries(item, item.head_kv * a.group + head, m);
+          if (!keys) load_keys(item, count);
+          keys = true;
+        }
+      if (!keys) load_keys(item, count);
+      index = gridDim.x + atomicAdd(a.taken, 1);
+    }
+  }
+};
+
+// Rows [from, rows) of a matrix in shared memory become 0. By all lanes of a warp.
+__device__ __forceinline__ void clear_rows(unsigned at, int panels, int rows, int from) {
+  const int lane = threadIdx.x % 32;
+  for (int p = 0; p < panels; ++p)
+    for (int i = from * 8 + lane; i < rows * 8; i += 32)
+      ptx::fill_shared(at + p * rows * 128 + i * 16, 0);
+}
+
+// Clears rows that are loaded and belong to nobody, or to others. By all lanes of a warp.
+template <Tile tile>
+__device__ __forceinline__ void clear_unused(const attn_sm90_backward_kernarg& a, Control& c,
+                                             unsigned shared) {
+  using Q = Ring<tile.stages>;
+  const int lane = threadIdx.x % 32;
+  unsigned n = 0;
+  unsigned keys_parity = 0, queries_parity = 0;  // of the next phase; a bit for each stage
+  for (unsigned count = 0;; ++count) {
+    const Item& item = wait_item(c, count);
+    if (item.b < 0) return;
+    const int tiles = item.tiles.count();
+    // The loading lane waits for room between the tiles of an item, so keys come after the first.
+    const auto clear_keys = [&] {
+      ptx::mbarrier_wait(address(&c.keys_raw), keys_parity);
+      keys_parity ^= 1;
+      const int from = max(0, item.sequence.keys - item.block * tile.keys());
+      for (int offset : {tile.k_offset(), tile.v_offset()})
+        clear_rows(shared + offset, tile.panels(), tile.keys(), from);
+      ptx::fence_async_shared();
+      __syncwarp();
+      if (lane == 0) {
+        ptx::mbarrier_arrive(address(&c.k_full));
+        ptx::mbarrier_arrive(address(&c.v_full));
+      }
+    };
+    const auto clear_queries = [&](unsigned of) {
+      const int s = Q::stage(of);
+      ptx::mbarrier_wait(address(&c.queries_raw[s]), queries_parity >> s & 1);
+      queries_parity ^= 1u << s;
+      const int from = item.sequence.queries - item.tiles.last * tile_queries;
+      for (int offset : {tile.q_offset(), tile.d_out_offset()})
+        clear_rows(shared + offset + s * tile.query_bytes(), tile.panels(), tile_queries, from);
+      ptx::fence_async_shared();
+      __syncwarp();
+      if (lane == 0) {
+        ptx::mbarrier_arrive(address(&c.q_full[s]));
+        ptx::mbarrier_arrive(address(&c.d_out_full[s]));
+      }
+    };
+    const bool first_only = item.clears_queries && tiles == 1;
+    if (first_only) clear_queries(n);
+    if (item.clears_keys) clear_keys();
+    if (item.clears_queries)
+      for (int head = first_only ? 1 : 0; head < a.group; ++head)
+        clear_queries(n + head * tiles + tiles - 1);
+    n += tiles * a.group;
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(address(&item_empty(c, count)));
+  }
+}
+
+// Adds dq of the tiles n with n % 2 == odd to dq_sum, each when it is its turn. By one lane.
+template <Tile tile>
+__device__ __forceinline__ void add_dq(const attn_sm90_backward_kernarg& a, Control& c,
+                                       unsigned shared, unsigned odd) {
+  unsigned n = 0;
+  for (unsigned count = 0;; ++count) {
+    const Item& item = wait_item(c, count);
+    if (item.b < 0) return;
+    for (int head = 0; head < a.group; ++head) {
+      const long long first =
+          (long long)(item.head_kv * a.group + head) * a.tiles + item.first_tile;
+      for (int m = item.tiles.first; m <= item.tiles.last; ++m, ++n) {
+        if (n % 2 != odd) continue;
+        unsigned* const turn = a.turn + first + m;
+        float* const sum = a.dq_sum + (first + m) * (tile.dq_bytes() / 4);
+        const unsigned before =
+            adds_before(item.block, item.sequence.blocks(m, tile.keys()), a.list.group);
+        const unsigned from = shared + tile.dq_offset() + n % tile.dq_places * tile.dq_bytes();
+        // More than before: of lengths that contradict each other.
+        while (ptx::load_acquire(turn) < before) {
+        }
+        ptx::fence_async();
+        ptx::mbarrier_wait(address(&c.dq_full[odd]), n / 2 & 1);
+        if (before == 0)
+          ptx::bulk_store(sum, from, tile.dq_bytes());
+        else
+          ptx::bulk_add(sum, from, tile.dq_bytes());
+        ptx::bulk_commit();
+        ptx::bulk_wait_read();
+        ptx::mbarrier_arrive(address(&c.dq_empty[odd]));
+        ptx::bulk_wait();
+        ptx::fence_async();
+        ptx::add_release(turn);
+      }
+    }
+    ptx::mbarrier_arrive(address(&item_empty(c, count)));
+  }
+}
+
+}  // namespace attn::backward_sm90

@@ -1,0 +1,94 @@
+// Which tiles of queries a block of keys works on, and the order in which blocks add to a tile's dq.
+// The order is what makes the bits of dq the same on every run; it is also the order in which the
+// blocks get there, so that they hardly wait. Host code includes this too.
+#ifndef ATTN_KERNELS_BACKWARD_SM90_ORDER_H
+#define ATTN_KERNELS_BACKWARD_SM90_ORDER_H
+
+#include "../shared/mask.h"
+
+namespace attn::backward_sm90 {
+
+constexpr int tile_queries = 64;
+
+// From first to last, both included. Empty if last < first.
+struct Range {
+  int first, last;
+
+  ATTN_HOST_DEVICE constexpr int count() const { return last < first ? 0 : last - first + 1; }
+};
+
+// Of one sequence: query i sees keys [i + lower, i + upper) of those there are.
+struct Sequence {
+  int queries, keys;  // below 2^29
+  int lower, upper;   // within 2^30
+
+  // Tiles of queries that see some of the `count` keys from `key` on.
+  ATTN_HOST_DEVICE constexpr Range tiles(int key, int count) const {
+    const int end = key + count < keys ? key + count : keys;
+    if (upper <= lower || end <= key) return {0, -1};
+    const int first = key - upper + 1 > 0 ? key - upper + 1 : 0;
+    const int last = end - 1 - lower < queries - 1 ? end - 1 - lower : queries - 1;
+    if (last < first) return {0, -1};
+    return {first / tile_queries, last / tile_queries};
+  }
+  // Blocks of `block_keys` keys that have some of a tile's: those whose tiles() contain it.
+  ATTN_HOST_DEVICE constexpr Range blocks(int tile, int block_keys) const {
+    const int query = tile * tile_queries;
+    const int end = query + tile_queries < queries ? query + tile_queries : queries;
+    if (upper <= lower || end <= query) return {0, -1};
+    const int first = query + lower > 0 ? query + lower : 0;
+    const int last = end - 1 + upper < keys ? end - 2 + upper : keys - 1;
+    if (last < first) return {0, -1};
+    return {first / block_keys, last / block_keys};
+  }
+};
+
+ATTN_HOST_DEVICE constexpr int within(long long x, int limit) {
+  return x < -limit ? -limit : x > limit ? limit : int(x);
+}
+ATTN_HOST_DEVICE constexpr Sequence sequence(const RangeMask& mask, int queries, int keys) {
+  const KeyBand band = mask.band(queries, keys);
+  return {queries, keys, within(band.lower, 1 << 30), within(band.upper, 1 << 30)};
+}
+
+// Blocks are in groups of `group`. Groups add in ascending order, and a group's blocks in
+// descending order: under a causal mask a group's last block begins furthest down, so it comes to
+// each tile first. The number of blocks of `adding`, one of which is `block`, that add before it:
+ATTN_HOST_DEVICE constexpr int adds_before(int block, Range adding, int group) {
+  const int first = block / group * group;
+  const int last = first + group - 1 < adding.last ? first + group - 1 : adding.last;
+  return (first > adding.first ? first - adding.first : 0) + last - block;
+}
+
+// Items are listed in an order in which each adds after items before it only. So the first item
+// that has not ended waits for none, and any number of multiprocessors gets through.
+struct ItemList {
+  int pairs;   // of sequence and K/V head
+  int blocks;  // of keys, of the longest sequence
+  int group;
+  int chunk;  // pairs whose items follow each other
+
+  struct At {
+    int pair, block;
+  };
+  // Chunk by chunk, in a chunk group by group, in a group pair by pair, and of these the blocks
+  // downwards.
+  ATTN_HOST_DEVICE constexpr At at(unsigned index) const {
+    const unsigned first_pair = index / (unsigned(chunk) * blocks) * chunk;
+    const unsigned width = pairs - first_pair < unsigned(chunk) ? pairs - first_pair : chunk;
+    const unsigned in_chunk = index - first_pair * blocks;
+    const unsigned first_block = in_chunk / (width * group) * group;
+    const unsigned here = blocks - first_block < unsigned(group) ? blocks - first_block : group;
+    const unsigned in_group = in_chunk - width * first_block;
+    return {int(first_pair + in_group / here), int(first_block + here - 1 - in_group % here)};
+  }
+};
+
+// Tiles of queries have numbers across sequences: from this one on those of a sequence whose first
+// query is row `begin` of a packed array; padded, from b * ceil(queries / 64) on.
+ATTN_HOST_DEVICE constexpr long long first_tile_packed(int b, long long begin) {
+  return b + begin / tile_queries;
+}
+
+}  // namespace attn::backward_sm90
+#endif
