@@ -7,6 +7,7 @@
 #include <string>
 
 #include "backward_sm80/variants.h"
+#include "backward_sm90/variants.h"
 #include "decode/variants.h"
 #include "forward_sm80/variants.h"
 #include "forward_sm90/fp8_variants.h"
@@ -60,6 +61,8 @@ int main(int argc, char** argv) {
                                  "ATTN_SM80_FORWARD", nothing<sm80::Variant>) &&
                        write_all(argv[1], bwd_sm80::variants, "backward_sm80/backward.cuh",
                                  "ATTN_SM80_BACKWARD", nothing<bwd_sm80::Variant>) &&
+                       write_all(argv[1], bwd_sm90::variants, "backward_sm90/backward.cuh",
+                                 "ATTN_SM90_BACKWARD", nothing<bwd_sm90::Variant>) &&
                        write_all(argv[1], sm90::variants, "forward_sm90/forward.cuh",
                                  "ATTN_SM90_FORWARD", cluster) &&
                        write_all(argv[1], sm90::fp8_variants, "forward_sm90/fp8_forward.cuh",

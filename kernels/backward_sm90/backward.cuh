@@ -16,7 +16,7 @@
 #include "store_gradient.cuh"
 #include "variants.h"
 
-namespace attn::backward_sm90 {
+namespace attn::bwd_sm90 {
 
 using device::infinity;
 
@@ -254,7 +254,8 @@ struct Consumer {
       // a padded one they become 0.
       const int row[2] = {key + 64 * u, key + 64 * u + 8};
       const float exists[2] = {row[0] < keys ? 1.f : 0.f, row[1] < keys ? 1.f : 0.f};
-      const auto store_all = [&](const attn_sm90_gradient& g, float (&o)[dim / 2], float factor) {
+      const auto store_all = [&](const attn_gradient_array& g, float (&o)[dim / 2], float factor,
+                                 int columns) {
         if (!g.at) return;
         device::clear_rows(o, exists);
         const int rows = a.kv.cu_seqlens || g.add ? keys : a.kv.capacity;
@@ -264,10 +265,10 @@ struct Consumer {
                          item.k_batch * g.stride[0] +
                              (item.k_row + (long long)row[half]) * g.stride[1] +
                              item.head_kv * g.stride[2],
-                         row[half] < rows, o, half, factor, a.head_dim);
+                         row[half] < rows, o, half, factor, columns);
       };
-      store_all(a.dv, dv[u], 1);
-      store_all(a.dk, dk[u], a.scale);
+      store_all(a.dv, dv[u], 1, a.head_dim_v);
+      store_all(a.dk, dk[u], a.scale, a.head_dim);
     }
   }
 };
@@ -298,13 +299,13 @@ __device__ __forceinline__ void backward(const attn_sm90_backward_kernarg& a) {
   }
 }
 
-}  // namespace attn::backward_sm90
+}  // namespace attn::bwd_sm90
 
 #define ATTN_SM90_BACKWARD(NAME)                                                                 \
-  constexpr attn::backward_sm90::Variant NAME##_variant =                                        \
-      attn::backward_sm90::variants[attn::find_variant(attn::backward_sm90::variants, #NAME)];   \
+  constexpr attn::bwd_sm90::Variant NAME##_variant =                                        \
+      attn::bwd_sm90::variants[attn::find_variant(attn::bwd_sm90::variants, #NAME)];   \
   extern "C" __global__ void __launch_bounds__(NAME##_variant.tile.threads(), 1)                 \
       NAME(const __grid_constant__ attn_sm90_backward_kernarg a) {                               \
-    attn::backward_sm90::backward<attn::device::ElementOf<NAME##_variant.type>,                  \
+    attn::bwd_sm90::backward<attn::device::ElementOf<NAME##_variant.type>,                  \
                                   NAME##_variant.tile>(a);                                       \
   }

@@ -2,31 +2,27 @@
 // dq from its sums in float32, which bwd_sm90_* leave as the products left them in the lanes of a
 // warpgroup: a tile has, of each 8 columns, 4 floats of each of 128 threads. A block for each tile
 // of queries, query head and sequence.
-#include "../common/lengths.cuh"
 #include "../ptx/grid.h"
+#include "sequences.cuh"
 #include "store_gradient.cuh"
 
 using namespace attn;
-using namespace attn::backward_sm90;
+using namespace attn::bwd_sm90;
 
 extern "C" __global__ void __launch_bounds__(128)
     bwd_sm90_finish(const __grid_constant__ attn_sm90_finish_kernarg a) {
   ptx::grid_let_next_start();
   ptx::grid_wait();
   const int tile = blockIdx.x, head = blockIdx.y, b = blockIdx.z;
-  device::Span q{0, a.seqlen_q};
-  if (a.cu_seqlens_q) q = device::packed_span(a.cu_seqlens_q, b, a.total_q, a.seqlen_q);
+  const device::Span q = query_span(a, b);
   if (tile * tile_queries >= q.length) return;
   const int keys = device::segment_span(a.kv, b).length;
   const bool seen = sequence(a.mask, q.length, keys).blocks(tile, a.block_keys).count() > 0;
   if (!seen && a.dq.add) return;
-  const long long first = a.cu_seqlens_q
-                              ? first_tile_packed(b, q.begin)
-                              : b * ((a.seqlen_q + tile_queries - 1) / tile_queries);
   const int row = tile * tile_queries + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
   const float4* const sum =
       reinterpret_cast<const float4*>(a.dq_sum) +
-      (head * (long long)a.tiles + first + tile) * (a.panels * 8 * 128) + threadIdx.x;
+      (head * (long long)a.tiles + a.rows.first_tile(b, q.begin) + tile) * (a.panels * 8 * 128) + threadIdx.x;
   for (int p = 0; p < a.panels; ++p) {
     float o[32] = {};
     if (seen)

@@ -1,12 +1,11 @@
 // Shared memory: the words by which the warps communicate, and a warp that computes.
 #pragma once
-#include "../common/lengths.cuh"
 #include "../ptx/address.h"
 #include "../ptx/mbarrier.h"
 #include "backward_args.h"
 #include "tiles.h"
 
-namespace attn::backward_sm90 {
+namespace attn::bwd_sm90 {
 
 using ptx::Barrier, ptx::address;
 
@@ -86,4 +85,4 @@ __device__ __forceinline__ Barrier& item_empty(Control& c, unsigned count) {
   return c.item_empty[ItemRing::stage(count)];
 }
 
-}  // namespace attn::backward_sm90
+}  // namespace attn::bwd_sm90

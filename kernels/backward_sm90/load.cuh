@@ -7,8 +7,9 @@
 #include "../ptx/load_shared.h"
 #include "../ptx/tma.h"
 #include "control.cuh"
+#include "sequences.cuh"
 
-namespace attn::backward_sm90 {
+namespace attn::bwd_sm90 {
 
 // False: there is nothing to be done.
 template <Tile tile>
@@ -16,8 +17,7 @@ __device__ __forceinline__ bool describe(const attn_sm90_backward_kernarg& a, un
                                          Item& item) {
   const ItemList::At at = a.list.at(index);
   const int b = at.pair / a.heads_kv;
-  device::Span q{0, a.seqlen_q};
-  if (a.cu_seqlens_q) q = device::packed_span(a.cu_seqlens_q, b, a.total_q, a.seqlen_q);
+  const device::Span q = query_span(a, b);
   const device::Span kv = device::segment_span(a.kv, b);
   const bool packed = a.kv.cu_seqlens;
   const int key = at.block * tile.keys();
@@ -27,9 +27,7 @@ __device__ __forceinline__ bool describe(const attn_sm90_backward_kernarg& a, un
   item.block = at.block;
   item.sequence = sequence(a.mask, q.length, kv.length);
   item.tiles = item.sequence.tiles(key, tile.keys());
-  item.first_tile = a.cu_seqlens_q
-                        ? int(first_tile_packed(b, q.begin))
-                        : b * ((a.seqlen_q + tile_queries - 1) / tile_queries);
+  item.first_tile = int(a.rows.first_tile(b, q.begin));
   item.q_row = int(q.begin);
   item.q_batch = a.cu_seqlens_q ? 0 : b;
   item.k_row = int(kv.begin);
@@ -90,7 +88,7 @@ struct Loader {
       ptx::bulk_load(address(stats), from + at, stats_bytes, address(&full));
     };
     load(tile.q_offset(), a.q, c.q_empty[s], clears ? c.queries_raw[s] : c.q_full[s], c.lse[s],
-         a.lse);
+         a.lse2);
     load(tile.d_out_offset(), a.d_out, c.d_out_empty[s],
          clears ? c.queries_raw[s] : c.d_out_full[s], c.delta[s], a.delta);
     ++n;
@@ -220,4 +218,4 @@ __device__ __forceinline__ void add_dq(const attn_sm90_backward_kernarg& a, Cont
   }
 }
 
-}  // namespace attn::backward_sm90
+}  // namespace attn::bwd_sm90

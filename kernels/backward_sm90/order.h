@@ -4,11 +4,12 @@
 #ifndef ATTN_KERNELS_BACKWARD_SM90_ORDER_H
 #define ATTN_KERNELS_BACKWARD_SM90_ORDER_H
 
+#include "../backward/prepare_args.h"
 #include "../shared/mask.h"
 
-namespace attn::backward_sm90 {
+namespace attn::bwd_sm90 {
 
-constexpr int tile_queries = 64;
+constexpr int tile_queries = attn_backward_tile;
 
 // From first to last, both included. Empty if last < first.
 struct Range {
@@ -84,11 +85,5 @@ struct ItemList {
   }
 };
 
-// Tiles of queries have numbers across sequences: from this one on those of a sequence whose first
-// query is row `begin` of a packed array; padded, from b * ceil(queries / 64) on.
-ATTN_HOST_DEVICE constexpr long long first_tile_packed(int b, long long begin) {
-  return b + begin / tile_queries;
-}
-
-}  // namespace attn::backward_sm90
+}  // namespace attn::bwd_sm90
 #endif

@@ -3,11 +3,11 @@
 #include "../common/store.cuh"
 #include "backward_args.h"
 
-namespace attn::backward_sm90 {
+namespace attn::bwd_sm90 {
 
 // Adds what a gradient's array holds to one of a lane's rows, o[at] = o[at] * factor + that.
 template <int count>
-__device__ __forceinline__ void add_row(const attn_sm90_gradient& g, long long at, bool valid,
+__device__ __forceinline__ void add_row(const attn_gradient_array& g, long long at, bool valid,
                                         float (&o)[count], int half, float factor, int head_dim) {
   const int columns = valid ? head_dim : 0;
   const int column = threadIdx.x % 4 * 2;
@@ -29,7 +29,7 @@ __device__ __forceinline__ void add_row(const attn_sm90_gradient& g, long long a
 }
 // Stores a lane's row of a gradient, o times factor, from element `at` on. By all lanes of a warp.
 template <int count>
-__device__ __forceinline__ void store_gradient(const attn_sm90_gradient& g, long long at,
+__device__ __forceinline__ void store_gradient(const attn_gradient_array& g, long long at,
                                                bool valid, float (&o)[count], int half,
                                                float factor, int head_dim) {
   if (g.add) {
@@ -39,4 +39,4 @@ __device__ __forceinline__ void store_gradient(const attn_sm90_gradient& g, long
   device::store_row(g.at, g.type, at, valid, o, half, factor, head_dim);
 }
 
-}  // namespace attn::backward_sm90
+}  // namespace attn::bwd_sm90

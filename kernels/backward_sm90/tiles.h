@@ -5,7 +5,7 @@
 #include "../shared/host_device.h"
 #include "order.h"
 
-namespace attn::backward_sm90 {
+namespace attn::bwd_sm90 {
 
 constexpr int groups = 2;            // warpgroups that compute
 constexpr int max_stages = 3;        // of any tile
@@ -13,7 +13,7 @@ constexpr int max_subtiles = 2;
 constexpr int control_bytes = 3072;  // barriers, the item, lse and delta, before K
 
 struct Tile {
-  int head_dim;   // columns of the products; a smaller head_dim is padded with zeros
+  int head_dim;   // columns of the products; a smaller head_dim or head_dim_v is padded with zeros
   int subtiles;   // of 64 keys, of each warpgroup. Their dk and dv are in its registers
   int stages;     // tiles of Q and of d_out in shared memory
   int dq_places;  // tiles of dq there, on the way to memory
@@ -51,5 +51,5 @@ constexpr Tile tile_d128{.head_dim = 128, .subtiles = 1, .stages = 2, .dq_places
 constexpr Tile tile_d64{.head_dim = 64, .subtiles = 2, .stages = 3, .dq_places = 2};
 static_assert(tile_d128.shared_bytes() <= 232448 && tile_d64.shared_bytes() <= 232448);
 
-}  // namespace attn::backward_sm90
+}  // namespace attn::bwd_sm90
 #endif

@@ -8,7 +8,7 @@
 #include "../shared/types.h"
 #include "tiles.h"
 
-namespace attn::backward_sm90 {
+namespace attn::bwd_sm90 {
 
 struct Variant {
   const char* name;
@@ -29,5 +29,5 @@ constexpr Variant variants[] = {
 };
 // clang-format on
 
-}  // namespace attn::backward_sm90
+}  // namespace attn::bwd_sm90
 #endif

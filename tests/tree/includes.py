@@ -21,8 +21,9 @@ BESIDE = {
     **dict.fromkeys(("kernels/decode", "kernels/forward_sm80", "kernels/forward_sm90", "kernels/cache", "kernels/mask",
                      "kernels/merge", "kernels/read", "kernels/backward"), ["kernels/shared", "kernels/ptx", "kernels/common"]),
     # Products and fragments are those of the forward pass.
+    "kernels/backward_sm90": ["kernels/shared", "kernels/ptx", "kernels/common", "kernels/backward"],
     "kernels/backward_sm80": ["kernels/shared", "kernels/ptx", "kernels/common", "kernels/backward", "kernels/forward_sm80"],
-    "kernels/write_stubs.cpp": ["kernels/decode", "kernels/forward_sm80", "kernels/forward_sm90", "kernels/backward_sm80"],
+    "kernels/write_stubs.cpp": ["kernels/decode", "kernels/forward_sm80", "kernels/forward_sm90", "kernels/backward_sm80", "kernels/backward_sm90"],
     "asm": ["kernels/shared"],
 }
 # The variants, tiles and parameter structs beside a kernel are there for its host side.

@@ -1,0 +1,214 @@
+// The kernels bwd_sm90_*. They differ by type and by the largest head_dim they take.
+#include "kernels/backward.h"
+#include "kernels/backward_sm90/backward_args.h"
+#include "kernels/backward_sm90/variants.h"
+#include "kernels/copy_engine.h"
+#include "kernels/families.h"
+#include "kernels/kv_args.h"
+#include "kernels/limits.h"
+
+namespace attn {
+namespace {
+
+using bwd_sm90::Tile;
+
+constexpr const char* finish_image = "bwd_sm90_finish";
+
+// The family's arrays in the workspace.
+struct Space : BackwardSpace {
+  size_t turns;  // of which the last word counts the items taken
+  size_t dq_sum, bytes;
+
+  Space(const BackwardProblem& b, const Tile& tile)
+      : Space(b, size_t(b.of.heads_q * backward_rows(b.of).tiles()), tile) {}
+
+ private:
+  Space(const BackwardProblem& b, size_t tiles, const Tile& tile)
+      : BackwardSpace(backward_space(b, (tiles + 1) * sizeof(unsigned))),
+        turns((tiles + 1) * sizeof(unsigned)),
+        dq_sum(end),
+        bytes(end + tiles * tile.dq_bytes()) {}
+};
+
+// Order of dq's sums and of the items. The group follows from the kind of mask alone, since dq's
+// bits depend on it. Under a window a block is done with a tile before the block before it gets
+// there, however many they are.
+bwd_sm90::ItemList item_list(const Problem& p, const DeviceInfo& device, const Tile& tile) {
+  const int64_t pairs = p.batch * p.heads_kv, blocks = ceil_div(p.seqlen_kv, tile.keys());
+  const int64_t group = p.has(ATTN_WINDOW) ? std::max<int64_t>(1, blocks) : 8;
+  // So many pairs that a group of each keeps all multiprocessors busy.
+  const int64_t rounds = std::max<int64_t>(1, pairs * group / multiprocessors(p, device));
+  return {.pairs = int(pairs),
+          .blocks = int(blocks),
+          .group = int(group),
+          .chunk = int(std::max<int64_t>(1, ceil_div(pairs, rounds)))};
+}
+
+Status check(const BackwardProblem& b, const DeviceInfo& device, const Tile& tile) {
+  const Problem& p = b.of;
+  ATTN_TRY(check_device_gradients(b));
+  ATTN_TRY(check_copy_engine(device));
+  if (tile.shared_bytes() > device.shared_bytes_max)
+    return unsupported("it needs ", tile.shared_bytes(), " bytes of shared memory; the device has ",
+                       device.shared_bytes_max);
+  constexpr int64_t max_length = 1 << 29;  // positions and their differences stay within 32 bits
+  if (p.seqlen_q >= max_length || p.seqlen_kv >= max_length)
+    return unsupported("seqlen is ", std::max(p.seqlen_q, p.seqlen_kv), "; accepted: below ",
+                       max_length);
+  if (p.scale <= 0) return unsupported("scale is ", p.scale, "; accepted: above 0");
+  const BackwardRows rows = backward_rows(p);
+  if (p.heads_q > 65535 || p.batch > 65535)
+    return unsupported("batch is ", p.batch, ", heads_q is ", p.heads_q, "; accepted: up to 65535");
+  if (rows.tiles() > max_rows / attn_backward_tile)
+    return unsupported("there are ", rows.tiles(), " tiles of ", int(attn_backward_tile),
+                       " queries; accepted: up to ", max_rows / attn_backward_tile);
+  const int64_t items = p.batch * p.heads_kv * ceil_div(p.seqlen_kv, tile.keys());
+  if (items > max_rows)
+    return unsupported("batch * heads_kv * ceil(seqlen_kv / ", tile.keys(), ") is ", items,
+                       "; accepted: up to ", max_rows);
+  const bool packed = p.q_layout == ATTN_PACKED;
+  const int64_t size[] = {packed ? p.total_q : p.seqlen_q, p.heads_q, packed ? 1 : p.batch};
+  if (size[0] > max_rows)
+    return unsupported("total_q is ", size[0], "; accepted: up to ", max_rows);
+  ATTN_TRY(check_strides("q", p.q_stride, {size[0], size[1], size[2]}));
+  ATTN_TRY(check_strides("d_out", b.d_out_stride, {size[0], size[1], size[2]}));
+  return check_copied(p, b.kv());
+}
+
+void patch(const BackwardProblem& b, const BackwardArgs& args, void* workspace,
+           attn_sm90_backward_kernarg& a, const void** map_base) {
+  attn_gradient_array dq{};
+  patch_gradients(b, args, &dq, &a.dk, &a.dv);
+  a.cu_seqlens_q = args.of.cu_seqlens_q;
+  patch_lengths(args.of.segment[0], &a.kv);
+  rebase(workspace, a.lse2, a.delta, a.dq_sum, a.turn, a.taken);
+  map_base[0] = args.of.q;
+  map_base[1] = args.of.segment[0].k;
+  map_base[2] = args.of.segment[0].v;
+  map_base[3] = args.d_out;
+}
+
+void patch_finish(const BackwardProblem& b, const BackwardArgs& args, void* workspace,
+                  attn_sm90_finish_kernarg& a) {
+  attn_gradient_array dk{}, dv{};
+  patch_gradients(b, args, &a.dq, &dk, &dv);
+  a.cu_seqlens_q = args.of.cu_seqlens_q;
+  patch_lengths(args.of.segment[0], &a.kv);
+  rebase(workspace, a.dq_sum);
+}
+
+Step main_step(const char* image, const BackwardProblem& b, const DeviceInfo& device,
+               const Tile& tile, const Space& space) {
+  const Problem& p = b.of;
+  const BackwardRows rows = backward_rows(p);
+  attn_sm90_backward_kernarg a{};
+  a.lse2 = offset_of<const float>(space.lse2);
+  a.delta = offset_of<const float>(space.delta);
+  a.dq_sum = offset_of<float>(space.dq_sum);
+  a.turn = offset_of<unsigned>(space.clear);
+  a.taken = offset_of<unsigned>(space.clear + space.turns - sizeof(unsigned));
+  a.dk = gradient_array(b, ATTN_GRAD_K);
+  a.dv = gradient_array(b, ATTN_GRAD_V);
+  a.kv = kv_lengths(b.kv());
+  a.rows = rows;
+  a.heads_kv = int(p.heads_kv);
+  a.group = int(p.group());
+  a.head_dim = int(p.head_dim);
+  a.head_dim_v = int(p.head_dim_v);
+  a.tiles = int(rows.tiles());
+  a.list = item_list(p, device, tile);
+  a.items = unsigned(a.list.pairs) * unsigned(a.list.blocks);
+  a.scale = p.scale;
+  a.log2_scale = std::max(p.scale * 1.44269504f, 1e-37f);  // log2(e)
+  a.mask = p.range_mask();
+  const int64_t grid = std::min<int64_t>(a.items, multiprocessors(p, device));
+  const bool packed = p.q_layout == ATTN_PACKED;
+  const auto map = [&](int64_t dim, int64_t rows_of, int64_t heads, int64_t batch,
+                       const attn_strides& stride, int box_rows) {
+    return tensor_map(2, dim, rows_of, heads, batch, stride, 64, box_rows);
+  };
+  const auto of_queries = [&](int64_t dim, const attn_strides& stride) {
+    return map(dim, packed ? p.total_q : p.seqlen_q, p.heads_q, packed ? 1 : p.batch, stride,
+               bwd_sm90::tile_queries);
+  };
+  const auto of_keys = [&](int64_t dim, const attn_strides& stride) {
+    const Extents size = extents(p, b.kv());
+    return map(dim, size.rows, p.heads_kv, size.batch, stride, tile.keys());
+  };
+  return {
+      .image = image,
+      .launch = {.grid = {uint32_t(grid), 1, 1},
+                 .block = {uint32_t(tile.threads()), 1, 1},
+                 .shared_bytes = uint32_t(tile.shared_bytes())},
+      .arguments = arguments_of<patch>(a),
+      .maps = {of_queries(p.head_dim, p.q_stride), of_keys(p.head_dim, b.kv().k_stride),
+               of_keys(p.head_dim_v, b.kv().v_stride), of_queries(p.head_dim_v, b.d_out_stride)},
+      .map_base = {nullptr, nullptr, nullptr, nullptr},
+  };
+}
+
+Step finish_step(const BackwardProblem& b, const Tile& tile, const Space& space) {
+  const Problem& p = b.of;
+  const BackwardRows rows = backward_rows(p);
+  attn_sm90_finish_kernarg a{};
+  a.dq_sum = offset_of<const float>(space.dq_sum);
+  a.dq = gradient_array(b, ATTN_GRAD_Q);
+  a.kv = kv_lengths(b.kv());
+  a.rows = rows;
+  a.head_dim = int(p.head_dim);
+  a.tiles = int(rows.tiles());
+  a.panels = tile.panels();
+  a.block_keys = tile.keys();
+  a.scale = p.scale;
+  a.mask = p.range_mask();
+  return {
+      .image = finish_image,
+      .launch = {.grid = {uint32_t(rows.tiles_of_sequence()), uint32_t(p.heads_q),
+                          uint32_t(p.batch)},
+                 .block = {128, 1, 1}},
+      .arguments = arguments_of<patch_finish>(a),
+  };
+}
+
+template <size_t i>
+Status make_recipe(const BackwardProblem& b, const DeviceInfo& device, Recipe* recipe) {
+  constexpr const bwd_sm90::Variant& variant = bwd_sm90::variants[i];
+  ATTN_TRY(check(b, device, variant.tile));
+  const Space space(b, variant.tile);
+  ATTN_TRY(add_prepare_steps(b, space, space.turns, recipe));
+  recipe->workspace = space.bytes;
+  recipe->steps.push_back(main_step(variant.name, b, device, variant.tile, space));
+  if (b.wants(ATTN_GRAD_Q)) recipe->steps.push_back(finish_step(b, variant.tile, space));
+  return {};
+}
+
+constexpr Limits limits(const bwd_sm90::Variant& variant) {
+  const uint32_t type = type_bit(attn_dtype(variant.type));
+  return {.in_types = type,
+          .kv_types = type,
+          .out_types = float_types,
+          .flags = forward_flags,
+          .features = forward_features,
+          .head_dim = {.multiple = 8, .max = variant.tile.head_dim},
+          .head_dim_v = {.multiple = 8, .max = variant.tile.head_dim}};
+}
+
+constinit const std::array all_rows =
+    rows_of_variants<std::size(bwd_sm90::variants)>([]<size_t i>() -> Kernel {
+      constexpr const bwd_sm90::Variant& variant = bwd_sm90::variants[i];
+      return {.name = variant.name,
+              .op = Op::backward,
+              .backend = ATTN_BACKEND_CUDA,
+              .limits = limits(variant),
+              .numerics = {.weights = attn_dtype(variant.type)},
+              .recipe = recipe_of<make_recipe<i>>,
+              .first_images = {backward_prepare_image, backward_sinks_image, finish_image}};
+    });
+
+}  // namespace
+
+std::span<const Kernel> sm90_backward_rows() {
+  return all_rows;
+}
+
+}  // namespace attn
