@@ -2,8 +2,8 @@
 // takes work items, blocks of keys, one after the other. Two warpgroups compute; each keeps dk and
 // dv of its half of the keys in registers, and goes over the tiles of queries on its own. They
 // exchange ds through shared memory only: dq of a tile takes ds of all keys of the block, and one
-// warpgroup finds it for both, in turns, a tile later. It is added in float32 to memory, in an order
-// that follows from the problem (order.h).
+// warpgroup finds it for both, in turns, a tile later. It is added in float32 to memory, in an
+// order that follows from the problem (order.h).
 #pragma once
 #include "../common/element.cuh"
 #include "../ptx/ex2.h"
@@ -60,17 +60,33 @@ struct Consumer {
     for (int step = 0; step < tile.keys() / 16; ++step)
       ptx::wgmma_transposed<bf16>(dq, ds + step * 128, k + step * 128, step > 0);
     ptx::wgmma_commit();
-    // The place is free when the tile before that used it has been read.
-    const int before = tile.dq_places == 1 ? which ^ 1 : which;
-    const unsigned parity = tile.dq_places == 1 ? n / 2 + which & 1 ^ 1 : n / 2 & 1 ^ 1;
-    ptx::mbarrier_wait(address(&c.dq_empty[before]), parity);
+    ptx::mbarrier_wait(address(&c.dq_empty[which]), n / 2 & 1);
     ptx::wgmma_wait<0>();
     ptx::pin(dq);
     release(c.ds_empty[which]);
-    const unsigned to = shared + tile.dq_offset() + n % tile.dq_places * tile.dq_bytes() +
-                        threadIdx.x % 128 * 16;
+    const unsigned place =
+        shared + tile.dq_offset() + which * tile.dq_bytes() + threadIdx.x % 128 * 16;
+    const DqTile& to = c.dq[which];
+    if (to.last == not_last) {
 #pragma unroll
-    for (int i = 0; i < dim / 8; ++i) ptx::store_shared_floats(to + i * 2048, dq + 4 * i);
+      for (int i = 0; i < dim / 8; ++i) ptx::store_shared_floats(place + i * 2048, dq + 4 * i);
+    } else {
+      if (to.last == last) {
+#pragma unroll
+        for (int i = 0; i < dim / 8; ++i) {
+          const float4 sum = ptx::load_shared_floats(place + i * 2048);
+          dq[4 * i] += sum.x, dq[4 * i + 1] += sum.y, dq[4 * i + 2] += sum.z,
+              dq[4 * i + 3] += sum.w;
+        }
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = 16 * warp + lane / 4 + 8 * half;
+        if (a.dq.at)
+          store_gradient(a.dq, to.at + row * a.dq.stride[1], row < to.rows, dq, half, a.scale,
+                         a.head_dim);
+      }
+    }
     ptx::fence_async_shared();
     __syncwarp();
     release(c.dq_full[which]);
@@ -96,145 +112,143 @@ struct Consumer {
       for (int u = 0; u < tile.subtiles; ++u)
 #pragma unroll
         for (int i = 0; i < dim / 2; ++i) dk[u][i] = dv[u][i] = 0;
-      int query = item.tiles.first * tile_queries, left = item.tiles.count(),
-          heads = left > 0 ? a.group : 0;
-      const unsigned first = n;
-      while (heads > 0) {
-        const int stage = Q::stage(n);
-        const unsigned q_at = at_16(tile.q_offset() + stage * tile.query_bytes()),
-                       d_out_at = at_16(tile.d_out_offset() + stage * tile.query_bytes());
-        const unsigned long long q = ptx::wgmma_descriptor(q_at, 0),
-                                 d_out = ptx::wgmma_descriptor(d_out_at, 0),
-                                 qt = ptx::wgmma_descriptor(q_at, query_panel),
-                                 d_out_t = ptx::wgmma_descriptor(d_out_at, query_panel);
-        const unsigned stats = stage * tile_queries * 4 + lane % 4 * 8;
-        // As wgmma leaves the scores of 16 keys and 64 queries in a lane: s[4 j + 2 half + i] is
-        // that of key lane / 4 + 8 half and query 8 j + lane % 4 * 2 + i.
-        float s[32], dp[32];
-        const auto start_scores = [&](int u) {
-          ptx::forget(s);
-          ptx::wgmma_fence();
+      int query = item.start * tile_queries;
+      const unsigned first = n, end = n + item.tiles.count() * a.group;
+      for (;; ++n) {
+        if (n == end) {
+          __syncwarp();
+          release(c.v_empty);
+        } else {
+          const int stage = Q::stage(n);
+          const unsigned q_at = at_16(tile.q_offset() + stage * tile.query_bytes()),
+                         d_out_at = at_16(tile.d_out_offset() + stage * tile.query_bytes());
+          const unsigned long long q = ptx::wgmma_descriptor(q_at, 0),
+                                   d_out = ptx::wgmma_descriptor(d_out_at, 0),
+                                   qt = ptx::wgmma_descriptor(q_at, query_panel),
+                                   d_out_t = ptx::wgmma_descriptor(d_out_at, query_panel);
+          const unsigned stats = stage * tile_queries * 4 + lane % 4 * 8;
+          // As wgmma leaves the scores of 16 keys and 64 queries in a lane: s[4 j + 2 half + i] is
+          // that of key lane / 4 + 8 half and query 8 j + lane % 4 * 2 + i.
+          float s[32], dp[32];
+          const auto start_scores = [&](int u) {
+            ptx::forget(s);
+            ptx::wgmma_fence();
 #pragma unroll
-          for (int d = 0; d < dim / 16; ++d)
-            ptx::wgmma<bf16>(s, k + (u * 512 + columns_at(d, key_panel)),
-                             q + columns_at(d, query_panel), d > 0);
-          ptx::wgmma_commit();
-        };
-        const auto start_dp = [&](int u) {
-          ptx::forget(dp);
-          ptx::wgmma_fence();
+            for (int d = 0; d < dim / 16; ++d)
+              ptx::wgmma<bf16>(s, k + (u * 512 + columns_at(d, key_panel)),
+                               q + columns_at(d, query_panel), d > 0);
+            ptx::wgmma_commit();
+          };
+          const auto start_dp = [&](int u) {
+            ptx::forget(dp);
+            ptx::wgmma_fence();
 #pragma unroll
-          for (int d = 0; d < dim / 16; ++d)
-            ptx::wgmma<bf16>(dp, v + (u * 512 + columns_at(d, key_panel)),
-                             d_out + columns_at(d, query_panel), d > 0);
-          ptx::wgmma_commit();
-        };
-        ptx::mbarrier_wait(address(&c.q_full[stage]), Q::parity(n));
-        start_scores(0);
-        ptx::mbarrier_wait(address(&c.d_out_full[stage]), Q::parity(n));
-        start_dp(0);
+            for (int d = 0; d < dim / 16; ++d)
+              ptx::wgmma<bf16>(dp, v + (u * 512 + columns_at(d, key_panel)),
+                               d_out + columns_at(d, query_panel), d > 0);
+            ptx::wgmma_commit();
+          };
+          ptx::mbarrier_wait(address(&c.q_full[stage]), Q::parity(n));
+          start_scores(0);
+          ptx::mbarrier_wait(address(&c.d_out_full[stage]), Q::parity(n));
+          start_dp(0);
 #pragma unroll
-        for (int u = 0; u < tile.subtiles; ++u) {
-          ptx::wgmma_wait<1>();
-          ptx::pin(s);
-#pragma unroll
-          for (int j = 0; j < 8; ++j) {
-            const float2 lse = ptx::load_shared_two_floats(address(&c.lse) + stats + j * 32);
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-              s[4 * j + i] = fmaf(s[4 * j + i], a.log2_scale, i % 2 ? -lse.y : -lse.x);
-          }
-          unsigned p[4][4], ds[4][4];
-          const int subtile = tile.subtiles * group + u;
-          if (query < item.whole[subtile].first || query > item.whole[subtile].last) {
-            // The lane's key of half 0.
-            const int key = item.block * tile.keys() + 64 * subtile + 16 * warp + lane / 4;
-            const int origin = query + lane % 4 * 2, keys = item.sequence.keys;
-            const int from = key - item.sequence.upper + 1 - origin,
-                      to = key - item.sequence.lower + 1 - origin;
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-              // Queries that see the key, counted from the lane's first one of the tile.
-              const int begin = min(max(from + 8 * half, 0), tile_queries),
-                        end = min(max(to + 8 * half, 0), tile_queries);
-              const auto count = [](int x) { return x / 8 * 2 + min(x % 8, 2); };
-              const unsigned seen =
-                  key + 8 * half < keys ? low_bits(count(end)) & ~low_bits(count(begin)) : 0;
-#pragma unroll
-              for (int i = 0; i < 16; ++i)
-                if (!(seen >> i & 1)) s[i / 2 * 4 + 2 * half + i % 2] = -infinity();
-            }
+          for (int u = 0; u < tile.subtiles; ++u) {
+            ptx::wgmma_wait<1>();
             ptx::pin(s);
-          }
 #pragma unroll
-          for (int i = 0; i < 32; ++i) s[i] = ptx::ex2(s[i]);
+            for (int j = 0; j < 8; ++j) {
+              const float2 lse = ptx::load_shared_two_floats(address(&c.lse) + stats + j * 32);
 #pragma unroll
-          for (int i = 0; i < 16; ++i) p[i / 4][i % 4] = T::pack(s[2 * i], s[2 * i + 1]);
-          ptx::pin(dv[u]);
-          ptx::wgmma_fence();
+              for (int i = 0; i < 4; ++i)
+                s[4 * j + i] = fmaf(s[4 * j + i], a.log2_scale, i % 2 ? -lse.y : -lse.x);
+            }
+            unsigned p[4][4], ds[4][4];
+            const int subtile = tile.subtiles * group + u;
+            if (query < item.whole[subtile].first || query > item.whole[subtile].last) {
+              // The lane's key of half 0.
+              const int key = item.block * tile.keys() + 64 * subtile + 16 * warp + lane / 4;
+              const int origin = query + lane % 4 * 2, keys = item.sequence.keys;
+              const int from = key - item.sequence.upper + 1 - origin,
+                        to = key - item.sequence.lower + 1 - origin;
 #pragma unroll
-          for (int step = 0; step < 4; ++step)
-            ptx::wgmma<bf16, true>(dv[u], p[step], d_out_t + step * 128, true);
-          ptx::wgmma_commit();
-          ptx::wgmma_wait<1>();  // dp is there, and dk of the subtile before
-          ptx::pin(dp);
+              for (int half = 0; half < 2; ++half) {
+                // Queries that see the key, counted from the lane's first one of the tile.
+                const int begin = min(max(from + 8 * half, 0), tile_queries),
+                          end = min(max(to + 8 * half, 0), tile_queries);
+                const auto count = [](int x) { return x / 8 * 2 + min(x % 8, 2); };
+                const unsigned seen =
+                    key + 8 * half < keys ? low_bits(count(end)) & ~low_bits(count(begin)) : 0;
 #pragma unroll
-          for (int j = 0; j < 8; ++j) {
-            const float2 delta = ptx::load_shared_two_floats(address(&c.delta) + stats + j * 32);
+                for (int i = 0; i < 16; ++i)
+                  if (!(seen >> i & 1)) s[i / 2 * 4 + 2 * half + i % 2] = -infinity();
+              }
+              ptx::pin(s);
+            }
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
-              dp[4 * j + i] = s[4 * j + i] * (dp[4 * j + i] - (i % 2 ? delta.y : delta.x));
-          }
+            for (int i = 0; i < 32; ++i) s[i] = ptx::ex2(s[i]);
 #pragma unroll
-          for (int i = 0; i < 16; ++i) ds[i / 4][i % 4] = T::pack(dp[2 * i], dp[2 * i + 1]);
-          const int which = n % 2;
-          if (u == 0) ptx::mbarrier_wait(address(&c.ds_empty[which]), n / 2 & 1 ^ 1);
-#pragma unroll
-          for (int step = 0; step < 4; ++step)
-            ptx::stmatrix(ds_at + which * tile.ds_bytes() + u * 8192 +
-                              ((2 * step + lane / 16 ^ ds_row % 8) << 4),
-                          ds[step]);
-          if (u == tile.subtiles - 1) ptx::fence_async_shared();
-          ptx::pin(dk[u]);
-          ptx::wgmma_fence();
-#pragma unroll
-          for (int step = 0; step < 4; ++step)
-            ptx::wgmma<bf16, true>(dk[u], ds[step], qt + step * 128, true);
-          ptx::wgmma_commit();
-          if (u + 1 < tile.subtiles) {
-            // Waits that cost little, since ptxas makes all products synchronous if it finds more
-            // registers in use: p is free with dv, ds with dk.
-            ptx::wgmma_wait<1>();
+            for (int i = 0; i < 16; ++i) p[i / 4][i % 4] = T::pack(s[2 * i], s[2 * i + 1]);
             ptx::pin(dv[u]);
-            start_scores(u + 1);
-            ptx::wgmma_wait<1>();
-            ptx::pin(dk[u]);
-            start_dp(u + 1);
-          } else {
-            __syncwarp();
-            release(c.ds_full[which]);
-          }
-        }
-        ptx::wgmma_wait<1>();
-        release(c.d_out_empty[stage]);
-        ptx::wgmma_wait<0>();
+            ptx::wgmma_fence();
 #pragma unroll
-        for (int u = 0; u < tile.subtiles; ++u) {
-          ptx::pin(dv[u]);
-          ptx::pin(dk[u]);
+            for (int step = 0; step < 4; ++step)
+              ptx::wgmma<bf16, true>(dv[u], p[step], d_out_t + step * 128, true);
+            ptx::wgmma_commit();
+            ptx::wgmma_wait<1>();  // dp is there, and dk of the subtile before
+            ptx::pin(dp);
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+              const float2 delta = ptx::load_shared_two_floats(address(&c.delta) + stats + j * 32);
+#pragma unroll
+              for (int i = 0; i < 4; ++i)
+                dp[4 * j + i] = s[4 * j + i] * (dp[4 * j + i] - (i % 2 ? delta.y : delta.x));
+            }
+#pragma unroll
+            for (int i = 0; i < 16; ++i) ds[i / 4][i % 4] = T::pack(dp[2 * i], dp[2 * i + 1]);
+            const int which = n % 2;
+            if (u == 0) ptx::mbarrier_wait(address(&c.ds_empty[which]), n / 2 & 1 ^ 1);
+#pragma unroll
+            for (int step = 0; step < 4; ++step)
+              ptx::stmatrix(ds_at + which * tile.ds_bytes() + u * 8192 +
+                                ((2 * step + lane / 16 ^ ds_row % 8) << 4),
+                            ds[step]);
+            if (u == tile.subtiles - 1) ptx::fence_async_shared();
+            ptx::pin(dk[u]);
+            ptx::wgmma_fence();
+#pragma unroll
+            for (int step = 0; step < 4; ++step)
+              ptx::wgmma<bf16, true>(dk[u], ds[step], qt + step * 128, true);
+            ptx::wgmma_commit();
+            if (u + 1 < tile.subtiles) {
+              // Waits that cost little, since ptxas makes all products synchronous if it finds more
+              // registers in use: p is free with dv, ds with dk.
+              ptx::wgmma_wait<1>();
+              ptx::pin(dv[u]);
+              start_scores(u + 1);
+              ptx::wgmma_wait<1>();
+              ptx::pin(dk[u]);
+              start_dp(u + 1);
+            } else {
+              __syncwarp();
+              release(c.ds_full[which]);
+            }
+          }
+          ptx::wgmma_wait<1>();
+          release(c.d_out_empty[stage]);
+          ptx::wgmma_wait<0>();
+#pragma unroll
+          for (int u = 0; u < tile.subtiles; ++u) {
+            ptx::pin(dv[u]);
+            ptx::pin(dk[u]);
+          }
+          release(c.q_empty[stage]);
         }
-        release(c.q_empty[stage]);
         if (n != first && n % 2 == group) find_dq(n - 1);
-        ++n;
-        query += tile_queries;
-        if (--left == 0) {
-          query = item.tiles.first * tile_queries, left = item.tiles.count();
-          --heads;
-        }
+        if (n == end) break;
+        query = query == item.tiles.last * tile_queries ? item.tiles.first * tile_queries
+                                                        : query + tile_queries;
       }
-      __syncwarp();
-      release(c.v_empty);
-      if (n != first && n % 2 == group) find_dq(n - 1);
       __syncwarp();
       release(c.k_empty);
       store(dk, dv, item);
@@ -254,7 +268,7 @@ struct Consumer {
       // a padded one they become 0.
       const int row[2] = {key + 64 * u, key + 64 * u + 8};
       const float exists[2] = {row[0] < keys ? 1.f : 0.f, row[1] < keys ? 1.f : 0.f};
-      const auto store_all = [&](const attn_gradient_array& g, float (&o)[dim / 2], float factor,
+      const auto store_all = [&](const attn_gradient_array& g, float(&o)[dim / 2], float factor,
                                  int columns) {
         if (!g.at) return;
         device::clear_rows(o, exists);
@@ -286,12 +300,14 @@ __device__ __forceinline__ void backward(const attn_sm90_backward_kernarg& a) {
   ptx::grid_wait();  // before any access to memory
   if (warp < 4) {
     ptx::registers_shrink<40>();
-    if (warp == 2)
+    if (warp == 2) {
+      clear_dq<tile>(a);
       clear_unused<tile>(a, control, shared);
-    else if (threadIdx.x == 0)
+    } else if (threadIdx.x == 0) {
       Loader<tile>{a, control, shared}.run();
-    else if (threadIdx.x % 32 == 0)
+    } else if (threadIdx.x % 32 == 0) {
       add_dq<tile>(a, control, shared, warp / 2);
+    }
   } else {
     ptx::registers_grow<232>();
     Consumer<T, tile> consumer{a, control, shared, warp / 4 - 1, warp % 4, int(threadIdx.x % 32)};
@@ -302,10 +318,10 @@ __device__ __forceinline__ void backward(const attn_sm90_backward_kernarg& a) {
 }  // namespace attn::bwd_sm90
 
 #define ATTN_SM90_BACKWARD(NAME)                                                                 \
-  constexpr attn::bwd_sm90::Variant NAME##_variant =                                        \
-      attn::bwd_sm90::variants[attn::find_variant(attn::bwd_sm90::variants, #NAME)];   \
+  constexpr attn::bwd_sm90::Variant NAME##_variant =                                             \
+      attn::bwd_sm90::variants[attn::find_variant(attn::bwd_sm90::variants, #NAME)];             \
   extern "C" __global__ void __launch_bounds__(NAME##_variant.tile.threads(), 1)                 \
       NAME(const __grid_constant__ attn_sm90_backward_kernarg a) {                               \
-    attn::bwd_sm90::backward<attn::device::ElementOf<NAME##_variant.type>,                  \
-                                  NAME##_variant.tile>(a);                                       \
+    attn::bwd_sm90::backward<attn::device::ElementOf<NAME##_variant.type>, NAME##_variant.tile>( \
+        a);                                                                                      \
   }

@@ -15,10 +15,11 @@ struct Item {
   int b, head_kv;  // b < 0: there are no more
   int block;
   Sequence sequence;
-  Range tiles;     // of each query head
-  int first_tile;  // the sequence's number 0, see order.h
+  Range tiles;                         // of each query head
+  int start;                           // the first of them on the way, see order.h
+  int first_tile;                      // the sequence's number 0, see order.h
   int q_row, q_batch, k_row, k_batch;  // the sequence's rows in the tensors
-  bool clears_keys, clears_queries;    // rows of the block, or of the last tile, hold something else
+  bool clears_keys, clears_queries;  // rows of the block, or of the last tile, hold something else
   // Tiles whose first query is within these see 64 keys of the block whole.
   struct {
     int first, last;
@@ -29,6 +30,14 @@ enum {
   item_readers = 4 * groups + 3  // warps
 };
 
+// What becomes of dq of a tile.
+struct DqTile {
+  int last;      // this block's is the last: dq is stored; 1: it is the first as well
+  int rows;      // of the tile, that exist
+  long long at;  // dq's element of the first row
+};
+enum { not_last, only, last };
+
 struct Control {
   Barrier item_full[item_slots], item_empty[item_slots];
   Barrier k_full, k_empty, v_full, v_empty;
@@ -38,7 +47,10 @@ struct Control {
   Barrier queries_raw[max_stages], keys_raw;
   // Of tiles n % 2. One warpgroup finds dq of the even tiles, the other that of the odd ones; and
   // there is a warp for each that adds them to memory.
-  Barrier ds_full[2], ds_empty[2], dq_full[2], dq_empty[2];
+  Barrier ds_full[2], ds_empty[2];
+  // dq's place is free, or has the sum so far; dq has been written there, or stored.
+  Barrier dq_empty[2], dq_full[2];
+  DqTile dq[2];  // written before dq_empty
   Item item[item_slots];
   alignas(128) float lse[max_stages][tile_queries];
   alignas(128) float delta[max_stages][tile_queries];
@@ -50,8 +62,7 @@ __device__ __forceinline__ void init_barriers(Control& c) {
   const auto init = [](Barrier& barrier, int count) {
     ptx::mbarrier_init(address(&barrier), count);
   };
-  for (int i = 0; i < item_slots; ++i)
-    init(c.item_full[i], 1), init(c.item_empty[i], item_readers);
+  for (int i = 0; i < item_slots; ++i) init(c.item_full[i], 1), init(c.item_empty[i], item_readers);
   for (Barrier* full : {&c.k_full, &c.v_full}) init(*full, 1);
   init(c.keys_raw, 2);
   for (Barrier* empty : {&c.k_empty, &c.v_empty}) init(*empty, warps);

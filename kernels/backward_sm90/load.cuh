@@ -27,6 +27,7 @@ __device__ __forceinline__ bool describe(const attn_sm90_backward_kernarg& a, un
   item.block = at.block;
   item.sequence = sequence(a.mask, q.length, kv.length);
   item.tiles = item.sequence.tiles(key, tile.keys());
+  item.start = a.order.start(item.sequence, item.tiles, at.block, tile.keys());
   item.first_tile = int(a.rows.first_tile(b, q.begin));
   item.q_row = int(q.begin);
   item.q_batch = a.cu_seqlens_q ? 0 : b;
@@ -75,8 +76,7 @@ struct Loader {
   __device__ __forceinline__ void load_queries(const Item& item, int head, int m) {
     const int s = Q::stage(n);
     const bool clears = item.clears_queries && m == item.tiles.last;
-    const long long at =
-        ((long long)head * a.tiles + item.first_tile + m) * tile_queries;
+    const long long at = ((long long)head * a.tiles + item.first_tile + m) * tile_queries;
     const auto load = [&](int offset, const attn_tensor_map& map, Barrier& empty, Barrier& full,
                           float* stats, const float* from) {
       ptx::mbarrier_wait(address(&empty), Q::parity(n) ^ 1);
@@ -108,10 +108,11 @@ struct Loader {
       // The first tile of queries comes before K and V, whose place the item before has still.
       bool keys = false;
       for (int head = 0; head < a.group; ++head)
-        for (int m = item.tiles.first; m <= item.tiles.last; ++m) {
+        for (int i = 0, m = item.start; i < item.tiles.count(); ++i) {
           load_queries(item, item.head_kv * a.group + head, m);
           if (!keys) load_keys(item, count);
           keys = true;
+          m = m == item.tiles.last ? item.tiles.first : m + 1;
         }
       if (!keys) load_keys(item, count);
       index = gridDim.x + atomicAdd(a.taken, 1);
@@ -167,54 +168,120 @@ __device__ __forceinline__ void clear_unused(const attn_sm90_backward_kernarg& a
         ptx::mbarrier_arrive(address(&c.d_out_full[s]));
       }
     };
-    const bool first_only = item.clears_queries && tiles == 1;
-    if (first_only) clear_queries(n);
+    const int at = item.tiles.last - item.start;  // of the last tile on the way
+    const bool before_keys = item.clears_queries && at == 0;
+    if (before_keys) clear_queries(n);
     if (item.clears_keys) clear_keys();
     if (item.clears_queries)
-      for (int head = first_only ? 1 : 0; head < a.group; ++head)
-        clear_queries(n + head * tiles + tiles - 1);
+      for (int head = before_keys; head < a.group; ++head) clear_queries(n + head * tiles + at);
     n += tiles * a.group;
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(address(&item_empty(c, count)));
   }
 }
 
-// Adds dq of the tiles n with n % 2 == odd to dq_sum, each when it is its turn. By one lane.
+// Adds dq of the tiles n with n % 2 == odd to dq_sum, each when it is its turn. The last block that
+// adds to a tile gets the sum instead, to store dq. By one lane.
 template <Tile tile>
 __device__ __forceinline__ void add_dq(const attn_sm90_backward_kernarg& a, Control& c,
                                        unsigned shared, unsigned odd) {
+  const unsigned place = shared + tile.dq_offset() + odd * tile.dq_bytes();
+  DqTile& to = c.dq[odd];
+  Barrier &empty = c.dq_empty[odd], &full = c.dq_full[odd];
   unsigned n = 0;
+  unsigned* adds = nullptr;  // what the tile before is to be counted in, once it has been added
+  const auto finish = [&] {
+    if (!adds) return;
+    ptx::bulk_wait();
+    ptx::fence_async();
+    ptx::add_release(adds);
+    adds = nullptr;
+  };
   for (unsigned count = 0;; ++count) {
     const Item& item = wait_item(c, count);
     if (item.b < 0) return;
     for (int head = 0; head < a.group; ++head) {
-      const long long first =
-          (long long)(item.head_kv * a.group + head) * a.tiles + item.first_tile;
-      for (int m = item.tiles.first; m <= item.tiles.last; ++m, ++n) {
-        if (n % 2 != odd) continue;
-        unsigned* const turn = a.turn + first + m;
-        float* const sum = a.dq_sum + (first + m) * (tile.dq_bytes() / 4);
-        const unsigned before =
-            adds_before(item.block, item.sequence.blocks(m, tile.keys()), a.list.group);
-        const unsigned from = shared + tile.dq_offset() + n % tile.dq_places * tile.dq_bytes();
-        // More than before: of lengths that contradict each other.
-        while (ptx::load_acquire(turn) < before) {
+      const int h = item.head_kv * a.group + head;
+      const long long first = (long long)h * a.tiles + item.first_tile;
+      for (int i = 0, m = item.start; i < item.tiles.count(); ++i, ++n) {
+        if (n % 2 == odd) {
+          unsigned* const turn = a.turn + first + m;
+          float* const sum = a.dq_sum + (first + m) * (tile.dq_bytes() / 4);
+          const Order::Turn here = a.order.turn(item.sequence, m, item.block, tile.keys());
+          // More adds than before: of lengths that contradict each other.
+          const auto wait_turn = [&] {
+            while (ptx::load_acquire(turn) < unsigned(here.before)) {
+            }
+            ptx::fence_async();
+          };
+          const bool is_last = here.before + 1 == here.blocks;
+          to.last = !is_last ? not_last : here.before == 0 ? only : last;
+          to.rows = item.sequence.queries - m * tile_queries;
+          to.at = item.q_batch * a.dq.stride[0] +
+                  ((long long)item.q_row + m * tile_queries) * a.dq.stride[1] + h * a.dq.stride[2];
+          if (to.last == last) {
+            finish();
+            wait_turn();
+            ptx::mbarrier_arrive_expect(address(&empty), tile.dq_bytes());
+            ptx::bulk_load(place, sum, tile.dq_bytes(), address(&empty));
+            ptx::mbarrier_wait(address(&full), n / 2 & 1);
+          } else {
+            ptx::mbarrier_arrive(address(&empty));
+            finish();
+            if (is_last) {
+              ptx::mbarrier_wait(address(&full), n / 2 & 1);
+            } else {
+              wait_turn();
+              ptx::mbarrier_wait(address(&full), n / 2 & 1);
+              if (here.before == 0)
+                ptx::bulk_store(sum, place, tile.dq_bytes());
+              else
+                ptx::bulk_add(sum, place, tile.dq_bytes());
+              ptx::bulk_commit();
+              ptx::bulk_wait_read();
+              adds = turn;
+            }
+          }
         }
-        ptx::fence_async();
-        ptx::mbarrier_wait(address(&c.dq_full[odd]), n / 2 & 1);
-        if (before == 0)
-          ptx::bulk_store(sum, from, tile.dq_bytes());
-        else
-          ptx::bulk_add(sum, from, tile.dq_bytes());
-        ptx::bulk_commit();
-        ptx::bulk_wait_read();
-        ptx::mbarrier_arrive(address(&c.dq_empty[odd]));
-        ptx::bulk_wait();
-        ptx::fence_async();
-        ptx::add_release(turn);
+        m = m == item.tiles.last ? item.tiles.first : m + 1;
       }
     }
+    finish();  // nobody waits for the block's next item
     ptx::mbarrier_arrive(address(&item_empty(c, count)));
+  }
+}
+
+// Rows of dq that see no key become 0. By all lanes of a warp.
+template <Tile tile>
+__device__ __forceinline__ void clear_dq(const attn_sm90_backward_kernarg& a) {
+  if (!a.dq.at || a.dq.add) return;
+  const int lane = threadIdx.x % 32, tiles = int(a.rows.tiles_of_sequence());
+  const int row_words = a.head_dim * (a.dq.type == attn_element_f32 ? 4 : 2) / 16;
+  const long long all = (long long)a.batch * tiles;
+  for (long long begin = blockIdx.x * 32ll; begin < all; begin += gridDim.x * 32ll) {
+    const int b = int((begin + lane) / tiles), m = int((begin + lane) % tiles);
+    int rows = 0;
+    long long first = 0;
+    if (begin + lane < all) {
+      const device::Span q = query_span(a, b);
+      const Sequence s = sequence(a.mask, q.length, device::segment_span(a.kv, b).length);
+      if (s.blocks(m, tile.keys()).count() == 0)
+        rows = min(tile_queries, q.length - m * tile_queries);
+      first =
+          (a.cu_seqlens_q ? 0 : b * a.dq.stride[0]) + (q.begin + m * tile_queries) * a.dq.stride[1];
+    }
+    for (unsigned left = __ballot_sync(0xffffffff, rows > 0); left; left &= left - 1) {
+      const int from = __ffs(left) - 1;
+      const long long at = __shfl_sync(0xffffffff, first, from);
+      const int count = __shfl_sync(0xffffffff, rows, from);
+      for (int h = 0; h < a.heads_kv * a.group; ++h)
+        for (int i = lane; i < count * row_words; i += 32) {
+          const long long row = at + i / row_words * a.dq.stride[1] + h * a.dq.stride[2];
+          const int bytes = a.dq.type == attn_element_f32 ? 4 : 2;
+          *reinterpret_cast<uint4*>(static_cast<char*>(a.dq.at) + row * bytes +
+                                    i % row_words * 16) = make_uint4(0, 0, 0, 0);
+        }
+    }
   }
 }
 

@@ -18,10 +18,9 @@ __device__ __forceinline__ void add_row(const attn_gradient_array& g, long long 
       for (int i = 0; i < 2; ++i) {
         float& x = o[4 * n + 2 * half + i];
         const long long element = at + 8 * n + column + i;
-        const unsigned short bits = g.type == attn_element_f32
-                                        ? 0
-                                        : static_cast<const unsigned short*>(g.at)[element];
-        const float old = g.type == attn_element_f32 ? static_cast<const float*>(g.at)[element]
+        const unsigned short bits =
+            g.type == attn_element_f32 ? 0 : static_cast<const unsigned short*>(g.at)[element];
+        const float old = g.type == attn_element_f32   ? static_cast<const float*>(g.at)[element]
                           : g.type == attn_element_f16 ? device::F16::unpack(bits)
                                                        : device::BF16::unpack(bits);
         x = fmaf(x, factor, old);

@@ -22,9 +22,9 @@ struct Variant {
 constexpr int bf16 = attn_element_bf16, f16 = attn_element_f16;
 // clang-format off: a kernel is a line
 constexpr Variant variants[] = {
-    {.name = "bwd_sm90_bf16_d64", .type = bf16, .tile = tile_d64},
+    {.name = "bwd_sm90_bf16_d64", .type = bf16, .tile = tile_d64, .local_bytes = 16},
     {.name = "bwd_sm90_bf16_d128", .type = bf16, .tile = tile_d128},
-    {.name = "bwd_sm90_f16_d64", .type = f16, .tile = tile_d64},
+    {.name = "bwd_sm90_f16_d64", .type = f16, .tile = tile_d64, .local_bytes = 16},
     {.name = "bwd_sm90_f16_d128", .type = f16, .tile = tile_d128},
 };
 // clang-format on

@@ -118,8 +118,8 @@ struct Kernel {
   Numerics numerics = {};
   const HostKernel* host = nullptr;  // reference and cpu; nullptr if this build leaves it out
   MakeRecipe recipe = nullptr;       // cuda and hip
-  // Of other steps than that with the kernel's own image, which a plan has or has not.
-  const char* first_images[3] = {};
+  // Of a step before that with the kernel's own image, one or the other.
+  const char* first_images[2] = {};
   const char* image = nullptr;  // the kernel's own; nullptr: of its name
   bool composed = false;        // of other kernels, plan/compose.h: no code of its own
 };

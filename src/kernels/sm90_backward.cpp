@@ -12,7 +12,9 @@ namespace {
 
 using bwd_sm90::Tile;
 
-constexpr const char* finish_image = "bwd_sm90_finish";
+bool causal(const Problem& p) {
+  return p.has(ATTN_CAUSAL) || p.has(ATTN_CAUSAL_TOP_LEFT);
+}
 
 // The family's arrays in the workspace.
 struct Space : BackwardSpace {
@@ -30,16 +32,26 @@ struct Space : BackwardSpace {
         bytes(end + tiles * tile.dq_bytes()) {}
 };
 
-// Order of dq's sums and of the items. The group follows from the kind of mask alone, since dq's
-// bits depend on it. Under a window a block is done with a tile before the block before it gets
-// there, however many they are.
+// The order of dq's sums follows from the problem alone, since dq's bits depend on it. Under a
+// window a block is done with a tile before the block before it gets there, however many they are.
+bwd_sm90::Order order(const Problem& p, const Tile& tile) {
+  constexpr int64_t group = 8;
+  if (p.has(ATTN_WINDOW))
+    return {.group = int(std::max<int64_t>(1, ceil_div(p.seqlen_kv, tile.keys()))), .staggers = 0};
+  // With fewer pairs a group would run while the one before it, which ends with its first tiles,
+  // does.
+  const bool staggers = !causal(p) && p.batch * p.heads_kv * group >= 128;
+  return {.group = group, .staggers = staggers};
+}
+
 bwd_sm90::ItemList item_list(const Problem& p, const DeviceInfo& device, const Tile& tile) {
-  const int64_t pairs = p.batch * p.heads_kv, blocks = ceil_div(p.seqlen_kv, tile.keys());
-  const int64_t group = p.has(ATTN_WINDOW) ? std::max<int64_t>(1, blocks) : 8;
-  // So many pairs that a group of each keeps all multiprocessors busy.
-  const int64_t rounds = std::max<int64_t>(1, pairs * group / multiprocessors(p, device));
+  const int64_t pairs = p.batch * p.heads_kv, group = order(p, tile).group;
+  // So many pairs that a group of each keeps all multiprocessors busy; under a causal mask twice as
+  // many, since the blocks of a group do not end together.
+  const int64_t together = multiprocessors(p, device) * (causal(p) ? 2 : 1);
+  const int64_t rounds = std::max<int64_t>(1, pairs * group / together);
   return {.pairs = int(pairs),
-          .blocks = int(blocks),
+          .blocks = int(ceil_div(p.seqlen_kv, tile.keys())),
           .group = int(group),
           .chunk = int(std::max<int64_t>(1, ceil_div(pairs, rounds)))};
 }
@@ -57,8 +69,9 @@ Status check(const BackwardProblem& b, const DeviceInfo& device, const Tile& til
                        max_length);
   if (p.scale <= 0) return unsupported("scale is ", p.scale, "; accepted: above 0");
   const BackwardRows rows = backward_rows(p);
-  if (p.heads_q > 65535 || p.batch > 65535)
-    return unsupported("batch is ", p.batch, ", heads_q is ", p.heads_q, "; accepted: up to 65535");
+  const bwd_sm90::Order in = order(p, tile);
+  if (in.staggers && multiprocessors(p, device) < in.group)
+    return unsupported("it runs on ", in.group, " multiprocessors or more; max_sms is ", p.max_sms);
   if (rows.tiles() > max_rows / attn_backward_tile)
     return unsupported("there are ", rows.tiles(), " tiles of ", int(attn_backward_tile),
                        " queries; accepted: up to ", max_rows / attn_backward_tile);
@@ -77,8 +90,7 @@ Status check(const BackwardProblem& b, const DeviceInfo& device, const Tile& til
 
 void patch(const BackwardProblem& b, const BackwardArgs& args, void* workspace,
            attn_sm90_backward_kernarg& a, const void** map_base) {
-  attn_gradient_array dq{};
-  patch_gradients(b, args, &dq, &a.dk, &a.dv);
+  patch_gradients(b, args, &a.dq, &a.dk, &a.dv);
   a.cu_seqlens_q = args.of.cu_seqlens_q;
   patch_lengths(args.of.segment[0], &a.kv);
   rebase(workspace, a.lse2, a.delta, a.dq_sum, a.turn, a.taken);
@@ -86,15 +98,6 @@ void patch(const BackwardProblem& b, const BackwardArgs& args, void* workspace,
   map_base[1] = args.of.segment[0].k;
   map_base[2] = args.of.segment[0].v;
   map_base[3] = args.d_out;
-}
-
-void patch_finish(const BackwardProblem& b, const BackwardArgs& args, void* workspace,
-                  attn_sm90_finish_kernarg& a) {
-  attn_gradient_array dk{}, dv{};
-  patch_gradients(b, args, &a.dq, &dk, &dv);
-  a.cu_seqlens_q = args.of.cu_seqlens_q;
-  patch_lengths(args.of.segment[0], &a.kv);
-  rebase(workspace, a.dq_sum);
 }
 
 Step main_step(const char* image, const BackwardProblem& b, const DeviceInfo& device,
@@ -107,21 +110,25 @@ Step main_step(const char* image, const BackwardProblem& b, const DeviceInfo& de
   a.dq_sum = offset_of<float>(space.dq_sum);
   a.turn = offset_of<unsigned>(space.clear);
   a.taken = offset_of<unsigned>(space.clear + space.turns - sizeof(unsigned));
+  a.dq = gradient_array(b, ATTN_GRAD_Q);
   a.dk = gradient_array(b, ATTN_GRAD_K);
   a.dv = gradient_array(b, ATTN_GRAD_V);
   a.kv = kv_lengths(b.kv());
   a.rows = rows;
+  a.batch = int(p.batch);
   a.heads_kv = int(p.heads_kv);
   a.group = int(p.group());
   a.head_dim = int(p.head_dim);
   a.head_dim_v = int(p.head_dim_v);
   a.tiles = int(rows.tiles());
   a.list = item_list(p, device, tile);
+  a.order = order(p, tile);
   a.items = unsigned(a.list.pairs) * unsigned(a.list.blocks);
   a.scale = p.scale;
   a.log2_scale = std::max(p.scale * 1.44269504f, 1e-37f);  // log2(e)
   a.mask = p.range_mask();
-  const int64_t grid = std::min<int64_t>(a.items, multiprocessors(p, device));
+  // Without items there are rows of dq to be cleared.
+  const int64_t grid = std::clamp<int64_t>(a.items, 1, multiprocessors(p, device));
   const bool packed = p.q_layout == ATTN_PACKED;
   const auto map = [&](int64_t dim, int64_t rows_of, int64_t heads, int64_t batch,
                        const attn_strides& stride, int box_rows) {
@@ -147,29 +154,6 @@ Step main_step(const char* image, const BackwardProblem& b, const DeviceInfo& de
   };
 }
 
-Step finish_step(const BackwardProblem& b, const Tile& tile, const Space& space) {
-  const Problem& p = b.of;
-  const BackwardRows rows = backward_rows(p);
-  attn_sm90_finish_kernarg a{};
-  a.dq_sum = offset_of<const float>(space.dq_sum);
-  a.dq = gradient_array(b, ATTN_GRAD_Q);
-  a.kv = kv_lengths(b.kv());
-  a.rows = rows;
-  a.head_dim = int(p.head_dim);
-  a.tiles = int(rows.tiles());
-  a.panels = tile.panels();
-  a.block_keys = tile.keys();
-  a.scale = p.scale;
-  a.mask = p.range_mask();
-  return {
-      .image = finish_image,
-      .launch = {.grid = {uint32_t(rows.tiles_of_sequence()), uint32_t(p.heads_q),
-                          uint32_t(p.batch)},
-                 .block = {128, 1, 1}},
-      .arguments = arguments_of<patch_finish>(a),
-  };
-}
-
 template <size_t i>
 Status make_recipe(const BackwardProblem& b, const DeviceInfo& device, Recipe* recipe) {
   constexpr const bwd_sm90::Variant& variant = bwd_sm90::variants[i];
@@ -178,7 +162,6 @@ Status make_recipe(const BackwardProblem& b, const DeviceInfo& device, Recipe* r
   ATTN_TRY(add_prepare_steps(b, space, space.turns, recipe));
   recipe->workspace = space.bytes;
   recipe->steps.push_back(main_step(variant.name, b, device, variant.tile, space));
-  if (b.wants(ATTN_GRAD_Q)) recipe->steps.push_back(finish_step(b, variant.tile, space));
   return {};
 }
 
@@ -202,7 +185,7 @@ constinit const std::array all_rows =
               .limits = limits(variant),
               .numerics = {.weights = attn_dtype(variant.type)},
               .recipe = recipe_of<make_recipe<i>>,
-              .first_images = {backward_prepare_image, backward_sinks_image, finish_image}};
+              .first_images = {backward_prepare_image, backward_sinks_image}};
     });
 
 }  // namespace
