@@ -112,7 +112,7 @@ struct Consumer {
       for (int u = 0; u < tile.subtiles; ++u)
 #pragma unroll
         for (int i = 0; i < dim / 2; ++i) dk[u][i] = dv[u][i] = 0;
-      int query = item.start * tile_queries;
+      int query = item.tiles.first * tile_queries;
       const unsigned first = n, end = n + item.tiles.count() * a.group;
       for (;; ++n) {
         if (n == end) {

@@ -16,7 +16,7 @@ struct attn_sm90_backward_kernarg {
   // Of each 8 columns there are 4 floats of each of 128 threads.
   float* dq_sum;
   unsigned* turn;   // [heads_q, tiles]: blocks that have added to the tile. 0 at first
-  unsigned* taken;  // items taken after each block's first one. 0 at first
+  unsigned* taken;  // items that blocks have taken. 0 at first
   attn_gradient_array dq, dk, dv;
   const int* cu_seqlens_q;  // null: padded q
   attn_kv_lengths kv;

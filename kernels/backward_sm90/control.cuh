@@ -16,7 +16,6 @@ struct Item {
   int block;
   Sequence sequence;
   Range tiles;                         // of each query head
-  int start;                           // the first of them on the way, see order.h
   int first_tile;                      // the sequence's number 0, see order.h
   int q_row, q_batch, k_row, k_batch;  // the sequence's rows in the tensors
   bool clears_keys, clears_queries;  // rows of the block, or of the last tile, hold something else

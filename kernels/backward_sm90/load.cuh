@@ -27,7 +27,6 @@ __device__ __forceinline__ bool describe(const attn_sm90_backward_kernarg& a, un
   item.block = at.block;
   item.sequence = sequence(a.mask, q.length, kv.length);
   item.tiles = item.sequence.tiles(key, tile.keys());
-  item.start = a.order.start(item.sequence, item.tiles, at.block, tile.keys());
   item.first_tile = int(a.rows.first_tile(b, q.begin));
   item.q_row = int(q.begin);
   item.q_batch = a.cu_seqlens_q ? 0 : b;
@@ -95,27 +94,26 @@ struct Loader {
   }
 
   __device__ __forceinline__ void run() {
-    unsigned index = blockIdx.x;
+    // The first one too, since blocks that are not running yet must not have any.
+    unsigned index = atomicAdd(a.taken, 1);
     for (unsigned count = 0;; ++count) {
       const int slot = ItemRing::stage(count);
       Item& item = c.item[slot];
       ptx::mbarrier_wait(address(&c.item_empty[slot]), ItemRing::parity(count) ^ 1);
-      while (index < a.items && !describe<tile>(a, index, item))
-        index = gridDim.x + atomicAdd(a.taken, 1);
+      while (index < a.items && !describe<tile>(a, index, item)) index = atomicAdd(a.taken, 1);
       if (index >= a.items) item.b = -1;
       ptx::mbarrier_arrive(address(&c.item_full[slot]));
       if (index >= a.items) return;
       // The first tile of queries comes before K and V, whose place the item before has still.
       bool keys = false;
       for (int head = 0; head < a.group; ++head)
-        for (int i = 0, m = item.start; i < item.tiles.count(); ++i) {
+        for (int m = item.tiles.first; m <= item.tiles.last; ++m) {
           load_queries(item, item.head_kv * a.group + head, m);
           if (!keys) load_keys(item, count);
           keys = true;
-          m = m == item.tiles.last ? item.tiles.first : m + 1;
         }
       if (!keys) load_keys(item, count);
-      index = gridDim.x + atomicAdd(a.taken, 1);
+      index = atomicAdd(a.taken, 1);
     }
   }
 };
@@ -168,12 +166,12 @@ __device__ __forceinline__ void clear_unused(const attn_sm90_backward_kernarg& a
         ptx::mbarrier_arrive(address(&c.d_out_full[s]));
       }
     };
-    const int at = item.tiles.last - item.start;  // of the last tile on the way
-    const bool before_keys = item.clears_queries && at == 0;
+    const bool before_keys = item.clears_queries && tiles == 1;
     if (before_keys) clear_queries(n);
     if (item.clears_keys) clear_keys();
     if (item.clears_queries)
-      for (int head = before_keys; head < a.group; ++head) clear_queries(n + head * tiles + at);
+      for (int head = before_keys; head < a.group; ++head)
+        clear_queries(n + head * tiles + tiles - 1);
     n += tiles * a.group;
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(address(&item_empty(c, count)));
@@ -203,11 +201,11 @@ __device__ __forceinline__ void add_dq(const attn_sm90_backward_kernarg& a, Cont
     for (int head = 0; head < a.group; ++head) {
       const int h = item.head_kv * a.group + head;
       const long long first = (long long)h * a.tiles + item.first_tile;
-      for (int i = 0, m = item.start; i < item.tiles.count(); ++i, ++n) {
+      for (int m = item.tiles.first; m <= item.tiles.last; ++m, ++n) {
         if (n % 2 == odd) {
           unsigned* const turn = a.turn + first + m;
           float* const sum = a.dq_sum + (first + m) * (tile.dq_bytes() / 4);
-          const Order::Turn here = a.order.turn(item.sequence, m, item.block, tile.keys());
+          const Order::Turn here = a.order.turn(item.sequence.blocks(m, tile.keys()), item.block);
           // More adds than before: of lengths that contradict each other.
           const auto wait_turn = [&] {
             while (ptx::load_acquire(turn) < unsigned(here.before)) {
@@ -243,7 +241,6 @@ __device__ __forceinline__ void add_dq(const attn_sm90_backward_kernarg& a, Cont
             }
           }
         }
-        m = m == item.tiles.last ? item.tiles.first : m + 1;
       }
     }
     finish();  // nobody waits for the block's next item

@@ -52,51 +52,25 @@ ATTN_HOST_DEVICE constexpr Sequence sequence(const RangeMask& mask, int queries,
   return {queries, keys, within(band.lower, 1 << 30), within(band.upper, 1 << 30)};
 }
 
-// Blocks are in groups. Groups add in ascending order, and a group's blocks in the order in which
-// they get to the tile. Under a mask with a diagonal they start together at tiles that descend with
-// the block, so that the last block is there first. Where all queries see all keys a group may
-// be staggered: it starts as if there were a diagonal, and each block goes round.
+// Blocks are in groups. Groups add in ascending order, and a group's blocks in descending order:
+// under a mask with a diagonal a group's last block begins furthest down, so it comes to each tile
+// first.
 struct Order {
   int group;
-  int staggers;  // a group's blocks then run at the same time or not at all
 
   struct Turn {
     int before;  // blocks that add to the tile earlier
     int blocks;  // that add to it
   };
-  ATTN_HOST_DEVICE constexpr Turn turn(const Sequence& s, int tile, int block,
-                                       int block_keys) const {
-    const Range adding = s.blocks(tile, block_keys);
+  ATTN_HOST_DEVICE constexpr Turn turn(Range adding, int block) const {
     const int first = block / group * group;
     const int last = first + group - 1 < adding.last ? first + group - 1 : adding.last;
-    const int earlier = first > adding.first ? first - adding.first : 0;
-    const int count = last - first + 1;  // staggered: of the group
-    if (!staggered(s, count)) return {earlier + last - block, adding.count()};
-    const int ahead = tile / stagger < count - 1 ? tile / stagger : count - 1;
-    const int in_group = ahead - (block - first);
-    return {earlier + (in_group < 0 ? in_group + count : in_group), adding.count()};
-  }
-  // The tile with which a block of these begins. It goes on upwards, and from the last to the
-  // first.
-  ATTN_HOST_DEVICE constexpr int start(const Sequence& s, Range tiles, int block,
-                                       int block_keys) const {
-    const int blocks = (s.keys + block_keys - 1) / block_keys, first = block / group * group;
-    const int count = blocks - first < group ? blocks - first : group;
-    return staggered(s, count) ? stagger * (block - first) : tiles.first;
-  }
-
- private:
-  static constexpr int stagger = 2;  // tiles, so that a block that is late by one stops nobody
-
-  ATTN_HOST_DEVICE constexpr bool staggered(const Sequence& s, int blocks) const {
-    return staggers && s.lower + s.queries <= 1 && s.upper >= s.keys &&
-           s.queries > (stagger * blocks - 1) * tile_queries;
+    return {(first > adding.first ? first - adding.first : 0) + last - block, adding.count()};
   }
 };
 
-// Items are listed in an order in which each adds after items before it only, or, staggered, also
-// after those of its group. So the first group that has not ended waits for no other: any number of
-// multiprocessors gets through, staggered as many as a group has blocks.
+// Items are listed in an order in which each adds after items before it only. So the first one that
+// has not ended waits for none, and any number of multiprocessors gets through.
 struct ItemList {
   int pairs;   // of sequence and K/V head
   int blocks;  // of keys, of the longest sequence

@@ -32,16 +32,10 @@ struct Space : BackwardSpace {
         bytes(end + tiles * tile.dq_bytes()) {}
 };
 
-// The order of dq's sums follows from the problem alone, since dq's bits depend on it. Under a
+// The order of dq's sums follows from the kind of mask alone, since dq's bits depend on it. Under a
 // window a block is done with a tile before the block before it gets there, however many they are.
 bwd_sm90::Order order(const Problem& p, const Tile& tile) {
-  constexpr int64_t group = 8;
-  if (p.has(ATTN_WINDOW))
-    return {.group = int(std::max<int64_t>(1, ceil_div(p.seqlen_kv, tile.keys()))), .staggers = 0};
-  // With fewer pairs a group would run while the one before it, which ends with its first tiles,
-  // does.
-  const bool staggers = !causal(p) && p.batch * p.heads_kv * group >= 128;
-  return {.group = group, .staggers = staggers};
+  return {p.has(ATTN_WINDOW) ? int(std::max<int64_t>(1, ceil_div(p.seqlen_kv, tile.keys()))) : 8};
 }
 
 bwd_sm90::ItemList item_list(const Problem& p, const DeviceInfo& device, const Tile& tile) {
@@ -69,9 +63,6 @@ Status check(const BackwardProblem& b, const DeviceInfo& device, const Tile& til
                        max_length);
   if (p.scale <= 0) return unsupported("scale is ", p.scale, "; accepted: above 0");
   const BackwardRows rows = backward_rows(p);
-  const bwd_sm90::Order in = order(p, tile);
-  if (in.staggers && multiprocessors(p, device) < in.group)
-    return unsupported("it runs on ", in.group, " multiprocessors or more; max_sms is ", p.max_sms);
   if (rows.tiles() > max_rows / attn_backward_tile)
     return unsupported("there are ", rows.tiles(), " tiles of ", int(attn_backward_tile),
                        " queries; accepted: up to ", max_rows / attn_backward_tile);
