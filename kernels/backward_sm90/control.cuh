@@ -1,4 +1,5 @@
-// Shared memory: the words by which the warps communicate, and a warp that computes.
+// Shared memory: the words by which the warps communicate, and a warp that
+// computes.
 #pragma once
 #include "../ptx/address.h"
 #include "../ptx/mbarrier.h"
@@ -9,16 +10,18 @@ namespace attn::bwd_sm90 {
 
 using ptx::Barrier, ptx::address;
 
-// A work item: a block of keys of one sequence and K/V head. It goes over its tiles of queries for
-// each query head of the group.
+// A work item: a block of keys of one sequence and query head. It goes over the
+// tiles of queries.
 struct Item {
-  int b, head_kv;  // b < 0: there are no more
+  int b, head, head_kv;  // b < 0: there are no more
   int block;
   Sequence sequence;
-  Range tiles;                         // of each query head
+  Range tiles;
+  int key_block;                       // its number among all sequences'
   int first_tile;                      // the sequence's number 0, see order.h
   int q_row, q_batch, k_row, k_batch;  // the sequence's rows in the tensors
-  bool clears_keys, clears_queries;  // rows of the block, or of the last tile, hold something else
+  bool clears_keys, clears_queries;    // rows of the block, or of the last tile,
+                                       // hold something else
   // Tiles whose first query is within these see 64 keys of the block whole.
   struct {
     int first, last;
@@ -31,7 +34,8 @@ enum {
 
 // What becomes of dq of a tile.
 struct DqTile {
-  int last;      // this block's is the last: dq is stored; 1: it is the first as well
+  int last;      // this block's is the last: dq is stored; 1: it is the first as
+                 // well
   int rows;      // of the tile, that exist
   long long at;  // dq's element of the first row
 };
@@ -42,12 +46,14 @@ struct Control {
   Barrier k_full, k_empty, v_full, v_empty;
   // The stats of a tile come with q.
   Barrier q_full[max_stages], q_empty[max_stages], d_out_full[max_stages], d_out_empty[max_stages];
-  // Where rows are to be cleared first: q and d_out, or k and v, are there. Two arrivals.
+  // Where rows are to be cleared first: q and d_out, or k and v, are there. Two
+  // arrivals.
   Barrier queries_raw[max_stages], keys_raw;
-  // Of tiles n % 2. One warpgroup finds dq of the even tiles, the other that of the odd ones; and
-  // there is a warp for each that adds them to memory.
+  // Of tiles n % 2. One warpgroup finds dq of the even tiles, the other that of
+  // the odd ones; and there is a warp for each that adds them to memory.
   Barrier ds_full[2], ds_empty[2];
-  // dq's place is free, or has the sum so far; dq has been written there, or stored.
+  // dq's place is free, or has the sum so far; dq has been written there, or
+  // stored.
   Barrier dq_empty[2], dq_full[2];
   DqTile dq[2];  // written before dq_empty
   Item item[item_slots];
@@ -77,7 +83,8 @@ __device__ __forceinline__ void init_barriers(Control& c) {
   ptx::mbarrier_init_fence();
 }
 
-// The place of the n-th tile in a ring of stages, and the parity of the phase that fills it.
+// The place of the n-th tile in a ring of stages, and the parity of the phase
+// that fills it.
 template <int stages>
 struct Ring {
   static __device__ __forceinline__ int stage(unsigned n) { return n % stages; }

@@ -1,5 +1,5 @@
-// The warps that do not compute: one lane takes items and loads, a warp clears rows that belong to
-// nobody, and two lanes add dq to memory.
+// The warps that do not compute: one lane takes items and loads, a warp clears
+// rows that belong to nobody, and two lanes add dq to memory.
 #pragma once
 #include "../ptx/acquire.h"
 #include "../ptx/arrive.h"
@@ -16,18 +16,20 @@ template <Tile tile>
 __device__ __forceinline__ bool describe(const attn_sm90_backward_kernarg& a, unsigned index,
                                          Item& item) {
   const ItemList::At at = a.list.at(index);
-  const int b = at.pair / a.heads_kv;
+  const int b = at.pair / a.heads_q, head = at.pair % a.heads_q;
   const device::Span q = query_span(a, b);
   const device::Span kv = device::segment_span(a.kv, b);
   const bool packed = a.kv.cu_seqlens;
   const int key = at.block * tile.keys();
   if (packed && key >= kv.length) return false;
   item.b = b;
-  item.head_kv = at.pair % a.heads_kv;
+  item.head = head;
+  item.head_kv = head / a.group;
   item.block = at.block;
   item.sequence = sequence(a.mask, q.length, kv.length);
   item.tiles = item.sequence.tiles(key, tile.keys());
   item.first_tile = int(a.rows.first_tile(b, q.begin));
+  item.key_block = int(first_key_block(packed, b, kv.begin, a.kv.capacity, tile.keys())) + at.block;
   item.q_row = int(q.begin);
   item.q_batch = a.cu_seqlens_q ? 0 : b;
   item.k_row = int(kv.begin);
@@ -72,10 +74,10 @@ struct Loader {
     ptx::mbarrier_arrive_expect(address(&k_full), tile.key_bytes());
     load(tile.k_offset(), a.k, k_full);
   }
-  __device__ __forceinline__ void load_queries(const Item& item, int head, int m) {
+  __device__ __forceinline__ void load_queries(const Item& item, int m) {
     const int s = Q::stage(n);
     const bool clears = item.clears_queries && m == item.tiles.last;
-    const long long at = ((long long)head * a.tiles + item.first_tile + m) * tile_queries;
+    const long long at = ((long long)item.head * a.tiles + item.first_tile + m) * tile_queries;
     const auto load = [&](int offset, const attn_tensor_map& map, Barrier& empty, Barrier& full,
                           float* stats, const float* from) {
       ptx::mbarrier_wait(address(&empty), Q::parity(n) ^ 1);
@@ -83,7 +85,8 @@ struct Loader {
 #pragma unroll
       for (int p = 0; p < tile.panels(); ++p)
         ptx::tma_load(shared + offset + s * tile.query_bytes() + p * tile.query_panel(), &map,
-                      address(&full), 64 * p, item.q_row + m * tile_queries, head, item.q_batch);
+                      address(&full), 64 * p, item.q_row + m * tile_queries, item.head,
+                      item.q_batch);
       ptx::bulk_load(address(stats), from + at, stats_bytes, address(&full));
     };
     load(tile.q_offset(), a.q, c.q_empty[s], clears ? c.queries_raw[s] : c.q_full[s], c.lse[s],
@@ -94,7 +97,8 @@ struct Loader {
   }
 
   __device__ __forceinline__ void run() {
-    // The first one too, since blocks that are not running yet must not have any.
+    // The first one too, since blocks that are not running yet must not have
+    // any.
     unsigned index = atomicAdd(a.taken, 1);
     for (unsigned count = 0;; ++count) {
       const int slot = ItemRing::stage(count);
@@ -104,21 +108,20 @@ struct Loader {
       if (index >= a.items) item.b = -1;
       ptx::mbarrier_arrive(address(&c.item_full[slot]));
       if (index >= a.items) return;
-      // The first tile of queries comes before K and V, whose place the item before has still.
-      bool keys = false;
-      for (int head = 0; head < a.group; ++head)
-        for (int m = item.tiles.first; m <= item.tiles.last; ++m) {
-          load_queries(item, item.head_kv * a.group + head, m);
-          if (!keys) load_keys(item, count);
-          keys = true;
-        }
-      if (!keys) load_keys(item, count);
+      // The first tile of queries comes before K and V, whose place the item
+      // before has still.
+      for (int m = item.tiles.first; m <= item.tiles.last; ++m) {
+        load_queries(item, m);
+        if (m == item.tiles.first) load_keys(item, count);
+      }
+      if (item.tiles.count() == 0) load_keys(item, count);
       index = atomicAdd(a.taken, 1);
     }
   }
 };
 
-// Rows [from, rows) of a matrix in shared memory become 0. By all lanes of a warp.
+// Rows [from, rows) of a matrix in shared memory become 0. By all lanes of a
+// warp.
 __device__ __forceinline__ void clear_rows(unsigned at, int panels, int rows, int from) {
   const int lane = threadIdx.x % 32;
   for (int p = 0; p < panels; ++p)
@@ -126,19 +129,20 @@ __device__ __forceinline__ void clear_rows(unsigned at, int panels, int rows, in
       ptx::fill_shared(at + p * rows * 128 + i * 16, 0);
 }
 
-// Clears rows that are loaded and belong to nobody, or to others. By all lanes of a warp.
+// Clears rows that are loaded and belong to nobody, or to others. By all lanes
+// of a warp.
 template <Tile tile>
 __device__ __forceinline__ void clear_unused(const attn_sm90_backward_kernarg& a, Control& c,
                                              unsigned shared) {
   using Q = Ring<tile.stages>;
   const int lane = threadIdx.x % 32;
   unsigned n = 0;
-  unsigned keys_parity = 0, queries_parity = 0;  // of the next phase; a bit for each stage
+  unsigned keys_parity = 0,
+           queries_parity = 0;  // of the next phase; a bit for each stage
   for (unsigned count = 0;; ++count) {
     const Item& item = wait_item(c, count);
     if (item.b < 0) return;
     const int tiles = item.tiles.count();
-    // The loading lane waits for room between the tiles of an item, so keys come after the first.
     const auto clear_keys = [&] {
       ptx::mbarrier_wait(address(&c.keys_raw), keys_parity);
       keys_parity ^= 1;
@@ -152,7 +156,11 @@ __device__ __forceinline__ void clear_unused(const attn_sm90_backward_kernarg& a
         ptx::mbarrier_arrive(address(&c.v_full));
       }
     };
-    const auto clear_queries = [&](unsigned of) {
+    // In the order in which they are loaded: a single tile of queries comes
+    // before the keys.
+    if (item.clears_keys && tiles != 1) clear_keys();
+    if (item.clears_queries) {
+      const unsigned of = n + tiles - 1;
       const int s = Q::stage(of);
       ptx::mbarrier_wait(address(&c.queries_raw[s]), queries_parity >> s & 1);
       queries_parity ^= 1u << s;
@@ -165,21 +173,17 @@ __device__ __forceinline__ void clear_unused(const attn_sm90_backward_kernarg& a
         ptx::mbarrier_arrive(address(&c.q_full[s]));
         ptx::mbarrier_arrive(address(&c.d_out_full[s]));
       }
-    };
-    const bool before_keys = item.clears_queries && tiles == 1;
-    if (before_keys) clear_queries(n);
-    if (item.clears_keys) clear_keys();
-    if (item.clears_queries)
-      for (int head = before_keys; head < a.group; ++head)
-        clear_queries(n + head * tiles + tiles - 1);
-    n += tiles * a.group;
+    }
+    if (item.clears_keys && tiles == 1) clear_keys();
+    n += tiles;
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(address(&item_empty(c, count)));
   }
 }
 
-// Adds dq of the tiles n with n % 2 == odd to dq_sum, each when it is its turn. The last block that
-// adds to a tile gets the sum instead, to store dq. By one lane.
+// Adds dq of the tiles n with n % 2 == odd to dq_sum, each when it is its turn.
+// The last block that adds to a tile gets the sum instead, to store dq. By one
+// lane.
 template <Tile tile>
 __device__ __forceinline__ void add_dq(const attn_sm90_backward_kernarg& a, Control& c,
                                        unsigned shared, unsigned odd) {
@@ -187,7 +191,8 @@ __device__ __forceinline__ void add_dq(const attn_sm90_backward_kernarg& a, Cont
   DqTile& to = c.dq[odd];
   Barrier &empty = c.dq_empty[odd], &full = c.dq_full[odd];
   unsigned n = 0;
-  unsigned* adds = nullptr;  // what the tile before is to be counted in, once it has been added
+  unsigned* adds = nullptr;  // what the tile before is to be counted in, once it
+                             // has been added
   const auto finish = [&] {
     if (!adds) return;
     ptx::bulk_wait();
@@ -198,47 +203,45 @@ __device__ __forceinline__ void add_dq(const attn_sm90_backward_kernarg& a, Cont
   for (unsigned count = 0;; ++count) {
     const Item& item = wait_item(c, count);
     if (item.b < 0) return;
-    for (int head = 0; head < a.group; ++head) {
-      const int h = item.head_kv * a.group + head;
-      const long long first = (long long)h * a.tiles + item.first_tile;
-      for (int m = item.tiles.first; m <= item.tiles.last; ++m, ++n) {
-        if (n % 2 == odd) {
-          unsigned* const turn = a.turn + first + m;
-          float* const sum = a.dq_sum + (first + m) * (tile.dq_bytes() / 4);
-          const Order::Turn here = a.order.turn(item.sequence.blocks(m, tile.keys()), item.block);
-          // More adds than before: of lengths that contradict each other.
-          const auto wait_turn = [&] {
-            while (ptx::load_acquire(turn) < unsigned(here.before)) {
-            }
-            ptx::fence_async();
-          };
-          const bool is_last = here.before + 1 == here.blocks;
-          to.last = !is_last ? not_last : here.before == 0 ? only : last;
-          to.rows = item.sequence.queries - m * tile_queries;
-          to.at = item.q_batch * a.dq.stride[0] +
-                  ((long long)item.q_row + m * tile_queries) * a.dq.stride[1] + h * a.dq.stride[2];
-          if (to.last == last) {
-            finish();
-            wait_turn();
-            ptx::mbarrier_arrive_expect(address(&empty), tile.dq_bytes());
-            ptx::bulk_load(place, sum, tile.dq_bytes(), address(&empty));
+    const long long first = (long long)item.head * a.tiles + item.first_tile;
+    for (int m = item.tiles.first; m <= item.tiles.last; ++m, ++n) {
+      if (n % 2 == odd) {
+        unsigned* const turn = a.turn + first + m;
+        float* const sum = a.dq_sum + (first + m) * (tile.dq_bytes() / 4);
+        const Order::Turn here = a.order.turn(item.sequence.blocks(m, tile.keys()), item.block);
+        // More adds than before: of lengths that contradict each other.
+        const auto wait_turn = [&] {
+          while (ptx::load_acquire(turn) < unsigned(here.before)) {
+          }
+          ptx::fence_async();
+        };
+        const bool is_last = here.before + 1 == here.blocks;
+        to.last = !is_last ? not_last : here.before == 0 ? only : last;
+        to.rows = item.sequence.queries - m * tile_queries;
+        to.at = item.q_batch * a.dq.stride[0] +
+                ((long long)item.q_row + m * tile_queries) * a.dq.stride[1] +
+                item.head * a.dq.stride[2];
+        if (to.last == last) {
+          finish();
+          wait_turn();
+          ptx::mbarrier_arrive_expect(address(&empty), tile.dq_bytes());
+          ptx::bulk_load(place, sum, tile.dq_bytes(), address(&empty));
+          ptx::mbarrier_wait(address(&full), n / 2 & 1);
+        } else {
+          ptx::mbarrier_arrive(address(&empty));
+          finish();
+          if (is_last) {
             ptx::mbarrier_wait(address(&full), n / 2 & 1);
           } else {
-            ptx::mbarrier_arrive(address(&empty));
-            finish();
-            if (is_last) {
-              ptx::mbarrier_wait(address(&full), n / 2 & 1);
-            } else {
-              wait_turn();
-              ptx::mbarrier_wait(address(&full), n / 2 & 1);
-              if (here.before == 0)
-                ptx::bulk_store(sum, place, tile.dq_bytes());
-              else
-                ptx::bulk_add(sum, place, tile.dq_bytes());
-              ptx::bulk_commit();
-              ptx::bulk_wait_read();
-              adds = turn;
-            }
+            wait_turn();
+            ptx::mbarrier_wait(address(&full), n / 2 & 1);
+            if (here.before == 0)
+              ptx::bulk_store(sum, place, tile.dq_bytes());
+            else
+              ptx::bulk_add(sum, place, tile.dq_bytes());
+            ptx::bulk_commit();
+            ptx::bulk_wait_read();
+            adds = turn;
           }
         }
       }
@@ -271,7 +274,7 @@ __device__ __forceinline__ void clear_dq(const attn_sm90_backward_kernarg& a) {
       const int from = __ffs(left) - 1;
       const long long at = __shfl_sync(0xffffffff, first, from);
       const int count = __shfl_sync(0xffffffff, rows, from);
-      for (int h = 0; h < a.heads_kv * a.group; ++h)
+      for (int h = 0; h < a.heads_q; ++h)
         for (int i = lane; i < count * row_words; i += 32) {
           const long long row = at + i / row_words * a.dq.stride[1] + h * a.dq.stride[2];
           const int bytes = a.dq.type == attn_element_f32 ? 4 : 2;

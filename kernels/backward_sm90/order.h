@@ -1,6 +1,7 @@
-// Which tiles of queries a block of keys works on, and the order in which blocks add to a tile's
-// dq. The order is what makes the bits of dq the same on every run; it is also the order in which
-// the blocks get there, so that they hardly wait. Host code includes this too.
+// Which tiles of queries a block of keys works on, and the order in which
+// blocks add to a tile's dq. The order is what makes the bits of dq the same on
+// every run; it is also the order in which the blocks get there, so that they
+// hardly wait. Host code includes this too.
 #ifndef ATTN_KERNELS_BACKWARD_SM90_ORDER_H
 #define ATTN_KERNELS_BACKWARD_SM90_ORDER_H
 
@@ -32,7 +33,8 @@ struct Sequence {
     if (last < first) return {0, -1};
     return {first / tile_queries, last / tile_queries};
   }
-  // Blocks of `block_keys` keys that have some of a tile's: those whose tiles() contain it.
+  // Blocks of `block_keys` keys that have some of a tile's: those whose tiles()
+  // contain it.
   ATTN_HOST_DEVICE constexpr Range blocks(int tile, int block_keys) const {
     const int query = tile * tile_queries;
     const int end = query + tile_queries < queries ? query + tile_queries : queries;
@@ -52,9 +54,9 @@ ATTN_HOST_DEVICE constexpr Sequence sequence(const RangeMask& mask, int queries,
   return {queries, keys, within(band.lower, 1 << 30), within(band.upper, 1 << 30)};
 }
 
-// Blocks are in groups. Groups add in ascending order, and a group's blocks in descending order:
-// under a mask with a diagonal a group's last block begins furthest down, so it comes to each tile
-// first.
+// Blocks are in groups. Groups add in ascending order, and a group's blocks in
+// descending order: under a mask with a diagonal a group's last block begins
+// furthest down, so it comes to each tile first.
 struct Order {
   int group;
 
@@ -69,10 +71,11 @@ struct Order {
   }
 };
 
-// Items are listed in an order in which each adds after items before it only. So the first one that
-// has not ended waits for none, and any number of multiprocessors gets through.
+// Items are listed in an order in which each adds after items before it only.
+// So the first one that has not ended waits for none, and any number of
+// multiprocessors gets through.
 struct ItemList {
-  int pairs;   // of sequence and K/V head
+  int pairs;   // of sequence and query head
   int blocks;  // of keys, of the longest sequence
   int group;
   int chunk;  // pairs whose items follow each other
@@ -80,8 +83,8 @@ struct ItemList {
   struct At {
     int pair, block;
   };
-  // Chunk by chunk, in a chunk group by group, in a group pair by pair, and of these the blocks
-  // downwards.
+  // Chunk by chunk, in a chunk group by group, in a group pair by pair, and of
+  // these the blocks downwards.
   ATTN_HOST_DEVICE constexpr At at(unsigned index) const {
     const unsigned first_pair = index / (unsigned(chunk) * blocks) * chunk;
     const unsigned width = pairs - first_pair < unsigned(chunk) ? pairs - first_pair : chunk;
@@ -92,6 +95,13 @@ struct ItemList {
     return {int(first_pair + in_group / here), int(first_block + here - 1 - in_group % here)};
   }
 };
+
+// Blocks of keys have numbers across sequences too. begin: the sequence's first
+// row in a packed array.
+ATTN_HOST_DEVICE constexpr long long first_key_block(bool packed, int b, long long begin,
+                                                     int capacity, int block_keys) {
+  return packed ? b + begin / block_keys : b * ((capacity + block_keys - 1ll) / block_keys);
+}
 
 }  // namespace attn::bwd_sm90
 #endif

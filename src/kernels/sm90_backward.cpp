@@ -18,18 +18,25 @@ bool causal(const Problem& p) {
 
 // The family's arrays in the workspace.
 struct Space : BackwardSpace {
-  size_t turns;  // of which the last word counts the items taken
-  size_t dq_sum, bytes;
+  int64_t tiles, key_blocks;
+  size_t turns, kv_turns;  // words that are 0 at first, before the one that counts the items taken
+  size_t dq_sum, kv_sum, bytes;
 
-  Space(const BackwardProblem& b, const Tile& tile)
-      : Space(b, size_t(b.of.heads_q * backward_rows(b.of).tiles()), tile) {}
-
- private:
-  Space(const BackwardProblem& b, size_t tiles, const Tile& tile)
-      : BackwardSpace(backward_space(b, (tiles + 1) * sizeof(unsigned))),
-        turns((tiles + 1) * sizeof(unsigned)),
-        dq_sum(end),
-        bytes(end + tiles * tile.dq_bytes()) {}
+  Space(const BackwardProblem& b, const Tile& tile) : BackwardSpace{} {
+    const Problem& p = b.of;
+    const bool heads_add = p.group() > 1;
+    const int64_t keys = tile.keys();
+    tiles = backward_rows(p).tiles();
+    key_blocks = b.kv().layout == ATTN_PACKED ? b.kv().total / keys + p.batch
+                                              : p.batch * ceil_div(b.kv().seqlen, keys);
+    turns = size_t(p.heads_q * tiles);
+    kv_turns = heads_add ? size_t(p.heads_kv * key_blocks) * 4 * bwd_sm90::groups : 0;
+    static_cast<BackwardSpace&>(*this) = backward_space(b, clear_bytes());
+    dq_sum = end;
+    kv_sum = dq_sum + turns * size_t(tile.dq_bytes());
+    bytes = kv_sum + kv_turns / (4 * bwd_sm90::groups) * size_t(2 * keys * tile.head_dim) * 4;
+  }
+  size_t clear_bytes() const { return (turns + kv_turns + 1) * sizeof(unsigned); }
 };
 
 // The order of dq's sums follows from the kind of mask alone, since dq's bits depend on it. Under a
@@ -39,7 +46,7 @@ bwd_sm90::Order order(const Problem& p, const Tile& tile) {
 }
 
 bwd_sm90::ItemList item_list(const Problem& p, const DeviceInfo& device, const Tile& tile) {
-  const int64_t pairs = p.batch * p.heads_kv, group = order(p, tile).group;
+  const int64_t pairs = p.batch * p.heads_q, group = order(p, tile).group;
   // So many pairs that a group of each keeps all multiprocessors busy; under a causal mask twice as
   // many, since the blocks of a group do not end together.
   const int64_t together = multiprocessors(p, device) * (causal(p) ? 2 : 1);
@@ -66,9 +73,9 @@ Status check(const BackwardProblem& b, const DeviceInfo& device, const Tile& til
   if (rows.tiles() > max_rows / attn_backward_tile)
     return unsupported("there are ", rows.tiles(), " tiles of ", int(attn_backward_tile),
                        " queries; accepted: up to ", max_rows / attn_backward_tile);
-  const int64_t items = p.batch * p.heads_kv * ceil_div(p.seqlen_kv, tile.keys());
+  const int64_t items = p.batch * p.heads_q * ceil_div(p.seqlen_kv, tile.keys());
   if (items > max_rows)
-    return unsupported("batch * heads_kv * ceil(seqlen_kv / ", tile.keys(), ") is ", items,
+    return unsupported("batch * heads_q * ceil(seqlen_kv / ", tile.keys(), ") is ", items,
                        "; accepted: up to ", max_rows);
   const bool packed = p.q_layout == ATTN_PACKED;
   const int64_t size[] = {packed ? p.total_q : p.seqlen_q, p.heads_q, packed ? 1 : p.batch};
@@ -84,7 +91,7 @@ void patch(const BackwardProblem& b, const BackwardArgs& args, void* workspace,
   patch_gradients(b, args, &a.dq, &a.dk, &a.dv);
   a.cu_seqlens_q = args.of.cu_seqlens_q;
   patch_lengths(args.of.segment[0], &a.kv);
-  rebase(workspace, a.lse2, a.delta, a.dq_sum, a.turn, a.taken);
+  rebase(workspace, a.lse2, a.delta, a.dq_sum, a.kv_sum, a.turn, a.kv_turn, a.taken);
   map_base[0] = args.of.q;
   map_base[1] = args.of.segment[0].k;
   map_base[2] = args.of.segment[0].v;
@@ -94,24 +101,29 @@ void patch(const BackwardProblem& b, const BackwardArgs& args, void* workspace,
 Step main_step(const char* image, const BackwardProblem& b, const DeviceInfo& device,
                const Tile& tile, const Space& space) {
   const Problem& p = b.of;
-  const BackwardRows rows = backward_rows(p);
   attn_sm90_backward_kernarg a{};
   a.lse2 = offset_of<const float>(space.lse2);
   a.delta = offset_of<const float>(space.delta);
   a.dq_sum = offset_of<float>(space.dq_sum);
-  a.turn = offset_of<unsigned>(space.clear);
-  a.taken = offset_of<unsigned>(space.clear + space.turns - sizeof(unsigned));
+  a.kv_sum = offset_of<float>(space.kv_sum);
+  const auto word = [&](size_t at) {
+    return offset_of<unsigned>(space.clear + at * sizeof(unsigned));
+  };
+  a.turn = word(0);
+  a.kv_turn = word(space.turns);
+  a.taken = word(space.turns + space.kv_turns);
   a.dq = gradient_array(b, ATTN_GRAD_Q);
   a.dk = gradient_array(b, ATTN_GRAD_K);
   a.dv = gradient_array(b, ATTN_GRAD_V);
   a.kv = kv_lengths(b.kv());
-  a.rows = rows;
+  a.rows = backward_rows(p);
   a.batch = int(p.batch);
-  a.heads_kv = int(p.heads_kv);
+  a.heads_q = int(p.heads_q);
   a.group = int(p.group());
   a.head_dim = int(p.head_dim);
   a.head_dim_v = int(p.head_dim_v);
-  a.tiles = int(rows.tiles());
+  a.tiles = int(space.tiles);
+  a.key_blocks = int(space.key_blocks);
   a.list = item_list(p, device, tile);
   a.order = order(p, tile);
   a.items = unsigned(a.list.pairs) * unsigned(a.list.blocks);
@@ -150,7 +162,7 @@ Status make_recipe(const BackwardProblem& b, const DeviceInfo& device, Recipe* r
   constexpr const bwd_sm90::Variant& variant = bwd_sm90::variants[i];
   ATTN_TRY(check(b, device, variant.tile));
   const Space space(b, variant.tile);
-  ATTN_TRY(add_prepare_steps(b, space, space.turns, recipe));
+  ATTN_TRY(add_prepare_steps(b, space, space.clear_bytes(), recipe));
   recipe->workspace = space.bytes;
   recipe->steps.push_back(main_step(variant.name, b, device, variant.tile, space));
   return {};

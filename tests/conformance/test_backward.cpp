@@ -562,6 +562,33 @@ TEST_CASE("backward: equal bits in every run on devices") {
   }
 }
 
+// More items than multiprocessors, and several groups of blocks that add to a tile of dq.
+TEST_CASE("backward: equal bits on any number of multiprocessors") {
+  for (const int64_t dim : {64, 128}) {
+    for (const bool causal : {false, true}) {
+      Case c = shape("multiprocessors", 2, 8, 4, dim, 1300, 64 * dim / 4 + 300);
+      c.flags = causal ? ATTN_CAUSAL : 0;
+      c = with_type(c, causal ? ATTN_BF16 : ATTN_F16);
+      c.out_type = c.q_type;
+      BackwardCase bc = backward_of(c);
+      for (const Kernel* kernel : device_kernels()) {
+        if (kernel->limits.demands || kernel->limits.head_dim.max > 128) continue;
+        const BackwardData data = make_backward_data(bc);
+        std::vector<unsigned char> first;
+        for (const int max_sms : {0, 1, 7, 40, 100, 0, 0, 0}) {
+          bc.c.max_sms = max_sms;
+          const BackwardRun run = run_backward(backend_of(kernel->backend), bc, data, kernel->name);
+          if (declined(*kernel, run)) break;
+          INFO(kernel->name << " " << describe(bc));
+          REQUIRE(run.got.error == "");
+          if (first.empty()) first = run.got.bits;
+          CHECK((run.got.bits == first));  // not printed
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("backward: equal bits for any number of threads") {
   for (uint64_t seed = 6000; seed < (sanitized ? 6003 : 6040); ++seed) {
     BackwardCase bc = random_backward(seed);

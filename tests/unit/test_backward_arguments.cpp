@@ -305,12 +305,16 @@ TEST_CASE("backward: the kernels of CUDA") {
   has("input type f32 (bwd_sm80_");
   s.forward.q_type = s.segment.k_type = s.segment.v_type = ATTN_BF16;
   s.forward.head_dim = s.forward.head_dim_v = 64;
-  has("bwd_sm80_bf16_d64");
+  has("bwd_sm90_bf16_d64");
   s.problem.d_out_type = ATTN_F32;
   has("d_out_type is f32; accepted: q's type, bf16 (bwd_sm80_bf16_d64");
   s.problem.d_out_type = ATTN_DTYPE_NONE;
   s.forward.head_dim = 72;
+  has("bwd_sm90_bf16_d128");
+  s.forward.scale = -1;
+  has("scale is -1; accepted: above 0 (bwd_sm90_bf16_d128");
   has("bwd_sm80_bf16_d128");
+  s.forward.scale = 1;
   s.forward.softcap = 20;
   s.forward.head_dim_v = 256;
   has("bwd_sm80_bf16_d256_score");

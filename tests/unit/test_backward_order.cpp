@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "catch.h"
-#include "forward_case.h"
+#include "conformance/forward_case.h"
 #include "kernels/backward_sm90/order.h"
 
 namespace attn::test {
