@@ -20,12 +20,15 @@ struct Item {
   int key_block;                       // its number among all sequences'
   int first_tile;                      // the sequence's number 0, see order.h
   int q_row, q_batch, k_row, k_batch;  // the sequence's rows in the tensors
-  bool clears_keys, clears_queries;    // rows of the block, or of the last tile,
-                                       // hold something else
-  // Tiles whose first query is within these see 64 keys of the block whole.
+  // Rows of the block, or of the first and last tile, hold what is not to be used.
+  bool clears_keys, clears_first, clears_last;
   struct {
     int first, last;
   } whole[groups * max_subtiles];
+
+  __device__ __forceinline__ bool clears(int tile) const {
+    return (tile == tiles.first && clears_first) || (tile == tiles.last && clears_last);
+  }
 };
 enum {
   item_slots = 2,

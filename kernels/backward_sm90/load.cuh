@@ -34,9 +34,14 @@ __device__ __forceinline__ bool describe(const attn_sm90_backward_kernarg& a, un
   item.q_batch = a.cu_seqlens_q ? 0 : b;
   item.k_row = int(kv.begin);
   item.k_batch = packed ? 0 : b;
-  item.clears_keys = key + tile.keys() > kv.length && (packed || kv.length < a.kv.capacity);
-  item.clears_queries =
-      a.cu_seqlens_q && (item.tiles.last + 1) * tile_queries > q.length && item.tiles.count() > 0;
+  const Range seeing = item.sequence.seeing(), seen = item.sequence.seen();
+  const bool any = item.tiles.count() > 0;
+  // Rows after the last one of a padded array arrive as zeros.
+  item.clears_keys = any && (key < seen.first || (key + tile.keys() > seen.last + 1 &&
+                                                  (packed || seen.last + 1 < a.kv.capacity)));
+  item.clears_first = any && item.tiles.first * tile_queries < seeing.first;
+  item.clears_last = any && (item.tiles.last + 1) * tile_queries > seeing.last + 1 &&
+                     (a.cu_seqlens_q || seeing.last + 1 < q.length);
 #pragma unroll
   for (int i = 0; i < groups * tile.subtiles; ++i) {
     const int first = key + 64 * i, end = first + 64;
@@ -76,7 +81,7 @@ struct Loader {
   }
   __device__ __forceinline__ void load_queries(const Item& item, int m) {
     const int s = Q::stage(n);
-    const bool clears = item.clears_queries && m == item.tiles.last;
+    const bool clears = item.clears(m);
     const long long at = ((long long)item.head * a.tiles + item.first_tile + m) * tile_queries;
     const auto load = [&](int offset, const attn_tensor_map& map, Barrier& empty, Barrier& full,
                           float* stats, const float* from) {
@@ -120,64 +125,57 @@ struct Loader {
   }
 };
 
-// Rows [from, rows) of a matrix in shared memory become 0. By all lanes of a
-// warp.
-__device__ __forceinline__ void clear_rows(unsigned at, int panels, int rows, int from) {
-  const int lane = threadIdx.x % 32;
-  for (int p = 0; p < panels; ++p)
-    for (int i = from * 8 + lane; i < rows * 8; i += 32)
-      ptx::fill_shared(at + p * rows * 128 + i * 16, 0);
+// Of a matrix in shared memory, `rows` rows of which the first is number `row`, those outside of
+// `used` become 0. By all lanes of a warp.
+__device__ __forceinline__ void clear_others(unsigned at, int panels, int rows, int row,
+                                             Range used) {
+  for (int i = threadIdx.x % 32; i < rows * 8; i += 32) {
+    const int here = row + i / 8;
+    if (here >= used.first && here <= used.last) continue;
+    for (int p = 0; p < panels; ++p) ptx::fill_shared(at + p * rows * 128 + i * 16, 0);
+  }
 }
 
-// Clears rows that are loaded and belong to nobody, or to others. By all lanes
-// of a warp.
+// Clears rows that are loaded and not to be used. By all lanes of a warp.
 template <Tile tile>
 __device__ __forceinline__ void clear_unused(const attn_sm90_backward_kernarg& a, Control& c,
                                              unsigned shared) {
   using Q = Ring<tile.stages>;
-  const int lane = threadIdx.x % 32;
   unsigned n = 0;
-  unsigned keys_parity = 0,
-           queries_parity = 0;  // of the next phase; a bit for each stage
+  unsigned keys_parity = 0, queries_parity = 0;  // of the next phase; a bit for each stage
+  const auto arrive = [](Barrier& first, Barrier& second) {
+    ptx::fence_async_shared();
+    __syncwarp();
+    const bool arrives = threadIdx.x % 32 == 0;
+    ptx::mbarrier_arrive_if(address(&first), arrives);
+    ptx::mbarrier_arrive_if(address(&second), arrives);
+  };
   for (unsigned count = 0;; ++count) {
     const Item& item = wait_item(c, count);
     if (item.b < 0) return;
-    const int tiles = item.tiles.count();
-    const auto clear_keys = [&] {
-      ptx::mbarrier_wait(address(&c.keys_raw), keys_parity);
-      keys_parity ^= 1;
-      const int from = max(0, item.sequence.keys - item.block * tile.keys());
-      for (int offset : {tile.k_offset(), tile.v_offset()})
-        clear_rows(shared + offset, tile.panels(), tile.keys(), from);
-      ptx::fence_async_shared();
-      __syncwarp();
-      if (lane == 0) {
-        ptx::mbarrier_arrive(address(&c.k_full));
-        ptx::mbarrier_arrive(address(&c.v_full));
-      }
-    };
-    // In the order in which they are loaded: a single tile of queries comes
-    // before the keys.
-    if (item.clears_keys && tiles != 1) clear_keys();
-    if (item.clears_queries) {
-      const unsigned of = n + tiles - 1;
-      const int s = Q::stage(of);
+    const auto clear_queries = [&](int m) {
+      const int s = Q::stage(n + m - item.tiles.first);
       ptx::mbarrier_wait(address(&c.queries_raw[s]), queries_parity >> s & 1);
       queries_parity ^= 1u << s;
-      const int from = item.sequence.queries - item.tiles.last * tile_queries;
       for (int offset : {tile.q_offset(), tile.d_out_offset()})
-        clear_rows(shared + offset + s * tile.query_bytes(), tile.panels(), tile_queries, from);
-      ptx::fence_async_shared();
-      __syncwarp();
-      if (lane == 0) {
-        ptx::mbarrier_arrive(address(&c.q_full[s]));
-        ptx::mbarrier_arrive(address(&c.d_out_full[s]));
-      }
+        clear_others(shared + offset + s * tile.query_bytes(), tile.panels(), tile_queries,
+                     m * tile_queries, item.sequence.seeing());
+      arrive(c.q_full[s], c.d_out_full[s]);
+    };
+    // In the order in which they are loaded.
+    if (item.clears(item.tiles.first)) clear_queries(item.tiles.first);
+    if (item.clears_keys) {
+      ptx::mbarrier_wait(address(&c.keys_raw), keys_parity);
+      keys_parity ^= 1;
+      for (int offset : {tile.k_offset(), tile.v_offset()})
+        clear_others(shared + offset, tile.panels(), tile.keys(), item.block * tile.keys(),
+                     item.sequence.seen());
+      arrive(c.k_full, c.v_full);
     }
-    if (item.clears_keys && tiles == 1) clear_keys();
-    n += tiles;
+    if (item.tiles.count() > 1 && item.clears_last) clear_queries(item.tiles.last);
+    n += item.tiles.count();
     __syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(address(&item_empty(c, count)));
+    ptx::mbarrier_arrive_if(address(&item_empty(c, count)), threadIdx.x % 32 == 0);
   }
 }
 

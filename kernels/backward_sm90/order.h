@@ -33,6 +33,14 @@ struct Sequence {
     if (last < first) return {0, -1};
     return {first / tile_queries, last / tile_queries};
   }
+  // Queries that see a key, and keys that a query sees, if there is such a pair. What the others
+  // hold is not used.
+  ATTN_HOST_DEVICE constexpr Range seeing() const {
+    return {1 - upper > 0 ? 1 - upper : 0, (keys - lower < queries ? keys - lower : queries) - 1};
+  }
+  ATTN_HOST_DEVICE constexpr Range seen() const {
+    return {lower > 0 ? lower : 0, (queries - 1 + upper < keys ? queries - 1 + upper : keys) - 1};
+  }
   // Blocks of `block_keys` keys that have some of a tile's: those whose tiles()
   // contain it.
   ATTN_HOST_DEVICE constexpr Range blocks(int tile, int block_keys) const {

@@ -76,6 +76,31 @@ TEST_CASE("backward order: blocks work on the tiles that see them, each in its t
   }
 }
 
+TEST_CASE("backward order: rows that are not used") {
+  for (uint64_t seed = 0; seed < 300; ++seed) {
+    Draw draw{seed, 53};
+    const RangeMask mask{.causal = draw.chance(3),
+                         .top_left = draw.chance(4),
+                         .window = draw.chance(2),
+                         .left = draw(20) - 1,
+                         .right = draw(20) - 1};
+    const Sequence s = sequence(mask, 1 + int(draw(40)), 1 + int(draw(40)));
+    INFO("seed " << seed);
+    Range seeing{s.queries, -1}, seen{s.keys, -1};
+    for (int i = 0; i < s.queries; ++i)
+      for (int j = 0; j < s.keys; ++j)
+        if (j >= i + s.lower && j < i + s.upper) {
+          seeing = {std::min(seeing.first, i), std::max(seeing.last, i)};
+          seen = {std::min(seen.first, j), std::max(seen.last, j)};
+        }
+    if (seeing.count() == 0) continue;
+    CHECK(s.seeing().first == seeing.first);
+    CHECK(s.seeing().last == seeing.last);
+    CHECK(s.seen().first == seen.first);
+    CHECK(s.seen().last == seen.last);
+  }
+}
+
 // Each multiprocessor takes the next item when it has ended one. One step is a tile.
 TEST_CASE("backward order: every number of multiprocessors gets through") {
   for (uint64_t seed = 0; seed < 60; ++seed) {
