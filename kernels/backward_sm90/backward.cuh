@@ -1,10 +1,9 @@
-// Gradients of attention with wgmma and the copy engine. A block stays on its
-// multiprocessor and takes work items, blocks of keys, one after the other. Two
-// warpgroups compute; each keeps dk and dv of its half of the keys in
-// registers, and goes over the tiles of queries on its own. They exchange ds
-// through shared memory only: dq of a tile takes ds of all keys of the block,
-// and one warpgroup finds it for both, in turns, a tile later. It is added in
-// float32 to memory, in an order that follows from the problem (order.h).
+// Gradients of attention with wgmma and the copy engine. A block stays on its multiprocessor and
+// takes work items, blocks of keys, one after the other. Two warpgroups compute; each keeps dk and
+// dv of its half of the keys in registers, and goes over the tiles of queries on its own. They
+// exchange ds through shared memory only: dq of a tile takes ds of all keys of the block, and one
+// warpgroup finds it for both, in turns, a tile later. It is added in float32 to memory, in an
+// order that follows from the problem (order.h).
 #pragma once
 #include "../common/element.cuh"
 #include "../ptx/ex2.h"
@@ -98,8 +97,8 @@ struct Consumer {
     const int own = group * tile.subtiles * 64 * 128;
     const unsigned long long k = ptx::wgmma_descriptor(at_16(tile.k_offset() + own), 0),
                              v = ptx::wgmma_descriptor(at_16(tile.v_offset() + own), 0);
-    // Where the lane's rows of ds go. Rows are keys, of 64 queries, which are
-    // 128 bytes: stmatrix stores 16 keys and 16 queries at a time.
+    // Where the lane's rows of ds go. Rows are keys, of 64 queries, which are 128 bytes: stmatrix
+    // stores 16 keys and 16 queries at a time.
     const int ds_row = 64 * tile.subtiles * group + 16 * warp + lane % 16;
     const unsigned ds_at = shared + tile.ds_offset() + ds_row * 128;
     float dk[tile.subtiles][dim / 2], dv[tile.subtiles][dim / 2];
@@ -128,9 +127,8 @@ struct Consumer {
                                    qt = ptx::wgmma_descriptor(q_at, query_panel),
                                    d_out_t = ptx::wgmma_descriptor(d_out_at, query_panel);
           const unsigned stats = stage * tile_queries * 4 + lane % 4 * 8;
-          // As wgmma leaves the scores of 16 keys and 64 queries in a lane: s[4
-          // j + 2 half + i] is that of key lane / 4 + 8 half and query 8 j +
-          // lane % 4 * 2 + i.
+          // As wgmma leaves the scores of 16 keys and 64 queries in a lane: s[4 j + 2 half + i] is
+          // that of key lane / 4 + 8 half and query 8 j + lane % 4 * 2 + i.
           float s[32], dp[32];
           const auto start_scores = [&](int u) {
             ptx::forget(s);
@@ -175,8 +173,7 @@ struct Consumer {
                         to = key - item.sequence.lower + 1 - origin;
 #pragma unroll
               for (int half = 0; half < 2; ++half) {
-                // Queries that see the key, counted from the lane's first one
-                // of the tile.
+                // Queries that see the key, counted from the lane's first one of the tile.
                 const int begin = min(max(from + 8 * half, 0), tile_queries),
                           end = min(max(to + 8 * half, 0), tile_queries);
                 const auto count = [](int x) { return x / 8 * 2 + min(x % 8, 2); };
@@ -224,9 +221,8 @@ struct Consumer {
               ptx::wgmma<bf16, true>(dk[u], ds[step], qt + step * 128, true);
             ptx::wgmma_commit();
             if (u + 1 < tile.subtiles) {
-              // Waits that cost little, since ptxas makes all products
-              // synchronous if it finds more registers in use: p is free with
-              // dv, ds with dk.
+              // Waits that cost little, since ptxas makes all products synchronous if it finds more
+              // registers in use: p is free with dv, ds with dk.
               ptx::wgmma_wait<1>();
               ptx::pin(dv[u]);
               start_scores(u + 1);
@@ -260,8 +256,8 @@ struct Consumer {
     }
   }
 
-  // Adds what the heads before have in kv_sum. True: it is the last one; else
-  // the sum is there. Heads come in their order, each warp for itself.
+  // Adds what the heads before have in kv_sum. True: it is the last one; else the sum is there.
+  // Heads come in their order, each warp for itself.
   __device__ __forceinline__ bool add_heads(float (&dk)[tile.subtiles][dim / 2],
                                             float (&dv)[tile.subtiles][dim / 2],
                                             const Item& item) const {
@@ -302,8 +298,8 @@ struct Consumer {
     const int key = item.block * tile.keys() + 64 * tile.subtiles * group + 16 * warp + lane / 4;
 #pragma unroll
     for (int u = 0; u < tile.subtiles; ++u) {
-      // Rows after the last key, which have no gradients: a packed array has
-      // others' there, and of a padded one they become 0.
+      // Rows after the last key, which have no gradients: a packed array has others' there, and of
+      // a padded one they become 0.
       const int row[2] = {key + 64 * u, key + 64 * u + 8};
       const float exists[2] = {row[0] < keys ? 1.f : 0.f, row[1] < keys ? 1.f : 0.f};
       const auto store_all = [&](const attn_gradient_array& g, float(&o)[dim / 2], float factor,

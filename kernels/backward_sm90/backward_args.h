@@ -1,5 +1,4 @@
-// The parameter structs of the kernels bwd_sm90_*, which the host side packs
-// and the kernels read.
+// The parameter structs of the kernels bwd_sm90_*, which the host side packs and the kernels read.
 #ifndef ATTN_KERNELS_BACKWARD_SM90_BACKWARD_ARGS_H
 #define ATTN_KERNELS_BACKWARD_SM90_BACKWARD_ARGS_H
 
@@ -13,15 +12,13 @@ struct attn_sm90_backward_kernarg {
   // Dimensions of all maps: head_dim, seq, head, batch; packed: batch 1.
   attn_tensor_map q, k, v, d_out;
   const float *lse2, *delta;  // as in attn_backward_prepare_kernarg
-  // [heads_q, tiles, 64 * head_dim of the kernel's tile]: dq, as products leave
-  // it in a warpgroup. Of each 8 columns there are 4 floats of each of 128
-  // threads.
+  // [heads_q, tiles, 64 * head_dim of the kernel's tile]: dq, as products leave it in a warpgroup.
+  // Of each 8 columns there are 4 floats of each of 128 threads.
   float* dq_sum;
   unsigned* turn;  // [heads_q, tiles]: blocks that have added to the tile. 0 at first
-  // With several query heads of a K/V head, of each [pair of sequence and K/V
-  // head, block of keys]: dk and dv so far, of each of a warpgroup's threads 4
-  // floats at a time; and the heads that each warp has added,
-  // 0 at first.
+  // With several query heads of a K/V head, of each [pair of sequence and K/V head, block of keys]:
+  // dk and dv so far, of each of a warpgroup's threads 4 floats at a time; and the heads that each
+  // warp has added, 0 at first.
   float* kv_sum;
   unsigned* kv_turn;
   unsigned* taken;  // items that blocks have taken. 0 at first

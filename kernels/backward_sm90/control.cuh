@@ -1,5 +1,4 @@
-// Shared memory: the words by which the warps communicate, and a warp that
-// computes.
+// Shared memory: the words by which the warps communicate, and a warp that computes.
 #pragma once
 #include "../ptx/address.h"
 #include "../ptx/mbarrier.h"
@@ -10,8 +9,7 @@ namespace attn::bwd_sm90 {
 
 using ptx::Barrier, ptx::address;
 
-// A work item: a block of keys of one sequence and query head. It goes over the
-// tiles of queries.
+// A work item: a block of keys of one sequence and query head. It goes over the tiles of queries.
 struct Item {
   int b, head, head_kv;  // b < 0: there are no more
   int block;
@@ -49,14 +47,12 @@ struct Control {
   Barrier k_full, k_empty, v_full, v_empty;
   // The stats of a tile come with q.
   Barrier q_full[max_stages], q_empty[max_stages], d_out_full[max_stages], d_out_empty[max_stages];
-  // Where rows are to be cleared first: q and d_out, or k and v, are there. Two
-  // arrivals.
+  // Where rows are to be cleared first: q and d_out, or k and v, are there. Two arrivals.
   Barrier queries_raw[max_stages], keys_raw;
-  // Of tiles n % 2. One warpgroup finds dq of the even tiles, the other that of
-  // the odd ones; and there is a warp for each that adds them to memory.
+  // Of tiles n % 2. One warpgroup finds dq of the even tiles, the other that of the odd ones; and
+  // there is a warp for each that adds them to memory.
   Barrier ds_full[2], ds_empty[2];
-  // dq's place is free, or has the sum so far; dq has been written there, or
-  // stored.
+  // dq's place is free, or has the sum so far; dq has been written there, or stored.
   Barrier dq_empty[2], dq_full[2];
   DqTile dq[2];  // written before dq_empty
   Item item[item_slots];
@@ -86,8 +82,7 @@ __device__ __forceinline__ void init_barriers(Control& c) {
   ptx::mbarrier_init_fence();
 }
 
-// The place of the n-th tile in a ring of stages, and the parity of the phase
-// that fills it.
+// The place of the n-th tile in a ring of stages, and the parity of the phase that fills it.
 template <int stages>
 struct Ring {
   static __device__ __forceinline__ int stage(unsigned n) { return n % stages; }

@@ -1,5 +1,5 @@
-// The warps that do not compute: one lane takes items and loads, a warp clears
-// rows that belong to nobody, and two lanes add dq to memory.
+// The warps that do not compute: one lane takes items and loads, a warp clears rows that belong to
+// nobody, and two lanes add dq to memory.
 #pragma once
 #include "../ptx/acquire.h"
 #include "../ptx/arrive.h"
@@ -102,8 +102,7 @@ struct Loader {
   }
 
   __device__ __forceinline__ void run() {
-    // The first one too, since blocks that are not running yet must not have
-    // any.
+    // The first one too, since blocks that are not running yet must not have any.
     unsigned index = atomicAdd(a.taken, 1);
     for (unsigned count = 0;; ++count) {
       const int slot = ItemRing::stage(count);
@@ -113,8 +112,7 @@ struct Loader {
       if (index >= a.items) item.b = -1;
       ptx::mbarrier_arrive(address(&c.item_full[slot]));
       if (index >= a.items) return;
-      // The first tile of queries comes before K and V, whose place the item
-      // before has still.
+      // The first tile of queries comes before K and V, whose place the item before has still.
       for (int m = item.tiles.first; m <= item.tiles.last; ++m) {
         load_queries(item, m);
         if (m == item.tiles.first) load_keys(item, count);
@@ -179,9 +177,8 @@ __device__ __forceinline__ void clear_unused(const attn_sm90_backward_kernarg& a
   }
 }
 
-// Adds dq of the tiles n with n % 2 == odd to dq_sum, each when it is its turn.
-// The last block that adds to a tile gets the sum instead, to store dq. By one
-// lane.
+// Adds dq of the tiles n with n % 2 == odd to dq_sum, each when it is its turn. The last block that
+// adds to a tile gets the sum instead, to store dq. By one lane.
 template <Tile tile>
 __device__ __forceinline__ void add_dq(const attn_sm90_backward_kernarg& a, Control& c,
                                        unsigned shared, unsigned odd) {

@@ -1,7 +1,6 @@
-// Which tiles of queries a block of keys works on, and the order in which
-// blocks add to a tile's dq. The order is what makes the bits of dq the same on
-// every run; it is also the order in which the blocks get there, so that they
-// hardly wait. Host code includes this too.
+// Which tiles of queries a block of keys works on, and the order in which blocks add to a tile's
+// dq. The order is what makes the bits of dq the same on every run; it is also the order in which
+// the blocks get there, so that they hardly wait. Host code includes this too.
 #ifndef ATTN_KERNELS_BACKWARD_SM90_ORDER_H
 #define ATTN_KERNELS_BACKWARD_SM90_ORDER_H
 
@@ -41,8 +40,7 @@ struct Sequence {
   ATTN_HOST_DEVICE constexpr Range seen() const {
     return {lower > 0 ? lower : 0, (queries - 1 + upper < keys ? queries - 1 + upper : keys) - 1};
   }
-  // Blocks of `block_keys` keys that have some of a tile's: those whose tiles()
-  // contain it.
+  // Blocks of `block_keys` keys that have some of a tile's: those whose tiles() contain it.
   ATTN_HOST_DEVICE constexpr Range blocks(int tile, int block_keys) const {
     const int query = tile * tile_queries;
     const int end = query + tile_queries < queries ? query + tile_queries : queries;
@@ -62,9 +60,9 @@ ATTN_HOST_DEVICE constexpr Sequence sequence(const RangeMask& mask, int queries,
   return {queries, keys, within(band.lower, 1 << 30), within(band.upper, 1 << 30)};
 }
 
-// Blocks are in groups. Groups add in ascending order, and a group's blocks in
-// descending order: under a mask with a diagonal a group's last block begins
-// furthest down, so it comes to each tile first.
+// Blocks are in groups. Groups add in ascending order, and a group's blocks in descending order:
+// under a mask with a diagonal a group's last block begins furthest down, so it comes to each tile
+// first.
 struct Order {
   int group;
 
@@ -79,9 +77,8 @@ struct Order {
   }
 };
 
-// Items are listed in an order in which each adds after items before it only.
-// So the first one that has not ended waits for none, and any number of
-// multiprocessors gets through.
+// Items are listed in an order in which each adds after items before it only. So the first one that
+// has not ended waits for none, and any number of multiprocessors gets through.
 struct ItemList {
   int pairs;   // of sequence and query head
   int blocks;  // of keys, of the longest sequence
@@ -91,8 +88,8 @@ struct ItemList {
   struct At {
     int pair, block;
   };
-  // Chunk by chunk, in a chunk group by group, in a group pair by pair, and of
-  // these the blocks downwards.
+  // Chunk by chunk, in a chunk group by group, in a group pair by pair, and of these the blocks
+  // downwards.
   ATTN_HOST_DEVICE constexpr At at(unsigned index) const {
     const unsigned first_pair = index / (unsigned(chunk) * blocks) * chunk;
     const unsigned width = pairs - first_pair < unsigned(chunk) ? pairs - first_pair : chunk;
@@ -104,8 +101,8 @@ struct ItemList {
   }
 };
 
-// Blocks of keys have numbers across sequences too. begin: the sequence's first
-// row in a packed array.
+// Blocks of keys have numbers across sequences too. begin: the sequence's first row in a packed
+// array.
 ATTN_HOST_DEVICE constexpr long long first_key_block(bool packed, int b, long long begin,
                                                      int capacity, int block_keys) {
   return packed ? b + begin / block_keys : b * ((capacity + block_keys - 1ll) / block_keys);

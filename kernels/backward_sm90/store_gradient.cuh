@@ -1,13 +1,11 @@
-// Rows of gradients, from the fragments that matrix instructions leave
-// (common/store.cuh).
+// Rows of gradients, from the fragments that matrix instructions leave (common/store.cuh).
 #pragma once
 #include "../common/store.cuh"
 #include "backward_args.h"
 
 namespace attn::bwd_sm90 {
 
-// Adds what a gradient's array holds to one of a lane's rows, o[at] = o[at] *
-// factor + that.
+// Adds what a gradient's array holds to one of a lane's rows, o[at] = o[at] * factor + that.
 template <int count>
 __device__ __forceinline__ void add_row(const attn_gradient_array& g, long long at, bool valid,
                                         float (&o)[count], int half, float factor, int head_dim) {
@@ -28,8 +26,7 @@ __device__ __forceinline__ void add_row(const attn_gradient_array& g, long long 
         x = fmaf(x, factor, old);
       }
 }
-// Stores a lane's row of a gradient, o times factor, from element `at` on. By
-// all lanes of a warp.
+// Stores a lane's row of a gradient, o times factor, from element `at` on. By all lanes of a warp.
 template <int count>
 __device__ __forceinline__ void store_gradient(const attn_gradient_array& g, long long at,
                                                bool valid, float (&o)[count], int half,

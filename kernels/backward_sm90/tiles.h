@@ -1,5 +1,4 @@
-// The tiles of bwd_sm90_*: the keys that a thread block keeps, and what it has
-// of the queries.
+// The tiles of bwd_sm90_*: the keys that a thread block keeps, and what it has of the queries.
 #ifndef ATTN_KERNELS_BACKWARD_SM90_TILES_H
 #define ATTN_KERNELS_BACKWARD_SM90_TILES_H
 
@@ -14,10 +13,8 @@ constexpr int max_subtiles = 2;
 constexpr int control_bytes = 3072;  // barriers, the item, lse and delta, before K
 
 struct Tile {
-  int head_dim;  // columns of the products; a smaller head_dim or head_dim_v is
-                 // padded with zeros
-  int subtiles;  // of 64 keys, of each warpgroup. Their dk and dv are in its
-                 // registers
+  int head_dim;  // columns of the products; a smaller head_dim or head_dim_v is padded with zeros
+  int subtiles;  // of 64 keys, of each warpgroup. Their dk and dv are in its registers
   int stages;    // tiles of Q and of d_out in shared memory
 
   constexpr bool operator==(const Tile&) const = default;
@@ -45,11 +42,11 @@ struct Tile {
   ATTN_HOST_DEVICE constexpr int shared_bytes() const { return dq_offset() + 2 * dq_bytes(); }
 };
 
-// 64 x 128: dk and dv of 64 keys are 128 registers of a thread, and scores and
-// their gradients of 64 queries 64 more, in whose place a tile of dq is found.
+// 64 x 128: dk and dv of 64 keys are 128 registers of a thread, and scores and their gradients of
+// 64 queries 64 more, in whose place a tile of dq is found.
 constexpr Tile tile_d128{.head_dim = 128, .subtiles = 1, .stages = 2};
-// 64 x 256: the same registers hold dk and dv of 128 keys, one half after the
-// other is computed, and dq is added to half as often.
+// 64 x 256: the same registers hold dk and dv of 128 keys, one half after the other is computed,
+// and dq is added to half as often.
 constexpr Tile tile_d64{.head_dim = 64, .subtiles = 2, .stages = 3};
 static_assert(tile_d128.shared_bytes() <= 232448 && tile_d64.shared_bytes() <= 232448);
 

@@ -1,7 +1,6 @@
-// Every kernel bwd_sm90_*, one line each: the one place that says what it is.
-// The build makes its source file from this (write_stubs.cpp), and its host
-// side its row of the catalog (src/kernels/sm90_backward.cpp). The order is the
-// order of preference.
+// Every kernel bwd_sm90_*, one line each: the one place that says what it is. The build makes its
+// source file from this (write_stubs.cpp), and its host side its row of the catalog
+// (src/kernels/sm90_backward.cpp). The order is the order of preference.
 #ifndef ATTN_KERNELS_BACKWARD_SM90_VARIANTS_H
 #define ATTN_KERNELS_BACKWARD_SM90_VARIANTS_H
 

@@ -28,12 +28,15 @@ FP8_HEADS = "fwd_sm90_fp8_d128_heads"
 DEQUANTISED = "fwd_sm90_f16_d64_dequantised"
 MIXED = "fwd_sm90_bf16_d128_mixed"
 BACKWARD = "bwd_sm80_bf16_d64"
+BACKWARD_90 = "bwd_sm90_bf16_d64"
 # Of kernels that are several launches, and where tests take others beside them, the files of all.
 SOURCES = {DEQUANTISED: ["cache/dequantise_sm90.cu", "stubs/fwd_sm90_f16_d64.cu"],
            MIXED: ["stubs/fwd_sm90_bf16_d128_paged.cu", "stubs/decode_sm90_bf16_d128_r16.cu"],
            ROLL: ["cache/kv_roll_cuda.cu", "cache/kv_append_cuda.cu"],
            BACKWARD: ["backward/bwd_prepare_cuda.cu", "backward/bwd_sinks_cuda.cu", "stubs/bwd_sm80_bf16_d64.cu",
-                      "stubs/fwd_sm80_bf16_d64.cu"]}
+                      "stubs/fwd_sm80_bf16_d64.cu"],
+           BACKWARD_90: ["backward/bwd_prepare_cuda.cu", "backward/bwd_sinks_cuda.cu", "stubs/bwd_sm90_bf16_d64.cu",
+                         "stubs/fwd_sm80_bf16_d64.cu"]}
 TESTS = {DECODE: ["decode: random problems"], APPEND: ["kv_append: random layouts*,kv_append: many tokens*,kv_append: heads*"], QUANTIZE: ["quantize: *"], ROLL: ["kv_roll: *"],
          EARLY: ["cuda: values that the kernel in front writes"], BLOCKS: ["blocks: *,scales: *"],
          ROWS: ["decode: random problems of many rows over fp8,tree: random problems,decode: a workspace serves*"],
@@ -43,6 +46,7 @@ TESTS = {DECODE: ["decode: random problems"], APPEND: ["kv_append: random layout
          FP8_HEADS: ["cuda: more items than blocks"],
          MIXED: ["cuda: a mixed step*"],
          BACKWARD: ["backward: every option on devices,backward: random problems on devices"],
+         BACKWARD_90: ["backward: every option on devices,backward: random problems on devices,backward: equal bits*"],
          DEQUANTISED: ["blocks: values are*,blocks: random segments of any types*"]}
 # kernel, mistake, file, text, what it becomes; of several edits tuples of these
 MUTANTS = [
@@ -132,6 +136,17 @@ MUTANTS = [
     (BACKWARD, "delta of the neighbouring row", "backward_sm80/backward.cuh", "exists ? a.delta[at] : 0", "exists ? a.delta[at ^ 1] : 0"),
     (BACKWARD, "not waiting for the other warps", "backward_sm80/backward.cuh", "    ptx::cp_async_wait<0>();\n    __syncthreads();",
      "    ptx::cp_async_wait<0>();"),
+    (BACKWARD_90, "a turn not waited for", "backward_sm90/load.cuh", "while (ptx::load_acquire(turn) <", "while (false && ptx::load_acquire(turn) <"),
+    (BACKWARD_90, "the first block adds", "backward_sm90/load.cuh", "if (here.before == 0)\n", "if (false)\n"),
+    (BACKWARD_90, "the last block forgets the sum", "backward_sm90/backward.cuh", "if (to.last == last) {", "if (false) {"),
+    (BACKWARD_90, "dk without the scale", "backward_sm90/backward.cuh", "store_all(a.dk, dk[u], a.scale,", "store_all(a.dk, dk[u], 1,"),
+    (BACKWARD_90, "the diagonal off by one", "backward_sm90/backward.cuh", "key - item.sequence.upper + 1 - origin", "key - item.sequence.upper + 2 - origin"),
+    (BACKWARD_90, "P where ds belongs", "backward_sm90/backward.cuh", "T::pack(dp[2 * i], dp[2 * i + 1])", "T::pack(s[2 * i], s[2 * i + 1])"),
+    (BACKWARD_90, "delta of the neighbouring row", "backward_sm90/backward.cuh", "(i % 2 ? delta.y : delta.x)", "(i % 2 ? delta.x : delta.y)"),
+    (BACKWARD_90, "keys that nobody sees not cleared", "backward_sm90/load.cuh", "item.clears_keys = any && (", "item.clears_keys = false && ("),
+    (BACKWARD_90, "queries that see nothing not cleared", "backward_sm90/load.cuh", "item.clears_first = any &&", "item.clears_first = false &&"),
+    (BACKWARD_90, "dk and dv of the first head lost", "backward_sm90/backward.cuh", "        if (number > 0) {\n          const float4 y", "        if (number > 1) {\n          const float4 y"),
+    (BACKWARD_90, "dq that sees nothing kept", "backward_sm90/load.cuh", "if (!a.dq.at || a.dq.add) return;", "return;"),
     (DEQUANTISED, "the scale of the neighbouring block", "cache/dequantise_sm90.cu",
      "const float d = load_half(halves),",
      "const float d = load_half(halves + (at / 32 % 2 ? -1 : 1) * layout.size() / 2),"),
