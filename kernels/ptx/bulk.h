@@ -21,10 +21,10 @@ __device__ __forceinline__ void bulk_store(void* to, unsigned shared, unsigned b
 }
 // Adds floats to what is there. Each sum is rounded, and subnormal ones become 0.
 __device__ __forceinline__ void bulk_add(float* to, unsigned shared, unsigned bytes) {
-  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
-                   to),
-               "r"(shared), "r"(bytes)
-               : "memory");
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
+      "r"(shared), "r"(bytes)
+      : "memory");
 }
 __device__ __forceinline__ void bulk_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
