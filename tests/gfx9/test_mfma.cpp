@@ -39,8 +39,15 @@ int bits_of(MfmaType t) {
   }
 }
 
+// Those of gfx942, then those of gfx950.
+std::vector<MfmaShape> all_shapes() {
+  std::vector<MfmaShape> all(mfma_shapes().begin(), mfma_shapes().end());
+  all.insert(all.end(), gfx950_mfma_shapes().begin(), gfx950_mfma_shapes().end());
+  return all;
+}
+
 bool small_float(MfmaType t) {
-  return t == Fp8 || t == Bf8 || t == F16 || t == Bf16;
+  return t == Fp8 || t == Bf8 || t == E4m3 || t == F16 || t == Bf16;
 }
 
 // Registers of the three operands.
@@ -68,8 +75,10 @@ bool run_rows(const MfmaRows& rows, const MfmaShape& s, Registers& r, int c_stri
   const uint32_t *a = r.a.data(), *b = r.b.data(), *c = r.c.data();
   if (s.a == F16) return rows.f16(s.m, clamp, a, b, c, c_stride, r.d.data());
   if (s.a == Bf16) return rows.bf16(s.m, clamp, a, b, c, c_stride, r.d.data());
-  const auto format = [](MfmaType t) { return t == Fp8 ? fp8_format : bf8_format; };
-  return rows.f8(format(s.a), format(s.b), s.m, clamp, a, b, c, c_stride, r.d.data());
+  const auto format = [](MfmaType t) {
+    return t == Fp8 ? fp8_format : t == Bf8 ? bf8_format : e4m3_format;
+  };
+  return rows.f8(format(s.a), format(s.b), s.m, s.k, clamp, a, b, c, c_stride, r.d.data());
 }
 
 void put(std::vector<uint32_t>& regs, const MfmaPlace& p, int bits, uint64_t value) {
@@ -94,6 +103,8 @@ uint64_t one(MfmaType t) {
     case Fp8:
     case Bf8:
       return 0x40;
+    case E4m3:
+      return 0x38;
     case F16:
       return 0x3c00;
     case Bf16:
@@ -152,7 +163,7 @@ TEST_CASE("mfma: places equal the published layouts", "[gfx9][mfma]") {
 }
 
 TEST_CASE("mfma: every place holds one element", "[gfx9][mfma]") {
-  for (const MfmaShape& s : mfma_shapes()) {
+  for (const MfmaShape& s : all_shapes()) {
     INFO(s.name);
     std::set<std::tuple<int, int, int>> a, b, d;
     for (int block = 0; block < s.blocks; ++block) {
@@ -179,7 +190,7 @@ TEST_CASE("mfma: every place holds one element", "[gfx9][mfma]") {
 
 TEST_CASE("mfma: one-hot inputs land where the layouts say", "[gfx9][mfma]") {
   std::mt19937 rng(1);
-  for (const MfmaShape& s : mfma_shapes()) {
+  for (const MfmaShape& s : all_shapes()) {
     INFO(s.name);
     const int d_bits = s.a == F64 ? 64 : 32;
     const uint64_t d_one = s.a == I8 ? 1 : one(s.a == F64 ? F64 : F32);
@@ -229,7 +240,7 @@ TEST_CASE("mfma: the published fp8 vectors, bit by bit", "[gfx9][mfma]") {
 
 TEST_CASE("mfma: the vector code equals the element code", "[gfx9][mfma]") {
   std::mt19937 rng(3);
-  for (const MfmaShape& s : mfma_shapes()) {
+  for (const MfmaShape& s : all_shapes()) {
     if (!small_float(s.a) || s.blocks != 1) continue;
     INFO(s.name);
     const int bits = bits_of(s.a);
@@ -237,6 +248,7 @@ TEST_CASE("mfma: the vector code equals the element code", "[gfx9][mfma]") {
     const auto special = [](MfmaType t, uint32_t code) {
       return t == F16    ? (code & 0x7c00) == 0x7c00
              : t == Bf16 ? (code & 0x7f80) == 0x7f80
+             : t == E4m3 ? (code & 0x7f) == 0x7f
                          : code == 0x80;
     };
     int by_rows = 0;
@@ -288,7 +300,7 @@ TEST_CASE("mfma: the vector code equals the element code", "[gfx9][mfma]") {
 TEST_CASE("mfma: values against float64", "[gfx9][mfma]") {
   std::mt19937 rng(4);
   std::normal_distribution<float> normal;
-  for (const MfmaShape& s : mfma_shapes()) {
+  for (const MfmaShape& s : all_shapes()) {
     if (s.a == Fp8 || s.a == Bf8) continue;
     INFO(s.name);
     Registers r(s);
@@ -304,6 +316,8 @@ TEST_CASE("mfma: values against float64", "[gfx9][mfma]") {
           return std::bit_cast<uint32_t>(x) >> 16;
         case I8:
           return rng() & 255;
+        case E4m3:  // all but NaN
+          return rng() % 0x7f | (rng() % 2 << 7);
         default:
           return std::bit_cast<uint32_t>(x);
       }
@@ -319,6 +333,12 @@ TEST_CASE("mfma: values against float64", "[gfx9][mfma]") {
           return std::bit_cast<float>(uint32_t(code) << 16);
         case I8:
           return int8_t(code);
+        case E4m3: {  // 4 bits of exponent with bias 7, 3 of fraction
+          const int exponent = int(code >> 3 & 15), fraction = int(code & 7);
+          const double magnitude =
+              exponent == 0 ? std::ldexp(fraction, -9) : std::ldexp(8 + fraction, exponent - 10);
+          return code & 0x80 ? -magnitude : magnitude;
+        }
         case Xf32:
           return std::bit_cast<float>(uint32_t(code) & ~0x1fffu);
         default:
@@ -383,6 +403,12 @@ TEST_CASE("mfma: overflow, infinity and NaN", "[gfx9][mfma]") {
   CHECK(run(fp8, 0x80, 0x00, 0, false) == nan);
   CHECK(run(fp8, 0x40, 0x40, inf, false) == inf);
   CHECK(run(fp8, 0x40, 0x40, 0x7f800001, false) == nan);
+  const char* e4m3 = "v_mfma_f32_32x32x64_f8f6f4";
+  CHECK(run(e4m3, 0x7f, 0x38, 0, false) == nan);
+  CHECK(run(e4m3, 0xff, 0x00, 0, false) == nan);
+  CHECK(run(e4m3, 0x80, 0x38, 0, false) == 0);
+  CHECK(run(e4m3, 0x7e, 0x7e, 0, false) == std::bit_cast<uint32_t>(448.0f * 448));
+  CHECK(run(e4m3, 0x01, 0x01, 0, false) == std::bit_cast<uint32_t>(0x1p-18f));
   CHECK(run(f16, 0x7c00, 0x3c00, 0, false) == inf);
   CHECK(run(f16, 0x7c00, 0x0000, 0, false) == nan);
   CHECK(run(f16, 0x7c00, 0xbc00, inf, false) == nan);
@@ -465,6 +491,9 @@ TEST_CASE("mfma: broadcast and lane patterns", "[gfx9][mfma]") {
   CHECK(refusal("v_mfma_f32_16x16x1_4b_f32", {.cbsz = 1, .abid = 2}).find("abid 2") !=
         std::string::npos);
   CHECK(refusal("v_mfma_f32_32x32x16_fp8_fp8", {.blgp = 1}).find("blgp 1") != std::string::npos);
+  for (const MfmaModifiers m : {MfmaModifiers{.cbsz = 1}, MfmaModifiers{.blgp = 4}})
+    CHECK(refusal("v_mfma_f32_16x16x128_f8f6f4", m).find("e4m3") != std::string::npos);
+  CHECK(refusal("v_mfma_f32_16x16x128_f8f6f4", {}) == "");
 
   // Of f64 the same bits are signs.
   const MfmaShape& s64 = *find_mfma("v_mfma_f64_4x4x4_4b_f64");
@@ -483,7 +512,7 @@ TEST_CASE("mfma: broadcast and lane patterns", "[gfx9][mfma]") {
 }
 
 TEST_CASE("mfma: names", "[gfx9][mfma]") {
-  CHECK(find_mfma("v_mfma_f32_32x32x64_f8f6f4") == nullptr);
+  CHECK(find_mfma("v_mfma_scale_f32_32x32x64_f8f6f4") == nullptr);
   CHECK(find_mfma("v_mfma_f32_32x32x2bf16") == nullptr);
   CHECK(mfma_shapes().size() == 32);
 }

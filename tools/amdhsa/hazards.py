@@ -20,7 +20,7 @@ NAMED = {"vcc": "vcc", "vcc_lo": "vcc_lo", "vcc_hi": "vcc_hi", "exec": "exec", "
          "src_scc": "src_scc"}
 WORD = re.compile(r"\b(?:[vas]\d+|[vas]\[\d+:\d+\]|" + "|".join(NAMED) + r")(?![\w\[])")
 # Instructions with one register of a kind and size, by which LLVM's numbers of registers are learnt.
-MFMA = {4: "v_mfma_f32_16x16x16_f16", 16: "v_mfma_f32_32x32x8_f16", 32: "v_mfma_f32_32x32x4_2b_f16"}
+MFMA = {4: "v_mfma_f32_16x16x16_f16", 8: "v_mfma_f64_16x16x4_f64", 16: "v_mfma_f32_32x32x8_f16", 32: "v_mfma_f32_32x32x4_2b_f16"}
 TIED = ("S_BITSET0", "S_BITSET1")  # the destination is a source too, which their encoding does not show
 PLAIN = ("V_READLANE", "V_WRITELANE", "V_READFIRSTLANE", "V_FMAAK", "V_FMAMK", "V_PK_", "V_DOT", "V_MFMA")
 CALL = "s_call_b64"

@@ -86,11 +86,15 @@ std::span<const Op> cross_lane_ops() {
 std::span<const Op> mfma_ops() {
   static const auto all = [] {
     std::vector<Op> ops;
-    for (const MfmaShape& s : mfma_shapes()) {
-      const Type ab = s.a == MfmaType::F64 ? Type::F64 : Type::B32;
-      const Type d = s.a == MfmaType::F64 ? Type::F64 : s.a == MfmaType::I8 ? Type::B32 : Type::F32;
-      ops.push_back({.name = s.name, .cls = Class::Mfma, .run = v_mfma, .types = {d, {ab, ab, d}}});
-    }
+    for (const auto of : {mfma_shapes(), gfx950_mfma_shapes()})
+      for (const MfmaShape& s : of) {
+        const Type ab = s.a == MfmaType::F64 ? Type::F64 : Type::B32;
+        const Type d = s.a == MfmaType::F64  ? Type::F64
+                       : s.a == MfmaType::I8 ? Type::B32
+                                             : Type::F32;
+        ops.push_back(
+            {.name = s.name, .cls = Class::Mfma, .run = v_mfma, .types = {d, {ab, ab, d}}});
+      }
     return ops;
   }();
   return all;

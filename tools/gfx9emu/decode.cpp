@@ -42,7 +42,10 @@ bool has_reserved_operand(uint32_t word, uint32_t next) {
   if (encoding != vop3) return false;
   const uint32_t operation = word >> 16 & 0x3ff;
   if (operation < 0x100 && (word & 0xff) == literal) return true;
-  if (operation >= 0x3ac && operation <= 0x3ae) return true;
+  // v_mfma_..._f8f6f4, after the word of scales that some begin with.
+  if (operation == 0x3ac) return true;
+  const bool formats = operation == 0x3ad || operation == 0x3ae;
+  if (formats && ((word >> 8 & 7) > 4 || next >> 29 > 4)) return true;
   return (next & 0x1ff) == literal || (next >> 9 & 0x1ff) == literal ||
          (next >> 18 & 0x1ff) == literal;
 }

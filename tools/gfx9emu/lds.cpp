@@ -90,6 +90,30 @@ void ds_read(Wave& w, const Inst& in) {
   w.issue_lds(in, {}, at.active, in.mem_bytes, false);
 }
 
+// Of each 16 lanes, pairs of lanes read the 8 rows of a matrix of 16 columns, of bytes; lane j gets
+// column j.
+void ds_read_tr_b8(Wave& w, const Inst& in) {
+  if (refuse_gds(w, in)) return;
+  const uint64_t lanes = w.exec();
+  if (~lanes != 0) {
+    w.fail(FaultKind::UnknownInstruction, "transposing reads with inactive lanes are not known");
+    return;
+  }
+  const Offsets at(w, in.op[1], static_cast<uint32_t>(in.mem_offset), lanes);
+  std::array<Row, 2> rows, out{};
+  if (!read_rows(w, in, at, lanes, rows.data())) return;
+  for (int l = 0; l < wave_lanes; ++l) {
+    const int group = l / 16 * 16, column = l % 16;
+    for (int row = 0; row < 8; ++row) {
+      const uint32_t word = rows[column % 8 / 4].lane[group + 2 * row + column / 8];
+      out[row / 4].lane[l] |= (word >> column % 4 * 8 & 0xff) << row % 4 * 8;
+    }
+  }
+  account(w, in, at.lane, lanes);
+  w.issue_load(in, ds_counts, in.op[0].reg, 3, out, lanes);
+  w.issue_lds(in, {}, at.active, in.mem_bytes, false);
+}
+
 void ds_write(Wave& w, const Inst& in) {
   if (refuse_gds(w, in)) return;
   const uint64_t lanes = w.exec();
@@ -282,6 +306,11 @@ const Op table[] = {
     read("ds_read_b64", 8),
     read("ds_read_b96", 12),
     read("ds_read_b128", 16),
+    {.name = "ds_read_b64_tr_b8",
+     .cls = Class::Lds,
+     .run = ds_read_tr_b8,
+     .bytes = 8,
+     .load = true},
     read2("ds_read2_b32", 4, 4),
     read2("ds_read2_b64", 8, 8),
     read2("ds_read2st64_b32", 4, 256),

@@ -289,7 +289,12 @@ void load_to_lds(Wave& w, const Inst& in) {
   const uint64_t lanes = w.exec();
   const Addresses addresses(w, in);
   if (w.failed) return;
-  const uint32_t base = (w.s[scalar::m0] & 0xffff) + static_cast<uint32_t>(in.mem_offset);
+  if (bytes > 4) {
+    w.fail(FaultKind::UnknownInstruction, "loads to LDS of more than 4 bytes a lane are not known");
+    return;
+  }
+  const uint32_t m0_bits = in.arch == Arch::Gfx950 ? 0x3ffff : 0xffff;
+  const uint32_t base = (w.s[scalar::m0] & m0_bits) + static_cast<uint32_t>(in.mem_offset);
   std::vector<uint32_t> offsets, data;
   for_lanes(w, lanes, [&](int l) {
     // The constant offset moves both sides.

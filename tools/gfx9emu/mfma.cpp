@@ -67,12 +67,17 @@ constexpr auto shapes = std::to_array<MfmaShape>({
     shape("v_mfma_f64_16x16x4_f64", F64, F64, 16, 4, 1, 8),
     shape("v_mfma_f64_4x4x4_4b_f64", F64, F64, 4, 4, 4, 4),
 });
+constexpr auto gfx950_shapes = std::to_array<MfmaShape>({
+    shape("v_mfma_f32_32x32x64_f8f6f4", E4m3, E4m3, 32, 64, 1, 16),
+    shape("v_mfma_f32_16x16x128_f8f6f4", E4m3, E4m3, 16, 128, 1, 8),
+});
 
 constexpr uint32_t f32_nan = 0x7fc00000;
 
 constexpr SmallFloat format_of(MfmaType t) {
   return t == Fp8    ? fp8_format
          : t == Bf8  ? bf8_format
+         : t == E4m3 ? e4m3_format
          : t == F16  ? f16_format
          : t == Bf16 ? bf16_format
                      : f32_format;
@@ -85,7 +90,7 @@ struct Summation {
   bool drop_c;  // C is left out where it is more than 25 exponents below
 };
 constexpr Summation summation_of(MfmaType t) {
-  if (t == Fp8 || t == Bf8) return {16, 2, true};
+  if (t == Fp8 || t == Bf8 || t == E4m3) return {16, 2, true};
   if (t == Xf32) return {4, 1, false};
   return {8, 1, false};
 }
@@ -106,9 +111,11 @@ Number decode(const SmallFloat& f, uint32_t code) {
   const int exponent = int(magnitude >> f.fraction_bits);
   const int32_t fraction = int32_t(magnitude & ((1u << f.fraction_bits) - 1));
   Number x;
-  if (f.fnuz && code == f.sign()) {
+  if (f.kind == SmallFloat::Kind::fnuz
+          ? code == f.sign()
+          : f.kind == SmallFloat::Kind::fn && magnitude == f.sign() - 1) {
     x.kind = Number::Nan;
-  } else if (!f.fnuz && exponent == (1 << f.exponent_bits) - 1) {
+  } else if (f.kind == SmallFloat::Kind::ieee && exponent == (1 << f.exponent_bits) - 1) {
     x.kind = fraction ? Number::Nan : Number::Inf;
     x.significand = negative ? -1 : 1;
   } else {
@@ -255,18 +262,24 @@ int bits_of(MfmaType t) {
 std::span<const MfmaShape> mfma_shapes() {
   return shapes;
 }
+std::span<const MfmaShape> gfx950_mfma_shapes() {
+  return gfx950_shapes;
+}
 
 const MfmaShape* find_mfma(std::string_view name) {
-  const auto it = std::find_if(shapes.begin(), shapes.end(),
-                               [&](const MfmaShape& s) { return name == s.name; });
-  return it == shapes.end() ? nullptr : &*it;
+  for (const std::span<const MfmaShape> of : {mfma_shapes(), gfx950_mfma_shapes()})
+    for (const MfmaShape& s : of)
+      if (name == s.name) return &s;
+  return nullptr;
 }
 
 MfmaPlace mfma_a_place(const MfmaShape& s, int block, int i, int k) {
-  // Each lane holds `run` consecutive k of one row. Lanes go by row, block, k.
-  const int run = s.m * s.k * s.blocks / 64;
-  const int bit = k % run * bits_of(s.a);
-  return {i + s.m * (block + s.blocks * (k / run)), bit / 32, bit % 32};
+  // Each lane holds `run` consecutive k of one row, of 16 bytes at most; then the same for the k
+  // behind those of all lanes. Lanes go by row, block, k.
+  const int of_lane = s.m * s.k * s.blocks / 64, run = std::min(of_lane, 128 / bits_of(s.a));
+  const int lanes = s.k / of_lane;  // of a row
+  const int bit = (k % run + k / run / lanes * run) * bits_of(s.a);
+  return {i + s.m * (block + s.blocks * (k / run % lanes)), bit / 32, bit % 32};
 }
 
 MfmaPlace mfma_b_place(const MfmaShape& s, int block, int k, int j) {
@@ -290,6 +303,8 @@ MfmaPlace mfma_d_place(const MfmaShape& s, int block, int i, int j) {
 
 std::string mfma_refuses(const MfmaShape& s, const MfmaModifiers& m) {
   const std::string name = s.name;
+  if (s.a == E4m3 && (m.cbsz != 0 || m.blgp != 0))
+    return name + ": cbsz and blgp, the types of A and B, are known as 0, e4m3";
   if (m.cbsz > 7 || m.abid > 15 || m.blgp > 7) return name + ": cbsz, abid or blgp is out of range";
   if ((1 << m.cbsz) > s.blocks) {
     return name + ": cbsz " + std::to_string(m.cbsz) + " broadcasts over " +
@@ -399,7 +414,7 @@ const MfmaRows& choose_rows() {
 void mfma(const MfmaShape& s, const uint32_t* a, const uint32_t* b, const uint32_t* c, int c_stride,
           uint32_t* d, const MfmaModifiers& mods) {
   static const MfmaRows& rows = choose_rows();
-  const bool f8 = s.a == Fp8 || s.a == Bf8;
+  const bool f8 = s.a == Fp8 || s.a == Bf8 || s.a == E4m3;
   bool done = false;
   if (s.blocks == 1 && mods.blgp == 0 && (f8 || s.a == F16 || s.a == Bf16)) {
     // C is read row by row while D is written.
@@ -411,7 +426,7 @@ void mfma(const MfmaShape& s, const uint32_t* a, const uint32_t* b, const uint32
     }
     const bool clamp = mods.fp16_ovfl;
     if (f8) {
-      done = rows.f8(format_of(s.a), format_of(s.b), s.m, clamp, a, b, c, c_stride, d);
+      done = rows.f8(format_of(s.a), format_of(s.b), s.m, s.k, clamp, a, b, c, c_stride, d);
     } else if (s.a == F16) {
       done = rows.f16(s.m, clamp, a, b, c, c_stride, d);
     } else {

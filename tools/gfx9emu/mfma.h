@@ -1,4 +1,4 @@
-// The dense MFMA instructions of gfx942: shapes, register layouts, arithmetic.
+// The dense MFMA instructions of gfx942, and two of gfx950: shapes, register layouts, arithmetic.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -7,7 +7,8 @@
 
 namespace gfx9emu {
 
-enum class MfmaType : uint8_t { F32, Xf32, F16, Bf16, Fp8, Bf8, I8, F64 };
+// Fp8 and Bf8 are FNUZ; E4m3 is e4m3 of the OCP kind.
+enum class MfmaType : uint8_t { F32, Xf32, F16, Bf16, Fp8, Bf8, E4m3, I8, F64 };
 
 struct MfmaShape {
   const char* name;  // "v_mfma_f32_32x32x16_fp8_bf8"
@@ -20,9 +21,12 @@ struct MfmaShape {
   // Multiplications of one execution.
   uint64_t macs() const { return uint64_t(m) * n * k * blocks; }
 };
-std::span<const MfmaShape> mfma_shapes();
-// Null if it is no dense MFMA of gfx942. The older spellings ("v_mfma_f32_32x32x8f16") are not
-// known.
+std::span<const MfmaShape> mfma_shapes();  // of gfx942
+// What is emulated of those that gfx950 alone has: ..._f8f6f4 with both operands in e4m3 (cbsz and
+// blgp 0). Their scaled forms, bf8, fp6 and fp4 are not.
+std::span<const MfmaShape> gfx950_mfma_shapes();
+// Of either. Null if there is no such dense MFMA. The older spellings ("v_mfma_f32_32x32x8f16") are
+// not known.
 const MfmaShape* find_mfma(std::string_view name);
 
 // Where an element lies: its lane, the register counted from the operand's first, its lowest bit.
@@ -50,8 +54,9 @@ std::string mfma_refuses(const MfmaShape& s, const MfmaModifiers& m);
 //
 // F16, Bf16, Fp8, Bf8 follow the arithmetic that MMA-Sim (arXiv 2511.10909) found bit-equal to
 // MI300X: exact products, truncated sums, one rounding per 16 (fp8, bf8) or 8 (f16, bf16) k. Its
-// Xf32 likewise, per 4 k. F32 and F64 are chains of FMA in the order of k. I8 wraps. A NaN result
-// is 0x7fc00000; the payload on hardware is not known.
+// Xf32 likewise, per 4 k. E4m3 is computed as Fp8 is, for want of a model of gfx950: what depends
+// on the order of its sums is not known. F32 and F64 are chains of FMA in the order of k. I8 wraps.
+// A NaN result is 0x7fc00000; the payload on hardware is not known.
 void mfma(const MfmaShape& s, const uint32_t* a, const uint32_t* b, const uint32_t* c, int c_stride,
           uint32_t* d, const MfmaModifiers& modifiers = {});
 

@@ -25,10 +25,10 @@ using Small = Types<float, int8_t>;    // fp8, bf8, f16
 using Large = Types<double, int16_t>;  // bf16
 
 // A decoded operand: by k, then by row of A or column of B.
-template <class T>
+template <class T, int elements>
 struct Decoded {
-  HWY_ALIGN typename T::Real value[32 * 16];
-  HWY_ALIGN typename T::Exp exponent[32 * 16];
+  HWY_ALIGN typename T::Real value[elements];
+  HWY_ALIGN typename T::Exp exponent[elements];
 };
 
 // 2^e of every lane.
@@ -62,25 +62,29 @@ HWY_INLINE auto truncate(D, hn::Vec<D> x) {
 
 // False if an element is infinite or NaN.
 template <class T, int size, int count>
-HWY_INLINE bool decode(const SmallFloat& f, const uint32_t* HWY_RESTRICT regs, Decoded<T>& to) {
+HWY_INLINE bool decode(const SmallFloat& f, const uint32_t* HWY_RESTRICT regs,
+                       Decoded<T, size * count>& to) {
   const hn::CappedTag<uint32_t, 16> u;
   const hn::RebindToFloat<decltype(u)> f32;
   const hn::RebindToSigned<decltype(u)> i32;
-  constexpr int run = size * count / 64;
+  // As mfma_a_place.
+  constexpr int of_lane = size * count / 64, run = of_lane > 16 ? 16 : of_lane;
+  constexpr int lanes = count / of_lane;
   const auto sign_bit = hn::Set(u, f.sign()), magnitude_bits = hn::Set(u, f.sign() - 1);
   const auto first_normal = hn::Set(u, 1u << f.fraction_bits);
-  const auto last_finite = hn::Set(u, f.sign() - (1u << f.fraction_bits) - 1);
+  const bool fnuz = f.kind == SmallFloat::Kind::fnuz, fn = f.kind == SmallFloat::Kind::fn;
+  const auto last_finite = hn::Set(u, f.sign() - (fn ? 1 : 1u << f.fraction_bits) - 1);
   const auto rebias = hn::Set(u, uint32_t(127 - f.bias) << 23), one = hn::Set(u, 1u << 23);
   auto special = hn::Zero(u);
   for (int k = 0; k < count; ++k) {
-    const int bit = k % run * f.bits();
-    const uint32_t* from = regs + bit / 32 * 64 + k / run * size;
+    const int bit = (k % run + k / run / lanes * run) * f.bits();
+    const uint32_t* from = regs + bit / 32 * 64 + k / run % lanes * size;
     for (int i = 0; i < size; i += int(hn::Lanes(u))) {
       const auto code = hn::ShiftRightSame(hn::LoadU(u, from + i), bit % 32);
       const auto sign = hn::And(code, sign_bit), magnitude = hn::And(code, magnitude_bits);
       const auto zero = hn::Eq(magnitude, hn::Zero(u));
-      special = hn::Or(special, f.fnuz ? hn::IfThenElseZero(zero, sign)
-                                       : hn::VecFromMask(u, hn::Gt(magnitude, last_finite)));
+      special = hn::Or(special, fnuz ? hn::IfThenElseZero(zero, sign)
+                                     : hn::VecFromMask(u, hn::Gt(magnitude, last_finite)));
       // A subnormal has the exponent of the smallest normal and no leading 1.
       const auto subnormal = hn::VecFromMask(u, hn::Lt(magnitude, first_normal));
       const auto bits = hn::Add(hn::Add(hn::ShiftLeftSame(magnitude, 23 - f.fraction_bits), rebias),
@@ -147,9 +151,9 @@ HWY_INLINE void add_c(const int32_t* HWY_RESTRICT sum, const int32_t* HWY_RESTRI
 }
 
 // One row of D, k from k0 to k0 + group. c and d may be the same.
-template <class T, int size, int sums, int group>
-HWY_INLINE void row(const Decoded<T>& a, const Decoded<T>& b, int i, int k0, bool clamp,
-                    const uint32_t* c, uint32_t* d) {
+template <class T, int size, int sums, int group, class D>
+HWY_INLINE void row(const D& a, const D& b, int i, int k0, bool clamp, const uint32_t* c,
+                    uint32_t* d) {
   using Exp = typename T::Exp;
   HWY_ALIGN Exp most[sums][size];
   const hn::CappedTag<Exp, size> exp;
@@ -202,7 +206,7 @@ template <class T, int size, int count, int sums, int group>
 HWY_INLINE bool multiply(const SmallFloat& a_format, const SmallFloat& b_format, bool clamp,
                          const uint32_t* a, const uint32_t* b, const uint32_t* c, int c_stride,
                          uint32_t* d) {
-  Decoded<T> da, db;
+  Decoded<T, size * count> da, db;
   if (!decode<T, size, count>(a_format, a, da) || !decode<T, size, count>(b_format, b, db)) {
     return false;
   }
@@ -227,8 +231,14 @@ HWY_INLINE bool multiply(const SmallFloat& a_format, const SmallFloat& b_format,
   return true;
 }
 
-bool f8(const SmallFloat& a_format, const SmallFloat& b_format, int size, bool clamp,
+bool f8(const SmallFloat& a_format, const SmallFloat& b_format, int size, int k, bool clamp,
         const uint32_t* a, const uint32_t* b, const uint32_t* c, int c_stride, uint32_t* d) {
+  if (k == 64) {
+    return multiply<Small, 32, 64, 2, 16>(a_format, b_format, clamp, a, b, c, c_stride, d);
+  }
+  if (k == 128) {
+    return multiply<Small, 16, 128, 2, 16>(a_format, b_format, clamp, a, b, c, c_stride, d);
+  }
   if (size == 32) {
     return multiply<Small, 32, 16, 2, 16>(a_format, b_format, clamp, a, b, c, c_stride, d);
   }

@@ -1,15 +1,16 @@
-// An issue model of one compute unit of gfx942, for the order and mix of instructions, not for
-// exact times. All clocks below that the ISA manual does not state are settings.
+// An issue model of one compute unit of gfx942 or gfx950, for the order and mix of instructions,
+// not for exact times. All clocks below that the ISA manual does not state are settings.
 //
 // Each wave issues in order, one instruction per 4 clocks at most; wave w is on SIMD w % 4. A SIMD
-// has one vector port: VALU holds it for 4 clocks, transcendentals 16, packed f32 4 or 8, MFMA 4;
-// the matrix unit is then busy for 4 clocks per pass. Scalar, LDS and memory instructions need no
-// port. LDS serves 128 bytes per clock, longer with bank conflicts, for all waves of the unit in
-// turn; memory has a fixed latency and a bandwidth. s_waitcnt and s_barrier hold a wave. Of two
-// waves that could issue at the same clock, the one of higher s_setprio goes first, then the one
-// that issued longer ago. Registers are not looked at: s_nop and s_waitcnt are taken to be right.
-// An instruction of a trace waits for its line of the instruction cache, which nothing asks for
-// before. Another compute unit shares the cache; it runs the same code, and takes no room of it.
+// has one vector port: VALU holds it for 4 clocks, transcendentals 16 (gfx950: 8), packed f32 4 or
+// 8, MFMA 4; the matrix unit is then busy for 4 clocks per pass. Scalar, LDS and memory
+// instructions need no port. LDS serves 128 bytes per clock, longer with bank conflicts, for all
+// waves of the unit in turn; memory has a fixed latency and a bandwidth. s_waitcnt and s_barrier
+// hold a wave. Of two waves that could issue at the same clock, the one of higher s_setprio goes
+// first, then the one that issued longer ago. Registers are not looked at: s_nop and s_waitcnt are
+// taken to be right. An instruction of a trace waits for its line of the instruction cache, which
+// nothing asks for before. Another compute unit shares the cache; it runs the same code, and takes
+// no room of it.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -38,6 +39,9 @@ struct ModelInst {
 };
 
 struct ModelSettings {
+  ModelSettings() = default;
+  // gfx950 has transcendentals at twice the rate.
+  explicit ModelSettings(Arch arch) : trans(arch == Arch::Gfx950 ? 8 : 16) {}
   int simds = 4;
   int workgroup = 0;  // waves that a barrier is for, one workgroup after the other; 0: all
   int issue = 4, valu = 4, trans = 16, packed_f32 = 4, pass = 4;

@@ -65,6 +65,11 @@ struct Op {
 
 // Null if there is no such operation. `name` is without its encoding's suffix.
 const Op* find_op(std::string_view name);
+// Whether gfx942 lacks it or, with the suffix .ocp, has another of the name.
+inline bool gfx950_alone(const Op& op) {
+  return op.name.ends_with(".ocp") || op.name.ends_with("_f8f6f4") ||
+         op.name.find("_tr_") != op.name.npos;
+}
 
 std::span<const Op> salu_ops();
 std::span<const Op> valu_ops();  // of the widest instruction set that this host has

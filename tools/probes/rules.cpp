@@ -68,7 +68,7 @@ Json emulator_rules() {
   for (const auto& ops : {gfx9emu::salu_ops(), gfx9emu::valu_ops(), gfx9emu::cross_lane_ops(),
                           gfx9emu::mfma_ops(), gfx9emu::lds_ops(), gfx9emu::memory_ops()}) {
     for (const gfx9emu::Op& op : ops) {
-      if (std::string_view(op.name).ends_with(".ocp")) continue;  // gfx950's
+      if (gfx9emu::gfx950_alone(op)) continue;
       Json sources = Json::array();
       for (const gfx9emu::Type type : op.types.src) sources.push_back(type_name(type));
       operations.push_back({{"name", op.name},
