@@ -1,4 +1,5 @@
-// Attention forward in FP8 (FNUZ e4m3) with head dimensions up to 64. A workgroup has 256 queries of a head, a
+//# architectures gfx942 gfx950
+// Attention forward in FP8 (e4m3) with head dimensions up to 64. A workgroup has 256 queries of a head, a
 // wave 32 of them, and walks the tiles of 64 keys that prepare_gfx942_fp8 has written, from the last that it sees
 // to the first. include/forward_fp8.inc is the kernel, docs/gfx942.md describes it.
 //

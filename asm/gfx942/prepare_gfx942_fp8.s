@@ -1,4 +1,5 @@
-// Writes K and V of every (batch, KV head) as the FP8 forward kernels read them, OCP codes as the FNUZ codes of half
+//# architectures gfx942 gfx950
+// Writes K and V of every (batch, KV head) as the FP8 forward kernels read them, on gfx942 OCP codes as the FNUZ codes of half
 // their values. include/prepare.inc is the kernel and says how.
 //
 //# kernel prepare_gfx942_fp8 workgroup=128

@@ -1,4 +1,5 @@
-// Writes K and V of every (batch, KV head) as the FP8 forward kernels read them, OCP codes as the FNUZ codes of half their values:
+//# architectures gfx942 gfx950
+// Writes K and V of every (batch, KV head) as the FP8 forward kernels read them, on gfx942 OCP codes as the FNUZ codes of half their values:
 // from segments and pages, each segment from a tile of its own on, whose descales stand beside it. include/prepare.inc,
 // prepare_segments.inc and prepare_descaled.inc are the kernel and say how.
 //

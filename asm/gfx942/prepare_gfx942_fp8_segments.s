@@ -1,4 +1,5 @@
-// Writes K and V of every (batch, KV head) as the FP8 forward kernels read them, from segments and pages, OCP codes as the FNUZ
+//# architectures gfx942 gfx950
+// Writes K and V of every (batch, KV head) as the FP8 forward kernels read them, from segments and pages, on gfx942 OCP codes as the FNUZ
 // codes of half their values. include/prepare.inc and prepare_segments.inc are the kernel and say how.
 //
 //# kernel prepare_gfx942_fp8_segments workgroup=128

@@ -1,9 +1,9 @@
-// The kernels fwd_gfx942_* and fwd_gfx950_*, the latter in 16 bits only, before each of which
-// prepare_gfx942_fp8 or _16bit runs, prepare_gfx950_16bit before the latter, _segments if
-// K and V are in several segments or in pages: it writes them as one padded segment. They differ by
-// the type of q, k and v and the largest head_dim they take; _mask: with a block mask; _score: with
-// softcap, ALiBi and pages; _bias: with these and a bias; _descaled: segments with different types
-// and descales, and descales per block of keys, after prepare_gfx942_fp8_descaled.
+// The kernels fwd_gfx942_* and fwd_gfx950_*, before each of which prepare_gfx942_fp8 or _16bit
+// runs, or that of gfx950, _segments if K and V are in several segments or in pages: it writes them
+// as one padded segment. They differ by the type of q, k and v and the largest head_dim they take;
+// _mask: with a block mask; _score: with softcap, ALiBi and pages; _bias: with these and a bias;
+// _descaled: segments with different types and descales, and descales per block of keys, after
+// prepare_gfx942_fp8_descaled.
 #include <algorithm>
 #include <utility>
 
@@ -144,12 +144,14 @@ void set_sizes(const Problem& p, With with, const Workspace& workspace, Kernarg*
   a->head_dim_v = int(p.head_dim_v);
 }
 
-bool is_ocp(attn_dtype type) {
-  return type == ATTN_F8_E4M3FN;
+// gfx942 computes with codes of the OCP kind as FNUZ codes, which mean half as much.
+bool is_doubled(attn_dtype type, attn_dtype weights) {
+  return weights == ATTN_F8_E4M3FNUZ && type == ATTN_F8_E4M3FN;
 }
 
 attn_gfx942_prepare_kernarg prepare_constants(const Problem& p, With with,
-                                              const Workspace& workspace, int dim) {
+                                              const Workspace& workspace, int dim,
+                                              attn_dtype weights) {
   const attn_segment& s = p.segment[0];
   attn_gfx942_prepare_kernarg a{};
   if (gathered(p, with)) a.lengths = offset_of<int>(workspace.lengths);
@@ -161,8 +163,8 @@ attn_gfx942_prepare_kernarg prepare_constants(const Problem& p, With with,
   }
   set_sizes(p, with, workspace, &a);
   a.padded_dim = dim;
-  a.convert_k = is_ocp(s.k_type);
-  a.convert_v = is_ocp(s.v_type);
+  a.convert_k = is_doubled(s.k_type, weights);
+  a.convert_v = is_doubled(s.v_type, weights);
   a.num_segments = p.num_segments;
   set_segments(p, a.segment);
   return a;
@@ -188,7 +190,8 @@ bool reads_missing(const Problem& p, With with) {
 }
 
 attn_gfx942_forward_kernarg forward_constants(const Problem& p, With with,
-                                              const Workspace& workspace, const Launch& launch) {
+                                              const Workspace& workspace, const Launch& launch,
+                                              attn_dtype weights) {
   const attn_segment& s = p.segment[0];
   const bool descaled = with == With::descales;  // the tiles' records have what K and V have
   attn_gfx942_forward_kernarg a{};
@@ -207,10 +210,11 @@ attn_gfx942_forward_kernarg forward_constants(const Problem& p, With with,
   a.parts_log2 = parts_log2(p);
   a.group_magic = magic(p.group());
   a.heads_magic = magic(p.heads_kv);
-  const int doublings = is_ocp(p.q_type) + (!descaled && is_ocp(s.k_type));
+  const int doublings =
+      is_doubled(p.q_type, weights) + (!descaled && is_doubled(s.k_type, weights));
   a.scale = p.scale * 1.44269504f * float(1 << doublings);  // log2(e)
-  a.out_factor = !descaled && is_ocp(s.v_type) ? 2 : 1;
-  a.convert_q = is_ocp(p.q_type);
+  a.out_factor = !descaled && is_doubled(s.v_type, weights) ? 2 : 1;
+  a.convert_q = is_doubled(p.q_type, weights);
   a.out_type = p.out_type;
   a.items = int(launch.grid[1]);
   if (gathered(p, with)) a.seqlens_kv = offset_of<const int>(workspace.lengths);
@@ -268,9 +272,10 @@ template <With with>
 using Kernarg = decltype(kernarg_of<with>());
 
 template <With with>
-Kernarg<with> constants(const Problem& p, const Workspace& workspace, const Launch& launch) {
+Kernarg<with> constants(const Problem& p, const Workspace& workspace, const Launch& launch,
+                        attn_dtype weights) {
   Kernarg<with> a{};
-  const auto forward = forward_constants(p, with, workspace, launch);
+  const auto forward = forward_constants(p, with, workspace, launch, weights);
   if constexpr (with == With::nothing) {
     a = forward;
   } else if constexpr (with == With::bias) {
@@ -308,6 +313,10 @@ void patch(const Problem& p, const Args& args, void* workspace, Kernarg<with>& a
 static_assert(ATTN_F32 == 1 && ATTN_F16 == 2 && ATTN_BF16 == 3 && ATTN_F8_E4M3FN == 4 &&
               ATTN_F8_E5M2 == 5 && ATTN_F8_E4M3FNUZ == 6);
 
+constexpr bool is_fp8(attn_dtype weights) {
+  return weights == ATTN_F8_E4M3FNUZ || weights == ATTN_F8_E4M3FN;
+}
+
 // What kernels of a type have of their own: q, k and v in fp8, bf16 or f16.
 struct Family {
   attn_dtype weights;
@@ -317,16 +326,11 @@ struct Family {
   Text prepare, prepare_segments, prepare_descaled;
 };
 constexpr Family family_of(Text arch, attn_dtype weights) {
-  if (weights == ATTN_F8_E4M3FNUZ)
-    return {weights,
-            1,
-            512,
-            4,
-            "prepare_gfx942_fp8",
-            "prepare_gfx942_fp8_segments",
-            "prepare_gfx942_fp8_descaled"};
-  const Text prepare = Text("prepare_").append(arch.text).append("_16bit");
-  return {weights, 2, 256, 2, prepare, Text(prepare).append("_segments"), ""};
+  const bool fp8 = is_fp8(weights);
+  const Text prepare = Text("prepare_").append(arch.text).append(fp8 ? "_fp8" : "_16bit");
+  const Text segments = Text(prepare).append("_segments");
+  if (fp8) return {weights, 1, 512, 4, prepare, segments, Text(prepare).append("_descaled")};
+  return {weights, 2, 256, 2, prepare, segments, ""};
 }
 template <Text arch, attn_dtype weights>
 constexpr Family family = family_of(arch, weights);
@@ -350,22 +354,24 @@ Status make_recipe(const Problem& p, const DeviceInfo&, Recipe* recipe) {
       .launch = {.grid = {uint32_t(workspace.sequence_tiles), uint32_t(p.heads_kv),
                           uint32_t(p.batch)},
                  .block = {dim * f.element_bytes, 1, 1}},
-      .arguments = arguments_of<patch_prepare<with>>(prepare_constants(p, with, workspace, dim)),
+      .arguments =
+          arguments_of<patch_prepare<with>>(prepare_constants(p, with, workspace, dim, weights)),
   });
   recipe->steps.push_back({
       .image = name_of<name>.text,
       .static_shared_bytes = uint32_t(2 * f.slots * tile_part),
       .launch = launch,
-      .arguments = arguments_of<patch<with>>(constants<with>(p, workspace, launch)),
+      .arguments = arguments_of<patch<with>>(constants<with>(p, workspace, launch, weights)),
   });
   return {};
 }
 
-// e4m3 in either form, of which q, k and v may differ; or one 16-bit type.
+// gfx942: e4m3 in either form, of which q, k and v may differ; gfx950: of the OCP kind; or one
+// 16-bit type.
 constexpr Limits limits(attn_dtype weights, int64_t head_dim_max, With with) {
-  const bool fp8 = weights == ATTN_F8_E4M3FNUZ;
+  const bool fp8 = is_fp8(weights);
   const uint32_t types =
-      fp8 ? type_bit(ATTN_F8_E4M3FN) | type_bit(ATTN_F8_E4M3FNUZ) : type_bit(weights);
+      type_bit(weights) | (weights == ATTN_F8_E4M3FNUZ ? type_bit(ATTN_F8_E4M3FN) : 0u);
   const uint32_t of_fp8 = feature_mixed_kv_types | feature_descale_tensor | feature_descale_head;
   const Sizes head_dim = {.multiple = fp8 ? 16 : 8, .max = head_dim_max};
   Limits limits = {.in_types = types,
@@ -387,10 +393,12 @@ constexpr Limits limits(attn_dtype weights, int64_t head_dim_max, With with) {
   return with == With::block_mask ? with_block_mask(limits) : limits;
 }
 constexpr Numerics numerics(attn_dtype weights) {
-  const bool fp8 = weights == ATTN_F8_E4M3FNUZ;
+  const bool fp8 = is_fp8(weights), ocp = weights == ATTN_F8_E4M3FN;
   return {.weights = weights,
           .offset = weights == ATTN_BF16 ? 0 : 7,
-          .lag = fp8 ? 0.9 : 8,
+          .lag = ocp   ? 1.8
+                 : fp8 ? 0.9
+                       : 8,
           .rows = 32,
           .keys = tile_keys,
           .last_tile_first = true,
@@ -423,8 +431,8 @@ constexpr Kernel row() {
                            descaled ? nullptr : f.prepare_segments.text}};
 }
 
-constexpr attn_dtype fp8 = ATTN_F8_E4M3FNUZ, bf16 = ATTN_BF16, f16 = ATTN_F16;
-template <Text arch>
+constexpr attn_dtype bf16 = ATTN_BF16, f16 = ATTN_F16;
+template <Text arch, attn_dtype fp8>
 constexpr auto rows_of_fp8 = std::to_array<Kernel>({
     row<arch, fp8, 64>(),
     row<arch, fp8, 128>(),
@@ -453,7 +461,8 @@ constexpr auto rows_of_16_bits = std::to_array<Kernel>({
     row<arch, f16, 128, With::block_mask>(),
 });
 constinit const auto rows =
-    joined(joined(rows_of_fp8<"gfx942">, rows_of_16_bits<"gfx942">), rows_of_16_bits<"gfx950">);
+    joined(joined(rows_of_fp8<"gfx942", ATTN_F8_E4M3FNUZ>, rows_of_16_bits<"gfx942">),
+           joined(rows_of_fp8<"gfx950", ATTN_F8_E4M3FN>, rows_of_16_bits<"gfx950">));
 
 }  // namespace
 

@@ -303,9 +303,9 @@ void hide_nan(attn_dtype type, size_t tile, size_t dim, std::vector<uint8_t>* pr
     uint8_t* v = prepared->data() + (128 * tile + 64 + key / 32 * 32) * dim;
     const size_t half = key / 16 % 2;
     for (size_t d = 0; d < dim; ++d)
-      v[d / 32 * 1024 + (dtype_is_fp8(type)
-                             ? half * 512 + d % 32 * 16 + key % 16
-                             : key / 8 % 2 * 512 + half * 256 + d % 32 * 8 + key % 8)] = 0x80;
+      v[d / 32 * 1024 + (dtype_is_fp8(type) ? half * 512 + d % 32 * 16 + key % 16
+                                            : key / 8 % 2 * 512 + half * 256 + d % 32 * 8 +
+                                                  key % 8)] = type == ATTN_F8_E4M3FN ? 0x7f : 0x80;
   }
 }
 
@@ -407,6 +407,8 @@ ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string&
   if (const auto type = type_in(kernel)) {
     f.q_type = f.kv_type = *type;
     f.descale = ATTN_DESCALE_NONE;
+  } else if (making_for_gfx950) {
+    f.q_type = f.kv_type = ATTN_F8_E4M3FN;
   }
   Maker m(memory, data);
   const bool descaled = kernel.ends_with("_descaled");
@@ -1014,7 +1016,7 @@ std::vector<std::string> shipped_kernels(bool slow) {
 
 std::string on_gfx950(const std::string& name) {
   const std::string other = named_for(name, "gfx950");
-  return find_kernel(other.c_str()) || other.starts_with("prepare_gfx950_16bit") ? other : "";
+  return find_kernel(other.c_str()) || other.starts_with("prepare_gfx950_") ? other : "";
 }
 
 std::unique_ptr<gfx9emu::CodeObject> load_shipped(const std::string& name, Memory* memory) {

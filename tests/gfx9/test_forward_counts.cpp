@@ -35,8 +35,8 @@ constexpr Asked asked[] = {{"packed f32 at 4 clocks", 4, false, true},
                            {"packed f32 at 4 clocks, random data", 4, true, true},
                            {"packed f32 at 4 clocks, nothing behind an MFMA", 4, false, false}};
 
-ModelSettings settings_of(const Asked& how) {
-  ModelSettings settings;
+ModelSettings settings_of(const Asked& how, Arch arch = Arch::Gfx942) {
+  ModelSettings settings(arch);
   settings.packed_f32 = how.packed_f32;
   settings.overlap = how.overlap;
   return settings;
@@ -65,10 +65,10 @@ Run run(const CodeObject& object, const std::string& name, std::span<const std::
   return result;
 }
 
-enum class Values { zeros, fnuz, bf16, f16 };  // N(0, 1), but for zeros
+enum class Values { zeros, fnuz, ocp, bf16, f16 };  // N(0, 1), but for zeros
 
 int bytes_of(Values type) {
-  return type == Values::fnuz ? 1 : 2;
+  return type == Values::fnuz || type == Values::ocp ? 1 : 2;
 }
 void* values(Memory& memory, uint64_t bytes, Values type) {
   if (type == Values::zeros) return attn::test::zeros(memory, bytes);
@@ -79,6 +79,7 @@ void* values(Memory& memory, uint64_t bytes, Values type) {
     const float x = normal(source);
     const uint32_t f = std::bit_cast<uint32_t>(x);
     const uint32_t code = type == Values::fnuz   ? f32_to_f8<3, 8>(f, true)
+                          : type == Values::ocp  ? f32_to_f8<3, 7>(f, true)
                           : type == Values::bf16 ? f >> 16
                                                  : f32_to_f16(f, false);
     std::memcpy(&codes[i], &code, size_t(bytes_of(type)));
@@ -98,7 +99,9 @@ struct Forward {
   std::vector<const char*> amd;
   const char* prepare;
   int workgroups_d64;  // that a compute unit has at a time
+  Arch arch = Arch::Gfx942;
 
+  std::string prefix() const { return std::string("fwd_") + facts_of(arch).name + "_" + name; }
   int bytes() const { return bytes_of(type); }
   int workgroups(int dim) const { return dim == 64 ? workgroups_d64 : 1; }
 };
@@ -111,7 +114,7 @@ ModelWaves times(int n, const ModelWaves& workgroup) {
 
 // 256 queries of one head over so many tiles; with zeros no maximum ever moves.
 Run run_forward(const Forward& f, int dim, int tiles, bool random) {
-  const std::string name = std::string("fwd_gfx942_") + f.name + "_d" + std::to_string(dim);
+  const std::string name = f.prefix() + "_d" + std::to_string(dim);
   Memory memory;
   const auto object = attn::test::load_shipped(name, &memory);
   REQUIRE(object);
@@ -215,7 +218,8 @@ double step_clocks(const Run& a, const Run& b, ModelSettings settings, int workg
          between / workgroups;
 }
 
-void check_forward(const Forward& f, int dim) {
+// Returns the clocks as asked first.
+double check_forward(const Forward& f, int dim) {
   const Run a = run_forward(f, dim, few, false), b = run_forward(f, dim, many, false);
   const Run random_a = run_forward(f, dim, few, true);
   const Run random_b = run_forward(f, dim, many, true);
@@ -231,26 +235,29 @@ void check_forward(const Forward& f, int dim) {
   const double states = per_tile([](const Counters& n) { return n.wait_states; });
   const double conflicts = per_tile([](const Counters& n) { return n.lds_conflict_cycles; });
   const double vector = issues(Class::Valu) + issues(Class::PackedF32) + issues(Class::Trans);
-  const double products = 32.0 * dim / 128 * f.bytes();
-  std::cout << "fwd_gfx942_" << f.name << "_d" << dim
-            << ", per wave and 64 keys x 32 queries: MFMA " << issues(Class::Mfma) << " (" << passes
-            << " passes), transcendental " << issues(Class::Trans) << ", packed "
-            << issues(Class::PackedF32) << ", other VALU " << issues(Class::Valu) << ", LDS "
-            << issues(Class::Lds) << ", memory " << issues(Class::Buffer) << ", SALU "
-            << issues(Class::Salu) << ", barriers " << issues(Class::Barrier) << ", wait states "
-            << states << ", conflicts " << conflicts << "\n";
-  CHECK(issues(Class::Mfma) == products + (fp8 ? 4 : 0));
+  const bool gfx950 = f.arch == Arch::Gfx950;
+  const double products = 32.0 * dim / 128 * f.bytes() / (gfx950 ? 4 : 1);
+  std::cout << f.prefix() << "_d" << dim << ", per wave and 64 keys x 32 queries: MFMA "
+            << issues(Class::Mfma) << " (" << passes << " passes), transcendental "
+            << issues(Class::Trans) << ", packed " << issues(Class::PackedF32) << ", other VALU "
+            << issues(Class::Valu) << ", LDS " << issues(Class::Lds) << ", memory "
+            << issues(Class::Buffer) << ", SALU " << issues(Class::Salu) << ", barriers "
+            << issues(Class::Barrier) << ", wait states " << states << ", conflicts " << conflicts
+            << "\n";
+  CHECK(issues(Class::Mfma) == products + (gfx950 ? 1 : fp8 ? 4 : 0));
   CHECK(vector <= (fp8 ? 100 : 170));
   CHECK(issues(Class::Lds) <= 26.0 * dim / 128);
   CHECK(states <= 4);
   CHECK(conflicts == 0);
   CHECK(a.vmcnt_0 == b.vmcnt_0);
+  double first = 0;
   for (const Asked& how : asked) {
-    const ModelSettings settings = settings_of(how);
+    const ModelSettings settings = settings_of(how, f.arch);
     const int workgroups = f.workgroups(dim);
     const double clocks = how.random ? step_clocks(random_a, random_b, settings, workgroups)
                                      : step_clocks(a, b, settings, workgroups);
-    const double useful = 2 * products * 32;  // clocks of two waves' products
+    if (first == 0) first = clocks;
+    const double useful = 2 * products * (gfx950 ? 64 : 32);  // clocks of two waves' products
     // K and V are prepared once for all queries of a K/V head: here 4096 of one head.
     const double prepared = prepare_clocks(f, dim, settings) / (4096 / 256);
     std::cout << "  " << how.text << ": " << clocks
@@ -264,6 +271,13 @@ void check_forward(const Forward& f, int dim) {
     }
     std::cout << "\n";
   }
+  if (gfx950) {
+    ModelSettings slow = settings_of(asked[0], f.arch);
+    slow.trans = 16;
+    std::cout << "  transcendentals as slow as gfx942's: "
+              << step_clocks(a, b, slow, f.workgroups(dim)) << " clocks\n";
+  }
+  return first;
 }
 
 // What stands between dot products and masks.
@@ -444,8 +458,15 @@ TEST_CASE("forward: what the loops issue", "[gfx9][model]") {
   if (!attn::test::load_shipped("fwd_gfx942_fp8_d128", &memory))
     ATTN_SKIP("this build has no gfx942 kernels");
   for (const int dim : {64, 128}) {
-    check_forward({"fp8", Values::fnuz, 512, 32, {"fmha_fwd_hd128_fp8"}, "prepare_gfx942_fp8", 1},
-                  dim);
+    const double fp8 = check_forward(
+        {"fp8", Values::fnuz, 512, 32, {"fmha_fwd_hd128_fp8"}, "prepare_gfx942_fp8", 1}, dim);
+    if (attn::test::load_shipped("fwd_gfx950_fp8_d128", &memory)) {
+      const double ratio =
+          fp8 / check_forward(
+                    {"fp8", Values::ocp, 512, 32, {}, "prepare_gfx950_fp8", 1, Arch::Gfx950}, dim);
+      std::cout << "  " << ratio << " times gfx942's rate per clock\n";
+      CHECK(ratio >= (dim == 128 ? 1.7 : 1.5));
+    }
     check_forward(
         {"bf16",
          Values::bf16,

@@ -290,8 +290,8 @@ TEST_CASE("choose: AMD's devices, with any number of compute units", "[plan]") {
     CHECK(chosen(on, s) == join("\"decode_", on.arch, "_fp8_d128\""));
     s.kv_type = ATTN_F8_E4M3FNUZ;
     CHECK(chosen(on, s) == (fnuz ? "\"decode_gfx942_fp8_d128\"" : "null"));
-    // gfx950 has no forward in fp8 yet.
-    CHECK(chosen(on, {.type = ATTN_F8_E4M3FN}) == (fnuz ? "\"fwd_gfx942_fp8_d64\"" : "null"));
+    CHECK(chosen(on, {.type = ATTN_F8_E4M3FN}) == join("\"fwd_", on.arch, "_fp8_d64\""));
+    CHECK(chosen(on, {.type = ATTN_F8_E4M3FNUZ}) == (fnuz ? "\"fwd_gfx942_fp8_d64\"" : "null"));
   }
   if (seen < 5) ATTN_SKIP("this build lacks kernels of gfx942 or gfx950");
 }

@@ -50,10 +50,26 @@ ForwardResult run_on(const attn::context& device, const StressInputs& in, attn_d
   return run_forward(device, *input, 0xff, progress);
 }
 
-// hip's matrix units know FNUZ.
-attn_dtype type_of(attn_backend backend) {
-  return backend == ATTN_BACKEND_HIP || backend == ATTN_BACKEND_HIP_EMU ? ATTN_F8_E4M3FNUZ
-                                                                        : ATTN_F8_E4M3FN;
+// FNUZ where the matrix units know it: those of gfx942, not of gfx950.
+attn_dtype type_of(const attn::context& device) {
+  if (device.backend() != ATTN_BACKEND_HIP && device.backend() != ATTN_BACKEND_HIP_EMU)
+    return ATTN_F8_E4M3FN;
+  attn_segment segment{};
+  segment.struct_size = sizeof segment;
+  segment.k_type = segment.v_type = ATTN_F8_E4M3FNUZ;
+  segment.seqlen = 64;
+  attn_problem problem{};
+  problem.struct_size = sizeof problem;
+  problem.batch = problem.heads_q = problem.heads_kv = 1;
+  problem.seqlen_q = problem.head_dim = problem.head_dim_v = 64;
+  problem.q_type = ATTN_F8_E4M3FNUZ;
+  problem.out_type = ATTN_F32;
+  problem.num_segments = 1;
+  problem.segments = &segment;
+  attn_plan* plan = nullptr;
+  const bool taken = attn_plan_create(device.get(), &problem, &plan) == ATTN_OK;
+  attn_plan_destroy(plan);
+  return taken ? ATTN_F8_E4M3FNUZ : ATTN_F8_E4M3FN;
 }
 
 // Whether its P is rounded to fp8: what the test is for. reference and cpu do not count.
@@ -81,14 +97,15 @@ class Stress {
   bool run(const attn::context& device) {
     const char* backend = attn_backend_string(device.backend());
     Json report = options_.backend.report(device);
-    report["dtype"] = attn::dtype_name(type_of(device.backend()));
+    const attn_dtype type = type_of(device);
+    report["dtype"] = attn::dtype_name(type);
     report["cases"] = Json::array();
     int failed = 0;
     std::string kernel;
     for (size_t n = 0; n < cases_.size(); ++n) {
       const StressCase& c = cases_[n];
       progress_.say(std::string(backend) + ": " + c.name, n, cases_.size());
-      const StressInputs inputs = make_inputs(c, options_.stress, type_of(device.backend()));
+      const StressInputs inputs = make_inputs(c, options_.stress, type);
       const ForwardResult result = run_on(device, inputs, ATTN_F32, options_.precise, progress_);
       const attn::Numerics& rule = attn::find_kernel(result.kernel.c_str())->numerics;
       progress_.say(std::string(backend) + ": " + c.name + ", reference", n, cases_.size());
@@ -265,9 +282,8 @@ std::vector<std::string> backends_here() {
       if (kernel["op"] != "forward" || (of != name && !hip) || !kernel["in_build"].get<bool>() ||
           !kernel.value("runs_here", true))
         continue;
-      const bool fnuz = of == "hip";
       const Json& in = kernel["in"];
-      if (std::find(in.begin(), in.end(), fnuz ? "f8_e4m3fnuz" : "f8_e4m3fn") == in.end()) continue;
+      if (std::find(in.begin(), in.end(), "f8_e4m3fn") == in.end()) continue;
       names.push_back(name);
       break;
     }
