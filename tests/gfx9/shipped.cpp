@@ -702,6 +702,11 @@ std::vector<Forward> masked_forwards() {
   all.back().block_q = all.back().block_k = 128;
   all.back().kinds = {3, 2, 1, 0, 3, 1, 2};
 
+  // PARTIAL tiles alone, even and odd ones, while no maximum grows.
+  all.push_back({.dim = 64, .dim_v = 64, .seqlen_q = 40, .seqlen_kv = 520});
+  all.back().kinds = {3};
+  all.back().scale = 1e-4f;
+
   // Packed K/V, of which all tiles are loaded.
   all.push_back({.dim = 64, .dim_v = 64, .seqlen_q = 70, .seqlen_kv = 520});
   all.back().lengths_kv = {520};
