@@ -35,11 +35,12 @@ enum {
 
 // What becomes of dq of a tile.
 struct DqTile {
-  int last;      // this block's is the last: dq is stored; 1: it is the first as
-                 // well
+  int last;      // of the enumeration below
   int rows;      // of the tile, that exist
   long long at;  // dq's element of the first row
 };
+// Whether this block is the last one that adds to the tile, and so stores dq; and the first as
+// well.
 enum { not_last, only, last };
 
 struct Control {

@@ -186,8 +186,8 @@ __device__ __forceinline__ void add_dq(const attn_sm90_backward_kernarg& a, Cont
   DqTile& to = c.dq[odd];
   Barrier &empty = c.dq_empty[odd], &full = c.dq_full[odd];
   unsigned n = 0;
-  unsigned* adds = nullptr;  // what the tile before is to be counted in, once it
-                             // has been added
+  // What the tile before is to be counted in, once it has been added.
+  unsigned* adds = nullptr;
   const auto finish = [&] {
     if (!adds) return;
     ptx::bulk_wait();
