@@ -381,7 +381,7 @@ constexpr Limits host_limits = {.in_types = float_types,
                                 .kv_types = kv_types,
                                 .out_types = float_types,
                                 .features = feature_all & ~feature_kv_begin};
-constexpr int64_t max_dim = attn_kv_append_elements * attn_gfx942_append_max_threads;
+constexpr int64_t max_dim = int64_t{attn_kv_append_elements} * attn_gfx942_append_max_threads;
 static_assert(int(attn_gfx942_append_max_threads) <= attn_kv_append_max_threads);
 constexpr Limits gfx942_limits = {.in_types = float_types,
                                   .kv_types = float_types | device_fp8_types | device_ggml_types,
