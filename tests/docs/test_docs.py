@@ -161,6 +161,7 @@ TEXTS = {
                        "M = ceil(m c)                    for the row's maximum m at the last change of scale"],
     "docs/backward.md": ["p       = exp(s - lse)                       for visible keys, else 0",
                          "for each chunk of 192 keys of a sequence and K/V head, in parallel:",
+                         "bwd_prepare_cuda: for each row of queries: lse, delta", "bwd_sm90_*, for each item:",
                          "eps * (the sum of the absolute values of all its terms)"],
     "docs/masks.md": ["blocks of 32 queries x 32 keys: . EMPTY  \\ CAUSAL  # FULL  % PARTIAL"],
     "docs/numerics.md": ["s   = scale * descale_q * descale_k * (q . k)",
