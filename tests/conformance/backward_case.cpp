@@ -365,6 +365,10 @@ BackwardRun run_backward(Backend& backend, const BackwardCase& bc, const Backwar
   Arena arena(backend.context);
   const size_t bytes = attn_plan_workspace(made);
   void* workspace = arena.workspace(bytes);
+  const std::vector<unsigned char> nan(bytes, 0xff);
+  if (const attn_status status =
+          attn_copy_in(backend.context, workspace, nan.data(), bytes, nullptr))
+    return fail("attn_copy_in", status);
   attn_backward_args args{};
   args.struct_size = sizeof args;
   args.forward = &forward.args();

@@ -280,6 +280,21 @@ TEST_CASE("backward: head dimensions on devices") {
   }
 }
 
+// Blocks of up to 256 keys, several groups of which add to a tile of dq.
+TEST_CASE("backward: many blocks of keys on devices") {
+  uint64_t seed = 450;
+  for (const int64_t dim : {64, 128})
+    for (const uint32_t flags : {0u, uint32_t{ATTN_CAUSAL}, uint32_t{ATTN_WINDOW}}) {
+      Case c = shape("blocks of keys", 1, 2, 1, dim, 200, 20 * dim + 30);
+      c.flags = flags;
+      c.window_left = 500, c.window_right = 10;
+      c = with_type(c, seed % 2 ? ATTN_BF16 : ATTN_F16);
+      c.out_type = c.q_type;
+      c.seed = seed++;
+      check_backward(backward_of(c), device_kernels());
+    }
+}
+
 TEST_CASE("backward: gradients are added to what is there") {
   for (const attn_dtype type : {ATTN_F32, ATTN_BF16}) {
     for (uint32_t gradients = 1; gradients < 32; ++gradients) {
