@@ -8,11 +8,12 @@ FlashAttention-2's. --lib NAME=PATH may be given several times; builds take turn
 """
 import argparse
 import ctypes as c
-import json
+import datetime
 import math
 import statistics
 from dataclasses import asdict, dataclass
 
+import measured
 import torch
 from contenders import CAUSAL, TYPE_OF, Args, Libattn, Problem, Segment, SegmentArgs, Strides, make, stream
 from timing import Launches, Nvml, take_rounds
@@ -131,6 +132,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--no-peers", action="store_true", help="compare with FlashAttention-2, but do not time it")
     parser.add_argument("--out", help="JSON")
+    parser.add_argument("--commit", default="")
     options = parser.parse_args()
     builds = dict(x.split("=", 1) if "=" in x else ("libattn", x) for x in options.lib)
     libraries = {name: Libattn(path) for name, path in builds.items()}
@@ -167,9 +169,9 @@ def main():
         assert all(math.isfinite(t) for t in row.values())
         del x, calls, launches, wanted
     if options.out:
-        with open(options.out, "w") as file:
-            json.dump({"device": torch.cuda.get_device_name(), "torch": torch.__version__, "cells": results}, file, indent=1,
-                      default=str)
+        measured.write(options.out, {"date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"), "commit": options.commit,
+                                     "gpu": {"name": torch.cuda.get_device_name(), "driver": nvml.driver()}, "cuda": torch.version.cuda,
+                                     "torch": torch.__version__, "cells": results})
 
 
 if __name__ == "__main__":

@@ -36,13 +36,15 @@ FP8_SUMS = "2026-11-25_h200_fp8_838905f"
 ACCURACY = "2026-11-22_h200_accuracy_25aed70"
 MASKS = "2026-11-22_h200_masks_1f1f008", "2026-11-22_h200_masks_1f1f008b", "2026-11-22_h200_masks_1f1f008c"
 MASK_CLOCKS = "2026-11-22_h200_mask_clocks_1f1f008"
-DECODE_ROWS = "2026-11-26_h100_decode_rows_7000161"
+DECODE_ROWS = "2026-11-27_h100_decode_91d2ee0"
 DECODE = "2026-11-25_h200_decode_ce0eb29"
 PREFILL = "2026-11-24_h200_decode_65b81da"
-QUANTISED = "2026-11-26_h100_decode_blocks_7000161"
-PREFIX = "2026-11-27_h100_prefix_9796b28"
+QUANTISED = "2026-11-27_h100_decode_blocks_91d2ee0"
+PREFIX = "2026-11-27_h100_prefix_91d2ee0"
 STEP = "2026-11-27_h100_step_19f19b0"
 APPEND = "2026-11-25_h200_append_ce0eb29"
+APPEND_MANY = "2026-11-27_h100_append_91d2ee0"
+BACKWARD = "2026-11-27_h100_backward_91d2ee0"
 SM80 = "2026-11-21_h200_sm80_peers_f6b6a59"
 CPU = "2026-11-21_zen5_bench_5813749"
 CALLS = "2026-11-25_zen5_host_overhead_983a8d2"
@@ -254,19 +256,20 @@ def decode_rows():
     sixteen, eight = decode_cases(result)
     rows = {}
     for c in result["cells"]:
-        rows.setdefault(c["name"].replace(" d128", ""), [microseconds(c["us"].get(who)) for who in ("libattn", "before", "cudnn", "read")])
-    gain = [speed(c, ["before"]) for c in result["cells"]]
+        rows.setdefault(c["name"].replace(" d128", ""), [microseconds(c["us"].get(who)) for who in ("libattn", "cudnn", "fa3", "read")])
+    errors = {who: [c["errors"][who] for c in eight] for who in ("libattn", "fa3")}
     return f"""## Decode by rows
 
-The kernels `decode_sm90_*_r8` to `_r64`, beside commit f39a561 of the same day ("before") and cuDNN {result['cudnn'] // 10000}.{result['cudnn'] // 100 % 100},
-which takes one query, 16-bit types and no pages. Microseconds; lower is better; caches larger than L2 unless the row says warm; `q4`: 4
+The kernels `decode_sm90_*_r8` to `_r64`, beside cuDNN {result['cudnn'] // 10000}.{result['cudnn'] // 100 % 100}, which takes one query, 16-bit types and no pages,
+and FlashAttention-3 as vllm 0.33 ships it, without a promise of splits. Microseconds; lower is better; caches larger than L2 unless the row says warm; `q4`: 4
 queries of each sequence. `read` is the time to read as many bytes. {where(result)}, {result['rounds']} rounds, interleaved ({link(DECODE_ROWS)}).
-What each step gave, and the kernels before these, are in [the log](log/2026-11-26_decode_rows.md).
+What each step gave, and the kernels before these, are in the logs of [26](log/2026-11-26_decode_rows.md) and [27 November](log/2026-11-27_decode_rows.md).
 
-{table(["batch, query/K/V heads, keys", "libattn", "before", "cuDNN", "read"], [[name, *us] for name, us in rows.items()])}
-- One query in bf16, no pages ({len(sixteen)} cases): {against(sixteen, "cudnn")}.
-- All {len(gain)} cases run at {span(gain)} of the speed before.
-- Not measured on an H200, nor beside FlashAttention-3 and FlashInfer.
+{table(["batch, query/K/V heads, keys", "libattn", "cuDNN", "FA3", "read"], [[name, *us] for name, us in rows.items()])}
+- One query in bf16, no pages ({len(sixteen)} cases): {against(sixteen, "cudnn")}; {against(sixteen, "fa3")}.
+- The same over e4m3 ({len(eight)} cases): {against(eight, "fa3")}. FlashAttention-3 takes q in e4m3 too there: its error is {max(errors['fa3']):.1e},
+  libattn's {max(errors['libattn']):.1e}.
+- Not measured on an H200, nor beside FlashInfer.
 """
 
 
@@ -309,7 +312,7 @@ because the library does not take such a call.
 
 
 def quantised():
-    result, kinds = measured(QUANTISED), ["f16", "q8_0", "i8", "q4_0", "i4"]
+    result, kinds = measured(QUANTISED), ["f16", "q8_0", "i8", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "i4"]
     rows = []
     for batch, seqlen in ((1, 8192), (1, 131072), (16, 8192), (64, 8192)):
         found = [decode_cell([result], "32/8", seqlen, batch, kind) for kind in kinds]
@@ -318,8 +321,10 @@ def quantised():
 
 
 def serving():
-    step, append, prefix = measured(STEP), measured(APPEND), measured(PREFIX)
+    step, append, prefix, many = measured(STEP), measured(APPEND), measured(PREFIX), measured(APPEND_MANY)
     us = append["us"]
+    of_copy = {name.partition(" ")[0]: time / many["us"][f"{name} copy"] for name in
+               (f"{kind} 8x2048 pages of 64" for kind in ("bf16", "e4m3", "q8_0", "q4_0", "i8", "i4")) for time in [many["us"][f"{name} new"]]}
     return f"""## Steps of a server
 
 {where(step)} ({link(STEP)}): 127 tokens and a chunk of 2048 queries, each over 8192 keys, 32/8 heads, bf16: {number(step["us"]["one call, new"])} us in one
@@ -330,6 +335,9 @@ call, {number(step["us"]["two calls"])} us in two.
 {table(["", "us", "JSON"],
        [["`kv_append` with rotary embedding, one token of each of 64 sequences, bf16", number(us["bf16 pages of 64"], 1), link(APPEND)],
         ["the same into e4m3", number(us["e4m3 pages of 64"], 1), link(APPEND)]])}
+{where(many)} ({link(APPEND_MANY)}): `kv_append` of 8 x 2048 tokens takes, as a multiple of a copy of as many bytes,
+{", ".join(f"{number(ratio, 2)} into {kind}" for kind, ratio in of_copy.items())}.
+
 {where(prefix)} ({link(PREFIX)}): 64 sequences that share 8192 keys and have 256 of their own, 32/8 heads, bf16: {number(prefix["us"]["new shared"])} us as
 a shared segment, {number(prefix["us"]["new flat"])} us as 8448 keys of each sequence.
 """
@@ -492,8 +500,26 @@ def fill(text):
     return "\n\n".join(blocks) + "\n"
 
 
+def backward():
+    result = measured(BACKWARD)
+    rows = []
+    for c in result["cells"]:
+        at, speed_of = c["cell"], c["tflops"]
+        heads = f", {at['heads']}/{at['heads_kv']} heads" if at["heads"] != at["heads_kv"] else ""
+        rows.append([f"d{at['dim']} {'causal' if at['causal'] else 'full'}, {at['seqlen']}{heads}", *(number(speed_of[who]) for who in ("libattn", "cudnn", "fa2")),
+                     c["kernels"]["libattn"].partition("_bf16")[0]])
+    return f"""## Gradients on Hopper
+
+TFLOP/s of 2.5 forwards, bf16; higher is better. 16384 tokens, heads x head_dim = 2048 where the row names no heads. libattn gives the same bits in every run, and its
+figures contain all its launches. {where(result)}, PyTorch {result['torch']}, 2 rounds ({link(BACKWARD)}). FlashAttention-3 did not run here; on another H100 its backward reached 585 (d128 full, 8192), 548 (d128 causal), 500 and 489 (d64), without equal bits.
+
+{table(["head_dim, mask, length", "libattn", "cuDNN", "FlashAttention-2", "kernel"], rows)}
+The logs have what limits [bwd_sm90](log/2026-11-27_backward_sm90.md) and [bwd_sm80](log/2026-11-27_backward_sm80.md).
+"""
+
+
 def page():
-    sections = [forward(), fp8(), masks(), decode_rows(), decode(), serving(), sm80(), cpu(), calls(), accuracy(), fp8_accuracy()]
+    sections = [forward(), fp8(), masks(), decode_rows(), decode(), serving(), backward(), sm80(), cpu(), calls(), accuracy(), fp8_accuracy()]
     return """# Performance
 
 `bench/performance.py` writes this page from the JSON files that it links to. Each of them has the date, device, driver, clocks and
@@ -511,13 +537,16 @@ def readme():
     fp8_grid, fp8_peers = cells(measured(FP8), "grid"), ["cudnn_fp8", "fa3_fp8"]
     two = decode_cases(measured(DECODE_ROWS))[0]
     worst = min(grid, key=lambda c: speed(c, peers))
+    gradients = {dim: [c["tflops"]["libattn"] / c["tflops"]["cudnn"] for c in measured(BACKWARD)["cells"] if c["cell"]["dim"] == dim]
+                 for dim in (64, 128, 256)}
     return fill(f"""
 - **Forward, bf16, H200:** {mean(speed(c, ["cudnn"]) for c in grid)} times cuDNN's speed and {mean(speed(c, ["fa3"]) for c in grid)} times
   FlashAttention-3's (geometric means of {len(grid)} cases); the worst case runs at {number(speed(worst, peers), 2)} of the faster one.
 - **Forward, FP8, H100:** {mean(speed(c, fp8_peers) for c in fp8_grid)} times the speed of the faster of the two, but
   {mean(speed(c, fp8_peers) for c in fp8_grid if c["dim"] == 256)} at head_dim 256.
-- **Decode, bf16, one query a sequence, H100:** {against(two, "cudnn")} of {len(two)} cases. Over e4m3, q8_0, q4_0, i8 and i4 it is further
-  from what memory allows; FlashAttention-3 and FlashInfer were last measured beside older kernels, on an H200.
+- **Decode, bf16, one query a sequence, H100:** {against(two, "cudnn")}; {against(two, "fa3")} of {len(two)} cases. Over fp8 and quantised caches it is
+  further from what memory allows. FlashInfer was last measured beside older kernels, on an H200.
+- **Gradients, bf16, H100:** {span(gradients[64], 2)} of cuDNN's speed at head_dim 64, {span(gradients[128], 2)} at 128, {span(gradients[256], 2)} at 256.
 """) + """
 [docs/performance.md](docs/performance.md) has the tables, other devices and the CPU.
 """
