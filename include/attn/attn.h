@@ -500,8 +500,9 @@ typedef struct attn_backward_problem {
   const attn_problem* forward; /* of the forward run; copied, its segments too. One segment, PADDED
                                   or PACKED, not shared; q_type = k_type = v_type f32, f16 or bf16;
                                   out_type one of these (reference: f64 too); no descales, no
-                                  tree_keys. kernel, fixed_split, max_sms and
-                                  ATTN_SPLIT_INVARIANT in it have no effect here */
+                                  tree_keys. kernel, fixed_split and
+                                  ATTN_SPLIT_INVARIANT in it have no effect here;
+                                  bwd_sm90_* keep to max_sms */
   attn_dtype d_out_type;       /* f32, f16, bf16 (reference: f64 too); NONE: out's type */
   attn_strides d_out_stride;   /* d_out has out's shape. All zero: contiguous */
   uint32_t gradients;          /* attn_gradient; 0 = Q, K and V */
