@@ -38,9 +38,8 @@ Status place(attn_block_mask* mask) {
     return {};
   }
   Driver& driver = *mask->context->driver;
-  const auto aligned = [](size_t bytes) { return (bytes + 255) / 256 * 256; };
-  const size_t cells = host.kinds.size(), index_at = aligned(cells),
-               bits_at = index_at + aligned(4 * cells), size = bits_at + 4 * host.bits.size();
+  const size_t cells = host.kinds.size(), index_at = aligned_bytes(cells),
+               bits_at = index_at + aligned_bytes(4 * cells), size = bits_at + 4 * host.bits.size();
   if (size == 0) return {};
   ATTN_TRY(driver.alloc(size, &mask->memory));
   auto* base = static_cast<unsigned char*>(mask->memory);

@@ -8,10 +8,6 @@
 namespace attn {
 namespace {
 
-size_t aligned(size_t bytes) {
-  return (bytes + 255) / 256 * 256;
-}
-
 int64_t sink_parts(const Problem& p) {
   return p.batch * backward_rows(p).tiles_of_sequence();
 }
@@ -63,15 +59,15 @@ attn_gradient_array gradient_array(const BackwardProblem& b, attn_gradient which
 
 BackwardSpace backward_space(const BackwardProblem& b, size_t clear_bytes) {
   const Problem& p = b.of;
-  const size_t rows =
-      aligned(size_t(p.heads_q * backward_rows(p).tiles()) * attn_backward_tile * sizeof(float));
+  const size_t rows = aligned_bytes(size_t(p.heads_q * backward_rows(p).tiles()) *
+                                    attn_backward_tile * sizeof(float));
   BackwardSpace space{};
   space.delta = space.lse2 + rows;
   space.sink_parts = space.delta + rows;
   space.clear = space.sink_parts;
   if (b.wants(ATTN_GRAD_SINKS))
-    space.clear += aligned(size_t(p.heads_q * sink_parts(p)) * sizeof(float));
-  space.end = space.clear + aligned(clear_bytes);
+    space.clear += aligned_bytes(size_t(p.heads_q * sink_parts(p)) * sizeof(float));
+  space.end = space.clear + aligned_bytes(clear_bytes);
   return space;
 }
 

@@ -144,7 +144,7 @@ int64_t prefix_split(const Problem& rows, const DeviceInfo& device) {
                 tiles = rows.heads_kv *
                         std::max<int64_t>(1, ceil_div(rows.seqlen_q * rows.group(), tile_rows)),
                 splits = std::max<int64_t>(1, most / tiles);
-  return std::max(least_prefix_keys, ceil_div(ceil_div(rows.seqlen_kv, splits), unit) * unit);
+  return std::max(least_prefix_keys, round_up(ceil_div(rows.seqlen_kv, splits), unit));
 }
 
 }  // namespace attn

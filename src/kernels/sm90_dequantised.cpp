@@ -41,7 +41,7 @@ struct Place {
   int64_t k, v, table, end;
 };
 constexpr int64_t aligned(int64_t bytes) {
-  return ceil_div(bytes, int64_t{256}) * 256;
+  return int64_t(aligned_bytes(size_t(bytes)));
 }
 Place place(const Problem& p, const attn_segment& s, int64_t begin) {
   const int64_t row = rows(p, s) * p.heads_kv * dtype_bytes(p.q_type);

@@ -104,8 +104,7 @@ Kernarg<with> constants(const Problem& p, const DeviceInfo& device, const Part& 
   set(a.out_stride, p.out_stride);
   a.total_q = p.total_q;
   a.batch = int(p.batch * p.key_parts);
-  if (p.key_parts > 1)
-    a.part_keys = int(ceil_div(ceil_div(p.seqlen_kv, p.key_parts), tile.keys) * tile.keys);
+  if (p.key_parts > 1) a.part_keys = int(round_up(ceil_div(p.seqlen_kv, p.key_parts), tile.keys));
   a.heads_q = int(p.heads_q);
   a.group = int(p.group());
   a.seqlen_q = int(p.seqlen_q);

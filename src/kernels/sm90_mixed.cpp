@@ -85,7 +85,7 @@ Status add_launches(const Problem& p, const DeviceInfo& device, Recipe* recipe) 
                                  : 0;
   decode::add_decode<few_variant.tile, true, true>(few_variant.name, p, device, recipe,
                                                    concurrent > 0);
-  recipe->workspace = size_t(ceil_div(int64_t(recipe->workspace), int64_t{256}) * 256);
+  recipe->workspace = aligned_bytes(recipe->workspace);
   const auto step_of = [&](sm90::Part part) {
     part.least_queries = int(few) + 1;
     Step step = sm90::forward_step<tile, variant.with>(variant.name, p, device, part);

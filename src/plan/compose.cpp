@@ -175,7 +175,7 @@ Status compose(const Problem& p, const Machine& machine, const ChoosePart& choos
   size_t end = 0;
   const auto take = [&](size_t bytes) {
     const size_t at = end;
-    end += (bytes + 255) / 256 * 256;
+    end += aligned_bytes(bytes);
     return at;
   };
   for (ComposedPart* part : {&c.shared, &c.own})
