@@ -21,7 +21,7 @@ attn_dtype dtype_from_name(std::string_view name);
 // The names of `types`, bits of type_bit: "f32, f16, bf16"; with `last` " or " "f32, f16 or bf16".
 std::string type_names(uint32_t types, const char* last = ", ");
 
-inline bool dtype_is_fp8(attn_dtype t) {
+constexpr bool dtype_is_fp8(attn_dtype t) {
   return type_info(t).kind == ATTN_KIND_FP8;
 }
 inline bool dtype_is_ggml(attn_dtype t) {

@@ -313,10 +313,6 @@ void patch(const Problem& p, const Args& args, void* workspace, Kernarg<with>& a
 static_assert(ATTN_F32 == 1 && ATTN_F16 == 2 && ATTN_BF16 == 3 && ATTN_F8_E4M3FN == 4 &&
               ATTN_F8_E5M2 == 5 && ATTN_F8_E4M3FNUZ == 6);
 
-constexpr bool is_fp8(attn_dtype weights) {
-  return weights == ATTN_F8_E4M3FNUZ || weights == ATTN_F8_E4M3FN;
-}
-
 // What kernels of a type have of their own: q, k and v in fp8, bf16 or f16.
 struct Family {
   attn_dtype weights;
@@ -326,7 +322,7 @@ struct Family {
   Text prepare, prepare_segments, prepare_descaled;
 };
 constexpr Family family_of(Text arch, attn_dtype weights) {
-  const bool fp8 = is_fp8(weights);
+  const bool fp8 = dtype_is_fp8(weights);
   const Text prepare = Text("prepare_").append(arch.text).append(fp8 ? "_fp8" : "_16bit");
   const Text segments = Text(prepare).append("_segments");
   if (fp8) return {weights, 1, 512, 4, prepare, segments, Text(prepare).append("_descaled")};
@@ -369,7 +365,7 @@ Status make_recipe(const Problem& p, const DeviceInfo&, Recipe* recipe) {
 // gfx942: e4m3 in either form, of which q, k and v may differ; gfx950: of the OCP kind; or one
 // 16-bit type.
 constexpr Limits limits(attn_dtype weights, int64_t head_dim_max, With with) {
-  const bool fp8 = is_fp8(weights);
+  const bool fp8 = dtype_is_fp8(weights);
   const uint32_t types =
       type_bit(weights) | (weights == ATTN_F8_E4M3FNUZ ? type_bit(ATTN_F8_E4M3FN) : 0u);
   const uint32_t of_fp8 = feature_mixed_kv_types | feature_descale_tensor | feature_descale_head;
@@ -393,7 +389,7 @@ constexpr Limits limits(attn_dtype weights, int64_t head_dim_max, With with) {
   return with == With::block_mask ? with_block_mask(limits) : limits;
 }
 constexpr Numerics numerics(attn_dtype weights) {
-  const bool fp8 = is_fp8(weights), ocp = weights == ATTN_F8_E4M3FN;
+  const bool fp8 = dtype_is_fp8(weights), ocp = weights == ATTN_F8_E4M3FN;
   return {.weights = weights,
           .offset = weights == ATTN_BF16 ? 0 : 7,
           .lag = ocp   ? 1.8
