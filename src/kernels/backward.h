@@ -1,8 +1,12 @@
 // What the families bwd_* of CUDA share on the host: the workspace and the steps before the main
 // one.
 #pragma once
+#include <algorithm>
+#include <cmath>
+
 #include "kernels/backward/prepare_args.h"
 #include "kernels/kernel.h"
+#include "kernels/limits.h"
 #include "problem/backward.h"
 
 namespace attn {
@@ -11,6 +15,11 @@ constexpr const char* backward_prepare_image = "bwd_prepare_cuda";
 constexpr const char* backward_sinks_image = "bwd_sinks_cuda";
 
 BackwardRows backward_rows(const Problem& p);
+
+// The scores' factor, as powers of 2 need it, of scale's sign and not 0.
+inline float log2_scale(const Problem& p) {
+  return std::copysign(std::max(std::abs(p.scale) * 1.44269504f, 1e-37f), p.scale);  // log2(e)
+}
 
 // Offsets in the workspace.
 struct BackwardSpace {
@@ -25,6 +34,27 @@ BackwardSpace backward_space(const BackwardProblem& b, size_t clear_bytes);
 // recipe->workspace.
 Status add_prepare_steps(const BackwardProblem& b, const BackwardSpace& space, size_t clear_bytes,
                          Recipe* recipe);
+
+// A row of the catalog, and what all rows take: one type of 16 bits, and up to head_dim columns.
+constexpr Limits gradient_limits(attn_dtype type, int64_t head_dim) {
+  return {.in_types = type_bit(type),
+          .kv_types = type_bit(type),
+          .out_types = float_types,
+          .flags = forward_flags,
+          .features = forward_features,
+          .head_dim = {.multiple = 8, .max = head_dim},
+          .head_dim_v = {.multiple = 8, .max = head_dim}};
+}
+constexpr Kernel gradient_row(const char* name, attn_dtype type, const Limits& limits,
+                              MakeRecipe recipe) {
+  return {.name = name,
+          .op = Op::backward,
+          .backend = ATTN_BACKEND_CUDA,
+          .limits = limits,
+          .numerics = {.weights = type},
+          .recipe = recipe,
+          .first_images = {backward_prepare_image, backward_sinks_image}};
+}
 
 // Types of arrays that Limits do not say, and what no kernel of CUDA computes.
 Status check_device_gradients(const BackwardProblem& b);

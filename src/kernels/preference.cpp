@@ -43,7 +43,7 @@ std::string pair_shares_little(const Problem& p, const Tile& tile, int64_t least
 
 std::string prefer_other_of_fp8(const Problem& p, const Tile& tile) {
   if (tile.heads) return heads_share_little(p, 2048);
-  if (tile.blocks > 1) return pair_shares_little(p, tile, sm90::causal(p) ? 8192 : 2048);
+  if (tile.blocks > 1) return pair_shares_little(p, tile, p.causal() ? 8192 : 2048);
   // Tiles of 192 keys waste more at the ends of short sequences than they save between them.
   if (tile.keys > 128) return too_few_keys(p, 2048);
   return "";
@@ -57,13 +57,13 @@ std::string prefer_other(const Problem& p, const DeviceInfo& device, const sm90:
   if (variant.with & sm90::with_fp8) return prefer_other_of_fp8(p, tile);
   if (tile.heads) return p.has(ATTN_WINDOW) ? "for windows" : heads_share_little(p, 8192);
   if (tile.blocks > 1) {
-    if (sm90::causal(p)) return "for causal masks";
+    if (p.causal()) return "for causal masks";
     return pair_shares_little(p, tile, tile.head_dim > 128 ? 4096 : 8192);
   }
   // Its larger tile costs more at the ends of short sequences than it saves between them, and saves
   // nothing where all items are equally long.
   if (tile == sm90::tile_d128_long)
-    return sm90::causal(p) ? too_few_keys(p, 8192) : "without a causal mask";
+    return p.causal() ? too_few_keys(p, 8192) : "without a causal mask";
   return "";
 }
 

@@ -1,12 +1,9 @@
 // The kernels bwd_sm80_*. They differ by type, by the largest head_dim they take, and by what
 // scores have: _score: softcap, bias and ALiBi; _mask: a block mask as well.
-#include <cmath>
-
 #include "kernels/backward.h"
 #include "kernels/backward_sm80/variants.h"
 #include "kernels/cuda_forward.h"
 #include "kernels/families.h"
-#include "kernels/limits.h"
 
 namespace attn {
 namespace {
@@ -40,8 +37,7 @@ attn_bwd_sm80_kernarg constants(const BackwardProblem& b, const BackwardSpace& s
   a.query_chunk = pairs_in_l2(p, 24 << 20, device);
   a.key_chunk = std::max<unsigned>(1, a.query_chunk / unsigned(p.group()));
   a.scale = p.scale;
-  a.log2_scale =
-      std::copysign(std::max(std::abs(p.scale) * 1.44269504f, 1e-37f), p.scale);  // log2(e)
+  a.log2_scale = log2_scale(p);
   a.softcap = p.softcap;
   return a;
 }
@@ -102,14 +98,8 @@ Status make_recipe(const BackwardProblem& b, const DeviceInfo& device, Recipe* r
 }
 
 constexpr Limits limits(const bwd_sm80::Variant& variant) {
-  const uint32_t type = type_bit(attn_dtype(variant.type));
-  Limits limits = {.in_types = type,
-                   .kv_types = type,
-                   .out_types = float_types,
-                   .flags = forward_flags,
-                   .features = forward_features | feature_negative_strides,
-                   .head_dim = {.multiple = 8, .max = variant.head_dim},
-                   .head_dim_v = {.multiple = 8, .max = variant.head_dim}};
+  Limits limits = gradient_limits(attn_dtype(variant.type), variant.head_dim);
+  limits.features |= feature_negative_strides;
   if (variant.with & with_score) {
     limits.flags |= ATTN_ALIBI;
     limits.features |= feature_softcap | feature_bias | feature_f16_bias;
@@ -120,13 +110,8 @@ constexpr Limits limits(const bwd_sm80::Variant& variant) {
 constinit const std::array all_rows =
     rows_of_variants<std::size(bwd_sm80::variants)>([]<size_t i>() -> Kernel {
       constexpr const bwd_sm80::Variant& variant = bwd_sm80::variants[i];
-      return {.name = variant.name,
-              .op = Op::backward,
-              .backend = ATTN_BACKEND_CUDA,
-              .limits = limits(variant),
-              .numerics = {.weights = attn_dtype(variant.type)},
-              .recipe = recipe_of<make_recipe<i>>,
-              .first_images = {backward_prepare_image, backward_sinks_image}};
+      return gradient_row(variant.name, attn_dtype(variant.type), limits(variant),
+                          recipe_of<make_recipe<i>>);
     });
 
 }  // namespace

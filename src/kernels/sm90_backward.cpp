@@ -5,16 +5,11 @@
 #include "kernels/copy_engine.h"
 #include "kernels/families.h"
 #include "kernels/kv_args.h"
-#include "kernels/limits.h"
 
 namespace attn {
 namespace {
 
 using bwd_sm90::Tile;
-
-bool causal(const Problem& p) {
-  return p.has(ATTN_CAUSAL) || p.has(ATTN_CAUSAL_TOP_LEFT);
-}
 
 // The family's arrays in the workspace.
 struct Space : BackwardSpace {
@@ -49,7 +44,7 @@ bwd_sm90::ItemList item_list(const Problem& p, const DeviceInfo& device, const T
   const int64_t pairs = p.batch * p.heads_q, group = order(p, tile).group;
   // So many pairs that a group of each keeps all multiprocessors busy; under a causal mask twice as
   // many, since the blocks of a group do not end together.
-  const int64_t together = multiprocessors(p, device) * (causal(p) ? 2 : 1);
+  const int64_t together = multiprocessors(p, device) * (p.causal() ? 2 : 1);
   const int64_t rounds = std::max<int64_t>(1, pairs * group / together);
   return {.pairs = int(pairs),
           .blocks = int(ceil_div(p.seqlen_kv, tile.keys())),
@@ -128,7 +123,7 @@ Step main_step(const char* image, const BackwardProblem& b, const DeviceInfo& de
   a.order = order(p, tile);
   a.items = unsigned(a.list.pairs) * unsigned(a.list.blocks);
   a.scale = p.scale;
-  a.log2_scale = std::max(p.scale * 1.44269504f, 1e-37f);  // log2(e)
+  a.log2_scale = log2_scale(p);
   a.mask = p.range_mask();
   // Without items there are rows of dq to be cleared.
   const int64_t grid = std::clamp<int64_t>(a.items, 1, multiprocessors(p, device));
@@ -168,27 +163,12 @@ Status make_recipe(const BackwardProblem& b, const DeviceInfo& device, Recipe* r
   return {};
 }
 
-constexpr Limits limits(const bwd_sm90::Variant& variant) {
-  const uint32_t type = type_bit(attn_dtype(variant.type));
-  return {.in_types = type,
-          .kv_types = type,
-          .out_types = float_types,
-          .flags = forward_flags,
-          .features = forward_features,
-          .head_dim = {.multiple = 8, .max = variant.tile.head_dim},
-          .head_dim_v = {.multiple = 8, .max = variant.tile.head_dim}};
-}
-
 constinit const std::array all_rows =
     rows_of_variants<std::size(bwd_sm90::variants)>([]<size_t i>() -> Kernel {
       constexpr const bwd_sm90::Variant& variant = bwd_sm90::variants[i];
-      return {.name = variant.name,
-              .op = Op::backward,
-              .backend = ATTN_BACKEND_CUDA,
-              .limits = limits(variant),
-              .numerics = {.weights = attn_dtype(variant.type)},
-              .recipe = recipe_of<make_recipe<i>>,
-              .first_images = {backward_prepare_image, backward_sinks_image}};
+      constexpr attn_dtype type = attn_dtype(variant.type);
+      return gradient_row(variant.name, type, gradient_limits(type, variant.tile.head_dim),
+                          recipe_of<make_recipe<i>>);
     });
 
 }  // namespace

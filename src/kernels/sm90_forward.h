@@ -31,9 +31,6 @@ inline int box_keys(const attn_segment& s, const Tile& tile) {
   return s.layout == ATTN_PAGED ? std::gcd(s.page_size, tile.keys) : tile.loaded_keys();
 }
 
-inline bool causal(const Problem& p) {
-  return p.has(ATTN_CAUSAL) || p.has(ATTN_CAUSAL_TOP_LEFT);
-}
 inline int64_t items(const Problem& p, const Tile& tile) {
   return p.batch * p.key_parts * p.heads_q / tile.item_heads() *
          ceil_div(p.seqlen_q, tile.item_rows());
@@ -44,7 +41,7 @@ inline int64_t items(const Problem& p, const Tile& tile) {
 // which end early find long items of them left.
 inline unsigned pairs_together(const Problem& p, const DeviceInfo& device, const Tile& tile) {
   const int64_t pairs = p.batch * p.heads_q / tile.item_heads();
-  if (pairs == 0 || !causal(p)) return 1;
+  if (pairs == 0 || !p.causal()) return 1;
   const int64_t in_l2 = ceil_div(pairs_in_l2(p, 32 << 20, device), tile.item_heads());
   return unsigned(ceil_div(pairs, ceil_div(pairs, in_l2)));
 }
@@ -113,7 +110,7 @@ Kernarg<with> constants(const Problem& p, const DeviceInfo& device, const Part& 
   a.split_invariant = p.has(ATTN_SPLIT_INVARIANT);
   a.num_segments = p.num_segments;
   // Of fp8, what a sink in the first tile dwarfs has been added up by then.
-  a.down = with & with_fp8 || causal(p);
+  a.down = with & with_fp8 || p.causal();
   a.chunk = pairs_together(p, device, tile);
   a.items = unsigned(items(p, tile));
   a.log2_scale = std::max(p.scale * 1.44269504f, 1e-37f);  // log2(e)

@@ -54,7 +54,7 @@ MixedWork mixed_work(const Problem& p, const DeviceInfo& device, const sm90::Til
                      int64_t few) {
   const int64_t queries = p.seqlen_q > few ? std::max<int64_t>(0, p.total_q - p.batch) : 0,
                 chunks = ceil_div(queries, std::max<int64_t>(1, p.seqlen_q - 1));
-  const bool causal = sm90::causal(p);
+  const bool causal = p.causal();
   double keys = double(p.seqlen_kv), of_chunk = keys;
   if (causal) of_chunk -= std::min(keys, double(p.seqlen_q)) / 2;
   if (p.has(ATTN_WINDOW) && p.window_left >= 0 && (causal || p.window_right >= 0)) {

@@ -38,6 +38,8 @@ struct Problem : AnyProblem, attn_problem {
 
   Problem() : AnyProblem(Op::forward), attn_problem{} {}
   bool has(uint32_t flag) const { return (flags & flag) != 0; }
+  // Of either alignment.
+  bool causal() const { return has(ATTN_CAUSAL | ATTN_CAUSAL_TOP_LEFT); }
   int64_t group() const { return heads_q / heads_kv; }
   KvShape kv_shape() const { return {batch, heads_kv, head_dim, head_dim_v, true}; }
   // Blocks of the block mask's grid.
