@@ -1,7 +1,6 @@
 // Appending to a KV cache: the problem and its arguments.
 #include <algorithm>
 #include <cstddef>
-#include <vector>
 
 #include "core/dtype.h"
 #include "problem/operations.h"
@@ -167,48 +166,19 @@ int64_t num_new(const KvAppendProblem& p, const attn_kv_append_args& args, int64
   return int64_t{args.cu_seqlens_new[b + 1]} - args.cu_seqlens_new[b];
 }
 
-// Calls visit(page) for the page of each slot that is written.
-template <class Visit>
-void for_each_slot_page(const KvAppendProblem& p, const attn_kv_append_args& args, Visit&& visit) {
-  for (int64_t n = 0; n < p.batch * p.seqlen_new; ++n)
-    if (args.slot_mapping[n] >= 0) visit(args.slot_mapping[n] / p.segment.page_size);
-}
-
-// The same for tokens that go after a sequence's length.
-template <class Visit>
-void for_each_table_page(const KvAppendProblem& p, const attn_kv_append_args& args, Visit&& visit) {
-  const attn_segment& s = p.segment;
-  for (int64_t b = 0; b < p.batch; ++b) {
-    const int64_t begin = args.cache.seqlens[b];
-    const int64_t end = std::min(begin + num_new(p, args, b), s.seqlen);
-    if (begin >= end) continue;
-    for (int64_t n = begin / s.page_size; n < ceil_div(end, s.page_size); ++n)
-      visit(args.cache.block_table[b * s.max_pages + n]);
-  }
-}
-
-Status check_one_pool(const KvAppendProblem& p, const attn_kv_append_args& args) {
-  const Placed k = placed_k("k", p.cache, args.cache), v = placed_v("v", p.cache, args.cache);
-  if (pages_between(k, v) == 0) return {};
-  std::vector<int64_t> pages;
-  const auto note = [&](int64_t page) { pages.push_back(page); };
-  if (p.has_slots)
-    for_each_slot_page(p, args, note);
-  else
-    for_each_table_page(p, args, note);
-  return check_pool(k, v, &pages);
-}
-
 Status check_host_arrays(const KvAppendProblem& p, const attn_kv_append_args& args) {
   const attn_segment& s = p.segment;
+  WrittenPages pages(placed_k("k", p.cache, args.cache), placed_v("v", p.cache, args.cache));
   if (p.has_slots) {
     const int64_t slots = s.num_pages * s.page_size;
-    for (int64_t n = 0; n < p.batch * p.seqlen_new; ++n)
-      if (args.slot_mapping[n] >= slots)
-        return invalid("slot_mapping[", n / p.seqlen_new, ", ", n % p.seqlen_new, "] is ",
-                       args.slot_mapping[n], "; accepted: up to ", slots - 1,
-                       ", negative to skip the token");
-    return check_one_pool(p, args);
+    for (int64_t n = 0; n < p.batch * p.seqlen_new; ++n) {
+      const int64_t slot = args.slot_mapping[n];
+      if (slot >= slots)
+        return invalid("slot_mapping[", n / p.seqlen_new, ", ", n % p.seqlen_new, "] is ", slot,
+                       "; accepted: up to ", slots - 1, ", negative to skip the token");
+      if (slot >= 0) pages.add(slot / s.page_size);
+    }
+    return pages.check();
   }
   if (p.new_layout == ATTN_PACKED)
     ATTN_TRY(
@@ -219,10 +189,10 @@ Status check_host_arrays(const KvAppendProblem& p, const attn_kv_append_args& ar
     const int64_t begin = args.cache.seqlens[b];
     const int64_t end = std::min(begin + num_new(p, args, b), s.seqlen);
     if (begin < end)
-      ATTN_TRY(check_pages("", s, args.cache.block_table, b, begin / s.page_size,
-                           ceil_div(end, s.page_size)));
+      ATTN_TRY(pages.add("", s, args.cache.block_table, b, begin / s.page_size,
+                         ceil_div(end, s.page_size)));
   }
-  return check_one_pool(p, args);
+  return pages.check();
 }
 
 }  // namespace

@@ -1,6 +1,4 @@
 // Moving the oldest pages of a cache into another type: the problem and its arguments.
-#include <vector>
-
 #include "core/dtype.h"
 #include "problem/operations.h"
 #include "problem/rules.h"
@@ -83,22 +81,16 @@ Status check_host_arrays(const KvRollProblem& p, const attn_kv_roll_args& args) 
   const attn_segment_args &from = *args.recent, &to = *args.old;
   ATTN_TRY(check_lengths({"recent.seqlens"}, from.seqlens, p.batch, p.from.seqlen));
   ATTN_TRY(check_lengths({"old.seqlens"}, to.seqlens, p.batch, p.to.seqlen));
-  std::vector<int64_t> written;
-  const Placed k = placed_k("old.k", p.to, to), v = placed_v("old.v", p.to, to);
-  const bool one_pool = pages_between(k, v) != 0;
+  WrittenPages written(placed_k("old.k", p.to, to), placed_v("old.v", p.to, to));
   for (int64_t b = 0; b < p.batch; ++b) {
     const int64_t keys = p.moved_keys(from.seqlens[b], to.seqlens[b]);
     if (keys == 0) continue;
     ATTN_TRY(check_pages(recent_prefix, p.from, from.block_table, b, 0, keys / p.from.page_size));
     if (p.to.layout != ATTN_PAGED) continue;
-    const int64_t begin = to.seqlens[b] / p.to.page_size,
-                  end = ceil_div(to.seqlens[b] + keys, p.to.page_size);
-    ATTN_TRY(check_pages(old_prefix, p.to, to.block_table, b, begin, end));
-    if (one_pool)
-      for (int64_t n = begin; n < end; ++n)
-        written.push_back(to.block_table[b * p.to.max_pages + n]);
+    ATTN_TRY(written.add(old_prefix, p.to, to.block_table, b, to.seqlens[b] / p.to.page_size,
+                         ceil_div(to.seqlens[b] + keys, p.to.page_size)));
   }
-  return check_pool(k, v, &written);
+  return written.check();
 }
 
 }  // namespace

@@ -446,13 +446,18 @@ Status check_pages(const std::string& prefix, const attn_segment& s, const int32
   return {};
 }
 
-Status check_pool(const Placed& k, const Placed& v, std::vector<int64_t>* pages) {
-  const int64_t apart = pages_between(k, v);
-  if (apart == 0) return {};
-  std::sort(pages->begin(), pages->end());
-  for (const int64_t page : *pages)
-    if (std::binary_search(pages->begin(), pages->end(), page + apart))
-      return invalid("page ", page, " of ", k.name, " and page ", page + apart, " of ", v.name,
+Status WrittenPages::add(const std::string& prefix, const attn_segment& s,
+                         const int32_t* block_table, int64_t b, int64_t begin, int64_t end) {
+  ATTN_TRY(check_pages(prefix, s, block_table, b, begin, end));
+  for (int64_t n = begin; n < end; ++n) add(block_table[b * s.max_pages + n]);
+  return {};
+}
+
+Status WrittenPages::check() {
+  std::sort(pages_.begin(), pages_.end());
+  for (const int64_t page : pages_)
+    if (std::binary_search(pages_.begin(), pages_.end(), page + apart_))
+      return invalid("page ", page, " of ", k_.name, " and page ", page + apart_, " of ", v_.name,
                      ", both written, are the same memory; accepted: pages of one pool that are "
                      "either keys or values");
   return {};

@@ -105,9 +105,23 @@ inline Placed placed_v(const char* name, const Segment& s, const attn_segment_ar
   const int64_t step = s.num_pages > 1 ? dtype_bytes(s.v_type, s.v_stride.batch) : 0;
   return {{name}, a.v, &s.v_bytes, std::abs(step)};
 }
-// Of k and v as views of one pool: no page of k that a run writes is one of v's. `pages`: those
-// that it writes, in any order; sorted afterwards.
-Status check_pool(const Placed& k, const Placed& v, std::vector<int64_t>* pages);
+// The pages that a run writes, of k and v that may be views of one pool: none of k's is one of v's.
+class WrittenPages {
+ public:
+  WrittenPages(const Placed& k, const Placed& v) : k_(k), v_(v), apart_(pages_between(k, v)) {}
+  void add(int64_t page) {
+    if (apart_ != 0) pages_.push_back(page);
+  }
+  // Numbers `begin` to `end` - 1 of sequence b; an error of check_pages.
+  Status add(const std::string& prefix, const attn_segment& s, const int32_t* block_table,
+             int64_t b, int64_t begin, int64_t end);
+  Status check();
+
+ private:
+  Placed k_, v_;
+  int64_t apart_;
+  std::vector<int64_t> pages_;
+};
 // Adds a segment's types, features and page size to `needs`.
 void add_needs(const attn_segment& s, Needs* needs);
 // To 16 bytes; heads in ggml's blocks need not be.
