@@ -609,6 +609,23 @@ bool declined(const Kernel& kernel, const Outputs& outputs) {
   return !kernel.host && outputs.status == ATTN_UNSUPPORTED;
 }
 
+int repeat(const Kernel& kernel, const Case& c, const Data& data, int times) {
+  Forward forward(backend_of(kernel.backend), c, data, kernel.name, c.out_type);
+  Outputs first;
+  for (int n = 0; n < times; ++n) {
+    INFO(kernel.name << " run " << n);
+    forward.fill(c, data);
+    forward.launch(nullptr);
+    const Outputs got = forward.read();
+    if (declined(kernel, got)) return n;
+    REQUIRE(got.error == "");
+    if (n == 0) first = got;
+    REQUIRE(got.bits == first.bits);
+    REQUIRE(got.lse == first.lse);
+  }
+  return times;
+}
+
 attn_dtype float_type_of(const Kernel& kernel) {
   for (attn_dtype type : {ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8_E4M3FNUZ}) {
     if (kernel.limits.in_types & type_bit(type)) return type;

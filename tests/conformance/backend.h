@@ -291,6 +291,10 @@ void on_every_kernel(const Case& c, Check&& check) {
   on_every_kernel(c, [](const Case&, Data&) {}, check);
 }
 
+// Runs the kernel's plan `times` times with one workspace, and requires equal bits. How often it
+// ran: 0 if it declines.
+int repeat(const Kernel& kernel, const Case& c, const Data& data, int times);
+
 // Runs a case whose answer is exact in every step with out in f32: it is the reference's, bit for
 // bit, unless the kernel declines.
 void check_exact(const Case& c, const Kernel& kernel);

@@ -193,21 +193,7 @@ TEST_CASE("decode: a workspace serves run after run") {
     c.head_dim_v = limits.head_dim_v.max;
     if (!(limits.kv_types & type_bit(type)))
       c.segments[0].k_type = c.segments[0].v_type = ATTN_F8_E4M3FN;
-    const Data data = make_data(c);
-    Forward forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);
-    Outputs first;
-    for (int n = 0; n < 3; ++n) {
-      INFO(kernel->name << " run " << n);
-      forward.fill(c, data);
-      forward.launch(nullptr);
-      const Outputs got = forward.read();
-      if (declined(*kernel, got)) break;
-      REQUIRE(got.error == "");
-      if (n == 0) first = got;
-      CHECK(got.bits == first.bits);
-      CHECK(got.lse == first.lse);
-      ++ran;
-    }
+    ran += repeat(*kernel, c, make_data(c), 3);
   }
   if (ran == 0) ATTN_SKIP(backend_of(ATTN_BACKEND_CUDA).reason);
 }

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "core/dtype.h"
+
 namespace attn::test {
 namespace {
 
@@ -40,6 +42,14 @@ Cuda load() {
 const Cuda& cuda() {
   static const Cuda calls = load();
   return calls;
+}
+
+Buffer random_values(attn_dtype type, int64_t count, uint64_t seed) {
+  Buffer buffer(size_t(dtype_bytes(type, count)), poison_of(type));
+  Draw draw{seed, 7};
+  for (int64_t n = 0; n < count; ++n)
+    encode_element(type, buffer.data(), n, float(int(draw(2001)) - 1000) / 500, false);
+  return buffer;
 }
 
 std::vector<const Kernel*> cuda_forward_kernels() {

@@ -57,6 +57,9 @@ class Stream {
   void* stream_ = nullptr;
 };
 
+// Of -2 to 2.
+Buffer random_values(attn_dtype type, int64_t count, uint64_t seed);
+
 // What `launch` launches on the stream, as a graph; it returns false if something has failed.
 class Captured {
  public:

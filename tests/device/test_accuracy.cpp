@@ -255,21 +255,7 @@ TEST_CASE("accuracy: 100 runs give the same bits") {
     c.batch = 2;
     c.flags |= ATTN_CAUSAL;
     c.segments[0].lengths = {700, 433};
-    const Data data = make_data(c);
-    Forward forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);
-    Outputs first;
-    for (int n = 0; n < 100; ++n) {
-      INFO(kernel->name << " run " << n);
-      forward.fill(c, data);
-      forward.launch(nullptr);
-      const Outputs got = forward.read();
-      if (declined(*kernel, got)) break;
-      REQUIRE(got.error == "");
-      if (n == 0) first = got;
-      REQUIRE(got.bits == first.bits);
-      REQUIRE(got.lse == first.lse);
-      ++ran;
-    }
+    ran += repeat(*kernel, c, make_data(c), 100);
   }
   CHECK(ran > 0);
 }

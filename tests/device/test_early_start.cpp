@@ -13,14 +13,6 @@ namespace {
 using Plan = std::unique_ptr<attn_plan, void (*)(attn_plan*)>;
 constexpr int64_t heads_kv = 2, heads_q = 8, dim = 128, keys = 512, row = heads_kv * dim;
 
-Buffer random_values(attn_dtype type, int64_t count, uint64_t seed) {
-  Buffer buffer(size_t(dtype_bytes(type, count)), poison_of(type));
-  Draw draw{seed, 7};
-  for (int64_t n = 0; n < count; ++n)
-    encode_element(type, buffer.data(), n, float(int(draw(2001)) - 1000) / 500, false);
-  return buffer;
-}
-
 Plan plan_of(attn_context* context, const attn_problem& problem) {
   attn_plan* plan = nullptr;
   const attn_status status = attn_plan_create(context, &problem, &plan);

@@ -20,14 +20,6 @@ constexpr int64_t heads_q = 8, heads_kv = 2, dim = 128, tokens = 60, page = 64, 
                   max_pages = 1024, front_keys = 128;
 constexpr const char* kernel = "fwd_sm90_bf16_d128_mixed";
 
-Buffer random_values(int64_t count, uint64_t seed) {
-  Buffer buffer(size_t(dtype_bytes(type, count)), poison_of(type));
-  Draw draw{seed, 8};
-  for (int64_t n = 0; n < count; ++n)
-    encode_element(type, buffer.data(), n, float(int(draw(2001)) - 1000) / 500, false);
-  return buffer;
-}
-
 attn_segment padded(int64_t keys) {
   auto segment = make<attn_segment>();
   segment.k_type = segment.v_type = type;
@@ -135,12 +127,13 @@ void check_step(int64_t chunk) {
 
   const int64_t row = heads_q * dim, q_count = rows * row,
                 cache_count = pages * page * heads_kv * dim;
-  const Buffer queries = random_values(q_count, 1), keys = random_values(front_keys * row, 2),
-               k = random_values(cache_count, 3),
+  const Buffer queries = random_values(type, q_count, 1),
+               keys = random_values(type, front_keys * row, 2),
+               k = random_values(type, cache_count, 3),
                poison_q(size_t(2 * (rows + tokens) * row), poison_of(type)),
                poison_v(size_t(2 * cache_count), poison_of(type)),
                poison_row(size_t(2 * row), poison_of(type));
-  const Buffer many = random_values(page * pages * heads_kv * dim, 4);
+  const Buffer many = random_values(type, page * pages * heads_kv * dim, 4);
   void* const queries_at = arena.add(queries);
   void* const keys_at = arena.add(keys);
   void* const many_at = arena.add(many);
@@ -182,7 +175,7 @@ void check_step(int64_t chunk) {
   void *values_at[inputs], *read_at[inputs], *copy_at[inputs];
   Buffer want_out[inputs], want_read[inputs];
   for (int n = 0; n < inputs; ++n) {
-    values.push_back(random_values(front_keys * row, 10 + uint64_t(n)));
+    values.push_back(random_values(type, front_keys * row, 10 + uint64_t(n)));
     values_at[n] = arena.add(values[size_t(n)]);
     read_at[n] = arena.add(poison_row);
     copy_at[n] = arena.add(poison_out);
