@@ -274,7 +274,7 @@ exit 1""")
     def test_times(self):
         row = {"median_us": 100.0, "tflops": 500.0, "gbytes_per_s": 1.0,
                "launches": [{"kernel": "prepare", "warm_us": 20.0}, {"kernel": "fwd_x", "warm_us": 80.0}]}
-        kernel = {"name": "fwd_x", "op": "forward", "backend": "hip", "in_build": True, "in": ["bf16", "f8_e4m3fn"],
+        kernel = {"name": "fwd_x", "op": "forward", "backend": "hip", "in_build": True, "in": ["bf16", "f32"],
                   "kv": ["bf16", "q8_0"], "head_dim": {"multiple": 16, "max": 128}}
         made = self.programs("attn", f"""
             case "$*" in

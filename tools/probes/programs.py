@@ -105,7 +105,6 @@ def error_of(done):
 
 # ---- speed ------------------------------------------------------------------------------------------------------------
 
-TYPES = ("bf16", "f16", "f8_e4m3fnuz")
 SHAPES = {
     "prefill": ["--batch", 4, "--heads", 32, "--seqlen-q", 4096],
     "prefill, causal": ["--batch", 4, "--heads", 32, "--seqlen-q", 4096, "--causal"],
@@ -117,14 +116,13 @@ SHORT_SHAPES = {"a tile": ["--heads", 1, "--seqlen-q", 16]}  # in short, and on 
 
 def types_of(kernel):
     """Of q, and of K/V where that is another: each that the kernel takes."""
+    there = kernel.get("kv") or kernel["in"]
+    # gfx942's own fp8; gfx950's kernels have OCP's alone.
+    fp8 = "f8_e4m3fnuz" if "f8_e4m3fnuz" in there else "f8_e4m3fn"
     for q in kernel["in"]:
-        if q in TYPES:
-            there = kernel.get("kv") or [q]
-            # gfx942's own fp8; gfx950's kernels have OCP's alone.
-            fp8 = "f8_e4m3fnuz" if "f8_e4m3fnuz" in there else "f8_e4m3fn"
-            for kv in there:
-                if kv in (q, "q8_0", "q4_0", fp8):
-                    yield q, kv
+        for kv in kernel.get("kv") or [q]:
+            if q in ("bf16", "f16", fp8) and kv in (q, "q8_0", "q4_0", fp8):
+                yield q, kv
 
 
 def speed(programs, short, progress):
