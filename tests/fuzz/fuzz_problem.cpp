@@ -12,6 +12,7 @@
 #include "attn/attn.h"
 #include "core/ceil_div.h"
 #include "core/dtype.h"
+#include "problem/backward.h"
 #include "problem/operations.h"
 #include "problem/problem.h"
 
@@ -289,33 +290,26 @@ std::vector<unsigned char> rows_of_q(const attn::Problem& p, const void* q) {
   return rows;
 }
 
-void run(attn_plan* plan, const attn::Problem& p, uint32_t seed) {
-  const Sizes size = sizes_of(p);
-  const size_t workspace_bytes = attn_plan_workspace(plan);
-  if (size.largest > kMaxBytes || size.work > 200'000 || workspace_bytes > (64u << 20)) return;
-  Memory memory(seed);
+bool too_large(const Sizes& size, attn_plan* plan) {
+  return size.largest > kMaxBytes || size.work > 200'000 || attn_plan_workspace(plan) > (64u << 20);
+}
+
+unsigned char* tensor(Memory& memory, const Reach& r) {
+  return memory.noise(int64_t(r.size())) + int64_t(r.below);
+}
+
+// The arrays of a forward run; `segments` is what the result points to.
+attn_args make_args(const attn::Problem& p, const Sizes& size, Memory& memory,
+                    std::vector<attn_segment_args>& segments) {
   attn_args args{};
   args.struct_size = sizeof args;
-  const auto tensor = [&](const Reach& r) {
-    return memory.noise(int64_t(r.size())) + int64_t(r.below);
-  };
-  args.q = tensor(size.q);
-  args.out = tensor(size.out);
-  // out somewhere over q: refused, or q is as it was.
-  bool shared = false;
-  if (memory.next() % 4 == 0 && size.q.size() > 0) {
-    unsigned char* both = memory.noise(int64_t(size.q.size() + size.out.size()));
-    args.q = both + int64_t(size.q.below);
-    const auto element = attn::dtype_bytes(p.out_type);
-    args.out = both + int64_t(memory.next() % uint64_t(size.q.size() + 1)) / element * element +
-               int64_t(size.out.below);
-    shared = true;
-  }
+  args.q = tensor(memory, size.q);
+  args.out = tensor(memory, size.out);
   if (memory.next() % 4) args.lse = reinterpret_cast<float*>(memory.raw(int64_t(size.lse)));
   if (p.q_layout == ATTN_PACKED) args.cu_seqlens_q = memory.offsets(p.batch, p.seqlen_q, p.total_q);
   if (p.q_descale != ATTN_DESCALE_NONE)
     args.q_descale = memory.floats(p.q_descale == ATTN_DESCALE_TENSOR ? 1 : p.batch * p.heads_kv);
-  if (p.bias_type != ATTN_DTYPE_NONE) args.bias = tensor(size.bias);
+  if (p.bias_type != ATTN_DTYPE_NONE) args.bias = tensor(memory, size.bias);
   if (p.has(ATTN_BIAS_SLOPES)) args.bias_slopes = memory.floats(p.heads_q);
   if (p.has(ATTN_ALIBI)) args.alibi_slopes = memory.floats(p.heads_q);
   if (p.has(ATTN_SINKS)) args.sinks = memory.floats(p.heads_q);
@@ -333,15 +327,15 @@ void run(attn_plan* plan, const attn::Problem& p, uint32_t seed) {
       args.block_bits = reinterpret_cast<uint32_t*>(memory.noise(int64_t(size.bits)));
     }
   }
-  std::vector<attn_segment_args> segments(p.segment.size());
+  segments.resize(p.segment.size());
   for (size_t i = 0; i < segments.size(); ++i) {
     const attn_segment& s = p.segment[i];
     attn_segment_args& a = segments[i];
     a.struct_size = sizeof a;
-    a.k = tensor(size.kv[i].first);
-    a.v = tensor(size.kv[i].second);
-    if (attn::dtype_has_scales(s.k_type)) a.k_scale = tensor(size.scales[i].first);
-    if (attn::dtype_has_scales(s.v_type)) a.v_scale = tensor(size.scales[i].second);
+    a.k = tensor(memory, size.kv[i].first);
+    a.v = tensor(memory, size.kv[i].second);
+    if (attn::dtype_has_scales(s.k_type)) a.k_scale = tensor(memory, size.scales[i].first);
+    if (attn::dtype_has_scales(s.v_type)) a.v_scale = tensor(memory, size.scales[i].second);
     if (s.has_seqlens) a.seqlens = memory.integers(p.batch, 0, s.seqlen);
     if (s.layout == ATTN_PACKED) a.cu_seqlens = memory.offsets(p.batch, s.seqlen, s.total);
     if (s.layout == ATTN_PAGED)
@@ -365,6 +359,25 @@ void run(attn_plan* plan, const attn::Problem& p, uint32_t seed) {
   }
   args.num_segments = int32_t(segments.size());
   args.segments = segments.data();
+  return args;
+}
+
+void run(attn_plan* plan, const attn::Problem& p, uint32_t seed) {
+  const Sizes size = sizes_of(p);
+  if (too_large(size, plan)) return;
+  Memory memory(seed);
+  std::vector<attn_segment_args> segments;
+  attn_args args = make_args(p, size, memory, segments);
+  // out somewhere over q: refused, or q is as it was.
+  const bool shared = memory.next() % 4 == 0 && size.q.size() > 0;
+  if (shared) {
+    unsigned char* both = memory.noise(int64_t(size.q.size() + size.out.size()));
+    args.q = both + int64_t(size.q.below);
+    const auto element = attn::dtype_bytes(p.out_type);
+    args.out = both + int64_t(memory.next() % uint64_t(size.q.size() + 1)) / element * element +
+               int64_t(size.out.below);
+  }
+  const size_t workspace_bytes = attn_plan_workspace(plan);
   unsigned char* workspace = memory.raw(int64_t(workspace_bytes), 256);
 
   const std::vector<unsigned char> q_before =
@@ -398,7 +411,8 @@ void check_refusal(attn_status status) {
   check(!sentence.empty() && sentence.find('\n') == std::string::npos);
 }
 
-void forward(Source& in, attn_context* context) {
+// Any problem, which is valid until the next call.
+attn_problem* any_problem(Source& in) {
   static Structs structs;
   std::fill_n(structs.problem.begin(), sizeof(attn_problem) + 8, 0);
   auto* p = reinterpret_cast<attn_problem*>(structs.problem.data());
@@ -437,7 +451,11 @@ void forward(Source& in, attn_context* context) {
   p->segments =
       in.below(64) == 63 ? nullptr : reinterpret_cast<const attn_segment*>(structs.segments.data());
   p->kernel = kKernels[in.below(4) ? 0 : in.below(std::size(kKernels))];
+  return p;
+}
 
+void forward(Source& in, attn_context* context) {
+  attn_problem* p = any_problem(in);
   size_t needed = 0;
   char text[64];
   const attn_status explained = attn_explain(context, p, text, sizeof text, &needed);
@@ -453,6 +471,105 @@ void forward(Source& in, attn_context* context) {
   attn::Problem resolved;
   check(attn::make_problem(p, &resolved).ok());
   run(plan, resolved, in.take<uint32_t>());
+  attn_plan_destroy(plan);
+}
+
+// ---- gradients ----
+
+void run_backward(attn_plan* plan, const attn::BackwardProblem& p, uint32_t seed) {
+  const attn::Problem& f = p.of;
+  Sizes size = sizes_of(f);
+  const bool packed = f.q_layout == ATTN_PACKED, flat = p.kv().layout == ATTN_PACKED;
+  const auto rows = [&](attn_dtype type, bool of_kv, int64_t heads, int64_t inner,
+                        const attn_strides& stride) {
+    const bool joined = of_kv ? flat : packed;
+    const int64_t length =
+        of_kv ? (flat ? p.kv().total : p.kv().seqlen) : (packed ? f.total_q : f.seqlen_q);
+    return reach(
+        type, inner,
+        {{joined ? 1 : f.batch, stride.batch}, {length, stride.seq}, {heads, stride.head}});
+  };
+  const Reach d_out = rows(p.d_out_type, false, f.heads_q, f.head_dim_v, p.d_out_stride),
+              dq = rows(p.dq_type, false, f.heads_q, f.head_dim, p.dq_stride),
+              dk = rows(p.dk_type, true, f.heads_kv, f.head_dim, p.dk_stride),
+              dv = rows(p.dv_type, true, f.heads_kv, f.head_dim_v, p.dv_stride),
+              d_bias = p.wants(ATTN_GRAD_BIAS) ? reach(p.d_bias_type, 1,
+                                                       {{f.batch, p.d_bias_stride[0]},
+                                                        {f.heads_q, p.d_bias_stride[1]},
+                                                        {f.seqlen_q, p.d_bias_stride[2]},
+                                                        {f.seqlen_kv, p.d_bias_stride[3]}})
+                                               : Reach{};
+  size.largest =
+      std::max({size.largest, d_out.size(), dq.size(), dk.size(), dv.size(), d_bias.size()});
+  if (too_large(size, plan)) return;
+  Memory memory(seed);
+  std::vector<attn_segment_args> segments;
+  const attn_args forward = make_args(f, size, memory, segments);
+  attn_backward_args args{};
+  args.struct_size = sizeof args;
+  args.forward = &forward;
+  args.d_out = tensor(memory, d_out);
+  if (memory.next() % 2) args.d_lse = reinterpret_cast<float*>(memory.noise(int64_t(size.lse)));
+  if (p.wants(ATTN_GRAD_Q)) args.dq = tensor(memory, dq);
+  if (p.wants(ATTN_GRAD_K)) args.dk = tensor(memory, dk);
+  if (p.wants(ATTN_GRAD_V)) args.dv = tensor(memory, dv);
+  if (p.wants(ATTN_GRAD_SINKS)) args.d_sinks = memory.floats(f.heads_q);
+  if (p.wants(ATTN_GRAD_BIAS)) args.d_bias = tensor(memory, d_bias);
+  const size_t workspace_bytes = attn_plan_workspace(plan);
+  unsigned char* workspace = memory.raw(int64_t(workspace_bytes), 256);
+  const std::vector<unsigned char> q_before = rows_of_q(f, forward.q);
+  check(attn_workspace_init(plan, workspace, workspace_bytes, nullptr) == ATTN_OK);
+  const attn_status ran = attn_run_backward(plan, &args, workspace, workspace_bytes, nullptr);
+  check(ran == ATTN_OK || ran == ATTN_INVALID_ARGUMENT);
+  check(rows_of_q(f, forward.q) == q_before);
+}
+
+void backward(Source& in, attn_context* context) {
+  attn_problem* forward = any_problem(in);
+  // Mostly what has gradients.
+  if (in.below(8)) {
+    forward->num_segments = 1;
+    forward->q_type = attn_dtype(1 + in.below(3));
+    forward->out_type = ATTN_DTYPE_NONE;
+    forward->tree_keys = 0;
+    forward->q_descale = ATTN_DESCALE_NONE;
+    if (auto* s = const_cast<attn_segment*>(forward->segments)) {
+      s->k_type = s->v_type = forward->q_type;
+      s->layout = forward->q_layout;
+      s->k_descale = s->v_descale = ATTN_DESCALE_NONE;
+      s->shared = 0;
+      if (s->layout == ATTN_PACKED) {
+        s->total = in.size();
+        s->has_seqlens = 0;
+      }
+    }
+  }
+  forward->kernel = nullptr;
+  attn_backward_problem p{};
+  p.struct_size = sizeof p;
+  p.forward = in.below(64) ? forward : nullptr;
+  p.d_out_type = in.below(2) ? ATTN_DTYPE_NONE : attn_dtype(in.below(6));
+  p.gradients = in.below(3) ? 0 : in.below(32);
+  if (in.below(4) == 0) p.accumulate = uint32_t(in.below(32));
+  for (attn_dtype* type : {&p.dq_type, &p.dk_type, &p.dv_type, &p.d_bias_type})
+    if (in.below(4) == 0) *type = attn_dtype(in.below(5));
+  for (attn_strides* stride : {&p.d_out_stride, &p.dq_stride, &p.dk_stride, &p.dv_stride})
+    if (in.below(8) == 0) *stride = make_strides(in);
+  if (in.below(6) == 0)
+    for (int64_t& stride : p.d_bias_stride) stride = in.size();
+  for (int64_t n = in.below(3); n > 0; --n) {  // not the two addresses
+    attn_backward_problem kept = p;
+    mutate(in, &p, sizeof p);
+    p.struct_size = kept.struct_size;
+    p.forward = kept.forward;
+    p.kernel = nullptr;
+  }
+  attn_plan* plan = nullptr;
+  const attn_status status = attn_plan_create_backward(context, &p, &plan);
+  if (status != ATTN_OK) return check_refusal(status);
+  attn::BackwardProblem resolved;
+  check(attn::make_backward_problem(&p, &resolved).ok());
+  run_backward(plan, resolved, in.take<uint32_t>());
   attn_plan_destroy(plan);
 }
 
@@ -519,18 +636,15 @@ void run_append(attn_plan* plan, const attn::KvAppendProblem& p, uint32_t seed) 
                                      __int128(p.batch) * p.heads_kv * (s.seqlen / 64 + 1) * 4});
   if (largest > kMaxBytes || work > 200'000) return;
   Memory memory(seed);
-  const auto tensor = [&](const Reach& r) {
-    return memory.noise(int64_t(r.size())) + int64_t(r.below);
-  };
   attn_kv_append_args args{};
   args.struct_size = sizeof args;
-  args.k_new = tensor(k_new);
-  args.v_new = tensor(v_new);
+  args.k_new = tensor(memory, k_new);
+  args.v_new = tensor(memory, v_new);
   if (packed) args.cu_seqlens_new = memory.offsets(p.batch, p.seqlen_new, p.total_new);
   attn_segment_args& a = args.cache;
   a.struct_size = sizeof a;
-  a.k = tensor(k);
-  a.v = tensor(v);
+  a.k = tensor(memory, k);
+  a.v = tensor(memory, v);
   int32_t* lengths = memory.integers(p.batch, 0, s.seqlen);
   a.seqlens = lengths;
   if (paged) a.block_table = memory.integers(p.batch * s.max_pages, 0, s.num_pages - 1);
@@ -548,9 +662,9 @@ void run_append(attn_plan* plan, const attn::KvAppendProblem& p, uint32_t seed) 
     args.rotary_sin = memory.floats(int64_t(table) / 4);
   }
   if (p.heads_q > 0) {
-    args.q = tensor(q);
+    args.q = tensor(memory, q);
     const bool fits = q_out.below <= q.below && q_out.from <= q.from;
-    args.q_out = fits && memory.next() % 2 ? const_cast<void*>(args.q) : tensor(q_out);
+    args.q_out = fits && memory.next() % 2 ? const_cast<void*>(args.q) : tensor(memory, q_out);
   }
   if (p.advance_seqlens)
     args.seqlens_out = memory.next() % 2 ? lengths : memory.integers(p.batch, 0, 0);
@@ -642,19 +756,16 @@ void run_roll(attn_plan* plan, const attn::KvRollProblem& p, uint32_t seed) {
        __int128(p.batch) * p.heads_kv * (to.seqlen / 64 + 1) * 4});
   if (largest > kMaxBytes || work > 200'000) return;
   Memory memory(seed);
-  const auto tensor = [&](const Reach& r) {
-    return memory.noise(int64_t(r.size())) + int64_t(r.below);
-  };
   attn_segment_args recent{}, old{};
   recent.struct_size = old.struct_size = sizeof recent;
-  recent.k = tensor(k_recent);
-  recent.v = tensor(v_recent);
+  recent.k = tensor(memory, k_recent);
+  recent.v = tensor(memory, v_recent);
   recent.seqlens = memory.integers(p.batch, 0, from.seqlen);
   recent.block_table = memory.integers(p.batch * from.max_pages, 0, from.num_pages - 1);
-  old.k = tensor(k);
-  old.v = tensor(v);
-  if (attn::dtype_has_scales(to.k_type)) old.k_scale = tensor(k_scale);
-  if (attn::dtype_has_scales(to.v_type)) old.v_scale = tensor(v_scale);
+  old.k = tensor(memory, k);
+  old.v = tensor(memory, v);
+  if (attn::dtype_has_scales(to.k_type)) old.k_scale = tensor(memory, k_scale);
+  if (attn::dtype_has_scales(to.v_type)) old.v_scale = tensor(memory, v_scale);
   old.seqlens = memory.integers(p.batch, 0, to.seqlen);
   if (paged) old.block_table = memory.integers(p.batch * to.max_pages, 0, to.num_pages - 1);
   const auto descales = [&](attn_descale_kind kind) -> const float* {
@@ -743,6 +854,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       break;
     case 3:
       roll(in, context);
+      break;
+    case 4:
+      backward(in, context);
       break;
     default:
       forward(in, context);
