@@ -135,6 +135,8 @@ COMMANDS = {
         'python3 examples/embed.py "When do birds fly south?" --check': Skip("needs that model; tests/examples runs it where it is installed"),
         "python3 examples/mixed_cache.py --recent 32": Run(words={"python3": sys.executable}, needs="attn"),
         "python3 examples/documents.py --seqlen 512": Run(words={"python3": sys.executable}, needs="attn"),
+        "pip install torch tqdm matplotlib": Skip("installs 200 MB"),
+        "python3 examples/train.py --curve train.png": Skip("takes minutes and needs PyTorch; tests/examples runs it where it is"),
         "cc -std=c99 examples/loop.c -o loop $(pkg-config --cflags --libs attn) -lm":
             Run(words={"$(pkg-config --cflags --libs attn)": f"-I{SOURCE}/include -L{BUILD}/lib -lattn -Wl,-rpath,{BUILD}/lib"}),
         "./loop": Run(),
