@@ -3,6 +3,7 @@
 // contents in them.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -225,6 +226,28 @@ Reach reach(attn_dtype type, int64_t inner,
   return {elements.below / block * bytes, elements.from / block * bytes};
 }
 
+// The two outer sizes of [n, m, heads, inner].
+struct Rows {
+  int64_t n, m;
+};
+Rows rows_of(attn_layout layout, int64_t batch, int64_t seqlen, int64_t total) {
+  return layout == ATTN_PACKED ? Rows{1, total} : Rows{batch, seqlen};
+}
+Rows rows_of(const attn_segment& s, int64_t batch) {
+  return s.layout == ATTN_PAGED ? Rows{s.num_pages, s.page_size}
+                                : rows_of(s.layout, batch, s.seqlen, s.total);
+}
+Reach reach(attn_dtype type, Rows rows, int64_t heads, int64_t inner, const attn_strides& stride) {
+  return reach(type, inner, {{rows.n, stride.batch}, {rows.m, stride.seq}, {heads, stride.head}});
+}
+Reach reach_of_bias(const attn::Problem& p, attn_dtype type, const int64_t stride[4]) {
+  return reach(type, 1,
+               {{p.batch, stride[0]},
+                {p.heads_q, stride[1]},
+                {p.seqlen_q, stride[2]},
+                {p.seqlen_kv, stride[3]}});
+}
+
 struct Sizes {
   Reach q, out, bias;
   __int128 lse, kinds = 0, bits = 0, work;
@@ -234,36 +257,24 @@ struct Sizes {
 
 Sizes sizes_of(const attn::Problem& p) {
   Sizes s;
-  const bool packed = p.q_layout == ATTN_PACKED;
-  const int64_t outer = packed ? 1 : p.batch, rows = packed ? p.total_q : p.seqlen_q;
-  const auto tensor = [](attn_dtype type, int64_t n, int64_t m, int64_t heads, int64_t inner,
-                         const attn_strides& stride) {
-    return reach(type, inner, {{n, stride.batch}, {m, stride.seq}, {heads, stride.head}});
-  };
-  s.q = tensor(p.q_type, outer, rows, p.heads_q, p.head_dim, p.q_stride);
-  s.out = tensor(p.out_type, outer, rows, p.heads_q, p.head_dim_v, p.out_stride);
-  s.lse = __int128(outer) * rows * p.heads_q * 4;
+  const Rows q = rows_of(p.q_layout, p.batch, p.seqlen_q, p.total_q);
+  s.q = reach(p.q_type, q, p.heads_q, p.head_dim, p.q_stride);
+  s.out = reach(p.out_type, q, p.heads_q, p.head_dim_v, p.out_stride);
+  s.lse = __int128(q.n) * q.m * p.heads_q * 4;
   s.work = __int128(p.batch) * p.heads_q * std::max<int64_t>(p.seqlen_q, 1) *
            std::max<int64_t>(p.seqlen_kv, 1) * (p.head_dim + p.head_dim_v);
   for (const attn_segment& segment : p.segment) {
-    const bool paged = segment.layout == ATTN_PAGED, flat = segment.layout == ATTN_PACKED;
-    const int64_t n = paged ? segment.num_pages : flat ? 1 : p.batch;
-    const int64_t m = paged ? segment.page_size : flat ? segment.total : segment.seqlen;
-    s.kv.emplace_back(tensor(segment.k_type, n, m, p.heads_kv, p.head_dim, segment.k_stride),
-                      tensor(segment.v_type, n, m, p.heads_kv, p.head_dim_v, segment.v_stride));
-    s.scales.emplace_back(tensor(ATTN_F16, n, m, p.heads_kv, 1, segment.k_scale_stride),
-                          tensor(ATTN_F16, n, m, p.heads_kv, 1, segment.v_scale_stride));
+    const Rows kv = rows_of(segment, p.batch);
+    s.kv.emplace_back(reach(segment.k_type, kv, p.heads_kv, p.head_dim, segment.k_stride),
+                      reach(segment.v_type, kv, p.heads_kv, p.head_dim_v, segment.v_stride));
+    s.scales.emplace_back(reach(ATTN_F16, kv, p.heads_kv, 1, segment.k_scale_stride),
+                          reach(ATTN_F16, kv, p.heads_kv, 1, segment.v_scale_stride));
     s.largest = std::max({s.largest, s.scales.back().first.size(), s.scales.back().second.size(),
                           s.kv.back().first.size(), s.kv.back().second.size(),
                           __int128(p.batch) * segment.max_pages * 4,
                           __int128(p.batch) * p.heads_kv * (segment.seqlen / 64 + 1) * 4});
   }
-  if (p.bias_type != ATTN_DTYPE_NONE)
-    s.bias = reach(p.bias_type, 1,
-                   {{p.batch, p.bias_stride[0]},
-                    {p.heads_q, p.bias_stride[1]},
-                    {p.seqlen_q, p.bias_stride[2]},
-                    {p.seqlen_kv, p.bias_stride[3]}});
+  if (p.bias_type != ATTN_DTYPE_NONE) s.bias = reach_of_bias(p, p.bias_type, p.bias_stride);
   if (p.has(ATTN_BLOCK_MASK)) {
     const int64_t bq = p.block_q, bk = p.block_k;
     s.kinds = __int128(p.mask_batch) * p.mask_heads * ((p.seqlen_q + bq - 1) / bq) *
@@ -271,7 +282,8 @@ Sizes sizes_of(const attn::Problem& p) {
     s.bits = __int128(p.mask_partials) * bq * ((bk + 31) / 32) * 4;
   }
   s.largest = std::max({s.largest, s.q.size(), s.out.size(), s.lse, s.bias.size(), s.kinds * 4,
-                        s.bits, __int128(p.batch + 1) * 4, __int128(p.batch) * p.heads_kv * 4});
+                        s.bits, __int128(p.batch + 1) * 4, __int128(p.batch) * p.heads_kv * 4,
+                        __int128(p.heads_q) * 4});
   return s;
 }
 
@@ -479,25 +491,12 @@ void forward(Source& in, attn_context* context) {
 void run_backward(attn_plan* plan, const attn::BackwardProblem& p, uint32_t seed) {
   const attn::Problem& f = p.of;
   Sizes size = sizes_of(f);
-  const bool packed = f.q_layout == ATTN_PACKED, flat = p.kv().layout == ATTN_PACKED;
-  const auto rows = [&](attn_dtype type, bool of_kv, int64_t heads, int64_t inner,
-                        const attn_strides& stride) {
-    const bool joined = of_kv ? flat : packed;
-    const int64_t length =
-        of_kv ? (flat ? p.kv().total : p.kv().seqlen) : (packed ? f.total_q : f.seqlen_q);
-    return reach(
-        type, inner,
-        {{joined ? 1 : f.batch, stride.batch}, {length, stride.seq}, {heads, stride.head}});
-  };
-  const Reach d_out = rows(p.d_out_type, false, f.heads_q, f.head_dim_v, p.d_out_stride),
-              dq = rows(p.dq_type, false, f.heads_q, f.head_dim, p.dq_stride),
-              dk = rows(p.dk_type, true, f.heads_kv, f.head_dim, p.dk_stride),
-              dv = rows(p.dv_type, true, f.heads_kv, f.head_dim_v, p.dv_stride),
-              d_bias = p.wants(ATTN_GRAD_BIAS) ? reach(p.d_bias_type, 1,
-                                                       {{f.batch, p.d_bias_stride[0]},
-                                                        {f.heads_q, p.d_bias_stride[1]},
-                                                        {f.seqlen_q, p.d_bias_stride[2]},
-                                                        {f.seqlen_kv, p.d_bias_stride[3]}})
+  const Rows q = rows_of(f.q_layout, f.batch, f.seqlen_q, f.total_q), kv = rows_of(p.kv(), f.batch);
+  const Reach d_out = reach(p.d_out_type, q, f.heads_q, f.head_dim_v, p.d_out_stride),
+              dq = reach(p.dq_type, q, f.heads_q, f.head_dim, p.dq_stride),
+              dk = reach(p.dk_type, kv, f.heads_kv, f.head_dim, p.dk_stride),
+              dv = reach(p.dv_type, kv, f.heads_kv, f.head_dim_v, p.dv_stride),
+              d_bias = p.wants(ATTN_GRAD_BIAS) ? reach_of_bias(f, p.d_bias_type, p.d_bias_stride)
                                                : Reach{};
   size.largest =
       std::max({size.largest, d_out.size(), dq.size(), dk.size(), dv.size(), d_bias.size()});
@@ -557,13 +556,10 @@ void backward(Source& in, attn_context* context) {
     if (in.below(8) == 0) *stride = make_strides(in);
   if (in.below(6) == 0)
     for (int64_t& stride : p.d_bias_stride) stride = in.size();
-  for (int64_t n = in.below(3); n > 0; --n) {  // not the two addresses
-    attn_backward_problem kept = p;
-    mutate(in, &p, sizeof p);
-    p.struct_size = kept.struct_size;
-    p.forward = kept.forward;
-    p.kernel = nullptr;
-  }
+  constexpr size_t first = offsetof(attn_backward_problem, d_out_type),
+                   last = offsetof(attn_backward_problem, kernel);
+  for (int64_t n = in.below(3); n > 0; --n)
+    mutate(in, reinterpret_cast<char*>(&p) + first, last - first);
   attn_plan* plan = nullptr;
   const attn_status status = attn_plan_create_backward(context, &p, &plan);
   if (status != ATTN_OK) return check_refusal(status);
@@ -610,17 +606,13 @@ attn_kv_append_problem make_append(Source& in) {
 
 void run_append(attn_plan* plan, const attn::KvAppendProblem& p, uint32_t seed) {
   const bool packed = p.new_layout == ATTN_PACKED, paged = p.segment.layout == ATTN_PAGED;
-  const int64_t outer = packed ? 1 : p.batch, rows = packed ? p.total_new : p.seqlen_new;
+  const Rows rows = rows_of(p.new_layout, p.batch, p.seqlen_new, p.total_new);
   const attn_segment& s = p.segment;
   const auto fresh = [&](int64_t heads, int64_t dim, const attn_strides& stride) {
-    return reach(p.new_type, dim,
-                 {{outer, stride.batch}, {rows, stride.seq}, {heads, stride.head}});
+    return reach(p.new_type, rows, heads, dim, stride);
   };
   const auto kept = [&](attn_dtype type, int64_t dim, const attn_strides& stride) {
-    return reach(type, dim,
-                 {{paged ? s.num_pages : p.batch, stride.batch},
-                  {paged ? s.page_size : s.seqlen, stride.seq},
-                  {p.heads_kv, stride.head}});
+    return reach(type, rows_of(s, p.batch), p.heads_kv, dim, stride);
   };
   const Reach k_new = fresh(p.heads_kv, p.head_dim, p.k_new_stride),
               v_new = fresh(p.heads_kv, p.head_dim_v, p.v_new_stride),
@@ -630,7 +622,7 @@ void run_append(attn_plan* plan, const attn::KvAppendProblem& p, uint32_t seed) 
               v = kept(s.v_type, p.head_dim_v, s.v_stride);
   const __int128 table = __int128(p.rotary_positions) * (p.rotary_dim / 2) * 4;
   const __int128 work =
-      __int128(outer) * rows * (p.heads_kv + p.heads_q) * (p.head_dim + p.head_dim_v);
+      __int128(rows.n) * rows.m * (p.heads_kv + p.heads_q) * (p.head_dim + p.head_dim_v);
   const __int128 largest = std::max({k_new.size(), v_new.size(), q.size(), q_out.size(), k.size(),
                                      v.size(), table, __int128(p.batch) * s.max_pages * 4,
                                      __int128(p.batch) * p.heads_kv * (s.seqlen / 64 + 1) * 4});
@@ -732,15 +724,10 @@ void run_roll(attn_plan* plan, const attn::KvRollProblem& p, uint32_t seed) {
   const attn_segment &from = p.from, &to = p.to;
   const bool paged = to.layout == ATTN_PAGED;
   const auto pages = [&](int64_t dim, const attn_strides& stride) {
-    return reach(
-        from.k_type, dim,
-        {{from.num_pages, stride.batch}, {from.page_size, stride.seq}, {p.heads_kv, stride.head}});
+    return reach(from.k_type, rows_of(from, p.batch), p.heads_kv, dim, stride);
   };
   const auto kept = [&](attn_dtype type, int64_t dim, const attn_strides& stride) {
-    return reach(type, dim,
-                 {{paged ? to.num_pages : p.batch, stride.batch},
-                  {paged ? to.page_size : to.seqlen, stride.seq},
-                  {p.heads_kv, stride.head}});
+    return reach(type, rows_of(to, p.batch), p.heads_kv, dim, stride);
   };
   const Reach k_recent = pages(p.head_dim, from.k_stride),
               v_recent = pages(p.head_dim_v, from.v_stride),
