@@ -54,7 +54,7 @@ TEST_CASE("any device: random problems of all families on 1 to 304 compute units
 }
 
 // attn-tests "any device at length*": ATTN_ANY_DEVICE=N problems of each family, by default 5,
-// which take a minute.
+// which take half a minute.
 TEST_CASE("any device at length: random problems of all families", "[.][long]") {
   const auto kernels = emulated_kernels();
   if (kernels.empty()) ATTN_SKIP("no kernel runs on the emulator here");
