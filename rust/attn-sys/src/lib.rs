@@ -575,6 +575,13 @@ extern "C" {
         num_partials: i64,
         mask: *mut *mut attn_block_mask,
     ) -> attn_status;
+    pub fn attn_block_mask_from_lists(
+        context: *mut attn_context,
+        shape: *const attn_block_mask_shape,
+        lists: *const i32,
+        list_size: i64,
+        mask: *mut *mut attn_block_mask,
+    ) -> attn_status;
     pub fn attn_block_mask_combine(
         context: *mut attn_context,
         a: *const attn_block_mask,
