@@ -333,8 +333,8 @@ def _latent(q, qv, k, v, names):
         strides, size = lambda x: tuple(n // x.itemsize for n in x.strides), v.itemsize
     together = (type_name(k) == type_name(v) and k.shape[:-1] == v.shape[:-1] and strides(k) == strides(v) and
                 at(k) == at(v) + v.shape[-1] * size)
-    need(together, f"{k_name} and {v_name} are arrays of their own; accepted with qv: views rows[..., Dv:] and rows[..., :Dv] of one "
-         "array, so that nothing is copied")
+    need(together, f"qv is given, and {k_name} and {v_name} are arrays of their own; accepted with qv: views rows[..., Dv:] and "
+         "rows[..., :Dv] of one array, so that nothing is copied")
     shape = (*v.shape[:-1], v.shape[-1] + k.shape[-1])
     rows = v.as_strided(shape, v.stride()) if xp.__name__ == "torch" else xp.lib.stride_tricks.as_strided(v, shape, v.strides)
     return xp.concatenate((qv, q), axis=-1), rows
@@ -345,6 +345,7 @@ def _attend(q, k, v, *, qv=None, cu_q=None, max_q=None, cu_k=None, lengths=None,
     names = {**_NAMES, **names}
     names.update(seqlens=names.get("seqlens_kv"), cu_seqlens=names.get("cu_seqlens_kv"))  # attn.h's own
     bias, latent = None, {}
+    module_of(v, names.get("v", "v"))  # None is what forward() takes for v in k
     if qv is not None:
         need(descales[2] is None, "v_descale is given; accepted with qv: None, k_descale is of both")
         if getattr(slopes, "ndim", 0) > 1:
