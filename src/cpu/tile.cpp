@@ -1,6 +1,7 @@
 #include "cpu/tile.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <limits>
 #include <utility>
@@ -138,8 +139,28 @@ void load_rows(const TileOps& ops, attn_dtype type, const char* base, int64_t ro
   if (factor != 1) ops.multiply(rows, out, out_stride, factor, n, out, out_stride);
 }
 
+// The two elements of a byte of nvfp4, the lower half first.
+constexpr auto nvfp4_pairs = [] {
+  std::array<std::array<float, 2>, 256> pairs{};
+  for (uint32_t byte = 0; byte < 256; ++byte)
+    pairs[byte] = {float(value_of(e2m1_format, byte & 15)),
+                   float(value_of(e2m1_format, byte >> 4))};
+  return pairs;
+}();
+
 void load_cache_row(const TileOps& ops, attn_dtype type, const char* row, const char* scales,
                     int64_t index, int64_t n, float factor, float* out) {
+  if (type == ATTN_NVFP4 && index % nvfp4_group == 0) {
+    for (int64_t d = 0; d < n; d += nvfp4_group) {
+      const float scale = e4m3fn_values[uint8_t(scales[(index + d) / nvfp4_group])] * factor;
+      const char* codes = row + (index + d) / 2;
+      float group[nvfp4_group];
+      for (int64_t i = 0; i < nvfp4_group / 2; ++i)
+        std::memcpy(group + 2 * i, nvfp4_pairs[uint8_t(codes[i])].data(), 2 * sizeof(float));
+      for (int64_t i = 0; i < std::min(nvfp4_group, n - d); ++i) out[d + i] = group[i] * scale;
+    }
+    return;
+  }
   for_each_piece(type, row, scales, index, n,
                  [&](const CachePiece& piece, int64_t first, int64_t count, double scale) {
                    load_rows(ops, piece.type, row + piece.base, 0, 1,
