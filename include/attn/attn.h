@@ -323,28 +323,29 @@ typedef struct attn_segment {
      keys. Which kernels read them once for the whole batch: docs/decode.md */
   int32_t shared;
   /* ---- latent caches and lists of keys (docs/mla.md). Backends: reference, cpu ---- */
-  /* 1: V is the first head_dim_v columns of K. v_type is NONE or k_type, v_stride, v_scale_stride
-     and v_descale are 0, and v, v_scale and v_descale of the args (v_new of kv_append) NULL */
-  int32_t v_in_k;
-  /* 1: the keys have no position. Causal masks and windows do not hide them, and Skv and the
-     positions of the other segments do not count them. attn_problem only, as the following; without
-     bias, ALiBi, block mask, tree and kv_begin */
-  int32_t no_positions;
   /* Above 0: queries see only the keys in attn_segment_args.list, with list_size entries for each
      list. An entry e stands for keys e * list_block to e * list_block + list_block - 1 of the
      segment, counted from 0. Entries may be in any order. -1 and keys outside the sequence's keys
      are no keys. A key that is listed twice counts twice. Causal masks and windows hide listed keys
-     by their positions. PADDED or PAGED; without bias, ALiBi, block mask, tree and kv_begin */
+     by their positions. attn_problem only, as the following up to no_positions; PADDED or PAGED;
+     without bias, ALiBi, block mask, tree and kv_begin */
   int64_t list_size;
+  int64_t list_heads;   /* 1 or heads_kv lists; 0 = 1 */
   int32_t list_block;   /* 1, 64 or 128; 0 = 1 */
   int32_t list_queries; /* 1, 64 or 128 consecutive queries of a sequence that have one list; 0 = 1.
                            PACKED q: 1 */
-  int64_t list_heads;   /* 1 or heads_kv lists; 0 = 1 */
-  int32_t
-      list_of_pool; /* 1: entries are page * page_size + key of the page, of any page of the pool;
-                       seqlens and the block table are not used. PAGED, no_positions, list_block
-                       1 */
+  int32_t list_of_pool; /* 1: entries are page * page_size + key of the page, of any page of the
+                           pool; seqlens and the block table are not used. PAGED, no_positions,
+                           list_block 1 */
   int32_t has_list_lengths;
+  /* 1: the keys have no position. Causal masks and windows do not hide them, and Skv and the
+     positions of the other segments do not count them. Without bias, ALiBi, block mask, tree and
+     kv_begin */
+  int32_t no_positions;
+  /* 1: V is the first head_dim_v columns of K. v_type is NONE or k_type; v_stride, v_scale_stride
+     and v_descale are 0 or as those of K; v, v_scale and v_descale of the args, and v_new of
+     kv_append, are NULL */
+  int32_t v_in_k;
 } attn_segment;
 
 typedef struct attn_problem {

@@ -42,10 +42,10 @@ enum Feature : uint32_t {
   feature_key_parts = 1 << 23,    // Problem::key_parts
   feature_lse_by_head = 1 << 24,  // MergeProblem::by_head
   // Latent caches and lists of keys.
-  feature_v_in_k = 1 << 25,
-  feature_lists = 1 << 26,         // of keys
-  feature_no_positions = 1 << 27,  // attn_segment.no_positions
-  feature_packed_mask = 1 << 28,   // a block mask with packed q
+  feature_v_in_k = 1 << 27,
+  feature_lists = 1 << 28,         // of keys
+  feature_no_positions = 1 << 29,  // attn_segment.no_positions
+  feature_packed_mask = 1 << 30,   // a block mask with packed q
   feature_all =
       ((1 << 23) - 1) | feature_v_in_k | feature_lists | feature_no_positions | feature_packed_mask,
 };

@@ -210,7 +210,7 @@ const Case problems[] = {
      [](Setup& s) {
        s.segment.k_type = ATTN_MLA_656;
        s.problem.head_dim = 576;
-       s.segment.k_stride = {3000, 600, 576};
+       s.segment.k_stride = {2880, 600, 576};
      },
      bad,
      {"k_stride", "600", "multiples of 576"}},
@@ -311,7 +311,7 @@ TEST_CASE("mla: callers with a shorter segment") {
   s.no_list();
   s.segment.v_in_k = 0;
   s.segment.v_type = ATTN_F32;
-  s.segment.struct_size = offsetof(attn_segment, v_in_k);
+  s.segment.struct_size = offsetof(attn_segment, list_size);
   s.segment_args.v = s.k.data();
   s.segment_args.struct_size = offsetof(attn_segment_args, list);
   s.problem.head_dim_v = 16;

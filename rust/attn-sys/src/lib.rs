@@ -144,6 +144,8 @@ pub struct attn_dtype_properties {
     pub has_scales: i32,
     pub output_only: i32,
     pub max_finite: f64,
+    pub scale_bytes: i32,
+    pub scale_elements: i32,
 }
 
 #[repr(C)]
@@ -188,14 +190,14 @@ pub struct attn_segment {
     pub k_scale_stride: attn_strides,
     pub v_scale_stride: attn_strides,
     pub shared: i32,
-    pub v_in_k: i32,
-    pub no_positions: i32,
     pub list_size: i64,
+    pub list_heads: i64,
     pub list_block: i32,
     pub list_queries: i32,
-    pub list_heads: i64,
     pub list_of_pool: i32,
     pub has_list_lengths: i32,
+    pub no_positions: i32,
+    pub v_in_k: i32,
 }
 
 #[repr(C)]
