@@ -80,8 +80,11 @@ std::shared_ptr<Compiled> cached(const std::shared_ptr<context>& owner,
 std::pair<attn_dtype, int64_t> kv_type(const Array& a, int64_t dim, nb::handle named);
 // Of [B, S, H, D], or [total, H, D] without a batch.
 attn_strides strides_of(const Array& a, attn_dtype type = ATTN_DTYPE_NONE);
-// The scales of k's or v's rows, whose array is `of`.
-const void* read_scales(const Array& a, const Array& of, attn_strides* stride);
+// The scales of k's or v's rows of `dim` elements of a type that has them, whose array is `of`.
+const void* read_scales(const Array& a, const Array& of, attn_dtype type, int64_t dim,
+                        attn_strides* stride);
+// What those scales are: "f16 scales, one for each token and head".
+std::string scales_form(attn_dtype type);
 // Makes a segment one of k's pages; read_pages with a block table.
 void set_pages(const Array& k, attn_segment* segment);
 const int32_t* read_pages(const Array& k, const Array& table, int64_t batch, attn_segment* segment);
@@ -134,6 +137,7 @@ class Call {
                         const char* form);
   void read_queries();
   void read_segment(size_t i);
+  void read_lists(size_t i);
   attn_descale_kind read_descale(const std::string& name, nb::handle value, attn_segment* segment,
                                  const float** pointer);
   void read_scores();

@@ -471,7 +471,8 @@ class Arguments(Case):
             "(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), scale=None, softcap=0.0, bias=None, "
             "alibi_slopes=None, sinks=None, block_mask=None, tree=None, tree_keys=0, seqlens_kv=None, kv_begin=None, cu_seqlens_q=None, "
             "cu_seqlens_kv=None, max_seqlen_q=None, block_table=None, shared_segments=0, q_descale=None, k_descale=None, v_descale=None, "
-            "k_type=None, v_type=None, k_scale=None, v_scale=None, bias_slopes=None, out_scale=None, out_dtype=None, return_lse=False, out=None, backend='auto')")
+            "k_type=None, v_type=None, k_scale=None, v_scale=None, head_dim_v=None, lists=None, list_lengths=None, list_block=None, "
+            "list_queries=None, list_of_pool=None, no_positions=None, bias_slopes=None, out_scale=None, out_dtype=None, return_lse=False, out=None, backend='auto')")
 
     def test_calls(self):
         """What Python says of a function's arguments, these functions say of theirs."""
@@ -783,10 +784,14 @@ class Plans(Case):
                 self.refuses(ValueError, [f"dtype is {name}", ", ".join(n for n in types if types[n]["kind"] != "float")],
                              attn.quantize, x, name)
                 continue
-            stored, scale = attn.quantize(x, name, scale="amax" if t["kind"] == "fp8" else 1)
+            dim = max(64, t["block_elements"])
+            stored, scale = attn.quantize(self.normal(1, 3, 2, dim), name, scale="amax" if t["kind"] == "fp8" else 1)[:2]
             self.assertEqual((str(stored.dtype), stored.shape[-1] * stored.itemsize),
-                             (t["dtype"], 64 // t["block_elements"] * t["block_bytes"]), name)
-            self.assertEqual(scale is not None and scale.shape == (1, 3, 2), t["has_scales"], name)
+                             (t["dtype"], dim // t["block_elements"] * t["block_bytes"]), name)
+            shape = (1, 3, 2) if t["scale_elements"] == 0 else (1, 3, 2, dim // t["scale_elements"])
+            self.assertEqual(scale is not None and scale.shape == shape, t["has_scales"], name)
+            if t["has_scales"]:
+                self.assertEqual(scale.itemsize, t["scale_bytes"], name)
 
     def test_cache_has_an_end(self):
         attn.cache_clear()
