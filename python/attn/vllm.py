@@ -267,8 +267,8 @@ class Impl(AttentionImpl[Metadata]):
         """One query a request: the pages that all tables begin with are read once for the batch."""
         first = m.shared_pages
         keys = first * k.shape[1]
-        scales = {name: [x, x] for name, x in scales.items()}
-        attn.forward(q[:, None], [k, k], [v, v], block_table=[m.block_table[:1, :first], m.block_table[:, first:]],
+        scales = {name: [x[:1], x] for name, x in scales.items()}
+        attn.forward(q[:, None], [k, k], [v, v], block_table=[m.block_table[:1, :first], m.block_table[:, first:].contiguous()],
                      seqlens_kv=[torch.full((1,), keys, dtype=torch.int32, device=q.device), m.seq_lens - keys], shared_segments=1,
                      out=out[:, None], **options, **scales)
 
@@ -283,7 +283,7 @@ class Impl(AttentionImpl[Metadata]):
         before = group.reduce_scatter((before * weight.t()[..., None]).contiguous(), dim=1)
         mine = slice(group.rank_in_group * self.num_heads, (group.rank_in_group + 1) * self.num_heads)
         own = attn.forward(q, key, value, cu_seqlens_kv=m.query_start_loc, return_lse=True, **causal, **packed, **options)
-        out.copy_(attn.merge([(before.to(q.dtype), total[mine].contiguous()), own], out_dtype=out.dtype)[0])
+        out.copy_(attn.merge([(before.to(q.dtype).contiguous(), total[mine].contiguous()), own], out_dtype=out.dtype)[0])
 
 
 def _choose(platform):

@@ -815,8 +815,8 @@ TEST_CASE("devices decline kv_begin, slots and causal_sequences in a sentence") 
   for (const attn::Kernel& kernel : attn::all_kernels()) {
     if (kernel.backend != ATTN_BACKEND_CUDA && kernel.backend != ATTN_BACKEND_HIP) continue;
     INFO(kernel.name);
-    CHECK((kernel.limits.features & (attn::feature_kv_begin | attn::feature_slots |
-                                     attn::feature_causal_sequences)) == 0);
+    CHECK((kernel.limits.features &
+           (attn::feature_kv_begin | attn::feature_slots | attn::feature_causal_sequences)) == 0);
   }
   Setup s;
   s.problem.head_dim = 64;
