@@ -301,6 +301,7 @@ def _choose(platform):
         if reasons:
             raise ValueError(f"a layer of {config.attn_type} attention with head_size {config.head_size}, {config.dtype} and kv_cache_dtype "
                              f"{config.kv_cache_dtype} cannot run with attention_backend LIBATTN: {', '.join(reasons)}; {WAY_BACK}")
+        _logger.info_once("Using LIBATTN, libattn %s.", attn.__version__)
         return ours.get_path()
     chosen.attn_wraps = choose
     platform.get_attn_backend_cls = classmethod(chosen)

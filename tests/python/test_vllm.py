@@ -1,7 +1,9 @@
 """attn.vllm in vLLM itself: greedy tokens of models with random weights against transformers' eager attention, and the parts that no
 small model reaches."""
+import importlib.metadata
 import importlib.util
 import os
+import pathlib
 import tempfile
 import threading
 import types
@@ -10,11 +12,12 @@ import unittest.mock
 
 from support import Case, attn, causal, np, softmax_attention
 
-for _name, _value in {"OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-                      "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}.items():
-    os.environ.setdefault(_name, _value)
 HAVE = all(importlib.util.find_spec(name) for name in ("torch", "transformers", "vllm"))
 if HAVE:
+    for _name, _value in {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+                          "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}.items():
+        os.environ.setdefault(_name, _value)
+    import tokenizers
     import torch
     import transformers
     import vllm
@@ -56,6 +59,8 @@ class Engine(Case):
         cls.folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(cls.folder.cleanup)
         cls.made = {}
+        cls.addClassCleanup(attn.set_num_threads, attn.get_num_threads())
+        torch.set_num_threads(1)  # the models are too small for more
 
     def model(self, kind):
         """(folder, prompts, greedy tokens by eager attention) of a model with random weights."""
@@ -77,6 +82,7 @@ class Engine(Case):
     def engine(self, folder, **options):
         options = {"dtype": "float32", "enforce_eager": True, "max_model_len": 512, "max_num_batched_tokens": 512, "block_size": 16,
                    "skip_tokenizer_init": True, "disable_log_stats": True, "attention_backend": attn.vllm.NAME, **options}
+        self.doCleanups()  # one engine at a time: vLLM's groups are those of the first
         llm = vllm.LLM(folder, **options)
 
         def close():
@@ -106,7 +112,7 @@ class Decoders(Engine):
                     self.assertEqual(self.ran[1], self.ran[0])
 
     def test_whole_prompts(self):
-        """All prompts in one step, without prefix caching; speculated tokens; inductor's graphs."""
+        """All prompts in one step, without prefix caching; bigger pages; speculated tokens."""
         folder, prompts, want = self.model("Llama")
         for name, options in {"plain": {"enable_prefix_caching": False}, "bigger pages": {"block_size": 128},
                               "speculation": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}},
@@ -138,8 +144,10 @@ class Decoders(Engine):
         randomize(model)
         folder = f"{self.folder.name}/Bert"
         model.save_pretrained(folder)
+        words = tokenizers.Tokenizer(tokenizers.models.WordLevel({str(n): n for n in range(128)}, unk_token="0"))  # vLLM wants one
+        transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="0", pad_token="0").save_pretrained(folder)
         prompts = [self.rng.integers(3, 128, n).tolist() for n in (1, 5, 64, 300)]
-        llm = self.engine(folder, runner="pooling")
+        llm = self.engine(folder, runner="pooling", skip_tokenizer_init=False)
         before = launches("forward")
         got = [np.array(o.outputs.embedding) for o in llm.embed([{"prompt_token_ids": p} for p in prompts], use_tqdm=False)]
         self.assertGreaterEqual(launches("forward") - before, 2)
@@ -389,6 +397,13 @@ class Steps(Case):
             self.assertNotIn("attn.vllm", ask("CPU_ATTN"))
             for option in ({"use_mla": True}, {"use_mm_prefix": True}, {"use_rswa": True}, {"use_pcp": True}, {"use_batch_invariant": True}):
                 self.refuses(ValueError, ["cannot run with attention_backend LIBATTN", "not supported", attn.vllm.WAY_BACK], ask, None, **option)
+
+    def test_entry_point(self):
+        import tomllib
+        text = (pathlib.Path(__file__).resolve().parents[2] / "pyproject.toml").read_text()
+        points = tomllib.loads(text)["project"]["entry-points"]["vllm.general_plugins"]
+        loaded = [importlib.metadata.EntryPoint(name, value, "vllm.general_plugins").load() for name, value in points.items()]
+        self.assertEqual(loaded, [attn.vllm.register])
 
     def test_registered_once_and_the_version(self):
         attn.vllm.register()
