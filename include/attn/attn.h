@@ -401,6 +401,9 @@ typedef struct attn_problem {
                           none */
   /* 1: attn_args.kv_begin hides the first keys of each sequence. Backends: reference, cpu */
   int32_t has_kv_begin;
+  /* 1, with ATTN_CAUSAL: attn_args.causal_sequences says which sequences are causal. Forward only.
+     Backends: reference, cpu */
+  int32_t has_causal_sequences;
 } attn_problem;
 
 /* ---- the data ------------------------------------------------------------------------------- */
@@ -454,6 +457,8 @@ typedef struct attn_args {
   /* has_kv_begin: [B], 0 or more: the first key of each sequence that its queries see, counted over
    * all segments, as after padding on the left. Hidden keys count in lengths and positions */
   const int32_t* kv_begin;
+  const int32_t* causal_sequences; /* has_causal_sequences: [B]; 0: ATTN_CAUSAL does not apply to
+                                      this sequence. Its window and lengths do */
 } attn_args;
 
 /* ---- plan and run --------------------------------------------------------------------------- */

@@ -33,9 +33,9 @@ def _read_in_c(function):
 
 @_read_in_c
 def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), scale=None, softcap=0.0, bias=None,
-            alibi_slopes=None, sinks=None, block_mask=None, tree=None, tree_keys=0, seqlens_kv=None, kv_begin=None, cu_seqlens_q=None,
-            cu_seqlens_kv=None, max_seqlen_q=None, block_table=None, shared_segments=0, q_descale=None, k_descale=None, v_descale=None,
-            k_type=None, v_type=None, k_scale=None, v_scale=None, head_dim_v=None, lists=None, list_lengths=None, list_block=None,
+            alibi_slopes=None, sinks=None, block_mask=None, tree=None, tree_keys=0, seqlens_kv=None, kv_begin=None,
+            causal_sequences=None, cu_seqlens_q=None, cu_seqlens_kv=None, max_seqlen_q=None, block_table=None, shared_segments=0,
+            q_descale=None, k_descale=None, v_descale=None, k_type=None, v_type=None, k_scale=None, v_scale=None, head_dim_v=None, lists=None, list_lengths=None, list_block=None,
             list_queries=None, list_of_pool=None, no_positions=None, bias_slopes=None, out_scale=None, out_dtype=None,
             return_lse=False, out=None, backend="auto"):
     """softmax(scale q k^T + bias, masked) v -> out, or (out, lse) with return_lse.
@@ -58,6 +58,7 @@ def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), sc
     seqlens_kv         i32 [B]: keys of each sequence; the rest of k and v is not read
     kv_begin           i32 [B]: the first key of each sequence that is seen, as after padding on the left; hidden keys still count in
                        positions; on the host only
+    causal_sequences   i32 [B], with causal: 0 where a sequence is not causal; on the host only
     cu_seqlens_q       i32 [B + 1]: q is packed [total_q, Hq, D], lse [Hq, total_q]
     max_seqlen_q       with cu_seqlens_q: the length of the longest sequence or more, None = total_q; smaller is faster on GPUs
     cu_seqlens_kv      i32 [B + 1]: k and v are packed [total, Hkv, D]

@@ -27,6 +27,7 @@ constexpr struct {
     {"tree_keys", Kind::problem},
     {"seqlens_kv", Kind::run},
     {"kv_begin", Kind::run},
+    {"causal_sequences", Kind::run},
     {"cu_seqlens_q", Kind::run},
     {"cu_seqlens_kv", Kind::run},
     {"max_seqlen_q", Kind::problem},

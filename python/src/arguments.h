@@ -28,6 +28,7 @@ enum class Name : uint8_t {
   tree_keys,
   seqlens_kv,
   kv_begin,
+  causal_sequences,
   cu_seqlens_q,
   cu_seqlens_kv,
   max_seqlen_q,

@@ -717,6 +717,11 @@ void Call::read_scores() {
     args_.kv_begin = static_cast<const int32_t*>(
         vector_of("kv_begin", argument(Name::kv_begin), "i32", {p.batch}, "[B]"));
   }
+  if (given(Name::causal_sequences)) {
+    p.has_causal_sequences = 1;
+    args_.causal_sequences = static_cast<const int32_t*>(
+        vector_of("causal_sequences", argument(Name::causal_sequences), "i32", {p.batch}, "[B]"));
+  }
   if (given(Name::out_scale)) {
     p.flags |= ATTN_OUT_SCALE;
     args_.out_scale = static_cast<const float*>(

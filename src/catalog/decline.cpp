@@ -40,6 +40,7 @@ constexpr FeatureName feature_names[] = {
     {feature_lists, "lists of keys"},
     {feature_no_positions, "keys without positions"},
     {feature_packed_mask, "block mask with packed q"},
+    {feature_causal_sequences, "causal_sequences"},
     {feature_key_parts, "parts of the keys"},
     {feature_lse_by_head, "lse in the order of heads"},
 };

@@ -21,11 +21,13 @@ struct QueryView {
 };
 QueryView query_view(const Problem& problem, const Args& args, int64_t b);
 
-// The keys that query i of seqlen_q in batch entry b sees among seqlen_kv keys, by causal, window
-// and kv_begin. Empty ranges have end <= begin.
+// The keys that query i of seqlen_q in batch entry b sees among seqlen_kv keys, by causal, which
+// may hold for some entries only, window and kv_begin. Empty ranges have end <= begin.
 inline KeyRange visible_keys(const Problem& p, const Args& args, int64_t b, int64_t i,
                              int64_t seqlen_q, int64_t seqlen_kv) {
-  KeyRange range = p.range_mask().keys(i, seqlen_q, seqlen_kv);
+  RangeMask mask = p.range_mask();
+  if (p.has_causal_sequences && args.causal_sequences[b] == 0) mask.causal = false;
+  KeyRange range = mask.keys(i, seqlen_q, seqlen_kv);
   if (p.has_kv_begin) range.begin = std::max<int64_t>(range.begin, args.kv_begin[b]);
   return range;
 }

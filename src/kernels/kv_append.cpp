@@ -377,10 +377,11 @@ Status recipe_gfx9(const KvAppendProblem& p, const DeviceInfo&, Recipe* recipe) 
   return {};
 }
 
-constexpr Limits host_limits = {.in_types = float_types,
-                                .kv_types = kv_types,
-                                .out_types = float_types,
-                                .features = feature_all & ~feature_kv_begin};
+constexpr Limits host_limits = {
+    .in_types = float_types,
+    .kv_types = kv_types,
+    .out_types = float_types,
+    .features = feature_all & ~(feature_kv_begin | feature_causal_sequences)};
 constexpr int64_t max_dim = int64_t{attn_kv_append_elements} * attn_gfx942_append_max_threads;
 static_assert(int(attn_gfx942_append_max_threads) <= attn_kv_append_max_threads);
 constexpr Limits gfx942_limits = {.in_types = float_types,

@@ -241,6 +241,7 @@ Needs needs_of(const Problem& p) {
   if (p.fixed_split > 0) needed |= feature_fixed_split;
   if (p.tree_keys > 0) needed |= feature_tree;
   if (p.has_kv_begin) needed |= feature_kv_begin;
+  if (p.has_causal_sequences) needed |= feature_causal_sequences;
   const auto standard = [](int32_t size) { return size == 64 || size == 128; };
   if (p.has(ATTN_BLOCK_MASK) && !(standard(p.block_q) && standard(p.block_k)))
     needed |= feature_any_block_size;
@@ -306,6 +307,7 @@ void for_each_input(const Problem& p, const Args& args, Visit&& visit) {
     array({"tree"}, args.tree, 16, {p.q_layout == ATTN_PACKED ? p.total_q : p.batch * p.seqlen_q});
   if (args.out_scale) array({"out_scale"}, args.out_scale, 4, {1});
   if (args.kv_begin) array({"kv_begin"}, args.kv_begin, 4, {p.batch});
+  if (args.causal_sequences) array({"causal_sequences"}, args.causal_sequences, 4, {p.batch});
   if (p.has(ATTN_BLOCK_MASK)) {
     const auto grid = [&](Name name, const void* address, int64_t bytes) {
       array(name, address, bytes, {p.mask_batch, p.mask_heads, p.mask_rows(), p.mask_columns()});
@@ -644,6 +646,9 @@ Status make_problem(const attn_problem* in, Problem* p) {
   ATTN_TRY(in_range("tree_keys", p->tree_keys, 0, max_tree_keys + 1));
   if (p->has_kv_begin != 0 && p->has_kv_begin != 1)
     return invalid("has_kv_begin is ", p->has_kv_begin, "; accepted: 0, 1");
+  if (p->has_causal_sequences != 0 && !(p->has_causal_sequences == 1 && p->has(ATTN_CAUSAL)))
+    return invalid("has_causal_sequences is ", p->has_causal_sequences,
+                   "; accepted: 0, and 1 with ATTN_CAUSAL in flags");
   if (p->max_sms < 0) return invalid("max_sms is ", p->max_sms, "; accepted: 0 (all) or more");
 
   const attn_dtype q = p->q_type, o = p->out_type;
@@ -744,6 +749,8 @@ Status check_args(const Problem& p, const attn_args* in, const void* workspace,
   if (any_q || args->tree)
     ATTN_TRY(pointer({"tree"}, args->tree, p.tree_keys > 0, 8, "tree_keys above 0"));
   ATTN_TRY(pointer({"kv_begin"}, args->kv_begin, p.has_kv_begin, 4, "has_kv_begin"));
+  ATTN_TRY(pointer({"causal_sequences"}, args->causal_sequences, p.has_causal_sequences, 4,
+                   "has_causal_sequences"));
   const bool partials = p.has(ATTN_BLOCK_MASK) && p.mask_partials > 0;
   if (partials || !p.has(ATTN_BLOCK_MASK)) {
     ATTN_TRY(pointer({"block_index"}, args->block_index, partials, 4,

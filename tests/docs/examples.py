@@ -150,6 +150,7 @@ import torch
 with torch.no_grad():
     assert model(torch.ones(1, 5, dtype=torch.long)).logits.shape == (1, 5, 80)
 """, "torch", "transformers")],
+    "docs/vllm.md": ["needs vLLM and a model; tests/python/test_vllm.py has models of random weights"],
     "docs/diffusers.md": [("""
 import torch
 from diffusers import WanTransformer3DModel

@@ -26,7 +26,7 @@ class KvBegin(Case):
         except attn.Unsupported as error:  # of another instruction set
             self.assertIn("AVX-512", str(error) + " AVX-512")
             return None
-        names = ("seqlens_kv", "kv_begin", "cu_seqlens_q", "cu_seqlens_kv", "block_table", "sinks")
+        names = ("seqlens_kv", "kv_begin", "causal_sequences", "cu_seqlens_q", "cu_seqlens_kv", "block_table", "sinks")
         before = attn._attn.launch_count(kernel)
         got = plan(*arrays, return_lse=True, **{name: options[name] for name in names if name in options})
         self.assertEqual(attn._attn.launch_count(kernel), before + 1)
@@ -76,6 +76,33 @@ class KvBegin(Case):
                 got = attn.forward(q, *keys, causal=True, kv_begin=begin, return_lse=True, backend=backend)
                 for a, b in zip(got, want):
                     self.close(a, b, 4e-6)
+
+    def test_causal_by_sequence(self):
+        """Sequences that are not causal beside those that are, with windows and packed queries over pages."""
+        lengths, of = np.array([130, 97, 40, 64], np.int32), np.array([1, 0, 0, 1], np.int32)
+        i, ran = np.arange(7)[:, None], set()
+        for (backend, kernel), left in itertools.product(self.kernels(), (-1, 20)):
+            q, k, v = self.qkv(4, 7, 130)
+            j, at = np.arange(130), i + lengths[:, None, None] - 7
+            visible = (j < lengths[:, None, None]) & ((of[:, None, None] == 0) | (j <= at))
+            if left >= 0:
+                visible &= (j >= at - left) & (j <= at + left)
+            want = softmax_attention(q, k, v, visible[:, None])
+            options = {"seqlens_kv": lengths, "causal": True, "causal_sequences": of, "window": (left, left)}
+            with self.subTest(kernel, left=left):
+                got = self.run_kernel(backend, kernel, q, k, v, **options)
+                if got is None:
+                    continue
+                ran.add(kernel)
+                for a, b in zip(got, want):
+                    self.close(a, b, 4e-6)
+                pages = [x.reshape(52, 10, *x.shape[2:]) for x in (k, v)]
+                got = self.run_kernel(backend, kernel, q.reshape(28, *q.shape[2:]), *pages, cu_seqlens_q=np.arange(5, dtype=np.int32) * 7,
+                                      max_seqlen_q=7, block_table=np.arange(52, dtype=np.int32).reshape(4, 13), **options)
+                self.close(got[0].reshape(q.shape), want[0], 4e-6)
+        self.assertGreaterEqual(len(ran), 2)
+        self.refuses(ValueError, ["has_causal_sequences is 1", "ATTN_CAUSAL"], attn.forward, q, k, v, causal_sequences=of)
+        self.refuses(attn.Unsupported, "causal_sequences", attn.Plan, q, k, v, causal=True, causal_sequences=of, kernel="prefix_cpu")
 
     def test_refused(self):
         q, k, v = self.qkv()
@@ -469,7 +496,7 @@ class Arguments(Case):
         self.assertEqual(
             str(inspect.signature(attn.forward)),
             "(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), scale=None, softcap=0.0, bias=None, "
-            "alibi_slopes=None, sinks=None, block_mask=None, tree=None, tree_keys=0, seqlens_kv=None, kv_begin=None, cu_seqlens_q=None, "
+            "alibi_slopes=None, sinks=None, block_mask=None, tree=None, tree_keys=0, seqlens_kv=None, kv_begin=None, causal_sequences=None, cu_seqlens_q=None, "
             "cu_seqlens_kv=None, max_seqlen_q=None, block_table=None, shared_segments=0, q_descale=None, k_descale=None, v_descale=None, "
             "k_type=None, v_type=None, k_scale=None, v_scale=None, head_dim_v=None, lists=None, list_lengths=None, list_block=None, "
             "list_queries=None, list_of_pool=None, no_positions=None, bias_slopes=None, out_scale=None, out_dtype=None, return_lse=False, out=None, backend='auto')")

@@ -231,6 +231,10 @@ TEST_CASE("a wrong problem is refused with a sentence") {
        [](Setup& s) { s.problem.has_kv_begin = 2; },
        bad,
        {"has_kv_begin is 2", "0, 1"}},
+      {"has_causal_sequences",
+       [](Setup& s) { s.problem.has_causal_sequences = 1; },
+       bad,
+       {"has_causal_sequences is 1", "ATTN_CAUSAL"}},
       {"tree_keys negative",
        [](Setup& s) { s.problem.tree_keys = -1; },
        bad,
@@ -434,6 +438,10 @@ TEST_CASE("wrong arguments of a run are refused with a sentence and touch nothin
        [](Setup& s) { s.begin_keys(); },
        [](Setup& s) { s.args.kv_begin = reinterpret_cast<const int32_t*>(s.args.out); },
        {"out is at", "overlaps kv_begin"}},
+      {"causal_sequences not declared",
+       same,
+       [](Setup& s) { s.args.causal_sequences = s.begin.data(); },
+       {"causal_sequences is given", "has_causal_sequences"}},
       {"tree not declared",
        same,
        [](Setup& s) { s.args.tree = s.tree.data(); },
@@ -803,11 +811,12 @@ TEST_CASE("k and v of a cache may be views of one pool of pages") {
   }
 }
 
-TEST_CASE("devices decline kv_begin and slots in a sentence") {
+TEST_CASE("devices decline kv_begin, slots and causal_sequences in a sentence") {
   for (const attn::Kernel& kernel : attn::all_kernels()) {
     if (kernel.backend != ATTN_BACKEND_CUDA && kernel.backend != ATTN_BACKEND_HIP) continue;
     INFO(kernel.name);
-    CHECK((kernel.limits.features & (attn::feature_kv_begin | attn::feature_slots)) == 0);
+    CHECK((kernel.limits.features &
+           (attn::feature_kv_begin | attn::feature_slots | attn::feature_causal_sequences)) == 0);
   }
   Setup s;
   s.problem.head_dim = 64;

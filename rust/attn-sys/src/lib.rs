@@ -236,6 +236,7 @@ pub struct attn_problem {
     pub kernel: *const c_char,
     pub tree_keys: i64,
     pub has_kv_begin: i32,
+    pub has_causal_sequences: i32,
 }
 
 #[repr(C)]
@@ -276,6 +277,7 @@ pub struct attn_args {
     pub tree: *const u64,
     pub bias_slopes: *const f32,
     pub kv_begin: *const i32,
+    pub causal_sequences: *const i32,
 }
 
 #[repr(C)]
