@@ -523,7 +523,7 @@ TEST_CASE("fp8: rows read without a prepare launch give the bits of prepared one
     prepared.resize(prepared.size() - std::string("_direct").size());
     REQUIRE(find_kernel(prepared.c_str()));
     for (const uint32_t flags : {0u, uint32_t(ATTN_CAUSAL), uint32_t(ATTN_CAUSAL_TOP_LEFT)})
-      for (auto [sq, skv] : {std::pair{1, 1}, std::pair{70, 200}, std::pair{300, 577}}) {
+      for (auto [sq, skv] : {std::pair{1, 2}, std::pair{70, 200}, std::pair{300, 577}}) {
         Case c = shape(name_of("fp8-direct", {flags, sq, skv}), 128, sq, skv, type_here({kernel}));
         c.heads_kv = 2;
         c.heads_q = 4;
