@@ -71,6 +71,14 @@ struct attn_gfx942_descaled_kernarg {
   int reserved;
 };
 
+// Of the kernels that read K and V from the caller's memory; forward.prepared is not read.
+struct attn_gfx950_direct_kernarg {
+  struct attn_gfx942_forward_kernarg forward;
+  const void* k;
+  const void* v;
+  long long k_stride[3], v_stride[3];  // bytes: batch, 0 where packed; seq; head
+};
+
 // Of the kernels with block masks.
 struct attn_gfx942_mask_kernarg {
   struct attn_gfx942_forward_kernarg forward;

@@ -249,6 +249,13 @@ class Usage(CliTest):
         source = save(self.path("step"), {name: pack("F16", shape, [random.gauss(0, 1) for _ in range(math.prod(shape))])
                                           for name, shape in (("q", [3, 1, 4, 64]), ("k", [3, 333, 2, 64]), ("v", [3, 333, 2, 64]))})
         self.attn("run", source, self.path("want"), "--backend", "reference")
+        many = save(self.path("many"), {name: pack("F16", shape, [random.gauss(0, 1) for _ in range(math.prod(shape))])
+                                        for name, shape in (("q", [1, 300, 2, 64]), ("k", [1, 70, 1, 64]), ("v", [1, 70, 1, 64]))})
+        self.attn("run", many, self.path("want of many"), "--backend", "reference")
+        self.stand_ins(MOCK_GCN_ARCH="gfx950", MOCK_COMPUTE_UNITS="256")
+        [devices] = [b["devices"] for b in self.json("info")["backends"] if b["name"] == "hip"]
+        self.assertEqual({(device["arch"], device["multiprocessors"]) for device in devices}, {("gfx950", 256)})
+        os.environ.pop("MOCK_GCN_ARCH")
         for units in "38", "80", "228":
             self.stand_ins(MOCK_COMPUTE_UNITS=units, ATTN_EMU_COMPUTE_UNITS=units)
             info = self.json("info")
@@ -258,6 +265,8 @@ class Usage(CliTest):
             if emulated and in_build:
                 self.attn("run", source, self.path("got"), "--backend", "hip-emu", says="decode_gfx942_f16_d64 on hip-emu (emulated)")
                 self.attn("diff", self.path("want"), self.path("got"), "--max-abs", 2e-3)
+                self.attn("run", many, self.path("got"), "--backend", "hip-emu", says="fwd_gfx942_f16_d64 on hip-emu (emulated)")
+                self.attn("diff", self.path("want of many"), self.path("got"), "--max-abs", 2e-3)
 
     def test_auto_takes_a_device_with_code(self):
         built = {arch for kernel in self.json("info")["kernels"] if kernel["op"] == "forward" for arch in kernel["arch"]}
@@ -811,6 +820,14 @@ class RoundTrips(CliTest):
         self.attn("run", halves, self.path("b"), "--backend", "reference")
         self.attn("diff", self.path("a"), self.path("b"), "--max-abs", 2e-3)
         self.attn("run", source, self.path("c"), "--backend", "hip-emu", code=4, says="no kernel on gfx950 takes q of f32")
+        # 128 head dims need no prepare launch; both signs of 0.25 to 1.875.
+        codes = [sign | code for sign in (0, 0x80) for code in range(0x28, 0x40)]
+        for dim, kernel in (64, "fwd_gfx950_fp8_d64"), (128, "fwd_gfx950_fp8_d128_direct"):
+            bytes8 = save(self.path("f8"), {name: ("F8_E4M3", shape, bytes(random.choices(codes, k=math.prod(shape))))
+                                            for name, shape in (("q", [1, 40, 4, dim]), ("k", [1, 70, 2, dim]), ("v", [1, 70, 2, dim]))})
+            self.attn("run", bytes8, self.path("a"), "--backend", "hip-emu", "--out-dtype", "f32", says=f"{kernel} on hip-emu (emulated)")
+            self.attn("run", bytes8, self.path("b"), "--backend", "reference", "--out-dtype", "f32")
+            self.attn("diff", self.path("a"), self.path("b"), "--rel-fro", 0.05)
 
     def test_emulator(self):
         info = self.json("info")

@@ -163,6 +163,13 @@ std::vector<Field> descaled_fields() {
   return all;
 }
 
+std::vector<Field> direct_fields() {
+  using A = attn_gfx950_direct_kernarg;
+  std::vector<Field> all = forward_fields();
+  append(&all, {FIELD(A, k), FIELD(A, v), FIELD(A, k_stride), FIELD(A, v_stride)});
+  return all;
+}
+
 std::vector<Field> score_fields() {
   using A = attn_gfx942_score_kernarg;
   std::vector<Field> all = forward_fields();
@@ -287,6 +294,22 @@ TEST_CASE("arguments: the host's structs are the tables that the kernels declare
       kernels[name + "_score"] = {score_fields(), sizeof(attn_gfx942_score_kernarg)};
       kernels[name + "_bias"] = {bias_fields(), sizeof(attn_gfx942_bias_kernarg)};
     }
+  const auto check = [](const std::string& name, const std::vector<Field>& fields, size_t size) {
+    gfx9emu::Memory memory;
+    const auto code = attn::test::load_shipped(name, &memory);
+    if (!code) return false;
+    const gfx9emu::Kernel* kernel = code->kernel(name);
+    REQUIRE(kernel);
+    REQUIRE(kernel->args.size() == fields.size());
+    for (size_t i = 0; i < fields.size(); ++i) {
+      INFO(fields[i].name);
+      CHECK(kernel->args[i].name == fields[i].name);
+      CHECK(kernel->args[i].offset == fields[i].offset);
+      CHECK(kernel->args[i].size == fields[i].size);
+    }
+    CHECK((kernel->kernarg_bytes + 7) / 8 * 8 == (size + 7) / 8 * 8);
+    return true;
+  };
   size_t shipped = 0;
   for (const bool slow : {false, true})
     for (const std::string& name : attn::test::shipped_kernels(slow)) {
@@ -294,19 +317,10 @@ TEST_CASE("arguments: the host's structs are the tables that the kernels declare
       ++shipped;
       REQUIRE(kernels.contains(name));
       const auto& [fields, size] = kernels.at(name);
-      gfx9emu::Memory memory;
-      const auto code = attn::test::load_shipped(name, &memory);
-      if (!code) ATTN_SKIP("this build has no gfx9 kernels");
-      const gfx9emu::Kernel* kernel = code->kernel(name);
-      REQUIRE(kernel);
-      REQUIRE(kernel->args.size() == fields.size());
-      for (size_t i = 0; i < fields.size(); ++i) {
-        INFO(fields[i].name);
-        CHECK(kernel->args[i].name == fields[i].name);
-        CHECK(kernel->args[i].offset == fields[i].offset);
-        CHECK(kernel->args[i].size == fields[i].size);
-      }
-      CHECK((kernel->kernarg_bytes + 7) / 8 * 8 == (size + 7) / 8 * 8);
+      if (!check(name, fields, size)) ATTN_SKIP("this build has no gfx9 kernels");
     }
   CHECK(shipped == kernels.size());
+  // Of gfx950 alone, whose other kernels have the sources of gfx942.
+  if (!check("fwd_gfx950_fp8_d128_direct", direct_fields(), sizeof(attn_gfx950_direct_kernarg)))
+    ATTN_SKIP("this build has no gfx950 kernels");
 }
