@@ -250,10 +250,11 @@ def info():
 
 
 def cache_info():
-    """{"plans", "hits", "misses"} of forward(), merge(), quantize() and kv_append() since the start or cache_clear()."""
-    return dict(zip(("plans", "hits", "misses"), _attn.cache_counts()))
+    """{"plans", "hits", "misses"} of forward(), merge(), quantize() and kv_append() since the start or cache_clear(), and {"workspaces",
+    "workspace_bytes"} that are kept for later calls: one for each stream and for each thread that was in a call at the same time."""
+    return dict(zip(("plans", "hits", "misses", "workspaces", "workspace_bytes"), _attn.cache_counts()))
 
 
 def cache_clear():
-    """Drops the plans that the functions keep, and the plans' workspaces."""
+    """Drops the plans and workspaces that the functions keep."""
     _attn.cache_clear()
