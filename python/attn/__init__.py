@@ -56,7 +56,7 @@ def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), sc
                        sees key n only if bit n % 64 of its word n / 64 is set
     seqlens_kv         i32 [B]: keys of each sequence; the rest of k and v is not read
     kv_begin           i32 [B]: the first key of each sequence that is seen, as after padding on the left; hidden keys still count in
-                       positions; on the host only
+                       positions; on the host and on HIP
     cu_seqlens_q       i32 [B + 1]: q is packed [total_q, Hq, D], lse [Hq, total_q]
     max_seqlen_q       with cu_seqlens_q: the length of the longest sequence or more, None = total_q; smaller is faster on GPUs
     cu_seqlens_kv      i32 [B + 1]: k and v are packed [total, Hkv, D]
@@ -188,7 +188,7 @@ def kv_append(k_new, v_new, k_cache, v_cache, seqlens=None, *, cu_seqlens_new=No
     max_seqlen_new      with cu_seqlens_new: the most new tokens of a sequence, or more; None = total
     block_table         i32 [B, pages]: k_cache and v_cache are pages [num_pages, page_size, Hkv, D]
     slot_mapping        i64 [B, T], or [T] for k_new [T, Hkv, D]: instead of seqlens and block_table, where each token goes in the pages,
-                        page * page_size + place; negative: nowhere. Without rotation; on the host only
+                        page * page_size + place; negative: nowhere. Without rotation; on the host and on HIP
     k_descale           f32 [1], [B, Hkv] or [B, Hkv, blocks of 64 or 128 keys]; read. v_descale: the same
     k_type, v_type      as in forward(); k_scale, v_scale too, but they are written
     rotary_cos          f32 [S or more positions, R / 2], as rotary_sin: the first R elements of each head of k_new and q are

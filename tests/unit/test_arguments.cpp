@@ -803,11 +803,15 @@ TEST_CASE("k and v of a cache may be views of one pool of pages") {
   }
 }
 
-TEST_CASE("devices decline kv_begin and slots in a sentence") {
-  for (const attn::Kernel& kernel : attn::all_kernels()) {
+TEST_CASE("CUDA declines kv_begin and slots in a sentence, hip's kernels take them") {
+  for (const attn::Kernel& kernel : attn::catalog()) {
     if (kernel.backend != ATTN_BACKEND_CUDA && kernel.backend != ATTN_BACKEND_HIP) continue;
+    const bool hip = kernel.backend == ATTN_BACKEND_HIP;
     INFO(kernel.name);
-    CHECK((kernel.limits.features & (attn::feature_kv_begin | attn::feature_slots)) == 0);
+    CHECK(((kernel.limits.features & attn::feature_kv_begin) != 0) ==
+          (hip && kernel.op == attn::Op::forward));
+    CHECK(((kernel.limits.features & attn::feature_slots) != 0) ==
+          (hip && kernel.op == attn::Op::kv_append));
   }
   Setup s;
   s.problem.head_dim = 64;
