@@ -49,6 +49,7 @@ struct attn_gfx942_forward_kernarg {
   int workgroups;                     // packed q: so many share the rows of nobody
   const unsigned long long* missing;  // [batch, tile]: bits of keys that have no page; 0: none
   const float* out_scale;             // 0: 1
+  const int* kv_begins;               // [batch]: first keys that are seen; 0: all 0
 };
 
 // A tile of a sequence in which each segment begins with a tile of its own, as

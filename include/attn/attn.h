@@ -304,7 +304,11 @@ typedef struct attn_segment {
   int32_t has_seqlens; /* PADDED, PAGED: 1: attn_segment_args.seqlens is given; 0: every sequence
                           has `seqlen` keys. PACKED: 0 */
   int64_t seqlen;      /* capacity: the most keys of a sequence. PADDED: S. PAGED: 0 means
-                          max_pages * page_size. PACKED: 0 means total */
+                          max_pages * page_size. PACKED: 0 means total.
+                          With has_seqlens, an attn_problem's may be more than its k and v hold, so
+                          that one plan serves lengths that grow: reference, cpu and hip read no key
+                          after a sequence's last one. cuda may read all `seqlen` keys of a PADDED
+                          segment, and the rule of overlap counts them on every backend */
   int64_t total;       /* PACKED: tokens in the buffer */
   int64_t num_pages;   /* PAGED: pages in the pool */
   int32_t page_size;   /* PAGED: keys per page */
@@ -399,7 +403,7 @@ typedef struct attn_problem {
   int64_t tree_keys;   /* 1 to 128: whether a query sees the last tree_keys keys of its sequence,
                           counted over all segments, is also decided by bits in attn_args.tree. 0 =
                           none */
-  /* 1: attn_args.kv_begin hides the first keys of each sequence. Backends: reference, cpu */
+  /* 1: attn_args.kv_begin hides each sequence's first keys. Backends: reference, cpu, hip */
   int32_t has_kv_begin;
   /* 1, with ATTN_CAUSAL: attn_args.causal_sequences says which sequences are causal. Forward only.
      Backends: reference, cpu */
@@ -710,8 +714,8 @@ ATTN_API attn_status attn_run_quantize(const attn_plan* plan, const attn_quantiz
  * in the page, whatever sequence has that page, and a token whose slot is negative is not written.
  * Then new_layout is PADDED ([1, T, Hkv, D] for tokens of many sequences) and the cache PAGED, with
  * has_seqlens 0 and descales per tensor or head; cu_seqlens_new, block_table and max_pages are not
- * used, advance_seqlens and rotary_dim are 0. Backends: reference, cpu. If two tokens have one
- * slot, its contents are undefined.
+ * used, advance_seqlens and rotary_dim are 0. Backends: reference, cpu, hip, where a slot beyond
+ * the pages is not written either. If two tokens have one slot, its contents are undefined.
  *
  * k and v of a PAGED cache may be views of one pool: of equal types and strides, a whole number of
  * pages apart, and pages do not interleave. Then a run must not write the same memory as a page of

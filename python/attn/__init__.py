@@ -57,7 +57,7 @@ def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), sc
                        sees key n only if bit n % 64 of its word n / 64 is set
     seqlens_kv         i32 [B]: keys of each sequence; the rest of k and v is not read
     kv_begin           i32 [B]: the first key of each sequence that is seen, as after padding on the left; hidden keys still count in
-                       positions; on the host only
+                       positions; on the host and on HIP
     causal_sequences   i32 [B], with causal: 0 where a sequence is not causal; on the host only
     cu_seqlens_q       i32 [B + 1]: q is packed [total_q, Hq, D], lse [Hq, total_q]
     max_seqlen_q       with cu_seqlens_q: the length of the longest sequence or more, None = total_q; smaller is faster on GPUs
@@ -204,7 +204,7 @@ def kv_append(k_new, v_new, k_cache, v_cache, seqlens=None, *, cu_seqlens_new=No
     max_seqlen_new      with cu_seqlens_new: the most new tokens of a sequence, or more; None = total
     block_table         i32 [B, pages]: k_cache and v_cache are pages [num_pages, page_size, Hkv, D]
     slot_mapping        i64 [B, T], or [T] for k_new [T, Hkv, D]: instead of seqlens and block_table, where each token goes in the pages,
-                        page * page_size + place; negative: nowhere. Without rotation; on the host only
+                        page * page_size + place; negative: nowhere. Without rotation; on the host and on HIP
     k_descale           f32 [1], [B, Hkv] or [B, Hkv, blocks of 64 or 128 keys]; read. v_descale: the same
     k_type, v_type      as in forward(); k_scale, v_scale too, but they are written
     rotary_cos          f32 [S or more positions, R / 2], as rotary_sin: the first R elements of each head of k_new and q are
@@ -293,10 +293,11 @@ def info():
 
 
 def cache_info():
-    """{"plans", "hits", "misses"} of forward(), merge(), quantize() and kv_append() since the start or cache_clear()."""
-    return dict(zip(("plans", "hits", "misses"), _attn.cache_counts()))
+    """{"plans", "hits", "misses"} of forward(), merge(), quantize() and kv_append() since the start or cache_clear(), and {"workspaces",
+    "workspace_bytes"} that are kept for later calls: one for each stream and for each thread that was in a call at the same time."""
+    return dict(zip(("plans", "hits", "misses", "workspaces", "workspace_bytes"), _attn.cache_counts()))
 
 
 def cache_clear():
-    """Drops the plans that the functions keep, and the plans' workspaces."""
+    """Drops the plans and workspaces that the functions keep."""
     _attn.cache_clear()

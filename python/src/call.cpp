@@ -2,6 +2,9 @@
 
 #include <nanobind/stl/pair.h>
 
+#include <algorithm>
+#include <atomic>
+#include <bit>
 #include <cfloat>
 #include <cstring>
 #include <list>
@@ -14,8 +17,20 @@
 namespace attn::python {
 namespace {
 
-// Plans are small, a workspace of theirs may not be.
-constexpr size_t most_plans = 256;
+constexpr size_t most_plans = 256, most_workspaces = 64;
+
+// Memory of a stream for the plans that run in it, one after the other.
+struct Workspace {
+  std::shared_ptr<context> owner;
+  void* stream = nullptr;
+  uint64_t plan = 0;  // whose runs it is initialised for
+  buffer memory;
+};
+// Eight steps from a power of two to the next, so that growing lengths seldom need new memory.
+size_t stepped(size_t bytes) {
+  const size_t step = std::max<size_t>(4096, std::bit_floor(bytes) / 8);
+  return (bytes + step - 1) / step * step;
+}
 
 template <class T>
 void append(std::string* key, const T& value) {
@@ -30,6 +45,7 @@ struct State {
   std::map<std::tuple<int, int32_t, int32_t>, std::shared_ptr<context>> contexts;
   std::list<std::shared_ptr<Compiled>> plans;  // the last used one first
   std::unordered_map<std::string_view, std::list<std::shared_ptr<Compiled>>::iterator> by_key;
+  std::list<Workspace> workspaces;  // that no run is using, the last used one first
   size_t hits = 0, misses = 0;
 };
 State* state = new State;
@@ -65,19 +81,43 @@ std::shared_ptr<Compiled> find_or_make(const std::shared_ptr<context>& owner,
     return *found->second;
   }
   ++state->misses;
-  auto made = [&, key = known]() mutable {  // `known` may be another's while the GIL is not held
-    nb::gil_scoped_release release;         // a module may be loaded
-    return std::make_shared<Compiled>(Compiled{owner, plan(*owner, problem), {}, std::move(key)});
-  }();
-  if (const auto found = state->by_key.find(made->key); found != state->by_key.end())
-    return *found->second;  // another thread's
+  auto make_plan = [&, key = known]() mutable {  // `known` may change without the GIL
+    return std::make_shared<Compiled>(owner, plan(*owner, problem), std::move(key));
+  };
+  std::shared_ptr<Compiled> made;
+  if (owner->threads() > 0) {
+    made = make_plan();
+  } else {
+    nb::gil_scoped_release release;  // a module may be loaded
+    made = make_plan();
+  }
+  const auto [at, is_new] = state->by_key.try_emplace(made->key, state->plans.end());
+  if (!is_new) return *at->second;  // another thread's
   state->plans.push_front(made);
-  state->by_key.emplace(made->key, state->plans.begin());
+  at->second = state->plans.begin();
   if (state->plans.size() > most_plans) {
     state->by_key.erase(state->plans.back()->key);
     state->plans.pop_back();
   }
   return made;
+}
+
+// The stream's, which the caller then has alone; one without memory if there is none.
+Workspace take_workspace(const std::shared_ptr<context>& owner, void* stream) {
+  auto& all = state->workspaces;
+  for (auto it = all.begin(); it != all.end(); ++it) {
+    if (it->owner != owner || it->stream != stream) continue;
+    Workspace taken = std::move(*it);
+    all.erase(it);
+    return taken;
+  }
+  return {owner, stream, 0, buffer()};
+}
+
+void keep_workspace(Workspace workspace) {
+  auto& all = state->workspaces;
+  all.push_front(std::move(workspace));
+  if (all.size() > most_workspaces) all.pop_back();
 }
 
 // A plan of another operation, whose problem has `kernel` for its only pointer.
@@ -98,6 +138,12 @@ int32_t size32(const Array& a, size_t dimension) {
 }
 
 }  // namespace
+
+Compiled::Compiled(std::shared_ptr<context> context, plan plan, std::string name)
+    : owner(std::move(context)), made(std::move(plan)), key(std::move(name)) {
+  static std::atomic<uint64_t> plans{0};
+  number = ++plans;
+}
 
 std::shared_ptr<context> context_for(nb::handle name, Device device, int32_t threads) {
   return context_for(text(name, "backend", "auto, reference, cpu, cuda, hip"), device, threads);
@@ -169,6 +215,7 @@ void set_num_threads(int32_t threads) {
     state->by_key.erase((*it)->key);
     it = state->plans.erase(it);
   }
+  std::erase_if(state->workspaces, [&](const Workspace& w) { return of_host(*w.owner); });
   std::erase_if(state->contexts, [&](const auto& entry) {
     return entry.second && of_host(*entry.second) && entry.second.use_count() == 1;
   });
@@ -181,12 +228,15 @@ bool raise_of_signal() {
 }
 
 CacheCounts cache_counts() {
-  return {state->plans.size(), state->hits, state->misses};
+  size_t bytes = 0;
+  for (const Workspace& w : state->workspaces) bytes += w.memory.bytes();
+  return {state->plans.size(), state->hits, state->misses, state->workspaces.size(), bytes};
 }
 
 void cache_clear() {
   state->by_key.clear();
   state->plans.clear();
+  state->workspaces.clear();
   state->hits = state->misses = 0;
 }
 
@@ -893,22 +943,23 @@ void Call::launch(Compiled& compiled, const std::function<attn_status(void*, siz
       return;
     }
   }
-  buffer workspace;
-  bool has = made.workspace() == 0;
-  for (auto it = compiled.workspaces.begin(); !has && it != compiled.workspaces.end(); ++it)
-    if (it->first == stream) {
-      workspace = std::move(it->second);
-      compiled.workspaces.erase(it);
-      has = true;
-      break;
-    }
+  Workspace workspace;
+  if (made.workspace() > 0) workspace = take_workspace(compiled.owner, stream);
   {
     nb::gil_scoped_release release;
-    if (!has) workspace = made.make_workspace(*compiled.owner, stream);
-    attn::check(run(workspace.data(), workspace.bytes(), stream));
+    if (workspace.memory.bytes() < made.workspace()) {
+      workspace.memory = buffer();  // freed before there is a larger one
+      workspace.memory = buffer(*compiled.owner, stepped(made.workspace()));
+      workspace.plan = 0;
+    }
+    if (workspace.plan != compiled.number)
+      attn::check(attn_workspace_init(made.get(), workspace.memory.data(), workspace.memory.bytes(),
+                                      stream));
+    workspace.plan = compiled.number;
+    attn::check(run(workspace.memory.data(), workspace.memory.bytes(), stream));
     if (reader_.waits()) compiled.owner->synchronize(stream);
   }
-  if (workspace.bytes() > 0) compiled.workspaces.emplace_back(stream, std::move(workspace));
+  if (workspace.owner) keep_workspace(std::move(workspace));
 }
 
 nb::object Call::results() const {

@@ -41,17 +41,19 @@ class Mask {
   block_mask mask;
 };
 
-// A plan with its key and the workspaces that no run is using.
+// A plan with its key.
 struct Compiled {
+  Compiled(std::shared_ptr<context> context, plan made, std::string key);
   std::shared_ptr<context> owner;
   plan made;
-  std::vector<std::pair<void*, buffer>> workspaces;  // each belongs to a stream
   std::string key;
+  uint64_t number;  // no other plan of this process has or had it
 };
 
-// Plans by key, the longest unused one dropped when there are too many.
+// Plans by key, the longest unused one dropped when there are too many. Workspaces that no run is
+// using belong to a stream, whose plans share them.
 struct CacheCounts {
-  size_t plans, hits, misses;
+  size_t plans, hits, misses, workspaces, workspace_bytes;
 };
 CacheCounts cache_counts();
 void cache_clear();

@@ -36,8 +36,7 @@ struct PlanObject {
     const int now = forks();
     auto made = [&] {
       nb::gil_scoped_release release;
-      return std::make_shared<Compiled>(
-          Compiled{owner, plan(*owner, call.problem()), {}, std::move(key)});
+      return std::make_shared<Compiled>(owner, plan(*owner, call.problem()), std::move(key));
     }();
     compiled = std::move(made);
     made_at_ = now;
@@ -676,7 +675,8 @@ NB_MODULE(_attn, m) {
   m.def("launch_count", [](const char* kernel) { return attn_launch_count(kernel); });
   m.def("cache_counts", [] {
     const CacheCounts counts = cache_counts();
-    return std::make_tuple(counts.plans, counts.hits, counts.misses);
+    return std::make_tuple(counts.plans, counts.hits, counts.misses, counts.workspaces,
+                           counts.workspace_bytes);
   });
   m.def("cache_clear", &cache_clear);
   m.def("num_threads", &num_threads);

@@ -189,6 +189,7 @@ void patch_prepare(const Problem& p, const Args& args, void* workspace,
                    attn_gfx942_prepare_kernarg& a) {
   a.prepared = workspace;
   a.cu_seqlens_q = args.cu_seqlens_q;
+  a.kv_begins = args.kv_begin;
   if (gathered(p, with)) rebase(workspace, a.lengths);
   if (with == With::descales) {
     rebase(workspace, a.tile_records);
@@ -244,6 +245,7 @@ void patch_forward(const Problem& p, const Args& args, void* workspace, With wit
   a->q = args.q;
   a->prepared = workspace;
   a->out_scale = args.out_scale;
+  a->kv_begins = args.kv_begin;
   const attn_segment_args of = args.segment[0];
   if (gathered(p, with)) {
     rebase(workspace, a->seqlens_kv);
@@ -417,13 +419,14 @@ constexpr Limits limits(attn_dtype weights, int64_t head_dim_max, With with) {
       type_bit(weights) | (weights == ATTN_F8_E4M3FNUZ ? type_bit(ATTN_F8_E4M3FN) : 0u);
   const uint32_t of_fp8 = feature_mixed_kv_types | feature_descale_tensor | feature_descale_head;
   const Sizes head_dim = {.multiple = fp8 ? 16 : 8, .max = head_dim_max};
-  Limits limits = {.in_types = types,
-                   .kv_types = types,
-                   .out_types = float_types | (fp8 ? device_fp8_types : 0u),
-                   .flags = forward_flags | uint32_t(fp8 ? ATTN_OUT_SCALE : ATTN_SPLIT_INVARIANT),
-                   .features = forward_features | feature_segments | (fp8 ? of_fp8 : 0u),
-                   .head_dim = head_dim,
-                   .head_dim_v = head_dim};
+  Limits limits = {
+      .in_types = types,
+      .kv_types = types,
+      .out_types = float_types | (fp8 ? device_fp8_types : 0u),
+      .flags = forward_flags | uint32_t(fp8 ? ATTN_OUT_SCALE : ATTN_SPLIT_INVARIANT),
+      .features = forward_features | feature_segments | feature_kv_begin | (fp8 ? of_fp8 : 0u),
+      .head_dim = head_dim,
+      .head_dim_v = head_dim};
   const bool scored = with == With::score_terms || with == With::bias;
   if (scored) {
     limits.flags |= ATTN_ALIBI;
@@ -435,7 +438,9 @@ constexpr Limits limits(attn_dtype weights, int64_t head_dim_max, With with) {
   if (with == With::bias) limits.features |= feature_bias;
   if (with == With::direct) {
     limits.flags &= ~uint32_t(ATTN_WINDOW);
-    limits.features &= ~(feature_segments | feature_paged_kv | feature_shared_pages);
+    // Keys in front of kv_begin are zeroed by the launch that it goes without.
+    limits.features &=
+        ~(feature_segments | feature_paged_kv | feature_shared_pages | feature_kv_begin);
     limits.head_dim.multiple = limits.head_dim_v.multiple = direct_dim;
   }
   return with == With::block_mask ? with_block_mask(limits) : limits;

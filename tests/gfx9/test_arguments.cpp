@@ -121,6 +121,7 @@ std::vector<Field> prepare_fields() {
                 FIELD(A, convert_k), FIELD(A, convert_v), FIELD(A, num_segments),
                 FIELD_AS("reserved_end", A, reserved), FIELD(A, missing), FIELD(A, tile_records)});
   append(&all, within(descale_fields("q"), offsetof(A, q_descale)));
+  all.push_back(FIELD(A, kv_begins));
   append(&all, within(segment_fields(), offsetof(A, segment)));
   all.push_back({"more_segments", offsetof(A, segment[1]),
                  sizeof(A::segment) - sizeof(attn_gfx942_kv_segment)});
@@ -147,11 +148,12 @@ std::vector<Field> forward_fields() {
                             FIELD(A, seqlen_kv),
                             FIELD(A, total_kv)};
   append(&all, within(band_fields(), offsetof(A, band)));
-  append(&all, {FIELD(A, tiles), FIELD(A, heads_kv), FIELD(A, group), FIELD(A, q_tiles),
-                FIELD(A, pairs), FIELD(A, parts_log2), FIELD(A, group_magic), FIELD(A, heads_magic),
-                FIELD(A, options), FIELD(A, scale), FIELD(A, out_factor), FIELD(A, convert_q),
-                FIELD(A, out_type), FIELD(A, head_dim), FIELD(A, head_dim_v), FIELD(A, items),
-                FIELD(A, workgroups), FIELD(A, missing), FIELD(A, out_scale)});
+  append(&all,
+         {FIELD(A, tiles),      FIELD(A, heads_kv),   FIELD(A, group),       FIELD(A, q_tiles),
+          FIELD(A, pairs),      FIELD(A, parts_log2), FIELD(A, group_magic), FIELD(A, heads_magic),
+          FIELD(A, options),    FIELD(A, scale),      FIELD(A, out_factor),  FIELD(A, convert_q),
+          FIELD(A, out_type),   FIELD(A, head_dim),   FIELD(A, head_dim_v),  FIELD(A, items),
+          FIELD(A, workgroups), FIELD(A, missing),    FIELD(A, out_scale),   FIELD(A, kv_begins)});
   return all;
 }
 
@@ -218,7 +220,7 @@ std::vector<Field> decode_fields() {
   append(&all, {FIELD(A, columns), FIELD(A, column_blocks), FIELD(A, slots), FIELD(A, num_segments),
                 FIELD(A, head_dim), FIELD(A, head_dim_v), FIELD(A, q_type), FIELD(A, out_type),
                 FIELD(A, factor), FIELD(A, cap), FIELD(A, out_bytes), FIELD(A, workgroups),
-                FIELD_AS("reserved_end", A, reserved)});
+                FIELD_AS("reserved_end", A, reserved), FIELD(A, kv_begins)});
   append(&all, within(segment_fields(), offsetof(A, segment)));
   all.push_back({"more_segments", offsetof(A, segment[1]),
                  sizeof(A::segment) - sizeof(attn_gfx942_kv_segment)});
@@ -257,7 +259,7 @@ std::vector<Field> append_fields() {
   append(&all, within(divisor_fields("head"), offsetof(A, by_head_threads)));
   append(&all, {FIELD(A, head_threads), FIELD(A, chunk_step), FIELD(A, new_type), FIELD(A, half),
                 FIELD(A, interleaved), FIELD(A, aligned), FIELD(A, lengths_only),
-                FIELD_AS("reserved_end", A, reserved)});
+                FIELD_AS("reserved_end", A, reserved), FIELD(A, slot_mapping)});
   return all;
 }
 

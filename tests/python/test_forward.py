@@ -778,21 +778,22 @@ class Checks(Case):
 class Plans(Case):
     def test_cache(self):
         q, k, v = self.qkv()
+        counts = lambda: {name: attn.cache_info()[name] for name in ("plans", "hits", "misses")}
         attn.cache_clear()
         first = attn.forward(q, k, v, causal=True)
-        self.assertEqual(attn.cache_info(), {"plans": 1, "hits": 0, "misses": 1})
+        self.assertEqual(counts(), {"plans": 1, "hits": 0, "misses": 1})
         more = [x + 1 for x in (q, k, v)]
         before = attn._attn.launch_count(attn.Plan(q, k, v, causal=True).kernel)
         self.close(attn.forward(*more, causal=True), softmax_attention(*more, causal(9, 13))[0])
         np.testing.assert_array_equal(attn.forward(q, k, v, causal=True), first)
         self.assertEqual(attn._attn.launch_count(attn.Plan(q, k, v, causal=True).kernel), before + 2)
-        self.assertEqual(attn.cache_info(), {"plans": 1, "hits": 2, "misses": 1})
+        self.assertEqual(counts(), {"plans": 1, "hits": 2, "misses": 1})
         attn.forward(q, k, v, causal=True, backend="reference")
         attn.forward(q, k, v)
         attn.forward(q, k[:, :-1], v[:, :-1], causal=True)
-        self.assertEqual(attn.cache_info(), {"plans": 4, "hits": 2, "misses": 4})
+        self.assertEqual(counts(), {"plans": 4, "hits": 2, "misses": 4})
         attn.cache_clear()
-        self.assertEqual(attn.cache_info(), {"plans": 0, "hits": 0, "misses": 0})
+        self.assertEqual(counts(), {"plans": 0, "hits": 0, "misses": 0})
 
     def test_types(self):
         """attn.types() against NumPy's and ml_dtypes' sizes and what quantize() makes; attn_info's table is the same."""
@@ -830,6 +831,21 @@ class Plans(Case):
         self.assertEqual(attn.cache_info()["hits"], 1)
         attn.forward(q[:, :1], q, q)  # long gone
         self.assertEqual(attn.cache_info()["hits"], 1)
+
+    def test_lengths_share_a_workspace(self):
+        """Decoding of 300 lengths, with arrays of each length, keeps one workspace of the largest one's size."""
+        attn.cache_clear()
+        q, k, v = self.qkv(batch=2, seqlen_q=1, seqlen_kv=300)
+        for n in range(1, 301):
+            parts = np.ascontiguousarray(k[:, :n]), np.ascontiguousarray(v[:, :n])
+            self.close(attn.forward(q, *parts, causal=True), softmax_attention(q, *parts)[0])
+        found = attn.cache_info()
+        self.assertEqual((found["misses"], found["workspaces"]), (300, 1))
+        largest = attn.Plan(q, k, v, causal=True).workspace
+        self.assertLessEqual(largest, found["workspace_bytes"])
+        self.assertLessEqual(found["workspace_bytes"], largest * 9 // 8 + 4096)
+        attn.set_num_threads(attn.get_num_threads())
+        self.assertEqual(attn.cache_info()["workspaces"], 0)
 
     def test_plan(self):
         q, k, v = self.qkv()

@@ -811,12 +811,20 @@ TEST_CASE("k and v of a cache may be views of one pool of pages") {
   }
 }
 
-TEST_CASE("devices decline kv_begin, slots and causal_sequences in a sentence") {
+TEST_CASE("CUDA declines kv_begin, slots and causal_sequences, hip's kernels take the first two") {
+  const auto takes = [](const attn::Kernel& kernel, attn::Feature feature) {
+    return (kernel.limits.features & feature) != 0;
+  };
   for (const attn::Kernel& kernel : attn::all_kernels()) {
     if (kernel.backend != ATTN_BACKEND_CUDA && kernel.backend != ATTN_BACKEND_HIP) continue;
     INFO(kernel.name);
-    CHECK((kernel.limits.features &
-           (attn::feature_kv_begin | attn::feature_slots | attn::feature_causal_sequences)) == 0);
+    const bool hip = kernel.backend == ATTN_BACKEND_HIP;
+    // Those that read K and V without a prepare launch, which zeroes what is hidden, decline it.
+    const bool direct = std::string_view(kernel.name).ends_with("_direct");
+    CHECK(takes(kernel, attn::feature_kv_begin) ==
+          (hip && kernel.op == attn::Op::forward && !kernel.composed && !direct));
+    CHECK(takes(kernel, attn::feature_slots) == (hip && kernel.op == attn::Op::kv_append));
+    CHECK(!takes(kernel, attn::feature_causal_sequences));
   }
   Setup s;
   s.problem.head_dim = 64;
