@@ -1034,45 +1034,72 @@ std::unique_ptr<gfx9emu::CodeObject> load_shipped(const std::string& name, Memor
   return gfx9emu::CodeObject::load(std::as_bytes(std::span(chars)), memory, &error);
 }
 
+namespace {
+
+std::vector<MakeProblem> problems_of(const std::string& name) {
+  const std::string on_gfx942 = named_for(name, "gfx942");
+  const auto* shipped = std::find_if(std::begin(all_shipped), std::end(all_shipped),
+                                     [&](const Shipped& s) { return on_gfx942 == s.name; });
+  return shipped->problems(shipped->name);
+}
+
+ShippedRun run_problem(const std::string& name, const MakeProblem& make,
+                       const gfx9emu::CodeObject& object, Memory& memory,
+                       const gfx9emu::Options& options, uint32_t data) {
+  ShippedRun result;
+  making_for_gfx950 = name != named_for(name, "gfx942");
+  const ShippedProblem p = make(memory, data);
+  making_for_gfx950 = false;
+  const gfx9emu::Report report = gfx9emu::launch(
+      memory, *object.kernel(name), {p.launch.grid[0], p.launch.grid[1], p.launch.grid[2]},
+      {p.launch.block[0], p.launch.block[1], p.launch.block[2]}, p.kernarg, 0, options);
+  for (const gfx9emu::Fault& f : report.faults) {
+    if (!f.warning && result.fault.empty()) result.fault = f.to_string();
+  }
+  for (int c = 0; c < gfx9emu::class_count; ++c) {
+    using enum gfx9emu::Class;
+    const auto cls = gfx9emu::Class(c);
+    if (cls != Wait && cls != Nop && cls != Barrier) result.work += report.counters.instructions[c];
+  }
+  if (options.trace && result.fault.empty())
+    result.clocks =
+        gfx9emu::run_model(gfx9emu::model_waves(object.program(), report.traces), {}).clocks;
+  for (const auto& trace : report.traces) {
+    for (const gfx9emu::TraceEntry& e : trace) result.executed.insert(e.inst);
+  }
+  for (const auto& [at, bytes] : p.outputs) {
+    const size_t before = result.outputs.size();
+    result.outputs.resize(before + bytes);
+    memory.read(at, std::span(result.outputs).subspan(before));
+  }
+  for (const uint64_t at : p.allocations) memory.free(at);
+  return result;
+}
+
+}  // namespace
+
 ShippedRun run_shipped(const std::string& name, const gfx9emu::CodeObject& object, Memory& memory,
                        const gfx9emu::Options& options, uint32_t data, const ShippedRun* right) {
   ShippedRun result;
-  const auto* shipped =
-      std::find_if(std::begin(all_shipped), std::end(all_shipped),
-                   [&](const Shipped& s) { return named_for(name, "gfx942") == s.name; });
-  for (const MakeProblem& make : shipped->problems(shipped->name)) {
-    making_for_gfx950 = name != shipped->name;
-    const ShippedProblem p = make(memory, data);
-    making_for_gfx950 = false;
-    const gfx9emu::Report report = gfx9emu::launch(
-        memory, *object.kernel(name), {p.launch.grid[0], p.launch.grid[1], p.launch.grid[2]},
-        {p.launch.block[0], p.launch.block[1], p.launch.block[2]}, p.kernarg, 0, options);
-    for (const gfx9emu::Fault& f : report.faults) {
-      if (!f.warning && result.fault.empty()) result.fault = f.to_string();
-    }
-    for (int c = 0; c < gfx9emu::class_count; ++c) {
-      using enum gfx9emu::Class;
-      const auto cls = gfx9emu::Class(c);
-      if (cls != Wait && cls != Nop && cls != Barrier)
-        result.work += report.counters.instructions[c];
-    }
-    if (options.trace && result.fault.empty())
-      result.clocks +=
-          gfx9emu::run_model(gfx9emu::model_waves(object.program(), report.traces), {}).clocks;
-    for (const auto& trace : report.traces) {
-      for (const gfx9emu::TraceEntry& e : trace) result.executed.insert(e.inst);
-    }
-    for (const auto& [at, bytes] : p.outputs) {
-      const size_t before = result.outputs.size();
-      result.outputs.resize(before + bytes);
-      memory.read(at, std::span(result.outputs).subspan(before));
-    }
-    for (const uint64_t at : p.allocations) memory.free(at);
-    if (!result.fault.empty()) break;
-    if (right && !std::equal(result.outputs.begin(), result.outputs.end(), right->outputs.begin()))
-      break;
+  for (const MakeProblem& make : problems_of(name)) {
+    ShippedRun one = run_problem(name, make, object, memory, options, data);
+    result.fault = one.fault;
+    result.outputs.insert(result.outputs.end(), one.outputs.begin(), one.outputs.end());
+    result.work += one.work;
+    result.executed.insert(one.executed.begin(), one.executed.end());
+    result.clocks += one.clocks;
+    const size_t number = result.problems.size();
+    const bool differs = right && one.outputs != right->problems[number].outputs;
+    result.problems.push_back(std::move(one));
+    if (differs || !result.fault.empty()) break;
   }
   return result;
+}
+
+ShippedRun run_shipped_problem(const std::string& name, size_t number,
+                               const gfx9emu::CodeObject& object, Memory& memory,
+                               const gfx9emu::Options& options, uint32_t data) {
+  return run_problem(name, problems_of(name)[number], object, memory, options, data);
 }
 
 }  // namespace attn::test
