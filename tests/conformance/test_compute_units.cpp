@@ -39,7 +39,9 @@ int check_on_any_device(std::string_view family, uint64_t seed, auto&& check) {
 int check_all_families(uint64_t count, Thinning thinning, bool print) {
   const auto kernels = emulated_kernels(Op::forward);
   int all = 0;
-  const auto run = [&](const char* family, auto&& check) {
+  const char* only = std::getenv("ATTN_ANY_DEVICE_FAMILY");
+  const auto run = [&](std::string_view family, auto&& check) {
+    if (only && family != only) return;
     int ran = 0;
     for (uint64_t seed = 1; seed <= count; ++seed)
       if (!sanitized || all + ran == 0) ran += check_on_any_device(family, seed, check);
@@ -64,7 +66,8 @@ TEST_CASE("any device: random problems of all families on 1 to 304 compute units
   CHECK(check_all_families(2, {.emulated = Thinning::no_other}, false) > 0);
 }
 
-// attn-tests "any device at length*": ATTN_ANY_DEVICE=N problems of each family, 100 by default.
+// attn-tests "any device at length*": ATTN_ANY_DEVICE=N problems of each family, 100 by default;
+// ATTN_ANY_DEVICE_FAMILY=NAME for one family.
 TEST_CASE("any device at length: random problems of all families", "[.][long]") {
   if (emulated_kernels(Op::forward).empty()) ATTN_SKIP("no kernel runs on the emulator here");
   const char* wanted = std::getenv("ATTN_ANY_DEVICE");

@@ -328,16 +328,27 @@ void hide_nan_in_blocks(const Forward& f, int64_t dim, std::vector<uint8_t>* pre
   }
 }
 
-// What prepare_gfx942_*_segments leaves behind the tiles of a workspace: the `hidden` keys of every
-// other tile, and of the first, are missing, and no sequence is shorter than all may be.
-void set_missing(const Forward& f, std::vector<uint8_t>* workspace) {
-  uint64_t missing = 0;
-  for (int key = 0; key < 64; ++key) missing |= uint64_t{hidden(key)} << key;
+// Keys of each of `count` tiles, about half of them, at random.
+std::vector<uint64_t> half_of_keys(Maker& m, size_t count) {
+  std::vector<uint64_t> keys(2 * count);
+  for (uint64_t& k : keys) k = m.rng()();
+  for (size_t tile = 0; tile < count; ++tile) keys[tile] |= keys[count + tile] << 32;
+  keys.resize(count);
+  return keys;
+}
+
+// What prepare_gfx942_*_segments leaves behind the tiles of a workspace: of three tiles in four
+// half of the keys are missing, of the next sequence the others, and no sequence is shorter than
+// all may be.
+void set_missing(Maker& m, const Forward& f, std::vector<uint8_t>* workspace) {
   const size_t batch = size_t(f.batch), tiles = batch * size_t((f.seqlen_kv + 63) / 64);
+  const std::vector<uint64_t> missing = half_of_keys(m, tiles / batch);
   uint8_t* to = workspace->data() + workspace->size() - 4 * batch - 8 * tiles;
   for (size_t tile = 0; tile < tiles; ++tile) {
     const size_t of_sequence = tile % (tiles / batch);
-    const uint64_t keys = of_sequence % 2 == 1 || of_sequence == 0 ? missing : 0;
+    const uint64_t half = missing[of_sequence], keys = of_sequence % 4 == 2         ? 0
+                                                       : tile / (tiles / batch) % 2 ? ~half
+                                                                                    : half;
     std::memcpy(to + 8 * tile, &keys, 8);
   }
   for (size_t b = 0; b < batch; ++b) {
@@ -346,16 +357,18 @@ void set_missing(const Forward& f, std::vector<uint8_t>* workspace) {
   }
 }
 
-// What prepare_gfx942_fp8_descaled leaves behind the tiles of a workspace: of every third tile the
-// `hidden` keys are missing, factors are of few bits, and that of V is the same for two tiles.
+// What prepare_gfx942_fp8_descaled leaves behind the tiles of a workspace: of two tiles in three
+// half of the keys are missing, for the next head the others, factors are of few bits, and that of
+// V is the same for two tiles.
 void set_records(Maker& m, Memory& memory, const Forward& f,
                  const std::vector<std::byte>& kernarg) {
   attn_gfx942_descaled_kernarg a;
   std::memcpy(&a, kernarg.data(), sizeof a);
-  uint64_t missing = 0;
-  for (int key = 0; key < 64; ++key) missing |= uint64_t{hidden(key)} << key;
   std::vector<int64_t> segments = {f.seqlen_kv};
   segments.insert(segments.end(), f.more_segments.begin(), f.more_segments.end());
+  size_t tiles = 0;
+  for (const int64_t length : segments) tiles += size_t((length + 63) / 64);
+  const std::vector<uint64_t> missing = half_of_keys(m, tiles);
   std::vector<attn_gfx942_tile_record> records;
   std::vector<int32_t> lengths;
   for (int64_t n = 0; n < f.heads_kv * f.batch; ++n) {
@@ -365,7 +378,7 @@ void set_records(Maker& m, Memory& memory, const Forward& f,
       for (int64_t key = 0; key < length; key += 64) {
         attn_gfx942_tile_record r{};
         const size_t tile = records.size() - begin;
-        if (tile % 3 == 1) r.missing = missing;
+        if (tile % 3 != 0) r.missing = n % 2 ? ~missing[tile] : missing[tile];
         if (length - key < 64) r.missing |= ~uint64_t{0} << (length - key);
         r.k_factor = float(33 + m.rng()() % 16 * 2) / 64;
         r.first_key = int32_t(first + key);
@@ -547,7 +560,7 @@ ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string&
     hide_nan_in_k(tile, size_t(most_dim), &tiles, shift);
   }
   std::vector<uint8_t> bytes = in_type(tiles, f.kv_type);
-  if (f.paged && !descaled) set_missing(f, &bytes);
+  if (f.paged && !descaled) set_missing(m, f, &bytes);
   void* prepared = static_cast<char*>(m.input(bytes)) - empty;
   fill(recipe.steps[1], p, &args, prepared, &m.problem);
   if (descaled) set_records(m, memory, f, m.problem.kernarg);

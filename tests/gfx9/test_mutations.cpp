@@ -230,8 +230,7 @@ TEST_CASE("mutations of the shipped kernels, other registers swapped",
   const char* wanted = std::getenv("ATTN_MUTATION_SEEDS");
   const int seeds = wanted ? std::atoi(wanted) : 6;
   const char* only = std::getenv("ATTN_MUTATION_KERNEL");
-  for (const std::string& name : all_shipped_kernels()) {
-    if (only && name != only) continue;
+  for (const std::string& name : only ? std::vector<std::string>{only} : all_shipped_kernels()) {
     const Subject kernel(name);
     if (!kernel.object) ATTN_SKIP("no code object of " + name);
     REQUIRE(kernel.right.fault == "");
