@@ -189,7 +189,8 @@ TEST_CASE("the decode kernels: all code is reached, in any order of waves", "[gf
 // Where workgroups merge their parts (arrive in asm/include/decode_merge.inc): what each
 // write-back, invalidation and wait is for.
 TEST_CASE("mutations of the merge between workgroups are noticed", "[gfx9][mutation-merge]") {
-  for (const std::string name : {"decode_gfx942_bf16_d64", "decode_gfx942_fp8_d128"}) {
+  for (const std::string name :
+       {"decode_gfx942_bf16_d64", "decode_gfx942_fp8_d128", "decode_gfx950_fp8_d128"}) {
     const Subject kernel(name);
     if (!kernel.object) ATTN_SKIP("no code object of " + name);
     REQUIRE(kernel.right.fault == "");
