@@ -15,6 +15,7 @@
 #include "core/dtype.h"
 #include "core/ggml.h"
 #include "core/row_scale.h"
+#include "random_families.h"
 
 namespace attn::test {
 namespace {
@@ -512,12 +513,20 @@ AppendCase random_case(uint64_t seed) {
   return c;
 }
 
-void check(const AppendCase& c, const Kernel& kernel) {
+bool check(const AppendCase& c, const Kernel& kernel) {
   INFO(kernel.name << " " << describe(c));
   bool ran = false;
   CHECK(run_append_case(c, kernel, &ran) == "");
   if (kernel.host) CHECK(ran);
+  return ran;
 }
+
+const AddRandomOperation added("kv_append", [](uint64_t seed) {
+  int ran = 0;
+  for (const Kernel* kernel : emulated_kernels(Op::kv_append))
+    ran += check(random_case(seed), *kernel);
+  return ran;
+});
 
 TEST_CASE("kv_append: every pair of types, with and without rotation") {
   for (const Kernel* kernel : kernels_here(Op::kv_append, true)) {
