@@ -1,8 +1,10 @@
 """host_overhead.py [--json OUT]: microseconds of a call of a small problem from Python, on one thread, where the tensors are and on a GPU where
 there is one. Contenders take turns, a round of each after the other; the smallest round counts, which a busy machine disturbs least. On
-the host a call contains its computation; on a GPU it launches only, and rounds are short of what the queue holds."""
+the host a call contains its computation; on a GPU it launches only, and rounds are short of what the queue holds. "hit" and "miss" are calls
+with k of 100 and of 400 strides in turn, of which attn keeps 256 plans."""
 import argparse
 import importlib.util
+import itertools
 import os
 import platform
 import time
@@ -33,10 +35,20 @@ def smallest(contenders, wait=lambda: None):
     return {name: round(us, 2) for name, us in best.items()}
 
 
+def turns(k):
+    """{name: an endless iterator} of k with other strides between its heads, as caches have that grow: in plans' cache, and not."""
+    room = np.empty(k.size * 600, k.dtype)
+    views = [np.lib.stride_tricks.as_strided(room, k.shape, (*k.strides[:2], k.strides[2] + 64 * i, k.strides[3])) for i in range(500)]
+    room[:] = 1
+    return {"hit": itertools.cycle(views[:100]), "miss": itertools.cycle(views[100:])}
+
+
 def of_numpy(batch, heads, seqlen, dim):
     q, k, v = (np.random.default_rng(i).standard_normal((batch, seqlen, heads, dim), np.float32) for i in range(3))
     plan, out = attn.Plan(q, k, v), np.empty_like(q)
-    return {"attn.forward": lambda: attn.forward(q, k, v), "attn.Plan, out=": lambda: plan(q, k, v, out=out)}
+    of = turns(k)
+    return {"attn.forward": lambda: attn.forward(q, k, v), "attn.Plan, out=": lambda: plan(q, k, v, out=out),
+            "hit": lambda: attn.forward(q, next(of["hit"]), v), "miss": lambda: attn.forward(q, next(of["miss"]), v)}
 
 
 def of_torch(batch, heads, seqlen, dim, device):

@@ -17,6 +17,7 @@ option(ATTN_BUILD_FUZZERS "Build the libFuzzer targets (clang)" OFF)
 option(ATTN_INSTALL "Make install rules" ${PROJECT_IS_TOP_LEVEL})
 attn_option(ATTN_CUDA AUTO "CUDA kernels; AUTO: if nvcc is on PATH")
 attn_option(ATTN_GFX9 AUTO "gfx9 kernels and their emulator; AUTO: if LLVM's AMDGPU tools are found")
+set(ATTN_GFX9_MADE "" CACHE PATH "Folder asm of another build of this source: code objects that are there are not made again")
 attn_option(ATTN_PYTHON ${attn_part} "Python package; AUTO: if Python's headers and nanobind are found")
 set(ATTN_SANITIZE "" CACHE STRING "Sanitizers for everything built here, e.g. address,undefined")
 

@@ -42,6 +42,7 @@ struct attn_gfx942_decode_kernarg {
   int out_bytes;             // of a row of out
   int workgroups;            // packed q: so many share the rows of nobody
   int reserved;
+  const int* kv_begins;  // [batch]: first keys that are seen; null: all 0
   struct attn_gfx942_kv_segment segment[attn_gfx942_kv_segments];
 };
 

@@ -49,6 +49,7 @@ struct attn_gfx942_forward_kernarg {
   int workgroups;                     // packed q: so many share the rows of nobody
   const unsigned long long* missing;  // [batch, tile]: bits of keys that have no page; 0: none
   const float* out_scale;             // 0: 1
+  const int* kv_begins;               // [batch]: first keys that are seen; 0: all 0
 };
 
 // A tile of a sequence in which each segment begins with a tile of its own, as
@@ -69,6 +70,14 @@ struct attn_gfx942_descaled_kernarg {
   const struct attn_gfx942_tile_record* tile_records;  // [heads_kv, tiles]
   int num_segments;
   int reserved;
+};
+
+// Of the kernels that read K and V from the caller's memory; forward.prepared is not read.
+struct attn_gfx950_direct_kernarg {
+  struct attn_gfx942_forward_kernarg forward;
+  const void* k;
+  const void* v;
+  long long k_stride[3], v_stride[3];  // bytes: batch, 0 where packed; seq; head
 };
 
 // Of the kernels with block masks.

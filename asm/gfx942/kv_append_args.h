@@ -42,6 +42,7 @@ struct attn_gfx942_append_kernarg {
   int new_type, half;
   int interleaved, aligned;
   int lengths_only, reserved;
+  const long long* slot_mapping;
 };
 
 #endif

@@ -36,6 +36,7 @@
 //#   i32    aligned          all that a lane has at once can be moved by 8 or 16 bytes
 //#   i32    lengths_only     the launch writes seqlens_out, nothing else
 //#   i32    reserved_end
+//#   ptr    slot_mapping     i64 [batch, seqlen_new]: page * page_size + row, negative: nowhere; 0: by seqlens and block_table
 //
 // SGPRs: s0..s1 kernarg, s2, s3 workgroup, the rest as named below. VGPRs: as named below. No LDS. Occupancy: 8 waves per SIMD.
 .include "registers.inc"
@@ -309,7 +310,25 @@ kernel_entry kv_append_gfx942
   s_sub_u32 s[token], s[token], s[t]
   s_mov_b32 s[first], s[token]
   s_mov_b32 s[rest], s[seqlen_new]      // tokens that the sequence gets
-  s_branch token_found
+  kernarg at, 2, kv_append_gfx942.slot_mapping
+  wait_scalar
+  s_cmp_eq_u64 s[at:at+1], 0
+  s_cbranch_scc1 token_found
+  // The token's slot, which is its position in one long row of pages.
+  s_add_u32 s[t], s[t], s[token]
+  s_mov_b32 s[t+1], 0
+  s_lshl_b64 s[t:t+1], s[t:t+1], 3
+  s_add_u32 s[at], s[at], s[t]
+  s_addc_u32 s[at+1], s[at+1], s[t+1]
+  s_load_dwordx2 s[at:at+1], s[at:at+1], 0
+  wait_scalar
+  s_mov_b32 s[position], s[at]
+  s_cmp_lg_u32 s[at+1], 0
+  s_cbranch_scc1 done                   // negative, or beyond all pages
+  s_cmp_lt_i32 s[position], 0
+  s_cbranch_scc1 done                   // the same
+  s_mov_b64 s[block_table:block_table+1], 0
+  s_branch find_page
 find_sequence:                          // the first whose end is behind the token, among 64 of equal parts at a time
   v_mbcnt_lo_u32_b32 v[u], -1, 0
   v_mbcnt_hi_u32_b32 v[u], -1, v[u]
@@ -369,11 +388,15 @@ advanced:
   s_mov_b32 s[cache_row], s[position]
   s_cmp_eq_u64 s[block_table:block_table+1], 0
   s_cbranch_scc1 place_found
+find_page:
   s_lshl_b32 s[t], s[position], 1
   s_mul_hi_u32 s[t], s[t], s[by_page_size]
   s_lshr_b32 s[index], s[t], s[by_page_size+1]
   s_mul_i32 s[t], s[index], s[page_size]
   s_sub_u32 s[cache_row], s[position], s[t]
+  s_mov_b32 s[cache_entry], s[index]
+  s_cmp_eq_u64 s[block_table:block_table+1], 0
+  s_cbranch_scc1 page_found
   s_mul_i32 s[t], s[sequence], s[max_pages]
   s_mul_hi_u32 s[t+1], s[sequence], s[max_pages]
   s_add_u32 s[t], s[t], s[index]
@@ -383,6 +406,7 @@ advanced:
   s_addc_u32 s[t+1], s[t+1], s[block_table+1]
   s_load_dword s[cache_entry], s[t:t+1], 0
   wait_scalar
+page_found:
   s_cmp_lt_u32 s[cache_entry], s[num_pages]
   s_cselect_b32 s[cache_entry], s[cache_entry], -1      // nowhere
 place_found:

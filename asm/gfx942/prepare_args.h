@@ -22,6 +22,7 @@ struct attn_gfx942_prepare_kernarg {
   unsigned long long* missing;  // [batch, tile], written: bits of keys that have no page
   struct attn_gfx942_tile_record* tile_records;  // [KV head, tile], written by _descaled
   struct attn_descale q_descale;                 // of _descaled
+  const int* kv_begins;                          // [batch]: first keys that are seen; 0: all 0
   struct attn_gfx942_kv_segment segment[attn_gfx942_kv_segments];
 };
 

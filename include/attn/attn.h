@@ -132,14 +132,24 @@ typedef enum attn_dtype ATTN_ENUM {
   /* K/V with one f16 scale for each token and head, in a separate array
      (attn_segment_args.k_scale): real value = code x scale */
   ATTN_I8 = 14, /* int8 */
-  ATTN_I4 = 15  /* two's complement, two per byte: the even element in the low half */
+  ATTN_I4 = 15, /* two's complement, two per byte: the even element in the low half */
+  /* Caches that servers write; K and V only (docs/mla.md) */
+  ATTN_F8_E4M3FN_TOKEN = 16, /* e4m3fn codes; one f32 scale for each token and head in k_scale */
+  ATTN_NVFP4 = 17,   /* e2m1 codes, two per byte, the even element in the low half; one e4m3fn scale
+                        for each 16 elements in k_scale. Real value = code x scale x descale */
+  ATTN_MLA_656 = 18, /* FlashMLA's row of 576 elements: 512 e4m3fn, 4 f32 scales of 128 elements
+                        each, 64 bf16 */
+  ATTN_MLA_584 = 19  /* vLLM's row of 512 elements: 448 e4m3fn, 64 bf16, 576 bytes. In k_scale 8
+                        bytes: an e8m0 scale (2^(code - 127), 255 = NaN) for each 64 of the 448
+                        elements; the last byte is not used */
 } attn_dtype;
 
 typedef enum attn_dtype_kind ATTN_ENUM {
   ATTN_KIND_FLOAT = 1, /* f32, f16, bf16, f64 */
   ATTN_KIND_FP8 = 2,
-  ATTN_KIND_GGML = 3, /* blocks that contain their scales; K and V only */
-  ATTN_KIND_CODES = 4 /* integers; K and V only */
+  ATTN_KIND_GGML = 3,  /* blocks that contain their scales; K and V only */
+  ATTN_KIND_CODES = 4, /* integers; K and V only */
+  ATTN_KIND_CACHE = 5  /* formats of servers' caches, with scales of their own; K and V only */
 } attn_dtype_kind;
 
 /* The properties of a type. */
@@ -148,11 +158,14 @@ typedef struct attn_dtype_properties {
   attn_dtype type;
   const char* name; /* "f8_e4m3fn", as in errors, files and command lines */
   attn_dtype_kind kind;
-  int32_t block_elements; /* 1; ggml's types 32, i4 2: a row consists of whole blocks */
+  int32_t block_elements; /* 1; ggml's types 32, i4 2, nvfp4 16, mla_656 576, mla_584 512: a row
+                             consists of whole blocks */
   int32_t block_bytes;
-  int32_t has_scales;  /* 1: each token and head has an f16 scale, in a separate array */
-  int32_t output_only; /* 1: f64 */
-  double max_finite;   /* the largest finite value of a stored element; ggml's types: 0 */
+  int32_t has_scales;     /* 1: each token and head has scales in a separate array */
+  int32_t output_only;    /* 1: f64 */
+  double max_finite;      /* the largest finite value of a stored element; ggml's, mla_*: 0 */
+  int32_t scale_bytes;    /* has_scales: bytes of one scale: f16 2, f32 4, e4m3fn and e8m0 1 */
+  int32_t scale_elements; /* has_scales: elements under one scale; 0: all of a token's head */
 } attn_dtype_properties;
 
 /* Valid as long as the library is loaded. NULL if `type` is ATTN_DTYPE_NONE or this library does
@@ -162,10 +175,11 @@ ATTN_API const attn_dtype_properties* attn_dtype_info(attn_dtype type);
 /* Six things are called scale:
  *   attn_problem.scale           factor of q k^T before the softmax
  *   *_descale (f32)              multiplies stored values: real = stored x descale
- *   k_scale, v_scale (f16)       multiply codes of i8 and i4: real = code x scale (x descale)
+ *   k_scale, v_scale             multiply codes of types that have scales: real = code x scale (x
+ *                                descale). f16 of i8 and i4, else as attn_dtype says
  *   out_scale (f32)              multiplies the real result before it is stored in fp8
  *   attn_quantize_problem.scale  says where quantisation takes its descale from
- *   attn_quantize_args.scale     the k_scale or v_scale that quantisation to i8 or i4 writes */
+ *   attn_quantize_args.scale     the k_scale or v_scale that quantisation writes */
 
 typedef enum attn_layout ATTN_ENUM {
   ATTN_PADDED = 0, /* [B, S, H, D] */
@@ -290,7 +304,11 @@ typedef struct attn_segment {
   int32_t has_seqlens; /* PADDED, PAGED: 1: attn_segment_args.seqlens is given; 0: every sequence
                           has `seqlen` keys. PACKED: 0 */
   int64_t seqlen;      /* capacity: the most keys of a sequence. PADDED: S. PAGED: 0 means
-                          max_pages * page_size. PACKED: 0 means total */
+                          max_pages * page_size. PACKED: 0 means total.
+                          With has_seqlens, an attn_problem's may be more than its k and v hold, so
+                          that one plan serves lengths that grow: reference, cpu and hip read no key
+                          after a sequence's last one. cuda may read all `seqlen` keys of a PADDED
+                          segment, and the rule of overlap counts them on every backend */
   int64_t total;       /* PACKED: tokens in the buffer */
   int64_t num_pages;   /* PAGED: pages in the pool */
   int32_t page_size;   /* PAGED: keys per page */
@@ -298,8 +316,9 @@ typedef struct attn_segment {
   attn_strides k_stride, v_stride;
   attn_descale_kind k_descale, v_descale;
   int32_t descale_block_keys; /* ATTN_DESCALE_BLOCK: 64 or 128 */
-  /* k_type, v_type i8 and i4: strides of k_scale and v_scale, counted in scales. All zero:
-     contiguous [B, S, Hkv], [total, Hkv] or [num_pages, page_size, Hkv] */
+  /* Types with scales: strides of k_scale and v_scale, counted in scales. All zero: contiguous [B,
+     S, Hkv], [total, Hkv] or [num_pages, page_size, Hkv]; nvfp4 and mla_584 [..., head_dim /
+     scale_elements] */
   attn_strides k_scale_stride, v_scale_stride;
   /* 1: a prefix that the sequences of the batch share: every sequence has these keys. Each array of
      the segment is as in a batch of 1: k [1, S, Hkv, D], seqlens [1], block_table [1, max_pages],
@@ -307,6 +326,30 @@ typedef struct attn_segment {
      are not shared; attn_problem only. The result is as if each sequence had its own copy of these
      keys. Which kernels read them once for the whole batch: docs/decode.md */
   int32_t shared;
+  /* ---- latent caches and lists of keys (docs/mla.md). Backends: reference, cpu ---- */
+  /* Above 0: queries see only the keys in attn_segment_args.list, with list_size entries for each
+     list. An entry e stands for keys e * list_block to e * list_block + list_block - 1 of the
+     segment, counted from 0. Entries may be in any order. -1 and keys outside the sequence's keys
+     are no keys. A key that is listed twice counts twice. Causal masks and windows hide listed keys
+     by their positions. attn_problem only, as the following up to no_positions; PADDED or PAGED;
+     without bias, ALiBi, block mask, tree and kv_begin */
+  int64_t list_size;
+  int64_t list_heads;   /* 1 or heads_kv lists; 0 = 1 */
+  int32_t list_block;   /* 1, 64 or 128; 0 = 1 */
+  int32_t list_queries; /* 1, 64 or 128 consecutive queries of a sequence that have one list; 0 = 1.
+                           PACKED q: 1 */
+  int32_t list_of_pool; /* 1: entries are page * page_size + key of the page, of any page of the
+                           pool; seqlens and the block table are not used. PAGED, no_positions,
+                           list_block 1 */
+  int32_t has_list_lengths;
+  /* 1: the keys have no position. Causal masks and windows do not hide them, and Skv and the
+     positions of the other segments do not count them. Without bias, ALiBi, block mask, tree and
+     kv_begin */
+  int32_t no_positions;
+  /* 1: V is the first head_dim_v columns of K. v_type is NONE or k_type; v_stride, v_scale_stride
+     and v_descale are 0 or as those of K; v, v_scale and v_descale of the args, and v_new of
+     kv_append, are NULL */
+  int32_t v_in_k;
 } attn_segment;
 
 typedef struct attn_problem {
@@ -343,8 +386,9 @@ typedef struct attn_problem {
   int64_t bias_stride[4]; /* of bias [B, Hq, Sq, Skv], each counts, the last one too; 0
                              broadcasts that dimension. All zero: contiguous. Skv is the sum of the
                              segments' seqlen */
-  /* ATTN_BLOCK_MASK (PADDED q only): grid [mask_batch, mask_heads, ceil(Sq / block_q), ceil(Skv /
-   * block_k)], with Sq = seqlen_q and Skv the sum of the segments' seqlen */
+  /* ATTN_BLOCK_MASK: grid [mask_batch, mask_heads, ceil(Sq / block_q), ceil(Skv / block_k)], with
+   * Sq = seqlen_q and Skv the sum of the segments' seqlen. PACKED q: reference and cpu; each
+   * sequence begins at the grid's first row */
   int32_t block_q, block_k;       /* 64 or 128 on GPUs, any on reference and cpu */
   int64_t mask_batch, mask_heads; /* 1 or B; 1 or Hq; 0 = 1 */
   int64_t mask_partials;          /* PARTIAL blocks stored in block_bits */
@@ -359,8 +403,11 @@ typedef struct attn_problem {
   int64_t tree_keys;   /* 1 to 128: whether a query sees the last tree_keys keys of its sequence,
                           counted over all segments, is also decided by bits in attn_args.tree. 0 =
                           none */
-  /* 1: attn_args.kv_begin hides the first keys of each sequence. Backends: reference, cpu */
+  /* 1: attn_args.kv_begin hides each sequence's first keys. Backends: reference, cpu, hip */
   int32_t has_kv_begin;
+  /* 1, with ATTN_CAUSAL: attn_args.causal_sequences says which sequences are causal. Forward only.
+     Backends: reference, cpu */
+  int32_t has_causal_sequences;
 } attn_problem;
 
 /* ---- the data ------------------------------------------------------------------------------- */
@@ -376,9 +423,15 @@ typedef struct attn_segment_args {
                                  count as keys */
   const float* k_descale;     /* of the shape that the descale's kind says */
   const float* v_descale;
-  const void* k_scale; /* k_type i8 and i4: f16, one for each token and head. A descale, if given,
-                          multiplies it */
+  const void* k_scale; /* k_type with scales (attn_dtype): i8 and i4 f16, one for each token and
+                          head. A descale, if given, multiplies it */
   const void* v_scale;
+  /* list_size: [B, ceil(Sq / list_queries), list_heads, list_size], or packed [total_q, list_heads,
+     list_size], contiguous */
+  const int32_t* list;
+  /* has_list_lengths: the entries of each list that are read, in [0, list_size]; shape of list
+     without list_size */
+  const int32_t* list_lengths;
 } attn_segment_args;
 
 typedef struct attn_args {
@@ -408,6 +461,8 @@ typedef struct attn_args {
   /* has_kv_begin: [B], 0 or more: the first key of each sequence that its queries see, counted over
    * all segments, as after padding on the left. Hidden keys count in lengths and positions */
   const int32_t* kv_begin;
+  const int32_t* causal_sequences; /* has_causal_sequences: [B]; 0: ATTN_CAUSAL does not apply to
+                                      this sequence. Its window and lengths do */
 } attn_args;
 
 /* ---- plan and run --------------------------------------------------------------------------- */
@@ -581,20 +636,31 @@ typedef enum attn_scale_source ATTN_ENUM {
                            |x| / the largest finite value of dst_type; 1 if all finite x are 0 */
 } attn_scale_source;
 
-/* Converts x [B, S, H, D] to fp8, ggml's blocks, i8 or i4. Rounds to nearest even. NaN stays NaN. A
- * value beyond the range of fp8 becomes NaN (e5m2: inf), with saturate the largest finite value.
+/* Converts x [B, S, H, D] to fp8, ggml's blocks, i8, i4 or a cache's format. Rounds to nearest
+ * even. NaN stays NaN. A value beyond the range of fp8 becomes NaN (e5m2: inf), with saturate the
+ * largest finite value.
  *
  * ggml's types have their scales inside the blocks: scale must be ATTN_SCALE_ONE, head_dim a
  * multiple of 32.
  *
  * i8, i4: scale must be ATTN_SCALE_ONE; for i4 head_dim is even. The scale of a token's head is its
  * largest |x| / 127 (i4: / 7), rounded to f16; stored = round(x / scale). A scale beyond f16's
- * range becomes NaN, with saturate 65504. If an x is NaN, so is the scale. */
+ * range becomes NaN, with saturate 65504. If an x is NaN, so is the scale.
+ *
+ * Formats of servers' caches, on reference and cpu. Their codes saturate, with saturate or without.
+ *   f8_e4m3fn_token  scale (f32) of a token's head = its largest finite |x| / 448, 1 if that is 0;
+ *                    stored = round(x / scale). scale must be ATTN_SCALE_ONE
+ *   mla_656, mla_584 the scale of 128 (64) elements is the least power of two that is at least
+ * their largest finite |x| / 448, 2^-126 or more; stored = round(x / scale). The last 64 elements
+ * are rounded to bf16. scale must be ATTN_SCALE_ONE nvfp4            the scale of 16 elements =
+ * round(their largest finite |x| / 6 / descale) in e4m3fn, at most 448, NaN if one of them is NaN;
+ * stored = round(x / (scale x descale)). kind NONE or TENSOR; with ATTN_SCALE_AMAX descale = the
+ * largest |x| / (6 x 448) */
 typedef struct attn_quantize_problem {
   size_t struct_size;
   int64_t batch, seqlen, heads, head_dim;
   attn_dtype src_type; /* f32, f16, bf16 */
-  attn_dtype dst_type; /* f8_e4m3fn, f8_e5m2, f8_e4m3fnuz; ggml's; i8, i4 */
+  attn_dtype dst_type; /* f8_e4m3fn, f8_e5m2, f8_e4m3fnuz; ggml's; i8, i4; of ATTN_KIND_CACHE */
   attn_strides src_stride, dst_stride;
   attn_descale_kind kind; /* of descale. NONE: same as TENSOR. TENSOR [1], HEAD [B, H], BLOCK [B, H,
                              ceil(S / descale_block_keys)] */
@@ -602,8 +668,9 @@ typedef struct attn_quantize_problem {
   attn_scale_source scale;
   int32_t saturate;          /* 0 or 1 */
   const char* kernel;        /* NULL = the plan chooses */
-  attn_strides scale_stride; /* i8, i4: strides of attn_quantize_args.scale, counted in scales; all
-                                zero: contiguous [B, S, H] */
+  attn_strides scale_stride; /* types with scales: strides of attn_quantize_args.scale, counted in
+                                scales; all zero: contiguous [B, S, H]; nvfp4 and mla_584 [B, S, H,
+                                D / scale_elements] */
 } attn_quantize_problem;
 
 typedef struct attn_quantize_args {
@@ -611,7 +678,7 @@ typedef struct attn_quantize_args {
   const void* src;
   void* dst;
   float* descale; /* GIVEN: read; AMAX: written; ONE: 1 is written, or NULL */
-  void* scale;    /* i8, i4: f16 [B, S, H], written */
+  void* scale;    /* types with scales (attn_dtype): written; i8, i4: f16 [B, S, H] */
 } attn_quantize_args;
 
 /* Errors of both as attn_plan_create and attn_run. Runs need no workspace. All backends. */
@@ -629,8 +696,8 @@ ATTN_API attn_status attn_run_quantize(const attn_plan* plan, const attn_quantiz
  *
  * Conversion: stored = round(x / descale), to nearest even. Values beyond the range of fp8 become
  * its largest value, since a NaN in a cache would reach every later result; beyond the range of f16
- * and bf16 they become infinity; NaN stays NaN. ggml's blocks, i8 and i4
- * with their scales are made as attn_quantize makes them with saturate.
+ * and bf16 they become infinity; NaN stays NaN. ggml's blocks, i8, i4 and formats of servers'
+ * caches with their scales are made as attn_quantize makes them with saturate.
  *
  * Rotary embedding: if rotary_dim is set, the first rotary_dim elements of each head of k_new are
  * rotated before they are stored. If heads_q is set, so is q, which has the same tokens as k_new,
@@ -647,8 +714,8 @@ ATTN_API attn_status attn_run_quantize(const attn_plan* plan, const attn_quantiz
  * in the page, whatever sequence has that page, and a token whose slot is negative is not written.
  * Then new_layout is PADDED ([1, T, Hkv, D] for tokens of many sequences) and the cache PAGED, with
  * has_seqlens 0 and descales per tensor or head; cu_seqlens_new, block_table and max_pages are not
- * used, advance_seqlens and rotary_dim are 0. Backends: reference, cpu. If two tokens have one
- * slot, its contents are undefined.
+ * used, advance_seqlens and rotary_dim are 0. Backends: reference, cpu, hip, where a slot beyond
+ * the pages is not written either. If two tokens have one slot, its contents are undefined.
  *
  * k and v of a PAGED cache may be views of one pool: of equal types and strides, a whole number of
  * pages apart, and pages do not interleave. Then a run must not write the same memory as a page of
@@ -794,6 +861,13 @@ ATTN_API attn_status attn_block_mask_from_intervals(attn_context* context,
                                                     const attn_block_mask_shape* shape,
                                                     const int32_t* intervals, int32_t num_intervals,
                                                     void* stream, attn_block_mask** mask);
+/* For each block of queries the blocks of keys that it sees: i32 [batch, heads, ceil(Sq / block_q),
+ * list_size], contiguous, in host memory. An entry is a block's number, 0 to ceil(Skv / block_k) -
+ * 1, or -1 for none; entries may be in any order, and a block that is listed twice is seen once. */
+ATTN_API attn_status attn_block_mask_from_lists(attn_context* context,
+                                                const attn_block_mask_shape* shape,
+                                                const int32_t* lists, int64_t list_size,
+                                                attn_block_mask** mask);
 /* Kinds, index and bits directly, with the shapes of attn_args, in host memory; copied. index and
  * bits may be NULL if no block is PARTIAL. */
 ATTN_API attn_status attn_block_mask_from_kinds(attn_context* context,

@@ -220,6 +220,12 @@ class block_mask {
                                         made);
     });
   }
+  static block_mask from_lists(const context& context, const attn_block_mask_shape& shape,
+                               const std::int32_t* lists, std::int64_t list_size) {
+    return adopt([&](attn_block_mask** made) {
+      return attn_block_mask_from_lists(context.get(), &shape, lists, list_size, made);
+    });
+  }
   static block_mask intersection(const context& context, const block_mask& a, const block_mask& b) {
     return adopt([&](attn_block_mask** made) {
       return attn_block_mask_combine(context.get(), a.get(), b.get(), 0, made);

@@ -9,14 +9,14 @@ dimensions. Types are named as in attn.h, and types() lists them, or given as a 
 import json
 import os
 
-from . import _attn, _rocm
+from . import _attn, _mla, _rocm
 from ._errors import (DriverError, DriverMissing, Error, InternalError, InvalidArgument, NoDevice, OutOfMemory,
                       Unsupported)
 from ._masks import BlockMask
 
 __all__ = ["BlockMask", "DriverError", "DriverMissing", "Error", "InternalError", "InvalidArgument", "NoDevice",
            "OutOfMemory", "Plan", "Unsupported", "backward", "cache_clear", "cache_info", "check", "explain", "forward",
-           "get_num_threads", "info", "kv_append", "kv_roll", "merge", "quantize", "set_num_threads", "types"]
+           "get_num_threads", "info", "kv_append", "kv_roll", "merge", "mla_decode", "quantize", "set_num_threads", "types"]
 __version__ = _attn.version()
 
 if hasattr(os, "register_at_fork"):
@@ -33,9 +33,10 @@ def _read_in_c(function):
 
 @_read_in_c
 def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), scale=None, softcap=0.0, bias=None,
-            alibi_slopes=None, sinks=None, block_mask=None, tree=None, tree_keys=0, seqlens_kv=None, kv_begin=None, cu_seqlens_q=None,
-            cu_seqlens_kv=None, max_seqlen_q=None, block_table=None, shared_segments=0, q_descale=None, k_descale=None, v_descale=None,
-            k_type=None, v_type=None, k_scale=None, v_scale=None, bias_slopes=None, out_scale=None, out_dtype=None,
+            alibi_slopes=None, sinks=None, block_mask=None, tree=None, tree_keys=0, seqlens_kv=None, kv_begin=None,
+            causal_sequences=None, cu_seqlens_q=None, cu_seqlens_kv=None, max_seqlen_q=None, block_table=None, shared_segments=0,
+            q_descale=None, k_descale=None, v_descale=None, k_type=None, v_type=None, k_scale=None, v_scale=None, head_dim_v=None, lists=None, list_lengths=None, list_block=None,
+            list_queries=None, list_of_pool=None, no_positions=None, bias_slopes=None, out_scale=None, out_dtype=None,
             return_lse=False, out=None, backend="auto"):
     """softmax(scale q k^T + bias, masked) v -> out, or (out, lse) with return_lse.
 
@@ -56,7 +57,8 @@ def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), sc
                        sees key n only if bit n % 64 of its word n / 64 is set
     seqlens_kv         i32 [B]: keys of each sequence; the rest of k and v is not read
     kv_begin           i32 [B]: the first key of each sequence that is seen, as after padding on the left; hidden keys still count in
-                       positions; on the host only
+                       positions; on the host and on HIP
+    causal_sequences   i32 [B], with causal: 0 where a sequence is not causal; on the host only
     cu_seqlens_q       i32 [B + 1]: q is packed [total_q, Hq, D], lse [Hq, total_q]
     max_seqlen_q       with cu_seqlens_q: the length of the longest sequence or more, None = total_q; smaller is faster on GPUs
     cu_seqlens_kv      i32 [B + 1]: k and v are packed [total, Hkv, D]
@@ -64,15 +66,25 @@ def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), sc
     q_descale          f32 [1] or [B, Hkv] (the query heads of a K/V head share one): value = stored * descale. [B, Hkv] with
                        strides of 0 is [1]
     k_descale, v_descale  the same, or [B, Hkv, blocks of 64 or 128 keys]
-    k_type, v_type     the type of k and v in uint8: one of ggml's types, or i4; None: q8_0 or q4_0, by their size
-    k_scale, v_scale   for i8 and i4: f16, shaped as k and v without the last dimension: value = code * scale
+    k_type, v_type     the type of k and v in uint8: one of ggml's types, i4, or a cache's format; None: q8_0 or q4_0, by their size
+    k_scale, v_scale   for types with scales: i8 and i4 f16, f8_e4m3fn_token f32, shaped as k and v without the last dimension; nvfp4
+                       [..., D / 16] and mla_584 [..., 8] u8: value = code * scale
+    head_dim_v         with v None: V is the first head_dim_v columns of k, as in a latent cache (docs/mla.md); None: all. On the host
+                       only, as the following
+    lists              i32 [B, Sq, Hkv or 1, n], for packed q [total_q, Hkv or 1, n]: the keys that each query sees, in any order; -1
+                       and keys that are not there are none; a key that is listed twice counts twice
+    list_lengths       i32, the shape of lists without n: how many entries of each list count
+    list_block, list_queries  keys of an entry, and queries that have one list together: 1, 64 or 128
+    list_of_pool       True: entries are page * page_size + place in the page; without block_table, with no_positions
+    no_positions       True: causal masks and windows do not hide these keys, and positions do not count them
     out_scale          f32 [1], fp8 out: stored = round(value * out_scale)
     out_dtype          None: the type of `out`, if given, else q's, or bf16 for an fp8 q
     out                an array for the result, which is returned; it must not overlap an input
     backend            "auto": by q's memory; "reference" (float64) or "cpu" for host memory, "cuda", "hip"
 
     k and v may be lists of segments, older keys first. seqlens_kv, cu_seqlens_kv, block_table, k_descale, v_descale, k_type,
-    v_type, k_scale and v_scale are then lists too, with None for a segment that has none. K/V in ggml's blocks and i4 are uint8
+    v_type, k_scale, v_scale, lists, list_lengths, list_of_pool and no_positions are then lists too, with None for a segment that
+    has none. K/V in ggml's blocks and i4 are uint8
     arrays whose last dimension is the bytes of a row.
 
     The first shared_segments segments are a prefix that all sequences of the batch share: their k and v are [1, Skv, Hkv, D] or
@@ -167,7 +179,9 @@ def quantize(x, dtype, *, scale=1, per="tensor", saturate=False, backend="auto")
     """Converts x [B, S, H, D], or packed [total, H, D], in f32, f16 or bf16 -> (stored, descale); value = stored * descale.
 
     dtype      one of fp8; one of ggml's types (stored: uint8 [..., bytes of a row]; descale: None); i8 (stored: int8), i4
-               (stored: uint8, two codes per byte); these two return scales, f16 [B, S, H], instead of descale
+               (stored: uint8, two codes per byte); these two return scales, f16 [B, S, H], instead of descale. A format of servers'
+               caches (docs/mla.md; stored: uint8): mla_656 returns descale None, f8_e4m3fn_token and mla_584 scales instead of
+               descale, nvfp4 (stored, scales, descale)
     scale      a number or an f32 array, which becomes descale; "amax": the largest |x| / the type's largest value
     per        what shares a descale: "tensor" [1], "head" [B, H], 64 or 128 keys [B, H, blocks]
     saturate   True: a value beyond the range becomes the largest one; False: NaN (f8_e5m2: inf)
@@ -180,6 +194,8 @@ def kv_append(k_new, v_new, k_cache, v_cache, seqlens=None, *, cu_seqlens_new=No
               rotary_sin=None, rotary_interleaved=False, q=None, q_out=None, advance_seqlens=False, seqlens_out=None, backend="auto"):
     """Writes k_new and v_new into a cache, token t of sequence b at position seqlens[b] + t -> rotated q, or None without q.
 
+    v_new and v_cache are None where v is in k (docs/mla.md).
+
     k_new [B, T, Hkv, D], v_new [B, T, Hkv, Dv] in f32, f16 or bf16; k_cache [B, S, Hkv, D], v_cache [B, S, Hkv, Dv] in any
     type that forward() takes for k and v, with stored = round(x / descale); seqlens i32 [B]. A token whose position is S or more
     is not written.
@@ -188,7 +204,7 @@ def kv_append(k_new, v_new, k_cache, v_cache, seqlens=None, *, cu_seqlens_new=No
     max_seqlen_new      with cu_seqlens_new: the most new tokens of a sequence, or more; None = total
     block_table         i32 [B, pages]: k_cache and v_cache are pages [num_pages, page_size, Hkv, D]
     slot_mapping        i64 [B, T], or [T] for k_new [T, Hkv, D]: instead of seqlens and block_table, where each token goes in the pages,
-                        page * page_size + place; negative: nowhere. Without rotation; on the host only
+                        page * page_size + place; negative: nowhere. Without rotation; on the host and on HIP
     k_descale           f32 [1], [B, Hkv] or [B, Hkv, blocks of 64 or 128 keys]; read. v_descale: the same
     k_type, v_type      as in forward(); k_scale, v_scale too, but they are written
     rotary_cos          f32 [S or more positions, R / 2], as rotary_sin: the first R elements of each head of k_new and q are
@@ -207,6 +223,8 @@ def kv_roll(k_recent, v_recent, recent_table, recent_seqlens, k_old, v_old, old_
             v_descale=None, k_type=None, v_type=None, k_scale=None, v_scale=None, backend="auto"):
     """Moves the oldest full pages of a cache in f32, f16 or bf16 to the end of a cache in another type, converted as by kv_append.
 
+    v_recent and v_old are None where v is in k (docs/mla.md).
+
     k_recent [pages, page_size, Hkv, D], v_recent [.., Dv], recent_table i32 [B, pages of a sequence], recent_seqlens i32 [B];
     k_old [B, S, Hkv, D], v_old [B, S, Hkv, Dv] in any type that forward() takes, old_seqlens i32 [B]. From each sequence
     as many pages move as leave at least `keep` keys and have room in the old cache. Both lengths are updated, and the used entries of
@@ -217,6 +235,30 @@ def kv_roll(k_recent, v_recent, recent_table, recent_seqlens, k_old, v_old, old_
     backend             as in forward()
     """
     _attn.kv_roll(locals())
+
+
+def mla_decode(q, cache, block_table=None, seqlens=None, *, head_dim_v=512, scale=None, causal=True, cache_type=None, cache_scale=None,
+               descale=None, indices=None, list_lengths=None, indices_of_pool=False, window=(-1, -1), softcap=0.0, sinks=None,
+               return_lse=False, out=None, backend="auto"):
+    """Attention over a latent cache, whose rows are keys and, in their first head_dim_v columns, values -> out, or (out, lse).
+
+    q [B, Sq, Hq, D]: per head the query times the up-projection of the keys, then its rotated part. cache [pages, page_size, D] with
+    block_table i32 [B, pages of a sequence] and seqlens i32 [B], or [B, S, D]; with a dimension of 1 head before D or without. out [B,
+    Sq, Hq, head_dim_v]. docs/mla.md has an example.
+
+    scale              None: 1 / sqrt(D). Models use that of their expanded heads, DeepSeek 1 / sqrt(192)
+    causal             query i sees key j <= i + Skv - Sq
+    cache_type         of a cache in uint8: mla_656 (None with rows of 656 bytes), mla_584 or another format. mla_584 is [pages,
+                       page_size, 584] as vLLM has it: a page's codes and its scales one after the other, pages a multiple of 576 bytes
+                       apart
+    cache_scale        the scales of other types that have them, as k_scale of forward()
+    descale            f32 [1]: value = stored * descale
+    indices            i32 [B, Sq, n]: the keys that each query sees, as lists of forward(), with list_lengths i32 [B, Sq]
+    indices_of_pool    True: they are page * page_size + place in the page, as FlashMLA has them; block_table and seqlens are None, and
+                       causal and window have no effect
+    window, softcap, sinks, return_lse, out, backend  as in forward()
+    """
+    return _mla.decode(forward, **locals())
 
 
 def set_num_threads(n):
@@ -232,8 +274,9 @@ def get_num_threads():
 
 
 def types():
-    """attn.h's types by name: {"f16": {"dtype": what arrays of it are of, "kind": "float", "fp8", "ggml" or "codes", "block_elements",
-    "block_bytes", "has_scales", "output_only"}, ...}; attn_dtype_properties says what these are."""
+    """attn.h's types by name: {"f16": {"dtype": what arrays of it are of, "kind": "float", "fp8", "ggml", "codes" or "cache",
+    "block_elements", "block_bytes", "has_scales", "output_only", "scale_bytes", "scale_elements"}, ...}; attn_dtype_properties says
+    what these are."""
     return _attn.types()
 
 
@@ -250,10 +293,11 @@ def info():
 
 
 def cache_info():
-    """{"plans", "hits", "misses"} of forward(), merge(), quantize() and kv_append() since the start or cache_clear()."""
-    return dict(zip(("plans", "hits", "misses"), _attn.cache_counts()))
+    """{"plans", "hits", "misses"} of forward(), merge(), quantize() and kv_append() since the start or cache_clear(), and {"workspaces",
+    "workspace_bytes"} that are kept for later calls: one for each stream and for each thread that was in a call at the same time."""
+    return dict(zip(("plans", "hits", "misses", "workspaces", "workspace_bytes"), _attn.cache_counts()))
 
 
 def cache_clear():
-    """Drops the plans that the functions keep, and the plans' workspaces."""
+    """Drops the plans and workspaces that the functions keep."""
     _attn.cache_clear()

@@ -72,6 +72,12 @@ class BlockMask:
         u32 [P, bq, ceil(bk / 32)] with column c in bit c % 32 of word c / 32."""
         return cls(_attn.mask_from_kinds(kinds, index, bits, seqlen_q, seqlen_kv, block_size, _device(device)))
 
+    @classmethod
+    def from_lists(cls, lists, seqlen_q, seqlen_kv, *, block_size=128, device="cpu"):
+        """lists: i32 [rows, n] or [B or 1, Hq or 1, rows, n] in host memory, contiguous: for each block of queries the numbers of the
+        blocks of keys that it sees, in any order; -1 is none."""
+        return cls(_attn.mask_from_lists(lists, seqlen_q, seqlen_kv, block_size, _device(device)))
+
     EMPTY, CAUSAL, FULL, PARTIAL = range(4)
 
     def __or__(self, other):

@@ -17,6 +17,8 @@ PyTorch tensors of the CPU and of CUDA that require grad have gradients; then th
     q_descale ...      f32 [B, Hkv] for fp8
     return_softmax_lse returns (out, lse): lse f32 [B, Hq, Sq], packed [Hq, total]
     return_attn_probs  returns (out, lse, None), as FlashAttention 2 does without dropout
+    qv                 [.., Hq, Dv]: adds qv v^T to q k^T, the decode of latent attention (docs/mla.md). k and v are then views of one
+                       array whose rows are v, then k; softmax_scale None is 1 / sqrt(D + Dv)
     out                an array for the result
     backend            as in attn.forward
 """
@@ -34,8 +36,8 @@ def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, wi
                     q_descale=None, k_descale=None, v_descale=None, qv=None, num_splits=0, pack_gqa=None, sm_margin=0,
                     return_softmax_lse=False, out=None, backend="auto"):
     """softmax(softmax_scale q k^T, masked) v -> out [B, Sq, Hq, Dv]; help(attn.flash) describes the arguments."""
-    _refuse(dropout_p=dropout_p, qv=qv, sm_margin=sm_margin)
-    result = _attend(q, k, v, scale=softmax_scale, causal=causal, window=window_size, chunk=attention_chunk, softcap=softcap,
+    _refuse(dropout_p=dropout_p, sm_margin=sm_margin)
+    result = _attend(q, k, v, qv=qv, scale=softmax_scale, causal=causal, window=window_size, chunk=attention_chunk, softcap=softcap,
                      slopes=alibi_slopes, sinks=_sinks(s_aux, learnable_sink), descales=(q_descale, k_descale, v_descale),
                      lse=return_softmax_lse or return_attn_probs, out=out, backend=backend, names={})
     return (*result, None) if return_attn_probs else result
@@ -82,7 +84,8 @@ def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, ma
     seqused_q, seqused_k        i32 [B]: the first this many tokens of each sequence count. Later rows of out are 0, of lse -inf
     block_table                 i32 [B, pages]: k and v are pages; lengths are in seqused_k or cu_seqlens_k
     """
-    _refuse(dropout_p=dropout_p, qv=qv, sm_margin=sm_margin)
+    _refuse(dropout_p=dropout_p, sm_margin=sm_margin)
+    need(qv is None or seqused_q is None, "seqused_q is given; accepted with qv: None")
     if return_attn_probs:
         return_softmax_lse = True
     xp = module_of(q, "q")
@@ -122,7 +125,7 @@ def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, ma
         used = _Used(starts, seqused_q, q.shape[0] if cu_seqlens_q is not None else q.shape[0] * q.shape[1], q)
         if out is not None:
             _need_out(out, (*q.shape[:-1], getattr(v, "shape", q.shape)[-1]), q)
-    result = _attend(q if used is None else used.pack(q), k, v, cu_q=cu_seqlens_q if used is None else used.offsets,
+    result = _attend(q if used is None else used.pack(q), k, v, qv=qv, cu_q=cu_seqlens_q if used is None else used.offsets,
                      max_q=max_seqlen_q if cu_seqlens_q is not None or used is not None else None, cu_k=packed_k,
                      lengths=lengths, table=block_table, scale=softmax_scale, causal=causal, window=window_size,
                      chunk=attention_chunk, softcap=softcap, slopes=alibi_slopes, sinks=_sinks(s_aux, learnable_sink),
@@ -164,7 +167,7 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, rotary_cos=None
     block_table         i32 [B, pages]; page_table is the same
     cu_seqlens_q, max_seqlen_q  q is packed
     """
-    _refuse(qv=qv, sm_margin=sm_margin, scheduler_metadata=scheduler_metadata)
+    _refuse(sm_margin=sm_margin, scheduler_metadata=scheduler_metadata)
     module_of(q, "q")
     need(block_table is None or page_table is None, "page_table is given; accepted with block_table: None")
     cu_seqlens_q, batch = _queries(q, cu_seqlens_q)
@@ -217,13 +220,13 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, rotary_cos=None
             lengths = cache_leftpad * 0 + table.shape[1]
         _need_room(cache_leftpad, "cache_leftpad", lengths)
         lengths = contiguous(lengths - cache_leftpad)
-    return _attend(q, k_cache, v_cache, cu_q=cu_seqlens_q, max_q=max_seqlen_q,
+    return _attend(q, k_cache, v_cache, qv=qv, cu_q=cu_seqlens_q, max_q=max_seqlen_q,
                    lengths=lengths, table=table, scale=softmax_scale, causal=causal, window=window_size, chunk=attention_chunk,
                    softcap=softcap, slopes=alibi_slopes, sinks=_sinks(s_aux, learnable_sink),
                    descales=(q_descale, k_descale, v_descale), lse=return_softmax_lse, out=out, backend=backend, names=names)
 
 
-_WITHOUT_KERNEL = {"dropout_p": ("0, attn has no dropout", lambda x: x == 0), "qv": ("None", lambda x: x is None),
+_WITHOUT_KERNEL = {"dropout_p": ("0, attn has no dropout", lambda x: x == 0),
                    "sm_margin": ("0", lambda x: x == 0), "scheduler_metadata": ("None", lambda x: x is None)}
 
 
@@ -315,11 +318,41 @@ _NAMES = {"scale": "softmax_scale", "sinks": "s_aux", "window": "window_size", "
           "rotary_dim": "2 * rotary_cos.shape[1]", ", and of other types with k_type and v_type": ""}
 
 
-def _attend(q, k, v, *, cu_q=None, max_q=None, cu_k=None, lengths=None, table=None, scale, causal, window, chunk, softcap,
+def _latent(q, qv, k, v, names):
+    """(queries, rows) whose products are q k^T + qv v^T: `rows` is where k and v are."""
+    xp = module_of(q, "q")
+    k_name, v_name = names.get("k", "k"), names.get("v", "v")
+    for name, x in ("qv", qv), (k_name, k), (v_name, v):
+        need(module_of(x, name) is xp, f"{name} is of another framework than q; accepted: the same")
+    need_shape(qv, "qv", (*q.shape[:-1], v.shape[-1]), "q's shape, with v's last dimension")
+    need(type_name(qv) == type_name(q), f"qv is {type_name(qv)}; accepted: {type_name(q)} as q")
+    if xp.__name__ == "torch":
+        at, strides, size = lambda x: x.data_ptr(), lambda x: x.stride(), v.element_size()
+    else:
+        at = lambda x: x.__array_interface__["data"][0] if xp.__name__ == "numpy" else x.data.ptr
+        strides, size = lambda x: tuple(n // x.itemsize for n in x.strides), v.itemsize
+    together = (type_name(k) == type_name(v) and k.shape[:-1] == v.shape[:-1] and strides(k) == strides(v) and
+                at(k) == at(v) + v.shape[-1] * size)
+    need(together, f"qv is given, and {k_name} and {v_name} are arrays of their own; accepted with qv: views rows[..., Dv:] and "
+         "rows[..., :Dv] of one array, so that nothing is copied")
+    shape = (*v.shape[:-1], v.shape[-1] + k.shape[-1])
+    rows = v.as_strided(shape, v.stride()) if xp.__name__ == "torch" else xp.lib.stride_tricks.as_strided(v, shape, v.strides)
+    return xp.concatenate((qv, q), axis=-1), rows
+
+
+def _attend(q, k, v, *, qv=None, cu_q=None, max_q=None, cu_k=None, lengths=None, table=None, scale, causal, window, chunk, softcap,
             slopes, sinks, descales, lse, out, backend, names):
     names = {**_NAMES, **names}
     names.update(seqlens=names.get("seqlens_kv"), cu_seqlens=names.get("cu_seqlens_kv"))  # attn.h's own
-    bias = None
+    bias, latent = None, {}
+    module_of(v, names.get("v", "v"))  # None is what forward() takes for v in k
+    if qv is not None:
+        need(descales[2] is None, "v_descale is given; accepted with qv: None, k_descale is of both")
+        if getattr(slopes, "ndim", 0) > 1:
+            need(False, f"alibi_slopes has shape {shape_text(slopes)}; accepted with qv: [Hq]")
+        latent = {"head_dim_v": v.shape[-1]}
+        q, k = _latent(q, qv, k, v, names)
+        v = None
     chunk, window = integer(chunk, "attention_chunk"), _window(window)
     if chunk:
         need(chunk > 0, f"attention_chunk is {chunk}; accepted: 1 or more, 0 for none")
@@ -332,7 +365,8 @@ def _attend(q, k, v, *, cu_q=None, max_q=None, cu_k=None, lengths=None, table=No
     descales = {name: _scales(x, name) for name, x in zip(("q_descale", "k_descale", "v_descale"), descales)}
     options = {"causal": causal, "window": window, "scale": scale, "softcap": softcap,
                "cu_seqlens_q": cu_q, "cu_seqlens_kv": cu_k, "max_seqlen_q": max_q if cu_q is not None else None,
-               "seqlens_kv": lengths, "block_table": table, "bias": bias, "sinks": sinks, "return_lse": lse, "backend": backend, **descales}
+               "seqlens_kv": lengths, "block_table": table, "bias": bias, "sinks": sinks, "return_lse": lse, "backend": backend, **descales,
+               **latent}
     with renamed(names):
         return _of_slopes(q, k, v, slopes, table, lse, out, options, tuple(descales))
 

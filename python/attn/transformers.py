@@ -144,7 +144,7 @@ def _rule(pattern, batch, queries, keys, q_offset, kv_offset, padding, device):
         least, most_begin = torch.stack((end.min(), begin.max())).tolist()
         begin = begin if most_begin > 0 else None
         end = end if least < keys else None
-    if begin is not None and device.type != "cpu":  # which no GPU kernel has
+    if begin is not None and device.type != "cpu" and not torch.version.hip:  # which CUDA's kernels lack
         return None
 
     if not causal:
@@ -155,6 +155,8 @@ def _rule(pattern, batch, queries, keys, q_offset, kv_offset, padding, device):
     if number and length > keys:
         return None
     # Keys after the last query's place are hidden by causal. Where the place is in a GPU's memory, nothing waits for it.
+    if end is not None and left >= 0 and number and moved == 0 and queries > 1:
+        end = None  # only queries that are padding themselves come after it; they see such keys then
     late = end is not None and (least < length if number else device.type != "cpu" or bool((end < length).any()))
     if not late:
         lengths = None
@@ -163,7 +165,11 @@ def _rule(pattern, batch, queries, keys, q_offset, kv_offset, padding, device):
         elif length < keys:
             lengths = torch.full((batch,), length, dtype=torch.int32, device=device)
         return {"causal": queries > 1, "window": (left, -1), "seqlens_kv": lengths, "kv_begin": begin}
-    if left < 0 and queries == 1:
+    if queries == 1:
+        if left >= 0 and (not number or device.type != "cpu" and not torch.version.hip):
+            return None
+        if left >= 0:  # the window is counted from the query, which is not the last key
+            begin = (torch.zeros_like(end) if begin is None else begin).clamp(min=max(0, length - 1 - left))
         return {"seqlens_kv": end.clamp(max=length), "kv_begin": begin}
     if left < 0 and number and moved == 0:
         return {"causal_top_left": True, "seqlens_kv": end, "kv_begin": begin}
@@ -173,7 +179,7 @@ def _rule(pattern, batch, queries, keys, q_offset, kv_offset, padding, device):
 def libattn_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=masking.causal_mask_function, attention_mask=None,
                  local_size=None, allow_is_causal_skip=True, allow_is_bidirectional_skip=False, device="cpu", **others):
     """The mask function of "libattn": a Mask where one can say what the mask says, None where no mask is needed, else the mask of "sdpa".
-    Padding on the left is a Mask on the CPU; other kernels have no kv_begin yet."""
+    Padding on the left is a Mask on the CPU and on AMD's GPUs; CUDA's kernels have no kv_begin yet."""
     device = torch.device(device)
     pattern = _pattern(mask_function)
     tracing = torch.compiler.is_compiling() or any(type(x).__module__.startswith("torch._subclasses") for x in (attention_mask, q_offset))

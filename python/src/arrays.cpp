@@ -171,6 +171,7 @@ const std::vector<ElementType>& types() {
       ElementType& type = list.emplace_back(ElementType{p.name, p.name, {}, p.type, p.kind});
       type.block_elements = p.block_elements, type.block_bytes = p.block_bytes;
       type.has_scales = p.has_scales, type.output_only = p.output_only;
+      type.scale_bytes = p.scale_bytes, type.scale_elements = p.scale_elements;
     }
     for (const auto& a : array_types) {
       const auto same = [&](const ElementType& t) { return !std::strcmp(t.name, a.name); };

@@ -31,6 +31,7 @@ struct ElementType {
   attn_dtype_kind kind = {};
   int block_elements = 1, block_bytes = 0;
   bool has_scales = false, output_only = false;
+  int scale_bytes = 0, scale_elements = 0;
 
   bool is_float() const { return kind == ATTN_KIND_FLOAT && !output_only; }
   bool is_fp8() const { return kind == ATTN_KIND_FP8; }

@@ -23,32 +23,38 @@ attn_dtype CacheCall::read_rows(const Array& a, int64_t batch, int64_t rows, con
 }
 
 const void* CacheCall::read_row_scales(const char* name, const Array& of, attn_dtype type,
-                                       attn_strides* stride) {
+                                       int64_t dim, attn_strides* stride) {
   if (given(name) != find_type(type).has_scales)
     refuse(std::string(name) + (given(name) ? " is given" : " is None") + "; accepted for " +
            of.name + " in " + find_type(type).name +
-           (given(name) ? ": None" : ": f16 scales, one for each token and head"));
-  return given(name) ? read_scales(output(name, writable), of, stride) : nullptr;
+           (given(name) ? ": None" : ": " + scales_form(type)));
+  return given(name) ? read_scales(output(name, writable), of, type, dim, stride) : nullptr;
 }
 
 void CacheCall::read_cache(const CacheNames& names, const CacheDims& dims, attn_segment* segment,
                            attn_segment_args* args) {
   attn_segment& s = *segment;
   const Array& k = output(names.k, writable);
-  const Array& v = output(names.v, writable);
+  const bool v_in_k = dims.v_in_k;
+  segment->v_in_k = v_in_k;
+  if (v_in_k && given(names.v))
+    refuse(std::string(names.v) + " is given; accepted without new values: None");
   const bool paged = names.slots || given(names.block_table);
   s.k_type = read_rows(k, paged ? -1 : dims.batch, -1,
                        paged ? "[pages, page_size, Hkv, D]" : "[B, S, Hkv, D]", dims.heads_kv,
                        dims.head_dim, "k_type", names.dims_of);
-  const std::string v_form = std::string(names.k) + "'s shape except the last dimension";
-  s.v_type = read_rows(v, k.size(0), k.size(1), v_form.c_str(), dims.heads_kv, dims.head_dim_v,
-                       "v_type", names.dims_of);
   s.k_stride = strides_of(k, s.k_type);
-  s.v_stride = strides_of(v, s.v_type);
   args->k = k.data();
-  args->v = v.data();
-  args->k_scale = read_row_scales("k_scale", k, s.k_type, &s.k_scale_stride);
-  args->v_scale = read_row_scales("v_scale", v, s.v_type, &s.v_scale_stride);
+  args->k_scale = read_row_scales("k_scale", k, s.k_type, dims.head_dim, &s.k_scale_stride);
+  if (!v_in_k) {
+    const Array& v = output(names.v, writable);
+    const std::string v_form = std::string(names.k) + "'s shape except the last dimension";
+    s.v_type = read_rows(v, k.size(0), k.size(1), v_form.c_str(), dims.heads_kv, dims.head_dim_v,
+                         "v_type", names.dims_of);
+    s.v_stride = strides_of(v, s.v_type);
+    args->v = v.data();
+    args->v_scale = read_row_scales("v_scale", v, s.v_type, dims.head_dim_v, &s.v_scale_stride);
+  }
   if (names.slots)
     set_pages(k, &s);
   else if (paged)

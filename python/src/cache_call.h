@@ -20,6 +20,7 @@ class CacheCall {
   };
   struct CacheDims {
     int64_t batch, heads_kv, head_dim, head_dim_v;
+    bool v_in_k;  // there are no values but those in k
   };
 
   explicit CacheCall(const nb::dict& arguments) : arguments_(arguments) {}
@@ -44,7 +45,7 @@ class CacheCall {
  private:
   attn_dtype read_rows(const Array& a, int64_t batch, int64_t rows, const char* form,
                        int64_t heads_kv, int64_t dim, const char* type_name, const char* dims_of);
-  const void* read_row_scales(const char* name, const Array& of, attn_dtype type,
+  const void* read_row_scales(const char* name, const Array& of, attn_dtype type, int64_t dim,
                               attn_strides* stride);
   attn_descale_kind read_descale(const char* name, const CacheDims& dims, attn_segment* segment,
                                  const float** pointer);

@@ -2,6 +2,9 @@
 
 #include <nanobind/stl/pair.h>
 
+#include <algorithm>
+#include <atomic>
+#include <bit>
 #include <cfloat>
 #include <cstring>
 #include <list>
@@ -14,8 +17,20 @@
 namespace attn::python {
 namespace {
 
-// Plans are small, a workspace of theirs may not be.
-constexpr size_t most_plans = 256;
+constexpr size_t most_plans = 256, most_workspaces = 64;
+
+// Memory of a stream for the plans that run in it, one after the other.
+struct Workspace {
+  std::shared_ptr<context> owner;
+  void* stream = nullptr;
+  uint64_t plan = 0;  // whose runs it is initialised for
+  buffer memory;
+};
+// Eight steps from a power of two to the next, so that growing lengths seldom need new memory.
+size_t stepped(size_t bytes) {
+  const size_t step = std::max<size_t>(4096, std::bit_floor(bytes) / 8);
+  return (bytes + step - 1) / step * step;
+}
 
 template <class T>
 void append(std::string* key, const T& value) {
@@ -30,6 +45,7 @@ struct State {
   std::map<std::tuple<int, int32_t, int32_t>, std::shared_ptr<context>> contexts;
   std::list<std::shared_ptr<Compiled>> plans;  // the last used one first
   std::unordered_map<std::string_view, std::list<std::shared_ptr<Compiled>>::iterator> by_key;
+  std::list<Workspace> workspaces;  // that no run is using, the last used one first
   size_t hits = 0, misses = 0;
 };
 State* state = new State;
@@ -65,19 +81,43 @@ std::shared_ptr<Compiled> find_or_make(const std::shared_ptr<context>& owner,
     return *found->second;
   }
   ++state->misses;
-  auto made = [&, key = known]() mutable {  // `known` may be another's while the GIL is not held
-    nb::gil_scoped_release release;         // a module may be loaded
-    return std::make_shared<Compiled>(Compiled{owner, plan(*owner, problem), {}, std::move(key)});
-  }();
-  if (const auto found = state->by_key.find(made->key); found != state->by_key.end())
-    return *found->second;  // another thread's
+  auto make_plan = [&, key = known]() mutable {  // `known` may change without the GIL
+    return std::make_shared<Compiled>(owner, plan(*owner, problem), std::move(key));
+  };
+  std::shared_ptr<Compiled> made;
+  if (owner->threads() > 0) {
+    made = make_plan();
+  } else {
+    nb::gil_scoped_release release;  // a module may be loaded
+    made = make_plan();
+  }
+  const auto [at, is_new] = state->by_key.try_emplace(made->key, state->plans.end());
+  if (!is_new) return *at->second;  // another thread's
   state->plans.push_front(made);
-  state->by_key.emplace(made->key, state->plans.begin());
+  at->second = state->plans.begin();
   if (state->plans.size() > most_plans) {
     state->by_key.erase(state->plans.back()->key);
     state->plans.pop_back();
   }
   return made;
+}
+
+// The stream's, which the caller then has alone; one without memory if there is none.
+Workspace take_workspace(const std::shared_ptr<context>& owner, void* stream) {
+  auto& all = state->workspaces;
+  for (auto it = all.begin(); it != all.end(); ++it) {
+    if (it->owner != owner || it->stream != stream) continue;
+    Workspace taken = std::move(*it);
+    all.erase(it);
+    return taken;
+  }
+  return {owner, stream, 0, buffer()};
+}
+
+void keep_workspace(Workspace workspace) {
+  auto& all = state->workspaces;
+  all.push_front(std::move(workspace));
+  if (all.size() > most_workspaces) all.pop_back();
 }
 
 // A plan of another operation, whose problem has `kernel` for its only pointer.
@@ -98,6 +138,12 @@ int32_t size32(const Array& a, size_t dimension) {
 }
 
 }  // namespace
+
+Compiled::Compiled(std::shared_ptr<context> context, plan plan, std::string name)
+    : owner(std::move(context)), made(std::move(plan)), key(std::move(name)) {
+  static std::atomic<uint64_t> plans{0};
+  number = ++plans;
+}
 
 std::shared_ptr<context> context_for(nb::handle name, Device device, int32_t threads) {
   return context_for(text(name, "backend", "auto, reference, cpu, cuda, hip"), device, threads);
@@ -169,6 +215,7 @@ void set_num_threads(int32_t threads) {
     state->by_key.erase((*it)->key);
     it = state->plans.erase(it);
   }
+  std::erase_if(state->workspaces, [&](const Workspace& w) { return of_host(*w.owner); });
   std::erase_if(state->contexts, [&](const auto& entry) {
     return entry.second && of_host(*entry.second) && entry.second.use_count() == 1;
   });
@@ -181,12 +228,15 @@ bool raise_of_signal() {
 }
 
 CacheCounts cache_counts() {
-  return {state->plans.size(), state->hits, state->misses};
+  size_t bytes = 0;
+  for (const Workspace& w : state->workspaces) bytes += w.memory.bytes();
+  return {state->plans.size(), state->hits, state->misses, state->workspaces.size(), bytes};
 }
 
 void cache_clear() {
   state->by_key.clear();
   state->plans.clear();
+  state->workspaces.clear();
   state->hits = state->misses = 0;
 }
 
@@ -268,7 +318,9 @@ std::pair<attn_dtype, int64_t> kv_type(const Array& a, int64_t dim, nb::handle n
       refuse("the type of " + a.name + " is " + text_of(named) +
              "; accepted: " + names_of(&ElementType::in_bytes) + ", or None");
     const int64_t block = type->block_bytes;
-    if (!bytes && block == 1)
+    if (type->type == ATTN_F8_E4M3FN_TOKEN && a.type.type == ATTN_F8_E4M3FN)
+      return {type->type, last};
+    if (!bytes && block == 1 && type->block_elements > 1)
       refuse(a.name + " is " + a.type.name + "; accepted of " + type->name +
              ": u8, two elements a byte");
     if (!bytes || (block > 1 && (last <= 0 || last % block != 0)))
@@ -305,11 +357,32 @@ attn_strides strides_of(const Array& a, attn_dtype type) {
   return s.size() == 2 ? attn_strides{0, s[0], s[1]} : attn_strides{s[0], s[1], s[2]};
 }
 
-const void* read_scales(const Array& a, const Array& of, attn_strides* stride) {
-  a.need_type("f16");
+std::string scales_form(attn_dtype type) {
+  const ElementType& t = find_type(type);
+  const char* name = t.scale_bytes == 4 ? "f32" : t.scale_bytes == 2 ? "f16" : "u8";
+  if (t.scale_elements == 0) return std::string(name) + " scales, one for each token and head";
+  return std::string(name) + " scales, for each token and head one of " +
+         std::to_string(t.scale_elements) + " elements";
+}
+
+const void* read_scales(const Array& a, const Array& of, attn_dtype type, int64_t dim,
+                        attn_strides* stride) {
+  const ElementType& t = find_type(type);
+  if (t.scale_bytes > 1)
+    a.need_type(t.scale_bytes == 4 ? "f32" : "f16");
+  else if (std::strcmp(a.type.name, "u8") && std::strcmp(a.type.name, "f8_e4m3fn"))
+    refuse(a.name + " is " + a.type.name + "; accepted: u8, f8_e4m3fn");
   Sizes shape = of.shape();
-  shape.pop_back();
-  a.need_shape(shape, "one for each token and head");
+  if (t.scale_elements > 0)
+    shape.back() = dim / t.scale_elements;
+  else
+    shape.pop_back();
+  a.need_shape(shape, scales_form(type).c_str());
+  if (t.scale_elements > 0) {
+    if (shape.back() > 1 && a.tensor.stride(shape.size() - 1) != 1)
+      refuse(a.name + " has strides; accepted: a contiguous last dimension");
+    shape.pop_back();
+  }
   const size_t dims = shape.size();
   int64_t* const to[] = {&stride->head, &stride->seq, &stride->batch};
   int64_t elements = 1;
@@ -395,7 +468,7 @@ Call::Call(const Arguments& arguments)
     return nb::isinstance<nb::list>(x) || nb::isinstance<nb::tuple>(x);
   };
   several_ = is_list(k);
-  if (several_ != is_list(v)) {
+  if (several_ != is_list(v) && !v.is_none()) {
     const auto type = [](nb::handle x) { return text_of(x.type().attr("__name__")); };
     refuse(std::string(several_ ? "k" : "v") + " is a " + type(several_ ? k : v) + ", " +
            (several_ ? "v" : "k") + " a " + type(several_ ? v : k) +
@@ -504,7 +577,9 @@ void Call::read_segment(size_t i) {
   std::string k_name, v_name, offsets_name, table_name, lengths_name, descale_name;
   nb::object k_value = of_segment(Name::k, i, &k_name), v_value = of_segment(Name::v, i, &v_name);
   const Array& k = keep(reader_.next(k_value, k_name));
-  const Array& v = keep(reader_.next(v_value, v_name));
+  // v None: V is the first columns of k.
+  s.v_in_k = v_value.is_none();
+  const Array& v = s.v_in_k ? k : keep(reader_.next(v_value, v_name));
   nb::object offsets = of_segment(Name::cu_seqlens_kv, i, &offsets_name);
   nb::object table = of_segment(Name::block_table, i, &table_name);
   nb::object lengths = of_segment(Name::seqlens_kv, i, &lengths_name);
@@ -512,8 +587,12 @@ void Call::read_segment(size_t i) {
     refuse(offsets_name + " and " + (table.is_none() ? lengths_name : table_name) +
            " are given; accepted: packed keys with cu_seqlens_kv alone");
 
+  std::string pool_name;
+  const nb::object pool = of_segment(Name::list_of_pool, i, &pool_name);
+  s.list_of_pool = !pool.is_none() && boolean(pool, pool_name);
+  const bool pages = !table.is_none() || s.list_of_pool;
   const char* form = !offsets.is_none() ? "[total, Hkv, D]"
-                     : !table.is_none() ? "[pages, page_size, Hkv, D]"
+                     : pages            ? "[pages, page_size, Hkv, D]"
                                         : "[B, Skv, Hkv, D]";
   const size_t dims = offsets.is_none() ? 4 : 3;
   k.need_shape(Sizes(dims, -1), form);
@@ -522,8 +601,15 @@ void Call::read_segment(size_t i) {
   v.need_shape(v_shape, "k's shape except the last dimension");
   std::string type_name;
   const auto [k_type, dim] = kv_type(k, p.head_dim, of_segment(Name::k_type, i, &type_name));
-  const auto [v_type, dim_v] =
-      kv_type(v, i == 0 ? p.head_dim : p.head_dim_v, of_segment(Name::v_type, i, &type_name));
+  auto [v_type, dim_v] = s.v_in_k ? std::pair(k_type, dim)
+                                  : kv_type(v, i == 0 ? p.head_dim : p.head_dim_v,
+                                            of_segment(Name::v_type, i, &type_name));
+  if (given(Name::head_dim_v)) {
+    if (!s.v_in_k)
+      refuse("head_dim_v is given; accepted with v None, which takes v from k: " + v_name +
+             " has its own");
+    dim_v = integer(argument(Name::head_dim_v), "head_dim_v");
+  }
   s.k_type = k_type;
   s.v_type = v_type;
   const int64_t heads = k.size(dims - 2);
@@ -545,26 +631,28 @@ void Call::read_segment(size_t i) {
   same(v_name, "head_dim_v", dim_v, p.head_dim_v, "v[0]");
 
   s.k_stride = strides_of(k, k_type);
-  s.v_stride = strides_of(v, v_type);
   a.k = k.data();
-  a.v = v.data();
-  const auto scales = [&](Name what, const Array& of, attn_dtype type,
+  if (!s.v_in_k) {
+    s.v_stride = strides_of(v, v_type);
+    a.v = v.data();
+  }
+  const auto scales = [&](Name what, const Array& of, attn_dtype type, int64_t elements,
                           attn_strides* stride) -> const void* {
     std::string name;
     nb::object value = of_segment(what, i, &name);
     if (value.is_none()) {
       if (find_type(type).has_scales)
-        refuse(name + " is None; accepted for " + of.name + " in " + find_type(type).name +
-               ": f16 scales, one for each token and head");
+        refuse(name + " is None; accepted for " + of.name + " in " + find_type(type).name + ": " +
+               scales_form(type));
       return nullptr;
     }
     if (!find_type(type).has_scales)
       refuse(name + " is given; accepted for " + of.name + " in " + find_type(type).name +
              ": None");
-    return read_scales(keep(reader_.next(value, name)), of, stride);
+    return read_scales(keep(reader_.next(value, name)), of, type, elements, stride);
   };
-  a.k_scale = scales(Name::k_scale, k, k_type, &s.k_scale_stride);
-  a.v_scale = scales(Name::v_scale, v, v_type, &s.v_scale_stride);
+  a.k_scale = scales(Name::k_scale, k, k_type, dim, &s.k_scale_stride);
+  if (!s.v_in_k) a.v_scale = scales(Name::v_scale, v, v_type, dim_v, &s.v_scale_stride);
 
   if (!offsets.is_none()) {
     s.layout = ATTN_PACKED;
@@ -573,6 +661,8 @@ void Call::read_segment(size_t i) {
         vector_of(offsets_name.c_str(), offsets, "i32", {p.batch + 1}, "[B + 1]"));
   } else if (!table.is_none()) {
     a.block_table = read_pages(k, keep(reader_.next(table, table_name)), batch, &s);
+  } else if (pages) {
+    set_pages(k, &s);
   } else {
     same(k_name, "batch", k.size(0), batch,
          s.shared                    ? "a shared segment"
@@ -588,7 +678,47 @@ void Call::read_segment(size_t i) {
   nb::object descale = of_segment(Name::k_descale, i, &descale_name);
   s.k_descale = read_descale(descale_name, descale, &s, &a.k_descale);
   descale = of_segment(Name::v_descale, i, &descale_name);
+  if (s.v_in_k && !descale.is_none())
+    refuse(descale_name + " is given; accepted where v is in k: None, k_descale is its own");
   s.v_descale = read_descale(descale_name, descale, &s, &a.v_descale);
+  read_lists(i);
+}
+
+void Call::read_lists(size_t i) {
+  const attn_problem& p = problem_;
+  attn_segment& s = segments_[i];
+  attn_segment_args& a = segment_args_[i];
+  std::string name, lengths_name;
+  const nb::object positions = of_segment(Name::no_positions, i, &name);
+  s.no_positions = !positions.is_none() && boolean(positions, name);
+  const nb::object lengths = of_segment(Name::list_lengths, i, &lengths_name);
+  const nb::object value = of_segment(Name::lists, i, &name);
+  if (value.is_none()) {
+    if (!lengths.is_none()) refuse(lengths_name + " is given; accepted without lists: None");
+    return;
+  }
+  if (given(Name::list_block)) s.list_block = integer32(argument(Name::list_block), "list_block");
+  if (given(Name::list_queries))
+    s.list_queries = integer32(argument(Name::list_queries), "list_queries");
+  const int64_t block = s.list_queries > 1 ? s.list_queries : 1;
+  const bool packed = p.q_layout == ATTN_PACKED;
+  const Array& lists = keep(reader_.next(value, name));
+  lists.need_type("i32");
+  lists.need_shape(
+      packed ? Sizes{p.total_q, -1, -1} : Sizes{p.batch, (p.seqlen_q + block - 1) / block, -1, -1},
+      packed ? "[total_q, Hkv or 1, entries]" : "[B, ceil(Sq / list_queries), Hkv or 1, entries]");
+  lists.need_contiguous();
+  Sizes shape = lists.shape();
+  s.list_size = shape.back();
+  if (s.list_size == 0) refuse(name + " has no entries; accepted: 1 or more");
+  shape.pop_back();
+  s.list_heads = shape.back();
+  if (s.list_heads == 0) refuse(name + " has no heads; accepted: 1, or those of k");
+  a.list = static_cast<const int32_t*>(lists.address());
+  if (lengths.is_none()) return;
+  s.has_list_lengths = 1;
+  a.list_lengths = static_cast<const int32_t*>(
+      vector_of(lengths_name.c_str(), lengths, "i32", shape, "the shape of lists without entries"));
 }
 
 attn_descale_kind Call::read_descale(const std::string& name, nb::handle value,
@@ -637,6 +767,11 @@ void Call::read_scores() {
     args_.kv_begin = static_cast<const int32_t*>(
         vector_of("kv_begin", argument(Name::kv_begin), "i32", {p.batch}, "[B]"));
   }
+  if (given(Name::causal_sequences)) {
+    p.has_causal_sequences = 1;
+    args_.causal_sequences = static_cast<const int32_t*>(
+        vector_of("causal_sequences", argument(Name::causal_sequences), "i32", {p.batch}, "[B]"));
+  }
   if (given(Name::out_scale)) {
     p.flags |= ATTN_OUT_SCALE;
     args_.out_scale = static_cast<const float*>(
@@ -656,7 +791,8 @@ void Call::read_scores() {
     args_.tree = static_cast<const uint64_t*>(tree.address());
   }
   int64_t seqlen_kv = 0;
-  for (const attn_segment& s : segments_) seqlen_kv += s.seqlen;
+  for (const attn_segment& s : segments_)
+    if (!s.no_positions) seqlen_kv += s.seqlen;
   if (given(bias_)) read_bias(seqlen_kv);
   if (given(Name::bias_slopes)) {
     p.flags |= ATTN_BIAS_SLOPES;
@@ -807,22 +943,23 @@ void Call::launch(Compiled& compiled, const std::function<attn_status(void*, siz
       return;
     }
   }
-  buffer workspace;
-  bool has = made.workspace() == 0;
-  for (auto it = compiled.workspaces.begin(); !has && it != compiled.workspaces.end(); ++it)
-    if (it->first == stream) {
-      workspace = std::move(it->second);
-      compiled.workspaces.erase(it);
-      has = true;
-      break;
-    }
+  Workspace workspace;
+  if (made.workspace() > 0) workspace = take_workspace(compiled.owner, stream);
   {
     nb::gil_scoped_release release;
-    if (!has) workspace = made.make_workspace(*compiled.owner, stream);
-    attn::check(run(workspace.data(), workspace.bytes(), stream));
+    if (workspace.memory.bytes() < made.workspace()) {
+      workspace.memory = buffer();  // freed before there is a larger one
+      workspace.memory = buffer(*compiled.owner, stepped(made.workspace()));
+      workspace.plan = 0;
+    }
+    if (workspace.plan != compiled.number)
+      attn::check(attn_workspace_init(made.get(), workspace.memory.data(), workspace.memory.bytes(),
+                                      stream));
+    workspace.plan = compiled.number;
+    attn::check(run(workspace.memory.data(), workspace.memory.bytes(), stream));
     if (reader_.waits()) compiled.owner->synchronize(stream);
   }
-  if (workspace.bytes() > 0) compiled.workspaces.emplace_back(stream, std::move(workspace));
+  if (workspace.owner) keep_workspace(std::move(workspace));
 }
 
 nb::object Call::results() const {

@@ -41,17 +41,19 @@ class Mask {
   block_mask mask;
 };
 
-// A plan with its key and the workspaces that no run is using.
+// A plan with its key.
 struct Compiled {
+  Compiled(std::shared_ptr<context> context, plan made, std::string key);
   std::shared_ptr<context> owner;
   plan made;
-  std::vector<std::pair<void*, buffer>> workspaces;  // each belongs to a stream
   std::string key;
+  uint64_t number;  // no other plan of this process has or had it
 };
 
-// Plans by key, the longest unused one dropped when there are too many.
+// Plans by key, the longest unused one dropped when there are too many. Workspaces that no run is
+// using belong to a stream, whose plans share them.
 struct CacheCounts {
-  size_t plans, hits, misses;
+  size_t plans, hits, misses, workspaces, workspace_bytes;
 };
 CacheCounts cache_counts();
 void cache_clear();
@@ -80,8 +82,11 @@ std::shared_ptr<Compiled> cached(const std::shared_ptr<context>& owner,
 std::pair<attn_dtype, int64_t> kv_type(const Array& a, int64_t dim, nb::handle named);
 // Of [B, S, H, D], or [total, H, D] without a batch.
 attn_strides strides_of(const Array& a, attn_dtype type = ATTN_DTYPE_NONE);
-// The scales of k's or v's rows, whose array is `of`.
-const void* read_scales(const Array& a, const Array& of, attn_strides* stride);
+// The scales of k's or v's rows of `dim` elements of a type that has them, whose array is `of`.
+const void* read_scales(const Array& a, const Array& of, attn_dtype type, int64_t dim,
+                        attn_strides* stride);
+// What those scales are: "f16 scales, one for each token and head".
+std::string scales_form(attn_dtype type);
 // Makes a segment one of k's pages; read_pages with a block table.
 void set_pages(const Array& k, attn_segment* segment);
 const int32_t* read_pages(const Array& k, const Array& table, int64_t batch, attn_segment* segment);
@@ -134,6 +139,7 @@ class Call {
                         const char* form);
   void read_queries();
   void read_segment(size_t i);
+  void read_lists(size_t i);
   attn_descale_kind read_descale(const std::string& name, nb::handle value, attn_segment* segment,
                                  const float** pointer);
   void read_scores();

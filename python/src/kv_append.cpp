@@ -50,21 +50,24 @@ class Append : CacheCall {
     const size_t dims = p.new_layout == ATTN_PACKED || one ? 3 : 4;
     k.need_shape(Sizes(dims, -1), one ? "[T, Hkv, D]" : form("[B, T, Hkv, D]", "[total, Hkv, D]"));
     k.need_floats();
-    const Array& v = next("v_new");
-    Sizes v_shape = k.shape();
-    v_shape.back() = -1;
-    v.need_shape(v_shape, "k_new's shape except the last dimension");
-    v.need_type(k.type.name);
-    if (v.size(dims - 1) == 0)  // which attn.h takes for head_dim
-      refuse("v_new has shape " + shape_text(v.shape()) + "; accepted: a head_dim_v of 1 or more");
     p.new_type = k.type.type;
     p.heads_kv = k.size(dims - 2);
     p.head_dim = k.size(dims - 1);
-    p.head_dim_v = v.size(dims - 1);
     p.k_new_stride = strides_of(k);
-    p.v_new_stride = strides_of(v);
     args_.k_new = k.data();
-    args_.v_new = v.data();
+    if (given("v_new")) {
+      const Array& v = next("v_new");
+      Sizes v_shape = k.shape();
+      v_shape.back() = -1;
+      v.need_shape(v_shape, "k_new's shape except the last dimension");
+      v.need_type(k.type.name);
+      if (v.size(dims - 1) == 0)  // which attn.h takes for head_dim
+        refuse("v_new has shape " + shape_text(v.shape()) +
+               "; accepted: a head_dim_v of 1 or more");
+      p.head_dim_v = v.size(dims - 1);
+      p.v_new_stride = strides_of(v);
+      args_.v_new = v.data();
+    }
     if (p.new_layout == ATTN_PACKED) {
       const Array& offsets = next("cu_seqlens_new");
       offsets.need_type("i32");
@@ -95,7 +98,8 @@ class Append : CacheCall {
   }
 
   CacheDims dims() const {
-    return {problem_.batch, problem_.heads_kv, problem_.head_dim, problem_.head_dim_v};
+    return {problem_.batch, problem_.heads_kv, problem_.head_dim, problem_.head_dim_v,
+            !given("v_new")};
   }
   void read_cache() {
     attn_kv_append_problem& p = problem_;

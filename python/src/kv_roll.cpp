@@ -36,22 +36,25 @@ class Roll : CacheCall {
     attn_kv_roll_problem& p = problem_;
     const Array& k = keep(reader_.first(argument("k_recent"), "k_recent"));
     k.need_shape({-1, -1, -1, -1}, "[pages, page_size, Hkv, D]");
-    const Array& v = next("v_recent");
-    v.need_shape({k.size(0), k.size(1), k.size(2), -1},
-                 "k_recent's shape except the last dimension");
     k.need_floats();
-    v.need_type(k.type.name);
-    if (v.size(3) == 0)  // which attn.h takes for head_dim
-      refuse("v_recent has shape " + shape_text(v.shape()) +
-             "; accepted: a head_dim_v of 1 or more");
     p.heads_kv = k.size(2);
     p.head_dim = k.size(3);
-    p.head_dim_v = v.size(3);
     recent_.k_type = recent_.v_type = k.type.type;
     recent_.k_stride = strides_of(k);
-    recent_.v_stride = strides_of(v);
     from_.k = k.data();
-    from_.v = v.data();
+    recent_.v_in_k = !given("v_recent");
+    if (!recent_.v_in_k) {
+      const Array& v = next("v_recent");
+      v.need_shape({k.size(0), k.size(1), k.size(2), -1},
+                   "k_recent's shape except the last dimension");
+      v.need_type(k.type.name);
+      if (v.size(3) == 0)  // which attn.h takes for head_dim
+        refuse("v_recent has shape " + shape_text(v.shape()) +
+               "; accepted: a head_dim_v of 1 or more");
+      p.head_dim_v = v.size(3);
+      recent_.v_stride = strides_of(v);
+      from_.v = v.data();
+    }
     const Array& table = output("recent_table", writable);
     table.need_shape({-1, -1}, "[B, pages of a sequence]");
     p.batch = table.size(0);
@@ -62,7 +65,7 @@ class Roll : CacheCall {
 
   void read_old() {
     const attn_kv_roll_problem& p = problem_;
-    const CacheDims dims = {p.batch, p.heads_kv, p.head_dim, p.head_dim_v};
+    const CacheDims dims = {p.batch, p.heads_kv, p.head_dim, p.head_dim_v, recent_.v_in_k != 0};
     read_cache({"k_old", "v_old", "old_table", "recent keys"}, dims, &old_, &to_);
     old_.has_seqlens = 1;
     to_.seqlens = lengths_of(output("old_seqlens", writable), p.batch);

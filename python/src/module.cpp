@@ -36,8 +36,7 @@ struct PlanObject {
     const int now = forks();
     auto made = [&] {
       nb::gil_scoped_release release;
-      return std::make_shared<Compiled>(
-          Compiled{owner, plan(*owner, call.problem()), {}, std::move(key)});
+      return std::make_shared<Compiled>(owner, plan(*owner, call.problem()), std::move(key));
     }();
     compiled = std::move(made);
     made_at_ = now;
@@ -338,6 +337,29 @@ Mask mask_from_kinds(nb::handle kinds_value, nb::handle index_value, nb::handle 
   });
 }
 
+// lists i32 [rows, entries] or [B or 1, Hq or 1, rows, entries], on the host.
+Mask mask_from_lists(nb::handle value, nb::handle length_q, nb::handle length_kv, nb::handle size,
+                     nb::handle device) {
+  const auto [seqlen_q, seqlen_kv] = read_lengths(length_q, length_kv);
+  const auto block_size = read_block_size(size);
+  Reader reader;
+  const Array lists = reader.first(value, "lists");
+  if (!lists.device.host())
+    refuse("lists is in " + lists.device.text() + "; accepted: host memory");
+  lists.need_type("i32");
+  const char* form = "[rows, entries] or [B or 1, Hq or 1, rows, entries]";
+  const auto [batch, heads] = mask_batch_heads(lists, 2, form);
+  const auto shape = mask_shape(batch, heads, seqlen_q, seqlen_kv, block_size);
+  Sizes want(lists.tensor.ndim(), -1);
+  if (shape.block_q > 0) want.end()[-2] = (seqlen_q + shape.block_q - 1) / shape.block_q;
+  lists.need_shape(want, form);
+  lists.need_contiguous();
+  return make_mask(parse_device(device), shape, [&](const context& owner) {
+    return block_mask::from_lists(owner, shape, static_cast<const int32_t*>(lists.address()),
+                                  lists.size(lists.tensor.ndim() - 1));
+  });
+}
+
 Mask combine(const Mask& a, const Mask& b, bool unite) {
   if (a.device != b.device)
     refuse("the other mask is in " + b.device.text() + "; accepted: " + a.device.text());
@@ -474,7 +496,7 @@ nb::object quantize(nb::handle value, nb::handle dtype, nb::handle scale, nb::ha
   if (!type || !quantized(*type))
     refuse("dtype is " + text_of(dtype) + "; accepted: " + names_of(quantized));
   const bool beside = type->has_scales;  // a scale of each token and head
-  const bool own_scales = !type->is_fp8();
+  const bool own_scales = !type->is_fp8() && type->type != ATTN_NVFP4;
   p.dst_type = type->type;
   p.saturate = boolean(saturate, "saturate");
 
@@ -516,8 +538,17 @@ nb::object quantize(nb::handle value, nb::handle dtype, nb::handle scale, nb::ha
 
   Sizes shape = x.shape();
   const ElementType& bytes = find_type("u8");
+  Array scale_array;
   if (beside) {
-    descale = reader.empty("scale", {shape.begin(), shape.end() - 1}, find_type("f16"));
+    Sizes of_rows = shape;
+    if (type->scale_elements > 0)
+      of_rows.back() = shape.back() / type->scale_elements;
+    else
+      of_rows.pop_back();
+    scale_array = reader.empty("scale", of_rows,
+                               find_type(type->scale_bytes == 4   ? "f32"
+                                         : type->scale_bytes == 2 ? "f16"
+                                                                  : "u8"));
   }
   if (type->in_bytes()) shape.back() = shape.back() / type->block_elements * type->block_bytes;
   const std::shared_ptr<Compiled> compiled =
@@ -526,21 +557,23 @@ nb::object quantize(nb::handle value, nb::handle dtype, nb::handle scale, nb::ha
   auto args = make<attn_quantize_args>();
   args.src = x.data();
   args.dst = stored.data();
-  if (beside)
-    args.scale = const_cast<void*>(descale.address());
-  else if (!descale.source.is_none())
+  if (beside) args.scale = const_cast<void*>(scale_array.address());
+  if (!descale.source.is_none())
     args.descale = static_cast<float*>(const_cast<void*>(descale.address()));
   {
     nb::gil_scoped_release release;
     compiled->made.run(args, reader.stream());
     if (reader.waits()) compiled->owner->synchronize(reader.stream());
   }
-  return nb::make_tuple(stored.source, descale.source);
+  if (!beside) return nb::make_tuple(stored.source, descale.source);
+  if (descale.source.is_none() || own_scales)
+    return nb::make_tuple(stored.source, scale_array.source);
+  return nb::make_tuple(stored.source, scale_array.source, descale.source);
 }
 
 // attn.types().
 nb::dict types_dict() {
-  static constexpr const char* kinds[] = {"", "float", "fp8", "ggml", "codes"};
+  static constexpr const char* kinds[] = {"", "float", "fp8", "ggml", "codes", "cache"};
   nb::dict all;
   for (const ElementType& t : types()) {
     if (t.type == ATTN_DTYPE_NONE) continue;
@@ -551,6 +584,8 @@ nb::dict types_dict() {
     row["block_bytes"] = t.block_bytes;
     row["has_scales"] = t.has_scales;
     row["output_only"] = t.output_only;
+    row["scale_bytes"] = t.scale_bytes;
+    row["scale_elements"] = t.scale_elements;
     all[t.name] = row;
   }
   return all;
@@ -640,7 +675,8 @@ NB_MODULE(_attn, m) {
   m.def("launch_count", [](const char* kernel) { return attn_launch_count(kernel); });
   m.def("cache_counts", [] {
     const CacheCounts counts = cache_counts();
-    return std::make_tuple(counts.plans, counts.hits, counts.misses);
+    return std::make_tuple(counts.plans, counts.hits, counts.misses, counts.workspaces,
+                           counts.workspace_bytes);
   });
   m.def("cache_clear", &cache_clear);
   m.def("num_threads", &num_threads);
@@ -687,6 +723,7 @@ NB_MODULE(_attn, m) {
   m.def("mask_from_intervals", &mask_from_intervals, any, any, any);
   m.def("mask_from_documents", &mask_from_documents, nb::arg(), any, any, nb::arg());
   m.def("mask_from_window", &mask_from_window, any, any, any, any, any, any, nb::arg());
+  m.def("mask_from_lists", &mask_from_lists, any, any, any, any, nb::arg());
   m.def("mask_from_kinds", &mask_from_kinds, any, any, any, any, any, any, nb::arg());
   m.def("mask_combine", &combine);
   m.def("mask_arrays", &mask_arrays);

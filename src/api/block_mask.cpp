@@ -225,6 +225,18 @@ attn_status attn_block_mask_from_kinds(attn_context* context, const attn_block_m
       });
 }
 
+attn_status attn_block_mask_from_lists(attn_context* context, const attn_block_mask_shape* shape,
+                                       const int32_t* lists, int64_t list_size,
+                                       attn_block_mask** mask) {
+  return create_on_host(
+      context, shape, mask, [&](const MaskShape& s, Interrupt& interrupt, HostMask* out) -> Status {
+        ATTN_TRY(in_range("list_size", list_size, 0, max_extent));
+        if (list_size > 0 && s.cells() > 0)
+          ATTN_TRY(needed("lists", lists, "i32 [batch, heads, ceil(Sq / block_q), list_size]"));
+        return mask_from_lists(s, lists, s.cells() > 0 ? list_size : 0, interrupt, out);
+      });
+}
+
 attn_status attn_block_mask_combine(attn_context* context, const attn_block_mask* a,
                                     const attn_block_mask* b, int32_t combine,
                                     attn_block_mask** mask) {

@@ -24,7 +24,7 @@ const attn_dtype_properties* attn_dtype_info(attn_dtype type) {
 
 namespace {
 
-constexpr const char* kind_names[] = {"", "float", "fp8", "ggml", "codes"};
+constexpr const char* kind_names[] = {"", "float", "fp8", "ggml", "codes", "cache"};
 
 Status write_text(const Json& value, char* text, size_t capacity, size_t* size) {
   if (!text && capacity > 0)
@@ -100,7 +100,9 @@ Json types_json() {
                               {"block_elements", type.block_elements},
                               {"block_bytes", type.block_bytes},
                               {"has_scales", type.has_scales != 0},
-                              {"output_only", type.output_only != 0}});
+                              {"output_only", type.output_only != 0},
+                              {"scale_bytes", type.scale_bytes},
+                              {"scale_elements", type.scale_elements}});
   }
   return list;
 }
@@ -116,7 +118,7 @@ JsonList flag_names_of(uint32_t flags) {
 Json taken_names(const Limits& limits) {
   JsonList list = flag_names_of(limits.flags);
   for (uint32_t bit = 1; bit < feature_all; bit <<= 1)
-    if (limits.features & bit) list.push_back(feature_name(Feature(bit)));
+    if (limits.features & feature_all & bit) list.push_back(feature_name(Feature(bit)));
   return list;
 }
 

@@ -36,6 +36,11 @@ constexpr FeatureName feature_names[] = {
     {feature_shared_descales, "descales of a shared segment per head or block"},
     {feature_kv_begin, "kv_begin"},
     {feature_slots, "slot_mapping"},
+    {feature_v_in_k, "v in k"},
+    {feature_lists, "lists of keys"},
+    {feature_no_positions, "keys without positions"},
+    {feature_packed_mask, "block mask with packed q"},
+    {feature_causal_sequences, "causal_sequences"},
     {feature_key_parts, "parts of the keys"},
     {feature_lse_by_head, "lse in the order of heads"},
 };

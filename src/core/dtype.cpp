@@ -33,6 +33,7 @@ void decode_row_as(attn_dtype type, const void* base, int64_t index, int64_t n, 
     case ATTN_BF16:
       return each([](auto b, auto i) { return bf16_value(load<uint16_t>(b, i)); });
     case ATTN_F8_E4M3FN:
+    case ATTN_F8_E4M3FN_TOKEN:
       return each([](auto b, auto i) { return e4m3fn_values[load<uint8_t>(b, i)]; });
     case ATTN_F8_E5M2:
       return each([](auto b, auto i) { return e5m2_values[load<uint8_t>(b, i)]; });
@@ -44,6 +45,12 @@ void decode_row_as(attn_dtype type, const void* base, int64_t index, int64_t n, 
       return each([](auto b, auto i) {
         const int byte = load<uint8_t>(b, i / 2), code = i % 2 == 0 ? byte & 15 : byte >> 4;
         return (code ^ 8) - 8;
+      });
+    case ATTN_NVFP4:
+      return each([](auto b, auto i) {
+        constexpr float values[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+        const int byte = load<uint8_t>(b, i / 2), code = i % 2 == 0 ? byte & 15 : byte >> 4;
+        return code & 8 ? -values[code & 7] : values[code];
       });
     default:
       with_type<ggml_types>(type, [&](auto t) { each(block_value<t.type>); });

@@ -51,6 +51,7 @@ inline constexpr SmallFloat bf16_format{8, 7, 127, 0x7f7f, 0x7f80, 0x7fc0, true}
 inline constexpr SmallFloat e4m3fn_format{4, 3, 7, 0x7e, 0, 0x7f, true};
 inline constexpr SmallFloat e5m2_format{5, 2, 15, 0x7b, 0x7c, 0x7e, true};
 inline constexpr SmallFloat e4m3fnuz_format{4, 3, 8, 0x7f, 0, 0x80, false};
+inline constexpr SmallFloat e2m1_format{2, 1, 1, 7, 0, 0, true};  // has no NaN
 // Of an fp8 type.
 constexpr const SmallFloat& fp8_format(attn_dtype type) {
   return type == ATTN_F8_E5M2     ? e5m2_format
@@ -89,6 +90,10 @@ inline constexpr std::array<float, 256> e4m3fn_values = make_table(e4m3fn_format
 inline constexpr std::array<float, 256> e5m2_values = make_table(e5m2_format);
 inline constexpr std::array<float, 256> e4m3fnuz_values = make_table(e4m3fnuz_format);
 
+// A power of two; 255 is NaN.
+constexpr double e8m0_value(uint8_t code) {
+  return code == 255 ? std::bit_cast<double>(0x7ff8000000000000ull) : detail::pow2(code - 127);
+}
 inline float f16_value(uint16_t code) {
   return float(value_of(f16_format, code));
 }
@@ -111,8 +116,8 @@ constexpr uint8_t fnuz_half_of_e4m3fn(uint8_t code) {
 
 // ---- rows of any type --------------------------------------------------------------------------
 
-// Reads elements [index, index + n) from `base`, the codes of i8 and i4; exact. ggml blocks:
-// index may be inside a block.
+// Reads elements [index, index + n) from `base`, the codes of i8, i4, nvfp4 and f8_e4m3fn_token;
+// exact. ggml blocks: index may be inside a block. Not of mla_*, whose rows cache_format.h reads.
 void decode_row(attn_dtype type, const void* base, int64_t index, int64_t n, double* out);
 void decode_row(attn_dtype type, const void* base, int64_t index, int64_t n, float* out);
 double decode_element(attn_dtype type, const void* base, int64_t index);

@@ -17,13 +17,20 @@ namespace detail {
 
 constexpr TypeInfo element(attn_dtype type, const char* name, attn_dtype_kind kind, int bytes,
                            double max_finite) {
-  return {sizeof(TypeInfo), type, name, kind, 1, bytes, 0, type == ATTN_F64, max_finite};
+  return {sizeof(TypeInfo), type, name, kind, 1, bytes, 0, type == ATTN_F64, max_finite, 0, 0};
 }
 constexpr TypeInfo blocks(attn_dtype type, const char* name) {
-  return {sizeof(TypeInfo), type, name, ATTN_KIND_GGML, 32, block_layout(type).size(), 0, 0, 0};
+  return {
+      sizeof(TypeInfo), type, name, ATTN_KIND_GGML, 32, block_layout(type).size(), 0, 0, 0, 0, 0};
 }
 constexpr TypeInfo codes(attn_dtype type, const char* name, int in_a_byte, int largest) {
-  return {sizeof(TypeInfo), type, name, ATTN_KIND_CODES, in_a_byte, 1, 1, 0, double(largest)};
+  return {sizeof(TypeInfo), type, name, ATTN_KIND_CODES, in_a_byte, 1, 1, 0, double(largest), 2, 0};
+}
+// `elements` are in `bytes`; a scale of `scale_bytes`, 0 = none, serves `scale_elements`.
+constexpr TypeInfo cache(attn_dtype type, const char* name, int elements, int bytes, double largest,
+                         int scale_bytes, int scale_elements) {
+  return {sizeof(TypeInfo), type, name,    ATTN_KIND_CACHE, elements,      bytes,
+          scale_bytes > 0,  0,    largest, scale_bytes,     scale_elements};
 }
 
 // A row's place is its type's number.
@@ -44,11 +51,21 @@ inline constexpr TypeInfo types[] = {
     blocks(ATTN_IQ4_NL, "iq4_nl"),
     codes(ATTN_I8, "i8", 1, 127),
     codes(ATTN_I4, "i4", 2, 7),
+    cache(ATTN_F8_E4M3FN_TOKEN, "f8_e4m3fn_token", 1, 1, 448, 4, 0),
+    cache(ATTN_NVFP4, "nvfp4", 16, 8, 6, 1, 16),
+    cache(ATTN_MLA_656, "mla_656", 576, 656, 0, 0, 0),
+    cache(ATTN_MLA_584, "mla_584", 512, 576, 0, 1, 64),
 };
 
 }  // namespace detail
 
 constexpr int end_of_dtypes = int(sizeof detail::types / sizeof detail::types[0]);
+
+// Scales of a token's head of `dim` elements, in the separate array; 0: there is none.
+constexpr int64_t scales_of_row(const TypeInfo& type, int64_t dim) {
+  if (!type.has_scales) return 0;
+  return type.scale_elements ? dim / type.scale_elements : 1;
+}
 
 // Values outside the enum give the row of ATTN_DTYPE_NONE.
 constexpr const TypeInfo& type_info(attn_dtype type) {
@@ -70,8 +87,16 @@ inline constexpr uint32_t float_types = types_of(ATTN_KIND_FLOAT),
                           fp8_types = types_of(ATTN_KIND_FP8),
                           ggml_types = types_of(ATTN_KIND_GGML),
                           scaled_types = types_of(ATTN_KIND_CODES),
+                          cache_types = types_of(ATTN_KIND_CACHE),
                           q_types = float_types | fp8_types,
-                          kv_types = q_types | ggml_types | scaled_types;
+                          kv_types = q_types | ggml_types | scaled_types | cache_types,
+                          types_with_scales = scaled_types | type_bit(ATTN_F8_E4M3FN_TOKEN) |
+                                              type_bit(ATTN_NVFP4) | type_bit(ATTN_MLA_584);
+// A type of the size of a type's scales.
+constexpr attn_dtype scale_element(attn_dtype type) {
+  const int bytes = type_info(type).scale_bytes;
+  return bytes == 4 ? ATTN_F32 : bytes == 2 ? ATTN_F16 : ATTN_F8_E4M3FN;
+}
 
 template <attn_dtype t>
 struct Type {

@@ -72,12 +72,13 @@ class Item {
         b_(b),
         kv_head_(kv_head),
         query_(query_view(problem, args, b)),
-        first_row_(block * shape.rows),
-        count_(std::min(shape.rows, query_.length * problem.group() - first_row_)),
+        block_(shape.block(block, query_.length, problem.group())),
+        first_row_(block_.first),
+        count_(block_.count),
         padded_(ceil_div(count_, shape.panel) * shape.panel),
-        seqlen_kv_(sequence_length_kv(problem, args, b)),
         part_(part),
-        reader_(problem, args, ops, shape, t_, b, kv_head) {
+        reader_(problem, args, ops, shape, t_, b, kv_head, query_, block_.query),
+        seqlen_kv_(reader_.num_keys()) {
     if (count_ <= 0) return;
     // Scores stay raw where nothing is added to them; the softmax then applies the scale.
     const float magnitude = std::abs(p_.scale);
@@ -146,6 +147,7 @@ class Item {
   int64_t sequence() const { return b_ * p_.heads_kv + kv_head_; }
 
   KeyRange keys_of_query(int64_t i) const {
+    if (block_.query >= 0) return {0, seqlen_kv_};
     return visible_keys(p_, args_, b_, i, query_.length, seqlen_kv_);
   }
 
@@ -218,6 +220,8 @@ class Item {
     if (p_.has(ATTN_BLOCK_MASK) && !mark_blocks(base, begin, end, &masked)) return;
     bool all_exist;
     Rows k = reader_.load_keys(base, begin, end, t_.wanted, &all_exist);
+    const bool in_tile =
+        k.first == reinterpret_cast<const char*>(t_.keys + begin * shape_.key_stride);
     if (shape_.few_rows) {
       k.ahead = ahead(base + shape_.keys, false);
     } else {
@@ -233,6 +237,8 @@ class Item {
     for (int64_t row = 0; row < padded_; row += shape_.panel) {
       score_panel(row, base, begin, k, add);
     }
+    if (shape_.values_in_keys && in_tile)
+      return accumulate_keys(base, begin, end, add ? t_.seen : t_.wanted);
     Rows v = reader_.load_values(base, begin, end, add ? t_.seen : t_.wanted);
     if (v.first != reinterpret_cast<const char*>(t_.values + begin * shape_.slab)) {
       v.ahead = ahead(base + shape_.keys, true);
@@ -240,8 +246,20 @@ class Item {
       return;
     }
     prefetch(base + shape_.keys, true);
+    accumulate_tile(base, t_.values, shape_.slab * shape_.keys, shape_.slab);
+  }
+
+  // The values are the first columns of the keys in the tile; what nobody sees may be a NaN.
+  void accumulate_keys(int64_t base, int64_t begin, int64_t end, const uint8_t* seen) {
+    for (int64_t c = begin; c < end; ++c)
+      if (!seen[c]) std::fill_n(t_.keys + c * shape_.key_stride, shape_.key_stride, 0.0f);
+    accumulate_tile(base, t_.keys, shape_.slab, shape_.key_stride);
+  }
+
+  // Values in the tile: a slab's are slab_step after those of the one before, a key's `stride`.
+  void accumulate_tile(int64_t base, const float* slabs, int64_t slab_step, int64_t stride) {
     for (int64_t column = 0; column < shape_.value_width; column += shape_.slab) {
-      const float* values = t_.values + column * shape_.keys;
+      const float* values = slabs + column / shape_.slab * slab_step;
       for (int64_t panel = 0; panel < padded_; panel += shape_.panel) {
         const int64_t panel_end = std::min(panel + shape_.panel, count_);
         for (int64_t row = panel; row < panel_end; row += rows_at_once) {
@@ -251,7 +269,7 @@ class Item {
           ops_.accumulate(
               shape_.slab_vectors, int(rows),
               t_.scores + panel * shape_.keys + keys.begin * shape_.panel + (row - panel),
-              shape_.panel, values + keys.begin * shape_.slab, shape_.slab, keys.end - keys.begin,
+              shape_.panel, values + keys.begin * stride, stride, keys.end - keys.begin,
               t_.rescale + row, t_.out + row * shape_.value_width + column, shape_.value_width);
         }
       }
@@ -508,11 +526,12 @@ class Item {
   const Parts& parts_;
   const int64_t b_, kv_head_;
   const QueryView query_;
+  const TileShape::Block block_;
   const int64_t first_row_, count_;
   const int64_t padded_;  // count_ in whole panels
-  const int64_t seqlen_kv_;
   const int64_t part_;
   KeyReader reader_;
+  const int64_t seqlen_kv_;                // Skv, or the keys that the block's query visits
   int64_t num_parts_ = 1;                  // of the sequence
   int64_t part_begin_ = 0, part_end_ = 0;  // keys
   int64_t first_key_ = 0, last_key_ = 0;   // the range of keys that any row of the item sees
@@ -523,8 +542,9 @@ class Item {
 // How many of `threads` pay for the problem.
 int paying_threads(const Problem& p, int threads) {
   const double rows = double(p.seqlen_q) * double(p.group());
-  const double fetches = std::ceil(rows / TileShape::most_rows);  // of all keys
-  const double work = double(p.batch * p.heads_kv) * double(p.seqlen_kv) *
+  const double fetches =
+      p.by_query ? double(p.seqlen_q) : std::ceil(rows / TileShape::most_rows);  // of all keys
+  const double work = double(p.batch * p.heads_kv) * double(p.most_keys) *
                       double(p.head_dim + p.head_dim_v) * (rows + fetch_cost * fetches);
   return ThreadPool::worth(work / work_per_nanosecond, threads);
 }
@@ -544,7 +564,7 @@ void run_forward(const Problem& p, const Args& args, const TileOps& ops, void* w
   const size_t bytes = Tile().place(p, shape, nullptr);
   Parts parts(p, shape);
   parts.place(p, static_cast<char*>(workspace) + size_t(pool.threads()) * bytes);
-  const int64_t blocks = ceil_div(p.seqlen_q * p.group(), shape.rows);
+  const int64_t blocks = p.seqlen_q == 0 ? 0 : shape.blocks();
   const int64_t heads = ceil_div(p.heads_kv, shape.heads);
   // The items of a sequence follow each other, its keys stay in the cache. Under a causal mask the
   // last rows see most: they go first.

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "core/cache_format.h"
 #include "core/dtype.h"
 #include "core/ggml.h"
 #include "core/interrupt.h"
@@ -54,7 +55,8 @@ struct Row {
   }
 };
 
-// Stores x / descale, n elements in whole blocks, from element d of a row on. Not for i8 and i4.
+// Stores x / descale, n elements in whole blocks, from element d of a row on. Not for types with
+// scales of a row or its pieces.
 void store(attn_dtype type, char* row, int64_t d, int64_t n, const double* x, double descale) {
   if (!dtype_is_ggml(type)) {
     for (int64_t k = 0; k < n; ++k) encode_element(type, row, d + k, x[k] / descale, true);
@@ -67,8 +69,9 @@ void store(attn_dtype type, char* row, int64_t d, int64_t n, const double* x, do
   }
 }
 
-// i8 and i4: a scale for all of the row.
-void append_scaled_row(const Row& row, int64_t dim, attn_dtype type, char* to, uint16_t* scale,
+// Types with scales. i8, i4, f8_e4m3fn_token: a scale for all of the row; else one for each of its
+// pieces, of which a chunk is a whole number.
+void append_scaled_row(const Row& row, int64_t dim, attn_dtype type, char* to, char* scales,
                        float descale, Interrupt& interrupt, int thread) {
   double x[chunk];
   RowMax most;
@@ -78,21 +81,35 @@ void append_scaled_row(const Row& row, int64_t dim, attn_dtype type, char* to, u
     for (int64_t k = 0; k < n; ++k) x[k] /= descale;
     return n;
   };
+  const bool one_scale = type_info(type).kind == ATTN_KIND_CODES, cache = !one_scale;
+  for (int64_t d = 0; d < dim && (one_scale || type == ATTN_F8_E4M3FN_TOKEN); d += chunk) {
+    if (interrupt.stop(thread, 16 * chunk)) return;
+    const int64_t n = read(d);
+    if (cache) std::replace_if(x, x + n, [](double e) { return !std::isfinite(e); }, 0.0);
+    most.take(x, n);
+  }
+  uint16_t scale = 0;
+  if (one_scale) {
+    scale = row_scale(type, most.amax, most.has_nan, true);
+    std::memcpy(scales, &scale, sizeof scale);
+  } else if (type == ATTN_F8_E4M3FN_TOKEN) {
+    const float wide = token_scale(most.amax);
+    std::memcpy(scales, &wide, sizeof wide);
+  }
   for (int64_t d = 0; d < dim; d += chunk) {
     if (interrupt.stop(thread, 16 * chunk)) return;
-    most.take(x, read(d));
-  }
-  *scale = row_scale(type, most.amax, most.has_nan, true);
-  for (int64_t d = 0; d < dim; d += chunk) {
     const int64_t n = read(d);
-    encode_codes(type, to, d, n, x, *scale);
+    if (cache)
+      encode_cache(type, to, scales, d, n, x);
+    else
+      encode_codes(type, to, d, n, x, scale);
   }
 }
 
-void append_row(const Row& row, int64_t dim, attn_dtype type, const char* cache,
-                const uint16_t* scale, float descale, Interrupt& interrupt, int thread) {
-  if (dtype_has_scales(type))
-    return append_scaled_row(row, dim, type, const_cast<char*>(cache), const_cast<uint16_t*>(scale),
+void append_row(const Row& row, int64_t dim, attn_dtype type, const char* cache, const char* scales,
+                float descale, Interrupt& interrupt, int thread) {
+  if (dtype_has_scales(type) || dtype_is_cache(type))
+    return append_scaled_row(row, dim, type, const_cast<char*>(cache), const_cast<char*>(scales),
                              descale, interrupt, thread);
   char* const to = const_cast<char*>(cache);
   double x[chunk];
@@ -188,6 +205,7 @@ void append(const attn_kv_append_problem& p, const attn_kv_append_args& args, Th
     const Row value{p.new_type, args.v_new, offset(p.v_new_stride, h), 0, false, nullptr, nullptr};
     append_row(rotated(args.k_new, offset(p.k_new_stride, h)), p.head_dim, p.segment.k_type, to.k,
                to.k_scale, cache.k_descale(token.position, h, p.heads_kv), interrupt, thread);
+    if (p.segment.v_in_k) return;
     append_row(value, p.head_dim_v, p.segment.v_type, to.v, to.v_scale,
                cache.v_descale(token.position, h, p.heads_kv), interrupt, thread);
   };
@@ -217,6 +235,7 @@ void roll(const KvRollProblem& p, const KvRollArgs& args, ThreadPool& pool, Inte
     const attn_dtype type = p.from.k_type;
     append_row(Row{type, from.k, 0, 0, false, nullptr, nullptr}, p.head_dim, p.to.k_type, to.k,
                to.k_scale, cache.k_descale(position, h, p.heads_kv), interrupt, thread);
+    if (p.to.v_in_k) return;
     append_row(Row{type, from.v, 0, 0, false, nullptr, nullptr}, p.head_dim_v, p.to.v_type, to.v,
                to.v_scale, cache.v_descale(position, h, p.heads_kv), interrupt, thread);
   };

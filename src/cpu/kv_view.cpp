@@ -76,8 +76,40 @@ int64_t segment_length(const Problem& problem, const Args& args, int64_t b, int6
 
 int64_t sequence_length_kv(const Problem& problem, const Args& args, int64_t b) {
   int64_t sum = 0;
-  for (int64_t s = 0; s < problem.num_segments; ++s) sum += segment_length(problem, args, b, s);
+  for (int64_t s = 0; s < problem.num_segments; ++s)
+    if (!problem.segment[s].no_positions) sum += segment_length(problem, args, b, s);
   return sum;
+}
+
+SegmentView view_of_query(const Problem& p, const Args& args, int64_t b, int64_t s, int64_t first,
+                          const QueryView& query, int64_t i, int64_t kv_head) {
+  SegmentView view = segment_view(p, args, b, s, first);
+  const attn_segment& shape = *view.shape;
+  view.seen = {0, view.length};
+  if (shape.list_of_pool) view.seen.end = shape.num_pages * shape.page_size;
+  if (!shape.no_positions) {
+    int64_t before = 0;  // keys that have positions
+    for (int64_t n = 0; n < s; ++n)
+      if (!p.segment[n].no_positions) before += segment_length(p, args, b, n);
+    const KeyRange range =
+        visible_keys(p, args, b, i, query.length, sequence_length_kv(p, args, b));
+    view.seen.begin = std::max<int64_t>(0, range.begin - before);
+    view.seen.end = std::min<int64_t>(view.length, range.end - before);
+  }
+  view.length = std::max<int64_t>(0, view.seen.end - view.seen.begin);
+  if (shape.list_size == 0) return view;
+  const attn_segment_args data = args.segment[s];
+  const int64_t row =
+      p.q_layout == ATTN_PACKED
+          ? query.row + i
+          : b * ceil_div(p.seqlen_q, int64_t{shape.list_queries}) + i / shape.list_queries;
+  const int64_t number = row * shape.list_heads + (shape.list_heads == 1 ? 0 : kv_head);
+  view.list = data.list + number * shape.list_size;
+  const int64_t entries = shape.has_list_lengths
+                              ? std::clamp<int64_t>(data.list_lengths[number], 0, shape.list_size)
+                              : shape.list_size;
+  view.length = entries * shape.list_block;
+  return view;
 }
 
 SegmentView segment_view(const attn_segment& shape, const attn_segment_args& data, int64_t b,
@@ -85,11 +117,11 @@ SegmentView segment_view(const attn_segment& shape, const attn_segment_args& dat
   SegmentView view{};
   view.shape = &shape;
   view.k = data.k;
-  view.v = data.v;
+  view.v = shape.v_in_k ? data.k : data.v;
   view.k_descales = data.k_descale;
-  view.v_descales = data.v_descale;
-  view.k_scales = static_cast<const uint16_t*>(data.k_scale);
-  view.v_scales = static_cast<const uint16_t*>(data.v_scale);
+  view.v_descales = shape.v_in_k ? data.k_descale : data.v_descale;
+  view.k_scales = static_cast<const char*>(data.k_scale);
+  view.v_scales = static_cast<const char*>(shape.v_in_k ? data.k_scale : data.v_scale);
   view.b = b = shape.shared ? 0 : b;
   view.length = length;
   if (shape.layout == ATTN_PACKED) {

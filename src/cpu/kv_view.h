@@ -3,7 +3,9 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 
+#include "core/cache_format.h"
 #include "core/dtype.h"
 #include "problem/problem.h"
 
@@ -19,11 +21,13 @@ struct QueryView {
 };
 QueryView query_view(const Problem& problem, const Args& args, int64_t b);
 
-// The keys that query i of seqlen_q in batch entry b sees among seqlen_kv keys, by causal, window
-// and kv_begin. Empty ranges have end <= begin.
+// The keys that query i of seqlen_q in batch entry b sees among seqlen_kv keys, by causal, which
+// may hold for some entries only, window and kv_begin. Empty ranges have end <= begin.
 inline KeyRange visible_keys(const Problem& p, const Args& args, int64_t b, int64_t i,
                              int64_t seqlen_q, int64_t seqlen_kv) {
-  KeyRange range = p.range_mask().keys(i, seqlen_q, seqlen_kv);
+  RangeMask mask = p.range_mask();
+  if (p.has_causal_sequences && args.causal_sequences[b] == 0) mask.causal = false;
+  KeyRange range = mask.keys(i, seqlen_q, seqlen_kv);
   if (p.has_kv_begin) range.begin = std::max<int64_t>(range.begin, args.kv_begin[b]);
   return range;
 }
@@ -38,10 +42,12 @@ void write_rows_of_nobody(const Problem& problem, const Args& args);
 // Consecutive keys whose rows are one stride apart.
 struct KeyRun {
   int64_t count;  // 0 after the segment's end
+  int64_t key;    // the first one's number in the segment
   // Row of the first key at the asked head; null: a bad page, these keys do not exist.
-  const char* k;
-  const char* v;
-  const uint16_t *k_scale, *v_scale;  // of the first key; null but for i8 and i4
+  const char* k = nullptr;
+  const char* v = nullptr;
+  // Scales of the first key; null of types that have none.
+  const char *k_scale = nullptr, *v_scale = nullptr;
 };
 
 // One segment of batch entry b.
@@ -49,39 +55,39 @@ struct SegmentView {
   const attn_segment* shape;
   const void *k, *v;
   const float *k_descales, *v_descales;
-  const uint16_t *k_scales, *v_scales;
+  const char *k_scales, *v_scales;
   int64_t b;
-  int64_t length;                    // keys
+  int64_t length;                    // keys, of a list: with those that do not exist
   int64_t first;                     // position of key 0 among all keys of the sequence
+  const int32_t* list;               // of a query, see view_of_query(); null: all keys in order
+  KeyRange seen;                     // of a query: keys of the segment that exist for it
   int64_t first_row;                 // PACKED: row of key 0 in the buffer
   const int32_t* pages;              // PAGED: this sequence's row of the block table
   int64_t k_row_bytes, v_row_bytes;  // between consecutive keys of a run
 
-  // The run that starts at key j of the segment, 0 <= j.
+  // The run that starts at key j of the segment, 0 <= j; of a list at its key j.
   KeyRun run(int64_t j, int64_t kv_head) const {
-    if (j >= length) return {0, nullptr, nullptr, nullptr, nullptr};
-    int64_t batch = b, row = j, count = length - j;
-    if (shape->layout == ATTN_PACKED) {
-      batch = 0;
-      row += first_row;
-    } else if (shape->layout == ATTN_PAGED) {
-      batch = pages[j / shape->page_size];
-      row = j % shape->page_size;
-      count = std::min(count, shape->page_size - row);
-      if (batch < 0 || batch >= shape->num_pages)
-        return {count, nullptr, nullptr, nullptr, nullptr};
-    }
-    return {count, address(k, shape->k_type, shape->k_stride, batch, row, kv_head),
-            address(v, shape->v_type, shape->v_stride, batch, row, kv_head),
-            scale(k_scales, shape->k_scale_stride, batch, row, kv_head),
-            scale(v_scales, shape->v_scale_stride, batch, row, kv_head)};
+    if (j >= length) return {0, j};
+    if (!list) return stored(seen.begin + j, length - j, kv_head);
+    const int64_t block = shape->list_block, entry = list[j / block];
+    const int64_t key = entry * block + j % block, count = block - j % block;
+    if (entry < 0 || key >= seen.end) return {count, 0};
+    if (key < seen.begin) return {std::min<int64_t>(count, seen.begin - key), 0};
+    return stored(key, std::min<int64_t>(count, seen.end - key), kv_head);
   }
-  // Of key n of a run.
+  // Of key n of a run: the scale of i8 and i4, 1 of other types, and the scales of all that have
+  // them.
   float k_scale(const KeyRun& run, int64_t n) const {
-    return run.k_scale ? f16_value(run.k_scale[n * shape->k_scale_stride.seq]) : 1;
+    return one_scale(shape->k_type, k_scales_of(run, n));
   }
   float v_scale(const KeyRun& run, int64_t n) const {
-    return run.v_scale ? f16_value(run.v_scale[n * shape->v_scale_stride.seq]) : 1;
+    return one_scale(shape->v_type, v_scales_of(run, n));
+  }
+  const char* k_scales_of(const KeyRun& run, int64_t n) const {
+    return run.k_scale + n * shape->k_scale_stride.seq * type_info(shape->k_type).scale_bytes;
+  }
+  const char* v_scales_of(const KeyRun& run, int64_t n) const {
+    return run.v_scale + n * shape->v_scale_stride.seq * type_info(shape->v_type).scale_bytes;
   }
 
   float k_descale(int64_t j, int64_t kv_head, int64_t heads_kv) const {
@@ -92,14 +98,41 @@ struct SegmentView {
   }
 
  private:
+  // At most `count` keys from `key` on, whose rows are one stride apart.
+  KeyRun stored(int64_t key, int64_t count, int64_t kv_head) const {
+    int64_t batch = b, row = key;
+    if (shape->layout == ATTN_PACKED) {
+      batch = 0;
+      row += first_row;
+    } else if (shape->layout == ATTN_PAGED) {
+      batch = shape->list_of_pool ? key / shape->page_size : pages[key / shape->page_size];
+      row = key % shape->page_size;
+      count = std::min(count, shape->page_size - row);
+      if (batch < 0 || batch >= shape->num_pages) return {count, key};
+    }
+    return {count,
+            key,
+            address(k, shape->k_type, shape->k_stride, batch, row, kv_head),
+            address(v, shape->v_type, shape->v_stride, batch, row, kv_head),
+            scales(k_scales, shape->k_type, shape->k_scale_stride, batch, row, kv_head),
+            scales(v_scales, shape->v_type, shape->v_scale_stride, batch, row, kv_head)};
+  }
+  static float one_scale(attn_dtype type, const char* at) {
+    if (type_info(type).kind != ATTN_KIND_CODES) return 1;
+    uint16_t code;
+    std::memcpy(&code, at, sizeof code);
+    return f16_value(code);
+  }
   static const char* address(const void* base, attn_dtype type, const attn_strides& stride,
                              int64_t batch, int64_t row, int64_t head) {
     return static_cast<const char*>(base) +
            dtype_bytes(type, batch * stride.batch + row * stride.seq + head * stride.head);
   }
-  static const uint16_t* scale(const uint16_t* base, const attn_strides& stride, int64_t batch,
-                               int64_t row, int64_t head) {
-    return base ? base + batch * stride.batch + row * stride.seq + head * stride.head : nullptr;
+  static const char* scales(const char* base, attn_dtype type, const attn_strides& stride,
+                            int64_t batch, int64_t row, int64_t head) {
+    if (!base) return nullptr;
+    return base + (batch * stride.batch + row * stride.seq + head * stride.head) *
+                      type_info(type).scale_bytes;
   }
   float descale(attn_descale_kind kind, const float* values, int64_t j, int64_t kv_head,
                 int64_t heads_kv) const {
@@ -122,7 +155,7 @@ struct SegmentView {
 
 // Keys of segment s in batch entry b, in [0, capacity].
 int64_t segment_length(const Problem& problem, const Args& args, int64_t b, int64_t s);
-// Skv[b], the sum over all segments.
+// Skv[b], the sum over all segments whose keys have positions.
 int64_t sequence_length_kv(const Problem& problem, const Args& args, int64_t b);
 // Batch entry b of a segment, as far as its first `length` keys.
 SegmentView segment_view(const attn_segment& shape, const attn_segment_args& data, int64_t b,
@@ -130,6 +163,18 @@ SegmentView segment_view(const attn_segment& shape, const attn_segment_args& dat
 // `first`: the sum of the lengths of the segments before s.
 SegmentView segment_view(const Problem& problem, const Args& args, int64_t b, int64_t s,
                          int64_t first);
+
+// Segment s as query i, with the KeyRange of visible_keys() among keys that have positions, and
+// kv_head visit it: the keys of its list, or those that it sees. `first` counts visited keys.
+SegmentView view_of_query(const Problem& problem, const Args& args, int64_t b, int64_t s,
+                          int64_t first, const QueryView& query, int64_t i, int64_t kv_head);
+
+// Row n of a run as float64, times its scales but not its descale.
+inline void read_row(attn_dtype type, const char* row, const char* scales, int64_t dim,
+                     double* out) {
+  if (dtype_is_cache(type)) return decode_cache(type, row, scales, 0, dim, out);
+  decode_row(type, row, 0, dim, out);
+}
 
 // The default scale was rounded to float when the problem was made; the formula has the exact one.
 double exact_scale(const Problem& problem);

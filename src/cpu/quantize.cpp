@@ -1,9 +1,11 @@
-// Quantisation to fp8 and to ggml blocks.
+// Quantisation to fp8, to ggml blocks and to codes with scales.
 #include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cmath>
+#include <cstring>
 
+#include "core/cache_format.h"
 #include "core/ceil_div.h"
 #include "core/dtype.h"
 #include "core/ggml.h"
@@ -68,7 +70,9 @@ void find_descales(const attn_quantize_problem& p, const attn_quantize_args& arg
     }
   };
   pool.for_each(rows, one, &interrupt, threads);
-  const double max_finite = type_info(p.dst_type).max_finite;
+  // Of nvfp4 a code times a scale of 16 elements.
+  const double max_finite = type_info(p.dst_type).max_finite *
+                            (p.dst_type == ATTN_NVFP4 ? type_info(ATTN_F8_E4M3FN).max_finite : 1);
   for (int64_t g = 0; g < num_descales(p); ++g) {
     // A maximum so small that the quotient underflows keeps the smallest positive descale.
     float& descale = args.descale[g];
@@ -79,16 +83,43 @@ void find_descales(const attn_quantize_problem& p, const attn_quantize_args& arg
   }
 }
 
+// The scales of a row, in their array.
+char* scales_of(const attn_quantize_problem& p, const attn_quantize_args& args, const Row& row) {
+  const attn_strides& stride = p.scale_stride;
+  const int64_t at = row.b * stride.batch + row.s * stride.seq + row.h * stride.head;
+  return static_cast<char*>(args.scale) + at * type_info(p.dst_type).scale_bytes;
+}
+
+// Formats of servers' caches; a chunk is a whole number of pieces of one scale.
+void quantize_cache_row(const attn_quantize_problem& p, const attn_quantize_args& args,
+                        const Row& row, Interrupt& interrupt, int thread) {
+  char* const scales = scales_of(p, args, row);
+  char* const to = static_cast<char*>(args.dst) + dtype_bytes(p.dst_type, row.dst);
+  const double descale = p.scale == ATTN_SCALE_ONE ? 1 : args.descale[row.group];
+  if (p.dst_type == ATTN_F8_E4M3FN_TOKEN) {
+    double amax = 0;
+    for_each_chunk(p, args, row, interrupt, thread, [&](int64_t, int64_t n, const float* x) {
+      for (int64_t k = 0; k < n; ++k)
+        if (std::isfinite(x[k])) amax = std::max(amax, std::abs(double(x[k])));
+    });
+    const float scale = token_scale(amax);
+    std::memcpy(scales, &scale, sizeof scale);
+  }
+  for_each_chunk(p, args, row, interrupt, thread, [&](int64_t d, int64_t n, const float* x) {
+    double wide[chunk];
+    for (int64_t k = 0; k < n; ++k) wide[k] = x[k] / descale;
+    encode_cache(p.dst_type, to, scales, d, n, wide);
+  });
+}
+
 // i8 and i4: a scale for each row.
 void quantize_scaled_row(const attn_quantize_problem& p, const attn_quantize_args& args,
                          const Row& row, Interrupt& interrupt, int thread) {
   RowMax most;
   for_each_chunk(p, args, row, interrupt, thread,
                  [&](int64_t, int64_t n, const float* x) { most.take(x, n); });
-  const attn_strides& stride = p.scale_stride;
   const uint16_t scale = row_scale(p.dst_type, most.amax, most.has_nan, p.saturate != 0);
-  static_cast<uint16_t*>(
-      args.scale)[row.b * stride.batch + row.s * stride.seq + row.h * stride.head] = scale;
+  std::memcpy(scales_of(p, args, row), &scale, sizeof scale);
   for_each_chunk(p, args, row, interrupt, thread, [&](int64_t d, int64_t n, const float* x) {
     double wide[chunk];
     std::copy_n(x, n, wide);
@@ -100,6 +131,7 @@ void quantize_scaled_row(const attn_quantize_problem& p, const attn_quantize_arg
 // codes are those of the exact quotient.
 void quantize_row(const attn_quantize_problem& p, const attn_quantize_args& args, const Row& row,
                   Interrupt& interrupt, int thread) {
+  if (dtype_is_cache(p.dst_type)) return quantize_cache_row(p, args, row, interrupt, thread);
   if (dtype_has_scales(p.dst_type)) return quantize_scaled_row(p, args, row, interrupt, thread);
   const bool saturate = p.saturate != 0;
   const double descale = p.scale == ATTN_SCALE_ONE ? 1 : args.descale[row.group];

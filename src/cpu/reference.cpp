@@ -15,33 +15,36 @@ namespace {
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
 struct Scratch {
-  double* scores;  // [seqlen_kv]
+  double* scores;  // [most_keys], in the order of visits
   double* q;       // [head_dim]
   double* key;     // [head_dim]
   double* value;   // [head_dim_v]
   double* sum;     // [head_dim_v]
 
-  static int64_t size(const Problem& p) { return p.seqlen_kv + 2 * p.head_dim + 2 * p.head_dim_v; }
+  static int64_t size(const Problem& p) { return p.most_keys + 2 * p.head_dim + 2 * p.head_dim_v; }
   Scratch(const Problem& p, double* at) {
     scores = at;
-    q = scores + p.seqlen_kv;
+    q = scores + p.most_keys;
     key = q + p.head_dim;
     value = key + p.head_dim;
     sum = value + p.head_dim_v;
   }
 };
 
-// Calls visit(segment, key within it, key position, run, key within the run) for each key that
-// exists, while it returns true.
+// Calls visit(segment, key within it, visit's number, run, key within the run) for each key that
+// exists, while it returns true. The number is the key's position, except with lists or keys
+// without positions (by_query): there only keys that query i sees are visited.
 template <class Visit>
-void for_each_key(const Problem& p, const Args& args, int64_t b, int64_t kv_head, Visit&& visit) {
+void for_each_key(const Problem& p, const Args& args, int64_t b, int64_t kv_head,
+                  const QueryView& query, int64_t i, Visit&& visit) {
   int64_t first = 0;
   for (int64_t s = 0; s < p.num_segments; ++s) {
-    const SegmentView segment = segment_view(p, args, b, s, first);
+    const SegmentView segment = p.by_query ? view_of_query(p, args, b, s, first, query, i, kv_head)
+                                           : segment_view(p, args, b, s, first);
     for (int64_t begin = 0; begin < segment.length;) {
       const KeyRun run = segment.run(begin, kv_head);
       for (int64_t n = 0; n < run.count && run.k != nullptr; ++n) {
-        if (!visit(segment, begin + n, first + begin + n, run, n)) return;
+        if (!visit(segment, run.key + n, first + begin + n, run, n)) return;
       }
       begin += run.count;
     }
@@ -66,6 +69,7 @@ void forward_row(const Problem& p, const Args& args, int64_t b, int64_t h, int64
     return p.has(ATTN_BIAS_SLOPES) && x != -infinity ? x * args.bias_slopes[h] : x;
   };
   const auto visible = [&](int64_t j) {
+    if (p.by_query) return true;
     if (j < range.begin || j >= range.end) return false;
     if (p.tree_keys > 0 && !(tree_bits(p, args, query, i, j, seqlen_kv) & 1)) return false;
     if (p.has(ATTN_BLOCK_MASK) && !block_view(p, args, b, h, i / p.block_q, j / p.block_k)
@@ -81,14 +85,14 @@ void forward_row(const Problem& p, const Args& args, int64_t b, int64_t h, int64
 
   double max = p.has(ATTN_SINKS) ? args.sinks[h] : -infinity;
   for_each_key(
-      p, args, b, kv_head,
+      p, args, b, kv_head, query, i,
       [&](const SegmentView& segment, int64_t key, int64_t j, const KeyRun& run, int64_t n) {
         scratch.scores[j] = -infinity;
         if (interrupt.stop(thread, 16)) return false;
         if (!visible(j)) return true;
         if (interrupt.stop(thread, 2 * p.head_dim)) return false;
-        decode_row(segment.shape->k_type, run.k + n * segment.k_row_bytes, 0, p.head_dim,
-                   scratch.key);
+        read_row(segment.shape->k_type, run.k + n * segment.k_row_bytes,
+                 segment.k_scales_of(run, n), p.head_dim, scratch.key);
         double dot = 0;
         for (int64_t d = 0; d < p.head_dim; ++d) dot += scratch.q[d] * scratch.key[d];
         double s = scale * dot * q_scale * segment.k_descale(key, kv_head, p.heads_kv) *
@@ -105,15 +109,15 @@ void forward_row(const Problem& p, const Args& args, int64_t b, int64_t h, int64
   double denominator = p.has(ATTN_SINKS) && max != -infinity ? std::exp(args.sinks[h] - max) : 0;
   std::fill_n(scratch.sum, p.head_dim_v, 0.0);
   for_each_key(
-      p, args, b, kv_head,
+      p, args, b, kv_head, query, i,
       [&](const SegmentView& segment, int64_t key, int64_t j, const KeyRun& run, int64_t n) {
         if (interrupt.stop(thread, 4)) return false;
         if (scratch.scores[j] == -infinity) return true;
         if (interrupt.stop(thread, 2 * p.head_dim_v)) return false;
         const double weight = std::exp(scratch.scores[j] - max);
         denominator += weight;
-        decode_row(segment.shape->v_type, run.v + n * segment.v_row_bytes, 0, p.head_dim_v,
-                   scratch.value);
+        read_row(segment.shape->v_type, run.v + n * segment.v_row_bytes,
+                 segment.v_scales_of(run, n), p.head_dim_v, scratch.value);
         const double v_scale =
             double(segment.v_descale(key, kv_head, p.heads_kv)) * segment.v_scale(run, n);
         for (int64_t d = 0; d < p.head_dim_v; ++d) {
@@ -144,7 +148,7 @@ void forward(const Problem& p, const Args& args, void* workspace, ThreadPool& po
   write_rows_of_nobody(p, args);
   const int64_t rows = p.batch * p.heads_q * p.seqlen_q;
   const double nanoseconds =
-      double(rows) * double(p.seqlen_kv) * (10.0 + 2 * double(p.head_dim + p.head_dim_v));
+      double(rows) * double(p.most_keys) * (10.0 + 2 * double(p.head_dim + p.head_dim_v));
   auto one = [&](int64_t item, int thread) {
     const int64_t i = item % p.seqlen_q;
     const int64_t h = item / p.seqlen_q % p.heads_q;

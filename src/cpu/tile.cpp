@@ -1,6 +1,8 @@
 #include "cpu/tile.h"
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -13,6 +15,16 @@ bool all_marked(const uint8_t* marks, int64_t count) {
 
 Rows tile_rows(const float* first, int64_t stride) {
   return {reinterpret_cast<const char*>(first), stride * int64_t(sizeof(float)), ATTN_F32, 1};
+}
+
+// i8 and i4, whose rows have a scale next to them.
+bool has_codes(attn_dtype type) {
+  return type_info(type).kind == ATTN_KIND_CODES;
+}
+
+// Bytes of `dim` elements, whole blocks or the beginning of one.
+int64_t row_bytes(attn_dtype type, int64_t dim) {
+  return ceil_div(dim, dtype_block(type)) * dtype_bytes(type);
 }
 
 // Calls visit(first, count, marked) for runs of equal marks.
@@ -47,8 +59,10 @@ bool heads_side_by_side(const Problem& p) {
   return true;
 }
 
-TileShape::TileShape(const Problem& p, const TileOps& ops, int threads) {
-  const int64_t all_rows = std::max<int64_t>(1, p.seqlen_q) * p.group();
+TileShape::TileShape(const Problem& p, const TileOps& ops, int threads) : by_query(p.by_query) {
+  queries = by_query ? std::max<int64_t>(1, p.seqlen_q) : 1;
+  query_rows = by_query ? p.group() : std::max<int64_t>(1, p.seqlen_q) * p.group();
+  const int64_t all_rows = query_rows;
   few_rows = all_rows <= ops.few_rows;
   // Mask blocks are mostly powers of two: so are their items.
   const int limit = p.has(ATTN_BLOCK_MASK) ? std::min(2, ops.panel_vectors) : ops.panel_vectors;
@@ -66,12 +80,13 @@ TileShape::TileShape(const Problem& p, const TileOps& ops, int threads) {
     if (p.segment[n].layout == ATTN_PAGED && p.segment[n].page_size == keys / 2) keys /= 2;
   }
   // Where rows do not make items enough, the keys are cut.
-  part_keys = round_up(std::max(least_part, std::min(p.fixed_split, p.seqlen_kv)), keys);
+  part_keys = round_up(std::max(least_part, std::min(p.fixed_split, p.most_keys)), keys);
   const int64_t limit_of_parts = p.fixed_split > 0 ? fixed_parts : ceil_div(fixed_parts, sequences);
   most_parts =
-      all_rows <= cut_rows ? std::clamp<int64_t>(p.seqlen_kv / part_keys, 1, limit_of_parts) : 1;
-  const int64_t items = sequences * most_parts;
-  heads = waits && heads_side_by_side(p) ? std::min(p.heads_kv, most_heads) : 1;
+      all_rows <= cut_rows ? std::clamp<int64_t>(p.most_keys / part_keys, 1, limit_of_parts) : 1;
+  const int64_t items = sequences * queries * most_parts;
+  // The heads of an item visit the same tiles; lists of theirs may differ.
+  heads = waits && !by_query && heads_side_by_side(p) ? std::min(p.heads_kv, most_heads) : 1;
   while (heads > 1 && items < 4 * threads * heads) heads = ceil_div(heads, 2);
   while (rows > 48 && items * ceil_div(all_rows, rows) < 5 * threads) rows /= 2;
   rows = round_up(std::min(rows, all_rows), panel);
@@ -80,6 +95,8 @@ TileShape::TileShape(const Problem& p, const TileOps& ops, int threads) {
   slab_vectors = even_width(value_vectors, ops.slab_vectors);
   slab = int64_t(slab_vectors) * ops.lanes;
   value_width = round_up(p.head_dim_v, slab);
+  values_in_keys = std::all_of(p.segment.begin(), p.segment.end(),
+                               [](const Segment& s) { return s.v_in_k != 0; });
 }
 
 size_t Tile::place(const Problem& p, const TileShape& shape, char* base, int64_t head) {
@@ -122,6 +139,36 @@ void load_rows(const TileOps& ops, attn_dtype type, const char* base, int64_t ro
   if (factor != 1) ops.multiply(rows, out, out_stride, factor, n, out, out_stride);
 }
 
+// The two elements of a byte of nvfp4, the lower half first.
+constexpr auto nvfp4_pairs = [] {
+  std::array<std::array<float, 2>, 256> pairs{};
+  for (uint32_t byte = 0; byte < 256; ++byte)
+    pairs[byte] = {float(value_of(e2m1_format, byte & 15)),
+                   float(value_of(e2m1_format, byte >> 4))};
+  return pairs;
+}();
+
+void load_cache_row(const TileOps& ops, attn_dtype type, const char* row, const char* scales,
+                    int64_t index, int64_t n, float factor, float* out) {
+  if (type == ATTN_NVFP4 && index % nvfp4_group == 0) {
+    for (int64_t d = 0; d < n; d += nvfp4_group) {
+      const float scale = e4m3fn_values[uint8_t(scales[(index + d) / nvfp4_group])] * factor;
+      const char* codes = row + (index + d) / 2;
+      float group[nvfp4_group];
+      for (int64_t i = 0; i < nvfp4_group / 2; ++i)
+        std::memcpy(group + 2 * i, nvfp4_pairs[uint8_t(codes[i])].data(), 2 * sizeof(float));
+      for (int64_t i = 0; i < std::min(nvfp4_group, n - d); ++i) out[d + i] = group[i] * scale;
+    }
+    return;
+  }
+  for_each_piece(type, row, scales, index, n,
+                 [&](const CachePiece& piece, int64_t first, int64_t count, double scale) {
+                   load_rows(ops, piece.type, row + piece.base, 0, 1,
+                             piece.at + first - piece.first, count, float(scale) * factor,
+                             out + (first - index), 0);
+                 });
+}
+
 void store_row(const TileOps& ops, attn_dtype type, float* in, float factor, int64_t n, void* base,
                int64_t index) {
   if (type == ATTN_F32) {
@@ -139,8 +186,16 @@ void store_row(const TileOps& ops, attn_dtype type, float* in, float factor, int
 
 void KeyReader::seek(int64_t position) {
   while (position >= view_.first + view_.length) {
-    view_ = segment_view(p_, args_, b_, ++segment_, view_.first + view_.length);
+    ++segment_;
+    view_ = view_of(segment_, view_.first + view_.length);
   }
+}
+
+int64_t KeyReader::num_keys() const {
+  if (i_ < 0) return sequence_length_kv(p_, args_, b_);
+  int64_t sum = 0;
+  for (int64_t s = 0; s < p_.num_segments; ++s) sum += view_of(s, sum).length;
+  return sum;
 }
 
 template <class Visit>
@@ -149,10 +204,11 @@ void KeyReader::for_each_run(int64_t base, int64_t begin, int64_t end, Visit&& v
   SegmentView view = view_;
   for (int64_t c = begin; c < end;) {
     while (base + c >= view.first + view.length) {
-      view = segment_view(p_, args_, b_, ++segment, view.first + view.length);
+      ++segment;
+      view = view_of(segment, view.first + view.length);
     }
-    const int64_t key = base + c - view.first;
-    const KeyRun run = view.run(key, kv_head_);
+    const KeyRun run = view.run(base + c - view.first, kv_head_);
+    const int64_t key = run.key;
     int64_t count = std::min(run.count, end - c);
     if (view.shape->descale_block_keys > 0) {
       const int64_t size = view.shape->descale_block_keys;
@@ -163,11 +219,12 @@ void KeyReader::for_each_run(int64_t base, int64_t begin, int64_t end, Visit&& v
   }
 }
 
-const float* KeyReader::load_scales(const uint16_t* scales, int64_t stride, int64_t c,
+const float* KeyReader::load_scales(const char* scales, int64_t stride, int64_t c,
                                     int64_t count) const {
   if (!scales) return nullptr;
   uint16_t codes[most_tile_keys];
-  for (int64_t n = 0; n < count; ++n) codes[n] = scales[n * stride];
+  for (int64_t n = 0; n < count; ++n)
+    std::memcpy(codes + n, scales + n * stride * int64_t(sizeof *codes), sizeof *codes);
   load_rows(ops_, ATTN_F16, reinterpret_cast<const char*>(codes), 0, 1, 0, count, 1, t_.scale + c,
             0);
   return t_.scale + c;
@@ -198,9 +255,15 @@ Rows KeyReader::load_keys(int64_t base, int64_t begin, int64_t end, uint8_t* wan
             std::fill_n(out, length * stride, 0.0f);
             return;
           }
-          load_rows(ops_, type, run.k + n * view.k_row_bytes, view.k_row_bytes, length, 0, dim,
-                    factor, out, stride);
-          for (int64_t row = 0; run.k_scale && row < length; ++row) {
+          if (dtype_is_cache(type)) {
+            for (int64_t row = 0; row < length; ++row)
+              load_cache_row(ops_, type, run.k + (n + row) * view.k_row_bytes,
+                             view.k_scales_of(run, n + row), 0, dim, factor, out + row * stride);
+          } else {
+            load_rows(ops_, type, run.k + n * view.k_row_bytes, view.k_row_bytes, length, 0, dim,
+                      factor, out, stride);
+          }
+          for (int64_t row = 0; has_codes(type) && row < length; ++row) {
             ops_.multiply(1, out + row * stride, 0, view.k_scale(run, n + row), dim,
                           out + row * stride, 0);
           }
@@ -233,9 +296,16 @@ Rows KeyReader::load_values(int64_t base, int64_t begin, int64_t end, const uint
             float* out = t_.values + d * shape_.keys + (c + n) * slab;
             const int64_t width = marked && run.v ? std::clamp<int64_t>(dim - d, 0, slab) : 0;
             if (width > 0) {
-              load_rows(ops_, type, run.v + n * view.v_row_bytes, view.v_row_bytes, length, d,
-                        width, factor, out, slab);
-              for (int64_t row = 0; run.v_scale && row < length; ++row) {
+              if (dtype_is_cache(type)) {
+                for (int64_t row = 0; row < length; ++row)
+                  load_cache_row(ops_, type, run.v + (n + row) * view.v_row_bytes,
+                                 view.v_scales_of(run, n + row), d, width, factor,
+                                 out + row * slab);
+              } else {
+                load_rows(ops_, type, run.v + n * view.v_row_bytes, view.v_row_bytes, length, d,
+                          width, factor, out, slab);
+              }
+              for (int64_t row = 0; has_codes(type) && row < length; ++row) {
                 ops_.multiply(1, out + row * slab, 0, view.v_scale(run, n + row), width,
                               out + row * slab, 0);
               }
@@ -257,8 +327,8 @@ Ahead KeyReader::ahead(int64_t base, int64_t begin, int64_t end, bool values) co
                  const char* first = values ? run.v : run.k;
                  if (count != end - begin || !first) return;
                  rows = {first, values ? view.v_row_bytes : view.k_row_bytes, count,
-                         values ? dtype_bytes(view.shape->v_type, p_.head_dim_v)
-                                : dtype_bytes(view.shape->k_type, p_.head_dim)};
+                         values ? row_bytes(view.shape->v_type, p_.head_dim_v)
+                                : row_bytes(view.shape->k_type, p_.head_dim)};
                });
   return rows;
 }
@@ -269,8 +339,8 @@ void KeyReader::prefetch(int64_t base, int64_t begin, int64_t end, bool values) 
                [&](const SegmentView& view, int64_t, int64_t, const KeyRun& run, int64_t count) {
                  const char* row = values ? run.v : run.k;
                  const int64_t stride = values ? view.v_row_bytes : view.k_row_bytes;
-                 const int64_t bytes = values ? dtype_bytes(view.shape->v_type, p_.head_dim_v)
-                                              : dtype_bytes(view.shape->k_type, p_.head_dim);
+                 const int64_t bytes = values ? row_bytes(view.shape->v_type, p_.head_dim_v)
+                                              : row_bytes(view.shape->k_type, p_.head_dim);
                  for (int64_t n = 0; row && n < count; ++n, row += stride) {
                    for (int64_t at = 0; at < bytes; at += line) __builtin_prefetch(row + at, 0, 2);
                  }

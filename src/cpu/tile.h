@@ -29,8 +29,29 @@ struct TileShape {
   int64_t value_width;  // head_dim_v in whole slabs
   bool few_rows;        // scores_few serves all rows; from the problem
   bool prefetch;        // few rows wait for memory
+  int64_t query_rows;   // rows that visit the same keys, of which an item has some: all of a
+                        // sequence, or with Problem::by_query those of a query
+  int64_t queries;      // groups of such rows in a sequence, at most
+  bool values_in_keys;  // each segment has v_in_k
+
+  // The rows [first, first + count) of a block of a sequence of `length` queries, which visits the
+  // keys of query `query`; -1: of all.
+  struct Block {
+    int64_t first, count, query;
+  };
+  int64_t blocks() const { return queries * ceil_div(query_rows, rows); }
+  Block block(int64_t n, int64_t length, int64_t group) const {
+    const int64_t of_query = ceil_div(query_rows, rows), query = n / of_query,
+                  first = n % of_query * rows;
+    const int64_t end = queries == 1 && !by_query ? length * group : group;
+    if (query >= length) return {0, 0, -1};
+    return {query * group + first, std::min(rows, end - first), by_query ? query : -1};
+  }
 
   TileShape(const Problem& problem, const TileOps& ops, int threads);
+
+ private:
+  bool by_query;
 };
 
 // Query rows are ordered by query, then by head of the group, so that a K/V tile serves the whole
@@ -71,8 +92,9 @@ void store_row(const TileOps& ops, attn_dtype type, float* in, float factor, int
 // Loads the tiles of one sequence and head in ascending order.
 class KeyReader {
  public:
+  // `i`: the query whose keys are read; -1: all.
   KeyReader(const Problem& problem, const Args& args, const TileOps& ops, const TileShape& shape,
-            const Tile& tile, int64_t b, int64_t kv_head)
+            const Tile& tile, int64_t b, int64_t kv_head, const QueryView& query, int64_t i)
       : p_(problem),
         args_(args),
         ops_(ops),
@@ -80,7 +102,12 @@ class KeyReader {
         t_(tile),
         b_(b),
         kv_head_(kv_head),
-        view_(segment_view(problem, args, b, 0, 0)) {}
+        query_(query),
+        i_(i),
+        view_(view_of(0, 0)) {}
+
+  // The keys of all segments, in lists those that do not exist as well.
+  int64_t num_keys() const;
 
   // Finds those of keys [base + begin, base + end) that `wanted` marks; the others become zeros and
   // are not read. `exist` is false if a wanted key does not exist (a bad page): its mark is taken
@@ -98,7 +125,12 @@ class KeyReader {
  private:
   // Puts the scales of keys from c on into the tile; null for null, as all types but i8 and i4
   // have.
-  const float* load_scales(const uint16_t* scales, int64_t stride, int64_t c, int64_t count) const;
+  const float* load_scales(const char* scales, int64_t stride, int64_t c, int64_t count) const;
+  // `first`: the keys of the segments before s.
+  SegmentView view_of(int64_t s, int64_t first) const {
+    return i_ < 0 ? segment_view(p_, args_, b_, s, first)
+                  : view_of_query(p_, args_, b_, s, first, query_, i_, kv_head_);
+  }
   // Calls visit(view, key within the segment, key of the tile, run, count) for runs of keys with
   // one descale.
   template <class Visit>
@@ -112,6 +144,8 @@ class KeyReader {
   const TileShape& shape_;
   const Tile& t_;
   const int64_t b_, kv_head_;
+  const QueryView query_;
+  const int64_t i_;
   int64_t segment_ = 0;
   SegmentView view_;
 };

@@ -88,6 +88,7 @@ void patch(const Problem& p, const Args& args, void* workspace, attn_gfx942_deco
   a.q = args.q;
   a.alibi_slopes = args.alibi_slopes;
   a.q_descale.at = args.q_descale;
+  a.kv_begins = args.kv_begin;
   rebase(workspace, a.sums, a.stats, a.arrived);
   patch_segments(p, args, a.segment);
 }
@@ -124,26 +125,27 @@ Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
 template <Text name, int64_t dim>
 constexpr Kernel row(attn_dtype weights, uint32_t in_types, uint32_t kv_types, uint32_t features,
                      int64_t multiple) {
-  return {.name = name_of<name>.text,
-          .op = Op::forward,
-          .backend = ATTN_BACKEND_HIP,
-          .limits = {.in_types = in_types,
-                     .kv_types = kv_types,
-                     .out_types = float_types,
-                     .flags = forward_flags | ATTN_ALIBI | ATTN_SPLIT_INVARIANT,
-                     .features = forward_features | feature_segments | feature_paged_kv |
-                                 feature_shared_pages | feature_softcap | features,
-                     .head_dim = {.multiple = multiple, .max = dim},
-                     .head_dim_v = {.multiple = multiple, .max = dim},
-                     .seqlen_q = {.max = rows_of_tile},
-                     .group = {.max = rows_of_tile}},
-          .numerics = {.weights = weights,
-                       .lag = 8,
-                       .rows = int(rows_of_tile),
-                       .keys = decode::unit_keys,
-                       .rounded_sums = true,
-                       .always_split_invariant = true},
-          .recipe = recipe_of<make_recipe<name, dim>>};
+  return {
+      .name = name_of<name>.text,
+      .op = Op::forward,
+      .backend = ATTN_BACKEND_HIP,
+      .limits = {.in_types = in_types,
+                 .kv_types = kv_types,
+                 .out_types = float_types,
+                 .flags = forward_flags | ATTN_ALIBI | ATTN_SPLIT_INVARIANT,
+                 .features = forward_features | feature_segments | feature_paged_kv |
+                             feature_shared_pages | feature_softcap | feature_kv_begin | features,
+                 .head_dim = {.multiple = multiple, .max = dim},
+                 .head_dim_v = {.multiple = multiple, .max = dim},
+                 .seqlen_q = {.max = rows_of_tile},
+                 .group = {.max = rows_of_tile}},
+      .numerics = {.weights = weights,
+                   .lag = 8,
+                   .rows = int(rows_of_tile),
+                   .keys = decode::unit_keys,
+                   .rounded_sums = true,
+                   .always_split_invariant = true},
+      .recipe = recipe_of<make_recipe<name, dim>>};
 }
 // K and V as q.
 template <Text prefix, attn_dtype type, Text variant, int64_t dim>

@@ -3,7 +3,8 @@
 // as one padded segment. They differ by the type of q, k and v and the largest head_dim they take;
 // _mask: with a block mask; _score: with softcap, ALiBi and pages; _bias: with these and a bias;
 // _descaled: segments with different types and descales, and descales per block of keys, after
-// prepare_gfx942_fp8_descaled.
+// prepare_gfx942_fp8_descaled; _direct, of gfx950: without that launch, for few queries over
+// contiguous rows of K and V.
 #include <algorithm>
 #include <utility>
 
@@ -20,10 +21,11 @@ constexpr int64_t tile_keys = attn_gfx942_tile_keys;
 constexpr int64_t max_length = attn_gfx942_max_length;
 constexpr int64_t max_grid_yz = (1 << 16) - 1;  // workgroups of a HIP grid along y and z
 constexpr int64_t max_bias_stride = 1 << 23;    // 256 queries and 64 keys further is below 2^32
+constexpr int64_t direct_dim = 128;             // of rows that _direct reads
 constexpr unsigned xcds = 8;  // as the kernels count: workgroup i runs on XCD i % 8
 
 // What a variant has beyond the masks and layouts of all.
-enum class With { nothing, block_mask, score_terms, bias, descales };
+enum class With { nothing, block_mask, score_terms, bias, descales, direct };
 
 // Whether prepare_* writes K and V of several segments, or of pages, as one.
 bool gathered(const Problem& p, With with) {
@@ -98,6 +100,15 @@ Status check_alike(const Problem& p) {
   return {};
 }
 
+// Rows that loads of 16 bytes can read, each from its first byte to its last.
+Status check_rows(const char* name, const attn_strides& stride) {
+  if (stride.batch % 16 == 0 && stride.seq % 16 == 0 && stride.head % 16 == 0 &&
+      stride.seq >= direct_dim)
+    return {};
+  return unsupported(name, " is {batch ", stride.batch, ", seq ", stride.seq, ", head ",
+                     stride.head, "}; accepted: multiples of 16, seq from ", direct_dim, " on");
+}
+
 Status check(const Problem& p, With with, const Workspace& workspace) {
   if (p.num_segments > attn_gfx942_kv_segments)
     return unsupported("num_segments is ", p.num_segments, "; accepted: up to ",
@@ -111,6 +122,10 @@ Status check(const Problem& p, With with, const Workspace& workspace) {
   ATTN_TRY(check_seq_stride("q_stride", p.q_type, p.q_stride.seq));
   ATTN_TRY(check_seq_stride("out_stride", p.out_type, p.out_stride.seq));
   for (const attn_segment& s : p.segment) ATTN_TRY(check_segment(s));
+  if (with == With::direct) {
+    ATTN_TRY(check_rows("k_stride", p.segment[0].k_stride));
+    ATTN_TRY(check_rows("v_stride", p.segment[0].v_stride));
+  }
   const int log2 = parts_log2(p);
   const int64_t items = grid_items(p), portions = grid_portions(p);
   if (p.batch > max_grid_yz || p.heads_kv > max_grid_yz || items > max_grid_yz ||
@@ -174,6 +189,7 @@ void patch_prepare(const Problem& p, const Args& args, void* workspace,
                    attn_gfx942_prepare_kernarg& a) {
   a.prepared = workspace;
   a.cu_seqlens_q = args.cu_seqlens_q;
+  a.kv_begins = args.kv_begin;
   if (gathered(p, with)) rebase(workspace, a.lengths);
   if (with == With::descales) {
     rebase(workspace, a.tile_records);
@@ -229,6 +245,7 @@ void patch_forward(const Problem& p, const Args& args, void* workspace, With wit
   a->q = args.q;
   a->prepared = workspace;
   a->out_scale = args.out_scale;
+  a->kv_begins = args.kv_begin;
   const attn_segment_args of = args.segment[0];
   if (gathered(p, with)) {
     rebase(workspace, a->seqlens_kv);
@@ -255,6 +272,13 @@ void set_bias(const Problem& p, attn_gfx942_bias_kernarg* a) {
   a->bias_type = p.bias_type;
 }
 
+void set_rows(const Problem& p, attn_gfx950_direct_kernarg* a) {
+  const attn_segment& s = p.segment[0];
+  set_bytes(a->k_stride, s.k_type, s.k_stride);
+  set_bytes(a->v_stride, s.v_type, s.v_stride);
+  if (s.layout == ATTN_PACKED) a->k_stride[0] = a->v_stride[0] = 0;
+}
+
 template <With with>
 constexpr auto kernarg_of() {
   if constexpr (with == With::block_mask)
@@ -265,6 +289,8 @@ constexpr auto kernarg_of() {
     return attn_gfx942_bias_kernarg{};
   else if constexpr (with == With::descales)
     return attn_gfx942_descaled_kernarg{};
+  else if constexpr (with == With::direct)
+    return attn_gfx950_direct_kernarg{};
   else
     return attn_gfx942_forward_kernarg{};
 }
@@ -286,6 +312,7 @@ Kernarg<with> constants(const Problem& p, const Workspace& workspace, const Laun
     a.forward = forward;
     if constexpr (with == With::block_mask) a.block_mask = mask_arrays(p);
     if constexpr (with == With::score_terms) set_score(p, &a);
+    if constexpr (with == With::direct) set_rows(p, &a);
     if constexpr (with == With::descales) {
       a.tile_records = offset_of<const attn_gfx942_tile_record>(workspace.of_tiles);
       a.num_segments = p.num_segments;
@@ -307,6 +334,7 @@ void patch(const Problem& p, const Args& args, void* workspace, Kernarg<with>& a
     if constexpr (with == With::block_mask) patch_mask(p, args, &a.block_mask);
     if constexpr (with == With::score_terms) a.alibi_slopes = args.alibi_slopes;
     if constexpr (with == With::descales) rebase(workspace, a.tile_records);
+    if constexpr (with == With::direct) a.k = args.segment[0].k, a.v = args.segment[0].v;
   }
 }
 
@@ -331,6 +359,32 @@ constexpr Family family_of(Text arch, attn_dtype weights) {
 template <Text arch, attn_dtype weights>
 constexpr Family family = family_of(arch, weights);
 
+// Reading rows costs _direct 0.7 % of the loop, each time; preparing a tile is done once and takes
+// what the loop takes for 0.6 tiles: in the issue model the loops' difference is that from 22,000
+// rows on. The bound is lower since the model's memory has no lines.
+std::string prefer_prepared(const Problem& p) {
+  constexpr int64_t most_rows = 8192;
+  const int64_t rows = p.seqlen_q * p.group();
+  if (rows <= most_rows) return "";
+  return join("for ", rows, " rows, seqlen_q * heads_q / heads_kv, more than ", most_rows);
+}
+
+// The launch that writes tiles of K and V to the workspace.
+template <With with>
+Step prepare_step(const Problem& p, const Workspace& workspace, const Family& f, int dim) {
+  return {
+      .image = (with == With::descales ? f.prepare_descaled
+                : gathered(p, with)    ? f.prepare_segments
+                                       : f.prepare)
+                   .text,
+      .launch = {.grid = {uint32_t(workspace.sequence_tiles), uint32_t(p.heads_kv),
+                          uint32_t(p.batch)},
+                 .block = {uint32_t(dim * f.element_bytes), 1, 1}},
+      .arguments =
+          arguments_of<patch_prepare<with>>(prepare_constants(p, with, workspace, dim, f.weights)),
+  };
+}
+
 template <Text arch, Text name, attn_dtype weights, int dim, With with>
 Status make_recipe(const Problem& p, const DeviceInfo&, Recipe* recipe) {
   constexpr const Family& f = family<arch, weights>;
@@ -342,17 +396,12 @@ Status make_recipe(const Problem& p, const DeviceInfo&, Recipe* recipe) {
                          .block = {f.threads, 1, 1}};
   if (is_empty(launch)) return {};
   recipe->steps.reserve(2);
-  recipe->steps.push_back({
-      .image = (with == With::descales ? f.prepare_descaled
-                : gathered(p, with)    ? f.prepare_segments
-                                       : f.prepare)
-                   .text,
-      .launch = {.grid = {uint32_t(workspace.sequence_tiles), uint32_t(p.heads_kv),
-                          uint32_t(p.batch)},
-                 .block = {dim * f.element_bytes, 1, 1}},
-      .arguments =
-          arguments_of<patch_prepare<with>>(prepare_constants(p, with, workspace, dim, weights)),
-  });
+  if constexpr (with == With::direct) {
+    recipe->workspace = 0;
+    recipe->passed_over = prefer_prepared(p);
+  } else {
+    recipe->steps.push_back(prepare_step<with>(p, workspace, f, dim));
+  }
   recipe->steps.push_back({
       .image = name_of<name>.text,
       .static_shared_bytes = uint32_t(2 * f.slots * tile_part),
@@ -370,13 +419,14 @@ constexpr Limits limits(attn_dtype weights, int64_t head_dim_max, With with) {
       type_bit(weights) | (weights == ATTN_F8_E4M3FNUZ ? type_bit(ATTN_F8_E4M3FN) : 0u);
   const uint32_t of_fp8 = feature_mixed_kv_types | feature_descale_tensor | feature_descale_head;
   const Sizes head_dim = {.multiple = fp8 ? 16 : 8, .max = head_dim_max};
-  Limits limits = {.in_types = types,
-                   .kv_types = types,
-                   .out_types = float_types | (fp8 ? device_fp8_types : 0u),
-                   .flags = forward_flags | uint32_t(fp8 ? ATTN_OUT_SCALE : ATTN_SPLIT_INVARIANT),
-                   .features = forward_features | feature_segments | (fp8 ? of_fp8 : 0u),
-                   .head_dim = head_dim,
-                   .head_dim_v = head_dim};
+  Limits limits = {
+      .in_types = types,
+      .kv_types = types,
+      .out_types = float_types | (fp8 ? device_fp8_types : 0u),
+      .flags = forward_flags | uint32_t(fp8 ? ATTN_OUT_SCALE : ATTN_SPLIT_INVARIANT),
+      .features = forward_features | feature_segments | feature_kv_begin | (fp8 ? of_fp8 : 0u),
+      .head_dim = head_dim,
+      .head_dim_v = head_dim};
   const bool scored = with == With::score_terms || with == With::bias;
   if (scored) {
     limits.flags |= ATTN_ALIBI;
@@ -386,6 +436,13 @@ constexpr Limits limits(attn_dtype weights, int64_t head_dim_max, With with) {
     limits.features |= feature_paged_kv | feature_shared_pages;
   if (with == With::descales) limits.features |= feature_descale_block;
   if (with == With::bias) limits.features |= feature_bias;
+  if (with == With::direct) {
+    limits.flags &= ~uint32_t(ATTN_WINDOW);
+    // Keys in front of kv_begin are zeroed by the launch that it goes without.
+    limits.features &=
+        ~(feature_segments | feature_paged_kv | feature_shared_pages | feature_kv_begin);
+    limits.head_dim.multiple = limits.head_dim_v.multiple = direct_dim;
+  }
   return with == With::block_mask ? with_block_mask(limits) : limits;
 }
 constexpr Numerics numerics(attn_dtype weights) {
@@ -403,7 +460,7 @@ constexpr Numerics numerics(attn_dtype weights) {
 }
 
 constexpr Text kernel_name(Text arch, attn_dtype weights, int dim, With with) {
-  constexpr const char* of_with[] = {"", "_mask", "_score", "_bias", "_descaled"};
+  constexpr const char* of_with[] = {"", "_mask", "_score", "_bias", "_descaled", "_direct"};
   return Text("fwd_")
       .append(arch.text)
       .append(weights == ATTN_BF16  ? "_bf16"
@@ -416,15 +473,17 @@ template <Text arch, attn_dtype weights, int dim, With with = With::nothing>
 constexpr Kernel row() {
   constexpr const Family& f = family<arch, weights>;
   constexpr Text name = kernel_name(arch, weights, dim, with);
-  constexpr bool descaled = with == With::descales;
+  constexpr bool descaled = with == With::descales, direct = with == With::direct;
   return {.name = name_of<name>.text,
           .op = Op::forward,
           .backend = ATTN_BACKEND_HIP,
           .limits = limits(weights, dim, with),
           .numerics = numerics(weights),
           .recipe = recipe_of<make_recipe<arch, name, weights, dim, with>>,
-          .first_images = {(descaled ? f.prepare_descaled : f.prepare).text,
-                           descaled ? nullptr : f.prepare_segments.text}};
+          .first_images = {direct     ? nullptr
+                           : descaled ? f.prepare_descaled.text
+                                      : f.prepare.text,
+                           descaled || direct ? nullptr : f.prepare_segments.text}};
 }
 
 constexpr attn_dtype bf16 = ATTN_BF16, f16 = ATTN_F16;
@@ -458,7 +517,9 @@ constexpr auto rows_of_16_bits = std::to_array<Kernel>({
 });
 constinit const auto rows =
     joined(joined(rows_of_fp8<"gfx942", ATTN_F8_E4M3FNUZ>, rows_of_16_bits<"gfx942">),
-           joined(rows_of_fp8<"gfx950", ATTN_F8_E4M3FN>, rows_of_16_bits<"gfx950">));
+           joined(joined(std::to_array({row<"gfx950", ATTN_F8_E4M3FN, 128, With::direct>()}),
+                         rows_of_fp8<"gfx950", ATTN_F8_E4M3FN>),
+                  rows_of_16_bits<"gfx950">));
 
 }  // namespace
 

@@ -340,6 +340,7 @@ void patch_gfx942(const KvAppendProblem& p, const attn_kv_append_args& args, voi
                   attn_gfx942_append_kernarg& a) {
   patch_common(p, args, &a);
   a.seqlens = args.cache.seqlens;
+  if (p.has_slots) a.slot_mapping = reinterpret_cast<const long long*>(args.slot_mapping);
 }
 
 template <Text name, Fp8Hardware hardware>
@@ -358,6 +359,10 @@ Status recipe_gfx9(const KvAppendProblem& p, const DeviceInfo&, Recipe* recipe) 
       {"v_stride", dtype_bytes(p.segment.v_type, p.segment.v_stride.head)},
       {"q_stride", dtype_bytes(p.new_type, p.q_stride.head)},
       {"q_out_stride", dtype_bytes(p.new_type, p.q_out_stride.head)}};
+  const attn_segment& s = p.segment;
+  if (p.has_slots && s.num_pages * s.page_size > max_int)
+    return unsupported(kernel, ": num_pages * page_size is ", s.num_pages * s.page_size,
+                       "; accepted with slot_mapping: up to ", max_int);
   for (const auto& [stride, bytes] : strides)
     if (bytes < 0 || bytes > max_items)
       return unsupported(kernel, ": ", stride, ".head is ", bytes, " bytes; accepted: 0 to ",
@@ -377,23 +382,25 @@ Status recipe_gfx9(const KvAppendProblem& p, const DeviceInfo&, Recipe* recipe) 
   return {};
 }
 
-constexpr Limits host_limits = {.in_types = float_types,
-                                .kv_types = kv_types,
-                                .out_types = float_types,
-                                .features = feature_all & ~feature_kv_begin};
+constexpr Limits host_limits = {
+    .in_types = float_types,
+    .kv_types = kv_types,
+    .out_types = float_types,
+    .features = feature_all & ~(feature_kv_begin | feature_causal_sequences)};
 constexpr int64_t max_dim = int64_t{attn_kv_append_elements} * attn_gfx942_append_max_threads;
 static_assert(int(attn_gfx942_append_max_threads) <= attn_kv_append_max_threads);
-constexpr Limits gfx942_limits = {.in_types = float_types,
-                                  .kv_types = float_types | device_fp8_types | device_ggml_types,
-                                  .out_types = float_types,
-                                  .features = feature_paged_kv | feature_seqlens |
-                                              feature_mixed_kv_types | kv_descale_features |
-                                              feature_any_stride | feature_any_ggml_stride,
-                                  .head_dim = {.max = max_dim},
-                                  .head_dim_v = {.max = max_dim}};
+constexpr Limits gfx942_limits = {
+    .in_types = float_types,
+    .kv_types = float_types | device_fp8_types | device_ggml_types,
+    .out_types = float_types,
+    .features = feature_paged_kv | feature_seqlens | feature_mixed_kv_types | kv_descale_features |
+                feature_any_stride | feature_any_ggml_stride | feature_slots,
+    .head_dim = {.max = max_dim},
+    .head_dim_v = {.max = max_dim}};
 constexpr Limits sm80_limits = [] {
   Limits limits = gfx942_limits;
   limits.kv_types |= device_scaled_types;
+  limits.features &= ~uint32_t{feature_slots};
   return limits;
 }();
 

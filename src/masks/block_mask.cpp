@@ -336,6 +336,23 @@ Status check_same_grid(const MaskShape& a, const MaskShape& b) {
   return {};
 }
 
+Status mask_from_lists(const MaskShape& s, const int32_t* lists, int64_t list_size,
+                       Interrupt& interrupt, HostMask* out) {
+  const int64_t columns = s.columns(), rows = s.batch * s.heads * s.rows();
+  start(s, out);
+  for (int64_t row = 0; row < rows; ++row) {
+    if (interrupt.stop(0, 4 * (list_size + 1))) return interrupt.status();
+    for (int64_t n = 0; n < list_size; ++n) {
+      const int64_t column = lists[row * list_size + n];
+      if (column < -1 || column >= columns)
+        return invalid("entry ", n, " of the list of block row ", row % s.rows(), " is ", column,
+                       "; accepted: -1 (none) to ", columns - 1);
+      if (column >= 0) out->kinds[row * columns + column] = ATTN_BLOCK_FULL;
+    }
+  }
+  return {};
+}
+
 Status combine_masks(const HostMask& a, const HostMask& b, int32_t combine, Interrupt& interrupt,
                      HostMask* out) {
   if (combine != 0 && combine != 1)

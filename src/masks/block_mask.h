@@ -41,6 +41,8 @@ Status mask_from_intervals(const MaskShape& shape, const int32_t* intervals, int
 Status mask_from_kinds(const MaskShape& shape, const uint8_t* kinds, const int32_t* index,
                        const uint32_t* bits, int64_t num_partials, Interrupt& interrupt,
                        HostMask* out);
+Status mask_from_lists(const MaskShape& shape, const int32_t* lists, int64_t list_size,
+                       Interrupt& interrupt, HostMask* out);
 Status combine_masks(const HostMask& a, const HostMask& b, int32_t combine, Interrupt& interrupt,
                      HostMask* out);
 

@@ -38,10 +38,16 @@ enum Feature : uint32_t {
   feature_shared_descales = 1 << 20,  // per head or block
   feature_kv_begin = 1 << 21,
   feature_slots = 1 << 22,
-  feature_all = (1 << 23) - 1,
+  feature_causal_sequences = 1 << 23,
+  // Latent caches and lists of keys.
+  feature_v_in_k = 1 << 24,
+  feature_lists = 1 << 25,         // of keys
+  feature_no_positions = 1 << 26,  // attn_segment.no_positions
+  feature_packed_mask = 1 << 27,   // a block mask with packed q
+  feature_all = (1 << 28) - 1,
   // What only parts of composed kernels ask for.
-  feature_key_parts = 1 << 23,    // Problem::key_parts
-  feature_lse_by_head = 1 << 24,  // MergeProblem::by_head
+  feature_key_parts = 1 << 28,    // Problem::key_parts
+  feature_lse_by_head = 1 << 29,  // MergeProblem::by_head
 };
 
 // What a kernel must take to run a problem: the counterpart of Limits in kernels/kernel.h.

@@ -34,6 +34,10 @@ Status check_differentiable(const Problem& p) {
                                    {"v_descale", s.v_descale}})
     if (kind != ATTN_DESCALE_NONE)
       return unsupported(name, " is ", int(kind), "; accepted for backward: none (0)");
+  for (const auto& [name, value] : {std::pair{"v_in_k", int64_t{s.v_in_k}},
+                                    {"list_size", s.list_size},
+                                    {"no_positions", int64_t{s.no_positions}}})
+    if (value != 0) return unsupported(name, " is ", value, "; accepted for backward: 0");
   if (p.tree_keys > 0)
     return unsupported("tree_keys is ", p.tree_keys, "; accepted for backward: 0");
   return {};

@@ -41,6 +41,7 @@ Status make_new(KvAppendProblem* p) {
                    " heads; accepted: below 2^60 rows");
   ATTN_TRY(make_rows("k_new_stride", *p, p->heads_kv, p->head_dim, false, &p->k_new_stride,
                      &p->k_new_bytes));
+  if (p->segment.v_in_k) return {};
   return make_rows("v_new_stride", *p, p->heads_kv, p->head_dim_v, false, &p->v_new_stride,
                    &p->v_new_bytes);
 }
@@ -112,7 +113,7 @@ Needs needs_of(const KvAppendProblem& p) {
     if (!aligned_strides(p.new_type, stride)) needs.features |= feature_any_stride;
   };
   row(p.k_new_stride);
-  row(p.v_new_stride);
+  if (!p.segment.v_in_k) row(p.v_new_stride);
   if (p.heads_q) {
     row(p.q_stride);
     row(p.q_out_stride);
@@ -133,7 +134,7 @@ bool same_places(const KvAppendProblem& p) {
 template <class Visit>
 void for_each_input(const KvAppendProblem& p, const attn_kv_append_args& args, Visit&& visit) {
   visit(Name{"k_new"}, args.k_new, p.k_new_bytes);
-  visit(Name{"v_new"}, args.v_new, p.v_new_bytes);
+  if (!p.segment.v_in_k) visit(Name{"v_new"}, args.v_new, p.v_new_bytes);
   if (args.cu_seqlens_new)
     visit(Name{"cu_seqlens_new"}, args.cu_seqlens_new, Footprint(4, {p.batch + 1}));
   const Footprint table(4, {p.rotary_positions, p.rotary_dim / 2});
@@ -230,8 +231,10 @@ Status check_kv_append_args(const KvAppendProblem& p, const attn_kv_append_args*
   const size_t alignment = data_alignment(p.new_type, host_memory);
   if (p.k_new_bytes.width > 0) {
     ATTN_TRY(pointer({"k_new"}, args->k_new, true, alignment, "the new keys"));
-    ATTN_TRY(pointer({"v_new"}, args->v_new, true, alignment, "the new values"));
+    if (!p.segment.v_in_k)
+      ATTN_TRY(pointer({"v_new"}, args->v_new, true, alignment, "the new values"));
   }
+  if (p.segment.v_in_k && args->v_new) return invalid("v_new is given; accepted with v_in_k: NULL");
   ATTN_TRY(pointer({"cu_seqlens_new"}, args->cu_seqlens_new, p.new_layout == ATTN_PACKED, 4,
                    "packed new tokens"));
   ATTN_TRY(check_segment_pointers(p.cache, args->cache, -1, host_memory, !p.has_slots));

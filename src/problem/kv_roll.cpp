@@ -30,6 +30,9 @@ Status make_recent(KvRollProblem* p) {
     return invalid("recent.layout is ", int(s.layout), "; accepted: paged (2)");
   if (s.has_seqlens != 1) return invalid("recent.has_seqlens is ", s.has_seqlens, "; accepted: 1");
   ATTN_TRY(one_of("recent.k_type", s.k_type, float_types));
+  if (s.v_in_k != p->to.v_in_k)
+    return invalid("recent.v_in_k is ", s.v_in_k, "; accepted: old.v_in_k, ", p->to.v_in_k);
+  if (s.v_in_k && s.v_type == ATTN_DTYPE_NONE) s.v_type = s.k_type;
   if (s.v_type != s.k_type)
     return invalid("recent.v_type is ", dtype_name(s.v_type), "; accepted: recent.k_type, ",
                    dtype_name(s.k_type));
@@ -72,7 +75,7 @@ Status check_overlap(const KvRollProblem& p, const attn_kv_roll_args& args) {
   read.seqlens = nullptr;
   return keep_all_apart(written, [&](const auto& visit) {
     visit({"recent.k"}, from.k, p.from.k_bytes);
-    visit({"recent.v"}, from.v, p.from.v_bytes);
+    if (!p.from.v_in_k) visit({"recent.v"}, from.v, p.from.v_bytes);
     for_each_small_array(p.to, read, p.kv_shape(), -1, visit);
   });
 }

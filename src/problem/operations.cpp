@@ -95,9 +95,16 @@ Status make_quantize_problem(const attn_quantize_problem* in, QuantizeProblem* p
     return invalid("descale_block_keys is ", p->descale_block_keys, "; accepted: 64, 128");
   if (p->scale < ATTN_SCALE_ONE || p->scale > ATTN_SCALE_AMAX)
     return invalid("scale is ", int(p->scale), "; accepted: one (0), given (1), amax (2)");
-  if ((dtype_is_ggml(p->dst_type) || dtype_has_scales(p->dst_type)) && p->scale != ATTN_SCALE_ONE)
+  const bool own_scales =
+      dtype_is_ggml(p->dst_type) || dtype_has_scales(p->dst_type) || p->dst_type == ATTN_MLA_656;
+  if (own_scales && p->dst_type != ATTN_NVFP4 && p->scale != ATTN_SCALE_ONE)
     return invalid("scale is ", int(p->scale), "; accepted for ", dtype_name(p->dst_type),
                    ": one (0), since it has its own scales");
+  if (p->dst_type == ATTN_NVFP4 && p->kind != ATTN_DESCALE_TENSOR)
+    return invalid("kind is ", int(p->kind), "; accepted for nvfp4: none (0), tensor (1)");
+  if ((p->dst_type == ATTN_MLA_656 || p->dst_type == ATTN_MLA_584) && p->head_dim != block)
+    return invalid("head_dim is ", p->head_dim, "; accepted for ", dtype_name(p->dst_type), ": ",
+                   block);
   if (p->saturate != 0 && p->saturate != 1)
     return invalid("saturate is ", p->saturate, "; accepted: 0, 1");
   ATTN_TRY(make_tensor("src_stride", p->src_type, p->head_dim, false,
@@ -112,14 +119,16 @@ Status make_quantize_problem(const attn_quantize_problem* in, QuantizeProblem* p
                        &p->dst_bytes));
   const attn_strides& scale = p->scale_stride;
   if (dtype_has_scales(p->dst_type)) {
-    ATTN_TRY(make_tensor("scale_stride", ATTN_F16, 1, true,
+    ATTN_TRY(make_tensor("scale_stride", scale_element(p->dst_type),
+                         scales_of_row(type_info(p->dst_type), p->head_dim), true,
                          {{"batch", p->batch, &p->scale_stride.batch},
                           {"seq", p->seqlen, &p->scale_stride.seq},
                           {"head", p->heads, &p->scale_stride.head}},
                          &p->scale_bytes));
   } else if (scale.batch || scale.seq || scale.head) {
     return invalid("scale_stride is given; accepted for dst_type ", dtype_name(p->dst_type),
-                   ": 0 (only ", type_names(scaled_types, " and "), " have an array of scales)");
+                   ": 0 (only ", type_names(types_with_scales, " and "),
+                   " have an array of scales)");
   }
   state_needs(p->src_type, p->src_stride, p->dst_type, p->dst_stride, p->batch, p->kernel, p);
   if (is_negative(scale)) p->needs.features |= feature_negative_strides;
@@ -148,8 +157,9 @@ Status check_quantize_args(const QuantizeProblem& p, const attn_quantize_args* i
                      "room for the result"));
   }
   if (p.dst_bytes.width > 0 || args->scale)
-    ATTN_TRY(pointer({"scale"}, args->scale, dtype_has_scales(p.dst_type), 2,
-                     "room for the scales of i8 or i4"));
+    ATTN_TRY(pointer({"scale"}, args->scale, dtype_has_scales(p.dst_type),
+                     std::max<int32_t>(1, type_info(p.dst_type).scale_bytes),
+                     "room for the scales of a type that has them"));
   const bool wanted = args->descale || (p.batch > 0 && p.scale != ATTN_SCALE_ONE);
   ATTN_TRY(pointer({"descale"}, args->descale, wanted, 4, "scale given or amax"));
   const Footprint descale_bytes(4, {num_descales(p)});

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <numeric>
+#include <tuple>
 
 #include "core/dtype.h"
 #include "problem/rules.h"
@@ -69,12 +70,116 @@ Status make_kv(const std::string& name, attn_dtype type, const attn_segment& s, 
 }
 
 Status make_scales(const std::string& name, attn_dtype type, const attn_segment& s,
-                   const KvShape& p, bool written, attn_strides* stride, Footprint* bytes) {
+                   const KvShape& p, bool written, int64_t dim, attn_strides* stride,
+                   Footprint* bytes) {
   if (dtype_has_scales(type))
-    return make_rows(name + "_scale_stride", ATTN_F16, s, p, written, 1, stride, bytes);
+    return make_rows(name + "_scale_stride", scale_element(type), s, p, written,
+                     scales_of_row(type_info(type), dim), stride, bytes);
   if (stride->batch || stride->seq || stride->head)
     return invalid(name, "_scale_stride is given; accepted for ", name, "_type ", dtype_name(type),
-                   ": 0 (only ", type_names(scaled_types, " and "), " have an array of scales)");
+                   ": 0 (only ", type_names(types_with_scales, " and "),
+                   " have an array of scales)");
+  return {};
+}
+
+bool same(const attn_strides& a, const attn_strides& b) {
+  return a.batch == b.batch && a.seq == b.seq && a.head == b.head;
+}
+
+// V is in K: what the segment says of K holds for V. `given`: its strides before K's were resolved.
+Status take_v_from_k(const std::string& name, const KvShape& shape, const attn_segment& given,
+                     Segment* s) {
+  if (s->v_type != ATTN_DTYPE_NONE && s->v_type != s->k_type)
+    return invalid(name, "v_type is ", dtype_name(s->v_type), "; accepted with v_in_k: none, or ",
+                   dtype_name(s->k_type), " as k_type");
+  if (shape.head_dim_v > shape.head_dim)
+    return invalid(name, "head_dim_v is ", shape.head_dim_v,
+                   "; accepted with v_in_k: up to head_dim = ", shape.head_dim);
+  const int64_t block = dtype_block(s->k_type);
+  if (block < shape.head_dim && shape.head_dim_v % block != 0)
+    return invalid(name, "v: head_dim_v ", shape.head_dim_v, " is not a multiple of ", block, " (",
+                   dtype_name(s->k_type), ")");
+  const attn_strides none{};
+  for (const auto& [what, stride, of_k] :
+       {std::tuple{"v_stride", given.v_stride, given.k_stride},
+        {"v_scale_stride", given.v_scale_stride, given.k_scale_stride}})
+    if (!same(stride, none) && !same(stride, of_k))
+      return invalid(name, what, " is (", stride.batch, ", ", stride.seq, ", ", stride.head,
+                     "); accepted with v_in_k: 0, or that of k");
+  if (s->v_descale != ATTN_DESCALE_NONE && s->v_descale != s->k_descale)
+    return invalid(name, "v_descale is ", int(s->v_descale),
+                   "; accepted with v_in_k: none (0), or k_descale");
+  s->v_type = s->k_type;
+  s->v_stride = s->k_stride;
+  s->v_scale_stride = s->k_scale_stride;
+  s->v_descale = s->k_descale;
+  s->v_bytes = s->v_scale_bytes = {};
+  return {};
+}
+
+// The lists of a segment's keys.
+Status make_lists(const std::string& name, const Problem& p, Segment* s) {
+  if (s->no_positions != 0 && s->no_positions != 1)
+    return invalid(name, "no_positions is ", s->no_positions, "; accepted: 0, 1");
+  if (s->has_list_lengths != 0 && s->has_list_lengths != 1)
+    return invalid(name, "has_list_lengths is ", s->has_list_lengths, "; accepted: 0, 1");
+  if (s->list_size == 0) {
+    if (s->list_block || s->list_queries || s->list_heads || s->list_of_pool || s->has_list_lengths)
+      return invalid(name, "list_block is ", s->list_block, ", list_queries ", s->list_queries,
+                     ", list_heads ", s->list_heads, ", list_of_pool ", s->list_of_pool,
+                     ", has_list_lengths ", s->has_list_lengths, "; accepted without list_size: 0");
+    return {};
+  }
+  if (s->layout == ATTN_PACKED)
+    return invalid(name, "list_size is ", s->list_size,
+                   " with layout packed (1); accepted: padded (0), paged (2)");
+  if (s->list_block == 0) s->list_block = 1;
+  if (s->list_queries == 0) s->list_queries = 1;
+  if (s->list_heads == 0) s->list_heads = 1;
+  for (const auto& [what, value] :
+       {std::pair{"list_block", s->list_block}, {"list_queries", s->list_queries}})
+    if (value != 1 && value != 64 && value != 128)
+      return invalid(name, what, " is ", value, "; accepted: 1, 64, 128");
+  ATTN_TRY(in_range(name + "list_size", s->list_size, 1, max_extent / s->list_block));
+  if (p.q_layout == ATTN_PACKED && s->list_queries != 1)
+    return invalid(name, "list_queries is ", s->list_queries, "; accepted with packed q: 1");
+  if (s->list_heads != 1 && s->list_heads != p.heads_kv)
+    return invalid(name, "list_heads is ", s->list_heads, "; accepted: 1, ", p.heads_kv,
+                   " (heads_kv)");
+  if (s->list_of_pool != 0 && s->list_of_pool != 1)
+    return invalid(name, "list_of_pool is ", s->list_of_pool, "; accepted: 0, 1");
+  if (s->list_of_pool) {
+    for (const auto& [what, value, wanted] : {std::tuple{"layout", int(s->layout), int(ATTN_PAGED)},
+                                              {"no_positions", int(s->no_positions), 1},
+                                              {"list_block", int(s->list_block), 1},
+                                              {"has_seqlens", int(s->has_seqlens), 0},
+                                              {"max_pages", int(s->max_pages), 0}})
+      if (value != wanted)
+        return invalid(name, what, " is ", value, "; accepted with list_of_pool: ", wanted);
+    ATTN_TRY(in_range(name + "num_pages * page_size", s->num_pages * s->page_size, 0, max_extent));
+  }
+  const int64_t queries = p.q_layout == ATTN_PACKED
+                              ? p.total_q
+                              : p.batch * ceil_div(p.seqlen_q, int64_t{s->list_queries});
+  if (__builtin_mul_overflow(queries, s->list_heads, &s->lists) || s->lists >= max_total)
+    return invalid(name, queries, " times ", s->list_heads, " lists; accepted: below 2^40");
+  return {};
+}
+
+// What needs a position of every key that a query may see.
+Status check_by_query(const Problem& p) {
+  if (!p.by_query) return {};
+  const auto segment = std::find_if(p.segment.begin(), p.segment.end(), [](const Segment& s) {
+    return s.list_size > 0 || s.no_positions;
+  });
+  const char* why = segment->list_size > 0 ? "lists of keys" : "no_positions";
+  if (p.bias_type != ATTN_DTYPE_NONE)
+    return invalid("bias_type is ", dtype_name(p.bias_type), "; accepted with ", why, ": none");
+  for (const auto& [name, value] :
+       {std::pair{"ATTN_BLOCK_MASK", p.has(ATTN_BLOCK_MASK)}, {"ATTN_ALIBI", p.has(ATTN_ALIBI)}})
+    if (value) return invalid("flags has ", name, "; accepted with ", why, ": not");
+  if (p.tree_keys > 0) return invalid("tree_keys is ", p.tree_keys, "; accepted with ", why, ": 0");
+  if (p.has_kv_begin) return invalid("has_kv_begin is 1; accepted with ", why, ": 0");
   return {};
 }
 
@@ -97,8 +202,6 @@ Status make_bias(Problem* p) {
 
 Status make_block_mask(Problem* p) {
   if (!p->has(ATTN_BLOCK_MASK)) return {};
-  if (p->q_layout == ATTN_PACKED)
-    return unsupported("block mask with packed q; accepted: padded q");
   ATTN_TRY(in_range("block_q", p->block_q, 1, max_extent));
   ATTN_TRY(in_range("block_k", p->block_k, 1, max_extent));
   if (p->mask_batch == 0) p->mask_batch = 1;
@@ -130,11 +233,15 @@ Needs needs_of(const Problem& p) {
   if (p.softcap > 0) needed |= feature_softcap;
   if (p.bias_type != ATTN_DTYPE_NONE) needed |= feature_bias;
   if (p.bias_type == ATTN_F16 && p.q_type != ATTN_F16) needed |= feature_f16_bias;
-  if (p.q_layout == ATTN_PACKED) needed |= feature_packed_q;
+  if (p.q_layout == ATTN_PACKED) {
+    needed |= feature_packed_q;
+    if (p.has(ATTN_BLOCK_MASK)) needed |= feature_packed_mask;
+  }
   if (p.num_segments > 1) needed |= feature_segments;
   if (p.fixed_split > 0) needed |= feature_fixed_split;
   if (p.tree_keys > 0) needed |= feature_tree;
   if (p.has_kv_begin) needed |= feature_kv_begin;
+  if (p.has_causal_sequences) needed |= feature_causal_sequences;
   const auto standard = [](int32_t size) { return size == 64 || size == 128; };
   if (p.has(ATTN_BLOCK_MASK) && !(standard(p.block_q) && standard(p.block_k)))
     needed |= feature_any_block_size;
@@ -172,6 +279,8 @@ Status check_host_lengths(const Problem& p, const Args& args) {
       ATTN_TRY(check_lengths({"seqlens", n}, a.seqlens, entries(s, p.batch), s.seqlen));
     if (s.layout == ATTN_PACKED)
       ATTN_TRY(check_offsets({"cu_seqlens", n}, a.cu_seqlens, p.batch, s.seqlen, s.total));
+    if (s.has_list_lengths)
+      ATTN_TRY(check_lengths({"list_lengths", n}, a.list_lengths, p.segment[i].lists, s.list_size));
   }
   if (p.has_kv_begin) return check_lengths({"kv_begin"}, args.kv_begin, p.batch, max_extent - 1);
   return {};
@@ -198,6 +307,7 @@ void for_each_input(const Problem& p, const Args& args, Visit&& visit) {
     array({"tree"}, args.tree, 16, {p.q_layout == ATTN_PACKED ? p.total_q : p.batch * p.seqlen_q});
   if (args.out_scale) array({"out_scale"}, args.out_scale, 4, {1});
   if (args.kv_begin) array({"kv_begin"}, args.kv_begin, 4, {p.batch});
+  if (args.causal_sequences) array({"causal_sequences"}, args.causal_sequences, 4, {p.batch});
   if (p.has(ATTN_BLOCK_MASK)) {
     const auto grid = [&](Name name, const void* address, int64_t bytes) {
       array(name, address, bytes, {p.mask_batch, p.mask_heads, p.mask_rows(), p.mask_columns()});
@@ -339,14 +449,24 @@ Status make_segment(const std::string& name, const KvShape& shape, bool written,
                      "; accepted: up to max_pages * page_size = ", capacity);
   }
   s->seqlen = segment_capacity(*s);
+  if (s->v_in_k != 0 && s->v_in_k != 1)
+    return invalid(name, "v_in_k is ", s->v_in_k, "; accepted: 0, 1");
+  if (!shape.attends && (s->list_size || s->no_positions))
+    return invalid(name, "list_size is ", s->list_size, ", no_positions ", s->no_positions,
+                   "; accepted except in attention: 0");
+  const attn_segment given = *s;
   ATTN_TRY(make_kv(name + "k", s->k_type, *s, shape, written, shape.head_dim, "head_dim",
                    &s->k_stride, &s->k_bytes));
-  ATTN_TRY(make_kv(name + "v", s->v_type, *s, shape, written, shape.head_dim_v, "head_dim_v",
-                   &s->v_stride, &s->v_bytes));
-  ATTN_TRY(make_scales(name + "k", s->k_type, *s, shape, written, &s->k_scale_stride,
-                       &s->k_scale_bytes));
-  ATTN_TRY(make_scales(name + "v", s->v_type, *s, shape, written, &s->v_scale_stride,
-                       &s->v_scale_bytes));
+  ATTN_TRY(make_scales(name + "k", s->k_type, *s, shape, written, shape.head_dim,
+                       &s->k_scale_stride, &s->k_scale_bytes));
+  if (s->v_in_k) {
+    ATTN_TRY(take_v_from_k(name, shape, given, s));
+  } else {
+    ATTN_TRY(make_kv(name + "v", s->v_type, *s, shape, written, shape.head_dim_v, "head_dim_v",
+                     &s->v_stride, &s->v_bytes));
+    ATTN_TRY(make_scales(name + "v", s->v_type, *s, shape, written, shape.head_dim_v,
+                         &s->v_scale_stride, &s->v_scale_bytes));
+  }
   // Whatever the entry of the batch, it is the same element.
   if (s->shared && s->layout == ATTN_PADDED)
     for (attn_strides* stride :
@@ -361,23 +481,37 @@ Status check_segment_pointers(const Segment& s, const attn_segment_args& a, int3
   const bool any = s.k_bytes.width > 0;
   if (any || a.k)
     ATTN_TRY(pointer({"k", n}, a.k, true, data_alignment(s.k_type, host_memory), "the keys"));
-  if (any || a.v)
+  if (s.v_in_k) {
+    for (const auto& [name, address] :
+         {std::pair{"v", a.v}, {"v_scale", a.v_scale}, {"v_descale", (const void*)a.v_descale}})
+      if (address) return invalid(Name{name, n}, " is given; accepted with v_in_k: NULL");
+  } else if (any || a.v) {
     ATTN_TRY(pointer({"v", n}, a.v, true, data_alignment(s.v_type, host_memory), "the values"));
+  }
+  const auto scale = [&](const char* name, const void* address, attn_dtype type, const char* why) {
+    return pointer({name, n}, address, dtype_has_scales(type),
+                   std::max<int32_t>(1, type_info(type).scale_bytes), why);
+  };
   if (any || a.k_scale)
-    ATTN_TRY(pointer({"k_scale", n}, a.k_scale, dtype_has_scales(s.k_type), 2,
-                     "the scales of keys in i8 or i4"));
-  if (any || a.v_scale)
-    ATTN_TRY(pointer({"v_scale", n}, a.v_scale, dtype_has_scales(s.v_type), 2,
-                     "the scales of values in i8 or i4"));
+    ATTN_TRY(scale("k_scale", a.k_scale, s.k_type, "the scales of keys of a type that has scales"));
+  if (!s.v_in_k && (any || a.v_scale))
+    ATTN_TRY(
+        scale("v_scale", a.v_scale, s.v_type, "the scales of values of a type that has scales"));
+  if (s.lists > 0 || a.list)
+    ATTN_TRY(pointer({"list", n}, a.list, s.list_size > 0, 4, "list_size"));
+  if (s.lists > 0 || a.list_lengths)
+    ATTN_TRY(
+        pointer({"list_lengths", n}, a.list_lengths, s.has_list_lengths, 4, "has_list_lengths"));
   ATTN_TRY(pointer({"seqlens", n}, a.seqlens, s.has_seqlens, 4, "has_seqlens"));
   ATTN_TRY(
       pointer({"cu_seqlens", n}, a.cu_seqlens, s.layout == ATTN_PACKED, 4, "a packed segment"));
   if (wants_table || s.layout != ATTN_PAGED)
-    ATTN_TRY(
-        pointer({"block_table", n}, a.block_table, s.layout == ATTN_PAGED, 4, "a paged segment"));
+    ATTN_TRY(pointer({"block_table", n}, a.block_table, s.layout == ATTN_PAGED && !s.list_of_pool,
+                     4, s.list_of_pool ? "a segment without list_of_pool" : "a paged segment"));
   ATTN_TRY(
       pointer({"k_descale", n}, a.k_descale, s.k_descale != ATTN_DESCALE_NONE, 4, "k_descale"));
-  return pointer({"v_descale", n}, a.v_descale, s.v_descale != ATTN_DESCALE_NONE, 4, "v_descale");
+  return pointer({"v_descale", n}, a.v_descale, s.v_descale != ATTN_DESCALE_NONE && !s.v_in_k, 4,
+                 "v_descale");
 }
 
 bool aligned_strides(attn_dtype type, const attn_strides& stride) {
@@ -393,6 +527,9 @@ void add_needs(const attn_segment& s, Needs* needs) {
   if (s.layout == ATTN_PACKED) needed |= feature_packed_kv;
   if (s.layout == ATTN_PAGED) needed |= feature_paged_kv;
   if (s.has_seqlens) needed |= feature_seqlens;
+  if (s.v_in_k) needed |= feature_v_in_k;
+  if (s.list_size > 0) needed |= feature_lists;
+  if (s.no_positions) needed |= feature_no_positions;
   if (s.shared) {
     if (s.has_seqlens) needed |= feature_shared_lengths;
     if (s.layout == ATTN_PAGED) needed |= feature_shared_pages;
@@ -509,6 +646,9 @@ Status make_problem(const attn_problem* in, Problem* p) {
   ATTN_TRY(in_range("tree_keys", p->tree_keys, 0, max_tree_keys + 1));
   if (p->has_kv_begin != 0 && p->has_kv_begin != 1)
     return invalid("has_kv_begin is ", p->has_kv_begin, "; accepted: 0, 1");
+  if (p->has_causal_sequences != 0 && !(p->has_causal_sequences == 1 && p->has(ATTN_CAUSAL)))
+    return invalid("has_causal_sequences is ", p->has_causal_sequences,
+                   "; accepted: 0, and 1 with ATTN_CAUSAL in flags");
   if (p->max_sms < 0) return invalid("max_sms is ", p->max_sms, "; accepted: 0 (all) or more");
 
   const attn_dtype q = p->q_type, o = p->out_type;
@@ -554,15 +694,21 @@ Status make_problem(const attn_problem* in, Problem* p) {
       return invalid(prefix,
                      "shared is 1 after a segment that is not shared; accepted: shared "
                      "segments before all others");
-    p->seqlen_kv += p->segment[i].seqlen;
+    ATTN_TRY(make_lists(prefix, *p, &p->segment[i]));
+    const Segment& s = p->segment[i];
+    if (!s.no_positions) p->seqlen_kv += s.seqlen;
+    p->most_keys += s.list_size > 0 ? s.list_size * s.list_block : s.seqlen;
+    p->by_query |= s.list_size > 0 || s.no_positions;
   }
   if (p->batch <= 1)
     for (Segment& s : p->segment) s.shared = 0;
   p->segments = nullptr;
   ATTN_TRY(in_range("the sum of the segments' seqlen", p->seqlen_kv, 0, max_extent));
+  ATTN_TRY(in_range("the sum of the keys of lists and segments", p->most_keys, 0, max_extent));
 
   ATTN_TRY(make_bias(p));
   ATTN_TRY(make_block_mask(p));
+  ATTN_TRY(check_by_query(*p));
   p->needs = needs_of(*p);
   p->no_batch = p->batch == 0;
   if (p->kernel) p->kernel_name = p->kernel;
@@ -603,6 +749,8 @@ Status check_args(const Problem& p, const attn_args* in, const void* workspace,
   if (any_q || args->tree)
     ATTN_TRY(pointer({"tree"}, args->tree, p.tree_keys > 0, 8, "tree_keys above 0"));
   ATTN_TRY(pointer({"kv_begin"}, args->kv_begin, p.has_kv_begin, 4, "has_kv_begin"));
+  ATTN_TRY(pointer({"causal_sequences"}, args->causal_sequences, p.has_causal_sequences, 4,
+                   "has_causal_sequences"));
   const bool partials = p.has(ATTN_BLOCK_MASK) && p.mask_partials > 0;
   if (partials || !p.has(ATTN_BLOCK_MASK)) {
     ATTN_TRY(pointer({"block_index"}, args->block_index, partials, 4,
@@ -639,7 +787,7 @@ Status check_contents(const Problem& p, const Args& args) {
   for (int32_t i = 0; i < p.num_segments; ++i) {
     const attn_segment& s = p.segment[i];
     const attn_segment_args a = args.segment[i];
-    if (s.layout != ATTN_PAGED) continue;
+    if (s.layout != ATTN_PAGED || s.list_of_pool) continue;
     const std::string prefix = segment_prefix(p.num_segments, i);
     for (int64_t b = 0; b < entries(s, p.batch); ++b) {
       const int64_t length = s.has_seqlens ? a.seqlens[b] : s.seqlen;

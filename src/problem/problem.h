@@ -21,16 +21,21 @@ struct KvShape {
 };
 
 struct Segment : attn_segment {
-  Footprint k_bytes, v_bytes, k_scale_bytes, v_scale_bytes;  // of scales: none but of i8 and i4
+  Footprint k_bytes, v_bytes, k_scale_bytes, v_scale_bytes;  // of scales: of types that have them;
+                                                             // of v and its scales: not of v_in_k
+  int64_t lists = 0;                                         // in attn_segment_args.list
 };
 
 // After make_problem: head_dim_v, out_type, scale, all strides, seqlen and total of each segment,
 // mask_batch and mask_heads hold their real values; window sides below 0 are -1; `segments` is
 // null, `segment` has them. A shared segment has a batch stride of 0; with a batch of 1 none is
-// shared.
+// shared. With v_in_k, what a segment says of V is what it says of K.
 struct Problem : AnyProblem, attn_problem {
   std::vector<Segment> segment;
-  int64_t seqlen_kv = 0;  // sum of the segments' capacities
+  int64_t seqlen_kv = 0;  // sum of the capacities of segments whose keys have positions
+  int64_t most_keys = 0;  // that a query visits: entries of lists, with their repetitions
+  bool by_query = false;  // queries of a sequence visit different keys: there are lists, or keys
+                          // without positions
   // With a batch of 1, as a part of a composed kernel: the keys are cut into this many parts. Each
   // has an out, out_stride.batch apart, and an lse.
   int64_t key_parts = 1;
@@ -82,6 +87,8 @@ void for_each_small_array(const Segment& s, const attn_segment_args& a, const Kv
           {one ? 1 : batch, one ? 1 : shape.heads_kv,
            kind == ATTN_DESCALE_BLOCK ? ceil_div(s.seqlen, s.descale_block_keys) : 1});
   };
+  array("list", a.list, {s.lists, s.list_size});
+  array("list_lengths", a.list_lengths, {s.lists});
   array("seqlens", a.seqlens, {batch});
   array("cu_seqlens", a.cu_seqlens, {batch + 1});
   array("block_table", a.block_table, {batch, s.max_pages});
@@ -92,9 +99,9 @@ void for_each_small_array(const Segment& s, const attn_segment_args& a, const Kv
 template <class Visit>
 void for_each_large_array(const Segment& s, const attn_segment_args& a, int32_t n, Visit&& visit) {
   visit(Name{"k", n}, a.k, s.k_bytes);
-  visit(Name{"v", n}, a.v, s.v_bytes);
+  if (!s.v_in_k) visit(Name{"v", n}, a.v, s.v_bytes);
   visit(Name{"k_scale", n}, a.k_scale, s.k_scale_bytes);
-  visit(Name{"v_scale", n}, a.v_scale, s.v_scale_bytes);
+  if (!s.v_in_k) visit(Name{"v_scale", n}, a.v_scale, s.v_scale_bytes);
 }
 // The arrays of keys and values that a run writes. The stride of a single page says nothing.
 inline Placed placed_k(const char* name, const Segment& s, const attn_segment_args& a) {

@@ -89,7 +89,10 @@ Status bad_pointer(Name name, const void* p, bool wanted, size_t alignment, cons
 
 size_t data_alignment(attn_dtype type, bool host_memory) {
   if (!host_memory) return 16;
-  return dtype_is_ggml(type) ? 2 : dtype_bytes(type);
+  // What the rows of types that are no power of two begin with, or contain.
+  if (type == ATTN_MLA_656) return 4;
+  if (type == ATTN_NVFP4) return 1;
+  return dtype_is_ggml(type) || type == ATTN_MLA_584 ? 2 : dtype_bytes(type);
 }
 
 }  // namespace attn

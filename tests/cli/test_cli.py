@@ -196,7 +196,8 @@ class Usage(CliTest):
                     held.add(base)
         held.add("out_scale")  # of fp8 results, of which no file is golden
         mask = {name for name in held if name.startswith("block_") and name != "block_table"}
-        self.assertEqual(named("run"), held - mask | {"block_kinds"})
+        latent = {"head_dim_v", "lists", "no_positions"}  # test_latent_and_lists has files of these
+        self.assertEqual(named("run"), held - mask | latent | {"block_kinds"})
         self.assertEqual(named("quantize"), named("run"))
         self.assertEqual(named("mask"), mask | {"q", "k", "v"})
         self.assertEqual(named("merge"), parts)
@@ -248,6 +249,13 @@ class Usage(CliTest):
         source = save(self.path("step"), {name: pack("F16", shape, [random.gauss(0, 1) for _ in range(math.prod(shape))])
                                           for name, shape in (("q", [3, 1, 4, 64]), ("k", [3, 333, 2, 64]), ("v", [3, 333, 2, 64]))})
         self.attn("run", source, self.path("want"), "--backend", "reference")
+        many = save(self.path("many"), {name: pack("F16", shape, [random.gauss(0, 1) for _ in range(math.prod(shape))])
+                                        for name, shape in (("q", [1, 300, 2, 64]), ("k", [1, 70, 1, 64]), ("v", [1, 70, 1, 64]))})
+        self.attn("run", many, self.path("want of many"), "--backend", "reference")
+        self.stand_ins(MOCK_GCN_ARCH="gfx950", MOCK_COMPUTE_UNITS="256")
+        [devices] = [b["devices"] for b in self.json("info")["backends"] if b["name"] == "hip"]
+        self.assertEqual({(device["arch"], device["multiprocessors"]) for device in devices}, {("gfx950", 256)})
+        os.environ.pop("MOCK_GCN_ARCH")
         for units in "38", "80", "228":
             self.stand_ins(MOCK_COMPUTE_UNITS=units, ATTN_EMU_COMPUTE_UNITS=units)
             info = self.json("info")
@@ -257,6 +265,8 @@ class Usage(CliTest):
             if emulated and in_build:
                 self.attn("run", source, self.path("got"), "--backend", "hip-emu", says="decode_gfx942_f16_d64 on hip-emu (emulated)")
                 self.attn("diff", self.path("want"), self.path("got"), "--max-abs", 2e-3)
+                self.attn("run", many, self.path("got"), "--backend", "hip-emu", says="fwd_gfx942_f16_d64 on hip-emu (emulated)")
+                self.attn("diff", self.path("want of many"), self.path("got"), "--max-abs", 2e-3)
 
     def test_auto_takes_a_device_with_code(self):
         built = {arch for kernel in self.json("info")["kernels"] if kernel["op"] == "forward" for arch in kernel["arch"]}
@@ -710,8 +720,10 @@ class RoundTrips(CliTest):
 
     def test_quantize(self):
         for to, bound in (("f8_e4m3fn", 0.04), ("f8_e5m2", 0.08), ("f8_e4m3fnuz", 0.04), ("q8_0", 0.01), ("q4_0", 0.12), ("q4_1", 0.12),
-                          ("q5_0", 0.06), ("q5_1", 0.06), ("iq4_nl", 0.12), ("i8", 0.012), ("i4", 0.2)):
-            beside = to in ("i8", "i4")
+                          ("q5_0", 0.06), ("q5_1", 0.06), ("iq4_nl", 0.12), ("i8", 0.012), ("i4", 0.2), ("f8_e4m3fn_token", 0.04), ("nvfp4", 0.2)):
+            scales = {"i8": ("F16", [1, 127, 12]), "i4": ("F16", [1, 127, 12]), "f8_e4m3fn_token": ("F32", [1, 127, 12]),
+                      "nvfp4": ("U8", [1, 127, 12, 2])}.get(to)
+            beside = scales is not None
             ggml = beside or to.startswith(("q", "iq"))
             for args in ([], *([["--scale", "amax"], ["--scale", "0.125", "--saturate"], ["--scale", "amax", "--per", "head", "--q"]]
                                if not ggml else [])):
@@ -725,10 +737,10 @@ class RoundTrips(CliTest):
                     tensors, metadata = load(path)
                     self.assertEqual("k_scale" in tensors, beside)
                     if beside:
-                        self.assertEqual(tensors["v_scale"][:2], ("F16", [1, 127, 12]))
+                        self.assertEqual(tensors["v_scale"][:2], scales)
                     if ggml and to != "i8" or to == "f8_e4m3fnuz":
                         self.assertEqual((metadata["k"], metadata["v"]), (to, to))
-                    self.assertEqual("k_descale" in tensors, not ggml)
+                    self.assertEqual("k_descale" in tensors, not ggml or to == "nvfp4")
                     if "head" in args:
                         self.assertEqual(tensors["k_descale"][1], [1, 12])
                         self.assertEqual(tensors["q_descale"][1], [1, 12])
@@ -738,6 +750,29 @@ class RoundTrips(CliTest):
                     if "0.125" not in args:
                         self.attn("run", path, self.path("out"), "--out-dtype", "f32")
                         self.attn("diff", self.path("out"), EXPECTED, "--tensor", "out", "--rel-fro", bound * 2)
+
+    def test_latent_and_lists(self):
+        """V in k and lists of keys in a file: the result of the listed rows with v of their own."""
+        q, k = noise([1, 2, 4, 16]), noise([1, 9, 1, 16])
+        row = 16 * 4
+        listed = [[5, 0, 5], [8, 2, -1]]
+        latent = {"q": q, "k": k, "head_dim_v": pack("I32", [1], 12), "lists": pack("I32", [1, 2, 1, 3], sum(listed, []))}
+        for backend in ("reference", "cpu"):
+            self.attn("run", save(self.path("in"), latent), self.path("out"), "--backend", backend)
+            got = load(self.path("out"))[0]
+            self.assertEqual(got["out"][1], [1, 2, 4, 12])
+            for i, keys in enumerate(listed):
+                rows = [k[2][j * row:(j + 1) * row] for j in keys if j >= 0]
+                alone = {"q": ("F32", [1, 1, 4, 16], q[2][i * 4 * row:(i + 1) * 4 * row]), "k": ("F32", [1, len(rows), 1, 16], b"".join(rows)),
+                         "v": ("F32", [1, len(rows), 1, 12], b"".join(r[:48] for r in rows))}
+                self.attn("run", save(self.path("one"), alone), self.path("want"), "--backend", "reference")
+                want = unpack(load(self.path("want"))[0]["out"])
+                for a, b in zip(unpack(got["out"])[i * 48:(i + 1) * 48], want):
+                    self.assertAlmostEqual(a, b, delta=2e-6)
+        for said, change in (("lists has shape", {"lists": pack("I32", [1, 1, 1, 3], 0)}), ("head_dim_v is 17", {"head_dim_v": pack("I32", [1], 17)}),
+                             ("list_block is 3", {"list_block": pack("I32", [1], 3)}), ('"v" is missing', {"head_dim_v": None})):
+            tensors = {name: t for name, t in {**latent, **change}.items() if t}
+            self.attn("run", save(self.path("in"), tensors), self.path("out"), "--backend", "cpu", code=2, says=said)
 
     def test_mixed_cache(self):
         """Old keys of the real encoder in each type, the newest in f32, in one file and one call."""
@@ -785,6 +820,14 @@ class RoundTrips(CliTest):
         self.attn("run", halves, self.path("b"), "--backend", "reference")
         self.attn("diff", self.path("a"), self.path("b"), "--max-abs", 2e-3)
         self.attn("run", source, self.path("c"), "--backend", "hip-emu", code=4, says="no kernel on gfx950 takes q of f32")
+        # 128 head dims need no prepare launch; both signs of 0.25 to 1.875.
+        codes = [sign | code for sign in (0, 0x80) for code in range(0x28, 0x40)]
+        for dim, kernel in (64, "fwd_gfx950_fp8_d64"), (128, "fwd_gfx950_fp8_d128_direct"):
+            bytes8 = save(self.path("f8"), {name: ("F8_E4M3", shape, bytes(random.choices(codes, k=math.prod(shape))))
+                                            for name, shape in (("q", [1, 40, 4, dim]), ("k", [1, 70, 2, dim]), ("v", [1, 70, 2, dim]))})
+            self.attn("run", bytes8, self.path("a"), "--backend", "hip-emu", "--out-dtype", "f32", says=f"{kernel} on hip-emu (emulated)")
+            self.attn("run", bytes8, self.path("b"), "--backend", "reference", "--out-dtype", "f32")
+            self.attn("diff", self.path("a"), self.path("b"), "--rel-fro", 0.05)
 
     def test_emulator(self):
         info = self.json("info")

@@ -358,6 +358,7 @@ attn_problem problem_of(const Case& c) {
   p.fixed_split = c.fixed_split;
   p.max_sms = c.max_sms;
   p.tree_keys = c.tree_keys;
+  p.has_kv_begin = !c.kv_begin.empty();
   return p;
 }
 
@@ -493,6 +494,7 @@ void Forward::fill(const Case& c, const Data& data) {
   put(args_.block_index, data.index);
   put(args_.block_bits, data.bits);
   put(args_.tree, data.tree);
+  put(args_.kv_begin, data.kv_begin);
 }
 
 void* Forward::out_data() const {

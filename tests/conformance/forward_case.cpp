@@ -353,6 +353,10 @@ std::string describe(const Case& c) {
     out << "] bits " << int(c.mask_bits) << (c.mask_inverted ? " inverted" : "") << " from "
         << c.mask_first << (c.mask_garbage ? " garbage" : "");
   }
+  if (!c.kv_begin.empty()) {
+    out << " begin ";
+    list(c.kv_begin);
+  }
   if (c.tree_keys > 0) out << " tree " << c.tree_keys << " one in " << c.tree_density;
   for (const SegmentCase& s : c.segments) {
     out << " | " << dtype_name(s.k_type) << "/" << dtype_name(s.v_type) << " layout " << s.layout
@@ -433,6 +437,7 @@ double bias_at(const Case& c, const Data& data, int64_t b, int64_t h, int64_t i,
 bool visible(const Case& c, const Data& data, int64_t b, int64_t h, int64_t i, int64_t j) {
   const int64_t diagonal = c.keys(b) - c.queries(b);
   if (j < 0 || j >= c.keys(b)) return false;
+  if (!c.kv_begin.empty() && j < c.kv_begin[size_t(b)]) return false;
   if (c.has(ATTN_CAUSAL) && j > i + diagonal) return false;
   if (c.has(ATTN_CAUSAL_TOP_LEFT) && j > i) return false;
   if (c.has(ATTN_WINDOW)) {
@@ -523,6 +528,7 @@ Data make_data(const Case& c) {
     outer = 1;
     rows = cu_q.back() + c.tokens_of_nobody;
   }
+  if (!c.kv_begin.empty()) data.kv_begin = buffer_of(c.kv_begin);
   if (c.tree_keys > 0) make_tree(c, outer * rows, &data);
   int64_t elements;
   data.q_view = arrange_view(c.q_type, c.q_arrange, outer, rows, c.heads_q, c.head_dim, &elements);

@@ -151,9 +151,10 @@ struct Case {
   MaskBits mask_bits = MaskBits::random;
   bool mask_inverted = false;  // bits of one_element and one_per_row
   int64_t mask_first = 0;
-  int64_t tree_keys = 0;      // bits of attn_args.tree are random
-  int tree_density = 2;       // one bit in this many is set; 1: all
-  bool mask_garbage = false;  // kinds and indices that mean nothing among the others
+  int64_t tree_keys = 0;          // bits of attn_args.tree are random
+  std::vector<int32_t> kv_begin;  // not empty: of each sequence
+  int tree_density = 2;           // one bit in this many is set; 1: all
+  bool mask_garbage = false;      // kinds and indices that mean nothing among the others
   int64_t fixed_split = 0;
   int32_t max_sms = 0;
   Values values = Values::normal;
@@ -226,7 +227,7 @@ struct SegmentData {
 struct Data {
   View q_view;
   Buffer q, cu_seqlens_q, q_descale, bias, bias_slopes, slopes, sinks, out_scale, kinds, index,
-      bits, tree;
+      bits, tree, kv_begin;
   std::vector<SegmentData> segments;
   int64_t bias_stride[4] = {};
   int64_t num_partials = 0;

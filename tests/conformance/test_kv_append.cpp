@@ -15,6 +15,7 @@
 #include "core/dtype.h"
 #include "core/ggml.h"
 #include "core/row_scale.h"
+#include "random_families.h"
 
 namespace attn::test {
 namespace {
@@ -36,6 +37,7 @@ struct AppendCase {
   int64_t rotary_dim = 0;
   int32_t interleaved = 0;
   bool q_in_place = false, advance = false, lengths_in_place = false;
+  bool slots = false;       // of a paged cache, by slot_mapping
   bool odd_values = false;  // NaN, infinities and huge values among the others
   float sigma = 1;
 
@@ -58,8 +60,8 @@ std::string describe(const AppendCase& c) {
       << (c.paged ? c.page_size : 0) << " descale " << c.k_descale << " " << c.v_descale << " of "
       << c.block_keys << " arrange " << int(c.new_arrange) << " " << int(c.cache_arrange)
       << " rotary " << c.rotary_dim << " interleaved " << c.interleaved << " in place "
-      << c.q_in_place << " advance " << c.advance << c.lengths_in_place << " odd " << c.odd_values
-      << " sigma " << c.sigma << " seed " << c.seed;
+      << c.q_in_place << " slots " << c.slots << " advance " << c.advance << c.lengths_in_place
+      << " odd " << c.odd_values << " sigma " << c.sigma << " seed " << c.seed;
   list("lengths", c.lengths);
   list("packed", c.lengths_new);
   return out.str();
@@ -236,6 +238,23 @@ std::string run_append_case(const AppendCase& c, const Kernel& kernel, bool* ran
       const size_t at = size_t(b * columns + (c.lengths[size_t(b)] + t) / c.page_size);
       table[at] = order[at];
     }
+  // Each slot once, in any order; one token in four goes nowhere. Hosts refuse slots beyond the
+  // pages.
+  const int64_t room = pages * c.page_size;
+  std::vector<int64_t> free_slots(size_t(c.slots ? room : 0)), slot_mapping;
+  std::iota(free_slots.begin(), free_slots.end(), 0);
+  for (int64_t n = 0; c.slots && n < c.batch * c.seqlen_new; ++n) {
+    const uint64_t h = hash(c.seed, 12, uint64_t(n));
+    const int64_t nowhere[] = {-1, INT64_MIN, kernel.host ? -2 : room,
+                               kernel.host ? -3 : int64_t{1} << 32};
+    if (h % 4 == 0 || free_slots.empty()) {
+      slot_mapping.push_back(nowhere[h / 4 % 4]);
+      continue;
+    }
+    std::swap(free_slots[h / 4 % free_slots.size()], free_slots.back());
+    slot_mapping.push_back(free_slots.back());
+    free_slots.pop_back();
+  }
   Cache k = make_cache(c, 5, c.k_type, pages, c.dim),
         v = make_cache(c, 6, c.v_type, pages, c.dim_v);
 
@@ -279,12 +298,17 @@ std::string run_append_case(const AppendCase& c, const Kernel& kernel, bool* ran
     lengths_after.push_back(
         int32_t(std::min<int64_t>(c.lengths[size_t(b)] + c.added(b), c.capacity)));
     for (int64_t t = 0; t < c.added(b); ++t) {
-      const int64_t position = c.lengths[size_t(b)] + t;
-      if (position >= c.capacity) break;
+      const int64_t position =
+          c.slots ? slot_mapping[size_t(b * c.seqlen_new + t)] : c.lengths[size_t(b)] + t;
+      if (c.slots && (position < 0 || position >= room)) continue;
+      if (!c.slots && position >= c.capacity) break;
       const int64_t entry = c.packed() ? 0 : b, row = c.packed() ? offsets[size_t(b)] + t : t;
-      const int64_t page = c.paged ? table[size_t(b * columns + position / c.page_size)] : b;
+      const int64_t page = c.slots   ? position / c.page_size
+                           : c.paged ? table[size_t(b * columns + position / c.page_size)]
+                                     : b;
       const int64_t slot = c.paged ? position % c.page_size : position;
-      const float *cs = cos.data() + position * half, *sn = sin.data() + position * half;
+      const int64_t angles = c.slots ? 0 : position * half;
+      const float *cs = cos.data() + angles, *sn = sin.data() + angles;
       for (int64_t h = 0; h < c.heads_kv; ++h) {
         const Real key = rotated(c, k_new, k_new.view.at(entry, row, h), c.dim, true, cs, sn),
                    value = rotated(c, v_new, v_new.view.at(entry, row, h), c.dim_v, false, cs, sn);
@@ -322,13 +346,14 @@ std::string run_append_case(const AppendCase& c, const Kernel& kernel, bool* ran
   p.v_new_stride = v_new.view.given;
   p.segment.struct_size = sizeof p.segment;
   p.segment.layout = c.paged ? ATTN_PAGED : ATTN_PADDED;
-  p.segment.has_seqlens = 1;
+  p.segment.has_seqlens = !c.slots;
+  p.has_slots = c.slots;
   p.segment.k_type = c.k_type;
   p.segment.v_type = c.v_type;
-  p.segment.seqlen = c.capacity;
+  p.segment.seqlen = c.slots ? 0 : c.capacity;
   if (c.paged) {
     p.segment.page_size = c.page_size;
-    p.segment.max_pages = int32_t(columns);
+    p.segment.max_pages = c.slots ? 0 : int32_t(columns);
     p.segment.num_pages = pages;
   }
   p.segment.k_stride = k.view.given;
@@ -358,7 +383,7 @@ std::string run_append_case(const AppendCase& c, const Kernel& kernel, bool* ran
   const Buffer lengths = buffer_of(c.lengths), offsets_buffer = buffer_of(offsets),
                table_buffer = buffer_of(table), k_descale = buffer_of(k_descales),
                v_descale = buffer_of(v_descales), cos_buffer = buffer_of(cos),
-               sin_buffer = buffer_of(sin);
+               sin_buffer = buffer_of(sin), slots = buffer_of(slot_mapping);
   const Buffer lengths_out(c.lengths.size() * 4, 0xee);
   attn_kv_append_args args{};
   args.struct_size = sizeof args;
@@ -374,9 +399,13 @@ std::string run_append_case(const AppendCase& c, const Kernel& kernel, bool* ran
   args.cache.k_scale = address_of(k_scale_data, k_scale.view);
   args.cache.v_scale = address_of(v_scale_data, v_scale.view);
   void* const lengths_data = arena.add(lengths);
-  args.cache.seqlens = static_cast<const int32_t*>(lengths_data);
+  if (c.slots)
+    args.slot_mapping = static_cast<const int64_t*>(arena.add(slots));
+  else
+    args.cache.seqlens = static_cast<const int32_t*>(lengths_data);
   if (c.packed()) args.cu_seqlens_new = static_cast<const int32_t*>(arena.add(offsets_buffer));
-  if (c.paged) args.cache.block_table = static_cast<const int32_t*>(arena.add(table_buffer));
+  if (c.paged && !c.slots)
+    args.cache.block_table = static_cast<const int32_t*>(arena.add(table_buffer));
   if (c.k_descale) args.cache.k_descale = static_cast<const float*>(arena.add(k_descale));
   if (c.v_descale) args.cache.v_descale = static_cast<const float*>(arena.add(v_descale));
   void* q_data = nullptr;
@@ -484,12 +513,20 @@ AppendCase random_case(uint64_t seed) {
   return c;
 }
 
-void check(const AppendCase& c, const Kernel& kernel) {
+bool check(const AppendCase& c, const Kernel& kernel) {
   INFO(kernel.name << " " << describe(c));
   bool ran = false;
   CHECK(run_append_case(c, kernel, &ran) == "");
   if (kernel.host) CHECK(ran);
+  return ran;
 }
+
+const AddRandomOperation added("kv_append", [](uint64_t seed) {
+  int ran = 0;
+  for (const Kernel* kernel : emulated_kernels(Op::kv_append))
+    ran += check(random_case(seed), *kernel);
+  return ran;
+});
 
 TEST_CASE("kv_append: every pair of types, with and without rotation") {
   for (const Kernel* kernel : kernels_here(Op::kv_append, true)) {
@@ -515,6 +552,23 @@ TEST_CASE("kv_append: every pair of types, with and without rotation") {
               c.advance = true;
               check(c, *kernel);
             }
+  }
+}
+
+TEST_CASE("kv_append: slots") {
+  for (const Kernel* kernel : kernels_here(Op::kv_append, true)) {
+    if (!(kernel->limits.features & feature_slots)) continue;
+    for (uint64_t seed = 1; seed <= 300; ++seed) {
+      if (!share(seed)) continue;
+      AppendCase c = random_case(seed);
+      c.paged = c.slots = true;
+      c.lengths_new.clear();
+      c.rotary_dim = c.heads_q = c.interleaved = 0;
+      c.advance = false;
+      for (attn_descale_kind* kind : {&c.k_descale, &c.v_descale})
+        if (*kind == ATTN_DESCALE_BLOCK) *kind = ATTN_DESCALE_HEAD;
+      check(c, *kernel);
+    }
   }
 }
 

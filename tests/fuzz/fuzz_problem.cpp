@@ -82,7 +82,7 @@ attn_strides make_strides(Source& in) {
 attn_segment make_segment(Source& in, attn_dtype q_type) {
   attn_segment s{};
   s.struct_size = sizeof s;
-  const auto type = [&] { return in.below(2) ? q_type : attn_dtype(in.below(17)); };
+  const auto type = [&] { return in.below(2) ? q_type : attn_dtype(in.below(21)); };
   s.k_type = type();
   s.v_type = type();
   s.layout = attn_layout(in.below(3));
@@ -106,7 +106,30 @@ attn_segment make_segment(Source& in, attn_dtype q_type) {
   if (in.below(6) == 0) s.k_stride = make_strides(in);
   if (in.below(6) == 0) s.v_stride = make_strides(in);
   if (attn::dtype_has_scales(s.k_type) && in.below(6) == 0) s.k_scale_stride = make_strides(in);
+  if (in.below(4) == 0) {
+    s.v_in_k = 1;
+    if (in.below(8)) s.v_type = ATTN_DTYPE_NONE, s.v_stride = {}, s.v_descale = ATTN_DESCALE_NONE;
+  }
+  s.no_positions = in.below(6) == 0;
+  if (in.below(4) == 0) {
+    constexpr int32_t sizes[] = {0, 1, 64, 128, 3};
+    s.list_size = in.size();
+    s.list_heads = in.below(4);
+    s.list_block = sizes[in.below(2) ? in.below(2) : in.below(5)];
+    s.list_queries = sizes[in.below(2) ? in.below(2) : in.below(5)];
+    s.has_list_lengths = in.below(3) == 0;
+    if (in.below(4) == 0) {
+      s.list_of_pool = s.no_positions = 1;
+      s.has_seqlens = s.max_pages = 0;
+    }
+  }
   return s;
+}
+
+// As calls that write a cache want it.
+void without_lists(attn_segment* s) {
+  s->list_size = s->list_heads = 0;
+  s->list_block = s->list_queries = s->has_list_lengths = s->list_of_pool = s->no_positions = 0;
 }
 
 attn_problem make_problem(Source& in) {
@@ -115,11 +138,12 @@ attn_problem make_problem(Source& in) {
   p.batch = in.below(4);
   p.heads_kv = 1 + in.below(3);
   p.heads_q = p.heads_kv * (1 + in.below(3));
-  p.head_dim = in.below(4) ? 1 + in.below(20) : 32;
+  constexpr int64_t dims[] = {32, 32, 512, 576};
+  p.head_dim = in.below(4) ? 1 + in.below(20) : dims[in.below(4)];
   p.head_dim_v = in.below(3) ? 0 : in.size();
   p.seqlen_q = in.below(12);
   p.q_type = attn_dtype(1 + in.below(6));
-  p.out_type = in.below(2) ? ATTN_DTYPE_NONE : attn_dtype(in.below(17));
+  p.out_type = in.below(2) ? ATTN_DTYPE_NONE : attn_dtype(in.below(21));
   p.q_layout = attn_layout(in.below(2));
   if (p.q_layout == ATTN_PACKED && p.batch > 0) p.total_q = in.size();
   p.q_descale = attn_descale_kind(in.below(3));
@@ -255,6 +279,11 @@ struct Sizes {
   __int128 largest = 0;
 };
 
+// Scales of a row in their array; 1 where there are none.
+int64_t scales_of(attn_dtype type, int64_t dim) {
+  return std::max<int64_t>(1, attn::scales_of_row(attn::type_info(type), dim));
+}
+
 Sizes sizes_of(const attn::Problem& p) {
   Sizes s;
   const Rows q = rows_of(p.q_layout, p.batch, p.seqlen_q, p.total_q);
@@ -262,14 +291,18 @@ Sizes sizes_of(const attn::Problem& p) {
   s.out = reach(p.out_type, q, p.heads_q, p.head_dim_v, p.out_stride);
   s.lse = __int128(q.n) * q.m * p.heads_q * 4;
   s.work = __int128(p.batch) * p.heads_q * std::max<int64_t>(p.seqlen_q, 1) *
-           std::max<int64_t>(p.seqlen_kv, 1) * (p.head_dim + p.head_dim_v);
-  for (const attn_segment& segment : p.segment) {
+           std::max<int64_t>(p.most_keys, 1) * (p.head_dim + p.head_dim_v);
+  for (const attn::Segment& segment : p.segment) {
     const Rows kv = rows_of(segment, p.batch);
     s.kv.emplace_back(reach(segment.k_type, kv, p.heads_kv, p.head_dim, segment.k_stride),
                       reach(segment.v_type, kv, p.heads_kv, p.head_dim_v, segment.v_stride));
-    s.scales.emplace_back(reach(ATTN_F16, kv, p.heads_kv, 1, segment.k_scale_stride),
-                          reach(ATTN_F16, kv, p.heads_kv, 1, segment.v_scale_stride));
-    s.largest = std::max({s.largest, s.scales.back().first.size(), s.scales.back().second.size(),
+    const auto scales = [&](attn_dtype type, int64_t dim, const attn_strides& stride) {
+      return reach(attn::scale_element(type), kv, p.heads_kv, scales_of(type, dim), stride);
+    };
+    s.scales.emplace_back(scales(segment.k_type, p.head_dim, segment.k_scale_stride),
+                          scales(segment.v_type, p.head_dim_v, segment.v_scale_stride));
+    s.largest = std::max({s.largest, __int128(segment.lists) * segment.list_size * 4,
+                          s.scales.back().first.size(), s.scales.back().second.size(),
                           s.kv.back().first.size(), s.kv.back().second.size(),
                           __int128(p.batch) * segment.max_pages * 4,
                           __int128(p.batch) * p.heads_kv * (segment.seqlen / 64 + 1) * 4});
@@ -341,16 +374,19 @@ attn_args make_args(const attn::Problem& p, const Sizes& size, Memory& memory,
   }
   segments.resize(p.segment.size());
   for (size_t i = 0; i < segments.size(); ++i) {
-    const attn_segment& s = p.segment[i];
+    const attn::Segment& s = p.segment[i];
     attn_segment_args& a = segments[i];
     a.struct_size = sizeof a;
     a.k = tensor(memory, size.kv[i].first);
-    a.v = tensor(memory, size.kv[i].second);
+    if (!s.v_in_k || memory.next() % 64 == 0) a.v = tensor(memory, size.kv[i].second);
+    if (s.list_size > 0) a.list = memory.integers(s.lists * s.list_size, -2, s.seqlen);
+    if (s.has_list_lengths) a.list_lengths = memory.integers(s.lists, 0, s.list_size);
     if (attn::dtype_has_scales(s.k_type)) a.k_scale = tensor(memory, size.scales[i].first);
-    if (attn::dtype_has_scales(s.v_type)) a.v_scale = tensor(memory, size.scales[i].second);
+    if (!s.v_in_k && attn::dtype_has_scales(s.v_type))
+      a.v_scale = tensor(memory, size.scales[i].second);
     if (s.has_seqlens) a.seqlens = memory.integers(p.batch, 0, s.seqlen);
     if (s.layout == ATTN_PACKED) a.cu_seqlens = memory.offsets(p.batch, s.seqlen, s.total);
-    if (s.layout == ATTN_PAGED)
+    if (s.layout == ATTN_PAGED && !s.list_of_pool)
       a.block_table = memory.integers(p.batch * s.max_pages, 0, s.num_pages - 1);
     const auto scales = [&](attn_descale_kind kind) -> const float* {
       const int64_t heads = p.batch * p.heads_kv;
@@ -367,7 +403,7 @@ attn_args make_args(const attn::Problem& p, const Sizes& size, Memory& memory,
       }
     };
     a.k_descale = scales(s.k_descale);
-    a.v_descale = scales(s.v_descale);
+    if (!s.v_in_k) a.v_descale = scales(s.v_descale);
   }
   args.num_segments = int32_t(segments.size());
   args.segments = segments.data();
@@ -585,6 +621,7 @@ attn_kv_append_problem make_append(Source& in) {
   if (in.below(6) == 0) p.k_new_stride = make_strides(in);
   if (in.below(6) == 0) p.v_new_stride = make_strides(in);
   p.segment = make_segment(in, p.new_type);
+  if (in.below(16)) without_lists(&p.segment);
   if (in.below(16)) {
     if (p.segment.layout == ATTN_PACKED) {
       p.segment.layout = ATTN_PADDED;
@@ -631,12 +668,12 @@ void run_append(attn_plan* plan, const attn::KvAppendProblem& p, uint32_t seed) 
   attn_kv_append_args args{};
   args.struct_size = sizeof args;
   args.k_new = tensor(memory, k_new);
-  args.v_new = tensor(memory, v_new);
+  if (!s.v_in_k) args.v_new = tensor(memory, v_new);
   if (packed) args.cu_seqlens_new = memory.offsets(p.batch, p.seqlen_new, p.total_new);
   attn_segment_args& a = args.cache;
   a.struct_size = sizeof a;
   a.k = tensor(memory, k);
-  a.v = tensor(memory, v);
+  if (!s.v_in_k) a.v = tensor(memory, v);
   int32_t* lengths = memory.integers(p.batch, 0, s.seqlen);
   a.seqlens = lengths;
   if (paged) a.block_table = memory.integers(p.batch * s.max_pages, 0, s.num_pages - 1);
@@ -648,7 +685,7 @@ void run_append(attn_plan* plan, const attn::KvAppendProblem& p, uint32_t seed) 
         kind == ATTN_DESCALE_HEAD ? heads : heads * attn::ceil_div(s.seqlen, s.descale_block_keys));
   };
   a.k_descale = scales(s.k_descale);
-  a.v_descale = scales(s.v_descale);
+  if (!s.v_in_k) a.v_descale = scales(s.v_descale);
   if (p.rotary_dim > 0) {
     args.rotary_cos = memory.floats(int64_t(table) / 4);
     args.rotary_sin = memory.floats(int64_t(table) / 4);
@@ -710,8 +747,12 @@ void make_roll(Source& in, RollInput* r) {
     s.k_descale = s.v_descale = ATTN_DESCALE_NONE;
     s.descale_block_keys = 0;
     s.k_scale_stride = {};
+    without_lists(&s);
+    s.v_in_k = r->old.v_in_k;
   }
   if (in.below(16)) {
+    attn_segment& s = r->old;
+    without_lists(&s);
     if (r->old.layout == ATTN_PACKED) {
       r->old.layout = ATTN_PADDED;
       r->old.total = 0;
@@ -733,8 +774,10 @@ void run_roll(attn_plan* plan, const attn::KvRollProblem& p, uint32_t seed) {
               v_recent = pages(p.head_dim_v, from.v_stride),
               k = kept(to.k_type, p.head_dim, to.k_stride),
               v = kept(to.v_type, p.head_dim_v, to.v_stride),
-              k_scale = kept(ATTN_F16, 1, to.k_scale_stride),
-              v_scale = kept(ATTN_F16, 1, to.v_scale_stride);
+              k_scale = kept(attn::scale_element(to.k_type), scales_of(to.k_type, p.head_dim),
+                             to.k_scale_stride),
+              v_scale = kept(attn::scale_element(to.v_type), scales_of(to.v_type, p.head_dim_v),
+                             to.v_scale_stride);
   const __int128 work =
       __int128(p.batch) * p.most_moved_keys() * p.heads_kv * (p.head_dim + p.head_dim_v);
   const __int128 largest = std::max(
@@ -746,13 +789,13 @@ void run_roll(attn_plan* plan, const attn::KvRollProblem& p, uint32_t seed) {
   attn_segment_args recent{}, old{};
   recent.struct_size = old.struct_size = sizeof recent;
   recent.k = tensor(memory, k_recent);
-  recent.v = tensor(memory, v_recent);
+  if (!from.v_in_k) recent.v = tensor(memory, v_recent);
   recent.seqlens = memory.integers(p.batch, 0, from.seqlen);
   recent.block_table = memory.integers(p.batch * from.max_pages, 0, from.num_pages - 1);
   old.k = tensor(memory, k);
-  old.v = tensor(memory, v);
+  if (!to.v_in_k) old.v = tensor(memory, v);
   if (attn::dtype_has_scales(to.k_type)) old.k_scale = tensor(memory, k_scale);
-  if (attn::dtype_has_scales(to.v_type)) old.v_scale = tensor(memory, v_scale);
+  if (!to.v_in_k && attn::dtype_has_scales(to.v_type)) old.v_scale = tensor(memory, v_scale);
   old.seqlens = memory.integers(p.batch, 0, to.seqlen);
   if (paged) old.block_table = memory.integers(p.batch * to.max_pages, 0, to.num_pages - 1);
   const auto descales = [&](attn_descale_kind kind) -> const float* {
@@ -764,7 +807,7 @@ void run_roll(attn_plan* plan, const attn::KvRollProblem& p, uint32_t seed) {
                              : heads * attn::ceil_div(to.seqlen, to.descale_block_keys));
   };
   old.k_descale = descales(to.k_descale);
-  old.v_descale = descales(to.v_descale);
+  if (!to.v_in_k) old.v_descale = descales(to.v_descale);
   attn_kv_roll_args args{};
   args.struct_size = sizeof args;
   args.recent = &recent;

@@ -23,6 +23,7 @@ struct Decode {
   bool alone = false;
   double sigma = 1;
   bool peaks = false;  // one element of each row of q in bf16 is 2^18, another one in each
+  bool zeros = false;  // every other row of q in bf16
   // NaN codes of e4m3fn in a register of their own: those of each row of q, or of each sequence.
   enum { none, in_q, in_k, in_v } nan = none;
 };
@@ -63,7 +64,7 @@ ShippedProblem decode_problem(gfx9emu::Memory& memory, uint32_t data, const std:
   Maker m(memory, data);
   const Kernel& row = *find_kernel(kernel.c_str());
   Types types = types_of(row, number);
-  if (d.peaks && row.limits.in_types & type_bit(ATTN_BF16)) types.q = ATTN_BF16;
+  if ((d.peaks || d.zeros) && row.limits.in_types & type_bit(ATTN_BF16)) types.q = ATTN_BF16;
   const int64_t most = row.limits.head_dim.max;
   std::vector<attn_segment> segments(d.segments.size());
   std::vector<attn_segment_args> segment_args(d.segments.size());
@@ -101,6 +102,9 @@ ShippedProblem decode_problem(gfx9emu::Memory& memory, uint32_t data, const std:
     const uint32_t peak = code_of(ATTN_BF16, 0x1p18);
     put(&q, size_t(r * in.head_dim + r % in.head_dim) * 2, &peak, 2);
   }
+  const size_t row_bytes = size_t(dtype_bytes(types.q, in.head_dim));
+  for (size_t at = 0; d.zeros && at < q.size(); at += 2 * row_bytes)
+    std::fill_n(q.begin() + ptrdiff_t(at), row_bytes, uint8_t{0});
   args.q = m.input(q);
   for (int64_t r = 0; d.nan == Decode::in_q && r < rows_q * in.heads_q; ++r)
     put_nan(memory, args.q, r, in.head_dim, r / 4 * 64 + r % 4 * 4);
@@ -257,6 +261,9 @@ std::vector<Decode> decodes() {
   add({.group = 2, .flags = ATTN_CAUSAL}, Keys{.capacity = 40}, Keys{.capacity = 64},
       Keys{.capacity = 9}, Keys{.capacity = 20}, Keys{.capacity = 65}, Keys{.capacity = 1},
       Keys{.capacity = 30}, Keys{.capacity = 100});
+  // A row of zeros in bf16 has no power of two to make it f16. 2^127, which the exponents' bias
+  // would be, times this scale is infinite.
+  add({.group = 4, .scale = 8, .zeros = true}, Keys{.capacity = 70});
   return all;
 }
 

@@ -23,10 +23,10 @@ constexpr uint64_t schedule_first = 1000, schedule_last = 1031;
 
 // Whether LLVM's hazard recognizer puts the s_nop back; none if it cannot be asked.
 std::optional<bool> nop_is_needed(const std::string& kernel, uint64_t offset) {
-  const std::string command = "'" ATTN_PYTHON "' '" ATTN_AMDHSA
-                              "' hazards --s-nops --json --llvm '" ATTN_LLVM_BIN_DIR
-                              "' '" ATTN_GFX9_IMAGES_DIR "/gfx942/" +
-                              kernel + ".hsaco' 2>/dev/null";
+  const std::string command =
+      "'" ATTN_PYTHON "' '" ATTN_AMDHSA "' hazards --s-nops --json --llvm '" ATTN_LLVM_BIN_DIR
+      "' '" ATTN_GFX9_IMAGES_DIR "/" +
+      kernel.substr(kernel.find("gfx9"), 6) + "/" + kernel + ".hsaco' 2>/dev/null";
   std::string text;
   FILE* pipe = popen(command.c_str(), "r");
   if (!pipe) return {};

@@ -209,6 +209,7 @@ struct Forward {
   float scale = 0;
   float sink = 1;  // about the size of sinks
   bool want_lse = true, nan = false;
+  bool nan_v = false;  // one key's V has NaN in a fourth of the dims, which results then have
   std::vector<uint8_t> kinds = {};  // given: a block mask of these over and over, for each head
   int32_t block_q = 64, block_k = 64;
   int64_t partials = 3;
@@ -295,18 +296,22 @@ void set_block_mask(Maker& m, const attn::Problem& p, const Forward& f, Args* ar
   args->block_bits = static_cast<const uint32_t*>(m.input(bits));
 }
 
-// NaN in V of the `hidden` keys of a tile, in the order that prepare_gfx942_* gives a type.
+// NaN in V of a key of a tile, in the order that prepare_gfx942_* gives a type.
+void put_nan_in_v(attn_dtype type, size_t tile, size_t dim, size_t key, size_t d,
+                  std::vector<uint8_t>* prepared) {
+  uint8_t* v = prepared->data() + (128 * tile + 64 + key / 32 * 32) * dim;
+  const size_t half = key / 16 % 2;
+  v[d / 32 * 1024 + (dtype_is_fp8(type) ? half * 512 + d % 32 * 16 + key % 16
+                                        : key / 8 % 2 * 512 + half * 256 + d % 32 * 8 + key % 8)] =
+      type == ATTN_F8_E4M3FN ? 0x7f : 0x80;
+}
+
+// That in V of the `hidden` keys of a tile.
 void hide_nan(attn_dtype type, size_t tile, size_t dim, std::vector<uint8_t>* prepared,
               int shift = 0) {
-  for (size_t key = 0; key < 64; ++key) {
-    if (!hidden(int(key), shift)) continue;
-    uint8_t* v = prepared->data() + (128 * tile + 64 + key / 32 * 32) * dim;
-    const size_t half = key / 16 % 2;
-    for (size_t d = 0; d < dim; ++d)
-      v[d / 32 * 1024 + (dtype_is_fp8(type) ? half * 512 + d % 32 * 16 + key % 16
-                                            : key / 8 % 2 * 512 + half * 256 + d % 32 * 8 +
-                                                  key % 8)] = type == ATTN_F8_E4M3FN ? 0x7f : 0x80;
-  }
+  for (size_t key = 0; key < 64; ++key)
+    for (size_t d = 0; d < dim && hidden(int(key), shift); ++d)
+      put_nan_in_v(type, tile, dim, key, d, prepared);
 }
 
 // And in K, of 16 bits.
@@ -328,16 +333,27 @@ void hide_nan_in_blocks(const Forward& f, int64_t dim, std::vector<uint8_t>* pre
   }
 }
 
-// What prepare_gfx942_*_segments leaves behind the tiles of a workspace: the `hidden` keys of every
-// other tile, and of the first, are missing, and no sequence is shorter than all may be.
-void set_missing(const Forward& f, std::vector<uint8_t>* workspace) {
-  uint64_t missing = 0;
-  for (int key = 0; key < 64; ++key) missing |= uint64_t{hidden(key)} << key;
+// Keys of each of `count` tiles, about half of them, at random.
+std::vector<uint64_t> half_of_keys(Maker& m, size_t count) {
+  std::vector<uint64_t> keys(2 * count);
+  for (uint64_t& k : keys) k = m.rng()();
+  for (size_t tile = 0; tile < count; ++tile) keys[tile] |= keys[count + tile] << 32;
+  keys.resize(count);
+  return keys;
+}
+
+// What prepare_gfx942_*_segments leaves behind the tiles of a workspace: of three tiles in four
+// half of the keys are missing, of the next sequence the others, and no sequence is shorter than
+// all may be.
+void set_missing(Maker& m, const Forward& f, std::vector<uint8_t>* workspace) {
   const size_t batch = size_t(f.batch), tiles = batch * size_t((f.seqlen_kv + 63) / 64);
+  const std::vector<uint64_t> missing = half_of_keys(m, tiles / batch);
   uint8_t* to = workspace->data() + workspace->size() - 4 * batch - 8 * tiles;
   for (size_t tile = 0; tile < tiles; ++tile) {
     const size_t of_sequence = tile % (tiles / batch);
-    const uint64_t keys = of_sequence % 2 == 1 || of_sequence == 0 ? missing : 0;
+    const uint64_t half = missing[of_sequence], keys = of_sequence % 4 == 2         ? 0
+                                                       : tile / (tiles / batch) % 2 ? ~half
+                                                                                    : half;
     std::memcpy(to + 8 * tile, &keys, 8);
   }
   for (size_t b = 0; b < batch; ++b) {
@@ -346,16 +362,18 @@ void set_missing(const Forward& f, std::vector<uint8_t>* workspace) {
   }
 }
 
-// What prepare_gfx942_fp8_descaled leaves behind the tiles of a workspace: of every third tile the
-// `hidden` keys are missing, factors are of few bits, and that of V is the same for two tiles.
+// What prepare_gfx942_fp8_descaled leaves behind the tiles of a workspace: of two tiles in three
+// half of the keys are missing, for the next head the others, factors are of few bits, and that of
+// V is the same for two tiles.
 void set_records(Maker& m, Memory& memory, const Forward& f,
                  const std::vector<std::byte>& kernarg) {
   attn_gfx942_descaled_kernarg a;
   std::memcpy(&a, kernarg.data(), sizeof a);
-  uint64_t missing = 0;
-  for (int key = 0; key < 64; ++key) missing |= uint64_t{hidden(key)} << key;
   std::vector<int64_t> segments = {f.seqlen_kv};
   segments.insert(segments.end(), f.more_segments.begin(), f.more_segments.end());
+  size_t tiles = 0;
+  for (const int64_t length : segments) tiles += size_t((length + 63) / 64);
+  const std::vector<uint64_t> missing = half_of_keys(m, tiles);
   std::vector<attn_gfx942_tile_record> records;
   std::vector<int32_t> lengths;
   for (int64_t n = 0; n < f.heads_kv * f.batch; ++n) {
@@ -365,7 +383,7 @@ void set_records(Maker& m, Memory& memory, const Forward& f,
       for (int64_t key = 0; key < length; key += 64) {
         attn_gfx942_tile_record r{};
         const size_t tile = records.size() - begin;
-        if (tile % 3 == 1) r.missing = missing;
+        if (tile % 3 != 0) r.missing = n % 2 ? ~missing[tile] : missing[tile];
         if (length - key < 64) r.missing |= ~uint64_t{0} << (length - key);
         r.k_factor = float(33 + m.rng()() % 16 * 2) / 64;
         r.first_key = int32_t(first + key);
@@ -539,6 +557,8 @@ ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string&
     set_block_mask(m, p, f, &args);
     if (f.kinds.size() > 20 && !f.empty_tiles) hide_nan_in_blocks(f, most_dim, &tiles);
   }
+  for (size_t d = 0; f.nan_v && d < size_t(most_dim); ++d)
+    if (hidden(int(d))) put_nan_in_v(f.kv_type, 0, size_t(most_dim), 5, d, &tiles);
   const size_t columns = size_t((f.seqlen_kv + 63) / 64);
   for (size_t tile = 0; f.bias && !f.single && tile < columns * size_t(f.batch); ++tile) {
     if (tile % columns % 2 == 0) continue;
@@ -547,7 +567,7 @@ ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string&
     hide_nan_in_k(tile, size_t(most_dim), &tiles, shift);
   }
   std::vector<uint8_t> bytes = in_type(tiles, f.kv_type);
-  if (f.paged && !descaled) set_missing(f, &bytes);
+  if (f.paged && !descaled) set_missing(m, f, &bytes);
   void* prepared = static_cast<char*>(m.input(bytes)) - empty;
   fill(recipe.steps[1], p, &args, prepared, &m.problem);
   if (descaled) set_records(m, memory, f, m.problem.kernarg);
@@ -901,6 +921,7 @@ std::vector<Forward> forwards_in_16_bits() {
     for (const int64_t dim_v : {8, 40, 72, 104}) {
       all.push_back({.dim = 24, .dim_v = dim_v, .seqlen_q = 40, .seqlen_kv = 30});
       all.back().out_type = out_type;
+      all.back().nan_v = dim_v == 40 || dim_v == 104;
     }
   return all;
 }
@@ -923,6 +944,7 @@ std::vector<Forward> forwards_in_fp8(bool masked) {
     for (const int64_t dim_v : {16, 48, 80, 112}) {
       all.push_back({.dim = 16, .dim_v = dim_v, .seqlen_q = 40, .seqlen_kv = 30});
       all.back().out_type = out_type;
+      all.back().nan_v = dim_v == 48 || dim_v == 112;
     }
   if (masked) return all;
   all.push_back({.dim = 32, .dim_v = 48, .seqlen_q = 33, .seqlen_kv = 70});
@@ -1034,45 +1056,72 @@ std::unique_ptr<gfx9emu::CodeObject> load_shipped(const std::string& name, Memor
   return gfx9emu::CodeObject::load(std::as_bytes(std::span(chars)), memory, &error);
 }
 
+namespace {
+
+std::vector<MakeProblem> problems_of(const std::string& name) {
+  const std::string on_gfx942 = named_for(name, "gfx942");
+  const auto* shipped = std::find_if(std::begin(all_shipped), std::end(all_shipped),
+                                     [&](const Shipped& s) { return on_gfx942 == s.name; });
+  return shipped->problems(shipped->name);
+}
+
+ShippedRun run_problem(const std::string& name, const MakeProblem& make,
+                       const gfx9emu::CodeObject& object, Memory& memory,
+                       const gfx9emu::Options& options, uint32_t data) {
+  ShippedRun result;
+  making_for_gfx950 = name != named_for(name, "gfx942");
+  const ShippedProblem p = make(memory, data);
+  making_for_gfx950 = false;
+  const gfx9emu::Report report = gfx9emu::launch(
+      memory, *object.kernel(name), {p.launch.grid[0], p.launch.grid[1], p.launch.grid[2]},
+      {p.launch.block[0], p.launch.block[1], p.launch.block[2]}, p.kernarg, 0, options);
+  for (const gfx9emu::Fault& f : report.faults) {
+    if (!f.warning && result.fault.empty()) result.fault = f.to_string();
+  }
+  for (int c = 0; c < gfx9emu::class_count; ++c) {
+    using enum gfx9emu::Class;
+    const auto cls = gfx9emu::Class(c);
+    if (cls != Wait && cls != Nop && cls != Barrier) result.work += report.counters.instructions[c];
+  }
+  if (options.trace && result.fault.empty())
+    result.clocks =
+        gfx9emu::run_model(gfx9emu::model_waves(object.program(), report.traces), {}).clocks;
+  for (const auto& trace : report.traces) {
+    for (const gfx9emu::TraceEntry& e : trace) result.executed.insert(e.inst);
+  }
+  for (const auto& [at, bytes] : p.outputs) {
+    const size_t before = result.outputs.size();
+    result.outputs.resize(before + bytes);
+    memory.read(at, std::span(result.outputs).subspan(before));
+  }
+  for (const uint64_t at : p.allocations) memory.free(at);
+  return result;
+}
+
+}  // namespace
+
 ShippedRun run_shipped(const std::string& name, const gfx9emu::CodeObject& object, Memory& memory,
                        const gfx9emu::Options& options, uint32_t data, const ShippedRun* right) {
   ShippedRun result;
-  const auto* shipped =
-      std::find_if(std::begin(all_shipped), std::end(all_shipped),
-                   [&](const Shipped& s) { return named_for(name, "gfx942") == s.name; });
-  for (const MakeProblem& make : shipped->problems(shipped->name)) {
-    making_for_gfx950 = name != shipped->name;
-    const ShippedProblem p = make(memory, data);
-    making_for_gfx950 = false;
-    const gfx9emu::Report report = gfx9emu::launch(
-        memory, *object.kernel(name), {p.launch.grid[0], p.launch.grid[1], p.launch.grid[2]},
-        {p.launch.block[0], p.launch.block[1], p.launch.block[2]}, p.kernarg, 0, options);
-    for (const gfx9emu::Fault& f : report.faults) {
-      if (!f.warning && result.fault.empty()) result.fault = f.to_string();
-    }
-    for (int c = 0; c < gfx9emu::class_count; ++c) {
-      using enum gfx9emu::Class;
-      const auto cls = gfx9emu::Class(c);
-      if (cls != Wait && cls != Nop && cls != Barrier)
-        result.work += report.counters.instructions[c];
-    }
-    if (options.trace && result.fault.empty())
-      result.clocks +=
-          gfx9emu::run_model(gfx9emu::model_waves(object.program(), report.traces), {}).clocks;
-    for (const auto& trace : report.traces) {
-      for (const gfx9emu::TraceEntry& e : trace) result.executed.insert(e.inst);
-    }
-    for (const auto& [at, bytes] : p.outputs) {
-      const size_t before = result.outputs.size();
-      result.outputs.resize(before + bytes);
-      memory.read(at, std::span(result.outputs).subspan(before));
-    }
-    for (const uint64_t at : p.allocations) memory.free(at);
-    if (!result.fault.empty()) break;
-    if (right && !std::equal(result.outputs.begin(), result.outputs.end(), right->outputs.begin()))
-      break;
+  for (const MakeProblem& make : problems_of(name)) {
+    ShippedRun one = run_problem(name, make, object, memory, options, data);
+    result.fault = one.fault;
+    result.outputs.insert(result.outputs.end(), one.outputs.begin(), one.outputs.end());
+    result.work += one.work;
+    result.executed.insert(one.executed.begin(), one.executed.end());
+    result.clocks += one.clocks;
+    const size_t number = result.problems.size();
+    const bool differs = right && one.outputs != right->problems[number].outputs;
+    result.problems.push_back(std::move(one));
+    if (differs || !result.fault.empty()) break;
   }
   return result;
+}
+
+ShippedRun run_shipped_problem(const std::string& name, size_t number,
+                               const gfx9emu::CodeObject& object, Memory& memory,
+                               const gfx9emu::Options& options, uint32_t data) {
+  return run_problem(name, problems_of(name)[number], object, memory, options, data);
 }
 
 }  // namespace attn::test

@@ -15,9 +15,10 @@ namespace attn::test {
 struct ShippedRun {
   std::string fault;
   std::vector<std::byte> outputs;
-  uint64_t work = 0;            // instructions issued, s_waitcnt, s_nop and s_barrier aside
-  std::set<uint32_t> executed;  // indices of instructions, by workgroup 0; with Options::trace
-  uint64_t clocks = 0;          // of workgroups 0, by the issue model; with Options::trace
+  uint64_t work = 0;                 // instructions issued, s_waitcnt, s_nop and s_barrier aside
+  std::set<uint32_t> executed;       // indices of instructions, by workgroup 0; with Options::trace
+  uint64_t clocks = 0;               // of workgroups 0, by the issue model; with Options::trace
+  std::vector<ShippedRun> problems;  // the same of each problem that was run
 };
 
 // "merge_gfx942" and so on; shipped.cpp says how to add one.
@@ -32,5 +33,9 @@ std::unique_ptr<gfx9emu::CodeObject> load_shipped(const std::string& name, gfx9e
 ShippedRun run_shipped(const std::string& name, const gfx9emu::CodeObject& object,
                        gfx9emu::Memory& memory, const gfx9emu::Options& options, uint32_t data = 42,
                        const ShippedRun* right = nullptr);
+// On the problem of this number alone.
+ShippedRun run_shipped_problem(const std::string& name, size_t number,
+                               const gfx9emu::CodeObject& object, gfx9emu::Memory& memory,
+                               const gfx9emu::Options& options, uint32_t data = 42);
 
 }  // namespace attn::test

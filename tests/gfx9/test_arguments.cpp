@@ -121,6 +121,7 @@ std::vector<Field> prepare_fields() {
                 FIELD(A, convert_k), FIELD(A, convert_v), FIELD(A, num_segments),
                 FIELD_AS("reserved_end", A, reserved), FIELD(A, missing), FIELD(A, tile_records)});
   append(&all, within(descale_fields("q"), offsetof(A, q_descale)));
+  all.push_back(FIELD(A, kv_begins));
   append(&all, within(segment_fields(), offsetof(A, segment)));
   all.push_back({"more_segments", offsetof(A, segment[1]),
                  sizeof(A::segment) - sizeof(attn_gfx942_kv_segment)});
@@ -147,11 +148,12 @@ std::vector<Field> forward_fields() {
                             FIELD(A, seqlen_kv),
                             FIELD(A, total_kv)};
   append(&all, within(band_fields(), offsetof(A, band)));
-  append(&all, {FIELD(A, tiles), FIELD(A, heads_kv), FIELD(A, group), FIELD(A, q_tiles),
-                FIELD(A, pairs), FIELD(A, parts_log2), FIELD(A, group_magic), FIELD(A, heads_magic),
-                FIELD(A, options), FIELD(A, scale), FIELD(A, out_factor), FIELD(A, convert_q),
-                FIELD(A, out_type), FIELD(A, head_dim), FIELD(A, head_dim_v), FIELD(A, items),
-                FIELD(A, workgroups), FIELD(A, missing), FIELD(A, out_scale)});
+  append(&all,
+         {FIELD(A, tiles),      FIELD(A, heads_kv),   FIELD(A, group),       FIELD(A, q_tiles),
+          FIELD(A, pairs),      FIELD(A, parts_log2), FIELD(A, group_magic), FIELD(A, heads_magic),
+          FIELD(A, options),    FIELD(A, scale),      FIELD(A, out_factor),  FIELD(A, convert_q),
+          FIELD(A, out_type),   FIELD(A, head_dim),   FIELD(A, head_dim_v),  FIELD(A, items),
+          FIELD(A, workgroups), FIELD(A, missing),    FIELD(A, out_scale),   FIELD(A, kv_begins)});
   return all;
 }
 
@@ -160,6 +162,13 @@ std::vector<Field> descaled_fields() {
   std::vector<Field> all = forward_fields();
   append(&all, {FIELD(A, tile_records), FIELD(A, num_segments),
                 FIELD_AS("reserved_segments", A, reserved)});
+  return all;
+}
+
+std::vector<Field> direct_fields() {
+  using A = attn_gfx950_direct_kernarg;
+  std::vector<Field> all = forward_fields();
+  append(&all, {FIELD(A, k), FIELD(A, v), FIELD(A, k_stride), FIELD(A, v_stride)});
   return all;
 }
 
@@ -211,7 +220,7 @@ std::vector<Field> decode_fields() {
   append(&all, {FIELD(A, columns), FIELD(A, column_blocks), FIELD(A, slots), FIELD(A, num_segments),
                 FIELD(A, head_dim), FIELD(A, head_dim_v), FIELD(A, q_type), FIELD(A, out_type),
                 FIELD(A, factor), FIELD(A, cap), FIELD(A, out_bytes), FIELD(A, workgroups),
-                FIELD_AS("reserved_end", A, reserved)});
+                FIELD_AS("reserved_end", A, reserved), FIELD(A, kv_begins)});
   append(&all, within(segment_fields(), offsetof(A, segment)));
   all.push_back({"more_segments", offsetof(A, segment[1]),
                  sizeof(A::segment) - sizeof(attn_gfx942_kv_segment)});
@@ -250,7 +259,7 @@ std::vector<Field> append_fields() {
   append(&all, within(divisor_fields("head"), offsetof(A, by_head_threads)));
   append(&all, {FIELD(A, head_threads), FIELD(A, chunk_step), FIELD(A, new_type), FIELD(A, half),
                 FIELD(A, interleaved), FIELD(A, aligned), FIELD(A, lengths_only),
-                FIELD_AS("reserved_end", A, reserved)});
+                FIELD_AS("reserved_end", A, reserved), FIELD(A, slot_mapping)});
   return all;
 }
 
@@ -287,6 +296,22 @@ TEST_CASE("arguments: the host's structs are the tables that the kernels declare
       kernels[name + "_score"] = {score_fields(), sizeof(attn_gfx942_score_kernarg)};
       kernels[name + "_bias"] = {bias_fields(), sizeof(attn_gfx942_bias_kernarg)};
     }
+  const auto check = [](const std::string& name, const std::vector<Field>& fields, size_t size) {
+    gfx9emu::Memory memory;
+    const auto code = attn::test::load_shipped(name, &memory);
+    if (!code) return false;
+    const gfx9emu::Kernel* kernel = code->kernel(name);
+    REQUIRE(kernel);
+    REQUIRE(kernel->args.size() == fields.size());
+    for (size_t i = 0; i < fields.size(); ++i) {
+      INFO(fields[i].name);
+      CHECK(kernel->args[i].name == fields[i].name);
+      CHECK(kernel->args[i].offset == fields[i].offset);
+      CHECK(kernel->args[i].size == fields[i].size);
+    }
+    CHECK((kernel->kernarg_bytes + 7) / 8 * 8 == (size + 7) / 8 * 8);
+    return true;
+  };
   size_t shipped = 0;
   for (const bool slow : {false, true})
     for (const std::string& name : attn::test::shipped_kernels(slow)) {
@@ -294,19 +319,10 @@ TEST_CASE("arguments: the host's structs are the tables that the kernels declare
       ++shipped;
       REQUIRE(kernels.contains(name));
       const auto& [fields, size] = kernels.at(name);
-      gfx9emu::Memory memory;
-      const auto code = attn::test::load_shipped(name, &memory);
-      if (!code) ATTN_SKIP("this build has no gfx9 kernels");
-      const gfx9emu::Kernel* kernel = code->kernel(name);
-      REQUIRE(kernel);
-      REQUIRE(kernel->args.size() == fields.size());
-      for (size_t i = 0; i < fields.size(); ++i) {
-        INFO(fields[i].name);
-        CHECK(kernel->args[i].name == fields[i].name);
-        CHECK(kernel->args[i].offset == fields[i].offset);
-        CHECK(kernel->args[i].size == fields[i].size);
-      }
-      CHECK((kernel->kernarg_bytes + 7) / 8 * 8 == (size + 7) / 8 * 8);
+      if (!check(name, fields, size)) ATTN_SKIP("this build has no gfx9 kernels");
     }
   CHECK(shipped == kernels.size());
+  // Of gfx950 alone, whose other kernels have the sources of gfx942.
+  if (!check("fwd_gfx950_fp8_d128_direct", direct_fields(), sizeof(attn_gfx950_direct_kernarg)))
+    ATTN_SKIP("this build has no gfx950 kernels");
 }

@@ -259,6 +259,95 @@ TEST_CASE("gfx950: transposing reads of bytes from LDS") {
     }
 }
 
+// Lane l's bytes land at M0 + the constant offset + 16 l or 12 l, wherever they are from; the
+// constant offset moves the address in memory too. Beyond the descriptor's bytes, each dword by
+// itself is 0.
+TEST_CASE("gfx950: loads to LDS of 12 and 16 bytes a lane") {
+  if (!can_assemble()) ATTN_SKIP("no llvm-mc and ld.lld");
+  if (!Decoder::knows(Arch::Gfx950)) ATTN_SKIP("LLVM does not know gfx950");
+  constexpr uint32_t words = 1024, m0 = 96, offset = 32;
+  std::vector<uint32_t> in(words);
+  for (uint32_t i = 0; i < words; ++i) in[i] = 0x10000 + i;
+  // What lane l reads, before the constant offset: 20 bytes further for each lane, in reverse.
+  const auto from = [](uint32_t lane) { return 20 * (63 - lane); };
+  // 768 bytes of LDS from m0 + offset on: 64 lanes' 12 or 48 lanes' 16.
+  const auto got = [&](const std::string& load, uint32_t dwords) {
+    const Source source = {"k",
+                           R"(
+    s_load_dwordx4 s[4:7], s[0:1], 0
+    v_sub_u32 v1, 63, v0
+    v_mul_u32_u24 v1, 20, v1
+    v_lshlrev_b32 v2, 4, v0
+    v_lshlrev_b32 v4, 2, v0
+    s_movk_i32 m0, 96
+    s_waitcnt lgkmcnt(0)
+    s_mov_b32 s8, s6
+    s_and_b32 s9, s7, 0xffff
+    s_movk_i32 s10, 1244
+    s_mov_b32 s11, 0x00020000
+    )" + std::string(dwords == 4 ? "s_mov_b32 exec_hi, 0xffff\n" : "") +
+                               load + R"(
+    s_mov_b64 exec, -1
+    s_waitcnt vmcnt(0)
+    ds_read_b32 v8, v4 offset:128
+    ds_read_b32 v9, v4 offset:384
+    ds_read_b32 v10, v4 offset:640
+    s_waitcnt lgkmcnt(0)
+    global_store_dwordx3 v2, v[8:10], s[4:5])",
+                           ""};
+    const auto out = run(assemble({source}, "", "gfx950"), 4, in);
+    std::vector<uint32_t> lds(192);
+    for (uint32_t i = 0; i < lds.size(); ++i) lds[i] = out[4 * (i % 64) + i / 64];
+    return lds;
+  };
+  for (const uint32_t dwords : {3u, 4u}) {
+    const std::string x = "x" + std::to_string(dwords);
+    const auto buffer =
+        got("buffer_load_dword" + x + " v1, s[8:11], 0 offen offset:32 lds", dwords);
+    const auto global = got("global_load_lds_dword" + x + " v1, s[6:7] offset:32", dwords);
+    for (uint32_t lane = 0; lane < 192 / dwords; ++lane)
+      for (uint32_t i = 0; i < dwords; ++i) {
+        INFO("dwords " << dwords << ", lane " << lane << ", dword " << i);
+        const uint32_t at = from(lane) + offset + 4 * i;
+        CHECK(global[lane * dwords + i] == in[at / 4]);
+        CHECK(buffer[lane * dwords + i] == (at + 4 <= 1244 ? in[at / 4] : 0));
+      }
+  }
+  static_assert(m0 + offset == 128);
+}
+
+TEST_CASE("gfx950: wide loads to LDS are checked as others are") {
+  if (!can_assemble()) ATTN_SKIP("no llvm-mc and ld.lld");
+  if (!Decoder::knows(Arch::Gfx950)) ATTN_SKIP("LLVM does not know gfx950");
+  const auto fault = [](const std::string& m0, const std::string& wait) {
+    const Source source = {"k",
+                           R"(
+    s_load_dwordx4 s[4:7], s[0:1], 0
+    v_lshlrev_b32 v1, 4, v0
+    s_movk_i32 m0, )" + m0 + R"(
+    s_waitcnt lgkmcnt(0)
+    global_load_lds_dwordx4 v1, s[6:7]
+    )" + wait + R"(
+    ds_read_b128 v[4:7], v1
+    s_waitcnt lgkmcnt(0) vmcnt(0)
+    global_store_dwordx4 v1, v[4:7], s[4:5])",
+                           ""};
+    Memory memory;
+    std::string error;
+    const auto object = CodeObject::load(assemble({source}, "", "gfx950"), &memory, &error);
+    INFO(error);
+    REQUIRE(object);
+    const uint64_t addresses[] = {memory.allocate(1024), memory.allocate(1024)};
+    memory.fill(addresses[1], 1, 1024);
+    return faults_of(launch(memory, object->kernels()[0], {1}, {64},
+                            std::as_bytes(std::span(addresses)), 0, {}));
+  };
+  CHECK(fault("0", "s_waitcnt vmcnt(0)") == "");
+  CHECK(fault("0", "s_nop 0").find("before the s_waitcnt vmcnt") != std::string::npos);
+  CHECK(fault("8", "s_waitcnt vmcnt(0)").find("multiple of 16") != std::string::npos);
+  CHECK(fault("16", "s_waitcnt vmcnt(0)").find("LDS") != std::string::npos);  // 16 bytes too far
+}
+
 // Measured: llc 22 -mcpu=gfx950 -run-pass post-RA-hazard-rec.
 TEST_CASE("gfx950: wait states after an MFMA", "[gfx9][hazards]") {
   for (const auto& [name, d, longer] :

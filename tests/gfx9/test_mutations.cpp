@@ -1,7 +1,9 @@
 // The shipped kernels with something left out or wrong: the emulator reports it, the result
 // differs, or the kernel does other work for it.
+#include <algorithm>
 #include <cstdlib>
 #include <iostream>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -15,6 +17,7 @@ using namespace attn::test;
 namespace {
 
 constexpr int swaps = 30;
+constexpr uint32_t sample_seed = 2026;
 
 // What is wrong with a run, or "".
 std::string judge(const ShippedRun& run, const ShippedRun& right) {
@@ -34,17 +37,39 @@ struct Subject {
   }
 };
 
-// In the order of the hardware, or in another one of waves and loads.
+// Numbers of the problems whose workgroup 0 reaches the mutation, those of least work first.
+std::vector<size_t> problems_that_reach(const Subject& kernel, const Mutation& mutation) {
+  std::vector<size_t> all;
+  const auto& problems = kernel.right.problems;
+  for (size_t n = 0; n < problems.size(); ++n)
+    if (problems[n].executed.count(uint32_t(mutation.index))) all.push_back(n);
+  std::sort(all.begin(), all.end(),
+            [&](size_t a, size_t b) { return problems[a].work < problems[b].work; });
+  return all;
+}
+
+// In the order of the hardware, or in another one of waves and loads. A few problems that reach the
+// mutation come first, since one of them nearly always notices it.
 bool is_noticed(const Subject& kernel, const Mutation& mutation) {
-  for (uint64_t seed = 0; seed < 4; ++seed) {
+  const auto run = [&](uint64_t seed, auto how) {
     Memory own;
     const auto mutant = load_shipped(kernel.name, &own);
     mutation.apply(*mutant);
-    Options options;
-    options.seed = seed;
-    options.instruction_budget = 1 << 20;
-    const ShippedRun run = run_shipped(kernel.name, *mutant, own, options, 42, &kernel.right);
-    if (judge(run, kernel.right) != "") return true;
+    return how(*mutant, own, Options{.seed = seed, .instruction_budget = 1 << 20});
+  };
+  std::vector<size_t> first = problems_that_reach(kernel, mutation);
+  first.resize(std::min<size_t>(first.size(), 6));
+  for (const size_t n : first) {
+    const ShippedRun one = run(0, [&](auto& mutant, Memory& memory, const Options& options) {
+      return run_shipped_problem(kernel.name, n, mutant, memory, options);
+    });
+    if (judge(one, kernel.right.problems[n]) != "") return true;
+  }
+  for (uint64_t seed = 0; seed < 4; ++seed) {
+    const ShippedRun all = run(seed, [&](auto& mutant, Memory& memory, const Options& options) {
+      return run_shipped(kernel.name, mutant, memory, options, 42, &kernel.right);
+    });
+    if (judge(all, kernel.right) != "") return true;
   }
   return false;
 }
@@ -57,11 +82,17 @@ struct Count {
   }
 };
 
-// ATTN_MUTATION_TEXT: only mutations that have this in their text. ATTN_MUTATION_QUICK: survivors
-// are listed, not examined, which takes longer than all others.
-Count try_all(const Subject& kernel, const std::vector<Mutation>& mutations) {
-  const char* text = std::getenv("ATTN_MUTATION_TEXT");
+// ATTN_MUTATION_TEXT: only mutations that have this in their text. ATTN_MUTATION_SAMPLE=N: N of
+// them at random, the same in each run. ATTN_MUTATION_QUICK: survivors are listed, not examined,
+// which takes longer than all others.
+Count try_all(const Subject& kernel, std::vector<Mutation> mutations) {
+  const char *text = std::getenv("ATTN_MUTATION_TEXT"),
+             *sample = std::getenv("ATTN_MUTATION_SAMPLE");
   const bool quick = std::getenv("ATTN_MUTATION_QUICK");
+  if (sample) {
+    std::shuffle(mutations.begin(), mutations.end(), std::mt19937(sample_seed));
+    mutations.resize(std::min(mutations.size(), size_t(std::atoi(sample))));
+  }
   Count count;
   for (const Mutation& mutation : mutations) {
     if (text && mutation.text.find(text) == mutation.text.npos) continue;
@@ -79,9 +110,9 @@ Count try_all(const Subject& kernel, const std::vector<Mutation>& mutations) {
 }
 
 // Neither the order of waves nor when loads return changes anything, and problems reach all code.
-void check_unchanged(const Subject& kernel) {
+void check_unchanged(const Subject& kernel, uint64_t orders = 2) {
   REQUIRE(kernel.right.fault == "");
-  for (uint64_t seed = 1; seed <= 2; ++seed) {
+  for (uint64_t seed = 1; seed <= orders; ++seed) {
     Memory own;
     const auto object = load_shipped(kernel.name, &own);
     const ShippedRun run = run_shipped(kernel.name, *object, own, {.seed = seed});
@@ -112,20 +143,28 @@ void check_count(const Count& count) {
 void mutate(const std::string& name, Count* all) {
   const Subject kernel(name);
   if (!kernel.object) ATTN_SKIP("no code object of " + name);
-  check_unchanged(kernel);
+  check_unchanged(kernel, std::getenv("ATTN_MUTATION_SAMPLE") ? 0 : 2);
   const auto& executed = kernel.right.executed;
-  Count count = try_all(kernel, dropped_and_lowered(name, *kernel.object, executed));
-  count += try_all(kernel, weakened_atomics(name, *kernel.object));
-  count += try_all(kernel, swapped_registers(name, *kernel.object, executed, swaps, 2026));
+  std::vector<Mutation> all_of_it = dropped_and_lowered(name, *kernel.object, executed);
+  for (auto&& more : {weakened_atomics(name, *kernel.object),
+                      swapped_registers(name, *kernel.object, executed, swaps, 2026)})
+    all_of_it.insert(all_of_it.end(), more.begin(), more.end());
+  const Count count = try_all(kernel, all_of_it);
   print(name, count);
   *all += count;
 }
 
-void mutate_slow(bool decode) {
+std::vector<std::string> all_shipped_kernels() {
+  std::vector<std::string> names = shipped_kernels();
+  for (const std::string& name : shipped_kernels(true)) names.push_back(name);
+  return names;
+}
+
+void mutate_slow(const std::vector<std::string>& names, auto&& wanted) {
   Count count;
   const char* only = std::getenv("ATTN_MUTATION_KERNEL");
-  for (const std::string& name : shipped_kernels(true))
-    if (name.starts_with("decode_") == decode && (!only || name == only)) mutate(name, &count);
+  for (const std::string& name : names)
+    if (wanted(name) && (!only || name == only)) mutate(name, &count);
   check_count(count);
 }
 
@@ -150,7 +189,8 @@ TEST_CASE("the decode kernels: all code is reached, in any order of waves", "[gf
 // Where workgroups merge their parts (arrive in asm/include/decode_merge.inc): what each
 // write-back, invalidation and wait is for.
 TEST_CASE("mutations of the merge between workgroups are noticed", "[gfx9][mutation-merge]") {
-  for (const std::string name : {"decode_gfx942_bf16_d64", "decode_gfx942_fp8_d128"}) {
+  for (const std::string name :
+       {"decode_gfx942_bf16_d64", "decode_gfx942_fp8_d128", "decode_gfx950_fp8_d128"}) {
     const Subject kernel(name);
     if (!kernel.object) ATTN_SKIP("no code object of " + name);
     REQUIRE(kernel.right.fault == "");
@@ -171,13 +211,18 @@ TEST_CASE("mutations of the merge between workgroups are noticed", "[gfx9][mutat
   }
 }
 
-// attn-gfx9-tests "[mutation-forward]", "[mutation-decode]": hours; ATTN_MUTATION_KERNEL=NAME for
-// one kernel.
+// attn-gfx9-tests "[mutation-forward]", "[mutation-decode]", "[mutation-gfx950]": hours;
+// ATTN_MUTATION_KERNEL=NAME for one kernel.
 TEST_CASE("mutations of the forward kernels are noticed", "[.][gfx9][mutation-forward]") {
-  mutate_slow(false);
+  mutate_slow(shipped_kernels(true), [](auto& name) { return name.starts_with("fwd_"); });
 }
 TEST_CASE("mutations of the decode kernels are noticed", "[.][gfx9][mutation-decode]") {
-  mutate_slow(true);
+  mutate_slow(shipped_kernels(true), [](auto& name) { return name.starts_with("decode_"); });
+}
+TEST_CASE("mutations of gfx950's kernels are noticed", "[.][gfx9][mutation-gfx950]") {
+  std::vector<std::string> names;
+  for (const std::string& name : all_shipped_kernels()) names.push_back(on_gfx950(name));
+  mutate_slow(names, [](auto& name) { return name != ""; });
 }
 
 // attn-gfx9-tests "[mutation-seeds]"; ATTN_MUTATION_SEEDS=N for another number of seeds than 6.
@@ -185,11 +230,8 @@ TEST_CASE("mutations of the shipped kernels, other registers swapped",
           "[.][gfx9][mutation-seeds]") {
   const char* wanted = std::getenv("ATTN_MUTATION_SEEDS");
   const int seeds = wanted ? std::atoi(wanted) : 6;
-  std::vector<std::string> names = shipped_kernels();
-  for (const std::string& name : shipped_kernels(true)) names.push_back(name);
   const char* only = std::getenv("ATTN_MUTATION_KERNEL");
-  for (const std::string& name : names) {
-    if (only && name != only) continue;
+  for (const std::string& name : only ? std::vector<std::string>{only} : all_shipped_kernels()) {
     const Subject kernel(name);
     if (!kernel.object) ATTN_SKIP("no code object of " + name);
     REQUIRE(kernel.right.fault == "");

@@ -18,6 +18,10 @@ inline State state;
 MOCK_API State* attn_mock_state() {
   return &state;
 }
+// For callers that cannot read a State.
+MOCK_API int attn_mock_live_memory() {
+  return state.live_memory;
+}
 
 constexpr int success = 0, invalid_value = 1, out_of_memory = 2, invalid_handle = 400,
               not_found = 500, capture_unsupported = 900;

@@ -164,6 +164,26 @@ capture(where, lambda: attn.forward(q, k, v, out=out))
 assert len(torch.pool) == 1
 ''')
 
+    def test_memory_of_growing_lengths(self):
+        """Plans of 400 lengths in two streams: the driver has two workspaces, and each run finds its own zeroed."""
+        self.run_program('''
+part = lambda x, n: torch.Tensor(x.array[:, :n], x.dtype)
+row = torch.Tensor(out.array[:, :1], torch.float32)
+keys = torch.Tensor(torch.aligned(1 * 1024 * 2 * 64).reshape(1, 1024, 2, 64), torch.float8_e4m3fnuz)
+streams, live, size = [stream().value, stream().value], set(), []
+for n in range(1, 401):
+    for torch.cuda.stream in streams:
+        attn.forward(part(q, 1), part(keys, n), part(keys, n), out=row)
+    live.add(driver.attn_mock_live_memory())
+    size.append(attn.cache_info()["workspace_bytes"])
+assert attn.cache_info()["misses"] == 400 and attn.cache_info()["workspaces"] == 2, attn.cache_info()
+assert live == {2}, live
+plan = attn.Plan(part(q, 1), part(keys, 400), part(keys, 400), out=row)
+assert 2 * plan.workspace <= size[-1] <= 2 * (plan.workspace * 1.125 + 4096), (plan.workspace, size[-1])
+attn.cache_clear()
+assert driver.attn_mock_live_memory() == 0
+''')
+
 
 if __name__ == "__main__":
     unittest.main()

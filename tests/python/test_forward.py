@@ -26,7 +26,7 @@ class KvBegin(Case):
         except attn.Unsupported as error:  # of another instruction set
             self.assertIn("AVX-512", str(error) + " AVX-512")
             return None
-        names = ("seqlens_kv", "kv_begin", "cu_seqlens_q", "cu_seqlens_kv", "block_table", "sinks")
+        names = ("seqlens_kv", "kv_begin", "causal_sequences", "cu_seqlens_q", "cu_seqlens_kv", "block_table", "sinks")
         before = attn._attn.launch_count(kernel)
         got = plan(*arrays, return_lse=True, **{name: options[name] for name in names if name in options})
         self.assertEqual(attn._attn.launch_count(kernel), before + 1)
@@ -76,6 +76,33 @@ class KvBegin(Case):
                 got = attn.forward(q, *keys, causal=True, kv_begin=begin, return_lse=True, backend=backend)
                 for a, b in zip(got, want):
                     self.close(a, b, 4e-6)
+
+    def test_causal_by_sequence(self):
+        """Sequences that are not causal beside those that are, with windows and packed queries over pages."""
+        lengths, of = np.array([130, 97, 40, 64], np.int32), np.array([1, 0, 0, 1], np.int32)
+        i, ran = np.arange(7)[:, None], set()
+        for (backend, kernel), left in itertools.product(self.kernels(), (-1, 20)):
+            q, k, v = self.qkv(4, 7, 130)
+            j, at = np.arange(130), i + lengths[:, None, None] - 7
+            visible = (j < lengths[:, None, None]) & ((of[:, None, None] == 0) | (j <= at))
+            if left >= 0:
+                visible &= (j >= at - left) & (j <= at + left)
+            want = softmax_attention(q, k, v, visible[:, None])
+            options = {"seqlens_kv": lengths, "causal": True, "causal_sequences": of, "window": (left, left)}
+            with self.subTest(kernel, left=left):
+                got = self.run_kernel(backend, kernel, q, k, v, **options)
+                if got is None:
+                    continue
+                ran.add(kernel)
+                for a, b in zip(got, want):
+                    self.close(a, b, 4e-6)
+                pages = [x.reshape(52, 10, *x.shape[2:]) for x in (k, v)]
+                got = self.run_kernel(backend, kernel, q.reshape(28, *q.shape[2:]), *pages, cu_seqlens_q=np.arange(5, dtype=np.int32) * 7,
+                                      max_seqlen_q=7, block_table=np.arange(52, dtype=np.int32).reshape(4, 13), **options)
+                self.close(got[0].reshape(q.shape), want[0], 4e-6)
+        self.assertGreaterEqual(len(ran), 2)
+        self.refuses(ValueError, ["has_causal_sequences is 1", "ATTN_CAUSAL"], attn.forward, q, k, v, causal_sequences=of)
+        self.refuses(attn.Unsupported, "causal_sequences", attn.Plan, q, k, v, causal=True, causal_sequences=of, kernel="prefix_cpu")
 
     def test_refused(self):
         q, k, v = self.qkv()
@@ -469,9 +496,10 @@ class Arguments(Case):
         self.assertEqual(
             str(inspect.signature(attn.forward)),
             "(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), scale=None, softcap=0.0, bias=None, "
-            "alibi_slopes=None, sinks=None, block_mask=None, tree=None, tree_keys=0, seqlens_kv=None, kv_begin=None, cu_seqlens_q=None, "
+            "alibi_slopes=None, sinks=None, block_mask=None, tree=None, tree_keys=0, seqlens_kv=None, kv_begin=None, causal_sequences=None, cu_seqlens_q=None, "
             "cu_seqlens_kv=None, max_seqlen_q=None, block_table=None, shared_segments=0, q_descale=None, k_descale=None, v_descale=None, "
-            "k_type=None, v_type=None, k_scale=None, v_scale=None, bias_slopes=None, out_scale=None, out_dtype=None, return_lse=False, out=None, backend='auto')")
+            "k_type=None, v_type=None, k_scale=None, v_scale=None, head_dim_v=None, lists=None, list_lengths=None, list_block=None, "
+            "list_queries=None, list_of_pool=None, no_positions=None, bias_slopes=None, out_scale=None, out_dtype=None, return_lse=False, out=None, backend='auto')")
 
     def test_calls(self):
         """What Python says of a function's arguments, these functions say of theirs."""
@@ -750,21 +778,22 @@ class Checks(Case):
 class Plans(Case):
     def test_cache(self):
         q, k, v = self.qkv()
+        counts = lambda: {name: attn.cache_info()[name] for name in ("plans", "hits", "misses")}
         attn.cache_clear()
         first = attn.forward(q, k, v, causal=True)
-        self.assertEqual(attn.cache_info(), {"plans": 1, "hits": 0, "misses": 1})
+        self.assertEqual(counts(), {"plans": 1, "hits": 0, "misses": 1})
         more = [x + 1 for x in (q, k, v)]
         before = attn._attn.launch_count(attn.Plan(q, k, v, causal=True).kernel)
         self.close(attn.forward(*more, causal=True), softmax_attention(*more, causal(9, 13))[0])
         np.testing.assert_array_equal(attn.forward(q, k, v, causal=True), first)
         self.assertEqual(attn._attn.launch_count(attn.Plan(q, k, v, causal=True).kernel), before + 2)
-        self.assertEqual(attn.cache_info(), {"plans": 1, "hits": 2, "misses": 1})
+        self.assertEqual(counts(), {"plans": 1, "hits": 2, "misses": 1})
         attn.forward(q, k, v, causal=True, backend="reference")
         attn.forward(q, k, v)
         attn.forward(q, k[:, :-1], v[:, :-1], causal=True)
-        self.assertEqual(attn.cache_info(), {"plans": 4, "hits": 2, "misses": 4})
+        self.assertEqual(counts(), {"plans": 4, "hits": 2, "misses": 4})
         attn.cache_clear()
-        self.assertEqual(attn.cache_info(), {"plans": 0, "hits": 0, "misses": 0})
+        self.assertEqual(counts(), {"plans": 0, "hits": 0, "misses": 0})
 
     def test_types(self):
         """attn.types() against NumPy's and ml_dtypes' sizes and what quantize() makes; attn_info's table is the same."""
@@ -783,10 +812,14 @@ class Plans(Case):
                 self.refuses(ValueError, [f"dtype is {name}", ", ".join(n for n in types if types[n]["kind"] != "float")],
                              attn.quantize, x, name)
                 continue
-            stored, scale = attn.quantize(x, name, scale="amax" if t["kind"] == "fp8" else 1)
+            dim = max(64, t["block_elements"])
+            stored, scale = attn.quantize(self.normal(1, 3, 2, dim), name, scale="amax" if t["kind"] == "fp8" else 1)[:2]
             self.assertEqual((str(stored.dtype), stored.shape[-1] * stored.itemsize),
-                             (t["dtype"], 64 // t["block_elements"] * t["block_bytes"]), name)
-            self.assertEqual(scale is not None and scale.shape == (1, 3, 2), t["has_scales"], name)
+                             (t["dtype"], dim // t["block_elements"] * t["block_bytes"]), name)
+            shape = (1, 3, 2) if t["scale_elements"] == 0 else (1, 3, 2, dim // t["scale_elements"])
+            self.assertEqual(scale is not None and scale.shape == shape, t["has_scales"], name)
+            if t["has_scales"]:
+                self.assertEqual(scale.itemsize, t["scale_bytes"], name)
 
     def test_cache_has_an_end(self):
         attn.cache_clear()
@@ -798,6 +831,21 @@ class Plans(Case):
         self.assertEqual(attn.cache_info()["hits"], 1)
         attn.forward(q[:, :1], q, q)  # long gone
         self.assertEqual(attn.cache_info()["hits"], 1)
+
+    def test_lengths_share_a_workspace(self):
+        """Decoding of 300 lengths, with arrays of each length, keeps one workspace of the largest one's size."""
+        attn.cache_clear()
+        q, k, v = self.qkv(batch=2, seqlen_q=1, seqlen_kv=300)
+        for n in range(1, 301):
+            parts = np.ascontiguousarray(k[:, :n]), np.ascontiguousarray(v[:, :n])
+            self.close(attn.forward(q, *parts, causal=True), softmax_attention(q, *parts)[0])
+        found = attn.cache_info()
+        self.assertEqual((found["misses"], found["workspaces"]), (300, 1))
+        largest = attn.Plan(q, k, v, causal=True).workspace
+        self.assertLessEqual(largest, found["workspace_bytes"])
+        self.assertLessEqual(found["workspace_bytes"], largest * 9 // 8 + 4096)
+        attn.set_num_threads(attn.get_num_threads())
+        self.assertEqual(attn.cache_info()["workspaces"], 0)
 
     def test_plan(self):
         q, k, v = self.qkv()

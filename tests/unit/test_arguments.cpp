@@ -231,6 +231,10 @@ TEST_CASE("a wrong problem is refused with a sentence") {
        [](Setup& s) { s.problem.has_kv_begin = 2; },
        bad,
        {"has_kv_begin is 2", "0, 1"}},
+      {"has_causal_sequences",
+       [](Setup& s) { s.problem.has_causal_sequences = 1; },
+       bad,
+       {"has_causal_sequences is 1", "ATTN_CAUSAL"}},
       {"tree_keys negative",
        [](Setup& s) { s.problem.tree_keys = -1; },
        bad,
@@ -273,7 +277,7 @@ TEST_CASE("a wrong problem is refused with a sentence") {
       {"scale strides of a type without scales",
        [](Setup& s) { s.segment.v_scale_stride = {10, 2, 1}; },
        bad,
-       {"v_scale_stride is given", "f32: 0", "i8 and i4"}},
+       {"v_scale_stride is given", "f32: 0", "only i8, i4, f8_e4m3fn_token, nvfp4 and mla_584"}},
       {"bias with packed q",
        [](Setup& s) {
          s.pack_q();
@@ -288,13 +292,6 @@ TEST_CASE("a wrong problem is refused with a sentence") {
        },
        bad,
        {"bias_stride.q is -576460752303423488", "2^60"}},
-      {"mask with packed q",
-       [](Setup& s) {
-         s.pack_q();
-         s.mask();
-       },
-       not_here,
-       {"block mask with packed q"}},
       {"block_q zero",
        [](Setup& s) {
          s.mask();
@@ -434,6 +431,10 @@ TEST_CASE("wrong arguments of a run are refused with a sentence and touch nothin
        [](Setup& s) { s.begin_keys(); },
        [](Setup& s) { s.args.kv_begin = reinterpret_cast<const int32_t*>(s.args.out); },
        {"out is at", "overlaps kv_begin"}},
+      {"causal_sequences not declared",
+       same,
+       [](Setup& s) { s.args.causal_sequences = s.begin.data(); },
+       {"causal_sequences is given", "has_causal_sequences"}},
       {"tree not declared",
        same,
        [](Setup& s) { s.args.tree = s.tree.data(); },
@@ -459,11 +460,11 @@ TEST_CASE("wrong arguments of a run are refused with a sentence and touch nothin
       {"scales missing",
        [](Setup& s) { s.segment.k_type = ATTN_I8; },
        same,
-       {"k_scale is NULL", "i8 or i4"}},
+       {"k_scale is NULL", "a type that has scales"}},
       {"scales not wanted",
        same,
        [](Setup& s) { s.segment_args.v_scale = s.numbers.data(); },
-       {"v_scale is given", "i8 or i4"}},
+       {"v_scale is given", "a type that has scales"}},
       {"scales in out",
        [](Setup& s) { s.segment.v_type = ATTN_I4; },
        [](Setup& s) { s.segment_args.v_scale = s.out.data(); },
@@ -803,11 +804,20 @@ TEST_CASE("k and v of a cache may be views of one pool of pages") {
   }
 }
 
-TEST_CASE("devices decline kv_begin and slots in a sentence") {
+TEST_CASE("CUDA declines kv_begin, slots and causal_sequences, hip's kernels take the first two") {
+  const auto takes = [](const attn::Kernel& kernel, attn::Feature feature) {
+    return (kernel.limits.features & feature) != 0;
+  };
   for (const attn::Kernel& kernel : attn::all_kernels()) {
     if (kernel.backend != ATTN_BACKEND_CUDA && kernel.backend != ATTN_BACKEND_HIP) continue;
     INFO(kernel.name);
-    CHECK((kernel.limits.features & (attn::feature_kv_begin | attn::feature_slots)) == 0);
+    const bool hip = kernel.backend == ATTN_BACKEND_HIP;
+    // Those that read K and V without a prepare launch, which zeroes what is hidden, decline it.
+    const bool direct = std::string_view(kernel.name).ends_with("_direct");
+    CHECK(takes(kernel, attn::feature_kv_begin) ==
+          (hip && kernel.op == attn::Op::forward && !kernel.composed && !direct));
+    CHECK(takes(kernel, attn::feature_slots) == (hip && kernel.op == attn::Op::kv_append));
+    CHECK(!takes(kernel, attn::feature_causal_sequences));
   }
   Setup s;
   s.problem.head_dim = 64;
@@ -1120,7 +1130,7 @@ TEST_CASE("a wrong append is refused with a sentence") {
       {"scales missing",
        [](Append& s) { s.problem.segment.v_type = ATTN_I4; },
        [](Append&) {},
-       {"v_scale is NULL", "i8 or i4"}},
+       {"v_scale is NULL", "a type that has scales"}},
       {"slots missing",
        [](Append& s) { s.slot(); },
        [](Append& s) { s.args.slot_mapping = nullptr; },

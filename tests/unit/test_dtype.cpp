@@ -83,7 +83,9 @@ TEST_CASE("dtype: names, sizes and limits") {
 }
 
 // Sizes as others publish them: IEEE 754, OCP's and Graphcore's fp8, and of ggml's blocks the
-// static_asserts of ggml-common.h, sizeof(block_q8_0) and its siblings for QK8_0 = 32 elements.
+// static_asserts of ggml-common.h, sizeof(block_q8_0) and its siblings for QK8_0 = 32 elements. Of
+// servers' caches: OCP's e2m1 and NVIDIA's scales of 16 elements; FlashMLA's 656 bytes of a token;
+// vLLM's 584, of which 8 are scales.
 struct Published {
   attn_dtype type;
   const char* name;
@@ -107,6 +109,10 @@ const Published published[] = {
     {ATTN_IQ4_NL, "iq4_nl", ATTN_KIND_GGML, 32, 18, 0},
     {ATTN_I8, "i8", ATTN_KIND_CODES, 1, 1, 127},
     {ATTN_I4, "i4", ATTN_KIND_CODES, 2, 1, 7},
+    {ATTN_F8_E4M3FN_TOKEN, "f8_e4m3fn_token", ATTN_KIND_CACHE, 1, 1, 448},
+    {ATTN_NVFP4, "nvfp4", ATTN_KIND_CACHE, 16, 8, 6},
+    {ATTN_MLA_656, "mla_656", ATTN_KIND_CACHE, 576, 656, 0},
+    {ATTN_MLA_584, "mla_584", ATTN_KIND_CACHE, 512, 576, 0},
 };
 
 TEST_CASE("dtype: the table is what others publish") {
@@ -124,10 +130,13 @@ TEST_CASE("dtype: the table is what others publish") {
     CHECK(got->kind == want.kind);
     CHECK(got->block_elements == want.elements);
     CHECK(got->block_bytes == want.bytes);
-    CHECK(got->has_scales == (want.kind == ATTN_KIND_CODES));
+    CHECK(got->has_scales == (want.kind == ATTN_KIND_CODES ||
+                              (want.kind == ATTN_KIND_CACHE && want.type != ATTN_MLA_656)));
+    CHECK((got->scale_bytes > 0) == (got->has_scales != 0));
     CHECK(got->output_only == (want.type == ATTN_F64));
     CHECK(got->max_finite == want.max);
-    CHECK(dtype_bytes(want.type, 64) == 64 / want.elements * want.bytes);
+    const int64_t elements = want.elements > 64 ? 2 * want.elements : 64;
+    CHECK(dtype_bytes(want.type, elements) == elements / want.elements * want.bytes);
     CHECK(std::string(dtypes()[size_t(want.type) - 1].name) == want.name);
   }
 }
@@ -140,7 +149,7 @@ TEST_CASE("dtype: lists of types follow from the table") {
   CHECK(
       type_names(kv_types) ==
       "f32, f16, bf16, f8_e4m3fn, f8_e5m2, f8_e4m3fnuz, q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl, i8, "
-      "i4");
+      "i4, f8_e4m3fn_token, nvfp4, mla_656, mla_584");
   for (int t = ATTN_F32; t < end_of_dtypes; ++t) {
     const auto same = [&](auto type) { CHECK(type.type == attn_dtype(t)); };
     CHECK(with_type<kv_types>(attn_dtype(t), same) == (t != ATTN_F64));

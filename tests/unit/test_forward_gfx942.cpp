@@ -140,3 +140,38 @@ TEST_CASE("gfx942 forward: a K/V head stays on one XCD unless XCDs would idle", 
     CHECK(s.most == s.least);
   }
 }
+
+// Rows of 128 bytes from multiples of 16 on, and no more queries than prepared tiles are worse for.
+TEST_CASE("gfx950 forward: which problems need no prepare launch", "[plan]") {
+  const Kernel* kernel = find_kernel("fwd_gfx950_fp8_d128_direct");
+  REQUIRE(kernel);
+  const auto recipe_of = [&](int64_t seqlen_q, int64_t heads_q, attn_strides k_stride,
+                             Recipe* recipe) {
+    attn_segment segment{};
+    segment.struct_size = sizeof segment;
+    segment.k_type = segment.v_type = ATTN_F8_E4M3FN;
+    segment.seqlen = 100;
+    segment.k_stride = k_stride;
+    attn_problem in{};
+    in.struct_size = sizeof in;
+    in.batch = 2, in.heads_q = heads_q, in.heads_kv = 2;
+    in.head_dim = 128, in.seqlen_q = seqlen_q;
+    in.q_type = ATTN_F8_E4M3FN;
+    in.num_segments = 1, in.segments = &segment;
+    Problem p;
+    REQUIRE(make_problem(&in, &p).ok());
+    return kernel->recipe(p, {}, recipe);
+  };
+  Recipe taken;
+  REQUIRE(recipe_of(1024, 16, {}, &taken).ok());
+  CHECK(taken.passed_over == "");
+  CHECK(taken.workspace == 0);
+  REQUIRE(taken.steps.size() == 1);
+  CHECK(taken.steps[0].image == std::string("fwd_gfx950_fp8_d128_direct"));
+  Recipe passed;
+  REQUIRE(recipe_of(1025, 16, {}, &passed).ok());
+  CHECK(passed.passed_over == "for 8200 rows, seqlen_q * heads_q / heads_kv, more than 8192");
+  Recipe none;
+  CHECK(recipe_of(8, 2, {100 * 264, 264, 128}, &none).text ==
+        "k_stride is {batch 26400, seq 264, head 128}; accepted: multiples of 16, seq from 128 on");
+}

@@ -22,14 +22,14 @@ WORD = re.compile(r"\b(?:[vas]\d+|[vas]\[\d+:\d+\]|" + "|".join(NAMED) + r")(?![
 # Instructions with one register of a kind and size, by which LLVM's numbers of registers are learnt.
 MFMA = {4: "v_mfma_f32_16x16x16_f16", 8: "v_mfma_f64_16x16x4_f64", 16: "v_mfma_f32_32x32x8_f16", 32: "v_mfma_f32_32x32x4_2b_f16"}
 TIED = ("S_BITSET0", "S_BITSET1")  # the destination is a source too, which their encoding does not show
-PLAIN = ("V_READLANE", "V_WRITELANE", "V_READFIRSTLANE", "V_FMAAK", "V_FMAMK", "V_PK_", "V_DOT", "V_MFMA")
+PLAIN = ("V_SWAP_B32", "V_READLANE", "V_WRITELANE", "V_READFIRSTLANE", "V_FMAAK", "V_FMAMK", "V_PK_", "V_DOT", "V_MFMA")
 CALL = "s_call_b64"
 BRANCHES = ("s_cbranch", "s_branch", CALL)  # with an immediate offset
 RETURN = "s_setpc_b64"
 NO_RESULT = ("s_cmp", "s_bitcmp", "s_cbranch", "s_branch", "s_setpc", "s_nop", "s_waitcnt", "s_barrier", "s_endpgm",
              "s_setprio", "s_setreg", "s_sleep", "v_nop", "ds_write", "s_dcache", "s_icache", "s_sendmsg",
              "buffer_wb", "buffer_inv")
-TWO_RESULTS = re.compile(r"v_(add|sub|subrev|addc|subb|subbrev)_co_u32_e64|v_div_scale|v_mad_u64_u32")
+TWO_RESULTS = re.compile(r"v_(add|sub|subrev|addc|subb|subbrev)_co_u32_e64|v_div_scale|v_mad_u64_u32|v_swap_b32|v_permlane32_swap")
 
 
 def probe(name):
@@ -86,7 +86,7 @@ def pseudo(opcode):
         return mfma.group(1) + ("_vgprcd_e64" if mfma.group(2) == "vcd" else "_e64")
     name = re.sub(r"_(vi|gfx9|gfx90a|gfx940)$", "", opcode)
     if name.startswith("DS_"):
-        return name if re.search("PERMUTE|SWIZZLE", name) else name + "_gfx9"
+        return name if re.search("PERMUTE|SWIZZLE|_TR_", name) else name + "_gfx9"
     name = re.sub("^V_(ADDC|SUBB|SUBBREV)_CO_", r"V_\1_", name)
     if name.startswith("V_") and not name.endswith(("_e32", "_e64", "_dpp", "_sdwa")):
         return name if name.startswith(PLAIN) else name + "_e64"

@@ -5,6 +5,7 @@
 
 #include "api/handles.h"
 #include "attn/io.h"
+#include "core/cache_format.h"
 #include "core/dtype.h"
 #include "core/ggml.h"
 #include "cpu/host_kernel.h"
@@ -71,6 +72,20 @@ Tensor random_tensor(attn_dtype type, std::vector<int64_t> shape, uint64_t seed)
     state ^= state << 17;
     return static_cast<float>(static_cast<int32_t>(state >> 32)) * 0x1p-31f;
   };
+  if (attn::dtype_is_cache(type)) {
+    const int64_t dim = shape.back(), rows = *element_count(shape) / dim;
+    std::vector<double> x(static_cast<size_t>(dim));
+    std::vector<char> scales(static_cast<size_t>(std::max<int64_t>(
+        4, attn::scales_of_row(attn::type_info(type), dim) * attn::type_info(type).scale_bytes)));
+    const float one = 1 / 448.0f;
+    std::memcpy(scales.data(), &one, sizeof one);
+    for (double& value : x) value = next();
+    for (int64_t row = 0; row < rows; ++row)
+      attn::encode_cache(
+          type, reinterpret_cast<char*>(tensor.data.get()) + row * attn::dtype_bytes(type, dim),
+          scales.data(), 0, dim, x.data());
+    return tensor;
+  }
   if (attn::dtype_has_scales(type)) {
     for (size_t i = 0; i < tensor.bytes; ++i) tensor.data.get()[i] = std::byte(int(127 * next()));
     return tensor;
@@ -104,11 +119,14 @@ Ready::Ready(const context& device, const Case& c, CaseTypes types, const std::s
   // Of i8 and i4: scales by which they are as far from 0 as others.
   const auto scales_of = [](attn_dtype type, std::vector<int64_t> shape) {
     if (!attn::dtype_has_scales(type)) return Tensor();
-    shape.pop_back();
-    Tensor scales = make_tensor(Dtype::f16, shape);
+    Tensor scales = make_tensor(scale_dtype(type), scales_shape(type, shape, shape.back()));
+    if (type == ATTN_MLA_584) {  // 2^-8
+      std::memset(scales.data.get(), 127 - 8, scales.bytes);
+      return scales;
+    }
     const double scale = 1 / attn::type_info(type).max_finite;
     for (int64_t i = 0; i < scales.elements(); ++i)
-      attn::encode_element(ATTN_F16, scales.data.get(), i, scale, false);
+      attn::encode_element(attn::scale_element(type), scales.data.get(), i, scale, true);
     return scales;
   };
   struct Kv {

@@ -50,9 +50,21 @@ uint32_t in_bytes(uint32_t types) {
   return types;
 }
 
-constexpr const char* kSegmentTensors[] = {
-    "k",         "v",         "seqlens_kv", "cu_seqlens_kv", "block_table",
-    "k_descale", "v_descale", "k_scale",    "v_scale"};
+constexpr const char* kSegmentTensors[] = {"k",
+                                           "v",
+                                           "seqlens_kv",
+                                           "cu_seqlens_kv",
+                                           "block_table",
+                                           "k_descale",
+                                           "v_descale",
+                                           "k_scale",
+                                           "v_scale",
+                                           "lists",
+                                           "list_lengths",
+                                           "list_block",
+                                           "list_queries",
+                                           "list_of_pool",
+                                           "no_positions"};
 constexpr int64_t kMaxKeys = int64_t{1} << 40;
 
 }  // namespace
@@ -80,6 +92,15 @@ const std::string input_help =
     "                 F32 [Hq]\n"
     "  out_scale      F32 [1], of an fp8 out\n"
     "  block_kinds and the rest of a block mask, see attn mask --help\n"
+    "  head_dim_v     I32 [1], without v: V is the first columns of k\n"
+    "  lists          I32 [B, Sq, Hkv or 1, n], or packed [total_q, Hkv or 1, n]: the keys that "
+    "each query\n"
+    "                 sees, -1 = none; list_lengths I32 without n; list_block and list_queries I32 "
+    "[1]: 1, 64\n"
+    "                 or 128 keys of an entry, queries of a list; list_of_pool I32 [1]: 1 where "
+    "entries are\n"
+    "                 places in the pool\n"
+    "  no_positions   I32 [1]: 1 where causal masks and windows do not hide the segment's keys\n"
     "  tree           U64 [B, Sq, 2], or packed [total_q, 2]: bit n shows query i the last keys' "
     "key "
     "n\n"
@@ -240,9 +261,13 @@ class Reader {
     const auto named = [&](const char* name) { return segment_name(name, i, numbered); };
     const std::string k_name = named("k"), v_name = named("v");
     const Tensor& k = need_named(k_name);
-    const Tensor& v = need_named(v_name);
+    // Without v: V is the first columns of k.
+    const Tensor* const columns = find("head_dim_v");
+    s.v_in_k = columns && !file_.find(v_name);
+    const Tensor& v = s.v_in_k ? k : need_named(v_name);
     s.k_type = type_of(k_name);
-    s.v_type = type_of(v_name);
+    s.v_type = s.v_in_k ? s.k_type : type_of(v_name);
+    s.list_of_pool = number_of(named("list_of_pool"));
     const Tensor* offsets = find(named("cu_seqlens_kv"));
     const Tensor* table = find(named("block_table"));
     const Tensor* lengths = find(named("seqlens_kv"));
@@ -250,8 +275,9 @@ class Reader {
       fail(named("cu_seqlens_kv") + " and " + named(table ? "block_table" : "seqlens_kv") +
            " are both there; packed keys take cu_seqlens_kv alone");
 
+    const bool pages = table || s.list_of_pool;
     const char* form = offsets ? "[total, Hkv, D]"
-                       : table ? "[pages, page_size, Hkv, D]"
+                       : pages ? "[pages, page_size, Hkv, D]"
                                : "[B, Skv, Hkv, D]";
     const size_t dims = offsets ? 3 : 4;
     if (k.shape.size() != dims)
@@ -264,7 +290,9 @@ class Reader {
 
     const int64_t heads = k.shape[dims - 2];
     const int64_t dim = elements_in(file_, k_name, s.k_type, k.shape.back());
-    const int64_t dim_v = elements_in(file_, v_name, s.v_type, v.shape.back());
+    const int64_t dim_v =
+        s.v_in_k ? expect("head_dim_v", *columns, Dtype::i32, {1}, "[1]").as<int32_t>()[0]
+                 : elements_in(file_, v_name, s.v_type, v.shape.back());
     if (i == 0) {
       p_.heads_kv = heads;
       p_.head_dim_v = dim_v;
@@ -300,6 +328,10 @@ class Reader {
              std::to_string(s.page_size) + " keys; up to " + std::to_string(kMaxKeys) +
              " keys are accepted");
       point(&a.block_table, *table);
+    } else if (pages) {
+      s.layout = ATTN_PAGED;
+      s.num_pages = k.shape[0];
+      s.page_size = checked_int32(k_name + ": page_size", k.shape[1]);
     } else {
       same(k_name, "batch", k.shape[0], batch,
            s.shared                     ? "a shared segment"
@@ -313,17 +345,52 @@ class Reader {
       point(&a.seqlens, *lengths);
     }
     point(&a.k, k);
-    point(&a.v, v);
+    if (!s.v_in_k) point(&a.v, v);
     s.k_descale = read_descale(named("k_descale"), &s, &a.k_descale);
     s.v_descale = read_descale(named("v_descale"), &s, &a.v_descale);
-    if (attn::dtype_has_scales(s.k_type)) read_scales(named("k_scale"), k, &a.k_scale);
-    if (attn::dtype_has_scales(s.v_type)) read_scales(named("v_scale"), v, &a.v_scale);
+    read_scales(named("k_scale"), s.k_type, k, dim, &a.k_scale);
+    if (!s.v_in_k) read_scales(named("v_scale"), s.v_type, v, dim_v, &a.v_scale);
+    s.no_positions = number_of(named("no_positions"));
+    if (const Tensor* lists = find(named("lists"))) read_lists(named, *lists, &s, &a);
   }
 
-  // Of each token and head of k or v.
-  void read_scales(const std::string& name, const Tensor& of, const void** pointer) {
-    std::vector<int64_t> shape(of.shape.begin(), of.shape.end() - 1);
-    point(pointer, expect(name, need_named(name), Dtype::f16, shape, "one of each token and head"));
+  // Of a type that has them, for each token and head of k or v.
+  void read_scales(const std::string& name, attn_dtype type, const Tensor& of, int64_t dim,
+                   const void** pointer) {
+    if (!attn::dtype_has_scales(type)) return;
+    point(pointer, expect(name, need_named(name), scale_dtype(type),
+                          scales_shape(type, of.shape, dim), "those of each token and head"));
+  }
+
+  // A tensor I32 [1]; 0 where there is none.
+  int32_t number_of(const std::string& name) {
+    const Tensor* tensor = find(name);
+    return tensor ? expect(name, *tensor, Dtype::i32, {1}, "[1]").as<int32_t>()[0] : 0;
+  }
+
+  template <class Named>
+  void read_lists(const Named& named, const Tensor& lists, attn_segment* s, attn_segment_args* a) {
+    s->list_block = number_of(named("list_block"));
+    s->list_queries = number_of(named("list_queries"));
+    const bool packed = p_.q_layout == ATTN_PACKED;
+    const int64_t queries = std::max<int64_t>(1, s->list_queries);
+    const std::vector<int64_t> shape =
+        packed ? std::vector<int64_t>{p_.total_q, -1, -1}
+               : std::vector<int64_t>{p_.batch, ceil_div(p_.seqlen_q, queries), -1, -1};
+    expect(named("lists"), lists, Dtype::i32, shape,
+           packed ? "[total_q, Hkv or 1, n]" : "[B, ceil(Sq / list_queries), Hkv or 1, n]");
+    s->list_size = lists.shape.back();
+    s->list_heads = lists.shape[lists.shape.size() - 2];
+    if (s->list_size < 1 || s->list_heads < 1)
+      fail(named("lists") + " has shape " + shape_text(lists.shape) +
+           "; heads and entries from 1 up are expected");
+    point(&a->list, lists);
+    const Tensor* lengths = find(named("list_lengths"));
+    if (!lengths) return;
+    s->has_list_lengths = 1;
+    point(&a->list_lengths,
+          expect(named("list_lengths"), *lengths, Dtype::i32,
+                 {lists.shape.begin(), lists.shape.end() - 1}, "lists without their entries"));
   }
 
   int32_t checked_int32(const std::string& what, int64_t value) const {
@@ -475,7 +542,7 @@ attn_dtype element_type(const TensorFile& file, const std::string& name) {
     if (type == ATTN_DTYPE_NONE)
       fail("__metadata__ says that " + name + " is " + quote(said->second) +
            "; f8_e4m3fnuz and ggml's " + attn::type_names(attn::ggml_types, " and ") + ", and " +
-           attn::type_names(in_bytes(attn::scaled_types)) + " are accepted");
+           attn::type_names(in_bytes(attn::scaled_types | attn::cache_types)) + " are accepted");
     if (attn::dtype_block(type) > 1 && tensor.shape.empty())
       fail(name + " is " + said->second + " and has no dimensions; 1 or more are expected");
     if (file_dtype(type) != tensor.dtype)
@@ -500,6 +567,19 @@ int64_t elements_in(const TensorFile& file, const std::string& name, attn_dtype 
                      " is not a multiple of the " + std::to_string(bytes) + " bytes of a " +
                      attn::dtype_name(type) + " block");
   return size / bytes * attn::dtype_block(type);
+}
+
+Dtype scale_dtype(attn_dtype type) {
+  const int bytes = attn::type_info(type).scale_bytes;
+  return bytes == 4 ? Dtype::f32 : bytes == 2 ? Dtype::f16 : Dtype::u8;
+}
+
+std::vector<int64_t> scales_shape(attn_dtype type, std::vector<int64_t> shape, int64_t dim) {
+  if (attn::type_info(type).scale_elements > 0)
+    shape.back() = attn::scales_of_row(attn::type_info(type), dim);
+  else
+    shape.pop_back();
+  return shape;
 }
 
 Tensor make_typed(attn_dtype type, std::vector<int64_t> shape) {

@@ -48,6 +48,10 @@ attn_dtype element_type(const TensorFile& file, const std::string& name);
 // Elements of a last dimension of `size`, which for ggml blocks and i4 counts bytes.
 int64_t elements_in(const TensorFile& file, const std::string& name, attn_dtype type, int64_t size);
 
+// The dtype and shape of the scales, in an array of their own, of rows of `dim` elements.
+Dtype scale_dtype(attn_dtype type);
+std::vector<int64_t> scales_shape(attn_dtype type, std::vector<int64_t> shape, int64_t dim);
+
 // A tensor for `shape` elements of a type; ggml types and i4 make the last dimension bytes.
 Tensor make_typed(attn_dtype type, std::vector<int64_t> shape);
 // Adds it under a name, with the metadata that the type needs.

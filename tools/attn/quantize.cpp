@@ -50,8 +50,9 @@ class Quantizer {
                 const std::string& scale_name, int64_t batch, int64_t heads_kv) {
     const Tensor source = need_tensor(file_, name);
     // Scales in the blocks, or of each token and head beside them.
-    const bool ggml = attn::dtype_is_ggml(type_), scales_beside = attn::dtype_has_scales(type_);
-    const bool of_rows = ggml || scales_beside;
+    const bool scales_beside = attn::dtype_has_scales(type_);
+    const bool of_rows = !attn::dtype_is_fp8(type_);
+    const bool descaled = !of_rows || type_ == ATTN_NVFP4;
     const bool per_head = options_.per == "head" && !of_rows;
     if (file_.find(descale_name))
       throw InputError(file_.label + ": " + descale_name + " is there already; " + name +
@@ -86,10 +87,10 @@ class Quantizer {
     args.dst = arrays.room(result.bytes);
     Tensor row_scales;
     if (scales_beside) {
-      row_scales = make_tensor(Dtype::f16, std::vector<int64_t>(shape.begin(), shape.end() - 1));
+      row_scales = make_tensor(scale_dtype(type_), scales_shape(type_, shape, p.head_dim));
       args.scale = arrays.room(row_scales.bytes);
     }
-    if (!of_rows)
+    if (descaled)
       args.descale =
           static_cast<float*>(arrays.copy_of(descale.data(), descale.size() * sizeof(float)));
     chosen.run(args);
@@ -100,7 +101,7 @@ class Quantizer {
       copy_out(device_, row_scales.data.get(), args.scale, row_scales.bytes);
       file_.tensors[scale_name] = std::move(row_scales);
     }
-    if (of_rows) return;
+    if (!descaled) return;
 
     copy_out(device_, descale.data(), args.descale, descale.size() * sizeof(float));
     Tensor written =
@@ -176,6 +177,7 @@ void quantize(const QuantizeOptions& options) {
     quantizer.set_paged(input->segments[static_cast<size_t>(i)].layout == ATTN_PAGED);
     for (const auto& [name, descale, scale] :
          {std::tuple("k", "k_descale", "k_scale"), std::tuple("v", "v_descale", "v_scale")}) {
+      if (*name == 'v' && input->segments[static_cast<size_t>(i)].v_in_k) continue;
       names.push_back(segment_name(name, i, numbered));
       progress.say("quantising " + names.back());
       quantizer.quantize(names.back(), segment_name(descale, i, numbered),
@@ -219,7 +221,7 @@ void add_quantize(CLI::App& app, int&) {
   auto* command =
       app.add_subcommand("quantize",
                          "Quantise IN's k and v to OUT; writes k_descale and v_descale for fp8, "
-                         "k_scale and v_scale for i8 and i4");
+                         "k_scale and v_scale for types that have scales");
   auto o = std::make_shared<QuantizeOptions>();
   command->footer(input_help);
   command->add_option("IN", o->in)->required();

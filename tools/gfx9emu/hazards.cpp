@@ -77,6 +77,9 @@ bool converts_high(const Inst& i) {
 bool shifts_result(const Inst& i) {
   return valu(i) && ((i.op_sel & 8) || (i.is_sdwa && i.dst_sel != Sdwa::Dword));
 }
+bool swaps_lanes(const Inst& i) {
+  return starts(i, "v_permlane");
+}
 bool is_buffer_dma(const Inst& i) {
   return i.is_lds_dma && i.cls == Class::Buffer;
 }
@@ -273,6 +276,8 @@ const HazardRule rules[] = {
        // Only the first source goes through the crossbar.
        return meet(l.op[l.dst_count], e.writes) ? 2 : 0;
      }},
+    {"VALU writes a VGPR, v_permlane32_swap reads it", Fault, Fault, writes<valu, is_vector>,
+     swaps_lanes, read_after_write<is_vector, 2>},
     {"v_dot writes a VGPR, other VALU or its A or B reads it", Fault, Fault, dot, valu,
      same_opcode_ab},
     {"v_dot writes a VGPR, another VALU operation overwrites it", Fault, Fault, dot, valu,

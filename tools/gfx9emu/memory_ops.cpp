@@ -282,34 +282,41 @@ void load(Wave& w, const Inst& in) {
   if (!lds.empty()) w.issue_lds(in, {}, lds, bytes, false);
 }
 
-// Memory straight to LDS: lane after lane from M0 on.
+// Memory straight to LDS: lane after lane from M0 on; on gfx950 also 12 and 16 bytes of each lane.
 void load_to_lds(Wave& w, const Inst& in) {
   const auto exclusive = exclusive_access(w, in);
   const uint32_t bytes = in.mem_bytes;
   const uint64_t lanes = w.exec();
   const Addresses addresses(w, in);
   if (w.failed) return;
-  if (bytes > 4) {
-    w.fail(FaultKind::UnknownInstruction, "loads to LDS of more than 4 bytes a lane are not known");
+  const bool gfx950 = in.arch == Arch::Gfx950;
+  if (bytes > 4 && (!gfx950 || bytes == 8)) {
+    w.fail(FaultKind::UnknownInstruction,
+           "loads to LDS of " + std::to_string(bytes) + " bytes a lane are not known");
     return;
   }
-  const uint32_t m0_bits = in.arch == Arch::Gfx950 ? 0x3ffff : 0xffff;
+  const uint32_t m0_bits = gfx950 ? 0x3ffff : 0xffff;
   const uint32_t base = (w.s[scalar::m0] & m0_bits) + static_cast<uint32_t>(in.mem_offset);
+  // A lane's place in LDS, and how it is aligned.
+  const uint32_t place = std::max(bytes, 4u), align = bytes == 16 ? 16 : 4;
   std::vector<uint32_t> offsets, data;
   for_lanes(w, lanes, [&](int l) {
     // The constant offset moves both sides.
     const Target t = addresses.lane(l, bytes);
-    uint32_t word = 0;
+    uint32_t words[4] = {};
     if (t.bytes_inside > 0) {
-      const std::byte* p = device_bytes(w, t.address, bytes, true, false, bytes);
+      const std::byte* p =
+          device_bytes(w, t.address, t.bytes_inside, true, false, std::min(bytes, 4u));
       if (!p) return;
-      std::memcpy(&word, p, bytes);
+      std::memcpy(words, p, t.bytes_inside);
     }
-    const uint32_t to = base + static_cast<uint32_t>(l) * 4;
-    if (!lds_bytes(w, to, 4, false, false, false, 4)) return;
-    if (w.checks && !w.group.note_lds_write(w, to, 4, &word, false, true)) return;
-    offsets.push_back(to);
-    data.push_back(extend_loaded(in, word));
+    const uint32_t to = base + static_cast<uint32_t>(l) * place;
+    if (!lds_bytes(w, to, place, false, false, false, align)) return;
+    if (w.checks && !w.group.note_lds_write(w, to, place, words, false, true)) return;
+    for (uint32_t i = 0; i < place / 4; ++i) {
+      offsets.push_back(to + 4 * i);
+      data.push_back(bytes < 4 ? extend_loaded(in, words[i]) : words[i]);
+    }
   });
   if (w.failed) return;
   account(w, in, false, uint64_t{bytes} * std::popcount(lanes));
@@ -515,6 +522,8 @@ constexpr Named accesses[] = {
     {"load_lds_ushort", loads(2)},
     {"load_lds_sshort", loads(2, true)},
     {"load_lds_dword", loads(4)},
+    {"load_lds_dwordx3", loads(12)},
+    {"load_lds_dwordx4", loads(16)},
     {"store_byte", stores(1)},
     {"store_byte_d16_hi", stores(1, 2)},
     {"store_short", stores(2)},

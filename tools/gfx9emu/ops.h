@@ -68,7 +68,8 @@ const Op* find_op(std::string_view name);
 // Whether gfx942 lacks it or, with the suffix .ocp, has another of the name.
 inline bool gfx950_alone(const Op& op) {
   return op.name.ends_with(".ocp") || op.name.ends_with("_f8f6f4") ||
-         op.name.find("_tr_") != op.name.npos;
+         op.name.find("_tr_") != op.name.npos || op.name.find("_lds_dwordx") != op.name.npos ||
+         op.name.starts_with("v_permlane");
 }
 
 std::span<const Op> salu_ops();

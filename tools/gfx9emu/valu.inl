@@ -951,8 +951,8 @@ void v_cvt_pk_f8_lanes(WaveRegisters& w, const Inst& in) {
   const U32* b = source<Type::F32>(w, in, 1, tb);
   const bool saturate = w.mode >> 23 & 1;  // FP16_OVFL
   for (int i = 0; i < 64; ++i) {
-    out.lane[i] = f32_to_f8<mantissa, bias>(a[i], saturate) |
-                  f32_to_f8<mantissa, bias>(b[i], saturate) << 8;
+    out.lane[i] =
+        f32_to_f8<mantissa, bias>(a[i], saturate) | f32_to_f8<mantissa, bias>(b[i], saturate) << 8;
   }
   store_half(w, in, out.lane, in.op_sel & 8);
 }
@@ -1256,6 +1256,19 @@ void v_swap_b32_lanes(WaveRegisters& w, const Inst& in) {
   blend(b, ca.lane, exec_mask(w));
 }
 constexpr LaneOp v_swap_b32{v_swap_b32_lanes, {}};
+// Lanes 32 to 63 of the first with lanes 0 to 31 of the second.
+void v_permlane32_swap_b32_lanes(WaveRegisters& w, const Inst& in) {
+  U32* a = const_cast<U32*>(row_of(w, in.op[0].reg, 0));
+  U32* b = const_cast<U32*>(row_of(w, in.op[1].reg, 0));
+  Lanes ca, cb;
+  for (int i = 0; i < 32; ++i) {
+    ca.lane[i] = a[i], ca.lane[32 + i] = b[i];
+    cb.lane[i] = a[32 + i], cb.lane[32 + i] = b[32 + i];
+  }
+  blend(a, ca.lane, exec_mask(w));
+  blend(b, cb.lane, exec_mask(w));
+}
+constexpr LaneOp v_permlane32_swap_b32{v_permlane32_swap_b32_lanes, {}};
 void v_nop(WaveRegisters&, const Inst&) {}
 
 // Dot products sum onto the third source or, in the "c" forms, onto the destination.
@@ -1403,6 +1416,7 @@ const Op table[] = {
                              return x == 0 ? ~0u : __builtin_clz(x);
                            }>),
     op("v_swap_b32", v_swap_b32, reads_dst, Class::Valu, 2),
+    op("v_permlane32_swap_b32", v_permlane32_swap_b32, reads_dst, Class::Valu, 2),  // of gfx950
 
     op("v_cvt_f32_i32", unary<Type::B32, Type::F32, B1(bits_of(static_cast<float>(S(a))))>),
     op("v_cvt_f32_u32", unary<Type::B32, Type::F32, B1(bits_of(static_cast<float>(a)))>),

@@ -63,12 +63,17 @@ pub const ATTN_Q5_1: attn_dtype = 12;
 pub const ATTN_IQ4_NL: attn_dtype = 13;
 pub const ATTN_I8: attn_dtype = 14;
 pub const ATTN_I4: attn_dtype = 15;
+pub const ATTN_F8_E4M3FN_TOKEN: attn_dtype = 16;
+pub const ATTN_NVFP4: attn_dtype = 17;
+pub const ATTN_MLA_656: attn_dtype = 18;
+pub const ATTN_MLA_584: attn_dtype = 19;
 
 pub type attn_dtype_kind = c_int;
 pub const ATTN_KIND_FLOAT: attn_dtype_kind = 1;
 pub const ATTN_KIND_FP8: attn_dtype_kind = 2;
 pub const ATTN_KIND_GGML: attn_dtype_kind = 3;
 pub const ATTN_KIND_CODES: attn_dtype_kind = 4;
+pub const ATTN_KIND_CACHE: attn_dtype_kind = 5;
 
 pub type attn_layout = c_int;
 pub const ATTN_PADDED: attn_layout = 0;
@@ -139,6 +144,8 @@ pub struct attn_dtype_properties {
     pub has_scales: i32,
     pub output_only: i32,
     pub max_finite: f64,
+    pub scale_bytes: i32,
+    pub scale_elements: i32,
 }
 
 #[repr(C)]
@@ -183,6 +190,14 @@ pub struct attn_segment {
     pub k_scale_stride: attn_strides,
     pub v_scale_stride: attn_strides,
     pub shared: i32,
+    pub list_size: i64,
+    pub list_heads: i64,
+    pub list_block: i32,
+    pub list_queries: i32,
+    pub list_of_pool: i32,
+    pub has_list_lengths: i32,
+    pub no_positions: i32,
+    pub v_in_k: i32,
 }
 
 #[repr(C)]
@@ -221,6 +236,7 @@ pub struct attn_problem {
     pub kernel: *const c_char,
     pub tree_keys: i64,
     pub has_kv_begin: i32,
+    pub has_causal_sequences: i32,
 }
 
 #[repr(C)]
@@ -236,6 +252,8 @@ pub struct attn_segment_args {
     pub v_descale: *const f32,
     pub k_scale: *const c_void,
     pub v_scale: *const c_void,
+    pub list: *const i32,
+    pub list_lengths: *const i32,
 }
 
 #[repr(C)]
@@ -259,6 +277,7 @@ pub struct attn_args {
     pub tree: *const u64,
     pub bias_slopes: *const f32,
     pub kv_begin: *const i32,
+    pub causal_sequences: *const i32,
 }
 
 #[repr(C)]
@@ -573,6 +592,13 @@ extern "C" {
         index: *const i32,
         bits: *const u32,
         num_partials: i64,
+        mask: *mut *mut attn_block_mask,
+    ) -> attn_status;
+    pub fn attn_block_mask_from_lists(
+        context: *mut attn_context,
+        shape: *const attn_block_mask_shape,
+        lists: *const i32,
+        list_size: i64,
         mask: *mut *mut attn_block_mask,
     ) -> attn_status;
     pub fn attn_block_mask_combine(

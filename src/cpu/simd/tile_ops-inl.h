@@ -28,7 +28,7 @@ constexpr int slab_vectors = 2, value_rows = 6;   // 6 x 2
 #endif
 
 #ifdef ATTN_SIMD_F16
-constexpr uint32_t few_types = kv_types;
+constexpr uint32_t few_types = kv_types & ~cache_types;
 #else
 constexpr uint32_t few_types = type_bit(ATTN_F32) | type_bit(ATTN_BF16);
 #endif

@@ -1,0 +1,203 @@
+// Random latent caches and lists of keys in memory of exactly their size, with garbage in lists and
+// in the entries of tables that nobody may read: cpu beside the reference, which
+// tests/python/test_mla.py holds against formulas. Sanitized builds find what reads beyond an
+// array.
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "../catch.h"
+#include "attn/attn.hpp"
+#include "core/cache_format.h"
+#include "core/ggml.h"
+#include "forward_case.h"
+
+namespace attn::test {
+namespace {
+
+template <class T>
+struct Array {
+  std::vector<T> values;  // one more than a C array may have, so that data() is never null
+  explicit Array(int64_t count) : values(size_t(std::max<int64_t>(1, count))) {}
+  T* data() { return values.data(); }
+};
+
+// Rows of finite numbers of a type, and its scales.
+void fill_rows(Draw& draw, attn_dtype type, int64_t rows, int64_t dim, char* to, char* scales) {
+  const int64_t scale_bytes = scales_of_row(type_info(type), dim) * type_info(type).scale_bytes;
+  for (int64_t row = 0; row < rows; ++row) {
+    char* const at = to + row * dtype_bytes(type, dim);
+    char* const scale = scales + row * scale_bytes;
+    std::vector<double> x(static_cast<size_t>(dim));
+    for (double& value : x) value = double(draw(2001)) / 1000 - 1;
+    if (dtype_is_cache(type)) {
+      const float of_token = 1 / 448.0f;
+      if (type == ATTN_F8_E4M3FN_TOKEN) std::memcpy(scale, &of_token, sizeof of_token);
+      encode_cache(type, at, scale, 0, dim, x.data());
+    } else if (dtype_is_ggml(type)) {
+      for (int64_t d = 0; d < dim; d += 32) {
+        float block[32];
+        for (int64_t i = 0; i < 32; ++i) block[i] = float(x[size_t(d + i)]);
+        encode_block(type, block, at + dtype_bytes(type, d), true);
+      }
+    } else if (type == ATTN_I8) {
+      const uint16_t hundredth = f16_code(0.01);
+      std::memcpy(scale, &hundredth, sizeof hundredth);
+      for (int64_t d = 0; d < dim; ++d) at[d] = char(100 * x[size_t(d)]);
+    } else {
+      for (int64_t d = 0; d < dim; ++d) encode_element(type, at, d, x[size_t(d)], true);
+    }
+  }
+}
+
+struct Shape {
+  attn_dtype type;
+  int64_t dim, dim_v;
+};
+constexpr Shape shapes[] = {{ATTN_F32, 40, 24},       {ATTN_BF16, 576, 512},
+                            {ATTN_F16, 320, 256},     {ATTN_F8_E4M3FN, 576, 512},
+                            {ATTN_MLA_656, 576, 512}, {ATTN_MLA_584, 512, 512},
+                            {ATTN_NVFP4, 64, 48},     {ATTN_F8_E4M3FN_TOKEN, 33, 33},
+                            {ATTN_I8, 48, 40},        {ATTN_Q8_0, 64, 32}};
+
+// One segment and its arrays.
+struct Part {
+  attn_segment s = make<attn_segment>();
+  attn_segment_args a = make<attn_segment_args>();
+  Array<char> k{0}, scales{0};
+  Array<int32_t> table{0}, seqlens{0}, list{0}, list_lengths{0};
+
+  Part(Draw& draw, const Shape& shape, int64_t batch, int64_t queries, int64_t heads_kv) {
+    s.k_type = shape.type;
+    s.v_in_k = 1;
+    const int64_t keys = 1 + draw(90);
+    int64_t rows = batch * keys;
+    s.seqlen = keys;
+    if (draw.chance(2)) {
+      const int32_t sizes[] = {1, 3, 16, 64};
+      s.layout = ATTN_PAGED;
+      s.page_size = draw.pick(sizes);
+      s.max_pages = int32_t((keys + s.page_size - 1) / s.page_size);
+      s.num_pages = 1 + draw(8);
+      rows = s.num_pages * s.page_size;
+      table = Array<int32_t>(batch * s.max_pages);
+      for (int32_t& page : table.values)
+        page = draw.chance(20) ? int32_t(draw(1u << 31)) : int32_t(draw(uint64_t(s.num_pages)));
+      a.block_table = table.data();
+    }
+    if (draw.chance(2)) {
+      s.has_seqlens = 1;
+      seqlens = Array<int32_t>(batch);
+      for (int32_t& length : seqlens.values) length = int32_t(draw(uint64_t(keys) + 1));
+      a.seqlens = seqlens.data();
+    }
+    if (draw.chance(4)) s.no_positions = 1;
+    if (!draw.chance(3)) {
+      const int32_t sizes[] = {1, 1, 64, 128};
+      s.list_size = 1 + draw(40);
+      s.list_block = draw.pick(sizes);
+      s.list_queries = draw.pick(sizes);
+      s.list_heads = draw.chance(2) ? heads_kv : 1;
+      if (s.layout == ATTN_PAGED && draw.chance(3)) {
+        s.list_of_pool = s.no_positions = 1;
+        s.list_block = 1;
+        s.has_seqlens = s.max_pages = 0;
+        s.seqlen = 0;
+        a.seqlens = a.block_table = nullptr;
+      }
+      const int64_t lists =
+          batch * ((queries + s.list_queries - 1) / s.list_queries) * s.list_heads;
+      list = Array<int32_t>(lists * s.list_size);
+      for (int32_t& entry : list.values)
+        entry = draw.chance(8) ? int32_t(draw(uint64_t{1} << 32))
+                               : int32_t(draw(uint64_t(rows) / s.list_block + 2)) - 1;
+      a.list = list.data();
+      if (draw.chance(2)) {
+        s.has_list_lengths = 1;
+        list_lengths = Array<int32_t>(lists);
+        for (int32_t& n : list_lengths.values) n = int32_t(draw(uint64_t(s.list_size) + 1));
+        a.list_lengths = list_lengths.data();
+      }
+    }
+    rows *= heads_kv;
+    const TypeInfo& type = type_info(shape.type);
+    k = Array<char>(rows * dtype_bytes(shape.type, shape.dim));
+    scales = Array<char>(rows * scales_of_row(type, shape.dim) * type.scale_bytes);
+    fill_rows(draw, shape.type, rows, shape.dim, k.data(), scales.data());
+    a.k = k.data();
+    if (type.has_scales) a.k_scale = scales.data();
+  }
+};
+
+TEST_CASE("mla: cpu and reference on random caches and lists") {
+  const context reference(ATTN_BACKEND_REFERENCE), cpu(ATTN_BACKEND_CPU);
+  int rows_with_keys = 0;
+  const uint64_t seeds = sanitized ? 40 : 150;
+  for (uint64_t seed = 1; seed <= seeds; ++seed) {
+    Draw draw{seed, 77};
+    const Shape& shape = shapes[seed % std::size(shapes)];
+    const int64_t batch = 1 + draw(3), heads_kv = draw.chance(4) ? 2 : 1;
+    const int64_t groups[] = {1, 3, 8, 16, 70};
+    const int64_t queries_of[] = {1, 1, 2, 5, 70};
+    const int64_t heads = heads_kv * draw.pick(groups), queries = draw.pick(queries_of);
+    std::vector<std::unique_ptr<Part>> parts;
+    std::vector<attn_segment> segments;
+    std::vector<attn_segment_args> args_of;
+    for (uint64_t n = 1 + draw(2); n > 0; --n) {
+      parts.push_back(std::make_unique<Part>(draw, shape, batch, queries, heads_kv));
+      segments.push_back(parts.back()->s);
+      args_of.push_back(parts.back()->a);
+    }
+    auto p = make<attn_problem>();
+    p.batch = batch;
+    p.heads_q = heads;
+    p.heads_kv = heads_kv;
+    p.head_dim = shape.dim;
+    p.head_dim_v = shape.dim_v;
+    p.seqlen_q = queries;
+    p.q_type = p.out_type = ATTN_F32;
+    p.num_segments = int32_t(segments.size());
+    p.segments = segments.data();
+    if (draw.chance(2)) p.flags |= ATTN_CAUSAL;
+    if (draw.chance(3)) {
+      p.flags |= ATTN_WINDOW;
+      p.window_left = draw(50);
+      p.window_right = -1;
+    }
+    if (draw.chance(3)) p.softcap = 3;
+    if (draw.chance(4)) p.fixed_split = 512;
+    Array<float> q(batch * queries * heads * shape.dim), sinks(heads);
+    for (float& x : q.values) x = float(draw(2001)) / 1000 - 1;
+    if (draw.chance(3)) p.flags |= ATTN_SINKS;
+    std::vector<float> outs[2], lses[2];
+    for (int n = 0; n < 2; ++n) {
+      const context& on = n == 0 ? reference : cpu;
+      outs[n].resize(size_t(batch * queries * heads * shape.dim_v), NAN);
+      lses[n].resize(size_t(batch * heads * queries), NAN);
+      auto args = make<attn_args>();
+      args.q = q.data();
+      args.out = outs[n].data();
+      args.lse = lses[n].data();
+      args.num_segments = p.num_segments;
+      args.segments = args_of.data();
+      if (p.flags & ATTN_SINKS) args.sinks = sinks.data();
+      const plan made(on, p);
+      const buffer workspace = made.make_workspace(on);
+      made.run(args, workspace);
+    }
+    INFO("seed " << seed << " " << dtype_name(shape.type));
+    size_t wrong = 0;
+    for (size_t i = 0; i < outs[0].size(); ++i)
+      wrong += !(std::abs(outs[0][i] - outs[1][i]) <= 3e-5f);
+    for (size_t i = 0; i < lses[0].size(); ++i) {
+      rows_with_keys += std::isfinite(lses[0][i]);
+      wrong += !(lses[0][i] == lses[1][i] || std::abs(lses[0][i] - lses[1][i]) <= 3e-5f);
+    }
+    CHECK(wrong == 0);
+  }
+  CHECK(rows_with_keys > 60 * int(seeds));
+}
+
+}  // namespace
+}  // namespace attn::test

@@ -1,0 +1,117 @@
+// Segments whose capacity is more than their arrays hold: memory after a sequence's last key is not
+// there.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "../catch.h"
+#include "attn/attn.hpp"
+
+namespace {
+
+// Floats that end where memory does.
+class AtTheEnd {
+ public:
+  explicit AtTheEnd(const std::vector<float>& values) {
+    const size_t page = size_t(sysconf(_SC_PAGESIZE)), bytes = values.size() * sizeof(float);
+    bytes_ = (bytes + page - 1) / page * page + page;
+    memory_ = static_cast<char*>(
+        mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    REQUIRE(memory_ != MAP_FAILED);
+    REQUIRE(mprotect(memory_ + bytes_ - page, page, PROT_NONE) == 0);
+    data_ = reinterpret_cast<float*>(memory_ + bytes_ - page - bytes);
+    std::memcpy(data_, values.data(), bytes);
+  }
+  ~AtTheEnd() { munmap(memory_, bytes_); }
+  AtTheEnd(const AtTheEnd&) = delete;
+  AtTheEnd& operator=(const AtTheEnd&) = delete;
+  float* data() const { return data_; }
+
+ private:
+  size_t bytes_ = 0;
+  char* memory_ = nullptr;
+  float* data_ = nullptr;
+};
+
+std::vector<float> numbers(size_t count, int from) {
+  std::vector<float> x(count);
+  for (size_t n = 0; n < count; ++n) x[n] = float(std::sin(double(n) * 0.7 + from));
+  return x;
+}
+
+constexpr int64_t batch = 2, heads = 2, dim = 64, rows = 70;
+
+// Keys of two sequences, 33 and 70 of them, whose entries are `rows` keys apart; out of `queries`.
+std::vector<float> answer(const attn::context& context, int64_t capacity, int64_t queries,
+                          uint32_t flags, attn_layout layout) {
+  const AtTheEnd k(numbers(size_t(batch * rows * heads * dim), 1)),
+      v(numbers(size_t(batch * rows * heads * dim), 2));
+  const std::vector<float> q = numbers(size_t(batch * queries * heads * dim), 3);
+  std::vector<float> out(q.size());
+  const std::vector<int32_t> lengths = {33, int32_t(rows)};
+  std::vector<int32_t> table;  // pages of 7 keys, and then none
+  const int64_t columns = (capacity + 6) / 7;
+  for (int64_t b = 0; b < batch; ++b)
+    for (int64_t n = 0; n < columns; ++n)
+      table.push_back(n * 7 < lengths[size_t(b)] ? int32_t(b * 10 + n) : -1);
+  auto segment = attn::make<attn_segment>();
+  segment.k_type = segment.v_type = ATTN_F32;
+  segment.layout = layout;
+  segment.has_seqlens = 1;
+  segment.seqlen = capacity;
+  if (layout == ATTN_PAGED) {
+    segment.num_pages = batch * 10;
+    segment.page_size = 7;
+    segment.max_pages = int32_t(columns);
+  } else {
+    segment.k_stride = segment.v_stride = {rows * heads * dim, heads * dim, dim};
+  }
+  auto problem = attn::make<attn_problem>();
+  problem.batch = batch;
+  problem.heads_q = problem.heads_kv = heads;
+  problem.head_dim = dim;
+  problem.seqlen_q = queries;
+  problem.q_type = ATTN_F32;
+  problem.flags = flags;
+  problem.num_segments = 1;
+  problem.segments = &segment;
+  const attn::plan plan(context, problem);
+  auto keys = attn::make<attn_segment_args>();
+  keys.k = k.data();
+  keys.v = v.data();
+  keys.seqlens = lengths.data();
+  if (layout == ATTN_PAGED) keys.block_table = table.data();
+  auto args = attn::make<attn_args>();
+  args.q = q.data();
+  args.out = out.data();
+  args.num_segments = 1;
+  args.segments = &keys;
+  plan.run(args, plan.make_workspace(context));
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("capacity: more than the arrays hold, where lengths say what is there") {
+  for (const attn_backend backend : {ATTN_BACKEND_REFERENCE, ATTN_BACKEND_CPU}) {
+    const attn::context context(backend);
+    for (const attn_layout layout : {ATTN_PADDED, ATTN_PAGED})
+      for (const int64_t queries : {1, 5, 70})
+        for (const uint32_t flags : {uint32_t{0}, uint32_t{ATTN_CAUSAL}}) {
+          const auto want = answer(context, rows, queries, flags, layout);
+          for (const int64_t capacity : {71, 128, 5000}) {
+            const auto got = answer(context, capacity, queries, flags, layout);
+            float difference = 0;
+            for (size_t n = 0; n < got.size(); ++n)
+              difference = std::max(difference, std::abs(got[n] - want[n]));
+            INFO(attn_backend_string(backend) << " layout " << layout << " queries " << queries
+                                              << " flags " << flags << " capacity " << capacity);
+            CHECK(difference <= 2e-6f);
+          }
+        }
+  }
+}
