@@ -647,15 +647,19 @@ typedef enum attn_scale_source ATTN_ENUM {
  * largest |x| / 127 (i4: / 7), rounded to f16; stored = round(x / scale). A scale beyond f16's
  * range becomes NaN, with saturate 65504. If an x is NaN, so is the scale.
  *
- * Formats of servers' caches, on reference and cpu. Their codes saturate, with saturate or without.
- *   f8_e4m3fn_token  scale (f32) of a token's head = its largest finite |x| / 448, 1 if that is 0;
- *                    stored = round(x / scale). scale must be ATTN_SCALE_ONE
- *   mla_656, mla_584 the scale of 128 (64) elements is the least power of two that is at least
- * their largest finite |x| / 448, 2^-126 or more; stored = round(x / scale). The last 64 elements
- * are rounded to bf16. scale must be ATTN_SCALE_ONE nvfp4            the scale of 16 elements =
- * round(their largest finite |x| / 6 / descale) in e4m3fn, at most 448, NaN if one of them is NaN;
- * stored = round(x / (scale x descale)). kind NONE or TENSOR; with ATTN_SCALE_AMAX descale = the
- * largest |x| / (6 x 448) */
+ * Formats of servers' caches, on reference and cpu: their codes saturate, with saturate or without.
+ * scale must be ATTN_SCALE_ONE, except for nvfp4.
+ *
+ * f8_e4m3fn_token: the scale (f32) of a token's head is its largest finite |x| / 448, 1 if that is
+ * 0; stored = round(x / scale).
+ *
+ * mla_656, mla_584: the scale of 128 (64) elements is the least power of two that is at least their
+ * largest finite |x| / 448, 2^-126 or more; stored = round(x / scale). The last 64 elements are
+ * rounded to bf16.
+ *
+ * nvfp4: the scale of 16 elements is round(their largest finite |x| / 6 / descale) in e4m3fn, at
+ * most 448, NaN if one of them is NaN; stored = round(x / (scale x descale)). kind is NONE or
+ * TENSOR; with ATTN_SCALE_AMAX descale = the largest |x| / (6 x 448). */
 typedef struct attn_quantize_problem {
   size_t struct_size;
   int64_t batch, seqlen, heads, head_dim;
