@@ -19,6 +19,7 @@ attn_option(ATTN_CUDA AUTO "CUDA kernels; AUTO: if nvcc is on PATH")
 attn_option(ATTN_GFX9 AUTO "gfx9 kernels and their emulator; AUTO: if LLVM's AMDGPU tools are found")
 set(ATTN_GFX9_MADE "" CACHE PATH "Folder asm of another build of this source: code objects that are there are not made again")
 attn_option(ATTN_PYTHON ${attn_part} "Python package; AUTO: if Python's headers and nanobind are found")
+attn_option(ATTN_GGML ${attn_part} "libggml-attn.so, a backend that ggml loads; AUTO: if ggml's headers are found")
 set(ATTN_SANITIZE "" CACHE STRING "Sanitizers for everything built here, e.g. address,undefined")
 
 # attn_need(FOUND WHAT DEBIAN [WITHOUT]): WITHOUT are options that do without it.

@@ -125,6 +125,8 @@ class Item {
   bool stop(int64_t operations) const {
     return interrupt_.stop(thread_, shape_.keys * operations / 32);
   }
+  // What per-row arrays have for so many rows, see tile_ops.h.
+  int64_t lanes(int64_t rows) const { return std::max(rows, shape_.lane_rows); }
   int64_t query_of(int64_t row) const { return (first_row_ + row) / p_.group(); }
   int64_t head_of(int64_t row) const {
     return kv_head_ * p_.group() + (first_row_ + row) % p_.group();
@@ -187,8 +189,12 @@ class Item {
         t_.slope[row] = row < count_ ? args_.alibi_slopes[head_of(row)] : 0;
       }
     }
-    std::fill_n(t_.max, padded_, -infinity);
-    std::fill_n(t_.sum, padded_, 0.0f);
+    for (int64_t row = padded_; row < lanes(padded_); ++row) {  // of few rows
+      t_.nearest[row] = t_.nearest[row - padded_];
+      t_.slope[row] = t_.slope[row - padded_];
+    }
+    std::fill_n(t_.max, lanes(padded_), -infinity);
+    std::fill_n(t_.sum, lanes(padded_), 0.0f);
     std::fill_n(t_.out, padded_ * shape_.value_width, 0.0f);
   }
 
@@ -282,7 +288,7 @@ class Item {
     if (keys.begin >= keys.end) return;
     values = values.from(keys.begin - begin);
     for (int64_t column = 0; column < shape_.value_width; column += shape_.slab) {
-      ops_.accumulate_few(shape_.slab_vectors, int(count_), t_.scores + keys.begin * shape_.panel,
+      ops_.accumulate_few(shape_.slab_vectors, shape_.panel, t_.scores + keys.begin * shape_.panel,
                           values, column, keys.end - keys.begin, t_.rescale, t_.out + column,
                           shape_.value_width);
       values.ahead = {};
@@ -292,17 +298,16 @@ class Item {
   void score_panel(int64_t row, int64_t base, int64_t begin, Rows k, bool add) {
     const Keys keys = keys_of(row, shape_.panel, base);
     if (keys.begin >= keys.end) return;
-    const int vectors = shape_.panel_vectors;
     const int64_t num_keys = keys.end - keys.begin;
     float* scores = t_.scores + row * shape_.keys + keys.begin * shape_.panel;
     k = k.from(keys.begin - begin);
     if (shape_.few_rows) {
-      ops_.scores_few(int(count_), t_.queries, shape_.key_stride, k, shape_.key_stride, num_keys,
+      ops_.scores_few(shape_.panel, t_.queries, shape_.key_stride, k, shape_.key_stride, num_keys,
                       scores, t_.tile_max + row);
     } else {
-      ops_.scores(vectors, t_.queries + row * p_.head_dim, reinterpret_cast<const float*>(k.first),
-                  k.row_bytes / int64_t(sizeof(float)), p_.head_dim, num_keys, scores,
-                  t_.tile_max + row);
+      ops_.scores(shape_.panel_vectors, t_.queries + row * p_.head_dim,
+                  reinterpret_cast<const float*>(k.first), k.row_bytes / int64_t(sizeof(float)),
+                  p_.head_dim, num_keys, scores, t_.tile_max + row);
     }
     if (!raw_ || add || !keys.all) {
       ScoreRules rules{};
@@ -313,25 +318,26 @@ class Item {
         rules.position = t_.position + row;
         rules.nearest = t_.nearest + row;
         const int64_t diagonal = seqlen_kv_ - query_.length;
-        for (int64_t r = row; r < row + shape_.panel; ++r) {
-          t_.position[r] = int32_t(query_of(r) + diagonal - base);
+        for (int64_t n = 0; n < shape_.lane_rows; ++n) {
+          t_.position[row + n] = int32_t(query_of(row + n % shape_.panel) + diagonal - base);
         }
       }
       if (!keys.all) {
         rules.begin = t_.tile_begin + row;
         rules.end = t_.tile_end + row;
-        for (int64_t r = row; r < row + shape_.panel; ++r) {
-          t_.tile_begin[r] = int32_t(std::clamp<int64_t>(t_.begin[r] - base, 0, shape_.keys));
-          t_.tile_end[r] = int32_t(std::clamp<int64_t>(t_.end[r] - base, 0, shape_.keys));
+        for (int64_t n = 0; n < shape_.lane_rows; ++n) {
+          const int64_t r = row + n % shape_.panel;
+          t_.tile_begin[row + n] = int32_t(std::clamp<int64_t>(t_.begin[r] - base, 0, shape_.keys));
+          t_.tile_end[row + n] = int32_t(std::clamp<int64_t>(t_.end[r] - base, 0, shape_.keys));
         }
       }
       if (add) {
         rules.add = t_.add + row * shape_.keys;
         rules.seen = t_.seen;
       }
-      ops_.apply_rules(vectors, rules, keys.begin, num_keys, scores, t_.tile_max + row);
+      ops_.apply_rules(shape_.panel, rules, keys.begin, num_keys, scores, t_.tile_max + row);
     }
-    ops_.softmax(vectors, log2_scale_, num_keys, scores, t_.tile_max + row,
+    ops_.softmax(shape_.panel, log2_scale_, num_keys, scores, t_.tile_max + row,
                  {t_.max + row, t_.sum + row, t_.rescale + row});
   }
 
@@ -396,14 +402,15 @@ class Item {
 
   void fill_add(int64_t base, int64_t begin, int64_t end, bool masked, bool all_exist) {
     for (int64_t row = 0; row < padded_; ++row) {
-      if (row >= count_) {
-        for (int64_t c = begin; c < end; ++c) add_at(row, c) = -infinity;
-      } else if (p_.bias_type == ATTN_DTYPE_NONE) {
-        for (int64_t c = begin; c < end; ++c) add_at(row, c) = 0;
+      float* at = &add_at(row, begin);
+      const int64_t count = end - begin, panel = shape_.panel;
+      if (row >= count_ || p_.bias_type == ATTN_DTYPE_NONE) {
+        const float all = row < count_ ? 0 : -infinity;
+        for (int64_t n = 0; n < count; ++n) at[n * panel] = all;
       } else {
         float bias[most_tile_keys];
-        read_bias(row, base + begin, end - begin, bias);
-        for (int64_t c = begin; c < end; ++c) add_at(row, c) = bias[c - begin] - t_.bias_base[row];
+        read_bias(row, base + begin, count, bias);
+        for (int64_t n = 0; n < count; ++n) at[n * panel] = bias[n] - t_.bias_base[row];
       }
     }
     if (masked) {

@@ -67,7 +67,9 @@ TileShape::TileShape(const Problem& p, const TileOps& ops, int threads) : by_que
   // Mask blocks are mostly powers of two: so are their items.
   const int limit = p.has(ATTN_BLOCK_MASK) ? std::min(2, ops.panel_vectors) : ops.panel_vectors;
   panel_vectors = even_width(ceil_div(all_rows, ops.lanes), limit);
-  panel = int64_t(panel_vectors) * ops.lanes;
+  panel = few_rows ? (all_rows == 1 ? 1 : round_up(all_rows, ops.few_height))
+                   : int64_t(panel_vectors) * ops.lanes;
+  lane_rows = std::max<int64_t>(panel, ops.lanes);
   // Large items reuse each K/V tile more often; many items keep all threads busy to the end.
   rows = p.has(ATTN_BLOCK_MASK) ? 128 : most_rows;
   const int64_t sequences = std::max<int64_t>(1, p.batch * p.heads_kv);
@@ -102,22 +104,24 @@ TileShape::TileShape(const Problem& p, const TileOps& ops, int threads) : by_que
 size_t Tile::place(const Problem& p, const TileShape& shape, char* base, int64_t head) {
   Place at(base);
   const int64_t rows = shape.rows;
+  // Panels of few rows are read and written in whole vectors.
+  const int64_t state = std::max(rows, shape.lane_rows), end = shape.lane_rows;
   at.take(keys, shape.keys * std::max(shape.key_stride, shape.value_width));
   values = keys;
-  at.take(scores, shape.keys * rows);
-  at.take(add, shape.keys * rows);
+  at.take(scores, shape.keys * rows + end);
+  at.take(add, shape.keys * rows + end);
   at.take(row, p.head_dim);
-  for (float** state : {&rescale, &tile_max}) at.take(*state, rows);
-  for (int32_t** range : {&tile_begin, &tile_end, &position}) at.take(*range, rows);
+  for (float** of_row : {&rescale, &tile_max}) at.take(*of_row, state);
+  for (int32_t** range : {&tile_begin, &tile_end, &position}) at.take(*range, state);
   for (uint8_t** mark : {&wanted, &seen}) at.take(*mark, shape.keys);
   at.take(scale, shape.keys);
   const size_t shared = at.used();
   const auto take_of_head = [&] {
     at.take(queries, rows * (shape.few_rows ? shape.key_stride : p.head_dim));
     at.take(out, rows * shape.value_width);
-    for (float** state : {&max, &sum, &slope, &bias_base}) at.take(*state, rows);
-    for (int64_t** range : {&begin, &end}) at.take(*range, rows);
-    at.take(nearest, rows);
+    for (float** of_row : {&max, &sum, &slope, &bias_base}) at.take(*of_row, state);
+    for (int64_t** range : {&this->begin, &this->end}) at.take(*range, rows);
+    at.take(nearest, state);
   };
   take_of_head();
   const size_t of_head = at.used() - shared;

@@ -19,7 +19,8 @@ int even_width(int64_t vectors, int limit);
 struct TileShape {
   static constexpr int64_t most_rows = 192, most_heads = 8;
   int panel_vectors, slab_vectors;
-  int64_t panel, slab;  // their widths
+  int64_t panel, slab;  // their widths; few_rows: panel is narrower than a vector
+  int64_t lane_rows;    // a panel in whole vectors
   int64_t keys;         // of a tile; from the problem
   int64_t most_parts;   // into which the keys of a sequence are cut; from the problem
   int64_t part_keys;    // of a part at least, whole tiles; from the problem
@@ -62,14 +63,14 @@ struct Tile {
   float* scores;  // [rows / panel][tile keys][panel]
   float* add;     // the same, see ScoreRules
   float* row;     // one row of q
-  // per query row
+  // per query row; few_rows: but for begin and end per lane
   float *rescale, *tile_max;
   int32_t *tile_begin, *tile_end, *position;
   // per key of the tile
   uint8_t *wanted, *seen;
   float* scale;  // of keys, then of values that are still in the caller's memory
   // what is kept from tile to tile, for each head
-  float* queries;  // [rows / panel][dim][panel]; few_rows: [rows][key_stride]
+  float* queries;  // [rows / panel][dim][panel]; few_rows: [panel][key_stride]
   float* out;      // [rows][value_width]
   // per query row
   float *max, *sum, *slope, *bias_base;

@@ -36,6 +36,7 @@ assert np.abs(out - expected).max() < 1e-5 and np.abs(lse - np.log(weights.sum(-
 moved = attn.forward(q, k, v + 1e-2 * d_out, causal=True)  # out is linear in v
 assert abs(((moved - out) * d_out).sum() - 1e-2 * (dv * d_out).sum()) < 1e-3 * abs((moved - out) * d_out).sum()
 """)],
+    "docs/llama.md": ["needs llama-cpp-python and a model"],
     "docs/masks.md": [MASKS_CPP],
     "docs/mla.md": [("import attn" + NUMPY + """
 q, cache, lengths = normal(2, 1, 16, 576), normal(8, 16, 576), np.array([60, 33], np.int32)

@@ -115,6 +115,10 @@ COMMANDS = {
         "attn bench": Skip("times for half a minute; tests/cli runs it on small cases"),
         "attn-fp8-stress --backend hip-emu": Skip("takes minutes; tests/cli runs its cases on fewer keys"),
     },
+    "docs/llama.md": {
+        "cmake --preset release -DATTN_CUDA=OFF -DATTN_GGML_DIR=LLAMA_CPP": Skip("needs ggml's sources; the test ggml is of such a build"),
+        "cmake --build --preset release": builds,
+    },
     "docs/release.md": {"tools/release": Skip("installs packages and builds everything")},
     "docs/python.md": {
         "pip install .": Skip("reaches a package index"),
@@ -166,6 +170,8 @@ TEXTS = {
                          "for each chunk of 192 keys of a sequence and K/V head, in parallel:",
                          "bwd_prepare_cuda: for each row of queries: lse, delta", "bwd_sm90_*, for each item:",
                          "eps * (the sum of the absolute values of all its terms)"],
+    "docs/llama.md": ["GGML_BACKEND_PATH=$PWD/build/release/lib/libggml-attn.so llama-cli -m MODEL.gguf -fa on",
+                      "if (device_fused != device_layer && ggml_backend_dev_type(device_fused) != GGML_BACKEND_DEVICE_TYPE_ACCEL) {"],
     "docs/masks.md": ["blocks of 32 queries x 32 keys: . EMPTY  \\ CAUSAL  # FULL  % PARTIAL"],
     "docs/numerics.md": ["s   = scale * descale_q * descale_k * (q . k)",
                          "x_j = log2(e) * scale * (q . k_j)                       float64, from the codes"],

@@ -29,7 +29,7 @@ BESIDE = {
 # The variants, tiles and parameter structs beside a kernel are there for its host side.
 SHARED_FILES = re.compile(r"(_args|tiles|variants?|key_walk|config)\.h$")
 # The outermost rooms include what they use.
-OUTER = ["python", "tools", "tests", "examples", "bench"]
+OUTER = ["python", "integrations", "tools", "tests", "examples", "bench"]
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
 SOURCES = {".h", ".hpp", ".c", ".cpp", ".cu", ".cuh"}
 
@@ -60,7 +60,7 @@ def resolve(tree, path, name):
 
 def includes(tree):
     """(file, line, included file), as paths from the tree."""
-    for top in ("include", "src", "kernels", "asm", "python", "tools", "tests", "examples", "bench"):
+    for top in ("include", "src", "kernels", "asm", "python", "integrations", "tools", "tests", "examples", "bench"):
         for path in sorted((tree / top).rglob("*")):
             if path.suffix not in SOURCES or not path.is_file():
                 continue

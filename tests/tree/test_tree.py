@@ -87,7 +87,7 @@ class Layout(unittest.TestCase):
             self.skipTest(f"{sys.executable} has no clang-format; tools/setup --test installs it")
         program = Path(found.origin).parent / "data" / "bin" / "clang-format"
         endings = (".cpp", ".h", ".hpp", ".c", ".cu", ".cuh")
-        tops = ("include", "src", "kernels", "asm", "python", "tools", "tests", "examples", "bench")
+        tops = ("include", "src", "kernels", "asm", "python", "integrations", "tools", "tests", "examples", "bench")
         files = [path for top in tops for path in sorted((TREE / top).rglob("*")) if path.suffix in endings]
         self.assertGreater(len(files), 200)
         done = subprocess.run([program, "--dry-run", "-Werror", *files], capture_output=True, text=True)

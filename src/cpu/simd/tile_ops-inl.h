@@ -110,6 +110,26 @@ ATTN_INLINE void ggml_to_f32(const char* block, int64_t at, Vec (&v)[n]) {
     for (int i = 0; i < n; ++i) v[i] = lookup(table, at + i * lanes < 16 ? pairs : pairs >> 4);
     return;
   }
+#elif defined(__AVX2__)  // a whole block at once: its low halves, then its high ones
+  if constexpr (!layout.has_bit && n * lanes == 32) {
+    const __m128i pairs = read<__m128i>(codes), low = _mm_set1_epi8(15);
+    const __m128i halves[] = {_mm_and_si128(pairs, low),
+                              _mm_and_si128(_mm_srli_epi16(pairs, 4), low)};
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      const __m128i all =
+          type == ATTN_IQ4_NL
+              ? _mm_shuffle_epi8(read<__m128i>(reinterpret_cast<const char*>(iq4_nl_values)),
+                                 halves[half])
+              : halves[half];
+      const auto values = [&](__m128i eight) {
+        return code_values<type>(reinterpret_cast<Ints>(_mm256_cvtepi8_epi32(eight)), d, m);
+      };
+      v[half * 2] = values(all);
+      v[half * 2 + 1] = values(_mm_unpackhi_epi64(all, all));
+    }
+    return;
+  }
 #endif
   int32_t bits = 0;
   if constexpr (layout.has_bit) __builtin_memcpy(&bits, codes - 4, sizeof(bits));
@@ -242,10 +262,25 @@ ATTN_INLINE void prefetch(const Ahead& ahead, int64_t row) {
 // of each pair.
 constexpr int few_height = lanes / 4;
 
+// Of the lanes of each row of a panel of few rows, combined in an order of their own; in all lanes.
+template <class Combine>
+ATTN_INLINE Vec over_keys(Vec v, int64_t panel, const Combine& combine) {
+  alignas(sizeof(Vec)) float lane[lanes];
+  store(v, lane);
+  for (int64_t n = lanes / 2; n >= panel; n /= 2) {
+    for (int64_t l = 0; l < n; ++l) lane[l] = combine(lane[l], lane[l + n]);
+  }
+  for (int64_t l = panel; l < lanes; ++l) lane[l] = lane[l - panel];
+  return load(lane);
+}
+ATTN_INLINE Vec largest_over_keys(Vec v, int64_t panel) {
+  return over_keys(v, panel, [](float a, float b) { return a > b ? a : b; });
+}
+
 template <attn_dtype type, int height, int M>
 ATTN_INLINE void few_tile(const float* __restrict__ queries, int64_t query_stride,
                           const char* __restrict__ keys, int64_t row_bytes, int64_t dim,
-                          float factor, float* __restrict__ scores) {
+                          float factor, float* __restrict__ scores, int64_t panel) {
   Vec sum[lanes] = {};
   constexpr int step = together<type>(32 / lanes);
   for (int64_t d = 0; d < dim; d += step * lanes) {
@@ -272,45 +307,49 @@ ATTN_INLINE void few_tile(const float* __restrict__ queries, int64_t query_strid
   store(sums_of_lanes(sum) * factor, sums);
 #pragma GCC unroll 16
   for (int m = 0; m < M; ++m) {
-    __builtin_memcpy(scores + m * lanes, sums + m * height, height * sizeof(float));
+    __builtin_memcpy(scores + m * panel, sums + m * height, height * sizeof(float));
   }
 }
 
 template <attn_dtype type, int height>
-void scores_few_of(int rows, const float* queries, int64_t query_stride, const Rows& keys,
+void scores_few_of(int64_t panel, const float* queries, int64_t query_stride, const Rows& keys,
                    int64_t dim, int64_t num_keys, float* scores) {
   constexpr int at_once = lanes / height;
-  for (int row = 0; row < rows; row += height) {
+  for (int64_t row = 0; row < panel; row += height) {
     const float* q = queries + row * query_stride;
     int64_t key = 0;
     for (; key + at_once <= num_keys; key += at_once) {
       for (int n = 0; row == 0 && n < at_once; ++n) prefetch(keys.ahead, key + n);
       few_tile<type, height, at_once>(q, query_stride, keys.first + key * keys.row_bytes,
-                                      keys.row_bytes, dim, keys.factor, scores + key * lanes + row);
+                                      keys.row_bytes, dim, keys.factor, scores + key * panel + row,
+                                      panel);
     }
     for (; key < num_keys; ++key) {
       few_tile<type, height, 1>(q, query_stride, keys.first + key * keys.row_bytes, keys.row_bytes,
-                                dim, keys.factor, scores + key * lanes + row);
+                                dim, keys.factor, scores + key * panel + row, panel);
     }
   }
 }
 
-void scores_few(int rows, const float* queries, int64_t query_stride, const Rows& keys, int64_t dim,
-                int64_t num_keys, float* scores, float* max) {
-  for (int64_t key = 0; key < num_keys; ++key) store(Vec{}, scores + key * lanes);
+void scores_few(int64_t panel, const float* queries, int64_t query_stride, const Rows& keys,
+                int64_t dim, int64_t num_keys, float* scores, float* max) {
   with_type<few_types>(keys.type, [&](auto t) {
-    if (rows == 1) {
-      scores_few_of<t.type, 1>(rows, queries, query_stride, keys, dim, num_keys, scores);
+    if (panel == 1) {
+      scores_few_of<t.type, 1>(panel, queries, query_stride, keys, dim, num_keys, scores);
     } else {
-      scores_few_of<t.type, few_height>(rows, queries, query_stride, keys, dim, num_keys, scores);
+      scores_few_of<t.type, few_height>(panel, queries, query_stride, keys, dim, num_keys, scores);
     }
   });
   for (int64_t key = 0; keys.scales && key < num_keys; ++key) {
-    store(load(scores + key * lanes) * keys.scales[key], scores + key * lanes);
+    for (int64_t row = 0; row < panel; ++row) scores[key * panel + row] *= keys.scales[key];
   }
-  Vec top = set(minus_infinity);
-  for (int64_t key = 0; key < num_keys; ++key) top = larger(top, load(scores + key * lanes));
-  store(top, max);
+  const Vec hidden = set(minus_infinity);
+  store_unaligned(hidden, scores + num_keys * panel);
+  Vec top = hidden;
+  for (int64_t at = 0; at < num_keys * panel; at += lanes) {
+    top = larger(top, load_unaligned(scores + at));
+  }
+  store(largest_over_keys(top, panel), max);
 }
 
 // Values from element `index` of each row on.
@@ -372,17 +411,18 @@ void accumulate(int vectors, int rows, const float* weights, int64_t panel, cons
   });
 }
 
-void accumulate_few(int vectors, int rows, const float* weights, const Rows& values, int64_t index,
-                    int64_t num_keys, const float* rescale, float* out, int64_t out_stride) {
+void accumulate_few(int vectors, int64_t panel, const float* weights, const Rows& values,
+                    int64_t index, int64_t num_keys, const float* rescale, float* out,
+                    int64_t out_stride) {
   with_type<few_types>(values.type, [&](auto t) {
     with_constant<slab_vectors>(vectors, [&](auto n) {
-      if (rows == 1) {
-        return value_tile<t.type, 1, n.value>(weights, lanes, values, index, num_keys, rescale, out,
+      if (panel == 1) {
+        return value_tile<t.type, 1, n.value>(weights, panel, values, index, num_keys, rescale, out,
                                               out_stride);
       }
       Rows each = values;
-      for (int row = 0; row < rows; row += few_height, each.ahead = {}) {
-        value_tile<t.type, few_height, n.value>(weights + row, lanes, each, index, num_keys,
+      for (int64_t row = 0; row < panel; row += few_height, each.ahead = {}) {
+        value_tile<t.type, few_height, n.value>(weights + row, panel, each, index, num_keys,
                                                 rescale + row, out + row * out_stride, out_stride);
       }
     });
@@ -426,9 +466,11 @@ ATTN_INLINE Vec tanh(Vec x) {
   return copysign(e / (e + 2), x);
 }
 
+// N vectors for each of `steps`: of one key, or one of several keys of a panel of few rows.
 template <int N>
-void softmax_n(float log2_scale, int64_t num_keys, float* __restrict__ scores, const float* max,
-               const SoftmaxState& state) {
+ATTN_INLINE void softmax_n(int64_t panel, float log2_scale, int64_t steps,
+                           float* __restrict__ scores, const float* max,
+                           const SoftmaxState& state) {
   const Vec scale = set(log2_scale);
   const Vec lowest = set(-127.0f / log2_scale);
   const Vec hidden = set(minus_infinity);
@@ -442,48 +484,56 @@ void softmax_n(float log2_scale, int64_t num_keys, float* __restrict__ scores, c
     store(now, state.max + n * lanes);
     store(factor, state.rescale + n * lanes);
   }
-  for (int64_t key = 0; key < num_keys; ++key) {
+  for (int64_t step = 0; step < steps; ++step) {
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) {
-      float* at = scores + (key * N + n) * lanes;
-      const Vec p = exp2_scaled(load(at) - base[n], scale, lowest);
-      store(p, at);
+      float* at = scores + (step * N + n) * lanes;
+      const Vec p = exp2_scaled(load_unaligned(at) - base[n], scale, lowest);
+      store_unaligned(p, at);
       sum[n] += p;
     }
   }
+  if (panel < lanes) sum[0] = over_keys(sum[0], panel, [](float a, float b) { return a + b; });
   for (int n = 0; n < N; ++n) {
     float* at = state.sum + n * lanes;
     store(fma(load(at), load(state.rescale + n * lanes), sum[n]), at);
   }
 }
 
-void softmax(int vectors, float log2_scale, int64_t num_keys, float* scores, const float* max,
+void softmax(int64_t panel, float log2_scale, int64_t num_keys, float* scores, const float* max,
              const SoftmaxState& state) {
-  with_constant<panel_vectors>(vectors, [&](auto n) {
-    softmax_n<decltype(n)::value>(log2_scale, num_keys, scores, max, state);
+  if (panel < lanes) {
+    const int64_t steps = (num_keys * panel + lanes - 1) / lanes;
+    return softmax_n<1>(panel, log2_scale, steps, scores, max, state);
+  }
+  with_constant<panel_vectors>(int(panel / lanes), [&](auto n) {
+    softmax_n<decltype(n)::value>(lanes, log2_scale, num_keys, scores, max, state);
   });
 }
 
-void apply_rules(int vectors, const ScoreRules& rules, int64_t first, int64_t num_keys,
+void apply_rules(int64_t panel, const ScoreRules& rules, int64_t first, int64_t num_keys,
                  float* __restrict__ scores, float* __restrict__ max) {
-  const int64_t panel = vectors * lanes;
+  const bool few = panel < lanes;
+  const int64_t keys_at_once = few ? lanes / panel : 1;
+  alignas(sizeof(Vec)) int32_t key_of_lane[lanes] = {};
+  for (int l = 0; few && l < lanes; ++l) key_of_lane[l] = l >> __builtin_ctzll(uint64_t(panel));
   const Vec hidden = set(minus_infinity);
   const Vec scale = set(rules.scale);
   for (int64_t column = 0; column < panel; column += lanes) {
     Vec top = hidden;
-    for (int64_t c = 0; c < num_keys; ++c) {
+    for (int64_t c = 0; c < num_keys; c += keys_at_once) {
       const int64_t at = c * panel + column;
-      Vec s = load(scores + at);
+      Vec s = load_unaligned(scores + at);
       if (rules.scale != 0) s *= scale;
       if (rules.softcap != 0) {
         const Vec cap = set(rules.softcap);
         s = cap * tanh(s / cap);
       }
       if (rules.add) {
-        const Vec a = load(rules.add + first * panel + at);
+        const Vec a = load_unaligned(rules.add + first * panel + at);
         s = a == hidden ? hidden : s + a;
       }
-      const Ints key = set(int32_t(first + c));
+      const Ints key = set(int32_t(first + c)) + load(key_of_lane);
       if (rules.slope) {
         const Ints from = load(rules.position + column) - key;
         const Ints distance = (from < 0 ? -from : from) - load(rules.nearest + column);
@@ -493,11 +543,15 @@ void apply_rules(int vectors, const ScoreRules& rules, int64_t first, int64_t nu
         const Ints inside = (key >= load(rules.begin + column)) & (key < load(rules.end + column));
         s = inside ? s : hidden;
       }
-      store(s, scores + at);
+      if (few) s = key < int32_t(first + num_keys) ? s : hidden;
+      store_unaligned(s, scores + at);
       top = larger(top, s);
-      if (rules.seen && any(s != hidden)) rules.seen[first + c] = 1;
+      if (!few && rules.seen && any(s != hidden)) rules.seen[first + c] = 1;
     }
-    store(top, max + column);
+    store(few ? largest_over_keys(top, panel) : top, max + column);
+  }
+  for (int64_t at = 0; few && rules.seen && at < num_keys * panel; ++at) {
+    if (scores[at] != minus_infinity) rules.seen[first + at / panel] = 1;
   }
 }
 
@@ -737,6 +791,7 @@ const TileOps ATTN_SIMD_OPS = {
     .slab_vectors = ATTN_SIMD_NAMESPACE::slab_vectors,
     .value_rows = ATTN_SIMD_NAMESPACE::value_rows,
     .few_rows = int(ATTN_SIMD_NAMESPACE::lanes / 2),
+    .few_height = ATTN_SIMD_NAMESPACE::few_height,
     .few_types = ATTN_SIMD_NAMESPACE::few_types,
     .load_rows = ATTN_SIMD_NAMESPACE::load_rows,
 #ifdef ATTN_SIMD_F16

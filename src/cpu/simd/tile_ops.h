@@ -5,6 +5,10 @@
 // maximum and the sum over keys need no shuffles, and keys and values are read in their own order:
 //   queries  [dim][panel]   keys  [keys][stride]   scores  [keys][panel]   values  [keys][slab]
 // panel and slab are `vectors` vectors wide. All is float32; -inf in scores means not visible.
+//
+// A panel of few rows is narrower than a vector, a power of two of rows: then a vector of scores
+// has several keys, and its lane l is of row l % panel. What is there for each row of a panel is
+// there for each lane, in all lanes of a row the same.
 #pragma once
 #include <stdint.h>
 
@@ -83,6 +87,7 @@ struct TileOps {
   int panel_vectors, slab_vectors;  // upper limits of `vectors`
   int value_rows;                   // the same of `rows`
   int few_rows;                     // up to this many rows scores_few is faster
+  int few_height;                   // 1, and multiples of this, are panels of few rows
   uint32_t few_types;               // 1 << type
 
   // Elements [index, index + n) of `rows` rows as float32, exact, times `factor`; index is a
@@ -97,25 +102,25 @@ struct TileOps {
   // scores = keys x queries; max gets each row's largest score.
   void (*scores)(int vectors, const float* queries, const float* keys, int64_t key_stride,
                  int64_t dim, int64_t num_keys, float* scores, float* max);
-  // The same for rows <= few_rows: queries [lanes][query_stride], dim a multiple of `lanes`, one
-  // vector of scores per key, 0 after the last row. Keys are of one of few_types.
-  void (*scores_few)(int rows, const float* queries, int64_t query_stride, const Rows& keys,
+  // The same for a panel of few rows: queries [panel][query_stride], dim a multiple of `lanes`. The
+  // last vector of scores is completed by hidden ones. Keys are of one of few_types.
+  void (*scores_few)(int64_t panel, const float* queries, int64_t query_stride, const Rows& keys,
                      int64_t dim, int64_t num_keys, float* scores, float* max);
   // Applies the rules to keys [first, first + num_keys) of the tile, `scores` being those of
   // `first`.
-  void (*apply_rules)(int vectors, const ScoreRules& rules, int64_t first, int64_t num_keys,
+  void (*apply_rules)(int64_t panel, const ScoreRules& rules, int64_t first, int64_t num_keys,
                       float* scores, float* max);
   // scores -> weights 2^(log2_scale * (score - running max)), hidden ones exactly 0.
-  void (*softmax)(int vectors, float log2_scale, int64_t num_keys, float* scores, const float* max,
-                  const SoftmaxState& state);
+  void (*softmax)(int64_t panel, float log2_scale, int64_t num_keys, float* scores,
+                  const float* max, const SoftmaxState& state);
   // out[row] = out[row] * rescale[row] + weights[.][row] x values for rows of one panel; the values
   // of a key are value_stride after those of the previous key.
   void (*accumulate)(int vectors, int rows, const float* weights, int64_t panel,
                      const float* values, int64_t value_stride, int64_t num_keys,
                      const float* rescale, float* out, int64_t out_stride);
-  // The same for rows <= few_rows, out having whole panels: values [index, index + vectors) of rows
+  // The same for a panel of few rows: values [index, index + vectors) of rows
   // of one of few_types, whose factor is 1 if it is wide.
-  void (*accumulate_few)(int vectors, int rows, const float* weights, const Rows& values,
+  void (*accumulate_few)(int vectors, int64_t panel, const float* weights, const Rows& values,
                          int64_t index, int64_t num_keys, const float* rescale, float* out,
                          int64_t out_stride);
   // scores -> weights 2^(log2(e) * score - lse), products -> gradients; both exactly 0 where
