@@ -36,8 +36,8 @@ def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), sc
             alibi_slopes=None, sinks=None, block_mask=None, tree=None, tree_keys=0, seqlens_kv=None, kv_begin=None,
             causal_sequences=None, cu_seqlens_q=None, cu_seqlens_kv=None, max_seqlen_q=None, block_table=None, shared_segments=0,
             q_descale=None, k_descale=None, v_descale=None, k_type=None, v_type=None, k_scale=None, v_scale=None, head_dim_v=None,
-            lists=None, list_lengths=None, list_block=None, list_queries=None, list_of_pool=None, no_positions=None, bias_slopes=None, out_scale=None, out_dtype=None,
-            return_lse=False, out=None, backend="auto"):
+            lists=None, list_lengths=None, list_block=None, list_queries=None, list_of_pool=None, no_positions=None,
+            bias_slopes=None, out_scale=None, out_dtype=None, return_lse=False, out=None, backend="auto"):
     """softmax(scale q k^T + bias, masked) v -> out, or (out, lse) with return_lse.
 
     q [B, Sq, Hq, D], k [B, Skv, Hkv, D], v [B, Skv, Hkv, Dv]; out [B, Sq, Hq, Dv]; lse f32 [B, Hq, Sq], natural logarithm. Any
