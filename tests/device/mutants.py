@@ -27,6 +27,7 @@ FP8_SCORE = "fwd_sm90_fp8_d128_score"
 FP8_HEADS = "fwd_sm90_fp8_d128_heads"
 DEQUANTISED = "fwd_sm90_f16_d64_dequantised"
 MIXED = "fwd_sm90_bf16_d128_mixed"
+MERGE = "merge_cuda"
 BACKWARD = "bwd_sm80_bf16_d64"
 BACKWARD_90 = "bwd_sm90_bf16_d64"
 # Of kernels that are several launches, and where tests take others beside them, the files of all.
@@ -37,7 +38,8 @@ SOURCES = {DEQUANTISED: ["cache/dequantise_sm90.cu", "stubs/fwd_sm90_f16_d64.cu"
                       "stubs/fwd_sm80_bf16_d64.cu"],
            BACKWARD_90: ["backward/bwd_prepare_cuda.cu", "backward/bwd_sinks_cuda.cu", "stubs/bwd_sm90_bf16_d64.cu",
                          "stubs/fwd_sm80_bf16_d64.cu"]}
-TESTS = {DECODE: ["decode: random problems"], APPEND: ["kv_append: random layouts*,kv_append: many tokens*,kv_append: heads*"], QUANTIZE: ["quantize: *"], ROLL: ["kv_roll: *"],
+TESTS = {DECODE: ["decode: random problems"],
+         APPEND: ["kv_append: random layouts*,kv_append: many tokens*,kv_append: heads*"], QUANTIZE: ["quantize: *"], ROLL: ["kv_roll: *"],
          EARLY: ["cuda: values that the kernel in front writes"], BLOCKS: ["blocks: *,scales: *"],
          ROWS: ["decode: random problems of many rows over fp8,tree: random problems,decode: a workspace serves*"],
          PAGES: ["decode: random problems,decode: a cut of KV into segments and pages changes nothing"],
@@ -45,11 +47,16 @@ TESTS = {DECODE: ["decode: random problems"], APPEND: ["kv_append: random layout
          FP8_SCORE: ["fp8: random problems of OCP's types,fp8: descales*"],
          FP8_HEADS: ["cuda: more items than blocks"],
          MIXED: ["cuda: a mixed step*"],
+         MERGE: ["merge: *,prefix: random problems,prefix: lengths*"],
          BACKWARD: ["backward: every option on devices,backward: random problems on devices"],
          BACKWARD_90: ["backward: every option on devices,backward: random problems on devices,backward: many blocks*,backward: equal bits*"],
          DEQUANTISED: ["blocks: values are*,blocks: random segments of any types*"]}
 # kernel, mistake, file, text, what it becomes; of several edits tuples of these
 MUTANTS = [
+    (MERGE, "a part left out", "merge/merge_cuda.cu", "s < a.num_parts; ++s", "s < a.num_parts - 1; ++s"),
+    (MERGE, "the shared prefix counted for each sequence", "merge/merge_cuda.cu", "expf(lse - highest) : 0.0f",
+     "expf(lse - highest) * (lane < a.by_head ? a.rows / a.heads / a.seqlen_q : 1) : 0.0f"),
+    (MERGE, "lse of the shared prefix in the order of the others", "merge/merge_cuda.cu", "lane < a.by_head ? by_head : row", "row"),
     (DECODE, "a split dropped", "decode/merge.cuh",
      "add_up(from, to, step, rows, places, at_once, [&]", "add_up(from, to - 1, step, rows, places, at_once, [&]"),
     (DECODE, "a page twice", "decode/load.cuh",
@@ -229,33 +236,38 @@ def asked_for(names):
     return [k for k in TESTS if not names or k in names], [m for m in MUTANTS if not names or m[0] in names]
 
 
+def compile_one(source, out, nvcc, kernel, mistake, file, text, by):
+    with tempfile.TemporaryDirectory() as scratch:
+        kernels = Path(scratch) / "kernels"
+        shutil.copytree(source / "kernels", kernels)
+        for at, old, new in edits(file, text, by):
+            (kernels / at).write_text((kernels / at).read_text().replace(old, new))
+        (kernels / "stubs").mkdir()
+        writer = Path(scratch) / "write_stubs"
+        subprocess.run(["c++", "-std=c++20", "-o", writer, kernels / "write_stubs.cpp"], check=True)
+        subprocess.run([writer, kernels / "stubs"], check=True, stdout=subprocess.DEVNULL)
+        files = SOURCES[kernel] if kernel in SOURCES else [next(kernels.glob(f"*/{kernel}.cu")).relative_to(kernels)]
+        source_file = Path(scratch) / "kernel.cu"
+        source_file.write_text("".join(f'#include "{file}"\n' for file in files))
+        declared = " ".join((kernels / file).read_text().splitlines()[0] for file in files).split()
+        # sm_90 alone launches early, which code of compute_80 does not wait for.
+        newest = "90a" if "sm_90a" in declared else "90"
+        # No older code where some is for sm_90a alone.
+        older = ["-gencode", "arch=compute_80,code=sm_80"] if "sm_80" in declared and newest == "90" else []
+        subprocess.run([nvcc, "-fatbin", *older, "-gencode", f"arch=compute_{newest},code=[sm_{newest},compute_{newest}]",
+                        "-std=c++20", "-O3", "-allow-unsupported-compiler", "-I", kernels, "-o", file_of(out, kernel, mistake),
+                        source_file], check=True)
+        print(f"{kernel}: {mistake}: compiled", flush=True)
+
+
 def compile_all(source, out, nvcc, names):
     check(source)
-    kernels_asked, mutants = asked_for(names)
+    kernels, mutants = asked_for(names)
     out.mkdir(parents=True, exist_ok=True)
-    unchanged = [(kernel, "unchanged", "", "", "") for kernel in kernels_asked]
-    for kernel, mistake, file, text, by in unchanged + mutants:
-        with tempfile.TemporaryDirectory() as scratch:
-            kernels = Path(scratch) / "kernels"
-            shutil.copytree(source / "kernels", kernels)
-            for at, old, new in edits(file, text, by):
-                (kernels / at).write_text((kernels / at).read_text().replace(old, new))
-            (kernels / "stubs").mkdir()
-            writer = Path(scratch) / "write_stubs"
-            subprocess.run(["c++", "-std=c++20", "-o", writer, kernels / "write_stubs.cpp"], check=True)
-            subprocess.run([writer, kernels / "stubs"], check=True, stdout=subprocess.DEVNULL)
-            files = SOURCES[kernel] if kernel in SOURCES else [next(kernels.glob(f"*/{kernel}.cu")).relative_to(kernels)]
-            source_file = Path(scratch) / "kernel.cu"
-            source_file.write_text("".join(f'#include "{file}"\n' for file in files))
-            declared = " ".join((kernels / file).read_text().splitlines()[0] for file in files).split()
-            # sm_90 alone launches early, which code of compute_80 does not wait for.
-            newest = "90a" if "sm_90a" in declared else "90"
-            # No older code where some is for sm_90a alone.
-            older = ["-gencode", "arch=compute_80,code=sm_80"] if "sm_80" in declared and newest == "90" else []
-            subprocess.run([nvcc, "-fatbin", *older, "-gencode", f"arch=compute_{newest},code=[sm_{newest},compute_{newest}]",
-                            "-std=c++20", "-O3", "-allow-unsupported-compiler", "-I", kernels, "-o", file_of(out, kernel, mistake),
-                            source_file], check=True)
-            print(f"{kernel}: {mistake}: compiled", flush=True)
+    unchanged = [(kernel, "unchanged", "", "", "") for kernel in kernels]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for made in [pool.submit(compile_one, source, out, nvcc, *each) for each in unchanged + mutants]:
+            made.result()
 
 
 def run(folder, tests, kernel, mistake):
