@@ -22,9 +22,10 @@ struct Append {
   bool lengths_launch = false;  // the launch that advances lengths
   unsigned special = 16;        // one value of so many is NaN, infinite or large
   double size = 1;
-  bool alike = false;     // values of N(0, size)
-  bool ties = false;      // f32 whose quotients are ties of the cache's types
-  bool in_place = false;  // q_out is q, seqlens_out seqlens
+  bool alike = false;               // values of N(0, size)
+  bool ties = false;                // f32 whose quotients are ties of the cache's types
+  bool in_place = false;            // q_out is q, seqlens_out seqlens
+  std::vector<int64_t> slots = {};  // given: of each token, in pages
 };
 
 ShippedProblem append_problem(gfx9emu::Memory& memory, uint32_t data, const Append& c) {
@@ -45,8 +46,8 @@ ShippedProblem append_problem(gfx9emu::Memory& memory, uint32_t data, const Appe
   s.k_descale = s.v_descale = c.descale;
   s.descale_block_keys = 64;
   s.seqlen = capacity;
-  s.has_seqlens = 1;
-  in.advance_seqlens = 1;
+  in.has_slots = !c.slots.empty();
+  s.has_seqlens = in.advance_seqlens = !in.has_slots;
   attn_kv_append_args args{};
   args.struct_size = sizeof args;
   args.cache.struct_size = sizeof args.cache;
@@ -99,10 +100,16 @@ ShippedProblem append_problem(gfx9emu::Memory& memory, uint32_t data, const Appe
   args.v_new = values(c.heads_kv, c.dim_v, c.v_to);
   args.cache.k = m.output(uint64_t(dtype_bytes(c.k_to, rows * c.heads_kv * c.dim)));
   args.cache.v = m.output(uint64_t(dtype_bytes(c.v_to, rows * c.heads_kv * c.dim_v)));
-  args.cache.seqlens = ints(c.lengths);
-  const uint64_t seqlens_bytes = uint64_t(c.batch) * 4;
-  args.seqlens_out = static_cast<int32_t*>(
-      c.in_place ? also_output(args.cache.seqlens, seqlens_bytes) : m.output(seqlens_bytes));
+  if (in.has_slots) {
+    std::vector<uint8_t> bytes(c.slots.size() * 8);
+    std::memcpy(bytes.data(), c.slots.data(), bytes.size());
+    args.slot_mapping = static_cast<int64_t*>(m.input(bytes));
+  } else {
+    args.cache.seqlens = ints(c.lengths);
+    const uint64_t seqlens_bytes = uint64_t(c.batch) * 4;
+    args.seqlens_out = static_cast<int32_t*>(
+        c.in_place ? also_output(args.cache.seqlens, seqlens_bytes) : m.output(seqlens_bytes));
+  }
   if (c.descale != ATTN_DESCALE_NONE) {
     args.cache.k_descale = c.ties ? one_float(descale) : floats(c.batch * c.heads_kv);
     args.cache.v_descale = c.ties ? one_float(descale) : floats(c.batch * c.heads_kv);
@@ -172,6 +179,19 @@ std::vector<MakeProblem> append_problems(const std::string&) {
             .rotary_dim = 64,
             .page_size = 8,
             .bad_page = true},
+           // Slots of every token: some negative, some beyond the 15 pages, also with 64 bits.
+           {.from = f32,
+            .k_to = f16,
+            .v_to = f16,
+            .page_size = 3,
+            .seqlen_new = 3,
+            .slots = {44, 7, -1, 45, 0, 31}},
+           {.from = f32,
+            .k_to = f16,
+            .v_to = f16,
+            .page_size = 3,
+            .seqlen_new = 3,
+            .slots = {INT64_C(1) << 33 | 2, 5, INT64_C(1) << 31 | 4, -40, 13, 9}},
            {.from = f32, .k_to = f16, .v_to = f16, .lengths = {20, 3}},
            {.from = f32, .k_to = f16, .v_to = f16, .lengths = {-3, 1000}, .seqlen_new = 2},
            {.from = f32, .k_to = f16, .v_to = f16, .seqlen_new = 2, .lengths_launch = true},

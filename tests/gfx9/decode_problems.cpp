@@ -16,6 +16,7 @@ struct Decode {
   attn_dtype out_type = ATTN_F32;
   float scale = 0, softcap = 0;
   std::vector<int32_t> cu_seqlens_q = {};  // given: packed q of 40 tokens
+  std::vector<int32_t> kv_begins = {};
   int64_t total_q = 40;
   bool want_lse = true;
   int compute_units = 0;  // 0: by the problem's number
@@ -87,6 +88,10 @@ ShippedProblem decode_problem(gfx9emu::Memory& memory, uint32_t data, const std:
     in.q_layout = ATTN_PACKED;
     in.total_q = rows_q = d.total_q;
     args.cu_seqlens_q = static_cast<int32_t*>(m.input(bytes_of(d.cu_seqlens_q)));
+  }
+  if (!d.kv_begins.empty()) {
+    in.has_kv_begin = 1;
+    args.kv_begin = static_cast<int32_t*>(m.input(bytes_of(d.kv_begins)));
   }
   for (size_t n = 0; n < segments.size(); ++n)
     add_segment(m, d.batch, d.heads_kv, types, d.segments[n], &segments[n], &segment_args[n],
@@ -264,6 +269,15 @@ std::vector<Decode> decodes() {
   // A row of zeros in bf16 has no power of two to make it f16. 2^127, which the exponents' bias
   // would be, times this scale is infinite.
   add({.group = 4, .scale = 8, .zeros = true}, Keys{.capacity = 70});
+  // Hidden first keys: of a tile, of whole ones and segments, less than none, and all.
+  for (const uint32_t flags : {0u, uint32_t(ATTN_CAUSAL | ATTN_WINDOW)})
+    add({.batch = 5,
+         .group = 3,
+         .seqlen_q = 7,
+         .flags = flags,
+         .left = 90,
+         .kv_begins = {70, 9, -5, 1000, 150}},
+        Keys{.capacity = 130}, Keys{.capacity = 90});
   return all;
 }
 

@@ -13,6 +13,7 @@ struct Gathered {
   uint32_t flags = 0;
   int64_t left = -1;
   bool packed_q = false;
+  std::vector<int32_t> kv_begins = {};
   attn_dtype type = ATTN_F8_E4M3FNUZ;  // of fp8 kernels
   bool descaled = false;   // every segment otherwise, in turn of this type and of e4m3fn
   bool no_values = false;  // descales of V are 0
@@ -62,6 +63,10 @@ ShippedProblem prepare_problem(gfx9emu::Memory& memory, uint32_t data, const std
     args.cu_seqlens_q =
         static_cast<int32_t*>(m.input(bytes_of({-3, int32_t(g.seqlen_q), INT32_MAX})));
   }
+  if (!g.kv_begins.empty()) {
+    in.has_kv_begin = 1;
+    args.kv_begin = static_cast<int32_t*>(m.input(bytes_of(g.kv_begins)));
+  }
   in.num_segments = int32_t(segments.size()), in.segments = segments.data();
   attn::Problem p;
   require(make_problem(&in, &p));
@@ -101,6 +106,9 @@ std::vector<MakeProblem> segment_problems(const std::string& prepare) {
       // Nothing of the tile is seen; no key at all.
       {.dim = 64, .dim_v = 64, .seqlen_q = 1, .segments = {paged}, .flags = ATTN_WINDOW, .left = 9},
       {.dim = 64, .dim_v = 64, .segments = {none, none}},
+      // Hidden first keys: a part of a tile and all; less than none and whole tiles.
+      {.dim = 64, .dim_v = 64, .segments = {padded, paged}, .kv_begins = {9, 1000}},
+      {.dim = 64, .dim_v = 64, .segments = {paged, all_full}, .kv_begins = {-5, 30}},
   };
   // Sequences that end in each of the 16 keys of a thread.
   for (int32_t keys = 1; keys < 16; ++keys)

@@ -205,6 +205,7 @@ struct Forward {
   std::vector<int32_t> lengths_q = {}, lengths_kv = {};  // given: packed
   std::vector<int32_t> cu_seqlens_q = {};                // given: packed q of 130 tokens
   std::vector<int32_t> seqlens = {};
+  std::vector<int32_t> kv_begins = {};
   attn_descale_kind descale = ATTN_DESCALE_NONE;
   float scale = 0;
   float sink = 1;  // about the size of sinks
@@ -420,6 +421,20 @@ std::vector<uint8_t> bias(Maker& m, size_t rows, int64_t seqlen_kv, attn_dtype t
   return bytes;
 }
 
+// K or V of _direct, in rows of 128 codes. Keys of padded sequences that no query sees are NaN.
+std::vector<uint8_t> direct_rows(Maker& m, const Forward& f, int64_t tokens, int64_t heads) {
+  constexpr int64_t dim = 128;
+  std::vector<uint8_t> all = codes(m, size_t(tokens * heads * dim), dim, f.kv_type, f.nan);
+  const int64_t seen = f.flags & ATTN_CAUSAL_TOP_LEFT ? f.seqlen_q : f.seqlen_kv;
+  for (int64_t token = 0; f.lengths_kv.empty() && token < tokens; ++token) {
+    const size_t b = size_t(token / f.seqlen_kv);
+    const int64_t length = f.seqlens.empty() ? f.seqlen_kv : f.seqlens[b];
+    if (token % f.seqlen_kv >= std::min(seen, length))
+      std::fill_n(all.begin() + token * heads * dim, heads * dim, uint8_t{0x7f});
+  }
+  return all;
+}
+
 ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string& kernel,
                                bool prepare, int64_t most_dim, Forward f) {
   if (const auto type = type_in(kernel)) {
@@ -429,7 +444,7 @@ ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string&
     f.q_type = f.kv_type = ATTN_F8_E4M3FN;
   }
   Maker m(memory, data);
-  const bool descaled = kernel.ends_with("_descaled");
+  const bool descaled = kernel.ends_with("_descaled"), direct = kernel.ends_with("_direct");
   std::vector<attn_segment> segments(1 + f.more_segments.size());
   for (size_t n = 0; n < segments.size(); ++n) {
     segments[n].struct_size = sizeof segments[n];
@@ -501,6 +516,10 @@ ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string&
     segment.has_seqlens = 1;
     segment_args.seqlens = ints(f.seqlens, false);
   }
+  if (!f.kv_begins.empty()) {
+    in.has_kv_begin = 1;
+    args.kv_begin = ints(f.kv_begins, false);
+  }
   attn::Problem p;
   require(make_problem(&in, &p));
   const Recipe recipe = recipe_of(kernel, p);
@@ -549,6 +568,12 @@ ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string&
   }
   args.out = m.output(size_t(rows_q * in.heads_q * in.head_dim_v) * dtype_bytes(f.out_type));
   args.lse = f.want_lse ? static_cast<float*>(m.output(size_t(rows_q * in.heads_q) * 4)) : nullptr;
+  if (direct) {
+    for (const void** rows : {&segment_args.k, &segment_args.v})
+      *rows = m.input(direct_rows(m, f, rows_kv, in.heads_kv));
+    fill(recipe.steps[0], p, &args, nullptr, &m.problem);
+    return std::move(m.problem);
+  }
   const size_t empty = size_t(f.empty_tiles * 128 * most_dim * dtype_bytes(f.kv_type));
   std::vector<uint8_t> tiles =
       codes(m, std::max<size_t>(workspace - empty, 16) / size_t(dtype_bytes(f.kv_type)),
@@ -640,6 +665,15 @@ std::vector<Forward> forwards() {
   all.push_back({.dim = 32, .dim_v = 64, .seqlen_q = 20, .seqlen_kv = 70});
   all.back().batch = 3;
   all.back().lengths_kv = {90, 30, 100};
+
+  // Hidden first keys: whole tiles, a part of one, less than none, and all.
+  for (const uint32_t flags : {0u, uint32_t(ATTN_CAUSAL | ATTN_WINDOW)}) {
+    all.push_back({.dim = 64, .dim_v = 64, .seqlen_q = 150, .seqlen_kv = 200});
+    all.back().batch = 4;
+    all.back().flags = flags;
+    all.back().left = 60;
+    all.back().kv_begins = {70, 9, -5, 1000};
+  }
 
   // More queries than all may have, of which some keys beyond would be seen.
   all.push_back({.dim = 64, .dim_v = 64, .seqlen_q = 40, .seqlen_kv = 100});
@@ -958,6 +992,26 @@ std::vector<Forward> forwards_in_fp8(bool masked) {
   return all;
 }
 
+// With keys that no query sees, and those of `others` that have what _direct takes.
+std::vector<Forward> direct_forwards(const std::vector<Forward>& others) {
+  std::vector<Forward> all;
+  for (const uint32_t flags : {0u, uint32_t(ATTN_CAUSAL), uint32_t(ATTN_CAUSAL_TOP_LEFT)})
+    for (const int32_t keys : {360, 430}) {
+      all.push_back({.dim = 128, .dim_v = 128, .seqlen_q = 250, .seqlen_kv = 430});
+      all.back().batch = 4;
+      all.back().group = all.back().heads_kv = 2;
+      all.back().flags = flags;
+      all.back().seqlens = {keys, 430, 0, 61};
+      all.back().nan = flags == ATTN_CAUSAL;
+    }
+  for (Forward f : others) {
+    if (f.flags & ATTN_WINDOW || !f.kv_begins.empty() || f.paged) continue;
+    f.dim = f.dim_v = 128;
+    all.push_back(f);
+  }
+  return all;
+}
+
 std::vector<MakeProblem> forward_problems_of(const std::string& kernel) {
   const bool masked = kernel.ends_with("_mask");
   std::vector<Forward> list = masked                          ? masked_forwards()
@@ -969,6 +1023,7 @@ std::vector<MakeProblem> forward_problems_of(const std::string& kernel) {
     if (masked) f.kinds = {2};
     list.push_back(f);
   }
+  if (kernel.ends_with("_direct")) list = direct_forwards(list);
   return forward_problems(kernel, false, kernel.find("_d64") != kernel.npos ? 64 : 128, list);
 }
 std::vector<MakeProblem> prepare_problems(const std::string& prepare) {
@@ -1030,14 +1085,22 @@ constexpr Shipped all_shipped[] = {{"merge_gfx942", merge_problems},
                                    {"decode_gfx942_fp8_d128", decode_problems, true},
                                    {"decode_gfx942_q8_0_d64", decode_problems, true},
                                    {"decode_gfx942_q8_0_d128", decode_problems, true},
-                                   {"decode_gfx942_q4_0_d128", decode_problems, true}};
+                                   {"decode_gfx942_q4_0_d128", decode_problems, true},
+                                   {"fwd_gfx950_fp8_d128_direct", forward_problems_of, true}};
 
 }  // namespace
 
 std::vector<std::string> shipped_kernels(bool slow) {
   std::vector<std::string> names;
   for (const Shipped& s : all_shipped)
-    if (s.slow == slow) names.push_back(s.name);
+    if (s.slow == slow && s.name == named_for(s.name, "gfx942")) names.push_back(s.name);
+  return names;
+}
+
+std::vector<std::string> shipped_on_gfx950() {
+  std::vector<std::string> names;
+  for (const Shipped& s : all_shipped)
+    if (const std::string name = on_gfx950(s.name); name != "") names.push_back(name);
   return names;
 }
 
@@ -1060,8 +1123,9 @@ namespace {
 
 std::vector<MakeProblem> problems_of(const std::string& name) {
   const std::string on_gfx942 = named_for(name, "gfx942");
-  const auto* shipped = std::find_if(std::begin(all_shipped), std::end(all_shipped),
-                                     [&](const Shipped& s) { return on_gfx942 == s.name; });
+  const auto* shipped =
+      std::find_if(std::begin(all_shipped), std::end(all_shipped),
+                   [&](const Shipped& s) { return on_gfx942 == named_for(s.name, "gfx942"); });
   return shipped->problems(shipped->name);
 }
 

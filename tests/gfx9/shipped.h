@@ -26,6 +26,8 @@ struct ShippedRun {
 std::vector<std::string> shipped_kernels(bool slow = false);
 // The name of the same kernel for gfx950, whose problems are those of gfx942. "": there is none.
 std::string on_gfx950(const std::string& name);
+// All of gfx950's.
+std::vector<std::string> shipped_on_gfx950();
 // Its code object, freshly loaded. Null if the build made none.
 std::unique_ptr<gfx9emu::CodeObject> load_shipped(const std::string& name, gfx9emu::Memory* memory);
 // Runs the kernel of `object` by that name on all its problems, until one faults or, with `right`,

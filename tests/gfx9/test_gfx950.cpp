@@ -259,6 +259,33 @@ TEST_CASE("gfx950: transposing reads of bytes from LDS") {
     }
 }
 
+// The halves that meet change places: lanes 32 to 63 of the first register, 0 to 31 of the second.
+TEST_CASE("gfx950: v_permlane32_swap, and the wait states in front of it", "[gfx9][hazards]") {
+  const std::string swap = "v_permlane32_swap_b32_e32 v3, v4";
+  for (const char* first : {"v_mov_b32_e32 v3, v9", "v_mov_b32_e32 v4, v9"})
+    CHECK(wait_states(first, swap) == 2);
+  CHECK(wait_states("v_mov_b32_e32 v5, v9", swap) == 0);
+  if (!can_assemble()) ATTN_SKIP("no llvm-mc and ld.lld");
+  if (!Decoder::knows(Arch::Gfx950)) ATTN_SKIP("LLVM does not know gfx950");
+  const Source source = {"k", R"(
+    s_load_dwordx4 s[4:7], s[0:1], 0
+    v_lshlrev_b32 v1, 3, v0
+    s_waitcnt lgkmcnt(0)
+    global_load_dwordx2 v[4:5], v1, s[6:7]
+    s_waitcnt vmcnt(0)
+    v_permlane32_swap_b32 v4, v5
+    global_store_dwordx2 v1, v[4:5], s[4:5])",
+                         ""};
+  std::vector<uint32_t> in(128);
+  for (uint32_t i = 0; i < in.size(); ++i) in[i] = 1000 * (i % 2) + i / 2;
+  const auto out = run(assemble({source}, "", "gfx950"), 2, in);
+  for (uint32_t lane = 0; lane < 64; ++lane) {
+    INFO("lane " << lane);
+    CHECK(out[2 * lane] == (lane < 32 ? lane : 1000 + lane - 32));
+    CHECK(out[2 * lane + 1] == (lane < 32 ? lane + 32 : 1000 + lane));
+  }
+}
+
 // Lane l's bytes land at M0 + the constant offset + 16 l or 12 l, wherever they are from; the
 // constant offset moves the address in memory too. Beyond the descriptor's bytes, each dword by
 // itself is 0.

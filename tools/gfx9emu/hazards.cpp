@@ -277,7 +277,7 @@ const HazardRule rules[] = {
        return meet(l.op[l.dst_count], e.writes) ? 2 : 0;
      }},
     {"VALU writes a VGPR, v_permlane32_swap reads it", Fault, Fault, writes<valu, is_vector>,
-     swaps_lanes, read_after_write<is_vector, 2>},
+     swaps_lanes, read_after_write<is_vector, 2>, true},
     {"v_dot writes a VGPR, other VALU or its A or B reads it", Fault, Fault, dot, valu,
      same_opcode_ab},
     {"v_dot writes a VGPR, another VALU operation overwrites it", Fault, Fault, dot, valu,

@@ -21,6 +21,7 @@ struct HazardRule {
   bool (*is_later)(const Inst&);
   // Wait states needed between the two; 0 where their registers do not meet.
   int (*wait)(const Inst& earlier, const Inst& later);
+  bool gfx950_alone = false;  // gfx942 has no such instructions
 
   Severity severity(Level level) const { return level == Level::Strict ? strict : isa; }
 };

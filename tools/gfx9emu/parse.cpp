@@ -451,7 +451,7 @@ void collect_registers(Inst& inst) {
     if (!o.is_register()) continue;
     const bool is_dst = i < inst.dst_count;
     if (is_dst) inst.writes.push_back(o.reg);
-    if (!is_dst || (keeps && i == 0)) inst.reads.push_back(o.read);
+    if (!is_dst || inst.dst_is_read || (keeps && i == 0)) inst.reads.push_back(o.read);
   }
   if (flags & writes_scc) add(inst.writes, RegFile::Scalar, scalar::scc, 1);
   if (flags & reads_scc) add(inst.reads, RegFile::Scalar, scalar::scc, 1);

@@ -83,10 +83,12 @@ Json emulator_rules() {
     }
   }
   Json& hazards = rules["hazards"] = Json::array();
-  for (const gfx9emu::HazardRule& rule : gfx9emu::hazard_rules())
+  for (const gfx9emu::HazardRule& rule : gfx9emu::hazard_rules()) {
+    if (rule.gfx950_alone) continue;
     hazards.push_back({{"text", rule.text},
                        {"strict", severity_name(rule.strict)},
                        {"isa", severity_name(rule.isa)}});
+  }
   Json& mfma = rules["mfma"] = Json::array();
   for (const gfx9emu::MfmaShape& s : gfx9emu::mfma_shapes()) {
     mfma.push_back({{"name", s.name},
