@@ -212,8 +212,15 @@ enum attn_flag {
   ATTN_KV_PREFIX_STABLE = 1 << 8, /* accepted, without effect */
   ATTN_BIAS_SLOPES = 1 << 9, /* multiplies the bias by attn_args.bias_slopes[h]: ggml's mask. A bias
                                of -inf hides its key whatever the slope */
-  ATTN_FP8_PRECISE = 1 << 10 /* fp8 q only: kernels that round the softmax weights P to fp8 keep the
-                               rounding error in a second fp8 value */
+  ATTN_FP8_PRECISE = 1 << 10, /* fp8 q only: kernels that round the softmax weights P to fp8 keep
+                               the rounding error in a second fp8 value */
+  /* shards of a sequence, docs/distributed.md. Backends: reference, cpu */
+  ATTN_QUERY_POSITIONS = 1 << 11, /* query i of sequence b is at position attn_args.query_start[b] +
+                                     i, not at i + Skv - Sq. Not with ATTN_CAUSAL_TOP_LEFT */
+  ATTN_ACCUMULATE = 1 << 12 /* out (f32) and lse, which is needed, hold the result of earlier runs
+                               over other keys, and the run adds its own as attn_merge does. A row
+                               with lse -inf holds nothing, whatever its out contains. A row that
+                               sees no key keeps its bits. ATTN_SINKS: in one of the runs only */
 };
 
 enum attn_block_kind {
@@ -332,7 +339,7 @@ typedef struct attn_segment {
      segment, counted from 0. Entries may be in any order. -1 and keys outside the sequence's keys
      are no keys. A key that is listed twice counts twice. Causal masks and windows hide listed keys
      by their positions. attn_problem only, as the following up to no_positions; PADDED or PAGED;
-     without bias, ALiBi, block mask, tree and kv_begin */
+     without bias, ALiBi, block mask, tree, kv_begin and key_start */
   int64_t list_size;
   int64_t list_heads;   /* 1 or heads_kv lists; 0 = 1 */
   int32_t list_block;   /* 1, 64 or 128; 0 = 1 */
@@ -343,13 +350,25 @@ typedef struct attn_segment {
                            list_block 1 */
   int32_t has_list_lengths;
   /* 1: the keys have no position. Causal masks and windows do not hide them, and Skv and the
-     positions of the other segments do not count them. Without bias, ALiBi, block mask, tree and
-     kv_begin */
+     positions of the other segments do not count them. Without bias, ALiBi, block mask, tree,
+     kv_begin and key_start */
   int32_t no_positions;
   /* 1: V is the first head_dim_v columns of K. v_type is NONE or k_type; v_stride, v_scale_stride
      and v_descale are 0 or as those of K; v, v_scale and v_descale of the args, and v_new of
      kv_append, are NULL */
   int32_t v_in_k;
+  /* ---- shards of a sequence (docs/distributed.md). Backends: reference, cpu ---- */
+  /* attn_problem only. With has_key_start, key c of sequence b is at position
+         attn_segment_args.key_start[b]
+         + (c / key_interleave * key_ranks + key_rank) * key_interleave + c % key_interleave
+     which causal masks, windows, ALiBi and CAUSAL blocks compare with that of the query. Without,
+     it is at its number among the sequence's keys. All segments have has_key_start or none; it
+     needs ATTN_QUERY_POSITIONS, and excludes tree_keys, has_kv_begin, list_size and no_positions.
+     Biases and the grid of a block mask still count keys, and not positions */
+  int64_t key_interleave; /* consecutive positions of a rank; 0 = 1 */
+  int32_t has_key_start;
+  int32_t key_ranks, key_rank; /* ranks over which the keys are interleaved, 0 = 1; from 0 */
+  int32_t has_ready;           /* 1: attn_segment_args.ready is given */
 } attn_segment;
 
 typedef struct attn_problem {
@@ -432,6 +451,12 @@ typedef struct attn_segment_args {
   /* has_list_lengths: the entries of each list that are read, in [0, list_size]; shape of list
      without list_size */
   const int32_t* list_lengths;
+  /* shards */
+  const int64_t* key_start; /* has_key_start: [B]; positions are below 2^30 in magnitude */
+  const uint32_t* ready;    /* has_ready: [2]. Nothing of the segment's arrays is read before the
+                               difference ready[0] - ready[1], as int32, is 0 or more: who delivers the
+                               segment counts ready[0] up when it has arrived. A kernel of a device
+                               waits; on reference and cpu a segment that is not there is an error */
 } attn_segment_args;
 
 typedef struct attn_args {
@@ -463,6 +488,8 @@ typedef struct attn_args {
   const int32_t* kv_begin;
   const int32_t* causal_sequences; /* has_causal_sequences: [B]; 0: ATTN_CAUSAL does not apply to
                                       this sequence. Its window and lengths do */
+  /* shards */
+  const int64_t* query_start; /* ATTN_QUERY_POSITIONS: [B], below 2^30 in magnitude */
 } attn_args;
 
 /* ---- plan and run --------------------------------------------------------------------------- */

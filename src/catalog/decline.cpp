@@ -41,6 +41,8 @@ constexpr FeatureName feature_names[] = {
     {feature_no_positions, "keys without positions"},
     {feature_packed_mask, "block mask with packed q"},
     {feature_causal_sequences, "causal_sequences"},
+    {feature_key_positions, "positions of keys"},
+    {feature_ready, "ready words"},
     {feature_key_parts, "parts of the keys"},
     {feature_lse_by_head, "lse in the order of heads"},
 };
@@ -59,6 +61,8 @@ constexpr FlagName flag_names[] = {
     {ATTN_SPLIT_INVARIANT, "split_invariant"},
     {ATTN_BIAS_SLOPES, "bias_slopes"},
     {ATTN_FP8_PRECISE, "fp8_precise"},
+    {ATTN_QUERY_POSITIONS, "positions of queries"},
+    {ATTN_ACCUMULATE, "accumulate"},
 };
 
 struct SizeName {

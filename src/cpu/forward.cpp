@@ -78,13 +78,17 @@ class Item {
         padded_(ceil_div(count_, shape.panel) * shape.panel),
         part_(part),
         reader_(problem, args, ops, shape, t_, b, kv_head, query_, block_.query),
-        seqlen_kv_(reader_.num_keys()) {
+        seqlen_kv_(reader_.num_keys()),
+        first_position_(first_position(problem, args, b, query_.length, seqlen_kv_)),
+        band_(sequence_mask(problem, args, b).band(0, first_position_)) {
     if (count_ <= 0) return;
     // Scores stay raw where nothing is added to them; the softmax then applies the scale.
     const float magnitude = std::abs(p_.scale);
     raw_ = p_.softcap == 0 && p_.bias_type == ATTN_DTYPE_NONE && !p_.has(ATTN_ALIBI) &&
            magnitude > 1e-30f && magnitude < 1e30f;
     log2_scale_ = float(raw_ ? magnitude * log2_e : log2_e);
+    // One segment's visible keys are a range, which is enough unless their distances count.
+    places_ = p_.key_positions() && (p_.num_segments > 1 || p_.has(ATTN_ALIBI));
     cut_keys();
     if (part_ >= num_parts_) return;
     start_rows();
@@ -155,8 +159,10 @@ class Item {
 
   // What the sequence's queries see of its keys becomes parts of whole tiles.
   void cut_keys() {
-    const int64_t begin = keys_of_query(0).begin / shape_.keys * shape_.keys;
-    const int64_t end = keys_of_query(query_.length - 1).end;
+    // Positions of segments need not increase from one to the next.
+    const bool all = p_.key_positions();
+    const int64_t begin = all ? 0 : keys_of_query(0).begin / shape_.keys * shape_.keys;
+    const int64_t end = all ? seqlen_kv_ : keys_of_query(query_.length - 1).end;
     const int64_t count = std::max<int64_t>(0, end - begin);
     const int64_t tiles = ceil_div(ceil_div(count, shape_.most_parts), shape_.keys);
     const int64_t keys = std::max(shape_.part_keys, tiles * shape_.keys);
@@ -183,9 +189,7 @@ class Item {
       // Bias and ALiBi count from the row's largest, else their size could round the scores away.
       if (p_.bias_type != ATTN_DTYPE_NONE) t_.bias_base[row] = row < count_ ? largest_bias(row) : 0;
       if (p_.has(ATTN_ALIBI)) {
-        const int64_t position = query_of(row) + seqlen_kv_ - query_.length;
-        const int64_t visible = std::max(t_.begin[row], std::min(position, t_.end[row] - 1));
-        t_.nearest[row] = int32_t(std::abs(position - visible));
+        t_.nearest[row] = nearest_key(row);
         t_.slope[row] = row < count_ ? args_.alibi_slopes[head_of(row)] : 0;
       }
     }
@@ -196,6 +200,53 @@ class Item {
     std::fill_n(t_.max, lanes(padded_), -infinity);
     std::fill_n(t_.sum, lanes(padded_), 0.0f);
     std::fill_n(t_.out, padded_ * shape_.value_width, 0.0f);
+  }
+
+  int64_t position_of(int64_t row) const { return first_position_ + query_of(row); }
+  // The distance of the nearest visible key.
+  int32_t nearest_key(int64_t row) const {
+    const int64_t position = position_of(row);
+    int64_t least = std::numeric_limits<int32_t>::max();
+    if (!p_.key_positions()) {
+      const int64_t visible = std::max(t_.begin[row], std::min(position, t_.end[row] - 1));
+      return int32_t(std::min(least, std::abs(position - visible)));
+    }
+    for_each_place(t_.begin[row], t_.end[row], [&](int64_t, int64_t at) {
+      if (sees(row, at)) least = std::min(least, std::abs(position - at));
+    });
+    return int32_t(least);
+  }
+  // Whether the row's band has this position. Biases and block masks are not in it.
+  bool sees(int64_t row, int64_t at) const {
+    return at >= query_of(row) + band_.lower && at < query_of(row) + band_.upper;
+  }
+  // Calls visit(key, position) for keys [begin, end) of the sequence.
+  template <class Visit>
+  void for_each_place(int64_t begin, int64_t end, Visit&& visit) const {
+    if (!p_.key_positions()) {
+      for (int64_t key = begin; key < end; ++key) visit(key, key);
+      return;
+    }
+    int64_t first = 0;
+    for (int64_t s = 0; s < p_.num_segments && first < end; ++s) {
+      const SegmentView segment = segment_view(p_, args_, b_, s, first);
+      for (int64_t key = std::max(begin, first); key < std::min(end, first + segment.length); ++key)
+        visit(key, segment.places.at(key - first));
+      first += segment.length;
+    }
+  }
+  // Positions and ALiBi of segments that say where their keys are.
+  void add_places(int64_t base, int64_t begin, int64_t end) {
+    for_each_place(base + begin, base + end, [&](int64_t key, int64_t at) {
+      for (int64_t row = 0; row < count_; ++row) {
+        if (!sees(row, at)) {
+          add_at(row, key - base) = -infinity;
+        } else if (p_.has(ATTN_ALIBI)) {
+          const int64_t further = std::abs(position_of(row) - at) - t_.nearest[row];
+          add_at(row, key - base) -= t_.slope[row] * float(further);
+        }
+      }
+    });
   }
 
   // The part of a tile that some of rows [row, row + count) see; begin >= end if there is none.
@@ -234,9 +285,10 @@ class Item {
       prefetch(base + shape_.keys, false);
     }
     const bool tree = p_.tree_keys > 0 && base + end > seqlen_kv_ - p_.tree_keys;
-    const bool add = masked || tree || !all_exist || p_.bias_type != ATTN_DTYPE_NONE;
+    const bool add = masked || tree || !all_exist || p_.bias_type != ATTN_DTYPE_NONE || places_;
     if (add) {
       fill_add(base, begin, end, masked, all_exist);
+      if (places_) add_places(base, begin, end);
       if (tree) add_tree(base, begin, end);
       std::fill_n(t_.seen, shape_.keys, uint8_t(0));
     }
@@ -313,13 +365,12 @@ class Item {
       ScoreRules rules{};
       if (!raw_) rules.scale = p_.scale;
       rules.softcap = p_.softcap;
-      if (p_.has(ATTN_ALIBI)) {
+      if (p_.has(ATTN_ALIBI) && !places_) {
         rules.slope = t_.slope + row;
         rules.position = t_.position + row;
         rules.nearest = t_.nearest + row;
-        const int64_t diagonal = seqlen_kv_ - query_.length;
         for (int64_t n = 0; n < shape_.lane_rows; ++n) {
-          t_.position[row + n] = int32_t(query_of(row + n % shape_.panel) + diagonal - base);
+          t_.position[row + n] = int32_t(position_of(row + n % shape_.panel) - base);
         }
       }
       if (!keys.all) {
@@ -414,17 +465,15 @@ class Item {
       }
     }
     if (masked) {
-      const int64_t diagonal = seqlen_kv_ - query_.length;
       for_each_block(
           base, begin, end,
           [&](int64_t row, int64_t rows, int64_t key, int64_t key_end, const BlockView& block) {
             if (block.kind == ATTN_BLOCK_FULL) return;
             const int64_t i = query_of(row);
-            for (int64_t c = key; c < key_end; ++c) {
-              const int64_t j = base + c;
-              if (block.visible(i % p_.block_q, j % p_.block_k, i, j, diagonal)) continue;
-              for (int64_t r = row; r < row + rows; ++r) add_at(r, c) = -infinity;
-            }
+            for_each_place(base + key, base + key_end, [&](int64_t j, int64_t at) {
+              if (block.visible(i % p_.block_q, j % p_.block_k, i, at, first_position_)) return;
+              for (int64_t r = row; r < row + rows; ++r) add_at(r, j - base) = -infinity;
+            });
           });
     }
     if (!all_exist) {
@@ -510,6 +559,14 @@ class Item {
       }
     }
     float* out = t_.out + row * shape_.value_width;
+    float* lse = args_.lse ? args_.lse + query_.lse + head * query_.lse_head + i : nullptr;
+    const int64_t at = query_.out + i * p_.out_stride.seq + head * p_.out_stride.head;
+    if (p_.has(ATTN_ACCUMULATE)) {
+      const double scale = none ? 0 : factor / sum;
+      accumulate_row(static_cast<float*>(args_.out) + at, lse, p_.head_dim_v, max + std::log(sum),
+                     [&](int64_t d) { return none ? 0 : scale * out[d]; });
+      return;
+    }
     if (none) {
       // A NaN of V may have got here with weight 0.
       std::fill_n(out, p_.head_dim_v, 0.0f);
@@ -518,9 +575,8 @@ class Item {
       factor /= sum;
       if (p_.has(ATTN_OUT_SCALE)) factor *= args_.out_scale[0];
     }
-    store_row(ops_, p_.out_type, out, float(factor), p_.head_dim_v, args_.out,
-              query_.out + i * p_.out_stride.seq + head * p_.out_stride.head);
-    if (args_.lse) args_.lse[query_.lse + head * query_.lse_head + i] = float(max + std::log(sum));
+    store_row(ops_, p_.out_type, out, float(factor), p_.head_dim_v, args_.out, at);
+    if (lse) *lse = float(max + std::log(sum));
   }
 
   Interrupt& interrupt_;
@@ -539,10 +595,12 @@ class Item {
   const int64_t part_;
   KeyReader reader_;
   const int64_t seqlen_kv_;                // Skv, or the keys that the block's query visits
+  const int64_t first_position_;           // of query 0
+  const KeyBand band_;                     // of positions
   int64_t num_parts_ = 1;                  // of the sequence
   int64_t part_begin_ = 0, part_end_ = 0;  // keys
   int64_t first_key_ = 0, last_key_ = 0;   // the range of keys that any row of the item sees
-  bool raw_ = false;
+  bool raw_ = false, places_ = false;
   float log2_scale_ = 0;
 };
 

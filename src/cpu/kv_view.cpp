@@ -58,7 +58,7 @@ uint64_t tree_bits(const Problem& p, const Args& args, const QueryView& query, i
 }
 
 void write_rows_of_nobody(const Problem& p, const Args& args) {
-  if (p.q_layout != ATTN_PACKED || p.batch == 0) return;
+  if (p.q_layout != ATTN_PACKED || p.batch == 0 || p.has(ATTN_ACCUMULATE)) return;
   const size_t bytes = size_t(dtype_bytes(p.out_type, p.head_dim_v));
   for (int64_t row = args.cu_seqlens_q[p.batch]; row < p.total_q; ++row) {
     for (int64_t head = 0; head < p.heads_q; ++head) {
@@ -68,6 +68,23 @@ void write_rows_of_nobody(const Problem& p, const Args& args) {
       if (args.lse) args.lse[head * p.total_q + row] = -std::numeric_limits<float>::infinity();
     }
   }
+}
+
+KeyRange range_of_positions(const Problem& p, const Args& args, int64_t b, int64_t i) {
+  const KeyBand band = sequence_mask(p, args, b).band(0, args.query_start[b]);
+  KeyRange range{0, 0};
+  int64_t first = 0;
+  for (int64_t s = 0; s < p.num_segments; ++s) {
+    const SegmentView segment = segment_view(p, args, b, s, first);
+    const int64_t begin = std::min<int64_t>(segment.places.before(i + band.lower), segment.length);
+    const int64_t end = std::min<int64_t>(segment.places.before(i + band.upper), segment.length);
+    if (begin < end) {
+      if (range.end == 0) range.begin = first + begin;
+      range.end = first + end;
+    }
+    first += segment.length;
+  }
+  return range;
 }
 
 int64_t segment_length(const Problem& problem, const Args& args, int64_t b, int64_t s) {
@@ -140,6 +157,9 @@ SegmentView segment_view(const Problem& problem, const Args& args, int64_t b, in
   const attn_segment& shape = problem.segment[s];
   SegmentView view = segment_view(shape, data, b, length_of(shape, data, b));
   view.first = first;
+  view.places = {first, 1, 1, 0};
+  if (shape.has_key_start)
+    view.places = {data.key_start[view.b], shape.key_interleave, shape.key_ranks, shape.key_rank};
   return view;
 }
 

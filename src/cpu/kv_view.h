@@ -2,11 +2,14 @@
 // never trusted, nothing allocates.
 #pragma once
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 #include "core/cache_format.h"
 #include "core/dtype.h"
+#include "cpu/key_places.h"
 #include "problem/problem.h"
 
 namespace attn {
@@ -21,13 +24,27 @@ struct QueryView {
 };
 QueryView query_view(const Problem& problem, const Args& args, int64_t b);
 
-// The keys that query i of seqlen_q in batch entry b sees among seqlen_kv keys, by causal, which
-// may hold for some entries only, window and kv_begin. Empty ranges have end <= begin.
-inline KeyRange visible_keys(const Problem& p, const Args& args, int64_t b, int64_t i,
-                             int64_t seqlen_q, int64_t seqlen_kv) {
+// The position of query 0 of seqlen_q.
+inline int64_t first_position(const Problem& p, const Args& args, int64_t b, int64_t seqlen_q,
+                              int64_t seqlen_kv) {
+  return p.has(ATTN_QUERY_POSITIONS) ? args.query_start[b] : seqlen_kv - seqlen_q;
+}
+// Causal masks may hold for some entries only.
+inline RangeMask sequence_mask(const Problem& p, const Args& args, int64_t b) {
   RangeMask mask = p.range_mask();
   if (p.has_causal_sequences && args.causal_sequences[b] == 0) mask.causal = false;
-  KeyRange range = mask.keys(i, seqlen_q, seqlen_kv);
+  return mask;
+}
+
+// The keys that query i of seqlen_q in batch entry b sees among seqlen_kv keys, by causal, window
+// and kv_begin. Empty ranges have end <= begin. Where segments say where their keys are, it is the
+// smallest range that contains these keys.
+KeyRange range_of_positions(const Problem& p, const Args& args, int64_t b, int64_t i);
+inline KeyRange visible_keys(const Problem& p, const Args& args, int64_t b, int64_t i,
+                             int64_t seqlen_q, int64_t seqlen_kv) {
+  if (p.key_positions()) return range_of_positions(p, args, b, i);
+  const int64_t first = first_position(p, args, b, seqlen_q, seqlen_kv);
+  KeyRange range = sequence_mask(p, args, b).keys(i, seqlen_kv - first, seqlen_kv);
   if (p.has_kv_begin) range.begin = std::max<int64_t>(range.begin, args.kv_begin[b]);
   return range;
 }
@@ -64,6 +81,7 @@ struct SegmentView {
   int64_t first_row;                 // PACKED: row of key 0 in the buffer
   const int32_t* pages;              // PAGED: this sequence's row of the block table
   int64_t k_row_bytes, v_row_bytes;  // between consecutive keys of a run
+  KeyPlaces places;
 
   // The run that starts at key j of the segment, 0 <= j; of a list at its key j.
   KeyRun run(int64_t j, int64_t kv_head) const {
@@ -174,6 +192,26 @@ inline void read_row(attn_dtype type, const char* row, const char* scales, int64
                      double* out) {
   if (dtype_is_cache(type)) return decode_cache(type, row, scales, 0, dim, out);
   decode_row(type, row, 0, dim, out);
+}
+
+// Adds a row of n elements, value(d) for d in [0, n), to the row of out and lse that holds earlier
+// ones: ATTN_ACCUMULATE.
+template <class Value>
+void accumulate_row(float* out, float* lse, int64_t n, double new_lse, Value&& value) {
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  if (new_lse == -infinity) return;
+  const double old_lse = *lse;
+  if (old_lse == -infinity) {
+    for (int64_t d = 0; d < n; ++d) out[d] = float(value(d));
+    *lse = float(new_lse);
+    return;
+  }
+  const double max = std::max(old_lse, new_lse);
+  const double old_weight = std::exp(old_lse - max), new_weight = std::exp(new_lse - max);
+  const double sum = old_weight + new_weight;
+  for (int64_t d = 0; d < n; ++d)
+    out[d] = float((old_weight * out[d] + new_weight * value(d)) / sum);
+  *lse = float(max + std::log(sum));
 }
 
 // The default scale was rounded to float when the problem was made; the formula has the exact one.

@@ -57,8 +57,10 @@ void forward_row(const Problem& p, const Args& args, int64_t b, int64_t h, int64
                  const QueryView& query, const Scratch& scratch, Interrupt& interrupt, int thread) {
   const int64_t kv_head = h / p.group();
   const int64_t seqlen_kv = sequence_length_kv(p, args, b);
-  const int64_t diagonal = seqlen_kv - query.length;
+  const int64_t diagonal = first_position(p, args, b, query.length, seqlen_kv);
   const KeyRange range = visible_keys(p, args, b, i, query.length, seqlen_kv);
+  // Keys of several segments with positions that the query sees need not be a range.
+  const KeyBand band = sequence_mask(p, args, b).band(0, diagonal);
   const double scale = exact_scale(p);
 
   const auto bias = [&](int64_t j) -> double {
@@ -68,12 +70,15 @@ void forward_row(const Problem& p, const Args& args, int64_t b, int64_t h, int64
         b * p.bias_stride[0] + h * p.bias_stride[1] + i * p.bias_stride[2] + j * p.bias_stride[3]);
     return p.has(ATTN_BIAS_SLOPES) && x != -infinity ? x * args.bias_slopes[h] : x;
   };
-  const auto visible = [&](int64_t j) {
+  const auto visible = [&](int64_t j, int64_t position) {
     if (p.by_query) return true;
     if (j < range.begin || j >= range.end) return false;
+    if (p.key_positions() && (position < i + band.lower || position >= i + band.upper))
+      return false;
     if (p.tree_keys > 0 && !(tree_bits(p, args, query, i, j, seqlen_kv) & 1)) return false;
-    if (p.has(ATTN_BLOCK_MASK) && !block_view(p, args, b, h, i / p.block_q, j / p.block_k)
-                                       .visible(i % p.block_q, j % p.block_k, i, j, diagonal)) {
+    if (p.has(ATTN_BLOCK_MASK) &&
+        !block_view(p, args, b, h, i / p.block_q, j / p.block_k)
+             .visible(i % p.block_q, j % p.block_k, i, position, diagonal)) {
       return false;
     }
     return bias(j) != -infinity;
@@ -89,7 +94,8 @@ void forward_row(const Problem& p, const Args& args, int64_t b, int64_t h, int64
       [&](const SegmentView& segment, int64_t key, int64_t j, const KeyRun& run, int64_t n) {
         scratch.scores[j] = -infinity;
         if (interrupt.stop(thread, 16)) return false;
-        if (!visible(j)) return true;
+        const int64_t position = segment.places.at(key);
+        if (!visible(j, position)) return true;
         if (interrupt.stop(thread, 2 * p.head_dim)) return false;
         read_row(segment.shape->k_type, run.k + n * segment.k_row_bytes,
                  segment.k_scales_of(run, n), p.head_dim, scratch.key);
@@ -100,7 +106,7 @@ void forward_row(const Problem& p, const Args& args, int64_t b, int64_t h, int64
         if (p.softcap > 0) s = p.softcap * std::tanh(s / p.softcap);
         s += bias(j);
         if (p.has(ATTN_ALIBI))
-          s -= double(args.alibi_slopes[h]) * std::abs(double(i + diagonal - j));
+          s -= double(args.alibi_slopes[h]) * std::abs(double(i + diagonal - position));
         scratch.scores[j] = s;
         if (s > max || std::isnan(s)) max = s;
         return true;
@@ -129,6 +135,13 @@ void forward_row(const Problem& p, const Args& args, int64_t b, int64_t h, int64
 
   const int64_t out = query.out + i * p.out_stride.seq + h * p.out_stride.head;
   const double out_scale = p.has(ATTN_OUT_SCALE) ? args.out_scale[0] : 1;
+  if (p.has(ATTN_ACCUMULATE)) {
+    accumulate_row(static_cast<float*>(args.out) + out,
+                   args.lse + query.lse + h * query.lse_head + i, p.head_dim_v,
+                   max + std::log(denominator),
+                   [&](int64_t d) { return scratch.sum[d] / denominator; });
+    return;
+  }
   for (int64_t d = 0; d < p.head_dim_v; ++d) {
     const double x = denominator == 0 ? 0 : scratch.sum[d] / denominator;
     encode_result(p.out_type, args.out, out + d, x * out_scale);

@@ -11,7 +11,8 @@ constexpr Limits limits(uint32_t out_types) {
           .kv_types = kv_types,
           .out_types = out_types,
           .flags = forward_flags | ATTN_BLOCK_MASK | ATTN_ALIBI | ATTN_OUT_SCALE |
-                   ATTN_SPLIT_INVARIANT | ATTN_BIAS_SLOPES | ATTN_FP8_PRECISE,
+                   ATTN_SPLIT_INVARIANT | ATTN_BIAS_SLOPES | ATTN_FP8_PRECISE |
+                   ATTN_QUERY_POSITIONS | ATTN_ACCUMULATE,
           .features = feature_all & ~feature_slots};
 }
 

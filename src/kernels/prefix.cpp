@@ -22,7 +22,7 @@ constexpr Kernel row(const char* name, attn_backend backend) {
                                  ~(feature_bias | feature_f16_bias | feature_packed_q |
                                    feature_fixed_split | feature_any_block_size | feature_kv_begin |
                                    feature_slots | feature_causal_sequences | feature_lists |
-                                   feature_no_positions)},
+                                   feature_no_positions | feature_key_positions | feature_ready)},
           .composed = true};
 }
 

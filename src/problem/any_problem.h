@@ -44,10 +44,13 @@ enum Feature : uint32_t {
   feature_lists = 1 << 25,         // of keys
   feature_no_positions = 1 << 26,  // attn_segment.no_positions
   feature_packed_mask = 1 << 27,   // a block mask with packed q
-  feature_all = (1 << 28) - 1,
+  // Shards of a sequence.
+  feature_key_positions = 1 << 28,  // has_key_start
+  feature_ready = 1 << 29,
+  feature_all = (1u << 30) - 1,
   // What only parts of composed kernels ask for.
-  feature_key_parts = 1 << 28,    // Problem::key_parts
-  feature_lse_by_head = 1 << 29,  // MergeProblem::by_head
+  feature_key_parts = 1u << 30,    // Problem::key_parts
+  feature_lse_by_head = 1u << 31,  // MergeProblem::by_head
 };
 
 // What a kernel must take to run a problem: the counterpart of Limits in kernels/kernel.h.

@@ -36,8 +36,13 @@ Status check_differentiable(const Problem& p) {
       return unsupported(name, " is ", int(kind), "; accepted for backward: none (0)");
   for (const auto& [name, value] : {std::pair{"v_in_k", int64_t{s.v_in_k}},
                                     {"list_size", s.list_size},
-                                    {"no_positions", int64_t{s.no_positions}}})
+                                    {"no_positions", int64_t{s.no_positions}},
+                                    {"has_key_start", int64_t{s.has_key_start}},
+                                    {"has_ready", int64_t{s.has_ready}}})
     if (value != 0) return unsupported(name, " is ", value, "; accepted for backward: 0");
+  for (const auto& [name, flag] : {std::pair{"ATTN_QUERY_POSITIONS", ATTN_QUERY_POSITIONS},
+                                   {"ATTN_ACCUMULATE", ATTN_ACCUMULATE}})
+    if (p.has(flag)) return unsupported("flags has ", name, "; accepted for backward: not");
   if (p.tree_keys > 0)
     return unsupported("tree_keys is ", p.tree_keys, "; accepted for backward: 0");
   return {};

@@ -20,7 +20,7 @@ constexpr int64_t max_tree_keys = 128;
 constexpr uint32_t known_flags = ATTN_CAUSAL | ATTN_CAUSAL_TOP_LEFT | ATTN_WINDOW |
                                  ATTN_BLOCK_MASK | ATTN_ALIBI | ATTN_SINKS | ATTN_OUT_SCALE |
                                  ATTN_SPLIT_INVARIANT | ATTN_KV_PREFIX_STABLE | ATTN_BIAS_SLOPES |
-                                 ATTN_FP8_PRECISE;
+                                 ATTN_FP8_PRECISE | ATTN_QUERY_POSITIONS | ATTN_ACCUMULATE;
 
 Status check_descale(const std::string& name, attn_descale_kind kind, int32_t block_keys,
                      bool blocks_allowed) {
@@ -180,6 +180,7 @@ Status check_by_query(const Problem& p) {
     if (value) return invalid("flags has ", name, "; accepted with ", why, ": not");
   if (p.tree_keys > 0) return invalid("tree_keys is ", p.tree_keys, "; accepted with ", why, ": 0");
   if (p.has_kv_begin) return invalid("has_kv_begin is 1; accepted with ", why, ": 0");
+  if (p.key_positions()) return invalid("has_key_start is 1; accepted with ", why, ": 0");
   return {};
 }
 
@@ -263,12 +264,78 @@ Needs needs_of(const Problem& p) {
   return needs;
 }
 
+// What one segment says about its keys' positions and arrival.
+Status make_places(const std::string& name, bool attends, attn_segment* s) {
+  for (const auto& [field, value] :
+       {std::pair{"has_key_start", s->has_key_start}, {"has_ready", s->has_ready}}) {
+    if (value != 0 && value != 1) return invalid(name, field, " is ", value, "; accepted: 0, 1");
+    if (value && !attends) return invalid(name, field, " is 1; accepted except in attention: 0");
+  }
+  if (!s->has_key_start) {
+    if (s->key_interleave || s->key_ranks || s->key_rank)
+      return invalid(name, "key_interleave is ", s->key_interleave, ", key_ranks ", s->key_ranks,
+                     ", key_rank ", s->key_rank, "; accepted without has_key_start: 0");
+    return {};
+  }
+  if (s->key_interleave == 0) s->key_interleave = 1;
+  if (s->key_ranks == 0) s->key_ranks = 1;
+  ATTN_TRY(in_range(name + "key_interleave", s->key_interleave, 1, max_extent));
+  ATTN_TRY(in_range(name + "key_ranks", s->key_ranks, 1, max_extent));
+  return in_range(name + "key_rank", s->key_rank, 0, s->key_ranks);
+}
+
+// Rules about positions and accumulation that concern more than one segment.
+Status check_shards(const Problem& p) {
+  if (p.has(ATTN_ACCUMULATE) && p.out_type != ATTN_F32)
+    return invalid("flags has ATTN_ACCUMULATE with out_type ", dtype_name(p.out_type),
+                   "; accepted: f32");
+  if (p.has(ATTN_QUERY_POSITIONS) && p.has(ATTN_CAUSAL_TOP_LEFT))
+    return invalid(
+        "flags has ATTN_QUERY_POSITIONS and ATTN_CAUSAL_TOP_LEFT; accepted: one of them, or "
+        "ATTN_CAUSAL");
+  for (int32_t i = 0; i < p.num_segments; ++i)
+    if (p.segment[i].has_key_start != p.segment[0].has_key_start)
+      return invalid("segment ", i, ": has_key_start is ", p.segment[i].has_key_start,
+                     "; accepted: that of segment 0, ", p.segment[0].has_key_start);
+  if (!p.key_positions()) return {};
+  if (!p.has(ATTN_QUERY_POSITIONS))
+    return invalid("has_key_start is 1; accepted with ATTN_QUERY_POSITIONS in flags");
+  if (p.tree_keys > 0 || p.has_kv_begin)
+    return invalid("has_key_start is 1 with tree_keys ", p.tree_keys, " and has_kv_begin ",
+                   p.has_kv_begin, "; accepted: 0 and 0");
+  return {};
+}
+
 std::string segment_prefix(int64_t count, int64_t i) {
   return count == 1 ? "" : join("segment ", i, ": ");
 }
 
+// Distances of positions fit 32 bits.
+Status check_starts(Name name, const int64_t* values, int64_t count) {
+  constexpr int64_t limit = int64_t{1} << 30;
+  for (int64_t b = 0; b < count; ++b)
+    if (values[b] <= -limit || values[b] >= limit)
+      return invalid(name, "[", b, "] is ", values[b], "; accepted: ", 1 - limit, " to ",
+                     limit - 1);
+  return {};
+}
+
+// Of the words in which the segment's arrival is counted. What was written before it is seen after.
+Status check_ready(Name name, const uint32_t* words) {
+  const uint32_t there = __atomic_load_n(&words[0], __ATOMIC_ACQUIRE), wanted = words[1];
+  if (int32_t(there - wanted) >= 0) return {};
+  return invalid(name, "[0] is ", there, " and ", name, "[1] ", wanted,
+                 "; accepted on reference and cpu, which do not wait: a segment that is there, "
+                 "[0] not below [1]");
+}
+
 // O(batch): what attn_run checks on host backends.
 Status check_host_lengths(const Problem& p, const Args& args) {
+  for (int32_t i = 0; i < p.num_segments; ++i)
+    if (p.segment[i].has_ready)
+      ATTN_TRY(check_ready({"ready", p.num_segments > 1 ? i : -1}, args.segment[i].ready));
+  if (p.has(ATTN_QUERY_POSITIONS))
+    ATTN_TRY(check_starts({"query_start"}, args.query_start, p.batch));
   if (p.q_layout == ATTN_PACKED)
     ATTN_TRY(check_offsets({"cu_seqlens_q"}, args.cu_seqlens_q, p.batch, p.seqlen_q, p.total_q));
   for (int32_t i = 0; i < p.num_segments; ++i) {
@@ -281,6 +348,7 @@ Status check_host_lengths(const Problem& p, const Args& args) {
       ATTN_TRY(check_offsets({"cu_seqlens", n}, a.cu_seqlens, p.batch, s.seqlen, s.total));
     if (s.has_list_lengths)
       ATTN_TRY(check_lengths({"list_lengths", n}, a.list_lengths, p.segment[i].lists, s.list_size));
+    if (s.has_key_start) ATTN_TRY(check_starts({"key_start", n}, a.key_start, entries(s, p.batch)));
   }
   if (p.has_kv_begin) return check_lengths({"kv_begin"}, args.kv_begin, p.batch, max_extent - 1);
   return {};
@@ -308,6 +376,7 @@ void for_each_input(const Problem& p, const Args& args, Visit&& visit) {
   if (args.out_scale) array({"out_scale"}, args.out_scale, 4, {1});
   if (args.kv_begin) array({"kv_begin"}, args.kv_begin, 4, {p.batch});
   if (args.causal_sequences) array({"causal_sequences"}, args.causal_sequences, 4, {p.batch});
+  if (args.query_start) array({"query_start"}, args.query_start, 8, {p.batch});
   if (p.has(ATTN_BLOCK_MASK)) {
     const auto grid = [&](Name name, const void* address, int64_t bytes) {
       array(name, address, bytes, {p.mask_batch, p.mask_heads, p.mask_rows(), p.mask_columns()});
@@ -472,6 +541,7 @@ Status make_segment(const std::string& name, const KvShape& shape, bool written,
     for (attn_strides* stride :
          {&s->k_stride, &s->v_stride, &s->k_scale_stride, &s->v_scale_stride})
       stride->batch = 0;
+  ATTN_TRY(make_places(name, shape.attends, s));
   ATTN_TRY(check_descale(name + "k_descale", s->k_descale, s->descale_block_keys, true));
   return check_descale(name + "v_descale", s->v_descale, s->descale_block_keys, true);
 }
@@ -508,6 +578,8 @@ Status check_segment_pointers(const Segment& s, const attn_segment_args& a, int3
   if (wants_table || s.layout != ATTN_PAGED)
     ATTN_TRY(pointer({"block_table", n}, a.block_table, s.layout == ATTN_PAGED && !s.list_of_pool,
                      4, s.list_of_pool ? "a segment without list_of_pool" : "a paged segment"));
+  ATTN_TRY(pointer({"key_start", n}, a.key_start, s.has_key_start, 8, "has_key_start"));
+  ATTN_TRY(pointer({"ready", n}, a.ready, s.has_ready, 4, "has_ready"));
   ATTN_TRY(
       pointer({"k_descale", n}, a.k_descale, s.k_descale != ATTN_DESCALE_NONE, 4, "k_descale"));
   return pointer({"v_descale", n}, a.v_descale, s.v_descale != ATTN_DESCALE_NONE && !s.v_in_k, 4,
@@ -530,6 +602,8 @@ void add_needs(const attn_segment& s, Needs* needs) {
   if (s.v_in_k) needed |= feature_v_in_k;
   if (s.list_size > 0) needed |= feature_lists;
   if (s.no_positions) needed |= feature_no_positions;
+  if (s.has_key_start) needed |= feature_key_positions;
+  if (s.has_ready) needed |= feature_ready;
   if (s.shared) {
     if (s.has_seqlens) needed |= feature_shared_lengths;
     if (s.layout == ATTN_PAGED) needed |= feature_shared_pages;
@@ -706,6 +780,7 @@ Status make_problem(const attn_problem* in, Problem* p) {
   ATTN_TRY(in_range("the sum of the segments' seqlen", p->seqlen_kv, 0, max_extent));
   ATTN_TRY(in_range("the sum of the keys of lists and segments", p->most_keys, 0, max_extent));
 
+  ATTN_TRY(check_shards(*p));
   ATTN_TRY(make_bias(p));
   ATTN_TRY(make_block_mask(p));
   ATTN_TRY(check_by_query(*p));
@@ -731,7 +806,10 @@ Status check_args(const Problem& p, const attn_args* in, const void* workspace,
   if (any_q || args->out)
     ATTN_TRY(pointer({"out"}, args->out, true, data_alignment(p.out_type, host_memory),
                      "room for the result"));
-  if (args->lse) ATTN_TRY(pointer({"lse"}, args->lse, true, 4, ""));
+  if (args->lse || (any_q && p.has(ATTN_ACCUMULATE)))
+    ATTN_TRY(pointer({"lse"}, args->lse, true, 4, "ATTN_ACCUMULATE in flags"));
+  ATTN_TRY(pointer({"query_start"}, args->query_start, p.has(ATTN_QUERY_POSITIONS), 8,
+                   "ATTN_QUERY_POSITIONS in flags"));
   ATTN_TRY(pointer({"cu_seqlens_q"}, args->cu_seqlens_q, p.q_layout == ATTN_PACKED, 4, "packed q"));
   ATTN_TRY(
       pointer({"q_descale"}, args->q_descale, p.q_descale != ATTN_DESCALE_NONE, 4, "q_descale"));

@@ -45,6 +45,8 @@ struct Problem : AnyProblem, attn_problem {
   bool has(uint32_t flag) const { return (flags & flag) != 0; }
   // Of either alignment.
   bool causal() const { return has(ATTN_CAUSAL | ATTN_CAUSAL_TOP_LEFT); }
+  // Segments say where their keys are.
+  bool key_positions() const { return segment[0].has_key_start != 0; }
   int64_t group() const { return heads_q / heads_kv; }
   KvShape kv_shape() const { return {batch, heads_kv, head_dim, head_dim_v, true}; }
   // Blocks of the block mask's grid.
@@ -81,6 +83,8 @@ void for_each_small_array(const Segment& s, const attn_segment_args& a, const Kv
                          std::initializer_list<int64_t> extents) {
     if (address) visit(Name{name, n}, address, Footprint(4, extents));
   };
+  if (a.key_start) visit(Name{"key_start", n}, a.key_start, Footprint(8, {batch}));
+  if (a.ready) visit(Name{"ready", n}, a.ready, Footprint(4, {2}));
   const auto descale = [&](const char* name, const float* address, attn_descale_kind kind) {
     const bool one = kind == ATTN_DESCALE_TENSOR;
     array(name, address,

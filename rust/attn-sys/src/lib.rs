@@ -98,6 +98,8 @@ pub const ATTN_SPLIT_INVARIANT: attn_flag = 1 << 7;
 pub const ATTN_KV_PREFIX_STABLE: attn_flag = 1 << 8;
 pub const ATTN_BIAS_SLOPES: attn_flag = 1 << 9;
 pub const ATTN_FP8_PRECISE: attn_flag = 1 << 10;
+pub const ATTN_QUERY_POSITIONS: attn_flag = 1 << 11;
+pub const ATTN_ACCUMULATE: attn_flag = 1 << 12;
 
 pub type attn_block_kind = c_int;
 pub const ATTN_BLOCK_EMPTY: attn_block_kind = 0;
@@ -198,6 +200,11 @@ pub struct attn_segment {
     pub has_list_lengths: i32,
     pub no_positions: i32,
     pub v_in_k: i32,
+    pub key_interleave: i64,
+    pub has_key_start: i32,
+    pub key_ranks: i32,
+    pub key_rank: i32,
+    pub has_ready: i32,
 }
 
 #[repr(C)]
@@ -254,6 +261,8 @@ pub struct attn_segment_args {
     pub v_scale: *const c_void,
     pub list: *const i32,
     pub list_lengths: *const i32,
+    pub key_start: *const i64,
+    pub ready: *const u32,
 }
 
 #[repr(C)]
@@ -278,6 +287,7 @@ pub struct attn_args {
     pub bias_slopes: *const f32,
     pub kv_begin: *const i32,
     pub causal_sequences: *const i32,
+    pub query_start: *const i64,
 }
 
 #[repr(C)]
