@@ -126,6 +126,13 @@ attn_segment make_segment(Source& in, attn_dtype q_type) {
   return s;
 }
 
+void add_places(Source& in, attn_segment* s) {
+  s->has_key_start = 1;
+  s->key_interleave = in.below(2) ? in.size() : 0;
+  s->key_ranks = in.below(2) ? int32_t(in.size()) : 0;
+  if (s->key_ranks > 0 && in.below(8)) s->key_rank = int32_t(in.below(s->key_ranks));
+}
+
 // As calls that write a cache want it.
 void without_lists(attn_segment* s) {
   s->list_size = s->list_heads = 0;
@@ -150,7 +157,7 @@ attn_problem make_problem(Source& in) {
   p.num_segments = 1 + int32_t(in.below(3));
   p.scale = in.below(2) ? 0 : in.take<float>();
   p.softcap = in.below(3) ? 0 : in.take<float>();
-  p.flags = in.below(4) ? uint32_t(in.below(32)) : in.take<uint16_t>() & 0x3ff;
+  p.flags = in.below(4) ? uint32_t(in.below(32)) : in.take<uint16_t>() & 0x1bff;
   if (in.below(4) == 0) p.flags |= ATTN_BLOCK_MASK;
   if (p.flags & ATTN_WINDOW) {
     p.window_left = in.below(4) ? in.size() : -1;
@@ -169,6 +176,10 @@ attn_problem make_problem(Source& in) {
   p.fixed_split = in.below(3) ? 0 : in.size();
   p.max_sms = in.below(8) ? 0 : int32_t(in.size());
   p.tree_keys = in.below(4) ? 0 : in.below(140);
+  p.has_kv_begin = in.below(6) == 0;
+  p.has_causal_sequences = p.flags & ATTN_CAUSAL && in.below(4) == 0;
+  if (in.below(4) == 0) p.flags = (p.flags | ATTN_QUERY_POSITIONS) & ~ATTN_CAUSAL_TOP_LEFT;
+  if (p.flags & ATTN_ACCUMULATE && in.below(8)) p.out_type = ATTN_F32;
   if (in.below(6) == 0) p.q_stride = make_strides(in);
   if (in.below(6) == 0) p.out_stride = make_strides(in);
   return p;
@@ -215,6 +226,12 @@ class Memory {
       values[b + 1] = values[b] + int32_t(next() % uint64_t(room + 1));
     }
     if (next() % 16 == 0) values[next() % uint64_t(batch + 1)] = int32_t(next() << 8);
+    return values;
+  }
+  int64_t* positions(int64_t count) {
+    auto* values = reinterpret_cast<int64_t*>(raw(count * 8));
+    for (int64_t i = 0; i < count; ++i)
+      values[i] = next() % 16 ? int64_t(next() % 64) - 16 : int64_t(next()) - (int64_t{1} << 30);
     return values;
   }
   float* floats(int64_t count) { return reinterpret_cast<float*>(noise(count * 4)); }
@@ -350,7 +367,7 @@ attn_args make_args(const attn::Problem& p, const Sizes& size, Memory& memory,
   args.struct_size = sizeof args;
   args.q = tensor(memory, size.q);
   args.out = tensor(memory, size.out);
-  if (memory.next() % 4) args.lse = reinterpret_cast<float*>(memory.raw(int64_t(size.lse)));
+  if (memory.next() % 4) args.lse = reinterpret_cast<float*>(memory.noise(int64_t(size.lse)));
   if (p.q_layout == ATTN_PACKED) args.cu_seqlens_q = memory.offsets(p.batch, p.seqlen_q, p.total_q);
   if (p.q_descale != ATTN_DESCALE_NONE)
     args.q_descale = memory.floats(p.q_descale == ATTN_DESCALE_TENSOR ? 1 : p.batch * p.heads_kv);
@@ -359,6 +376,9 @@ attn_args make_args(const attn::Problem& p, const Sizes& size, Memory& memory,
   if (p.has(ATTN_ALIBI)) args.alibi_slopes = memory.floats(p.heads_q);
   if (p.has(ATTN_SINKS)) args.sinks = memory.floats(p.heads_q);
   if (p.has(ATTN_OUT_SCALE)) args.out_scale = memory.floats(1);
+  if (p.has_kv_begin) args.kv_begin = memory.integers(p.batch, 0, p.seqlen_kv);
+  if (p.has_causal_sequences) args.causal_sequences = memory.integers(p.batch, 0, 1);
+  if (p.has(ATTN_QUERY_POSITIONS)) args.query_start = memory.positions(p.batch);
   if (p.tree_keys > 0)
     args.tree = reinterpret_cast<uint64_t*>(
         memory.noise((p.q_layout == ATTN_PACKED ? p.total_q : p.batch * p.seqlen_q) * 16));
@@ -380,6 +400,8 @@ attn_args make_args(const attn::Problem& p, const Sizes& size, Memory& memory,
     a.k = tensor(memory, size.kv[i].first);
     if (!s.v_in_k || memory.next() % 64 == 0) a.v = tensor(memory, size.kv[i].second);
     if (s.list_size > 0) a.list = memory.integers(s.lists * s.list_size, -2, s.seqlen);
+    if (s.has_key_start) a.key_start = memory.positions(p.batch);
+    if (s.has_ready) a.ready = reinterpret_cast<const uint32_t*>(memory.integers(2, 3, 4));
     if (s.has_list_lengths) a.list_lengths = memory.integers(s.lists, 0, s.list_size);
     if (attn::dtype_has_scales(s.k_type)) a.k_scale = tensor(memory, size.scales[i].first);
     if (!s.v_in_k && attn::dtype_has_scales(s.v_type))
@@ -478,6 +500,14 @@ attn_problem* any_problem(Source& in) {
       s.struct_size = sizeof s;
     } else {
       s = make_segment(in, p->q_type);
+      s.has_ready = in.below(12) == 0;
+    }
+  }
+  if (p->flags & ATTN_QUERY_POSITIONS && in.below(2)) {
+    if (in.below(8)) p->tree_keys = p->has_kv_begin = 0;
+    for (attn_segment& s : segments) {
+      add_places(in, &s);
+      if (in.below(8)) without_lists(&s);
     }
   }
   for (int64_t n = in.below(4); n > 0; --n) mutate(in, p, sizeof *p);
