@@ -34,10 +34,11 @@ def _read_in_c(function):
 @_read_in_c
 def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), scale=None, softcap=0.0, bias=None,
             alibi_slopes=None, sinks=None, block_mask=None, tree=None, tree_keys=0, seqlens_kv=None, kv_begin=None,
-            causal_sequences=None, cu_seqlens_q=None, cu_seqlens_kv=None, max_seqlen_q=None, block_table=None, shared_segments=0,
-            q_descale=None, k_descale=None, v_descale=None, k_type=None, v_type=None, k_scale=None, v_scale=None, head_dim_v=None,
-            lists=None, list_lengths=None, list_block=None, list_queries=None, list_of_pool=None, no_positions=None,
-            bias_slopes=None, out_scale=None, out_dtype=None, return_lse=False, out=None, backend="auto"):
+            causal_sequences=None, query_start=None, key_start=None, key_places=None, ready=None, cu_seqlens_q=None,
+            cu_seqlens_kv=None, max_seqlen_q=None, block_table=None, shared_segments=0, q_descale=None, k_descale=None,
+            v_descale=None, k_type=None, v_type=None, k_scale=None, v_scale=None, head_dim_v=None, lists=None, list_lengths=None,
+            list_block=None, list_queries=None, list_of_pool=None, no_positions=None, bias_slopes=None, out_scale=None,
+            out_dtype=None, return_lse=False, out=None, lse=None, accumulate=False, backend="auto"):
     """softmax(scale q k^T + bias, masked) v -> out, or (out, lse) with return_lse.
 
     q [B, Sq, Hq, D], k [B, Skv, Hkv, D], v [B, Skv, Hkv, Dv]; out [B, Sq, Hq, Dv]; lse f32 [B, Hq, Sq], natural logarithm. Any
@@ -59,6 +60,11 @@ def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), sc
     kv_begin           i32 [B]: the first key of each sequence that is seen, as after padding on the left; hidden keys still count in
                        positions; on the host and on HIP
     causal_sequences   i32 [B], with causal: 0 where a sequence is not causal; on the host only
+    query_start        i64 [B]: the position of each sequence's first query, instead of Skv - Sq. On the host only, as the next three
+    key_start          i64 [B]: the position of each sequence's first key, with query_start; causal, window and alibi_slopes compare
+                       positions. Where the keys are interleaved over ranks, that of the first key of rank 0
+    key_places         (interleave, ranks, rank): key c is at key_start + (c // interleave * ranks + rank) * interleave + c % interleave
+    ready              u32 [2]: the keys and values are there once ready[0] has got to ready[1]; before, the call is refused
     cu_seqlens_q       i32 [B + 1]: q is packed [total_q, Hq, D], lse [Hq, total_q]
     max_seqlen_q       with cu_seqlens_q: the length of the longest sequence or more, None = total_q; smaller is faster on GPUs
     cu_seqlens_kv      i32 [B + 1]: k and v are packed [total, Hkv, D]
@@ -79,12 +85,14 @@ def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), sc
     no_positions       True: causal masks and windows do not hide these keys, and positions do not count them
     out_scale          f32 [1], fp8 out: stored = round(value * out_scale)
     out_dtype          None: the type of `out`, if given, else q's, or bf16 for an fp8 q
-    out                an array for the result, which is returned; it must not overlap an input
+    out, lse           arrays for the results, which are returned; they must not overlap an input
+    accumulate         out (f32) and lse hold the result of earlier calls over other keys, and this call's is merged into it. Rows
+                       of lse that are -inf hold nothing. On the host only
     backend            "auto": by q's memory; "reference" (float64) or "cpu" for host memory, "cuda", "hip"
 
-    k and v may be lists of segments, older keys first. seqlens_kv, cu_seqlens_kv, block_table, k_descale, v_descale, k_type,
-    v_type, k_scale, v_scale, lists, list_lengths, list_of_pool and no_positions are then lists too, with None for a segment that
-    has none. K/V in ggml's blocks and i4 are uint8
+    k and v may be lists of segments, older keys first. seqlens_kv, key_start, ready, cu_seqlens_kv, block_table, k_descale,
+    v_descale, k_type, v_type, k_scale, v_scale, lists, list_lengths, list_of_pool and no_positions are then lists too, with None
+    for a segment that has none. K/V in ggml's blocks and i4 are uint8
     arrays whose last dimension is the bytes of a row.
 
     The first shared_segments segments are a prefix that all sequences of the batch share: their k and v are [1, Skv, Hkv, D] or

@@ -675,6 +675,19 @@ void Call::read_segment(size_t i) {
     a.seqlens = static_cast<const int32_t*>(
         vector_of(lengths_name.c_str(), lengths, "i32", {batch}, s.shared ? "[1]" : "[B]"));
   }
+  std::string name;
+  if (const nb::object start = of_segment(Name::key_start, i, &name); !start.is_none()) {
+    s.has_key_start = 1;
+    a.key_start = static_cast<const int64_t*>(
+        vector_of(name.c_str(), start, "i64", {batch}, s.shared ? "[1]" : "[B]"));
+    if (given(Name::key_places)) read_places(&s);
+  } else if (given(Name::key_places)) {
+    refuse("key_places is given without " + name + "; accepted: None");
+  }
+  if (const nb::object ready = of_segment(Name::ready, i, &name); !ready.is_none()) {
+    s.has_ready = 1;
+    a.ready = static_cast<const uint32_t*>(vector_of(name.c_str(), ready, "u32", {2}, "[2]"));
+  }
   nb::object descale = of_segment(Name::k_descale, i, &descale_name);
   s.k_descale = read_descale(descale_name, descale, &s, &a.k_descale);
   descale = of_segment(Name::v_descale, i, &descale_name);
@@ -719,6 +732,18 @@ void Call::read_lists(size_t i) {
   s.has_list_lengths = 1;
   a.list_lengths = static_cast<const int32_t*>(
       vector_of(lengths_name.c_str(), lengths, "i32", shape, "the shape of lists without entries"));
+}
+
+void Call::read_places(attn_segment* segment) {
+  const nb::object places = argument(Name::key_places);
+  constexpr const char* form =
+      "key_places is not (interleave, ranks, rank); accepted: three integers";
+  if ((!nb::isinstance<nb::list>(places) && !nb::isinstance<nb::tuple>(places)) ||
+      nb::len(places) != 3)
+    refuse(form);
+  segment->key_interleave = integer(nb::object(places[0]), "key_places[0]");
+  segment->key_ranks = integer32(nb::object(places[1]), "key_places[1]");
+  segment->key_rank = integer32(nb::object(places[2]), "key_places[2]");
 }
 
 attn_descale_kind Call::read_descale(const std::string& name, nb::handle value,
@@ -771,6 +796,11 @@ void Call::read_scores() {
     p.has_causal_sequences = 1;
     args_.causal_sequences = static_cast<const int32_t*>(
         vector_of("causal_sequences", argument(Name::causal_sequences), "i32", {p.batch}, "[B]"));
+  }
+  if (given(Name::query_start)) {
+    p.flags |= ATTN_QUERY_POSITIONS;
+    args_.query_start = static_cast<const int64_t*>(
+        vector_of("query_start", argument(Name::query_start), "i64", {p.batch}, "[B]"));
   }
   if (given(Name::out_scale)) {
     p.flags |= ATTN_OUT_SCALE;
@@ -859,6 +889,9 @@ void Call::read_out_type() {
   } else {
     p.out_type = q.is_fp8() ? ATTN_BF16 : p.q_type;
   }
+  if (is_set(Name::accumulate) && !(given(Name::out) && given(Name::lse)))
+    refuse(
+        "accumulate is set without out and lse; accepted: both, with the result of earlier calls");
   if (!given(Name::out)) return;
   out_ = argument(Name::out);
   const Array& out = keep(reader_.output(out_, "out"));
@@ -868,6 +901,7 @@ void Call::read_out_type() {
     refuse(std::string("out is ") + out.type.name + "; accepted: " + find_type(p.out_type).name +
            " as out_dtype says");
   p.out_type = out.type.type;
+  if (is_set(Name::accumulate)) p.flags |= ATTN_ACCUMULATE;
   const bool packed = p.q_layout == ATTN_PACKED;
   out.need_shape(packed ? Sizes{p.total_q, p.heads_q, p.head_dim_v}
                         : Sizes{p.batch, p.seqlen_q, p.heads_q, p.head_dim_v},
@@ -906,10 +940,16 @@ void Call::make_outputs() {
     out_ = out.source;
     args_.out = out.data();
   }
-  if (is_set(Name::return_lse)) {
-    const Array& lse = keep(reader_.empty(
-        "lse", packed ? Sizes{p.heads_q, p.total_q} : Sizes{p.batch, p.heads_q, p.seqlen_q},
-        find_type("f32")));
+  const Sizes shape = packed ? Sizes{p.heads_q, p.total_q} : Sizes{p.batch, p.heads_q, p.seqlen_q};
+  if (given(Name::lse)) {
+    const Array& lse = keep(reader_.output(argument(Name::lse), "lse"));
+    lse.need_type("f32");
+    lse.need_shape(shape, packed ? "[Hq, total_q]" : "[B, Hq, Sq]");
+    lse.need_contiguous();
+    args_.lse = static_cast<float*>(lse.data());
+    if (is_set(Name::return_lse)) lse_ = argument(Name::lse);
+  } else if (is_set(Name::return_lse)) {
+    const Array& lse = keep(reader_.empty("lse", shape, find_type("f32")));
     lse_ = lse.source;
     args_.lse = static_cast<float*>(lse.data());
   }

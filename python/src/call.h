@@ -142,6 +142,7 @@ class Call {
   void read_lists(size_t i);
   attn_descale_kind read_descale(const std::string& name, nb::handle value, attn_segment* segment,
                                  const float** pointer);
+  void read_places(attn_segment* segment);
   void read_scores();
   void read_bias(int64_t seqlen_kv);
   void read_out_type();

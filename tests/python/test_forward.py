@@ -496,10 +496,12 @@ class Arguments(Case):
         self.assertEqual(
             str(inspect.signature(attn.forward)),
             "(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), scale=None, softcap=0.0, bias=None, "
-            "alibi_slopes=None, sinks=None, block_mask=None, tree=None, tree_keys=0, seqlens_kv=None, kv_begin=None, causal_sequences=None, cu_seqlens_q=None, "
-            "cu_seqlens_kv=None, max_seqlen_q=None, block_table=None, shared_segments=0, q_descale=None, k_descale=None, v_descale=None, "
-            "k_type=None, v_type=None, k_scale=None, v_scale=None, head_dim_v=None, lists=None, list_lengths=None, list_block=None, "
-            "list_queries=None, list_of_pool=None, no_positions=None, bias_slopes=None, out_scale=None, out_dtype=None, return_lse=False, out=None, backend='auto')")
+            "alibi_slopes=None, sinks=None, block_mask=None, tree=None, tree_keys=0, seqlens_kv=None, kv_begin=None, "
+            "causal_sequences=None, query_start=None, key_start=None, key_places=None, ready=None, cu_seqlens_q=None, "
+            "cu_seqlens_kv=None, max_seqlen_q=None, block_table=None, shared_segments=0, q_descale=None, k_descale=None, "
+            "v_descale=None, k_type=None, v_type=None, k_scale=None, v_scale=None, head_dim_v=None, lists=None, list_lengths=None, "
+            "list_block=None, list_queries=None, list_of_pool=None, no_positions=None, bias_slopes=None, out_scale=None, "
+            "out_dtype=None, return_lse=False, out=None, lse=None, accumulate=False, backend='auto')")
 
     def test_calls(self):
         """What Python says of a function's arguments, these functions say of theirs."""
