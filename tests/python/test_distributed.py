@@ -1,0 +1,441 @@
+"""attn.distributed under gloo, against float64 formulas with dense masks. Needs torch, which CI does not have.
+
+Each test starts an interpreter with this file, which forks the ranks: torch is imported once, before there are threads."""
+import datetime
+import importlib.util
+import itertools
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+import unittest
+
+REPEATS = int(os.environ.get("ATTN_REPEATS", 50))
+
+
+@unittest.skipUnless(importlib.util.find_spec("torch"), "torch is not installed")
+class Distributed(unittest.TestCase):
+    def run_ranks(self, ranks, function, *arguments, codes=None):
+        """Runs function(rank, ranks, *arguments) of this file on ranks; codes: the exit codes that are expected, all 0 by default."""
+        done = subprocess.run([sys.executable, __file__, str(ranks), function, *map(str, arguments)], capture_output=True, text=True,
+                              timeout=300)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stdout.split()[-ranks:], [str(c) for c in codes or [0] * ranks], done.stdout + done.stderr)
+
+    def test_one_rank(self):
+        self.run_ranks(1, "schemes")
+
+    def test_two_ranks(self):
+        self.run_ranks(2, "schemes")
+
+    def test_three_ranks(self):
+        self.run_ranks(3, "schemes")
+
+    def test_four_ranks(self):
+        self.run_ranks(4, "schemes")
+
+    def test_eight_ranks(self):
+        self.run_ranks(8, "schemes")
+
+    def test_bf16(self):
+        self.run_ranks(2, "rounded_once")
+
+    def test_gradients(self):
+        for ranks in 1, 2, 4:
+            self.run_ranks(ranks, "gradients")
+
+    def test_decode(self):
+        for ranks in 1, 2, 3, 4:
+            self.run_ranks(ranks, "decodes")
+
+    def test_equal_bits(self):
+        self.run_ranks(2, "repeats")
+
+    def test_refusals(self):
+        self.run_ranks(3, "refusals")
+
+    def test_dead_rank(self):
+        for when in "before", "within":
+            for scheme in "all_gather", "ring", "ulysses":
+                self.run_ranks(3, "dies", when, scheme, codes=[0, 3, 0])
+
+    def test_absent_rank(self):
+        self.run_ranks(2, "absent")
+
+    def test_subgroup(self):
+        self.run_ranks(4, "subgroup")
+
+
+# ---- on the ranks --------------------------------------------------------------------------------
+
+def launch(ranks, name, arguments):
+    """Forks the ranks, waits for all of them, and prints their exit codes."""
+    import torch
+    import attn.distributed  # noqa: F401: before the fork
+    torch.set_num_threads(1)
+    attn.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        children = []
+        for rank in range(ranks):
+            child = os.fork()
+            if child == 0:
+                os._exit(run_rank(rank, ranks, folder, globals()[name], arguments))
+            children.append(child)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    print(*codes)
+
+
+def run_rank(rank, ranks, folder, function, arguments):
+    import torch.distributed as dist
+    try:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks,
+                                timeout=datetime.timedelta(seconds=5 if function is absent else 60))
+        function(rank, ranks, *arguments)
+        sys.stderr.flush()
+        return 0
+    except BaseException:
+        print(f"rank {rank}:", traceback.format_exc(), file=sys.stderr, flush=True)
+        return 1
+
+
+def dense(q, k, v, visible, *, scale=None, softcap=0.0, slopes=None, sinks=None):
+    """(out, lse) in float64 of q [B, S, Hq, D] ...; visible [.., S, S]; positions from 0."""
+    import torch
+    group = q.shape[2] // k.shape[2]
+    k, v = (x.repeat_interleave(group, 2) for x in (k, v))
+    s = torch.einsum("bihd,bjhd->bhij", q, k) * (scale or 1 / math.sqrt(q.shape[3]))
+    if softcap:
+        s = softcap * torch.tanh(s / softcap)
+    if slopes is not None:
+        i, j = torch.arange(q.shape[1])[:, None], torch.arange(k.shape[1])
+        s = s - slopes.double()[:, None, None] * (i - j).abs()
+    s = torch.where(visible, s, -math.inf)
+    columns = s if sinks is None else torch.cat([s, sinks[None, :, None, None].expand(*s.shape[:3], 1)], 3)
+    lse = torch.logsumexp(columns, 3)
+    p = torch.where(visible & (lse > -math.inf)[..., None], torch.exp(s - torch.where(lse > -math.inf, lse, 0.0)[..., None]), 0.0)
+    return torch.einsum("bhij,bjhd->bihd", p, v), lse
+
+
+def band(total, left, right):
+    import torch
+    i, j = torch.arange(total)[:, None], torch.arange(total)
+    return ((j >= i - left) | (left < 0)) & ((j <= i + right) | (right < 0))
+
+
+def cases(ranks):
+    """(name, options of attention(), whether each query sees each key, options of dense())."""
+    import torch
+    import attn
+    total = 12 * ranks
+    heads = 8
+    full = torch.ones(total, total, dtype=torch.bool)
+    below = band(total, -1, 0)
+    yield "full", {}, full, {}
+    yield "causal", {"causal": True}, below, {}
+    yield "window", {"causal": True, "window": (7, -1)}, band(total, 7, 0), {}
+    yield "wide", {"window": (5, 3)}, band(total, 5, 3), {}
+    yield "right", {"window": (-1, 4)}, band(total, -1, 4), {}
+    yield "softcap", {"causal": True, "softcap": 1.5, "scale": 0.5}, below, {"softcap": 1.5, "scale": 0.5}
+    sinks = torch.linspace(-2, 3, heads)
+    yield "sinks", {"window": (2, 0), "sinks": sinks}, band(total, 2, 0), {"sinks": sinks.double()}
+    slopes = 2.0 ** -torch.arange(1, heads + 1)
+    yield "alibi", {"causal": True, "alibi_slopes": slopes}, below, {"slopes": slopes}
+    yield "alibi both", {"alibi_slopes": slopes, "window": (9, 6)}, band(total, 9, 6), {"slopes": slopes}
+    mask = attn.BlockMask.from_dense((torch.arange(total * total).reshape(total, total) * 2654435761 % 7 < 4).numpy(), block_size=(3, 2))
+    bits = torch.arange(total * total).reshape(total, total) * 2654435761 % 7 < 4
+    yield "block mask", {"block_mask": mask}, bits, {}
+    yield "block mask causal", {"block_mask": mask, "causal": True, "window": (11, -1)}, bits & band(total, 11, 0), {}
+    kinds = (torch.arange(total // 6 * (total // 6)).reshape(total // 6, -1) % 3).to(torch.uint8).numpy()
+    by_kind = torch.from_numpy(kinds).repeat_interleave(6, 0).repeat_interleave(6, 1)
+    yield "kinds", {"block_mask": attn.BlockMask.from_kinds(kinds, total, total, block_size=6)}, (by_kind == 2) | (by_kind == 1) & below, {}
+    ends = sorted({0, 1, 2, total // 3, total // 3 + 5, total - 7, total - 2})
+    number = torch.bucketize(torch.arange(total), torch.tensor(ends[1:]), right=True)
+    same = (number[:, None] == number) & (torch.arange(total) < ends[-1])
+    yield "documents", {"cu_seqlens": ends, "causal": True}, same & below, {}
+    yield "documents full", {"cu_seqlens": ends}, same, {}
+    yield "documents window", {"cu_seqlens": ends, "window": (4, 2)}, same & band(total, 4, 2), {}
+
+
+def tensors(total, heads=8, heads_kv=4, dim=16, dim_v=24, batch=2, dtype=None):
+    import torch
+    g = torch.Generator().manual_seed(5)
+    return [torch.randn(batch, total, h, d, generator=g, dtype=torch.float64).to(dtype or torch.float32)
+            for h, d in ((heads, dim), (heads_kv, dim), (heads_kv, dim_v))]
+
+
+def near(got, want, bound, what):
+    import torch
+    assert got.shape == want.shape, (what, got.shape, want.shape)
+    finite = torch.isfinite(want)
+    assert torch.equal(torch.isfinite(got), finite), what
+    error = (got.double() - want)[finite].abs().max().item() if finite.any() else 0
+    assert error < bound, f"{what}: {error}"
+
+
+def mine(x, layout, dim=1):
+    import attn.distributed as ad
+    return ad.shard(x, layout=layout, dim=dim)
+
+
+def variants(ranks, number):
+    """(scheme, layout) pairs of a case; with many ranks they take turns."""
+    found = [(s, y) for s, y in itertools.product(("all_gather", "ring", "ulysses"), ("zigzag", "contiguous")) if s != "ulysses" or 8 % ranks == 0]
+    return found if ranks < 4 else found[number % 2::2]
+
+
+def schemes(rank, ranks):
+    import torch
+    import attn
+    import attn.distributed as ad
+    for number, (name, options, visible, rules) in enumerate(cases(ranks)):
+        packed = "cu_seqlens" in options
+        q, k, v = tensors(12 * ranks, batch=1 if packed else 2)
+        want, want_lse = dense(q.double(), k.double(), v.double(), visible, **rules)
+        for scheme, layout in variants(ranks, number):
+            local = [mine(x[0] if packed else x, layout, 0 if packed else 1) for x in (q, k, v)]
+            counts = {x["name"]: attn._attn.launch_count(x["name"]) for x in attn.info()["kernels"] if x["backend"] == "cpu"}
+            out, lse = ad.attention(*local, scheme=scheme, layout=layout, return_lse=True, **options)
+            assert any(attn._attn.launch_count(n) > c for n, c in counts.items())
+            if packed:
+                out, lse = out[None], lse[None]
+            what = f"{name} {scheme} {layout} on {ranks}"
+            near(out, mine(want, layout), 1e-5, what)
+            near(lse, mine(want_lse, layout, 2), 1e-5, what + " lse")
+    q, k, v = tensors(12 * ranks)
+    whole = attn.forward(q, k, v, causal=True)
+    for layout in "zigzag", "contiguous":
+        out = ad.attention(*(mine(x, layout) for x in (q, k, v)), causal=True, layout=layout)  # scheme auto
+        assert (ad.gather(out, layout=layout) - whole).abs().max() < 1e-5
+        for pieces in 1, 2:
+            out = ad.attention(*(mine(x, layout) for x in (q, k, v)), causal=True, layout=layout, scheme="all_gather", head_pieces=pieces)
+            assert (ad.gather(out, layout=layout) - whole).abs().max() < 1e-5
+    assert torch.equal(ad.gather(mine(q, "zigzag")), q)
+
+
+def rounded_once(rank, ranks):
+    """bf16 q, k, v: an f32 out is as good as one process's, and a bf16 out is that, rounded."""
+    import torch
+    import attn.distributed as ad
+    q, k, v = tensors(12 * ranks, dtype=torch.bfloat16)
+    want, _ = dense(q.double(), k.double(), v.double(), band(12 * ranks, -1, 0))
+    for scheme in "all_gather", "ring", "ulysses":
+        local = [mine(x, "zigzag") for x in (q, k, v)]
+        exact = ad.attention(*local, causal=True, scheme=scheme, out_dtype=torch.float32)
+        near(exact, mine(want, "zigzag"), 1e-5, scheme)
+        assert torch.equal(ad.attention(*local, causal=True, scheme=scheme), exact.to(torch.bfloat16))
+
+
+def gradients(rank, ranks):
+    """dq, dk, dv and the sinks' against autograd of the float64 formula over the whole sequence."""
+    import torch
+    import torch.distributed as dist
+    import attn
+    import attn.distributed as ad
+    for number, (name, options, visible, rules) in enumerate(cases(ranks)):
+        packed = "cu_seqlens" in options
+        whole = [x.double().requires_grad_() for x in tensors(12 * ranks, batch=1 if packed else 2)]
+        sinks = options.get("sinks")
+        if sinks is not None:
+            rules = {**rules, "sinks": sinks.double().requires_grad_()}
+        want, want_lse = dense(*whole, visible, **rules)
+        g = torch.Generator().manual_seed(9)
+        d_out, d_lse = (torch.randn(x.shape, generator=g, dtype=torch.float64) for x in (want, want_lse))
+        d_lse = torch.where(torch.isfinite(want_lse), d_lse, 0.0)
+        wanted = torch.autograd.grad((want * d_out).sum() + torch.where(torch.isfinite(want_lse), want_lse * d_lse, 0.0).sum(),
+                                     [*whole, *([rules["sinks"]] if sinks is not None else [])])
+        for scheme, layout in variants(ranks, number):
+            what = f"{name} {scheme} {layout} on {ranks}"
+            dim = 0 if packed else 1
+            local = [mine(x.detach().float()[0] if packed else x.detach().float(), layout, dim).requires_grad_() for x in whole]
+            if sinks is not None:
+                options = {**options, "sinks": sinks.clone().requires_grad_()}
+            leaves = [*local, *([options["sinks"]] if sinks is not None else [])]
+            try:
+                out, lse = ad.attention(*local, scheme=scheme, layout=layout, return_lse=True, **options)
+            except attn.Unsupported as error:  # on every rank
+                assert "alibi" in name and scheme != "ulysses", (what, error)
+                continue
+            of_out, of_lse = mine(d_out.float(), layout), mine(d_lse.float(), layout, 2)
+            loss = (out * (of_out[0] if packed else of_out)).sum() + torch.where(torch.isfinite(lse), lse * (of_lse[0] if packed else of_lse), 0.0).sum()
+            got = torch.autograd.grad(loss, leaves)
+            for x, y, letter in zip(got, wanted, "qkvs"):
+                if letter == "s":
+                    dist.all_reduce(x)
+                    near(x, y, 1e-4, what + " sinks")
+                else:
+                    near(x[None] if packed else x, mine(y, layout), 3e-5, f"{what} d{letter}")
+
+
+def decodes(rank, ranks):
+    """Caches by tokens and by pages, of lengths that leave ranks without keys, against all keys in one dense call."""
+    import torch
+    import attn.distributed as ad
+    lengths = torch.tensor([1, 5, 33, 4 * ranks])
+    heads, heads_kv, longest = 2 * ranks, 2, 40
+    slopes = 2.0 ** -torch.arange(1, heads + 1)
+    sinks = torch.linspace(-1, 1, heads)
+    for interleave, queries, options in ((1, 1, {}), (4, 1, {"sinks": sinks}), (1, 3, {}), (4, 3, {"window": (6, -1)}), (4, 2, {"alibi_slopes": slopes})):
+        q, k, v = tensors(longest, heads, heads_kv, batch=4)
+        q = q[:, :queries]
+        position = torch.arange(longest)
+        place = (lengths - queries)[:, None] + torch.arange(queries)  # of queries
+        seen = (position < lengths[:, None])[:, None, :] & (position <= place[:, :, None])
+        if "window" in options:
+            seen &= position >= place[:, :, None] - options["window"][0]
+        wide = torch.zeros(4, longest, heads, 16, dtype=torch.float64)
+        wide[:, :queries] = q.double()
+        rules = {"sinks": sinks.double()} if "sinks" in options else {}
+        if "alibi_slopes" in options:  # positions from the queries' own
+            outs = [dense_at(q[b:b + 1].double(), k[b:b + 1].double(), v[b:b + 1].double(), seen[b], place[b], slopes) for b in range(4)]
+            want, want_lse = (torch.cat(x) for x in zip(*outs))
+        else:
+            visible = torch.zeros(4, 1, longest, longest, dtype=torch.bool)
+            visible[:, 0, :queries] = seen
+            want, want_lse = dense(wide, k.double(), v.double(), visible, **rules)
+            want, want_lse = want[:, :queries], want_lse[:, :, :queries]
+        mine_of = [p for p in range(longest) if p // interleave % ranks == rank]
+        local = torch.tensor([sum(p < n for p in mine_of) for n in lengths.tolist()], dtype=torch.int32)
+        cache = [x[:, mine_of].contiguous() for x in (k, v)]
+        shared = dict(interleave=interleave, total_seqlens=lengths.to(torch.int32), seqlens_kv=local, return_lse=True, **options)
+        n = heads // ranks
+        out, lse = ad.decode(q[:, :, rank * n:(rank + 1) * n].contiguous(), *cache, **shared)
+        near(out, want[:, :, rank * n:(rank + 1) * n], 1e-5, f"decode {interleave} {queries} {options} on {ranks}")
+        near(lse, want_lse[:, rank * n:(rank + 1) * n], 1e-5, "lse")
+        out, lse = ad.decode(q, *cache, heads="all", **shared)
+        near(out, want, 1e-5, "all heads")
+        pages = -(-len(mine_of) // 4)
+        pool = [torch.full((4 * pages, 4, *x.shape[2:]), math.nan) for x in cache]
+        table = torch.randperm(4 * pages, generator=torch.Generator().manual_seed(3)).to(torch.int32).reshape(4, pages)
+        for x, y in zip(cache, pool):
+            for b, p in itertools.product(range(4), range(pages)):
+                rows = x[b, 4 * p:4 * p + 4]
+                y[table[b, p], :rows.shape[0]] = rows
+        paged, _ = ad.decode(q, *pool, heads="all", block_table=table, **shared)
+        near(paged, want, 1e-5, "pages")
+
+
+def dense_at(q, k, v, visible, place, slopes):
+    """dense() of queries at places, with ALiBi."""
+    import torch
+    group = q.shape[2] // k.shape[2]
+    k, v = (x.repeat_interleave(group, 2) for x in (k, v))
+    s = torch.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(q.shape[3])
+    s = s - slopes.double()[:, None, None] * (place[:, None] - torch.arange(k.shape[1])).abs()
+    s = torch.where(visible, s, -math.inf)
+    lse = torch.logsumexp(s, 3)
+    p = torch.where(visible, torch.exp(s - torch.where(lse > -math.inf, lse, 0.0)[..., None]), 0.0)
+    return torch.einsum("bhij,bjhd->bihd", p, v), lse
+
+
+def repeats(rank, ranks):
+    import torch
+    import attn.distributed as ad
+    q, k, v = (mine(x, "zigzag") for x in tensors(12 * ranks, heads=4, heads_kv=2, batch=1))
+    d_out = torch.ones(1, 12, 4, 24)
+    for scheme in "all_gather", "ring", "ulysses":
+        first = None
+        for _ in range(REPEATS):
+            leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+            out = ad.attention(*leaves, causal=True, scheme=scheme)
+            got = [out.detach(), *torch.autograd.grad(out, leaves, d_out)]
+            first = first or got
+            assert all(torch.equal(x, y) for x, y in zip(got, first)), scheme
+    first = None
+    for _ in range(REPEATS):
+        got = ad.decode(q[:, :1, :2].contiguous(), k, v)
+        first = got if first is None else first
+        assert torch.equal(got, first)
+
+
+def refusals(rank, ranks):
+    """Where ranks differ, or one refuses its arguments, all of them raise, and the group still works."""
+    import torch
+    import attn
+    import attn.distributed as ad
+
+    def refused(words, **options):
+        q, k, v = tensors(options.pop("tokens", 6), heads=options.pop("heads", 6), heads_kv=2, batch=1)
+        try:
+            ad.attention(q, k, v, **options)
+        except attn.InvalidArgument as error:
+            assert any(word in str(error) for word in words), str(error)
+        else:
+            raise AssertionError(f"{words} was not refused")
+
+    odd = rank == 1
+    refused(["q.shape[1] is 6 on rank 0 and 8 on rank 1"], tokens=8 if odd else 6)
+    refused(["q.shape[2] is 6 on rank 0"], heads=4 if odd else 6, scheme="ring")
+    refused(["rank 1 of the group refused", "q has 0 tokens on this rank"], tokens=0 if odd else 6)
+    refused(["rank 1 of the group refused", "scheme is 'rings'"], scheme="rings" if odd else "ring")
+    refused(["scheme is ulysses with 6 and 2 heads on 3 ranks"], scheme="ulysses")
+    refused(["window[0] is -1 on rank 0 and 4 on rank 1"], window=(4, -1) if odd else (-1, -1))
+    refused(["scheme is"], scheme="all_gather" if odd else "ring")
+    refused(["q has 5 tokens"], tokens=5)
+    refused(["cu_seqlens"], cu_seqlens=[0, 4])
+    refused(["block_mask has shape"], block_mask=attn.BlockMask.from_window(6, 6, (1, 1)))
+    refused(["head_pieces is 3"], head_pieces=3)
+    refused(["blocks of (64, 64)"], block_mask=attn.BlockMask.from_window(18, 18, (1, 1), block_size=64))
+    q, k, v = tensors(6, heads=6, heads_kv=2, batch=1)
+    try:
+        ad.decode(q, k, v, window=(3, -1))
+    except attn.InvalidArgument as error:
+        assert "interleave" in str(error)
+    out = ad.attention(q, k, v)
+    everything = [torch.cat([x] * ranks, 1).double() for x in (q, k, v)]
+    near(out, dense(*everything, torch.ones(18, 18, dtype=torch.bool))[0][:, :6], 1e-5, "after the refusals")
+
+
+def dies(rank, ranks, when, scheme):
+    """Rank 1 ends before the call, or in it; the others raise torch.distributed's error."""
+    import attn.distributed as ad
+    if rank == 1 and when == "before":
+        os._exit(3)
+    if rank == 1:
+        ad._forward = lambda *_, **__: os._exit(3)
+    q, k, v = tensors(6, heads=6, heads_kv=3, batch=1)
+    try:
+        ad.attention(q, k, v, scheme=scheme)
+    except RuntimeError:
+        return
+    # What rank 1 sends before it ends may be all that a rank needs. The next call needs more.
+    try:
+        ad.attention(q, k, v, scheme=scheme)
+    except RuntimeError:
+        return
+    raise AssertionError("no error")
+
+
+def absent(rank, ranks):
+    """Rank 1 lives, and does not call: the time-out ends the other's wait."""
+    import torch.distributed as dist
+    import attn.distributed as ad
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 1:
+        store.set_timeout(datetime.timedelta(seconds=60))
+        store.get("over")
+        return
+    q, k, v = tensors(6, batch=1)
+    try:
+        ad.attention(q, k, v)
+    except RuntimeError:
+        store.set("over", "1")
+        return
+    raise AssertionError("no error")
+
+
+def subgroup(rank, ranks):
+    """Two groups of two ranks at once, and one of the ranks 3 and 1, in this order."""
+    import torch.distributed as dist
+    import attn.distributed as ad
+    groups = [dist.new_group(x) for x in ([0, 1], [2, 3])]
+    q, k, v = tensors(24)
+    want, _ = dense(q.double(), k.double(), v.double(), band(24, -1, 0))
+    for scheme in "all_gather", "ring", "ulysses":
+        out = ad.attention(*(ad.shard(x, group=groups[rank // 2]) for x in (q, k, v)), group=groups[rank // 2], causal=True, scheme=scheme)
+        near(out, ad.shard(want, group=groups[rank // 2]), 1e-5, scheme)
+
+
+if __name__ == "__main__":
+    launch(int(sys.argv[1]), sys.argv[2], sys.argv[3:])
