@@ -22,7 +22,8 @@ import performance  # noqa: E402
 
 SOURCE, BUILD = map(Path, sys.argv[1:3])
 CXX = sys.argv[3]
-PROGRAMS = ("attn", "attn-fp8-stress", "gfx9emu-model", "tools/", "python3", "pip", "cmake", "cat", "c++", "cc", "./serve", "./loop", "./host_cost")
+PROGRAMS = ("attn", "attn-fp8-stress", "gfx9emu-model", "tools/", "python3", "pip", "cmake", "cat", "c++", "cc", "./serve", "./prefill", "./loop",
+            "./host_cost")
 
 
 class Run:
@@ -151,6 +152,10 @@ COMMANDS = {
                        f"-I{SOURCE}/include -L{BUILD}/lib -lattn -Wl,-rpath,{BUILD}/lib"}),
         "./serve --check --sequences 200 --batch 64 --layers 3": Run(),
         "python3 examples/serve.py --check --backend cuda": Skip("needs a CUDA device and PyTorch; tests/examples runs it where they are"),
+        "c++ -std=c++20 -O3 examples/prefill.cpp -o prefill $(pkg-config --cflags --libs attn) -ldl":
+            Run(words={"c++ -std": f"{CXX} -std", "$(pkg-config --cflags --libs attn)":
+                       f"-I{SOURCE}/include -L{BUILD}/lib -lattn -Wl,-rpath,{BUILD}/lib"}),
+        "./prefill --ranks 4 --tokens 32768": Skip("needs CUDA devices and NCCL; tests/examples runs it on a stand-in"),
         "./serve --check --backend cuda": Skip("needs a CUDA device; tests/examples runs it where there is one"),
     },
 }
