@@ -347,7 +347,7 @@ typedef struct attn_segment {
                            PACKED q: 1 */
   int32_t list_of_pool; /* 1: entries are page * page_size + key of the page, of any page of the
                            pool; seqlens and the block table are not used. PAGED, no_positions,
-                           list_block 1 */
+                           list_block 1, no descales of blocks */
   int32_t has_list_lengths;
   /* 1: the keys have no position. Causal masks and windows do not hide them, and Skv and the
      positions of the other segments do not count them. Without bias, ALiBi, block mask, tree,

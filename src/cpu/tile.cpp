@@ -243,7 +243,7 @@ Rows KeyReader::load_keys(int64_t base, int64_t begin, int64_t end, uint8_t* wan
       base, begin, end,
       [&](const SegmentView& view, int64_t key, int64_t c, const KeyRun& run, int64_t count) {
         const attn_dtype type = view.shape->k_type;
-        const float factor = view.k_descale(key, kv_head_, p_.heads_kv);
+        const float factor = run.k ? view.k_descale(key, kv_head_, p_.heads_kv) : 1;
         if (!run.k) {
           for (int64_t n = 0; n < count; ++n) *exist &= !std::exchange(wanted[c + n], uint8_t(0));
         } else if (count == end - begin && all_marked(wanted + c, count) &&
@@ -287,7 +287,7 @@ Rows KeyReader::load_values(int64_t base, int64_t begin, int64_t end, const uint
       base, begin, end,
       [&](const SegmentView& view, int64_t key, int64_t c, const KeyRun& run, int64_t count) {
         const attn_dtype type = view.shape->v_type;
-        const float factor = view.v_descale(key, kv_head_, p_.heads_kv);
+        const float factor = run.v ? view.v_descale(key, kv_head_, p_.heads_kv) : 1;
         if (shape_.few_rows && count == end - begin && run.v && dim == shape_.value_width &&
             (ops_.few_types >> type & 1) && (!wide_type(type) || factor == 1) &&
             all_marked(wanted + c, count)) {

@@ -156,6 +156,12 @@ Status make_lists(const std::string& name, const Problem& p, Segment* s) {
                                               {"max_pages", int(s->max_pages), 0}})
       if (value != wanted)
         return invalid(name, what, " is ", value, "; accepted with list_of_pool: ", wanted);
+    // Blocks are of a sequence's keys.
+    for (const auto& [what, kind] :
+         {std::pair{"k_descale", s->k_descale}, {"v_descale", s->v_descale}})
+      if (kind == ATTN_DESCALE_BLOCK)
+        return invalid(name, what,
+                       " is block (3); accepted with list_of_pool: none (0), tensor (1), head (2)");
     ATTN_TRY(in_range(name + "num_pages * page_size", s->num_pages * s->page_size, 0, max_extent));
   }
   const int64_t queries = p.q_layout == ATTN_PACKED

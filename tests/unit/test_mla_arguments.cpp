@@ -178,6 +178,14 @@ const Case problems[] = {
      },
      bad,
      {"max_pages is 3", "list_of_pool: 0"}},
+    {"a pool with descales of blocks of keys",
+     [](Setup& s) {
+       s.pool();
+       s.segment.k_descale = ATTN_DESCALE_BLOCK;
+       s.segment.descale_block_keys = 64;
+     },
+     bad,
+     {"k_descale is block (3)", "list_of_pool"}},
     {"a bias",
      [](Setup& s) { s.problem.bias_type = ATTN_F32; },
      bad,
