@@ -127,11 +127,11 @@ __device__ __forceinline__ void run(const attn_bwd_sm80_kernarg& a, unsigned ind
     }
   }
   if constexpr (of == Of::keys || of == Of::keys_dv)
-    store_gradient<Shape>(s, a.dv, item, a.kv.cu_seqlens, warp_row, one, a.head_dim_v);
+    store_rows<Shape>(s, a.dv, item, a.kv.cu_seqlens, warp_row, one, a.head_dim_v);
   if constexpr (of == Of::keys || of == Of::keys_dk)
-    store_gradient<Shape>(d, a.dk, item, a.kv.cu_seqlens, warp_row, scale, a.head_dim);
+    store_rows<Shape>(d, a.dk, item, a.kv.cu_seqlens, warp_row, scale, a.head_dim);
   if constexpr (of == Of::queries)
-    store_gradient<Shape>(d, a.dq, item, a.cu_seqlens_q, warp_row, scale, a.head_dim);
+    store_rows<Shape>(d, a.dq, item, a.cu_seqlens_q, warp_row, scale, a.head_dim);
 }
 
 template <const Variant& variant>

@@ -5,6 +5,7 @@
 // warpgroup finds it for both, in turns, a tile later. It is added in float32 to memory, in an
 // order that follows from the problem (order.h).
 #pragma once
+#include "../backward/store_gradient.cuh"
 #include "../common/element.cuh"
 #include "../ptx/ex2.h"
 #include "../ptx/grid.h"
@@ -13,7 +14,6 @@
 #include "../ptx/warpgroup.h"
 #include "../ptx/wgmma.h"
 #include "load.cuh"
-#include "store_gradient.cuh"
 #include "variants.h"
 
 namespace attn::bwd_sm90 {
@@ -83,8 +83,8 @@ struct Consumer {
       for (int half = 0; half < 2; ++half) {
         const int row = 16 * warp + lane / 4 + 8 * half;
         if (a.dq.at)
-          store_gradient(a.dq, to.at + row * a.dq.stride[1], row < to.rows, dq, half, a.scale,
-                         a.head_dim);
+          device::store_gradient<T>(a.dq, to.at + row * a.dq.stride[1], row < to.rows, dq, half,
+                                    a.scale, a.head_dim);
       }
     }
     ptx::fence_async_shared();
@@ -309,11 +309,11 @@ struct Consumer {
         const int rows = a.kv.cu_seqlens || g.add ? keys : a.kv.capacity;
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-          store_gradient(g,
-                         item.k_batch * g.stride[0] +
-                             (item.k_row + (long long)row[half]) * g.stride[1] +
-                             item.head_kv * g.stride[2],
-                         row[half] < rows, o, half, factor, columns);
+          device::store_gradient<T>(g,
+                                    item.k_batch * g.stride[0] +
+                                        (item.k_row + (long long)row[half]) * g.stride[1] +
+                                        item.head_kv * g.stride[2],
+                                    row[half] < rows, o, half, factor, columns);
       };
       store_all(a.dv, dv[u], 1, a.head_dim_v);
       store_all(a.dk, dk[u], a.scale, a.head_dim);
