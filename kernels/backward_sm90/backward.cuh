@@ -37,7 +37,9 @@ struct Consumer {
   const unsigned shared;
   const int group, warp, lane;
 
+  // What the warp's lanes have read or written before is ordered before the arrival of one.
   __device__ __forceinline__ void release(Barrier& barrier) const {
+    __syncwarp();
     ptx::mbarrier_arrive_if(address(&barrier), lane == 0);
   }
   // Offsets in shared memory of 16 columns, in units of 16 bytes.
@@ -88,7 +90,6 @@ struct Consumer {
       }
     }
     ptx::fence_async_shared();
-    __syncwarp();
     release(c.dq_full[which]);
   }
 
@@ -116,7 +117,6 @@ struct Consumer {
       const unsigned first = n, end = n + item.tiles.count();
       for (;; ++n) {
         if (n == end) {
-          __syncwarp();
           release(c.v_empty);
         } else {
           const int stage = Q::stage(n);
@@ -230,7 +230,6 @@ struct Consumer {
               ptx::pin(dk[u]);
               start_dp(u + 1);
             } else {
-              __syncwarp();
               release(c.ds_full[which]);
             }
           }
@@ -248,10 +247,8 @@ struct Consumer {
         if (n == end) break;
         query += tile_queries;
       }
-      __syncwarp();
       release(c.k_empty);
       if (a.group == 1 || add_heads(dk, dv, item)) store(dk, dv, item);
-      __syncwarp();
       release(item_empty(c, count));
     }
   }
