@@ -358,8 +358,10 @@ BackwardRun run_backward(Backend& backend, const BackwardCase& bc, const Backwar
   if (const attn_status status = attn_plan_create_backward(backend.context, &p, &made))
     return fail("attn_plan_create_backward", status);
   const std::unique_ptr<attn_plan, void (*)(attn_plan*)> plan(made, attn_plan_destroy);
-  if (std::string(attn_plan_kernel(made)) != kernel) {
-    got.error = join("the plan has chosen ", attn_plan_kernel(made), ", not ", kernel);
+  run.kernel = attn_plan_kernel(made);
+  if (!kernel) kernel = run.kernel.c_str();
+  if (run.kernel != kernel) {
+    got.error = join("the plan has chosen ", run.kernel, ", not ", kernel);
     return run;
   }
   Arena arena(backend.context);
@@ -523,6 +525,106 @@ std::string compare(const BackwardCase& bc, const BackwardData& data, const Kern
   check("d_bias", ATTN_GRAD_BIAS, type_or(bc.d_bias_type, c.bias_type), got.d_bias,
         want.exact.d_bias, want.magnitude.d_bias);
   return text.str();
+}
+
+namespace {
+
+// dq, dk and dv, every operator's result rounded by `round`, sums as exact as double is.
+template <class Round>
+Gradients operators(const BackwardCase& bc, const BackwardData& data, Round&& round) {
+  const Case& c = bc.c;
+  const Data& of = data.forward;
+  Gradients g;
+  g.dq.resize(size_t(c.batch * c.heads_q * c.seqlen_q * c.head_dim));
+  g.dk.resize(size_t(c.batch * c.heads_kv * of.most_keys * c.head_dim));
+  g.dv.resize(size_t(c.batch * c.heads_kv * of.most_keys * c.head_dim_v));
+  const auto dot = [](const std::vector<double>& x, const std::vector<double>& y) {
+    return std::inner_product(x.begin(), x.end(), y.begin(), 0.0);
+  };
+  const auto add = [](std::vector<double>& to, size_t row, const std::vector<double>& x,
+                      double by) {
+    for (size_t d = 0; d < x.size(); ++d) to[row * x.size() + d] += by * x[d];
+  };
+  struct Seen {
+    size_t key;
+    double s, tanh, p, dp;
+  };
+  std::vector<Seen> seen;
+  for_each_query(c, [&](int64_t b, int64_t h, int64_t i) {
+    const size_t row = size_t(row_of(c, b, h, i));
+    if (!data.sees[row]) return;
+    const auto &q = of.q_real[row], &d_out = data.d_out_real[row];
+    double max = c.has(ATTN_SINKS) ? of.sinks.as<float>()[h] : -INFINITY;
+    seen.clear();
+    for (int64_t j = 0; j < c.keys(b); ++j) {
+      if (!visible(c, of, b, h, i, j)) continue;
+      Seen x{size_t((b * c.heads_kv + h / (c.heads_q / c.heads_kv)) * of.most_keys + j), 0, 0, 0,
+             0};
+      x.s = round(score_scale(c) * round(dot(q, of.k_real[x.key])));
+      if (c.softcap > 0) {
+        x.tanh = round(std::tanh(round(x.s / c.softcap)));
+        x.s = round(c.softcap * x.tanh);
+      }
+      if (c.bias_type != ATTN_DTYPE_NONE) x.s = round(x.s + bias_at(c, of, b, h, i, j));
+      if (c.has(ATTN_ALIBI)) {
+        const double distance = std::abs(double(i + c.keys(b) - c.queries(b) - j));
+        x.s = round(x.s - round(of.slopes.as<float>()[h] * distance));
+      }
+      max = std::max(max, x.s);
+      seen.push_back(x);
+    }
+    double sum = c.has(ATTN_SINKS) ? std::exp(of.sinks.as<float>()[h] - max) : 0;
+    for (const Seen& x : seen) sum += std::exp(x.s - max);
+    double delta = bc.d_lse ? -data.d_lse_real[row] : 0;
+    for (Seen& x : seen) {
+      x.p = round(std::exp(x.s - max) / sum);
+      x.dp = round(dot(d_out, of.v_real[x.key]));
+      delta += x.p * x.dp;
+      add(g.dv, x.key, d_out, x.p);
+    }
+    for (const Seen& x : seen) {
+      double ds = round(x.p * (x.dp - delta));
+      if (c.softcap > 0) ds = round(ds * (1 - x.tanh * x.tanh));
+      ds = round(ds * score_scale(c));
+      add(g.dq, row, of.k_real[x.key], ds);
+      add(g.dk, x.key, q, ds);
+    }
+  });
+  for (std::vector<double>* all : {&g.dq, &g.dk, &g.dv})
+    for (double& x : *all) x = round(x);
+  return g;
+}
+
+}  // namespace
+
+std::string compare_with_plain_operators(const BackwardCase& bc, const BackwardData& data,
+                                         const Gradients& got) {
+  const attn_dtype type = bc.c.q_type;
+  const Gradients exact = operators(bc, data, [](double x) { return x; });
+  const Gradients plain = operators(bc, data, [&](double x) {
+    const double ulp = 2 * half_ulp(type, x);
+    return std::nearbyint(x / ulp) * ulp;
+  });
+  std::string text;
+  const auto check = [&](const char* name, uint32_t gradient, const std::vector<double>& x,
+                         const std::vector<double>& exact, const std::vector<double>& plain) {
+    if (!bc.wants(gradient) || bc.adds(gradient)) return;
+    double error = 0, allowed = 0, largest = 0;
+    for (size_t n = 0; n < exact.size(); ++n) {
+      if (!std::isfinite(x[n])) error = INFINITY;
+      error = std::max(error, std::abs(x[n] - exact[n]));
+      allowed = std::max(allowed, std::abs(plain[n] - exact[n]));
+      largest = std::max(largest, std::abs(exact[n]));
+    }
+    const double rounding = 2 * half_ulp(type, largest + 0.3);  // as x + 0.3 - 0.3 leaves it, twice
+    if (error > 2 * allowed + rounding)
+      text += join(name, " is off by ", error, ", plain operators by ", allowed, ", rounding ",
+                   rounding, "; ");
+  };
+  check("dq", ATTN_GRAD_Q, got.dq, exact.dq, plain.dq);
+  check("dk", ATTN_GRAD_K, got.dk, exact.dk, plain.dk);
+  check("dv", ATTN_GRAD_V, got.dv, exact.dv, plain.dv);
+  return text;
 }
 
 bool declined(const Kernel& kernel, const BackwardRun& run) {
