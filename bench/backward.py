@@ -107,7 +107,7 @@ def libattn(library, kernel, cell, x, softcap):
     run = make(BackwardArgs, forward=c.pointer(args), d_out=x.d_out.data_ptr(), dq=grads[0].data_ptr(),
                dk=grads[1].data_ptr(), dv=grads[2].data_ptr())
 
-    def call(keep=(space, segment_args, args)):
+    def call(keep=(space, grads, segment_args, args)):
         library.check(lib.attn_run_backward(plan, c.byref(run), memory, size, stream()))
     return call, grads, lib.attn_plan_kernel(plan).decode(), size.value
 
