@@ -403,6 +403,7 @@ TEST_CASE("backward: NaN stays with those who see it") {
                    false);
     data.d_out_real[size_t(c.seqlen_q + i)][3] = NAN;
     const BackwardRun run = run_backward(backend_of(kernel->backend), bc, data, kernel->name);
+    if (declined(*kernel, run)) continue;
     INFO(kernel->name);
     REQUIRE(run.got.error == "");
     const BackwardTruth want = formula_backward(bc, data, run.forward);
