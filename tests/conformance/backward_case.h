@@ -79,11 +79,12 @@ std::string compare(const BackwardCase& bc, const BackwardData& data, const Kern
                     const Gradients& got, const BackwardTruth& want);
 
 // FlashAttention's rule: dq, dk and dv are off by at most twice as much as those that plain
-// operators of q's type compute, each of which rounds what it returns, and a rounding. Both from
-// the exact ones, whatever forward's out was. "" or what breaks it. Not for gradients that are
-// added.
+// operators of q's type compute, each of which rounds what it returns, and a rounding. They are
+// also right if that is true of the exact gradients for the out that forward has rounded: of a
+// query that sees one key plain operators have exact ones, and nobody has who takes delta from out.
+// "" or what breaks it. Not for gradients that are added.
 std::string compare_with_plain_operators(const BackwardCase& bc, const BackwardData& data,
-                                         const Gradients& got);
+                                         const BackwardRun& run);
 
 // Whether the kernel, or all forward kernels, have declined the case, which hosts never may.
 bool declined(const Kernel& kernel, const BackwardRun& run);

@@ -578,7 +578,7 @@ TEST_CASE("backward: as exact as plain operators") {
     INFO(run.kernel << " " << describe(bc));
     REQUIRE(run.got.error == "");
     ++ran[run.kernel];
-    CHECK(compare_with_plain_operators(bc, data, run.got) == "");
+    CHECK(compare_with_plain_operators(bc, data, run) == "");
   }
   for (const auto& [kernel, times] : ran)
     if (wanted) std::printf("%s: %d problems\n", kernel.c_str(), times);
