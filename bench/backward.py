@@ -4,7 +4,8 @@
     bench/backward.py --lib build/release/lib/libattn.so [--kernel NAME] [--cells d128 causal] [--out FILE]
 
 16384 tokens, heads * head_dim = 2048, unless the cell says otherwise. Each libattn gradient is compared with
-FlashAttention-2's. --lib NAME=PATH may be given several times; builds take turns.
+FlashAttention-2's. --lib NAME=PATH may be given several times; builds take turns. With --softcap peers are left out, and gradients are those
+of other scores than out and lse have: for times only.
 """
 import argparse
 import ctypes as c
@@ -84,14 +85,14 @@ def cudnn(cell, x):
                                                                      max_q, max_k, 0.0, cell.causal)
 
 
-def libattn(library, kernel, cell, x):
+def libattn(library, kernel, cell, x, softcap):
     """The call and the gradients that it writes."""
     lib = library.lib
     kind = TYPE_OF[x.q.dtype]
     segment = make(Segment, k_type=kind, v_type=kind, seqlen=cell.seqlen)
     forward = make(Problem, batch=cell.batch, heads_q=cell.heads, heads_kv=cell.heads_kv, head_dim=cell.dim,
                    head_dim_v=cell.dim, seqlen_q=cell.seqlen, q_type=kind, num_segments=1, segments=c.pointer(segment),
-                   flags=CAUSAL if cell.causal else 0)
+                   flags=CAUSAL if cell.causal else 0, softcap=softcap)
     problem = make(BackwardProblem, forward=c.pointer(forward), kernel=kernel.encode() if kernel else None)
     plan = c.c_void_p()
     library.check(lib.attn_plan_create_backward(library.context, c.byref(problem), c.byref(plan)))
@@ -106,7 +107,7 @@ def libattn(library, kernel, cell, x):
     run = make(BackwardArgs, forward=c.pointer(args), d_out=x.d_out.data_ptr(), dq=grads[0].data_ptr(),
                dk=grads[1].data_ptr(), dv=grads[2].data_ptr())
 
-    def call(keep=(space, segment_args, args)):
+    def call(keep=(space, grads, segment_args, args)):
         library.check(lib.attn_run_backward(plan, c.byref(run), memory, size, stream()))
     return call, grads, lib.attn_plan_kernel(plan).decode(), size.value
 
@@ -131,6 +132,7 @@ def main():
     parser.add_argument("--milliseconds", type=float, default=60)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--no-peers", action="store_true", help="compare with FlashAttention-2, but do not time it")
+    parser.add_argument("--softcap", type=float, default=0)
     parser.add_argument("--out", help="JSON")
     parser.add_argument("--commit", default="")
     options = parser.parse_args()
@@ -150,11 +152,11 @@ def main():
             calls["cudnn"] = cudnn(cell, x)
         except RuntimeError as error:
             print(f"  cudnn: {str(error).splitlines()[0]}")
-        if options.no_peers:
+        if options.no_peers or options.softcap:
             calls = {}
         kernels, agree = {}, {}
         for name, library in libraries.items():
-            call, grads, kernels[name], space = libattn(library, options.kernel, cell, x)
+            call, grads, kernels[name], space = libattn(library, options.kernel, cell, x, options.softcap)
             call()
             torch.cuda.synchronize()
             agree[name] = difference(cell, grads, wanted)
@@ -165,7 +167,7 @@ def main():
         print(f"{cell.name()}: " + ", ".join(f"{label} {t:.0f}" for label, t in row.items()) +
               f" TFLOP/s; {' '.join(set(kernels.values()))}; {'; '.join(sorted(set(agree.values())))}", flush=True)
         results.append({"cell": asdict(cell), "tflops": row, "microseconds": {k: statistics.median(v) for k, v in rounds.items()},
-                        "kernels": kernels, "differences": agree, "clocks": clocks, "workspace": space})
+                        "kernels": kernels, "differences": agree, "softcap": options.softcap, "clocks": clocks, "workspace": space})
         assert all(math.isfinite(t) for t in row.values())
         del x, calls, launches, wanted
     if options.out:

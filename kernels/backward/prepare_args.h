@@ -28,6 +28,10 @@ struct BackwardRows {
   ATTN_HOST_DEVICE constexpr long long first_tile(int b, long long begin) const {
     return packed ? b + begin / attn_backward_tile : b * tiles_of_sequence();
   }
+  // Row 0 of a head.
+  ATTN_HOST_DEVICE constexpr long long first_row(int head) const {
+    return attn_backward_tile * (head * tiles());
+  }
 };
 
 }  // namespace attn

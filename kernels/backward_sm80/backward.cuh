@@ -55,7 +55,7 @@ __device__ __forceinline__ void run(const attn_bwd_sm80_kernarg& a, unsigned ind
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = warp_row + 16 * m + fragment_row(half, lane);
-      const long long at = item.head * attn_backward_tile * a.rows.tiles() + item.stats + row;
+      const long long at = a.rows.first_row(item.head) + item.stats + row;
       const bool exists = !is_keys<of> && row < item.length;
       stats.lse2[m][half] = exists ? a.lse2[at] : infinity();
       stats.delta[m][half] = exists ? a.delta[at] : 0;
@@ -127,11 +127,11 @@ __device__ __forceinline__ void run(const attn_bwd_sm80_kernarg& a, unsigned ind
     }
   }
   if constexpr (of == Of::keys || of == Of::keys_dv)
-    store_gradient<Shape>(s, a.dv, item, a.kv.cu_seqlens, warp_row, one, a.head_dim_v);
+    store_rows<Shape>(s, a.dv, item, a.kv.cu_seqlens, warp_row, one, a.head_dim_v);
   if constexpr (of == Of::keys || of == Of::keys_dk)
-    store_gradient<Shape>(d, a.dk, item, a.kv.cu_seqlens, warp_row, scale, a.head_dim);
+    store_rows<Shape>(d, a.dk, item, a.kv.cu_seqlens, warp_row, scale, a.head_dim);
   if constexpr (of == Of::queries)
-    store_gradient<Shape>(d, a.dq, item, a.cu_seqlens_q, warp_row, scale, a.head_dim);
+    store_rows<Shape>(d, a.dq, item, a.cu_seqlens_q, warp_row, scale, a.head_dim);
 }
 
 template <const Variant& variant>

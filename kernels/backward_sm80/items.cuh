@@ -206,8 +206,7 @@ struct Walker {
       copy(to + bytes, a.d_out, a.d_out_stride, a.cu_seqlens_q, next.head, a.head_dim_v);
       static_assert(Shape::threads >= 2 * copied);
       const int t = threadIdx.x % copied;
-      const long long at =
-          next.head * attn_backward_tile * a.rows.tiles() + item.stats + next.first;
+      const long long at = a.rows.first_row(next.head) + item.stats + next.first;
       if (threadIdx.x < 2 * copied)
         ptx::cp_async_if<4>(stats_of(stage) + 4 * threadIdx.x,
                             (threadIdx.x < copied ? a.lse2 : a.delta) + at + t, t < next.count);

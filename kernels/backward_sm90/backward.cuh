@@ -5,7 +5,9 @@
 // warpgroup finds it for both, in turns, a tile later. It is added in float32 to memory, in an
 // order that follows from the problem (order.h).
 #pragma once
+#include "../backward/store_gradient.cuh"
 #include "../common/element.cuh"
+#include "../common/tanh.cuh"
 #include "../ptx/ex2.h"
 #include "../ptx/grid.h"
 #include "../ptx/ldmatrix.h"
@@ -13,7 +15,6 @@
 #include "../ptx/warpgroup.h"
 #include "../ptx/wgmma.h"
 #include "load.cuh"
-#include "store_gradient.cuh"
 #include "variants.h"
 
 namespace attn::bwd_sm90 {
@@ -25,7 +26,7 @@ __device__ __forceinline__ unsigned low_bits(int n) {
 }
 
 // A warp that computes: 16 of the 64 keys of each of its warpgroup's subtiles.
-template <class T, Tile tile>
+template <class T, Tile tile, bool score>
 struct Consumer {
   static constexpr bool bf16 = T::type == attn_element_bf16;
   static constexpr int dim = tile.head_dim, key_panel = tile.key_panel(),
@@ -37,7 +38,9 @@ struct Consumer {
   const unsigned shared;
   const int group, warp, lane;
 
+  // What the warp's lanes have read or written before is ordered before the arrival of one.
   __device__ __forceinline__ void release(Barrier& barrier) const {
+    __syncwarp();
     ptx::mbarrier_arrive_if(address(&barrier), lane == 0);
   }
   // Offsets in shared memory of 16 columns, in units of 16 bytes.
@@ -83,13 +86,43 @@ struct Consumer {
       for (int half = 0; half < 2; ++half) {
         const int row = 16 * warp + lane / 4 + 8 * half;
         if (a.dq.at)
-          store_gradient(a.dq, to.at + row * a.dq.stride[1], row < to.rows, dq, half, a.scale,
-                         a.head_dim);
+          device::store_gradient<T>(a.dq, to.at + row * a.dq.stride[1], row < to.rows, dq, half,
+                                    a.scale, a.head_dim);
       }
     }
     ptx::fence_async_shared();
-    __syncwarp();
     release(c.dq_full[which]);
+  }
+
+  // Scores with softcap and ALiBi: s becomes P times softcap's slope, and p is P. seen: of the
+  // lane's queries, for its key of each half. away: from its key of half 0 to its first query, in
+  // positions of which the last query and the last key have the same.
+  __device__ __forceinline__ void weigh(float (&s)[32], unsigned (&p)[4][4], unsigned stats,
+                                        const unsigned (&seen)[2], float away, int head) const {
+    const bool capped = a.into_softcap != 0;
+    const float alibi = a.alibi_slopes ? a.alibi_slopes[head] * device::log2_e : 0;
+    if (capped) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) s[i] = device::tanh_accurate(s[i] * a.into_softcap);
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float2 lse = ptx::load_shared_two_floats(address(&c.lse) + stats + j * 32);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float weight[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float& x = s[4 * j + 2 * half + i];
+          const bool hidden = !(seen[half] >> (2 * j + i) & 1);
+          const float distance = fabsf(away + float(8 * j + i - 8 * half));
+          const float power = fmaf(-alibi, distance, fmaf(x, a.log2_scale, i ? -lse.y : -lse.x));
+          weight[i] = hidden ? 0 : ptx::ex2(power);
+          x = hidden ? 0 : weight[i] * (capped ? 1 - x * x : 1);
+        }
+        p[j / 2][j % 2 * 2 + half] = T::pack(weight[0], weight[1]);
+      }
+    }
   }
 
   __device__ __forceinline__ void run() {
@@ -116,7 +149,6 @@ struct Consumer {
       const unsigned first = n, end = n + item.tiles.count();
       for (;; ++n) {
         if (n == end) {
-          __syncwarp();
           release(c.v_empty);
         } else {
           const int stage = Q::stage(n);
@@ -156,19 +188,26 @@ struct Consumer {
           for (int u = 0; u < tile.subtiles; ++u) {
             ptx::wgmma_wait<1>();
             ptx::pin(s);
+            if constexpr (!score) {
 #pragma unroll
-            for (int j = 0; j < 8; ++j) {
-              const float2 lse = ptx::load_shared_two_floats(address(&c.lse) + stats + j * 32);
+              for (int j = 0; j < 8; ++j) {
+                const float2 lse = ptx::load_shared_two_floats(address(&c.lse) + stats + j * 32);
 #pragma unroll
-              for (int i = 0; i < 4; ++i)
-                s[4 * j + i] = fmaf(s[4 * j + i], a.log2_scale, i % 2 ? -lse.y : -lse.x);
+                for (int i = 0; i < 4; ++i)
+                  s[4 * j + i] = fmaf(s[4 * j + i], a.log2_scale, i % 2 ? -lse.y : -lse.x);
+              }
             }
             unsigned p[4][4], ds[4][4];
             const int subtile = tile.subtiles * group + u;
+            // The lane's key of half 0, and its first query of the tile. Not in registers all
+            // along.
+            const auto first_key = [&] {
+              return item.block * tile.keys() + 64 * subtile + 16 * warp + lane / 4;
+            };
+            const auto first_query = [&] { return query + lane % 4 * 2; };
+            unsigned seen[2] = {~0u, ~0u};
             if (query < item.whole[subtile].first || query > item.whole[subtile].last) {
-              // The lane's key of half 0.
-              const int key = item.block * tile.keys() + 64 * subtile + 16 * warp + lane / 4;
-              const int origin = query + lane % 4 * 2, keys = item.sequence.keys;
+              const int key = first_key(), origin = first_query(), keys = item.sequence.keys;
               const int from = key - item.sequence.upper + 1 - origin,
                         to = key - item.sequence.lower + 1 - origin;
 #pragma unroll
@@ -177,18 +216,26 @@ struct Consumer {
                 const int begin = min(max(from + 8 * half, 0), tile_queries),
                           end = min(max(to + 8 * half, 0), tile_queries);
                 const auto count = [](int x) { return x / 8 * 2 + min(x % 8, 2); };
-                const unsigned seen =
+                seen[half] =
                     key + 8 * half < keys ? low_bits(count(end)) & ~low_bits(count(begin)) : 0;
+                if constexpr (!score) {
 #pragma unroll
-                for (int i = 0; i < 16; ++i)
-                  if (!(seen >> i & 1)) s[i / 2 * 4 + 2 * half + i % 2] = -infinity();
+                  for (int i = 0; i < 16; ++i)
+                    if (!(seen[half] >> i & 1)) s[i / 2 * 4 + 2 * half + i % 2] = -infinity();
+                }
               }
               ptx::pin(s);
             }
+            if constexpr (score) {
+              weigh(s, p, stats, seen,
+                    float(first_query() - first_key() + item.sequence.keys - item.sequence.queries),
+                    item.head);
+            } else {
 #pragma unroll
-            for (int i = 0; i < 32; ++i) s[i] = ptx::ex2(s[i]);
+              for (int i = 0; i < 32; ++i) s[i] = ptx::ex2(s[i]);
 #pragma unroll
-            for (int i = 0; i < 16; ++i) p[i / 4][i % 4] = T::pack(s[2 * i], s[2 * i + 1]);
+              for (int i = 0; i < 16; ++i) p[i / 4][i % 4] = T::pack(s[2 * i], s[2 * i + 1]);
+            }
             ptx::pin(dv[u]);
             ptx::wgmma_fence();
 #pragma unroll
@@ -230,7 +277,6 @@ struct Consumer {
               ptx::pin(dk[u]);
               start_dp(u + 1);
             } else {
-              __syncwarp();
               release(c.ds_full[which]);
             }
           }
@@ -248,10 +294,8 @@ struct Consumer {
         if (n == end) break;
         query += tile_queries;
       }
-      __syncwarp();
       release(c.k_empty);
       if (a.group == 1 || add_heads(dk, dv, item)) store(dk, dv, item);
-      __syncwarp();
       release(item_empty(c, count));
     }
   }
@@ -309,11 +353,11 @@ struct Consumer {
         const int rows = a.kv.cu_seqlens || g.add ? keys : a.kv.capacity;
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-          store_gradient(g,
-                         item.k_batch * g.stride[0] +
-                             (item.k_row + (long long)row[half]) * g.stride[1] +
-                             item.head_kv * g.stride[2],
-                         row[half] < rows, o, half, factor, columns);
+          device::store_gradient<T>(g,
+                                    item.k_batch * g.stride[0] +
+                                        (item.k_row + (long long)row[half]) * g.stride[1] +
+                                        item.head_kv * g.stride[2],
+                                    row[half] < rows, o, half, factor, columns);
       };
       store_all(a.dv, dv[u], 1, a.head_dim_v);
       store_all(a.dk, dk[u], a.scale, a.head_dim);
@@ -321,8 +365,9 @@ struct Consumer {
   }
 };
 
-template <class T, Tile tile>
+template <class T, const Variant& variant>
 __device__ __forceinline__ void backward(const attn_sm90_backward_kernarg& a) {
+  constexpr Tile tile = variant.tile;
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   Control& control = *reinterpret_cast<Control*>(shared_memory);
   const unsigned shared = address(shared_memory);
@@ -344,18 +389,18 @@ __device__ __forceinline__ void backward(const attn_sm90_backward_kernarg& a) {
     }
   } else {
     ptx::registers_grow<232>();
-    Consumer<T, tile> consumer{a, control, shared, warp / 4 - 1, warp % 4, int(threadIdx.x % 32)};
-    consumer.run();
+    Consumer<T, tile, variant.score>{
+        a, control, shared, warp / 4 - 1, warp % 4, int(threadIdx.x % 32)}
+        .run();
   }
 }
 
 }  // namespace attn::bwd_sm90
 
-#define ATTN_SM90_BACKWARD(NAME)                                                                 \
-  constexpr attn::bwd_sm90::Variant NAME##_variant =                                             \
-      attn::bwd_sm90::variants[attn::find_variant(attn::bwd_sm90::variants, #NAME)];             \
-  extern "C" __global__ void __launch_bounds__(NAME##_variant.tile.threads(), 1)                 \
-      NAME(const __grid_constant__ attn_sm90_backward_kernarg a) {                               \
-    attn::bwd_sm90::backward<attn::device::ElementOf<NAME##_variant.type>, NAME##_variant.tile>( \
-        a);                                                                                      \
+#define ATTN_SM90_BACKWARD(NAME)                                                               \
+  constexpr attn::bwd_sm90::Variant NAME##_variant =                                           \
+      attn::bwd_sm90::variants[attn::find_variant(attn::bwd_sm90::variants, #NAME)];           \
+  extern "C" __global__ void __launch_bounds__(NAME##_variant.tile.threads(), 1)               \
+      NAME(const __grid_constant__ attn_sm90_backward_kernarg a) {                             \
+    attn::bwd_sm90::backward<attn::device::ElementOf<NAME##_variant.type>, NAME##_variant>(a); \
   }

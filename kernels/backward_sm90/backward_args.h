@@ -33,8 +33,12 @@ struct attn_sm90_backward_kernarg {
   unsigned items;
   attn::bwd_sm90::ItemList list;
   attn::bwd_sm90::Order order;
-  float log2_scale, scale;  // log2_scale: scale * log2(e), above 0
+  // log2_scale: above 0; of a score, or with a softcap of its tanh, in the log2 domain.
+  float log2_scale, scale;
   attn::RangeMask mask;
+  // Of the kernels _score.
+  float into_softcap;         // scale / softcap, 0: none
+  const float* alibi_slopes;  // null: none
 };
 
 #endif

@@ -14,6 +14,7 @@ struct Variant {
   const char* name;
   int type;  // of q, k, v and d_out
   Tile tile;
+  bool score = false;   // with softcap and ALiBi
   int local_bytes = 0;  // local memory that a thread may have, spilled registers included
 
   static constexpr const char* architectures() { return "sm_90a"; }
@@ -23,9 +24,13 @@ constexpr int bf16 = attn_element_bf16, f16 = attn_element_f16;
 // clang-format off: a kernel is a line
 constexpr Variant variants[] = {
     {.name = "bwd_sm90_bf16_d64", .type = bf16, .tile = tile_d64, .local_bytes = 16},
+    {.name = "bwd_sm90_bf16_d64_score", .type = bf16, .tile = tile_d64, .score = true, .local_bytes = 96},
     {.name = "bwd_sm90_bf16_d128", .type = bf16, .tile = tile_d128},
+    {.name = "bwd_sm90_bf16_d128_score", .type = bf16, .tile = tile_d128, .score = true, .local_bytes = 32},
     {.name = "bwd_sm90_f16_d64", .type = f16, .tile = tile_d64, .local_bytes = 16},
+    {.name = "bwd_sm90_f16_d64_score", .type = f16, .tile = tile_d64, .score = true, .local_bytes = 96},
     {.name = "bwd_sm90_f16_d128", .type = f16, .tile = tile_d128},
+    {.name = "bwd_sm90_f16_d128_score", .type = f16, .tile = tile_d128, .score = true, .local_bytes = 32},
 };
 // clang-format on
 

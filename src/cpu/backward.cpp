@@ -170,8 +170,9 @@ class Tile : Job {
   int64_t first_row() const { return first_row_; }
   int64_t count() const { return count_; }
   int64_t num_keys() const { return num_keys_; }
-  int64_t query_of(int64_t row) const { return (first_row_ + row) / heads_; }
-  int64_t head_of(int64_t row) const { return first_head_ + (first_row_ + row) % heads_; }
+  HeadRows rows() const { return {first_row_, heads_, first_head_}; }
+  int64_t query_of(int64_t row) const { return rows().query(row); }
+  int64_t head_of(int64_t row) const { return rows().head(row); }
 
   // Chunk `chunk` of the keys of (b, kv_head).
   void take_keys(int64_t entry, int64_t kv_head, int64_t chunk) {
@@ -417,20 +418,10 @@ class Tile : Job {
     return true;
   }
 
-  // Calls visit(row, rows, key, last key, block) for each mask block that the rows and keys meet;
-  // `rows` consecutive rows of one query.
   template <class Visit>
   void for_each_block(int64_t first, int64_t count, Visit&& visit) const {
-    for (int64_t row = row_begin_, next; row < row_end_; row = next) {
-      next = row + 1;
-      if (p_.mask_heads == 1) next = std::min(row_end_, (query_of(row) + 1) * heads_ - first_row_);
-      for (int64_t j = first, end; j < first + count; j = end) {
-        const int64_t column = j / p_.block_k;
-        end = std::min(first + count, (column + 1) * p_.block_k);
-        visit(row, next - row, j, end,
-              block_view(p_, args.of, entry_, head_of(row), query_of(row) / p_.block_q, column));
-      }
-    }
+    attn::for_each_block(p_, args.of, entry_, rows(), row_begin_, row_end_, first, first + count,
+                         visit);
   }
 
   void read_bias(int64_t row, int64_t key, int64_t count, float* out) const {

@@ -131,10 +131,9 @@ class Item {
   }
   // What per-row arrays have for so many rows, see tile_ops.h.
   int64_t lanes(int64_t rows) const { return std::max(rows, shape_.lane_rows); }
-  int64_t query_of(int64_t row) const { return (first_row_ + row) / p_.group(); }
-  int64_t head_of(int64_t row) const {
-    return kv_head_ * p_.group() + (first_row_ + row) % p_.group();
-  }
+  HeadRows rows() const { return {first_row_, p_.group(), kv_head_ * p_.group()}; }
+  int64_t query_of(int64_t row) const { return rows().query(row); }
+  int64_t head_of(int64_t row) const { return rows().head(row); }
 
   // Keys or values of a tile, while the one before and the other heads' are computed.
   void prefetch(int64_t base, bool values) const {
@@ -392,20 +391,14 @@ class Item {
                  {t_.max + row, t_.sum + row, t_.rescale + row});
   }
 
-  // Calls visit(row, rows, first key of the tile, last, block) for each mask block that the rows
-  // and keys [begin, end) of the tile meet; `rows` consecutive rows of one query.
+  // Of the keys [begin, end) of the tile, counted in it.
   template <class Visit>
   void for_each_block(int64_t base, int64_t begin, int64_t end, Visit&& visit) const {
-    const int64_t group = p_.mask_heads == 1 ? p_.group() : 1;
-    for (int64_t row = 0, next; row < count_; row = next) {
-      next = std::min(count_, (first_row_ + row) / group * group + group - first_row_);
-      for (int64_t key = begin, key_end; key < end; key = key_end) {
-        const int64_t column = (base + key) / p_.block_k;
-        key_end = std::min(end, (column + 1) * p_.block_k - base);
-        visit(row, next - row, key, key_end,
-              block_view(p_, args_, b_, head_of(row), query_of(row) / p_.block_q, column));
-      }
-    }
+    attn::for_each_block(
+        p_, args_, b_, rows(), 0, count_, base + begin, base + end,
+        [&](int64_t row, int64_t rows, int64_t key, int64_t last, const BlockView& block) {
+          visit(row, rows, key - base, last - base, block);
+        });
   }
 
   // Clears `wanted` where all blocks are EMPTY. False: nothing of the tile is visible.

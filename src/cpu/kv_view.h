@@ -249,4 +249,30 @@ struct BlockView {
 BlockView block_view(const Problem& problem, const Args& args, int64_t b, int64_t head,
                      int64_t block_row, int64_t block_column);
 
+// Rows of queries and of heads that share a K/V head: row r is query (first + r) / heads of head
+// first_head + (first + r) % heads.
+struct HeadRows {
+  int64_t first, heads, first_head;
+
+  int64_t query(int64_t row) const { return (first + row) / heads; }
+  int64_t head(int64_t row) const { return first_head + (first + row) % heads; }
+};
+
+// Calls visit(row, number of rows, key, last key, block) for each block of the mask that the rows
+// [begin, end) and the keys meet; the rows of a call are of one query.
+template <class Visit>
+void for_each_block(const Problem& p, const Args& args, int64_t b, const HeadRows& rows,
+                    int64_t begin, int64_t end, int64_t key_begin, int64_t key_end, Visit&& visit) {
+  const int64_t heads = p.mask_heads == 1 ? rows.heads : 1;  // that have the same blocks
+  for (int64_t row = begin, next; row < end; row = next) {
+    next = std::min(end, (rows.first + row) / heads * heads + heads - rows.first);
+    const int64_t block_row = rows.query(row) / p.block_q;
+    for (int64_t key = key_begin, last; key < key_end; key = last) {
+      const int64_t column = key / p.block_k;
+      last = std::min(key_end, (column + 1) * p.block_k);
+      visit(row, next - row, key, last, block_view(p, args, b, rows.head(row), block_row, column));
+    }
+  }
+}
+
 }  // namespace attn

@@ -1,4 +1,5 @@
-// The kernels bwd_sm90_*. They differ by type and by the largest head_dim they take.
+// The kernels bwd_sm90_*. They differ by type, by the largest head_dim they take, and
+// by what scores have: _score: softcap and ALiBi.
 #include "kernels/backward.h"
 #include "kernels/backward_sm90/backward_args.h"
 #include "kernels/backward_sm90/variants.h"
@@ -85,6 +86,7 @@ void patch(const BackwardProblem& b, const BackwardArgs& args, void* workspace,
            attn_sm90_backward_kernarg& a, const void** map_base) {
   patch_gradients(b, args, &a.dq, &a.dk, &a.dv);
   a.cu_seqlens_q = args.of.cu_seqlens_q;
+  a.alibi_slopes = args.of.alibi_slopes;
   patch_lengths(args.of.segment[0], &a.kv);
   rebase(workspace, a.lse2, a.delta, a.dq_sum, a.kv_sum, a.turn, a.kv_turn, a.taken);
   map_base[0] = args.of.q;
@@ -124,6 +126,12 @@ Step main_step(const char* image, const BackwardProblem& b, const DeviceInfo& de
   a.items = unsigned(a.list.pairs) * unsigned(a.list.blocks);
   a.scale = p.scale;
   a.log2_scale = log2_scale(p);
+  if (p.softcap > 0) {
+    // So that both are normal numbers. No score is so large that it feels a softcap above 1e20.
+    const float softcap = std::min(p.softcap, 1e20f);
+    a.log2_scale = softcap * 1.44269504f;  // log2(e)
+    a.into_softcap = std::clamp(p.scale / softcap, 1e-37f, 1e37f);
+  }
   a.mask = p.range_mask();
   // Without items there are rows of dq to be cleared.
   const int64_t grid = std::clamp<int64_t>(a.items, 1, multiprocessors(p, device));
@@ -163,11 +171,19 @@ Status make_recipe(const BackwardProblem& b, const DeviceInfo& device, Recipe* r
   return {};
 }
 
+constexpr Limits limits(const bwd_sm90::Variant& variant) {
+  Limits limits = gradient_limits(attn_dtype(variant.type), variant.tile.head_dim);
+  if (variant.score) {
+    limits.flags |= ATTN_ALIBI;
+    limits.features |= feature_softcap;
+  }
+  return limits;
+}
+
 constinit const std::array all_rows =
     rows_of_variants<std::size(bwd_sm90::variants)>([]<size_t i>() -> Kernel {
       constexpr const bwd_sm90::Variant& variant = bwd_sm90::variants[i];
-      constexpr attn_dtype type = attn_dtype(variant.type);
-      return gradient_row(variant.name, type, gradient_limits(type, variant.tile.head_dim),
+      return gradient_row(variant.name, attn_dtype(variant.type), limits(variant),
                           recipe_of<make_recipe<i>>);
     });
 

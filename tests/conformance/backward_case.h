@@ -59,9 +59,10 @@ BackwardTruth formula_backward(const BackwardCase& bc, const BackwardData& data,
 // <d_out, out> + <d_lse, lse> in float64.
 double formula_loss(const BackwardCase& bc, const BackwardData& data);
 
-// Forward, then the named backward kernel. Fails as run_forward does, and if a row that must be 0
-// or keep what it had is something else.
+// Forward, then the named backward kernel, or with null the one that is chosen. Fails as
+// run_forward does, and if a row that must be 0 or keep what it had is something else.
 struct BackwardRun {
+  std::string kernel;  // that ran
   Outputs forward;
   Gradients got;
 };
@@ -76,6 +77,14 @@ inline BackwardRun run_backward(Backend& backend, const BackwardCase& bc, const 
 // "" or what differs first.
 std::string compare(const BackwardCase& bc, const BackwardData& data, const Kernel& kernel,
                     const Gradients& got, const BackwardTruth& want);
+
+// FlashAttention's rule: dq, dk and dv are off by at most twice as much as those that plain
+// operators of q's type compute, each of which rounds what it returns, and a rounding. They are
+// also right if that is true of the exact gradients for the out that forward has rounded: of a
+// query that sees one key plain operators have exact ones, and nobody has who takes delta from out.
+// "" or what breaks it. Not for gradients that are added.
+std::string compare_with_plain_operators(const BackwardCase& bc, const BackwardData& data,
+                                         const BackwardRun& run);
 
 // Whether the kernel, or all forward kernels, have declined the case, which hosts never may.
 bool declined(const Kernel& kernel, const BackwardRun& run);

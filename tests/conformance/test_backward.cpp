@@ -284,9 +284,11 @@ TEST_CASE("backward: head dimensions on devices") {
 TEST_CASE("backward: many blocks of keys on devices") {
   uint64_t seed = 450;
   for (const int64_t dim : {64, 128})
-    for (const uint32_t flags : {0u, uint32_t{ATTN_CAUSAL}, uint32_t{ATTN_WINDOW}}) {
+    for (const uint32_t flags :
+         {0u, uint32_t{ATTN_CAUSAL}, uint32_t{ATTN_WINDOW}, uint32_t{ATTN_ALIBI | ATTN_CAUSAL}}) {
       Case c = shape("blocks of keys", 1, 2, 1, dim, 200, 20 * dim + 30);
       c.flags = flags;
+      if (c.has(ATTN_ALIBI)) c.softcap = 3;
       if (c.has(ATTN_WINDOW)) c.window_left = 500, c.window_right = 10;
       c = with_type(c, seed % 2 ? ATTN_BF16 : ATTN_F16);
       c.out_type = c.q_type;
@@ -401,6 +403,7 @@ TEST_CASE("backward: NaN stays with those who see it") {
                    false);
     data.d_out_real[size_t(c.seqlen_q + i)][3] = NAN;
     const BackwardRun run = run_backward(backend_of(kernel->backend), bc, data, kernel->name);
+    if (declined(*kernel, run)) continue;
     INFO(kernel->name);
     REQUIRE(run.got.error == "");
     const BackwardTruth want = formula_backward(bc, data, run.forward);
@@ -549,6 +552,36 @@ BackwardCase random_on_devices(uint64_t seed) {
 TEST_CASE("backward: random problems on devices") {
   for (uint64_t seed = 7000; seed < 7200 && !device_kernels().empty(); ++seed)
     check_backward(random_on_devices(seed), device_kernels());
+}
+
+// On the kernel that is chosen, of a device if there is one. ATTN_GRADIENTS=N,FIRST: N problems
+// from number FIRST on, by default 60.
+TEST_CASE("backward: as exact as plain operators") {
+  Backend& backend =
+      backend_of(device_kernels().empty() ? ATTN_BACKEND_CPU : device_kernels()[0]->backend);
+  const char* wanted = std::getenv("ATTN_GRADIENTS");
+  char* end = nullptr;
+  const uint64_t count = wanted ? std::strtoull(wanted, &end, 10) : 60,
+                 first = end && *end == ',' ? std::strtoull(end + 1, nullptr, 10) : 0;
+  std::map<std::string, int> ran;
+  for (uint64_t seed = 8000 + first; seed < 8000 + first + count; ++seed) {
+    Draw draw{seed, 34};
+    BackwardCase bc = random_on_devices(seed);
+    bc.accumulate = 0;
+    SegmentCase& s = bc.c.segments[0];
+    if (draw.chance(5) && bc.c.lengths_q.empty() && s.lengths.empty()) {  // many blocks of keys
+      bc.c.batch = 1;
+      s.capacity = 300 + draw(700);
+    }
+    const BackwardData data = make_backward_data(bc);
+    const BackwardRun run = run_backward(backend, bc, data, nullptr);
+    INFO(run.kernel << " " << describe(bc));
+    REQUIRE(run.got.error == "");
+    ++ran[run.kernel];
+    CHECK(compare_with_plain_operators(bc, data, run) == "");
+  }
+  for (const auto& [kernel, times] : ran)
+    if (wanted) std::printf("%s: %d problems\n", kernel.c_str(), times);
 }
 
 // Runs the kernel under each limit of multiprocessors, and checks that bits are equal, unless it

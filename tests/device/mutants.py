@@ -30,6 +30,7 @@ MIXED = "fwd_sm90_bf16_d128_mixed"
 MERGE = "merge_cuda"
 BACKWARD = "bwd_sm80_bf16_d64"
 BACKWARD_90 = "bwd_sm90_bf16_d64"
+BACKWARD_90_SCORE = "bwd_sm90_bf16_d64_score"
 # Of kernels that are several launches, and where tests take others beside them, the files of all.
 SOURCES = {DEQUANTISED: ["cache/dequantise_sm90.cu", "stubs/fwd_sm90_f16_d64.cu"],
            MIXED: ["stubs/fwd_sm90_bf16_d128_paged.cu", "stubs/decode_sm90_bf16_d128_r16.cu"],
@@ -37,7 +38,9 @@ SOURCES = {DEQUANTISED: ["cache/dequantise_sm90.cu", "stubs/fwd_sm90_f16_d64.cu"
            BACKWARD: ["backward/bwd_prepare_cuda.cu", "backward/bwd_sinks_cuda.cu", "stubs/bwd_sm80_bf16_d64.cu",
                       "stubs/fwd_sm80_bf16_d64.cu"],
            BACKWARD_90: ["backward/bwd_prepare_cuda.cu", "backward/bwd_sinks_cuda.cu", "stubs/bwd_sm90_bf16_d64.cu",
-                         "stubs/fwd_sm80_bf16_d64.cu"]}
+                         "stubs/fwd_sm80_bf16_d64.cu"],
+           BACKWARD_90_SCORE: ["backward/bwd_prepare_cuda.cu", "backward/bwd_sinks_cuda.cu", "stubs/bwd_sm90_bf16_d64_score.cu",
+                               "stubs/fwd_sm80_bf16_d64.cu", "stubs/fwd_sm80_bf16_d64_score.cu"]}
 TESTS = {DECODE: ["decode: random problems"],
          APPEND: ["kv_append: random layouts*,kv_append: many tokens*,kv_append: heads*"], QUANTIZE: ["quantize: *"], ROLL: ["kv_roll: *"],
          EARLY: ["cuda: values that the kernel in front writes"], BLOCKS: ["blocks: *,scales: *"],
@@ -50,6 +53,7 @@ TESTS = {DECODE: ["decode: random problems"],
          MERGE: ["merge: *,prefix: random problems,prefix: lengths*"],
          BACKWARD: ["backward: every option on devices,backward: random problems on devices"],
          BACKWARD_90: ["backward: every option on devices,backward: random problems on devices,backward: many blocks*,backward: equal bits*"],
+         BACKWARD_90_SCORE: ["backward: every option on devices,backward: many blocks*"],
          DEQUANTISED: ["blocks: values are*,blocks: random segments of any types*"]}
 # kernel, mistake, file, text, what it becomes; of several edits tuples of these
 MUTANTS = [
@@ -132,8 +136,8 @@ MUTANTS = [
      "clear(end_of(batch - 1) + worker + 1,"),
     (BACKWARD, "dS where P belongs", "backward_sm80/backward.cuh", "sm80::multiply_values(s, y_at + lane_at)",
      "sm80::multiply_values(d, y_at + lane_at)"),
-    (BACKWARD, "dk without the scale", "backward_sm80/backward.cuh", "store_gradient<Shape>(d, a.dk, item, a.kv.cu_seqlens, warp_row, scale,",
-     "store_gradient<Shape>(d, a.dk, item, a.kv.cu_seqlens, warp_row, one,"),
+    (BACKWARD, "dk without the scale", "backward_sm80/backward.cuh", "store_rows<Shape>(d, a.dk, item, a.kv.cu_seqlens, warp_row, scale,",
+     "store_rows<Shape>(d, a.dk, item, a.kv.cu_seqlens, warp_row, one,"),
     (BACKWARD, "the last head of a group skipped", "backward_sm80/items.cuh", "item.head * a.group + a.group - 1",
      "item.head * a.group + max(a.group - 2, 0)"),
     (BACKWARD, "the diagonal off by one", "backward_sm80/items.cuh", "from = is_keys<of> ? 1 - band.upper", "from = is_keys<of> ? 2 - band.upper"),
@@ -154,6 +158,10 @@ MUTANTS = [
     (BACKWARD_90, "queries that see nothing not cleared", "backward_sm90/load.cuh", "item.clears_first = any &&", "item.clears_first = false &&"),
     (BACKWARD_90, "dk and dv of the first head lost", "backward_sm90/backward.cuh", "        if (number > 0) {\n          const float4 y", "        if (number > 1) {\n          const float4 y"),
     (BACKWARD_90, "dq that sees nothing kept", "backward_sm90/load.cuh", "if (!a.dq.at || a.dq.add) return;", "return;"),
+    (BACKWARD_90_SCORE, "softcap's slope left out", "backward_sm90/backward.cuh", "(capped ? 1 - x * x : 1)", "1"),
+    (BACKWARD_90_SCORE, "ALiBi of the neighbouring query", "backward_sm90/backward.cuh", "float(8 * j + i - 8 * half)", "float(8 * j + 1 - i - 8 * half)"),
+    (BACKWARD_90_SCORE, "ALiBi from where the sequences begin", "backward_sm90/backward.cuh",
+     "first_key() + item.sequence.keys - item.sequence.queries", "first_key()"),
     (DEQUANTISED, "the scale of the neighbouring block", "cache/dequantise_sm90.cu",
      "const float d = load_half(halves),",
      "const float d = load_half(halves + (at / 32 % 2 ? -1 : 1) * layout.size() / 2),"),

@@ -318,6 +318,7 @@ TEST_CASE("backward: the kernels of CUDA") {
   s.problem.kernel = nullptr;
   s.forward.scale = 1;
   s.forward.softcap = 20;
+  has("bwd_sm90_bf16_d128_score");
   s.forward.head_dim_v = 256;
   has("bwd_sm80_bf16_d256_score");
   s.forward.flags |= ATTN_BLOCK_MASK;

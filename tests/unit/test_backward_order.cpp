@@ -76,6 +76,12 @@ TEST_CASE("backward order: blocks work on the tiles that see them, each in its t
   }
 }
 
+TEST_CASE("backward order: rows of statistics beyond 32 bits") {
+  const int head = (1 << 25) + 3;
+  CHECK(BackwardRows{false, 2, 100, 0}.first_row(head) == int64_t{64} * 4 * head);
+  CHECK(BackwardRows{true, 2, 100, 150}.first_row(head) == int64_t{64} * 4 * head);
+}
+
 TEST_CASE("backward order: rows that are not used") {
   for (uint64_t seed = 0; seed < 300; ++seed) {
     Draw draw{seed, 53};
