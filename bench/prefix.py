@@ -12,7 +12,8 @@ import statistics
 
 import measured
 import torch
-from contenders import TYPE_OF, Args, Libattn, Plan, Problem, Segment, SegmentArgs, make
+from contenders import BYTE_TYPES, TYPE_OF, Args, Libattn, Plan, Problem, Segment, SegmentArgs, make
+from decode import BLOCK_BYTES, to_blocks
 from timing import Launches, Nvml, take_rounds
 
 
@@ -22,7 +23,7 @@ class SharedSegment(c.Structure):
 
 def calls_of(library, o, sets, flat):
     """A call for each of `sets`: q, k and v of the prefix and k and v of the sequences. flat: these have the prefix too."""
-    kind = TYPE_OF[sets[0][1].dtype]
+    kind = BYTE_TYPES.get(o.kv) or TYPE_OF[sets[0][1].dtype]
     segments = [make(SharedSegment, k_type=kind, v_type=kind, seqlen=length, shared=shared)
                 for length, shared in (((o.prefix + o.own, 0),) if flat else ((o.prefix, 1), (o.own, 0)))]
     array = (SharedSegment * len(segments))(*segments)
@@ -45,14 +46,15 @@ def main():
     for name, default in (("batch", 64), ("heads", 32), ("heads-kv", 8), ("dim", 128), ("prefix", 8192), ("own", 256),
                           ("seqlen-q", 1), ("rounds", 5)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--kv", choices=("bf16", "e4m3"), default="bf16")
+    parser.add_argument("--kv", choices=("bf16", "e4m3", *BLOCK_BYTES), default="bf16")
     parser.add_argument("--commit", default="")
     parser.add_argument("--out", help="JSON")
     o = parser.parse_args()
-    kind = torch.bfloat16 if o.kv == "bf16" else torch.float8_e4m3fn
+    kind = {"bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn}.get(o.kv, torch.uint8)
 
     def random(batch, length):
-        return torch.randn(batch, length, o.heads_kv, o.dim, device="cuda", dtype=torch.bfloat16).to(kind)
+        x = torch.randn(batch, length, o.heads_kv, o.dim, device="cuda", dtype=torch.bfloat16)
+        return to_blocks(torch, x, o.kv) if o.kv in BLOCK_BYTES else x.to(kind)
     torch.manual_seed(0)
 
     def shared_set():

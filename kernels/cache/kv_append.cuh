@@ -82,12 +82,16 @@ __device__ __forceinline__ uint4 load_raw(const void* from) {
   return *static_cast<const uint4*>(from);
 }
 // Two of f16 or bf16.
-__device__ __forceinline__ void unpack_word(const attn_kv_append_kernarg& a, unsigned word,
-                                            float* x) {
-  const bool f16 = a.new_type == attn_element_f16;
+__device__ __forceinline__ void unpack_word(bool f16, unsigned word, float* x) {
   const auto low = (unsigned short)word, high = (unsigned short)(word >> 16);
   x[0] = f16 ? ptx::unpack_f16(low) : ptx::unpack_bf16(low);
   x[1] = f16 ? ptx::unpack_f16(high) : ptx::unpack_bf16(high);
+}
+__device__ __forceinline__ void unpack_words(bool f16, const uint4& raw, float (&x)[count]) {
+  unpack_word(f16, raw.x, x);
+  unpack_word(f16, raw.y, x + 2);
+  unpack_word(f16, raw.z, x + 4);
+  unpack_word(f16, raw.w, x + 6);
 }
 __device__ __forceinline__ void unpack(const attn_kv_append_kernarg& a, const void* from,
                                        const uint4& raw, float (&x)[count]) {
@@ -96,10 +100,7 @@ __device__ __forceinline__ void unpack(const attn_kv_append_kernarg& a, const vo
     x[2] = __uint_as_float(raw.z), x[3] = __uint_as_float(raw.w);
     return load_floats(static_cast<const float*>(from) + 4, x + 4);
   }
-  unpack_word(a, raw.x, x);
-  unpack_word(a, raw.y, x + 2);
-  unpack_word(a, raw.z, x + 4);
-  unpack_word(a, raw.w, x + 6);
+  unpack_words(a.new_type == attn_element_f16, raw, x);
 }
 
 // What elements become: x cos + other sin. Of four, so that the registers suffice.
@@ -107,6 +108,34 @@ constexpr int together = 4;
 struct Rotation {
   float other[together], cos[together], sin[together];
 };
+// Of elements x that are a head's from d on, all of which are rotated. load_others(to): those that
+// they are rotated with, unless these are among them.
+template <class LoadOthers>
+__device__ __forceinline__ Rotation find_aligned_rotation(const attn_kv_append_kernarg& a, int d,
+                                                          int position, const float* x,
+                                                          const LoadOthers& load_others) {
+  Rotation r;
+  const float *cos = a.rotary_cos + position * (long long)a.half,
+              *sin = a.rotary_sin + position * (long long)a.half;
+  if (a.interleaved) {
+    const float2 c = *reinterpret_cast<const float2*>(cos + d / 2),
+                 s = *reinterpret_cast<const float2*>(sin + d / 2);
+#pragma unroll
+    for (int k = 0; k < together; ++k) {
+      r.other[k] = k % 2 == 0 ? -x[k + 1] : x[k - 1];
+      r.cos[k] = k < 2 ? c.x : c.y, r.sin[k] = k < 2 ? s.x : s.y;
+    }
+    return r;
+  }
+  const bool first = d < a.half;
+  const int pair = first ? d : d - a.half;
+  load_others(r.other);
+  load_floats(cos + pair, r.cos);
+  load_floats(sin + pair, r.sin);
+#pragma unroll
+  for (int k = 0; k < together; ++k) r.other[k] = first ? -r.other[k] : r.other[k];
+  return r;
+}
 // Of the elements x at `from`, which are a head's from d on, some of which are rotated.
 template <bool aligned>
 __device__ __forceinline__ Rotation find_rotation(const attn_kv_append_kernarg& a, const void* from,
@@ -128,29 +157,16 @@ __device__ __forceinline__ Rotation find_rotation(const attn_kv_append_kernarg& 
       r.other[k] = first ? -y : y;
       r.cos[k] = cos[pair], r.sin[k] = sin[pair];
     }
-  } else if (a.interleaved) {
-    const float2 c = *reinterpret_cast<const float2*>(cos + d / 2),
-                 s = *reinterpret_cast<const float2*>(sin + d / 2);
-#pragma unroll
-    for (int k = 0; k < together; ++k) {
-      r.other[k] = k % 2 == 0 ? -x[k + 1] : x[k - 1];
-      r.cos[k] = k < 2 ? c.x : c.y, r.sin[k] = k < 2 ? s.x : s.y;
-    }
   } else {
-    const bool first = d < a.half;
-    const int pair = first ? d : d - a.half, apart = first ? a.half : -a.half;
-    if (a.new_type == attn_element_f32) {
-      load_floats(static_cast<const float*>(from) + apart, r.other);
-    } else {
+    r = find_aligned_rotation(a, d, position, x, [&](float* to) {
+      const int apart = d < a.half ? a.half : -a.half;
+      if (a.new_type == attn_element_f32)
+        return load_floats(static_cast<const float*>(from) + apart, to);
       const uint2 v =
           *reinterpret_cast<const uint2*>(static_cast<const unsigned short*>(from) + apart);
-      unpack_word(a, v.x, r.other);
-      unpack_word(a, v.y, r.other + 2);
-    }
-    load_floats(cos + pair, r.cos);
-    load_floats(sin + pair, r.sin);
-#pragma unroll
-    for (int k = 0; k < together; ++k) r.other[k] = first ? -r.other[k] : r.other[k];
+      unpack_word(a.new_type == attn_element_f16, v.x, to);
+      unpack_word(a.new_type == attn_element_f16, v.y, to + 2);
+    });
   }
   return r;
 }
@@ -201,10 +217,13 @@ __device__ __forceinline__ void encode_fp8(const SmallFloat& format, const float
   }
 }
 
-// scale: of i8 and i4. to: the elements' place, or the block's that they are in.
-template <bool aligned>
+// scale: of i8 and i4. to: the elements' place, or the block's that they are in. whole_warp: by all
+// lanes of a warp, some of which may have nothing, n <= 0.
+template <bool aligned, bool whole_warp>
 __device__ __forceinline__ void store(int type, const SmallFloat& format, unsigned char* to, int n,
                                       const float (&x)[count], unsigned short scale) {
+  if (is_ggml(type)) return store_ggml<count, whole_warp>(to, type, x, true, n > 0);
+  if (whole_warp && n <= 0) return;
   unsigned words[count], halves[count / 2], bytes[count / 4];
   switch (type) {
     case attn_element_i8:
@@ -220,9 +239,6 @@ __device__ __forceinline__ void store(int type, const SmallFloat& format, unsign
       const unsigned pairs[] = {pack_bytes(even) & 0x0f0f0f0f | pack_bytes(odd) << 4 & 0xf0f0f0f0};
       return store_words<aligned, unsigned char>(to, n / 2, pairs);  // n is even
     }
-    case attn_element_q8_0:
-    case attn_element_q4_0:
-      return store_ggml(to, type, x, true);
     case attn_element_f32:
 #pragma unroll
       for (int k = 0; k < count; ++k) words[k] = __float_as_uint(x[k]);
@@ -282,16 +298,43 @@ __device__ __forceinline__ void convert(const attn_kv_append_kernarg& a, int dst
   }
 }
 
+// convert() of 16-bit elements without descales. By all lanes of a warp, which has whole heads.
+template <int new_type, bool rotated>
+__device__ __forceinline__ void convert_usual(const attn_kv_append_kernarg& a, const uint4& raw,
+                                              const Slice& s, int position, float (&x)[count]) {
+  constexpr bool f16 = new_type == attn_element_f16;
+  unpack_words(f16, raw, x);
+  if (!rotated) return;
+  float other[count];
+  if (!a.interleaved) {
+    const int lane = threadIdx.x % warp_size + (s.d < a.half ? a.half : -a.half) / count;
+    const auto of_other = [&](unsigned word) { return __shfl_sync(all_lanes, word, lane); };
+    unpack_words(f16, {of_other(raw.x), of_other(raw.y), of_other(raw.z), of_other(raw.w)}, other);
+  }
+  if (!s.rotated) return;
+#pragma unroll
+  for (int begin = 0; begin < count; begin += together) {
+    const Rotation r = find_aligned_rotation(a, s.d + begin, position, x + begin, [&](float* to) {
+#pragma unroll
+      for (int k = 0; k < together; ++k) to[k] = other[begin + k];
+    });
+#pragma unroll
+    for (int k = 0; k < together; ++k)
+      x[begin + k] = fmaf(x[begin + k], r.cos[k], r.other[k] * r.sin[k]);
+  }
+}
+
 __device__ __forceinline__ bool is_wide(const attn_kv_append_kernarg& a) {
   return 1 << a.log_head > warp_size;
 }
 // Of a thread's |x|, the largest of its head, NaN if there is one. By all lanes of a warp; where
-// heads are wide by all warps of the block.
+// heads are wide, as they can be unless `narrow`, by all warps of the block.
+template <bool narrow>
 __device__ __forceinline__ float largest_of_head(const attn_kv_append_kernarg& a, float most) {
 #pragma unroll
   for (int log = 0; 1 << log < warp_size; ++log)
     if (log < a.log_head) most = ptx::max_nan(most, __shfl_xor_sync(all_lanes, most, 1 << log));
-  if (!is_wide(a)) return most;
+  if (narrow || !is_wide(a)) return most;
   __shared__ float of_warp[attn_kv_append_max_threads / warp_size];
   const int warps = (1 << a.log_head) / warp_size, warp = threadIdx.x / warp_size;
   __syncthreads();  // all have read the last ones
@@ -349,55 +392,67 @@ __device__ __forceinline__ uint4 request(const attn_kv_append_kernarg& a, const 
 // The slices of the block's tokens, of which lane n has where the n-th is, and `next` the first.
 // By all lanes of a warp; where heads are wide by all warps, which meet at the same barriers
 // whatever their types are. fixed: the type of aligned rows; 0: any, of rows that are not.
-template <int fixed>
+// new_type: that of new elements of 16 bits, without descales, whose heads are not wide; 0: any.
+// Then `rotated` says whether some are.
+template <int fixed, int new_type = 0, bool rotated = false>
 __device__ __forceinline__ void append_slices(const attn_kv_append_kernarg& a, const Slice& s,
                                               int tokens, const Row& row, const char* source,
-                                              uint4 next) {
-  constexpr bool aligned = fixed != 0;
+                                              uint4 first) {
+  constexpr bool aligned = fixed != 0, usual = new_type != 0;
+  constexpr int ahead = usual ? 2 : 1;  // tokens whose elements are asked for
   const attn_kv_append_tensor& of = a.tensor[s.which];
   const int type = aligned ? fixed : of.dst_type;
   const long long to_slice = keep(bytes_of(type, s.h * of.dst_stride[2] + s.d));
   const Destination to = find_destination(a, type, row, s.which);
-  const char* next_from = of_lane(source, 0);
+  const char* next_from = of_lane(source, 0);  // of next[0], if that is all
+  uint4 next[ahead] = {first};
+  if (ahead > 1 && tokens > 1) next[ahead - 1] = request(a, s, of_lane(source, 1));
 #pragma unroll 1
   for (int i = 0; i < tokens; ++i) {
-    const uint4 raw = next;
+    const uint4 raw = next[0];
     const char* const from = next_from + s.from;
-    if (i + 1 < tokens) next = request(a, s, next_from = of_lane(source, i + 1));
-    const int position = __shfl_sync(all_lanes, row.position, i),
-              b = __shfl_sync(all_lanes, row.token.b, i);
-    float x[count];
-    if (position >= 0 && s.n > 0) {
-      const float* descale = of.descale.at ? descale_at(of.descale, b, s.h, position) : nullptr;
-      convert<aligned>(a, type, from, raw, descale, s, position, x);
-    }
+    next[0] = next[ahead - 1];
+    if (i + ahead < tokens) next[ahead - 1] = request(a, s, next_from = of_lane(source, i + ahead));
     unsigned char* const to_row = of_lane(to.at, i);
     const bool there = to_row && s.n > 0;
-    // q_out may be q
-    if (is_wide(a))
-      __syncthreads();
-    else
-      __syncwarp();
+    const int position = __shfl_sync(all_lanes, row.position, i);
+    float x[count];
+    if constexpr (usual) {
+      if (!to_row) continue;
+      convert_usual<new_type, rotated>(a, raw, s, position, x);
+    } else {
+      const int b = __shfl_sync(all_lanes, row.token.b, i);
+      if (position >= 0 && s.n > 0) {
+        const float* descale = of.descale.at ? descale_at(of.descale, b, s.h, position) : nullptr;
+        convert<aligned>(a, type, from, raw, descale, s, position, x);
+      }
+      // q_out may be q
+      if (is_wide(a))
+        __syncthreads();
+      else
+        __syncwarp();
+    }
     unsigned short scale = 0;
-    if (has_row_scale(type) || is_wide(a) && a.row_scales) {
+    if (has_row_scale(type) || !usual && is_wide(a) && a.row_scales) {
       float most = 0;
 #pragma unroll
       for (int k = 0; k < count; ++k) most = ptx::max_nan(most, fabsf(x[k]));
-      most = largest_of_head(a, there ? most : 0);
+      most = largest_of_head<usual>(a, there ? most : 0);
       scale = row_scale(type, most, true);
       unsigned short* const scales = of_lane(to.scale, i);
       if (there && has_row_scale(type) && s.d == 0) scales[s.h * of.scale_stride[2]] = scale;
     }
-    if (!there) continue;
+    if (!usual && !there) continue;
     __builtin_assume(__isGlobal(to_row + to_slice));
-    store<aligned>(type, of.format, to_row + to_slice, s.n, x, scale);
+    store<aligned, usual>(type, of.format, to_row + to_slice, s.n, x, scale);
   }
 }
 
 // Appends the tokens of a block. find: the n-th token of all, by all lanes of a warp, each for its
 // own n. find_position: that of a token in its sequence; -1: it goes nowhere. The first elements
 // are asked for before positions, which take a load, and before pages, which take another.
-template <class Find, class FindPosition>
+// may_rotate: some launches do.
+template <bool may_rotate, class Find, class FindPosition>
 __device__ __forceinline__ void append_tokens(const attn_kv_append_kernarg& a, const Find& find,
                                               const FindPosition& find_position) {
   const int first = blockIdx.x * a.tokens_of_block,
@@ -411,26 +466,43 @@ __device__ __forceinline__ void append_tokens(const attn_kv_append_kernarg& a, c
   row.page = -1;
   if (row.position >= 0 && a.block_table)
     row.page = a.block_table[row.token.b * (long long)a.max_pages + row.position / a.page_size];
-  const auto append = [&]<int fixed> { append_slices<fixed>(a, s, tokens, row, source, next); };
+  const bool usual = a.new_type != attn_element_f32 && !a.tensor[s.which].descale.at && !is_wide(a),
+             rotated = s.which != 1 && a.half > 0;
+  const auto append = [&]<int fixed, int new_type = 0, bool rotates = false> {
+    append_slices<fixed, new_type, rotates>(a, s, tokens, row, source, next);
+  };
+  // The type of new elements and rotation are not looked at for each token.
+  const auto append_of = [&]<int fixed, int new_type> {
+    if (may_rotate && rotated) return append.template operator()<fixed, new_type, may_rotate>();
+    append.template operator()<fixed, new_type>();
+  };
+  const auto append_to = [&]<int fixed> {
+    constexpr bool is_f16 = fixed == attn_element_f16, is_bf16 = fixed == attn_element_bf16;
+    if (!is_bf16 && usual && a.new_type == attn_element_f16)
+      return append_of.template operator()<is_bf16 ? attn_element_f16 : fixed, attn_element_f16>();
+    if (!is_f16 && usual && a.new_type == attn_element_bf16)
+      return append_of.template operator()<is_f16 ? attn_element_bf16 : fixed, attn_element_bf16>();
+    append.template operator()<fixed>();
+  };
   switch (a.aligned ? a.tensor[s.which].dst_type : 0) {
     case 0:
       return append.template operator()<0>();
     case attn_element_f32:
       return append.template operator()<attn_element_f32>();
     case attn_element_f16:
-      return append.template operator()<attn_element_f16>();
+      return append_to.template operator()<attn_element_f16>();
     case attn_element_bf16:
-      return append.template operator()<attn_element_bf16>();
+      return append_to.template operator()<attn_element_bf16>();
     case attn_element_q8_0:
-      return append.template operator()<attn_element_q8_0>();
+      return append_to.template operator()<attn_element_q8_0>();
     case attn_element_q4_0:
-      return append.template operator()<attn_element_q4_0>();
+      return append_to.template operator()<attn_element_q4_0>();
     case attn_element_i8:
-      return append.template operator()<attn_element_i8>();
+      return append_to.template operator()<attn_element_i8>();
     case attn_element_i4:
-      return append.template operator()<attn_element_i4>();
+      return append_to.template operator()<attn_element_i4>();
     default:
-      return append.template operator()<attn_element_f8_e4m3fn>();
+      return append_to.template operator()<attn_element_f8_e4m3fn>();
   }
 }
 

@@ -1,4 +1,4 @@
-//# architectures sm_80 sm_90 compute_80 local_bytes=40
+//# architectures sm_80 sm_90 compute_80 local_bytes=56
 // Appends new tokens to a KV cache.
 #include "kv_append.cuh"
 #include "sequences.cuh"
@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(attn_kv_append_max_threads)
     if (b < unsigned(a.batch)) advance(a, b, length(b));
     return;
   }
-  append_tokens(
+  append_tokens<true>(
       a, [&](int n) { return find_token(a, n); },
       [&](const Token& token) {
         const int held = length(token.b);

@@ -1,4 +1,4 @@
-//# architectures sm_80 sm_90 compute_80 local_bytes=48
+//# architectures sm_80 sm_90 compute_80 local_bytes=56
 // Moves the oldest full pages of a paged cache into another one: their keys are appended there, by
 // a block for each key that can move. Then a block for each sequence writes both lengths and turns
 // the row of the block table.
@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(attn_kv_append_max_threads)
     finish(r, blockIdx.x);
     return;
   }
-  append_tokens(
+  append_tokens<false>(
       r.append, [&](int n) { return find_token(r, n); },
       [&](const Token& token) { return segment_span(r.append.lengths, token.b).length + token.t; });
 }

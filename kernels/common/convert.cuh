@@ -71,13 +71,15 @@ __device__ __forceinline__ void store_block(unsigned char* block, int lane, int 
 
 // 32 / n neighbouring lanes, with n elements each, store one q8_0 or q4_0 block as encode_block of
 // core/ggml.h does. n: 1, or a multiple of 4. Intrinsics are used where the compiler would fuse or
-// approximate an operation.
-template <int n>
+// approximate an operation. whole_warp: all lanes of a warp are here, and blocks that are not
+// `there` are not stored; ptxas looks for the lanes of any other mask in each shuffle.
+template <int n, bool whole_warp = false>
 __device__ __forceinline__ void store_ggml(unsigned char* block, int type, const float (&x)[n],
-                                           bool saturate) {
+                                           bool saturate, bool there = true) {
   constexpr int lanes = 32 / n;
   const int lane = threadIdx.x % lanes;
-  const unsigned group = 0xffffffffu >> (32 - lanes) << (threadIdx.x % 32 - lane);
+  const unsigned group =
+      whole_warp ? 0xffffffffu : 0xffffffffu >> (32 - lanes) << (threadIdx.x % 32 - lane);
   const bool q8 = type == attn_element_q8_0;
   // NaN where there is one: the largest, of q8_0 of |x|, and the smallest.
   float high = q8 ? fabsf(x[0]) : x[0], low = x[0];
@@ -96,7 +98,8 @@ __device__ __forceinline__ void store_ggml(unsigned char* block, int type, const
     d = divide(fminf(high, 1e30f), 127, 1.f / 127);
   } else {
     d = (high < -low ? low : high) * -0.125f;
-    if (high == -low && high != 0) {
+    const bool tie = high == -low && high != 0;
+    if (whole_warp ? __any_sync(group, tie) : tie) {
       int first = 64;  // of those: twice its number, and its sign
 #pragma unroll
       for (int k = n - 1; k >= 0; --k)
@@ -104,7 +107,7 @@ __device__ __forceinline__ void store_ggml(unsigned char* block, int type, const
 #pragma unroll
       for (int step = lanes / 2; step > 0; step /= 2)
         first = min(first, __shfl_xor_sync(group, first, step));
-      d = first % 2 == 0 ? d : -d;
+      d = tie && first % 2 != 0 ? -d : d;
     }
     if (high == 0 && low == 0) d = -0.f;
   }
@@ -132,7 +135,7 @@ __device__ __forceinline__ void store_ggml(unsigned char* block, int type, const
     if (inverse == 0) word[i] = q8 ? 0 : 0x08080808;
     if (!q8) word[i] |= __shfl_xor_sync(group, word[i], lanes / 2) << 4;
   }
-  const int last = q8 ? lanes - 1 : lanes / 2 - 1;
+  const int last = !there ? -1 : q8 ? lanes - 1 : lanes / 2 - 1;
   if constexpr (n < 4) {
     if (lane == 0) *reinterpret_cast<unsigned short*>(block) = scale;
     if (lane <= last) block[2 + lane] = (unsigned char)word[0];

@@ -43,9 +43,12 @@ struct OwnLoader : SwappedLoader<OwnTypes, tile> {
     if (segment == at.segment && b == at.b && h == at.h) return;
     segment = at.segment, b = at.b, h = at.h;
     __syncwarp();
-    if (leads()) {
-      k = begin(s, maps[segment].k, s.k_type, tile.head_dim, s.k_head, s.k_scales);
-      v = begin(s, maps[segment].v, s.v_type, tile.head_dim_v, s.v_head, s.v_scales);
+    // The first copy waits for this: K's and V's by a lane each, at the same time.
+    if (lane() < 2) {
+      const bool is_v = lane() == 1;
+      boxes()[lane()] = begin(s, is_v ? maps[segment].v : maps[segment].k,
+                              is_v ? s.v_type : s.k_type, is_v ? tile.head_dim_v : tile.head_dim,
+                              is_v ? s.v_head : s.k_head, is_v ? s.v_scales : s.k_scales);
     }
     __syncwarp();
     const int keys = stage_keys(), head = lane() / keys, key = lane() % keys;

@@ -95,10 +95,13 @@ std::string prefer_other_to_mixed(const Problem& p, const sm90::Variant& paged) 
               " each");
 }
 
-// For few rows decode_* read K and V once, as they are: fp8 alone, or types without fp8.
+// For few rows decode_* read K and V once, as they are: fp8 alone, or types without fp8. In parts
+// of the keys more rows are as fast converted (docs/log/2026-11-27_short_calls.md).
 std::string prefer_other_to_dequantised(const Problem& p) {
   const bool fp8 = (p.needs.k_types | p.needs.v_types) & fp8_of_cuda;
-  const int64_t rows = p.seqlen_q * p.group(), few = !fp8 || p.head_dim_v > 128 ? 16 : 128;
+  const int64_t rows = p.seqlen_q * p.group(), few = !fp8 || p.head_dim_v > 128 ? 16
+                                                     : p.key_parts > 1          ? 64
+                                                                                : 128;
   if (rows > few || (fp8 && p.needs.features & feature_mixed_kv_types)) return "";
   return join("for ", rows, " rows, seqlen_q * heads_q / heads_kv, up to ", few);
 }

@@ -128,8 +128,10 @@ Status compose(const Problem& p, const Machine& machine, const ChoosePart& choos
   std::unique_ptr<Problem> shared, own;
   attn_problem rows = rows_of_batch(p);
   ATTN_TRY(named("shared segments", part_of(p, rows, 0, c.num_shared, &shared)));
-  // Cut, if that helps and a kernel takes it.
+  // Cut, if that helps and a kernel takes it. One that is passed over for few rows does not help:
+  // those that are preferred divide the keys among their blocks themselves.
   Status status = unsupported("");
+  bool passed_over = false;
   const auto choose_cut = [&](int64_t parts) {
     std::unique_ptr<Problem> cut;
     ATTN_TRY(part_of(p, rows, 0, c.num_shared, &cut));
@@ -138,15 +140,19 @@ Status compose(const Problem& p, const Machine& machine, const ChoosePart& choos
       cut->needs.features |= feature_key_parts;
       cut->out_stride.batch = cut->seqlen_q * cut->out_stride.seq;
     }
-    ATTN_TRY(choose(*cut, &c.shared.choice));
+    Choice chosen;
+    ATTN_TRY(choose(*cut, &chosen));
+    passed_over = parts > 1 && !chosen.recipe.passed_over.empty();
+    if (passed_over) return unsupported(chosen.recipe.passed_over);
+    c.shared.choice = std::move(chosen);
     shared = std::move(cut);
     return Status{};
   };
   int64_t parts = machine.device ? prefix_parts(*shared, *machine.device) : 1;
   if (parts > 1) {
     status = choose_cut(parts);
-    if (!status.ok()) {
-      parts = 1;
+    if (!status.ok()) parts = 1;
+    if (!status.ok() && !passed_over) {
       rows.fixed_split = prefix_split(*shared, *machine.device);
       status = choose_cut(1);
     }

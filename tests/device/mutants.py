@@ -180,7 +180,7 @@ MUTANTS = [
     (APPEND, "the largest value of two neighbouring heads", "cache/kv_append.cuh",
      "if (log < a.log_head)", "if (log < a.log_head + 1)"),
     (APPEND, "the last token of a block twice", "cache/kv_append.cuh",
-     "next_from = of_lane(source, i + 1)", "next_from = of_lane(source, i)"),
+     "next_from = of_lane(source, i + ahead)", "next_from = of_lane(source, i + ahead - 1)"),
     (APPEND, "the sequence of the block's first token", "cache/kv_append_cuda.cu",
      "n < ends[found]))", "true))"),
     (ROLL, "a page fewer kept", "cache/kv_roll_cuda.cu", "r.recent_lengths, b).length - r.keep,",

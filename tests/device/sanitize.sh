@@ -25,7 +25,8 @@ done)
 # What racecheck reports of right kernels: where groups have met apart another number of times before they meet
 # (planted.cu, groups-apart), and where lanes read, meet by a __syncwarp() that ptxas leaves out, and lane 0 arrives
 # at a barrier for all (if every lane arrives there is no report).
-reported_of_right="decode_sm90_fp8_(d64|d128|d192_dv128)_r64|fwd_sm90_f16_(d64|d128)_score(_paged)?|bwd_sm90_(bf16|f16)_(d64|d128)(_score)?"
+reported_of_right="decode_sm90_fp8_(d64|d128|d192_dv128)_r64|decode_sm90_blocks_(d64|d128|d256)(_r16)?"
+reported_of_right+="|fwd_sm90_f16_(d64|d128)_score(_paged)?|bwd_sm90_(bf16|f16)_(d64|d128)(_score)?"
 few="cuda: every forward kernel on few problems"
 
 # report TOOL TEXT RESULT
@@ -105,7 +106,8 @@ runs() {
       *) echo "sanitize: no tool $tool" >&2; exit 2 ;;
     esac
     for name in "cuda: lengths out of range are clamped" "cuda: cu_seqlens that break every rule are clamped" \
-      "blocks: values are*,blocks: a cut*" "merge: shapes*" "quantize: types*" "kv_append: every pair of types*" "kv_roll: pages*" \
+      "blocks: values are*,blocks: a cut*" "blocks: several heads of few*" "merge: shapes*" "quantize: types*" \
+      "kv_append: every pair of types*" "kv_roll: pages*" \
       "tree: the same as*" "fp8: exact inputs*" "fp8: lengths out*" "fp8: NaN codes*" "backward: lengths out*" "backward: NaN*"; do
       # shellcheck disable=SC2053
       [[ $name != ${TESTS:-*} ]] || printf 'clean\t%s\t%s\n' "$tool" "$name"

@@ -9,6 +9,7 @@
 #include "attn/attn.hpp"
 #include "catalog/catalog.h"
 #include "catch.h"
+#include "core/dtype.h"
 #include "hopper.h"
 #include "plan/compose.h"
 
@@ -169,6 +170,37 @@ TEST_CASE("prefix: how many parts the shared keys are cut into") {
     CHECK(problem_of(c.shared).key_parts == of.parts);
     CHECK(merge_of(c.merge).num_parts == of.parts + 1);
     CHECK(has(c.shared.choice.kernel->name, "fwd_sm90_bf16_d128"));
+  }
+}
+
+// K and V of few rows are not converted for parts of the keys, as docs/decode.md says.
+TEST_CASE("prefix: what takes the shared keys in other types") {
+  const struct {
+    attn_dtype type;
+    int64_t batch, parts;
+    const char* kernel;
+  } cases[] = {
+      {ATTN_F8_E4M3FN, 4, 1, "decode_sm90_fp8_d128_r16"},
+      {ATTN_F8_E4M3FN, 16, 1, "decode_sm90_fp8_d128_r64"},
+      {ATTN_F8_E4M3FN, 17, 4, "fwd_sm90_bf16_d128_dequantised"},
+      {ATTN_F8_E4M3FN, 64, 4, "fwd_sm90_bf16_d128_dequantised"},
+      {ATTN_Q8_0, 2, 1, "decode_sm90_blocks_d128"},
+      {ATTN_I4, 4, 1, "decode_sm90_blocks_d128_r16"},
+      {ATTN_Q8_0, 5, 4, "fwd_sm90_bf16_d128_dequantised"},
+  };
+  for (const auto& of : cases) {
+    Setup s;
+    s.problem.batch = of.batch;
+    s.problem.kernel = "prefix_cuda";
+    for (attn_segment& segment : s.segments) segment.k_type = segment.v_type = of.type;
+    const Chosen chosen = on_hopper(s);
+    INFO(dtype_name(of.type) << ", batch " << of.batch << " " << chosen.status.text);
+    REQUIRE(chosen.choice.composed);
+    const ComposedPart& shared = chosen.choice.composed->shared;
+    CHECK(std::string(shared.choice.kernel->name) == of.kernel);
+    CHECK(problem_of(shared).key_parts == of.parts);
+    CHECK(problem_of(shared).fixed_split == 0);
+    CHECK(merge_of(chosen.choice.composed->merge).num_parts == of.parts + 1);
   }
 }
 
