@@ -12,6 +12,7 @@
 #include "forward_sm80/variants.h"
 #include "forward_sm90/fp8_variants.h"
 #include "forward_sm90/variants.h"
+#include "mla/variants.h"
 
 namespace {
 
@@ -57,6 +58,10 @@ int main(int argc, char** argv) {
   using namespace attn;
   const bool written = write_all(argv[1], decode::variants, "decode/decode.cuh", "ATTN_DECODE",
                                  nothing<decode::Variant>) &&
+                       write_all(argv[1], mla::few_variants, "mla/few.cuh", "ATTN_MLA_FEW",
+                                 nothing<mla::Variant>) &&
+                       write_all(argv[1], mla::many_variants, "mla/many.cuh", "ATTN_MLA_MANY",
+                                 nothing<mla::Variant>) &&
                        write_all(argv[1], sm80::variants, "forward_sm80/forward.cuh",
                                  "ATTN_SM80_FORWARD", nothing<sm80::Variant>) &&
                        write_all(argv[1], bwd_sm80::variants, "backward_sm80/backward.cuh",

@@ -157,8 +157,10 @@ bool takes(const Kernel& kernel, const Needs& needs, std::string* why) {
     if (needs.flags & f.flag & ~can.flags) return no(why, f.name);
     if (~needs.flags & f.flag & can.demands) return no(why, "no ", f.name);
   }
-  for (const FeatureName& f : feature_names)
-    if (needs.features & ~can.features & f.feature) return no(why, f.name);
+  for (const FeatureName& f : feature_names) {
+    if (needs.features & f.feature & ~can.features) return no(why, f.name);
+    if (~needs.features & f.feature & can.demanded_features) return no(why, "no ", f.name);
+  }
   return true;
 }
 

@@ -11,6 +11,7 @@ std::span<const Kernel> sm90_backward_rows();     // sm90_backward.cpp: bwd_sm90
 std::span<const Kernel> sm80_backward_rows();     // sm80_backward.cpp: bwd_sm80_*
 std::span<const Kernel> sm90_dequantised_rows();  // sm90_dequantised.cpp: fwd_sm90_*_dequantised
 std::span<const Kernel> decode_forward_rows();    // decode.cpp: decode_*
+std::span<const Kernel> mla_forward_rows();       // mla.cpp: mla_*
 std::span<const Kernel> sm90_mixed_rows();        // sm90_mixed.cpp: fwd_sm90_*_mixed
 std::span<const Kernel> sm90_forward_rows();      // sm90_forward.cpp: fwd_sm90_*
 std::span<const Kernel> sm90_fp8_rows();          // sm90_fp8.cpp: fwd_sm90_fp8_*

@@ -29,6 +29,7 @@ struct Limits {
   uint32_t flags = 0;                                  // attn_flag
   uint32_t demands = 0;                                // the flags that a problem must have
   uint32_t features = 0;                               // Feature
+  uint32_t demanded_features = 0;                      // those that a problem must have
   Sizes head_dim = {}, head_dim_v = {}, seqlen_q = {}, group = {}, page_size = {};
   bool floats_as_q = false;  // takes f32, f16 and bf16 of kv_types only if q has the same type
 };
@@ -118,7 +119,7 @@ struct Kernel {
   Numerics numerics = {};
   const HostKernel* host = nullptr;  // reference and cpu; nullptr if this build leaves it out
   MakeRecipe recipe = nullptr;       // cuda and hip
-  // Of a step before that with the kernel's own image, one or the other.
+  // Of steps other than that with the kernel's own image, one or the other.
   const char* first_images[2] = {};
   const char* image = nullptr;  // the kernel's own; nullptr: of its name
   bool composed = false;        // of other kernels, plan/compose.h: no code of its own

@@ -384,6 +384,7 @@ Forward::Forward(Backend& backend, const Case& c, const Data& data, const char* 
     to.k_type = s.k_type;
     to.v_type = s.v_type;
     to.layout = s.layout;
+    to.v_in_k = c.v_in_k;
     to.has_seqlens = s.layout != ATTN_PACKED && !s.lengths.empty();
     to.seqlen = s.capacity;
     to.shared = s.keys == Keys::shared;
@@ -470,7 +471,7 @@ void Forward::fill(const Case& c, const Data& data) {
     put(to.k, from.k, first(from.k_view));
     if (from.v.given)
       put(to.v, from.v, first(from.v_view));
-    else
+    else if (!c.v_in_k)
       to.v = static_cast<const char*>(to.k) + first(from.v_view);
     put(to.seqlens, from.seqlens);
     put(to.cu_seqlens, from.cu_seqlens);

@@ -248,7 +248,9 @@ void make_segment_buffers(const Case& c, const SegmentCase& s, int64_t number, S
   out->v_view =
       arrange_view(s.v_type, s.arrange, outer, rows, c.heads_kv, c.head_dim_v, &v_elements);
   out->k = Buffer(size_t(dtype_bytes(s.k_type, k_elements)), poison_of(s.k_type));
-  if (s.arrange == Arrange::interleaved) {
+  if (c.v_in_k) {
+    out->v_view = {};
+  } else if (s.arrange == Arrange::interleaved) {
     out->v_view.offset = c.head_dim;
   } else {
     out->v = Buffer(size_t(dtype_bytes(s.v_type, v_elements)), poison_of(s.v_type));
@@ -342,6 +344,7 @@ std::string describe(const Case& c) {
   out << c.name << ": seed " << c.seed << ", B" << c.batch << " H" << c.heads_q << "/" << c.heads_kv
       << " D" << c.head_dim << "/" << c.head_dim_v << " Sq" << c.seqlen_q;
   if (!c.lengths_q.empty()) list(c.lengths_q);
+  if (c.v_in_k) out << " v in k";
   out << " q " << dtype_name(c.q_type) << " out " << dtype_name(c.out_type) << " flags " << c.flags
       << " window " << c.window_left << "," << c.window_right << " scale " << c.scale << " softcap "
       << c.softcap << " bias " << dtype_name(c.bias_type) << " from " << c.bias_first << " by "
@@ -589,6 +592,16 @@ Data make_data(const Case& c) {
           data.k_real[at] = write_row(to.k, s.k_type, to.k_view.at(place, row, kv_head),
                                       k_row(c, s.source(b), kv_head, j), k_descale, &to.k_scale,
                                       to.k_scale_view.at(place, row, kv_head));
+          k_norm = std::max(k_norm, norm(data.k_real[at]));
+          const auto bound_v = [&] {
+            for (double x : data.v_real[at]) data.v_max = std::max(data.v_max, std::abs(x));
+          };
+          if (c.v_in_k) {
+            data.v_real[at] = data.k_real[at];
+            data.v_real[at].resize(size_t(c.head_dim_v));
+            bound_v();
+            continue;
+          }
           Buffer& v = s.arrange == Arrange::interleaved ? to.k : to.v;
           const int64_t v_at = to.v_view.at(place, row, kv_head);
           data.v_real[at] =
@@ -606,10 +619,7 @@ Data make_data(const Case& c) {
                                                        to.v_scale_view.at(place, row, kv_head)));
             data.v_scales[at].push_back(0);
           }
-          k_norm = std::max(k_norm, norm(data.k_real[at]));
-          for (double x : data.v_real[at]) {
-            data.v_max = std::max(data.v_max, std::abs(x));
-          }
+          bound_v();
         }
       }
       first += s.length(b);

@@ -159,6 +159,7 @@ struct Case {
   int32_t max_sms = 0;
   Values values = Values::normal;
   double sigma = 1;
+  bool v_in_k = false;  // of all segments, whose v_type is k_type
 
   bool has(uint32_t flag) const { return (flags & flag) != 0; }
   int64_t queries(int64_t b) const { return lengths_q.empty() ? seqlen_q : lengths_q[b]; }

@@ -9,6 +9,7 @@
 
 #include "../catch.h"
 #include "attn/attn.hpp"
+#include "backend.h"
 #include "core/cache_format.h"
 #include "core/ggml.h"
 #include "forward_case.h"
@@ -197,6 +198,62 @@ TEST_CASE("mla: cpu and reference on random caches and lists") {
     CHECK(wrong == 0);
   }
   CHECK(rows_with_keys > 60 * int(seeds));
+}
+
+// Any problem of latent caches that kernels of devices take; long enough for sequences to be shared
+// by blocks.
+Case device_case(uint64_t seed) {
+  Case c;
+  c.name = "mla-" + std::to_string(seed);
+  c.thinning = for_devices(seed);
+  c.seed = seed;
+  c.v_in_k = true;
+  Draw draw{seed, 719};
+  c.head_dim = 576;
+  c.head_dim_v = 512;
+  c.batch = 1 + draw(4);
+  c.heads_kv = draw.chance(6) ? 2 : 1;
+  const int64_t groups[] = {1, 3, 8, 16, 16, 20, 64, 128}, group = draw.pick(groups);
+  c.heads_q = c.heads_kv * group;
+  c.seqlen_q = draw.chance(2) ? 1 : 1 + draw(uint64_t(std::max<int64_t>(2, 160 / group)));
+  c.q_type = draw.chance(3) ? ATTN_F16 : ATTN_BF16;
+  const attn_dtype out_types[] = {ATTN_F32, c.q_type, c.q_type, ATTN_F16};
+  c.out_type = draw.pick(out_types);
+  constexpr Arrange arranges[] = {Arrange::contiguous, Arrange::padded, Arrange::head_major};
+  c.q_arrange = draw.pick(arranges);
+  c.out_arrange = draw.pick(arranges);
+  if (draw.chance(4)) draw_lengths_q(draw, &c);
+  for (uint64_t n = draw.chance(5) ? 2 : 1; n > 0; --n) {
+    SegmentCase s;
+    const int64_t capacities[] = {1, 63, 64, 65, 257, 700, 1900};
+    s.capacity = draw.pick(capacities);
+    s.k_type = s.v_type = c.q_type;
+    s.layout = attn_layout(draw.chance(2) ? 2 : draw(3));
+    const int32_t page_sizes[] = {1, 16, 24, 32, 64, 64, 64, 128};
+    s.page_size = draw.pick(page_sizes);
+    if (s.layout == ATTN_PACKED || !draw.chance(3)) draw_lengths(draw, c.batch, &s);
+    s.arrange = draw.pick(arranges);
+    if (s.layout == ATTN_PAGED && draw.chance(6)) s.bad_pages = {int32_t(draw(4))};
+    c.segments.push_back(s);
+  }
+  if (!draw.chance(3)) c.flags |= ATTN_CAUSAL;
+  if (draw.chance(5)) {
+    c.flags |= ATTN_WINDOW;
+    c.window_left = draw(300) - 1;
+    c.window_right = draw(20) - 1;
+  }
+  if (draw.chance(4)) c.flags |= ATTN_SINKS;
+  if (draw.chance(6)) c.softcap = 3;
+  if (draw.chance(8)) c.flags |= ATTN_SPLIT_INVARIANT;
+  if (draw.chance(6)) c.fixed_split = 128;
+  if (draw.chance(3)) c.max_sms = int32_t(1 + draw(40));
+  if (draw.chance(8)) c.values = draw.chance(2) ? Values::uniform : Values::one_hot;
+  return c;
+}
+
+TEST_CASE("mla: random latent caches on every kernel") {
+  const auto kernels = kernels_here(Op::forward, false);
+  for (uint64_t seed = 1; seed <= 160; ++seed) check_case(device_case(seed), kernels);
 }
 
 }  // namespace

@@ -23,7 +23,9 @@ BESIDE = {
     # Products and fragments are those of the forward pass.
     "kernels/backward_sm90": ["kernels/shared", "kernels/ptx", "kernels/common", "kernels/backward"],
     "kernels/backward_sm80": ["kernels/shared", "kernels/ptx", "kernels/common", "kernels/backward", "kernels/forward_sm80"],
-    "kernels/write_stubs.cpp": ["kernels/decode", "kernels/forward_sm80", "kernels/forward_sm90", "kernels/backward_sm80", "kernels/backward_sm90"],
+    # Units, loads and partial results are those of decode.
+    "kernels/mla": ["kernels/shared", "kernels/ptx", "kernels/common", "kernels/decode"],
+    "kernels/write_stubs.cpp": ["kernels/decode", "kernels/forward_sm80", "kernels/forward_sm90", "kernels/backward_sm80", "kernels/backward_sm90", "kernels/mla"],
     "asm": ["kernels/shared"],
 }
 # The variants, tiles and parameter structs beside a kernel are there for its host side.

@@ -1,0 +1,125 @@
+// How mla_*_r64 share work, and the parts of row tiles that several blocks have. Units of 64 keys
+// are counted as if each row tile saw all keys of its sequence. The blocks of a column share the
+// units of its row tiles, each with as many or one more; blocks of neighbouring columns read the
+// same keys.
+#pragma once
+#include "../common/lengths.cuh"
+#include "../decode/query.cuh"
+#include "many_args.h"
+
+namespace attn::mla {
+
+using decode::Head, decode::Row, decode::Share, decode::unit_keys, device::Span;
+using decode::address, decode::Barrier, decode::wait, decode::q_address, device::segment_span;
+
+__device__ __forceinline__ int units_of(int keys) {
+  return max((keys + unit_keys - 1) / unit_keys, 1);
+}
+// Of all sequences and of those before b. By all lanes of a warp.
+struct Counted {
+  unsigned all, before;
+};
+__device__ __forceinline__ Counted count_units(const attn_decode_kernarg& a, int b) {
+  Counted counted = {0, 0};
+#pragma unroll 1
+  for (int i = threadIdx.x % 32; i < a.batch; i += 32) {
+    const unsigned units = units_of(segment_span(a.segment[0].lengths, i).length);
+    counted.all += units;
+    if (i < b) counted.before += units;
+  }
+  return {__reduce_add_sync(0xffffffff, counted.all), __reduce_add_sync(0xffffffff, counted.before)};
+}
+
+// What a block has: units [begin, end) of its column, of which the first is unit `unit` of a row
+// tile of sequence b.
+struct Found {
+  Share share;
+  unsigned begin, end;
+  int b, tile, unit;
+};
+// By all lanes of a warp.
+__device__ __forceinline__ Found find_share(const attn_decode_kernarg& a) {
+  const int tiles = a.heads_kv * a.row_tiles, column = blockIdx.x % a.columns,
+            row = blockIdx.x / a.columns, lane = threadIdx.x % 32;
+  const int first = (long long)column * tiles / a.columns,
+            last = (column + 1ll) * tiles / a.columns;
+  const unsigned all = count_units(a, 0).all;
+  Found found;
+  found.share = {all * (last - first), gridDim.x / a.columns};
+  found.begin = found.share.begin(row), found.end = found.share.begin(row + 1);
+  found.tile = first + found.begin / all;
+  found.b = found.unit = 0;
+  unsigned before = found.begin % all;  // units up to the wanted one
+#pragma unroll 1
+  for (int b0 = 0; b0 < a.batch; b0 += 32) {
+    const int b = b0 + lane;
+    const unsigned own =
+        b < a.batch ? units_of(segment_span(a.segment[0].lengths, b).length) : 0;
+    unsigned up_to = own;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const unsigned x = __shfl_up_sync(0xffffffff, up_to, step);
+      if (lane >= step) up_to += x;
+    }
+    const unsigned there = __ballot_sync(0xffffffff, up_to > before);
+    if (there) {
+      const int at = __ffs(there) - 1;
+      found.b = b0 + at;
+      found.unit = int(before - __shfl_sync(0xffffffff, up_to - own, at));
+      break;
+    }
+    before -= __shfl_sync(0xffffffff, up_to, 31);
+  }
+  return found;
+}
+
+// The parts of a row tile whose units are [begin, begin + units) of its column.
+struct Parts {
+  const attn_decode_kernarg& a;
+  unsigned first, count;  // of the column's blocks
+  __device__ __forceinline__ Parts(const attn_decode_kernarg& a, const Share& share, unsigned begin,
+                                   unsigned units)
+      : a(a), first(share.block_of(begin)), count(share.block_of(begin + units - 1) - first + 1) {}
+  // A block has at most one part that others began, and one that others go on with.
+  __device__ __forceinline__ unsigned slot(unsigned number, int column) const {
+    return 2 * ((first + number) * a.columns + column) + (number == 0);
+  }
+  __device__ __forceinline__ float* sums(unsigned slot, int r) const {
+    return a.sums + (slot * (long long)tile_rows + r) * latent_columns;
+  }
+  __device__ __forceinline__ float2* stats(unsigned slot, int r) const {
+    return reinterpret_cast<float2*>(a.stats) + slot * (long long)tile_rows + r;
+  }
+};
+
+// A row of the result. of: the reference of its weights and their sum.
+struct OutRow {
+  const attn_decode_kernarg& a;
+  long long out, lse;
+  float2 of;
+  float sink, factor;
+
+  __device__ __forceinline__ OutRow(const attn_decode_kernarg& a, const Head& at, int r, float2 of)
+      : a(a), of(of) {
+    const Row row(a, at, r);
+    sink = a.sinks ? a.sinks[row.head] : -device::infinity();
+    factor = device::row_factor(of.x, of.y, sink);
+    out = at.b * a.out_stride[0] + row.query * a.out_stride[1] + row.head * a.out_stride[2];
+    lse = (at.b * (long long)a.heads_q + row.head) * a.seqlen_q + row.query;
+  }
+  __device__ __forceinline__ void store_pair(int column, float x, float y) const {
+    x = factor == 0 ? 0 : x * factor;
+    y = factor == 0 ? 0 : y * factor;
+    if (a.out_type == attn_element_f32) {
+      *reinterpret_cast<float2*>(static_cast<float*>(a.out) + out + column) = make_float2(x, y);
+    } else {
+      *reinterpret_cast<unsigned*>(static_cast<unsigned short*>(a.out) + out + column) =
+          a.out_type == attn_element_f16 ? device::F16::pack(x, y) : device::BF16::pack(x, y);
+    }
+  }
+  __device__ __forceinline__ void store_lse() const {
+    if (a.lse) a.lse[lse] = device::row_lse(of.x, of.y, sink);
+  }
+};
+
+}  // namespace attn::mla

@@ -1,0 +1,49 @@
+// Every kernel mla_*, one line each: decode of latent caches, where V is the first columns of K.
+// The build makes its source file from this (write_stubs.cpp), and src/kernels/mla.cpp its row of
+// the catalog. The order is the order of preference, few_variants before many_variants.
+#ifndef ATTN_KERNELS_MLA_VARIANTS_H
+#define ATTN_KERNELS_MLA_VARIANTS_H
+
+#include "../decode/decode_args.h"
+#include "../decode/decode_tiles.h"
+#include "../shared/find_variant.h"
+#include "../shared/types.h"
+
+namespace attn::mla {
+
+using decode::DecodeTile;
+
+constexpr int rope = 64;  // columns of K after the latent ones: a panel in shared memory
+
+struct Variant {
+  const char* name;
+  int type;  // of q, k and the products
+  // For decode's units, loads and partial results "K" is the rope columns and "V" the latent ones,
+  // so that a unit is loaded once.
+  DecodeTile tile;
+  int local_bytes = 0;
+
+  ATTN_HOST_DEVICE constexpr int latent() const { return tile.head_dim_v; }
+  ATTN_HOST_DEVICE constexpr int head_dim() const { return latent() + rope; }
+  constexpr const char* architectures() const { return "sm_90a"; }
+};
+
+constexpr int bf16 = attn_element_bf16, f16 = attn_element_f16;
+constexpr DecodeTile d576{.head_dim = rope, .head_dim_v = 512};
+// clang-format off: a kernel is a line
+constexpr Variant few_variants[] = {
+    {.name = "mla_sm90_bf16_d576_r8", .type = bf16, .tile = d576.of_swapped(8)},
+    {.name = "mla_sm90_bf16_d576_r16", .type = bf16, .tile = d576.of_swapped(16)},
+    {.name = "mla_sm90_bf16_d576_r32", .type = bf16, .tile = d576.of_swapped(32).of_any_rows()},
+    {.name = "mla_sm90_f16_d576_r8", .type = f16, .tile = d576.of_swapped(8)},
+    {.name = "mla_sm90_f16_d576_r16", .type = f16, .tile = d576.of_swapped(16)},
+    {.name = "mla_sm90_f16_d576_r32", .type = f16, .tile = d576.of_swapped(32).of_any_rows()},
+};
+constexpr Variant many_variants[] = {
+    {.name = "mla_sm90_bf16_d576_r64", .type = bf16, .tile = d576.with_rows(64).of_any_rows()},
+    {.name = "mla_sm90_f16_d576_r64", .type = f16, .tile = d576.with_rows(64).of_any_rows()},
+};
+// clang-format on
+
+}  // namespace attn::mla
+#endif

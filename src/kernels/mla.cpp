@@ -1,0 +1,176 @@
+// The kernels mla_*: decode of latent caches, where V is the first columns of K, so that each row of
+// the cache is read once. mla_*_r8 to _r32 are decode_* (kernels/decode.h) for which "K" is the rope
+// columns and "V" the latent ones. mla_*_r64 have units, shares and parts of the same sizes, and
+// merge the parts of row tiles by a launch of their own.
+#include "kernels/decode.h"
+#include "kernels/families.h"
+#include "kernels/mla/many_args.h"
+#include "kernels/mla/variants.h"
+
+namespace attn {
+namespace {
+
+using decode::DecodeTile;
+
+constexpr const char* merge_image = "mla_merge_sm90";
+
+template <const mla::Variant& variant>
+void patch(const Problem& p, const Args& args, void* workspace, attn_decode_sm90_kernarg& kernarg,
+           const void** map_base) {
+  decode::patch<false>(p, args, workspace, kernarg.a);
+  for (int32_t n = 0; n < p.num_segments; ++n) {
+    attn_decode_segment& s = kernarg.a.segment[n];
+    s.v = s.k;
+    if (s.v) s.k = static_cast<const char*>(s.v) + 2 * variant.latent();
+    *map_base++ = s.k;
+    *map_base++ = s.v;
+  }
+}
+
+Status check(const Problem& p, int64_t rows, const DeviceInfo& device, const DecodeTile& tile) {
+  for (int32_t n = 0; n < p.num_segments; ++n)
+    if (!p.segment[n].v_in_k)
+      return unsupported("segments[", n, "].v_in_k is 0; accepted: 1 in all segments");
+  return decode::check(p, rows, device, tile, true);
+}
+
+template <const mla::Variant& variant>
+attn_decode_sm90_kernarg constants(const Problem& p, int64_t rows, const decode::Shape& shape) {
+  attn_decode_sm90_kernarg kernarg = decode::constants<variant.tile, true>(p, rows, shape);
+  kernarg.a.head_dim = mla::rope;
+  return kernarg;
+}
+
+// Adds the launch of a kernel mla_*, which begins the recipe's workspace.
+template <const mla::Variant& variant>
+void add_launch(const Problem& p, const decode::Shape& shape, int threads, int shared_bytes,
+                const attn_decode_sm90_kernarg& kernarg, Recipe* recipe) {
+  constexpr DecodeTile tile = variant.tile;
+  std::vector<TensorMap> maps;
+  for (const attn_segment& s : p.segment) {
+    const Extents size = extents(p, s);
+    for (const int columns : {mla::rope, variant.latent()})
+      maps.push_back(tensor_map(2, columns, size.rows, p.heads_kv, size.batch, s.k_stride,
+                                decode::panel_pitch / 2, decode::box_keys(s)));
+  }
+  recipe->workspace = size_t(decode::workspace_of(shape.slots, tile).bytes);
+  recipe->steps.push_back({
+      .image = variant.name,
+      .static_shared_bytes = tile.swapped ? uint32_t(tile.static_shared_bytes()) : 0,
+      .fewer_threads = tile.swapped && threads < tile.threads(),
+      .launch = {.grid = {uint32_t(shape.blocks), 1, 1},
+                 .block = {uint32_t(threads), 1, 1},
+                 .shared_bytes = uint32_t(shared_bytes),
+                 .starts_early = true},
+      .arguments = arguments_of<patch<variant>>(kernarg),
+      .maps = std::move(maps),
+  });
+}
+
+template <const mla::Variant& variant>
+Status few_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
+  constexpr DecodeTile tile = variant.tile;
+  const int64_t rows = decode::rows_of<false>(p, tile);
+  if (!tile.tiled && rows > tile.rows())
+    return unsupported("heads_q / heads_kv * seqlen_q is ", p.group(), " * ", p.seqlen_q,
+                       "; accepted: up to ", tile.rows());
+  ATTN_TRY(check(p, rows, device, tile));
+  if (rows > tile.rows())
+    recipe->passed_over = join("for ", rows, " rows, seqlen_q * heads_q / heads_kv, more than ",
+                               tile.rows());
+  const decode::Shape shape = decode::shape_of(p, rows, device, tile, false);
+  const attn_decode_sm90_kernarg kernarg = constants<variant>(p, rows, shape);
+  add_launch<variant>(p, shape, tile.threads() - 32 * (tile.loaders() - kernarg.a.loaders),
+                      tile.merge_bytes() + shape.stages * shape.stage_bytes, kernarg, recipe);
+  return {};
+}
+
+// Blocks form columns, one for each row tile of a K/V head while there are enough blocks.
+template <const mla::Variant& variant>
+Status many_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
+  constexpr DecodeTile tile = variant.tile;
+  static_assert(tile.rows() == mla::tile_rows && variant.latent() == mla::latent_columns);
+  const int64_t rows = decode::rows_of<false>(p, tile);
+  ATTN_TRY(check(p, rows, device, tile));
+  if (device.shared_bytes_max < mla::many_shared_bytes)
+    return unsupported("the device has ", device.shared_bytes_max,
+                       " bytes of shared memory; accepted: from ", mla::many_shared_bytes, " on");
+  const int64_t most = multiprocessors(p, device),
+                tiles = p.heads_kv * decode::row_tiles(rows, tile),
+                columns = std::min(tiles, most),
+                units = std::max<int64_t>(1, ceil_div(p.segment[0].seqlen, decode::unit_keys));
+  const int64_t of_column =
+      decode::aligned(std::min(most / columns, p.batch * units), p.batch);
+  decode::Shape shape;
+  shape.blocks = columns * (tiles > columns ? 1 : of_column);
+  shape.slots = 2 * shape.blocks;
+  attn_decode_sm90_kernarg kernarg = constants<variant>(p, rows, shape);
+  kernarg.a.columns = int(columns);
+  kernarg.a.splits = int(shape.blocks / columns);
+  add_launch<variant>(p, shape, mla::many_threads, mla::many_shared_bytes, kernarg, recipe);
+  if (shape.blocks == columns) return {};
+  // Enough blocks for the device, of not more rows than that takes.
+  const int64_t tile_rows = std::min<int64_t>(rows, mla::tile_rows);
+  attn_decode_kernarg merge = kernarg.a;
+  merge.rows_taken =
+      int(std::clamp<int64_t>(p.batch * tiles * tile_rows / (8 * most), 1, tile_rows));
+  recipe->steps.push_back({
+      .image = merge_image,
+      .launch = {.grid = {uint32_t(p.batch * tiles),
+                          uint32_t(ceil_div(tile_rows, int64_t{merge.rows_taken})), 1},
+                 .block = {mla::merge_threads, 1, 1},
+                 .starts_early = true},
+      .arguments = arguments_of<decode::patch<false>>(merge),
+  });
+  return {};
+}
+
+constexpr Limits limits(const mla::Variant& variant) {
+  const DecodeTile& tile = variant.tile;
+  const uint32_t type = type_bit(attn_dtype(variant.type));
+  const int64_t rows = tile.tiled ? INT32_MAX : tile.rows();
+  Limits limits = {.in_types = type,
+                   .kv_types = type,
+                   .out_types = float_types,
+                   .flags = ATTN_CAUSAL | ATTN_SINKS,
+                   .features = feature_packed_kv | feature_seqlens | feature_paged_kv |
+                               feature_v_in_k,
+                   .demanded_features = feature_v_in_k,
+                   .head_dim = {.multiple = variant.head_dim(), .max = variant.head_dim()},
+                   .head_dim_v = {.multiple = variant.latent(), .max = variant.latent()},
+                   .seqlen_q = {.max = rows},
+                   .group = {.max = rows}};
+  if (tile.swapped) {
+    limits.flags |= forward_flags | ATTN_ALIBI | ATTN_SPLIT_INVARIANT;
+    limits.features |= forward_features | feature_segments | feature_softcap | feature_tree |
+                       feature_fixed_split;
+  } else {
+    limits.page_size.multiple = decode::unit_keys;
+  }
+  return limits;
+}
+
+constexpr Kernel row(const mla::Variant& variant, MakeRecipe recipe) {
+  return {.name = variant.name,
+          .op = Op::forward,
+          .backend = ATTN_BACKEND_CUDA,
+          .limits = limits(variant),
+          .numerics = {.weights = attn_dtype(variant.type), .lag = 8, .keys = decode::unit_keys},
+          .recipe = recipe,
+          .first_images = {variant.tile.swapped ? nullptr : merge_image}};
+}
+constinit const std::array all_rows =
+    joined(rows_of_variants<std::size(mla::few_variants)>([]<size_t i>() {
+             return row(mla::few_variants[i], recipe_of<few_recipe<mla::few_variants[i]>>);
+           }),
+           rows_of_variants<std::size(mla::many_variants)>([]<size_t i>() {
+             return row(mla::many_variants[i], recipe_of<many_recipe<mla::many_variants[i]>>);
+           }));
+
+}  // namespace
+
+std::span<const Kernel> mla_forward_rows() {
+  return all_rows;
+}
+
+}  // namespace attn
