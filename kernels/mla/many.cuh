@@ -387,6 +387,7 @@ struct Sums {
 #pragma unroll 1
     for (unsigned n = 0;; ++n) {
       wait(shared.weighed[rope_slot.slot], rope_slot.parity);
+      wait(shared.full_half[which][half.slot], half.parity);  // long since; for what TMA wrote
       const int first = shared.unit[n % records].first;
       const unsigned word = shared.unit[n % records].word;
       const PartRecord& part = shared.part[(word >> 8) % records];

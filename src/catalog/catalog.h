@@ -27,7 +27,8 @@ uint64_t launch_count(const Kernel& kernel);
 bool takes(const Kernel& kernel, const Needs& needs, std::string* why = nullptr);
 // The same as a sentence; "" if they do.
 std::string decline(const Kernel& kernel, const Needs& needs);
-// Parts of that: q, k, v and out, alone and together; head_dim and head_dim_v.
+// Parts of that: q, k, v and out, alone and together, and demanded features; head_dim and
+// head_dim_v.
 bool takes_types(const Kernel& kernel, const Needs& needs);
 bool takes_head_dims(const Kernel& kernel, const Needs& needs);
 // "softcap", "packed q": what a problem asks for, in errors and in the README's matrix.

@@ -138,6 +138,7 @@ const char* flag_name(attn_flag flag) {
 
 bool takes_types(const Kernel& kernel, const Needs& needs) {
   return takes_types(kernel, needs, nullptr) &&
+         !(kernel.limits.demanded_features & ~needs.features) &&
          !(needs.features & ~kernel.limits.features & feature_mixed_kv_types);
 }
 

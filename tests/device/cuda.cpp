@@ -72,6 +72,7 @@ Case case_for(const Kernel& kernel, const std::string& name, int64_t batch, int6
   // Kernels for few queries take so many of the two heads in a group.
   c.seqlen_q = std::min(seqlen_q, std::max<int64_t>(1, kernel.limits.seqlen_q.max / 4));
   c.q_type = c.out_type = float_type_of(kernel);
+  c.v_in_k = (kernel.limits.demanded_features & feature_v_in_k) != 0;
   SegmentCase s;
   s.k_type = s.v_type = kv_type_of(kernel, c.q_type);
   s.capacity = seqlen_kv;

@@ -911,6 +911,7 @@ TEST_CASE("cuda: tensors with more than 2^31 elements") {
   for (const Kernel* kernel : cuda_forward_kernels()) {
     for (int dimension = 0; dimension < 3; ++dimension) {
       Case c = case_for(*kernel, "far", 2, 3, 5);
+      if (c.v_in_k) continue;  // V has a tensor of its own here
       c.out_type = ATTN_F32;
       c.heads_q = 2;
       c.heads_kv = 2 / kernel->limits.group.multiple;

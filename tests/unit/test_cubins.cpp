@@ -127,6 +127,7 @@ attn_problem problem_for(const Kernel& kernel, attn_segment* segment) {
   // Not q's type, where the kernel is there for others.
   s.k_type = s.v_type = attn_dtype(std::bit_width(can.kv_types) - 1);
   s.seqlen = 256;
+  s.v_in_k = (can.demanded_features & feature_v_in_k) != 0;
   p.batch = 1;
   p.heads_q = can.group.multiple;
   p.heads_kv = 1;

@@ -169,9 +169,10 @@ TEST_CASE("fixed_split: who takes it", "[plan]") {
     if (k.op != Op::forward || k.backend != ATTN_BACKEND_CUDA) continue;
     const std::string name = k.name;
     const auto decode_of_rows = [](const std::string& of) {
-      return of.starts_with("decode_sm90_") && of.find("_blocks_") == std::string::npos &&
+      const bool decode = of.starts_with("decode_sm90_");
+      return (decode || of.starts_with("mla_sm90_")) && of.find("_blocks_") == std::string::npos &&
              (of.ends_with("_r8") || of.ends_with("_r16") || of.ends_with("_r32") ||
-              of.ends_with("_r64"));
+              (decode && of.ends_with("_r64")));
     };
     INFO(name);
     CHECK(bool(k.limits.features & feature_fixed_split) == decode_of_rows(name));

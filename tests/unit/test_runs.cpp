@@ -89,7 +89,8 @@ int allocations_of(Run&& run) {
 
 // Zeros, in which every array of a call may lie that is only read: lengths, offsets, pages, kinds.
 struct Memory {
-  std::vector<char> bytes = std::vector<char>(1 << 22);
+  std::vector<char> bytes;
+  explicit Memory(size_t size = 1 << 22) : bytes(size) {}
   char* at(size_t place) {
     return bytes.data() + (256 - reinterpret_cast<uintptr_t>(bytes.data()) % 256) % 256 + place;
   }
@@ -147,13 +148,16 @@ int allocations_of_forward(attn_context* context, const Kernel& kernel, const Va
   constexpr int64_t batch = 2, heads = 4;  // whose blocks are multiples of 16 bytes
   std::vector<attn_segment> segments(size_t(v.segments), make<attn_segment>());
   std::vector<attn_segment_args> kv(size_t(v.segments), make<attn_segment_args>());
-  Memory in, out;
+  const bool v_in_k = kernel.limits.demanded_features & feature_v_in_k;
+  const size_t size = v_in_k ? 1 << 24 : 1 << 22;  // rows of latent caches are large
+  Memory in(size), out(size);
   auto p = make<attn_problem>();
   auto args = make<attn_args>();
   p.batch = batch;
   p.heads_q = heads;
   p.heads_kv = heads / kernel.limits.group.multiple;
   p.head_dim = head_dim_of(kernel);
+  if (v_in_k) p.head_dim_v = kernel.limits.head_dim_v.max;
   p.seqlen_q = v.seqlen_q;
   p.q_type = q_type_of(kernel);
   p.out_type = v.out_type;
@@ -168,7 +172,7 @@ int allocations_of_forward(attn_context* context, const Kernel& kernel, const Va
   };
   zeros(args.q);
   args.out = out.at(0);
-  args.lse = reinterpret_cast<float*>(out.at(1000000));
+  args.lse = reinterpret_cast<float*>(out.at(size / 4));
   if (p.flags & ATTN_ALIBI) zeros(args.alibi_slopes);
   if (p.flags & ATTN_SINKS) zeros(args.sinks);
   if (v.tree_keys > 0) {
@@ -197,8 +201,9 @@ int allocations_of_forward(attn_context* context, const Kernel& kernel, const Va
     attn_segment& s = segments[n];
     s.k_type = s.v_type = kv_type_of(kernel);
     s.seqlen = v.seqlen;
+    s.v_in_k = v_in_k;
     zeros(kv[n].k);
-    zeros(kv[n].v);
+    if (!v_in_k) zeros(kv[n].v);
     if (v.packed) {
       s.layout = ATTN_PACKED;
       s.total = batch * s.seqlen;
@@ -236,7 +241,8 @@ int most_segments(const Kernel& kernel) {
   if (kernel.host) return 1024;
   if (!(kernel.limits.features & feature_segments)) return 1;
   if (kernel.backend == ATTN_BACKEND_HIP) return int(attn_gfx942_kv_segments);
-  if (std::string(kernel.name).starts_with("decode_")) return int(attn_decode_max_segments);
+  for (const char* family : {"decode_", "mla_"})
+    if (std::string(kernel.name).starts_with(family)) return int(attn_decode_max_segments);
   return std::string(kernel.name).find("sm90") != std::string::npos ? int(attn_sm90_max_segments)
                                                                     : int(attn_sm80_max_segments);
 }
@@ -537,6 +543,10 @@ TEST_CASE("runs: a batch of 0 has nothing to do") {
         p.heads_kv = 4;  // whose blocks are multiples of 16 bytes
         p.heads_q = 4 * kernel.limits.group.multiple;
         p.head_dim = head_dim_of(kernel);
+        if (kernel.limits.demanded_features & feature_v_in_k) {
+          p.head_dim_v = kernel.limits.head_dim_v.max;
+          segment.v_in_k = 1;
+        }
         p.seqlen_q = std::min<int64_t>(65, kernel.limits.seqlen_q.max);
         p.q_type = q_type_of(kernel);
         segment.k_type = segment.v_type = kv_type_of(kernel);
@@ -552,7 +562,9 @@ TEST_CASE("runs: a batch of 0 has nothing to do") {
         Plan plan;
         const attn_status status = attn_plan_create(context, &p, &plan.plan);
         INFO(attn_last_error());
-        if (status == ATTN_UNSUPPORTED && packed && (p.flags & ATTN_BLOCK_MASK)) continue;
+        const bool takes_packed =
+            kernel.limits.features & feature_packed_q && !(p.flags & ATTN_BLOCK_MASK);
+        if (status == ATTN_UNSUPPORTED && packed && !takes_packed) continue;
         REQUIRE(status == ATTN_OK);
         CHECK(attn_plan_workspace(plan.plan) == 0);
         CHECK(attn_workspace_init(plan.plan, nullptr, 0, nullptr) == ATTN_OK);
@@ -566,7 +578,8 @@ TEST_CASE("runs: a batch of 0 has nothing to do") {
         if (p.flags & ATTN_BLOCK_MASK) args.block_kinds = &kind;
         if (packed) {
           args.cu_seqlens_q = kv.cu_seqlens = &offset;
-          kv.k = kv.v = keys.data();
+          kv.k = keys.data();
+          if (!segment.v_in_k) kv.v = keys.data();
         }
         const attn_status ran = attn_run(plan.plan, &args, nullptr, 0, nullptr);
         INFO(attn_last_error());
