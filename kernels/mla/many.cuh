@@ -7,8 +7,12 @@
 // Weights take the place of the unit's rope columns in shared memory, which its scores read last.
 // The sums of a unit may begin when the scores of the next one are nearly done, so that they hide
 // its softmax.
+//
+// A pair is a cluster of two blocks with neighbouring row tiles, which read the same keys: each asks
+// for half of them, for both.
 #pragma once
 #include "../common/lengths.cuh"
+#include "../ptx/cluster.h"
 #include "../ptx/grid.h"
 #include "../ptx/load_shared.h"
 #include "../ptx/tma.h"
@@ -260,6 +264,7 @@ struct Scores {
 };
 
 // Walks over the block's units and loads one half of each. By all lanes of a warp.
+template <bool pair>
 struct Feed {
   const attn_decode_kernarg& a;
   const decode::Maps& maps;
@@ -272,6 +277,16 @@ struct Feed {
   Place half{0, 1}, rope_slot{0, 1};
 
   static __device__ __forceinline__ bool leads() { return threadIdx.x % 32 == 0; }
+  // Of a pair.
+  static __device__ __forceinline__ int rank() { return blockIdx.x % 2; }
+  __device__ __forceinline__ void load_panel(unsigned to, const attn_tensor_map& map, unsigned full,
+                                             int column, int row, int h, int entry) const {
+    if constexpr (pair) {
+      if (leads()) ptx::tma_load_to_all(to, &map, full, column, row, h, entry, 3);
+    } else {
+      ptx::tma_load_if(to, &map, full, column, row, h, entry, leads());
+    }
+  }
 
   __device__ __forceinline__ void begin() {
     const Found& found = shared.found;
@@ -316,9 +331,12 @@ struct Feed {
                    to = half_place(base, which, half.slot);
     ptx::mbarrier_arrive_expect_if(full, half_bytes, leads());
 #pragma unroll
-    for (int i = 0; i < half_panels; ++i)
-      ptx::tma_load_if(to + i * panel_bytes, &maps[0].v, full, 64 * (half_panels * which + i), row,
-                       h, entry, leads());
+    for (int n = 0; n < half_panels / (pair ? 2 : 1); ++n) {
+      const int i = pair ? half_panels / 2 * rank() + n : n;
+      load_panel(to + i * panel_bytes, maps[0].v, full, 64 * (half_panels * which + i), row, h,
+                 entry);
+    }
+    __syncwarp();
     half.next(half_slots);
     ++number;
     part += ends;
@@ -338,8 +356,9 @@ struct Feed {
     wait(shared.empty_rope[rope_slot.slot], rope_slot.parity);
     const unsigned full = address(&shared.full_rope[rope_slot.slot]);
     ptx::mbarrier_arrive_expect_if(full, panel_bytes, leads());
-    ptx::tma_load_if(rope_place(base, rope_slot.slot), &maps[0].k, full, 0, of.row, h, of.entry,
-                     leads());
+    if (!pair || rope_number % 2 == rank())
+      load_panel(rope_place(base, rope_slot.slot), maps[0].k, full, 0, of.row, h, of.entry);
+    __syncwarp();
     rope_slot.next(rope_slots);
     ++rope_number;
   }
@@ -358,7 +377,7 @@ struct Feed {
   }
 };
 
-template <int type>
+template <int type, bool pair>
 struct Sums {
   static constexpr bool bf16 = type == attn_element_bf16;
   const attn_decode_kernarg& a;
@@ -372,7 +391,7 @@ struct Sums {
 
   __device__ __forceinline__ void run(const decode::Maps& maps) {
     float o[128];
-    Feed feed{a, maps, shared, base, which};
+    Feed<pair> feed{a, maps, shared, base, which};
     const bool loads = __shfl_sync(0xffffffff, threadIdx.x / 32, 0) % 4 == 0;
     if (loads) {
       feed.begin();
@@ -411,8 +430,14 @@ struct Sums {
       ptx::wgmma_wait<0>();
       ptx::pin(o);
       if (lane() == 0) {
-        ptx::mbarrier_arrive(address(&shared.empty_half[which][half.slot]));
-        ptx::mbarrier_arrive(address(&shared.empty_rope[rope_slot.slot]));
+        const unsigned of_half = address(&shared.empty_half[which][half.slot]),
+                       of_rope = address(&shared.empty_rope[rope_slot.slot]);
+        ptx::mbarrier_arrive(of_half);
+        ptx::mbarrier_arrive(of_rope);
+        if constexpr (pair) {
+          ptx::mbarrier_arrive_at(of_half, Feed<pair>::rank() ^ 1);
+          ptx::mbarrier_arrive_at(of_rope, Feed<pair>::rank() ^ 1);
+        }
       }
       __syncwarp();
       if (loads) {
@@ -471,7 +496,7 @@ struct Sums {
   }
 };
 
-template <int type>
+template <int type, bool pair>
 __device__ __forceinline__ void many(const attn_decode_sm90_kernarg& kernarg) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   ManyShared& shared = *reinterpret_cast<ManyShared*>(shared_memory);
@@ -482,11 +507,11 @@ __device__ __forceinline__ void many(const attn_decode_sm90_kernarg& kernarg) {
     for (int which = 0; which < 2; ++which)
       for (int i = 0; i < half_slots; ++i) {
         ptx::mbarrier_init(address(&shared.full_half[which][i]), 1);
-        ptx::mbarrier_init(address(&shared.empty_half[which][i]), 4);
+        ptx::mbarrier_init(address(&shared.empty_half[which][i]), pair ? 8 : 4);
       }
     for (int i = 0; i < rope_slots; ++i) {
       ptx::mbarrier_init(address(&shared.full_rope[i]), 1);
-      ptx::mbarrier_init(address(&shared.empty_rope[i]), 8);
+      ptx::mbarrier_init(address(&shared.empty_rope[i]), pair ? 16 : 8);
       ptx::mbarrier_init(address(&shared.weighed[i]), 4);
     }
     ptx::tma_prefetch_map(&kernarg.map[0].k);
@@ -501,28 +526,33 @@ __device__ __forceinline__ void many(const attn_decode_sm90_kernarg& kernarg) {
       shared.found = found;
       if (found.begin < found.end) {
         const int length = segment_span(a.segment[0].lengths, found.b).length;
-        shared.part[0] = Feed::part_of(a, found.b, found.tile, length, found.begin - found.unit,
+        shared.part[0] = Feed<pair>::part_of(a, found.b, found.tile, length, found.begin - found.unit,
                                        units_of(length));
       }
     }
   }
-  __syncthreads();
-  if (shared.found.begin == shared.found.end) return;
+  if constexpr (pair)
+    ptx::cluster_meet();  // barriers of both are there
+  else
+    __syncthreads();
+  if (shared.found.begin == shared.found.end) return;  // of both
   if (warp < 4) {
     ptx::registers_grow<184>();
     Scores<type>{a, shared, base}.run();
   } else {
     ptx::registers_shrink<160>();
-    Sums<type>{a, shared, base, warp / 4 - 1}.run(kernarg.map);
+    Sums<type, pair>{a, shared, base, warp / 4 - 1}.run(kernarg.map);
   }
+  if constexpr (pair) ptx::cluster_meet();  // the other one arrives at barriers here until its end
 }
 
 }  // namespace attn::mla
 
-#define ATTN_MLA_MANY(NAME)                                                \
-  constexpr attn::mla::Variant NAME##_variant =                            \
+#define ATTN_MLA_MANY(NAME, ...)                                                   \
+  constexpr attn::mla::Variant NAME##_variant =                                    \
       attn::mla::many_variants[attn::find_variant(attn::mla::many_variants, #NAME)]; \
-  extern "C" __global__ void __launch_bounds__(attn::mla::many_threads, 1) \
-      NAME(const __grid_constant__ attn_decode_sm90_kernarg a) {           \
-    attn::mla::many<NAME##_variant.type>(a);                               \
+  extern "C" __global__ void __VA_ARGS__                                           \
+      __launch_bounds__(attn::mla::many_threads, 1)                                \
+          NAME(const __grid_constant__ attn_decode_sm90_kernarg a) {               \
+    attn::mla::many<NAME##_variant.type, NAME##_variant.pair>(a);                  \
   }

@@ -101,6 +101,10 @@ Status many_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
                 units = std::max<int64_t>(1, ceil_div(p.segment[0].seqlen, decode::unit_keys));
   const int64_t of_column =
       decode::aligned(std::min(most / columns, p.batch * units), p.batch);
+  if (variant.pair && (decode::row_tiles(rows, tile) % 2 != 0 || tiles > most))
+    return unsupported("heads_q / heads_kv * seqlen_q is ", p.group(), " * ", p.seqlen_q, ", which makes ",
+                       decode::row_tiles(rows, tile), " tiles of ", tile.rows(),
+                       " rows; accepted: even numbers, with heads_kv up to ", most);
   decode::Shape shape;
   shape.blocks = columns * (tiles > columns ? 1 : of_column);
   shape.slots = 2 * shape.blocks;
