@@ -60,21 +60,20 @@ int main(int argc, char** argv) {
     return 2;
   }
   using namespace attn;
-  const bool written = write_all(argv[1], decode::variants, "decode/decode.cuh", "ATTN_DECODE",
-                                 nothing<decode::Variant>) &&
-                       write_all(argv[1], mla::few_variants, "mla/few.cuh", "ATTN_MLA_FEW",
-                                 nothing<mla::Variant>) &&
-                       write_all(argv[1], mla::many_variants, "mla/many.cuh", "ATTN_MLA_MANY",
-                                 pair) &&
-                       write_all(argv[1], sm80::variants, "forward_sm80/forward.cuh",
-                                 "ATTN_SM80_FORWARD", nothing<sm80::Variant>) &&
-                       write_all(argv[1], bwd_sm80::variants, "backward_sm80/backward.cuh",
-                                 "ATTN_SM80_BACKWARD", nothing<bwd_sm80::Variant>) &&
-                       write_all(argv[1], bwd_sm90::variants, "backward_sm90/backward.cuh",
-                                 "ATTN_SM90_BACKWARD", nothing<bwd_sm90::Variant>) &&
-                       write_all(argv[1], sm90::variants, "forward_sm90/forward.cuh",
-                                 "ATTN_SM90_FORWARD", cluster) &&
-                       write_all(argv[1], sm90::fp8_variants, "forward_sm90/fp8_forward.cuh",
-                                 "ATTN_SM90_FP8_FORWARD", cluster);
+  const bool written =
+      write_all(argv[1], decode::variants, "decode/decode.cuh", "ATTN_DECODE",
+                nothing<decode::Variant>) &&
+      write_all(argv[1], mla::few_variants, "mla/few.cuh", "ATTN_MLA_FEW", nothing<mla::Variant>) &&
+      write_all(argv[1], mla::many_variants, "mla/many.cuh", "ATTN_MLA_MANY", pair) &&
+      write_all(argv[1], sm80::variants, "forward_sm80/forward.cuh", "ATTN_SM80_FORWARD",
+                nothing<sm80::Variant>) &&
+      write_all(argv[1], bwd_sm80::variants, "backward_sm80/backward.cuh", "ATTN_SM80_BACKWARD",
+                nothing<bwd_sm80::Variant>) &&
+      write_all(argv[1], bwd_sm90::variants, "backward_sm90/backward.cuh", "ATTN_SM90_BACKWARD",
+                nothing<bwd_sm90::Variant>) &&
+      write_all(argv[1], sm90::variants, "forward_sm90/forward.cuh", "ATTN_SM90_FORWARD",
+                cluster) &&
+      write_all(argv[1], sm90::fp8_variants, "forward_sm90/fp8_forward.cuh",
+                "ATTN_SM90_FP8_FORWARD", cluster);
   return written ? 0 : 1;
 }

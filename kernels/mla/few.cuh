@@ -1,9 +1,11 @@
 // Decode of latent caches with few rows: decode/swapped.cuh, whose V is the latent columns of K and
-// whose K is the rope columns. Only what has to do with all columns of K is here: Q and its products.
+// whose K is the rope columns. Only what has to do with all columns of K is here: Q and its
+// products.
 #pragma once
+// clang-format off: swapped.cuh uses grid.h and does not include it
 #include "../ptx/grid.h"
-
 #include "../decode/swapped.cuh"
+// clang-format on
 #include "variants.h"
 
 namespace attn::mla {
@@ -63,25 +65,25 @@ __device__ __forceinline__ void multiply_k(const Swapped& of, float (&x)[element
 }  // namespace attn::mla
 
 // A kernel and what it has instead of two functions of decode/swapped.cuh.
-#define ATTN_MLA_FEW(NAME)                                                                      \
-  constexpr attn::mla::Variant NAME##_variant =                                                 \
-      attn::mla::few_variants[attn::find_variant(attn::mla::few_variants, #NAME)];              \
-  constexpr attn::decode::DecodeTile NAME##_tile = NAME##_variant.tile;                         \
-  using NAME##_kv = attn::decode::Same<                                                         \
-      std::conditional_t<NAME##_variant.type == attn_element_bf16, attn::device::BF16,          \
-                         attn::device::F16>>;                                                   \
-  namespace attn::decode {                                                                      \
-  template <>                                                                                   \
-  __device__ __forceinline__ void Swapped<NAME##_kv, NAME##_tile>::load_q() {                   \
-    mla::load_q<NAME##_tile>(*this);                                                            \
-  }                                                                                             \
-  template <>                                                                                   \
-  __device__ __forceinline__ void Swapped<NAME##_kv, NAME##_tile>::multiply_k(                  \
-      float (&x)[elements], unsigned k) const {                                                 \
-    mla::multiply_k<NAME##_tile>(*this, x, k);                                                  \
-  }                                                                                             \
-  }                                                                                             \
-  extern "C" __global__ void __launch_bounds__(NAME##_tile.threads(), 1)                        \
-      NAME(const __grid_constant__ attn_decode_sm90_kernarg a) {                                \
-    attn::decode::decode_swapped<NAME##_kv, NAME##_tile>(a.a, a.map);                           \
+#define ATTN_MLA_FEW(NAME)                                                            \
+  constexpr attn::mla::Variant NAME##_variant =                                       \
+      attn::mla::few_variants[attn::find_variant(attn::mla::few_variants, #NAME)];    \
+  constexpr attn::decode::DecodeTile NAME##_tile = NAME##_variant.tile;               \
+  using NAME##_kv =                                                                   \
+      attn::decode::Same<std::conditional_t<NAME##_variant.type == attn_element_bf16, \
+                                            attn::device::BF16, attn::device::F16>>;  \
+  namespace attn::decode {                                                            \
+  template <>                                                                         \
+  __device__ __forceinline__ void Swapped<NAME##_kv, NAME##_tile>::load_q() {         \
+    mla::load_q<NAME##_tile>(*this);                                                  \
+  }                                                                                   \
+  template <>                                                                         \
+  __device__ __forceinline__ void Swapped<NAME##_kv, NAME##_tile>::multiply_k(        \
+      float (&x)[elements], unsigned k) const {                                       \
+    mla::multiply_k<NAME##_tile>(*this, x, k);                                        \
+  }                                                                                   \
+  }                                                                                   \
+  extern "C" __global__ void __launch_bounds__(NAME##_tile.threads(), 1)              \
+      NAME(const __grid_constant__ attn_decode_sm90_kernarg a) {                      \
+    attn::decode::decode_swapped<NAME##_kv, NAME##_tile>(a.a, a.map);                 \
   }

@@ -8,10 +8,12 @@
 // The sums of a unit may begin when the scores of the next one are nearly done, so that they hide
 // its softmax.
 //
-// A pair is a cluster of two blocks with neighbouring row tiles, which read the same keys: each asks
-// for half of them, for both.
+// A pair is a cluster of two blocks with neighbouring row tiles, which read the same keys: each
+// asks for half of them, for both.
 #pragma once
 #include "../common/lengths.cuh"
+#include "../decode/load.cuh"
+#include "../decode/query.cuh"
 #include "../ptx/cluster.h"
 #include "../ptx/grid.h"
 #include "../ptx/load_shared.h"
@@ -19,8 +21,6 @@
 #include "../ptx/uniform.h"
 #include "../ptx/warpgroup.h"
 #include "../ptx/wgmma.h"
-#include "../decode/load.cuh"
-#include "../decode/query.cuh"
 #include "parts.cuh"
 #include "variants.h"
 #include "wgmma_wide.h"
@@ -52,9 +52,9 @@ struct ManyShared {
   Barrier full_rope[rope_slots], empty_rope[rope_slots], weighed[rope_slots];
   UnitRecord unit[records];
   PartRecord part[records];
-  unsigned moved[rope_slots][4];      // whether rows of a warp have factors
-  float factor[rope_slots][64];       // of sums so far
-  float2 stats[stat_places][64];      // of a part: reference and sum of the weights
+  unsigned moved[rope_slots][4];  // whether rows of a warp have factors
+  float factor[rope_slots][64];   // of sums so far
+  float2 stats[stat_places][64];  // of a part: reference and sum of the weights
   Found found;
 };
 // Where panels are, from the beginning of shared memory.
@@ -100,6 +100,7 @@ struct Scores {
   static __device__ __forceinline__ int warp() { return threadIdx.x / 32; }
   static __device__ __forceinline__ void meet() { ptx::barrier_wait<128>(1); }
 
+  // Rows that do not exist are computed as the last one that does.
   __device__ __forceinline__ void begin_part(const PartRecord& part) {
     const Head at = part.at;
     const int used = min(at.seqlen_q * a.group - at.first_row, tile_rows);
@@ -114,14 +115,12 @@ struct Scores {
       const int r = 16 * warp() + lane() / 4 + 8 * i;
       end[i] = end_of(r);
       reference[i] = -device::infinity(), sum[i] = 0;
-      const char* const from =
-          q_address(a, at, Row(a, at, min(r, used - 1))) + lane() % 4 * 4;
+      const char* const from = q_address(a, at, Row(a, at, min(r, used - 1))) + lane() % 4 * 4;
 #pragma unroll
       for (int step = 0; step < q_steps; ++step)
 #pragma unroll
         for (int high = 0; high < 2; ++high)
-          q[step][2 * high + i] =
-              r < used ? *reinterpret_cast<const unsigned*>(from + 32 * step + 16 * high) : 0;
+          q[step][2 * high + i] = *reinterpret_cast<const unsigned*>(from + 32 * step + 16 * high);
     }
     // The other two panels, 8 threads per row.
     const int chunk = threadIdx.x % 8;
@@ -131,11 +130,8 @@ struct Scores {
       const char* const from = q_address(a, at, Row(a, at, min(r, used - 1))) + 16 * chunk;
 #pragma unroll
       for (int panel = 0; panel < 2; ++panel) {
-        uint4 x = {0, 0, 0, 0};
-        if (r < used)
-          x = *reinterpret_cast<const uint4*>(from + 128 * (q_register_panels + panel));
-        const unsigned to =
-            base + q_at + panel * panel_bytes + device::chunk_offset<128>(r, chunk);
+        const uint4 x = *reinterpret_cast<const uint4*>(from + 128 * (q_register_panels + panel));
+        const unsigned to = base + q_at + panel * panel_bytes + device::chunk_offset<128>(r, chunk);
         asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y),
                      "r"(x.z), "r"(x.w)
                      : "memory");
@@ -150,11 +146,22 @@ struct Scores {
     unsigned due = 0;  // the barrier of the weights before, which nobody has been told of yet
     int stat = 0;
     float s[32];
+    const auto tell = [&] {
+      if (due && lane() == 0) ptx::mbarrier_arrive(due);
+      due = 0;
+    };
+    // Sums need not wait for what scores wait for.
+    const auto wait_for = [&](Barrier& barrier, unsigned parity) {
+      if (!ptx::mbarrier_test(address(&barrier), parity)) {
+        tell();
+        wait(barrier, parity);
+      }
+    };
     begin_part(shared.part[0]);
 #pragma unroll 1
     for (unsigned n = 0;; ++n) {
-      wait(shared.full_half[0][half.slot], half.parity);
-      wait(shared.full_half[1][half.slot], half.parity);
+      wait_for(shared.full_half[0][half.slot], half.parity);
+      wait_for(shared.full_half[1][half.slot], half.parity);
       const UnitRecord unit = shared.unit[n % records];
       if (n > 0 && unit.word & begins_part) begin_part(shared.part[(unit.word >> 8) % records]);
       const unsigned long long k0 = descriptor(half_place(base, 0, half.slot)),
@@ -171,12 +178,12 @@ struct Scores {
       ptx::wgmma_fence();
 #pragma unroll
       for (int step = 0; step < q_steps; ++step)
-        ptx::wgmma<bf16, false>(
-            s, q[step], step < 16 ? k0 + step_of(step) : k1 + step_of(step - 16), step > 0);
+        ptx::wgmma<bf16, false>(s, q[step],
+                                step < 16 ? k0 + step_of(step) : k1 + step_of(step - 16), step > 0);
 #pragma unroll
       for (int step = q_steps; step < 32; ++step)
         ptx::wgmma<bf16>(s, q_last + step_of(step - q_steps), k1 + step_of(step - 16), true);
-      wait(shared.full_rope[rope_slot.slot], rope_slot.parity);
+      wait_for(shared.full_rope[rope_slot.slot], rope_slot.parity);
       ptx::wgmma_fence();
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
@@ -185,7 +192,7 @@ struct Scores {
       }
       ptx::wgmma_commit();
       ptx::wgmma_wait<1>();
-      if (due && lane() == 0) ptx::mbarrier_arrive(due);
+      tell();
       ptx::wgmma_wait<0>();
       ptx::pin(s);
       const bool last = unit.word & ends_part;
@@ -202,10 +209,7 @@ struct Scores {
       ptx::fence_async_shared();
       __syncwarp();
       due = address(&shared.weighed[rope_slot.slot]);
-      if (last) {
-        if (lane() == 0) ptx::mbarrier_arrive(due);
-        due = 0;
-      }
+      if (last) tell();
       if (unit.word & ends_block) return;
       half.next(half_slots);
       rope_slot.next(rope_slots);
@@ -254,9 +258,9 @@ struct Scores {
     const unsigned to = rope_place(base, slot) + (16 * warp() + lane() % 16) * 128;
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      const unsigned words[4] = {T::pack(s[8 * k], s[8 * k + 1]), T::pack(s[8 * k + 2], s[8 * k + 3]),
-                                 T::pack(s[8 * k + 4], s[8 * k + 5]),
-                                 T::pack(s[8 * k + 6], s[8 * k + 7])};
+      const unsigned words[4] = {
+          T::pack(s[8 * k], s[8 * k + 1]), T::pack(s[8 * k + 2], s[8 * k + 3]),
+          T::pack(s[8 * k + 4], s[8 * k + 5]), T::pack(s[8 * k + 6], s[8 * k + 7])};
       ptx::stmatrix(to + ((2 * k + lane() / 16) ^ (lane() % 8)) * 16, words);
     }
     if (lane() == 0) shared.moved[slot][warp()] = moves;
@@ -271,8 +275,8 @@ struct Feed {
   ManyShared& shared;
   const unsigned base;
   const int which;
-  int b, tile;                  // of the unit to be loaded
-  int unit, units, length, row0, entry;
+  int b, tile;  // of the unit to be loaded
+  int unit, units, length, row0, entry, h;
   unsigned left, part = 0, number = 0, rope_number = 0;  // units that are left, those before
   Place half{0, 1}, rope_slot{0, 1};
 
@@ -297,6 +301,7 @@ struct Feed {
   __device__ __forceinline__ void begin_sequence() {
     const Span keys = segment_span(a.segment[0].lengths, b);
     length = keys.length, row0 = int(keys.begin), units = units_of(length);
+    h = tile / a.row_tiles;
   }
   __device__ __forceinline__ void look_up() {
     const attn_decode_segment& s = a.segment[0];
@@ -306,22 +311,36 @@ struct Feed {
     entry = page < s.max_pages ? s.block_table[b * (long long)s.max_pages + page] : -1;
     if (unsigned(entry) >= unsigned(s.num_pages)) entry = s.num_pages;  // zeros come from there
   }
+  __device__ __forceinline__ int row_of_unit() const {
+    const attn_decode_segment& s = a.segment[0];
+    return s.block_table ? decode::slot_of(s, unit * unit_keys) : row0 + unit * unit_keys;
+  }
+  // The next unit to L2: its rope columns have little time once there is a place for them.
+  __device__ __forceinline__ void prefetch() const {
+    if (!leads()) return;
+    const int row = row_of_unit();
+#pragma unroll
+    for (int n = 0; n < half_panels / (pair ? 2 : 1); ++n) {
+      const int i = pair ? half_panels / 2 * rank() + n : n;
+      ptx::tma_prefetch(&maps[0].v, 64 * (half_panels * which + i), row, h, entry);
+    }
+    if (which == 1 && (!pair || number % 2 == rank()))
+      ptx::tma_prefetch(&maps[0].k, 0, row, h, entry);
+  }
   // The half of the next unit, if there is one.
   __device__ __forceinline__ void load_half() {
     if (left == 0) return;
     const attn_decode_segment& s = a.segment[0];
     wait(shared.empty_half[which][half.slot], half.parity);
-    const int first = unit * unit_keys,
-              row = s.block_table ? decode::slot_of(s, first) : row0 + first;
+    const int first = unit * unit_keys, row = row_of_unit();
     const bool begins = number == 0 || unit == 0, ends = unit + 1 == units || left == 1;
-    const int h = tile / a.row_tiles;
     if (which == 1 && leads()) {
       const bool none = s.block_table && entry == s.num_pages;
-      shared.unit[number % records] = {
-          first,
-          part << 8 | (begins ? begins_part : 0u) | (ends ? ends_part : 0u) |
-              (left == 1 ? ends_block : 0u) | (none ? has_no_keys : 0u),
-          row, entry};
+      shared.unit[number % records] = {first,
+                                       part << 8 | (begins ? begins_part : 0u) |
+                                           (ends ? ends_part : 0u) | (left == 1 ? ends_block : 0u) |
+                                           (none ? has_no_keys : 0u),
+                                       row, entry};
       if (begins && number > 0)
         shared.part[part % records] =
             part_of(a, b, tile, length, shared.found.end - left - unit, units);
@@ -347,6 +366,8 @@ struct Feed {
       begin_sequence();
     }
     look_up();
+    prefetch();
+    __syncwarp();
   }
   // The rope columns of the unit after the last one whose rope was loaded.
   __device__ __forceinline__ void load_rope() {
@@ -483,7 +504,8 @@ struct Sums {
         float* const to = parts.sums(slot, r) + column;
 #pragma unroll
         for (int n = 0; n < 32; ++n)
-          *reinterpret_cast<float2*>(to + 8 * n) = make_float2(o[4 * n + 2 * i], o[4 * n + 2 * i + 1]);
+          *reinterpret_cast<float2*>(to + 8 * n) =
+              make_float2(o[4 * n + 2 * i], o[4 * n + 2 * i + 1]);
         if (column == 0) *parts.stats(slot, r) = of;
         continue;
       }
@@ -526,8 +548,8 @@ __device__ __forceinline__ void many(const attn_decode_sm90_kernarg& kernarg) {
       shared.found = found;
       if (found.begin < found.end) {
         const int length = segment_span(a.segment[0].lengths, found.b).length;
-        shared.part[0] = Feed<pair>::part_of(a, found.b, found.tile, length, found.begin - found.unit,
-                                       units_of(length));
+        shared.part[0] = Feed<pair>::part_of(a, found.b, found.tile, length,
+                                             found.begin - found.unit, units_of(length));
       }
     }
   }
@@ -548,11 +570,10 @@ __device__ __forceinline__ void many(const attn_decode_sm90_kernarg& kernarg) {
 
 }  // namespace attn::mla
 
-#define ATTN_MLA_MANY(NAME, ...)                                                   \
-  constexpr attn::mla::Variant NAME##_variant =                                    \
-      attn::mla::many_variants[attn::find_variant(attn::mla::many_variants, #NAME)]; \
-  extern "C" __global__ void __VA_ARGS__                                           \
-      __launch_bounds__(attn::mla::many_threads, 1)                                \
-          NAME(const __grid_constant__ attn_decode_sm90_kernarg a) {               \
-    attn::mla::many<NAME##_variant.type, NAME##_variant.pair>(a);                  \
+#define ATTN_MLA_MANY(NAME, ...)                                                       \
+  constexpr attn::mla::Variant NAME##_variant =                                        \
+      attn::mla::many_variants[attn::find_variant(attn::mla::many_variants, #NAME)];   \
+  extern "C" __global__ void __VA_ARGS__ __launch_bounds__(attn::mla::many_threads, 1) \
+      NAME(const __grid_constant__ attn_decode_sm90_kernarg a) {                       \
+    attn::mla::many<NAME##_variant.type, NAME##_variant.pair>(a);                      \
   }

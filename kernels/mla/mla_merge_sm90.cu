@@ -1,8 +1,8 @@
 //# architectures sm_90a
 // Adds up the parts of row tiles that several blocks of mla_*_r64 shared, in their order. Block x,
 // y: rows y * rows_taken and on of row tile x % (heads_kv * row_tiles) of a sequence.
-#include "../ptx/grid.h"
 #include "../decode/load.cuh"
+#include "../ptx/grid.h"
 #include "parts.cuh"
 
 using namespace attn;
@@ -42,9 +42,7 @@ extern "C" __global__ void __launch_bounds__(merge_threads, 8)
     for (unsigned i0 = 0; i0 < parts.count; i0 += 32) {
       const float2 of = stats_of(i0 + lane);
       // -1: does not count. Parts of nothing but NaN, which maxima pass over, count as they are.
-      const float own = of.y == 0                      ? -1
-                        : most == -device::infinity() ? 1
-                                                       : ptx::ex2(of.x - most);
+      const float own = of.y == 0 ? -1 : most == -device::infinity() ? 1 : ptx::ex2(of.x - most);
       const int n = min(int(parts.count - i0), 32);
       constexpr int at_once = 8;
 #pragma unroll 1

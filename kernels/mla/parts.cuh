@@ -9,8 +9,8 @@
 
 namespace attn::mla {
 
-using decode::Head, decode::Row, decode::Share, decode::unit_keys, device::Span;
 using decode::address, decode::Barrier, decode::wait, decode::q_address, device::segment_span;
+using decode::Head, decode::Row, decode::Share, decode::unit_keys, device::Span;
 
 __device__ __forceinline__ int units_of(int keys) {
   return max((keys + unit_keys - 1) / unit_keys, 1);
@@ -27,7 +27,8 @@ __device__ __forceinline__ Counted count_units(const attn_decode_kernarg& a, int
     counted.all += units;
     if (i < b) counted.before += units;
   }
-  return {__reduce_add_sync(0xffffffff, counted.all), __reduce_add_sync(0xffffffff, counted.before)};
+  return {__reduce_add_sync(0xffffffff, counted.all),
+          __reduce_add_sync(0xffffffff, counted.before)};
 }
 
 // What a block has: units [begin, end) of its column, of which the first is unit `unit` of a row
@@ -53,8 +54,7 @@ __device__ __forceinline__ Found find_share(const attn_decode_kernarg& a) {
 #pragma unroll 1
   for (int b0 = 0; b0 < a.batch; b0 += 32) {
     const int b = b0 + lane;
-    const unsigned own =
-        b < a.batch ? units_of(segment_span(a.segment[0].lengths, b).length) : 0;
+    const unsigned own = b < a.batch ? units_of(segment_span(a.segment[0].lengths, b).length) : 0;
     unsigned up_to = own;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {

@@ -1,7 +1,7 @@
-// The kernels mla_*: decode of latent caches, where V is the first columns of K, so that each row of
-// the cache is read once. mla_*_r8 to _r32 are decode_* (kernels/decode.h) for which "K" is the rope
-// columns and "V" the latent ones. mla_*_r64 have units, shares and parts of the same sizes, and
-// merge the parts of row tiles by a launch of their own.
+// The kernels mla_*: decode of latent caches, where V is the first columns of K, so that each row
+// of the cache is read once. mla_*_r8 to _r32 are decode_* (kernels/decode.h) for which "K" is the
+// rope columns and "V" the latent ones. mla_*_r64 have units, shares and parts of the same sizes,
+// and merge the parts of row tiles by a launch of their own.
 #include "kernels/decode.h"
 #include "kernels/families.h"
 #include "kernels/mla/many_args.h"
@@ -76,8 +76,8 @@ Status few_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
                        "; accepted: up to ", tile.rows());
   ATTN_TRY(check(p, rows, device, tile));
   if (rows > tile.rows())
-    recipe->passed_over = join("for ", rows, " rows, seqlen_q * heads_q / heads_kv, more than ",
-                               tile.rows());
+    recipe->passed_over =
+        join("for ", rows, " rows, seqlen_q * heads_q / heads_kv, more than ", tile.rows());
   const decode::Shape shape = decode::shape_of(p, rows, device, tile, false);
   const attn_decode_sm90_kernarg kernarg = constants<variant>(p, rows, shape);
   add_launch<variant>(p, shape, tile.threads() - 32 * (tile.loaders() - kernarg.a.loaders),
@@ -96,14 +96,12 @@ Status many_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
     return unsupported("the device has ", device.shared_bytes_max,
                        " bytes of shared memory; accepted: from ", mla::many_shared_bytes, " on");
   const int64_t most = multiprocessors(p, device),
-                tiles = p.heads_kv * decode::row_tiles(rows, tile),
-                columns = std::min(tiles, most),
+                tiles = p.heads_kv * decode::row_tiles(rows, tile), columns = std::min(tiles, most),
                 units = std::max<int64_t>(1, ceil_div(p.segment[0].seqlen, decode::unit_keys));
-  const int64_t of_column =
-      decode::aligned(std::min(most / columns, p.batch * units), p.batch);
+  const int64_t of_column = decode::aligned(std::min(most / columns, p.batch * units), p.batch);
   if (variant.pair && (decode::row_tiles(rows, tile) % 2 != 0 || tiles > most))
-    return unsupported("heads_q / heads_kv * seqlen_q is ", p.group(), " * ", p.seqlen_q, ", which makes ",
-                       decode::row_tiles(rows, tile), " tiles of ", tile.rows(),
+    return unsupported("heads_q / heads_kv * seqlen_q is ", p.group(), " * ", p.seqlen_q,
+                       ", which makes ", decode::row_tiles(rows, tile), " tiles of ", tile.rows(),
                        " rows; accepted: even numbers, with heads_kv up to ", most);
   decode::Shape shape;
   shape.blocks = columns * (tiles > columns ? 1 : of_column);
@@ -133,21 +131,21 @@ constexpr Limits limits(const mla::Variant& variant) {
   const DecodeTile& tile = variant.tile;
   const uint32_t type = type_bit(attn_dtype(variant.type));
   const int64_t rows = tile.tiled ? INT32_MAX : tile.rows();
-  Limits limits = {.in_types = type,
-                   .kv_types = type,
-                   .out_types = float_types,
-                   .flags = ATTN_CAUSAL | ATTN_SINKS,
-                   .features = feature_packed_kv | feature_seqlens | feature_paged_kv |
-                               feature_v_in_k,
-                   .demanded_features = feature_v_in_k,
-                   .head_dim = {.multiple = variant.head_dim(), .max = variant.head_dim()},
-                   .head_dim_v = {.multiple = variant.latent(), .max = variant.latent()},
-                   .seqlen_q = {.max = rows},
-                   .group = {.max = rows}};
+  Limits limits = {
+      .in_types = type,
+      .kv_types = type,
+      .out_types = float_types,
+      .flags = ATTN_CAUSAL | ATTN_SINKS,
+      .features = feature_packed_kv | feature_seqlens | feature_paged_kv | feature_v_in_k,
+      .demanded_features = feature_v_in_k,
+      .head_dim = {.multiple = variant.head_dim(), .max = variant.head_dim()},
+      .head_dim_v = {.multiple = variant.latent(), .max = variant.latent()},
+      .seqlen_q = {.max = rows},
+      .group = {.max = rows}};
   if (tile.swapped) {
     limits.flags |= forward_flags | ATTN_ALIBI | ATTN_SPLIT_INVARIANT;
-    limits.features |= forward_features | feature_segments | feature_softcap | feature_tree |
-                       feature_fixed_split;
+    limits.features |=
+        forward_features | feature_segments | feature_softcap | feature_tree | feature_fixed_split;
   } else {
     limits.page_size.multiple = decode::unit_keys;
   }

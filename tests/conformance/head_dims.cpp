@@ -10,8 +10,8 @@ namespace {
 
 bool takes(const Kernel& kernel, uint32_t q_types, uint32_t kv_types) {
   const Limits& limits = kernel.limits;
-  return kernel.op == Op::forward && !kernel.host && !limits.demanded_features && limits.head_dim.max < INT64_MAX &&
-         limits.in_types & q_types && limits.kv_types & kv_types;
+  return kernel.op == Op::forward && !kernel.host && !limits.demanded_features &&
+         limits.head_dim.max < INT64_MAX && limits.in_types & q_types && limits.kv_types & kv_types;
 }
 
 Sizes in_steps_of(int64_t step, const Sizes& sizes) {

@@ -344,7 +344,8 @@ TEST_CASE("mla: kernels of devices decline with a reason") {
     INFO(kernel.name);
     for (const auto& [feature, name] : wanted) {
       // mla_* have nothing but V in K, which no other kernel takes.
-      const bool has = feature == attn::feature_v_in_k && std::string(kernel.name).starts_with("mla_");
+      const bool has =
+          feature == attn::feature_v_in_k && std::string(kernel.name).starts_with("mla_");
       CHECK(((kernel.limits.features & feature) != 0) == has);
       CHECK(kernel.limits.demanded_features == (has ? feature : kernel.limits.demanded_features));
       CHECK(std::string(attn::feature_name(attn::Feature(feature))) == name);
