@@ -48,10 +48,6 @@ std::string cluster(const attn::sm90::Variant& v) {
   return v.tile.blocks > 1 ? ", __cluster_dims__(" + std::to_string(v.tile.blocks) + ")" : "";
 }
 
-std::string pair(const attn::mla::Variant& v) {
-  return v.pair ? ", __cluster_dims__(2)" : "";
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -64,7 +60,8 @@ int main(int argc, char** argv) {
       write_all(argv[1], decode::variants, "decode/decode.cuh", "ATTN_DECODE",
                 nothing<decode::Variant>) &&
       write_all(argv[1], mla::few_variants, "mla/few.cuh", "ATTN_MLA_FEW", nothing<mla::Variant>) &&
-      write_all(argv[1], mla::many_variants, "mla/many.cuh", "ATTN_MLA_MANY", pair) &&
+      write_all(argv[1], mla::many_variants, "mla/many.cuh", "ATTN_MLA_MANY",
+                nothing<mla::Variant>) &&
       write_all(argv[1], sm80::variants, "forward_sm80/forward.cuh", "ATTN_SM80_FORWARD",
                 nothing<sm80::Variant>) &&
       write_all(argv[1], bwd_sm80::variants, "backward_sm80/backward.cuh", "ATTN_SM80_BACKWARD",

@@ -7,14 +7,10 @@
 // Weights take the place of the unit's rope columns in shared memory, which its scores read last.
 // The sums of a unit may begin when the scores of the next one are nearly done, so that they hide
 // its softmax.
-//
-// A pair is a cluster of two blocks with neighbouring row tiles, which read the same keys: each
-// asks for half of them, for both.
 #pragma once
 #include "../common/lengths.cuh"
 #include "../decode/load.cuh"
 #include "../decode/query.cuh"
-#include "../ptx/cluster.h"
 #include "../ptx/grid.h"
 #include "../ptx/load_shared.h"
 #include "../ptx/tma.h"
@@ -268,7 +264,6 @@ struct Scores {
 };
 
 // Walks over the block's units and loads one half of each. By all lanes of a warp.
-template <bool pair>
 struct Feed {
   const attn_decode_kernarg& a;
   const decode::Maps& maps;
@@ -281,16 +276,6 @@ struct Feed {
   Place half{0, 1}, rope_slot{0, 1};
 
   static __device__ __forceinline__ bool leads() { return threadIdx.x % 32 == 0; }
-  // Of a pair.
-  static __device__ __forceinline__ int rank() { return blockIdx.x % 2; }
-  __device__ __forceinline__ void load_panel(unsigned to, const attn_tensor_map& map, unsigned full,
-                                             int column, int row, int h, int entry) const {
-    if constexpr (pair) {
-      if (leads()) ptx::tma_load_to_all(to, &map, full, column, row, h, entry, 3);
-    } else {
-      ptx::tma_load_if(to, &map, full, column, row, h, entry, leads());
-    }
-  }
 
   __device__ __forceinline__ void begin() {
     const Found& found = shared.found;
@@ -320,12 +305,9 @@ struct Feed {
     if (!leads()) return;
     const int row = row_of_unit();
 #pragma unroll
-    for (int n = 0; n < half_panels / (pair ? 2 : 1); ++n) {
-      const int i = pair ? half_panels / 2 * rank() + n : n;
+    for (int i = 0; i < half_panels; ++i)
       ptx::tma_prefetch(&maps[0].v, 64 * (half_panels * which + i), row, h, entry);
-    }
-    if (which == 1 && (!pair || number % 2 == rank()))
-      ptx::tma_prefetch(&maps[0].k, 0, row, h, entry);
+    if (which == 1) ptx::tma_prefetch(&maps[0].k, 0, row, h, entry);
   }
   // The half of the next unit, if there is one.
   __device__ __forceinline__ void load_half() {
@@ -350,12 +332,9 @@ struct Feed {
                    to = half_place(base, which, half.slot);
     ptx::mbarrier_arrive_expect_if(full, half_bytes, leads());
 #pragma unroll
-    for (int n = 0; n < half_panels / (pair ? 2 : 1); ++n) {
-      const int i = pair ? half_panels / 2 * rank() + n : n;
-      load_panel(to + i * panel_bytes, maps[0].v, full, 64 * (half_panels * which + i), row, h,
-                 entry);
-    }
-    __syncwarp();
+    for (int i = 0; i < half_panels; ++i)
+      ptx::tma_load_if(to + i * panel_bytes, &maps[0].v, full, 64 * (half_panels * which + i), row,
+                       h, entry, leads());
     half.next(half_slots);
     ++number;
     part += ends;
@@ -377,9 +356,8 @@ struct Feed {
     wait(shared.empty_rope[rope_slot.slot], rope_slot.parity);
     const unsigned full = address(&shared.full_rope[rope_slot.slot]);
     ptx::mbarrier_arrive_expect_if(full, panel_bytes, leads());
-    if (!pair || rope_number % 2 == rank())
-      load_panel(rope_place(base, rope_slot.slot), maps[0].k, full, 0, of.row, h, of.entry);
-    __syncwarp();
+    ptx::tma_load_if(rope_place(base, rope_slot.slot), &maps[0].k, full, 0, of.row, h, of.entry,
+                     leads());
     rope_slot.next(rope_slots);
     ++rope_number;
   }
@@ -398,7 +376,7 @@ struct Feed {
   }
 };
 
-template <int type, bool pair>
+template <int type>
 struct Sums {
   static constexpr bool bf16 = type == attn_element_bf16;
   const attn_decode_kernarg& a;
@@ -412,7 +390,7 @@ struct Sums {
 
   __device__ __forceinline__ void run(const decode::Maps& maps) {
     float o[128];
-    Feed<pair> feed{a, maps, shared, base, which};
+    Feed feed{a, maps, shared, base, which};
     const bool loads = __shfl_sync(0xffffffff, threadIdx.x / 32, 0) % 4 == 0;
     if (loads) {
       feed.begin();
@@ -451,14 +429,8 @@ struct Sums {
       ptx::wgmma_wait<0>();
       ptx::pin(o);
       if (lane() == 0) {
-        const unsigned of_half = address(&shared.empty_half[which][half.slot]),
-                       of_rope = address(&shared.empty_rope[rope_slot.slot]);
-        ptx::mbarrier_arrive(of_half);
-        ptx::mbarrier_arrive(of_rope);
-        if constexpr (pair) {
-          ptx::mbarrier_arrive_at(of_half, Feed<pair>::rank() ^ 1);
-          ptx::mbarrier_arrive_at(of_rope, Feed<pair>::rank() ^ 1);
-        }
+        ptx::mbarrier_arrive(address(&shared.empty_half[which][half.slot]));
+        ptx::mbarrier_arrive(address(&shared.empty_rope[rope_slot.slot]));
       }
       __syncwarp();
       if (loads) {
@@ -518,7 +490,7 @@ struct Sums {
   }
 };
 
-template <int type, bool pair>
+template <int type>
 __device__ __forceinline__ void many(const attn_decode_sm90_kernarg& kernarg) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   ManyShared& shared = *reinterpret_cast<ManyShared*>(shared_memory);
@@ -529,11 +501,11 @@ __device__ __forceinline__ void many(const attn_decode_sm90_kernarg& kernarg) {
     for (int which = 0; which < 2; ++which)
       for (int i = 0; i < half_slots; ++i) {
         ptx::mbarrier_init(address(&shared.full_half[which][i]), 1);
-        ptx::mbarrier_init(address(&shared.empty_half[which][i]), pair ? 8 : 4);
+        ptx::mbarrier_init(address(&shared.empty_half[which][i]), 4);
       }
     for (int i = 0; i < rope_slots; ++i) {
       ptx::mbarrier_init(address(&shared.full_rope[i]), 1);
-      ptx::mbarrier_init(address(&shared.empty_rope[i]), pair ? 16 : 8);
+      ptx::mbarrier_init(address(&shared.empty_rope[i]), 8);
       ptx::mbarrier_init(address(&shared.weighed[i]), 4);
     }
     ptx::tma_prefetch_map(&kernarg.map[0].k);
@@ -548,32 +520,28 @@ __device__ __forceinline__ void many(const attn_decode_sm90_kernarg& kernarg) {
       shared.found = found;
       if (found.begin < found.end) {
         const int length = segment_span(a.segment[0].lengths, found.b).length;
-        shared.part[0] = Feed<pair>::part_of(a, found.b, found.tile, length,
-                                             found.begin - found.unit, units_of(length));
+        shared.part[0] = Feed::part_of(a, found.b, found.tile, length, found.begin - found.unit,
+                                       units_of(length));
       }
     }
   }
-  if constexpr (pair)
-    ptx::cluster_meet();  // barriers of both are there
-  else
-    __syncthreads();
-  if (shared.found.begin == shared.found.end) return;  // of both
+  __syncthreads();
+  if (shared.found.begin == shared.found.end) return;
   if (warp < 4) {
     ptx::registers_grow<184>();
     Scores<type>{a, shared, base}.run();
   } else {
     ptx::registers_shrink<160>();
-    Sums<type, pair>{a, shared, base, warp / 4 - 1}.run(kernarg.map);
+    Sums<type>{a, shared, base, warp / 4 - 1}.run(kernarg.map);
   }
-  if constexpr (pair) ptx::cluster_meet();  // the other one arrives at barriers here until its end
 }
 
 }  // namespace attn::mla
 
-#define ATTN_MLA_MANY(NAME, ...)                                                       \
-  constexpr attn::mla::Variant NAME##_variant =                                        \
-      attn::mla::many_variants[attn::find_variant(attn::mla::many_variants, #NAME)];   \
-  extern "C" __global__ void __VA_ARGS__ __launch_bounds__(attn::mla::many_threads, 1) \
-      NAME(const __grid_constant__ attn_decode_sm90_kernarg a) {                       \
-    attn::mla::many<NAME##_variant.type, NAME##_variant.pair>(a);                      \
+#define ATTN_MLA_MANY(NAME)                                                          \
+  constexpr attn::mla::Variant NAME##_variant =                                      \
+      attn::mla::many_variants[attn::find_variant(attn::mla::many_variants, #NAME)]; \
+  extern "C" __global__ void __launch_bounds__(attn::mla::many_threads, 1)           \
+      NAME(const __grid_constant__ attn_decode_sm90_kernarg a) {                     \
+    attn::mla::many<NAME##_variant.type>(a);                                         \
   }

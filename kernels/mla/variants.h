@@ -21,7 +21,6 @@ struct Variant {
   // For decode's units, loads and partial results "K" is the rope columns and "V" the latent ones,
   // so that a unit is loaded once.
   DecodeTile tile;
-  bool pair = false;  // many.cuh: blocks form clusters of two
   int local_bytes = 0;
 
   ATTN_HOST_DEVICE constexpr int latent() const { return tile.head_dim_v; }
@@ -30,8 +29,7 @@ struct Variant {
 };
 
 constexpr int bf16 = attn_element_bf16, f16 = attn_element_f16;
-constexpr DecodeTile d576{.head_dim = rope, .head_dim_v = 512},
-    many576 = d576.with_rows(64).of_any_rows();
+constexpr DecodeTile d576{.head_dim = rope, .head_dim_v = 512};
 // clang-format off: a kernel is a line
 constexpr Variant few_variants[] = {
     {.name = "mla_sm90_bf16_d576_r8", .type = bf16, .tile = d576.of_swapped(8)},
@@ -42,10 +40,8 @@ constexpr Variant few_variants[] = {
     {.name = "mla_sm90_f16_d576_r32", .type = f16, .tile = d576.of_swapped(32).of_any_rows()},
 };
 constexpr Variant many_variants[] = {
-    {.name = "mla_sm90_bf16_d576_r128", .type = bf16, .tile = many576, .pair = true},
-    {.name = "mla_sm90_bf16_d576_r64", .type = bf16, .tile = many576},
-    {.name = "mla_sm90_f16_d576_r128", .type = f16, .tile = many576, .pair = true},
-    {.name = "mla_sm90_f16_d576_r64", .type = f16, .tile = many576},
+    {.name = "mla_sm90_bf16_d576_r64", .type = bf16, .tile = d576.with_rows(64).of_any_rows()},
+    {.name = "mla_sm90_f16_d576_r64", .type = f16, .tile = d576.with_rows(64).of_any_rows()},
 };
 // clang-format on
 

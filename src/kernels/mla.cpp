@@ -75,9 +75,10 @@ Status few_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
     return unsupported("heads_q / heads_kv * seqlen_q is ", p.group(), " * ", p.seqlen_q,
                        "; accepted: up to ", tile.rows());
   ATTN_TRY(check(p, rows, device, tile));
-  if (rows > tile.rows())
+  // Measured on an H100: docs/log/2026-11-27_mla_decode.md.
+  if (rows > decode::group_rows)
     recipe->passed_over =
-        join("for ", rows, " rows, seqlen_q * heads_q / heads_kv, more than ", tile.rows());
+        join("for ", rows, " rows, seqlen_q * heads_q / heads_kv, more than ", decode::group_rows);
   const decode::Shape shape = decode::shape_of(p, rows, device, tile, false);
   const attn_decode_sm90_kernarg kernarg = constants<variant>(p, rows, shape);
   add_launch<variant>(p, shape, tile.threads() - 32 * (tile.loaders() - kernarg.a.loaders),
@@ -99,10 +100,6 @@ Status many_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
                 tiles = p.heads_kv * decode::row_tiles(rows, tile), columns = std::min(tiles, most),
                 units = std::max<int64_t>(1, ceil_div(p.segment[0].seqlen, decode::unit_keys));
   const int64_t of_column = decode::aligned(std::min(most / columns, p.batch * units), p.batch);
-  if (variant.pair && (decode::row_tiles(rows, tile) % 2 != 0 || tiles > most))
-    return unsupported("heads_q / heads_kv * seqlen_q is ", p.group(), " * ", p.seqlen_q,
-                       ", which makes ", decode::row_tiles(rows, tile), " tiles of ", tile.rows(),
-                       " rows; accepted: even numbers, with heads_kv up to ", most);
   decode::Shape shape;
   shape.blocks = columns * (tiles > columns ? 1 : of_column);
   shape.slots = 2 * shape.blocks;

@@ -55,11 +55,11 @@ TEST_CASE("mla: the kernel follows from rows and options", "[plan]") {
   const auto of_rows = [](int rows) { return "mla_sm90_bf16_d576_r" + std::to_string(rows); };
   CHECK(Input(64, 8192, 8).kernel() == of_rows(8));
   CHECK(Input(64, 8192, 16).kernel() == of_rows(16));
-  CHECK(Input(64, 8192, 16, 2).kernel() == of_rows(32));
+  CHECK(Input(64, 8192, 16, 2).kernel() == of_rows(64));
   CHECK(Input(64, 8192, 64).kernel() == of_rows(64));
-  CHECK(Input(64, 8192, 128).kernel() == of_rows(128));
-  CHECK(Input(64, 8192, 128, 2).kernel() == of_rows(128));
-  CHECK(Input(64, 8192, 48, 4).kernel() == of_rows(64));  // three tiles of 64 rows are no pairs
+  CHECK(Input(64, 8192, 128).kernel() == of_rows(64));
+  CHECK(Input(64, 8192, 128, 2).kernel() == of_rows(64));
+  CHECK(Input(64, 8192, 48, 4).kernel() == of_rows(64));
   // What the kernels of 64 rows do not take.
   Input in(64, 8192, 128);
   in.problem.softcap = 3;
@@ -85,12 +85,13 @@ TEST_CASE("mla: the kernel follows from rows and options", "[plan]") {
 
 TEST_CASE("mla: blocks take whole sequences if that costs few of them", "[plan]") {
   using Blocks = std::vector<uint32_t>;
-  const char* const pair = "mla_sm90_bf16_d576_r128";
-  // 64 sequences and two row tiles: 64 of 66 pairs, and nothing to merge but where lengths differ.
-  CHECK(Input(64, 8192, 128).blocks(pair)[0] == 128);
-  CHECK(Input(1, 65536, 128).blocks(pair)[0] == 132);
-  CHECK(Input(128, 4096, 128).blocks(pair)[0] == 128);
+  const char* const kernel = "mla_sm90_bf16_d576_r64";
+  // 64 sequences and two row tiles: 64 of 66 blocks for each, and nothing to merge but where
+  // lengths differ.
+  CHECK(Input(64, 8192, 128).blocks(kernel)[0] == 128);
+  CHECK(Input(1, 65536, 128).blocks(kernel)[0] == 132);
+  CHECK(Input(128, 4096, 128).blocks(kernel)[0] == 128);
   // Columns of one block share nothing, so there is no second launch.
-  CHECK(Input(1, 64, 128).blocks(pair) == Blocks{2});
-  CHECK(Input(1, 640, 128).blocks(pair).size() == 2);
+  CHECK(Input(1, 64, 128).blocks(kernel) == Blocks{2});
+  CHECK(Input(1, 640, 128).blocks(kernel).size() == 2);
 }
