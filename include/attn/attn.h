@@ -353,9 +353,9 @@ typedef struct attn_segment {
      positions of the other segments do not count them. Without bias, ALiBi, block mask, tree,
      kv_begin and key_start */
   int32_t no_positions;
-  /* 1: V is the first head_dim_v columns of K (also cuda on sm_90: docs/mla.md). v_type is NONE or k_type; v_stride, v_scale_stride
-     and v_descale are 0 or as those of K; v, v_scale and v_descale of the args, and v_new of
-     kv_append, are NULL */
+  /* 1: V is the first head_dim_v columns of K (also cuda on sm_90: docs/mla.md). v_type is NONE or
+     k_type; v_stride, v_scale_stride and v_descale are 0 or as those of K; v, v_scale and v_descale
+     of the args, and v_new of kv_append, are NULL */
   int32_t v_in_k;
   /* ---- shards of a sequence (docs/distributed.md). Backends: reference, cpu ---- */
   /* attn_problem only. With has_key_start, key c of sequence b is at position
