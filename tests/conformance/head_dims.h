@@ -15,9 +15,9 @@ struct HeadDims {
   Sizes qk, v;
 };
 
-// Of the forward kernels that take q of one of q_types and K and V of one of kv_types (type_bit),
-// each pair of limits once; kernels without a limit, which are the hosts', have none. `step`: all
-// are multiples of it.
+// Of the forward kernels without demanded features that take q of one of q_types and K and V of one
+// of kv_types (type_bit), each pair of limits once; kernels without a limit, which are the hosts',
+// have none. `step`: all are multiples of it.
 std::vector<HeadDims> head_dims(uint32_t q_types, uint32_t kv_types = ~0u, int64_t step = 1,
                                 std::span<const Kernel> rows = catalog());
 
