@@ -14,14 +14,14 @@ using decode::DecodeTile;
 
 constexpr const char* merge_image = "mla_merge_sm90";
 
-template <const mla::Variant& variant>
+template <const auto& variants, size_t i>
 void patch(const Problem& p, const Args& args, void* workspace, attn_decode_sm90_kernarg& kernarg,
            const void** map_base) {
   decode::patch<false>(p, args, workspace, kernarg.a);
   for (int32_t n = 0; n < p.num_segments; ++n) {
     attn_decode_segment& s = kernarg.a.segment[n];
     s.v = s.k;
-    if (s.v) s.k = static_cast<const char*>(s.v) + 2 * variant.latent();
+    if (s.v) s.k = static_cast<const char*>(s.v) + 2 * variants[i].latent();
     *map_base++ = s.k;
     *map_base++ = s.v;
   }
@@ -34,17 +34,18 @@ Status check(const Problem& p, int64_t rows, const DeviceInfo& device, const Dec
   return decode::check(p, rows, device, tile, true);
 }
 
-template <const mla::Variant& variant>
+template <const auto& variants, size_t i>
 attn_decode_sm90_kernarg constants(const Problem& p, int64_t rows, const decode::Shape& shape) {
-  attn_decode_sm90_kernarg kernarg = decode::constants<variant.tile, true>(p, rows, shape);
+  attn_decode_sm90_kernarg kernarg = decode::constants<variants[i].tile, true>(p, rows, shape);
   kernarg.a.head_dim = mla::rope;
   return kernarg;
 }
 
 // Adds the launch of a kernel mla_*, which begins the recipe's workspace.
-template <const mla::Variant& variant>
+template <const auto& variants, size_t i>
 void add_launch(const Problem& p, const decode::Shape& shape, int threads, int shared_bytes,
                 const attn_decode_sm90_kernarg& kernarg, Recipe* recipe) {
+  constexpr const mla::Variant& variant = variants[i];
   constexpr DecodeTile tile = variant.tile;
   std::vector<TensorMap> maps;
   for (const attn_segment& s : p.segment) {
@@ -62,13 +63,14 @@ void add_launch(const Problem& p, const decode::Shape& shape, int threads, int s
                  .block = {uint32_t(threads), 1, 1},
                  .shared_bytes = uint32_t(shared_bytes),
                  .starts_early = true},
-      .arguments = arguments_of<patch<variant>>(kernarg),
+      .arguments = arguments_of<patch<variants, i>>(kernarg),
       .maps = std::move(maps),
   });
 }
 
-template <const mla::Variant& variant>
+template <const auto& variants, size_t i>
 Status few_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
+  constexpr const mla::Variant& variant = variants[i];
   constexpr DecodeTile tile = variant.tile;
   const int64_t rows = decode::rows_of<false>(p, tile);
   if (!tile.tiled && rows > tile.rows())
@@ -80,15 +82,16 @@ Status few_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
     recipe->passed_over =
         join("for ", rows, " rows, seqlen_q * heads_q / heads_kv, more than ", decode::group_rows);
   const decode::Shape shape = decode::shape_of(p, rows, device, tile, false);
-  const attn_decode_sm90_kernarg kernarg = constants<variant>(p, rows, shape);
-  add_launch<variant>(p, shape, tile.threads() - 32 * (tile.loaders() - kernarg.a.loaders),
-                      tile.merge_bytes() + shape.stages * shape.stage_bytes, kernarg, recipe);
+  const attn_decode_sm90_kernarg kernarg = constants<variants, i>(p, rows, shape);
+  add_launch<variants, i>(p, shape, tile.threads() - 32 * (tile.loaders() - kernarg.a.loaders),
+                          tile.merge_bytes() + shape.stages * shape.stage_bytes, kernarg, recipe);
   return {};
 }
 
 // Blocks form columns, one for each row tile of a K/V head while there are enough blocks.
-template <const mla::Variant& variant>
+template <const auto& variants, size_t i>
 Status many_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
+  constexpr const mla::Variant& variant = variants[i];
   constexpr DecodeTile tile = variant.tile;
   static_assert(tile.rows() == mla::tile_rows && variant.latent() == mla::latent_columns);
   const int64_t rows = decode::rows_of<false>(p, tile);
@@ -103,10 +106,10 @@ Status many_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   decode::Shape shape;
   shape.blocks = columns * (tiles > columns ? 1 : of_column);
   shape.slots = 2 * shape.blocks;
-  attn_decode_sm90_kernarg kernarg = constants<variant>(p, rows, shape);
+  attn_decode_sm90_kernarg kernarg = constants<variants, i>(p, rows, shape);
   kernarg.a.columns = int(columns);
   kernarg.a.splits = int(shape.blocks / columns);
-  add_launch<variant>(p, shape, mla::many_threads, mla::many_shared_bytes, kernarg, recipe);
+  add_launch<variants, i>(p, shape, mla::many_threads, mla::many_shared_bytes, kernarg, recipe);
   if (shape.blocks == columns) return {};
   // Enough blocks for the device, of not more rows than that takes.
   const int64_t tile_rows = std::min<int64_t>(rows, mla::tile_rows);
@@ -160,10 +163,10 @@ constexpr Kernel row(const mla::Variant& variant, MakeRecipe recipe) {
 }
 constinit const std::array all_rows =
     joined(rows_of_variants<std::size(mla::few_variants)>([]<size_t i>() {
-             return row(mla::few_variants[i], recipe_of<few_recipe<mla::few_variants[i]>>);
+             return row(mla::few_variants[i], recipe_of<few_recipe<mla::few_variants, i>>);
            }),
            rows_of_variants<std::size(mla::many_variants)>([]<size_t i>() {
-             return row(mla::many_variants[i], recipe_of<many_recipe<mla::many_variants[i]>>);
+             return row(mla::many_variants[i], recipe_of<many_recipe<mla::many_variants, i>>);
            }));
 
 }  // namespace

@@ -616,6 +616,7 @@ TEST_CASE("forward: every kernel at the limits of its head dimensions") {
       c.head_dim_v = dv;
       c.out_type = ATTN_F32;
       c.flags = kernel->limits.demands;
+      c.v_in_k = kernel->limits.demanded_features & feature_v_in_k;
       c.mask_kinds = {ATTN_BLOCK_FULL, ATTN_BLOCK_PARTIAL};
       attn_dtype kv_type = kv_type_of(*kernel, type);
       if (!(kernel->limits.kv_types & type_bit(kv_type))) kv_type = cache_type_of(*kernel, type);
