@@ -18,7 +18,7 @@ sys.dont_write_bytecode = True
 import generated  # noqa: E402
 
 FOLDER = SOURCE / "docs" / "measured"
-NAMES = {"cudnn": "cuDNN", "fa3": "FlashAttention-3", "flashinfer": "FlashInfer"}
+NAMES = {"cudnn": "cuDNN", "fa3": "FlashAttention-3", "flashinfer": "FlashInfer", "flashmla": "FlashMLA"}
 
 FORWARD = "2026-11-22_h200_peers_25aed70"
 FORWARD_AGAIN = "2026-11-22_h200_peers_25aed70b", "2026-11-22_h200_peers_1f1f008"
@@ -36,15 +36,16 @@ FP8_SUMS = "2026-11-25_h200_fp8_838905f"
 ACCURACY = "2026-11-22_h200_accuracy_25aed70"
 MASKS = "2026-11-22_h200_masks_1f1f008", "2026-11-22_h200_masks_1f1f008b", "2026-11-22_h200_masks_1f1f008c"
 MASK_CLOCKS = "2026-11-22_h200_mask_clocks_1f1f008"
-DECODE_ROWS = "2026-11-27_h100_decode_91d2ee0"
+DECODE_ROWS = "2026-11-27_h100_decode_50b6a6c"
 DECODE = "2026-11-25_h200_decode_ce0eb29"
 PREFILL = "2026-11-24_h200_decode_65b81da"
-QUANTISED = "2026-11-27_h100_decode_blocks_91d2ee0"
-PREFIX = "2026-11-27_h100_prefix_91d2ee0"
-STEP = "2026-11-27_h100_step_19f19b0"
+QUANTISED = "2026-11-27_h100_decode_blocks_50b6a6c"
+LATENT = "2026-11-27_h100_mla_decode_50b6a6c"
+PREFIX = "2026-11-27_h100_prefix_50b6a6c"
+STEP = "2026-11-27_h100_step_50b6a6c"
 APPEND = "2026-11-25_h200_append_ce0eb29"
-APPEND_MANY = "2026-11-27_h100_append_91d2ee0"
-BACKWARD = "2026-11-27_h100_backward_91d2ee0"
+APPEND_MANY = "2026-11-27_h100_append_50b6a6c"
+BACKWARD = "2026-11-27_h100_backward_50b6a6c"
 SM80 = "2026-11-21_h200_sm80_peers_f6b6a59"
 CPU = "2026-11-21_zen5_bench_5813749"
 CALLS = "2026-11-25_zen5_host_overhead_983a8d2"
@@ -256,20 +257,34 @@ def decode_rows():
     sixteen, eight = decode_cases(result)
     rows = {}
     for c in result["cells"]:
-        rows.setdefault(c["name"].replace(" d128", ""), [microseconds(c["us"].get(who)) for who in ("libattn", "cudnn", "fa3", "read")])
+        rows.setdefault(c["name"].replace(" d128", ""), [microseconds(c["us"].get(who)) for who in ("libattn", "cudnn", "fa3", "flashinfer", "read")])
     errors = {who: [c["errors"][who] for c in eight] for who in ("libattn", "fa3")}
     return f"""## Decode by rows
 
 The kernels `decode_sm90_*_r8` to `_r64`, beside cuDNN {result['cudnn'] // 10000}.{result['cudnn'] // 100 % 100}, which takes one query, 16-bit types and no pages,
-and FlashAttention-3 as vllm 0.33 ships it, without a promise of splits. Microseconds; lower is better; caches larger than L2 unless the row says warm; `q4`: 4
+FlashAttention-3 as vllm 0.33 ships it, without a promise of splits, and FlashInfer 0.6.6, over pages of 16 where the row names none. Microseconds; lower is better; caches larger than L2 unless the row says warm; `q4`: 4
 queries of each sequence. `read` is the time to read as many bytes. {where(result)}, {result['rounds']} rounds, interleaved ({link(DECODE_ROWS)}).
 What each step gave, and the kernels before these, are in the logs of [26](log/2026-11-26_decode_rows.md) and [27 November](log/2026-11-27_decode_rows.md).
 
-{table(["batch, query/K/V heads, keys", "libattn", "cuDNN", "FA3", "read"], [[name, *us] for name, us in rows.items()])}
-- One query in bf16, no pages ({len(sixteen)} cases): {against(sixteen, "cudnn")}; {against(sixteen, "fa3")}.
-- The same over e4m3 ({len(eight)} cases): {against(eight, "fa3")}. FlashAttention-3 takes q in e4m3 too there: its error is {max(errors['fa3']):.1e},
+{table(["batch, query/K/V heads, keys", "libattn", "cuDNN", "FA3", "FlashInfer", "read"], [[name, *us] for name, us in rows.items()])}
+- One query in bf16, no pages ({len(sixteen)} cases): {against(sixteen, "cudnn")}; {against(sixteen, "fa3")}; {against(sixteen, "flashinfer")}.
+- The same over e4m3 ({len(eight)} cases): {against(eight, "fa3")}; {against(eight, "flashinfer")}. FlashAttention-3 takes q in e4m3 too there: its error is {max(errors['fa3']):.1e},
   libattn's {max(errors['libattn']):.1e}.
-- Not measured on an H200, nor beside FlashInfer.
+- Not measured on an H200.
+"""
+
+
+def latent():
+    result = measured(LATENT)
+    rows = [[c["name"], *(microseconds(c["us"].get(who)) for who in ("libattn", "flashmla", "read")), f"`{c['kernels']['libattn']}`"]
+            for c in result["cells"]]
+    return f"""## Decode over latent caches
+
+`mla_sm90_*` ([mla.md](mla.md)) beside FlashMLA as vllm 0.33 ships it: K of 576 columns, of which the first 512 are V, bf16; batch, keys, query heads,
+`q2`: 2 queries of each sequence. Microseconds, larger than L2. {where(result)}, {result['rounds']} rounds, interleaved ({link(LATENT)}).
+
+{table(["", "libattn", "FlashMLA", "read", "kernel"], rows)}
+- {against(result["cells"], "flashmla")} of {len(rows)} rows. What limits them is in the [log](log/2026-11-27_mla_decode.md).
 """
 
 
@@ -324,10 +339,10 @@ def serving():
     step, append, prefix, many = measured(STEP), measured(APPEND), measured(PREFIX), measured(APPEND_MANY)
     us = append["us"]
     of_copy = {name.partition(" ")[0]: time / many["us"][f"{name} copy"] for name in
-               (f"{kind} 8x2048 pages of 64" for kind in ("bf16", "e4m3", "q8_0", "q4_0", "i8", "i4")) for time in [many["us"][f"{name} new"]]}
+               (f"{kind} 8x2048 pages of 64" for kind in ("bf16", "e4m3", "q8_0", "q4_0", "i8", "i4")) for time in [many["us"][f"{name} libattn"]]}
     return f"""## Steps of a server
 
-{where(step)} ({link(STEP)}): 127 tokens and a chunk of 2048 queries, each over 8192 keys, 32/8 heads, bf16: {number(step["us"]["one call, new"])} us in one
+{where(step)} ({link(STEP)}): 127 tokens and a chunk of 2048 queries, each over 8192 keys, 32/8 heads, bf16: {number(step["us"]["one call"])} us in one
 call, {number(step["us"]["two calls"])} us in two.
 
 {where(append)}, microseconds:
@@ -338,8 +353,8 @@ call, {number(step["us"]["two calls"])} us in two.
 {where(many)} ({link(APPEND_MANY)}): `kv_append` of 8 x 2048 tokens takes, as a multiple of a copy of as many bytes,
 {", ".join(f"{number(ratio, 2)} into {kind}" for kind, ratio in of_copy.items())}.
 
-{where(prefix)} ({link(PREFIX)}): 64 sequences that share 8192 keys and have 256 of their own, 32/8 heads, bf16: {number(prefix["us"]["new shared"])} us as
-a shared segment, {number(prefix["us"]["new flat"])} us as 8448 keys of each sequence.
+{where(prefix)} ({link(PREFIX)}): 64 sequences that share 8192 keys and have 256 of their own, 32/8 heads, bf16: {number(prefix["us"]["shared"])} us as
+a shared segment, {number(prefix["us"]["flat"])} us as 8448 keys of each sequence.
 """
 
 
@@ -519,7 +534,7 @@ The logs have what limits [bwd_sm90](log/2026-11-27_backward_sm90.md) and [bwd_s
 
 
 def page():
-    sections = [forward(), fp8(), masks(), decode_rows(), decode(), serving(), backward(), sm80(), cpu(), calls(), accuracy(), fp8_accuracy()]
+    sections = [forward(), fp8(), masks(), decode_rows(), latent(), decode(), serving(), backward(), sm80(), cpu(), calls(), accuracy(), fp8_accuracy()]
     return """# Performance
 
 `bench/performance.py` writes this page from the JSON files that it links to. Each of them has the date, device, driver, clocks and
@@ -536,6 +551,7 @@ def readme():
     grid, peers = cells(measured(FORWARD), "grid"), ["cudnn", "fa3"]
     fp8_grid, fp8_peers = cells(measured(FP8), "grid"), ["cudnn_fp8", "fa3_fp8"]
     two = decode_cases(measured(DECODE_ROWS))[0]
+    latent_cells = measured(LATENT)["cells"]
     worst = min(grid, key=lambda c: speed(c, peers))
     gradients = {dim: [c["tflops"]["libattn"] / c["tflops"]["cudnn"] for c in measured(BACKWARD)["cells"] if c["cell"]["dim"] == dim]
                  for dim in (64, 128, 256)}
@@ -544,8 +560,9 @@ def readme():
   FlashAttention-3's (geometric means of {len(grid)} cases); the worst case runs at {number(speed(worst, peers), 2)} of the faster one.
 - **Forward, FP8, H100:** {mean(speed(c, fp8_peers) for c in fp8_grid)} times the speed of the faster of the two, but
   {mean(speed(c, fp8_peers) for c in fp8_grid if c["dim"] == 256)} at head_dim 256.
-- **Decode, bf16, one query a sequence, H100:** {against(two, "cudnn")}; {against(two, "fa3")} of {len(two)} cases. Over fp8 and quantised caches it is
-  further from what memory allows. FlashInfer was last measured beside older kernels, on an H200.
+- **Decode, bf16, one query a sequence, H100:** {against(two, "cudnn")}; {against(two, "fa3")}; {against(two, "flashinfer")} of
+  {len(two)} cases. Over fp8 and quantised caches it is further from what memory allows.
+- **Decode over latent caches, bf16, H100:** {against(latent_cells, "flashmla")} of {len(latent_cells)} cases.
 - **Gradients, bf16, H100:** {span(gradients[64], 2)} of cuDNN's speed at head_dim 64, {span(gradients[128], 2)} at 128, {span(gradients[256], 2)} at 256.
 """) + """
 [docs/performance.md](docs/performance.md) has the tables, other devices and the CPU.

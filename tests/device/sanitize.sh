@@ -15,7 +15,7 @@ sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanit
   { echo "sanitize: compute-sanitizer is not here" >&2; exit 2; }
 # Each line of a variants.h names a kernel.
 files=$(ls "$(dirname "$0")"/../../kernels/*/*variants.h) || exit 2
-kernels=$(set -f; for pattern in ${KERNELS:-fwd_* decode_*}; do
+kernels=$(set -f; for pattern in ${KERNELS:-fwd_* decode_* mla_*}; do
   sed -nE 's/.*\.name = "([a-z0-9_]+)".*/\1/p' $files | while read -r name; do
     # shellcheck disable=SC2254
     case $name in $pattern) echo "$name" ;; esac
@@ -27,6 +27,7 @@ done)
 # at a barrier for all (if every lane arrives there is no report).
 reported_of_right="decode_sm90_fp8_(d64|d128|d192_dv128)_r64|decode_sm90_blocks_(d64|d128|d256)(_r16)?"
 reported_of_right+="|fwd_sm90_f16_(d64|d128)_score(_paged)?|bwd_sm90_(bf16|f16)_(d64|d128)(_score)?"
+reported_of_right+="|mla_sm90_(bf16|f16)_d576_(r8|r16|r32)"
 few="cuda: every forward kernel on few problems"
 
 # report TOOL TEXT RESULT
