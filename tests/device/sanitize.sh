@@ -27,7 +27,7 @@ done)
 # at a barrier for all (if every lane arrives there is no report).
 reported_of_right="decode_sm90_fp8_(d64|d128|d192_dv128)_r64|decode_sm90_blocks_(d64|d128|d256)(_r16)?"
 reported_of_right+="|fwd_sm90_f16_(d64|d128)_score(_paged)?|bwd_sm90_(bf16|f16)_(d64|d128)(_score)?"
-reported_of_right+="|mla_sm90_(bf16|f16)_d576_(r8|r16|r32)"
+reported_of_right+="|mla_sm90_(bf16|f16)_d576_(r8|r16|r32|r64)"
 few="cuda: every forward kernel on few problems"
 
 # report TOOL TEXT RESULT
