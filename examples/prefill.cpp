@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -52,12 +53,24 @@ attn::buffer copied(const attn::context& context, const std::vector<T>& values) 
   return made;
 }
 
+// NCCL takes the process's current CUDA device, which is the first that it sees: the rank's alone.
+void see_one_gpu(int rank) {
+  const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  std::string gpu = std::to_string(rank);
+  if (visible) {
+    std::istringstream list(visible);
+    for (int n = 0; n <= rank && std::getline(list, gpu, ',');) ++n;
+  }
+  setenv("CUDA_VISIBLE_DEVICES", gpu.c_str(), 1);
+}
+
 // 0 if the rank's rows are those of one process.
 int run_rank(const options& o, int rank, const attn::nccl& library,
              const attn::nccl::unique_id& id) {
   const bool cuda = o.backend == "cuda";
+  if (cuda) see_one_gpu(rank);
   auto where = attn::make<attn_context_options>();
-  where.device = cuda ? rank : 0;
+  where.device = 0;
   where.has_device = 1;
   where.cpu_threads = 1;
   const attn::context context(cuda ? ATTN_BACKEND_CUDA : ATTN_BACKEND_CPU, &where);

@@ -70,8 +70,9 @@ class nccl {
   void* library_ = nullptr;
 };
 
-// The ranks of a communicator. The current CUDA device of the calling thread is the rank's. `nccl`
-// must outlive it. Move only.
+// The ranks of a communicator. The current CUDA device of the calling thread is the rank's, for
+// NCCL "invalid usage" if it is another's too; contexts do not change it. `nccl` must outlive it.
+// Move only.
 class ranks {
  public:
   ranks(const nccl& library, const nccl::unique_id& id, int rank, int count)
