@@ -25,7 +25,7 @@ done)
 # What racecheck reports of right kernels: where groups have met apart another number of times before they meet
 # (planted.cu, groups-apart), and where lanes read, meet by a __syncwarp() that ptxas leaves out, and lane 0 arrives
 # at a barrier for all (if every lane arrives there is no report).
-reported_of_right="decode_sm90_fp8_(d64|d128|d192_dv128)_r64|decode_sm90_blocks_(d64|d128|d256)(_r16)?"
+reported_of_right="decode_sm90_(fp8|f16|bf16)_(d64|d128|d192_dv128)_r64|decode_sm90_blocks_(d64|d128|d256)(_r16)?"
 reported_of_right+="|fwd_sm90_f16_(d64|d128)_score(_paged)?|bwd_sm90_(bf16|f16)_(d64|d128)(_score)?"
 reported_of_right+="|mla_sm90_(bf16|f16)_d576_(r8|r16|r32|r64)"
 few="cuda: every forward kernel on few problems"
