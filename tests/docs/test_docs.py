@@ -168,6 +168,8 @@ TEXTS = {
     "asm/README.md": ["//# kernel scale_gfx942 workgroup=256"],
     "docs/explain.md": ["no kernel on sm_90 takes q of bf16 with k of f16, v of q8_0 and out of bf16; k: f16; accepted: bf16, f8_e4m3fn, "
                         "f8_e5m2, q8_0, q4_0,"],
+    "docs/decode.md": ["sequence |               0              |      1      |       2",
+                       "warp 4                                     warps 0 to 3"],
     "docs/gfx950.md": ["//# architectures gfx942 gfx950"],
     "docs/gfx942.md": ["x = S c - m c + 7              one fma; c = log2(e) * scale * descales * (factors of OCP)",
                        "M = ceil(m c)                    for the row's maximum m at the last change of scale"],
