@@ -273,6 +273,15 @@ std::vector<uint32_t> pack_bits(const Array& bits) {
   return packed;
 }
 
+// The first array of a call, which is in host memory.
+Array first_of_host(Reader& reader, nb::handle value, const char* name, const char* type) {
+  const Array array = reader.first(value, name);
+  if (!array.device.host())
+    refuse(std::string(name) + " is in " + array.device.text() + "; accepted: host memory");
+  array.need_type(type);
+  return array;
+}
+
 // kinds u8 [rows, columns] or [B or 1, Hq or 1, rows, columns], index i32 of the same shape, bits
 // bool [P, bq, bk] or u32 [P, bq, words], on the host.
 Mask mask_from_kinds(nb::handle kinds_value, nb::handle index_value, nb::handle bits_value,
@@ -281,10 +290,7 @@ Mask mask_from_kinds(nb::handle kinds_value, nb::handle index_value, nb::handle 
   const auto [seqlen_q, seqlen_kv] = read_lengths(length_q, length_kv);
   const auto block_size = read_block_size(size);
   Reader reader;
-  const Array kinds = reader.first(kinds_value, "kinds");
-  if (!kinds.device.host())
-    refuse("kinds is in " + kinds.device.text() + "; accepted: host memory");
-  kinds.need_type("u8");
+  const Array kinds = first_of_host(reader, kinds_value, "kinds", "u8");
   const auto blocks = [](const char* name, int64_t size) {
     if (size < 1)
       refuse(std::string(name) + " is " + std::to_string(size) + "; accepted: 1 or more");
@@ -343,10 +349,7 @@ Mask mask_from_lists(nb::handle value, nb::handle length_q, nb::handle length_kv
   const auto [seqlen_q, seqlen_kv] = read_lengths(length_q, length_kv);
   const auto block_size = read_block_size(size);
   Reader reader;
-  const Array lists = reader.first(value, "lists");
-  if (!lists.device.host())
-    refuse("lists is in " + lists.device.text() + "; accepted: host memory");
-  lists.need_type("i32");
+  const Array lists = first_of_host(reader, value, "lists", "i32");
   const char* form = "[rows, entries] or [B or 1, Hq or 1, rows, entries]";
   const auto [batch, heads] = mask_batch_heads(lists, 2, form);
   const auto shape = mask_shape(batch, heads, seqlen_q, seqlen_kv, block_size);
