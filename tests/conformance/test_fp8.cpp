@@ -469,6 +469,19 @@ TEST_CASE("fp8: block masks, garbage in kinds and index hides blocks") {
   }
 }
 
+// What a kernel makes of a case, and another kernel of the same device of a case.
+void check_same_bits(const Kernel& kernel, const Case& c, const std::string& other,
+                     const Case& of_other) {
+  Backend& backend = backend_of(kernel.backend);
+  const Outputs got = run_forward(backend, c, make_data(c), kernel.name, ATTN_F32);
+  const Outputs want = run_forward(backend, of_other, make_data(of_other), other.c_str(), ATTN_F32);
+  INFO(kernel.name << " " << describe(c));
+  REQUIRE(got.error == "");
+  REQUIRE(want.error == "");
+  CHECK(got.bits == want.bits);
+  CHECK(got.lse == want.lse);
+}
+
 // Also with what band and lengths hide.
 TEST_CASE("fp8: block masks, all FULL gives the bits of no mask") {
   const auto kernels = masking_fp8_kernels();
@@ -498,15 +511,7 @@ TEST_CASE("fp8: block masks, all FULL gives the bits of no mask") {
         if (flags & ATTN_WINDOW) c.window_left = 150, c.window_right = 20;
         Case without = c;
         without.flags &= ~uint32_t(ATTN_BLOCK_MASK);
-        Backend& backend = backend_of(kernel->backend);
-        const Data data = make_data(c), data_without = make_data(without);
-        const Outputs got = run_forward(backend, c, data, kernel->name, ATTN_F32);
-        const Outputs want = run_forward(backend, without, data_without, plain.c_str(), ATTN_F32);
-        INFO(kernel->name << " " << describe(c));
-        REQUIRE(got.error == "");
-        REQUIRE(want.error == "");
-        CHECK(got.bits == want.bits);
-        CHECK(got.lse == want.lse);
+        check_same_bits(*kernel, c, plain, without);
         ++ran;
       }
     }
@@ -531,15 +536,7 @@ TEST_CASE("fp8: rows read without a prepare launch give the bits of prepared one
         c.segments[0].arrange = Arrange::padded;
         c.flags |= flags;
         c.segments[0].lengths = {int32_t(skv), int32_t(skv / 2)};
-        const Data data = make_data(c);
-        Backend& backend = backend_of(kernel->backend);
-        const Outputs got = run_forward(backend, c, data, kernel->name, ATTN_F32);
-        const Outputs want = run_forward(backend, c, data, prepared.c_str(), ATTN_F32);
-        INFO(kernel->name << " " << describe(c));
-        REQUIRE(got.error == "");
-        REQUIRE(want.error == "");
-        CHECK(got.bits == want.bits);
-        CHECK(got.lse == want.lse);
+        check_same_bits(*kernel, c, prepared, c);
         ++ran;
       }
   }

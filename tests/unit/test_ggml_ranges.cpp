@@ -75,35 +75,26 @@ TEST_CASE("ggml's masks: ranges are found again") {
 
 TEST_CASE("ggml's masks: what is no range is a bias") {
   const Ranges causal{true, -1, {0}, {20}};
-  REQUIRE(ranges_of(expand(causal, 4, 24).mask()));
+  Array array = expand(causal, 4, 24);
+  REQUIRE(ranges_of(array.mask()));
   SECTION("a key in the middle is hidden") {
-    Array array = expand(causal, 4, 24);
     array.row(0, 2)[7] = hidden;
-    REQUIRE_FALSE(ranges_of(array.mask()));
   }
   SECTION("a key after the end is visible") {
-    Array array = expand(causal, 4, 24);
     array.row(0, 1)[23] = zero;
-    REQUIRE_FALSE(ranges_of(array.mask()));
   }
   SECTION("a number") {
-    Array array = expand(causal, 4, 24);
     array.row(0, 3)[19] = one;
-    REQUIRE_FALSE(ranges_of(array.mask()));
   }
   SECTION("a row sees nothing") {
-    Array array = expand(causal, 4, 24);
     std::fill_n(array.row(0, 0), 24, hidden);
-    REQUIRE_FALSE(ranges_of(array.mask()));
   }
   SECTION("ends that are no diagonal") {
-    Array array = expand(causal, 4, 24);
     array.row(0, 1)[18] = zero;
-    REQUIRE_FALSE(ranges_of(array.mask()));
   }
   SECTION("causal and not") {
-    Array array = expand({true, -1, {0, 0}, {20, 20}}, 4, 24);
+    array = expand({true, -1, {0, 0}, {20, 20}}, 4, 24);
     for (int64_t i = 0; i < 4; ++i) std::fill_n(array.row(1, i), 20, zero);
-    REQUIRE_FALSE(ranges_of(array.mask()));
   }
+  REQUIRE_FALSE(ranges_of(array.mask()));
 }
