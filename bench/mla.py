@@ -10,11 +10,12 @@ float64, in units of the largest output. --flashmla: FlashMLA as vllm's wheel ha
 import argparse
 import ctypes as c
 import datetime
-import json
 import math
 import pathlib
 import statistics
 from dataclasses import asdict, dataclass
+
+import measured
 
 LATENT, ROPE, PAGE = 512, 64, 64
 SCALE = 192 ** -0.5
@@ -152,7 +153,7 @@ def measure(options):
         torch.cuda.empty_cache()
         if options.out:
             result["gpu"]["after"] = nvml.state()
-            pathlib.Path(options.out).write_text(json.dumps(result, indent=1) + "\n")
+            measured.write(options.out, result)
 
 
 if __name__ == "__main__":
