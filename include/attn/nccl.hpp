@@ -1,6 +1,5 @@
-// Sequences over several GPUs from C++: NCCL, or RCCL, opened at run time, and prefill by
-// all-gather on it. Programs link neither NCCL nor MPI. Tested on a stand-in for NCCL in shared
-// memory; not yet run on NCCL itself. Needs libdl. docs/distributed.md
+// Sequences over several GPUs from C++: NCCL, or RCCL, opened at run time, and prefill and decode
+// by all-gather on it. Programs link neither NCCL nor MPI. Needs libdl. docs/distributed.md
 #ifndef ATTN_NCCL_HPP
 #define ATTN_NCCL_HPP
 
@@ -196,6 +195,91 @@ class sharded_prefill {
   std::vector<buffer> workspaces_;
   std::vector<int> pieces_;  // of keys, for each half
   buffer all_k_, all_v_;
+};
+
+// Decode over sequences whose keys are spread over the ranks in any way, each key at one rank; a
+// rank may have none of a sequence. Each rank computes all query heads over its keys. The partial
+// results, float32 with their lse, are gathered and merged in the order of ranks, so every rank
+// gets all of out, in the same bits.
+class sharded_decode {
+ public:
+  // problem: of this rank's keys: segments as for any plan. Padded queries, which see every key:
+  // flags ATTN_SINKS, and ATTN_CAUSAL if seqlen_q is 1. Batch, queries, heads and types are those
+  // of all ranks; capacities, pages and types of K and V may differ.
+  sharded_decode(const context& context, const ranks& group, const attn_problem& problem)
+      : group_(&group),
+        part_(context, part_of(group, problem)),
+        merge_(context, merge_of(group, problem)),
+        workspace_(part_.make_workspace(context)) {
+    const attn_merge_problem merge = merge_of(group, problem);
+    const std::size_t rows = std::size_t(merge.batch * merge.heads_q * merge.seqlen_q);
+    lse_at_ = rows * std::size_t(merge.head_dim_v) * sizeof(float);
+    const std::size_t alignment = 256;
+    mine_ =
+        buffer(context, (lse_at_ + rows * sizeof(float) + alignment - 1) / alignment * alignment);
+    all_ = buffer(context, std::size_t(group.count()) * mine_.bytes());
+    for (int r = 0; r < group.count(); ++r) {
+      const char* part = static_cast<const char*>(all_.data()) + std::size_t(r) * mine_.bytes();
+      outs_.push_back(part);
+      lses_.push_back(reinterpret_cast<const float*>(part + lse_at_));
+    }
+    // The workspace is initialised in the default stream, and any stream may use it.
+    context.synchronize();
+  }
+
+  const char* kernel() const noexcept { return part_.kernel(); }
+
+  // args: as for the plan of the rank's keys, but `out` gets the merged result, [B, Sq, Hq, Dv] of
+  // the problem's out_type and strides, and `lse`, unless NULL, that of all keys. One run at a
+  // time.
+  void run(attn_args args, void* stream = nullptr) {
+    auto merge = make<attn_merge_args>();
+    merge.num_parts = group_->count();
+    merge.outs = outs_.data();
+    merge.lses = lses_.data();
+    merge.out = args.out;
+    merge.lse = args.lse;
+    args.out = mine_.data();
+    args.lse = reinterpret_cast<float*>(static_cast<char*>(mine_.data()) + lse_at_);
+    if (group_->rank() != 0) args.sinks = nullptr;
+    part_.run(args, workspace_, stream);
+    group_->all_gather(mine_.data(), all_.data(), mine_.bytes(), stream);
+    merge_.run(merge, stream);
+  }
+
+ private:
+  static attn_problem part_of(const ranks& group, attn_problem problem) {
+    if (problem.seqlen_q == 1) problem.flags &= ~std::uint32_t{ATTN_CAUSAL};
+    if (problem.q_layout != ATTN_PADDED || problem.tree_keys != 0 ||
+        (problem.flags & ~std::uint32_t{ATTN_SINKS}) != 0)
+      throw std::invalid_argument(
+          "sharded_decode: q is packed, or there is a tree mask or a flag; accepted: padded q, "
+          "ATTN_SINKS, and ATTN_CAUSAL with seqlen_q = 1");
+    // A sink is one more key, so one rank has it.
+    if (group.rank() != 0) problem.flags &= ~std::uint32_t{ATTN_SINKS};
+    problem.out_type = ATTN_F32;
+    problem.out_stride = {};
+    return problem;
+  }
+  static attn_merge_problem merge_of(const ranks& group, const attn_problem& problem) {
+    auto merge = make<attn_merge_problem>();
+    merge.batch = problem.batch;
+    merge.heads_q = problem.heads_q;
+    merge.seqlen_q = problem.seqlen_q;
+    merge.head_dim_v = problem.head_dim_v ? problem.head_dim_v : problem.head_dim;
+    merge.num_parts = group.count();
+    merge.part_type = ATTN_F32;
+    merge.out_type = problem.out_type == ATTN_DTYPE_NONE ? problem.q_type : problem.out_type;
+    merge.out_stride = problem.out_stride;
+    return merge;
+  }
+
+  const ranks* group_;
+  plan part_, merge_;
+  std::size_t lse_at_ = 0;  // bytes of a rank's partial out, which its lse follows
+  buffer workspace_, mine_, all_;
+  std::vector<const void*> outs_;
+  std::vector<const float*> lses_;
 };
 
 }  // namespace attn

@@ -152,10 +152,11 @@ COMMANDS = {
                        f"-I{SOURCE}/include -L{BUILD}/lib -lattn -Wl,-rpath,{BUILD}/lib"}),
         "./serve --check --sequences 200 --batch 64 --layers 3": Run(),
         "python3 examples/serve.py --check --backend cuda": Skip("needs a CUDA device and PyTorch; tests/examples runs it where they are"),
-        "c++ -std=c++20 -O3 examples/prefill.cpp -o prefill $(pkg-config --cflags --libs attn) -ldl":
-            Run(words={"c++ -std": f"{CXX} -std", "$(pkg-config --cflags --libs attn)":
-                       f"-I{SOURCE}/include -L{BUILD}/lib -lattn -Wl,-rpath,{BUILD}/lib"}),
-        "./prefill --ranks 4 --tokens 32768": Skip("needs CUDA devices and NCCL; tests/examples runs it on a stand-in"),
+        **{f"c++ -std=c++20 -O3 examples/{name}.cpp -o {name} $(pkg-config --cflags --libs attn) -ldl":
+           Run(words={"c++ -std": f"{CXX} -std", "$(pkg-config --cflags --libs attn)":
+                      f"-I{SOURCE}/include -L{BUILD}/lib -lattn -Wl,-rpath,{BUILD}/lib"}) for name in ("prefill", "decode")},
+        **{f"./{name} --ranks 4 --tokens 32768": Skip("needs CUDA devices and NCCL; tests/examples runs it on a stand-in")
+           for name in ("prefill", "decode")},
         "./serve --check --backend cuda": Skip("needs a CUDA device; tests/examples runs it where there is one"),
     },
 }
