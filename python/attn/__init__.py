@@ -75,8 +75,8 @@ def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), sc
     k_type, v_type     the type of k and v in uint8: one of ggml's types, i4, or a cache's format; None: q8_0 or q4_0, by their size
     k_scale, v_scale   for types with scales: i8 and i4 f16, f8_e4m3fn_token f32, shaped as k and v without the last dimension; nvfp4
                        [..., D / 16] and mla_584 [..., 8] u8: value = code * scale
-    head_dim_v         with v None: V is the first head_dim_v columns of k, as in a latent cache; None: all. On the host, and on sm_90
-                       for 576 and 512 columns (docs/mla.md); the following on the host only
+    head_dim_v         with v None: V is the first head_dim_v columns of k, as in a latent cache; None: all. docs/mla.md says which
+                       kernels compute this and the following
     lists              i32 [B, Sq, Hkv or 1, n], for packed q [total_q, Hkv or 1, n]: the keys that each query sees, in any order; -1
                        and keys that are not there are none; a key that is listed twice counts twice
     list_lengths       i32, the shape of lists without n: how many entries of each list count
