@@ -236,7 +236,7 @@ def decode_cell(results, heads, seqlen, batch, kv, page=0, queries=1):
 
 def against(some, peer):
     rates = [speed(c, [peer]) for c in some]
-    return f"{span(rates)} of {NAMES[peer]}'s speed, slower in {sum(rate < 1 for rate in rates)}"
+    return f"{span(rates)} of {NAMES[peer]}'s speed, slower in {sum(rate < 1 for rate in rates)} of {len(rates)}"
 
 
 def decode_cases(result):
@@ -286,7 +286,7 @@ def latent():
 `q2`: 2 queries of each sequence. Microseconds, larger than L2. {where(result)}, {result['rounds']} rounds, interleaved ({link(LATENT)}).
 
 {table(["", "libattn", "FlashMLA", "read", "kernel"], rows)}
-- {against(result["cells"], "flashmla")} of {len(rows)} rows. What limits them is in the [log](log/2026-11-27_mla_decode.md).
+- {against(result["cells"], "flashmla")} rows. What limits them is in the [log](log/2026-11-27_mla_decode.md).
 """
 
 
@@ -559,12 +559,12 @@ def readme():
                  for dim in (64, 128, 256)}
     return fill(f"""
 - **Forward, bf16, H200:** {mean(speed(c, ["cudnn"]) for c in grid)} times cuDNN's speed and {mean(speed(c, ["fa3"]) for c in grid)} times
-  FlashAttention-3's (geometric means of {len(grid)} cases); the worst case runs at {number(speed(worst, peers), 2)} of the faster one.
-- **Forward, FP8, H100:** {mean(speed(c, fp8_peers) for c in fp8_grid)} times the speed of the faster of the two, but
+  FlashAttention-3's (geometric means of {len(grid)} cases); in the worst case {number(speed(worst, peers), 2)} of the faster one's.
+- **Forward, FP8, H100:** {mean(speed(c, fp8_peers) for c in fp8_grid)} times the speed of the faster of these two, but
   {mean(speed(c, fp8_peers) for c in fp8_grid if c["dim"] == 256)} at head_dim 256.
-- **Decode, bf16, one query a sequence, H100:** {against(two, "cudnn")}; {against(two, "fa3")}; {against(two, "flashinfer")} of
-  {len(two)} cases. Over fp8 and quantised caches it is further from what memory allows.
-- **Decode over latent caches, bf16, H100:** {against(latent_cells, "flashmla")} of {len(latent_cells)} cases.
+- **Decode, bf16, one query a sequence, H100:** {against(two, "cudnn")} cases; {against(two, "fa3")}; {against(two, "flashinfer")}.
+  Over fp8 and quantised caches less of the memory's speed is used.
+- **Decode over latent caches, bf16, H100:** {against(latent_cells, "flashmla")} cases.
 - **Gradients, bf16, H100:** {span(gradients[64], 2)} of cuDNN's speed at head_dim 64, {span(gradients[128], 2)} at 128, {span(gradients[256], 2)} at 256.
 """) + """
 [docs/performance.md](docs/performance.md) has the tables, other devices and the CPU.

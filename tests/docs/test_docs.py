@@ -94,7 +94,7 @@ COMMANDS = {
         "--out docs/measured/NAME.json": gpu,
     },
     "docs/build.md": {
-        "cmake --preset release -DATTN_CUDA=OFF": in_configure,
+        "cmake --preset release -DATTN_BUILD_TOOLS=OFF -DATTN_BUILD_TESTS=OFF": in_configure,
         "cmake --build --preset release": builds,
         "cmake --install build/release --prefix PREFIX": Run(words={"build/release": str(BUILD), "PREFIX": "prefix"}),
         "pip install .": Skip("reaches a package index"),
