@@ -1,15 +1,19 @@
 /* libattn: attention on NVIDIA, AMD and CPU through one C ABI.
  *
  *   attn_context  a backend and one of its devices
+ *   attn_problem  sizes, types, strides and masks of one call: everything but data
  *   attn_plan     the kernel chosen for one problem on one context; immutable
+ *   workspace     memory for the partial results of a run, which the caller allocates
  *   attn_run      runs a plan on data: no allocation; on GPU backends no locks, no synchronisation
+ *
+ * docs/start.md has complete programs.
  *
  * Letters in shapes: B batch, Sq and Skv queries and keys of a sequence, Hq and Hkv query and K/V
  * heads, D and Dv head dimensions of q, k and of v, out. A token is one position of a sequence.
  *
  * Rules of all functions
  *   - Structs. Set struct_size to sizeof(the struct). A zero in any other field means "the default"
- * where the field has one, else the number 0 (batch, window_left, keep). A struct from a newer
+ * if the field has one, else the number 0 (batch, window_left, keep). A struct from a newer
  * header is accepted if the fields that this library does not know are zero.
  *   - Strides are 64-bit, count elements and may be negative. The last dimension is contiguous. A
  * tensor's address is the address of its element 0, also if other elements are before it. The
@@ -21,13 +25,12 @@
  * hip-emu.
  *   - Overlap. An array that a run writes (out, lse, a gradient, dst, a computed descale, a cache,
  * the workspace) must not share memory with any other array of the run; if it does, the call fails
- * with INVALID_ARGUMENT on every backend. Two pairs may be one array: q_out and q, and seqlens_out
- * and seqlens, of attn_run_kv_append. What counts is every element that shapes and strides can
- * reach, for example all pages of a pool, whatever the lengths and tables say, except that k and v
- * of a cache may be views of one pool of pages (attn_kv_append_problem). Interleaved arrays,
- * such as slices of one tensor [B, S, 4, H, D], do not overlap. If the strides of two interleaved
- * arrays, sorted by size, are not multiples of each other, the call may fail although they share
- * nothing.
+ * with INVALID_ARGUMENT on every backend. Every element that shapes and strides can reach counts,
+ * for example all pages of a pool, whatever the lengths and tables say. Exceptions: in
+ * attn_run_kv_append q_out may be q, seqlens_out may be seqlens, and k and v of the cache may be
+ * views of one pool of pages (attn_kv_append_problem). Interleaved arrays, such as slices of one
+ * tensor [B, S, 4, H, D], do not overlap. If the strides of two interleaved arrays, sorted by size,
+ * are not multiples of each other, the call may fail although they share nothing.
  *   - Batch 0 is a call with nothing to do, for every operation: the plan needs no workspace, its
  * runs launch and write nothing, and pointers to arrays without elements may be NULL.
  *   - Errors. Functions return a status; attn_last_error() then has a sentence for the calling
@@ -35,8 +38,8 @@
  * only on success.
  *   - Threads. All functions may be called from any thread. A plan may run on many threads at once
  * if each run has its own workspace. Handles may be destroyed in any order, but not while in use:
- * until calls on them have returned and the work that these launched has ended. The same holds for
- * memory.
+ * wait until calls on them have returned and the work that these launched has ended. The same holds
+ * for memory.
  *   - Graphs. While any thread captures a GPU stream, you can still create contexts, plans and
  * masks, and allocate and free memory. attn_workspace_init and runs in the captured stream become
  * nodes of the graph. A replay uses the addresses given during capture, so give each graph a
@@ -84,7 +87,7 @@ typedef enum attn_status ATTN_ENUM {
   ATTN_DRIVER_ERROR = 5,     /* the driver refused; the sentence has its native code */
   ATTN_OUT_OF_MEMORY = 6,
   ATTN_WORKSPACE_TOO_SMALL = 7,
-  ATTN_INTERNAL = 8,
+  ATTN_INTERNAL = 8, /* a defect of this library */
   ATTN_INTERRUPTED =
       9 /* attn_context_options.interrupted ended the call; its outputs are undefined */
 } attn_status;
@@ -312,8 +315,8 @@ typedef struct attn_segment {
                           has `seqlen` keys. PACKED: 0 */
   int64_t seqlen;      /* capacity: the most keys of a sequence. PADDED: S. PAGED: 0 means
                           max_pages * page_size. PACKED: 0 means total.
-                          With has_seqlens, an attn_problem's may be more than its k and v hold, so
-                          that one plan serves lengths that grow: reference, cpu and hip read no key
+                          With has_seqlens, an attn_problem's may be larger than its k and v, so
+                          that one plan serves growing lengths: reference, cpu and hip read no key
                           after a sequence's last one. cuda may read all `seqlen` keys of a PADDED
                           segment, and the rule of overlap counts them on every backend */
   int64_t total;       /* PACKED: tokens in the buffer */
@@ -394,17 +397,17 @@ typedef struct attn_problem {
   int32_t num_segments;
   const attn_segment* segments; /* copied; element i is at i * segments[0].struct_size bytes */
   /* Scores, in this order: scale * q k^T, softcap, bias, ALiBi, masks, softmax */
-  float scale;    /* 0 = 1 / sqrt(head_dim). To weigh all visible keys alike, which a scale of zero
-                     would do, pass FLT_MIN: it makes scores below 1e30 vanish */
-  float softcap;  /* 0 = none; else s becomes softcap * tanh(s / softcap) */
-  uint32_t flags; /* attn_flag */
-  int64_t window_left;  /* ATTN_WINDOW: keys to the left of a query; 0 = none, -1 or at least 2^31 =
-                           unbounded; other negative values are refused */
-  int64_t window_right; /* the same to the right */
-  attn_dtype bias_type; /* NONE = no bias; f32, f16 or q's type; PADDED q only */
-  int64_t bias_stride[4]; /* of bias [B, Hq, Sq, Skv], each counts, the last one too; 0
-                             broadcasts that dimension. All zero: contiguous. Skv is the sum of the
-                             segments' seqlen */
+  float scale;         /* 0 = 1 / sqrt(head_dim). For a scale of zero, which weighs all visible keys
+                          alike, pass FLT_MIN: products q k^T below 1e30 then count as 0 */
+  float softcap;       /* 0 = none; else s becomes softcap * tanh(s / softcap) */
+  uint32_t flags;      /* attn_flag */
+  int64_t window_left; /* ATTN_WINDOW: keys to the left of a query; 0 = none, -1 or at least 2^31 =
+                          unbounded; other negative values are refused */
+  int64_t window_right;   /* the same to the right */
+  attn_dtype bias_type;   /* NONE = no bias; f32, f16 or q's type; PADDED q only */
+  int64_t bias_stride[4]; /* of bias [B, Hq, Sq, Skv]; also the last dimension may have any
+                             stride. 0 broadcasts a dimension. All zero: contiguous. Skv is the sum
+                             of the segments' seqlen */
   /* ATTN_BLOCK_MASK: grid [mask_batch, mask_heads, ceil(Sq / block_q), ceil(Skv / block_k)], with
    * Sq = seqlen_q and Skv the sum of the segments' seqlen. PACKED q: reference and cpu; each
    * sequence begins at the grid's first row */
@@ -416,8 +419,8 @@ typedef struct attn_problem {
                           the bits of a query's result do not depend on the other sequences of the
                           batch; on CUDA they depend only on the query, the keys that it sees and
                           how these are distributed over segments (docs/numerics.md) */
-  int32_t max_sms;     /* the most multiprocessors to use; 0 = all. Kept by fwd_sm90_* and
-                          decode_*; other kernels ignore it */
+  int32_t max_sms;     /* the most multiprocessors to use; 0 = all. Kept by fwd_sm90_*,
+                          bwd_sm90_*, mla_sm90_* and decode_*; other kernels ignore it */
   const char* kernel;  /* the kernel to use, by name; NULL = the plan chooses */
   int64_t tree_keys;   /* 1 to 128: whether a query sees the last tree_keys keys of its sequence,
                           counted over all segments, is also decided by bits in attn_args.tree. 0 =
@@ -454,9 +457,10 @@ typedef struct attn_segment_args {
   /* shards */
   const int64_t* key_start; /* has_key_start: [B]; positions are below 2^30 in magnitude */
   const uint32_t* ready;    /* has_ready: [2]. Nothing of the segment's arrays is read before the
-                               difference ready[0] - ready[1], as int32, is 0 or more: who delivers the
-                               segment counts ready[0] up when it has arrived. A kernel of a device
-                               waits; on reference and cpu a segment that is not there is an error */
+                               difference ready[0] - ready[1], as int32, is 0 or more: whoever
+                               delivers the segment increments ready[0] when it has arrived.
+                               reference and cpu do not wait: a segment that has not arrived is an
+                               error */
 } attn_segment_args;
 
 typedef struct attn_args {
@@ -539,7 +543,7 @@ ATTN_API attn_status attn_workspace_init(const attn_plan* plan, void* workspace,
  *                                                            contiguous (q8_0, D 128: 136 bytes)
  *   i8, i4       decode_sm90_blocks_*                        of scales of pages: an even number
  *
- * For few queries decode_sm90_blocks_* are the faster ones, since they read K and V only once. */
+ * For few queries decode_sm90_blocks_* are faster, since they read K and V only once. */
 ATTN_API attn_status attn_run(const attn_plan* plan, const attn_args* args, void* workspace,
                               size_t bytes, void* stream);
 
@@ -572,19 +576,19 @@ enum attn_gradient {
  * any other: with those that a merge computed over all parts, a run over the keys of one part gives
  * that part's contributions, and their sum is the gradient of the whole (ring attention).
  *
- * Every row of dq, dk and dv is written: rows that see nothing, that nobody sees, that are after a
- * sequence's length or belong to no sequence get 0, or keep what they hold with accumulate. Such
- * rows of q, k, v and d_out influence nothing, whatever they contain.
+ * Every row of dq, dk and dv is written. A query that sees no key, a key that no query sees, and
+ * rows after a sequence's length or of no sequence get 0, or with accumulate keep what they hold.
+ * What these rows of q, k, v and d_out contain influences nothing.
  *
  * Equal inputs give equal bits, run after run, on any number of threads and multiprocessors. */
 typedef struct attn_backward_problem {
   size_t struct_size;
   const attn_problem* forward; /* of the forward run; copied, its segments too. One segment, PADDED
                                   or PACKED, not shared; q_type = k_type = v_type f32, f16 or bf16;
-                                  out_type one of these (reference: f64 too); no descales, no
-                                  tree_keys. kernel, fixed_split and
-                                  ATTN_SPLIT_INVARIANT in it have no effect here;
-                                  bwd_sm90_* keep to max_sms */
+                                  out_type one of these (reference: f64 too). Without descales,
+                                  tree_keys, has_causal_sequences, v_in_k, lists, no_positions and
+                                  fields of shards. kernel, fixed_split and ATTN_SPLIT_INVARIANT in
+                                  it have no effect here */
   attn_dtype d_out_type;       /* f32, f16, bf16 (reference: f64 too); NONE: out's type */
   attn_strides d_out_stride;   /* d_out has out's shape. All zero: contiguous */
   uint32_t gradients;          /* attn_gradient; 0 = Q, K and V */
@@ -753,7 +757,7 @@ ATTN_API attn_status attn_run_quantize(const attn_plan* plan, const attn_quantiz
  * k and as a page of v; reference and cpu check that.
  *
  * Callers built with an older header have a shorter `segment` and `cache`. The library finds the
- * fields after them by their struct_size, so nothing is to be done. */
+ * fields after them by their struct_size, so such callers need no change. */
 typedef struct attn_kv_append_problem {
   size_t struct_size;
   int64_t batch, heads_kv, head_dim;
@@ -879,8 +883,9 @@ ATTN_API attn_status attn_block_mask_from_documents(attn_context* context,
                                                     const int64_t* lengths, int64_t num_documents,
                                                     int32_t causal, attn_block_mask** mask);
 /* Query i sees keys i + Skv - Sq - window_left to i + Skv - Sq + window_right; -1 = unbounded. In
- * addition every query sees the first max(global_tokens, prefix_tokens) keys: attention sinks are
- * called the one, the prompt of a prefix-LM the other, which is window_left -1, window_right 0. */
+ * addition every query sees the first max(global_tokens, prefix_tokens) keys. global_tokens are
+ * keys such as attention sinks. prefix_tokens are the prompt of a prefix-LM, with window_left -1
+ * and window_right 0. */
 ATTN_API attn_status attn_block_mask_from_window(attn_context* context,
                                                  const attn_block_mask_shape* shape,
                                                  int64_t window_left, int64_t window_right,
@@ -927,17 +932,18 @@ ATTN_API void attn_block_mask_destroy(attn_block_mask* mask);
  *    "backends": [{"name", "available", "reason",
  *                  "devices": [{"device", "name", "arch", ...,
  *                               "passed_by": why auto does not take it, or "",
- *                               "kernels": [names of those that this build has code of for it]}]}],
+ *                               "kernels": [names of kernels that it can run]}]}],
  *    "auto": {"backend", "device"}: what auto takes,
  *    "types": [{"name", "kind", ..., as in attn_dtype_properties}],
  *    "kernels": [{"name", "op", "backend", "arch", "in", "out",
  *                 "kv": not of merge and quantize,
  *                 of forward kernels also "head_dim": {"multiple", "max"}, "head_dim_v",
  *                 "takes": [options that it computes], "demands": [flags that it runs only with]}]}
- * "kernels" are those with code of their own. prefix_* consist of them: what they take depends on
- * the problem and the device, and attn_explain names both. Opens drivers, loads no module. Writes
- * at most `capacity` bytes, ending in a 0; a longer text is cut, without an error. *size, if size
- * is not NULL, gets the bytes needed, the 0 included. text may be NULL if capacity is 0. */
+ * "kernels" are those with code of their own. prefix_* consist of other kernels and are not listed:
+ * what they take depends on the problem and the device. attn_explain names them and their parts.
+ * Opens drivers, loads no module.
+ * Writes at most `capacity` bytes, ending in a 0; a longer text is cut, without an error. *size, if
+ * size is not NULL, gets the bytes needed, the 0 included. text may be NULL if capacity is 0. */
 ATTN_API attn_status attn_info(char* text, size_t capacity, size_t* size);
 
 /* Which kernel attn_plan_create would choose, and why each other kernel of the backend declines, as
