@@ -31,17 +31,7 @@ scores = np.einsum("bqhd,bkhd->bhqk", q, k.repeat(4, 2)) / 8
 weights = np.exp(np.where(np.tri(256), scores, -np.inf))
 expected = np.einsum("bhqk,bkhd->bqhd", weights / weights.sum(-1, keepdims=True), v.repeat(4, 2))
 assert np.abs(out - expected).max() < 1e-5 and np.abs(lse - np.log(weights.sum(-1))).max() < 1e-5
-"""), (MASKS_CPP[0].replace("context(ATTN_BACKEND_CPU)", "memory").replace("8192", "64").replace("ATTN_F32", "ATTN_F16") + """
-void* stream = nullptr;
-attn::buffer data(memory, 2 * 64 * 64), result(memory, data.bytes());
-auto kv = attn::make<attn_segment_args>();
-args.q = kv.k = kv.v = data.data();
-args.out = result.data();
-args.segments = &kv;
-args.num_segments = 1;
-""", """
-}
-""")],
+"""), ("", "", "3c00")],
     "docs/backward.md": [("", """
 moved = attn.forward(q, k, v + 1e-2 * d_out, causal=True)  # out is linear in v
 assert abs(((moved - out) * d_out).sum() - 1e-2 * (dv * d_out).sum()) < 1e-3 * abs((moved - out) * d_out).sum()
@@ -112,7 +102,6 @@ assert np.abs(out - attn.forward(q, *flat, seqlens_kv=100 + lengths, causal=True
     ],
     "docs/start.md": [
         "0.75 1.00",
-        ("", "", "3c00"),
         ("#include <cstdio>\n" + MASKS_CPP[0], """
 return plan.kernel()[0] == 0 || args.num_segments;
 }

@@ -22,7 +22,7 @@ import performance  # noqa: E402
 
 SOURCE, BUILD = map(Path, sys.argv[1:3])
 CXX = sys.argv[3]
-PROGRAMS = ("attn", "attn-fp8-stress", "gfx9emu-model", "tools/", "python3", "pip", "cmake", "cat", "c++", "cc", "./serve", "./prefill", "./loop",
+PROGRAMS = ("attn", "attn-fp8-stress", "gfx9emu-model", "tools/", "python3", "pip", "cmake", "cat", "c++", "cc", "./serve", "./prefill", "./decode", "./loop",
             "./host_cost")
 
 
@@ -45,6 +45,11 @@ MERGE = "cp tests/golden/merge_two.safetensors parts.safetensors"
 EMULATOR, CUDA = "hip-emu", "CUDA kernels"
 
 COMMANDS = {
+    "README.md": {
+        "c++ -std=c++17 example.cpp -o example $(pkg-config --cflags --libs attn)":
+            Run(words={"c++ -std": f"{CXX} -std", "$(pkg-config --cflags --libs attn)":
+                       f"-I{SOURCE}/include -L{BUILD}/lib -lattn -Wl,-rpath,{BUILD}/lib"}),
+    },
     "HACKING.md": {
         "tools/amdhsa/amdhsa generate asm/gfx942/merge_gfx942.s -o merge.hsaco -I asm/include": Run(needs=EMULATOR),
         "attn merge parts.safetensors out.safetensors --backend hip-emu --kernel-file merge.hsaco":
@@ -103,9 +108,6 @@ COMMANDS = {
         "cmake --build build/aarch64": builds,
     },
     "docs/start.md": {
-        "c++ -std=c++17 example.cpp -o example $(pkg-config --cflags --libs attn)":
-            Run(words={"c++ -std": f"{CXX} -std", "$(pkg-config --cflags --libs attn)":
-                       f"-I{SOURCE}/include -L{BUILD}/lib -lattn -Wl,-rpath,{BUILD}/lib"}),
         "attn info": Run(),
         "attn run examples/minilm_layer3.safetensors out.safetensors --backend cpu --explain": Run(),
         "attn diff out.safetensors examples/minilm_layer3.expected.safetensors --max-abs 2e-6": Run(),
