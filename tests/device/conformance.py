@@ -1,5 +1,5 @@
 """attn-tests on a device, each case in a process of its own, several at a time: what a case leaves behind reaches no other, and
-one that hangs is cut off alone.
+one that hangs is cut off alone. The GPUs of the machine, which must be alike, share the cases.
 
     conformance.py BIN_DIR OUT.json COMMIT [--jobs N] [--seconds N] [--only FILTER]
 
@@ -16,6 +16,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import gpus
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 import measured  # noqa: E402
@@ -31,7 +33,7 @@ def device():
     made = subprocess.run(["nvidia-smi", f"--query-gpu={','.join(asked)}", "--format=csv,noheader"], capture_output=True, text=True)
     if made.returncode != 0:
         sys.exit(f"conformance: nvidia-smi: {made.stdout.strip() or made.stderr.strip()}")
-    return dict(zip(("name", "driver", "watts_limit", "clocks_max_sm"), made.stdout.splitlines()[0].split(", ")))
+    return dict(zip(("name", "driver", "watts_limit", "clocks_max_sm"), made.stdout.splitlines()[0].split(", ")), count=gpus.count())
 
 
 def cases(tests, only):
@@ -39,12 +41,12 @@ def cases(tests, only):
     return [name for name in made.stdout.splitlines() if name]  # the exit code is how many there are
 
 
-def run(tests, name, seconds):
+def run(tests, name, seconds, number=0):
     begin = time.monotonic()
     try:
         # A comma separates names, and a bracket begins a tag.
         done = subprocess.run([tests, re.sub(r"([,\[\\])", r"\\\1", name)], capture_output=True, text=True, errors="replace",
-                              timeout=seconds)
+                              timeout=seconds, env=gpus.environment(number))
     except subprocess.TimeoutExpired:
         return {"case": name, "result": "cut off", "seconds": seconds}
     took = round(time.monotonic() - begin, 1)
@@ -73,7 +75,7 @@ def main():
     gpu = device()
     begin = time.monotonic()
     with ThreadPoolExecutor(options.jobs) as pool:
-        rows = list(pool.map(lambda name: run(tests, name, options.seconds), cases(tests, options.only)))
+        rows = list(pool.map(lambda case: run(tests, case[1], options.seconds, case[0]), enumerate(cases(tests, options.only))))
     counts = {result: sum(row["result"] == result for row in rows) for result in ("passed", "failed", "cut off", "skipped")}
     made = {"date": datetime.date.today().isoformat(), "commit": options.commit, "gpu": gpu, "jobs": options.jobs,
             "seconds": round(time.monotonic() - begin), **counts, "assertions": sum(row.get("assertions", 0) for row in rows), "cases": rows}

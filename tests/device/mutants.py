@@ -14,6 +14,8 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import gpus
+
 DECODE = "decode_sm80_bf16_d128"
 APPEND = "kv_append_cuda"
 QUANTIZE = "quantize_cuda"
@@ -276,12 +278,12 @@ def compile_all(source, out, nvcc, names):
             made.result()
 
 
-def run(folder, tests, kernel, mistake):
+def run(folder, tests, kernel, mistake, number=0):
     """(exit code, output); a run ends with its first failure."""
     file = file_of(folder, kernel, mistake)
     if not file.exists():
         sys.exit(f"mutants: {file} is not there; mutants.py compile makes it")
-    done = subprocess.run([tests, "--abort", *TESTS[kernel]], env=dict(os.environ, ATTN_KERNEL_FILE=str(file.resolve())),
+    done = subprocess.run([tests, "--abort", *TESTS[kernel]], env=dict(gpus.environment(number), ATTN_KERNEL_FILE=str(file.resolve())),
                           capture_output=True, text=True, errors="replace", timeout=300)
     return done.returncode, done.stdout + done.stderr
 
@@ -290,8 +292,8 @@ def run_all(folder, tests, names):
     kernels, mutants = asked_for(names)
     failures = 0
     with ThreadPoolExecutor(max(1, os.cpu_count() // 2)) as pool:
-        runs = {(kernel, mistake): pool.submit(run, folder, tests, kernel, mistake)
-                for kernel, mistake in [(kernel, "unchanged") for kernel in kernels] + [m[:2] for m in mutants]}
+        runs = {(kernel, mistake): pool.submit(run, folder, tests, kernel, mistake, number)
+                for number, (kernel, mistake) in enumerate([(kernel, "unchanged") for kernel in kernels] + [m[:2] for m in mutants])}
     for kernel in kernels:
         code, output = runs[kernel, "unchanged"].result()
         if f"SKIP: {kernel}:" in output:

@@ -3,7 +3,7 @@
 # report a planted bug (planted.cu), which proves that it sees what the kernels do.
 #   tests/device/sanitize.sh BIN_DIR [LOG_DIR]    BIN_DIR holds attn-tests and attn-planted
 # TOOLS: of the four, those to run. KERNELS: names of those to run, as patterns. TESTS: a pattern of those to run
-# beside each kernel's. JOBS: how many at a time. Prints a line per run; fails if a kernel of the library has a
+# beside each kernel's. JOBS: how many at a time; the GPUs of the machine share them. Prints a line per run; fails if a kernel of the library has a
 # finding or a planted bug has none. Needs a device and compute-sanitizer of the CUDA toolkit.
 set -uo pipefail
 
@@ -118,13 +118,16 @@ runs() {
   done
 }
 one() {
+  [ -n "${CUDA_VISIBLE_DEVICES:-}" ] || export CUDA_VISIBLE_DEVICES=$((SLOT % gpus))
   IFS=$'\t' read -r -a run <<<"$1"
   "${run[@]}"
 }
 export -f report fail findings reported known planted clean one
 export bin logs sanitizer reported_of_right
+gpus=$(nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU ') || gpus=1
+export gpus
 all=$(runs) || exit 2
-xargs -P "${JOBS:-$((($(nproc) + 1) / 2))}" -d '\n' -I{} bash -c 'one "$1"' - {} <<<"$all" | tee "$logs/results"
+xargs --process-slot-var=SLOT -P "${JOBS:-$((($(nproc) + 1) / 2))}" -d '\n' -I{} bash -c 'one "$1"' - {} <<<"$all" | tee "$logs/results"
 failures=$(grep -c 'FAILED: ' "$logs/results")
 echo "sanitize: $failures of $(wc -l <<<"$all") failed; logs in $logs"
 [ "$failures" = 0 ]
