@@ -2,9 +2,11 @@
 # The CUDA kernels under compute-sanitizer: memcheck, initcheck, racecheck and synccheck. Each tool must also
 # report a planted bug (planted.cu), which proves that it sees what the kernels do.
 #   tests/device/sanitize.sh BIN_DIR [LOG_DIR]    BIN_DIR holds attn-tests and attn-planted
+# For racecheck they are those of a build with -DATTN_CUDA_LINES=ON: races.py knows its reports by their lines.
 # TOOLS: of the four, those to run. KERNELS: names of those to run, as patterns. TESTS: a pattern of those to run
-# beside each kernel's. JOBS: how many at a time; the GPUs of the machine share them. Prints a line per run; fails if a kernel of the library has a
-# finding or a planted bug has none. Needs a device and compute-sanitizer of the CUDA toolkit.
+# beside each kernel's. JOBS: how many at a time; the GPUs of the machine share them. Prints a line per run; fails if
+# a kernel of the library has a finding or a planted bug has none. Needs a device and compute-sanitizer of the CUDA
+# toolkit.
 set -uo pipefail
 
 [ $# = 1 ] || [ $# = 2 ] || { echo "usage: sanitize.sh BIN_DIR [LOG_DIR]" >&2; exit 2; }
@@ -22,12 +24,7 @@ kernels=$(set -f; for pattern in ${KERNELS:-fwd_* decode_* mla_*}; do
   done
 done)
 [ -n "$kernels" ] || { echo "sanitize: KERNELS is \"${KERNELS:-}\"; no kernel of kernels/*/*variants.h has such a name" >&2; exit 2; }
-# What racecheck reports of right kernels: where groups have met apart another number of times before they meet
-# (planted.cu, groups-apart), and where lanes read, meet by a __syncwarp() that ptxas leaves out, and lane 0 arrives
-# at a barrier for all (if every lane arrives there is no report).
-reported_of_right="decode_sm90_(fp8|f16|bf16)_(d64|d128|d192_dv128)_r64|decode_sm90_blocks_(d64|d128|d256)(_r16)?"
-reported_of_right+="|fwd_sm90_f16_(d64|d128)_score(_paged)?|bwd_sm90_(bf16|f16)_(d64|d128)(_score)?"
-reported_of_right+="|mla_sm90_(bf16|f16)_d576_(r8|r16|r32|r64)"
+races=$(cd "$(dirname "$0")" && pwd)/races.py
 few="cuda: every forward kernel on few problems"
 
 # report TOOL TEXT RESULT
@@ -36,7 +33,7 @@ report() {
 }
 fail() {
   report "$1" "$2" "FAILED: $3"
-  tail -n 30 "$log.txt" "$log.out" 2>/dev/null
+  tail -n 30 "$log.txt" "$log.out" "$log.races" 2>/dev/null
 }
 
 # findings TOOL NAME COMMAND...: runs it and sets `found` to what the tool has found, "" if it has not ended
@@ -47,18 +44,14 @@ findings() {
   rm -f "$log".*
   local padding=()
   [ "$tool" != memcheck ] || padding=(--padding 65536)  # else the allocation behind hides reads beyond the end
-  timeout 300 "$sanitizer" --tool "$tool" "${padding[@]}" --print-limit 100 --log-file "$log.txt" "$@" >"$log.out" 2>&1
+  timeout 300 "$sanitizer" --tool "$tool" "${padding[@]}" --print-limit 1000 --log-file "$log.txt" "$@" >"$log.out" 2>&1
   code=$?
   found=$(sed -nE 's/^=+ (RACECHECK|ERROR) SUMMARY: ([0-9]+) .*/\2/p' "$log.txt" 2>/dev/null | tail -1)
 }
 
-# Kernels that racecheck's log names.
-reported() {
-  sed -nE 's/.* access at (.+)\+0x.*/\1/p' "$log.txt" | sort -u
-}
-
+# Whether racecheck's reports are all of kinds that are known, which races.py prints.
 known() {
-  reported | grep -Eq . && ! reported | grep -Evxq "$reported_of_right"
+  python3 "$races" "$log.txt" >"$log.races" && [ -s "$log.races" ]
 }
 
 # planted TOOL BUG
@@ -89,7 +82,7 @@ clean() {
   elif grep -Eq '^SKIP: ([a-z0-9_]+_sm[0-9]+[a-z0-9_]*: )?attn_context_create' "$log.out"; then
     fail "$1" "$name" "skipped, so that no kernel ran"
   elif [ "$found" != 0 ]; then
-    report "$1" "$name" "clean but for known reports of $(reported | xargs)"
+    report "$1" "$name" "clean but for $(wc -l <"$log.races") known kinds of reports"
   else
     report "$1" "$name" "clean"
   fi
@@ -122,8 +115,8 @@ one() {
   IFS=$'\t' read -r -a run <<<"$1"
   "${run[@]}"
 }
-export -f report fail findings reported known planted clean one
-export bin logs sanitizer reported_of_right
+export -f report fail findings known planted clean one
+export bin logs sanitizer races
 gpus=$(nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU ') || gpus=1
 export gpus
 all=$(runs) || exit 2

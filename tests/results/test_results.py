@@ -17,6 +17,7 @@ sys.path += [str(SOURCE / "tests"), str(SOURCE / "tests/device"), str(SOURCE / "
 import conformance  # noqa: E402
 import count  # noqa: E402
 import mutants  # noqa: E402
+import races  # noqa: E402
 from probes import programs  # noqa: E402
 
 USUAL = ["results: passes", "results: a comma, a [bracket], a back\\slash", "results: skipped at once", "results: skipped in part"]
@@ -125,6 +126,17 @@ class Results(unittest.TestCase):
         lines = {line.split()[1]: line.split("  ")[-1].strip() for line in done.stdout.splitlines() if " fwd_" in line}
         self.assertEqual(lines, {"fwd_sm80_bf16_d64": "clean", "fwd_sm80_bf16_d128": "clean", "fwd_sm80_bf16_d256": "not of this test"},
                          done.stdout + done.stderr)
+
+    def test_races(self):
+        first = "========= Error: Race reported between Write access at void ns::One<int, (bool)1>::join_groups(bool)+0x10 in swapped.cuh:1"
+        known = f"{first}\n=========     and Read access at ns::One<int>::join_groups(bool)+0x20 in swapped.cuh:9 [128 hazards]\n"
+        self.assertEqual(races.pairs(known), {("join_groups swapped.cuh",) * 2: 1})
+        for text, code in (known, 0), (known.replace("One<int>::join_groups", "other"), 1), (known.replace(" in swapped.cuh:9", ""), 1):
+            log = Path(tempfile.mkdtemp()) / "log"
+            self.addCleanup(shutil.rmtree, log.parent)
+            log.write_text(text)
+            done = subprocess.run([sys.executable, SOURCE / "tests/device/races.py", log], capture_output=True, text=True)
+            self.assertEqual((done.returncode, "NOT KNOWN" in done.stdout), (code, code == 1), done.stdout + done.stderr)
 
 
 if __name__ == "__main__":
