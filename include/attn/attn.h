@@ -749,8 +749,8 @@ ATTN_API attn_status attn_run_quantize(const attn_plan* plan, const attn_quantiz
  * in the page, whatever sequence has that page, and a token whose slot is negative is not written.
  * Then new_layout is PADDED ([1, T, Hkv, D] for tokens of many sequences) and the cache PAGED, with
  * has_seqlens 0 and descales per tensor or head; cu_seqlens_new, block_table and max_pages are not
- * used, advance_seqlens and rotary_dim are 0. Backends: reference, cpu, hip, where a slot beyond
- * the pages is not written either. If two tokens have one slot, its contents are undefined.
+ * used, advance_seqlens and rotary_dim are 0. On cuda and hip a slot beyond the pages is not
+ * written either. If two tokens have one slot, its contents are undefined.
  *
  * k and v of a PAGED cache may be views of one pool: of equal types and strides, a whole number of
  * pages apart, and pages do not interleave. Then a run must not write the same memory as a page of

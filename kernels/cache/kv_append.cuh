@@ -367,9 +367,9 @@ __device__ __forceinline__ Destination find_destination(const attn_kv_append_ker
   const attn_kv_append_tensor& of = a.tensor[which];
   long long entry = row.token.entry, n = row.token.row;
   if (which != 2) entry = row.token.b, n = row.position;
-  if (which != 2 && a.block_table) entry = row.page, n = row.position % a.page_size;
+  if (which != 2 && a.page_size > 0) entry = row.page, n = row.position % a.page_size;
   if (row.position < 0 ||
-      which != 2 && a.block_table && unsigned(row.page) >= unsigned(a.num_pages))
+      which != 2 && a.page_size > 0 && unsigned(row.page) >= unsigned(a.num_pages))
     return {};
   return {static_cast<unsigned char*>(of.dst) +
               bytes_of(type, entry * of.dst_stride[0] + n * of.dst_stride[1]),
@@ -449,9 +449,9 @@ __device__ __forceinline__ void append_slices(const attn_kv_append_kernarg& a, c
 }
 
 // Appends the tokens of a block. find: the n-th token of all, by all lanes of a warp, each for its
-// own n. find_position: that of a token in its sequence; -1: it goes nowhere. The first elements
-// are asked for before positions, which take a load, and before pages, which take another.
-// may_rotate: some launches do.
+// own n. find_position: that of a token in its sequence, or in all pages in order, if there are
+// pages and no block_table; -1: it goes nowhere. The first elements are asked for before positions,
+// which take a load, and before pages, which take another. may_rotate: some launches do.
 template <bool may_rotate, class Find, class FindPosition>
 __device__ __forceinline__ void append_tokens(const attn_kv_append_kernarg& a, const Find& find,
                                               const FindPosition& find_position) {
@@ -464,8 +464,10 @@ __device__ __forceinline__ void append_tokens(const attn_kv_append_kernarg& a, c
   const uint4 next = request(a, s, of_lane(source, 0));
   row.position = row.token.t < 0 ? -1 : find_position(row.token);
   row.page = -1;
-  if (row.position >= 0 && a.block_table)
-    row.page = a.block_table[row.token.b * (long long)a.max_pages + row.position / a.page_size];
+  if (row.position >= 0 && a.page_size > 0) {
+    row.page = row.position / a.page_size;
+    if (a.block_table) row.page = a.block_table[row.token.b * (long long)a.max_pages + row.page];
+  }
   const bool usual = a.new_type != attn_element_f32 && !a.tensor[s.which].descale.at && !is_wide(a),
              rotated = s.which != 1 && a.half > 0;
   const auto append = [&]<int fixed, int new_type = 0, bool rotates = false> {

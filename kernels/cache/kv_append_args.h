@@ -30,9 +30,9 @@ struct attn_kv_append_kernarg {
   long long total_new;
   attn_kv_lengths lengths;  // of the cache
   int* seqlens_out;         // null: not written by this launch, which has several blocks a sequence
-  const int* block_table;   // paged: [batch, max_pages]; null: not paged
-  int num_pages, page_size, max_pages;
-  int batch, seqlen_new;  // packed: capacity
+  const int* block_table;   // paged: [batch, max_pages]; null: not paged, or slot_mapping is given
+  int num_pages, page_size, max_pages;  // page_size 0: not paged
+  int batch, seqlen_new;                // packed: capacity
   int heads_kv, heads_q;
   int tokens, tokens_of_block;
   // A unit is the heads of a warp, which are all of K, of V or of q, or a head of several warps.
@@ -43,6 +43,9 @@ struct attn_kv_append_kernarg {
   int aligned;            // all that a thread has at once can be moved by 8 or 16 bytes
   int row_scales;         // K or V is i8 or i4
   int lengths_only;       // the launch writes seqlens_out, nothing else
+  // [batch, seqlen_new]: page * page_size + place in the page; null: by lengths and block_table.
+  // num_pages * page_size is below 2^31.
+  const long long* slot_mapping;
 };
 
 // kv_roll_cuda: the new tokens are the first of each sequence of a paged cache, k_new and v_new, as

@@ -27,6 +27,12 @@ __device__ Token find_token(const attn_kv_append_kernarg& a, int n) {
   return {b, t >= 0 && t < span.length ? int(t) : -1, 0, n};
 }
 
+// The slot of a token of padded k_new; -1: it goes nowhere, or is beyond 31 bits.
+__device__ int find_slot(const attn_kv_append_kernarg& a, const Token& token) {
+  const long long slot = a.slot_mapping[token.b * (long long)a.seqlen_new + token.t];
+  return slot == (slot & 0x7fffffff) ? int(slot) : -1;
+}
+
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(attn_kv_append_max_threads)
@@ -44,6 +50,7 @@ extern "C" __global__ void __launch_bounds__(attn_kv_append_max_threads)
   append_tokens<true>(
       a, [&](int n) { return find_token(a, n); },
       [&](const Token& token) {
+        if (a.slot_mapping) return find_slot(a, token);
         const int held = length(token.b);
         return token.t < a.lengths.capacity - held ? held + token.t : -1;
       });

@@ -212,7 +212,7 @@ def kv_append(k_new, v_new, k_cache, v_cache, seqlens=None, *, cu_seqlens_new=No
     max_seqlen_new      with cu_seqlens_new: the most new tokens of a sequence, or more; None = total
     block_table         i32 [B, pages]: k_cache and v_cache are pages [num_pages, page_size, Hkv, D]
     slot_mapping        i64 [B, T], or [T] for k_new [T, Hkv, D]: instead of seqlens and block_table, where each token goes in the pages,
-                        page * page_size + place; negative: nowhere. Without rotation; on the host and on HIP
+                        page * page_size + place; negative: nowhere. Without rotation
     k_descale           f32 [1], [B, Hkv] or [B, Hkv, blocks of 64 or 128 keys]; read. v_descale: the same
     k_type, v_type      as in forward(); k_scale, v_scale too, but they are written
     rotary_cos          f32 [S or more positions, R / 2], as rotary_sin: the first R elements of each head of k_new and q are

@@ -233,7 +233,7 @@ class Impl(AttentionImpl[Metadata]):
         if kv_cache.device.type == "cpu":
             count = slot_mapping.shape[0]
             attn.kv_append(key[:count], value[:count], k, v, slot_mapping=slot_mapping, **self._scales(layer, 1))
-        else:  # attn.kv_append has no slots there; this is what vLLM's own backends call
+        else:  # what vLLM's own backends call
             torch.ops._C_cache_ops.reshape_and_cache_flash(key, value, k, v, slot_mapping.flatten(), self.kv_cache_dtype, layer._k_scale,
                                                            layer._v_scale)
 

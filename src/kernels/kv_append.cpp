@@ -109,6 +109,7 @@ void patch_common(const KvAppendProblem& p, const attn_kv_append_args& args, Ker
   a->aligned &= aligned_table(args.rotary_cos) && aligned_table(args.rotary_sin);
   a->cu_seqlens_new = args.cu_seqlens_new;
   a->seqlens_out = a->lengths_only || one_token_per_sequence(p) ? args.seqlens_out : nullptr;
+  if (p.has_slots) a->slot_mapping = reinterpret_cast<const long long*>(args.slot_mapping);
 }
 
 void set_scales(const attn_segment& s, attn_kv_append_kernarg* a) {
@@ -169,6 +170,14 @@ Status check_descales(const char* kernel, int64_t heads_kv, const attn_segment& 
   return {};
 }
 
+Status check_slots(const char* kernel, const KvAppendProblem& p) {
+  const attn_segment& s = p.segment;
+  if (p.has_slots && s.num_pages * s.page_size > max_int)
+    return unsupported(kernel, ": num_pages * page_size is ", s.num_pages * s.page_size,
+                       "; accepted with slot_mapping: up to ", max_int);
+  return {};
+}
+
 // What a launch consists of.
 struct Blocks {
   int64_t x, y, threads;
@@ -207,6 +216,7 @@ Status recipe_cuda(const KvAppendProblem& p, const DeviceInfo& device, Recipe* r
   if (heads > max_blocks_y)
     return unsupported(kernel, ": 2 * heads_kv + heads_q is ", heads, "; accepted: up to ",
                        max_blocks_y);
+  ATTN_TRY(check_slots(kernel, p));
   ATTN_TRY(check_descales(kernel, p.heads_kv, p.segment));
   attn_kv_append_kernarg a = constants(p);
   const bool whole = one_block_per_sequence(p, a);
@@ -340,7 +350,6 @@ void patch_gfx942(const KvAppendProblem& p, const attn_kv_append_args& args, voi
                   attn_gfx942_append_kernarg& a) {
   patch_common(p, args, &a);
   a.seqlens = args.cache.seqlens;
-  if (p.has_slots) a.slot_mapping = reinterpret_cast<const long long*>(args.slot_mapping);
 }
 
 template <Text name, Fp8Hardware hardware>
@@ -359,14 +368,11 @@ Status recipe_gfx9(const KvAppendProblem& p, const DeviceInfo&, Recipe* recipe) 
       {"v_stride", dtype_bytes(p.segment.v_type, p.segment.v_stride.head)},
       {"q_stride", dtype_bytes(p.new_type, p.q_stride.head)},
       {"q_out_stride", dtype_bytes(p.new_type, p.q_out_stride.head)}};
-  const attn_segment& s = p.segment;
-  if (p.has_slots && s.num_pages * s.page_size > max_int)
-    return unsupported(kernel, ": num_pages * page_size is ", s.num_pages * s.page_size,
-                       "; accepted with slot_mapping: up to ", max_int);
   for (const auto& [stride, bytes] : strides)
     if (bytes < 0 || bytes > max_items)
       return unsupported(kernel, ": ", stride, ".head is ", bytes, " bytes; accepted: 0 to ",
                          max_items);
+  ATTN_TRY(check_slots(kernel, p));
   ATTN_TRY(check_descales(kernel, p.heads_kv, p.segment));
   const auto step = [&](bool lengths_only, int64_t x, int64_t y) {
     recipe->steps.push_back({.image = kernel,
@@ -400,6 +406,10 @@ constexpr Limits gfx942_limits = {
 constexpr Limits sm80_limits = [] {
   Limits limits = gfx942_limits;
   limits.kv_types |= device_scaled_types;
+  return limits;
+}();
+constexpr Limits roll_limits = [] {
+  Limits limits = sm80_limits;
   limits.features &= ~uint32_t{feature_slots};
   return limits;
 }();
@@ -433,7 +443,7 @@ constinit const Kernel rows[] = {
     {.name = "kv_roll_cuda",
      .op = Op::kv_roll,
      .backend = ATTN_BACKEND_CUDA,
-     .limits = sm80_limits,
+     .limits = roll_limits,
      .recipe = recipe_of<recipe_roll>,
      .image = "kv_roll_cuda"},
     {.name = "kv_append_gfx942",
