@@ -425,7 +425,7 @@ typedef struct attn_problem {
   int64_t tree_keys;   /* 1 to 128: whether a query sees the last tree_keys keys of its sequence,
                           counted over all segments, is also decided by bits in attn_args.tree. 0 =
                           none */
-  /* 1: attn_args.kv_begin hides each sequence's first keys. Backends: reference, cpu, hip */
+  /* 1: attn_args.kv_begin hides each sequence's first keys. Gradients: reference, cpu */
   int32_t has_kv_begin;
   /* 1, with ATTN_CAUSAL: attn_args.causal_sequences says which sequences are causal. Forward only.
      Backends: reference, cpu */

@@ -28,6 +28,12 @@ __device__ __forceinline__ Span segment_span(const attn_kv_lengths& s, int b) {
   return {0, s.seqlens ? clamp(s.seqlens[b], 0, s.capacity) : s.capacity};
 }
 
+// The position of the first key that the queries of sequence b see, as after padding on the left;
+// kv_begin null: 0.
+__device__ __forceinline__ int first_key(const int* kv_begin, int b, int seqlen_kv) {
+  return kv_begin ? clamp(kv_begin[b], 0, seqlen_kv) : 0;
+}
+
 // A tile of queries of one head: item `index` of batch * heads_q * tiles.
 struct QueryTile {
   int b, h, tile;

@@ -78,9 +78,11 @@ struct attn_decode_kernarg {
   float* stats;       // [slots, rows, 2]: reference and sum of the weights
   unsigned* arrived;  // [2, slots]: zero between launches
   attn_decode_segment segment[attn_decode_max_segments];
-  int fixed_lengths;  // no length is in memory
-  // K and V are one segment, of which the last query sees all; without split_keys and tree.
+  int fixed_lengths;  // no length is in memory, and no kv_begin
+  // K and V are one segment, of which the last query sees all; without split_keys, tree and
+  // kv_begin.
   int sees_all;
+  const int* kv_begin;  // [batch]: the first key of each sequence that is seen; null: 0
 };
 
 // K and V come by the copy engine. Dimensions: head_dim, seq, head, batch; packed: batch 1; paged:

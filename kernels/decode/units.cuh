@@ -56,6 +56,8 @@ struct Sequence {
               last = tiled ? min(row + tile.rows(), rows(a)) - 1 : 0;
     low = clamp(first + seen.lower, 0, seqlen_kv);
     high = clamp((tiled ? last / a.group : seqlen_q - 1) + seen.upper, 0, seqlen_kv);
+    // Keys before it are not valid in their unit, so those that compute need no kv_begin.
+    if (tile.takes_kv_begin()) low = max(low, first_key(a.kv_begin, b, seqlen_kv));
     units = split_begin = split_end = 0;
     if (seqlen_q == 0) return;
     int begin = 0, splits = 0;  // splits: of the segments before

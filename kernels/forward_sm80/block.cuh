@@ -63,7 +63,8 @@ struct Block {
     seqlen_q = queries.length;
     set_segments(a);
     const int last = min(row + rows, queries.length) - 1;
-    low = clamp(row_keys(a, row).begin, 0, seqlen_kv);
+    // Tiles of keys begin there, so that none has a key before kv_begin.
+    low = clamp(row_keys(a, row).begin, first_key(a.kv_begin, b, seqlen_kv), seqlen_kv);
     high = clamp(row_keys(a, last).end, 0, seqlen_kv);
   }
 

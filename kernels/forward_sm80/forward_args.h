@@ -40,6 +40,7 @@ struct attn_sm80_forward_kernarg {
   float softcap;     // 0: none
   attn::RangeMask mask;
   attn_sm80_segment segment[attn_sm80_max_segments];
+  const int* kv_begin;  // [batch]: the first key of each sequence that is seen; null: 0
 };
 
 struct attn_sm80_mask_kernarg : attn_sm80_forward_kernarg {

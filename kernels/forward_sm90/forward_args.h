@@ -43,6 +43,7 @@ struct attn_sm90_forward_kernarg {
   float scale, softcap;  // softcap 0: none
   attn::RangeMask mask;
   attn_kv_lengths segment[attn_sm90_max_segments];
+  const int* kv_begin;  // [batch]: the first key of each sequence that is seen; null: 0
 };
 
 // The workspace of item_order.cuh, 0 between launches.

@@ -121,10 +121,13 @@ __device__ __forceinline__ void describe(const attn_sm90_forward_kernarg& a, con
                          : lane == tile.groups ? all_row + all_rows
                                                : queries.length,
                          queries.length);
+  // Where an item's tiles begin at its first key, none has a key before kv_begin. With
+  // begin_at_tile() they may: there first_seen() hides these keys.
+  const int first = first_key(a.kv_begin, at.b, length);
   SeenKeys see = {0, 0, 0, 0};
   if (row < behind)
-    see = {clamp(row + lower, 0, length), clamp(behind - 1 + upper, 0, length),
-           clamp(behind - 1 + lower, 0, length), clamp(row + upper, 0, length)};
+    see = {clamp(row + lower, first, length), clamp(behind - 1 + upper, 0, length),
+           clamp(behind - 1 + lower, first, length), clamp(row + upper, 0, length)};
   if (a.part_keys > 0 && lane <= tile.groups) {
     const int begin = min(at.b * (long long)a.part_keys, (long long)length),
               end = min((at.b + 1) * (long long)a.part_keys, (long long)length);

@@ -28,17 +28,19 @@ __device__ __forceinline__ int scores_before(int key) {
   key = clamp(key, 0, tile.keys);
   return key / 8 * 2 + min(key % 8, 2);
 }
-// Hides what is not within the ranges of the item, and keys from `count` on, of the tile that
-// begins at `first`. As bits, which are moved to predicates seven at a time.
+// Hides what is not within the ranges of the item, keys from `count` on, of the tile that begins at
+// `first`, and those at positions before `from`. As bits, which are moved to predicates seven at a
+// time.
 template <Tile tile>
 __device__ __forceinline__ void hide_out_of_range(Scores<tile>& s, const Warp<tile>& warp,
-                                                  const Item& item, int first, int count) {
+                                                  const Item& item, int first, int count,
+                                                  int from = INT_MIN) {
   constexpr int keys = tile.keys;
   const int lane_first = first + warp.lane % 4 * 2;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = warp.row(item, half);
-    const int begin = scores_before<tile>(row + item.lower - lane_first);
+    const int begin = scores_before<tile>(max(row + item.lower, from) - lane_first);
     const int end =
         scores_before<tile>(min(row + item.upper - lane_first, count - warp.lane % 4 * 2));
 #pragma unroll

@@ -58,7 +58,7 @@ def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), sc
                        sees key n only if bit n % 64 of its word n / 64 is set
     seqlens_kv         i32 [B]: keys of each sequence; the rest of k and v is not read
     kv_begin           i32 [B]: the first key of each sequence that is seen, as after padding on the left; hidden keys still count in
-                       positions; on the host and on HIP
+                       positions
     causal_sequences   i32 [B], with causal: 0 where a sequence is not causal; on the host only
     query_start        i64 [B]: the position of each sequence's first query, instead of Skv - Sq. On the host only, as the next three
     key_start          i64 [B]: the position of each sequence's first key, with query_start; causal, window and alibi_slopes compare

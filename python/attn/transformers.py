@@ -144,7 +144,7 @@ def _rule(pattern, batch, queries, keys, q_offset, kv_offset, padding, device):
         least, most_begin = torch.stack((end.min(), begin.max())).tolist()
         begin = begin if most_begin > 0 else None
         end = end if least < keys else None
-    if begin is not None and device.type != "cpu" and not torch.version.hip:  # which CUDA's kernels lack
+    if begin is not None and device.type != "cpu" and not torch.version.hip:  # not tried on CUDA
         return None
 
     if not causal:
@@ -179,7 +179,7 @@ def _rule(pattern, batch, queries, keys, q_offset, kv_offset, padding, device):
 def libattn_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=masking.causal_mask_function, attention_mask=None,
                  local_size=None, allow_is_causal_skip=True, allow_is_bidirectional_skip=False, device="cpu", **others):
     """The mask function of "libattn": a Mask where one can say what the mask says, None where no mask is needed, else the mask of "sdpa".
-    Padding on the left is a Mask on the CPU and on AMD's GPUs; CUDA's kernels have no kv_begin yet."""
+    Padding on the left is a Mask on the CPU and on AMD's GPUs, not yet on CUDA."""
     device = torch.device(device)
     pattern = _pattern(mask_function)
     tracing = torch.compiler.is_compiling() or any(type(x).__module__.startswith("torch._subclasses") for x in (attention_mask, q_offset))

@@ -33,22 +33,22 @@ constexpr Limits limits(const decode::Variant& variant) {
   const bool fp8 = variant.fp8(), tiled = tile.tiled;
   const uint32_t type = type_bit(attn_dtype(variant.type)),
                  both = type_bit(ATTN_F16) | type_bit(ATTN_BF16);
-  Limits limits = {.in_types = fp8 || tile.own_types ? both : type,
-                   .kv_types = fp8              ? fp8_of_cuda
-                               : tile.own_types ? both | ggml_types | device_scaled_types
-                                                : type,
-                   .out_types = float_types,
-                   .flags = forward_flags | ATTN_ALIBI | ATTN_SPLIT_INVARIANT,
-                   .features = forward_features | feature_segments | feature_paged_kv |
-                               feature_softcap | feature_tree |
-                               (tile.swapped ? feature_fixed_split : 0u) |
-                               (fp8 ? kv_descale_features : 0u) |
-                               (fp8 && !variant.copy_engine ? feature_shared_descales : 0u) |
-                               (tile.own_types ? feature_mixed_kv_types : 0u),
-                   .head_dim = {.multiple = fp8 ? 16 : 8, .max = tile.head_dim},
-                   .head_dim_v = {.multiple = fp8 ? 16 : 8, .max = tile.head_dim_v},
-                   .seqlen_q = {.max = tiled ? INT32_MAX : tile.rows()},
-                   .group = {.max = tiled ? INT32_MAX : tile.rows()}};
+  Limits limits = {
+      .in_types = fp8 || tile.own_types ? both : type,
+      .kv_types = fp8              ? fp8_of_cuda
+                  : tile.own_types ? both | ggml_types | device_scaled_types
+                                   : type,
+      .out_types = float_types,
+      .flags = forward_flags | ATTN_ALIBI | ATTN_SPLIT_INVARIANT,
+      .features = forward_features | feature_segments | feature_paged_kv | feature_softcap |
+                  feature_tree | (tile.takes_kv_begin() ? feature_kv_begin : 0u) |
+                  (tile.swapped ? feature_fixed_split : 0u) | (fp8 ? kv_descale_features : 0u) |
+                  (fp8 && !variant.copy_engine ? feature_shared_descales : 0u) |
+                  (tile.own_types ? feature_mixed_kv_types : 0u),
+      .head_dim = {.multiple = fp8 ? 16 : 8, .max = tile.head_dim},
+      .head_dim_v = {.multiple = fp8 ? 16 : 8, .max = tile.head_dim_v},
+      .seqlen_q = {.max = tiled ? INT32_MAX : tile.rows()},
+      .group = {.max = tiled ? INT32_MAX : tile.rows()}};
   if (tile.own_types) {
     limits.floats_as_q = true;
     limits.head_dim.multiple = tile.head_dim;

@@ -255,7 +255,7 @@ Kernarg<engine> constants(const Problem& p, int64_t rows, const Shape& shape) {
   a.slots = unsigned(shape.slots);
   a.split_invariant = p.has(ATTN_SPLIT_INVARIANT);
   a.num_segments = p.num_segments;
-  a.sees_all = p.num_segments == 1 && p.fixed_split == 0 && p.tree_keys == 0 &&
+  a.sees_all = p.num_segments == 1 && p.fixed_split == 0 && p.tree_keys == 0 && !p.has_kv_begin &&
                !(p.flags & (ATTN_WINDOW | ATTN_CAUSAL_TOP_LEFT));
   a.scale = p.scale;
   a.softcap = p.softcap;
@@ -300,7 +300,8 @@ void patch(const Problem& p, const Args& args, void* workspace, attn_decode_kern
   a.alibi_slopes = args.alibi_slopes;
   a.tree = reinterpret_cast<const unsigned long long*>(args.tree);
   rebase(workspace, a.sums, a.stats, a.arrived);
-  a.fixed_lengths = !a.cu_seqlens_q;
+  a.kv_begin = args.kv_begin;
+  a.fixed_lengths = !a.cu_seqlens_q && !a.kv_begin;
   for (int32_t i = 0; i < p.num_segments; ++i) {
     const attn_segment_args of = args.segment[i];
     attn_decode_segment& s = a.segment[i];

@@ -144,8 +144,8 @@ constexpr Limits limits(const mla::Variant& variant) {
       .group = {.max = rows}};
   if (tile.swapped) {
     limits.flags |= forward_flags | ATTN_ALIBI | ATTN_SPLIT_INVARIANT;
-    limits.features |=
-        forward_features | feature_segments | feature_softcap | feature_tree | feature_fixed_split;
+    limits.features |= forward_features | feature_segments | feature_softcap | feature_tree |
+                       feature_fixed_split | feature_kv_begin;
   } else {
     limits.page_size.multiple = decode::unit_keys;
   }

@@ -53,6 +53,7 @@ void patch(const Problem& p, const Args& args, void*, Kernarg<with>& a) {
   a.q = args.q;
   a.bias = args.bias;
   a.alibi_slopes = args.alibi_slopes;
+  a.kv_begin = args.kv_begin;
   if constexpr ((with & with_mask) != 0) patch_mask(p, args, &a.block_mask);
   for (int32_t i = 0; i < p.num_segments; ++i) {
     const attn_segment_args of = args.segment[i];
@@ -107,7 +108,7 @@ constexpr Limits limits(const sm80::Variant& variant) {
                    .kv_types = type,
                    .out_types = float_types,
                    .flags = forward_flags | ATTN_SPLIT_INVARIANT,
-                   .features = forward_features | feature_segments,
+                   .features = forward_features | feature_segments | feature_kv_begin,
                    .head_dim = {.multiple = 8, .max = variant.head_dim},
                    .head_dim_v = {.multiple = 8, .max = variant.head_dim}};
   if (with & with_score) {

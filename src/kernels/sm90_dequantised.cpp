@@ -302,7 +302,7 @@ constinit const std::array all_rows =
                      .features = forward_features | feature_segments | feature_paged_kv |
                                  feature_softcap | feature_mixed_kv_types | kv_descale_features |
                                  feature_any_ggml_stride | feature_shared_pages |
-                                 feature_shared_descales | feature_key_parts,
+                                 feature_shared_descales | feature_key_parts | feature_kv_begin,
                      .head_dim = {.multiple = attn_dequantise_elements, .max = plain.tile.head_dim},
                      .head_dim_v = {.multiple = attn_dequantise_elements,
                                     .max = plain.tile.head_dim_v},

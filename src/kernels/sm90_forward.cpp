@@ -31,7 +31,7 @@ constexpr Limits limits(const sm90::Variant& variant) {
                    .kv_types = type,
                    .out_types = float_types,
                    .flags = forward_flags | (changes ? ATTN_ALIBI | ATTN_SPLIT_INVARIANT : 0u),
-                   .features = forward_features | feature_segments |
+                   .features = forward_features | feature_segments | feature_kv_begin |
                                (changes ? feature_softcap : 0u) |
                                (with & with_mask ? 0u : feature_key_parts) |
                                (with == with_bias ? feature_bias : 0u),

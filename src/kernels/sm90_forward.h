@@ -151,6 +151,7 @@ void patch(const Problem& p, const Args& args, void* workspace, Kernarg<with>& a
            const void** map_base) {
   patch_rows(args, &a);
   a.alibi_slopes = args.alibi_slopes;
+  a.kv_begin = args.kv_begin;
   a.taken = static_cast<unsigned*>(workspace);
   if constexpr (with & with_mask) {
     patch_mask(p, args, &a.block_mask);

@@ -27,6 +27,7 @@ constexpr Limits limits(const sm90::Variant& variant) {
       .out_types = float_types | type_bit(ATTN_F8_E4M3FN) | type_bit(ATTN_F8_E5M2),
       .flags = forward_flags | ATTN_OUT_SCALE | (changes ? uint32_t{ATTN_ALIBI} : 0u),
       .features = forward_features | feature_descale_tensor | feature_descale_head |
+                  feature_kv_begin |
                   (changes ? feature_descale_block | feature_segments | feature_softcap : 0u),
       .head_dim = {.multiple = 16, .max = variant.tile.head_dim},
       .head_dim_v = {.multiple = 16, .max = variant.tile.head_dim_v},

@@ -135,7 +135,7 @@ constinit const std::array all_rows =
                          .out_types = float_types,
                          .flags = forward_flags | ATTN_ALIBI | ATTN_SPLIT_INVARIANT,
                          .features = forward_features | feature_segments | feature_paged_kv |
-                                     feature_softcap,
+                                     feature_softcap | feature_kv_begin,
                          .head_dim = {.multiple = 8, .max = paged.tile.head_dim},
                          .head_dim_v = {.multiple = 8, .max = paged.tile.head_dim_v},
                          .group = {.max = few.tile.rows()},

@@ -498,6 +498,14 @@ void draw_lengths(Draw& draw, int64_t batch, SegmentCase* s) {
   for (int64_t b = 0; b < batch; ++b)
     s->lengths.push_back(int32_t(draw.chance(6) ? 0 : draw(uint64_t(s->capacity) + 1)));
 }
+void draw_begins(Draw& draw, Case* c) {
+  for (int64_t b = 0; b < c->batch; ++b) {
+    const int64_t keys = c->keys(b);
+    c->kv_begin.push_back(int32_t(draw.chance(6)   ? 0
+                                  : draw.chance(6) ? keys + draw(3)
+                                                   : draw(uint64_t(keys) + 1)));
+  }
+}
 
 Data make_data(const Case& c) {
   Data data;

@@ -170,6 +170,9 @@ struct Case {
 // Lengths of queries, and of keys; one sequence has all queries, about one in six no keys.
 void draw_lengths_q(Draw& draw, Case* c);
 void draw_lengths(Draw& draw, int64_t batch, SegmentCase* s);
+// First keys of sequences, by the lengths: about one sequence in six sees all keys, one in six
+// none.
+void draw_begins(Draw& draw, Case* c);
 
 // The case with q, k and v of this type where they were f32; out stays as it is.
 Case with_type(Case c, attn_dtype type);

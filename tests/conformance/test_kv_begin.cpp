@@ -12,16 +12,6 @@
 namespace attn::test {
 namespace {
 
-// About one sequence in six sees all keys, one in six none.
-void draw_begins(Draw& draw, Case* c) {
-  for (int64_t b = 0; b < c->batch; ++b) {
-    const int64_t keys = c->keys(b);
-    c->kv_begin.push_back(int32_t(draw.chance(6)   ? 0
-                                  : draw.chance(6) ? keys + draw(3)
-                                                   : draw(uint64_t(keys) + 1)));
-  }
-}
-
 Case random_case(uint64_t seed) {
   Case c;
   c.name = "kv-begin-" + std::to_string(seed);
@@ -97,37 +87,67 @@ TEST_CASE("kv_begin: beside bias and block masks") {
   }
 }
 
-// Each kernel that takes it computes a case with first keys in, between and beyond its tiles.
+// Trees and fixed splits, which kernels of few queries alone take.
+TEST_CASE("kv_begin: beside trees and fixed splits") {
+  const auto kernels = kernels_here(Op::forward, false);
+  for (uint64_t seed = 1; seed <= 120; ++seed) {
+    Case c = random_case(2000 + seed);
+    Draw draw{seed, 163};
+    if (draw.chance(2)) c.tree_keys = 1 + draw(128);
+    const int64_t splits[] = {64, 128, 192};
+    if (c.tree_keys == 0 || draw.chance(2)) c.fixed_split = draw.pick(splits);
+    check_case(c, kernels);
+  }
+}
+
+// A case with first keys in, between and after tiles.
+Case case_of(const Kernel& kernel, attn_layout layout) {
+  const attn_dtype found = float_type_of(kernel),
+                   type = found == ATTN_DTYPE_NONE ? ATTN_F8_E4M3FN : found;
+  const auto dim = [](const Sizes& of) { return of.multiple > 64 ? of.multiple : int64_t{64}; };
+  Case c;
+  c.name = "kv-begin";
+  c.thinning = on_all_kernels;
+  c.batch = 6;
+  c.heads_q = 4;
+  c.heads_kv = 2;
+  c.head_dim = dim(kernel.limits.head_dim);
+  c.head_dim_v = dim(kernel.limits.head_dim_v);
+  c.v_in_k = kernel.limits.demanded_features & feature_v_in_k;
+  c.q_type = type;
+  c.out_type = ATTN_F32;
+  SegmentCase keys;
+  keys.layout = layout;
+  keys.page_size = 64;
+  keys.k_type = keys.v_type = kv_type_of(kernel, type);
+  for (const attn_dtype other : {ATTN_F8_E5M2, ATTN_Q8_0, ATTN_Q4_0})
+    if (!(kernel.limits.kv_types & type_bit(keys.k_type)) &&
+        kernel.limits.kv_types & type_bit(other))
+      keys.k_type = keys.v_type = other;
+  keys.capacity = 300;
+  c.segments = {keys};
+  c.flags = ATTN_CAUSAL | kernel.limits.demands;
+  c.kv_begin = {0, 1, 64, 191, 299, 300};
+  return c;
+}
+
+// Each kernel that takes it computes that case, with as many queries as it takes.
 TEST_CASE("kv_begin: every kernel that takes it") {
   int ran = 0;
   for (const Kernel* kernel : kernels_here(Op::forward, true)) {
     if (!(kernel->limits.features & feature_kv_begin)) continue;
-    const attn_dtype found = float_type_of(*kernel),
-                     type = found == ATTN_DTYPE_NONE ? ATTN_F8_E4M3FN : found;
-    Case c;
-    c.name = "kv-begin";
-    c.thinning = on_all_kernels;
-    c.batch = 6;
-    c.heads_q = 4;
-    c.heads_kv = 2;
-    c.head_dim = c.head_dim_v = 64;
-    c.seqlen_q = std::min<int64_t>(70, kernel->limits.seqlen_q.max / 2);
-    c.q_type = type;
-    c.out_type = ATTN_F32;
-    SegmentCase keys;
-    keys.k_type = keys.v_type = kv_type_of(*kernel, type);
-    for (const attn_dtype blocks : {ATTN_Q8_0, ATTN_Q4_0})
-      if (!(kernel->limits.kv_types & type_bit(keys.k_type)) &&
-          kernel->limits.kv_types & type_bit(blocks))
-        keys.k_type = keys.v_type = blocks;
-    keys.capacity = 300;
-    c.segments = {keys};
-    c.flags = ATTN_CAUSAL | kernel->limits.demands;
-    c.kv_begin = {0, 1, 64, 191, 299, 300};
-    INFO(kernel->name);
-    const int computed = check_case(c, {kernel});
-    CHECK(computed == 1);
-    ran += computed;
+    for (const attn_layout layout : {ATTN_PADDED, ATTN_PAGED}) {
+      if (layout == ATTN_PAGED && !(kernel->limits.features & feature_paged_kv)) continue;
+      Case c = case_of(*kernel, layout);
+      INFO(kernel->name << ", layout " << int(layout));
+      int computed = 0;
+      for (const int64_t rows : {140, 64, 32, 16, 8}) {  // queries times the heads of a K/V head
+        c.seqlen_q = rows / 2;
+        if (computed == 0) computed = check_case(c, {kernel});
+      }
+      CHECK(computed == 1);
+      ran += computed;
+    }
   }
   CHECK(ran > 0);
 }

@@ -248,6 +248,7 @@ Case device_case(uint64_t seed) {
   if (draw.chance(6)) c.fixed_split = 128;
   if (draw.chance(3)) c.max_sms = int32_t(1 + draw(40));
   if (draw.chance(8)) c.values = draw.chance(2) ? Values::uniform : Values::one_hot;
+  if (draw.chance(4)) draw_begins(draw, &c);
   return c;
 }
 

@@ -27,6 +27,8 @@ PAGES = "decode_sm90_f16_d64_r8"
 FP8 = "fwd_sm90_fp8_d128"
 FP8_SCORE = "fwd_sm90_fp8_d128_score"
 FP8_HEADS = "fwd_sm90_fp8_d128_heads"
+PAGED = "fwd_sm90_f16_d64_paged"
+SM80 = "fwd_sm80_bf16_d64"
 DEQUANTISED = "fwd_sm90_f16_d64_dequantised"
 MIXED = "fwd_sm90_bf16_d128_mixed"
 MERGE = "merge_cuda"
@@ -47,10 +49,11 @@ TESTS = {DECODE: ["decode: random problems,kv_begin: random problems"],
          APPEND: ["kv_append: random layouts*,kv_append: many tokens*,kv_append: heads*,kv_append: slots"], QUANTIZE: ["quantize: *"], ROLL: ["kv_roll: *"],
          EARLY: ["cuda: values that the kernel in front writes"], BLOCKS: ["blocks: *,scales: *"],
          ROWS: ["decode: random problems of many rows over fp8,tree: random problems,decode: a workspace serves*"],
-         PAGES: ["decode: random problems,decode: a cut of KV into segments and pages changes nothing"],
+         PAGES: ["decode: random problems,decode: a cut of KV into segments and pages changes nothing,kv_begin: random problems"],
          FP8: ["fp8: boundary shapes,fp8: exact*,accuracy: fp8 sums*"],
-         FP8_SCORE: ["fp8: random problems of OCP's types,fp8: descales*"],
+         FP8_SCORE: ["fp8: random problems of OCP's types,fp8: descales*,kv_begin: random problems,kv_begin: beside*"],
          FP8_HEADS: ["cuda: more items than blocks"],
+         PAGED: ["kv_begin: random problems,kv_begin: beside*"], SM80: ["kv_begin: random problems,kv_begin: beside*"],
          MIXED: ["cuda: a mixed step*"],
          MERGE: ["merge: *"],
          BACKWARD: ["backward: every option on devices,backward: random problems on devices"],
@@ -108,6 +111,18 @@ MUTANTS = [
      "if (!usual && seen != ~0ull) clear_values(f[m], seen);", ""),
     (ROWS, "the tree's bits off by one", "decode/swapped.cuh",
      "a.tree_mask.seen(words.x, words.y, first,", "a.tree_mask.seen(words.x, words.y, first + 1,"),
+    (DECODE, "kv_begin ignored", "common/lengths.cuh", "return kv_begin ?", "return false ?"),
+    (DECODE, "kv_begin one key late", "common/lengths.cuh", "clamp(kv_begin[b], 0,", "clamp(kv_begin[b] + 1, 0,"),
+    (DECODE, "the neighbour's kv_begin", "decode/units.cuh", "first_key(a.kv_begin, b,", "first_key(a.kv_begin, (b + 1) % a.batch,"),
+    (PAGES, "kv_begin ignored", "common/lengths.cuh", "return kv_begin ?", "return false ?"),
+    (PAGES, "kv_begin one key early", "common/lengths.cuh", "clamp(kv_begin[b], 0,", "clamp(kv_begin[b] - 1, 0,"),
+    (SM80, "kv_begin ignored", "common/lengths.cuh", "return kv_begin ?", "return false ?"),
+    (SM80, "kv_begin one key late", "common/lengths.cuh", "clamp(kv_begin[b], 0,", "clamp(kv_begin[b] + 1, 0,"),
+    (PAGED, "kv_begin ignored", "common/lengths.cuh", "return kv_begin ?", "return false ?"),
+    (PAGED, "kv_begin one key late", "common/lengths.cuh", "clamp(kv_begin[b], 0,", "clamp(kv_begin[b] + 1, 0,"),
+    (PAGED, "keys before kv_begin in the first tile", "forward_sm90/load_paged.cuh", "&& walk.at.first >= first_seen(item))", ")"),
+    (FP8_SCORE, "keys before kv_begin in the first tile", "forward_sm90/fp8_forward.cuh",
+     "with & with_score ? first_seen(item) : INT_MIN", "INT_MIN"),
     (ROWS, "V's descale on K", "decode/swapped.cuh",
      "KV::scaled ? unit.k_descale : 1", "KV::scaled ? unit.v_descale : 1"),
     (ROWS, "the neighbour's page", "decode/swapped_load.cuh",

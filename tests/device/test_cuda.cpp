@@ -304,6 +304,29 @@ TEST_CASE("cuda: lengths out of range are clamped") {
   CHECK(ran > 0);
 }
 
+TEST_CASE("cuda: kv_begin out of range is clamped") {
+  const auto kernels = cuda_forward_kernels();
+  if (kernels.empty()) ATTN_SKIP(backend_of(ATTN_BACKEND_CUDA).reason);
+  const std::vector<int32_t> garbage = {-5, INT_MIN, INT_MAX, 101, 100, 37};
+  int ran = 0;
+  for (const Kernel* kernel : kernels) {
+    if (!(kernel->limits.features & feature_kv_begin)) continue;
+    Case c = case_for(*kernel, "begins", 6, 4, 100);
+    c.flags = ATTN_CAUSAL | kernel->limits.demands;
+    for (int32_t n : garbage) c.kv_begin.push_back(int32_t(clamped(n, 0, 100)));
+    const Data data = make_data(c);
+    Data broken = data;
+    std::copy_n(garbage.data(), 6, broken.kv_begin.as<int32_t>());
+    INFO(kernel->name);
+    const Outputs got =
+        run_forward(backend_of(kernel->backend), c, broken, kernel->name, c.out_type);
+    if (declined(*kernel, got)) continue;
+    CHECK(check_outputs(c, data, *kernel, got) == "");
+    ++ran;
+  }
+  CHECK(ran > 0);
+}
+
 // [begin, end) of entry b in a buffer of `total` tokens, at most `capacity` of them.
 struct Span {
   int64_t begin, end;
