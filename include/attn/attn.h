@@ -162,7 +162,7 @@ typedef struct attn_dtype_properties {
   const char* name; /* "f8_e4m3fn", as in errors, files and command lines */
   attn_dtype_kind kind;
   int32_t block_elements; /* 1; ggml's types 32, i4 2, nvfp4 16, mla_656 576, mla_584 512: a row
-                             consists of whole blocks */
+                             consists of whole blocks, of mla_656 and mla_584 of one */
   int32_t block_bytes;
   int32_t has_scales;     /* 1: each token and head has scales in a separate array */
   int32_t output_only;    /* 1: f64 */

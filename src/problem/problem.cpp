@@ -63,9 +63,7 @@ Status make_kv(const std::string& name, attn_dtype type, const attn_segment& s, 
                bool written, int64_t dim, const char* dim_name, attn_strides* stride,
                Footprint* bytes) {
   ATTN_TRY(one_of(name + "_type", type, kv_types));
-  if (dim % dtype_block(type) != 0)
-    return invalid(name, ": ", dim_name, " ", dim, " is not a multiple of ", dtype_block(type),
-                   " (", dtype_name(type), ")");
+  ATTN_TRY(whole_blocks(name + ": " + dim_name, type, dim));
   return make_rows(name + "_stride", type, s, p, written, dim, stride, bytes);
 }
 
