@@ -598,9 +598,9 @@ typedef struct attn_backward_problem {
   attn_strides dq_stride, dk_stride, dv_stride; /* shapes of q, k, v. All zero: contiguous; else
                                                    elements do not overlap */
   attn_dtype d_bias_type;   /* bias_type or f32 (reference: f64 too); NONE: bias_type */
-  int64_t d_bias_stride[4]; /* of d_bias [B, Hq, Sq, Skv]; 0 sums over that dimension, in which
-                               d_bias then has one element. All zero: contiguous, with sums over
-                               the dimensions that bias_stride repeats */
+  int64_t d_bias_stride[4]; /* of d_bias [B, Hq, Sq, Skv], which is not written if a size is 0. A
+                               stride of 0 sums over its dimension, in which d_bias has one
+                               element. All zero: contiguous, with sums where bias_stride repeats */
   const char* kernel;       /* NULL = the plan chooses */
 } attn_backward_problem;
 
