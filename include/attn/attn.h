@@ -162,7 +162,7 @@ typedef struct attn_dtype_properties {
   const char* name; /* "f8_e4m3fn", as in errors, files and command lines */
   attn_dtype_kind kind;
   int32_t block_elements; /* 1; ggml's types 32, i4 2, nvfp4 16, mla_656 576, mla_584 512: a row
-                             consists of whole blocks */
+                             consists of whole blocks, of mla_656 and mla_584 of one */
   int32_t block_bytes;
   int32_t has_scales;     /* 1: each token and head has scales in a separate array */
   int32_t output_only;    /* 1: f64 */
@@ -598,9 +598,9 @@ typedef struct attn_backward_problem {
   attn_strides dq_stride, dk_stride, dv_stride; /* shapes of q, k, v. All zero: contiguous; else
                                                    elements do not overlap */
   attn_dtype d_bias_type;   /* bias_type or f32 (reference: f64 too); NONE: bias_type */
-  int64_t d_bias_stride[4]; /* of d_bias [B, Hq, Sq, Skv]; 0 sums over that dimension, in which
-                               d_bias then has one element. All zero: contiguous, with sums over
-                               the dimensions that bias_stride repeats */
+  int64_t d_bias_stride[4]; /* of d_bias [B, Hq, Sq, Skv], which is not written if a size is 0. A
+                               stride of 0 sums over its dimension, in which d_bias has one
+                               element. All zero: contiguous, with sums where bias_stride repeats */
   const char* kernel;       /* NULL = the plan chooses */
 } attn_backward_problem;
 

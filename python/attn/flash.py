@@ -383,6 +383,8 @@ def _of_slopes(q, k, v, slopes, table, lse, out, options, names):
     need(options["cu_seqlens_q"] is None, f"alibi_slopes has shape {shape_text(slopes)}; accepted with packed q: [Hq]")
     need(tuple(slopes.shape) == (q.shape[0], q.shape[2]),
          f"alibi_slopes has shape {shape_text(slopes)}; accepted: [Hq], [B, Hq] = {[q.shape[0], q.shape[2]]}")
+    if q.shape[0] == 0:
+        return run(q, k, v, out=out, **options)
     if out is not None:
         _need_out(out, (*q.shape[:3], v.shape[3]), q)
     elif run is forward:

@@ -1,4 +1,5 @@
 // backward().
+#include <cstring>
 #include <string_view>
 
 #include "call.h"
@@ -123,6 +124,18 @@ class Backward : Call {
     return a;
   }
 
+  // The last result, a sum over nothing, which no run writes.
+  void clear_sum(const Array& a, uint32_t gradient) {
+    if (a.empty() || backward_.accumulate & gradient) return;
+    if (a.device.host() && a.contiguous()) {
+      size_t bytes = size_t(a.type.block_bytes);
+      for (const int64_t size : a.shape()) bytes *= size_t(size);
+      std::memset(a.data(), 0, bytes);
+    } else if (PyObject_SetItem(results_.back().ptr(), Py_Ellipsis, nb::int_(0).ptr()) != 0) {
+      throw nb::python_error();
+    }
+  }
+
   void read_wanted() {
     const ElementType* type = &find_type(problem_.q_type);
     if (!value("dtype").is_none()) {
@@ -179,6 +192,7 @@ class Backward : Call {
       data = a.data();
     } else if (name == "sinks") {
       const Array& a = result("d_sinks", input("sinks"), find_type("f32"), gradient);
+      if (problem_.batch == 0) clear_sum(a, gradient);
       a.need_type("f32");
       a.need_contiguous();
       gradients_.d_sinks = static_cast<float*>(a.data());
@@ -188,6 +202,8 @@ class Backward : Call {
           result("d_bias", bias, value("dtype").is_none() ? bias.type : type, gradient);
       b.d_bias_type = a.type.type;
       gradients_.d_bias = a.data();
+      if (problem_.batch == 0 || problem_.seqlen_q == 0 || segments_[0].seqlen == 0)
+        clear_sum(a, gradient);
       // As read_bias: the stride of one element of one means nothing.
       const int64_t want[] = {problem_.batch, problem_.heads_q, problem_.seqlen_q,
                               segments_[0].seqlen};

@@ -233,7 +233,7 @@ attn_status attn_block_mask_from_lists(attn_context* context, const attn_block_m
         ATTN_TRY(in_range("list_size", list_size, 0, max_extent));
         if (list_size > 0 && s.cells() > 0)
           ATTN_TRY(needed("lists", lists, "i32 [batch, heads, ceil(Sq / block_q), list_size]"));
-        return mask_from_lists(s, lists, s.cells() > 0 ? list_size : 0, interrupt, out);
+        return mask_from_lists(s, lists, list_size, interrupt, out);
       });
 }
 

@@ -86,6 +86,7 @@ class Partials {
 // Calls visit(number, cell) for every block of the grid, unless the interrupt stops it.
 template <class Visit>
 Status for_each_cell(const MaskShape& s, Interrupt& interrupt, Visit&& visit) {
+  if (s.cells() == 0) return {};
   const int64_t operations = 8 * (s.block_words() + s.block_q);
   int64_t n = 0;
   for (int64_t b = 0; b < s.batch; ++b)
@@ -268,7 +269,7 @@ Status check_num_intervals(int32_t num_intervals) {
 
 Status mask_from_intervals(const MaskShape& s, const int32_t* intervals, int32_t num_intervals,
                            Interrupt& interrupt, HostMask* out) {
-  const int64_t count = s.batch * s.heads * s.seqlen_kv * num_intervals;
+  const int64_t count = s.cells() == 0 ? 0 : s.batch * s.heads * s.seqlen_kv * num_intervals;
   for (int64_t n = 0; n < count; ++n) {
     const int32_t begin = intervals[2 * n], end = intervals[2 * n + 1];
     if (begin < 0 || begin > end || end > s.seqlen_q)
@@ -338,8 +339,9 @@ Status check_same_grid(const MaskShape& a, const MaskShape& b) {
 
 Status mask_from_lists(const MaskShape& s, const int32_t* lists, int64_t list_size,
                        Interrupt& interrupt, HostMask* out) {
-  const int64_t columns = s.columns(), rows = s.batch * s.heads * s.rows();
   start(s, out);
+  if (s.cells() == 0) return {};
+  const int64_t columns = s.columns(), rows = s.batch * s.heads * s.rows();
   for (int64_t row = 0; row < rows; ++row) {
     if (interrupt.stop(0, 4 * (list_size + 1))) return interrupt.status();
     for (int64_t n = 0; n < list_size; ++n) {

@@ -14,7 +14,8 @@ struct MaskShape : attn_block_mask_shape {
   MaskShape() : attn_block_mask_shape{} {}
   int64_t rows() const { return ceil_div(seqlen_q, block_q); }
   int64_t columns() const { return ceil_div(seqlen_kv, block_k); }
-  int64_t cells() const { return batch * heads * rows() * columns(); }
+  // The products of rows and columns first: without one of them the others may be any number.
+  int64_t cells() const { return batch * heads * (rows() * columns()); }
   int64_t row_words() const { return ceil_div(block_k, 32); }
   int64_t block_words() const { return block_q * row_words(); }
 };

@@ -247,6 +247,8 @@ Status check_forward(const Plan& plan, const attn_args* in, void* stream) {
 
   HostCopies copies(*plan.context->driver, stream);
   ATTN_TRY(copies.fetch(&args.cu_seqlens_q, p.batch + 1));
+  ATTN_TRY(copies.fetch(&args.kv_begin, p.batch));
+  ATTN_TRY(copies.fetch(&args.query_start, p.batch));
   std::vector<attn_segment_args> segments(p.num_segments);
   for (int32_t i = 0; i < p.num_segments; ++i) {
     segments[i] = args.segment[i];
@@ -254,6 +256,8 @@ Status check_forward(const Plan& plan, const attn_args* in, void* stream) {
     ATTN_TRY(copies.fetch(&segments[i].seqlens, batch));
     ATTN_TRY(copies.fetch(&segments[i].cu_seqlens, batch + 1));
     ATTN_TRY(copies.fetch(&segments[i].block_table, batch * p.segment[i].max_pages));
+    ATTN_TRY(copies.fetch(&segments[i].list_lengths, p.segment[i].lists));
+    ATTN_TRY(copies.fetch(&segments[i].key_start, batch));
   }
   args.segment = segments.data();
   if (p.has(ATTN_BLOCK_MASK)) {

@@ -84,10 +84,7 @@ Status make_quantize_problem(const attn_quantize_problem* in, QuantizeProblem* p
   ATTN_TRY(in_range("head_dim", p->head_dim, 1, max_extent));
   ATTN_TRY(one_of("src_type", p->src_type, float_types));
   ATTN_TRY(one_of("dst_type", p->dst_type, kv_types & ~float_types));
-  const int64_t block = dtype_block(p->dst_type);
-  if (p->head_dim % block != 0)
-    return invalid("head_dim ", p->head_dim, " is not a multiple of ", block, " (",
-                   dtype_name(p->dst_type), ")");
+  ATTN_TRY(whole_blocks("head_dim", p->dst_type, p->head_dim));
   if (p->kind == ATTN_DESCALE_NONE) p->kind = ATTN_DESCALE_TENSOR;
   if (p->kind < ATTN_DESCALE_TENSOR || p->kind > ATTN_DESCALE_BLOCK)
     return invalid("kind is ", int(p->kind), "; accepted: tensor (1), head (2), block (3)");
@@ -102,9 +99,6 @@ Status make_quantize_problem(const attn_quantize_problem* in, QuantizeProblem* p
                    ": one (0), since it has its own scales");
   if (p->dst_type == ATTN_NVFP4 && p->kind != ATTN_DESCALE_TENSOR)
     return invalid("kind is ", int(p->kind), "; accepted for nvfp4: none (0), tensor (1)");
-  if ((p->dst_type == ATTN_MLA_656 || p->dst_type == ATTN_MLA_584) && p->head_dim != block)
-    return invalid("head_dim is ", p->head_dim, "; accepted for ", dtype_name(p->dst_type), ": ",
-                   block);
   if (p->saturate != 0 && p->saturate != 1)
     return invalid("saturate is ", p->saturate, "; accepted: 0, 1");
   ATTN_TRY(make_tensor("src_stride", p->src_type, p->head_dim, false,

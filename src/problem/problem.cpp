@@ -63,9 +63,7 @@ Status make_kv(const std::string& name, attn_dtype type, const attn_segment& s, 
                bool written, int64_t dim, const char* dim_name, attn_strides* stride,
                Footprint* bytes) {
   ATTN_TRY(one_of(name + "_type", type, kv_types));
-  if (dim % dtype_block(type) != 0)
-    return invalid(name, ": ", dim_name, " ", dim, " is not a multiple of ", dtype_block(type),
-                   " (", dtype_name(type), ")");
+  ATTN_TRY(whole_blocks(name + ": " + dim_name, type, dim));
   return make_rows(name + "_stride", type, s, p, written, dim, stride, bytes);
 }
 
@@ -337,9 +335,6 @@ Status check_ready(Name name, const uint32_t* words) {
 
 // O(batch): what attn_run checks on host backends.
 Status check_host_lengths(const Problem& p, const Args& args) {
-  for (int32_t i = 0; i < p.num_segments; ++i)
-    if (p.segment[i].has_ready)
-      ATTN_TRY(check_ready({"ready", p.num_segments > 1 ? i : -1}, args.segment[i].ready));
   if (p.has(ATTN_QUERY_POSITIONS))
     ATTN_TRY(check_starts({"query_start"}, args.query_start, p.batch));
   if (p.q_layout == ATTN_PACKED)
@@ -858,7 +853,11 @@ Status check_args(const Problem& p, const attn_args* in, const void* workspace,
   }
   args->segment = {args->segments, step};
   ATTN_TRY(check_overlap(p, *args, workspace, workspace_bytes));
-  return host_memory ? check_host_lengths(p, *args) : Status{};
+  if (!host_memory) return {};
+  for (int32_t i = 0; i < p.num_segments; ++i)
+    if (p.segment[i].has_ready)
+      ATTN_TRY(check_ready({"ready", p.num_segments > 1 ? i : -1}, args->segment[i].ready));
+  return check_host_lengths(p, *args);
 }
 
 Status keep_apart_from_inputs(const Placed* written, size_t count, const Problem& p,

@@ -20,6 +20,17 @@ Status window_side(const std::string& name, int64_t* side) {
   return {};
 }
 
+Status whole_blocks(const std::string& dim_name, attn_dtype type, int64_t dim) {
+  const int64_t block = dtype_block(type);
+  if (dim % block != 0)
+    return invalid(dim_name, " ", dim, " is not a multiple of ", block, " (", dtype_name(type),
+                   ")");
+  const bool one_block = type == ATTN_MLA_656 || type == ATTN_MLA_584;
+  if (one_block && dim != block)
+    return invalid(dim_name, " is ", dim, "; accepted for ", dtype_name(type), ": ", block);
+  return {};
+}
+
 Status one_of(const std::string& name, attn_dtype type, uint32_t accepted) {
   if (type_bit(type_info(type).type) & accepted) return {};
   return invalid(name, " is ", dtype_name(type), "; accepted: ", type_names(accepted));

@@ -18,6 +18,8 @@ Status in_range(const std::string& name, int64_t value, int64_t low, int64_t end
 // One side of a window: refuses values below -1. A side at least as long as any sequence can be
 // hides no key, and becomes -1, unbounded.
 Status window_side(const std::string& name, int64_t* side);
+// Rows of `dim` elements are whole blocks of the type; of a latent cache's types one block.
+Status whole_blocks(const std::string& dim_name, attn_dtype type, int64_t dim);
 // `accepted`: bits of type_bit.
 Status one_of(const std::string& name, attn_dtype type, uint32_t accepted);
 

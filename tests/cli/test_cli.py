@@ -110,8 +110,8 @@ class Usage(CliTest):
             (["run", example, out, "--window", "a,b"], '"a,b"'),
             (["run", example, out, "--causal", "--causal-top-left"], "--causal"),
             (["run", example, out, "--scale", "0"], "--scale"),
-            (["run", example, out, "--scale", "nan"], "--scale"),
-            (["run", example, out, "--scale", "inf"], "--scale"),
+            (["run", example, out, "--scale", "nan"], "--scale is nan"),
+            (["run", example, out, "--scale", "inf"], "--scale is inf"),
             (["run", example, out, "--scale", "1e99"], "--scale"),
             (["run", example, out, "--scale", "1e-99"], "--scale"),
             (["run", example, out, "--scale", "x"], "--scale"),
@@ -770,6 +770,7 @@ class RoundTrips(CliTest):
                 for a, b in zip(unpack(got["out"])[i * 48:(i + 1) * 48], want):
                     self.assertAlmostEqual(a, b, delta=2e-6)
         for said, change in (("lists has shape", {"lists": pack("I32", [1, 1, 1, 3], 0)}), ("head_dim_v is 17", {"head_dim_v": pack("I32", [1], 17)}),
+                             ("head_dim_v is -1; 1 to head_dim", {"head_dim_v": pack("I32", [1], -1)}),
                              ("list_block is 3", {"list_block": pack("I32", [1], 3)}), ('"v" is missing', {"head_dim_v": None})):
             tensors = {name: t for name, t in {**latent, **change}.items() if t}
             self.attn("run", save(self.path("in"), tensors), self.path("out"), "--backend", "cpu", code=2, says=said)

@@ -417,6 +417,37 @@ TEST_CASE("block mask: attn.hpp") {
   CHECK(expand(block_mask::from_kinds(host, shape, kinds.data())) == Dense(40000, 1));
 }
 
+// Without queries or without keys there is no block, however many batch entries and heads there
+// are, and nothing of the caller's arrays is read.
+TEST_CASE("block mask: grids without blocks") {
+  attn_context* host = backend_of(ATTN_BACKEND_CPU).context;
+  for (const bool keys : {false, true}) {
+    auto shape = make<attn_block_mask_shape>();
+    shape.batch = shape.heads = int64_t{1} << 30;
+    (keys ? shape.seqlen_kv : shape.seqlen_q) = int64_t{1} << 30;
+    shape.block_q = shape.block_k = 1;
+    const auto made = [](auto&& build) {
+      Mask mask;
+      check(build(&mask.handle));
+      auto args = make<attn_args>();
+      check(attn_block_mask_apply(mask.handle, nullptr, &args));
+      CHECK(args.block_kinds != nullptr);
+      CHECK(args.block_index == nullptr);
+    };
+    made([&](auto** mask) { return attn_block_mask_from_window(host, &shape, -1, 0, 0, 0, mask); });
+    made([&](auto** mask) {
+      return attn_block_mask_from_dense(host, &shape, nullptr, nullptr, mask);
+    });
+    made([&](auto** mask) {
+      return attn_block_mask_from_intervals(host, &shape, nullptr, 2, nullptr, mask);
+    });
+    made([&](auto** mask) { return attn_block_mask_from_lists(host, &shape, nullptr, 5, mask); });
+    made([&](auto** mask) {
+      return attn_block_mask_from_kinds(host, &shape, nullptr, nullptr, nullptr, 0, mask);
+    });
+  }
+}
+
 TEST_CASE("block mask: bad arguments") {
   attn_context* host = backend_of(ATTN_BACKEND_CPU).context;
   const Grid g{1, 1, 100, 100, 64, 64};

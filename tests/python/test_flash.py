@@ -317,6 +317,8 @@ class Arguments(Case):
         slopes = np.ones((2, 4), np.float32)
         self.assertIs(flash_attn_func(q, k, v, alibi_slopes=slopes, out=out), out)
         self.close(out, attn.forward(q, k, v, alibi_slopes=slopes[0]), 0)
+        got = flash_attn_func(q[:0], k[:0], v[:0], alibi_slopes=slopes[:0], return_softmax_lse=True)
+        self.assertEqual([x.shape for x in got], [(0, 9, 4, 16), (0, 4, 9)])
         pads = np.array([3, 0], np.int32)
         got = flash_attn_with_kvcache(q, k, v, cache_leftpad=pads)
         self.close(got[0], attn.forward(q[:1], k[:1, 3:], v[:1, 3:])[0], 1e-3)

@@ -99,6 +99,23 @@ class Backward(Case):
             for got, want in zip((dq[a], dk[c], dv[c]), alone):
                 self.close(got[None], want, 1e-6)
 
+    def test_sums_of_nothing(self):
+        """Without a batch, queries or keys the gradients of sinks and of a bias that repeats are 0, or keep what they hold."""
+        for batch, seqlen_q, seqlen_kv in (0, 5, 7), (2, 0, 7), (2, 5, 0):
+            q, k, v = self.normal(batch, seqlen_q, 4, 8), self.normal(batch, seqlen_kv, 2, 8), self.normal(batch, seqlen_kv, 2, 8)
+            sinks, lse = self.normal(4), np.zeros((batch, 4, seqlen_q), np.float32)
+            for shape in (1, 4, 1, seqlen_kv), (1, 1, seqlen_q, 1), (1, 4, 1, 1):
+                for dtype in np.float32, np.float16:
+                    bias = np.ones(shape, dtype)
+                    run = lambda **more: attn.backward(q, q, k, v, q.copy(), lse, bias=bias, sinks=sinks, want=("bias", "sinks"), **more)
+                    with self.subTest(batch=batch, seqlen_q=seqlen_q, seqlen_kv=seqlen_kv, shape=shape, dtype=dtype):
+                        for held, accumulate in (0, False), (7, True):
+                            sums = {"d_bias": np.full(shape, 7, dtype), "d_sinks": np.full(4, 7, np.float32)}
+                            for got in run(**sums, accumulate=accumulate):
+                                self.assertTrue((got == held).all())
+                        for got in run():
+                            self.assertTrue((got == 0).all())
+
     def test_refused(self):
         q, k, v = self.qkv()
         out, lse = attn.forward(q, k, v, return_lse=True)

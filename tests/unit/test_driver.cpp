@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "api/handles.h"
+#include "backends.h"
 #include "catalog/catalog.h"
 #include "catch.h"
 #include "core/dtype.h"
@@ -1035,4 +1036,42 @@ TEST_CASE("driver: kernels from a file", "[driver]") {
                     ATTN_INVALID_ARGUMENT, {"options.kernel_file", attn_backend_string(backend)});
     }
   }
+}
+
+TEST_CASE("attn_check copies what it reads of a device's memory", "[driver]") {
+  test::on_every_backend([](attn_context* context, const MockLibrary* library) {
+    if (!library) return;
+    const bool hip = attn_context_backend(context) == ATTN_BACKEND_HIP;
+    auto segment = make<attn_segment>();
+    segment.k_type = segment.v_type = ATTN_BF16;
+    segment.seqlen = 64;
+    auto p = make<attn_problem>();
+    p.batch = p.heads_q = p.heads_kv = 1;
+    p.head_dim = p.seqlen_q = 64;
+    p.q_type = ATTN_BF16;
+    p.num_segments = 1;
+    p.segments = &segment;
+    p.has_kv_begin = 1;
+    attn_plan* plan = nullptr;
+    const attn_status made = attn_plan_create(context, &p, &plan);
+    if (made == ATTN_UNSUPPORTED) return;  // kernels of cuda may not take kv_begin
+    REQUIRE(made == ATTN_OK);
+    // Nothing is at these addresses, and a copy from there fails as the stand-in is told to.
+    const auto at = [](uintptr_t address) { return reinterpret_cast<const void*>(address); };
+    auto kv = make<attn_segment_args>();
+    kv.k = at(0x10000);
+    kv.v = at(0x20000);
+    auto args = make<attn_args>();
+    args.q = at(0x30000);
+    args.out = const_cast<void*>(at(0x40000));
+    args.kv_begin = static_cast<const int32_t*>(at(0x50000));
+    args.num_segments = 1;
+    args.segments = &kv;
+    mock::set_text((*library)->failing, hip ? "hipMemcpyDtoHAsync" : "cuMemcpyDtoHAsync");
+    (*library)->code = 1;
+    CHECK(attn_check(plan, &args, nullptr) == ATTN_DRIVER_ERROR);
+    (*library)->failing[0] = 0;
+    (*library)->code = 0;
+    attn_plan_destroy(plan);
+  });
 }

@@ -214,6 +214,21 @@ const Case problems[] = {
      [](Setup& s) { s.segment.k_type = ATTN_MLA_656; },
      bad,
      {"head_dim 16", "multiple of 576 (mla_656)"}},
+    {"two rows of 656 bytes for a key",
+     [](Setup& s) {
+       s.segment.k_type = ATTN_MLA_656;
+       s.problem.head_dim = s.problem.head_dim_v = 1152;
+     },
+     bad,
+     {"k: head_dim is 1152", "accepted for mla_656: 576"}},
+    {"two rows of mla_584 for a value",
+     [](Setup& s) {
+       s.segment.v_in_k = 0;
+       s.segment.v_type = ATTN_MLA_584;
+       s.problem.head_dim_v = 1024;
+     },
+     bad,
+     {"v: head_dim_v is 1024", "accepted for mla_584: 512"}},
     {"a row of 656 bytes that is no whole number",
      [](Setup& s) {
        s.segment.k_type = ATTN_MLA_656;

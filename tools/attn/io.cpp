@@ -297,6 +297,8 @@ class Reader {
       p_.heads_kv = heads;
       p_.head_dim_v = dim_v;
     }
+    if (s.v_in_k && dim_v < 1)
+      fail("head_dim_v is " + std::to_string(dim_v) + "; 1 to head_dim are expected");
     if (heads < 1 || dim_v < 1)
       fail(v_name + " has shape " + shape_text(v.shape) + "; Hkv and Dv from 1 up are expected");
     const auto same = [&](const std::string& name, const char* what, int64_t value, int64_t want,

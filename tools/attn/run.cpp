@@ -5,6 +5,7 @@
 
 #include "attn/forward.h"
 #include "core/dtype.h"
+#include "core/status.h"
 
 namespace attn::tools {
 namespace {
@@ -33,8 +34,8 @@ void apply(const RunOptions& options, attn_problem& p) {
   // 0 means "unset" in attn_problem, so it cannot be asked for.
   p.scale = static_cast<float>(options.scale);
   if (options.has_scale && (p.scale == 0 || !std::isfinite(p.scale)))
-    throw InputError("--scale is " + Json(options.scale).dump() +
-                     "; finite values other than 0 are accepted");
+    throw InputError(
+        attn::join("--scale is ", options.scale, "; finite values other than 0 are accepted"));
   p.softcap = static_cast<float>(options.softcap);
   p.fixed_split = options.fixed_split;
   p.kernel = options.kernel.empty() ? nullptr : options.kernel.c_str();
