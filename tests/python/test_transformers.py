@@ -163,8 +163,8 @@ class Models(TransformersCase):
                     self.assertEqual([c["bias"] for c in calls], [None] * 4)
 
     def test_encoder(self):
-        config = transformers.BertConfig(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, vocab_size=80)
-        eager, ours = pair(transformers.BertModel, lambda: config, "eager", NAME)
+        config = lambda: transformers.BertConfig(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, vocab_size=80)
+        eager, ours = pair(transformers.BertModel, config, "eager", NAME)
         tokens, mask = self.tokens(3, 17), self.padded(3, 17, "right")
         calls = self.calls()
         with torch.no_grad():
@@ -317,6 +317,8 @@ class Server(TransformersCase):
         small = lambda **more: transformers.ContinuousBatchingConfig(**{key: x for key, x in {**sizes, **more}.items() if key in known})
         options = transformers.GenerationConfig(max_new_tokens=6, do_sample=False, eos_token_id=-1, pad_token_id=0)
         for kind, graphs in itertools.product(("Llama", "Qwen3", "Gemma2", "GptOss"), (False,) if DEVICE == "cpu" else (False, True)):
+            if kind == "GptOss" and graphs:  # PyTorch's grouped products of f16 cannot be captured
+                continue
             with self.subTest(kind, graphs=graphs):
                 eager, ours = models(kind, "eager", FLASH)
                 self.assertEqual(ours.config._attn_implementation, FLASH)
@@ -324,7 +326,7 @@ class Server(TransformersCase):
                 answers = ours.generate_batch(inputs=requests, generation_config=options, progress_bar=False,
                                               continuous_batching_config=small(use_cuda_graph=graphs))
                 self.assertGreater(launches() - before, 2)
-                if DEVICE != "cpu":  # decoding over pages, which transformers does on GPUs alone
+                if DEVICE != "cpu" and "sliding_window" not in KINDS[kind]:  # decoding over pages, which transformers does for these alone
                     self.assertGreater(launches("kv_append"), appends)
                 got = {tuple(answer.prompt_ids): list(answer.generated_tokens) for answer in answers.values()}
                 for request in requests:
