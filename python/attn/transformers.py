@@ -1,6 +1,6 @@
 """attn in the package transformers, under two names of attn_implementation:
 
-    libattn          any model, with from_pretrained, generate, training on the CPU
+    libattn          any model, with from_pretrained, generate, training on the CPU and CUDA
     libattn_flash_3  models that support FlashAttention: transformers' flash path with attn.flash, which model.generate_batch() needs
 
 Importing this module registers both, as attn.transformers.register() does."""
