@@ -1,6 +1,6 @@
 """attn in the package transformers, under two names of attn_implementation:
 
-    libattn          any model, with from_pretrained, generate, training on the CPU
+    libattn          any model, with from_pretrained, generate, training on the CPU and CUDA
     libattn_flash_3  models that support FlashAttention: transformers' flash path with attn.flash, which model.generate_batch() needs
 
 Importing this module registers both, as attn.transformers.register() does."""
@@ -18,7 +18,7 @@ from . import flash
 from ._errors import InvalidArgument
 from .torch import forward
 from .torch._library import need_storage
-from .torch._sdpa import additive
+from .torch._sdpa import additive, autocast
 
 __all__ = ["FLASH", "NAME", "Mask", "libattn", "libattn_mask", "register"]
 
@@ -216,8 +216,10 @@ def libattn(module, query, key, value, attention_mask, dropout=0.0, scaling=None
     if isinstance(attention_mask, Mask):
         attention_mask = attention_mask.dense()
     need_storage(("query", "key", "value", "attention_mask"), (query, key, value, attention_mask))
+    query, key, value, attention_mask = autocast(query, key, value, attention_mask)
     bias = None if attention_mask is None else additive(attention_mask[..., :key.shape[2]], query, key)
     if position_bias is not None:
+        position_bias = position_bias.to(query.dtype)
         bias = position_bias if bias is None else position_bias + bias
     out = forward(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), scale=scaling, softcap=softcap or 0.0, bias=bias,
                   sinks=None if s_aux is None else s_aux.float(), **rule)

@@ -1,13 +1,12 @@
 """attn.transformers: masks as flags and lengths against transformers' own masks, generation and its server against eager attention."""
-import importlib.util
 import inspect
 import itertools
 import unittest
 import unittest.mock
 
-from support import Case, attn, np
+from models import BOUND, DEVICE, HAVE, KINDS, ModelCase, launches, models, pair
+from support import attn
 
-HAVE = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
 if HAVE:
     import torch
     import transformers
@@ -16,42 +15,10 @@ if HAVE:
     import attn.flash
     import attn.transformers
     from attn.transformers import FLASH, NAME, Mask, libattn_mask
-
-SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-         "vocab_size": 80, "max_position_embeddings": 128, "pad_token_id": 0, "eos_token_id": None, "bos_token_id": 1}
-KINDS = {"Llama": {}, "Qwen3": {"head_dim": 16}, "Mistral": {"sliding_window": 5},
-         "Gemma2": {"head_dim": 16, "sliding_window": 5, "attn_logit_softcapping": 3.0},
-         "GptOss": {"head_dim": 16, "sliding_window": 5, "num_local_experts": 2, "num_experts_per_tok": 1}}
+    from models import DTYPE
 
 
-def models(kind, *names):
-    """Equal models of random weights, each with its attn_implementation."""
-    made = []
-    for name in names:
-        torch.manual_seed(1)
-        config = getattr(transformers, f"{kind}Config")(**SIZES, **KINDS[kind])
-        made.append(getattr(transformers, f"{kind}ForCausalLM")._from_config(config, attn_implementation=name).eval())
-        made[-1].load_state_dict(made[0].state_dict())
-    return made
-
-
-def launches():
-    return sum(attn._attn.launch_count(k["name"]) for k in attn.info()["kernels"] if k["backend"] == "cpu" and k["op"] == "forward")
-
-
-@unittest.skipUnless(HAVE, "torch or transformers is not installed")
-class TransformersCase(Case):
-    def tokens(self, *shape):
-        return torch.from_numpy(self.rng.integers(3, 80, shape))
-
-    def padded(self, batch, length, side):
-        """Ones with zeros on a side, none in the last sequence."""
-        mask = torch.ones(batch, length, dtype=torch.long)
-        for b in range(batch - 1):
-            count = int(self.rng.integers(1, length // 2 + 1))
-            mask[b, slice(None, count) if side == "left" else slice(length - count, None)] = 0
-        return mask
-
+class TransformersCase(ModelCase):
     def calls(self):
         """What libattn passes to forward(), as a list that grows."""
         calls = []
@@ -144,7 +111,7 @@ class Masks(TransformersCase):
             self.assertTrue(torch.equal(got, masking.sdpa_mask(**options, allow_is_causal_skip=False)))
 
     def test_operations_make_it_dense(self):
-        made = libattn_mask(batch_size=2, q_length=5, kv_length=5, attention_mask=self.padded(2, 5, "left").bool())
+        made = libattn_mask(batch_size=2, q_length=5, kv_length=5, attention_mask=self.padded(2, 5, "left").bool().cpu())
         self.assertIsInstance(made, Mask)
         dense = made.dense()
         for do in (lambda x: x[..., :3], lambda x: ~x, lambda x: torch.cat((x, x), -1), lambda x: x.to(torch.float32), lambda x: x.clone(),
@@ -164,6 +131,13 @@ class Masks(TransformersCase):
 
 
 class Models(TransformersCase):
+    def sums(self, model, tokens, prompt, mask):
+        """What the log probabilities of each sequence's tokens after a prompt add up to."""
+        mask = torch.cat((mask, mask.new_ones(len(tokens), tokens.shape[1] - prompt)), 1)
+        with torch.no_grad():
+            logits = model(tokens, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)).logits[:, prompt - 1:-1]
+        return logits.log_softmax(-1).gather(-1, tokens[:, prompt:, None]).sum((1, 2))
+
     def test_no_biases(self):
         """Padding, windows and static caches reach the kernels as flags and lengths; logits as those of eager attention."""
         for kind, side in itertools.product(KINDS, (None, "left", "right")):
@@ -173,28 +147,29 @@ class Models(TransformersCase):
             with self.subTest(kind, side=side), torch.no_grad():
                 calls, before = self.calls(), launches()
                 got, want = (m(tokens, attention_mask=mask, use_cache=True) for m in (ours, eager))
-                self.assertEqual(launches() - before, 2)
+                self.assertGreaterEqual(launches() - before, 2)
                 seen = slice(None) if mask is None else mask.bool()
-                self.close(got.logits[seen], want.logits[seen], 2e-5)
-                self.assertEqual([c["bias"] for c in calls], [None] * 2)
+                self.like(got.logits[seen], want.logits[seen])
+                no_bias = DEVICE == "cpu" or side != "left"
+                if no_bias:
+                    self.assertEqual([c["bias"] for c in calls], [None] * 2)
                 if side == "right":
                     continue
                 step = tokens[:, :2]
                 longer = None if mask is None else torch.cat((mask, mask.new_ones(3, 2)), 1)
                 got, want = (m(step, attention_mask=longer, past_key_values=o.past_key_values) for m, o in ((ours, got), (eager, want)))
-                self.close(got.logits, want.logits, 2e-5)
-                self.assertEqual([c["bias"] for c in calls], [None] * 4)
+                self.like(got.logits, want.logits)
+                if no_bias:
+                    self.assertEqual([c["bias"] for c in calls], [None] * 4)
 
     def test_encoder(self):
-        config = transformers.BertConfig(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, vocab_size=80)
-        torch.manual_seed(1)
-        eager, ours = (transformers.BertModel._from_config(config, attn_implementation=name).eval() for name in ("eager", NAME))
-        ours.load_state_dict(eager.state_dict())
+        config = lambda: transformers.BertConfig(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, vocab_size=80)
+        eager, ours = pair(transformers.BertModel, config, "eager", NAME)
         tokens, mask = self.tokens(3, 17), self.padded(3, 17, "right")
         calls = self.calls()
         with torch.no_grad():
             got, want = (m(tokens, attention_mask=mask).last_hidden_state for m in (ours, eager))
-        self.close(got[mask.bool()], want[mask.bool()], 2e-5)
+        self.like(got[mask.bool()], want[mask.bool()])
         for call in calls:
             self.assertIsNone(call["bias"])
             self.assertEqual(call["seqlens_kv"].tolist(), mask.sum(1).tolist())
@@ -204,14 +179,19 @@ class Models(TransformersCase):
         for kind in KINDS:
             eager, ours = models(kind, "eager", NAME)
             tokens, mask = self.tokens(3, 11), self.padded(3, 11, "left")
-            for options in ({}, {"cache_implementation": "static"}, {"num_beams": 2}):
+            for options in ({}, {"cache_implementation": "static", "disable_compile": True}, {"num_beams": 2}):
                 if options and kind in ("Qwen3", "Mistral"):
                     continue
                 with self.subTest(kind, **options):
                     calls = self.calls()
                     got, want = (m.generate(tokens, attention_mask=mask, max_new_tokens=9, do_sample=False, **options) for m in (ours, eager))
-                    self.assertTrue(torch.equal(got, want), f"{got}\n{want}")
-                    self.assertFalse([c for c in calls if c["bias"] is not None])
+                    if "num_beams" in options and DEVICE != "cpu":  # other beams may be as good
+                        least = self.sums(eager, got, 11, mask) - self.sums(eager, want, 11, mask)
+                        self.assertGreater(float(least.min()), -9 * BOUND)
+                        continue
+                    self.greedy(eager, got, want, 11, mask)
+                    if DEVICE == "cpu":
+                        self.assertFalse([c for c in calls if c["bias"] is not None])
 
     def test_compiled_step_over_a_static_cache(self):
         eager, ours = models("Llama", "eager", NAME)
@@ -219,14 +199,26 @@ class Models(TransformersCase):
         cache, other = (transformers.StaticCache(config=ours.config, max_cache_len=24) for _ in range(2))
         with torch.no_grad():
             want = eager(tokens, attention_mask=mask, past_key_values=other).logits
-            self.close(ours(tokens, attention_mask=mask, past_key_values=cache).logits[mask.bool()], want[mask.bool()], 2e-5)
-            step = torch.compile(ours, fullgraph=True, backend="aot_eager")
+            self.like(ours(tokens, attention_mask=mask, past_key_values=cache).logits[mask.bool()], want[mask.bool()])
+            step = torch.compile(ours, fullgraph=True, backend="aot_eager" if DEVICE == "cpu" else "inductor")
             for n in range(3):
                 mask = torch.cat((mask, mask.new_ones(2, 1)), 1)
                 want = eager(tokens[:, n:n + 1], attention_mask=mask, past_key_values=other).logits
-                prepared = masking.create_causal_mask(ours.config, torch.zeros(2, 1, 64), mask.bool(), cache)
-                for given in (mask, prepared)[n % 2:n % 2 + 1]:
-                    self.close(step(tokens[:, n:n + 1], attention_mask=given, past_key_values=cache).logits, want, 2e-5)
+                prepared = masking.create_causal_mask(ours.config, torch.zeros(2, 1, 64, device=DEVICE, dtype=DTYPE), mask.bool(), cache)
+                given, before = (mask, prepared)[n % 2], launches()
+                self.like(step(tokens[:, n:n + 1], attention_mask=given, past_key_values=cache).logits, want)
+                self.assertGreaterEqual(launches() - before, 2)
+
+    @unittest.skipIf(DEVICE == "cpu", "on the CPU generate() does not compile")
+    def test_generate_that_compiles(self):
+        """generate() with a static cache, which transformers compiles on GPUs by itself, in CUDA graphs."""
+        eager, ours = models("Llama", "eager", NAME)
+        tokens, mask = self.tokens(2, 9), self.padded(2, 9, "left")
+        options = {"max_new_tokens": 9, "do_sample": False, "attention_mask": mask}
+        before = launches()
+        got = ours.generate(tokens, **options, cache_implementation="static")
+        self.assertGreaterEqual(launches() - before, 4)
+        self.greedy(eager, got, eager.generate(tokens, **options), 9, mask)
 
     def test_output_attentions_warns(self):
         _, ours = models("Llama", "eager", NAME)
@@ -251,9 +243,67 @@ class Models(TransformersCase):
             calls = self.calls()
             model(tokens, attention_mask=mask, labels=labels).loss.backward()
             gradients.append({name: p.grad for name, p in model.named_parameters()})
-        self.assertTrue(calls and all(c["bias"] is None and c["kv_begin"] is not None for c in calls))
+        self.assertEqual(len(calls), 2)
+        if DEVICE == "cpu":
+            self.assertTrue(all(c["bias"] is None and c["kv_begin"] is not None for c in calls))
         for name, want in gradients[0].items():
-            self.close(gradients[1][name], want, 1e-5)
+            self.like(gradients[1][name], want, 1e-5 if DEVICE == "cpu" else 5e-3)
+
+    def test_autocast(self):
+        """Attention in autocast's type over weights of f32, where rotary embeddings leave q and k in f32 and v is not."""
+        eager, ours = (model.float() for model in models("Llama", "eager", NAME))
+        tokens, mask, types = self.tokens(2, 9), self.padded(2, 9, "left"), []
+        forward = attn.transformers.forward
+
+        def noting(*arrays, **options):
+            types.extend(x.dtype for x in (*arrays, options["bias"]) if x is not None)
+            return forward(*arrays, **options)
+        with torch.no_grad(), unittest.mock.patch.object(attn.transformers, "forward", noting):
+            for dense in mask, torch.zeros(2, 1, 9, 9, device=DEVICE):
+                with torch.autocast(DEVICE, torch.bfloat16):
+                    got = ours(tokens, attention_mask=dense).logits
+                want = eager(tokens, attention_mask=dense).logits
+                self.close(got[:, -1].float().cpu(), want[:, -1].cpu(), 0.15)
+        self.assertEqual(set(types), {torch.bfloat16})
+
+    def test_training(self):
+        """Losses as with eager attention, and twice the same bits, with windows, softcap, sinks, padding. On a GPU weights of f32 under
+        autocast to bf16: at most twice as far from training in f32 as eager attention is."""
+        tokens, mask = self.tokens(2, 17), self.padded(2, 17, "left")
+        labels = tokens.masked_fill(mask == 0, -100)
+        labels[0, :9] = -100  # what the last token of the padding says is not the same: eager attention lets it see all
+        self.addCleanup(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled())
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        steps = 10 if DEVICE == "cpu" else 50
+
+        def train(kind, name, rounded):
+            _, model = models(kind, "eager", name)
+            optimizer = torch.optim.SGD(model.float().train().parameters(), 0.02)
+            losses = []
+            for _ in range(steps):
+                optimizer.zero_grad()
+                with torch.autocast(DEVICE, torch.bfloat16, enabled=rounded):
+                    loss = model(tokens, attention_mask=mask, labels=labels).loss
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.detach())
+            return torch.stack(losses).cpu(), model
+        for kind in ("Llama", "Mistral", "Gemma2", "GptOss"):
+            with self.subTest(kind):
+                before = launches("backward")
+                (want, _), (got, ours) = train(kind, "eager", False), train(kind, NAME, DEVICE != "cpu")
+                self.assertGreaterEqual(launches("backward") - before, 2 * steps)
+                far, bound = (got - want).abs().max(), 2e-3
+                if DEVICE != "cpu":
+                    noise = (train(kind, "eager", True)[0] - want).abs().max()
+                    bound = 2 * noise + 2e-3
+                    print(f"{kind}: losses {want[0]:.4f} to {want[-1]:.4f}; from f32 {far:.2g}, eager attention {noise:.2g}")
+                self.assertLess(float(far), float(bound))
+                self.assertLess(got[-1], got[0])
+                again, other = train(kind, NAME, DEVICE != "cpu")
+                self.assertTrue(torch.equal(again, got))
+                for a, b in zip(ours.parameters(), other.parameters()):
+                    self.assertTrue(torch.equal(a, b))
 
 
 class Server(TransformersCase):
@@ -262,35 +312,40 @@ class Server(TransformersCase):
         if not hasattr(transformers.LlamaForCausalLM, "generate_batch"):
             self.skipTest(f"transformers {transformers.__version__} has no generate_batch")
         requests = [self.tokens(n).tolist() for n in (5, 17, 30, 3)]
-        for kind in ("Llama", "Qwen3", "Gemma2", "GptOss"):
-            eager, ours = models(kind, "eager", FLASH)
-            self.assertEqual(ours.config._attn_implementation, FLASH)
-            options = transformers.GenerationConfig(max_new_tokens=6, do_sample=False, eos_token_id=-1, pad_token_id=0)
-            sizes = {"page_size": 32, "block_size": 32, "num_blocks": 16, "max_batch_tokens": 32}  # versions differ in the first two
-            known = inspect.signature(transformers.ContinuousBatchingConfig).parameters
-            small = transformers.ContinuousBatchingConfig(**{name: size for name, size in sizes.items() if name in known})
-            with self.subTest(kind):
-                before = launches()
+        known = inspect.signature(transformers.ContinuousBatchingConfig).parameters
+        sizes = {"page_size": 32, "block_size": 32, "num_blocks": 16, "max_batch_tokens": 32}  # versions differ in the first two
+        small = lambda **more: transformers.ContinuousBatchingConfig(**{key: x for key, x in {**sizes, **more}.items() if key in known})
+        options = transformers.GenerationConfig(max_new_tokens=6, do_sample=False, eos_token_id=-1, pad_token_id=0)
+        for kind, graphs in itertools.product(("Llama", "Qwen3", "Gemma2", "GptOss"), (False,) if DEVICE == "cpu" else (False, True)):
+            if kind == "GptOss" and graphs:  # PyTorch's grouped products of f16 cannot be captured
+                continue
+            with self.subTest(kind, graphs=graphs):
+                eager, ours = models(kind, "eager", FLASH)
+                self.assertEqual(ours.config._attn_implementation, FLASH)
+                before, appends = launches(), launches("kv_append")
                 answers = ours.generate_batch(inputs=requests, generation_config=options, progress_bar=False,
-                                              continuous_batching_config=small)
+                                              continuous_batching_config=small(use_cuda_graph=graphs))
                 self.assertGreater(launches() - before, 2)
+                if DEVICE != "cpu" and "sliding_window" not in KINDS[kind]:  # decoding over pages, which transformers does for these alone
+                    self.assertGreater(launches("kv_append"), appends)
                 got = {tuple(answer.prompt_ids): list(answer.generated_tokens) for answer in answers.values()}
                 for request in requests:
-                    want = eager.generate(torch.tensor([request]), max_new_tokens=6, do_sample=False, eos_token_id=None)[0, len(request):].tolist()
-                    self.assertEqual(got[tuple(request)], want)
+                    want = eager.generate(torch.tensor([request], device=DEVICE), max_new_tokens=6, do_sample=False, eos_token_id=None)
+                    self.greedy(eager, torch.tensor([[*request, *got[tuple(request)]]], device=DEVICE), want, len(request))
 
     def test_pool_of_pages(self):
         """The decode fast path's call: k and v are views of one pool, v's pages after k's, layers side by side."""
         layers, pages, size, heads, dim, batch = 2, 6, 4, 2, 16, 3
-        pool = torch.randn(layers * 2 * pages, size, heads, dim)
+        made = dict(device=DEVICE, dtype=DTYPE)
+        pool = torch.randn(layers * 2 * pages, size, heads, dim, **made)
         want = pool.clone()
-        table = torch.from_numpy(self.rng.permutation(pages)[:batch * 2].reshape(batch, 2)).int() * 2 * layers
-        lengths = torch.tensor([1, 3, 6], dtype=torch.int32)
+        table = torch.from_numpy(self.rng.permutation(pages)[:batch * 2].reshape(batch, 2)).int().to(DEVICE) * 2 * layers
+        lengths = torch.tensor([1, 3, 6], dtype=torch.int32, device=DEVICE)
         for layer in range(layers):
             k_cache, v_cache = pool[2 * layer:], pool[2 * layer + 1:]
             count = len(v_cache)
-            q, k, v = torch.randn(batch, 1, 4, dim), torch.randn(batch, 1, heads, dim), torch.randn(batch, 1, heads, dim)
-            sinks = torch.randn(4)
+            q, k, v = (torch.randn(batch, 1, n, dim, **made) for n in (4, heads, heads))
+            sinks = torch.randn(4, device=DEVICE)
             out = attn.flash.flash_attn_with_kvcache(q, k_cache[:count], v_cache[:count], k, v, causal=True, block_table=table,
                                                      cache_seqlens=lengths, window_size=(4, 4), s_aux=sinks)
             for b in range(batch):
@@ -301,7 +356,7 @@ class Server(TransformersCase):
                 keys, values = (x.repeat_interleave(2, 1) for x in rows)
                 scores = torch.einsum("hd,nhd->hn", q[b, 0].double(), keys) / 4
                 weights = torch.softmax(torch.cat((scores, sinks[:, None].double()), 1), 1)[:, :-1]
-                self.close(out[b, 0], torch.einsum("hn,nhd->hd", weights, values), 2e-6)
+                self.close(out[b, 0].cpu(), torch.einsum("hn,nhd->hd", weights, values).cpu(), 2e-6 if DEVICE == "cpu" else 2e-3)
         self.assertTrue(torch.equal(pool, want))
 
 

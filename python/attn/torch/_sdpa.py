@@ -66,12 +66,7 @@ def _any(query, key, value, mask, is_causal, scale, enable_gqa, right=False):
             raise InvalidArgument(f"attn_mask is a CausalBias of {sizes}; accepted: [L, S] = {want}")
         right = lower_right(mask)
         is_causal, mask = not right, None
-    kind = query.device.type
-    if kind != "meta" and torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
-        query, key, value = (x.to(dtype) if x.is_floating_point() else x for x in (query, key, value))
-        if mask is not None and mask.dtype != torch.bool:
-            mask = mask.to(dtype)
+    query, key, value, mask = autocast(query, key, value, mask)
 
     dims, batch = 4, ()
     q, k, v = query.shape, key.shape, value.shape
@@ -153,6 +148,16 @@ def _flat_mask(mask, batch):
     if any(m != 1 for m in lead):
         mask = mask.expand(*batch, *mask.shape[-3:])
     return mask.reshape(math.prod(mask.shape[:-3]), *mask.shape[-3:])
+
+
+def autocast(query, key, value, mask):
+    """In autocast's type, where it is on; a mask of bools stays."""
+    kind = query.device.type
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return query, key, value, mask
+    dtype = torch.get_autocast_dtype(kind)
+    cast = lambda x: x.to(dtype) if x is not None and x.is_floating_point() else x
+    return cast(query), cast(key), cast(value), cast(mask)
 
 
 def additive(mask, query, key):
