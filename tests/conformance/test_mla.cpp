@@ -368,14 +368,15 @@ ListsAnswer answer(attn_context* on, const Lists& in, const char* kernel) {
   return to;
 }
 
-TEST_CASE("mla: lists_cuda and reference on random caches and lists") {
+// Of which `least` must be taken.
+void check_lists(uint64_t first, uint64_t last, uint64_t least) {
   Backend& cuda = backend_of(ATTN_BACKEND_CUDA);
   if (!cuda.context) ATTN_SKIP(cuda.reason);
   Backend& reference = backend_of(ATTN_BACKEND_REFERENCE);
   const uint64_t launches = attn_launch_count("lists_cuda");
   uint64_t ran = 0;
   int rows_with_keys = 0;
-  for (uint64_t seed = 1; seed <= 240; ++seed) {
+  for (uint64_t seed = first; seed <= last; ++seed) {
     const Lists in(seed);
     // Without lists a page that does not exist is no key, but has positions.
     if (!in.by_query && in.bad_pages) continue;
@@ -402,9 +403,16 @@ TEST_CASE("mla: lists_cuda and reference on random caches and lists") {
     CHECK(wrong == 0);
   }
   CHECK(attn_launch_count("lists_cuda") - launches == 2 * ran);
-  std::cout << "lists_cuda: " << ran << " problems" << std::endl;
-  CHECK(ran > 20);
-  if (!stand_in()) CHECK(rows_with_keys > 1000);
+  INFO("lists_cuda took " << ran);
+  CHECK(ran >= least);
+  if (!stand_in()) CHECK(rows_with_keys > 10 * int(least));
+}
+
+TEST_CASE("mla: lists_cuda and reference on few problems") {  // which sanitizers run
+  check_lists(1, 16, 4);
+}
+TEST_CASE("mla: lists_cuda and reference on random caches and lists") {
+  check_lists(17, 240, 20);
 }
 
 // Any problem of latent caches that kernels of devices take; long enough for sequences to be shared

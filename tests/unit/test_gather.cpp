@@ -155,6 +155,9 @@ TEST_CASE("gather: what is declined") {
   s.segment.list_size = 4 << 20;
   CHECK(has(on_hopper(s, "lists_cuda").name(), "the keys of a query take a workspace of"));
   s = Setup(2, 1, 16);
+  s.segment.layout = ATTN_PADDED;
+  s.segment.page_size = s.segment.max_pages = s.segment.num_pages = 0;
+  s.segment.seqlen = 4096;
   s.segment.shared = 1;
   CHECK(has(on_hopper(s, "lists_cuda").name(), "segments[0].shared is 1"));
   s = Setup(1, 1, 16);
