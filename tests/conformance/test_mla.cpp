@@ -250,7 +250,7 @@ struct Lists {
     p.heads_q = p.heads_kv * group;
     p.head_dim = shape->dim;
     p.head_dim_v = shape->dim_v;
-    p.seqlen_q = group > 16 ? 1 + draw(3) : draw.pick(queries_of);
+    p.seqlen_q = group > 3 ? 1 + draw(5) : draw.pick(queries_of);
     p.q_type = shape->type == ATTN_F16 ? ATTN_F16 : ATTN_BF16;
     p.out_type = ATTN_F32;
     PartOptions options{.longest = draw.chance(3) ? 1500 : 150,
@@ -412,7 +412,7 @@ TEST_CASE("mla: lists_cuda and reference on few problems") {  // which sanitizer
   check_lists(1, 16, 4);
 }
 TEST_CASE("mla: lists_cuda and reference on random caches and lists") {
-  check_lists(17, 240, 20);
+  check_lists(17, 180, 20);
 }
 
 // Any problem of latent caches that kernels of devices take; long enough for sequences to be shared

@@ -71,7 +71,7 @@ MUTANTS = [
     (LISTS, "the neighbour's number of keys", "cache/gather_cuda.cu", "a.lengths[item] =", "a.lengths[item > 0 ? item - 1 : 0] ="),
     (LISTS, "keys of the block before overwritten", "cache/gather_cuda.cu", "for (int j = 0; j < first;", "for (int j = attn_gather_threads; j < first;"),
     (LISTS, "hidden keys kept", "cache/gather_cuda.cu", "v.end = min(v.end, seen.end);", ""),
-    (LISTS, "the first K/V head's list for all", "cache/gather_cuda.cu", "s.list_heads == 1 ? 0 : a.first_head", "0"),
+    (LISTS, "the first head's list for all", "cache/gather_cuda.cu", "s.list_heads == 1 ? 0 : a.first_head", "0"),
     (LISTS, "the list of the next queries", "cache/gather_cuda.cu", "item.i / s.list_queries;", "item.i / 128;"),
     (LISTS, "a row of nobody with a sink", "cache/gather_lse_cuda.cu", "row >= a.cu_seqlens_q[a.batch]", "row > a.cu_seqlens_q[a.batch]"),
     (MERGE, "a part left out", "merge/merge_cuda.cu", "s < a.num_parts; ++s", "s < a.num_parts - 1; ++s"),
