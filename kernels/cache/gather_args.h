@@ -11,6 +11,7 @@ enum {
   attn_gather_threads = 256,  // of a block, which has this many visited keys
   attn_gather_elements = 8,   // that a thread has at once
   attn_gather_lse_threads = 256,
+  attn_gather_shared_bytes = 6432,  // that gather_cuda declares
 };
 
 struct attn_gather_tensor {

@@ -175,6 +175,7 @@ extern "C" __global__ void __launch_bounds__(attn_gather_threads)
   __shared__ Visit visits[attn_gather_max_segments];
   __shared__ Key kept[attn_gather_threads];
   __shared__ int kept_of_warp[warps];
+  static_assert(sizeof visits + sizeof kept + sizeof kept_of_warp == attn_gather_shared_bytes);
   const unsigned item = blockIdx.x / a.parts, part = blockIdx.x % a.parts;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Item of = find_item(a, a.first + item);

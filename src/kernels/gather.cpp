@@ -175,6 +175,7 @@ Step gather_step(const Problem& p, const GatherShape& shape, const GatherPlace& 
   a.parts = unsigned(ceil_div(shape.rows, int64_t{attn_gather_threads}));
   return {
       .image = gather_image,
+      .static_shared_bytes = attn_gather_shared_bytes,
       .launch = {.grid = {uint32_t(count * a.parts), 1, 1}, .block = {attn_gather_threads, 1, 1}},
       .arguments = arguments_of<patch>(a)};
 }
