@@ -105,8 +105,11 @@ struct Part {
     if (draw.chance(4)) s.no_positions = 1;
     if (!draw.chance(3)) {
       const int32_t sizes[] = {1, 1, 64, 128};
-      s.list_size = 1 + draw(uint64_t(options.longest > 90 && draw.chance(2) ? 700 : 40));
       s.list_block = draw.pick(sizes);
+      s.list_size = 1 + draw(options.longest == PartOptions{}.longest ? 40
+                             : s.list_block > 1                       ? 10
+                             : draw.chance(2)                         ? 700
+                                                                      : 40);
       s.list_queries = options.packed_rows > 0 ? 1 : draw.pick(sizes);
       s.list_heads = draw.chance(2) ? heads_kv : 1;
       if (s.layout == ATTN_PAGED && draw.chance(3)) {
@@ -250,7 +253,7 @@ struct Lists {
     p.heads_q = p.heads_kv * group;
     p.head_dim = shape->dim;
     p.head_dim_v = shape->dim_v;
-    p.seqlen_q = group > 3 ? 1 + draw(5) : draw.pick(queries_of);
+    p.seqlen_q = group > 3 ? 1 + draw(group > 16 ? 2 : 5) : draw.pick(queries_of);
     p.q_type = shape->type == ATTN_F16 ? ATTN_F16 : ATTN_BF16;
     p.out_type = ATTN_F32;
     PartOptions options{.longest = draw.chance(3) ? 1500 : 150,
