@@ -415,7 +415,7 @@ TEST_CASE("mla: lists_cuda and reference on few problems") {  // which sanitizer
   check_lists(1, 16, 4);
 }
 TEST_CASE("mla: lists_cuda and reference on random caches and lists") {
-  check_lists(17, 180, 20);
+  check_lists(17, 130, 20);
 }
 
 // Any problem of latent caches that kernels of devices take; long enough for sequences to be shared
