@@ -76,7 +76,7 @@ void patch(const Problem& p, const Args& args, void* workspace, attn_gather_kern
     s.list_lengths = of.list_lengths;
   }
   rebase(workspace, a.dst[0], a.lengths);
-  if (a.dim[1] > 0) rebase(workspace, a.dst[1]);
+  if (a.dst[1]) rebase(workspace, a.dst[1]);
 }
 
 void patch_lse(const Problem&, const Args& args, void* workspace, attn_gather_lse_kernarg& a) {
@@ -157,7 +157,7 @@ Step gather_step(const Problem& p, const GatherShape& shape, const GatherPlace& 
     s.no_positions = from.no_positions;
   }
   a.dst[0] = offset_of<void>(to.k);
-  a.dst[1] = offset_of<void>(to.v);
+  if (shape.own_v) a.dst[1] = offset_of<void>(to.v);
   a.dim[0] = int(p.head_dim);
   a.dim[1] = shape.own_v ? int(p.head_dim_v) : 0;
   a.lengths = offset_of<int>(to.lengths);

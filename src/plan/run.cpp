@@ -139,13 +139,14 @@ Status run_gathered(const Plan& plan, const Args& args, void* workspace, void* s
   copies.k = at(g.place.k);
   if (g.passes.empty()) return {};
   const auto& attend = static_cast<const Problem&>(*g.attend.problem);
-  if (!attend.segment[0].v_in_k) copies.v = at(g.place.v);
   copies.seqlens = reinterpret_cast<const int32_t*>(at(g.place.lengths));
   for (size_t i = 0; i < g.passes.size(); ++i) {
     const auto& [first, count, head] = g.passes[i];
     ATTN_TRY(run_step(plan.steps[i]));
     const int64_t first_head = head * p.group();
     const ComposedPart& with = count == attend.batch ? g.attend : g.attend_last;
+    const bool v_in_k = static_cast<const Problem&>(*with.problem).segment[0].v_in_k;
+    copies.v = v_in_k ? nullptr : at(g.place.v);
     Args part = args;
     part.num_segments = 1;
     part.segment = &copies;
