@@ -1,6 +1,7 @@
 // What lists_cuda makes of a problem on a Hopper, which need not be here: copies and the kernel
 // that attends to them.
 #include <string>
+#include <vector>
 
 #include "attn/attn.hpp"
 #include "catalog/catalog.h"
@@ -163,4 +164,19 @@ TEST_CASE("gather: what is declined") {
   s = Setup(1, 1, 16);
   s.problem.head_dim = 320, s.problem.head_dim_v = 256;
   CHECK(has(on_hopper(s, "lists_cuda").name(), "attention to the copied keys: "));
+}
+
+TEST_CASE("gather: attn_explain names the parts") {
+  if (!image_for("gather_cuda", "sm_90")) ATTN_SKIP("this build has no CUDA kernels");
+  Setup s(64, 1, 64);
+  s.problem.segments = &s.segment;
+  auto device = make<attn_device>();
+  device.arch = "sm_90";
+  device.multiprocessors = 132;
+  device.shared_bytes_max = 227 << 10;
+  std::vector<char> text(1 << 20);
+  size_t size;
+  REQUIRE(attn_explain_device(&device, &s.problem, text.data(), text.size(), &size) == ATTN_OK);
+  CHECK(has(text.data(), R"("parts":[{"kernel":"gather_cuda","computes":"copies of keys"},)"
+                         R"({"kernel":"mla_sm90_bf16_d576_r64",)"));
 }
