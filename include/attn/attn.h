@@ -336,7 +336,7 @@ typedef struct attn_segment {
      are not shared; attn_problem only. The result is as if each sequence had its own copy of these
      keys. Which kernels read them once for the whole batch: docs/decode.md */
   int32_t shared;
-  /* ---- latent caches and lists of keys (docs/mla.md). Backends: reference, cpu ---- */
+  /* ---- latent caches and lists of keys. Backends: reference, cpu; some on cuda: docs/mla.md -- */
   /* Above 0: queries see only the keys in attn_segment_args.list, with list_size entries for each
      list. An entry e stands for keys e * list_block to e * list_block + list_block - 1 of the
      segment, counted from 0. Entries may be in any order. -1 and keys outside the sequence's keys

@@ -16,7 +16,9 @@ enum {
   attn_element_q5_1 = 12,
   attn_element_iq4_nl = 13,
   attn_element_i8 = 14,
-  attn_element_i4 = 15
+  attn_element_i4 = 15,
+  attn_element_f8_e4m3fn_token = 16,
+  attn_element_mla_656 = 18
 };
 
 #endif

@@ -199,6 +199,15 @@ JsonList parts_json(const Composed& composed) {
   return parts;
 }
 
+JsonList parts_json(const Gathered& gathered) {
+  JsonList parts;
+  if (!gathered.attend.problem) return parts;
+  parts.push_back(JsonObject{{"kernel", gather_image}, {"computes", "copies of keys"}});
+  parts.push_back(JsonObject{{"kernel", gathered.attend.choice.kernel->name},
+                             {"computes", "attention to the copies"}});
+  return parts;
+}
+
 template <class P, class In>
 Status explain(const Machine& machine, Status (*make)(const In*, P*), const In* in, char* text,
                size_t capacity, size_t* size) {
@@ -216,6 +225,7 @@ Status explain(const Machine& machine, Status (*make)(const In*, P*), const In* 
   if (choice.kernel) {
     answer.emplace_back("workspace", choice.recipe.workspace);
     if (choice.composed) answer.emplace_back("parts", parts_json(*choice.composed));
+    if (choice.gathered) answer.emplace_back("parts", parts_json(*choice.gathered));
   } else {
     answer.emplace_back("reason", status.text);
   }

@@ -129,7 +129,9 @@ static_assert(
              int(attn_element_q4_0) == ATTN_Q4_0 && int(attn_element_q4_1) == ATTN_Q4_1 &&
              int(attn_element_q5_0) == ATTN_Q5_0 && int(attn_element_q5_1) == ATTN_Q5_1 &&
              int(attn_element_iq4_nl) == ATTN_IQ4_NL && int(attn_element_i8) == ATTN_I8 &&
-             int(attn_element_i4) == ATTN_I4;
+             int(attn_element_i4) == ATTN_I4 &&
+             int(attn_element_f8_e4m3fn_token) == ATTN_F8_E4M3FN_TOKEN &&
+             int(attn_element_mla_656) == ATTN_MLA_656;
     }(),
     "kernels/shared has other numbers or kinds of types");
 

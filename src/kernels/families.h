@@ -24,5 +24,6 @@ std::span<const Kernel> kv_append_rows();         // kv_append.cpp: kv_append_*,
 std::span<const Kernel> gfx942_convert_rows();    // gfx942_convert.cpp: convert_gfx942, _gfx950
 std::span<const Kernel> block_mask_rows();        // block_mask.cpp: mask_cuda
 std::span<const Kernel> prefix_rows();            // prefix.cpp: prefix_*
+std::span<const Kernel> lists_rows();             // gather.cpp: lists_cuda
 
 }  // namespace attn

@@ -123,6 +123,7 @@ struct Kernel {
   const char* first_images[2] = {};
   const char* image = nullptr;  // the kernel's own; nullptr: of its name
   bool composed = false;        // of other kernels, plan/compose.h: no code of its own
+  bool gathers = false;         // the same of a copy and another kernel, plan/gather.h
 };
 constexpr const char* image_of(const Kernel& kernel) {
   return kernel.image ? kernel.image : kernel.name;

@@ -1,7 +1,7 @@
 #include "plan/choose.h"
 
 #include "cpu/host_kernel.h"
-#include "plan/compose.h"
+#include "plan/gather.h"
 #include "plan/refusal.h"
 
 namespace attn {
@@ -31,6 +31,16 @@ Status check_step(const Step& step, const Machine& machine) {
   return reason.empty() ? Status{} : unsupported(reason);
 }
 
+Status check_steps(const Recipe& recipe, const Machine& machine) {
+  for (const Step& step : recipe.steps) ATTN_TRY(check_step(step, machine));
+  return {};
+}
+
+// Whether a composed kernel is of any use for a problem that does not demand it.
+bool concerns(const Kernel& kernel, const AnyProblem& problem) {
+  return kernel.gathers ? gathers(problem) : shares_segments(problem);
+}
+
 Status look(const AnyProblem& problem, const Machine& machine, Choice* choice,
             std::vector<Declined>* declined, Refused* refused);
 
@@ -45,7 +55,10 @@ Status make_choice(const Kernel& kernel, const AnyProblem& problem, const Machin
       ATTN_TRY(look(part, machine, of, nullptr, nullptr));
       return of->kernel ? Status{} : unsupported("no kernel");
     };
-    return compose(static_cast<const Problem&>(problem), machine, choose_part, choice);
+    const auto& p = static_cast<const Problem&>(problem);
+    if (!kernel.gathers) return compose(p, machine, choose_part, choice);
+    ATTN_TRY(gather(p, choose_part, choice));
+    return check_steps(choice->recipe, machine);
   }
   Recipe* const recipe = &choice->recipe;
   if (kernel.host) {
@@ -54,8 +67,7 @@ Status make_choice(const Kernel& kernel, const AnyProblem& problem, const Machin
     return {};
   }
   ATTN_TRY(kernel.recipe(problem, *machine.device, recipe));
-  for (const Step& step : recipe->steps) ATTN_TRY(check_step(step, machine));
-  return {};
+  return check_steps(*recipe, machine);
 }
 
 // choose() but for the sentence where there is no kernel: then choice->kernel is null, and
@@ -71,7 +83,7 @@ Status look(const AnyProblem& problem, const Machine& machine, Choice* choice,
   std::vector<size_t> lacks_name;
   for (const Kernel& kernel : all_kernels()) {
     if (kernel.op != problem.op || kernel.backend != machine.row_backend()) continue;
-    if (kernel.composed && demanded != &kernel && !shares_segments(problem)) continue;
+    if (kernel.composed && demanded != &kernel && !concerns(kernel, problem)) continue;
     // Reasons are not composed if nobody reads them.
     if (!declined && !refused && !(takes(kernel, problem.needs) && present(kernel, machine)))
       continue;

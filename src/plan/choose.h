@@ -16,11 +16,14 @@ struct Declined {
 };
 
 struct Composed;  // compose.h
+struct Gathered;  // gather.h
 
 struct Choice {
   const Kernel* kernel = nullptr;
   Recipe recipe;  // of host and composed kernels, which launch nothing themselves, the workspace
-  std::shared_ptr<Composed> composed = nullptr;  // what a composed kernel consists of
+  // What a composed kernel consists of, one or the other.
+  std::shared_ptr<Composed> composed = nullptr;
+  std::shared_ptr<Gathered> gathered = nullptr;
 };
 
 // Chooses the first row of the catalog that takes the problem and has no later one that serves it

@@ -40,7 +40,11 @@ Status make_plan(const std::shared_ptr<Context>& context, std::unique_ptr<const 
   if (Composed* const c = choice.composed.get())
     for (ComposedPart* part : {&c->shared, &c->own, &c->order, &c->merge})
       for (Step& step : part->choice.recipe.steps) ATTN_TRY(load(*context, &step));
+  if (Gathered* const g = choice.gathered.get())
+    for (ComposedPart* part : {&g->attend, &g->attend_last})
+      for (Step& step : part->choice.recipe.steps) ATTN_TRY(load(*context, &step));
   plan->composed = std::move(choice.composed);
+  plan->gathered = std::move(choice.gathered);
   *out = std::move(plan);
   return {};
 }

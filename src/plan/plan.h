@@ -5,6 +5,7 @@
 
 #include "masks/device_mask.h"
 #include "plan/compose.h"
+#include "plan/gather.h"
 #include "problem/backward.h"
 #include "problem/operations.h"
 #include "runtime/context.h"
@@ -18,6 +19,7 @@ struct Plan {
   size_t workspace = 0;
   std::vector<Step> steps;  // their code loaded, the maps in their parameters encoded
   std::shared_ptr<const Composed> composed;  // of a composed kernel, whose parts have the steps
+  std::shared_ptr<const Gathered> gathered;  // of lists_cuda: steps are those between its parts
 };
 
 // Chooses a kernel and loads its code.

@@ -126,6 +126,52 @@ Status run_composed(const Plan& plan, const Args& args, void* workspace, void* s
                   stream);
 }
 
+Status run_gathered(const Plan& plan, const Args& args, void* workspace, void* stream) {
+  const Gathered& g = *plan.gathered;
+  const auto& p = problem_of<Problem>(plan);
+  const auto at = [&](size_t offset) { return static_cast<char*>(workspace) + offset; };
+  const auto run_step = [&](const Step& step) {
+    return launch(plan, p, step, &args, workspace, stream);
+  };
+  const bool packed_sequences = g.shape.by_sequence && p.q_layout == ATTN_PACKED;
+  attn_segment_args copies{};
+  copies.struct_size = sizeof copies;
+  copies.k = at(g.place.k);
+  if (g.passes.empty()) return {};
+  const auto& attend = static_cast<const Problem&>(*g.attend.problem);
+  copies.seqlens = reinterpret_cast<const int32_t*>(at(g.place.lengths));
+  for (size_t i = 0; i < g.passes.size(); ++i) {
+    const auto& [first, count, head] = g.passes[i];
+    ATTN_TRY(run_step(plan.steps[i]));
+    const int64_t first_head = head * p.group();
+    const ComposedPart& with = count == attend.batch ? g.attend : g.attend_last;
+    const bool v_in_k = static_cast<const Problem&>(*with.problem).segment[0].v_in_k;
+    copies.v = v_in_k ? nullptr : at(g.place.v);
+    Args part = args;
+    part.num_segments = 1;
+    part.segment = &copies;
+    const auto moved = [&](auto* data, attn_dtype type, int64_t row, const attn_strides& stride) {
+      using Bytes = std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(data)>>,
+                                       const char, char>;
+      return static_cast<Bytes*>(data) + (packed_sequences ? 0 : first * row) +
+             dtype_bytes(type, first_head * stride.head);
+    };
+    part.q = moved(args.q, p.q_type, g.q_row, p.q_stride);
+    part.out = moved(args.out, p.out_type, g.out_row, p.out_stride);
+    part.cu_seqlens_q = packed_sequences ? args.cu_seqlens_q + first : nullptr;
+    if (args.sinks) part.sinks = args.sinks + first_head;
+    if (args.lse && g.orders_lse)
+      part.lse =
+          reinterpret_cast<float*>(at(g.lse)) + (head * g.shape.items + first) * attend.heads_q;
+    else if (args.lse && !packed_sequences)
+      part.lse = args.lse + first * attend.heads_q * attend.seqlen_q;
+    ATTN_TRY(run_part(plan, with, part, workspace, stream));
+  }
+  if (args.lse && g.orders_lse) ATTN_TRY(run_step(plan.steps.back()));
+  count_launch(*plan.kernel);
+  return {};
+}
+
 }  // namespace
 
 Status init_workspace(const Plan& plan, void* workspace, size_t bytes, void* stream) {
@@ -142,6 +188,7 @@ Status run_forward(const Plan& plan, const attn_args* in, void* workspace, size_
   Args args;
   ATTN_TRY(check_workspace(plan, workspace, bytes));
   ATTN_TRY(check_args(problem, in, workspace, plan.workspace, plan.context->host_memory(), &args));
+  if (plan.gathered) return run_gathered(plan, args, workspace, stream);
   if (plan.composed) ATTN_TRY(run_composed(plan, args, workspace, stream));
   return execute(plan, &args, workspace, stream,
                  [&](const HostKernel& kernel, ThreadPool& pool, Interrupt& interrupt) {

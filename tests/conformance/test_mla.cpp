@@ -1,5 +1,5 @@
 // Random latent caches and lists of keys in memory of exactly their size, with garbage in lists and
-// in the entries of tables that nobody may read: cpu beside the reference, which
+// in the entries of tables that nobody may read: cpu and lists_cuda beside the reference, which
 // tests/python/test_mla.py holds against formulas. Sanitized builds find what reads beyond an
 // array.
 #include <cmath>
@@ -62,17 +62,25 @@ constexpr Shape shapes[] = {{ATTN_F32, 40, 24},       {ATTN_BF16, 576, 512},
                             {ATTN_NVFP4, 64, 48},     {ATTN_F8_E4M3FN_TOKEN, 33, 33},
                             {ATTN_I8, 48, 40},        {ATTN_Q8_0, 64, 32}};
 
+struct PartOptions {
+  int64_t longest = 90;
+  bool bad_pages = true;
+  bool v_in_k = true;       // else V has an array of its own
+  int64_t packed_rows = 0;  // above 0: of packed q
+};
+
 // One segment and its arrays.
 struct Part {
   attn_segment s = make<attn_segment>();
   attn_segment_args a = make<attn_segment_args>();
-  Array<char> k{0}, scales{0};
+  Array<char> k{0}, scales{0}, v{0}, v_scales{0};
   Array<int32_t> table{0}, seqlens{0}, list{0}, list_lengths{0};
 
-  Part(Draw& draw, const Shape& shape, int64_t batch, int64_t queries, int64_t heads_kv) {
+  Part(Draw& draw, const Shape& shape, int64_t batch, int64_t queries, int64_t heads_kv,
+       const PartOptions& options = {}) {
     s.k_type = shape.type;
-    s.v_in_k = 1;
-    const int64_t keys = 1 + draw(90);
+    s.v_in_k = options.v_in_k;
+    const int64_t keys = 1 + draw(uint64_t(options.longest));
     int64_t rows = batch * keys;
     s.seqlen = keys;
     if (draw.chance(2)) {
@@ -84,7 +92,8 @@ struct Part {
       rows = s.num_pages * s.page_size;
       table = Array<int32_t>(batch * s.max_pages);
       for (int32_t& page : table.values)
-        page = draw.chance(20) ? int32_t(draw(1u << 31)) : int32_t(draw(uint64_t(s.num_pages)));
+        page = draw.chance(20) && options.bad_pages ? int32_t(draw(1u << 31))
+                                                    : int32_t(draw(uint64_t(s.num_pages)));
       a.block_table = table.data();
     }
     if (draw.chance(2)) {
@@ -96,9 +105,12 @@ struct Part {
     if (draw.chance(4)) s.no_positions = 1;
     if (!draw.chance(3)) {
       const int32_t sizes[] = {1, 1, 64, 128};
-      s.list_size = 1 + draw(40);
       s.list_block = draw.pick(sizes);
-      s.list_queries = draw.pick(sizes);
+      s.list_size = 1 + draw(options.longest == PartOptions{}.longest ? 40
+                             : s.list_block > 1                       ? 10
+                             : draw.chance(2)                         ? 700
+                                                                      : 40);
+      s.list_queries = options.packed_rows > 0 ? 1 : draw.pick(sizes);
       s.list_heads = draw.chance(2) ? heads_kv : 1;
       if (s.layout == ATTN_PAGED && draw.chance(3)) {
         s.list_of_pool = s.no_positions = 1;
@@ -107,8 +119,10 @@ struct Part {
         s.seqlen = 0;
         a.seqlens = a.block_table = nullptr;
       }
-      const int64_t lists =
-          batch * ((queries + s.list_queries - 1) / s.list_queries) * s.list_heads;
+      const int64_t of_head = options.packed_rows > 0
+                                  ? options.packed_rows
+                                  : batch * ((queries + s.list_queries - 1) / s.list_queries);
+      const int64_t lists = of_head * s.list_heads;
       list = Array<int32_t>(lists * s.list_size);
       for (int32_t& entry : list.values)
         entry = draw.chance(8) ? int32_t(draw(uint64_t{1} << 32))
@@ -128,6 +142,13 @@ struct Part {
     fill_rows(draw, shape.type, rows, shape.dim, k.data(), scales.data());
     a.k = k.data();
     if (type.has_scales) a.k_scale = scales.data();
+    if (s.v_in_k) return;
+    s.v_type = shape.type;
+    v = Array<char>(rows * dtype_bytes(shape.type, shape.dim_v));
+    v_scales = Array<char>(rows * scales_of_row(type, shape.dim_v) * type.scale_bytes);
+    fill_rows(draw, shape.type, rows, shape.dim_v, v.data(), v_scales.data());
+    a.v = v.data();
+    if (type.has_scales) a.v_scale = v_scales.data();
   }
 };
 
@@ -198,6 +219,203 @@ TEST_CASE("mla: cpu and reference on random caches and lists") {
     CHECK(wrong == 0);
   }
   CHECK(rows_with_keys > 60 * int(seeds));
+}
+
+// What lists_cuda takes, or parts of it on some devices. Only bf16 holds codes times their scales.
+constexpr Shape gathered_shapes[] = {{ATTN_BF16, 576, 512},
+                                     {ATTN_F16, 576, 512},
+                                     {ATTN_MLA_656, 576, 512},
+                                     {ATTN_F8_E4M3FN, 576, 512},
+                                     {ATTN_BF16, 128, 128},
+                                     {ATTN_F8_E4M3FN_TOKEN, 64, 64},
+                                     {ATTN_F8_E4M3FN_TOKEN, 576, 512},
+                                     {ATTN_F16, 128, 64}};
+
+// A problem of lists on two backends: the reference's arrays are copied to the device.
+struct Lists {
+  const Shape* shape;
+  std::vector<std::unique_ptr<Part>> parts;
+  std::vector<attn_segment> segments;
+  attn_problem p = make<attn_problem>();
+  Buffer q, sinks, cu_seqlens_q;
+  int64_t rows = 0;       // of q
+  bool by_query = false;  // else the sequences' keys are copied
+  bool bad_pages;
+
+  explicit Lists(uint64_t seed) {
+    Draw draw{seed, 78};
+    shape = &gathered_shapes[seed % std::size(gathered_shapes)];
+    const bool latent = shape->dim == 576;
+    const int64_t groups[] = {1, 3, 8, 16, 32, 128}, queries_of[] = {1, 1, 2, 5, 70};
+    p.batch = 1 + draw(3);
+    p.heads_kv = draw.chance(3) ? 2 : 1;
+    const int64_t group = latent ? draw.pick(groups) : 1 + draw(8);
+    p.heads_q = p.heads_kv * group;
+    p.head_dim = shape->dim;
+    p.head_dim_v = shape->dim_v;
+    p.seqlen_q = group > 3 ? 1 + draw(group > 16 ? 2 : 5) : draw.pick(queries_of);
+    p.q_type = shape->type == ATTN_F16 ? ATTN_F16 : ATTN_BF16;
+    p.out_type = ATTN_F32;
+    PartOptions options{.longest = draw.chance(3) ? 1500 : 150,
+                        .bad_pages = draw.chance(2),
+                        .v_in_k = latent || draw.chance(2)};
+    bad_pages = options.bad_pages;
+    rows = p.batch * p.seqlen_q;
+    if (draw.chance(3)) {  // packed, with rows of nobody
+      std::vector<int32_t> ends = {0};
+      for (int64_t b = 0; b < p.batch; ++b)
+        ends.push_back(ends.back() + int32_t(draw(uint64_t(p.seqlen_q) + 1)));
+      rows = ends.back() + 1 + draw(2);
+      options.packed_rows = rows;
+      p.q_layout = ATTN_PACKED;
+      p.total_q = rows;
+      cu_seqlens_q = buffer(ends.data(), ends.size() * sizeof(int32_t));
+    }
+    for (uint64_t n = 1 + draw(2); n > 0; --n) {
+      parts.push_back(
+          std::make_unique<Part>(draw, *shape, p.batch, p.seqlen_q, p.heads_kv, options));
+      segments.push_back(parts.back()->s);
+      by_query |= segments.back().list_size > 0 || segments.back().no_positions;
+    }
+    p.num_segments = int32_t(segments.size());
+    p.segments = segments.data();
+    if (draw.chance(2)) p.flags |= ATTN_CAUSAL;
+    if (draw.chance(3)) {
+      p.flags |= ATTN_WINDOW;
+      p.window_left = draw(50);
+      p.window_right = draw.chance(2) ? -1 : draw(9);
+    }
+    if (draw.chance(3)) p.softcap = 3;
+    if (draw.chance(5)) p.fixed_split = 512;
+    if (draw.chance(3)) p.flags |= ATTN_SINKS;
+    q = Buffer(size_t(rows * p.heads_q * p.head_dim) * 2, 0xff);
+    for (int64_t i = 0; i < rows * p.heads_q * p.head_dim; ++i)
+      encode_element(p.q_type, q.data(), i, double(draw(2001)) / 1000 - 1, true);
+    std::vector<float> of_head(size_t(p.heads_q), 0.5f);
+    if (p.flags & ATTN_SINKS) sinks = buffer(of_head.data(), of_head.size() * sizeof(float));
+  }
+  static Buffer buffer(const void* from, size_t bytes) {
+    Buffer to(bytes, 0xff);
+    std::memcpy(to.data(), from, bytes);
+    return to;
+  }
+  template <class T>
+  static Buffer buffer(Array<T>& from) {
+    return buffer(from.data(), from.values.size() * sizeof(T));
+  }
+};
+
+struct ListsAnswer {
+  attn_status status = ATTN_OK;
+  std::string kernel, error;
+  std::vector<float> out, lse;
+};
+// Run twice: equal calls give equal bits.
+ListsAnswer answer(attn_context* on, const Lists& in, const char* kernel) {
+  ListsAnswer to;
+  attn_problem p = in.p;
+  p.kernel = kernel;
+  attn_plan* plan = nullptr;
+  to.status = attn_plan_create(on, &p, &plan);
+  const std::unique_ptr<attn_plan, void (*)(attn_plan*)> owned(plan, attn_plan_destroy);
+  to.error = attn_last_error();
+  if (to.status != ATTN_OK) return to;
+  to.error.clear();
+  to.kernel = attn_plan_kernel(plan);
+  Arena arena(on);
+  std::vector<Buffer> buffers;
+  buffers.reserve(16 * in.parts.size());
+  std::vector<attn_segment_args> segments;
+  for (const auto& part : in.parts) {
+    attn_segment_args a = part->a;
+    const auto move = [&](auto& address, auto& array) {
+      if (!address) return;
+      buffers.push_back(Lists::buffer(array));
+      address = static_cast<std::remove_reference_t<decltype(address)>>(arena.add(buffers.back()));
+    };
+    move(a.k, part->k), move(a.k_scale, part->scales);
+    move(a.v, part->v), move(a.v_scale, part->v_scales);
+    move(a.block_table, part->table), move(a.seqlens, part->seqlens);
+    move(a.list, part->list), move(a.list_lengths, part->list_lengths);
+    segments.push_back(a);
+  }
+  const Buffer out(size_t(in.rows * p.heads_q * p.head_dim_v) * sizeof(float), 0xff),
+      lse(size_t(in.rows * p.heads_q) * sizeof(float), 0xff);
+  auto args = make<attn_args>();
+  args.q = arena.add(in.q);
+  args.sinks = static_cast<const float*>(arena.add(in.sinks));
+  args.cu_seqlens_q = static_cast<const int32_t*>(arena.add(in.cu_seqlens_q));
+  args.out = arena.add(out);
+  args.lse = static_cast<float*>(arena.add(lse));
+  args.num_segments = p.num_segments;
+  args.segments = segments.data();
+  const size_t bytes = attn_plan_workspace(plan);
+  void* const workspace = arena.workspace(bytes);
+  to.status = attn_workspace_init(plan, workspace, bytes, nullptr);
+  for (int n = 0; n < 2 && to.status == ATTN_OK; ++n) {
+    to.status = attn_run(plan, &args, workspace, bytes, nullptr);
+    if (to.status == ATTN_OK) to.status = attn_synchronize(on, nullptr);
+    if (to.status != ATTN_OK) break;
+    const auto read = [&](const Buffer& shape, void* from, std::vector<float>& values) {
+      const Buffer got = arena.fetch(shape, from);
+      const std::vector<float> before = values;
+      values.assign(got.as<float>(), got.as<float>() + got.size() / sizeof(float));
+      if (n > 0 && std::memcmp(before.data(), values.data(), got.size()) != 0)
+        to.error = "equal calls gave other bits";
+    };
+    read(out, args.out, to.out);
+    read(lse, args.lse, to.lse);
+  }
+  if (to.status != ATTN_OK) to.error = attn_last_error();
+  if (to.error.empty()) to.error = arena.check_unchanged({args.out, args.lse});
+  return to;
+}
+
+// Of which `least` must be taken.
+void check_lists(uint64_t first, uint64_t last, uint64_t least) {
+  Backend& cuda = backend_of(ATTN_BACKEND_CUDA);
+  if (!cuda.context) ATTN_SKIP(cuda.reason);
+  Backend& reference = backend_of(ATTN_BACKEND_REFERENCE);
+  const uint64_t launches = attn_launch_count("lists_cuda");
+  uint64_t ran = 0;
+  int rows_with_keys = 0;
+  for (uint64_t seed = first; seed <= last; ++seed) {
+    const Lists in(seed);
+    // Without lists a page that does not exist is no key, but has positions.
+    if (!in.by_query && in.bad_pages) continue;
+    INFO("seed " << seed << " " << dtype_name(in.shape->type) << " " << in.shape->dim);
+    const ListsAnswer got = answer(cuda.context, in, "lists_cuda");
+    INFO(got.error);
+    if (got.status == ATTN_UNSUPPORTED) continue;
+    REQUIRE(got.status == ATTN_OK);
+    CHECK(got.error == "");
+    ++ran;
+    if (stand_in()) continue;
+    const ListsAnswer want = answer(reference.context, in, nullptr);
+    REQUIRE(want.status == ATTN_OK);
+    // Weights are of 8 bits or more, and so are codes times scales that are no powers of two.
+    const bool inexact = in.shape->type == ATTN_F8_E4M3FN_TOKEN || in.p.softcap > 0;
+    const float out_error = 8e-3f, lse_error = inexact ? 4e-3f : 3e-4f;
+    size_t wrong = 0;
+    for (size_t i = 0; i < want.out.size(); ++i)
+      wrong += !(std::abs(got.out[i] - want.out[i]) <= out_error);
+    for (size_t i = 0; i < want.lse.size(); ++i) {
+      rows_with_keys += std::isfinite(want.lse[i]);
+      wrong += !(got.lse[i] == want.lse[i] || std::abs(got.lse[i] - want.lse[i]) <= lse_error);
+    }
+    CHECK(wrong == 0);
+  }
+  CHECK(attn_launch_count("lists_cuda") - launches == 2 * ran);
+  INFO("lists_cuda took " << ran);
+  CHECK(ran >= least);
+  if (!stand_in()) CHECK(rows_with_keys > 10 * int(least));
+}
+
+TEST_CASE("mla: lists_cuda and reference on few problems") {  // which sanitizers run
+  check_lists(1, 16, 4);
+}
+TEST_CASE("mla: lists_cuda and reference on random caches and lists") {
+  check_lists(17, 130, 20);
 }
 
 // Any problem of latent caches that kernels of devices take; long enough for sequences to be shared

@@ -18,8 +18,8 @@ namespace {
 std::vector<const Kernel*> kernels_with_composed() {
   std::vector<const Kernel*> kernels = kernels_here(Op::forward, false);
   for (const Kernel& kernel : all_kernels())
-    if (kernel.composed && (!stand_in() || kernel.backend == ATTN_BACKEND_CUDA) &&
-        backend_of(kernel.backend).context)
+    if (kernel.composed && !kernel.gathers &&
+        (!stand_in() || kernel.backend == ATTN_BACKEND_CUDA) && backend_of(kernel.backend).context)
       kernels.push_back(&kernel);
   return kernels;
 }

@@ -35,8 +35,10 @@ MERGE = "merge_cuda"
 BACKWARD = "bwd_sm80_bf16_d64"
 BACKWARD_90 = "bwd_sm90_bf16_d64"
 BACKWARD_90_SCORE = "bwd_sm90_bf16_d64_score"
+LISTS = "lists_cuda"
 # Of kernels that are several launches, and where tests take others beside them, the files of all.
-SOURCES = {DEQUANTISED: ["cache/dequantise_sm90.cu", "stubs/fwd_sm90_f16_d64.cu"],
+SOURCES = {LISTS: ["cache/gather_cuda.cu", "cache/gather_lse_cuda.cu", "stubs/mla_sm90_bf16_d576_r32.cu"],
+           DEQUANTISED: ["cache/dequantise_sm90.cu", "stubs/fwd_sm90_f16_d64.cu"],
            MIXED: ["stubs/fwd_sm90_bf16_d128_paged.cu", "stubs/decode_sm90_bf16_d128_r16.cu"],
            ROLL: ["cache/kv_roll_cuda.cu", "cache/kv_append_cuda.cu"],
            BACKWARD: ["backward/bwd_prepare_cuda.cu", "backward/bwd_sinks_cuda.cu", "stubs/bwd_sm80_bf16_d64.cu",
@@ -45,7 +47,8 @@ SOURCES = {DEQUANTISED: ["cache/dequantise_sm90.cu", "stubs/fwd_sm90_f16_d64.cu"
                          "stubs/fwd_sm80_bf16_d64.cu"],
            BACKWARD_90_SCORE: ["backward/bwd_prepare_cuda.cu", "backward/bwd_sinks_cuda.cu", "stubs/bwd_sm90_bf16_d64_score.cu",
                                "stubs/fwd_sm80_bf16_d64.cu", "stubs/fwd_sm80_bf16_d64_score.cu"]}
-TESTS = {DECODE: ["decode: random problems,kv_begin: random problems"],
+TESTS = {LISTS: ["mla: lists_cuda*"],
+         DECODE: ["decode: random problems,kv_begin: random problems"],
          APPEND: ["kv_append: random layouts*,kv_append: many tokens*,kv_append: heads*,kv_append: slots"], QUANTIZE: ["quantize: *"], ROLL: ["kv_roll: *"],
          EARLY: ["cuda: values that the kernel in front writes"], BLOCKS: ["blocks: *,scales: *"],
          ROWS: ["decode: random problems of many rows over fp8,tree: random problems,decode: a workspace serves*"],
@@ -62,6 +65,18 @@ TESTS = {DECODE: ["decode: random problems,kv_begin: random problems"],
          DEQUANTISED: ["blocks: values are*,blocks: random segments of any types*"]}
 # kernel, mistake, file, text, what it becomes; of several edits tuples of these
 MUTANTS = [
+    (LISTS, "lists one off", "cache/gather_cuda.cu", "(long long)v.list[j / s.list_block] *", "(v.list[j / s.list_block] + 1ll) *"),
+    (LISTS, "-1 for the first key", "cache/gather_cuda.cu", "if (key < v.begin || key >= v.end) return none;",
+     "if (key >= v.end) return none;\n    if (key < 0) key = v.begin;"),
+    (LISTS, "a duplicate dropped", "cache/gather_cuda.cu", "if (key < v.begin || key >= v.end) return none;",
+     "if (key < v.begin || key >= v.end) return none;\n    for (int n = 0; n < j / s.list_block; ++n)\n"
+     "      if (v.list[n] == v.list[j / s.list_block]) return none;"),
+    (LISTS, "the neighbour's number of keys", "cache/gather_cuda.cu", "a.lengths[item] =", "a.lengths[item > 0 ? item - 1 : 0] ="),
+    (LISTS, "keys of the block before overwritten", "cache/gather_cuda.cu", "for (int j = 0; j < first;", "for (int j = attn_gather_threads; j < first;"),
+    (LISTS, "hidden keys kept", "cache/gather_cuda.cu", "v.end = min(v.end, seen.end);", ""),
+    (LISTS, "the first head's list for all", "cache/gather_cuda.cu", "s.list_heads == 1 ? 0 : a.first_head", "0"),
+    (LISTS, "the list of the next queries", "cache/gather_cuda.cu", "item.i / s.list_queries;", "item.i / 128;"),
+    (LISTS, "a row of nobody with a sink", "cache/gather_lse_cuda.cu", "row >= a.cu_seqlens_q[a.batch]", "row > a.cu_seqlens_q[a.batch]"),
     (MERGE, "a part left out", "merge/merge_cuda.cu", "s < a.num_parts; ++s", "s < a.num_parts - 1; ++s"),
     (MERGE, "a part's sum without its size", "merge/merge_cuda.cu", "expf(lse - highest) : 0.0f", "1.0f : 0.0f"),
     (DECODE, "a split dropped", "decode/merge.cuh",

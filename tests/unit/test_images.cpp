@@ -68,7 +68,7 @@ TEST_CASE("images: the best code for a device is found", "[catalog]") {
     }
     // Of a row, or of a step before a row's own.
     CHECK((find_kernel(i.name) != nullptr ||
-           std::any_of(catalog().begin(), catalog().end(), [&](const Kernel& row) {
+           std::any_of(all_kernels().begin(), all_kernels().end(), [&](const Kernel& row) {
              return std::any_of(
                  std::begin(row.first_images), std::end(row.first_images),
                  [&](const char* name) { return name && std::strcmp(name, i.name) == 0; });

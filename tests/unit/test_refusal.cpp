@@ -175,7 +175,7 @@ TEST_CASE("refusal: K of 16 bits that is not q's type beside quantised V", "[pla
         "bf16; accepted: f16");
   CHECK(answer("sm_80", {ATTN_BF16, ATTN_Q8_0, ATTN_Q8_0}).reason ==
         "no kernel on sm_80 takes q of bf16 with k of q8_0, v of q8_0 and out of bf16; k and v: "
-        "q8_0; accepted: bf16");
+        "q8_0; accepted: bf16, f8_e4m3fn_token");
 }
 
 TEST_CASE("refusal: sizes and features, in a sentence of bounded length", "[plan]") {

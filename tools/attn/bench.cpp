@@ -44,12 +44,12 @@ struct Overhead {
   double plan_us = 0, run_us = 0;
 };
 
-// What a plan and a run cost beside the work: a problem of one query and one key, of a composed
-// kernel two sequences that share a key.
+// What a plan and a run cost beside the work: a problem of one query and one key, of prefix_*
+// two sequences that share a key.
 Overhead measure_overhead(const context& device, CaseTypes types, const std::string& kernel) {
   Case tiny{.heads = 1, .seqlen_q = 1, .head_dim = 64};
   const Kernel* row = find_kernel(kernel.c_str());
-  if (row && row->composed) tiny.batch = 2, tiny.shared_keys = 1;
+  if (row && row->composed && !row->gathers) tiny.batch = 2, tiny.shared_keys = 1;
   const Ready ready(device, tiny, {types.q}, kernel);
   std::vector<double> plans, runs;
   for (int i = 0; i < 300; ++i) {

@@ -1,0 +1,203 @@
+// The kernel lists_cuda: attention over lists of keys, and over caches whose types no other kernel
+// of CUDA reads, by a copy of the keys and a kernel that knows nothing of lists (plan/gather.h).
+// What it takes here is what the copy allows; the other kernel decides the rest.
+#include "kernels/gather.h"
+
+#include "kernels/cache/gather_args.h"
+#include "kernels/families.h"
+#include "kernels/kv_args.h"
+#include "kernels/limits.h"
+
+namespace attn {
+namespace {
+
+constexpr uint32_t scaled_rows = type_bit(ATTN_F8_E4M3FN_TOKEN) | type_bit(ATTN_MLA_656);
+constexpr uint32_t gathered_types =
+    type_bit(ATTN_F16) | type_bit(ATTN_BF16) | type_bit(ATTN_F8_E4M3FN) | scaled_rows;
+
+constinit const Kernel rows[] = {
+    {.name = "lists_cuda",
+     .op = Op::forward,
+     .backend = ATTN_BACKEND_CUDA,
+     .limits = {.in_types = type_bit(ATTN_F16) | type_bit(ATTN_BF16),
+                .kv_types = gathered_types,
+                .out_types = float_types,
+                .flags = forward_flags | ATTN_SPLIT_INVARIANT,
+                .features = forward_features | feature_softcap | feature_paged_kv |
+                            feature_segments | feature_mixed_kv_types | kv_descale_features |
+                            feature_fixed_split | feature_v_in_k | feature_lists |
+                            feature_no_positions,
+                .head_dim = {.multiple = attn_gather_elements},
+                .head_dim_v = {.multiple = attn_gather_elements},
+                .floats_as_q = true},
+     .first_images = {gather_image, gather_lse_image},
+     .composed = true,
+     .gathers = true},
+};
+
+// The most keys of a segment that a query visits.
+int64_t visited(const Problem& p, const attn_segment& s) {
+  if (s.list_size > 0) return s.list_size * s.list_block;
+  int64_t right = p.causal() ? 0 : INT64_MAX;
+  if (p.has(ATTN_WINDOW) && p.window_right >= 0) right = std::min(right, p.window_right);
+  if (s.no_positions || !p.by_query || !p.has(ATTN_WINDOW) || p.window_left < 0 ||
+      right == INT64_MAX)
+    return s.seqlen;
+  return std::min(s.seqlen, p.window_left + right + 1);
+}
+
+attn_gather_tensor tensor(const Problem& p, const attn_segment& s, attn_dtype type,
+                          const attn_strides& stride, const attn_strides& scale_stride,
+                          attn_descale_kind kind) {
+  attn_gather_tensor t{};
+  t.src_stride[0] = dtype_bytes(type, stride.batch);
+  t.src_stride[1] = dtype_bytes(type, stride.seq);
+  t.src_stride[2] = dtype_bytes(type, stride.head);
+  set(t.scale_stride, scale_stride);
+  t.descale = descale(kind, p.heads_kv, s);
+  t.type = type;
+  return t;
+}
+
+void patch(const Problem& p, const Args& args, void* workspace, attn_gather_kernarg& a) {
+  a.cu_seqlens_q = args.cu_seqlens_q;
+  for (int32_t i = 0; i < p.num_segments; ++i) {
+    const attn_segment_args of = args.segment[i];
+    attn_gather_segment& s = a.segment[i];
+    s.tensor[0].src = of.k;
+    s.tensor[0].scale = static_cast<const float*>(of.k_scale);
+    s.tensor[0].descale.at = of.k_descale;
+    s.tensor[1].src = of.v;
+    s.tensor[1].scale = static_cast<const float*>(of.v_scale);
+    s.tensor[1].descale.at = of.v_descale;
+    patch_lengths(of, &s.lengths);
+    s.pages.block_table = of.block_table;
+    s.list = of.list;
+    s.list_lengths = of.list_lengths;
+  }
+  rebase(workspace, a.dst[0], a.lengths);
+  if (a.dst[1]) rebase(workspace, a.dst[1]);
+}
+
+void patch_lse(const Problem&, const Args& args, void* workspace, attn_gather_lse_kernarg& a) {
+  rebase(workspace, a.from);
+  a.to = args.lse;
+  a.cu_seqlens_q = args.cu_seqlens_q;
+}
+
+}  // namespace
+
+bool gathers(const AnyProblem& problem) {
+  const Needs& needs = problem.needs;
+  return problem.op == Op::forward &&
+         (needs.features & (feature_lists | feature_no_positions) ||
+          (needs.k_types | needs.v_types) & scaled_rows ||
+          (needs.features & feature_v_in_k && needs.k_types & type_bit(ATTN_F8_E4M3FN)));
+}
+
+GatherShape gather_shape(const Problem& p) {
+  GatherShape shape{};
+  shape.by_sequence = !p.by_query;
+  for (const attn_segment& s : p.segment) {
+    shape.by_head |= s.list_heads > 1;
+    shape.own_v |= !s.v_in_k;
+    shape.rows += visited(p, s);
+  }
+  shape.items = shape.by_sequence           ? p.batch
+                : p.q_layout == ATTN_PACKED ? p.total_q
+                                            : p.batch * p.seqlen_q;
+  shape.rows = round_up(std::max<int64_t>(1, shape.rows), 64);
+  shape.heads = shape.by_head ? 1 : p.heads_kv;
+  return shape;
+}
+
+Status check_gather(const Problem& p) {
+  if (p.num_segments > attn_gather_max_segments)
+    return unsupported("num_segments is ", p.num_segments, "; accepted: up to ",
+                       int(attn_gather_max_segments));
+  if (p.q_descale != ATTN_DESCALE_NONE)
+    return unsupported("q_descale is ", int(p.q_descale), "; accepted: none (0)");
+  for (int32_t i = 0; i < p.num_segments; ++i) {
+    const Segment& s = p.segment[i];
+    if (s.shared) return unsupported("segments[", i, "].shared is 1; accepted: 0");
+    if (s.v_in_k != p.segment[0].v_in_k)
+      return unsupported("segments[", i, "].v_in_k is ", s.v_in_k,
+                         "; accepted: that of segment 0, ", p.segment[0].v_in_k);
+    const bool scaled = (type_bit(s.k_type) | type_bit(s.v_type)) & scaled_rows ||
+                        s.k_descale != ATTN_DESCALE_NONE || s.v_descale != ATTN_DESCALE_NONE;
+    if (scaled && p.q_type == ATTN_F16)
+      return unsupported("segments[", i, "] has scales with q of f16, whose range the product may ",
+                         "leave; accepted: q of bf16");
+  }
+  // Queries follow each other as if each were a sequence.
+  if (p.by_query && p.q_layout == ATTN_PADDED && p.batch > 1 && p.seqlen_q > 1)
+    for (const auto& [name, stride] :
+         {std::pair{"q_stride", p.q_stride}, {"out_stride", p.out_stride}})
+      if (stride.batch != p.seqlen_q * stride.seq)
+        return unsupported(name, ".batch is ", stride.batch, "; accepted with lists: seqlen_q * ",
+                           name, ".seq = ", p.seqlen_q * stride.seq);
+  return {};
+}
+
+Step gather_step(const Problem& p, const GatherShape& shape, const GatherPlace& to, int64_t first,
+                 int64_t count, int64_t head) {
+  attn_gather_kernarg a{};
+  for (int32_t i = 0; i < p.num_segments; ++i) {
+    const attn_segment& from = p.segment[i];
+    attn_gather_segment& s = a.segment[i];
+    s.tensor[0] = tensor(p, from, from.k_type, from.k_stride, from.k_scale_stride, from.k_descale);
+    s.tensor[1] = tensor(p, from, from.v_type, from.v_stride, from.v_scale_stride, from.v_descale);
+    s.lengths = kv_lengths(from);
+    s.pages = pages(from);
+    s.list_size = int(from.list_size);
+    s.list_heads = int(from.list_heads);
+    s.list_block = from.list_block;
+    s.list_queries = from.list_queries;
+    s.of_pool = from.list_of_pool;
+    s.no_positions = from.no_positions;
+  }
+  a.dst[0] = offset_of<void>(to.k);
+  if (shape.own_v) a.dst[1] = offset_of<void>(to.v);
+  a.dim[0] = int(p.head_dim);
+  a.dim[1] = shape.own_v ? int(p.head_dim_v) : 0;
+  a.lengths = offset_of<int>(to.lengths);
+  a.total_q = p.total_q;
+  a.first = first;
+  a.mask = p.range_mask();
+  a.batch = int(p.batch);
+  a.seqlen_q = int(p.seqlen_q);
+  a.num_segments = p.num_segments;
+  a.by_sequence = shape.by_sequence;
+  a.first_head = int(head);
+  a.heads = int(shape.heads);
+  a.rows = int(shape.rows);
+  a.dst_type = p.q_type;
+  a.parts = unsigned(ceil_div(shape.rows, int64_t{attn_gather_threads}));
+  return {
+      .image = gather_image,
+      .static_shared_bytes = attn_gather_shared_bytes,
+      .launch = {.grid = {uint32_t(count * a.parts), 1, 1}, .block = {attn_gather_threads, 1, 1}},
+      .arguments = arguments_of<patch>(a)};
+}
+
+Step gather_lse_step(const Problem& p, const GatherShape& shape, size_t from) {
+  attn_gather_lse_kernarg a{};
+  a.from = offset_of<float>(from);
+  a.rows = shape.items;
+  a.batch = int(p.batch);
+  a.seqlen_q = int(p.q_layout == ATTN_PACKED ? p.total_q : p.seqlen_q);
+  a.heads = int(p.heads_q);
+  a.group = int(shape.heads * p.group());
+  return {
+      .image = gather_lse_image,
+      .launch = {.grid = {uint32_t(ceil_div(a.rows * a.heads, int64_t{attn_gather_lse_threads})), 1,
+                          1},
+                 .block = {attn_gather_lse_threads, 1, 1}},
+      .arguments = arguments_of<patch_lse>(a)};
+}
+
+std::span<const Kernel> lists_rows() {
+  return rows;
+}
+
+}  // namespace attn

@@ -1,0 +1,182 @@
+// What lists_cuda makes of a problem on a Hopper, which need not be here: copies and the kernel
+// that attends to them.
+#include <string>
+#include <vector>
+
+#include "attn/attn.hpp"
+#include "catalog/catalog.h"
+#include "catch.h"
+#include "hopper.h"
+#include "kernels/cache/gather_args.h"
+#include "plan/gather.h"
+
+using namespace attn;
+
+namespace {
+
+// Lists of 2048 of 65536 keys of a latent cache.
+struct Setup {
+  attn_segment segment = make<attn_segment>();
+  attn_problem problem = make<attn_problem>();
+
+  Setup(int64_t batch, int64_t queries, int64_t heads) {
+    segment.k_type = ATTN_BF16;
+    segment.layout = ATTN_PAGED;
+    segment.page_size = 64;
+    segment.num_pages = batch * 1024;
+    segment.max_pages = 1024;
+    segment.v_in_k = 1;
+    segment.list_size = 2048;
+    problem.batch = batch, problem.heads_q = heads, problem.heads_kv = 1;
+    problem.head_dim = 576, problem.head_dim_v = 512, problem.seqlen_q = queries;
+    problem.q_type = ATTN_BF16;
+    problem.flags = ATTN_CAUSAL;
+    problem.num_segments = 1;
+  }
+};
+
+struct Chosen {
+  Status status;
+  Choice choice;
+  std::string name() const { return status.ok() ? choice.kernel->name : status.text; }
+  const Gathered& gathered() const { return *choice.gathered; }
+  const Problem& attends() const { return static_cast<const Problem&>(*gathered().attend.problem); }
+  std::string attends_by() const { return gathered().attend.choice.kernel->name; }
+  const attn_gather_kernarg& kernarg(size_t step) const {
+    return *reinterpret_cast<const attn_gather_kernarg*>(
+        choice.recipe.steps.at(step).arguments.bytes.data());
+  }
+};
+// As if each image were there.
+Chosen on_hopper(Setup s, const char* kernel = nullptr) {
+  struct All : CodeFile {
+    std::string without(const char*) const override { return ""; }
+  } const all;
+  const DeviceInfo device = test::hopper();
+  const Machine machine = {.backend = ATTN_BACKEND_CUDA, .device = &device, .file = &all};
+  Chosen chosen;
+  s.problem.segments = &s.segment;
+  s.problem.kernel = kernel;
+  Problem p;
+  chosen.status = make_problem(&s.problem, &p);
+  if (chosen.status.ok()) chosen.status = choose(p, machine, &chosen.choice);
+  return chosen;
+}
+
+bool has(const std::string& text, const std::string& words) {
+  return text.find(words) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("gather: each query is a sequence of its listed keys") {
+  const Chosen c = on_hopper(Setup(64, 1, 64));
+  REQUIRE(c.name() == "lists_cuda");
+  CHECK(c.attends_by() == "mla_sm90_bf16_d576_r64");
+  CHECK(c.attends().batch == 64);
+  CHECK(c.attends().seqlen_q == 1);
+  CHECK(c.attends().flags == 0);
+  CHECK(c.attends().segment[0].seqlen == 2048);
+  CHECK(c.attends().segment[0].has_seqlens == 1);
+  CHECK(c.attends().segment[0].layout == ATTN_PADDED);
+  // One pass; the lse has its order already.
+  REQUIRE(c.choice.recipe.steps.size() == 1);
+  CHECK(c.choice.recipe.steps[0].launch.grid[0] == 64 * 2048 / attn_gather_threads);
+  CHECK(c.choice.recipe.workspace > size_t(64 * 2048 * 576 * 2));
+}
+
+TEST_CASE("gather: many queries in passes of a GiB") {
+  const Chosen c = on_hopper(Setup(1, 4096, 128));
+  REQUIRE(c.name() == "lists_cuda");
+  CHECK(c.attends_by() == "mla_sm90_bf16_d576_r64");
+  const auto& passes = c.gathered().passes;
+  REQUIRE(passes.size() == 10);  // of 455 queries
+  CHECK(c.attends().batch == 455);
+  CHECK(c.kernarg(9).first == 9 * 455);
+  CHECK(passes[9].count == 1);
+  REQUIRE(c.gathered().attend_last.problem);
+  CHECK(c.choice.recipe.steps.size() == 11);  // and the order of lse
+  CHECK(c.choice.recipe.workspace < (size_t{1} << 30) + (size_t{256} << 20));
+}
+
+TEST_CASE("gather: lists of K/V heads are passes of their own") {
+  Setup s(2, 3, 8);
+  s.problem.heads_kv = 2;
+  s.problem.head_dim = s.problem.head_dim_v = 128;
+  s.segment.v_in_k = 0;
+  s.segment.v_type = ATTN_BF16;
+  s.segment.list_heads = 2;
+  const Chosen c = on_hopper(s);
+  REQUIRE(c.name() == "lists_cuda");
+  REQUIRE(c.gathered().passes.size() == 2);
+  CHECK(c.kernarg(1).first_head == 1);
+  CHECK(c.attends().heads_q == 4);
+  CHECK(c.attends().batch == 6);
+}
+
+TEST_CASE("gather: without lists sequences are copied once for all their queries") {
+  Setup s(4, 2, 16);
+  s.segment.list_size = 0;
+  CHECK(on_hopper(s).name() == "mla_sm90_bf16_d576_r64");  // which needs no copy
+  s.segment.k_type = ATTN_MLA_656;
+  const Chosen c = on_hopper(s);
+  REQUIRE(c.name() == "lists_cuda");
+  CHECK(c.attends().batch == 4);
+  CHECK(c.attends().seqlen_q == 2);
+  CHECK(c.attends().flags == ATTN_CAUSAL);
+  CHECK(c.attends().segment[0].seqlen == 65536);
+}
+
+TEST_CASE("gather: a window bounds the keys of a segment without a list") {
+  Setup s(8, 1, 64);
+  s.segment.list_size = 0;
+  s.segment.no_positions = 0;
+  s.problem.flags |= ATTN_WINDOW;
+  s.problem.window_left = 127;
+  s.problem.window_right = 0;
+  attn_segment both[] = {s.segment, s.segment};
+  both[0].list_size = 512;
+  both[0].no_positions = 1;
+  s.problem.num_segments = 2;
+  s.problem.segments = both;
+  Problem p;
+  REQUIRE(make_problem(&s.problem, &p).ok());
+  CHECK(gather_shape(p).rows == 512 + 128);
+}
+
+TEST_CASE("gather: what is declined") {
+  Setup s(1, 1, 16);
+  s.segment.k_type = ATTN_MLA_656;
+  s.problem.q_type = ATTN_F16;
+  CHECK(has(on_hopper(s, "lists_cuda").name(), "has scales with q of f16"));
+  s = Setup(2, 2, 16);
+  s.problem.q_stride = {4 * 16 * 576, 16 * 576, 576};
+  CHECK(has(on_hopper(s, "lists_cuda").name(), "q_stride.batch is 36864"));
+  s = Setup(1, 1, 16);
+  s.segment.list_size = 4 << 20;
+  CHECK(has(on_hopper(s, "lists_cuda").name(), "the keys of a query take a workspace of"));
+  s = Setup(2, 1, 16);
+  s.segment.layout = ATTN_PADDED;
+  s.segment.page_size = s.segment.max_pages = s.segment.num_pages = 0;
+  s.segment.seqlen = 4096;
+  s.segment.shared = 1;
+  CHECK(has(on_hopper(s, "lists_cuda").name(), "segments[0].shared is 1"));
+  s = Setup(1, 1, 16);
+  s.problem.head_dim = 320, s.problem.head_dim_v = 256;
+  CHECK(has(on_hopper(s, "lists_cuda").name(), "attention to the copied keys: "));
+}
+
+TEST_CASE("gather: attn_explain names the parts") {
+  if (!image_for("gather_cuda", "sm_90")) ATTN_SKIP("this build has no CUDA kernels");
+  Setup s(64, 1, 64);
+  s.problem.segments = &s.segment;
+  auto device = make<attn_device>();
+  device.arch = "sm_90";
+  device.multiprocessors = 132;
+  device.shared_bytes_max = 227 << 10;
+  std::vector<char> text(1 << 20);
+  size_t size;
+  REQUIRE(attn_explain_device(&device, &s.problem, text.data(), text.size(), &size) == ATTN_OK);
+  CHECK(has(text.data(), R"("parts":[{"kernel":"gather_cuda","computes":"copies of keys"},)"
+                         R"({"kernel":"mla_sm90_bf16_d576_r64",)"));
+}
