@@ -2,22 +2,45 @@
 
     PYTHONPATH=build/release/python python3 docs/distributed.py
 """
+import json
 import pathlib
+from dataclasses import replace
 
 from attn.distributed import Machine, estimate
 
 TOKENS = [4096 << n for n in range(10)]
 COLORS = {"all_gather": "#1f77b4", "ring": "#d62728", "ulysses": "#2ca02c"}
 HEADS = dict(heads_q=32, heads_kv=8, head_dim=128)
-# tokens, ranks, speed-up of the plainest all-gather (docs/distributed.md): two H200, four H100
+GPU_ALONE = replace(Machine(), call=0, piece=0)
+# tokens, ranks, speed-up of a script with the plainest all-gather and no other work of the host (docs/distributed.md): two H200, four H100
 MEASURED = [(32768, 2, 1.68), (131072, 2, 1.92), (8192, 4, 1.81), (32768, 4, 3.01), (131072, 4, 3.75)]
+CALLS = sorted((pathlib.Path(__file__).parent / "measured").glob("*_distributed_[24]gpus_*.json"))  # by bench/distributed.py
 W, H, LEFT, TOP = 330, 220, 50, 30
 
 
 def efficiency(ranks, tokens, **options):
+    """{scheme: part of ideal}. One GPU is attn.forward, which sends nothing and has no fixed cost that counts."""
     shape = {**HEADS, **options}
-    one = estimate(1, tokens, **shape)["all_gather"]
+    one = estimate(1, tokens, **shape, head_pieces=1, machine=replace(GPU_ALONE, latency=0))["all_gather"]
     return {scheme: one / ranks / seconds for scheme, seconds in estimate(ranks, tokens, **shape).items()}
+
+
+def plain(ranks, tokens):
+    """Speed-up of that script over itself on one GPU."""
+    one, many = (estimate(n, tokens, **HEADS, head_pieces=1, machine=GPU_ALONE)["all_gather"] for n in (1, ranks))
+    return one / many
+
+
+def calls():
+    """Rows of the table of measured calls: what bench/distributed.py wrote, and what estimate() says."""
+    for report in map(json.loads, (path.read_text() for path in CALLS)):
+        for tokens in sorted({cell["tokens"] for cell in report["cells"]}):
+            cells = {cell["scheme"]: cell for cell in report["cells"] if cell["tokens"] == tokens}
+            seconds = estimate(report["gpus"], tokens, **HEADS)
+            row = [f"{cells[s]['always_ms']:.3g} / {cells[s]['once_ms']:.3g} / {1e3 * seconds[s]:.3g}" for s in COLORS]
+            yield f"| {report['gpus']} | {tokens} | {cells['ring']['alone_ms']:.3g} | {' | '.join(row)} |"
+        for cell in report["decode"]:
+            print(f"decode on {report['gpus']}: {cell}")
 
 
 def panel(x0, title, ranks):
@@ -47,7 +70,8 @@ def main():
     (pathlib.Path(__file__).parent / "distributed.svg").write_text("\n".join(lines) + "\n")
     print("| tokens | GPUs | measured | estimated |\n|---|---|---|---|")
     for tokens, ranks, speed in MEASURED:
-        print(f"| {tokens} | {ranks} | {speed} | {ranks * efficiency(ranks, tokens, head_pieces=1)['all_gather']:.2f} |")
+        print(f"| {tokens} | {ranks} | {speed} | {plain(ranks, tokens):.2f} |")
+    print("\n| GPUs | tokens | one GPU | all_gather | ring | ulysses |\n|---|---|---|---|---|---|", *calls(), sep="\n")
     print("\n| tokens | heads | 8 GPUs | 64 GPUs |\n|---|---|---|---|")
     for tokens in 8192, 32768, 131072, 1 << 20:
         for heads in {"32/8": (32, 8), "32/32": (32, 32), "64/8": (64, 8), "128/128": (128, 128)}.items():

@@ -3,10 +3,14 @@
 attention() is prefill and training: every rank has the same number of tokens of each sequence, and gets its own rows of the result.
 decode() is for caches that are spread over ranks. Partial results are f32 and merged exactly; the result is rounded once. All ranks
 of the group call these functions with equal options, and in backward too. A rank whose arguments differ or are refused makes the call
-fail on every rank. A rank that is gone makes it fail within the group's time-out, as torch.distributed does.
+fail on every rank; compare="once" checks this only for calls unlike earlier ones. A rank that is gone makes it fail within the group's
+time-out, as torch.distributed does.
 """
+import functools
+import hashlib
 import math
 import weakref
+from collections import OrderedDict
 from dataclasses import dataclass
 
 import numpy
@@ -63,61 +67,215 @@ def shard(x, *, group=None, layout="zigzag", dim=1):
 def gather(x, *, group=None, layout="zigzag", dim=1):
     """All tokens, in order, of shards x that have as many tokens along `dim` on every rank."""
     _check_layout(layout)
-    return _ordered(_all_gather(x, group)[0], layout, dim)
+    mine = _of_group(group)
+    whole = x.new_empty(mine.ranks, *x.shape)
+    dist.all_gather_into_tensor(whole.flatten(), x.contiguous().flatten(), group=mine.group)
+    return _ordered(whole, layout, dim)
 
 
 def _ordered(x, layout, dim):
-    """[ranks, ...] -> [...] with the pieces along `dim` in the order of the sequence."""
-    pieces = x.unflatten(dim + 1, (-1, x.shape[dim + 1])) if layout == "contiguous" else x.unflatten(dim + 1, (2, -1))
-    return torch.cat([pieces[r].select(dim, half) for r, half in _of_sequence(layout, x.shape[0])], dim)
+    """[ranks, ...] -> [...] with the pieces along `dim` in the order of the sequence. A view where no element need move."""
+    if x.shape[0] == 1:
+        return x[0]
+    if layout == "contiguous":
+        return x.movedim(0, dim).flatten(dim, dim + 1)
+    first, second = x.unflatten(dim + 1, (2, -1)).unbind(dim + 1)
+    return torch.cat([*first.unbind(0), *reversed(second.unbind(0))], dim)
 
 
-def _by_owner(x, layout, ranks, dim):
-    """The reverse: [...] -> [ranks, ...]."""
-    pieces = x.unflatten(dim, (len(_of_sequence(layout, ranks)), -1)).unbind(dim)
-    owned = [[] for _ in range(ranks)]
-    for piece, (r, half) in sorted(zip(pieces, _of_sequence(layout, ranks)), key=lambda entry: entry[1]):
-        owned[r].append(piece)
-    return torch.stack([torch.cat(of_rank, dim) for of_rank in owned])
+def _by_owner(x, layout, ranks):
+    """The reverse for tokens in dimension 1: [B, S, ...] -> [ranks, B, S / ranks, ...]."""
+    if layout == "contiguous":
+        return x.unflatten(1, (ranks, -1)).movedim(1, 0)
+    pieces = x.unflatten(1, (2 * ranks, -1)).unbind(1)
+    by_rank = torch.stack([piece for r in range(ranks) for piece in (pieces[r], pieces[-1 - r])])
+    return by_rank.unflatten(0, (ranks, 2)).transpose(1, 2).flatten(2, 3)
+
+
+# ---- what is kept of a group ---------------------------------------------------------------------
+
+_MOST_CALLS, _MOST_COMPARED = 128, 1024  # of a group
+
+
+class _Kept(OrderedDict):
+    """At most `most` entries; the one that was used longest ago goes first."""
+
+    def __init__(self, most):
+        super().__init__()
+        self.most = most
+
+    def find(self, key):
+        value = self.get(key)
+        if value is not None:
+            self.move_to_end(key)
+        return value
+
+    def keep(self, key, value):
+        self[key] = value
+        if len(self) > self.most:
+            self.popitem(last=False)
+
+
+class _Group:
+    """A group of torch.distributed, and what its calls leave for later ones: parts that depend on shapes and options alone.
+
+    Only calls that all ranks agreed on change `compared`, so it is the same on all ranks that make the same calls."""
+
+    def __init__(self, group):
+        self._group = weakref.ref(group)  # which this must not keep from ending
+        self._takes_cpu, self._side = "cpu:" in dist.get_backend_config(group), None
+        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        if self.rank < 0:
+            raise InvalidArgument("this process is not a rank of the group; accepted: groups that it is in")
+        self.after, self.before = (dist.get_global_rank(group, (self.rank + step) % self.ranks) for step in (1, -1))
+        self.calls = _Kept(_MOST_CALLS)
+        self.of_masks = weakref.WeakKeyDictionary()  # what depends on a mask goes with it
+        self.compared = _Kept(_MOST_COMPARED)
+
+    @property
+    def group(self):
+        return self._group()
+
+    @property
+    def channel(self):
+        """The group if it takes the CPU's tensors, else one of gloo with the same ranks: comparisons do not wait for a GPU."""
+        if self._takes_cpu:
+            return self.group
+        if self._side is None:
+            self._side = dist.new_group(dist.get_process_group_ranks(self.group), timeout=_time_out(self.group), backend="gloo",
+                                        use_local_synchronization=True, group_desc="attn.distributed")
+        return self._side
+
+    def agree(self, facts, number, error, once):
+        """Compares facts {name: value}, whose hash is number, over the ranks. Where one has an error, or they differ, every rank raises."""
+        if once and error is None and self.compared.find(number):
+            return
+        mine = torch.tensor([[error is not None, number]], dtype=torch.int64, device="cpu")
+        rows = mine.new_empty(self.ranks, 2)
+        dist.all_gather_into_tensor(rows, mine, group=self.channel)
+        rows = rows.tolist()
+        if error is not None:
+            raise error
+        for r, (refused, _) in enumerate(rows):
+            if refused:
+                raise InvalidArgument(f"rank {r} of the group refused its arguments; its own error says why")
+        if any(row != rows[0] for row in rows):
+            self.differ(facts)
+        self.compared.keep(number, True)
+
+    def differ(self, facts):
+        """Raises an error that says in what the ranks differ."""
+        of_ranks = [None] * self.ranks
+        dist.all_gather_object(of_ranks, facts, group=self.channel)
+        for name in of_ranks[0]:
+            for r, others in enumerate(of_ranks):
+                if others.get(name) != of_ranks[0][name]:
+                    raise InvalidArgument(f"{name} is {of_ranks[0][name]} on rank 0 and {others.get(name)} on rank {r} of the group; accepted: "
+                                          "the same on all ranks")
+        raise InvalidArgument("the ranks of the group differ in their arguments; accepted: the same on all ranks")
+
+
+_groups = weakref.WeakKeyDictionary()
+
+
+def _of_group(group):
+    group = group or dist.group.WORLD
+    found = _groups.get(group) if group else None
+    if found is None:
+        found = _Group(group)
+        _groups[group] = found
+    return found
+
+
+def _time_out(group):
+    """A group's time-out, or None for gloo's own. torch.distributed keeps it, but has no public name for it."""
+    for device in group._device_types:
+        found = getattr(group._get_backend(device).options, "_timeout", None)
+        if found is not None:
+            return found
+    return None
+
+
+def _number(facts):
+    """63 bits that are the same for equal facts in every process."""
+    return int.from_bytes(hashlib.blake2b(repr(facts).encode(), digest_size=8).digest(), "little") >> 1
 
 
 # ---- communication -----------------------------------------------------------------------------
 
-def _all_gather(x, group, asynchronous=False):
-    """([ranks, *x.shape], the work to wait for or None)."""
-    x = x.contiguous()
-    out = x.new_empty(dist.get_world_size(group), *x.shape)
-    return out, dist.all_gather_into_tensor(out.flatten(), x.flatten(), group=group, async_op=asynchronous)
+@functools.lru_cache(256)
+def _places(kinds):
+    """((first byte, end, type, shape) of each array in a buffer, its bytes); arrays begin at multiples of 16 bytes, as kernels like them."""
+    places, end = [], 0
+    for dtype, shape in kinds:
+        size = math.prod(shape) * dtype.itemsize
+        places.append((end, end + size, dtype, shape))
+        end += -(-size // 16) * 16
+    return tuple(places), end
 
 
-def _exchange(x, group):
-    """[ranks, ...]: element r goes to rank r; the result's element r came from there."""
-    x = x.contiguous()
-    out = torch.empty_like(x)
-    dist.all_to_all_single(out, x, group=group)
+class _Packed:
+    """Arrays that travel together: in `buffer`, bytes [size] or [ranks, size]. kinds: (type, shape) of each, without the dimension ranks."""
+
+    def __init__(self, like, kinds, ranks=None):
+        self.kinds, self.ranks = tuple(kinds), ranks
+        self.places, size = _places(self.kinds)
+        self.buffer = like.new_empty(size if ranks is None else (ranks, size), dtype=torch.uint8)
+
+    def arrays(self):
+        lead = () if self.ranks is None else (self.ranks,)
+        return [self.buffer[..., first:end].view(dtype).view(lead + shape) for first, end, dtype, shape in self.places]
+
+    def fill(self, arrays):
+        for into, x in zip(self.arrays(), arrays):
+            into.copy_(x)
+        return self
+
+    def like(self, ranks=None):
+        return _Packed(self.buffer, self.kinds, ranks or self.ranks)
+
+
+def _pack(arrays):
+    return _Packed(arrays[0], [(x.dtype, tuple(x.shape)) for x in arrays]).fill(arrays)
+
+
+def _pack_for_ranks(arrays):
+    """arrays [ranks, ...]"""
+    return _Packed(arrays[0], [(x.dtype, tuple(x.shape[1:])) for x in arrays], arrays[0].shape[0]).fill(arrays)
+
+
+def _all_gather(packed, group, asynchronous=False):
+    """(those of all ranks, the work to wait for or None)."""
+    out = packed.like(group.ranks)
+    return out, dist.all_gather_into_tensor(out.buffer.flatten(), packed.buffer, group=group.group, async_op=asynchronous)
+
+
+def _exchange(packed, group):
+    """Element r of [ranks, elements] goes to rank r; the result's element r came from there."""
+    out = packed.like()
+    dist.all_to_all_single(out.buffer, packed.buffer, group=group.group)
     return out
 
 
-def _sum_of_ranks(x, group):
-    """This rank's sum of all ranks' x[rank], in the order of ranks whatever the network does: equal bits in every run."""
-    parts = _exchange(x, group)
-    total = parts[0].clone()
-    for part in parts[1:]:
-        total += part
-    return total
+def _sums_of_ranks(arrays, group):
+    """This rank's sums of all ranks' x[rank] for f32 x in arrays, in the order of ranks whatever the network does: equal bits in every run."""
+    parts = _exchange(_pack_for_ranks(arrays), group)
+    total = _Packed(parts.buffer, parts.kinds)
+    total.buffer.copy_(parts.buffer[0])
+    numbers = total.buffer.view(torch.float32)
+    for part in parts.buffer[1:]:
+        numbers += part.view(torch.float32)
+    return total.arrays()
 
 
 class _Passing:
-    """Tensors on their way to the next rank of the ring, while those of the rank before arrive."""
+    """A buffer on its way to the next rank of the ring, while that of the rank before arrives."""
 
-    def __init__(self, tensors, group):
-        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-        after, before = (dist.get_global_rank(group or dist.group.WORLD, (rank + step) % ranks) for step in (1, -1))
-        self.arriving = [torch.empty_like(x) for x in tensors]
-        self.leaving = tensors
-        self.works = dist.batch_isend_irecv(
-            [operation for x, y in zip(tensors, self.arriving)
-             for operation in (dist.P2POp(dist.isend, x, after, group), dist.P2POp(dist.irecv, y, before, group))])
+    def __init__(self, packed, group):
+        self.arriving = packed.like()
+        self.leaving = packed
+        self.works = dist.batch_isend_irecv([dist.P2POp(dist.isend, packed.buffer, group.after, group.group),
+                                             dist.P2POp(dist.irecv, self.arriving.buffer, group.before, group.group)])
 
     def wait(self):
         for work in self.works:
@@ -125,47 +283,11 @@ class _Passing:
         return self.arriving
 
 
-def _agree(group, device, call):
-    """Compares what call() -> {name: integer} returns on all ranks. Where it raises, or ranks differ, every rank raises."""
-    mine, error = {}, None
-    try:
-        mine = call()
-    except Exception as caught:
-        error = caught
-    ranks = dist.get_world_size(group)
-    row = torch.zeros(48, dtype=torch.int64)
-    row[0] = error is not None
-    for n, value in enumerate(mine.values(), 1):
-        row[n] = value
-    rows = _all_gather(row.to(device), group)[0].cpu()
-    if error is not None:
-        raise error
-    refused = [r for r in range(ranks) if rows[r, 0]]
-    if refused:
-        raise InvalidArgument(f"rank {refused[0]} of the group refused its arguments; its own error says why")
-    for n, name in enumerate(mine, 1):
-        for r in range(1, ranks):
-            if rows[r, n] != rows[0, n]:
-                raise InvalidArgument(f"{name} is {rows[0, n]} on rank 0 and {rows[r, n]} on rank {r} of the group; accepted: the same on "
-                                      "all ranks")
-
-
-def _number(value):
-    """An integer that tells options apart."""
-    if value is None:
-        return -(1 << 40)
-    if isinstance(value, float):
-        return int(numpy.float64(value).view(numpy.int64))
-    if isinstance(value, str):
-        return int.from_bytes(value.encode()[:7], "little")
-    return int(value)
-
-
-# ---- which calls compute a rectangle of queries and keys -----------------------------------------
+# ---- which calls compute a rectangle of queries and keys ------------------------------------------
 
 @dataclass
-class _Call:
-    """Queries [qa, qb) and keys [ka, kb) of the sequence, and the window of attn.forward for them: its last query is at its last key."""
+class _Rectangle:
+    """A call of attn.forward: queries [qa, qb) and keys [ka, kb) of the sequence, and its window: its last query is at its last key."""
     qa: int
     qb: int
     ka: int
@@ -189,7 +311,7 @@ def _rectangle(qa, qb, ka, kb, left, right, align):
     if qa >= qb or ka >= kb:
         return None
     shift = kb - qb  # of the call's diagonal
-    return _Call(qa, qb, ka, kb, left + shift if left >= 0 else -1, right - shift if right >= 0 else -1, [0, qb - qa], [0, kb - ka])
+    return _Rectangle(qa, qb, ka, kb, left + shift if left >= 0 else -1, right - shift if right >= 0 else -1, [0, qb - qa], [0, kb - ka])
 
 
 def _calls(queries, keys, documents, left, right, align=(1, 1)):
@@ -253,293 +375,373 @@ def _mask_slice(mask, qa, qb, ka, kb, heads):
 
 # ---- this rank's part --------------------------------------------------------------------------
 
-@dataclass
-class _Options:
-    """Those of a call of attention() that all of its parts have."""
-    group: object
-    scheme: str
-    layout: str
-    left: int
-    right: int
-    scale: float | None
-    softcap: float
-    documents: list | None  # [(begin, end), ...] of packed tokens, None: sequences
-    block_mask: BlockMask | None
-    head_pieces: int
+@dataclass(frozen=True)
+class _Step:
+    """A call of attn.forward in one place of a rank's queries. Slices are None where they are all."""
+    place: int
+    rows: slice | None  # of the rank's queries
+    inner: slice | None  # of the place's
+    keys: slice | None
+    packed: bool  # cu_seqlens are among the options
+    options: dict
 
-    def places(self, q, rank=None):
-        """The chunks of a rank's tokens."""
-        ranks = dist.get_world_size(self.group)
-        return chunks(self.layout, dist.get_rank(self.group) if rank is None else rank, ranks, q.shape[1])
 
-    def calls(self, queries, keys):
+class _Call:
+    """What calls of attention() with equal shapes, types and options have in common. `facts` are what all ranks must agree on."""
+
+    def __init__(self, group, facts, *, scheme, layout, left, right, scale, softcap, documents, block_mask, slopes, head_pieces, q, k, v):
+        self.group, self.facts, self.number = group, facts, _number(facts)
+        self.scheme, self.layout, self.left, self.right, self.scale, self.softcap = scheme, layout, left, right, scale, softcap
+        self.documents = documents  # [(begin, end), ...] of packed tokens, None: sequences
+        self.slopes = slopes  # whether there are ALiBi slopes
+        self.head_pieces = head_pieces
+        self.batch, self.device = (q.shape[0] if documents is None else 1), q.device
+        self.heads, self.heads_kv, self.dim, self.dim_v = q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]
+        n = q.shape[-3]
+        self.tokens, self.total = n, n * group.ranks
+        # Of the queries that this rank computes: all of the sequence for some heads, or its own.
+        self.places = [(0, self.total)] if scheme == "ulysses" else chunks(layout, group.rank, group.ranks, n)
+        self.rows = self.total if scheme == "ulysses" else n
+        self.heads_here = self.heads // (group.ranks if scheme == "ulysses" else head_pieces)
+        self.held = []  # at each step of a ring: where the keys are that this rank holds, and their rows
+        for step in range(group.ranks):
+            begin, held = 0, []
+            for place in chunks(layout, (group.rank - step) % group.ranks, group.ranks, n):
+                held.append((place, slice(begin, begin + place[1])))
+                begin += place[1]
+            self.held.append(held)
+        # By keys (start, tokens) and, if there is a mask, query heads (first, count). The mask itself is not kept.
+        k_places = [place for held in self.held for place, _ in held] if scheme == "ring" else [(0, self.total)]
+        self._steps = {(k_place, heads): list(self._make_steps(k_place, heads, block_mask))
+                       for k_place in k_places for heads in (self.heads_of_parts() if block_mask else [None])}
+        self.masked = block_mask is not None
+
+    def heads_of_parts(self):
+        """(first, count) of each part's query heads."""
+        n = self.heads_here
+        if self.scheme == "ulysses":
+            return [(self.group.rank * n, n)]
+        return [(i * n, n) for i in range(self.head_pieces)]
+
+    def steps(self, k_place, heads):
+        """The calls of this rank's queries over keys (start, tokens), for query heads (first, count)."""
+        return self._steps[k_place, heads if self.masked else None]
+
+    def _make_steps(self, k_place, heads, mask):
+        def cut(first, end, size):
+            return None if (first, end) == (0, size) else slice(first, end)
         documents = self.documents if self.documents is not None else [(0, 1 << 40)]
-        return _calls(queries, keys, documents, self.left, self.right, self.block_mask.block_size if self.block_mask else (1, 1))
+        align = mask.block_size if mask else (1, 1)
+        first = 0
+        for number, place in enumerate(self.places):
+            for call in _calls(place, k_place, documents, self.left, self.right, align):
+                begin, end = call.qa - place[0], call.qb - place[0]
+                yield _Step(number, cut(first + begin, first + end, self.rows), cut(begin, end, place[1]),
+                            cut(call.ka - k_place[0], call.kb - k_place[0], k_place[1]), len(call.cu_q) > 2, self._options(call, heads, mask))
+            first += place[1]
+
+    def _options(self, call, heads, mask):
+        options = {"scale": self.scale, "softcap": self.softcap}
+        left, right = call.left, call.right
+        if self.slopes and call.kb != call.qb:  # else the call's positions are the sequence's
+            options["query_start"] = torch.full((self.batch,), call.qa - call.ka, dtype=torch.int64, device=self.device)
+            shift = call.kb - call.qb
+            left, right = (left - shift if left >= 0 else -1), (right + shift if right >= 0 else -1)
+            if left >= 0 or right >= 0:
+                options["window"] = left, right
+        elif left >= 0 or right > 0:
+            options["window"] = left, right
+        elif right == 0:
+            options["causal"] = True
+        if len(call.cu_q) > 2:
+            options["cu_seqlens_q"], options["cu_seqlens_kv"] = (torch.tensor(x, dtype=torch.int32, device=self.device)
+                                                                 for x in (call.cu_q, call.cu_k))
+            options["max_seqlen_q"] = max(b - a for a, b in zip(call.cu_q, call.cu_q[1:]))
+        if mask:
+            options["block_mask"] = _mask_slice(mask, call.qa, call.qb, call.ka, call.kb, heads)
+        return options
+
+    def by_place(self, lse):
+        """lse [B, H, n] as parts have it: [head pieces, places, B, H of a piece, rows of a place]."""
+        return lse.unflatten(1, (self.head_pieces, -1)).unflatten(3, (len(self.places), -1)).permute(1, 3, 0, 2, 4).contiguous()
+
+
+def _accumulates(q):
+    """Whether attn.forward takes accumulate=True for q's device."""
+    return q.device.type == "cpu"
+
+
+def _cut(x, rows, dim=1):
+    if rows is None:
+        return x
+    return x[:, rows] if dim == 1 else x[:, :, rows]
 
 
 class _Part:
-    """Query rows of one rank and heads, whose calls see more and more keys. q [B, n, H, D]; chunks as chunks() returns them."""
+    """Query rows of one rank and some heads, whose calls see more and more keys. q [B, n, H, D]; heads (first, count) among all."""
 
-    def __init__(self, options, places, q, slopes=None, heads=None):
-        self.options, self.places, self.q, self.slopes, self.heads = options, places, q, slopes, heads
+    def __init__(self, call, q, slopes, heads):
+        self.call, self.q, self.heads = call, q, heads
+        self.extra = {} if slopes is None else {"alibi_slopes": slopes}
 
-    def _each(self, k, v, k_place):
-        """Calls of this rank's queries over keys k, v [B, m, Hkv, D] at one place: (call, rows of q, rows of k, arguments)."""
-        first = 0
-        for queries in self.places:
-            for call in self.options.calls(queries, k_place):
-                rows = slice(first + call.qa - queries[0], first + call.qb - queries[0])
-                keys = slice(call.ka - k_place[0], call.kb - k_place[0])
-                yield call, rows, keys, self._arguments(call)
-            first += queries[1]
+    def into(self, out, lse):
+        """out f32 [B, n, H, Dv] and lse f32 [places, B, H, rows of a place], not initialised."""
+        self.out, self.lse = out, lse.unbind(0)
+        self.done = [[] for _ in self.lse]  # of each place: rows that hold something
+        return self
 
-    def _arguments(self, call):
-        options = {"scale": self.options.scale, "softcap": self.options.softcap}
-        if call.left >= 0 or call.right > 0:
-            options["window"] = call.left, call.right
-        elif call.right == 0:
-            options["causal"] = True
-        if len(call.cu_q) > 2:
-            options["cu_seqlens_q"], options["cu_seqlens_kv"] = (torch.tensor(x, dtype=torch.int32, device=self.q.device)
-                                                                 for x in (call.cu_q, call.cu_k))
-            options["max_seqlen_q"] = max(b - a for a, b in zip(call.cu_q, call.cu_q[1:]))
-        if self.slopes is not None:
-            options["alibi_slopes"] = self.slopes
-            if call.kb != call.qb:  # else the call's positions are the sequence's
-                options["query_start"] = torch.full((self.q.shape[0],), call.qa - call.ka, dtype=torch.int64, device=self.q.device)
-                if call.left >= 0 or call.right >= 0:
-                    shift = call.kb - call.qb
-                    options.pop("causal", None)
-                    options["window"] = (call.left - shift if call.left >= 0 else -1, call.right + shift if call.right >= 0 else -1)
-        if self.options.block_mask:
-            options["block_mask"] = _mask_slice(self.options.block_mask, call.qa, call.qb, call.ka, call.kb, self.heads)
-        return options
-
-    def start(self, dim_v):
-        b, n, h, _ = self.q.shape
-        self.out = self.q.new_zeros(b, n, h, dim_v, dtype=torch.float32)
-        self.lse = self.q.new_full((b, h, n), -math.inf, dtype=torch.float32)
-        self.done = []  # rows that hold something
+    def _clear(self, place):
+        n = self.lse[place].shape[2]
+        self.out[:, place * n:(place + 1) * n].zero_()
+        self.lse[place].fill_(-math.inf)
 
     def add_keys(self, k, v, k_place):
-        for call, rows, keys, options in self._each(k, v, k_place):
-            out = self.out[:, rows]
-            arrays = [self.q[:, rows], k[:, keys], v[:, keys], out]
-            lse = self.lse[:, :, rows].contiguous()
-            given = lse
-            if len(call.cu_q) > 2:
-                arrays, given = [x[0] for x in arrays], lse[0]
-            *qkv, into = arrays
-            fresh = not any(a < rows.stop and rows.start < b for a, b in self.done)
-            if fresh or self.q.device.type == "cpu":
-                _forward(*qkv, out=into, lse=given, accumulate=not fresh, **options)
-                self.lse[:, :, rows] = lse
+        """Keys and values [B, m, Hkv, D] at one place."""
+        for step in self.call.steps(k_place, self.heads):
+            done, whole = self.done[step.place], self.lse[step.place]
+            rows = (0, whole.shape[2]) if step.inner is None else (step.inner.start, step.inner.stop)
+            if not done and step.inner is not None:
+                self._clear(step.place)
+            fresh = not any(a < rows[1] and rows[0] < b for a, b in done)
+            lse = whole if step.inner is None else whole[:, :, step.inner].contiguous()
+            arrays = [_cut(self.q, step.rows), _cut(k, step.keys), _cut(v, step.keys), _cut(self.out, step.rows), lse]
+            if step.packed:
+                arrays = [x[0] for x in arrays]
+            *qkv, into, given = arrays
+            if fresh or _accumulates(self.q):
+                _forward(*qkv, out=into, lse=given, accumulate=not fresh, **step.options, **self.extra)
+                if step.inner is not None:
+                    whole[:, :, step.inner] = lse
             else:
-                merged, total = _merge([(into, given), _forward(*qkv, out_dtype="f32", return_lse=True, **options)])
+                merged, total = _merge([(into.contiguous(), given), _forward(*qkv, out_dtype="f32", return_lse=True, **step.options, **self.extra)])
                 into.copy_(merged)
-                self.lse[:, :, rows] = total
-            self.done.append((rows.start, rows.stop))
+                _cut(whole, step.inner, 2).copy_(total)
+            done.append(rows)
 
-    def result(self, sinks):
-        """out f32 [B, n, H, Dv] and lse; the sinks' part of the denominator comes last, once."""
-        if sinks is not None:
-            lse = torch.logaddexp(self.lse, sinks[:, None].to(torch.float32))
-            weight = torch.where(self.lse == -math.inf, 0.0, torch.exp(self.lse - lse))
-            self.out *= weight.transpose(1, 2)[..., None]
-            self.lse = lse
-        return self.out, self.lse
+    def finish(self):
+        """Rows of places that saw no key."""
+        for place, done in enumerate(self.done):
+            if not done:
+                self._clear(place)
 
-    def start_gradients(self, d_out, d_lse, out, lse):
+    def of_result(self, d_out, d_lse, out, lse, dq):
+        """For gradients: dq f32, which they are added to, and the others as into() has them, d_lse or None."""
         if self.q.device.type == "cuda":
             d_out = d_out.to(self.q.dtype)  # as its kernels want it, and as it came
-        self.d_out, self.d_lse, self.out, self.lse = d_out, d_lse, out, lse
-        self.dq = torch.zeros_like(self.q, dtype=torch.float32, memory_format=torch.contiguous_format)
+        self.d_out, self.d_lse, self.out, self.lse, self.dq = d_out, d_lse, out, lse, dq
+        return self
 
     def add_gradients(self, k, v, dk, dv, k_place):
         """Adds to dq, and to dk and dv f32 of k's and v's shapes."""
-        for call, rows, keys, options in self._each(k, v, k_place):
-            arrays = [self.d_out[:, rows], self.q[:, rows], k[:, keys], v[:, keys], self.out[:, rows]]
-            statistics = [self.lse[:, :, rows].contiguous(), None if self.d_lse is None else self.d_lse[:, :, rows].contiguous()]
-            into = [self.dq[:, rows], dk[:, keys], dv[:, keys]]
-            if len(call.cu_q) > 2:
-                arrays, into = ([x[0] for x in list_of] for list_of in (arrays, into))
-                statistics = [x if x is None else x[0] for x in statistics]
-            _backward(*arrays, statistics[0], d_lse=statistics[1], dq=into[0], dk=into[1], dv=into[2], accumulate=True, dtype="f32", **options)
+        for step in self.call.steps(k_place, self.heads):
+            arrays = [_cut(x, step.rows) for x in (self.d_out, self.q, self.out, self.dq)] + [_cut(x, step.keys) for x in (k, v, dk, dv)]
+            statistics = [None if x is None else _cut(x[step.place], step.inner, 2).contiguous() for x in (self.lse, self.d_lse)]
+            if step.packed:
+                arrays, statistics = ([None if x is None else x[0] for x in list_of] for list_of in (arrays, statistics))
+            d_out, q, out, dq, keys, values, d_keys, d_values = arrays
+            _backward(d_out, q, keys, values, out, statistics[0], d_lse=statistics[1], dq=dq, dk=d_keys, dv=d_values, accumulate=True, dtype="f32",
+                      **step.options, **self.extra)
+
+
+def _with_sinks(out, lse, sinks):
+    """out f32 [B, n, H, Dv] and lse [B, H, n] with the sinks' part of the denominator, which comes last, once."""
+    if sinks is None:
+        return out, lse
+    total = torch.logaddexp(lse, sinks[:, None].to(torch.float32))
+    weight = torch.where(lse == -math.inf, 0.0, torch.exp(lse - total))
+    return out.mul_(weight.transpose(1, 2)[..., None]), total
+
+
+def _results(call, q, slopes):
+    """(parts, out, lse as parts have it) for all of q [B, n, H, D]."""
+    out = q.new_empty(*q.shape[:3], call.dim_v, dtype=torch.float32)
+    n, pieces = call.heads_here, call.head_pieces
+    lse = q.new_empty(pieces, len(call.places), q.shape[0], n, q.shape[1] // len(call.places), dtype=torch.float32)
+    parts = [part.into(x, y) for part, x, y in zip(_parts(call, q, slopes), _pieces(out, pieces), lse.unbind(0))]
+    return parts, out, lse
+
+
+def _parts(call, q, slopes):
+    """A part for each piece of heads of q."""
+    of_pieces = [slopes] if slopes is None or call.head_pieces == 1 else slopes.chunk(call.head_pieces)
+    return [_Part(call, piece, of_pieces[i % len(of_pieces)], heads)
+            for i, (piece, heads) in enumerate(zip(_pieces(q, call.head_pieces), call.heads_of_parts()))]
+
+
+def _finished(parts, out, lse, sinks):
+    for part in parts:
+        part.finish()
+    pieces, places, b, h, m = lse.shape
+    return _with_sinks(out, lse.permute(2, 0, 3, 1, 4).reshape(b, pieces * h, places * m), sinks)
+
+
+def _parts_of_result(call, q, slopes, d_out, d_lse, out, lse, dq):
+    """Parts for gradients. out .. of all of q; lse and d_lse [B, H, n]."""
+    lse, d_lse = (None if x is None else call.by_place(x) for x in (lse, d_lse))
+    pieces = [_pieces(x, call.head_pieces) for x in (d_out, out, dq)]
+    return [part.of_result(pieces[0][i], None if d_lse is None else d_lse[i], pieces[1][i], lse[i], pieces[2][i])
+            for i, part in enumerate(_parts(call, q, slopes))]
 
 
 def _pieces(x, n):
     """x [B, n, H, D] in n pieces of its heads."""
-    return x.unflatten(2, (n, -1)).unbind(2)
+    return (x,) if n == 1 else x.unflatten(2, (n, -1)).unbind(2)
 
 
-def _gathered(k, v, options):
+def _gathered(k, v, call):
     """Yields K and V [B, S, heads, D] of the whole sequence, some heads at a time; the next heads arrive meanwhile."""
     pending = None
-    for pair in [*zip(_pieces(k, options.head_pieces), _pieces(v, options.head_pieces)), None]:
-        started = pair and [_all_gather(x, options.group, asynchronous=True) for x in pair]
+    for pair in [*zip(_pieces(k, call.head_pieces), _pieces(v, call.head_pieces)), None]:
+        started = pair and _all_gather(_pack(pair), call.group, asynchronous=True)
         if pending:
-            for _, work in pending:
-                work.wait()
-            yield [_ordered(x, options.layout, 1) for x, _ in pending]
+            pending[1].wait()
+            yield [_ordered(x, call.layout, 1) for x in pending[0].arrays()]
         pending = started
 
 
-def _parts_of_heads(options, q, slopes):
-    """A _Part for each piece of heads, with its own slice of q."""
-    n = q.shape[2] // options.head_pieces
-    return [_Part(options, options.places(q), piece, None if slopes is None else slopes[i * n:(i + 1) * n].contiguous(), (i * n, n))
-            for i, piece in enumerate(_pieces(q, options.head_pieces))]
+def _all_gather_forward(call, q, k, v, slopes):
+    parts, out, lse = _results(call, q, slopes)
+    for part, kv in zip(parts, _gathered(k, v, call)):
+        part.add_keys(*kv, (0, call.total))
+    return parts, out, lse
 
 
-def _all_gather_forward(options, q, k, v, slopes):
-    parts = _parts_of_heads(options, q, slopes)
-    for part, (all_k, all_v) in zip(parts, _gathered(k, v, options)):
-        part.start(v.shape[3])
-        part.add_keys(all_k, all_v, (0, all_k.shape[1]))
-    return parts
+def _all_gather_backward(call, q, k, v, out, lse, d_out, d_lse, slopes):
+    dq, found = torch.zeros(q.shape, dtype=torch.float32, device=q.device), []
+    for part, kv in zip(_parts_of_result(call, q, slopes, d_out, d_lse, out, lse, dq), _gathered(k, v, call)):
+        gradients = [torch.zeros_like(x, dtype=torch.float32, memory_format=torch.contiguous_format) for x in kv]
+        part.add_gradients(*kv, *gradients, (0, call.total))
+        found.append(_sums_of_ranks([_by_owner(x, call.layout, call.group.ranks) for x in gradients], call.group))
+    return dq, *(x[0] if len(x) == 1 else torch.cat(x, 2) for x in zip(*found))
 
 
-def _all_gather_backward(options, q, k, v, out, lse, d_out, d_lse, slopes):
-    ranks, dk, dv = dist.get_world_size(options.group), [], []
-    parts = _parts_of_heads(options, q, slopes)
-    pieces = [_pieces(x, options.head_pieces) for x in (d_out, out)]
-    h = parts[0].q.shape[2]
-    for i, (part, kv) in enumerate(zip(parts, _gathered(k, v, options))):
-        part.start_gradients(pieces[0][i], None if d_lse is None else d_lse[:, i * h:(i + 1) * h], pieces[1][i], lse[:, i * h:(i + 1) * h])
-        gradients = [torch.zeros_like(x, dtype=torch.float32) for x in kv]
-        part.add_gradients(*kv, *gradients, (0, kv[0].shape[1]))
-        for into, x in zip((dk, dv), gradients):
-            into.append(_sum_of_ranks(_by_owner(x, options.layout, ranks, 1), options.group))
-    return torch.cat([part.dq for part in parts], 2), torch.cat(dk, 2), torch.cat(dv, 2)
-
-
-def _held(options, q, step):
-    """Where the keys are that this rank holds at a step of the ring, and their rows in what it holds."""
-    ranks = dist.get_world_size(options.group)
-    first = 0
-    for place in options.places(q, (dist.get_rank(options.group) - step) % ranks):
-        yield place, slice(first, first + place[1])
-        first += place[1]
-
-
-def _ring_forward(options, q, k, v, slopes):
-    part, held, ranks = _Part(options, options.places(q), q, slopes), [k.contiguous(), v.contiguous()], dist.get_world_size(options.group)
-    part.start(v.shape[3])
+def _ring_forward(call, q, k, v, slopes):
+    parts, out, lse = _results(call, q, slopes)
+    held, ranks = _pack((k, v)), call.group.ranks
     for step in range(ranks):
-        passing = _Passing(held, options.group) if step < ranks - 1 else None
-        for place, rows in _held(options, q, step):
-            part.add_keys(held[0][:, rows], held[1][:, rows], place)
+        passing = _Passing(held, call.group) if step < ranks - 1 else None
+        keys, values = held.arrays()
+        for place, rows in call.held[step]:
+            parts[0].add_keys(keys[:, rows], values[:, rows], place)
         if passing:
             held = passing.wait()
-    return [part]
+    return parts, out, lse
 
 
-def _ring_backward(options, q, k, v, out, lse, d_out, d_lse, slopes):
-    part, held, ranks = _Part(options, options.places(q), q, slopes), [k.contiguous(), v.contiguous()], dist.get_world_size(options.group)
-    part.start_gradients(d_out, d_lse, out, lse)
-    gradients = [torch.zeros_like(x, dtype=torch.float32) for x in held]
+def _ring_backward(call, q, k, v, out, lse, d_out, d_lse, slopes):
+    dq = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
+    part, = _parts_of_result(call, q, slopes, d_out, d_lse, out, lse, dq)
+    held, ranks = _pack((k, v)), call.group.ranks
+    gradients = _Packed(k, [(torch.float32, shape) for _, shape in held.kinds])
+    gradients.buffer.zero_()
     for step in range(ranks):
-        passing = _Passing(held, options.group) if step < ranks - 1 else None
-        for place, rows in _held(options, q, step):
-            part.add_gradients(held[0][:, rows], held[1][:, rows], gradients[0][:, rows], gradients[1][:, rows], place)
+        passing = _Passing(held, call.group) if step < ranks - 1 else None
+        arrays = *held.arrays(), *gradients.arrays()
+        for place, rows in call.held[step]:
+            part.add_gradients(*(x[:, rows] for x in arrays), place)
         if passing:
             held = passing.wait()
         if ranks > 1:  # after the last step they are where they belong
-            gradients = _Passing(gradients, options.group).wait()
-    return part.dq, *gradients
+            gradients = _Passing(gradients, call.group).wait()
+    return dq, *gradients.arrays()
 
 
-def _to_heads(x, options):
-    """[B, n, H, D] of this rank's tokens -> [B, S, H / ranks, D] of its heads. Fewer heads than ranks are repeated."""
-    ranks = dist.get_world_size(options.group)
-    if x.shape[2] < ranks:
-        x = x.repeat_interleave(ranks // x.shape[2], 2)
-    return _ordered(_exchange(torch.stack(_pieces(x, ranks)), options.group), options.layout, 1)
+def _to_heads(arrays, call):
+    """Each [B, n, H, D] of this rank's tokens -> [B, S, H / ranks, D] of its heads. Fewer heads than ranks are repeated."""
+    ranks = call.group.ranks
+    arrays = [x.repeat_interleave(ranks // x.shape[2], 2) if x.shape[2] < ranks else x for x in arrays]
+    sent = [x.unflatten(2, (ranks, -1)).movedim(2, 0) for x in arrays]
+    came = _exchange(_pack_for_ranks(sent), call.group)
+    return [_ordered(x, call.layout, 1) for x in came.arrays()]
 
 
-def _to_tokens(x, options, heads):
-    """The reverse. Of `heads` heads that were repeated, the sums."""
-    ranks = dist.get_world_size(options.group)
-    back = torch.cat(_exchange(_by_owner(x, options.layout, ranks, 1), options.group).unbind(0), 2)
-    return back if back.shape[2] == heads else back.unflatten(2, (heads, -1)).sum(3)
+def _to_tokens(arrays, call, heads):
+    """The reverse. Where an array's heads, of which there are `heads`, were repeated: the sums."""
+    ranks = call.group.ranks
+    sent = [_by_owner(x, call.layout, ranks) for x in arrays]
+    came = _exchange(_pack_for_ranks(sent), call.group)
+    back = [x.movedim(0, 2).flatten(2, 3) for x in came.arrays()]
+    return [x if x.shape[2] == n else x.unflatten(2, (n, -1)).sum(3) for x, n in zip(back, heads)]
 
 
-def _of_my_heads(x, options):
+def _of_my_heads(x, call):
     """The slice of [Hq] numbers."""
     if x is None:
         return None
-    n = x.shape[0] // dist.get_world_size(options.group)
-    return x[dist.get_rank(options.group) * n:][:n].contiguous()
+    n = call.heads_here
+    return x[call.group.rank * n:][:n].contiguous()
 
 
-def _ulysses_part(options, q, slopes):
-    n = q.shape[2]
-    return _Part(options, [(0, q.shape[1])], q, slopes, (dist.get_rank(options.group) * n, n))
+def _column(lse):
+    """[B, H, n] -> [B, n, H, 1], as tokens travel."""
+    return lse.transpose(1, 2)[..., None]
+
+
+def _ulysses_forward(call, q, k, v, sinks, slopes):
+    """((out, lse) of this rank's tokens, q, k, v, out, lse of its heads)."""
+    mine = _to_heads((q, k, v), call)
+    parts, out, lse = _results(call, mine[0], _of_my_heads(slopes, call))
+    parts[0].add_keys(*mine[1:], (0, call.total))
+    of_heads = _finished(parts, out, lse, _of_my_heads(sinks, call))
+    out, column = _to_tokens((of_heads[0], _column(of_heads[1])), call, (call.heads, call.heads))
+    return (out, column[..., 0].transpose(1, 2).contiguous()), (*mine, *of_heads)
+
+
+def _ulysses_backward(call, q, k, v, out, lse, d_out, d_lse, slopes):
+    """d_out and d_lse of heads."""
+    dq = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
+    part, = _parts_of_result(call, q, _of_my_heads(slopes, call), d_out, d_lse, out, lse, dq)
+    gradients = [torch.zeros_like(x, dtype=torch.float32, memory_format=torch.contiguous_format) for x in (k, v)]
+    part.add_gradients(k, v, *gradients, (0, call.total))
+    return _to_tokens((dq, *gradients), call, (call.heads, call.heads_kv, call.heads_kv))
+
+
+def _compute(call, q, k, v, sinks, slopes):
+    """((out f32, lse) of this rank's queries, what gradients need of q, k, v, out and lse)."""
+    if call.scheme == "ulysses":
+        return _ulysses_forward(call, q, k, v, sinks, slopes)
+    found = _finished(*(_ring_forward if call.scheme == "ring" else _all_gather_forward)(call, q, k, v, slopes), sinks)
+    return found, (q, k, v, *found)
 
 
 class _Attention(torch.autograd.Function):
     """(out f32, lse) of this rank's queries."""
 
     @staticmethod
-    def forward(ctx, q, k, v, sinks, slopes, options):
-        ctx.options, ctx.slopes = options, slopes
+    def forward(ctx, q, k, v, sinks, slopes, call):
+        ctx.call, ctx.slopes = call, slopes
         ctx.set_materialize_grads(False)
-        if options.scheme == "ulysses":
-            mine = [_to_heads(x, options) for x in (q, k, v)]
-            ctx.slopes = _of_my_heads(slopes, options)
-            part = _ulysses_part(options, mine[0], ctx.slopes)
-            part.start(v.shape[3])
-            part.add_keys(*mine[1:], (0, mine[1].shape[1]))
-            of_heads, lse_of_heads = part.result(_of_my_heads(sinks, options))
-            ctx.kv_heads = k.shape[2]
-            ctx.save_for_backward(*mine, of_heads, lse_of_heads, sinks)
-            out = _to_tokens(of_heads, options, q.shape[2])
-            lse = _to_tokens(lse_of_heads.transpose(1, 2)[..., None], options, q.shape[2])[..., 0].transpose(1, 2).contiguous()
-            return out, lse
-        run = _ring_forward if options.scheme == "ring" else _all_gather_forward
-        parts, n = run(options, q, k, v, slopes), q.shape[2] // options.head_pieces
-        results = [part.result(None if sinks is None else sinks[i * n:(i + 1) * n] if len(parts) > 1 else sinks)
-                   for i, part in enumerate(parts)]
-        out, lse = (torch.cat(x, dim) if len(x) > 1 else x[0] for x, dim in zip(zip(*results), (2, 1)))
-        ctx.save_for_backward(q, k, v, out, lse, sinks)
-        return out, lse
+        found, kept = _compute(call, q, k, v, sinks, slopes)
+        ctx.save_for_backward(*kept, sinks)
+        return found
 
     @staticmethod
     def backward(ctx, d_out, d_lse):
         q, k, v, out, lse, sinks = ctx.saved_tensors
-        options = ctx.options
-        if options.scheme == "ulysses":
-            ranks = dist.get_world_size(options.group)
-            shape = out.shape[0], out.shape[1] // ranks, out.shape[2] * ranks, out.shape[3]
-            d_out = _to_heads(out.new_zeros(shape) if d_out is None else d_out, options)
-            if d_lse is not None:
-                d_lse = _to_heads(d_lse.transpose(1, 2)[..., None], options)[..., 0].transpose(1, 2)
-            part = _ulysses_part(options, q, ctx.slopes)
-            part.start_gradients(d_out.contiguous(), d_lse, out, lse)
-            gradients = [torch.zeros_like(x, dtype=torch.float32) for x in (k, v)]
-            part.add_gradients(k, v, *gradients, (0, k.shape[1]))
-            dq, dk, dv = (_to_tokens(x, options, heads)
-                          for x, heads in zip((part.dq, *gradients), (shape[2], ctx.kv_heads, ctx.kv_heads)))
+        call, group = ctx.call, ctx.call.group
+        if d_out is None:
+            d_out = out.new_zeros(call.batch, call.tokens, call.heads, call.dim_v)
+        if call.scheme == "ulysses":
+            given = (d_out,) if d_lse is None else (d_out, _column(d_lse))
+            d_out, *column = _to_heads(given, call)
+            d_lse = column[0][..., 0].transpose(1, 2) if column else None
+            run = _ulysses_backward
         else:
-            d_out = torch.zeros_like(out) if d_out is None else d_out.contiguous()
-            run = _ring_backward if options.scheme == "ring" else _all_gather_backward
-            dq, dk, dv = run(options, q, k, v, out, lse, d_out, d_lse, ctx.slopes)
+            run = _ring_backward if call.scheme == "ring" else _all_gather_backward
+        d_out = d_out.contiguous()
+        dq, dk, dv = run(call, q, k, v, out, lse, d_out, d_lse, ctx.slopes)
         d_sinks = None
         if sinks is not None and ctx.needs_input_grad[3]:
             delta = (d_out * out).sum(3).transpose(1, 2)
             if d_lse is not None:
                 delta = delta - d_lse
-            of_heads = -(torch.exp(_my(sinks, out, options)[:, None] - lse) * delta).nan_to_num().sum((0, 2))
+            mine = sinks if call.scheme != "ulysses" else _of_my_heads(sinks, call)
+            of_heads = -(torch.exp(mine[:, None] - lse) * delta).nan_to_num().sum((0, 2))
             d_sinks = of_heads
-            if options.scheme == "ulysses":
+            if call.scheme == "ulysses":
                 d_sinks = torch.zeros_like(sinks)
-                n, rank = of_heads.shape[0], dist.get_rank(options.group)
-                d_sinks[rank * n:(rank + 1) * n] = of_heads
+                d_sinks[group.rank * call.heads_here:][:call.heads_here] = of_heads
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), d_sinks, None, None
-
-
-def _my(sinks, out, options):
-    return sinks if sinks.shape[0] == out.shape[2] else _of_my_heads(sinks, options)
 
 
 # ---- choice --------------------------------------------------------------------------------------
@@ -555,11 +757,16 @@ class Machine:
     memory: float = 2.5e12  # bytes/s of merging
     ranks_of_host: int = 8
     network: float = 40e9  # bytes/s of a GPU between hosts: 80 % of 400 Gbit/s
+    call: float = 900e-6  # of the host for a call, whatever its tokens: arguments and comparison. 300e-6 with compare="once"
+    piece: float = 450e-6  # of the host for each piece of heads (all_gather), step (ring) or exchange (ulysses)
 
 
 def estimate(ranks, tokens, *, heads_q, heads_kv, head_dim, head_dim_v=None, batch=1, causal=True, bytes_per_element=2, machine=Machine(),
              head_pieces=None):
-    """{scheme: seconds} of a forward call over `tokens` tokens of each sequence in all; a scheme that cannot run is not in it."""
+    """{scheme: seconds} of a forward call over `tokens` tokens of each sequence in all; a scheme that cannot run is not in it.
+
+    It is that of calls one after the other: GPUs compute one while hosts prepare the next, and the slower of both counts.
+    head_pieces: of all_gather; None: the best of those that attention() chooses from."""
     dim_v = head_dim_v or head_dim
     work = 2 * batch * heads_q * tokens * tokens * (head_dim + dim_v) * (0.5 if causal else 1)
     rows = tokens / ranks
@@ -570,25 +777,30 @@ def estimate(ranks, tokens, *, heads_q, heads_kv, head_dim, head_dim_v=None, bat
         width = hop = machine.network
     of_rank = batch * rows * heads_kv * (head_dim + dim_v) * bytes_per_element  # K and V
     arrive = (ranks - 1) * of_rank / width if ranks > 1 else 0
-    pieces = head_pieces or _default_pieces(heads_kv)
-    # Of the gather, the first piece of heads and what no computation hides is waited for.
-    found = {"all_gather": machine.latency * pieces + arrive / pieces + max(arrive * (pieces - 1) / pieces, compute * (pieces - 1) / pieces)
-             + compute / pieces}
+
+    def call(gpu, pieces):
+        return max(gpu, machine.call + machine.piece * pieces)
+
+    def gathered(pieces):  # the first piece of heads is waited for, and what no computation hides
+        return call(machine.latency * pieces + arrive / pieces + max(arrive, compute) * (pieces - 1) / pieces + compute / pieces, pieces)
+    found = {"all_gather": min(gathered(n) for n in ([head_pieces] if head_pieces else _head_pieces(heads_kv)))}
     # A step is a call over 1 / ranks of the keys; all but the first read, merge and write f32 rows.
     merge = 3 * batch * rows * heads_q * dim_v * 4 / machine.memory
     step = compute / ranks * (1 + machine.half_tokens / rows)
-    found["ring"] = ranks * machine.latency + step + (ranks - 1) * max(step + merge, of_rank / hop)
+    found["ring"] = call(ranks * machine.latency + step + (ranks - 1) * max(step + merge, of_rank / hop), ranks)
     if _splits(heads_q, heads_kv, ranks):
         repeated = max(1, ranks // heads_kv)
-        sent = batch * rows * ((heads_q + heads_kv * repeated) * (head_dim + dim_v)) * bytes_per_element * (ranks - 1) / ranks
+        there = (heads_q * head_dim + heads_kv * repeated * (head_dim + dim_v)) * bytes_per_element
+        back = heads_q * (dim_v + 1) * 4  # out and lse in f32
+        sent = batch * rows * (there + back) * (ranks - 1) / ranks
         whole = work / ranks / (machine.flops * tokens / (tokens + machine.half_tokens))
-        found["ulysses"] = 4 * machine.latency + (sent / width if ranks > 1 else 0) + whole
+        found["ulysses"] = call(2 * machine.latency + (sent / width if ranks > 1 else 0) + whole, 2)
     return found
 
 
-def _default_pieces(heads_kv):
-    """Head pieces of an all-gather: up to four, so that a quarter of it is waited for."""
-    return math.gcd(heads_kv, 4)
+def _head_pieces(heads_kv):
+    """In how many pieces of heads an all-gather may be divided unasked: up to four, so that a quarter of it is waited for."""
+    return [n for n in (1, 2, 4) if heads_kv % n == 0]
 
 
 def _splits(heads_q, heads_kv, ranks):
@@ -597,8 +809,117 @@ def _splits(heads_q, heads_kv, ranks):
 
 # ---- prefill and training ------------------------------------------------------------------------
 
+_COMPARE = ("always", "once")
+
+
+def _check_compare(compare):
+    if compare not in _COMPARE:
+        raise InvalidArgument(f"compare is {compare!r}; accepted: {', '.join(_COMPARE)}")
+
+
+def _attention_call(group, q, k, v, slopes, sinks, gradients, block_mask, offsets, scheme, layout, causal, window, scale, softcap, head_pieces):
+    """Checks the arguments of attention() -> a _Call."""
+    _check_layout(layout)
+    if scheme != "auto" and scheme not in _SCHEMES:
+        raise InvalidArgument(f"scheme is {scheme!r}; accepted: auto, {', '.join(_SCHEMES)}")
+    dims = 4 if offsets is None else 3
+    for name, x in ("q", q), ("k", k), ("v", v):
+        if x.dim() != dims:
+            raise InvalidArgument(f"{name} has shape {list(x.shape)}; accepted: {'[B, n, H, D]' if dims == 4 else '[n, H, D], with cu_seqlens'}")
+        if x.shape[:-2] != q.shape[:-2] or x.device != q.device:
+            raise InvalidArgument(f"{name} has shape {list(x.shape)} on {x.device}; accepted: q's batch and tokens, {list(q.shape[:-2])}, on "
+                                  f"{q.device}")
+    n, heads, heads_kv, ranks = q.shape[-3], q.shape[-2], k.shape[-2], group.ranks
+    if n == 0 or layout == "zigzag" and n % 2:
+        raise InvalidArgument(f"q has {n} tokens on this rank; accepted in layout {layout}: {'an even number' if n else '1 or more'}")
+    if heads_kv == 0 or heads % heads_kv or v.shape[-2] != heads_kv:
+        raise InvalidArgument(f"q has {heads} heads, k {heads_kv}, v {v.shape[-2]}; accepted: k's for v, a multiple for q")
+    if scheme == "ulysses" and not _splits(heads, heads_kv, ranks):
+        raise InvalidArgument(f"scheme is ulysses with {heads} and {heads_kv} heads on {ranks} ranks; accepted: query heads that are a "
+                              "multiple of the ranks, K/V heads too or a divisor of them")
+    if head_pieces is not None and (head_pieces < 1 or heads_kv % head_pieces):
+        raise InvalidArgument(f"head_pieces is {head_pieces}; accepted: divisors of {heads_kv}, the heads of k")
+    documents = None
+    if offsets is not None:
+        if not offsets or offsets[0] != 0 or any(a > b for a, b in zip(offsets, offsets[1:])) or offsets[-1] > n * ranks:
+            raise InvalidArgument(f"cu_seqlens is {list(offsets[:8])}{' ...' if len(offsets) > 8 else ''}; accepted: integers from 0 that do not "
+                                  f"decrease, up to {n * ranks}")
+        if block_mask is not None:
+            raise InvalidArgument("block_mask is given with cu_seqlens; accepted: one of them")
+        documents = list(zip(offsets, offsets[1:]))
+    if block_mask is not None and tuple(block_mask.shape[2:]) != (n * ranks, n * ranks):
+        raise InvalidArgument(f"block_mask has shape {block_mask.shape}; accepted: {n * ranks} queries and keys")
+    part = n if layout == "contiguous" else n // 2
+    if block_mask is not None and any(part % size for size in block_mask.block_size):
+        raise InvalidArgument(f"block_mask has blocks of {block_mask.block_size}, and parts of the sequence have {part} tokens; accepted: "
+                              "blocks that divide them")
+    for name, x in ("alibi_slopes", slopes), ("sinks", sinks):
+        if x is not None and tuple(x.shape) != (heads,):
+            raise InvalidArgument(f"{name} has shape {list(x.shape)}; accepted: [Hq] = [{heads}]")
+    left, right = window
+    if causal:
+        right = 0
+
+    def seconds(pieces):
+        return estimate(ranks, n * ranks, heads_q=heads, heads_kv=heads_kv, head_dim=q.shape[-1], head_dim_v=v.shape[-1],
+                        batch=q.shape[0] if dims == 4 else 1, causal=right == 0, bytes_per_element=q.element_size(), head_pieces=pieces)
+    if scheme == "auto":
+        found = seconds(head_pieces)
+        scheme = "ulysses" if slopes is not None and "ulysses" in found else min(found, key=found.get)
+    if scheme != "all_gather":
+        head_pieces = 1
+    elif head_pieces is None:
+        head_pieces = min(_head_pieces(heads_kv), key=lambda pieces: seconds(pieces)["all_gather"])
+    if slopes is not None and scheme != "ulysses":
+        if gradients:
+            raise Unsupported(f"alibi_slopes with gradients in scheme {scheme}; accepted: scheme ulysses, or torch.no_grad()")
+        if documents is not None:
+            raise Unsupported(f"alibi_slopes with cu_seqlens in scheme {scheme}; accepted: scheme ulysses")
+        if q.device.type != "cpu":
+            raise Unsupported(f"alibi_slopes on {q.device} in scheme {scheme}; accepted: scheme ulysses, or tensors of the CPU")
+    facts = {"function": "attention", **_sizes(q=q, k=k, v=v), **{f"{name}.dtype": str(x.dtype) for name, x in (("q", q), ("k", k), ("v", v))},
+             "scheme": scheme, "layout": layout, "window[0]": int(left), "window[1]": int(right), **_numbers(scale, softcap),
+             "alibi_slopes given": slopes is not None, "sinks given": sinks is not None, "block_mask given": block_mask is not None,
+             "head_pieces": head_pieces, "cu_seqlens": offsets, "gradients wanted": gradients}
+    return _Call(group, facts, scheme=scheme, layout=layout, left=left, right=right, scale=scale, softcap=softcap, documents=documents,
+                 block_mask=block_mask, slopes=slopes is not None, head_pieces=head_pieces, q=q, k=k, v=v)
+
+
+def _sizes(**arrays):
+    return {f"{name}.shape[{i}]": size for name, x in arrays.items() for i, size in enumerate(x.shape)}
+
+
+def _numbers(scale, softcap):
+    return {"scale": None if scale is None else float(scale), "softcap": float(softcap)}
+
+
+def _shape(x):
+    return None if x is None else x.shape
+
+
+def _kept_call(group, compare, mask, key, make):
+    """What is kept of an earlier call with this key(), else make(*key()); compared over the group. Both may raise: then all ranks do."""
+    call = known = error = None
+    try:
+        _check_compare(compare)
+        name = key()
+        kept = group.calls if mask is None else group.of_masks.setdefault(mask, _Kept(_MOST_CALLS))
+        call = known = kept.find(name)
+        if call is None:
+            call = make()
+    except Exception as caught:
+        error = caught
+    if error is not None:
+        group.agree({}, 0, error, False)
+    group.agree(call.facts, call.number, None, compare == "once")
+    if known is None:
+        kept.keep(name, call)
+    return call
+
+
 def attention(q, k, v, *, group=None, scheme="auto", layout="zigzag", causal=False, window=(-1, -1), scale=None, softcap=0.0,
-              alibi_slopes=None, sinks=None, block_mask=None, cu_seqlens=None, out_dtype=None, return_lse=False, head_pieces=None):
+              alibi_slopes=None, sinks=None, block_mask=None, cu_seqlens=None, out_dtype=None, return_lse=False, head_pieces=None,
+              compare="always"):
     """attn.forward(q, k, v) over sequences of which every rank of `group` has the same number of tokens -> its rows of out, or (out, lse).
 
     q [B, n, Hq, D], k [B, n, Hkv, D], v [B, n, Hkv, Dv] on this rank, as shard() with `layout` cuts them; out [B, n, Hq, Dv],
@@ -618,98 +939,70 @@ def attention(q, k, v, *, group=None, scheme="auto", layout="zigzag", causal=Fal
     cu_seqlens         a list of integers from 0 up to at most ranks * n: documents, one after the other in the whole sequence. q, k, v are
                        then packed, [n, H, D], out [n, Hq, Dv], lse [Hq, n]; tokens after the last document have out 0 and lse -inf
     out_dtype          a torch.dtype, None: q's. Partial results are f32 in any case
-    head_pieces        all_gather: in how many pieces of heads, a divisor of Hkv; None: up to 4
+    head_pieces        all_gather: in how many pieces of heads, a divisor of Hkv; None: 1, 2 or 4, the fastest by estimate()
+    compare            "always": each call first compares shapes, types and options over the group, on the host. "once": a call with
+                       shapes, types and options that were compared before does not. You promise that all ranks make the same calls
+                       in the same order; a rank that does not leaves the others waiting until the group's time-out
 
     Errors: attn.InvalidArgument or attn.Unsupported on every rank if arguments are refused on one or differ; those of
     torch.distributed if a rank is gone."""
-    rank_options = {}
+    mine = _of_group(group)
+    gradients = offsets = None
 
-    def check():
-        _check_layout(layout)
-        if scheme != "auto" and scheme not in _SCHEMES:
-            raise InvalidArgument(f"scheme is {scheme!r}; accepted: auto, {', '.join(_SCHEMES)}")
-        dims = 4 if cu_seqlens is None else 3
-        for name, x in ("q", q), ("k", k), ("v", v):
-            if x.dim() != dims:
-                raise InvalidArgument(f"{name} has shape {list(x.shape)}; accepted: {'[B, n, H, D]' if dims == 4 else '[n, H, D], with cu_seqlens'}")
-            if x.shape[:-2] != q.shape[:-2] or x.device != q.device:
-                raise InvalidArgument(f"{name} has shape {list(x.shape)} on {x.device}; accepted: q's batch and tokens, {list(q.shape[:-2])}, on "
-                                      f"{q.device}")
-        n, heads, heads_kv = q.shape[-3], q.shape[-2], k.shape[-2]
-        ranks = dist.get_world_size(group)
-        if n == 0 or layout == "zigzag" and n % 2:
-            raise InvalidArgument(f"q has {n} tokens on this rank; accepted in layout {layout}: {'an even number' if n else '1 or more'}")
-        if heads_kv == 0 or heads % heads_kv or v.shape[-2] != heads_kv:
-            raise InvalidArgument(f"q has {heads} heads, k {heads_kv}, v {v.shape[-2]}; accepted: k's for v, a multiple for q")
-        if scheme == "ulysses" and not _splits(heads, heads_kv, ranks):
-            raise InvalidArgument(f"scheme is ulysses with {heads} and {heads_kv} heads on {ranks} ranks; accepted: query heads that are a "
-                                  "multiple of the ranks, K/V heads too or a divisor of them")
-        pieces = _default_pieces(heads_kv) if head_pieces is None else head_pieces
-        if pieces < 1 or heads_kv % pieces:
-            raise InvalidArgument(f"head_pieces is {pieces}; accepted: divisors of {heads_kv}, the heads of k")
-        documents = None
-        if cu_seqlens is not None:
-            offsets = [int(x) for x in cu_seqlens]
-            if not offsets or offsets[0] != 0 or any(a > b for a, b in zip(offsets, offsets[1:])) or offsets[-1] > n * ranks:
-                raise InvalidArgument(f"cu_seqlens is {offsets[:8]}{' ...' if len(offsets) > 8 else ''}; accepted: integers from 0 that do not "
-                                      f"decrease, up to {n * ranks}")
-            if block_mask is not None:
-                raise InvalidArgument("block_mask is given with cu_seqlens; accepted: one of them")
-            documents = list(zip(offsets, offsets[1:]))
-        if block_mask is not None and tuple(block_mask.shape[2:]) != (n * ranks, n * ranks):
-            raise InvalidArgument(f"block_mask has shape {block_mask.shape}; accepted: {n * ranks} queries and keys")
-        part = n if layout == "contiguous" else n // 2
-        if block_mask is not None and any(part % size for size in block_mask.block_size):
-            raise InvalidArgument(f"block_mask has blocks of {block_mask.block_size}, and parts of the sequence have {part} tokens; accepted: "
-                                  "blocks that divide them")
-        for name, x in ("alibi_slopes", alibi_slopes), ("sinks", sinks):
-            if x is not None and tuple(x.shape) != (heads,):
-                raise InvalidArgument(f"{name} has shape {list(x.shape)}; accepted: [Hq] = [{heads}]")
-        left, right = window
-        if causal:
-            right = 0
-        chosen = scheme
-        if scheme == "auto":
-            seconds = estimate(ranks, n * ranks, heads_q=heads, heads_kv=heads_kv, head_dim=q.shape[-1], head_dim_v=v.shape[-1],
-                               batch=q.shape[0] if dims == 4 else 1, causal=right == 0, bytes_per_element=q.element_size(),
-                               head_pieces=pieces)
-            chosen = min(seconds, key=seconds.get)
-            if alibi_slopes is not None and "ulysses" in seconds:
-                chosen = "ulysses"
+    def key():
+        nonlocal gradients, offsets
         gradients = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, sinks))
-        if alibi_slopes is not None and chosen != "ulysses":
-            if gradients:
-                raise Unsupported(f"alibi_slopes with gradients in scheme {chosen}; accepted: scheme ulysses, or torch.no_grad()")
-            if documents is not None:
-                raise Unsupported(f"alibi_slopes with cu_seqlens in scheme {chosen}; accepted: scheme ulysses")
-            if q.device.type != "cpu":
-                raise Unsupported(f"alibi_slopes on {q.device} in scheme {chosen}; accepted: scheme ulysses, or tensors of the CPU")
-        rank_options.update(group=group, scheme=chosen, layout=layout, left=left, right=right, scale=scale, softcap=softcap,
-                            documents=documents, block_mask=block_mask, head_pieces=pieces if chosen == "all_gather" else 1)
-        numbers = {f"{name}.shape[{i}]": size for name, x in (("q", q), ("k", k), ("v", v)) for i, size in enumerate(x.shape)}
-        numbers.update({"q.dtype": q.element_size() * 2 + q.dtype.is_floating_point, "scheme": _number(chosen), "layout": _number(layout),
-                        "window[0]": left, "window[1]": right, "scale": _number(scale), "softcap": _number(float(softcap)),
-                        "alibi_slopes given": alibi_slopes is not None, "sinks given": sinks is not None,
-                        "block_mask given": block_mask is not None, "head_pieces": pieces,
-                        "cu_seqlens": hash(tuple(documents)) if documents is not None else 0,
-                        "gradients wanted": gradients})
-        return numbers
+        if cu_seqlens is not None:
+            offsets = tuple(int(x) for x in cu_seqlens)
+        return ("attention", q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, gradients, _shape(alibi_slopes),
+                _shape(sinks), offsets, scheme, layout, bool(causal), *window, scale, softcap, head_pieces)
 
-    _agree(group, q.device, check)
-    options = _Options(**rank_options)
-    tensors = (q, k, v) if cu_seqlens is None else tuple(x[None] for x in (q, k, v))
-    out, lse = _Attention.apply(*tensors, sinks, alibi_slopes, options)
+    call = _kept_call(mine, compare, block_mask, key, lambda: _attention_call(
+        mine, q, k, v, alibi_slopes, sinks, gradients, block_mask, offsets, scheme, layout, causal, window, scale, softcap, head_pieces))
+    if offsets is not None:
+        q, k, v = q[None], k[None], v[None]
+    if gradients:
+        out, lse = _Attention.apply(q, k, v, sinks, alibi_slopes, call)
+    else:
+        with torch.no_grad():
+            (out, lse), _ = _compute(call, q, k, v, sinks, alibi_slopes)
     out = out.to(out_dtype or q.dtype)
-    if cu_seqlens is not None:
+    if offsets is not None:
         out, lse = out[0], lse[0]
     return (out, lse) if return_lse else out
 
 
 # ---- decode --------------------------------------------------------------------------------------
 
+@dataclass(frozen=True)
+class _Decode:
+    """What calls of decode() with equal shapes and options have in common."""
+    facts: dict
+    number: int
+
+
+def _decode_call(group, q, k, v, heads, positions, interleave, total_seqlens, causal, window, scale, softcap, slopes, sinks):
+    """Checks the arguments of decode() -> a _Decode."""
+    if heads not in ("split", "all"):
+        raise InvalidArgument(f"heads is {heads!r}; accepted: split, all")
+    if q.dim() != 4:
+        raise InvalidArgument(f"q has shape {list(q.shape)}; accepted: [B, Sq, Hq, D]")
+    if positions and (interleave is None or total_seqlens is None):
+        raise InvalidArgument("interleave or total_seqlens is None; accepted where positions count (several causal queries, a window, "
+                              "alibi_slopes): both")
+    total = q.shape[2] * (group.ranks if heads == "split" else 1)
+    for name, x in ("alibi_slopes", slopes), ("sinks", sinks):
+        if x is not None and tuple(x.shape) != (total,):
+            raise InvalidArgument(f"{name} has shape {list(x.shape)}; accepted: [{total}], all query heads")
+    facts = {"function": "decode", **_sizes(q=q), "q.dtype": str(q.dtype), "k's heads": k.shape[-2], "k.shape[-1]": k.shape[-1],
+             "v.shape[-1]": v.shape[-1], "heads": heads, "causal": bool(causal), "window[0]": int(window[0]), "window[1]": int(window[1]),
+             **_numbers(scale, softcap), "interleave": interleave, "alibi_slopes given": slopes is not None, "sinks given": sinks is not None}
+    return _Decode(facts, _number(facts))
+
+
 def decode(q, k, v, *, group=None, heads="split", seqlens_kv=None, block_table=None, interleave=None, total_seqlens=None, causal=True,
            window=(-1, -1), scale=None, softcap=0.0, alibi_slopes=None, sinks=None, k_descale=None, v_descale=None, k_type=None, v_type=None,
-           k_scale=None, v_scale=None, out_dtype=None, return_lse=False):
+           k_scale=None, v_scale=None, out_dtype=None, return_lse=False, compare="always"):
     """Attention of a few queries of each sequence over a cache whose keys are spread over the ranks of `group` -> out, or (out, lse).
 
     q [B, Sq, Hq, D]; k [B, S, Hkv, D] and v, or pages with block_table, with all K/V heads and this rank's keys; a rank may have none
@@ -723,31 +1016,22 @@ def decode(q, k, v, *, group=None, heads="split", seqlens_kv=None, block_table=N
                        a page's size. With total_seqlens i32 [B], the keys of each sequence on all ranks: needed by several queries
                        with causal, by windows and by alibi_slopes, which compare positions (on the CPU only)
     causal             query i is at position total_seqlens - Sq + i; a single query sees all keys without positions
+    compare            "always" or "once", as in attention(). The sizes of k and v and their types are not compared: ranks may differ in them
     others             as in attn.forward; the cache may have any of its types
 
     Errors as attention()."""
-    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
-    positions = causal and q.shape[1] > 1 or tuple(window) != (-1, -1) or alibi_slopes is not None
+    mine = _of_group(group)
+    rank, ranks = mine.rank, mine.ranks
+    positions = None
 
-    def check():
-        if heads not in ("split", "all"):
-            raise InvalidArgument(f"heads is {heads!r}; accepted: split, all")
-        if q.dim() != 4:
-            raise InvalidArgument(f"q has shape {list(q.shape)}; accepted: [B, Sq, Hq, D]")
-        if positions and (interleave is None or total_seqlens is None):
-            raise InvalidArgument("interleave or total_seqlens is None; accepted where positions count (several causal queries, a window, "
-                                  "alibi_slopes): both")
-        total = q.shape[2] * (ranks if heads == "split" else 1)
-        for name, x in ("alibi_slopes", alibi_slopes), ("sinks", sinks):
-            if x is not None and tuple(x.shape) != (total,):
-                raise InvalidArgument(f"{name} has shape {list(x.shape)}; accepted: [{total}], all query heads")
-        return {**{f"q.shape[{i}]": n for i, n in enumerate(q.shape)}, "q.dtype": q.element_size(), "k's heads": k.shape[-2],
-                "k.shape[-1]": k.shape[-1], "v.shape[-1]": v.shape[-1], "heads": _number(heads), "causal": bool(causal),
-                "window[0]": window[0], "window[1]": window[1], "scale": _number(scale), "softcap": _number(float(softcap)),
-                "interleave": _number(interleave), "alibi_slopes given": alibi_slopes is not None, "sinks given": sinks is not None}
+    def key():
+        nonlocal positions
+        positions = causal and q.shape[1] > 1 or tuple(window) != (-1, -1) or alibi_slopes is not None
+        return ("decode", q.shape, q.dtype, k.shape[-2:], v.shape[-1], heads, positions, interleave, total_seqlens is None, bool(causal),
+                *window, scale, softcap, _shape(alibi_slopes), _shape(sinks))
 
-    _agree(group, q.device, check)
-    all_q = torch.cat(_all_gather(q, group)[0].unbind(0), 2) if heads == "split" else q
+    _kept_call(mine, compare, None, key, lambda: _decode_call(
+        mine, q, k, v, heads, positions, interleave, total_seqlens, causal, window, scale, softcap, alibi_slopes, sinks))
     options = dict(seqlens_kv=seqlens_kv, block_table=block_table, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes,
                    k_descale=k_descale, v_descale=v_descale, k_type=k_type, v_type=v_type, k_scale=k_scale, v_scale=v_scale)
     if positions:
@@ -755,15 +1039,15 @@ def decode(q, k, v, *, group=None, heads="split", seqlens_kv=None, block_table=N
         options.update(causal=causal, window=window, query_start=start, key_start=torch.zeros_like(start),
                        key_places=(interleave, ranks, rank))
     with torch.no_grad():
+        all_q = _all_gather(_pack((q,)), mine)[0].arrays()[0].movedim(0, 2).flatten(2, 3) if heads == "split" else q
         out, lse = _forward(all_q, k, v, out_dtype="f32", return_lse=True, **options)
         if heads == "split":
-            out, lse = (_exchange(torch.stack(x.chunk(ranks, dim)), group) for x, dim in ((out, 2), (lse, 1)))
+            came = _exchange(_pack_for_ranks((out.unflatten(2, (ranks, -1)).movedim(2, 0), lse.unflatten(1, (ranks, -1)).movedim(1, 0))), mine)
         else:
-            out, lse = (_all_gather(x, group)[0] for x in (out, lse))
-        part = _Part(None, None, q)
-        part.out, part.lse = _merge([(x, y) for x, y in zip(out, lse)])
+            came, _ = _all_gather(_pack((out, lse)), mine)
+        out, lse = _merge(list(zip(*(x.unbind(0) for x in came.arrays()))))
         if sinks is not None and heads == "split":
             sinks = sinks[rank * q.shape[2]:][:q.shape[2]]
-        out, lse = part.result(sinks)
+        out, lse = _with_sinks(out, lse, sinks)
     out = out.to(out_dtype or q.dtype)
     return (out, lse) if return_lse else out

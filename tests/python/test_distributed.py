@@ -2,6 +2,7 @@
 
 Each test starts an interpreter with this file, which forks the ranks: torch is imported once, before there are threads."""
 import datetime
+import gc
 import importlib.util
 import itertools
 import math
@@ -42,6 +43,9 @@ class Distributed(unittest.TestCase):
     def test_bf16(self):
         self.run_ranks(2, "rounded_once")
 
+    def test_merged(self):
+        self.run_ranks(2, "merged")
+
     def test_gradients(self):
         for ranks in 1, 2, 4:
             self.run_ranks(ranks, "gradients")
@@ -60,12 +64,28 @@ class Distributed(unittest.TestCase):
         for when in "before", "within":
             for scheme in "all_gather", "ring", "ulysses":
                 self.run_ranks(3, "dies", when, scheme, codes=[0, 3, 0])
+        self.run_ranks(3, "dies", "later", "ring", codes=[0, 3, 0])
 
     def test_absent_rank(self):
         self.run_ranks(2, "absent")
 
     def test_subgroup(self):
         self.run_ranks(4, "subgroup")
+
+    def test_kept_parts(self):
+        self.run_ranks(2, "kept_parts")
+
+    def test_ranks_out_of_step(self):
+        self.run_ranks(3, "out_of_step")
+
+    def test_bounded(self):
+        self.run_ranks(2, "bounded")
+
+    def test_group_without_the_cpu(self):
+        self.run_ranks(4, "without_the_cpu")
+
+    def test_estimate(self):
+        self.run_ranks(1, "estimates")
 
 
 # ---- on the ranks --------------------------------------------------------------------------------
@@ -196,7 +216,8 @@ def schemes(rank, ranks):
         for scheme, layout in variants(ranks, number):
             local = [mine(x[0] if packed else x, layout, 0 if packed else 1) for x in (q, k, v)]
             counts = {x["name"]: attn._attn.launch_count(x["name"]) for x in attn.info()["kernels"] if x["backend"] == "cpu"}
-            out, lse = ad.attention(*local, scheme=scheme, layout=layout, return_lse=True, **options)
+            pieces = 4 if (scheme, layout) == ("all_gather", "zigzag") else None
+            out, lse = ad.attention(*local, scheme=scheme, layout=layout, return_lse=True, head_pieces=pieces, **options)
             assert any(attn._attn.launch_count(n) > c for n, c in counts.items())
             if packed:
                 out, lse = out[None], lse[None]
@@ -212,6 +233,30 @@ def schemes(rank, ranks):
             out = ad.attention(*(mine(x, layout) for x in (q, k, v)), causal=True, layout=layout, scheme="all_gather", head_pieces=pieces)
             assert (ad.gather(out, layout=layout) - whole).abs().max() < 1e-5
     assert torch.equal(ad.gather(mine(q, "zigzag")), q)
+
+
+def merged(rank, ranks):
+    """Where kernels do not accumulate, as on GPUs, results are merged afterwards."""
+    import attn.distributed as ad
+    ad._accumulates = lambda q: False
+    merges, forward = Counted(ad, "_merge"), ad._forward
+
+    def without(*arrays, accumulate=False, **options):
+        assert not accumulate
+        return forward(*arrays, **options)
+    ad._forward = without
+    for name, options, visible, rules in cases(ranks):
+        packed = "cu_seqlens" in options
+        q, k, v = tensors(12 * ranks, batch=1 if packed else 2)
+        want, want_lse = dense(q.double(), k.double(), v.double(), visible, **rules)
+        for layout in "zigzag", "contiguous":
+            local = [mine(x[0] if packed else x, layout, 0 if packed else 1) for x in (q, k, v)]
+            out, lse = ad.attention(*local, scheme="ring", layout=layout, return_lse=True, **options)
+            if packed:
+                out, lse = out[None], lse[None]
+            near(out, mine(want, layout), 1e-5, f"{name} {layout}")
+            near(lse, mine(want_lse, layout, 2), 1e-5, f"{name} {layout} lse")
+    assert merges.calls
 
 
 def rounded_once(rank, ranks):
@@ -252,8 +297,9 @@ def gradients(rank, ranks):
             if sinks is not None:
                 options = {**options, "sinks": sinks.clone().requires_grad_()}
             leaves = [*local, *([options["sinks"]] if sinks is not None else [])]
+            pieces = 4 if (scheme, layout) == ("all_gather", "zigzag") else None
             try:
-                out, lse = ad.attention(*local, scheme=scheme, layout=layout, return_lse=True, **options)
+                out, lse = ad.attention(*local, scheme=scheme, layout=layout, return_lse=True, head_pieces=pieces, **options)
             except attn.Unsupported as error:  # on every rank
                 assert "alibi" in name and scheme != "ulysses", (what, error)
                 continue
@@ -388,20 +434,22 @@ def refusals(rank, ranks):
 
 
 def dies(rank, ranks, when, scheme):
-    """Rank 1 ends before the call, or in it; the others raise torch.distributed's error."""
+    """Rank 1 ends before the call, in it, or after it; the others raise torch.distributed's error, there or in the next call."""
     import attn.distributed as ad
     if rank == 1 and when == "before":
         os._exit(3)
-    if rank == 1:
+    if rank == 1 and when == "within":
         ad._forward = lambda *_, **__: os._exit(3)
     q, k, v = tensors(6, heads=6, heads_kv=3, batch=1)
     try:
-        ad.attention(q, k, v, scheme=scheme)
+        ad.attention(q, k, v, scheme=scheme, compare="once")
     except RuntimeError:
         return
+    if rank == 1:
+        os._exit(3)
     # What rank 1 sends before it ends may be all that a rank needs. The next call needs more.
     try:
-        ad.attention(q, k, v, scheme=scheme)
+        ad.attention(q, k, v, scheme=scheme, compare="once")
     except RuntimeError:
         return
     raise AssertionError("no error")
@@ -435,6 +483,168 @@ def subgroup(rank, ranks):
     for scheme in "all_gather", "ring", "ulysses":
         out = ad.attention(*(ad.shard(x, group=groups[rank // 2]) for x in (q, k, v)), group=groups[rank // 2], causal=True, scheme=scheme)
         near(out, ad.shard(want, group=groups[rank // 2]), 1e-5, scheme)
+
+
+class Counted:
+    """Counts the calls of a function of a module or class."""
+
+    def __init__(self, owner, name):
+        self.calls, function = 0, getattr(owner, name)
+
+        def counted(*arguments, **options):
+            self.calls += 1
+            return function(*arguments, **options)
+        setattr(owner, name, counted)
+
+
+def kept_parts(rank, ranks):
+    """Calls alike use what the first one left, and compare nothing with compare="once". Other tensors give their own results."""
+    import torch
+    import torch.distributed as dist
+    import attn
+    import attn.distributed as ad
+    made, compared = Counted(ad._Call, "__init__"), Counted(ad._Group, "agree")
+    gathers = Counted(dist, "all_gather_into_tensor")  # "ring" and "ulysses" have them for comparisons alone
+    whole = tensors(12 * ranks)
+    mask = attn.BlockMask.from_kinds((torch.arange(16 * ranks * ranks).reshape(4 * ranks, -1) % 3).to(torch.uint8).numpy(), 12 * ranks, 12 * ranks,
+                                     block_size=3)
+    for scheme in "all_gather", "ring", "ulysses":
+        for options in {"causal": True}, {"window": (5, 0), "sinks": torch.linspace(-2, 3, 8)}, {"block_mask": mask}:
+            first, before = {}, made.calls
+            for turn in range(4):
+                sign = -1 if turn % 2 else 1
+                leaves = [mine(sign * x, "zigzag").requires_grad_() for x in whole]
+                calls, asked = gathers.calls, compared.calls
+                out = ad.attention(*leaves, scheme=scheme, compare="once" if turn else "always", **options)
+                assert compared.calls == asked + 1
+                assert scheme == "all_gather" or gathers.calls == calls + (turn == 0), "a kept call was compared"
+                got = [out.detach(), *torch.autograd.grad(out, leaves, torch.ones_like(out))]
+                # q k^T is as with the other sign, and so are the gradients; out is a sum of v.
+                expected = first.setdefault("all", got)
+                for x, y, odd in zip(got, expected, (True, False, False, False)):
+                    assert torch.equal(x, sign * y if odd else y), (scheme, options, turn)
+            assert made.calls == before + 1, (scheme, options, made.calls)
+            ad.attention(*leaves, scheme=scheme, scale=0.7, **options)
+            assert made.calls == before + 2
+    q, k, v = whole
+    calls = gathers.calls
+    for turn in range(3):
+        ad.decode(q[:, :1], k, v, heads="all", compare="once")
+    assert gathers.calls == calls + 4, "3 of results and one comparison"
+    try:
+        ad.attention(q, k, v, compare="never")
+    except attn.InvalidArgument as error:
+        assert str(error) == "compare is 'never'; accepted: always, once"
+
+
+def out_of_step(rank, ranks):
+    """Ranks that make different calls, all of which they had agreed on before, raise on every rank; and the group still works."""
+    import torch
+    import attn
+    import attn.distributed as ad
+    q, k, v = tensors(6, heads=6, heads_kv=3, batch=1)
+    calls = {"ring": lambda: ad.attention(q, k, v, scheme="ring"), "window": lambda: ad.attention(q, k, v, scheme="ring", window=(2, -1)),
+             "short": lambda: ad.attention(q[:, :4], k[:, :4], v[:, :4], scheme="ring"), "ulysses": lambda: ad.attention(q, k, v, scheme="ulysses"),
+             "bf16": lambda: ad.attention(*(x.to(torch.bfloat16) for x in (q, k, v)), scheme="ring"),
+             "f16": lambda: ad.attention(*(x.to(torch.float16) for x in (q, k, v)), scheme="ring"),
+             "decode": lambda: ad.decode(q[:, :1], k, v), "all": lambda: ad.decode(q[:, :1], k, v, heads="all")}
+    wanted = {name: call() for name, call in calls.items()}
+    for mine_of, others, words in (("window", "ring", "window[0] is -1 on rank 0 and 2 on rank 1"), ("short", "ring", "q.shape[1] is 6 on rank 0 and 4 on"),
+                                   ("ulysses", "ring", "scheme is ring on rank 0 and ulysses on rank 1"), ("decode", "ring", "function is attention on"),
+                                   ("bf16", "f16", "q.dtype is torch.float16 on rank 0 and torch.bfloat16"), ("all", "decode", "heads is split on rank 0")):
+        for turn in range(2):
+            try:
+                calls[mine_of if rank == 1 else others]()
+            except attn.InvalidArgument as error:
+                assert words in str(error), str(error)
+            else:
+                raise AssertionError(f"{mine_of} and {others} went on")
+        assert all(torch.equal(call(), wanted[name]) for name, call in calls.items())
+    try:  # new to all ranks
+        ad.attention(q, k, v, scheme="ring", scale=0.5 + rank, compare="once")
+    except attn.InvalidArgument as error:
+        assert "scale is 0.5 on rank 0 and 1.5 on rank 1" in str(error), str(error)
+    else:
+        raise AssertionError("different scales went on")
+
+
+def bounded(rank, ranks):
+    """Kept parts and comparisons are bounded, and those of a mask end with it. What was dropped is compared again."""
+    import torch.distributed as dist
+    import attn
+    import attn.distributed as ad
+    ad._MOST_CALLS = ad._MOST_COMPARED = 4
+    gathers = Counted(dist, "all_gather_into_tensor")
+    q, k, v = (mine(x, "zigzag") for x in tensors(12 * ranks))
+    for turn in range(3):
+        for n in range(6):
+            ad.attention(q, k, v, scheme="ring", scale=1 + n, compare="once")
+    group = ad._of_group(None)
+    assert (len(group.calls), len(group.compared), gathers.calls) == (4, 4, 18), (len(group.calls), len(group.compared), gathers.calls)
+    for n in range(2, 6):
+        ad.attention(q, k, v, scheme="ring", scale=1 + n, compare="once")
+    assert gathers.calls == 18
+    for n in range(3):
+        mask = attn.BlockMask.from_window(12 * ranks, 12 * ranks, (n, 0), block_size=3)
+        for scheme in "all_gather", "ring", "ulysses":
+            ad.attention(q, k, v, scheme=scheme, block_mask=mask)
+        assert len(group.of_masks[mask]) == 3
+        del mask
+    gc.collect()
+    assert not group.of_masks and len(group.calls) == 4
+    other = dist.new_group([0, 1])
+    ad.attention(q, k, v, group=other)
+    assert len(ad._groups) == 2
+    dist.destroy_process_group(other)
+    del other
+    gc.collect()
+    assert len(ad._groups) == 1
+
+
+def without_the_cpu(rank, ranks):
+    """A group that takes no CPU tensors, as NCCL's, is compared over one of gloo. Here gloo serves both, as there is no NCCL."""
+    import torch
+    import torch.distributed as dist
+    import attn
+    import attn.distributed as ad
+    groups = [dist.new_group(x, timeout=datetime.timedelta(seconds=70)) for x in ([0, 1], [2, 3])]
+    group = groups[rank // 2]
+    config, dist.get_backend_config = dist.get_backend_config, lambda group: "cuda:nccl"
+    q, k, v = (ad.shard(x, group=group) for x in tensors(24))
+    wanted = attn.forward(*tensors(24), causal=True)
+    for compare in "always", "once":
+        out = ad.attention(q, k, v, group=group, causal=True, compare=compare)
+        near(ad.gather(out, group=group), wanted.double(), 1e-5, compare)
+    channel = ad._of_group(group).channel
+    assert channel is not group and "cpu:gloo" in config(channel)
+    assert dist.get_process_group_ranks(channel) == dist.get_process_group_ranks(group)
+    assert channel._get_backend(torch.device("cpu")).options._timeout == datetime.timedelta(seconds=70)
+    for _ in range(2):
+        try:
+            ad.attention(q, k, v, group=group, causal=rank % 2 == 0)
+        except attn.InvalidArgument as error:
+            assert "window[1] is 0 on rank 0 and -1 on rank 1" in str(error), str(error)
+        else:
+            raise AssertionError("different masks went on")
+    ad.attention(*tensors(8), compare="once")  # of all ranks, a channel of its own
+    assert ad._of_group(None).channel not in (channel, dist.group.WORLD)
+
+
+def estimates(rank, ranks):
+    """A call's fixed cost is in every estimate, and decides what short sequences do."""
+    import dataclasses
+    import attn.distributed as ad
+    shape = dict(heads_q=32, heads_kv=8, head_dim=128)
+    free = dataclasses.replace(ad.Machine(), call=0, piece=0)
+    for tokens in 1024, 1 << 17:
+        gpu = ad.estimate(4, tokens, machine=free, **shape)
+        host = ad.estimate(4, tokens, head_pieces=2, machine=dataclasses.replace(free, call=0.5, piece=1), **shape)
+        assert all(0 < gpu[s] < 0.1 for s in gpu) and host == {"all_gather": 2.5, "ring": 4.5, "ulysses": 2.5}
+        busy = ad.estimate(4, tokens, machine=dataclasses.replace(free, call=1e-9), **shape)
+        assert busy == gpu, "a host that is faster than the GPUs costs nothing"
+    for tokens, pieces in (1024, 1), (1 << 17, 4):
+        best = ad.estimate(4, tokens, **shape)["all_gather"]
+        assert best == ad.estimate(4, tokens, head_pieces=pieces, **shape)["all_gather"]
 
 
 if __name__ == "__main__":
