@@ -181,9 +181,9 @@ def libattn_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_
     """The mask function of "libattn": a Mask where one can say what the mask says, None where no mask is needed, else the mask of "sdpa".
     Padding on the left is a Mask on the CPU and on AMD's GPUs, not yet on CUDA."""
     device = torch.device(device)
-    pattern = _pattern(mask_function)
     tracing = torch.compiler.is_compiling() or any(type(x).__module__.startswith("torch._subclasses") for x in (attention_mask, q_offset))
-    if pattern is not None and not tracing and (attention_mask is None or attention_mask.dim() == 2):
+    pattern = None if tracing else _pattern(mask_function)  # PyTorch 2.11 does not trace how closures are read
+    if pattern is not None and (attention_mask is None or attention_mask.dim() == 2):
         padding = (None, None) if attention_mask is None else _padding(attention_mask, kv_length, kv_offset)
         rule = padding and _rule(pattern, batch_size, q_length, kv_length, q_offset, kv_offset, padding, device)
         if rule is not None:
