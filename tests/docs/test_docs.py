@@ -90,6 +90,7 @@ COMMANDS = {
         "c++ -O2 -std=c++20 -Iinclude bench/dev/host_cost.cpp -o host_cost -ldl": Run(words={"c++ -O2": f"{CXX} -O2"}),
         "./host_cost build/release/mock/cuda_12.so build/release/lib/libattn.so OTHER/libattn.so":
             Run(words={"build/release": str(BUILD), " OTHER/libattn.so": ""}, needs=CUDA),
+        "python3 bench/generate.py --out docs/measured/NAME.json": gpu,
         "python3 bench/host_overhead.py --json docs/measured/NAME.json": Skip("times for a minute"),
         "python3 -m torch.distributed.run --nproc-per-node 4 bench/distributed.py --commit $(git rev-parse --short HEAD) --json docs/measured/NAME.json": gpu,
         "python3 bench/distributed.py --host": Skip("needs PyTorch and times for a minute"),
