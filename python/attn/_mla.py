@@ -2,8 +2,12 @@
 from ._arrays import need, shape_text
 from ._errors import renamed
 
-_NAMES = {"k_type": "cache_type", "k_scale": "cache_scale", "k_descale": "descale", "seqlens_kv": "seqlens", "seqlens": "seqlens",
+_NAMES = {"k": "cache", "k_type": "cache_type", "k_scale": "cache_scale", "k_descale": "descale", "seqlens_kv": "seqlens", "seqlens": "seqlens",
           "lists": "indices", "list_of_pool": "indices_of_pool"}
+
+
+def _need_dims(x, name, dims, form):
+    need(getattr(x, "ndim", None) in dims, f"{name} has shape {shape_text(x) if hasattr(x, 'shape') else None}; accepted: {form}")
 
 
 def split_584(cache):
@@ -16,8 +20,7 @@ def split_584(cache):
 
 def decode(forward, q, cache, block_table, seqlens, *, head_dim_v, causal, cache_type, cache_scale, descale, indices, list_lengths,
            indices_of_pool, window, **options):
-    need(getattr(cache, "ndim", None) in (3, 4), f"cache has shape {shape_text(cache) if hasattr(cache, 'shape') else None}; accepted: "
-         "[pages, page_size, D], [B, S, D], or these with a head")
+    _need_dims(cache, "cache", (3, 4), "[pages, page_size, D], [B, S, D], or these with a head")
     if cache.ndim == 4:
         need(cache.shape[2] == 1, f"cache has shape {shape_text(cache)}; accepted: 1 head")
         cache = cache[:, :, 0]
@@ -29,12 +32,13 @@ def decode(forward, q, cache, block_table, seqlens, *, head_dim_v, causal, cache
     else:
         cache = cache[:, :, None]
         if cache_scale is not None:
+            _need_dims(cache_scale, "cache_scale", (2, 3, 4), "the shape of cache without its last dimension, or with that of its scales")
             cache_scale = cache_scale.reshape(*cache.shape[:3], *cache_scale.shape[2 + (cache_scale.ndim == 4):])
     if indices is not None:
-        need(indices.ndim == 3, f"indices has shape {shape_text(indices)}; accepted: [B, Sq, n]")
+        _need_dims(indices, "indices", (3,), "[B, Sq, n]")
         indices = indices[:, :, None]
         if list_lengths is not None:
-            need(list_lengths.ndim == 2, f"list_lengths has shape {shape_text(list_lengths)}; accepted: [B, Sq]")
+            _need_dims(list_lengths, "list_lengths", (2,), "[B, Sq]")
             list_lengths = list_lengths[:, :, None]
     if indices_of_pool:
         need(indices is not None, "indices is None; accepted with indices_of_pool: i32 [B, Sq, n]")

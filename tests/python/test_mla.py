@@ -466,6 +466,15 @@ class Formats(Case):
         scales[...] = np.roll(scales, 1, -2)
         self.assertGreater(np.abs(attn.mla_decode(q, wrong) - want[0]).max(), 1e-2)
 
+    def test_decode_refused(self):
+        q, table, lengths = self.normal(1, 1, 2, 512), np.zeros((1, 2), np.int32), np.array([5], np.int32)
+        refused = lambda words, cache, **options: self.refuses(ValueError, words, attn.mla_decode, q, cache, table, lengths, **options)
+        refused(["cache: dimension 0 has stride 2336", "multiples of 576"], np.zeros((2, 4, 584), np.uint8), cache_type="mla_584")
+        cache = self.normal(2, 4, 512)
+        refused(["indices has shape None", "[B, Sq, n]"], cache, indices=[[1]])
+        refused(["list_lengths has shape [1]", "[B, Sq]"], cache, indices=np.zeros((1, 1, 3), np.int32), list_lengths=np.ones(1, np.int32))
+        refused(["cache_scale has shape None"], np.zeros((2, 4, 512), np.uint8), cache_type="f8_e4m3fn_token", cache_scale=[1.0])
+
     def test_584(self):
         rng = np.random.default_rng(12)
         rows, scales, values = rows_584(rng, 2, 70, 1)
