@@ -202,6 +202,13 @@ std::vector<MakeProblem> append_problems(const std::string&) {
             .cu_seqlens = {-2, 1, 9},
             .seqlen_new = 3,
             .lengths_launch = true},
+           // Ends before the begin, and behind the tokens by less than seqlen_new.
+           {.from = f32,
+            .k_to = f16,
+            .v_to = f16,
+            .cu_seqlens = {3, 2, 9},
+            .seqlen_new = 3,
+            .lengths_launch = true},
            {.from = f32, .k_to = f16, .v_to = f16, .cu_seqlens = {1, 2, 4}, .seqlen_new = 3},
            {.from = f32, .k_to = f16, .v_to = f16, .cu_seqlens = {0, 0, 0}, .seqlen_new = 3},
            {.from = f32,
