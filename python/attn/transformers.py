@@ -144,7 +144,8 @@ def _rule(pattern, batch, queries, keys, q_offset, kv_offset, padding, device):
         least, most_begin = torch.stack((end.min(), begin.max())).tolist()
         begin = begin if most_begin > 0 else None
         end = end if least < keys else None
-    if begin is not None and device.type != "cpu" and not torch.version.hip:  # not tried on CUDA
+    can_begin = device.type == "cpu" or torch.version.hip or not torch.is_grad_enabled()  # CUDA's kernels of gradients lack kv_begin
+    if begin is not None and not can_begin:
         return None
 
     if not causal:
@@ -166,7 +167,7 @@ def _rule(pattern, batch, queries, keys, q_offset, kv_offset, padding, device):
             lengths = torch.full((batch,), length, dtype=torch.int32, device=device)
         return {"causal": queries > 1, "window": (left, -1), "seqlens_kv": lengths, "kv_begin": begin}
     if queries == 1:
-        if left >= 0 and (not number or device.type != "cpu" and not torch.version.hip):
+        if left >= 0 and not (number and can_begin):
             return None
         if left >= 0:  # the window is counted from the query, which is not the last key
             begin = (torch.zeros_like(end) if begin is None else begin).clamp(min=max(0, length - 1 - left))
@@ -179,7 +180,7 @@ def _rule(pattern, batch, queries, keys, q_offset, kv_offset, padding, device):
 def libattn_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=masking.causal_mask_function, attention_mask=None,
                  local_size=None, allow_is_causal_skip=True, allow_is_bidirectional_skip=False, device="cpu", **others):
     """The mask function of "libattn": a Mask where one can say what the mask says, None where no mask is needed, else the mask of "sdpa".
-    Padding on the left is a Mask on the CPU and on AMD's GPUs, not yet on CUDA."""
+    Padding on the left is a Mask, but on CUDA where gradients are enabled."""
     device = torch.device(device)
     tracing = torch.compiler.is_compiling() or any(type(x).__module__.startswith("torch._subclasses") for x in (attention_mask, q_offset))
     pattern = None if tracing else _pattern(mask_function)  # PyTorch 2.11 does not trace how closures are read

@@ -92,14 +92,16 @@ class Masks(TransformersCase):
         self.assertEqual((got.rule["seqlens_kv"].tolist(), got.rule["kv_begin"].tolist()), ([5, 7, 9], [5, 5, 6]))
         self.assertTrue(torch.equal(got.dense(), want))
 
-    def test_gpus_take_no_kv_begin(self):
-        """Of CUDA padding on the left stays a mask in memory; on the right it is lengths."""
+    def test_gradients_of_cuda_take_no_kv_begin(self):
+        """There padding on the left stays a mask in memory; on the right it is lengths."""
         rule = lambda padding, device: attn.transformers._rule((True, (-1, -1)), 2, 1, 7, 6, 0, padding, torch.device(device))
         left, right = (torch.tensor([2, 0]), torch.tensor([7, 7])), (torch.tensor([0, 0]), torch.tensor([4, 7]))
         self.assertIsNone(rule(left, "cuda"))
         self.assertEqual(rule(left, "cpu")["kv_begin"].tolist(), [2, 0])
         self.assertEqual(rule(right, "cuda")["seqlens_kv"].tolist(), [4, 7])
         self.assertIsNone(rule(right, "cuda")["kv_begin"])
+        with torch.no_grad():
+            self.assertEqual(rule(left, "cuda")["kv_begin"].tolist(), [2, 0])
 
     def test_other_patterns_are_dense(self):
         chunks = masking.chunked_causal_mask_function(4, torch.zeros(2, dtype=torch.int64))
@@ -150,17 +152,14 @@ class Models(TransformersCase):
                 self.assertGreaterEqual(launches() - before, 2)
                 seen = slice(None) if mask is None else mask.bool()
                 self.like(got.logits[seen], want.logits[seen])
-                no_bias = DEVICE == "cpu" or side != "left"
-                if no_bias:
-                    self.assertEqual([c["bias"] for c in calls], [None] * 2)
+                self.assertEqual([c["bias"] for c in calls], [None] * 2)
                 if side == "right":
                     continue
                 step = tokens[:, :2]
                 longer = None if mask is None else torch.cat((mask, mask.new_ones(3, 2)), 1)
                 got, want = (m(step, attention_mask=longer, past_key_values=o.past_key_values) for m, o in ((ours, got), (eager, want)))
                 self.like(got.logits, want.logits)
-                if no_bias:
-                    self.assertEqual([c["bias"] for c in calls], [None] * 4)
+                self.assertEqual([c["bias"] for c in calls], [None] * 4)
 
     def test_encoder(self):
         config = lambda: transformers.BertConfig(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, vocab_size=80)
@@ -190,8 +189,7 @@ class Models(TransformersCase):
                         self.assertGreater(float(least.min()), -9 * BOUND)
                         continue
                     self.greedy(eager, got, want, 11, mask)
-                    if DEVICE == "cpu":
-                        self.assertFalse([c for c in calls if c["bias"] is not None])
+                    self.assertFalse([c for c in calls if c["bias"] is not None])
 
     def test_compiled_step_over_a_static_cache(self):
         eager, ours = models("Llama", "eager", NAME)
