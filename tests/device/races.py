@@ -11,10 +11,12 @@ from collections import Counter
 from pathlib import Path
 
 # What racecheck does not see. WARP, LOADS: fwd_sm90_f16_d64_score{,_paged}, bwd_sm90_bf16_d64 and three decode_sm90_blocks_* have no
-# report if they are compiled so that every lane arrives (docs/log/2026-11-25_serving.md, 2026-11-27_backward_again.md, _short_calls.md).
+# report if they are compiled so that every lane arrives (docs/log/2026-11-25_serving.md, 2026-11-27_backward_again.md, _short_calls.md). PARTS:
+# docs/log/2026-11-27_mla_decode.md.
 WARP = "lanes meet at a __syncwarp() that ptxas leaves out, then lane 0 arrives at a barrier for all"
 TURNS = "groups meet at a barrier, and have met apart another number of times before: planted.cu, groups-apart"
 LOADS = "the copy engine writes after a barrier for which the copy waits, at which lane 0 has arrived for those who read"
+PARTS = "three parts lie between: the writer's unit is asked for when all warps have arrived for the unit before the last, after the read"
 # function and file of either access, and why
 KNOWN = [
     ("visible_by_blocks live_tiles.cuh", "leave live_tiles.cuh", WARP),
@@ -29,6 +31,13 @@ KNOWN = [
     ("Box load_paged.cuh", "load_paged_keys load_paged.cuh", WARP),
     ("load_paged_values load_paged.cuh", "load_paged_keys load_paged.cuh", WARP),
     ("Box load_paged.cuh", "__cvta_generic_to_shared sm_20_intrinsics.hpp", WARP),
+    ("run own.cuh", "post swapped_load.cuh", WARP),
+    ("run own.cuh", "load own_load.cuh", WARP),
+    ("take own.cuh", "load own_load.cuh", WARP),
+    ("load_shared_half load_shared.h", "cp_async_part_if cp_async_part.h", WARP),
+    ("load_shared_pair load_shared.h", "cp_async_part_if cp_async_part.h", WARP),
+    ("alone merge.cuh", "run swapped_load.cuh", WARP),
+    ("run many.cuh", "store many.cuh", PARTS),
     ("join_groups swapped.cuh", "join_groups swapped.cuh", TURNS),
     ("find_dq backward.cuh", "add_dq load.cuh", WARP),
     ("load_shared_two_floats load_shared.h", "bulk_load bulk.h", LOADS),
