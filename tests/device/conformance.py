@@ -4,8 +4,8 @@ one that hangs is cut off alone. The GPUs of the machine, which must be alike, s
     conformance.py BIN_DIR OUT.json COMMIT [--jobs N] [--seconds N] [--only FILTER]
 
 BIN_DIR holds attn-tests. FILTER chooses cases as Catch2 does ("fp8:*"), by default all but the hidden ones. OUT.json is as those of
-docs/measured: date, GPU, driver, clocks, commit, and what became of each case. Prints the cases that did not pass. Exit code: 1 if one
-failed or was cut off.
+docs/measured: date, GPU, driver, clocks, commit, and what became of each case. It is written after each case, so that a run which is
+ended early keeps what it has. Prints the cases that did not pass. Exit code: 1 if one failed or was cut off.
 """
 import argparse
 import datetime
@@ -13,11 +13,12 @@ import re
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 import gpus
 
+RESULTS = ("passed", "failed", "cut off", "skipped")
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 import measured  # noqa: E402
@@ -62,6 +63,13 @@ def run(tests, name, seconds, number=0):
     return row
 
 
+def summary(options, gpu, names, rows, begin):
+    counts = {result: sum(row["result"] == result for row in rows) for result in RESULTS}
+    return {"date": datetime.date.today().isoformat(), "commit": options.commit, "gpu": gpu, "jobs": options.jobs,
+            "seconds": round(time.monotonic() - begin), **counts, "not ended": len(names) - len(rows),
+            "assertions": sum(row.get("assertions", 0) for row in rows), "cases": rows}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bin", type=Path)
@@ -74,17 +82,20 @@ def main():
     tests = options.bin / "attn-tests"
     gpu = device()
     begin = time.monotonic()
+    names = cases(tests, options.only)
+    made, rows = {}, []
     with ThreadPoolExecutor(options.jobs) as pool:
-        rows = list(pool.map(lambda case: run(tests, case[1], options.seconds, case[0]), enumerate(cases(tests, options.only))))
-    counts = {result: sum(row["result"] == result for row in rows) for result in ("passed", "failed", "cut off", "skipped")}
-    made = {"date": datetime.date.today().isoformat(), "commit": options.commit, "gpu": gpu, "jobs": options.jobs,
-            "seconds": round(time.monotonic() - begin), **counts, "assertions": sum(row.get("assertions", 0) for row in rows), "cases": rows}
-    measured.write(options.out, made)
+        runs = [pool.submit(run, tests, name, options.seconds, number) for number, name in enumerate(names)]
+        for _ in as_completed(runs):
+            rows = [one.result() for one in runs if one.done()]
+            made = summary(options, gpu, names, rows, begin)
+            measured.write(options.out, made)  # each time, for whoever ends this before its end
     for row in rows:
         if row["result"] != "passed":
             print(f"{row['result']}: {row['case']}")
-    print(", ".join(f"{count} {result}" for result, count in counts.items()) + f", {made['assertions']} assertions, {made['seconds']} s")
-    return int(counts["failed"] + counts["cut off"] > 0 or not rows)
+    print(", ".join(f"{made.get(result, 0)} {result}" for result in RESULTS) + f", {made.get('assertions', 0)} assertions, "
+          f"{round(time.monotonic() - begin)} s")
+    return int(not rows or made["failed"] + made["cut off"] > 0)
 
 
 if __name__ == "__main__":
