@@ -141,7 +141,7 @@ Status run_gathered(const Plan& plan, const Args& args, void* workspace, void* s
   const auto& attend = static_cast<const Problem&>(*g.attend.problem);
   copies.seqlens = reinterpret_cast<const int32_t*>(at(g.place.lengths));
   for (size_t i = 0; i < g.passes.size(); ++i) {
-    const auto& [first, count, head] = g.passes[i];
+    const int64_t first = g.passes[i].first, count = g.passes[i].count, head = g.passes[i].head;
     ATTN_TRY(run_step(plan.steps[i]));
     const int64_t first_head = head * p.group();
     const ComposedPart& with = count == attend.batch ? g.attend : g.attend_last;

@@ -9,6 +9,7 @@ from support import Case, attn
 
 HAVE = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
 DEVICE = os.environ.get("ATTN_TEST_DEVICE", "cpu")
+FLASH = NAME = DTYPE = None
 if HAVE:
     import torch
     import transformers
