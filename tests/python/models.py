@@ -9,13 +9,13 @@ from support import Case, attn
 
 HAVE = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
 DEVICE = os.environ.get("ATTN_TEST_DEVICE", "cpu")
-FLASH = NAME = DTYPE = None
+NAME = DTYPE = None
 if HAVE:
     import torch
     import transformers
 
     import attn.transformers
-    from attn.transformers import FLASH, NAME
+    from attn.transformers import NAME
 
     DTYPE = torch.float32 if DEVICE == "cpu" else torch.float16
 EXACT = DEVICE == "cpu"  # tokens are compared, not how likely they are

@@ -1,7 +1,7 @@
 """attn_implementation="libattn" in 25 architectures of transformers, small and with random weights, against their eager attention."""
 import unittest
 
-from models import BOUND, DEVICE, DTYPE, HAVE, NAME, SIZES, ModelCase, launches, pair
+from models import DEVICE, DTYPE, HAVE, NAME, SIZES, ModelCase, launches, pair
 
 if HAVE:
     import torch
