@@ -75,12 +75,12 @@ COMMANDS = {
         "python3 bench/peers.py --lib new=a/libattn.so --lib old=b/libattn.so --only d128,causal,8k,16k": gpu,
         "python3 bench/peers.py --plot docs/measured/NAME.json --png docs/measured/NAME.png":
             Run(words={"docs/measured/NAME.json": "docs/measured/2026-11-22_h200_peers_25aed70.json",
-                       "docs/measured/NAME.png": "peers.png"}, needs="matplotlib"),
+                       "docs/measured/NAME.png": "peers.png", "python3": sys.executable}, needs="matplotlib"),
         "python3 bench/fp8_errors.py --lib build/release/lib/libattn.so --commit $(git rev-parse --short HEAD) "
         "--out docs/measured/NAME.json": gpu,
         "python3 bench/fp8_errors.py --plot docs/measured/NAME.json --png docs/measured/NAME.png":
             Run(words={"docs/measured/NAME.json": "docs/measured/2026-11-24_h200_fp8_errors_5e446fc.json",
-                       "docs/measured/NAME.png": "fp8_errors.png"}, needs="matplotlib"),
+                       "docs/measured/NAME.png": "fp8_errors.png", "python3": sys.executable}, needs="matplotlib"),
         "python3 bench/fp8_forms.py --lib build/release/lib/libattn.so --commit $(git rev-parse --short HEAD) "
         "--out docs/measured/NAME.json": gpu,
         "python3 bench/fp8_forms.py --lib new=a/libattn.so --lib old=b/libattn.so --out docs/measured/NAME.json": gpu,
