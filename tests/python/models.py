@@ -30,9 +30,9 @@ KINDS = {"Llama": {}, "Qwen3": {"head_dim": 16}, "Mistral": {"sliding_window": 5
          "GptOss": {"head_dim": 16, "sliding_window": 5, "num_local_experts": 2, "num_experts_per_tok": 2}}
 
 
-def randomise(model):
+def randomise(model, seed=1):
     """Weights that keep the size of what they multiply, so that attention matters; sinks and biases that are not 0."""
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(seed)
     for name, x in model.named_parameters():
         if x.dim() > 1:
             x.data.copy_(torch.randn(x.shape, generator=generator) / (x[0].numel() if x.dim() != 3 else x.shape[-1]) ** 0.5)
@@ -40,14 +40,14 @@ def randomise(model):
             x.data.copy_(torch.randn(x.shape, generator=generator) / 4)
 
 
-def pair(make, config, *names):
+def pair(make, config, *names, seed=1):
     """Equal models, made by make(config), each with its attn_implementation: the first, of eager attention, in f32."""
     made = []
     for name in names:
         torch.manual_seed(1)
         model = make._from_config(config(), attn_implementation=name).eval()
         if not made:
-            randomise(model)
+            randomise(model, seed)
         else:
             model.load_state_dict(made[0].state_dict())
         model.to(DEVICE, DTYPE)
@@ -55,9 +55,10 @@ def pair(make, config, *names):
     return made
 
 
-def models(kind, *names):
+def models(kind, *names, seed=1):
     """Equal causal language models of one of KINDS."""
-    return pair(getattr(transformers, f"{kind}ForCausalLM"), lambda: getattr(transformers, f"{kind}Config")(**SIZES, **KINDS[kind]), *names)
+    return pair(getattr(transformers, f"{kind}ForCausalLM"), lambda: getattr(transformers, f"{kind}Config")(**SIZES, **KINDS[kind]), *names,
+                seed=seed)
 
 
 def launches(op="forward"):

@@ -4,6 +4,8 @@ import itertools
 import unittest
 import unittest.mock
 
+import numpy as np
+
 from models import BOUND, DEVICE, HAVE, KINDS, ModelCase, launches, models, pair
 from support import attn
 
@@ -265,42 +267,61 @@ class Models(TransformersCase):
         self.assertEqual(set(types), {torch.bfloat16})
 
     def test_training(self):
-        """Losses as with eager attention, and twice the same bits, with windows, softcap, sinks, padding. On a GPU weights of f32 under
-        autocast to bf16: at most twice as far from training in f32 as eager attention is."""
-        tokens, mask = self.tokens(2, 17), self.padded(2, 17, "left")
-        labels = tokens.masked_fill(mask == 0, -100)
-        labels[0, :9] = -100  # what the last token of the padding says is not the same: eager attention lets it see all
+        """Losses and gradients as with eager attention, and twice the same bits, with windows, softcap, sinks, padding. On a GPU weights of
+        f32 under autocast to bf16, which by itself moves losses by 0.002 to 0.04, from one draw of weights to the next: over four draws no
+        farther from training in f32 than eager attention under the same autocast."""
         self.addCleanup(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled())
         torch.use_deterministic_algorithms(True, warn_only=True)
-        steps = 10 if DEVICE == "cpu" else 50
+        rounded = DEVICE != "cpu"
+        steps, draws = (50, 4) if rounded else (10, 1)
 
-        def train(kind, name, rounded):
-            _, model = models(kind, "eager", name)
+        data = []
+        for _ in range(draws):
+            tokens, mask = self.tokens(2, 17), self.padded(2, 17, "left")
+            labels = tokens.masked_fill(mask == 0, -100)
+            labels[0, :9] = -100  # what the last token of the padding says is not the same: eager attention lets it see all
+            data.append((tokens, mask, labels))
+
+        def train(kind, name, draw, rounded):
+            """Losses, the gradients of the first step, and the model."""
+            tokens, mask, labels = data[draw]
+            _, model = models(kind, "eager", name, seed=1 + draw)
             optimizer = torch.optim.SGD(model.float().train().parameters(), 0.02)
-            losses = []
+            losses, first = [], None
             for _ in range(steps):
                 optimizer.zero_grad()
                 with torch.autocast(DEVICE, torch.bfloat16, enabled=rounded):
                     loss = model(tokens, attention_mask=mask, labels=labels).loss
                 loss.backward()
+                if first is None:
+                    first = torch.cat([p.grad.flatten() for p in model.parameters()])
                 optimizer.step()
                 losses.append(loss.detach())
-            return torch.stack(losses).cpu(), model
+            return torch.stack(losses).cpu(), first, model
+
+        def far(got, want):
+            """Of the losses, the largest difference; of the gradients, all together, the relative one."""
+            return np.array([float((got[0] - want[0]).abs().max()), float((got[1] - want[1]).norm() / want[1].norm())])
         for kind in ("Llama", "Mistral", "Gemma2", "GptOss"):
             with self.subTest(kind):
-                before = launches("backward")
-                (want, _), (got, ours) = train(kind, "eager", False), train(kind, NAME, DEVICE != "cpu")
-                self.assertGreaterEqual(launches("backward") - before, 2 * steps)
-                far, bound = (got - want).abs().max(), 2e-3
-                if DEVICE != "cpu":
-                    noise = (train(kind, "eager", True)[0] - want).abs().max()
-                    bound = 2 * noise + 2e-3
-                    print(f"{kind}: losses {want[0]:.4f} to {want[-1]:.4f}; from f32 {far:.2g}, eager attention {noise:.2g}")
-                self.assertLess(float(far), float(bound))
-                self.assertLess(got[-1], got[0])
-                again, other = train(kind, NAME, DEVICE != "cpu")
-                self.assertTrue(torch.equal(again, got))
-                for a, b in zip(ours.parameters(), other.parameters()):
+                ours, noise = [], []
+                for draw in range(draws):
+                    before = launches("backward")
+                    want, got = train(kind, "eager", draw, False), train(kind, NAME, draw, rounded)
+                    self.assertGreaterEqual(launches("backward") - before, 2 * steps)
+                    self.assertLess(got[0][-1], got[0][0])
+                    ours.append(far(got, want))
+                    if rounded:
+                        noise.append(far(train(kind, "eager", draw, True), want))
+                if rounded:
+                    ours, noise = (np.exp(np.log(x).mean(axis=0)) for x in (ours, noise))
+                    print(f"{kind}: from f32, losses and gradients: {ours}, eager attention {noise}")
+                    self.assertTrue((ours < [1.5, 1.15] * noise).all())
+                else:
+                    self.assertTrue((ours[0] < [2e-3, 1e-5]).all(), ours)
+                again = train(kind, NAME, draws - 1, rounded)
+                self.assertTrue(torch.equal(again[0], got[0]))
+                for a, b in zip(got[2].parameters(), again[2].parameters()):
                     self.assertTrue(torch.equal(a, b))
 
 
