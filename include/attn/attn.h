@@ -244,6 +244,9 @@ typedef struct attn_strides {
 
 typedef struct attn_context attn_context;
 
+/* A thread's part of a call's work, see attn_context_options.run_threads. */
+typedef void (*attn_work)(void* data, int32_t thread);
+
 typedef struct attn_context_options {
   size_t struct_size;
   int32_t device;      /* ordinal, from 0; see has_device. reference, cpu: 0 */
@@ -273,6 +276,13 @@ typedef struct attn_context_options {
    * result other than 0 ends the call with INTERRUPTED. Must not throw. NULL = none */
   int32_t (*interrupted)(void* user);
   void* interrupted_user; /* passed to interrupted */
+  /* cpu, reference: runs a call's work on threads of the program's, which may have a pool whose
+   * threads are awake. Calls work(data, 0) on the calling thread and, at the same time, work(data,
+   * t) at most once for each t in [1, threads) on others; returns when all have returned. What it
+   * does not call is done by the rest. threads is at most cpu_threads. Several threads may be in it
+   * at once. Must not throw. NULL = threads of the context */
+  void (*run_threads)(void* user, int32_t threads, attn_work work, void* data);
+  void* run_threads_user; /* passed to run_threads */
 } attn_context_options;
 
 /* Opens a backend and one device. options may be NULL. Errors: INVALID_ARGUMENT, NO_DEVICE,

@@ -27,7 +27,8 @@ Status open_backend(attn_backend backend, const attn_context_options& options, C
       if (options.driver_path)
         return invalid("options.driver_path is given; accepted with ", attn_backend_string(backend),
                        ": NULL");
-      context->pool = std::make_unique<ThreadPool>(options.cpu_threads);
+      context->pool = std::make_unique<ThreadPool>(
+          options.cpu_threads, ThreadPool::Callers{options.run_threads, options.run_threads_user});
       break;
     case ATTN_BACKEND_CUDA:
       ATTN_TRY(open_cuda(options.driver_path, device_of(options), &context->driver));

@@ -79,6 +79,25 @@ int default_threads() {
   return threads;
 }
 
+namespace {
+
+struct Job {
+  const int64_t items;
+  const ThreadPool::Task task;
+  void* const context;
+  Interrupt* const interrupt;
+  std::atomic<int64_t> next{0};
+
+  void take_items(int thread) {
+    for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < items;) {
+      if (interrupt && interrupt->stopped()) return;
+      task(context, item, thread);
+    }
+  }
+};
+
+}  // namespace
+
 // A worker joins a job while it is open and leaves when no item is left. The caller closes the job
 // when it finds no item left and waits for those who joined, so a thread slow to wake delays
 // nobody.
@@ -90,44 +109,46 @@ struct ThreadPool::State {
   std::mutex mutex;
   std::condition_variable work, done;
   bool stop = false;
-  bool open = false;
-  uint64_t job = 0;            // number of the latest job
+  Job* open = nullptr;         // the job that workers may join
+  uint64_t number = 0;         // of the latest job
   int64_t room = 0;            // workers that may still join it
   std::atomic<int> joined{0};  // workers inside it; changed under the mutex
-
-  Task task = nullptr;
-  void* context = nullptr;
-  Interrupt* interrupt = nullptr;
-  int64_t items = 0;
-  std::atomic<int64_t> next{0};
-
-  void take_items(int thread) {
-    for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < items;) {
-      if (interrupt && interrupt->stopped()) return;
-      task(context, item, thread);
-    }
-  }
 
   void worker(int thread) {
     uint64_t seen = 0;
     std::unique_lock lock(mutex);
     for (;;) {
-      work.wait(lock, [&] { return stop || (open && job != seen && room > 0); });
+      work.wait(lock, [&] { return stop || (open && number != seen && room > 0); });
       if (stop) return;
-      seen = job;
+      Job& job = *open;
+      seen = number;
       --room;
       joined.fetch_add(1, std::memory_order_relaxed);
       lock.unlock();
-      take_items(thread);
+      job.take_items(thread);
       lock.lock();
       if (joined.fetch_sub(1, std::memory_order_release) == 1) done.notify_one();
     }
   }
 
+  void start(Job& job, int64_t helpers) {
+    {
+      std::lock_guard lock(mutex);
+      open = &job;
+      room = helpers;
+      ++number;
+    }
+    if (helpers == int64_t(workers.size())) {
+      work.notify_all();
+    } else {
+      for (int64_t i = 0; i < helpers; ++i) work.notify_one();
+    }
+  }
+
   // Closes the job and returns when no worker is inside it.
-  void close() {
+  void close(Interrupt* interrupt) {
     std::unique_lock lock(mutex);
-    open = false;
+    open = nullptr;
     const auto all_left = [&] { return joined.load(std::memory_order_acquire) == 0; };
     if (all_left()) return;
     lock.unlock();
@@ -154,19 +175,23 @@ struct ThreadPool::State {
   }
 };
 
-ThreadPool::ThreadPool(int threads) : state_(std::make_unique<State>()) {
-  if (threads <= 0) threads = default_threads();
-  state_->workers.reserve(size_t(threads) - 1);
+ThreadPool::ThreadPool(int threads, Callers callers)
+    : callers_(callers), threads_(threads > 0 ? threads : default_threads()) {
+  if (callers_.run) return;
+  state_ = std::make_unique<State>();
+  state_->workers.reserve(size_t(threads_) - 1);
   try {
-    for (int t = 1; t < threads; ++t) {
+    for (int t = 1; t < threads_; ++t) {
       state_->workers.emplace_back([s = state_.get(), t] { s->worker(t); });
     }
   } catch (const std::system_error&) {
     // The system gives no more threads: `threads` is a limit, those that started suffice.
+    threads_ = int(state_->workers.size()) + 1;
   }
 }
 
 ThreadPool::~ThreadPool() {
+  if (!state_) return;
   if (state_->made_at == count_forks())
     state_->finish();
   else
@@ -174,7 +199,7 @@ ThreadPool::~ThreadPool() {
 }
 
 int ThreadPool::threads() const {
-  return int(state_->workers.size()) + 1;
+  return threads_;
 }
 
 int ThreadPool::worth(double nanoseconds, int threads) {
@@ -182,32 +207,21 @@ int ThreadPool::worth(double nanoseconds, int threads) {
 }
 
 void ThreadPool::run(int64_t items, Task task, void* context, Interrupt* interrupt, int most) {
-  State& s = *state_;
-  const int64_t helpers = std::min({items - 1, int64_t{most} - 1, int64_t(s.workers.size())});
-  if (helpers <= 0 || s.made_at != count_forks() ||
-      s.busy.exchange(true, std::memory_order_acquire)) {
-    for (int64_t item = 0; item < items && !(interrupt && interrupt->stopped()); ++item)
-      task(context, item, 0);
+  Job job{items, task, context, interrupt};
+  const int64_t threads = std::min({items, int64_t{most}, int64_t{threads_}});
+  if (threads <= 1) return job.take_items(0);
+  if (callers_.run) {
+    callers_.run(
+        callers_.user, int32_t(threads),
+        [](void* data, int32_t thread) { static_cast<Job*>(data)->take_items(thread); }, &job);
     return;
   }
-  {
-    std::lock_guard lock(s.mutex);
-    s.task = task;
-    s.context = context;
-    s.interrupt = interrupt;
-    s.items = items;
-    s.next.store(0, std::memory_order_relaxed);
-    s.open = true;
-    s.room = helpers;
-    ++s.job;
-  }
-  if (helpers == int64_t(s.workers.size())) {
-    s.work.notify_all();
-  } else {
-    for (int64_t i = 0; i < helpers; ++i) s.work.notify_one();
-  }
-  s.take_items(0);
-  s.close();
+  State& s = *state_;
+  if (s.made_at != count_forks() || s.busy.exchange(true, std::memory_order_acquire))
+    return job.take_items(0);
+  s.start(job, threads - 1);
+  job.take_items(0);
+  s.close(interrupt);
   s.busy.store(false, std::memory_order_release);
 }
 

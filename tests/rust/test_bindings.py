@@ -32,9 +32,10 @@ def declarators(text):
     """(name, type in Rust's words) of one declaration of C."""
     function = re.fullmatch(r"(\w+) \(\*(\w+)\)\((.*)\)", text)
     if function:
-        result, name, argument = function.groups()
-        (inner, kind), = declarators(argument)
-        return [(name, f'Option<unsafe extern "C" fn({inner}: {kind}) -> {rust_type(result)}>')]
+        result, name, arguments = function.groups()
+        given = ", ".join(f"{inner}: {kind}" for argument in arguments.split(", ") for inner, kind in declarators(argument))
+        returned = "" if result == "void" else f" -> {rust_type(result)}"
+        return [(name, f'Option<unsafe extern "C" fn({given}){returned}>')]
     first, *others = text.split(",")
     kind, name = re.fullmatch(r"(.*?)(\w+(?:\[\d+\])?)", first.strip()).groups()
     made = []
@@ -90,6 +91,14 @@ class Bindings(unittest.TestCase):
             self.assertEqual(sorted(in_header), sorted(in_rust))
             for name in in_header:
                 self.assertEqual(in_rust[name], in_header[name], f"{what} {name}")
+
+    def test_functions_of_the_program(self):
+        """Types of functions that the library calls."""
+        declared = re.findall(r"typedef (\w+ \(\*\w+\)\(.*?\));", HEADER)
+        self.assertTrue(declared)
+        for text in declared:
+            (name, kind), = declarators(text)
+            self.assertIn(f"pub type {name} = {kind};", RUST)
 
     def test_version(self):
         """The crate and the distribution libattn-flash-attn have libattn's version."""

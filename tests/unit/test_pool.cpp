@@ -2,6 +2,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <memory>
@@ -81,6 +82,93 @@ TEST_CASE("pool: as many threads as pay, and no more than asked for") {
         },
         nullptr, most);
     CHECK(highest == most);
+  }
+}
+
+namespace {
+
+// attn_context_options.run_threads that starts every second thread of those asked for, or all.
+struct Team {
+  int step = 1, calls = 0;
+  int32_t most = 0;
+  static void run(void* user, int32_t threads, attn_work work, void* data) {
+    auto& team = *static_cast<Team*>(user);
+    ++team.calls;
+    team.most = std::max(team.most, threads);
+    std::vector<std::thread> others;
+    for (int32_t t = team.step; t < threads; t += team.step) others.emplace_back(work, data, t);
+    work(data, 0);
+    for (std::thread& other : others) other.join();
+  }
+};
+
+}  // namespace
+
+TEST_CASE("pool: threads of the program do each item once, however many come") {
+  for (int step : {1, 2, 100}) {
+    Team team{step};
+    ThreadPool pool(4, {Team::run, &team});
+    CHECK(pool.threads() == 4);
+    for (int64_t items : {0, 1, 2, 3, 1000}) {
+      std::vector<int> runs(items), thread_of(items, -1);
+      pool.for_each(items, [&](int64_t item, int thread) {
+        ++runs[item];
+        thread_of[item] = thread;
+      });
+      CAPTURE(step, items);
+      CHECK(runs == std::vector<int>(items, 1));
+      bool came = true;
+      for (int t : thread_of) came &= t >= 0 && t < 4 && t % step == 0;
+      CHECK(came);
+    }
+    CHECK(team.calls == 3);  // none for no item and for one
+    CHECK(team.most == 4);
+  }
+}
+
+TEST_CASE("pool: a context's runs are on the program's threads") {
+  const int64_t heads = 8, keys = 2048, dim = 64;
+  std::vector<float> kv(size_t(keys * heads * dim)), q(size_t(heads * dim)), out[2];
+  for (size_t n = 0; n < kv.size(); ++n) kv[n] = float(n * 7919 % 1000) / 500 - 1;
+  for (size_t n = 0; n < q.size(); ++n) q[n] = float(n * 104729 % 1000) / 500 - 1;
+  for (attn_backend backend : {ATTN_BACKEND_REFERENCE, ATTN_BACKEND_CPU}) {
+    Team team;
+    for (int n = 0; n < 2; ++n) {
+      auto options = attn::make<attn_context_options>();
+      options.cpu_threads = 3;
+      if (n == 1) {
+        options.run_threads = Team::run;
+        options.run_threads_user = &team;
+      }
+      const attn::context context(backend, &options);
+      auto segment = attn::make<attn_segment>();
+      segment.k_type = segment.v_type = ATTN_F32;
+      segment.seqlen = keys;
+      segment.k_stride = segment.v_stride = {0, heads * dim, dim};
+      auto problem = attn::make<attn_problem>();
+      problem.batch = 1;
+      problem.heads_q = problem.heads_kv = heads;
+      problem.head_dim = dim;
+      problem.seqlen_q = 1;
+      problem.q_type = ATTN_F32;
+      problem.num_segments = 1;
+      problem.segments = &segment;
+      const attn::plan plan(context, problem);
+      const attn::buffer workspace = plan.make_workspace(context);
+      out[n].resize(q.size());
+      auto data = attn::make<attn_segment_args>();
+      data.k = data.v = kv.data();
+      auto args = attn::make<attn_args>();
+      args.q = q.data();
+      args.out = out[n].data();
+      args.num_segments = 1;
+      args.segments = &data;
+      plan.run(args, workspace);
+    }
+    INFO(attn_backend_string(backend));
+    CHECK(team.calls == 1);
+    CHECK(team.most > 1);
+    CHECK(out[0] == out[1]);
   }
 }
 

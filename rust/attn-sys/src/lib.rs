@@ -158,6 +158,8 @@ pub struct attn_strides {
     pub head: i64,
 }
 
+pub type attn_work = Option<unsafe extern "C" fn(data: *mut c_void, thread: i32)>;
+
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct attn_context_options {
@@ -169,6 +171,8 @@ pub struct attn_context_options {
     pub has_device: i32,
     pub interrupted: Option<unsafe extern "C" fn(user: *mut c_void) -> i32>,
     pub interrupted_user: *mut c_void,
+    pub run_threads: Option<unsafe extern "C" fn(user: *mut c_void, threads: i32, work: attn_work, data: *mut c_void)>,
+    pub run_threads_user: *mut c_void,
 }
 
 #[repr(C)]
