@@ -1,5 +1,9 @@
 #include "attention.h"
 
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
 #include <cfloat>
 #include <cmath>
 #include <cstring>
@@ -189,15 +193,33 @@ struct Attention::Call {
 
 namespace {
 
-context make_context(int threads) {
+// As a part of a graph in ggml's CPU backend: the same threads, which wait awake between parts. A
+// team of another size would end some of them. `user` is that size.
+void run_on_openmp(void* user, int32_t threads, attn_work work, void* data) {
+#ifdef _OPENMP
+#pragma omp parallel num_threads(*static_cast<const int*>(user))
+  if (const int thread = omp_get_thread_num(); thread < threads) work(data, thread);
+#else
+  (void)user;
+  (void)threads;
+  work(data, 0);
+#endif
+}
+
+context make_context(const int& threads, bool ggml_threads) {
   auto options = make<attn_context_options>();
   options.cpu_threads = threads;
+  if (ggml_threads && threads > 1) {
+    options.run_threads = run_on_openmp;
+    options.run_threads_user = const_cast<int*>(&threads);
+  }
   return context(ATTN_BACKEND_CPU, &options);
 }
 
 }  // namespace
 
-Attention::Attention(int threads) : context_(make_context(threads)) {}
+Attention::Attention(int threads, bool ggml_threads)
+    : threads_(threads), context_(make_context(threads_, ggml_threads)) {}
 
 const plan& Attention::plan_of(const Call& call) {
   std::string key(reinterpret_cast<const char*>(&call.problem), sizeof call.problem);

@@ -18,7 +18,9 @@ bool serves(const ggml_tensor* op);
 // Computes operations, one at a time, and keeps their plans.
 class Attention {
  public:
-  explicit Attention(int threads);  // 0: libattn's default
+  // threads 0: libattn's default. ggml_threads: those of ggml's CPU backend compute, not others.
+  Attention(int threads, bool ggml_threads);
+  Attention(const Attention&) = delete;  // the context knows where threads_ is
   // op->data and those of its sources are in host memory. Throws attn::error.
   void run(const ggml_tensor* op);
 
@@ -26,6 +28,7 @@ class Attention {
   struct Call;  // an operation's problem and arguments
   const plan& plan_of(const Call& call);
 
+  const int threads_;
   context context_;
   std::unordered_map<std::string, plan> plans_;  // by the bytes of the problem
   buffer workspace_;

@@ -4,6 +4,7 @@
 #include <ggml-backend-impl.h>
 
 #include <atomic>
+#include <cstring>
 #include <exception>
 #include <map>
 
@@ -19,6 +20,19 @@ void log(ggml_log_level level, const std::string& text) {
   void* user = nullptr;
   ggml_log_get(&write, &user);
   if (write) write(level, ("ggml-attn: " + text + "\n").c_str(), user);
+}
+
+// Whether ggml's CPU backend computes on the threads of the OpenMP runtime that this library uses.
+bool openmp_is_ggmls() {
+#if defined(_OPENMP) && defined(ATTN_GGML_REGISTRY)
+  const ggml_backend_reg_t cpu = ggml_backend_reg_by_name("CPU");
+  const auto features = reinterpret_cast<ggml_backend_get_features_t>(
+      cpu ? ggml_backend_reg_get_proc_address(cpu, "ggml_backend_get_features") : nullptr);
+  for (auto* f = features ? features(cpu) : nullptr; f && f->name; ++f) {
+    if (std::strcmp(f->name, "OPENMP") == 0) return true;
+  }
+#endif
+  return false;
 }
 
 // Engines use one number of threads for prompts and another for tokens, by turns.
@@ -40,7 +54,8 @@ ggml_status compute(ggml_backend_t backend, ggml_cgraph* graph) {
     const ggml_tensor* op = ggml_graph_node(graph, i);
     if (op->op != GGML_OP_FLASH_ATTN_EXT || !(op->flags & GGML_TENSOR_FLAG_COMPUTE)) continue;
     try {
-      b.attention.try_emplace(b.threads, b.threads).first->second.run(op);
+      static const bool ggml_threads = openmp_is_ggmls();
+      b.attention.try_emplace(b.threads, b.threads, ggml_threads).first->second.run(op);
       ++calls;
     } catch (const std::exception& e) {
       log(GGML_LOG_LEVEL_ERROR, std::string(op->name) + ": " + e.what());

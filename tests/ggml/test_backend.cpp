@@ -4,7 +4,10 @@
 #include <ggml.h>
 
 #include <cmath>
+#include <cstdio>
 #include <cstring>
+#include <filesystem>
+#include <iterator>
 #include <limits>
 #include <random>
 #include <string>
@@ -197,6 +200,70 @@ TEST_CASE("ggml: masks, slopes, sinks, softcap, shapes") {
     }
   }
 }
+
+#ifdef __linux__
+namespace {
+
+int64_t threads_of_process() {
+  const auto tasks = std::filesystem::directory_iterator("/proc/self/task");
+  return std::distance(begin(tasks), end(tasks));
+}
+template <class Function>
+Function function_of(ggml_backend_t backend, const char* name) {
+  ggml_backend_reg_t of = ggml_backend_dev_backend_reg(ggml_backend_get_device(backend));
+  return reinterpret_cast<Function>(ggml_backend_reg_get_proc_address(of, name));
+}
+
+}  // namespace
+
+TEST_CASE("ggml: attention runs on the threads of ggml's CPU backend") {
+  ggml_backend_t cpu = ggml_backend_cpu_init();
+  bool openmp = false;
+  auto features = function_of<ggml_backend_get_features_t>(cpu, "ggml_backend_get_features");
+  for (auto* f = features(ggml_backend_cpu_reg()); f->name; ++f)
+    openmp |= !strcmp(f->name, "OPENMP");
+  if (!openmp || !ATTN_GGML_OPENMP) {
+    ggml_backend_free(cpu);
+    std::printf("SKIP: no OpenMP in %s\n", openmp ? "libggml-attn.so" : "ggml");
+    return;
+  }
+  ggml_init_params params{ggml_tensor_overhead() * 8 + 2 * ggml_graph_overhead(), nullptr, true};
+  ggml_context* ctx = ggml_init(params);
+  ggml_tensor* q = ggml_new_tensor_4d(ctx, GGML_TYPE_F32, 64, 16, 8, 1);
+  ggml_tensor* kv = ggml_new_tensor_4d(ctx, GGML_TYPE_F32, 64, 4096, 8, 1);
+  ggml_tensor* out = ggml_flash_attn_ext(ctx, q, kv, kv, nullptr, 0.125f, 0, 0);
+  ggml_backend_t attn = ggml_backend_dev_init(ggml_backend_reg_dev_get(registry(), 0), nullptr);
+  ggml_backend_buffer_t memory = ggml_backend_alloc_ctx_tensors(ctx, cpu);
+  for (ggml_tensor* t : {q, kv}) {
+    const std::vector<float> values = normal(ggml_nelements(t), 1);
+    ggml_backend_tensor_set(t, values.data(), 0, values.size() * 4);
+  }
+  ggml_cgraph* graph = ggml_new_graph(ctx);
+  ggml_build_forward_expand(graph, out);
+  std::vector<float> result[2];
+  int64_t threads[2];
+  for (int n = 0; n < 2; ++n) {
+    ggml_backend_t backend = n ? attn : cpu;
+    function_of<ggml_backend_set_n_threads_t>(backend, "ggml_backend_set_n_threads")(backend, 3);
+    const int64_t before = calls();
+    REQUIRE(ggml_backend_graph_compute(backend, graph) == GGML_STATUS_SUCCESS);
+    CHECK(calls() - before == n);
+    threads[n] = threads_of_process();
+    result[n].resize(size_t(ggml_nelements(out)));
+    ggml_backend_tensor_get(out, result[n].data(), 0, result[n].size() * 4);
+  }
+  CHECK(threads[0] >= 3);
+  CHECK(threads[1] == threads[0]);
+  double worst = 0;
+  for (size_t n = 0; n < result[0].size(); ++n)
+    worst = std::max(worst, std::abs(double(result[0][n]) - result[1][n]));
+  CHECK(worst < 1e-4);  // beside ggml, which rounds more
+  ggml_backend_buffer_free(memory);
+  ggml_backend_free(attn);
+  ggml_backend_free(cpu);
+  ggml_free(ctx);
+}
+#endif
 
 TEST_CASE("ggml: what is not served is left to others") {
   ggml_init_params params{ggml_tensor_overhead() * 8, nullptr, true};
