@@ -14,6 +14,8 @@ namespace attn::ggml {
 
 // Whether Attention computes this operation, judged by types, shapes and strides alone.
 bool serves(const ggml_tensor* op);
+// Whether it has so little work that handing it over costs more than it saves.
+bool is_small(const ggml_tensor* op);
 
 // Computes operations, one at a time, and keeps their plans.
 class Attention {

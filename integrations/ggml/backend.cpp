@@ -4,6 +4,7 @@
 #include <ggml-backend-impl.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <map>
@@ -96,7 +97,7 @@ bool supports(ggml_backend_dev_t, const ggml_tensor* op) {
     case GGML_OP_TRANSPOSE:
       return true;
     case GGML_OP_FLASH_ATTN_EXT:
-      return serves(op);
+      return serves(op) && (!is_small(op) || std::getenv("GGML_ATTN_ALL"));
     default:
       return false;
   }

@@ -35,7 +35,7 @@ def main():
         return 0
     library, program, *patterns = sys.argv[1:]
     command = [program, "test", "-o", "FLASH_ATTN_EXT", "-b", "ATTN"] + [word for pattern in patterns for word in ("-p", pattern)]
-    done = subprocess.run(command, env={**os.environ, "GGML_BACKEND_PATH": library}, capture_output=True, text=True)
+    done = subprocess.run(command, env={**os.environ, "GGML_BACKEND_PATH": library, "GGML_ATTN_ALL": "1"}, capture_output=True, text=True)
     passed, left, wrong = judge(done.stdout)
     if done.returncode != 0:
         wrong.append(f"test-backend-ops ended with {done.returncode}: {done.stderr[-500:]}")

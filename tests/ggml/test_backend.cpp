@@ -26,7 +26,10 @@ struct Case {
 };
 
 ggml_backend_reg_t registry() {
-  static const ggml_backend_reg_t loaded = ggml_backend_load(ATTN_GGML_BACKEND);
+  static const ggml_backend_reg_t loaded = [] {
+    setenv("GGML_ATTN_ALL", "1", 1);  // the cases here are small
+    return ggml_backend_load(ATTN_GGML_BACKEND);
+  }();
   REQUIRE(loaded);
   return loaded;
 }
@@ -264,6 +267,27 @@ TEST_CASE("ggml: attention runs on the threads of ggml's CPU backend") {
   ggml_free(ctx);
 }
 #endif
+
+TEST_CASE("ggml: small attentions are left to ggml") {
+  ggml_init_params params{ggml_tensor_overhead() * 16, nullptr, true};
+  ggml_context* ctx = ggml_init(params);
+  ggml_backend_dev_t device = ggml_backend_reg_dev_get(registry(), 0);
+  const auto served = [&](int64_t rows, int64_t keys) {
+    ggml_tensor* q = ggml_new_tensor_4d(ctx, GGML_TYPE_F32, 64, rows, 8, 1);
+    ggml_tensor* kv = ggml_new_tensor_4d(ctx, GGML_TYPE_F16, 64, keys, 4, 1);
+    return ggml_backend_dev_supports_op(device,
+                                        ggml_flash_attn_ext(ctx, q, kv, kv, nullptr, 0.125f, 0, 0));
+  };
+  // 8 heads, 128 multiply-adds for each row and key: 2^19 with 512 of those.
+  CHECK(served(1, 511));
+  unsetenv("GGML_ATTN_ALL");
+  CHECK_FALSE(served(1, 511));
+  CHECK(served(1, 512));
+  CHECK_FALSE(served(2, 255));
+  CHECK(served(2, 256));
+  setenv("GGML_ATTN_ALL", "1", 1);
+  ggml_free(ctx);
+}
 
 TEST_CASE("ggml: what is not served is left to others") {
   ggml_init_params params{ggml_tensor_overhead() * 8, nullptr, true};
