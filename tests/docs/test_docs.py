@@ -179,7 +179,7 @@ TEXTS = {
                          "for each chunk of 192 keys of a sequence and K/V head, in parallel:",
                          "bwd_prepare_cuda: for each row of queries: lse, delta", "bwd_sm90_*, for each item:",
                          "eps * (the sum of the absolute values of all its terms)"],
-    "docs/llama.md": ["GGML_BACKEND_PATH=$PWD/build/release/lib/libggml-attn.so llama-cli -m MODEL.gguf -fa on",
+    "docs/llama.md": ["GGML_BACKEND_PATH=$PWD/build/release/lib/libggml-attn.so llama-cli -m MODEL.gguf -fa on -ot none=CPU",
                       "if (device_fused != device_layer && ggml_backend_dev_type(device_fused) != GGML_BACKEND_DEVICE_TYPE_ACCEL) {"],
     "docs/masks.md": ["blocks of 32 queries x 32 keys: . EMPTY  \\ CAUSAL  # FULL  % PARTIAL"],
     "docs/numerics.md": ["s   = scale * descale_q * descale_k * (q . k)",
