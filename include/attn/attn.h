@@ -280,7 +280,9 @@ typedef struct attn_context_options {
    * threads are awake. Calls work(data, 0) on the calling thread and, at the same time, work(data,
    * t) at most once for each t in [1, threads) on others; returns when all have returned. What it
    * does not call is done by the rest. threads is at most cpu_threads. Several threads may be in it
-   * at once. Must not throw. NULL = threads of the context */
+   * at once. While it waits, interrupted is not called. Must not throw. NULL = threads of the
+   * context
+   */
   void (*run_threads)(void* user, int32_t threads, attn_work work, void* data);
   void* run_threads_user; /* passed to run_threads */
 } attn_context_options;
