@@ -4,11 +4,12 @@ attention() is prefill and training: every rank has the same number of tokens of
 decode() is for caches that are spread over ranks. Partial results are f32 and merged exactly; the result is rounded once. All ranks
 of the group call these functions with equal options, and in backward too. A rank whose arguments differ or are refused makes the call
 fail on every rank; compare="once" checks this only for calls unlike earlier ones. A rank that is gone makes it fail within the group's
-time-out, as torch.distributed does.
+time-out, as torch.distributed does; synchronize() notices one for which GPUs wait.
 """
 import functools
 import hashlib
 import math
+import time
 import weakref
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from . import merge as _merge
 from ._errors import InvalidArgument, Unsupported
 from ._masks import BlockMask
 
-__all__ = ["Machine", "attention", "chunks", "decode", "estimate", "gather", "shard"]
+__all__ = ["Machine", "attention", "chunks", "decode", "estimate", "gather", "shard", "synchronize"]
 
 _LAYOUTS, _SCHEMES = ("contiguous", "zigzag"), ("all_gather", "ring", "ulysses")
 
@@ -68,9 +69,7 @@ def gather(x, *, group=None, layout="zigzag", dim=1):
     """All tokens, in order, of shards x that have as many tokens along `dim` on every rank."""
     _check_layout(layout)
     mine = _of_group(group)
-    whole = x.new_empty(mine.ranks, *x.shape)
-    dist.all_gather_into_tensor(whole.flatten(), x.contiguous().flatten(), group=mine.group)
-    return _ordered(whole, layout, dim)
+    return _ordered(_of_all_ranks(x, mine), layout, dim)
 
 
 def _ordered(x, layout, dim):
@@ -131,6 +130,7 @@ class _Group:
         self.calls = _Kept(_MOST_CALLS)
         self.of_masks = weakref.WeakKeyDictionary()  # what depends on a mask goes with it
         self.compared = _Kept(_MOST_COMPARED)
+        self.failed = None  # why no call can use the group any more
 
     @property
     def group(self):
@@ -148,6 +148,8 @@ class _Group:
 
     def agree(self, facts, number, error, once):
         """Compares facts {name: value}, whose hash is number, over the ranks. Where one has an error, or they differ, every rank raises."""
+        if self.failed:
+            raise dist.DistBackendError(self.failed)
         if once and error is None and self.compared.find(number):
             return
         mine = torch.tensor([[error is not None, number]], dtype=torch.int64, device="cpu")
@@ -176,6 +178,7 @@ class _Group:
 
 
 _groups = weakref.WeakKeyDictionary()
+_USUAL = dist.constants.default_pg_timeout
 
 
 def _of_group(group):
@@ -199,6 +202,58 @@ def _time_out(group):
 def _number(facts):
     """63 bits that are the same for equal facts in every process."""
     return int.from_bytes(hashlib.blake2b(repr(facts).encode(), digest_size=8).digest(), "little") >> 1
+
+
+# ---- ranks that are gone ---------------------------------------------------------------------------
+
+_PAUSE, _ROUND = 5e-5, 0.02  # seconds between looks at the GPU, and between rounds of the hosts
+
+
+def synchronize(group=None, *, timeout=None):
+    """Waits until the GPUs of all ranks have done what their current streams were given. Every rank of the group calls it.
+
+    NCCL's kernels wait for ever for a rank whose process ended, and nothing watches those of a CUDA graph. If a process ends, this raises
+    torch.distributed.DistBackendError on all other ranks at once; if a rank does not call it or its GPU does not get there, after
+    `timeout` seconds (None: half of the group's time-out, before torch's watchdog ends the process). NCCL's kernels are then ended:
+    results of calls since the last synchronize() are not valid, and the group can only be destroyed. Call it instead of
+    torch.cuda.synchronize(), or before anything that waits for the GPU."""
+    mine = _of_group(group)
+    if mine.failed:
+        raise dist.DistBackendError(mine.failed)
+    given = timeout if timeout is not None else (_time_out(mine.group) or _USUAL).total_seconds() / 2
+    end = time.monotonic() + given
+    event = None
+    if any(device.type == "cuda" for device in mine.group._device_types):
+        event = torch.cuda.Event()
+        event.record()
+    try:
+        while True:
+            next_round = time.monotonic() + _ROUND
+            while not (done := event is None or event.query()) and time.monotonic() < next_round:
+                time.sleep(_PAUSE)
+            flags = torch.empty(mine.ranks, dtype=torch.uint8, device="cpu")
+            flag = torch.tensor([done], dtype=torch.uint8, device="cpu")
+            work = dist.all_gather_into_tensor(flags, flag, group=mine.channel, async_op=True)
+            while not work.is_completed():
+                if time.monotonic() > end:
+                    raise TimeoutError(f"another rank did not come within {given:g} s")
+                time.sleep(_PAUSE)
+            work.wait()
+            if flags.all():
+                return
+            if time.monotonic() > end:
+                raise TimeoutError(f"the GPUs of ranks {(flags == 0).nonzero().flatten().tolist()} are not done after {given:g} s")
+    except (RuntimeError, TimeoutError) as error:
+        mine.failed = f"a rank of the group is gone, and the group cannot be used any more: {error}"
+        _end_kernels(mine.group)
+        raise dist.DistBackendError(mine.failed) from error
+
+
+def _end_kernels(group):
+    """Ends those of NCCL that wait for other ranks."""
+    for device in group._device_types:
+        if device.type == "cuda":
+            group._get_backend(device).abort()
 
 
 # ---- communication -----------------------------------------------------------------------------
@@ -248,6 +303,13 @@ def _all_gather(packed, group, asynchronous=False):
     """(those of all ranks, the work to wait for or None)."""
     out = packed.like(group.ranks)
     return out, dist.all_gather_into_tensor(out.buffer.flatten(), packed.buffer, group=group.group, async_op=asynchronous)
+
+
+def _of_all_ranks(x, group):
+    """[ranks, ...]"""
+    whole = x.new_empty(group.ranks, *x.shape)
+    dist.all_gather_into_tensor(whole.view(torch.uint8).flatten(), x.contiguous().view(torch.uint8).flatten(), group=group.group)
+    return whole
 
 
 def _exchange(packed, group):
@@ -981,6 +1043,21 @@ class _Decode:
     number: int
 
 
+_MOST_GATHERED = 1 << 17  # bytes of a rank's partial results that go to all ranks, of which each merges its heads; more are sent by heads
+_MERGED = (torch.float32, torch.float16, torch.bfloat16)  # what merge() rounds to
+
+
+def _partial(q, k, v, options):
+    """out f32 and lse of q over this rank's keys, packed."""
+    if v.dtype == torch.uint8:  # blocks: the head dimension is not in v's shape
+        return _pack(_forward(q, k, v, out_dtype="f32", return_lse=True, **options))
+    b, n, heads, _ = q.shape
+    found = _Packed(q, [(torch.float32, (b, n, heads, v.shape[-1])), (torch.float32, (b, heads, n))])
+    out, lse = found.arrays()
+    _forward(q, k, v, out=out, lse=lse, **options)
+    return found
+
+
 def _decode_call(group, q, k, v, heads, positions, interleave, total_seqlens, causal, window, scale, softcap, slopes, sinks):
     """Checks the arguments of decode() -> a _Decode."""
     if heads not in ("split", "all"):
@@ -1038,16 +1115,22 @@ def decode(q, k, v, *, group=None, heads="split", seqlens_kv=None, block_table=N
         start = total_seqlens.to(torch.int64) - q.shape[1]
         options.update(causal=causal, window=window, query_start=start, key_start=torch.zeros_like(start),
                        key_places=(interleave, ranks, rank))
+    if rank == 0:  # a sink is one more key
+        options["sinks"] = sinks
+    dtype, n = out_dtype or q.dtype, q.shape[2]
     with torch.no_grad():
-        all_q = _all_gather(_pack((q,)), mine)[0].arrays()[0].movedim(0, 2).flatten(2, 3) if heads == "split" else q
-        out, lse = _forward(all_q, k, v, out_dtype="f32", return_lse=True, **options)
-        if heads == "split":
+        all_q = _of_all_ranks(q, mine).movedim(0, 2).flatten(2, 3) if heads == "split" else q
+        found = _partial(all_q, k, v, options)
+        if heads == "split" and found.buffer.numel() > _MOST_GATHERED:
+            out, lse = found.arrays()
             came = _exchange(_pack_for_ranks((out.unflatten(2, (ranks, -1)).movedim(2, 0), lse.unflatten(1, (ranks, -1)).movedim(1, 0))), mine)
+            outs, lses = came.arrays()
         else:
-            came, _ = _all_gather(_pack((out, lse)), mine)
-        out, lse = _merge(list(zip(*(x.unbind(0) for x in came.arrays()))))
-        if sinks is not None and heads == "split":
-            sinks = sinks[rank * q.shape[2]:][:q.shape[2]]
-        out, lse = _with_sinks(out, lse, sinks)
-    out = out.to(out_dtype or q.dtype)
+            outs, lses = _all_gather(found, mine)[0].arrays()
+            if heads == "split":
+                outs, lses = outs[:, :, :, rank * n:][:, :, :, :n], lses[:, :, rank * n:][:, :, :n]
+                if not lses[0].is_contiguous():
+                    lses = lses.contiguous()
+        out, lse = _merge(list(zip(outs.unbind(0), lses.unbind(0))), out_dtype=dtype if dtype in _MERGED else None)
+    out = out.to(dtype)
     return (out, lse) if return_lse else out
