@@ -9,6 +9,7 @@ time-out, as torch.distributed does; synchronize() notices one for which GPUs wa
 import functools
 import hashlib
 import math
+import threading
 import time
 import weakref
 from collections import OrderedDict
@@ -206,7 +207,7 @@ def _number(facts):
 
 # ---- ranks that are gone ---------------------------------------------------------------------------
 
-_PAUSE, _ROUND = 5e-5, 0.02  # seconds between looks at the GPU, and between rounds of the hosts
+_PAUSE, _ROUND, _ENDING = 5e-5, 0.02, 5.0  # seconds between looks at the GPU, between rounds of the hosts, and for kernels to end
 
 
 def synchronize(group=None, *, timeout=None):
@@ -223,7 +224,7 @@ def synchronize(group=None, *, timeout=None):
     given = timeout if timeout is not None else (_time_out(mine.group) or _USUAL).total_seconds() / 2
     end = time.monotonic() + given
     event = None
-    if any(device.type == "cuda" for device in mine.group._device_types):
+    if torch.cuda.is_initialized():
         event = torch.cuda.Event()
         event.record()
     try:
@@ -245,15 +246,23 @@ def synchronize(group=None, *, timeout=None):
                 raise TimeoutError(f"the GPUs of ranks {(flags == 0).nonzero().flatten().tolist()} are not done after {given:g} s")
     except (RuntimeError, TimeoutError) as error:
         mine.failed = f"a rank of the group is gone, and the group cannot be used any more: {error}"
-        _end_kernels(mine.group)
+        _end_kernels(mine.group, event)
         raise dist.DistBackendError(mine.failed) from error
 
 
-def _end_kernels(group):
-    """Ends those of NCCL that wait for other ranks."""
-    for device in group._device_types:
-        if device.type == "cuda":
-            group._get_backend(device).abort()
+def _end_kernels(group, event):
+    """Ends those of NCCL that wait for other ranks, and waits for the event after them.
+
+    NCCL tells its kernels at once, but returns only when CUDA graphs that contain its calls are gone: hence a thread."""
+    backends = [group._get_backend(device) for device in group._device_types if device.type == "cuda"] if dist.is_nccl_available() else []
+    threads = [threading.Thread(target=x.abort, daemon=True) for x in backends if isinstance(x, dist.ProcessGroupNCCL)]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + _ENDING
+    while threads and not event.query() and time.monotonic() < end:
+        time.sleep(_PAUSE)
+    for thread in threads:
+        thread.join(1)
 
 
 # ---- communication -----------------------------------------------------------------------------

@@ -69,6 +69,10 @@ class Distributed(unittest.TestCase):
     def test_absent_rank(self):
         self.run_ranks(2, "absent")
 
+    def test_synchronize(self):
+        self.run_ranks(3, "synchronizes", "dies", codes=[0, 3, 0])
+        self.run_ranks(3, "synchronizes", "absent")
+
     def test_subgroup(self):
         self.run_ranks(4, "subgroup")
 
@@ -346,9 +350,10 @@ def decodes(rank, ranks):
         cache = [x[:, mine_of].contiguous() for x in (k, v)]
         shared = dict(interleave=interleave, total_seqlens=lengths.to(torch.int32), seqlens_kv=local, return_lse=True, **options)
         n = heads // ranks
-        out, lse = ad.decode(q[:, :, rank * n:(rank + 1) * n].contiguous(), *cache, **shared)
-        near(out, want[:, :, rank * n:(rank + 1) * n], 1e-5, f"decode {interleave} {queries} {options} on {ranks}")
-        near(lse, want_lse[:, rank * n:(rank + 1) * n], 1e-5, "lse")
+        for ad._MOST_GATHERED in 0, 1 << 20:  # both ways of partial results
+            out, lse = ad.decode(q[:, :, rank * n:(rank + 1) * n].contiguous(), *cache, **shared)
+            near(out, want[:, :, rank * n:(rank + 1) * n], 1e-5, f"decode {interleave} {queries} {options} on {ranks}")
+            near(lse, want_lse[:, rank * n:(rank + 1) * n], 1e-5, "lse")
         out, lse = ad.decode(q, *cache, heads="all", **shared)
         near(out, want, 1e-5, "all heads")
         pages = -(-len(mine_of) // 4)
@@ -471,6 +476,33 @@ def absent(rank, ranks):
         store.set("over", "1")
         return
     raise AssertionError("no error")
+
+
+def synchronizes(rank, ranks, how):
+    """Rank 1 ends, or does not call: the others raise, and their group cannot be used any more."""
+    import torch.distributed as dist
+    import attn.distributed as ad
+    store = dist.distributed_c10d._get_default_store()
+    q, k, v = tensors(6, heads=6, heads_kv=3, batch=1)
+    for turn in range(3):
+        ad.attention(q, k, v, compare="once")
+        ad.synchronize()
+    if rank == 1 and how == "dies":
+        os._exit(3)
+    if rank == 1:
+        store.set_timeout(datetime.timedelta(seconds=60))
+        for other in 0, 2:
+            store.get(f"over{other}")
+        return
+    for call, words in (lambda: ad.synchronize(timeout=1), "a rank of the group is gone"), (lambda: ad.attention(q, k, v, compare="once"), "any more"):
+        try:
+            call()
+        except dist.DistBackendError as error:
+            assert words in str(error), str(error)
+        else:
+            raise AssertionError("no error")
+    if how == "absent":
+        store.set(f"over{rank}", "1")
 
 
 def subgroup(rank, ranks):
