@@ -414,7 +414,7 @@ def ranks_of(part, arguments):
     ranks = arguments.ranks
     torch.set_num_threads(4)
     with tempfile.TemporaryDirectory() as folder:
-        begin, children, codes = time.monotonic(), {}, [None] * ranks
+        begin, limit, children, codes = time.monotonic(), arguments.limit, {}, [None] * ranks
         for rank in range(ranks):
             child = os.fork()
             if child == 0:
@@ -426,10 +426,10 @@ def ranks_of(part, arguments):
             if child:
                 rank = children.pop(child)
                 codes[rank], ended[rank] = os.waitstatus_to_exitcode(status), round(time.monotonic() - begin, 1)
-            elif time.monotonic() - begin > arguments.limit:
+            elif time.monotonic() - begin > limit:
                 for child in children:
                     os.kill(child, signal.SIGKILL)
-                begin = math.inf
+                limit = math.inf
             else:
                 time.sleep(0.01)
         found = {"part": part, "ranks": ranks, "codes": codes, "seconds": ended, "facts": {}, "failures": []}
