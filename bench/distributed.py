@@ -136,7 +136,7 @@ def documents(arguments, device, ranks):
 def decode(arguments, device, ranks):
     rank = dist.get_rank()
     n = HEADS // ranks
-    for batch, keys in (1, 1 << 20), (8, 65536), (64, 8192):
+    for batch, keys in arguments.decode:
         generator = torch.Generator(device).manual_seed(1)
         all_k, all_v = (random(generator, batch, keys, HEADS_KV, DIM) for _ in range(2))
         q = random(generator, batch, 1, HEADS, DIM)
@@ -342,6 +342,8 @@ def main():
     parser.add_argument("--host", action="store_true")
     parser.add_argument("--tokens", type=lambda text: [int(x) for x in text.split(",")], default=[1024, 4096, 8192, 32768, 131072])
     parser.add_argument("--only", type=lambda text: text.split(","), default=["cells", "documents", "decode"], help=", ".join(GPU_PARTS))
+    parser.add_argument("--decode", type=lambda text: [tuple(map(int, x.split("x"))) for x in text.split(",")], metavar="BATCHxKEYS,...",
+                        default=[(1, 1 << 20), (8, 65536), (64, 8192)])
     parser.add_argument("--timeline", metavar="OUT")
     parser.add_argument("--commit", default="")
     parser.add_argument("--json", metavar="OUT")
