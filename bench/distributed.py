@@ -20,7 +20,8 @@ import tempfile
 import time
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # NVLink multicast
+for name, value in ("NCCL_NVLS_ENABLE", "0"), ("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1"):  # NVLink multicast
+    os.environ.setdefault(name, value)
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
@@ -147,11 +148,12 @@ def decode(arguments, device, ranks):
         lengths = torch.full((batch,), keys // ranks, dtype=torch.int32, device=device)
         mine = q[:, :, rank * n:][:, :, :n].contiguous()
         shard = {"shard_graph_ms": timed(as_graph(lambda: attn.forward(q, k, v, seqlens_kv=lengths, out_dtype="f32", return_lse=True)), device)[0]}
-        for heads, most, way in ("split", 0, "by heads"), ("split", 1 << 30, "to all"), ("all", 0, "to all"):
+        for heads, most, way in ("split", 0, "by heads"), ("split", 1 << 30, "to all"), ("split", 0, "peers"), ("all", 0, "to all"), ("all", 0, "peers"):
             ad._MOST_GATHERED = most
+            options = {"heads": heads, "peers": way == "peers", "seqlens_kv": lengths}
             cell = {"batch": batch, "keys": keys, "heads": heads, "parts": way, **alone, **shard}
             given = mine if heads == "split" else q
-            yield {**cell, **columns(lambda compare: lambda: ad.decode(given, k, v, seqlens_kv=lengths, heads=heads, compare=compare), device)}
+            yield {**cell, **columns(lambda compare: lambda: ad.decode(given, k, v, compare=compare, **options), device)}
         del k, v
 
 

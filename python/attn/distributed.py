@@ -132,6 +132,7 @@ class _Group:
         self.of_masks = weakref.WeakKeyDictionary()  # what depends on a mask goes with it
         self.compared = _Kept(_MOST_COMPARED)
         self.failed = None  # why no call can use the group any more
+        self.peers = {}  # by device: memory that all ranks read. A graph may need what is too small for later calls
 
     @property
     def group(self):
@@ -1067,7 +1068,84 @@ def _partial(q, k, v, options):
     return found
 
 
-def _decode_call(group, q, k, v, heads, positions, interleave, total_seqlens, causal, window, scale, softcap, slopes, sinks):
+def _parts_of_ranks(q, k, v, group, heads, options):
+    """(outs, lses) of the ranks, of the heads that this rank merges."""
+    n, split = q.shape[2], heads == "split"
+    if split:
+        q = _of_all_ranks(q, group).movedim(0, 2).flatten(2, 3)
+    found = _partial(q, k, v, options)
+    if split and found.buffer.numel() > _MOST_GATHERED:
+        out, lse = found.arrays()
+        sent = out.unflatten(2, (group.ranks, -1)).movedim(2, 0), lse.unflatten(1, (group.ranks, -1)).movedim(1, 0)
+        outs, lses = _exchange(_pack_for_ranks(sent), group).arrays()
+    else:
+        outs, lses = _all_gather(found, group)[0].arrays()
+        if split:
+            first, end = group.rank * n, (group.rank + 1) * n
+            outs, lses = outs[:, :, :, first:end], lses[:, :, first:end]
+            if not lses[0].is_contiguous():
+                lses = lses.contiguous()
+    return outs.unbind(0), lses.unbind(0)
+
+
+class _Peers:
+    """Memory of this rank's GPU that all ranks read, and theirs, over NVLink or PCIe: torch's symmetric memory."""
+
+    def __init__(self, group, device, size):
+        if device.type != "cuda":
+            raise Unsupported(f"peers with tensors on {device}; accepted: GPUs of one host")
+        from torch.distributed import _symmetric_memory as symmetric  # torch has no public name for it
+        memory = symmetric.empty(size, dtype=torch.uint8, device=device)
+        self.handle = symmetric.rendezvous(memory, group.group)
+        self.buffers = [self.handle.get_buffer(r, (size,), torch.uint8) for r in range(group.ranks)]
+        self.limit = int((_time_out(group.group) or _USUAL).total_seconds() * 1000)
+
+    def meet(self, channel):
+        """The stream goes on when those of all ranks have got here."""
+        self.handle.barrier(channel=channel, timeout_ms=self.limit)
+
+
+def _of_peers(group, device, *kinds):
+    """(_Peers, for each of two kinds the arrays in each rank's memory). Those of one kind never overlap those of the other, in no call."""
+    half = 1 << max(16, (max(_places(x)[1] for x in kinds) - 1).bit_length())
+    kept = group.peers.setdefault(device, [])
+    if not kept or kept[-1][0] < half:
+        kept.append((half, _Peers(group, device, 2 * half), _Kept(_MOST_CALLS)))
+    half, peers, views = kept[-1]
+    found = views.find(kinds)
+    if found is None:
+        found = [[[x[base + first:base + end].view(dtype).view(shape) for first, end, dtype, shape in _places(kind)[0]] for x in peers.buffers]
+                 for base, kind in zip((0, half), kinds)]
+        views.keep(kinds, found)
+    return peers, *found
+
+
+def _parts_of_peers(q, k, v, group, heads, options):
+    """(outs, lses) of the ranks, of the heads that this rank merges.
+
+    Ranks meet twice: all have read the last call's results before one writes its own, and this call's q before one writes the next call's."""
+    b, n, mine, _ = q.shape
+    split = heads == "split"
+    total = mine * group.ranks if split else mine
+    peers, queries, results = _of_peers(group, q.device, ((q.dtype, tuple(q.shape)),),
+                                        ((torch.float32, (b, n, total, v.shape[-1])), (torch.float32, (b, total, n))))
+    if split:
+        queries[group.rank][0].copy_(q)
+    peers.meet(0)
+    if split:
+        q = torch.cat([x for x, in queries], 2)
+    out, lse = results[group.rank]
+    _forward(q, k, v, out=out, lse=lse, **options)
+    peers.meet(1)
+    outs, lses = zip(*results)
+    if split:
+        first, end = group.rank * mine, (group.rank + 1) * mine
+        outs = [x[:, :, first:end] for x in outs]
+        lses = [x[:, first:end] for x in lses] if b == 1 else torch.stack([x[:, first:end] for x in lses]).unbind(0)
+    return outs, lses
+
+
+def _decode_call(group, q, k, v, heads, positions, interleave, total_seqlens, causal, window, scale, softcap, slopes, sinks, peers):
     """Checks the arguments of decode() -> a _Decode."""
     if heads not in ("split", "all"):
         raise InvalidArgument(f"heads is {heads!r}; accepted: split, all")
@@ -1076,19 +1154,22 @@ def _decode_call(group, q, k, v, heads, positions, interleave, total_seqlens, ca
     if positions and (interleave is None or total_seqlens is None):
         raise InvalidArgument("interleave or total_seqlens is None; accepted where positions count (several causal queries, a window, "
                               "alibi_slopes): both")
+    if peers and v.dtype == torch.uint8:
+        raise Unsupported("peers with v in uint8; accepted: types whose elements are those of v's shape")
     total = q.shape[2] * (group.ranks if heads == "split" else 1)
     for name, x in ("alibi_slopes", slopes), ("sinks", sinks):
         if x is not None and tuple(x.shape) != (total,):
             raise InvalidArgument(f"{name} has shape {list(x.shape)}; accepted: [{total}], all query heads")
     facts = {"function": "decode", **_sizes(q=q), "q.dtype": str(q.dtype), "k's heads": k.shape[-2], "k.shape[-1]": k.shape[-1],
              "v.shape[-1]": v.shape[-1], "heads": heads, "causal": bool(causal), "window[0]": int(window[0]), "window[1]": int(window[1]),
-             **_numbers(scale, softcap), "interleave": interleave, "alibi_slopes given": slopes is not None, "sinks given": sinks is not None}
+             **_numbers(scale, softcap), "interleave": interleave, "alibi_slopes given": slopes is not None, "sinks given": sinks is not None,
+             "peers": bool(peers)}
     return _Decode(facts, _number(facts))
 
 
 def decode(q, k, v, *, group=None, heads="split", seqlens_kv=None, block_table=None, interleave=None, total_seqlens=None, causal=True,
            window=(-1, -1), scale=None, softcap=0.0, alibi_slopes=None, sinks=None, k_descale=None, v_descale=None, k_type=None, v_type=None,
-           k_scale=None, v_scale=None, out_dtype=None, return_lse=False, compare="always"):
+           k_scale=None, v_scale=None, out_dtype=None, return_lse=False, peers=False, compare="always"):
     """Attention of a few queries of each sequence over a cache whose keys are spread over the ranks of `group` -> out, or (out, lse).
 
     q [B, Sq, Hq, D]; k [B, S, Hkv, D] and v, or pages with block_table, with all K/V heads and this rank's keys; a rank may have none
@@ -1102,6 +1183,9 @@ def decode(q, k, v, *, group=None, heads="split", seqlens_kv=None, block_table=N
                        a page's size. With total_seqlens i32 [B], the keys of each sequence on all ranks: needed by several queries
                        with causal, by windows and by alibi_slopes, which compare positions (on the CPU only)
     causal             query i is at position total_seqlens - Sq + i; a single query sees all keys without positions
+    peers              True: GPUs of one host read q and results in each other's memory, without NCCL, which is faster. The memory is kept
+                       with the group. A call of larger sizes than those before makes it, so make one before a graph is captured. All calls
+                       are in one stream
     compare            "always" or "once", as in attention(). The sizes of k and v and their types are not compared: ranks may differ in them
     others             as in attn.forward; the cache may have any of its types
 
@@ -1114,10 +1198,10 @@ def decode(q, k, v, *, group=None, heads="split", seqlens_kv=None, block_table=N
         nonlocal positions
         positions = causal and q.shape[1] > 1 or tuple(window) != (-1, -1) or alibi_slopes is not None
         return ("decode", q.shape, q.dtype, k.shape[-2:], v.shape[-1], heads, positions, interleave, total_seqlens is None, bool(causal),
-                *window, scale, softcap, _shape(alibi_slopes), _shape(sinks))
+                *window, scale, softcap, _shape(alibi_slopes), _shape(sinks), peers)
 
     _kept_call(mine, compare, None, key, lambda: _decode_call(
-        mine, q, k, v, heads, positions, interleave, total_seqlens, causal, window, scale, softcap, alibi_slopes, sinks))
+        mine, q, k, v, heads, positions, interleave, total_seqlens, causal, window, scale, softcap, alibi_slopes, sinks, peers))
     options = dict(seqlens_kv=seqlens_kv, block_table=block_table, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes,
                    k_descale=k_descale, v_descale=v_descale, k_type=k_type, v_type=v_type, k_scale=k_scale, v_scale=v_scale)
     if positions:
@@ -1126,20 +1210,9 @@ def decode(q, k, v, *, group=None, heads="split", seqlens_kv=None, block_table=N
                        key_places=(interleave, ranks, rank))
     if rank == 0:  # a sink is one more key
         options["sinks"] = sinks
-    dtype, n = out_dtype or q.dtype, q.shape[2]
+    dtype = out_dtype or q.dtype
     with torch.no_grad():
-        all_q = _of_all_ranks(q, mine).movedim(0, 2).flatten(2, 3) if heads == "split" else q
-        found = _partial(all_q, k, v, options)
-        if heads == "split" and found.buffer.numel() > _MOST_GATHERED:
-            out, lse = found.arrays()
-            came = _exchange(_pack_for_ranks((out.unflatten(2, (ranks, -1)).movedim(2, 0), lse.unflatten(1, (ranks, -1)).movedim(1, 0))), mine)
-            outs, lses = came.arrays()
-        else:
-            outs, lses = _all_gather(found, mine)[0].arrays()
-            if heads == "split":
-                outs, lses = outs[:, :, :, rank * n:][:, :, :, :n], lses[:, :, rank * n:][:, :, :n]
-                if not lses[0].is_contiguous():
-                    lses = lses.contiguous()
-        out, lse = _merge(list(zip(outs.unbind(0), lses.unbind(0))), out_dtype=dtype if dtype in _MERGED else None)
+        outs, lses = (_parts_of_peers if peers else _parts_of_ranks)(q, k, v, mine, heads, options)
+        out, lse = _merge(list(zip(outs, lses)), out_dtype=dtype if dtype in _MERGED else None)
     out = out.to(dtype)
     return (out, lse) if return_lse else out

@@ -6,7 +6,7 @@ Each part runs in processes of its own, one a GPU; they are ended after 120 s. N
 
 masks        out and lse of every scheme, layout and mask, bf16 with a float32 result, and the same calls on one GPU
 gradients    dq, dk, dv and the sinks', bf16
-decode       caches by tokens and by pages, both ways of partial results
+decode       caches by tokens and by pages, every way of partial results
 graphs       attention and decode as CUDA graphs: the bits of plain calls, also with other data
 repeats      equal calls give equal bits: forward and gradients of each scheme, decode
 disagree     ranks that differ, or refuse: an error on every rank, and the group still works
@@ -30,7 +30,8 @@ import time
 import traceback
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "python"))
-os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # NVLink multicast
+for variable, off in ("NCCL_NVLS_ENABLE", "0"), ("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1"):  # NVLink multicast
+    os.environ.setdefault(variable, off)
 LIMIT, TIME_OUT = 120, 15  # seconds of a part, and of its group
 PARTS = ("masks", "gradients", "decode", "graphs", "repeats", "disagree", "dies", "absent", "watchdog")
 ENDS = {"dies", "watchdog"}  # parts in which rank 1 ends
@@ -204,10 +205,11 @@ def decode(rank, ranks, device, notes, arguments):
         n = heads // ranks
         of_rank = slice(rank * n, (rank + 1) * n)
         shared = dict(return_lse=True, out_dtype=torch.float32, **options)
-        for most in 0, 1 << 20:
+        for most, peers in (0, False), (1 << 20, False), (0, True):
             ad._MOST_GATHERED = most
+            shared["peers"] = peers
             for what, arrays, more in (("tokens", cache, {}), ("pages", pool, {"block_table": table})):
-                with notes.of(f"{what} {interleave} {with_sinks} {most}"):
+                with notes.of(f"{what} {interleave} {with_sinks} {most} {peers}"):
                     out, lse = ad.decode(q[:, :, of_rank].contiguous(), *arrays, seqlens_kv=local, **more, **shared)
                     whole, whole_lse = ad.decode(q, *arrays, seqlens_kv=local, heads="all", **more, **shared)
                     assert torch.equal(whole[:, :, of_rank], out) and torch.equal(whole_lse[:, of_rank], lse), "heads differ"
@@ -238,7 +240,8 @@ def graphs(rank, ranks, device, notes, arguments):
     import attn.distributed as ad
     local = [ad.shard(x) for x in tensors(TOKENS * ranks, device)]
     calls = {f"attention {s}": lambda s=s: ad.attention(*local, causal=True, scheme=s, compare="once") for s in SCHEMES}
-    calls |= {f"decode {h}": lambda h=h: ad.decode(local[0][:, :1], *local[1:], heads=h, compare="once") for h in ("split", "all")}
+    calls |= {f"decode {h} {p}": lambda h=h, p=p: ad.decode(local[0][:, :1], *local[1:], heads=h, peers=p, compare="once")
+              for p in (False, True) for h in ("split", "all")}
     for name, call in calls.items():
         with notes.of(name):
             graph, out = captured(call)
@@ -269,15 +272,15 @@ def repeats(rank, ranks, device, notes, arguments):
         with notes.of(scheme):
             assert not differ.item(), "bits differ"
         notes.facts[scheme] = arguments.repeats
-    for most in 0, 1 << 20:
+    for name, most, peers in ("by heads", 0, False), ("to all", 1 << 20, False), ("peers", 0, True):
         ad._MOST_GATHERED, first, differ = most, None, torch.zeros((), dtype=torch.bool)
         for _ in range(arguments.repeats):
-            got = ad.decode(local[0][:, :1], *local[1:], compare="once")
+            got = ad.decode(local[0][:, :1], *local[1:], peers=peers, compare="once")
             first = got if first is None else first
             differ |= (got.view(torch.int16) != first.view(torch.int16)).any()
-        with notes.of(f"decode {most}"):
+        with notes.of(f"decode {name}"):
             assert not differ.item(), "bits differ"
-        notes.facts[f"decode {'by heads' if not most else 'to all'}"] = arguments.repeats
+        notes.facts[f"decode {name}"] = arguments.repeats
 
 
 def disagree(rank, ranks, device, notes, arguments):
