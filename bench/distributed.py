@@ -7,7 +7,7 @@
 The first times calls on the GPUs of a host under NCCL, beside those of one GPU; the second writes which kernels the GPU of rank 0 runs when, for
 docs/timeline.py; the third times, on the CPU under gloo, what calls of tiny shapes cost.
 A GPU's figure is the wall clock of a mean call, on the slowest rank. "host" is how long the call itself takes, without waiting for the GPU,
-"graph" a replay of the call as a CUDA graph. --only: which of cells (prefill), documents, decode and peer (PyTorch's context_parallel).
+"graph" a replay of the call as a CUDA graph. --only: which of cells (prefill), pieces, documents, decode and peer (PyTorch's context_parallel).
 With --host "us" is wall clock and "cpu_us" the time of all threads of a process: the least mean of 15 rounds of 20 calls, on the slowest
 rank. "python_calls": how many Python functions a call enters."""
 import argparse
@@ -117,6 +117,15 @@ def prefill(arguments, device, ranks):
             yield {**cell, "largest_difference": slowest(difference, device)}
 
 
+def pieces(arguments, device, ranks):
+    """all_gather in other numbers of pieces of heads than estimate() chooses."""
+    for tokens in arguments.tokens:
+        local = [ad.shard(x) for x in of_heads(device, tokens)]
+        for n in 1, 2, 4:
+            cell = {"tokens": tokens, "head_pieces": n}
+            yield cell | columns(lambda compare: lambda: ad.attention(*local, causal=True, scheme="all_gather", head_pieces=n, compare=compare), device)
+
+
 def documents(arguments, device, ranks):
     """64k tokens in documents of random lengths."""
     tokens = 65536
@@ -181,7 +190,7 @@ def peer(arguments, device, ranks):
         yield cell
 
 
-GPU_PARTS = {"cells": prefill, "documents": documents, "decode": decode, "peer": peer}
+GPU_PARTS = {"cells": prefill, "pieces": pieces, "documents": documents, "decode": decode, "peer": peer}
 
 
 def begun(arguments):
@@ -230,17 +239,16 @@ def kind(name):
 
 
 def timeline(arguments):
-    """One call of each scheme: [kind, name, stream, begin us, us] of what ran on the GPU of rank 0; hosts compare nothing."""
+    """A replay of each scheme as a CUDA graph: [kind, stream, begin us, us, name] of what ran on the GPU of rank 0."""
     device, rank, ranks = begun(arguments)
     tokens = arguments.tokens[-1]
     local = [ad.shard(x) for x in of_heads(device, tokens)]
     report = {**facts(arguments, ranks), "gpu": torch.cuda.get_device_name(), "tokens": tokens, "entry": "kind, stream, begin us, us, name", "schemes": {}}
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     for scheme in SCHEMES:
-        def call():
-            return ad.attention(*local, causal=True, scheme=scheme, compare="once")
+        replay = as_graph(lambda: ad.attention(*local, causal=True, scheme=scheme, compare="once"))
         for _ in range(3):
-            call()
+            replay()
         torch.cuda.synchronize()
         dist.barrier()
         with torch.profiler.profile(activities=activities) as profile:
@@ -249,7 +257,7 @@ def timeline(arguments):
                 dist.barrier()
                 torch.cuda.synchronize()
                 with torch.profiler.record_function("attention()"):
-                    call()
+                    replay()
             torch.cuda.synchronize()
         if rank:
             continue
@@ -257,8 +265,9 @@ def timeline(arguments):
             profile.export_chrome_trace(file.name)
             with open(file.name) as trace:
                 events = json.load(trace)["traceEvents"]
-        begin = max(e["ts"] for e in events if e.get("name") == "attention()" and e.get("cat") == "user_annotation")
-        found = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset") and e["ts"] > begin]
+        called = max(e["ts"] for e in events if e.get("name") == "attention()" and e.get("cat") == "user_annotation")
+        found = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset") and e["ts"] > called]
+        begin = min(e["ts"] for e in found)
         entries = [[kind(e["name"]), e["args"]["stream"], round(e["ts"] - begin, 1), round(e["dur"], 1), e["name"].partition("(")[0][:60]]
                    for e in sorted(found, key=lambda e: e["ts"])]
         report["schemes"][scheme] = entries
@@ -268,8 +277,9 @@ def timeline(arguments):
         print(scheme, len(entries), "entries, end", max(e[2] + e[3] for e in entries), by_kind, flush=True)
     if rank == 0:
         measured.write(arguments.timeline, report)
+    torch.cuda.synchronize()
     dist.barrier()
-    dist.destroy_process_group()
+    os._exit(0)
 
 
 # ---- the host's part ------------------------------------------------------------------------------

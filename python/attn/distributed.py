@@ -262,8 +262,6 @@ def _end_kernels(group, event):
     end = time.monotonic() + _ENDING
     while threads and not event.query() and time.monotonic() < end:
         time.sleep(_PAUSE)
-    for thread in threads:
-        thread.join(1)
 
 
 # ---- communication -----------------------------------------------------------------------------
@@ -538,6 +536,9 @@ class _Call:
         return lse.unflatten(1, (self.head_pieces, -1)).unflatten(3, (len(self.places), -1)).permute(1, 3, 0, 2, 4).contiguous()
 
 
+_TOGETHER = 4  # results over a ring's keys that are merged at once: each takes the memory of f32 rows, each merge that of a pass over them
+
+
 def _accumulates(q):
     """Whether attn.forward takes accumulate=True for q's device."""
     return q.device.type == "cpu"
@@ -557,10 +558,20 @@ class _Part:
         self.extra = {} if slopes is None else {"alibi_slopes": slopes}
 
     def into(self, out, lse):
-        """out f32 [B, n, H, Dv] and lse f32 [places, B, H, rows of a place], not initialised."""
+        """out [B, n, H, Dv], f32 where rows see keys in several calls, and lse f32 [places, B, H, rows of a place], not initialised."""
         self.out, self.lse = out, lse.unbind(0)
         self.done = [[] for _ in self.lse]  # of each place: rows that hold something
+        self.waiting = [[] for _ in self.lse]  # of each place: results that are to be merged into its rows
         return self
+
+    def _merge_waiting(self, place):
+        if self.waiting[place]:
+            n, lse = self.lse[place].shape[2], self.lse[place]
+            into = self.out[:, place * n:(place + 1) * n]
+            merged, total = _merge([(into.contiguous(), lse), *self.waiting[place]])
+            into.copy_(merged)
+            lse.copy_(total)
+            self.waiting[place].clear()
 
     def _clear(self, place):
         n = self.lse[place].shape[2]
@@ -580,6 +591,13 @@ class _Part:
             if step.packed:
                 arrays = [x[0] for x in arrays]
             *qkv, into, given = arrays
+            if not fresh and step.inner is None and not step.packed and not _accumulates(self.q):
+                self.waiting[step.place].append(_forward(*qkv, out_dtype="f32", return_lse=True, **step.options, **self.extra))
+                done.append(rows)
+                if len(self.waiting[step.place]) == _TOGETHER:
+                    self._merge_waiting(step.place)
+                continue
+            self._merge_waiting(step.place)
             if fresh or _accumulates(self.q):
                 _forward(*qkv, out=into, lse=given, accumulate=not fresh, **step.options, **self.extra)
                 if step.inner is not None:
@@ -591,8 +609,9 @@ class _Part:
             done.append(rows)
 
     def finish(self):
-        """Rows of places that saw no key."""
+        """What is to be merged, and rows of places that saw no key."""
         for place, done in enumerate(self.done):
+            self._merge_waiting(place)
             if not done:
                 self._clear(place)
 
@@ -624,9 +643,9 @@ def _with_sinks(out, lse, sinks):
     return out.mul_(weight.transpose(1, 2)[..., None]), total
 
 
-def _results(call, q, slopes):
+def _results(call, q, slopes, dtype=torch.float32):
     """(parts, out, lse as parts have it) for all of q [B, n, H, D]."""
-    out = q.new_empty(*q.shape[:3], call.dim_v, dtype=torch.float32)
+    out = q.new_empty(*q.shape[:3], call.dim_v, dtype=dtype)
     n, pieces = call.heads_here, call.head_pieces
     lse = q.new_empty(pieces, len(call.places), q.shape[0], n, q.shape[1] // len(call.places), dtype=torch.float32)
     parts = [part.into(x, y) for part, x, y in zip(_parts(call, q, slopes), _pieces(out, pieces), lse.unbind(0))]
@@ -671,8 +690,8 @@ def _gathered(k, v, call):
         pending = started
 
 
-def _all_gather_forward(call, q, k, v, slopes):
-    parts, out, lse = _results(call, q, slopes)
+def _all_gather_forward(call, q, k, v, slopes, dtype):
+    parts, out, lse = _results(call, q, slopes, dtype)
     for part, kv in zip(parts, _gathered(k, v, call)):
         part.add_keys(*kv, (0, call.total))
     return parts, out, lse
@@ -687,7 +706,7 @@ def _all_gather_backward(call, q, k, v, out, lse, d_out, d_lse, slopes):
     return dq, *(x[0] if len(x) == 1 else torch.cat(x, 2) for x in zip(*found))
 
 
-def _ring_forward(call, q, k, v, slopes):
+def _ring_forward(call, q, k, v, slopes, _):
     parts, out, lse = _results(call, q, slopes)
     held, ranks = _pack((k, v)), call.group.ranks
     for step in range(ranks):
@@ -749,10 +768,10 @@ def _column(lse):
     return lse.transpose(1, 2)[..., None]
 
 
-def _ulysses_forward(call, q, k, v, sinks, slopes):
+def _ulysses_forward(call, q, k, v, sinks, slopes, dtype):
     """((out, lse) of this rank's tokens, q, k, v, out, lse of its heads)."""
     mine = _to_heads((q, k, v), call)
-    parts, out, lse = _results(call, mine[0], _of_my_heads(slopes, call))
+    parts, out, lse = _results(call, mine[0], _of_my_heads(slopes, call), dtype)
     parts[0].add_keys(*mine[1:], (0, call.total))
     of_heads = _finished(parts, out, lse, _of_my_heads(sinks, call))
     out, column = _to_tokens((of_heads[0], _column(of_heads[1])), call, (call.heads, call.heads))
@@ -768,11 +787,13 @@ def _ulysses_backward(call, q, k, v, out, lse, d_out, d_lse, slopes):
     return _to_tokens((dq, *gradients), call, (call.heads, call.heads_kv, call.heads_kv))
 
 
-def _compute(call, q, k, v, sinks, slopes):
-    """((out f32, lse) of this rank's queries, what gradients need of q, k, v, out and lse)."""
+def _compute(call, q, k, v, sinks, slopes, dtype=torch.float32):
+    """((out, lse) of this rank's queries, what gradients need of q, k, v, out and lse). out is of dtype if one call computes a row, else f32."""
+    if sinks is not None:
+        dtype = torch.float32
     if call.scheme == "ulysses":
-        return _ulysses_forward(call, q, k, v, sinks, slopes)
-    found = _finished(*(_ring_forward if call.scheme == "ring" else _all_gather_forward)(call, q, k, v, slopes), sinks)
+        return _ulysses_forward(call, q, k, v, sinks, slopes, dtype)
+    found = _finished(*(_ring_forward if call.scheme == "ring" else _all_gather_forward)(call, q, k, v, slopes, dtype), sinks)
     return found, (q, k, v, *found)
 
 
@@ -1037,7 +1058,7 @@ def attention(q, k, v, *, group=None, scheme="auto", layout="zigzag", causal=Fal
         out, lse = _Attention.apply(q, k, v, sinks, alibi_slopes, call)
     else:
         with torch.no_grad():
-            (out, lse), _ = _compute(call, q, k, v, sinks, alibi_slopes)
+            (out, lse), _ = _compute(call, q, k, v, sinks, alibi_slopes, q.dtype if out_dtype in (None, q.dtype) and q.dtype in _MERGED else torch.float32)
     out = out.to(out_dtype or q.dtype)
     if offsets is not None:
         out, lse = out[0], lse[0]
@@ -1053,7 +1074,7 @@ class _Decode:
     number: int
 
 
-_MOST_GATHERED = 1 << 17  # bytes of a rank's partial results that go to all ranks, of which each merges its heads; more are sent by heads
+_MOST_GATHERED = 1 << 18  # bytes of a rank's partial results that go to all ranks, of which each merges its heads; more are sent by heads
 _MERGED = (torch.float32, torch.float16, torch.bfloat16)  # what merge() rounds to
 
 
