@@ -82,10 +82,10 @@ def as_graph(call):
     return graph.replay
 
 
-def columns(make, device):
+def columns(make, device, compares=COMPARE):
     """Times of a call as each of compare, and as a graph."""
     found = {}
-    for compare in COMPARE:
+    for compare in compares:
         found[f"{compare}_ms"], found[f"{compare}_host_us"] = timed(make(compare), device)
     try:
         found["graph_ms"], _ = timed(as_graph(make("once")), device)
@@ -111,7 +111,7 @@ def prefill(arguments, device, ranks):
         local = [ad.shard(x) for x in (q, k, v)]
         for scheme in SCHEMES:
             cell = {"tokens": tokens, "scheme": scheme, "alone_ms": alone_ms}
-            cell |= columns(lambda compare: lambda: ad.attention(*local, causal=True, scheme=scheme, compare=compare), device)
+            cell |= columns(lambda compare: lambda: ad.attention(*local, causal=True, scheme=scheme, compare=compare), device, arguments.compare)
             cell["estimated_ms"] = round(1e3 * ad.estimate(ranks, tokens, heads_q=HEADS, heads_kv=HEADS_KV, head_dim=DIM)[scheme], 4)
             difference = (ad.attention(*local, causal=True, scheme=scheme).float() - ad.shard(whole).float()).abs().max().item()
             yield {**cell, "largest_difference": slowest(difference, device)}
@@ -123,7 +123,7 @@ def pieces(arguments, device, ranks):
         local = [ad.shard(x) for x in of_heads(device, tokens)]
         for n in 1, 2, 4:
             cell = {"tokens": tokens, "head_pieces": n}
-            yield cell | columns(lambda compare: lambda: ad.attention(*local, causal=True, scheme="all_gather", head_pieces=n, compare=compare), device)
+            yield cell | columns(lambda compare: lambda: ad.attention(*local, causal=True, scheme="all_gather", head_pieces=n, compare=compare), device, arguments.compare)
 
 
 def documents(arguments, device, ranks):
@@ -140,7 +140,7 @@ def documents(arguments, device, ranks):
     local = [ad.shard(x, dim=0) for x in (q, k, v)]
     for scheme in SCHEMES:
         cell = {"tokens": tokens, "documents": len(ends) - 1, "scheme": scheme, "alone_ms": alone_ms}
-        yield {**cell, **columns(lambda compare: lambda: ad.attention(*local, causal=True, cu_seqlens=ends, scheme=scheme, compare=compare), device)}
+        yield {**cell, **columns(lambda compare: lambda: ad.attention(*local, causal=True, cu_seqlens=ends, scheme=scheme, compare=compare), device, arguments.compare)}
 
 
 def decode(arguments, device, ranks):
@@ -162,7 +162,7 @@ def decode(arguments, device, ranks):
             options = {"heads": heads, "peers": way == "peers", "seqlens_kv": lengths}
             cell = {"batch": batch, "keys": keys, "heads": heads, "parts": way, **alone, **shard}
             given = mine if heads == "split" else q
-            yield {**cell, **columns(lambda compare: lambda: ad.decode(given, k, v, compare=compare, **options), device)}
+            yield {**cell, **columns(lambda compare: lambda: ad.decode(given, k, v, compare=compare, **options), device, arguments.compare)}
         del k, v
 
 
@@ -356,6 +356,7 @@ def main():
     parser.add_argument("--only", type=lambda text: text.split(","), default=["cells", "documents", "decode"], help=", ".join(GPU_PARTS))
     parser.add_argument("--decode", type=lambda text: [tuple(map(int, x.split("x"))) for x in text.split(",")], metavar="BATCHxKEYS,...",
                         default=[(1, 1 << 20), (8, 65536), (64, 8192)])
+    parser.add_argument("--compare", type=lambda text: text.split(","), default=COMPARE, help=", ".join(COMPARE))
     parser.add_argument("--timeline", metavar="OUT")
     parser.add_argument("--commit", default="")
     parser.add_argument("--json", metavar="OUT")

@@ -586,18 +586,20 @@ class _Part:
             if not done and step.inner is not None:
                 self._clear(step.place)
             fresh = not any(a < rows[1] and rows[0] < b for a, b in done)
+            waits = not fresh and step.inner is None and not step.packed and not _accumulates(self.q)
+            if not waits:
+                self._merge_waiting(step.place)
             lse = whole if step.inner is None else whole[:, :, step.inner].contiguous()
             arrays = [_cut(self.q, step.rows), _cut(k, step.keys), _cut(v, step.keys), _cut(self.out, step.rows), lse]
             if step.packed:
                 arrays = [x[0] for x in arrays]
             *qkv, into, given = arrays
-            if not fresh and step.inner is None and not step.packed and not _accumulates(self.q):
+            if waits:
                 self.waiting[step.place].append(_forward(*qkv, out_dtype="f32", return_lse=True, **step.options, **self.extra))
                 done.append(rows)
                 if len(self.waiting[step.place]) == _TOGETHER:
                     self._merge_waiting(step.place)
                 continue
-            self._merge_waiting(step.place)
             if fresh or _accumulates(self.q):
                 _forward(*qkv, out=into, lse=given, accumulate=not fresh, **step.options, **self.extra)
                 if step.inner is not None:
