@@ -1120,7 +1120,7 @@ class _Peers:
         from torch.distributed import _symmetric_memory as symmetric  # torch has no public name for it
         memory = symmetric.empty(size, dtype=torch.uint8, device=device)
         self.handle = symmetric.rendezvous(memory, group.group)
-        self.buffers = [self.handle.get_buffer(r, (size,), torch.uint8) for r in range(group.ranks)]
+        self.buffers = [memory if r == group.rank else self.handle.get_remote_tensor(r, (size,), torch.uint8) for r in range(group.ranks)]
         self.limit = int((_time_out(group.group) or _USUAL).total_seconds() * 1000)
 
     def meet(self, channel):
