@@ -844,16 +844,17 @@ class _Attention(torch.autograd.Function):
 @dataclass
 class Machine:
     """What estimate() knows of the GPUs. Rates are those of a long call; docs/distributed.md says what they were fitted to."""
-    flops: float = 737e12  # bf16 forward of one GPU over a long sequence
+    flops: float = 707e12  # bf16 forward of one GPU over a long sequence
     half_tokens: float = 250  # a call of this many queries runs at half that rate
-    pair: float = 65e9  # bytes/s from one GPU of a host to another one
-    bandwidth: float = 130e9  # bytes/s that one GPU receives from all GPUs of its host
+    pair: float = 150e9  # bytes/s from one GPU of a host to another one
+    bandwidth: float = 200e9  # bytes/s that one GPU receives from all GPUs of its host, copies that put them in order included
+    hidden: float = 0.2  # part of an all-gather's time that a computation meanwhile hides: NCCL takes multiprocessors from it
     latency: float = 60e-6  # of one collective or one step of a ring
     memory: float = 2.5e12  # bytes/s of merging
     ranks_of_host: int = 8
     network: float = 40e9  # bytes/s of a GPU between hosts: 80 % of 400 Gbit/s
     call: float = 900e-6  # of the host for a call, whatever its tokens: arguments and comparison. 300e-6 with compare="once"
-    piece: float = 450e-6  # of the host for each piece of heads (all_gather), step (ring) or exchange (ulysses)
+    piece: float = 400e-6  # of the host for each piece of heads (all_gather), step (ring) or exchange (ulysses)
 
 
 def estimate(ranks, tokens, *, heads_q, heads_kv, head_dim, head_dim_v=None, batch=1, causal=True, bytes_per_element=2, machine=Machine(),
@@ -877,7 +878,8 @@ def estimate(ranks, tokens, *, heads_q, heads_kv, head_dim, head_dim_v=None, bat
         return max(gpu, machine.call + machine.piece * pieces)
 
     def gathered(pieces):  # the first piece of heads is waited for, and what no computation hides
-        return call(machine.latency * pieces + arrive / pieces + max(arrive, compute) * (pieces - 1) / pieces + compute / pieces, pieces)
+        meanwhile = max(arrive, compute + (1 - machine.hidden) * arrive)
+        return call(machine.latency * pieces + arrive / pieces + meanwhile * (pieces - 1) / pieces + compute / pieces, pieces)
     found = {"all_gather": min(gathered(n) for n in ([head_pieces] if head_pieces else _head_pieces(heads_kv)))}
     # A step is a call over 1 / ranks of the keys; all but the first read, merge and write f32 rows.
     merge = 3 * batch * rows * heads_q * dim_v * 4 / machine.memory
@@ -886,7 +888,7 @@ def estimate(ranks, tokens, *, heads_q, heads_kv, head_dim, head_dim_v=None, bat
     if _splits(heads_q, heads_kv, ranks):
         repeated = max(1, ranks // heads_kv)
         there = (heads_q * head_dim + heads_kv * repeated * (head_dim + dim_v)) * bytes_per_element
-        back = heads_q * (dim_v + 1) * 4  # out and lse in f32
+        back = heads_q * (dim_v * bytes_per_element + 4)  # out and lse
         sent = batch * rows * (there + back) * (ranks - 1) / ranks
         whole = work / ranks / (machine.flops * tokens / (tokens + machine.half_tokens))
         found["ulysses"] = call(2 * machine.latency + (sent / width if ranks > 1 else 0) + whole, 2)
