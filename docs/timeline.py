@@ -2,6 +2,7 @@
 
     python3 docs/timeline.py
 """
+import html
 import json
 import pathlib
 
@@ -14,22 +15,28 @@ LEFT, W, ROW, GAP = 110, 700, 22, 44
 
 
 def rows(entries):
-    """{(stream, whether of NCCL): entries}, the streams in the order of their first entries."""
-    found = {}
-    for entry in entries:
-        found.setdefault((entry[0] == "nccl", entry[1]), []).append(entry)
-    return dict(sorted(found.items()))
+    """[(label, entries), ...]: NCCL's last; what overlaps otherwise is in rows of its own. A graph's streams say nothing."""
+    found = []
+    for label, wanted in ("computation", False), ("NCCL", True):
+        lanes = []
+        for entry in sorted((x for x in entries if (x[0] == "nccl") == wanted), key=lambda x: x[2]):
+            free = next((lane for lane in lanes if lane[-1][2] + lane[-1][3] <= entry[2] + 0.2), None)
+            if free is None:
+                lanes.append(free := [])
+            free.append(entry)
+        found += [(label, lane) for lane in lanes]
+    return found
 
 
 def panel(top, scheme, entries, end):
     """Lines of one scheme, and how high they are."""
     lines, scale = [f'<text x="{LEFT}" y="{top - 8}" font-weight="bold">{scheme}</text>'], W / end
     y = top
-    for (is_nccl, _), of_row in rows(entries).items():
-        lines.append(f'<text x="{LEFT - 8}" y="{y + 15}" text-anchor="end">{"NCCL" if is_nccl else "computation"}</text>')
+    for label, of_row in rows(entries):
+        lines.append(f'<text x="{LEFT - 8}" y="{y + 15}" text-anchor="end">{label}</text>')
         for what, _, begin, us, name in of_row:
             lines.append(f'<rect x="{LEFT + begin * scale:.2f}" y="{y + 2}" width="{max(us * scale, 0.3):.2f}" height="{ROW - 4}" fill="{COLORS[what]}">'
-                         f'<title>{name}: {us} us from {begin} us</title></rect>')
+                         f'<title>{html.escape(name)}: {us} us from {begin} us</title></rect>')
         y += ROW
     for n in range(int(end // 1000) + 1):
         x = LEFT + n * 1000 * scale
@@ -45,9 +52,10 @@ def main():
         found, height = panel(top, scheme, report["schemes"][scheme], end)
         lines += found
         top += height + GAP
-    for n, (what, color) in enumerate(COLORS.items()):
-        x = LEFT + 165 * n - (40 if n > 1 else 0) + (30 if n == 2 else 0)
+    x = LEFT
+    for what, color in COLORS.items():
         lines.append(f'<rect x="{x}" y="{top - 14}" width="10" height="10" fill="{color}"/><text x="{x + 14}" y="{top - 5}">{LABELS[what]}</text>')
+        x += 34 + 6 * len(LABELS[what])
     head = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{LEFT + W + 20}" height="{top + 10}" font-family="sans-serif" font-size="11">',
             f'<rect width="{LEFT + W + 20}" height="{top + 10}" fill="#fff"/>']
     (HERE / "distributed_timeline.svg").write_text("\n".join(head + lines + ["</svg>"]) + "\n")

@@ -848,7 +848,7 @@ class Machine:
     half_tokens: float = 250  # a call of this many queries runs at half that rate
     pair: float = 150e9  # bytes/s from one GPU of a host to another one
     bandwidth: float = 200e9  # bytes/s that one GPU receives from all GPUs of its host, copies that put them in order included
-    hidden: float = 0.2  # part of an all-gather's time that a computation meanwhile hides: NCCL takes multiprocessors from it
+    hidden: float = 0.2  # part of an all-gather's time within a host that a computation hides: NCCL takes multiprocessors from it
     latency: float = 60e-6  # of one collective or one step of a ring
     memory: float = 2.5e12  # bytes/s of merging
     ranks_of_host: int = 8
@@ -868,9 +868,9 @@ def estimate(ranks, tokens, *, heads_q, heads_kv, head_dim, head_dim_v=None, bat
     rows = tokens / ranks
     rate = machine.flops * rows / (rows + machine.half_tokens)
     compute = work / ranks / rate
-    width, hop = min(machine.bandwidth, machine.pair * (ranks - 1)), machine.pair
+    width, hop, hidden = min(machine.bandwidth, machine.pair * (ranks - 1)), machine.pair, machine.hidden
     if ranks > machine.ranks_of_host:
-        width = hop = machine.network
+        width, hop, hidden = machine.network, machine.network, 1
     of_rank = batch * rows * heads_kv * (head_dim + dim_v) * bytes_per_element  # K and V
     arrive = (ranks - 1) * of_rank / width if ranks > 1 else 0
 
@@ -878,7 +878,7 @@ def estimate(ranks, tokens, *, heads_q, heads_kv, head_dim, head_dim_v=None, bat
         return max(gpu, machine.call + machine.piece * pieces)
 
     def gathered(pieces):  # the first piece of heads is waited for, and what no computation hides
-        meanwhile = max(arrive, compute + (1 - machine.hidden) * arrive)
+        meanwhile = max(arrive, compute + (1 - hidden) * arrive)
         return call(machine.latency * pieces + arrive / pieces + meanwhile * (pieces - 1) / pieces + compute / pieces, pieces)
     found = {"all_gather": min(gathered(n) for n in ([head_pieces] if head_pieces else _head_pieces(heads_kv)))}
     # A step is a call over 1 / ranks of the keys; all but the first read, merge and write f32 rows.
