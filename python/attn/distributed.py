@@ -1237,7 +1237,7 @@ def decode(q, k, v, *, group=None, heads="split", seqlens_kv=None, block_table=N
         options["sinks"] = sinks
     dtype = out_dtype or q.dtype
     with torch.no_grad():
-        outs, lses = (_parts_of_peers if peers else _parts_of_ranks)(q, k, v, mine, heads, options)
+        outs, lses = (_parts_of_peers if peers and ranks > 1 else _parts_of_ranks)(q, k, v, mine, heads, options)
         out, lse = _merge(list(zip(outs, lses)), out_dtype=dtype if dtype in _MERGED else None)
     out = out.to(dtype)
     return (out, lse) if return_lse else out
