@@ -1,10 +1,13 @@
 """Times attn.distributed.
 
     python3 -m torch.distributed.run --nproc-per-node 4 bench/distributed.py --json OUT
+    python3 -m torch.distributed.run --nproc-per-node 4 bench/distributed.py --timeline OUT
     python3 bench/distributed.py --host --json OUT
 
-The first times calls on the GPUs of a host under NCCL, beside those of one GPU; the second, on the CPU under gloo, what calls of tiny shapes cost.
-A GPU's figure is the wall clock of a mean call, on the slowest rank. "host" is how long the call itself takes, without waiting for the GPU.
+The first times calls on the GPUs of a host under NCCL, beside those of one GPU; the second writes which kernels the GPU of rank 0 runs when, for
+docs/timeline.py; the third times, on the CPU under gloo, what calls of tiny shapes cost.
+A GPU's figure is the wall clock of a mean call, on the slowest rank. "host" is how long the call itself takes, without waiting for the GPU,
+"graph" a replay of the call as a CUDA graph. --only: which of cells (prefill), pieces, documents, decode and peer (PyTorch's context_parallel).
 With --host "us" is wall clock and "cpu_us" the time of all threads of a process: the least mean of 15 rounds of 20 calls, on the slowest
 rank. "python_calls": how many Python functions a call enters."""
 import argparse
@@ -17,7 +20,8 @@ import tempfile
 import time
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # NVLink multicast
+for name, value in ("NCCL_NVLS_ENABLE", "0"), ("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1"):  # NVLink multicast
+    os.environ.setdefault(name, value)
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
@@ -66,60 +70,222 @@ def timed(call, device, seconds=0.25, most=50):
     return round(mean * 1e3, 4), round(slowest(host, device) * 1e6, 1)
 
 
-def on_gpus(arguments):
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    torch.cuda.set_device(device)
-    dist.init_process_group("nccl", timeout=datetime.timedelta(seconds=40))
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    nvml = timing.Nvml()
-    report = {"date": time.strftime("%Y-%m-%d"), "commit": arguments.commit, "gpus": ranks,
-              "gpu": {"name": torch.cuda.get_device_name(), "driver": nvml.driver(), "before": nvml.state()},
-              "torch": torch.__version__, "nccl": ".".join(map(str, torch.cuda.nccl.version())),
-              "nvlink_multicast": "off" if os.environ["NCCL_NVLS_ENABLE"] == "0" else "on", "shape": f"causal bf16, {HEADS}/{HEADS_KV} heads of {DIM}",
-              "timed": "wall clock of a mean call on the slowest rank, no gradients; host_us: until a call returns, the GPU being idle",
-              "cells": [], "decode": []}
+def as_graph(call):
+    """A function that replays call() as a CUDA graph; call() compares nothing."""
+    for _ in range(2):
+        call()
+    torch.cuda.synchronize()
+    dist.barrier()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        call()
+    return graph.replay
 
-    def random(*shape):
-        return torch.randn(*shape, device=device, generator=generator).to(torch.bfloat16)
 
-    def show(kind, cell):
-        report[kind].append(cell)
-        if rank == 0:
-            print(kind, *(f"{name} {value}" for name, value in cell.items()), flush=True)
+def columns(make, device, compares=COMPARE):
+    """Times of a call as each of compare, and as a graph."""
+    found = {}
+    for compare in compares:
+        found[f"{compare}_ms"], found[f"{compare}_host_us"] = timed(make(compare), device)
+    try:
+        found["graph_ms"], _ = timed(as_graph(make("once")), device)
+    except RuntimeError as error:
+        found["graph_ms"], found["graph_error"] = None, str(error)[:200]
+    return found
 
+
+def random(generator, *shape):
+    return torch.randn(*shape, device=generator.device, generator=generator).to(torch.bfloat16)
+
+
+def of_heads(device, tokens, heads_kv=HEADS_KV):
+    generator = torch.Generator(device).manual_seed(1)
+    return [random(generator, 1, tokens, heads, DIM) for heads in (HEADS, heads_kv, heads_kv)]
+
+
+def prefill(arguments, device, ranks):
     for tokens in arguments.tokens:
-        generator = torch.Generator(device).manual_seed(1)
-        q, k, v = random(1, tokens, HEADS, DIM), random(1, tokens, HEADS_KV, DIM), random(1, tokens, HEADS_KV, DIM)
+        q, k, v = of_heads(device, tokens)
         alone_ms, _ = timed(lambda: attn.forward(q, k, v, causal=True), device)
         whole = attn.forward(q, k, v, causal=True)
+        local = [ad.shard(x) for x in (q, k, v)]
         for scheme in SCHEMES:
-            local = [ad.shard(x) for x in (q, k, v)]
             cell = {"tokens": tokens, "scheme": scheme, "alone_ms": alone_ms}
-            for compare in COMPARE:
-                def call():
-                    return ad.attention(*local, causal=True, scheme=scheme, compare=compare)
-                cell[f"{compare}_ms"], cell[f"{compare}_host_us"] = timed(call, device)
+            cell |= columns(lambda compare: lambda: ad.attention(*local, causal=True, scheme=scheme, compare=compare), device, arguments.compare)
             cell["estimated_ms"] = round(1e3 * ad.estimate(ranks, tokens, heads_q=HEADS, heads_kv=HEADS_KV, head_dim=DIM)[scheme], 4)
             difference = (ad.attention(*local, causal=True, scheme=scheme).float() - ad.shard(whole).float()).abs().max().item()
-            show("cells", {**cell, "largest_difference": slowest(difference, device)})
-    generator = torch.Generator(device).manual_seed(1)
-    batch, keys = 8, 65536
-    k, v = (random(batch, keys // ranks, HEADS_KV, DIM) for _ in range(2))
-    all_k, all_v = (ad.gather(x, layout="contiguous") for x in (k, v))
-    q = random(batch, 1, HEADS, DIM)
-    lengths = torch.full((batch,), keys // ranks, dtype=torch.int32, device=device)
+            yield {**cell, "largest_difference": slowest(difference, device)}
+
+
+def pieces(arguments, device, ranks):
+    """all_gather in other numbers of pieces of heads than estimate() chooses."""
+    for tokens in arguments.tokens:
+        local = [ad.shard(x) for x in of_heads(device, tokens)]
+        for n in 1, 2, 4:
+            cell = {"tokens": tokens, "head_pieces": n}
+            options = {"causal": True, "scheme": "all_gather", "head_pieces": n}
+            yield cell | columns(lambda compare: lambda: ad.attention(*local, compare=compare, **options), device, arguments.compare)
+
+
+def documents(arguments, device, ranks):
+    """64k tokens in documents of random lengths."""
+    tokens = 65536
+    generator = torch.Generator().manual_seed(3)
+    ends = [0]
+    while ends[-1] < tokens:
+        ends.append(min(tokens, ends[-1] + int(torch.randint(256, 16384, (1,), generator=generator))))
+    q, k, v = (x[0] for x in of_heads(device, tokens))
+    offsets = torch.tensor(ends, dtype=torch.int32, device=device)
+    longest = max(b - a for a, b in zip(ends, ends[1:]))
+    alone_ms, _ = timed(lambda: attn.forward(q, k, v, causal=True, cu_seqlens_q=offsets, cu_seqlens_kv=offsets, max_seqlen_q=longest), device)
+    local = [ad.shard(x, dim=0) for x in (q, k, v)]
+    for scheme in SCHEMES:
+        cell = {"tokens": tokens, "documents": len(ends) - 1, "scheme": scheme, "alone_ms": alone_ms}
+        options = {"causal": True, "cu_seqlens": ends, "scheme": scheme}
+        yield cell | columns(lambda compare: lambda: ad.attention(*local, compare=compare, **options), device, arguments.compare)
+
+
+def decode(arguments, device, ranks):
+    rank = dist.get_rank()
     n = HEADS // ranks
-    mine = q[:, :, rank * n:][:, :, :n].contiguous()
-    cell = {"batch": batch, "keys": keys, "alone_ms": timed(lambda: attn.forward(q, all_k, all_v), device)[0]}
-    for compare in COMPARE:
-        def call():
-            return ad.decode(mine, k, v, seqlens_kv=lengths, compare=compare)
-        cell[f"{compare}_ms"], cell[f"{compare}_host_us"] = timed(call, device)
-    show("decode", cell)
-    report["gpu"]["after"] = nvml.state()
-    if rank == 0 and arguments.json:
-        measured.write(arguments.json, report)
-    dist.destroy_process_group()
+    for batch, keys in arguments.decode:
+        generator = torch.Generator(device).manual_seed(1)
+        all_k, all_v = (random(generator, batch, keys, HEADS_KV, DIM) for _ in range(2))
+        q = random(generator, batch, 1, HEADS, DIM)
+        alone = {"alone_ms": timed(lambda: attn.forward(q, all_k, all_v), device)[0],
+                 "alone_graph_ms": timed(as_graph(lambda: attn.forward(q, all_k, all_v)), device)[0]}
+        k, v = (x[:, rank * (keys // ranks):][:, :keys // ranks].contiguous() for x in (all_k, all_v))
+        del all_k, all_v
+        lengths = torch.full((batch,), keys // ranks, dtype=torch.int32, device=device)
+        mine = q[:, :, rank * n:][:, :, :n].contiguous()
+        shard = {"shard_graph_ms": timed(as_graph(lambda: attn.forward(q, k, v, seqlens_kv=lengths, out_dtype="f32", return_lse=True)), device)[0]}
+        for heads, most, way in ("split", 0, "by heads"), ("split", 1 << 30, "to all"), ("split", 0, "peers"), ("all", 0, "to all"), ("all", 0, "peers"):
+            ad._MOST_GATHERED = most
+            options = {"heads": heads, "peers": way == "peers", "seqlens_kv": lengths}
+            cell = {"batch": batch, "keys": keys, "heads": heads, "parts": way, **alone, **shard}
+            given = mine if heads == "split" else q
+            try:
+                cell |= columns(lambda compare: lambda: ad.decode(given, k, v, compare=compare, **options), device, arguments.compare)
+            except RuntimeError as error:  # GPUs that cannot read each other's memory
+                cell["error"] = str(error)[:200]
+            yield cell
+        del k, v
+
+
+def peer(arguments, device, ranks):
+    """PyTorch's context_parallel over scaled_dot_product_attention, beside attention() with the same heads."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.experimental import context_parallel
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    mesh = init_device_mesh("cuda", (ranks,))
+    for tokens in (x for x in arguments.tokens if x >= 8192):
+        q, k, v = of_heads(device, tokens, HEADS)
+        local = [ad.shard(x) for x in (q, k, v)]
+        cell = {"tokens": tokens, "heads": f"{HEADS}/{HEADS}", "alone_ms": timed(lambda: attn.forward(q, k, v, causal=True), device)[0]}
+        for scheme in SCHEMES:
+            cell[f"{scheme}_ms"], _ = timed(lambda: ad.attention(*local, causal=True, scheme=scheme, compare="once"), device)
+        for backend in SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION:
+            theirs = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+            try:
+                with sdpa_kernel(backend), torch.no_grad(), context_parallel(mesh, buffers=theirs, buffer_seq_dims=[2] * 3, no_restore_buffers=set(theirs)):
+                    def call():
+                        return torch.nn.functional.scaled_dot_product_attention(*theirs, is_causal=True)
+                    cell[f"context_parallel, {backend.name.lower()}: ms"], _ = timed(call, device)
+            except Exception as error:
+                cell[f"context_parallel, {backend.name.lower()}: error"] = str(error)[:200]
+        yield cell
+
+
+GPU_PARTS = {"cells": prefill, "pieces": pieces, "documents": documents, "decode": decode, "peer": peer}
+
+
+def begun(arguments):
+    """(device, rank, ranks)"""
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", timeout=datetime.timedelta(seconds=40), device_id=device)
+    return device, dist.get_rank(), dist.get_world_size()
+
+
+def facts(arguments, ranks):
+    return {"date": time.strftime("%Y-%m-%d"), "commit": arguments.commit, "gpus": ranks, "torch": torch.__version__,
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())), "nvlink_multicast": "off" if os.environ["NCCL_NVLS_ENABLE"] == "0" else "on",
+            "shape": f"causal bf16, {HEADS}/{HEADS_KV} heads of {DIM}"}
+
+
+def on_gpus(arguments):
+    device, rank, ranks = begun(arguments)
+    nvml = timing.Nvml()
+    report = {**facts(arguments, ranks), "gpu": {"name": torch.cuda.get_device_name(), "driver": nvml.driver(), "before": nvml.state()},
+              "timed": "wall clock of a mean call on the slowest rank, no gradients; host_us: until a call returns, the GPU being idle; "
+                       "graph_ms: replays of a CUDA graph of the call; alone: one GPU; shard: the kernels of one rank alone"}
+    for name in arguments.only:
+        report[name] = []
+        for cell in GPU_PARTS[name](arguments, device, ranks):
+            report[name].append(cell)
+            if rank == 0:
+                print(name, *(f"{what} {value}" for what, value in cell.items()), flush=True)
+                report["gpu"]["after"] = nvml.state()
+                if arguments.json:
+                    measured.write(arguments.json, report)
+    torch.cuda.synchronize()
+    dist.barrier()
+    os._exit(0)  # graphs would have to end before the group
+
+
+# ---- what the GPU does when ---------------------------------------------------------------------------
+
+def kind(name):
+    """What a kernel or copy is."""
+    for word, what in (("AllGather", "nccl"), ("SendRecv", "nccl"), ("nccl", "nccl"), ("fwd_", "attention"), ("decode_", "attention"),
+                       ("merge", "merge"), ("CatArray", "copy"), ("copy", "copy"), ("Memcpy", "copy"), ("Memset", "copy")):
+        if word in name:
+            return what
+    return "other"
+
+
+def timeline(arguments):
+    """A replay of each scheme as a CUDA graph: [kind, stream, begin us, us, name] of what ran on the GPU of rank 0."""
+    device, rank, ranks = begun(arguments)
+    tokens = arguments.tokens[-1]
+    local = [ad.shard(x) for x in of_heads(device, tokens)]
+    report = {**facts(arguments, ranks), "gpu": torch.cuda.get_device_name(), "tokens": tokens, "entry": "kind, stream, begin us, us, name", "schemes": {}}
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    for scheme in SCHEMES:
+        replay = as_graph(lambda: ad.attention(*local, causal=True, scheme=scheme, compare="once"))
+        for _ in range(3):
+            replay()
+        torch.cuda.synchronize()
+        dist.barrier()
+        with torch.profiler.profile(activities=activities) as profile:
+            for _ in range(3):
+                torch.cuda.synchronize()
+                dist.barrier()
+                torch.cuda.synchronize()
+                with torch.profiler.record_function("attention()"):
+                    replay()
+            torch.cuda.synchronize()
+        if rank:
+            continue
+        with tempfile.NamedTemporaryFile(suffix=".json") as file:
+            profile.export_chrome_trace(file.name)
+            with open(file.name) as trace:
+                events = json.load(trace)["traceEvents"]
+        called = max(e["ts"] for e in events if e.get("name") == "attention()" and e.get("cat") == "user_annotation")
+        found = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset") and e["ts"] > called]
+        begin = min(e["ts"] for e in found)
+        entries = [[kind(e["name"]), e["args"]["stream"], round(e["ts"] - begin, 1), round(e["dur"], 1), e["name"].partition("(")[0][:60]]
+                   for e in sorted(found, key=lambda e: e["ts"])]
+        report["schemes"][scheme] = entries
+        by_kind = {}
+        for what, _, _, us, _ in entries:
+            by_kind[what] = round(by_kind.get(what, 0) + us, 1)
+        print(scheme, len(entries), "entries, end", max(e[2] + e[3] for e in entries), by_kind, flush=True)
+    if rank == 0:
+        measured.write(arguments.timeline, report)
+    torch.cuda.synchronize()
+    dist.barrier()
+    os._exit(0)
 
 
 # ---- the host's part ------------------------------------------------------------------------------
@@ -193,10 +359,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--host", action="store_true")
     parser.add_argument("--tokens", type=lambda text: [int(x) for x in text.split(",")], default=[1024, 4096, 8192, 32768, 131072])
+    parser.add_argument("--only", type=lambda text: text.split(","), default=["cells", "documents", "decode"], help=", ".join(GPU_PARTS))
+    parser.add_argument("--decode", type=lambda text: [tuple(map(int, x.split("x"))) for x in text.split(",")], metavar="BATCHxKEYS,...",
+                        default=[(1, 1 << 20), (8, 65536), (64, 8192)])
+    parser.add_argument("--compare", type=lambda text: text.split(","), default=COMPARE, help=", ".join(COMPARE))
+    parser.add_argument("--timeline", metavar="OUT")
     parser.add_argument("--commit", default="")
     parser.add_argument("--json", metavar="OUT")
     arguments = parser.parse_args()
-    (on_host if arguments.host else on_gpus)(arguments)
+    (on_host if arguments.host else timeline if arguments.timeline else on_gpus)(arguments)
 
 
 main()

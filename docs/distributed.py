@@ -12,8 +12,7 @@ TOKENS = [4096 << n for n in range(10)]
 COLORS = {"all_gather": "#1f77b4", "ring": "#d62728", "ulysses": "#2ca02c"}
 HEADS = dict(heads_q=32, heads_kv=8, head_dim=128)
 GPU_ALONE = replace(Machine(), call=0, piece=0)
-# tokens, ranks, speed-up of a script with the plainest all-gather and no other work of the host (docs/distributed.md): two H200, four H100
-MEASURED = [(32768, 2, 1.68), (131072, 2, 1.92), (8192, 4, 1.81), (32768, 4, 3.01), (131072, 4, 3.75)]
+ONCE = replace(Machine(), call=300e-6)
 CALLS = sorted((pathlib.Path(__file__).parent / "measured").glob("*_distributed_[24]gpus_*.json"))  # by bench/distributed.py
 W, H, LEFT, TOP = 330, 220, 50, 30
 
@@ -25,22 +24,23 @@ def efficiency(ranks, tokens, **options):
     return {scheme: one / ranks / seconds for scheme, seconds in estimate(ranks, tokens, **shape).items()}
 
 
-def plain(ranks, tokens):
-    """Speed-up of that script over itself on one GPU."""
-    one, many = (estimate(n, tokens, **HEADS, head_pieces=1, machine=GPU_ALONE)["all_gather"] for n in (1, ranks))
-    return one / many
-
-
 def calls():
-    """Rows of the table of measured calls: what bench/distributed.py wrote, and what estimate() says."""
+    """Rows of the tables of measured calls: what bench/distributed.py wrote, and what estimate() says."""
+    decode = []
     for report in map(json.loads, (path.read_text() for path in CALLS)):
+        if not any("graph_ms" in cell for cell in report["cells"]):
+            continue  # of before
         for tokens in sorted({cell["tokens"] for cell in report["cells"]}):
             cells = {cell["scheme"]: cell for cell in report["cells"] if cell["tokens"] == tokens}
-            seconds = estimate(report["gpus"], tokens, **HEADS)
-            row = [f"{cells[s]['always_ms']:.3g} / {cells[s]['once_ms']:.3g} / {1e3 * seconds[s]:.3g}" for s in COLORS]
+            host, gpu = (estimate(report["gpus"], tokens, **HEADS, machine=machine) for machine in (ONCE, GPU_ALONE))
+            row = [f"{cells[s]['once_ms']:.3g} ({1e3 * host[s]:.3g}) / {cells[s]['graph_ms']:.3g} ({1e3 * gpu[s]:.3g})" for s in COLORS]
             yield f"| {report['gpus']} | {tokens} | {cells['ring']['alone_ms']:.3g} | {' | '.join(row)} |"
         for cell in report["decode"]:
-            print(f"decode on {report['gpus']}: {cell}")
+            names = "alone_graph_ms", "shard_graph_ms", "once_ms", "graph_ms"
+            decode.append(f"| {report['gpus']} | {cell['batch']} | {cell['keys']} | {cell['heads']}, {cell['parts']} | "
+                          f"{' | '.join(f'{cell[name]:.3f}' for name in names)} | {cell['alone_graph_ms'] / cell['graph_ms']:.2f} |")
+    yield "\n| GPUs | batch | keys | heads, parts | one GPU | a rank's part alone | call | graph | speed-up |\n|---|---|---|---|---|---|---|---|---|"
+    yield from decode
 
 
 def panel(x0, title, ranks):
@@ -68,9 +68,6 @@ def main():
         lines.append(f'<text x="{LEFT + 110 * n}" y="290" fill="{color}">{scheme}</text>')
     lines.append(f'<text x="{LEFT + 340}" y="290">of ideal, by tokens of the sequence; estimated: causal bf16, 32/8 heads of 128</text></svg>')
     (pathlib.Path(__file__).parent / "distributed.svg").write_text("\n".join(lines) + "\n")
-    print("| tokens | GPUs | measured | estimated |\n|---|---|---|---|")
-    for tokens, ranks, speed in MEASURED:
-        print(f"| {tokens} | {ranks} | {speed} | {plain(ranks, tokens):.2f} |")
     print("\n| GPUs | tokens | one GPU | all_gather | ring | ulysses |\n|---|---|---|---|---|---|", *calls(), sep="\n")
     print("\n| tokens | heads | 8 GPUs | 64 GPUs |\n|---|---|---|---|")
     for tokens in 8192, 32768, 131072, 1 << 20:

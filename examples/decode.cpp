@@ -115,7 +115,9 @@ int run_rank(const options& o, int rank, const attn::nccl& library,
   for (std::size_t n = 0; n < count; ++n) worst = std::max(worst, std::abs(got[n] - want[n]));
   std::printf("rank %d of %d: %s, largest difference %.1e\n", rank, o.ranks, decode.kernel(),
               double(worst));
-  return worst < 1e-5f ? 0 : 1;
+  // CUDA's kernels round weights to bf16, in relation to the largest score so far: that of other
+  // keys here than in one process.
+  return worst < (o.backend == "cuda" ? 2e-3f : 1e-5f) ? 0 : 1;
 }
 
 }  // namespace

@@ -1,9 +1,11 @@
 // What examples over several GPUs share: one process for each rank, and numbers that all ranks can
 // make.
 #pragma once
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -85,12 +87,34 @@ inline attn::context context_of(const options& o, int rank) {
   return attn::context(cuda ? ATTN_BACKEND_CUDA : ATTN_BACKEND_CPU, &where);
 }
 
-// Whether this is the rank of --fail. The others then wait no longer.
+// Whether this is the rank of --fail.
 inline bool gives_up(const options& o, int rank, attn::ranks& group) {
   if (rank != o.fail) return false;
   std::fprintf(stderr, "rank %d gives up\n", rank);
   group.abort();
   return true;
+}
+
+// Waits for the ranks' processes. How many failed. NCCL does not notice a rank that is gone, so
+// once one has failed the others are ended, unless they end within 5 s.
+inline int wait_for(std::vector<pid_t> children) {
+  using clock = std::chrono::steady_clock;
+  int failed = 0;
+  clock::time_point end = clock::time_point::max();
+  while (!children.empty()) {
+    int status = 0;
+    const pid_t ended = waitpid(-1, &status, failed ? WNOHANG : 0);
+    if (ended > 0) {
+      std::erase(children, ended);
+      if (status != 0 && failed++ == 0) end = clock::now() + std::chrono::seconds(5);
+    } else if (clock::now() > end) {
+      for (const pid_t child : children) kill(child, SIGKILL);
+      end = clock::time_point::max();
+    } else {
+      usleep(10000);
+    }
+  }
+  return failed;
 }
 
 // Calls run(options, rank, library, id), which returns 0 or an exit code, in a process for each
@@ -129,12 +153,7 @@ int run_ranks(const options& o, const Run& run) {
     children.push_back(child);
   }
   close(ends[1]);
-  int failed = 0;
-  for (const pid_t child : children) {
-    int status = 0;
-    waitpid(child, &status, 0);
-    failed += status != 0;
-  }
+  const int failed = wait_for(children);
   std::printf("%d of %d ranks agree with one process\n", ranks - failed, ranks);
   return failed ? 1 : 0;
 }

@@ -4,11 +4,13 @@ attention() is prefill and training: every rank has the same number of tokens of
 decode() is for caches that are spread over ranks. Partial results are f32 and merged exactly; the result is rounded once. All ranks
 of the group call these functions with equal options, and in backward too. A rank whose arguments differ or are refused makes the call
 fail on every rank; compare="once" checks this only for calls unlike earlier ones. A rank that is gone makes it fail within the group's
-time-out, as torch.distributed does.
+time-out, as torch.distributed does; synchronize() notices one for which GPUs wait.
 """
 import functools
 import hashlib
 import math
+import threading
+import time
 import weakref
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ from . import merge as _merge
 from ._errors import InvalidArgument, Unsupported
 from ._masks import BlockMask
 
-__all__ = ["Machine", "attention", "chunks", "decode", "estimate", "gather", "shard"]
+__all__ = ["Machine", "attention", "chunks", "decode", "estimate", "gather", "shard", "synchronize"]
 
 _LAYOUTS, _SCHEMES = ("contiguous", "zigzag"), ("all_gather", "ring", "ulysses")
 
@@ -68,9 +70,7 @@ def gather(x, *, group=None, layout="zigzag", dim=1):
     """All tokens, in order, of shards x that have as many tokens along `dim` on every rank."""
     _check_layout(layout)
     mine = _of_group(group)
-    whole = x.new_empty(mine.ranks, *x.shape)
-    dist.all_gather_into_tensor(whole.flatten(), x.contiguous().flatten(), group=mine.group)
-    return _ordered(whole, layout, dim)
+    return _ordered(_of_all_ranks(x, mine), layout, dim)
 
 
 def _ordered(x, layout, dim):
@@ -131,6 +131,8 @@ class _Group:
         self.calls = _Kept(_MOST_CALLS)
         self.of_masks = weakref.WeakKeyDictionary()  # what depends on a mask goes with it
         self.compared = _Kept(_MOST_COMPARED)
+        self.failed = None  # why no call can use the group any more
+        self.peers = {}  # by device: memory that all ranks read. A graph may need what is too small for later calls
 
     @property
     def group(self):
@@ -148,6 +150,8 @@ class _Group:
 
     def agree(self, facts, number, error, once):
         """Compares facts {name: value}, whose hash is number, over the ranks. Where one has an error, or they differ, every rank raises."""
+        if self.failed:
+            raise dist.DistBackendError(self.failed)
         if once and error is None and self.compared.find(number):
             return
         mine = torch.tensor([[error is not None, number]], dtype=torch.int64, device="cpu")
@@ -176,6 +180,7 @@ class _Group:
 
 
 _groups = weakref.WeakKeyDictionary()
+_USUAL = dist.constants.default_pg_timeout
 
 
 def _of_group(group):
@@ -199,6 +204,64 @@ def _time_out(group):
 def _number(facts):
     """63 bits that are the same for equal facts in every process."""
     return int.from_bytes(hashlib.blake2b(repr(facts).encode(), digest_size=8).digest(), "little") >> 1
+
+
+# ---- ranks that are gone ---------------------------------------------------------------------------
+
+_PAUSE, _ROUND, _ENDING = 5e-5, 0.02, 5.0  # seconds between looks at the GPU, between rounds of the hosts, and for kernels to end
+
+
+def synchronize(group=None, *, timeout=None):
+    """Waits until the GPUs of all ranks have done what their current streams were given. Every rank of the group calls it.
+
+    NCCL's kernels wait for ever for a rank whose process ended, and nothing watches those of a CUDA graph. If a process ends, this raises
+    torch.distributed.DistBackendError on all other ranks at once; if a rank does not call it or its GPU does not get there, after
+    `timeout` seconds (None: half of the group's time-out, before torch's watchdog ends the process). NCCL's kernels are then ended:
+    results of calls since the last synchronize() are not valid, and the group can only be destroyed. Call it instead of
+    torch.cuda.synchronize(), or before anything that waits for the GPU."""
+    mine = _of_group(group)
+    if mine.failed:
+        raise dist.DistBackendError(mine.failed)
+    given = timeout if timeout is not None else (_time_out(mine.group) or _USUAL).total_seconds() / 2
+    end = time.monotonic() + given
+    event = None
+    if torch.cuda.is_initialized():
+        event = torch.cuda.Event()
+        event.record()
+    try:
+        while True:
+            next_round = time.monotonic() + _ROUND
+            while not (done := event is None or event.query()) and time.monotonic() < next_round:
+                time.sleep(_PAUSE)
+            flags = torch.empty(mine.ranks, dtype=torch.uint8, device="cpu")
+            flag = torch.tensor([done], dtype=torch.uint8, device="cpu")
+            work = dist.all_gather_into_tensor(flags, flag, group=mine.channel, async_op=True)
+            while not work.is_completed():
+                if time.monotonic() > end:
+                    raise TimeoutError(f"another rank did not come within {given:g} s")
+                time.sleep(_PAUSE)
+            work.wait()
+            if flags.all():
+                return
+            if time.monotonic() > end:
+                raise TimeoutError(f"the GPUs of ranks {(flags == 0).nonzero().flatten().tolist()} are not done after {given:g} s")
+    except (RuntimeError, TimeoutError) as error:
+        mine.failed = f"a rank of the group is gone, and the group cannot be used any more: {error}"
+        _end_kernels(mine.group, event)
+        raise dist.DistBackendError(mine.failed) from error
+
+
+def _end_kernels(group, event):
+    """Ends those of NCCL that wait for other ranks, and waits for the event after them.
+
+    NCCL tells its kernels at once, but returns only when CUDA graphs that contain its calls are gone: hence a thread."""
+    backends = [group._get_backend(device) for device in group._device_types if device.type == "cuda"] if dist.is_nccl_available() else []
+    threads = [threading.Thread(target=x.abort, daemon=True) for x in backends if isinstance(x, dist.ProcessGroupNCCL)]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + _ENDING
+    while threads and not event.query() and time.monotonic() < end:
+        time.sleep(_PAUSE)
 
 
 # ---- communication -----------------------------------------------------------------------------
@@ -248,6 +311,13 @@ def _all_gather(packed, group, asynchronous=False):
     """(those of all ranks, the work to wait for or None)."""
     out = packed.like(group.ranks)
     return out, dist.all_gather_into_tensor(out.buffer.flatten(), packed.buffer, group=group.group, async_op=asynchronous)
+
+
+def _of_all_ranks(x, group):
+    """[ranks, ...]"""
+    whole = x.new_empty(group.ranks, *x.shape)
+    dist.all_gather_into_tensor(whole.view(torch.uint8).flatten(), x.contiguous().view(torch.uint8).flatten(), group=group.group)
+    return whole
 
 
 def _exchange(packed, group):
@@ -466,6 +536,9 @@ class _Call:
         return lse.unflatten(1, (self.head_pieces, -1)).unflatten(3, (len(self.places), -1)).permute(1, 3, 0, 2, 4).contiguous()
 
 
+_TOGETHER = 4  # results over a ring's keys that are merged at once: each takes the memory of f32 rows, each merge that of a pass over them
+
+
 def _accumulates(q):
     """Whether attn.forward takes accumulate=True for q's device."""
     return q.device.type == "cpu"
@@ -485,10 +558,20 @@ class _Part:
         self.extra = {} if slopes is None else {"alibi_slopes": slopes}
 
     def into(self, out, lse):
-        """out f32 [B, n, H, Dv] and lse f32 [places, B, H, rows of a place], not initialised."""
+        """out [B, n, H, Dv], f32 where rows see keys in several calls, and lse f32 [places, B, H, rows of a place], not initialised."""
         self.out, self.lse = out, lse.unbind(0)
         self.done = [[] for _ in self.lse]  # of each place: rows that hold something
+        self.waiting = [[] for _ in self.lse]  # of each place: results that are to be merged into its rows
         return self
+
+    def _merge_waiting(self, place):
+        if self.waiting[place]:
+            n, lse = self.lse[place].shape[2], self.lse[place]
+            into = self.out[:, place * n:(place + 1) * n]
+            merged, total = _merge([(into.contiguous(), lse), *self.waiting[place]])
+            into.copy_(merged)
+            lse.copy_(total)
+            self.waiting[place].clear()
 
     def _clear(self, place):
         n = self.lse[place].shape[2]
@@ -503,11 +586,20 @@ class _Part:
             if not done and step.inner is not None:
                 self._clear(step.place)
             fresh = not any(a < rows[1] and rows[0] < b for a, b in done)
+            waits = not fresh and step.inner is None and not step.packed and not _accumulates(self.q)
+            if not waits:
+                self._merge_waiting(step.place)
             lse = whole if step.inner is None else whole[:, :, step.inner].contiguous()
             arrays = [_cut(self.q, step.rows), _cut(k, step.keys), _cut(v, step.keys), _cut(self.out, step.rows), lse]
             if step.packed:
                 arrays = [x[0] for x in arrays]
             *qkv, into, given = arrays
+            if waits:
+                self.waiting[step.place].append(_forward(*qkv, out_dtype="f32", return_lse=True, **step.options, **self.extra))
+                done.append(rows)
+                if len(self.waiting[step.place]) == _TOGETHER:
+                    self._merge_waiting(step.place)
+                continue
             if fresh or _accumulates(self.q):
                 _forward(*qkv, out=into, lse=given, accumulate=not fresh, **step.options, **self.extra)
                 if step.inner is not None:
@@ -519,8 +611,9 @@ class _Part:
             done.append(rows)
 
     def finish(self):
-        """Rows of places that saw no key."""
+        """What is to be merged, and rows of places that saw no key."""
         for place, done in enumerate(self.done):
+            self._merge_waiting(place)
             if not done:
                 self._clear(place)
 
@@ -552,9 +645,9 @@ def _with_sinks(out, lse, sinks):
     return out.mul_(weight.transpose(1, 2)[..., None]), total
 
 
-def _results(call, q, slopes):
+def _results(call, q, slopes, dtype=torch.float32):
     """(parts, out, lse as parts have it) for all of q [B, n, H, D]."""
-    out = q.new_empty(*q.shape[:3], call.dim_v, dtype=torch.float32)
+    out = q.new_empty(*q.shape[:3], call.dim_v, dtype=dtype)
     n, pieces = call.heads_here, call.head_pieces
     lse = q.new_empty(pieces, len(call.places), q.shape[0], n, q.shape[1] // len(call.places), dtype=torch.float32)
     parts = [part.into(x, y) for part, x, y in zip(_parts(call, q, slopes), _pieces(out, pieces), lse.unbind(0))]
@@ -599,8 +692,8 @@ def _gathered(k, v, call):
         pending = started
 
 
-def _all_gather_forward(call, q, k, v, slopes):
-    parts, out, lse = _results(call, q, slopes)
+def _all_gather_forward(call, q, k, v, slopes, dtype):
+    parts, out, lse = _results(call, q, slopes, dtype)
     for part, kv in zip(parts, _gathered(k, v, call)):
         part.add_keys(*kv, (0, call.total))
     return parts, out, lse
@@ -615,7 +708,7 @@ def _all_gather_backward(call, q, k, v, out, lse, d_out, d_lse, slopes):
     return dq, *(x[0] if len(x) == 1 else torch.cat(x, 2) for x in zip(*found))
 
 
-def _ring_forward(call, q, k, v, slopes):
+def _ring_forward(call, q, k, v, slopes, _):
     parts, out, lse = _results(call, q, slopes)
     held, ranks = _pack((k, v)), call.group.ranks
     for step in range(ranks):
@@ -677,10 +770,10 @@ def _column(lse):
     return lse.transpose(1, 2)[..., None]
 
 
-def _ulysses_forward(call, q, k, v, sinks, slopes):
+def _ulysses_forward(call, q, k, v, sinks, slopes, dtype):
     """((out, lse) of this rank's tokens, q, k, v, out, lse of its heads)."""
     mine = _to_heads((q, k, v), call)
-    parts, out, lse = _results(call, mine[0], _of_my_heads(slopes, call))
+    parts, out, lse = _results(call, mine[0], _of_my_heads(slopes, call), dtype)
     parts[0].add_keys(*mine[1:], (0, call.total))
     of_heads = _finished(parts, out, lse, _of_my_heads(sinks, call))
     out, column = _to_tokens((of_heads[0], _column(of_heads[1])), call, (call.heads, call.heads))
@@ -696,11 +789,13 @@ def _ulysses_backward(call, q, k, v, out, lse, d_out, d_lse, slopes):
     return _to_tokens((dq, *gradients), call, (call.heads, call.heads_kv, call.heads_kv))
 
 
-def _compute(call, q, k, v, sinks, slopes):
-    """((out f32, lse) of this rank's queries, what gradients need of q, k, v, out and lse)."""
+def _compute(call, q, k, v, sinks, slopes, dtype=torch.float32):
+    """((out, lse) of this rank's queries, what gradients need of q, k, v, out and lse). out is of dtype if one call computes a row, else f32."""
+    if sinks is not None:
+        dtype = torch.float32
     if call.scheme == "ulysses":
-        return _ulysses_forward(call, q, k, v, sinks, slopes)
-    found = _finished(*(_ring_forward if call.scheme == "ring" else _all_gather_forward)(call, q, k, v, slopes), sinks)
+        return _ulysses_forward(call, q, k, v, sinks, slopes, dtype)
+    found = _finished(*(_ring_forward if call.scheme == "ring" else _all_gather_forward)(call, q, k, v, slopes, dtype), sinks)
     return found, (q, k, v, *found)
 
 
@@ -749,16 +844,17 @@ class _Attention(torch.autograd.Function):
 @dataclass
 class Machine:
     """What estimate() knows of the GPUs. Rates are those of a long call; docs/distributed.md says what they were fitted to."""
-    flops: float = 737e12  # bf16 forward of one GPU over a long sequence
+    flops: float = 707e12  # bf16 forward of one GPU over a long sequence
     half_tokens: float = 250  # a call of this many queries runs at half that rate
-    pair: float = 65e9  # bytes/s from one GPU of a host to another one
-    bandwidth: float = 130e9  # bytes/s that one GPU receives from all GPUs of its host
+    pair: float = 150e9  # bytes/s from one GPU of a host to another one
+    bandwidth: float = 200e9  # bytes/s that one GPU receives from all GPUs of its host, copies that put them in order included
+    hidden: float = 0.2  # part of an all-gather's time within a host that a computation hides: NCCL takes multiprocessors from it
     latency: float = 60e-6  # of one collective or one step of a ring
     memory: float = 2.5e12  # bytes/s of merging
     ranks_of_host: int = 8
     network: float = 40e9  # bytes/s of a GPU between hosts: 80 % of 400 Gbit/s
     call: float = 900e-6  # of the host for a call, whatever its tokens: arguments and comparison. 300e-6 with compare="once"
-    piece: float = 450e-6  # of the host for each piece of heads (all_gather), step (ring) or exchange (ulysses)
+    piece: float = 400e-6  # of the host for each piece of heads (all_gather), step (ring) or exchange (ulysses)
 
 
 def estimate(ranks, tokens, *, heads_q, heads_kv, head_dim, head_dim_v=None, batch=1, causal=True, bytes_per_element=2, machine=Machine(),
@@ -772,9 +868,9 @@ def estimate(ranks, tokens, *, heads_q, heads_kv, head_dim, head_dim_v=None, bat
     rows = tokens / ranks
     rate = machine.flops * rows / (rows + machine.half_tokens)
     compute = work / ranks / rate
-    width, hop = min(machine.bandwidth, machine.pair * (ranks - 1)), machine.pair
+    width, hop, hidden = min(machine.bandwidth, machine.pair * (ranks - 1)), machine.pair, machine.hidden
     if ranks > machine.ranks_of_host:
-        width = hop = machine.network
+        width, hop, hidden = machine.network, machine.network, 1
     of_rank = batch * rows * heads_kv * (head_dim + dim_v) * bytes_per_element  # K and V
     arrive = (ranks - 1) * of_rank / width if ranks > 1 else 0
 
@@ -782,7 +878,8 @@ def estimate(ranks, tokens, *, heads_q, heads_kv, head_dim, head_dim_v=None, bat
         return max(gpu, machine.call + machine.piece * pieces)
 
     def gathered(pieces):  # the first piece of heads is waited for, and what no computation hides
-        return call(machine.latency * pieces + arrive / pieces + max(arrive, compute) * (pieces - 1) / pieces + compute / pieces, pieces)
+        meanwhile = max(arrive, compute + (1 - hidden) * arrive)
+        return call(machine.latency * pieces + arrive / pieces + meanwhile * (pieces - 1) / pieces + compute / pieces, pieces)
     found = {"all_gather": min(gathered(n) for n in ([head_pieces] if head_pieces else _head_pieces(heads_kv)))}
     # A step is a call over 1 / ranks of the keys; all but the first read, merge and write f32 rows.
     merge = 3 * batch * rows * heads_q * dim_v * 4 / machine.memory
@@ -791,7 +888,7 @@ def estimate(ranks, tokens, *, heads_q, heads_kv, head_dim, head_dim_v=None, bat
     if _splits(heads_q, heads_kv, ranks):
         repeated = max(1, ranks // heads_kv)
         there = (heads_q * head_dim + heads_kv * repeated * (head_dim + dim_v)) * bytes_per_element
-        back = heads_q * (dim_v + 1) * 4  # out and lse in f32
+        back = heads_q * (dim_v * bytes_per_element + 4)  # out and lse
         sent = batch * rows * (there + back) * (ranks - 1) / ranks
         whole = work / ranks / (machine.flops * tokens / (tokens + machine.half_tokens))
         found["ulysses"] = call(2 * machine.latency + (sent / width if ranks > 1 else 0) + whole, 2)
@@ -965,7 +1062,7 @@ def attention(q, k, v, *, group=None, scheme="auto", layout="zigzag", causal=Fal
         out, lse = _Attention.apply(q, k, v, sinks, alibi_slopes, call)
     else:
         with torch.no_grad():
-            (out, lse), _ = _compute(call, q, k, v, sinks, alibi_slopes)
+            (out, lse), _ = _compute(call, q, k, v, sinks, alibi_slopes, q.dtype if out_dtype in (None, q.dtype) and q.dtype in _MERGED else torch.float32)
     out = out.to(out_dtype or q.dtype)
     if offsets is not None:
         out, lse = out[0], lse[0]
@@ -981,7 +1078,99 @@ class _Decode:
     number: int
 
 
-def _decode_call(group, q, k, v, heads, positions, interleave, total_seqlens, causal, window, scale, softcap, slopes, sinks):
+_MOST_GATHERED = 1 << 18  # bytes of a rank's partial results that go to all ranks, of which each merges its heads; more are sent by heads
+_MERGED = (torch.float32, torch.float16, torch.bfloat16)  # what merge() rounds to
+
+
+def _partial(q, k, v, options):
+    """out f32 and lse of q over this rank's keys, packed."""
+    if v.dtype == torch.uint8:  # blocks: the head dimension is not in v's shape
+        return _pack(_forward(q, k, v, out_dtype="f32", return_lse=True, **options))
+    b, n, heads, _ = q.shape
+    found = _Packed(q, [(torch.float32, (b, n, heads, v.shape[-1])), (torch.float32, (b, heads, n))])
+    out, lse = found.arrays()
+    _forward(q, k, v, out=out, lse=lse, **options)
+    return found
+
+
+def _parts_of_ranks(q, k, v, group, heads, options):
+    """(outs, lses) of the ranks, of the heads that this rank merges."""
+    n, split = q.shape[2], heads == "split"
+    if split:
+        q = _of_all_ranks(q, group).movedim(0, 2).flatten(2, 3)
+    found = _partial(q, k, v, options)
+    if split and found.buffer.numel() > _MOST_GATHERED:
+        out, lse = found.arrays()
+        sent = out.unflatten(2, (group.ranks, -1)).movedim(2, 0), lse.unflatten(1, (group.ranks, -1)).movedim(1, 0)
+        outs, lses = _exchange(_pack_for_ranks(sent), group).arrays()
+    else:
+        outs, lses = _all_gather(found, group)[0].arrays()
+        if split:
+            first, end = group.rank * n, (group.rank + 1) * n
+            outs, lses = outs[:, :, :, first:end], lses[:, :, first:end]
+            if not lses[0].is_contiguous():
+                lses = lses.contiguous()
+    return outs.unbind(0), lses.unbind(0)
+
+
+class _Peers:
+    """Memory of this rank's GPU that all ranks read, and theirs, over NVLink or PCIe: torch's symmetric memory."""
+
+    def __init__(self, group, device, size):
+        if device.type != "cuda":
+            raise Unsupported(f"peers with tensors on {device}; accepted: GPUs of one host")
+        from torch.distributed import _symmetric_memory as symmetric  # torch has no public name for it
+        memory = symmetric.empty(size, dtype=torch.uint8, device=device)
+        self.handle = symmetric.rendezvous(memory, group.group)
+        self.buffers = [memory if r == group.rank else self.handle.get_remote_tensor(r, (size,), torch.uint8) for r in range(group.ranks)]
+        self.limit = int((_time_out(group.group) or _USUAL).total_seconds() * 1000)
+
+    def meet(self, channel):
+        """The stream goes on when those of all ranks have got here."""
+        self.handle.barrier(channel=channel, timeout_ms=self.limit)
+
+
+def _of_peers(group, device, *kinds):
+    """(_Peers, for each of two kinds the arrays in each rank's memory). Those of one kind never overlap those of the other, in no call."""
+    half = 1 << max(16, (max(_places(x)[1] for x in kinds) - 1).bit_length())
+    kept = group.peers.setdefault(device, [])
+    if not kept or kept[-1][0] < half:
+        kept.append((half, _Peers(group, device, 2 * half), _Kept(_MOST_CALLS)))
+    half, peers, views = kept[-1]
+    found = views.find(kinds)
+    if found is None:
+        found = [[[x[base + first:base + end].view(dtype).view(shape) for first, end, dtype, shape in _places(kind)[0]] for x in peers.buffers]
+                 for base, kind in zip((0, half), kinds)]
+        views.keep(kinds, found)
+    return peers, *found
+
+
+def _parts_of_peers(q, k, v, group, heads, options):
+    """(outs, lses) of the ranks, of the heads that this rank merges.
+
+    Ranks meet twice: all have read the last call's results before one writes its own, and this call's q before one writes the next call's."""
+    b, n, mine, _ = q.shape
+    split = heads == "split"
+    total = mine * group.ranks if split else mine
+    peers, queries, results = _of_peers(group, q.device, ((q.dtype, tuple(q.shape)),),
+                                        ((torch.float32, (b, n, total, v.shape[-1])), (torch.float32, (b, total, n))))
+    if split:
+        queries[group.rank][0].copy_(q)
+    peers.meet(0)
+    if split:
+        q = torch.cat([x for x, in queries], 2)
+    out, lse = results[group.rank]
+    _forward(q, k, v, out=out, lse=lse, **options)
+    peers.meet(1)
+    outs, lses = zip(*results)
+    if split:
+        first, end = group.rank * mine, (group.rank + 1) * mine
+        outs = [x[:, :, first:end] for x in outs]
+        lses = [x[:, first:end] for x in lses] if b == 1 else torch.stack([x[:, first:end] for x in lses]).unbind(0)
+    return outs, lses
+
+
+def _decode_call(group, q, k, v, heads, positions, interleave, total_seqlens, causal, window, scale, softcap, slopes, sinks, peers):
     """Checks the arguments of decode() -> a _Decode."""
     if heads not in ("split", "all"):
         raise InvalidArgument(f"heads is {heads!r}; accepted: split, all")
@@ -990,19 +1179,22 @@ def _decode_call(group, q, k, v, heads, positions, interleave, total_seqlens, ca
     if positions and (interleave is None or total_seqlens is None):
         raise InvalidArgument("interleave or total_seqlens is None; accepted where positions count (several causal queries, a window, "
                               "alibi_slopes): both")
+    if peers and v.dtype == torch.uint8:
+        raise Unsupported("peers with v in uint8; accepted: types whose elements are those of v's shape")
     total = q.shape[2] * (group.ranks if heads == "split" else 1)
     for name, x in ("alibi_slopes", slopes), ("sinks", sinks):
         if x is not None and tuple(x.shape) != (total,):
             raise InvalidArgument(f"{name} has shape {list(x.shape)}; accepted: [{total}], all query heads")
     facts = {"function": "decode", **_sizes(q=q), "q.dtype": str(q.dtype), "k's heads": k.shape[-2], "k.shape[-1]": k.shape[-1],
              "v.shape[-1]": v.shape[-1], "heads": heads, "causal": bool(causal), "window[0]": int(window[0]), "window[1]": int(window[1]),
-             **_numbers(scale, softcap), "interleave": interleave, "alibi_slopes given": slopes is not None, "sinks given": sinks is not None}
+             **_numbers(scale, softcap), "interleave": interleave, "alibi_slopes given": slopes is not None, "sinks given": sinks is not None,
+             "peers": bool(peers)}
     return _Decode(facts, _number(facts))
 
 
 def decode(q, k, v, *, group=None, heads="split", seqlens_kv=None, block_table=None, interleave=None, total_seqlens=None, causal=True,
            window=(-1, -1), scale=None, softcap=0.0, alibi_slopes=None, sinks=None, k_descale=None, v_descale=None, k_type=None, v_type=None,
-           k_scale=None, v_scale=None, out_dtype=None, return_lse=False, compare="always"):
+           k_scale=None, v_scale=None, out_dtype=None, return_lse=False, peers=False, compare="always"):
     """Attention of a few queries of each sequence over a cache whose keys are spread over the ranks of `group` -> out, or (out, lse).
 
     q [B, Sq, Hq, D]; k [B, S, Hkv, D] and v, or pages with block_table, with all K/V heads and this rank's keys; a rank may have none
@@ -1016,6 +1208,9 @@ def decode(q, k, v, *, group=None, heads="split", seqlens_kv=None, block_table=N
                        a page's size. With total_seqlens i32 [B], the keys of each sequence on all ranks: needed by several queries
                        with causal, by windows and by alibi_slopes, which compare positions (on the CPU only)
     causal             query i is at position total_seqlens - Sq + i; a single query sees all keys without positions
+    peers              True: GPUs of one host read q and results in each other's memory, without NCCL, which is faster. The memory is kept
+                       with the group. A call of larger sizes than those before makes it, so make one before a graph is captured. All calls
+                       are in one stream
     compare            "always" or "once", as in attention(). The sizes of k and v and their types are not compared: ranks may differ in them
     others             as in attn.forward; the cache may have any of its types
 
@@ -1028,26 +1223,21 @@ def decode(q, k, v, *, group=None, heads="split", seqlens_kv=None, block_table=N
         nonlocal positions
         positions = causal and q.shape[1] > 1 or tuple(window) != (-1, -1) or alibi_slopes is not None
         return ("decode", q.shape, q.dtype, k.shape[-2:], v.shape[-1], heads, positions, interleave, total_seqlens is None, bool(causal),
-                *window, scale, softcap, _shape(alibi_slopes), _shape(sinks))
+                *window, scale, softcap, _shape(alibi_slopes), _shape(sinks), peers)
 
     _kept_call(mine, compare, None, key, lambda: _decode_call(
-        mine, q, k, v, heads, positions, interleave, total_seqlens, causal, window, scale, softcap, alibi_slopes, sinks))
+        mine, q, k, v, heads, positions, interleave, total_seqlens, causal, window, scale, softcap, alibi_slopes, sinks, peers))
     options = dict(seqlens_kv=seqlens_kv, block_table=block_table, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes,
                    k_descale=k_descale, v_descale=v_descale, k_type=k_type, v_type=v_type, k_scale=k_scale, v_scale=v_scale)
     if positions:
         start = total_seqlens.to(torch.int64) - q.shape[1]
         options.update(causal=causal, window=window, query_start=start, key_start=torch.zeros_like(start),
                        key_places=(interleave, ranks, rank))
+    if rank == 0:  # a sink is one more key
+        options["sinks"] = sinks
+    dtype = out_dtype or q.dtype
     with torch.no_grad():
-        all_q = _all_gather(_pack((q,)), mine)[0].arrays()[0].movedim(0, 2).flatten(2, 3) if heads == "split" else q
-        out, lse = _forward(all_q, k, v, out_dtype="f32", return_lse=True, **options)
-        if heads == "split":
-            came = _exchange(_pack_for_ranks((out.unflatten(2, (ranks, -1)).movedim(2, 0), lse.unflatten(1, (ranks, -1)).movedim(1, 0))), mine)
-        else:
-            came, _ = _all_gather(_pack((out, lse)), mine)
-        out, lse = _merge(list(zip(*(x.unbind(0) for x in came.arrays()))))
-        if sinks is not None and heads == "split":
-            sinks = sinks[rank * q.shape[2]:][:q.shape[2]]
-        out, lse = _with_sinks(out, lse, sinks)
-    out = out.to(out_dtype or q.dtype)
+        outs, lses = (_parts_of_peers if peers and ranks > 1 else _parts_of_ranks)(q, k, v, mine, heads, options)
+        out, lse = _merge(list(zip(outs, lses)), out_dtype=dtype if dtype in _MERGED else None)
+    out = out.to(dtype)
     return (out, lse) if return_lse else out

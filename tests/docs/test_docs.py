@@ -93,6 +93,7 @@ COMMANDS = {
         "python3 bench/generate.py --out docs/measured/NAME.json": gpu,
         "python3 bench/host_overhead.py --json docs/measured/NAME.json": Skip("times for a minute"),
         "python3 -m torch.distributed.run --nproc-per-node 4 bench/distributed.py --commit $(git rev-parse --short HEAD) --json docs/measured/NAME.json": gpu,
+        "python3 -m torch.distributed.run --nproc-per-node 4 bench/distributed.py --tokens 32768 --timeline docs/measured/NAME.json": gpu,
         "python3 bench/distributed.py --host": Skip("needs PyTorch and times for a minute"),
         "python3 bench/cpu_decode.py --commit $(git rev-parse --short HEAD) --out docs/measured/NAME.json":
             Skip("needs PyTorch and times for a minute"),

@@ -69,6 +69,10 @@ class Distributed(unittest.TestCase):
     def test_absent_rank(self):
         self.run_ranks(2, "absent")
 
+    def test_synchronize(self):
+        self.run_ranks(3, "synchronizes", "dies", codes=[0, 3, 0])
+        self.run_ranks(3, "synchronizes", "absent")
+
     def test_subgroup(self):
         self.run_ranks(4, "subgroup")
 
@@ -112,6 +116,7 @@ def run_rank(rank, ranks, folder, function, arguments):
     try:
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks,
                                 timeout=datetime.timedelta(seconds=5 if function is absent else 60))
+        SharedFiles.folder = folder
         function(rank, ranks, *arguments)
         sys.stderr.flush()
         return 0
@@ -318,6 +323,7 @@ def decodes(rank, ranks):
     """Caches by tokens and by pages, of lengths that leave ranks without keys, against all keys in one dense call."""
     import torch
     import attn.distributed as ad
+    ad._Peers = SharedFiles
     lengths = torch.tensor([1, 5, 33, 4 * ranks])
     heads, heads_kv, longest = 2 * ranks, 2, 40
     slopes = 2.0 ** -torch.arange(1, heads + 1)
@@ -346,11 +352,13 @@ def decodes(rank, ranks):
         cache = [x[:, mine_of].contiguous() for x in (k, v)]
         shared = dict(interleave=interleave, total_seqlens=lengths.to(torch.int32), seqlens_kv=local, return_lse=True, **options)
         n = heads // ranks
-        out, lse = ad.decode(q[:, :, rank * n:(rank + 1) * n].contiguous(), *cache, **shared)
-        near(out, want[:, :, rank * n:(rank + 1) * n], 1e-5, f"decode {interleave} {queries} {options} on {ranks}")
-        near(lse, want_lse[:, rank * n:(rank + 1) * n], 1e-5, "lse")
-        out, lse = ad.decode(q, *cache, heads="all", **shared)
-        near(out, want, 1e-5, "all heads")
+        for ad._MOST_GATHERED, peers in (0, False), (1 << 20, False), (0, True):  # all ways of partial results
+            out, lse = ad.decode(q[:, :, rank * n:(rank + 1) * n].contiguous(), *cache, peers=peers, **shared)
+            near(out, want[:, :, rank * n:(rank + 1) * n], 1e-5, f"decode {interleave} {queries} {options} on {ranks}")
+            near(lse, want_lse[:, rank * n:(rank + 1) * n], 1e-5, "lse")
+        for peers in False, True:
+            out, lse = ad.decode(q, *cache, heads="all", peers=peers, **shared)
+            near(out, want, 1e-5, "all heads")
         pages = -(-len(mine_of) // 4)
         pool = [torch.full((4 * pages, 4, *x.shape[2:]), math.nan) for x in cache]
         table = torch.randperm(4 * pages, generator=torch.Generator().manual_seed(3)).to(torch.int32).reshape(4, pages)
@@ -360,6 +368,20 @@ def decodes(rank, ranks):
                 y[table[b, p], :rows.shape[0]] = rows
         paged, _ = ad.decode(q, *pool, heads="all", block_table=table, **shared)
         near(paged, want, 1e-5, "pages")
+
+
+class SharedFiles:
+    """Instead of GPUs that read each other's memory: files that the ranks map."""
+    made = 0
+
+    def __init__(self, group, device, size):
+        import torch
+        import torch.distributed as dist
+        name, SharedFiles.made = f"{SharedFiles.folder}/{SharedFiles.made}", SharedFiles.made + 1
+        self.buffers, self.barrier = [torch.from_file(f"{name}.{r}", shared=True, size=size, dtype=torch.uint8) for r in range(group.ranks)], dist.barrier
+
+    def meet(self, channel):
+        self.barrier()
 
 
 def dense_at(q, k, v, visible, place, slopes):
@@ -471,6 +493,33 @@ def absent(rank, ranks):
         store.set("over", "1")
         return
     raise AssertionError("no error")
+
+
+def synchronizes(rank, ranks, how):
+    """Rank 1 ends, or does not call: the others raise, and their group cannot be used any more."""
+    import torch.distributed as dist
+    import attn.distributed as ad
+    store = dist.distributed_c10d._get_default_store()
+    q, k, v = tensors(6, heads=6, heads_kv=3, batch=1)
+    for turn in range(3):
+        ad.attention(q, k, v, compare="once")
+        ad.synchronize()
+    if rank == 1 and how == "dies":
+        os._exit(3)
+    if rank == 1:
+        store.set_timeout(datetime.timedelta(seconds=60))
+        for other in 0, 2:
+            store.get(f"over{other}")
+        return
+    for call, words in (lambda: ad.synchronize(timeout=1), "a rank of the group is gone"), (lambda: ad.attention(q, k, v, compare="once"), "any more"):
+        try:
+            call()
+        except dist.DistBackendError as error:
+            assert words in str(error), str(error)
+        else:
+            raise AssertionError("no error")
+    if how == "absent":
+        store.set(f"over{rank}", "1")
 
 
 def subgroup(rank, ranks):
@@ -642,7 +691,7 @@ def estimates(rank, ranks):
         assert all(0 < gpu[s] < 0.1 for s in gpu) and host == {"all_gather": 2.5, "ring": 4.5, "ulysses": 2.5}
         busy = ad.estimate(4, tokens, machine=dataclasses.replace(free, call=1e-9), **shape)
         assert busy == gpu, "a host that is faster than the GPUs costs nothing"
-    for tokens, pieces in (1024, 1), (1 << 17, 4):
+    for tokens, pieces in (1024, 1), (1 << 17, 2):
         best = ad.estimate(4, tokens, **shape)["all_gather"]
         assert best == ad.estimate(4, tokens, head_pieces=pieces, **shape)["all_gather"]
 
