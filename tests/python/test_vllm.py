@@ -330,7 +330,7 @@ class Steps(Case):
             if keys is None:
                 later, _ = self.batch(new, (4, 3))
                 common = common.replace(query_start_loc=later.query_start_loc, query_start_loc_cpu=later.query_start_loc_cpu, max_query_len=1,
-                                        num_actual_tokens=2, seq_lens=later.seq_lens, seq_lens_cpu_upper_bound=later.seq_lens)
+                                        num_actual_tokens=2, seq_lens=later.seq_lens, seq_lens_cpu_upper_bound=later.seq_lens.cpu())
             q = self.tensors(sum(new), self.HEADS, self.DIM)
             out = torch.empty_like(q)
             impl.forward(self.scales(), q, keys, values, cache, builder.build(0, common), out)
@@ -454,8 +454,10 @@ class Steps(Case):
             os.environ["ATTN_VLLM"] = "1"
             self.assertEqual(ask(None), "attn.vllm.Backend")
             self.assertNotIn("attn.vllm", ask("CPU_ATTN"))
-            for option in ({"use_mla": True}, {"use_mm_prefix": True}, {"use_rswa": True}, {"use_pcp": True}, {"use_batch_invariant": True}):
-                self.refuses(ValueError, ["cannot run with attention_backend LIBATTN", "not supported", attn.vllm.WAY_BACK], ask, None, **option)
+            for option in ("use_mla", "use_mm_prefix", "use_rswa", "use_pcp", "use_batch_invariant"):
+                if option in AttentionSelectorConfig._fields:
+                    self.refuses(ValueError, ["cannot run with attention_backend LIBATTN", "not supported", attn.vllm.WAY_BACK], ask, None,
+                                 **{option: True})
 
     def test_entry_point(self):
         import tomllib
@@ -533,7 +535,7 @@ class DecodersOnGpu(Engine):
                 for order in (slice(None), slice(None, None, -1)):
                     got = self.generate(llm, prompts[order])
                     if not options:
-                        self.assertGreater(self.ran[0], 2 * NEW)
+                        self.assertGreaterEqual(self.ran[0], 2 * NEW)
                         self.assertEqual(self.ran[1], self.ran[0])
                     for prompt, tokens in zip(prompts[order], got):
                         with torch.no_grad():
