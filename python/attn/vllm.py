@@ -22,7 +22,7 @@ import attn
 __all__ = ["Backend", "Builder", "Impl", "Metadata", "NAME", "TRIED", "register"]
 
 NAME = "LIBATTN"
-TRIED = ("0.32.0",)  # of vLLM, by tests/python/test_vllm.py
+TRIED = ("0.26.0", "0.32.0")  # of vLLM, by tests/python/test_vllm.py
 WAY_BACK = "without attention_backend=\"LIBATTN\" and ATTN_VLLM, vLLM takes its own attention"
 
 _FP8 = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
@@ -41,6 +41,16 @@ class Backend(AttentionBackend):
     @staticmethod
     def get_name():
         return NAME
+
+    @staticmethod
+    def get_kv_cache_shape(num_blocks, block_size, num_kv_heads, head_size, cache_dtype_str="auto"):
+        """Versions before 0.32 ask for this and the next one; later ones give the same shape in an order of their own."""
+        return num_blocks, num_kv_heads, block_size, 2 * head_size
+
+    @staticmethod
+    def get_kv_cache_stride_order(include_num_layers_dimension=False):
+        """Pages [page, Hkv, 2 D] in memory, with the layers of a page next to each other if there is one array for all layers."""
+        return (1, 0, 3, 2, 4) if include_num_layers_dimension else (0, 2, 1, 3)
 
     @staticmethod
     def get_impl_cls():
@@ -115,8 +125,9 @@ def _start_threads(device):
 
 
 class Builder(AttentionMetadataBuilder[Metadata]):
-    """Makes a step's Metadata. It reads nothing that is on a GPU, so graphs may capture every batch."""
-    _cudagraph_support = AttentionCGSupport.ALWAYS
+    """Makes a step's Metadata. It reads nothing that is on a GPU, so graphs may capture batches of requests with equally many tokens. In
+    other batches a replay may have longer requests than the capture, whose max_query_len is in the graph."""
+    _cudagraph_support = AttentionCGSupport.UNIFORM_BATCH
 
     def __init__(self, kv_cache_spec, layer_names, vllm_config, device):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
@@ -230,12 +241,8 @@ class Impl(AttentionImpl[Metadata]):
         if self.attn_type in _ENCODERS or slot_mapping.numel() == 0:
             return
         k, v = self._cache(kv_cache, layer)
-        if kv_cache.device.type == "cpu":
-            count = slot_mapping.shape[0]
-            attn.kv_append(key[:count], value[:count], k, v, slot_mapping=slot_mapping, **self._scales(layer, 1))
-        else:  # what vLLM's own backends call
-            torch.ops._C_cache_ops.reshape_and_cache_flash(key, value, k, v, slot_mapping.flatten(), self.kv_cache_dtype, layer._k_scale,
-                                                           layer._v_scale)
+        count = slot_mapping.shape[0]
+        attn.kv_append(key[:count], value[:count], k, v, slot_mapping=slot_mapping, **self._scales(layer, 1))
 
     def forward(self, layer, query, key, value, kv_cache, attn_metadata, output, output_scale=None, output_block_scale=None):
         """query [T, Hq, D], key and value [T, Hkv, D] -> output [T, Hq, Dv]; rows after num_actual_tokens are not written."""
@@ -307,10 +314,20 @@ def _choose(platform):
     platform.get_attn_backend_cls = classmethod(chosen)
 
 
+def _add_member():
+    """Makes NAME a member of vLLM's enumeration of backends, which register_backend does from 0.32 on."""
+    member = object.__new__(AttentionBackendEnum)
+    member._name_, member._value_, member._sort_order_ = NAME, f"{__name__}.Backend", len(AttentionBackendEnum)
+    AttentionBackendEnum._member_map_[NAME] = AttentionBackendEnum._value2member_map_[member._value_] = member
+    AttentionBackendEnum._member_names_.append(NAME)
+
+
 def register():
     """Adds LIBATTN to vLLM's attention backends; a second time has no effect. Another version of vLLM than those tried is a warning."""
     if NAME not in AttentionBackendEnum.__members__:
         register_backend(NAME, f"{__name__}.Backend")
+        if NAME not in AttentionBackendEnum.__members__:
+            _add_member()
         if vllm.__version__.split("+")[0] not in TRIED:
             _logger.warning("libattn: LIBATTN was tried with vLLM %s, and this is %s; compare its results before you use it.",
                             ", ".join(TRIED), vllm.__version__)

@@ -91,6 +91,7 @@ COMMANDS = {
         "./host_cost build/release/mock/cuda_12.so build/release/lib/libattn.so OTHER/libattn.so":
             Run(words={"build/release": str(BUILD), " OTHER/libattn.so": ""}, needs=CUDA),
         "python3 bench/generate.py --out docs/measured/NAME.json": gpu,
+        "python3 bench/serve_vllm.py --out docs/measured/NAME.json": gpu,
         "python3 bench/host_overhead.py --json docs/measured/NAME.json": Skip("times for a minute"),
         "python3 -m torch.distributed.run --nproc-per-node 4 bench/distributed.py --commit $(git rev-parse --short HEAD) --json docs/measured/NAME.json": gpu,
         "python3 -m torch.distributed.run --nproc-per-node 4 bench/distributed.py --tokens 32768 --timeline docs/measured/NAME.json": gpu,
