@@ -819,7 +819,7 @@ TEST_CASE("kernels of devices take kv_begin and slots, and decline causal_sequen
     for (const char* tile : {"_d64_r64", "_d128_r64"})
       declines |= name.starts_with("decode_sm90_") && name.ends_with(tile);
     CHECK(takes(kernel, attn::feature_kv_begin) ==
-          (kernel.op == attn::Op::forward && !kernel.composed && !declines));
+          (kernel.op == attn::Op::forward && kernel.composed == attn::Composed::no && !declines));
     CHECK(takes(kernel, attn::feature_slots) == (kernel.op == attn::Op::kv_append));
     CHECK(!takes(kernel, attn::feature_causal_sequences));
   }
