@@ -6,9 +6,9 @@
 
 namespace attn {
 
-class Interrupt;       // core/interrupt.h
-class ThreadPool;      // cpu/pool.h
-struct MergeProblem;   // problem/operations.h
+class Interrupt;      // core/interrupt.h
+class ThreadPool;     // cpu/pool.h
+struct MergeProblem;  // problem/operations.h
 struct KvRollProblem;
 struct KvRollArgs;
 struct BackwardProblem;  // problem/backward.h

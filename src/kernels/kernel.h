@@ -111,7 +111,7 @@ using MakeRecipe = Status (*)(const AnyProblem& problem, const DeviceInfo& devic
 struct HostKernel;  // cpu/host_kernel.h
 
 // How a kernel consists of others; src/plan/ has a file for each way.
-enum class Composed : uint8_t { no, prefix, lists };
+enum class Composed : uint8_t { no, prefix, lists, shards };
 
 // One row. Rows of one operation and backend are in order of preference.
 struct Kernel {

@@ -4,6 +4,7 @@
 #include "plan/gather.h"
 #include "plan/prefix.h"
 #include "plan/refusal.h"
+#include "plan/shards.h"
 
 namespace attn {
 namespace {
@@ -44,8 +45,14 @@ struct Way {
                     Choice* choice);
 };
 Way way_of(const Kernel& kernel) {
-  return kernel.composed == Composed::lists ? Way{gathers, compose_lists}
-                                            : Way{shares_segments, compose_prefix};
+  switch (kernel.composed) {
+    case Composed::lists:
+      return {gathers, compose_lists};
+    case Composed::shards:
+      return {has_shards, compose_shards};
+    default:
+      return {shares_segments, compose_prefix};
+  }
 }
 
 Status look(const AnyProblem& problem, const Machine& machine, Choice* choice,
@@ -94,8 +101,10 @@ Status look(const AnyProblem& problem, const Machine& machine, Choice* choice,
     // Reasons are not put together if nobody reads them.
     if (!declined && !refused && !(takes(kernel, problem.needs) && present(kernel, machine)))
       continue;
+    // Other kernels than those that shards are made of do not take them. They may be named.
+    const bool made_of_others = kernel.composed == Composed::shards && has_shards(problem);
     std::string reason;
-    if (demanded && demanded != &kernel) {
+    if (demanded && demanded != &kernel && !made_of_others) {
       reason = join("the problem demands ", demanded->name);
     } else {
       Choice made;
@@ -119,7 +128,7 @@ Status look(const AnyProblem& problem, const Machine& machine, Choice* choice,
         continue;
       }
       // What its parts lack, other kernels lack as well.
-      if (refused && (demanded || !composed))
+      if (refused && (demanded || !composed || made_of_others))
         (present ? refused->present : refused->absent).push_back({&kernel, reason});
     }
     if (declined) declined->push_back({&kernel, reason});
