@@ -467,8 +467,8 @@ class _Call:
 
 
 def _accumulates(q):
-    """Whether attn.forward takes accumulate=True for q's device."""
-    return q.device.type == "cpu"
+    """Whether attn.forward takes accumulate=True for q's device: HIP does not."""
+    return q.device.type == "cpu" or torch.version.hip is None
 
 
 def _cut(x, rows, dim=1):
